@@ -1,0 +1,71 @@
+//! Number formats: what a file may hold, and what a device computes in.
+//!
+//! [`Element`] is how rounding points are written down: a buffer of `E` rounds whatever is stored
+//! in it, so reading the element type of a buffer tells where a value loses bits.
+
+use std::fmt;
+
+use half::bf16;
+
+/// A number format that weights, activations and KV rows are kept in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dtype {
+    /// IEEE single precision.
+    F32,
+    /// The upper half of an `F32`.
+    Bf16,
+}
+
+impl Dtype {
+    /// Bytes of one element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        })
+    }
+}
+
+/// A number as it lies in memory. Arithmetic happens in `f32`; storing rounds to nearest even.
+pub trait Element: Copy + Default + PartialEq + fmt::Debug + Send + Sync + 'static {
+    /// The format this type implements.
+    const DTYPE: Dtype;
+    /// Rounds to this format.
+    fn from_f32(value: f32) -> Self;
+    /// Widens, without loss.
+    fn to_f32(self) -> f32;
+}
+
+impl Element for f32 {
+    const DTYPE: Dtype = Dtype::F32;
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
+}
+
+impl Element for bf16 {
+    const DTYPE: Dtype = Dtype::Bf16;
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        bf16::from_f32(value)
+    }
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        // `bf16::to_f32` branches on NaN; the shift alone is exact for every value.
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+}
