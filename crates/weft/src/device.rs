@@ -1,1 +1,202 @@
-//! Owned by a later commit.
+//! The border between what is computed and what computes it.
+//!
+//! A [`Device`] owns weights, KV pages and scratch memory, all taken when it is made, and runs ops
+//! of the plan on a [`Step`]. Nothing below this border knows prompts, requests or chunks: there
+//! are lanes, and each lane attends to a list of spans.
+
+use thiserror::Error;
+
+use crate::config::Config;
+use crate::dtype::Dtype;
+use crate::kv::{PAGE_ROWS, PageId, Slot, pages_for};
+use crate::plan::Op;
+
+/// Lanes that can share a step.
+pub const MAX_LANES: usize = 8;
+
+/// Rows of stored keys and values that follow one another, placed somewhere in a context.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Where the rows lie: row r is row r % 64 of page r / 64 of this list.
+    pub pages: Vec<PageId>,
+    /// Number of rows.
+    pub len: usize,
+    /// The position that the first row's key was rotated for when it was stored.
+    pub home_position: usize,
+    /// The position of the first row in this context. Where it differs from the home position the
+    /// *query* is rotated by the difference less: (R_m q)·(R_{n+Δ} k) = (R_{m−Δ} q)·(R_n k).
+    pub position: usize,
+}
+
+impl Span {
+    /// How far the span stands from home.
+    pub fn shift(&self) -> isize {
+        self.position as isize - self.home_position as isize
+    }
+
+    /// The slot of row `row`.
+    pub fn slot(&self, row: usize) -> Slot {
+        self.pages[row / PAGE_ROWS] * PAGE_ROWS as Slot + (row % PAGE_ROWS) as Slot
+    }
+}
+
+/// Which tokens of a lane need logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outputs {
+    /// None: the prompt goes on.
+    None,
+    /// The last one.
+    Last,
+    /// Every one.
+    All,
+}
+
+/// One sequence's part of a step. The four slices of tokens are equally long.
+#[derive(Clone, Copy, Debug)]
+pub struct Lane<'a> {
+    /// The tokens to run.
+    pub tokens: &'a [u32],
+    /// Each token's position in the context, rising.
+    pub positions: &'a [u32],
+    /// Where each token's key and value go. Rows of this step are visible to it, so the spans
+    /// cover them too.
+    pub store_at: &'a [Slot],
+    /// What the tokens attend to: every row whose position is not after the token's own.
+    pub spans: &'a [Span],
+    /// Which of the tokens need logits.
+    pub outputs: Outputs,
+}
+
+impl Lane<'_> {
+    /// Number of logit rows this lane asks for.
+    pub fn n_outputs(&self) -> usize {
+        match self.outputs {
+            Outputs::None => 0,
+            Outputs::Last => 1,
+            Outputs::All => self.tokens.len(),
+        }
+    }
+}
+
+/// What one run computes. Logit rows come in lane order, then token order.
+#[derive(Clone, Copy, Debug)]
+pub struct Step<'a> {
+    /// One to [`MAX_LANES`] lanes. Each computes what it would compute alone, bit for bit.
+    pub lanes: &'a [Lane<'a>],
+}
+
+/// How much memory a device takes when it is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Tokens in one step, over all lanes.
+    pub step_tokens: usize,
+    /// Logit rows in one step, over all lanes.
+    pub step_outputs: usize,
+    /// Positions, and with them the longest context of a lane.
+    pub positions: usize,
+    /// KV pages.
+    pub pages: usize,
+}
+
+/// A buffer between two ops, for comparing devices op by op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Buffer {
+    /// Residual stream, \[tokens, hidden\].
+    X,
+    /// Queries, \[tokens, q_width\].
+    Q,
+    /// Keys before they are stored, \[tokens, kv_width\].
+    K,
+    /// Values, \[tokens, kv_width\].
+    V,
+    /// Attention output, \[tokens, q_width\].
+    A,
+    /// Activations of the MLP, \[tokens, intermediate\].
+    H,
+}
+
+/// Something that runs the plan.
+pub trait Device: Send {
+    /// Name and compute format, for people: `reference (bf16)`.
+    fn describe(&self) -> String;
+
+    /// The format of activations and KV rows.
+    fn dtype(&self) -> Dtype;
+
+    /// What the device was made for.
+    fn limits(&self) -> Limits;
+
+    /// Runs ops of the plan, in order, on a step. Panics if the step breaks a limit: callers
+    /// check requests, see [`Step::check`].
+    fn run(&mut self, ops: &[Op], step: &Step<'_>) -> Result<(), DeviceError>;
+
+    /// Row `output` of the logits of the last run, f32 \[vocab\].
+    fn logits(&self, output: usize) -> &[f32];
+
+    /// The contents of a buffer after the last run, for parity tests.
+    fn read(&self, buffer: Buffer) -> Vec<f32>;
+
+    /// Overwrites a buffer, for testing one op alone.
+    fn write(&mut self, buffer: Buffer, values: &[f32]);
+
+    /// The key and the value stored in a slot of a layer, each f32 \[kv_width\].
+    fn kv_row(&self, layer: u16, slot: Slot) -> (Vec<f32>, Vec<f32>);
+}
+
+/// A fault of the machine that runs the ops; the step's results are lost.
+#[derive(Debug, Error)]
+#[error("{device} failed in {op}: {reason}")]
+pub struct DeviceError {
+    /// The device.
+    pub device: String,
+    /// The op that failed.
+    pub op: String,
+    /// What the device said.
+    pub reason: String,
+}
+
+impl Step<'_> {
+    /// Tokens in all lanes.
+    pub fn n_tokens(&self) -> usize {
+        self.lanes.iter().map(|lane| lane.tokens.len()).sum()
+    }
+
+    /// Logit rows in all lanes.
+    pub fn n_outputs(&self) -> usize {
+        self.lanes.iter().map(Lane::n_outputs).sum()
+    }
+
+    /// Panics unless every index that a device will follow lies inside its memory.
+    pub fn check(&self, config: &Config, limits: &Limits) {
+        assert!((1..=MAX_LANES).contains(&self.lanes.len()), "{} lanes", self.lanes.len());
+        assert!(self.n_tokens() <= limits.step_tokens, "{} tokens in a step", self.n_tokens());
+        assert!(self.n_outputs() <= limits.step_outputs, "{} outputs", self.n_outputs());
+        for lane in self.lanes {
+            lane.check(config, limits);
+        }
+    }
+}
+
+impl Lane<'_> {
+    fn check(&self, config: &Config, limits: &Limits) {
+        let n = self.tokens.len();
+        assert!(n > 0, "a lane without tokens");
+        assert!(self.positions.len() == n && self.store_at.len() == n, "uneven lane");
+        assert!(self.positions.is_sorted_by(|a, b| a < b), "positions do not rise");
+        assert!(self.tokens.iter().all(|token| (*token as usize) < config.vocab), "token range");
+        assert!(self.positions.iter().all(|p| (*p as usize) < limits.positions), "position range");
+        let slots = limits.pages * PAGE_ROWS;
+        assert!(self.store_at.iter().all(|slot| (*slot as usize) < slots), "slot range");
+        for span in self.spans {
+            assert!(span.len > 0, "an empty span");
+            assert!(pages_for(span.len) <= span.pages.len(), "a span longer than its pages");
+            assert!(span.pages.iter().all(|page| (*page as usize) < limits.pages), "page range");
+            assert!(span.home_position + span.len <= limits.positions, "home position range");
+            assert!(span.position + span.len <= limits.positions, "span position range");
+        }
+        for position in self.positions {
+            let visible = self.spans.iter().any(|span| span.position <= *position as usize);
+            assert!(visible, "the token at position {position} sees nothing, not even itself");
+        }
+    }
+}

@@ -13,7 +13,7 @@ pub mod engine;
 pub mod hub;
 pub mod kv;
 pub mod model;
-// pub mod plan;
+pub mod plan;
 pub mod prompt;
 pub mod reference;
 pub mod rope;

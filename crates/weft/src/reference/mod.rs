@@ -1,1 +1,225 @@
-//! Owned by a later commit.
+//! The reference device: plain loops that *are* the definition of every op.
+//!
+//! Each op is one file. Buffers are of the element type `E`, so storing a value is the rounding
+//! point; everything between two stores is f32. Sums run in one fixed order that depends on
+//! neither the number of tokens nor that of lanes, so a prompt cut differently gives the same bits.
+
+mod attend;
+mod down_add;
+mod embed;
+mod math;
+mod norm_gate_up;
+mod norm_head;
+mod norm_qkv;
+mod proj_add;
+mod rope_store;
+mod weights;
+
+use half::bf16;
+
+use crate::config::Config;
+use crate::device::{Buffer, Device, DeviceError, Limits, Step};
+use crate::dtype::{Dtype, Element};
+use crate::kv::{PAGE_ROWS, Slot};
+use crate::plan::Op;
+use crate::rope::RopeTable;
+use crate::weights::{Weights, WeightsError};
+
+use self::weights::ModelWeights;
+
+/// Makes a reference device that computes in the model's own format.
+pub fn open(
+    config: &Config,
+    weights: &dyn Weights,
+    limits: Limits,
+) -> Result<Box<dyn Device>, WeightsError> {
+    Ok(match config.dtype {
+        Dtype::F32 => Box::new(Reference::<f32>::new(config, weights, limits)?),
+        Dtype::Bf16 => Box::new(Reference::<bf16>::new(config, weights, limits)?),
+    })
+}
+
+/// The device that defines the ops, computing in `E`.
+pub struct Reference<E> {
+    config: Config,
+    limits: Limits,
+    weights: ModelWeights<E>,
+    rope: RopeTable,
+    kv: Kv<E>,
+    buffers: Buffers<E>,
+    /// f32 \[step_outputs\]\[vocab\]
+    logits: Vec<f32>,
+    scratch: Scratch,
+}
+
+/// Keys (rotated for their home position) and values of all pages.
+struct Kv<E> {
+    /// \[layers\]\[pages · 64\]\[kv_width\]
+    k: Vec<E>,
+    /// \[layers\]\[pages · 64\]\[kv_width\]
+    v: Vec<E>,
+    slots: usize,
+    width: usize,
+}
+
+impl<E: Element> Kv<E> {
+    fn new(config: &Config, pages: usize) -> Self {
+        let (slots, width) = (pages * PAGE_ROWS, config.kv_width());
+        let zeros = || vec![E::default(); config.layers * slots * width];
+        Self { k: zeros(), v: zeros(), slots, width }
+    }
+
+    /// The elements of one row, in `k` and in `v`.
+    fn row(&self, layer: u16, slot: Slot) -> std::ops::Range<usize> {
+        let start = (usize::from(layer) * self.slots + slot as usize) * self.width;
+        start..start + self.width
+    }
+}
+
+/// What ops hand to one another; one row per token of the step.
+struct Buffers<E> {
+    /// \[tokens\]\[hidden\]
+    x: Vec<E>,
+    /// \[tokens\]\[q_width\]
+    q: Vec<E>,
+    /// \[tokens\]\[kv_width\]
+    k: Vec<E>,
+    /// \[tokens\]\[kv_width\]
+    v: Vec<E>,
+    /// \[tokens\]\[q_width\]
+    a: Vec<E>,
+    /// \[tokens\]\[intermediate\]
+    h: Vec<E>,
+}
+
+impl<E: Element> Buffers<E> {
+    fn new(config: &Config, tokens: usize) -> Self {
+        let zeros = |width: usize| vec![E::default(); tokens * width];
+        Self {
+            x: zeros(config.hidden),
+            q: zeros(config.q_width()),
+            k: zeros(config.kv_width()),
+            v: zeros(config.kv_width()),
+            a: zeros(config.q_width()),
+            h: zeros(config.intermediate),
+        }
+    }
+
+    fn get(&self, buffer: Buffer) -> &[E] {
+        match buffer {
+            Buffer::X => &self.x,
+            Buffer::Q => &self.q,
+            Buffer::K => &self.k,
+            Buffer::V => &self.v,
+            Buffer::A => &self.a,
+            Buffer::H => &self.h,
+        }
+    }
+
+    fn get_mut(&mut self, buffer: Buffer) -> &mut [E] {
+        match buffer {
+            Buffer::X => &mut self.x,
+            Buffer::Q => &mut self.q,
+            Buffer::K => &mut self.k,
+            Buffer::V => &mut self.v,
+            Buffer::A => &mut self.a,
+            Buffer::H => &mut self.h,
+        }
+    }
+}
+
+/// Memory inside one op, for one token.
+struct Scratch {
+    /// A row of x, a or h, f32 \[the widest of them\].
+    row: Vec<f32>,
+    /// One head before and after rotation, f32 \[head_dim\].
+    head: Vec<f32>,
+    rotated: Vec<f32>,
+    /// One head's scores, f32 \[positions\].
+    scores: Vec<f32>,
+    /// One head's weighted sum of values, f32 \[head_dim\].
+    sum: Vec<f32>,
+}
+
+impl Scratch {
+    fn new(config: &Config, limits: &Limits) -> Self {
+        Self {
+            row: vec![0.0; config.hidden.max(config.q_width()).max(config.intermediate)],
+            head: vec![0.0; config.head_dim],
+            rotated: vec![0.0; config.head_dim],
+            scores: vec![0.0; limits.positions],
+            sum: vec![0.0; config.head_dim],
+        }
+    }
+}
+
+impl<E: Element> Reference<E> {
+    /// Reads the weights, rounds them to `E`, and takes all memory that runs will need.
+    pub fn new(
+        config: &Config,
+        weights: &dyn Weights,
+        limits: Limits,
+    ) -> Result<Self, WeightsError> {
+        Ok(Self {
+            config: config.clone(),
+            limits,
+            weights: ModelWeights::read(config, weights)?,
+            // A query may stand up to a whole context beyond a span's home, see `attend`.
+            rope: RopeTable::new(&config.rope, config.head_dim, 2 * limits.positions),
+            kv: Kv::new(config, limits.pages),
+            buffers: Buffers::new(config, limits.step_tokens),
+            logits: vec![0.0; limits.step_outputs * config.vocab],
+            scratch: Scratch::new(config, &limits),
+        })
+    }
+}
+
+impl<E: Element> Device for Reference<E> {
+    fn describe(&self) -> String {
+        format!("reference ({})", E::DTYPE)
+    }
+
+    fn dtype(&self) -> Dtype {
+        E::DTYPE
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn run(&mut self, ops: &[Op], step: &Step<'_>) -> Result<(), DeviceError> {
+        step.check(&self.config, &self.limits);
+        for op in ops {
+            match *op {
+                Op::Embed => embed::run(self, step),
+                Op::NormQkv { layer } => norm_qkv::run(self, step, layer),
+                Op::RopeStore { layer } => rope_store::run(self, step, layer),
+                Op::Attend { layer } => attend::run(self, step, layer),
+                Op::ProjAdd { layer } => proj_add::run(self, step, layer),
+                Op::NormGateUp { layer } => norm_gate_up::run(self, step, layer),
+                Op::DownAdd { layer } => down_add::run(self, step, layer),
+                Op::NormHead => norm_head::run(self, step),
+            }
+        }
+        Ok(())
+    }
+
+    fn logits(&self, output: usize) -> &[f32] {
+        &self.logits[output * self.config.vocab..][..self.config.vocab]
+    }
+
+    fn read(&self, buffer: Buffer) -> Vec<f32> {
+        self.buffers.get(buffer).iter().map(|value| value.to_f32()).collect()
+    }
+
+    fn write(&mut self, buffer: Buffer, values: &[f32]) {
+        let to = self.buffers.get_mut(buffer);
+        to.iter_mut().zip(values).for_each(|(to, value)| *to = E::from_f32(*value));
+    }
+
+    fn kv_row(&self, layer: u16, slot: Slot) -> (Vec<f32>, Vec<f32>) {
+        let row = self.kv.row(layer, slot);
+        let widen = |values: &[E]| values.iter().map(|value| value.to_f32()).collect();
+        (widen(&self.kv.k[row.clone()]), widen(&self.kv.v[row]))
+    }
+}

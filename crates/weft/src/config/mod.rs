@@ -1,0 +1,164 @@
+//! The shape of a model: what `config.json` says, checked and in weft's own words.
+//!
+//! Everything that sizes memory comes from here, so every field is bounded before anything is
+//! allocated. This module knows file formats and families; it does not know tensors or devices.
+
+mod parse;
+mod rope;
+
+use std::fmt;
+use std::path::Path;
+
+use thiserror::Error;
+
+use crate::dtype::Dtype;
+
+pub use rope::{RopeConfig, RopeScaling};
+
+/// The families that one plan runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// Qwen3: per-head norm of q and k.
+    Qwen3,
+    /// Qwen2 and Qwen2.5: bias on q, k and v.
+    Qwen2,
+    /// Llama 3.x.
+    Llama,
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Qwen3 => "Qwen3",
+            Self::Qwen2 => "Qwen2",
+            Self::Llama => "Llama",
+        })
+    }
+}
+
+/// The shape of a decoder, as every device needs it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// Which family the model is of.
+    pub family: Family,
+    /// Width of the residual stream x.
+    pub hidden: usize,
+    /// Number of decoder layers.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Width of one head; even.
+    pub head_dim: usize,
+    /// Width of the gated MLP.
+    pub intermediate: usize,
+    /// Rows of the embedding and of the head.
+    pub vocab: usize,
+    /// Epsilon of every RMSNorm.
+    pub norm_eps: f32,
+    /// Rotary embedding.
+    pub rope: RopeConfig,
+    /// Positions the model was made for.
+    pub max_positions: usize,
+    /// Whether q, k and v have a bias.
+    pub qkv_bias: bool,
+    /// Whether q and k are normalised per head.
+    pub qk_norm: bool,
+    /// Whether the head is the embedding.
+    pub tied_head: bool,
+    /// The format the weights are meant to be computed in.
+    pub dtype: Dtype,
+    /// Tokens that end an answer, as far as `config.json` says.
+    pub eos_ids: Vec<u32>,
+}
+
+impl Config {
+    /// Reads and checks a `config.json`.
+    pub fn from_file(path: &Path) -> Result<Self, ConfigError> {
+        parse::from_file(path)
+    }
+
+    /// Parses and checks the text of a `config.json`.
+    pub fn from_json(json: &[u8]) -> Result<Self, ConfigError> {
+        parse::from_json(json)
+    }
+
+    /// Width of q: all query heads side by side. Need not equal `hidden`.
+    pub fn q_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Width of k and of v: all KV heads side by side.
+    pub fn kv_width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Query heads that share one KV head.
+    pub fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Number of weights, the tied head counted once.
+    pub fn parameters(&self) -> u64 {
+        crate::weights::tensors(self).iter().map(|tensor| tensor.elements() as u64).sum()
+    }
+
+    /// Bytes of keys and values that one token leaves behind in all layers.
+    pub fn kv_bytes_per_token(&self, dtype: Dtype) -> u64 {
+        (2 * self.layers * self.kv_width() * dtype.bytes()) as u64
+    }
+}
+
+/// Why a `config.json` cannot be used.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("{path}: {source}")]
+    Read {
+        /// The file.
+        path: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The file is larger than any config.
+    #[error("{path} has {bytes} bytes; a config.json has at most {limit}")]
+    TooLarge {
+        /// The file.
+        path: String,
+        /// Its length.
+        bytes: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// The text is not the JSON of a config.
+    #[error("config.json is not valid: {0}")]
+    Json(#[from] serde_json::Error),
+    /// A field is needed and absent.
+    #[error("config.json has no `{field}`, which a {model_type} model needs")]
+    Missing {
+        /// The field.
+        field: &'static str,
+        /// The model type.
+        model_type: String,
+    },
+    /// A field's value is outside what weft runs.
+    #[error("config.json: `{field}` is {value}; weft takes {expected}")]
+    Value {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What would have been fine.
+        expected: String,
+    },
+    /// The model is of a family weft does not run.
+    #[error("model type `{model_type}` is not supported: {reason}")]
+    Unsupported {
+        /// The `model_type`.
+        model_type: String,
+        /// Why, and what is supported.
+        reason: &'static str,
+    },
+}

@@ -1,0 +1,221 @@
+//! `config.json` → [`Config`]: which keys each family writes, and the bounds each must keep.
+//!
+//! Bounds are generous for real models and small enough that no product of two of them overflows
+//! or asks for absurd memory before the weight files have confirmed it.
+
+use std::fmt::Display;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use serde::Deserialize;
+
+use super::rope::{self, RawRope};
+use super::{Config, ConfigError, Family};
+use crate::dtype::Dtype;
+
+const FILE_LIMIT: u64 = 1 << 20;
+const LIMIT_WIDTH: usize = 1 << 17;
+const LIMIT_LAYERS: usize = 1024;
+const LIMIT_HEADS: usize = 1024;
+const LIMIT_HEAD_DIM: usize = 512;
+const LIMIT_VOCAB: usize = 1 << 22;
+const LIMIT_POSITIONS: usize = 1 << 24;
+
+/// The keys of a `config.json` that weft looks at; all others are ignored.
+#[derive(Deserialize)]
+struct Raw {
+    model_type: Option<String>,
+    hidden_size: Option<usize>,
+    num_hidden_layers: Option<usize>,
+    num_attention_heads: Option<usize>,
+    num_key_value_heads: Option<usize>,
+    head_dim: Option<usize>,
+    intermediate_size: Option<usize>,
+    vocab_size: Option<usize>,
+    rms_norm_eps: Option<f64>,
+    max_position_embeddings: Option<usize>,
+    tie_word_embeddings: Option<bool>,
+    attention_bias: Option<bool>,
+    mlp_bias: Option<bool>,
+    use_sliding_window: Option<bool>,
+    layer_types: Option<Vec<String>>,
+    hidden_act: Option<String>,
+    quantization_config: Option<serde_json::Value>,
+    torch_dtype: Option<String>,
+    dtype: Option<String>,
+    eos_token_id: Option<OneOrMany>,
+    #[serde(flatten)]
+    rope: RawRope,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(u32),
+    Many(Vec<u32>),
+}
+
+pub(super) fn from_file(path: &Path) -> Result<Config, ConfigError> {
+    let name = path.display().to_string();
+    let read = |source| ConfigError::Read { path: name.clone(), source };
+    let file = File::open(path).map_err(read)?;
+    let bytes = file.metadata().map_err(read)?.len();
+    if bytes > FILE_LIMIT {
+        return Err(ConfigError::TooLarge { path: name, bytes, limit: FILE_LIMIT });
+    }
+    let mut json = Vec::new();
+    file.take(FILE_LIMIT).read_to_end(&mut json).map_err(read)?;
+    from_json(&json)
+}
+
+pub(super) fn from_json(json: &[u8]) -> Result<Config, ConfigError> {
+    let raw: Raw = serde_json::from_slice(json)?;
+    let model_type = raw.model_type.clone().unwrap_or_default();
+    let family = family(&model_type)?;
+    refuse_what_no_op_computes(&raw, family, &model_type)?;
+
+    let need = |field, value: Option<usize>| {
+        value.ok_or_else(|| ConfigError::Missing { field, model_type: model_type.clone() })
+    };
+    let hidden = within("hidden_size", need("hidden_size", raw.hidden_size)?, LIMIT_WIDTH)?;
+    let layers = within(
+        "num_hidden_layers",
+        need("num_hidden_layers", raw.num_hidden_layers)?,
+        LIMIT_LAYERS,
+    )?;
+    let heads = need("num_attention_heads", raw.num_attention_heads)?;
+    let heads = within("num_attention_heads", heads, LIMIT_HEADS)?;
+    let kv_heads = kv_heads(&raw, heads)?;
+    let head_dim = head_dim(&raw, hidden, heads)?;
+    let intermediate = need("intermediate_size", raw.intermediate_size)?;
+    let positions = need("max_position_embeddings", raw.max_position_embeddings)?;
+    let max_positions = within("max_position_embeddings", positions, LIMIT_POSITIONS)?;
+
+    Ok(Config {
+        family,
+        hidden,
+        layers,
+        heads,
+        kv_heads,
+        head_dim,
+        intermediate: within("intermediate_size", intermediate, LIMIT_WIDTH)?,
+        vocab: within("vocab_size", need("vocab_size", raw.vocab_size)?, LIMIT_VOCAB)?,
+        norm_eps: norm_eps(&raw, family)?,
+        rope: rope::parse(&raw.rope, max_positions)?,
+        max_positions,
+        qkv_bias: family == Family::Qwen2,
+        qk_norm: family == Family::Qwen3,
+        tied_head: raw.tie_word_embeddings.unwrap_or(false),
+        dtype: dtype(&raw)?,
+        eos_ids: match raw.eos_token_id {
+            Some(OneOrMany::One(id)) => vec![id],
+            Some(OneOrMany::Many(ids)) => ids,
+            None => Vec::new(),
+        },
+    })
+}
+
+fn family(model_type: &str) -> Result<Family, ConfigError> {
+    let reason = match model_type {
+        "qwen3" => return Ok(Family::Qwen3),
+        "qwen2" => return Ok(Family::Qwen2),
+        "llama" => return Ok(Family::Llama),
+        "qwen3_next" | "qwen3_5" | "qwen3_5_text" | "qwen3_5_moe" => {
+            "its recurrent layers keep a state that no chunk of context can be cut from; \
+             weft runs qwen3, qwen2 and llama"
+        }
+        "qwen3_moe" | "qwen2_moe" | "mixtral" => {
+            "mixtures of experts are not built yet; weft runs qwen3, qwen2 and llama"
+        }
+        _ => "weft runs qwen3, qwen2 (Qwen2.5 too) and llama",
+    };
+    Err(ConfigError::Unsupported { model_type: model_type.to_owned(), reason })
+}
+
+/// Features that would change the result silently if they were ignored.
+fn refuse_what_no_op_computes(
+    raw: &Raw,
+    family: Family,
+    model_type: &str,
+) -> Result<(), ConfigError> {
+    if raw.attention_bias == Some(true) && family != Family::Qwen2 {
+        return Err(value("attention_bias", true, "false for this model type"));
+    }
+    if raw.mlp_bias == Some(true) {
+        return Err(value("mlp_bias", true, "false"));
+    }
+    if raw.use_sliding_window == Some(true) {
+        return Err(value("use_sliding_window", true, "false: full attention only"));
+    }
+    let windowed = raw.layer_types.iter().flatten().find(|kind| *kind != "full_attention");
+    if let Some(kind) = windowed {
+        return Err(value("layer_types", kind, "full_attention in every layer"));
+    }
+    let act = raw.hidden_act.as_deref().unwrap_or("silu");
+    if act != "silu" && act != "swish" {
+        return Err(value("hidden_act", act, "silu"));
+    }
+    if raw.quantization_config.as_ref().is_some_and(|quantization| !quantization.is_null()) {
+        let reason = "its weights are quantized; weft takes bf16, f16 and f32 safetensors";
+        return Err(ConfigError::Unsupported { model_type: model_type.to_owned(), reason });
+    }
+    Ok(())
+}
+
+fn kv_heads(raw: &Raw, heads: usize) -> Result<usize, ConfigError> {
+    let kv_heads = raw.num_key_value_heads.unwrap_or(heads);
+    if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+        let expected = format!("a divisor of num_attention_heads ({heads})");
+        return Err(value("num_key_value_heads", kv_heads, expected));
+    }
+    Ok(kv_heads)
+}
+
+fn head_dim(raw: &Raw, hidden: usize, heads: usize) -> Result<usize, ConfigError> {
+    let head_dim = match raw.head_dim {
+        Some(head_dim) => head_dim,
+        None if hidden.is_multiple_of(heads) => hidden / heads,
+        None => {
+            let expected = format!("a multiple of num_attention_heads ({heads}), or head_dim set");
+            return Err(value("hidden_size", hidden, expected));
+        }
+    };
+    if head_dim == 0 || head_dim > LIMIT_HEAD_DIM || !head_dim.is_multiple_of(2) {
+        return Err(value("head_dim", head_dim, format!("an even number up to {LIMIT_HEAD_DIM}")));
+    }
+    Ok(head_dim)
+}
+
+fn norm_eps(raw: &Raw, family: Family) -> Result<f32, ConfigError> {
+    let default = if family == Family::Llama { 1e-5 } else { 1e-6 };
+    let eps = raw.rms_norm_eps.unwrap_or(default);
+    if !(eps > 0.0 && eps < 1.0) {
+        return Err(value("rms_norm_eps", eps, "a number between 0 and 1"));
+    }
+    Ok(eps as f32)
+}
+
+/// The compute format: float32 models stay float32, everything else is computed in bf16.
+fn dtype(raw: &Raw) -> Result<Dtype, ConfigError> {
+    match raw.dtype.as_deref().or(raw.torch_dtype.as_deref()) {
+        Some("float32") => Ok(Dtype::F32),
+        Some("bfloat16" | "float16") | None => Ok(Dtype::Bf16),
+        Some(other) => Err(value("dtype", other, "bfloat16, float16 or float32")),
+    }
+}
+
+fn within(field: &'static str, found: usize, limit: usize) -> Result<usize, ConfigError> {
+    if found == 0 || found > limit {
+        return Err(value(field, found, format!("1 to {limit}")));
+    }
+    Ok(found)
+}
+
+pub(super) fn value(
+    field: &'static str,
+    value: impl Display,
+    expected: impl Into<String>,
+) -> ConfigError {
+    ConfigError::Value { field, value: value.to_string(), expected: expected.into() }
+}

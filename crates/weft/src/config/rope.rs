@@ -1,0 +1,160 @@
+//! The rotary embedding's settings, from the newer `rope_parameters` or the older
+//! `rope_theta` + `rope_scaling` keys. What the settings compute is in [`crate::rope`].
+
+use serde::Deserialize;
+
+use super::ConfigError;
+use super::parse::value;
+
+/// Base and scaling of the rotary embedding.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RopeConfig {
+    /// The base of the frequencies.
+    pub theta: f64,
+    /// How the frequencies are stretched for contexts beyond the trained one.
+    pub scaling: RopeScaling,
+}
+
+/// How rotary frequencies are stretched.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// As trained.
+    None,
+    /// Llama 3: low frequencies divided by `factor`, a smooth ramp between.
+    Llama3 {
+        /// Divisor of the low frequencies.
+        factor: f64,
+        /// Wavelengths above `original_positions / low_freq_factor` are divided.
+        low_freq_factor: f64,
+        /// Wavelengths below `original_positions / high_freq_factor` stay.
+        high_freq_factor: f64,
+        /// The trained context.
+        original_positions: f64,
+    },
+    /// YaRN: per-dimension ramp, and cos and sin scaled by `attention_factor`.
+    Yarn {
+        /// Divisor of the low frequencies.
+        factor: f64,
+        /// Rotations over the trained context above which a dimension stays.
+        beta_fast: f64,
+        /// Rotations over the trained context below which a dimension is divided.
+        beta_slow: f64,
+        /// The trained context.
+        original_positions: f64,
+        /// Scale of cos and sin, hence of q and of k, applied once to each.
+        attention_factor: f64,
+        /// Whether the ramp's ends are rounded to whole dimensions.
+        truncate: bool,
+    },
+}
+
+/// The keys as files write them.
+#[derive(Deserialize)]
+pub(super) struct RawRope {
+    rope_theta: Option<f64>,
+    rope_parameters: Option<RawScaling>,
+    rope_scaling: Option<RawScaling>,
+    partial_rotary_factor: Option<f64>,
+}
+
+#[derive(Deserialize)]
+struct RawScaling {
+    rope_theta: Option<f64>,
+    rope_type: Option<String>,
+    r#type: Option<String>,
+    factor: Option<f64>,
+    low_freq_factor: Option<f64>,
+    high_freq_factor: Option<f64>,
+    original_max_position_embeddings: Option<f64>,
+    attention_factor: Option<f64>,
+    beta_fast: Option<f64>,
+    beta_slow: Option<f64>,
+    mscale: Option<f64>,
+    mscale_all_dim: Option<f64>,
+    truncate: Option<bool>,
+    partial_rotary_factor: Option<f64>,
+}
+
+/// The base of the first rotary models, and what a file without one means.
+const DEFAULT_THETA: f64 = 10_000.0;
+
+pub(super) fn parse(raw: &RawRope, max_positions: usize) -> Result<RopeConfig, ConfigError> {
+    let settings = raw.rope_parameters.as_ref().or(raw.rope_scaling.as_ref());
+    let theta = settings.and_then(|s| s.rope_theta).or(raw.rope_theta).unwrap_or(DEFAULT_THETA);
+    let theta = positive("rope_theta", Some(theta))?;
+    let partial = settings.and_then(|s| s.partial_rotary_factor).or(raw.partial_rotary_factor);
+    if let Some(share) = partial.filter(|share| *share != 1.0) {
+        return Err(value("partial_rotary_factor", share, "1: the whole head is rotated"));
+    }
+    let scaling = match settings {
+        Some(settings) => scaling(settings, max_positions as f64)?,
+        None => RopeScaling::None,
+    };
+    Ok(RopeConfig { theta, scaling })
+}
+
+fn scaling(raw: &RawScaling, max_positions: f64) -> Result<RopeScaling, ConfigError> {
+    match raw.rope_type.as_deref().or(raw.r#type.as_deref()).unwrap_or("default") {
+        "default" => Ok(RopeScaling::None),
+        "llama3" => llama3(raw),
+        "yarn" => yarn(raw, max_positions),
+        other => Err(value("rope_type", other, "default, llama3 or yarn")),
+    }
+}
+
+fn llama3(raw: &RawScaling) -> Result<RopeScaling, ConfigError> {
+    let low_freq_factor = positive("low_freq_factor", raw.low_freq_factor)?;
+    let high_freq_factor = positive("high_freq_factor", raw.high_freq_factor)?;
+    if high_freq_factor <= low_freq_factor {
+        let expected = format!("a number above low_freq_factor ({low_freq_factor})");
+        return Err(value("high_freq_factor", high_freq_factor, expected));
+    }
+    Ok(RopeScaling::Llama3 {
+        factor: at_least_one("factor", raw.factor)?,
+        low_freq_factor,
+        high_freq_factor,
+        original_positions: positive(
+            "original_max_position_embeddings",
+            raw.original_max_position_embeddings,
+        )?,
+    })
+}
+
+fn yarn(raw: &RawScaling, max_positions: f64) -> Result<RopeScaling, ConfigError> {
+    let original = raw.original_max_position_embeddings.unwrap_or(max_positions);
+    let original_positions = positive("original_max_position_embeddings", Some(original))?;
+    let factor = at_least_one("factor", raw.factor)?;
+    let attention_factor = match (raw.attention_factor, raw.mscale, raw.mscale_all_dim) {
+        (Some(given), ..) => given,
+        (None, Some(m), Some(all)) if m != 0.0 && all != 0.0 => {
+            yarn_mscale(factor, m) / yarn_mscale(factor, all)
+        }
+        _ => yarn_mscale(factor, 1.0),
+    };
+    Ok(RopeScaling::Yarn {
+        factor,
+        beta_fast: positive("beta_fast", Some(raw.beta_fast.unwrap_or(32.0)))?,
+        beta_slow: positive("beta_slow", Some(raw.beta_slow.unwrap_or(1.0)))?,
+        original_positions,
+        attention_factor: positive("attention_factor", Some(attention_factor))?,
+        truncate: raw.truncate.unwrap_or(true),
+    })
+}
+
+/// YaRN's temperature for a stretch of `factor`.
+fn yarn_mscale(factor: f64, mscale: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 }
+}
+
+fn positive(field: &'static str, found: Option<f64>) -> Result<f64, ConfigError> {
+    match found {
+        Some(number) if number.is_finite() && number > 0.0 => Ok(number),
+        Some(number) => Err(value(field, number, "a positive number")),
+        None => Err(value(field, "absent", "a positive number")),
+    }
+}
+
+fn at_least_one(field: &'static str, found: Option<f64>) -> Result<f64, ConfigError> {
+    let number = positive(field, found)?;
+    if number < 1.0 { Err(value(field, number, "a number of at least 1")) } else { Ok(number) }
+}

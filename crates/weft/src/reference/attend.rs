@@ -1,0 +1,86 @@
+//! `attend`: a = softmax(q · kᵀ / √head_dim) · v over every row that a token sees.
+//!
+//! A token sees the rows of its lane's spans whose position is not after its own. Rows are taken in
+//! the order of the span list, so where spans or pages are cut does not show in the result. For
+//! each span q is rotated to the token's position less the span's shift: the span is scored as if
+//! the query stood where the span is at home.
+//! Rounding: the rotated query once; probabilities never; a once.
+
+use super::Reference;
+use super::math::{dot, widen};
+use crate::device::{Lane, Span, Step};
+use crate::dtype::Element;
+
+pub(super) fn run<E: Element>(device: &mut Reference<E>, step: &Step<'_>, layer: u16) {
+    let mut t = 0;
+    for lane in step.lanes {
+        for position in lane.positions {
+            for head in 0..device.config.heads {
+                attend_head(device, lane, layer, t, *position as usize, head);
+            }
+            t += 1;
+        }
+    }
+}
+
+/// One query head of one token.
+fn attend_head<E: Element>(
+    device: &mut Reference<E>,
+    lane: &Lane<'_>,
+    layer: u16,
+    t: usize,
+    position: usize,
+    head: usize,
+) {
+    let Reference { config, buffers, kv, rope, scratch, .. } = device;
+    let dim = config.head_dim;
+    let scale = 1.0 / (dim as f32).sqrt();
+    let kv_head = head / config.group() * dim;
+    let own = t * config.q_width() + head * dim..t * config.q_width() + (head + 1) * dim;
+    let key = |slot| &kv.k[kv.row(layer, slot)][kv_head..][..dim];
+    let value = |slot| &kv.v[kv.row(layer, slot)][kv_head..][..dim];
+
+    widen(&buffers.q[own.clone()], &mut scratch.head);
+    let mut n_rows = 0;
+    for span in lane.spans {
+        let rows = visible(span, position);
+        if rows == 0 {
+            continue;
+        }
+        let from_home = span.home_position + (position - span.position);
+        rope.rotate(from_home, &scratch.head, &mut scratch.rotated);
+        scratch.rotated.iter_mut().for_each(|value| *value = E::from_f32(*value).to_f32());
+        for row in 0..rows {
+            scratch.scores[n_rows] = dot(&scratch.rotated, key(span.slot(row))) * scale;
+            n_rows += 1;
+        }
+    }
+
+    let total = softmax(&mut scratch.scores[..n_rows]);
+    scratch.sum.fill(0.0);
+    let rows = lane.spans.iter().flat_map(|s| (0..visible(s, position)).map(|row| s.slot(row)));
+    for (slot, weight) in rows.zip(&scratch.scores) {
+        for (sum, value) in scratch.sum.iter_mut().zip(value(slot)) {
+            *sum += weight * value.to_f32();
+        }
+    }
+    for (a, sum) in buffers.a[own].iter_mut().zip(&scratch.sum) {
+        *a = E::from_f32(sum / total);
+    }
+}
+
+/// How many rows of a span a token at `position` sees.
+fn visible(span: &Span, position: usize) -> usize {
+    (position + 1).saturating_sub(span.position).min(span.len)
+}
+
+/// Scores → exp(score − max), and their sum.
+fn softmax(scores: &mut [f32]) -> f32 {
+    let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut total = 0.0;
+    for score in scores {
+        *score = (*score - max).exp();
+        total += *score;
+    }
+    total
+}

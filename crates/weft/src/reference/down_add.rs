@@ -1,0 +1,17 @@
+//! `down_add`: x += h · W_down. Rounding: the sum, once.
+
+use super::Reference;
+use super::math::{project, widen};
+use crate::device::Step;
+use crate::dtype::Element;
+
+pub(super) fn run<E: Element>(device: &mut Reference<E>, step: &Step<'_>, layer: u16) {
+    let Reference { config, buffers, scratch, .. } = device;
+    let weights = &device.weights.layers[usize::from(layer)];
+    let h = &mut scratch.row[..config.intermediate];
+    for t in 0..step.n_tokens() {
+        widen(&buffers.h[t * config.intermediate..], h);
+        let x = &mut buffers.x[t * config.hidden..];
+        project(&weights.down, h, |i, value| x[i] = E::from_f32(x[i].to_f32() + value));
+    }
+}

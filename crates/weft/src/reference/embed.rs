@@ -1,0 +1,13 @@
+//! `embed`: x = row of the embedding, one per token.
+
+use super::Reference;
+use crate::device::Step;
+use crate::dtype::Element;
+
+pub(super) fn run<E: Element>(device: &mut Reference<E>, step: &Step<'_>) {
+    let hidden = device.config.hidden;
+    let tokens = step.lanes.iter().flat_map(|lane| lane.tokens);
+    for (x, token) in device.buffers.x.chunks_exact_mut(hidden).zip(tokens) {
+        x.copy_from_slice(device.weights.embed.row(*token as usize));
+    }
+}

@@ -1,0 +1,24 @@
+//! `norm_head`: logits = rms_norm(x) · W_head, for the tokens whose logits were asked for.
+//!
+//! Rounding: the norm as RMSNorm rounds; logits never.
+
+use super::Reference;
+use super::math::{project, rms_norm};
+use crate::device::Step;
+use crate::dtype::Element;
+
+pub(super) fn run<E: Element>(device: &mut Reference<E>, step: &Step<'_>) {
+    let Reference { config, buffers, weights, scratch, logits, .. } = device;
+    let norm = &mut scratch.row[..config.hidden];
+    let mut rows = logits.chunks_exact_mut(config.vocab);
+    let mut end = 0;
+    for lane in step.lanes {
+        end += lane.tokens.len();
+        for t in end - lane.n_outputs()..end {
+            let x = &buffers.x[t * config.hidden..][..config.hidden];
+            rms_norm(x, &weights.final_norm, config.norm_eps, norm);
+            let logits = rows.next().expect("Step::check bounds the outputs");
+            project(weights.head(), norm, |i, value| logits[i] = value);
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! The weights as the reference device keeps them: every tensor row by row, rounded to `E`.
+
+use crate::config::Config;
+use crate::dtype::Element;
+use crate::weights::{LayerTensor, Tensor, Weights, WeightsError};
+
+/// A matrix \[rows\]\[width\]; row i makes output i.
+pub(super) struct Matrix<E> {
+    values: Vec<E>,
+    width: usize,
+}
+
+impl<E> Matrix<E> {
+    pub(super) fn rows(&self) -> impl Iterator<Item = &[E]> {
+        self.values.chunks_exact(self.width)
+    }
+
+    pub(super) fn row(&self, row: usize) -> &[E] {
+        &self.values[row * self.width..][..self.width]
+    }
+}
+
+pub(super) struct ModelWeights<E> {
+    pub(super) embed: Matrix<E>,
+    pub(super) layers: Vec<LayerWeights<E>>,
+    pub(super) final_norm: Vec<E>,
+    /// None where the head is the embedding.
+    head: Option<Matrix<E>>,
+}
+
+pub(super) struct LayerWeights<E> {
+    pub(super) attention_norm: Vec<E>,
+    pub(super) q: Matrix<E>,
+    pub(super) k: Matrix<E>,
+    pub(super) v: Matrix<E>,
+    /// Of q, k and v, where the model has them.
+    pub(super) bias: Option<[Vec<E>; 3]>,
+    /// Of q and k, where the model has them.
+    pub(super) head_norms: Option<[Vec<E>; 2]>,
+    pub(super) o: Matrix<E>,
+    pub(super) mlp_norm: Vec<E>,
+    pub(super) gate: Matrix<E>,
+    pub(super) up: Matrix<E>,
+    pub(super) down: Matrix<E>,
+}
+
+impl<E: Element> ModelWeights<E> {
+    pub(super) fn read(config: &Config, from: &dyn Weights) -> Result<Self, WeightsError> {
+        let layers = u16::try_from(config.layers).expect("Config bounds the number of layers");
+        let head = |tied: bool| (!tied).then(|| matrix(config, from, Tensor::Head)).transpose();
+        Ok(Self {
+            embed: matrix(config, from, Tensor::Embed)?,
+            layers: (0..layers)
+                .map(|layer| LayerWeights::read(config, from, layer))
+                .collect::<Result<_, _>>()?,
+            final_norm: vector(config, from, Tensor::FinalNorm)?,
+            head: head(config.tied_head)?,
+        })
+    }
+
+    pub(super) fn head(&self) -> &Matrix<E> {
+        self.head.as_ref().unwrap_or(&self.embed)
+    }
+}
+
+impl<E: Element> LayerWeights<E> {
+    fn read(config: &Config, from: &dyn Weights, layer: u16) -> Result<Self, WeightsError> {
+        use LayerTensor as T;
+        let matrix = |kind| matrix(config, from, Tensor::Layer(layer, kind));
+        let vector = |kind| vector(config, from, Tensor::Layer(layer, kind));
+        Ok(Self {
+            attention_norm: vector(T::AttentionNorm)?,
+            q: matrix(T::Q)?,
+            k: matrix(T::K)?,
+            v: matrix(T::V)?,
+            bias: match config.qkv_bias {
+                true => Some([vector(T::QBias)?, vector(T::KBias)?, vector(T::VBias)?]),
+                false => None,
+            },
+            head_norms: match config.qk_norm {
+                true => Some([vector(T::QNorm)?, vector(T::KNorm)?]),
+                false => None,
+            },
+            o: matrix(T::O)?,
+            mlp_norm: vector(T::MlpNorm)?,
+            gate: matrix(T::Gate)?,
+            up: matrix(T::Up)?,
+            down: matrix(T::Down)?,
+        })
+    }
+}
+
+fn matrix<E: Element>(
+    config: &Config,
+    from: &dyn Weights,
+    tensor: Tensor,
+) -> Result<Matrix<E>, WeightsError> {
+    let shape = tensor.shape(config);
+    let mut values = Vec::with_capacity(shape.iter().product());
+    from.read(tensor, &mut |_, row| values.extend(row.iter().map(|value| E::from_f32(*value))))?;
+    Ok(Matrix { values, width: shape[shape.len() - 1] })
+}
+
+fn vector<E: Element>(
+    config: &Config,
+    from: &dyn Weights,
+    tensor: Tensor,
+) -> Result<Vec<E>, WeightsError> {
+    Ok(matrix(config, from, tensor)?.values)
+}

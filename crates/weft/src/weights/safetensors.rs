@@ -1,0 +1,198 @@
+//! Weights in safetensors files, single or sharded.
+//!
+//! Opening checks everything that can be checked without reading a tensor: every tensor the config
+//! asks for is there once, in the right shape and a known format, and nothing else is. Only then
+//! does anybody allocate. Files are read, never mapped: a map of a file that shrinks is a crash.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use half::{bf16, f16};
+use safetensors::Dtype as FileDtype;
+use serde::Deserialize;
+
+use super::header::{self, Header};
+use super::{Tensor, Weights, WeightsError, tensors};
+use crate::config::Config;
+
+const INDEX_LIMIT: u64 = 64 << 20;
+const SHARD_LIMIT: usize = 4096;
+
+/// Bytes read from a file at a time.
+const BLOCK_BYTES: usize = 1 << 20;
+
+/// The weight files of one model, open and checked.
+pub struct Safetensors {
+    files: Vec<Mutex<File>>,
+    names: Vec<String>,
+    places: HashMap<Tensor, Place>,
+}
+
+/// Where a tensor lies.
+struct Place {
+    file: usize,
+    /// Offset of its first byte in the file.
+    start: u64,
+    rows: usize,
+    row: usize,
+    dtype: FileDtype,
+}
+
+impl Safetensors {
+    /// Opens the weight files in a model's folder and checks them against its config.
+    pub fn open(folder: &Path, config: &Config) -> Result<Self, WeightsError> {
+        let headers: Vec<Header> =
+            shards(folder)?.iter().map(|path| header::read(path)).collect::<Result<_, _>>()?;
+        let places = place_all(&headers, config)?;
+        let names = headers.iter().map(|header| header.path.display().to_string()).collect();
+        let files = headers.into_iter().map(|header| Mutex::new(header.file)).collect();
+        Ok(Self { files, names, places })
+    }
+}
+
+impl Weights for Safetensors {
+    fn read(
+        &self,
+        tensor: Tensor,
+        visit: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), WeightsError> {
+        let place = self.places.get(&tensor).unwrap_or_else(|| panic!("{tensor:?} was checked"));
+        let failed = |source| WeightsError::Read { file: self.names[place.file].clone(), source };
+        let mut file = self.files[place.file].lock().unwrap_or_else(PoisonError::into_inner);
+        file.seek(SeekFrom::Start(place.start)).map_err(failed)?;
+
+        let row_bytes = place.row * place.dtype.bitsize() / 8;
+        let rows_per_block = (BLOCK_BYTES / row_bytes).clamp(1, place.rows);
+        let mut bytes = vec![0; rows_per_block * row_bytes];
+        let mut values = vec![0.0; place.row];
+        for first in (0..place.rows).step_by(rows_per_block) {
+            let n_rows = rows_per_block.min(place.rows - first);
+            let block = &mut bytes[..n_rows * row_bytes];
+            file.read_exact(block).map_err(failed)?;
+            for (i, row) in block.chunks_exact(row_bytes).enumerate() {
+                widen(place.dtype, row, &mut values);
+                check_finite(tensor, first + i, &values)?;
+                visit(first + i, &values);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The weight files of a folder.
+fn shards(folder: &Path) -> Result<Vec<PathBuf>, WeightsError> {
+    let index = folder.join("model.safetensors.index.json");
+    if index.exists() {
+        return shards_in_index(folder, &index);
+    }
+    let single = folder.join("model.safetensors");
+    if single.exists() {
+        return Ok(vec![single]);
+    }
+    Err(WeightsError::NoFiles { folder: folder.display().to_string() })
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: HashMap<String, String>,
+}
+
+fn shards_in_index(folder: &Path, index: &Path) -> Result<Vec<PathBuf>, WeightsError> {
+    let file = || index.display().to_string();
+    let broken = |reason: String| WeightsError::Index { file: file(), reason };
+    let failed = |source| WeightsError::Read { file: file(), source };
+    let opened = File::open(index).map_err(failed)?;
+    let bytes = opened.metadata().map_err(failed)?.len();
+    if bytes > INDEX_LIMIT {
+        return Err(broken(format!("it has {bytes} bytes, the limit is {INDEX_LIMIT}")));
+    }
+    let mut json = Vec::new();
+    opened.take(INDEX_LIMIT).read_to_end(&mut json).map_err(failed)?;
+    let parsed: Index = serde_json::from_slice(&json).map_err(|e| broken(e.to_string()))?;
+
+    let shards: BTreeSet<String> = parsed.weight_map.into_values().collect();
+    if shards.is_empty() || shards.len() > SHARD_LIMIT {
+        return Err(broken(format!("it names {} files, 1 to {SHARD_LIMIT} fit", shards.len())));
+    }
+    if let Some(name) = shards.iter().find(|name| !is_plain_file_name(name)) {
+        return Err(broken(format!("`{name}` is not the name of a file beside it")));
+    }
+    Ok(shards.iter().map(|name| folder.join(name)).collect())
+}
+
+/// A shard lies in the model's folder: a name with a path in it would reach outside.
+fn is_plain_file_name(name: &str) -> bool {
+    name.ends_with(".safetensors") && Path::new(name).file_name().is_some_and(|f| f == name)
+}
+
+fn place_all(headers: &[Header], config: &Config) -> Result<HashMap<Tensor, Place>, WeightsError> {
+    let mut expected: HashMap<String, _> =
+        tensors(config).into_iter().map(|shape| (shape.tensor.name(), shape)).collect();
+    let mut found_in: HashMap<String, usize> = HashMap::new();
+    let mut places = HashMap::new();
+    for (file, header) in headers.iter().enumerate() {
+        for name in header.metadata.offset_keys() {
+            let path = || header.path.display().to_string();
+            if let Some(first) = found_in.insert(name.clone(), file) {
+                let first = headers[first].path.display().to_string();
+                return Err(WeightsError::Twice { name, first, second: path() });
+            }
+            let Some(shape) = expected.remove(&name) else {
+                if is_known_leftover(&name, config) {
+                    continue;
+                }
+                return Err(WeightsError::Surplus { name, file: path() });
+            };
+            let info = header.metadata.info(&name).expect("the name came from this header");
+            if info.shape != shape.shape {
+                let (found, expected) = (info.shape.clone(), shape.shape);
+                return Err(WeightsError::Shape { name, found, expected });
+            }
+            if !matches!(info.dtype, FileDtype::BF16 | FileDtype::F16 | FileDtype::F32) {
+                return Err(WeightsError::Format { name, found: format!("{:?}", info.dtype) });
+            }
+            let row = shape.row();
+            let start = header.data_start + info.data_offsets.0 as u64;
+            let rows = shape.elements() / row;
+            places.insert(shape.tensor, Place { file, start, rows, row, dtype: info.dtype });
+        }
+    }
+    // The first by name, so that the same broken folder always gives the same message.
+    match expected.into_keys().min() {
+        Some(name) => Err(WeightsError::Missing { name }),
+        None => Ok(places),
+    }
+}
+
+/// Tensors that well-known files carry and that no computation uses.
+fn is_known_leftover(name: &str, config: &Config) -> bool {
+    name.ends_with(".rotary_emb.inv_freq") || (config.tied_head && name == "lm_head.weight")
+}
+
+/// Little-endian values of a file as f32, without loss.
+fn widen(dtype: FileDtype, bytes: &[u8], values: &mut [f32]) {
+    match dtype {
+        FileDtype::F32 => {
+            let (words, _) = bytes.as_chunks::<4>();
+            values.iter_mut().zip(words).for_each(|(v, w)| *v = f32::from_le_bytes(*w));
+        }
+        FileDtype::F16 => {
+            let (words, _) = bytes.as_chunks::<2>();
+            values.iter_mut().zip(words).for_each(|(v, w)| *v = f16::from_le_bytes(*w).to_f32());
+        }
+        _ => {
+            let (words, _) = bytes.as_chunks::<2>();
+            values.iter_mut().zip(words).for_each(|(v, w)| *v = bf16::from_le_bytes(*w).to_f32());
+        }
+    }
+}
+
+fn check_finite(tensor: Tensor, row: usize, values: &[f32]) -> Result<(), WeightsError> {
+    match values.iter().find(|value| !value.is_finite()) {
+        Some(value) => Err(WeightsError::NotFinite { name: tensor.name(), row, value: *value }),
+        None => Ok(()),
+    }
+}

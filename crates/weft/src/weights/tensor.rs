@@ -1,0 +1,152 @@
+//! The tensors of a model: one enum for all families, their names in files, their shapes.
+
+use crate::config::Config;
+
+/// One tensor of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Tensor {
+    /// Token embedding, \[vocab, hidden\].
+    Embed,
+    /// A tensor of one decoder layer.
+    Layer(u16, LayerTensor),
+    /// Weight of the last RMSNorm, \[hidden\].
+    FinalNorm,
+    /// Output head, \[vocab, hidden\]; absent where it is tied to the embedding.
+    Head,
+}
+
+/// One tensor of a decoder layer. Matrices are \[out, in\]: a row makes one output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LayerTensor {
+    /// RMSNorm before attention, \[hidden\].
+    AttentionNorm,
+    /// Query projection, \[q_width, hidden\].
+    Q,
+    /// Key projection, \[kv_width, hidden\].
+    K,
+    /// Value projection, \[kv_width, hidden\].
+    V,
+    /// Query bias, \[q_width\].
+    QBias,
+    /// Key bias, \[kv_width\].
+    KBias,
+    /// Value bias, \[kv_width\].
+    VBias,
+    /// Per-head query norm, \[head_dim\].
+    QNorm,
+    /// Per-head key norm, \[head_dim\].
+    KNorm,
+    /// Output projection, \[hidden, q_width\].
+    O,
+    /// RMSNorm before the MLP, \[hidden\].
+    MlpNorm,
+    /// Gate projection, \[intermediate, hidden\].
+    Gate,
+    /// Up projection, \[intermediate, hidden\].
+    Up,
+    /// Down projection, \[hidden, intermediate\].
+    Down,
+}
+
+use LayerTensor::{
+    AttentionNorm, Down, Gate, K, KBias, KNorm, MlpNorm, O, Q, QBias, QNorm, Up, V, VBias,
+};
+
+/// Every tensor the model has, with its shape, in the order they are used.
+pub fn tensors(config: &Config) -> Vec<TensorShape> {
+    let mut kinds = vec![AttentionNorm, Q, K, V];
+    if config.qkv_bias {
+        kinds.extend([QBias, KBias, VBias]);
+    }
+    if config.qk_norm {
+        kinds.extend([QNorm, KNorm]);
+    }
+    kinds.extend([O, MlpNorm, Gate, Up, Down]);
+
+    let layers = u16::try_from(config.layers).expect("Config bounds the number of layers");
+    let mut all = vec![Tensor::Embed];
+    all.extend((0..layers).flat_map(|l| kinds.iter().map(move |kind| Tensor::Layer(l, *kind))));
+    all.push(Tensor::FinalNorm);
+    if !config.tied_head {
+        all.push(Tensor::Head);
+    }
+    all.into_iter().map(|tensor| TensorShape { tensor, shape: tensor.shape(config) }).collect()
+}
+
+/// A tensor and its shape in one model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorShape {
+    /// The tensor.
+    pub tensor: Tensor,
+    /// Its shape: one or two sizes.
+    pub shape: Vec<usize>,
+}
+
+impl TensorShape {
+    /// Number of values.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Length of a row; a vector is one row.
+    pub fn row(&self) -> usize {
+        *self.shape.last().expect("every tensor has a shape")
+    }
+}
+
+impl Tensor {
+    /// The tensor's name in Hugging Face files.
+    pub fn name(self) -> String {
+        match self {
+            Self::Embed => "model.embed_tokens.weight".to_owned(),
+            Self::FinalNorm => "model.norm.weight".to_owned(),
+            Self::Head => "lm_head.weight".to_owned(),
+            Self::Layer(layer, kind) => format!("model.layers.{layer}.{}", kind.name()),
+        }
+    }
+
+    /// The tensor's shape in a model.
+    pub fn shape(self, config: &Config) -> Vec<usize> {
+        match self {
+            Self::Embed | Self::Head => vec![config.vocab, config.hidden],
+            Self::FinalNorm => vec![config.hidden],
+            Self::Layer(_, kind) => kind.shape(config),
+        }
+    }
+}
+
+impl LayerTensor {
+    fn name(self) -> &'static str {
+        match self {
+            AttentionNorm => "input_layernorm.weight",
+            Q => "self_attn.q_proj.weight",
+            K => "self_attn.k_proj.weight",
+            V => "self_attn.v_proj.weight",
+            QBias => "self_attn.q_proj.bias",
+            KBias => "self_attn.k_proj.bias",
+            VBias => "self_attn.v_proj.bias",
+            QNorm => "self_attn.q_norm.weight",
+            KNorm => "self_attn.k_norm.weight",
+            O => "self_attn.o_proj.weight",
+            MlpNorm => "post_attention_layernorm.weight",
+            Gate => "mlp.gate_proj.weight",
+            Up => "mlp.up_proj.weight",
+            Down => "mlp.down_proj.weight",
+        }
+    }
+
+    fn shape(self, config: &Config) -> Vec<usize> {
+        let hidden = config.hidden;
+        match self {
+            AttentionNorm | MlpNorm => vec![hidden],
+            Q => vec![config.q_width(), hidden],
+            K | V => vec![config.kv_width(), hidden],
+            QBias => vec![config.q_width()],
+            KBias | VBias => vec![config.kv_width()],
+            QNorm | KNorm => vec![config.head_dim],
+            O => vec![hidden, config.q_width()],
+            Gate | Up => vec![config.intermediate, hidden],
+            Down => vec![hidden, config.intermediate],
+        }
+    }
+}
