@@ -141,6 +141,9 @@ pub trait Device: Send {
 
     /// The key and the value stored in a slot of a layer, each f32 \[kv_width\].
     fn kv_row(&self, layer: u16, slot: Slot) -> (Vec<f32>, Vec<f32>);
+
+    /// Overwrites the key and the value in a slot of a layer, for poisoning unused memory.
+    fn write_kv_row(&mut self, layer: u16, slot: Slot, k: &[f32], v: &[f32]);
 }
 
 /// A fault of the machine that runs the ops; the step's results are lost.

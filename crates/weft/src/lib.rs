@@ -9,12 +9,13 @@
 pub mod config;
 pub mod device;
 pub mod dtype;
-pub mod engine;
+// pub mod engine;
 pub mod hub;
 pub mod kv;
-pub mod model;
+// pub mod model;
 pub mod plan;
 pub mod prompt;
+pub mod reasoning;
 pub mod reference;
 pub mod rope;
 pub mod sampling;

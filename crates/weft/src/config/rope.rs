@@ -123,7 +123,8 @@ fn llama3(raw: &RawScaling) -> Result<RopeScaling, ConfigError> {
 fn yarn(raw: &RawScaling, max_positions: f64) -> Result<RopeScaling, ConfigError> {
     let original = raw.original_max_position_embeddings.unwrap_or(max_positions);
     let original_positions = positive("original_max_position_embeddings", Some(original))?;
-    let factor = at_least_one("factor", raw.factor)?;
+    let factor = raw.factor.unwrap_or(max_positions / original_positions);
+    let factor = at_least_one("factor", Some(factor))?;
     let attention_factor = match (raw.attention_factor, raw.mscale, raw.mscale_all_dim) {
         (Some(given), ..) => given,
         (None, Some(m), Some(all)) if m != 0.0 && all != 0.0 => {

@@ -209,17 +209,25 @@ impl<E: Element> Device for Reference<E> {
     }
 
     fn read(&self, buffer: Buffer) -> Vec<f32> {
-        self.buffers.get(buffer).iter().map(|value| value.to_f32()).collect()
+        to_f32(self.buffers.get(buffer))
     }
 
     fn write(&mut self, buffer: Buffer, values: &[f32]) {
-        let to = self.buffers.get_mut(buffer);
-        to.iter_mut().zip(values).for_each(|(to, value)| *to = E::from_f32(*value));
+        math::round(values, self.buffers.get_mut(buffer));
     }
 
     fn kv_row(&self, layer: u16, slot: Slot) -> (Vec<f32>, Vec<f32>) {
         let row = self.kv.row(layer, slot);
-        let widen = |values: &[E]| values.iter().map(|value| value.to_f32()).collect();
-        (widen(&self.kv.k[row.clone()]), widen(&self.kv.v[row]))
+        (to_f32(&self.kv.k[row.clone()]), to_f32(&self.kv.v[row]))
     }
+
+    fn write_kv_row(&mut self, layer: u16, slot: Slot, k: &[f32], v: &[f32]) {
+        let row = self.kv.row(layer, slot);
+        math::round(k, &mut self.kv.k[row.clone()]);
+        math::round(v, &mut self.kv.v[row]);
+    }
+}
+
+fn to_f32<E: Element>(values: &[E]) -> Vec<f32> {
+    values.iter().map(|value| value.to_f32()).collect()
 }

@@ -1,0 +1,226 @@
+//! One lane's state: its tokens, where their KV rows are, and how its answer is going.
+
+use std::time::{Duration, Instant};
+
+use super::{Cancel, Event, FinishReason, Finished, LaneId, Request, Stats, Token};
+use crate::config::Config;
+use crate::device::{Lane, Outputs, Span};
+use crate::kv::{PageId, Slot};
+use crate::sampling::{Logprobs, Sampler, Sampling, SamplingError, TextStream};
+use crate::tokenizer::Tokenizer;
+
+pub(super) struct Sequence {
+    id: LaneId,
+    sampling: Sampling,
+    cancel: Cancel,
+    stop_ids: Vec<u32>,
+    /// The prompt, then the answer.
+    tokens: Vec<u32>,
+    prompt_len: usize,
+    /// Tokens the lane may hold in all.
+    length: usize,
+    /// Tokens whose KV rows are stored.
+    stored: usize,
+    /// Tokens of the step in hand.
+    taken: usize,
+    /// Position and slot of each token up to `length`.
+    positions: Vec<u32>,
+    slots: Vec<Slot>,
+    spans: Vec<Span>,
+    sampler: Sampler,
+    text: TextStream,
+    echo: TextStream,
+    end: Option<End>,
+    started: Instant,
+    first_token: Option<Duration>,
+}
+
+enum End {
+    Finished(FinishReason),
+    Failed(SamplingError),
+}
+
+impl Sequence {
+    pub(super) fn new(
+        id: LaneId,
+        request: Request,
+        length: usize,
+        pages: Vec<PageId>,
+        stop_ids: &[u32],
+        config: &Config,
+    ) -> Self {
+        let Request { prompt, sampling, cancel } = request;
+        let span = Span { pages, len: length, home_position: 0, position: 0 };
+        let positions = 0..u32::try_from(length).expect("Config bounds the positions");
+        Self {
+            id,
+            sampler: Sampler::new(&sampling, &prompt, stop_ids, config.vocab),
+            text: TextStream::new(&sampling.stop),
+            echo: TextStream::new(&[]),
+            cancel,
+            stop_ids: stop_ids.to_vec(),
+            prompt_len: prompt.len(),
+            length,
+            stored: 0,
+            taken: 0,
+            positions: positions.collect(),
+            slots: (0..length).map(|row| span.slot(row)).collect(),
+            spans: vec![span],
+            tokens: prompt,
+            sampling,
+            end: None,
+            started: Instant::now(),
+            first_token: None,
+        }
+    }
+
+    pub(super) fn id(&self) -> LaneId {
+        self.id
+    }
+
+    /// Tokens that are known and not yet run.
+    pub(super) fn pending(&self) -> usize {
+        self.tokens.len() - self.stored
+    }
+
+    /// Whether each token of the prompt needs its logits.
+    pub(super) fn wants_all_outputs(&self) -> bool {
+        self.sampling.echo && self.sampling.logprobs.is_some() && self.stored < self.prompt_len
+    }
+
+    /// Puts the next `n` tokens into the step.
+    pub(super) fn take(&mut self, n: usize) {
+        self.taken = n;
+        self.spans[0].len = self.stored + n;
+    }
+
+    /// This lane's part of the step.
+    pub(super) fn lane(&self) -> Lane<'_> {
+        let range = self.stored..self.stored + self.taken;
+        let outputs = match self.taken {
+            _ if self.wants_all_outputs() => Outputs::All,
+            taken if taken == self.pending() => Outputs::Last,
+            _ => Outputs::None,
+        };
+        Lane {
+            tokens: &self.tokens[range.clone()],
+            positions: &self.positions[range.clone()],
+            store_at: &self.slots[range],
+            spans: &self.spans,
+            outputs,
+        }
+    }
+
+    /// Takes in the step's result; `logits(i)` is row i of this lane's outputs.
+    pub(super) fn advance<'l>(
+        &mut self,
+        logits: &impl Fn(usize) -> &'l [f32],
+        tokenizer: &Tokenizer,
+        events: &mut Vec<Event>,
+    ) {
+        let n_outputs = self.lane().n_outputs();
+        if self.sampling.echo && self.stored < self.prompt_len {
+            self.echo_prompt(logits, tokenizer, events);
+        }
+        self.stored += self.taken;
+        if self.stored <= self.prompt_len {
+            let (done, total) = (self.stored, self.prompt_len);
+            events.push(Event::Prefill { lane: self.id, done, total });
+        }
+        if self.pending() == 0 {
+            match self.sampler.sample(logits(n_outputs - 1)) {
+                Ok(choice) => {
+                    let token = self.accept(choice.token, choice.logprobs, tokenizer);
+                    events.push(Event::Token { lane: self.id, token });
+                }
+                Err(error) => self.end = Some(End::Failed(error)),
+            }
+        }
+    }
+
+    /// Takes one generated token: its text, and whether the answer ends with it.
+    fn accept(&mut self, id: u32, logprobs: Option<Logprobs>, tokenizer: &Tokenizer) -> Token {
+        self.first_token.get_or_insert_with(|| self.started.elapsed());
+        self.tokens.push(id);
+        let is_end = !self.sampling.ignore_eos && self.stop_ids.contains(&id)
+            || self.sampling.stop_ids.contains(&id);
+        let mut text = String::new();
+        if is_end {
+            self.end = Some(End::Finished(FinishReason::Stop));
+        } else {
+            let bytes = if tokenizer.is_special(id) { None } else { tokenizer.token_bytes(id) };
+            let piece = self.text.push(bytes.unwrap_or_default());
+            text = piece.text;
+            if piece.stopped.is_some() {
+                self.end = Some(End::Finished(FinishReason::Stop));
+                return Token { id, text, logprobs };
+            }
+            if self.generated() == self.sampling.max_tokens.unwrap_or(usize::MAX)
+                || self.tokens.len() == self.length
+            {
+                self.end = Some(End::Finished(FinishReason::Length));
+            }
+        }
+        if self.end.is_some() {
+            text.push_str(&self.text.finish());
+        }
+        Token { id, text, logprobs }
+    }
+
+    /// The prompt's tokens as events. A row of logits tells of the token after it, so a step with
+    /// tokens i..j echoes tokens i+1..=j, and the very first token has no log-probability.
+    fn echo_prompt<'l>(
+        &mut self,
+        logits: &impl Fn(usize) -> &'l [f32],
+        tokenizer: &Tokenizer,
+        events: &mut Vec<Event>,
+    ) {
+        let mut push = |index: usize, logprobs| {
+            let id = self.tokens[index];
+            let mut text = self.echo.push(tokenizer.token_bytes(id).unwrap_or_default()).text;
+            if index + 1 == self.prompt_len {
+                text.push_str(&self.echo.finish());
+            }
+            events.push(Event::Token { lane: self.id, token: Token { id, text, logprobs } });
+        };
+        if self.stored == 0 {
+            push(0, None);
+        }
+        for row in 0..self.taken {
+            let index = self.stored + row + 1;
+            if index < self.prompt_len {
+                let of_row = |top| Logprobs::new(logits(row), self.tokens[index], top);
+                push(index, self.sampling.logprobs.map(of_row));
+            }
+        }
+    }
+
+    fn generated(&self) -> usize {
+        self.tokens.len() - self.prompt_len
+    }
+
+    /// Whether the lane has nothing more to run.
+    pub(super) fn is_over(&self) -> bool {
+        self.end.is_some() || self.cancel.is_cancelled()
+    }
+
+    /// The event that tells how the lane ended, and the pages to give back.
+    pub(super) fn finish(self) -> (Event, impl Iterator<Item = PageId>) {
+        let stats = Stats {
+            prompt_tokens: self.prompt_len,
+            generated_tokens: self.generated(),
+            first_token: self.first_token.unwrap_or_default(),
+            total: self.started.elapsed(),
+        };
+        let lane = self.id;
+        let event = match self.end {
+            Some(End::Failed(error)) => Event::Failed { lane, error },
+            Some(End::Finished(reason)) => Event::Done { lane, finished: Finished { reason, stats } },
+            None => {
+                let reason = FinishReason::Cancelled;
+                Event::Done { lane, finished: Finished { reason, stats } }
+            }
+        };
+        (event, self.spans.into_iter().flat_map(|span| span.pages))
+    }
+}

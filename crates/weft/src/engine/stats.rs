@@ -1,0 +1,56 @@
+//! How a lane ended, and what it took.
+
+use std::fmt;
+use std::time::Duration;
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// An end token or a stop string.
+    Stop,
+    /// `max_tokens`, or the end of the context.
+    Length,
+    /// The caller cancelled.
+    Cancelled,
+}
+
+impl fmt::Display for FinishReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Cancelled => "cancelled",
+        })
+    }
+}
+
+/// The end of a lane.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Finished {
+    /// Why it ended.
+    pub reason: FinishReason,
+    /// What it took.
+    pub stats: Stats,
+}
+
+/// What an answer took.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Stats {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens generated, an end token included.
+    pub generated_tokens: usize,
+    /// From admission to the first generated token.
+    pub first_token: Duration,
+    /// From admission to the end.
+    pub total: Duration,
+}
+
+impl Stats {
+    /// Tokens per second after the first, which is prefill's; none where there is but one.
+    pub fn tokens_per_second(&self) -> Option<f64> {
+        let decode = self.total.saturating_sub(self.first_token).as_secs_f64();
+        let tokens = self.generated_tokens.saturating_sub(1);
+        (tokens > 0 && decode > 0.0).then(|| tokens as f64 / decode)
+    }
+}
