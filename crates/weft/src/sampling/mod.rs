@@ -6,9 +6,11 @@
 
 mod check;
 mod error;
+mod generation_config;
 mod random;
 
 pub use error::SamplingError;
+pub use generation_config::{GenerationConfig, GenerationConfigError};
 pub use random::{choice_seed, uniform};
 
 /// The settings of one request. What each step does, and in which order, is written in the
