@@ -4,14 +4,20 @@
 //! This is the host's definition of sampling; samplers on devices are compared with it. It must not
 //! know how logits are computed, what a tokenizer or a template is, or who reads the text.
 
+mod candidates;
 mod check;
 mod error;
 mod generation_config;
+mod logprobs;
+mod penalties;
 mod random;
+mod sampler;
 
 pub use error::SamplingError;
 pub use generation_config::{GenerationConfig, GenerationConfigError};
+pub use logprobs::Logprobs;
 pub use random::{choice_seed, uniform};
+pub use sampler::{Choice, Sampler};
 
 /// The settings of one request. What each step does, and in which order, is written in the
 /// description of [`Sampler`].
