@@ -12,12 +12,14 @@ mod logprobs;
 mod penalties;
 mod random;
 mod sampler;
+mod text_stream;
 
 pub use error::SamplingError;
 pub use generation_config::{GenerationConfig, GenerationConfigError};
 pub use logprobs::Logprobs;
 pub use random::{choice_seed, uniform};
 pub use sampler::{Choice, Sampler};
+pub use text_stream::{Piece, TextStream};
 
 /// The settings of one request. What each step does, and in which order, is written in the
 /// description of [`Sampler`].
