@@ -1,1 +1,145 @@
-//! Owned by a later commit.
+//! Everything between logits and text: a request's settings, the token they choose, and the
+//! characters that may leave for the user.
+//!
+//! This is the host's definition of sampling; samplers on devices are compared with it. It must not
+//! know how logits are computed, what a tokenizer or a template is, or who reads the text.
+
+mod candidates;
+mod check;
+mod error;
+mod generation_config;
+mod logprobs;
+mod penalties;
+mod random;
+mod sampler;
+mod text_stream;
+
+pub use error::SamplingError;
+pub use generation_config::{GenerationConfig, GenerationConfigError};
+pub use logprobs::Logprobs;
+pub use random::{choice_seed, uniform};
+pub use sampler::{Choice, Sampler};
+pub use text_stream::{Piece, TextStream};
+
+/// The settings of one request. What each step does, and in which order, is written in the
+/// description of [`Sampler`].
+///
+/// The default changes nothing about the model's own distribution: temperature 1, every filter and
+/// penalty off, no limit but the context.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// Divides the logits: below 1 sharper, above 1 flatter. 0 takes the most likely token.
+    pub temperature: f32,
+    /// Only the `top_k` most likely tokens may be drawn. 0 is off.
+    pub top_k: usize,
+    /// Only the fewest most likely tokens that together have at least this probability may be drawn.
+    /// 1 is off.
+    pub top_p: f32,
+    /// Only tokens at least this likely, relative to the most likely one, may be drawn. 0 is off.
+    pub min_p: f32,
+    /// Divides positive and multiplies negative logits of tokens in the prompt or the output.
+    /// 1 is off.
+    pub repetition_penalty: f32,
+    /// Subtracted once from the logit of every token in the output. 0 is off.
+    pub presence_penalty: f32,
+    /// Subtracted from a token's logit once per occurrence in the output. 0 is off.
+    pub frequency_penalty: f32,
+    /// Added to the logits of these tokens. A token named twice gets both.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Decides every draw, together with the index of the generated token and nothing else. Whoever
+    /// makes a request without a seed picks one at random.
+    pub seed: u64,
+    /// Texts that end the answer; neither they nor what follows is part of it.
+    pub stop: Vec<String>,
+    /// Tokens that end the answer, besides those of the model.
+    pub stop_ids: Vec<u32>,
+    /// At most this many tokens are generated. `None`: as many as the context holds.
+    pub max_tokens: Option<usize>,
+    /// No end token, of the model or of [`stop_ids`](Self::stop_ids), before this many tokens.
+    pub min_tokens: usize,
+    /// The model's end tokens are never chosen. `stop_ids` still end the answer.
+    pub ignore_eos: bool,
+    /// `Some(k)`: report the log-probability of each chosen token and of the `k` most likely ones.
+    pub logprobs: Option<usize>,
+    /// The answer begins with the prompt.
+    pub echo: bool,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: Vec::new(),
+            seed: 0,
+            stop: Vec::new(),
+            stop_ids: Vec::new(),
+            max_tokens: None,
+            min_tokens: 0,
+            ignore_eos: false,
+            logprobs: None,
+            echo: false,
+        }
+    }
+}
+
+impl Sampling {
+    /// What Qwen3 advises while it thinks. Greedy thinking can loop. A model's
+    /// [`GenerationConfig`] wins over this, the request over both.
+    pub fn thinking() -> Self {
+        Self { temperature: 0.6, top_k: 20, top_p: 0.95, ..Self::default() }
+    }
+
+    /// What Qwen3 advises without thinking. A model's [`GenerationConfig`] wins over this, the
+    /// request over both.
+    pub fn non_thinking() -> Self {
+        Self { temperature: 0.7, top_k: 20, top_p: 0.8, ..Self::default() }
+    }
+
+    /// The settings of each of a request's `n` choices: the same but for the seed, which is
+    /// [`choice_seed`]. The first choice keeps the seed, so it is what a request for one choice
+    /// gets; raising `n` leaves the earlier choices as they were. Lazy: a huge `n` costs nothing.
+    pub fn samples(&self, n: usize) -> impl Iterator<Item = Sampling> {
+        (0..n as u64).map(|choice| Self { seed: choice_seed(self.seed, choice), ..self.clone() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_and_the_advice_for_qwen3_pass_the_check() {
+        for settings in [Sampling::default(), Sampling::thinking(), Sampling::non_thinking()] {
+            settings.check(151_936).unwrap();
+        }
+        let Sampling { temperature, top_k, top_p, min_p, .. } = Sampling::thinking();
+        assert_eq!((temperature, top_k, top_p, min_p), (0.6, 20, 0.95, 0.0));
+        let Sampling { temperature, top_k, top_p, min_p, .. } = Sampling::non_thinking();
+        assert_eq!((temperature, top_k, top_p, min_p), (0.7, 20, 0.8, 0.0));
+    }
+
+    #[test]
+    fn choices_differ_only_in_their_seeds() {
+        let settings = Sampling { seed: 42, stop: vec!["x".into()], ..Sampling::thinking() };
+        let choices: Vec<_> = settings.samples(4).collect();
+        assert_eq!(choices.len(), 4);
+        assert_eq!(choices[0], settings);
+        for (i, choice) in choices.iter().enumerate() {
+            assert_eq!(Sampling { seed: settings.seed, ..choice.clone() }, settings);
+            assert!(choices[..i].iter().all(|earlier| earlier.seed != choice.seed));
+        }
+        assert_eq!(settings.samples(2).collect::<Vec<_>>(), choices[..2]);
+    }
+
+    #[test]
+    fn a_huge_number_of_choices_is_lazy() {
+        assert_eq!(Sampling::default().samples(usize::MAX).take(2).count(), 2);
+        assert_eq!(Sampling::default().samples(0).count(), 0);
+    }
+}

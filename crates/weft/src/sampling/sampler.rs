@@ -1,0 +1,228 @@
+//! Logits to a token. Owns the order of the steps, the draw, and what one request remembers between
+//! tokens: a counter, and the counts of its penalties. It must not know how logits are made, what a
+//! token looks like as text, or that other requests exist.
+
+use super::{
+    Logprobs, Sampling, SamplingError,
+    candidates::{Candidate, Candidates},
+    check::check_token,
+    logprobs::LogprobsReader,
+    penalties::Penalties,
+    random::uniform,
+};
+
+/// The token chosen for one step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// Its id.
+    pub token: u32,
+    /// Where the request asked for them.
+    pub logprobs: Option<Logprobs>,
+}
+
+/// Chooses the tokens of one answer, one call per token.
+///
+/// **This is the definition of sampling.** A device that samples by itself is compared with it.
+/// With `l` the logits of one step and `i` the number of tokens generated before it:
+///
+/// 1. `logit_bias`: `l[t] += bias` for each entry, in the order given.
+/// 2. `repetition_penalty` r, once for each token in the prompt or the output:
+///    `l[t] = l[t] < 0 ? l[t] * r : l[t] / r`.
+/// 3. `frequency_penalty` f and `presence_penalty` p, for each token that the output has `n > 0`
+///    times: `l[t] -= f * n`, then `l[t] -= p`.
+/// 4. End tokens become -inf: the model's under `ignore_eos` or while `i < min_tokens`, those of
+///    `stop_ids` while `i < min_tokens`.
+/// 5. Tokens are ranked by `l` descending, ties by id ascending (0 and -0 are a tie); a token at
+///    -inf has no rank. Temperature 0 chooses the first; no random number is used.
+/// 6. Otherwise every ranked token has the weight `w = exp((l - l_max) / temperature)`, in f64 from
+///    the f32 `l`. The subtraction keeps the smallest temperature from overflowing; the common
+///    factor it takes out does not change a probability.
+/// 7. `top_k`: the first k ranks stay.
+/// 8. `top_p` below 1: the shortest run of first ranks whose weights sum to at least `top_p` times
+///    the sum over all that step 7 left.
+/// 9. `min_p`: those of `w >= min_p` stay, which is a probability of at least `min_p` times the
+///    largest, as the first rank has `w = 1`. The first rank survives steps 7 to 9.
+/// 10. Draw: `u = ` [`uniform`]`(seed, i)`; the first rank at which the running sum of the weights
+///     that stayed exceeds `u` times their total.
+///
+/// Steps 1 to 4 are f32, each operation rounded. Sums are f64, in an order left open; another
+/// implementation may therefore choose another token only where `u` times the total, or the border
+/// of step 8, is within its own rounding error of a running sum.
+///
+/// All memory is taken by [`Sampler::new`]; a step allocates nothing but the [`Logprobs`] it returns.
+#[derive(Clone)]
+pub struct Sampler {
+    settings: Sampling,
+    penalties: Penalties,
+    /// The model's end tokens.
+    ends: Vec<u32>,
+    vocab: usize,
+    n_generated: usize,
+    /// `[vocab]`: the logits after steps 1 to 4. Empty if the request can do without them.
+    scores: Vec<f32>,
+    candidates: Candidates,
+    logprobs: Option<LogprobsReader>,
+}
+
+impl Sampler {
+    /// A sampler for one answer to `prompt` by a model of `vocab` tokens. Fails where the settings
+    /// do not pass [`Sampling::check`] or the prompt has ids outside the vocabulary.
+    /// Ids in `stop_ids_of_model` that are outside it can never be generated and are left out:
+    /// published configurations have some.
+    pub fn new(
+        settings: &Sampling,
+        prompt: &[u32],
+        stop_ids_of_model: &[u32],
+        vocab: usize,
+    ) -> Result<Self, SamplingError> {
+        settings.check(vocab)?;
+        prompt.iter().try_for_each(|&token| check_token("prompt", token, vocab))?;
+        let penalties = Penalties::new(settings, prompt, vocab);
+        let ends = stop_ids_of_model.iter().copied().filter(|&t| (t as usize) < vocab).collect();
+        let k = if settings.temperature == 0.0 { 1 } else { settings.top_k };
+        let mut sampler = Self {
+            penalties,
+            ends,
+            vocab,
+            n_generated: 0,
+            scores: Vec::new(),
+            candidates: Candidates::new(k, vocab),
+            logprobs: settings.logprobs.map(|n_top| LogprobsReader::new(n_top, vocab)),
+            settings: settings.clone(),
+        };
+        if sampler.changes_logits() {
+            sampler.scores = vec![0.0; vocab];
+        }
+        Ok(sampler)
+    }
+
+    /// Chooses the next token from the model's logits (`[vocab]`) and counts it as generated. After
+    /// an error the sampler is as it was before the call.
+    ///
+    /// # Panics
+    /// If there is not one logit per token of the vocabulary.
+    pub fn sample(&mut self, logits: &[f32]) -> Result<Choice, SamplingError> {
+        assert_eq!(logits.len(), self.vocab, "one logit per token of the vocabulary");
+        if self.changes_logits() {
+            self.adjust(logits)?;
+            self.candidates.gather(&self.scores, self.n_generated)?;
+        } else {
+            self.candidates.gather(logits, self.n_generated)?;
+        }
+        let token = self.draw()?;
+        let logprobs = match &mut self.logprobs {
+            Some(reader) => Some(reader.read(logits, token, self.n_generated)?),
+            None => None,
+        };
+        self.penalties.record(token);
+        self.n_generated += 1;
+        Ok(Choice { token, logprobs })
+    }
+
+    /// Whether this token ends the answer: an end token of the model, or one of the request's
+    /// `stop_ids`.
+    pub fn is_end(&self, token: u32) -> bool {
+        self.ends.contains(&token) || self.settings.stop_ids.contains(&token)
+    }
+
+    /// How many tokens were generated.
+    pub fn n_generated(&self) -> usize {
+        self.n_generated
+    }
+
+    /// Whether steps 1 to 4 do anything to the next token. Once false it stays false.
+    fn changes_logits(&self) -> bool {
+        !self.settings.logit_bias.is_empty()
+            || self.penalties.are_on()
+            || self.masked().next().is_some()
+    }
+
+    /// The tokens that step 4 rules out.
+    fn masked(&self) -> impl Iterator<Item = u32> {
+        let early = self.n_generated < self.settings.min_tokens;
+        let ends: &[u32] = if early || self.settings.ignore_eos { &self.ends } else { &[] };
+        let stop_ids: &[u32] = if early { &self.settings.stop_ids } else { &[] };
+        ends.iter().chain(stop_ids).copied()
+    }
+
+    /// Steps 1 to 4: fills `scores`.
+    fn adjust(&mut self, logits: &[f32]) -> Result<(), SamplingError> {
+        let mut scores = std::mem::take(&mut self.scores);
+        scores.copy_from_slice(logits);
+        for &(token, bias) in &self.settings.logit_bias {
+            scores[token as usize] += bias;
+        }
+        self.penalties.apply(&mut scores);
+        let mut bad = None;
+        for token in self.masked() {
+            let score = &mut scores[token as usize];
+            // A mask must not hide that the model went wrong.
+            if score.is_nan() || *score == f32::INFINITY {
+                let (index, value) = (self.n_generated, *score);
+                bad = Some(SamplingError::BadLogit { index, token, value });
+            }
+            *score = f32::NEG_INFINITY;
+        }
+        self.scores = scores;
+        bad.map_or(Ok(()), Err)
+    }
+
+    /// Steps 5 to 10, where `candidates` are what `top_k` left.
+    fn draw(&mut self) -> Result<u32, SamplingError> {
+        let index = self.n_generated;
+        let candidates = &mut self.candidates;
+        let first = candidates.rank(0).ok_or(SamplingError::NoCandidate { index })?;
+        let Sampling { temperature, top_p, min_p, seed, .. } = self.settings;
+        if temperature == 0.0 {
+            return Ok(first.token);
+        }
+        let (max, temperature) = (f64::from(first.score), f64::from(temperature));
+        let weight = |c: Candidate| ((f64::from(c.score) - max) / temperature).exp();
+
+        let (n_kept, total) = keep(candidates, weight, top_p, min_p);
+        let target = uniform(seed, index as u64) * total;
+        let (mut sum, mut chosen) = (0.0, first.token);
+        for candidate in (0..n_kept).map_while(|rank| candidates.rank(rank)) {
+            let w = weight(candidate);
+            // Where rounding leaves the sum short of the target, the last possible token is it.
+            if w == 0.0 {
+                break;
+            }
+            (sum, chosen) = (sum + w, candidate.token);
+            if sum > target {
+                break;
+            }
+        }
+        Ok(chosen)
+    }
+}
+
+/// Steps 8 and 9: how many of the first ranks stay, and the sum of their weights.
+fn keep(
+    candidates: &mut Candidates,
+    weight: impl Fn(Candidate) -> f64,
+    top_p: f32,
+    min_p: f32,
+) -> (usize, f64) {
+    // Without either filter nothing needs ranking; without top_p its border needs no sum.
+    if top_p == 1.0 && min_p == 0.0 {
+        return (candidates.len(), candidates.iter().map(weight).sum());
+    }
+    let border = match top_p {
+        1.0 => f64::INFINITY,
+        _ => f64::from(top_p) * candidates.iter().map(&weight).sum::<f64>(),
+    };
+    let (mut n_kept, mut total) = (0, 0.0);
+    while let Some(candidate) = candidates.rank(n_kept) {
+        let w = weight(candidate);
+        if w < f64::from(min_p) || total >= border {
+            break;
+        }
+        n_kept += 1;
+        total += w;
+    }
+    (n_kept, total)
+}
+
+#[cfg(test)]
+mod tests;
