@@ -189,15 +189,13 @@ impl<'a> Client<'a> {
             return Ok(None);
         }
         let location = response.headers().get(LOCATION).and_then(|value| value.to_str().ok());
-        let bad = |reason: &str| {
-            let reason = format!("a redirect to {:?}, {reason}", location.unwrap_or_default());
+        let next = location.and_then(|location| join(url, location)).ok_or_else(|| {
+            let reason = format!(
+                "a redirect to {:?}, which is no address to follow from here",
+                location.unwrap_or_default()
+            );
             PullError::BadAnswer { url: url.to_owned(), reason }
-        };
-        let next = location.and_then(|location| join(url, location));
-        let next = next.ok_or_else(|| bad("which is no web address"))?;
-        if url.starts_with("https:") && !next.starts_with("https:") {
-            return Err(bad("which is not encrypted"));
-        }
+        })?;
         Ok(Some(next))
     }
 

@@ -177,3 +177,50 @@ fn sync_folder(path: &Path) {
         let _ = folder.sync_all();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn layout(folder: &TempDir) -> Layout {
+        let at = |name| folder.path().join(name);
+        Layout { repo: at("repo"), locks: at("locks") }
+    }
+
+    #[test]
+    fn copy_stands_in_for_a_link() {
+        let folder = TempDir::new().unwrap();
+        let layout = layout(&folder);
+        fs::create_dir_all(layout.repo.join("blobs")).unwrap();
+        fs::write(layout.blob("etag"), b"content").unwrap();
+        let at = layout.repo.join("config.json");
+        layout.copy_blob("etag", &at).unwrap();
+        assert_eq!(fs::read(&at).unwrap(), b"content");
+        let names = fs::read_dir(&layout.repo).unwrap().count();
+        assert_eq!(names, 2, "the temporary file is left over");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn lock_on_a_deleted_file_is_taken_again() {
+        let folder = TempDir::new().unwrap();
+        let layout = layout(&folder);
+        let path = layout.locks.join("etag.lock");
+        let first = layout.lock("etag", || panic!("nobody holds it")).unwrap();
+        let (sender, waits) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let layout = &layout;
+            let second = scope.spawn(move || layout.lock("etag", || sender.send(()).unwrap()));
+            waits.recv_timeout(Duration::from_secs(10)).unwrap();
+            fs::remove_file(&path).unwrap();
+            drop(first);
+            let second = second.join().unwrap().unwrap();
+            assert!(is_file_at(&second, &path), "the lock excludes nobody");
+        });
+    }
+}

@@ -36,7 +36,8 @@ pub(super) fn origin(url: &str) -> Option<(String, String, u16)> {
     Some((scheme, authority.host().to_ascii_lowercase(), port))
 }
 
-/// The absolute address of a redirect's target; `None` where it is no web address.
+/// The absolute address of a redirect's target; `None` where it is no web address, or one that would
+/// give up encryption.
 pub(super) fn join(base: &str, location: &str) -> Option<String> {
     let location = location.split('#').next().filter(|location| !location.is_empty())?;
     let (scheme, rest) = base.split_once("://")?;
@@ -52,7 +53,9 @@ pub(super) fn join(base: &str, location: &str) -> Option<String> {
         let folder = path.rsplit_once('/').map_or(authority, |(folder, _)| folder);
         format!("{scheme}://{folder}/{location}")
     };
-    origin(&url).map(|_| url)
+    let (target_scheme, ..) = origin(&url)?;
+    let keeps_encryption = target_scheme == "https" || scheme.eq_ignore_ascii_case("http");
+    keeps_encryption.then_some(url)
 }
 
 /// Whether an address is of this machine itself.
@@ -89,7 +92,7 @@ mod tests {
     fn join_resolves_redirect_targets() {
         let base = "https://hub.co:8443/a/b?q=/1";
         let cases = [
-            ("http://cdn.co/x?y=z", "http://cdn.co/x?y=z"),
+            ("https://cdn.co/x?y=z", "https://cdn.co/x?y=z"),
             ("//cdn.co/x", "https://cdn.co/x"),
             ("/x/y", "https://hub.co:8443/x/y"),
             ("c#part", "https://hub.co:8443/a/c"),
@@ -98,6 +101,8 @@ mod tests {
             assert_eq!(join(base, location).as_deref(), Some(expected), "{location}");
         }
         assert_eq!(join("https://hub.co", "x").as_deref(), Some("https://hub.co/x"));
+        assert_eq!(join("http://hub.co", "http://cdn.co/x").as_deref(), Some("http://cdn.co/x"));
+        assert_eq!(join(base, "http://cdn.co/x"), None, "encryption is given up");
         for bad in ["", "#x", "file:///etc/passwd", "https://hub.co@evil.org/", "http://a b/"] {
             assert_eq!(join(base, bad), None, "{bad}");
         }

@@ -262,9 +262,11 @@ impl Shared {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Waits until the hub stops, or until `is_over` says so.
+    /// Waits until the hub stops, or until `is_over` says so; not forever, so that a client without
+    /// a time limit fails its test instead of hanging it.
     fn wait_until(&self, is_over: impl Fn(&State) -> bool) {
-        let state = self.lock();
-        drop(self.changed.wait_while(state, |state| !state.is_stopping && !is_over(state)));
+        let (state, limit) = (self.lock(), Duration::from_secs(20));
+        let waits = |state: &mut State| !state.is_stopping && !is_over(state);
+        drop(self.changed.wait_timeout_while(state, limit, waits));
     }
 }

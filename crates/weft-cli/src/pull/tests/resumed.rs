@@ -86,11 +86,24 @@ fn blob_of_a_wrong_length_is_fetched_again() {
 }
 
 #[test]
-fn link_to_a_lost_blob_is_made_again() {
+fn lost_blob_is_fetched_again() {
     let scene = Scene::with_model();
     scene.pull(REPO).unwrap();
     fs::remove_file(scene.repo().join("blobs").join(etag(WEIGHTS, &weights()))).unwrap();
     scene.pull(REPO).unwrap();
+    assert_eq!(scene.snapshot_file(WEIGHTS), weights());
+}
+
+#[cfg(unix)]
+#[test]
+fn link_that_leads_nowhere_is_made_again() {
+    let scene = Scene::with_model();
+    let snapshot = scene.repo().join("snapshots").join(SHA);
+    fs::create_dir_all(&snapshot).unwrap();
+    std::os::unix::fs::symlink("../../blobs/gone", snapshot.join(WEIGHTS)).unwrap();
+    scene.pull(REPO).unwrap();
+    let target = Path::new("../../blobs").join(etag(WEIGHTS, &weights()));
+    assert_eq!(fs::read_link(snapshot.join(WEIGHTS)).unwrap(), target);
     assert_eq!(scene.snapshot_file(WEIGHTS), weights());
 }
 
