@@ -1,1 +1,353 @@
-//! Owned by a later commit.
+//! Model references and the Hugging Face cache layout.
+//!
+//! Owns how a user names a model (a folder, or `org/name[@revision]`), where the hub cache lies,
+//! and how a cached repository is read: `models--org--name/{refs,snapshots,blobs}`, the layout that
+//! `huggingface_hub` and `hf-hub` write, so that there is never a second store. It knows nothing of
+//! the network: a model that is not there is an error that says how to get it.
+
+mod env;
+mod list;
+mod reference;
+
+#[cfg(test)]
+mod tests;
+
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+pub use env::{HubEnv, Token};
+pub use list::{CachedModel, CachedRevision, list};
+pub use reference::{ModelRef, RepoRef};
+
+/// The file that every model folder has.
+pub const CONFIG_FILE: &str = "config.json";
+/// The file that maps tensors to weight shards, where the weights are more than one file.
+pub const INDEX_FILE: &str = "model.safetensors.index.json";
+/// The weights where they are one file.
+pub const SINGLE_WEIGHTS_FILE: &str = "model.safetensors";
+
+/// Hex digits of a full commit sha.
+const SHA_LEN: usize = 40;
+/// Fewer digits than git's own abbreviation are too likely to be a branch name.
+const MIN_SHA_PREFIX: usize = 7;
+/// An index of 100 000 tensors is about 10 MB; more than this is not an index.
+const MAX_INDEX_BYTES: u64 = 64 << 20;
+
+/// What can be wrong with a model reference, the cache, or its environment.
+#[derive(Debug, thiserror::Error)]
+pub enum HubError {
+    /// The text is neither a folder nor `org/name`.
+    #[error(
+        "{text:?} is not a model: expected an existing folder, or `org/name[@revision]` such as \
+         `Qwen/Qwen3-0.6B` ({reason})"
+    )]
+    InvalidReference {
+        /// What the user wrote.
+        text: String,
+        /// The rule that it breaks.
+        reason: &'static str,
+    },
+    /// The part after `@` is not a branch, tag or commit name.
+    #[error("{text:?} is not a revision: {reason}; expected a branch, a tag or a commit sha")]
+    InvalidRevision {
+        /// What stood after the `@`.
+        text: String,
+        /// The rule that it breaks.
+        reason: &'static str,
+    },
+    /// The text is a path, and no folder is there.
+    #[error("no such model folder: {path:?}; check the path, or name a model as `org/name`")]
+    FolderNotFound {
+        /// The path as given.
+        path: PathBuf,
+    },
+    /// The path leads to a file.
+    #[error("{path:?} is a file; name the folder that holds config.json and *.safetensors")]
+    NotAFolder {
+        /// The path as given.
+        path: PathBuf,
+    },
+    /// The cache has nothing of this repository.
+    #[error("{repo} is not in the hub cache: looked for {looked_for:?}; run `weft pull {pull}`")]
+    NotCached {
+        /// `org/name`.
+        repo: String,
+        /// The folder that would hold it.
+        looked_for: PathBuf,
+        /// The argument that `weft pull` needs.
+        pull: String,
+    },
+    /// The cache has the repository at other revisions only.
+    #[error(
+        "{repo} is in the hub cache, but not at revision {revision:?}: looked in {looked_in:?}, \
+         which has {}; run `weft pull {pull}`",
+        list_or_none(known)
+    )]
+    RevisionNotCached {
+        /// `org/name`.
+        repo: String,
+        /// The revision that was asked for.
+        revision: String,
+        /// The repository's folder in the cache.
+        looked_in: PathBuf,
+        /// The revisions that are there: refs, then commits.
+        known: Vec<String>,
+        /// The argument that `weft pull` needs.
+        pull: String,
+    },
+    /// A shortened commit sha fits several snapshots.
+    #[error(
+        "revision {revision:?} of {repo} fits {} cached commits ({}); write more digits",
+        candidates.len(), candidates.join(", ")
+    )]
+    AmbiguousRevision {
+        /// `org/name`.
+        repo: String,
+        /// The digits that were given.
+        revision: String,
+        /// All commits that begin with them.
+        candidates: Vec<String>,
+    },
+    /// The snapshot lacks files that a model cannot do without.
+    #[error(
+        "{repo} is incomplete: {snapshot:?} lacks {}; run `weft pull {pull}` to fetch the rest",
+        missing.join(", ")
+    )]
+    Incomplete {
+        /// `org/name`.
+        repo: String,
+        /// The snapshot folder.
+        snapshot: PathBuf,
+        /// The files that are not there.
+        missing: Vec<String>,
+        /// The argument that `weft pull` needs.
+        pull: String,
+    },
+    /// A ref file holds something else than a commit.
+    #[error("{path:?} holds {text:?}, not a commit sha of 40 hex digits; run `weft pull {pull}`")]
+    BadRef {
+        /// The ref file.
+        path: PathBuf,
+        /// What it holds.
+        text: String,
+        /// The argument that `weft pull` needs.
+        pull: String,
+    },
+    /// The weight index cannot be used.
+    #[error("{path:?} is not a usable weight index: {reason}; delete it and pull the model again")]
+    BadIndex {
+        /// The index file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Nothing in the environment says where the cache is.
+    #[error("no place for the hub cache: set HF_HOME or HF_HUB_CACHE (HOME is not set either)")]
+    NoHome,
+    /// `HF_ENDPOINT` is no web address.
+    #[error("HF_ENDPOINT is {value:?}; expected http://host or https://host[/path]")]
+    BadEndpoint {
+        /// The value as given.
+        value: String,
+    },
+    /// The token cannot be sent.
+    #[error("the token from {source_name} has characters that no token has; set it again")]
+    BadToken {
+        /// Where the token came from; its value is never shown.
+        source_name: String,
+    },
+    /// A file of the cache cannot be read.
+    #[error("cannot read {path:?}: {source}")]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl HubError {
+    fn io(path: &Path, source: io::Error) -> Self {
+        HubError::Io { path: path.to_owned(), source }
+    }
+}
+
+fn list_or_none(names: &[String]) -> String {
+    if names.is_empty() { "no revision".to_owned() } else { names.join(", ") }
+}
+
+/// Finds the folder of a model: a folder as it is, a repository through its cached snapshot.
+///
+/// # Errors
+/// When the repository or the revision is not cached, or the snapshot lacks files.
+pub fn resolve(reference: &ModelRef, env: &HubEnv) -> Result<PathBuf, HubError> {
+    let repo = match reference {
+        ModelRef::Folder(path) => return Ok(path.clone()),
+        ModelRef::Repo(repo) => repo,
+    };
+    let folder = repo.cache_folder(env);
+    if !folder.is_dir() {
+        return Err(HubError::NotCached {
+            repo: repo.id(),
+            looked_for: folder,
+            pull: repo.to_string(),
+        });
+    }
+    let snapshot = find_snapshot(repo, &folder)?;
+    let missing = missing_files(&snapshot)?;
+    if missing.is_empty() {
+        Ok(snapshot)
+    } else {
+        Err(HubError::Incomplete { repo: repo.id(), snapshot, missing, pull: repo.to_string() })
+    }
+}
+
+/// A ref wins over a commit of the same name, as in git and `huggingface_hub`.
+fn find_snapshot(repo: &RepoRef, folder: &Path) -> Result<PathBuf, HubError> {
+    let snapshots = folder.join("snapshots");
+    let ref_path = folder.join("refs").join(repo.revision());
+    let sha = if ref_path.is_file() {
+        Some(read_ref(&ref_path, repo)?)
+    } else {
+        sha_by_prefix(repo, &snapshots)?
+    };
+    sha.map(|sha| snapshots.join(sha)).filter(|snapshot| snapshot.is_dir()).ok_or_else(|| {
+        HubError::RevisionNotCached {
+            repo: repo.id(),
+            revision: repo.revision().to_owned(),
+            looked_in: folder.to_owned(),
+            known: known_revisions(folder),
+            pull: repo.to_string(),
+        }
+    })
+}
+
+fn read_ref(path: &Path, repo: &RepoRef) -> Result<String, HubError> {
+    let text = read_short(path).map_err(|e| HubError::io(path, e))?;
+    if is_commit_sha(&text) {
+        Ok(text)
+    } else {
+        Err(HubError::BadRef { path: path.to_owned(), text, pull: repo.to_string() })
+    }
+}
+
+/// The head of a file that should hold no more than a sha, trimmed.
+fn read_short(path: &Path) -> io::Result<String> {
+    let mut head = Vec::new();
+    fs::File::open(path)?.take(128).read_to_end(&mut head)?;
+    Ok(String::from_utf8_lossy(&head).trim().to_owned())
+}
+
+fn sha_by_prefix(repo: &RepoRef, snapshots: &Path) -> Result<Option<String>, HubError> {
+    let prefix = repo.revision().to_ascii_lowercase();
+    let is_prefix = (MIN_SHA_PREFIX..=SHA_LEN).contains(&prefix.len())
+        && prefix.bytes().all(|b| b.is_ascii_hexdigit());
+    if !is_prefix {
+        return Ok(None);
+    }
+    let mut fits = snapshot_shas(snapshots);
+    fits.retain(|sha| sha.starts_with(&prefix));
+    if fits.len() > 1 {
+        return Err(HubError::AmbiguousRevision {
+            repo: repo.id(),
+            revision: repo.revision().to_owned(),
+            candidates: fits,
+        });
+    }
+    Ok(fits.pop())
+}
+
+/// The commits that have a snapshot folder, sorted; none where the folder cannot be read.
+fn snapshot_shas(snapshots: &Path) -> Vec<String> {
+    let mut shas: Vec<String> = fs::read_dir(snapshots)
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| is_commit_sha(name))
+        .collect();
+    shas.sort();
+    shas
+}
+
+/// The names under which a snapshot is there: refs that lead to one, then commits.
+fn known_revisions(folder: &Path) -> Vec<String> {
+    let shas = snapshot_shas(&folder.join("snapshots"));
+    let mut known: Vec<String> = list::read_refs(&folder.join("refs"))
+        .into_iter()
+        .filter_map(|(name, sha)| shas.contains(&sha).then_some(name))
+        .collect();
+    known.extend(shas);
+    known
+}
+
+/// Whether the text is a full commit sha as the hub writes it: 40 lower-case hex digits.
+pub fn is_commit_sha(text: &str) -> bool {
+    text.len() == SHA_LEN && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// Whether the text can name a file inside a folder, and nothing outside of it, on any system.
+pub fn is_plain_file_name(name: &str) -> bool {
+    !name.is_empty()
+        && name.len() <= 255
+        && name != "."
+        && name != ".."
+        && !name.chars().any(|c| matches!(c, '/' | '\\' | ':') || c.is_control())
+}
+
+/// The files a model cannot do without that a folder lacks: `config.json`, and the weights, which
+/// are the shards of the index where there is one. A link to a blob that is gone counts as lacking.
+///
+/// # Errors
+/// When the index is there but cannot be used.
+pub fn missing_files(folder: &Path) -> Result<Vec<String>, HubError> {
+    let mut missing = Vec::new();
+    if !folder.join(CONFIG_FILE).is_file() {
+        missing.push(CONFIG_FILE.to_owned());
+    }
+    let index = folder.join(INDEX_FILE);
+    if index.is_file() {
+        let shards = shards_of_index(&index)?;
+        missing.extend(shards.into_iter().filter(|shard| !folder.join(shard).is_file()));
+    } else if !has_safetensors(folder) {
+        missing.push(SINGLE_WEIGHTS_FILE.to_owned());
+    }
+    Ok(missing)
+}
+
+fn has_safetensors(folder: &Path) -> bool {
+    fs::read_dir(folder).into_iter().flatten().flatten().any(|entry| {
+        let path = entry.path();
+        path.extension().is_some_and(|ext| ext == "safetensors") && path.is_file()
+    })
+}
+
+/// The weight files that an index names: sorted, each once, each a plain `*.safetensors` name.
+///
+/// # Errors
+/// When the file cannot be read, is no index, or names a file outside of its folder.
+pub fn shards_of_index(path: &Path) -> Result<Vec<String>, HubError> {
+    #[derive(Deserialize)]
+    struct Index {
+        weight_map: std::collections::BTreeMap<String, String>,
+    }
+    let bad = |reason: String| HubError::BadIndex { path: path.to_owned(), reason };
+    let n_bytes = fs::metadata(path).map_err(|e| HubError::io(path, e))?.len();
+    if n_bytes > MAX_INDEX_BYTES {
+        return Err(bad(format!("{n_bytes} bytes, more than the limit of {MAX_INDEX_BYTES}")));
+    }
+    let text = fs::read(path).map_err(|e| HubError::io(path, e))?;
+    let index: Index = serde_json::from_slice(&text).map_err(|e| bad(e.to_string()))?;
+    let mut shards: Vec<String> = index.weight_map.into_values().collect();
+    shards.sort();
+    shards.dedup();
+    if shards.is_empty() {
+        return Err(bad("its weight_map is empty".to_owned()));
+    }
+    match shards.iter().find(|s| !is_plain_file_name(s) || !s.ends_with(".safetensors")) {
+        Some(shard) => Err(bad(format!("it names {shard:?} as a weight file"))),
+        None => Ok(shards),
+    }
+}

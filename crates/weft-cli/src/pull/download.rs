@@ -1,0 +1,202 @@
+//! Fetching one file into its blob.
+//!
+//! Owns resumption, the checks of length and hash, and the order that keeps the cache sound under a
+//! kill at any moment: bytes go to `<etag>.incomplete`, are checked there, and only then get the
+//! blob's name. It knows neither addresses nor which files make a model.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+use ureq::Body;
+use ureq::http::Response;
+use ureq::http::header::{CONTENT_LENGTH, CONTENT_RANGE};
+
+use super::client::Client;
+use super::error::PullError;
+use super::info::FileInfo;
+use super::layout::Layout;
+use super::progress::{Event, Progress};
+use super::retry::{Failure, Limits, classify, with_retries};
+
+const BUFFER_BYTES: usize = 256 << 10;
+
+/// One file to fetch.
+pub(super) struct Download<'a> {
+    pub(super) client: &'a Client<'a>,
+    pub(super) layout: &'a Layout,
+    pub(super) limits: &'a Limits,
+    pub(super) progress: &'a dyn Progress,
+    pub(super) sha: &'a str,
+    pub(super) file: &'a str,
+    pub(super) info: FileInfo,
+}
+
+impl Download<'_> {
+    /// Makes the blob exist, whole and checked.
+    pub(super) fn run(&self) -> Result<(), PullError> {
+        let (file, etag) = (self.file, self.info.etag.as_str());
+        let _lock = self.layout.lock(etag, || self.progress.report(Event::Waiting { file }))?;
+        if len_of(&self.layout.blob(etag)) == Some(self.info.size_bytes) {
+            self.progress.report(Event::Cached { file });
+            return Ok(());
+        }
+        let reached = || len_of(&self.path()).unwrap_or(0);
+        with_retries(file, self.limits, self.progress, reached, || self.attempt())?;
+        self.verify()?;
+        self.layout.publish_blob(etag)?;
+        self.progress.report(Event::Finished { file, size_bytes: self.info.size_bytes });
+        Ok(())
+    }
+
+    fn path(&self) -> PathBuf {
+        self.layout.incomplete(&self.info.etag)
+    }
+
+    /// One connection: fetches what is not there yet.
+    fn attempt(&self) -> Result<(), Failure> {
+        let (path, size_bytes) = (self.path(), self.info.size_bytes);
+        let open = File::options().create(true).append(true).open(&path);
+        let mut out = open.map_err(|e| PullError::write(&path, e))?;
+        let mut have_bytes = len_of(&path).unwrap_or(0);
+        if have_bytes > size_bytes {
+            have_bytes = self.restart(&out)?;
+        }
+        self.progress.report(Event::Started { file: self.file, size_bytes, have_bytes });
+        if have_bytes == size_bytes {
+            return Ok(());
+        }
+        let response = self.client.open(self.sha, self.file, have_bytes)?;
+        match response.status().as_u16() {
+            206 => self.check_range(&response, have_bytes, &out)?,
+            416 => {
+                self.restart(&out)?;
+                return Err(Failure::Passing("the server has nothing at this offset".to_owned()));
+            }
+            // All of it, whatever was asked for.
+            _ => {
+                self.check_length(&response)?;
+                if have_bytes > 0 {
+                    have_bytes = self.restart(&out)?;
+                    self.progress.report(Event::Received { have_bytes });
+                }
+            }
+        }
+        self.copy(response, &mut out, have_bytes)
+    }
+
+    /// Throws away what is there; returns what is left.
+    fn restart(&self, out: &File) -> Result<u64, PullError> {
+        out.set_len(0).map_err(|e| PullError::write(&self.path(), e))?;
+        Ok(0)
+    }
+
+    /// A partial answer must continue exactly where the file on disk ends.
+    fn check_range(
+        &self,
+        response: &Response<Body>,
+        have_bytes: u64,
+        out: &File,
+    ) -> Result<(), Failure> {
+        let header = response.headers().get(CONTENT_RANGE).and_then(|value| value.to_str().ok());
+        match header.and_then(parse_content_range) {
+            Some((_, Some(total))) if total != self.info.size_bytes => {
+                Err(self.wrong_length(format!("has {total}")).into())
+            }
+            Some((start, _)) if start == have_bytes => Ok(()),
+            _ => {
+                self.restart(out)?;
+                Err(Failure::Passing(format!("the server answered with range {header:?}")))
+            }
+        }
+    }
+
+    fn check_length(&self, response: &Response<Body>) -> Result<(), PullError> {
+        let header = response.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok());
+        match header.and_then(|text| text.parse::<u64>().ok()) {
+            Some(length) if length != self.info.size_bytes => {
+                Err(self.wrong_length(format!("sends {length}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn wrong_length(&self, actual: String) -> PullError {
+        let expected = self.info.size_bytes;
+        PullError::WrongLength { file: self.file.to_owned(), expected, actual }
+    }
+
+    fn copy(
+        &self,
+        response: Response<Body>,
+        out: &mut File,
+        mut have_bytes: u64,
+    ) -> Result<(), Failure> {
+        let size_bytes = self.info.size_bytes;
+        let mut reader = response.into_body().into_reader();
+        let mut buffer = vec![0; BUFFER_BYTES];
+        loop {
+            let n = reader.read(&mut buffer).map_err(|e| classify(self.file, e.into()))?;
+            if n == 0 {
+                break;
+            }
+            if have_bytes + n as u64 > size_bytes {
+                self.restart(out)?;
+                return Err(self.wrong_length("sends more".to_owned()).into());
+            }
+            out.write_all(&buffer[..n]).map_err(|e| PullError::write(&self.path(), e))?;
+            have_bytes += n as u64;
+            self.progress.report(Event::Received { have_bytes });
+        }
+        if have_bytes < size_bytes {
+            let reason = format!("the answer ended at byte {have_bytes} of {size_bytes}");
+            return Err(Failure::Passing(reason));
+        }
+        Ok(())
+    }
+
+    /// Large files are named by their sha-256; small ones by a git object id, which is not checked:
+    /// their length is, and their readers check their form.
+    fn verify(&self) -> Result<(), PullError> {
+        let (path, expected) = (self.path(), &self.info.etag);
+        if expected.len() != 64 || !expected.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return Ok(());
+        }
+        self.progress.report(Event::Verifying { file: self.file });
+        let actual = sha256_of(&path).map_err(|e| PullError::write(&path, e))?;
+        if actual.eq_ignore_ascii_case(expected) {
+            return Ok(());
+        }
+        // Kept, it would fail every later pull in the same way.
+        fs::remove_file(&path).map_err(|e| PullError::write(&path, e))?;
+        let (file, expected) = (self.file.to_owned(), expected.clone());
+        Err(PullError::WrongHash { file, expected, actual })
+    }
+}
+
+fn len_of(path: &Path) -> Option<u64> {
+    fs::metadata(path).ok().map(|metadata| metadata.len())
+}
+
+/// `bytes 5-9/10` as (5, Some(10)); the total may be unknown (`*`).
+fn parse_content_range(text: &str) -> Option<(u64, Option<u64>)> {
+    let (range, total) = text.trim().strip_prefix("bytes ")?.split_once('/')?;
+    let start = range.split_once('-')?.0.parse().ok()?;
+    let total = if total == "*" { None } else { Some(total.parse().ok()?) };
+    Some((start, total))
+}
+
+fn sha256_of(path: &Path) -> std::io::Result<String> {
+    let mut file = File::open(path)?;
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0; BUFFER_BYTES];
+    loop {
+        let n = file.read(&mut buffer)?;
+        if n == 0 {
+            break;
+        }
+        hash.update(&buffer[..n]);
+    }
+    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}

@@ -1,0 +1,272 @@
+//! A hub for tests: serves repositories from memory over HTTP/1.1 on the loopback, keeps a log of
+//! what it was asked, and misbehaves on demand.
+//!
+//! Like the real one it answers small files itself and sends readers of weights to a second server,
+//! the CDN, which listens on another port and must never see a token. Dropping it ends all its
+//! threads, also those that stall on purpose.
+#![allow(dead_code, reason = "each test program uses its own part")]
+#![allow(clippy::unwrap_used, reason = "a hub that cannot start fails its test")]
+
+mod answer;
+mod serve;
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+
+/// Which of the two servers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Server {
+    /// The hub itself.
+    Hub,
+    /// The host that large files come from.
+    Cdn,
+}
+
+/// A request as it arrived.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Request {
+    /// Who was asked.
+    pub(crate) server: Server,
+    /// `GET` or `HEAD`.
+    pub(crate) method: String,
+    /// The path, still escaped.
+    pub(crate) path: String,
+    /// The `Range` header.
+    pub(crate) range: Option<String>,
+    /// The `Authorization` header.
+    pub(crate) authorization: Option<String>,
+}
+
+/// How an answer goes wrong.
+#[derive(Debug, Clone)]
+pub(crate) enum Fault {
+    /// Another status, with this `X-Error-Code` unless it is empty.
+    Status(u16, &'static str),
+    /// The connection is closed after so many bytes of the body.
+    CutAfter(usize),
+    /// Nothing more comes after so many bytes of the body, but the connection stays open.
+    StallAfter(usize),
+    /// All of the file, whatever range was asked for.
+    IgnoreRange,
+    /// Both: the same first bytes of the file, again and again.
+    IgnoreRangeAndCutAfter(usize),
+    /// A range that begins elsewhere than asked for.
+    ShiftRange(u64),
+    /// A body of so many bytes, with that length in the header.
+    SayLength(usize),
+    /// A body without a length in the header, ended by closing the connection.
+    NoLength,
+    /// Another body.
+    Body(Vec<u8>),
+    /// Another value for a header; an empty one leaves it out.
+    Header(&'static str, String),
+    /// A redirect to this address.
+    Redirect(String),
+    /// No answer before [`FakeHub::open_gate`] is called.
+    Hold,
+}
+
+/// The hub. It stops when it is dropped.
+pub(crate) struct FakeHub {
+    shared: Arc<Shared>,
+    addresses: [SocketAddr; 2],
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    cdn: SocketAddr,
+}
+
+#[derive(Default)]
+struct State {
+    files: Vec<StoredFile>,
+    /// (repository, revision, commit)
+    refs: Vec<(String, String, String)>,
+    faults: Vec<PlannedFault>,
+    log: Vec<Request>,
+    token: Option<String>,
+    redirects_small_files: bool,
+    is_gate_open: bool,
+    is_stopping: bool,
+}
+
+#[derive(Clone)]
+struct StoredFile {
+    repo: String,
+    sha: String,
+    name: String,
+    content: Vec<u8>,
+}
+
+struct PlannedFault {
+    server: Server,
+    method: &'static str,
+    path_end: String,
+    fault: Fault,
+    is_lasting: bool,
+}
+
+impl StoredFile {
+    /// Weights are large files, which the hub keeps elsewhere and names by their sha-256.
+    fn is_large(&self) -> bool {
+        self.name.ends_with(".safetensors")
+    }
+
+    fn etag(&self) -> String {
+        etag(&self.name, &self.content)
+    }
+}
+
+/// The name that the blob of a file gets in a cache.
+pub(crate) fn etag(name: &str, content: &[u8]) -> String {
+    let hash: String = Sha256::digest(content).iter().map(|b| format!("{b:02x}")).collect();
+    // Not a git object id, but it has the form of one.
+    if name.ends_with(".safetensors") { hash } else { hash[..40].to_owned() }
+}
+
+impl FakeHub {
+    /// Starts both servers on free ports.
+    pub(crate) fn start() -> Self {
+        let listeners = [0, 1].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+        let addresses = [0, 1].map(|i: usize| listeners[i].local_addr().unwrap());
+        let shared = Arc::new(Shared {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            cdn: addresses[1],
+        });
+        let threads = [Server::Hub, Server::Cdn]
+            .into_iter()
+            .zip(listeners)
+            .map(|(server, listener)| {
+                let shared = Arc::clone(&shared);
+                std::thread::spawn(move || serve::accept(&shared, server, &listener))
+            })
+            .collect();
+        FakeHub { shared, addresses, threads }
+    }
+
+    /// The value for `HF_ENDPOINT`.
+    pub(crate) fn endpoint(&self) -> String {
+        format!("http://{}", self.addresses[0])
+    }
+
+    /// The address of the server that large files come from.
+    pub(crate) fn cdn_endpoint(&self) -> String {
+        format!("http://{}", self.addresses[1])
+    }
+
+    /// Adds files to a commit, and points `main` to it.
+    pub(crate) fn add_commit(&self, repo: &str, sha: &str, files: &[(&str, &[u8])]) {
+        let mut state = self.shared.lock();
+        state.files.extend(files.iter().map(|(name, content)| StoredFile {
+            repo: repo.to_owned(),
+            sha: sha.to_owned(),
+            name: (*name).to_owned(),
+            content: content.to_vec(),
+        }));
+        drop(state);
+        self.set_ref(repo, "main", sha);
+    }
+
+    /// Points a branch or tag to a commit.
+    pub(crate) fn set_ref(&self, repo: &str, revision: &str, sha: &str) {
+        let refs = &mut self.shared.lock().refs;
+        refs.retain(|(r, name, _)| (r.as_str(), name.as_str()) != (repo, revision));
+        refs.push((repo.to_owned(), revision.to_owned(), sha.to_owned()));
+    }
+
+    /// Answers 401 on the hub to whoever does not send this token.
+    pub(crate) fn require_token(&self, token: &str) {
+        self.shared.lock().token = Some(token.to_owned());
+    }
+
+    /// Sends readers of small files to another path of the hub first, as the real one does.
+    pub(crate) fn redirect_small_files(&self) {
+        self.shared.lock().redirects_small_files = true;
+    }
+
+    /// Spoils the next answer to a request whose path ends like this. Faults are used up in order.
+    pub(crate) fn fault(&self, server: Server, method: &'static str, path_end: &str, fault: Fault) {
+        self.plan(server, method, path_end, fault, false);
+    }
+
+    /// Spoils all such answers.
+    pub(crate) fn always(&self, server: Server, method: &'static str, end: &str, fault: Fault) {
+        self.plan(server, method, end, fault, true);
+    }
+
+    fn plan(&self, server: Server, method: &'static str, end: &str, fault: Fault, lasting: bool) {
+        let path_end = end.to_owned();
+        let planned = PlannedFault { server, method, path_end, fault, is_lasting: lasting };
+        self.shared.lock().faults.push(planned);
+    }
+
+    /// Lets held answers go.
+    pub(crate) fn open_gate(&self) {
+        self.shared.lock().is_gate_open = true;
+        self.shared.changed.notify_all();
+    }
+
+    /// All requests so far, oldest first.
+    pub(crate) fn requests(&self) -> Vec<Request> {
+        self.shared.lock().log.clone()
+    }
+
+    /// The ranges of the requests for a file's content, oldest first; `None` for all of it.
+    pub(crate) fn content_requests(&self, file: &str) -> Vec<Option<String>> {
+        let server = if file.ends_with(".safetensors") { Server::Cdn } else { Server::Hub };
+        self.requests()
+            .into_iter()
+            .filter(|r| r.server == server && r.method == "GET" && r.path.ends_with(file))
+            .map(|r| r.range)
+            .collect()
+    }
+
+    /// Waits until a request with such a path has arrived; panics after 10 s.
+    pub(crate) fn wait_for_request(&self, server: Server, method: &str, path_end: &str) {
+        let arrived =
+            |r: &Request| r.server == server && r.method == method && r.path.ends_with(path_end);
+        let limit = Duration::from_secs(10);
+        let state = self.shared.lock();
+        let waited = self
+            .shared
+            .changed
+            .wait_timeout_while(state, limit, |state| !state.log.iter().any(arrived));
+        assert!(!waited.unwrap().1.timed_out(), "no {method} {path_end} arrived");
+    }
+}
+
+impl Drop for FakeHub {
+    fn drop(&mut self) {
+        self.shared.lock().is_stopping = true;
+        self.shared.changed.notify_all();
+        for address in self.addresses {
+            // Wakes the thread that accepts.
+            let _ = TcpStream::connect(address);
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// A test that panics elsewhere must not make the hub panic as well.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Waits until the hub stops, or until `is_over` says so; not forever, so that a client without
+    /// a time limit fails its test instead of hanging it.
+    fn wait_until(&self, is_over: impl Fn(&State) -> bool) {
+        let (state, limit) = (self.lock(), Duration::from_secs(20));
+        let waits = |state: &mut State| !state.is_stopping && !is_over(state);
+        drop(self.changed.wait_timeout_while(state, limit, waits));
+    }
+}

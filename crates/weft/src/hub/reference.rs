@@ -1,0 +1,170 @@
+//! How a user names a model.
+//!
+//! Owns the parsing and the rules of names: those of the hub, read strictly, because a name becomes
+//! a path in the cache and a part of a URL. It knows nothing of what the cache holds.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use super::{HubEnv, HubError};
+
+/// The branch that is meant where no revision is named.
+const DEFAULT_REVISION: &str = "main";
+/// The hub's limit for an organisation's and for a model's name.
+const MAX_NAME_LEN: usize = 96;
+/// Longer ones do not fit a file name on common systems.
+const MAX_REVISION_LEN: usize = 200;
+
+/// A model as a user names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ModelRef {
+    /// A folder that exists.
+    Folder(PathBuf),
+    /// A repository of the hub.
+    Repo(RepoRef),
+}
+
+/// `org/name@revision`, every part checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RepoRef {
+    org: String,
+    name: String,
+    revision: String,
+}
+
+impl ModelRef {
+    /// Reads a reference. A folder that exists wins over a repository of the same name.
+    ///
+    /// # Errors
+    /// When the text is neither a folder nor a valid `org/name[@revision]`.
+    pub fn parse(text: &str) -> Result<Self, HubError> {
+        let path = Path::new(text);
+        if !text.is_empty() && path.is_dir() {
+            return Ok(ModelRef::Folder(path.to_owned()));
+        }
+        if !text.is_empty() && path.exists() {
+            return Err(HubError::NotAFolder { path: path.to_owned() });
+        }
+        if looks_like_path(text) {
+            return Err(HubError::FolderNotFound { path: path.to_owned() });
+        }
+        RepoRef::parse(text).map(ModelRef::Repo)
+    }
+}
+
+/// No repository can look like this, so the user meant a folder.
+fn looks_like_path(text: &str) -> bool {
+    let id = text.split('@').next().unwrap_or_default();
+    text.starts_with(['/', '.', '~']) || id.contains('\\') || id.matches('/').count() > 1
+}
+
+impl fmt::Display for ModelRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ModelRef::Folder(path) => write!(f, "{}", path.display()),
+            ModelRef::Repo(repo) => write!(f, "{repo}"),
+        }
+    }
+}
+
+impl RepoRef {
+    /// Reads `org/name[@revision]`, never as a folder.
+    ///
+    /// # Errors
+    /// When a part is missing or breaks the hub's rules for names.
+    pub fn parse(text: &str) -> Result<Self, HubError> {
+        let invalid = |reason| HubError::InvalidReference { text: text.to_owned(), reason };
+        let (id, revision) = match text.split_once('@') {
+            Some((id, revision)) => (id, revision),
+            None => (text, DEFAULT_REVISION),
+        };
+        let (org, name) = id.split_once('/').ok_or_else(|| {
+            invalid(if id.is_empty() { "it is empty" } else { "the organisation is missing" })
+        })?;
+        for part in [org, name] {
+            check_name(part).map_err(invalid)?;
+        }
+        if name.ends_with(".git") {
+            return Err(invalid("a name cannot end in `.git`"));
+        }
+        check_revision(revision)
+            .map_err(|reason| HubError::InvalidRevision { text: revision.to_owned(), reason })?;
+        Ok(RepoRef { org: org.to_owned(), name: name.to_owned(), revision: revision.to_owned() })
+    }
+
+    /// Reads the name of a repository's folder in the cache, `models--org--name`.
+    pub(super) fn from_cache_folder(folder_name: &str) -> Option<Self> {
+        let (org, name) = folder_name.strip_prefix("models--")?.split_once("--")?;
+        RepoRef::parse(&format!("{org}/{name}")).ok()
+    }
+
+    /// `org/name`.
+    pub fn id(&self) -> String {
+        format!("{}/{}", self.org, self.name)
+    }
+
+    /// The branch, tag or commit; `main` where none was named.
+    pub fn revision(&self) -> &str {
+        &self.revision
+    }
+
+    /// The name of this repository's folder in the cache: `models--org--name`.
+    pub fn cache_folder_name(&self) -> String {
+        format!("models--{}--{}", self.org, self.name)
+    }
+
+    /// This repository's folder in the cache, whether or not it exists.
+    pub fn cache_folder(&self, env: &HubEnv) -> PathBuf {
+        env.cache.join(self.cache_folder_name())
+    }
+}
+
+/// As a user would write it: without `@main`.
+impl fmt::Display for RepoRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.org, self.name)?;
+        if self.revision == DEFAULT_REVISION { Ok(()) } else { write!(f, "@{}", self.revision) }
+    }
+}
+
+fn check_name(part: &str) -> Result<(), &'static str> {
+    if part.is_empty() {
+        return Err("the organisation or the name is empty");
+    }
+    if part.len() > MAX_NAME_LEN {
+        return Err("a name has at most 96 characters");
+    }
+    if !part.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.')) {
+        return Err("a name has only ASCII letters, digits, `-`, `_` and `.`");
+    }
+    if part.starts_with(['-', '.']) || part.ends_with(['-', '.']) {
+        return Err("a name cannot begin or end with `-` or `.`");
+    }
+    if part.contains("--") || part.contains("..") {
+        return Err("a name cannot contain `--` or `..`");
+    }
+    Ok(())
+}
+
+/// git's rules for refs, cut down to what is also safe as a path below `refs/`.
+fn check_revision(revision: &str) -> Result<(), &'static str> {
+    if revision.is_empty() {
+        return Err("it is empty");
+    }
+    if revision.len() > MAX_REVISION_LEN {
+        return Err("it has more than 200 characters");
+    }
+    let is_allowed = |b: u8| b.is_ascii_alphanumeric() || b"-_.+/".contains(&b);
+    if !revision.bytes().all(is_allowed) {
+        return Err("only ASCII letters, digits, `-`, `_`, `.`, `+` and `/` are allowed");
+    }
+    if revision.starts_with('-') {
+        return Err("it cannot begin with `-`");
+    }
+    for part in revision.split('/') {
+        if part.is_empty() || part.starts_with('.') || part.ends_with('.') || part.contains("..") {
+            return Err("a part between slashes is empty, or has a `.` where none may be");
+        }
+    }
+    Ok(())
+}
