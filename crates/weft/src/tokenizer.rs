@@ -1,1 +1,0 @@
-//! Owned by a later commit.

@@ -1,0 +1,228 @@
+//! Text to token ids and back, for byte-level BPE tokenizers in Hugging Face's `tokenizer.json`.
+//!
+//! Owns the vocabulary, the merges and the added tokens, and the border between *data* and
+//! *markup*: [`Tokenizer::encode_text`] never yields an added token, so a user's `<|im_end|>` stays
+//! text; only [`Tokenizer::encode_markup`] recognises them. It knows neither templates nor models.
+//!
+//! The `tokenizers` crate supplies the regular expressions and the Unicode normal forms; splitting
+//! and merging are done here on bytes, because the crate carries an alignment of 16 bytes for each
+//! byte of text, and ends a text silently where its regex engine gives up (see [`split`]).
+
+mod added;
+mod file;
+mod merge;
+mod normal;
+mod shape;
+mod split;
+
+use std::collections::HashMap;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use added::{Added, Piece};
+use file::Parts;
+use merge::{Merges, Scratch};
+use normal::Form;
+use split::Splitter;
+use thiserror::Error;
+
+/// The largest `tokenizer.json` that is read: 64 MB (real ones have 2 to 35 MB).
+pub const MAX_FILE_BYTES: u64 = 64 << 20;
+
+/// Words longer than this are merged each time they occur: they rarely recur.
+const MAX_CACHED_WORD_BYTES: usize = 48;
+/// Bounds the memory of the word cache of one call.
+const MAX_CACHED_WORDS: usize = 1 << 17;
+
+/// Why a tokenizer could not be loaded or a text not encoded.
+#[derive(Debug, Error)]
+pub enum TokenizerError {
+    /// The file could not be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The file is larger than any tokenizer should be.
+    #[error("tokenizer.json is larger than the limit of {limit} bytes")]
+    TooLarge {
+        /// The limit in bytes.
+        limit: u64,
+    },
+    /// Not JSON, or JSON of another shape.
+    #[error("tokenizer.json is malformed: {0}")]
+    Malformed(#[from] serde_json::Error),
+    /// Well-formed, but its parts contradict each other.
+    #[error("tokenizer.json is inconsistent: {0}")]
+    Inconsistent(String),
+    /// A kind of tokenizer that is not byte-level BPE, or an option that has no support here.
+    #[error("this tokenizer is not supported: {0} (weft runs byte-level BPE tokenizers)")]
+    Unsupported(String),
+    /// The text is longer than token positions can count.
+    #[error("the text has {bytes} bytes, more than the limit of {limit}")]
+    TextTooLong {
+        /// Length of the text in bytes.
+        bytes: usize,
+        /// The limit in bytes.
+        limit: usize,
+    },
+}
+
+/// A byte-level BPE tokenizer. Immutable and shared freely between threads.
+#[derive(Debug)]
+pub struct Tokenizer {
+    /// The bytes of all tokens, one after the other.
+    arena: Vec<u8>,
+    /// For each id the start and end of its bytes in `arena`; empty where the id has no token.
+    spans: Vec<(u32, u32)>,
+    merges: Merges,
+    added: Added,
+    forms: Vec<Form>,
+    splitter: Splitter,
+    bos: Vec<u32>,
+}
+
+impl Tokenizer {
+    /// Loads a `tokenizer.json`.
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Self, TokenizerError> {
+        let path = path.as_ref();
+        let read = read_capped(path, MAX_FILE_BYTES)
+            .map_err(|source| TokenizerError::Read { path: path.to_owned(), source })?;
+        Self::from_bytes(&read.ok_or(TokenizerError::TooLarge { limit: MAX_FILE_BYTES })?)
+    }
+
+    /// Loads a tokenizer from the content of a `tokenizer.json`.
+    pub fn from_bytes(json: &[u8]) -> Result<Self, TokenizerError> {
+        if json.len() as u64 > MAX_FILE_BYTES {
+            return Err(TokenizerError::TooLarge { limit: MAX_FILE_BYTES });
+        }
+        let Parts { arena, spans, merges, added, forms, splitter, bos } = file::parse(json)?;
+        Ok(Self { arena, spans, merges, added, forms, splitter, bos })
+    }
+
+    /// Encodes `text` as data: no added token is recognised, special or not.
+    ///
+    /// The bytes of the tokens, joined, equal the text. Where the tokenizer has a Unicode
+    /// normalizer (Qwen: NFC), they equal the text in that normal form instead.
+    pub fn encode_text(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        check_length(text)?;
+        let mut ids = Vec::with_capacity(text.len() / 3);
+        self.push_text(text, &mut ids);
+        Ok(ids)
+    }
+
+    /// Encodes `text` as markup: added tokens are recognised wherever they are written. Only for
+    /// text written by a template, never for what a user sent. Adds no BOS.
+    pub fn encode_markup(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        check_length(text)?;
+        let mut ids = Vec::new();
+        for piece in self.markup_pieces(text) {
+            match piece {
+                Piece::Text(text) => self.push_words(&text, &mut ids),
+                Piece::Token(id) => ids.push(id),
+            }
+        }
+        Ok(ids)
+    }
+
+    /// Encodes the prompt of a raw completion: `text` as data, after [`Tokenizer::bos`].
+    pub fn encode_with_bos(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        let mut ids = self.bos.clone();
+        ids.extend(self.encode_text(text)?);
+        Ok(ids)
+    }
+
+    /// The ids that the tokenizer's post-processor puts before a text (Llama 3: one; Qwen: none).
+    pub fn bos(&self) -> &[u32] {
+        &self.bos
+    }
+
+    /// The exact bytes of a token, which need not be UTF-8 alone. `None` for an id without a token
+    /// (models pad their vocabulary).
+    pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
+        let &(start, end) = self.spans.get(id as usize)?;
+        (start < end).then(|| &self.arena[start as usize..end as usize])
+    }
+
+    /// Whether `id` is an added token that is marked special (`<|im_end|>` is, `<think>` is not).
+    pub fn is_special(&self, id: u32) -> bool {
+        self.added.is_special(id)
+    }
+
+    /// The id of the token with this content: an added token first, else one of the vocabulary
+    /// with these bytes. Reads the whole vocabulary: not for inner loops.
+    pub fn id_of(&self, content: &str) -> Option<u32> {
+        self.added.id_of(content).or_else(|| {
+            let wanted = content.as_bytes();
+            (0..self.vocab_size()).find(|&id| self.token_bytes(id) == Some(wanted))
+        })
+    }
+
+    /// One more than the largest id, added tokens included.
+    pub fn vocab_size(&self) -> u32 {
+        self.spans.len() as u32
+    }
+
+    /// The text of `ids`, for people to read: bytes that are no UTF-8 become U+FFFD, ids without a
+    /// token nothing. For streams join [`Tokenizer::token_bytes`] instead.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
+        let mut bytes = Vec::new();
+        for &id in ids {
+            if !(skip_special && self.is_special(id)) {
+                bytes.extend_from_slice(self.token_bytes(id).unwrap_or_default());
+            }
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// `text` in the normal form that the tokenizer encodes (unchanged where it has none).
+    pub fn normalize<'t>(&self, text: &'t str) -> std::borrow::Cow<'t, str> {
+        normal::apply(&self.forms, text)
+    }
+
+    /// Cuts markup into added tokens and the (normalised) text between them.
+    fn markup_pieces<'t>(&self, text: &'t str) -> Vec<Piece<'t>> {
+        self.added.pieces(text, |text| self.normalize(text))
+    }
+
+    fn push_text(&self, text: &str, ids: &mut Vec<u32>) {
+        self.push_words(&self.normalize(text), ids);
+    }
+
+    /// Splits normalised text into words and merges each, remembering where in `ids` a word was
+    /// first written, so that a word that recurs is copied.
+    fn push_words(&self, text: &str, ids: &mut Vec<u32>) {
+        let mut seen: HashMap<&str, (usize, usize)> = HashMap::new();
+        let mut scratch = Scratch::default();
+        self.splitter.words(text, &mut |word| {
+            if let Some(&(start, end)) = seen.get(word) {
+                ids.extend_from_within(start..end);
+                return;
+            }
+            let start = ids.len();
+            self.merges.encode(word.as_bytes(), &mut scratch, ids);
+            if (2..=MAX_CACHED_WORD_BYTES).contains(&word.len()) && seen.len() < MAX_CACHED_WORDS {
+                seen.insert(word, (start, ids.len()));
+            }
+        });
+    }
+}
+
+/// Positions inside a word are 32 bits wide.
+fn check_length(text: &str) -> Result<(), TokenizerError> {
+    let limit = i32::MAX as usize;
+    if text.len() > limit {
+        return Err(TokenizerError::TextTooLong { bytes: text.len(), limit });
+    }
+    Ok(())
+}
+
+/// Reads a file of at most `limit` bytes; `None` where it has more. A size is not asked for first:
+/// it may lie (pipes, a file that grows).
+pub(crate) fn read_capped(path: &Path, limit: u64) -> std::io::Result<Option<Vec<u8>>> {
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)?.take(limit + 1).read_to_end(&mut bytes)?;
+    Ok((bytes.len() as u64 <= limit).then_some(bytes))
+}

@@ -1,0 +1,189 @@
+//! Cuts a text into words, inside which byte pairs merge.
+//!
+//! Owns the regular expressions of a tokenizer's pre-tokenizer. It knows neither ids nor merges.
+//!
+//! Nearly every such expression ends in `|\s+(?!\S)|\s+`: a run of white space leaves its last
+//! character to the word after it. The look-ahead forces the regex crate into backtracking with a
+//! stack of a million entries, and `tokenizers` takes the overflow for the end of the text: all
+//! that follows a longer run of white space becomes one word. So the look-ahead is taken out of the
+//! expression and done by hand, which is exact for any text and faster.
+
+use tokenizers::utils::SysRegex;
+
+use super::TokenizerError;
+
+/// What GPT-2 used, and what the `ByteLevel` step uses where it has no expression of its own.
+pub(super) const GPT2: &str =
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+
+/// The end of an expression that gives the last white space of a run to the next word.
+const GIVE_BACK: &str = r"|\s+(?!\S)|\s+";
+
+/// The splitting steps of a tokenizer, in order; each cuts the pieces of the one before it.
+#[derive(Debug, Default)]
+pub(super) struct Splitter {
+    steps: Vec<Step>,
+}
+
+/// One expression: its matches and what lies between them are the pieces.
+#[derive(Debug)]
+enum Step {
+    AsWritten(SysRegex),
+    /// `head|\s+(?!\S)|\s+`, as `head|\s+` and `\A(?:head)`.
+    GiveBack {
+        all: SysRegex,
+        head: SysRegex,
+    },
+}
+
+impl Splitter {
+    /// Adds a step that cuts at the matches of `pattern`.
+    pub(super) fn push(&mut self, pattern: &str) -> Result<(), TokenizerError> {
+        let compile = |pattern: &str| {
+            SysRegex::new(pattern).map_err(|error| {
+                TokenizerError::Inconsistent(format!("pre-tokenizer expression: {error}"))
+            })
+        };
+        let step = match pattern.strip_suffix(GIVE_BACK) {
+            Some(head) if is_blind(head) => Step::GiveBack {
+                all: compile(&format!(r"{head}|\s+"))?,
+                head: compile(&format!(r"\A(?:{head})"))?,
+            },
+            _ => Step::AsWritten(compile(pattern)?),
+        };
+        self.steps.push(step);
+        Ok(())
+    }
+
+    /// Calls `each` with every word of `text`, in order. The words, joined, are the text.
+    pub(super) fn words<'t>(&self, text: &'t str, each: &mut dyn FnMut(&'t str)) {
+        Self::cut(&self.steps, text, each);
+    }
+
+    fn cut<'t>(steps: &[Step], text: &'t str, each: &mut dyn FnMut(&'t str)) {
+        if text.is_empty() {
+            return;
+        }
+        let Some((step, rest)) = steps.split_first() else { return each(text) };
+        step.cut(text, &mut |piece| Self::cut(rest, piece, each));
+    }
+}
+
+impl Step {
+    fn cut<'t>(&self, text: &'t str, each: &mut dyn FnMut(&'t str)) {
+        // The text is searched from `from`; up to `done` it has been handed out.
+        let (mut from, mut done) = (0, 0);
+        'search: loop {
+            let regex = match self {
+                Self::AsWritten(regex) | Self::GiveBack { all: regex, .. } => regex,
+            };
+            for (start, end) in regex.find_iter(&text[from..]) {
+                let (start, end) = (start + from, end + from);
+                each(&text[done..start]);
+                done = end;
+                if let Some(kept) = self.give_back(text, start, end) {
+                    each(&text[start..kept]);
+                    (from, done) = (kept, kept);
+                    continue 'search;
+                }
+                each(&text[start..end]);
+            }
+            return each(&text[done..]);
+        }
+    }
+
+    /// Where the match `start..end` really ends, if it is a run of white space by `\s+(?!\S)`
+    /// that has more than one character and does not end the text.
+    fn give_back(&self, text: &str, start: usize, end: usize) -> Option<usize> {
+        let Self::GiveBack { head, .. } = self else { return None };
+        let run = &text[start..end];
+        let last = run.chars().next_back().filter(|c| c.is_whitespace())?;
+        if end == text.len() || last.len_utf8() == run.len() || !run.trim_start().is_empty() {
+            return None;
+        }
+        // An earlier alternative (`\s*[\r\n]+`) may have matched white space, too; it gives nothing
+        // back.
+        let by_head = head.find_iter(&text[start..]).next().is_some();
+        (!by_head).then(|| end - last.len_utf8())
+    }
+}
+
+/// Whether no part of the expression looks at the text around its match, so that it may be
+/// matched at the start of a slice.
+fn is_blind(pattern: &str) -> bool {
+    let looks = ["(?=", "(?!", "(?<", r"\b", r"\B", r"\A", r"\z", r"\Z", r"\G", "$"];
+    let mut before = None;
+    let anchored = pattern.chars().any(|c| {
+        let hit = c == '^' && before != Some('[');
+        before = Some(c);
+        hit
+    });
+    !anchored && !looks.iter().any(|look| pattern.contains(look))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const QWEN: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+    const LLAMA: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+    fn words<'t>(step: &Step, text: &'t str) -> Vec<&'t str> {
+        let mut words = Vec::new();
+        step.cut(text, &mut |word| {
+            if !word.is_empty() {
+                words.push(word);
+            }
+        });
+        words
+    }
+
+    fn splitter(pattern: &str) -> Splitter {
+        let mut splitter = Splitter::default();
+        splitter.push(pattern).unwrap();
+        splitter
+    }
+
+    proptest! {
+        #[test]
+        fn giving_back_by_hand_equals_the_look_ahead(
+            text in "([ \t\r\n\u{a0}\u{2003}]|[a-c]|'s|'|[0-9]|[.!<|>]|é|人|\u{301}){0,40}"
+        ) {
+            for pattern in [QWEN, LLAMA, GPT2] {
+                let ours = splitter(pattern);
+                let by_hand = matches!(ours.steps[0], Step::GiveBack { .. });
+                prop_assert!(by_hand);
+                let plain = Step::AsWritten(SysRegex::new(pattern).unwrap());
+                prop_assert_eq!(words(&ours.steps[0], &text), words(&plain, &text));
+            }
+        }
+    }
+
+    #[test]
+    fn a_run_longer_than_the_regex_stack_keeps_its_words() {
+        let text = format!("{}one two", " \t".repeat(600_000));
+        let ours = splitter(QWEN);
+        let found = words(&ours.steps[0], &text);
+        assert_eq!(found.len(), 3);
+        assert_eq!(&found[1..], ["\tone", " two"]);
+    }
+
+    #[test]
+    fn expressions_that_look_around_are_run_as_written() {
+        for pattern in
+            [r"^a|\s+(?!\S)|\s+", r"a(?=b)|\s+(?!\S)|\s+", r"\s+", r"[^a]$|\s+(?!\S)|\s+"]
+        {
+            assert!(matches!(splitter(pattern).steps[0], Step::AsWritten(_)), "{pattern}");
+        }
+    }
+
+    #[test]
+    fn steps_cut_one_after_the_other() {
+        let mut splitter = splitter(r"\p{N}");
+        splitter.push(GPT2).unwrap();
+        let mut words = Vec::new();
+        splitter.words("ab  12 c", &mut |word| words.push(word));
+        assert_eq!(words, ["ab", "  ", "1", "2", " c"]);
+    }
+}
