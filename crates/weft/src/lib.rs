@@ -5,14 +5,15 @@
 //! the [`Device`](device::Device) trait, the reference device that defines every op, sampling, and
 //! the [`Engine`](engine::Engine). It knows neither GPUs nor sockets and prints nothing.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 pub mod config;
 pub mod device;
 pub mod dtype;
-// pub mod engine;
+pub mod engine;
 pub mod hub;
 pub mod kv;
-// pub mod model;
+pub mod model;
 pub mod plan;
 pub mod prompt;
 pub mod reasoning;

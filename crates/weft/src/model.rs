@@ -1,5 +1,7 @@
 //! A model's folder, opened: everything but the weights is read, the weights are checked.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -7,12 +9,14 @@ use thiserror::Error;
 
 use crate::config::{Config, ConfigError};
 use crate::prompt::{PromptError, Template};
-use crate::sampling::{GenerationConfig, SamplingError};
+use crate::sampling::{GenerationConfig, GenerationConfigError};
 use crate::tokenizer::{Tokenizer, TokenizerError};
 use crate::weights::{Safetensors, Weights, WeightsError};
 
 /// End tokens of the families' chat formats. Files often name only one of them.
 const END_TOKENS: [&str; 4] = ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>"];
+
+const GENERATION_CONFIG_LIMIT: u64 = 1 << 20;
 
 /// A model that can be put on a device.
 pub struct Model {
@@ -40,12 +44,12 @@ impl Model {
         }
         let config = Config::from_file(&folder.join("config.json"))?;
         let weights = Box::new(Safetensors::open(folder, &config)?);
-        let tokenizer = Tokenizer::from_file(&folder.join("tokenizer.json"))?;
-        if tokenizer.vocab_size() > config.vocab {
-            let (tokens, vocab) = (tokenizer.vocab_size(), config.vocab);
+        let tokenizer = Tokenizer::from_file(folder.join("tokenizer.json"))?;
+        let (tokens, vocab) = (tokenizer.vocab_size() as usize, config.vocab);
+        if tokens > vocab {
             return Err(ModelError::Vocabulary { tokens, vocab });
         }
-        let generation = GenerationConfig::from_folder(folder)?;
+        let generation = generation_config(folder)?;
         Ok(Self {
             folder: folder.to_owned(),
             stop_ids: stop_ids(&config, &generation, &tokenizer),
@@ -58,10 +62,24 @@ impl Model {
     }
 }
 
+/// What `generation_config.json` says; nothing where there is none.
+fn generation_config(folder: &Path) -> Result<GenerationConfig, ModelError> {
+    let path = folder.join("generation_config.json");
+    if !path.exists() {
+        return Ok(GenerationConfig::default());
+    }
+    let failed = |source| ModelError::Read { path: path.display().to_string(), source };
+    let mut json = Vec::new();
+    let file = File::open(&path).map_err(failed)?;
+    // A longer file is cut, and then no JSON.
+    file.take(GENERATION_CONFIG_LIMIT).read_to_end(&mut json).map_err(failed)?;
+    Ok(GenerationConfig::parse(&json)?)
+}
+
 fn stop_ids(config: &Config, generation: &GenerationConfig, tokenizer: &Tokenizer) -> Vec<u32> {
     let known = END_TOKENS.iter().filter_map(|token| tokenizer.id_of(token));
     let mut ids: Vec<u32> =
-        config.eos_ids.iter().chain(&generation.eos_ids).copied().chain(known).collect();
+        config.eos_ids.iter().chain(&generation.eos_token_id).copied().chain(known).collect();
     ids.retain(|id| (*id as usize) < config.vocab);
     ids.sort_unstable();
     ids.dedup();
@@ -78,6 +96,14 @@ pub enum ModelError {
         /// The path.
         folder: String,
     },
+    /// A file cannot be read.
+    #[error("{path}: {source}")]
+    Read {
+        /// The file.
+        path: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// Its `config.json` cannot be used.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -92,9 +118,11 @@ pub enum ModelError {
     Template(#[from] PromptError),
     /// Its `generation_config.json` cannot be used.
     #[error(transparent)]
-    Generation(#[from] SamplingError),
+    Generation(#[from] GenerationConfigError),
     /// The tokenizer makes tokens that the model has no embedding for.
-    #[error("tokenizer.json has {tokens} tokens, config.json a vocab_size of {vocab}; they belong to different models")]
+    #[error(
+        "tokenizer.json has {tokens} tokens, config.json a vocab_size of {vocab}; they belong to different models"
+    )]
     Vocabulary {
         /// Tokens of the tokenizer.
         tokens: usize,

@@ -166,7 +166,7 @@ fn a_config_of_another_kind_is_no_config() {
     let nested = format!(r#"{{"model_type": "qwen3", "x": {}"#, r#"{"x":"#.repeat(100_000));
     for text in ["", "null", "[]", "42", "{", "\u{0}", deep.as_str(), nested.as_str()] {
         let error = Config::from_json(text.as_bytes());
-        assert!(matches!(error, Err(ConfigError::Json(_))), "{:.20}", text);
+        assert!(matches!(error, Err(ConfigError::Json(_))), "{text:.20}");
     }
     let folder = copy("llama3");
     fs::write(folder.path().join("config.json"), vec![b' '; (1 << 20) + 1]).unwrap();

@@ -29,7 +29,7 @@ impl Engine {
         requests: Vec<Request>,
     ) -> Result<Vec<Completion>, GenerateError> {
         for request in &requests {
-            request.check(self.config.vocab, self.context())?;
+            request.check(self.vocab, self.context())?;
         }
         let mut tokens: Vec<Vec<Token>> = requests.iter().map(|_| Vec::new()).collect();
         let mut endings: Vec<_> = requests.iter().map(|_| None).collect();
@@ -43,17 +43,25 @@ impl Engine {
                         tokens[running[&lane]].push(token);
                     }
                     Event::Done { lane, finished } => {
-                        running.remove(&lane).map(|i| endings[i] = Some(Ok(finished)));
+                        if let Some(index) = running.remove(&lane) {
+                            endings[index] = Some(Ok(finished));
+                        }
                     }
                     Event::Failed { lane, error } => {
-                        running.remove(&lane).map(|i| endings[i] = Some(Err(error)));
+                        if let Some(index) = running.remove(&lane) {
+                            endings[index] = Some(Err(error));
+                        }
                     }
                     Event::Token { .. } | Event::Prefill { .. } => {}
                 }
             }
         }
         let endings = endings.into_iter().map(|ending| ending.expect("no lane is left"));
-        Ok(tokens.into_iter().zip(endings).map(|(tokens, ending)| Completion { tokens, ending }).collect())
+        Ok(tokens
+            .into_iter()
+            .zip(endings)
+            .map(|(tokens, ending)| Completion { tokens, ending })
+            .collect())
     }
 
     /// Admits waiting requests until one does not fit beside those that run.

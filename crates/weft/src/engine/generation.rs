@@ -55,7 +55,9 @@ impl<'e> Generation<'e> {
         while self.ready.is_empty() && !self.over {
             for event in self.engine.step()? {
                 match event {
-                    Event::Token { lane, token } if lane == self.lane => self.ready.push_back(token),
+                    Event::Token { lane, token } if lane == self.lane => {
+                        self.ready.push_back(token);
+                    }
                     Event::Prefill { lane, done, total } if lane == self.lane => {
                         if let Some(callback) = &mut self.on_prefill {
                             callback(done, total);

@@ -12,12 +12,11 @@ mod stats;
 
 use std::sync::Arc;
 
-use crate::config::Config;
 use crate::device::{Device, DeviceError, Lane, MAX_LANES, Step};
 use crate::kv::{PagePool, pages_for};
 use crate::model::Model;
 use crate::plan::{Op, plan};
-use crate::sampling::{Logprobs, SamplingError};
+use crate::sampling::{Logprobs, Sampler, SamplingError};
 use crate::tokenizer::Tokenizer;
 
 pub use self::batch::Completion;
@@ -80,11 +79,13 @@ pub struct Token {
 
 /// A model on a device, and the lanes that run on it.
 pub struct Engine {
-    config: Config,
     plan: Vec<Op>,
     device: Box<dyn Device>,
     tokenizer: Arc<Tokenizer>,
     stop_ids: Vec<u32>,
+    /// Tokens that can be given and drawn. A model may have more rows than its tokenizer has
+    /// tokens; those are padding.
+    vocab: usize,
     pool: PagePool,
     lanes: Vec<Sequence>,
     next_id: u64,
@@ -99,10 +100,10 @@ impl Engine {
             "a step must have room for a token and an output of each of {MAX_LANES} lanes"
         );
         Self {
-            config: model.config.clone(),
             plan: plan(&model.config),
             tokenizer: Arc::clone(&model.tokenizer),
             stop_ids: model.stop_ids.clone(),
+            vocab: model.tokenizer.vocab_size() as usize,
             pool: PagePool::new(limits.pages),
             device,
             lanes: Vec::with_capacity(MAX_LANES),
@@ -123,14 +124,15 @@ impl Engine {
     /// Admits a request. All memory it can need is reserved now, so that it never fails later for
     /// want of it.
     pub fn add(&mut self, request: Request) -> Result<LaneId, RequestError> {
-        let length = request.check(self.config.vocab, self.context())?;
+        let length = request.check(self.vocab, self.context())?;
+        let sampler = Sampler::new(&request.sampling, &request.prompt, &self.stop_ids, self.vocab)?;
         if self.lanes.len() == MAX_LANES {
             return Err(RequestError::NoLane);
         }
         let pages = self.pool.take(pages_for(length))?;
         let id = LaneId(self.next_id);
         self.next_id += 1;
-        self.lanes.push(Sequence::new(id, request, length, pages, &self.stop_ids, &self.config));
+        self.lanes.push(Sequence::new(id, request, sampler, length, pages));
         Ok(id)
     }
 
@@ -187,7 +189,7 @@ impl Engine {
         let mut first = 0;
         for lane in &mut self.lanes {
             let n_outputs = lane.lane().n_outputs();
-            let logits = |output: usize| self.device.logits(first + output);
+            let logits = |output: usize| &self.device.logits(first + output)[..self.vocab];
             lane.advance(&logits, &self.tokenizer, events);
             first += n_outputs;
         }

@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use super::{Cancel, Event, FinishReason, Finished, LaneId, Request, Stats, Token};
-use crate::config::Config;
 use crate::device::{Lane, Outputs, Span};
 use crate::kv::{PageId, Slot};
 use crate::sampling::{Logprobs, Sampler, Sampling, SamplingError, TextStream};
@@ -13,7 +12,6 @@ pub(super) struct Sequence {
     id: LaneId,
     sampling: Sampling,
     cancel: Cancel,
-    stop_ids: Vec<u32>,
     /// The prompt, then the answer.
     tokens: Vec<u32>,
     prompt_len: usize,
@@ -44,21 +42,19 @@ impl Sequence {
     pub(super) fn new(
         id: LaneId,
         request: Request,
+        sampler: Sampler,
         length: usize,
         pages: Vec<PageId>,
-        stop_ids: &[u32],
-        config: &Config,
     ) -> Self {
         let Request { prompt, sampling, cancel } = request;
         let span = Span { pages, len: length, home_position: 0, position: 0 };
         let positions = 0..u32::try_from(length).expect("Config bounds the positions");
         Self {
             id,
-            sampler: Sampler::new(&sampling, &prompt, stop_ids, config.vocab),
+            sampler,
             text: TextStream::new(&sampling.stop),
             echo: TextStream::new(&[]),
             cancel,
-            stop_ids: stop_ids.to_vec(),
             prompt_len: prompt.len(),
             length,
             stored: 0,
@@ -118,53 +114,64 @@ impl Sequence {
         tokenizer: &Tokenizer,
         events: &mut Vec<Event>,
     ) {
+        if let Err(error) = self.try_advance(logits, tokenizer, events) {
+            self.end = Some(End::Failed(error));
+        }
+    }
+
+    fn try_advance<'l>(
+        &mut self,
+        logits: &impl Fn(usize) -> &'l [f32],
+        tokenizer: &Tokenizer,
+        events: &mut Vec<Event>,
+    ) -> Result<(), SamplingError> {
         let n_outputs = self.lane().n_outputs();
         if self.sampling.echo && self.stored < self.prompt_len {
-            self.echo_prompt(logits, tokenizer, events);
+            self.echo_prompt(logits, tokenizer, events)?;
         }
         self.stored += self.taken;
         if self.stored <= self.prompt_len {
             let (done, total) = (self.stored, self.prompt_len);
             events.push(Event::Prefill { lane: self.id, done, total });
         }
-        if self.pending() == 0 {
-            match self.sampler.sample(logits(n_outputs - 1)) {
-                Ok(choice) => {
-                    let token = self.accept(choice.token, choice.logprobs, tokenizer);
-                    events.push(Event::Token { lane: self.id, token });
-                }
-                Err(error) => self.end = Some(End::Failed(error)),
-            }
+        if self.pending() > 0 {
+            return Ok(());
         }
+        if self.sampling.max_tokens == Some(0) {
+            self.end = Some(End::Finished(FinishReason::Length));
+            return Ok(());
+        }
+        let choice = self.sampler.sample(logits(n_outputs - 1))?;
+        let token = self.accept(choice.token, choice.logprobs, tokenizer);
+        events.push(Event::Token { lane: self.id, token });
+        Ok(())
     }
 
     /// Takes one generated token: its text, and whether the answer ends with it.
     fn accept(&mut self, id: u32, logprobs: Option<Logprobs>, tokenizer: &Tokenizer) -> Token {
         self.first_token.get_or_insert_with(|| self.started.elapsed());
         self.tokens.push(id);
-        let is_end = !self.sampling.ignore_eos && self.stop_ids.contains(&id)
-            || self.sampling.stop_ids.contains(&id);
-        let mut text = String::new();
-        if is_end {
-            self.end = Some(End::Finished(FinishReason::Stop));
-        } else {
-            let bytes = if tokenizer.is_special(id) { None } else { tokenizer.token_bytes(id) };
-            let piece = self.text.push(bytes.unwrap_or_default());
-            text = piece.text;
-            if piece.stopped.is_some() {
-                self.end = Some(End::Finished(FinishReason::Stop));
-                return Token { id, text, logprobs };
-            }
-            if self.generated() == self.sampling.max_tokens.unwrap_or(usize::MAX)
-                || self.tokens.len() == self.length
-            {
-                self.end = Some(End::Finished(FinishReason::Length));
-            }
-        }
-        if self.end.is_some() {
-            text.push_str(&self.text.finish());
-        }
+        let (text, end) = self.read_out(id, tokenizer);
+        self.end = end.map(End::Finished);
         Token { id, text, logprobs }
+    }
+
+    /// The text that a token makes certain, and why the answer ends with it, if it does.
+    fn read_out(&mut self, id: u32, tokenizer: &Tokenizer) -> (String, Option<FinishReason>) {
+        if self.sampler.is_end(id) {
+            return (self.text.finish(), Some(FinishReason::Stop));
+        }
+        let bytes = if tokenizer.is_special(id) { None } else { tokenizer.token_bytes(id) };
+        let piece = self.text.push(bytes.unwrap_or_default());
+        if piece.stopped.is_some() {
+            return (piece.text, Some(FinishReason::Stop));
+        }
+        let is_full =
+            Some(self.generated()) == self.sampling.max_tokens || self.tokens.len() == self.length;
+        if is_full {
+            return (piece.text + &self.text.finish(), Some(FinishReason::Length));
+        }
+        (piece.text, None)
     }
 
     /// The prompt's tokens as events. A row of logits tells of the token after it, so a step with
@@ -174,25 +181,32 @@ impl Sequence {
         logits: &impl Fn(usize) -> &'l [f32],
         tokenizer: &Tokenizer,
         events: &mut Vec<Event>,
-    ) {
-        let mut push = |index: usize, logprobs| {
-            let id = self.tokens[index];
-            let mut text = self.echo.push(tokenizer.token_bytes(id).unwrap_or_default()).text;
-            if index + 1 == self.prompt_len {
-                text.push_str(&self.echo.finish());
-            }
-            events.push(Event::Token { lane: self.id, token: Token { id, text, logprobs } });
-        };
+    ) -> Result<(), SamplingError> {
         if self.stored == 0 {
-            push(0, None);
+            events.push(self.echo_token(0, None, tokenizer));
         }
-        for row in 0..self.taken {
-            let index = self.stored + row + 1;
-            if index < self.prompt_len {
-                let of_row = |top| Logprobs::new(logits(row), self.tokens[index], top);
-                push(index, self.sampling.logprobs.map(of_row));
-            }
+        let last = (self.stored + self.taken).min(self.prompt_len - 1);
+        for index in self.stored + 1..=last {
+            let of_row =
+                |top| Logprobs::of(logits(index - 1 - self.stored), self.tokens[index], top, index);
+            let logprobs = self.sampling.logprobs.map(of_row).transpose()?;
+            events.push(self.echo_token(index, logprobs, tokenizer));
         }
+        Ok(())
+    }
+
+    fn echo_token(
+        &mut self,
+        index: usize,
+        logprobs: Option<Logprobs>,
+        tokenizer: &Tokenizer,
+    ) -> Event {
+        let id = self.tokens[index];
+        let mut text = self.echo.push(tokenizer.token_bytes(id).unwrap_or_default()).text;
+        if index + 1 == self.prompt_len {
+            text.push_str(&self.echo.finish());
+        }
+        Event::Token { lane: self.id, token: Token { id, text, logprobs } }
     }
 
     fn generated(&self) -> usize {
@@ -215,7 +229,9 @@ impl Sequence {
         let lane = self.id;
         let event = match self.end {
             Some(End::Failed(error)) => Event::Failed { lane, error },
-            Some(End::Finished(reason)) => Event::Done { lane, finished: Finished { reason, stats } },
+            Some(End::Finished(reason)) => {
+                Event::Done { lane, finished: Finished { reason, stats } }
+            }
             None => {
                 let reason = FinishReason::Cancelled;
                 Event::Done { lane, finished: Finished { reason, stats } }

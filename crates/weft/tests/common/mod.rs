@@ -1,6 +1,8 @@
 //! What the tests of devices share: small models, and lanes laid out by hand.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub mod conformance;
+
 use weft::config::Config;
 use weft::device::{Device, Lane, Limits, Outputs, Span, Step};
 use weft::kv::{PAGE_ROWS, PageId, Slot, pages_for};

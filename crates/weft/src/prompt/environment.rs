@@ -1,0 +1,143 @@
+//! The Jinja environment of chat templates, set up as transformers does.
+//!
+//! Owns filters, functions and limits, and the [`Session`] that one rendering shares with them. It
+//! knows nothing of conversations.
+
+use std::borrow::Cow;
+use std::error::Error as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::SystemTime;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Object, ObjectRepr};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, Value, escape_formatter};
+
+use super::marks::{self, Marks};
+use super::{PromptError, clock, json, methods};
+
+/// Instructions that a template may run. Those of models run a few hundred per message.
+pub(super) const MAX_FUEL: u64 = 5_000_000;
+/// Name of the compiled template.
+pub(super) const NAME: &str = "chat_template";
+/// The variable that holds the session. No template can write a name with a space.
+pub(super) const SESSION: &str = "the session";
+
+/// What filters and methods need to know of the rendering they run in.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) marks: Option<Marks>,
+    /// The same for all renderings of a conversation, whose texts are compared.
+    pub(super) now: SystemTime,
+    /// Bytes that string methods and `{{ }}` have touched, and how many they may.
+    pub(super) work_bytes: AtomicUsize,
+    pub(super) max_work_bytes: usize,
+}
+
+impl Object for Session {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+}
+
+impl Session {
+    /// Counts work that fuel does not see.
+    pub(super) fn spend(&self, bytes: usize) -> Result<(), Error> {
+        let before = self.work_bytes.fetch_add(bytes, Ordering::Relaxed);
+        if before.saturating_add(bytes) <= self.max_work_bytes {
+            return Ok(());
+        }
+        let cause = Cause::Worked(self.max_work_bytes as u64);
+        Err(Error::from(ErrorKind::OutOfFuel).with_source(cause))
+    }
+
+    /// `string` without marks.
+    pub(super) fn plain<'t>(&self, string: &'t str) -> Cow<'t, str> {
+        marks::plain(self.marks, string)
+    }
+}
+
+/// The session of a running template.
+pub(super) fn session(state: &State<'_, '_>) -> Result<Arc<Session>, Error> {
+    let session = state.lookup(SESSION).and_then(|value| value.downcast_object());
+    session.ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "there is no session"))
+}
+
+/// Errors of this module on their way through the interpreter.
+#[derive(Debug, thiserror::Error)]
+enum Cause {
+    #[error("{0}")]
+    Raised(String),
+    #[error("more than {0} bytes")]
+    Worked(u64),
+}
+
+/// An environment that holds `source` as its one template.
+pub(super) fn environment(source: String) -> Result<Environment<'static>, Error> {
+    let mut env = Environment::new();
+    env.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
+    env.set_auto_escape_callback(|_| AutoEscape::None);
+    // Debug information would copy the conversation into errors.
+    env.set_debug(false);
+    env.set_fuel(Some(MAX_FUEL));
+    env.set_unknown_method_callback(methods::call);
+    env.set_formatter(|out, state, value| {
+        let bytes = value.as_str().map_or(0, str::len);
+        session(state)?.spend(bytes)?;
+        escape_formatter(out, state, value)
+    });
+    env.remove_global("debug");
+    env.add_function("raise_exception", |state: &State, message: &str| {
+        let message = session(state)?.plain(message).into_owned();
+        let error = Error::new(ErrorKind::InvalidOperation, message.clone());
+        Err::<Value, _>(error.with_source(Cause::Raised(message)))
+    });
+    env.add_function("strftime_now", |state: &State, format: &str| {
+        Ok::<_, Error>(clock::strftime(session(state)?.now, format))
+    });
+    env.add_filter("tojson", |state: &State, value: &Value, kwargs: Kwargs| {
+        let session = session(state)?;
+        let json = json::to_json(session.marks, value, &kwargs)?;
+        session.spend(json.len())?;
+        Ok::<_, Error>(json)
+    });
+    env.add_filter("trim", methods::trim);
+    env.add_filter("length", methods::length);
+    env.add_filter("count", methods::length);
+    env.add_filter("title", methods::title);
+    env.add_filter("lines", methods::filter("splitlines"));
+    for name in ["upper", "lower", "capitalize", "replace", "split"] {
+        env.add_filter(name, methods::filter(name));
+    }
+    env.add_template_owned(NAME, source)?;
+    Ok(env)
+}
+
+/// Says what went wrong in this module's words.
+pub(super) fn explain(error: &Error) -> PromptError {
+    let mut source = error.source();
+    while let Some(cause) = source {
+        match cause.downcast_ref() {
+            Some(Cause::Raised(message)) => return PromptError::Raised(message.clone()),
+            Some(&Cause::Worked(limit)) => {
+                let what = "the number of bytes that the chat template works on";
+                return PromptError::Limit { what, limit };
+            }
+            None => {}
+        }
+        source = cause.source();
+    }
+    let line = error.line().unwrap_or(1);
+    let reason = match error.detail() {
+        Some(detail) => format!("{}: {detail}", error.kind()),
+        None => error.kind().to_string(),
+    };
+    match error.kind() {
+        ErrorKind::SyntaxError => PromptError::Syntax { line, reason },
+        ErrorKind::OutOfFuel => PromptError::Limit {
+            what: "the number of instructions that the chat template runs",
+            limit: MAX_FUEL,
+        },
+        _ => PromptError::Failed { line, reason },
+    }
+}

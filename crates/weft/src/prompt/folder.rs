@@ -1,0 +1,101 @@
+//! The chat template in a model's folder.
+//!
+//! Owns which files are read, how far, and which of several templates is taken. It knows nothing
+//! of the template language.
+
+use std::io::ErrorKind;
+use std::path::Path;
+
+use serde::Deserialize;
+
+use super::{PromptError, Template};
+use crate::tokenizer::read_capped;
+
+/// The largest `chat_template.jinja` that is read: 1 MB (real ones have up to 20 kB).
+const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
+/// The largest `tokenizer_config.json` that is read: 16 MB.
+const MAX_CONFIG_BYTES: u64 = 16 << 20;
+
+/// The fields of `tokenizer_config.json` that matter here.
+#[derive(Debug, Default, Deserialize)]
+struct Config {
+    chat_template: Option<Templates>,
+    bos_token: Option<Token>,
+    eos_token: Option<Token>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "chat_template must be a string or a list of {\"name\": …, \"template\": …}"
+)]
+enum Templates {
+    One(String),
+    Named(Vec<Named>),
+}
+
+#[derive(Debug, Deserialize)]
+struct Named {
+    name: String,
+    template: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "a token must be a string, null or {\"content\": …}")]
+enum Token {
+    Text(String),
+    Added { content: String },
+}
+
+impl Token {
+    fn text(&self) -> &str {
+        match self {
+            Self::Text(text) | Self::Added { content: text } => text,
+        }
+    }
+}
+
+impl Template {
+    /// The template of the model in `folder`: `chat_template.jinja`, else `chat_template` in
+    /// `tokenizer_config.json` (of several the one named `default`). `None` where there is none.
+    pub fn from_folder(folder: &Path) -> Result<Option<Self>, PromptError> {
+        let path = folder.join("tokenizer_config.json");
+        let malformed = |reason: String| PromptError::Malformed { path: path.clone(), reason };
+        let config = match read(&path, "tokenizer_config.json in bytes", MAX_CONFIG_BYTES)? {
+            Some(bytes) => {
+                serde_json::from_slice(&bytes).map_err(|error| malformed(error.to_string()))?
+            }
+            None => Config::default(),
+        };
+        let file = folder.join("chat_template.jinja");
+        let what = "the chat template's size in bytes";
+        let source = match (read(&file, what, MAX_TEMPLATE_BYTES)?, config.chat_template) {
+            (Some(bytes), _) => String::from_utf8(bytes).map_err(|error| {
+                PromptError::Malformed { path: file, reason: error.utf8_error().to_string() }
+            })?,
+            (None, Some(Templates::One(source))) => source,
+            (None, Some(Templates::Named(list))) => {
+                let default = list.into_iter().find(|named| named.name == "default");
+                let missing = || malformed("no chat_template is named \"default\"".to_owned());
+                default.ok_or_else(missing)?.template
+            }
+            (None, None) => return Ok(None),
+        };
+        if source.len() as u64 > MAX_TEMPLATE_BYTES {
+            return Err(PromptError::Limit { what, limit: MAX_TEMPLATE_BYTES });
+        }
+        let bos = config.bos_token.as_ref().map(Token::text);
+        let eos = config.eos_token.as_ref().map(Token::text);
+        Self::new(&source, bos, eos).map(Some)
+    }
+}
+
+/// The bytes of a file that may be missing.
+fn read(path: &Path, what: &'static str, limit: u64) -> Result<Option<Vec<u8>>, PromptError> {
+    match read_capped(path, limit) {
+        Ok(Some(bytes)) => Ok(Some(bytes)),
+        Ok(None) => Err(PromptError::Limit { what, limit }),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(PromptError::Read { path: path.to_owned(), source }),
+    }
+}

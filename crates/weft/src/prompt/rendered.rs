@@ -1,0 +1,79 @@
+//! A rendered prompt: what the template wrote and what the conversation said, apart.
+//!
+//! Owns how each is encoded, and the refusal where they could not be kept apart. It knows nothing
+//! of how they were told apart.
+
+use std::collections::BTreeSet;
+
+use super::PromptError;
+use crate::tokenizer::Tokenizer;
+
+/// A part of a prompt. None is empty, and neighbours differ in kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Segment {
+    /// Written by the template: added tokens in it are recognised.
+    Scaffold(String),
+    /// Said in the conversation: all of it is text.
+    Content(String),
+}
+
+impl Segment {
+    /// The text.
+    pub fn text(&self) -> &str {
+        match self {
+            Self::Scaffold(text) | Self::Content(text) => text,
+        }
+    }
+}
+
+/// A conversation that a template has rendered.
+#[derive(Clone, Debug)]
+pub struct Rendered {
+    pub(super) segments: Vec<Segment>,
+    /// Strings of the conversation that may be in the scaffold.
+    pub(super) unmarked: BTreeSet<String>,
+}
+
+impl Rendered {
+    /// The whole prompt as one text.
+    pub fn text(&self) -> String {
+        self.segments.iter().map(Segment::text).collect()
+    }
+
+    /// The parts of the prompt.
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    /// The prompt's tokens. Segments are encoded each on its own, so no token crosses a border.
+    pub fn tokens(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, PromptError> {
+        for string in &self.unmarked {
+            if let Some(token) = added_token_in(tokenizer, string)? {
+                return Err(PromptError::Inseparable { token });
+            }
+        }
+        let mut tokens = Vec::new();
+        for segment in &self.segments {
+            tokens.extend(match segment {
+                Segment::Scaffold(text) => tokenizer.encode_markup(text)?,
+                Segment::Content(text) => tokenizer.encode_text(text)?,
+            });
+        }
+        Ok(tokens)
+    }
+}
+
+/// The first added token that `string` would be read to contain, were it markup.
+fn added_token_in(tokenizer: &Tokenizer, string: &str) -> Result<Option<String>, PromptError> {
+    let (markup, text) = (tokenizer.encode_markup(string)?, tokenizer.encode_text(string)?);
+    if markup == text {
+        return Ok(None);
+    }
+    for id in markup {
+        let token = tokenizer.decode(&[id], false);
+        if tokenizer.encode_text(&token)? != [id] && tokenizer.encode_markup(&token)? == [id] {
+            return Ok(Some(token));
+        }
+    }
+    Ok(Some(string.to_owned()))
+}

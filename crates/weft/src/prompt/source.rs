@@ -1,0 +1,86 @@
+//! The source of a template before it is compiled.
+//!
+//! Owns what the interpreter lacks: the tags that training adds, and limits on chains (`1+1+…`,
+//! `not not …`, `elif`), which its parser takes stack for without counting. It knows where tags
+//! begin and end, and not what they mean.
+
+use std::ops::Range;
+
+use super::PromptError;
+
+/// Bytes of one tag beside its strings and white space: as deep as an expression can get.
+const MAX_TAG_BYTES: usize = 4096;
+/// `elif` tags of a template.
+const MAX_ELIFS: usize = 500;
+
+/// The source to compile. `{% generation %}` blocks mark what training learns from, and render as
+/// what is in them.
+pub(super) fn prepare(source: &str) -> Result<String, PromptError> {
+    let limit = |what, limit: usize| PromptError::Limit { what, limit: limit as u64 };
+    let (mut prepared, mut done, mut n_elifs) = (String::with_capacity(source.len()), 0, 0);
+    let mut at = 0;
+    while let Some(start) = source[at..].find("{").map(|found| at + found) {
+        let opening = source.get(start..start + 2).unwrap_or_default();
+        at = match opening {
+            "{#" => source[start..].find("#}").map_or(source.len(), |length| start + length),
+            "{{" | "{%" => {
+                let (end, n_bytes) = tag_end(source, start + 2);
+                if n_bytes > MAX_TAG_BYTES {
+                    return Err(limit("a tag of the chat template in bytes", MAX_TAG_BYTES));
+                }
+                end
+            }
+            _ => start + 1,
+        };
+        if opening != "{%" {
+            continue;
+        }
+        let word = first_word(source, start + 2);
+        let replacement = match &source[word.clone()] {
+            "generation" => "if true",
+            "endgeneration" => "endif",
+            other => {
+                n_elifs += usize::from(other == "elif");
+                if other == "raw" {
+                    at = source[at..].find("endraw").map_or(source.len(), |length| at + length);
+                }
+                continue;
+            }
+        };
+        prepared.push_str(&source[done..word.start]);
+        prepared.push_str(replacement);
+        done = word.end;
+    }
+    if n_elifs > MAX_ELIFS {
+        return Err(limit("the number of elif tags in the chat template", MAX_ELIFS));
+    }
+    prepared.push_str(&source[done..]);
+    Ok(prepared)
+}
+
+/// Where the tag ends whose inside begins at `start`, and its bytes that count.
+fn tag_end(source: &str, start: usize) -> (usize, usize) {
+    let (mut n_bytes, mut quote, mut escaped) = (0, None, false);
+    let bytes = source.as_bytes();
+    for (at, &byte) in bytes.iter().enumerate().skip(start) {
+        match quote {
+            Some(_) if escaped => escaped = false,
+            Some(_) if byte == b'\\' => escaped = true,
+            Some(open) if byte == open => quote = None,
+            Some(_) => {}
+            None if byte == b'"' || byte == b'\'' => quote = Some(byte),
+            None if matches!(byte, b'%' | b'}') && bytes.get(at + 1) == Some(&b'}') => {
+                return (at, n_bytes);
+            }
+            None => n_bytes += usize::from(!byte.is_ascii_whitespace()),
+        }
+    }
+    (source.len(), n_bytes)
+}
+
+fn first_word(source: &str, start: usize) -> Range<usize> {
+    let rest = source[start..].trim_start_matches(['-', '+']).trim_start();
+    let start = source.len() - rest.len();
+    let length = rest.find(|char: char| !char.is_alphanumeric()).unwrap_or(rest.len());
+    start..start + length
+}

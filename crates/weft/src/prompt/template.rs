@@ -1,0 +1,149 @@
+//! A compiled chat template, and how it renders a conversation.
+//!
+//! Owns the order of renderings: first without marks, which is the truth, then with marks until a
+//! rendering agrees with it. It knows neither files nor tokens.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::sync::atomic::AtomicUsize;
+use std::time::SystemTime;
+
+use minijinja::{Environment, Value};
+
+use super::environment::{self, NAME, SESSION, Session};
+use super::marks::{Marked, Marks, is_nonchar};
+use super::message::Conversation;
+use super::rendered::{Rendered, Segment};
+use super::values::{Values, View};
+use super::{PromptError, source};
+
+/// No prompt has more bytes.
+const MAX_OUTPUT_BYTES: usize = 64 << 20;
+/// Bytes that a template may add to the conversation's own, which it may write twice.
+const MAX_SCAFFOLD_BYTES: usize = 1 << 20;
+/// Bytes that string methods may touch beside 64 times the conversation's.
+const MAX_WORK_BYTES: usize = 64 << 20;
+
+/// A chat template. Immutable and shared freely between threads.
+#[derive(Debug)]
+pub struct Template {
+    env: Environment<'static>,
+    /// The tokens that templates know by name.
+    tokens: Vec<(&'static str, String)>,
+    /// Noncharacters that the template writes itself.
+    nonchars: BTreeSet<char>,
+}
+
+/// What one rendering gave.
+struct Output {
+    text: String,
+    unmarked: BTreeSet<String>,
+}
+
+impl Template {
+    /// Compiles a template. `bos_token` and `eos_token` are the variables of these names.
+    pub fn new(
+        source: &str,
+        bos_token: Option<&str>,
+        eos_token: Option<&str>,
+    ) -> Result<Self, PromptError> {
+        let env = environment::environment(source::prepare(source)?);
+        let env = env.map_err(|error| environment::explain(&error))?;
+        let tokens = [("bos_token", bos_token), ("eos_token", eos_token)];
+        let tokens: Vec<_> = tokens
+            .into_iter()
+            .filter_map(|(name, token)| Some((name, token?.to_owned())))
+            .collect();
+        let texts = tokens.iter().flat_map(|(_, token)| token.chars());
+        let nonchars = source.chars().chain(texts).filter(|&char| is_nonchar(char)).collect();
+        Ok(Self { env, tokens, nonchars })
+    }
+
+    /// Renders a conversation.
+    pub fn render(&self, conversation: &Conversation) -> Result<Rendered, PromptError> {
+        let now = SystemTime::now();
+        let mut view = View { marks: None, mark_words: true, fill_content: false };
+        let mut plain = self.render_once(conversation, view, now);
+        // Clients write a null content where the assistant only called tools. Some templates
+        // look for it, others take every content for a string.
+        if plain.is_err() && conversation.messages.iter().any(|m| m.content.is_none()) {
+            view.fill_content = true;
+            plain = self.render_once(conversation, view, now).or(plain);
+        }
+        let plain = plain?;
+        let mut taken = self.nonchars.clone();
+        let strings = plain.unmarked.iter().flat_map(|string| string.chars());
+        taken.extend(strings.filter(|&char| is_nonchar(char)));
+        view.marks = Some(Marks::choose(&taken).ok_or(PromptError::NoMarks)?);
+        for mark_words in [true, false] {
+            view.mark_words = mark_words;
+            let marked = self.render_once(conversation, view, now);
+            if let Ok(Output { text, unmarked }) = marked
+                && let Ok(marked) = Marked::parse(&text, view.marks)
+                && marked.text == plain.text
+            {
+                let segments = marked.pieces(marked.all()).map(segment).collect();
+                return Ok(Rendered { segments, unmarked });
+            }
+        }
+        let segments = [(&*plain.text, false)].into_iter().filter(|(text, _)| !text.is_empty());
+        Ok(Rendered { segments: segments.map(segment).collect(), unmarked: plain.unmarked })
+    }
+
+    fn render_once(
+        &self,
+        conversation: &Conversation,
+        view: View,
+        now: SystemTime,
+    ) -> Result<Output, PromptError> {
+        let mut values = Values::new(view);
+        let mut variables = values.variables(conversation);
+        for (name, token) in &self.tokens {
+            variables.push(((*name).to_owned(), Value::from(&**token)));
+        }
+        let max_work_bytes = values.n_bytes.saturating_mul(64).saturating_add(MAX_WORK_BYTES);
+        let work_bytes = AtomicUsize::new(0);
+        let session = Session { marks: view.marks, now, work_bytes, max_work_bytes };
+        variables.push((SESSION.to_owned(), Value::from_object(session)));
+        let limit = values.n_bytes.saturating_mul(4).saturating_add(MAX_SCAFFOLD_BYTES);
+        let mut writer =
+            Writer { bytes: Vec::new(), limit: limit.min(MAX_OUTPUT_BYTES), full: false };
+        let template = self.env.get_template(NAME).map_err(|error| environment::explain(&error))?;
+        let result = template.render_captured_to(Value::from_pairs(variables), &mut writer);
+        if writer.full {
+            let limit = writer.limit as u64;
+            return Err(PromptError::Limit { what: "the rendered prompt's size in bytes", limit });
+        }
+        result.map_err(|error| environment::explain(&error))?;
+        let text = String::from_utf8(writer.bytes)
+            .map_err(|error| PromptError::Failed { line: 1, reason: error.to_string() })?;
+        Ok(Output { text, unmarked: values.unmarked })
+    }
+}
+
+fn segment((text, is_content): (&str, bool)) -> Segment {
+    let text = text.to_owned();
+    if is_content { Segment::Content(text) } else { Segment::Scaffold(text) }
+}
+
+/// Takes at most `limit` bytes.
+struct Writer {
+    bytes: Vec<u8>,
+    limit: usize,
+    full: bool,
+}
+
+impl Write for Writer {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if bytes.len() > self.limit - self.bytes.len() {
+            self.full = true;
+            return Err(std::io::ErrorKind::FileTooLarge.into());
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
