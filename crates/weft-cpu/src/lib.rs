@@ -1,0 +1,157 @@
+//! The CPU device: bf16 weights packed for vector instructions, ops on a persistent worker pool.
+//!
+//! It runs the plan that [`weft::plan`] makes and is compared with [`weft::reference`], op by op.
+//! Weights are read once for all tokens of a step. Every output is one sum in one order, whatever
+//! the number of tokens, lanes or threads, so results depend on the machine's instruction set alone.
+//! It knows steps and spans; it does not know where they come from.
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
+
+mod buffers;
+mod isa;
+mod matmul;
+mod memory;
+mod ops;
+mod pack;
+mod pool;
+mod scratch;
+mod vector;
+mod weights;
+
+use weft::config::Config;
+use weft::device::{Buffer, Device, DeviceError, Limits, Step};
+use weft::dtype::Dtype;
+use weft::kv::Slot;
+use weft::plan::Op;
+use weft::rope::RopeTable;
+use weft::weights::{Weights, WeightsError};
+
+use buffers::{Buffers, Kv};
+use pool::Pool;
+use scratch::{Scratch, TokenPlace};
+use weights::ModelWeights;
+
+pub use isa::Isa;
+
+/// The device. Computes in bf16, whatever the model's own format.
+pub struct CpuDevice {
+    config: Config,
+    limits: Limits,
+    isa: Isa,
+    pool: Pool,
+    weights: ModelWeights,
+    rope: RopeTable,
+    kv: Kv,
+    buffers: Buffers,
+    /// f32 \[step_outputs\]\[vocab\]
+    logits: Vec<f32>,
+    /// One for each thread.
+    scratch: Vec<Scratch>,
+    /// The tokens of the step in hand.
+    tokens: Vec<TokenPlace>,
+    /// Those of them whose logits are asked for.
+    outputs: Vec<usize>,
+}
+
+/// What a device is made with besides the model.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Memory to take.
+    pub limits: Limits,
+    /// Threads that work, the caller's included.
+    pub threads: usize,
+    /// Instructions to use.
+    pub isa: Isa,
+}
+
+impl Options {
+    /// All cores and the best instructions there are.
+    pub fn new(limits: Limits) -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self { limits, threads, isa: Isa::detect() }
+    }
+}
+
+impl CpuDevice {
+    /// Reads and packs the weights, and takes all memory that runs will need.
+    ///
+    /// # Panics
+    /// If the machine does not have the instructions, or there is no thread.
+    pub fn new(
+        config: &Config,
+        weights: &dyn Weights,
+        options: Options,
+    ) -> Result<Self, WeightsError> {
+        let Options { limits, threads, isa } = options;
+        // Kernels rely on it: a device is the only way to them.
+        assert!(isa.is_available(), "this machine has no {isa}");
+        assert!(threads > 0, "no thread to work");
+        let kv = Kv::new(config, limits.pages);
+        Ok(Self {
+            weights: ModelWeights::read(config, weights)?,
+            // A query may stand up to a whole context beyond a span's home.
+            rope: RopeTable::new(&config.rope, config.head_dim, 2 * limits.positions),
+            buffers: Buffers::new(config, &limits),
+            logits: vec![0.0; limits.step_outputs * config.vocab],
+            scratch: (0..threads).map(|_| Scratch::new(config, &limits, kv.stride())).collect(),
+            tokens: Vec::with_capacity(limits.step_tokens),
+            outputs: Vec::with_capacity(limits.step_outputs),
+            kv,
+            pool: Pool::new(threads),
+            config: config.clone(),
+            limits,
+            isa,
+        })
+    }
+}
+
+impl Device for CpuDevice {
+    fn describe(&self) -> String {
+        format!("CPU ({}, {} threads, bf16)", self.isa, self.pool.n_threads())
+    }
+
+    fn dtype(&self) -> Dtype {
+        Dtype::Bf16
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn run(&mut self, ops: &[Op], step: &Step<'_>) -> Result<(), DeviceError> {
+        step.check(&self.config, &self.limits);
+        scratch::list(step, &mut self.tokens, &mut self.outputs);
+        for op in ops {
+            match *op {
+                Op::Embed => ops::embed::run(self, step),
+                Op::NormQkv { layer } => ops::norm_qkv::run(self, layer),
+                Op::RopeStore { layer } => ops::rope_store::run(self, layer),
+                Op::Attend { layer } => ops::attend::run(self, step, layer),
+                Op::ProjAdd { layer } => ops::proj_add::run(self, layer),
+                Op::NormGateUp { layer } => ops::norm_gate_up::run(self, layer),
+                Op::DownAdd { layer } => ops::down_add::run(self, layer),
+                Op::NormHead => ops::norm_head::run(self),
+            }
+        }
+        Ok(())
+    }
+
+    fn logits(&self, output: usize) -> &[f32] {
+        &self.logits[output * self.config.vocab..][..self.config.vocab]
+    }
+
+    fn read(&self, buffer: Buffer) -> Vec<f32> {
+        self.buffers.get(buffer).read()
+    }
+
+    fn write(&mut self, buffer: Buffer, values: &[f32]) {
+        self.buffers.get_mut(buffer).write(values);
+    }
+
+    fn kv_row(&self, layer: u16, slot: Slot) -> (Vec<f32>, Vec<f32>) {
+        self.kv.read(layer, slot)
+    }
+
+    fn write_kv_row(&mut self, layer: u16, slot: Slot, k: &[f32], v: &[f32]) {
+        self.kv.write(layer, slot, k, v);
+    }
+}

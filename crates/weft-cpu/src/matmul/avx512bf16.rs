@@ -1,0 +1,65 @@
+//! The matrix product with AVX-512 BF16: one instruction multiplies 16 pairs of columns and adds
+//! both products to 16 sums.
+
+use std::arch::x86_64::{
+    __m512, __m512bh, _mm512_dpbf16_ps, _mm512_loadu_si512, _mm512_set1_epi32, _mm512_setzero_ps,
+    _mm512_storeu_ps,
+};
+
+use half::bf16;
+
+use super::Sums;
+use crate::pack::BLOCK_ROWS;
+
+/// Vectors of 16 rows in a block.
+const VECTORS: usize = BLOCK_ROWS / 16;
+
+/// See [`super::Kernel`].
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+pub(super) fn multiply<const T: usize>(block: &[bf16], x: [&[bf16]; T], sums: &mut Sums) {
+    let (pairs, _) = block.as_chunks::<{ 2 * BLOCK_ROWS }>();
+    let mut acc = [[_mm512_setzero_ps(); VECTORS]; T];
+    for (p, weights) in pairs.iter().enumerate() {
+        let w: [__m512bh; VECTORS] = std::array::from_fn(|v| load(weights, v));
+        for t in 0..T {
+            // The kernel's caller gives rows as long as the block has columns: the check is cheap
+            // beside 4 · 16 products.
+            let pair = [x[t][2 * p], x[t][2 * p + 1]];
+            let b = broadcast(pair);
+            for v in 0..VECTORS {
+                acc[t][v] = _mm512_dpbf16_ps(acc[t][v], w[v], b);
+            }
+        }
+    }
+    for t in 0..T {
+        store(&acc[t], &mut sums[t]);
+    }
+}
+
+/// 16 rows of a pair of columns.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+fn load(weights: &[bf16; 2 * BLOCK_ROWS], v: usize) -> __m512bh {
+    let part = &weights[32 * v..32 * v + 32];
+    // SAFETY: `part` is 32 bf16, 64 bytes; any bits are a valid vector.
+    unsafe { std::mem::transmute(_mm512_loadu_si512(part.as_ptr().cast())) }
+}
+
+/// A pair of activations, 16 times.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+fn broadcast([even, odd]: [bf16; 2]) -> __m512bh {
+    let bits = u32::from(even.to_bits()) | u32::from(odd.to_bits()) << 16;
+    // SAFETY: both are 64 bytes, and any bits are a valid vector.
+    unsafe { std::mem::transmute(_mm512_set1_epi32(bits.cast_signed())) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn store(acc: &[__m512; VECTORS], sums: &mut [f32; BLOCK_ROWS]) {
+    let (parts, _) = sums.as_chunks_mut::<16>();
+    for (acc, part) in acc.iter().zip(parts) {
+        // SAFETY: `part` is 16 f32.
+        unsafe { _mm512_storeu_ps(part.as_mut_ptr(), *acc) };
+    }
+}

@@ -1,0 +1,174 @@
+//! The matrix product: a block of 64 rows times a few tokens, in f32.
+//!
+//! A kernel takes up to [`TILE`] tokens at once and reads the block's weights once for them. Each
+//! output is one sum over the columns, in their order, whatever the tile: a token's results do not
+//! depend on its neighbours. Kernels differ by instruction set only, and so in their last bits.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512bf16;
+mod portable;
+
+use half::bf16;
+
+use crate::isa::Isa;
+use crate::pack::BLOCK_ROWS;
+
+/// Tokens that one pass over a block serves.
+pub(crate) const TILE: usize = 6;
+
+/// Sums of one tile: f32 \[tokens\]\[64 rows\].
+pub(crate) type Sums = [[f32; BLOCK_ROWS]; TILE];
+
+/// Rows of activations, bf16 \[tokens\]\[stride\].
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'a> {
+    pub(crate) values: &'a [bf16],
+    pub(crate) stride: usize,
+}
+
+impl<'a> Rows<'a> {
+    fn row(&self, token: usize, columns: usize) -> &'a [bf16] {
+        &self.values[token * self.stride..][..columns]
+    }
+}
+
+/// A kernel for `T` tokens: weights of a block, `T` rows of activations as long as it has columns,
+/// and `T` rows of sums to write.
+///
+/// # Safety
+/// The machine has the instruction set that the kernel was compiled for.
+type Kernel<const T: usize> = unsafe fn(&[bf16], [&[bf16]; T], &mut Sums);
+
+/// The kernels of one instruction set, by number of tokens.
+struct Kernels {
+    one: Kernel<1>,
+    two: Kernel<2>,
+    three: Kernel<3>,
+    four: Kernel<4>,
+    five: Kernel<5>,
+    six: Kernel<6>,
+}
+
+macro_rules! kernels {
+    ($module:ident) => {
+        Kernels {
+            one: $module::multiply::<1>,
+            two: $module::multiply::<2>,
+            three: $module::multiply::<3>,
+            four: $module::multiply::<4>,
+            five: $module::multiply::<5>,
+            six: $module::multiply::<6>,
+        }
+    };
+}
+
+fn kernels(isa: Isa) -> &'static Kernels {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Bf16 => &const { kernels!(avx512bf16) },
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => &const { kernels!(avx512) },
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => &const { kernels!(avx2) },
+        _ => &const { kernels!(portable) },
+    }
+}
+
+/// The product of a block and tokens `first..first + n`, at most [`TILE`] of them. `columns` are the
+/// block's, padding included; the activations have as many.
+pub(crate) fn multiply(
+    isa: Isa,
+    block: &[bf16],
+    columns: usize,
+    x: Rows<'_>,
+    first: usize,
+    n: usize,
+    sums: &mut Sums,
+) {
+    assert_eq!(block.len(), columns * BLOCK_ROWS);
+    let row = |t: usize| x.row(first + t, columns);
+    let k = kernels(isa);
+    // SAFETY: an `Isa` other than `Portable` comes from `Isa::detect` or was asked
+    // `is_available`, see `CpuDevice::new`.
+    unsafe {
+        match n {
+            1 => (k.one)(block, [row(0)], sums),
+            2 => (k.two)(block, [row(0), row(1)], sums),
+            3 => (k.three)(block, [row(0), row(1), row(2)], sums),
+            4 => (k.four)(block, [row(0), row(1), row(2), row(3)], sums),
+            5 => (k.five)(block, [row(0), row(1), row(2), row(3), row(4)], sums),
+            6 => (k.six)(block, [row(0), row(1), row(2), row(3), row(4), row(5)], sums),
+            _ => panic!("{n} tokens in a tile of {TILE}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers of mixed size and sign that bf16 holds.
+    fn numbers(n: usize, seed: usize) -> Vec<bf16> {
+        (0..n).map(|i| bf16::from_f32(((i * 37 + seed * 11) % 97) as f32 / 31.0 - 1.5)).collect()
+    }
+
+    fn product(isa: Isa, columns: usize, tokens: usize) -> Vec<[f32; BLOCK_ROWS]> {
+        let block = numbers(columns * BLOCK_ROWS, 1);
+        let values = numbers(columns * tokens, 2);
+        let mut out = Vec::new();
+        for first in (0..tokens).step_by(TILE) {
+            let n = TILE.min(tokens - first);
+            let mut sums = [[f32::NAN; BLOCK_ROWS]; TILE];
+            multiply(
+                isa,
+                &block,
+                columns,
+                Rows { values: &values, stride: columns },
+                first,
+                n,
+                &mut sums,
+            );
+            out.extend_from_slice(&sums[..n]);
+        }
+        out
+    }
+
+    #[test]
+    fn every_instruction_set_computes_the_product() {
+        for columns in [2, 4, 30, 64, 258] {
+            let block = numbers(columns * BLOCK_ROWS, 1);
+            let x = numbers(columns * 13, 2);
+            for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+                for (t, sums) in product(isa, columns, 13).iter().enumerate() {
+                    for (row, sum) in sums.iter().enumerate() {
+                        let exact: f64 = (0..columns)
+                            .map(|c| {
+                                let w = block[c / 2 * 2 * BLOCK_ROWS + row * 2 + c % 2];
+                                w.to_f64() * x[t * columns + c].to_f64()
+                            })
+                            .sum();
+                        let error = (f64::from(*sum) - exact).abs();
+                        assert!(
+                            error < 1e-5 * columns as f64,
+                            "{isa} {columns} {t} {row}: {error}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn neighbours_in_a_tile_do_not_show() {
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            let many = product(isa, 66, 11);
+            for tokens in 1..11 {
+                assert_eq!(product(isa, 66, tokens), many[..tokens], "{isa}");
+            }
+        }
+    }
+}

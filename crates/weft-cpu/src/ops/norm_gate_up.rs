@@ -1,0 +1,37 @@
+//! `norm_gate_up`: n = rms_norm(x); h = silu(n · W_gate) · (n · W_up), rounded once.
+
+use super::rms_norms;
+use crate::CpuDevice;
+use crate::matmul::{self, Sums, TILE};
+use crate::memory::Disjoint;
+use crate::pack::BLOCK_ROWS;
+use crate::vector;
+
+pub(crate) fn run(device: &mut CpuDevice, layer: u16) {
+    let CpuDevice { config, pool, isa, weights, buffers, tokens, .. } = device;
+    let (isa, n_tokens) = (*isa, tokens.len());
+    let layer = &weights.layers[usize::from(layer)];
+    let from = (&buffers.x, layer.mlp_norm.as_slice(), config.norm_eps);
+    rms_norms(pool, isa, from, &mut buffers.norm, n_tokens, |i| i);
+
+    let norm = buffers.norm.rows();
+    let stride = buffers.h.stride;
+    let h = Disjoint::new(buffers.h.all_mut());
+    pool.for_each(layer.gate.n_blocks(), |_, block| {
+        let columns = layer.gate.padded_columns();
+        let rows = layer.gate.rows_in(block);
+        let mut gate: Sums = [[0.0; BLOCK_ROWS]; TILE];
+        let mut up: Sums = [[0.0; BLOCK_ROWS]; TILE];
+        for first in (0..n_tokens).step_by(TILE) {
+            let n = TILE.min(n_tokens - first);
+            matmul::multiply(isa, layer.gate.block(block), columns, norm, first, n, &mut gate);
+            matmul::multiply(isa, layer.up.block(block), columns, norm, first, n, &mut up);
+            for t in 0..n {
+                let start = (first + t) * stride + block * BLOCK_ROWS;
+                // SAFETY: each item has columns of its own in every row.
+                let h = unsafe { h.part(start, rows) };
+                vector::silu_product(isa, &gate[t], &up[t], h);
+            }
+        }
+    });
+}

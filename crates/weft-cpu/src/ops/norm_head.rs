@@ -1,0 +1,24 @@
+//! `norm_head`: logits = rms_norm(x) · W_head, for the tokens whose logits were asked for.
+
+use super::{products, rms_norms};
+use crate::CpuDevice;
+use crate::memory::Disjoint;
+use crate::pack::BLOCK_ROWS;
+
+pub(crate) fn run(device: &mut CpuDevice) {
+    let CpuDevice { config, pool, isa, weights, buffers, logits, outputs, .. } = device;
+    let (isa, n_outputs) = (*isa, outputs.len());
+    let from = (&buffers.x, weights.final_norm.as_slice(), config.norm_eps);
+    rms_norms(pool, isa, from, &mut buffers.norm, n_outputs, |output| outputs[output]);
+
+    let norm = buffers.norm.rows();
+    let head = weights.head();
+    let logits = Disjoint::new(logits);
+    pool.for_each(head.n_blocks(), |_, block| {
+        products(isa, head, block, norm, n_outputs, |output, sums| {
+            let start = output * config.vocab + block * BLOCK_ROWS;
+            // SAFETY: each item has columns of its own in every row.
+            unsafe { logits.part(start, sums.len()) }.copy_from_slice(sums);
+        });
+    });
+}

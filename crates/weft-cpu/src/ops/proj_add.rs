@@ -1,0 +1,10 @@
+//! `proj_add`: x += a · W_o, rounded once.
+
+use super::add_product;
+use crate::CpuDevice;
+
+pub(crate) fn run(device: &mut CpuDevice, layer: u16) {
+    let CpuDevice { pool, isa, weights, buffers, tokens, .. } = device;
+    let matrix = &weights.layers[usize::from(layer)].o;
+    add_product(pool, *isa, matrix, buffers.a.rows(), &mut buffers.x, tokens.len());
+}

@@ -1,0 +1,51 @@
+//! `rope_store`: per-head norm of q and k where the model has it, RoPE of k, k and v into KV.
+
+use half::bf16;
+use weft::dtype::Element;
+
+use crate::memory::Disjoint;
+use crate::scratch::Scratch;
+use crate::{CpuDevice, Isa, vector};
+
+pub(crate) fn run(device: &mut CpuDevice, layer: u16) {
+    let CpuDevice { config, pool, isa, weights, rope, kv, buffers, scratch, tokens, .. } = device;
+    let (isa, dim, group) = (*isa, config.head_dim, config.group());
+    let norms = weights.layers[usize::from(layer)].head_norms.as_ref();
+    let [q, k, v] = buffers.qkv.each_mut();
+    let (q_stride, kv_stride) = (q.stride, k.stride);
+    let (q, k) = (Disjoint::new(q.all_mut()), Disjoint::new(k.all_mut()));
+    let (layout, k_pages, v_pages) = kv.parts();
+    let scratch = Disjoint::new(scratch);
+
+    // An item is one KV head of one token, with the query heads that read it.
+    pool.for_each(tokens.len() * config.kv_heads, |thread, item| {
+        let (t, head) = (item / config.kv_heads, item % config.kv_heads);
+        let start = layout.start(layer, tokens[t].slot, head);
+        // SAFETY: a thread has scratch of its own; an item has heads of its own in every buffer,
+        // and no two tokens of a step are stored in one slot.
+        let (scratch, queries, key, stored_key, stored_value) = unsafe {
+            (
+                &mut scratch.part(thread, 1)[0],
+                q.part(t * q_stride + head * group * dim, group * dim),
+                k.part(t * kv_stride + head * dim, dim),
+                k_pages.part(start, dim),
+                v_pages.part(start, dim),
+            )
+        };
+        if let Some([q_norm, k_norm]) = norms {
+            for query in queries.chunks_exact_mut(dim) {
+                normalise(isa, query, q_norm, config.norm_eps, scratch);
+            }
+            normalise(isa, key, k_norm, config.norm_eps, scratch);
+        }
+        scratch.head.iter_mut().zip(&*key).for_each(|(to, from)| *to = Element::to_f32(*from));
+        rope.rotate(tokens[t].position, &scratch.head, &mut scratch.rotated);
+        vector::store_sums(isa, &scratch.rotated, None, stored_key);
+        stored_value.copy_from_slice(&v.row(t)[head * dim..][..dim]);
+    });
+}
+
+fn normalise(isa: Isa, head: &mut [bf16], weight: &[f32], eps: f32, scratch: &mut Scratch) {
+    vector::rms_norm(isa, head, weight, eps, &mut scratch.rounded);
+    head.copy_from_slice(&scratch.rounded);
+}

@@ -1,0 +1,222 @@
+//! Worker threads that live as long as the device and share one job at a time.
+//!
+//! A token is some two hundred jobs of a few dozen microseconds, so handing one out must not cost a
+//! system call: workers spin for the next job for a while and park only when none comes.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle, Thread};
+
+/// Turns of the spin loop before a worker parks: some tens of microseconds.
+const SPINS: usize = 20_000;
+/// Turns before the caller, who waits for workers that are busy, lets others run.
+const CALLER_SPINS: usize = 100_000;
+
+/// A job; it is told which thread runs it.
+type Job<'j> = &'j (dyn Fn(usize) + Sync);
+
+struct Shared {
+    /// Counts jobs; a change tells workers that there is a new one.
+    epoch: AtomicUsize,
+    /// Points to the running job, on the stack of `Pool::run`.
+    job: AtomicPtr<Job<'static>>,
+    /// Workers that have not finished the job.
+    busy: AtomicUsize,
+    panicked: AtomicBool,
+    stop: AtomicBool,
+}
+
+struct Worker {
+    thread: Thread,
+    handle: Option<JoinHandle<()>>,
+    parked: Arc<AtomicBool>,
+}
+
+/// The worker threads. The thread that calls [`Pool::run`] works too.
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<Worker>,
+}
+
+impl Pool {
+    /// A pool of `n_threads`, the caller's included.
+    pub(crate) fn new(n_threads: usize) -> Self {
+        let shared = Arc::new(Shared {
+            epoch: AtomicUsize::new(0),
+            job: AtomicPtr::new(std::ptr::null_mut()),
+            busy: AtomicUsize::new(0),
+            panicked: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+        });
+        let workers = (1..n_threads).map(|index| Worker::start(index, &shared)).collect();
+        Self { shared, workers }
+    }
+
+    /// Threads that work, the caller's included.
+    pub(crate) fn n_threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Calls `work(thread, item)` once for each item below `n`, on all threads. Who does which item
+    /// is left to chance, so items must not depend on one another.
+    pub(crate) fn for_each(&self, n: usize, work: impl Fn(usize, usize) + Sync) {
+        let next = AtomicUsize::new(0);
+        let take_items = |thread| {
+            loop {
+                let item = next.fetch_add(1, Ordering::Relaxed);
+                if item >= n {
+                    break;
+                }
+                work(thread, item);
+            }
+        };
+        if n == 1 || self.workers.is_empty() {
+            take_items(0);
+        } else {
+            self.run(&take_items);
+        }
+    }
+
+    /// Runs the job on every thread; returns when all are done with it.
+    fn run(&self, job: Job<'_>) {
+        let shared = &*self.shared;
+        let mut job: Job<'_> = job;
+        shared.busy.store(self.workers.len(), Ordering::Relaxed);
+        shared.job.store((&raw mut job).cast(), Ordering::Relaxed);
+        // SeqCst with the worker's store to `parked`: either it sees the new epoch or we see that it
+        // parked.
+        shared.epoch.fetch_add(1, Ordering::SeqCst);
+        for worker in &self.workers {
+            if worker.parked.load(Ordering::SeqCst) {
+                worker.thread.unpark();
+            }
+        }
+        let result = catch_unwind(AssertUnwindSafe(|| job(0)));
+        // `job` lives on this stack: nobody may leave before the last worker has.
+        let mut spins = 0;
+        while shared.busy.load(Ordering::Acquire) > 0 {
+            spins += 1;
+            if spins > CALLER_SPINS { thread::yield_now() } else { std::hint::spin_loop() }
+        }
+        let worker_panicked = shared.panicked.swap(false, Ordering::Relaxed);
+        if let Err(panic) = result {
+            std::panic::resume_unwind(panic);
+        }
+        assert!(!worker_panicked, "a worker thread panicked");
+    }
+}
+
+impl Worker {
+    fn start(index: usize, shared: &Arc<Shared>) -> Self {
+        let parked = Arc::new(AtomicBool::new(false));
+        let (shared, is_parked) = (Arc::clone(shared), Arc::clone(&parked));
+        let handle = thread::Builder::new()
+            .name(format!("weft-cpu-{index}"))
+            .spawn(move || work(index, &shared, &is_parked))
+            .expect("the system starts a thread");
+        Self { thread: handle.thread().clone(), handle: Some(handle), parked }
+    }
+}
+
+/// A worker's life: wait for a job, do it, say so.
+fn work(thread: usize, shared: &Shared, parked: &AtomicBool) {
+    let mut seen = 0;
+    loop {
+        seen = wait_for_change(shared, parked, seen);
+        if shared.stop.load(Ordering::Relaxed) {
+            return;
+        }
+        let job = shared.job.load(Ordering::Relaxed);
+        // SAFETY: `Pool::run` stored a pointer to a live job before it raised the epoch, and keeps
+        // it alive until `busy` is 0, which it is not before this worker says so below.
+        let job = unsafe { *job };
+        if catch_unwind(AssertUnwindSafe(|| job(thread))).is_err() {
+            shared.panicked.store(true, Ordering::Relaxed);
+        }
+        shared.busy.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// Spins, then parks, until the epoch is no longer `seen`.
+fn wait_for_change(shared: &Shared, parked: &AtomicBool, seen: usize) -> usize {
+    for _ in 0..SPINS {
+        let epoch = shared.epoch.load(Ordering::Acquire);
+        if epoch != seen {
+            return epoch;
+        }
+        std::hint::spin_loop();
+    }
+    parked.store(true, Ordering::SeqCst);
+    loop {
+        let epoch = shared.epoch.load(Ordering::SeqCst);
+        if epoch != seen {
+            parked.store(false, Ordering::SeqCst);
+            return epoch;
+        }
+        thread::park();
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.shared.epoch.fetch_add(1, Ordering::SeqCst);
+        for worker in &mut self.workers {
+            worker.thread.unpark();
+            if let Some(handle) = worker.handle.take() {
+                // A worker catches its jobs' panics, so there is nothing to hear of.
+                let _ = handle.join();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn every_item_is_done_once() {
+        for n_threads in 1..=4 {
+            let pool = Pool::new(n_threads);
+            for n in [0, 1, 2, 3, 1000] {
+                let counts: Vec<AtomicU32> = (0..n).map(|_| AtomicU32::new(0)).collect();
+                pool.for_each(n, |_, item| {
+                    counts[item].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
+            }
+        }
+    }
+
+    #[test]
+    fn parked_workers_wake_up() {
+        let pool = Pool::new(3);
+        for _ in 0..20 {
+            let count = AtomicU32::new(0);
+            pool.for_each(100, |_, _| {
+                count.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(count.into_inner(), 100);
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
+        let pool = Pool::new(2);
+        let broken = catch_unwind(AssertUnwindSafe(|| {
+            pool.for_each(64, |_, item| assert!(item != 63, "item 63"));
+        }));
+        assert!(broken.is_err());
+        let count = AtomicU32::new(0);
+        pool.for_each(8, |_, _| {
+            count.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(count.into_inner(), 8);
+    }
+}

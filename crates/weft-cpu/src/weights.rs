@@ -1,0 +1,73 @@
+//! The weights as the CPU device keeps them: matrices packed, vectors as f32.
+
+use weft::config::Config;
+use weft::weights::{LayerTensor, Tensor, Weights, WeightsError};
+
+use crate::pack::{Packed, read_vector};
+
+pub(crate) struct ModelWeights {
+    pub(crate) embed: Packed,
+    pub(crate) layers: Vec<LayerWeights>,
+    pub(crate) final_norm: Vec<f32>,
+    /// None where the head is the embedding.
+    head: Option<Packed>,
+}
+
+pub(crate) struct LayerWeights {
+    pub(crate) attention_norm: Vec<f32>,
+    /// q, k and v.
+    pub(crate) qkv: [Packed; 3],
+    /// Their bias, where the model has one.
+    pub(crate) bias: Option<[Vec<f32>; 3]>,
+    /// Of q and k, where the model has them.
+    pub(crate) head_norms: Option<[Vec<f32>; 2]>,
+    pub(crate) o: Packed,
+    pub(crate) mlp_norm: Vec<f32>,
+    pub(crate) gate: Packed,
+    pub(crate) up: Packed,
+    pub(crate) down: Packed,
+}
+
+impl ModelWeights {
+    pub(crate) fn read(config: &Config, from: &dyn Weights) -> Result<Self, WeightsError> {
+        let layers = u16::try_from(config.layers).expect("Config bounds the number of layers");
+        let head = (!config.tied_head).then(|| Packed::read(config, from, Tensor::Head));
+        Ok(Self {
+            embed: Packed::read(config, from, Tensor::Embed)?,
+            layers: (0..layers)
+                .map(|layer| LayerWeights::read(config, from, layer))
+                .collect::<Result<_, _>>()?,
+            final_norm: read_vector(from, Tensor::FinalNorm)?,
+            head: head.transpose()?,
+        })
+    }
+
+    pub(crate) fn head(&self) -> &Packed {
+        self.head.as_ref().unwrap_or(&self.embed)
+    }
+}
+
+impl LayerWeights {
+    fn read(config: &Config, from: &dyn Weights, layer: u16) -> Result<Self, WeightsError> {
+        use LayerTensor as T;
+        let matrix = |kind| Packed::read(config, from, Tensor::Layer(layer, kind));
+        let vector = |kind| read_vector(from, Tensor::Layer(layer, kind));
+        Ok(Self {
+            attention_norm: vector(T::AttentionNorm)?,
+            qkv: [matrix(T::Q)?, matrix(T::K)?, matrix(T::V)?],
+            bias: match config.qkv_bias {
+                true => Some([vector(T::QBias)?, vector(T::KBias)?, vector(T::VBias)?]),
+                false => None,
+            },
+            head_norms: match config.qk_norm {
+                true => Some([vector(T::QNorm)?, vector(T::KNorm)?]),
+                false => None,
+            },
+            o: matrix(T::O)?,
+            mlp_norm: vector(T::MlpNorm)?,
+            gate: matrix(T::Gate)?,
+            up: matrix(T::Up)?,
+            down: matrix(T::Down)?,
+        })
+    }
+}
