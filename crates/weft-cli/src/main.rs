@@ -1,4 +1,45 @@
-#[allow(dead_code, unused_imports, reason = "no command calls it yet")]
-mod pull;
+//! The command line: one match over commands. Answers go to stdout, everything else to stderr; this
+//! crate is the only place that prints.
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
-fn main() {}
+mod answer;
+mod args;
+mod commands;
+mod error;
+mod interrupt;
+mod load;
+mod pull;
+mod settings;
+mod size;
+mod terminal;
+
+use std::process::ExitCode;
+
+use args::{Cli, Command};
+use error::CliError;
+
+fn main() -> ExitCode {
+    match settings::parse().and_then(run) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("weft: {error}");
+            error.exit_code()
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<ExitCode, CliError> {
+    let Some(command) = cli.command else {
+        return commands::welcome::run();
+    };
+    match command {
+        Command::Run(args) => commands::run::run(args),
+        Command::Chat(args) => commands::chat::run(args),
+        Command::Show(args) => commands::show::run(&args),
+        Command::List(args) => commands::list::run(&args),
+        Command::Pull(args) => commands::pull::run(&args),
+        Command::Doctor(args) => commands::doctor::run(&args),
+        Command::Completions(args) => commands::completions::run(&args),
+    }
+}

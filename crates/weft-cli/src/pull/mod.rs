@@ -30,6 +30,11 @@ use layout::Layout;
 use retry::{Limits, with_retries};
 use select::{SelectError, Selection, Weights};
 
+/// How a pull shows itself: bars, or nothing.
+pub(crate) fn progress(quiet: bool) -> Box<dyn Progress> {
+    if quiet { Box::new(Silent) } else { Box::new(Bar::new()) }
+}
+
 /// Fetches what weft needs of a repository, or what is still missing of it. Returns the snapshot's
 /// folder, which [`hub::resolve`] finds from now on.
 ///

@@ -1,0 +1,144 @@
+//! One answer, streamed: thinking to stderr, the answer to stdout, one line of figures after it.
+
+use std::io::{self, Write};
+
+use serde_json::json;
+use weft::engine::{Engine, FinishReason, Finished, Request, Stats};
+use weft::reasoning::{Parts, ReasoningStream};
+
+use crate::error::CliError;
+use crate::interrupt;
+use crate::terminal;
+
+/// How an answer is shown.
+#[derive(Clone, Copy)]
+pub(crate) struct Style {
+    /// Print as it comes; otherwise only collect.
+    pub(crate) stream: bool,
+    /// No bar, no thinking, no figures.
+    pub(crate) quiet: bool,
+}
+
+/// A whole answer.
+pub(crate) struct Answer {
+    pub(crate) parts: Parts,
+    pub(crate) finished: Finished,
+}
+
+impl Answer {
+    /// Whether Ctrl-C ended it.
+    pub(crate) fn was_interrupted(&self) -> bool {
+        self.finished.reason == FinishReason::Cancelled
+    }
+
+    /// The answer and its figures, for programs.
+    pub(crate) fn json(&self) -> serde_json::Value {
+        let Stats { prompt_tokens, generated_tokens, first_token, total } = self.finished.stats;
+        json!({
+            "text": self.parts.answer,
+            "reasoning": self.parts.reasoning,
+            "finish_reason": self.finished.reason.to_string(),
+            "prompt_tokens": prompt_tokens,
+            "generated_tokens": generated_tokens,
+            "first_token_ms": first_token.as_secs_f64() * 1e3,
+            "total_ms": total.as_secs_f64() * 1e3,
+            "tokens_per_second": self.finished.stats.tokens_per_second(),
+        })
+    }
+}
+
+/// Generates an answer and shows it. `prompt` is the text the request's tokens stand for.
+pub(crate) fn answer(
+    engine: &mut Engine,
+    prompt: &str,
+    request: Request,
+    style: Style,
+) -> Result<Answer, CliError> {
+    let _guard = interrupt::ends(&request.cancel);
+    let bar = terminal::bar(style.quiet, request.prompt.len() as u64, "prefill", false);
+    let in_bar = bar.clone();
+    let mut reasoning = ReasoningStream::after(prompt);
+    let mut parts = Parts::default();
+    let mut generation = engine.generate(request)?.on_prefill(move |done, total| {
+        in_bar.set_position(done as u64);
+        if done == total {
+            in_bar.finish_and_clear();
+        }
+    });
+    for token in generation.by_ref() {
+        let more = reasoning.push(&token?.text);
+        show(&more, &mut parts, style)?;
+    }
+    bar.finish_and_clear();
+    let finished = generation.finished().expect("the iterator ended without an error");
+    show(&reasoning.finish(), &mut parts, style)?;
+    if style.stream {
+        end_line(&parts)?;
+    }
+    terminal::note(style.quiet, &figures(&finished));
+    Ok(Answer { parts, finished })
+}
+
+/// Prints a piece and adds it to the whole.
+fn show(more: &Parts, parts: &mut Parts, style: Style) -> Result<(), CliError> {
+    if style.stream && !style.quiet && !more.reasoning.is_empty() {
+        eprint!("{}", terminal::dim(&terminal::without_controls(&more.reasoning)));
+    }
+    if style.stream && !more.answer.is_empty() {
+        if parts.answer.is_empty() && !parts.reasoning.is_empty() && !style.quiet {
+            eprintln!();
+        }
+        print(&terminal::printable(&more.answer))?;
+    }
+    parts.reasoning.push_str(&more.reasoning);
+    parts.answer.push_str(&more.answer);
+    Ok(())
+}
+
+fn end_line(parts: &Parts) -> Result<(), CliError> {
+    if parts.answer.ends_with('\n') { Ok(()) } else { print("\n") }
+}
+
+/// Writes to stdout at once. A reader that went away ends the program without fuss.
+pub(crate) fn print(text: &str) -> Result<(), CliError> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        result => result.map_err(CliError::io("stdout")),
+    }
+}
+
+/// The line of figures.
+pub(crate) fn figures(finished: &Finished) -> String {
+    let stats = &finished.stats;
+    let speed = match stats.tokens_per_second() {
+        Some(speed) => format!(" · {speed:.1} tok/s"),
+        None => String::new(),
+    };
+    format!(
+        "{} tok prompt · first token {:.0} ms · {} tok{speed} · {}",
+        stats.prompt_tokens,
+        stats.first_token.as_secs_f64() * 1e3,
+        stats.generated_tokens,
+        finished.reason
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn figures_tell_prompt_first_token_speed_and_reason() {
+        let stats = Stats {
+            prompt_tokens: 412,
+            generated_tokens: 97,
+            first_token: Duration::from_millis(41),
+            total: Duration::from_millis(89),
+        };
+        let line = figures(&Finished { reason: FinishReason::Stop, stats });
+        assert_eq!(line, "412 tok prompt · first token 41 ms · 97 tok · 2000.0 tok/s · stop");
+    }
+}

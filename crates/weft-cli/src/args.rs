@@ -1,0 +1,221 @@
+//! Commands and flags, in both dialects that people know.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::size;
+
+/// The whole command line.
+#[derive(Parser)]
+#[command(name = "weft", version, about = "LLM inference for one user on one machine")]
+#[command(disable_help_subcommand = true, propagate_version = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Answer one prompt
+    Run(RunArgs),
+    /// Talk with a model
+    Chat(ChatArgs),
+    /// Print a model's shape, size and memory need
+    Show(ShowArgs),
+    /// List the models in the hub cache
+    List(ListArgs),
+    /// Download a model into the hub cache
+    Pull(PullArgs),
+    /// Check this machine: device, memory, cache, self-test
+    Doctor(DoctorArgs),
+    /// Print a completion script for a shell
+    Completions(CompletionsArgs),
+}
+
+#[derive(Args)]
+pub(crate) struct RunArgs {
+    /// The model, if --model is not given, and the prompt
+    #[arg(value_name = "[MODEL] PROMPT", num_args = 0..)]
+    pub(crate) words: Vec<String>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    /// Read the prompt, or text that stands before it, from a file
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+    /// Continue the prompt as it is, without a chat template
+    #[arg(long)]
+    pub(crate) raw: bool,
+    /// Print the answer and its figures as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct ChatArgs {
+    /// The model, if --model is not given
+    #[arg(value_name = "MODEL")]
+    pub(crate) name: Option<String>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}
+
+#[derive(Args)]
+pub(crate) struct ShowArgs {
+    /// A folder, or `org/name[@revision]`
+    #[arg(value_name = "MODEL")]
+    pub(crate) name: Option<String>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct ListArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct PullArgs {
+    /// `org/name[@revision]`
+    #[arg(value_name = "MODEL")]
+    pub(crate) name: String,
+    /// Print nothing but errors
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct DoctorArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    pub(crate) shell: clap_complete::Shell,
+}
+
+/// Which model, on what.
+#[derive(Args)]
+pub(crate) struct ModelArgs {
+    /// A folder, or `org/name[@revision]`
+    #[arg(short, long, value_name = "MODEL")]
+    pub(crate) model: Option<String>,
+    /// Tokens of context, prompt and answer together (like 8192 or 32k)
+    #[arg(short, long, visible_alias = "max-model-len",
+          value_name = "TOKENS", value_parser = size::parse_count)]
+    pub(crate) ctx_size: Option<usize>,
+    /// What computes
+    #[arg(long, value_enum, default_value_t = DeviceKind::Auto)]
+    pub(crate) device: DeviceKind,
+    /// How it computes
+    #[arg(long, value_enum, default_value_t = Kernels::Auto)]
+    pub(crate) kernels: Kernels,
+    /// Never use the network
+    #[arg(long)]
+    pub(crate) offline: bool,
+    /// Print nothing but the answer and errors
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DeviceKind {
+    /// The best there is
+    Auto,
+    /// An NVIDIA GPU, or an error
+    Cuda,
+    /// The CPU
+    Cpu,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kernels {
+    /// The fastest that passes its self-test
+    Auto,
+    /// A token as one CUDA graph
+    Graph,
+    /// One launch per op
+    Ops,
+    /// Plain loops: the definition of every op
+    Reference,
+}
+
+/// What is said to the model besides the prompt.
+#[derive(Args)]
+pub(crate) struct PromptArgs {
+    /// The system prompt
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+    /// Let the model think before it answers
+    #[arg(long, overrides_with = "no_think")]
+    pub(crate) think: bool,
+    /// Have it answer at once
+    #[arg(long)]
+    pub(crate) no_think: bool,
+}
+
+impl PromptArgs {
+    /// Whether the model shall think; unset leaves it to the template.
+    pub(crate) fn thinking(&self) -> Option<bool> {
+        match (self.think, self.no_think) {
+            (true, _) => Some(true),
+            (_, true) => Some(false),
+            _ => None,
+        }
+    }
+}
+
+/// How tokens are drawn. What is not given comes from the model's generation_config.json.
+#[derive(Args)]
+pub(crate) struct SamplingArgs {
+    /// Tokens to generate at most
+    #[arg(short = 'n', long, value_name = "TOKENS",
+          value_parser = size::parse_count)]
+    pub(crate) max_tokens: Option<usize>,
+    /// 0 takes the likeliest token
+    #[arg(long, visible_alias = "temp", value_name = "T")]
+    pub(crate) temperature: Option<f32>,
+    /// Draw from the K likeliest tokens (0: from all)
+    #[arg(long, value_name = "K")]
+    pub(crate) top_k: Option<usize>,
+    /// Draw from the likeliest tokens that make up this probability
+    #[arg(long, value_name = "P")]
+    pub(crate) top_p: Option<f32>,
+    /// Draw from tokens at least this share as likely as the likeliest
+    #[arg(long, value_name = "P")]
+    pub(crate) min_p: Option<f32>,
+    /// Divide the logits of tokens seen before
+    #[arg(long, visible_alias = "repeat-penalty", value_name = "X")]
+    pub(crate) repetition_penalty: Option<f32>,
+    /// Lower the logits of tokens the answer has
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(crate) presence_penalty: Option<f32>,
+    /// Lower the logits of tokens by how often the answer has them
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(crate) frequency_penalty: Option<f32>,
+    /// The same seed gives the same answer
+    #[arg(short, long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+    /// End the answer before this text; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+    /// Go on at end tokens
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+}

@@ -1,0 +1,36 @@
+//! Sampling settings: the family's defaults, then the model's own, then the flags.
+
+use weft::model::Model;
+use weft::sampling::Sampling;
+
+use crate::args::SamplingArgs;
+
+/// The settings for one answer. `thinking` chooses between the family's two sets of defaults.
+pub(crate) fn settings(args: &SamplingArgs, model: &Model, thinking: bool) -> Sampling {
+    let mut sampling = if thinking { Sampling::thinking() } else { Sampling::non_thinking() };
+    model.generation.apply(&mut sampling);
+    let set = |to: &mut f32, flag: Option<f32>| *to = flag.unwrap_or(*to);
+    set(&mut sampling.temperature, args.temperature);
+    set(&mut sampling.top_p, args.top_p);
+    set(&mut sampling.min_p, args.min_p);
+    set(&mut sampling.repetition_penalty, args.repetition_penalty);
+    set(&mut sampling.presence_penalty, args.presence_penalty);
+    set(&mut sampling.frequency_penalty, args.frequency_penalty);
+    sampling.top_k = args.top_k.unwrap_or(sampling.top_k);
+    sampling.max_tokens = args.max_tokens.or(sampling.max_tokens);
+    sampling.seed = args.seed.unwrap_or_else(random_seed);
+    sampling.stop.clone_from(&args.stop);
+    sampling.ignore_eos = args.ignore_eos;
+    sampling
+}
+
+/// Whether the model will think: it can, and nobody told it not to.
+pub(crate) fn thinks(model: &Model, thinking: Option<bool>) -> bool {
+    thinking.unwrap_or(true) && model.tokenizer.id_of("<think>").is_some()
+}
+
+/// A seed from the system's randomness, by way of the standard hasher's keys.
+fn random_seed() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(0)
+}

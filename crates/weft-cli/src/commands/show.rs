@@ -1,0 +1,102 @@
+//! `weft show MODEL`: the true shape, the parameter count, the memory need.
+
+use std::process::ExitCode;
+
+use serde_json::{Value, json};
+use weft::config::{Config, RopeScaling};
+use weft::model::Model;
+
+use crate::answer::print;
+use crate::args::ShowArgs;
+use crate::error::CliError;
+use crate::load::{self, Need};
+use crate::size;
+
+pub(crate) fn run(args: &ShowArgs) -> Result<ExitCode, CliError> {
+    let folder = load::find(args.name.as_deref(), &args.model)?;
+    let model = Model::open(&folder)?;
+    let need = Need::new(&model.config, load::context(&args.model, &model.config)?);
+    let text = if args.json {
+        format!("{:#}\n", facts(&model, &need))
+    } else {
+        table(&rows(&model, &need))
+    };
+    print(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What there is to know, for people.
+fn rows(model: &Model, need: &Need) -> Vec<(&'static str, String)> {
+    let config = &model.config;
+    let per_token = config.kv_bytes_per_token(config.dtype);
+    let mut rows = vec![
+        ("folder", model.folder.display().to_string()),
+        ("family", config.family.to_string()),
+        ("parameters", size::count(config.parameters())),
+        ("layers", config.layers.to_string()),
+        ("hidden", config.hidden.to_string()),
+        (
+            "heads",
+            format!(
+                "{} query, {} key/value, of {}",
+                config.heads, config.kv_heads, config.head_dim
+            ),
+        ),
+        ("intermediate", config.intermediate.to_string()),
+        ("vocabulary", format!("{} ({} tokens used)", config.vocab, model.tokenizer.vocab_size())),
+        ("head", if config.tied_head { "tied to the embedding" } else { "its own" }.to_owned()),
+        ("rope", rope(config)),
+        ("positions", config.max_positions.to_string()),
+        ("computed in", config.dtype.to_string()),
+        ("chat template", if model.template.is_some() { "yes" } else { "none" }.to_owned()),
+        ("end tokens", format!("{:?}", model.stop_ids)),
+    ];
+    rows.push(("weights", size::bytes(need.weights)));
+    rows.push(("KV", format!("{} per token", size::bytes(per_token))));
+    rows.push((
+        "memory",
+        format!("{} with a context of {}", size::bytes(need.total()), need.limits.positions),
+    ));
+    rows
+}
+
+fn rope(config: &Config) -> String {
+    let theta = config.rope.theta;
+    match config.rope.scaling {
+        RopeScaling::None => format!("theta {theta}"),
+        RopeScaling::Llama3 { factor, .. } => format!("theta {theta}, Llama 3 scaling × {factor}"),
+        RopeScaling::Yarn { factor, .. } => format!("theta {theta}, YaRN × {factor}"),
+    }
+}
+
+/// The same, for programs.
+fn facts(model: &Model, need: &Need) -> Value {
+    let config = &model.config;
+    json!({
+        "folder": model.folder,
+        "family": config.family.to_string(),
+        "parameters": config.parameters(),
+        "layers": config.layers,
+        "hidden": config.hidden,
+        "heads": config.heads,
+        "kv_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "intermediate": config.intermediate,
+        "vocab": config.vocab,
+        "tokens": model.tokenizer.vocab_size(),
+        "tied_head": config.tied_head,
+        "rope_theta": config.rope.theta,
+        "max_positions": config.max_positions,
+        "dtype": config.dtype.to_string(),
+        "chat_template": model.template.is_some(),
+        "stop_ids": model.stop_ids,
+        "weight_bytes": need.weights,
+        "kv_bytes_per_token": config.kv_bytes_per_token(config.dtype),
+        "context": need.limits.positions,
+        "memory_bytes": need.total(),
+    })
+}
+
+fn table(rows: &[(&str, String)]) -> String {
+    rows.iter().map(|(name, value)| format!("{name:<14} {value}\n")).collect()
+}

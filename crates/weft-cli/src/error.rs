@@ -1,0 +1,70 @@
+//! What ends a command, and with which exit code.
+
+use std::process::ExitCode;
+
+use thiserror::Error;
+use weft::config::ConfigError;
+use weft::engine::{GenerateError, RequestError};
+use weft::hub::HubError;
+use weft::model::ModelError;
+use weft::prompt::PromptError;
+
+use crate::pull::PullError;
+
+/// The exit code of an answer that Ctrl-C ended.
+pub(crate) const INTERRUPTED: u8 = 130;
+
+#[derive(Debug, Error)]
+pub(crate) enum CliError {
+    /// The command makes no sense as given.
+    #[error("{0}")]
+    Usage(String),
+    /// No such model.
+    #[error("{0}")]
+    NoModel(String),
+    #[error(transparent)]
+    Hub(#[from] HubError),
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Pull(#[from] PullError),
+    #[error(transparent)]
+    Prompt(#[from] PromptError),
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    #[error(transparent)]
+    Generate(#[from] GenerateError),
+    /// The model does not fit.
+    #[error("{0}")]
+    Memory(String),
+    /// No GPU can be used.
+    #[error("{0}")]
+    Gpu(String),
+    /// The machine failed a check.
+    #[error("{0}")]
+    Unhealthy(String),
+    #[error("{what}: {source}")]
+    Io { what: String, source: std::io::Error },
+}
+
+impl CliError {
+    pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        let what = what.into();
+        move |source| Self::Io { what, source }
+    }
+
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        ExitCode::from(match self {
+            Self::Usage(_) => 2,
+            Self::NoModel(_) | Self::Hub(_) => 3,
+            Self::Model(ModelError::NoFolder { .. })
+            | Self::Pull(PullError::RepoNotFound { .. } | PullError::RevisionNotFound { .. }) => 3,
+            Self::Memory(_) => 4,
+            Self::Gpu(_) => 5,
+            Self::Generate(GenerateError::Device(_)) => 70,
+            _ => 1,
+        })
+    }
+}

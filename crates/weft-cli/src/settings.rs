@@ -1,0 +1,141 @@
+//! Where a flag's value comes from: the flag itself, else `WEFT_*` in the environment, else the
+//! config file, else the default.
+//!
+//! Every long flag can be set each way under the same name: `--ctx-size`, `WEFT_CTX_SIZE`,
+//! `ctx-size = "32k"`. The config file is `$WEFT_CONFIG`, or `weft/config.toml` in the user's
+//! configuration folder.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::builder::Resettable;
+use clap::{CommandFactory, FromArgMatches};
+
+use crate::args::Cli;
+use crate::error::CliError;
+
+/// Parses the command line, the environment and the config file.
+pub(crate) fn parse() -> Result<Cli, CliError> {
+    let file = match config_file() {
+        Some(path) if path.exists() => Some(path),
+        _ => None,
+    };
+    let defaults = match file {
+        Some(path) => {
+            let name = path.display().to_string();
+            let text = std::fs::read_to_string(&path).map_err(CliError::io(&name))?;
+            read_defaults(&text).map_err(|reason| CliError::Usage(format!("{name}: {reason}")))?
+        }
+        None => Vec::new(),
+    };
+    parse_from(std::env::args_os().collect(), &defaults)
+}
+
+/// A flag's long name and the value it has in the config file.
+type Default = (String, String);
+
+fn parse_from(args: Vec<OsString>, defaults: &[Default]) -> Result<Cli, CliError> {
+    let mut command = Cli::command();
+    command.build();
+    refuse_unknown(&command, defaults)?;
+    // The last of a repeated flag wins, so that an alias can be overridden.
+    let command = command
+        .mut_subcommands(|sub| sub.args_override_self(true).mut_args(|arg| layered(arg, defaults)));
+    let matches = command.try_get_matches_from(args).unwrap_or_else(|error| error.exit());
+    Cli::from_arg_matches(&matches).map_err(|error| error.exit())
+}
+
+/// A flag that also reads its environment variable and its line in the config file.
+fn layered(arg: clap::Arg, defaults: &[Default]) -> clap::Arg {
+    let Some(long) = settable(&arg) else { return arg };
+    let variable = format!("WEFT_{}", long.to_ascii_uppercase().replace('-', "_"));
+    let default = defaults.iter().find(|(name, _)| *name == long);
+    let arg = arg.env(variable).hide_env(true);
+    match default {
+        Some((_, value)) => arg.default_value(Resettable::Value(value.clone().into())),
+        None => arg,
+    }
+}
+
+/// The long name of a flag that a file may set.
+fn settable(arg: &clap::Arg) -> Option<String> {
+    let long = arg.get_long()?;
+    (!matches!(long, "help" | "version")).then(|| long.to_owned())
+}
+
+fn refuse_unknown(command: &clap::Command, defaults: &[Default]) -> Result<(), CliError> {
+    let known: BTreeSet<String> = command
+        .get_subcommands()
+        .flat_map(|sub| sub.get_arguments().filter_map(settable).collect::<Vec<_>>())
+        .collect();
+    match defaults.iter().find(|(name, _)| !known.contains(name)) {
+        Some((name, _)) => Err(CliError::Usage(format!(
+            "the config file sets `{name}`, which is no flag of weft; known are {}",
+            known.into_iter().collect::<Vec<_>>().join(", ")
+        ))),
+        None => Ok(()),
+    }
+}
+
+fn config_file() -> Option<PathBuf> {
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    set("WEFT_CONFIG").or_else(|| {
+        let folder = set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")))?;
+        Some(folder.join("weft").join("config.toml"))
+    })
+}
+
+/// The flags in the text of a config file.
+fn read_defaults(text: &str) -> Result<Vec<Default>, String> {
+    let table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.to_string())?;
+    table
+        .into_iter()
+        .map(|(name, value)| match value {
+            toml::Value::String(text) => Ok((name, text)),
+            toml::Value::Integer(number) => Ok((name, number.to_string())),
+            toml::Value::Float(number) => Ok((name, number.to_string())),
+            toml::Value::Boolean(flag) => Ok((name, flag.to_string())),
+            _ => Err(format!("`{name}` must be a text, a number, true or false")),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Command, ModelArgs};
+
+    fn model_args(args: &[&str], file: &str) -> ModelArgs {
+        let args = args.iter().map(OsString::from).collect();
+        match parse_from(args, &read_defaults(file).unwrap()).unwrap().command {
+            Some(Command::Run(run)) => run.model,
+            _ => panic!("not `run`"),
+        }
+    }
+
+    #[test]
+    fn the_file_sets_what_the_flag_does_not() {
+        let file = "ctx-size = \"32k\"\noffline = true\nmodel = \"a/b\"";
+        let args = model_args(&["weft", "run", "hi"], file);
+        assert_eq!((args.ctx_size, args.offline), (Some(32_768), true));
+        assert_eq!(args.model.as_deref(), Some("a/b"));
+        let args = model_args(&["weft", "run", "--ctx-size", "1k", "-m", "c/d", "hi"], file);
+        assert_eq!((args.ctx_size, args.model.as_deref()), (Some(1024), Some("c/d")));
+    }
+
+    #[test]
+    fn a_key_that_is_no_flag_is_refused() {
+        let Err(error) = parse_from(vec!["weft".into()], &read_defaults("colour = 1").unwrap())
+        else {
+            panic!("accepted")
+        };
+        assert!(error.to_string().contains("`colour`"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_is_no_toml_says_where() {
+        assert!(read_defaults("ctx-size = ").unwrap_err().contains("line 1"));
+        assert!(read_defaults("stop = [1]").unwrap_err().contains("`stop`"));
+    }
+}

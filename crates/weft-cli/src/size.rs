@@ -1,0 +1,71 @@
+//! Numbers as people write and read them: `32k`, `1.2 GB`.
+
+/// Parses a count: `8192`, `32k` (· 1024), `1m` (· 1024²).
+pub(crate) fn parse_count(text: &str) -> Result<usize, String> {
+    let lower = text.to_ascii_lowercase();
+    let (digits, unit) = match lower.strip_suffix('k') {
+        Some(digits) => (digits, 1 << 10),
+        None => match lower.strip_suffix('m') {
+            Some(digits) => (digits, 1 << 20),
+            None => (lower.as_str(), 1),
+        },
+    };
+    let number: usize =
+        digits.parse().map_err(|_| format!("`{text}` is not a number like 8192, 32k or 1m"))?;
+    match number.checked_mul(unit) {
+        Some(0) => Err("0 is too small; give at least 1".to_owned()),
+        Some(count) => Ok(count),
+        None => Err(format!("`{text}` is too large")),
+    }
+}
+
+/// Bytes with a decimal unit, three digits: `1.19 GB`.
+pub(crate) fn bytes(n: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];
+    let mut value = n as f64;
+    let mut unit = 0;
+    while value >= 1000.0 && unit + 1 < UNITS.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    let digits = if unit == 0 || value >= 100.0 {
+        0
+    } else if value >= 10.0 {
+        1
+    } else {
+        2
+    };
+    format!("{value:.digits$} {}", UNITS[unit])
+}
+
+/// A count with a decimal unit: `596 M`, `8.19 B`.
+pub(crate) fn count(n: u64) -> String {
+    match n {
+        0..1_000 => n.to_string(),
+        1_000..1_000_000 => format!("{:.1} k", n as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} M", n as f64 / 1e6),
+        _ => format!("{:.2} B", n as f64 / 1e9),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_take_binary_suffixes() {
+        assert_eq!(parse_count("8192"), Ok(8192));
+        assert_eq!(parse_count("32k"), Ok(32_768));
+        assert_eq!(parse_count("1M"), Ok(1_048_576));
+        for bad in ["", "k", "0", "-1", "1.5k", "99999999999999999m"] {
+            assert!(parse_count(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn bytes_keep_three_digits() {
+        assert_eq!(bytes(999), "999 B");
+        assert_eq!(bytes(1_192_099_840), "1.19 GB");
+        assert_eq!(bytes(114_688), "115 kB");
+    }
+}

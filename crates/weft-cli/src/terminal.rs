@@ -1,0 +1,60 @@
+//! What a terminal may show: colour only where it is one, control characters never.
+
+use std::borrow::Cow;
+use std::io::{IsTerminal, stderr, stdout};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Whether notes on stderr may be dimmed.
+fn has_colour() -> bool {
+    stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// Text dimmed, where stderr is a terminal that takes colour.
+pub(crate) fn dim(text: &str) -> String {
+    if has_colour() { format!("\x1b[2m{text}\x1b[0m") } else { text.to_owned() }
+}
+
+/// A note to the user: one dim line on stderr.
+pub(crate) fn note(quiet: bool, text: &str) {
+    if !quiet {
+        eprintln!("{}", dim(text));
+    }
+}
+
+/// A model's text as it may be printed: on a terminal, escape sequences of a hostile or confused
+/// model would move the cursor or worse. A pipe gets the text as it is.
+pub(crate) fn printable(text: &str) -> Cow<'_, str> {
+    if stdout().is_terminal() { without_controls(text) } else { Cow::Borrowed(text) }
+}
+
+/// Text without control characters other than line feed and tab.
+pub(crate) fn without_controls(text: &str) -> Cow<'_, str> {
+    let is_unsafe = |c: char| c.is_control() && c != '\n' && c != '\t';
+    if text.contains(is_unsafe) {
+        Cow::Owned(text.chars().filter(|c| !is_unsafe(*c)).collect())
+    } else {
+        Cow::Borrowed(text)
+    }
+}
+
+/// A bar on stderr; hidden where that is no terminal or the user wants quiet.
+pub(crate) fn bar(quiet: bool, total: u64, what: &'static str, in_bytes: bool) -> ProgressBar {
+    let target = if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+    let counts = if in_bytes { "{bytes}/{total_bytes}" } else { "{pos}/{len} tokens" };
+    let style = ProgressStyle::with_template(&format!("{{msg}} [{{bar:30}}] {counts} {{eta}}"))
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+        .progress_chars("=> ");
+    ProgressBar::with_draw_target(Some(total), target).with_style(style).with_message(what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escape_sequences_do_not_reach_a_terminal() {
+        assert_eq!(without_controls("a\x1b[2Jb\tc\n\u{9b}d\r"), "a[2Jb\tc\nd");
+        assert!(matches!(without_controls("plain ünïcode\n"), Cow::Borrowed(_)));
+    }
+}

@@ -1,0 +1,312 @@
+//! The binary as its users meet it: what goes to stdout, what to stderr, and the exit codes.
+
+mod fake_hub;
+
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+
+use fake_hub::FakeHub;
+use safetensors::tensor::TensorView;
+use serde_json::Value;
+use weft::config::Config;
+use weft::weights::{RandomWeights, Weights, tensors};
+
+/// A small model that answers nonsense, made once.
+fn model() -> &'static Path {
+    static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
+    FOLDER
+        .get_or_init(|| {
+            let folder = tempfile::tempdir().unwrap();
+            for (name, contents) in model_files() {
+                std::fs::write(folder.path().join(name), contents).unwrap();
+            }
+            folder
+        })
+        .path()
+}
+
+fn model_files() -> Vec<(&'static str, Vec<u8>)> {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../weft/tests/prompts");
+    let read = |name: &str| std::fs::read(data.join(name)).unwrap();
+    let config = br#"{"model_type": "qwen3", "hidden_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "intermediate_size": 48, "vocab_size": 700, "max_position_embeddings": 512,
+        "rope_theta": 10000.0, "tie_word_embeddings": true, "dtype": "float32"}"#;
+    vec![
+        ("config.json", config.to_vec()),
+        ("model.safetensors", weights(&Config::from_json(config).unwrap())),
+        ("tokenizer.json", read("tokenizer.json")),
+        ("chat_template.jinja", read("qwen3.jinja")),
+    ]
+}
+
+fn weights(config: &Config) -> Vec<u8> {
+    let random = RandomWeights::new(config, 3);
+    let mut all = Vec::new();
+    for shape in tensors(config) {
+        let mut bytes = Vec::new();
+        let mut take = |_, row: &[f32]| bytes.extend(row.iter().flat_map(|v| v.to_le_bytes()));
+        random.read(shape.tensor, &mut take).unwrap();
+        all.push((shape.tensor.name(), shape.shape, bytes));
+    }
+    let views = all.iter().map(|(name, shape, bytes)| {
+        (name, TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes).unwrap())
+    });
+    safetensors::serialize(views, None).unwrap()
+}
+
+/// The binary, in an environment of its own.
+fn weft(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weft"));
+    let nowhere = Path::new("/nonexistent");
+    command
+        .args(args)
+        .env_clear()
+        .env("HOME", nowhere)
+        .env("HF_HUB_CACHE", nowhere)
+        .env("HF_HUB_OFFLINE", "1")
+        .stdin(Stdio::null());
+    command
+}
+
+/// `weft run` on the small model, greedy and short.
+fn run(args: &[&str]) -> Command {
+    let mut command = weft(&["run", "-m", model().to_str().unwrap(), "-n", "8", "--temp", "0"]);
+    command.args(args);
+    command
+}
+
+fn output(mut command: Command) -> (i32, String, String) {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (status.code().unwrap(), text(stdout), text(stderr))
+}
+
+#[test]
+fn alone_it_says_what_to_do_next() {
+    let (code, stdout, stderr) = output(weft(&[]));
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    assert!(stdout.matches("  weft ").count() >= 3, "{stdout}");
+}
+
+#[test]
+fn the_answer_is_on_stdout_and_all_else_on_stderr() {
+    let (code, stdout, stderr) = output(run(&["hello"]));
+    assert_eq!(code, 0, "{stderr}");
+    assert!(stdout.ends_with('\n') && stdout.len() > 1);
+    assert!(
+        stderr.contains("CPU") && stderr.contains("this version has no CUDA device"),
+        "{stderr}"
+    );
+    assert!(stderr.contains("tok prompt · first token") && stderr.contains("· length"), "{stderr}");
+    let (_, quiet, nothing) = output(run(&["--quiet", "hello"]));
+    assert_eq!((quiet, nothing), (stdout, String::new()));
+}
+
+#[test]
+fn the_first_word_may_be_the_model() {
+    let named = output(run(&["-q", "hello there"])).1;
+    let first = output(weft(&[
+        "run",
+        model().to_str().unwrap(),
+        "hello there",
+        "-q",
+        "-n",
+        "8",
+        "--temp",
+        "0",
+    ]))
+    .1;
+    assert_eq!(named, first);
+}
+
+#[test]
+fn json_has_the_answer_and_its_figures() {
+    let text = output(run(&["-q", "hello"])).1;
+    let json: Value = serde_json::from_str(&output(run(&["--json", "hello"])).1).unwrap();
+    assert_eq!(json["text"].as_str().unwrap(), text.trim_end_matches('\n'));
+    assert_eq!(
+        (json["generated_tokens"].as_u64(), json["finish_reason"].as_str()),
+        (Some(8), Some("length"))
+    );
+    assert!(json["first_token_ms"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn a_seed_repeats_the_answer() {
+    let draw = |seed| output(run(&["--temp", "1.5", "-s", seed, "-n", "30", "-q", "hello"])).1;
+    assert_eq!(draw("7"), draw("7"));
+    assert_ne!(draw("7"), draw("8"));
+}
+
+#[test]
+fn pipes_and_files_stand_before_the_prompt() {
+    let mut child = run(&["--json", "sum this up"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"a text from elsewhere").unwrap();
+    let piped = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
+    let inline = output(run(&["--json", "a text from elsewhere\n\nsum this up"])).1;
+    let field = |json: &str, name: &str| serde_json::from_str::<Value>(json).unwrap()[name].clone();
+    assert_eq!(field(&piped, "text"), field(&inline, "text"));
+    assert_eq!(field(&piped, "prompt_tokens"), field(&inline, "prompt_tokens"));
+}
+
+#[test]
+fn thinking_is_switched_by_flags() {
+    let tokens = |flag: &str| {
+        let json: Value = serde_json::from_str(&output(run(&["--json", flag, "hello"])).1).unwrap();
+        json["prompt_tokens"].as_u64().unwrap()
+    };
+    assert!(
+        tokens("--no-think") > tokens("--think"),
+        "no thinking is an empty thought in the prompt"
+    );
+}
+
+#[test]
+fn exit_codes_tell_what_went_wrong() {
+    let refused = |args: &[&str], code: i32, says: &[&str]| {
+        let (found, stdout, stderr) = output(weft(args));
+        assert_eq!((found, stdout.as_str()), (code, ""), "{args:?}: {stderr}");
+        for part in says {
+            assert!(stderr.contains(part), "{args:?}: `{stderr}` does not say `{part}`");
+        }
+    };
+    let model = model().to_str().unwrap();
+    refused(&["run", "--nonsense"], 2, &["--nonsense"]);
+    refused(&["run", "-m", model], 2, &["prompt is empty"]);
+    refused(&["run", "-m", model, "--ctx-size", "4k", "hi"], 2, &["4096", "512"]);
+    refused(&["run", "-m", model, "--ctx-size", "x", "hi"], 2, &["32k"]);
+    refused(&["run", "hi there"], 3, &["no model given"]);
+    refused(&["run", "-m", "org/absent", "hi"], 3, &["org/absent", "weft pull"]);
+    refused(&["run", "-m", "/no/such/folder", "hi"], 3, &["/no/such/folder"]);
+    refused(&["pull", "org/absent"], 1, &["HF_HUB_OFFLINE"]);
+    refused(&["run", "-m", model, "--device", "cuda", "hi"], 5, &["CUDA"]);
+    refused(&["run", "-m", model, "--kernels", "graph", "hi"], 5, &["--kernels"]);
+    refused(&["run", "-m", model, "--top-p", "7", "hi"], 1, &["top_p", "7"]);
+}
+
+#[test]
+fn a_prompt_that_is_too_long_is_refused_with_both_numbers() {
+    let long = "word ".repeat(600);
+    let (code, stdout, stderr) = output(run(&[&long]));
+    assert_eq!((code, stdout.as_str()), (1, ""));
+    assert!(stderr.contains("holds 512") && stderr.contains("--ctx-size"), "{stderr}");
+}
+
+#[test]
+fn flags_win_over_the_environment_and_that_over_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.toml");
+    std::fs::write(&file, format!("model = {:?}\nmax-tokens = 3\ntemperature = 0.0\n", model()))
+        .unwrap();
+    let tokens = |args: &[&str], env: Option<&str>| {
+        let mut command = weft(&["run", "--json", "hello"]);
+        command.args(args).env("WEFT_CONFIG", &file);
+        env.map(|value| command.env("WEFT_MAX_TOKENS", value));
+        let json: Value = serde_json::from_str(&output(command).1).unwrap();
+        json["generated_tokens"].as_u64().unwrap()
+    };
+    assert_eq!(tokens(&[], None), 3);
+    assert_eq!(tokens(&[], Some("4")), 4);
+    assert_eq!(tokens(&["-n", "5"], Some("4")), 5);
+}
+
+#[test]
+fn chat_answers_line_by_line_and_obeys_commands() {
+    let mut child = weft(&["chat", model().to_str().unwrap(), "-n", "4", "--temp", "0"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = b"hello\n/stats\n/system Be brief.\n/nonsense\nhello\n/quit\nnever read\n";
+    child.stdin.take().unwrap().write_all(lines).unwrap();
+    let Output { status, stderr, .. } = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8(stderr).unwrap();
+    assert!(status.success(), "{stderr}");
+    assert_eq!(stderr.matches("tok prompt ·").count(), 3, "two answers and /stats: {stderr}");
+    assert!(stderr.contains("/nonsense is no command"), "{stderr}");
+}
+
+#[test]
+fn show_prints_the_true_shape() {
+    let (code, stdout, _) = output(weft(&["show", "--json", model().to_str().unwrap()]));
+    let json: Value = serde_json::from_str(&stdout).unwrap();
+    let attention = 32 * 64 * 2 + 32 * 32 * 2 + 2 * 16;
+    let layer = attention + 3 * 32 * 48 + 2 * 32;
+    assert_eq!(code, 0);
+    assert_eq!(json["parameters"].as_u64(), Some(700 * 32 + 2 * layer + 32));
+    assert_eq!(json["kv_bytes_per_token"].as_u64(), Some(2 * 2 * 32 * 4));
+    assert_eq!((json["heads"].as_u64(), json["kv_heads"].as_u64()), (Some(4), Some(2)));
+    let text = output(weft(&["show", model().to_str().unwrap()])).1;
+    assert!(text.contains("4 query, 2 key/value, of 16") && text.contains("memory"), "{text}");
+}
+
+#[test]
+fn doctor_finds_this_machine_fit() {
+    let (code, stdout, stderr) = output(weft(&["doctor"]));
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    assert!(stdout.contains("self-test") && !stdout.contains("FAIL"), "{stdout}");
+}
+
+#[test]
+fn completions_know_the_commands() {
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(output(weft(&["completions", shell])).1.contains("doctor"), "{shell}");
+    }
+}
+
+#[test]
+fn a_model_is_pulled_listed_and_run_by_its_name() {
+    let hub = FakeHub::start();
+    let files = model_files();
+    let files: Vec<(&str, &[u8])> = files.iter().map(|(n, c)| (*n, c.as_slice())).collect();
+    let sha = "0123456789abcdef0123456789abcdef01234567";
+    hub.add_commit("org/tiny", sha, &files);
+    hub.set_ref("org/tiny", "main", sha);
+    let cache = tempfile::tempdir().unwrap();
+    let at_hub = |args: &[&str]| {
+        let mut command = weft(args);
+        command
+            .env("HF_HUB_CACHE", cache.path())
+            .env("HF_ENDPOINT", hub.endpoint())
+            .env_remove("HF_HUB_OFFLINE");
+        output(command)
+    };
+    let (code, stdout, stderr) = at_hub(&["pull", "org/tiny"]);
+    assert_eq!(code, 0, "{stderr}");
+    assert!(PathBuf::from(stdout.trim()).join("config.json").exists(), "{stdout}");
+    let (_, listed, _) = at_hub(&["list"]);
+    assert!(listed.contains("org/tiny") && listed.contains("ready"), "{listed}");
+    let requests = hub.requests().len();
+    let (code, answer, stderr) =
+        at_hub(&["run", "org/tiny", "hello", "-n", "8", "--temp", "0", "-q"]);
+    assert_eq!(code, 0, "{stderr}");
+    assert_eq!(answer, output(run(&["-q", "hello"])).1);
+    assert_eq!(hub.requests().len(), requests, "a model in the cache needs no network");
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_ends_the_answer() {
+    let mut child =
+        weft(&["run", "-m", model().to_str().unwrap(), "--ignore-eos", "--temp", "0", "hello"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+    let mut first = [0];
+    child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+    let Output { status, stderr, .. } = child.wait_with_output().unwrap();
+    assert_eq!(status.code(), Some(130));
+    assert!(String::from_utf8(stderr).unwrap().contains("· cancelled"));
+}
