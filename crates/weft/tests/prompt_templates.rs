@@ -123,6 +123,10 @@ fn values_behave_as_in_jinja2() {
         text("{{ (messages | selectattr('role', 'equalto', 'user') | list)[0].content }}"),
         "q"
     );
+    assert_eq!(
+        text("{{ none is iterable }}{{ 'a' is sequence }}{{ none is sequence }}"),
+        "FalseTrueFalse"
+    );
     assert_eq!(text("a\n  {% if true %}\nb\n  {% endif %}\nc\n"), "a\nb\nc");
     assert_eq!(text("{%- generation -%} x {%- endgeneration -%} y"), "xy");
     assert_eq!(

@@ -109,6 +109,9 @@ pub(super) fn environment(source: String) -> Result<Environment<'static>, Error>
     for name in ["upper", "lower", "capitalize", "replace", "split"] {
         env.add_filter(name, methods::filter(name));
     }
+    // As Python sees it, `none` has no items, and strings and dicts are sequences too.
+    env.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
+    env.add_test("sequence", |value: &Value| !value.is_none() && value.try_iter().is_ok());
     env.add_template_owned(NAME, source)?;
     Ok(env)
 }
