@@ -1,6 +1,6 @@
 """Measure a weft-tiny model folder on held-out triples and write eval.json.
 
-    python tools/eval_tiny.py assets/weft-tiny --triples assets/weft-tiny/heldout.jsonl
+python tools/eval_tiny.py assets/weft-tiny --triples assets/weft-tiny/heldout.jsonl
 """
 
 import argparse
@@ -17,8 +17,12 @@ def main():
     parser.add_argument("folder", type=Path, help="model folder")
     parser.add_argument("--triples", type=Path, required=True, help="held-out file (JSON lines)")
     parser.add_argument("--limit", type=int, help="use the first LIMIT triples only")
-    parser.add_argument("--reuse", nargs="+", choices=evaluation.REUSES, default=evaluation.REUSES, help="what documents see")
-    parser.add_argument("--generate", type=int, default=0, metavar="N", help="also run greedy generation on the first N triples")
+    parser.add_argument(
+        "--reuse", nargs="+", choices=evaluation.REUSES, default=evaluation.REUSES, help="what documents see"
+    )
+    parser.add_argument(
+        "--generate", type=int, default=0, metavar="N", help="also run greedy generation on the first N triples"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--out", type=Path, help="file for the result (default: eval.json in the model folder)")
@@ -30,7 +34,10 @@ def main():
     result = evaluation.measure(args.folder, encoder, triples, args.device, dtype, args.reuse)
     if args.generate:
         first = triples[: args.generate]
-        result["generated"] = {"triples": len(first), "accuracy": evaluation.generate(args.folder, first, args.device, dtype)}
+        result["generated"] = {
+            "triples": len(first),
+            "accuracy": evaluation.generate(args.folder, first, args.device, dtype),
+        }
     print(evaluation.report(result))
     (args.out or args.folder / "eval.json").write_text(json.dumps(result, indent=2) + "\n")
 

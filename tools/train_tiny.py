@@ -8,6 +8,7 @@ exported files. The weights are also written at every report, so a run that is c
 
 import argparse
 import json
+import math
 import os
 import random
 import time
@@ -51,7 +52,7 @@ class Stage:
 STAGES = (
     Stage((1.0, 0.0, 0.0), until=0.30),
     Stage((0.4, 0.6, 0.0), until=0.55),
-    Stage((0.1, 0.15, 0.75), until=1.0, target=2.0),
+    Stage((0.1, 0.15, 0.75), until=1.0, target=math.inf),
 )
 
 
@@ -62,8 +63,12 @@ def log(start, *words):
 
 def make_rows(args, tokenizer_path):
     """Training and validation rows, one of each per mix."""
+
     def requests(seed, counts, heldout):
-        return [(mix, seed + i * 10**6, max(8, int(n * args.data_scale)), heldout) for i, (mix, n) in enumerate(zip(MIXES, counts))]
+        return [
+            (mix, seed + i * 10**6, max(8, int(n * args.data_scale)), heldout)
+            for i, (mix, n) in enumerate(zip(MIXES, counts))
+        ]
 
     training = requests(data.TRAINING_SEED + args.seed * 10**7, CONVERSATIONS, False)
     validation = requests(data.VALIDATION_SEED, VALIDATION_CONVERSATIONS, True)
@@ -83,6 +88,8 @@ class Trainer:
         torch.manual_seed(args.seed)
         self.args, self.device = args, device
         self.dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        # One attention kernel for causal steps and one for masked ones, whatever cuDNN is installed.
+        torch.backends.cuda.enable_cudnn_sdp(False)
         self.net = Net(Shape()).to(device)
         if not args.no_compile:
             self.net.compile_parts()
@@ -156,12 +163,19 @@ class Trainer:
         """Accuracies as text, and the next stage if it is time for it."""
         accuracies = [self.accuracy(mix) for mix in range(len(MIXES))]
         isolated = self.accuracy(len(MIXES) - 1, "isolated")
-        words = [f"{mix.name}: {a:.3f}" for mix, a in zip(MIXES, accuracies)] + [f"{MIXES[-1].name} isolated: {isolated:.3f}"]
-        line = f"step {self.step} stage {self.stage} loss {loss:.4f} rate {self.optimizer.param_groups[0]['lr']:.1e} {self.n_tokens / elapsed / 1e6:.2f} Mtok/s  " + "  ".join(words)
+        words = [
+            f"step {self.step}",
+            f"stage {self.stage}",
+            f"loss {loss:.4f}",
+            f"rate {self.optimizer.param_groups[0]['lr']:.1e}",
+            f"{self.n_tokens / elapsed / 1e6:.2f} Mtok/s",
+            *(f"{mix.name}: {accuracy:.3f}" for mix, accuracy in zip(MIXES, accuracies)),
+            f"{MIXES[-1].name} isolated: {isolated:.3f}",
+        ]
         stage = STAGES[self.stage]
         if accuracies[stage.hardest()] >= stage.target:
             self.stage += 1
-        return line
+        return "  ".join(words)
 
     def run(self, start, folder):
         """Train until the time is up, with reports; weights are written at each."""
@@ -184,29 +198,36 @@ class Trainer:
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the model")
-    parser.add_argument("--seconds", type=float, default=330, help="time of training proper, without data, compiling and measuring")
+    parser.add_argument(
+        "--seconds", type=float, default=330, help="time of training proper, without data, compiling and measuring"
+    )
     parser.add_argument("--rows", type=int, default=64, help="rows of 1,024 tokens per step (half as many of 2,048)")
     parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
-    parser.add_argument("--masked-share", type=float, default=0.25, help="share of steps in which documents do not see one another")
+    parser.add_argument(
+        "--masked-share", type=float, default=0.25, help="share of steps in which documents do not see one another"
+    )
     parser.add_argument("--data-scale", type=float, default=1.0, help="factor on the amount of data")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes that make data")
     parser.add_argument("--report-seconds", type=float, default=15, help="time between reports")
     parser.add_argument("--triples", type=int, help="measure on the first TRIPLES held-out triples only")
     parser.add_argument("--no-compile", action="store_true", help="run without torch.compile")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the training data and weights; tokenizer and held-out set are fixed"
+    )
     return parser.parse_args()
 
 
 def main():
     args, start = parse_arguments(), time.time()
     args.out.mkdir(parents=True, exist_ok=True)
-    tokenizer.write(args.out, args.seed)
+    tokenizer.write(args.out)
     encoder = chat.Encoder(args.out / "tokenizer.json")
     data.write_heldout(args.out / "heldout.jsonl", encoder)
     log(start, f"tokenizer with {encoder.tokenizer.get_vocab_size()} tokens, held-out set")
 
     training, validation = make_rows(args, args.out / "tokenizer.json")
-    log(start, "rows", [r.ids.shape for r in training], "filled", [round(float((r.roles != chat.PADDING).mean()), 3) for r in training])
+    for mix, rows in zip(MIXES, training):
+        log(start, f"{mix.name} documents: rows {rows.ids.shape}, {(rows.roles != chat.PADDING).mean():.1%} filled")
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     trainer = Trainer(args, device, training, validation)
@@ -220,8 +241,8 @@ def main():
     result = evaluation.measure(args.out, encoder, triples, device, torch.bfloat16)
     (args.out / "eval.json").write_text(json.dumps(result, indent=2) + "\n")
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-    summary = f"It was trained for {args.seconds:.0f} s ({trainer.step:,} steps, {trainer.n_tokens / 1e6:,.0f} M tokens) on one {name}."
-    export.write_readme(args.out, trainer.net, summary, result)
+    amount = f"{trainer.step:,} steps, {trainer.n_tokens / 1e6:,.0f} M tokens"
+    export.write_readme(args.out, trainer.net, f"Training took {args.seconds:.0f} s ({amount}) on one {name}.", result)
     log(start, "measured on the exported files\n" + evaluation.report(result))
 
 

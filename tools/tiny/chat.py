@@ -29,7 +29,9 @@ PADDING, CONTEXT, ANSWER = 0, 1, 2
 OPEN, ANCHOR, FIRST_DOCUMENT = 0, 1, 2
 
 # The tokenizer's own split into words, for the ASCII text that the generator writes.
-WORDS = re.compile(r"(?i:'(?:s|t|re|ve|m|ll|d))|[^\r\nA-Za-z0-9]?[A-Za-z]+|[0-9]| ?[^\sA-Za-z0-9]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+WORDS = re.compile(
+    r"(?i:'(?:s|t|re|ve|m|ll|d))|[^\r\nA-Za-z0-9]?[A-Za-z]+|[0-9]| ?[^\sA-Za-z0-9]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def answer_text(query, system):

@@ -94,7 +94,11 @@ def pack(conversations, row_tokens, padding_id):
         target.items.append(tokens)
         target.free -= len(tokens) + 1
     shape = (len(bins), row_tokens)
-    rows = Rows(np.full(shape, padding_id, np.int16), np.full(shape, chat.PADDING, np.uint8), np.full(shape, chat.OPEN, np.uint8))
+    rows = Rows(
+        np.full(shape, padding_id, np.int16),
+        np.full(shape, chat.PADDING, np.uint8),
+        np.full(shape, chat.OPEN, np.uint8),
+    )
     for i, row in enumerate(bins):
         fill_row(rows, i, row.items)
     return rows
@@ -124,7 +128,9 @@ def _start_worker(tokenizer_path):
 def _generate(task):
     mix, seed, count, heldout = task
     rng = random.Random(seed)
-    return pack([draw_conversation(rng, _encoder, mix, heldout) for _ in range(count)], mix.row_tokens, _encoder.padding_id)
+    return pack(
+        [draw_conversation(rng, _encoder, mix, heldout) for _ in range(count)], mix.row_tokens, _encoder.padding_id
+    )
 
 
 def generate(tokenizer_path, requests, workers):
@@ -134,7 +140,7 @@ def generate(tokenizer_path, requests, workers):
         starts = range(0, count, EXAMPLES_PER_TASK)
         tasks += [(mix, seed + i, min(EXAMPLES_PER_TASK, count - start), heldout) for i, start in enumerate(starts)]
         sizes.append(len(starts))
-    # Forked, so that it is cheap: the caller has not touched the GPU yet. Threads of the tokenizer would not survive it.
+    # Forked, so that it is cheap: the caller has not touched the GPU yet. The tokenizer's threads would not survive it.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     with multiprocessing.get_context("fork").Pool(workers, _start_worker, (tokenizer_path,)) as pool:
         parts = pool.imap(_generate, tasks)
@@ -159,7 +165,13 @@ def draw_triple(rng, pool, encoder, system):
         answer = chat.answer_text(query, system)
         texts = [pool[i].text for i in chosen]
         if len(chat.encode_conversation(encoder, system, texts, [(query.question, answer)])) <= HELDOUT_TOKENS:
-            return {"system": system, "documents": chosen, "question": query.question, "answer": answer, "source": source}
+            return {
+                "system": system,
+                "documents": chosen,
+                "question": query.question,
+                "answer": answer,
+                "source": source,
+            }
 
 
 def write_heldout(path, encoder):

@@ -35,7 +35,9 @@ def batch_tensors(triples, padding_id, device):
     width = max(len(t["tokens"]) for t in triples)
 
     def padded(field, value):
-        return torch.tensor([getattr(t["tokens"], field) + [value] * (width - len(t["tokens"])) for t in triples], device=device)
+        return torch.tensor(
+            [getattr(t["tokens"], field) + [value] * (width - len(t["tokens"])) for t in triples], device=device
+        )
 
     return padded("ids", padding_id), padded("roles", chat.PADDING), padded("segments", chat.OPEN)
 
@@ -61,7 +63,9 @@ def measure(folder, encoder, triples, device, dtype, reuses=REUSES):
     by_length = sorted(triples, key=lambda t: len(t["tokens"]))
     result = {"triples": len(triples), "dtype": str(dtype).removeprefix("torch."), "reuse": {}}
     for reuse in reuses:
-        predictions = [p for i in range(0, len(by_length), BATCH) for p in predict(model, by_length[i : i + BATCH], encoder, reuse)]
+        predictions = [
+            p for i in range(0, len(by_length), BATCH) for p in predict(model, by_length[i : i + BATCH], encoder, reuse)
+        ]
         result["reuse"][reuse] = summarise(by_length, predictions, encoder)
     return result
 
@@ -74,7 +78,13 @@ def summarise(triples, predictions, encoder):
         by_form[triple["system"]].append(right)
         by_documents[len(triple["documents"])].append(right)
         if not right:
-            mistakes.append({"question": triple["question"], "answer": triple["answer"], "predicted": encoder.tokenizer.decode(predicted, skip_special_tokens=False)})
+            mistakes.append(
+                {
+                    "question": triple["question"],
+                    "answer": triple["answer"],
+                    "predicted": encoder.tokenizer.decode(predicted, skip_special_tokens=False),
+                }
+            )
     return {
         "accuracy": sum(map(sum, by_form.values())) / len(triples),
         "by_form": {form: sum(r) / len(r) for form, r in sorted(by_form.items())},
@@ -104,6 +114,6 @@ def report(result):
         lines += [f"  {form} {accuracy:.3f}" for form, accuracy in r["by_form"].items()]
         lines.append("  documents: " + "  ".join(f"{n}: {accuracy:.3f}" for n, accuracy in r["by_documents"].items()))
         lines += [f"  {m['question']} {m['answer']!r}, not {m['predicted']!r}" for m in r["mistakes"][:3]]
-    if "generated" in result:
-        lines.append(f"greedy generation: {result['generated']['accuracy']:.3f} of the first {result['generated']['triples']} triples")
+    if generated := result.get("generated"):
+        lines.append(f"greedy generation: {generated['accuracy']:.3f} of the first {generated['triples']} triples")
     return "\n".join(lines)

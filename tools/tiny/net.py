@@ -13,6 +13,7 @@ from torch import nn
 from . import chat
 
 CONTEXT_WEIGHT = 0.03  # loss weight of tokens that are no answer
+HIDDEN_SCORE = -1e4  # no share in the softmax, and unlike -inf harmless where a kernel's whole tile is hidden
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,12 @@ class Layer(nn.Module):
 
     def __init__(self, shape):
         super().__init__()
-        hidden, heads, kv_heads, dim = shape.hidden_size, shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
+        hidden, heads, kv_heads, dim = (
+            shape.hidden_size,
+            shape.num_attention_heads,
+            shape.num_key_value_heads,
+            shape.head_dim,
+        )
         self.input_norm = nn.Parameter(torch.ones(hidden))
         self.qkv = matrix((heads + 2 * kv_heads) * dim, hidden)
         self.q_norm = nn.Parameter(torch.ones(dim))
@@ -161,7 +167,7 @@ def reuse_bias(segments, anchored, dtype):
     if anchored:
         visible = visible | (keys == chat.ANCHOR)
     visible = visible & torch.ones(visible.shape[1:], dtype=torch.bool, device=segments.device).tril()
-    return torch.zeros(visible.shape, dtype=dtype, device=segments.device).masked_fill(~visible, float("-inf"))[:, None]
+    return torch.zeros(visible.shape, dtype=dtype, device=segments.device).masked_fill(~visible, HIDDEN_SCORE)[:, None]
 
 
 def answer_accuracy(logits, ids, roles):

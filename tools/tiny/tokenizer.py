@@ -17,15 +17,16 @@ MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+SEED = 0
 DOCUMENTS = 500
 # How often each form of a syllable is shown: so often that it merges before any pair of letters across two of them.
 SYLLABLE_COUNT = 4000
 WORD_COUNT = 500
 
 
-def corpus(seed):
+def corpus():
     """Text to train on: documents, questions and answers with one-syllable names, then syllables and words alone."""
-    rng = random.Random(seed)
+    rng = random.Random(SEED)
     for _ in range(DOCUMENTS):
         document = world.draw_document(rng, world.Names(heldout=False, syllables=1, endings=()))
         query = world.draw_query(rng, document)
@@ -35,18 +36,27 @@ def corpus(seed):
     for syllable in world.SYLLABLES:
         for form in (syllable, syllable.capitalize(), " " + syllable.capitalize(), syllable.upper()):
             yield "\n".join([form] * SYLLABLE_COUNT)
-    for text in (*chat.FORMS, *world.WORD_VALUES, *(v.upper() for v in world.WORD_VALUES), "system", "user", "assistant"):
+    for text in (
+        *chat.FORMS,
+        *world.WORD_VALUES,
+        *(v.upper() for v in world.WORD_VALUES),
+        "system",
+        "user",
+        "assistant",
+    ):
         yield "\n".join([text] * WORD_COUNT)
 
 
-def train(seed):
+def train():
     """A tokenizer with the added tokens behind the trained vocabulary, as in Qwen3."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(SPLIT), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False),
-    ])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False),
+        ]
+    )
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -54,20 +64,24 @@ def train(seed):
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(corpus(seed), trainer)
+    tokenizer.train_from_iterator(corpus(), trainer)
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in MARKERS])
     return tokenizer
 
 
-def write(folder, seed):
+def write(folder):
     """Train the tokenizer and write tokenizer.json, tokenizer_config.json and chat_template.jinja."""
-    tokenizer = train(seed)
+    tokenizer = train()
     tokenizer.save(str(folder / "tokenizer.json"))
     added = {
         str(i): {
-            "content": t.content, "lstrip": t.lstrip, "normalized": t.normalized, "rstrip": t.rstrip,
-            "single_word": t.single_word, "special": t.special,
+            "content": t.content,
+            "lstrip": t.lstrip,
+            "normalized": t.normalized,
+            "rstrip": t.rstrip,
+            "single_word": t.single_word,
+            "special": t.special,
         }
         for i, t in sorted(tokenizer.get_added_tokens_decoder().items())
     }
