@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tiny import chat, data, export, net, tokenizer, world
+from tiny import chat, data, evaluation, export, net, tokenizer, world
 
 MIX = data.Mix("test", documents=(1, 4), turns=(1, 3), row_tokens=1024)
 
@@ -106,6 +106,34 @@ class TinyTest(unittest.TestCase):
             whole = self.net.logits(ids, net.reuse_bias(segments, False, torch.float32))[0, inside]
             apart = self.net.logits(ids[:, inside])[0]
         self.assertLess((whole - apart).abs().max().item(), 1e-3)
+
+    def test_learnt_by_heart_is_measured_as_right(self):
+        """Train on one triple, export, and measure it both ways: the whole path can reach 100 %."""
+        rng = random.Random(4)
+        document = data.draw_sized_document(rng, world.Names(heldout=False), self.encoder)
+        query = world.draw_query(rng, document)
+        triple = {"system": chat.FULL_SENTENCE, "documents": [document.text], "question": query.question}
+        triple["answer"] = chat.answer_text(query, chat.FULL_SENTENCE)
+        turns = [(triple["question"], triple["answer"])]
+        triple["tokens"] = chat.encode_conversation(self.encoder, triple["system"], triple["documents"], turns)
+        small = net.Net(net.Shape(hidden_size=64, num_hidden_layers=2, intermediate_size=128))
+        optimizer = torch.optim.AdamW(small.parameters(), lr=5e-3)
+        ids, roles = torch.tensor([triple["tokens"].ids]), torch.tensor([triple["tokens"].roles])
+        for _ in range(60):
+            small.loss(ids, roles, dtype=torch.float32).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        self.assertEqual(net.answer_accuracy(small.logits(ids), ids, roles), (1, 1))
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            export.write_weights(folder, small)
+            export.write_configs(folder, small.shape, self.encoder.tokenizer)
+            wrong = triple | {"system": chat.CAPITALS, "answer": "X"}
+            wrong["tokens"] = chat.encode_conversation(self.encoder, None, wrong["documents"], [("?", "X")])
+            result = evaluation.measure(folder, self.encoder, [triple, wrong], "cpu", torch.bfloat16, ["exact"])
+            generated = evaluation.generate(folder, [triple], "cpu", torch.bfloat16)
+        self.assertEqual(result["reuse"]["exact"]["by_form"], {chat.FULL_SENTENCE: 1.0, chat.CAPITALS: 0.0})
+        self.assertEqual(generated, 1.0)
 
     def test_answer_accuracy_counts_whole_answers(self):
         ids = torch.tensor([[5, 6, 7, 8, 9, 6]])
