@@ -1,0 +1,119 @@
+"""Measures a model folder on held-out triples with Hugging Face transformers.
+
+The expected answer is fed and the argmax of every answer token compared, which says the same as greedy generation:
+both are right exactly if each token is the argmax after the right ones before it. `generate` checks that claim.
+"""
+
+from collections import defaultdict
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from . import chat, data, net
+
+REUSES = ("exact", "anchored", "isolated")
+BATCH = 25
+MISTAKES_KEPT = 20
+
+
+def load_model(folder, device, dtype):
+    """The model as it was exported."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
+
+
+def load_triples(encoder, path, limit=None):
+    """Held-out triples with their tokens."""
+    triples = data.read_heldout(path)[:limit]
+    for triple in triples:
+        turns = [(triple["question"], triple["answer"])]
+        triple["tokens"] = chat.encode_conversation(encoder, triple["system"], triple["documents"], turns)
+    return triples
+
+
+def batch_tensors(triples, padding_id, device):
+    """ids, roles and segments [triples, tokens], padded at the end, where causal attention does not look."""
+    width = max(len(t["tokens"]) for t in triples)
+
+    def padded(field, value):
+        return torch.tensor(
+            [getattr(t["tokens"], field) + [value] * (width - len(t["tokens"])) for t in triples], device=device
+        )
+
+    return padded("ids", padding_id), padded("roles", chat.PADDING), padded("segments", chat.OPEN)
+
+
+@torch.no_grad()
+def predict(model, triples, encoder, reuse):
+    """For each triple the argmax ids in place of the answer's tokens."""
+    ids, roles, segments = batch_tensors(triples, encoder.padding_id, model.device)
+    mask = None if reuse == "exact" else net.reuse_bias(segments, reuse == "anchored", model.dtype)
+    best = model(input_ids=ids, attention_mask=mask, use_cache=False).logits.argmax(-1).roll(1, 1)
+    return [best[i][roles[i] == chat.ANSWER].tolist() for i in range(len(triples))]
+
+
+def expected_ids(triple):
+    """The answer's tokens, with the end of the turn."""
+    tokens = triple["tokens"]
+    return [i for i, role in zip(tokens.ids, tokens.roles) if role == chat.ANSWER]
+
+
+def measure(folder, encoder, triples, device, dtype, reuses=REUSES):
+    """Accuracy for each way of reuse: overall, by form of the answer, by number of documents, and some mistakes."""
+    model = load_model(folder, device, dtype)
+    by_length = sorted(triples, key=lambda t: len(t["tokens"]))
+    result = {"triples": len(triples), "dtype": str(dtype).removeprefix("torch."), "reuse": {}}
+    for reuse in reuses:
+        predictions = [
+            p for i in range(0, len(by_length), BATCH) for p in predict(model, by_length[i : i + BATCH], encoder, reuse)
+        ]
+        result["reuse"][reuse] = summarise(by_length, predictions, encoder)
+    return result
+
+
+def summarise(triples, predictions, encoder):
+    """Accuracies and the first mistakes."""
+    by_form, by_documents, mistakes = defaultdict(list), defaultdict(list), []
+    for triple, predicted in zip(triples, predictions):
+        right = predicted == expected_ids(triple)
+        by_form[triple["system"]].append(right)
+        by_documents[len(triple["documents"])].append(right)
+        if not right:
+            mistakes.append(
+                {
+                    "question": triple["question"],
+                    "answer": triple["answer"],
+                    "predicted": encoder.tokenizer.decode(predicted, skip_special_tokens=False),
+                }
+            )
+    return {
+        "accuracy": sum(map(sum, by_form.values())) / len(triples),
+        "by_form": {form: sum(r) / len(r) for form, r in sorted(by_form.items())},
+        "by_documents": {str(n): sum(r) / len(r) for n, r in sorted(by_documents.items())},
+        "mistakes": mistakes[:MISTAKES_KEPT],
+    }
+
+
+def generate(folder, triples, device, dtype):
+    """Share of triples answered exactly by greedy generation, one prompt at a time."""
+    model = load_model(folder, device, dtype)
+    right = 0
+    for triple in triples:
+        expected = expected_ids(triple)
+        prompt = triple["tokens"].ids[: triple["tokens"].roles.index(chat.ANSWER)]
+        ids = torch.tensor([prompt], device=device)
+        output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=len(expected))
+        right += output[0, len(prompt) :].tolist() == expected
+    return right / len(triples)
+
+
+def report(result):
+    """The result as lines of text."""
+    lines = []
+    for reuse, r in result["reuse"].items():
+        lines.append(f"{reuse}: {r['accuracy']:.3f} of {result['triples']} triples")
+        lines += [f"  {form} {accuracy:.3f}" for form, accuracy in r["by_form"].items()]
+        lines.append("  documents: " + "  ".join(f"{n}: {accuracy:.3f}" for n, accuracy in r["by_documents"].items()))
+        lines += [f"  {m['question']} {m['answer']!r}, not {m['predicted']!r}" for m in r["mistakes"][:3]]
+    if generated := result.get("generated"):
+        lines.append(f"greedy generation: {generated['accuracy']:.3f} of the first {generated['triples']} triples")
+    return "\n".join(lines)
