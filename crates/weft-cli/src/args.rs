@@ -17,6 +17,8 @@ pub(crate) struct Cli {
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
+    /// Answer a question about documents
+    Ask(AskArgs),
     /// Answer one prompt
     Run(RunArgs),
     /// Talk with a model
@@ -31,6 +33,25 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// Print a completion script for a shell
     Completions(CompletionsArgs),
+}
+
+#[derive(Args)]
+pub(crate) struct AskArgs {
+    /// The question
+    #[arg(value_name = "QUESTION", num_args = 1.., required = true)]
+    pub(crate) question: Vec<String>,
+    /// A document that the answer may come from; may be given several times
+    #[arg(long, value_name = "FILE", num_args = 1.., action = clap::ArgAction::Append)]
+    pub(crate) context: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    /// Print the answer and its figures as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Args)]
@@ -111,7 +132,7 @@ pub(crate) struct CompletionsArgs {
 }
 
 /// Which model, on what.
-#[derive(Args)]
+#[derive(Args, Default)]
 pub(crate) struct ModelArgs {
     /// A folder, or `org/name[@revision]`
     #[arg(short, long, value_name = "MODEL")]
@@ -126,6 +147,9 @@ pub(crate) struct ModelArgs {
     /// How it computes
     #[arg(long, value_enum, default_value_t = Kernels::Auto)]
     pub(crate) kernels: Kernels,
+    /// Threads of the CPU device (default: all cores)
+    #[arg(short, long, value_name = "N", value_parser = size::parse_count)]
+    pub(crate) threads: Option<usize>,
     /// Never use the network
     #[arg(long)]
     pub(crate) offline: bool,
@@ -134,9 +158,10 @@ pub(crate) struct ModelArgs {
     pub(crate) quiet: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DeviceKind {
     /// The best there is
+    #[default]
     Auto,
     /// An NVIDIA GPU, or an error
     Cuda,
@@ -144,9 +169,10 @@ pub(crate) enum DeviceKind {
     Cpu,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kernels {
     /// The fastest that passes its self-test
+    #[default]
     Auto,
     /// A token as one CUDA graph
     Graph,
@@ -182,7 +208,7 @@ impl PromptArgs {
 }
 
 /// How tokens are drawn. What is not given comes from the model's generation_config.json.
-#[derive(Args)]
+#[derive(Args, Default)]
 pub(crate) struct SamplingArgs {
     /// Tokens to generate at most
     #[arg(short = 'n', long, value_name = "TOKENS",

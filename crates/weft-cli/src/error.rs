@@ -19,9 +19,6 @@ pub(crate) enum CliError {
     /// The command makes no sense as given.
     #[error("{0}")]
     Usage(String),
-    /// No such model.
-    #[error("{0}")]
-    NoModel(String),
     #[error(transparent)]
     Hub(#[from] HubError),
     #[error(transparent)]
@@ -58,7 +55,7 @@ impl CliError {
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Self::Usage(_) => 2,
-            Self::NoModel(_) | Self::Hub(_) => 3,
+            Self::Hub(_) => 3,
             Self::Model(ModelError::NoFolder { .. })
             | Self::Pull(PullError::RepoNotFound { .. } | PullError::RevisionNotFound { .. }) => 3,
             Self::Memory(_) => 4,

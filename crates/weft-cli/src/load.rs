@@ -1,19 +1,20 @@
 //! From a model's name to an engine: find it, check that it fits, read it with a bar.
 
-use std::path::PathBuf;
 use std::time::Instant;
 
 use indicatif::ProgressBar;
 use weft::config::Config;
-use weft::device::{Limits, MAX_LANES};
+use weft::device::{Device, Limits, MAX_LANES};
 use weft::engine::Engine;
 use weft::hub::{self, HubEnv, HubError, ModelRef};
 use weft::kv::{PAGE_ROWS, pages_for};
-use weft::model::Model;
+use weft::model::{Model, ModelError};
 use weft::reference;
 use weft::weights::{Tensor, Weights, WeightsError};
+use weft_cpu::{CpuDevice, Options};
 
 use crate::args::{DeviceKind, Kernels, ModelArgs};
+use crate::bundled;
 use crate::error::CliError;
 use crate::pull;
 use crate::size;
@@ -23,7 +24,7 @@ use crate::terminal;
 const DEFAULT_CONTEXT: usize = 8192;
 
 /// Tokens of a prompt that one step runs.
-const BLOCK_TOKENS: usize = 128;
+const BLOCK_TOKENS: usize = 256;
 
 /// A model ready to answer.
 pub(crate) struct Loaded {
@@ -31,48 +32,47 @@ pub(crate) struct Loaded {
     pub(crate) engine: Engine,
 }
 
-/// Finds a model's folder, downloading the model if the cache has it not or not whole.
-pub(crate) fn find(name: Option<&str>, args: &ModelArgs) -> Result<PathBuf, CliError> {
+/// Opens a model by its name: a folder, a model of the hub (downloaded if the cache has it not, or
+/// not whole), or, without a name, the bundled one.
+pub(crate) fn open(name: Option<&str>, args: &ModelArgs) -> Result<Model, CliError> {
     let Some(name) = name.or(args.model.as_deref()) else {
-        return Err(CliError::NoModel(
-            "no model given; name a folder or `org/name` with --model, or set WEFT_MODEL"
-                .to_owned(),
-        ));
+        return Ok(bundled::open()?);
     };
     let reference = ModelRef::parse(name)?;
     let mut env = HubEnv::from_env()?;
     env.offline |= args.offline;
-    match hub::resolve(&reference, &env) {
+    let folder = match hub::resolve(&reference, &env) {
         Err(
             HubError::NotCached { .. }
             | HubError::RevisionNotCached { .. }
             | HubError::Incomplete { .. },
-        ) if !env.offline => Ok(pull::pull(&reference, &env, &*pull::progress(args.quiet))?),
-        found => Ok(found?),
-    }
+        ) if !env.offline => pull::pull(&reference, &env, &*pull::progress(args.quiet))?,
+        found => found?,
+    };
+    Ok(Model::open(&folder)?)
 }
 
 /// Opens a model and puts it on the device that the user asked for.
 pub(crate) fn load(args: &ModelArgs) -> Result<Loaded, CliError> {
-    let why = choose_device(args)?;
-    let folder = find(None, args)?;
+    let kind = choose_device(args)?;
     let start = Instant::now();
-    let model = Model::open(&folder)?;
+    let model = open(None, args)?;
     let need = Need::new(&model.config, context(args, &model.config)?);
     need.check_fits()?;
 
     let bar = terminal::bar(args.quiet, need.weights, "loading", true);
     let counted = Counted { weights: &*model.weights, config: &model.config, bar: &bar };
-    let device = reference::open(&model.config, &counted, need.limits)
-        .map_err(weft::model::ModelError::from)?;
+    let device = kind.make(&model.config, &counted, need.limits, args.threads);
+    let engine = Engine::new(&model, device.map_err(ModelError::from)?);
     bar.finish_and_clear();
-    let engine = Engine::new(&model, device);
     terminal::note(
         args.quiet,
         &format!(
-            "{} · {why} · {} · {} of weights, {} of KV for {} tokens · loaded in {:.1} s",
-            folder_name(&model),
+            "{} {} · {}{} · {} of weights, {} of KV for {} tokens · loaded in {:.1} s",
+            model.config.family,
+            size::count(model.config.parameters()),
             engine.device().describe(),
+            if args.device == DeviceKind::Auto { " (this version has no CUDA device)" } else { "" },
             size::bytes(need.weights),
             size::bytes(need.kv),
             need.limits.positions,
@@ -82,23 +82,43 @@ pub(crate) fn load(args: &ModelArgs) -> Result<Loaded, CliError> {
     Ok(Loaded { model, engine })
 }
 
-fn folder_name(model: &Model) -> String {
-    format!("{} {}", model.config.family, size::count(model.config.parameters()))
+/// The devices that this version has.
+enum Chosen {
+    Cpu,
+    Reference,
 }
 
-/// Which device runs, and why it is that one.
-fn choose_device(args: &ModelArgs) -> Result<&'static str, CliError> {
+impl Chosen {
+    fn make(
+        &self,
+        config: &Config,
+        weights: &dyn Weights,
+        limits: Limits,
+        threads: Option<usize>,
+    ) -> Result<Box<dyn Device>, WeightsError> {
+        match self {
+            Self::Reference => reference::open(config, weights, limits),
+            Self::Cpu => {
+                let mut options = Options::new(limits);
+                options.threads = threads.unwrap_or(options.threads);
+                Ok(Box::new(CpuDevice::new(config, weights, options)?))
+            }
+        }
+    }
+}
+
+fn choose_device(args: &ModelArgs) -> Result<Chosen, CliError> {
     match (args.device, args.kernels) {
         (DeviceKind::Cuda, _) => Err(CliError::Gpu(
             "--device cuda: this version has no CUDA device; use --device cpu".to_owned(),
         )),
         (_, Kernels::Graph | Kernels::Ops) => Err(CliError::Gpu(
             "--kernels graph and ops need a CUDA device, which this version does not have; \
-             use --kernels reference"
+             use --kernels auto or reference"
                 .to_owned(),
         )),
-        (DeviceKind::Auto, _) => Ok("CPU (this version has no CUDA device)"),
-        (DeviceKind::Cpu, _) => Ok("CPU"),
+        (_, Kernels::Reference) => Ok(Chosen::Reference),
+        (_, Kernels::Auto) => Ok(Chosen::Cpu),
     }
 }
 
@@ -118,7 +138,7 @@ pub(crate) fn context(args: &ModelArgs, config: &Config) -> Result<usize, CliErr
     Ok(wanted)
 }
 
-/// The memory a model takes on the reference device.
+/// The memory a model takes.
 pub(crate) struct Need {
     pub(crate) limits: Limits,
     pub(crate) weights: u64,

@@ -5,6 +5,7 @@
 
 mod answer;
 mod args;
+mod bundled;
 mod commands;
 mod error;
 mod interrupt;
@@ -31,9 +32,10 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> Result<ExitCode, CliError> {
     let Some(command) = cli.command else {
-        return commands::welcome::run();
+        return commands::demo::run();
     };
     match command {
+        Command::Ask(args) => commands::ask::run(&args),
         Command::Run(args) => commands::run::run(args),
         Command::Chat(args) => commands::chat::run(args),
         Command::Show(args) => commands::show::run(&args),

@@ -5,14 +5,19 @@ use std::io::{IsTerminal, stderr, stdout};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Whether notes on stderr may be dimmed.
-fn has_colour() -> bool {
-    stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
-}
-
 /// Text dimmed, where stderr is a terminal that takes colour.
 pub(crate) fn dim(text: &str) -> String {
-    if has_colour() { format!("\x1b[2m{text}\x1b[0m") } else { text.to_owned() }
+    dim_if(stderr().is_terminal(), text)
+}
+
+/// The same for stdout.
+pub(crate) fn dim_out(text: &str) -> String {
+    dim_if(stdout().is_terminal(), text)
+}
+
+fn dim_if(is_terminal: bool, text: &str) -> String {
+    let colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    if is_terminal && colour { format!("\x1b[2m{text}\x1b[0m") } else { text.to_owned() }
 }
 
 /// A note to the user: one dim line on stderr.

@@ -85,10 +85,14 @@ fn output(mut command: Command) -> (i32, String, String) {
 }
 
 #[test]
-fn alone_it_says_what_to_do_next() {
+fn alone_it_answers_and_says_what_to_do_next() {
     let (code, stdout, stderr) = output(weft(&[]));
-    assert_eq!((code, stderr.as_str()), (0, ""));
-    assert!(stdout.matches("  weft ").count() >= 3, "{stdout}");
+    assert_eq!(code, 0, "{stderr}");
+    let answers: Vec<&str> =
+        stdout.lines().filter_map(|line| line.strip_prefix("answer   ")).collect();
+    assert_eq!(answers, ["Melubo", "The captain of the Krogaste is Probrosur.", "LION"]);
+    assert_eq!(stderr.matches("tok prompt ·").count(), 3, "{stderr}");
+    assert_eq!(stdout.matches("\n  weft ").count(), 3, "{stdout}");
 }
 
 #[test]
@@ -142,6 +146,20 @@ fn a_seed_repeats_the_answer() {
 }
 
 #[test]
+fn the_bundled_model_answers_about_files() {
+    let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo/nusonix.txt");
+    let file = document.to_str().unwrap();
+    let question = "In which year was Nusonix founded?";
+    let ask = |args: &[&str]| output(weft(&[&["ask", "--context", file], args].concat()));
+    let (code, answer, stderr) = ask(&["--", question]);
+    assert_eq!((code, answer.as_str()), (0, "1376\n"), "{stderr}");
+    let sentence = ask(&["--system", "Answer in a full sentence.", question]).1;
+    assert_eq!(sentence, "Nusonix was founded in 1376.\n");
+    let on_reference = ask(&["--kernels", "reference", question]).1;
+    assert_eq!(on_reference, answer);
+}
+
+#[test]
 fn pipes_and_files_stand_before_the_prompt() {
     let mut child = run(&["--json", "sum this up"])
         .stdin(Stdio::piped())
@@ -183,7 +201,8 @@ fn exit_codes_tell_what_went_wrong() {
     refused(&["run", "-m", model], 2, &["prompt is empty"]);
     refused(&["run", "-m", model, "--ctx-size", "4k", "hi"], 2, &["4096", "512"]);
     refused(&["run", "-m", model, "--ctx-size", "x", "hi"], 2, &["32k"]);
-    refused(&["run", "hi there"], 3, &["no model given"]);
+    refused(&["ask"], 2, &["QUESTION"]);
+    refused(&["ask", "--context", "/no/such/file", "--", "hi"], 1, &["/no/such/file"]);
     refused(&["run", "-m", "org/absent", "hi"], 3, &["org/absent", "weft pull"]);
     refused(&["run", "-m", "/no/such/folder", "hi"], 3, &["/no/such/folder"]);
     refused(&["pull", "org/absent"], 1, &["HF_HUB_OFFLINE"]);

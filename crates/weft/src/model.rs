@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -20,8 +20,8 @@ const GENERATION_CONFIG_LIMIT: u64 = 1 << 20;
 
 /// A model that can be put on a device.
 pub struct Model {
-    /// Where it lies.
-    pub folder: PathBuf,
+    /// Its folder, or what else it is called by.
+    pub name: String,
     /// Its shape.
     pub config: Config,
     /// Its weights, checked against the shape.
@@ -36,27 +36,66 @@ pub struct Model {
     pub stop_ids: Vec<u32>,
 }
 
+/// A model's files, in memory.
+#[derive(Clone, Copy)]
+pub struct ModelBytes {
+    /// What the model is called.
+    pub name: &'static str,
+    /// config.json
+    pub config: &'static [u8],
+    /// model.safetensors
+    pub weights: &'static [u8],
+    /// tokenizer.json
+    pub tokenizer: &'static [u8],
+    /// chat_template.jinja
+    pub template: &'static str,
+    /// generation_config.json
+    pub generation: &'static [u8],
+}
+
 impl Model {
     /// Opens a model's folder.
     pub fn open(folder: &Path) -> Result<Self, ModelError> {
+        let name = folder.display().to_string();
         if !folder.is_dir() {
-            return Err(ModelError::NoFolder { folder: folder.display().to_string() });
+            return Err(ModelError::NoFolder { folder: name });
         }
         let config = Config::from_file(&folder.join("config.json"))?;
-        let weights = Box::new(Safetensors::open(folder, &config)?);
+        let weights = Safetensors::open(folder, &config)?;
         let tokenizer = Tokenizer::from_file(folder.join("tokenizer.json"))?;
+        let template = Template::from_folder(folder)?;
+        Self::new(name, config, weights, tokenizer, template, generation_config(folder)?)
+    }
+
+    /// Opens a model whose files are in memory.
+    pub fn from_bytes(files: ModelBytes) -> Result<Self, ModelError> {
+        let config = Config::from_json(files.config)?;
+        let weights = Safetensors::from_bytes(files.name, files.weights, &config)?;
+        let tokenizer = Tokenizer::from_bytes(files.tokenizer)?;
+        let template = Template::new(files.template, None, None)?;
+        let generation = GenerationConfig::parse(files.generation)?;
+        Self::new(files.name.to_owned(), config, weights, tokenizer, Some(template), generation)
+    }
+
+    fn new(
+        name: String,
+        config: Config,
+        weights: Safetensors,
+        tokenizer: Tokenizer,
+        template: Option<Template>,
+        generation: GenerationConfig,
+    ) -> Result<Self, ModelError> {
         let (tokens, vocab) = (tokenizer.vocab_size() as usize, config.vocab);
         if tokens > vocab {
             return Err(ModelError::Vocabulary { tokens, vocab });
         }
-        let generation = generation_config(folder)?;
         Ok(Self {
-            folder: folder.to_owned(),
+            name,
             stop_ids: stop_ids(&config, &generation, &tokenizer),
-            template: Template::from_folder(folder)?,
-            tokenizer: Arc::new(tokenizer),
             config,
-            weights,
+            weights: Box::new(weights),
+            tokenizer: Arc::new(tokenizer),
+            template,
             generation,
         })
     }

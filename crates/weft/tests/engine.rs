@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use weft::config::Config;
@@ -29,7 +29,7 @@ fn model() -> Model {
     );
     let config = Config::from_json(json.as_bytes()).unwrap();
     Model {
-        folder: PathBuf::new(),
+        name: String::new(),
         weights: Box::new(RandomWeights::new(&config, 3)),
         stop_ids: vec![tokenizer.id_of("<|im_end|>").unwrap()],
         tokenizer: Arc::new(tokenizer),

@@ -241,3 +241,25 @@ proptest! {
         prop_assert_eq!(tokenizer.decode(&tokens, false), joined);
     }
 }
+
+/// Documents and a question are one content to the template and tokenised each apart: where two
+/// pieces meet, no token crosses, whatever they end and begin with.
+#[test]
+fn pieces_of_a_content_are_tokenised_apart() {
+    let pieces = ["One two", " three\n", "\n\nfour <|im_end|>", "five"].map(str::to_owned);
+    let tokenizer = small_tokenizer();
+    let conversation = Conversation::new(vec![Message::user_pieces(pieces.to_vec())], Some(false));
+    let rendered = template("qwen3").render(&conversation).unwrap();
+    let whole = Conversation::new(vec![Message::user(&pieces.concat())], Some(false));
+    assert_eq!(rendered.text(), template("qwen3").render(&whole).unwrap().text());
+    let contents = rendered.segments().iter().filter_map(|segment| match segment {
+        Segment::Content(text) => Some(text.clone()),
+        Segment::Scaffold(_) => None,
+    });
+    assert_eq!(contents.collect::<Vec<_>>(), pieces);
+    let apart: Vec<u32> =
+        pieces.iter().flat_map(|piece| tokenizer.encode_text(piece).unwrap()).collect();
+    let tokens = rendered.tokens(&tokenizer).unwrap();
+    assert!(tokens.windows(apart.len()).any(|window| window == apart));
+    assert_ne!(apart, tokenizer.encode_text(&pieces.concat()).unwrap(), "the borders matter");
+}

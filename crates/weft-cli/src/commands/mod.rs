@@ -1,11 +1,12 @@
 //! One file per command.
 
+pub(crate) mod ask;
 pub(crate) mod chat;
 pub(crate) mod completions;
+pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod list;
 pub(crate) mod pull;
 pub(crate) mod run;
 pub(crate) mod sampling;
 pub(crate) mod show;
-pub(crate) mod welcome;

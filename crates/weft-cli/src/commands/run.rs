@@ -69,7 +69,7 @@ fn prompt(words: &[String], args: &RunArgs) -> Result<Option<String>, CliError> 
     Ok((!parts.is_empty()).then(|| parts.join("\n\n")))
 }
 
-fn read_text(from: impl Read, name: &str) -> Result<String, CliError> {
+pub(crate) fn read_text(from: impl Read, name: &str) -> Result<String, CliError> {
     let mut bytes = Vec::new();
     from.take(INPUT_LIMIT + 1).read_to_end(&mut bytes).map_err(CliError::io(name))?;
     if bytes.len() as u64 > INPUT_LIMIT {

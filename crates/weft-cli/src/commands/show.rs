@@ -13,8 +13,7 @@ use crate::load::{self, Need};
 use crate::size;
 
 pub(crate) fn run(args: &ShowArgs) -> Result<ExitCode, CliError> {
-    let folder = load::find(args.name.as_deref(), &args.model)?;
-    let model = Model::open(&folder)?;
+    let model = load::open(args.name.as_deref(), &args.model)?;
     let need = Need::new(&model.config, load::context(&args.model, &model.config)?);
     let text = if args.json {
         format!("{:#}\n", facts(&model, &need))
@@ -30,7 +29,7 @@ fn rows(model: &Model, need: &Need) -> Vec<(&'static str, String)> {
     let config = &model.config;
     let per_token = config.kv_bytes_per_token(config.dtype);
     let mut rows = vec![
-        ("folder", model.folder.display().to_string()),
+        ("model", model.name.clone()),
         ("family", config.family.to_string()),
         ("parameters", size::count(config.parameters())),
         ("layers", config.layers.to_string()),
@@ -73,7 +72,7 @@ fn rope(config: &Config) -> String {
 fn facts(model: &Model, need: &Need) -> Value {
     let config = &model.config;
     json!({
-        "folder": model.folder,
+        "name": model.name,
         "family": config.family.to_string(),
         "parameters": config.parameters(),
         "layers": config.layers,

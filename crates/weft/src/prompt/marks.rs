@@ -55,7 +55,8 @@ pub(super) fn is_nonchar(char: char) -> bool {
 pub(super) struct Marked<'t> {
     /// Without marks.
     pub(super) text: Cow<'t, str>,
-    /// The bytes of `text` that are content: ascending, not empty, apart from each other.
+    /// The bytes of `text` that are content: ascending, not empty. Runs that touch stay apart:
+    /// they are pieces to be tokenised each on its own.
     runs: Vec<Range<usize>>,
     marks: Option<Marks>,
 }
@@ -82,7 +83,7 @@ impl<'t> Marked<'t> {
             } else {
                 depth = depth.checked_sub(1).ok_or_else(unpaired)?;
                 if depth == 0 {
-                    push_run(&mut runs, start..text.len());
+                    runs.extend((start < text.len()).then_some(start..text.len()));
                 }
             }
         }
@@ -93,8 +94,7 @@ impl<'t> Marked<'t> {
         Ok(Self { text: Cow::Owned(text), runs, marks })
     }
 
-    /// The parts of a range of `text`, each with whether it is content. None is empty, and
-    /// neighbours differ in kind.
+    /// The parts of a range of `text`, each with whether it is content. None is empty.
     pub(super) fn pieces(&self, range: Range<usize>) -> impl Iterator<Item = (&str, bool)> {
         let mut next = self.runs.partition_point(|run| run.end <= range.start);
         let mut at = range.start;
@@ -140,13 +140,5 @@ impl<'t> Marked<'t> {
     /// All of `text`.
     pub(super) fn all(&self) -> Range<usize> {
         0..self.text.len()
-    }
-}
-
-fn push_run(runs: &mut Vec<Range<usize>>, run: Range<usize>) {
-    match runs.last_mut() {
-        _ if run.is_empty() => {}
-        Some(last) if last.end == run.start => last.end = run.end,
-        _ => runs.push(run),
     }
 }

@@ -45,6 +45,11 @@ impl Message {
         Self::new("assistant", content)
     }
 
+    /// A message with the role `user` whose pieces are tokenised apart.
+    pub fn user_pieces(pieces: Vec<String>) -> Self {
+        Self { content: Some(Content::Pieces(pieces)), ..Self::user("") }
+    }
+
     /// Whether the role is `system`.
     pub fn is_system(&self) -> bool {
         self.role == "system"
@@ -66,6 +71,10 @@ pub enum Content {
     Text(String),
     /// Texts that templates see as one, joined by newlines.
     Parts(Vec<Part>),
+    /// Texts that templates see as one, with nothing between them, and that are tokenised each
+    /// apart: documents, then a question. Has no JSON form.
+    #[serde(skip)]
+    Pieces(Vec<String>),
 }
 
 /// One of several parts of a content. Text only.
@@ -88,6 +97,7 @@ impl Content {
                 let texts: Vec<&str> = parts.iter().map(|Part::Text { text }| &**text).collect();
                 texts.join("\n")
             }
+            Self::Pieces(pieces) => pieces.concat(),
         }
     }
 }

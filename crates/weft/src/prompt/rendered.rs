@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use super::PromptError;
 use crate::tokenizer::Tokenizer;
 
-/// A part of a prompt. None is empty, and neighbours differ in kind.
+/// A part of a prompt. None is empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Segment {
     /// Written by the template: added tokens in it are recognised.

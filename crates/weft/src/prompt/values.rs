@@ -11,7 +11,7 @@ use minijinja::value::{DynObject, Enumerator, Object};
 use serde_json::Value as Json;
 
 use super::marks::{Marks, plain};
-use super::message::{Conversation, Message};
+use super::message::{Content, Conversation, Message};
 
 /// How one rendering sees the conversation.
 #[derive(Clone, Copy, Debug)]
@@ -69,6 +69,7 @@ impl Values {
         fields.push((
             "content",
             match &message.content {
+                Some(Content::Pieces(pieces)) => self.pieces(pieces),
                 Some(content) => self.text(&content.text()),
                 None if self.view.fill_content => Value::from(""),
                 None => Value::from(()),
@@ -116,6 +117,17 @@ impl Values {
             return Value::from(text);
         }
         self.text(text)
+    }
+
+    /// Strings one after the other, each between marks of its own.
+    fn pieces(&mut self, pieces: &[String]) -> Value {
+        match self.view.marks {
+            Some(marks) => {
+                self.n_bytes += pieces.iter().map(String::len).sum::<usize>();
+                Value::from(pieces.iter().map(|piece| marks.wrap(piece)).collect::<String>())
+            }
+            None => self.text(&pieces.concat()),
+        }
     }
 
     fn text(&mut self, text: &str) -> Value {

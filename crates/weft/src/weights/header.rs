@@ -5,8 +5,8 @@
 //! is read, and the file must be exactly as long as its header says.
 
 use std::fs::File;
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::io::{Cursor, Read, Seek};
+use std::path::Path;
 
 use safetensors::tensor::Metadata;
 
@@ -18,41 +18,56 @@ const HEADER_LIMIT: u64 = 16 << 20;
 /// Bytes of the length that opens a file.
 const LENGTH_BYTES: u64 = 8;
 
+/// What tensors can be read from: an open file, or one in memory.
+pub(super) trait Source: Read + Seek + Send {}
+
+impl<S: Read + Seek + Send> Source for S {}
+
 pub(super) struct Header {
+    /// Its name in messages.
+    pub(super) name: String,
     /// The file, open, so that what was checked is what is read later.
-    pub(super) file: File,
-    /// Its path.
-    pub(super) path: PathBuf,
+    pub(super) source: Box<dyn Source>,
     pub(super) metadata: Metadata,
     /// Where the tensors begin in the file.
     pub(super) data_start: u64,
 }
 
-pub(super) fn read(path: &Path) -> Result<Header, WeightsError> {
-    let name = || path.display().to_string();
-    let broken = |reason: String| WeightsError::Header { file: name(), reason };
-    let failed = |source| WeightsError::Read { file: name(), source };
+/// Reads the header of a file.
+pub(super) fn open(path: &Path) -> Result<Header, WeightsError> {
+    let name = path.display().to_string();
+    let failed = |source| WeightsError::Read { file: name.clone(), source };
+    let file = File::open(path).map_err(failed)?;
+    let bytes = file.metadata().map_err(failed)?.len();
+    read(name, Box::new(file), bytes)
+}
 
-    let mut file = File::open(path).map_err(failed)?;
-    let file_bytes = file.metadata().map_err(failed)?.len();
-    if file_bytes < LENGTH_BYTES {
-        return Err(broken(format!("it has {file_bytes} bytes, a header alone needs more")));
+/// Reads the header of a file in memory.
+pub(super) fn of_bytes(name: &str, bytes: &'static [u8]) -> Result<Header, WeightsError> {
+    read(name.to_owned(), Box::new(Cursor::new(bytes)), bytes.len() as u64)
+}
+
+fn read(name: String, mut source: Box<dyn Source>, bytes: u64) -> Result<Header, WeightsError> {
+    let broken = |reason: String| WeightsError::Header { file: name.clone(), reason };
+    let failed = |source| WeightsError::Read { file: name.clone(), source };
+    if bytes < LENGTH_BYTES {
+        return Err(broken(format!("it has {bytes} bytes, a header alone needs more")));
     }
     let mut length = [0; LENGTH_BYTES as usize];
-    file.read_exact(&mut length).map_err(failed)?;
+    source.read_exact(&mut length).map_err(failed)?;
     let header_bytes = u64::from_le_bytes(length);
-    let room = HEADER_LIMIT.min(file_bytes - LENGTH_BYTES);
+    let room = HEADER_LIMIT.min(bytes - LENGTH_BYTES);
     if header_bytes > room {
         return Err(broken(format!("its header claims {header_bytes} bytes, at most {room} fit")));
     }
     let mut json = vec![0; header_bytes as usize];
-    file.read_exact(&mut json).map_err(failed)?;
+    source.read_exact(&mut json).map_err(failed)?;
     let metadata: Metadata = serde_json::from_slice(&json).map_err(|e| broken(e.to_string()))?;
 
     let data_start = LENGTH_BYTES + header_bytes;
     let expected = data_start.saturating_add(metadata.data_len() as u64);
-    if expected != file_bytes {
-        return Err(WeightsError::Length { file: name(), expected, found: file_bytes });
+    if expected != bytes {
+        return Err(WeightsError::Length { file: name, expected, found: bytes });
     }
-    Ok(Header { file, path: path.to_owned(), metadata, data_start })
+    Ok(Header { name, source, metadata, data_start })
 }

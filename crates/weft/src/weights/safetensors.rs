@@ -14,7 +14,7 @@ use half::{bf16, f16};
 use safetensors::Dtype as FileDtype;
 use serde::Deserialize;
 
-use super::header::{self, Header};
+use super::header::{self, Header, Source};
 use super::{Tensor, Weights, WeightsError, tensors};
 use crate::config::Config;
 
@@ -26,7 +26,7 @@ const BLOCK_BYTES: usize = 1 << 20;
 
 /// The weight files of one model, open and checked.
 pub struct Safetensors {
-    files: Vec<Mutex<File>>,
+    files: Vec<Mutex<Box<dyn Source>>>,
     names: Vec<String>,
     places: HashMap<Tensor, Place>,
 }
@@ -44,11 +44,24 @@ struct Place {
 impl Safetensors {
     /// Opens the weight files in a model's folder and checks them against its config.
     pub fn open(folder: &Path, config: &Config) -> Result<Self, WeightsError> {
-        let headers: Vec<Header> =
-            shards(folder)?.iter().map(|path| header::read(path)).collect::<Result<_, _>>()?;
+        let shards = shards(folder)?;
+        let headers = shards.iter().map(|path| header::open(path)).collect::<Result<_, _>>()?;
+        Self::checked(headers, config)
+    }
+
+    /// The same for one file in memory, called `name` in messages.
+    pub fn from_bytes(
+        name: &str,
+        bytes: &'static [u8],
+        config: &Config,
+    ) -> Result<Self, WeightsError> {
+        Self::checked(vec![header::of_bytes(name, bytes)?], config)
+    }
+
+    fn checked(headers: Vec<Header>, config: &Config) -> Result<Self, WeightsError> {
         let places = place_all(&headers, config)?;
-        let names = headers.iter().map(|header| header.path.display().to_string()).collect();
-        let files = headers.into_iter().map(|header| Mutex::new(header.file)).collect();
+        let names = headers.iter().map(|header| header.name.clone()).collect();
+        let files = headers.into_iter().map(|header| Mutex::new(header.source)).collect();
         Ok(Self { files, names, places })
     }
 }
@@ -135,16 +148,16 @@ fn place_all(headers: &[Header], config: &Config) -> Result<HashMap<Tensor, Plac
     let mut places = HashMap::new();
     for (file, header) in headers.iter().enumerate() {
         for name in header.metadata.offset_keys() {
-            let path = || header.path.display().to_string();
+            let file_name = || header.name.clone();
             if let Some(first) = found_in.insert(name.clone(), file) {
-                let first = headers[first].path.display().to_string();
-                return Err(WeightsError::Twice { name, first, second: path() });
+                let first = headers[first].name.clone();
+                return Err(WeightsError::Twice { name, first, second: file_name() });
             }
             let Some(shape) = expected.remove(&name) else {
                 if is_known_leftover(&name, config) {
                     continue;
                 }
-                return Err(WeightsError::Surplus { name, file: path() });
+                return Err(WeightsError::Surplus { name, file: file_name() });
             };
             let info = header.metadata.info(&name).expect("the name came from this header");
             if info.shape != shape.shape {

@@ -1,0 +1,23 @@
+//! The model inside the binary: small, offline, made to answer questions about documents.
+
+use weft::model::{Model, ModelBytes, ModelError};
+
+macro_rules! asset {
+    ($include:ident, $name:literal) => {
+        $include!(concat!("../../../assets/weft-tiny/", $name))
+    };
+}
+
+const WEFT_TINY: ModelBytes = ModelBytes {
+    name: "weft-tiny (bundled)",
+    config: asset!(include_bytes, "config.json"),
+    weights: asset!(include_bytes, "model.safetensors"),
+    tokenizer: asset!(include_bytes, "tokenizer.json"),
+    template: asset!(include_str, "chat_template.jinja"),
+    generation: asset!(include_bytes, "generation_config.json"),
+};
+
+/// Opens the bundled model.
+pub(crate) fn open() -> Result<Model, ModelError> {
+    Model::from_bytes(WEFT_TINY)
+}
