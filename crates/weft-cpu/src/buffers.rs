@@ -3,7 +3,7 @@
 use half::bf16;
 use weft::config::Config;
 use weft::device::{Buffer, Limits};
-use weft::kv::{PAGE_ROWS, Slot};
+use weft::kv::{PAGE_ROWS, PageId, Slot};
 
 use crate::matmul::Rows;
 use crate::memory::{Disjoint, LINE, Lines};
@@ -101,30 +101,47 @@ impl Buffers {
     }
 }
 
-/// Keys and values of all pages. A row is padded with zeros to whole cache lines.
+/// Keys and values of all pages, bf16 \[layers\]\[pages\]\[kv_heads\]\[64 · stride\].
+///
+/// A page's keys are packed like a block of 64 weight rows, \[head_dim/2\]\[64\]\[2\], so that scores are a
+/// matrix product; its values lie row by row, \[64\]\[stride\], padded with zeros to whole cache lines.
 pub(crate) struct Kv {
     k: Lines,
     v: Lines,
     layout: KvLayout,
 }
 
-/// Where rows lie: bf16 \[layers\]\[pages\]\[kv_heads\]\[64 rows\]\[stride\], so that the rows that one
-/// head reads lie together.
+/// Where rows lie.
 #[derive(Clone, Copy)]
 pub(crate) struct KvLayout {
     pages: usize,
     heads: usize,
     head_dim: usize,
-    /// Elements from one row of a head to the next.
-    stride: usize,
+    /// Elements of a value's row.
+    pub(crate) stride: usize,
 }
 
 impl KvLayout {
-    /// Where a head's row begins, in keys and in values.
-    pub(crate) fn start(&self, layer: u16, slot: Slot, head: usize) -> usize {
-        let (page, row) = (slot as usize / PAGE_ROWS, slot as usize % PAGE_ROWS);
-        let page = usize::from(layer) * self.pages + page;
-        ((page * self.heads + head) * PAGE_ROWS + row) * self.stride
+    /// Where a head's page begins, in keys and in values.
+    pub(crate) fn page(&self, layer: u16, page: PageId, head: usize) -> usize {
+        let page = usize::from(layer) * self.pages + page as usize;
+        (page * self.heads + head) * PAGE_ROWS * self.stride
+    }
+
+    /// The page, and the row in it, of a slot.
+    pub(crate) fn place(&self, layer: u16, slot: Slot, head: usize) -> (usize, usize) {
+        let (page, row) = (slot / PAGE_ROWS as Slot, slot as usize % PAGE_ROWS);
+        (self.page(layer, page, head), row)
+    }
+
+    /// How far from its page's begin an element of a key lies.
+    pub(crate) fn key_offset(row: usize, element: usize) -> usize {
+        element / 2 * (2 * PAGE_ROWS) + row * 2 + element % 2
+    }
+
+    /// Elements that a page's keys take.
+    pub(crate) fn key_len(&self) -> usize {
+        self.head_dim * PAGE_ROWS
     }
 }
 
@@ -137,21 +154,18 @@ impl Kv {
         Self { k: Lines::zeroed(len), v: Lines::zeroed(len), layout }
     }
 
-    pub(crate) fn k(&self) -> &[bf16] {
-        self.k.get()
+    pub(crate) fn layout(&self) -> KvLayout {
+        self.layout
     }
 
-    pub(crate) fn v(&self) -> &[bf16] {
-        self.v.get()
+    /// A head's keys of one page, packed.
+    pub(crate) fn keys(&self, layer: u16, page: PageId, head: usize) -> &[bf16] {
+        &self.k.get()[self.layout.page(layer, page, head)..][..self.layout.key_len()]
     }
 
-    pub(crate) fn stride(&self) -> usize {
-        self.layout.stride
-    }
-
-    /// See [`KvLayout::start`].
-    pub(crate) fn start(&self, layer: u16, slot: Slot, head: usize) -> usize {
-        self.layout.start(layer, slot, head)
+    /// A head's first `rows` values of one page.
+    pub(crate) fn values(&self, layer: u16, page: PageId, head: usize, rows: usize) -> &[bf16] {
+        &self.v.get()[self.layout.page(layer, page, head)..][..rows * self.layout.stride]
     }
 
     /// Layout, keys and values, for writing from several threads.
@@ -161,21 +175,26 @@ impl Kv {
 
     /// The key and the value of all heads.
     pub(crate) fn read(&self, layer: u16, slot: Slot) -> (Vec<f32>, Vec<f32>) {
-        let row = |from: &[bf16]| -> Vec<f32> {
-            let starts = (0..self.layout.heads).map(|head| self.start(layer, slot, head));
-            let values = starts.flat_map(|start| &from[start..start + self.layout.head_dim]);
-            values.map(|value| value.to_f32()).collect()
-        };
-        (row(self.k()), row(self.v()))
+        let KvLayout { heads, head_dim, stride, .. } = self.layout;
+        let (mut k, mut v) = (Vec::new(), Vec::new());
+        for head in 0..heads {
+            let (page, row) = self.layout.place(layer, slot, head);
+            let key = (0..head_dim).map(|i| self.k.get()[page + KvLayout::key_offset(row, i)]);
+            k.extend(key.map(bf16::to_f32));
+            let value = &self.v.get()[page + row * stride..][..head_dim];
+            v.extend(value.iter().map(|value| value.to_f32()));
+        }
+        (k, v)
     }
 
     pub(crate) fn write(&mut self, layer: u16, slot: Slot, k: &[f32], v: &[f32]) {
-        let dim = self.layout.head_dim;
-        for head in 0..self.layout.heads {
-            let start = self.start(layer, slot, head);
-            for (to, from) in [(self.k.get_mut(), k), (self.v.get_mut(), v)] {
-                let from = &from[head * dim..][..dim];
-                to[start..].iter_mut().zip(from).for_each(|(to, f)| *to = bf16::from_f32(*f));
+        let KvLayout { heads, head_dim, stride, .. } = self.layout;
+        for head in 0..heads {
+            let (page, row) = self.layout.place(layer, slot, head);
+            for i in 0..head_dim {
+                let from = head * head_dim + i;
+                self.k.get_mut()[page + KvLayout::key_offset(row, i)] = bf16::from_f32(k[from]);
+                self.v.get_mut()[page + row * stride + i] = bf16::from_f32(v[from]);
             }
         }
     }

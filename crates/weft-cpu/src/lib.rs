@@ -14,6 +14,7 @@ mod ops;
 mod pack;
 mod pool;
 mod scratch;
+mod values;
 mod vector;
 mod weights;
 
@@ -27,7 +28,7 @@ use weft::weights::{Weights, WeightsError};
 
 use buffers::{Buffers, Kv};
 use pool::Pool;
-use scratch::{Scratch, TokenPlace};
+use scratch::{Lists, Scratch};
 use weights::ModelWeights;
 
 pub use isa::Isa;
@@ -46,10 +47,8 @@ pub struct CpuDevice {
     logits: Vec<f32>,
     /// One for each thread.
     scratch: Vec<Scratch>,
-    /// The tokens of the step in hand.
-    tokens: Vec<TokenPlace>,
-    /// Those of them whose logits are asked for.
-    outputs: Vec<usize>,
+    /// The step in hand.
+    lists: Lists,
 }
 
 /// What a device is made with besides the model.
@@ -92,9 +91,10 @@ impl CpuDevice {
             rope: RopeTable::new(&config.rope, config.head_dim, 2 * limits.positions),
             buffers: Buffers::new(config, &limits),
             logits: vec![0.0; limits.step_outputs * config.vocab],
-            scratch: (0..threads).map(|_| Scratch::new(config, &limits, kv.stride())).collect(),
-            tokens: Vec::with_capacity(limits.step_tokens),
-            outputs: Vec::with_capacity(limits.step_outputs),
+            scratch: (0..threads)
+                .map(|_| Scratch::new(config, &limits, kv.layout().stride))
+                .collect(),
+            lists: Lists::new(&limits),
             kv,
             pool: Pool::new(threads),
             config: config.clone(),
@@ -119,7 +119,7 @@ impl Device for CpuDevice {
 
     fn run(&mut self, ops: &[Op], step: &Step<'_>) -> Result<(), DeviceError> {
         step.check(&self.config, &self.limits);
-        scratch::list(step, &mut self.tokens, &mut self.outputs);
+        self.lists.fill(step, scratch::tile_tokens(&self.config));
         for op in ops {
             match *op {
                 Op::Embed => ops::embed::run(self, step),

@@ -1,9 +1,13 @@
 //! Memory inside the ops: one scratch per thread, and the step as a list of tokens.
 
+use std::ops::Range;
+
 use half::bf16;
 use weft::config::Config;
 use weft::device::{Limits, Step};
 use weft::kv::Slot;
+
+use crate::matmul::TILE;
 
 /// One thread's memory inside an op.
 pub(crate) struct Scratch {
@@ -12,29 +16,39 @@ pub(crate) struct Scratch {
     pub(crate) rotated: Vec<f32>,
     /// One head, bf16 \[head_dim\].
     pub(crate) rounded: Vec<bf16>,
-    /// The rotated queries of one KV head, f32 \[group\]\[stride of KV rows\], zeros past head_dim.
-    pub(crate) queries: Vec<f32>,
-    /// Their scores, f32 \[group\]\[positions\].
+    /// The rotated queries of one tile, bf16 \[queries\]\[head_dim\].
+    pub(crate) queries: Vec<bf16>,
+    /// Their scores, f32 \[queries\]\[positions\].
     pub(crate) scores: Vec<f32>,
-    /// The sums of their exponentials, f32 \[group\].
+    /// How many rows each sees.
+    pub(crate) seen: Vec<usize>,
+    /// The sums of their exponentials, f32 \[queries\].
     pub(crate) totals: Vec<f32>,
-    /// Their weighted sums of values, f32 \[group\]\[head_dim\].
+    /// Their weighted sums of values, f32 \[queries\]\[stride of values\].
     pub(crate) sums: Vec<f32>,
 }
 
 impl Scratch {
     pub(crate) fn new(config: &Config, limits: &Limits, kv_stride: usize) -> Self {
-        let (dim, group) = (config.head_dim, config.group());
+        let dim = config.head_dim;
+        let queries = tile_tokens(config) * config.group();
         Self {
             head: vec![0.0; dim],
             rotated: vec![0.0; dim],
             rounded: vec![bf16::ZERO; dim],
-            queries: vec![0.0; group * kv_stride],
-            scores: vec![0.0; group * limits.positions],
-            totals: vec![0.0; group],
-            sums: vec![0.0; group * dim],
+            queries: vec![bf16::ZERO; queries * dim],
+            scores: vec![0.0; queries * limits.positions],
+            seen: vec![0; queries],
+            totals: vec![0.0; queries],
+            sums: vec![0.0; queries * kv_stride],
         }
     }
+}
+
+/// Tokens that attend together: with the query heads of one KV head they fill a tile, and read
+/// each page once.
+pub(crate) fn tile_tokens(config: &Config) -> usize {
+    (TILE / config.group()).max(1)
 }
 
 /// One token of a step.
@@ -44,18 +58,43 @@ pub(crate) struct TokenPlace {
     pub(crate) slot: Slot,
 }
 
-/// Lists the tokens of a step, and which of them need logits. The lists have their capacity since
-/// the device was made.
-pub(crate) fn list(step: &Step<'_>, tokens: &mut Vec<TokenPlace>, outputs: &mut Vec<usize>) {
-    tokens.clear();
-    outputs.clear();
-    for (index, lane) in step.lanes.iter().enumerate() {
-        let places = lane.positions.iter().zip(lane.store_at);
-        tokens.extend(places.map(|(position, slot)| TokenPlace {
-            lane: index,
-            position: *position as usize,
-            slot: *slot,
-        }));
-        outputs.extend(tokens.len() - lane.n_outputs()..tokens.len());
+/// The step as lists. They have their capacity since the device was made.
+#[derive(Default)]
+pub(crate) struct Lists {
+    /// All tokens, lane by lane.
+    pub(crate) tokens: Vec<TokenPlace>,
+    /// Tokens whose logits are asked for.
+    pub(crate) outputs: Vec<usize>,
+    /// Runs of tokens of one lane that attend together.
+    pub(crate) tiles: Vec<Range<usize>>,
+}
+
+impl Lists {
+    pub(crate) fn new(limits: &Limits) -> Self {
+        Self {
+            tokens: Vec::with_capacity(limits.step_tokens),
+            outputs: Vec::with_capacity(limits.step_outputs),
+            tiles: Vec::with_capacity(limits.step_tokens),
+        }
+    }
+
+    /// Lists a step's tokens, in tiles of at most `tile` tokens.
+    pub(crate) fn fill(&mut self, step: &Step<'_>, tile: usize) {
+        let Self { tokens, outputs, tiles } = self;
+        tokens.clear();
+        outputs.clear();
+        tiles.clear();
+        for (index, lane) in step.lanes.iter().enumerate() {
+            let first = tokens.len();
+            let places = lane.positions.iter().zip(lane.store_at);
+            tokens.extend(places.map(|(position, slot)| TokenPlace {
+                lane: index,
+                position: *position as usize,
+                slot: *slot,
+            }));
+            let end = tokens.len();
+            outputs.extend(end - lane.n_outputs()..end);
+            tiles.extend((first..end).step_by(tile).map(|start| start..(start + tile).min(end)));
+        }
     }
 }

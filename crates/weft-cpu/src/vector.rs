@@ -57,12 +57,8 @@ versions! {
     fn add_sums(sums: &[f32], x: &mut [bf16]);
     /// h\[i\] = round(silu(gate\[i\]) · up\[i\])
     fn silu_product(gate: &[f32], up: &[f32], h: &mut [bf16]);
-    /// scores\[row\] = q · key(row) · scale, for the rows of a run of keys `[rows][stride]`.
-    fn score_rows(q: &[f32], keys: &[bf16], stride: usize, scale: f32, scores: &mut [f32]);
     /// Scores → exp(score − max), and their sum.
     fn softmax(scores: &mut [f32]) -> f32;
-    /// sum\[d\] += Σ weight(row) · value(row)\[d\], over a run of values `[rows][stride]`.
-    fn add_values(weights: &[f32], values: &[bf16], stride: usize, sum: &mut [f32]);
     /// to\[i\] = round(from\[i\] / divisor)
     fn store_quotients(from: &[f32], divisor: f32, to: &mut [bf16]);
 }
@@ -163,27 +159,6 @@ mod plain {
     }
 
     #[inline(always)]
-    pub(super) fn score_rows(
-        q: &[f32],
-        keys: &[bf16],
-        stride: usize,
-        scale: f32,
-        scores: &mut [f32],
-    ) {
-        let (q, _) = q.as_chunks::<PARTIALS>();
-        for (score, key) in scores.iter_mut().zip(keys.chunks_exact(stride)) {
-            let (key, _) = key.as_chunks::<PARTIALS>();
-            let mut partial = [0.0; PARTIALS];
-            for (q, key) in q.iter().zip(key) {
-                for i in 0..PARTIALS {
-                    partial[i] += q[i] * widen(key[i]);
-                }
-            }
-            *score = tree(partial) * scale;
-        }
-    }
-
-    #[inline(always)]
     pub(super) fn softmax(scores: &mut [f32]) -> f32 {
         let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let mut partial = [0.0; PARTIALS];
@@ -199,31 +174,6 @@ mod plain {
             partial[i] += *score;
         }
         tree(partial)
-    }
-
-    /// Rows whose products are added before a sum goes back to memory.
-    const ROWS: usize = 4;
-
-    #[inline(always)]
-    pub(super) fn add_values(weights: &[f32], values: &[bf16], stride: usize, sum: &mut [f32]) {
-        let n = sum.len();
-        let rows = values.chunks_exact(stride).map(|row| &row[..n]);
-        let (blocks, rest) = weights.as_chunks::<ROWS>();
-        let mut rows = rows;
-        for w in blocks {
-            let v: [&[bf16]; ROWS] = std::array::from_fn(|_| rows.next().unwrap_or_default());
-            for (d, sum) in sum.iter_mut().enumerate() {
-                // One after the other: the order of rows is the order of the sum.
-                let mut s = *sum;
-                for r in 0..ROWS {
-                    s += w[r] * widen(v[r][d]);
-                }
-                *sum = s;
-            }
-        }
-        for (w, v) in rest.iter().zip(rows) {
-            sum.iter_mut().zip(v).for_each(|(sum, value)| *sum += w * widen(*value));
-        }
     }
 
     #[inline(always)]
@@ -274,17 +224,14 @@ mod tests {
             results.push(out.clone());
             silu_product(isa, &floats, &floats, &mut out);
             results.push(out.clone());
-            let mut scores = vec![0.0; 6];
-            score_rows(isa, &floats[..32], &halves, 33, 0.125, &mut scores);
+            let mut scores = floats.clone();
             let total = softmax(isa, &mut scores);
-            let mut sum = floats[..29].to_vec();
-            add_values(isa, &scores, &halves, 33, &mut sum);
-            store_quotients(isa, &sum, total, &mut out[..29]);
+            store_quotients(isa, &floats, total, &mut out);
             results.push(out.clone());
             store_sums(isa, &floats, Some(&floats), &mut out);
             add_sums(isa, &floats, &mut out);
             results.push(out);
-            (results, scores, sum)
+            (results, scores)
         };
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
             assert_eq!(all(isa), all(Isa::Portable), "{isa}");

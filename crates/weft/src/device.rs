@@ -61,7 +61,8 @@ pub struct Lane<'a> {
     /// Where each token's key and value go. Rows of this step are visible to it, so the spans
     /// cover them too.
     pub store_at: &'a [Slot],
-    /// What the tokens attend to: every row whose position is not after the token's own.
+    /// What the tokens attend to: every row whose position is not after the token's own. In the
+    /// order of their positions, without overlap; there may be gaps.
     pub spans: &'a [Span],
     /// Which of the tokens need logits.
     pub outputs: Outputs,
@@ -197,6 +198,8 @@ impl Lane<'_> {
             assert!(span.home_position + span.len <= limits.positions, "home position range");
             assert!(span.position + span.len <= limits.positions, "span position range");
         }
+        let in_order = |a: &Span, b: &Span| a.position + a.len <= b.position;
+        assert!(self.spans.is_sorted_by(in_order), "spans overlap or are out of order");
         for position in self.positions {
             let visible = self.spans.iter().any(|span| span.position <= *position as usize);
             assert!(visible, "the token at position {position} sees nothing, not even itself");

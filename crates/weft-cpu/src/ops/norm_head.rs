@@ -6,10 +6,10 @@ use crate::memory::Disjoint;
 use crate::pack::BLOCK_ROWS;
 
 pub(crate) fn run(device: &mut CpuDevice) {
-    let CpuDevice { config, pool, isa, weights, buffers, logits, outputs, .. } = device;
-    let (isa, n_outputs) = (*isa, outputs.len());
+    let CpuDevice { config, pool, isa, weights, buffers, logits, lists, .. } = device;
+    let (isa, n_outputs) = (*isa, lists.outputs.len());
     let from = (&buffers.x, weights.final_norm.as_slice(), config.norm_eps);
-    rms_norms(pool, isa, from, &mut buffers.norm, n_outputs, |output| outputs[output]);
+    rms_norms(pool, isa, from, &mut buffers.norm, n_outputs, |output| lists.outputs[output]);
 
     let norm = buffers.norm.rows();
     let head = weights.head();

@@ -7,8 +7,8 @@ use crate::pack::{BLOCK_ROWS, Packed};
 use crate::vector;
 
 pub(crate) fn run(device: &mut CpuDevice, layer: u16) {
-    let CpuDevice { config, pool, isa, weights, buffers, tokens, .. } = device;
-    let (isa, n_tokens) = (*isa, tokens.len());
+    let CpuDevice { config, pool, isa, weights, buffers, lists, .. } = device;
+    let (isa, n_tokens) = (*isa, lists.tokens.len());
     let layer = &weights.layers[usize::from(layer)];
     let from = (&buffers.x, layer.attention_norm.as_slice(), config.norm_eps);
     rms_norms(pool, isa, from, &mut buffers.norm, n_tokens, |i| i);

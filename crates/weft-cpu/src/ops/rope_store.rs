@@ -3,12 +3,13 @@
 use half::bf16;
 use weft::dtype::Element;
 
+use crate::buffers::KvLayout;
 use crate::memory::Disjoint;
 use crate::scratch::Scratch;
 use crate::{CpuDevice, Isa, vector};
 
 pub(crate) fn run(device: &mut CpuDevice, layer: u16) {
-    let CpuDevice { config, pool, isa, weights, rope, kv, buffers, scratch, tokens, .. } = device;
+    let CpuDevice { config, pool, isa, weights, rope, kv, buffers, scratch, lists, .. } = device;
     let (isa, dim, group) = (*isa, config.head_dim, config.group());
     let norms = weights.layers[usize::from(layer)].head_norms.as_ref();
     let [q, k, v] = buffers.qkv.each_mut();
@@ -18,18 +19,17 @@ pub(crate) fn run(device: &mut CpuDevice, layer: u16) {
     let scratch = Disjoint::new(scratch);
 
     // An item is one KV head of one token, with the query heads that read it.
-    pool.for_each(tokens.len() * config.kv_heads, |thread, item| {
+    pool.for_each(lists.tokens.len() * config.kv_heads, |thread, item| {
         let (t, head) = (item / config.kv_heads, item % config.kv_heads);
-        let start = layout.start(layer, tokens[t].slot, head);
+        let (page, row) = layout.place(layer, lists.tokens[t].slot, head);
         // SAFETY: a thread has scratch of its own; an item has heads of its own in every buffer,
         // and no two tokens of a step are stored in one slot.
-        let (scratch, queries, key, stored_key, stored_value) = unsafe {
+        let (scratch, queries, key, value) = unsafe {
             (
                 &mut scratch.part(thread, 1)[0],
                 q.part(t * q_stride + head * group * dim, group * dim),
                 k.part(t * kv_stride + head * dim, dim),
-                k_pages.part(start, dim),
-                v_pages.part(start, dim),
+                v_pages.part(page + row * layout.stride, dim),
             )
         };
         if let Some([q_norm, k_norm]) = norms {
@@ -39,9 +39,13 @@ pub(crate) fn run(device: &mut CpuDevice, layer: u16) {
             normalise(isa, key, k_norm, config.norm_eps, scratch);
         }
         scratch.head.iter_mut().zip(&*key).for_each(|(to, from)| *to = Element::to_f32(*from));
-        rope.rotate(tokens[t].position, &scratch.head, &mut scratch.rotated);
-        vector::store_sums(isa, &scratch.rotated, None, stored_key);
-        stored_value.copy_from_slice(&v.row(t)[head * dim..][..dim]);
+        rope.rotate(lists.tokens[t].position, &scratch.head, &mut scratch.rotated);
+        vector::store_sums(isa, &scratch.rotated, None, &mut scratch.rounded);
+        for (i, element) in scratch.rounded.iter().enumerate() {
+            // SAFETY: as above; a key's elements lie between those of its page's other rows.
+            unsafe { k_pages.part(page + KvLayout::key_offset(row, i), 1)[0] = *element };
+        }
+        value.copy_from_slice(&v.row(t)[head * dim..][..dim]);
     });
 }
 

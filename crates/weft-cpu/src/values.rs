@@ -1,0 +1,171 @@
+//! The second half of attention: sums of value rows, weighted by probabilities, for several queries
+//! that read the same rows.
+//!
+//! Each sum adds its rows in their order, whatever the number of queries.
+
+use half::bf16;
+
+use crate::isa::Isa;
+use crate::matmul::TILE;
+use crate::memory::LINE;
+
+/// Adds Σ weight(query, row) · value(row) to each query's sums.
+///
+/// `weights` is one slice per query, all as long as there are rows; `values` are bf16
+/// \[rows\]\[stride\]; `sums` are f32 \[queries\]\[stride\]. The stride is a multiple of [`LINE`].
+pub(crate) fn add_values(
+    isa: Isa,
+    weights: &[&[f32]],
+    values: &[bf16],
+    stride: usize,
+    sums: &mut [f32],
+) {
+    let n_rows = values.len() / stride;
+    assert!(stride.is_multiple_of(LINE) && weights.len() <= TILE);
+    assert!(weights.iter().all(|weights| weights.len() == n_rows));
+    assert!(sums.len() >= weights.len() * stride);
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the machine has AVX-512, see `CpuDevice::new`; lengths were just checked.
+        Isa::Avx512 | Isa::Avx512Bf16 => unsafe {
+            match *weights {
+                [a] => avx512::add([a], values, stride, sums),
+                [a, b] => avx512::add([a, b], values, stride, sums),
+                [a, b, c] => avx512::add([a, b, c], values, stride, sums),
+                [a, b, c, d] => avx512::add([a, b, c, d], values, stride, sums),
+                [a, b, c, d, e] => avx512::add([a, b, c, d, e], values, stride, sums),
+                [a, b, c, d, e, f] => avx512::add([a, b, c, d, e, f], values, stride, sums),
+                _ => {}
+            }
+        },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the machine has AVX2, see `CpuDevice::new`.
+        Isa::Avx2 => unsafe { avx2(weights, values, stride, sums) },
+        _ => plain(weights, values, stride, sums),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn avx2(weights: &[&[f32]], values: &[bf16], stride: usize, sums: &mut [f32]) {
+    plain(weights, values, stride, sums);
+}
+
+#[inline(always)]
+fn plain(weights: &[&[f32]], values: &[bf16], stride: usize, sums: &mut [f32]) {
+    for (weights, sums) in weights.iter().zip(sums.chunks_exact_mut(stride)) {
+        for (weight, row) in weights.iter().zip(values.chunks_exact(stride)) {
+            for (sum, value) in sums.iter_mut().zip(row) {
+                *sum += weight * f32::from_bits(u32::from(value.to_bits()) << 16);
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx512 {
+    use std::arch::x86_64::{
+        __m512, _mm256_loadu_si256, _mm512_castsi512_ps, _mm512_cvtepu16_epi32, _mm512_fmadd_ps,
+        _mm512_loadu_ps, _mm512_set1_ps, _mm512_slli_epi32, _mm512_storeu_ps,
+    };
+
+    use super::{LINE, bf16};
+
+    /// The sums of `Q` queries, 32 columns at a time: they stay in registers for all rows.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    pub(super) fn add<const Q: usize>(
+        weights: [&[f32]; Q],
+        values: &[bf16],
+        stride: usize,
+        sums: &mut [f32],
+    ) {
+        for column in (0..stride).step_by(LINE) {
+            let mut acc: [[__m512; 2]; Q] =
+                std::array::from_fn(|q| load_sums(&sums[q * stride + column..][..LINE]));
+            for (r, row) in values.chunks_exact(stride).enumerate() {
+                let v = widen(&row[column..column + LINE]);
+                for q in 0..Q {
+                    let w = _mm512_set1_ps(weights[q][r]);
+                    acc[q][0] = _mm512_fmadd_ps(w, v[0], acc[q][0]);
+                    acc[q][1] = _mm512_fmadd_ps(w, v[1], acc[q][1]);
+                }
+            }
+            for q in 0..Q {
+                store_sums(acc[q], &mut sums[q * stride + column..][..LINE]);
+            }
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    fn widen(line: &[bf16]) -> [__m512; 2] {
+        let line: &[bf16; LINE] = line.try_into().expect("a line");
+        // SAFETY: the halves of 32 bf16, 32 bytes each.
+        let halves = unsafe {
+            let start = line.as_ptr();
+            [_mm256_loadu_si256(start.cast()), _mm256_loadu_si256(start.add(16).cast())]
+        };
+        halves.map(|half| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half))))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn load_sums(line: &[f32]) -> [__m512; 2] {
+        let line: &[f32; LINE] = line.try_into().expect("a line");
+        // SAFETY: the halves of 32 f32.
+        unsafe { [_mm512_loadu_ps(line.as_ptr()), _mm512_loadu_ps(line.as_ptr().add(16))] }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn store_sums(sums: [__m512; 2], line: &mut [f32]) {
+        let line: &mut [f32; LINE] = line.try_into().expect("a line");
+        // SAFETY: the halves of 32 f32.
+        unsafe {
+            _mm512_storeu_ps(line.as_mut_ptr(), sums[0]);
+            _mm512_storeu_ps(line.as_mut_ptr().add(16), sums[1]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STRIDE: usize = 2 * LINE;
+
+    fn sums(isa: Isa, queries: usize, rows: usize) -> Vec<f32> {
+        let values: Vec<bf16> = (0..rows * STRIDE)
+            .map(|i| bf16::from_f32(((i * 29) % 83) as f32 / 41.0 - 1.0))
+            .collect();
+        let weights: Vec<Vec<f32>> = (0..queries)
+            .map(|q| (0..rows).map(|r| ((q * 31 + r * 7) % 19) as f32 / 19.0).collect())
+            .collect();
+        let weights: Vec<&[f32]> = weights.iter().map(Vec::as_slice).collect();
+        let mut sums = vec![0.5; queries * STRIDE];
+        add_values(isa, &weights, &values, STRIDE, &mut sums);
+        sums
+    }
+
+    #[test]
+    fn every_instruction_set_adds_the_rows() {
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            for (queries, rows) in [(1, 1), (2, 64), (5, 33), (6, 64)] {
+                let plain = sums(Isa::Portable, queries, rows);
+                for (ours, plain) in sums(isa, queries, rows).iter().zip(&plain) {
+                    assert!((ours - plain).abs() < 1e-4, "{isa} {queries} {rows}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn other_queries_do_not_show() {
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            let all = sums(isa, TILE, 50);
+            for queries in 1..TILE {
+                assert_eq!(sums(isa, queries, 50), all[..queries * STRIDE], "{isa}");
+            }
+        }
+    }
+}
