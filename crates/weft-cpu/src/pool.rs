@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle, Thread};
 
-/// Turns of the spin loop before a worker parks: some tens of microseconds.
-const SPINS: usize = 20_000;
-/// Turns before the caller, who waits for workers that are busy, lets others run.
-const CALLER_SPINS: usize = 100_000;
+/// Turns of the spin loop, some tens of microseconds, before a thread that waits lets others have
+/// its core: a worker parks, the caller yields. On a machine with more to do than cores, longer
+/// spinning starves the very thread that is waited for.
+const SPINS: usize = 4_000;
 
 /// A job; it is told which thread runs it.
 type Job<'j> = &'j (dyn Fn(usize) + Sync);
@@ -97,7 +97,7 @@ impl Pool {
         let mut spins = 0;
         while shared.busy.load(Ordering::Acquire) > 0 {
             spins += 1;
-            if spins > CALLER_SPINS { thread::yield_now() } else { std::hint::spin_loop() }
+            if spins > SPINS { thread::yield_now() } else { std::hint::spin_loop() }
         }
         let worker_panicked = shared.panicked.swap(false, Ordering::Relaxed);
         if let Err(panic) = result {
