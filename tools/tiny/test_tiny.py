@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tiny import chat, data, evaluation, export, net, tokenizer, world
+from tiny import chat, data, evaluation, export, kinds, net, tokenizer, world
 
 MIX = data.Mix("test", documents=(1, 4), turns=(1, 3), row_tokens=1024)
 
@@ -38,7 +38,7 @@ class TinyTest(unittest.TestCase):
         return [data.draw_conversation(rng, self.encoder, MIX, heldout=False) for _ in range(count)]
 
     def test_statements_bind_entity_to_value(self):
-        for kind in world.KINDS:
+        for kind in kinds.KINDS:
             self.assertEqual(len(kind.attributes), 8)
             for attribute in kind.attributes:
                 self.assertGreaterEqual(len(set(attribute.statements)), 3)

@@ -9,7 +9,7 @@ import random
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from . import chat, world
+from . import chat, kinds, world
 
 VOCABULARY = 2048
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -38,8 +38,8 @@ def corpus():
             yield "\n".join([form] * SYLLABLE_COUNT)
     for text in (
         *chat.FORMS,
-        *world.WORD_VALUES,
-        *(v.upper() for v in world.WORD_VALUES),
+        *kinds.WORD_VALUES,
+        *(v.upper() for v in kinds.WORD_VALUES),
         "system",
         "user",
         "assistant",
