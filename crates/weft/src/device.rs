@@ -195,8 +195,10 @@ impl Lane<'_> {
             assert!(span.len > 0, "an empty span");
             assert!(pages_for(span.len) <= span.pages.len(), "a span longer than its pages");
             assert!(span.pages.iter().all(|page| (*page as usize) < limits.pages), "page range");
-            assert!(span.home_position + span.len <= limits.positions, "home position range");
-            assert!(span.position + span.len <= limits.positions, "span position range");
+            for first in [span.home_position, span.position] {
+                let end = first.checked_add(span.len);
+                assert!(end.is_some_and(|end| end <= limits.positions), "span position range");
+            }
         }
         let in_order = |a: &Span, b: &Span| a.position + a.len <= b.position;
         assert!(self.spans.is_sorted_by(in_order), "spans overlap or are out of order");

@@ -110,8 +110,11 @@ fn generation_config(folder: &Path) -> Result<GenerationConfig, ModelError> {
     let failed = |source| ModelError::Read { path: path.display().to_string(), source };
     let mut json = Vec::new();
     let file = File::open(&path).map_err(failed)?;
-    // A longer file is cut, and then no JSON.
-    file.take(GENERATION_CONFIG_LIMIT).read_to_end(&mut json).map_err(failed)?;
+    file.take(GENERATION_CONFIG_LIMIT + 1).read_to_end(&mut json).map_err(failed)?;
+    if json.len() as u64 > GENERATION_CONFIG_LIMIT {
+        let path = path.display().to_string();
+        return Err(ModelError::TooLarge { path, limit: GENERATION_CONFIG_LIMIT });
+    }
     Ok(GenerationConfig::parse(&json)?)
 }
 
@@ -142,6 +145,14 @@ pub enum ModelError {
         path: String,
         /// What the system said.
         source: std::io::Error,
+    },
+    /// A file is larger than any of its kind.
+    #[error("{path} has more than {limit} bytes; no such file is that long, so download it again")]
+    TooLarge {
+        /// The file.
+        path: String,
+        /// The limit.
+        limit: u64,
     },
     /// Its `config.json` cannot be used.
     #[error(transparent)]

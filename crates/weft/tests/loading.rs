@@ -125,6 +125,8 @@ const BROKEN_CONFIGS: &[(&str, &str, &[&str])] = &[
     ("vocab_size", "4194305", &["vocab_size", "4194304"]),
     ("max_position_embeddings", "0", &["max_position_embeddings"]),
     ("rms_norm_eps", "0", &["rms_norm_eps"]),
+    ("rms_norm_eps", "1e-300", &["rms_norm_eps"]),
+    ("rope_theta", "1e-300", &["rope_theta"]),
     ("hidden_act", r#""gelu""#, &["gelu", "silu"]),
     ("attention_bias", "true", &["attention_bias"]),
     ("mlp_bias", "true", &["mlp_bias"]),
@@ -228,9 +230,17 @@ fn a_file_of_the_wrong_length_is_refused() {
     longer.push(0);
     fs::write(&path, &longer).unwrap();
     assert_refused(folder.path(), &["161241", "161240"]);
-    for cut in [0, 1, 7, 8, 9, 100, original.len() / 2, original.len() - 1] {
+    let config = Config::from_file(&folder.path().join("config.json")).unwrap();
+    let open = |cut: usize| {
         fs::write(&path, &original[..cut]).unwrap();
-        assert_refused(folder.path(), &["model.safetensors"]);
+        Safetensors::open(folder.path(), &config).err().expect("opened though it was cut")
+    };
+    for cut in [0, 1, 7, 8, 9, 100] {
+        assert!(matches!(open(cut), WeightsError::Header { .. }), "cut at {cut}");
+    }
+    for cut in [original.len() / 2, original.len() - 1] {
+        let error = open(cut).to_string();
+        assert!(error.contains(&format!("has {cut} bytes")) && error.contains("161240"), "{error}");
     }
 }
 
@@ -284,7 +294,7 @@ fn shards_are_checked_as_one() {
         let folder = copy("qwen2");
         let text = read(&folder).replace(shard, name);
         write(&folder, &text);
-        assert_refused(folder.path(), &["not the name of a file"]);
+        assert_refused(folder.path(), &["not the name of a weight file"]);
     }
     for text in ["", "[]", "{}", r#"{"weight_map": {}}"#, r#"{"weight_map": 3}"#] {
         let folder = copy("qwen2");
@@ -297,7 +307,7 @@ fn shards_are_checked_as_one() {
 fn a_folder_without_weights_says_what_it_lacks() {
     let folder = copy("qwen3");
     fs::remove_file(folder.path().join("model.safetensors")).unwrap();
-    assert_refused(folder.path(), &["neither model.safetensors nor"]);
+    assert_refused(folder.path(), &["no safetensors files"]);
     fs::remove_file(folder.path().join("config.json")).unwrap();
     assert_refused(folder.path(), &["config.json"]);
 }

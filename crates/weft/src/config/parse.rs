@@ -90,7 +90,8 @@ pub(super) fn from_json(json: &[u8]) -> Result<Config, ConfigError> {
     let head_dim = head_dim(&raw, hidden, heads)?;
     let intermediate = need("intermediate_size", raw.intermediate_size)?;
     let positions = need("max_position_embeddings", raw.max_position_embeddings)?;
-    let max_positions = within("max_position_embeddings", positions, LIMIT_POSITIONS)?;
+    let trained = within("max_position_embeddings", positions, LIMIT_POSITIONS)?;
+    let rope = rope::parse(&raw.rope, trained)?;
 
     Ok(Config {
         family,
@@ -102,8 +103,8 @@ pub(super) fn from_json(json: &[u8]) -> Result<Config, ConfigError> {
         intermediate: within("intermediate_size", intermediate, LIMIT_WIDTH)?,
         vocab: within("vocab_size", need("vocab_size", raw.vocab_size)?, LIMIT_VOCAB)?,
         norm_eps: norm_eps(&raw, family)?,
-        rope: rope::parse(&raw.rope, max_positions)?,
-        max_positions,
+        max_positions: trained.max(rope.stretched_positions()).min(LIMIT_POSITIONS),
+        rope,
         qkv_bias: family == Family::Qwen2,
         qk_norm: family == Family::Qwen3,
         tied_head: raw.tie_word_embeddings.unwrap_or(false),
@@ -190,8 +191,9 @@ fn head_dim(raw: &Raw, hidden: usize, heads: usize) -> Result<usize, ConfigError
 fn norm_eps(raw: &Raw, family: Family) -> Result<f32, ConfigError> {
     let default = if family == Family::Llama { 1e-5 } else { 1e-6 };
     let eps = raw.rms_norm_eps.unwrap_or(default);
-    if !(eps > 0.0 && eps < 1.0) {
-        return Err(value("rms_norm_eps", eps, "a number between 0 and 1"));
+    // Below, a row of zeros would divide by zero in f32.
+    if !(1e-30..1.0).contains(&eps) {
+        return Err(value("rms_norm_eps", eps, "a number between 1e-30 and 1"));
     }
     Ok(eps as f32)
 }

@@ -15,6 +15,19 @@ pub struct RopeConfig {
     pub scaling: RopeScaling,
 }
 
+impl RopeConfig {
+    /// Positions that YaRN stretches the trained ones to. Its makers ask users to add it to a
+    /// config and leave `max_position_embeddings` as it was.
+    pub(super) fn stretched_positions(&self) -> usize {
+        match self.scaling {
+            RopeScaling::Yarn { factor, original_positions, .. } => {
+                (original_positions * factor) as usize
+            }
+            RopeScaling::None | RopeScaling::Llama3 { .. } => 0,
+        }
+    }
+}
+
 /// How rotary frequencies are stretched.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RopeScaling {
@@ -81,7 +94,9 @@ const DEFAULT_THETA: f64 = 10_000.0;
 pub(super) fn parse(raw: &RawRope, max_positions: usize) -> Result<RopeConfig, ConfigError> {
     let settings = raw.rope_parameters.as_ref().or(raw.rope_scaling.as_ref());
     let theta = settings.and_then(|s| s.rope_theta).or(raw.rope_theta).unwrap_or(DEFAULT_THETA);
-    let theta = positive("rope_theta", Some(theta))?;
+    if !(theta.is_finite() && theta > 1.0) {
+        return Err(value("rope_theta", theta, "a number above 1"));
+    }
     let partial = settings.and_then(|s| s.partial_rotary_factor).or(raw.partial_rotary_factor);
     if let Some(share) = partial.filter(|share| *share != 1.0) {
         return Err(value("partial_rotary_factor", share, "1: the whole head is rotated"));

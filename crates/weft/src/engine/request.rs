@@ -77,7 +77,7 @@ pub enum RequestError {
     /// The prompt leaves no room for an answer.
     #[error(
         "the prompt has {tokens} tokens and the context holds {context}, answer included; \
-         shorten it or raise --ctx-size"
+         shorten it, or raise --ctx-size if the model has more positions"
     )]
     TooLong {
         /// Tokens of the prompt.

@@ -6,12 +6,15 @@
 mod header;
 mod random;
 mod safetensors;
+mod shards;
 mod tensor;
 
 use thiserror::Error;
 
 pub use self::random::RandomWeights;
 pub use self::safetensors::Safetensors;
+pub(crate) use self::shards::other_weight_files;
+pub use self::shards::{INDEX_FILE, SINGLE_WEIGHTS_FILE, is_plain_file_name, shards_of_index};
 pub use self::tensor::{LayerTensor, Tensor, TensorShape, tensors};
 
 /// A source of weights.
@@ -38,8 +41,7 @@ pub enum WeightsError {
     },
     /// There are no weight files.
     #[error(
-        "{folder} has neither model.safetensors nor model.safetensors.index.json; \
-         weft reads safetensors only, so convert other formats first"
+        "{folder} has no safetensors files; weft reads no other weights, so convert them first"
     )]
     NoFiles {
         /// The model's folder.

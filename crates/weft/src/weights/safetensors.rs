@@ -4,22 +4,18 @@
 //! asks for is there once, in the right shape and a known format, and nothing else is. Only then
 //! does anybody allocate. Files are read, never mapped: a map of a file that shrinks is a crash.
 
-use std::collections::{BTreeSet, HashMap};
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::collections::HashMap;
+use std::io::SeekFrom;
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use half::{bf16, f16};
 use safetensors::Dtype as FileDtype;
-use serde::Deserialize;
 
 use super::header::{self, Header, Source};
+use super::shards::weight_files;
 use super::{Tensor, Weights, WeightsError, tensors};
 use crate::config::Config;
-
-const INDEX_LIMIT: u64 = 64 << 20;
-const SHARD_LIMIT: usize = 4096;
 
 /// Bytes read from a file at a time.
 const BLOCK_BYTES: usize = 1 << 20;
@@ -44,8 +40,8 @@ struct Place {
 impl Safetensors {
     /// Opens the weight files in a model's folder and checks them against its config.
     pub fn open(folder: &Path, config: &Config) -> Result<Self, WeightsError> {
-        let shards = shards(folder)?;
-        let headers = shards.iter().map(|path| header::open(path)).collect::<Result<_, _>>()?;
+        let files = weight_files(folder)?;
+        let headers = files.iter().map(|path| header::open(path)).collect::<Result<_, _>>()?;
         Self::checked(headers, config)
     }
 
@@ -93,52 +89,6 @@ impl Weights for Safetensors {
         }
         Ok(())
     }
-}
-
-/// The weight files of a folder.
-fn shards(folder: &Path) -> Result<Vec<PathBuf>, WeightsError> {
-    let index = folder.join("model.safetensors.index.json");
-    if index.exists() {
-        return shards_in_index(folder, &index);
-    }
-    let single = folder.join("model.safetensors");
-    if single.exists() {
-        return Ok(vec![single]);
-    }
-    Err(WeightsError::NoFiles { folder: folder.display().to_string() })
-}
-
-#[derive(Deserialize)]
-struct Index {
-    weight_map: HashMap<String, String>,
-}
-
-fn shards_in_index(folder: &Path, index: &Path) -> Result<Vec<PathBuf>, WeightsError> {
-    let file = || index.display().to_string();
-    let broken = |reason: String| WeightsError::Index { file: file(), reason };
-    let failed = |source| WeightsError::Read { file: file(), source };
-    let opened = File::open(index).map_err(failed)?;
-    let bytes = opened.metadata().map_err(failed)?.len();
-    if bytes > INDEX_LIMIT {
-        return Err(broken(format!("it has {bytes} bytes, the limit is {INDEX_LIMIT}")));
-    }
-    let mut json = Vec::new();
-    opened.take(INDEX_LIMIT).read_to_end(&mut json).map_err(failed)?;
-    let parsed: Index = serde_json::from_slice(&json).map_err(|e| broken(e.to_string()))?;
-
-    let shards: BTreeSet<String> = parsed.weight_map.into_values().collect();
-    if shards.is_empty() || shards.len() > SHARD_LIMIT {
-        return Err(broken(format!("it names {} files, 1 to {SHARD_LIMIT} fit", shards.len())));
-    }
-    if let Some(name) = shards.iter().find(|name| !is_plain_file_name(name)) {
-        return Err(broken(format!("`{name}` is not the name of a file beside it")));
-    }
-    Ok(shards.iter().map(|name| folder.join(name)).collect())
-}
-
-/// A shard lies in the model's folder: a name with a path in it would reach outside.
-fn is_plain_file_name(name: &str) -> bool {
-    name.ends_with(".safetensors") && Path::new(name).file_name().is_some_and(|f| f == name)
 }
 
 fn place_all(headers: &[Header], config: &Config) -> Result<HashMap<Tensor, Place>, WeightsError> {

@@ -16,25 +16,20 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
+use crate::weights;
 
+pub use crate::weights::{INDEX_FILE, SINGLE_WEIGHTS_FILE, is_plain_file_name};
 pub use env::{HubEnv, Token};
 pub use list::{CachedModel, CachedRevision, list};
 pub use reference::{ModelRef, RepoRef};
 
 /// The file that every model folder has.
 pub const CONFIG_FILE: &str = "config.json";
-/// The file that maps tensors to weight shards, where the weights are more than one file.
-pub const INDEX_FILE: &str = "model.safetensors.index.json";
-/// The weights where they are one file.
-pub const SINGLE_WEIGHTS_FILE: &str = "model.safetensors";
 
 /// Hex digits of a full commit sha.
 const SHA_LEN: usize = 40;
 /// Fewer digits than git's own abbreviation are too likely to be a branch name.
 const MIN_SHA_PREFIX: usize = 7;
-/// An index of 100 000 tensors is about 10 MB; more than this is not an index.
-const MAX_INDEX_BYTES: u64 = 64 << 20;
 
 /// What can be wrong with a model reference, the cache, or its environment.
 #[derive(Debug, thiserror::Error)]
@@ -288,15 +283,6 @@ pub fn is_commit_sha(text: &str) -> bool {
     text.len() == SHA_LEN && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Whether the text can name a file inside a folder, and nothing outside of it, on any system.
-pub fn is_plain_file_name(name: &str) -> bool {
-    !name.is_empty()
-        && name.len() <= 255
-        && name != "."
-        && name != ".."
-        && !name.chars().any(|c| matches!(c, '/' | '\\' | ':') || c.is_control())
-}
-
 /// The files a model cannot do without that a folder lacks: `config.json`, and the weights, which
 /// are the shards of the index where there is one. A link to a blob that is gone counts as lacking.
 ///
@@ -311,43 +297,17 @@ pub fn missing_files(folder: &Path) -> Result<Vec<String>, HubError> {
     if index.is_file() {
         let shards = shards_of_index(&index)?;
         missing.extend(shards.into_iter().filter(|shard| !folder.join(shard).is_file()));
-    } else if !has_safetensors(folder) {
+    } else if weights::other_weight_files(folder).is_empty() {
         missing.push(SINGLE_WEIGHTS_FILE.to_owned());
     }
     Ok(missing)
 }
 
-fn has_safetensors(folder: &Path) -> bool {
-    fs::read_dir(folder).into_iter().flatten().flatten().any(|entry| {
-        let path = entry.path();
-        path.extension().is_some_and(|ext| ext == "safetensors") && path.is_file()
-    })
-}
-
-/// The weight files that an index names: sorted, each once, each a plain `*.safetensors` name.
+/// The weight files that an index names.
 ///
 /// # Errors
 /// When the file cannot be read, is no index, or names a file outside of its folder.
 pub fn shards_of_index(path: &Path) -> Result<Vec<String>, HubError> {
-    #[derive(Deserialize)]
-    struct Index {
-        weight_map: std::collections::BTreeMap<String, String>,
-    }
-    let bad = |reason: String| HubError::BadIndex { path: path.to_owned(), reason };
-    let n_bytes = fs::metadata(path).map_err(|e| HubError::io(path, e))?.len();
-    if n_bytes > MAX_INDEX_BYTES {
-        return Err(bad(format!("{n_bytes} bytes, more than the limit of {MAX_INDEX_BYTES}")));
-    }
-    let text = fs::read(path).map_err(|e| HubError::io(path, e))?;
-    let index: Index = serde_json::from_slice(&text).map_err(|e| bad(e.to_string()))?;
-    let mut shards: Vec<String> = index.weight_map.into_values().collect();
-    shards.sort();
-    shards.dedup();
-    if shards.is_empty() {
-        return Err(bad("its weight_map is empty".to_owned()));
-    }
-    match shards.iter().find(|s| !is_plain_file_name(s) || !s.ends_with(".safetensors")) {
-        Some(shard) => Err(bad(format!("it names {shard:?} as a weight file"))),
-        None => Ok(shards),
-    }
+    weights::shards_of_index(path)
+        .map_err(|error| HubError::BadIndex { path: path.to_owned(), reason: error.to_string() })
 }
