@@ -1,0 +1,1 @@
+"""The parts of tools/golden.py: tiny models, what they compute, and what that can tell apart."""
