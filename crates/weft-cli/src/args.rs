@@ -61,6 +61,9 @@ pub(crate) struct RunArgs {
     pub(crate) words: Vec<String>,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
+    /// Whether the flag itself named the model, and not the environment or a file
+    #[arg(skip)]
+    pub(crate) model_by_flag: bool,
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
     #[command(flatten)]
@@ -148,7 +151,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_enum, default_value_t = Kernels::Auto)]
     pub(crate) kernels: Kernels,
     /// Threads of the CPU device (default: all cores)
-    #[arg(short, long, value_name = "N", value_parser = size::parse_count)]
+    #[arg(short, long, value_name = "N", value_parser = size::parse_threads)]
     pub(crate) threads: Option<usize>,
     /// Never use the network
     #[arg(long)]
@@ -192,7 +195,7 @@ pub(crate) struct PromptArgs {
     #[arg(long, overrides_with = "no_think")]
     pub(crate) think: bool,
     /// Have it answer at once
-    #[arg(long)]
+    #[arg(long, overrides_with = "think")]
     pub(crate) no_think: bool,
 }
 

@@ -13,6 +13,8 @@ use crate::pull::PullError;
 
 /// The exit code of an answer that Ctrl-C ended.
 pub(crate) const INTERRUPTED: u8 = 130;
+/// The exit code of a fault that is weft's own.
+pub(crate) const ENGINE_FAULT: u8 = 70;
 
 #[derive(Debug, Error)]
 pub(crate) enum CliError {
@@ -55,13 +57,27 @@ impl CliError {
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Self::Usage(_) => 2,
-            Self::Hub(_) => 3,
+            Self::Hub(error) => hub_code(error),
             Self::Model(ModelError::NoFolder { .. })
             | Self::Pull(PullError::RepoNotFound { .. } | PullError::RevisionNotFound { .. }) => 3,
             Self::Memory(_) => 4,
             Self::Gpu(_) => 5,
-            Self::Generate(GenerateError::Device(_)) => 70,
+            Self::Generate(GenerateError::Device(_)) => ENGINE_FAULT,
             _ => 1,
         })
+    }
+}
+
+/// Names and settings that make no sense are misuse, a cache that cannot be read is a failure, and
+/// all else means that the model is not there.
+fn hub_code(error: &HubError) -> u8 {
+    match error {
+        HubError::InvalidReference { .. }
+        | HubError::InvalidRevision { .. }
+        | HubError::NoHome
+        | HubError::BadEndpoint { .. }
+        | HubError::BadToken { .. } => 2,
+        HubError::Io { .. } | HubError::BadIndex { .. } => 1,
+        _ => 3,
     }
 }

@@ -5,6 +5,7 @@ use std::time::Instant;
 use indicatif::ProgressBar;
 use weft::config::Config;
 use weft::device::{Device, Limits, MAX_LANES};
+use weft::dtype::Dtype;
 use weft::engine::Engine;
 use weft::hub::{self, HubEnv, HubError, ModelRef};
 use weft::kv::{PAGE_ROWS, pages_for};
@@ -54,9 +55,10 @@ pub(crate) fn open(name: Option<&str>, args: &ModelArgs) -> Result<Model, CliErr
 
 /// Opens a model and puts it on the device that the user asked for.
 pub(crate) fn load(args: &ModelArgs) -> Result<Loaded, CliError> {
-    let kind = choose_device(args)?;
     let start = Instant::now();
+    check_device(args)?;
     let model = open(None, args)?;
+    let kind = choose_device(args, &model.config);
     let need = Need::new(&model.config, context(args, &model.config)?);
     need.check_fits()?;
 
@@ -107,7 +109,8 @@ impl Chosen {
     }
 }
 
-fn choose_device(args: &ModelArgs) -> Result<Chosen, CliError> {
+/// Refuses devices that this version does not have.
+fn check_device(args: &ModelArgs) -> Result<(), CliError> {
     match (args.device, args.kernels) {
         (DeviceKind::Cuda, _) => Err(CliError::Gpu(
             "--device cuda: this version has no CUDA device; use --device cpu".to_owned(),
@@ -117,8 +120,16 @@ fn choose_device(args: &ModelArgs) -> Result<Chosen, CliError> {
              use --kernels auto or reference"
                 .to_owned(),
         )),
-        (_, Kernels::Reference) => Ok(Chosen::Reference),
-        (_, Kernels::Auto) => Ok(Chosen::Cpu),
+        _ => Ok(()),
+    }
+}
+
+/// The CPU device computes in bf16, so a float32 model stays on the reference device: nothing
+/// loses precision unasked.
+fn choose_device(args: &ModelArgs, config: &Config) -> Chosen {
+    match args.kernels {
+        Kernels::Auto if config.dtype == Dtype::Bf16 => Chosen::Cpu,
+        _ => Chosen::Reference,
     }
 }
 
@@ -189,8 +200,18 @@ impl Need {
     }
 }
 
-/// Memory that programs can still take, where the system tells.
+/// Memory that programs can still take, where the system tells: of the machine, and of the group
+/// of processes this one runs in.
 pub(crate) fn available_memory() -> Option<u64> {
+    let read = |name: &str| {
+        std::fs::read_to_string(format!("/sys/fs/cgroup/memory.{name}")).ok()?.trim().parse().ok()
+    };
+    let group: Option<u64> =
+        read("max").map(|max: u64| max.saturating_sub(read("current").unwrap_or(0)));
+    [machine_memory(), group].into_iter().flatten().min()
+}
+
+fn machine_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
     let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;

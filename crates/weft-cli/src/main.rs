@@ -21,11 +21,16 @@ use args::{Cli, Command};
 use error::CliError;
 
 fn main() -> ExitCode {
-    match settings::parse().and_then(run) {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("weft: {error}");
+    // The panic's own message goes to stderr first; what follows tells what to do about it.
+    match std::panic::catch_unwind(|| settings::parse().and_then(run)) {
+        Ok(Ok(code)) => code,
+        Ok(Err(error)) => {
+            eprintln!("weft: {}", terminal::without_controls(&error.to_string()));
             error.exit_code()
+        }
+        Err(_) => {
+            eprintln!("weft: that was a fault of weft itself; please report it with the command");
+            ExitCode::from(error::ENGINE_FAULT)
         }
     }
 }

@@ -9,25 +9,24 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::builder::Resettable;
-use clap::{CommandFactory, FromArgMatches};
+use clap::builder::{FalseyValueParser, Resettable};
+use clap::parser::ValueSource;
+use clap::{ArgAction, ArgMatches, CommandFactory, FromArgMatches};
 
-use crate::args::Cli;
+use crate::args::{Cli, Command};
 use crate::error::CliError;
 
 /// Parses the command line, the environment and the config file.
 pub(crate) fn parse() -> Result<Cli, CliError> {
-    let file = match config_file() {
-        Some(path) if path.exists() => Some(path),
-        _ => None,
-    };
-    let defaults = match file {
-        Some(path) => {
+    let defaults = match config_file() {
+        // A file that the user names must be there.
+        Some((path, is_named)) if is_named || path.exists() => {
             let name = path.display().to_string();
-            let text = std::fs::read_to_string(&path).map_err(CliError::io(&name))?;
+            let text = std::fs::read_to_string(&path)
+                .map_err(|error| CliError::Usage(format!("{name}: {error}")))?;
             read_defaults(&text).map_err(|reason| CliError::Usage(format!("{name}: {reason}")))?
         }
-        None => Vec::new(),
+        _ => Vec::new(),
     };
     parse_from(std::env::args_os().collect(), &defaults)
 }
@@ -43,16 +42,43 @@ fn parse_from(args: Vec<OsString>, defaults: &[Default]) -> Result<Cli, CliError
     let command = command
         .mut_subcommands(|sub| sub.args_override_self(true).mut_args(|arg| layered(arg, defaults)));
     let matches = command.try_get_matches_from(args).unwrap_or_else(|error| error.exit());
-    Cli::from_arg_matches(&matches).map_err(|error| error.exit())
+    let mut cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    if let (Some(command), Some((_, flags))) = (&mut cli.command, matches.subcommand()) {
+        settle(command, flags);
+    }
+    Ok(cli)
+}
+
+/// What depends on where a value came from.
+fn settle(command: &mut Command, flags: &ArgMatches) {
+    let by_flag = |name: &str| flags.value_source(name) == Some(ValueSource::CommandLine);
+    let prompt = match command {
+        Command::Run(args) => {
+            args.model_by_flag = by_flag("model");
+            &mut args.prompt
+        }
+        Command::Ask(args) => &mut args.prompt,
+        Command::Chat(args) => &mut args.prompt,
+        _ => return,
+    };
+    // Of two switches that contradict, the one on the command line wins.
+    prompt.think &= !by_flag("no_think");
+    prompt.no_think &= !by_flag("think");
 }
 
 /// A flag that also reads its environment variable and its line in the config file.
 fn layered(arg: clap::Arg, defaults: &[Default]) -> clap::Arg {
     let Some(long) = settable(&arg) else { return arg };
+    let mut arg = arg;
+    if matches!(arg.get_action(), ArgAction::SetTrue) {
+        // `WEFT_QUIET=1` as people write it; anything but 0, no, off or false switches on.
+        arg = arg.value_parser(FalseyValueParser::new());
+    }
     let variable = format!("WEFT_{}", long.to_ascii_uppercase().replace('-', "_"));
-    let default = defaults.iter().find(|(name, _)| *name == long);
-    let arg = arg.env(variable).hide_env(true);
-    match default {
+    if std::env::var_os(&variable).is_some_and(|value| !value.is_empty()) {
+        arg = arg.env(variable).hide_env(true);
+    }
+    match defaults.iter().find(|(name, _)| *name == long) {
         Some((_, value)) => arg.default_value(Resettable::Value(value.clone().into())),
         None => arg,
     }
@@ -78,12 +104,14 @@ fn refuse_unknown(command: &clap::Command, defaults: &[Default]) -> Result<(), C
     }
 }
 
-fn config_file() -> Option<PathBuf> {
+/// The config file, and whether the user named it.
+fn config_file() -> Option<(PathBuf, bool)> {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    set("WEFT_CONFIG").or_else(|| {
-        let folder = set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")))?;
-        Some(folder.join("weft").join("config.toml"))
-    })
+    if let Some(named) = set("WEFT_CONFIG") {
+        return Some((named, true));
+    }
+    let folder = set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")))?;
+    Some((folder.join("weft").join("config.toml"), false))
 }
 
 /// The flags in the text of a config file.
@@ -104,7 +132,7 @@ fn read_defaults(text: &str) -> Result<Vec<Default>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::{Command, ModelArgs};
+    use crate::args::ModelArgs;
 
     fn model_args(args: &[&str], file: &str) -> ModelArgs {
         let args = args.iter().map(OsString::from).collect();

@@ -19,6 +19,19 @@ pub(crate) fn parse_count(text: &str) -> Result<usize, String> {
     }
 }
 
+/// Threads that make sense on any machine.
+const MAX_THREADS: usize = 1024;
+
+/// Parses a number of threads.
+pub(crate) fn parse_threads(text: &str) -> Result<usize, String> {
+    match parse_count(text)? {
+        threads if threads > MAX_THREADS => {
+            Err(format!("{threads} threads are too many; give 1 to {MAX_THREADS}"))
+        }
+        threads => Ok(threads),
+    }
+}
+
 /// Bytes with a decimal unit, three digits: `1.19 GB`.
 pub(crate) fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];

@@ -23,7 +23,7 @@ fn dim_if(is_terminal: bool, text: &str) -> String {
 /// A note to the user: one dim line on stderr.
 pub(crate) fn note(quiet: bool, text: &str) {
     if !quiet {
-        eprintln!("{}", dim(text));
+        eprintln!("{}", dim(&without_controls(text)));
     }
 }
 

@@ -59,13 +59,14 @@ fn weights(config: &Config) -> Vec<u8> {
 
 /// The binary, in an environment of its own.
 fn weft(args: &[&str]) -> Command {
+    static HOME: OnceLock<tempfile::TempDir> = OnceLock::new();
+    let home = HOME.get_or_init(|| tempfile::tempdir().unwrap()).path();
     let mut command = Command::new(env!("CARGO_BIN_EXE_weft"));
-    let nowhere = Path::new("/nonexistent");
     command
         .args(args)
         .env_clear()
-        .env("HOME", nowhere)
-        .env("HF_HUB_CACHE", nowhere)
+        .env("HOME", home)
+        .env("HF_HUB_CACHE", home.join("hub"))
         .env("HF_HUB_OFFLINE", "1")
         .stdin(Stdio::null());
     command
@@ -206,9 +207,54 @@ fn exit_codes_tell_what_went_wrong() {
     refused(&["run", "-m", "org/absent", "hi"], 3, &["org/absent", "weft pull"]);
     refused(&["run", "-m", "/no/such/folder", "hi"], 3, &["/no/such/folder"]);
     refused(&["pull", "org/absent"], 1, &["HF_HUB_OFFLINE"]);
+    refused(&["pull", "nonsense"], 2, &["nonsense", "org/name"]);
     refused(&["run", "-m", model, "--device", "cuda", "hi"], 5, &["CUDA"]);
     refused(&["run", "-m", model, "--kernels", "graph", "hi"], 5, &["--kernels"]);
-    refused(&["run", "-m", model, "--top-p", "7", "hi"], 1, &["top_p", "7"]);
+    refused(&["run", "-m", model, "--top-p", "7", "hi"], 2, &["top_p", "7"]);
+    refused(&["run", "-m", model, "--threads", "100000", "hi"], 2, &["100000", "1024"]);
+}
+
+#[test]
+fn hostile_text_in_errors_cannot_steer_a_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("config.json"), r#"{"model_type": "\u001b[31mred\u0007"}"#)
+        .unwrap();
+    let (code, _, stderr) = output(weft(&["show", folder.path().to_str().unwrap()]));
+    assert_eq!(code, 1);
+    assert!(stderr.contains("[31mred") && !stderr.contains(['\u{1b}', '\u{7}']), "{stderr:?}");
+}
+
+#[test]
+fn a_model_named_first_wins_over_the_environment() {
+    let ask = |args: &[&str]| {
+        let mut command = weft(&[&["run", "-q", "-n", "4", "--temp", "0"], args].concat());
+        command.env("WEFT_MODEL", "/no/such/model");
+        output(command)
+    };
+    let model = model().to_str().unwrap();
+    assert_eq!(ask(&[model, "hello"]).0, 0);
+    assert_eq!(ask(&["hello", "there"]).0, 3, "the environment's model, which does not exist");
+    let words =
+        output(weft(&["run", "-m", model, "-q", "-n", "4", "--temp", "0", "hello", "there"]));
+    assert_eq!(words.1, ask(&[model, "hello there"]).1, "words make one prompt");
+}
+
+#[test]
+fn switches_in_the_environment_take_what_people_write() {
+    let stderr = |value: &str| {
+        let mut command = run(&["hello"]);
+        command.env("WEFT_QUIET", value).env("WEFT_CTX_SIZE", "");
+        let (code, _, stderr) = output(command);
+        assert_eq!(code, 0, "WEFT_QUIET={value}: {stderr}");
+        stderr
+    };
+    assert!(["1", "true", "yes", "on"].iter().all(|value| stderr(value).is_empty()));
+    assert!(["0", "false", "no", ""].iter().all(|value| !stderr(value).is_empty()));
+    let mut command = weft(&["list"]);
+    command.env("WEFT_CONFIG", "/no/such/file.toml");
+    let (code, _, stderr) = output(command);
+    assert_eq!(code, 2);
+    assert!(stderr.contains("/no/such/file.toml"), "{stderr}");
 }
 
 #[test]

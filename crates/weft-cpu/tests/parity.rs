@@ -5,6 +5,7 @@
 mod common;
 
 use common::conformance;
+use common::golden::{self, Golden};
 use common::{LIMITS, Work, config, config_with, poison, span, tokens};
 use half::bf16;
 use proptest::prelude::*;
@@ -172,6 +173,18 @@ fn every_op_matches_the_reference() {
                 compare(&config, &mut ours, &mut theirs, &works)
             })
             .unwrap_or_else(|error| panic!("{isa}: {error}"));
+    }
+}
+
+#[test]
+fn golden_models_err_no_more_than_transformers() {
+    for isa in available() {
+        for name in golden::MODELS {
+            let golden = Golden::open(name);
+            let options = Options { limits: LIMITS, threads: 2, isa };
+            let mut device = CpuDevice::new(&golden.config, &golden.weights(), options).unwrap();
+            golden::errs_no_more_than_transformers(&golden, &mut device);
+        }
     }
 }
 

@@ -133,7 +133,7 @@ mod tests {
     /// without `original_max_position_embeddings` the model's own maximum stands in for it.
     #[test]
     fn yarn_of_the_real_shape() {
-        let frequencies = |original: &str| {
+        let stretched = |original: &str| {
             let json = format!(
                 r#"{{"model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 1,
                     "num_attention_heads": 16, "head_dim": 128, "intermediate_size": 1,
@@ -141,20 +141,20 @@ mod tests {
                     "rope_scaling": {{"rope_type": "yarn", "factor": 4.0 {original}}}}}"#
             );
             let config = crate::config::Config::from_json(json.as_bytes()).unwrap();
-            (super::frequencies(&config.rope, 128), config)
+            (frequencies(&config.rope, 128), config)
         };
         let check = |ours: &[f32], theirs: &[(usize, f32)]| {
             for (i, theirs) in theirs {
                 assert!((ours[*i] - theirs).abs() < 1e-6 * theirs, "{i}: {} {theirs}", ours[*i]);
             }
         };
-        let (given, config) = frequencies(r#", "original_max_position_embeddings": 32768"#);
+        let (given, config) = stretched(r#", "original_max_position_embeddings": 32768"#);
         check(&given, &[(15, 0.039_241_9), (23, 0.006_978_306), (25, 0.004_131_738)]);
         check(&given, &[(30, 1.064_361e-3), (40, 4.445_698_5e-5), (63, 3.102_344_4e-7)]);
         assert_eq!(config.max_positions, 131_072, "the stretched context");
         let RopeScaling::Yarn { attention_factor, .. } = config.rope.scaling else { panic!() };
         assert!((attention_factor - 1.138_629_436_111_989).abs() < 1e-12);
-        let (absent, _) = frequencies("");
+        let (absent, _) = stretched("");
         check(&absent, &[(23, 0.006_978_306), (25, 0.004_331_661), (40, 5.230_233_4e-5)]);
     }
 

@@ -183,6 +183,40 @@ fn a_stop_string_is_cut_and_never_leaked() {
     assert_eq!(generation.finished().unwrap().reason, FinishReason::Stop);
 }
 
+/// A request that draws one token again and again.
+fn forced(token: u32, sampling: Sampling) -> Request {
+    Request::new(prompt(5, 1), Sampling { logit_bias: vec![(token, 100.0)], ..sampling })
+}
+
+#[test]
+fn text_held_for_a_stop_string_comes_out_at_the_end() {
+    let letter = model().tokenizer.encode_text("a").unwrap()[0];
+    // "a" may begin the stop string "ab", so it is held back until the answer ends.
+    let sampling = Sampling { stop: vec!["ab".to_owned()], ..greedy(1) };
+    assert_eq!(text(&generate(&mut engine(), forced(letter, sampling.clone()))), "a");
+    let free =
+        generate(&mut engine(), forced(letter, Sampling { max_tokens: Some(3), ..sampling }));
+    assert_eq!(free.iter().map(|t| t.text.as_str()).collect::<Vec<_>>(), ["", "a", "aa"]);
+    // The same where an end token, not the length, ends it: one "a", then the end.
+    let end = model().tokenizer.encode_text("z").unwrap()[0];
+    let sampling = Sampling {
+        stop: vec!["ab".to_owned()],
+        stop_ids: vec![end],
+        min_tokens: 1,
+        logit_bias: vec![(letter, 90.0), (end, 100.0)],
+        ..greedy(5)
+    };
+    let ended = generate(&mut engine(), Request::new(prompt(5, 1), sampling));
+    assert_eq!((ids(&ended), text(&ended).as_str()), (vec![letter, end], "a"));
+}
+
+#[test]
+fn special_tokens_are_no_text() {
+    let special = model().tokenizer.id_of("<|im_start|>").unwrap();
+    let tokens = generate(&mut engine(), forced(special, greedy(3)));
+    assert_eq!((ids(&tokens), text(&tokens).as_str()), (vec![special; 3], ""));
+}
+
 #[test]
 fn the_context_ends_the_answer() {
     let sampling = Sampling { max_tokens: None, ..greedy(1) };

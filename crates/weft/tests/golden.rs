@@ -3,20 +3,14 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
-
-use common::{LIMITS, Work, log_softmax, run, span};
+use common::golden::{Golden, MODELS, errs_no_more_than_transformers};
+use common::{LIMITS, run};
 use half::bf16;
-use safetensors::{Dtype, SafeTensors};
-use weft::config::Config;
 use weft::device::{Buffer, Device};
 use weft::dtype::Element;
 use weft::plan::{Op, plan};
 use weft::reference::Reference;
 use weft::rope::frequencies;
-use weft::weights::Safetensors;
-
-const MODELS: [&str; 4] = ["qwen3", "qwen3_yarn", "qwen2", "llama3"];
 
 /// Float32 noise: how far two orders of summation may lie apart, as a share of the largest value.
 const F32_NOISE: f32 = 2e-5;
@@ -24,72 +18,8 @@ const F32_NOISE: f32 = 2e-5;
 /// Share of bf16 outputs that another order of summation may round the other way.
 const FLIPPED: f64 = 0.01;
 
-struct Golden {
-    folder: PathBuf,
-    config: Config,
-    tokens: Vec<u32>,
-    values: Vec<u8>,
-    ops: Vec<u8>,
-}
-
-impl Golden {
-    fn open(name: &str) -> Self {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
-        let read = |file: &str| std::fs::read(folder.join(file)).unwrap();
-        let values = read("golden.safetensors");
-        let file = SafeTensors::deserialize(&values).unwrap();
-        let tokens = file.tensor("tokens").unwrap().data().as_chunks::<4>().0.to_vec();
-        Self {
-            config: Config::from_file(&folder.join("config.json")).unwrap(),
-            tokens: tokens.into_iter().map(u32::from_le_bytes).collect(),
-            ops: read("ops.safetensors"),
-            folder,
-            values,
-        }
-    }
-
-    fn device<E: Element>(&self) -> Reference<E> {
-        let weights = Safetensors::open(&self.folder, &self.config).unwrap();
-        Reference::new(&self.config, &weights, LIMITS).unwrap()
-    }
-
-    fn work(&self) -> Work {
-        Work::new(&self.tokens, 0, Vec::new(), span(2, self.tokens.len(), 0))
-    }
-
-    /// What transformers computed.
-    fn of_transformers(&self, name: &str) -> Vec<f32> {
-        tensor(&self.values, name)
-    }
-
-    /// What the bit-level definition computes.
-    fn of_definition(&self, name: &str) -> Vec<f32> {
-        tensor(&self.ops, &format!("def.{name}"))
-    }
-
-    /// The keys and the values that the device holds for the prompt.
-    fn stored(&self, device: &dyn Device, layer: u16) -> (Vec<f32>, Vec<f32>) {
-        let work = self.work();
-        let (mut k, mut v) = (Vec::new(), Vec::new());
-        for slot in &work.store_at {
-            let (k_row, v_row) = device.kv_row(layer, *slot);
-            k.extend(k_row);
-            v.extend(v_row);
-        }
-        (k, v)
-    }
-}
-
-fn tensor(file: &[u8], name: &str) -> Vec<f32> {
-    let file = SafeTensors::deserialize(file).unwrap();
-    let view = file.tensor(name).unwrap_or_else(|_| panic!("no tensor {name}"));
-    match view.dtype() {
-        Dtype::F32 => view.data().as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
-        Dtype::BF16 => {
-            view.data().as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect()
-        }
-        other => panic!("{name} is {other:?}"),
-    }
+fn device<E: Element>(golden: &Golden) -> Reference<E> {
+    Reference::new(&golden.config, &golden.weights(), LIMITS).unwrap()
 }
 
 fn assert_f32(what: &str, ours: &[f32], theirs: &[f32]) {
@@ -139,7 +69,7 @@ fn prefixed(op: Op, name: &str) -> String {
 fn float32_matches_transformers_op_by_op() {
     for name in MODELS {
         let golden = Golden::open(name);
-        let mut device = golden.device::<f32>();
+        let mut device = device::<f32>(&golden);
         let works = [golden.work()];
         let last = golden.config.layers as u16 - 1;
         for op in plan(&golden.config) {
@@ -172,7 +102,7 @@ fn float32_matches_transformers_op_by_op() {
 fn bf16_ops_round_where_the_definition_does() {
     for name in MODELS {
         let golden = Golden::open(name);
-        let mut device = golden.device::<bf16>();
+        let mut device = device::<bf16>(&golden);
         let works = [golden.work()];
         for op in plan(&golden.config) {
             let logits = run(&mut device, &[op], &works).concat();
@@ -205,36 +135,11 @@ fn store(device: &mut dyn Device, golden: &Golden, layer: u16, keys: &[f32], val
     }
 }
 
-/// Mean and 99th percentile of |Δ logprob| against float32.
-fn error(logits: &[f32], float32: &[f32], vocab: usize) -> (f64, f64) {
-    let rows = logits.chunks_exact(vocab).zip(float32.chunks_exact(vocab));
-    let mut all: Vec<f64> = rows
-        .flat_map(|(a, b)| {
-            let (a, b) = (log_softmax(a), log_softmax(b));
-            a.into_iter().zip(b).map(|(a, b)| (a - b).abs()).collect::<Vec<_>>()
-        })
-        .collect();
-    all.sort_by(f64::total_cmp);
-    (all.iter().sum::<f64>() / all.len() as f64, all[all.len() * 99 / 100])
-}
-
-/// The yardstick: the error against float32 is no larger than that of transformers' own bf16.
 #[test]
 fn bf16_errs_no_more_than_transformers() {
     for name in MODELS {
         let golden = Golden::open(name);
-        let ops = plan(&golden.config);
-        let logits = run(&mut golden.device::<bf16>(), &ops, &[golden.work()]).concat();
-        let float32 = golden.of_transformers("f32.logits");
-        let vocab = golden.config.vocab;
-        let (mean, p99) = error(&logits, &float32, vocab);
-        let (their_mean, their_p99) =
-            error(&golden.of_transformers("bf16.logits"), &float32, vocab);
-        println!(
-            "{name}: mean {mean:.5} (transformers {their_mean:.5}), p99 {p99:.5} ({their_p99:.5})"
-        );
-        assert!(mean <= their_mean, "{name}: mean |Δ logprob| {mean} against {their_mean}");
-        assert!(p99 <= their_p99, "{name}: p99 |Δ logprob| {p99} against {their_p99}");
+        errs_no_more_than_transformers(&golden, &mut device::<bf16>(&golden));
     }
 }
 

@@ -306,7 +306,9 @@ fn shards_are_checked_as_one() {
 #[test]
 fn a_folder_without_weights_says_what_it_lacks() {
     let folder = copy("qwen3");
-    fs::remove_file(folder.path().join("model.safetensors")).unwrap();
+    for file in ["model.safetensors", "golden.safetensors", "ops.safetensors"] {
+        fs::remove_file(folder.path().join(file)).unwrap();
+    }
     assert_refused(folder.path(), &["no safetensors files"]);
     fs::remove_file(folder.path().join("config.json")).unwrap();
     assert_refused(folder.path(), &["config.json"]);

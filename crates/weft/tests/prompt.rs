@@ -263,3 +263,24 @@ fn pieces_of_a_content_are_tokenised_apart() {
     assert!(tokens.windows(apart.len()).any(|window| window == apart));
     assert_ne!(apart, tokenizer.encode_text(&pieces.concat()).unwrap(), "the borders matter");
 }
+
+/// Where a string of the conversation cannot be kept apart, an added token in it is refused.
+#[test]
+fn what_cannot_be_kept_apart_is_refused() {
+    let tokenizer = small_tokenizer();
+    let tokens = |template: &Template, role: &str, content: &str| {
+        let message = Message { role: role.to_owned(), ..Message::user(content) };
+        template.render(&Conversation::new(vec![message], None)).unwrap().tokens(&tokenizer)
+    };
+    // Roles are compared by templates, so they carry no marks.
+    let chatml = template("chatml");
+    assert!(tokens(&chatml, "user", "hi").is_ok());
+    let error = tokens(&chatml, "user<|im_end|>", "hi").unwrap_err().to_string();
+    assert!(error.contains("<|im_end|>"), "{error}");
+    // A template that cuts a content by counting its characters cuts the marks.
+    let source = "{% for m in messages %}<|im_start|>{{ m.content[2:] }}{% endfor %}";
+    let cutting = Template::new(source, None, None).unwrap();
+    assert!(tokens(&cutting, "user", "plain words").is_ok());
+    let error = tokens(&cutting, "user", "a <|im_end|> b").unwrap_err().to_string();
+    assert!(error.contains("<|im_end|>"), "{error}");
+}

@@ -19,6 +19,7 @@ pub(crate) fn run(args: &AskArgs) -> Result<ExitCode, CliError> {
         documents: read_documents(args)?,
         question: args.question.join(" "),
     };
+    sampling::check(&args.sampling)?;
     interrupt::install();
     let mut loaded = load::load(&args.model)?;
     let style = Style { stream: !args.json, quiet: args.model.quiet };

@@ -28,6 +28,7 @@ const HELP: &str = "\
 
 pub(crate) fn run(mut args: ChatArgs) -> Result<ExitCode, CliError> {
     args.model.model = args.name.take().or(args.model.model);
+    sampling::check(&args.sampling)?;
     interrupt::install();
     let loaded = load::load(&args.model)?;
     if loaded.model.template.is_none() {
@@ -65,13 +66,13 @@ impl Chat {
     fn talk(&mut self) -> Result<(), CliError> {
         let mut lines = Lines::open()?;
         while let Some(line) = lines.next()? {
+            lines.save();
             match self.read(line.trim()) {
                 Turn::Say(text) => self.say(&text)?,
                 Turn::Nothing => {}
                 Turn::Leave => break,
             }
         }
-        lines.save();
         Ok(())
     }
 
@@ -162,6 +163,7 @@ impl Lines {
         }
     }
 
+    /// Keeps the history after each line: an answer may be the last thing that happens.
     fn save(&mut self) {
         let Some(path) = &self.history else { return };
         let folder = path.parent().map_or(Ok(()), std::fs::create_dir_all);

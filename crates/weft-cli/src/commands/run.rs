@@ -19,11 +19,11 @@ use crate::load::{self, Loaded};
 const INPUT_LIMIT: u64 = 64 << 20;
 
 pub(crate) fn run(mut args: RunArgs) -> Result<ExitCode, CliError> {
-    let words = std::mem::take(&mut args.words);
-    let words = take_model(words, &mut args.model.model);
+    let words = take_model(&mut args);
     let Some(text) = prompt(&words, &args)? else {
         return chat_instead(args);
     };
+    sampling::check(&args.sampling)?;
     interrupt::install();
     let Loaded { model, mut engine } = load::load(&args.model)?;
     let prompt = Prompt::new(&model, &args, &text)?;
@@ -37,20 +37,24 @@ pub(crate) fn run(mut args: RunArgs) -> Result<ExitCode, CliError> {
     Ok(if answer.was_interrupted() { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
 }
 
-/// The first word is the model where none was named and it can be one.
-fn take_model(mut words: Vec<String>, model: &mut Option<String>) -> Vec<String> {
-    let Some(first) = words.first() else { return words };
-    if model.is_none() && (words.len() > 1 || looks_like_model(first)) {
-        *model = Some(words.remove(0));
+/// The first word is the model where it can be one, whatever else names a model by default; where
+/// `-m` names one too, the word is part of the prompt.
+fn take_model(args: &mut RunArgs) -> Vec<String> {
+    let mut words = std::mem::take(&mut args.words);
+    if !args.model_by_flag && words.first().is_some_and(|word| looks_like_model(word)) {
+        args.model.model = Some(words.remove(0));
     }
     words
 }
 
-/// A folder, or `org/name`: a prompt of one word without a space is hardly ever either.
+/// A folder, or `org/name`: a word of a prompt is hardly ever either.
 fn looks_like_model(word: &str) -> bool {
+    let is_path = word.starts_with(['/', '.', '~']) && word.contains('/');
+    let parts = word.split_once('/');
     Path::new(word).join("config.json").exists()
+        || is_path
         || (!word.contains(char::is_whitespace)
-            && word.split_once('/').is_some_and(|(org, name)| !org.is_empty() && !name.is_empty()))
+            && parts.is_some_and(|(org, name)| !org.is_empty() && !name.is_empty()))
 }
 
 /// The prompt's text: what a file or a pipe holds, a blank line, what the command line says.

@@ -10,21 +10,23 @@ use std::ops::Range;
 
 use minijinja::{Error, ErrorKind};
 
-/// Two characters that occur neither in the template nor in the conversation.
+/// Three characters that occur neither in the template nor in the conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Marks {
     begin: char,
     end: char,
+    /// Stands between contents that touch and are to be tokenised each on its own.
+    border: char,
 }
 
 impl Marks {
-    /// The first two of Unicode's 66 noncharacters that are not `taken`.
+    /// The first three of Unicode's 66 noncharacters that are not `taken`.
     pub(super) fn choose(taken: &BTreeSet<char>) -> Option<Self> {
         let block = '\u{fdd0}'..='\u{fdef}';
         let ends = (0..=0x10_u32).flat_map(|plane| [plane << 16 | 0xfffe, plane << 16 | 0xffff]);
         let mut free =
             block.chain(ends.filter_map(char::from_u32)).filter(|char| !taken.contains(char));
-        Some(Self { begin: free.next()?, end: free.next()? })
+        Some(Self { begin: free.next()?, end: free.next()?, border: free.next()? })
     }
 
     /// `text` between marks; an empty text stays empty, so that it stays false in conditions.
@@ -32,15 +34,22 @@ impl Marks {
         if text.is_empty() { String::new() } else { format!("{}{text}{}", self.begin, self.end) }
     }
 
-    fn both(self) -> [char; 2] {
-        [self.begin, self.end]
+    /// Texts one after the other, each between marks, with borders where they touch.
+    pub(super) fn wrap_pieces(self, pieces: &[String]) -> String {
+        let wrapped: Vec<String> =
+            pieces.iter().filter(|piece| !piece.is_empty()).map(|piece| self.wrap(piece)).collect();
+        wrapped.join(self.border.encode_utf8(&mut [0; 4]))
+    }
+
+    fn all(self) -> [char; 3] {
+        [self.begin, self.end, self.border]
     }
 }
 
 /// `string` without marks.
 pub(super) fn plain(marks: Option<Marks>, string: &str) -> Cow<'_, str> {
-    match marks.filter(|marks| string.contains(marks.both())) {
-        Some(marks) => Cow::Owned(string.replace(marks.both(), "")),
+    match marks.filter(|marks| string.contains(marks.all())) {
+        Some(marks) => Cow::Owned(string.replace(marks.all(), "")),
         None => Cow::Borrowed(string),
     }
 }
@@ -55,8 +64,8 @@ pub(super) fn is_nonchar(char: char) -> bool {
 pub(super) struct Marked<'t> {
     /// Without marks.
     pub(super) text: Cow<'t, str>,
-    /// The bytes of `text` that are content: ascending, not empty. Runs that touch stay apart:
-    /// they are pieces to be tokenised each on its own.
+    /// The bytes of `text` that are content: ascending, not empty. Two that touch have a border
+    /// between them.
     runs: Vec<Range<usize>>,
     marks: Option<Marks>,
 }
@@ -65,17 +74,22 @@ impl<'t> Marked<'t> {
     /// Reads a string with marks. An error where they do not pair: something cut the string that
     /// did not know of marks.
     pub(super) fn parse(string: &'t str, marks: Option<Marks>) -> Result<Self, Error> {
-        let Some(Marks { begin, end }) = marks.filter(|marks| string.contains(marks.both())) else {
+        let Some(Marks { begin, end, border }) = marks.filter(|marks| string.contains(marks.all()))
+        else {
             return Ok(Self { text: Cow::Borrowed(string), runs: Vec::new(), marks });
         };
         let unpaired =
             || Error::new(ErrorKind::InvalidOperation, "a content was cut inside its marks");
         let (mut text, mut runs) = (String::with_capacity(string.len()), Vec::new());
         let (mut depth, mut start, mut done) = (0_usize, 0, 0);
-        for (at, mark) in string.match_indices([begin, end]) {
+        // Where the last border stood.
+        let mut cut = None;
+        for (at, mark) in string.match_indices([begin, end, border]) {
             text.push_str(&string[done..at]);
             done = at + mark.len();
-            if mark.starts_with(begin) {
+            if mark.starts_with(border) {
+                cut = Some(text.len());
+            } else if mark.starts_with(begin) {
                 if depth == 0 {
                     start = text.len();
                 }
@@ -83,7 +97,7 @@ impl<'t> Marked<'t> {
             } else {
                 depth = depth.checked_sub(1).ok_or_else(unpaired)?;
                 if depth == 0 {
-                    runs.extend((start < text.len()).then_some(start..text.len()));
+                    push_run(&mut runs, start..text.len(), cut);
                 }
             }
         }
@@ -128,11 +142,16 @@ impl<'t> Marked<'t> {
         mut change: impl FnMut(&str) -> String,
     ) -> String {
         let mut string = String::with_capacity(range.len() + 8);
+        let mut after_content = false;
         for (piece, is_content) in self.pieces(range) {
             match self.marks.filter(|_| is_content) {
-                Some(marks) => string.push_str(&marks.wrap(&change(piece))),
+                Some(marks) => {
+                    string.extend(after_content.then_some(marks.border));
+                    string.push_str(&marks.wrap(&change(piece)));
+                }
                 None => string.push_str(&change(piece)),
             }
+            after_content = is_content;
         }
         string
     }
@@ -140,5 +159,14 @@ impl<'t> Marked<'t> {
     /// All of `text`.
     pub(super) fn all(&self) -> Range<usize> {
         0..self.text.len()
+    }
+}
+
+/// Adds a run of content, to the one before where they touch without a border at `cut`.
+fn push_run(runs: &mut Vec<Range<usize>>, run: Range<usize>, cut: Option<usize>) {
+    match runs.last_mut() {
+        _ if run.is_empty() => {}
+        Some(last) if last.end == run.start && cut != Some(run.start) => last.end = run.end,
+        _ => runs.push(run),
     }
 }

@@ -119,12 +119,12 @@ impl Values {
         self.text(text)
     }
 
-    /// Strings one after the other, each between marks of its own.
+    /// Strings one after the other, to be tokenised apart.
     fn pieces(&mut self, pieces: &[String]) -> Value {
         match self.view.marks {
             Some(marks) => {
                 self.n_bytes += pieces.iter().map(String::len).sum::<usize>();
-                Value::from(pieces.iter().map(|piece| marks.wrap(piece)).collect::<String>())
+                Value::from(marks.wrap_pieces(pieces))
             }
             None => self.text(&pieces.concat()),
         }

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 pub mod conformance;
+pub mod golden;
 
 use weft::config::Config;
 use weft::device::{Device, Lane, Limits, Outputs, Span, Step};
