@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::bench::BenchArgs;
 use crate::size;
 
 /// The whole command line.
@@ -29,6 +30,8 @@ pub(crate) enum Command {
     List(ListArgs),
     /// Download a model into the hub cache
     Pull(PullArgs),
+    /// Measure the speed, against what this machine could do
+    Bench(Box<BenchArgs>),
     /// Check this machine: device, memory, cache, self-test
     Doctor(DoctorArgs),
     /// Print a completion script for a shell

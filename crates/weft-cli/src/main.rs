@@ -5,6 +5,7 @@
 
 mod answer;
 mod args;
+mod bench;
 mod bundled;
 mod commands;
 mod error;
@@ -46,6 +47,7 @@ fn run(cli: Cli) -> Result<ExitCode, CliError> {
         Command::Show(args) => commands::show::run(&args),
         Command::List(args) => commands::list::run(&args),
         Command::Pull(args) => commands::pull::run(&args),
+        Command::Bench(args) => commands::bench::run(*args),
         Command::Doctor(args) => commands::doctor::run(&args),
         Command::Completions(args) => commands::completions::run(&args),
     }

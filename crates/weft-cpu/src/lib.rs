@@ -6,6 +6,7 @@
 //! It knows steps and spans; it does not know where they come from.
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
+mod bandwidth;
 mod buffers;
 mod isa;
 mod matmul;
@@ -31,6 +32,7 @@ use pool::Pool;
 use scratch::{Lists, Scratch};
 use weights::ModelWeights;
 
+pub use bandwidth::{BandwidthSample, read_bandwidth};
 pub use isa::Isa;
 
 /// The device. Computes in bf16, whatever the model's own format.

@@ -20,5 +20,6 @@ pub mod reasoning;
 pub mod reference;
 pub mod rope;
 pub mod sampling;
+pub mod shapes;
 pub mod tokenizer;
 pub mod weights;

@@ -7,6 +7,8 @@
 use std::fmt;
 
 use crate::config::Config;
+use crate::device::{Lane, Step};
+use crate::dtype::Dtype;
 
 /// One fused operation of the forward pass.
 ///
@@ -97,11 +99,175 @@ impl Op {
     }
 }
 
+/// How much one step asks of the ops, for counting what it must move and multiply.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Tokens, over all lanes.
+    pub n_tokens: u64,
+    /// Logit rows.
+    pub n_outputs: u64,
+    /// KV rows that some token of the step sees, each counted once for its lane.
+    pub n_rows: u64,
+    /// Pairs of a token and a KV row that it sees.
+    pub n_pairs: u64,
+}
+
+impl Work {
+    /// What a step asks for.
+    pub fn of(step: &Step<'_>) -> Self {
+        let mut work = Self {
+            n_tokens: step.n_tokens() as u64,
+            n_outputs: step.n_outputs() as u64,
+            ..Self::default()
+        };
+        for lane in step.lanes {
+            let seen = |position: &u32| rows_seen(lane, *position as usize);
+            work.n_rows += lane.positions.last().map_or(0, seen);
+            work.n_pairs += lane.positions.iter().map(seen).sum::<u64>();
+        }
+        work
+    }
+}
+
+/// KV rows that a token of the lane sees.
+fn rows_seen(lane: &Lane<'_>, position: usize) -> u64 {
+    let rows = lane.spans.iter().map(|s| (position + 1).saturating_sub(s.position).min(s.len));
+    rows.sum::<usize>() as u64
+}
+
+impl Op {
+    /// Elements of the weights that the op reads, however many tokens share the reading. The
+    /// embedding is read by rows and counts none here.
+    pub fn weight_elements(self, config: &Config) -> u64 {
+        let Config { hidden, intermediate, head_dim, vocab, .. } = *config;
+        let (q, kv) = (config.q_width(), config.kv_width());
+        let elements = match self {
+            Self::Embed | Self::Attend { .. } => 0,
+            Self::NormQkv { .. } => {
+                let bias = if config.qkv_bias { q + 2 * kv } else { 0 };
+                hidden + (q + 2 * kv) * hidden + bias
+            }
+            Self::RopeStore { .. } if config.qk_norm => 2 * head_dim,
+            Self::RopeStore { .. } => 0,
+            Self::ProjAdd { .. } => hidden * q,
+            Self::NormGateUp { .. } => hidden + 2 * intermediate * hidden,
+            Self::DownAdd { .. } => hidden * intermediate,
+            Self::NormHead => hidden + vocab * hidden,
+        };
+        elements as u64
+    }
+
+    /// Bytes that the op cannot avoid moving between memory and the processor: its weights once
+    /// for all tokens, the KV rows that it reads, each once for its lane, and those that it stores.
+    /// Activations and logits are left out, because caches hold them; so a rate made from this
+    /// count is never larger than the true one.
+    pub fn bytes(self, config: &Config, dtype: Dtype, work: &Work) -> u64 {
+        let row = 2 * config.kv_width() as u64;
+        let elements = match self {
+            Self::Embed => work.n_tokens * config.hidden as u64,
+            Self::RopeStore { .. } => self.weight_elements(config) + work.n_tokens * row,
+            Self::Attend { .. } => work.n_rows * row,
+            Self::NormHead if work.n_outputs == 0 => 0,
+            _ => self.weight_elements(config),
+        };
+        elements * dtype.bytes() as u64
+    }
+
+    /// Floating-point operations of the op's matrix products and attention, a multiply-add being
+    /// two. Norms, rotations and softmax are left out.
+    pub fn flops(self, config: &Config, work: &Work) -> u64 {
+        let (hidden, q) = (config.hidden as u64, config.q_width() as u64);
+        let intermediate = config.intermediate as u64;
+        2 * match self {
+            Self::Embed | Self::RopeStore { .. } => 0,
+            Self::NormQkv { .. } => work.n_tokens * (q + 2 * config.kv_width() as u64) * hidden,
+            Self::Attend { .. } => work.n_pairs * 2 * q,
+            Self::ProjAdd { .. } => work.n_tokens * q * hidden,
+            Self::NormGateUp { .. } => work.n_tokens * 2 * intermediate * hidden,
+            Self::DownAdd { .. } => work.n_tokens * intermediate * hidden,
+            Self::NormHead => work.n_outputs * config.vocab as u64 * hidden,
+        }
+    }
+}
+
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.layer() {
             Some(layer) => write!(f, "{}[{layer}]", self.name()),
             None => f.write_str(self.name()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{Outputs, Span};
+    use crate::shapes;
+
+    const ONE_TOKEN: Work = Work { n_tokens: 1, n_outputs: 1, n_rows: 0, n_pairs: 0 };
+
+    fn bytes(config: &Config, work: &Work) -> u64 {
+        plan(config).iter().map(|op| op.bytes(config, Dtype::Bf16, work)).sum()
+    }
+
+    #[test]
+    fn weights_of_the_plan_are_those_of_the_model() {
+        for name in shapes::NAMES {
+            let config = shapes::config(name).unwrap();
+            let read: u64 = plan(&config).iter().map(|op| op.weight_elements(&config)).sum();
+            // An embedding that is not the head is only read by rows.
+            let rows = if config.tied_head { 0 } else { config.vocab * config.hidden };
+            assert_eq!(read, config.parameters() - rows as u64, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_token_moves_the_bytes_that_the_shape_says() {
+        let gigabytes = [
+            ("0.6b", 1.19),
+            ("1.7b", 3.44),
+            ("4b", 8.04),
+            ("8b", 15.1),
+            ("14b", 28.0),
+            ("32b", 64.0),
+        ];
+        for (name, expected) in gigabytes {
+            let config = shapes::config(&format!("qwen3-{name}")).unwrap();
+            let found = bytes(&config, &ONE_TOKEN) as f64 / 1e9;
+            assert!((found / expected - 1.0).abs() < 0.005, "{name}: {found}");
+        }
+    }
+
+    #[test]
+    fn each_row_of_context_costs_what_it_keeps() {
+        let config = shapes::config("qwen3-0.6b").unwrap();
+        let kv = config.kv_bytes_per_token(Dtype::Bf16);
+        assert_eq!(kv, 112 * 1024);
+        let deep = Work { n_rows: 1000, n_pairs: 1000, ..ONE_TOKEN };
+        assert_eq!(bytes(&config, &deep) - bytes(&config, &ONE_TOKEN), 1000 * kv);
+        // A second token shares the weights; its own are a row of the embedding and what it stores.
+        let two = Work { n_tokens: 2, n_outputs: 2, ..ONE_TOKEN };
+        assert_eq!(bytes(&config, &two) - bytes(&config, &ONE_TOKEN), kv + 2 * 1024);
+    }
+
+    #[test]
+    fn a_step_says_what_it_asks_for() {
+        let span = |len, position| Span { pages: vec![0], len, home_position: 0, position };
+        let lane = Lane {
+            tokens: &[1, 2, 3],
+            positions: &[10, 11, 12],
+            store_at: &[0, 1, 2],
+            spans: &[span(8, 0), span(3, 10)],
+            outputs: Outputs::Last,
+        };
+        let work = Work::of(&Step { lanes: &[lane, lane] });
+        let once = Work { n_tokens: 3, n_outputs: 1, n_rows: 11, n_pairs: 9 + 10 + 11 };
+        assert_eq!(work.n_rows, 2 * once.n_rows);
+        assert_eq!((work.n_tokens, work.n_outputs, work.n_pairs), (6, 2, 60));
+        let config = shapes::config("qwen3-0.6b").unwrap();
+        let flops = Op::Attend { layer: 0 }.flops(&config, &once);
+        assert_eq!(flops, once.n_pairs * 4 * 2048);
+        assert_eq!(Op::NormHead.bytes(&config, Dtype::Bf16, &Work { n_outputs: 0, ..once }), 0);
     }
 }

@@ -1,6 +1,7 @@
 //! One file per command.
 
 pub(crate) mod ask;
+pub(crate) mod bench;
 pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod demo;

@@ -1,0 +1,167 @@
+//! Flags of `weft bench` and its three helpers, named as llama-bench names them where it has them.
+//!
+//! It owns what a user may type; whether a model has room for it is checked where the model is
+//! known.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use weft::device::MAX_LANES;
+use weft_cpu::Isa;
+
+use crate::args::{DeviceKind, Kernels};
+use crate::size;
+
+#[derive(Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    pub(crate) what: Option<BenchCommand>,
+    #[command(flatten)]
+    pub(crate) tests: TestArgs,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Time each op of the plan alone
+    Ops(OpsArgs),
+    /// Compare two saved runs, test by test
+    Compare(CompareArgs),
+    /// Draw saved runs
+    Plot(PlotArgs),
+}
+
+/// What is measured, and where the figures go.
+#[derive(Args)]
+pub(crate) struct TestArgs {
+    #[command(flatten)]
+    pub(crate) subject: SubjectArgs,
+    /// Tokens of the prompts to prefill (0: none)
+    #[arg(short = 'p', long, value_name = "TOKENS", value_delimiter = ',',
+          default_value = "512", value_parser = count_or_zero)]
+    pub(crate) n_prompt: Vec<usize>,
+    /// Tokens to decode (0: none)
+    #[arg(short = 'n', long, value_name = "TOKENS", default_value = "32",
+          value_parser = count_or_zero)]
+    pub(crate) n_gen: usize,
+    #[command(flatten)]
+    pub(crate) grid: GridArgs,
+}
+
+#[derive(Args)]
+pub(crate) struct OpsArgs {
+    #[command(flatten)]
+    pub(crate) subject: SubjectArgs,
+    #[command(flatten)]
+    pub(crate) grid: GridArgs,
+}
+
+/// The points at which decoding is measured.
+#[derive(Args)]
+pub(crate) struct GridArgs {
+    /// Tokens that stand in the context before the test begins
+    #[arg(short = 'd', long, value_name = "TOKENS", value_delimiter = ',', default_value = "0",
+          value_parser = count_or_zero)]
+    pub(crate) n_depth: Vec<usize>,
+    /// Lanes that decode together
+    #[arg(short, long, value_name = "LANES", value_delimiter = ',', default_value = "1,2,4",
+          value_parser = lanes)]
+    pub(crate) batch: Vec<usize>,
+    /// How often each test is repeated
+    #[arg(short, long, value_name = "N", default_value = "5", value_parser = size::parse_count)]
+    pub(crate) repetitions: usize,
+}
+
+/// The model, what computes it, and how the result is told.
+#[derive(Args)]
+pub(crate) struct SubjectArgs {
+    /// Random weights of a shape: a name (like qwen3-0.6b) or a config.json; wins over --model
+    #[arg(long, value_name = "NAME")]
+    pub(crate) shape: Option<String>,
+    /// Real weights: a folder, or `org/name[@revision]` in the hub cache
+    #[arg(short, long, value_name = "MODEL")]
+    pub(crate) model: Option<String>,
+    /// Seed of random weights
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// What computes
+    #[arg(long, value_enum, default_value_t = DeviceKind::Auto)]
+    pub(crate) device: DeviceKind,
+    /// How it computes
+    #[arg(long, value_enum, default_value_t = Kernels::Auto)]
+    pub(crate) kernels: Kernels,
+    /// Threads that work (all cores unless given)
+    #[arg(short, long, value_name = "N", value_parser = size::parse_count)]
+    pub(crate) threads: Option<usize>,
+    /// Instructions to use: portable, avx2, avx512 or avx512bf16
+    #[arg(long, hide = true, value_parser = isa)]
+    pub(crate) isa: Option<Isa>,
+    /// Tokens of a prompt that one step runs
+    #[arg(long, value_name = "TOKENS", default_value = "128", value_parser = size::parse_count)]
+    pub(crate) step_tokens: usize,
+    /// Size of the buffer that the read bandwidth is measured on
+    #[arg(long, hide = true, value_name = "MIB", default_value = "1024",
+          value_parser = size::parse_count)]
+    pub(crate) bandwidth_mib: usize,
+    /// How the figures are printed
+    #[arg(short, long, value_enum, default_value_t = Format::Table)]
+    pub(crate) output: Format,
+    /// Write the figures with all raw samples to a JSON file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) save: Option<PathBuf>,
+    /// Print nothing but the figures and errors
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// A markdown table
+    Table,
+    /// One object with all raw samples
+    Json,
+    /// One line per test
+    Csv,
+}
+
+#[derive(Args)]
+pub(crate) struct CompareArgs {
+    /// A saved run
+    #[arg(value_name = "A.json")]
+    pub(crate) a: PathBuf,
+    /// The run to compare with it
+    #[arg(value_name = "B.json")]
+    pub(crate) b: PathBuf,
+}
+
+#[derive(Args)]
+pub(crate) struct PlotArgs {
+    /// Saved runs
+    #[arg(value_name = "RUN.json", required = true)]
+    pub(crate) runs: Vec<PathBuf>,
+    /// The drawing
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) out: PathBuf,
+}
+
+fn count_or_zero(text: &str) -> Result<usize, String> {
+    if text == "0" { Ok(0) } else { size::parse_count(text) }
+}
+
+fn lanes(text: &str) -> Result<usize, String> {
+    match size::parse_count(text)? {
+        n if n <= MAX_LANES => Ok(n),
+        n => Err(format!("{n} lanes are too many; a step holds up to {MAX_LANES}")),
+    }
+}
+
+fn isa(text: &str) -> Result<Isa, String> {
+    let isa = match text {
+        "portable" => Isa::Portable,
+        "avx2" => Isa::Avx2,
+        "avx512" => Isa::Avx512,
+        "avx512bf16" => Isa::Avx512Bf16,
+        _ => return Err("known are portable, avx2, avx512, avx512bf16".to_owned()),
+    };
+    if isa.is_available() { Ok(isa) } else { Err(format!("this machine has no {isa}")) }
+}

@@ -1,0 +1,114 @@
+//! The sequences that a bench runs: fixed tokens, KV pages of their own.
+//!
+//! A lane's token depends on the lane and the position alone, so the same positions give the same
+//! logits whatever was run before, and tests can share what is in the KV pages. It knows steps; it
+//! does not know clocks.
+
+use std::ops::Range;
+
+use weft::device::{Lane, Outputs, Span, Step};
+use weft::kv::{PAGE_ROWS, PageId, Slot, pages_for};
+
+/// The lanes of a device, all from position 0 on.
+pub(crate) struct Lanes {
+    vocab: usize,
+    /// The pages of each lane.
+    pages: Vec<Vec<PageId>>,
+}
+
+/// One lane's part of a step, with what it borrows.
+struct Part {
+    tokens: Vec<u32>,
+    positions: Vec<u32>,
+    store_at: Vec<Slot>,
+    spans: [Span; 1],
+}
+
+impl Part {
+    fn lane(&self, outputs: Outputs) -> Lane<'_> {
+        let Self { tokens, positions, store_at, spans } = self;
+        Lane { tokens, positions, store_at, spans, outputs }
+    }
+}
+
+impl Lanes {
+    /// Lanes with room for these numbers of rows.
+    pub(crate) fn new(rows: &[usize], vocab: usize) -> Self {
+        let mut next = 0;
+        let mut take = |rows: &usize| {
+            let first = next;
+            next += pages_for(*rows) as PageId;
+            (first..next).collect()
+        };
+        Self { vocab, pages: rows.iter().map(&mut take).collect() }
+    }
+
+    /// Pages that lanes of these rows take.
+    pub(crate) fn pages_for(rows: &[usize]) -> usize {
+        rows.iter().map(|rows| pages_for(*rows)).sum()
+    }
+
+    /// Calls `run` with a step of the tokens at `positions` in each of `lanes`, which see all that
+    /// stands before them.
+    pub(crate) fn step<R>(
+        &self,
+        lanes: Range<usize>,
+        positions: Range<usize>,
+        outputs: Outputs,
+        run: impl FnOnce(&Step<'_>) -> R,
+    ) -> R {
+        let parts: Vec<Part> = lanes.map(|lane| self.part(lane, &positions)).collect();
+        let lanes: Vec<Lane<'_>> = parts.iter().map(|part| part.lane(outputs)).collect();
+        run(&Step { lanes: &lanes })
+    }
+
+    fn part(&self, lane: usize, positions: &Range<usize>) -> Part {
+        let pages = &self.pages[lane];
+        let slot =
+            |row: usize| pages[row / PAGE_ROWS] * PAGE_ROWS as Slot + (row % PAGE_ROWS) as Slot;
+        Part {
+            tokens: positions.clone().map(|position| token(lane, position, self.vocab)).collect(),
+            positions: positions.clone().map(|position| position as u32).collect(),
+            store_at: positions.clone().map(slot).collect(),
+            spans: [Span {
+                pages: pages[..pages_for(positions.end)].to_vec(),
+                len: positions.end,
+                home_position: 0,
+                position: 0,
+            }],
+        }
+    }
+}
+
+/// The token of a lane at a position.
+fn token(lane: usize, position: usize, vocab: usize) -> u32 {
+    let mixed = ((lane as u64) << 32 | position as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ mixed >> 31).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    ((mixed >> 32) % vocab as u64) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_share_no_page_and_see_what_stands_before() {
+        let lanes = Lanes::new(&[130, 64], 100);
+        assert_eq!(lanes.pages, [vec![0, 1, 2], vec![3]]);
+        lanes.step(0..2, 60..62, Outputs::Last, |step| {
+            assert_eq!(
+                (step.lanes[0].store_at, step.lanes[1].store_at),
+                (&[60, 61][..], &[252, 253][..])
+            );
+            assert_eq!(step.lanes[1].spans[0].len, 62);
+            assert_ne!(step.lanes[0].tokens, step.lanes[1].tokens);
+        });
+    }
+
+    #[test]
+    fn cuts_do_not_change_tokens() {
+        let lanes = Lanes::new(&[64], 1000);
+        let tokens = |range| lanes.step(0..1, range, Outputs::None, |s| s.lanes[0].tokens.to_vec());
+        assert_eq!([tokens(0..3), tokens(3..9)].concat(), tokens(0..9));
+    }
+}

@@ -1,0 +1,109 @@
+//! What stands beside every figure: the machine, the commit, the time.
+//!
+//! All of it is best effort: what a system does not tell is left out, never guessed.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use weft_cpu::Isa;
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Machine {
+    /// What the CPU calls itself.
+    pub(crate) cpu: Option<String>,
+    pub(crate) cores: usize,
+    /// The best instructions that there are kernels for.
+    pub(crate) isa: String,
+    pub(crate) memory_bytes: Option<u64>,
+    /// Whether programs may have huge pages: the system's own words.
+    pub(crate) huge_pages: Option<String>,
+    pub(crate) system: String,
+}
+
+impl Machine {
+    /// This one.
+    pub(crate) fn this() -> Self {
+        let huge_pages = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+        Self {
+            cpu: field("/proc/cpuinfo", "model name"),
+            cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            isa: Isa::detect().to_string(),
+            memory_bytes: memory(),
+            huge_pages: huge_pages.ok().map(|text| text.trim().to_owned()),
+            system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+        }
+    }
+}
+
+/// The value of the first line `name : value` of a file.
+fn field(path: &str, name: &str) -> Option<String> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let line = text.lines().find(|line| line.starts_with(name))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+fn memory() -> Option<u64> {
+    let kib: u64 = field("/proc/meminfo", "MemTotal")?.split(' ').next()?.parse().ok()?;
+    Some(kib * 1024)
+}
+
+/// The commit of the checkout that the program lies in, or else of the one that it is run in.
+pub(crate) fn commit() -> Option<String> {
+    let program = std::env::current_exe().ok()?;
+    commit_at(program.parent()?).or_else(|| commit_at(Path::new(".")))
+}
+
+fn commit_at(folder: &Path) -> Option<String> {
+    let git = |args: &[&str]| {
+        let output = Command::new("git").arg("-C").arg(folder).args(args).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    // Another project's commit would say nothing.
+    let root = git(&["rev-parse", "--show-toplevel"])?;
+    if !Path::new(&root).join("crates/weft-cli").is_dir() {
+        return None;
+    }
+    git(&["describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"])
+}
+
+/// The time as `2026-01-02T03:04:05Z`.
+pub(crate) fn now() -> String {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    timestamp(since.as_secs())
+}
+
+fn timestamp(seconds: u64) -> String {
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    // Years that begin in March put the leap day last. From 0000-03-01, in eras of 400 years.
+    let days = days + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = (month_from_march + 2) % 12 + 1;
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn days_are_those_of_the_calendar() {
+        assert_eq!(timestamp(0), "1970-01-01T00:00:00Z");
+        assert_eq!(timestamp(951_826_154), "2000-02-29T12:09:14Z");
+        assert_eq!(timestamp(1_767_225_599), "2025-12-31T23:59:59Z");
+        assert_eq!(timestamp(1_772_323_200), "2026-03-01T00:00:00Z");
+    }
+
+    #[test]
+    fn this_machine_has_cores() {
+        assert!(Machine::this().cores > 0);
+    }
+}

@@ -1,0 +1,237 @@
+//! Running the tests: prompts and single tokens, timed.
+//!
+//! A sample is the time of `Device::run` and nothing else. It owns the order of things (warm-up,
+//! repetitions, what is in the KV pages); what the samples mean is told elsewhere.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use weft::config::Config;
+use weft::device::{Device, DeviceError, Outputs, Step};
+use weft::engine::GenerateError;
+use weft::plan::{Op, Work, plan};
+
+use super::lanes::Lanes;
+use super::logits::Logits;
+use super::report::{Kind, Row};
+use super::stats::Spread;
+use crate::error::CliError;
+
+/// Steps before each decode test that are not counted.
+const WARM_UP: usize = 2;
+
+/// A device with the lanes that are run on it.
+pub(crate) struct Bench<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) device: &'a mut dyn Device,
+    lanes: Lanes,
+    pub(crate) ops: Vec<Op>,
+    /// Rows of each lane that hold what its tokens give.
+    filled: Vec<usize>,
+}
+
+/// What the samples of a test are of.
+pub(crate) struct Test {
+    pub(crate) name: String,
+    pub(crate) kind: Kind,
+    pub(crate) depth: usize,
+    pub(crate) batch: usize,
+    pub(crate) n_tokens: usize,
+    /// Of one sample.
+    pub(crate) bytes: u64,
+    pub(crate) flops: u64,
+}
+
+/// What was found that makes figures worthless.
+pub(crate) type Problems = Vec<String>;
+
+impl<'a> Bench<'a> {
+    /// Lanes with room for these numbers of rows, all empty.
+    pub(crate) fn new(config: &'a Config, device: &'a mut dyn Device, rows: &[usize]) -> Self {
+        Self {
+            config,
+            device,
+            lanes: Lanes::new(rows, config.vocab),
+            ops: plan(config),
+            filled: vec![0; rows.len()],
+        }
+    }
+
+    /// Prefills the first `batch` lanes up to `depth`. What is there already is not run again.
+    pub(crate) fn fill(&mut self, batch: usize, depth: usize) -> Result<(), CliError> {
+        for lane in 0..batch {
+            if self.filled[lane] < depth {
+                self.prefill(lane, self.filled[lane]..depth, Outputs::None)?;
+                self.filled[lane] = depth;
+            }
+        }
+        Ok(())
+    }
+
+    /// A prompt at some depth, `repetitions` times.
+    pub(crate) fn prompt(
+        &mut self,
+        n_tokens: usize,
+        depth: usize,
+        repetitions: usize,
+        problems: &mut Problems,
+    ) -> Result<Row, CliError> {
+        let end = depth + n_tokens;
+        let block = self.device.limits().step_tokens;
+        self.prefill(0, depth..end.min(depth + block), Outputs::None)?;
+        let test = self.prompt_test(n_tokens, depth);
+        let (mut samples, mut logits) = (Vec::new(), Vec::new());
+        for _ in 0..repetitions {
+            samples.push(self.prefill(0, depth..end, Outputs::Last)?);
+            logits.push(self.logits(1));
+        }
+        let logits = one_of(&logits, &test, problems);
+        Ok(row(test, samples, Some(logits)))
+    }
+
+    /// `n` tokens in each lane, one step each, `repetitions` times.
+    pub(crate) fn decode(
+        &mut self,
+        n: usize,
+        (depth, batch): (usize, usize),
+        repetitions: usize,
+        problems: &mut Problems,
+    ) -> Result<Row, CliError> {
+        for i in 0..WARM_UP.min(n) {
+            self.token(batch, depth + i)?;
+        }
+        let (mut samples, mut logits) = (Vec::new(), Vec::new());
+        for _ in 0..repetitions {
+            for i in 0..n {
+                samples.push(self.token(batch, depth + i)?);
+            }
+            logits.push(self.logits(batch));
+        }
+        let test = self.decode_test(n, depth, batch);
+        let logits = one_of(&logits, &test, problems);
+        Ok(row(test, samples, Some(logits)))
+    }
+
+    /// One step of a token in each of the first `batch` lanes; its time in µs.
+    pub(crate) fn token(&mut self, batch: usize, position: usize) -> Result<f64, CliError> {
+        let Self { lanes, device, ops, .. } = self;
+        let run = |step: &Step<'_>| timed(*device, ops, step);
+        lanes.step(0..batch, position..position + 1, Outputs::Last, run)
+    }
+
+    /// The same, op by op: the time of each op of the plan in µs.
+    pub(crate) fn token_by_ops(
+        &mut self,
+        batch: usize,
+        position: usize,
+    ) -> Result<Vec<f64>, CliError> {
+        let Self { lanes, device, ops, .. } = self;
+        lanes.step(0..batch, position..position + 1, Outputs::Last, |step| {
+            ops.iter().map(|op| timed(*device, &[*op], step)).collect()
+        })
+    }
+
+    /// The work of such a step.
+    pub(crate) fn token_work(&self, batch: usize, position: usize) -> Work {
+        self.lanes.step(0..batch, position..position + 1, Outputs::Last, Work::of)
+    }
+
+    /// The logits of the last step.
+    pub(crate) fn logits(&self, batch: usize) -> Logits {
+        Logits::of((0..batch).map(|output| self.device.logits(output)))
+    }
+
+    /// Runs tokens of one lane in blocks; the time in µs.
+    fn prefill(
+        &mut self,
+        lane: usize,
+        positions: Range<usize>,
+        outputs: Outputs,
+    ) -> Result<f64, CliError> {
+        let mut time_us = 0.0;
+        for block in self.blocks(&positions) {
+            let outputs = if block.end == positions.end { outputs } else { Outputs::None };
+            let Self { lanes, device, ops, .. } = self;
+            let run = |step: &Step<'_>| timed(*device, ops, step);
+            time_us += lanes.step(lane..lane + 1, block, outputs, run)?;
+        }
+        Ok(time_us)
+    }
+
+    fn blocks(&self, positions: &Range<usize>) -> Vec<Range<usize>> {
+        let size = self.device.limits().step_tokens;
+        let starts = positions.clone().step_by(size);
+        starts.map(|start| start..(start + size).min(positions.end)).collect()
+    }
+
+    fn prompt_test(&self, n_tokens: usize, depth: usize) -> Test {
+        let end = depth + n_tokens;
+        let works = self.blocks(&(depth..end)).into_iter().map(|block| {
+            let outputs = if block.end == end { Outputs::Last } else { Outputs::None };
+            self.lanes.step(0..1, block, outputs, Work::of)
+        });
+        let (bytes, flops) = self.total(works);
+        let name = at_depth(&format!("pp{n_tokens}"), depth);
+        Test { name, kind: Kind::Prefill, depth, batch: 1, n_tokens, bytes, flops }
+    }
+
+    fn decode_test(&self, n: usize, depth: usize, batch: usize) -> Test {
+        let (bytes, flops) = self.total((0..n).map(|i| self.token_work(batch, depth + i)));
+        let (bytes, flops) = (bytes / n as u64, flops / n as u64);
+        let name = at_depth(&format!("tg{n}"), depth);
+        Test { name, kind: Kind::Decode, depth, batch, n_tokens: batch, bytes, flops }
+    }
+
+    /// Bytes and flops of some steps.
+    fn total(&self, works: impl Iterator<Item = Work>) -> (u64, u64) {
+        let dtype = self.device.dtype();
+        works.fold((0, 0), |(bytes, flops), work| {
+            let of_step: u64 = self.ops.iter().map(|op| op.bytes(self.config, dtype, &work)).sum();
+            let flops_of_step: u64 = self.ops.iter().map(|op| op.flops(self.config, &work)).sum();
+            (bytes + of_step, flops + flops_of_step)
+        })
+    }
+}
+
+/// A test's name as llama-bench writes it.
+pub(crate) fn at_depth(test: &str, depth: usize) -> String {
+    if depth == 0 { test.to_owned() } else { format!("{test} @ d{depth}") }
+}
+
+/// The time that ops take on a step, µs.
+fn timed(device: &mut dyn Device, ops: &[Op], step: &Step<'_>) -> Result<f64, CliError> {
+    let failed = |error: DeviceError| CliError::from(GenerateError::from(error));
+    let start = Instant::now();
+    device.run(ops, step).map_err(failed)?;
+    Ok(start.elapsed().as_nanos() as f64 / 1e3)
+}
+
+/// The row of a test. The share of the bandwidth is added when the bandwidth is known.
+pub(crate) fn row(test: Test, samples_us: Vec<f64>, logits: Option<Logits>) -> Row {
+    let time_us = Spread::of(&samples_us);
+    Row {
+        tokens_per_s: time_us.rate(test.n_tokens as f64),
+        gb_per_s: test.bytes as f64 / time_us.median / 1e3,
+        gflop_per_s: test.flops as f64 / time_us.median / 1e3,
+        test: test.name,
+        kind: test.kind,
+        batch: test.batch,
+        depth: test.depth,
+        n_tokens: test.n_tokens,
+        time_us,
+        bytes: test.bytes,
+        bandwidth_share: None,
+        logits,
+        samples_us,
+    }
+}
+
+/// The logits that all repetitions ended with.
+fn one_of(repetitions: &[Logits], test: &Test, problems: &mut Problems) -> Logits {
+    let last = repetitions.last().expect("at least one repetition");
+    if repetitions.iter().any(|logits| logits != last) {
+        let (name, batch) = (&test.name, test.batch);
+        problems.push(format!("{name} b{batch}: repetitions of the same tokens gave other logits"));
+    }
+    last.clone()
+}

@@ -1,0 +1,207 @@
+//! `weft bench`: how fast a model runs, against what the machine could do.
+//!
+//! It drives a `Device` with steps of its own, so that no sampling and no scheduling is in the
+//! figures. Beside each figure stands what keeps it honest: the read bandwidth of the same run, the
+//! spread of the samples, and the hash of the logits that were computed.
+
+mod args;
+mod check;
+mod compare;
+mod lanes;
+mod logits;
+mod machine;
+mod measure;
+mod ops;
+mod plot;
+mod report;
+mod stats;
+mod subject;
+mod svg;
+mod table;
+
+use std::process::ExitCode;
+
+use weft::device::{Limits, MAX_LANES};
+
+use self::args::{BenchCommand, Format, GridArgs, SubjectArgs, TestArgs};
+use self::lanes::Lanes;
+use self::measure::Bench;
+use self::report::{Bandwidth, BandwidthPass, FORMAT, Kind, ModelFacts, Report, Row};
+use self::subject::{OnDevice, Subject};
+use crate::answer::print;
+use crate::error::CliError;
+use crate::terminal;
+
+pub(crate) use self::args::BenchArgs;
+
+/// Passes of each way to read memory, before and after the tests.
+const BANDWIDTH_PASSES: usize = 5;
+
+pub(crate) fn run(args: BenchArgs) -> Result<ExitCode, CliError> {
+    match args.what {
+        None => tests(args.tests),
+        Some(BenchCommand::Ops(args)) => ops::run(args),
+        Some(BenchCommand::Compare(args)) => compare::run(&args),
+        Some(BenchCommand::Plot(args)) => plot::run(&args),
+    }
+}
+
+/// Prompts, then tokens, at each depth.
+fn tests(mut args: TestArgs) -> Result<ExitCode, CliError> {
+    args.n_prompt.retain(|n| *n > 0);
+    in_order(&mut args.n_prompt);
+    args.grid.sort();
+    if args.n_prompt.is_empty() && args.n_gen == 0 {
+        return Err(CliError::Usage("nothing to measure: both -p and -n are 0".to_owned()));
+    }
+    let subject = Subject::find(&args.subject)?;
+    let prompt = args.n_prompt.last().copied().unwrap_or(0);
+    let rows = args.grid.rows(args.n_gen, prompt);
+    subject.check_positions(*rows.iter().max().unwrap_or(&0))?;
+    let report = measured(&subject, &args.subject, &rows, table::tests, |bench, problems| {
+        measure_all(bench, &args, problems)
+    })?;
+    finish(&report)
+}
+
+fn measure_all(
+    bench: &mut Bench<'_>,
+    args: &TestArgs,
+    problems: &mut Vec<String>,
+) -> Result<Vec<Row>, CliError> {
+    let GridArgs { n_depth, batch, repetitions } = &args.grid;
+    let quiet = args.subject.quiet;
+    let mut rows = Vec::new();
+    let tell = |rows: &mut Vec<Row>, row: Row| {
+        let speed = row.tokens_per_s.median;
+        terminal::note(quiet, &format!("{}: {speed:.2} tok/s", row.name()));
+        rows.push(row);
+    };
+    for depth in n_depth {
+        for n_tokens in &args.n_prompt {
+            bench.fill(1, *depth)?;
+            tell(&mut rows, bench.prompt(*n_tokens, *depth, *repetitions, problems)?);
+        }
+        for batch in batch.iter().filter(|_| args.n_gen > 0) {
+            bench.fill(*batch, *depth)?;
+            tell(&mut rows, bench.decode(args.n_gen, (*depth, *batch), *repetitions, problems)?);
+        }
+    }
+    Ok(rows)
+}
+
+/// Makes the device, measures between two measurements of the bandwidth, and tells the result.
+fn measured(
+    subject: &Subject,
+    args: &SubjectArgs,
+    rows: &[usize],
+    table: impl FnOnce(&Report) -> String,
+    measure: impl FnOnce(&mut Bench<'_>, &mut Vec<String>) -> Result<Vec<Row>, CliError>,
+) -> Result<Report, CliError> {
+    let limits = Limits {
+        step_tokens: args.step_tokens.max(MAX_LANES),
+        step_outputs: MAX_LANES,
+        positions: rows.iter().copied().max().unwrap_or(1),
+        pages: Lanes::pages_for(rows),
+    };
+    let OnDevice { mut device, threads } = subject.open(args, limits)?;
+    let before = bandwidth(args);
+    let mut problems = Vec::new();
+    let mut bench = Bench::new(&subject.config, &mut *device, rows);
+    let mut rows = measure(&mut bench, &mut problems)?;
+    let size = ((args.bandwidth_mib as u64) << 20, subject::threads(args));
+    let bandwidth = Bandwidth::new(size, before, bandwidth(args));
+    for row in rows.iter_mut().filter(|row| row.kind != Kind::Prefill) {
+        row.bandwidth_share = Some(row.gb_per_s / bandwidth.best_gb_per_s);
+    }
+    problems.extend(check::problems(&rows));
+
+    let parameters = subject.config.parameters();
+    let report = Report {
+        format: FORMAT,
+        weft_version: env!("CARGO_PKG_VERSION").to_owned(),
+        commit: machine::commit(),
+        debug_build: cfg!(debug_assertions),
+        date: machine::now(),
+        command: std::iter::once("weft".to_owned()).chain(std::env::args().skip(1)).collect(),
+        machine: machine::Machine::this(),
+        model: ModelFacts {
+            name: subject.name.clone(),
+            weights: subject.source.clone(),
+            parameters,
+            weight_bytes: parameters * device.dtype().bytes() as u64,
+            dtype: device.dtype().to_string(),
+        },
+        device: device.describe(),
+        threads,
+        step_tokens: limits.step_tokens,
+        bandwidth,
+        rows,
+        problems,
+    };
+    tell(&report, args, table)?;
+    Ok(report)
+}
+
+/// Reads memory as fast as the machine can.
+fn bandwidth(args: &SubjectArgs) -> Vec<BandwidthPass> {
+    let bytes = args.bandwidth_mib << 20;
+    let samples = weft_cpu::read_bandwidth(subject::threads(args), bytes, BANDWIDTH_PASSES);
+    let pass = |sample: &weft_cpu::BandwidthSample| BandwidthPass {
+        streams: sample.streams,
+        gb_per_s: sample.bytes_per_s / 1e9,
+    };
+    let passes: Vec<_> = samples.iter().map(pass).collect();
+    terminal::note(args.quiet, &format!("read bandwidth: {:.1} GB/s", report::best(&passes)));
+    passes
+}
+
+/// Prints and saves.
+fn tell(
+    report: &Report,
+    args: &SubjectArgs,
+    table: impl FnOnce(&Report) -> String,
+) -> Result<(), CliError> {
+    print(&match args.output {
+        Format::Table => table(report),
+        Format::Json => report.to_json(),
+        Format::Csv => table::csv(report),
+    })?;
+    if let Some(path) = &args.save {
+        report.save(path)?;
+    }
+    for note in check::notes(report) {
+        terminal::note(args.quiet, &note);
+    }
+    Ok(())
+}
+
+/// A run with worthless figures fails.
+fn finish(report: &Report) -> Result<ExitCode, CliError> {
+    if report.problems.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    Err(CliError::Unhealthy(format!("the figures are worthless: {}", report.problems.join("; "))))
+}
+
+/// Each once, rising: what one depth leaves in the KV pages serves the next.
+fn in_order(values: &mut Vec<usize>) {
+    values.sort_unstable();
+    values.dedup();
+}
+
+impl GridArgs {
+    fn sort(&mut self) {
+        in_order(&mut self.n_depth);
+        in_order(&mut self.batch);
+    }
+
+    /// KV rows that each lane needs for tests of `n_gen` tokens, and the first for prompts too.
+    fn rows(&self, n_gen: usize, n_prompt: usize) -> Vec<usize> {
+        let depth = self.n_depth.last().copied().unwrap_or(0);
+        let lanes = if n_gen == 0 { 1 } else { self.batch.last().copied().unwrap_or(1) };
+        let mut rows = vec![depth + n_gen; lanes];
+        rows[0] = depth + n_gen.max(n_prompt);
+        rows
+    }
+}

@@ -1,0 +1,154 @@
+//! What is measured: a model's shape, its weights, and the device that runs it.
+//!
+//! It owns the way from flags to a device with room for the tests; it does not know what the tests
+//! are.
+
+use std::path::Path;
+use std::time::Instant;
+
+use weft::config::Config;
+use weft::device::{Device, Limits};
+use weft::hub::{self, HubEnv, ModelRef};
+use weft::kv::PAGE_ROWS;
+use weft::model::{Model, ModelError};
+use weft::reference;
+use weft::shapes;
+use weft::weights::{RandomWeights, Weights};
+use weft_cpu::{CpuDevice, Isa, Options};
+
+use super::args::SubjectArgs;
+use crate::args::{DeviceKind, Kernels};
+use crate::error::CliError;
+use crate::load::available_memory;
+use crate::size;
+use crate::terminal;
+
+/// What is measured where nothing is named.
+const DEFAULT_SHAPE: &str = "qwen3-0.6b";
+
+/// A model before it is on a device.
+pub(crate) struct Subject {
+    pub(crate) name: String,
+    /// Where the weights come from, for people.
+    pub(crate) source: String,
+    pub(crate) config: Config,
+    weights: Box<dyn Weights>,
+}
+
+impl Subject {
+    /// The model that the flags name.
+    pub(crate) fn find(args: &SubjectArgs) -> Result<Self, CliError> {
+        match (&args.shape, &args.model) {
+            (None, Some(model)) => Self::from_model(model),
+            (shape, _) => Self::from_shape(shape.as_deref().unwrap_or(DEFAULT_SHAPE), args.seed),
+        }
+    }
+
+    fn from_model(name: &str) -> Result<Self, CliError> {
+        let folder = hub::resolve(&ModelRef::parse(name)?, &HubEnv::from_env()?)?;
+        let Model { config, weights, .. } = Model::open(&folder)?;
+        let name = name.trim_end_matches('/').rsplit('/').next().unwrap_or(name).to_owned();
+        Ok(Self { name, source: "files".to_owned(), config, weights })
+    }
+
+    fn from_shape(name: &str, seed: u64) -> Result<Self, CliError> {
+        let config = if name.ends_with(".json") {
+            Config::from_file(Path::new(name))?
+        } else {
+            shapes::config(name).ok_or_else(|| {
+                let known = shapes::NAMES.join(", ");
+                CliError::Usage(format!("--shape {name}: known are {known}, or give a config.json"))
+            })?
+        };
+        let stem = Path::new(name).file_stem().filter(|_| name.ends_with(".json"));
+        Ok(Self {
+            name: stem.map_or(name.to_owned(), |stem| stem.to_string_lossy().into_owned()),
+            source: format!("random, seed {seed}"),
+            weights: Box::new(RandomWeights::new(&config, seed)),
+            config,
+        })
+    }
+
+    /// Refuses tests that reach beyond the model's positions.
+    pub(crate) fn check_positions(&self, rows: usize) -> Result<(), CliError> {
+        let most = self.config.max_positions;
+        if rows <= most {
+            return Ok(());
+        }
+        Err(CliError::Usage(format!(
+            "the tests need {rows} positions and {} has {most}; lower -d, -p or -n",
+            self.name
+        )))
+    }
+
+    /// Puts the model on the device that the flags ask for.
+    pub(crate) fn open(&self, args: &SubjectArgs, limits: Limits) -> Result<OnDevice, CliError> {
+        check_device(args)?;
+        self.check_fits(args, &limits)?;
+        let start = Instant::now();
+        terminal::note(args.quiet, &format!("{} ({}): making the device", self.name, self.source));
+        let (config, weights) = (&self.config, &*self.weights);
+        let (threads, device): (usize, Box<dyn Device>) = match args.kernels {
+            Kernels::Reference => {
+                (1, reference::open(config, weights, limits).map_err(ModelError::from)?)
+            }
+            _ => {
+                let threads = threads(args);
+                let isa = args.isa.unwrap_or_else(Isa::detect);
+                let options = Options { limits, threads, isa };
+                let device = CpuDevice::new(config, weights, options).map_err(ModelError::from)?;
+                (threads, Box::new(device))
+            }
+        };
+        let took = start.elapsed().as_secs_f64();
+        terminal::note(args.quiet, &format!("{} · made in {took:.1} s", device.describe()));
+        Ok(OnDevice { device, threads })
+    }
+
+    /// Refuses what the machine cannot hold, before the system kills somebody for it.
+    fn check_fits(&self, args: &SubjectArgs, limits: &Limits) -> Result<(), CliError> {
+        let Some(free) = available_memory() else { return Ok(()) };
+        let dtype = self.config.dtype;
+        let weights = self.config.parameters() * dtype.bytes() as u64;
+        let kv = (limits.pages * PAGE_ROWS) as u64 * self.config.kv_bytes_per_token(dtype);
+        let need = weights + kv + ((args.bandwidth_mib as u64) << 20);
+        if need <= free {
+            return Ok(());
+        }
+        Err(CliError::Memory(format!(
+            "the bench needs {} ({} of weights, {} of KV) and {} are free; \
+             take a smaller shape, depth or batch",
+            size::bytes(need),
+            size::bytes(weights),
+            size::bytes(kv),
+            size::bytes(free),
+        )))
+    }
+}
+
+/// A model on its device.
+pub(crate) struct OnDevice {
+    pub(crate) device: Box<dyn Device>,
+    /// Threads that the device works with.
+    pub(crate) threads: usize,
+}
+
+/// Threads that the flags ask for.
+pub(crate) fn threads(args: &SubjectArgs) -> usize {
+    let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    args.threads.unwrap_or_else(cores)
+}
+
+fn check_device(args: &SubjectArgs) -> Result<(), CliError> {
+    match (args.device, args.kernels) {
+        (DeviceKind::Cuda, _) => Err(CliError::Gpu(
+            "--device cuda: this version has no CUDA device; use --device cpu".to_owned(),
+        )),
+        (_, Kernels::Graph | Kernels::Ops) => Err(CliError::Gpu(
+            "--kernels graph and ops need a CUDA device, which this version does not have; \
+             use --kernels auto or reference"
+                .to_owned(),
+        )),
+        _ => Ok(()),
+    }
+}
