@@ -13,11 +13,11 @@ use crate::error::CliError;
 
 const WIDTH: f64 = 900.0;
 /// Where panels begin, below the title.
-const TOP: f64 = 96.0;
+const TOP: f64 = 82.0;
 /// The left panel's axes: x from, x to.
 const LEFT: (f64, f64) = (58.0, 440.0);
 /// The right panel's bars: x from, x to.
-const RIGHT: (f64, f64) = (628.0, 862.0);
+const RIGHT: (f64, f64) = (628.0, 842.0);
 const MIN_HEIGHT: f64 = 260.0;
 const BAR: f64 = 25.0;
 const LEGEND_LINE: f64 = 19.0;
@@ -36,6 +36,8 @@ pub(super) fn run(args: &PlotArgs) -> Result<ExitCode, CliError> {
 struct Series<'r> {
     /// Names the run, where there are several.
     run: String,
+    /// Names the model, where there are several.
+    model: Option<&'r str>,
     batch: usize,
     /// Rising depth.
     rows: Vec<&'r Row>,
@@ -51,6 +53,7 @@ impl Series<'_> {
 
 fn series(runs: &[Report]) -> Vec<Series<'_>> {
     let mut all = Vec::new();
+    let several_models = runs.iter().any(|run| run.model.name != runs[0].model.name);
     for run in runs {
         let decode = || run.rows.iter().filter(|row| row.kind == Kind::Decode);
         let mut batches: Vec<usize> = decode().map(|row| row.batch).collect();
@@ -60,7 +63,8 @@ fn series(runs: &[Report]) -> Vec<Series<'_>> {
             let mut rows: Vec<&Row> = decode().filter(|row| row.batch == batch).collect();
             rows.sort_by_key(|row| row.depth);
             let class = format!("c{}", all.len() % COLOURS);
-            all.push(Series { run: run_name(run, runs), batch, rows, class });
+            let model = several_models.then_some(run.model.name.as_str());
+            all.push(Series { run: run_name(run, runs), model, batch, rows, class });
         }
     }
     all
@@ -80,11 +84,18 @@ fn run_name(run: &Report, runs: &[Report]) -> String {
 fn drawn(runs: &[Report], series: &[Series<'_>]) -> String {
     let n_bars: usize = series.iter().map(|series| series.rows.len()).sum();
     let height = MIN_HEIGHT.max(n_bars as f64 * BAR);
-    let legend = (series.len() + 1) as f64 * LEGEND_LINE;
-    let mut svg = Svg::new(WIDTH, TOP + height + 56.0 + legend);
+    let mut machines: Vec<String> = runs.iter().map(machine).collect();
+    machines.dedup();
+    let below = TOP + height + 62.0;
+    let lines = (series.len() + 1 + machines.len()) as f64;
+    let mut svg = Svg::new(WIDTH, below + lines * LEGEND_LINE);
     title(&mut svg, runs);
     speeds(&mut svg, series, height);
-    legends(&mut svg, series, TOP + height + 62.0);
+    legends(&mut svg, series, below);
+    for (i, machine) in machines.iter().enumerate() {
+        let y = below + (series.len() + 1 + i) as f64 * LEGEND_LINE;
+        svg.text((16.0, y), Anchor::Start, "small", machine);
+    }
     shares(&mut svg, series, height);
     svg.finish()
 }
@@ -95,10 +106,6 @@ fn title(svg: &mut Svg, runs: &[Report]) {
     let first = &runs[0];
     let text = format!("weft: decode of {}, {}", models.join(", "), first.model.dtype);
     svg.text((16.0, 28.0), Anchor::Start, "title", &text);
-    let mut machines: Vec<String> = runs.iter().map(machine).collect();
-    machines.dedup();
-    let text = machines.join("; ");
-    svg.text((16.0, 49.0), Anchor::Start, "small", &text);
     svg.text((LEFT.0 - 42.0, TOP - 18.0), Anchor::Start, "head", "tokens per second, all lanes");
     svg.text((476.0, TOP - 18.0), Anchor::Start, "head", "% of the read bandwidth");
 }
@@ -147,6 +154,10 @@ fn speeds(svg: &mut Svg, series: &[Series<'_>], height: f64) {
         let line = points(&|row| Some(row.tokens_per_s.median));
         svg.polyline(&line, &format!("line {class}"));
         line.iter().for_each(|point| svg.dot(*point, class));
+        for row in rows {
+            let at = |speed| (x(row.depth as f64), y(speed));
+            svg.line(at(row.tokens_per_s.p10), at(row.tokens_per_s.p90), class);
+        }
     }
 }
 
@@ -163,7 +174,7 @@ fn legends(svg: &mut Svg, series: &[Series<'_>], top: f64) {
     }
     let y = top + series.len() as f64 * LEGEND_LINE;
     svg.line((LEFT.0, y - 4.0), (LEFT.0 + 24.0, y - 4.0), "floor axis");
-    let text = "dashed: if every byte came at the read bandwidth";
+    let text = "dashed: if every byte came at the read bandwidth; strokes: p10 to p90";
     svg.text((LEFT.0 + 32.0, y), Anchor::Start, "small", text);
 }
 
@@ -184,16 +195,15 @@ fn shares(svg: &mut Svg, series: &[Series<'_>], height: f64) {
     let thick = (pitch * 0.62).min(26.0);
     for (i, (series, row)) in rows().enumerate() {
         let middle = TOP + pitch * (i as f64 + 0.5);
-        let label = match series.run.as_str() {
-            "" => row.name(),
-            run => format!("{} {}", run.split(' ').next().unwrap_or(run), row.name()),
+        let label = match &series.model {
+            Some(model) => format!("{model} {}", row.name()),
+            None => row.name(),
         };
         svg.text((RIGHT.0 - 8.0, middle + 4.0), Anchor::End, "small", &label);
         let bar = (x(share(row)) - RIGHT.0, thick);
         svg.bar((RIGHT.0, middle - thick / 2.0), bar, &series.class);
         let value = format!("{:.0} %", share(row));
-        // Inside a bar the text would need another colour for each.
-        svg.text((x(share(row)) + 5.0, middle + 4.0), Anchor::Start, "small", &value);
+        svg.text((WIDTH - 14.0, middle + 4.0), Anchor::End, "small", &value);
     }
 }
 

@@ -1,0 +1,228 @@
+//! `weft bench` as its users meet it: rows, hashes, files, and what it refuses.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+const SHAPE: &str = r#"{"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 96,
+    "vocab_size": 256, "max_position_embeddings": 512, "rope_theta": 1e6,
+    "tie_word_embeddings": true}"#;
+
+/// A folder with a small shape in it.
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        let folder = Self(tempfile::tempdir().unwrap());
+        std::fs::write(folder.file("small.json"), SHAPE).unwrap();
+        folder
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// `weft bench …` in the folder: exit code, stdout, stderr.
+    fn bench(&self, args: &[&str]) -> (i32, String, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_weft"));
+        command
+            .arg("bench")
+            .args(args)
+            .current_dir(self.0.path())
+            .env_clear()
+            .env("HOME", Path::new("/nonexistent"))
+            .env("HF_HUB_OFFLINE", "1")
+            .stdin(Stdio::null());
+        let Output { status, stdout, stderr } = command.output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (status.code().unwrap(), text(stdout), text(stderr))
+    }
+
+    /// A short run of the small shape, as JSON.
+    fn run(&self, args: &[&str]) -> Value {
+        let (code, stdout, stderr) = self.bench(&[&SMALL[..], &["-o", "json"], args].concat());
+        assert_eq!(code, 0, "{stderr}");
+        serde_json::from_str(&stdout).unwrap()
+    }
+}
+
+/// Flags of a run that takes no time.
+const SMALL: [&str; 15] = [
+    "--shape",
+    "small.json",
+    "--bandwidth-mib",
+    "8",
+    "-p",
+    "20",
+    "-n",
+    "4",
+    "-d",
+    "0,70",
+    "-b",
+    "1,2",
+    "-r",
+    "2",
+    "-q",
+];
+
+/// Name, batch and hash of each row.
+fn hashes(run: &Value) -> Vec<(String, u64, String)> {
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let row = |row: &Value| {
+        (text(&row["test"]), row["batch"].as_u64().unwrap(), text(&row["logits"]["hash"]))
+    };
+    run["rows"].as_array().unwrap().iter().map(row).collect()
+}
+
+#[test]
+fn the_hash_depends_on_weights_and_tokens_alone() {
+    let folder = Folder::new();
+    let first = hashes(&folder.run(&[]));
+    let tests: Vec<(&str, u64)> = first.iter().map(|(t, batch, _)| (t.as_str(), *batch)).collect();
+    let expected = [
+        ("pp20", 1),
+        ("tg4", 1),
+        ("tg4", 2),
+        ("pp20 @ d70", 1),
+        ("tg4 @ d70", 1),
+        ("tg4 @ d70", 2),
+    ];
+    assert_eq!(tests, expected);
+    assert_eq!(hashes(&folder.run(&[])), first, "two runs");
+    assert_eq!(hashes(&folder.run(&["-t", "1"])), first, "another number of threads");
+    assert_eq!(hashes(&folder.run(&["--step-tokens", "9"])), first, "prompts cut otherwise");
+    let alone = ["--shape", "small.json", "--bandwidth-mib", "8", "-p", "0", "-n", "4", "-d", "70"];
+    let (_, alone, _) = folder.bench(&[&alone[..], &["-b", "1", "-r", "1", "-o", "json"]].concat());
+    let alone = hashes(&serde_json::from_str(&alone).unwrap());
+    assert_eq!(alone, [first[4].clone()], "without the other tests");
+    for (other, first) in hashes(&folder.run(&["--seed", "2"])).iter().zip(&first) {
+        assert_ne!(other.2, first.2, "other weights: {}", first.0);
+    }
+}
+
+#[test]
+fn json_has_what_it_takes_to_judge_a_figure() {
+    let run = Folder::new().run(&[]);
+    assert_eq!(run["format"], 1);
+    assert!(run["machine"]["cores"].as_u64().is_some_and(|cores| cores > 0));
+    assert_eq!(run["command"][1], "bench");
+    assert_eq!(run["problems"], Value::Array(Vec::new()));
+    let bandwidth = &run["bandwidth"];
+    for when in ["before", "after"] {
+        assert!(bandwidth[when].as_array().unwrap().len() >= 5, "{bandwidth}");
+    }
+    let samples = |row: usize| run["rows"][row]["samples_us"].as_array().unwrap().len();
+    assert_eq!((samples(0), samples(1)), (2, 2 * 4), "a prompt is one sample, a token too");
+    let decode = &run["rows"][2];
+    // Two lanes read the weights once; each reads 1 to 4 rows of KV and stores one, and reads a row
+    // of the embedding.
+    let (kv_row, embedding_row) = (2 * 2 * 64 * 2, 64 * 2);
+    let weights = run["model"]["weight_bytes"].as_u64().unwrap();
+    let rows = 2 * (2 * kv_row + kv_row / 2 + kv_row);
+    assert_eq!(decode["bytes"].as_u64(), Some(weights + rows + 2 * embedding_row));
+    let speed = 2e6 / decode["time_us"]["median"].as_f64().unwrap();
+    assert!((decode["tokens_per_s"]["median"].as_f64().unwrap() / speed - 1.0).abs() < 1e-9);
+    assert!(decode["bandwidth_share"].as_f64().unwrap() > 0.0);
+    assert!(run["rows"][0]["bandwidth_share"].is_null(), "arithmetic bounds prefill");
+}
+
+#[test]
+fn the_reference_device_can_be_measured() {
+    let run = Folder::new().run(&["--kernels", "reference"]);
+    assert!(run["device"].as_str().unwrap().contains("reference"), "{}", run["device"]);
+    assert_eq!(run["threads"], 1);
+}
+
+#[test]
+fn table_and_csv_have_a_line_for_each_test() {
+    let folder = Folder::new();
+    let (code, table, stderr) = folder.bench(&SMALL);
+    assert_eq!((code, stderr.as_str()), (0, ""), "quiet is quiet");
+    assert!(table.starts_with("| model "), "{table}");
+    assert_eq!(table.lines().filter(|line| line.starts_with("| small bf16")).count(), 6, "{table}");
+    assert!(table.contains("read bandwidth: "), "{table}");
+    let (_, csv, _) = folder.bench(&[&SMALL[..], &["-o", "csv"]].concat());
+    assert_eq!(csv.lines().count(), 7, "{csv}");
+}
+
+#[test]
+fn ops_add_up_to_the_step() {
+    let folder = Folder::new();
+    let args =
+        ["ops", "--shape", "small.json", "--bandwidth-mib", "8", "-b", "2", "-d", "70", "-q"];
+    let (code, table, stderr) = folder.bench(&args);
+    assert_eq!(code, 0, "{stderr}");
+    for op in ["embed", "norm_qkv", "rope_store", "attend", "proj_add", "norm_gate_up", "down_add"]
+    {
+        assert!(table.contains(&format!("| {op} @ d70 ")), "{op}: {table}");
+    }
+    let (_, json, _) = folder.bench(&[&args[..], &["-o", "json"]].concat());
+    let json: Value = serde_json::from_str(&json).unwrap();
+    let rows = json["rows"].as_array().unwrap();
+    let bytes = |row: &Value| row["bytes"].as_u64().unwrap();
+    let (ops, last) = rows.split_at(8);
+    assert_eq!(last.len(), 2, "the sum, and the whole step");
+    assert_eq!(ops.iter().map(bytes).sum::<u64>(), bytes(&last[0]));
+    assert_eq!(bytes(&last[0]), bytes(&last[1]));
+}
+
+#[test]
+fn saved_runs_can_be_compared_and_drawn() {
+    let folder = Folder::new();
+    for (file, seed) in [("a.json", "1"), ("b.json", "1"), ("c.json", "2")] {
+        folder.run(&["--save", file, "--seed", seed]);
+    }
+    let (code, same, stderr) = folder.bench(&["compare", "a.json", "b.json"]);
+    assert_eq!(code, 0, "{stderr}");
+    assert_eq!(same.matches("| same").count(), 6, "{same}");
+    assert!(!same.contains("DIFFER"), "{same}");
+    let (_, other, _) = folder.bench(&["compare", "a.json", "c.json"]);
+    assert!(other.contains("THE LOGITS DIFFER in 6 of 6 tests"), "{other}");
+    assert!(other.contains("note: the models differ"), "{other}");
+
+    let (code, _, stderr) = folder.bench(&["plot", "a.json", "c.json", "--out", "runs.svg"]);
+    assert_eq!(code, 0, "{stderr}");
+    let svg = std::fs::read_to_string(folder.file("runs.svg")).unwrap();
+    assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"), "{svg}");
+    assert_eq!(svg.matches("<polyline").count(), 2 * 2 * 2, "two runs, two batches, their floors");
+}
+
+#[test]
+fn a_model_folder_gives_real_weights() {
+    let folder = Folder::new();
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/weft-tiny");
+    let args = ["-m", model.to_str().unwrap(), "-p", "8", "-n", "2", "-b", "1", "-r", "1"];
+    let (code, stdout, stderr) =
+        folder.bench(&[&args[..], &["--bandwidth-mib", "8", "-o", "json"]].concat());
+    assert_eq!(code, 0, "{stderr}");
+    let run: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(run["model"]["name"], "weft-tiny");
+    assert_eq!(run["model"]["weights"], "files");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let folder = Folder::new();
+    std::fs::write(folder.file("odd.json"), r#"{"format": 7}"#).unwrap();
+    let refused = |args: &[&str], code: i32, says: &str| {
+        let (found, stdout, stderr) = folder.bench(args);
+        assert_eq!((found, stdout.as_str()), (code, ""), "{args:?}: {stderr}");
+        assert!(stderr.contains(says), "{args:?}: `{stderr}` does not say `{says}`");
+    };
+    refused(&["--shape", "qwen3-9b"], 2, "qwen3-0.6b, qwen3-1.7b");
+    refused(&["-b", "9"], 2, "up to 8");
+    refused(&["-b", "0"], 2, "at least 1");
+    refused(&["-d", "x"], 2, "32k");
+    refused(&["-o", "xml"], 2, "table");
+    refused(&["--isa", "mmx"], 2, "avx512bf16");
+    refused(&["-p", "0", "-n", "0"], 2, "nothing to measure");
+    refused(&["--shape", "small.json", "-d", "500"], 2, "512");
+    refused(&["-r", "3", "ops"], 2, "ops");
+    refused(&["compare", "odd.json", "odd.json"], 2, "format 7");
+    refused(&["compare", "absent.json", "odd.json"], 1, "absent.json");
+    refused(&["plot", "odd.json"], 2, "--out");
+    refused(&["--device", "cuda"], 5, "CUDA");
+    refused(&["-m", "/no/such/folder"], 3, "/no/such/folder");
+}
