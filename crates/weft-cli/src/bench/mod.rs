@@ -7,6 +7,7 @@
 mod args;
 mod check;
 mod compare;
+mod file;
 mod lanes;
 mod logits;
 mod machine;
