@@ -4,6 +4,9 @@
 
 use super::report::{Report, Row};
 
+/// How much the read bandwidth of an idle machine may differ from one time to another.
+const STEADY: f64 = 1.25;
+
 /// Logits that are no numbers, and lanes that do not compute what they compute alone.
 pub(crate) fn problems(rows: &[Row]) -> Vec<String> {
     let mut problems = Vec::new();
@@ -41,6 +44,13 @@ pub(crate) fn notes(report: &Report) -> Vec<String> {
             row.name()
         ));
     }
+    let (low, high) = report.bandwidth.range();
+    if high > STEADY * low {
+        notes.push(format!(
+            "the read bandwidth was between {low:.1} and {high:.1} GB/s: the machine is shared or \
+             busy, and figures of tests that had less of it are too low"
+        ));
+    }
     notes
 }
 
@@ -75,6 +85,7 @@ mod tests {
         assert!(notes(&report).is_empty());
         report.rows[0].bandwidth_share = Some(1.1);
         report.debug_build = true;
-        assert_eq!(notes(&report).len(), 2);
+        report.bandwidth.after[0].gb_per_s = 40.0;
+        assert_eq!(notes(&report).len(), 3);
     }
 }

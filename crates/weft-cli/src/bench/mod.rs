@@ -7,6 +7,7 @@
 mod args;
 mod check;
 mod compare;
+mod file;
 mod lanes;
 mod logits;
 mod machine;
@@ -34,7 +35,7 @@ use crate::terminal;
 
 pub(crate) use self::args::BenchArgs;
 
-/// Passes of each way to read memory, before and after the tests.
+/// Passes of each way to read memory, each time it is measured.
 const BANDWIDTH_PASSES: usize = 5;
 
 pub(crate) fn run(args: BenchArgs) -> Result<ExitCode, CliError> {
@@ -58,8 +59,8 @@ fn tests(mut args: TestArgs) -> Result<ExitCode, CliError> {
     let prompt = args.n_prompt.last().copied().unwrap_or(0);
     let rows = args.grid.rows(args.n_gen, prompt);
     subject.check_positions(*rows.iter().max().unwrap_or(&0))?;
-    let report = measured(&subject, &args.subject, &rows, table::tests, |bench, problems| {
-        measure_all(bench, &args, problems)
+    let report = measured(&subject, &args.subject, &rows, table::tests, |bench, findings| {
+        measure_all(bench, &args, findings)
     })?;
     finish(&report)
 }
@@ -67,36 +68,53 @@ fn tests(mut args: TestArgs) -> Result<ExitCode, CliError> {
 fn measure_all(
     bench: &mut Bench<'_>,
     args: &TestArgs,
-    problems: &mut Vec<String>,
+    findings: &mut Findings,
 ) -> Result<Vec<Row>, CliError> {
     let GridArgs { n_depth, batch, repetitions } = &args.grid;
-    let quiet = args.subject.quiet;
-    let mut rows = Vec::new();
-    let tell = |rows: &mut Vec<Row>, row: Row| {
-        let speed = row.tokens_per_s.median;
-        terminal::note(quiet, &format!("{}: {speed:.2} tok/s", row.name()));
-        rows.push(row);
-    };
+    let mut rows: Vec<Row> = Vec::new();
     for depth in n_depth {
         for n_tokens in &args.n_prompt {
             bench.fill(1, *depth)?;
-            tell(&mut rows, bench.prompt(*n_tokens, *depth, *repetitions, problems)?);
+            findings.bandwidth.push(bandwidth(&args.subject));
+            let problems = &mut findings.problems;
+            rows.push(bench.prompt(*n_tokens, *depth, *repetitions, problems)?);
+            tell_speed(rows.last(), &args.subject);
         }
         for batch in batch.iter().filter(|_| args.n_gen > 0) {
             bench.fill(*batch, *depth)?;
-            tell(&mut rows, bench.decode(args.n_gen, (*depth, *batch), *repetitions, problems)?);
+            findings.bandwidth.push(bandwidth(&args.subject));
+            let problems = &mut findings.problems;
+            rows.push(bench.decode(args.n_gen, (*depth, *batch), *repetitions, problems)?);
+            tell_speed(rows.last(), &args.subject);
         }
     }
     Ok(rows)
 }
 
-/// Makes the device, measures between two measurements of the bandwidth, and tells the result.
+fn tell_speed(row: Option<&Row>, args: &SubjectArgs) {
+    if let Some(row) = row {
+        let speed = row.tokens_per_s.median;
+        terminal::note(args.quiet, &format!("{}: {speed:.2} tok/s", row.name()));
+    }
+}
+
+/// What tests leave besides their rows.
+#[derive(Default)]
+struct Findings {
+    /// What makes the figures worthless.
+    problems: Vec<String>,
+    /// The read bandwidth before each test.
+    bandwidth: Vec<Vec<BandwidthPass>>,
+}
+
+/// Makes the device, measures, and tells the result. Each test takes the read bandwidth before it
+/// begins.
 fn measured(
     subject: &Subject,
     args: &SubjectArgs,
     rows: &[usize],
     table: impl FnOnce(&Report) -> String,
-    measure: impl FnOnce(&mut Bench<'_>, &mut Vec<String>) -> Result<Vec<Row>, CliError>,
+    measure: impl FnOnce(&mut Bench<'_>, &mut Findings) -> Result<Vec<Row>, CliError>,
 ) -> Result<Report, CliError> {
     let limits = Limits {
         step_tokens: args.step_tokens.max(MAX_LANES),
@@ -105,12 +123,13 @@ fn measured(
         pages: Lanes::pages_for(rows),
     };
     let OnDevice { mut device, threads } = subject.open(args, limits)?;
-    let before = bandwidth(args);
-    let mut problems = Vec::new();
+    let mut findings = Findings::default();
     let mut bench = Bench::new(&subject.config, &mut *device, rows);
-    let mut rows = measure(&mut bench, &mut problems)?;
+    let mut rows = measure(&mut bench, &mut findings)?;
+    let Findings { mut problems, bandwidth: mut taken } = findings;
+    taken.push(bandwidth(args));
     let size = ((args.bandwidth_mib as u64) << 20, subject::threads(args));
-    let bandwidth = Bandwidth::new(size, before, bandwidth(args));
+    let bandwidth = Bandwidth::new(size, taken);
     for row in rows.iter_mut().filter(|row| row.kind != Kind::Prefill) {
         row.bandwidth_share = Some(row.gb_per_s / bandwidth.best_gb_per_s);
     }

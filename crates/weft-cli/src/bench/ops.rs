@@ -13,7 +13,7 @@ use super::measure::{Bench, Test, at_depth, row};
 use super::report::{Kind, Report, Row};
 use super::subject::Subject;
 use super::table::{Column, footer, markdown, number, percent};
-use super::{finish, measured};
+use super::{bandwidth, finish, measured};
 use crate::error::CliError;
 use crate::terminal;
 
@@ -30,13 +30,15 @@ pub(super) fn run(mut args: OpsArgs) -> Result<ExitCode, CliError> {
     let subject = Subject::find(&args.subject)?;
     let rows = args.grid.rows(1, 0);
     subject.check_positions(rows[0])?;
-    let report = measured(&subject, &args.subject, &rows, table, |bench, problems| {
+    let report = measured(&subject, &args.subject, &rows, table, |bench, findings| {
         let GridArgs { n_depth, batch, repetitions } = &args.grid;
         let mut rows = Vec::new();
         for depth in n_depth {
             for batch in batch {
                 terminal::note(args.subject.quiet, &format!("ops at depth {depth}, batch {batch}"));
                 bench.fill(*batch, *depth)?;
+                findings.bandwidth.push(bandwidth(&args.subject));
+                let problems = &mut findings.problems;
                 rows.extend(measure(bench, (*depth, *batch), repetitions * STEPS, problems)?);
             }
         }

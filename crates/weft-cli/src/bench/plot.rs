@@ -6,7 +6,8 @@
 use std::process::ExitCode;
 
 use super::args::PlotArgs;
-use super::report::{Kind, Report, Row, write_whole};
+use super::file::write_whole;
+use super::report::{Kind, Report, Row};
 use super::svg::{Anchor, COLOURS, Svg, binary_ticks, ticks};
 use super::table::short;
 use crate::error::CliError;

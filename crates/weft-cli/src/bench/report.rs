@@ -7,6 +7,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::file::{lists_on_one_line, write_whole};
 use super::logits::Logits;
 use super::machine::Machine;
 use super::stats::Spread;
@@ -48,12 +49,15 @@ pub(crate) struct ModelFacts {
     pub(crate) dtype: String,
 }
 
-/// The read bandwidth, measured before and after the tests.
+/// The read bandwidth, measured before, between and after the tests: on a shared machine it changes
+/// within seconds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Bandwidth {
     pub(crate) buffer_bytes: u64,
     pub(crate) threads: usize,
     pub(crate) before: Vec<BandwidthPass>,
+    /// The passes before each test but the first.
+    pub(crate) between: Vec<Vec<BandwidthPass>>,
     pub(crate) after: Vec<BandwidthPass>,
     /// The fastest pass of all: what shares are taken of.
     pub(crate) best_gb_per_s: f64,
@@ -110,15 +114,27 @@ impl Row {
 }
 
 impl Bandwidth {
-    /// # Panics
-    /// Without a pass.
+    /// From all times it was taken, in order.
     pub(crate) fn new(
         (buffer_bytes, threads): (u64, usize),
-        before: Vec<BandwidthPass>,
-        after: Vec<BandwidthPass>,
+        mut taken: Vec<Vec<BandwidthPass>>,
     ) -> Self {
-        let best_gb_per_s = best(&before).max(best(&after));
-        Self { buffer_bytes, threads, before, after, best_gb_per_s }
+        let best_gb_per_s = taken.iter().map(|passes| best(passes)).fold(0.0, f64::max);
+        let after = taken.pop().expect("it was measured after the tests");
+        let mut rest = taken.into_iter();
+        let before = rest.next().expect("it was measured before the tests");
+        Self { buffer_bytes, threads, before, between: rest.collect(), after, best_gb_per_s }
+    }
+
+    /// The slowest and the fastest of the times it was measured, GB/s.
+    pub(crate) fn range(&self) -> (f64, f64) {
+        let all = self.between.iter().chain([&self.before, &self.after]);
+        all.map(|passes| best(passes))
+            .fold((f64::MAX, 0.0), |(low, high), found| (low.min(found), high.max(found)))
+    }
+
+    pub(crate) fn n_passes(&self) -> usize {
+        self.before.len() + self.between.iter().map(Vec::len).sum::<usize>() + self.after.len()
     }
 }
 
@@ -153,38 +169,6 @@ impl Report {
         }
         serde_json::from_value(json).map_err(|error| refused(format!("not a saved bench: {error}")))
     }
-}
-
-/// Indented JSON with each list of numbers on a line of its own: hundreds of samples, one each,
-/// would bury the rest.
-fn lists_on_one_line(json: &str) -> String {
-    let mut text = String::new();
-    let mut in_list = false;
-    for line in json.lines() {
-        let value = line.trim();
-        let number = value.trim_end_matches(',').parse::<f64>().is_ok();
-        match (in_list, number) {
-            (true, true) => text += &format!(" {value}"),
-            (true, false) | (false, true) => text += value,
-            (false, false) if text.is_empty() => text += line,
-            (false, false) => text += &format!("\n{line}"),
-        }
-        in_list = number;
-    }
-    text + "\n"
-}
-
-/// Writes a file beside its place and moves it there, so that no reader sees half of it.
-pub(crate) fn write_whole(path: &Path, text: &str) -> Result<(), CliError> {
-    let failed = || CliError::io(path.display().to_string());
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{}.part", std::process::id()));
-    std::fs::write(&beside, text).map_err(failed())?;
-    std::fs::rename(&beside, path).map_err(|error| {
-        // The error that is told is the first one.
-        let _ = std::fs::remove_file(&beside);
-        failed()(error)
-    })
 }
 
 #[cfg(test)]
@@ -238,15 +222,17 @@ pub(crate) mod tests {
             device: "CPU".into(),
             threads: 2,
             step_tokens: 128,
-            bandwidth: Bandwidth::new((1 << 30, 2), pass(19.0), pass(20.0)),
+            bandwidth: Bandwidth::new((1 << 30, 2), vec![pass(19.0), pass(18.0), pass(20.0)]),
             rows: rows.iter().map(row).collect(),
             problems: Vec::new(),
         }
     }
 
     #[test]
-    fn the_faster_of_both_measurements_counts() {
-        assert_eq!(report(&[]).bandwidth.best_gb_per_s, 20.0);
+    fn the_fastest_measurement_counts() {
+        let bandwidth = report(&[]).bandwidth;
+        assert_eq!((bandwidth.best_gb_per_s, bandwidth.range()), (20.0, (18.0, 20.0)));
+        assert_eq!((bandwidth.between.len(), bandwidth.n_passes()), (1, 3));
     }
 
     #[test]

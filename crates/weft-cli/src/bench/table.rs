@@ -57,11 +57,12 @@ fn test_line(report: &Report, row: &Row) -> Vec<String> {
 pub(crate) fn footer(report: &Report) -> String {
     let bandwidth = &report.bandwidth;
     let mut text = format!(
-        "read bandwidth: {:.1} GB/s before, {:.1} after ({} passes over {}, {} threads); \
-         shares are of the larger\n",
+        "read bandwidth: {:.1} GB/s before, {:.1} after, {:.1} at best ({} passes over {}, \
+         {} threads); shares are of the best\n",
         best(&bandwidth.before),
         best(&bandwidth.after),
-        bandwidth.before.len() + bandwidth.after.len(),
+        bandwidth.best_gb_per_s,
+        bandwidth.n_passes(),
         size::bytes(bandwidth.buffer_bytes),
         bandwidth.threads,
     );
@@ -182,7 +183,7 @@ mod tests {
         assert!(lines.iter().all(|line| line.chars().count() == width), "{table}");
         assert!(lines[1].chars().all(|c| "|-:".contains(c)), "{table}");
         assert!(lines[3].contains("tg32 @ d1024") && lines[3].contains("cd"), "{table}");
-        assert!(table.contains("19.0 GB/s before, 20.0 after"), "{table}");
+        assert!(table.contains("19.0 GB/s before, 20.0 after, 20.0 at best"), "{table}");
     }
 
     #[test]
