@@ -1,6 +1,8 @@
 //! Memory the kernels work in: aligned to cache lines, on huge pages where the system gives them,
 //! and shared between threads that write disjoint parts of it.
 
+use std::mem::MaybeUninit;
+
 use half::bf16;
 
 /// Elements of one cache line.
@@ -15,10 +17,13 @@ struct Line([bf16; LINE]);
 pub(crate) struct Lines(Vec<Line>);
 
 impl Lines {
-    /// Zeros; the system hands out the pages when they are first written.
+    /// Zeros.
     pub(crate) fn zeroed(len: usize) -> Self {
-        let lines = vec![Line([bf16::ZERO; LINE]); len.div_ceil(LINE)];
-        ask_for_huge_pages(&lines);
+        let n_lines = len.div_ceil(LINE);
+        let mut lines = Vec::with_capacity(n_lines);
+        // Before the first write: that is when the system hands out pages.
+        ask_for_huge_pages(lines.spare_capacity_mut());
+        lines.resize(n_lines, Line([bf16::ZERO; LINE]));
         Self(lines)
     }
 
@@ -37,7 +42,7 @@ impl Lines {
 
 /// Streaming gigabytes through 4 KiB pages spends a tenth of the time on address translation.
 #[cfg(target_os = "linux")]
-fn ask_for_huge_pages(lines: &[Line]) {
+fn ask_for_huge_pages(lines: &[MaybeUninit<Line>]) {
     const HUGE: usize = 2 << 20;
     let start = (lines.as_ptr() as usize).next_multiple_of(HUGE);
     let end = lines.as_ptr_range().end as usize / HUGE * HUGE;
@@ -49,7 +54,7 @@ fn ask_for_huge_pages(lines: &[Line]) {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn ask_for_huge_pages(_: &[Line]) {}
+fn ask_for_huge_pages(_: &[MaybeUninit<Line>]) {}
 
 /// A buffer that several threads write, each its own part.
 pub(crate) struct Disjoint<'a, T> {

@@ -17,15 +17,20 @@ const SPINS: usize = 4_000;
 type Job<'j> = &'j (dyn Fn(usize) + Sync);
 
 struct Shared {
-    /// Counts jobs; a change tells workers that there is a new one.
-    epoch: AtomicUsize,
+    /// The number of the job (a change tells workers that there is a new one), whether it is closed,
+    /// and how many workers are inside it. One word, so that a worker enters a job only while it is
+    /// open: one that the system woke late finds it closed, and nobody waits for it.
+    state: AtomicUsize,
     /// Points to the running job, on the stack of `Pool::run`.
     job: AtomicPtr<Job<'static>>,
-    /// Workers that have not finished the job.
-    busy: AtomicUsize,
     panicked: AtomicBool,
     stop: AtomicBool,
 }
+
+/// The parts of `Shared::state`.
+const INSIDE: usize = (1 << 15) - 1;
+const CLOSED: usize = 1 << 15;
+const NUMBER: u32 = 16;
 
 struct Worker {
     thread: Thread,
@@ -42,10 +47,10 @@ pub(crate) struct Pool {
 impl Pool {
     /// A pool of `n_threads`, the caller's included.
     pub(crate) fn new(n_threads: usize) -> Self {
+        assert!(n_threads <= INSIDE, "{n_threads} threads");
         let shared = Arc::new(Shared {
-            epoch: AtomicUsize::new(0),
+            state: AtomicUsize::new(CLOSED),
             job: AtomicPtr::new(std::ptr::null_mut()),
-            busy: AtomicUsize::new(0),
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         });
@@ -78,24 +83,27 @@ impl Pool {
         }
     }
 
-    /// Runs the job on every thread; returns when all are done with it.
+    /// Runs the job on every thread that comes to it before this one is done with it; returns when
+    /// all that came have left.
     fn run(&self, job: Job<'_>) {
         let shared = &*self.shared;
         let mut job: Job<'_> = job;
-        shared.busy.store(self.workers.len(), Ordering::Relaxed);
         shared.job.store((&raw mut job).cast(), Ordering::Relaxed);
-        // SeqCst with the worker's store to `parked`: either it sees the new epoch or we see that it
+        let number = (shared.state.load(Ordering::Relaxed) >> NUMBER).wrapping_add(1);
+        // SeqCst with the worker's store to `parked`: either it sees the new job or we see that it
         // parked.
-        shared.epoch.fetch_add(1, Ordering::SeqCst);
+        shared.state.store(number << NUMBER, Ordering::SeqCst);
         for worker in &self.workers {
             if worker.parked.load(Ordering::SeqCst) {
                 worker.thread.unpark();
             }
         }
         let result = catch_unwind(AssertUnwindSafe(|| job(0)));
-        // `job` lives on this stack: nobody may leave before the last worker has.
+        // `job` lives on this stack: nobody may enter any more, and this thread stays until the last
+        // worker has left.
+        shared.state.fetch_or(CLOSED, Ordering::AcqRel);
         let mut spins = 0;
-        while shared.busy.load(Ordering::Acquire) > 0 {
+        while shared.state.load(Ordering::Acquire) & INSIDE > 0 {
             spins += 1;
             if spins > SPINS { thread::yield_now() } else { std::hint::spin_loop() }
         }
@@ -119,40 +127,54 @@ impl Worker {
     }
 }
 
-/// A worker's life: wait for a job, do it, say so.
+/// A worker's life: wait for a job, enter it if it is open, do it, leave.
 fn work(thread: usize, shared: &Shared, parked: &AtomicBool) {
     let mut seen = 0;
     loop {
-        seen = wait_for_change(shared, parked, seen);
+        let state = wait_for_job(shared, parked, seen);
         if shared.stop.load(Ordering::Relaxed) {
             return;
         }
+        if state & CLOSED != 0 {
+            seen = state >> NUMBER;
+            continue;
+        }
+        let entered = shared.state.compare_exchange_weak(
+            state,
+            state + 1,
+            Ordering::AcqRel,
+            Ordering::Relaxed,
+        );
+        if entered.is_err() {
+            continue;
+        }
+        seen = state >> NUMBER;
         let job = shared.job.load(Ordering::Relaxed);
-        // SAFETY: `Pool::run` stored a pointer to a live job before it raised the epoch, and keeps
-        // it alive until `busy` is 0, which it is not before this worker says so below.
+        // SAFETY: `Pool::run` stored a pointer to a live job before it opened it, and keeps it alive
+        // until no worker is inside; this one is, until it says otherwise below.
         let job = unsafe { *job };
         if catch_unwind(AssertUnwindSafe(|| job(thread))).is_err() {
             shared.panicked.store(true, Ordering::Relaxed);
         }
-        shared.busy.fetch_sub(1, Ordering::Release);
+        shared.state.fetch_sub(1, Ordering::Release);
     }
 }
 
-/// Spins, then parks, until the epoch is no longer `seen`.
-fn wait_for_change(shared: &Shared, parked: &AtomicBool, seen: usize) -> usize {
+/// Spins, then parks, until there is another job than `seen`.
+fn wait_for_job(shared: &Shared, parked: &AtomicBool, seen: usize) -> usize {
     for _ in 0..SPINS {
-        let epoch = shared.epoch.load(Ordering::Acquire);
-        if epoch != seen {
-            return epoch;
+        let state = shared.state.load(Ordering::Acquire);
+        if state >> NUMBER != seen {
+            return state;
         }
         std::hint::spin_loop();
     }
     parked.store(true, Ordering::SeqCst);
     loop {
-        let epoch = shared.epoch.load(Ordering::SeqCst);
-        if epoch != seen {
+        let state = shared.state.load(Ordering::SeqCst);
+        if state >> NUMBER != seen {
             parked.store(false, Ordering::SeqCst);
-            return epoch;
+            return state;
         }
         thread::park();
     }
@@ -161,7 +183,8 @@ fn wait_for_change(shared: &Shared, parked: &AtomicBool, seen: usize) -> usize {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
-        self.shared.epoch.fetch_add(1, Ordering::SeqCst);
+        // Another number, so that waiting workers look.
+        self.shared.state.fetch_add(1 << NUMBER, Ordering::SeqCst);
         for worker in &mut self.workers {
             worker.thread.unpark();
             if let Some(handle) = worker.handle.take() {
