@@ -65,13 +65,18 @@ fn plain(weights: &[&[f32]], values: &[bf16], stride: usize, sums: &mut [f32]) {
 #[cfg(target_arch = "x86_64")]
 mod avx512 {
     use std::arch::x86_64::{
-        __m512, _mm256_loadu_si256, _mm512_castsi512_ps, _mm512_cvtepu16_epi32, _mm512_fmadd_ps,
-        _mm512_loadu_ps, _mm512_set1_ps, _mm512_slli_epi32, _mm512_storeu_ps,
+        __m512, _MM_HINT_T0, _mm_prefetch, _mm256_loadu_si256, _mm512_castsi512_ps,
+        _mm512_cvtepu16_epi32, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_slli_epi32,
+        _mm512_storeu_ps,
     };
 
     use super::{LINE, bf16};
 
-    /// The sums of `Q` queries, 32 columns at a time: they stay in registers for all rows.
+    /// How far ahead of the computation values are asked for.
+    const AHEAD_BYTES: usize = 2048;
+
+    /// The sums of `Q` queries. As many columns at a time as registers hold sums for, so that rows
+    /// are read as they lie.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     pub(super) fn add<const Q: usize>(
         weights: [&[f32]; Q],
@@ -79,21 +84,51 @@ mod avx512 {
         stride: usize,
         sums: &mut [f32],
     ) {
-        for column in (0..stride).step_by(LINE) {
-            let mut acc: [[__m512; 2]; Q] =
-                std::array::from_fn(|q| load_sums(&sums[q * stride + column..][..LINE]));
-            for (r, row) in values.chunks_exact(stride).enumerate() {
-                let v = widen(&row[column..column + LINE]);
+        let at_once = if Q <= 2 { 4 } else { 2 };
+        let mut line = 0;
+        while line < stride / LINE {
+            let left = stride / LINE - line;
+            line += match left.min(at_once) {
+                4 => add_lines::<Q, 4>(&weights, values, stride, line, sums),
+                2 | 3 => add_lines::<Q, 2>(&weights, values, stride, line, sums),
+                _ => add_lines::<Q, 1>(&weights, values, stride, line, sums),
+            };
+        }
+    }
+
+    /// The sums of `C` cache lines of columns: they stay in registers for all rows. Gives `C`.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    fn add_lines<const Q: usize, const C: usize>(
+        weights: &[&[f32]; Q],
+        values: &[bf16],
+        stride: usize,
+        line: usize,
+        sums: &mut [f32],
+    ) -> usize {
+        let first = line * LINE;
+        let mut acc: [[[__m512; 2]; C]; Q] = std::array::from_fn(|q| {
+            std::array::from_fn(|c| load_sums(&sums[q * stride + first + c * LINE..][..LINE]))
+        });
+        for (r, row) in values.chunks_exact(stride).enumerate() {
+            for c in 0..C {
+                let part = &row[first + c * LINE..][..LINE];
+                let ahead = part.as_ptr().wrapping_byte_add(AHEAD_BYTES);
+                _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                let v = widen(part);
                 for q in 0..Q {
                     let w = _mm512_set1_ps(weights[q][r]);
-                    acc[q][0] = _mm512_fmadd_ps(w, v[0], acc[q][0]);
-                    acc[q][1] = _mm512_fmadd_ps(w, v[1], acc[q][1]);
+                    acc[q][c][0] = _mm512_fmadd_ps(w, v[0], acc[q][c][0]);
+                    acc[q][c][1] = _mm512_fmadd_ps(w, v[1], acc[q][c][1]);
                 }
             }
-            for q in 0..Q {
-                store_sums(acc[q], &mut sums[q * stride + column..][..LINE]);
+        }
+        for q in 0..Q {
+            for c in 0..C {
+                store_sums(acc[q][c], &mut sums[q * stride + first + c * LINE..][..LINE]);
             }
         }
+        C
     }
 
     #[inline]

@@ -107,6 +107,41 @@ pub(crate) fn multiply(
     }
 }
 
+/// A kernel for two blocks of the same shape and `T` tokens, see [`Kernel`].
+#[cfg(target_arch = "x86_64")]
+type PairKernel<const T: usize> = unsafe fn([&[bf16]; 2], [&[bf16]; T], [&mut Sums; 2]);
+
+/// The product of two blocks and a tile, as [`multiply`] computes each. For few tokens, where memory
+/// sets the pace, both are read at the same time.
+pub(crate) fn multiply_pair(
+    isa: Isa,
+    blocks: [&[bf16]; 2],
+    columns: usize,
+    x: Rows<'_>,
+    first: usize,
+    n: usize,
+    sums: &mut [Sums; 2],
+) {
+    assert!(blocks.iter().all(|block| block.len() == columns * BLOCK_ROWS));
+    let [a, b] = sums;
+    #[cfg(target_arch = "x86_64")]
+    if isa == Isa::Avx512Bf16 && n <= 2 {
+        const ONE: PairKernel<1> = avx512bf16::multiply_pair::<1>;
+        const TWO: PairKernel<2> = avx512bf16::multiply_pair::<2>;
+        let row = |t: usize| x.row(first + t, columns);
+        // SAFETY: as in `multiply`.
+        unsafe {
+            match n {
+                1 => ONE(blocks, [row(0)], [a, b]),
+                _ => TWO(blocks, [row(0), row(1)], [a, b]),
+            }
+        }
+        return;
+    }
+    multiply(isa, blocks[0], columns, x, first, n, a);
+    multiply(isa, blocks[1], columns, x, first, n, b);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -158,6 +193,25 @@ mod tests {
                         );
                     }
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn a_pair_of_blocks_is_two_blocks() {
+        let columns = 66;
+        let both = numbers(2 * columns * BLOCK_ROWS, 3);
+        let (a, b) = both.split_at(columns * BLOCK_ROWS);
+        let values = numbers(columns * TILE, 2);
+        let x = Rows { values: &values, stride: columns };
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            for n in 1..=TILE {
+                let zeros = || [[0.0; BLOCK_ROWS]; TILE];
+                let (mut pair, mut apart) = ([zeros(), zeros()], [zeros(), zeros()]);
+                multiply_pair(isa, [a, b], columns, x, 0, n, &mut pair);
+                multiply(isa, a, columns, x, 0, n, &mut apart[0]);
+                multiply(isa, b, columns, x, 0, n, &mut apart[1]);
+                assert_eq!(pair, apart, "{isa} {n}");
             }
         }
     }

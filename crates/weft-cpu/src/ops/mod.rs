@@ -1,4 +1,4 @@
-//! The ops, one file each, and what they share: the norm of all tokens, products over all blocks.
+//! The ops, one file each, and what they share: the norm of all tokens, products over pairs of blocks.
 
 pub(crate) mod attend;
 pub(crate) mod down_add;
@@ -11,7 +11,7 @@ pub(crate) mod rope_store;
 
 use crate::buffers::Activations;
 use crate::isa::Isa;
-use crate::matmul::{self, Rows, Sums, TILE};
+use crate::matmul::{self, Rows, TILE};
 use crate::memory::Disjoint;
 use crate::pack::{BLOCK_ROWS, Packed};
 use crate::pool::Pool;
@@ -35,22 +35,38 @@ fn rms_norms(
     });
 }
 
-/// Hands the products of one block with rows `0..n` of x to `store(row, sums)`, tile by tile.
+/// Pairs of blocks of a matrix; the last may be one block.
+fn n_pairs(matrix: &Packed) -> usize {
+    matrix.n_blocks().div_ceil(2)
+}
+
+/// Hands the products of one pair of blocks with rows `0..n` of x to `store(row, column, sums)`, tile
+/// by tile.
 fn products(
     isa: Isa,
     matrix: &Packed,
-    block: usize,
+    pair: usize,
     x: Rows<'_>,
     n: usize,
-    mut store: impl FnMut(usize, &[f32]),
+    mut store: impl FnMut(usize, usize, &[f32]),
 ) {
-    let weights = matrix.block(block);
-    let mut sums: Sums = [[0.0; BLOCK_ROWS]; TILE];
+    let blocks = [2 * pair, (2 * pair + 1).min(matrix.n_blocks() - 1)];
+    let columns = matrix.padded_columns();
+    let n_blocks = blocks[1] - blocks[0] + 1;
+    let mut sums = [[[0.0; BLOCK_ROWS]; TILE]; 2];
     for first in (0..n).step_by(TILE) {
         let tile = TILE.min(n - first);
-        matmul::multiply(isa, weights, matrix.padded_columns(), x, first, tile, &mut sums);
-        for (t, sums) in sums[..tile].iter().enumerate() {
-            store(first + t, &sums[..matrix.rows_in(block)]);
+        if n_blocks == 2 {
+            let weights = blocks.map(|block| matrix.block(block));
+            matmul::multiply_pair(isa, weights, columns, x, first, tile, &mut sums);
+        } else {
+            let weights = matrix.block(blocks[0]);
+            matmul::multiply(isa, weights, columns, x, first, tile, &mut sums[0]);
+        }
+        for (block, sums) in blocks[..n_blocks].iter().zip(&sums) {
+            for (t, sums) in sums[..tile].iter().enumerate() {
+                store(first + t, block * BLOCK_ROWS, &sums[..matrix.rows_in(*block)]);
+            }
         }
     }
 }
@@ -66,10 +82,10 @@ fn add_product(
 ) {
     let stride = x.stride;
     let x = Disjoint::new(x.all_mut());
-    pool.for_each(matrix.n_blocks(), |_, block| {
-        products(isa, matrix, block, input, n_tokens, |token, sums| {
+    pool.for_each(n_pairs(matrix), |_, pair| {
+        products(isa, matrix, pair, input, n_tokens, |token, column, sums| {
             // SAFETY: each item has columns of its own in every row.
-            let x = unsafe { x.part(token * stride + block * BLOCK_ROWS, sums.len()) };
+            let x = unsafe { x.part(token * stride + column, sums.len()) };
             vector::add_sums(isa, sums, x);
         });
     });

@@ -2,7 +2,7 @@
 
 use super::rms_norms;
 use crate::CpuDevice;
-use crate::matmul::{self, Sums, TILE};
+use crate::matmul::{self, TILE};
 use crate::memory::Disjoint;
 use crate::pack::BLOCK_ROWS;
 use crate::vector;
@@ -20,12 +20,12 @@ pub(crate) fn run(device: &mut CpuDevice, layer: u16) {
     pool.for_each(layer.gate.n_blocks(), |_, block| {
         let columns = layer.gate.padded_columns();
         let rows = layer.gate.rows_in(block);
-        let mut gate: Sums = [[0.0; BLOCK_ROWS]; TILE];
-        let mut up: Sums = [[0.0; BLOCK_ROWS]; TILE];
+        let weights = [layer.gate.block(block), layer.up.block(block)];
+        let mut sums = [[[0.0; BLOCK_ROWS]; TILE]; 2];
         for first in (0..n_tokens).step_by(TILE) {
             let n = TILE.min(n_tokens - first);
-            matmul::multiply(isa, layer.gate.block(block), columns, norm, first, n, &mut gate);
-            matmul::multiply(isa, layer.up.block(block), columns, norm, first, n, &mut up);
+            matmul::multiply_pair(isa, weights, columns, norm, first, n, &mut sums);
+            let [gate, up] = &sums;
             for t in 0..n {
                 let start = (first + t) * stride + block * BLOCK_ROWS;
                 // SAFETY: each item has columns of its own in every row.

@@ -1,9 +1,8 @@
 //! `norm_head`: logits = rms_norm(x) · W_head, for the tokens whose logits were asked for.
 
-use super::{products, rms_norms};
+use super::{n_pairs, products, rms_norms};
 use crate::CpuDevice;
 use crate::memory::Disjoint;
-use crate::pack::BLOCK_ROWS;
 
 pub(crate) fn run(device: &mut CpuDevice) {
     let CpuDevice { config, pool, isa, weights, buffers, logits, lists, .. } = device;
@@ -14,9 +13,9 @@ pub(crate) fn run(device: &mut CpuDevice) {
     let norm = buffers.norm.rows();
     let head = weights.head();
     let logits = Disjoint::new(logits);
-    pool.for_each(head.n_blocks(), |_, block| {
-        products(isa, head, block, norm, n_outputs, |output, sums| {
-            let start = output * config.vocab + block * BLOCK_ROWS;
+    pool.for_each(n_pairs(head), |_, pair| {
+        products(isa, head, pair, norm, n_outputs, |output, column, sums| {
+            let start = output * config.vocab + column;
             // SAFETY: each item has columns of its own in every row.
             unsafe { logits.part(start, sums.len()) }.copy_from_slice(sums);
         });
