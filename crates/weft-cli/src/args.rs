@@ -40,11 +40,11 @@ pub(crate) enum Command {
 
 #[derive(Args)]
 pub(crate) struct AskArgs {
-    /// The question
-    #[arg(value_name = "QUESTION", num_args = 1.., required = true)]
-    pub(crate) question: Vec<String>,
+    /// More documents, as after `--context docs/*.txt`, and the question
+    #[arg(value_name = "[FILE]... QUESTION", num_args = 1.., required = true)]
+    pub(crate) words: Vec<String>,
     /// A document that the answer may come from; may be given several times
-    #[arg(long, value_name = "FILE", num_args = 1.., action = clap::ArgAction::Append)]
+    #[arg(long, value_name = "FILE", action = clap::ArgAction::Append)]
     pub(crate) context: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) model: ModelArgs,

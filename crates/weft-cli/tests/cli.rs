@@ -156,6 +156,10 @@ fn the_bundled_model_answers_about_files() {
     assert_eq!(sentence, "Nusonix was founded in 1376.\n");
     let on_reference = ask(&["--kernels", "reference", question]).1;
     assert_eq!(on_reference, answer);
+    // As a shell writes out `--context assets/demo/*.txt`.
+    let other = document.with_file_name("krogaste.txt");
+    let many = ask(&[other.to_str().unwrap(), "Who gives the orders on board the Krogaste?"]).1;
+    assert_eq!(many, "Probrosur\n");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! `weft ask --context FILE… QUESTION`: one answer over documents.
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use weft::engine::Request;
@@ -14,10 +15,12 @@ use crate::interrupt;
 use crate::load::{self, Loaded};
 
 pub(crate) fn run(args: &AskArgs) -> Result<ExitCode, CliError> {
+    let (files, question) = split_words(&args.words);
+    let files: Vec<&Path> = args.context.iter().map(PathBuf::as_path).chain(files).collect();
     let question = Question {
         system: args.prompt.system.as_deref(),
-        documents: read_documents(args)?,
-        question: args.question.join(" "),
+        documents: read_documents(&files)?,
+        question,
     };
     sampling::check(&args.sampling)?;
     interrupt::install();
@@ -30,12 +33,21 @@ pub(crate) fn run(args: &AskArgs) -> Result<ExitCode, CliError> {
     Ok(if answer.was_interrupted() { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
 }
 
-fn read_documents(args: &AskArgs) -> Result<Vec<String>, CliError> {
-    let read = |path: &std::path::PathBuf| {
+/// A shell turns `--context docs/*.txt "question"` into several words after the first file: words
+/// that are files, and not the last, are documents too.
+fn split_words(words: &[String]) -> (Vec<&Path>, String) {
+    let before_last = &words[..words.len().saturating_sub(1)];
+    let n_files = before_last.iter().take_while(|word| Path::new(word).is_file()).count();
+    let files = words[..n_files].iter().map(Path::new).collect();
+    (files, words[n_files..].join(" "))
+}
+
+fn read_documents(files: &[&Path]) -> Result<Vec<String>, CliError> {
+    let read = |path: &&Path| {
         let name = path.display().to_string();
         read_text(std::fs::File::open(path).map_err(CliError::io(&name))?, &name)
     };
-    args.context.iter().map(read).collect()
+    files.iter().map(read).collect()
 }
 
 /// A composition: system prompt, documents in their order, question.
