@@ -18,6 +18,7 @@ use crate::args::{DeviceKind, Kernels, ModelArgs};
 use crate::bundled;
 use crate::error::CliError;
 use crate::pull;
+use crate::self_test;
 use crate::size;
 use crate::terminal;
 
@@ -58,7 +59,7 @@ pub(crate) fn load(args: &ModelArgs) -> Result<Loaded, CliError> {
     let start = Instant::now();
     check_device(args)?;
     let model = open(None, args)?;
-    let kind = choose_device(args, &model.config);
+    let (kind, tested) = choose_device(args, &model.config);
     let need = Need::new(&model.config, context(args, &model.config)?);
     need.check_fits()?;
 
@@ -70,7 +71,7 @@ pub(crate) fn load(args: &ModelArgs) -> Result<Loaded, CliError> {
     terminal::note(
         args.quiet,
         &format!(
-            "{} {} · {}{} · {} of weights, {} of KV for {} tokens · loaded in {:.1} s",
+            "{} {} · {}{}{tested} · {} of weights, {} of KV for {} tokens · loaded in {:.1} s",
             model.config.family,
             size::count(model.config.parameters()),
             engine.device().describe(),
@@ -124,12 +125,20 @@ fn check_device(args: &ModelArgs) -> Result<(), CliError> {
     }
 }
 
-/// The CPU device computes in bf16, so a float32 model stays on the reference device: nothing
-/// loses precision unasked.
-fn choose_device(args: &ModelArgs, config: &Config) -> Chosen {
-    match args.kernels {
-        Kernels::Auto if config.dtype == Dtype::Bf16 => Chosen::Cpu,
-        _ => Chosen::Reference,
+/// Chooses the device, and tells how its self-test went. The CPU device computes in bf16, so a
+/// float32 model stays on the reference device: nothing loses precision unasked.
+fn choose_device(args: &ModelArgs, config: &Config) -> (Chosen, String) {
+    if args.kernels == Kernels::Reference || config.dtype != Dtype::Bf16 {
+        return (Chosen::Reference, String::new());
+    }
+    match self_test::run() {
+        Ok(passed) => (Chosen::Cpu, format!(" · self-test {:.0} ms", passed.time_ms())),
+        Err(reason) => {
+            eprintln!(
+                "weft: SELF-TEST FAILED: {reason}; answering slowly, on the reference device"
+            );
+            (Chosen::Reference, " · SELF-TEST FAILED".to_owned())
+        }
     }
 }
 

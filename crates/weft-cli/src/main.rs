@@ -12,6 +12,7 @@ mod error;
 mod interrupt;
 mod load;
 mod pull;
+mod self_test;
 mod settings;
 mod size;
 mod terminal;

@@ -93,6 +93,10 @@ fn alone_it_answers_and_says_what_to_do_next() {
         stdout.lines().filter_map(|line| line.strip_prefix("answer   ")).collect();
     assert_eq!(answers, ["Melubo", "The captain of the Krogaste is Probrosur.", "LION"]);
     assert_eq!(stderr.matches("tok prompt ·").count(), 3, "{stderr}");
+    let first = stderr.lines().next().unwrap();
+    for part in ["CPU (", "bf16", "self-test", "KV", "no CUDA device"] {
+        assert!(first.contains(part), "the first line does not tell of {part}: {first}");
+    }
     assert_eq!(stdout.matches("\n  weft ").count(), 3, "{stdout}");
 }
 
