@@ -65,6 +65,7 @@ fn every_part_that_is_broken_is_named() {
     assert!(error(&[("chat_template.jinja", "{% if %}")]).contains("line 1"));
     let long = " ".repeat((1 << 20) + 1);
     assert!(error(&[("generation_config.json", &long)]).contains("more than 1048576 bytes"));
-    let missing = Model::open(Path::new("/nonexistent")).err().expect("opened").to_string();
-    assert!(missing.contains("/nonexistent") && missing.contains("org/name"), "{missing}");
+    let absent = folder(&[]).path().join("absent");
+    let missing = Model::open(&absent).err().expect("opened").to_string();
+    assert!(missing.contains("absent") && missing.contains("org/name"), "{missing}");
 }
