@@ -57,7 +57,7 @@ pub(crate) fn open(name: Option<&str>, args: &ModelArgs) -> Result<Model, CliErr
 /// Opens a model and puts it on the device that the user asked for.
 pub(crate) fn load(args: &ModelArgs) -> Result<Loaded, CliError> {
     let start = Instant::now();
-    check_device(args)?;
+    check_device(args.device, args.kernels)?;
     let model = open(None, args)?;
     let (kind, tested) = choose_device(args, &model.config);
     let need = Need::new(&model.config, context(args, &model.config)?);
@@ -111,8 +111,8 @@ impl Chosen {
 }
 
 /// Refuses devices that this version does not have.
-fn check_device(args: &ModelArgs) -> Result<(), CliError> {
-    match (args.device, args.kernels) {
+pub(crate) fn check_device(device: DeviceKind, kernels: Kernels) -> Result<(), CliError> {
+    match (device, kernels) {
         (DeviceKind::Cuda, _) => Err(CliError::Gpu(
             "--device cuda: this version has no CUDA device; use --device cpu".to_owned(),
         )),

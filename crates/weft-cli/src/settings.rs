@@ -106,12 +106,20 @@ fn refuse_unknown(command: &clap::Command, defaults: &[Default]) -> Result<(), C
 
 /// The config file, and whether the user named it.
 fn config_file() -> Option<(PathBuf, bool)> {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    if let Some(named) = set("WEFT_CONFIG") {
+    if let Some(named) = path_variable("WEFT_CONFIG") {
         return Some((named, true));
     }
-    let folder = set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")))?;
-    Some((folder.join("weft").join("config.toml"), false))
+    Some((user_folder("XDG_CONFIG_HOME", ".config")?.join("config.toml"), false))
+}
+
+/// weft's folder of a kind: below what the variable says, else at the usual place below the home.
+pub(crate) fn user_folder(variable: &str, usual: &str) -> Option<PathBuf> {
+    let below_home = || Some(path_variable("HOME")?.join(usual));
+    Some(path_variable(variable).or_else(below_home)?.join("weft"))
+}
+
+fn path_variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
 /// The flags in the text of a config file.

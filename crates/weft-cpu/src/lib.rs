@@ -67,9 +67,13 @@ pub struct Options {
 impl Options {
     /// All cores and the best instructions there are.
     pub fn new(limits: Limits) -> Self {
-        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        Self { limits, threads, isa: Isa::detect() }
+        Self { limits, threads: n_cores(), isa: Isa::detect() }
     }
+}
+
+/// Threads that run at the same time on this machine; one where it does not tell.
+pub fn n_cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 impl CpuDevice {

@@ -29,9 +29,9 @@ pub struct Span {
 }
 
 impl Span {
-    /// How far the span stands from home.
-    pub fn shift(&self) -> isize {
-        self.position as isize - self.home_position as isize
+    /// How many of its rows a token at `position` sees: those not after it.
+    pub fn rows_seen_from(&self, position: usize) -> usize {
+        (position + 1).saturating_sub(self.position).min(self.len)
     }
 
     /// The slot of row `row`.

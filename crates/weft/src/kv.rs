@@ -46,12 +46,19 @@ impl PagePool {
         Self { free: (0..total_id).rev().collect(), total }
     }
 
+    /// Whether `wanted` pages are free.
+    pub fn check(&self, wanted: usize) -> Result<(), OutOfPages> {
+        let free = self.free.len();
+        if wanted > free {
+            return Err(OutOfPages { wanted, free, total: self.total });
+        }
+        Ok(())
+    }
+
     /// Takes `wanted` pages, or none at all.
     pub fn take(&mut self, wanted: usize) -> Result<Vec<PageId>, OutOfPages> {
-        let Some(rest) = self.free.len().checked_sub(wanted) else {
-            return Err(OutOfPages { wanted, free: self.free.len(), total: self.total });
-        };
-        Ok(self.free.drain(rest..).rev().collect())
+        self.check(wanted)?;
+        Ok(self.free.drain(self.free.len() - wanted..).rev().collect())
     }
 
     /// Gives pages back.

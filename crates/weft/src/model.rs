@@ -1,13 +1,12 @@
 //! A model's folder, opened: everything but the weights is read, the weights are checked.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
 use thiserror::Error;
 
 use crate::config::{Config, ConfigError};
+use crate::files::read_capped;
 use crate::prompt::{PromptError, Template};
 use crate::sampling::{GenerationConfig, GenerationConfigError};
 use crate::tokenizer::{Tokenizer, TokenizerError};
@@ -107,14 +106,10 @@ fn generation_config(folder: &Path) -> Result<GenerationConfig, ModelError> {
     if !path.exists() {
         return Ok(GenerationConfig::default());
     }
-    let failed = |source| ModelError::Read { path: path.display().to_string(), source };
-    let mut json = Vec::new();
-    let file = File::open(&path).map_err(failed)?;
-    file.take(GENERATION_CONFIG_LIMIT + 1).read_to_end(&mut json).map_err(failed)?;
-    if json.len() as u64 > GENERATION_CONFIG_LIMIT {
-        let path = path.display().to_string();
-        return Err(ModelError::TooLarge { path, limit: GENERATION_CONFIG_LIMIT });
-    }
+    let name = || path.display().to_string();
+    let json = read_capped(&path, GENERATION_CONFIG_LIMIT)
+        .map_err(|source| ModelError::Read { path: name(), source })?
+        .ok_or_else(|| ModelError::TooLarge { path: name(), limit: GENERATION_CONFIG_LIMIT })?;
     Ok(GenerationConfig::parse(&json)?)
 }
 

@@ -131,8 +131,7 @@ impl Work {
 
 /// KV rows that a token of the lane sees.
 fn rows_seen(lane: &Lane<'_>, position: usize) -> u64 {
-    let rows = lane.spans.iter().map(|s| (position + 1).saturating_sub(s.position).min(s.len));
-    rows.sum::<usize>() as u64
+    lane.spans.iter().map(|span| span.rows_seen_from(position)).sum::<usize>() as u64
 }
 
 impl Op {

@@ -35,11 +35,6 @@ impl RopeTable {
         Self { cos, sin, half: head_dim / 2 }
     }
 
-    /// Number of positions in the table.
-    pub fn positions(&self) -> usize {
-        self.cos.len() / self.half
-    }
-
     /// cos and sin of one position, each f32 \[head_dim/2\].
     pub fn at(&self, position: usize) -> (&[f32], &[f32]) {
         let row = position * self.half..(position + 1) * self.half;

@@ -17,9 +17,9 @@ use weft::weights::{RandomWeights, Weights};
 use weft_cpu::{CpuDevice, Isa, Options};
 
 use super::args::SubjectArgs;
-use crate::args::{DeviceKind, Kernels};
+use crate::args::Kernels;
 use crate::error::CliError;
-use crate::load::available_memory;
+use crate::load::{self, available_memory};
 use crate::size;
 use crate::terminal;
 
@@ -83,7 +83,7 @@ impl Subject {
 
     /// Puts the model on the device that the flags ask for.
     pub(crate) fn open(&self, args: &SubjectArgs, limits: Limits) -> Result<OnDevice, CliError> {
-        check_device(args)?;
+        load::check_device(args.device, args.kernels)?;
         self.check_fits(args, &limits)?;
         let start = Instant::now();
         terminal::note(args.quiet, &format!("{} ({}): making the device", self.name, self.source));
@@ -135,20 +135,5 @@ pub(crate) struct OnDevice {
 
 /// Threads that the flags ask for.
 pub(crate) fn threads(args: &SubjectArgs) -> usize {
-    let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    args.threads.unwrap_or_else(cores)
-}
-
-fn check_device(args: &SubjectArgs) -> Result<(), CliError> {
-    match (args.device, args.kernels) {
-        (DeviceKind::Cuda, _) => Err(CliError::Gpu(
-            "--device cuda: this version has no CUDA device; use --device cpu".to_owned(),
-        )),
-        (_, Kernels::Graph | Kernels::Ops) => Err(CliError::Gpu(
-            "--kernels graph and ops need a CUDA device, which this version does not have; \
-             use --kernels auto or reference"
-                .to_owned(),
-        )),
-        _ => Ok(()),
-    }
+    args.threads.unwrap_or_else(weft_cpu::n_cores)
 }

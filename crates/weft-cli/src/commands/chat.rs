@@ -6,15 +6,16 @@ use std::process::ExitCode;
 use rustyline::error::ReadlineError;
 use rustyline::history::FileHistory;
 use rustyline::{Config as LineConfig, Editor};
-use weft::engine::Request;
 use weft::prompt::{Conversation, Message};
 
+use super::reply::{reply, template};
 use super::sampling;
 use crate::answer::{self, Answer, Style};
 use crate::args::ChatArgs;
 use crate::error::CliError;
 use crate::interrupt;
 use crate::load::{self, Loaded};
+use crate::settings::user_folder;
 use crate::terminal;
 
 const HELP: &str = "\
@@ -31,11 +32,7 @@ pub(crate) fn run(mut args: ChatArgs) -> Result<ExitCode, CliError> {
     sampling::check(&args.sampling)?;
     interrupt::install();
     let loaded = load::load(&args.model)?;
-    if loaded.model.template.is_none() {
-        return Err(CliError::Usage(
-            "this model has no chat template; `weft run --raw` continues a text".to_owned(),
-        ));
-    }
+    template(&loaded.model)?;
     terminal::note(args.model.quiet, "/help lists the commands");
     Chat::new(args, loaded).talk()?;
     Ok(ExitCode::SUCCESS)
@@ -115,15 +112,9 @@ impl Chat {
     }
 
     fn answer(&mut self) -> Result<Answer, CliError> {
-        let Loaded { model, engine } = &mut self.loaded;
-        let template = model.template.as_ref().expect("checked when the chat began");
         let conversation = Conversation::new(self.messages.clone(), self.thinking);
-        let rendered = template.render(&conversation)?;
-        let tokens = rendered.tokens(&model.tokenizer)?;
-        let thinks = sampling::thinks(model, self.thinking);
-        let request = Request::new(tokens, sampling::settings(&self.args.sampling, model, thinks));
         let style = Style { stream: true, quiet: self.args.model.quiet };
-        answer::answer(engine, &rendered.text(), request, style)
+        reply(&mut self.loaded, &conversation, &self.args.sampling, style)
     }
 
     fn stats(&self) {
@@ -174,7 +165,5 @@ impl Lines {
 }
 
 fn history_file() -> Option<PathBuf> {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let state = set("XDG_STATE_HOME").or_else(|| Some(set("HOME")?.join(".local/state")))?;
-    Some(state.join("weft").join("history"))
+    Some(user_folder("XDG_STATE_HOME", ".local/state")?.join("history"))
 }

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use super::ask::Question;
+use super::reply::reply;
 use crate::answer::{Style, print};
 use crate::args::{ModelArgs, SamplingArgs};
 use crate::error::CliError;
@@ -47,7 +48,8 @@ pub(crate) fn run() -> Result<ExitCode, CliError> {
             question: question.to_owned(),
         };
         let style = Style { stream: true, quiet: false };
-        question.answer(&mut loaded, None, &SamplingArgs::default(), style)?;
+        let conversation = question.conversation(None);
+        reply(&mut loaded, &conversation, &SamplingArgs::default(), style)?;
         print("\n")?;
     }
     print(NEXT)?;

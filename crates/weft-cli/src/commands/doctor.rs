@@ -55,8 +55,7 @@ fn as_json(checks: &[Check]) -> String {
 }
 
 fn cpu() -> String {
-    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    format!("{} threads, {}{}", threads, std::env::consts::ARCH, vector_sets())
+    format!("{} threads, {}{}", weft_cpu::n_cores(), std::env::consts::ARCH, vector_sets())
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -8,6 +8,7 @@ pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod list;
 pub(crate) mod pull;
+pub(crate) mod reply;
 pub(crate) mod run;
 pub(crate) mod sampling;
 pub(crate) mod show;

@@ -1,19 +1,21 @@
 //! `weft run [MODEL] PROMPT`: one answer.
 
+use std::fs::File;
 use std::io::{IsTerminal, Read, stdin};
 use std::path::Path;
 use std::process::ExitCode;
 
 use weft::engine::Request;
-use weft::model::Model;
 use weft::prompt::{Conversation, Message, PromptError};
 
+use super::reply::{finish, reply};
 use super::{chat, sampling};
-use crate::answer::{self, Style, print};
+use crate::answer::{self, Answer, Style};
 use crate::args::{ChatArgs, RunArgs};
-use crate::error::{CliError, INTERRUPTED};
+use crate::error::CliError;
 use crate::interrupt;
 use crate::load::{self, Loaded};
+use crate::terminal;
 
 /// Bytes of a prompt's file or pipe; more than any context holds.
 const INPUT_LIMIT: u64 = 64 << 20;
@@ -25,16 +27,33 @@ pub(crate) fn run(mut args: RunArgs) -> Result<ExitCode, CliError> {
     };
     sampling::check(&args.sampling)?;
     interrupt::install();
-    let Loaded { model, mut engine } = load::load(&args.model)?;
-    let prompt = Prompt::new(&model, &args, &text)?;
-    let sampling = sampling::settings(&args.sampling, &model, prompt.thinks);
-    let request = Request::new(prompt.tokens, sampling);
+    let mut loaded = load::load(&args.model)?;
     let style = Style { stream: !args.json, quiet: args.model.quiet };
-    let answer = answer::answer(&mut engine, &prompt.text, request, style)?;
-    if args.json {
-        print(&format!("{}\n", answer.json()))?;
+    let answer = if args.raw || loaded.model.template.is_none() {
+        continue_text(&mut loaded, &args, &text, style)?
+    } else {
+        let system = args.prompt.system.iter().map(|system| Message::system(system));
+        let messages = system.chain([Message::user(&text)]).collect();
+        let conversation = Conversation::new(messages, args.prompt.thinking());
+        reply(&mut loaded, &conversation, &args.sampling, style)?
+    };
+    finish(&answer, args.json)
+}
+
+/// Continues a text as it is, without a template.
+fn continue_text(
+    loaded: &mut Loaded,
+    args: &RunArgs,
+    text: &str,
+    style: Style,
+) -> Result<Answer, CliError> {
+    if !args.raw {
+        terminal::note(style.quiet, "no chat template: the prompt is continued as it is");
     }
-    Ok(if answer.was_interrupted() { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
+    let Loaded { model, engine } = loaded;
+    let tokens = model.tokenizer.encode_with_bos(text).map_err(PromptError::from)?;
+    let request = Request::new(tokens, sampling::settings(&args.sampling, model, false));
+    answer::answer(engine, text, request, style)
 }
 
 /// The first word is the model where it can be one, whatever else names a model by default; where
@@ -61,9 +80,7 @@ fn looks_like_model(word: &str) -> bool {
 fn prompt(words: &[String], args: &RunArgs) -> Result<Option<String>, CliError> {
     let mut parts = Vec::new();
     if let Some(path) = &args.file {
-        let name = path.display().to_string();
-        let file = std::fs::File::open(path).map_err(CliError::io(&name))?;
-        parts.push(read_text(file, &name)?);
+        parts.push(read_file(path)?);
     }
     if !stdin().is_terminal() {
         parts.push(read_text(stdin().lock(), "stdin")?);
@@ -73,7 +90,13 @@ fn prompt(words: &[String], args: &RunArgs) -> Result<Option<String>, CliError> 
     Ok((!parts.is_empty()).then(|| parts.join("\n\n")))
 }
 
-pub(crate) fn read_text(from: impl Read, name: &str) -> Result<String, CliError> {
+/// The text of a file.
+pub(crate) fn read_file(path: &Path) -> Result<String, CliError> {
+    let name = path.display().to_string();
+    read_text(File::open(path).map_err(CliError::io(&name))?, &name)
+}
+
+fn read_text(from: impl Read, name: &str) -> Result<String, CliError> {
     let mut bytes = Vec::new();
     from.take(INPUT_LIMIT + 1).read_to_end(&mut bytes).map_err(CliError::io(name))?;
     if bytes.len() as u64 > INPUT_LIMIT {
@@ -93,36 +116,4 @@ fn chat_instead(args: RunArgs) -> Result<ExitCode, CliError> {
         prompt: args.prompt,
         sampling: args.sampling,
     })
-}
-
-/// A prompt in tokens.
-struct Prompt {
-    tokens: Vec<u32>,
-    /// The text the tokens stand for.
-    text: String,
-    thinks: bool,
-}
-
-impl Prompt {
-    fn new(model: &Model, args: &RunArgs, text: &str) -> Result<Self, CliError> {
-        let Some(template) = model.template.as_ref().filter(|_| !args.raw) else {
-            if !args.raw {
-                crate::terminal::note(
-                    args.model.quiet,
-                    "no chat template: the prompt is continued as it is",
-                );
-            }
-            let tokens = model.tokenizer.encode_with_bos(text).map_err(PromptError::from)?;
-            return Ok(Self { tokens, text: text.to_owned(), thinks: false });
-        };
-        let system = args.prompt.system.iter().map(|system| Message::system(system));
-        let messages = system.chain([Message::user(text)]).collect();
-        let conversation = Conversation::new(messages, args.prompt.thinking());
-        let rendered = template.render(&conversation)?;
-        Ok(Self {
-            tokens: rendered.tokens(&model.tokenizer)?,
-            text: rendered.text(),
-            thinks: sampling::thinks(model, args.prompt.thinking()),
-        })
-    }
 }

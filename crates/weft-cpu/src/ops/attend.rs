@@ -65,7 +65,7 @@ impl Attention<'_> {
         let last = self.tokens[tile.end - 1].position;
         let mut n_rows = 0;
         for span in lane.spans {
-            if visible(span, last) > 0 {
+            if span.rows_seen_from(last) > 0 {
                 self.rotate(span, &tile, head, scratch);
             }
             for (page, rows) in pages(span, last) {
@@ -76,7 +76,7 @@ impl Attention<'_> {
         for query in 0..n_queries {
             let position = self.tokens[tile.start + query / group].position;
             // Spans stand in the order of their positions: what a token sees of them is a prefix.
-            let seen = lane.spans.iter().map(|span| visible(span, position)).sum();
+            let seen = lane.spans.iter().map(|span| span.rows_seen_from(position)).sum();
             let scores = &mut scratch.scores[query * self.positions..][..seen];
             scratch.seen[query] = seen;
             scratch.totals[query] = vector::softmax(self.isa, scores);
@@ -170,14 +170,9 @@ impl Attention<'_> {
     }
 }
 
-/// How many rows of a span a token at `position` sees.
-fn visible(span: &Span, position: usize) -> usize {
-    (position + 1).saturating_sub(span.position).min(span.len)
-}
-
 /// The pages of a span that a token at `position` sees, with the rows it sees of each.
 fn pages(span: &Span, position: usize) -> impl Iterator<Item = (PageId, usize)> {
-    let rows = visible(span, position);
+    let rows = span.rows_seen_from(position);
     let firsts = (0..rows).step_by(PAGE_ROWS);
     span.pages.iter().zip(firsts).map(move |(page, first)| (*page, PAGE_ROWS.min(rows - first)))
 }

@@ -29,7 +29,7 @@ impl Engine {
         requests: Vec<Request>,
     ) -> Result<Vec<Completion>, GenerateError> {
         for request in &requests {
-            request.check(self.vocab, self.context())?;
+            self.check(request)?;
         }
         let mut tokens: Vec<Vec<Token>> = requests.iter().map(|_| Vec::new()).collect();
         let mut endings: Vec<_> = requests.iter().map(|_| None).collect();
@@ -70,16 +70,14 @@ impl Engine {
         waiting: &mut VecDeque<(usize, Request)>,
         running: &mut HashMap<LaneId, usize>,
     ) -> Result<(), RequestError> {
-        while let Some((index, request)) = waiting.pop_front() {
-            match self.add(request.clone()) {
-                Ok(lane) => {
-                    running.insert(lane, index);
-                }
-                Err(RequestError::NoLane | RequestError::NoRoom(_)) if self.running() > 0 => {
-                    waiting.push_front((index, request));
-                    break;
-                }
-                Err(error) => return Err(error),
+        while let Some((_, request)) = waiting.front() {
+            // Asked before anything is made: most steps find no room.
+            match self.check_room(self.check(request)?) {
+                Err(_) if self.running() > 0 => break,
+                room => room?,
+            }
+            if let Some((index, request)) = waiting.pop_front() {
+                running.insert(self.add(request)?, index);
             }
         }
         Ok(())

@@ -124,16 +124,27 @@ impl Engine {
     /// Admits a request. All memory it can need is reserved now, so that it never fails later for
     /// want of it.
     pub fn add(&mut self, request: Request) -> Result<LaneId, RequestError> {
-        let length = request.check(self.vocab, self.context())?;
+        let length = self.check(&request)?;
+        self.check_room(length)?;
         let sampler = Sampler::new(&request.sampling, &request.prompt, &self.stop_ids, self.vocab)?;
-        if self.lanes.len() == MAX_LANES {
-            return Err(RequestError::NoLane);
-        }
         let pages = self.pool.take(pages_for(length))?;
         let id = LaneId(self.next_id);
         self.next_id += 1;
         self.lanes.push(Sequence::new(id, request, sampler, length, pages));
         Ok(id)
+    }
+
+    /// Checks a request in itself, and gives the number of KV rows it can need at most.
+    fn check(&self, request: &Request) -> Result<usize, RequestError> {
+        request.check(self.vocab, self.context())
+    }
+
+    /// Whether a lane and pages for `length` rows are free beside the lanes that run.
+    fn check_room(&self, length: usize) -> Result<(), RequestError> {
+        if self.lanes.len() == MAX_LANES {
+            return Err(RequestError::NoLane);
+        }
+        Ok(self.pool.check(pages_for(length))?)
     }
 
     /// Generates an answer; the iterator gives its tokens as they come.

@@ -15,13 +15,11 @@ pub(super) struct Sequence {
     /// The prompt, then the answer.
     tokens: Vec<u32>,
     prompt_len: usize,
-    /// Tokens the lane may hold in all.
-    length: usize,
     /// Tokens whose KV rows are stored.
     stored: usize,
     /// Tokens of the step in hand.
     taken: usize,
-    /// Position and slot of each token up to `length`.
+    /// Position and slot of each token that the lane may hold.
     positions: Vec<u32>,
     slots: Vec<Slot>,
     spans: Vec<Span>,
@@ -56,7 +54,6 @@ impl Sequence {
             echo: TextStream::new(&[]),
             cancel,
             prompt_len: prompt.len(),
-            length,
             stored: 0,
             taken: 0,
             positions: positions.collect(),
@@ -166,8 +163,8 @@ impl Sequence {
         if piece.stopped.is_some() {
             return (piece.text, Some(FinishReason::Stop));
         }
-        let is_full =
-            Some(self.generated()) == self.sampling.max_tokens || self.tokens.len() == self.length;
+        let is_full = Some(self.generated()) == self.sampling.max_tokens
+            || self.tokens.len() == self.slots.len();
         if is_full {
             return (piece.text + &self.text.finish(), Some(FinishReason::Length));
         }
@@ -227,15 +224,11 @@ impl Sequence {
             total: self.started.elapsed(),
         };
         let lane = self.id;
+        let done = |reason| Event::Done { lane, finished: Finished { reason, stats } };
         let event = match self.end {
             Some(End::Failed(error)) => Event::Failed { lane, error },
-            Some(End::Finished(reason)) => {
-                Event::Done { lane, finished: Finished { reason, stats } }
-            }
-            None => {
-                let reason = FinishReason::Cancelled;
-                Event::Done { lane, finished: Finished { reason, stats } }
-            }
+            Some(End::Finished(reason)) => done(reason),
+            None => done(FinishReason::Cancelled),
         };
         (event, self.spans.into_iter().flat_map(|span| span.pages))
     }

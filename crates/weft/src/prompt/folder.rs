@@ -9,7 +9,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use super::{PromptError, Template};
-use crate::tokenizer::read_capped;
+use crate::files::read_capped;
 
 /// The largest `chat_template.jinja` that is read: 1 MB (real ones have up to 20 kB).
 const MAX_TEMPLATE_BYTES: u64 = 1 << 20;

@@ -8,7 +8,7 @@
 
 use super::Reference;
 use super::math::{dot, widen};
-use crate::device::{Lane, Span, Step};
+use crate::device::{Lane, Step};
 use crate::dtype::Element;
 
 pub(super) fn run<E: Element>(device: &mut Reference<E>, step: &Step<'_>, layer: u16) {
@@ -43,7 +43,7 @@ fn attend_head<E: Element>(
     widen(&buffers.q[own.clone()], &mut scratch.head);
     let mut n_rows = 0;
     for span in lane.spans {
-        let rows = visible(span, position);
+        let rows = span.rows_seen_from(position);
         if rows == 0 {
             continue;
         }
@@ -58,7 +58,8 @@ fn attend_head<E: Element>(
 
     let total = softmax(&mut scratch.scores[..n_rows]);
     scratch.sum.fill(0.0);
-    let rows = lane.spans.iter().flat_map(|s| (0..visible(s, position)).map(|row| s.slot(row)));
+    let rows =
+        lane.spans.iter().flat_map(|s| (0..s.rows_seen_from(position)).map(|row| s.slot(row)));
     for (slot, weight) in rows.zip(&scratch.scores) {
         for (sum, value) in scratch.sum.iter_mut().zip(value(slot)) {
             *sum += weight * value.to_f32();
@@ -67,11 +68,6 @@ fn attend_head<E: Element>(
     for (a, sum) in buffers.a[own].iter_mut().zip(&scratch.sum) {
         *a = E::from_f32(sum / total);
     }
-}
-
-/// How many rows of a span a token at `position` sees.
-fn visible(span: &Span, position: usize) -> usize {
-    (position + 1).saturating_sub(span.position).min(span.len)
 }
 
 /// Scores → exp(score − max), and their sum.

@@ -16,7 +16,6 @@ mod shape;
 mod split;
 
 use std::collections::HashMap;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use added::{Added, Piece};
@@ -25,6 +24,8 @@ use merge::{Merges, Scratch};
 use normal::Form;
 use split::Splitter;
 use thiserror::Error;
+
+use crate::files::read_capped;
 
 /// The largest `tokenizer.json` that is read: 64 MB (real ones have 2 to 35 MB).
 pub const MAX_FILE_BYTES: u64 = 64 << 20;
@@ -217,12 +218,4 @@ fn check_length(text: &str) -> Result<(), TokenizerError> {
         return Err(TokenizerError::TextTooLong { bytes: text.len(), limit });
     }
     Ok(())
-}
-
-/// Reads a file of at most `limit` bytes; `None` where it has more. A size is not asked for first:
-/// it may lie (pipes, a file that grows).
-pub(crate) fn read_capped(path: &Path, limit: u64) -> std::io::Result<Option<Vec<u8>>> {
-    let mut bytes = Vec::new();
-    std::fs::File::open(path)?.take(limit + 1).read_to_end(&mut bytes)?;
-    Ok((bytes.len() as u64 <= limit).then_some(bytes))
 }

@@ -3,8 +3,7 @@
 //! Values are those of an untrained model, with the trait of trained ones that breaks careless
 //! kernels: a few channels of the key norm are about 96 times the others, as in Qwen3-0.6B.
 
-use super::tensor::LayerTensor;
-use super::{Tensor, Weights, WeightsError};
+use super::{LayerTensor, Tensor, TensorShape, Weights, WeightsError};
 use crate::config::Config;
 
 /// Standard deviation of the matrices.
@@ -32,12 +31,10 @@ impl Weights for RandomWeights {
         tensor: Tensor,
         visit: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), WeightsError> {
-        let shape = tensor.shape(&self.config);
-        let width = *shape.last().expect("every tensor has a shape");
-        let rows = shape.iter().product::<usize>() / width;
+        let shape = TensorShape::new(tensor, &self.config);
         let mut state = self.seed ^ hash(&tensor.name());
-        let mut values = vec![0.0; width];
-        for row in 0..rows {
+        let mut values = vec![0.0; shape.row()];
+        for row in 0..shape.rows() {
             for (i, value) in values.iter_mut().enumerate() {
                 *value = make(tensor, i, spread_about_zero(&mut state));
             }

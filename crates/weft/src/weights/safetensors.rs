@@ -117,9 +117,8 @@ fn place_all(headers: &[Header], config: &Config) -> Result<HashMap<Tensor, Plac
             if !matches!(info.dtype, FileDtype::BF16 | FileDtype::F16 | FileDtype::F32) {
                 return Err(WeightsError::Format { name, found: format!("{:?}", info.dtype) });
             }
-            let row = shape.row();
             let start = header.data_start + info.data_offsets.0 as u64;
-            let rows = shape.elements() / row;
+            let (rows, row) = (shape.rows(), shape.row());
             places.insert(shape.tensor, Place { file, start, rows, row, dtype: info.dtype });
         }
     }

@@ -70,7 +70,7 @@ pub fn tensors(config: &Config) -> Vec<TensorShape> {
     if !config.tied_head {
         all.push(Tensor::Head);
     }
-    all.into_iter().map(|tensor| TensorShape { tensor, shape: tensor.shape(config) }).collect()
+    all.into_iter().map(|tensor| TensorShape::new(tensor, config)).collect()
 }
 
 /// A tensor and its shape in one model.
@@ -83,12 +83,22 @@ pub struct TensorShape {
 }
 
 impl TensorShape {
+    /// The shape of a tensor in a model.
+    pub fn new(tensor: Tensor, config: &Config) -> Self {
+        Self { tensor, shape: tensor.shape(config) }
+    }
+
     /// Number of values.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Length of a row; a vector is one row.
+    /// Number of rows; a vector is one row.
+    pub fn rows(&self) -> usize {
+        self.elements() / self.row()
+    }
+
+    /// Length of a row.
     pub fn row(&self) -> usize {
         *self.shape.last().expect("every tensor has a shape")
     }
