@@ -2,8 +2,8 @@
 //! both products to 16 sums.
 
 use std::arch::x86_64::{
-    __m512, __m512bh, _mm512_dpbf16_ps, _mm512_loadu_si512, _mm512_set1_epi32, _mm512_setzero_ps,
-    _mm512_storeu_ps,
+    __m512, __m512bh, _mm512_add_ps, _mm512_dpbf16_ps, _mm512_loadu_ps, _mm512_loadu_si512,
+    _mm512_set1_epi32, _mm512_setzero_ps, _mm512_storeu_ps,
 };
 
 use half::bf16;
@@ -13,6 +13,9 @@ use crate::pack::BLOCK_ROWS;
 
 /// Vectors of 16 rows in a block.
 const VECTORS: usize = BLOCK_ROWS / 16;
+
+/// Sums of `B` blocks and `T` tokens.
+type Accumulators<const B: usize, const T: usize> = [[[__m512; VECTORS]; T]; B];
 
 /// See [`super::Kernel`].
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
@@ -31,32 +34,56 @@ pub(super) fn multiply_pair<const T: usize>(
 }
 
 /// `B` blocks side by side: as many streams from memory, which a core reads faster than one.
+///
+/// A sum is that of the first half of the columns plus that of the second, whatever `B` and `T`.
+/// One token reads both halves at once, so that there are twice as many streams; more tokens, which
+/// need the registers, read one after the other.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 fn multiply_blocks<const B: usize, const T: usize>(
     blocks: [&[bf16]; B],
     x: [&[bf16]; T],
-    sums: [&mut Sums; B],
+    mut sums: [&mut Sums; B],
 ) {
     let pairs = blocks.map(|block| block.as_chunks::<{ 2 * BLOCK_ROWS }>().0);
-    let mut acc = [[[_mm512_setzero_ps(); VECTORS]; T]; B];
-    for p in 0..pairs[0].len() {
-        let w: [[__m512bh; VECTORS]; B] =
-            std::array::from_fn(|b| std::array::from_fn(|v| load(&pairs[b][p], v)));
-        for t in 0..T {
-            // The kernel's caller gives rows as long as the blocks have columns: the check is cheap
-            // beside 4 · 16 products.
-            let x = broadcast([x[t][2 * p], x[t][2 * p + 1]]);
-            for b in 0..B {
-                for v in 0..VECTORS {
-                    acc[b][t][v] = _mm512_dpbf16_ps(acc[b][t][v], w[b][v], x);
-                }
-            }
+    let x = x.map(|x| x.as_chunks::<2>().0);
+    let (middle, end) = (pairs[0].len() / 2, pairs[0].len());
+    let mut first = [[[_mm512_setzero_ps(); VECTORS]; T]; B];
+    let mut second = first;
+    if T == 1 {
+        for p in 0..middle {
+            add_pair(&pairs, &x, p, &mut first);
+            add_pair(&pairs, &x, middle + p, &mut second);
         }
+        (2 * middle..end).for_each(|p| add_pair(&pairs, &x, p, &mut second));
+        store(&first, sums.each_mut());
+    } else {
+        (0..middle).for_each(|p| add_pair(&pairs, &x, p, &mut first));
+        store(&first, sums.each_mut());
+        (middle..end).for_each(|p| add_pair(&pairs, &x, p, &mut second));
     }
-    for (acc, sums) in acc.iter().zip(sums) {
-        for (acc, sums) in acc.iter().zip(sums) {
-            store(acc, sums);
+    add(&second, sums);
+}
+
+/// Adds the products of one pair of columns.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+fn add_pair<const B: usize, const T: usize>(
+    pairs: &[&[[bf16; 2 * BLOCK_ROWS]]; B],
+    x: &[&[[bf16; 2]]; T],
+    p: usize,
+    acc: &mut Accumulators<B, T>,
+) {
+    let w: [[__m512bh; VECTORS]; B] =
+        std::array::from_fn(|b| std::array::from_fn(|v| load(&pairs[b][p], v)));
+    for t in 0..T {
+        // The kernel's caller gives rows as long as the blocks have columns: the check is cheap
+        // beside 4 · 16 products.
+        let x = broadcast(x[t][p]);
+        for b in 0..B {
+            for v in 0..VECTORS {
+                acc[b][t][v] = _mm512_dpbf16_ps(acc[b][t][v], w[b][v], x);
+            }
         }
     }
 }
@@ -79,12 +106,32 @@ fn broadcast([even, odd]: [bf16; 2]) -> __m512bh {
     unsafe { std::mem::transmute(_mm512_set1_epi32(bits.cast_signed())) }
 }
 
+/// sums = acc
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn store(acc: &[__m512; VECTORS], sums: &mut [f32; BLOCK_ROWS]) {
-    let (parts, _) = sums.as_chunks_mut::<16>();
-    for (acc, part) in acc.iter().zip(parts) {
-        // SAFETY: `part` is 16 f32.
-        unsafe { _mm512_storeu_ps(part.as_mut_ptr(), *acc) };
+fn store<const B: usize, const T: usize>(acc: &Accumulators<B, T>, sums: [&mut &mut Sums; B]) {
+    for (acc, sums) in acc.iter().zip(sums) {
+        for (acc, sums) in acc.iter().zip(sums.iter_mut()) {
+            for (acc, part) in acc.iter().zip(sums.as_chunks_mut::<16>().0) {
+                // SAFETY: `part` is 16 f32.
+                unsafe { _mm512_storeu_ps(part.as_mut_ptr(), *acc) };
+            }
+        }
+    }
+}
+
+/// sums += acc
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn add<const B: usize, const T: usize>(acc: &Accumulators<B, T>, sums: [&mut Sums; B]) {
+    for (acc, sums) in acc.iter().zip(sums) {
+        for (acc, sums) in acc.iter().zip(sums) {
+            for (acc, part) in acc.iter().zip(sums.as_chunks_mut::<16>().0) {
+                // SAFETY: `part` is 16 f32.
+                let sum = unsafe { _mm512_loadu_ps(part.as_ptr()) };
+                // SAFETY: as above.
+                unsafe { _mm512_storeu_ps(part.as_mut_ptr(), _mm512_add_ps(sum, *acc)) };
+            }
+        }
     }
 }
