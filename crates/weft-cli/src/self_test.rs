@@ -74,6 +74,7 @@ fn prefill(device: &mut dyn Device, config: &Config, block: usize) -> Result<Vec
         let lane = Lane {
             tokens: &tokens[range.clone()],
             positions: &rows[range.clone()],
+            key_positions: &rows[range.clone()],
             store_at: &rows[range],
             spans: &[span],
             outputs: Outputs::Last,

@@ -19,10 +19,13 @@ mod values;
 mod vector;
 mod weights;
 
+use std::ops::Range;
+
+use half::bf16;
 use weft::config::Config;
-use weft::device::{Buffer, Device, DeviceError, Limits, Step};
-use weft::dtype::Dtype;
-use weft::kv::Slot;
+use weft::device::{Buffer, Device, DeviceError, Limits, Rows, Step};
+use weft::dtype::{Dtype, Element};
+use weft::kv::{PAGE_ROWS, PageId, Slot};
 use weft::plan::Op;
 use weft::rope::RopeTable;
 use weft::weights::{Weights, WeightsError};
@@ -143,6 +146,53 @@ impl Device for CpuDevice {
 
     fn logits(&self, output: usize) -> &[f32] {
         &self.logits[output * self.config.vocab..][..self.config.vocab]
+    }
+
+    fn attention(&self, _lane: usize) -> Vec<f32> {
+        Vec::new()
+    }
+
+    fn kv_family(&self) -> String {
+        format!("CPU ({}, bf16)", self.isa)
+    }
+
+    fn read_kv(&self, layers: Range<u16>, rows: &Rows<'_>, k: &mut [u8], v: &mut [u8]) {
+        rows.check(&self.limits);
+        let places = layers.flat_map(|layer| rows.slots().map(move |slot| (layer, slot)));
+        let row_bytes = 2 * self.config.kv_width();
+        let to = k.chunks_exact_mut(row_bytes).zip(v.chunks_exact_mut(row_bytes));
+        for ((layer, slot), (to_k, to_v)) in places.zip(to) {
+            let (k, v) = self.kv.read(layer, slot);
+            let round = |row: &[f32]| row.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>();
+            bf16::write_le(&round(&k), to_k);
+            bf16::write_le(&round(&v), to_v);
+        }
+    }
+
+    fn write_kv(&mut self, rows: &Rows<'_>, k: &[u8], v: &[u8]) {
+        rows.check(&self.limits);
+        let layers = 0..self.config.layers as u16;
+        let places = layers.flat_map(|layer| rows.slots().map(move |slot| (layer, slot)));
+        let row_bytes = 2 * self.config.kv_width();
+        let from = k.chunks_exact(row_bytes).zip(v.chunks_exact(row_bytes));
+        for ((layer, slot), (k, v)) in places.zip(from) {
+            let widen = |row: &[u8]| {
+                let mut to = vec![bf16::ZERO; row.len() / 2];
+                bf16::read_le(row, &mut to);
+                to.iter().map(|x| x.to_f32()).collect::<Vec<_>>()
+            };
+            self.kv.write(layer, slot, &widen(k), &widen(v));
+        }
+    }
+
+    fn copy_page(&mut self, from: PageId, to: PageId) {
+        let slot = |page: PageId, row: usize| page * PAGE_ROWS as Slot + row as Slot;
+        for layer in 0..self.config.layers as u16 {
+            for row in 0..PAGE_ROWS {
+                let (k, v) = self.kv.read(layer, slot(from, row));
+                self.kv.write(layer, slot(to, row), &k, &v);
+            }
+        }
     }
 
     fn read(&self, buffer: Buffer) -> Vec<f32> {

@@ -55,6 +55,7 @@ pub(crate) fn tile_tokens(config: &Config) -> usize {
 pub(crate) struct TokenPlace {
     pub(crate) lane: usize,
     pub(crate) position: usize,
+    pub(crate) key_position: usize,
     pub(crate) slot: Slot,
 }
 
@@ -86,11 +87,11 @@ impl Lists {
         tiles.clear();
         for (index, lane) in step.lanes.iter().enumerate() {
             let first = tokens.len();
-            let places = lane.positions.iter().zip(lane.store_at);
-            tokens.extend(places.map(|(position, slot)| TokenPlace {
+            tokens.extend((0..lane.tokens.len()).map(|i| TokenPlace {
                 lane: index,
-                position: *position as usize,
-                slot: *slot,
+                position: lane.positions[i] as usize,
+                key_position: lane.key_positions[i] as usize,
+                slot: lane.store_at[i],
             }));
             let end = tokens.len();
             outputs.extend(end - lane.n_outputs()..end);

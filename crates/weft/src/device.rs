@@ -4,6 +4,8 @@
 //! of the plan on a [`Step`]. Nothing below this border knows prompts, requests or chunks: there
 //! are lanes, and each lane attends to a list of spans.
 
+use std::ops::Range;
+
 use thiserror::Error;
 
 use crate::config::Config;
@@ -13,6 +15,9 @@ use crate::plan::Op;
 
 /// Lanes that can share a step.
 pub const MAX_LANES: usize = 8;
+
+/// Spans that a lane can attend to.
+pub const MAX_SPANS: usize = 1024;
 
 /// Rows of stored keys and values that follow one another, placed somewhere in a context.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,8 +41,12 @@ impl Span {
 
     /// The slot of row `row`.
     pub fn slot(&self, row: usize) -> Slot {
-        self.pages[row / PAGE_ROWS] * PAGE_ROWS as Slot + (row % PAGE_ROWS) as Slot
+        slot(&self.pages, row)
     }
+}
+
+fn slot(pages: &[PageId], row: usize) -> Slot {
+    pages[row / PAGE_ROWS] * PAGE_ROWS as Slot + (row % PAGE_ROWS) as Slot
 }
 
 /// Which tokens of a lane need logits.
@@ -51,13 +60,16 @@ pub enum Outputs {
     All,
 }
 
-/// One sequence's part of a step. The four slices of tokens are equally long.
+/// One sequence's part of a step. The slices of tokens are equally long.
 #[derive(Clone, Copy, Debug)]
 pub struct Lane<'a> {
     /// The tokens to run.
     pub tokens: &'a [u32],
     /// Each token's position in the context, rising.
     pub positions: &'a [u32],
+    /// The position that each token's key is rotated for: its own, or, where the row belongs to a
+    /// span that was moved, the one it has at the span's home.
+    pub key_positions: &'a [u32],
     /// Where each token's key and value go. Rows of this step are visible to it, so the spans
     /// cover them too.
     pub store_at: &'a [Slot],
@@ -84,6 +96,28 @@ impl Lane<'_> {
 pub struct Step<'a> {
     /// One to [`MAX_LANES`] lanes. Each computes what it would compute alone, bit for bit.
     pub lanes: &'a [Lane<'a>],
+}
+
+/// Rows that follow one another in a list of pages, from the first row of the first page on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows<'a> {
+    /// The pages.
+    pub pages: &'a [PageId],
+    /// Number of rows.
+    pub len: usize,
+}
+
+impl Rows<'_> {
+    /// Where each row lies.
+    pub fn slots(&self) -> impl Iterator<Item = Slot> + '_ {
+        (0..self.len).map(|row| slot(self.pages, row))
+    }
+
+    /// Panics unless the rows lie inside the pages, and the pages inside the device's memory.
+    pub fn check(&self, limits: &Limits) {
+        assert!(pages_for(self.len) <= self.pages.len(), "{} rows in too few pages", self.len);
+        assert!(self.pages.iter().all(|page| (*page as usize) < limits.pages), "page range");
+    }
 }
 
 /// How much memory a device takes when it is made.
@@ -134,6 +168,24 @@ pub trait Device: Send {
     /// Row `output` of the logits of the last run, f32 \[vocab\].
     fn logits(&self, output: usize) -> &[f32];
 
+    /// How the last token of a lane spread its attention over the lane's spans in the last run:
+    /// the mean over the heads and layers that were run, in the order of the spans. Sums to 1.
+    fn attention(&self, lane: usize) -> Vec<f32>;
+
+    /// What decides the bits of a KV row beside model and tokens: device, kernels and format. Rows
+    /// of two devices are interchangeable where this is equal.
+    fn kv_family(&self) -> String;
+
+    /// Copies rows out of pages, for layers `layers`: keys to `k` and values to `v`, each
+    /// \[layers\]\[rows\]\[kv_width\] of the device's format, little endian.
+    fn read_kv(&self, layers: Range<u16>, rows: &Rows<'_>, k: &mut [u8], v: &mut [u8]);
+
+    /// Copies rows into pages, in every layer; the layout is that of [`Device::read_kv`].
+    fn write_kv(&mut self, rows: &Rows<'_>, k: &[u8], v: &[u8]);
+
+    /// Copies a page in every layer.
+    fn copy_page(&mut self, from: PageId, to: PageId);
+
     /// The contents of a buffer after the last run, for parity tests.
     fn read(&self, buffer: Buffer) -> Vec<f32>;
 
@@ -157,6 +209,13 @@ pub struct DeviceError {
     pub op: String,
     /// What the device said.
     pub reason: String,
+}
+
+/// Sums of attention to spans as shares of their total; nothing where nothing attended.
+pub fn shares(sums: &[f32]) -> Vec<f32> {
+    let total: f32 = sums.iter().sum();
+    let share = |sum: &f32| if total > 0.0 { sum / total } else { 0.0 };
+    sums.iter().map(share).collect()
 }
 
 impl Step<'_> {
@@ -186,9 +245,12 @@ impl Lane<'_> {
         let n = self.tokens.len();
         assert!(n > 0, "a lane without tokens");
         assert!(self.positions.len() == n && self.store_at.len() == n, "uneven lane");
+        assert!(self.key_positions.len() == n, "uneven lane");
+        assert!(self.spans.len() <= MAX_SPANS, "{} spans", self.spans.len());
         assert!(self.positions.is_sorted_by(|a, b| a < b), "positions do not rise");
         assert!(self.tokens.iter().all(|token| (*token as usize) < config.vocab), "token range");
-        assert!(self.positions.iter().all(|p| (*p as usize) < limits.positions), "position range");
+        let positions = self.positions.iter().chain(self.key_positions);
+        assert!({ positions }.all(|p| (*p as usize) < limits.positions), "position range");
         let slots = limits.pages * PAGE_ROWS;
         assert!(self.store_at.iter().all(|slot| (*slot as usize) < slots), "slot range");
         for span in self.spans {

@@ -43,6 +43,10 @@ pub trait Element: Copy + Default + PartialEq + fmt::Debug + Send + Sync + 'stat
     fn from_f32(value: f32) -> Self;
     /// Widens, without loss.
     fn to_f32(self) -> f32;
+    /// Writes elements as little-endian bytes.
+    fn write_le(from: &[Self], to: &mut [u8]);
+    /// Reads elements from little-endian bytes.
+    fn read_le(from: &[u8], to: &mut [Self]);
 }
 
 impl Element for f32 {
@@ -54,6 +58,14 @@ impl Element for f32 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
         self
+    }
+    fn write_le(from: &[Self], to: &mut [u8]) {
+        to.as_chunks_mut().0.iter_mut().zip(from).for_each(|(to, from)| *to = from.to_le_bytes());
+    }
+    fn read_le(from: &[u8], to: &mut [Self]) {
+        to.iter_mut()
+            .zip(from.as_chunks().0)
+            .for_each(|(to, from)| *to = Self::from_le_bytes(*from));
     }
 }
 
@@ -67,5 +79,13 @@ impl Element for bf16 {
     fn to_f32(self) -> f32 {
         // `bf16::to_f32` branches on NaN; the shift alone is exact for every value.
         f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+    fn write_le(from: &[Self], to: &mut [u8]) {
+        to.as_chunks_mut().0.iter_mut().zip(from).for_each(|(to, from)| *to = from.to_le_bytes());
+    }
+    fn read_le(from: &[u8], to: &mut [Self]) {
+        to.iter_mut()
+            .zip(from.as_chunks().0)
+            .for_each(|(to, from)| *to = Self::from_le_bytes(*from));
     }
 }

@@ -256,6 +256,7 @@ mod tests {
         let lane = Lane {
             tokens: &[1, 2, 3],
             positions: &[10, 11, 12],
+            key_positions: &[10, 11, 12],
             store_at: &[0, 1, 2],
             spans: &[span(8, 0), span(3, 10)],
             outputs: Outputs::Last,

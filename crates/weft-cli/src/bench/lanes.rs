@@ -27,7 +27,7 @@ struct Part {
 impl Part {
     fn lane(&self, outputs: Outputs) -> Lane<'_> {
         let Self { tokens, positions, store_at, spans } = self;
-        Lane { tokens, positions, store_at, spans, outputs }
+        Lane { tokens, positions, key_positions: positions, store_at, spans, outputs }
     }
 }
 

@@ -39,7 +39,7 @@ pub(crate) fn run(device: &mut CpuDevice, layer: u16) {
             normalise(isa, key, k_norm, config.norm_eps, scratch);
         }
         scratch.head.iter_mut().zip(&*key).for_each(|(to, from)| *to = Element::to_f32(*from));
-        rope.rotate(lists.tokens[t].position, &scratch.head, &mut scratch.rotated);
+        rope.rotate(lists.tokens[t].key_position, &scratch.head, &mut scratch.rotated);
         vector::store_sums(isa, &scratch.rotated, None, &mut scratch.rounded);
         for (i, element) in scratch.rounded.iter().enumerate() {
             // SAFETY: as above; a key's elements lie between those of its page's other rows.

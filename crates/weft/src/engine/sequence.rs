@@ -98,6 +98,7 @@ impl Sequence {
         Lane {
             tokens: &self.tokens[range.clone()],
             positions: &self.positions[range.clone()],
+            key_positions: &self.positions[range.clone()],
             store_at: &self.slots[range],
             spans: &self.spans,
             outputs,

@@ -8,19 +8,40 @@
 
 use super::Reference;
 use super::math::{dot, widen};
-use crate::device::{Lane, Step};
+use crate::device::{Lane, MAX_SPANS, Step};
 use crate::dtype::Element;
 
 pub(super) fn run<E: Element>(device: &mut Reference<E>, step: &Step<'_>, layer: u16) {
     let mut t = 0;
-    for lane in step.lanes {
+    for (index, lane) in step.lanes.iter().enumerate() {
         for position in lane.positions {
             for head in 0..device.config.heads {
                 attend_head(device, lane, layer, t, *position as usize, head);
+                if Some(position) == lane.positions.last() {
+                    add_shares(device, index, lane, *position as usize);
+                }
             }
             t += 1;
         }
     }
+}
+
+/// Adds what the head that was just run gave to each span.
+fn add_shares<E: Element>(
+    device: &mut Reference<E>,
+    index: usize,
+    lane: &Lane<'_>,
+    position: usize,
+) {
+    let mut weights = device.scratch.scores.iter();
+    let shares = &mut device.attention[index * MAX_SPANS..][..lane.spans.len()];
+    let totals: Vec<f32> = lane
+        .spans
+        .iter()
+        .map(|span| weights.by_ref().take(span.rows_seen_from(position)).sum())
+        .collect();
+    let all: f32 = totals.iter().sum();
+    shares.iter_mut().zip(totals).for_each(|(share, total)| *share += total / all);
 }
 
 /// One query head of one token.

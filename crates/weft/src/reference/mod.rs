@@ -15,12 +15,16 @@ mod proj_add;
 mod rope_store;
 mod weights;
 
+use std::ops::Range;
+
 use half::bf16;
 
 use crate::config::Config;
-use crate::device::{Buffer, Device, DeviceError, Limits, Step};
+use crate::device::{
+    Buffer, Device, DeviceError, Limits, MAX_LANES, MAX_SPANS, Rows, Step, shares,
+};
 use crate::dtype::{Dtype, Element};
-use crate::kv::{PAGE_ROWS, Slot};
+use crate::kv::{PAGE_ROWS, PageId, Slot};
 use crate::plan::Op;
 use crate::rope::RopeTable;
 use crate::weights::{Weights, WeightsError};
@@ -49,6 +53,11 @@ pub struct Reference<E> {
     buffers: Buffers<E>,
     /// f32 \[step_outputs\]\[vocab\]
     logits: Vec<f32>,
+    /// Attention of each lane's last token to its spans, summed over heads and layers,
+    /// f32 \[lanes\]\[spans\].
+    attention: Vec<f32>,
+    /// Spans of each lane of the last run.
+    n_spans: Vec<usize>,
     scratch: Scratch,
 }
 
@@ -70,7 +79,7 @@ impl<E: Element> Kv<E> {
     }
 
     /// The elements of one row, in `k` and in `v`.
-    fn row(&self, layer: u16, slot: Slot) -> std::ops::Range<usize> {
+    fn row(&self, layer: u16, slot: Slot) -> Range<usize> {
         let start = (usize::from(layer) * self.slots + slot as usize) * self.width;
         start..start + self.width
     }
@@ -169,6 +178,8 @@ impl<E: Element> Reference<E> {
             kv: Kv::new(config, limits.pages),
             buffers: Buffers::new(config, limits.step_tokens),
             logits: vec![0.0; limits.step_outputs * config.vocab],
+            attention: vec![0.0; MAX_LANES * MAX_SPANS],
+            n_spans: Vec::with_capacity(MAX_LANES),
             scratch: Scratch::new(config, &limits),
         })
     }
@@ -189,6 +200,9 @@ impl<E: Element> Device for Reference<E> {
 
     fn run(&mut self, ops: &[Op], step: &Step<'_>) -> Result<(), DeviceError> {
         step.check(&self.config, &self.limits);
+        self.attention.fill(0.0);
+        self.n_spans.clear();
+        self.n_spans.extend(step.lanes.iter().map(|lane| lane.spans.len()));
         for op in ops {
             match *op {
                 Op::Embed => embed::run(self, step),
@@ -206,6 +220,50 @@ impl<E: Element> Device for Reference<E> {
 
     fn logits(&self, output: usize) -> &[f32] {
         &self.logits[output * self.config.vocab..][..self.config.vocab]
+    }
+
+    fn attention(&self, lane: usize) -> Vec<f32> {
+        shares(&self.attention[lane * MAX_SPANS..][..self.n_spans[lane]])
+    }
+
+    fn kv_family(&self) -> String {
+        self.describe()
+    }
+
+    fn read_kv(&self, layers: Range<u16>, rows: &Rows<'_>, k: &mut [u8], v: &mut [u8]) {
+        rows.check(&self.limits);
+        let places = layers.flat_map(|layer| rows.slots().map(move |slot| (layer, slot)));
+        let row_bytes = self.kv.width * size_of::<E>();
+        let to = k.chunks_exact_mut(row_bytes).zip(v.chunks_exact_mut(row_bytes));
+        for ((layer, slot), (k, v)) in places.zip(to) {
+            let row = self.kv.row(layer, slot);
+            E::write_le(&self.kv.k[row.clone()], k);
+            E::write_le(&self.kv.v[row], v);
+        }
+    }
+
+    fn write_kv(&mut self, rows: &Rows<'_>, k: &[u8], v: &[u8]) {
+        rows.check(&self.limits);
+        let layers = 0..self.config.layers as u16;
+        let places = layers.flat_map(|layer| rows.slots().map(move |slot| (layer, slot)));
+        let row_bytes = self.kv.width * size_of::<E>();
+        let from = k.chunks_exact(row_bytes).zip(v.chunks_exact(row_bytes));
+        for ((layer, slot), (k, v)) in places.zip(from) {
+            let row = self.kv.row(layer, slot);
+            E::read_le(k, &mut self.kv.k[row.clone()]);
+            E::read_le(v, &mut self.kv.v[row]);
+        }
+    }
+
+    fn copy_page(&mut self, from: PageId, to: PageId) {
+        let first = |page| page * PAGE_ROWS as Slot;
+        let len = PAGE_ROWS * self.kv.width;
+        for layer in 0..self.config.layers as u16 {
+            let from = self.kv.row(layer, first(from)).start;
+            let to = self.kv.row(layer, first(to)).start;
+            self.kv.k.copy_within(from..from + len, to);
+            self.kv.v.copy_within(from..from + len, to);
+        }
     }
 
     fn read(&self, buffer: Buffer) -> Vec<f32> {

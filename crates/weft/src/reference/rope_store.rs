@@ -11,7 +11,7 @@ use crate::dtype::Element;
 pub(super) fn run<E: Element>(device: &mut Reference<E>, step: &Step<'_>, layer: u16) {
     normalise_heads(device, step, layer);
     let Reference { config, buffers, kv, rope, scratch, .. } = device;
-    let tokens = step.lanes.iter().flat_map(|lane| lane.positions.iter().zip(lane.store_at));
+    let tokens = step.lanes.iter().flat_map(|lane| lane.key_positions.iter().zip(lane.store_at));
     for (t, (position, slot)) in tokens.enumerate() {
         let from = t * config.kv_width()..(t + 1) * config.kv_width();
         let to = kv.row(layer, *slot);

@@ -44,6 +44,7 @@ pub fn tokens(n: usize, seed: u32, vocab: usize) -> Vec<u32> {
 pub struct Work {
     pub tokens: Vec<u32>,
     pub positions: Vec<u32>,
+    pub key_positions: Vec<u32>,
     pub store_at: Vec<Slot>,
     pub spans: Vec<Span>,
     pub outputs: Outputs,
@@ -56,15 +57,25 @@ impl Work {
         let first = own.position + before;
         let own = Span { len: before + tokens.len(), ..own };
         let store_at = (before..own.len).map(|row| own.slot(row)).collect();
-        let positions = (first..first + tokens.len()).map(|p| p as u32).collect();
+        let positions: Vec<u32> = (first..first + tokens.len()).map(|p| p as u32).collect();
+        let from_home = own.home_position + before;
+        let key_positions = (from_home..from_home + tokens.len()).map(|p| p as u32).collect();
         left.push(own);
-        Self { tokens: tokens.to_vec(), positions, store_at, spans: left, outputs: Outputs::All }
+        Self {
+            tokens: tokens.to_vec(),
+            positions,
+            key_positions,
+            store_at,
+            spans: left,
+            outputs: Outputs::All,
+        }
     }
 
     pub fn lane(&self) -> Lane<'_> {
         Lane {
             tokens: &self.tokens,
             positions: &self.positions,
+            key_positions: &self.key_positions,
             store_at: &self.store_at,
             spans: &self.spans,
             outputs: self.outputs,
