@@ -22,5 +22,6 @@ pub mod reference;
 pub mod rope;
 pub mod sampling;
 pub mod shapes;
+pub mod store;
 pub mod tokenizer;
 pub mod weights;

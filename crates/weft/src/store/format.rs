@@ -1,0 +1,187 @@
+//! The bytes of a header.
+//!
+//! A file is safetensors: a length, a JSON header, then `k` and `v`. What weft needs to know stands
+//! in the header's `__metadata__`. There is one way to write a given header and nothing else is
+//! read: what was parsed is written again and compared, so that no changed bit goes unnoticed, not
+//! even one in the padding.
+
+use safetensors::Dtype as FileDtype;
+use safetensors::tensor::TensorInfo;
+use serde::{Deserialize, Serialize};
+
+use super::reason::Reason;
+use super::{Header, KvKey, Rows};
+use crate::dtype::Dtype;
+
+/// The most bytes of a header that are read or written: room for two million tokens.
+pub(super) const HEADER_LIMIT: u64 = 16 << 20;
+
+/// Bytes of the length that opens a file.
+pub(super) const LENGTH_BYTES: u64 = 8;
+
+const FORMAT: &str = "weft-kv";
+const VERSION: &str = "1";
+const LAYOUT: &str = "k, v: [layers][rows][kv_width], little-endian, keys rotated";
+
+/// Tensors begin at a multiple of this, as safetensors wants it.
+const ALIGNMENT: usize = 8;
+
+/// A header as JSON.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Json {
+    #[serde(rename = "__metadata__")]
+    metadata: Fields,
+    k: TensorInfo,
+    v: TensorInfo,
+}
+
+/// `__metadata__`, whose values safetensors wants to be strings.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Fields {
+    format: String,
+    version: String,
+    key: String,
+    fingerprint: String,
+    dtype: String,
+    layout: String,
+    reuse: String,
+    parent: String,
+    home_position: String,
+    tokens: String,
+    prefill_us: String,
+    /// BLAKE3 of all bytes of `k`, then `v`.
+    payload_blake3: String,
+    /// BLAKE3 of this JSON, without padding and with this field empty.
+    header_blake3: String,
+}
+
+/// As much as every version of the format has.
+#[derive(Deserialize)]
+struct AnyVersion {
+    #[serde(rename = "__metadata__")]
+    metadata: AnyVersionFields,
+}
+
+#[derive(Deserialize)]
+struct AnyVersionFields {
+    format: String,
+    version: String,
+}
+
+/// A header that was read, and what it says of its file.
+#[derive(Debug)]
+pub(super) struct Decoded {
+    pub(super) key: KvKey,
+    pub(super) header: Header,
+    /// Lower-case hex.
+    pub(super) payload_checksum: String,
+    /// Bytes of `k`, and of `v`.
+    pub(super) tensor_bytes: usize,
+}
+
+/// The checksum of the rows as a header holds it.
+pub(super) fn payload_checksum(rows: &Rows) -> String {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&rows.k).update(&rows.v);
+    hasher.finalize().to_string()
+}
+
+/// The bytes that precede the tensors: length, JSON, padding. None where the header is not one that
+/// would be read: beyond the limit, or of tensors that no file can hold.
+pub(super) fn encode(key: &KvKey, header: &Header, payload_checksum: &str) -> Option<Vec<u8>> {
+    let tensor_bytes = header.tensor_bytes()?;
+    let info = |start| TensorInfo {
+        dtype: file_dtype(header.dtype),
+        shape: vec![header.layers, header.tokens.len(), header.kv_width],
+        data_offsets: (start, start + tensor_bytes),
+    };
+    let metadata = fields(key, header, payload_checksum);
+    let mut json = Json { metadata, k: info(0), v: info(tensor_bytes) };
+    let unsigned = serde_json::to_vec(&json).expect("strings and numbers become JSON");
+    json.metadata.header_blake3 = blake3::hash(&unsigned).to_string();
+    let mut text = serde_json::to_vec(&json).expect("strings and numbers become JSON");
+    text.resize(text.len().next_multiple_of(ALIGNMENT), b' ');
+
+    let length = text.len() as u64;
+    (length <= HEADER_LIMIT).then(|| [&length.to_le_bytes()[..], &text].concat())
+}
+
+fn fields(key: &KvKey, header: &Header, payload_checksum: &str) -> Fields {
+    let tokens: Vec<String> = header.tokens.iter().map(u32::to_string).collect();
+    Fields {
+        format: FORMAT.to_owned(),
+        version: VERSION.to_owned(),
+        key: key.to_string(),
+        fingerprint: header.fingerprint.clone(),
+        dtype: header.dtype.to_string(),
+        layout: LAYOUT.to_owned(),
+        reuse: header.reuse.clone(),
+        parent: header.parent.to_string(),
+        home_position: header.home_position.to_string(),
+        tokens: tokens.join(","),
+        prefill_us: header.prefill_us.to_string(),
+        payload_blake3: payload_checksum.to_owned(),
+        header_blake3: String::new(),
+    }
+}
+
+/// Reads what [`encode`] wrote, less the length, and nothing else.
+pub(super) fn decode(text: &[u8]) -> Result<Decoded, Reason> {
+    check_version(text)?;
+    let json: Json = serde_json::from_slice(text).map_err(|e| Reason::HeaderText(e.to_string()))?;
+    let (key, header) = parse(&json).ok_or_else(|| {
+        Reason::HeaderText("a number, a key or a number format is not one".to_owned())
+    })?;
+    let payload_checksum = json.metadata.payload_blake3;
+    let again = encode(&key, &header, &payload_checksum);
+    if again.as_deref().map(|bytes| &bytes[LENGTH_BYTES as usize..]) != Some(text) {
+        return Err(Reason::HeaderChecksum { found: json.metadata.header_blake3 });
+    }
+    let tensor_bytes = header.tensor_bytes().expect("it was encoded");
+    Ok(Decoded { key, header, payload_checksum, tensor_bytes })
+}
+
+/// First of all, so that a file of another version is called that and not damaged.
+fn check_version(text: &[u8]) -> Result<(), Reason> {
+    let any: AnyVersion =
+        serde_json::from_slice(text).map_err(|e| Reason::HeaderText(e.to_string()))?;
+    let AnyVersionFields { format, version } = any.metadata;
+    if format != FORMAT {
+        return Err(Reason::HeaderText(format!("its format is {format:?}, not {FORMAT:?}")));
+    }
+    if version != VERSION {
+        return Err(Reason::Version { found: version, expected: VERSION });
+    }
+    Ok(())
+}
+
+/// The header in its own types. Spelling and redundant parts are left to the comparison.
+fn parse(json: &Json) -> Option<(KvKey, Header)> {
+    let fields = &json.metadata;
+    let [layers, _, kv_width] = json.k.shape[..] else { return None };
+    let tokens = match fields.tokens.as_str() {
+        "" => Vec::new(),
+        list => list.split(',').map(str::parse).collect::<Result<_, _>>().ok()?,
+    };
+    let header = Header {
+        fingerprint: fields.fingerprint.clone(),
+        dtype: [Dtype::F32, Dtype::Bf16].into_iter().find(|d| file_dtype(*d) == json.k.dtype)?,
+        layers,
+        kv_width,
+        reuse: fields.reuse.clone(),
+        parent: fields.parent.parse().ok()?,
+        home_position: fields.home_position.parse().ok()?,
+        tokens,
+        prefill_us: fields.prefill_us.parse().ok()?,
+    };
+    Some((fields.key.parse().ok()?, header))
+}
+
+fn file_dtype(dtype: Dtype) -> FileDtype {
+    match dtype {
+        Dtype::F32 => FileDtype::F32,
+        Dtype::Bf16 => FileDtype::BF16,
+    }
+}

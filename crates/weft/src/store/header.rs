@@ -1,0 +1,83 @@
+//! What is known of stored rows, and when they are the rows that were asked for.
+
+use super::KvKey;
+use super::reason::Reason;
+use crate::dtype::Dtype;
+
+/// What a file says of its rows. All of it but `prefill_us` must be as the reader expects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Model and device family, as the caller names them.
+    pub fingerprint: String,
+    /// The format of every element.
+    pub dtype: Dtype,
+    /// Layers of the model.
+    pub layers: usize,
+    /// Elements of one row of one layer: KV heads times head size.
+    pub kv_width: usize,
+    /// How the rows may be reused: `exact`, `anchored` or `isolated`.
+    pub reuse: String,
+    /// The key of what the rows attended to.
+    pub parent: KvKey,
+    /// The position that the first key was rotated for.
+    pub home_position: usize,
+    /// The tokens, one row each.
+    pub tokens: Vec<u32>,
+    /// What computing the rows took: what losing them would cost.
+    pub prefill_us: u64,
+}
+
+/// Keys and values of a chunk as little-endian bytes, each `[layers][rows][kv_width]` of `dtype`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// The keys, rotated for their home positions.
+    pub k: Vec<u8>,
+    /// The values.
+    pub v: Vec<u8>,
+}
+
+impl Header {
+    /// Bytes of `k`, and of `v`; none where the product does not fit a file.
+    pub fn tensor_bytes(&self) -> Option<usize> {
+        let elements = self.layers.checked_mul(self.tokens.len())?.checked_mul(self.kv_width)?;
+        let bytes = elements.checked_mul(self.dtype.bytes())?;
+        // Both tensors and their header have to be countable together.
+        (bytes < usize::MAX / 4).then_some(bytes)
+    }
+
+    /// The first thing in which `found` is not what `self` expects.
+    pub(super) fn mismatch(&self, found: &Self) -> Option<Reason> {
+        let differs = |field, expected: String, found: String| {
+            (expected != found).then_some(Reason::Mismatch { field, expected, found })
+        };
+        let shape = |header: &Self| format!("{} x {}", header.layers, header.kv_width);
+        differs("fingerprint", self.fingerprint.clone(), found.fingerprint.clone())
+            .or_else(|| differs("dtype", self.dtype.to_string(), found.dtype.to_string()))
+            .or_else(|| differs("layers_x_width", shape(self), shape(found)))
+            .or_else(|| differs("reuse", self.reuse.clone(), found.reuse.clone()))
+            .or_else(|| differs("parent", self.parent.to_string(), found.parent.to_string()))
+            .or_else(|| {
+                let home = |header: &Self| header.home_position.to_string();
+                differs("home_position", home(self), home(found))
+            })
+            .or_else(|| self.token_mismatch(found))
+    }
+
+    /// Tells the first token that differs: whole lists would fill the log.
+    fn token_mismatch(&self, found: &Self) -> Option<Reason> {
+        let (ours, theirs) = (&self.tokens, &found.tokens);
+        if ours == theirs {
+            return None;
+        }
+        let at = ours.iter().zip(theirs).take_while(|(a, b)| a == b).count();
+        let describe = |tokens: &[u32]| match tokens.get(at) {
+            Some(token) => format!("{token} at {at} of {}", tokens.len()),
+            None => format!("the end after {at}"),
+        };
+        Some(Reason::Mismatch {
+            field: "tokens",
+            expected: describe(ours),
+            found: describe(theirs),
+        })
+    }
+}

@@ -1,0 +1,145 @@
+//! What the folder holds, by key, as far as headers tell.
+//!
+//! The folder is the truth and this a copy of it: other processes write and remove files too. The
+//! time of last use is the file's time of modification, which costs one system call per hit and
+//! survives restarts.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use super::read::{self, Opened};
+use super::reason::Reason;
+use super::{Header, KvKey};
+
+const ENDING: &str = ".safetensors";
+
+/// What is known of a stored chunk without reading its rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// What its file says of the rows.
+    pub header: Header,
+    /// Size of the file.
+    pub bytes: u64,
+    /// When it was last written or served.
+    pub last_use: SystemTime,
+}
+
+/// The entries and what they take.
+#[derive(Default)]
+pub(super) struct Index {
+    entries: BTreeMap<KvKey, Entry>,
+    used_bytes: u64,
+}
+
+impl Index {
+    pub(super) fn get(&self, key: &KvKey) -> Option<&Entry> {
+        self.entries.get(key)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&KvKey, &Entry)> {
+        self.entries.iter()
+    }
+
+    pub(super) fn used_bytes(&self) -> u64 {
+        self.used_bytes
+    }
+
+    pub(super) fn insert(&mut self, opened: Opened, last_use: SystemTime) {
+        let Opened { decoded, bytes, .. } = opened;
+        let entry = Entry { header: decoded.header, bytes, last_use };
+        self.used_bytes += bytes;
+        if let Some(before) = self.entries.insert(decoded.key, entry) {
+            self.used_bytes -= before.bytes;
+        }
+    }
+
+    pub(super) fn remove(&mut self, key: &KvKey) {
+        if let Some(entry) = self.entries.remove(key) {
+            self.used_bytes -= entry.bytes;
+        }
+    }
+
+    /// Takes over what the folder holds now. Returns the files that are no entries, and why.
+    ///
+    /// # Errors
+    /// When the folder cannot be listed; then nothing is changed.
+    pub(super) fn refresh(&mut self, folder: &Path) -> io::Result<Vec<(KvKey, Reason)>> {
+        let present = keys(folder)?;
+        self.retain(&present);
+        let mut refused = Vec::new();
+        for key in present {
+            if !self.update_last_use(folder, &key)
+                && let Err(reason) = self.load(folder, &key)
+            {
+                refused.push((key, reason));
+            }
+        }
+        Ok(refused)
+    }
+
+    fn retain(&mut self, present: &BTreeSet<KvKey>) {
+        self.entries.retain(|key, _| present.contains(key));
+        self.used_bytes = self.entries.values().map(|entry| entry.bytes).sum();
+    }
+
+    /// Another process may have served the file since. False where it is not the file that is known.
+    fn update_last_use(&mut self, folder: &Path, key: &KvKey) -> bool {
+        let Some(entry) = self.entries.get_mut(key) else { return false };
+        let Ok(metadata) = fs::symlink_metadata(file_of(folder, key)) else { return false };
+        if let Ok(modified) = metadata.modified() {
+            entry.last_use = modified;
+        }
+        metadata.is_file() && metadata.len() == entry.bytes
+    }
+
+    /// Reads the header of a file.
+    fn load(&mut self, folder: &Path, key: &KvKey) -> Result<(), Reason> {
+        self.remove(key);
+        let opened = open(folder, key)?;
+        let last_use = opened.last_use;
+        self.insert(opened, last_use);
+        Ok(())
+    }
+}
+
+/// The file of a key.
+pub(super) fn file_of(folder: &Path, key: &KvKey) -> PathBuf {
+    folder.join(format!("{key}{ENDING}"))
+}
+
+/// Opens the file of a key and checks its header, the key it gives itself included.
+pub(super) fn open(folder: &Path, key: &KvKey) -> Result<Opened, Reason> {
+    let opened = read::header(&file_of(folder, key))?;
+    match opened.decoded.key {
+        found if found != *key => Err(Reason::Key { found }),
+        _ => Ok(opened),
+    }
+}
+
+/// Opens the file of a key and checks that it holds the rows that `expected` describes, before
+/// anybody takes memory for them.
+pub(super) fn open_expected(
+    folder: &Path,
+    key: &KvKey,
+    expected: &Header,
+) -> Result<Opened, Reason> {
+    let opened = open(folder, key)?;
+    match expected.mismatch(&opened.decoded.header) {
+        Some(reason) => Err(reason),
+        None => Ok(opened),
+    }
+}
+
+/// The keys that files are named after. Files of other names are none of the store's business.
+fn keys(folder: &Path) -> io::Result<BTreeSet<KvKey>> {
+    let mut keys = BTreeSet::new();
+    for entry in fs::read_dir(folder)? {
+        let name = entry?.file_name();
+        let stem = name.to_str().and_then(|name| name.strip_suffix(ENDING));
+        keys.extend(stem.and_then(|stem| stem.parse::<KvKey>().ok()));
+    }
+    Ok(keys)
+}

@@ -1,0 +1,233 @@
+//! Chunks on disk: the KV rows of one chunk per file.
+//!
+//! Owns the folder, the format, what is checked before rows are served, and what goes when the
+//! budget is spent. It knows neither engine nor device: rows are bytes, keys and fingerprints are
+//! the caller's. Whatever is wrong with a file is a miss and never an error of the caller's answer.
+//! Several processes may share a folder: the files are the truth, and each is whole or absent.
+
+mod error;
+mod evict;
+mod format;
+mod header;
+mod index;
+mod key;
+mod platform;
+mod put;
+mod quarantine;
+mod read;
+mod reason;
+mod stats;
+mod temp;
+mod transfer;
+
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+pub use error::StoreError;
+pub use header::{Header, Rows};
+pub use index::Entry;
+pub use key::{KeyError, KvKey};
+pub use put::Put;
+pub use reason::Reason;
+pub use stats::StoreStats;
+
+use index::{Index, file_of};
+use put::WriteBytes;
+use read::Opened;
+use stats::Warnings;
+
+/// A folder of chunks and what is known of it.
+pub struct Store {
+    folder: PathBuf,
+    budget_bytes: u64,
+    index: Index,
+    /// Never evicted by this process; another one does not know of them.
+    pins: HashSet<KvKey>,
+    stats: StoreStats,
+    warnings: Warnings,
+    write_bytes: WriteBytes,
+}
+
+impl Store {
+    /// Opens a folder, which is made where it is not there: removes what crashes left behind and
+    /// reads the headers of all files. Nothing is evicted, even above the budget, before something
+    /// is stored or [`set_budget`](Self::set_budget) is called.
+    ///
+    /// # Errors
+    /// When the folder cannot be made, listed or written in.
+    pub fn open(folder: &Path, budget_bytes: u64) -> Result<Self, StoreError> {
+        let at = || folder.to_owned();
+        platform::create_private_folder(folder)
+            .map_err(|source| StoreError::Folder { folder: at(), source })?;
+        check_writable(folder).map_err(|source| StoreError::Unwritable { folder: at(), source })?;
+        let mut store = Self {
+            folder: at(),
+            budget_bytes,
+            index: Index::default(),
+            pins: HashSet::new(),
+            stats: StoreStats::default(),
+            warnings: Warnings::default(),
+            write_bytes: put::write_bytes(),
+        };
+        store.scan().map_err(|source| StoreError::List { folder: at(), source })?;
+        Ok(store)
+    }
+
+    fn scan(&mut self) -> io::Result<()> {
+        if platform::is_open_to_others(&self.folder)? {
+            self.warnings.add(format!(
+                "other users can see which chunks are in {:?}; run `chmod 700` on it",
+                self.folder
+            ));
+        }
+        self.stats.swept_temp_files = temp::sweep(&self.folder)?;
+        self.reindex()
+    }
+
+    fn reindex(&mut self) -> io::Result<()> {
+        for (key, reason) in self.index.refresh(&self.folder)? {
+            self.refuse(&key, &reason);
+        }
+        Ok(())
+    }
+
+    /// The entry of a key, as far as it is known. Its rows may turn out to be damaged.
+    pub fn find(&self, key: &KvKey) -> Option<&Entry> {
+        self.index.get(key)
+    }
+
+    /// All entries, by key.
+    pub fn entries(&self) -> impl Iterator<Item = (&KvKey, &Entry)> {
+        self.index.iter()
+    }
+
+    /// Takes notice of what other processes wrote, used and removed.
+    pub fn refresh(&mut self) {
+        if let Err(error) = self.reindex() {
+            self.warnings.add(format!("cannot list the chunk folder {:?}: {error}", self.folder));
+        }
+    }
+
+    /// Reads the rows of a key, if they are all that `expected` says and every byte is as it was
+    /// written. Anything else is a miss; a file that is at fault is moved to quarantine.
+    pub fn get(&mut self, key: &KvKey, expected: &Header) -> Option<Rows> {
+        match self.read(key, expected) {
+            Ok((opened, rows)) => {
+                self.stats.hits += 1;
+                self.touch(opened);
+                Some(rows)
+            }
+            Err(reason) => {
+                self.stats.misses += 1;
+                self.refuse(key, &reason);
+                None
+            }
+        }
+    }
+
+    /// The file is opened even where the index has no entry: another process may have written it.
+    fn read(&self, key: &KvKey, expected: &Header) -> Result<(Opened, Rows), Reason> {
+        let opened = index::open_expected(&self.folder, key, expected)?;
+        let rows = read::rows(&opened)?;
+        Ok((opened, rows))
+    }
+
+    /// Notes that an entry was used now.
+    fn touch(&mut self, opened: Opened) {
+        let now = SystemTime::now();
+        // A time that cannot be written is lost at the next start, no more.
+        let _ = opened.file.set_modified(now);
+        self.index.insert(opened, now);
+    }
+
+    /// Counts why a file is not used, and puts it out of reach if it is at fault.
+    fn refuse(&mut self, key: &KvKey, reason: &Reason) {
+        self.stats.add_reason(reason);
+        let what_now = match reason {
+            Reason::Absent => return self.index.remove(key),
+            Reason::Unreadable(_) => String::new(),
+            _ => self.quarantine(key),
+        };
+        self.warnings.add(format!("chunk {key} is not used: {reason}{what_now}"));
+    }
+
+    /// Moves a file out of reach; tells where it is now.
+    fn quarantine(&mut self, key: &KvKey) -> String {
+        self.index.remove(key);
+        match quarantine::move_in(&self.folder, key, self.budget_bytes) {
+            Ok(path) => {
+                self.stats.quarantined += 1;
+                format!(" (moved to {path:?})")
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                " (another process removed it)".to_owned()
+            }
+            Err(error) => format!(" (it cannot be moved to quarantine: {error})"),
+        }
+    }
+
+    /// Deletes an entry, pinned or not. False where there was none.
+    pub fn remove(&mut self, key: &KvKey) -> bool {
+        self.index.remove(key);
+        fs::remove_file(file_of(&self.folder, key)).is_ok()
+    }
+
+    /// Keeps this process from evicting an entry, stored now or later.
+    pub fn pin(&mut self, key: &KvKey) {
+        self.pins.insert(*key);
+    }
+
+    /// Undoes [`pin`](Self::pin).
+    pub fn unpin(&mut self, key: &KvKey) {
+        self.pins.remove(key);
+    }
+
+    /// Whether an entry is kept from eviction.
+    pub fn is_pinned(&self, key: &KvKey) -> bool {
+        self.pins.contains(key)
+    }
+
+    fn pinned_bytes(&self) -> u64 {
+        self.pins.iter().filter_map(|key| self.index.get(key)).map(|entry| entry.bytes).sum()
+    }
+
+    /// Changes the budget, and evicts at once what is above it. Writing that was off is tried again.
+    pub fn set_budget(&mut self, budget_bytes: u64) {
+        self.budget_bytes = budget_bytes;
+        self.stats.off = None;
+        self.refresh();
+        self.evict(self.used_bytes().saturating_sub(budget_bytes));
+    }
+
+    /// What all entries take. Quarantine is not included: it takes at most an eighth of the budget,
+    /// or one file.
+    pub fn used_bytes(&self) -> u64 {
+        self.index.used_bytes()
+    }
+
+    /// What entries may take.
+    pub fn budget_bytes(&self) -> u64 {
+        self.budget_bytes
+    }
+
+    /// What happened since the store was opened.
+    pub fn stats(&self) -> &StoreStats {
+        &self.stats
+    }
+
+    /// What the user should be told, each once.
+    pub fn take_warnings(&mut self) -> Vec<String> {
+        self.warnings.take()
+    }
+}
+
+/// A full disk is no reason to refuse: what is there can be read, and room be made.
+fn check_writable(folder: &Path) -> io::Result<()> {
+    match temp::TempFile::create(folder) {
+        Err(error) if !put::is_disk_full(&error) => Err(error),
+        _ => Ok(()),
+    }
+}

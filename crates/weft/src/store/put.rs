@@ -1,0 +1,203 @@
+//! Writing an entry: room first, then a temporary file, then the name.
+//!
+//! A reader sees a whole file or none, whenever the power goes: content is on disk before it has its
+//! name. Nothing that fails here concerns the caller's answer, so failures are outcomes, not errors.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Write};
+use std::time::SystemTime;
+
+use super::index::{self, file_of};
+use super::reason::Reason;
+use super::temp::TempFile;
+use super::{Header, KvKey, Rows, Store, evict, format, platform};
+
+/// What became of rows that were to be stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Put {
+    /// They are on disk.
+    Stored,
+    /// The same rows were there already.
+    Present,
+    /// They alone are more than the budget, or their header is more than is ever read.
+    TooLarge {
+        /// Size of the file they would make.
+        bytes: u64,
+        /// The budget.
+        budget_bytes: u64,
+    },
+    /// Pinned entries leave too little of the budget.
+    NoRoom {
+        /// Size of the file they would make.
+        bytes: u64,
+        /// What pinned entries take.
+        pinned_bytes: u64,
+    },
+    /// Nothing is written any more, see [`StoreStats::off`](super::StoreStats::off).
+    Off,
+}
+
+impl fmt::Display for Put {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Stored => write!(f, "stored"),
+            Self::Present => write!(f, "stored before"),
+            Self::TooLarge { bytes, budget_bytes } => write!(
+                f,
+                "it takes {bytes} bytes and the budget is {budget_bytes}; raise the budget or cut \
+                 the chunk"
+            ),
+            Self::NoRoom { bytes, pinned_bytes } => write!(
+                f,
+                "it takes {bytes} bytes and pinned chunks take {pinned_bytes}; unpin some or raise \
+                 the budget"
+            ),
+            Self::Off => write!(f, "writing is off after an earlier failure"),
+        }
+    }
+}
+
+/// Writes bytes to a file: the system's own way, or a test's that fails.
+pub(super) type WriteBytes = Box<dyn FnMut(&mut File, &[u8]) -> io::Result<()> + Send>;
+
+/// The system's own way.
+pub(super) fn write_bytes() -> WriteBytes {
+    Box::new(File::write_all)
+}
+
+impl Store {
+    /// Stores rows under a key, evicting others where the budget asks for it. Rows are immutable:
+    /// those that are there already stay.
+    ///
+    /// # Panics
+    /// When `k` or `v` is not as long as the header says.
+    pub fn put(&mut self, key: &KvKey, header: &Header, rows: &Rows) -> Put {
+        let tensor_bytes = header.tensor_bytes();
+        assert_eq!(Some(rows.k.len()), tensor_bytes, "bytes of k");
+        assert_eq!(Some(rows.v.len()), tensor_bytes, "bytes of v");
+        if self.stats.off.is_some() {
+            return Put::Off;
+        }
+        if self.is_present(key, header) {
+            return Put::Present;
+        }
+        let head = format::encode(key, header, &format::payload_checksum(rows));
+        let head_bytes = head.as_ref().map_or(format::HEADER_LIMIT, |head| head.len() as u64);
+        let bytes = head_bytes + 2 * rows.k.len() as u64;
+        let Some(head) = head.filter(|_| bytes <= self.budget_bytes) else {
+            return Put::TooLarge { bytes, budget_bytes: self.budget_bytes };
+        };
+        if let Err(pinned_bytes) = self.make_room(bytes) {
+            return Put::NoRoom { bytes, pinned_bytes };
+        }
+        match self.write_evicting(key, &[&head, &rows.k, &rows.v]) {
+            Ok(()) => self.stored(key),
+            Err(error) => self.turn_off(&error),
+        }
+    }
+
+    /// Whether the file is there, sound as far as its header goes, and of the same content.
+    fn is_present(&mut self, key: &KvKey, header: &Header) -> bool {
+        match index::open_expected(&self.folder, key, header) {
+            Ok(opened) => {
+                self.touch(opened);
+                true
+            }
+            Err(Reason::Absent) => false,
+            Err(reason) => {
+                self.refuse(key, &reason);
+                false
+            }
+        }
+    }
+
+    /// Evicts until `bytes` fit the budget. Evicts nothing where they cannot: then the bytes that
+    /// are pinned are returned.
+    fn make_room(&mut self, bytes: u64) -> Result<(), u64> {
+        // What other processes wrote counts too.
+        self.refresh();
+        let pinned_bytes = self.pinned_bytes();
+        if pinned_bytes + bytes > self.budget_bytes {
+            return Err(pinned_bytes);
+        }
+        self.evict((self.used_bytes() + bytes).saturating_sub(self.budget_bytes));
+        Ok(())
+    }
+
+    /// Evicts entries of `bytes` in all, or all that may go.
+    pub(super) fn evict(&mut self, bytes: u64) {
+        let unpinned = self.index.iter().filter(|(key, _)| !self.pins.contains(key));
+        for key in evict::victims(unpinned, bytes, SystemTime::now()) {
+            if self.remove(&key) {
+                self.stats.evicted += 1;
+            }
+        }
+    }
+
+    /// Writes a file. Where the disk is full, evicts as much as it takes and tries once more.
+    fn write_evicting(&mut self, key: &KvKey, parts: &[&[u8]]) -> io::Result<()> {
+        let result = self.write(key, parts);
+        match result {
+            Err(error) if is_disk_full(&error) => {
+                self.evict(parts.iter().map(|part| part.len() as u64).sum());
+                self.write(key, parts)
+            }
+            result => result,
+        }
+    }
+
+    fn write(&mut self, key: &KvKey, parts: &[&[u8]]) -> io::Result<()> {
+        let mut temp = TempFile::create(&self.folder)?;
+        write_synced(&mut temp.file, parts, &mut self.write_bytes)?;
+        temp.rename(&file_of(&self.folder, key))?;
+        platform::sync_folder(&self.folder)
+    }
+
+    /// Indexes what was written, as another process would see it.
+    fn stored(&mut self, key: &KvKey) -> Put {
+        self.stats.stored += 1;
+        match index::open(&self.folder, key) {
+            Ok(opened) => {
+                let last_use = opened.last_use;
+                self.index.insert(opened, last_use);
+            }
+            // Evicted by another process already.
+            Err(reason) => self.refuse(key, &reason),
+        }
+        Put::Stored
+    }
+
+    fn turn_off(&mut self, error: &io::Error) -> Put {
+        let what_next = if is_disk_full(error) {
+            "free space, or lower the budget"
+        } else {
+            "check the folder and its disk"
+        };
+        let text = format!(
+            "chunks are no longer written to {:?}: {error}; those that are there are still read; \
+             {what_next}, and start again",
+            self.folder
+        );
+        self.warnings.add(text.clone());
+        self.stats.off = Some(text);
+        Put::Off
+    }
+}
+
+/// Writes all parts and waits until they are on disk.
+pub(super) fn write_synced(
+    file: &mut File,
+    parts: &[&[u8]],
+    write_bytes: &mut WriteBytes,
+) -> io::Result<()> {
+    for part in parts {
+        write_bytes(file, part)?;
+    }
+    file.sync_all()
+}
+
+pub(super) fn is_disk_full(error: &io::Error) -> bool {
+    use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
+}

@@ -1,0 +1,50 @@
+//! Where files go that must not be served.
+//!
+//! They are moved, not deleted: a damaged file is the evidence of a failing disk or a bug. So that
+//! evidence does not fill the disk, the oldest go when there are too many.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::index::file_of;
+use super::{KvKey, platform};
+
+const FOLDER: &str = "quarantine";
+
+/// Most files that are kept.
+pub(super) const MAX_FILES: usize = 8;
+
+/// Most that they take, as a share of the store's budget. The newest is kept whatever its size.
+const BUDGET_SHARE: u64 = 8;
+
+/// Moves the file of a key out of reach; returns where it is now.
+pub(super) fn move_in(folder: &Path, key: &KvKey, budget_bytes: u64) -> io::Result<PathBuf> {
+    let quarantine = folder.join(FOLDER);
+    platform::create_private_folder(&quarantine)?;
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    // The time first, so that names sort by age, and a key may come in more than once.
+    let to = quarantine.join(format!("{:020}-{key}.safetensors", time.as_nanos()));
+    fs::rename(file_of(folder, key), &to)?;
+    // The file is out of reach; that older ones could not be removed changes nothing about it.
+    let _ = keep_newest(&quarantine, budget_bytes / BUDGET_SHARE);
+    Ok(to)
+}
+
+fn keep_newest(quarantine: &Path, max_bytes: u64) -> io::Result<()> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(quarantine)? {
+        let entry = entry?;
+        files.push((entry.file_name(), entry.metadata()?.len()));
+    }
+    files.sort();
+    let mut bytes = 0;
+    for (n, (name, size)) in files.into_iter().rev().enumerate() {
+        bytes += size;
+        if n > 0 && (n >= MAX_FILES || bytes > max_bytes) {
+            fs::remove_file(quarantine.join(name))?;
+        }
+    }
+    Ok(())
+}

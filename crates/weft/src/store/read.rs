@@ -1,0 +1,92 @@
+//! Reading a file that anything may have happened to since it was written.
+//!
+//! Two degrees of trust: [`header`] reads and checks the header and the file's length, enough for
+//! the index; [`rows`] also checks every byte of the rows, each time. Memory is taken only for what
+//! the file's own length, and then the caller, confirm. Files are read, never mapped: a map of a
+//! file that shrinks is a crash.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+use std::time::SystemTime;
+
+use super::Rows;
+use super::format::{self, Decoded, HEADER_LIMIT, LENGTH_BYTES};
+use super::platform::read_exact_at;
+use super::reason::Reason;
+
+/// A file whose header is sound and whose length is right.
+pub(super) struct Opened {
+    pub(super) file: File,
+    pub(super) decoded: Decoded,
+    /// Length of the file.
+    pub(super) bytes: u64,
+    pub(super) last_use: SystemTime,
+    /// Where `k` begins.
+    data_start: u64,
+}
+
+/// Opens a file and checks its header, and that it is as long as the header says.
+pub(super) fn header(path: &Path) -> Result<Opened, Reason> {
+    // Asked before opening: to open a pipe would wait for its other end.
+    if !fs::symlink_metadata(path)?.is_file() {
+        return Err(Reason::NotAFile);
+    }
+    let file = File::open(path)?;
+    let metadata = file.metadata()?;
+    let bytes = metadata.len();
+    let text = header_text(&file, bytes)?;
+    let decoded = format::decode(&text)?;
+
+    let data_start = LENGTH_BYTES + text.len() as u64;
+    let expected = data_start + 2 * decoded.tensor_bytes as u64;
+    if expected != bytes {
+        return Err(Reason::Length { expected, found: bytes });
+    }
+    Ok(Opened { file, decoded, bytes, last_use: metadata.modified()?, data_start })
+}
+
+fn header_text(file: &File, bytes: u64) -> Result<Vec<u8>, Reason> {
+    if bytes < LENGTH_BYTES {
+        return Err(Reason::Length { expected: LENGTH_BYTES, found: bytes });
+    }
+    let mut length = [0; LENGTH_BYTES as usize];
+    read(file, &mut length, 0, bytes)?;
+    let claimed = u64::from_le_bytes(length);
+    let limit = HEADER_LIMIT.min(bytes - LENGTH_BYTES);
+    if claimed > limit {
+        return Err(Reason::HeaderLength { claimed, limit });
+    }
+    let mut text = vec![0; claimed as usize];
+    read(file, &mut text, LENGTH_BYTES, bytes)?;
+    Ok(text)
+}
+
+/// Reads the rows and checks them against the checksum that was written with them.
+pub(super) fn rows(opened: &Opened) -> Result<Rows, Reason> {
+    let Opened { file, decoded, bytes, data_start, .. } = opened;
+    let tensor = |start| {
+        let mut tensor = vec![0; decoded.tensor_bytes];
+        read(file, &mut tensor, start, *bytes).map(|()| tensor)
+    };
+    let k = tensor(*data_start)?;
+    let v = tensor(data_start + k.len() as u64)?;
+    let rows = Rows { k, v };
+    let found = format::payload_checksum(&rows);
+    if found != decoded.payload_checksum {
+        let expected = decoded.payload_checksum.clone();
+        return Err(Reason::PayloadChecksum { expected, found });
+    }
+    Ok(rows)
+}
+
+/// A file that ends early was cut while it was open.
+fn read(file: &File, to: &mut [u8], offset: u64, file_bytes: u64) -> Result<(), Reason> {
+    read_exact_at(file, to, offset).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => {
+            let found = file.metadata().map_or(0, |metadata| metadata.len());
+            Reason::Length { expected: file_bytes, found }
+        }
+        _ => Reason::Unreadable(error),
+    })
+}

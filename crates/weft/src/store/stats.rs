@@ -1,0 +1,67 @@
+//! What a store counts, and what it has to say. The library prints nothing; the caller does.
+
+use std::collections::BTreeMap;
+
+use super::reason::Reason;
+
+/// Warnings that wait for the caller; further ones are only counted.
+const MAX_WARNINGS: usize = 32;
+
+/// What happened since the store was opened.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StoreStats {
+    /// Reads that were served.
+    pub hits: u64,
+    /// Reads that were not.
+    pub misses: u64,
+    /// Entries written.
+    pub stored: u64,
+    /// Entries removed to make room.
+    pub evicted: u64,
+    /// Files moved to quarantine.
+    pub quarantined: u64,
+    /// Temporary files of dead processes, removed at the start.
+    pub swept_temp_files: u64,
+    /// Files not served and files not indexed, by [`Reason::name`].
+    pub reasons: BTreeMap<&'static str, u64>,
+    /// Why nothing is written any more; none while writing works. Reads go on.
+    pub off: Option<String>,
+}
+
+impl StoreStats {
+    /// How often a reason came up.
+    pub fn count(&self, reason: &str) -> u64 {
+        self.reasons.get(reason).copied().unwrap_or_default()
+    }
+
+    pub(super) fn add_reason(&mut self, reason: &Reason) {
+        *self.reasons.entry(reason.name()).or_default() += 1;
+    }
+}
+
+/// Messages for the user, in the order in which they came up.
+#[derive(Default)]
+pub(super) struct Warnings {
+    texts: Vec<String>,
+    n_dropped: u64,
+}
+
+impl Warnings {
+    /// A thousand damaged files are one broken disk: memory and log stay bounded.
+    pub(super) fn add(&mut self, text: String) {
+        if self.texts.len() < MAX_WARNINGS {
+            self.texts.push(text);
+        } else {
+            self.n_dropped += 1;
+        }
+    }
+
+    pub(super) fn take(&mut self) -> Vec<String> {
+        let mut texts = std::mem::take(&mut self.texts);
+        match std::mem::take(&mut self.n_dropped) {
+            0 => {}
+            n => texts.push(format!("and {n} more warnings of the chunk store")),
+        }
+        texts
+    }
+}
