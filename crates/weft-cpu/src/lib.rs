@@ -9,6 +9,7 @@
 mod bandwidth;
 mod buffers;
 mod isa;
+mod kv_rows;
 mod matmul;
 mod memory;
 mod ops;
@@ -21,11 +22,10 @@ mod weights;
 
 use std::ops::Range;
 
-use half::bf16;
 use weft::config::Config;
 use weft::device::{Buffer, Device, DeviceError, Limits, Rows, Step};
-use weft::dtype::{Dtype, Element};
-use weft::kv::{PAGE_ROWS, PageId, Slot};
+use weft::dtype::Dtype;
+use weft::kv::{PageId, Slot};
 use weft::plan::Op;
 use weft::rope::RopeTable;
 use weft::weights::{Weights, WeightsError};
@@ -158,41 +158,16 @@ impl Device for CpuDevice {
 
     fn read_kv(&self, layers: Range<u16>, rows: &Rows<'_>, k: &mut [u8], v: &mut [u8]) {
         rows.check(&self.limits);
-        let places = layers.flat_map(|layer| rows.slots().map(move |slot| (layer, slot)));
-        let row_bytes = 2 * self.config.kv_width();
-        let to = k.chunks_exact_mut(row_bytes).zip(v.chunks_exact_mut(row_bytes));
-        for ((layer, slot), (to_k, to_v)) in places.zip(to) {
-            let (k, v) = self.kv.read(layer, slot);
-            let round = |row: &[f32]| row.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>();
-            bf16::write_le(&round(&k), to_k);
-            bf16::write_le(&round(&v), to_v);
-        }
+        kv_rows::read(&self.pool, &self.kv, &layers, rows, k, v);
     }
 
     fn write_kv(&mut self, rows: &Rows<'_>, k: &[u8], v: &[u8]) {
         rows.check(&self.limits);
-        let layers = 0..self.config.layers as u16;
-        let places = layers.flat_map(|layer| rows.slots().map(move |slot| (layer, slot)));
-        let row_bytes = 2 * self.config.kv_width();
-        let from = k.chunks_exact(row_bytes).zip(v.chunks_exact(row_bytes));
-        for ((layer, slot), (k, v)) in places.zip(from) {
-            let widen = |row: &[u8]| {
-                let mut to = vec![bf16::ZERO; row.len() / 2];
-                bf16::read_le(row, &mut to);
-                to.iter().map(|x| x.to_f32()).collect::<Vec<_>>()
-            };
-            self.kv.write(layer, slot, &widen(k), &widen(v));
-        }
+        kv_rows::write(&self.pool, &mut self.kv, rows, k, v);
     }
 
     fn copy_page(&mut self, from: PageId, to: PageId) {
-        let slot = |page: PageId, row: usize| page * PAGE_ROWS as Slot + row as Slot;
-        for layer in 0..self.config.layers as u16 {
-            for row in 0..PAGE_ROWS {
-                let (k, v) = self.kv.read(layer, slot(from, row));
-                self.kv.write(layer, slot(to, row), &k, &v);
-            }
-        }
+        kv_rows::copy_page(&self.pool, &mut self.kv, from, to);
     }
 
     fn read(&self, buffer: Buffer) -> Vec<f32> {
