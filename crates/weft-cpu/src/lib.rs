@@ -16,6 +16,7 @@ mod ops;
 mod pack;
 mod pool;
 mod scratch;
+mod shares;
 mod values;
 mod vector;
 mod weights;
@@ -33,6 +34,7 @@ use weft::weights::{Weights, WeightsError};
 use buffers::{Buffers, Kv};
 use pool::Pool;
 use scratch::{Lists, Scratch};
+use shares::Shares;
 use weights::ModelWeights;
 
 pub use bandwidth::{BandwidthSample, read_bandwidth};
@@ -50,6 +52,7 @@ pub struct CpuDevice {
     buffers: Buffers,
     /// f32 \[step_outputs\]\[vocab\]
     logits: Vec<f32>,
+    shares: Shares,
     /// One for each thread.
     scratch: Vec<Scratch>,
     /// The step in hand.
@@ -100,6 +103,7 @@ impl CpuDevice {
             rope: RopeTable::new(&config.rope, config.head_dim, 2 * limits.positions),
             buffers: Buffers::new(config, &limits),
             logits: vec![0.0; limits.step_outputs * config.vocab],
+            shares: Shares::new(config),
             scratch: (0..threads)
                 .map(|_| Scratch::new(config, &limits, kv.layout().stride))
                 .collect(),
@@ -129,6 +133,7 @@ impl Device for CpuDevice {
     fn run(&mut self, ops: &[Op], step: &Step<'_>) -> Result<(), DeviceError> {
         step.check(&self.config, &self.limits);
         self.lists.fill(step, scratch::tile_tokens(&self.config));
+        self.shares.start(step);
         for op in ops {
             match *op {
                 Op::Embed => ops::embed::run(self, step),
@@ -148,8 +153,8 @@ impl Device for CpuDevice {
         &self.logits[output * self.config.vocab..][..self.config.vocab]
     }
 
-    fn attention(&self, _lane: usize) -> Vec<f32> {
-        Vec::new()
+    fn attention(&self, lane: usize) -> Vec<f32> {
+        self.shares.of(lane)
     }
 
     fn kv_family(&self) -> String {
