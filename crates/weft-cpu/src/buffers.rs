@@ -1,5 +1,7 @@
 //! What ops hand to one another, and the KV pages.
 
+use std::ops::Range;
+
 use half::bf16;
 use weft::config::Config;
 use weft::device::{Buffer, Limits};
@@ -114,9 +116,10 @@ pub(crate) struct Kv {
 /// Where rows lie.
 #[derive(Clone, Copy)]
 pub(crate) struct KvLayout {
+    pub(crate) layers: usize,
     pages: usize,
-    heads: usize,
-    head_dim: usize,
+    pub(crate) heads: usize,
+    pub(crate) head_dim: usize,
     /// Elements of a value's row.
     pub(crate) stride: usize,
 }
@@ -143,15 +146,31 @@ impl KvLayout {
     pub(crate) fn key_len(&self) -> usize {
         self.head_dim * PAGE_ROWS
     }
+
+    /// Elements that a layer's keys, or its values, take.
+    pub(crate) fn layer_len(&self) -> usize {
+        self.pages * self.heads * PAGE_ROWS * self.stride
+    }
+
+    /// Bytes of a row as it lies outside, \[heads\]\[head_dim\].
+    pub(crate) fn row_bytes(&self) -> usize {
+        self.heads * self.head_dim * size_of::<bf16>()
+    }
+
+    /// Where a head's bytes lie in such a row.
+    pub(crate) fn head_bytes(&self, head: usize) -> Range<usize> {
+        let bytes = self.head_dim * size_of::<bf16>();
+        head * bytes..(head + 1) * bytes
+    }
 }
 
 impl Kv {
     pub(crate) fn new(config: &Config, pages: usize) -> Self {
         let stride = config.head_dim.next_multiple_of(LINE);
-        let len = config.layers * pages * config.kv_heads * PAGE_ROWS * stride;
-        let (heads, head_dim) = (config.kv_heads, config.head_dim);
-        let layout = KvLayout { pages, heads, head_dim, stride };
-        Self { k: Lines::zeroed(len), v: Lines::zeroed(len), layout }
+        let (layers, heads, head_dim) = (config.layers, config.kv_heads, config.head_dim);
+        let layout = KvLayout { layers, pages, heads, head_dim, stride };
+        let zeros = || Lines::zeroed(layers * layout.layer_len());
+        Self { k: zeros(), v: zeros(), layout }
     }
 
     pub(crate) fn layout(&self) -> KvLayout {

@@ -9,23 +9,24 @@
 mod bandwidth;
 mod buffers;
 mod isa;
+mod kv_rows;
 mod matmul;
 mod memory;
 mod ops;
 mod pack;
 mod pool;
 mod scratch;
+mod shares;
 mod values;
 mod vector;
 mod weights;
 
 use std::ops::Range;
 
-use half::bf16;
 use weft::config::Config;
 use weft::device::{Buffer, Device, DeviceError, Limits, Rows, Step};
-use weft::dtype::{Dtype, Element};
-use weft::kv::{PAGE_ROWS, PageId, Slot};
+use weft::dtype::Dtype;
+use weft::kv::{PageId, Slot};
 use weft::plan::Op;
 use weft::rope::RopeTable;
 use weft::weights::{Weights, WeightsError};
@@ -33,6 +34,7 @@ use weft::weights::{Weights, WeightsError};
 use buffers::{Buffers, Kv};
 use pool::Pool;
 use scratch::{Lists, Scratch};
+use shares::Shares;
 use weights::ModelWeights;
 
 pub use bandwidth::{BandwidthSample, read_bandwidth};
@@ -50,6 +52,7 @@ pub struct CpuDevice {
     buffers: Buffers,
     /// f32 \[step_outputs\]\[vocab\]
     logits: Vec<f32>,
+    shares: Shares,
     /// One for each thread.
     scratch: Vec<Scratch>,
     /// The step in hand.
@@ -100,6 +103,7 @@ impl CpuDevice {
             rope: RopeTable::new(&config.rope, config.head_dim, 2 * limits.positions),
             buffers: Buffers::new(config, &limits),
             logits: vec![0.0; limits.step_outputs * config.vocab],
+            shares: Shares::new(config),
             scratch: (0..threads)
                 .map(|_| Scratch::new(config, &limits, kv.layout().stride))
                 .collect(),
@@ -129,6 +133,7 @@ impl Device for CpuDevice {
     fn run(&mut self, ops: &[Op], step: &Step<'_>) -> Result<(), DeviceError> {
         step.check(&self.config, &self.limits);
         self.lists.fill(step, scratch::tile_tokens(&self.config));
+        self.shares.start(step);
         for op in ops {
             match *op {
                 Op::Embed => ops::embed::run(self, step),
@@ -148,8 +153,8 @@ impl Device for CpuDevice {
         &self.logits[output * self.config.vocab..][..self.config.vocab]
     }
 
-    fn attention(&self, _lane: usize) -> Vec<f32> {
-        Vec::new()
+    fn attention(&self, lane: usize) -> Vec<f32> {
+        self.shares.of(lane)
     }
 
     fn kv_family(&self) -> String {
@@ -158,41 +163,16 @@ impl Device for CpuDevice {
 
     fn read_kv(&self, layers: Range<u16>, rows: &Rows<'_>, k: &mut [u8], v: &mut [u8]) {
         rows.check(&self.limits);
-        let places = layers.flat_map(|layer| rows.slots().map(move |slot| (layer, slot)));
-        let row_bytes = 2 * self.config.kv_width();
-        let to = k.chunks_exact_mut(row_bytes).zip(v.chunks_exact_mut(row_bytes));
-        for ((layer, slot), (to_k, to_v)) in places.zip(to) {
-            let (k, v) = self.kv.read(layer, slot);
-            let round = |row: &[f32]| row.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>();
-            bf16::write_le(&round(&k), to_k);
-            bf16::write_le(&round(&v), to_v);
-        }
+        kv_rows::read(&self.pool, &self.kv, &layers, rows, k, v);
     }
 
     fn write_kv(&mut self, rows: &Rows<'_>, k: &[u8], v: &[u8]) {
         rows.check(&self.limits);
-        let layers = 0..self.config.layers as u16;
-        let places = layers.flat_map(|layer| rows.slots().map(move |slot| (layer, slot)));
-        let row_bytes = 2 * self.config.kv_width();
-        let from = k.chunks_exact(row_bytes).zip(v.chunks_exact(row_bytes));
-        for ((layer, slot), (k, v)) in places.zip(from) {
-            let widen = |row: &[u8]| {
-                let mut to = vec![bf16::ZERO; row.len() / 2];
-                bf16::read_le(row, &mut to);
-                to.iter().map(|x| x.to_f32()).collect::<Vec<_>>()
-            };
-            self.kv.write(layer, slot, &widen(k), &widen(v));
-        }
+        kv_rows::write(&self.pool, &mut self.kv, rows, k, v);
     }
 
     fn copy_page(&mut self, from: PageId, to: PageId) {
-        let slot = |page: PageId, row: usize| page * PAGE_ROWS as Slot + row as Slot;
-        for layer in 0..self.config.layers as u16 {
-            for row in 0..PAGE_ROWS {
-                let (k, v) = self.kv.read(layer, slot(from, row));
-                self.kv.write(layer, slot(to, row), &k, &v);
-            }
-        }
+        kv_rows::copy_page(&self.pool, &mut self.kv, from, to);
     }
 
     fn read(&self, buffer: Buffer) -> Vec<f32> {

@@ -3,6 +3,8 @@
 //! A token is some two hundred jobs of a few dozen microseconds, so handing one out must not cost a
 //! system call: workers spin for the next job for a while and park only when none comes.
 
+use std::cell::Cell;
+use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
@@ -42,6 +44,8 @@ struct Worker {
 pub(crate) struct Pool {
     shared: Arc<Shared>,
     workers: Vec<Worker>,
+    /// There is room for one job: a pool can go to another thread, but two can never hold it.
+    one_caller: PhantomData<Cell<()>>,
 }
 
 impl Pool {
@@ -55,7 +59,7 @@ impl Pool {
             stop: AtomicBool::new(false),
         });
         let workers = (1..n_threads).map(|index| Worker::start(index, &shared)).collect();
-        Self { shared, workers }
+        Self { shared, workers, one_caller: PhantomData }
     }
 
     /// Threads that work, the caller's included.

@@ -79,6 +79,11 @@ impl Lists {
         }
     }
 
+    /// Whether a token is the last of its lane.
+    pub(crate) fn is_last_of_lane(&self, token: usize) -> bool {
+        self.tokens.get(token + 1).is_none_or(|next| next.lane != self.tokens[token].lane)
+    }
+
     /// Lists a step's tokens, in tiles of at most `tile` tokens.
     pub(crate) fn fill(&mut self, step: &Step<'_>, tile: usize) {
         let Self { tokens, outputs, tiles } = self;

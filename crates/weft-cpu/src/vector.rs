@@ -59,6 +59,8 @@ versions! {
     fn silu_product(gate: &[f32], up: &[f32], h: &mut [bf16]);
     /// Scores → exp(score − max), and their sum.
     fn softmax(scores: &mut [f32]) -> f32;
+    /// The sum of all.
+    fn sum(values: &[f32]) -> f32;
     /// to\[i\] = round(from\[i\] / divisor)
     fn store_quotients(from: &[f32], divisor: f32, to: &mut [bf16]);
 }
@@ -177,6 +179,21 @@ mod plain {
     }
 
     #[inline(always)]
+    pub(super) fn sum(values: &[f32]) -> f32 {
+        let mut partial = [0.0; PARTIALS];
+        let (blocks, rest) = values.as_chunks::<PARTIALS>();
+        for block in blocks {
+            for i in 0..PARTIALS {
+                partial[i] += block[i];
+            }
+        }
+        for (i, value) in rest.iter().enumerate() {
+            partial[i] += value;
+        }
+        tree(partial)
+    }
+
+    #[inline(always)]
     pub(super) fn store_quotients(from: &[f32], divisor: f32, to: &mut [bf16]) {
         to.iter_mut().zip(from).for_each(|(to, from)| *to = round(from / divisor));
     }
@@ -226,7 +243,7 @@ mod tests {
             results.push(out.clone());
             let mut scores = floats.clone();
             let total = softmax(isa, &mut scores);
-            store_quotients(isa, &floats, total, &mut out);
+            store_quotients(isa, &floats, total + sum(isa, &scores), &mut out);
             results.push(out.clone());
             store_sums(isa, &floats, Some(&floats), &mut out);
             add_sums(isa, &floats, &mut out);

@@ -43,6 +43,15 @@ fn assert_close(what: &str, ours: &[f32], reference: &[f32]) -> Result<(), TestC
     Ok(())
 }
 
+/// Probabilities are never rounded: what is left is another order of summation and another `exp`.
+fn assert_shares_close(ours: &[f32], reference: &[f32]) -> Result<(), TestCaseError> {
+    prop_assert_eq!(ours.len(), reference.len());
+    for (a, b) in ours.iter().zip(reference) {
+        prop_assert!((a - b).abs() <= 1e-4, "{ours:?} against {reference:?}");
+    }
+    Ok(())
+}
+
 /// Runs the plan on both, each op on the reference's own inputs, and compares what it wrote.
 fn compare(
     config: &Config,
@@ -70,6 +79,11 @@ fn compare(
             } * step.n_tokens();
             let what = format!("{op} {buffer:?}");
             assert_close(&what, &ours.read(buffer)[..n], &theirs.read(buffer)[..n])?;
+        }
+        if let Op::Attend { .. } = op {
+            for lane in 0..works.len() {
+                assert_shares_close(&ours.attention(lane), &theirs.attention(lane))?;
+            }
         }
         if let Op::RopeStore { layer } = op {
             for slot in works.iter().flat_map(|work| &work.store_at) {

@@ -22,20 +22,27 @@ use crate::values::add_values;
 use crate::{CpuDevice, Isa, vector};
 
 pub(crate) fn run(device: &mut CpuDevice, step: &Step<'_>, layer: u16) {
-    let CpuDevice { config, limits, pool, isa, rope, kv, buffers, scratch, lists, .. } = device;
+    let CpuDevice { config, limits, pool, isa, rope, kv, buffers, scratch, lists, shares, .. } =
+        device;
     let (isa, positions) = (*isa, limits.positions);
     let q = &buffers.qkv[0];
     let attention = Attention { config, isa, rope, kv, q, tokens: &lists.tokens, layer, positions };
     let width = config.group() * config.head_dim;
     let a_stride = buffers.a.stride;
     let a = Disjoint::new(buffers.a.all_mut());
-    let scratch = Disjoint::new(scratch);
+    let (scratch, shares) = (Disjoint::new(scratch), shares.parts());
     pool.for_each(lists.tiles.len() * config.kv_heads, |thread, item| {
         let (tile, head) = (&lists.tiles[item / config.kv_heads], item % config.kv_heads);
         // SAFETY: a thread has scratch of its own.
         let scratch = unsafe { &mut scratch.part(thread, 1)[0] };
-        let lane = &step.lanes[lists.tokens[tile.start].lane];
+        let index = lists.tokens[tile.start].lane;
+        let lane = &step.lanes[index];
         attention.tile(lane, tile.clone(), head, scratch);
+        if lists.is_last_of_lane(tile.end - 1) {
+            // SAFETY: a lane has one last token, and an item is one head of it.
+            let shares = unsafe { shares.head(index, head) };
+            attention.share(lane, tile.len() - 1, scratch, shares);
+        }
         for (i, t) in tile.clone().enumerate() {
             // SAFETY: an item has columns of its own in its tokens' rows.
             let a = unsafe { a.part(t * a_stride + head * width, width) };
@@ -155,6 +162,20 @@ impl Attention<'_> {
             let values = &values[rows.start * stride..rows.end * stride];
             let sums = &mut sums[query * stride..];
             add_values(self.isa, &[weights(query, rows)], values, stride, sums);
+        }
+    }
+
+    /// Adds to each span's share what the heads of token i gave to it.
+    fn share(&self, lane: &Lane<'_>, i: usize, scratch: &Scratch, shares: &mut [f32]) {
+        let group = self.config.group();
+        for query in i * group..(i + 1) * group {
+            let mut weights = &scratch.scores[query * self.positions..][..scratch.seen[query]];
+            for (share, span) in shares.iter_mut().zip(lane.spans) {
+                let own = weights
+                    .split_off(..span.len.min(weights.len()))
+                    .expect("no more than are left");
+                *share += vector::sum(self.isa, own) / scratch.totals[query];
+            }
         }
     }
 

@@ -1,0 +1,129 @@
+//! Rows of keys and values out of the pages and into them, and copies of whole pages.
+//!
+//! Outside, a row is its heads one after another, little endian. In a page the keys of 64 rows are
+//! packed by pairs of elements, see [`Kv`], so they are transposed on the way: a page of one head at
+//! a time, which fits the nearest cache. Bits are moved, never numbers. What rows are for, and which
+//! of them belong together, is the caller's.
+
+use std::ops::Range;
+
+use half::bf16;
+use weft::device::Rows;
+use weft::dtype::Element;
+use weft::kv::{PAGE_ROWS, PageId, pages_for};
+
+use crate::buffers::Kv;
+use crate::memory::Disjoint;
+use crate::pool::Pool;
+
+/// Copies rows out: keys to `k` and values to `v`, each \[layers\]\[rows\]\[kv_width\] as bytes.
+pub(crate) fn read(
+    pool: &Pool,
+    kv: &Kv,
+    layers: &Range<u16>,
+    rows: &Rows<'_>,
+    k: &mut [u8],
+    v: &mut [u8],
+) {
+    let layout = kv.layout();
+    let n_pages = pages_for(rows.len);
+    let row_bytes = layout.row_bytes();
+    let len = layers.len() * rows.len * row_bytes;
+    assert!(k.len() == len && v.len() == len, "{} and {} bytes for {len}", k.len(), v.len());
+    let (k, v) = (Disjoint::new(k), Disjoint::new(v));
+    pool.for_each(layers.len() * n_pages, |_, item| {
+        let (layer, index) = (item / n_pages, item % n_pages);
+        let own = rows_of(index, rows.len);
+        let start = (layer * rows.len + own.start) * row_bytes;
+        let bytes = own.len() * row_bytes;
+        // SAFETY: an item has rows of its own, in keys and in values.
+        let (k, v) = unsafe { (k.part(start, bytes), v.part(start, bytes)) };
+        let (layer, page) = (layers.start + layer as u16, rows.pages[index]);
+        for head in 0..layout.heads {
+            let part = layout.head_bytes(head);
+            unpack_keys(kv.keys(layer, page, head), k, row_bytes, &part);
+            let values = kv.values(layer, page, head, own.len()).chunks_exact(layout.stride);
+            for (to, from) in v.chunks_exact_mut(row_bytes).zip(values) {
+                bf16::write_le(&from[..layout.head_dim], &mut to[part.clone()]);
+            }
+        }
+    });
+}
+
+/// Copies rows in, in every layer; `k` and `v` lie as [`read`] leaves them.
+pub(crate) fn write(pool: &Pool, kv: &mut Kv, rows: &Rows<'_>, k: &[u8], v: &[u8]) {
+    let layout = kv.layout();
+    let row_bytes = layout.row_bytes();
+    let bytes = rows.len * row_bytes;
+    let len = layout.layers * bytes;
+    assert!(k.len() == len && v.len() == len, "{} and {} bytes for {len}", k.len(), v.len());
+    for_each_layer(pool, kv, |layer, k_pages, v_pages| {
+        for (index, page) in rows.pages[..pages_for(rows.len)].iter().enumerate() {
+            let own = rows_of(index, rows.len);
+            let from = layer * bytes + own.start * row_bytes..layer * bytes + own.end * row_bytes;
+            for head in 0..layout.heads {
+                let part = layout.head_bytes(head);
+                let start = layout.page(0, *page, head);
+                let keys = &mut k_pages[start..][..layout.key_len()];
+                pack_keys(&k[from.clone()], row_bytes, &part, keys);
+                let values = v_pages[start..].chunks_exact_mut(layout.stride);
+                for (from, to) in v[from.clone()].chunks_exact(row_bytes).zip(values) {
+                    bf16::read_le(&from[part.clone()], &mut to[..layout.head_dim]);
+                }
+            }
+        }
+    });
+}
+
+/// Copies a page in every layer.
+pub(crate) fn copy_page(pool: &Pool, kv: &mut Kv, from: PageId, to: PageId) {
+    let layout = kv.layout();
+    let (start, end, to) =
+        (layout.page(0, from, 0), layout.page(0, from + 1, 0), layout.page(0, to, 0));
+    for_each_layer(pool, kv, |_, k_pages, v_pages| {
+        k_pages.copy_within(start..end, to);
+        v_pages.copy_within(start..end, to);
+    });
+}
+
+/// Calls `work(layer, keys, values)` with the pages of each layer. A layer is one item, so that a
+/// page that is named twice is no race.
+fn for_each_layer(pool: &Pool, kv: &mut Kv, work: impl Fn(usize, &mut [bf16], &mut [bf16]) + Sync) {
+    let (layout, k, v) = kv.parts();
+    let len = layout.layer_len();
+    pool.for_each(layout.layers, |_, layer| {
+        // SAFETY: an item has a layer of its own.
+        let (k, v) = unsafe { (k.part(layer * len, len), v.part(layer * len, len)) };
+        work(layer, k, v);
+    });
+}
+
+/// The rows that page `index` of a list holds, of `len` rows in all.
+fn rows_of(index: usize, len: usize) -> Range<usize> {
+    index * PAGE_ROWS..len.min((index + 1) * PAGE_ROWS)
+}
+
+/// Two elements of a key, for each row of a page.
+type Pairs = [[bf16; 2]; PAGE_ROWS];
+
+/// Keys of one head, \[head_dim/2\]\[64\]\[2\], to the bytes `head` of each row.
+fn unpack_keys(keys: &[bf16], rows: &mut [u8], row_bytes: usize, head: &Range<usize>) {
+    let pairs: &[Pairs] = keys.as_chunks().0.as_chunks().0;
+    for (row, r) in rows.chunks_exact_mut(row_bytes).zip(0..PAGE_ROWS) {
+        for (to, pairs) in row[head.clone()].as_chunks_mut().0.iter_mut().zip(pairs) {
+            let [even, odd] = pairs[r].map(|element| u32::from(element.to_bits()));
+            *to = (even | odd << 16).to_le_bytes();
+        }
+    }
+}
+
+/// The way back. Rows that are not given stay as they are.
+fn pack_keys(rows: &[u8], row_bytes: usize, head: &Range<usize>, keys: &mut [bf16]) {
+    let pairs: &mut [Pairs] = keys.as_chunks_mut().0.as_chunks_mut().0;
+    for (row, r) in rows.chunks_exact(row_bytes).zip(0..PAGE_ROWS) {
+        for (from, pairs) in row[head.clone()].as_chunks().0.iter().zip(pairs.iter_mut()) {
+            let both = u32::from_le_bytes(*from);
+            pairs[r] = [both as u16, (both >> 16) as u16].map(bf16::from_bits);
+        }
+    }
+}
