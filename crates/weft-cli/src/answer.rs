@@ -33,16 +33,19 @@ impl Answer {
 
     /// The answer and its figures, for programs.
     pub(crate) fn json(&self) -> serde_json::Value {
-        let Stats { prompt_tokens, generated_tokens, first_token, total } = self.finished.stats;
+        let Stats { prompt_tokens, cached_tokens, generated_tokens, first_token, total } =
+            self.finished.stats;
         json!({
             "text": self.parts.answer,
             "reasoning": self.parts.reasoning,
             "finish_reason": self.finished.reason.to_string(),
             "prompt_tokens": prompt_tokens,
+            "cached_tokens": cached_tokens,
             "generated_tokens": generated_tokens,
             "first_token_ms": first_token.as_secs_f64() * 1e3,
             "total_ms": total.as_secs_f64() * 1e3,
             "tokens_per_second": self.finished.stats.tokens_per_second(),
+            "chunk_report": self.finished.report.json(),
         })
     }
 }
@@ -115,8 +118,12 @@ pub(crate) fn figures(finished: &Finished) -> String {
         Some(speed) => format!(" · {speed:.1} tok/s"),
         None => String::new(),
     };
+    let cached = match stats.cached_tokens {
+        0 => String::new(),
+        cached => format!(" ({cached} kept)"),
+    };
     format!(
-        "{} tok prompt · first token {:.0} ms · {} tok{speed} · {}",
+        "{} tok prompt{cached} · first token {:.0} ms · {} tok{speed} · {}",
         stats.prompt_tokens,
         stats.first_token.as_secs_f64() * 1e3,
         stats.generated_tokens,
@@ -128,17 +135,25 @@ pub(crate) fn figures(finished: &Finished) -> String {
 mod tests {
     use std::time::Duration;
 
+    use weft::chunk::Report;
+
     use super::*;
 
     #[test]
     fn figures_tell_prompt_first_token_speed_and_reason() {
         let stats = Stats {
             prompt_tokens: 412,
+            cached_tokens: 0,
             generated_tokens: 97,
             first_token: Duration::from_millis(41),
             total: Duration::from_millis(89),
         };
-        let line = figures(&Finished { reason: FinishReason::Stop, stats });
-        assert_eq!(line, "412 tok prompt · first token 41 ms · 97 tok · 2000.0 tok/s · stop");
+        let report = Report::default();
+        let finished = Finished { reason: FinishReason::Stop, stats, report };
+        let rest = "first token 41 ms · 97 tok · 2000.0 tok/s · stop";
+        assert_eq!(figures(&finished), format!("412 tok prompt · {rest}"));
+        let stats = Stats { cached_tokens: 400, ..stats };
+        let finished = Finished { stats, ..finished };
+        assert_eq!(figures(&finished), format!("412 tok prompt (400 kept) · {rest}"));
     }
 }

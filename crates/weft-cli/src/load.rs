@@ -246,4 +246,8 @@ impl Weights for Counted<'_> {
             visit(row, values);
         })
     }
+
+    fn fingerprint(&self) -> [u8; 32] {
+        self.weights.fingerprint()
+    }
 }

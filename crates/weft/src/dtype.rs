@@ -26,6 +26,22 @@ impl Dtype {
     }
 }
 
+impl Dtype {
+    /// Elements of this format, from little-endian bytes.
+    pub fn numbers(self, bytes: &[u8]) -> Vec<f32> {
+        match self {
+            Self::F32 => numbers::<f32>(bytes),
+            Self::Bf16 => numbers::<bf16>(bytes),
+        }
+    }
+}
+
+fn numbers<E: Element>(bytes: &[u8]) -> Vec<f32> {
+    let mut elements = vec![E::default(); bytes.len() / E::DTYPE.bytes()];
+    E::read_le(bytes, &mut elements);
+    elements.into_iter().map(E::to_f32).collect()
+}
+
 impl fmt::Display for Dtype {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

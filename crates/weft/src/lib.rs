@@ -7,6 +7,8 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
+mod cache;
+pub mod chunk;
 pub mod config;
 pub mod device;
 pub mod dtype;

@@ -28,7 +28,7 @@ pub struct Model {
     /// Its tokens.
     pub tokenizer: Arc<Tokenizer>,
     /// Its chat template, where it has one.
-    pub template: Option<Template>,
+    pub template: Option<Arc<Template>>,
     /// How its makers sample from it.
     pub generation: GenerationConfig,
     /// Tokens that end an answer.
@@ -94,9 +94,18 @@ impl Model {
             config,
             weights: Box::new(weights),
             tokenizer: Arc::new(tokenizer),
-            template,
+            template: template.map(Arc::new),
             generation,
         })
+    }
+
+    /// What decides the bits of this model's KV rows, with the device's part of it: shape, weights and
+    /// tokens. Weights are told apart by a sample of each tensor.
+    pub fn fingerprint(&self, kv_family: &str) -> String {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(format!("{:?}\0{kv_family}\0", self.config).as_bytes());
+        hasher.update(&self.weights.fingerprint());
+        hasher.finalize().to_hex().to_string()
     }
 }
 

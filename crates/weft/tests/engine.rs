@@ -115,8 +115,8 @@ fn a_seed_gives_the_same_tokens_whatever_runs_beside_it() {
 
 #[test]
 fn memory_comes_back() {
-    // Two pages hold one request at a time; every request leaves by another door.
-    let mut engine = engine_with(2, 32);
+    // Three pages hold one request at a time; every request leaves by another door.
+    let mut engine = engine_with(3, 32);
     for round in 0..5 {
         assert_eq!(generate(&mut engine, Request::new(prompt(90, round), greedy(30))).len(), 30);
         drop(engine.generate(Request::new(prompt(90, round), greedy(30))).unwrap());

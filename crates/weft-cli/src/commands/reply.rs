@@ -29,7 +29,7 @@ pub(crate) fn reply(
 
 /// The model's chat template, or what to do without one.
 pub(crate) fn template(model: &Model) -> Result<&Template, CliError> {
-    model.template.as_ref().ok_or_else(|| {
+    model.template.as_deref().ok_or_else(|| {
         CliError::Usage(
             "this model has no chat template; `weft run --raw` continues a text".to_owned(),
         )

@@ -72,7 +72,7 @@ impl Engine {
     ) -> Result<(), RequestError> {
         while let Some((_, request)) = waiting.front() {
             // Asked before anything is made: most steps find no room.
-            match self.check_room(self.check(request)?) {
+            match self.check_room(request) {
                 Err(_) if self.running() > 0 => break,
                 room => room?,
             }

@@ -47,7 +47,7 @@ impl<'e> Generation<'e> {
 
     /// How it ended, once the iterator has.
     pub fn finished(&self) -> Option<Finished> {
-        self.finished
+        self.finished.clone()
     }
 
     /// Runs the engine until this lane has a token or is over.

@@ -5,26 +5,42 @@
 //! [`Engine::generate`] drives it for one request and gives its tokens as an iterator.
 
 mod batch;
+mod chunks;
 mod generation;
+mod parts;
+mod placement;
+mod repair;
+mod reporting;
 mod request;
 mod sequence;
+mod speaker;
 mod stats;
+mod verify;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use crate::cache::{Cache, RowShape};
+use crate::chunk::{Composition, Library};
 use crate::device::{Device, DeviceError, Lane, MAX_LANES, Step};
-use crate::kv::{PagePool, pages_for};
 use crate::model::Model;
 use crate::plan::{Op, plan};
+use crate::prompt::Template;
 use crate::sampling::{Logprobs, Sampler, SamplingError};
 use crate::tokenizer::Tokenizer;
 
 pub use self::batch::Completion;
+pub use self::chunks::{PiecePreview, Preview};
 pub use self::generation::{GenerateError, Generation};
 pub use self::request::{Cancel, Request, RequestError};
 pub use self::stats::{FinishReason, Finished, Stats};
 
+pub use self::verify::Verification;
+pub use crate::cache::{CacheStats, TierStats, Tiers};
+
+use self::parts::Policy;
 use self::sequence::Sequence;
+use self::speaker::Speaker;
 
 /// A running request. Never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -77,34 +93,45 @@ pub struct Token {
     pub logprobs: Option<Logprobs>,
 }
 
-/// A model on a device, and the lanes that run on it.
+/// A model on a device, the lanes that run on it, and the rows that are kept.
 pub struct Engine {
     plan: Vec<Op>,
     device: Box<dyn Device>,
     tokenizer: Arc<Tokenizer>,
+    template: Option<Arc<Template>>,
     stop_ids: Vec<u32>,
     /// Tokens that can be given and drawn. A model may have more rows than its tokenizer has
     /// tokens; those are padding.
     vocab: usize,
-    pool: PagePool,
+    cache: Cache,
+    library: Library,
     lanes: Vec<Sequence>,
     next_id: u64,
 }
 
 impl Engine {
-    /// Puts a model on a device that was made for it.
+    /// Puts a model on a device that was made for it. Rows are kept in the device's pages only.
     pub fn new(model: &Model, device: Box<dyn Device>) -> Self {
+        Self::with_tiers(model, device, Tiers::default())
+    }
+
+    /// The same, with room for rows in main memory and on disk.
+    pub fn with_tiers(model: &Model, device: Box<dyn Device>, tiers: Tiers) -> Self {
         let limits = device.limits();
         assert!(
             limits.step_tokens >= MAX_LANES && limits.step_outputs >= MAX_LANES,
             "a step must have room for a token and an output of each of {MAX_LANES} lanes"
         );
+        let shape = RowShape::new(&model.config, device.dtype());
+        let fingerprint = model.fingerprint(&device.kv_family());
         Self {
             plan: plan(&model.config),
             tokenizer: Arc::clone(&model.tokenizer),
+            template: model.template.clone(),
             stop_ids: model.stop_ids.clone(),
             vocab: model.tokenizer.vocab_size() as usize,
-            pool: PagePool::new(limits.pages),
+            cache: Cache::new(fingerprint, shape, limits.pages, tiers),
+            library: Library::default(),
             device,
             lanes: Vec::with_capacity(MAX_LANES),
             next_id: 0,
@@ -121,30 +148,54 @@ impl Engine {
         self.device.limits().positions
     }
 
-    /// Admits a request. All memory it can need is reserved now, so that it never fails later for
-    /// want of it.
-    pub fn add(&mut self, request: Request) -> Result<LaneId, RequestError> {
-        let length = self.check(&request)?;
-        self.check_room(length)?;
-        let sampler = Sampler::new(&request.sampling, &request.prompt, &self.stop_ids, self.vocab)?;
-        let pages = self.pool.take(pages_for(length))?;
+    /// Admits a request. All memory it can need is promised to it now, so that it never fails later
+    /// for want of it.
+    pub fn add(&mut self, mut request: Request) -> Result<LaneId, RequestError> {
+        if request.sampling.echo {
+            // Kept rows have no logits, and rows that were computed elsewhere others.
+            request = Request { prompt: request.prompt.exact(), ..request.cold() };
+        }
+        let policy = request.policy();
+        self.admit_lane(request, policy)
+    }
+
+    fn admit_lane(&mut self, request: Request, policy: Policy) -> Result<LaneId, RequestError> {
+        let answer = self.check(&request)?;
+        self.check_lane()?;
+        let Request { prompt, sampling, cancel, .. } = request;
+        let tokens = prompt.tokens();
+        let sampler = Sampler::new(&sampling, &tokens, &self.stop_ids, self.vocab)?;
+        let speaker = Speaker::new(sampling, sampler, self.context() - tokens.len());
         let id = LaneId(self.next_id);
+        let holding = parts::take(&mut self.cache, &mut *self.device, id, &prompt, policy, answer)?;
         self.next_id += 1;
-        self.lanes.push(Sequence::new(id, request, sampler, length, pages));
+        self.count_uses(&prompt);
+        self.lanes.push(Sequence::new(id, cancel, prompt, holding, speaker, policy.keeps));
         Ok(id)
     }
 
-    /// Checks a request in itself, and gives the number of KV rows it can need at most.
-    fn check(&self, request: &Request) -> Result<usize, RequestError> {
-        request.check(self.vocab, self.context())
+    fn count_uses(&mut self, prompt: &Composition) {
+        for id in prompt.pieces.iter().filter_map(|piece| piece.chunk) {
+            self.library.count_use(&id);
+            self.cache.pin(&id, self.library.is_pinned(&id));
+        }
     }
 
-    /// Whether a lane and pages for `length` rows are free beside the lanes that run.
-    fn check_room(&self, length: usize) -> Result<(), RequestError> {
-        if self.lanes.len() == MAX_LANES {
-            return Err(RequestError::NoLane);
-        }
-        Ok(self.pool.check(pages_for(length))?)
+    /// Checks a request in itself, and gives the rows that its answer can need at most.
+    fn check(&self, request: &Request) -> Result<usize, RequestError> {
+        // A prompt whose rows are all kept runs its last token again, and needs a row for it.
+        Ok(request.check(self.vocab, self.context())?.max(1))
+    }
+
+    fn check_lane(&self) -> Result<(), RequestError> {
+        if self.lanes.len() == MAX_LANES { Err(RequestError::NoLane) } else { Ok(()) }
+    }
+
+    /// Whether a lane and pages are free for a request beside the lanes that run.
+    fn check_room(&self, request: &Request) -> Result<(), RequestError> {
+        let answer = self.check(request)?;
+        self.check_lane()?;
+        Ok(parts::check_room(&self.cache, &request.prompt, request.policy(), answer)?)
     }
 
     /// Generates an answer; the iterator gives its tokens as they come.
@@ -166,59 +217,78 @@ impl Engine {
         if self.lanes.is_empty() {
             return Ok(events);
         }
-        self.schedule();
-        if let Err(error) = self.run() {
+        let start = Instant::now();
+        if let Err(error) = self.choose_repairs().and_then(|()| self.schedule_and_run()) {
             self.discard(|_| true);
             return Err(error);
         }
-        self.sample(&mut events);
+        self.advance(start.elapsed(), &mut events);
         self.retire(&mut events);
         Ok(events)
     }
 
-    /// Gives every lane one token of the step, and what room is left to lanes in their prompt.
-    fn schedule(&mut self) {
-        let limits = self.device.limits();
-        let mut tokens = limits.step_tokens - self.lanes.len();
-        let mut outputs = limits.step_outputs - self.lanes.len();
-        for lane in &mut self.lanes {
+    fn choose_repairs(&mut self) -> Result<(), DeviceError> {
+        let Self { lanes, cache, device, plan, .. } = self;
+        for lane in lanes {
+            if lane.has_to_choose_repairs(cache) {
+                repair::choose(lane, cache, &mut **device, plan)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives every lane that can go on one token of the step, and what room is left to lanes that
+    /// have more to run. A lane that needs rows which another is computing waits.
+    fn schedule_and_run(&mut self) -> Result<(), DeviceError> {
+        let Self { lanes, cache, device, .. } = self;
+        let limits = device.limits();
+        let pending: Vec<usize> = lanes.iter_mut().map(|lane| lane.pending(cache)).collect();
+        let active = pending.iter().filter(|n| **n > 0).count();
+        let mut tokens = limits.step_tokens - active;
+        let mut outputs = limits.step_outputs - active;
+        for (lane, pending) in lanes.iter_mut().zip(pending) {
             let room = if lane.wants_all_outputs() { tokens.min(outputs) } else { tokens };
-            let extra = room.min(lane.pending() - 1);
-            lane.take(1 + extra);
+            let extra = room.min(pending.saturating_sub(1));
+            lane.prepare(pending.min(1 + extra), cache, &mut **device);
             tokens -= extra;
             outputs -= if lane.wants_all_outputs() { extra } else { 0 };
         }
+        let lanes: Vec<Lane<'_>> = lanes.iter().filter_map(Sequence::lane).collect();
+        device.run(&self.plan, &Step { lanes: &lanes })
     }
 
-    fn run(&mut self) -> Result<(), DeviceError> {
-        let lanes: Vec<Lane<'_>> = self.lanes.iter().map(Sequence::lane).collect();
-        self.device.run(&self.plan, &Step { lanes: &lanes })
-    }
-
-    /// Reads the step's logits: each lane's rows follow those of the lane before it.
-    fn sample(&mut self, events: &mut Vec<Event>) {
-        let mut first = 0;
-        for lane in &mut self.lanes {
-            let n_outputs = lane.lane().n_outputs();
-            let logits = |output: usize| &self.device.logits(first + output)[..self.vocab];
-            lane.advance(&logits, &self.tokenizer, events);
+    /// Reads the step's results: each lane's rows of logits follow those of the lane before it.
+    fn advance(&mut self, time: Duration, events: &mut Vec<Event>) {
+        let Self { lanes, cache, device, tokenizer, vocab, .. } = self;
+        let n_tokens = |lane: &Sequence| lane.lane().map_or(0, |lane| lane.tokens.len());
+        let all_tokens: usize = lanes.iter().map(n_tokens).sum();
+        let (mut index, mut first) = (0, 0);
+        for lane in lanes {
+            let Some((n_tokens, n_outputs)) =
+                lane.lane().map(|lane| (lane.tokens.len(), lane.n_outputs()))
+            else {
+                continue;
+            };
+            let logits = |output: usize| &device.logits(first + output)[..*vocab];
+            let shares = || device.attention(index);
+            let share = time.mul_f64(n_tokens as f64 / all_tokens as f64);
+            lane.advance(cache, &logits, shares, share, tokenizer, events);
             first += n_outputs;
+            index += 1;
         }
     }
 
-    /// Takes out the lanes that are done, cancelled or failed, and their pages with them.
+    /// Takes out the lanes that are done, cancelled or failed; what they computed is kept.
     fn retire(&mut self, events: &mut Vec<Event>) {
         for lane in self.lanes.extract_if(.., |lane| lane.is_over()) {
-            let (event, pages) = lane.finish();
-            self.pool.give_back(pages);
-            events.push(event);
+            events.push(lane.finish(&mut self.cache));
         }
     }
 
     /// Takes out lanes at once, without telling anybody.
     fn discard(&mut self, which: impl Fn(LaneId) -> bool) {
         for lane in self.lanes.extract_if(.., |lane| which(lane.id())) {
-            self.pool.give_back(lane.finish().1);
+            lane.finish(&mut self.cache);
         }
     }
 }

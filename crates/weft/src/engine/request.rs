@@ -5,41 +5,63 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use thiserror::Error;
 
+use super::parts::Policy;
+use crate::chunk::Composition;
+use crate::device::MAX_SPANS;
 use crate::kv::OutOfPages;
 use crate::sampling::{Sampling, SamplingError};
+
+/// A piece may begin with rows of several nodes, and the answer has a span too.
+const MAX_PIECES: usize = MAX_SPANS / 4;
 
 /// A prompt and how to answer it.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The prompt's tokens.
-    pub prompt: Vec<u32>,
+    /// The prompt, in pieces.
+    pub prompt: Composition,
     /// How to sample, and when to stop.
     pub sampling: Sampling,
     /// The handle that ends the request early.
     pub cancel: Cancel,
+    /// Whether kept rows are used, and new ones kept.
+    pub use_cache: bool,
 }
 
 impl Request {
     /// A request with its own cancel handle.
-    pub fn new(prompt: Vec<u32>, sampling: Sampling) -> Self {
-        Self { prompt, sampling, cancel: Cancel::default() }
+    pub fn new(prompt: impl Into<Composition>, sampling: Sampling) -> Self {
+        Self { prompt: prompt.into(), sampling, cancel: Cancel::default(), use_cache: true }
     }
 
-    /// Checks the request, and gives the number of KV rows it can need at most.
+    /// The same, neither using kept rows nor keeping any.
+    pub fn cold(self) -> Self {
+        Self { use_cache: false, ..self }
+    }
+
+    pub(super) fn policy(&self) -> Policy {
+        if self.use_cache { Policy::WARM } else { Policy::COLD }
+    }
+
+    /// Checks the request, and gives the number of tokens that its answer can have at most.
     pub(super) fn check(&self, vocab: usize, context: usize) -> Result<usize, RequestError> {
         self.sampling.check(vocab)?;
         let tokens = self.prompt.len();
         if tokens == 0 {
             return Err(RequestError::EmptyPrompt);
         }
-        if let Some(token) = self.prompt.iter().find(|token| **token as usize >= vocab) {
+        let mut pieces = self.prompt.pieces.iter();
+        let unknown = |token: &&u32| **token as usize >= vocab;
+        if let Some(token) = pieces.by_ref().find_map(|piece| piece.tokens.iter().find(unknown)) {
             return Err(RequestError::UnknownToken { token: *token, vocab });
         }
         if tokens >= context {
             return Err(RequestError::TooLong { tokens, context });
         }
-        let answer = self.sampling.max_tokens.unwrap_or(context);
-        Ok(tokens.saturating_add(answer).min(context))
+        if self.prompt.pieces.len() > MAX_PIECES {
+            let pieces = self.prompt.pieces.len();
+            return Err(RequestError::TooManyPieces { pieces });
+        }
+        Ok(self.sampling.max_tokens.unwrap_or(context).min(context - tokens))
     }
 }
 
@@ -84,6 +106,12 @@ pub enum RequestError {
         tokens: usize,
         /// Tokens of the context.
         context: usize,
+    },
+    /// More pieces than a lane has spans for.
+    #[error("the prompt has {pieces} chunks and a prompt holds {MAX_PIECES}; join some of them")]
+    TooManyPieces {
+        /// Its pieces.
+        pieces: usize,
     },
     /// The sampling settings are out of range.
     #[error(transparent)]

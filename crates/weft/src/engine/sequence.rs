@@ -1,34 +1,64 @@
-//! One lane's state: its tokens, where their KV rows are, and how its answer is going.
+//! One lane: its prompt in parts, the part it is at, and its answer's rows.
+//!
+//! A lane fills the parts whose rows nobody has, in their order, waits for those that another lane is
+//! filling, repairs what was moved, and then adds one row per token of the answer. What a token means
+//! for the caller is told by [`Speaker`].
 
+use std::ops::Range;
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use super::{Cancel, Event, FinishReason, Finished, LaneId, Request, Stats, Token};
-use crate::device::{Lane, Outputs, Span};
-use crate::kv::{PageId, Slot};
-use crate::sampling::{Logprobs, Sampler, Sampling, SamplingError, TextStream};
+use super::parts::{Holding, Part};
+use super::repair::Repairs;
+use super::reporting::Attention;
+use super::speaker::Speaker;
+use super::{Cancel, Event, FinishReason, Finished, LaneId, Stats};
+use crate::cache::{Cache, NewNode};
+use crate::chunk::{Composition, Piece};
+use crate::device::{Device, Lane, Outputs, Span};
+use crate::kv::{PAGE_ROWS, PageId, Slot};
+use crate::sampling::SamplingError;
+use crate::store::KvKey;
 use crate::tokenizer::Tokenizer;
 
 pub(super) struct Sequence {
     id: LaneId,
-    sampling: Sampling,
-    cancel: Cancel,
+    pub(super) cancel: Cancel,
     /// The prompt, then the answer.
     tokens: Vec<u32>,
     prompt_len: usize,
-    /// Tokens whose KV rows are stored.
-    stored: usize,
-    /// Tokens of the step in hand.
-    taken: usize,
-    /// Position and slot of each token that the lane may hold.
-    positions: Vec<u32>,
-    slots: Vec<Slot>,
-    spans: Vec<Span>,
-    sampler: Sampler,
-    text: TextStream,
-    echo: TextStream,
+    pub(super) pieces: Vec<Piece>,
+    pub(super) parts: Vec<Part>,
+    /// The part that is filled or waited for; all are ready where it is beyond them.
+    at: usize,
+    pub(super) repairs: Repairs,
+    answer: Answer,
+    /// The step in hand.
+    step: Prepared,
+    pub(super) speaker: Speaker,
+    pub(super) attention: Attention,
+    scores: Option<Scores>,
     end: Option<End>,
     started: Instant,
     first_token: Option<Duration>,
+}
+
+/// The answer's rows: pages of its own, taken one by one of those that were promised.
+struct Answer {
+    pages: Vec<PageId>,
+    promised: usize,
+    stored: usize,
+    /// What it attends to.
+    parent: KvKey,
+    /// Whether its rows are kept.
+    is_kept: bool,
+}
+
+/// Where logits of the prompt's later tokens go.
+pub(super) struct Scores {
+    /// The first token whose logits are wanted.
+    pub(super) from: usize,
+    pub(super) to: Sender<Vec<f32>>,
 }
 
 enum End {
@@ -36,31 +66,84 @@ enum End {
     Failed(SamplingError),
 }
 
+/// What the tokens of a step are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Work {
+    /// Nothing: another lane is filling what this one needs.
+    Wait,
+    /// Rows of a part.
+    Fill,
+    /// Rows that are recomputed.
+    Repair,
+    /// The prompt's last token, once more, where its row is kept and its logits are not.
+    Again,
+    /// The answer's last token.
+    Answer,
+}
+
+/// A lane's part of a step, as the device gets it.
+struct Prepared {
+    work: Work,
+    tokens: Vec<u32>,
+    positions: Vec<u32>,
+    key_positions: Vec<u32>,
+    store_at: Vec<Slot>,
+    spans: Vec<Span>,
+    outputs: Outputs,
+}
+
+impl Prepared {
+    fn clear(&mut self, work: Work) {
+        self.work = work;
+        self.tokens.clear();
+        self.positions.clear();
+        self.key_positions.clear();
+        self.store_at.clear();
+        self.outputs = Outputs::None;
+    }
+
+    fn push(&mut self, token: u32, position: usize, key_position: usize, slot: Slot) {
+        // `Config` bounds the positions.
+        self.tokens.push(token);
+        self.positions.push(position as u32);
+        self.key_positions.push(key_position as u32);
+        self.store_at.push(slot);
+    }
+}
+
 impl Sequence {
     pub(super) fn new(
         id: LaneId,
-        request: Request,
-        sampler: Sampler,
-        length: usize,
-        pages: Vec<PageId>,
+        cancel: Cancel,
+        composition: Composition,
+        holding: Holding,
+        speaker: Speaker,
+        is_kept: bool,
     ) -> Self {
-        let Request { prompt, sampling, cancel } = request;
-        let span = Span { pages, len: length, home_position: 0, position: 0 };
-        let positions = 0..u32::try_from(length).expect("Config bounds the positions");
+        let tokens = composition.tokens();
+        let Holding { parts, end, promised } = holding;
         Self {
             id,
-            sampler,
-            text: TextStream::new(&sampling.stop),
-            echo: TextStream::new(&[]),
             cancel,
-            prompt_len: prompt.len(),
-            stored: 0,
-            taken: 0,
-            positions: positions.collect(),
-            slots: (0..length).map(|row| span.slot(row)).collect(),
-            spans: vec![span],
-            tokens: prompt,
-            sampling,
+            prompt_len: tokens.len(),
+            tokens,
+            pieces: composition.pieces,
+            at: 0,
+            repairs: Repairs::new(&parts, composition.repair),
+            answer: Answer { pages: Vec::new(), promised, stored: 0, parent: end, is_kept },
+            step: Prepared {
+                work: Work::Wait,
+                tokens: Vec::new(),
+                positions: Vec::new(),
+                key_positions: Vec::new(),
+                store_at: Vec::new(),
+                spans: Vec::new(),
+                outputs: Outputs::None,
+            },
+            attention: Attention::new(parts.len()),
+            parts,
+            speaker,
+            scores: None,
             end: None,
             started: Instant::now(),
             first_token: None,
@@ -71,144 +154,264 @@ impl Sequence {
         self.id
     }
 
-    /// Tokens that are known and not yet run.
-    pub(super) fn pending(&self) -> usize {
-        self.tokens.len() - self.stored
+    /// The prompt's tokens.
+    pub(super) fn prompt(&self) -> &[u32] {
+        &self.tokens[..self.prompt_len]
     }
 
     /// Whether each token of the prompt needs its logits.
     pub(super) fn wants_all_outputs(&self) -> bool {
-        self.sampling.echo && self.sampling.logprobs.is_some() && self.stored < self.prompt_len
+        let is_scored =
+            |part: &Part| self.scores.as_ref().is_some_and(|scores| part.range.end > scores.from);
+        self.parts
+            .get(self.at)
+            .is_some_and(|part| self.speaker.echoes_logprobs() || is_scored(part))
     }
 
-    /// Puts the next `n` tokens into the step.
-    pub(super) fn take(&mut self, n: usize) {
-        self.taken = n;
-        self.spans[0].len = self.stored + n;
+    /// Has the logits of the prompt's tokens sent somewhere. Their rows must not be kept ones.
+    pub(super) fn score(&mut self, scores: Scores) {
+        self.scores = Some(scores);
     }
 
-    /// This lane's part of the step.
-    pub(super) fn lane(&self) -> Lane<'_> {
-        let range = self.stored..self.stored + self.taken;
-        let outputs = match self.taken {
-            _ if self.wants_all_outputs() => Outputs::All,
-            taken if taken == self.pending() => Outputs::Last,
-            _ => Outputs::None,
-        };
-        Lane {
-            tokens: &self.tokens[range.clone()],
-            positions: &self.positions[range.clone()],
-            key_positions: &self.positions[range.clone()],
-            store_at: &self.slots[range],
-            spans: &self.spans,
-            outputs,
+    /// Takes promised pages.
+    pub(super) fn take_pages(
+        &mut self,
+        n: usize,
+        cache: &mut Cache,
+        device: &mut dyn Device,
+    ) -> Vec<PageId> {
+        self.answer.promised -= n;
+        cache.take_pages(n, device)
+    }
+
+    /// Whether what has to be repaired is to be found out now.
+    pub(super) fn has_to_choose_repairs(&mut self, cache: &Cache) -> bool {
+        self.pass_ready_parts(cache);
+        self.repairs.is_to_choose(self.at)
+    }
+
+    /// Tokens that can be run now; none while another lane fills what this one needs.
+    pub(super) fn pending(&mut self, cache: &mut Cache) -> usize {
+        self.pass_ready_parts(cache);
+        if self.repairs.is_due(self.at) {
+            return self.repairs.pending();
+        }
+        let Some(part) = self.parts.get(self.at) else { return 1 };
+        let node = cache.node_mut(part.node);
+        if *node.filler.get_or_insert(self.id) != self.id {
+            return 0;
+        }
+        // The whole node: lanes that need only its begin may be waiting with those that need all.
+        node.len() - node.filled
+    }
+
+    fn pass_ready_parts(&mut self, cache: &Cache) {
+        let is_ready = |part: &Part| cache.node(part.node).filled >= part.range.len();
+        while !self.repairs.is_due(self.at) && self.parts.get(self.at).is_some_and(is_ready) {
+            self.at += 1;
         }
     }
 
-    /// Takes in the step's result; `logits(i)` is row i of this lane's outputs.
+    /// Puts the next `n` of the pending tokens into the step.
+    pub(super) fn prepare(&mut self, n: usize, cache: &mut Cache, device: &mut dyn Device) {
+        if n == 0 {
+            self.step.clear(Work::Wait);
+        } else if self.repairs.is_due(self.at) {
+            self.prepare_repair(n);
+        } else if self.at < self.parts.len() {
+            self.prepare_fill(n, cache);
+        } else {
+            self.prepare_answer(cache, device);
+        }
+    }
+
+    fn prepare_fill(&mut self, n: usize, cache: &Cache) {
+        let part = &self.parts[self.at];
+        let node = cache.node(part.node);
+        self.step.clear(Work::Fill);
+        let rows = node.filled..node.filled + n;
+        // While it is computed a part stands at home, after what it may see.
+        let own = part.span_of(&node.pages, part.home, rows.end);
+        for row in rows.clone() {
+            let position = part.home + row;
+            self.step.push(node.tokens[row], position, position, own.slot(row));
+        }
+        self.step.spans = self.parts[..part.sees].iter().map(Part::span).collect();
+        self.step.spans.push(own);
+        let ends_prompt = self.at + 1 == self.parts.len() && rows.end == node.len();
+        self.step.outputs = match () {
+            () if self.wants_all_outputs() => Outputs::All,
+            () if ends_prompt && part.range.end == self.prompt_len && !part.is_moved() => {
+                Outputs::Last
+            }
+            () => Outputs::None,
+        };
+    }
+
+    fn prepare_repair(&mut self, n: usize) {
+        self.step.clear(Work::Repair);
+        self.step.spans = self.parts[..self.at].iter().map(Part::span).collect();
+        for (index, row) in self.repairs.next(n) {
+            let part = &self.parts[index];
+            let slot = self.step.spans[index].slot(row);
+            let position = part.range.start + row;
+            self.step.push(self.tokens[position], position, part.home + row, slot);
+        }
+    }
+
+    fn prepare_answer(&mut self, cache: &mut Cache, device: &mut dyn Device) {
+        let row = self.answer.stored;
+        if row == self.answer.pages.len() * PAGE_ROWS {
+            let page = self.take_pages(1, cache, device);
+            self.answer.pages.extend(page);
+        }
+        let is_first = self.step.work != Work::Answer;
+        let is_again = self.tokens.len() == self.prompt_len;
+        let position = self.tokens.len() - 1;
+        self.step.clear(if is_again { Work::Again } else { Work::Answer });
+        if is_first {
+            self.step.spans = self.parts.iter().map(Part::span).collect();
+        }
+        let slot =
+            self.answer.pages[row / PAGE_ROWS] * PAGE_ROWS as Slot + (row % PAGE_ROWS) as Slot;
+        self.step.push(self.tokens[position], position, position, slot);
+        self.step.outputs = Outputs::Last;
+        if is_again {
+            // Its row is among the kept ones; the new one, of the same bits, is overwritten by that of
+            // the answer's first token.
+            return;
+        }
+        if is_first {
+            self.step.spans.push(Span {
+                pages: Vec::new(),
+                len: 0,
+                home_position: self.prompt_len,
+                position: self.prompt_len,
+            });
+        }
+        if let Some(span) = self.step.spans.last_mut() {
+            span.len = row + 1;
+            span.pages.extend(self.answer.pages[span.pages.len()..].iter());
+        }
+    }
+
+    /// This lane's part of the step, if it has one.
+    pub(super) fn lane(&self) -> Option<Lane<'_>> {
+        let Prepared { work, tokens, positions, key_positions, store_at, spans, outputs } =
+            &self.step;
+        (*work != Work::Wait).then_some(Lane {
+            tokens,
+            positions,
+            key_positions,
+            store_at,
+            spans,
+            outputs: *outputs,
+        })
+    }
+
+    /// Takes in the step's result. `logits(i)` is row i of this lane's outputs, `time` its share of
+    /// what the step took.
     pub(super) fn advance<'l>(
         &mut self,
+        cache: &mut Cache,
         logits: &impl Fn(usize) -> &'l [f32],
+        shares: impl FnOnce() -> Vec<f32>,
+        time: Duration,
         tokenizer: &Tokenizer,
         events: &mut Vec<Event>,
     ) {
-        if let Err(error) = self.try_advance(logits, tokenizer, events) {
+        let done = match self.step.work {
+            Work::Wait => return,
+            Work::Fill => self.fill(cache, logits, time, tokenizer, events),
+            Work::Repair => {
+                self.repairs.advance(self.step.tokens.len(), &mut self.parts, time);
+                Ok(())
+            }
+            Work::Again => Ok(()),
+            Work::Answer => {
+                self.answer.stored += 1;
+                Ok(())
+            }
+        };
+        let is_next_known = self.step.outputs != Outputs::None && self.is_prompt_done(cache);
+        let done = done.and_then(|()| {
+            if is_next_known {
+                self.attention.add(&shares());
+                self.choose(logits(self.n_outputs() - 1), tokenizer, events)?;
+            }
+            Ok(())
+        });
+        if let Err(error) = done {
             self.end = Some(End::Failed(error));
         }
     }
 
-    fn try_advance<'l>(
+    fn n_outputs(&self) -> usize {
+        self.lane().map_or(0, |lane| lane.n_outputs())
+    }
+
+    fn is_prompt_done(&self, cache: &Cache) -> bool {
+        let rest = self.parts.get(self.at..).unwrap_or_default();
+        rest.iter().all(|part| cache.node(part.node).filled >= part.range.len())
+    }
+
+    fn fill<'l>(
         &mut self,
+        cache: &mut Cache,
         logits: &impl Fn(usize) -> &'l [f32],
+        time: Duration,
         tokenizer: &Tokenizer,
         events: &mut Vec<Event>,
     ) -> Result<(), SamplingError> {
-        let n_outputs = self.lane().n_outputs();
-        if self.sampling.echo && self.stored < self.prompt_len {
-            self.echo_prompt(logits, tokenizer, events)?;
+        let part = &mut self.parts[self.at];
+        part.time += time;
+        let node = cache.node_mut(part.node);
+        let rows = node.filled..node.filled + self.step.tokens.len();
+        node.filled = rows.end;
+        node.cost += time;
+        if node.is_filled() {
+            node.filler = None;
         }
-        self.stored += self.taken;
-        if self.stored <= self.prompt_len {
-            let (done, total) = (self.stored, self.prompt_len);
-            events.push(Event::Prefill { lane: self.id, done, total });
+        let done = (part.range.start + rows.end).min(part.range.end);
+        if self.speaker.echoes() {
+            let prompt = &self.tokens[..self.prompt_len];
+            let range = part.range.start + rows.start..done;
+            self.speaker.echo(prompt, range, logits, tokenizer, self.id, events)?;
         }
-        if self.pending() > 0 {
-            return Ok(());
+        if let Some(Scores { from, to }) = &self.scores
+            && part.range.end > *from
+        {
+            let first = part.range.start + rows.start;
+            for position in first.max(*from)..done {
+                // Whoever asked may have lost interest.
+                let _ = to.send(logits(position - first).to_vec());
+            }
         }
-        if self.sampling.max_tokens == Some(0) {
-            self.end = Some(End::Finished(FinishReason::Length));
-            return Ok(());
-        }
-        let choice = self.sampler.sample(logits(n_outputs - 1))?;
-        let token = self.accept(choice.token, choice.logprobs, tokenizer);
-        events.push(Event::Token { lane: self.id, token });
+        events.push(Event::Prefill { lane: self.id, done, total: self.prompt_len });
         Ok(())
     }
 
-    /// Takes one generated token: its text, and whether the answer ends with it.
-    fn accept(&mut self, id: u32, logprobs: Option<Logprobs>, tokenizer: &Tokenizer) -> Token {
-        self.first_token.get_or_insert_with(|| self.started.elapsed());
-        self.tokens.push(id);
-        let (text, end) = self.read_out(id, tokenizer);
-        self.end = end.map(End::Finished);
-        Token { id, text, logprobs }
-    }
-
-    /// The text that a token makes certain, and why the answer ends with it, if it does.
-    fn read_out(&mut self, id: u32, tokenizer: &Tokenizer) -> (String, Option<FinishReason>) {
-        if self.sampler.is_end(id) {
-            return (self.text.finish(), Some(FinishReason::Stop));
-        }
-        let bytes = if tokenizer.is_special(id) { None } else { tokenizer.token_bytes(id) };
-        let piece = self.text.push(bytes.unwrap_or_default());
-        if piece.stopped.is_some() {
-            return (piece.text, Some(FinishReason::Stop));
-        }
-        let is_full = Some(self.generated()) == self.sampling.max_tokens
-            || self.tokens.len() == self.slots.len();
-        if is_full {
-            return (piece.text + &self.text.finish(), Some(FinishReason::Length));
-        }
-        (piece.text, None)
-    }
-
-    /// The prompt's tokens as events. A row of logits tells of the token after it, so a step with
-    /// tokens i..j echoes tokens i+1..=j, and the very first token has no log-probability.
-    fn echo_prompt<'l>(
+    /// The answer's next token.
+    fn choose(
         &mut self,
-        logits: &impl Fn(usize) -> &'l [f32],
+        logits: &[f32],
         tokenizer: &Tokenizer,
         events: &mut Vec<Event>,
     ) -> Result<(), SamplingError> {
-        if self.stored == 0 {
-            events.push(self.echo_token(0, None, tokenizer));
+        let (token, reason) = self.speaker.next(logits, tokenizer)?;
+        if let Some(token) = token {
+            self.first_token.get_or_insert_with(|| self.started.elapsed());
+            self.tokens.push(token.id);
+            events.push(Event::Token { lane: self.id, token });
         }
-        let last = (self.stored + self.taken).min(self.prompt_len - 1);
-        for index in self.stored + 1..=last {
-            let of_row =
-                |top| Logprobs::of(logits(index - 1 - self.stored), self.tokens[index], top, index);
-            let logprobs = self.sampling.logprobs.map(of_row).transpose()?;
-            events.push(self.echo_token(index, logprobs, tokenizer));
-        }
+        self.end = reason.map(End::Finished);
         Ok(())
     }
 
-    fn echo_token(
-        &mut self,
-        index: usize,
-        logprobs: Option<Logprobs>,
-        tokenizer: &Tokenizer,
-    ) -> Event {
-        let id = self.tokens[index];
-        let mut text = self.echo.push(tokenizer.token_bytes(id).unwrap_or_default()).text;
-        if index + 1 == self.prompt_len {
-            text.push_str(&self.echo.finish());
-        }
-        Event::Token { lane: self.id, token: Token { id, text, logprobs } }
-    }
-
-    fn generated(&self) -> usize {
-        self.tokens.len() - self.prompt_len
+    /// The positions of a part's rows that lie in a range of the prompt.
+    pub(super) fn overlap(part: &Part, range: &Range<usize>) -> usize {
+        let end = part.range.end.min(range.end);
+        end.saturating_sub(part.range.start.max(range.start))
     }
 
     /// Whether the lane has nothing more to run.
@@ -216,21 +419,49 @@ impl Sequence {
         self.end.is_some() || self.cancel.is_cancelled()
     }
 
-    /// The event that tells how the lane ended, and the pages to give back.
-    pub(super) fn finish(self) -> (Event, impl Iterator<Item = PageId>) {
+    /// Ends the lane: its rows are kept or given back, and what became of it is told.
+    pub(super) fn finish(mut self, cache: &mut Cache) -> Event {
+        let report = self.report();
         let stats = Stats {
             prompt_tokens: self.prompt_len,
-            generated_tokens: self.generated(),
+            cached_tokens: report.cached_tokens(),
+            generated_tokens: self.tokens.len() - self.prompt_len,
             first_token: self.first_token.unwrap_or_default(),
             total: self.started.elapsed(),
         };
+        cache.count_prompt(stats.cached_tokens, self.prompt_len - stats.cached_tokens);
+        self.give_back(cache);
         let lane = self.id;
-        let done = |reason| Event::Done { lane, finished: Finished { reason, stats } };
-        let event = match self.end {
+        let done = |reason| Event::Done {
+            lane,
+            finished: Finished { reason, stats, report: report.clone() },
+        };
+        match self.end {
             Some(End::Failed(error)) => Event::Failed { lane, error },
             Some(End::Finished(reason)) => done(reason),
             None => done(FinishReason::Cancelled),
-        };
-        (event, self.spans.into_iter().flat_map(|span| span.pages))
+        }
+    }
+
+    /// Gives back what the lane holds; the rows of its answer are kept for the next turn.
+    fn give_back(&mut self, cache: &mut Cache) {
+        cache.give_back_pages(self.repairs.take_pages());
+        let mut pages = std::mem::take(&mut self.answer.pages);
+        let rows = if self.answer.is_kept { self.answer.stored } else { 0 };
+        let spare = pages.split_off(crate::kv::pages_for(rows));
+        cache.give_back_pages(spare);
+        if rows > 0 {
+            let tokens = self.tokens[self.prompt_len..self.prompt_len + rows].to_vec();
+            let cost = cache.mean_cost() * rows as u32;
+            let (parent, home) = (self.answer.parent, self.prompt_len);
+            let new = NewNode { parent, home, tokens, chunk: None, is_public: true };
+            cache.adopt(new, pages, cost);
+        }
+        for part in &self.parts {
+            let node = cache.node_mut(part.node);
+            node.filler = node.filler.filter(|filler| *filler != self.id);
+            cache.let_go(part.node);
+        }
+        cache.release_promise(self.answer.promised);
     }
 }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::chunk::Report;
+
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
@@ -25,12 +27,14 @@ impl fmt::Display for FinishReason {
 }
 
 /// The end of a lane.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Finished {
     /// Why it ended.
     pub reason: FinishReason,
     /// What it took.
     pub stats: Stats,
+    /// What its context was made of.
+    pub report: Report,
 }
 
 /// What an answer took.
@@ -38,6 +42,8 @@ pub struct Finished {
 pub struct Stats {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
+    /// Those of them whose rows were kept.
+    pub cached_tokens: usize,
     /// Tokens generated, an end token included.
     pub generated_tokens: usize,
     /// From admission to the first generated token.

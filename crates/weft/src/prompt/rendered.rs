@@ -45,21 +45,23 @@ impl Rendered {
         &self.segments
     }
 
-    /// The prompt's tokens. Segments are encoded each on its own, so no token crosses a border.
+    /// The prompt's tokens.
     pub fn tokens(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, PromptError> {
+        Ok(self.encode(tokenizer)?.concat())
+    }
+
+    /// The tokens of each segment. Each is encoded on its own, so no token crosses a border.
+    pub fn encode(&self, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, PromptError> {
         for string in &self.unmarked {
             if let Some(token) = added_token_in(tokenizer, string)? {
                 return Err(PromptError::Inseparable { token });
             }
         }
-        let mut tokens = Vec::new();
-        for segment in &self.segments {
-            tokens.extend(match segment {
-                Segment::Scaffold(text) => tokenizer.encode_markup(text)?,
-                Segment::Content(text) => tokenizer.encode_text(text)?,
-            });
-        }
-        Ok(tokens)
+        let encode = |segment: &Segment| match segment {
+            Segment::Scaffold(text) => tokenizer.encode_markup(text),
+            Segment::Content(text) => tokenizer.encode_text(text),
+        };
+        Ok(self.segments.iter().map(encode).collect::<Result<_, _>>()?)
     }
 }
 

@@ -25,6 +25,9 @@ pub trait Weights {
         tensor: Tensor,
         visit: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), WeightsError>;
+
+    /// Tells these weights from others: differs where any tensor differs as a whole.
+    fn fingerprint(&self) -> [u8; 32];
 }
 
 /// Why weights cannot be used.

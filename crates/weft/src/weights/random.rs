@@ -42,6 +42,10 @@ impl Weights for RandomWeights {
         }
         Ok(())
     }
+
+    fn fingerprint(&self) -> [u8; 32] {
+        *blake3::hash(format!("random {}", self.seed).as_bytes()).as_bytes()
+    }
 }
 
 /// The value of one weight, from a random number of mean 0 and deviation 1.

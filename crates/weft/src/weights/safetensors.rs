@@ -20,11 +20,15 @@ use crate::config::Config;
 /// Bytes read from a file at a time.
 const BLOCK_BYTES: usize = 1 << 20;
 
+/// Bytes of a tensor that are looked at in one place to tell it from others.
+const SAMPLE_BYTES: usize = 4096;
+
 /// The weight files of one model, open and checked.
 pub struct Safetensors {
     files: Vec<Mutex<Box<dyn Source>>>,
     names: Vec<String>,
     places: HashMap<Tensor, Place>,
+    fingerprint: [u8; 32],
 }
 
 /// Where a tensor lies.
@@ -58,7 +62,33 @@ impl Safetensors {
         let places = place_all(&headers, config)?;
         let names = headers.iter().map(|header| header.name.clone()).collect();
         let files = headers.into_iter().map(|header| Mutex::new(header.source)).collect();
-        Ok(Self { files, names, places })
+        let mut opened = Self { files, names, places, fingerprint: [0; 32] };
+        opened.fingerprint = opened.sample()?;
+        Ok(opened)
+    }
+
+    /// A hash of each tensor's name, shape and format, and of its first, middle and last bytes.
+    fn sample(&self) -> Result<[u8; 32], WeightsError> {
+        let mut places: Vec<_> =
+            self.places.iter().map(|(tensor, place)| (tensor.name(), place)).collect();
+        places.sort_by(|a, b| a.0.cmp(&b.0));
+        let mut hasher = blake3::Hasher::new();
+        let mut bytes = vec![0; SAMPLE_BYTES];
+        for (name, place) in places {
+            let about = format!("{name} {} {} {:?}\0", place.rows, place.row, place.dtype);
+            hasher.update(about.as_bytes());
+            let failed =
+                |source| WeightsError::Read { file: self.names[place.file].clone(), source };
+            let mut file = self.files[place.file].lock().unwrap_or_else(PoisonError::into_inner);
+            let len = place.rows * place.row * place.dtype.bitsize() / 8;
+            let sample = SAMPLE_BYTES.min(len);
+            for offset in [0, (len - sample) / 2, len - sample] {
+                file.seek(SeekFrom::Start(place.start + offset as u64)).map_err(failed)?;
+                file.read_exact(&mut bytes[..sample]).map_err(failed)?;
+                hasher.update(&bytes[..sample]);
+            }
+        }
+        Ok(*hasher.finalize().as_bytes())
     }
 }
 
@@ -88,6 +118,10 @@ impl Weights for Safetensors {
             }
         }
         Ok(())
+    }
+
+    fn fingerprint(&self) -> [u8; 32] {
+        self.fingerprint
     }
 }
 

@@ -1,0 +1,367 @@
+//! Kept KV rows: which there are, where they lie, and what has to go when there is no room.
+//!
+//! Nodes hold the rows of some tokens after a context. They are found by what they attended to, live
+//! in the device's pages, in main memory and on disk, and move down when others need the room. Rows
+//! that a lane reads are never moved, and pages that were promised to a lane can always be had. The
+//! cache knows tokens and pages; it does not know requests.
+
+mod node;
+mod prefix;
+mod stats;
+mod tiers;
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use crate::chunk::ChunkId;
+use crate::config::Config;
+use crate::device::Device;
+use crate::dtype::Dtype;
+use crate::engine::LaneId;
+use crate::kv::{OutOfPages, PageId, PagePool, pages_for};
+use crate::store::{KvKey, Store};
+
+use self::node::Worth;
+pub(crate) use self::node::{Node, NodeId};
+pub(crate) use self::prefix::{Prefix, rows_key};
+pub use self::stats::{CacheStats, TierStats};
+pub(crate) use self::tiers::Gone;
+
+/// A match of only a few tokens at the begin of a node is not worth a span of its own.
+const LEAST_PARTIAL_MATCH: usize = 32;
+
+/// Where rows may be kept, and how much of them.
+#[derive(Default)]
+pub struct Tiers {
+    /// Bytes of main memory for rows that left the device's pages.
+    pub ram_bytes: u64,
+    /// Files.
+    pub store: Option<Store>,
+}
+
+/// The size of rows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowShape {
+    pub(crate) layers: usize,
+    pub(crate) kv_width: usize,
+    pub(crate) dtype: Dtype,
+}
+
+impl RowShape {
+    pub(crate) fn new(config: &Config, dtype: Dtype) -> Self {
+        Self { layers: config.layers, kv_width: config.kv_width(), dtype }
+    }
+
+    /// Bytes of the keys, or of the values, of `rows` rows in `layers` layers.
+    pub(crate) fn bytes(&self, layers: usize, rows: usize) -> usize {
+        layers * rows * self.kv_width * self.dtype.bytes()
+    }
+}
+
+/// All nodes and all pages.
+pub(crate) struct Cache {
+    fingerprint: String,
+    shape: RowShape,
+    pool: PagePool,
+    /// Pages that lanes will take, and that are kept free or evictable for them.
+    promised: usize,
+    nodes: BTreeMap<NodeId, Node>,
+    /// Public nodes by the key of what they attended to.
+    children: HashMap<KvKey, Vec<NodeId>>,
+    next: u64,
+    tiers: Tiers,
+    ram_used: u64,
+    /// Grows with each use.
+    clock: u64,
+    /// The worth of what was evicted last.
+    worth: f64,
+    stats: CacheStats,
+}
+
+/// A new node: tokens to compute after a context.
+pub(crate) struct NewNode {
+    pub(crate) parent: KvKey,
+    pub(crate) home: usize,
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) chunk: Option<ChunkId>,
+    pub(crate) is_public: bool,
+}
+
+impl Cache {
+    /// All of a device's pages, and what earlier runs left on disk.
+    pub(crate) fn new(fingerprint: String, shape: RowShape, pages: usize, tiers: Tiers) -> Self {
+        let mut cache = Self {
+            fingerprint,
+            shape,
+            pool: PagePool::new(pages),
+            promised: 0,
+            nodes: BTreeMap::new(),
+            children: HashMap::new(),
+            next: 0,
+            tiers,
+            ram_used: 0,
+            clock: 0,
+            worth: 0.0,
+            stats: CacheStats::default(),
+        };
+        cache.find_files();
+        cache
+    }
+
+    pub(crate) fn shape(&self) -> RowShape {
+        self.shape
+    }
+
+    /// The empty context.
+    pub(crate) fn root(&self) -> Prefix {
+        Prefix::root(&self.fingerprint)
+    }
+
+    pub(crate) fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[&id]
+    }
+
+    pub(crate) fn node_mut(&mut self, id: NodeId) -> &mut Node {
+        self.nodes.get_mut(&id).expect("a lane's nodes live as long as the lane")
+    }
+
+    /// The node after `parent` that has the most of `tokens` in its first rows, and how many: all of
+    /// them, all of its own, or enough to be worth it.
+    pub(crate) fn longest(&self, parent: &KvKey, tokens: &[u32]) -> Option<(NodeId, usize)> {
+        let candidates = self.children.get(parent)?.iter().map(|id| (*id, &self.nodes[id]));
+        candidates
+            .map(|(id, node)| (id, node, common_prefix(&node.tokens, tokens)))
+            .filter(|(_, node, n)| {
+                *n >= LEAST_PARTIAL_MATCH.min(node.len()).min(tokens.len()).max(1)
+            })
+            // The longest match; of equals the fastest, then the oldest.
+            .min_by_key(|(id, node, n)| (std::cmp::Reverse(*n), node.tier(), *id))
+            .map(|(id, _, n)| (id, n))
+    }
+
+    /// Pages that could be promised now, if the nodes `held` were in use.
+    fn available(&self, held: &[NodeId]) -> usize {
+        let evictable =
+            self.nodes.iter().filter(|(id, node)| node.is_evictable() && !held.contains(id));
+        let evictable: usize = evictable.map(|(_, node)| node.pages.len()).sum();
+        (self.pool.free() + evictable).saturating_sub(self.promised)
+    }
+
+    /// Whether pages could be promised, if the nodes `held` were in use.
+    pub(crate) fn check_promise(&self, pages: usize, held: &[NodeId]) -> Result<(), OutOfPages> {
+        let free = self.available(held);
+        if pages > free {
+            return Err(OutOfPages { wanted: pages, free, total: self.pool.total() });
+        }
+        Ok(())
+    }
+
+    /// Promises pages to a lane that will hold the nodes `held`.
+    pub(crate) fn promise(&mut self, pages: usize, held: &[NodeId]) -> Result<(), OutOfPages> {
+        self.check_promise(pages, held)?;
+        self.promised += pages;
+        Ok(())
+    }
+
+    /// Pages that are promised and not yet taken.
+    pub(crate) fn n_promised(&self) -> usize {
+        self.promised
+    }
+
+    /// Whether a node is still there.
+    pub(crate) fn has(&self, id: NodeId) -> bool {
+        self.nodes.contains_key(&id)
+    }
+
+    /// Takes back a promise.
+    pub(crate) fn release_promise(&mut self, pages: usize) {
+        self.promised -= pages;
+    }
+
+    /// Takes promised pages.
+    pub(crate) fn take_pages(&mut self, pages: usize, device: &mut dyn Device) -> Vec<PageId> {
+        while self.pool.free() < pages {
+            self.evict_one(device);
+        }
+        self.promised -= pages;
+        self.pool.take(pages).expect("there are enough free pages now")
+    }
+
+    pub(crate) fn give_back_pages(&mut self, pages: impl IntoIterator<Item = PageId>) {
+        self.pool.give_back(pages);
+    }
+
+    /// A node for tokens that a lane will compute, in promised pages.
+    pub(crate) fn insert(
+        &mut self,
+        new: NewNode,
+        filler: LaneId,
+        device: &mut dyn Device,
+    ) -> NodeId {
+        let pages = self.take_pages(pages_for(new.tokens.len()), device);
+        self.add_node(new, pages, 0, Some(filler))
+    }
+
+    /// A node of rows that a lane has computed in pages of its own, unless there are such rows.
+    pub(crate) fn adopt(&mut self, new: NewNode, pages: Vec<PageId>, cost: Duration) {
+        let filled = new.tokens.len();
+        if self.longest(&new.parent, &new.tokens).is_some_and(|(_, n)| n == filled) {
+            self.pool.give_back(pages);
+            return;
+        }
+        let id = self.add_node(new, pages, filled, None);
+        self.node_mut(id).cost = cost;
+        self.hold(id);
+        self.let_go(id);
+    }
+
+    fn add_node(
+        &mut self,
+        new: NewNode,
+        pages: Vec<PageId>,
+        filled: usize,
+        filler: Option<LaneId>,
+    ) -> NodeId {
+        let NewNode { parent, home, tokens, chunk, is_public } = new;
+        let node = Node {
+            parent,
+            home,
+            tokens,
+            chunk,
+            pages,
+            filled,
+            filler,
+            ram: None,
+            on_disk: false,
+            is_public,
+            cost: Duration::ZERO,
+            users: 0,
+            pinned: false,
+            worth: Worth::default(),
+        };
+        self.index(node)
+    }
+
+    fn index(&mut self, node: Node) -> NodeId {
+        let id = NodeId(self.next);
+        self.next += 1;
+        if node.is_public {
+            self.children.entry(node.parent).or_default().push(id);
+        }
+        self.nodes.insert(id, node);
+        id
+    }
+
+    /// A lane begins to read a node.
+    pub(crate) fn hold(&mut self, id: NodeId) {
+        self.node_mut(id).users += 1;
+        self.touch(id);
+    }
+
+    /// A lane is done with a node. What nobody can find or finish any more is dropped.
+    pub(crate) fn let_go(&mut self, id: NodeId) {
+        self.touch(id);
+        let node = self.node_mut(id);
+        node.users -= 1;
+        if node.users == 0 && !(node.is_public && node.is_filled()) {
+            self.drop_node(id);
+        }
+    }
+
+    fn touch(&mut self, id: NodeId) {
+        self.clock += 1;
+        let (clock, worth) = (self.clock, self.worth);
+        let node = self.node_mut(id);
+        node.worth = Worth { value: worth + node.cost_per_page(), last_use: clock };
+    }
+
+    fn drop_node(&mut self, id: NodeId) {
+        let Some(node) = self.nodes.remove(&id) else { return };
+        self.pool.give_back(node.pages);
+        self.ram_used -= node.ram.as_ref().map_or(0, tiers::bytes);
+        if let Some(siblings) = self.children.get_mut(&node.parent) {
+            siblings.retain(|sibling| *sibling != id);
+            if siblings.is_empty() {
+                self.children.remove(&node.parent);
+            }
+        }
+    }
+
+    /// The key under which a node's rows are filed.
+    fn key_of(node: &Node) -> KvKey {
+        rows_key(&node.parent, &node.tokens)
+    }
+
+    /// Sets whether the rows of a chunk must stay where they are.
+    pub(crate) fn pin(&mut self, chunk: &ChunkId, pinned: bool) {
+        for node in self.nodes.values_mut().filter(|node| node.chunk.as_ref() == Some(chunk)) {
+            node.pinned = pinned;
+        }
+    }
+
+    /// Forgets all rows of a chunk, in every tier; those that a lane reads stay until it is done.
+    pub(crate) fn forget(&mut self, tokens: &[u32]) {
+        let has = |node: &Node| node.tokens.windows(tokens.len()).any(|window| window == tokens);
+        let ids: Vec<NodeId> =
+            self.nodes.iter().filter(|(_, node)| has(node)).map(|(id, _)| *id).collect();
+        for id in ids {
+            self.forget_node(id);
+        }
+    }
+
+    /// Forgets everything that no lane reads.
+    pub(crate) fn clear(&mut self) {
+        let ids: Vec<NodeId> = self.nodes.keys().copied().collect();
+        for id in ids {
+            self.forget_node(id);
+        }
+    }
+
+    fn forget_node(&mut self, id: NodeId) {
+        let node = &self.nodes[&id];
+        let (key, on_disk) = (Self::key_of(node), node.on_disk);
+        if let Some(store) = self.tiers.store.as_mut().filter(|_| on_disk) {
+            store.remove(&key);
+        }
+        let node = self.node_mut(id);
+        node.on_disk = false;
+        if node.users == 0 {
+            self.drop_node(id);
+        } else if node.is_public {
+            node.is_public = false;
+            let parent = node.parent;
+            if let Some(siblings) = self.children.get_mut(&parent) {
+                siblings.retain(|sibling| *sibling != id);
+            }
+        }
+    }
+
+    /// Panics unless every page is in one place and every figure adds up.
+    #[cfg(test)]
+    pub(crate) fn check(&self, elsewhere: &[PageId]) {
+        let mut pages: Vec<PageId> = self.nodes.values().flat_map(|n| n.pages.clone()).collect();
+        pages.extend(elsewhere);
+        let n_pages = pages.len();
+        pages.sort_unstable();
+        pages.dedup();
+        assert_eq!(pages.len(), n_pages, "a page in two places");
+        assert_eq!(n_pages + self.pool.free(), self.pool.total(), "a page is lost");
+        let ram: u64 = self.nodes.values().filter_map(|n| n.ram.as_ref()).map(tiers::bytes).sum();
+        assert_eq!(ram, self.ram_used);
+        assert!(ram <= self.tiers.ram_bytes);
+        let free = self.pool.free()
+            + self
+                .nodes
+                .values()
+                .filter(|n| n.is_evictable())
+                .map(|n| n.pages.len())
+                .sum::<usize>();
+        assert!(free >= self.promised, "{} promised of {free}", self.promised);
+        let public = self.nodes.values().filter(|n| n.is_public).count();
+        assert_eq!(self.children.values().map(Vec::len).sum::<usize>(), public);
+    }
+}
+
+fn common_prefix(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}

@@ -1,0 +1,80 @@
+//! What rows attended to, as a key.
+//!
+//! A prefix is a hash of all that stands before some rows: the model, the device's way of computing,
+//! and the tokens from the first on. How the tokens were cut into pieces does not show in it. Where a
+//! piece is used approximately, the prefix says so, because what follows has attended to that.
+
+use crate::chunk::Repair;
+use crate::store::KvKey;
+
+/// A context so far. Cheap to copy.
+#[derive(Clone)]
+pub(crate) struct Prefix(blake3::Hasher);
+
+/// Stand around what is used approximately; no vocabulary has such tokens.
+const BEGIN: u32 = u32::MAX;
+const END: u32 = u32::MAX - 1;
+
+impl Prefix {
+    /// The empty context of a model on a device.
+    pub(crate) fn root(fingerprint: &str) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(b"weft kv rows 1\0").update(fingerprint.as_bytes());
+        Self(hasher)
+    }
+
+    /// Tokens that attend to all before them.
+    pub(crate) fn add(&mut self, tokens: &[u32]) {
+        for token in tokens {
+            self.0.update(&token.to_le_bytes());
+        }
+    }
+
+    /// Rows that were computed after `parent` and stand here now.
+    pub(crate) fn add_moved(&mut self, parent: &KvKey, repair: Repair, tokens: &[u32]) {
+        self.add(&[BEGIN]);
+        self.0.update(parent.as_bytes()).update(repair.to_string().as_bytes());
+        self.add(tokens);
+        self.add(&[END]);
+    }
+
+    /// The key of this context.
+    pub(crate) fn key(&self) -> KvKey {
+        KvKey::from_bytes(*self.0.finalize().as_bytes())
+    }
+}
+
+/// The key of the rows of `tokens` after a context.
+pub(crate) fn rows_key(parent: &KvKey, tokens: &[u32]) -> KvKey {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(b"weft kv key 1\0").update(parent.as_bytes());
+    for token in tokens {
+        hasher.update(&token.to_le_bytes());
+    }
+    KvKey::from_bytes(*hasher.finalize().as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cuts_do_not_show_and_moves_do() {
+        let key = |add: &dyn Fn(&mut Prefix)| {
+            let mut prefix = Prefix::root("model");
+            add(&mut prefix);
+            prefix.key()
+        };
+        let whole = key(&|prefix| prefix.add(&[1, 2, 3]));
+        let cut = key(&|prefix| {
+            prefix.add(&[1]);
+            prefix.add(&[2, 3]);
+        });
+        assert_eq!(whole, cut);
+        let root = Prefix::root("model").key();
+        let moved = |repair| key(&|prefix| prefix.add_moved(&root, repair, &[1, 2, 3]));
+        assert_ne!(whole, moved(Repair::None));
+        assert_ne!(moved(Repair::Link(8)), moved(Repair::None));
+        assert_ne!(root, Prefix::root("other").key());
+    }
+}

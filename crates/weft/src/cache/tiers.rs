@@ -1,0 +1,262 @@
+//! How rows move between the device's pages, main memory and disk.
+//!
+//! Down: what is worth least goes first, to the next tier that has room for it. Up: rows are brought
+//! whole. A file that does not prove what it claims is as good as none.
+
+use std::time::{Duration, Instant};
+
+use super::{Cache, CacheStats, Node, NodeId, TierStats, Worth, rows_key};
+use crate::chunk::Tier;
+use crate::device::{Device, Rows as DeviceRows};
+use crate::store::{Header, Put, Rows, StoreStats};
+
+/// Rows that were to be brought turned out not to be there: they have to be computed.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Gone;
+
+pub(super) fn bytes(rows: &Rows) -> u64 {
+    (rows.k.len() + rows.v.len()) as u64
+}
+
+impl Cache {
+    /// Makes nodes of the files that fit this model and device.
+    pub(super) fn find_files(&mut self) {
+        let Some(store) = &self.tiers.store else { return };
+        let found: Vec<_> = store
+            .entries()
+            .filter(|(key, entry)| {
+                let header = &entry.header;
+                header.fingerprint == self.fingerprint
+                    && rows_key(&header.parent, &header.tokens) == **key
+            })
+            .map(|(_, entry)| entry.header.clone())
+            .collect();
+        for header in found {
+            let filled = header.tokens.len();
+            self.index(Node {
+                parent: header.parent,
+                home: header.home_position,
+                tokens: header.tokens,
+                chunk: None,
+                pages: Vec::new(),
+                filled,
+                filler: None,
+                ram: None,
+                on_disk: true,
+                is_public: true,
+                cost: Duration::from_micros(header.prefill_us),
+                users: 0,
+                pinned: false,
+                worth: Worth::default(),
+            });
+        }
+    }
+
+    /// Puts a node's rows into the device's pages, which were promised if it has none, and tells where
+    /// they were.
+    pub(crate) fn bring(
+        &mut self,
+        id: NodeId,
+        device: &mut dyn Device,
+    ) -> Result<(Tier, Duration), Gone> {
+        let start = Instant::now();
+        let tier = self.nodes.get(&id).and_then(Node::tier).ok_or(Gone)?;
+        if tier != Tier::Device {
+            let rows = match self.node_mut(id).ram.take() {
+                Some(rows) => rows,
+                None => self.read_file(id)?,
+            };
+            let pages = self.take_pages(self.node(id).n_pages(), device);
+            let len = self.node(id).len();
+            device.write_kv(&DeviceRows { pages: &pages, len }, &rows.k, &rows.v);
+            let node = self.node_mut(id);
+            node.pages = pages;
+            if tier == Tier::Ram {
+                node.ram = Some(rows);
+                self.stats.brought_from_ram += 1;
+            } else {
+                self.stats.brought_from_disk += 1;
+            }
+        }
+        Ok((tier, start.elapsed()))
+    }
+
+    fn read_file(&mut self, id: NodeId) -> Result<Rows, Gone> {
+        let (key, header) = self.filed(id);
+        let rows = self.tiers.store.as_mut().and_then(|store| store.get(&key, &header));
+        if rows.is_none() {
+            self.node_mut(id).on_disk = false;
+            self.drop_node(id);
+        }
+        rows.ok_or(Gone)
+    }
+
+    /// Frees the pages of the node that is worth least.
+    pub(super) fn evict_one(&mut self, device: &mut dyn Device) {
+        let victim = self.least(|node| node.is_evictable());
+        let id = victim.expect("promised pages are free or evictable");
+        self.worth = self.worth.max(self.node(id).worth.value);
+        self.stats.evicted_from_device += 1;
+        if self.node(id).ram.is_none() {
+            let rows = self.read_pages(id, device);
+            self.put_in_ram(id, rows);
+        }
+        let pages = std::mem::take(&mut self.node_mut(id).pages);
+        self.pool.give_back(pages);
+        if self.node(id).tier().is_none() {
+            self.stats.dropped += 1;
+            self.drop_node(id);
+        }
+    }
+
+    fn read_pages(&self, id: NodeId, device: &dyn Device) -> Rows {
+        let node = self.node(id);
+        let len = self.shape.bytes(self.shape.layers, node.len());
+        let (mut k, mut v) = (vec![0; len], vec![0; len]);
+        let rows = DeviceRows { pages: &node.pages, len: node.len() };
+        device.read_kv(0..self.shape.layers as u16, &rows, &mut k, &mut v);
+        Rows { k, v }
+    }
+
+    /// Keeps rows in main memory, or else in a file, or else nowhere.
+    fn put_in_ram(&mut self, id: NodeId, rows: Rows) {
+        let needed = bytes(&rows);
+        if needed > self.tiers.ram_bytes {
+            self.put_on_disk(id, &rows);
+            return;
+        }
+        while self.ram_used + needed > self.tiers.ram_bytes {
+            let Some(victim) = self.least(|node| node.ram.is_some() && !node.pinned) else {
+                self.put_on_disk(id, &rows);
+                return;
+            };
+            self.evict_from_ram(victim);
+        }
+        self.ram_used += needed;
+        self.node_mut(id).ram = Some(rows);
+    }
+
+    fn evict_from_ram(&mut self, id: NodeId) {
+        let Some(rows) = self.node_mut(id).ram.take() else { return };
+        self.ram_used -= bytes(&rows);
+        self.stats.evicted_from_ram += 1;
+        if self.node(id).pages.is_empty() {
+            self.put_on_disk(id, &rows);
+        }
+        if self.node(id).tier().is_none() {
+            self.stats.dropped += 1;
+            self.drop_node(id);
+        }
+    }
+
+    fn put_on_disk(&mut self, id: NodeId, rows: &Rows) -> bool {
+        if self.node(id).on_disk {
+            return true;
+        }
+        let (key, header) = self.filed(id);
+        let Some(store) = &mut self.tiers.store else { return false };
+        let put = store.put(&key, &header, rows);
+        let is_there = matches!(put, Put::Stored | Put::Present);
+        self.node_mut(id).on_disk = is_there;
+        is_there
+    }
+
+    /// Writes the rows of nodes to files; the nodes stay where they are. Tells how many are filed.
+    pub(crate) fn save(&mut self, device: &dyn Device, which: impl Fn(&Node) -> bool) -> usize {
+        let is_chosen = |node: &Node| node.is_public && node.is_filled() && which(node);
+        let ids: Vec<NodeId> =
+            self.nodes.iter().filter(|(_, node)| is_chosen(node)).map(|(id, _)| *id).collect();
+        ids.into_iter().filter(|id| self.save_node(*id, device)).count()
+    }
+
+    fn save_node(&mut self, id: NodeId, device: &dyn Device) -> bool {
+        if self.node(id).on_disk {
+            return true;
+        }
+        match self.node_mut(id).ram.take() {
+            Some(rows) => {
+                let is_there = self.put_on_disk(id, &rows);
+                self.node_mut(id).ram = Some(rows);
+                is_there
+            }
+            None => {
+                let rows = self.read_pages(id, device);
+                self.put_on_disk(id, &rows)
+            }
+        }
+    }
+
+    /// The key and header that a node's file has.
+    fn filed(&self, id: NodeId) -> (crate::store::KvKey, Header) {
+        let node = self.node(id);
+        let header = Header {
+            fingerprint: self.fingerprint.clone(),
+            dtype: self.shape.dtype,
+            layers: self.shape.layers,
+            kv_width: self.shape.kv_width,
+            // Rows are exact for what they attended to; how a prompt uses them is the prompt's.
+            reuse: "exact".to_owned(),
+            parent: node.parent,
+            home_position: node.home,
+            tokens: node.tokens.clone(),
+            prefill_us: u64::try_from(node.cost.as_micros()).unwrap_or(u64::MAX),
+        };
+        (Self::key_of(node), header)
+    }
+
+    /// The node that is worth least; of equals the one that stands last in its context.
+    fn least(&self, which: impl Fn(&Node) -> bool) -> Option<NodeId> {
+        let nodes = self.nodes.iter().filter(|(_, node)| which(node));
+        let rank = |node: &Node| (node.worth.value, node.worth.last_use, usize::MAX - node.home);
+        nodes
+            .min_by(|(_, a), (_, b)| {
+                let (a, b) = (rank(a), rank(b));
+                a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)).then(a.2.cmp(&b.2))
+            })
+            .map(|(id, _)| *id)
+    }
+
+    /// What the tiers hold now.
+    pub(crate) fn stats(&self) -> CacheStats {
+        let tier = |which: &dyn Fn(&Node) -> bool, budget_bytes: u64| {
+            let nodes: Vec<&Node> = self.nodes.values().filter(|node| which(node)).collect();
+            let tokens = nodes.iter().map(|node| node.len()).sum();
+            let used_bytes = 2 * self.shape.bytes(self.shape.layers, tokens) as u64;
+            TierStats { nodes: nodes.len(), tokens, used_bytes, budget_bytes }
+        };
+        let page_bytes = 2 * self.shape.bytes(self.shape.layers, crate::kv::PAGE_ROWS) as u64;
+        let mut device =
+            tier(&|node| !node.pages.is_empty(), self.pool.total() as u64 * page_bytes);
+        device.used_bytes = (self.pool.total() - self.pool.free()) as u64 * page_bytes;
+        let store = self.tiers.store.as_ref();
+        let mut disk = tier(&|node| node.on_disk, store.map_or(0, |store| store.budget_bytes()));
+        disk.used_bytes = store.map_or(0, |store| store.used_bytes());
+        CacheStats {
+            device,
+            ram: tier(&|node| node.ram.is_some(), self.tiers.ram_bytes),
+            disk,
+            store: store.map(|store| -> StoreStats { store.stats().clone() }),
+            ..self.stats.clone()
+        }
+    }
+
+    pub(crate) fn count_prompt(&mut self, cached: usize, computed: usize) {
+        self.stats.cached_tokens += cached as u64;
+        self.stats.computed_tokens += computed as u64;
+    }
+
+    /// What went wrong with files since the last call.
+    pub(crate) fn take_warnings(&mut self) -> Vec<String> {
+        self.tiers.store.as_mut().map(|store| store.take_warnings()).unwrap_or_default()
+    }
+
+    /// Computing time per token over all that was computed, for rows that were made by decoding.
+    pub(crate) fn mean_cost(&self) -> Duration {
+        let (mut cost, mut tokens) = (Duration::ZERO, 0);
+        for node in self.nodes.values().filter(|node| node.is_filled()) {
+            cost += node.cost;
+            tokens += node.len();
+        }
+        if tokens == 0 { Duration::ZERO } else { cost / u32::try_from(tokens).unwrap_or(u32::MAX) }
+    }
+}

@@ -1,0 +1,144 @@
+//! From chunks or messages to a composition, through the model's template.
+//!
+//! The template renders the whole prompt; it is cut before each text of the conversation, so that a
+//! piece is a text and what the template writes after it. What stands before the first text goes with
+//! it, or is a piece by itself where a context would come first: a document must not depend on what
+//! it is the first of.
+
+use super::{ChunkError, ChunkId, Composition, Kind, Library, Piece, Prompt, Repair, Reuse};
+use crate::prompt::{Content, Conversation, Message, PromptError, Segment, Template};
+use crate::tokenizer::Tokenizer;
+
+/// A text of the conversation, in the order in which the template writes them.
+struct Item {
+    kind: Kind,
+    chunk: Option<ChunkId>,
+    text: String,
+}
+
+/// Renders a prompt of chunks.
+pub fn compose_prompt(
+    template: &Template,
+    tokenizer: &Tokenizer,
+    library: &Library,
+    prompt: &Prompt,
+) -> Result<Composition, ChunkError> {
+    let query = match &prompt.queries[..] {
+        [query] if !query.trim().is_empty() => query,
+        [] | [_] => return Err(ChunkError::NoQuery),
+        queries => return Err(ChunkError::TwoQueries { count: queries.len() }),
+    };
+    if prompt.systems.len() > 1 {
+        return Err(ChunkError::TwoSystems { count: prompt.systems.len() });
+    }
+    let mut items = Vec::new();
+    for id in &prompt.systems {
+        items.push(item(library, id, |kind| kind == Kind::System, "system chunk")?);
+    }
+    for id in &prompt.contexts {
+        items.push(item(library, id, |kind| kind.level() == 1, "context or output chunk")?);
+    }
+    items.push(Item { kind: Kind::Query, chunk: None, text: query.clone() });
+    let (systems, rest) = items.split_at(prompt.systems.len());
+    let systems = systems.iter().map(|item| Message::system(&item.text));
+    let user = Message::user_pieces(rest.iter().map(|item| item.text.clone()).collect());
+    let conversation = Conversation::new(systems.chain([user]).collect(), prompt.thinking);
+    let mut composition = cut(template, tokenizer, &conversation, &items)?;
+    composition.repair = prompt.repair;
+    set_reuse(&mut composition, prompt.reuse);
+    Ok(composition)
+}
+
+fn item(
+    library: &Library,
+    id: &ChunkId,
+    may_stand: impl Fn(Kind) -> bool,
+    wanted: &'static str,
+) -> Result<Item, ChunkError> {
+    let chunk = library.get(id)?;
+    if !may_stand(chunk.kind) {
+        return Err(ChunkError::WrongKind { id: *id, kind: chunk.kind, wanted });
+    }
+    Ok(Item { kind: chunk.kind, chunk: Some(*id), text: chunk.in_prompt() })
+}
+
+/// Contexts and outputs are used again this way.
+pub(super) fn set_reuse(composition: &mut Composition, reuse: Reuse) {
+    for piece in composition.pieces.iter_mut().filter(|piece| piece.kind.level() == 1) {
+        piece.reuse = reuse;
+    }
+}
+
+/// Renders a conversation; each turn is a piece, and each document of a turn.
+pub fn compose_conversation(
+    template: &Template,
+    tokenizer: &Tokenizer,
+    conversation: &Conversation,
+) -> Result<Composition, PromptError> {
+    let mut items: Vec<Item> = conversation.messages.iter().flat_map(items_of).collect();
+    if let Some(last) = items.last_mut() {
+        last.kind = Kind::Query;
+    }
+    cut(template, tokenizer, conversation, &items)
+}
+
+fn items_of(message: &Message) -> Vec<Item> {
+    let kind = match &*message.role {
+        "system" | "developer" => Kind::System,
+        "assistant" => Kind::Output,
+        _ => Kind::Context,
+    };
+    let texts = match &message.content {
+        Some(Content::Pieces(pieces)) => pieces.clone(),
+        Some(content) => vec![content.text()],
+        None => Vec::new(),
+    };
+    texts.into_iter().map(|text| Item { kind, chunk: None, text }).collect()
+}
+
+/// Renders, encodes and cuts. A text that the template changed beyond recognition is not cut off: it
+/// stays with the piece before it.
+fn cut(
+    template: &Template,
+    tokenizer: &Tokenizer,
+    conversation: &Conversation,
+    items: &[Item],
+) -> Result<Composition, PromptError> {
+    let rendered = template.render(conversation)?;
+    let encoded = rendered.encode(tokenizer)?;
+    let mut items = items.iter();
+    let mut pieces: Vec<Piece> = Vec::new();
+    let mut leading = Vec::new();
+    for (segment, tokens) in rendered.segments().iter().zip(encoded) {
+        match next_item(&mut items, segment) {
+            Some(item) => {
+                begin_piece(&mut pieces, item, std::mem::take(&mut leading), tokens);
+            }
+            None => match pieces.last_mut() {
+                Some(piece) => piece.tokens.extend(tokens),
+                None => leading.extend(tokens),
+            },
+        }
+    }
+    if !leading.is_empty() {
+        pieces.push(Piece::exact(Kind::Query, leading));
+    }
+    pieces.retain(|piece| !piece.tokens.is_empty());
+    Ok(Composition { pieces, repair: Repair::None })
+}
+
+/// The item that a segment is the text of, if it is one's; those before it were left out.
+fn next_item<'i>(items: &mut std::slice::Iter<'i, Item>, segment: &Segment) -> Option<&'i Item> {
+    let Segment::Content(text) = segment else { return None };
+    let found = items.as_slice().iter().position(|item| item.text.trim() == text.trim())?;
+    items.nth(found)
+}
+
+fn begin_piece(pieces: &mut Vec<Piece>, item: &Item, mut leading: Vec<u32>, tokens: Vec<u32>) {
+    if !leading.is_empty() && item.kind.level() == 1 {
+        pieces.push(Piece::exact(Kind::System, std::mem::take(&mut leading)));
+    }
+    leading.extend(tokens);
+    let Item { kind, chunk, .. } = *item;
+    pieces.push(Piece { kind, chunk, tokens: leading, reuse: Reuse::Exact });
+}

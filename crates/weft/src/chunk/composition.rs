@@ -1,0 +1,67 @@
+//! A composition: the pieces of a prompt in their order, as the engine runs them.
+//!
+//! A piece is the tokens of a chunk with the template's own tokens around it. Pieces decide where KV
+//! rows are cut and what is told about them, never what an exact prompt computes.
+
+use super::{ChunkId, Kind, Repair, Reuse};
+
+/// A part of a prompt that is kept, and told about, by itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Piece {
+    /// What it is.
+    pub kind: Kind,
+    /// The chunk it came from, where it is of the library.
+    pub chunk: Option<ChunkId>,
+    /// Its tokens, those of the template around it included.
+    pub tokens: Vec<u32>,
+    /// What it attends to. Only contexts and outputs may be other than exact.
+    pub reuse: Reuse,
+}
+
+impl Piece {
+    /// A piece that attends to all that stands before it.
+    pub fn exact(kind: Kind, tokens: Vec<u32>) -> Self {
+        Self { kind, chunk: None, tokens, reuse: Reuse::Exact }
+    }
+}
+
+/// All pieces of a prompt.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Composition {
+    /// The pieces. None is empty.
+    pub pieces: Vec<Piece>,
+    /// What is recomputed of approximate pieces.
+    pub repair: Repair,
+}
+
+impl Composition {
+    /// Number of tokens.
+    pub fn len(&self) -> usize {
+        self.pieces.iter().map(|piece| piece.tokens.len()).sum()
+    }
+
+    /// Whether there is no token.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// All tokens in their order.
+    pub fn tokens(&self) -> Vec<u32> {
+        self.pieces.iter().flat_map(|piece| &piece.tokens).copied().collect()
+    }
+
+    /// The same tokens, each piece attending to all before it.
+    pub fn exact(&self) -> Self {
+        let exact = |piece: &Piece| Piece { reuse: Reuse::Exact, ..piece.clone() };
+        Self { pieces: self.pieces.iter().map(exact).collect(), repair: Repair::None }
+    }
+}
+
+impl From<Vec<u32>> for Composition {
+    /// A prompt of one piece.
+    fn from(tokens: Vec<u32>) -> Self {
+        let pieces =
+            if tokens.is_empty() { Vec::new() } else { vec![Piece::exact(Kind::Query, tokens)] };
+        Self { pieces, repair: Repair::None }
+    }
+}

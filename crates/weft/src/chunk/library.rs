@@ -1,0 +1,161 @@
+//! The chunks that are known by name: their texts, metadata and how often they were used.
+//!
+//! It owns no KV rows: a chunk may be registered long before it is computed, and outlives its rows.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use super::{ChunkError, ChunkId, Kind};
+use crate::tokenizer::Tokenizer;
+
+/// A registered chunk.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Chunk {
+    /// Its id.
+    pub id: ChunkId,
+    /// What it is.
+    pub kind: Kind,
+    /// Its text.
+    pub text: String,
+    /// The text's tokens, as they stand in a prompt.
+    pub tokens: Vec<u32>,
+    /// What its owner says of it.
+    pub metadata: BTreeMap<String, String>,
+    /// When it was registered first.
+    pub created: SystemTime,
+    /// When it was last part of a prompt.
+    pub last_used: Option<SystemTime>,
+    /// In how many prompts it was.
+    pub uses: u64,
+    /// Whether its rows must not be evicted.
+    pub pinned: bool,
+}
+
+impl Chunk {
+    /// The text as it stands in a prompt: a blank line after a document.
+    pub fn in_prompt(&self) -> String {
+        in_prompt(self.kind, &self.text)
+    }
+}
+
+fn in_prompt(kind: Kind, text: &str) -> String {
+    match kind {
+        Kind::Context | Kind::Output => format!("{}\n\n", text.trim_end()),
+        Kind::System | Kind::Query => text.to_owned(),
+    }
+}
+
+/// Which chunks of a library; all that say nothing else.
+#[derive(Clone, Debug, Default)]
+pub struct Which {
+    /// Of this kind.
+    pub kind: Option<Kind>,
+    /// Registered at least this long ago.
+    pub older_than: Option<Duration>,
+    /// With all of these.
+    pub metadata: BTreeMap<String, String>,
+}
+
+impl Which {
+    fn is(&self, chunk: &Chunk, now: SystemTime) -> bool {
+        let age = now.duration_since(chunk.created).unwrap_or_default();
+        self.kind.is_none_or(|kind| kind == chunk.kind)
+            && self.older_than.is_none_or(|wanted| age >= wanted)
+            && self.metadata.iter().all(|(key, value)| chunk.metadata.get(key) == Some(value))
+    }
+}
+
+/// All chunks, by id.
+#[derive(Clone, Debug, Default)]
+pub struct Library {
+    chunks: BTreeMap<ChunkId, Chunk>,
+}
+
+impl Library {
+    /// Registers a text; the same text again is the same chunk, with the new metadata added.
+    pub fn add(
+        &mut self,
+        tokenizer: &Tokenizer,
+        kind: Kind,
+        text: &str,
+        metadata: BTreeMap<String, String>,
+    ) -> Result<ChunkId, ChunkError> {
+        if text.trim().is_empty() {
+            return Err(ChunkError::Empty { kind });
+        }
+        let tokens = tokenizer.encode_text(&in_prompt(kind, text))?;
+        let id = ChunkId::of(kind, &tokens);
+        let chunk = self.chunks.entry(id).or_insert_with(|| Chunk {
+            id,
+            kind,
+            text: text.to_owned(),
+            tokens,
+            metadata: BTreeMap::new(),
+            created: SystemTime::now(),
+            last_used: None,
+            uses: 0,
+            pinned: false,
+        });
+        chunk.metadata.extend(metadata);
+        Ok(id)
+    }
+
+    /// Puts back a chunk that was registered before.
+    pub fn restore(&mut self, chunk: Chunk) {
+        self.chunks.insert(chunk.id, chunk);
+    }
+
+    /// A chunk.
+    pub fn get(&self, id: &ChunkId) -> Result<&Chunk, ChunkError> {
+        self.chunks.get(id).ok_or(ChunkError::Unknown { id: *id })
+    }
+
+    /// The only chunk whose id begins so, or that is called so.
+    pub fn find(&self, name: &str) -> Result<&Chunk, ChunkError> {
+        if let Ok(id) = name.parse() {
+            return self.get(&id);
+        }
+        let is_called = |chunk: &&Chunk| {
+            chunk.metadata.get("name").is_some_and(|called| called == name)
+                || (name.len() >= 4 && chunk.id.to_string().starts_with(name))
+        };
+        let mut found = self.chunks.values().filter(is_called);
+        match (found.next(), found.next()) {
+            (Some(chunk), None) => Ok(chunk),
+            _ => Err(ChunkError::BadId { id: name.to_owned() }),
+        }
+    }
+
+    /// The chunks asked for, oldest first.
+    pub fn list(&self, which: &Which) -> Vec<&Chunk> {
+        let now = SystemTime::now();
+        let mut chunks: Vec<_> =
+            self.chunks.values().filter(|chunk| which.is(chunk, now)).collect();
+        chunks.sort_by_key(|chunk| (chunk.created, chunk.id));
+        chunks
+    }
+
+    /// Forgets a chunk.
+    pub fn delete(&mut self, id: &ChunkId) -> Result<Chunk, ChunkError> {
+        self.chunks.remove(id).ok_or(ChunkError::Unknown { id: *id })
+    }
+
+    /// Sets whether a chunk's rows must stay.
+    pub fn pin(&mut self, id: &ChunkId, pinned: bool) -> Result<(), ChunkError> {
+        self.chunks.get_mut(id).ok_or(ChunkError::Unknown { id: *id })?.pinned = pinned;
+        Ok(())
+    }
+
+    /// Whether a chunk's rows must stay.
+    pub fn is_pinned(&self, id: &ChunkId) -> bool {
+        self.chunks.get(id).is_some_and(|chunk| chunk.pinned)
+    }
+
+    /// Notes that a chunk is part of a prompt.
+    pub fn count_use(&mut self, id: &ChunkId) {
+        if let Some(chunk) = self.chunks.get_mut(id) {
+            chunk.uses += 1;
+            chunk.last_used = Some(SystemTime::now());
+        }
+    }
+}

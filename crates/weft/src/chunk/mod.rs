@@ -1,0 +1,130 @@
+//! Chunks: the pieces that contexts are made of.
+//!
+//! A chunk is a text with a kind: a system prompt, a document, a query, a kept answer. A
+//! [`Prompt`] is made of chunks, the model's template turns it into a [`Composition`] of tokens, and
+//! the engine runs that, using the KV rows that it has kept. This module owns what chunks are and how
+//! they may be composed; where rows lie is the cache's.
+
+mod compose;
+mod composition;
+mod library;
+mod prompt;
+mod report;
+mod reuse;
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::compose::{compose_conversation, compose_prompt};
+pub use self::composition::{Composition, Piece};
+pub use self::library::{Chunk, Library, Which};
+pub use self::prompt::{ChunkError, Prompt};
+pub use self::report::{PieceReport, Report, Tier};
+pub use self::reuse::{ParseError, Repair, Reuse};
+
+/// What a chunk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// A system prompt: the most shared.
+    System,
+    /// A document.
+    Context,
+    /// A question, or what else is to be answered: the least shared.
+    Query,
+    /// An answer that was kept.
+    Output,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::System, Self::Context, Self::Query, Self::Output];
+
+    /// Where it stands in a prompt: the lower, the more prompts share it.
+    pub const fn level(self) -> u8 {
+        match self {
+            Self::System => 0,
+            Self::Context | Self::Output => 1,
+            Self::Query => 2,
+        }
+    }
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::System => "system",
+            Self::Context => "context",
+            Self::Query => "query",
+            Self::Output => "output",
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A chunk's name: a hash of its kind and tokens, so that the same content is the same chunk.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ChunkId([u8; 16]);
+
+impl ChunkId {
+    /// The id of a chunk of this kind and these tokens.
+    pub fn of(kind: Kind, tokens: &[u32]) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(kind.name().as_bytes()).update(&[0]);
+        for token in tokens {
+            hasher.update(&token.to_le_bytes());
+        }
+        let mut id = [0; 16];
+        hasher.finalize_xof().fill(&mut id);
+        Self(id)
+    }
+}
+
+impl fmt::Display for ChunkId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for ChunkId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for ChunkId {
+    type Err = ChunkError;
+
+    fn from_str(text: &str) -> Result<Self, ChunkError> {
+        let unknown = || ChunkError::BadId { id: text.to_owned() };
+        let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+        if text.len() != 32 || !text.bytes().all(is_hex) {
+            return Err(unknown());
+        }
+        let id = u128::from_str_radix(text, 16).map_err(|_| unknown())?;
+        Ok(Self(id.to_be_bytes()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_kind_and_tokens_and_reads_back() {
+        let id = ChunkId::of(Kind::Context, &[1, 2, 3]);
+        assert_eq!(id, ChunkId::of(Kind::Context, &[1, 2, 3]));
+        assert_ne!(id, ChunkId::of(Kind::Output, &[1, 2, 3]));
+        assert_ne!(id, ChunkId::of(Kind::Context, &[1, 2]));
+        assert_eq!(id.to_string().parse::<ChunkId>().unwrap(), id);
+        for wrong in ["", "+0000000000000000000000000000000", &id.to_string().to_uppercase()] {
+            assert!(wrong.parse::<ChunkId>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! What an answer tells about its context: where each piece came from, what it cost, how much of the
+//! attention it had.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::{ChunkId, Kind, Reuse};
+
+/// Where KV rows were kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Tier {
+    /// The device's pages.
+    Device,
+    /// Main memory.
+    Ram,
+    /// A file.
+    Disk,
+}
+
+impl fmt::Display for Tier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Device => "device",
+            Self::Ram => "ram",
+            Self::Disk => "disk",
+        })
+    }
+}
+
+/// One piece of the context.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PieceReport {
+    /// The library's chunk, where it is one.
+    pub chunk: Option<ChunkId>,
+    /// What it is.
+    pub kind: Kind,
+    /// Its tokens.
+    pub tokens: usize,
+    /// Those of them whose rows were there already.
+    pub cached_tokens: usize,
+    /// Where they were, the slowest place if several; none where a token had to be computed.
+    pub source: Option<Tier>,
+    /// How it was used.
+    pub reuse: Reuse,
+    /// How far it stands from where it was computed.
+    pub shift: i64,
+    /// Its tokens that were recomputed to repair it.
+    pub repaired_tokens: usize,
+    /// Its share of the answer's attention.
+    pub attention: f64,
+    /// What computing, bringing and repairing it took.
+    pub time: Duration,
+    /// What computing its cached tokens took when it was done.
+    pub saved: Duration,
+}
+
+impl PieceReport {
+    /// Where it came from, in one word.
+    pub fn source_name(&self) -> String {
+        self.source.map_or_else(|| "computed".to_owned(), |tier| tier.to_string())
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "id": self.chunk.map(|id| id.to_string()),
+            "kind": self.kind.name(),
+            "level": self.kind.level(),
+            "tokens": self.tokens,
+            "cached_tokens": self.cached_tokens,
+            "source": self.source_name(),
+            "reuse": self.reuse.name(),
+            "shift": self.shift,
+            "repaired_tokens": self.repaired_tokens,
+            "attention": self.attention,
+            "ms": milliseconds(self.time),
+        })
+    }
+}
+
+/// The context of one answer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Report {
+    /// Its pieces in their order.
+    pub pieces: Vec<PieceReport>,
+    /// What the answer gave to its own tokens. With the pieces' it sums to 1.
+    pub answer_attention: f64,
+}
+
+impl Report {
+    /// Tokens whose rows were there already.
+    pub fn cached_tokens(&self) -> usize {
+        self.pieces.iter().map(|piece| piece.cached_tokens).sum()
+    }
+
+    /// The time that cached rows saved: what computing them took, less what bringing them took.
+    pub fn saved(&self) -> Duration {
+        let cached = self.pieces.iter().filter(|piece| piece.source.is_some());
+        let brought: Duration = cached.map(|piece| piece.time).sum();
+        self.pieces.iter().map(|piece| piece.saved).sum::<Duration>().saturating_sub(brought)
+    }
+
+    /// What the context would have taken with nothing cached.
+    pub fn cold_estimate(&self) -> Duration {
+        let computed = self.pieces.iter().filter(|piece| piece.source.is_none());
+        self.pieces.iter().map(|piece| piece.saved).sum::<Duration>()
+            + computed.map(|piece| piece.time).sum::<Duration>()
+    }
+
+    /// The report as answers carry it.
+    pub fn json(&self) -> Value {
+        json!({
+            "chunks": self.pieces.iter().map(PieceReport::json).collect::<Vec<_>>(),
+            "answer_attention": self.answer_attention,
+            "saved_ms": milliseconds(self.saved()),
+            "cold_ms_estimate": milliseconds(self.cold_estimate()),
+        })
+    }
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e6).round() / 1e3
+}

@@ -1,0 +1,138 @@
+//! How a chunk's KV rows may be used again, and how an approximate use is repaired.
+
+use std::fmt;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+/// What a context chunk attends to when it is computed, and so where its rows can be used again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Reuse {
+    /// Everything before it. Used again where all of that is the same; warm equals cold bit for bit.
+    #[default]
+    Exact,
+    /// The system chunk only. Used again after the same system chunk, in any order; approximate.
+    Anchored,
+    /// Nothing. Used again anywhere; approximate.
+    Isolated,
+}
+
+impl Reuse {
+    /// All of them, the exact one first.
+    pub const ALL: [Self; 3] = [Self::Exact, Self::Anchored, Self::Isolated];
+
+    /// Its name, as flags and files have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Anchored => "anchored",
+            Self::Isolated => "isolated",
+        }
+    }
+}
+
+impl fmt::Display for Reuse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Reuse {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        let found = Self::ALL.into_iter().find(|reuse| reuse.name() == text);
+        found.ok_or_else(|| ParseError {
+            what: "reuse",
+            value: text.to_owned(),
+            expected: "exact, anchored or isolated",
+        })
+    }
+}
+
+/// What is recomputed of approximate chunks that stand elsewhere than where they were computed.
+/// Recomputed rows belong to the request alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Repair {
+    /// Nothing.
+    #[default]
+    None,
+    /// The first tokens of each moved chunk, with full sight of what stands before it: the cure for
+    /// the attention that each chunk's first tokens draw when they were computed as a beginning.
+    Link(usize),
+    /// The share of tokens whose rows deviate most, chosen at an early layer.
+    Blend(f64),
+}
+
+impl Repair {
+    /// Tokens that `Link` may recompute of a chunk.
+    pub const MAX_LINK: usize = 64;
+}
+
+impl fmt::Display for Repair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("none"),
+            Self::Link(tokens) => write!(f, "link:{tokens}"),
+            Self::Blend(share) => write!(f, "blend:{share}"),
+        }
+    }
+}
+
+impl FromStr for Repair {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        let repair = match text.split_once(':') {
+            None if text == "none" => Some(Self::None),
+            Some(("link", tokens)) => tokens
+                .parse()
+                .ok()
+                .filter(|tokens| (1..=Self::MAX_LINK).contains(tokens))
+                .map(Self::Link),
+            Some(("blend", share)) => {
+                share.parse().ok().filter(|share| *share > 0.0 && *share <= 1.0).map(Self::Blend)
+            }
+            _ => None,
+        };
+        repair.ok_or_else(|| ParseError {
+            what: "repair",
+            value: text.to_owned(),
+            expected: "none, link:K with K from 1 to 64, or blend:R with R above 0 and up to 1",
+        })
+    }
+}
+
+/// A word that names no way of reuse or repair.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("{value:?} is no {what}; give {expected}")]
+pub struct ParseError {
+    what: &'static str,
+    value: String,
+    expected: &'static str,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_read_as_they_are_written() {
+        for reuse in Reuse::ALL {
+            assert_eq!(reuse.to_string().parse(), Ok(reuse));
+        }
+        for repair in [Repair::None, Repair::Link(16), Repair::Blend(0.15)] {
+            assert_eq!(repair.to_string().parse(), Ok(repair));
+        }
+    }
+
+    #[test]
+    fn other_words_are_refused_with_what_would_do() {
+        let refused = ["link", "link:0", "link:65", "link:x", "blend:0", "blend:1.1", "blend:nan"];
+        for word in refused {
+            let error = word.parse::<Repair>().unwrap_err().to_string();
+            assert!(error.contains(word) && error.contains("link:K"), "{error}");
+        }
+        assert!("Exact".parse::<Reuse>().unwrap_err().to_string().contains("anchored"));
+    }
+}

@@ -1,0 +1,192 @@
+//! Chunks as callers use them: register, compose, look ahead, warm, pin, forget, save.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::placement::Placement;
+use super::{CacheStats, Engine, GenerateError, Request};
+use crate::chunk::{
+    Chunk, ChunkError, ChunkId, Composition, Kind, Library, Prompt, Tier, Which,
+    compose_conversation, compose_prompt,
+};
+use crate::prompt::{Conversation, Template};
+use crate::sampling::Sampling;
+
+/// What an answer would find.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Preview {
+    /// Its pieces in their order.
+    pub pieces: Vec<PiecePreview>,
+    /// Bytes of KV rows that the prompt takes.
+    pub bytes: u64,
+    /// What computing the rest should take, as far as that is known.
+    pub estimate: Option<Duration>,
+}
+
+/// One piece of a prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PiecePreview {
+    /// The library's chunk, where it is one.
+    pub chunk: Option<ChunkId>,
+    /// What it is.
+    pub kind: Kind,
+    /// Its tokens.
+    pub tokens: usize,
+    /// Those whose rows are kept.
+    pub cached_tokens: usize,
+    /// Where they are, the slowest place if several; none where a token has to be computed.
+    pub source: Option<Tier>,
+}
+
+impl Preview {
+    /// Tokens of the prompt.
+    pub fn tokens(&self) -> usize {
+        self.pieces.iter().map(|piece| piece.tokens).sum()
+    }
+
+    /// Those whose rows are kept.
+    pub fn cached_tokens(&self) -> usize {
+        self.pieces.iter().map(|piece| piece.cached_tokens).sum()
+    }
+}
+
+impl Engine {
+    /// Registers a text; nothing is computed yet. The same content is the same chunk.
+    pub fn chunk(&mut self, kind: Kind, text: &str) -> Result<ChunkId, ChunkError> {
+        self.chunk_with(kind, text, BTreeMap::new())
+    }
+
+    /// The same, with what its owner says of it.
+    pub fn chunk_with(
+        &mut self,
+        kind: Kind,
+        text: &str,
+        metadata: BTreeMap<String, String>,
+    ) -> Result<ChunkId, ChunkError> {
+        self.library.add(&self.tokenizer, kind, text, metadata)
+    }
+
+    /// Keeps an answer as a chunk that later prompts can have among their contexts.
+    pub fn keep_output(&mut self, text: &str) -> Result<ChunkId, ChunkError> {
+        self.chunk(Kind::Output, text)
+    }
+
+    /// Puts back a chunk that was registered before.
+    pub fn restore(&mut self, chunk: Chunk) -> Result<(), ChunkError> {
+        let id = ChunkId::of(chunk.kind, &self.tokenizer.encode_text(&chunk.in_prompt())?);
+        if id != chunk.id {
+            return Err(ChunkError::OtherModel { id: chunk.id });
+        }
+        self.library.restore(chunk);
+        Ok(())
+    }
+
+    /// The registered chunks.
+    pub fn library(&self) -> &Library {
+        &self.library
+    }
+
+    /// Forgets a chunk and its rows, in every tier.
+    pub fn delete(&mut self, id: &ChunkId) -> Result<(), ChunkError> {
+        let chunk = self.library.delete(id)?;
+        self.cache.forget(&chunk.tokens);
+        Ok(())
+    }
+
+    /// Forgets all chunks asked for, and their rows; tells how many.
+    pub fn clear(&mut self, which: &Which) -> usize {
+        let ids: Vec<ChunkId> = self.library.list(which).iter().map(|chunk| chunk.id).collect();
+        ids.iter().filter(|id| self.delete(id).is_ok()).count()
+    }
+
+    /// Drops all kept rows, in every tier; chunks stay registered.
+    pub fn drop_rows(&mut self) {
+        self.cache.clear();
+    }
+
+    /// Sets whether a chunk's rows must stay where they are.
+    pub fn pin(&mut self, id: &ChunkId, pinned: bool) -> Result<(), ChunkError> {
+        self.library.pin(id, pinned)?;
+        self.cache.pin(id, pinned);
+        Ok(())
+    }
+
+    fn template(&self) -> Result<&Template, ChunkError> {
+        self.template.as_deref().ok_or(ChunkError::NoTemplate)
+    }
+
+    /// A prompt of chunks as the tokens that are run.
+    pub fn compose(&self, prompt: &Prompt) -> Result<Composition, ChunkError> {
+        compose_prompt(self.template()?, &self.tokenizer, &self.library, prompt)
+    }
+
+    /// A conversation, each turn a piece by itself.
+    pub fn compose_chat(&self, conversation: &Conversation) -> Result<Composition, ChunkError> {
+        Ok(compose_conversation(self.template()?, &self.tokenizer, conversation)?)
+    }
+
+    /// A request for an answer to a prompt of chunks.
+    pub fn request(&self, prompt: &Prompt, sampling: Sampling) -> Result<Request, ChunkError> {
+        Ok(Request::new(self.compose(prompt)?, sampling))
+    }
+
+    /// What an answer to this prompt would find.
+    pub fn preview(&self, prompt: &Composition) -> Preview {
+        let placement = Placement::plan(&self.cache, prompt, usize::MAX);
+        let mut start = 0;
+        let mut pieces = Vec::new();
+        for piece in &prompt.pieces {
+            let range = start..start + piece.tokens.len();
+            start = range.end;
+            let mut cached_tokens = 0;
+            let mut source = None;
+            for place in &placement.places {
+                let end = place.range.end.min(range.end);
+                let common = end.saturating_sub(place.range.start.max(range.start));
+                let kept =
+                    place.found.map(|id| self.cache.node(id)).filter(|node| node.is_filled());
+                if let Some(node) = kept.filter(|_| common > 0) {
+                    cached_tokens += common;
+                    source = source.max(node.tier());
+                }
+            }
+            let source = source.filter(|_| cached_tokens == range.len());
+            let (chunk, kind, tokens) = (piece.chunk, piece.kind, range.len());
+            pieces.push(PiecePreview { chunk, kind, tokens, cached_tokens, source });
+        }
+        let shape = self.cache.shape();
+        let bytes = 2 * shape.bytes(shape.layers, prompt.len()) as u64;
+        let missing = prompt.len() - pieces.iter().map(|piece| piece.cached_tokens).sum::<usize>();
+        let mean = Some(self.cache.mean_cost()).filter(|mean| !mean.is_zero());
+        Preview { pieces, bytes, estimate: mean.map(|mean| mean * missing as u32) }
+    }
+
+    /// Computes a prompt's rows ahead, but for its query.
+    pub fn warm(&mut self, prompt: &Composition) -> Result<(), GenerateError> {
+        let mut prompt = prompt.clone();
+        prompt.pieces.retain(|piece| piece.kind != Kind::Query);
+        if prompt.is_empty() {
+            return Ok(());
+        }
+        let sampling = Sampling { max_tokens: Some(0), ..Sampling::default() };
+        for token in self.generate(Request::new(prompt, sampling))? {
+            token?;
+        }
+        Ok(())
+    }
+
+    /// Writes kept rows to files, those of the registered chunks or all; tells how many are filed.
+    pub fn save(&mut self, all: bool) -> usize {
+        self.cache.save(&*self.device, |node| all || node.chunk.is_some())
+    }
+
+    /// What is kept where, and what became of it.
+    pub fn cache_stats(&self) -> CacheStats {
+        self.cache.stats()
+    }
+
+    /// What went wrong with files since the last call; the answers are unaffected.
+    pub fn take_warnings(&mut self) -> Vec<String> {
+        self.cache.take_warnings()
+    }
+}

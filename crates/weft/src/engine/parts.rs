@@ -1,0 +1,188 @@
+//! A lane's prompt as parts, each with its rows in pages.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use super::LaneId;
+use super::placement::{Place, Placement};
+use crate::cache::{Cache, Gone, NewNode, NodeId};
+use crate::chunk::{Composition, Repair, Tier};
+use crate::device::{Device, Span};
+use crate::kv::{OutOfPages, PageId, pages_for};
+use crate::store::KvKey;
+
+/// A stretch of the prompt whose rows lie together.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) node: NodeId,
+    /// Its positions in the prompt.
+    pub(super) range: Range<usize>,
+    /// The position its first key is rotated for.
+    pub(super) home: usize,
+    /// How many parts at the begin of the prompt it sees while it is computed.
+    pub(super) sees: usize,
+    /// The node's pages, or, where rows are repaired, copies.
+    pub(super) pages: Vec<PageId>,
+    /// Where the rows were; none if they were not.
+    pub(super) source: Option<Tier>,
+    /// What computing, bringing or repairing it took this lane.
+    pub(super) time: Duration,
+    /// What computing its cached rows took.
+    pub(super) saved: Duration,
+    pub(super) repaired: usize,
+}
+
+impl Part {
+    pub(super) fn is_moved(&self) -> bool {
+        self.range.start != self.home
+    }
+
+    /// Its rows where they stand in the prompt.
+    pub(super) fn span(&self) -> Span {
+        self.span_of(&self.pages, self.range.start, self.range.len())
+    }
+
+    /// Rows at its home, standing somewhere.
+    pub(super) fn span_of(&self, pages: &[PageId], position: usize, len: usize) -> Span {
+        let pages = pages[..pages_for(len)].to_vec();
+        Span { pages, len, home_position: self.home, position }
+    }
+}
+
+/// What a lane holds: its parts, and the pages it may still take.
+pub(super) struct Holding {
+    pub(super) parts: Vec<Part>,
+    /// What the answer attends to.
+    pub(super) end: KvKey,
+    /// Pages for repairs and for the answer.
+    pub(super) promised: usize,
+}
+
+/// How many pages a request needs: for its prompt, and later.
+struct Need {
+    prompt: usize,
+    later: usize,
+}
+
+impl Need {
+    fn new(cache: &Cache, placement: &Placement, composition: &Composition, answer: usize) -> Self {
+        let moved = placement.places.iter().filter(|place| place.is_moved());
+        let repaired = |place: &Place| match composition.repair {
+            Repair::None => 0,
+            Repair::Link(tokens) => pages_for(tokens.min(place.range.len())),
+            Repair::Blend(_) => pages_for(place.range.len()),
+        };
+        let repairs: usize = moved.map(repaired).sum();
+        Self { prompt: placement.n_pages(cache), later: repairs + pages_for(answer) }
+    }
+}
+
+/// How a lane uses the cache.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Policy {
+    /// Tokens of the prompt that are looked up.
+    pub(super) limit: usize,
+    /// Whether what is computed is kept.
+    pub(super) keeps: bool,
+}
+
+impl Policy {
+    pub(super) const WARM: Self = Self { limit: usize::MAX, keeps: true };
+    pub(super) const COLD: Self = Self { limit: 0, keeps: false };
+}
+
+/// Whether a prompt that can have `answer` rows of answer would find room now.
+pub(super) fn check_room(
+    cache: &Cache,
+    prompt: &Composition,
+    policy: Policy,
+    answer: usize,
+) -> Result<(), OutOfPages> {
+    let placement = Placement::plan(cache, prompt, policy.limit);
+    let need = Need::new(cache, &placement, prompt, answer);
+    cache.check_promise(need.prompt + need.later, &placement.found())
+}
+
+/// Holds what is kept of a prompt, brings it to the device, and makes nodes for the rest.
+pub(super) fn take(
+    cache: &mut Cache,
+    device: &mut dyn Device,
+    lane: LaneId,
+    prompt: &Composition,
+    policy: Policy,
+    answer: usize,
+) -> Result<Holding, OutOfPages> {
+    // A file may turn out to be no good; then its rows are computed like any that are missing.
+    loop {
+        let placement = Placement::plan(cache, prompt, policy.limit);
+        let need = Need::new(cache, &placement, prompt, answer);
+        cache.promise(need.prompt + need.later, &placement.found())?;
+        let found = placement.found();
+        found.iter().for_each(|id| cache.hold(*id));
+        let taken_before = cache.n_promised();
+        match bring_all(cache, device, &placement) {
+            Ok(brought) => {
+                let tokens = prompt.tokens();
+                let end = placement.end;
+                let make = |(place, brought)| {
+                    part(cache, device, lane, (policy.keeps, &tokens), place, brought)
+                };
+                let parts = placement.places.into_iter().zip(brought).map(make).collect();
+                return Ok(Holding { parts, end, promised: need.later });
+            }
+            Err(Gone) => {
+                let taken = taken_before - cache.n_promised();
+                cache.release_promise(need.prompt + need.later - taken);
+                for id in found {
+                    if cache.has(id) {
+                        cache.let_go(id);
+                    }
+                }
+            }
+        }
+    }
+}
+
+type Brought = Option<(Tier, Duration)>;
+
+fn bring_all(
+    cache: &mut Cache,
+    device: &mut dyn Device,
+    placement: &Placement,
+) -> Result<Vec<Brought>, Gone> {
+    let bring = |place: &Place| place.found.map(|id| cache.bring(id, device)).transpose();
+    placement.places.iter().map(bring).collect()
+}
+
+fn part(
+    cache: &mut Cache,
+    device: &mut dyn Device,
+    lane: LaneId,
+    (is_public, tokens): (bool, &[u32]),
+    place: Place,
+    brought: Brought,
+) -> Part {
+    let Place { range, chunk, parent, home, sees, found } = place;
+    let node = found.unwrap_or_else(|| {
+        let tokens = tokens[range.clone()].to_vec();
+        let new = NewNode { parent, home, tokens, chunk, is_public };
+        let id = cache.insert(new, lane, device);
+        cache.hold(id);
+        id
+    });
+    let kept = cache.node_mut(node);
+    kept.chunk = kept.chunk.or(chunk);
+    let share = range.len() as f64 / kept.len() as f64;
+    let is_ready = brought.is_some() && kept.filled >= range.len();
+    Part {
+        node,
+        pages: kept.pages.clone(),
+        source: brought.filter(|_| is_ready).map(|(tier, _)| tier),
+        time: brought.map_or(Duration::ZERO, |(_, time)| time),
+        saved: if is_ready { kept.cost.mul_f64(share) } else { Duration::ZERO },
+        range,
+        home,
+        sees,
+        repaired: 0,
+    }
+}

@@ -1,0 +1,207 @@
+//! Repairing moved parts: some of their rows are computed again, seeing all that stands before them.
+//!
+//! Repaired rows go into copies of the pages they lie in, rotated for their home like the rows beside
+//! them, so that the part stays one span and nothing that others read is changed. `link` takes the
+//! first rows of each moved part; `blend` computes two layers' worth of every row, and takes those
+//! whose keys and values changed most.
+
+use std::time::Duration;
+
+use super::parts::Part;
+use super::sequence::Sequence;
+use crate::cache::{Cache, RowShape};
+use crate::chunk::Repair;
+use crate::device::{Device, DeviceError, Lane, Outputs, Rows, Span, Step};
+use crate::kv::{PAGE_ROWS, PageId, pages_for};
+use crate::plan::Op;
+
+/// What a lane repairs, and how far it is.
+pub(super) struct Repairs {
+    repair: Repair,
+    /// The first part after the moved ones: repairs come before it. None where nothing is repaired.
+    before: Option<usize>,
+    /// Part and row of each token to compute again, in the order of their positions.
+    rows: Vec<(usize, usize)>,
+    is_chosen: bool,
+    done: usize,
+    /// Copies that belong to the lane.
+    pages: Vec<PageId>,
+}
+
+impl Repairs {
+    pub(super) fn new(parts: &[Part], repair: Repair) -> Self {
+        let last_moved = parts.iter().rposition(Part::is_moved);
+        let before = last_moved.filter(|_| repair != Repair::None).map(|last| last + 1);
+        Self { repair, before, rows: Vec::new(), is_chosen: false, done: 0, pages: Vec::new() }
+    }
+
+    /// Whether part `at` has to wait until repairs are done.
+    pub(super) fn is_due(&self, at: usize) -> bool {
+        self.before == Some(at) && !(self.is_chosen && self.pending() == 0)
+    }
+
+    /// Whether it is time to find out which rows are repaired.
+    pub(super) fn is_to_choose(&self, at: usize) -> bool {
+        self.is_due(at) && !self.is_chosen
+    }
+
+    pub(super) fn pending(&self) -> usize {
+        self.rows.len() - self.done
+    }
+
+    /// The next `n` rows.
+    pub(super) fn next(&self, n: usize) -> impl Iterator<Item = (usize, usize)> {
+        self.rows[self.done..self.done + n].iter().copied()
+    }
+
+    /// The next `n` rows were computed.
+    pub(super) fn advance(&mut self, n: usize, parts: &mut [Part], time: Duration) {
+        for (part, _) in &self.rows[self.done..self.done + n] {
+            parts[*part].repaired += 1;
+            parts[*part].time += time / n as u32;
+        }
+        self.done += n;
+    }
+
+    pub(super) fn take_pages(&mut self) -> Vec<PageId> {
+        std::mem::take(&mut self.pages)
+    }
+}
+
+/// Chooses the rows to repair and copies their pages.
+pub(super) fn choose(
+    lane: &mut Sequence,
+    cache: &mut Cache,
+    device: &mut dyn Device,
+    plan: &[Op],
+) -> Result<(), DeviceError> {
+    let n_parts = lane.repairs.before.unwrap_or(0);
+    let moved: Vec<usize> = (0..n_parts).filter(|index| lane.parts[*index].is_moved()).collect();
+    let mut rows = Vec::new();
+    match lane.repairs.repair {
+        Repair::None => {}
+        Repair::Link(tokens) => {
+            for index in moved {
+                let n = tokens.min(lane.parts[index].range.len());
+                copy_pages(lane, index, pages_for(n), cache, device);
+                rows.extend((0..n).map(|row| (index, row)));
+            }
+        }
+        Repair::Blend(share) => {
+            for index in &moved {
+                let n_pages = pages_for(lane.parts[*index].range.len());
+                copy_pages(lane, *index, n_pages, cache, device);
+            }
+            rows = most_deviating(lane, &moved, share, cache, device, plan)?;
+        }
+    }
+    lane.repairs.rows = rows;
+    lane.repairs.is_chosen = true;
+    Ok(())
+}
+
+/// Replaces a part's first pages by copies.
+fn copy_pages(
+    lane: &mut Sequence,
+    index: usize,
+    n_pages: usize,
+    cache: &mut Cache,
+    device: &mut dyn Device,
+) {
+    let copies = lane.take_pages(n_pages, cache, device);
+    for (page, copy) in lane.parts[index].pages.iter_mut().zip(&copies) {
+        device.copy_page(*page, *copy);
+        *page = *copy;
+    }
+    lane.repairs.pages.extend(copies);
+}
+
+/// The share of all moved rows whose keys and values change most, at the first layer that depends on
+/// what a row attended to, when they see all that stands before them.
+fn most_deviating(
+    lane: &Sequence,
+    moved: &[usize],
+    share: f64,
+    cache: &Cache,
+    device: &mut dyn Device,
+    plan: &[Op],
+) -> Result<Vec<(usize, usize)>, DeviceError> {
+    let shape = cache.shape();
+    let layer = 1.min(shape.layers - 1) as u16;
+    let is_last = |op: &Op| matches!(op, Op::RopeStore { layer: of } if *of == layer);
+    let end = plan.iter().position(is_last).map_or(plan.len(), |last| last + 1);
+    run_moved(lane, moved, &plan[..end], device)?;
+
+    let mut deviations = Vec::new();
+    for index in moved {
+        let part = &lane.parts[*index];
+        let len = part.range.len();
+        let stored = &cache.node(part.node).pages;
+        let before = read_layer(device, shape, layer, &Rows { pages: stored, len });
+        let after = read_layer(device, shape, layer, &Rows { pages: &part.pages, len });
+        let row_len = 2 * shape.kv_width;
+        let rows = before.chunks_exact(row_len).zip(after.chunks_exact(row_len));
+        deviations.extend(rows.enumerate().map(|(row, (a, b))| (distance(a, b), *index, row)));
+        // What the partial run wrote was for looking at only.
+        for (from, to) in stored.iter().zip(&part.pages) {
+            device.copy_page(*from, *to);
+        }
+    }
+    let n = ((deviations.len() as f64 * share).ceil() as usize).min(deviations.len());
+    deviations.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
+    let mut rows: Vec<_> = deviations[..n].iter().map(|(_, part, row)| (*part, *row)).collect();
+    rows.sort_unstable();
+    Ok(rows)
+}
+
+/// Runs the first ops on all moved rows where they stand, storing into their copies.
+fn run_moved(
+    lane: &Sequence,
+    moved: &[usize],
+    ops: &[Op],
+    device: &mut dyn Device,
+) -> Result<(), DeviceError> {
+    let n_parts = moved.last().map_or(0, |last| last + 1);
+    let spans: Vec<Span> = lane.parts[..n_parts].iter().map(Part::span).collect();
+    let rows: Vec<(usize, usize)> = moved
+        .iter()
+        .flat_map(|index| (0..lane.parts[*index].range.len()).map(|row| (*index, row)))
+        .collect();
+    let tokens = lane.prompt();
+    for block in rows.chunks(device.limits().step_tokens) {
+        let position = |(index, row): &(usize, usize)| lane.parts[*index].range.start + row;
+        let key_position = |(index, row): &(usize, usize)| (lane.parts[*index].home + row) as u32;
+        let block_tokens: Vec<u32> = block.iter().map(|at| tokens[position(at)]).collect();
+        let positions: Vec<u32> = block.iter().map(|at| position(at) as u32).collect();
+        let key_positions: Vec<u32> = block.iter().map(key_position).collect();
+        let store_at: Vec<u32> =
+            block.iter().map(|(index, row)| spans[*index].slot(*row)).collect();
+        let lane = Lane {
+            tokens: &block_tokens,
+            positions: &positions,
+            key_positions: &key_positions,
+            store_at: &store_at,
+            spans: &spans,
+            outputs: Outputs::None,
+        };
+        device.run(ops, &Step { lanes: &[lane] })?;
+    }
+    Ok(())
+}
+
+/// Keys and values of one layer, row by row, as numbers.
+fn read_layer(device: &dyn Device, shape: RowShape, layer: u16, rows: &Rows<'_>) -> Vec<f32> {
+    let bytes = shape.bytes(1, rows.len);
+    let (mut k, mut v) = (vec![0; bytes], vec![0; bytes]);
+    device.read_kv(layer..layer + 1, rows, &mut k, &mut v);
+    let row_bytes = shape.bytes(1, 1);
+    let both = k.chunks_exact(row_bytes).zip(v.chunks_exact(row_bytes));
+    both.flat_map(|(k, v)| [shape.dtype.numbers(k), shape.dtype.numbers(v)]).flatten().collect()
+}
+
+fn distance(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)).sum()
+}
+
+// A repaired row's page must be its part's own copy.
+const _: () = assert!(Repair::MAX_LINK <= PAGE_ROWS);

@@ -1,0 +1,114 @@
+//! What a lane says: tokens chosen from logits, their text, and when the answer ends.
+
+use std::ops::Range;
+
+use super::{Event, FinishReason, LaneId, Token};
+use crate::sampling::{Logprobs, Sampler, Sampling, SamplingError, TextStream};
+use crate::tokenizer::Tokenizer;
+
+pub(super) struct Speaker {
+    sampling: Sampling,
+    sampler: Sampler,
+    text: TextStream,
+    echo: TextStream,
+    generated: usize,
+    /// Tokens that the context has room for.
+    room: usize,
+}
+
+impl Speaker {
+    pub(super) fn new(sampling: Sampling, sampler: Sampler, room: usize) -> Self {
+        Self {
+            text: TextStream::new(&sampling.stop),
+            echo: TextStream::new(&[]),
+            sampling,
+            sampler,
+            generated: 0,
+            room,
+        }
+    }
+
+    /// Whether the prompt's tokens are told too.
+    pub(super) fn echoes(&self) -> bool {
+        self.sampling.echo
+    }
+
+    /// Whether the prompt's log-probabilities are told too.
+    pub(super) fn echoes_logprobs(&self) -> bool {
+        self.sampling.echo && self.sampling.logprobs.is_some()
+    }
+
+    /// The next token, if one is wanted, and why the answer ends with it, if it does.
+    pub(super) fn next(
+        &mut self,
+        logits: &[f32],
+        tokenizer: &Tokenizer,
+    ) -> Result<(Option<Token>, Option<FinishReason>), SamplingError> {
+        if self.sampling.max_tokens == Some(0) {
+            return Ok((None, Some(FinishReason::Length)));
+        }
+        let choice = self.sampler.sample(logits)?;
+        self.generated += 1;
+        let (text, reason) = self.read_out(choice.token, tokenizer);
+        Ok((Some(Token { id: choice.token, text, logprobs: choice.logprobs }), reason))
+    }
+
+    /// The text that a token makes certain, and why the answer ends with it, if it does.
+    fn read_out(&mut self, id: u32, tokenizer: &Tokenizer) -> (String, Option<FinishReason>) {
+        if self.sampler.is_end(id) {
+            return (self.text.finish(), Some(FinishReason::Stop));
+        }
+        let bytes = if tokenizer.is_special(id) { None } else { tokenizer.token_bytes(id) };
+        let piece = self.text.push(bytes.unwrap_or_default());
+        if piece.stopped.is_some() {
+            return (piece.text, Some(FinishReason::Stop));
+        }
+        let is_full =
+            Some(self.generated) == self.sampling.max_tokens || self.generated == self.room;
+        if is_full {
+            return (piece.text + &self.text.finish(), Some(FinishReason::Length));
+        }
+        (piece.text, None)
+    }
+
+    /// The prompt's tokens `range`, which a step has run, as events. A row of logits tells of the
+    /// token after it, so these echo the tokens from the second of the range to the one after it, and
+    /// the very first token has no log-probability.
+    pub(super) fn echo<'l>(
+        &mut self,
+        prompt: &[u32],
+        range: Range<usize>,
+        logits: &impl Fn(usize) -> &'l [f32],
+        tokenizer: &Tokenizer,
+        lane: LaneId,
+        events: &mut Vec<Event>,
+    ) -> Result<(), SamplingError> {
+        if range.start == 0 {
+            events.push(self.echo_token(prompt, 0, None, tokenizer, lane));
+        }
+        let last = range.end.min(prompt.len() - 1);
+        for index in range.start + 1..=last {
+            let row = index - 1 - range.start;
+            let of_row = |top| Logprobs::of(logits(row), prompt[index], top, index);
+            let logprobs = self.sampling.logprobs.map(of_row).transpose()?;
+            events.push(self.echo_token(prompt, index, logprobs, tokenizer, lane));
+        }
+        Ok(())
+    }
+
+    fn echo_token(
+        &mut self,
+        prompt: &[u32],
+        index: usize,
+        logprobs: Option<Logprobs>,
+        tokenizer: &Tokenizer,
+        lane: LaneId,
+    ) -> Event {
+        let id = prompt[index];
+        let mut text = self.echo.push(tokenizer.token_bytes(id).unwrap_or_default()).text;
+        if index + 1 == prompt.len() {
+            text.push_str(&self.echo.finish());
+        }
+        Event::Token { lane, token: Token { id, text, logprobs } }
+    }
+}

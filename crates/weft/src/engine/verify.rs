@@ -1,0 +1,109 @@
+//! How far an answer over chunks is from one over the plain prompt.
+//!
+//! The answer's tokens are given to both: to the composition as it was used, and to the same tokens
+//! computed cold, each attending to all before it. What differs is the distribution of each next token.
+
+use std::sync::mpsc;
+
+use super::parts::Policy;
+use super::sequence::Scores;
+use super::{Engine, GenerateError, Request};
+use crate::chunk::{Composition, Kind, Piece};
+use crate::sampling::Sampling;
+
+/// How an answer compares with the plain prompt's.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Verification {
+    /// Tokens of the answer.
+    pub tokens: usize,
+    /// Those that the plain prompt's most likely token differs from the composition's.
+    pub differing: usize,
+    /// Mean |Δ log-probability| of the answer's tokens.
+    pub mean_difference: f64,
+    /// The largest.
+    pub max_difference: f64,
+    /// Mean Kullback-Leibler divergence of the composition from the plain prompt, in nats.
+    pub divergence: f64,
+}
+
+impl Verification {
+    /// Whether no bit of any logit differed.
+    pub fn is_exact(&self) -> bool {
+        self.max_difference == 0.0 && self.divergence == 0.0
+    }
+
+    /// Compares rows of logits for the tokens of an answer.
+    fn of(answer: &[u32], ours: &[Vec<f32>], cold: &[Vec<f32>]) -> Self {
+        let mut total = Self { tokens: answer.len(), ..Self::default() };
+        for ((token, ours), cold) in answer.iter().zip(ours).zip(cold) {
+            if ours == cold {
+                continue;
+            }
+            total.differing += usize::from(argmax(ours) != argmax(cold));
+            let (ours, cold) = (log_softmax(ours), log_softmax(cold));
+            let difference = (ours[*token as usize] - cold[*token as usize]).abs();
+            total.mean_difference += difference;
+            total.max_difference = total.max_difference.max(difference);
+            let terms = cold.iter().zip(&ours).map(|(cold, ours)| cold.exp() * (cold - ours));
+            total.divergence += terms.sum::<f64>().max(0.0);
+        }
+        let n = answer.len().max(1) as f64;
+        total.mean_difference /= n;
+        total.divergence /= n;
+        total
+    }
+}
+
+impl Engine {
+    /// Reruns an answer cold and compares. Nothing of either run is kept.
+    pub fn verify(
+        &mut self,
+        prompt: &Composition,
+        answer: &[u32],
+    ) -> Result<Verification, GenerateError> {
+        let ours = self.score(prompt, answer, true)?;
+        let cold = self.score(&prompt.exact(), answer, false)?;
+        Ok(Verification::of(answer, &ours, &cold))
+    }
+
+    /// The logits that each token of an answer was drawn from. The query and what follows is always
+    /// computed; what stands before it may be kept rows.
+    fn score(
+        &mut self,
+        prompt: &Composition,
+        answer: &[u32],
+        use_cache: bool,
+    ) -> Result<Vec<Vec<f32>>, GenerateError> {
+        if answer.is_empty() {
+            return Ok(Vec::new());
+        }
+        let n_prompt = prompt.len();
+        let n_query = prompt.pieces.last().map_or(0, |piece| piece.tokens.len());
+        let mut whole = prompt.clone();
+        whole.pieces.push(Piece::exact(Kind::Output, answer.to_vec()));
+        let sampling = Sampling { max_tokens: Some(0), ..Sampling::default() };
+        let policy = match use_cache {
+            true => Policy { limit: n_prompt - n_query, keeps: false },
+            false => Policy::COLD,
+        };
+        let id = self.admit_lane(Request::new(whole, sampling), policy)?;
+        let (to, rows) = mpsc::channel();
+        if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.id() == id) {
+            lane.score(Scores { from: n_prompt - 1, to });
+        }
+        while self.lanes.iter().any(|lane| lane.id() == id) {
+            self.step()?;
+        }
+        Ok(rows.into_iter().take(answer.len()).collect())
+    }
+}
+
+fn argmax(logits: &[f32]) -> Option<usize> {
+    (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b]).then(b.cmp(a)))
+}
+
+fn log_softmax(logits: &[f32]) -> Vec<f64> {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|logit| f64::from(logit - max).exp()).sum();
+    logits.iter().map(|logit| f64::from(logit - max) - sum.ln()).collect()
+}
