@@ -29,6 +29,7 @@ impl Engine {
         requests: Vec<Request>,
     ) -> Result<Vec<Completion>, GenerateError> {
         for request in &requests {
+            request.sampling.check(self.vocab)?;
             self.check(request)?;
         }
         let mut tokens: Vec<Vec<Token>> = requests.iter().map(|_| Vec::new()).collect();

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::parts::Policy;
 use super::placement::Placement;
 use super::{CacheStats, Engine, GenerateError, Request};
 use crate::chunk::{
@@ -168,11 +169,10 @@ impl Engine {
         if prompt.is_empty() {
             return Ok(());
         }
-        let sampling = Sampling { max_tokens: Some(0), ..Sampling::default() };
-        for token in self.generate(Request::new(prompt, sampling))? {
-            token?;
-        }
-        Ok(())
+        let sampling = Sampling { max_tokens: Some(1), ..Sampling::default() };
+        let policy = Policy { answers: false, ..Policy::WARM };
+        let id = self.admit_lane(Request::new(prompt, sampling), policy)?;
+        self.finish_lane(id)
     }
 
     /// Writes kept rows to files, those of the registered chunks or all; tells how many are filed.

@@ -15,6 +15,8 @@ mod request;
 mod sequence;
 mod speaker;
 mod stats;
+#[cfg(test)]
+mod tests;
 mod verify;
 
 use std::sync::Arc;
@@ -151,6 +153,7 @@ impl Engine {
     /// Admits a request. All memory it can need is promised to it now, so that it never fails later
     /// for want of it.
     pub fn add(&mut self, mut request: Request) -> Result<LaneId, RequestError> {
+        request.sampling.check(self.vocab)?;
         if request.sampling.echo {
             // Kept rows have no logits, and rows that were computed elsewhere others.
             request = Request { prompt: request.prompt.exact(), ..request.cold() };
@@ -165,7 +168,8 @@ impl Engine {
         let Request { prompt, sampling, cancel, .. } = request;
         let tokens = prompt.tokens();
         let sampler = Sampler::new(&sampling, &tokens, &self.stop_ids, self.vocab)?;
-        let speaker = Speaker::new(sampling, sampler, self.context() - tokens.len());
+        let room = if policy.answers { self.context() - tokens.len() } else { 0 };
+        let speaker = Speaker::new(sampling, sampler, room);
         let id = LaneId(self.next_id);
         let holding = parts::take(&mut self.cache, &mut *self.device, id, &prompt, policy, answer)?;
         self.next_id += 1;
@@ -181,7 +185,7 @@ impl Engine {
         }
     }
 
-    /// Checks a request in itself, and gives the rows that its answer can need at most.
+    /// Checks a prompt, and gives the rows that its answer can need at most.
     fn check(&self, request: &Request) -> Result<usize, RequestError> {
         // A prompt whose rows are all kept runs its last token again, and needs a row for it.
         Ok(request.check(self.vocab, self.context())?.max(1))
@@ -207,6 +211,20 @@ impl Engine {
     /// Lanes that are running.
     pub fn running(&self) -> usize {
         self.lanes.len()
+    }
+
+    /// Runs a lane to its end, with those beside it, and lets its tokens go.
+    fn finish_lane(&mut self, id: LaneId) -> Result<(), GenerateError> {
+        while self.lanes.iter().any(|lane| lane.id() == id) {
+            for event in self.step()? {
+                if let Event::Failed { lane, error } = event
+                    && lane == id
+                {
+                    return Err(error.into());
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Advances every lane: a block of its prompt, or one token of its answer. Does nothing where
@@ -276,6 +294,12 @@ impl Engine {
             first += n_outputs;
             index += 1;
         }
+    }
+
+    /// Pages that lanes hold beside their nodes'.
+    #[cfg(test)]
+    fn lane_pages(&self) -> Vec<crate::kv::PageId> {
+        self.lanes.iter().flat_map(Sequence::own_pages).collect()
     }
 
     /// Takes out the lanes that are done, cancelled or failed; what they computed is kept.

@@ -23,12 +23,14 @@ pub(super) struct Part {
     pub(super) sees: usize,
     /// The node's pages, or, where rows are repaired, copies.
     pub(super) pages: Vec<PageId>,
-    /// Where the rows were; none if they were not.
+    /// Where the rows were; none if this lane computes them, or waits for one that does.
     pub(super) source: Option<Tier>,
     /// What computing, bringing or repairing it took this lane.
     pub(super) time: Duration,
     /// What computing its cached rows took.
     pub(super) saved: Duration,
+    /// Rows that this lane computed, and that it repaired.
+    pub(super) computed: usize,
     pub(super) repaired: usize,
 }
 
@@ -84,11 +86,13 @@ pub(super) struct Policy {
     pub(super) limit: usize,
     /// Whether what is computed is kept.
     pub(super) keeps: bool,
+    /// Whether the prompt is answered, or only run.
+    pub(super) answers: bool,
 }
 
 impl Policy {
-    pub(super) const WARM: Self = Self { limit: usize::MAX, keeps: true };
-    pub(super) const COLD: Self = Self { limit: 0, keeps: false };
+    pub(super) const WARM: Self = Self { limit: usize::MAX, keeps: true, answers: true };
+    pub(super) const COLD: Self = Self { limit: 0, keeps: false, answers: true };
 }
 
 /// Whether a prompt that can have `answer` rows of answer would find room now.
@@ -183,6 +187,7 @@ fn part(
         range,
         home,
         sees,
+        computed: 0,
         repaired: 0,
     }
 }

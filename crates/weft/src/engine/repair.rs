@@ -63,6 +63,11 @@ impl Repairs {
         self.done += n;
     }
 
+    #[cfg(test)]
+    pub(super) fn pages(&self) -> &[PageId] {
+        &self.pages
+    }
+
     pub(super) fn take_pages(&mut self) -> Vec<PageId> {
         std::mem::take(&mut self.pages)
     }

@@ -42,9 +42,8 @@ impl Request {
         if self.use_cache { Policy::WARM } else { Policy::COLD }
     }
 
-    /// Checks the request, and gives the number of tokens that its answer can have at most.
+    /// Checks the prompt, and gives the number of tokens that its answer can have at most.
     pub(super) fn check(&self, vocab: usize, context: usize) -> Result<usize, RequestError> {
-        self.sampling.check(vocab)?;
         let tokens = self.prompt.len();
         if tokens == 0 {
             return Err(RequestError::EmptyPrompt);

@@ -14,7 +14,7 @@ use super::reporting::Attention;
 use super::speaker::Speaker;
 use super::{Cancel, Event, FinishReason, Finished, LaneId, Stats};
 use crate::cache::{Cache, NewNode};
-use crate::chunk::{Composition, Piece};
+use crate::chunk::{Composition, Piece, Tier};
 use crate::device::{Device, Lane, Outputs, Span};
 use crate::kv::{PAGE_ROWS, PageId, Slot};
 use crate::sampling::SamplingError;
@@ -207,7 +207,11 @@ impl Sequence {
 
     fn pass_ready_parts(&mut self, cache: &Cache) {
         let is_ready = |part: &Part| cache.node(part.node).filled >= part.range.len();
-        while !self.repairs.is_due(self.at) && self.parts.get(self.at).is_some_and(is_ready) {
+        while !self.repairs.is_due(self.at)
+            && let Some(part) = self.parts.get_mut(self.at).filter(|part| is_ready(part))
+        {
+            // Where another lane computed it meanwhile, it was there for this one.
+            part.source = part.source.or((part.computed == 0).then_some(Tier::Device));
             self.at += 1;
         }
     }
@@ -365,6 +369,7 @@ impl Sequence {
     ) -> Result<(), SamplingError> {
         let part = &mut self.parts[self.at];
         part.time += time;
+        part.computed += self.step.tokens.len();
         let node = cache.node_mut(part.node);
         let rows = node.filled..node.filled + self.step.tokens.len();
         node.filled = rows.end;
@@ -406,6 +411,12 @@ impl Sequence {
         }
         self.end = reason.map(End::Finished);
         Ok(())
+    }
+
+    /// Pages of its own: copies and its answer's.
+    #[cfg(test)]
+    pub(super) fn own_pages(&self) -> Vec<PageId> {
+        [self.repairs.pages(), &self.answer.pages].concat()
     }
 
     /// The positions of a part's rows that lie in a range of the prompt.

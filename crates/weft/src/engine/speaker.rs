@@ -44,7 +44,7 @@ impl Speaker {
         logits: &[f32],
         tokenizer: &Tokenizer,
     ) -> Result<(Option<Token>, Option<FinishReason>), SamplingError> {
-        if self.sampling.max_tokens == Some(0) {
+        if self.sampling.max_tokens == Some(0) || self.room == 0 {
             return Ok((None, Some(FinishReason::Length)));
         }
         let choice = self.sampler.sample(logits)?;

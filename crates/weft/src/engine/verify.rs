@@ -32,8 +32,8 @@ impl Verification {
         self.max_difference == 0.0 && self.divergence == 0.0
     }
 
-    /// Compares rows of logits for the tokens of an answer.
-    fn of(answer: &[u32], ours: &[Vec<f32>], cold: &[Vec<f32>]) -> Self {
+    /// Compares rows of logits, each of which a token of the answer was drawn from.
+    pub fn of(answer: &[u32], ours: &[Vec<f32>], cold: &[Vec<f32>]) -> Self {
         let mut total = Self { tokens: answer.len(), ..Self::default() };
         for ((token, ours), cold) in answer.iter().zip(ours).zip(cold) {
             if ours == cold {
@@ -68,7 +68,7 @@ impl Engine {
 
     /// The logits that each token of an answer was drawn from. The query and what follows is always
     /// computed; what stands before it may be kept rows.
-    fn score(
+    pub fn score(
         &mut self,
         prompt: &Composition,
         answer: &[u32],
@@ -81,19 +81,15 @@ impl Engine {
         let n_query = prompt.pieces.last().map_or(0, |piece| piece.tokens.len());
         let mut whole = prompt.clone();
         whole.pieces.push(Piece::exact(Kind::Output, answer.to_vec()));
-        let sampling = Sampling { max_tokens: Some(0), ..Sampling::default() };
-        let policy = match use_cache {
-            true => Policy { limit: n_prompt - n_query, keeps: false },
-            false => Policy::COLD,
-        };
+        let sampling = Sampling { max_tokens: Some(1), ..Sampling::default() };
+        let limit = if use_cache { n_prompt - n_query } else { 0 };
+        let policy = Policy { limit, keeps: false, answers: false };
         let id = self.admit_lane(Request::new(whole, sampling), policy)?;
         let (to, rows) = mpsc::channel();
         if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.id() == id) {
             lane.score(Scores { from: n_prompt - 1, to });
         }
-        while self.lanes.iter().any(|lane| lane.id() == id) {
-            self.step()?;
-        }
+        self.finish_lane(id)?;
         Ok(rows.into_iter().take(answer.len()).collect())
     }
 }
