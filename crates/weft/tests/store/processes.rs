@@ -25,12 +25,12 @@ fn a_writer_killed_at_any_moment_leaves_nothing_wrong() {
     let (mut n_stored, mut n_swept) = (0, 0);
     for _ in 0..N_KILLS {
         let (_outer, folder) = new_folder();
-        let stored = kill_a_writer(&folder, Duration::from_micros(random.below(12_000)));
+        let stored = kill_a_writer(&folder, &mut random);
         n_swept += check_after_kill(&folder, stored);
         n_stored += stored;
     }
     println!("{N_KILLS} kills: {n_stored} entries reported stored, {n_swept} cut short");
-    assert!(n_stored > N_KILLS && n_swept > N_KILLS / 20, "the kills came at the wrong moments");
+    assert!(n_stored > N_KILLS && n_swept > 0, "the kills came at the wrong moments");
 }
 
 /// Tells each entry once it is stored.
@@ -47,16 +47,22 @@ fn write_until_killed(folder: &Path) -> ! {
     }
 }
 
-/// Returns how many entries the writer had told of: the first so many are stored.
-fn kill_a_writer(folder: &Path, delay: Duration) -> u64 {
+/// Kills a writer a moment after one of its first entries, or while it opens the folder. Returns how
+/// many entries it had told of: the first so many are stored.
+fn kill_a_writer(folder: &Path, random: &mut Random) -> u64 {
     let test = "processes::a_writer_killed_at_any_moment_leaves_nothing_wrong";
     let (mut writer, mut told) = start(test, folder);
-    thread::sleep(delay);
+    // Entries, not time alone: a busy machine would have the writer killed before its first.
+    let n_awaited = random.below(8);
+    for _ in 0..n_awaited {
+        wait_for("stored\n", &mut told);
+    }
+    thread::sleep(Duration::from_micros(random.below(3_000)));
     writer.kill().unwrap();
     writer.wait().unwrap();
     let mut rest = String::new();
     told.read_to_string(&mut rest).unwrap();
-    rest.lines().filter(|line| *line == "stored").count() as u64
+    n_awaited + rest.lines().filter(|line| *line == "stored").count() as u64
 }
 
 /// Starts a test as another process and waits until it is ready.
@@ -64,12 +70,16 @@ fn start(test: &str, folder: &Path) -> (Child, BufReader<ChildStderr>) {
     let mut child =
         child(test, folder).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut told = BufReader::new(child.stderr.take().unwrap());
+    wait_for("ready\n", &mut told);
+    (child, told)
+}
+
+fn wait_for(text: &str, told: &mut BufReader<ChildStderr>) {
     let mut line = String::new();
-    while line != "ready\n" {
+    while line != text {
         line.clear();
         assert!(told.read_line(&mut line).unwrap() > 0, "the child ended early");
     }
-    (child, told)
 }
 
 /// All that was told to be stored is served, all that is there is right, and no half file is left.
