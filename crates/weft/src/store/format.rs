@@ -67,7 +67,8 @@ struct AnyVersion {
 #[derive(Deserialize)]
 struct AnyVersionFields {
     format: String,
-    version: String,
+    /// Other people's files have none; that is not what is wrong with them.
+    version: Option<String>,
 }
 
 /// A header that was read, and what it says of its file.
@@ -81,11 +82,22 @@ pub(super) struct Decoded {
     pub(super) tensor_bytes: usize,
 }
 
-/// The checksum of the rows as a header holds it.
-pub(super) fn payload_checksum(rows: &Rows) -> String {
+impl Decoded {
+    /// Compares the checksum of what was read with that of what was written.
+    pub(super) fn check_payload(&self, read: &blake3::Hasher) -> Result<(), Reason> {
+        let (expected, found) = (self.payload_checksum.clone(), read.finalize().to_string());
+        if found != expected {
+            return Err(Reason::PayloadChecksum { expected, found });
+        }
+        Ok(())
+    }
+}
+
+/// The checksum of rows, as a header holds it once it is final.
+pub(super) fn hash_rows(rows: &Rows) -> blake3::Hasher {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&rows.k).update(&rows.v);
-    hasher.finalize().to_string()
+    hasher
 }
 
 /// The bytes that precede the tensors: length, JSON, padding. None where the header is not one that
@@ -151,10 +163,11 @@ fn check_version(text: &[u8]) -> Result<(), Reason> {
     if format != FORMAT {
         return Err(Reason::HeaderText(format!("its format is {format:?}, not {FORMAT:?}")));
     }
-    if version != VERSION {
-        return Err(Reason::Version { found: version, expected: VERSION });
+    match version {
+        None => Err(Reason::HeaderText("it gives no version".to_owned())),
+        Some(found) if found != VERSION => Err(Reason::Version { found, expected: VERSION }),
+        Some(_) => Ok(()),
     }
-    Ok(())
 }
 
 /// The header in its own types. Spelling and redundant parts are left to the comparison.

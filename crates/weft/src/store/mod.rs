@@ -20,6 +20,9 @@ mod stats;
 mod temp;
 mod transfer;
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashSet;
 use std::fs;
 use std::io;

@@ -82,7 +82,8 @@ impl Store {
         if self.is_present(key, header) {
             return Put::Present;
         }
-        let head = format::encode(key, header, &format::payload_checksum(rows));
+        let payload_checksum = format::hash_rows(rows).finalize().to_string();
+        let head = format::encode(key, header, &payload_checksum);
         let head_bytes = head.as_ref().map_or(format::HEADER_LIMIT, |head| head.len() as u64);
         let bytes = head_bytes + 2 * rows.k.len() as u64;
         let Some(head) = head.filter(|_| bytes <= self.budget_bytes) else {
@@ -149,7 +150,12 @@ impl Store {
 
     fn write(&mut self, key: &KvKey, parts: &[&[u8]]) -> io::Result<()> {
         let mut temp = TempFile::create(&self.folder)?;
-        write_synced(&mut temp.file, parts, &mut self.write_bytes)?;
+        for part in parts {
+            (self.write_bytes)(&mut temp.file, part)?;
+        }
+        // The kernel's own stamp is coarse: what was served a moment before could look newer.
+        temp.file.set_modified(SystemTime::now())?;
+        temp.file.sync_all()?;
         temp.rename(&file_of(&self.folder, key))?;
         platform::sync_folder(&self.folder)
     }
@@ -183,18 +189,6 @@ impl Store {
         self.stats.off = Some(text);
         Put::Off
     }
-}
-
-/// Writes all parts and waits until they are on disk.
-pub(super) fn write_synced(
-    file: &mut File,
-    parts: &[&[u8]],
-    write_bytes: &mut WriteBytes,
-) -> io::Result<()> {
-    for part in parts {
-        write_bytes(file, part)?;
-    }
-    file.sync_all()
 }
 
 pub(super) fn is_disk_full(error: &io::Error) -> bool {

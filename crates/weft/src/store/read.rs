@@ -23,7 +23,14 @@ pub(super) struct Opened {
     pub(super) bytes: u64,
     pub(super) last_use: SystemTime,
     /// Where `k` begins.
-    data_start: u64,
+    pub(super) data_start: u64,
+}
+
+impl Opened {
+    /// Fills `to` from an offset of the file.
+    pub(super) fn read_at(&self, offset: u64, to: &mut [u8]) -> Result<(), Reason> {
+        read(&self.file, to, offset, self.bytes)
+    }
 }
 
 /// Opens a file and checks its header, and that it is as long as the header says.
@@ -64,19 +71,14 @@ fn header_text(file: &File, bytes: u64) -> Result<Vec<u8>, Reason> {
 
 /// Reads the rows and checks them against the checksum that was written with them.
 pub(super) fn rows(opened: &Opened) -> Result<Rows, Reason> {
-    let Opened { file, decoded, bytes, data_start, .. } = opened;
     let tensor = |start| {
-        let mut tensor = vec![0; decoded.tensor_bytes];
-        read(file, &mut tensor, start, *bytes).map(|()| tensor)
+        let mut tensor = vec![0; opened.decoded.tensor_bytes];
+        opened.read_at(start, &mut tensor).map(|()| tensor)
     };
-    let k = tensor(*data_start)?;
-    let v = tensor(data_start + k.len() as u64)?;
+    let k = tensor(opened.data_start)?;
+    let v = tensor(opened.data_start + k.len() as u64)?;
     let rows = Rows { k, v };
-    let found = format::payload_checksum(&rows);
-    if found != decoded.payload_checksum {
-        let expected = decoded.payload_checksum.clone();
-        return Err(Reason::PayloadChecksum { expected, found });
-    }
+    opened.decoded.check_payload(&format::hash_rows(&rows))?;
     Ok(rows)
 }
 

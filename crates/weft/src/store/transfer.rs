@@ -3,32 +3,33 @@
 //! A file that comes in is a stranger's: header, length, rows and model are checked before anything
 //! is stored. Whether its key is the hash of its content only the caller can tell.
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::path::Path;
 
-use super::put::{write_bytes, write_synced};
+use super::read::Opened;
+use super::reason::Reason;
 use super::{Header, KvKey, Put, Store, StoreError, format, index, platform, read};
 
+/// Bytes that are copied at a time.
+const BLOCK_BYTES: usize = 1 << 20;
+
 impl Store {
-    /// Writes an entry to a file that does not exist yet, after checking it in full.
+    /// Copies an entry to a file that does not exist yet, checking every byte on the way.
     ///
     /// # Errors
-    /// When there is no sound entry, or the file cannot be written.
+    /// When there is no sound entry, or the file cannot be written. No file is left then.
     pub fn export(&mut self, key: &KvKey, path: &Path) -> Result<(), StoreError> {
-        let found = index::open(&self.folder, key)
-            .and_then(|opened| read::rows(&opened).map(|rows| (opened, rows)));
-        let (opened, rows) = match found {
-            Ok(found) => found,
-            Err(reason) => {
+        let exported = index::open(&self.folder, key)
+            .map_err(ExportError::Source)
+            .and_then(|opened| copy_to_new(&opened, path));
+        exported.map_err(|error| match error {
+            ExportError::Source(reason) => {
                 self.refuse(key, &reason);
-                return Err(StoreError::NoEntry { key: *key, reason });
+                StoreError::NoEntry { key: *key, reason }
             }
-        };
-        let head = format::encode(key, &opened.decoded.header, &opened.decoded.payload_checksum)
-            .expect("it was decoded");
-        write_new(path, &[&head, &rows.k, &rows.v])
-            .map_err(|source| StoreError::Export { path: path.to_owned(), source })
+            ExportError::Target(source) => StoreError::Export { path: path.to_owned(), source },
+        })
     }
 
     /// Stores the entry in a file, and returns its key and header. The caller compares the key with
@@ -62,11 +63,34 @@ impl Store {
     }
 }
 
-/// Writes a file for its owner alone; what was begun and failed is removed.
-fn write_new(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
-    let mut file = platform::create_private_file(path)?;
-    write_synced(&mut file, parts, &mut write_bytes()).inspect_err(|_| {
-        // The error that matters is the one of writing.
+/// Which end of a copy failed.
+enum ExportError {
+    Source(Reason),
+    Target(io::Error),
+}
+
+fn copy_to_new(opened: &Opened, path: &Path) -> Result<(), ExportError> {
+    let mut file = platform::create_private_file(path).map_err(ExportError::Target)?;
+    copy(opened, &mut file).inspect_err(|_| {
+        // Nobody is to find half a file; the error that matters is the one of copying.
         let _ = fs::remove_file(path);
     })
+}
+
+/// In blocks: an entry may be larger than memory.
+fn copy(opened: &Opened, to: &mut File) -> Result<(), ExportError> {
+    let decoded = &opened.decoded;
+    let head = format::encode(&decoded.key, &decoded.header, &decoded.payload_checksum);
+    to.write_all(&head.expect("it was decoded")).map_err(ExportError::Target)?;
+
+    let mut hasher = blake3::Hasher::new();
+    let mut block = vec![0; BLOCK_BYTES];
+    for start in (opened.data_start..opened.bytes).step_by(BLOCK_BYTES) {
+        let n = (opened.bytes - start).min(BLOCK_BYTES as u64) as usize;
+        opened.read_at(start, &mut block[..n]).map_err(ExportError::Source)?;
+        hasher.update(&block[..n]);
+        to.write_all(&block[..n]).map_err(ExportError::Target)?;
+    }
+    decoded.check_payload(&hasher).map_err(ExportError::Source)?;
+    to.sync_all().map_err(ExportError::Target)
 }

@@ -1,0 +1,156 @@
+//! Tests that need what no caller sees: a disk that fails on demand, files that are being written.
+
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::path::Path;
+
+use tempfile::TempDir;
+
+use super::temp::TempFile;
+use super::*;
+use crate::dtype::Dtype;
+
+fn key(n: u8) -> KvKey {
+    KvKey::from_bytes([n; 32])
+}
+
+/// One layer of one token; the rows of each `n` are its own.
+fn sample(n: u8) -> (KvKey, Header, Rows) {
+    let header = Header {
+        fingerprint: "model".to_owned(),
+        dtype: Dtype::Bf16,
+        layers: 1,
+        kv_width: 4,
+        reuse: "exact".to_owned(),
+        parent: KvKey::NOTHING,
+        home_position: 0,
+        tokens: vec![u32::from(n)],
+        prefill_us: 1,
+    };
+    (key(n), header, Rows { k: vec![n; 8], v: vec![!n; 8] })
+}
+
+fn put(store: &mut Store, n: u8) -> Put {
+    let (key, header, rows) = sample(n);
+    store.put(&key, &header, &rows)
+}
+
+fn is_served(store: &mut Store, n: u8) -> bool {
+    let (key, header, rows) = sample(n);
+    store.get(&key, &header).is_some_and(|found| {
+        assert_eq!(found, rows);
+        true
+    })
+}
+
+/// A store with the entries 1 to 3, whose next `n_failures` files fail after a few bytes.
+fn failing(n_failures: usize, kind: ErrorKind) -> (TempDir, Store) {
+    let folder = TempDir::new().unwrap();
+    let mut store = Store::open(&folder.path().join("chunks"), 1 << 20).unwrap();
+    for n in 1..=3 {
+        assert_eq!(put(&mut store, n), Put::Stored);
+    }
+    let mut left = n_failures;
+    store.write_bytes = Box::new(move |file, bytes| {
+        if left == 0 {
+            return file.write_all(bytes);
+        }
+        left -= 1;
+        file.write_all(&bytes[..bytes.len() / 2])?;
+        Err(kind.into())
+    });
+    (folder, store)
+}
+
+fn names(folder: &Path, ending: &str) -> Vec<String> {
+    let names =
+        fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| name.ends_with(ending)).collect()
+}
+
+const FULL: [ErrorKind; 3] =
+    [ErrorKind::StorageFull, ErrorKind::QuotaExceeded, ErrorKind::FileTooLarge];
+
+#[test]
+fn a_full_disk_is_met_by_evicting_and_one_more_try() {
+    for kind in FULL {
+        let (_folder, mut store) = failing(1, kind);
+        assert_eq!(put(&mut store, 4), Put::Stored, "{kind:?}");
+        assert!(is_served(&mut store, 4));
+        assert_eq!(store.stats().evicted, 1, "as much as was needed, and no more");
+        assert!(!is_served(&mut store, 1), "the oldest goes first");
+        assert!(store.take_warnings().is_empty() && store.stats().off.is_none());
+    }
+}
+
+#[test]
+fn a_disk_that_stays_full_turns_writing_off_with_one_warning() {
+    for kind in FULL {
+        let (folder, mut store) = failing(2, kind);
+        assert_eq!(put(&mut store, 4), Put::Off, "{kind:?}");
+        assert_eq!(put(&mut store, 5), Put::Off, "the disk works again, the tier stays off");
+        let warnings = store.take_warnings();
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(warnings[0].contains("free space"), "{warnings:?}");
+        assert_eq!(store.stats().off.as_ref(), Some(&warnings[0]));
+        assert!(is_served(&mut store, 2) && is_served(&mut store, 3), "reads go on");
+        assert_eq!(names(&folder.path().join("chunks"), ".tmp"), [""; 0]);
+
+        store.set_budget(1 << 20);
+        assert_eq!(put(&mut store, 5), Put::Stored, "a new budget is a new try");
+    }
+}
+
+#[test]
+fn pinned_entries_outlive_a_full_disk() {
+    let (_folder, mut store) = failing(2, ErrorKind::StorageFull);
+    (1..=3).for_each(|n| store.pin(&key(n)));
+    assert_eq!(put(&mut store, 4), Put::Off);
+    assert!((1..=3).all(|n| is_served(&mut store, n)));
+}
+
+#[test]
+fn another_failure_evicts_nothing() {
+    let (_folder, mut store) = failing(1, ErrorKind::PermissionDenied);
+    assert_eq!(put(&mut store, 4), Put::Off);
+    assert_eq!(store.take_warnings().len(), 1);
+    assert!((1..=3).all(|n| is_served(&mut store, n)));
+}
+
+#[test]
+fn only_stale_temporary_files_are_swept() {
+    let folder = TempDir::new().unwrap();
+    let being_written = TempFile::create(folder.path()).unwrap();
+    for name in ["7-0.tmp", "7-1.tmp", "notes.tmp", "a-1.tmp", "7-.tmp"] {
+        fs::write(folder.path().join(name), "half").unwrap();
+    }
+    let store = Store::open(folder.path(), 1 << 20).unwrap();
+    assert_eq!(store.stats().swept_temp_files, 2);
+    let left = names(folder.path(), ".tmp");
+    assert_eq!(left.len(), 4, "{left:?}");
+
+    let to = folder.path().join("done");
+    being_written.rename(&to).unwrap();
+    assert!(to.exists());
+}
+
+#[test]
+fn a_header_beyond_what_is_read_is_not_written() {
+    let folder = TempDir::new().unwrap();
+    let mut store = Store::open(folder.path(), 1 << 30).unwrap();
+    let (key, header, _) = sample(1);
+    let header = Header { tokens: vec![1_000_000; 2_200_000], layers: 0, ..header };
+    let rows = Rows { k: Vec::new(), v: Vec::new() };
+    assert!(matches!(store.put(&key, &header, &rows), Put::TooLarge { .. }));
+    assert_eq!(names(folder.path(), ".safetensors"), [""; 0]);
+}
+
+#[test]
+fn warnings_are_bounded() {
+    let mut warnings = Warnings::default();
+    (0..1000).for_each(|n| warnings.add(n.to_string()));
+    let texts = warnings.take();
+    assert_eq!(texts.len(), 33);
+    assert_eq!(texts[32], "and 968 more warnings of the chunk store");
+    assert!(warnings.take().is_empty());
+}
