@@ -17,6 +17,7 @@ mod pack;
 mod pool;
 mod scratch;
 mod shares;
+mod tiles;
 mod values;
 mod vector;
 mod weights;
@@ -107,7 +108,7 @@ impl CpuDevice {
             scratch: (0..threads)
                 .map(|_| Scratch::new(config, &limits, kv.layout().stride))
                 .collect(),
-            lists: Lists::new(&limits),
+            lists: Lists::new(config, &limits, threads),
             kv,
             pool: Pool::new(threads),
             config: config.clone(),
@@ -132,7 +133,7 @@ impl Device for CpuDevice {
 
     fn run(&mut self, ops: &[Op], step: &Step<'_>) -> Result<(), DeviceError> {
         step.check(&self.config, &self.limits);
-        self.lists.fill(step, scratch::tile_tokens(&self.config));
+        self.lists.fill(step);
         self.shares.start(step);
         for op in ops {
             match *op {

@@ -1,13 +1,11 @@
 //! Memory inside the ops: one scratch per thread, and the step as a list of tokens.
 
-use std::ops::Range;
-
 use half::bf16;
 use weft::config::Config;
 use weft::device::{Limits, Step};
 use weft::kv::Slot;
 
-use crate::matmul::TILE;
+use crate::tiles::{self, Tiles};
 
 /// One thread's memory inside an op.
 pub(crate) struct Scratch {
@@ -31,7 +29,7 @@ pub(crate) struct Scratch {
 impl Scratch {
     pub(crate) fn new(config: &Config, limits: &Limits, kv_stride: usize) -> Self {
         let dim = config.head_dim;
-        let queries = tile_tokens(config) * config.group();
+        let queries = tiles::MAX_TOKENS * config.group();
         Self {
             head: vec![0.0; dim],
             rotated: vec![0.0; dim],
@@ -45,12 +43,6 @@ impl Scratch {
     }
 }
 
-/// Tokens that attend together: with the query heads of one KV head they fill a tile, and read
-/// each page once.
-pub(crate) fn tile_tokens(config: &Config) -> usize {
-    (TILE / config.group()).max(1)
-}
-
 /// One token of a step.
 pub(crate) struct TokenPlace {
     pub(crate) lane: usize,
@@ -60,22 +52,21 @@ pub(crate) struct TokenPlace {
 }
 
 /// The step as lists. They have their capacity since the device was made.
-#[derive(Default)]
 pub(crate) struct Lists {
     /// All tokens, lane by lane.
     pub(crate) tokens: Vec<TokenPlace>,
     /// Tokens whose logits are asked for.
     pub(crate) outputs: Vec<usize>,
-    /// Runs of tokens of one lane that attend together.
-    pub(crate) tiles: Vec<Range<usize>>,
+    /// Which of them attend together.
+    pub(crate) tiles: Tiles,
 }
 
 impl Lists {
-    pub(crate) fn new(limits: &Limits) -> Self {
+    pub(crate) fn new(config: &Config, limits: &Limits, n_threads: usize) -> Self {
         Self {
             tokens: Vec::with_capacity(limits.step_tokens),
             outputs: Vec::with_capacity(limits.step_outputs),
-            tiles: Vec::with_capacity(limits.step_tokens),
+            tiles: Tiles::new(config, limits, n_threads),
         }
     }
 
@@ -84,14 +75,13 @@ impl Lists {
         self.tokens.get(token + 1).is_none_or(|next| next.lane != self.tokens[token].lane)
     }
 
-    /// Lists a step's tokens, in tiles of at most `tile` tokens.
-    pub(crate) fn fill(&mut self, step: &Step<'_>, tile: usize) {
+    /// Lists a step's tokens.
+    pub(crate) fn fill(&mut self, step: &Step<'_>) {
         let Self { tokens, outputs, tiles } = self;
         tokens.clear();
         outputs.clear();
-        tiles.clear();
+        tiles.fill(step);
         for (index, lane) in step.lanes.iter().enumerate() {
-            let first = tokens.len();
             tokens.extend((0..lane.tokens.len()).map(|i| TokenPlace {
                 lane: index,
                 position: lane.positions[i] as usize,
@@ -100,7 +90,6 @@ impl Lists {
             }));
             let end = tokens.len();
             outputs.extend(end - lane.n_outputs()..end);
-            tiles.extend((first..end).step_by(tile).map(|start| start..(start + tile).min(end)));
         }
     }
 }

@@ -65,9 +65,9 @@ fn plain(weights: &[&[f32]], values: &[bf16], stride: usize, sums: &mut [f32]) {
 #[cfg(target_arch = "x86_64")]
 mod avx512 {
     use std::arch::x86_64::{
-        __m512, _MM_HINT_T0, _mm_prefetch, _mm256_loadu_si256, _mm512_castsi512_ps,
-        _mm512_cvtepu16_epi32, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_slli_epi32,
-        _mm512_storeu_ps,
+        __m512, __m512i, _MM_HINT_T0, _mm_prefetch, _mm512_and_si512, _mm512_castsi512_ps,
+        _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_permutex2var_ps,
+        _mm512_set1_epi32, _mm512_set1_ps, _mm512_slli_epi32, _mm512_storeu_ps,
     };
 
     use super::{LINE, bf16};
@@ -111,15 +111,17 @@ mod avx512 {
             std::array::from_fn(|c| load_sums(&sums[q * stride + first + c * LINE..][..LINE]))
         });
         for (r, row) in values.chunks_exact(stride).enumerate() {
-            for c in 0..C {
+            let v: [[__m512; 2]; C] = std::array::from_fn(|c| {
                 let part = &row[first + c * LINE..][..LINE];
                 let ahead = part.as_ptr().wrapping_byte_add(AHEAD_BYTES);
                 _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
-                let v = widen(part);
-                for q in 0..Q {
-                    let w = _mm512_set1_ps(weights[q][r]);
-                    acc[q][c][0] = _mm512_fmadd_ps(w, v[0], acc[q][c][0]);
-                    acc[q][c][1] = _mm512_fmadd_ps(w, v[1], acc[q][c][1]);
+                widen(part)
+            });
+            for q in 0..Q {
+                let w = _mm512_set1_ps(weights[q][r]);
+                for c in 0..C {
+                    acc[q][c][0] = _mm512_fmadd_ps(w, v[c][0], acc[q][c][0]);
+                    acc[q][c][1] = _mm512_fmadd_ps(w, v[c][1], acc[q][c][1]);
                 }
             }
         }
@@ -131,34 +133,54 @@ mod avx512 {
         C
     }
 
+    /// The even and the odd elements of a line: a shift and a mask, where widening them in their order
+    /// would move them across the vector.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    #[target_feature(enable = "avx512f")]
     fn widen(line: &[bf16]) -> [__m512; 2] {
         let line: &[bf16; LINE] = line.try_into().expect("a line");
-        // SAFETY: the halves of 32 bf16, 32 bytes each.
-        let halves = unsafe {
-            let start = line.as_ptr();
-            [_mm256_loadu_si256(start.cast()), _mm256_loadu_si256(start.add(16).cast())]
-        };
-        halves.map(|half| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half))))
+        // SAFETY: 32 bf16, 64 bytes.
+        let pairs: __m512i = unsafe { _mm512_loadu_si512(line.as_ptr().cast()) };
+        let high = _mm512_set1_epi32(0xffff_0000_u32.cast_signed());
+        let even = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs));
+        [even, _mm512_castsi512_ps(_mm512_and_si512(pairs, high))]
     }
 
+    /// Lanes of two vectors, those of the second from 16 on.
+    type Lanes = [i32; 16];
+    const EVEN: Lanes = [0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30];
+    const ODD: Lanes = [1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31];
+    const LOW: Lanes = [0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23];
+    const HIGH: Lanes = [8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31];
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn pick([a, b]: [__m512; 2], lanes: &Lanes) -> __m512 {
+        // SAFETY: 16 i32.
+        let lanes = unsafe { _mm512_loadu_si512(lanes.as_ptr().cast()) };
+        _mm512_permutex2var_ps(a, lanes, b)
+    }
+
+    /// The even and the odd sums of a line.
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn load_sums(line: &[f32]) -> [__m512; 2] {
         let line: &[f32; LINE] = line.try_into().expect("a line");
         // SAFETY: the halves of 32 f32.
-        unsafe { [_mm512_loadu_ps(line.as_ptr()), _mm512_loadu_ps(line.as_ptr().add(16))] }
+        let halves =
+            unsafe { [_mm512_loadu_ps(line.as_ptr()), _mm512_loadu_ps(line.as_ptr().add(16))] };
+        [pick(halves, &EVEN), pick(halves, &ODD)]
     }
 
+    /// Puts even and odd sums back in their order.
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn store_sums(sums: [__m512; 2], line: &mut [f32]) {
         let line: &mut [f32; LINE] = line.try_into().expect("a line");
         // SAFETY: the halves of 32 f32.
         unsafe {
-            _mm512_storeu_ps(line.as_mut_ptr(), sums[0]);
-            _mm512_storeu_ps(line.as_mut_ptr().add(16), sums[1]);
+            _mm512_storeu_ps(line.as_mut_ptr(), pick(sums, &LOW));
+            _mm512_storeu_ps(line.as_mut_ptr().add(16), pick(sums, &HIGH));
         }
     }
 }

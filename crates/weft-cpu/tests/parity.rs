@@ -6,13 +6,12 @@ mod common;
 
 use common::conformance;
 use common::golden::{self, Golden};
-use common::{LIMITS, Work, config, config_with, poison, span, tokens};
+use common::{LIMITS, Work, config, config_with, fill, poison, span, tokens};
 use half::bf16;
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 use weft::config::Config;
-use weft::device::{Buffer, Device, Lane, Outputs, Span, Step};
-use weft::kv::Slot;
+use weft::device::{Buffer, Device, Lane, Limits, Outputs, Span, Step};
 use weft::plan::{Op, plan};
 use weft::reference::Reference;
 use weft::weights::RandomWeights;
@@ -23,7 +22,11 @@ fn available() -> impl Iterator<Item = Isa> {
 }
 
 fn device(config: &Config, isa: Isa, threads: usize) -> CpuDevice {
-    let options = Options { limits: LIMITS, threads, isa };
+    device_with(config, LIMITS, isa, threads)
+}
+
+fn device_with(config: &Config, limits: Limits, isa: Isa, threads: usize) -> CpuDevice {
+    let options = Options { limits, threads, isa };
     CpuDevice::new(config, &RandomWeights::new(config, 7), options).unwrap()
 }
 
@@ -134,7 +137,7 @@ fn works(
         let mut left = Vec::new();
         for (rows, home) in old {
             let placed = Span { home_position: *home, ..take(*rows, position) };
-            fill(config, theirs, &placed, seed);
+            fill(theirs, config, &placed, seed);
             position += rows;
             left.push(placed);
         }
@@ -143,18 +146,6 @@ fn works(
         works.push(Work { outputs, ..Work::new(&new, 0, left, take(*n_new, position)) });
     }
     works
-}
-
-fn fill(config: &Config, device: &mut dyn Device, span: &Span, seed: u32) {
-    for row in 0..span.len {
-        for layer in 0..config.layers as u16 {
-            let seed = seed.wrapping_add(row as u32 * 7 + u32::from(layer));
-            let numbers = tokens(2 * config.kv_width(), seed, 4001);
-            let numbers: Vec<f32> = numbers.iter().map(|n| *n as f32 / 1000.0 - 2.0).collect();
-            let (k, v) = numbers.split_at(config.kv_width());
-            device.write_kv_row(layer, span.slot(row) as Slot, k, v);
-        }
-    }
 }
 
 /// Shapes that fill blocks of 64 rows exactly, hardly, and over; odd widths; every family.
@@ -216,13 +207,16 @@ fn threads_do_not_show() {
 }
 
 macro_rules! conforms {
-    ($($name:ident();)*) => {
+    ($($name:ident($($bound:expr)?);)*) => {
         $(
             #[test]
             fn $name() {
                 for isa in available() {
                     println!("{isa}");
-                    conformance::$name(&|config| Box::new(device(config, isa, 2)));
+                    let make = |config: &Config, limits| -> Box<dyn Device> {
+                        Box::new(device_with(config, limits, isa, 2))
+                    };
+                    conformance::$name(&make $(, $bound)?);
                 }
             }
         )*
@@ -234,6 +228,15 @@ conforms! {
     neighbours_do_not_show();
     cuts_between_spans_do_not_show();
     two_runs_give_the_same_bits();
+    // Keys are rounded where they are stored, at home and there.
+    a_row_repaired_in_a_moved_span_equals_one_there(0.05);
+    repaired_rows_see_all_before_them();
+    lanes_that_share_spans_equal_each_alone();
+    shares_are_the_lane_s_own();
+    the_span_with_the_matching_key_gets_the_share();
+    rows_come_out_and_go_in_as_they_are();
+    rows_copied_elsewhere_give_the_same_bits();
+    a_copied_page_is_the_page();
 }
 
 #[test]

@@ -2,17 +2,16 @@
 
 mod common;
 
-use common::LIMITS;
 use common::conformance::{self, Make};
 use half::bf16;
 use weft::reference::Reference;
 use weft::weights::RandomWeights;
 
-const BF16: Make<'_> = &|config| {
-    Box::new(Reference::<bf16>::new(config, &RandomWeights::new(config, 7), LIMITS).unwrap())
+const BF16: Make<'_> = &|config, limits| {
+    Box::new(Reference::<bf16>::new(config, &RandomWeights::new(config, 7), limits).unwrap())
 };
-const F32: Make<'_> = &|config| {
-    Box::new(Reference::<f32>::new(config, &RandomWeights::new(config, 7), LIMITS).unwrap())
+const F32: Make<'_> = &|config, limits| {
+    Box::new(Reference::<f32>::new(config, &RandomWeights::new(config, 7), limits).unwrap())
 };
 
 #[test]
@@ -38,4 +37,45 @@ fn two_runs_give_the_same_bits() {
 #[test]
 fn a_moved_span_equals_one_prefilled_there() {
     conformance::a_moved_span_equals_one_prefilled_there(F32, 2e-4);
+}
+
+#[test]
+fn a_row_repaired_in_a_moved_span_equals_one_there() {
+    conformance::a_row_repaired_in_a_moved_span_equals_one_there(F32, 2e-5);
+}
+
+#[test]
+fn repaired_rows_see_all_before_them() {
+    conformance::repaired_rows_see_all_before_them(BF16);
+}
+
+#[test]
+fn lanes_that_share_spans_equal_each_alone() {
+    conformance::lanes_that_share_spans_equal_each_alone(BF16);
+}
+
+#[test]
+fn shares_are_the_lane_s_own() {
+    conformance::shares_are_the_lane_s_own(BF16);
+}
+
+#[test]
+fn the_span_with_the_matching_key_gets_the_share() {
+    conformance::the_span_with_the_matching_key_gets_the_share(BF16);
+}
+
+#[test]
+fn rows_come_out_and_go_in_as_they_are() {
+    conformance::rows_come_out_and_go_in_as_they_are(BF16);
+    conformance::rows_come_out_and_go_in_as_they_are(F32);
+}
+
+#[test]
+fn rows_copied_elsewhere_give_the_same_bits() {
+    conformance::rows_copied_elsewhere_give_the_same_bits(BF16);
+}
+
+#[test]
+fn a_copied_page_is_the_page() {
+    conformance::a_copied_page_is_the_page(BF16);
 }

@@ -1,8 +1,8 @@
 //! `attend`: a = softmax(q · kᵀ / √head_dim) · v over every row that a token sees.
 //!
-//! An item is one KV head and a tile of tokens of one lane: they read each page together. Scores of
-//! a page are a matrix product, each one sum over the head; a value's sum adds rows in the order of
-//! the span list. So where spans and pages are cut, and who shares a tile, does not show.
+//! An item is one KV head and a tile of tokens: they read each page together, see [`tiles`]. Scores
+//! of a page are a matrix product, each one sum over the head; a value's sum adds rows in the order
+//! of the span list. So where spans and pages are cut, and who shares a tile, does not show.
 
 use std::ops::Range;
 
@@ -18,35 +18,35 @@ use crate::matmul::{self, Rows, Sums, TILE};
 use crate::memory::Disjoint;
 use crate::pack::BLOCK_ROWS;
 use crate::scratch::{Scratch, TokenPlace};
+use crate::tiles::{self, Attending};
 use crate::values::add_values;
 use crate::{CpuDevice, Isa, vector};
 
 pub(crate) fn run(device: &mut CpuDevice, step: &Step<'_>, layer: u16) {
     let CpuDevice { config, limits, pool, isa, rope, kv, buffers, scratch, lists, shares, .. } =
         device;
-    let (isa, positions) = (*isa, limits.positions);
+    let (isa, positions, tokens, lanes) = (*isa, limits.positions, &lists.tokens, step.lanes);
     let q = &buffers.qkv[0];
-    let attention = Attention { config, isa, rope, kv, q, tokens: &lists.tokens, layer, positions };
+    let attention = Attention { config, isa, rope, kv, q, tokens, lanes, layer, positions };
     let width = config.group() * config.head_dim;
     let a_stride = buffers.a.stride;
     let a = Disjoint::new(buffers.a.all_mut());
     let (scratch, shares) = (Disjoint::new(scratch), shares.parts());
     pool.for_each(lists.tiles.len() * config.kv_heads, |thread, item| {
-        let (tile, head) = (&lists.tiles[item / config.kv_heads], item % config.kv_heads);
+        let (tile, head) = (lists.tiles.get(item / config.kv_heads), item % config.kv_heads);
         // SAFETY: a thread has scratch of its own.
         let scratch = unsafe { &mut scratch.part(thread, 1)[0] };
-        let index = lists.tokens[tile.start].lane;
-        let lane = &step.lanes[index];
-        attention.tile(lane, tile.clone(), head, scratch);
-        if lists.is_last_of_lane(tile.end - 1) {
-            // SAFETY: a lane has one last token, and an item is one head of it.
-            let shares = unsafe { shares.head(index, head) };
-            attention.share(lane, tile.len() - 1, scratch, shares);
-        }
-        for (i, t) in tile.clone().enumerate() {
+        attention.tile(tile, head, scratch);
+        for (i, Attending { token, .. }) in tile.iter().enumerate() {
             // SAFETY: an item has columns of its own in its tokens' rows.
-            let a = unsafe { a.part(t * a_stride + head * width, width) };
+            let a = unsafe { a.part(token * a_stride + head * width, width) };
             attention.store(i, scratch, a);
+            if lists.is_last_of_lane(*token) {
+                let lane = lists.tokens[*token].lane;
+                // SAFETY: a lane has one last token, and an item is one head of it.
+                let shares = unsafe { shares.head(lane, head) };
+                attention.share(&lanes[lane], i, scratch, shares);
+            }
         }
     });
 }
@@ -59,56 +59,94 @@ struct Attention<'a> {
     kv: &'a Kv,
     q: &'a Activations,
     tokens: &'a [TokenPlace],
+    lanes: &'a [Lane<'a>],
     layer: u16,
     positions: usize,
+}
+
+/// A span and the tokens of a tile that read it together.
+struct Reading<'a> {
+    span: &'a Span,
+    /// Which of the tile's tokens they are.
+    first: usize,
+    readers: &'a [Attending],
+    /// The position of the last of them, which sees most.
+    last_position: usize,
+    /// Rows that they saw before the span.
+    n_rows: usize,
+}
+
+impl Reading<'_> {
+    /// The pages that are seen, with where their rows begin in the list and how many there are.
+    fn pages(&self) -> impl Iterator<Item = (PageId, usize, usize)> {
+        let rows = self.span.rows_seen_from(self.last_position);
+        let firsts = (0..rows).step_by(PAGE_ROWS);
+        let pages = self.span.pages.iter().zip(firsts);
+        pages.map(move |(page, first)| (*page, self.n_rows + first, PAGE_ROWS.min(rows - first)))
+    }
+
+    /// The readers' queries in the tile.
+    fn queries(&self, group: usize) -> Range<usize> {
+        self.first * group..(self.first + self.readers.len()) * group
+    }
 }
 
 impl Attention<'_> {
     /// The query heads of one KV head, for a tile of tokens. Query i · group + g is head g of the
     /// tile's token i.
-    fn tile(&self, lane: &Lane<'_>, tile: Range<usize>, head: usize, scratch: &mut Scratch) {
+    fn tile(&self, tile: &[Attending], head: usize, scratch: &mut Scratch) {
         let group = self.config.group();
-        let n_queries = tile.len() * group;
-        let last = self.tokens[tile.end - 1].position;
-        let mut n_rows = 0;
-        for span in lane.spans {
-            if span.rows_seen_from(last) > 0 {
-                self.rotate(span, &tile, head, scratch);
+        self.for_each_span(tile, |reading| {
+            self.rotate(reading, head, scratch);
+            for (page, n_rows, rows) in reading.pages() {
+                let keys = self.kv.keys(self.layer, page, head);
+                self.score(keys, reading.queries(group), n_rows, rows, scratch);
             }
-            for (page, rows) in pages(span, last) {
-                self.score(self.kv.keys(self.layer, page, head), n_queries, n_rows, rows, scratch);
-                n_rows += rows;
-            }
+        });
+        for (i, Attending { token, .. }) in tile.iter().enumerate() {
+            self.softmax(&self.tokens[*token], i * group..(i + 1) * group, scratch);
         }
-        for query in 0..n_queries {
-            let position = self.tokens[tile.start + query / group].position;
-            // Spans stand in the order of their positions: what a token sees of them is a prefix.
-            let seen = lane.spans.iter().map(|span| span.rows_seen_from(position)).sum();
-            let scores = &mut scratch.scores[query * self.positions..][..seen];
-            scratch.seen[query] = seen;
-            scratch.totals[query] = vector::softmax(self.isa, scores);
-        }
-        scratch.sums.fill(0.0);
-        let mut n_rows = 0;
-        for (page, rows) in lane.spans.iter().flat_map(|span| pages(span, last)) {
-            let values = self.kv.values(self.layer, page, head, rows);
-            for first in (0..n_queries).step_by(TILE) {
-                let queries = first..(first + TILE).min(n_queries);
-                self.weigh(queries, n_rows, values, scratch);
+        scratch.sums[..tile.len() * group * self.kv.layout().stride].fill(0.0);
+        self.for_each_span(tile, |reading| {
+            for (page, n_rows, rows) in reading.pages() {
+                let values = self.kv.values(self.layer, page, head, rows);
+                let queries = reading.queries(group);
+                for first in queries.clone().step_by(TILE) {
+                    self.weigh(first..queries.end.min(first + TILE), n_rows, values, scratch);
+                }
             }
-            n_rows += rows;
+        });
+    }
+
+    /// Calls `read` for each span that tokens of a tile see; for each token in the order of its list.
+    fn for_each_span(&self, tile: &[Attending], mut read: impl FnMut(&Reading<'_>)) {
+        let mut n_rows = [0; tiles::MAX_TOKENS];
+        let lane = |reader: &Attending| &self.lanes[self.tokens[reader.token].lane];
+        let n_spans = tile.iter().map(|reader| lane(reader).spans.len()).max();
+        for index in 0..n_spans.unwrap_or(0) {
+            for (first, readers) in tiles::runs(tile, index) {
+                let Some(span) = lane(&readers[0]).spans.get(index) else { continue };
+                let last_position = self.tokens[readers[readers.len() - 1].token].position;
+                let rows = span.rows_seen_from(last_position);
+                if rows > 0 {
+                    let n_rows = n_rows[first];
+                    read(&Reading { span, first, readers, last_position, n_rows });
+                }
+                n_rows[first..first + readers.len()].iter_mut().for_each(|n| *n += rows);
+            }
         }
     }
 
-    /// Rotates the tile's queries to where they stand from the span's home, and rounds them.
-    fn rotate(&self, span: &Span, tile: &Range<usize>, head: usize, scratch: &mut Scratch) {
+    /// Rotates the readers' queries to where they stand from the span's home, and rounds them.
+    fn rotate(&self, reading: &Reading<'_>, head: usize, scratch: &mut Scratch) {
         let (dim, group) = (self.config.head_dim, self.config.group());
         let Scratch { head: unrotated, rotated, queries, .. } = scratch;
-        for (i, t) in tile.clone().enumerate() {
+        let span = reading.span;
+        for (i, Attending { token, .. }) in (reading.first..).zip(reading.readers) {
             // A token before the span does not see it; its scores are never read.
-            let position = self.tokens[t].position.max(span.position);
+            let position = self.tokens[*token].position.max(span.position);
             let from_home = span.home_position + (position - span.position);
-            let heads = self.q.row(t)[head * group * dim..][..group * dim].chunks_exact(dim);
+            let heads = self.q.row(*token)[head * group * dim..][..group * dim].chunks_exact(dim);
             for (query, to) in heads.zip(queries[i * group * dim..].chunks_exact_mut(dim)) {
                 unrotated.iter_mut().zip(query).for_each(|(to, q)| *to = Element::to_f32(*q));
                 self.rope.rotate(from_home, unrotated, rotated);
@@ -121,7 +159,7 @@ impl Attention<'_> {
     fn score(
         &self,
         keys: &[bf16],
-        n_queries: usize,
+        queries: Range<usize>,
         n_rows: usize,
         rows: usize,
         scratch: &mut Scratch,
@@ -129,15 +167,27 @@ impl Attention<'_> {
         let dim = self.config.head_dim;
         let scale = 1.0 / (dim as f32).sqrt();
         let mut sums: Sums = [[0.0; BLOCK_ROWS]; TILE];
-        let queries = Rows { values: &scratch.queries, stride: dim };
-        for first in (0..n_queries).step_by(TILE) {
-            let n = TILE.min(n_queries - first);
-            matmul::multiply(self.isa, keys, dim, queries, first, n, &mut sums);
+        let x = Rows { values: &scratch.queries, stride: dim };
+        for first in queries.clone().step_by(TILE) {
+            let n = TILE.min(queries.end - first);
+            matmul::multiply(self.isa, keys, dim, x, first, n, &mut sums);
             for (i, sums) in sums[..n].iter().enumerate() {
                 let start = (first + i) * self.positions + n_rows;
                 let scores = &mut scratch.scores[start..start + rows];
                 scores.iter_mut().zip(sums).for_each(|(score, sum)| *score = sum * scale);
             }
+        }
+    }
+
+    /// Turns the scores of a token's queries into weights, and keeps their sums.
+    fn softmax(&self, token: &TokenPlace, queries: Range<usize>, scratch: &mut Scratch) {
+        // Spans stand in the order of their positions: what a token sees of them is a prefix.
+        let spans = self.lanes[token.lane].spans;
+        let seen = spans.iter().map(|span| span.rows_seen_from(token.position)).sum();
+        for query in queries {
+            let scores = &mut scratch.scores[query * self.positions..][..seen];
+            scratch.seen[query] = seen;
+            scratch.totals[query] = vector::softmax(self.isa, scores);
         }
     }
 
@@ -189,11 +239,4 @@ impl Attention<'_> {
             vector::store_quotients(self.isa, sums, scratch.totals[query], a);
         }
     }
-}
-
-/// The pages of a span that a token at `position` sees, with the rows it sees of each.
-fn pages(span: &Span, position: usize) -> impl Iterator<Item = (PageId, usize)> {
-    let rows = span.rows_seen_from(position);
-    let firsts = (0..rows).step_by(PAGE_ROWS);
-    span.pages.iter().zip(firsts).map(move |(page, first)| (*page, PAGE_ROWS.min(rows - first)))
 }

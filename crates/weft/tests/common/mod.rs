@@ -1,5 +1,5 @@
 //! What the tests of devices share: small models, and lanes laid out by hand.
-#![allow(dead_code, reason = "each test binary uses a part")]
+#![allow(dead_code, unused_imports, reason = "each test binary uses a part")]
 
 pub mod conformance;
 pub mod golden;
@@ -127,6 +127,19 @@ pub fn poison(device: &mut dyn Device, config: &Config) {
     for layer in 0..config.layers as u16 {
         for slot in 0..rows as Slot {
             device.write_kv_row(layer, slot, &nan, &nan);
+        }
+    }
+}
+
+/// Numbers of ordinary size in every row of a span, the same for the same seed.
+pub fn fill(device: &mut dyn Device, config: &Config, span: &Span, seed: u32) {
+    for row in 0..span.len {
+        for layer in 0..config.layers as u16 {
+            let seed = seed.wrapping_add(row as u32 * 7 + u32::from(layer));
+            let numbers = tokens(2 * config.kv_width(), seed, 4001);
+            let numbers: Vec<f32> = numbers.iter().map(|n| *n as f32 / 1000.0 - 2.0).collect();
+            let (k, v) = numbers.split_at(config.kv_width());
+            device.write_kv_row(layer, span.slot(row), k, v);
         }
     }
 }

@@ -1,16 +1,33 @@
 //! What every device must keep, one function each: cuts, neighbours and moves that must not show.
 //! A device's own test file calls them with a way to make the device.
 
+mod kv_rows;
+mod repair;
+mod shares;
+mod sharing;
+
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 use weft::config::Config;
-use weft::device::{Device, Outputs, Span};
+use weft::device::{Device, Limits, Outputs, Span};
 use weft::plan::plan;
 
-use super::{Work, config, config_with, max_difference, poison, run, run_in_blocks, span, tokens};
+use super::{
+    LIMITS, Work, config, config_with, max_difference, poison, run, run_in_blocks, span, tokens,
+};
 
-/// Makes a device for a model, with [`super::LIMITS`].
-pub type Make<'m> = &'m dyn Fn(&Config) -> Box<dyn Device>;
+pub use kv_rows::{
+    a_copied_page_is_the_page, rows_come_out_and_go_in_as_they_are,
+    rows_copied_elsewhere_give_the_same_bits,
+};
+pub use repair::{
+    a_row_repaired_in_a_moved_span_equals_one_there, repaired_rows_see_all_before_them,
+};
+pub use shares::{shares_are_the_lane_s_own, the_span_with_the_matching_key_gets_the_share};
+pub use sharing::lanes_that_share_spans_equal_each_alone;
+
+/// Makes a device for a model, with that much memory.
+pub type Make<'m> = &'m dyn Fn(&Config, Limits) -> Box<dyn Device>;
 
 const FAMILIES: [&str; 3] = ["qwen3", "qwen2", "llama"];
 
@@ -24,7 +41,7 @@ const SCALINGS: [&str; 3] = [
 ];
 
 fn poisoned(make: Make<'_>, config: &Config) -> Box<dyn Device> {
-    let mut device = make(config);
+    let mut device = make(config, LIMITS);
     poison(&mut *device, config);
     device
 }
@@ -115,7 +132,8 @@ pub fn cuts_between_spans_do_not_show(make: Make<'_>) {
 pub fn two_runs_give_the_same_bits(make: Make<'_>) {
     let config = config("qwen3");
     let prompt = tokens(70, 1, config.vocab);
-    let once = || run_in_blocks(&mut *make(&config), &config, &prompt, &[70], &span(0, 70, 0));
+    let once =
+        || run_in_blocks(&mut *make(&config, LIMITS), &config, &prompt, &[70], &span(0, 70, 0));
     assert_eq!(once(), once());
 }
 

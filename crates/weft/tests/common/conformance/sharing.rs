@@ -1,0 +1,126 @@
+//! Lanes of one step that begin with the same spans.
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config as Cases, TestRunner};
+use weft::config::Config;
+use weft::device::{Outputs, Span};
+use weft::kv::PageId;
+use weft::plan::plan;
+
+use super::{Make, poisoned};
+use crate::common::{Work, config, fill, run, span, tokens};
+
+/// How a lane's first spans relate to those of the others.
+#[derive(Clone, Copy, Debug)]
+enum Prefix {
+    Same,
+    /// Its last span is a row shorter.
+    Shorter,
+    /// Its last span stands a position further on.
+    Shifted,
+    /// Its last span has another home.
+    Rehomed,
+    /// The tokens stand in the middle of it and do not see all.
+    SeenInPart,
+}
+
+#[derive(Clone, Debug)]
+struct LaneCase {
+    /// Spans that it takes from the common list.
+    n_spans: usize,
+    prefix: Prefix,
+    /// Rows of an old span of its own after them; 0 for no such span.
+    n_old: usize,
+    n_new: usize,
+}
+
+fn lane_case() -> impl Strategy<Value = LaneCase> {
+    use Prefix::{Rehomed, Same, SeenInPart, Shifted, Shorter};
+    let prefix =
+        prop::sample::select(vec![Same, Same, Same, Shorter, Shifted, Rehomed, SeenInPart]);
+    // Two draws of the length, the larger counts: long prefixes that several lanes share.
+    (0_usize..4, 0_usize..4, prefix, 0_usize..40, 1_usize..9).prop_map(
+        |(a, b, prefix, n_old, n_new)| LaneCase { n_spans: a.max(b), prefix, n_old, n_new },
+    )
+}
+
+/// Lanes that begin with the same spans, nearly the same, or others, equal each alone bit for bit, in
+/// their logits and in what they attended to.
+pub fn lanes_that_share_spans_equal_each_alone(make: Make<'_>) {
+    let common = prop::collection::vec((2_usize..120, 0_usize..60), 3);
+    let lanes = prop::collection::vec(lane_case(), 2..=8);
+    TestRunner::new(Cases::with_cases(40))
+        .run(&(common, lanes, any::<u32>()), |(common, lanes, seed)| {
+            let config = config("qwen3");
+            let common = place(&common);
+            let lanes = lanes.iter().enumerate();
+            let works: Vec<Work> =
+                lanes.map(|(index, lane)| work(&config, &common, lane, index)).collect();
+            let run = |works: &[Work]| run_filled(make, &config, works, seed);
+            let (logits, attention) = run(&works);
+            let alone: Vec<_> = works.iter().map(|work| run(std::slice::from_ref(work))).collect();
+            let (alone_logits, alone_attention): (Vec<_>, Vec<_>) = alone.into_iter().unzip();
+            prop_assert!(logits.iter().flatten().all(|logit| logit.is_finite()));
+            prop_assert_eq!(logits, alone_logits.concat());
+            prop_assert_eq!(attention, alone_attention.concat());
+            Ok(())
+        })
+        .unwrap();
+}
+
+/// Spans of (rows, gap before it), on pages of their own from the first on, all away from home.
+fn place(common: &[(usize, usize)]) -> Vec<Span> {
+    let (mut page, mut position) = (0, 0);
+    let place = |(rows, gap): &(usize, usize)| {
+        position += gap / 20;
+        let placed = Span { home_position: 3 * gap, ..span(page, *rows, position) };
+        page += placed.pages.len() as PageId;
+        position += rows;
+        placed
+    };
+    common.iter().map(place).collect()
+}
+
+/// A lane's work, its own rows on pages of its own.
+fn work(config: &Config, common: &[Span], lane: &LaneCase, index: usize) -> Work {
+    let mut spans = common[..lane.n_spans].to_vec();
+    if let Some(last) = spans.last_mut() {
+        match lane.prefix {
+            Prefix::Same | Prefix::SeenInPart => {}
+            Prefix::Shorter => last.len -= 1,
+            Prefix::Shifted => last.position += 1,
+            Prefix::Rehomed => last.home_position += 1,
+        }
+    }
+    let end = |spans: &[Span]| spans.last().map_or(0, |last| last.position + last.len);
+    let page = 8 + 2 * index as PageId;
+    if lane.n_old > 0 {
+        spans.push(span(page, lane.n_old, end(&spans)));
+    }
+    let own = span(page + 1, lane.n_new, end(&spans));
+    let new = tokens(lane.n_new, index as u32, config.vocab);
+    let outputs = [Outputs::All, Outputs::Last][index % 2];
+    let mut work = Work { outputs, ..Work::new(&new, 0, spans, own) };
+    if matches!(lane.prefix, Prefix::SeenInPart) && lane.n_spans > 0 {
+        let middle = common[lane.n_spans - 1].position as u32 + 1;
+        work.positions = (middle..middle + lane.n_new as u32).collect();
+    }
+    work
+}
+
+/// Logits and attention of a run of lanes whose old spans are filled; all else is poison.
+fn run_filled(
+    make: Make<'_>,
+    config: &Config,
+    works: &[Work],
+    seed: u32,
+) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
+    let mut device = poisoned(make, config);
+    for work in works {
+        // The last is that of the new rows.
+        let (_, old) = work.spans.split_last().unwrap();
+        old.iter().for_each(|span| fill(&mut *device, config, span, seed ^ span.pages[0]));
+    }
+    let logits = run(&mut *device, &plan(config), works);
+    (logits, (0..works.len()).map(|lane| device.attention(lane)).collect())
+}
