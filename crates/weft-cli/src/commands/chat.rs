@@ -8,7 +8,7 @@ use rustyline::history::FileHistory;
 use rustyline::{Config as LineConfig, Editor};
 use weft::prompt::{Conversation, Message};
 
-use super::reply::{reply, template};
+use super::reply::{Reply, reply, template};
 use super::sampling;
 use crate::answer::{self, Answer, Style};
 use crate::args::ChatArgs;
@@ -31,7 +31,7 @@ pub(crate) fn run(mut args: ChatArgs) -> Result<ExitCode, CliError> {
     args.model.model = args.name.take().or(args.model.model);
     sampling::check(&args.sampling)?;
     interrupt::install();
-    let loaded = load::load(&args.model)?;
+    let loaded = load::load(&args.model, &args.cache)?;
     template(&loaded.model)?;
     terminal::note(args.model.quiet, "/help lists the commands");
     Chat::new(args, loaded).talk()?;
@@ -113,8 +113,14 @@ impl Chat {
 
     fn answer(&mut self) -> Result<Answer, CliError> {
         let conversation = Conversation::new(self.messages.clone(), self.thinking);
-        let style = Style { stream: true, quiet: self.args.model.quiet };
-        reply(&mut self.loaded, &conversation, &self.args.sampling, style)
+        let how = Reply {
+            thinking: self.thinking,
+            sampling: &self.args.sampling,
+            style: Style { stream: true, quiet: self.args.model.quiet },
+            use_cache: !self.args.cache.no_cache,
+        };
+        let prompt = self.loaded.engine.compose_chat(&conversation)?;
+        reply(&mut self.loaded, prompt, &how)
     }
 
     fn stats(&self) {

@@ -164,7 +164,9 @@ impl Parcel {
         })?;
         if (first.format.as_str(), first.version) != (FORMAT, VERSION) {
             let First { format, version, .. } = first;
-            return Err(refused(format!("it is {format:?} {version}, expected {FORMAT} {VERSION}")));
+            return Err(refused(format!(
+                "it is {format:?} {version}, expected {FORMAT} {VERSION}"
+            )));
         }
         if blake3::hash(first.chunk.text.as_bytes()).to_string() != first.text_blake3 {
             return Err(refused("its text does not match its checksum: it was damaged".to_owned()));
