@@ -36,7 +36,11 @@ impl Source {
     /// A system prompt: `@FILE`, else one word may be a chunk, and all else is the text itself.
     pub(crate) fn system(word: &str) -> Result<Self, CliError> {
         match word.strip_prefix('@') {
-            Some(file) => Ok(Self::Text { name: None, text: read_file(Path::new(file))? }),
+            Some(file) => {
+                // The line feed that editors end a file with is no part of the prompt.
+                let text = read_file(Path::new(file))?.trim_end().to_owned();
+                Ok(Self::Text { name: None, text })
+            }
             None => Ok(Self::Chunk(word.to_owned())),
         }
     }

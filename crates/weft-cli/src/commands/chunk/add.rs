@@ -19,10 +19,12 @@ pub(super) fn run(args: AddArgs) -> Result<(), CliError> {
         "-" => read_text(stdin().lock(), "stdin")?,
         file => read_file(Path::new(file))?,
     };
+    // The line feed that editors end a file with is no part of a text.
+    let text = text.trim_end();
     let mut metadata: BTreeMap<String, String> = args.meta.into_iter().collect();
     metadata.extend(args.name.map(|name| ("name".to_owned(), name)));
     let (model, mut shelved) = super::open(&args.model, &args.cache)?;
-    let id = register(&mut shelved, &model.tokenizer, args.kind.into(), &text, metadata)
+    let id = register(&mut shelved, &model.tokenizer, args.kind.into(), text, metadata)
         .map_err(|error| error.about(&args.file))?;
     print(&format!("{id}\n"))
 }
