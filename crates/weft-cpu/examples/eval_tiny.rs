@@ -5,30 +5,19 @@
 //! An answer counts if all its text is right and it ended by itself. Greedy, the documents in the
 //! order of the file, tokenised apart, as `weft ask` does it.
 
+#[path = "held_out/mod.rs"]
+mod held_out;
+
 use std::collections::BTreeMap;
 use std::error::Error;
-use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
+use held_out::{HeldOut, Triple, folder};
 use serde_json::json;
-use weft::device::{Limits, MAX_LANES};
-use weft::engine::{Completion, Engine, FinishReason, Request};
-use weft::kv::pages_for;
+use weft::device::MAX_LANES;
+use weft::engine::{Completion, FinishReason, Request};
 use weft::model::Model;
 use weft::prompt::{Conversation, Message};
 use weft::sampling::Sampling;
-use weft_cpu::{CpuDevice, Options};
-
-/// The longest context of the held-out set, answer included.
-const CONTEXT: usize = 2048;
-
-/// A line of the held-out file.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Line {
-    Triple { system: String, documents: Vec<usize>, question: String, answer: String },
-    Document { text: String },
-}
 
 /// What is right and what is not.
 #[derive(Default)]
@@ -52,23 +41,11 @@ impl Result {
     }
 }
 
-/// The bundled model's folder.
-pub fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/weft-tiny")
-}
-
 /// Answers the first `n` triples, as many at a time as there are lanes.
 pub fn evaluate(n: usize) -> std::result::Result<Result, Box<dyn Error>> {
     let model = Model::open(&folder())?;
-    let mut engine = engine(&model)?;
-    let mut documents = Vec::new();
-    let mut triples = Vec::new();
-    for line in std::fs::read_to_string(folder().join("heldout.jsonl"))?.lines() {
-        match serde_json::from_str(line)? {
-            Line::Document { text } => documents.push(text),
-            triple @ Line::Triple { .. } => triples.push(triple),
-        }
-    }
+    let mut engine = held_out::engine(&model, MAX_LANES)?;
+    let HeldOut { documents, triples } = HeldOut::read()?;
     let mut result = Result::default();
     for some in triples[..n.min(triples.len())].chunks(MAX_LANES) {
         let requests = some.iter().map(|triple| request(&model, triple, &documents));
@@ -80,25 +57,12 @@ pub fn evaluate(n: usize) -> std::result::Result<Result, Box<dyn Error>> {
     Ok(result)
 }
 
-fn engine(model: &Model) -> std::result::Result<Engine, Box<dyn Error>> {
-    let limits = Limits {
-        step_tokens: 256,
-        step_outputs: MAX_LANES,
-        positions: CONTEXT,
-        pages: MAX_LANES * pages_for(CONTEXT),
-    };
-    let device = CpuDevice::new(&model.config, &*model.weights, Options::new(limits))?;
-    Ok(Engine::new(model, Box::new(device)))
-}
-
 fn request(
     model: &Model,
-    triple: &Line,
+    triple: &Triple,
     documents: &[String],
 ) -> std::result::Result<Request, Box<dyn Error>> {
-    let Line::Triple { system, documents: indices, question, .. } = triple else {
-        return Err("a document where a triple should be".into());
-    };
+    let Triple { system, documents: indices, question, .. } = triple;
     let pieces = indices.iter().map(|index| format!("{}\n\n", documents[*index]));
     let pieces = pieces.chain([question.clone()]).collect();
     let messages = vec![Message::system(system), Message::user_pieces(pieces)];
@@ -108,8 +72,8 @@ fn request(
     Ok(Request::new(rendered.tokens(&model.tokenizer)?, sampling))
 }
 
-fn count(triple: &Line, completion: &Completion, result: &mut Result) {
-    let Line::Triple { system, documents, question, answer } = triple else { return };
+fn count(triple: &Triple, completion: &Completion, result: &mut Result) {
+    let Triple { system, documents, question, answer, .. } = triple;
     let ended = completion.ending.as_ref().is_ok_and(|end| end.reason == FinishReason::Stop);
     let is_right = ended && completion.text() == *answer;
     let entry = result.counts.entry((documents.len(), system.clone())).or_default();

@@ -59,8 +59,8 @@ versions! {
     fn silu_product(gate: &[f32], up: &[f32], h: &mut [bf16]);
     /// Scores → exp(score − max), and their sum.
     fn softmax(scores: &mut [f32]) -> f32;
-    /// The sum of all.
-    fn sum(values: &[f32]) -> f32;
+    /// The sum of all squares.
+    fn sum_squares(values: &[f32]) -> f32;
     /// to\[i\] = round(from\[i\] / divisor)
     fn store_quotients(from: &[f32], divisor: f32, to: &mut [bf16]);
 }
@@ -179,16 +179,16 @@ mod plain {
     }
 
     #[inline(always)]
-    pub(super) fn sum(values: &[f32]) -> f32 {
+    pub(super) fn sum_squares(values: &[f32]) -> f32 {
         let mut partial = [0.0; PARTIALS];
         let (blocks, rest) = values.as_chunks::<PARTIALS>();
         for block in blocks {
             for i in 0..PARTIALS {
-                partial[i] += block[i];
+                partial[i] += block[i] * block[i];
             }
         }
         for (i, value) in rest.iter().enumerate() {
-            partial[i] += value;
+            partial[i] += value * value;
         }
         tree(partial)
     }
@@ -243,7 +243,7 @@ mod tests {
             results.push(out.clone());
             let mut scores = floats.clone();
             let total = softmax(isa, &mut scores);
-            store_quotients(isa, &floats, total + sum(isa, &scores), &mut out);
+            store_quotients(isa, &floats, total + sum_squares(isa, &scores), &mut out);
             results.push(out.clone());
             store_sums(isa, &floats, Some(&floats), &mut out);
             add_sums(isa, &floats, &mut out);

@@ -198,9 +198,17 @@ fn golden_models_err_no_more_than_transformers() {
 fn threads_do_not_show() {
     let config = config("qwen3");
     let prompt = tokens(70, 1, config.vocab);
+    let document = span(0, 70, 0);
+    // How many lanes read the document together depends on the threads.
+    let lane =
+        |lane: u32| Work::new(&[lane], 0, vec![document.clone()], span(2 + lane, 1, document.len));
+    let lanes: Vec<Work> = (0..5).map(lane).collect();
     let run = |threads: usize| {
         let mut device = device(&config, Isa::detect(), threads);
-        common::run_in_blocks(&mut device, &config, &prompt, &[70], &span(0, 70, 0))
+        let logits = common::run_in_blocks(&mut device, &config, &prompt, &[70], &document);
+        let after = common::run(&mut device, &plan(&config), &lanes);
+        let attention: Vec<_> = (0..lanes.len()).map(|lane| device.attention(lane)).collect();
+        (logits, after, attention)
     };
     let alone = run(1);
     assert!((2..5).all(|threads| run(threads) == alone));

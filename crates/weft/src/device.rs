@@ -168,8 +168,10 @@ pub trait Device: Send {
     /// Row `output` of the logits of the last run, f32 \[vocab\].
     fn logits(&self, output: usize) -> &[f32];
 
-    /// How the last token of a lane spread its attention over the lane's spans in the last run:
-    /// the mean over the heads and layers that were run, in the order of the spans. Sums to 1.
+    /// How the last token of a lane spread its attention over the lane's spans in the last run, in
+    /// the order of the spans: the squared probabilities of each span's rows, summed over the heads
+    /// and layers that were run, as shares of 1. Squares, because most heads spread their attention
+    /// over all rows and tell nothing, and the few that look somewhere should be heard.
     fn attention(&self, lane: usize) -> Vec<f32>;
 
     /// What decides the bits of a KV row beside model and tokens: device, kernels and format. Rows

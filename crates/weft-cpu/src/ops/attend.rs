@@ -220,11 +220,12 @@ impl Attention<'_> {
         let group = self.config.group();
         for query in i * group..(i + 1) * group {
             let mut weights = &scratch.scores[query * self.positions..][..scratch.seen[query]];
+            let total = scratch.totals[query];
             for (share, span) in shares.iter_mut().zip(lane.spans) {
                 let own = weights
                     .split_off(..span.len.min(weights.len()))
                     .expect("no more than are left");
-                *share += vector::sum(self.isa, own) / scratch.totals[query];
+                *share += vector::sum_squares(self.isa, own) / (total * total);
             }
         }
     }

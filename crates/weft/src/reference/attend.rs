@@ -33,15 +33,14 @@ fn add_shares<E: Element>(
     lane: &Lane<'_>,
     position: usize,
 ) {
-    let mut weights = device.scratch.scores.iter();
+    let n_rows = lane.spans.iter().map(|span| span.rows_seen_from(position)).sum();
+    let total: f32 = device.scratch.scores[..n_rows].iter().sum();
+    let mut probabilities = device.scratch.scores.iter().map(|weight| weight / total);
     let shares = &mut device.attention[index * MAX_SPANS..][..lane.spans.len()];
-    let totals: Vec<f32> = lane
-        .spans
-        .iter()
-        .map(|span| weights.by_ref().take(span.rows_seen_from(position)).sum())
-        .collect();
-    let all: f32 = totals.iter().sum();
-    shares.iter_mut().zip(totals).for_each(|(share, total)| *share += total / all);
+    for (share, span) in shares.iter_mut().zip(lane.spans) {
+        let own = probabilities.by_ref().take(span.rows_seen_from(position));
+        *share += own.map(|probability| probability * probability).sum::<f32>();
+    }
 }
 
 /// One query head of one token.

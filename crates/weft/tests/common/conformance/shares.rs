@@ -51,10 +51,11 @@ pub fn the_span_with_the_matching_key_gets_the_share(make: Make<'_>) {
     let moved = Span { home_position: 300, ..span(2, 30, 70) };
     let new = tokens(5, 1, config.vocab);
     let work = Work::new(&new, 35, vec![span(0, 70, 0), moved], span(3, 40, 100));
+    // One device for all: what an earlier run attended to must not show.
+    let mut device = poisoned(make, &config);
+    let zeros = vec![0.0; config.kv_width()];
     for first in 0..3 {
         for second in 0..3 {
-            let mut device = poisoned(make, &config);
-            let zeros = vec![0.0; config.kv_width()];
             for (layer, matching) in [first, second].into_iter().enumerate() {
                 for (i, span) in work.spans.iter().enumerate() {
                     for row in 0..span.len {

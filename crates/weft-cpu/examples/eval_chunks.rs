@@ -1,0 +1,238 @@
+//! What reuse costs in quality, on the held-out questions of the bundled model:
+//!
+//!     cargo run --release --example eval_chunks -- [TRIPLES] [RESULT.json]
+//!
+//! Each question is asked over its documents in a shuffled order, after all of them were computed in
+//! the file's order, once for each way of reuse and repair. An answer counts if all its text is right
+//! and it ended by itself; drift is measured on the right answer's tokens, against the plain prompt.
+
+#[path = "held_out/mod.rs"]
+mod held_out;
+
+use std::error::Error;
+use std::time::Duration;
+
+use held_out::{HeldOut, Triple, folder};
+use serde_json::{Value, json};
+use weft::chunk::{Composition, Kind, Prompt, Repair, Reuse};
+use weft::engine::{Engine, FinishReason, Finished, Request, Verification};
+use weft::model::Model;
+use weft::sampling::Sampling;
+
+type Failure = Box<dyn Error>;
+
+/// The ways that are compared.
+pub const WAYS: [(Reuse, Repair); 9] = [
+    (Reuse::Exact, Repair::None),
+    (Reuse::Anchored, Repair::None),
+    (Reuse::Anchored, Repair::Link(16)),
+    (Reuse::Anchored, Repair::Link(32)),
+    (Reuse::Anchored, Repair::Blend(0.15)),
+    (Reuse::Isolated, Repair::None),
+    (Reuse::Isolated, Repair::Link(16)),
+    (Reuse::Isolated, Repair::Link(32)),
+    (Reuse::Isolated, Repair::Blend(0.15)),
+];
+
+/// What one way of reuse gave.
+#[derive(Default)]
+pub struct Row {
+    /// Questions asked.
+    pub asked: usize,
+    /// Questions answered right.
+    pub right: usize,
+    /// Questions whose own document had the largest share of the attention among the documents.
+    pub found: usize,
+    context_tokens: usize,
+    computed_tokens: usize,
+    divergences: Vec<f64>,
+    differences: Vec<f64>,
+    first_tokens: Vec<Duration>,
+}
+
+/// All ways, in the order of [`WAYS`], and the plain prompt with nothing kept.
+pub struct Table {
+    /// One for each way.
+    pub rows: Vec<Row>,
+    cold_first_tokens: Vec<Duration>,
+}
+
+/// Asks the first `n` questions in each way.
+pub fn evaluate(n: usize, progress: bool) -> Result<Table, Failure> {
+    let model = Model::open(&folder())?;
+    let held_out = HeldOut::read()?;
+    let rows = WAYS.iter().map(|_| Row::default()).collect();
+    let mut table = Table { rows, cold_first_tokens: Vec::new() };
+    let mut engine = held_out::engine(&model, 6)?;
+    for (index, triple) in held_out.triples.iter().take(n).enumerate() {
+        ask_all(&mut engine, &model, &held_out, triple, index, &mut table)?;
+        if progress && (index + 1) % 50 == 0 {
+            eprintln!("{} of {n} questions", index + 1);
+        }
+    }
+    Ok(table)
+}
+
+fn ask_all(
+    engine: &mut Engine,
+    model: &Model,
+    held_out: &HeldOut,
+    triple: &Triple,
+    seed: usize,
+    table: &mut Table,
+) -> Result<(), Failure> {
+    let answer = model.tokenizer.encode_text(&triple.answer)?;
+    let order = shuffled(triple.documents.len(), seed);
+    let in_file: Vec<usize> = (0..triple.documents.len()).collect();
+    let mut cold = None;
+    for ((reuse, repair), row) in WAYS.into_iter().zip(&mut table.rows) {
+        // What one way has computed must not serve the next.
+        if repair == Repair::None {
+            engine.drop_rows();
+            for documents in warm_orders(reuse, &in_file) {
+                let composition = compose(engine, held_out, triple, &documents, (reuse, repair))?;
+                engine.warm(&composition)?;
+            }
+        }
+        let composition = compose(engine, held_out, triple, &order, (reuse, repair))?;
+        if reuse != Reuse::Exact {
+            // A moved document's rows may exist only as those of the first, exact one.
+            engine.warm(&composition)?;
+        }
+        let cold = match &cold {
+            Some(rows) => rows,
+            None => {
+                let (_, finished) = ask(engine, &composition, false)?;
+                table.cold_first_tokens.push(finished.stats.first_token);
+                cold.insert(engine.score(&composition.exact(), &answer, false)?)
+            }
+        };
+        let (said, finished) = ask(engine, &composition, true)?;
+        row.count(triple, &order, &said, &finished);
+        let ours = engine.score(&composition, &answer, true)?;
+        let drift = Verification::of(&answer, &ours, cold);
+        row.divergences.push(drift.divergence);
+        row.differences.push(drift.mean_difference);
+    }
+    Ok(())
+}
+
+/// In which orders documents are computed beforehand: all of them for exact reuse, each alone for
+/// the others, which must not depend on an order.
+fn warm_orders(reuse: Reuse, in_file: &[usize]) -> Vec<Vec<usize>> {
+    match reuse {
+        Reuse::Exact => vec![in_file.to_vec()],
+        _ => in_file.iter().map(|document| vec![*document]).collect(),
+    }
+}
+
+fn compose(
+    engine: &mut Engine,
+    held_out: &HeldOut,
+    triple: &Triple,
+    order: &[usize],
+    (reuse, repair): (Reuse, Repair),
+) -> Result<Composition, Failure> {
+    let system = engine.chunk(Kind::System, &triple.system)?;
+    let mut prompt = Prompt::new().system(&system).reuse(reuse).repair(repair);
+    for index in order {
+        let text = &held_out.documents[triple.documents[*index]];
+        prompt = prompt.context(&engine.chunk(Kind::Context, text)?);
+    }
+    Ok(engine.compose(&prompt.query(&triple.question))?)
+}
+
+fn ask(
+    engine: &mut Engine,
+    composition: &Composition,
+    use_cache: bool,
+) -> Result<(String, Finished), Failure> {
+    let sampling = Sampling { temperature: 0.0, max_tokens: Some(40), ..Sampling::default() };
+    let request = Request { use_cache, ..Request::new(composition.clone(), sampling) };
+    let mut generation = engine.generate(request)?;
+    let mut said = String::new();
+    for token in generation.by_ref() {
+        said.push_str(&token?.text);
+    }
+    Ok((said, generation.finished().ok_or("the answer has no end")?))
+}
+
+impl Row {
+    fn count(&mut self, triple: &Triple, order: &[usize], said: &str, finished: &Finished) {
+        self.asked += 1;
+        let is_right = said == triple.answer && finished.reason == FinishReason::Stop;
+        self.right += usize::from(is_right);
+        let pieces = &finished.report.pieces;
+        let contexts = || pieces.iter().filter(|piece| piece.kind == Kind::Context);
+        let most = contexts()
+            .enumerate()
+            .max_by(|a, b| a.1.attention.total_cmp(&b.1.attention))
+            .map(|(place, _)| order[place]);
+        self.found += usize::from(most == Some(triple.source));
+        self.context_tokens += contexts().map(|piece| piece.tokens).sum::<usize>();
+        let computed = |piece: &weft::chunk::PieceReport| {
+            piece.tokens - piece.cached_tokens + piece.repaired_tokens
+        };
+        self.computed_tokens += contexts().map(computed).sum::<usize>();
+        self.first_tokens.push(finished.stats.first_token);
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "right": self.right,
+            "accuracy": self.right as f64 / self.asked as f64,
+            "kl_to_plain": mean(&self.divergences),
+            "mean_abs_logprob_difference": mean(&self.differences),
+            "recomputed": self.computed_tokens as f64 / self.context_tokens as f64,
+            "first_token_ms_median": median_ms(&self.first_tokens),
+            "answering_document_had_most_attention": self.found as f64 / self.asked as f64,
+        })
+    }
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+fn median_ms(times: &[Duration]) -> f64 {
+    let mut times = times.to_vec();
+    times.sort_unstable();
+    times[times.len() / 2].as_secs_f64() * 1e3
+}
+
+/// The numbers below `n`, in an order that depends on the seed alone.
+fn shuffled(n: usize, seed: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..n).collect();
+    let mut state = seed as u64 ^ 0x9e37_79b9_7f4a_7c15;
+    for i in (1..n).rev() {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        order.swap(i, (state >> 33) as usize % (i + 1));
+    }
+    order
+}
+
+#[allow(dead_code, reason = "a test includes this file for the functions above")]
+fn main() -> Result<(), Failure> {
+    let mut args = std::env::args().skip(1);
+    let n = args.next().map_or(Ok(1000), |n| n.parse())?;
+    let table = evaluate(n, true)?;
+    let ways = WAYS.iter().zip(&table.rows).map(|((reuse, repair), row)| {
+        let mut value = row.json();
+        value["reuse"] = json!(reuse.name());
+        value["repair"] = json!(repair.to_string());
+        value
+    });
+    let report = json!({
+        "command": std::env::args().collect::<Vec<_>>().join(" "),
+        "model": "weft-tiny",
+        "questions": n,
+        "cold_first_token_ms_median": median_ms(&table.cold_first_tokens),
+        "ways": ways.collect::<Vec<_>>(),
+    });
+    println!("{report:#}");
+    if let Some(file) = args.next() {
+        std::fs::write(file, format!("{report:#}\n"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,70 @@
+//! The held-out questions of the bundled model, and an engine to ask them.
+#![allow(dead_code, reason = "each program uses a part")]
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use weft::device::{Limits, MAX_LANES};
+use weft::engine::Engine;
+use weft::kv::pages_for;
+use weft::model::Model;
+use weft_cpu::{CpuDevice, Options};
+
+/// The longest context of the held-out set, answer included.
+pub const CONTEXT: usize = 2048;
+
+/// One question: its documents are indices into the pool, `source` is the one that answers it.
+#[derive(Deserialize)]
+pub struct Triple {
+    pub system: String,
+    pub documents: Vec<usize>,
+    pub question: String,
+    pub answer: String,
+    pub source: usize,
+}
+
+/// A line of the held-out file.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Line {
+    Triple(Triple),
+    Document { text: String },
+}
+
+/// All documents and questions.
+pub struct HeldOut {
+    pub documents: Vec<String>,
+    pub triples: Vec<Triple>,
+}
+
+/// The bundled model's folder.
+pub fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/weft-tiny")
+}
+
+impl HeldOut {
+    pub fn read() -> Result<Self, Box<dyn Error>> {
+        let mut all = Self { documents: Vec::new(), triples: Vec::new() };
+        for line in std::fs::read_to_string(folder().join("heldout.jsonl"))?.lines() {
+            match serde_json::from_str(line)? {
+                Line::Document { text } => all.documents.push(text),
+                Line::Triple(triple) => all.triples.push(triple),
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// The bundled model on the CPU device, with pages for `contexts` whole contexts.
+pub fn engine(model: &Model, contexts: usize) -> Result<Engine, Box<dyn Error>> {
+    let limits = Limits {
+        step_tokens: 256,
+        step_outputs: MAX_LANES,
+        positions: CONTEXT,
+        // Every piece may leave its last page half empty.
+        pages: contexts * (pages_for(CONTEXT) + 16),
+    };
+    let device = CpuDevice::new(&model.config, &*model.weights, Options::new(limits))?;
+    Ok(Engine::new(model, Box::new(device)))
+}
