@@ -446,3 +446,23 @@ fn a_repair_counts_its_tokens() {
     assert_eq!(blended[2] + blended[3], share);
     assert_eq!(blended[0] + blended[1] + blended[4], 0);
 }
+
+#[test]
+fn a_conversation_of_many_small_pieces_goes_on_until_the_context_is_full() {
+    // Eleven pages hold the context; each turn leaves two of them partly filled.
+    let mut engine = engine_with(12, Tiers::default());
+    let sampling = Sampling { max_tokens: Some(4), temperature: 0.0, ..Sampling::default() };
+    let mut prompt = Composition::default();
+    for turn in 0..40 {
+        prompt.pieces.push(query(turn));
+        let answers = [true, false].map(|use_cache| {
+            let request = Request { use_cache, ..Request::new(prompt.clone(), sampling.clone()) };
+            let answer: Vec<u32> =
+                engine.generate(request).unwrap().map(|t| t.unwrap().id).collect();
+            engine.cache.check(&[]);
+            answer
+        });
+        assert_eq!(answers[0], answers[1], "turn {turn}");
+        prompt.pieces.push(Piece::exact(Kind::Output, answers[0].clone()));
+    }
+}
