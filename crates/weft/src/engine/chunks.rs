@@ -107,9 +107,9 @@ impl Engine {
 
     /// Sets whether a chunk's rows must stay where they are.
     pub fn pin(&mut self, id: &ChunkId, pinned: bool) -> Result<(), ChunkError> {
-        self.library.pin(id, pinned)?;
-        self.cache.pin(id, pinned);
-        Ok(())
+        self.library.get(id)?;
+        self.cache.pin(id, pinned)?;
+        self.library.pin(id, pinned)
     }
 
     fn template(&self) -> Result<&Template, ChunkError> {

@@ -46,7 +46,7 @@ use self::speaker::Speaker;
 
 /// A running request. Never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LaneId(u64);
+pub struct LaneId(pub(crate) u64);
 
 /// What happened to a lane in a step.
 #[derive(Debug)]
@@ -181,7 +181,10 @@ impl Engine {
     fn count_uses(&mut self, prompt: &Composition) {
         for id in prompt.pieces.iter().filter_map(|piece| piece.chunk) {
             self.library.count_use(&id);
-            self.cache.pin(&id, self.library.is_pinned(&id));
+            if self.library.is_pinned(&id) {
+                // The lane holds these rows now, so nothing that was promised is lost.
+                let _ = self.cache.pin(&id, true);
+            }
         }
     }
 

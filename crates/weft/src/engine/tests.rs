@@ -363,12 +363,12 @@ fn pinned_rows_stay() {
     let id = crate::chunk::ChunkId::of(Kind::Context, &prompt.pieces[1].tokens);
     prompt.pieces[1].chunk = Some(id);
     ask(&mut engine, &prompt);
-    engine.cache.pin(&id, true);
+    engine.cache.pin(&id, true).unwrap();
     (10..16).for_each(|seed| drop(ask(&mut engine, &exact(&[seed, seed + 1], 1))));
     let kept = |engine: &Engine| engine.preview(&prompt).pieces[1].source;
     // What it attended to may be gone; its own rows are not.
     assert_eq!(kept(&engine), Some(Tier::Device));
-    engine.cache.pin(&id, false);
+    engine.cache.pin(&id, false).unwrap();
     (20..26).for_each(|seed| drop(ask(&mut engine, &exact(&[seed, seed + 1], 1))));
     assert_eq!(kept(&engine), None);
 }
