@@ -1,4 +1,5 @@
-//! One entry: written, found, served, named, described, removed.
+//! One entry: written, found, served, named, described, removed. Its file is also read as others
+//! would, by the safetensors crate and by hand.
 
 use std::collections::HashMap;
 use std::fs;
