@@ -420,7 +420,7 @@ fn repairs_bring_an_answer_nearer_and_change_nothing_that_is_kept() {
         let plain = divergence(Repair::None);
         // Everything computed again is the plain prompt, but for the rounding of rotated keys.
         let all = divergence(Repair::Blend(1.0));
-        assert!(all.0 < plain.0 * 0.02, "{reuse}: {all:?} against {plain:?}");
+        assert!(all.0 < plain.0 * 0.1, "{reuse}: {all:?} against {plain:?}");
         let some = divergence(Repair::Blend(0.5));
         assert!(some.0 < plain.0, "{reuse}: {some:?} against {plain:?}");
         let linked = divergence(Repair::Link(32));
