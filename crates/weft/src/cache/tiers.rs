@@ -91,10 +91,29 @@ impl Cache {
         rows.ok_or(Gone)
     }
 
+    /// Moves all nodes that are not in use down to a tier.
+    pub(crate) fn demote(&mut self, tier: Tier, device: &mut dyn Device) {
+        if tier == Tier::Disk {
+            self.save(device, |_| true);
+        }
+        let ids: Vec<NodeId> = self.nodes.keys().copied().collect();
+        for id in ids {
+            if tier > Tier::Device && self.nodes.get(&id).is_some_and(Node::is_evictable) {
+                self.evict(id, device);
+            }
+            if tier == Tier::Disk && self.nodes.get(&id).is_some_and(|node| node.on_disk) {
+                self.evict_from_ram(id);
+            }
+        }
+    }
+
     /// Frees the pages of the node that is worth least.
-    pub(super) fn evict_one(&mut self, device: &mut dyn Device) {
+    pub(super) fn evict_one(&mut self, device: &dyn Device) {
         let victim = self.least(|node| node.is_evictable());
-        let id = victim.expect("promised pages are free or evictable");
+        self.evict(victim.expect("promised pages are free or evictable"), device);
+    }
+
+    fn evict(&mut self, id: NodeId, device: &dyn Device) {
         self.worth = self.worth.max(self.node(id).worth.value);
         self.stats.evicted_from_device += 1;
         if self.node(id).ram.is_none() {

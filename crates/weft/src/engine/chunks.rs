@@ -180,6 +180,12 @@ impl Engine {
         self.cache.save(&*self.device, |node| all || node.chunk.is_some())
     }
 
+    /// Moves all rows that no lane reads down to a tier, those that have a place there: frees the
+    /// device's pages, or main memory too.
+    pub fn demote(&mut self, tier: Tier) {
+        self.cache.demote(tier, &mut *self.device);
+    }
+
     /// What is kept where, and what became of it.
     pub fn cache_stats(&self) -> CacheStats {
         self.cache.stats()

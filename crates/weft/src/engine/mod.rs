@@ -163,6 +163,8 @@ impl Engine {
     }
 
     fn admit_lane(&mut self, request: Request, policy: Policy) -> Result<LaneId, RequestError> {
+        // Bringing kept rows is part of the time to the first token.
+        let started = Instant::now();
         let answer = self.check(&request)?;
         self.check_lane()?;
         let Request { prompt, sampling, cancel, .. } = request;
@@ -174,7 +176,9 @@ impl Engine {
         let holding = parts::take(&mut self.cache, &mut *self.device, id, &prompt, policy, answer)?;
         self.next_id += 1;
         self.count_uses(&prompt);
-        self.lanes.push(Sequence::new(id, cancel, prompt, holding, speaker, policy.keeps));
+        let mut lane = Sequence::new(id, cancel, prompt, holding, speaker, policy.keeps);
+        lane.started = started;
+        self.lanes.push(lane);
         Ok(id)
     }
 
