@@ -117,6 +117,8 @@ pub enum RequestError {
     #[error("all {} lanes are busy; wait for one to finish", crate::device::MAX_LANES)]
     NoLane,
     /// The memory that is free does not hold prompt and answer.
-    #[error("{0}; wait for a running request, lower --max-tokens or raise --ctx-size")]
+    #[error(
+        "{0}; wait for a running request, unpin chunks, lower --max-tokens or raise --kv-memory"
+    )]
     NoRoom(#[from] OutOfPages),
 }

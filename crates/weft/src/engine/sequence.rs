@@ -39,7 +39,7 @@ pub(super) struct Sequence {
     pub(super) attention: Attention,
     scores: Option<Scores>,
     end: Option<End>,
-    started: Instant,
+    pub(super) started: Instant,
     first_token: Option<Duration>,
 }
 
