@@ -164,7 +164,6 @@ fn contents_in_parts_and_missing_ones() {
     assert_eq!(render(taken, &conversation).unwrap(), ".");
 }
 
-/// Renders what must fail, and quickly.
 /// The error of a template that must fail, and soon: an endless one would take hours.
 fn fails(source: &str) -> PromptError {
     let start = Instant::now();
