@@ -1,5 +1,5 @@
 # The developer's habits. Users need only cargo, see README.md.
-.PHONY: check test golden eval
+.PHONY: check test golden eval gpu-bundle
 
 # What CI runs.
 check:
@@ -16,3 +16,9 @@ golden:
 # Answers the bundled model's 1,000 held-out questions on this machine's CPU.
 eval:
 	cargo run --release -p weft-cpu --example eval_tiny -- 1000 assets/weft-tiny/eval-cpu.json
+
+# What a machine with a GPU and without cargo needs to test and measure the CUDA device: the test
+# program with the files it reads, and `weft`, stripped, in target/gpu (or $GPU_BUNDLE).
+GPU_BUNDLE ?= target/gpu
+gpu-bundle:
+	tools/gpu_bundle.sh $(GPU_BUNDLE)

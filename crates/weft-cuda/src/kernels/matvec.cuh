@@ -1,0 +1,197 @@
+// The product of a matrix with up to eight tokens, at the speed of memory.
+//
+// The matrix lies packed in units, tile by tile of eight rows: [tile][unit of 32 columns][lane]. A
+// block owns some tiles; each of its eight warps owns an eighth of the columns and adds its units
+// in order; the eight sums of a row are added in the order of the warps. `matmul.cuh` adds in the
+// same order, so a row is the same whatever the number of tokens.
+// A ninth warp copies weights into a ring of stages. It waits for room and for nothing else, least
+// of all for the kernel before: weights do not depend on it.
+
+// How the host cut a matrix: units of a warp in a row, tiles that are computed together, stages of
+// the ring.
+template <int UNITS_, int TILES_, int STAGES_> struct Cut {
+    static constexpr int UNITS = UNITS_, TILES = TILES_, STAGES = STAGES_;
+    static constexpr int PARTS = (UNITS + 7) / 8;                 // stages that a row's columns take
+    static constexpr int PART = (UNITS + PARTS - 1) / PARTS;      // units of a warp in one of them
+    static constexpr int STAGE_BYTES = TILES * WARPS * PART * UNIT_BYTES;
+};
+
+// Two blocks share an SM: this kernel's, and the next one's that waits with its weights at hand.
+// A kernel that holds many units of its input in registers gives that up.
+#define MATVEC_BOUNDS(held_units) __launch_bounds__(WARPS * 32 + 32, (held_units) <= 8 ? 2 : 1)
+
+template <class M> struct Ring {
+    u64 full[M::STAGES], empty[M::STAGES];
+};
+
+template <class M> __device__ __forceinline__ void ring_make(Ring<M> &ring) {
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < M::STAGES; ++i) {
+            barrier_init(&ring.full[i], COPY_ARRIVALS);
+            barrier_init(&ring.empty[i], WARPS);
+        }
+        barriers_made();
+    }
+    __syncthreads();
+}
+
+// Tiles that a block owns: groups of M::TILES, shared out evenly.
+struct Groups {
+    int first, end;
+};
+__device__ __forceinline__ Groups own_groups(int n_groups) {
+    return {(int)((u64)n_groups * blockIdx.x / gridDim.x), (int)((u64)n_groups * (blockIdx.x + 1) / gridDim.x)};
+}
+
+// The copying warp.
+template <class M>
+__device__ __forceinline__ void stream_weights(Ring<M> &ring, u8 *stages, const u8 *weights, Groups own, int lane) {
+    constexpr u32 TILE_BYTES = WARPS * M::UNITS * UNIT_BYTES;
+    int stage = 0;
+    u32 parity = 1;
+    for (int group = own.first; group < own.end; ++group) {
+        const u8 *from = weights + (u64)group * M::TILES * TILE_BYTES;
+        for (int part = 0; part < M::PARTS; ++part) {
+            const int units = min(M::PART, M::UNITS - part * M::PART);
+            u8 *to = stages + stage * M::STAGE_BYTES;
+            u64 *full = &ring.full[stage];
+            barrier_wait(&ring.empty[stage], parity);
+            expect_copies(full, M::TILES * WARPS * units * UNIT_BYTES, lane);
+            if (M::PARTS == 1) {
+                copy(to, from, M::TILES * TILE_BYTES, full, lane);
+            } else {
+                for (int i = 0; i < M::TILES * WARPS; ++i)
+                    copy(to + i * M::PART * UNIT_BYTES,
+                         from + ((u64)i * M::UNITS + part * M::PART) * UNIT_BYTES, units * UNIT_BYTES, full, lane);
+            }
+            copies_begun(full);
+            if (++stage == M::STAGES) stage = 0, parity ^= 1;
+        }
+    }
+#if __CUDA_ARCH__ < 900
+    await_copies<0>();
+#endif
+}
+
+// Up to eight rows of activations, of which a lane reads its token's.
+struct Rows {
+    const uint4 *own; // this lane's chunk of its token's first unit, or null
+    __device__ __forceinline__ Rows(const u16 *values, int stride, bool there, u32 row, int lane)
+        : own(there ? (const uint4 *)(values + (u64)row * stride) + lane % 4 : nullptr) {}
+    // Units from `first` on.
+    template <int N> __device__ __forceinline__ void load(uint4 (&units)[N], int first) const {
+#pragma unroll
+        for (int i = 0; i < N; ++i) units[i] = make_uint4(0, 0, 0, 0);
+        if (own)
+#pragma unroll
+            for (int i = 0; i < N; ++i) units[i] = load_fresh(own + (first + i) * 4);
+    }
+};
+
+// The computing warps. `held` are this warp's units of the input, where they fit into registers;
+// otherwise they are read part by part, one part ahead. Hands the sums of each group of tiles to
+// `store(group, token, row in the tile, sums of the tiles)`.
+template <class M, bool HELD, class Store>
+__device__ __forceinline__ void multiply(Ring<M> &ring, const u8 *stages, float (&sums)[2][M::TILES][WARPS][64],
+                                         const uint4 *held, const Rows &rows, Groups own, u32 n_tokens, Store store) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const uint4 nothing = make_uint4(0, 0, 0, 0);
+    int stage = 0;
+    u32 parity = 0;
+    for (int group = own.first; group < own.end; ++group) {
+        float sum[M::TILES][4] = {};
+        uint4 ahead[M::PART];
+        if constexpr (!HELD) rows.load(ahead, warp * M::UNITS);
+#pragma unroll(HELD ? M::PARTS : 1)
+        for (int part = 0; part < M::PARTS; ++part) {
+            uint4 now[M::PART];
+            if constexpr (!HELD) {
+#pragma unroll
+                for (int u = 0; u < M::PART; ++u) now[u] = ahead[u];
+                // The last part may be short: what is read beyond it is not used.
+                if (part + 1 < M::PARTS) rows.load(ahead, warp * M::UNITS + (part + 1) * M::PART);
+            }
+            barrier_wait(&ring.full[stage], parity);
+            const uint4 *units = (const uint4 *)(stages + stage * M::STAGE_BYTES) + warp * M::PART * UNIT + lane;
+#pragma unroll
+            for (int u = 0; u < M::PART; ++u) {
+                if (part * M::PART + u < M::UNITS) {
+                    const uint4 x = HELD ? held[part * M::PART + u] : now[u];
+#pragma unroll
+                    for (int tile = 0; tile < M::TILES; ++tile)
+                        mma32(sum[tile], x, nothing, units[(tile * WARPS * M::PART + u) * UNIT]);
+                }
+            }
+            __syncwarp();
+            if (lane == 0) barrier_arrive(&ring.empty[stage]);
+            if (++stage == M::STAGES) stage = 0, parity ^= 1;
+        }
+        auto &shared = sums[group & 1];
+#pragma unroll
+        for (int tile = 0; tile < M::TILES; ++tile)
+            *(float2 *)&shared[tile][warp][lane * 2] = make_float2(sum[tile][0], sum[tile][1]);
+        meet();
+        const u32 token = threadIdx.x / 8, row = threadIdx.x % 8;
+        if (token < n_tokens) {
+            float total[M::TILES];
+#pragma unroll
+            for (int tile = 0; tile < M::TILES; ++tile) {
+                total[tile] = shared[tile][0][threadIdx.x];
+#pragma unroll
+                for (int w = 1; w < WARPS; ++w) total[tile] += shared[tile][w][threadIdx.x];
+            }
+            store(group, token, row, total);
+        }
+    }
+}
+
+// The whole kernel, where the input is a row of activations as it lies in memory.
+template <class M, class Store>
+__device__ __forceinline__ void multiply_rows(const u8 *weights, int n_groups, const u16 *x, int stride,
+                                              const Step &step, Store store) {
+    extern __shared__ __align__(128) u8 stages[];
+    __shared__ Ring<M> ring;
+    __shared__ float sums[2][M::TILES][WARPS][64];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const Groups own = own_groups(n_groups);
+    ring_make(ring);
+    let_next_start();
+    if (warp == WARPS) return stream_weights(ring, stages, weights, own, lane);
+    wait_for_previous();
+    const u32 tokens = n_tokens(step);
+    const Rows rows(x, stride, lane / 4 < tokens, lane / 4, lane);
+    constexpr bool HELD = M::PARTS == 1;
+    uint4 held[HELD ? M::UNITS : 1];
+    if constexpr (HELD) rows.load(held, warp * M::UNITS);
+    multiply<M, HELD>(ring, stages, sums, held, rows, own, tokens, store);
+}
+
+// The whole kernel, where it is the norm of a row. `row` tells which row token i of `tokens` is.
+template <class M, class Row, class Store>
+__device__ __forceinline__ void multiply_norms(const u8 *weights, int n_groups, const u16 *x, const uint4 *norm,
+                                               const u32 *count, Row row, Store store) {
+    extern __shared__ __align__(128) u8 stages[];
+    __shared__ Ring<M> ring;
+    __shared__ float sums[2][M::TILES][WARPS][64];
+    __shared__ float squares[WARPS][8];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const Groups own = own_groups(n_groups);
+    ring_make(ring);
+    let_next_start();
+    if (warp == WARPS) return stream_weights(ring, stages, weights, own, lane);
+    // A norm's weights are asked for early too, as far as registers go.
+    constexpr int EARLY = M::UNITS <= 8 ? M::UNITS : 0;
+    const uint4 *own_norm = norm + warp * M::UNITS * 4 + lane % 4;
+    uint4 weight[EARLY + 1], held[M::UNITS];
+#pragma unroll
+    for (int i = 0; i < EARLY; ++i) weight[i] = own_norm[i * 4];
+    wait_for_previous();
+    const u32 tokens = *count;
+    const bool there = lane / 4 < tokens;
+    const Rows rows(x, HIDDEN_STRIDE, there, there ? row(lane / 4) : 0, lane);
+    rows.load(held, warp * M::UNITS);
+    const float scale = norm_scale<M::UNITS, HIDDEN>(held, squares, warp, lane);
+#pragma unroll
+    for (int i = 0; i < M::UNITS; ++i) held[i] = normalise(held[i], i < EARLY ? weight[i] : own_norm[i * 4], scale);
+    multiply<M, true>(ring, stages, sums, held, rows, own, tokens, store);
+}

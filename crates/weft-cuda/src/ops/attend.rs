@@ -1,0 +1,59 @@
+//! `attend`: a = softmax(q · kᵀ / √head_dim) · v over every row that a token sees.
+
+use super::{Pass, THREADS, arguments};
+use crate::CudaDevice;
+use crate::driver::Address;
+use crate::error::CudaError;
+use crate::tables::Family;
+
+/// Items that have blocks of their own; of more, blocks take several in turn.
+const MOST_ITEMS: usize = 64;
+/// Threads of a block for blocks of tokens.
+const BLOCK_THREADS: usize = 128;
+
+/// Kernels call it `Attended`.
+#[repr(C)]
+struct Attended {
+    a: Address,
+    sums: Address,
+    weights: Address,
+    arrived: Address,
+    shares: Address,
+}
+
+/// With `stores` it runs rope_store too.
+pub(crate) fn launch(pass: &Pass<'_>, layer: u16, stores: bool) -> Result<(), CudaError> {
+    let CudaDevice { config, kernels, weights, buffers, kv, rope, .. } = pass.device;
+    let weights = &weights.layers[usize::from(layer)];
+    let to = Attended {
+        a: buffers.a.address(),
+        sums: buffers.sums.address(),
+        weights: buffers.weights.address(),
+        arrived: buffers.arrived.address(),
+        shares: buffers.shares.address(),
+    };
+    match pass.family {
+        Family::Few => {
+            let grid = (pass.counts.n_items.min(MOST_ITEMS) * config.kv_heads, 1);
+            let arguments = arguments![
+                pass.step,
+                u32::from(stores),
+                weights.q_norm.address(),
+                weights.k_norm.address(),
+                rope.address(),
+                buffers.q.address(),
+                buffers.k.address(),
+                buffers.v.address(),
+                kv.layer(layer),
+                to,
+            ];
+            pass.launch(&kernels.attend, grid, THREADS, arguments)
+        }
+        Family::Many => {
+            let grid = (pass.counts.n_tiles * config.kv_heads, 1);
+            let (rope, q) = (rope.address(), buffers.q.address());
+            let arguments = arguments![pass.step, rope, q, kv.layer(layer), to];
+            pass.launch(&kernels.attend_block, grid, BLOCK_THREADS, arguments)
+        }
+    }
+}

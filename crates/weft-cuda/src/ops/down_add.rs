@@ -1,0 +1,21 @@
+//! `down_add`: x += h · W_down. Rounding: the sum, once.
+
+use super::{Pass, RING_THREADS, THREADS, arguments};
+use crate::CudaDevice;
+use crate::error::CudaError;
+use crate::tables::Family;
+
+pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
+    let CudaDevice { config, kernels, weights, buffers, shape, .. } = pass.device;
+    let matrix = weights.layers[usize::from(layer)].down.address();
+    let arguments = arguments![pass.step, matrix, buffers.h.address(), buffers.x.address()];
+    match pass.family {
+        Family::Few => {
+            pass.launch(&kernels.down_add, (shape.down.blocks, 1), RING_THREADS, arguments)
+        }
+        Family::Many => {
+            let grid = pass.block_grid(config.hidden);
+            pass.launch(&kernels.down_add_block, grid, THREADS, arguments)
+        }
+    }
+}
