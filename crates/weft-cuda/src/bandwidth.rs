@@ -6,7 +6,6 @@
 
 use crate::driver::{self, Launch, Memory};
 use crate::error::CudaError;
-use crate::ops::arguments;
 use crate::{compile, kernels};
 
 /// Bytes that a block reads at once.
@@ -30,7 +29,7 @@ pub fn read_bandwidth(bytes: usize, passes: usize) -> Result<Vec<f64>, CudaError
     let folded = Memory::new(&gpu, "measuring the bandwidth", blocks * THREADS * 4)?;
     let n_pieces = (buffer.bytes / PIECE) as u64;
     let launch = Launch { grid: (blocks, 1), threads: THREADS, early: false };
-    let read = || kernel.launch(&gpu, launch, arguments![buffer.address(), n_pieces, folded.address()]);
+    let read = || kernel.launch(&gpu, launch, &[&buffer.address(), &n_pieces, &folded.address()]);
     read()?;
     (0..passes)
         .map(|_| Ok((n_pieces as usize * PIECE) as f64 / (gpu.time_ms(read)? / 1e3)))

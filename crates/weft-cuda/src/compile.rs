@@ -24,8 +24,7 @@ pub struct Compiled {
 
 /// Options besides the architecture and the model's constants. Sums are contracted only where the
 /// source says so, because two kernels must round alike.
-const OPTIONS: [&str; 4] =
-    ["-std=c++17", "-fmad=false", "-default-device", "--ptxas-options=-v"];
+const OPTIONS: [&str; 4] = ["-std=c++17", "-fmad=false", "-default-device", "--ptxas-options=-v"];
 
 /// Whether the compiler is there; if not, how to get it.
 pub(crate) fn version() -> Result<(i32, i32), CudaError> {
@@ -59,7 +58,8 @@ pub(crate) fn cubin(source: &str, arch: &str, defines: &[String]) -> Result<Vec<
         hash.update(part.len().to_le_bytes());
         hash.update(part);
     }
-    let entry = cache_folder().map(|folder| folder.join(format!("{}.cubin", hex(&hash.finalize()))));
+    let entry =
+        cache_folder().map(|folder| folder.join(format!("{}.cubin", hex(&hash.finalize()))));
     if let Some(cubin) = entry.as_deref().and_then(read_entry) {
         return Ok(cubin);
     }
@@ -75,7 +75,8 @@ pub(crate) fn cubin(source: &str, arch: &str, defines: &[String]) -> Result<Vec<
 pub fn compile(source: &str, arch: &str, defines: &[String]) -> Result<Compiled, CudaError> {
     version()?;
     let failed = |log: String| CudaError::Compile { arch: arch.to_owned(), log };
-    let source = CString::new(source).map_err(|_| failed("a zero byte in the source".to_owned()))?;
+    let source =
+        CString::new(source).map_err(|_| failed("a zero byte in the source".to_owned()))?;
     let program = result::create_program(&source, Some(c"weft.cu"))
         .map_err(|error| failed(error.to_string()))?;
     let mut options = vec![format!("--gpu-architecture={arch}")];

@@ -14,6 +14,7 @@ use weft::rope::RopeTable;
 use weft::weights::Weights;
 
 use crate::buffers::Buffers;
+use crate::compile;
 use crate::driver::{self, Gpu, Memory, Pinned};
 use crate::error::CudaError;
 use crate::graphs::{self, Graphs};
@@ -23,7 +24,6 @@ use crate::ops::Pass;
 use crate::shape::Shape;
 use crate::tables::{Counts, Family, Lists, Tables};
 use crate::weights::ModelWeights;
-use crate::compile;
 
 /// How the ops of a step are launched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -289,7 +289,8 @@ impl Device for CudaDevice {
     fn write_kv_row(&mut self, layer: u16, slot: Slot, k: &[f32], v: &[f32]) {
         let (page, row) = place(slot);
         let mut contents = expect(self.kv.read_page(layer, page));
-        let round = |row: &[f32]| row.iter().map(|value| bf16::from_f32(*value)).collect::<Vec<_>>();
+        let round =
+            |row: &[f32]| row.iter().map(|value| bf16::from_f32(*value)).collect::<Vec<_>>();
         self.kv.set(&mut contents, row, &round(k), &round(v));
         expect(self.kv.write_page(layer, page, &contents));
     }

@@ -159,7 +159,8 @@ impl Gpu {
     /// Sets memory to zero, in the stream.
     pub(crate) fn clear(&self, at: Address, bytes: usize) -> Result<(), CudaError> {
         // SAFETY: callers pass a range inside memory that they own.
-        unsafe { result::memset_d8_async(at.0, 0, bytes, self.stream) }.map_err(failed("clearing memory"))
+        unsafe { result::memset_d8_async(at.0, 0, bytes, self.stream) }
+            .map_err(failed("clearing memory"))
     }
 
     /// Copies pinned memory to the GPU, in the stream.
@@ -286,7 +287,12 @@ impl Memory {
     }
 
     /// Copies a range inside this memory; the two do not overlap.
-    pub(crate) fn copy_within(&self, from: usize, to: usize, bytes: usize) -> Result<(), CudaError> {
+    pub(crate) fn copy_within(
+        &self,
+        from: usize,
+        to: usize,
+        bytes: usize,
+    ) -> Result<(), CudaError> {
         let (from, to) = (self.place(from, bytes), self.place(to, bytes));
         self.gpu.bind();
         // SAFETY: both ranges were checked.
@@ -318,7 +324,8 @@ impl Pinned {
         gpu.bind();
         let bytes = bytes.max(16);
         // SAFETY: asks for memory, which is set before anything reads it.
-        let at = unsafe { result::malloc_host(bytes, 0) }.map_err(failed("taking pinned memory"))?;
+        let at =
+            unsafe { result::malloc_host(bytes, 0) }.map_err(failed("taking pinned memory"))?;
         // SAFETY: the memory was just taken and is that long.
         unsafe { at.cast::<u8>().write_bytes(0, bytes) };
         Ok(Self { gpu: gpu.clone(), at, bytes })
@@ -362,10 +369,13 @@ impl Module {
         // SAFETY: the module is loaded.
         let function = unsafe { result::module::get_function(self.module, c_name) }
             .map_err(failed("finding a kernel"))?;
-        let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let attribute =
+            sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the function is of a loaded module.
-        unsafe { result::function::set_function_attribute(function, attribute, shared_bytes as i32) }
-            .map_err(failed("reserving shared memory"))?;
+        unsafe {
+            result::function::set_function_attribute(function, attribute, shared_bytes as i32)
+        }
+        .map_err(failed("reserving shared memory"))?;
         Ok(Kernel { function, shared_bytes })
     }
 }
@@ -399,16 +409,31 @@ pub(crate) struct Launch {
     pub(crate) early: bool,
 }
 
+/// A value that a kernel takes, laid out as the kernel declares it.
+pub(crate) trait Argument {}
+impl Argument for Address {}
+impl Argument for u32 {}
+impl Argument for u64 {}
+
+/// The most arguments that a kernel has.
+const MAX_ARGUMENTS: usize = 12;
+
 impl Kernel {
-    /// Launches on the stream. `arguments` point to values of the types that the kernel declares.
+    /// Launches on the stream. The arguments are those of the kernel's declaration, in its order.
     pub(crate) fn launch(
         &self,
         gpu: &Gpu,
         launch: Launch,
-        arguments: &mut [*mut c_void],
+        arguments: &[&dyn Argument],
     ) -> Result<(), CudaError> {
+        let mut pointers = [std::ptr::null_mut(); MAX_ARGUMENTS];
+        assert!(arguments.len() <= MAX_ARGUMENTS, "{} arguments", arguments.len());
+        for (pointer, argument) in pointers.iter_mut().zip(arguments) {
+            *pointer = std::ptr::from_ref(*argument).cast_mut().cast::<c_void>();
+        }
         let mut early = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            id:
+                sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
             value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         };
@@ -429,7 +454,7 @@ impl Kernel {
         // are of buffers of this device, and every index in them was checked by `Step::check`.
         unsafe {
             let extra = std::ptr::null_mut();
-            sys::cuLaunchKernelEx(&config, self.function, arguments.as_mut_ptr(), extra)
+            sys::cuLaunchKernelEx(&config, self.function, pointers.as_mut_ptr(), extra)
                 .result()
                 .map_err(failed("a launch"))
         }

@@ -54,7 +54,8 @@ fn record(device: &CudaDevice, plan: &[Op], key: Key) -> Result<Graph, CudaError
         n_tiles: 0,
         n_partials: key.n_items * FEW,
     };
-    let pass = Pass { device, step: device.few.addresses(), family: Family::Few, counts, joined: true };
+    let pass =
+        Pass { device, step: device.few.addresses(), family: Family::Few, counts, joined: true };
     device.gpu.capture(|| {
         device.few.upload(&device.gpu, device.few.bytes_for(key.n_items))?;
         device.clear_shares(&counts)?;

@@ -69,7 +69,12 @@ impl Kv {
         Ok(Page { values })
     }
 
-    pub(crate) fn write_page(&self, layer: u16, page: PageId, from: &Page) -> Result<(), CudaError> {
+    pub(crate) fn write_page(
+        &self,
+        layer: u16,
+        page: PageId,
+        from: &Page,
+    ) -> Result<(), CudaError> {
         self.memory.write(self.start(layer, page), &from.values)
     }
 

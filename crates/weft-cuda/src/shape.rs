@@ -56,7 +56,7 @@ impl Cut {
         let groups = n_tiles.div_ceil(tiles);
         let of_a_block = groups.div_ceil(n_sms);
         let units = padded(columns) / COLUMN_STEP;
-        let parts = units.div_ceil(8);
+        let parts = units.div_ceil(if tiles == 1 { 8 } else { 4 });
         let stage_bytes = tiles * WARPS * units.div_ceil(parts) * UNIT_BYTES;
         let stages = (of_a_block * parts).min(RING_BYTES / stage_bytes).max(2);
         Self { tiles, groups, stages, stage_bytes, blocks: groups.div_ceil(of_a_block) }
@@ -82,7 +82,9 @@ pub(crate) struct Shape {
 impl Shape {
     pub(crate) fn new(config: &Config, n_sms: usize) -> Result<Self, CudaError> {
         let refuse = |what: &str, value: usize, limit: usize| {
-            Err(CudaError::Unsupported(format!("{what} is {value}; its kernels take up to {limit}")))
+            Err(CudaError::Unsupported(format!(
+                "{what} is {value}; its kernels take up to {limit}"
+            )))
         };
         if config.group() > MAX_GROUP {
             return refuse("heads per KV head", config.group(), MAX_GROUP);
@@ -158,7 +160,8 @@ mod tests {
     #[test]
     fn the_smallest_model_is_requested_whole() {
         let shape = cuts("qwen3-0.6b");
-        let whole = |cut: &Cut| cut.groups.div_ceil(cut.blocks) * cut.stage_bytes <= cut.ring_bytes();
+        let whole =
+            |cut: &Cut| cut.groups.div_ceil(cut.blocks) * cut.stage_bytes <= cut.ring_bytes();
         for cut in [shape.qkv, shape.gate_up] {
             assert!(whole(&cut), "{cut:?}");
         }

@@ -171,11 +171,8 @@ impl Lists {
         self.tiles.clear();
         self.partials.clear();
         self.open_items.clear();
-        self.counts = Counts {
-            n_tokens: step.n_tokens(),
-            n_outputs: step.n_outputs(),
-            ..Counts::default()
-        };
+        self.counts =
+            Counts { n_tokens: step.n_tokens(), n_outputs: step.n_outputs(), ..Counts::default() };
         for lane in step.lanes {
             let first = self.sections.len();
             self.sections.extend(sections(lane));
@@ -208,7 +205,8 @@ impl Lists {
         for (index, lane) in step.lanes.iter().enumerate() {
             for position in lane.positions {
                 let own = self.lanes[index].clone();
-                let seen = self.sections[own.clone()].iter().take_while(|s| s.position <= *position);
+                let seen =
+                    self.sections[own.clone()].iter().take_while(|s| s.position <= *position);
                 let n = seen.count();
                 let first = self.counts.n_partials;
                 self.partials.push([n as u32, first as u32]);
@@ -350,7 +348,11 @@ impl Tables {
             Family::Few => (FEW, FEW, (sections + FEW) * Item::LEN),
             Family::Many => {
                 let tiles = limits.step_tokens + MAX_LANES;
-                (limits.step_tokens, limits.step_outputs, tiles * Tile::LEN + sections * Section::LEN)
+                (
+                    limits.step_tokens,
+                    limits.step_outputs,
+                    tiles * Tile::LEN + sections * Section::LEN,
+                )
             }
         };
         let words = COUNTS + 6 * tokens + outputs + attention;

@@ -8,7 +8,12 @@ fn span(first: PageId, len: usize, position: usize) -> Span {
     Span { pages, len, home_position: position, position }
 }
 
-fn lane<'a>(tokens: &'a [u32], positions: &'a [u32], slots: &'a [u32], spans: &'a [Span]) -> Lane<'a> {
+fn lane<'a>(
+    tokens: &'a [u32],
+    positions: &'a [u32],
+    slots: &'a [u32],
+    spans: &'a [Span],
+) -> Lane<'a> {
     Lane {
         tokens,
         positions,

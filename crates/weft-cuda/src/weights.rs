@@ -117,7 +117,8 @@ impl Reader<'_> {
         let mut bias = Vec::new();
         if self.config.qkv_bias {
             let (q, kv) = (self.config.q_width(), self.config.kv_width());
-            let parts = [(LayerTensor::QBias, q), (LayerTensor::KBias, kv), (LayerTensor::VBias, kv)];
+            let parts =
+                [(LayerTensor::QBias, q), (LayerTensor::KBias, kv), (LayerTensor::VBias, kv)];
             for (kind, width) in parts {
                 let part = read_vector(self.from, Tensor::Layer(layer, kind))?;
                 bias.extend_from_slice(&part[..width]);

@@ -265,8 +265,7 @@ fn a_graph_computes_what_its_ops_do() {
                 poison(&mut device, &config);
                 let (mut works, mut page) = (Vec::new(), 0);
                 for (lane, n) in lengths.iter().enumerate() {
-                    let prompt =
-                        tokens(n + n_new, seed.wrapping_add(lane as u32), config.vocab);
+                    let prompt = tokens(n + n_new, seed.wrapping_add(lane as u32), config.vocab);
                     let own = span(page, n + n_new, 0);
                     page += own.pages.len() as u32;
                     let blocks = [150, 150];
@@ -312,7 +311,8 @@ fn sharing_a_span_does_not_show() {
     let works: Vec<Work> = (0..8).map(work).collect();
     let mut device = filled();
     let together = run(&mut device, &ops, &works);
-    let alone: Vec<_> = works.iter().flat_map(|w| run(&mut device, &ops, std::slice::from_ref(w))).collect();
+    let alone: Vec<_> =
+        works.iter().flat_map(|w| run(&mut device, &ops, std::slice::from_ref(w))).collect();
     assert_eq!(together, alone);
     assert_eq!(run(&mut filled(), &ops, &works), together);
 }

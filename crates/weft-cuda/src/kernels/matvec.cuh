@@ -11,14 +11,15 @@
 // the ring.
 template <int UNITS_, int TILES_, int STAGES_> struct Cut {
     static constexpr int UNITS = UNITS_, TILES = TILES_, STAGES = STAGES_;
-    static constexpr int PARTS = (UNITS + 7) / 8;                 // stages that a row's columns take
+    static constexpr int MOST = TILES == 1 ? 8 : 4;               // units of a warp in a stage, by registers
+    static constexpr int PARTS = (UNITS + MOST - 1) / MOST;       // stages that a row's columns take
     static constexpr int PART = (UNITS + PARTS - 1) / PARTS;      // units of a warp in one of them
     static constexpr int STAGE_BYTES = TILES * WARPS * PART * UNIT_BYTES;
 };
 
 // Two blocks share an SM: this kernel's, and the next one's that waits with its weights at hand.
 // A kernel that holds many units of its input in registers gives that up.
-#define MATVEC_BOUNDS(held_units) __launch_bounds__(WARPS * 32 + 32, (held_units) <= 8 ? 2 : 1)
+#define MATVEC_BOUNDS(held_units) __launch_bounds__(WARPS * 32 + 32, (held_units) <= 4 ? 2 : 1)
 
 template <class M> struct Ring {
     u64 full[M::STAGES], empty[M::STAGES];
@@ -180,7 +181,7 @@ __device__ __forceinline__ void multiply_norms(const u8 *weights, int n_groups, 
     let_next_start();
     if (warp == WARPS) return stream_weights(ring, stages, weights, own, lane);
     // A norm's weights are asked for early too, as far as registers go.
-    constexpr int EARLY = M::UNITS <= 8 ? M::UNITS : 0;
+    constexpr int EARLY = M::UNITS <= 4 ? M::UNITS : 0;
     const uint4 *own_norm = norm + warp * M::UNITS * 4 + lane % 4;
     uint4 weight[EARLY + 1], held[M::UNITS];
 #pragma unroll

@@ -1,8 +1,8 @@
 //! `attend`: a = softmax(q · kᵀ / √head_dim) · v over every row that a token sees.
 
-use super::{Pass, THREADS, arguments};
+use super::{Pass, THREADS};
 use crate::CudaDevice;
-use crate::driver::Address;
+use crate::driver::{Address, Argument};
 use crate::error::CudaError;
 use crate::tables::Family;
 
@@ -21,6 +21,8 @@ struct Attended {
     shares: Address,
 }
 
+impl Argument for Attended {}
+
 /// With `stores` it runs rope_store too.
 pub(crate) fn launch(pass: &Pass<'_>, layer: u16, stores: bool) -> Result<(), CudaError> {
     let CudaDevice { config, kernels, weights, buffers, kv, rope, .. } = pass.device;
@@ -35,24 +37,24 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16, stores: bool) -> Result<(), Cu
     match pass.family {
         Family::Few => {
             let grid = (pass.counts.n_items.min(MOST_ITEMS) * config.kv_heads, 1);
-            let arguments = arguments![
-                pass.step,
-                u32::from(stores),
-                weights.q_norm.address(),
-                weights.k_norm.address(),
-                rope.address(),
-                buffers.q.address(),
-                buffers.k.address(),
-                buffers.v.address(),
-                kv.layer(layer),
-                to,
+            let arguments: &[&dyn Argument] = &[
+                &pass.step,
+                &u32::from(stores),
+                &weights.q_norm.address(),
+                &weights.k_norm.address(),
+                &rope.address(),
+                &buffers.q.address(),
+                &buffers.k.address(),
+                &buffers.v.address(),
+                &kv.layer(layer),
+                &to,
             ];
             pass.launch(&kernels.attend, grid, THREADS, arguments)
         }
         Family::Many => {
             let grid = (pass.counts.n_tiles * config.kv_heads, 1);
             let (rope, q) = (rope.address(), buffers.q.address());
-            let arguments = arguments![pass.step, rope, q, kv.layer(layer), to];
+            let arguments: &[&dyn Argument] = &[&pass.step, &rope, &q, &kv.layer(layer), &to];
             pass.launch(&kernels.attend_block, grid, BLOCK_THREADS, arguments)
         }
     }

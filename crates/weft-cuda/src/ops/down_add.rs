@@ -1,14 +1,16 @@
 //! `down_add`: x += h · W_down. Rounding: the sum, once.
 
-use super::{Pass, RING_THREADS, THREADS, arguments};
+use super::{Pass, RING_THREADS, THREADS};
 use crate::CudaDevice;
+use crate::driver::Argument;
 use crate::error::CudaError;
 use crate::tables::Family;
 
 pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
     let CudaDevice { config, kernels, weights, buffers, shape, .. } = pass.device;
     let matrix = weights.layers[usize::from(layer)].down.address();
-    let arguments = arguments![pass.step, matrix, buffers.h.address(), buffers.x.address()];
+    let arguments: &[&dyn Argument] =
+        &[&pass.step, &matrix, &buffers.h.address(), &buffers.x.address()];
     match pass.family {
         Family::Few => {
             pass.launch(&kernels.down_add, (shape.down.blocks, 1), RING_THREADS, arguments)

@@ -12,21 +12,15 @@ pub(crate) mod rope_store;
 use weft::plan::Op;
 
 use crate::CudaDevice;
-use crate::driver::{Address, Kernel, Launch};
+use crate::driver::{Address, Argument, Kernel, Launch};
 use crate::error::CudaError;
 use crate::tables::{Counts, Family, StepAddresses};
+
+impl Argument for StepAddresses {}
 
 /// Threads of a block: eight warps that compute, and a ninth that copies where a ring is used.
 const THREADS: usize = 256;
 const RING_THREADS: usize = THREADS + 32;
-
-/// Arguments of a kernel: pointers to values that live as long as the call.
-macro_rules! arguments {
-    ($($value:expr),* $(,)?) => {
-        &mut [$(std::ptr::from_ref(&$value).cast_mut().cast::<std::ffi::c_void>()),*]
-    };
-}
-pub(crate) use arguments;
 
 /// One run of ops over the lists of a step.
 pub(crate) struct Pass<'a> {
@@ -75,7 +69,7 @@ impl Pass<'_> {
         kernel: &Kernel,
         grid: (usize, usize),
         threads: usize,
-        arguments: &mut [*mut std::ffi::c_void],
+        arguments: &[&dyn Argument],
     ) -> Result<(), CudaError> {
         let early = self.joined && self.family == Family::Few;
         kernel.launch(&self.device.gpu, Launch { grid, threads, early }, arguments)
@@ -90,8 +84,8 @@ impl Pass<'_> {
     fn norm_rows(&self, weight: Address) -> Result<(), CudaError> {
         let CudaDevice { kernels, buffers, .. } = self.device;
         let grid = (self.counts.n_tokens.div_ceil(8), 1);
-        let arguments =
-            arguments![self.step, weight, buffers.x.address(), buffers.norm.address()];
+        let arguments: &[&dyn Argument] =
+            &[&self.step, &weight, &buffers.x.address(), &buffers.norm.address()];
         self.launch(&kernels.norm_rows, grid, THREADS, arguments)
     }
 }

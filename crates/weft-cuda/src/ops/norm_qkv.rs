@@ -1,8 +1,8 @@
 //! `norm_qkv`: n = rms_norm(x); q, k, v = n · W (+ bias).
 
-use super::{Pass, RING_THREADS, THREADS, arguments};
+use super::{Pass, RING_THREADS, THREADS};
 use crate::CudaDevice;
-use crate::driver::Address;
+use crate::driver::{Address, Argument};
 use crate::error::CudaError;
 use crate::tables::Family;
 
@@ -14,6 +14,8 @@ struct QkvStore {
     k: Address,
     v: Address,
 }
+
+impl Argument for QkvStore {}
 
 pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
     let CudaDevice { config, kernels, weights, buffers, shape, .. } = pass.device;
@@ -27,13 +29,14 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
     let (matrix, norm) = (weights.qkv.address(), weights.attention_norm.address());
     match pass.family {
         Family::Few => {
-            let arguments = arguments![pass.step, matrix, norm, buffers.x.address(), to];
+            let arguments: &[&dyn Argument] =
+                &[&pass.step, &matrix, &norm, &buffers.x.address(), &to];
             pass.launch(&kernels.norm_qkv, (shape.qkv.blocks, 1), RING_THREADS, arguments)
         }
         Family::Many => {
             pass.norm_rows(norm)?;
             let grid = pass.block_grid(config.q_width() + 2 * config.kv_width());
-            let arguments = arguments![pass.step, matrix, buffers.norm.address(), to];
+            let arguments: &[&dyn Argument] = &[&pass.step, &matrix, &buffers.norm.address(), &to];
             pass.launch(&kernels.norm_qkv_block, grid, THREADS, arguments)
         }
     }

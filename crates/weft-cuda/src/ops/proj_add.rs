@@ -1,14 +1,16 @@
 //! `proj_add`: x += a · W_o. Rounding: the sum, once.
 
-use super::{Pass, RING_THREADS, THREADS, arguments};
+use super::{Pass, RING_THREADS, THREADS};
 use crate::CudaDevice;
+use crate::driver::Argument;
 use crate::error::CudaError;
 use crate::tables::Family;
 
 pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
     let CudaDevice { config, kernels, weights, buffers, shape, .. } = pass.device;
     let matrix = weights.layers[usize::from(layer)].o.address();
-    let arguments = arguments![pass.step, matrix, buffers.a.address(), buffers.x.address()];
+    let arguments: &[&dyn Argument] =
+        &[&pass.step, &matrix, &buffers.a.address(), &buffers.x.address()];
     match pass.family {
         Family::Few => {
             pass.launch(&kernels.proj_add, (shape.proj.blocks, 1), RING_THREADS, arguments)
