@@ -14,4 +14,6 @@ for line in sys.stdin:
         print(message["executable"])')"
 install -m 755 target/release/weft "$to/weft"
 install -m 755 "$tests" "$to/parity"
-strip "$to/weft" "$to/parity"
+cargo build --release --locked -p weft-cuda --example op_times
+install -m 755 target/release/examples/op_times "$to/op_times"
+strip "$to/weft" "$to/parity" "$to/op_times"

@@ -64,7 +64,7 @@ pub(crate) struct Buffers {
     pub(crate) weights: Memory,
     /// How many of a token's parts are there: \[tokens\]\[kv_heads\]
     pub(crate) arrived: Memory,
-    /// Attention that parts were given: f32 \[partials\]\[kv_heads\]
+    /// Attention that parts were given: f32 \[partials\]\[heads\]
     pub(crate) shares: Memory,
 }
 
@@ -92,7 +92,7 @@ impl Buffers {
             sums: scratch(partials * heads * dim * 4)?,
             weights: scratch(partials * heads * 8)?,
             arrived: scratch(FEW.max(MAX_LANES) * config.kv_heads * 4)?,
-            shares: scratch(partials * config.kv_heads * 4)?,
+            shares: scratch(partials * heads * 4)?,
         })
     }
 

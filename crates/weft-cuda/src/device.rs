@@ -117,9 +117,32 @@ impl CudaDevice {
 
     /// Sets the shares of attention to nothing, in the stream.
     pub(crate) fn clear_shares(&self, counts: &Counts) -> Result<(), CudaError> {
-        let bytes = counts.n_partials * self.config.kv_heads * 4;
+        let bytes = counts.n_partials * self.config.heads * 4;
         let shares = &self.buffers.shares;
         self.gpu.clear(shares.address(), bytes.min(shares.bytes))
+    }
+
+    /// The time in µs that the GPU takes for ops on a step, without the host: recorded once, replayed
+    /// `repeats` times. Steps of few tokens overlap their kernels as decoding does.
+    pub fn replay_us(
+        &mut self,
+        ops: &[Op],
+        step: &Step<'_>,
+        repeats: usize,
+    ) -> Result<Vec<f64>, CudaError> {
+        self.run(ops, step).map_err(|error| CudaError::Driver {
+            call: "the first run",
+            reason: error.to_string(),
+        })?;
+        let family = Family::of(step.n_tokens());
+        let (step, counts) = match family {
+            Family::Few => (self.few.addresses(), self.lists.counts),
+            Family::Many => (self.many.addresses(), self.lists.counts),
+        };
+        let pass = Pass { device: self, step, family, counts, joined: true };
+        let graph = self.gpu.capture(|| pass.run(ops).map_err(|(_, error)| error))?;
+        graph.launch()?;
+        (0..repeats).map(|_| Ok(self.gpu.time_ms(|| graph.launch())? * 1e3)).collect()
     }
 
     fn launch(&mut self, ops: &[Op], step: &Step<'_>) -> Result<(), (Op, CudaError)> {
@@ -210,7 +233,7 @@ impl Device for CudaDevice {
 
     fn attention(&self, lane: usize) -> Vec<f32> {
         let kept = &self.lists.shares[lane];
-        let heads = self.config.kv_heads;
+        let heads = self.config.heads;
         let mut parts = vec![0.0_f32; kept.spans.len() * heads];
         expect(self.buffers.shares.read(kept.first * heads * 4, &mut parts));
         let mut sums = vec![0.0; kept.n_spans];

@@ -140,6 +140,7 @@ impl Shape {
             defines.push(format!("{name}_TILES={}", cut.tiles));
             defines.push(format!("{name}_GROUPS={}", cut.groups));
             defines.push(format!("{name}_STAGES={}", cut.stages));
+            defines.push(format!("{name}_OWN={}", cut.groups.div_ceil(cut.blocks)));
         }
         for (name, value) in [("NORM_EPS", config.norm_eps), ("SCALE_LOG2", scale_log2)] {
             defines.push(format!("{name}=__uint_as_float({:#x}u)", value.to_bits()));

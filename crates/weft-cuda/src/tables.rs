@@ -62,7 +62,9 @@ impl Section {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 struct Query {
-    token: u32,
+    token: u16,
+    /// Parts that the token's result is folded from.
+    n_parts: u16,
     seen: u32,
     rotate_at: u32,
     partial: u32,
@@ -213,7 +215,8 @@ impl Lists {
                 for (i, section) in own.take(n).enumerate() {
                     let section = self.sections[section];
                     let query = Query {
-                        token: token as u32,
+                        token: token as u16,
+                        n_parts: u16::try_from(n).expect("sections of a lane are bounded"),
                         seen: section.seen_from(*position),
                         rotate_at: section.home + (position - section.position),
                         partial: (first + i) as u32,

@@ -42,9 +42,15 @@ fn lanes_that_share_a_span_share_its_items() {
     assert_eq!(lists.counts.n_items, 4, "two shared sections and one of each lane");
     let first = lists.items[0];
     assert_eq!((first.pages, first.n_rows, first.n_queries), ([0, 1, 2, 3], 256, 2));
-    assert_eq!(first.queries[0], Query { token: 0, seen: 256, rotate_at: 300, partial: 0 });
+    assert_eq!(
+        first.queries[0],
+        Query { token: 0, n_parts: 3, seen: 256, rotate_at: 300, partial: 0 }
+    );
     // Seen from the span's home the second lane's query stands at 300 too.
-    assert_eq!(first.queries[1], Query { token: 1, seen: 256, rotate_at: 300, partial: 3 });
+    assert_eq!(
+        first.queries[1],
+        Query { token: 1, n_parts: 3, seen: 256, rotate_at: 300, partial: 3 }
+    );
     assert_eq!(lists.partials, [[3, 0], [3, 3]]);
     let stores: Vec<_> = lists.items.iter().map(|item| item.n_stores).collect();
     assert_eq!(stores, [0, 0, 1, 1]);

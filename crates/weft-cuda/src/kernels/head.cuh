@@ -20,8 +20,38 @@ __device__ __forceinline__ Head load_head(const u16 *from, int lane) {
     return head;
 }
 
-// RMSNorm over the head, rounded twice as every norm is.
-__device__ __forceinline__ void normalise_head(Head &head, const u16 *weight, int lane) {
+// What a lane needs of a head's norm and rotation. Neither depends on what a kernel computed, so
+// both can be asked for before the kernel before has ended.
+struct HeadNorm {
+    float first[LANE_PAIRS], second[LANE_PAIRS];
+};
+__device__ __forceinline__ HeadNorm load_norm(const u16 *weight, int lane) {
+    HeadNorm norm;
+#pragma unroll
+    for (int i = 0; i < LANE_PAIRS; ++i) {
+        const int d = lane + i * 32;
+        norm.first[i] = QK_NORM && d < HALF_DIM ? widen(weight[d]) : 0.0f;
+        norm.second[i] = QK_NORM && d < HALF_DIM ? widen(weight[d + HALF_DIM]) : 0.0f;
+    }
+    return norm;
+}
+struct Turn {
+    float2 by[LANE_PAIRS]; // cos and sin
+};
+// rope: [positions][HALF_DIM].
+__device__ __forceinline__ Turn load_turn(const float2 *rope, u32 position, int lane) {
+    Turn turn;
+#pragma unroll
+    for (int i = 0; i < LANE_PAIRS; ++i) {
+        const int d = lane + i * 32;
+        turn.by[i] = d < HALF_DIM ? rope[(u64)position * HALF_DIM + d] : make_float2(0.0f, 0.0f);
+    }
+    return turn;
+}
+
+// RMSNorm over the head, rounded twice as every norm is. Nothing where the model has none.
+__device__ __forceinline__ void normalise_head(Head &head, const HeadNorm &norm) {
+    if (!QK_NORM) return;
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < LANE_PAIRS; ++i) {
@@ -33,25 +63,18 @@ __device__ __forceinline__ void normalise_head(Head &head, const u16 *weight, in
     const float scale = 1.0f / sqrtf(sum / (float)HEAD_DIM + NORM_EPS);
 #pragma unroll
     for (int i = 0; i < LANE_PAIRS; ++i) {
-        const int d = lane + i * 32;
-        if (d < HALF_DIM) {
-            head.first[i] = rounded(rounded(head.first[i] * scale) * widen(weight[d]));
-            head.second[i] = rounded(rounded(head.second[i] * scale) * widen(weight[d + HALF_DIM]));
-        }
+        head.first[i] = rounded(rounded(head.first[i] * scale) * norm.first[i]);
+        head.second[i] = rounded(rounded(head.second[i] * scale) * norm.second[i]);
     }
 }
 
-// Turns the head to a position and rounds it. rope: [positions][HALF_DIM], cos and sin.
-__device__ __forceinline__ void rotate_head(Head &head, const float2 *rope, u32 position, int lane) {
+// Turns the head and rounds it.
+__device__ __forceinline__ void rotate_head(Head &head, const Turn &turn) {
 #pragma unroll
     for (int i = 0; i < LANE_PAIRS; ++i) {
-        const int d = lane + i * 32;
-        if (d < HALF_DIM) {
-            const float2 turn = rope[(u64)position * HALF_DIM + d];
-            const float a = head.first[i], b = head.second[i];
-            head.first[i] = rounded(a * turn.x - b * turn.y);
-            head.second[i] = rounded(b * turn.x + a * turn.y);
-        }
+        const float a = head.first[i], b = head.second[i];
+        head.first[i] = rounded(a * turn.by[i].x - b * turn.by[i].y);
+        head.second[i] = rounded(b * turn.by[i].x + a * turn.by[i].y);
     }
 }
 
@@ -82,13 +105,4 @@ __device__ __forceinline__ int key_offset(int row, int d) {
 }
 __device__ __forceinline__ int value_offset(int row, int d) {
     return (d / 8 * 2 + row / 32) * 256 + (d % 8 * 4 + row % 8 / 2) * 8 + row % 32 / 8 * 2 + row % 2;
-}
-
-// The key of a token as it is stored: its norm where the model has one, then its rotation.
-__device__ __forceinline__ Head stored_key(const Step &step, u32 token, int kv_head, const u16 *k, const u16 *k_norm,
-                                           const float2 *rope, int lane) {
-    Head head = load_head(k + (u64)token * KV_WIDTH + kv_head * HEAD_DIM, lane);
-    if (QK_NORM) normalise_head(head, k_norm, lane);
-    rotate_head(head, rope, step.key_positions[token], lane);
-    return head;
 }

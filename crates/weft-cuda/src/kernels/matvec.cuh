@@ -8,9 +8,11 @@
 // of all for the kernel before: weights do not depend on it.
 
 // How the host cut a matrix: units of a warp in a row, tiles that are computed together, stages of
-// the ring.
-template <int UNITS_, int TILES_, int STAGES_> struct Cut {
+// the ring, and groups of tiles that a block has at most.
+template <int UNITS_, int TILES_, int STAGES_, int GROUPS_> struct Cut {
     static constexpr int UNITS = UNITS_, TILES = TILES_, STAGES = STAGES_;
+    static constexpr int BATCH = GROUPS_ < 4 ? GROUPS_ : 4;       // groups whose sums are added at once
+    static constexpr int BATCHES = GROUPS_ > BATCH ? 2 : 1;       // of which the next does not wait
     static constexpr int MOST = TILES == 1 ? 8 : 4;               // units of a warp in a stage, by registers
     static constexpr int PARTS = (UNITS + MOST - 1) / MOST;       // stages that a row's columns take
     static constexpr int PART = (UNITS + PARTS - 1) / PARTS;      // units of a warp in one of them
@@ -23,6 +25,11 @@ template <int UNITS_, int TILES_, int STAGES_> struct Cut {
 
 template <class M> struct Ring {
     u64 full[M::STAGES], empty[M::STAGES];
+};
+
+// Sums of each warp: of a group's tiles, eight tokens x eight rows.
+template <class M> struct Sums {
+    float of[M::BATCHES][M::BATCH][M::TILES][WARPS][64];
 };
 
 template <class M> __device__ __forceinline__ void ring_make(Ring<M> &ring) {
@@ -46,7 +53,8 @@ __device__ __forceinline__ Groups own_groups(int n_groups) {
 
 // The copying warp.
 template <class M>
-__device__ __forceinline__ void stream_weights(Ring<M> &ring, u8 *stages, const u8 *weights, Groups own, int lane) {
+__device__ __forceinline__ void stream_weights(Ring<M> &ring, u8 *stages, const u8 *weights, Groups own,
+                                               const Ahead &ahead, int lane) {
     constexpr u32 TILE_BYTES = WARPS * M::UNITS * UNIT_BYTES;
     int stage = 0;
     u32 parity = 1;
@@ -69,6 +77,7 @@ __device__ __forceinline__ void stream_weights(Ring<M> &ring, u8 *stages, const 
             if (++stage == M::STAGES) stage = 0, parity ^= 1;
         }
     }
+    if (lane == 0) bring_to_l2(ahead);
 #if __CUDA_ARCH__ < 900
     await_copies<0>();
 #endif
@@ -93,11 +102,11 @@ struct Rows {
 // otherwise they are read part by part, one part ahead. Hands the sums of each group of tiles to
 // `store(group, token, row in the tile, sums of the tiles)`.
 template <class M, bool HELD, class Store>
-__device__ __forceinline__ void multiply(Ring<M> &ring, const u8 *stages, float (&sums)[2][M::TILES][WARPS][64],
+__device__ __forceinline__ void multiply(Ring<M> &ring, const u8 *stages, Sums<M> &sums,
                                          const uint4 *held, const Rows &rows, Groups own, u32 n_tokens, Store store) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint4 nothing = make_uint4(0, 0, 0, 0);
-    int stage = 0;
+    int stage = 0, in_batch = 0;
     u32 parity = 0;
     for (int group = own.first; group < own.end; ++group) {
         float sum[M::TILES][4] = {};
@@ -127,37 +136,43 @@ __device__ __forceinline__ void multiply(Ring<M> &ring, const u8 *stages, float 
             if (lane == 0) barrier_arrive(&ring.empty[stage]);
             if (++stage == M::STAGES) stage = 0, parity ^= 1;
         }
-        auto &shared = sums[group & 1];
+        auto &batch = sums.of[in_batch / M::BATCH];
 #pragma unroll
         for (int tile = 0; tile < M::TILES; ++tile)
-            *(float2 *)&shared[tile][warp][lane * 2] = make_float2(sum[tile][0], sum[tile][1]);
-        meet();
-        const u32 token = threadIdx.x / 8, row = threadIdx.x % 8;
-        if (token < n_tokens) {
-            float total[M::TILES];
+            *(float2 *)&batch[in_batch % M::BATCH][tile][warp][lane * 2] = make_float2(sum[tile][0], sum[tile][1]);
+        ++in_batch;
+        if (in_batch % M::BATCH == 0 || group + 1 == own.end) {
+            meet();
+            const int n_groups = (in_batch - 1) % M::BATCH + 1, token = threadIdx.x % 64 / 8, row = threadIdx.x % 8;
+            const int which = threadIdx.x / 64;
+            if (token < n_tokens && which < n_groups) {
+                float total[M::TILES];
 #pragma unroll
-            for (int tile = 0; tile < M::TILES; ++tile) {
-                total[tile] = shared[tile][0][threadIdx.x];
+                for (int tile = 0; tile < M::TILES; ++tile) {
+                    const auto &of = batch[which][tile];
+                    total[tile] = of[0][threadIdx.x % 64];
 #pragma unroll
-                for (int w = 1; w < WARPS; ++w) total[tile] += shared[tile][w][threadIdx.x];
+                    for (int w = 1; w < WARPS; ++w) total[tile] += of[w][threadIdx.x % 64];
+                }
+                store(group + 1 - n_groups + which, token, row, total);
             }
-            store(group, token, row, total);
+            if (in_batch == M::BATCHES * M::BATCH) in_batch = 0;
         }
     }
 }
 
 // The whole kernel, where the input is a row of activations as it lies in memory.
 template <class M, class Store>
-__device__ __forceinline__ void multiply_rows(const u8 *weights, int n_groups, const u16 *x, int stride,
-                                              const Step &step, Store store) {
+__device__ __forceinline__ void multiply_rows(const u8 *weights, int n_groups, const Ahead &ahead, const u16 *x,
+                                              int stride, const Step &step, Store store) {
     extern __shared__ __align__(128) u8 stages[];
     __shared__ Ring<M> ring;
-    __shared__ float sums[2][M::TILES][WARPS][64];
+    __shared__ Sums<M> sums;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const Groups own = own_groups(n_groups);
     ring_make(ring);
     let_next_start();
-    if (warp == WARPS) return stream_weights(ring, stages, weights, own, lane);
+    if (warp == WARPS) return stream_weights(ring, stages, weights, own, ahead, lane);
     wait_for_previous();
     const u32 tokens = n_tokens(step);
     const Rows rows(x, stride, lane / 4 < tokens, lane / 4, lane);
@@ -169,17 +184,17 @@ __device__ __forceinline__ void multiply_rows(const u8 *weights, int n_groups, c
 
 // The whole kernel, where it is the norm of a row. `row` tells which row token i of `tokens` is.
 template <class M, class Row, class Store>
-__device__ __forceinline__ void multiply_norms(const u8 *weights, int n_groups, const u16 *x, const uint4 *norm,
+__device__ __forceinline__ void multiply_norms(const u8 *weights, int n_groups, const Ahead &ahead, const u16 *x, const uint4 *norm,
                                                const u32 *count, Row row, Store store) {
     extern __shared__ __align__(128) u8 stages[];
     __shared__ Ring<M> ring;
-    __shared__ float sums[2][M::TILES][WARPS][64];
+    __shared__ Sums<M> sums;
     __shared__ float squares[WARPS][8];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const Groups own = own_groups(n_groups);
     ring_make(ring);
     let_next_start();
-    if (warp == WARPS) return stream_weights(ring, stages, weights, own, lane);
+    if (warp == WARPS) return stream_weights(ring, stages, weights, own, ahead, lane);
     // A norm's weights are asked for early too, as far as registers go.
     constexpr int EARLY = M::UNITS <= 4 ? M::UNITS : 0;
     const uint4 *own_norm = norm + warp * M::UNITS * 4 + lane % 4;

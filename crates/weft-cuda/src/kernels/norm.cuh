@@ -11,16 +11,17 @@ __device__ __forceinline__ void meet() { asm volatile("bar.sync 1, %0;" :: "n"(W
 template <int UNITS, int WIDTH>
 __device__ __forceinline__ float norm_scale(const uint4 (&x)[UNITS], float (&squares)[WARPS][8],
                                             int warp, int lane) {
-    float sum = 0.0f;
+    float sums[4] = {};
 #pragma unroll
     for (int i = 0; i < UNITS; ++i) {
         const u32 pairs[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
 #pragma unroll
         for (int p = 0; p < 4; ++p) {
-            sum = __fmaf_rn(low(pairs[p]), low(pairs[p]), sum);
-            sum = __fmaf_rn(high(pairs[p]), high(pairs[p]), sum);
+            sums[p] = __fmaf_rn(low(pairs[p]), low(pairs[p]), sums[p]);
+            sums[p] = __fmaf_rn(high(pairs[p]), high(pairs[p]), sums[p]);
         }
     }
+    float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
     sum += __shfl_xor_sync(FULL, sum, 1);
     sum += __shfl_xor_sync(FULL, sum, 2);
     if (lane % 4 == 0) squares[warp][lane / 4] = sum;

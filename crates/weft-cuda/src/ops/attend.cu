@@ -1,5 +1,6 @@
 struct Query {
-    u32 token;     // of the step
+    u16 token;     // of the step
+    u16 n_parts;   // that its result is folded from
     u32 seen;      // rows of the section that it sees
     u32 rotate_at; // the position that it has seen from the section's home
     u32 partial;   // where its part of the result goes, and its share of attention
@@ -18,85 +19,128 @@ struct Attended {
     float *sums;    // f32 [partials][HEADS][DIM]: weighted sums of values
     float2 *weights; // f32 [partials][HEADS]: maximum and sum of weights
     u32 *arrived;   // [tokens][KV_HEADS]: parts that are there; zero between launches
-    float *shares;  // f32 [partials][KV_HEADS]: attention given to each part, added over layers
+    float *shares;  // f32 [partials][HEADS]: attention given to each part, added over layers
 };
 
-// Norms (where rope_store has not), rotates and rounds two of an item's 16 queries into shared memory.
-__device__ __forceinline__ void prepare_queries(u16 (&queries)[16][QUERY_STRIDE], const Item &item, int kv_head,
-                                                bool with_store, const u16 *q_norm, const float2 *rope, const u16 *q) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    Head heads[2];
+// A warp's share of what must be ready before scores: two of an item's 16 queries, and one of the rows
+// that the step adds to the section. What does not depend on the kernel before comes first.
+struct Preparation {
+    Turn query_turns[2], key_turn;
+    HeadNorm query_norm, key_norm;
+};
+__device__ __forceinline__ int own_query_row(int i) { return threadIdx.x / 32 + i * WARPS; }
+// The last warps make new rows: the first ones have queries where there are few.
+__device__ __forceinline__ int own_store() { return WARPS - 1 - threadIdx.x / 32; }
+
+__device__ __forceinline__ Preparation prepare(const Step &step, const Item &item, const u16 *q_norm, const u16 *k_norm,
+                                               const float2 *rope, int lane) {
+    Preparation ready;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const int row = warp * 2 + i, query = row / GROUP;
+        const int query = own_query_row(i) / GROUP;
+        if (query < item.n_queries) ready.query_turns[i] = load_turn(rope, item.queries[query].rotate_at, lane);
+    }
+    ready.query_norm = load_norm(q_norm, lane);
+    if (own_store() < item.n_stores) {
+        ready.key_turn = load_turn(rope, step.key_positions[item.stores[own_store()] >> 16], lane);
+        ready.key_norm = load_norm(k_norm, lane);
+    }
+    return ready;
+}
+
+// Queries into shared memory; new rows into their pages, and into the copy of them at hand.
+__device__ __forceinline__ void finish(const Preparation &ready, const Item &item, int kv_head, bool with_store,
+                                       u16 (&queries)[16][QUERY_STRIDE], u8 *keys, u8 *values, u64 (&there)[2],
+                                       u32 parity, const u16 *q, const u16 *k, const u16 *v, u16 *kv, int lane) {
+    const bool stores = with_store && own_store() < item.n_stores;
+    const u32 store = stores ? item.stores[own_store()] : 0;
+    const u64 stored_head = (u64)(store >> 16) * KV_WIDTH + kv_head * HEAD_DIM;
+    Head heads[2], key, value;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const int row = own_query_row(i), query = row / GROUP;
         if (query < item.n_queries)
             heads[i] = load_head(q + (u64)item.queries[query].token * Q_WIDTH + (kv_head * GROUP + row % GROUP) * HEAD_DIM, lane);
     }
+    if (stores) key = load_head(k + stored_head, lane), value = load_head(v + stored_head, lane);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const int row = warp * 2 + i, query = row / GROUP;
+        const int row = own_query_row(i), query = row / GROUP;
         for (int d = lane; d < DIM; d += 32)
             if (query >= item.n_queries || d >= HEAD_DIM) queries[row][d] = 0;
         if (query < item.n_queries) {
-            if (with_store && QK_NORM) normalise_head(heads[i], q_norm, lane);
-            rotate_head(heads[i], rope, item.queries[query].rotate_at, lane);
-            each_dimension(heads[i], lane, [&](int d, u16 value) { queries[row][d] = value; });
+            if (with_store) normalise_head(heads[i], ready.query_norm);
+            rotate_head(heads[i], ready.query_turns[i]);
+            each_dimension(heads[i], lane, [&](int d, u16 x) { queries[row][d] = x; });
         }
     }
-}
-
-// Stores what this step adds to the section, in its pages and in the copy of them at hand.
-__device__ __forceinline__ void store_rows(const Step &step, const Item &item, int kv_head, u8 *keys, u8 *values,
-                                           const u16 *k_norm, const float2 *rope, const u16 *k, const u16 *v, u16 *kv) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    for (int i = warp; i < item.n_stores; i += WARPS) {
-        const u32 token = item.stores[i] >> 16, at = item.stores[i] & 0xffff;
-        const int page = at / PAGE_ROWS, row = at % PAGE_ROWS;
+    if (stores) {
+        const int page = (store & 0xffff) / PAGE_ROWS, row = store % PAGE_ROWS;
+        normalise_head(key, ready.key_norm);
+        rotate_head(key, ready.key_turn);
         u16 *stored = kv + page_start(item.pages[page], kv_head);
-        const Head key = stored_key(step, token, kv_head, k, k_norm, rope, lane);
-        const Head value = load_head(v + (u64)token * KV_WIDTH + kv_head * HEAD_DIM, lane);
         u16 *near_key = (u16 *)(keys + page * SIDE_BYTES), *near_value = (u16 *)(values + page * SIDE_BYTES);
+        // The copies of old rows must have come before new ones are put among them.
+        barrier_wait(&there[0], parity);
+        barrier_wait(&there[1], parity);
         each_dimension(key, lane, [&](int d, u16 x) { near_key[key_offset(row, d)] = stored[key_offset(row, d)] = x; });
         each_dimension(value, lane, [&](int d, u16 x) {
             near_value[value_offset(row, d)] = stored[PAGE_SIDE + value_offset(row, d)] = x;
         });
+        before_copies();
     }
 }
 
-// Folds the parts of one token's heads of one KV head, in order, and adds up what each was given.
-__device__ __forceinline__ void merge(const Step &step, u32 token, int kv_head, const Attended &to,
-                                      float (&finals)[16][2]) {
-    constexpr int AT_ONCE = WARPS * 32 / DIM;
+// Asks for one side of a section: its keys, or its values. Called by one warp.
+__device__ __forceinline__ void request(const Item &item, int kv_head, int side, u8 *to, const u16 *kv, u64 *there, int lane) {
+    const int n_pages = (item.n_rows + PAGE_ROWS - 1) / PAGE_ROWS;
+    expect_copies(there, n_pages * SIDE_BYTES, lane);
+    for (int page = 0; page < n_pages; ++page)
+        copy(to + page * SIDE_BYTES, kv + page_start(item.pages[page], kv_head) + side * PAGE_SIDE, SIDE_BYTES, there, lane);
+    copies_begun(there);
+}
+
+// A lane's part of 32: its maximum and weight.
+struct Part {
+    float m, l;
+};
+__device__ __forceinline__ Part load_part(const Attended &to, u64 part, int head, bool there) {
+    const float *at = (const float *)(to.weights + part * HEADS + head);
+    return {there ? load_fresh(at) : NEVER, there ? load_fresh(at + 1) : 0.0f};
+}
+
+// Folds the parts of one token's heads of one KV head, in order. A warp has 32 dimensions of one head;
+// the first of a head's also tells what each part was given.
+__device__ __forceinline__ void merge(const Step &step, u32 token, int kv_head, const Attended &to) {
+    constexpr int AT_ONCE = WARPS * 32 / DIM, LOADS = 16;
     const int lane = threadIdx.x % 32, d = threadIdx.x % DIM;
-    const u32 n_parts = step.partials[token * 2], first = step.partials[token * 2 + 1];
+    const u32 n_parts = step.partials[token * 2];
+    const u64 first = step.partials[token * 2 + 1];
     for (int g = threadIdx.x / DIM; g < GROUP && threadIdx.x < AT_ONCE * DIM; g += AT_ONCE) {
         const int head = kv_head * GROUP + g;
         float total = 0.0f, weight = 0.0f, before = NEVER;
         for (u32 block = 0; block < n_parts; block += 32) {
             const u32 count = min(32u, n_parts - block);
-            const float *at = (const float *)(to.weights + (u64)(first + block + lane) * HEADS + head);
-            const float m = lane < count ? load_fresh(at) : NEVER, l = lane < count ? load_fresh(at + 1) : 0.0f;
-            float after = fmaxf(before, m);
+            const Part part = load_part(to, first + block + lane, head, lane < count);
+            float after = fmaxf(before, part.m);
 #pragma unroll
             for (int step = 1; step < 32; step *= 2) {
                 const float left = __shfl_up_sync(FULL, after, step);
                 if (lane >= step) after = fmaxf(after, left);
             }
             const float left = __shfl_up_sync(FULL, after, 1);
-            const Factors factors = fold_factors(lane == 0 ? before : left, m, after);
-            for (u32 j = 0; j < count; j += 8) {
-                float parts[8];
+            const Factors factors = fold_factors(lane == 0 ? before : left, part.m, after);
+            for (u32 j = 0; j < count; j += LOADS) {
+                float sums[LOADS];
 #pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                    const u64 part = first + block + min(j + i, count - 1);
-                    parts[i] = load_fresh(to.sums + (part * HEADS + head) * DIM + d);
-                }
+                for (int i = 0; i < LOADS; ++i)
+                    sums[i] = load_fresh(to.sums + ((first + block + min(j + i, count - 1)) * HEADS + head) * DIM + d);
 #pragma unroll
-                for (int i = 0; i < 8; ++i) {
+                for (int i = 0; i < LOADS; ++i) {
                     const float a = __shfl_sync(FULL, factors.a, j + i), b = __shfl_sync(FULL, factors.b, j + i);
-                    const float part_weight = __shfl_sync(FULL, l, j + i);
+                    const float part_weight = __shfl_sync(FULL, part.l, j + i);
                     if (j + i < count) {
-                        total = fold(total, a, parts[i], b);
+                        total = fold(total, a, sums[i], b);
                         weight = fold(weight, a, part_weight, b);
                     }
                 }
@@ -104,27 +148,22 @@ __device__ __forceinline__ void merge(const Step &step, u32 token, int kv_head, 
             before = __shfl_sync(FULL, after, 31);
         }
         if (d < HEAD_DIM) to.a[(u64)token * Q_STRIDE + head * HEAD_DIM + d] = round_one(total / weight);
-        if (d == 0) finals[g][0] = before, finals[g][1] = weight;
-    }
-    __syncthreads();
-    for (u32 part = threadIdx.x; part < n_parts; part += WARPS * 32) {
-        float share = 0.0f;
-        for (int g = 0; g < GROUP; ++g) {
-            const float *at = (const float *)(to.weights + (u64)(first + part) * HEADS + kv_head * GROUP + g);
-            share += load_fresh(at + 1) * exp2_of(load_fresh(at) - finals[g][0]) / finals[g][1];
+        for (u32 block = 0; block < n_parts && d < 32; block += 32) {
+            if (block + lane >= n_parts) continue;
+            const Part part = load_part(to, first + block + lane, head, true);
+            atomicAdd(to.shares + (first + block + lane) * HEADS + head, part.l * exp2_of(part.m - before) / weight);
         }
-        to.shares[(u64)(first + part) * KV_HEADS + kv_head] += share;
     }
-    __syncthreads();
 }
 
 // Computes   a = softmax(rotate(q) * k / sqrt(HEAD_DIM)) * v over every row that a token sees, for up to
 //            eight tokens. With `with_store` it runs rope_store too: the block that needs a new row makes it.
 // Layout     q: bf16 [tokens][Q_WIDTH]; k, v: bf16 [tokens][KV_WIDTH]; kv: pages of one layer (head.cuh);
 //            rope: f32 [positions][HALF_DIM][cos, sin]; results as in Attended.
-// Work split a block owns one KV head of one item: a section of four pages and the queries, of all lanes,
-//            that see it. Of scores a warp owns 16 queries x 32 rows, of values 16 queries x an eighth of the
-//            dimensions. Parts are folded in order by whichever block of a token's comes last.
+// Work split a block takes one KV head of one item after another: a section of four pages and the queries, of
+//            all lanes, that see it. Of scores a warp owns 16 queries x 32 rows, of values 16 queries x an
+//            eighth of the dimensions. The next item's keys and values are asked for as soon as this one's
+//            are done with. Parts are folded in order by whichever block of a token's comes last.
 // Rounding   the rotated query once; probabilities to 16 bits; a once.
 // Moves      the section's keys and values once, asked for before the kernel before has ended: bound by memory.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
@@ -134,38 +173,41 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
     extern __shared__ __align__(128) u8 keys[];
     u8 *values = keys + SECTION_PAGES * SIDE_BYTES;
     __shared__ u64 there[2];
-    __shared__ Item item;
+    __shared__ Item items[2];
     __shared__ __align__(16) u16 queries[16][QUERY_STRIDE];
     __shared__ uint4 probabilities[SECTION_PAGES][2][2][2][32]; // page, half, coarse and fine, upper and lower
     __shared__ float maxima[SECTION_PAGES][2][16], sums[SECTION_PAGES][2][16][4], finals[16][2];
     __shared__ u32 is_last[8];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, kv_head = blockIdx.x % KV_HEADS;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 n_work = n_items(step) * KV_HEADS;
+    const auto fetch = [&](Item &to, u32 work) {
+        if (threadIdx.x < sizeof(Item) / 4)
+            ((u32 *)&to)[threadIdx.x] = step.attention[work / KV_HEADS * (sizeof(Item) / 4) + threadIdx.x];
+    };
     if (threadIdx.x == 0) {
         barrier_init(&there[0], COPY_ARRIVALS), barrier_init(&there[1], COPY_ARRIVALS);
         barriers_made();
     }
     let_next_start();
-    u32 parity = 0;
-    bool waited = false;
-    for (u32 index = blockIdx.x / KV_HEADS; index < n_items(step); index += gridDim.x / KV_HEADS, parity ^= 1) {
-        if (threadIdx.x < sizeof(Item) / 4)
-            ((u32 *)&item)[threadIdx.x] = step.attention[index * (sizeof(Item) / 4) + threadIdx.x];
+    if (blockIdx.x < n_work) {
+        fetch(items[0], blockIdx.x);
         __syncthreads();
-        const int n_pages = (item.n_rows + PAGE_ROWS - 1) / PAGE_ROWS;
         if (warp == 0) {
-            for (int side = 0; side < 2; ++side) {
-                expect_copies(&there[side], n_pages * SIDE_BYTES, lane);
-                for (int page = 0; page < n_pages; ++page)
-                    copy((side ? values : keys) + page * SIDE_BYTES,
-                         kv + page_start(item.pages[page], kv_head) + side * PAGE_SIDE, SIDE_BYTES, &there[side], lane);
-                copies_begun(&there[side]);
-            }
+            request(items[0], blockIdx.x % KV_HEADS, 0, keys, kv, &there[0], lane);
+            request(items[0], blockIdx.x % KV_HEADS, 1, values, kv, &there[1], lane);
         }
-        if (!waited) wait_for_previous(), waited = true;
-        prepare_queries(queries, item, kv_head, with_store, q_norm, rope, q);
+    }
+    u32 parity = 0;
+    for (u32 work = blockIdx.x; work < n_work; work += gridDim.x, parity ^= 1) {
+        const Item &item = items[parity], &next_item = items[parity ^ 1];
+        const u32 next = work + gridDim.x;
+        const int kv_head = work % KV_HEADS, next_head = next % KV_HEADS;
+        const int n_pages = (item.n_rows + PAGE_ROWS - 1) / PAGE_ROWS;
+        if (next < n_work) fetch(items[parity ^ 1], next);
+        const Preparation ready = prepare(step, item, q_norm, k_norm, rope, lane);
+        if (work == blockIdx.x) wait_for_previous();
+        finish(ready, item, kv_head, with_store, queries, keys, values, there, parity, q, k, v, kv, lane);
         barrier_wait(&there[0], parity);
-        barrier_wait(&there[1], parity);
-        if (with_store) store_rows(step, item, kv_head, keys, values, k_norm, rope, k, v, kv);
         __syncthreads();
 
         // Scores: this warp's half of a page.
@@ -199,6 +241,7 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
             }
         }
         __syncthreads();
+        if (next < n_work && warp == 0) request(next_item, next_head, 0, keys, kv, &there[0], lane);
         if (page < n_pages) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
@@ -212,6 +255,7 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
         __syncthreads();
 
         // Values: this warp's dimensions. Sixteen threads also add up the weights.
+        barrier_wait(&there[1], parity);
         float acc[OWN_TILES][4] = {};
         float m[2] = {NEVER, NEVER};
         for (int p = 0; p < n_pages; ++p) {
@@ -255,6 +299,7 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
             finals[threadIdx.x][1] = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
         }
         __syncthreads();
+        if (next < n_work && warp == 0) request(next_item, next_head, 1, values, kv, &there[1], lane);
 
         // Results: whole where the section is all that a token sees, a part of them otherwise.
 #pragma unroll
@@ -263,7 +308,7 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
             if (query >= item.n_queries) continue;
             const Query own = item.queries[query];
             const int head = kv_head * GROUP + own_rows[i] % GROUP;
-            const bool whole = step.partials[own.token * 2] == 1;
+            const bool whole = own.n_parts == 1;
             const float weight = finals[own_rows[i]][1];
 #pragma unroll
             for (int tile = 0; tile < OWN_TILES; ++tile) {
@@ -279,30 +324,27 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
             if (!whole && warp == 0 && c == 0)
                 to.weights[(u64)own.partial * HEADS + head] = make_float2(finals[own_rows[i]][0], weight);
         }
-        __threadfence();
-        __syncthreads();
-        if (threadIdx.x < 8) {
-            is_last[threadIdx.x] = 0;
+        bool folds = false;
+        for (u32 query = 0; query < item.n_queries; ++query) folds |= item.queries[query].n_parts > 1;
+        if (threadIdx.x < item.n_queries * GROUP && item.queries[threadIdx.x / GROUP].n_parts == 1)
+            atomicAdd(to.shares + (u64)item.queries[threadIdx.x / GROUP].partial * HEADS + kv_head * GROUP +
+                          threadIdx.x % GROUP, 1.0f);
+        if (folds) {
+            __threadfence();
+            __syncthreads();
             if (threadIdx.x < item.n_queries) {
                 const Query own = item.queries[threadIdx.x];
-                const u32 n_parts = step.partials[own.token * 2];
                 u32 *arrived = to.arrived + own.token * KV_HEADS + kv_head;
-                if (n_parts == 1) {
-                    to.shares[(u64)own.partial * KV_HEADS + kv_head] += GROUP;
-                } else if (atomicAdd(arrived, 1) == n_parts - 1) {
-                    is_last[threadIdx.x] = 1;
-                    *arrived = 0;
-                }
+                const bool last = own.n_parts > 1 && atomicAdd(arrived, 1) == own.n_parts - 1;
+                if (last) *arrived = 0;
+                is_last[threadIdx.x] = last;
                 __threadfence();
             }
+            __syncthreads();
+            for (u32 query = 0; query < item.n_queries; ++query)
+                if (is_last[query]) merge(step, item.queries[query].token, kv_head, to);
         }
         __syncthreads();
-        for (int query = 0; query < item.n_queries; ++query)
-            if (is_last[query]) merge(step, item.queries[query].token, kv_head, to, finals);
-        __syncthreads();
-#if __CUDA_ARCH__ >= 900
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
     }
-    if (!waited) wait_for_previous();
+    if (blockIdx.x >= n_work) wait_for_previous();
 }

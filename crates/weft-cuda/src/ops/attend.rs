@@ -6,8 +6,6 @@ use crate::driver::{Address, Argument};
 use crate::error::CudaError;
 use crate::tables::Family;
 
-/// Items that have blocks of their own; of more, blocks take several in turn.
-const MOST_ITEMS: usize = 64;
 /// Threads of a block for blocks of tokens.
 const BLOCK_THREADS: usize = 128;
 
@@ -25,7 +23,7 @@ impl Argument for Attended {}
 
 /// With `stores` it runs rope_store too.
 pub(crate) fn launch(pass: &Pass<'_>, layer: u16, stores: bool) -> Result<(), CudaError> {
-    let CudaDevice { config, kernels, weights, buffers, kv, rope, .. } = pass.device;
+    let CudaDevice { config, gpu, kernels, weights, buffers, kv, rope, .. } = pass.device;
     let weights = &weights.layers[usize::from(layer)];
     let to = Attended {
         a: buffers.a.address(),
@@ -36,7 +34,8 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16, stores: bool) -> Result<(), Cu
     };
     match pass.family {
         Family::Few => {
-            let grid = (pass.counts.n_items.min(MOST_ITEMS) * config.kv_heads, 1);
+            // A block fills a multiprocessor; where there are more items, it takes several in turn.
+            let grid = ((pass.counts.n_items * config.kv_heads).min(gpu.facts.n_sms), 1);
             let arguments: &[&dyn Argument] = &[
                 &pass.step,
                 &u32::from(stores),

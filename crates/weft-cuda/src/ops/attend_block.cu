@@ -22,6 +22,14 @@ __device__ __forceinline__ void load_page(u8 *to, const u16 *kv, u32 page, int k
     for (int i = threadIdx.x * 16; i < 2 * SIDE_BYTES; i += TILE_WARPS * 32 * 16) copy_chunk(to + i, from + i);
 }
 
+// Blanks the values from row `rows` on.
+__device__ __forceinline__ void blank_values(u8 *values, int rows) {
+    for (int i = threadIdx.x; i < SIDE_BYTES / 16; i += TILE_WARPS * 32) {
+        uint4 &chunk = ((uint4 *)values)[i];
+        chunk = masked(chunk, value_mask(rows, i / UNIT % 2, i % 32));
+    }
+}
+
 // The state of a warp's 16 queries: rows g and g + 8 of the lane's quad.
 struct Running {
     float acc[DIM_TILES][4];
@@ -30,7 +38,7 @@ struct Running {
 
 // One page: scores, weights, values.
 __device__ __forceinline__ void take_page(Running &state, const u8 *page, const uint4 (&queries)[DIM_UNITS][2],
-                                          const int (&seen)[2], int rows, int lane) {
+                                          const int (&seen)[2], int lane) {
     const int c = lane % 4;
     float products[8][4] = {};
     const uint4 *keys = (const uint4 *)page + lane;
@@ -43,14 +51,23 @@ __device__ __forceinline__ void take_page(Running &state, const u8 *page, const 
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         float top = NEVER;
+        if (__all_sync(FULL, seen[i] >= PAGE_ROWS)) {
+#pragma unroll
+            for (int tile = 0; tile < 8; ++tile)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) products[tile][i * 2 + e] = score(products[tile][i * 2 + e], true);
+        } else {
+#pragma unroll
+            for (int tile = 0; tile < 8; ++tile)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    float &s = products[tile][i * 2 + e];
+                    s = score(s, tile * 8 + c * 2 + e < seen[i]);
+                }
+        }
 #pragma unroll
         for (int tile = 0; tile < 8; ++tile)
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                float &s = products[tile][i * 2 + e];
-                s = score(s, tile * 8 + c * 2 + e < seen[i]);
-                top = fmaxf(top, s);
-            }
+            top = fmaxf(top, fmaxf(products[tile][i * 2], products[tile][i * 2 + 1]));
         const float after = fmaxf(state.m[i], quad_max(top));
         shrink[i] = exp2_of(state.m[i] - finite(after));
         state.m[i] = after;
@@ -71,10 +88,9 @@ __device__ __forceinline__ void take_page(Running &state, const u8 *page, const 
             for (int e = 0; e < 8; ++e) pairs[e] = products[half * 4 + e / 2][i * 2 + e % 2];
             weights[half][i] = weigh(pairs, finite(state.m[i]), p[0][i], p[1][i]);
         }
-        const uint4 mask = value_mask(rows, half, lane);
 #pragma unroll
         for (int tile = 0; tile < DIM_TILES; ++tile) {
-            const uint4 unit = masked(values[(tile * 2 + half) * UNIT], mask);
+            const uint4 unit = values[(tile * 2 + half) * UNIT];
             mma32(state.acc[tile], p[0][0], p[0][1], unit);
             mma32(state.acc[tile], p[1][0], p[1][1], unit);
         }
@@ -133,7 +149,7 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
                 if (token >= tile.n_tokens) continue;
                 const u32 t = tile.first_token + token;
                 Head head = load_head(q + (u64)t * Q_WIDTH + (kv_head * GROUP + r % GROUP) * HEAD_DIM, lane);
-                rotate_head(head, rope, max((int)step.positions[t] + moved, 0), lane);
+                rotate_head(head, load_turn(rope, max((int)step.positions[t] + moved, 0), lane));
                 each_dimension(head, lane, [&](int d, u16 value) { turned[r][d] = value; });
             }
             __syncwarp();
@@ -158,11 +174,16 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
             commit_copies();
             await_copies<1>();
             __syncthreads();
+            const int n_rows = section.n_rows - page * PAGE_ROWS;
+            if (n_rows < PAGE_ROWS) {
+                blank_values(pages + buffer * 2 * SIDE_BYTES + SIDE_BYTES, n_rows);
+                __syncthreads();
+            }
             int seen[2];
 #pragma unroll
             for (int i = 0; i < 2; ++i)
                 seen[i] = min(positions[i] + 1 - (int)section.position, (int)section.n_rows) - page * PAGE_ROWS;
-            take_page(state, pages + buffer * 2 * SIDE_BYTES, queries, seen, section.n_rows - page * PAGE_ROWS, lane);
+            take_page(state, pages + buffer * 2 * SIDE_BYTES, queries, seen, lane);
             __syncthreads();
         }
 #pragma unroll
@@ -195,13 +216,9 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
     if (tile.share == NOWHERE) return;
     __threadfence_block();
     __syncthreads();
-    for (u32 s = threadIdx.x; s < tile.n_sections; s += TILE_WARPS * 32) {
-        float share = 0.0f;
-        for (int g = 0; g < GROUP; ++g) {
-            const float *part = (const float *)(to.weights + (u64)(tile.share + s) * HEADS + kv_head * GROUP + g);
-            const float *whole = finals[(tile.n_tokens - 1) * GROUP + g];
-            share += load_fresh(part + 1) * exp2_of(load_fresh(part) - whole[0]) / whole[1];
-        }
-        to.shares[(u64)(tile.share + s) * KV_HEADS + kv_head] += share;
+    for (u32 i = threadIdx.x; i < tile.n_sections * GROUP; i += TILE_WARPS * 32) {
+        const u64 at = (u64)(tile.share + i / GROUP) * HEADS + kv_head * GROUP + i % GROUP;
+        const float *part = (const float *)(to.weights + at), *whole = finals[(tile.n_tokens - 1) * GROUP + i % GROUP];
+        to.shares[at] += load_fresh(part + 1) * exp2_of(load_fresh(part) - whole[0]) / whole[1];
     }
 }

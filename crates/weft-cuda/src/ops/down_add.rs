@@ -1,6 +1,8 @@
 //! `down_add`: x += h · W_down. Rounding: the sum, once.
 
-use super::{Pass, RING_THREADS, THREADS};
+use weft::plan::Op;
+
+use super::{BLOCK_THREADS, Pass, RING_THREADS};
 use crate::CudaDevice;
 use crate::driver::Argument;
 use crate::error::CudaError;
@@ -9,15 +11,17 @@ use crate::tables::Family;
 pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
     let CudaDevice { config, kernels, weights, buffers, shape, .. } = pass.device;
     let matrix = weights.layers[usize::from(layer)].down.address();
-    let arguments: &[&dyn Argument] =
-        &[&pass.step, &matrix, &buffers.h.address(), &buffers.x.address()];
+    let (input, x) = (buffers.h.address(), buffers.x.address());
     match pass.family {
         Family::Few => {
+            let arguments: &[&dyn Argument] =
+                &[&pass.step, &matrix, &pass.ahead(Op::DownAdd { layer }), &input, &x];
             pass.launch(&kernels.down_add, (shape.down.blocks, 1), RING_THREADS, arguments)
         }
         Family::Many => {
             let grid = pass.block_grid(config.hidden);
-            pass.launch(&kernels.down_add_block, grid, THREADS, arguments)
+            let arguments: &[&dyn Argument] = &[&pass.step, &matrix, &input, &x];
+            pass.launch(&kernels.down_add_block, grid, BLOCK_THREADS, arguments)
         }
     }
 }

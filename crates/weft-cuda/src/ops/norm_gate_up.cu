@@ -8,9 +8,9 @@ __device__ __forceinline__ float gated(float gate, float up) { return gate / (1.
 // Rounding   n as RMSNorm rounds; gate, up and SiLU never; h once.
 // Moves      the weights once: bound by memory.
 extern "C" __global__ void MATVEC_BOUNDS(HIDDEN_UNITS)
-norm_gate_up(Step step, const u8 *weights, const uint4 *norm, const u16 *x, u16 *h) {
-    using M = Cut<HIDDEN_UNITS, GATE_UP_TILES, GATE_UP_STAGES>;
-    multiply_norms<M>(weights, GATE_UP_GROUPS, x, norm, step.counts, [](u32 token) { return token; },
+norm_gate_up(Step step, const u8 *weights, Ahead ahead, const uint4 *norm, const u16 *x, u16 *h) {
+    using M = Cut<HIDDEN_UNITS, GATE_UP_TILES, GATE_UP_STAGES, GATE_UP_OWN>;
+    multiply_norms<M>(weights, GATE_UP_GROUPS, ahead, x, norm, step.counts, [](u32 token) { return token; },
                       [&](int group, u32 token, u32 row, const float (&sums)[M::TILES]) {
 #pragma unroll
         for (int pair = 0; pair < M::TILES / 2; ++pair) {
@@ -25,7 +25,7 @@ norm_gate_up(Step step, const u8 *weights, const uint4 *norm, const u16 *x, u16 
 // Work split a block owns 128 tokens x 128 rows, half of them gate and half of them up (matmul.cuh).
 // Rounding   h once.
 // Moves      weights and n once from memory, then from L2: bound by arithmetic.
-extern "C" __global__ void __launch_bounds__(256, 1)
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
 norm_gate_up_block(Step step, const u8 *weights, const u16 *n, u16 *h) {
     multiply_block<HIDDEN_UNITS>(weights, n, HIDDEN_STRIDE, n_tokens(step),
                                  [&](u32 token, u32 tile, u32 column, const float (&sums)[4][2]) {

@@ -20,9 +20,9 @@ struct QkvStore {
 // Rounding   n as RMSNorm rounds; q, k, v once, after the bias.
 // Moves      the weights once: bound by memory.
 extern "C" __global__ void MATVEC_BOUNDS(HIDDEN_UNITS)
-norm_qkv(Step step, const u8 *weights, const uint4 *norm, const u16 *x, QkvStore to) {
-    using M = Cut<HIDDEN_UNITS, QKV_TILES, QKV_STAGES>;
-    multiply_norms<M>(weights, QKV_GROUPS, x, norm, step.counts, [](u32 token) { return token; },
+norm_qkv(Step step, const u8 *weights, Ahead ahead, const uint4 *norm, const u16 *x, QkvStore to) {
+    using M = Cut<HIDDEN_UNITS, QKV_TILES, QKV_STAGES, QKV_OWN>;
+    multiply_norms<M>(weights, QKV_GROUPS, ahead, x, norm, step.counts, [](u32 token) { return token; },
                       [&](int group, u32 token, u32 row, const float (&sums)[M::TILES]) {
 #pragma unroll
         for (int tile = 0; tile < M::TILES; ++tile) {
@@ -37,7 +37,7 @@ norm_qkv(Step step, const u8 *weights, const uint4 *norm, const u16 *x, QkvStore
 // Work split a block owns 128 tokens x 128 rows (matmul.cuh).
 // Rounding   q, k, v once, after the bias.
 // Moves      weights and n once from memory, then from L2: bound by arithmetic.
-extern "C" __global__ void __launch_bounds__(256, 1)
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
 norm_qkv_block(Step step, const u8 *weights, const u16 *n, QkvStore to) {
     multiply_block<HIDDEN_UNITS>(weights, n, HIDDEN_STRIDE, n_tokens(step),
                                  [&](u32 token, u32 tile, u32 column, const float (&sums)[4][2]) {

@@ -1,6 +1,8 @@
 //! `norm_qkv`: n = rms_norm(x); q, k, v = n · W (+ bias).
 
-use super::{Pass, RING_THREADS, THREADS};
+use weft::plan::Op;
+
+use super::{BLOCK_THREADS, Pass, RING_THREADS};
 use crate::CudaDevice;
 use crate::driver::{Address, Argument};
 use crate::error::CudaError;
@@ -29,15 +31,21 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
     let (matrix, norm) = (weights.qkv.address(), weights.attention_norm.address());
     match pass.family {
         Family::Few => {
-            let arguments: &[&dyn Argument] =
-                &[&pass.step, &matrix, &norm, &buffers.x.address(), &to];
+            let arguments: &[&dyn Argument] = &[
+                &pass.step,
+                &matrix,
+                &pass.ahead(Op::NormQkv { layer }),
+                &norm,
+                &buffers.x.address(),
+                &to,
+            ];
             pass.launch(&kernels.norm_qkv, (shape.qkv.blocks, 1), RING_THREADS, arguments)
         }
         Family::Many => {
             pass.norm_rows(norm)?;
             let grid = pass.block_grid(config.q_width() + 2 * config.kv_width());
             let arguments: &[&dyn Argument] = &[&pass.step, &matrix, &buffers.norm.address(), &to];
-            pass.launch(&kernels.norm_qkv_block, grid, THREADS, arguments)
+            pass.launch(&kernels.norm_qkv_block, grid, BLOCK_THREADS, arguments)
         }
     }
 }

@@ -1,17 +1,18 @@
 // Adds sums to the residual stream, rounding once.
 struct AddStore {
     u16 *x; // bf16 [tokens][HIDDEN_STRIDE]
+    __device__ __forceinline__ u16 *place(u32 token, u32 row) const { return x + (u64)token * HIDDEN_STRIDE + row; }
     __device__ __forceinline__ void add(u32 token, u32 row, float sum) const {
-        u16 *at = x + (u64)token * HIDDEN_STRIDE + row;
+        u16 *at = place(token, row);
         *at = round_one(widen(load_fresh(at)) + sum);
     }
 };
 
 // The product of either residual op with up to eight tokens.
 template <class M>
-__device__ __forceinline__ void add_product(const Step &step, const u8 *weights, int n_groups, const u16 *input,
-                                            int stride, AddStore to) {
-    multiply_rows<M>(weights, n_groups, input, stride, step,
+__device__ __forceinline__ void add_product(const Step &step, const u8 *weights, int n_groups, const Ahead &ahead,
+                                            const u16 *input, int stride, AddStore to) {
+    multiply_rows<M>(weights, n_groups, ahead, input, stride, step,
                      [&](int group, u32 token, u32 row, const float (&sums)[M::TILES]) {
 #pragma unroll
         for (int tile = 0; tile < M::TILES; ++tile) {
@@ -27,11 +28,18 @@ __device__ __forceinline__ void add_product_block(const Step &step, const u8 *we
                                                   AddStore to) {
     multiply_block<UNITS>(weights, input, stride, n_tokens(step),
                           [&](u32 token, u32 tile, u32 column, const float (&sums)[4][2]) {
+        // Rows are padded to whole pairs. All four are read before any is written.
+        u32 before[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             const u32 r = (tile + j) * 8 + column;
-            if (r < HIDDEN) to.add(token, r, sums[j][0]);
-            if (r + 1 < HIDDEN) to.add(token, r + 1, sums[j][1]);
+            before[j] = r < HIDDEN ? *(const u32 *)to.place(token, r) : 0;
+        }
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const u32 r = (tile + j) * 8 + column;
+            if (r < HIDDEN)
+                *(u32 *)to.place(token, r) = round_pair(low(before[j]) + sums[j][0], high(before[j]) + sums[j][1]);
         }
     });
 }
@@ -42,8 +50,8 @@ __device__ __forceinline__ void add_product_block(const Step &step, const u8 *we
 // Rounding   the sum, once.
 // Moves      the weights once: bound by memory.
 extern "C" __global__ void MATVEC_BOUNDS(1)
-proj_add(Step step, const u8 *weights, const u16 *a, AddStore to) {
-    add_product<Cut<Q_UNITS, PROJ_TILES, PROJ_STAGES>>(step, weights, PROJ_GROUPS, a, Q_STRIDE, to);
+proj_add(Step step, const u8 *weights, Ahead ahead, const u16 *a, AddStore to) {
+    add_product<Cut<Q_UNITS, PROJ_TILES, PROJ_STAGES, PROJ_OWN>>(step, weights, PROJ_GROUPS, ahead, a, Q_STRIDE, to);
 }
 
 // Computes   x += a * W_o, for blocks of tokens.
@@ -51,7 +59,7 @@ proj_add(Step step, const u8 *weights, const u16 *a, AddStore to) {
 // Work split a block owns 128 tokens x 128 rows (matmul.cuh).
 // Rounding   the sum, once.
 // Moves      weights and a once from memory, then from L2: bound by arithmetic.
-extern "C" __global__ void __launch_bounds__(256, 1)
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
 proj_add_block(Step step, const u8 *weights, const u16 *a, AddStore to) {
     add_product_block<Q_UNITS>(step, weights, a, Q_STRIDE, to);
 }

@@ -1,6 +1,8 @@
 //! `proj_add`: x += a · W_o. Rounding: the sum, once.
 
-use super::{Pass, RING_THREADS, THREADS};
+use weft::plan::Op;
+
+use super::{BLOCK_THREADS, Pass, RING_THREADS};
 use crate::CudaDevice;
 use crate::driver::Argument;
 use crate::error::CudaError;
@@ -9,15 +11,17 @@ use crate::tables::Family;
 pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
     let CudaDevice { config, kernels, weights, buffers, shape, .. } = pass.device;
     let matrix = weights.layers[usize::from(layer)].o.address();
-    let arguments: &[&dyn Argument] =
-        &[&pass.step, &matrix, &buffers.a.address(), &buffers.x.address()];
+    let (input, x) = (buffers.a.address(), buffers.x.address());
     match pass.family {
         Family::Few => {
+            let arguments: &[&dyn Argument] =
+                &[&pass.step, &matrix, &pass.ahead(Op::ProjAdd { layer }), &input, &x];
             pass.launch(&kernels.proj_add, (shape.proj.blocks, 1), RING_THREADS, arguments)
         }
         Family::Many => {
             let grid = pass.block_grid(config.hidden);
-            pass.launch(&kernels.proj_add_block, grid, THREADS, arguments)
+            let arguments: &[&dyn Argument] = &[&pass.step, &matrix, &input, &x];
+            pass.launch(&kernels.proj_add_block, grid, BLOCK_THREADS, arguments)
         }
     }
 }

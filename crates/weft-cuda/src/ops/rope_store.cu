@@ -16,7 +16,7 @@ rope_store(Step step, const u16 *q_norm, const u16 *k_norm, const float2 *rope, 
         if (!QK_NORM) return;
         u16 *at = q + (u64)token * Q_WIDTH + head * HEAD_DIM;
         Head query = load_head(at, lane);
-        normalise_head(query, q_norm, lane);
+        normalise_head(query, load_norm(q_norm, lane));
         each_dimension(query, lane, [&](int d, u16 value) { at[d] = value; });
         return;
     }
@@ -27,10 +27,10 @@ rope_store(Step step, const u16 *q_norm, const u16 *k_norm, const float2 *rope, 
     u16 *at = k + (u64)token * KV_WIDTH + kv_head * HEAD_DIM;
     Head key = load_head(at, lane);
     if (QK_NORM) {
-        normalise_head(key, k_norm, lane);
+        normalise_head(key, load_norm(k_norm, lane));
         each_dimension(key, lane, [&](int d, u16 value) { at[d] = value; });
     }
-    rotate_head(key, rope, step.key_positions[token], lane);
+    rotate_head(key, load_turn(rope, step.key_positions[token], lane));
     each_dimension(key, lane, [&](int d, u16 value) { page[key_offset(row, d)] = value; });
     const Head value = load_head(v + (u64)token * KV_WIDTH + kv_head * HEAD_DIM, lane);
     each_dimension(value, lane, [&](int d, u16 v) { page[PAGE_SIDE + value_offset(row, d)] = v; });
