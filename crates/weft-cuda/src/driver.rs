@@ -369,13 +369,18 @@ impl Module {
         // SAFETY: the module is loaded.
         let function = unsafe { result::module::get_function(self.module, c_name) }
             .map_err(failed("finding a kernel"))?;
-        let attribute =
-            sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        // SAFETY: the function is of a loaded module.
-        unsafe {
-            result::function::set_function_attribute(function, attribute, shared_bytes as i32)
+        use sys::CUfunction_attribute_enum as Attribute;
+        // Kernels of one graph share multiprocessors, and one that wants another split between
+        // cache and shared memory would wait until they are empty: all take the largest.
+        let attributes = [
+            (Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes as i32),
+            (Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100),
+        ];
+        for (attribute, value) in attributes {
+            // SAFETY: the function is of a loaded module.
+            unsafe { result::function::set_function_attribute(function, attribute, value) }
+                .map_err(failed("reserving shared memory"))?;
         }
-        .map_err(failed("reserving shared memory"))?;
         Ok(Kernel { function, shared_bytes })
     }
 }

@@ -6,6 +6,7 @@ use weft::kv::PAGE_ROWS;
 use crate::driver::{Kernel, Module};
 use crate::error::CudaError;
 use crate::shape::Shape;
+use crate::tables::SECTION_PAGES;
 
 /// Name and text; later ones use earlier ones.
 const SOURCES: [(&str, &str); 16] = [
@@ -75,7 +76,7 @@ impl Kernels {
             norm_qkv: module.kernel("norm_qkv", shape.qkv.ring_bytes())?,
             norm_qkv_block: block("norm_qkv_block")?,
             rope_store: plain("rope_store")?,
-            attend: module.kernel("attend", 4 * page_bytes)?,
+            attend: module.kernel("attend", SECTION_PAGES * page_bytes)?,
             attend_block: module.kernel("attend_block", 2 * page_bytes)?,
             proj_add: module.kernel("proj_add", shape.proj.ring_bytes())?,
             proj_add_block: block("proj_add_block")?,

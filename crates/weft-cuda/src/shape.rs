@@ -6,6 +6,7 @@
 use weft::config::Config;
 
 use crate::error::CudaError;
+use crate::tables::SECTION_PAGES;
 
 /// Columns come in eighths of units of 32.
 pub(crate) const COLUMN_STEP: usize = 256;
@@ -19,7 +20,7 @@ const WARPS: usize = 8;
 const RING_BYTES: usize = 96 << 10;
 /// The most query heads that share a KV head: a tile of queries has 16 rows.
 const MAX_GROUP: usize = 16;
-/// The widest head: a block of `attend` keeps four pages of it.
+/// The widest head: a block of `attend` keeps a section of it in shared memory.
 const MAX_HEAD_DIM: usize = 160;
 
 /// Columns, padded.
@@ -118,6 +119,7 @@ impl Shape {
             ("Q_WIDTH", config.q_width()),
             ("KV_WIDTH", config.kv_width()),
             ("QKV_ROWS", config.q_width() + 2 * config.kv_width()),
+            ("SECTION_PAGES", SECTION_PAGES),
             ("QK_NORM", usize::from(config.qk_norm)),
             ("QKV_BIAS", usize::from(config.qkv_bias)),
         ];

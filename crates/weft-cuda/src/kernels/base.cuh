@@ -83,25 +83,6 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
-// Weights that a later kernel will ask for. Bringing them into L2 keeps the memory busy while the
-// kernels between wait for one another.
-struct Ahead {
-    const u8 *weights;
-    u64 group_bytes;   // of a group of tiles
-    u32 groups, blocks; // how the later kernel shares them out
-    u32 bytes;         // from the first of each block's groups on
-    u32 pad;
-};
-// Called by one thread of every block.
-__device__ __forceinline__ void bring_to_l2(const Ahead &ahead) {
-#if __CUDA_ARCH__ >= 900
-    for (u32 block = blockIdx.x; block < ahead.blocks; block += gridDim.x) {
-        const u8 *from = ahead.weights + (u64)ahead.groups * block / ahead.blocks * ahead.group_bytes;
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from), "r"(ahead.bytes) : "memory");
-    }
-#endif
-}
-
 // ---- copies into shared memory -----------------------------------------------------------------
 __device__ __forceinline__ u32 shared_address(const void *at) {
     return (u32)__cvta_generic_to_shared(at);

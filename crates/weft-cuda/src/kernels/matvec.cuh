@@ -53,8 +53,7 @@ __device__ __forceinline__ Groups own_groups(int n_groups) {
 
 // The copying warp.
 template <class M>
-__device__ __forceinline__ void stream_weights(Ring<M> &ring, u8 *stages, const u8 *weights, Groups own,
-                                               const Ahead &ahead, int lane) {
+__device__ __forceinline__ void stream_weights(Ring<M> &ring, u8 *stages, const u8 *weights, Groups own, int lane) {
     constexpr u32 TILE_BYTES = WARPS * M::UNITS * UNIT_BYTES;
     int stage = 0;
     u32 parity = 1;
@@ -77,7 +76,6 @@ __device__ __forceinline__ void stream_weights(Ring<M> &ring, u8 *stages, const 
             if (++stage == M::STAGES) stage = 0, parity ^= 1;
         }
     }
-    if (lane == 0) bring_to_l2(ahead);
 #if __CUDA_ARCH__ < 900
     await_copies<0>();
 #endif
@@ -100,10 +98,10 @@ struct Rows {
 
 // The computing warps. `held` are this warp's units of the input, where they fit into registers;
 // otherwise they are read part by part, one part ahead. Hands the sums of each group of tiles to
-// `store(group, token, row in the tile, sums of the tiles)`.
+// `store(group, whether it is of the first batch, token, row in the tile, sums of the tiles)`.
 template <class M, bool HELD, class Store>
 __device__ __forceinline__ void multiply(Ring<M> &ring, const u8 *stages, Sums<M> &sums,
-                                         const uint4 *held, const Rows &rows, Groups own, u32 n_tokens, Store store) {
+                                         const uint4 *held, const Rows &rows, Groups own, u32 n_tokens, Store &store) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint4 nothing = make_uint4(0, 0, 0, 0);
     int stage = 0, in_batch = 0;
@@ -154,17 +152,18 @@ __device__ __forceinline__ void multiply(Ring<M> &ring, const u8 *stages, Sums<M
 #pragma unroll
                     for (int w = 1; w < WARPS; ++w) total[tile] += of[w][threadIdx.x % 64];
                 }
-                store(group + 1 - n_groups + which, token, row, total);
+                store(group + 1 - n_groups + which, group - own.first < M::BATCH, token, row, total);
             }
             if (in_batch == M::BATCHES * M::BATCH) in_batch = 0;
         }
     }
 }
 
-// The whole kernel, where the input is a row of activations as it lies in memory.
+// The whole kernel, where the input is a row of activations as it lies in memory. `store.begin(first group,
+// tokens)` is told when memory may be read.
 template <class M, class Store>
-__device__ __forceinline__ void multiply_rows(const u8 *weights, int n_groups, const Ahead &ahead, const u16 *x,
-                                              int stride, const Step &step, Store store) {
+__device__ __forceinline__ void multiply_rows(const u8 *weights, int n_groups, const u16 *x, int stride,
+                                              const Step &step, Store store) {
     extern __shared__ __align__(128) u8 stages[];
     __shared__ Ring<M> ring;
     __shared__ Sums<M> sums;
@@ -172,9 +171,10 @@ __device__ __forceinline__ void multiply_rows(const u8 *weights, int n_groups, c
     const Groups own = own_groups(n_groups);
     ring_make(ring);
     let_next_start();
-    if (warp == WARPS) return stream_weights(ring, stages, weights, own, ahead, lane);
-    wait_for_previous();
+    if (warp == WARPS) return stream_weights(ring, stages, weights, own, lane);
     const u32 tokens = n_tokens(step);
+    wait_for_previous();
+    store.begin(own.first, tokens);
     const Rows rows(x, stride, lane / 4 < tokens, lane / 4, lane);
     constexpr bool HELD = M::PARTS == 1;
     uint4 held[HELD ? M::UNITS : 1];
@@ -184,7 +184,7 @@ __device__ __forceinline__ void multiply_rows(const u8 *weights, int n_groups, c
 
 // The whole kernel, where it is the norm of a row. `row` tells which row token i of `tokens` is.
 template <class M, class Row, class Store>
-__device__ __forceinline__ void multiply_norms(const u8 *weights, int n_groups, const Ahead &ahead, const u16 *x, const uint4 *norm,
+__device__ __forceinline__ void multiply_norms(const u8 *weights, int n_groups, const u16 *x, const uint4 *norm,
                                                const u32 *count, Row row, Store store) {
     extern __shared__ __align__(128) u8 stages[];
     __shared__ Ring<M> ring;
@@ -194,17 +194,17 @@ __device__ __forceinline__ void multiply_norms(const u8 *weights, int n_groups, 
     const Groups own = own_groups(n_groups);
     ring_make(ring);
     let_next_start();
-    if (warp == WARPS) return stream_weights(ring, stages, weights, own, ahead, lane);
+    if (warp == WARPS) return stream_weights(ring, stages, weights, own, lane);
     // A norm's weights are asked for early too, as far as registers go.
     constexpr int EARLY = M::UNITS <= 4 ? M::UNITS : 0;
     const uint4 *own_norm = norm + warp * M::UNITS * 4 + lane % 4;
     uint4 weight[EARLY + 1], held[M::UNITS];
 #pragma unroll
     for (int i = 0; i < EARLY; ++i) weight[i] = own_norm[i * 4];
-    wait_for_previous();
     const u32 tokens = *count;
     const bool there = lane / 4 < tokens;
     const Rows rows(x, HIDDEN_STRIDE, there, there ? row(lane / 4) : 0, lane);
+    wait_for_previous();
     rows.load(held, warp * M::UNITS);
     const float scale = norm_scale<M::UNITS, HIDDEN>(held, squares, warp, lane);
 #pragma unroll

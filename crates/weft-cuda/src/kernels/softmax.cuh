@@ -1,6 +1,6 @@
 // Attention over pages of 64 rows, in one order for one token or a thousand.
 //
-// Four pages of a span are a *section*. Inside it pages are taken in order: (m, l, acc) is the running
+// SECTION_PAGES pages of a span are a *section*. Inside it pages are taken in order: (m, l, acc) is the running
 // maximum, the sum of weights and the weighted sum of values, rescaled page by page. Sections are
 // then folded in the order of the spans. Both attend kernels use the functions below, so where a
 // token is computed does not show.
@@ -8,7 +8,6 @@
 // the page rows 2c, 2c + 1. Weights enter the value product as the sum of two bf16 numbers, which
 // keeps 16 bits of them: the definition never rounds them.
 
-constexpr int SECTION_PAGES = 4, SECTION_ROWS = SECTION_PAGES * PAGE_ROWS;
 constexpr int DIM_UNITS = DIM / 32, DIM_TILES = DIM / 8;
 constexpr int QUERY_STRIDE = DIM + 8; // elements of a query in shared memory; the gap spreads banks
 

@@ -5,7 +5,7 @@ struct Query {
     u32 rotate_at; // the position that it has seen from the section's home
     u32 partial;   // where its part of the result goes, and its share of attention
 };
-// Some queries against one section; 192 bytes.
+// Some queries against one section.
 struct Item {
     u32 pages[SECTION_PAGES];
     u32 n_rows, n_queries, n_stores, pad;
@@ -160,13 +160,13 @@ __device__ __forceinline__ void merge(const Step &step, u32 token, int kv_head, 
 //            eight tokens. With `with_store` it runs rope_store too: the block that needs a new row makes it.
 // Layout     q: bf16 [tokens][Q_WIDTH]; k, v: bf16 [tokens][KV_WIDTH]; kv: pages of one layer (head.cuh);
 //            rope: f32 [positions][HALF_DIM][cos, sin]; results as in Attended.
-// Work split a block takes one KV head of one item after another: a section of four pages and the queries, of
+// Work split a block takes one KV head of one item after another: a section and the queries, of
 //            all lanes, that see it. Of scores a warp owns 16 queries x 32 rows, of values 16 queries x an
 //            eighth of the dimensions. The next item's keys and values are asked for as soon as this one's
 //            are done with. Parts are folded in order by whichever block of a token's comes last.
 // Rounding   the rotated query once; probabilities to 16 bits; a once.
 // Moves      the section's keys and values once, asked for before the kernel before has ended: bound by memory.
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 2)
 attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const float2 *rope, const u16 *q, const u16 *k,
        const u16 *v, u16 *kv, Attended to) {
     constexpr int OWN_TILES = (DIM_TILES + WARPS - 1) / WARPS;
@@ -175,6 +175,7 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
     __shared__ u64 there[2];
     __shared__ Item items[2];
     __shared__ __align__(16) u16 queries[16][QUERY_STRIDE];
+    static_assert(SECTION_PAGES * 2 <= WARPS, "a warp scores half a page");
     __shared__ uint4 probabilities[SECTION_PAGES][2][2][2][32]; // page, half, coarse and fine, upper and lower
     __shared__ float maxima[SECTION_PAGES][2][16], sums[SECTION_PAGES][2][16][4], finals[16][2];
     __shared__ u32 is_last[8];

@@ -6,8 +6,8 @@ use crate::driver::{Address, Argument};
 use crate::error::CudaError;
 use crate::tables::Family;
 
-/// Threads of a block for blocks of tokens.
-const BLOCK_THREADS: usize = 128;
+/// Blocks that share a multiprocessor.
+const BLOCKS_PER_SM: usize = 2;
 
 /// Kernels call it `Attended`.
 #[repr(C)]
@@ -34,8 +34,9 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16, stores: bool) -> Result<(), Cu
     };
     match pass.family {
         Family::Few => {
-            // A block fills a multiprocessor; where there are more items, it takes several in turn.
-            let grid = ((pass.counts.n_items * config.kv_heads).min(gpu.facts.n_sms), 1);
+            // Where there are more items than blocks fit, a block takes several in turn.
+            let grid =
+                ((pass.counts.n_items * config.kv_heads).min(BLOCKS_PER_SM * gpu.facts.n_sms), 1);
             let arguments: &[&dyn Argument] = &[
                 &pass.step,
                 &u32::from(stores),
@@ -54,7 +55,7 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16, stores: bool) -> Result<(), Cu
             let grid = (pass.counts.n_tiles * config.kv_heads, 1);
             let (rope, q) = (rope.address(), buffers.q.address());
             let arguments: &[&dyn Argument] = &[&pass.step, &rope, &q, &kv.layer(layer), &to];
-            pass.launch(&kernels.attend_block, grid, BLOCK_THREADS, arguments)
+            pass.launch(&kernels.attend_block, grid, THREADS, arguments)
         }
     }
 }

@@ -4,8 +4,8 @@
 // Rounding   the sum, once.
 // Moves      the weights once: bound by memory.
 extern "C" __global__ void MATVEC_BOUNDS(1)
-down_add(Step step, const u8 *weights, Ahead ahead, const u16 *h, AddStore to) {
-    add_product<Cut<INTER_UNITS, DOWN_TILES, DOWN_STAGES, DOWN_OWN>>(step, weights, DOWN_GROUPS, ahead, h, INTER_STRIDE, to);
+down_add(Step step, const u8 *weights, const u16 *h, AddStore to) {
+    add_product<Cut<INTER_UNITS, DOWN_TILES, DOWN_STAGES, DOWN_OWN>>(step, weights, DOWN_GROUPS, h, INTER_STRIDE, to);
 }
 
 // Computes   x += h * W_down, for blocks of tokens.

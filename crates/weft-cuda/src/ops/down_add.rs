@@ -1,7 +1,5 @@
 //! `down_add`: x += h · W_down. Rounding: the sum, once.
 
-use weft::plan::Op;
-
 use super::{BLOCK_THREADS, Pass, RING_THREADS};
 use crate::CudaDevice;
 use crate::driver::Argument;
@@ -14,8 +12,7 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
     let (input, x) = (buffers.h.address(), buffers.x.address());
     match pass.family {
         Family::Few => {
-            let arguments: &[&dyn Argument] =
-                &[&pass.step, &matrix, &pass.ahead(Op::DownAdd { layer }), &input, &x];
+            let arguments: &[&dyn Argument] = &[&pass.step, &matrix, &input, &x];
             pass.launch(&kernels.down_add, (shape.down.blocks, 1), RING_THREADS, arguments)
         }
         Family::Many => {

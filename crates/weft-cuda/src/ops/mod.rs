@@ -12,44 +12,11 @@ pub(crate) mod rope_store;
 use weft::plan::Op;
 
 use crate::CudaDevice;
-use crate::driver::{Address, Argument, Kernel, Launch, Memory};
+use crate::driver::{Address, Argument, Kernel, Launch};
 use crate::error::CudaError;
-use crate::shape::{Cut, TILE_ROWS, padded};
 use crate::tables::{Counts, Family, StepAddresses};
 
 impl Argument for StepAddresses {}
-
-/// Weights that a kernel brings to L2 for a later one. Kernels call it `Ahead`.
-#[repr(C)]
-struct Ahead {
-    weights: Address,
-    group_bytes: u64,
-    groups: u32,
-    blocks: u32,
-    bytes: u32,
-    gap: u32,
-}
-
-impl Argument for Ahead {}
-
-/// The most that is brought to L2 at once: a part of what the cache of a large GPU holds.
-const AHEAD_BYTES: usize = 16 << 20;
-
-impl Ahead {
-    fn new(weights: &Memory, cut: &Cut, columns: usize) -> Self {
-        let group_bytes = cut.tiles * TILE_ROWS * padded(columns) * 2;
-        // Every block has at least this many groups.
-        let own = cut.groups / cut.blocks * group_bytes;
-        Self {
-            weights: weights.address(),
-            group_bytes: group_bytes as u64,
-            groups: cut.groups as u32,
-            blocks: cut.blocks as u32,
-            bytes: own.min(AHEAD_BYTES / cut.blocks / 16 * 16) as u32,
-            gap: 0,
-        }
-    }
-}
 
 /// Threads of a block: eight warps that compute, and a ninth that copies where a ring is used.
 const THREADS: usize = 256;
@@ -108,30 +75,6 @@ impl Pass<'_> {
     ) -> Result<(), CudaError> {
         let early = self.joined && self.family == Family::Few;
         kernel.launch(&self.device.gpu, Launch { grid, threads, early }, arguments)
-    }
-
-    /// The weights that an op brings to L2: those of the op after the next that has any. The kernels
-    /// between wait for one another, and the memory would wait with them.
-    fn ahead(&self, op: Op) -> Ahead {
-        let CudaDevice { config, weights, shape, .. } = self.device;
-        let layers = &weights.layers;
-        let at = |layer: u16| &layers[usize::from(layer)];
-        match op {
-            Op::NormQkv { layer } => Ahead::new(&at(layer).gate_up, &shape.gate_up, config.hidden),
-            Op::ProjAdd { layer } => Ahead::new(&at(layer).down, &shape.down, config.intermediate),
-            Op::NormGateUp { layer } => match layers.get(usize::from(layer) + 1) {
-                Some(next) => Ahead::new(&next.qkv, &shape.qkv, config.hidden),
-                None => Ahead::new(weights.head(), &shape.head, config.hidden),
-            },
-            Op::DownAdd { layer } => {
-                // After the last layer, that of the next token.
-                let next = layers.get(usize::from(layer) + 1).unwrap_or(&layers[0]);
-                Ahead::new(&next.o, &shape.proj, config.q_width())
-            }
-            Op::NormHead | Op::Embed | Op::RopeStore { .. } | Op::Attend { .. } => {
-                Ahead::new(&layers[0].qkv, &shape.qkv, config.hidden)
-            }
-        }
     }
 
     /// Blocks of tokens × blocks of rows, 128 each.

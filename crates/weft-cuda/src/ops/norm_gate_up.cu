@@ -8,10 +8,10 @@ __device__ __forceinline__ float gated(float gate, float up) { return gate / (1.
 // Rounding   n as RMSNorm rounds; gate, up and SiLU never; h once.
 // Moves      the weights once: bound by memory.
 extern "C" __global__ void MATVEC_BOUNDS(HIDDEN_UNITS)
-norm_gate_up(Step step, const u8 *weights, Ahead ahead, const uint4 *norm, const u16 *x, u16 *h) {
+norm_gate_up(Step step, const u8 *weights, const uint4 *norm, const u16 *x, u16 *h) {
     using M = Cut<HIDDEN_UNITS, GATE_UP_TILES, GATE_UP_STAGES, GATE_UP_OWN>;
-    multiply_norms<M>(weights, GATE_UP_GROUPS, ahead, x, norm, step.counts, [](u32 token) { return token; },
-                      [&](int group, u32 token, u32 row, const float (&sums)[M::TILES]) {
+    multiply_norms<M>(weights, GATE_UP_GROUPS, x, norm, step.counts, [](u32 token) { return token; },
+                      [&](int group, bool, u32 token, u32 row, const float (&sums)[M::TILES]) {
 #pragma unroll
         for (int pair = 0; pair < M::TILES / 2; ++pair) {
             const u32 r = (group * (M::TILES / 2) + pair) * 8 + row;
@@ -29,13 +29,13 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
 norm_gate_up_block(Step step, const u8 *weights, const u16 *n, u16 *h) {
     multiply_block<HIDDEN_UNITS>(weights, n, HIDDEN_STRIDE, n_tokens(step),
                                  [&](u32 token, u32 tile, u32 column, const float (&sums)[4][2]) {
+        // Rows are padded to whole pairs; what is beyond the last row is zero, like its weights.
 #pragma unroll
-        for (int pair = 0; pair < 2; ++pair)
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const u32 r = (tile / 2 + pair) * 8 + column + i;
-                if (r < INTER)
-                    h[(u64)token * INTER_STRIDE + r] = round_one(gated(sums[pair * 2][i], sums[pair * 2 + 1][i]));
-            }
+        for (int pair = 0; pair < 2; ++pair) {
+            const u32 r = (tile / 2 + pair) * 8 + column;
+            const float (&gate)[2] = sums[pair * 2], (&up)[2] = sums[pair * 2 + 1];
+            if (r < INTER)
+                *(u32 *)(h + (u64)token * INTER_STRIDE + r) = round_pair(gated(gate[0], up[0]), gated(gate[1], up[1]));
+        }
     });
 }

@@ -1,7 +1,5 @@
 //! `norm_gate_up`: n = rms_norm(x); h = silu(n · W_gate) · (n · W_up).
 
-use weft::plan::Op;
-
 use super::{BLOCK_THREADS, Pass, RING_THREADS};
 use crate::CudaDevice;
 use crate::driver::Argument;
@@ -15,14 +13,8 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
     let h = buffers.h.address();
     match pass.family {
         Family::Few => {
-            let arguments: &[&dyn Argument] = &[
-                &pass.step,
-                &matrix,
-                &pass.ahead(Op::NormGateUp { layer }),
-                &norm,
-                &buffers.x.address(),
-                &h,
-            ];
+            let arguments: &[&dyn Argument] =
+                &[&pass.step, &matrix, &norm, &buffers.x.address(), &h];
             pass.launch(&kernels.norm_gate_up, (shape.gate_up.blocks, 1), RING_THREADS, arguments)
         }
         Family::Many => {

@@ -5,12 +5,12 @@
 // Rounding   the norm as RMSNorm rounds; logits never.
 // Moves      the weights once: bound by memory.
 extern "C" __global__ void MATVEC_BOUNDS(HIDDEN_UNITS)
-norm_head(Step step, u32 first, const u8 *weights, Ahead ahead, const uint4 *norm, const u16 *x, float *logits) {
+norm_head(Step step, u32 first, const u8 *weights, const uint4 *norm, const u16 *x, float *logits) {
     using M = Cut<HIDDEN_UNITS, HEAD_TILES, HEAD_STAGES, HEAD_OWN>;
     __shared__ u32 count;
     if (threadIdx.x == 0) count = min(8u, n_outputs(step) - min(first, n_outputs(step)));
-    multiply_norms<M>(weights, HEAD_GROUPS, ahead, x, norm, &count, [&](u32 i) { return step.outputs[first + i]; },
-                      [&](int group, u32 token, u32 row, const float (&sums)[M::TILES]) {
+    multiply_norms<M>(weights, HEAD_GROUPS, x, norm, &count, [&](u32 i) { return step.outputs[first + i]; },
+                      [&](int group, bool, u32 token, u32 row, const float (&sums)[M::TILES]) {
 #pragma unroll
         for (int tile = 0; tile < M::TILES; ++tile) {
             const u32 r = (group * M::TILES + tile) * 8 + row;

@@ -1,7 +1,5 @@
 //! `norm_head`: logits = rms_norm(x) · W_head, for the tokens whose logits were asked for.
 
-use weft::plan::Op;
-
 use super::{Pass, RING_THREADS};
 use crate::CudaDevice;
 use crate::driver::Argument;
@@ -15,7 +13,6 @@ pub(crate) fn launch(pass: &Pass<'_>) -> Result<(), CudaError> {
             &pass.step,
             &(first as u32),
             &weights.head().address(),
-            &pass.ahead(Op::NormHead),
             &weights.final_norm.address(),
             &buffers.x.address(),
             &buffers.logits.address(),

@@ -1,7 +1,5 @@
 //! `norm_qkv`: n = rms_norm(x); q, k, v = n · W (+ bias).
 
-use weft::plan::Op;
-
 use super::{BLOCK_THREADS, Pass, RING_THREADS};
 use crate::CudaDevice;
 use crate::driver::{Address, Argument};
@@ -31,14 +29,8 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
     let (matrix, norm) = (weights.qkv.address(), weights.attention_norm.address());
     match pass.family {
         Family::Few => {
-            let arguments: &[&dyn Argument] = &[
-                &pass.step,
-                &matrix,
-                &pass.ahead(Op::NormQkv { layer }),
-                &norm,
-                &buffers.x.address(),
-                &to,
-            ];
+            let arguments: &[&dyn Argument] =
+                &[&pass.step, &matrix, &norm, &buffers.x.address(), &to];
             pass.launch(&kernels.norm_qkv, (shape.qkv.blocks, 1), RING_THREADS, arguments)
         }
         Family::Many => {

@@ -2,24 +2,38 @@
 struct AddStore {
     u16 *x; // bf16 [tokens][HIDDEN_STRIDE]
     __device__ __forceinline__ u16 *place(u32 token, u32 row) const { return x + (u64)token * HIDDEN_STRIDE + row; }
-    __device__ __forceinline__ void add(u32 token, u32 row, float sum) const {
-        u16 *at = place(token, row);
-        *at = round_one(widen(load_fresh(at)) + sum);
+};
+
+// Adds the sums of a few tokens. What they are added to is read while the product is computed, as far as a
+// block's first batch of groups goes: a thread stores the same row of each.
+template <class M> struct FewStore {
+    AddStore to;
+    u16 before[M::TILES];
+    __device__ __forceinline__ void begin(int first_group, u32 n_tokens) {
+        const u32 token = threadIdx.x % 64 / 8;
+#pragma unroll
+        for (int tile = 0; tile < M::TILES; ++tile) {
+            const u32 r = ((first_group + threadIdx.x / 64) * M::TILES + tile) * 8 + threadIdx.x % 8;
+            before[tile] = token < n_tokens && r < HIDDEN ? load_fresh(to.place(token, r)) : 0;
+        }
+    }
+    __device__ __forceinline__ void operator()(int group, bool first, u32 token, u32 row, const float (&sums)[M::TILES]) {
+#pragma unroll
+        for (int tile = 0; tile < M::TILES; ++tile) {
+            const u32 r = (group * M::TILES + tile) * 8 + row;
+            if (r < HIDDEN) {
+                u16 *at = to.place(token, r);
+                *at = round_one(widen(first ? before[tile] : load_fresh(at)) + sums[tile]);
+            }
+        }
     }
 };
 
 // The product of either residual op with up to eight tokens.
 template <class M>
-__device__ __forceinline__ void add_product(const Step &step, const u8 *weights, int n_groups, const Ahead &ahead,
-                                            const u16 *input, int stride, AddStore to) {
-    multiply_rows<M>(weights, n_groups, ahead, input, stride, step,
-                     [&](int group, u32 token, u32 row, const float (&sums)[M::TILES]) {
-#pragma unroll
-        for (int tile = 0; tile < M::TILES; ++tile) {
-            const u32 r = (group * M::TILES + tile) * 8 + row;
-            if (r < HIDDEN) to.add(token, r, sums[tile]);
-        }
-    });
+__device__ __forceinline__ void add_product(const Step &step, const u8 *weights, int n_groups, const u16 *input,
+                                            int stride, AddStore to) {
+    multiply_rows<M>(weights, n_groups, input, stride, step, FewStore<M>{to});
 }
 
 // And with blocks of tokens.
@@ -50,8 +64,8 @@ __device__ __forceinline__ void add_product_block(const Step &step, const u8 *we
 // Rounding   the sum, once.
 // Moves      the weights once: bound by memory.
 extern "C" __global__ void MATVEC_BOUNDS(1)
-proj_add(Step step, const u8 *weights, Ahead ahead, const u16 *a, AddStore to) {
-    add_product<Cut<Q_UNITS, PROJ_TILES, PROJ_STAGES, PROJ_OWN>>(step, weights, PROJ_GROUPS, ahead, a, Q_STRIDE, to);
+proj_add(Step step, const u8 *weights, const u16 *a, AddStore to) {
+    add_product<Cut<Q_UNITS, PROJ_TILES, PROJ_STAGES, PROJ_OWN>>(step, weights, PROJ_GROUPS, a, Q_STRIDE, to);
 }
 
 // Computes   x += a * W_o, for blocks of tokens.
