@@ -18,6 +18,8 @@ const UNIT_BYTES: usize = 512;
 const WARPS: usize = 8;
 /// Shared memory that a ring of weights may take: two blocks share a multiprocessor.
 const RING_BYTES: usize = 96 << 10;
+/// Stages that any ring has: more than are on their way at once.
+const MIN_STAGES: usize = 3;
 /// The most query heads that share a KV head: a tile of queries has 16 rows.
 const MAX_GROUP: usize = 16;
 /// The widest head: a block of `attend` keeps a section of it in shared memory.
@@ -57,9 +59,9 @@ impl Cut {
         let groups = n_tiles.div_ceil(tiles);
         let of_a_block = groups.div_ceil(n_sms);
         let units = padded(columns) / COLUMN_STEP;
-        let parts = units.div_ceil(if tiles == 1 { 8 } else { 4 });
-        let stage_bytes = tiles * WARPS * units.div_ceil(parts) * UNIT_BYTES;
-        let stages = (of_a_block * parts).min(RING_BYTES / stage_bytes).max(2);
+        let parts = units.div_ceil(6);
+        let stage_bytes = WARPS * units.div_ceil(parts) * UNIT_BYTES;
+        let stages = (of_a_block * parts * tiles).min(RING_BYTES / stage_bytes).max(MIN_STAGES);
         Self { tiles, groups, stages, stage_bytes, blocks: groups.div_ceil(of_a_block) }
     }
 
@@ -179,7 +181,7 @@ mod tests {
             let shape = cuts(name);
             for cut in [shape.qkv, shape.proj, shape.gate_up, shape.down, shape.head] {
                 assert!(cut.ring_bytes() <= RING_BYTES, "{name}: {cut:?}");
-                assert!(cut.stages >= 2 && cut.blocks <= 132, "{name}: {cut:?}");
+                assert!(cut.stages >= MIN_STAGES && cut.blocks <= 132, "{name}: {cut:?}");
             }
         }
     }

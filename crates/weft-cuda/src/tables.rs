@@ -2,7 +2,7 @@
 //!
 //! There are two families of kernels: one for steps of up to [`FEW`] tokens, one for more. Both
 //! compute the same bits; which one runs is a matter of speed. Attention is cut into sections of
-//! two pages, the same in both. Every index in the lists was checked by `Step::check`.
+//! four pages, the same in both. Every index in the lists was checked by `Step::check`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::error::CudaError;
 /// The most tokens that the kernels for few tokens take.
 pub(crate) const FEW: usize = 8;
 /// Pages of a section.
-pub(crate) const SECTION_PAGES: usize = 2;
+pub(crate) const SECTION_PAGES: usize = 4;
 const SECTION_ROWS: usize = SECTION_PAGES * PAGE_ROWS;
 /// Rows of a tile of queries: tokens × heads that share a KV head.
 const ITEM_QUERIES: usize = 16;
@@ -40,7 +40,7 @@ impl Family {
     }
 }
 
-/// Two pages of a span, as a lane places them. Kernels call it `Section`.
+/// Four pages of a span, as a lane places them. Kernels call it `Section`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Section {

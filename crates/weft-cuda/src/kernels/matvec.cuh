@@ -4,19 +4,21 @@
 // block owns some tiles; each of its eight warps owns an eighth of the columns and adds its units
 // in order; the eight sums of a row are added in the order of the warps. `matmul.cuh` adds in the
 // same order, so a row is the same whatever the number of tokens.
-// A ninth warp copies weights into a ring of stages. It waits for room and for nothing else, least
-// of all for the kernel before: weights do not depend on it.
+// A ninth warp copies weights into a ring of stages. It waits for room, and for nothing of the kernel
+// before: weights do not depend on it. But it never has more than IN_FLIGHT stages on their way:
+// that saturates the memory, and what the kernel before still has to load is not queued behind more.
 
 // How the host cut a matrix: units of a warp in a row, tiles that are computed together, stages of
-// the ring, and groups of tiles that a block has at most.
-template <int UNITS_, int TILES_, int STAGES_, int GROUPS_> struct Cut {
+// the ring, and groups of tiles that a block has at most. A stage is a part of one tile's columns.
+template <int UNITS_, int TILES_, int STAGES_, int GROUPS_, int IN_FLIGHT_ = 2> struct Cut {
     static constexpr int UNITS = UNITS_, TILES = TILES_, STAGES = STAGES_;
+    static constexpr int IN_FLIGHT = IN_FLIGHT_ < STAGES ? IN_FLIGHT_ : STAGES - 1;
     static constexpr int BATCH = GROUPS_ < 4 ? GROUPS_ : 4;       // groups whose sums are added at once
     static constexpr int BATCHES = GROUPS_ > BATCH ? 2 : 1;       // of which the next does not wait
-    static constexpr int MOST = TILES == 1 ? 8 : 4;               // units of a warp in a stage, by registers
-    static constexpr int PARTS = (UNITS + MOST - 1) / MOST;       // stages that a row's columns take
+    static constexpr int PARTS = (UNITS + 5) / 6;                 // stages that a tile's columns take
     static constexpr int PART = (UNITS + PARTS - 1) / PARTS;      // units of a warp in one of them
-    static constexpr int STAGE_BYTES = TILES * WARPS * PART * UNIT_BYTES;
+    static constexpr int STAGE_BYTES = WARPS * PART * UNIT_BYTES;
+    static_assert(STAGES >= TILES, "the ring holds what is computed together");
 };
 
 // Two blocks share an SM: this kernel's, and the next one's that waits with its weights at hand.
@@ -51,29 +53,44 @@ __device__ __forceinline__ Groups own_groups(int n_groups) {
     return {(int)((u64)n_groups * blockIdx.x / gridDim.x), (int)((u64)n_groups * (blockIdx.x + 1) / gridDim.x)};
 }
 
-// The copying warp.
+// A place in the ring, and which time round.
+template <class M> struct RingPlace {
+    int stage = 0;
+    u32 parity = 0;
+    __device__ __forceinline__ void next() {
+        if (++stage == M::STAGES) stage = 0, parity ^= 1;
+    }
+};
+
+// The copying warp. Stages come in the order they are used in: group, part, tile.
 template <class M>
 __device__ __forceinline__ void stream_weights(Ring<M> &ring, u8 *stages, const u8 *weights, Groups own, int lane) {
-    constexpr u32 TILE_BYTES = WARPS * M::UNITS * UNIT_BYTES;
-    int stage = 0;
-    u32 parity = 1;
+    constexpr u64 TILE_BYTES = WARPS * M::UNITS * UNIT_BYTES;
+    RingPlace<M> to, oldest;
+    int on_their_way = 0;
     for (int group = own.first; group < own.end; ++group) {
-        const u8 *from = weights + (u64)group * M::TILES * TILE_BYTES;
-        for (int part = 0; part < M::PARTS; ++part) {
-            const int units = min(M::PART, M::UNITS - part * M::PART);
-            u8 *to = stages + stage * M::STAGE_BYTES;
-            u64 *full = &ring.full[stage];
-            barrier_wait(&ring.empty[stage], parity);
-            expect_copies(full, M::TILES * WARPS * units * UNIT_BYTES, lane);
+        for (int i = 0; i < M::PARTS * M::TILES; ++i) {
+            const int part = i / M::TILES, tile = i % M::TILES, units = min(M::PART, M::UNITS - part * M::PART);
+            const u8 *from = weights + ((u64)group * M::TILES + tile) * TILE_BYTES;
+            if (on_their_way == M::IN_FLIGHT) {
+                barrier_wait(&ring.full[oldest.stage], oldest.parity);
+                oldest.next();
+                --on_their_way;
+            }
+            u64 *full = &ring.full[to.stage];
+            u8 *stage = stages + to.stage * M::STAGE_BYTES;
+            barrier_wait(&ring.empty[to.stage], to.parity ^ 1);
+            expect_copies(full, WARPS * units * UNIT_BYTES, lane);
             if (M::PARTS == 1) {
-                copy(to, from, M::TILES * TILE_BYTES, full, lane);
+                copy(stage, from, TILE_BYTES, full, lane);
             } else {
-                for (int i = 0; i < M::TILES * WARPS; ++i)
-                    copy(to + i * M::PART * UNIT_BYTES,
-                         from + ((u64)i * M::UNITS + part * M::PART) * UNIT_BYTES, units * UNIT_BYTES, full, lane);
+                for (int warp = 0; warp < WARPS; ++warp)
+                    copy(stage + warp * M::PART * UNIT_BYTES,
+                         from + ((u64)warp * M::UNITS + part * M::PART) * UNIT_BYTES, units * UNIT_BYTES, full, lane);
             }
             copies_begun(full);
-            if (++stage == M::STAGES) stage = 0, parity ^= 1;
+            to.next();
+            ++on_their_way;
         }
     }
 #if __CUDA_ARCH__ < 900
@@ -104,8 +121,8 @@ __device__ __forceinline__ void multiply(Ring<M> &ring, const u8 *stages, Sums<M
                                          const uint4 *held, const Rows &rows, Groups own, u32 n_tokens, Store &store) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint4 nothing = make_uint4(0, 0, 0, 0);
-    int stage = 0, in_batch = 0;
-    u32 parity = 0;
+    RingPlace<M> place;
+    int in_batch = 0;
     for (int group = own.first; group < own.end; ++group) {
         float sum[M::TILES][4] = {};
         uint4 ahead[M::PART];
@@ -119,20 +136,27 @@ __device__ __forceinline__ void multiply(Ring<M> &ring, const u8 *stages, Sums<M
                 // The last part may be short: what is read beyond it is not used.
                 if (part + 1 < M::PARTS) rows.load(ahead, warp * M::UNITS + (part + 1) * M::PART);
             }
-            barrier_wait(&ring.full[stage], parity);
-            const uint4 *units = (const uint4 *)(stages + stage * M::STAGE_BYTES) + warp * M::PART * UNIT + lane;
+            const uint4 *units[M::TILES];
+            int used[M::TILES];
+#pragma unroll
+            for (int tile = 0; tile < M::TILES; ++tile) {
+                barrier_wait(&ring.full[place.stage], place.parity);
+                units[tile] = (const uint4 *)(stages + place.stage * M::STAGE_BYTES) + warp * M::PART * UNIT + lane;
+                used[tile] = place.stage;
+                place.next();
+            }
 #pragma unroll
             for (int u = 0; u < M::PART; ++u) {
                 if (part * M::PART + u < M::UNITS) {
                     const uint4 x = HELD ? held[part * M::PART + u] : now[u];
 #pragma unroll
-                    for (int tile = 0; tile < M::TILES; ++tile)
-                        mma32(sum[tile], x, nothing, units[(tile * WARPS * M::PART + u) * UNIT]);
+                    for (int tile = 0; tile < M::TILES; ++tile) mma32(sum[tile], x, nothing, units[tile][u * UNIT]);
                 }
             }
             __syncwarp();
-            if (lane == 0) barrier_arrive(&ring.empty[stage]);
-            if (++stage == M::STAGES) stage = 0, parity ^= 1;
+            if (lane == 0)
+#pragma unroll
+                for (int tile = 0; tile < M::TILES; ++tile) barrier_arrive(&ring.empty[used[tile]]);
         }
         auto &batch = sums.of[in_batch / M::BATCH];
 #pragma unroll
@@ -176,7 +200,7 @@ __device__ __forceinline__ void multiply_rows(const u8 *weights, int n_groups, c
     wait_for_previous();
     store.begin(own.first, tokens);
     const Rows rows(x, stride, lane / 4 < tokens, lane / 4, lane);
-    constexpr bool HELD = M::PARTS == 1;
+    constexpr bool HELD = M::UNITS <= 8;
     uint4 held[HELD ? M::UNITS : 1];
     if constexpr (HELD) rows.load(held, warp * M::UNITS);
     multiply<M, HELD>(ring, stages, sums, held, rows, own, tokens, store);

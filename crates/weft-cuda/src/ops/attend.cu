@@ -48,9 +48,43 @@ __device__ __forceinline__ Preparation prepare(const Step &step, const Item &ite
     return ready;
 }
 
+// The pages of a section in shared memory: keys, then values. Barriers tell when a page is there, and when a
+// side is done with.
+struct Pages {
+    u64 there[2][SECTION_PAGES], done[2];
+};
+// Copies that are on their way at once, as in matvec.cuh.
+constexpr int PAGES_IN_FLIGHT = 2;
+
+// The copying warp: sections in the order they are taken in, keys before values. Pages that a section does not
+// have are there at once, so that all barriers turn together.
+__device__ __forceinline__ void stream_pages(Pages &pages, u8 *sides, const Step &step, const u16 *kv, u32 n_work, int lane) {
+    u32 parity = 0;
+    for (u32 work = blockIdx.x; work < n_work; work += gridDim.x, parity ^= 1) {
+        const Item &item = ((const Item *)step.attention)[work / KV_HEADS];
+        const int n_pages = (item.n_rows + PAGE_ROWS - 1) / PAGE_ROWS;
+        for (int side = 0; side < 2; ++side) {
+            barrier_wait(&pages.done[side], parity ^ 1);
+            for (int page = 0; page < SECTION_PAGES; ++page) {
+                const int before = side * SECTION_PAGES + page - PAGES_IN_FLIGHT;
+                if (before >= 0) barrier_wait(&pages.there[before / SECTION_PAGES][before % SECTION_PAGES], parity);
+                u64 *there = &pages.there[side][page];
+                expect_copies(there, page < n_pages ? SIDE_BYTES : 0, lane);
+                if (page < n_pages)
+                    copy(sides + (side * SECTION_PAGES + page) * SIDE_BYTES,
+                         kv + page_start(item.pages[page], work % KV_HEADS) + side * PAGE_SIDE, SIDE_BYTES, there, lane);
+                copies_begun(there);
+            }
+        }
+    }
+#if __CUDA_ARCH__ < 900
+    await_copies<0>();
+#endif
+}
+
 // Queries into shared memory; new rows into their pages, and into the copy of them at hand.
 __device__ __forceinline__ void finish(const Preparation &ready, const Item &item, int kv_head, bool with_store,
-                                       u16 (&queries)[16][QUERY_STRIDE], u8 *keys, u8 *values, u64 (&there)[2],
+                                       u16 (&queries)[16][QUERY_STRIDE], u8 *keys, u8 *values, Pages &pages,
                                        u32 parity, const u16 *q, const u16 *k, const u16 *v, u16 *kv, int lane) {
     const bool stores = with_store && own_store() < item.n_stores;
     const u32 store = stores ? item.stores[own_store()] : 0;
@@ -81,23 +115,14 @@ __device__ __forceinline__ void finish(const Preparation &ready, const Item &ite
         u16 *stored = kv + page_start(item.pages[page], kv_head);
         u16 *near_key = (u16 *)(keys + page * SIDE_BYTES), *near_value = (u16 *)(values + page * SIDE_BYTES);
         // The copies of old rows must have come before new ones are put among them.
-        barrier_wait(&there[0], parity);
-        barrier_wait(&there[1], parity);
+        barrier_wait(&pages.there[0][page], parity);
+        barrier_wait(&pages.there[1][page], parity);
         each_dimension(key, lane, [&](int d, u16 x) { near_key[key_offset(row, d)] = stored[key_offset(row, d)] = x; });
         each_dimension(value, lane, [&](int d, u16 x) {
             near_value[value_offset(row, d)] = stored[PAGE_SIDE + value_offset(row, d)] = x;
         });
         before_copies();
     }
-}
-
-// Asks for one side of a section: its keys, or its values. Called by one warp.
-__device__ __forceinline__ void request(const Item &item, int kv_head, int side, u8 *to, const u16 *kv, u64 *there, int lane) {
-    const int n_pages = (item.n_rows + PAGE_ROWS - 1) / PAGE_ROWS;
-    expect_copies(there, n_pages * SIDE_BYTES, lane);
-    for (int page = 0; page < n_pages; ++page)
-        copy(to + page * SIDE_BYTES, kv + page_start(item.pages[page], kv_head) + side * PAGE_SIDE, SIDE_BYTES, there, lane);
-    copies_begun(there);
 }
 
 // A lane's part of 32: its maximum and weight.
@@ -162,17 +187,17 @@ __device__ __forceinline__ void merge(const Step &step, u32 token, int kv_head, 
 //            rope: f32 [positions][HALF_DIM][cos, sin]; results as in Attended.
 // Work split a block takes one KV head of one item after another: a section and the queries, of
 //            all lanes, that see it. Of scores a warp owns 16 queries x 32 rows, of values 16 queries x an
-//            eighth of the dimensions. The next item's keys and values are asked for as soon as this one's
-//            are done with. Parts are folded in order by whichever block of a token's comes last.
+//            eighth of the dimensions. A ninth warp copies, and goes on to the next item as soon as this
+//            one's keys, then its values, are done with. Parts are folded in order by whichever block of a token's comes last.
 // Rounding   the rotated query once; probabilities to 16 bits; a once.
 // Moves      the section's keys and values once, asked for before the kernel before has ended: bound by memory.
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 2)
+extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, 1)
 attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const float2 *rope, const u16 *q, const u16 *k,
        const u16 *v, u16 *kv, Attended to) {
     constexpr int OWN_TILES = (DIM_TILES + WARPS - 1) / WARPS;
     extern __shared__ __align__(128) u8 keys[];
     u8 *values = keys + SECTION_PAGES * SIDE_BYTES;
-    __shared__ u64 there[2];
+    __shared__ Pages pages;
     __shared__ Item items[2];
     __shared__ __align__(16) u16 queries[16][QUERY_STRIDE];
     static_assert(SECTION_PAGES * 2 <= WARPS, "a warp scores half a page");
@@ -186,36 +211,33 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
             ((u32 *)&to)[threadIdx.x] = step.attention[work / KV_HEADS * (sizeof(Item) / 4) + threadIdx.x];
     };
     if (threadIdx.x == 0) {
-        barrier_init(&there[0], COPY_ARRIVALS), barrier_init(&there[1], COPY_ARRIVALS);
+        for (int side = 0; side < 2; ++side) {
+            for (int page = 0; page < SECTION_PAGES; ++page) barrier_init(&pages.there[side][page], COPY_ARRIVALS);
+            barrier_init(&pages.done[side], WARPS);
+        }
         barriers_made();
     }
+    if (blockIdx.x < n_work) fetch(items[0], blockIdx.x);
+    __syncthreads();
     let_next_start();
-    if (blockIdx.x < n_work) {
-        fetch(items[0], blockIdx.x);
-        __syncthreads();
-        if (warp == 0) {
-            request(items[0], blockIdx.x % KV_HEADS, 0, keys, kv, &there[0], lane);
-            request(items[0], blockIdx.x % KV_HEADS, 1, values, kv, &there[1], lane);
-        }
-    }
+    if (warp == WARPS) return stream_pages(pages, keys, step, kv, n_work, lane);
     u32 parity = 0;
     for (u32 work = blockIdx.x; work < n_work; work += gridDim.x, parity ^= 1) {
-        const Item &item = items[parity], &next_item = items[parity ^ 1];
-        const u32 next = work + gridDim.x;
-        const int kv_head = work % KV_HEADS, next_head = next % KV_HEADS;
+        const Item &item = items[parity];
+        const int kv_head = work % KV_HEADS;
         const int n_pages = (item.n_rows + PAGE_ROWS - 1) / PAGE_ROWS;
-        if (next < n_work) fetch(items[parity ^ 1], next);
+        if (work + gridDim.x < n_work) fetch(items[parity ^ 1], work + gridDim.x);
         const Preparation ready = prepare(step, item, q_norm, k_norm, rope, lane);
         if (work == blockIdx.x) wait_for_previous();
-        finish(ready, item, kv_head, with_store, queries, keys, values, there, parity, q, k, v, kv, lane);
-        barrier_wait(&there[0], parity);
-        __syncthreads();
+        finish(ready, item, kv_head, with_store, queries, keys, values, pages, parity, q, k, v, kv, lane);
+        meet();
 
         // Scores: this warp's half of a page.
         const int page = warp / 2, half = warp % 2, upper = lane / 4, lower = upper + 8, c = lane % 4;
         const int own_rows[2] = {upper, lower};
         float scores[2][8];
         if (page < n_pages) {
+            barrier_wait(&pages.there[0][page], parity);
             float products[4][4] = {};
             const uint4 *units = (const uint4 *)(keys + page * SIDE_BYTES) + lane;
 #pragma unroll
@@ -241,8 +263,8 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
                 if (c == 0) maxima[page][half][own_rows[i]] = top;
             }
         }
-        __syncthreads();
-        if (next < n_work && warp == 0) request(next_item, next_head, 0, keys, kv, &there[0], lane);
+        meet();
+        if (lane == 0) barrier_arrive(&pages.done[0]);
         if (page < n_pages) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
@@ -253,10 +275,9 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
                     weigh(scores[i], finite(m), probabilities[page][half][0][i][lane], probabilities[page][half][1][i][lane]);
             }
         }
-        __syncthreads();
+        meet();
 
         // Values: this warp's dimensions. Sixteen threads also add up the weights.
-        barrier_wait(&there[1], parity);
         float acc[OWN_TILES][4] = {};
         float m[2] = {NEVER, NEVER};
         for (int p = 0; p < n_pages; ++p) {
@@ -271,6 +292,7 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
             for (int tile = 0; tile < OWN_TILES; ++tile)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) acc[tile][e] = __fmul_rn(acc[tile][e], shrink[e / 2]);
+            barrier_wait(&pages.there[1][p], parity);
             const uint4 *units = (const uint4 *)(values + p * SIDE_BYTES) + lane;
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
@@ -299,8 +321,8 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
             finals[threadIdx.x][0] = top;
             finals[threadIdx.x][1] = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
         }
-        __syncthreads();
-        if (next < n_work && warp == 0) request(next_item, next_head, 1, values, kv, &there[1], lane);
+        meet();
+        if (lane == 0) barrier_arrive(&pages.done[1]);
 
         // Results: whole where the section is all that a token sees, a part of them otherwise.
 #pragma unroll
@@ -332,7 +354,7 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
                           threadIdx.x % GROUP, 1.0f);
         if (folds) {
             __threadfence();
-            __syncthreads();
+            meet();
             if (threadIdx.x < item.n_queries) {
                 const Query own = item.queries[threadIdx.x];
                 u32 *arrived = to.arrived + own.token * KV_HEADS + kv_head;
@@ -341,11 +363,11 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
                 is_last[threadIdx.x] = last;
                 __threadfence();
             }
-            __syncthreads();
+            meet();
             for (u32 query = 0; query < item.n_queries; ++query)
                 if (is_last[query]) merge(step, item.queries[query].token, kv_head, to);
         }
-        __syncthreads();
+        meet();
     }
     if (blockIdx.x >= n_work) wait_for_previous();
 }

@@ -1,13 +1,10 @@
 //! `attend`: a = softmax(q · kᵀ / √head_dim) · v over every row that a token sees.
 
-use super::{Pass, THREADS};
+use super::{Pass, RING_THREADS, THREADS};
 use crate::CudaDevice;
 use crate::driver::{Address, Argument};
 use crate::error::CudaError;
 use crate::tables::Family;
-
-/// Blocks that share a multiprocessor.
-const BLOCKS_PER_SM: usize = 2;
 
 /// Kernels call it `Attended`.
 #[repr(C)]
@@ -35,8 +32,7 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16, stores: bool) -> Result<(), Cu
     match pass.family {
         Family::Few => {
             // Where there are more items than blocks fit, a block takes several in turn.
-            let grid =
-                ((pass.counts.n_items * config.kv_heads).min(BLOCKS_PER_SM * gpu.facts.n_sms), 1);
+            let grid = ((pass.counts.n_items * config.kv_heads).min(gpu.facts.n_sms), 1);
             let arguments: &[&dyn Argument] = &[
                 &pass.step,
                 &u32::from(stores),
@@ -49,7 +45,7 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16, stores: bool) -> Result<(), Cu
                 &kv.layer(layer),
                 &to,
             ];
-            pass.launch(&kernels.attend, grid, THREADS, arguments)
+            pass.launch(&kernels.attend, grid, RING_THREADS, arguments)
         }
         Family::Many => {
             let grid = (pass.counts.n_tiles * config.kv_heads, 1);

@@ -6,7 +6,7 @@
 // Moves      the weights once: bound by memory.
 extern "C" __global__ void MATVEC_BOUNDS(HIDDEN_UNITS)
 norm_head(Step step, u32 first, const u8 *weights, const uint4 *norm, const u16 *x, float *logits) {
-    using M = Cut<HIDDEN_UNITS, HEAD_TILES, HEAD_STAGES, HEAD_OWN>;
+    using M = Cut<HIDDEN_UNITS, HEAD_TILES, HEAD_STAGES, HEAD_OWN, 5>;
     __shared__ u32 count;
     if (threadIdx.x == 0) count = min(8u, n_outputs(step) - min(first, n_outputs(step)));
     multiply_norms<M>(weights, HEAD_GROUPS, x, norm, &count, [&](u32 i) { return step.outputs[first + i]; },
