@@ -14,8 +14,8 @@ constexpr int QUERY_STRIDE = DIM + 8; // elements of a query in shared memory; t
 // A maximum that can be subtracted: of no rows at all it is minus infinity.
 __device__ __forceinline__ float finite(float m) { return m == NEVER ? 0.0f : m; }
 
-// Scores in units of log2: rows that are not seen weigh nothing.
-__device__ __forceinline__ float score(float product, bool seen) { return seen ? product * SCALE_LOG2 : NEVER; }
+// Rows that are not seen weigh nothing. Products are scaled, to units of log2, when they are weighed.
+__device__ __forceinline__ float score(float product, bool seen) { return seen ? product : NEVER; }
 
 __device__ __forceinline__ float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(FULL, x, 1));
@@ -33,7 +33,8 @@ __device__ __forceinline__ float weigh(const float (&pairs)[8], float m, uint4 &
     u32 c[4], f[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        const float a = exp2_of(pairs[2 * i] - m), b = exp2_of(pairs[2 * i + 1] - m);
+        const float a = exp2_of(__fmaf_rn(pairs[2 * i], SCALE_LOG2, -m));
+        const float b = exp2_of(__fmaf_rn(pairs[2 * i + 1], SCALE_LOG2, -m));
         sum += a;
         sum += b;
         c[i] = round_pair(a, b);

@@ -32,15 +32,15 @@ __device__ __forceinline__ int own_query_row(int i) { return threadIdx.x / 32 + 
 // The last warps make new rows: the first ones have queries where there are few.
 __device__ __forceinline__ int own_store() { return WARPS - 1 - threadIdx.x / 32; }
 
-__device__ __forceinline__ Preparation prepare(const Step &step, const Item &item, const u16 *q_norm, const u16 *k_norm,
+__device__ __forceinline__ Preparation prepare(const Step &step, const Item &item, bool kept, const u16 *q_norm, const u16 *k_norm,
                                                const float2 *rope, int lane) {
     Preparation ready;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const int query = own_query_row(i) / GROUP;
-        if (query < item.n_queries) ready.query_turns[i] = load_turn(rope, item.queries[query].rotate_at, lane);
+        if (!kept && query < item.n_queries) ready.query_turns[i] = load_turn(rope, item.queries[query].rotate_at, lane);
     }
-    ready.query_norm = load_norm(q_norm, lane);
+    if (!kept) ready.query_norm = load_norm(q_norm, lane);
     if (own_store() < item.n_stores) {
         ready.key_turn = load_turn(rope, step.key_positions[item.stores[own_store()] >> 16], lane);
         ready.key_norm = load_norm(k_norm, lane);
@@ -53,12 +53,14 @@ __device__ __forceinline__ Preparation prepare(const Step &step, const Item &ite
 struct Pages {
     u64 there[2][SECTION_PAGES], done[2];
 };
-// Copies that are on their way at once, as in matvec.cuh.
-constexpr int PAGES_IN_FLIGHT = 2;
+// Copies that are on their way at once: few where all of the GPU copies, as in matvec.cuh, all where a few blocks
+// could not saturate the memory anyway.
+__device__ __forceinline__ int pages_in_flight(u32 n_work) { return n_work <= 32 ? 2 * SECTION_PAGES : 3; }
 
 // The copying warp: sections in the order they are taken in, keys before values. Pages that a section does not
 // have are there at once, so that all barriers turn together.
 __device__ __forceinline__ void stream_pages(Pages &pages, u8 *sides, const Step &step, const u16 *kv, u32 n_work, int lane) {
+    const int in_flight = pages_in_flight(n_work);
     u32 parity = 0;
     for (u32 work = blockIdx.x; work < n_work; work += gridDim.x, parity ^= 1) {
         const Item &item = ((const Item *)step.attention)[work / KV_HEADS];
@@ -66,7 +68,7 @@ __device__ __forceinline__ void stream_pages(Pages &pages, u8 *sides, const Step
         for (int side = 0; side < 2; ++side) {
             barrier_wait(&pages.done[side], parity ^ 1);
             for (int page = 0; page < SECTION_PAGES; ++page) {
-                const int before = side * SECTION_PAGES + page - PAGES_IN_FLIGHT;
+                const int before = side * SECTION_PAGES + page - in_flight;
                 if (before >= 0) barrier_wait(&pages.there[before / SECTION_PAGES][before % SECTION_PAGES], parity);
                 u64 *there = &pages.there[side][page];
                 expect_copies(there, page < n_pages ? SIDE_BYTES : 0, lane);
@@ -82,8 +84,16 @@ __device__ __forceinline__ void stream_pages(Pages &pages, u8 *sides, const Step
 #endif
 }
 
-// Queries into shared memory; new rows into their pages, and into the copy of them at hand.
-__device__ __forceinline__ void finish(const Preparation &ready, const Item &item, int kv_head, bool with_store,
+// Whether two items have the same queries, turned alike: those of one span do.
+__device__ __forceinline__ bool same_queries(const Item &a, const Item &b) {
+    bool same = a.n_queries == b.n_queries;
+    for (u32 i = 0; same && i < a.n_queries; ++i)
+        same = a.queries[i].token == b.queries[i].token && a.queries[i].rotate_at == b.queries[i].rotate_at;
+    return same;
+}
+
+// Queries into shared memory, unless they are there; new rows into their pages, and into the copy of them at hand.
+__device__ __forceinline__ void finish(const Preparation &ready, const Item &item, bool kept, int kv_head, bool with_store,
                                        u16 (&queries)[16][QUERY_STRIDE], u8 *keys, u8 *values, Pages &pages,
                                        u32 parity, const u16 *q, const u16 *k, const u16 *v, u16 *kv, int lane) {
     const bool stores = with_store && own_store() < item.n_stores;
@@ -93,13 +103,14 @@ __device__ __forceinline__ void finish(const Preparation &ready, const Item &ite
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const int row = own_query_row(i), query = row / GROUP;
-        if (query < item.n_queries)
+        if (!kept && query < item.n_queries)
             heads[i] = load_head(q + (u64)item.queries[query].token * Q_WIDTH + (kv_head * GROUP + row % GROUP) * HEAD_DIM, lane);
     }
     if (stores) key = load_head(k + stored_head, lane), value = load_head(v + stored_head, lane);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const int row = own_query_row(i), query = row / GROUP;
+        if (kept) break;
         for (int d = lane; d < DIM; d += 32)
             if (query >= item.n_queries || d >= HEAD_DIM) queries[row][d] = 0;
         if (query < item.n_queries) {
@@ -220,17 +231,21 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
     if (blockIdx.x < n_work) fetch(items[0], blockIdx.x);
     __syncthreads();
     let_next_start();
+    if (threadIdx.x < 8) is_last[threadIdx.x] = 0;
+    bool folds = false;
     if (warp == WARPS) return stream_pages(pages, keys, step, kv, n_work, lane);
     u32 parity = 0;
     for (u32 work = blockIdx.x; work < n_work; work += gridDim.x, parity ^= 1) {
         const Item &item = items[parity];
         const int kv_head = work % KV_HEADS;
         const int n_pages = (item.n_rows + PAGE_ROWS - 1) / PAGE_ROWS;
-        if (work + gridDim.x < n_work) fetch(items[parity ^ 1], work + gridDim.x);
-        const Preparation ready = prepare(step, item, q_norm, k_norm, rope, lane);
+        // A block has one KV head throughout, so queries may serve again.
+        const bool kept = work != blockIdx.x && same_queries(item, items[parity ^ 1]);
+        const Preparation ready = prepare(step, item, kept, q_norm, k_norm, rope, lane);
         if (work == blockIdx.x) wait_for_previous();
-        finish(ready, item, kv_head, with_store, queries, keys, values, pages, parity, q, k, v, kv, lane);
+        finish(ready, item, kept, kv_head, with_store, queries, keys, values, pages, parity, q, k, v, kv, lane);
         meet();
+        if (work + gridDim.x < n_work) fetch(items[parity ^ 1], work + gridDim.x);
 
         // Scores: this warp's half of a page.
         const int page = warp / 2, half = warp % 2, upper = lane / 4, lower = upper + 8, c = lane % 4;
@@ -260,7 +275,7 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
                     top = fmaxf(top, scores[i][e]);
                 }
                 top = quad_max(top);
-                if (c == 0) maxima[page][half][own_rows[i]] = top;
+                if (c == 0) maxima[page][half][own_rows[i]] = top * SCALE_LOG2;
             }
         }
         meet();
@@ -347,27 +362,40 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
             if (!whole && warp == 0 && c == 0)
                 to.weights[(u64)own.partial * HEADS + head] = make_float2(finals[own_rows[i]][0], weight);
         }
-        bool folds = false;
-        for (u32 query = 0; query < item.n_queries; ++query) folds |= item.queries[query].n_parts > 1;
         if (threadIdx.x < item.n_queries * GROUP && item.queries[threadIdx.x / GROUP].n_parts == 1)
             atomicAdd(to.shares + (u64)item.queries[threadIdx.x / GROUP].partial * HEADS + kv_head * GROUP +
                           threadIdx.x % GROUP, 1.0f);
-        if (folds) {
-            __threadfence();
-            meet();
-            if (threadIdx.x < item.n_queries) {
-                const Query own = item.queries[threadIdx.x];
-                u32 *arrived = to.arrived + own.token * KV_HEADS + kv_head;
-                const bool last = own.n_parts > 1 && atomicAdd(arrived, 1) == own.n_parts - 1;
-                if (last) *arrived = 0;
-                is_last[threadIdx.x] = last;
-                __threadfence();
-            }
-            meet();
-            for (u32 query = 0; query < item.n_queries; ++query)
-                if (is_last[query]) merge(step, item.queries[query].token, kv_head, to);
-        }
+        folds |= item.n_queries > 0 && item.queries[0].n_parts > 1;
+        for (u32 query = 1; query < item.n_queries; ++query) folds |= item.queries[query].n_parts > 1;
         meet();
     }
-    if (blockIdx.x >= n_work) wait_for_previous();
+    if (blockIdx.x >= n_work) return wait_for_previous();
+    if (!folds) return;
+
+    // Tells, once for all its parts, that they are there; and folds those of tokens that have all of theirs.
+    __threadfence();
+    meet();
+    const int kv_head = blockIdx.x % KV_HEADS;
+    for (u32 block = 0; blockIdx.x + block * gridDim.x < n_work; block += WARPS * 32 / 8) {
+        const u32 work = blockIdx.x + (block + threadIdx.x / 8) * gridDim.x, query = threadIdx.x % 8;
+        bool last = false;
+        u32 token = 0;
+        if (work < n_work) {
+            const Item &item = ((const Item *)step.attention)[work / KV_HEADS];
+            if (query < item.n_queries && item.queries[query].n_parts > 1) {
+                token = item.queries[query].token;
+                u32 *arrived = to.arrived + token * KV_HEADS + kv_head;
+                last = atomicAdd(arrived, 1) == item.queries[query].n_parts - 1u;
+                if (last) *arrived = 0;
+            }
+        }
+        if (last) is_last[token] = 1;
+        __threadfence();
+        meet();
+        for (u32 t = 0; t < 8; ++t)
+            if (is_last[t]) merge(step, t, kv_head, to);
+        meet();
+        if (threadIdx.x < 8) is_last[threadIdx.x] = 0;
+        meet();
+    }
 }

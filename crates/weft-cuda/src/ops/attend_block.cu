@@ -51,12 +51,7 @@ __device__ __forceinline__ void take_page(Running &state, const u8 *page, const 
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         float top = NEVER;
-        if (__all_sync(FULL, seen[i] >= PAGE_ROWS)) {
-#pragma unroll
-            for (int tile = 0; tile < 8; ++tile)
-#pragma unroll
-                for (int e = 0; e < 2; ++e) products[tile][i * 2 + e] = score(products[tile][i * 2 + e], true);
-        } else {
+        if (__any_sync(FULL, seen[i] < PAGE_ROWS)) {
 #pragma unroll
             for (int tile = 0; tile < 8; ++tile)
 #pragma unroll
@@ -68,14 +63,17 @@ __device__ __forceinline__ void take_page(Running &state, const u8 *page, const 
 #pragma unroll
         for (int tile = 0; tile < 8; ++tile)
             top = fmaxf(top, fmaxf(products[tile][i * 2], products[tile][i * 2 + 1]));
-        const float after = fmaxf(state.m[i], quad_max(top));
+        const float after = fmaxf(state.m[i], quad_max(top) * SCALE_LOG2);
         shrink[i] = exp2_of(state.m[i] - finite(after));
         state.m[i] = after;
     }
+    // Where no maximum rose this would be a product with one.
+    if (__any_sync(FULL, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
 #pragma unroll
-    for (int tile = 0; tile < DIM_TILES; ++tile)
+        for (int tile = 0; tile < DIM_TILES; ++tile)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) state.acc[tile][e] = __fmul_rn(state.acc[tile][e], shrink[e / 2]);
+            for (int e = 0; e < 4; ++e) state.acc[tile][e] = __fmul_rn(state.acc[tile][e], shrink[e / 2]);
+    }
     const uint4 *values = (const uint4 *)(page + SIDE_BYTES) + lane;
     float weights[2][2];
 #pragma unroll
