@@ -59,7 +59,7 @@ impl Cut {
         let groups = n_tiles.div_ceil(tiles);
         let of_a_block = groups.div_ceil(n_sms);
         let units = padded(columns) / COLUMN_STEP;
-        let parts = units.div_ceil(6);
+        let parts = units.div_ceil(if tiles == 1 { 6 } else { 4 });
         let stage_bytes = WARPS * units.div_ceil(parts) * UNIT_BYTES;
         let stages = (of_a_block * parts * tiles).min(RING_BYTES / stage_bytes).max(MIN_STAGES);
         Self { tiles, groups, stages, stage_bytes, blocks: groups.div_ceil(of_a_block) }

@@ -20,7 +20,7 @@ pub(crate) const SECTION_PAGES: usize = 4;
 const SECTION_ROWS: usize = SECTION_PAGES * PAGE_ROWS;
 /// Rows of a tile of queries: tokens × heads that share a KV head.
 const ITEM_QUERIES: usize = 16;
-const TILE_QUERIES: usize = 128;
+const TILE_QUERIES: usize = 64;
 /// Numbers before the lists.
 const COUNTS: usize = 8;
 const NOWHERE: u32 = u32::MAX;

@@ -91,7 +91,7 @@ fn blocks_of_tokens_see_no_section_after_their_last() {
         .map(|t| (t.first_token, t.n_tokens, t.n_sections, t.share))
         .collect();
     let none = NOWHERE;
-    assert_eq!(tiles, [(0, 64, 2, none), (64, 36, 2, 0)]);
+    assert_eq!(tiles, [(0, 32, 1, none), (32, 32, 2, none), (64, 32, 2, none), (96, 4, 2, 0)]);
     assert_eq!(lists.counts.n_partials, 2);
 }
 

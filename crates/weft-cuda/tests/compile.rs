@@ -68,7 +68,9 @@ fn every_named_shape_compiles() {
         let spilled: Vec<_> = { spills(&report).into_iter() }
             .filter(|(kernel, bytes)| *bytes > 0 && DECODE_KERNELS.contains(&kernel.as_str()))
             .collect();
-        println!("{name}: {spilled:?}");
+        // Wider inputs than this do not fit into the registers of one warp in eight.
+        let holds = config.hidden <= 4096;
+        assert!(spilled.is_empty() || !holds, "{name}: {spilled:?}");
     }
 }
 

@@ -15,7 +15,8 @@ template <int UNITS_, int TILES_, int STAGES_, int GROUPS_, int IN_FLIGHT_ = 2> 
     static constexpr int IN_FLIGHT = IN_FLIGHT_ < STAGES ? IN_FLIGHT_ : STAGES - 1;
     static constexpr int BATCH = GROUPS_ < 4 ? GROUPS_ : 4;       // groups whose sums are added at once
     static constexpr int BATCHES = GROUPS_ > BATCH ? 2 : 1;       // of which the next does not wait
-    static constexpr int PARTS = (UNITS + 5) / 6;                 // stages that a tile's columns take
+    static constexpr int MOST = TILES == 1 ? 6 : 4;               // units of a warp in a stage, by registers
+    static constexpr int PARTS = (UNITS + MOST - 1) / MOST;                 // stages that a tile's columns take
     static constexpr int PART = (UNITS + PARTS - 1) / PARTS;      // units of a warp in one of them
     static constexpr int STAGE_BYTES = WARPS * PART * UNIT_BYTES;
     static_assert(STAGES >= TILES, "the ring holds what is computed together");
@@ -200,7 +201,7 @@ __device__ __forceinline__ void multiply_rows(const u8 *weights, int n_groups, c
     wait_for_previous();
     store.begin(own.first, tokens);
     const Rows rows(x, stride, lane / 4 < tokens, lane / 4, lane);
-    constexpr bool HELD = M::UNITS <= 8;
+    constexpr bool HELD = M::UNITS * M::TILES <= 8;
     uint4 held[HELD ? M::UNITS : 1];
     if constexpr (HELD) rows.load(held, warp * M::UNITS);
     multiply<M, HELD>(ring, stages, sums, held, rows, own, tokens, store);
@@ -232,6 +233,6 @@ __device__ __forceinline__ void multiply_norms(const u8 *weights, int n_groups, 
     rows.load(held, warp * M::UNITS);
     const float scale = norm_scale<M::UNITS, HIDDEN>(held, squares, warp, lane);
 #pragma unroll
-    for (int i = 0; i < M::UNITS; ++i) held[i] = normalise(held[i], i < EARLY ? weight[i] : own_norm[i * 4], scale);
+    for (int i = 0; i < M::UNITS; ++i) held[i] = normalise(held[i], i < EARLY ? weight[i] : load_fresh(own_norm + i * 4), scale);
     multiply<M, true>(ring, stages, sums, held, rows, own, tokens, store);
 }

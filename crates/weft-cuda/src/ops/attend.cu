@@ -148,7 +148,7 @@ __device__ __forceinline__ Part load_part(const Attended &to, u64 part, int head
 // Folds the parts of one token's heads of one KV head, in order. A warp has 32 dimensions of one head;
 // the first of a head's also tells what each part was given.
 __device__ __forceinline__ void merge(const Step &step, u32 token, int kv_head, const Attended &to) {
-    constexpr int AT_ONCE = WARPS * 32 / DIM, LOADS = 16;
+    constexpr int AT_ONCE = WARPS * 32 / DIM, LOADS = 8;
     const int lane = threadIdx.x % 32, d = threadIdx.x % DIM;
     const u32 n_parts = step.partials[token * 2];
     const u64 first = step.partials[token * 2 + 1];
@@ -166,6 +166,7 @@ __device__ __forceinline__ void merge(const Step &step, u32 token, int kv_head, 
             }
             const float left = __shfl_up_sync(FULL, after, 1);
             const Factors factors = fold_factors(lane == 0 ? before : left, part.m, after);
+#pragma unroll 1
             for (u32 j = 0; j < count; j += LOADS) {
                 float sums[LOADS];
 #pragma unroll
@@ -295,6 +296,7 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
         // Values: this warp's dimensions. Sixteen threads also add up the weights.
         float acc[OWN_TILES][4] = {};
         float m[2] = {NEVER, NEVER};
+#pragma unroll 1
         for (int p = 0; p < n_pages; ++p) {
             float shrink[2];
 #pragma unroll

@@ -1,10 +1,13 @@
 //! `attend`: a = softmax(q · kᵀ / √head_dim) · v over every row that a token sees.
 
-use super::{Pass, RING_THREADS, THREADS};
+use super::{Pass, RING_THREADS};
 use crate::CudaDevice;
 use crate::driver::{Address, Argument};
 use crate::error::CudaError;
 use crate::tables::Family;
+
+/// Threads of a block that takes a tile of tokens.
+const TILE_THREADS: usize = 128;
 
 /// Kernels call it `Attended`.
 #[repr(C)]
@@ -52,7 +55,7 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16, stores: bool) -> Result<(), Cu
             let grid = (pass.counts.n_tiles * config.kv_heads, 1);
             let (rope, q) = (rope.address(), buffers.q.address());
             let arguments: &[&dyn Argument] = &[&pass.step, &rope, &q, &kv.layer(layer), &to];
-            pass.launch(&kernels.attend_block, grid, THREADS, arguments)
+            pass.launch(&kernels.attend_block, grid, TILE_THREADS, arguments)
         }
     }
 }

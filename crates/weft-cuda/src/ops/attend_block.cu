@@ -14,7 +14,7 @@ struct Tile {
     u32 pad[3];
 };
 constexpr u32 NOWHERE = 0xffffffffu;
-constexpr int TILE_WARPS = 8, TILE_ROWS = TILE_WARPS * 16;
+constexpr int TILE_WARPS = 4, TILE_ROWS = TILE_WARPS * 16;
 
 // Copies a page's keys and values.
 __device__ __forceinline__ void load_page(u8 *to, const u16 *kv, u32 page, int kv_head) {
@@ -67,13 +67,10 @@ __device__ __forceinline__ void take_page(Running &state, const u8 *page, const 
         shrink[i] = exp2_of(state.m[i] - finite(after));
         state.m[i] = after;
     }
-    // Where no maximum rose this would be a product with one.
-    if (__any_sync(FULL, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
 #pragma unroll
-        for (int tile = 0; tile < DIM_TILES; ++tile)
+    for (int tile = 0; tile < DIM_TILES; ++tile)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) state.acc[tile][e] = __fmul_rn(state.acc[tile][e], shrink[e / 2]);
-    }
+        for (int e = 0; e < 4; ++e) state.acc[tile][e] = __fmul_rn(state.acc[tile][e], shrink[e / 2]);
     const uint4 *values = (const uint4 *)(page + SIDE_BYTES) + lane;
     float weights[2][2];
 #pragma unroll
@@ -101,11 +98,11 @@ __device__ __forceinline__ void take_page(Running &state, const u8 *page, const 
 //            tokens.
 // Layout     q: bf16 [tokens][Q_WIDTH], after rope_store; kv: pages of one layer (head.cuh); rope: f32
 //            [positions][HALF_DIM][cos, sin]; results as in Attended.
-// Work split a block owns one KV head and up to 128 queries (tokens x heads of the group) of one lane, a warp 16
+// Work split a block owns one KV head and up to 64 queries (tokens x heads of the group) of one lane, a warp 16
 //            of them; it takes the lane's pages in order, one ahead.
 // Rounding   the rotated query once; probabilities to 16 bits; a once.
-// Moves      keys and values once for 128 queries, mostly from L2: bound by arithmetic.
-extern "C" __global__ void __launch_bounds__(TILE_WARPS * 32, 1)
+// Moves      keys and values once for 64 queries, mostly from L2: bound by arithmetic.
+extern "C" __global__ void __launch_bounds__(TILE_WARPS * 32, 2)
 attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attended to) {
     extern __shared__ __align__(128) u8 pages[];
     __shared__ __align__(16) u16 turned[TILE_ROWS][QUERY_STRIDE];
