@@ -1,5 +1,5 @@
 # The developer's habits. Users need only cargo, see README.md.
-.PHONY: check test golden eval
+.PHONY: check test golden eval kernels gpu gpu-bundle
 
 # What CI runs.
 check:
@@ -16,3 +16,17 @@ golden:
 # Answers the bundled model's 1,000 held-out questions on this machine's CPU.
 eval:
 	cargo run --release -p weft-cpu --example eval_tiny -- 1000 assets/weft-tiny/eval-cpu.json
+
+# Compiles every CUDA kernel for every architecture, without a GPU; decode kernels must not spill.
+kernels:
+	LD_LIBRARY_PATH="$$(tools/nvrtc.sh)" WEFT_REQUIRE_NVRTC=1 cargo test --release -p weft-cuda --test compile
+
+# Tests the CUDA device; fails where there is none.
+gpu:
+	WEFT_REQUIRE_GPU=1 cargo test --release -p weft-cuda
+
+# What a machine with a GPU and without cargo needs to test and measure the CUDA device: the test
+# program with the files it reads, and `weft`, stripped, in target/gpu (or $GPU_BUNDLE).
+GPU_BUNDLE ?= target/gpu
+gpu-bundle:
+	tools/gpu_bundle.sh $(GPU_BUNDLE)

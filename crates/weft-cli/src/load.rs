@@ -12,6 +12,7 @@ use weft::model::{Model, ModelError};
 use weft::reference;
 use weft::weights::{Tensor, Weights, WeightsError};
 use weft_cpu::{CpuDevice, Options};
+use weft_cuda::{CudaDevice, CudaError, Launches};
 
 use crate::args::{CacheArgs, DeviceKind, Kernels, ModelArgs};
 use crate::bundled;
@@ -66,7 +67,7 @@ pub(crate) fn open(name: Option<&str>, args: &ModelArgs) -> Result<Model, CliErr
 
 /// Opens a model and puts it on the device that the user asked for.
 pub(crate) fn load(args: &ModelArgs, cache: &CacheArgs) -> Result<Loaded, CliError> {
-    check_device(args.device, args.kernels)?;
+    wanted_launches(args.device, args.kernels)?;
     load_model(open(None, args)?, args, cache)
 }
 
@@ -77,7 +78,7 @@ pub(crate) fn load_model(
     cache: &CacheArgs,
 ) -> Result<Loaded, CliError> {
     let start = Instant::now();
-    let (kind, tested) = choose_device(args, &model.config);
+    let (kind, tested) = choose_device(args, &model.config)?;
     let context = context(args, &model.config)?;
     let need = Need::new(&model.config, context, cache.kv_memory)?;
     need.check_fits()?;
@@ -85,17 +86,15 @@ pub(crate) fn load_model(
     let bar = terminal::bar(args.quiet, need.weights, "loading", true);
     let counted = Counted { weights: &*model.weights, config: &model.config, bar: &bar };
     let device = kind.make(&model.config, &counted, need.limits, args.threads);
-    let device = device.map_err(ModelError::from)?;
-    let engine = Engine::with_tiers(&model, device, tiers::open(cache));
+    let engine = Engine::with_tiers(&model, device?, tiers::open(cache));
     bar.finish_and_clear();
     terminal::note(
         args.quiet,
         &format!(
-            "{} {} · {}{}{tested} · {} of weights, {} of KV, context {} · loaded in {:.1} s",
+            "{} {} · {}{tested} · {} of weights, {} of KV, context {} · loaded in {:.1} s",
             model.config.family,
             size::count(model.config.parameters()),
             engine.device().describe(),
-            if args.device == DeviceKind::Auto { " (this version has no CUDA device)" } else { "" },
             size::bytes(need.weights),
             size::bytes(need.kv),
             need.limits.positions,
@@ -109,6 +108,7 @@ pub(crate) fn load_model(
 
 /// The devices that this version has.
 enum Chosen {
+    Cuda(Launches),
     Cpu,
     Reference,
 }
@@ -120,48 +120,82 @@ impl Chosen {
         weights: &dyn Weights,
         limits: Limits,
         threads: Option<usize>,
-    ) -> Result<Box<dyn Device>, WeightsError> {
+    ) -> Result<Box<dyn Device>, CliError> {
         match self {
-            Self::Reference => reference::open(config, weights, limits),
+            Self::Cuda(launches) => cuda(config, weights, limits, *launches),
+            Self::Reference => {
+                Ok(reference::open(config, weights, limits).map_err(ModelError::from)?)
+            }
             Self::Cpu => {
                 let mut options = Options::new(limits);
                 options.threads = threads.unwrap_or(options.threads);
-                Ok(Box::new(CpuDevice::new(config, weights, options)?))
+                let device = CpuDevice::new(config, weights, options).map_err(ModelError::from)?;
+                Ok(Box::new(device))
             }
         }
     }
 }
 
-/// Refuses devices that this version does not have.
-pub(crate) fn check_device(device: DeviceKind, kernels: Kernels) -> Result<(), CliError> {
-    match (device, kernels) {
-        (DeviceKind::Cuda, _) => Err(CliError::Gpu(
-            "--device cuda: this version has no CUDA device; use --device cpu".to_owned(),
-        )),
-        (_, Kernels::Graph | Kernels::Ops) => Err(CliError::Gpu(
-            "--kernels graph and ops need a CUDA device, which this version does not have; \
-             use --kernels auto or reference"
-                .to_owned(),
-        )),
-        _ => Ok(()),
+/// Puts a model on the GPU.
+pub(crate) fn cuda(
+    config: &Config,
+    weights: &dyn Weights,
+    limits: Limits,
+    launches: Launches,
+) -> Result<Box<dyn Device>, CliError> {
+    let options = weft_cuda::Options { limits, launches };
+    match CudaDevice::new(config, weights, options) {
+        Ok(device) => Ok(Box::new(device)),
+        Err(CudaError::Weights(error)) => Err(ModelError::from(error).into()),
+        Err(error) => Err(CliError::Gpu(error.to_string())),
     }
 }
 
-/// Chooses the device, and tells how its self-test went. The CPU device computes in bf16, so a
-/// float32 model stays on the reference device: nothing loses precision unasked.
-fn choose_device(args: &ModelArgs, config: &Config) -> (Chosen, String) {
-    if args.kernels == Kernels::Reference || config.dtype != Dtype::Bf16 {
-        return (Chosen::Reference, String::new());
+/// How the GPU launches ops, where the flags ask for a GPU and there is one; nothing where they
+/// ask for another device, or leave the choice and there is no GPU.
+pub(crate) fn wanted_launches(
+    device: DeviceKind,
+    kernels: Kernels,
+) -> Result<Option<Launches>, CliError> {
+    let launches = match kernels {
+        Kernels::Reference => return Ok(None),
+        Kernels::Ops => Launches::Ops,
+        Kernels::Auto | Kernels::Graph => Launches::Graph,
+    };
+    let must = device == DeviceKind::Cuda || matches!(kernels, Kernels::Graph | Kernels::Ops);
+    if device == DeviceKind::Cpu {
+        let message = "--kernels graph and ops need a CUDA device; leave out --device cpu";
+        return if must { Err(CliError::Gpu(message.to_owned())) } else { Ok(None) };
     }
-    match self_test::run() {
-        Ok(passed) => (Chosen::Cpu, format!(" · self-test {:.0} ms", passed.time_ms())),
+    match weft_cuda::probe() {
+        Ok(_) => Ok(Some(launches)),
+        Err(error) if must => Err(CliError::Gpu(format!("{error}; or use --device cpu"))),
+        Err(_) => Ok(None),
+    }
+}
+
+/// Chooses the device, and tells how its self-test went. The fast devices compute in bf16, so a
+/// float32 model stays on the reference device: nothing loses precision unasked.
+fn choose_device(args: &ModelArgs, config: &Config) -> Result<(Chosen, String), CliError> {
+    let launches = wanted_launches(args.device, args.kernels)?;
+    if args.kernels == Kernels::Reference || config.dtype != Dtype::Bf16 {
+        return Ok((Chosen::Reference, String::new()));
+    }
+    let (chosen, tested) = match launches {
+        Some(launches) => (Chosen::Cuda(launches), self_test::run_cuda()),
+        None => (Chosen::Cpu, self_test::run()),
+    };
+    let no_gpu = args.device == DeviceKind::Auto && launches.is_none();
+    let no_gpu = if no_gpu { " (no CUDA device)" } else { "" };
+    Ok(match tested {
+        Ok(passed) => (chosen, format!("{no_gpu} · self-test {:.0} ms", passed.time_ms())),
         Err(reason) => {
             eprintln!(
                 "weft: SELF-TEST FAILED: {reason}; answering slowly, on the reference device"
             );
             (Chosen::Reference, " · SELF-TEST FAILED".to_owned())
         }
-    }
+    })
 }
 
 pub(crate) fn context(args: &ModelArgs, config: &Config) -> Result<usize, CliError> {

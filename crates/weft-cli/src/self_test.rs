@@ -1,4 +1,4 @@
-//! The self-test: does the CPU device compute, on this machine, what the reference device defines?
+//! The self-test: does a device compute, on this machine, what the reference device defines?
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -9,6 +9,7 @@ use weft::plan::plan;
 use weft::reference;
 use weft::weights::RandomWeights;
 use weft_cpu::{CpuDevice, Options};
+use weft_cuda::CudaDevice;
 
 /// A self-test that was passed.
 pub(crate) struct Passed {
@@ -29,9 +30,27 @@ impl fmt::Display for Passed {
     }
 }
 
-/// A small model of random weights: on the CPU device a prompt must give the same bits whether it
-/// is run at once or token by token, and what the reference device gives but for rounding.
+/// Tests the CPU device.
 pub(crate) fn run() -> Result<Passed, String> {
+    run_on(|config, weights, limits| {
+        let device = CpuDevice::new(config, weights, Options::new(limits));
+        Ok(Box::new(device.map_err(|error| error.to_string())?))
+    })
+}
+
+/// Tests the CUDA device.
+pub(crate) fn run_cuda() -> Result<Passed, String> {
+    run_on(|config, weights, limits| {
+        let device = CudaDevice::new(config, weights, weft_cuda::Options::new(limits));
+        Ok(Box::new(device.map_err(|error| error.to_string())?))
+    })
+}
+
+/// A small model of random weights: on the device a prompt must give the same bits whether it is
+/// run at once or token by token, and what the reference device gives but for rounding.
+fn run_on(
+    make: impl FnOnce(&Config, &RandomWeights, Limits) -> Result<Box<dyn Device>, String>,
+) -> Result<Passed, String> {
     let start = Instant::now();
     let broken = |what: &str| {
         format!("{what}; the build or the machine is faulty: rebuild, then test the memory")
@@ -39,11 +58,10 @@ pub(crate) fn run() -> Result<Passed, String> {
     let config = Config::from_json(TEST_MODEL).map_err(|error| broken(&error.to_string()))?;
     let weights = RandomWeights::new(&config, 1);
     let limits = Limits { step_tokens: 16, step_outputs: MAX_LANES, positions: 64, pages: 1 };
-    let device = CpuDevice::new(&config, &weights, Options::new(limits));
-    let mut device = device.map_err(|error| broken(&error.to_string()))?;
-    let mut cpu = |block| prefill(&mut device, &config, block).map_err(|error| broken(&error));
-    let logits = cpu(12)?;
-    if cpu(1)? != logits {
+    let mut device = make(&config, &weights, limits).map_err(|error| broken(&error))?;
+    let mut tested = |block| prefill(&mut *device, &config, block).map_err(|error| broken(&error));
+    let logits = tested(12)?;
+    if tested(1)? != logits {
         return Err(broken("a prompt cut differently gives other bits"));
     }
     let mut reference = reference::open(&config, &weights, limits).map_err(|e| e.to_string())?;
@@ -51,7 +69,7 @@ pub(crate) fn run() -> Result<Passed, String> {
     let size = defined.iter().fold(0.0_f32, |max, logit| max.max(logit.abs()));
     let is_near = |(a, b): (&f32, &f32)| (a - b).abs() <= TOLERANCE * size;
     if !logits.iter().zip(&defined).all(is_near) {
-        return Err(broken("the CPU device does not compute what the reference does"));
+        return Err(broken("the device does not compute what the reference does"));
     }
     Ok(Passed { device: device.describe(), time: start.elapsed() })
 }

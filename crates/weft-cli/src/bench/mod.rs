@@ -32,6 +32,7 @@ use self::report::{Bandwidth, BandwidthPass, FORMAT, Kind, ModelFacts, Report, R
 use self::subject::{OnDevice, Subject};
 use crate::answer::print;
 use crate::error::CliError;
+use crate::load;
 use crate::terminal;
 
 pub(crate) use self::args::BenchArgs;
@@ -164,15 +165,22 @@ fn measured(
     Ok(report)
 }
 
-/// Reads memory as fast as the machine can.
+/// Reads the device's memory as fast as it can be read.
 fn bandwidth(args: &SubjectArgs) -> Vec<BandwidthPass> {
     let bytes = args.bandwidth_mib << 20;
-    let samples = weft_cpu::read_bandwidth(subject::threads(args), bytes, BANDWIDTH_PASSES);
-    let pass = |sample: &weft_cpu::BandwidthSample| BandwidthPass {
-        streams: sample.streams,
-        gb_per_s: sample.bytes_per_s / 1e9,
+    let on_gpu = load::wanted_launches(args.device, args.kernels).is_ok_and(|found| found.is_some());
+    let passes: Vec<_> = if on_gpu {
+        let samples = weft_cuda::read_bandwidth(bytes, BANDWIDTH_PASSES).unwrap_or_default();
+        let pass = |bytes_per_s| BandwidthPass { streams: 1, gb_per_s: bytes_per_s / 1e9 };
+        samples.into_iter().map(pass).collect()
+    } else {
+        let samples = weft_cpu::read_bandwidth(subject::threads(args), bytes, BANDWIDTH_PASSES);
+        let pass = |sample: &weft_cpu::BandwidthSample| BandwidthPass {
+            streams: sample.streams,
+            gb_per_s: sample.bytes_per_s / 1e9,
+        };
+        samples.iter().map(pass).collect()
     };
-    let passes: Vec<_> = samples.iter().map(pass).collect();
     terminal::note(args.quiet, &format!("read bandwidth: {:.1} GB/s", report::best(&passes)));
     passes
 }

@@ -84,16 +84,17 @@ impl Subject {
 
     /// Puts the model on the device that the flags ask for.
     pub(crate) fn open(&self, args: &SubjectArgs, limits: Limits) -> Result<OnDevice, CliError> {
-        load::check_device(args.device, args.kernels)?;
+        let launches = load::wanted_launches(args.device, args.kernels)?;
         self.check_fits(args, &limits)?;
         let start = Instant::now();
         terminal::note(args.quiet, &format!("{} ({}): making the device", self.name, self.source));
         let (config, weights) = (&self.config, &*self.weights);
-        let (threads, device): (usize, Box<dyn Device>) = match args.kernels {
-            Kernels::Reference => {
+        let (threads, device): (usize, Box<dyn Device>) = match (launches, args.kernels) {
+            (Some(launches), _) => (1, load::cuda(config, weights, limits, launches)?),
+            (None, Kernels::Reference) => {
                 (1, reference::open(config, weights, limits).map_err(ModelError::from)?)
             }
-            _ => {
+            (None, _) => {
                 let threads = threads(args);
                 let isa = args.isa.unwrap_or_else(Isa::detect);
                 let options = Options { limits, threads, isa };

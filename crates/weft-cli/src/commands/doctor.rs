@@ -25,7 +25,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, CliError> {
         Check { name: "weft", found: Ok(env!("CARGO_PKG_VERSION").to_owned()) },
         Check { name: "cpu", found: Ok(cpu()) },
         Check { name: "memory", found: memory() },
-        Check { name: "gpu", found: Ok("not used: this version has no CUDA device".to_owned()) },
+        Check { name: "gpu", found: gpu() },
         Check { name: "hub cache", found: hub_cache() },
         Check { name: "kept rows", found: kept_rows(&args.cache) },
         Check { name: "self-test", found: self_test::run().map(|passed| passed.to_string()) },
@@ -58,6 +58,19 @@ fn as_json(checks: &[Check]) -> String {
 
 fn cpu() -> String {
     format!("{} threads, {}{}", weft_cpu::n_cores(), std::env::consts::ARCH, vector_sets())
+}
+
+/// A GPU is not needed; one that is there must compute what the reference does.
+fn gpu() -> Result<String, String> {
+    match weft_cuda::probe() {
+        Err(error) => Ok(format!("not used: {error}")),
+        Ok(facts) => {
+            let (major, minor) = facts.capability;
+            let memory = size::bytes(facts.memory_bytes as u64);
+            let passed = self_test::run_cuda()?;
+            Ok(format!("{}, {memory}, sm_{major}{minor}; {passed}", facts.name))
+        }
+    }
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -1,0 +1,37 @@
+//! How fast this GPU reads its memory: the floor that every decode step is measured against.
+//!
+//! Every multiprocessor reads a buffer and does nothing else with it, so a kernel that only streams
+//! could reach the figure. This file owns the measuring; what the figure is compared with is the
+//! caller's.
+
+use crate::driver::{self, Launch, Memory};
+use crate::error::CudaError;
+use crate::{compile, kernels};
+
+/// Bytes that a block reads at once.
+const PIECE: usize = 16 << 10;
+const THREADS: usize = 256;
+/// Blocks that share a multiprocessor.
+const BLOCKS_PER_SM: usize = 8;
+
+/// Reads a buffer of `bytes` `passes` times: bytes per second of each pass. The buffer must be several
+/// times larger than the L2 cache. The first pass is not counted.
+pub fn read_bandwidth(bytes: usize, passes: usize) -> Result<Vec<f64>, CudaError> {
+    let gpu = driver::open(0)?;
+    // Any small model's constants will do: the kernel uses none of them.
+    let shape = weft::shapes::config("qwen3-0.6b").expect("a named shape");
+    let defines = kernels::defines(&shape, gpu.facts.n_sms)?;
+    let cubin = compile::cubin(&kernels::source(), &gpu.facts.arch(), &defines)?;
+    let module = gpu.load(&cubin)?;
+    let kernel = module.kernel("read_memory", 0)?;
+    let blocks = gpu.facts.n_sms * BLOCKS_PER_SM;
+    let buffer = Memory::new(&gpu, "measuring the bandwidth", bytes.next_multiple_of(PIECE))?;
+    let folded = Memory::new(&gpu, "measuring the bandwidth", blocks * THREADS * 4)?;
+    let n_pieces = (buffer.bytes / PIECE) as u64;
+    let launch = Launch { grid: (blocks, 1), threads: THREADS, early: false };
+    let read = || kernel.launch(&gpu, launch, &[&buffer.address(), &n_pieces, &folded.address()]);
+    read()?;
+    (0..passes)
+        .map(|_| Ok((n_pieces as usize * PIECE) as f64 / (gpu.time_ms(read)? / 1e3)))
+        .collect()
+}

@@ -1,0 +1,112 @@
+//! What ops hand to one another, on the GPU.
+
+use std::sync::Arc;
+
+use half::bf16;
+use weft::config::Config;
+use weft::device::{Buffer, Limits, MAX_LANES};
+
+use crate::driver::{Address, Gpu, Memory};
+use crate::error::CudaError;
+use crate::shape::padded;
+use crate::tables::{FEW, max_partials};
+
+/// Rows of activations, bf16 \[tokens\]\[stride\]; columns beyond the width stay zero.
+pub(crate) struct Activations {
+    memory: Memory,
+    tokens: usize,
+    width: usize,
+    stride: usize,
+}
+
+impl Activations {
+    fn new(gpu: &Arc<Gpu>, tokens: usize, width: usize, stride: usize) -> Result<Self, CudaError> {
+        let memory = Memory::new(gpu, "activations", tokens.max(FEW) * stride * size_of::<bf16>())?;
+        Ok(Self { memory, tokens, width, stride })
+    }
+
+    pub(crate) fn address(&self) -> Address {
+        self.memory.address()
+    }
+
+    pub(crate) fn read(&self) -> Result<Vec<f32>, CudaError> {
+        let mut rows = vec![bf16::ZERO; self.tokens * self.stride];
+        self.memory.read(0, &mut rows)?;
+        let rows = rows.chunks_exact(self.stride).flat_map(|row| &row[..self.width]);
+        Ok(rows.map(|value| value.to_f32()).collect())
+    }
+
+    pub(crate) fn write(&self, values: &[f32]) -> Result<(), CudaError> {
+        let mut rows = vec![bf16::ZERO; self.tokens * self.stride];
+        for (to, from) in rows.chunks_exact_mut(self.stride).zip(values.chunks(self.width)) {
+            to.iter_mut().zip(from).for_each(|(to, from)| *to = bf16::from_f32(*from));
+        }
+        self.memory.write(0, &rows)
+    }
+}
+
+/// All buffers of a step.
+pub(crate) struct Buffers {
+    /// The residual stream.
+    pub(crate) x: Activations,
+    /// Its norm, inside one op.
+    pub(crate) norm: Activations,
+    pub(crate) q: Activations,
+    pub(crate) k: Activations,
+    pub(crate) v: Activations,
+    pub(crate) a: Activations,
+    pub(crate) h: Activations,
+    /// f32 \[outputs\]\[vocab\]
+    pub(crate) logits: Memory,
+    /// Parts of attention that are folded: f32 \[partials\]\[heads\]\[dim\]
+    pub(crate) sums: Memory,
+    /// Their maxima and weights: f32 \[partials\]\[heads\]\[2\]
+    pub(crate) weights: Memory,
+    /// The sums of their squared weights: f32 \[partials\]\[heads\]
+    pub(crate) squares: Memory,
+    /// How many of a token's parts are there: \[tokens\]\[kv_heads\]
+    pub(crate) arrived: Memory,
+    /// Squared probabilities of parts' rows: f32 \[partials\]\[heads\]
+    pub(crate) shares: Memory,
+}
+
+impl Buffers {
+    pub(crate) fn new(
+        gpu: &Arc<Gpu>,
+        config: &Config,
+        dim: usize,
+        limits: &Limits,
+    ) -> Result<Self, CudaError> {
+        let padded_rows =
+            |width: usize| Activations::new(gpu, limits.step_tokens, width, padded(width));
+        let rows = |width: usize| Activations::new(gpu, limits.step_tokens, width, width);
+        let scratch = |bytes: usize| Memory::new(gpu, "scratch", bytes);
+        let (partials, heads) = (max_partials(limits), config.heads);
+        Ok(Self {
+            x: padded_rows(config.hidden)?,
+            norm: padded_rows(config.hidden)?,
+            q: rows(config.q_width())?,
+            k: rows(config.kv_width())?,
+            v: rows(config.kv_width())?,
+            a: padded_rows(config.q_width())?,
+            h: padded_rows(config.intermediate)?,
+            logits: Memory::new(gpu, "logits", limits.step_outputs.max(FEW) * config.vocab * 4)?,
+            sums: scratch(partials * heads * dim * 4)?,
+            weights: scratch(partials * heads * 8)?,
+            squares: scratch(partials * heads * 4)?,
+            arrived: scratch(FEW.max(MAX_LANES) * config.kv_heads * 4)?,
+            shares: scratch(partials * heads * 4)?,
+        })
+    }
+
+    pub(crate) fn get(&self, buffer: Buffer) -> &Activations {
+        match buffer {
+            Buffer::X => &self.x,
+            Buffer::Q => &self.q,
+            Buffer::K => &self.k,
+            Buffer::V => &self.v,
+            Buffer::A => &self.a,
+            Buffer::H => &self.h,
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! From kernel sources to a cubin: NVRTC, and a cache on disk.
+//!
+//! A cubin's name is the hash of everything it depends on: sources, options and the compiler's
+//! version. A file that is not what was written is compiled again; a cache that cannot be written is
+//! no error. It knows nothing of what the kernels compute.
+
+use std::ffi::CString;
+use std::io::Write;
+use std::panic::catch_unwind;
+use std::path::{Path, PathBuf};
+
+use cudarc::nvrtc::{result, sys};
+use sha2::{Digest, Sha256};
+
+use crate::error::CudaError;
+
+/// What the compiler made, and what it said: registers and spills of each kernel.
+pub struct Compiled {
+    /// The machine code.
+    pub cubin: Vec<u8>,
+    /// The compiler's report; empty where the cubin came from the cache.
+    pub report: String,
+}
+
+/// Options besides the architecture and the model's constants. Sums are contracted only where the
+/// source says so, because two kernels must round alike.
+const OPTIONS: [&str; 4] = ["-std=c++17", "-fmad=false", "-default-device", "--ptxas-options=-v"];
+
+/// Whether the compiler is there; if not, how to get it.
+pub(crate) fn version() -> Result<(i32, i32), CudaError> {
+    let missing = || {
+        CudaError::Unavailable(
+            "libnvrtc is not there; install the CUDA toolkit, or `pip install nvidia-cuda-nvrtc` \
+             and put its folder on LD_LIBRARY_PATH"
+                .to_owned(),
+        )
+    };
+    // SAFETY: opens and closes the library by name, nothing else.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(missing());
+    }
+    let asked = catch_unwind(|| {
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: writes two integers.
+        let asked = unsafe { sys::nvrtcVersion(&mut major, &mut minor) };
+        asked.result().map(|()| (major, minor))
+    });
+    asked.map_err(|_| missing())?.map_err(|_| missing())
+}
+
+/// Compiles, or takes from the cache what was compiled before.
+pub(crate) fn cubin(source: &str, arch: &str, defines: &[String]) -> Result<Vec<u8>, CudaError> {
+    let (major, minor) = version()?;
+    let mut hash = Sha256::new();
+    let parts = [source, arch, &format!("{major}.{minor}")];
+    let all = parts.into_iter().chain(OPTIONS).chain(defines.iter().map(String::as_str));
+    for part in all {
+        hash.update(part.len().to_le_bytes());
+        hash.update(part);
+    }
+    let entry =
+        cache_folder().map(|folder| folder.join(format!("{}.cubin", hex(&hash.finalize()))));
+    if let Some(cubin) = entry.as_deref().and_then(read_entry) {
+        return Ok(cubin);
+    }
+    let cubin = compile(source, arch, defines)?.cubin;
+    if let Some(entry) = entry {
+        // The next start compiles again, no more.
+        let _ = write_entry(&entry, &cubin);
+    }
+    Ok(cubin)
+}
+
+/// Compiles for an architecture, with constants `NAME=value`.
+pub fn compile(source: &str, arch: &str, defines: &[String]) -> Result<Compiled, CudaError> {
+    version()?;
+    let failed = |log: String| CudaError::Compile { arch: arch.to_owned(), log };
+    let source =
+        CString::new(source).map_err(|_| failed("a zero byte in the source".to_owned()))?;
+    let program = result::create_program(&source, Some(c"weft.cu"))
+        .map_err(|error| failed(error.to_string()))?;
+    let mut options = vec![format!("--gpu-architecture={arch}")];
+    options.extend(OPTIONS.map(str::to_owned));
+    options.extend(defines.iter().map(|define| format!("-D{define}")));
+    // SAFETY: the program was just made, and is destroyed once, at the end.
+    unsafe {
+        let compiled = result::compile_program(program, &options);
+        let report = result::get_program_log(program).unwrap_or_default();
+        let report: Vec<u8> = report.iter().map(|c| *c as u8).take_while(|c| *c != 0).collect();
+        let report = String::from_utf8_lossy(&report).into_owned();
+        let cubin = compiled.and_then(|()| take_cubin(program));
+        let _ = result::destroy_program(program);
+        let cubin = cubin.map_err(|error| failed(format!("{error}: {report}")))?;
+        Ok(Compiled { cubin, report })
+    }
+}
+
+/// # Safety
+/// The program was compiled and not yet destroyed.
+unsafe fn take_cubin(program: sys::nvrtcProgram) -> Result<Vec<u8>, result::NvrtcError> {
+    let mut len = 0;
+    // SAFETY: writes one integer; then as many bytes as it said.
+    unsafe {
+        sys::nvrtcGetCUBINSize(program, &mut len).result()?;
+        let mut cubin = vec![0_u8; len];
+        sys::nvrtcGetCUBIN(program, cubin.as_mut_ptr().cast()).result()?;
+        Ok(cubin)
+    }
+}
+
+/// `$WEFT_KERNEL_CACHE`, or the place where the system keeps what can be made again.
+fn cache_folder() -> Option<PathBuf> {
+    let from = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    from("WEFT_KERNEL_CACHE").map(PathBuf::from).or_else(|| {
+        let cache = from("XDG_CACHE_HOME").map(PathBuf::from);
+        let cache = cache.or_else(|| Some(PathBuf::from(from("HOME")?).join(".cache")))?;
+        Some(cache.join("weft").join("kernels"))
+    })
+}
+
+/// An entry is the hash of the cubin, then the cubin.
+fn read_entry(path: &Path) -> Option<Vec<u8>> {
+    let entry = std::fs::read(path).ok()?;
+    let (hash, cubin) = entry.split_at_checked(32)?;
+    (Sha256::digest(cubin).as_slice() == hash).then(|| cubin.to_vec())
+}
+
+/// Written beside its place and moved there, so that nobody reads half of it.
+fn write_entry(path: &Path, cubin: &[u8]) -> std::io::Result<()> {
+    let folder = path.parent().expect("an entry lies in a folder");
+    std::fs::create_dir_all(folder)?;
+    let draft = path.with_extension(format!("{}.tmp", std::process::id()));
+    let mut file = std::fs::File::create(&draft)?;
+    file.write_all(&Sha256::digest(cubin))?;
+    file.write_all(cubin)?;
+    file.sync_all()?;
+    std::fs::rename(&draft, path)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_damaged_entry_is_no_entry() {
+        let folder = std::env::temp_dir().join(format!("weft-cubin-{}", std::process::id()));
+        let path = folder.join("a.cubin");
+        write_entry(&path, b"machine code").unwrap();
+        assert_eq!(read_entry(&path).unwrap(), b"machine code");
+        let mut entry = std::fs::read(&path).unwrap();
+        *entry.last_mut().unwrap() ^= 1;
+        std::fs::write(&path, &entry).unwrap();
+        assert_eq!(read_entry(&path), None);
+        std::fs::write(&path, &entry[..20]).unwrap();
+        assert_eq!(read_entry(&path), None);
+        assert_eq!(read_entry(&folder.join("absent.cubin")), None);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}

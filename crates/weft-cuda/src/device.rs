@@ -1,0 +1,320 @@
+//! The device itself: all its memory, and how a step runs on it.
+
+use std::cell::Cell;
+use std::ops::Range;
+use std::sync::Arc;
+
+use half::bf16;
+use weft::config::Config;
+use weft::device::{Buffer, Device, DeviceError, Limits, Rows, Step, shares};
+use weft::dtype::{Dtype, Element};
+use weft::kv::{PAGE_ROWS, PageId, Slot};
+use weft::plan::{Op, plan};
+use weft::rope::RopeTable;
+use weft::weights::Weights;
+
+use crate::buffers::Buffers;
+use crate::compile;
+use crate::driver::{self, Gpu, Memory, Pinned};
+use crate::error::CudaError;
+use crate::graphs::{self, Graphs};
+use crate::kernels::{self, Kernels};
+use crate::kv::{Kv, Page, place};
+use crate::ops::Pass;
+use crate::shape::Shape;
+use crate::tables::{Counts, Family, Lists, Tables};
+use crate::weights::ModelWeights;
+
+/// How the ops of a step are launched.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Launches {
+    /// A token is one graph, its kernels overlapping.
+    #[default]
+    Graph,
+    /// Every op is a launch of its own.
+    Ops,
+}
+
+/// What a device is made with besides the model.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Memory to take.
+    pub limits: Limits,
+    /// How ops are launched.
+    pub launches: Launches,
+}
+
+impl Options {
+    /// The fastest way.
+    pub fn new(limits: Limits) -> Self {
+        Self { limits, launches: Launches::default() }
+    }
+}
+
+/// The device. Computes in bf16, whatever the model's own format.
+pub struct CudaDevice {
+    pub(crate) graphs: Graphs,
+    pub(crate) kernels: Kernels,
+    pub(crate) weights: ModelWeights,
+    pub(crate) kv: Kv,
+    /// cos and sin: f32 \[2 · positions\]\[head_dim/2\]\[2\]
+    pub(crate) rope: Memory,
+    pub(crate) buffers: Buffers,
+    pub(crate) few: Tables,
+    pub(crate) many: Tables,
+    pub(crate) lists: Lists,
+    pub(crate) shape: Shape,
+    pub(crate) config: Config,
+    plan: Vec<Op>,
+    limits: Limits,
+    launches: Launches,
+    logits: HostLogits,
+    pub(crate) gpu: Arc<Gpu>,
+}
+
+/// Rows of logits on the host, copied when they are first asked for.
+struct HostLogits {
+    /// f32 \[outputs\]\[vocab\]
+    rows: Pinned,
+    /// Which rows are those of the last run.
+    there: Vec<Cell<bool>>,
+}
+
+impl CudaDevice {
+    /// Compiles the kernels, puts the weights on the GPU, and takes all memory that runs will need.
+    pub fn new(
+        config: &Config,
+        weights: &dyn Weights,
+        options: Options,
+    ) -> Result<Self, CudaError> {
+        let Options { limits, launches } = options;
+        let gpu = driver::open(0)?;
+        let shape = Shape::new(config, gpu.facts.n_sms)?;
+        let cubin = compile::cubin(&kernels::source(), &gpu.facts.arch(), &shape.defines(config))?;
+        let rows = limits.step_outputs.max(1);
+        Ok(Self {
+            graphs: Graphs::default(),
+            kernels: Kernels::load(gpu.load(&cubin)?, &shape)?,
+            kv: Kv::new(&gpu, config, shape.dim, limits.pages)?,
+            rope: rope_table(&gpu, config, &limits)?,
+            buffers: Buffers::new(&gpu, config, shape.dim, &limits)?,
+            few: Tables::new(&gpu, &limits, Family::Few)?,
+            many: Tables::new(&gpu, &limits, Family::Many)?,
+            weights: ModelWeights::read(&gpu, config, weights)?,
+            lists: Lists::default(),
+            plan: plan(config),
+            config: config.clone(),
+            logits: HostLogits {
+                rows: Pinned::new(&gpu, rows * config.vocab * 4)?,
+                there: vec![Cell::new(false); rows],
+            },
+            shape,
+            limits,
+            launches,
+            gpu,
+        })
+    }
+
+    /// Sets the shares of attention to nothing, in the stream.
+    pub(crate) fn clear_shares(&self, counts: &Counts) -> Result<(), CudaError> {
+        let bytes = counts.n_partials * self.config.heads * 4;
+        let shares = &self.buffers.shares;
+        self.gpu.clear(shares.address(), bytes.min(shares.bytes))
+    }
+
+    /// The time in µs that the GPU takes for ops on a step, without the host: recorded once, replayed
+    /// `repeats` times. Steps of few tokens overlap their kernels as decoding does.
+    pub fn replay_us(
+        &mut self,
+        ops: &[Op],
+        step: &Step<'_>,
+        repeats: usize,
+    ) -> Result<Vec<f64>, CudaError> {
+        self.run(ops, step).map_err(|error| CudaError::Driver {
+            call: "the first run",
+            reason: error.to_string(),
+        })?;
+        let family = Family::of(step.n_tokens());
+        let (step, counts) = match family {
+            Family::Few => (self.few.addresses(), self.lists.counts),
+            Family::Many => (self.many.addresses(), self.lists.counts),
+        };
+        let pass = Pass { device: self, step, family, counts, joined: true };
+        let graph = self.gpu.capture(|| pass.run(ops).map_err(|(_, error)| error))?;
+        graph.launch()?;
+        (0..repeats).map(|_| Ok(self.gpu.time_ms(|| graph.launch())? * 1e3)).collect()
+    }
+
+    fn launch(&mut self, ops: &[Op], step: &Step<'_>) -> Result<(), (Op, CudaError)> {
+        let first = |error| (ops[0], error);
+        let family = Family::of(step.n_tokens());
+        let tables = match family {
+            Family::Few => &mut self.few,
+            Family::Many => &mut self.many,
+        };
+        let bytes = tables.write(step, &self.lists);
+        if self.launches == Launches::Graph && family == Family::Few && ops == self.plan {
+            let plan = std::mem::take(&mut self.plan);
+            let launched = graphs::run(self, &plan);
+            self.plan = plan;
+            return launched;
+        }
+        tables.upload(&self.gpu, bytes).map_err(first)?;
+        let (step, counts) = (tables.addresses(), self.lists.counts);
+        self.clear_shares(&counts).map_err(first)?;
+        Pass { device: self, step, family, counts, joined: false }.run(ops)
+    }
+}
+
+fn rope_table(gpu: &Arc<Gpu>, config: &Config, limits: &Limits) -> Result<Memory, CudaError> {
+    // A query may stand up to a whole context beyond a span's home.
+    let positions = 2 * limits.positions;
+    let table = RopeTable::new(&config.rope, config.head_dim, positions);
+    let mut pairs = Vec::with_capacity(positions * config.head_dim);
+    for position in 0..positions {
+        let (cos, sin) = table.at(position);
+        pairs.extend(cos.iter().zip(sin).flat_map(|(cos, sin)| [*cos, *sin]));
+    }
+    let memory = Memory::new(gpu, "the table of rotations", pairs.len() * 4)?;
+    memory.write(0, &pairs)?;
+    Ok(memory)
+}
+
+/// Calls of the trait that cannot fail by their signature; the GPU can.
+fn expect<T>(result: Result<T, CudaError>) -> T {
+    result.unwrap_or_else(|error| panic!("the GPU failed: {error}"))
+}
+
+impl Device for CudaDevice {
+    fn describe(&self) -> String {
+        let how = match self.launches {
+            Launches::Graph => "graph",
+            Launches::Ops => "ops",
+        };
+        format!("CUDA ({}, {how}, bf16)", self.gpu.facts.name)
+    }
+
+    fn dtype(&self) -> Dtype {
+        Dtype::Bf16
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn run(&mut self, ops: &[Op], step: &Step<'_>) -> Result<(), DeviceError> {
+        step.check(&self.config, &self.limits);
+        self.gpu.bind();
+        self.lists.fill(step, self.config.group());
+        self.logits.there.iter().for_each(|there| there.set(false));
+        let Some(last) = ops.last() else { return Ok(()) };
+        let launched = self.launch(ops, step);
+        let done = launched.and_then(|()| self.gpu.synchronize().map_err(|error| (*last, error)));
+        done.map_err(|(op, error)| DeviceError {
+            device: self.describe(),
+            op: op.to_string(),
+            reason: error.to_string(),
+        })
+    }
+
+    fn logits(&self, output: usize) -> &[f32] {
+        let vocab = self.config.vocab;
+        let row = self.logits.rows.row(output * vocab, vocab);
+        if !self.logits.there[output].get() {
+            // SAFETY: nobody holds the row: it is handed out below only once it is there, and `run`,
+            // which takes it back, needs the device alone.
+            let row = unsafe { std::slice::from_raw_parts_mut(row, vocab) };
+            expect(self.buffers.logits.read(output * vocab * 4, row));
+            self.logits.there[output].set(true);
+        }
+        // SAFETY: inside the pinned memory, and not written again while `self` is borrowed.
+        unsafe { std::slice::from_raw_parts(row, vocab) }
+    }
+
+    fn attention(&self, lane: usize) -> Vec<f32> {
+        let kept = &self.lists.shares[lane];
+        let heads = self.config.heads;
+        let mut parts = vec![0.0_f32; kept.spans.len() * heads];
+        expect(self.buffers.shares.read(kept.first * heads * 4, &mut parts));
+        let mut sums = vec![0.0; kept.n_spans];
+        for (span, part) in kept.spans.iter().zip(parts.chunks_exact(heads)) {
+            sums[*span as usize] += part.iter().sum::<f32>();
+        }
+        shares(&sums)
+    }
+
+    fn kv_family(&self) -> String {
+        let (major, minor) = self.gpu.facts.capability;
+        format!("CUDA (sm_{major}{minor}, bf16)")
+    }
+
+    fn read_kv(&self, layers: Range<u16>, rows: &Rows<'_>, k: &mut [u8], v: &mut [u8]) {
+        rows.check(&self.limits);
+        let width = self.config.kv_width();
+        let mut row = [vec![bf16::ZERO; width], vec![bf16::ZERO; width]];
+        let mut to = k.chunks_exact_mut(2 * width).zip(v.chunks_exact_mut(2 * width));
+        for layer in layers {
+            for (i, page) in rows.pages.iter().enumerate().take(rows.len.div_ceil(PAGE_ROWS)) {
+                let page = expect(self.kv.read_page(layer, *page));
+                for r in 0..PAGE_ROWS.min(rows.len - i * PAGE_ROWS) {
+                    let [key, value] = &mut row;
+                    self.kv.get(&page, r, key, value);
+                    let (to_k, to_v) = to.next().expect("room for every row");
+                    bf16::write_le(key, to_k);
+                    bf16::write_le(value, to_v);
+                }
+            }
+        }
+    }
+
+    fn write_kv(&mut self, rows: &Rows<'_>, k: &[u8], v: &[u8]) {
+        rows.check(&self.limits);
+        let width = self.config.kv_width();
+        let mut row = [vec![bf16::ZERO; width], vec![bf16::ZERO; width]];
+        let mut from = k.chunks_exact(2 * width).zip(v.chunks_exact(2 * width));
+        for layer in 0..self.config.layers as u16 {
+            for (i, page) in rows.pages.iter().enumerate().take(rows.len.div_ceil(PAGE_ROWS)) {
+                let mut contents = expect(self.kv.read_page(layer, *page));
+                for r in 0..PAGE_ROWS.min(rows.len - i * PAGE_ROWS) {
+                    let (from_k, from_v) = from.next().expect("as many rows as were said");
+                    let [key, value] = &mut row;
+                    bf16::read_le(from_k, key);
+                    bf16::read_le(from_v, value);
+                    self.kv.set(&mut contents, r, key, value);
+                }
+                expect(self.kv.write_page(layer, *page, &contents));
+            }
+        }
+    }
+
+    fn copy_page(&mut self, from: PageId, to: PageId) {
+        expect(self.kv.copy_page(from, to));
+    }
+
+    fn read(&self, buffer: Buffer) -> Vec<f32> {
+        expect(self.buffers.get(buffer).read())
+    }
+
+    fn write(&mut self, buffer: Buffer, values: &[f32]) {
+        expect(self.buffers.get(buffer).write(values));
+    }
+
+    fn kv_row(&self, layer: u16, slot: Slot) -> (Vec<f32>, Vec<f32>) {
+        let (page, row) = place(slot);
+        let page: Page = expect(self.kv.read_page(layer, page));
+        let width = self.config.kv_width();
+        let (mut k, mut v) = (vec![bf16::ZERO; width], vec![bf16::ZERO; width]);
+        self.kv.get(&page, row, &mut k, &mut v);
+        let widen = |row: &[bf16]| row.iter().map(|value| value.to_f32()).collect();
+        (widen(&k), widen(&v))
+    }
+
+    fn write_kv_row(&mut self, layer: u16, slot: Slot, k: &[f32], v: &[f32]) {
+        let (page, row) = place(slot);
+        let mut contents = expect(self.kv.read_page(layer, page));
+        let round =
+            |row: &[f32]| row.iter().map(|value| bf16::from_f32(*value)).collect::<Vec<_>>();
+        self.kv.set(&mut contents, row, &round(k), &round(v));
+        expect(self.kv.write_page(layer, page, &contents));
+    }
+}

@@ -1,0 +1,48 @@
+//! What can go wrong between this program and a GPU, each with what to do next.
+
+use thiserror::Error;
+use weft::weights::WeightsError;
+
+/// Why there is no CUDA device.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum CudaError {
+    /// No driver, no compiler or no GPU: one line that says which.
+    #[error("no CUDA device: {0}")]
+    Unavailable(String),
+    /// The model is outside what the kernels were written for.
+    #[error("the CUDA device does not run this model: {0}")]
+    Unsupported(String),
+    /// The kernels do not compile; a fault of this program.
+    #[error("the CUDA kernels do not compile for {arch}: {log}")]
+    Compile {
+        /// The GPU they were compiled for.
+        arch: String,
+        /// What the compiler said.
+        log: String,
+    },
+    /// The GPU has not enough memory.
+    #[error(
+        "the GPU has {free} MiB free and {wanted} MiB are needed for {what}; \
+         lower --ctx-size, close other programs or take a smaller model"
+    )]
+    Memory {
+        /// What the memory was for.
+        what: &'static str,
+        /// MiB asked for.
+        wanted: usize,
+        /// MiB free.
+        free: usize,
+    },
+    /// The weights cannot be read.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// A call of the driver failed.
+    #[error("{call} failed: {reason}")]
+    Driver {
+        /// What was called.
+        call: &'static str,
+        /// What the driver said.
+        reason: String,
+    },
+}

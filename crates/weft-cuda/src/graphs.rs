@@ -1,0 +1,64 @@
+//! A token as one launch: the plan recorded once, replayed for every step of few tokens.
+//!
+//! No argument of a kernel changes between steps: all that does lies in the lists, and copying
+//! those is part of the graph. A graph serves steps of up to a number of items of attention, a power
+//! of two, so that a short context does not wait for the blocks of a long one.
+
+use std::collections::HashMap;
+
+use weft::plan::Op;
+
+use crate::CudaDevice;
+use crate::driver::Graph;
+use crate::error::CudaError;
+use crate::ops::Pass;
+use crate::tables::{Counts, FEW, Family};
+
+/// What a graph was recorded for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    n_items: usize,
+    has_outputs: bool,
+}
+
+impl Key {
+    fn of(counts: &Counts, most_items: usize) -> Self {
+        let n_items = counts.n_items.next_power_of_two().min(most_items);
+        Self { n_items, has_outputs: counts.n_outputs > 0 }
+    }
+}
+
+/// The graphs of a device, recorded when first needed.
+#[derive(Default)]
+pub(crate) struct Graphs {
+    recorded: HashMap<Key, Graph>,
+}
+
+/// Replays the plan on the lists that lie in pinned memory.
+pub(crate) fn run(device: &mut CudaDevice, plan: &[Op]) -> Result<(), (Op, CudaError)> {
+    let at = |op: Op| move |error| (op, error);
+    let most_items = device.few.most_items();
+    let key = Key::of(&device.lists.counts, most_items);
+    if !device.graphs.recorded.contains_key(&key) {
+        let graph = record(device, plan, key).map_err(at(plan[0]))?;
+        device.graphs.recorded.insert(key, graph);
+    }
+    device.graphs.recorded[&key].launch().map_err(at(plan[0]))
+}
+
+fn record(device: &CudaDevice, plan: &[Op], key: Key) -> Result<Graph, CudaError> {
+    let counts = Counts {
+        n_tokens: FEW,
+        n_outputs: if key.has_outputs { FEW } else { 0 },
+        n_items: key.n_items,
+        n_tiles: 0,
+        n_partials: key.n_items * FEW,
+    };
+    let pass =
+        Pass { device, step: device.few.addresses(), family: Family::Few, counts, joined: true };
+    device.gpu.capture(|| {
+        device.few.upload(&device.gpu, device.few.bytes_for(key.n_items))?;
+        device.clear_shares(&counts)?;
+        pass.run(plan).map_err(|(_, error)| error)
+    })
+}

@@ -1,0 +1,91 @@
+//! The kernels: their sources in the order they are compiled in, and each loaded by name.
+
+use weft::config::Config;
+use weft::kv::PAGE_ROWS;
+
+use crate::driver::{Kernel, Module};
+use crate::error::CudaError;
+use crate::shape::Shape;
+use crate::tables::SECTION_PAGES;
+
+/// Name and text; later ones use earlier ones.
+const SOURCES: [(&str, &str); 16] = [
+    ("base.cuh", include_str!("kernels/base.cuh")),
+    ("norm.cuh", include_str!("kernels/norm.cuh")),
+    ("matvec.cuh", include_str!("kernels/matvec.cuh")),
+    ("matmul.cuh", include_str!("kernels/matmul.cuh")),
+    ("head.cuh", include_str!("kernels/head.cuh")),
+    ("softmax.cuh", include_str!("kernels/softmax.cuh")),
+    ("embed.cu", include_str!("ops/embed.cu")),
+    ("norm_qkv.cu", include_str!("ops/norm_qkv.cu")),
+    ("rope_store.cu", include_str!("ops/rope_store.cu")),
+    ("attend.cu", include_str!("ops/attend.cu")),
+    ("attend_block.cu", include_str!("ops/attend_block.cu")),
+    ("proj_add.cu", include_str!("ops/proj_add.cu")),
+    ("norm_gate_up.cu", include_str!("ops/norm_gate_up.cu")),
+    ("down_add.cu", include_str!("ops/down_add.cu")),
+    ("norm_head.cu", include_str!("ops/norm_head.cu")),
+    ("bandwidth.cu", include_str!("kernels/bandwidth.cu")),
+];
+
+/// All sources as one, with lines counted from each file's first.
+pub fn source() -> String {
+    SOURCES.iter().map(|(name, text)| format!("#line 1 \"{name}\"\n{text}\n")).collect()
+}
+
+/// What a model's kernels are compiled with, for a GPU of `n_sms` multiprocessors.
+pub fn defines(config: &Config, n_sms: usize) -> Result<Vec<String>, CudaError> {
+    Ok(Shape::new(config, n_sms)?.defines(config))
+}
+
+/// The kernels that must not spill: a token runs through each of them once per layer.
+pub const DECODE_KERNELS: [&str; 7] =
+    ["embed", "norm_qkv", "attend", "proj_add", "norm_gate_up", "down_add", "norm_head"];
+
+/// Stages of `matmul.cuh` and their bytes.
+const BLOCK_RING_BYTES: usize = 4 * 2 * 128 * 64 * 2;
+
+/// The kernels, loaded.
+pub(crate) struct Kernels {
+    pub(crate) embed: Kernel,
+    pub(crate) norm_rows: Kernel,
+    pub(crate) norm_qkv: Kernel,
+    pub(crate) norm_qkv_block: Kernel,
+    pub(crate) rope_store: Kernel,
+    pub(crate) attend: Kernel,
+    pub(crate) attend_block: Kernel,
+    pub(crate) proj_add: Kernel,
+    pub(crate) proj_add_block: Kernel,
+    pub(crate) norm_gate_up: Kernel,
+    pub(crate) norm_gate_up_block: Kernel,
+    pub(crate) down_add: Kernel,
+    pub(crate) down_add_block: Kernel,
+    pub(crate) norm_head: Kernel,
+    /// What the kernels are part of.
+    _module: Module,
+}
+
+impl Kernels {
+    pub(crate) fn load(module: Module, shape: &Shape) -> Result<Self, CudaError> {
+        let page_bytes = 2 * PAGE_ROWS * shape.dim * 2;
+        let plain = |name| module.kernel(name, 0);
+        let block = |name| module.kernel(name, BLOCK_RING_BYTES);
+        Ok(Self {
+            embed: plain("embed")?,
+            norm_rows: plain("norm_rows")?,
+            norm_qkv: module.kernel("norm_qkv", shape.qkv.ring_bytes())?,
+            norm_qkv_block: block("norm_qkv_block")?,
+            rope_store: plain("rope_store")?,
+            attend: module.kernel("attend", SECTION_PAGES * page_bytes)?,
+            attend_block: module.kernel("attend_block", 2 * page_bytes)?,
+            proj_add: module.kernel("proj_add", shape.proj.ring_bytes())?,
+            proj_add_block: block("proj_add_block")?,
+            norm_gate_up: module.kernel("norm_gate_up", shape.gate_up.ring_bytes())?,
+            norm_gate_up_block: block("norm_gate_up_block")?,
+            down_add: module.kernel("down_add", shape.down.ring_bytes())?,
+            down_add_block: block("down_add_block")?,
+            norm_head: module.kernel("norm_head", shape.head.ring_bytes())?,
+            _module: module,
+        })
+    }
+}

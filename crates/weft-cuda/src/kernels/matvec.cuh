@@ -1,0 +1,238 @@
+// The product of a matrix with up to eight tokens, at the speed of memory.
+//
+// The matrix lies packed in units, tile by tile of eight rows: [tile][unit of 32 columns][lane]. A
+// block owns some tiles; each of its eight warps owns an eighth of the columns and adds its units
+// in order; the eight sums of a row are added in the order of the warps. `matmul.cuh` adds in the
+// same order, so a row is the same whatever the number of tokens.
+// A ninth warp copies weights into a ring of stages. It waits for room, and for nothing of the kernel
+// before: weights do not depend on it. But it never has more than IN_FLIGHT stages on their way:
+// that saturates the memory, and what the kernel before still has to load is not queued behind more.
+
+// How the host cut a matrix: units of a warp in a row, tiles that are computed together, stages of
+// the ring, and groups of tiles that a block has at most. A stage is a part of one tile's columns.
+template <int UNITS_, int TILES_, int STAGES_, int GROUPS_, int IN_FLIGHT_ = 2> struct Cut {
+    static constexpr int UNITS = UNITS_, TILES = TILES_, STAGES = STAGES_;
+    static constexpr int IN_FLIGHT = IN_FLIGHT_ < STAGES ? IN_FLIGHT_ : STAGES - 1;
+    static constexpr int BATCH = GROUPS_ < 4 ? GROUPS_ : 4;       // groups whose sums are added at once
+    static constexpr int BATCHES = GROUPS_ > BATCH ? 2 : 1;       // of which the next does not wait
+    static constexpr int MOST = TILES == 1 ? 6 : 4;               // units of a warp in a stage, by registers
+    static constexpr int PARTS = (UNITS + MOST - 1) / MOST;                 // stages that a tile's columns take
+    static constexpr int PART = (UNITS + PARTS - 1) / PARTS;      // units of a warp in one of them
+    static constexpr int STAGE_BYTES = WARPS * PART * UNIT_BYTES;
+    static_assert(STAGES >= TILES, "the ring holds what is computed together");
+};
+
+// Two blocks share an SM: this kernel's, and the next one's that waits with its weights at hand.
+// A kernel that holds many units of its input in registers gives that up.
+#define MATVEC_BOUNDS(held_units) __launch_bounds__(WARPS * 32 + 32, (held_units) <= 4 ? 2 : 1)
+
+template <class M> struct Ring {
+    u64 full[M::STAGES], empty[M::STAGES];
+};
+
+// Sums of each warp: of a group's tiles, eight tokens x eight rows.
+template <class M> struct Sums {
+    float of[M::BATCHES][M::BATCH][M::TILES][WARPS][64];
+};
+
+template <class M> __device__ __forceinline__ void ring_make(Ring<M> &ring) {
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < M::STAGES; ++i) {
+            barrier_init(&ring.full[i], COPY_ARRIVALS);
+            barrier_init(&ring.empty[i], WARPS);
+        }
+        barriers_made();
+    }
+    __syncthreads();
+}
+
+// Tiles that a block owns: groups of M::TILES, shared out evenly.
+struct Groups {
+    int first, end;
+};
+__device__ __forceinline__ Groups own_groups(int n_groups) {
+    return {(int)((u64)n_groups * blockIdx.x / gridDim.x), (int)((u64)n_groups * (blockIdx.x + 1) / gridDim.x)};
+}
+
+// A place in the ring, and which time round.
+template <class M> struct RingPlace {
+    int stage = 0;
+    u32 parity = 0;
+    __device__ __forceinline__ void next() {
+        if (++stage == M::STAGES) stage = 0, parity ^= 1;
+    }
+};
+
+// The copying warp. Stages come in the order they are used in: group, part, tile.
+template <class M>
+__device__ __forceinline__ void stream_weights(Ring<M> &ring, u8 *stages, const u8 *weights, Groups own, int lane) {
+    constexpr u64 TILE_BYTES = WARPS * M::UNITS * UNIT_BYTES;
+    RingPlace<M> to, oldest;
+    int on_their_way = 0;
+    for (int group = own.first; group < own.end; ++group) {
+        for (int i = 0; i < M::PARTS * M::TILES; ++i) {
+            const int part = i / M::TILES, tile = i % M::TILES, units = min(M::PART, M::UNITS - part * M::PART);
+            const u8 *from = weights + ((u64)group * M::TILES + tile) * TILE_BYTES;
+            if (on_their_way == M::IN_FLIGHT) {
+                barrier_wait(&ring.full[oldest.stage], oldest.parity);
+                oldest.next();
+                --on_their_way;
+            }
+            u64 *full = &ring.full[to.stage];
+            u8 *stage = stages + to.stage * M::STAGE_BYTES;
+            barrier_wait(&ring.empty[to.stage], to.parity ^ 1);
+            expect_copies(full, WARPS * units * UNIT_BYTES, lane);
+            if (M::PARTS == 1) {
+                copy(stage, from, TILE_BYTES, full, lane);
+            } else {
+                for (int warp = 0; warp < WARPS; ++warp)
+                    copy(stage + warp * M::PART * UNIT_BYTES,
+                         from + ((u64)warp * M::UNITS + part * M::PART) * UNIT_BYTES, units * UNIT_BYTES, full, lane);
+            }
+            copies_begun(full);
+            to.next();
+            ++on_their_way;
+        }
+    }
+#if __CUDA_ARCH__ < 900
+    await_copies<0>();
+#endif
+}
+
+// Up to eight rows of activations, of which a lane reads its token's.
+struct Rows {
+    const uint4 *own; // this lane's chunk of its token's first unit, or null
+    __device__ __forceinline__ Rows(const u16 *values, int stride, bool there, u32 row, int lane)
+        : own(there ? (const uint4 *)(values + (u64)row * stride) + lane % 4 : nullptr) {}
+    // Units from `first` on.
+    template <int N> __device__ __forceinline__ void load(uint4 (&units)[N], int first) const {
+#pragma unroll
+        for (int i = 0; i < N; ++i) units[i] = make_uint4(0, 0, 0, 0);
+        if (own)
+#pragma unroll
+            for (int i = 0; i < N; ++i) units[i] = load_fresh(own + (first + i) * 4);
+    }
+};
+
+// The computing warps. `held` are this warp's units of the input, where they fit into registers;
+// otherwise they are read part by part, one part ahead. Hands the sums of each group of tiles to
+// `store(group, whether it is of the first batch, token, row in the tile, sums of the tiles)`.
+template <class M, bool HELD, class Store>
+__device__ __forceinline__ void multiply(Ring<M> &ring, const u8 *stages, Sums<M> &sums,
+                                         const uint4 *held, const Rows &rows, Groups own, u32 n_tokens, Store &store) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const uint4 nothing = make_uint4(0, 0, 0, 0);
+    RingPlace<M> place;
+    int in_batch = 0;
+    for (int group = own.first; group < own.end; ++group) {
+        float sum[M::TILES][4] = {};
+        uint4 ahead[M::PART];
+        if constexpr (!HELD) rows.load(ahead, warp * M::UNITS);
+#pragma unroll(HELD ? M::PARTS : 1)
+        for (int part = 0; part < M::PARTS; ++part) {
+            uint4 now[M::PART];
+            if constexpr (!HELD) {
+#pragma unroll
+                for (int u = 0; u < M::PART; ++u) now[u] = ahead[u];
+                // The last part may be short: what is read beyond it is not used.
+                if (part + 1 < M::PARTS) rows.load(ahead, warp * M::UNITS + (part + 1) * M::PART);
+            }
+            const uint4 *units[M::TILES];
+            int used[M::TILES];
+#pragma unroll
+            for (int tile = 0; tile < M::TILES; ++tile) {
+                barrier_wait(&ring.full[place.stage], place.parity);
+                units[tile] = (const uint4 *)(stages + place.stage * M::STAGE_BYTES) + warp * M::PART * UNIT + lane;
+                used[tile] = place.stage;
+                place.next();
+            }
+#pragma unroll
+            for (int u = 0; u < M::PART; ++u) {
+                if (part * M::PART + u < M::UNITS) {
+                    const uint4 x = HELD ? held[part * M::PART + u] : now[u];
+#pragma unroll
+                    for (int tile = 0; tile < M::TILES; ++tile) mma32(sum[tile], x, nothing, units[tile][u * UNIT]);
+                }
+            }
+            __syncwarp();
+            if (lane == 0)
+#pragma unroll
+                for (int tile = 0; tile < M::TILES; ++tile) barrier_arrive(&ring.empty[used[tile]]);
+        }
+        auto &batch = sums.of[in_batch / M::BATCH];
+#pragma unroll
+        for (int tile = 0; tile < M::TILES; ++tile)
+            *(float2 *)&batch[in_batch % M::BATCH][tile][warp][lane * 2] = make_float2(sum[tile][0], sum[tile][1]);
+        ++in_batch;
+        if (in_batch % M::BATCH == 0 || group + 1 == own.end) {
+            meet();
+            const int n_groups = (in_batch - 1) % M::BATCH + 1, token = threadIdx.x % 64 / 8, row = threadIdx.x % 8;
+            const int which = threadIdx.x / 64;
+            if (token < n_tokens && which < n_groups) {
+                float total[M::TILES];
+#pragma unroll
+                for (int tile = 0; tile < M::TILES; ++tile) {
+                    const auto &of = batch[which][tile];
+                    total[tile] = of[0][threadIdx.x % 64];
+#pragma unroll
+                    for (int w = 1; w < WARPS; ++w) total[tile] += of[w][threadIdx.x % 64];
+                }
+                store(group + 1 - n_groups + which, group - own.first < M::BATCH, token, row, total);
+            }
+            if (in_batch == M::BATCHES * M::BATCH) in_batch = 0;
+        }
+    }
+}
+
+// The whole kernel, where the input is a row of activations as it lies in memory. `store.begin(first group,
+// tokens)` is told when memory may be read.
+template <class M, class Store>
+__device__ __forceinline__ void multiply_rows(const u8 *weights, int n_groups, const u16 *x, int stride,
+                                              const Step &step, Store store) {
+    extern __shared__ __align__(128) u8 stages[];
+    __shared__ Ring<M> ring;
+    __shared__ Sums<M> sums;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const Groups own = own_groups(n_groups);
+    ring_make(ring);
+    let_next_start();
+    if (warp == WARPS) return stream_weights(ring, stages, weights, own, lane);
+    const u32 tokens = n_tokens(step);
+    wait_for_previous();
+    store.begin(own.first, tokens);
+    const Rows rows(x, stride, lane / 4 < tokens, lane / 4, lane);
+    constexpr bool HELD = M::UNITS * M::TILES <= 8;
+    uint4 held[HELD ? M::UNITS : 1];
+    if constexpr (HELD) rows.load(held, warp * M::UNITS);
+    multiply<M, HELD>(ring, stages, sums, held, rows, own, tokens, store);
+}
+
+// The whole kernel, where it is the norm of a row. `row` tells which row token i of `tokens` is.
+template <class M, class Row, class Store>
+__device__ __forceinline__ void multiply_norms(const u8 *weights, int n_groups, const u16 *x, const uint4 *norm,
+                                               const u32 *count, Row row, Store store) {
+    extern __shared__ __align__(128) u8 stages[];
+    __shared__ Ring<M> ring;
+    __shared__ Sums<M> sums;
+    __shared__ float squares[WARPS][8];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const Groups own = own_groups(n_groups);
+    ring_make(ring);
+    let_next_start();
+    if (warp == WARPS) return stream_weights(ring, stages, weights, own, lane);
+    // A norm's weights are asked for early too, as far as registers go.
+    constexpr int EARLY = M::UNITS <= 4 ? M::UNITS : 0;
+    const uint4 *own_norm = norm + warp * M::UNITS * 4 + lane % 4;
+    uint4 weight[EARLY + 1], held[M::UNITS];
+#pragma unroll
+    for (int i = 0; i < EARLY; ++i) weight[i] = own_norm[i * 4];
+    const u32 tokens = *count;
+    const bool there = lane / 4 < tokens;
+    const Rows rows(x, HIDDEN_STRIDE, there, there ? row(lane / 4) : 0, lane);
+    wait_for_previous();
+    rows.load(held, warp * M::UNITS);
+    const float scale = norm_scale<M::UNITS, HIDDEN>(held, squares, warp, lane);
+#pragma unroll
+    for (int i = 0; i < M::UNITS; ++i) held[i] = normalise(held[i], i < EARLY ? weight[i] : load_fresh(own_norm + i * 4), scale);
+    multiply<M, true>(ring, stages, sums, held, rows, own, tokens, store);
+}

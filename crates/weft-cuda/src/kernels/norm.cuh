@@ -1,0 +1,72 @@
+// RMSNorm of rows, in one order of summation for one token or a thousand: eight warps each hold an
+// eighth of a row, lane 4g + c of each warp the columns 8c .. 8c + 7 of every 32, for token g of
+// eight. Squares are added lane by lane, over the four lanes of a quad, then over the warps.
+
+constexpr int WARPS = 8;
+
+// Meets the eight warps that compute; a ninth that only copies does not take part.
+__device__ __forceinline__ void meet() { asm volatile("bar.sync 1, %0;" :: "n"(WARPS * 32) : "memory"); }
+
+// 1 / sqrt(mean of squares + eps) of the row that this lane's quad holds, over all warps.
+template <int UNITS, int WIDTH>
+__device__ __forceinline__ float norm_scale(const uint4 (&x)[UNITS], float (&squares)[WARPS][8],
+                                            int warp, int lane) {
+    float sums[4] = {};
+#pragma unroll
+    for (int i = 0; i < UNITS; ++i) {
+        const u32 pairs[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
+#pragma unroll
+        for (int p = 0; p < 4; ++p) {
+            sums[p] = __fmaf_rn(low(pairs[p]), low(pairs[p]), sums[p]);
+            sums[p] = __fmaf_rn(high(pairs[p]), high(pairs[p]), sums[p]);
+        }
+    }
+    float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    sum += __shfl_xor_sync(FULL, sum, 1);
+    sum += __shfl_xor_sync(FULL, sum, 2);
+    if (lane % 4 == 0) squares[warp][lane / 4] = sum;
+    meet();
+    float total = 0.0f;
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) total += squares[w][lane / 4];
+    return 1.0f / sqrtf(total / (float)WIDTH + NORM_EPS);
+}
+
+// Rounds twice, as the models were trained with: the normalised value, then its product.
+__device__ __forceinline__ u32 normalise_pair(u32 x, u32 weight, float scale) {
+    u32 n = round_pair(low(x) * scale, high(x) * scale);
+    return round_pair(low(n) * low(weight), high(n) * high(weight));
+}
+
+__device__ __forceinline__ uint4 normalise(uint4 x, uint4 weight, float scale) {
+    return make_uint4(normalise_pair(x.x, weight.x, scale), normalise_pair(x.y, weight.y, scale),
+                      normalise_pair(x.z, weight.z, scale), normalise_pair(x.w, weight.w, scale));
+}
+
+// Computes   n[t] = rms_norm(x[t]) for all tokens of a block step.
+// Layout     x, n: bf16 [tokens][HIDDEN_STRIDE]; weight: bf16 [HIDDEN_STRIDE].
+// Work split a block owns eight tokens, a warp an eighth of their columns, a quad one token.
+// Rounding   the normalised value, then its product with the weight.
+// Moves      x once in, n once out: bound by memory.
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
+norm_rows(Step step, const uint4 *weight, const u16 *x, u16 *n) {
+    constexpr int UNITS = HIDDEN_UNITS;
+    __shared__ float squares[WARPS][8];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    let_next_start();
+    wait_for_previous();
+    const u32 token = blockIdx.x * 8 + lane / 4;
+    const bool there = token < n_tokens(step);
+    const int first = warp * UNITS * 32 + lane % 4 * 8;
+    uint4 row[UNITS];
+#pragma unroll
+    for (int i = 0; i < UNITS; ++i)
+        row[i] = there ? load_fresh((const uint4 *)(x + (u64)token * HIDDEN_STRIDE + first + i * 32))
+                       : make_uint4(0, 0, 0, 0);
+    const float scale = norm_scale<UNITS, HIDDEN>(row, squares, warp, lane);
+    if (!there) return;
+#pragma unroll
+    for (int i = 0; i < UNITS; ++i)
+        *(uint4 *)(n + (u64)token * HIDDEN_STRIDE + first + i * 32) =
+            normalise(row[i], weight[(first + i * 32) / 8], scale);
+}

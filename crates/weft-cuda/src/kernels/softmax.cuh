@@ -1,0 +1,73 @@
+// Attention over pages of 64 rows, in one order for one token or a thousand.
+//
+// SECTION_PAGES pages of a span are a *section*. Inside it pages are taken in order: (m, l, acc) is the running
+// maximum, the sum of weights and the weighted sum of values, rescaled page by page. Sections are
+// then folded in the order of the spans. Both attend kernels use the functions below, so where a
+// token is computed does not show.
+// A score tile is 16 queries x 64 rows: lane 4g + c holds queries g and g + 8, and of each eighth of
+// the page rows 2c, 2c + 1. Weights enter the value product as the sum of two bf16 numbers, which
+// keeps 16 bits of them: the definition never rounds them.
+
+constexpr int DIM_UNITS = DIM / 32, DIM_TILES = DIM / 8;
+constexpr int QUERY_STRIDE = DIM + 8; // elements of a query in shared memory; the gap spreads banks
+
+// A maximum that can be subtracted: of no rows at all it is minus infinity.
+__device__ __forceinline__ float finite(float m) { return m == NEVER ? 0.0f : m; }
+
+// Rows that are not seen weigh nothing. Products are scaled, to units of log2, when they are weighed.
+__device__ __forceinline__ float score(float product, bool seen) { return seen ? product : NEVER; }
+
+__device__ __forceinline__ float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(FULL, x, 1));
+    return fmaxf(x, __shfl_xor_sync(FULL, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(FULL, x, 1);
+    return x + __shfl_xor_sync(FULL, x, 2);
+}
+
+// The weights of half a page for one query: four pairs in, rounded to two bf16 numbers each; their
+// sum and that of their squares out.
+__device__ __forceinline__ float2 weigh(const float (&pairs)[8], float m, uint4 &coarse, uint4 &fine) {
+    float sum = 0.0f, squares = 0.0f;
+    u32 c[4], f[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float a = exp2_of(__fmaf_rn(pairs[2 * i], SCALE_LOG2, -m));
+        const float b = exp2_of(__fmaf_rn(pairs[2 * i + 1], SCALE_LOG2, -m));
+        sum += a;
+        sum += b;
+        squares = __fmaf_rn(a, a, __fmaf_rn(b, b, squares));
+        c[i] = round_pair(a, b);
+        f[i] = round_pair(a - low(c[i]), b - high(c[i]));
+    }
+    coarse = make_uint4(c[0], c[1], c[2], c[3]);
+    fine = make_uint4(f[0], f[1], f[2], f[3]);
+    return make_float2(sum, squares);
+}
+
+// What blanks the rows from `rows` on in a unit of values, half `half` of a page: memory that was
+// never written may hold anything, and nothing times NaN is NaN.
+__device__ __forceinline__ uint4 value_mask(int rows, int half, int lane) {
+    u32 mask[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int row = half * 32 + i * 8 + lane % 4 * 2;
+        mask[i] = row + 1 < rows ? 0xffffffffu : row < rows ? 0x0000ffffu : 0u;
+    }
+    return make_uint4(mask[0], mask[1], mask[2], mask[3]);
+}
+__device__ __forceinline__ uint4 masked(uint4 v, uint4 mask) {
+    return make_uint4(v.x & mask.x, v.y & mask.y, v.z & mask.z, v.w & mask.w);
+}
+
+// total = total * a + part * b, and the factors of a fold: of what is there, and of what comes.
+__device__ __forceinline__ float fold(float total, float a, float part, float b) {
+    return __fmaf_rn(total, a, __fmul_rn(part, b));
+}
+struct Factors {
+    float a, b;
+};
+__device__ __forceinline__ Factors fold_factors(float before, float part, float after) {
+    return {exp2_of(before - finite(after)), exp2_of(part - finite(after))};
+}

@@ -1,0 +1,153 @@
+//! KV pages on the GPU: where rows lie, and the way in and out for the host.
+//!
+//! Memory is \[layer\]\[page\]\[KV head\]\[keys, values\]; `kernels/head.cuh` says the same and why. Kernels
+//! write rows one by one; the host moves whole pages and sorts their elements here.
+
+use std::sync::Arc;
+
+use half::bf16;
+use weft::config::Config;
+use weft::kv::{PAGE_ROWS, PageId, Slot};
+
+use crate::driver::{Address, Gpu, Memory};
+use crate::error::CudaError;
+
+pub(crate) struct Kv {
+    memory: Memory,
+    layers: usize,
+    pages: usize,
+    heads: usize,
+    head_dim: usize,
+    /// The width of a head in memory.
+    dim: usize,
+}
+
+/// One page of one layer, on the host.
+pub(crate) struct Page {
+    values: Vec<bf16>,
+}
+
+/// Where an element of a key lies in its side of a page.
+fn key_offset(dim: usize, row: usize, d: usize) -> usize {
+    (row / 8 * (dim / 32) + d / 32) * 256 + (row % 8 * 4 + d % 32 / 8) * 8 + d % 8
+}
+
+/// Where an element of a value lies in its side of a page.
+fn value_offset(row: usize, d: usize) -> usize {
+    (d / 8 * 2 + row / 32) * 256 + (d % 8 * 4 + row % 8 / 2) * 8 + row % 32 / 8 * 2 + row % 2
+}
+
+impl Kv {
+    pub(crate) fn new(
+        gpu: &Arc<Gpu>,
+        config: &Config,
+        dim: usize,
+        pages: usize,
+    ) -> Result<Self, CudaError> {
+        let (layers, heads, head_dim) = (config.layers, config.kv_heads, config.head_dim);
+        let bytes = layers * pages * heads * 2 * PAGE_ROWS * dim * size_of::<bf16>();
+        let memory = Memory::new(gpu, "KV pages", bytes)?;
+        Ok(Self { memory, layers, pages, heads, head_dim, dim })
+    }
+
+    /// A layer's pages.
+    pub(crate) fn layer(&self, layer: u16) -> Address {
+        self.memory.address().offset(self.start(layer, 0))
+    }
+
+    fn page_len(&self) -> usize {
+        self.heads * 2 * PAGE_ROWS * self.dim
+    }
+
+    fn start(&self, layer: u16, page: PageId) -> usize {
+        (usize::from(layer) * self.pages + page as usize) * self.page_len() * size_of::<bf16>()
+    }
+
+    pub(crate) fn read_page(&self, layer: u16, page: PageId) -> Result<Page, CudaError> {
+        let mut values = vec![bf16::ZERO; self.page_len()];
+        self.memory.read(self.start(layer, page), &mut values)?;
+        Ok(Page { values })
+    }
+
+    pub(crate) fn write_page(
+        &self,
+        layer: u16,
+        page: PageId,
+        from: &Page,
+    ) -> Result<(), CudaError> {
+        self.memory.write(self.start(layer, page), &from.values)
+    }
+
+    /// Copies a page in every layer.
+    pub(crate) fn copy_page(&self, from: PageId, to: PageId) -> Result<(), CudaError> {
+        let bytes = self.page_len() * size_of::<bf16>();
+        for layer in 0..self.layers as u16 {
+            self.memory.copy_within(self.start(layer, from), self.start(layer, to), bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Calls `visit(element of the row, place of its key, place of its value)`.
+    fn each_element(&self, row: usize, mut visit: impl FnMut(usize, usize, usize)) {
+        for head in 0..self.heads {
+            let side = PAGE_ROWS * self.dim;
+            for d in 0..self.head_dim {
+                let key = head * 2 * side + key_offset(self.dim, row, d);
+                let value = (head * 2 + 1) * side + value_offset(row, d);
+                visit(head * self.head_dim + d, key, value);
+            }
+        }
+    }
+
+    /// A row of a page: key and value, each \[kv_width\].
+    pub(crate) fn get(&self, page: &Page, row: usize, k: &mut [bf16], v: &mut [bf16]) {
+        self.each_element(row, |i, key, value| {
+            k[i] = page.values[key];
+            v[i] = page.values[value];
+        });
+    }
+
+    pub(crate) fn set(&self, page: &mut Page, row: usize, k: &[bf16], v: &[bf16]) {
+        self.each_element(row, |i, key, value| {
+            page.values[key] = k[i];
+            page.values[value] = v[i];
+        });
+    }
+}
+
+/// The page of a slot, and the row in it.
+pub(crate) fn place(slot: Slot) -> (PageId, usize) {
+    (slot / PAGE_ROWS as Slot, slot as usize % PAGE_ROWS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_element_has_a_place_of_its_own() {
+        for dim in [32, 64, 128] {
+            let mut keys = vec![false; PAGE_ROWS * dim];
+            let mut values = keys.clone();
+            for row in 0..PAGE_ROWS {
+                for d in 0..dim {
+                    keys[key_offset(dim, row, d)] = true;
+                    values[value_offset(row, d)] = true;
+                }
+            }
+            assert!(keys.iter().chain(&values).all(|taken| *taken), "{dim}");
+        }
+    }
+
+    /// Lane 4g + c of a unit of values holds, for dimension g, the rows that the scores of lane c are
+    /// for: 2c and 2c + 1 of each eighth.
+    #[test]
+    fn values_lie_in_the_order_of_the_scores() {
+        let rows = |lane: usize| -> Vec<usize> {
+            let at = |e: usize| (0..32).find(|row| value_offset(*row, lane / 4) == lane * 8 + e);
+            (0..8).map(|e| at(e).unwrap()).collect()
+        };
+        assert_eq!(rows(0), [0, 1, 8, 9, 16, 17, 24, 25]);
+        assert_eq!(rows(4 * 5 + 3), [6, 7, 14, 15, 22, 23, 30, 31]);
+    }
+}

@@ -1,0 +1,36 @@
+//! The CUDA device: weights packed for tensor cores, one kernel per op, a token as one graph.
+//!
+//! It runs the plan that [`weft::plan`] makes and is compared with [`weft::reference`], op by op.
+//! Kernels are compiled when a device is made, for the GPU that is there and the model's shape.
+//! Every output is one sum in one order, whatever the number of tokens or lanes, and whichever
+//! family of kernels runs it. It knows steps and spans; it does not know where they come from.
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
+
+mod bandwidth;
+mod buffers;
+mod compile;
+mod device;
+mod driver;
+mod error;
+mod graphs;
+mod kernels;
+mod kv;
+mod ops;
+mod pack;
+mod shape;
+mod tables;
+mod weights;
+
+pub use bandwidth::read_bandwidth;
+pub use compile::{Compiled, compile};
+pub use device::{CudaDevice, Launches, Options};
+pub use driver::GpuFacts;
+pub use error::CudaError;
+pub use kernels::{DECODE_KERNELS, defines, source};
+
+/// The GPU that a device would use, if there is all that one needs: driver, compiler, GPU.
+pub fn probe() -> Result<GpuFacts, CudaError> {
+    let gpu = driver::open(0)?;
+    compile::version()?;
+    Ok(gpu.facts.clone())
+}

@@ -1,0 +1,63 @@
+//! `attend`: a = softmax(q · kᵀ / √head_dim) · v over every row that a token sees.
+
+use super::{Pass, RING_THREADS};
+use crate::CudaDevice;
+use crate::driver::{Address, Argument};
+use crate::error::CudaError;
+use crate::tables::Family;
+
+/// Threads of a block that takes a tile of tokens.
+const TILE_THREADS: usize = 128;
+
+/// Kernels call it `Attended`.
+#[repr(C)]
+struct Attended {
+    a: Address,
+    sums: Address,
+    weights: Address,
+    squares: Address,
+    arrived: Address,
+    shares: Address,
+}
+
+impl Argument for Attended {}
+
+/// With `stores` it runs rope_store too.
+pub(crate) fn launch(pass: &Pass<'_>, layer: u16, stores: bool) -> Result<(), CudaError> {
+    let CudaDevice { config, gpu, kernels, weights, buffers, kv, rope, .. } = pass.device;
+    let weights = &weights.layers[usize::from(layer)];
+    let to = Attended {
+        a: buffers.a.address(),
+        sums: buffers.sums.address(),
+        weights: buffers.weights.address(),
+        squares: buffers.squares.address(),
+        arrived: buffers.arrived.address(),
+        shares: buffers.shares.address(),
+    };
+    match pass.family {
+        Family::Few => {
+            // Where there are more items than blocks fit, a block takes several, of one KV head.
+            let at_once = (gpu.facts.n_sms / config.kv_heads).max(1);
+            let grid = (pass.counts.n_items.min(at_once) * config.kv_heads, 1);
+            let arguments: &[&dyn Argument] = &[
+                &pass.step,
+                &u32::from(stores),
+                &weights.q_norm.address(),
+                &weights.k_norm.address(),
+                &rope.address(),
+                &buffers.q.address(),
+                &buffers.k.address(),
+                &buffers.v.address(),
+                &kv.layer(layer),
+                &to,
+            ];
+            pass.launch(&kernels.attend, grid, RING_THREADS, arguments)
+        }
+        Family::Many => {
+            let grid = (pass.counts.n_tiles * config.kv_heads, 1);
+            let (rope, q) = (rope.address(), buffers.q.address());
+            let arguments: &[&dyn Argument] = &[&pass.step, &rope, &q, &kv.layer(layer), &to];
+            pass.launch(&kernels.attend_block, grid, TILE_THREADS, arguments)
+        }
+    }
+}

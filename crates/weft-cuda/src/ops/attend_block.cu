@@ -1,0 +1,227 @@
+// A section of one span of a lane, as its tokens see it.
+struct Section {
+    u32 pages[SECTION_PAGES];
+    u32 n_rows;
+    u32 position; // of the first row
+    u32 home;     // the position that its key was rotated for
+    u32 pad;
+};
+// Consecutive tokens of one lane; 32 bytes.
+struct Tile {
+    u32 first_token, n_tokens;
+    u32 first_section, n_sections; // those that its last token sees
+    u32 share;                     // where the shares of its last token go, or NOWHERE
+    u32 pad[3];
+};
+constexpr u32 NOWHERE = 0xffffffffu;
+constexpr int TILE_WARPS = 4, TILE_ROWS = TILE_WARPS * 16;
+
+// Copies a page's keys and values.
+__device__ __forceinline__ void load_page(u8 *to, const u16 *kv, u32 page, int kv_head) {
+    const u8 *from = (const u8 *)(kv + page_start(page, kv_head));
+    for (int i = threadIdx.x * 16; i < 2 * SIDE_BYTES; i += TILE_WARPS * 32 * 16) copy_chunk(to + i, from + i);
+}
+
+// Blanks the values from row `rows` on.
+__device__ __forceinline__ void blank_values(u8 *values, int rows) {
+    for (int i = threadIdx.x; i < SIDE_BYTES / 16; i += TILE_WARPS * 32) {
+        uint4 &chunk = ((uint4 *)values)[i];
+        chunk = masked(chunk, value_mask(rows, i / UNIT % 2, i % 32));
+    }
+}
+
+// The state of a warp's 16 queries: rows g and g + 8 of the lane's quad.
+struct Running {
+    float acc[DIM_TILES][4];
+    float m[2], l[2], squares[2];
+};
+
+// One page: scores, weights, values.
+__device__ __forceinline__ void take_page(Running &state, const u8 *page, const uint4 (&queries)[DIM_UNITS][2],
+                                          const int (&seen)[2], int lane) {
+    const int c = lane % 4;
+    float products[8][4] = {};
+    const uint4 *keys = (const uint4 *)page + lane;
+#pragma unroll
+    for (int unit = 0; unit < DIM_UNITS; ++unit)
+#pragma unroll
+        for (int tile = 0; tile < 8; ++tile)
+            mma32(products[tile], queries[unit][0], queries[unit][1], keys[(tile * DIM_UNITS + unit) * UNIT]);
+    float shrink[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        float top = NEVER;
+        if (__any_sync(FULL, seen[i] < PAGE_ROWS)) {
+#pragma unroll
+            for (int tile = 0; tile < 8; ++tile)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    float &s = products[tile][i * 2 + e];
+                    s = score(s, tile * 8 + c * 2 + e < seen[i]);
+                }
+        }
+#pragma unroll
+        for (int tile = 0; tile < 8; ++tile)
+            top = fmaxf(top, fmaxf(products[tile][i * 2], products[tile][i * 2 + 1]));
+        const float after = fmaxf(state.m[i], quad_max(top) * SCALE_LOG2);
+        shrink[i] = exp2_of(state.m[i] - finite(after));
+        state.m[i] = after;
+    }
+#pragma unroll
+    for (int tile = 0; tile < DIM_TILES; ++tile)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) state.acc[tile][e] = __fmul_rn(state.acc[tile][e], shrink[e / 2]);
+    const uint4 *values = (const uint4 *)(page + SIDE_BYTES) + lane;
+    float2 weights[2][2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        uint4 p[2][2]; // coarse and fine, upper and lower
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            float pairs[8];
+#pragma unroll
+            for (int e = 0; e < 8; ++e) pairs[e] = products[half * 4 + e / 2][i * 2 + e % 2];
+            weights[half][i] = weigh(pairs, finite(state.m[i]), p[0][i], p[1][i]);
+        }
+#pragma unroll
+        for (int tile = 0; tile < DIM_TILES; ++tile) {
+            const uint4 unit = values[(tile * 2 + half) * UNIT];
+            mma32(state.acc[tile], p[0][0], p[0][1], unit);
+            mma32(state.acc[tile], p[1][0], p[1][1], unit);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        state.l[i] = __fmaf_rn(state.l[i], shrink[i], weights[0][i].x + weights[1][i].x);
+        state.squares[i] = __fmaf_rn(state.squares[i], shrink[i] * shrink[i], weights[0][i].y + weights[1][i].y);
+    }
+}
+
+// Computes   a = softmax(rotate(q) * k / sqrt(HEAD_DIM)) * v over every row that a token sees, for blocks of
+//            tokens.
+// Layout     q: bf16 [tokens][Q_WIDTH], after rope_store; kv: pages of one layer (head.cuh); rope: f32
+//            [positions][HALF_DIM][cos, sin]; results as in Attended.
+// Work split a block owns one KV head and up to 64 queries (tokens x heads of the group) of one lane, a warp 16
+//            of them; it takes the lane's pages in order, one ahead.
+// Rounding   the rotated query once; probabilities to 16 bits; a once.
+// Moves      keys and values once for 64 queries, mostly from L2: bound by arithmetic.
+extern "C" __global__ void __launch_bounds__(TILE_WARPS * 32, 2)
+attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attended to) {
+    extern __shared__ __align__(128) u8 pages[];
+    __shared__ __align__(16) u16 turned[TILE_ROWS][QUERY_STRIDE];
+    __shared__ float finals[TILE_ROWS][2];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, c = lane % 4;
+    const int kv_head = blockIdx.x % KV_HEADS;
+    // The last tiles of a prompt see most: they start first.
+    const Tile tile = ((const Tile *)step.attention)[n_tiles(step) - 1 - blockIdx.x / KV_HEADS];
+    const Section *sections = (const Section *)(step.attention + n_tiles(step) * (sizeof(Tile) / 4)) + tile.first_section;
+    const int last_position = step.positions[tile.first_token + tile.n_tokens - 1];
+    const int rows[2] = {warp * 16 + lane / 4, warp * 16 + lane / 4 + 8};
+    int positions[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const u32 token = rows[i] / GROUP;
+        positions[i] = token < tile.n_tokens ? (int)step.positions[tile.first_token + token] : -1;
+    }
+
+    uint4 queries[DIM_UNITS][2];
+    Running state, total;
+    total.m[0] = total.m[1] = NEVER, total.l[0] = total.l[1] = 0.0f;
+#pragma unroll
+    for (int t = 0; t < DIM_TILES; ++t)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) total.acc[t][e] = 0.0f;
+    int turned_by = 0x7fffffff, buffer = 0;
+    load_page(pages, kv, sections[0].pages[0], kv_head);
+    commit_copies();
+    for (u32 s = 0; s < tile.n_sections; ++s) {
+        const Section section = sections[s];
+        const int moved = (int)section.home - (int)section.position;
+        if (moved != turned_by) {
+            turned_by = moved;
+            __syncwarp();
+            for (int r = warp * 16; r < warp * 16 + 16; ++r) {
+                const u32 token = r / GROUP;
+                for (int d = lane; d < DIM; d += 32)
+                    if (token >= tile.n_tokens || d >= HEAD_DIM) turned[r][d] = 0;
+                if (token >= tile.n_tokens) continue;
+                const u32 t = tile.first_token + token;
+                Head head = load_head(q + (u64)t * Q_WIDTH + (kv_head * GROUP + r % GROUP) * HEAD_DIM, lane);
+                rotate_head(head, load_turn(rope, max((int)step.positions[t] + moved, 0), lane));
+                each_dimension(head, lane, [&](int d, u16 value) { turned[r][d] = value; });
+            }
+            __syncwarp();
+#pragma unroll
+            for (int unit = 0; unit < DIM_UNITS; ++unit)
+#pragma unroll
+                for (int i = 0; i < 2; ++i) queries[unit][i] = *(const uint4 *)&turned[rows[i]][unit * 32 + c * 8];
+        }
+        state.m[0] = state.m[1] = NEVER, state.l[0] = state.l[1] = 0.0f, state.squares[0] = state.squares[1] = 0.0f;
+#pragma unroll
+        for (int t = 0; t < DIM_TILES; ++t)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) state.acc[t][e] = 0.0f;
+        const int most = min(last_position + 1 - (int)section.position, (int)section.n_rows);
+        const int n_pages = (most + PAGE_ROWS - 1) / PAGE_ROWS;
+        for (int page = 0; page < n_pages; ++page, buffer ^= 1) {
+            const bool in_section = page + 1 < n_pages;
+            if (in_section || s + 1 < tile.n_sections) {
+                const u32 next = in_section ? section.pages[page + 1] : sections[s + 1].pages[0];
+                load_page(pages + (buffer ^ 1) * 2 * SIDE_BYTES, kv, next, kv_head);
+            }
+            commit_copies();
+            await_copies<1>();
+            __syncthreads();
+            const int n_rows = section.n_rows - page * PAGE_ROWS;
+            if (n_rows < PAGE_ROWS) {
+                blank_values(pages + buffer * 2 * SIDE_BYTES + SIDE_BYTES, n_rows);
+                __syncthreads();
+            }
+            int seen[2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                seen[i] = min(positions[i] + 1 - (int)section.position, (int)section.n_rows) - page * PAGE_ROWS;
+            take_page(state, pages + buffer * 2 * SIDE_BYTES, queries, seen, lane);
+            __syncthreads();
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const float l = quad_sum(state.l[i]), after = fmaxf(total.m[i], state.m[i]);
+            const Factors factors = fold_factors(total.m[i], state.m[i], after);
+#pragma unroll
+            for (int t = 0; t < DIM_TILES; ++t)
+#pragma unroll
+                for (int e = 0; e < 2; ++e)
+                    total.acc[t][i * 2 + e] = fold(total.acc[t][i * 2 + e], factors.a, state.acc[t][i * 2 + e], factors.b);
+            total.l[i] = fold(total.l[i], factors.a, l, factors.b);
+            total.m[i] = after;
+            const float squares = quad_sum(state.squares[i]);
+            if (tile.share != NOWHERE && rows[i] / GROUP == tile.n_tokens - 1 && c == 0) {
+                const u64 at = (u64)(tile.share + s) * HEADS + kv_head * GROUP + rows[i] % GROUP;
+                to.weights[at] = make_float2(state.m[i], l);
+                to.squares[at] = squares;
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const u32 token = rows[i] / GROUP;
+        if (token >= tile.n_tokens) continue;
+        u16 *a = to.a + (u64)(tile.first_token + token) * Q_STRIDE + (kv_head * GROUP + rows[i] % GROUP) * HEAD_DIM;
+#pragma unroll
+        for (int t = 0; t < DIM_TILES; ++t)
+            if (t * 8 + c * 2 < HEAD_DIM)
+                *(u32 *)(a + t * 8 + c * 2) =
+                    round_pair(total.acc[t][i * 2] / total.l[i], total.acc[t][i * 2 + 1] / total.l[i]);
+        if (c == 0) finals[rows[i]][0] = total.m[i], finals[rows[i]][1] = total.l[i];
+    }
+    if (tile.share == NOWHERE) return;
+    __threadfence_block();
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < tile.n_sections * GROUP; i += TILE_WARPS * 32) {
+        const u64 at = (u64)(tile.share + i / GROUP) * HEADS + kv_head * GROUP + i % GROUP;
+        const float *whole = finals[(tile.n_tokens - 1) * GROUP + i % GROUP];
+        const float scale = exp2_of(load_fresh((const float *)(to.weights + at)) - whole[0]) / whole[1];
+        to.shares[at] += load_fresh(to.squares + at) * scale * scale;
+    }
+}

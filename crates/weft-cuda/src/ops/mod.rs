@@ -1,0 +1,93 @@
+//! The ops, one file each beside its kernel, and what their launches share.
+
+pub(crate) mod attend;
+pub(crate) mod down_add;
+pub(crate) mod embed;
+pub(crate) mod norm_gate_up;
+pub(crate) mod norm_head;
+pub(crate) mod norm_qkv;
+pub(crate) mod proj_add;
+pub(crate) mod rope_store;
+
+use weft::plan::Op;
+
+use crate::CudaDevice;
+use crate::driver::{Address, Argument, Kernel, Launch};
+use crate::error::CudaError;
+use crate::tables::{Counts, Family, StepAddresses};
+
+impl Argument for StepAddresses {}
+
+/// Threads of a block: eight warps that compute, and a ninth that copies where a ring is used.
+const THREADS: usize = 256;
+const RING_THREADS: usize = THREADS + 32;
+/// Threads where blocks of tokens meet blocks of rows.
+const BLOCK_THREADS: usize = 512;
+
+/// One run of ops over the lists of a step.
+pub(crate) struct Pass<'a> {
+    pub(crate) device: &'a CudaDevice,
+    pub(crate) step: StepAddresses,
+    pub(crate) family: Family,
+    /// What grids are sized for: the step's own counts, or the most that a graph serves.
+    pub(crate) counts: Counts,
+    /// Whether rope_store runs inside attend, and kernels start before the one before has ended.
+    pub(crate) joined: bool,
+}
+
+impl Pass<'_> {
+    /// Launches ops in order. Where ops are joined, the second of a pair runs both.
+    pub(crate) fn run(&self, ops: &[Op]) -> Result<(), (Op, CudaError)> {
+        for (i, op) in ops.iter().enumerate() {
+            let next = ops.get(i + 1);
+            let launched = match *op {
+                Op::Embed => embed::launch(self),
+                Op::NormQkv { layer } => norm_qkv::launch(self, layer),
+                Op::RopeStore { layer } if self.runs_in_attend(layer, next) => Ok(()),
+                Op::RopeStore { layer } => rope_store::launch(self, layer),
+                Op::Attend { layer } => {
+                    let before = i.checked_sub(1).map(|i| ops[i]);
+                    let stores = before == Some(Op::RopeStore { layer })
+                        && self.runs_in_attend(layer, Some(op));
+                    attend::launch(self, layer, stores)
+                }
+                Op::ProjAdd { layer } => proj_add::launch(self, layer),
+                Op::NormGateUp { layer } => norm_gate_up::launch(self, layer),
+                Op::DownAdd { layer } => down_add::launch(self, layer),
+                Op::NormHead => norm_head::launch(self),
+            };
+            launched.map_err(|error| (*op, error))?;
+        }
+        Ok(())
+    }
+
+    fn runs_in_attend(&self, layer: u16, next: Option<&Op>) -> bool {
+        self.joined && self.family == Family::Few && next == Some(&Op::Attend { layer })
+    }
+
+    /// Launches a kernel; one that may, before the kernel before it has ended.
+    fn launch(
+        &self,
+        kernel: &Kernel,
+        grid: (usize, usize),
+        threads: usize,
+        arguments: &[&dyn Argument],
+    ) -> Result<(), CudaError> {
+        let early = self.joined && self.family == Family::Few;
+        kernel.launch(&self.device.gpu, Launch { grid, threads, early }, arguments)
+    }
+
+    /// Blocks of tokens × blocks of rows, 128 each.
+    fn block_grid(&self, rows: usize) -> (usize, usize) {
+        (rows.div_ceil(128), self.counts.n_tokens.div_ceil(128))
+    }
+
+    /// norm = rms_norm(x), for blocks of tokens.
+    fn norm_rows(&self, weight: Address) -> Result<(), CudaError> {
+        let CudaDevice { kernels, buffers, .. } = self.device;
+        let grid = (self.counts.n_tokens.div_ceil(8), 1);
+        let arguments: &[&dyn Argument] =
+            &[&self.step, &weight, &buffers.x.address(), &buffers.norm.address()];
+        self.launch(&kernels.norm_rows, grid, THREADS, arguments)
+    }
+}

@@ -1,0 +1,41 @@
+__device__ __forceinline__ float gated(float gate, float up) { return gate / (1.0f + expf(-gate)) * up; }
+
+// Computes   n = rms_norm(x); h = silu(n * W_gate) * (n * W_up), for up to eight tokens.
+// Layout     weights: packed in units, tiles of eight gate rows and of eight up rows in turn;
+//            x: bf16 [tokens][HIDDEN_STRIDE]; h: bf16 [tokens][INTER_STRIDE].
+// Work split a block owns pairs of tiles, a warp an eighth of the columns (matvec.cuh); every block normalises
+//            x for itself.
+// Rounding   n as RMSNorm rounds; gate, up and SiLU never; h once.
+// Moves      the weights once: bound by memory.
+extern "C" __global__ void MATVEC_BOUNDS(HIDDEN_UNITS)
+norm_gate_up(Step step, const u8 *weights, const uint4 *norm, const u16 *x, u16 *h) {
+    using M = Cut<HIDDEN_UNITS, GATE_UP_TILES, GATE_UP_STAGES, GATE_UP_OWN>;
+    multiply_norms<M>(weights, GATE_UP_GROUPS, x, norm, step.counts, [](u32 token) { return token; },
+                      [&](int group, bool, u32 token, u32 row, const float (&sums)[M::TILES]) {
+#pragma unroll
+        for (int pair = 0; pair < M::TILES / 2; ++pair) {
+            const u32 r = (group * (M::TILES / 2) + pair) * 8 + row;
+            if (r < INTER) h[(u64)token * INTER_STRIDE + r] = round_one(gated(sums[pair * 2], sums[pair * 2 + 1]));
+        }
+    });
+}
+
+// Computes   h = silu(n * W_gate) * (n * W_up), for blocks of tokens; n is what norm_rows made.
+// Layout     as above; n: bf16 [tokens][HIDDEN_STRIDE].
+// Work split a block owns 128 tokens x 128 rows, half of them gate and half of them up (matmul.cuh).
+// Rounding   h once.
+// Moves      weights and n once from memory, then from L2: bound by arithmetic.
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
+norm_gate_up_block(Step step, const u8 *weights, const u16 *n, u16 *h) {
+    multiply_block<HIDDEN_UNITS>(weights, n, HIDDEN_STRIDE, n_tokens(step),
+                                 [&](u32 token, u32 tile, u32 column, const float (&sums)[4][2]) {
+        // Rows are padded to whole pairs; what is beyond the last row is zero, like its weights.
+#pragma unroll
+        for (int pair = 0; pair < 2; ++pair) {
+            const u32 r = (tile / 2 + pair) * 8 + column;
+            const float (&gate)[2] = sums[pair * 2], (&up)[2] = sums[pair * 2 + 1];
+            if (r < INTER)
+                *(u32 *)(h + (u64)token * INTER_STRIDE + r) = round_pair(gated(gate[0], up[0]), gated(gate[1], up[1]));
+        }
+    });
+}

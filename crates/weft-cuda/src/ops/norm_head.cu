@@ -1,0 +1,20 @@
+// Computes   logits = rms_norm(x) * W_head, for up to eight of the tokens whose logits were asked for.
+// Layout     weights: packed in units; x: bf16 [tokens][HIDDEN_STRIDE]; logits: f32 [outputs][VOCAB].
+// Work split a block owns tiles of eight rows, a warp an eighth of the columns (matvec.cuh); every block
+//            normalises x for itself. Steps of any size use this kernel, eight outputs a launch.
+// Rounding   the norm as RMSNorm rounds; logits never.
+// Moves      the weights once: bound by memory.
+extern "C" __global__ void MATVEC_BOUNDS(HIDDEN_UNITS)
+norm_head(Step step, u32 first, const u8 *weights, const uint4 *norm, const u16 *x, float *logits) {
+    using M = Cut<HIDDEN_UNITS, HEAD_TILES, HEAD_STAGES, HEAD_OWN, 5>;
+    __shared__ u32 count;
+    if (threadIdx.x == 0) count = min(8u, n_outputs(step) - min(first, n_outputs(step)));
+    multiply_norms<M>(weights, HEAD_GROUPS, x, norm, &count, [&](u32 i) { return step.outputs[first + i]; },
+                      [&](int group, bool, u32 token, u32 row, const float (&sums)[M::TILES]) {
+#pragma unroll
+        for (int tile = 0; tile < M::TILES; ++tile) {
+            const u32 r = (group * M::TILES + tile) * 8 + row;
+            if (r < VOCAB) logits[(u64)(first + token) * VOCAB + r] = sums[tile];
+        }
+    });
+}

@@ -1,0 +1,51 @@
+// Puts a row of the three projections where it belongs, with its bias where the model has one.
+struct QkvStore {
+    const u16 *bias; // bf16 [QKV_ROWS]
+    u16 *q, *k, *v;
+    __device__ __forceinline__ float biased(u32 row, float sum) const {
+        return QKV_BIAS ? sum + widen(bias[row]) : sum;
+    }
+    __device__ __forceinline__ u16 *place(u32 token, u32 row) const {
+        if (row < Q_WIDTH) return q + (u64)token * Q_WIDTH + row;
+        if (row < Q_WIDTH + KV_WIDTH) return k + (u64)token * KV_WIDTH + row - Q_WIDTH;
+        return v + (u64)token * KV_WIDTH + row - Q_WIDTH - KV_WIDTH;
+    }
+};
+
+// Computes   n = rms_norm(x); q, k, v = n * W (+ bias), for up to eight tokens.
+// Layout     weights: packed in units, rows of q, then k, then v; x: bf16 [tokens][HIDDEN_STRIDE];
+//            q: bf16 [tokens][Q_WIDTH]; k, v: bf16 [tokens][KV_WIDTH].
+// Work split a block owns tiles of eight rows, a warp an eighth of the columns (matvec.cuh); every block
+//            normalises x for itself.
+// Rounding   n as RMSNorm rounds; q, k, v once, after the bias.
+// Moves      the weights once: bound by memory.
+extern "C" __global__ void MATVEC_BOUNDS(HIDDEN_UNITS)
+norm_qkv(Step step, const u8 *weights, const uint4 *norm, const u16 *x, QkvStore to) {
+    using M = Cut<HIDDEN_UNITS, QKV_TILES, QKV_STAGES, QKV_OWN>;
+    multiply_norms<M>(weights, QKV_GROUPS, x, norm, step.counts, [](u32 token) { return token; },
+                      [&](int group, bool, u32 token, u32 row, const float (&sums)[M::TILES]) {
+#pragma unroll
+        for (int tile = 0; tile < M::TILES; ++tile) {
+            const u32 r = (group * M::TILES + tile) * 8 + row;
+            if (r < QKV_ROWS) *to.place(token, r) = round_one(to.biased(r, sums[tile]));
+        }
+    });
+}
+
+// Computes   q, k, v = n * W (+ bias), for blocks of tokens; n is what norm_rows made.
+// Layout     as above; n: bf16 [tokens][HIDDEN_STRIDE].
+// Work split a block owns 128 tokens x 128 rows (matmul.cuh).
+// Rounding   q, k, v once, after the bias.
+// Moves      weights and n once from memory, then from L2: bound by arithmetic.
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
+norm_qkv_block(Step step, const u8 *weights, const u16 *n, QkvStore to) {
+    multiply_block<HIDDEN_UNITS>(weights, n, HIDDEN_STRIDE, n_tokens(step),
+                                 [&](u32 token, u32 tile, u32 column, const float (&sums)[4][2]) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const u32 r = (tile + j) * 8 + column;
+            if (r < QKV_ROWS)
+                *(u32 *)to.place(token, r) = round_pair(to.biased(r, sums[j][0]), to.biased(r + 1, sums[j][1]));
+        }
+    });
+}

@@ -1,0 +1,79 @@
+// Adds sums to the residual stream, rounding once.
+struct AddStore {
+    u16 *x; // bf16 [tokens][HIDDEN_STRIDE]
+    __device__ __forceinline__ u16 *place(u32 token, u32 row) const { return x + (u64)token * HIDDEN_STRIDE + row; }
+};
+
+// Adds the sums of a few tokens. What they are added to is read while the product is computed, as far as a
+// block's first batch of groups goes: a thread stores the same row of each.
+template <class M> struct FewStore {
+    AddStore to;
+    u16 before[M::TILES];
+    __device__ __forceinline__ void begin(int first_group, u32 n_tokens) {
+        const u32 token = threadIdx.x % 64 / 8;
+#pragma unroll
+        for (int tile = 0; tile < M::TILES; ++tile) {
+            const u32 r = ((first_group + threadIdx.x / 64) * M::TILES + tile) * 8 + threadIdx.x % 8;
+            before[tile] = token < n_tokens && r < HIDDEN ? load_fresh(to.place(token, r)) : 0;
+        }
+    }
+    __device__ __forceinline__ void operator()(int group, bool first, u32 token, u32 row, const float (&sums)[M::TILES]) {
+#pragma unroll
+        for (int tile = 0; tile < M::TILES; ++tile) {
+            const u32 r = (group * M::TILES + tile) * 8 + row;
+            if (r < HIDDEN) {
+                u16 *at = to.place(token, r);
+                *at = round_one(widen(first ? before[tile] : load_fresh(at)) + sums[tile]);
+            }
+        }
+    }
+};
+
+// The product of either residual op with up to eight tokens.
+template <class M>
+__device__ __forceinline__ void add_product(const Step &step, const u8 *weights, int n_groups, const u16 *input,
+                                            int stride, AddStore to) {
+    multiply_rows<M>(weights, n_groups, input, stride, step, FewStore<M>{to});
+}
+
+// And with blocks of tokens.
+template <int UNITS>
+__device__ __forceinline__ void add_product_block(const Step &step, const u8 *weights, const u16 *input, int stride,
+                                                  AddStore to) {
+    multiply_block<UNITS>(weights, input, stride, n_tokens(step),
+                          [&](u32 token, u32 tile, u32 column, const float (&sums)[4][2]) {
+        // Rows are padded to whole pairs. All four are read before any is written.
+        u32 before[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const u32 r = (tile + j) * 8 + column;
+            before[j] = r < HIDDEN ? *(const u32 *)to.place(token, r) : 0;
+        }
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const u32 r = (tile + j) * 8 + column;
+            if (r < HIDDEN)
+                *(u32 *)to.place(token, r) = round_pair(low(before[j]) + sums[j][0], high(before[j]) + sums[j][1]);
+        }
+    });
+}
+
+// Computes   x += a * W_o, for up to eight tokens.
+// Layout     weights: packed in units; a: bf16 [tokens][Q_STRIDE]; x: bf16 [tokens][HIDDEN_STRIDE].
+// Work split a block owns tiles of eight rows, a warp an eighth of the columns (matvec.cuh).
+// Rounding   the sum, once.
+// Moves      the weights once: bound by memory.
+extern "C" __global__ void MATVEC_BOUNDS(1)
+proj_add(Step step, const u8 *weights, const u16 *a, AddStore to) {
+    add_product<Cut<Q_UNITS, PROJ_TILES, PROJ_STAGES, PROJ_OWN>>(step, weights, PROJ_GROUPS, a, Q_STRIDE, to);
+}
+
+// Computes   x += a * W_o, for blocks of tokens.
+// Layout     as above.
+// Work split a block owns 128 tokens x 128 rows (matmul.cuh).
+// Rounding   the sum, once.
+// Moves      weights and a once from memory, then from L2: bound by arithmetic.
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
+proj_add_block(Step step, const u8 *weights, const u16 *a, AddStore to) {
+    add_product_block<Q_UNITS>(step, weights, a, Q_STRIDE, to);
+}

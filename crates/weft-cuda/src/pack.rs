@@ -1,0 +1,97 @@
+//! Weight matrices in the order in which tensor cores take them.
+//!
+//! A unit is 8 rows × 32 columns, 512 bytes: lane 4g + c of a warp holds columns 8c to 8c + 7 of row g,
+//! 16 bytes as they lie in the row. Units of a tile of 8 rows follow one another by columns, tiles
+//! by rows. The same packing serves one token and a block of them.
+
+use half::bf16;
+use weft::weights::{Tensor, Weights, WeightsError};
+
+use crate::shape::{BLOCK_ROWS, TILE_ROWS, padded};
+
+const CHUNK: usize = 8;
+const UNIT: usize = 256;
+
+/// A matrix in units; rows and columns beyond it are zeros.
+pub(crate) struct Packed {
+    pub(crate) values: Vec<bf16>,
+    stride: usize,
+}
+
+impl Packed {
+    /// A matrix of zeros.
+    pub(crate) fn zeroed(rows: usize, columns: usize) -> Self {
+        let stride = padded(columns);
+        Self { values: vec![bf16::ZERO; rows.next_multiple_of(BLOCK_ROWS) * stride], stride }
+    }
+
+    /// Reads a tensor into the rows that `row` names for its rows.
+    pub(crate) fn read(
+        &mut self,
+        from: &dyn Weights,
+        tensor: Tensor,
+        row: impl Fn(usize) -> usize,
+    ) -> Result<(), WeightsError> {
+        from.read(tensor, &mut |i, values| self.set_row(row(i), values))
+    }
+
+    fn set_row(&mut self, row: usize, values: &[f32]) {
+        for (chunk, values) in values.chunks(CHUNK).enumerate() {
+            let at = self.place(row, chunk);
+            for (to, value) in self.values[at..].iter_mut().zip(values) {
+                *to = bf16::from_f32(*value);
+            }
+        }
+    }
+
+    /// Where eight columns of a row lie.
+    fn place(&self, row: usize, chunk: usize) -> usize {
+        let unit = row / TILE_ROWS * (self.stride / 32) + chunk / 4;
+        unit * UNIT + (row % TILE_ROWS * 4 + chunk % 4) * CHUNK
+    }
+}
+
+/// The packed row of a gate row: tiles of gate and up take turns. The up row comes 8 later.
+pub(crate) fn gate_row(row: usize) -> usize {
+    row / TILE_ROWS * 2 * TILE_ROWS + row % TILE_ROWS
+}
+
+/// A vector, padded with zeros.
+pub(crate) fn read_vector(from: &dyn Weights, tensor: Tensor) -> Result<Vec<bf16>, WeightsError> {
+    let mut vector = Vec::new();
+    from.read(tensor, &mut |_, values| vector.extend(values.iter().map(|v| bf16::from_f32(*v))))?;
+    vector.resize(padded(vector.len()), bf16::ZERO);
+    Ok(vector)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What lane 4g + c of unit (tile, k) holds is row 8 · tile + g, columns 32k + 8c on.
+    #[test]
+    fn a_lane_s_chunk_is_eight_columns_of_its_row() {
+        let (rows, columns) = (20, 300);
+        let mut packed = Packed::zeroed(rows, columns);
+        for row in 0..rows {
+            // Whole numbers below 256 are exact in bf16.
+            let values: Vec<f32> = (0..columns).map(|k| ((row * 7 + k) % 251) as f32).collect();
+            packed.set_row(row, &values);
+        }
+        let units = packed.stride / 32;
+        for (i, value) in packed.values.iter().enumerate() {
+            let (unit, lane, e) = (i / 256, i % 256 / 8, i % 8);
+            let (row, k) = (unit / units * 8 + lane / 4, unit % units * 32 + lane % 4 * 8 + e);
+            let expected = if row < rows && k < columns { (row * 7 + k) % 251 } else { 0 };
+            assert_eq!(value.to_f32(), expected as f32, "row {row} column {k}");
+        }
+        assert_eq!(packed.values.len(), 128 * 512);
+    }
+
+    #[test]
+    fn gate_and_up_take_turns() {
+        let rows: Vec<usize> = (0..17).map(gate_row).collect();
+        assert_eq!(rows[..9], [0, 1, 2, 3, 4, 5, 6, 7, 16]);
+        assert_eq!(rows[16], 32);
+    }
+}

@@ -1,0 +1,138 @@
+//! The weights as the CUDA device keeps them: matrices packed, all on the GPU.
+
+use std::sync::Arc;
+
+use half::bf16;
+use weft::config::Config;
+use weft::weights::{LayerTensor, Tensor, Weights};
+
+use crate::driver::{Gpu, Memory};
+use crate::error::CudaError;
+use crate::pack::{Packed, gate_row, read_vector};
+use crate::shape::TILE_ROWS;
+
+pub(crate) struct ModelWeights {
+    pub(crate) embed: Memory,
+    pub(crate) layers: Vec<LayerWeights>,
+    pub(crate) final_norm: Memory,
+    /// None where the head is the embedding.
+    head: Option<Memory>,
+}
+
+/// Vectors that a model does not have are 16 bytes that no kernel reads.
+pub(crate) struct LayerWeights {
+    pub(crate) attention_norm: Memory,
+    /// Rows of q, then k, then v.
+    pub(crate) qkv: Memory,
+    pub(crate) bias: Memory,
+    pub(crate) q_norm: Memory,
+    pub(crate) k_norm: Memory,
+    pub(crate) o: Memory,
+    pub(crate) mlp_norm: Memory,
+    /// Tiles of gate and of up in turn.
+    pub(crate) gate_up: Memory,
+    pub(crate) down: Memory,
+}
+
+impl ModelWeights {
+    pub(crate) fn read(
+        gpu: &Arc<Gpu>,
+        config: &Config,
+        from: &dyn Weights,
+    ) -> Result<Self, CudaError> {
+        let reader = Reader { gpu, config, from };
+        let layers = u16::try_from(config.layers).expect("Config bounds the number of layers");
+        Ok(Self {
+            embed: reader.matrix(Tensor::Embed)?,
+            layers: (0..layers).map(|layer| reader.layer(layer)).collect::<Result<_, _>>()?,
+            final_norm: reader.vector(Tensor::FinalNorm)?,
+            head: match config.tied_head {
+                true => None,
+                false => Some(reader.matrix(Tensor::Head)?),
+            },
+        })
+    }
+
+    pub(crate) fn head(&self) -> &Memory {
+        self.head.as_ref().unwrap_or(&self.embed)
+    }
+}
+
+struct Reader<'a> {
+    gpu: &'a Arc<Gpu>,
+    config: &'a Config,
+    from: &'a dyn Weights,
+}
+
+impl Reader<'_> {
+    fn upload(&self, values: &[bf16]) -> Result<Memory, CudaError> {
+        let memory = Memory::new(self.gpu, "weights", size_of_val(values))?;
+        memory.write(0, values)?;
+        Ok(memory)
+    }
+
+    fn matrix(&self, tensor: Tensor) -> Result<Memory, CudaError> {
+        let shape = tensor.shape(self.config);
+        let mut packed = Packed::zeroed(shape[0], shape[1]);
+        packed.read(self.from, tensor, |row| row)?;
+        self.upload(&packed.values)
+    }
+
+    fn vector(&self, tensor: Tensor) -> Result<Memory, CudaError> {
+        self.upload(&read_vector(self.from, tensor)?)
+    }
+
+    fn layer(&self, layer: u16) -> Result<LayerWeights, CudaError> {
+        use LayerTensor as T;
+        let matrix = |kind| self.matrix(Tensor::Layer(layer, kind));
+        let vector = |kind| self.vector(Tensor::Layer(layer, kind));
+        let vector_if = |there: bool, kind| match there {
+            true => vector(kind),
+            false => Memory::new(self.gpu, "weights", 0),
+        };
+        Ok(LayerWeights {
+            attention_norm: vector(T::AttentionNorm)?,
+            qkv: self.qkv(layer)?,
+            bias: self.bias(layer)?,
+            q_norm: vector_if(self.config.qk_norm, T::QNorm)?,
+            k_norm: vector_if(self.config.qk_norm, T::KNorm)?,
+            o: matrix(T::O)?,
+            mlp_norm: vector(T::MlpNorm)?,
+            gate_up: self.gate_up(layer)?,
+            down: matrix(T::Down)?,
+        })
+    }
+
+    fn qkv(&self, layer: u16) -> Result<Memory, CudaError> {
+        let (q, kv) = (self.config.q_width(), self.config.kv_width());
+        let mut packed = Packed::zeroed(q + 2 * kv, self.config.hidden);
+        let parts = [(LayerTensor::Q, 0), (LayerTensor::K, q), (LayerTensor::V, q + kv)];
+        for (kind, first) in parts {
+            packed.read(self.from, Tensor::Layer(layer, kind), |row| first + row)?;
+        }
+        self.upload(&packed.values)
+    }
+
+    fn bias(&self, layer: u16) -> Result<Memory, CudaError> {
+        let mut bias = Vec::new();
+        if self.config.qkv_bias {
+            let (q, kv) = (self.config.q_width(), self.config.kv_width());
+            let parts =
+                [(LayerTensor::QBias, q), (LayerTensor::KBias, kv), (LayerTensor::VBias, kv)];
+            for (kind, width) in parts {
+                let part = read_vector(self.from, Tensor::Layer(layer, kind))?;
+                bias.extend_from_slice(&part[..width]);
+            }
+        }
+        self.upload(&bias)
+    }
+
+    fn gate_up(&self, layer: u16) -> Result<Memory, CudaError> {
+        let rows = 2 * self.config.intermediate.next_multiple_of(TILE_ROWS);
+        let mut packed = Packed::zeroed(rows, self.config.hidden);
+        packed.read(self.from, Tensor::Layer(layer, LayerTensor::Gate), gate_row)?;
+        let up_row = |row| gate_row(row) + TILE_ROWS;
+        packed.read(self.from, Tensor::Layer(layer, LayerTensor::Up), up_row)?;
+        self.upload(&packed.values)
+    }
+}

@@ -1,0 +1,84 @@
+//! Every kernel compiles for every architecture weft is made for, without a GPU; those that a token
+//! runs through keep all they hold in registers.
+//!
+//! Needs NVRTC on the library path, see `tools/nvrtc.sh`. Without it the tests say so and pass,
+//! unless `WEFT_REQUIRE_NVRTC=1`.
+
+use weft::config::Config;
+use weft::shapes;
+use weft_cuda::{CudaError, DECODE_KERNELS, compile, defines, source};
+
+const ARCHITECTURES: [&str; 6] = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120"];
+
+/// An H200's multiprocessors: how matrices are cut depends on them.
+const N_SMS: usize = 132;
+
+/// The compiler's report for a shape, or nothing where there is no compiler.
+fn report(config: &Config, arch: &str) -> Option<String> {
+    match compile(&source(), arch, &defines(config, N_SMS).unwrap()) {
+        Ok(compiled) => {
+            assert!(!compiled.cubin.is_empty());
+            Some(compiled.report)
+        }
+        Err(CudaError::Unavailable(reason)) => {
+            let required = std::env::var("WEFT_REQUIRE_NVRTC").is_ok_and(|value| value == "1");
+            assert!(!required, "NVRTC is required: {reason}");
+            println!("skipped: {reason}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Kernel and bytes that it spills, as ptxas reports them.
+fn spills(report: &str) -> Vec<(String, usize)> {
+    let mut kernel = String::new();
+    let mut found = Vec::new();
+    for line in report.lines() {
+        if let Some(rest) = line.split("Compiling entry function '").nth(1) {
+            kernel = rest.split('\'').next().unwrap_or_default().to_owned();
+        }
+        if let Some(before) = line.split(" bytes spill stores").next().filter(|b| *b != line) {
+            let bytes = before.rsplit([' ', ',']).next().and_then(|n| n.parse().ok());
+            found.push((kernel.clone(), bytes.expect("ptxas says how many bytes")));
+        }
+    }
+    found
+}
+
+#[test]
+fn every_kernel_compiles_for_every_architecture() {
+    let config = shapes::config("qwen3-0.6b").unwrap();
+    for arch in ARCHITECTURES {
+        let Some(report) = report(&config, arch) else { return };
+        let spills = spills(&report);
+        for kernel in DECODE_KERNELS {
+            let found = spills.iter().find(|(name, _)| name == kernel);
+            let (_, bytes) = found.unwrap_or_else(|| panic!("{arch}: no report for {kernel}"));
+            assert_eq!(*bytes, 0, "{arch}: {kernel} spills");
+        }
+    }
+}
+
+#[test]
+fn every_named_shape_compiles() {
+    for name in shapes::NAMES {
+        let config = shapes::config(name).unwrap();
+        let Some(report) = report(&config, "sm_90a") else { return };
+        let spilled: Vec<_> = { spills(&report).into_iter() }
+            .filter(|(kernel, bytes)| *bytes > 0 && DECODE_KERNELS.contains(&kernel.as_str()))
+            .collect();
+        // Wider inputs than this do not fit into the registers of one warp in eight.
+        let holds = config.hidden <= 4096;
+        assert!(spilled.is_empty() || !holds, "{name}: {spilled:?}");
+    }
+}
+
+#[test]
+fn spills_are_read_from_the_report() {
+    let report = "ptxas info    : Compiling entry function 'embed' for 'sm_90a'\n\
+                  ptxas         .     8 bytes stack frame, 12 bytes spill stores, 4 bytes spill loads\n\
+                  ptxas info    : Compiling entry function 'attend' for 'sm_90a'\n\
+                  ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n";
+    assert_eq!(spills(report), [("embed".to_owned(), 12), ("attend".to_owned(), 0)]);
+}

@@ -1,0 +1,394 @@
+//! The CUDA device against the reference, op by op; what every device must keep; and the two families
+//! of kernels and the two ways of launching against one another, bit for bit.
+//!
+//! Without a GPU each test says so and passes, unless `WEFT_REQUIRE_GPU=1`.
+
+#[path = "../../weft/tests/common/mod.rs"]
+mod common;
+
+use common::conformance;
+use common::golden::{self, Golden};
+use common::{LIMITS, Work, config, config_with, poison, run, span, tokens};
+use half::bf16;
+use proptest::prelude::*;
+use proptest::test_runner::{Config as Cases, TestRunner};
+use weft::config::Config;
+use weft::device::{Buffer, Device, Lane, Outputs, Span, Step};
+use weft::kv::Slot;
+use weft::plan::{Op, plan};
+use weft::reference::Reference;
+use weft::weights::RandomWeights;
+use weft_cuda::{CudaDevice, CudaError, Launches, Options, probe};
+
+/// Whether there is a GPU to test. Where one is required and missing, the test fails.
+fn gpu_is_there() -> bool {
+    match probe() {
+        Ok(_) => true,
+        Err(CudaError::Unavailable(reason)) => {
+            let required = std::env::var("WEFT_REQUIRE_GPU").is_ok_and(|value| value == "1");
+            assert!(!required, "a GPU is required: {reason}");
+            println!("skipped: no CUDA device ({reason})");
+            false
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn device_with(config: &Config, launches: Launches) -> CudaDevice {
+    let options = Options { limits: LIMITS, launches };
+    CudaDevice::new(config, &RandomWeights::new(config, 7), options).unwrap()
+}
+
+fn device(config: &Config) -> CudaDevice {
+    device_with(config, Launches::Graph)
+}
+
+fn reference(config: &Config) -> Reference<bf16> {
+    Reference::new(config, &RandomWeights::new(config, 7), LIMITS).unwrap()
+}
+
+const BUFFERS: [Buffer; 6] = [Buffer::X, Buffer::Q, Buffer::K, Buffer::V, Buffer::A, Buffer::H];
+
+/// One step of bf16 (2⁻⁷ of the value at most), and the noise of another order of summation. The
+/// weights of attention keep 16 bits, which is below that noise.
+fn assert_close(what: &str, ours: &[f32], reference: &[f32]) -> Result<(), TestCaseError> {
+    let size = reference.iter().fold(0.0_f32, |max, value| max.max(value.abs()));
+    for (i, (a, b)) in ours.iter().zip(reference).enumerate() {
+        let bound = b.abs() / 128.0 + 3e-5 * size;
+        prop_assert!((a - b).abs() <= bound, "{what}[{i}]: {a} against {b}");
+    }
+    Ok(())
+}
+
+fn width(config: &Config, buffer: Buffer) -> usize {
+    match buffer {
+        Buffer::X => config.hidden,
+        Buffer::Q | Buffer::A => config.q_width(),
+        Buffer::K | Buffer::V => config.kv_width(),
+        Buffer::H => config.intermediate,
+    }
+}
+
+/// Runs the plan on both, each op on the reference's own inputs, and compares what it wrote.
+fn compare(
+    config: &Config,
+    ours: &mut dyn Device,
+    theirs: &mut dyn Device,
+    works: &[Work],
+) -> Result<(), TestCaseError> {
+    let lanes: Vec<Lane<'_>> = works.iter().map(Work::lane).collect();
+    let step = Step { lanes: &lanes };
+    for op in plan(config) {
+        for buffer in BUFFERS {
+            ours.write(buffer, &theirs.read(buffer));
+        }
+        if let Op::Attend { layer } = op {
+            copy_rows(ours, theirs, works, layer);
+        }
+        ours.run(&[op], &step).unwrap();
+        theirs.run(&[op], &step).unwrap();
+        for buffer in BUFFERS {
+            let n = width(config, buffer) * step.n_tokens();
+            let what = format!("{op} {buffer:?}");
+            assert_close(&what, &ours.read(buffer)[..n], &theirs.read(buffer)[..n])?;
+        }
+        match op {
+            Op::RopeStore { layer } => {
+                for slot in works.iter().flat_map(|work| &work.store_at) {
+                    let (ours, theirs) = (ours.kv_row(layer, *slot), theirs.kv_row(layer, *slot));
+                    assert_close(&format!("{op} keys"), &ours.0, &theirs.0)?;
+                    prop_assert_eq!(ours.1, theirs.1);
+                }
+            }
+            Op::Attend { .. } => {
+                for lane in 0..works.len() {
+                    let (ours, theirs) = (ours.attention(lane), theirs.attention(lane));
+                    prop_assert_eq!(ours.len(), theirs.len());
+                    for (a, b) in ours.iter().zip(&theirs) {
+                        prop_assert!((a - b).abs() < 1e-4, "{op} shares {ours:?} {theirs:?}");
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    for output in 0..step.n_outputs() {
+        assert_close("logits", ours.logits(output), theirs.logits(output))?;
+    }
+    Ok(())
+}
+
+/// Gives our device the reference's keys and values in all rows the lanes see.
+fn copy_rows(ours: &mut dyn Device, theirs: &dyn Device, works: &[Work], layer: u16) {
+    for span in works.iter().flat_map(|work| &work.spans) {
+        for slot in (0..span.len).map(|row| span.slot(row)) {
+            let (k, v) = theirs.kv_row(layer, slot);
+            ours.write_kv_row(layer, slot, &k, &v);
+        }
+    }
+}
+
+/// Lanes with old spans of any length, home (so, moved by any shift) and position, and new tokens after
+/// them: few, so that steps of both families come up.
+fn lanes() -> impl Strategy<Value = Vec<(Vec<(usize, usize)>, usize)>> {
+    let old = prop::collection::vec((1_usize..300, 0_usize..200), 0..3);
+    prop::collection::vec((old, 1_usize..6), 1..=3)
+}
+
+/// Turns them into work; old rows hold numbers of ordinary size, all else stays poisoned.
+fn works(
+    config: &Config,
+    theirs: &mut dyn Device,
+    lanes: &[(Vec<(usize, usize)>, usize)],
+    seed: u32,
+) -> Vec<Work> {
+    let mut page = 0;
+    let mut take = |rows: usize, position: usize| {
+        let span = span(page, rows, position);
+        page += span.pages.len() as u32;
+        span
+    };
+    let mut works = Vec::new();
+    for (lane, (old, n_new)) in lanes.iter().enumerate() {
+        let mut position = 0;
+        let mut left = Vec::new();
+        for (rows, home) in old {
+            // All lanes together must fit the pages and the positions of the limits.
+            let rows = (*rows).min(180 - position);
+            if rows == 0 {
+                break;
+            }
+            let placed = Span { home_position: *home, ..take(rows, position) };
+            fill(config, theirs, &placed, seed);
+            position += rows;
+            left.push(placed);
+        }
+        let new = tokens(*n_new, seed.wrapping_add(lane as u32), config.vocab);
+        let outputs = [Outputs::Last, Outputs::All, Outputs::None][lane];
+        works.push(Work { outputs, ..Work::new(&new, 0, left, take(*n_new, position)) });
+    }
+    works
+}
+
+fn fill(config: &Config, device: &mut dyn Device, span: &Span, seed: u32) {
+    for row in 0..span.len {
+        for layer in 0..config.layers as u16 {
+            let seed = seed.wrapping_add(row as u32 * 7 + u32::from(layer));
+            let numbers = tokens(2 * config.kv_width(), seed, 4001);
+            let numbers: Vec<f32> = numbers.iter().map(|n| *n as f32 / 1000.0 - 2.0).collect();
+            let (k, v) = numbers.split_at(config.kv_width());
+            device.write_kv_row(layer, span.slot(row) as Slot, k, v);
+        }
+    }
+}
+
+/// Shapes that fill tiles and units exactly, hardly, and over; odd widths; every family.
+fn shapes() -> impl Strategy<Value = Config> {
+    let family = prop::sample::select(vec!["qwen3", "qwen2", "llama"]);
+    let sizes = (1_usize..600, 1_usize..4, 1_usize..6, 1_usize..66, 1_usize..600, 1_usize..400);
+    (family, sizes).prop_map(|(family, (hidden, kv_heads, group, half, inter, vocab))| {
+        let json = format!(
+            r#"{{"model_type": "{family}", "hidden_size": {hidden}, "num_hidden_layers": 1,
+                "num_attention_heads": {}, "num_key_value_heads": {kv_heads}, "head_dim": {},
+                "intermediate_size": {inter}, "vocab_size": {vocab}, "rope_theta": 10000.0,
+                "max_position_embeddings": 512, "tie_word_embeddings": {}}}"#,
+            kv_heads * group,
+            2 * half,
+            vocab % 2 == 0
+        );
+        Config::from_json(json.as_bytes()).unwrap()
+    })
+}
+
+#[test]
+fn every_op_matches_the_reference() {
+    if !gpu_is_there() {
+        return;
+    }
+    TestRunner::new(Cases::with_cases(24))
+        .run(&(shapes(), lanes(), any::<u32>()), |(config, lanes, seed)| {
+            let (mut ours, mut theirs) = (device(&config), reference(&config));
+            poison(&mut ours, &config);
+            poison(&mut theirs, &config);
+            let works = works(&config, &mut theirs, &lanes, seed);
+            compare(&config, &mut ours, &mut theirs, &works)
+        })
+        .unwrap();
+}
+
+#[test]
+fn golden_models_err_no_more_than_transformers() {
+    if !gpu_is_there() {
+        return;
+    }
+    for name in golden::MODELS {
+        let golden = Golden::open(name);
+        let mut device =
+            CudaDevice::new(&golden.config, &golden.weights(), Options::new(LIMITS)).unwrap();
+        golden::errs_no_more_than_transformers(&golden, &mut device);
+    }
+}
+
+macro_rules! conforms {
+    ($($name:ident($($bound:expr)?);)*) => {
+        $(
+            #[test]
+            fn $name() {
+                if gpu_is_there() {
+                    let make = |config: &Config, limits| -> Box<dyn Device> {
+                        let options = Options { limits, launches: Launches::Graph };
+                        let weights = RandomWeights::new(config, 7);
+                        Box::new(CudaDevice::new(config, &weights, options).unwrap())
+                    };
+                    conformance::$name(&make $(, $bound)?);
+                }
+            }
+        )*
+    };
+}
+
+conforms! {
+    a_prompt_cut_anywhere_gives_the_same_bits();
+    neighbours_do_not_show();
+    two_runs_give_the_same_bits();
+    // Keys are rounded where they are stored, at home and there.
+    a_row_repaired_in_a_moved_span_equals_one_there(0.05);
+    repaired_rows_see_all_before_them();
+    lanes_that_share_spans_equal_each_alone();
+    shares_are_the_lane_s_own();
+    the_span_with_the_matching_key_gets_the_share();
+    rows_come_out_and_go_in_as_they_are();
+    rows_copied_elsewhere_give_the_same_bits();
+    a_copied_page_is_the_page();
+}
+
+/// A graph of overlapping kernels computes what launches one after the other do, bit for bit.
+#[test]
+fn a_graph_computes_what_its_ops_do() {
+    if !gpu_is_there() {
+        return;
+    }
+    let cases = (prop::collection::vec(1_usize..300, 1..=4), 1_usize..=2, any::<u32>());
+    TestRunner::new(Cases::with_cases(12))
+        .run(&cases, |(lengths, n_new, seed)| {
+            let config = config("qwen3");
+            let ops = plan(&config);
+            let results = [Launches::Graph, Launches::Ops].map(|launches| {
+                let mut device = device_with(&config, launches);
+                poison(&mut device, &config);
+                let (mut works, mut page) = (Vec::new(), 0);
+                for (lane, n) in lengths.iter().enumerate() {
+                    let prompt = tokens(n + n_new, seed.wrapping_add(lane as u32), config.vocab);
+                    let own = span(page, n + n_new, 0);
+                    page += own.pages.len() as u32;
+                    let blocks = [150, 150];
+                    common::run_in_blocks(&mut device, &config, &prompt[..*n], &blocks, &own);
+                    works.push(Work::new(&prompt[*n..], *n, Vec::new(), own));
+                }
+                let logits = run(&mut device, &ops, &works);
+                let shares: Vec<_> = (0..works.len()).map(|lane| device.attention(lane)).collect();
+                let kept: Vec<_> = works.iter().map(|w| device.kv_row(1, w.store_at[0])).collect();
+                (logits, shares, kept)
+            });
+            prop_assert!(results[0].0.iter().flatten().all(|logit| logit.is_finite()));
+            prop_assert_eq!(&results[0], &results[1]);
+            Ok(())
+        })
+        .unwrap();
+}
+
+/// Lanes that share a span read it once, and compute what each computes alone.
+#[test]
+fn sharing_a_span_does_not_show() {
+    if !gpu_is_there() {
+        return;
+    }
+    let config = config("qwen3");
+    let ops = plan(&config);
+    let shared = span(0, 300, 0);
+    let document = tokens(300, 3, config.vocab);
+    let work = |lane: u32| {
+        let placed = Span { position: 5 * lane as usize, ..shared.clone() };
+        let own = span(8 + lane, 1, 300 + 5 * lane as usize);
+        Work::new(&tokens(1, 40 + lane, config.vocab), 0, vec![placed], own)
+    };
+    let filled = || {
+        let mut device = device(&config);
+        poison(&mut device, &config);
+        for block in [0..150, 150..300] {
+            let part = Work::new(&document[block.clone()], block.start, Vec::new(), shared.clone());
+            run(&mut device, &ops, &[part]);
+        }
+        device
+    };
+    let works: Vec<Work> = (0..8).map(work).collect();
+    let mut device = filled();
+    let together = run(&mut device, &ops, &works);
+    let alone: Vec<_> =
+        works.iter().flat_map(|w| run(&mut device, &ops, std::slice::from_ref(w))).collect();
+    assert_eq!(together, alone);
+    assert_eq!(run(&mut filled(), &ops, &works), together);
+}
+
+/// Cuts between spans change where sums are cut, so they show in the last bits and no further.
+#[test]
+fn cuts_between_spans_hardly_show() {
+    if !gpu_is_there() {
+        return;
+    }
+    let config = config("llama");
+    let ops = plan(&config);
+    let prompt = tokens(150, 9, config.vocab);
+    let mut whole = device(&config);
+    let at_once = common::run_in_blocks(&mut whole, &config, &prompt, &[150], &span(0, 150, 0));
+    let mut device = device(&config);
+    let (mut spans, mut logits, mut page) = (Vec::new(), Vec::new(), 0);
+    for (start, end) in [(0, 1), (1, 40), (40, 41), (41, 149), (149, 150)] {
+        let own = span(page, end - start, start);
+        page += own.pages.len() as u32;
+        let work = Work::new(&prompt[start..end], 0, spans.clone(), own.clone());
+        logits.extend(run(&mut device, &ops, &[work]));
+        spans.push(own);
+    }
+    let size = at_once.iter().flatten().fold(0.0_f32, |max, logit| max.max(logit.abs()));
+    for (a, b) in at_once.iter().zip(&logits) {
+        let difference = common::max_difference(a, b);
+        assert!(difference <= 0.02 * size, "{difference} of {size}");
+    }
+}
+
+#[test]
+fn rows_come_out_as_they_went_in() {
+    if !gpu_is_there() {
+        return;
+    }
+    let config = config("qwen3");
+    let mut device = device(&config);
+    let pages = [4, 1];
+    let rows = weft::device::Rows { pages: &pages, len: 70 };
+    let bytes = config.layers * 70 * config.kv_width() * 2;
+    let numbers = |seed| -> Vec<u8> {
+        tokens(bytes / 2, seed, 0x4000).iter().flat_map(|n| (*n as u16).to_le_bytes()).collect()
+    };
+    let (k, v) = (numbers(1), numbers(2));
+    device.write_kv(&rows, &k, &v);
+    let (mut k_back, mut v_back) = (vec![0; bytes], vec![0; bytes]);
+    device.copy_page(4, 7);
+    let moved = weft::device::Rows { pages: &[7, 1], len: 70 };
+    device.read_kv(0..config.layers as u16, &moved, &mut k_back, &mut v_back);
+    assert_eq!((k_back, v_back), (k, v));
+}
+
+#[test]
+fn rope_scalings_are_the_reference_s() {
+    if !gpu_is_there() {
+        return;
+    }
+    let config = config_with(
+        "qwen3",
+        r#""rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}"#,
+    );
+    let (mut ours, mut theirs) = (device(&config), reference(&config));
+    let work = Work::new(&tokens(100, 3, config.vocab), 0, Vec::new(), span(0, 100, 0));
+    compare(&config, &mut ours, &mut theirs, &[work]).unwrap();
+}
