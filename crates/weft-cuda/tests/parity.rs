@@ -357,6 +357,42 @@ fn cuts_between_spans_hardly_show() {
     }
 }
 
+/// Sizes of a large model in one layer: inputs that do not fit into registers, rings that go round, blocks
+/// with several groups of two tiles. Each op against the reference; then lanes together and alone, many
+/// times over.
+#[test]
+fn wide_models_keep_all_of_it() {
+    if !gpu_is_there() {
+        return;
+    }
+    let config = Config::from_json(
+        br#"{"model_type": "qwen3", "hidden_size": 4096, "num_hidden_layers": 1,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+            "intermediate_size": 12288, "vocab_size": 1000, "rope_theta": 10000.0,
+            "max_position_embeddings": 512, "tie_word_embeddings": false}"#,
+    )
+    .unwrap();
+    let (mut ours, mut theirs) = (device(&config), reference(&config));
+    poison(&mut ours, &config);
+    let lanes: Vec<_> = (0..4).map(|lane| (vec![(20 * lane + 1, 7)], 1)).collect();
+    let mut works = works(&config, &mut theirs, &lanes[..3], 5);
+    works.push(Work::new(&tokens(1, 77, config.vocab), 0, Vec::new(), span(20, 1, 0)));
+    works.iter_mut().for_each(|work| work.outputs = Outputs::Last);
+    compare(&config, &mut ours, &mut theirs, &works).unwrap();
+
+    let ops = plan(&config);
+    copy_rows(&mut ours, &theirs, &works, 0);
+    let alone: Vec<_> =
+        works.iter().flat_map(|work| run(&mut ours, &ops, std::slice::from_ref(work))).collect();
+    for round in 0..30 {
+        let together = run(&mut ours, &ops, &works);
+        for (lane, (a, b)) in together.iter().zip(&alone).enumerate() {
+            let differ = a.iter().zip(b).filter(|(a, b)| a != b).count();
+            assert_eq!(differ, 0, "round {round}, lane {lane}: {differ} logits differ");
+        }
+    }
+}
+
 #[test]
 fn rows_come_out_as_they_went_in() {
     if !gpu_is_there() {

@@ -44,6 +44,11 @@ __device__ __forceinline__ float load_fresh(const float *at) {
     asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(at) : "memory");
     return v;
 }
+__device__ __forceinline__ u32 load_fresh(const u32 *at) {
+    u32 v;
+    asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
+    return v;
+}
 __device__ __forceinline__ u16 load_fresh(const u16 *at) {
     u16 v;
     asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(v) : "l"(at) : "memory");
@@ -163,7 +168,8 @@ __device__ __forceinline__ void before_copies() {
 }
 
 // ---- the step ----------------------------------------------------------------------------------
-// Where the lists of a step lie in device memory. The addresses never change, their contents do.
+// Where the lists of a step lie in device memory. The addresses never change, their contents do, so they are
+// read past L1 too: a kernel that starts early may find there what an earlier step left.
 struct Step {
     const u32 *counts;        // n_tokens, n_outputs, n_items, n_tiles
     const u32 *tokens;        // [tokens]
@@ -174,7 +180,7 @@ struct Step {
     const u32 *partials;      // [tokens][2]: how many parts a token's attention has, and the first
     const u32 *attention;     // items of `attend`, or tiles and groups of `attend_block`
 };
-__device__ __forceinline__ u32 n_tokens(const Step &step) { return step.counts[0]; }
-__device__ __forceinline__ u32 n_outputs(const Step &step) { return step.counts[1]; }
-__device__ __forceinline__ u32 n_items(const Step &step) { return step.counts[2]; }
-__device__ __forceinline__ u32 n_tiles(const Step &step) { return step.counts[3]; }
+__device__ __forceinline__ u32 n_tokens(const Step &step) { return load_fresh(step.counts + 0); }
+__device__ __forceinline__ u32 n_outputs(const Step &step) { return load_fresh(step.counts + 1); }
+__device__ __forceinline__ u32 n_items(const Step &step) { return load_fresh(step.counts + 2); }
+__device__ __forceinline__ u32 n_tiles(const Step &step) { return load_fresh(step.counts + 3); }

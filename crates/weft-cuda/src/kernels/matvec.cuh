@@ -210,7 +210,7 @@ __device__ __forceinline__ void multiply_rows(const u8 *weights, int n_groups, c
 // The whole kernel, where it is the norm of a row. `row` tells which row token i of `tokens` is.
 template <class M, class Row, class Store>
 __device__ __forceinline__ void multiply_norms(const u8 *weights, int n_groups, const u16 *x, const uint4 *norm,
-                                               const u32 *count, Row row, Store store) {
+                                               u32 count, Row row, Store store) {
     extern __shared__ __align__(128) u8 stages[];
     __shared__ Ring<M> ring;
     __shared__ Sums<M> sums;
@@ -226,7 +226,7 @@ __device__ __forceinline__ void multiply_norms(const u8 *weights, int n_groups, 
     uint4 weight[EARLY + 1], held[M::UNITS];
 #pragma unroll
     for (int i = 0; i < EARLY; ++i) weight[i] = own_norm[i * 4];
-    const u32 tokens = *count;
+    const u32 tokens = count;
     const bool there = lane / 4 < tokens;
     const Rows rows(x, HIDDEN_STRIDE, there, there ? row(lane / 4) : 0, lane);
     wait_for_previous();

@@ -43,7 +43,7 @@ __device__ __forceinline__ Preparation prepare(const Step &step, const Item &ite
     }
     if (!kept) ready.query_norm = load_norm(q_norm, lane);
     if (own_store() < item.n_stores) {
-        ready.key_turn = load_turn(rope, step.key_positions[item.stores[own_store()] >> 16], lane);
+        ready.key_turn = load_turn(rope, load_fresh(step.key_positions + (item.stores[own_store()] >> 16)), lane);
         ready.key_norm = load_norm(k_norm, lane);
     }
     return ready;
@@ -64,8 +64,8 @@ __device__ __forceinline__ void stream_pages(Pages &pages, u8 *sides, const Step
     const int in_flight = pages_in_flight(n_work);
     u32 parity = 0;
     for (u32 work = blockIdx.x; work < n_work; work += gridDim.x, parity ^= 1) {
-        const Item &item = ((const Item *)step.attention)[work / KV_HEADS];
-        const int n_pages = (item.n_rows + PAGE_ROWS - 1) / PAGE_ROWS;
+        const Item *item = (const Item *)step.attention + work / KV_HEADS;
+        const int n_pages = (load_fresh(&item->n_rows) + PAGE_ROWS - 1) / PAGE_ROWS;
         for (int side = 0; side < 2; ++side) {
             barrier_wait(&pages.done[side], parity ^ 1);
             for (int page = 0; page < SECTION_PAGES; ++page) {
@@ -75,7 +75,7 @@ __device__ __forceinline__ void stream_pages(Pages &pages, u8 *sides, const Step
                 expect_copies(there, page < n_pages ? SIDE_BYTES : 0, lane);
                 if (page < n_pages)
                     copy(sides + (side * SECTION_PAGES + page) * SIDE_BYTES,
-                         kv + page_start(item.pages[page], work % KV_HEADS) + side * PAGE_SIDE, SIDE_BYTES, there, lane);
+                         kv + page_start(load_fresh(&item->pages[page]), work % KV_HEADS) + side * PAGE_SIDE, SIDE_BYTES, there, lane);
                 copies_begun(there);
             }
         }
@@ -151,8 +151,8 @@ __device__ __forceinline__ Part load_part(const Attended &to, u64 part, int head
 __device__ __forceinline__ void merge(const Step &step, u32 token, int kv_head, const Attended &to) {
     constexpr int AT_ONCE = WARPS * 32 / DIM, LOADS = 8;
     const int lane = threadIdx.x % 32, d = threadIdx.x % DIM;
-    const u32 n_parts = step.partials[token * 2];
-    const u64 first = step.partials[token * 2 + 1];
+    const u32 n_parts = load_fresh(step.partials + token * 2);
+    const u64 first = load_fresh(step.partials + token * 2 + 1);
     for (int g = threadIdx.x / DIM; g < GROUP && threadIdx.x < AT_ONCE * DIM; g += AT_ONCE) {
         const int head = kv_head * GROUP + g;
         float total = 0.0f, weight = 0.0f, before = NEVER;
@@ -223,7 +223,7 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
     const u32 n_work = n_items(step) * KV_HEADS;
     const auto fetch = [&](Item &to, u32 work) {
         if (threadIdx.x < sizeof(Item) / 4)
-            ((u32 *)&to)[threadIdx.x] = step.attention[work / KV_HEADS * (sizeof(Item) / 4) + threadIdx.x];
+            ((u32 *)&to)[threadIdx.x] = load_fresh(step.attention + work / KV_HEADS * (sizeof(Item) / 4) + threadIdx.x);
     };
     if (threadIdx.x == 0) {
         for (int side = 0; side < 2; ++side) {
@@ -393,11 +393,12 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
         bool last = false;
         u32 token = 0;
         if (work < n_work) {
-            const Item &item = ((const Item *)step.attention)[work / KV_HEADS];
-            if (query < item.n_queries && item.queries[query].n_parts > 1) {
-                token = item.queries[query].token;
+            const Item *item = (const Item *)step.attention + work / KV_HEADS;
+            const u32 n_parts = load_fresh(&item->queries[query].n_parts);
+            if (query < load_fresh(&item->n_queries) && n_parts > 1) {
+                token = load_fresh(&item->queries[query].token);
                 u32 *arrived = to.arrived + token * KV_HEADS + kv_head;
-                last = atomicAdd(arrived, 1) == item.queries[query].n_parts - 1u;
+                last = atomicAdd(arrived, 1) == n_parts - 1;
                 if (last) *arrived = 0;
             }
         }

@@ -22,7 +22,7 @@ struct QkvStore {
 extern "C" __global__ void MATVEC_BOUNDS(HIDDEN_UNITS)
 norm_qkv(Step step, const u8 *weights, const uint4 *norm, const u16 *x, QkvStore to) {
     using M = Cut<HIDDEN_UNITS, QKV_TILES, QKV_STAGES, QKV_OWN>;
-    multiply_norms<M>(weights, QKV_GROUPS, x, norm, step.counts, [](u32 token) { return token; },
+    multiply_norms<M>(weights, QKV_GROUPS, x, norm, n_tokens(step), [](u32 token) { return token; },
                       [&](int group, bool, u32 token, u32 row, const float (&sums)[M::TILES]) {
 #pragma unroll
         for (int tile = 0; tile < M::TILES; ++tile) {

@@ -21,7 +21,7 @@ rope_store(Step step, const u16 *q_norm, const u16 *k_norm, const float2 *rope, 
         return;
     }
     const int kv_head = head - HEADS;
-    const u32 slot = step.slots[token];
+    const u32 slot = load_fresh(step.slots + token);
     u16 *page = kv + page_start(slot / PAGE_ROWS, kv_head);
     const int row = slot % PAGE_ROWS;
     u16 *at = k + (u64)token * KV_WIDTH + kv_head * HEAD_DIM;
@@ -30,7 +30,7 @@ rope_store(Step step, const u16 *q_norm, const u16 *k_norm, const float2 *rope, 
         normalise_head(key, load_norm(k_norm, lane));
         each_dimension(key, lane, [&](int d, u16 value) { at[d] = value; });
     }
-    rotate_head(key, load_turn(rope, step.key_positions[token], lane));
+    rotate_head(key, load_turn(rope, load_fresh(step.key_positions + token), lane));
     each_dimension(key, lane, [&](int d, u16 value) { page[key_offset(row, d)] = value; });
     const Head value = load_head(v + (u64)token * KV_WIDTH + kv_head * HEAD_DIM, lane);
     each_dimension(value, lane, [&](int d, u16 v) { page[PAGE_SIDE + value_offset(row, d)] = v; });
