@@ -217,7 +217,7 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
     static_assert(SECTION_PAGES * 2 <= WARPS, "a warp scores half a page");
     __shared__ uint4 probabilities[SECTION_PAGES][2][2][2][32]; // page, half, coarse and fine, upper and lower
     __shared__ float maxima[SECTION_PAGES][2][16], finals[16][3];
-    __shared__ float2 sums[SECTION_PAGES][2][16][4]; // of weights, and of their squares
+    __shared__ float sums[2][SECTION_PAGES][2][16][4]; // of weights, and of their squares
     __shared__ u32 is_last[8];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 n_work = n_items(step) * KV_HEADS;
@@ -290,13 +290,15 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
                 float m = NEVER;
                 for (int p = 0; p <= page; ++p)
                     m = fmaxf(m, fmaxf(maxima[p][0][own_rows[i]], maxima[p][1][own_rows[i]]));
-                sums[page][half][own_rows[i]][c] =
-                    weigh(scores[i], finite(m), probabilities[page][half][0][i][lane], probabilities[page][half][1][i][lane]);
+                const float2 sum = weigh(scores[i], finite(m), probabilities[page][half][0][i][lane],
+                                         probabilities[page][half][1][i][lane]);
+                sums[0][page][half][own_rows[i]][c] = sum.x;
+                sums[1][page][half][own_rows[i]][c] = sum.y;
             }
         }
         meet();
 
-        // Values: this warp's dimensions. Sixteen threads also add up the weights.
+        // Values: this warp's dimensions. The first warp also adds up the weights, and their squares.
         float acc[OWN_TILES][4] = {};
         float m[2] = {NEVER, NEVER};
 #pragma unroll 1
@@ -329,21 +331,18 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
                 }
             }
         }
-        if (threadIdx.x < 16) {
-            float lanes[4] = {}, squares[4] = {}, top = NEVER;
+        if (threadIdx.x < 32) {
+            const int row = threadIdx.x % 16, which = threadIdx.x / 16; // of weights, or of their squares
+            float lanes[4] = {}, top = NEVER;
             for (int p = 0; p < n_pages; ++p) {
-                const float after = fmaxf(top, fmaxf(maxima[p][0][threadIdx.x], maxima[p][1][threadIdx.x]));
-                const float shrink = exp2_of(top - finite(after));
-                for (int i = 0; i < 4; ++i) {
-                    const float2 a = sums[p][0][threadIdx.x][i], b = sums[p][1][threadIdx.x][i];
-                    lanes[i] = __fmaf_rn(lanes[i], shrink, a.x + b.x);
-                    squares[i] = __fmaf_rn(squares[i], shrink * shrink, a.y + b.y);
-                }
+                const float after = fmaxf(top, fmaxf(maxima[p][0][row], maxima[p][1][row]));
+                const float once = exp2_of(top - finite(after)), shrink = which == 0 ? once : once * once;
+                for (int i = 0; i < 4; ++i)
+                    lanes[i] = __fmaf_rn(lanes[i], shrink, sums[which][p][0][row][i] + sums[which][p][1][row][i]);
                 top = after;
             }
-            finals[threadIdx.x][0] = top;
-            finals[threadIdx.x][1] = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
-            finals[threadIdx.x][2] = (squares[0] + squares[1]) + (squares[2] + squares[3]);
+            finals[row][0] = top;
+            finals[row][1 + which] = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
         }
         meet();
         if (lane == 0) barrier_arrive(&pages.done[1]);
