@@ -1,16 +1,19 @@
 //! The engine with chunks, on a small model of random weights: what is exact is compared bit for bit
 //! with a cold run of the same tokens, whatever happened before.
 
+mod lanes;
+
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 
 use super::*;
-use crate::chunk::{Kind, Piece, Repair, Reuse, Tier};
+use crate::chunk::{Chunk, ChunkId, Kind, Piece, Repair, Reuse, Tier};
 use crate::config::Config;
 use crate::device::Limits;
 use crate::reference;
@@ -60,6 +63,21 @@ fn tokens(n: usize, seed: u32) -> Vec<u32> {
 
 fn document(seed: u32) -> Piece {
     Piece::exact(Kind::Context, tokens(40 + (seed as usize * 37) % 90, seed + 100))
+}
+
+fn chunk_of(piece: Piece) -> Chunk {
+    let Piece { kind, tokens, .. } = piece;
+    Chunk {
+        id: ChunkId::of(kind, &tokens),
+        kind,
+        text: String::new(),
+        tokens,
+        metadata: BTreeMap::new(),
+        created: SystemTime::now(),
+        last_used: None,
+        uses: 0,
+        pinned: false,
+    }
 }
 
 fn system() -> Piece {
@@ -260,7 +278,7 @@ fn whatever_happened_before_does_not_show() {
                         engine.step().unwrap();
                     }
                     Happening::Forget { document: seed } => {
-                        engine.cache.forget(&document(seed).tokens);
+                        engine.cache.forget(&chunk_of(document(seed)));
                     }
                     Happening::Save => drop(engine.save(true)),
                     Happening::Restart => {
@@ -360,7 +378,7 @@ fn a_full_house_refuses_the_new_and_never_fails_the_running() {
 fn pinned_rows_stay() {
     let mut engine = engine_with(14, Tiers::default());
     let mut prompt = exact(&[1], 0);
-    let id = crate::chunk::ChunkId::of(Kind::Context, &prompt.pieces[1].tokens);
+    let id = ChunkId::of(Kind::Context, &prompt.pieces[1].tokens);
     prompt.pieces[1].chunk = Some(id);
     ask(&mut engine, &prompt);
     engine.cache.pin(&id, true).unwrap();
