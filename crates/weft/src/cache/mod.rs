@@ -260,7 +260,6 @@ impl Cache {
     /// A lane begins to read a node.
     pub(crate) fn hold(&mut self, id: NodeId) {
         self.node_mut(id).users += 1;
-        self.touch(id);
     }
 
     /// A lane is done with a node. Nobody finishes it any more if that was the last one: what is
