@@ -260,17 +260,24 @@ impl Cache {
     /// A lane begins to read a node.
     pub(crate) fn hold(&mut self, id: NodeId) {
         self.node_mut(id).users += 1;
-        self.touch(id);
     }
 
-    /// A lane is done with a node. What nobody can find or finish any more is dropped.
+    /// A lane is done with a node. Nobody finishes it any more if that was the last one: what is
+    /// computed of it stays, if it can be found.
     pub(crate) fn let_go(&mut self, id: NodeId) {
         self.touch(id);
         let node = self.node_mut(id);
         node.users -= 1;
-        if node.users == 0 && !(node.is_public && node.is_filled()) {
-            self.drop_node(id);
+        if node.users > 0 {
+            return;
         }
+        if !node.is_public || node.filled == 0 {
+            self.drop_node(id);
+            return;
+        }
+        node.tokens.truncate(node.filled);
+        let spare = node.pages.split_off(node.n_pages().min(node.pages.len()));
+        self.pool.give_back(spare);
     }
 
     fn touch(&mut self, id: NodeId) {
@@ -325,10 +332,11 @@ impl Cache {
     }
 
     /// Forgets all rows of a chunk, in every tier; those that a lane reads stay until it is done.
-    pub(crate) fn forget(&mut self, tokens: &[u32]) {
-        let has = |node: &Node| node.tokens.windows(tokens.len()).any(|window| window == tokens);
+    pub(crate) fn forget(&mut self, chunk: &Chunk) {
+        // A node may hold a part of the chunk, where another text begins as it does.
+        let is_of = |node: &Node| node.chunk == Some(chunk.id) || chunk.is_in(&node.tokens);
         let ids: Vec<NodeId> =
-            self.nodes.iter().filter(|(_, node)| has(node)).map(|(id, _)| *id).collect();
+            self.nodes.iter().filter(|(_, node)| is_of(node)).map(|(id, _)| *id).collect();
         for id in ids {
             self.forget_node(id);
         }

@@ -75,6 +75,14 @@ mod tests {
         let moved = |repair| key(&|prefix| prefix.add_moved(&root, repair, &[1, 2, 3]));
         assert_ne!(whole, moved(Repair::None));
         assert_ne!(moved(Repair::Link(8)), moved(Repair::None));
+        let after = |parent: &KvKey, moved: &[u32], then: &[u32]| {
+            key(&|prefix| {
+                prefix.add_moved(parent, Repair::None, moved);
+                prefix.add(then);
+            })
+        };
+        assert_ne!(after(&root, &[1, 2], &[]), after(&whole, &[1, 2], &[]));
+        assert_ne!(after(&root, &[1, 2], &[3]), after(&root, &[1, 2, 3], &[]));
         assert_ne!(root, Prefix::root("other").key());
     }
 }

@@ -236,6 +236,23 @@ fn what_is_dear_and_what_was_used_last_stays() {
 }
 
 #[test]
+fn what_is_dear_does_not_stay_for_ever() {
+    let mut world = World::new(0, None);
+    world.add(4 * PAGE_ROWS, 9000);
+    world.let_go(0);
+    let (dear, _) = world.nth(0).unwrap();
+    let mut turns = 0;
+    while world.cache.has(dear) {
+        world.add(4 * PAGE_ROWS, 1000);
+        world.let_go(world.known.len() - 1);
+        turns += 1;
+        assert!(turns < 100);
+    }
+    // Nine times as dear, and two others fit beside it.
+    assert!(turns > 9, "{turns}");
+}
+
+#[test]
 fn a_match_is_whole_or_worth_a_span() {
     let mut world = World::new(0, None);
     world.add(100, 10);
@@ -249,4 +266,66 @@ fn a_match_is_whole_or_worth_a_span() {
     assert_eq!(longest(&of(31, 20)), None);
     assert_eq!(longest(&of(0, 20)), None);
     assert_eq!(world.cache.longest(&rows_key(&parent, &[1]), &of(100, 0)), None);
+    let new = NewNode { parent, home: 0, tokens: of(50, 9), chunk: None, is_public: true };
+    world.cache.promise(1, &[]).unwrap();
+    let pages = world.cache.take_pages(1, &mut *world.device);
+    world.cache.adopt(new, pages, Duration::ZERO);
+    let longest = |tokens: &[u32]| world.cache.longest(&parent, tokens).map(|(_, n)| n);
+    assert_eq!(longest(&of(70, 9)), Some(70), "the one that has most of it");
+    assert_eq!(longest(&of(50, 20)), Some(59));
+}
+
+/// A world whose main memory holds one node of a page and a half, with files.
+fn small_world(folder: &std::path::Path) -> World {
+    let mut world = World::new(100, Some(Store::open(folder, 100_000).unwrap()));
+    for _ in 0..2 {
+        world.add(96, 10);
+    }
+    world
+}
+
+#[test]
+fn what_main_memory_has_no_room_for_goes_to_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = small_world(folder.path());
+    (0..2).for_each(|nth| world.let_go(nth));
+    world.cache.demote(Tier::Ram, &mut *world.device);
+    let tiers: Vec<_> = world.cache.nodes.values().map(Node::tier).collect();
+    assert_eq!(tiers, [Some(Tier::Disk), Some(Tier::Ram)]);
+    assert_eq!(world.cache.stats.dropped, 0);
+    (0..2).for_each(|nth| world.hold(nth));
+}
+
+#[test]
+fn pinned_rows_stay_in_main_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = small_world(folder.path());
+    world.let_go(0);
+    world.cache.demote(Tier::Ram, &mut *world.device);
+    let (first, _) = world.nth(0).unwrap();
+    world.cache.node_mut(first).pinned = true;
+    world.let_go(1);
+    world.cache.demote(Tier::Ram, &mut *world.device);
+    let tiers: Vec<_> = world.cache.nodes.values().map(Node::tier).collect();
+    assert_eq!(tiers, [Some(Tier::Ram), Some(Tier::Disk)]);
+}
+
+#[test]
+fn only_files_of_this_model_that_hold_what_they_are_named_for_are_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = small_world(folder.path());
+    assert_eq!(world.cache.save(&*world.device, |_| true), 2);
+    let found = |fingerprint: &str| {
+        let tiers =
+            Tiers { ram_bytes: 0, store: Some(Store::open(folder.path(), 100_000).unwrap()) };
+        Cache::new(fingerprint.to_owned(), world.cache.shape, PAGES, tiers).stats().disk.nodes
+    };
+    assert_eq!((found("model"), found("another")), (2, 0));
+    // A sound file under the key of other rows.
+    let mut store = Store::open(folder.path(), 100_000).unwrap();
+    let (key, entry) = store.entries().map(|(key, entry)| (*key, entry.clone())).next().unwrap();
+    let rows = store.get(&key, &entry.header).unwrap();
+    store.put(&rows_key(&key, &[1]), &entry.header, &rows);
+    assert_eq!(store.entries().count(), 3);
+    assert_eq!(found("model"), 2);
 }

@@ -227,16 +227,14 @@ impl Cache {
         (Self::key_of(node), header)
     }
 
-    /// The node that is worth least; of equals the one that stands last in its context.
+    /// The node that is worth least; of equals the one that was used longest ago.
     fn least(&self, which: impl Fn(&Node) -> bool) -> Option<NodeId> {
         let nodes = self.nodes.iter().filter(|(_, node)| which(node));
-        let rank = |node: &Node| (node.worth.value, node.worth.last_use, usize::MAX - node.home);
-        nodes
-            .min_by(|(_, a), (_, b)| {
-                let (a, b) = (rank(a), rank(b));
-                a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)).then(a.2.cmp(&b.2))
-            })
-            .map(|(id, _)| *id)
+        let least = nodes.min_by(|(_, a), (_, b)| {
+            let (a, b) = (a.worth, b.worth);
+            a.value.total_cmp(&b.value).then(a.last_use.cmp(&b.last_use))
+        });
+        least.map(|(id, _)| *id)
     }
 
     /// What the tiers hold now.

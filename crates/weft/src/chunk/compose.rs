@@ -144,3 +144,86 @@ fn begin_piece(pieces: &mut Vec<Piece>, item: &Item, mut leading: Vec<u32>, toke
     let Item { kind, chunk, .. } = *item;
     pieces.push(Piece { kind, chunk, tokens: leading, reuse: Reuse::Exact });
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::path::Path;
+
+    use super::*;
+
+    /// Composes prompts of chunks that are registered here.
+    struct Desk {
+        template: Template,
+        tokenizer: Tokenizer,
+        library: Library,
+    }
+
+    impl Desk {
+        fn new() -> Self {
+            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/prompts");
+            let template = std::fs::read_to_string(folder.join("qwen3.jinja")).unwrap();
+            Self {
+                template: Template::new(&template, None, None).unwrap(),
+                tokenizer: Tokenizer::from_file(folder.join("tokenizer.json")).unwrap(),
+                library: Library::default(),
+            }
+        }
+
+        fn add(&mut self, kind: Kind, text: &str) -> ChunkId {
+            self.library.add(&self.tokenizer, kind, text, BTreeMap::new()).unwrap()
+        }
+
+        fn compose(&self, prompt: &Prompt) -> Result<Composition, ChunkError> {
+            compose_prompt(&self.template, &self.tokenizer, &self.library, prompt)
+        }
+    }
+
+    #[test]
+    fn a_document_has_the_same_tokens_wherever_it_stands() {
+        let mut desk = Desk::new();
+        let system = desk.add(Kind::System, "be brief");
+        let [a, b] = ["one text", "another"].map(|text| desk.add(Kind::Context, text));
+        let said = desk.add(Kind::Output, "an answer");
+        let prompt = |ids: &[&ChunkId]| Prompt::new().contexts(ids.iter().copied()).query("why?");
+        let prompts = [
+            prompt(&[&a, &b, &said]),
+            prompt(&[&said, &b, &a]).system(&system).reuse(Reuse::Isolated),
+        ];
+        for prompt in prompts {
+            let composition = desk.compose(&prompt).unwrap();
+            let first = &composition.pieces[0];
+            assert_eq!((first.kind, first.reuse), (Kind::System, Reuse::Exact));
+            for id in [a, b, said] {
+                let mut pieces = composition.pieces.iter();
+                let piece = pieces.find(|piece| piece.chunk == Some(id)).unwrap();
+                let chunk = desk.library.get(&id).unwrap();
+                assert_eq!((&piece.tokens, piece.kind), (&chunk.tokens, chunk.kind));
+                assert_eq!(piece.reuse, prompt.reuse);
+            }
+            let last = composition.pieces.last().unwrap();
+            assert_eq!((last.kind, last.reuse, last.chunk), (Kind::Query, Reuse::Exact, None));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_composed_is_told_apart() {
+        let mut desk = Desk::new();
+        let system = desk.add(Kind::System, "be brief");
+        let other = desk.add(Kind::System, "be long");
+        let document = desk.add(Kind::Context, "a text");
+        let refused = |prompt: Prompt| desk.compose(&prompt).unwrap_err();
+        let asked = || Prompt::new().query("why?");
+        let two = refused(asked().system(&system).system(&other));
+        assert!(matches!(two, ChunkError::TwoSystems { count: 2 }));
+        assert!(matches!(refused(Prompt::new().context(&document)), ChunkError::NoQuery));
+        assert!(matches!(refused(Prompt::new().query(" \n")), ChunkError::NoQuery));
+        assert!(matches!(refused(asked().query("how?")), ChunkError::TwoQueries { count: 2 }));
+        assert!(matches!(refused(asked().system(&document)), ChunkError::WrongKind { .. }));
+        assert!(matches!(refused(asked().context(&system)), ChunkError::WrongKind { .. }));
+        let unknown = ChunkId::of(Kind::Context, &[1]);
+        assert!(matches!(refused(asked().context(&unknown)), ChunkError::Unknown { .. }));
+        let empty = desk.library.add(&desk.tokenizer, Kind::Context, " \n", BTreeMap::new());
+        assert!(matches!(empty, Err(ChunkError::Empty { kind: Kind::Context })));
+    }
+}

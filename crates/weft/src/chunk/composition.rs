@@ -29,7 +29,7 @@ impl Piece {
 /// All pieces of a prompt.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Composition {
-    /// The pieces. None is empty.
+    /// The pieces. Empty ones are passed over.
     pub pieces: Vec<Piece>,
     /// What is recomputed of approximate pieces.
     pub repair: Repair,
@@ -68,7 +68,18 @@ impl Composition {
     /// The same tokens, each piece attending to all before it.
     pub fn exact(&self) -> Self {
         let exact = |piece: &Piece| Piece { reuse: Reuse::Exact, ..piece.clone() };
-        Self { pieces: self.pieces.iter().map(exact).collect(), repair: Repair::None }
+        let pieces = self.pieces.iter().filter(|piece| !piece.tokens.is_empty());
+        Self { pieces: pieces.map(exact).collect(), repair: Repair::None }
+    }
+
+    /// The same, to be answered: the logits of its last token are where the answer begins, so its last
+    /// piece attends to all before it.
+    pub(crate) fn answered(mut self) -> Self {
+        self.pieces.retain(|piece| !piece.tokens.is_empty());
+        if let Some(last) = self.pieces.last_mut() {
+            last.reuse = Reuse::Exact;
+        }
+        self
     }
 }
 

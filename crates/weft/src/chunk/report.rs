@@ -122,3 +122,37 @@ impl Report {
 fn milliseconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn piece(source: Option<Tier>, time_ms: u64, saved_ms: u64) -> PieceReport {
+        PieceReport {
+            chunk: None,
+            kind: Kind::Context,
+            tokens: 8,
+            cached_tokens: source.map_or(0, |_| 8),
+            source,
+            reuse: Reuse::Exact,
+            shift: 0,
+            repaired_tokens: 0,
+            attention: 0.25,
+            time: Duration::from_millis(time_ms),
+            saved: Duration::from_millis(saved_ms),
+        }
+    }
+
+    #[test]
+    fn what_bringing_took_is_not_saved_and_what_computing_took_is_spent_anyway() {
+        let pieces = vec![piece(Some(Tier::Disk), 5, 80), piece(None, 30, 0)];
+        let report = Report { pieces, answer_attention: 0.5 };
+        assert_eq!(report.saved(), Duration::from_millis(75));
+        assert_eq!(report.cold_estimate(), Duration::from_millis(110));
+        assert_eq!(report.cached_tokens(), 8);
+        let json = report.json();
+        assert_eq!((&json["saved_ms"], &json["cold_ms_estimate"]), (&json!(75.0), &json!(110.0)));
+        let sources = json["chunks"].as_array().unwrap().iter().map(|chunk| &chunk["source"]);
+        assert_eq!(sources.collect::<Vec<_>>(), ["disk", "computed"]);
+    }
+}

@@ -28,41 +28,47 @@ impl Engine {
         &mut self,
         requests: Vec<Request>,
     ) -> Result<Vec<Completion>, GenerateError> {
+        let requests: Vec<Request> = requests.into_iter().map(Request::settled).collect();
         for request in &requests {
             request.sampling.check(self.vocab)?;
             self.check(request)?;
         }
+        let mut running = HashMap::new();
+        let done = self.run_batch(requests, &mut running);
+        // An error leaves nobody behind who would listen to the others.
+        self.discard(|lane| running.contains_key(&lane));
+        done
+    }
+
+    fn run_batch(
+        &mut self,
+        requests: Vec<Request>,
+        running: &mut HashMap<LaneId, usize>,
+    ) -> Result<Vec<Completion>, GenerateError> {
         let mut tokens: Vec<Vec<Token>> = requests.iter().map(|_| Vec::new()).collect();
         let mut endings: Vec<_> = requests.iter().map(|_| None).collect();
         let mut waiting: VecDeque<_> = requests.into_iter().enumerate().collect();
-        let mut running: HashMap<LaneId, usize> = HashMap::new();
         while !(waiting.is_empty() && running.is_empty()) {
-            self.admit(&mut waiting, &mut running)?;
-            for event in self.step()? {
+            self.admit(&mut waiting, running)?;
+            for event in self.step_for(|lane| running.contains_key(&lane))? {
+                let index = running[&event.lane()];
                 match event {
-                    Event::Token { lane, token } if running.contains_key(&lane) => {
-                        tokens[running[&lane]].push(token);
-                    }
+                    Event::Token { token, .. } => tokens[index].push(token),
                     Event::Done { lane, finished } => {
-                        if let Some(index) = running.remove(&lane) {
-                            endings[index] = Some(Ok(finished));
-                        }
+                        running.remove(&lane);
+                        endings[index] = Some(Ok(finished));
                     }
                     Event::Failed { lane, error } => {
-                        if let Some(index) = running.remove(&lane) {
-                            endings[index] = Some(Err(error));
-                        }
+                        running.remove(&lane);
+                        endings[index] = Some(Err(error));
                     }
-                    Event::Token { .. } | Event::Prefill { .. } => {}
+                    Event::Prefill { .. } => {}
                 }
             }
         }
         let endings = endings.into_iter().map(|ending| ending.expect("no lane is left"));
-        Ok(tokens
-            .into_iter()
-            .zip(endings)
-            .map(|(tokens, ending)| Completion { tokens, ending })
-            .collect())
+        let completion = |(tokens, ending)| Completion { tokens, ending };
+        Ok(tokens.into_iter().zip(endings).map(completion).collect())
     }
 
     /// Admits waiting requests until one does not fit beside those that run.
@@ -71,15 +77,15 @@ impl Engine {
         waiting: &mut VecDeque<(usize, Request)>,
         running: &mut HashMap<LaneId, usize>,
     ) -> Result<(), RequestError> {
-        while let Some((_, request)) = waiting.front() {
-            // Asked before anything is made: most steps find no room.
-            match self.check_room(request) {
+        while let Some((index, request)) = waiting.front() {
+            // Asked before anything is made: most steps find no room. And again when it is: rows that
+            // were counted on may turn out to be damaged.
+            let added = self.check_room(request).and_then(|()| self.add(request.clone()));
+            match added {
                 Err(_) if self.running() > 0 => break,
-                room => room?,
-            }
-            if let Some((index, request)) = waiting.pop_front() {
-                running.insert(self.add(request)?, index);
-            }
+                added => running.insert(added?, *index),
+            };
+            waiting.pop_front();
         }
         Ok(())
     }

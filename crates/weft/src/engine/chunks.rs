@@ -93,7 +93,7 @@ impl Engine {
     /// Forgets a chunk and its rows, in every tier.
     pub fn delete(&mut self, id: &ChunkId) -> Result<(), ChunkError> {
         let chunk = self.library.delete(id)?;
-        self.cache.forget(&chunk.tokens);
+        self.cache.forget(&chunk);
         Ok(())
     }
 
@@ -170,7 +170,7 @@ impl Engine {
     /// Computes a prompt's rows ahead, but for its query.
     pub fn warm(&mut self, prompt: &Composition) -> Result<(), GenerateError> {
         let mut prompt = prompt.clone();
-        prompt.pieces.retain(|piece| piece.kind != Kind::Query);
+        prompt.pieces.retain(|piece| piece.kind != Kind::Query && !piece.tokens.is_empty());
         if prompt.is_empty() {
             return Ok(());
         }

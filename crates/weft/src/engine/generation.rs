@@ -53,22 +53,19 @@ impl<'e> Generation<'e> {
     /// Runs the engine until this lane has a token or is over.
     fn advance(&mut self) -> Result<(), GenerateError> {
         while self.ready.is_empty() && !self.over {
-            for event in self.engine.step()? {
+            for event in self.engine.step_for(|lane| lane == self.lane)? {
                 match event {
-                    Event::Token { lane, token } if lane == self.lane => {
-                        self.ready.push_back(token);
-                    }
-                    Event::Prefill { lane, done, total } if lane == self.lane => {
+                    Event::Token { token, .. } => self.ready.push_back(token),
+                    Event::Prefill { done, total, .. } => {
                         if let Some(callback) = &mut self.on_prefill {
                             callback(done, total);
                         }
                     }
-                    Event::Done { lane, finished } if lane == self.lane => {
+                    Event::Done { finished, .. } => {
                         self.finished = Some(finished);
                         self.over = true;
                     }
-                    Event::Failed { lane, error } if lane == self.lane => return Err(error.into()),
-                    _ => {}
+                    Event::Failed { error, .. } => return Err(error.into()),
                 }
             }
         }

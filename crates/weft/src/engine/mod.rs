@@ -83,6 +83,18 @@ pub enum Event {
     },
 }
 
+impl Event {
+    /// The lane that it happened to.
+    pub fn lane(&self) -> LaneId {
+        match self {
+            Self::Prefill { lane, .. }
+            | Self::Token { lane, .. }
+            | Self::Done { lane, .. }
+            | Self::Failed { lane, .. } => *lane,
+        }
+    }
+}
+
 /// One token as the caller sees it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Token {
@@ -109,6 +121,8 @@ pub struct Engine {
     library: Library,
     lanes: Vec<Sequence>,
     next_id: u64,
+    /// What happened to lanes while somebody else's were run to their end.
+    untold: Vec<Event>,
 }
 
 impl Engine {
@@ -137,6 +151,7 @@ impl Engine {
             device,
             lanes: Vec::with_capacity(MAX_LANES),
             next_id: 0,
+            untold: Vec::new(),
         }
     }
 
@@ -152,12 +167,9 @@ impl Engine {
 
     /// Admits a request. All memory it can need is promised to it now, so that it never fails later
     /// for want of it.
-    pub fn add(&mut self, mut request: Request) -> Result<LaneId, RequestError> {
+    pub fn add(&mut self, request: Request) -> Result<LaneId, RequestError> {
         request.sampling.check(self.vocab)?;
-        if request.sampling.echo {
-            // Kept rows have no logits, and rows that were computed elsewhere others.
-            request = Request { prompt: request.prompt.exact(), ..request.cold() };
-        }
+        let request = request.settled();
         let policy = request.policy();
         self.admit_lane(request, policy)
     }
@@ -223,10 +235,8 @@ impl Engine {
     /// Runs a lane to its end, with those beside it, and lets its tokens go.
     fn finish_lane(&mut self, id: LaneId) -> Result<(), GenerateError> {
         while self.lanes.iter().any(|lane| lane.id() == id) {
-            for event in self.step()? {
-                if let Event::Failed { lane, error } = event
-                    && lane == id
-                {
+            for event in self.step_for(|lane| lane == id)? {
+                if let Event::Failed { error, .. } = event {
                     return Err(error.into());
                 }
             }
@@ -234,10 +244,11 @@ impl Engine {
         Ok(())
     }
 
-    /// Advances every lane: a block of its prompt, or one token of its answer. Does nothing where
-    /// there is no lane. A device error ends all lanes.
+    /// Advances every lane: a block of its prompt, or one token of its answer. Also tells what happened
+    /// to lanes while [`Engine::generate`], [`Engine::warm`] or [`Engine::verify`] ran beside them. A
+    /// device error ends all lanes.
     pub fn step(&mut self) -> Result<Vec<Event>, DeviceError> {
-        let mut events = Vec::new();
+        let mut events = std::mem::take(&mut self.untold);
         self.retire(&mut events);
         if self.lanes.is_empty() {
             return Ok(events);
@@ -245,6 +256,7 @@ impl Engine {
         let start = Instant::now();
         if let Err(error) = self.choose_repairs().and_then(|()| self.schedule_and_run()) {
             self.discard(|_| true);
+            self.untold = events;
             return Err(error);
         }
         self.advance(start.elapsed(), &mut events);
@@ -252,10 +264,17 @@ impl Engine {
         Ok(events)
     }
 
+    /// A step for the sake of some lanes: what happens to others is told by a later step.
+    fn step_for(&mut self, is_mine: impl Fn(LaneId) -> bool) -> Result<Vec<Event>, DeviceError> {
+        let (mine, others) = self.step()?.into_iter().partition(|event| is_mine(event.lane()));
+        self.untold = others;
+        Ok(mine)
+    }
+
     fn choose_repairs(&mut self) -> Result<(), DeviceError> {
         let Self { lanes, cache, device, plan, .. } = self;
         for lane in lanes {
-            if lane.has_to_choose_repairs(cache) {
+            while lane.has_to_choose_repairs(cache) {
                 repair::choose(lane, cache, &mut **device, plan)?;
             }
         }

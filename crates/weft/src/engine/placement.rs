@@ -222,3 +222,32 @@ impl Planner<'_> {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::{NewNode, RowShape, Tiers};
+    use crate::dtype::Dtype;
+    use crate::kv::PageId;
+    use std::time::Duration;
+
+    #[test]
+    fn a_prompt_in_more_bits_than_spans_is_computed_anew() {
+        let shape = RowShape { layers: 1, kv_width: 1, dtype: Dtype::F32 };
+        let mut cache = Cache::new("model".to_owned(), shape, MAX_SPANS, Tiers::default());
+        let tokens: Vec<u32> = (0..MAX_SPANS as u32).collect();
+        let composition = Composition::from(tokens.clone());
+        let n_places =
+            |cache: &Cache| Placement::plan(cache, &composition, usize::MAX).places.len();
+        let mut prefix = cache.root();
+        for (home, token) in tokens.into_iter().enumerate() {
+            // The last one, which is not kept yet, makes one span too many with the answer's.
+            assert_eq!(n_places(&cache), if home + 1 < MAX_SPANS { home + 1 } else { 1 });
+            let (parent, tokens) = (prefix.key(), vec![token]);
+            let new = NewNode { parent, home, tokens, chunk: None, is_public: true };
+            cache.adopt(new, vec![home as PageId], Duration::ZERO);
+            prefix.add(&[token]);
+        }
+        assert_eq!(n_places(&cache), 1);
+    }
+}

@@ -18,9 +18,10 @@ use crate::plan::Op;
 /// What a lane repairs, and how far it is.
 pub(super) struct Repairs {
     repair: Repair,
-    /// The first part after the moved ones: repairs come before it. None where nothing is repaired.
-    before: Option<usize>,
-    /// Part and row of each token to compute again, in the order of their positions.
+    /// Where each run of moved parts ends, the next one last. A run is repaired before the part after it
+    /// is computed, which attends to it: what comes later in a prompt changes nothing before it.
+    ends: Vec<usize>,
+    /// Part and row of each token of a run to compute again, in the order of their positions.
     rows: Vec<(usize, usize)>,
     is_chosen: bool,
     done: usize,
@@ -30,14 +31,15 @@ pub(super) struct Repairs {
 
 impl Repairs {
     pub(super) fn new(parts: &[Part], repair: Repair) -> Self {
-        let last_moved = parts.iter().rposition(Part::is_moved);
-        let before = last_moved.filter(|_| repair != Repair::None).map(|last| last + 1);
-        Self { repair, before, rows: Vec::new(), is_chosen: false, done: 0, pages: Vec::new() }
+        let is_moved = |index: usize| parts.get(index).is_some_and(Part::is_moved);
+        let is_end = |end: &usize| is_moved(end - 1) && !is_moved(*end) && repair != Repair::None;
+        let ends = (1..=parts.len()).rev().filter(is_end).collect();
+        Self { repair, ends, rows: Vec::new(), is_chosen: false, done: 0, pages: Vec::new() }
     }
 
     /// Whether part `at` has to wait until repairs are done.
     pub(super) fn is_due(&self, at: usize) -> bool {
-        self.before == Some(at) && !(self.is_chosen && self.pending() == 0)
+        self.ends.last() == Some(&at)
     }
 
     /// Whether it is time to find out which rows are repaired.
@@ -61,6 +63,17 @@ impl Repairs {
             parts[*part].time += time / n as u32;
         }
         self.done += n;
+        self.end_run();
+    }
+
+    /// Turns to the next run, if all rows of this one are computed.
+    fn end_run(&mut self) {
+        if self.pending() == 0 {
+            self.ends.pop();
+            self.rows.clear();
+            self.is_chosen = false;
+            self.done = 0;
+        }
     }
 
     #[cfg(test)]
@@ -73,15 +86,16 @@ impl Repairs {
     }
 }
 
-/// Chooses the rows to repair and copies their pages.
+/// Chooses the rows of a run to repair and copies their pages.
 pub(super) fn choose(
     lane: &mut Sequence,
     cache: &mut Cache,
     device: &mut dyn Device,
     plan: &[Op],
 ) -> Result<(), DeviceError> {
-    let n_parts = lane.repairs.before.unwrap_or(0);
-    let moved: Vec<usize> = (0..n_parts).filter(|index| lane.parts[*index].is_moved()).collect();
+    let end = *lane.repairs.ends.last().expect("there is a run to repair");
+    let before = lane.parts[..end].iter().rposition(|part| !part.is_moved());
+    let moved: Vec<usize> = (before.map_or(0, |before| before + 1)..end).collect();
     let mut rows = Vec::new();
     match lane.repairs.repair {
         Repair::None => {}
@@ -102,6 +116,7 @@ pub(super) fn choose(
     }
     lane.repairs.rows = rows;
     lane.repairs.is_chosen = true;
+    lane.repairs.end_run();
     Ok(())
 }
 
@@ -121,7 +136,7 @@ fn copy_pages(
     lane.repairs.pages.extend(copies);
 }
 
-/// The share of all moved rows whose keys and values change most, at the first layer that depends on
+/// The share of a run's rows whose keys and values change most, at the first layer that depends on
 /// what a row attended to, when they see all that stands before them.
 fn most_deviating(
     lane: &Sequence,
@@ -148,7 +163,7 @@ fn most_deviating(
         let rows = before.chunks_exact(row_len).zip(after.chunks_exact(row_len));
         deviations.extend(rows.enumerate().map(|(row, (a, b))| (distance(a, b), *index, row)));
         // What the partial run wrote was for looking at only.
-        for (from, to) in stored.iter().zip(&part.pages) {
+        for (from, to) in stored.iter().zip(&part.pages).take(pages_for(len)) {
             device.copy_page(*from, *to);
         }
     }

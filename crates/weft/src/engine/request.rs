@@ -36,6 +36,15 @@ impl Request {
         Self { use_cache: false, ..self }
     }
 
+    /// The same, as it is run.
+    pub(super) fn settled(self) -> Self {
+        if self.sampling.echo {
+            // Kept rows have no logits, and rows that were computed elsewhere others.
+            return Self { prompt: self.prompt.exact(), ..self.cold() };
+        }
+        Self { prompt: self.prompt.answered(), ..self }
+    }
+
     pub(super) fn policy(&self) -> Policy {
         if self.use_cache { Policy::WARM } else { Policy::COLD }
     }

@@ -201,8 +201,7 @@ impl Sequence {
         if *node.filler.get_or_insert(self.id) != self.id {
             return 0;
         }
-        // The whole node: lanes that need only its begin may be waiting with those that need all.
-        node.len() - node.filled
+        part.range.len() - node.filled
     }
 
     fn pass_ready_parts(&mut self, cache: &Cache) {
@@ -242,12 +241,10 @@ impl Sequence {
         }
         self.step.spans = self.parts[..part.sees].iter().map(Part::span).collect();
         self.step.spans.push(own);
-        let ends_prompt = self.at + 1 == self.parts.len() && rows.end == node.len();
+        let ends_prompt = self.at + 1 == self.parts.len() && rows.end == part.range.len();
         self.step.outputs = match () {
             () if self.wants_all_outputs() => Outputs::All,
-            () if ends_prompt && part.range.end == self.prompt_len && !part.is_moved() => {
-                Outputs::Last
-            }
+            () if ends_prompt && !part.is_moved() => Outputs::Last,
             () => Outputs::None,
         };
     }
@@ -374,10 +371,11 @@ impl Sequence {
         let rows = node.filled..node.filled + self.step.tokens.len();
         node.filled = rows.end;
         node.cost += time;
-        if node.is_filled() {
+        if node.filled >= part.range.len() {
+            // A lane that needs more of the node goes on with it.
             node.filler = None;
         }
-        let done = (part.range.start + rows.end).min(part.range.end);
+        let done = part.range.start + rows.end;
         if self.speaker.echoes() {
             let prompt = &self.tokens[..self.prompt_len];
             let range = part.range.start + rows.start..done;

@@ -1,16 +1,20 @@
 //! The engine with chunks, on a small model of random weights: what is exact is compared bit for bit
 //! with a cold run of the same tokens, whatever happened before.
 
+mod figures;
+mod lanes;
+
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 
 use super::*;
-use crate::chunk::{Kind, Piece, Repair, Reuse, Tier};
+use crate::chunk::{Chunk, ChunkId, Kind, Piece, Repair, Reuse, Tier};
 use crate::config::Config;
 use crate::device::Limits;
 use crate::reference;
@@ -62,6 +66,21 @@ fn document(seed: u32) -> Piece {
     Piece::exact(Kind::Context, tokens(40 + (seed as usize * 37) % 90, seed + 100))
 }
 
+fn chunk_of(piece: Piece) -> Chunk {
+    let Piece { kind, tokens, .. } = piece;
+    Chunk {
+        id: ChunkId::of(kind, &tokens),
+        kind,
+        text: String::new(),
+        tokens,
+        metadata: BTreeMap::new(),
+        created: SystemTime::now(),
+        last_used: None,
+        uses: 0,
+        pinned: false,
+    }
+}
+
 fn system() -> Piece {
     Piece::exact(Kind::System, tokens(20, 1))
 }
@@ -100,6 +119,7 @@ fn answer(engine: &mut Engine, request: Request) -> (Vec<Token>, Finished) {
 fn ask(engine: &mut Engine, prompt: &Composition) -> (Vec<Token>, Finished) {
     let done = answer(engine, Request::new(prompt.clone(), sampling()));
     engine.cache.check(&[]);
+    assert_eq!(engine.cache.n_promised(), 0);
     done
 }
 
@@ -164,6 +184,8 @@ fn an_edited_document_is_reused_up_to_the_edit() {
     ask(&mut engine, &prompt);
     let len = prompt.pieces[1].tokens.len();
     prompt.pieces[1].tokens[len - 3] += 1;
+    let preview = engine.preview(&prompt).pieces[1].clone();
+    assert_eq!((preview.cached_tokens, preview.source), (len - 3, None));
     let (edited, finished) = ask(&mut engine, &prompt);
     assert_eq!(edited, cold(&prompt));
     assert_eq!(finished.stats.cached_tokens, 20 + len - 3);
@@ -260,7 +282,7 @@ fn whatever_happened_before_does_not_show() {
                         engine.step().unwrap();
                     }
                     Happening::Forget { document: seed } => {
-                        engine.cache.forget(&document(seed).tokens);
+                        engine.cache.forget(&chunk_of(document(seed)));
                     }
                     Happening::Save => drop(engine.save(true)),
                     Happening::Restart => {
@@ -284,16 +306,14 @@ fn rows_come_back_from_main_memory_and_from_disk() {
     };
     let prompt = exact(&[1, 2], 1);
     let truth = cold(&prompt);
-    let fill = |engine: &mut Engine| {
-        (10..14).for_each(|seed| drop(ask(engine, &exact(&[seed, seed + 1], 1))));
-    };
 
     let mut engine = open(10_000_000);
     ask(&mut engine, &prompt);
-    fill(&mut engine);
+    // Not by filling the pages: what has to go first depends on how long computing it took.
+    engine.demote(Tier::Ram);
     let (said, finished) = ask(&mut engine, &prompt);
     assert_eq!(said, truth);
-    assert_eq!(sources(&finished)[1..3], [Some(Tier::Ram); 2]);
+    assert_eq!(sources(&finished), [Some(Tier::Ram); 4]);
     engine.save(true);
 
     let mut engine = open(0);
@@ -360,7 +380,7 @@ fn a_full_house_refuses_the_new_and_never_fails_the_running() {
 fn pinned_rows_stay() {
     let mut engine = engine_with(14, Tiers::default());
     let mut prompt = exact(&[1], 0);
-    let id = crate::chunk::ChunkId::of(Kind::Context, &prompt.pieces[1].tokens);
+    let id = ChunkId::of(Kind::Context, &prompt.pieces[1].tokens);
     prompt.pieces[1].chunk = Some(id);
     ask(&mut engine, &prompt);
     engine.cache.pin(&id, true).unwrap();

@@ -22,6 +22,8 @@ pub struct Verification {
     pub mean_difference: f64,
     /// The largest.
     pub max_difference: f64,
+    /// Those that any bit of any logit differs for.
+    pub changed: usize,
     /// Mean Kullback-Leibler divergence of the composition from the plain prompt, in nats.
     pub divergence: f64,
 }
@@ -29,16 +31,18 @@ pub struct Verification {
 impl Verification {
     /// Whether no bit of any logit differed.
     pub fn is_exact(&self) -> bool {
-        self.max_difference == 0.0 && self.divergence == 0.0
+        self.changed == 0
     }
 
     /// Compares rows of logits, each of which a token of the answer was drawn from.
     pub fn of(answer: &[u32], ours: &[Vec<f32>], cold: &[Vec<f32>]) -> Self {
+        assert!(ours.len() == answer.len() && cold.len() == answer.len(), "a row for each token");
         let mut total = Self { tokens: answer.len(), ..Self::default() };
         for ((token, ours), cold) in answer.iter().zip(ours).zip(cold) {
             if ours == cold {
                 continue;
             }
+            total.changed += 1;
             total.differing += usize::from(argmax(ours) != argmax(cold));
             let (ours, cold) = (log_softmax(ours), log_softmax(cold));
             let difference = (ours[*token as usize] - cold[*token as usize]).abs();
@@ -74,23 +78,24 @@ impl Engine {
         answer: &[u32],
         use_cache: bool,
     ) -> Result<Vec<Vec<f32>>, GenerateError> {
-        if answer.is_empty() {
-            return Ok(Vec::new());
+        // The last token is drawn and never run: an answer may end where the context does.
+        let [run @ .., _] = answer else { return Ok(Vec::new()) };
+        let mut whole = prompt.clone().answered();
+        let n_prompt = whole.len();
+        let n_query = whole.pieces.last().map_or(0, |piece| piece.tokens.len());
+        if !run.is_empty() {
+            whole.pieces.push(Piece::exact(Kind::Output, run.to_vec()));
         }
-        let n_prompt = prompt.len();
-        let n_query = prompt.pieces.last().map_or(0, |piece| piece.tokens.len());
-        let mut whole = prompt.clone();
-        whole.pieces.push(Piece::exact(Kind::Output, answer.to_vec()));
         let sampling = Sampling { max_tokens: Some(1), ..Sampling::default() };
         let limit = if use_cache { n_prompt - n_query } else { 0 };
         let policy = Policy { limit, keeps: false, answers: false };
         let id = self.admit_lane(Request::new(whole, sampling), policy)?;
         let (to, rows) = mpsc::channel();
         if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.id() == id) {
-            lane.score(Scores { from: n_prompt - 1, to });
+            lane.score(Scores { from: n_prompt.saturating_sub(1), to });
         }
         self.finish_lane(id)?;
-        Ok(rows.into_iter().take(answer.len()).collect())
+        Ok(rows.into_iter().collect())
     }
 }
 
