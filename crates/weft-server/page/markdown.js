@@ -47,7 +47,7 @@ function split(text) {
     } else if (QUOTE.test(line)) {
       take('quote', endOf(lines, at, (next) => QUOTE.test(next)));
     } else if (ITEM.test(line)) {
-      take('list', endOf(lines, at, (next, index) => ITEM.test(next) || /^\s{2,}\S/.test(next) || isGap(lines, index)));
+      take('list', endOf(lines, at, (next, index) => goesOn(line, next) || isGap(line, lines, index)));
     } else if (line.includes('|') && TABLE_LINE.test(lines[at + 1] ?? '') && lines[at + 1].includes('-')) {
       take('table', endOf(lines, at, (next) => next.includes('|')));
     } else {
@@ -64,9 +64,15 @@ function endOf(lines, at, goesOn) {
   return end;
 }
 
+/** Whether a line is part of the list that begins with `first`: indented, or an item of the same sort. */
+function goesOn(first, line) {
+  const item = ITEM.exec(line);
+  if (!item) return /^\s{2,}\S/.test(line);
+  return item[1].length > 1 || /\d/.test(item[2]) === /\d/.test(ITEM.exec(first)[2]);
+}
+
 /** Whether a list goes on after this empty line. */
-const isGap = (lines, index) =>
-  lines[index].trim() === '' && (ITEM.test(lines[index + 1] ?? '') || /^\s{2,}\S/.test(lines[index + 1] ?? ''));
+const isGap = (first, lines, index) => lines[index].trim() === '' && goesOn(first, lines[index + 1] ?? '');
 
 const starts = (line) => FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || ITEM.test(line);
 

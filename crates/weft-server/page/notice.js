@@ -6,7 +6,7 @@ const WORDS = {
   gone: ['The server does not answer', 'It may have been stopped. Start it with `weft serve`, then try again.'],
   key: ['The server wants its API key', 'Give the key that it was started with.'],
   busy: ['The server is busy', 'All its lanes and its queue are full. Try again in a moment.'],
-  long: ['The prompt is too long', 'Take a document out of the prompt, start a new conversation, or serve with a larger --ctx-size.'],
+  long: ['The prompt is too long', 'Take a document out of the prompt, start a new conversation, or serve with a larger `--ctx-size`.'],
   loading: ['The server is not ready', 'The model is being loaded, or the server is shutting down. Try again in a moment.'],
   fault: ['The server failed', 'Try again; if it fails again, its log says why.'],
   broken: ['The answer broke off', 'What came is kept. Try again for the whole of it.'],
@@ -19,11 +19,13 @@ export function explain(error, what = null, actions = {}) {
   const said = error.message && !title.startsWith(error.message.replace(/\.$/, '')) ? error.message : '';
   return h('div', { class: 'notice', role: 'alert' },
     h('p', { class: 'notice-title', text: what && error.kind ? `${what}: ${lower(title)}` : title }),
-    said && h('p', { class: 'notice-said', text: said }),
+    said && h('p', { class: 'notice-said', text: sentence(said) }),
     cure && h('p', { class: 'notice-cure' }, code(cure)),
     Object.keys(actions).length > 0 && h('p', { class: 'notice-actions' }, Object.entries(actions).map(([words, does]) =>
       h('button', { type: 'button', class: 'outline', text: words, on: { click: does } }))));
 }
+
+const sentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? '' : '.'}`;
 
 const lower = (text) => text.charAt(0).toLowerCase() + text.slice(1);
 

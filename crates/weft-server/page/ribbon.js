@@ -96,6 +96,7 @@ function weave(pieces, card) {
   const label = h('span', { class: 'level looked', text: 'attention', 'aria-hidden': 'true' });
   label.style.gridRow = '4';
   grid.append(label);
+  const most = lookedAt(pieces)?.best;
   const segments = pieces.map((piece, index) => {
     const segment = h('button', {
       type: 'button',
@@ -106,7 +107,7 @@ function weave(pieces, card) {
     });
     segment.style.gridColumn = `${index + 2}`;
     segment.style.gridRow = `${piece.level + 1}`;
-    const share = h('span', { class: piece.height === 1 ? 'share most' : 'share', 'aria-hidden': 'true' }, h('i'));
+    const share = h('span', { class: piece === most ? 'share most' : 'share', 'aria-hidden': 'true' }, h('i'));
     share.style.gridColumn = `${index + 2}`;
     share.firstChild.style.height = `${Math.max(piece.height * 100, 3)}%`;
     const show = () => showCard(card, piece, segment);
@@ -146,7 +147,7 @@ function speak(piece) {
 function showCard(card, piece, segment) {
   const facts = [
     ['tokens', piece.cached_tokens > 0 && piece.cached_tokens < piece.tokens ? `${count(piece.tokens)}, ${count(piece.cached_tokens)} of them kept` : count(piece.tokens)],
-    ['rows', piece.source === 'computed' ? `computed in ${time(piece.ms)}` : `kept ${SOURCES[piece.source].word}, there in ${time(piece.ms)}`],
+    ['rows', piece.source === 'computed' ? `computed in ${time(piece.ms)}` : `kept ${SOURCES[piece.source].word}${piece.ms >= 0.05 ? `, there in ${time(piece.ms)}` : ''}`],
     ['position', `${count(piece.position)} to ${count(piece.position + piece.tokens - 1)}`],
     ['shift', piece.shift === 0 ? 'none' : `${piece.shift > 0 ? '+' : '−'}${count(Math.abs(piece.shift))} from where it was computed`],
     piece.uses !== null && piece.uses !== undefined && ['uses', count(piece.uses)],
@@ -191,12 +192,17 @@ function bars(report) {
   return h('div', { class: 'times' }, h('dl', {}, bar('cold, estimated', 'cold', cold), bar('this run', 'run', run)), words);
 }
 
-/** Which document the answer looked at, in words. */
-function attentionWords(pieces) {
+/** The document that the answer looked at most, and its share of what all documents got. */
+function lookedAt(pieces) {
   const documents = pieces.filter((piece) => piece.id && piece.level === 1);
-  if (documents.length < 2) return null;
-  const best = documents.reduce((a, b) => (b.attention > a.attention ? b : a));
   const all = documents.reduce((sum, piece) => sum + piece.attention, 0);
-  if (all <= 0) return null;
-  return h('p', { class: 'looked-at' }, 'Of the documents, the answer looked most at ', h('strong', { text: best.name }), `: ${percent(best.attention / all)} of the attention they got.`);
+  if (documents.length < 2 || all <= 0) return null;
+  const best = documents.reduce((a, b) => (b.attention > a.attention ? b : a));
+  return { best, share: best.attention / all };
+}
+
+function attentionWords(pieces) {
+  const found = lookedAt(pieces);
+  if (!found) return null;
+  return h('p', { class: 'looked-at' }, 'Of the documents, the answer looked most at ', h('strong', { text: found.best.name }), `: ${percent(found.share)} of the attention they got.`);
 }

@@ -159,7 +159,7 @@ function facts(chunk) {
     chunk.kind === 'context' ? '' : h('span', { class: 'kind', text: chunk.kind }),
     h('span', { text: tokens(chunk.tokens) }),
     h('span', { class: 'place' }, h('i', { class: `swatch ${place ? `from-${place}` : 'from-nowhere'}` }), place ? SOURCES[place].place : 'not computed'),
-    chunk.uses ? h('span', { text: chunk.uses === 1 ? 'used once' : `used ${count(chunk.uses)} ×` }) : '',
+    chunk.uses ? h('span', { text: chunk.uses === 1 ? '1 use' : `${count(chunk.uses)} uses` }) : '',
   ].filter(Boolean);
 }
 

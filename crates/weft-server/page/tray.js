@@ -5,6 +5,12 @@ import { count, fill, h, head, tokens } from './dom.js';
 import { icon } from './icons.js';
 import { DRAGGED, nameOf } from './shelf.js';
 
+/** The first words of a chunk: the shelf's, or those that were kept. */
+function textOf(chunk) {
+  if (chunk.head === undefined) return chunk.text ?? '';
+  return chunk.bytes > chunk.head.length + 3 ? `${chunk.head.trimEnd()}…` : chunk.head;
+}
+
 export class Tray {
   constructor({ node, store, shelf, editSystem, speak }) {
     Object.assign(this, { node, store, shelf, editSystem, speak });
@@ -22,7 +28,7 @@ export class Tray {
 
   /** Puts a chunk in, at a place or at the end. */
   put(chunk, at = this.contexts.length) {
-    const entry = { id: chunk.id, name: nameOf(chunk), tokens: chunk.tokens, text: head(chunk.head ?? chunk.text ?? '', 160) };
+    const entry = { id: chunk.id, name: nameOf(chunk), tokens: chunk.tokens, text: textOf(chunk) };
     this.store.update((data) => {
       const from = data.contexts.findIndex((context) => context.id === chunk.id);
       if (from >= 0) data.contexts.splice(from, 1);

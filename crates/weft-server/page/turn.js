@@ -150,6 +150,7 @@ export class AnswerView {
 
   #drawFoot(turn) {
     if (turn.state === 'writing') return;
+    if (turn.state === 'failed' && !turn.text) return void fill(this.foot);
     const { timings, usage } = turn;
     const stats = [
       usage && tokens(usage.completion_tokens),
