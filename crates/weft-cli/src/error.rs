@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use thiserror::Error;
+use weft::chunk::ChunkError;
 use weft::config::ConfigError;
 use weft::engine::{GenerateError, RequestError};
 use weft::hub::HubError;
@@ -32,12 +33,17 @@ pub(crate) enum CliError {
     #[error(transparent)]
     Prompt(#[from] PromptError),
     #[error(transparent)]
+    Chunk(#[from] ChunkError),
+    #[error(transparent)]
     Request(#[from] RequestError),
     #[error(transparent)]
     Generate(#[from] GenerateError),
     /// The model does not fit.
     #[error("{0}")]
     Memory(String),
+    /// What should be context is nothing that is known.
+    #[error("{0}")]
+    NoSource(String),
     /// No GPU can be used.
     #[error("{0}")]
     Gpu(String),
@@ -52,6 +58,15 @@ impl CliError {
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
         let what = what.into();
         move |source| Self::Io { what, source }
+    }
+
+    /// The same, told of something that the user named.
+    pub(crate) fn about(self, what: &str) -> Self {
+        match self {
+            Self::Chunk(error) => Self::Usage(format!("{what}: {error}")),
+            Self::Usage(reason) => Self::Usage(format!("{what}: {reason}")),
+            error => error,
+        }
     }
 
     pub(crate) fn exit_code(&self) -> ExitCode {

@@ -13,7 +13,7 @@ mod tiers;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use crate::chunk::ChunkId;
+use crate::chunk::{Chunk, ChunkId};
 use crate::config::Config;
 use crate::device::Device;
 use crate::dtype::Dtype;
@@ -296,6 +296,20 @@ impl Cache {
     pub(crate) fn pin(&mut self, chunk: &ChunkId, pinned: bool) {
         for node in self.nodes.values_mut().filter(|node| node.chunk.as_ref() == Some(chunk)) {
             node.pinned = pinned;
+        }
+    }
+
+    /// Sets whether files with the rows of a chunk must stay. What earlier runs wrote is known by its
+    /// tokens alone.
+    pub(crate) fn pin_files(&mut self, chunk: &Chunk, pinned: bool) {
+        let Some(store) = &mut self.tiers.store else { return };
+        for node in self.nodes.values().filter(|node| node.on_disk && chunk.is_in(&node.tokens)) {
+            let key = Self::key_of(node);
+            if pinned {
+                store.pin(&key);
+            } else {
+                store.unpin(&key);
+            }
         }
     }
 

@@ -78,6 +78,9 @@ impl Engine {
         if id != chunk.id {
             return Err(ChunkError::OtherModel { id: chunk.id });
         }
+        if chunk.pinned {
+            self.cache.pin_files(&chunk, true);
+        }
         self.library.restore(chunk);
         Ok(())
     }
@@ -109,6 +112,7 @@ impl Engine {
     pub fn pin(&mut self, id: &ChunkId, pinned: bool) -> Result<(), ChunkError> {
         self.library.pin(id, pinned)?;
         self.cache.pin(id, pinned);
+        self.cache.pin_files(self.library.get(id)?, pinned);
         Ok(())
     }
 
