@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use serde_json::json;
+use weft::chunk::{Composition, Report, Tier};
 use weft::engine::{Engine, FinishReason, Finished, Request, Stats};
 use weft::reasoning::{Parts, ReasoningStream};
 
@@ -21,6 +22,8 @@ pub(crate) struct Style {
 
 /// A whole answer.
 pub(crate) struct Answer {
+    pub(crate) prompt: Composition,
+    pub(crate) tokens: Vec<u32>,
     pub(crate) parts: Parts,
     pub(crate) finished: Finished,
 }
@@ -50,7 +53,7 @@ impl Answer {
     }
 }
 
-/// Generates an answer and shows it. `prompt` is the text the request's tokens stand for.
+/// Generates an answer and shows it. `prompt` is the text that the request's last tokens stand for.
 pub(crate) fn answer(
     engine: &mut Engine,
     prompt: &str,
@@ -58,10 +61,11 @@ pub(crate) fn answer(
     style: Style,
 ) -> Result<Answer, CliError> {
     let _guard = interrupt::ends(&request.cancel);
+    let composition = request.prompt.clone();
     let bar = terminal::bar(style.quiet, request.prompt.len() as u64, "prefill", false);
     let in_bar = bar.clone();
     let mut reasoning = ReasoningStream::after(prompt);
-    let mut parts = Parts::default();
+    let (mut parts, mut tokens) = (Parts::default(), Vec::new());
     let mut generation = engine.generate(request)?.on_prefill(move |done, total| {
         in_bar.set_position(done as u64);
         if done == total {
@@ -69,7 +73,9 @@ pub(crate) fn answer(
         }
     });
     for token in generation.by_ref() {
-        let more = reasoning.push(&token?.text);
+        let token = token?;
+        tokens.push(token.id);
+        let more = reasoning.push(&token.text);
         show(&more, &mut parts, style)?;
     }
     bar.finish_and_clear();
@@ -79,7 +85,7 @@ pub(crate) fn answer(
         end_line(&parts)?;
     }
     terminal::note(style.quiet, &figures(&finished));
-    Ok(Answer { parts, finished })
+    Ok(Answer { prompt: composition, tokens, parts, finished })
 }
 
 /// Prints a piece and adds it to the whole.
@@ -118,26 +124,65 @@ pub(crate) fn figures(finished: &Finished) -> String {
         Some(speed) => format!(" · {speed:.1} tok/s"),
         None => String::new(),
     };
-    let cached = match stats.cached_tokens {
-        0 => String::new(),
-        cached => format!(" ({cached} kept)"),
+    let saved = match finished.report.saved().as_secs_f64() * 1e3 {
+        saved if saved >= 0.5 => format!(" (saved {saved:.0} ms)"),
+        _ => String::new(),
     };
     format!(
-        "{} tok prompt{cached} · first token {:.0} ms · {} tok{speed} · {}",
+        "{} tok prompt{} · first token {:.0} ms{saved} · {} tok{speed} · {}",
         stats.prompt_tokens,
+        cached(&finished.report),
         stats.first_token.as_secs_f64() * 1e3,
         stats.generated_tokens,
         finished.reason
     )
 }
 
+/// How many tokens were kept, and where. Of a piece that was kept in part only the number is known.
+fn cached(report: &Report) -> String {
+    let all = report.cached_tokens();
+    if all == 0 {
+        return String::new();
+    }
+    let pieces = || report.pieces.iter();
+    let tokens = |source| -> usize {
+        let of_source = pieces().filter(|piece| piece.source == source);
+        of_source.map(|piece| piece.cached_tokens).sum()
+    };
+    let places = [Tier::Device, Tier::Ram, Tier::Disk].map(|tier| (tier.to_string(), Some(tier)));
+    let places: Vec<String> = places
+        .into_iter()
+        .chain([("of parts".to_owned(), None)])
+        .map(|(name, source)| (tokens(source), name))
+        .filter(|(tokens, _)| *tokens > 0)
+        .map(|(tokens, name)| format!("{tokens} {name}"))
+        .collect();
+    format!(" ({all} cached: {})", places.join(", "))
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
-    use weft::chunk::Report;
+    use weft::chunk::{Kind, PieceReport, Reuse};
 
     use super::*;
+
+    fn piece(cached_tokens: usize, source: Option<Tier>) -> PieceReport {
+        PieceReport {
+            chunk: None,
+            kind: Kind::Context,
+            tokens: 200,
+            cached_tokens,
+            source,
+            reuse: Reuse::Exact,
+            shift: 0,
+            repaired_tokens: 0,
+            attention: 0.0,
+            time: Duration::ZERO,
+            saved: Duration::from_millis(70),
+        }
+    }
 
     #[test]
     fn figures_tell_prompt_first_token_speed_and_reason() {
@@ -150,10 +195,15 @@ mod tests {
         };
         let report = Report::default();
         let finished = Finished { reason: FinishReason::Stop, stats, report };
-        let rest = "first token 41 ms · 97 tok · 2000.0 tok/s · stop";
-        assert_eq!(figures(&finished), format!("412 tok prompt · {rest}"));
-        let stats = Stats { cached_tokens: 400, ..stats };
-        let finished = Finished { stats, ..finished };
-        assert_eq!(figures(&finished), format!("412 tok prompt (400 kept) · {rest}"));
+        let rest = "97 tok · 2000.0 tok/s · stop";
+        let cold = format!("412 tok prompt · first token 41 ms · {rest}");
+        assert_eq!(figures(&finished), cold);
+        let pieces =
+            vec![piece(200, Some(Tier::Device)), piece(70, Some(Tier::Disk)), piece(9, None)];
+        let report = Report { pieces, answer_attention: 0.0 };
+        let warm =
+            "412 tok prompt (279 cached: 200 device, 70 disk, 9 of parts) · first token 41 ms";
+        let finished = Finished { report, ..finished };
+        assert_eq!(figures(&finished), format!("{warm} (saved 210 ms) · {rest}"));
     }
 }

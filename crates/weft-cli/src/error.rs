@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use thiserror::Error;
+use weft::chunk::ChunkError;
 use weft::config::ConfigError;
 use weft::engine::{GenerateError, RequestError};
 use weft::hub::HubError;
@@ -32,15 +33,23 @@ pub(crate) enum CliError {
     #[error(transparent)]
     Prompt(#[from] PromptError),
     #[error(transparent)]
+    Chunk(#[from] ChunkError),
+    #[error(transparent)]
     Request(#[from] RequestError),
     #[error(transparent)]
     Generate(#[from] GenerateError),
     /// The model does not fit.
     #[error("{0}")]
     Memory(String),
+    /// What should be context is nothing that is known.
+    #[error("{0}")]
+    NoSource(String),
     /// No GPU can be used.
     #[error("{0}")]
     Gpu(String),
+    /// The server did not serve.
+    #[error(transparent)]
+    Serve(weft_server::ServeError),
     /// The machine failed a check.
     #[error("{0}")]
     Unhealthy(String),
@@ -54,6 +63,15 @@ impl CliError {
         move |source| Self::Io { what, source }
     }
 
+    /// The same, told of something that the user named.
+    pub(crate) fn about(self, what: &str) -> Self {
+        match self {
+            Self::Chunk(error) => Self::Usage(format!("{what}: {error}")),
+            Self::Usage(reason) => Self::Usage(format!("{what}: {reason}")),
+            error => error,
+        }
+    }
+
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Self::Usage(_) => 2,
@@ -63,6 +81,9 @@ impl CliError {
             Self::Memory(_) => 4,
             Self::Gpu(_) => 5,
             Self::Generate(GenerateError::Device(_)) => ENGINE_FAULT,
+            Self::Serve(weft_server::ServeError::Load(error)) => {
+                return error.downcast_ref().map_or(ExitCode::FAILURE, Self::exit_code);
+            }
             _ => 1,
         })
     }

@@ -4,34 +4,44 @@ use std::time::Instant;
 
 use indicatif::ProgressBar;
 use weft::config::Config;
-use weft::device::{Device, Limits, MAX_LANES};
+use weft::device::{Device, Limits};
 use weft::dtype::Dtype;
 use weft::engine::Engine;
 use weft::hub::{self, HubEnv, HubError, ModelRef};
-use weft::kv::{PAGE_ROWS, pages_for};
 use weft::model::{Model, ModelError};
 use weft::reference;
 use weft::weights::{Tensor, Weights, WeightsError};
 use weft_cpu::{CpuDevice, Options};
 
-use crate::args::{DeviceKind, Kernels, ModelArgs};
+use crate::args::{CacheArgs, DeviceKind, Kernels, ModelArgs};
 use crate::bundled;
 use crate::error::CliError;
+use crate::memory::Need;
 use crate::pull;
 use crate::self_test;
 use crate::size;
 use crate::terminal;
+use crate::tiers;
 
 /// Context where the user asks for none: enough for a long document, small enough to fit anywhere.
 const DEFAULT_CONTEXT: usize = 8192;
-
-/// Tokens of a prompt that one step runs.
-const BLOCK_TOKENS: usize = 256;
 
 /// A model ready to answer.
 pub(crate) struct Loaded {
     pub(crate) model: Model,
     pub(crate) engine: Engine,
+}
+
+impl Loaded {
+    /// Tells what went wrong with kept rows since the last time; the answers are unaffected.
+    pub(crate) fn tell_warnings(&mut self) {
+        self.engine.take_warnings().iter().for_each(|warning| terminal::warn(warning));
+    }
+
+    /// What decides the bits of this model's rows on this device.
+    pub(crate) fn fingerprint(&self) -> String {
+        self.model.fingerprint(&self.engine.device().kv_family())
+    }
 }
 
 /// Opens a model by its name: a folder, a model of the hub (downloaded if the cache has it not, or
@@ -55,23 +65,33 @@ pub(crate) fn open(name: Option<&str>, args: &ModelArgs) -> Result<Model, CliErr
 }
 
 /// Opens a model and puts it on the device that the user asked for.
-pub(crate) fn load(args: &ModelArgs) -> Result<Loaded, CliError> {
-    let start = Instant::now();
+pub(crate) fn load(args: &ModelArgs, cache: &CacheArgs) -> Result<Loaded, CliError> {
     check_device(args.device, args.kernels)?;
-    let model = open(None, args)?;
+    load_model(open(None, args)?, args, cache)
+}
+
+/// Puts an opened model on the device that the user asked for.
+pub(crate) fn load_model(
+    model: Model,
+    args: &ModelArgs,
+    cache: &CacheArgs,
+) -> Result<Loaded, CliError> {
+    let start = Instant::now();
     let (kind, tested) = choose_device(args, &model.config);
-    let need = Need::new(&model.config, context(args, &model.config)?);
+    let context = context(args, &model.config)?;
+    let need = Need::new(&model.config, context, cache.kv_memory)?;
     need.check_fits()?;
 
     let bar = terminal::bar(args.quiet, need.weights, "loading", true);
     let counted = Counted { weights: &*model.weights, config: &model.config, bar: &bar };
     let device = kind.make(&model.config, &counted, need.limits, args.threads);
-    let engine = Engine::new(&model, device.map_err(ModelError::from)?);
+    let device = device.map_err(ModelError::from)?;
+    let engine = Engine::with_tiers(&model, device, tiers::open(cache));
     bar.finish_and_clear();
     terminal::note(
         args.quiet,
         &format!(
-            "{} {} · {}{}{tested} · {} of weights, {} of KV for {} tokens · loaded in {:.1} s",
+            "{} {} · {}{}{tested} · {} of weights, {} of KV, context {} · loaded in {:.1} s",
             model.config.family,
             size::count(model.config.parameters()),
             engine.device().describe(),
@@ -82,7 +102,9 @@ pub(crate) fn load(args: &ModelArgs) -> Result<Loaded, CliError> {
             start.elapsed().as_secs_f64()
         ),
     );
-    Ok(Loaded { model, engine })
+    let mut loaded = Loaded { model, engine };
+    loaded.tell_warnings();
+    Ok(loaded)
 }
 
 /// The devices that this version has.
@@ -156,75 +178,6 @@ pub(crate) fn context(args: &ModelArgs, config: &Config) -> Result<usize, CliErr
         ));
     }
     Ok(wanted)
-}
-
-/// The memory a model takes.
-pub(crate) struct Need {
-    pub(crate) limits: Limits,
-    pub(crate) weights: u64,
-    pub(crate) kv: u64,
-    pub(crate) scratch: u64,
-}
-
-impl Need {
-    pub(crate) fn new(config: &Config, context: usize) -> Self {
-        let limits = Limits {
-            step_tokens: BLOCK_TOKENS,
-            step_outputs: MAX_LANES + 8,
-            positions: context,
-            pages: pages_for(context),
-        };
-        let row =
-            config.hidden + 2 * config.q_width() + 2 * config.kv_width() + config.intermediate;
-        let activations = limits.step_tokens * row * config.dtype.bytes();
-        let tables = 2 * context * config.head_dim * 4;
-        let logits = limits.step_outputs * config.vocab * 4;
-        Self {
-            limits,
-            weights: config.parameters() * config.dtype.bytes() as u64,
-            kv: (limits.pages * PAGE_ROWS) as u64 * config.kv_bytes_per_token(config.dtype),
-            scratch: (activations + tables + logits) as u64,
-        }
-    }
-
-    pub(crate) fn total(&self) -> u64 {
-        self.weights + self.kv + self.scratch
-    }
-
-    /// Refuses what the machine cannot hold, before the system kills somebody for it.
-    fn check_fits(&self) -> Result<(), CliError> {
-        let Some(free) = available_memory() else { return Ok(()) };
-        if self.total() <= free {
-            return Ok(());
-        }
-        Err(CliError::Memory(format!(
-            "the model needs {} ({} of weights, {} of KV for {} tokens) and {} are free; \
-             lower --ctx-size or take a smaller model",
-            size::bytes(self.total()),
-            size::bytes(self.weights),
-            size::bytes(self.kv),
-            self.limits.positions,
-            size::bytes(free),
-        )))
-    }
-}
-
-/// Memory that programs can still take, where the system tells: of the machine, and of the group
-/// of processes this one runs in.
-pub(crate) fn available_memory() -> Option<u64> {
-    let read = |name: &str| {
-        std::fs::read_to_string(format!("/sys/fs/cgroup/memory.{name}")).ok()?.trim().parse().ok()
-    };
-    let group: Option<u64> =
-        read("max").map(|max: u64| max.saturating_sub(read("current").unwrap_or(0)));
-    [machine_memory(), group].into_iter().flatten().min()
-}
-
-fn machine_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
-    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
-    Some(kib * 1024)
 }
 
 /// Weights that move a bar as they are read.

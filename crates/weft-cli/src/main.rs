@@ -9,13 +9,18 @@ mod bench;
 mod bundled;
 mod commands;
 mod error;
+mod input;
 mod interrupt;
 mod load;
+mod memory;
 mod pull;
+mod ribbon;
 mod self_test;
 mod settings;
 mod size;
+mod sources;
 mod terminal;
+mod tiers;
 
 use std::process::ExitCode;
 
@@ -43,8 +48,11 @@ fn run(cli: Cli) -> Result<ExitCode, CliError> {
     };
     match command {
         Command::Ask(args) => commands::ask::run(&args),
+        Command::Verify(args) => commands::verify::run(*args),
+        Command::Chunk(args) => commands::chunk::run(args.command),
         Command::Run(args) => commands::run::run(args),
         Command::Chat(args) => commands::chat::run(args),
+        Command::Serve(args) => commands::serve::run(*args),
         Command::Show(args) => commands::show::run(&args),
         Command::List(args) => commands::list::run(&args),
         Command::Pull(args) => commands::pull::run(&args),

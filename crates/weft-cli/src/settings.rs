@@ -39,14 +39,21 @@ fn parse_from(args: Vec<OsString>, defaults: &[Default]) -> Result<Cli, CliError
     command.build();
     refuse_unknown(&command, defaults)?;
     // The last of a repeated flag wins, so that an alias can be overridden.
-    let command = command
-        .mut_subcommands(|sub| sub.args_override_self(true).mut_args(|arg| layered(arg, defaults)));
+    let command = command.mut_subcommands(|sub| layer(sub, defaults));
     let matches = command.try_get_matches_from(args).unwrap_or_else(|error| error.exit());
     let mut cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     if let (Some(command), Some((_, flags))) = (&mut cli.command, matches.subcommand()) {
         settle(command, flags);
     }
     Ok(cli)
+}
+
+/// A command, and the commands below it, whose flags have all their sources.
+fn layer(command: clap::Command, defaults: &[Default]) -> clap::Command {
+    command
+        .args_override_self(true)
+        .mut_args(|arg| layered(arg, defaults))
+        .mut_subcommands(|sub| layer(sub, defaults))
 }
 
 /// What depends on where a value came from.
@@ -57,7 +64,7 @@ fn settle(command: &mut Command, flags: &ArgMatches) {
             args.model_by_flag = by_flag("model");
             &mut args.prompt
         }
-        Command::Ask(args) => &mut args.prompt,
+        Command::Ask(args) | Command::Verify(args) => &mut args.prompt,
         Command::Chat(args) => &mut args.prompt,
         _ => return,
     };
@@ -84,23 +91,34 @@ fn layered(arg: clap::Arg, defaults: &[Default]) -> clap::Arg {
     }
 }
 
+/// Flags of one call alone. Which chunks are meant above all: nobody is to lose all of them to a
+/// line in a file.
+const OF_ONE_CALL: [&str; 8] =
+    ["help", "version", "all", "kind", "older-than", "meta", "name", "other-models"];
+
 /// The long name of a flag that a file may set.
 fn settable(arg: &clap::Arg) -> Option<String> {
     let long = arg.get_long()?;
-    (!matches!(long, "help" | "version")).then(|| long.to_owned())
+    (!OF_ONE_CALL.contains(&long)).then(|| long.to_owned())
 }
 
 fn refuse_unknown(command: &clap::Command, defaults: &[Default]) -> Result<(), CliError> {
-    let known: BTreeSet<String> = command
-        .get_subcommands()
-        .flat_map(|sub| sub.get_arguments().filter_map(settable).collect::<Vec<_>>())
-        .collect();
+    let mut known = BTreeSet::new();
+    add_settable(command, &mut known);
     match defaults.iter().find(|(name, _)| !known.contains(name)) {
         Some((name, _)) => Err(CliError::Usage(format!(
             "the config file sets `{name}`, which is no flag of weft; known are {}",
             known.into_iter().collect::<Vec<_>>().join(", ")
         ))),
         None => Ok(()),
+    }
+}
+
+/// The flags of a command's subcommands, and of theirs.
+fn add_settable(command: &clap::Command, known: &mut BTreeSet<String>) {
+    for sub in command.get_subcommands() {
+        known.extend(sub.get_arguments().filter_map(settable));
+        add_settable(sub, known);
     }
 }
 

@@ -1,4 +1,6 @@
-//! Numbers as people write and read them: `32k`, `1.2 GB`.
+//! Numbers as people write and read them: `32k`, `1.2 GB`, `7d`.
+
+use std::time::Duration;
 
 /// Parses a count: `8192`, `32k` (· 1024), `1m` (· 1024²).
 pub(crate) fn parse_count(text: &str) -> Result<usize, String> {
@@ -17,6 +19,31 @@ pub(crate) fn parse_count(text: &str) -> Result<usize, String> {
         Some(count) => Ok(count),
         None => Err(format!("`{text}` is too large")),
     }
+}
+
+/// Parses a number of bytes: `64k`, `512m`, `4g`, `1t` (powers of 1024), with or without `b` or
+/// `ib` after it.
+pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
+    const UNITS: [char; 4] = ['k', 'm', 'g', 't'];
+    let wrong = || format!("`{text}` is not a size like 512m, 4g or 0");
+    let lower = text.trim().to_ascii_lowercase();
+    let bare = lower.strip_suffix("ib").or(lower.strip_suffix('b')).unwrap_or(&lower);
+    let unit = UNITS.iter().position(|unit| bare.ends_with(*unit));
+    let digits = if unit.is_some() { &bare[..bare.len() - 1] } else { bare };
+    let number: u64 = digits.trim_end().parse().map_err(|_| wrong())?;
+    let shift = unit.map_or(0, |power| 10 * (power as u32 + 1));
+    number.checked_mul(1 << shift).ok_or_else(wrong)
+}
+
+/// Parses an age: `90s`, `30m`, `12h`, `7d`, `2w`.
+pub(crate) fn parse_age(text: &str) -> Result<Duration, String> {
+    const UNITS: [(char, u64); 5] =
+        [('s', 1), ('m', 60), ('h', 3600), ('d', 24 * 3600), ('w', 7 * 24 * 3600)];
+    let age = UNITS.iter().find_map(|(unit, seconds)| {
+        let number: u64 = text.strip_suffix(*unit)?.parse().ok()?;
+        number.checked_mul(*seconds).map(Duration::from_secs)
+    });
+    age.ok_or_else(|| format!("`{text}` is not an age like 90s, 30m, 12h, 7d or 2w"))
 }
 
 /// Threads that make sense on any machine.
@@ -72,6 +99,26 @@ mod tests {
         assert_eq!(parse_count("1M"), Ok(1_048_576));
         for bad in ["", "k", "0", "-1", "1.5k", "99999999999999999m"] {
             assert!(parse_count(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sizes_take_binary_suffixes_and_may_be_nothing() {
+        for (text, bytes) in [("0", 0), ("4g", 4 << 30), ("512M", 512 << 20), ("64 kB", 64 << 10)] {
+            assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
+        }
+        assert_eq!(parse_bytes("2GiB"), Ok(2 << 30));
+        for bad in ["", "g", "-1", "1.5g", "4 gigs", "99999999999t"] {
+            assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn ages_have_a_unit() {
+        assert_eq!(parse_age("7d"), Ok(Duration::from_secs(7 * 86_400)));
+        assert_eq!(parse_age("0s"), Ok(Duration::ZERO));
+        for bad in ["", "7", "d", "-1d", "1y", "99999999999999999999w"] {
+            assert!(parse_age(bad).is_err(), "{bad}");
         }
     }
 

@@ -16,8 +16,7 @@ pub(crate) fn dim_out(text: &str) -> String {
 }
 
 fn dim_if(is_terminal: bool, text: &str) -> String {
-    let colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    if is_terminal && colour { format!("\x1b[2m{text}\x1b[0m") } else { text.to_owned() }
+    if is_terminal && wants_colour() { format!("\x1b[2m{text}\x1b[0m") } else { text.to_owned() }
 }
 
 /// A note to the user: one dim line on stderr.
@@ -25,6 +24,20 @@ pub(crate) fn note(quiet: bool, text: &str) {
     if !quiet {
         eprintln!("{}", dim(&without_controls(text)));
     }
+}
+
+/// Whether stderr shows colours.
+pub(crate) fn has_colour() -> bool {
+    stderr().is_terminal() && wants_colour()
+}
+
+fn wants_colour() -> bool {
+    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// Something that went wrong and concerns no answer.
+pub(crate) fn warn(text: &str) {
+    eprintln!("weft: warning: {}", without_controls(text));
 }
 
 /// A model's text as it may be printed: on a terminal, escape sequences of a hostile or confused

@@ -19,7 +19,8 @@ use weft_cpu::{CpuDevice, Isa, Options};
 use super::args::SubjectArgs;
 use crate::args::Kernels;
 use crate::error::CliError;
-use crate::load::{self, available_memory};
+use crate::load;
+use crate::memory::available_memory;
 use crate::size;
 use crate::terminal;
 

@@ -1,57 +1,97 @@
-//! `weft ask --context FILE… QUESTION`: one answer over documents.
+//! `weft ask --context FILE… QUESTION`: one answer over chunks.
+//!
+//! Each document is a context chunk. Its rows are filed after the answer, so that the next question
+//! about the same documents finds them.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
-use weft::prompt::{Conversation, Message};
+use weft::chunk::Prompt;
 
-use super::reply::{finish, reply};
-use super::run::read_file;
-use super::sampling;
+use super::reply::{Reply, finish, reply};
+use super::{sampling, verify};
 use crate::answer::Style;
 use crate::args::AskArgs;
 use crate::error::CliError;
 use crate::interrupt;
-use crate::load;
+use crate::load::{self, Loaded};
+use crate::ribbon;
+use crate::sources::{Desk, Source};
+use crate::terminal;
 
 pub(crate) fn run(args: &AskArgs) -> Result<ExitCode, CliError> {
-    let (files, question) = split_words(&args.words);
-    let files: Vec<&Path> = args.context.iter().map(PathBuf::as_path).chain(files).collect();
-    let question = Question {
-        system: args.prompt.system.as_deref(),
-        documents: files.into_iter().map(read_file).collect::<Result<_, _>>()?,
-        question,
-    };
+    let asked = Asked::read(args)?;
     sampling::check(&args.sampling)?;
     interrupt::install();
-    let mut loaded = load::load(&args.model)?;
+    let mut loaded = load::load(&args.model, &args.cache)?;
+    let mut desk = Desk::open(&args.cache, &mut loaded);
+    let prompt = asked.prompt(args, &mut desk, &mut loaded)?;
     let style = Style { stream: !args.json, quiet: args.model.quiet };
-    let conversation = question.conversation(args.prompt.thinking());
-    finish(&reply(&mut loaded, &conversation, &args.sampling, style)?, args.json)
+    let thinking = args.prompt.thinking();
+    let composition = loaded.engine.compose(&prompt)?;
+    let how = Reply { thinking, sampling: &args.sampling, style, use_cache: !args.cache.no_cache };
+    let answer = reply(&mut loaded, composition, &how)?;
+    if args.stats {
+        let name = |id: &_| desk.name(id);
+        eprint!("{}", ribbon::draw(&answer.finished.report, &name, terminal::has_colour()));
+    }
+    keep(args, &mut desk, &mut loaded);
+    let verification = args.verify.then(|| verify::verify(&mut loaded, &answer)).transpose()?;
+    finish(&answer, args.json, verification.as_ref())
+}
+
+/// Files rows of chunks for the next question, and tells what went wrong with it.
+fn keep(args: &AskArgs, desk: &mut Desk, loaded: &mut Loaded) {
+    if !args.cache.no_cache {
+        loaded.engine.save(false);
+    }
+    desk.put_back(&loaded.engine);
+    loaded.tell_warnings();
+}
+
+/// What was asked, files read.
+struct Asked {
+    system: Option<Source>,
+    documents: Vec<Source>,
+    question: String,
+}
+
+impl Asked {
+    /// Before a model is loaded: a file that is not there is told at once.
+    fn read(args: &AskArgs) -> Result<Self, CliError> {
+        let (files, question) = split_words(&args.words);
+        let system = args.prompt.system.as_deref().filter(|text| !text.trim().is_empty());
+        let documents = args.context.iter().map(String::as_str).chain(files);
+        Ok(Self {
+            system: system.map(Source::system).transpose()?,
+            documents: documents.map(Source::document).collect::<Result<_, _>>()?,
+            question,
+        })
+    }
+
+    fn prompt(
+        &self,
+        args: &AskArgs,
+        desk: &mut Desk,
+        loaded: &mut Loaded,
+    ) -> Result<Prompt, CliError> {
+        let engine = &mut loaded.engine;
+        let mut prompt = Prompt::new().query(&self.question).reuse(args.reuse).repair(args.repair);
+        if let Some(system) = &self.system {
+            prompt = prompt.system(&desk.system(engine, system)?);
+        }
+        for document in &self.documents {
+            prompt = prompt.context(&desk.document(engine, document)?);
+        }
+        Ok(prompt.thinking(args.prompt.thinking()))
+    }
 }
 
 /// A shell turns `--context docs/*.txt "question"` into several words after the first file: words
 /// that are files, and not the last, are documents too.
-fn split_words(words: &[String]) -> (Vec<&Path>, String) {
+fn split_words(words: &[String]) -> (impl Iterator<Item = &str>, String) {
     let before_last = &words[..words.len().saturating_sub(1)];
     let n_files = before_last.iter().take_while(|word| Path::new(word).is_file()).count();
-    let files = words[..n_files].iter().map(Path::new).collect();
+    let files = words[..n_files].iter().map(String::as_str);
     (files, words[n_files..].join(" "))
-}
-
-/// A composition: system prompt, documents in their order, question.
-pub(crate) struct Question<'a> {
-    pub(crate) system: Option<&'a str>,
-    pub(crate) documents: Vec<String>,
-    pub(crate) question: String,
-}
-
-impl Question<'_> {
-    /// One user turn: each document and a blank line, then the question, tokenised apart.
-    pub(crate) fn conversation(&self, thinking: Option<bool>) -> Conversation {
-        let documents = self.documents.iter().map(|text| format!("{}\n\n", text.trim_end()));
-        let pieces = documents.chain([self.question.clone()]).collect();
-        let system = self.system.iter().map(|text| Message::system(text));
-        Conversation::new(system.chain([Message::user_pieces(pieces)]).collect(), thinking)
-    }
 }

@@ -2,10 +2,11 @@
 
 use std::process::ExitCode;
 
-use super::ask::Question;
-use super::reply::reply;
+use weft::prompt::{Conversation, Message};
+
+use super::reply::{Reply, reply};
 use crate::answer::{Style, print};
-use crate::args::{ModelArgs, SamplingArgs};
+use crate::args::{CacheArgs, ModelArgs, SamplingArgs};
 use crate::error::CliError;
 use crate::interrupt;
 use crate::load;
@@ -34,7 +35,9 @@ Go on with:
 
 pub(crate) fn run() -> Result<ExitCode, CliError> {
     interrupt::install();
-    let mut loaded = load::load(&ModelArgs::default())?;
+    // Nobody asked for files to be written.
+    let in_memory = CacheArgs { disk_cache: Some(0), ..CacheArgs::default() };
+    let mut loaded = load::load(&ModelArgs::default(), &in_memory)?;
     for document in DOCUMENTS {
         print(&format!("{}\n{}\n", terminal::dim_out("document"), document))?;
     }
@@ -42,16 +45,23 @@ pub(crate) fn run() -> Result<ExitCode, CliError> {
         print(&format!("{} {system}\n", terminal::dim_out("system  ")))?;
         print(&format!("{} {question}\n", terminal::dim_out("question")))?;
         print(&format!("{} ", terminal::dim_out("answer  ")))?;
-        let question = Question {
-            system: Some(system),
-            documents: DOCUMENTS.map(str::to_owned).to_vec(),
-            question: question.to_owned(),
+        let prompt = loaded.engine.compose_chat(&conversation(system, question))?;
+        let how = Reply {
+            thinking: None,
+            sampling: &SamplingArgs::default(),
+            style: Style { stream: true, quiet: false },
+            use_cache: true,
         };
-        let style = Style { stream: true, quiet: false };
-        let conversation = question.conversation(None);
-        reply(&mut loaded, &conversation, &SamplingArgs::default(), style)?;
+        reply(&mut loaded, prompt, &how)?;
         print("\n")?;
     }
     print(NEXT)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// One user turn: each document and a blank line, then the question.
+fn conversation(system: &str, question: &str) -> Conversation {
+    let documents = DOCUMENTS.map(|text| format!("{}\n\n", text.trim_end()));
+    let pieces = documents.into_iter().chain([question.to_owned()]).collect();
+    Conversation::new(vec![Message::system(system), Message::user_pieces(pieces)], None)
 }

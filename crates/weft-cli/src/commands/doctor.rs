@@ -6,11 +6,12 @@ use serde_json::json;
 use weft::hub::{self, HubEnv};
 
 use crate::answer::print;
-use crate::args::DoctorArgs;
+use crate::args::{CacheArgs, DoctorArgs};
 use crate::error::CliError;
-use crate::load::available_memory;
+use crate::memory::available_memory;
 use crate::self_test;
 use crate::size;
+use crate::tiers::Budget;
 
 /// The outcome of one check.
 struct Check {
@@ -26,6 +27,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, CliError> {
         Check { name: "memory", found: memory() },
         Check { name: "gpu", found: Ok("not used: this version has no CUDA device".to_owned()) },
         Check { name: "hub cache", found: hub_cache() },
+        Check { name: "kept rows", found: kept_rows(&args.cache) },
         Check { name: "self-test", found: self_test::run().map(|passed| passed.to_string()) },
     ];
     print(&if args.json { as_json(&checks) } else { as_table(&checks) })?;
@@ -85,6 +87,14 @@ fn memory() -> Result<String, String> {
         )),
         Some(free) => Ok(format!("{} free", size::bytes(free))),
     }
+}
+
+/// The folder of rows can be made, listed and written in.
+fn kept_rows(args: &CacheArgs) -> Result<String, String> {
+    let budget = Budget::new(args);
+    let Some(store) = budget.open_store()? else { return Ok(budget.describe()) };
+    let (files, used) = (store.entries().count(), size::bytes(store.used_bytes()));
+    Ok(format!("{}; {files} files, {used}", budget.describe()))
 }
 
 fn hub_cache() -> Result<String, String> {

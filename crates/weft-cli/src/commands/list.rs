@@ -63,7 +63,8 @@ fn state(revision: &CachedRevision) -> String {
     }
 }
 
-fn age(time: Option<SystemTime>) -> String {
+/// How long ago, for people.
+pub(crate) fn age(time: Option<SystemTime>) -> String {
     let Some(age) = time.and_then(|time| time.elapsed().ok()) else { return String::new() };
     const MINUTE: u64 = 60;
     const HOUR: u64 = 60 * MINUTE;

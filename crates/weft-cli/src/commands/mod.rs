@@ -3,6 +3,7 @@
 pub(crate) mod ask;
 pub(crate) mod bench;
 pub(crate) mod chat;
+pub(crate) mod chunk;
 pub(crate) mod completions;
 pub(crate) mod demo;
 pub(crate) mod doctor;
@@ -11,4 +12,6 @@ pub(crate) mod pull;
 pub(crate) mod reply;
 pub(crate) mod run;
 pub(crate) mod sampling;
+pub(crate) mod serve;
 pub(crate) mod show;
+pub(crate) mod verify;

@@ -1,30 +1,42 @@
-//! What the commands that answer share: a conversation rendered, sampled and shown.
+//! What the commands that answer share: a composition sampled and shown.
 
 use std::process::ExitCode;
 
-use weft::engine::Request;
+use weft::chunk::Composition;
+use weft::engine::{Request, Verification};
 use weft::model::Model;
-use weft::prompt::{Conversation, Template};
+use weft::prompt::Template;
 
-use super::sampling;
+use super::{sampling, verify};
 use crate::answer::{self, Answer, Style, print};
 use crate::args::SamplingArgs;
 use crate::error::{CliError, INTERRUPTED};
 use crate::load::Loaded;
+use crate::terminal;
 
-/// Answers a conversation, rendered by the model's own template.
+/// How a prompt is answered.
+pub(crate) struct Reply<'a> {
+    pub(crate) thinking: Option<bool>,
+    pub(crate) sampling: &'a SamplingArgs,
+    pub(crate) style: Style,
+    /// Whether kept rows are used, and new ones kept.
+    pub(crate) use_cache: bool,
+}
+
+/// Answers a prompt that the model's own template rendered.
 pub(crate) fn reply(
     loaded: &mut Loaded,
-    conversation: &Conversation,
-    flags: &SamplingArgs,
-    style: Style,
+    prompt: Composition,
+    how: &Reply<'_>,
 ) -> Result<Answer, CliError> {
     let Loaded { model, engine } = loaded;
-    let rendered = template(model)?.render(conversation)?;
-    let thinks = sampling::thinks(model, conversation.enable_thinking);
-    let settings = sampling::settings(flags, model, thinks);
-    let request = Request::new(rendered.tokens(&model.tokenizer)?, settings);
-    answer::answer(engine, &rendered.text(), request, style)
+    let thinks = sampling::thinks(model, how.thinking);
+    let settings = sampling::settings(how.sampling, model, thinks);
+    // Whether a thought is open shows at the end of the prompt.
+    let end = prompt.pieces.last().map_or(&[][..], |piece| &piece.tokens);
+    let end = model.tokenizer.decode(end, false);
+    let request = Request { use_cache: how.use_cache, ..Request::new(prompt, settings) };
+    answer::answer(engine, &end, request, how.style)
 }
 
 /// The model's chat template, or what to do without one.
@@ -37,9 +49,19 @@ pub(crate) fn template(model: &Model) -> Result<&Template, CliError> {
 }
 
 /// Ends a command with its one answer: as JSON where that was asked for.
-pub(crate) fn finish(answer: &Answer, as_json: bool) -> Result<ExitCode, CliError> {
+pub(crate) fn finish(
+    answer: &Answer,
+    as_json: bool,
+    verification: Option<&Verification>,
+) -> Result<ExitCode, CliError> {
     if as_json {
-        print(&format!("{}\n", answer.json()))?;
+        let mut json = answer.json();
+        if let Some(verification) = verification {
+            json["verification"] = verify::facts(verification);
+        }
+        print(&format!("{json}\n"))?;
+    } else if let Some(verification) = verification {
+        terminal::note(false, &verify::describe(verification));
     }
     Ok(if answer.was_interrupted() { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
 }

@@ -1,24 +1,22 @@
 //! `weft run [MODEL] PROMPT`: one answer.
 
-use std::fs::File;
-use std::io::{IsTerminal, Read, stdin};
+use std::io::{IsTerminal, stdin};
 use std::path::Path;
 use std::process::ExitCode;
 
 use weft::engine::Request;
 use weft::prompt::{Conversation, Message, PromptError};
 
-use super::reply::{finish, reply};
+use super::reply::{Reply, finish, reply};
 use super::{chat, sampling};
 use crate::answer::{self, Answer, Style};
 use crate::args::{ChatArgs, RunArgs};
 use crate::error::CliError;
+use crate::input::{read_file, read_text};
 use crate::interrupt;
 use crate::load::{self, Loaded};
+use crate::sources::{Desk, Source};
 use crate::terminal;
-
-/// Bytes of a prompt's file or pipe; more than any context holds.
-const INPUT_LIMIT: u64 = 64 << 20;
 
 pub(crate) fn run(mut args: RunArgs) -> Result<ExitCode, CliError> {
     let words = take_model(&mut args);
@@ -27,17 +25,34 @@ pub(crate) fn run(mut args: RunArgs) -> Result<ExitCode, CliError> {
     };
     sampling::check(&args.sampling)?;
     interrupt::install();
-    let mut loaded = load::load(&args.model)?;
+    let mut loaded = load::load(&args.model, &args.cache)?;
     let style = Style { stream: !args.json, quiet: args.model.quiet };
     let answer = if args.raw || loaded.model.template.is_none() {
         continue_text(&mut loaded, &args, &text, style)?
     } else {
-        let system = args.prompt.system.iter().map(|system| Message::system(system));
-        let messages = system.chain([Message::user(&text)]).collect();
-        let conversation = Conversation::new(messages, args.prompt.thinking());
-        reply(&mut loaded, &conversation, &args.sampling, style)?
+        converse(&mut loaded, &args, &text, style)?
     };
-    finish(&answer, args.json)
+    loaded.tell_warnings();
+    finish(&answer, args.json, None)
+}
+
+/// Answers a text as the one turn of a conversation.
+fn converse(
+    loaded: &mut Loaded,
+    args: &RunArgs,
+    text: &str,
+    style: Style,
+) -> Result<Answer, CliError> {
+    let mut messages = vec![Message::user(text)];
+    if let Some(system) = &args.prompt.system {
+        let mut desk = Desk::open(&args.cache, loaded);
+        let system = desk.system_text(&mut loaded.engine, &Source::system(system)?)?;
+        messages.insert(0, Message::system(&system));
+    }
+    let thinking = args.prompt.thinking();
+    let prompt = loaded.engine.compose_chat(&Conversation::new(messages, thinking))?;
+    let use_cache = !args.cache.no_cache;
+    reply(loaded, prompt, &Reply { thinking, sampling: &args.sampling, style, use_cache })
 }
 
 /// Continues a text as it is, without a template.
@@ -52,7 +67,8 @@ fn continue_text(
     }
     let Loaded { model, engine } = loaded;
     let tokens = model.tokenizer.encode_with_bos(text).map_err(PromptError::from)?;
-    let request = Request::new(tokens, sampling::settings(&args.sampling, model, false));
+    let settings = sampling::settings(&args.sampling, model, false);
+    let request = Request { use_cache: !args.cache.no_cache, ..Request::new(tokens, settings) };
     answer::answer(engine, text, request, style)
 }
 
@@ -90,21 +106,6 @@ fn prompt(words: &[String], args: &RunArgs) -> Result<Option<String>, CliError> 
     Ok((!parts.is_empty()).then(|| parts.join("\n\n")))
 }
 
-/// The text of a file.
-pub(crate) fn read_file(path: &Path) -> Result<String, CliError> {
-    let name = path.display().to_string();
-    read_text(File::open(path).map_err(CliError::io(&name))?, &name)
-}
-
-fn read_text(from: impl Read, name: &str) -> Result<String, CliError> {
-    let mut bytes = Vec::new();
-    from.take(INPUT_LIMIT + 1).read_to_end(&mut bytes).map_err(CliError::io(name))?;
-    if bytes.len() as u64 > INPUT_LIMIT {
-        return Err(CliError::Usage(format!("{name} has more than {INPUT_LIMIT} bytes of text")));
-    }
-    String::from_utf8(bytes).map_err(|_| CliError::Usage(format!("{name} is not UTF-8 text")))
-}
-
 /// `weft run MODEL` without a prompt, at a terminal, is a chat.
 fn chat_instead(args: RunArgs) -> Result<ExitCode, CliError> {
     if !stdin().is_terminal() {
@@ -113,6 +114,7 @@ fn chat_instead(args: RunArgs) -> Result<ExitCode, CliError> {
     chat::run(ChatArgs {
         name: None,
         model: args.model,
+        cache: args.cache,
         prompt: args.prompt,
         sampling: args.sampling,
     })

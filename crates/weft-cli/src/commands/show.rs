@@ -4,28 +4,33 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 use weft::config::{Config, RopeScaling};
+use weft::kv::PAGE_ROWS;
 use weft::model::Model;
 
 use crate::answer::print;
 use crate::args::ShowArgs;
 use crate::error::CliError;
-use crate::load::{self, Need};
+use crate::load;
+use crate::memory::Need;
 use crate::size;
+use crate::tiers::Budget;
 
 pub(crate) fn run(args: &ShowArgs) -> Result<ExitCode, CliError> {
     let model = load::open(args.name.as_deref(), &args.model)?;
-    let need = Need::new(&model.config, load::context(&args.model, &model.config)?);
+    let context = load::context(&args.model, &model.config)?;
+    let need = Need::new(&model.config, context, args.cache.kv_memory)?;
+    let budget = Budget::new(&args.cache);
     let text = if args.json {
-        format!("{:#}\n", facts(&model, &need))
+        format!("{:#}\n", facts(&model, &need, &budget))
     } else {
-        table(&rows(&model, &need))
+        table(&rows(&model, &need, &budget))
     };
     print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// What there is to know, for people.
-fn rows(model: &Model, need: &Need) -> Vec<(&'static str, String)> {
+fn rows(model: &Model, need: &Need, budget: &Budget) -> Vec<(&'static str, String)> {
     let config = &model.config;
     let per_token = config.kv_bytes_per_token(config.dtype);
     let mut rows = vec![
@@ -51,7 +56,10 @@ fn rows(model: &Model, need: &Need) -> Vec<(&'static str, String)> {
         ("end tokens", format!("{:?}", model.stop_ids)),
     ];
     rows.push(("weights", size::bytes(need.weights)));
-    rows.push(("KV", format!("{} per token", size::bytes(per_token))));
+    let pages = need.limits.pages * PAGE_ROWS;
+    let kv = format!("{} per token, pages for {pages}", size::bytes(per_token));
+    rows.push(("KV", kv));
+    rows.push(("kept rows", budget.describe()));
     rows.push((
         "memory",
         format!("{} with a context of {}", size::bytes(need.total()), need.limits.positions),
@@ -69,7 +77,7 @@ fn rope(config: &Config) -> String {
 }
 
 /// The same, for programs.
-fn facts(model: &Model, need: &Need) -> Value {
+fn facts(model: &Model, need: &Need, budget: &Budget) -> Value {
     let config = &model.config;
     json!({
         "name": model.name,
@@ -93,6 +101,10 @@ fn facts(model: &Model, need: &Need) -> Value {
         "kv_bytes_per_token": config.kv_bytes_per_token(config.dtype),
         "context": need.limits.positions,
         "memory_bytes": need.total(),
+        "kv_page_bytes": need.kv,
+        "ram_cache_bytes": budget.ram_bytes,
+        "disk_cache_bytes": budget.disk_bytes,
+        "cache_dir": budget.folder,
     })
 }
 

@@ -173,7 +173,11 @@ impl Cache {
             return true;
         }
         let (key, header) = self.filed(id);
+        let pinned = self.node(id).pinned;
         let Some(store) = &mut self.tiers.store else { return false };
+        if pinned {
+            store.pin(&key);
+        }
         let put = store.put(&key, &header, rows);
         let is_there = matches!(put, Put::Stored | Put::Present);
         self.node_mut(id).on_disk = is_there;

@@ -3,10 +3,14 @@
 //! It owns no KV rows: a chunk may be registered long before it is computed, and outlives its rows.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::time::{Duration, SystemTime};
 
 use super::{ChunkError, ChunkId, Kind};
 use crate::tokenizer::Tokenizer;
+
+/// An id may be abbreviated to this many digits.
+const LEAST_ID_DIGITS: usize = 4;
 
 /// A registered chunk.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,9 +36,43 @@ pub struct Chunk {
 }
 
 impl Chunk {
+    /// A text as a chunk that nobody has used.
+    pub fn new(
+        tokenizer: &Tokenizer,
+        kind: Kind,
+        text: &str,
+        metadata: BTreeMap<String, String>,
+    ) -> Result<Self, ChunkError> {
+        if text.trim().is_empty() {
+            return Err(ChunkError::Empty { kind });
+        }
+        let tokens = tokenizer.encode_text(&in_prompt(kind, text))?;
+        Ok(Self {
+            id: ChunkId::of(kind, &tokens),
+            kind,
+            text: text.to_owned(),
+            tokens,
+            metadata,
+            created: SystemTime::now(),
+            last_used: None,
+            uses: 0,
+            pinned: false,
+        })
+    }
+
     /// The text as it stands in a prompt: a blank line after a document.
     pub fn in_prompt(&self) -> String {
         in_prompt(self.kind, &self.text)
+    }
+
+    /// What its owner calls it.
+    pub fn name(&self) -> Option<&str> {
+        self.metadata.get("name").map(String::as_str)
+    }
+
+    /// Whether it is part of these tokens.
+    pub fn is_in(&self, tokens: &[u32]) -> bool {
+        tokens.windows(self.tokens.len().max(1)).any(|window| window == self.tokens)
     }
 }
 
@@ -80,24 +118,17 @@ impl Library {
         text: &str,
         metadata: BTreeMap<String, String>,
     ) -> Result<ChunkId, ChunkError> {
-        if text.trim().is_empty() {
-            return Err(ChunkError::Empty { kind });
+        Ok(self.register(Chunk::new(tokenizer, kind, text, metadata)?))
+    }
+
+    /// Registers a chunk; one of the same content stays, with the new metadata added.
+    pub fn register(&mut self, chunk: Chunk) -> ChunkId {
+        let id = chunk.id;
+        match self.chunks.entry(id) {
+            Entry::Occupied(mut known) => known.get_mut().metadata.extend(chunk.metadata),
+            Entry::Vacant(place) => drop(place.insert(chunk)),
         }
-        let tokens = tokenizer.encode_text(&in_prompt(kind, text))?;
-        let id = ChunkId::of(kind, &tokens);
-        let chunk = self.chunks.entry(id).or_insert_with(|| Chunk {
-            id,
-            kind,
-            text: text.to_owned(),
-            tokens,
-            metadata: BTreeMap::new(),
-            created: SystemTime::now(),
-            last_used: None,
-            uses: 0,
-            pinned: false,
-        });
-        chunk.metadata.extend(metadata);
-        Ok(id)
+        id
     }
 
     /// Puts back a chunk that was registered before.
@@ -110,19 +141,24 @@ impl Library {
         self.chunks.get(id).ok_or(ChunkError::Unknown { id: *id })
     }
 
-    /// The only chunk whose id begins so, or that is called so.
+    /// The chunk with this id, or that is called so, or, failing these, whose id begins so.
     pub fn find(&self, name: &str) -> Result<&Chunk, ChunkError> {
         if let Ok(id) = name.parse() {
             return self.get(&id);
         }
-        let is_called = |chunk: &&Chunk| {
-            chunk.metadata.get("name").is_some_and(|called| called == name)
-                || (name.len() >= 4 && chunk.id.to_string().starts_with(name))
+        let is_called = |chunk: &&Chunk| chunk.name() == Some(name);
+        let begins = |chunk: &&Chunk| {
+            name.len() >= LEAST_ID_DIGITS && chunk.id.to_string().starts_with(name)
         };
-        let mut found = self.chunks.values().filter(is_called);
-        match (found.next(), found.next()) {
-            (Some(chunk), None) => Ok(chunk),
-            _ => Err(ChunkError::BadId { id: name.to_owned() }),
+        let mut found: Vec<&Chunk> = self.chunks.values().filter(is_called).collect();
+        if found.is_empty() {
+            found = self.chunks.values().filter(begins).collect();
+        }
+        let name = name.to_owned();
+        match found[..] {
+            [chunk] => Ok(chunk),
+            [] => Err(ChunkError::NotFound { name }),
+            _ => Err(ChunkError::Ambiguous { name, count: found.len() }),
         }
     }
 
@@ -157,5 +193,52 @@ impl Library {
             chunk.uses += 1;
             chunk.last_used = Some(SystemTime::now());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chunk(tokens: Vec<u32>, name: Option<&str>) -> Chunk {
+        Chunk {
+            id: ChunkId::of(Kind::Context, &tokens),
+            kind: Kind::Context,
+            text: String::new(),
+            tokens,
+            metadata: name.iter().map(|name| ("name".to_owned(), (*name).to_owned())).collect(),
+            created: SystemTime::now(),
+            last_used: None,
+            uses: 0,
+            pinned: false,
+        }
+    }
+
+    #[test]
+    fn chunks_are_found_by_id_name_or_the_begin_of_an_id() {
+        let mut library = Library::default();
+        let (a, b) = (chunk(vec![1], Some("a")), chunk(vec![2], Some("both")));
+        let digits = a.id.to_string();
+        for chunk in [a.clone(), b, chunk(vec![3], Some("both")), chunk(vec![4], None)] {
+            library.restore(chunk);
+        }
+        for name in ["a", &digits, &digits[..8]] {
+            assert_eq!(library.find(name).unwrap().id, a.id, "{name}");
+        }
+        assert!(matches!(library.find("both"), Err(ChunkError::Ambiguous { count: 2, .. })));
+        for name in ["", "c", &digits[..3]] {
+            assert!(matches!(library.find(name), Err(ChunkError::NotFound { .. })), "{name}");
+        }
+        // A name wins over the digits of another chunk's id.
+        let named = chunk(vec![5], Some(&digits[..4]));
+        library.restore(named.clone());
+        assert_eq!(library.find(&digits[..4]).unwrap().id, named.id);
+    }
+
+    #[test]
+    fn a_chunk_is_in_tokens_that_hold_all_of_its_own() {
+        let chunk = chunk(vec![1, 2], None);
+        assert!(chunk.is_in(&[0, 1, 2, 3]) && chunk.is_in(&[1, 2]));
+        assert!(!chunk.is_in(&[1, 3, 2]) && !chunk.is_in(&[1]) && !chunk.is_in(&[]));
     }
 }

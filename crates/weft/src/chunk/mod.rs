@@ -5,12 +5,15 @@
 //! the engine runs that, using the KV rows that it has kept. This module owns what chunks are and how
 //! they may be composed; where rows lie is the cache's.
 
+mod card;
 mod compose;
 mod composition;
 mod library;
+mod parcel;
 mod prompt;
 mod report;
 mod reuse;
+mod shelf;
 
 use std::fmt;
 use std::str::FromStr;
@@ -20,9 +23,11 @@ use serde::{Deserialize, Serialize};
 pub use self::compose::{compose_conversation, compose_prompt};
 pub use self::composition::{Composition, Piece};
 pub use self::library::{Chunk, Library, Which};
+pub use self::parcel::{Exported, Imported, Parcel, export};
 pub use self::prompt::{ChunkError, Prompt};
 pub use self::report::{PieceReport, Report, Tier};
 pub use self::reuse::{ParseError, Repair, Reuse};
+pub use self::shelf::{Shelf, Shelved};
 
 /// What a chunk is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

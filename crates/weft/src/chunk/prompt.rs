@@ -77,6 +77,20 @@ pub enum ChunkError {
         /// The word.
         id: String,
     },
+    /// A word that is neither a name nor the begin of an id.
+    #[error("no chunk is called {name:?}, and no id begins so; `weft chunk list` shows them")]
+    NotFound {
+        /// The word.
+        name: String,
+    },
+    /// A word that several chunks go by.
+    #[error("{name:?} may mean any of {count} chunks; give more digits of the id")]
+    Ambiguous {
+        /// The word.
+        name: String,
+        /// How many they are.
+        count: usize,
+    },
     /// An id that names nothing.
     #[error("there is no chunk {id}; it was deleted, or belongs to another model")]
     Unknown {

@@ -203,7 +203,7 @@ impl Engine {
     }
 
     /// Whether a lane and pages are free for a request beside the lanes that run.
-    fn check_room(&self, request: &Request) -> Result<(), RequestError> {
+    pub fn check_room(&self, request: &Request) -> Result<(), RequestError> {
         let answer = self.check(request)?;
         self.check_lane()?;
         Ok(parts::check_room(&self.cache, &request.prompt, request.policy(), answer)?)
@@ -218,6 +218,19 @@ impl Engine {
     /// Lanes that are running.
     pub fn running(&self) -> usize {
         self.lanes.len()
+    }
+
+    /// Has a lane wait, or go on: one whose reader is slow must not fill memory with what nobody
+    /// reads. Its rows and its promise stay. A lane that is gone is no error.
+    pub fn pause(&mut self, id: LaneId, paused: bool) {
+        if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.id() == id) {
+            lane.paused = paused;
+        }
+    }
+
+    /// Whether a step would do anything: some lane is not paused, or is to be taken out.
+    pub fn has_work(&self) -> bool {
+        self.lanes.iter().any(|lane| !lane.paused || lane.is_over())
     }
 
     /// Runs a lane to its end, with those beside it, and lets its tokens go.
@@ -235,7 +248,7 @@ impl Engine {
     }
 
     /// Advances every lane: a block of its prompt, or one token of its answer. Does nothing where
-    /// there is no lane. A device error ends all lanes.
+    /// there is no lane, or all are paused. A device error ends all lanes.
     pub fn step(&mut self) -> Result<Vec<Event>, DeviceError> {
         let mut events = Vec::new();
         self.retire(&mut events);
@@ -279,6 +292,9 @@ impl Engine {
             outputs -= if lane.wants_all_outputs() { extra } else { 0 };
         }
         let lanes: Vec<Lane<'_>> = lanes.iter().filter_map(Sequence::lane).collect();
+        if lanes.is_empty() {
+            return Ok(());
+        }
         device.run(&self.plan, &Step { lanes: &lanes })
     }
 

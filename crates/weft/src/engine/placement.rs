@@ -60,6 +60,7 @@ impl Placement {
             cache,
             limit,
             tokens: composition.tokens(),
+            has_anchored: pieces_are_anchored(composition),
             anchor: Anchor { key: root.key(), len: 0, places: 0 },
             root: root.key(),
             prefix: root,
@@ -106,6 +107,10 @@ impl Placement {
     }
 }
 
+fn pieces_are_anchored(composition: &Composition) -> bool {
+    composition.pieces.iter().any(|piece| piece.reuse == Reuse::Anchored)
+}
+
 /// The system piece, which anchored pieces attend to.
 struct Anchor {
     key: KvKey,
@@ -118,6 +123,7 @@ struct Planner<'c> {
     /// Tokens that are looked up.
     limit: usize,
     tokens: Vec<u32>,
+    has_anchored: bool,
     root: KvKey,
     anchor: Anchor,
     prefix: Prefix,
@@ -136,7 +142,8 @@ impl Planner<'_> {
     }
 
     /// How many of the pieces stand where they are computed, one after the other. A system piece is
-    /// by itself: what follows may be anchored to it.
+    /// by itself where others are anchored to it; elsewhere rows that span it and what follows are as
+    /// good as any.
     fn exact_run(&self, pieces: &[Piece]) -> usize {
         let mut position = self.at;
         let is_exact = |piece: &&Piece| {
@@ -145,6 +152,9 @@ impl Planner<'_> {
             is_exact
         };
         let n = pieces.iter().take_while(is_exact).count();
+        if !self.has_anchored {
+            return n;
+        }
         let system = pieces[..n].iter().position(|piece| piece.kind == Kind::System);
         match system {
             Some(0) => 1,

@@ -7,7 +7,7 @@ use std::sync::mpsc;
 
 use super::parts::Policy;
 use super::sequence::Scores;
-use super::{Engine, GenerateError, Request};
+use super::{Engine, GenerateError, LaneId, Request, RequestError};
 use crate::chunk::{Composition, Kind, Piece};
 use crate::sampling::Sampling;
 
@@ -77,6 +77,19 @@ impl Engine {
         if answer.is_empty() {
             return Ok(Vec::new());
         }
+        let (lane, rows) = self.add_score(prompt, answer, use_cache)?;
+        self.finish_lane(lane)?;
+        Ok(rows.into_iter().take(answer.len()).collect())
+    }
+
+    /// Admits a lane that sends the logits which each token of an answer was drawn from, in order.
+    /// Those of what the model would say next follow.
+    pub fn add_score(
+        &mut self,
+        prompt: &Composition,
+        answer: &[u32],
+        use_cache: bool,
+    ) -> Result<(LaneId, mpsc::Receiver<Vec<f32>>), RequestError> {
         let n_prompt = prompt.len();
         let n_query = prompt.pieces.last().map_or(0, |piece| piece.tokens.len());
         let mut whole = prompt.clone();
@@ -87,10 +100,9 @@ impl Engine {
         let id = self.admit_lane(Request::new(whole, sampling), policy)?;
         let (to, rows) = mpsc::channel();
         if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.id() == id) {
-            lane.score(Scores { from: n_prompt - 1, to });
+            lane.score(Scores { from: n_prompt.saturating_sub(1), to });
         }
-        self.finish_lane(id)?;
-        Ok(rows.into_iter().take(answer.len()).collect())
+        Ok((id, rows))
     }
 }
 

@@ -11,13 +11,13 @@ mod format;
 mod header;
 mod index;
 mod key;
-mod platform;
+pub(crate) mod platform;
 mod put;
 mod quarantine;
 mod read;
 mod reason;
 mod stats;
-mod temp;
+pub(crate) mod temp;
 mod transfer;
 
 #[cfg(test)]
@@ -209,6 +209,19 @@ impl Store {
     /// or one file.
     pub fn used_bytes(&self) -> u64 {
         self.index.used_bytes()
+    }
+
+    /// Where the files are.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Deletes the files that were put out of reach; tells how many, and their bytes.
+    ///
+    /// # Errors
+    /// When one cannot be deleted.
+    pub fn empty_quarantine(&mut self) -> io::Result<(u64, u64)> {
+        quarantine::empty(&self.folder)
     }
 
     /// What entries may take.

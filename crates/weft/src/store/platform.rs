@@ -7,7 +7,7 @@ use std::io;
 use std::path::Path;
 
 /// Makes a folder and those above it, for its owner alone.
-pub(super) fn create_private_folder(folder: &Path) -> io::Result<()> {
+pub(crate) fn create_private_folder(folder: &Path) -> io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true);
     #[cfg(unix)]
@@ -16,7 +16,7 @@ pub(super) fn create_private_folder(folder: &Path) -> io::Result<()> {
 }
 
 /// Makes a file that was not there, for its owner alone.
-pub(super) fn create_private_file(path: &Path) -> io::Result<File> {
+pub(crate) fn create_private_file(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);
     #[cfg(unix)]
@@ -63,6 +63,6 @@ pub(super) fn read_exact_at(mut file: &File, bytes: &mut [u8], offset: u64) -> i
 }
 
 /// Makes renames in a folder survive a power cut.
-pub(super) fn sync_folder(folder: &Path) -> io::Result<()> {
+pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
     if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
 }

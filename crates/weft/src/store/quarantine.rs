@@ -48,3 +48,20 @@ fn keep_newest(quarantine: &Path, max_bytes: u64) -> io::Result<()> {
     }
     Ok(())
 }
+
+/// Deletes all that was moved in; tells how many files, and their bytes.
+pub(super) fn empty(folder: &Path) -> io::Result<(u64, u64)> {
+    let entries = match fs::read_dir(folder.join(FOLDER)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((0, 0)),
+        entries => entries?,
+    };
+    let (mut files, mut bytes) = (0, 0);
+    for entry in entries {
+        let entry = entry?;
+        let size = entry.metadata()?.len();
+        fs::remove_file(entry.path())?;
+        files += 1;
+        bytes += size;
+    }
+    Ok((files, bytes))
+}

@@ -21,15 +21,15 @@ const MAX_ATTEMPTS: usize = 1000;
 static NEXT_NAME: AtomicU64 = AtomicU64::new(0);
 
 /// A new file, locked, and removed when dropped unless it was renamed.
-pub(super) struct TempFile {
-    pub(super) file: File,
+pub(crate) struct TempFile {
+    pub(crate) file: File,
     path: PathBuf,
     is_renamed: bool,
 }
 
 impl TempFile {
     /// Makes a file for its owner alone, under a name that no other has.
-    pub(super) fn create(folder: &Path) -> io::Result<Self> {
+    pub(crate) fn create(folder: &Path) -> io::Result<Self> {
         for _ in 0..MAX_ATTEMPTS {
             let n = NEXT_NAME.fetch_add(1, Ordering::Relaxed);
             let path = folder.join(format!("{}-{n}{ENDING}", process::id()));
@@ -44,8 +44,13 @@ impl TempFile {
         Err(io::Error::new(io::ErrorKind::AlreadyExists, "all names of temporary files are taken"))
     }
 
+    /// Where it is for now.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Gives the finished file its name. Its content must be on disk by then.
-    pub(super) fn rename(mut self, to: &Path) -> io::Result<()> {
+    pub(crate) fn rename(mut self, to: &Path) -> io::Result<()> {
         fs::rename(&self.path, to)?;
         self.is_renamed = true;
         Ok(())
@@ -73,7 +78,7 @@ fn is_ours(file: &File) -> io::Result<bool> {
 }
 
 /// Removes the temporary files of processes that are no more; returns how many.
-pub(super) fn sweep(folder: &Path) -> io::Result<u64> {
+pub(crate) fn sweep(folder: &Path) -> io::Result<u64> {
     let mut swept = 0;
     for entry in fs::read_dir(folder)? {
         let entry = entry?;

@@ -1,11 +1,24 @@
 //! Commands and flags, in both dialects that people know.
 
+mod cache;
+mod chunk;
+mod serve;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use weft::chunk::{Repair, Reuse};
 
 use crate::bench::BenchArgs;
 use crate::size;
+
+pub(crate) use self::cache::CacheArgs;
+pub(crate) use self::chunk::{
+    AddArgs, ChunkArgs, ChunkCommand, ExportArgs, GcArgs, ImportArgs, ListChunksArgs, PinArgs,
+    RmArgs, ShowChunkArgs, WarmArgs, WhichArgs,
+};
+
+pub(crate) use self::serve::ServeArgs;
 
 /// The whole command line.
 #[derive(Parser)]
@@ -19,11 +32,17 @@ pub(crate) struct Cli {
 #[derive(Subcommand)]
 pub(crate) enum Command {
     /// Answer a question about documents
-    Ask(AskArgs),
+    Ask(Box<AskArgs>),
     /// Answer one prompt
     Run(RunArgs),
     /// Talk with a model
     Chat(ChatArgs),
+    /// Answer like `ask`, then tell how far the answer is from one computed afresh
+    Verify(Box<AskArgs>),
+    /// Texts that are computed once: register, list, warm, pin, remove, pass on
+    Chunk(Box<ChunkArgs>),
+    /// Answer over HTTP, as OpenAI's clients ask, and show a page
+    Serve(Box<ServeArgs>),
     /// Print a model's shape, size and memory need
     Show(ShowArgs),
     /// List the models in the hub cache
@@ -43,11 +62,28 @@ pub(crate) struct AskArgs {
     /// More documents, as after `--context docs/*.txt`, and the question
     #[arg(value_name = "[FILE]... QUESTION", num_args = 1.., required = true)]
     pub(crate) words: Vec<String>,
-    /// A document that the answer may come from; may be given several times
-    #[arg(long, value_name = "FILE", action = clap::ArgAction::Append)]
-    pub(crate) context: Vec<PathBuf>,
+    /// A document that the answer may come from: a file, or a registered chunk; may be given several
+    /// times
+    #[arg(long, value_name = "FILE|ID", action = clap::ArgAction::Append)]
+    pub(crate) context: Vec<String>,
+    /// How rows of documents are used again: exact (after the same documents), anchored (after the
+    /// same system prompt, in any order; approximate) or isolated (anywhere; approximate)
+    #[arg(long, value_name = "HOW", default_value_t = Reuse::Exact)]
+    pub(crate) reuse: Reuse,
+    /// What is recomputed of moved documents: none, link:K (the first K tokens of each) or blend:R
+    /// (the share R that deviates most)
+    #[arg(long, value_name = "WHAT", default_value_t = Repair::None)]
+    pub(crate) repair: Repair,
+    /// Show where each part of the context came from, and how much the answer looked at it
+    #[arg(long)]
+    pub(crate) stats: bool,
+    /// Rerun the answer afresh, and tell how far they are apart
+    #[arg(long)]
+    pub(crate) verify: bool,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) cache: CacheArgs,
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
     #[command(flatten)]
@@ -64,6 +100,8 @@ pub(crate) struct RunArgs {
     pub(crate) words: Vec<String>,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) cache: CacheArgs,
     /// Whether the flag itself named the model, and not the environment or a file
     #[arg(skip)]
     pub(crate) model_by_flag: bool,
@@ -90,6 +128,8 @@ pub(crate) struct ChatArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     #[command(flatten)]
+    pub(crate) cache: CacheArgs,
+    #[command(flatten)]
     pub(crate) prompt: PromptArgs,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
@@ -102,6 +142,8 @@ pub(crate) struct ShowArgs {
     pub(crate) name: Option<String>,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) cache: CacheArgs,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -126,6 +168,8 @@ pub(crate) struct PullArgs {
 
 #[derive(Args)]
 pub(crate) struct DoctorArgs {
+    #[command(flatten)]
+    pub(crate) cache: CacheArgs,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -191,8 +235,8 @@ pub(crate) enum Kernels {
 /// What is said to the model besides the prompt.
 #[derive(Args)]
 pub(crate) struct PromptArgs {
-    /// The system prompt
-    #[arg(long, value_name = "TEXT")]
+    /// The system prompt: a text, `@FILE`, or a registered system chunk
+    #[arg(long, value_name = "TEXT|@FILE|ID")]
     pub(crate) system: Option<String>,
     /// Let the model think before it answers
     #[arg(long, overrides_with = "no_think")]

@@ -1,0 +1,239 @@
+//! `weft chat`: a conversation, each turn and each document a chunk by itself.
+
+mod dialogue;
+mod lines;
+
+use std::process::ExitCode;
+
+use weft::chunk::{ChunkId, Kind};
+use weft::prompt::Conversation;
+
+use self::dialogue::Dialogue;
+use self::lines::Lines;
+use super::reply::{Reply, reply, template};
+use super::{sampling, verify};
+use crate::answer::{self, Answer, Style};
+use crate::args::ChatArgs;
+use crate::error::CliError;
+use crate::interrupt;
+use crate::load::{self, Loaded};
+use crate::ribbon;
+use crate::sources::{Desk, Source};
+use crate::terminal;
+
+const HELP: &str = "\
+/system TEXT   set the system prompt (or @FILE, or a chunk) and start over
+/context FILE  put a document before the next message
+/use ID        put a registered chunk before the next message
+/drop ID       take a document out of the conversation, by name or id
+/chunks        show where the last answer's context came from, and the documents
+/verify        rerun the last answer afresh, and tell how far they are apart
+/think         let the model think before it answers
+/no_think      have it answer at once
+/clear         forget the conversation
+/stats         show the last answer's figures
+/help          this list
+/quit          leave (Ctrl-D does too; Ctrl-C ends an answer)";
+
+pub(crate) fn run(mut args: ChatArgs) -> Result<ExitCode, CliError> {
+    args.model.model = args.name.take().or(args.model.model);
+    sampling::check(&args.sampling)?;
+    interrupt::install();
+    let loaded = load::load(&args.model, &args.cache)?;
+    template(&loaded.model)?;
+    terminal::note(args.model.quiet, "/help lists the commands");
+    let mut chat = Chat::new(args, loaded)?;
+    chat.talk()?;
+    chat.end();
+    Ok(ExitCode::SUCCESS)
+}
+
+struct Chat {
+    args: ChatArgs,
+    loaded: Loaded,
+    desk: Desk,
+    dialogue: Dialogue,
+    thinking: Option<bool>,
+    last: Option<Answer>,
+}
+
+/// What a line asks for.
+enum Turn {
+    Say(String),
+    Nothing,
+    Leave,
+}
+
+impl Chat {
+    fn new(args: ChatArgs, mut loaded: Loaded) -> Result<Self, CliError> {
+        let desk = Desk::open(&args.cache, &mut loaded);
+        let thinking = args.prompt.thinking();
+        let system = args.prompt.system.clone();
+        let dialogue = Dialogue::default();
+        let mut chat = Self { args, loaded, desk, dialogue, thinking, last: None };
+        if let Some(system) = system {
+            chat.set_system(&system)?;
+        }
+        Ok(chat)
+    }
+
+    fn talk(&mut self) -> Result<(), CliError> {
+        let mut lines = Lines::open()?;
+        while let Some(line) = lines.next()? {
+            lines.save();
+            match self.read(line.trim()) {
+                Ok(Turn::Say(text)) => self.say(&text)?,
+                Ok(Turn::Nothing) => {}
+                Ok(Turn::Leave) => break,
+                Err(error) => self.tell(&format!("weft: {error}")),
+            }
+        }
+        Ok(())
+    }
+
+    /// Files what may be of use to a later run.
+    fn end(&mut self) {
+        if !self.args.cache.no_cache {
+            self.loaded.engine.save(false);
+        }
+        self.desk.put_back(&self.loaded.engine);
+        self.loaded.tell_warnings();
+    }
+
+    /// Something that the user asked to be told.
+    fn tell(&self, text: &str) {
+        terminal::note(false, text);
+    }
+
+    /// Carries out a command, or finds what to say to the model.
+    fn read(&mut self, line: &str) -> Result<Turn, CliError> {
+        let (command, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+        match command {
+            "" => {}
+            "/quit" | "/exit" | "/bye" => return Ok(Turn::Leave),
+            "/help" | "/?" => self.tell(HELP),
+            "/clear" => self.dialogue.clear(),
+            "/system" => self.set_system(rest)?,
+            "/context" | "/use" => self.lay_out(command, rest.trim())?,
+            "/drop" => self.drop(rest.trim()),
+            "/chunks" => self.show_chunks(),
+            "/verify" => self.verify()?,
+            "/think" => self.thinking = Some(true),
+            "/no_think" => self.thinking = Some(false),
+            "/stats" => self.show_stats(),
+            _ if command.starts_with('/') => {
+                self.tell(&format!("{command} is no command; /help lists them"));
+            }
+            _ => return Ok(Turn::Say(line.to_owned())),
+        }
+        Ok(Turn::Nothing)
+    }
+
+    fn set_system(&mut self, word: &str) -> Result<(), CliError> {
+        let text = self.desk.system_text(&mut self.loaded.engine, &Source::system(word)?)?;
+        self.dialogue = Dialogue::new(text);
+        Ok(())
+    }
+
+    /// A document or a chunk for the next message.
+    fn lay_out(&mut self, command: &str, word: &str) -> Result<(), CliError> {
+        let engine = &mut self.loaded.engine;
+        let id = match command {
+            "/use" => self.desk.registered(engine, word)?,
+            _ => self.desk.document(engine, &Source::document(word)?)?,
+        };
+        let chunk = engine.library().get(&id)?;
+        let tokens = chunk.tokens.len();
+        if chunk.kind == Kind::System {
+            self.tell(&format!("{word} is a system prompt; /system {word} begins with it"));
+        } else {
+            self.dialogue.lay_out(id);
+            self.tell(&format!("{}: {tokens} tokens, before the next message", self.called(&id)));
+        }
+        Ok(())
+    }
+
+    /// What a document is called: its name, or the begin of its id.
+    fn called(&self, id: &ChunkId) -> String {
+        self.desk.name(id).unwrap_or_else(|| id.to_string()[..8].to_owned())
+    }
+
+    fn drop(&mut self, word: &str) {
+        let is_meant = |id: &&ChunkId| {
+            !word.is_empty() && (self.called(id) == word || id.to_string().starts_with(word))
+        };
+        let found = self.dialogue.documents().find(is_meant).copied();
+        match found {
+            Some(id) if self.dialogue.drop(&id) => self.tell(&format!("{word} is out")),
+            _ => self.tell(&format!("{word} is no document of this conversation; see /chunks")),
+        }
+    }
+
+    fn show_chunks(&self) {
+        if let Some(answer) = &self.last {
+            let name = |id: &ChunkId| self.desk.name(id);
+            eprint!("{}", ribbon::draw(&answer.finished.report, &name, terminal::has_colour()));
+        }
+        let library = self.loaded.engine.library();
+        for chunk in self.dialogue.documents().filter_map(|id| library.get(id).ok()) {
+            let when = if self.dialogue.is_waiting(&chunk.id) { "waiting" } else { "said" };
+            let (id, tokens) = (&chunk.id.to_string()[..8], chunk.tokens.len());
+            self.tell(&format!("{when:<8}{id}  {tokens:>6} tokens  {}", self.called(&chunk.id)));
+        }
+        if self.last.is_none() && self.dialogue.documents().next().is_none() {
+            self.tell("no answer yet, and no document");
+        }
+    }
+
+    fn verify(&mut self) -> Result<(), CliError> {
+        match &self.last {
+            Some(answer) => {
+                let verification = verify::verify(&mut self.loaded, answer)?;
+                self.tell(&verify::describe(&verification));
+            }
+            None => self.tell("no answer yet"),
+        }
+        Ok(())
+    }
+
+    /// Answers one message. A request that is refused is told and forgotten; the chat goes on.
+    fn say(&mut self, text: &str) -> Result<(), CliError> {
+        self.dialogue.say(text);
+        let answer = self.answer();
+        self.loaded.tell_warnings();
+        match answer {
+            Ok(answer) => {
+                self.dialogue.answer(&answer.parts.answer);
+                self.last = Some(answer);
+                Ok(())
+            }
+            Err(error @ (CliError::Request(_) | CliError::Prompt(_) | CliError::Chunk(_))) => {
+                self.dialogue.unsay();
+                self.tell(&format!("weft: {error}"));
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn answer(&mut self) -> Result<Answer, CliError> {
+        let engine = &self.loaded.engine;
+        let messages = self.dialogue.messages(engine.library());
+        let mut prompt = engine.compose_chat(&Conversation::new(messages, self.thinking))?;
+        self.dialogue.name_documents(&mut prompt, engine.library());
+        let how = Reply {
+            thinking: self.thinking,
+            sampling: &self.args.sampling,
+            style: Style { stream: true, quiet: self.args.model.quiet },
+            use_cache: !self.args.cache.no_cache,
+        };
+        reply(&mut self.loaded, prompt, &how)
+    }
+
+    fn show_stats(&self) {
+        match &self.last {
+            Some(answer) => self.tell(&answer::figures(&answer.finished)),
+            None => self.tell("no answer yet"),
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! `weft chunk add FILE`: a text gets an id, and a name if wanted.
+
+use std::collections::BTreeMap;
+use std::io::stdin;
+use std::path::Path;
+
+use weft::chunk::{Chunk, ChunkId, Kind, Library};
+use weft::tokenizer::Tokenizer;
+
+use super::check_name;
+use crate::answer::print;
+use crate::args::AddArgs;
+use crate::error::CliError;
+use crate::input::{read_file, read_text};
+use crate::tiers::Shelved;
+
+pub(super) fn run(args: AddArgs) -> Result<(), CliError> {
+    let text = match args.file.as_str() {
+        "-" => read_text(stdin().lock(), "stdin")?,
+        file => read_file(Path::new(file))?,
+    };
+    // The line feed that editors end a file with is no part of a text.
+    let text = text.trim_end();
+    let mut metadata: BTreeMap<String, String> = args.meta.into_iter().collect();
+    metadata.extend(args.name.map(|name| ("name".to_owned(), name)));
+    let (model, mut shelved) = super::open(&args.model, &args.cache)?;
+    let id = register(&mut shelved, &model.tokenizer, args.kind.into(), text, metadata)
+        .map_err(|error| error.about(&args.file))?;
+    print(&format!("{id}\n"))
+}
+
+/// Puts a text on the shelf. The same text again keeps what it has, with the new notes added.
+pub(super) fn register(
+    shelved: &mut Shelved,
+    tokenizer: &Tokenizer,
+    kind: Kind,
+    text: &str,
+    metadata: BTreeMap<String, String>,
+) -> Result<ChunkId, CliError> {
+    let mut library = Library::default();
+    let name = metadata.get("name").cloned();
+    let id = library.add(tokenizer, kind, text, BTreeMap::new())?;
+    if let Some(name) = name {
+        check_name(&shelved.library, &name, |other| other.id == id)?;
+    }
+    let mut chunk = match shelved.library.get(&id) {
+        Ok(known) => known.clone(),
+        Err(_) => library.delete(&id)?,
+    };
+    chunk.metadata.extend(metadata);
+    shelved.keep(&Chunk { text: text.to_owned(), ..chunk })?;
+    Ok(id)
+}

@@ -1,0 +1,69 @@
+//! `weft chunk gc`: sweeps the folder of rows, and tells what that freed.
+
+use weft::store::{KvKey, Store};
+
+use super::{rows_of, tell_warnings};
+use crate::answer::print;
+use crate::args::{CacheArgs, GcArgs};
+use crate::error::CliError;
+use crate::load;
+use crate::size;
+use crate::tiers::{Budget, Shelved};
+
+pub(super) fn run(args: &GcArgs) -> Result<(), CliError> {
+    let budget = Budget::new(&args.cache);
+    let folder = budget.folder.clone().unwrap_or_default();
+    let Some(mut store) = budget.open_store().map_err(CliError::NoSource)? else {
+        return Err(CliError::Usage("with --disk-cache 0 there is no folder to sweep".to_owned()));
+    };
+    let (model, shelved) = super::open(&args.model, &args.cache)?;
+    pin(&mut store, &shelved);
+    let temp_files = store.stats().swept_temp_files;
+    let (damaged, damaged_bytes) =
+        store.empty_quarantine().map_err(CliError::io(folder.display().to_string()))?;
+    let mut freed = vec![
+        format!("{temp_files} left-over files"),
+        format!("{damaged} damaged files, {}", size::bytes(damaged_bytes)),
+    ];
+    if args.other_models {
+        let without_files = CacheArgs { no_cache: true, ..args.cache.clone() };
+        let ours = load::load_model(model, &args.model, &without_files)?.fingerprint();
+        let (files, bytes) = remove_others(&mut store, &ours);
+        freed.push(format!("{files} files of other models, {}", size::bytes(bytes)));
+    }
+    let (used, evicted) = (store.used_bytes(), store.stats().evicted);
+    store.set_budget(budget.disk_bytes);
+    freed.push(format!(
+        "{} files over the budget, {}",
+        store.stats().evicted - evicted,
+        size::bytes(used - store.used_bytes())
+    ));
+    tell_warnings(&mut store);
+    let mut text: String = freed.iter().map(|freed| format!("freed {freed}\n")).collect();
+    text += &format!(
+        "left  {} files, {} of {} in {}\n",
+        store.entries().count(),
+        size::bytes(store.used_bytes()),
+        size::bytes(budget.disk_bytes),
+        folder.display()
+    );
+    print(&text)
+}
+
+/// Rows of pinned chunks stay, even over the budget.
+fn pin(store: &mut Store, shelved: &Shelved) {
+    let chunks = shelved.library.list(&weft::chunk::Which::default());
+    for chunk in chunks.into_iter().filter(|chunk| chunk.pinned) {
+        rows_of(store, chunk).iter().for_each(|(key, _)| store.pin(key));
+    }
+}
+
+fn remove_others(store: &mut Store, fingerprint: &str) -> (usize, u64) {
+    let others: Vec<(KvKey, u64)> = store
+        .entries()
+        .filter(|(_, entry)| entry.header.fingerprint != fingerprint)
+        .map(|(key, entry)| (*key, entry.bytes))
+        .collect();
+    let removed = others.iter().filter(|(key, _)| store.remove(key));
+    removed.fold((0, 0), |(files, sum), (_, bytes)| (files + 1, sum + bytes))
+}

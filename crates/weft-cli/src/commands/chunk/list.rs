@@ -1,0 +1,70 @@
+//! `weft chunk list`
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+use weft::chunk::Chunk;
+
+use crate::answer::print;
+use crate::args::ListChunksArgs;
+use crate::commands::list::age;
+use crate::error::CliError;
+use crate::terminal;
+
+/// Digits of an id that people get to see.
+const ID_DIGITS: usize = 12;
+
+pub(super) fn run(args: &ListChunksArgs) -> Result<(), CliError> {
+    let (_, shelved) = super::open(&args.model, &args.cache)?;
+    let chunks = shelved.library.list(&super::which(&args.which));
+    if args.json {
+        let all: Vec<Value> = chunks.into_iter().map(facts).collect();
+        return print(&format!("{:#}\n", Value::Array(all)));
+    }
+    if chunks.is_empty() {
+        let folder = shelved.shelf.folder().display();
+        terminal::note(args.model.quiet, &format!("no such chunks in {folder}"));
+        return Ok(());
+    }
+    print(&table(&chunks))
+}
+
+/// The chunks, one line each.
+pub(crate) fn table(chunks: &[&Chunk]) -> String {
+    let mut text = format!(
+        "{:<ID_DIGITS$}  {:<7}  {:>6}  {:>5}  {:<12}  {:<6}  name\n",
+        "id", "kind", "tokens", "uses", "last used", "pinned"
+    );
+    for chunk in chunks {
+        let id = chunk.id.to_string();
+        let name = terminal::without_controls(chunk.name().unwrap_or_default()).into_owned();
+        text += &format!(
+            "{:<ID_DIGITS$}  {:<7}  {:>6}  {:>5}  {:<12}  {:<6}  {name}\n",
+            &id[..ID_DIGITS],
+            chunk.kind.name(),
+            chunk.tokens.len(),
+            chunk.uses,
+            chunk.last_used.map_or_else(|| "never".to_owned(), |time| age(Some(time))),
+            if chunk.pinned { "yes" } else { "" },
+        );
+    }
+    text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+}
+
+/// A chunk, for programs.
+pub(super) fn facts(chunk: &Chunk) -> Value {
+    let milliseconds = |time: SystemTime| {
+        u64::try_from(time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()).ok()
+    };
+    json!({
+        "id": chunk.id.to_string(),
+        "kind": chunk.kind.name(),
+        "name": chunk.name(),
+        "metadata": chunk.metadata,
+        "tokens": chunk.tokens.len(),
+        "created_ms": milliseconds(chunk.created),
+        "last_used_ms": chunk.last_used.and_then(milliseconds),
+        "uses": chunk.uses,
+        "pinned": chunk.pinned,
+    })
+}

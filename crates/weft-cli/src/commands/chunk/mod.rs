@@ -1,0 +1,99 @@
+//! `weft chunk …`: the registered chunks and the rows that are kept of them.
+//!
+//! Only `warm`, `import` of rows and `gc --other-models` need a device; the rest reads the model's
+//! tokenizer, the shelf and the headers of the files of rows.
+
+mod add;
+mod gc;
+mod list;
+mod pin;
+mod rm;
+mod show;
+mod transfer;
+mod warm;
+
+use std::process::ExitCode;
+
+use weft::chunk::{Chunk, Library, Which};
+use weft::model::Model;
+use weft::store::{KvKey, Store};
+
+use crate::args::{CacheArgs, ChunkCommand, ModelArgs, WhichArgs};
+use crate::error::CliError;
+use crate::load;
+use crate::terminal;
+use crate::tiers::{Budget, Shelved};
+
+pub(crate) fn run(command: ChunkCommand) -> Result<ExitCode, CliError> {
+    match command {
+        ChunkCommand::Add(args) => add::run(args),
+        ChunkCommand::List(args) => list::run(&args),
+        ChunkCommand::Show(args) => show::run(&args),
+        ChunkCommand::Warm(args) => warm::run(&args),
+        ChunkCommand::Pin(args) => pin::run(&args, true),
+        ChunkCommand::Unpin(args) => pin::run(&args, false),
+        ChunkCommand::Rm(args) => rm::run(&args),
+        ChunkCommand::Export(args) => transfer::export(&args),
+        ChunkCommand::Import(args) => transfer::import(&args),
+        ChunkCommand::Gc(args) => gc::run(&args),
+    }?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A model and its chunks, without a device.
+fn open(model: &ModelArgs, cache: &CacheArgs) -> Result<(Model, Shelved), CliError> {
+    let model = load::open(None, model)?;
+    let shelved = Shelved::open(cache, &model.tokenizer)?;
+    Ok((model, shelved))
+}
+
+/// The rows on disk; none where there are none, or the folder cannot be used, which is told.
+fn store(cache: &CacheArgs) -> Option<Store> {
+    if cache.no_cache {
+        return None;
+    }
+    let mut store = Budget::new(cache).open_store().unwrap_or_else(|reason| {
+        terminal::warn(&reason);
+        None
+    })?;
+    tell_warnings(&mut store);
+    Some(store)
+}
+
+fn tell_warnings(store: &mut Store) {
+    store.take_warnings().iter().for_each(|warning| terminal::warn(warning));
+}
+
+/// The files that hold rows of a chunk, of whatever model and device, and their bytes.
+fn rows_of(store: &Store, chunk: &Chunk) -> Vec<(KvKey, u64)> {
+    let entries = store.entries().filter(|(_, entry)| chunk.is_in(&entry.header.tokens));
+    entries.map(|(key, entry)| (*key, entry.bytes)).collect()
+}
+
+fn which(args: &WhichArgs) -> Which {
+    Which {
+        kind: args.kind.map(Into::into),
+        older_than: args.older_than,
+        metadata: args.meta.iter().cloned().collect(),
+    }
+}
+
+/// Refuses a name that is another chunk's, or that could be taken for an id.
+fn check_name(
+    library: &Library,
+    name: &str,
+    is_own: impl Fn(&Chunk) -> bool,
+) -> Result<(), CliError> {
+    let wrong = |reason: String| Err(CliError::Usage(format!("the name {name:?} {reason}")));
+    if name.trim().is_empty() || name.chars().any(char::is_whitespace) {
+        return wrong("is empty or has spaces; give one word".to_owned());
+    }
+    if name.parse::<weft::chunk::ChunkId>().is_ok() {
+        return wrong("looks like an id; give another".to_owned());
+    }
+    let all = library.list(&Which::default());
+    match all.into_iter().find(|chunk| chunk.name() == Some(name) && !is_own(chunk)) {
+        Some(other) => wrong(format!("belongs to chunk {}; give another", other.id)),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,55 @@
+//! `weft chunk rm`: chunks and all rows of them, of whatever model and device.
+
+use weft::chunk::{Chunk, Which};
+
+use super::rows_of;
+use crate::args::RmArgs;
+use crate::error::CliError;
+use crate::size;
+use crate::terminal;
+use crate::tiers::Shelved;
+
+pub(super) fn run(args: &RmArgs) -> Result<(), CliError> {
+    check(args)?;
+    let (_, shelved) = super::open(&args.model, &args.cache)?;
+    let chunks = chosen(args, &shelved)?;
+    let mut store = super::store(&args.cache);
+    let mut freed = 0;
+    for chunk in &chunks {
+        shelved.shelf.remove(&chunk.id)?;
+        if let Some(store) = &mut store {
+            for (key, bytes) in rows_of(store, chunk) {
+                freed += if store.remove(&key) { bytes } else { 0 };
+            }
+        }
+    }
+    let text = format!("removed {} chunks, {} of rows", chunks.len(), size::bytes(freed));
+    terminal::note(args.model.quiet, &text);
+    Ok(())
+}
+
+/// A slip must not cost all chunks: they are named, or chosen, or `--all` is said.
+fn check(args: &RmArgs) -> Result<(), CliError> {
+    let which = &args.which;
+    let chooses = which.kind.is_some() || which.older_than.is_some() || !which.meta.is_empty();
+    let ways = [!args.ids.is_empty(), chooses, args.all];
+    match ways.iter().filter(|way| **way).count() {
+        1 => Ok(()),
+        0 => Err(CliError::Usage(
+            "say which chunks: by ID, by --kind, --older-than or --meta, or --all".to_owned(),
+        )),
+        _ => Err(CliError::Usage(
+            "give IDs, or --kind, --older-than and --meta, or --all; not several of these"
+                .to_owned(),
+        )),
+    }
+}
+
+fn chosen(args: &RmArgs, shelved: &Shelved) -> Result<Vec<Chunk>, CliError> {
+    if !args.ids.is_empty() {
+        let found = args.ids.iter().map(|id| shelved.library.find(id).cloned());
+        return Ok(found.collect::<Result<_, _>>()?);
+    }
+    let which = if args.all { Which::default() } else { super::which(&args.which) };
+    Ok(shelved.library.list(&which).into_iter().cloned().collect())
+}

@@ -1,0 +1,57 @@
+//! `weft chunk export ID FILE` and `weft chunk import FILE`
+
+use weft::chunk::{self, Parcel};
+use weft::model::Model;
+
+use super::add::register;
+use crate::answer::print;
+use crate::args::{ExportArgs, ImportArgs};
+use crate::error::CliError;
+use crate::load;
+use crate::size;
+use crate::terminal;
+
+pub(super) fn export(args: &ExportArgs) -> Result<(), CliError> {
+    let (_, shelved) = super::open(&args.model, &args.cache)?;
+    let chunk = shelved.library.find(&args.id)?;
+    let mut store = super::store(&args.cache);
+    let exported = chunk::export(chunk, store.as_mut(), &args.file)?;
+    exported.left_out.iter().for_each(|reason| terminal::warn(reason));
+    let (files, bytes) = (exported.files, size::bytes(exported.bytes));
+    let file = args.file.display();
+    terminal::note(
+        args.model.quiet,
+        &format!("{file}: the text, and {files} files of rows, {bytes}"),
+    );
+    Ok(())
+}
+
+pub(super) fn import(args: &ImportArgs) -> Result<(), CliError> {
+    let mut parcel = Parcel::open(&args.file)?;
+    let (model, mut shelved) = super::open(&args.model, &args.cache)?;
+    let mut metadata = parcel.metadata().clone();
+    metadata.extend(args.name.iter().map(|name| ("name".to_owned(), name.clone())));
+    let id = register(&mut shelved, &model.tokenizer, parcel.kind(), parcel.text(), metadata)
+        .map_err(|error| error.about(&format!("{} (see --name)", args.file.display())))?;
+    print(&format!("{id}\n"))?;
+    if parcel.has_rows()? {
+        import_rows(args, model, parcel)?;
+    }
+    Ok(())
+}
+
+/// The chunk is there already; what is wrong with its rows costs time and no text.
+fn import_rows(args: &ImportArgs, model: Model, parcel: Parcel) -> Result<(), CliError> {
+    let Some(mut store) = super::store(&args.cache) else {
+        terminal::warn("rows are not imported: there is no folder of rows");
+        return Ok(());
+    };
+    // Only a device knows which rows are its own.
+    let without_files = crate::args::CacheArgs { no_cache: true, ..args.cache.clone() };
+    let fingerprint = load::load_model(model, &args.model, &without_files)?.fingerprint();
+    let imported = parcel.import_rows(&mut store, &fingerprint)?;
+    imported.refused.iter().for_each(|reason| terminal::warn(reason));
+    super::tell_warnings(&mut store);
+    terminal::note(args.model.quiet, &format!("{} files of rows imported", imported.files));
+    Ok(())
+}

@@ -1,0 +1,45 @@
+//! `weft chunk warm ID…`: rows computed before somebody waits for them.
+
+use weft::chunk::{Kind, Prompt};
+
+use crate::args::WarmArgs;
+use crate::error::CliError;
+use crate::interrupt;
+use crate::load;
+use crate::sources::Desk;
+use crate::terminal;
+
+/// A prompt needs a query; its rows are not computed.
+const ANY_QUERY: &str = "?";
+
+pub(super) fn run(args: &WarmArgs) -> Result<(), CliError> {
+    if args.cache.no_cache {
+        return Err(CliError::Usage("with --no-cache there is nothing to warm".to_owned()));
+    }
+    interrupt::install();
+    let mut loaded = load::load(&args.model, &args.cache)?;
+    let mut desk = Desk::open(&args.cache, &mut loaded);
+    let mut prompt = Prompt::new().query(ANY_QUERY).reuse(args.reuse);
+    for word in args.system.iter().chain(&args.ids) {
+        let id = desk.registered(&mut loaded.engine, word)?;
+        prompt = match loaded.engine.library().get(&id)?.kind {
+            Kind::System => prompt.system(&id),
+            _ => prompt.context(&id),
+        };
+    }
+    let composition = loaded.engine.compose(&prompt)?;
+    let before = loaded.engine.preview(&composition);
+    loaded.engine.warm(&composition)?;
+    let n_files = loaded.engine.save(false);
+    desk.put_back(&loaded.engine);
+    loaded.tell_warnings();
+    let pieces = before.pieces.iter().filter(|piece| piece.kind != Kind::Query);
+    let (mut tokens, mut kept) = (0, 0);
+    for piece in pieces {
+        tokens += piece.tokens;
+        kept += piece.cached_tokens;
+    }
+    let text = format!("{tokens} tokens warm, {} computed now, {n_files} files", tokens - kept);
+    terminal::note(args.model.quiet, &text);
+    Ok(())
+}

@@ -1,0 +1,50 @@
+//! `weft verify`: an answer like `ask`'s, then how far it is from one computed afresh.
+//!
+//! The engine runs the answer's tokens once over the context as it was used and once over the same
+//! tokens cold, and compares what each would have said next.
+
+use std::process::ExitCode;
+
+use serde_json::{Value, json};
+use weft::engine::Verification;
+
+use super::ask;
+use crate::answer::Answer;
+use crate::args::AskArgs;
+use crate::error::CliError;
+use crate::load::Loaded;
+
+pub(crate) fn run(args: AskArgs) -> Result<ExitCode, CliError> {
+    ask::run(&AskArgs { verify: true, ..args })
+}
+
+/// Compares an answer with a cold run.
+pub(crate) fn verify(loaded: &mut Loaded, answer: &Answer) -> Result<Verification, CliError> {
+    // An answer may end where the context does; its last token needs no room, being never run.
+    let room = loaded.engine.context().saturating_sub(answer.prompt.len() + 1);
+    let tokens = &answer.tokens[..answer.tokens.len().min(room)];
+    Ok(loaded.engine.verify(&answer.prompt, tokens)?)
+}
+
+/// The comparison, for people.
+pub(crate) fn describe(verification: &Verification) -> String {
+    let Verification { tokens, differing, mean_difference, max_difference, divergence } =
+        verification;
+    let verdict = if verification.is_exact() { "exact: no bit differs" } else { "approximate" };
+    format!(
+        "{verdict} · {differing} of {tokens} tokens differ · |Δlogprob| mean {mean_difference:.2e}, \
+         max {max_difference:.2e} · KL {divergence:.2e}"
+    )
+}
+
+/// The same, for programs.
+pub(crate) fn facts(verification: &Verification) -> Value {
+    json!({
+        "exact": verification.is_exact(),
+        "tokens": verification.tokens,
+        "differing_tokens": verification.differing,
+        "mean_abs_logprob_difference": verification.mean_difference,
+        "max_abs_logprob_difference": verification.max_difference,
+        "kl": verification.divergence,
+    })
+}

@@ -1,0 +1,186 @@
+//! What a user names as context: texts, files, registered chunks. And the desk, where a run has those
+//! that it uses.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use weft::chunk::{Chunk, ChunkError, ChunkId, Kind};
+use weft::engine::Engine;
+
+use crate::args::CacheArgs;
+use crate::error::CliError;
+use crate::input::read_file;
+use crate::load::Loaded;
+use crate::terminal;
+use crate::tiers::Shelved;
+
+/// A piece of context as the user gave it.
+pub(crate) enum Source {
+    /// A text, and what to call it.
+    Text { name: Option<String>, text: String },
+    /// What should be a registered chunk.
+    Chunk(String),
+}
+
+impl Source {
+    /// A document: a file where there is one, else the name of a chunk.
+    pub(crate) fn document(word: &str) -> Result<Self, CliError> {
+        let path = Path::new(word);
+        if !path.exists() {
+            return Ok(Self::Chunk(word.to_owned()));
+        }
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+        Ok(Self::Text { name, text: read_file(path)? })
+    }
+
+    /// A system prompt: `@FILE`, else one word may be a chunk, and all else is the text itself.
+    pub(crate) fn system(word: &str) -> Result<Self, CliError> {
+        match word.strip_prefix('@') {
+            Some(file) => {
+                // The line feed that editors end a file with is no part of the prompt.
+                let text = read_file(Path::new(file))?.trim_end().to_owned();
+                Ok(Self::Text { name: None, text })
+            }
+            None => Ok(Self::Chunk(word.to_owned())),
+        }
+    }
+}
+
+/// The chunks of a run: those of its own, and those that it took from the shelf.
+pub(crate) struct Desk {
+    /// Or why there is none; that matters only to who names a chunk.
+    shelved: Result<Shelved, String>,
+    names: BTreeMap<ChunkId, String>,
+    from_shelf: BTreeSet<ChunkId>,
+    keeps: bool,
+}
+
+impl Desk {
+    /// Rows of pinned chunks must stay, whether this run uses them or not.
+    pub(crate) fn open(args: &CacheArgs, loaded: &mut Loaded) -> Self {
+        let shelved = Shelved::open(args, &loaded.model.tokenizer).map_err(|e| e.to_string());
+        let desk = Self {
+            shelved,
+            names: BTreeMap::new(),
+            from_shelf: BTreeSet::new(),
+            keeps: !args.no_cache,
+        };
+        let pinned: Vec<Chunk> = desk.all().filter(|chunk| chunk.pinned).cloned().collect();
+        for chunk in pinned {
+            if let Err(error) = loaded.engine.restore(chunk) {
+                terminal::warn(&error.to_string());
+            }
+        }
+        desk
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Chunk> {
+        self.shelved.iter().flat_map(|shelved| shelved.library.list(&Default::default()))
+    }
+
+    /// What the user calls a chunk.
+    pub(crate) fn name(&self, id: &ChunkId) -> Option<String> {
+        let shelved =
+            || self.shelved.as_ref().ok()?.library.get(id).ok()?.name().map(str::to_owned);
+        self.names.get(id).cloned().or_else(shelved)
+    }
+
+    /// The system chunk that a source is.
+    pub(crate) fn system(
+        &mut self,
+        engine: &mut Engine,
+        source: &Source,
+    ) -> Result<ChunkId, CliError> {
+        match source {
+            Source::Text { text, .. } => Ok(engine.chunk(Kind::System, text)?),
+            Source::Chunk(word) if word.contains(char::is_whitespace) => {
+                Ok(engine.chunk(Kind::System, word)?)
+            }
+            Source::Chunk(word) => match self.find(word) {
+                Err(CliError::Chunk(ChunkError::NotFound { .. })) | Err(CliError::Usage(_)) => {
+                    Ok(engine.chunk(Kind::System, word)?)
+                }
+                found => self.take(engine, found?),
+            },
+        }
+    }
+
+    /// The text of a system prompt; an empty one is a text too.
+    pub(crate) fn system_text(
+        &mut self,
+        engine: &mut Engine,
+        source: &Source,
+    ) -> Result<String, CliError> {
+        match source {
+            Source::Text { text, .. } | Source::Chunk(text) if text.trim().is_empty() => {
+                Ok(text.clone())
+            }
+            source => {
+                let id = self.system(engine, source)?;
+                Ok(engine.library().get(&id)?.text.clone())
+            }
+        }
+    }
+
+    /// The context chunk that a source is.
+    pub(crate) fn document(
+        &mut self,
+        engine: &mut Engine,
+        source: &Source,
+    ) -> Result<ChunkId, CliError> {
+        match source {
+            Source::Text { name, text } => {
+                let id = engine.chunk(Kind::Context, text).map_err(|error| match name {
+                    Some(name) => CliError::Usage(format!("{name}: {error}")),
+                    None => error.into(),
+                })?;
+                if let Some(name) = name {
+                    self.names.insert(id, name.clone());
+                }
+                Ok(id)
+            }
+            Source::Chunk(word) => {
+                let chunk = self.find(word).map_err(|error| match error {
+                    CliError::Chunk(ChunkError::NotFound { .. }) => CliError::NoSource(format!(
+                        "{word} is neither a file nor a chunk; `weft chunk list` shows the chunks"
+                    )),
+                    error => error,
+                })?;
+                self.take(engine, chunk)
+            }
+        }
+    }
+
+    /// A chunk of the shelf, whatever its kind.
+    pub(crate) fn registered(
+        &mut self,
+        engine: &mut Engine,
+        word: &str,
+    ) -> Result<ChunkId, CliError> {
+        let chunk = self.find(word)?;
+        self.take(engine, chunk)
+    }
+
+    fn find(&self, word: &str) -> Result<Chunk, CliError> {
+        let shelved = self.shelved.as_ref().map_err(|reason| CliError::Usage(reason.clone()))?;
+        Ok(shelved.library.find(word)?.clone())
+    }
+
+    fn take(&mut self, engine: &mut Engine, chunk: Chunk) -> Result<ChunkId, CliError> {
+        let id = chunk.id;
+        engine.restore(chunk)?;
+        self.from_shelf.insert(id);
+        Ok(id)
+    }
+
+    /// Writes down that chunks of the shelf were used.
+    pub(crate) fn put_back(&mut self, engine: &Engine) {
+        let Some(shelved) = self.shelved.as_mut().ok().filter(|_| self.keeps) else { return };
+        for id in &self.from_shelf {
+            let kept = engine.library().get(id).map_err(CliError::from);
+            if let Err(error) = kept.and_then(|chunk| shelved.keep(chunk)) {
+                terminal::warn(&error.to_string());
+            }
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Where KV rows and registered chunks are kept besides the device, and how much of them.
+
+use std::path::PathBuf;
+
+use weft::chunk::{Chunk, Library, Shelf};
+use weft::engine::Tiers;
+use weft::store::Store;
+use weft::tokenizer::Tokenizer;
+
+use crate::args::CacheArgs;
+use crate::error::CliError;
+use crate::memory::available_memory;
+use crate::settings::user_folder;
+use crate::size;
+use crate::terminal;
+
+/// The most main memory that rows take unasked. The CPU device's own pages are main memory too, so
+/// there is little to gain by a second place of the same kind.
+const RAM_BYTES: u64 = 256 << 20;
+
+/// The share of the free memory that they take at most, unasked.
+const RAM_FREE_SHARE: u64 = 16;
+
+const DISK_BYTES: u64 = 4 << 30;
+
+/// What the flags, and the defaults for those not given, come to.
+pub(crate) struct Budget {
+    pub(crate) ram_bytes: u64,
+    pub(crate) disk_bytes: u64,
+    /// The folder of rows; none where the user has no home.
+    pub(crate) folder: Option<PathBuf>,
+}
+
+impl Budget {
+    pub(crate) fn new(args: &CacheArgs) -> Self {
+        let free = available_memory().unwrap_or(u64::MAX);
+        Self {
+            ram_bytes: args.ram_cache.unwrap_or(RAM_BYTES.min(free / RAM_FREE_SHARE)),
+            disk_bytes: args.disk_cache.unwrap_or(DISK_BYTES),
+            folder: args
+                .cache_dir
+                .clone()
+                .or_else(|| Some(user_folder("XDG_CACHE_HOME", ".cache")?.join("kv"))),
+        }
+    }
+
+    /// What may be kept, for people.
+    pub(crate) fn describe(&self) -> String {
+        let place = match &self.folder {
+            Some(folder) if self.disk_bytes > 0 => format!(" in {}", folder.display()),
+            _ => String::new(),
+        };
+        let (ram, disk) = (size::bytes(self.ram_bytes), size::bytes(self.disk_bytes));
+        format!("up to {ram} in memory, {disk} on disk{place}")
+    }
+
+    /// Opens the folder of rows; none where the user wants none on disk.
+    pub(crate) fn open_store(&self) -> Result<Option<Store>, String> {
+        if self.disk_bytes == 0 {
+            return Ok(None);
+        }
+        let folder = self.folder.as_deref().ok_or("there is no home folder; give --cache-dir")?;
+        Store::open(folder, self.disk_bytes).map(Some).map_err(|error| error.to_string())
+    }
+}
+
+/// The tiers that an engine gets. A folder that cannot be used costs time and no answer: it is told,
+/// and there is no disk tier.
+pub(crate) fn open(args: &CacheArgs) -> Tiers {
+    if args.no_cache {
+        return Tiers::default();
+    }
+    let budget = Budget::new(args);
+    let store = budget.open_store().unwrap_or_else(|reason| {
+        terminal::warn(&format!("rows are not kept on disk: {reason}"));
+        None
+    });
+    Tiers { ram_bytes: budget.ram_bytes, store }
+}
+
+/// The registered chunks of a model.
+pub(crate) struct Shelved {
+    pub(crate) shelf: Shelf,
+    pub(crate) library: Library,
+}
+
+impl Shelved {
+    /// Reads the shelf; files that hold no chunk are told and passed over.
+    pub(crate) fn open(args: &CacheArgs, tokenizer: &Tokenizer) -> Result<Self, CliError> {
+        let shelf = Shelf::new(&chunk_folder(args)?, tokenizer);
+        let shelved = shelf.load()?;
+        for broken in shelved.broken {
+            terminal::warn(&format!("not a chunk: {broken}"));
+        }
+        Ok(Self { shelf, library: shelved.library })
+    }
+
+    /// Writes down a chunk that was registered, used or changed.
+    pub(crate) fn keep(&mut self, chunk: &Chunk) -> Result<(), CliError> {
+        self.shelf.keep(chunk)?;
+        self.library.restore(chunk.clone());
+        Ok(())
+    }
+}
+
+/// The folder of registered chunks of all models.
+pub(crate) fn chunk_folder(args: &CacheArgs) -> Result<PathBuf, CliError> {
+    let usual = || Some(user_folder("XDG_DATA_HOME", ".local/share")?.join("chunks"));
+    args.chunk_dir.clone().or_else(usual).ok_or_else(|| {
+        CliError::Usage("there is no home folder to keep chunks in; give --chunk-dir".to_owned())
+    })
+}

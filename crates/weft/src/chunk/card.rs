@@ -1,0 +1,69 @@
+//! A chunk as JSON, as the shelf and parcels write it.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Chunk, ChunkId, Kind};
+
+/// What is written of a chunk. The tokens are written too, so that a reader who only lists need not
+/// encode every text again; the id proves them.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Card {
+    id: String,
+    pub(super) kind: Kind,
+    pub(super) text: String,
+    tokens: Vec<u32>,
+    pub(super) metadata: BTreeMap<String, String>,
+    created_ms: u64,
+    last_used_ms: Option<u64>,
+    uses: u64,
+    pinned: bool,
+}
+
+impl Card {
+    pub(super) fn of(chunk: &Chunk) -> Self {
+        Self {
+            id: chunk.id.to_string(),
+            kind: chunk.kind,
+            text: chunk.text.clone(),
+            tokens: chunk.tokens.clone(),
+            metadata: chunk.metadata.clone(),
+            created_ms: milliseconds(chunk.created),
+            last_used_ms: chunk.last_used.map(milliseconds),
+            uses: chunk.uses,
+            pinned: chunk.pinned,
+        }
+    }
+
+    /// The chunk, or why this is none.
+    pub(super) fn chunk(self) -> Result<Chunk, String> {
+        let id = ChunkId::of(self.kind, &self.tokens);
+        if id.to_string() != self.id {
+            return Err(format!("it calls itself {} and holds chunk {id}", self.id));
+        }
+        Ok(Chunk {
+            id,
+            kind: self.kind,
+            text: self.text,
+            tokens: self.tokens,
+            metadata: self.metadata,
+            created: time(self.created_ms),
+            last_used: self.last_used_ms.map(time),
+            uses: self.uses,
+            pinned: self.pinned,
+        })
+    }
+}
+
+fn milliseconds(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A time that the system cannot hold is as good as the beginning.
+fn time(milliseconds: u64) -> SystemTime {
+    UNIX_EPOCH.checked_add(Duration::from_millis(milliseconds)).unwrap_or(UNIX_EPOCH)
+}

@@ -1,0 +1,273 @@
+//! A chunk with its KV rows as one file, to pass on.
+//!
+//! The file is a line of JSON with the chunk, then for each of its KV files a line of JSON that tells
+//! how many bytes follow, and these bytes: a safetensors file as the store writes it. Rows are of use
+//! only to the same model on the same kind of device; the text is of use to every model. So the text
+//! comes in first, and rows that do not fit are told and left out.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::card::Card;
+use super::{Chunk, ChunkError, Kind};
+use crate::cache::rows_key;
+use crate::store::platform::create_private_file;
+use crate::store::temp::TempFile;
+use crate::store::{KvKey, Reason, Store, StoreError};
+
+const FORMAT: &str = "weft-chunk";
+const VERSION: u32 = 1;
+
+/// The most bytes of a line that are read: more than any text that a context holds.
+const LINE_LIMIT: u64 = 256 << 20;
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct First {
+    format: String,
+    version: u32,
+    chunk: Card,
+    /// Another tokenizer gives the chunk another id, so that cannot prove the text.
+    text_blake3: String,
+}
+
+/// Announces a KV file.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Section {
+    rows_bytes: u64,
+}
+
+/// What was written.
+#[derive(Debug, Default)]
+pub struct Exported {
+    /// KV files.
+    pub files: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// What was left out, and why.
+    pub left_out: Vec<String>,
+}
+
+/// What became of the KV files of a parcel.
+#[derive(Debug, Default)]
+pub struct Imported {
+    /// Those that were stored.
+    pub files: usize,
+    /// Why others were not.
+    pub refused: Vec<String>,
+}
+
+/// Writes a chunk, and what the store has of its rows, to a file that does not exist yet.
+///
+/// # Errors
+/// When the file cannot be written; then none is left.
+pub fn export(
+    chunk: &Chunk,
+    store: Option<&mut Store>,
+    path: &Path,
+) -> Result<Exported, ChunkError> {
+    let failed = |error: io::Error| file_error(path, error.to_string());
+    let mut file = create_private_file(path).map_err(failed)?;
+    write(chunk, store, path, &mut file).map_err(failed).inspect_err(|_| {
+        // Nobody is to find half a parcel; the error that matters is the one of writing.
+        let _ = fs::remove_file(path);
+    })
+}
+
+fn write(
+    chunk: &Chunk,
+    store: Option<&mut Store>,
+    path: &Path,
+    file: &mut File,
+) -> io::Result<Exported> {
+    let first = First {
+        format: FORMAT.to_owned(),
+        version: VERSION,
+        chunk: Card::of(chunk),
+        text_blake3: blake3::hash(chunk.text.as_bytes()).to_string(),
+    };
+    write_line(file, &first)?;
+    let mut exported = Exported::default();
+    if let Some(store) = store {
+        for key in keys_of(store, chunk) {
+            append_rows(store, &key, path, file, &mut exported)?;
+        }
+    }
+    file.sync_all()?;
+    Ok(exported)
+}
+
+fn write_line(file: &mut File, line: &impl Serialize) -> io::Result<()> {
+    let mut json = serde_json::to_vec(line)?;
+    json.push(b'\n');
+    file.write_all(&json)
+}
+
+fn keys_of(store: &Store, chunk: &Chunk) -> Vec<KvKey> {
+    let entries = store.entries().filter(|(_, entry)| chunk.is_in(&entry.header.tokens));
+    entries.map(|(key, _)| *key).collect()
+}
+
+/// By way of a file beside the parcel: only a copy that was checked to its last byte is added.
+fn append_rows(
+    store: &mut Store,
+    key: &KvKey,
+    path: &Path,
+    file: &mut File,
+    exported: &mut Exported,
+) -> io::Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".rows");
+    let copy = path.with_file_name(name);
+    match store.export(key, &copy) {
+        Ok(()) => {}
+        Err(StoreError::Export { source, .. }) => return Err(source),
+        Err(error) => {
+            exported.left_out.push(error.to_string());
+            return Ok(());
+        }
+    }
+    let added = File::open(&copy).and_then(|mut rows| {
+        let rows_bytes = rows.metadata()?.len();
+        write_line(file, &Section { rows_bytes })?;
+        io::copy(&mut rows, file)
+    });
+    fs::remove_file(&copy)?;
+    exported.files += 1;
+    exported.bytes += added?;
+    Ok(())
+}
+
+/// A parcel whose chunk was read.
+pub struct Parcel {
+    path: PathBuf,
+    file: BufReader<File>,
+    card: Card,
+}
+
+impl Parcel {
+    /// Opens a parcel and reads its chunk.
+    ///
+    /// # Errors
+    /// When the file cannot be read, is no parcel, or its text is damaged.
+    pub fn open(path: &Path) -> Result<Self, ChunkError> {
+        let refused = |reason: String| file_error(path, reason);
+        let file = File::open(path).map_err(|error| refused(error.to_string()))?;
+        let mut file = BufReader::new(file);
+        let line = read_line(&mut file).map_err(|error| refused(error.to_string()))?;
+        let first: First = serde_json::from_slice(&line).map_err(|error| {
+            refused(format!("it is no chunk that `weft chunk export` wrote: {error}"))
+        })?;
+        if (first.format.as_str(), first.version) != (FORMAT, VERSION) {
+            let First { format, version, .. } = first;
+            return Err(refused(format!(
+                "it is {format:?} {version}, expected {FORMAT} {VERSION}"
+            )));
+        }
+        if blake3::hash(first.chunk.text.as_bytes()).to_string() != first.text_blake3 {
+            return Err(refused("its text does not match its checksum: it was damaged".to_owned()));
+        }
+        Ok(Self { path: path.to_owned(), file, card: first.chunk })
+    }
+
+    /// What the chunk is.
+    pub fn kind(&self) -> Kind {
+        self.card.kind
+    }
+
+    /// The chunk's text.
+    pub fn text(&self) -> &str {
+        &self.card.text
+    }
+
+    /// What its owner says of it.
+    pub fn metadata(&self) -> &std::collections::BTreeMap<String, String> {
+        &self.card.metadata
+    }
+
+    /// Whether there are rows to import.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn has_rows(&mut self) -> Result<bool, ChunkError> {
+        let at_hand = self.file.fill_buf().map(|bytes| !bytes.is_empty());
+        at_hand.map_err(|error| file_error(&self.path, error.to_string()))
+    }
+
+    /// Stores the rows that fit this model and device.
+    ///
+    /// # Errors
+    /// When the file ends early or cannot be read; what was stored by then stays.
+    pub fn import_rows(
+        mut self,
+        store: &mut Store,
+        fingerprint: &str,
+    ) -> Result<Imported, ChunkError> {
+        let mut imported = Imported::default();
+        while self.has_rows()? {
+            let stored = self.import_section(store, fingerprint);
+            match stored.map_err(|error| file_error(&self.path, error.to_string()))? {
+                Ok(()) => imported.files += 1,
+                Err(reason) => imported.refused.push(reason),
+            }
+        }
+        Ok(imported)
+    }
+
+    /// Stores one KV file, or tells why it is refused.
+    fn import_section(
+        &mut self,
+        store: &mut Store,
+        fingerprint: &str,
+    ) -> io::Result<Result<(), String>> {
+        let Section { rows_bytes } = serde_json::from_slice(&read_line(&mut self.file)?)?;
+        if rows_bytes > store.budget_bytes() {
+            // Not even copied: a parcel may claim what it likes.
+            self.file.seek_relative(i64::try_from(rows_bytes).map_err(io::Error::other)?)?;
+            let budget = store.budget_bytes();
+            return Ok(Err(format!("{rows_bytes} bytes of rows, and the budget is {budget}")));
+        }
+        let mut temp = TempFile::create(store.folder())?;
+        let copied = io::copy(&mut (&mut self.file).take(rows_bytes), &mut temp.file)?;
+        if copied != rows_bytes {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(store_rows(store, temp.path(), fingerprint))
+    }
+}
+
+fn store_rows(store: &mut Store, path: &Path, fingerprint: &str) -> Result<(), String> {
+    let (key, header) = store.import(path, fingerprint).map_err(|error| match error {
+        StoreError::Refused { reason: Reason::Mismatch { field: "fingerprint", .. }, .. } => {
+            "its rows are of another model or another kind of device, and are computed again when \
+             they are needed"
+                .to_owned()
+        }
+        StoreError::Refused { reason, .. } => format!("rows are refused: {reason}"),
+        StoreError::NotStored { outcome, .. } => format!("rows are not stored: {outcome}"),
+        error => error.to_string(),
+    })?;
+    if rows_key(&header.parent, &header.tokens) != key {
+        store.remove(&key);
+        return Err(format!("rows that call themselves {key} are others"));
+    }
+    Ok(())
+}
+
+/// A line without its end.
+fn read_line(file: &mut impl BufRead) -> io::Result<Vec<u8>> {
+    let mut line = Vec::new();
+    file.take(LINE_LIMIT).read_until(b'\n', &mut line)?;
+    match line.pop() {
+        Some(b'\n') => Ok(line),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidData, "its line of JSON does not end")),
+    }
+}
+
+fn file_error(path: &Path, reason: String) -> ChunkError {
+    ChunkError::File { path: path.display().to_string(), reason }
+}

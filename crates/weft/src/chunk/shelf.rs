@@ -1,0 +1,217 @@
+//! Registered chunks kept in a folder, one JSON file each, named by id.
+//!
+//! A chunk's tokens are of one tokenizer, so each tokenizer has a subfolder of its own, named by a
+//! hash of its vocabulary: models that share a tokenizer share their chunks, and none ever meets a
+//! chunk of another. The shelf holds texts, and nothing of KV rows. Several processes may share it:
+//! files appear whole, and the last writer of a chunk wins.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use super::card::Card;
+use super::{Chunk, ChunkError, ChunkId, Library};
+use crate::files::read_capped;
+use crate::store::platform::{create_private_folder, sync_folder};
+use crate::store::temp::{self, TempFile};
+use crate::tokenizer::Tokenizer;
+
+const ENDING: &str = ".json";
+
+/// The most bytes of a file that are read: more than any text that a context holds.
+const FILE_LIMIT: u64 = 256 << 20;
+
+/// Digits of the tokenizer's hash that name its subfolder.
+const HASH_DIGITS: usize = 16;
+
+/// The chunks of one tokenizer.
+#[derive(Clone, Debug)]
+pub struct Shelf {
+    folder: PathBuf,
+}
+
+/// What a shelf holds.
+#[derive(Debug, Default)]
+pub struct Shelved {
+    /// The chunks.
+    pub library: Library,
+    /// Files that hold none, and why. They are left where they are.
+    pub broken: Vec<ChunkError>,
+}
+
+impl Shelf {
+    /// The shelf of a tokenizer below a folder. Nothing is made before something is kept.
+    pub fn new(root: &Path, tokenizer: &Tokenizer) -> Self {
+        Self { folder: root.join(&vocabulary_hash(tokenizer)[..HASH_DIGITS]) }
+    }
+
+    /// Where its files are.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Reads all chunks.
+    ///
+    /// # Errors
+    /// When the folder is there and cannot be listed.
+    pub fn load(&self) -> Result<Shelved, ChunkError> {
+        let mut shelved = Shelved::default();
+        let entries = match fs::read_dir(&self.folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(shelved),
+            entries => entries.map_err(|error| failed(&self.folder, &error))?,
+        };
+        for entry in entries {
+            let path = entry.map_err(|error| failed(&self.folder, &error))?.path();
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let Some(stem) = name.strip_suffix(ENDING) else { continue };
+            match read(&path, stem) {
+                Ok(chunk) => shelved.library.restore(chunk),
+                Err(reason) => shelved.broken.push(file_error(&path, reason)),
+            }
+        }
+        Ok(shelved)
+    }
+
+    /// Writes a chunk's file, or writes it anew.
+    ///
+    /// # Errors
+    /// When the folder or the file cannot be written.
+    pub fn keep(&self, chunk: &Chunk) -> Result<(), ChunkError> {
+        let path = self.file_of(&chunk.id);
+        let write = || {
+            create_private_folder(&self.folder)?;
+            // What a crash left is no reason not to go on.
+            let _ = temp::sweep(&self.folder);
+            let mut temp = TempFile::create(&self.folder)?;
+            let json = serde_json::to_vec_pretty(&Card::of(chunk))?;
+            temp.file.write_all(&json)?;
+            temp.file.sync_all()?;
+            temp.rename(&path)?;
+            sync_folder(&self.folder)
+        };
+        write().map_err(|error| failed(&path, &error))
+    }
+
+    /// Removes a chunk's file; one that is not there is no error.
+    ///
+    /// # Errors
+    /// When the file is there and cannot be removed.
+    pub fn remove(&self, id: &ChunkId) -> Result<(), ChunkError> {
+        let path = self.file_of(id);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(&path, &error)),
+            _ => Ok(()),
+        }
+    }
+
+    fn file_of(&self, id: &ChunkId) -> PathBuf {
+        self.folder.join(format!("{id}{ENDING}"))
+    }
+}
+
+fn read(path: &Path, stem: &str) -> Result<Chunk, String> {
+    let bytes = read_capped(path, FILE_LIMIT)
+        .map_err(|error| error.to_string())?
+        .ok_or_else(|| format!("it has more than {FILE_LIMIT} bytes"))?;
+    let card: Card = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
+    let chunk = card.chunk()?;
+    if chunk.id.to_string() != stem {
+        return Err(format!("it holds chunk {}; the file was renamed", chunk.id));
+    }
+    Ok(chunk)
+}
+
+/// Two tokenizers of the same tokens under the same ids are taken for one. Where they split texts
+/// differently all the same, a chunk of one is refused by the other when it is used.
+fn vocabulary_hash(tokenizer: &Tokenizer) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for id in 0..tokenizer.vocab_size() {
+        let bytes = tokenizer.token_bytes(id).unwrap_or_default();
+        hasher.update(&(bytes.len() as u64).to_le_bytes()).update(bytes);
+    }
+    hasher.finalize().to_hex().to_string()
+}
+
+fn failed(path: &Path, error: &io::Error) -> ChunkError {
+    file_error(path, error.to_string())
+}
+
+fn file_error(path: &Path, reason: String) -> ChunkError {
+    ChunkError::File { path: path.display().to_string(), reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::chunk::{Kind, Which};
+
+    fn tokenizer() -> Tokenizer {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/prompts/tokenizer.json");
+        Tokenizer::from_file(file).unwrap()
+    }
+
+    fn chunk(text: &str) -> Chunk {
+        let mut library = Library::default();
+        let metadata = BTreeMap::from([("name".to_owned(), "n".to_owned())]);
+        let id = library.add(&tokenizer(), Kind::Context, text, metadata).unwrap();
+        library.pin(&id, true).unwrap();
+        library.count_use(&id);
+        library.get(&id).unwrap().clone()
+    }
+
+    #[test]
+    fn what_is_kept_is_there_until_it_is_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let shelf = Shelf::new(root.path(), &tokenizer());
+        assert_eq!(shelf.load().unwrap().library.list(&Which::default()).len(), 0);
+        assert!(!shelf.folder().exists(), "reading makes no folder");
+        let chunk = chunk("a text");
+        shelf.keep(&chunk).unwrap();
+        shelf.keep(&chunk).unwrap();
+        let shelved = Shelf::new(root.path(), &tokenizer()).load().unwrap();
+        let found = shelved.library.find("n").unwrap();
+        let times = |chunk: &Chunk| (chunk.uses, chunk.pinned, chunk.last_used.is_some());
+        assert_eq!((&found.text, &found.tokens), (&chunk.text, &chunk.tokens));
+        assert_eq!((times(found), &found.metadata), (times(&chunk), &chunk.metadata));
+        shelf.remove(&chunk.id).unwrap();
+        shelf.remove(&chunk.id).unwrap();
+        assert_eq!(shelf.load().unwrap().library.list(&Which::default()).len(), 0);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn nobody_else_can_read_it() {
+        use std::os::unix::fs::PermissionsExt;
+        let root = tempfile::tempdir().unwrap();
+        let shelf = Shelf::new(&root.path().join("chunks"), &tokenizer());
+        let chunk = chunk("a secret");
+        shelf.keep(&chunk).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(shelf.folder()), mode(&shelf.file_of(&chunk.id))), (0o700, 0o600));
+    }
+
+    #[test]
+    fn broken_files_are_told_and_the_rest_is_read() {
+        let root = tempfile::tempdir().unwrap();
+        let shelf = Shelf::new(root.path(), &tokenizer());
+        let (sound, damaged) = (chunk("sound"), chunk("damaged"));
+        shelf.keep(&sound).unwrap();
+        shelf.keep(&damaged).unwrap();
+        let file = shelf.file_of(&damaged.id);
+        let text = fs::read_to_string(&file).unwrap();
+        fs::write(&file, text.replace("\"context\"", "\"output\"")).unwrap();
+        fs::write(shelf.folder().join("no.json"), "{").unwrap();
+        fs::copy(shelf.file_of(&sound.id), shelf.folder().join("renamed.json")).unwrap();
+        fs::write(shelf.folder().join("notes.txt"), "not ours").unwrap();
+        let shelved = shelf.load().unwrap();
+        assert_eq!(shelved.library.list(&Which::default()).len(), 1);
+        assert!(shelved.library.get(&sound.id).is_ok());
+        let mut told: Vec<String> = shelved.broken.iter().map(ToString::to_string).collect();
+        told.sort();
+        assert_eq!(told.len(), 3, "{told:?}");
+        assert!(told.iter().any(|told| told.contains(&damaged.id.to_string())), "{told:?}");
+        assert!(told.iter().any(|told| told.contains("renamed")), "{told:?}");
+    }
+}
