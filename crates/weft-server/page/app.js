@@ -35,7 +35,11 @@ const chat = new Chat({
 
 // The server
 
-async function connect(wrongKey = false) {
+let connecting = 0;
+
+/** Finds out what is served, and goes on trying; `quiet` where the failure is told elsewhere. */
+async function connect({ wrongKey = false, quiet = false } = {}) {
+  clearTimeout(connecting);
   try {
     const served = await api.model();
     model = served.id;
@@ -49,12 +53,12 @@ async function connect(wrongKey = false) {
     document.body.dataset.server = error.kind ?? 'fault';
     fill($('served'), { loading: 'loading the model…', gone: 'no server', key: 'locked' }[error.kind] ?? 'not ready');
     if (error.kind === 'key') {
-      fill($('composer-notice'), askKey((key) => { store.key = key; connect(true); }, wrongKey && store.key !== ''));
+      fill($('composer-notice'), askKey((key) => { store.key = key; connect({ wrongKey: true }); }, wrongKey && store.key !== ''));
       $('api-key').focus();
       return;
     }
-    if (error.kind !== 'loading') fill($('composer-notice'), explain(error, null, { 'Try again': () => connect() }));
-    if (error.kind === 'loading' || error.kind === 'gone') setTimeout(connect, RETRY_MS);
+    if (error.kind !== 'loading' && !quiet) fill($('composer-notice'), explain(error, null, { 'Try again': () => connect() }));
+    if (error.kind === 'loading' || error.kind === 'gone') connecting = setTimeout(() => connect({ quiet }), RETRY_MS);
   }
 }
 
@@ -293,7 +297,13 @@ function draw() {
 
 store.addEventListener('change', () => { draw(); preview(); });
 chat.addEventListener('begin', () => { draw(); });
-chat.addEventListener('end', () => { draw(); shelf.load(); preview(); });
+chat.addEventListener('end', () => {
+  draw();
+  const { error } = store.data.turns.at(-1) ?? {};
+  // What failed is told at the answer; here it is only waited for.
+  if (['gone', 'loading'].includes(error?.kind)) connect({ quiet: true });
+  else shelf.load().then(preview);
+});
 
 draw();
 fit();

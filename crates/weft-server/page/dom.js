@@ -39,7 +39,7 @@ export function time(ms) {
   if (ms >= 60_000) return `${Math.floor(ms / 60_000)} min ${Math.round((ms % 60_000) / 1000)} s`;
   if (ms >= 1000) return `${(ms / 1000).toFixed(ms >= 10_000 ? 0 : 1)} s`;
   if (ms >= 10) return `${Math.round(ms)} ms`;
-  return `${ms.toFixed(1)} ms`;
+  return ms < 0.05 ? '< 0.1 ms' : `${ms.toFixed(1)} ms`;
 }
 
 export function bytes(n) {

@@ -184,7 +184,7 @@ function bars(report) {
   const bar = (word, kind, ms) => {
     const fillBar = h('i', { class: `time-${kind}` });
     fillBar.style.width = `${Math.max((ms / longest) * 100, 0.5)}%`;
-    return [h('dt', { text: word }), h('dd', {}, h('span', { class: 'time-bar', 'aria-hidden': 'true' }, fillBar), h('span', { class: 'figure', text: `${kind === 'cold' ? '≈ ' : ''}${time(ms)}` }))];
+    return [h('dt', { text: word }), h('dd', {}, h('span', { class: 'time-bar', 'aria-hidden': 'true' }, fillBar), h('span', { class: 'figure', text: kind === 'cold' && ms >= 0.05 ? `≈ ${time(ms)}` : time(ms) }))];
   };
   const words = saved > 0
     ? h('p', { class: 'saved' }, h('strong', { text: `${time(saved)} saved` }), ` · ${percent(saved / cold)} of the prompt’s time`)

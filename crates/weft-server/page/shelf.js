@@ -17,6 +17,8 @@ export class Shelf extends EventTarget {
   constructor({ api, list, tiers, notice, counter }) {
     super();
     Object.assign(this, { api, list, tiers, notice, counter });
+    this.unread = h('div');
+    notice.before(this.unread);
     this.chunks = [];
     this.inPrompt = new Set();
     this.loaded = false;
@@ -34,9 +36,9 @@ export class Shelf extends EventTarget {
       this.chunks = chunks.filter((chunk) => chunk.kind !== 'query').reverse();
       this.tierStats = tiers;
       this.loaded = true;
-      this.tell(null);
+      fill(this.unread);
     } catch (error) {
-      this.tell(error, 'The shelf could not be read');
+      fill(this.unread, explain(error, 'The shelf could not be read', { 'Try again': () => this.load() }));
     }
     this.draw();
     this.dispatchEvent(new Event('load'));
@@ -50,6 +52,7 @@ export class Shelf extends EventTarget {
 
   /** Stores files, and tells of each that was. */
   async addFiles(files) {
+    this.tell(null);
     for (const file of files) {
       try {
         const text = await readText(file);
@@ -65,7 +68,6 @@ export class Shelf extends EventTarget {
   async add(kind, text, name) {
     const chunk = await this.api.addChunk(kind, text, name);
     if (!this.byId(chunk.id)) this.chunks.unshift(chunk);
-    this.tell(null);
     this.draw();
     return chunk;
   }
@@ -83,8 +85,11 @@ export class Shelf extends EventTarget {
     await this.load();
   }
 
+  /** Says what failed, until it is dismissed or files are added again; null says nothing. */
   tell(error, what) {
-    fill(this.notice, error ? explain(error, what, { 'Try again': () => this.load() }) : '');
+    if (!error) return void fill(this.notice);
+    const notice = explain(error, what, { Dismiss: () => notice.remove() });
+    return void this.notice.append(notice);
   }
 
   draw() {

@@ -89,7 +89,7 @@ export class AnswerView {
   #drawContext(turn) {
     if (turn.report?.chunks?.length) {
       const names = nameChunks(turn.report, turn.sent ?? []);
-      fill(this.context, this.#summary(turn), ribbon(turn.report, names, this.on.usesOf));
+      fill(this.context, this.#summary(turn), verdict(turn), ribbon(turn.report, names, this.on.usesOf));
       this.#fold(this.folded ?? false);
     } else if (turn.state === 'writing') {
       fill(this.context, h('div', { class: 'loom', 'aria-hidden': 'true' }, h('i'), h('i'), h('i')));
@@ -128,14 +128,9 @@ export class AnswerView {
     const { verified, verifying } = turn;
     const word = verified ? (verified.exact ? 'exact' : `approximate (KL ${number(verified.kl)})`) : approximate ? 'approximate' : 'exact';
     const title = word === 'exact' ? 'The same as with a plain prompt, computed cold' : 'Documents did not see all that stood before them, so the answer may differ from a plain prompt’s';
-    const details = verified && (verified.exact
-      ? `no bit of any logit differs over ${tokens(verified.tokens)}`
-      : `${count(verified.differing_tokens)} of ${tokens(verified.tokens)} would differ; |Δ log-probability| ${number(verified.mean_abs_logprob_difference)} on average, ${number(verified.max_abs_logprob_difference)} at most`);
     return h('div', { class: 'verdict' },
       h('span', { class: `badge ${word === 'exact' ? 'is-exact' : 'is-approximate'}`, title }, verified && icon('check'), word),
-      !verified && turn.id && turn.state === 'done' && h('button', { type: 'button', class: 'verify', disabled: verifying, title: 'Rerun this answer cold and compare', text: verifying ? 'verifying…' : 'verify', on: { click: () => this.on.verify() } }),
-      details && h('p', { class: 'verdict-details', text: `Rerun cold: ${details}.` }),
-      turn.verifyError && h('p', { class: 'verdict-details wrong', role: 'alert', text: turn.verifyError }));
+      !verified && turn.id && turn.state === 'done' && h('button', { type: 'button', class: 'verify', disabled: verifying, title: 'Rerun this answer cold and compare', text: verifying ? 'verifying…' : 'verify', on: { click: () => this.on.verify() } }));
   }
 
   #drawTrouble(turn) {
@@ -166,6 +161,16 @@ export class AnswerView {
         turn.text && turn.state === 'done' && action('keep', 'Keep on the shelf', () => this.on.keep())),
       stats.length > 0 && h('p', { class: 'stats', text: stats.join(' · ') }));
   }
+}
+
+/** What verifying found. */
+function verdict({ verified, verifyError }) {
+  if (verifyError) return h('p', { class: 'verdict-details wrong', role: 'alert', text: verifyError });
+  if (!verified) return null;
+  const found = verified.exact
+    ? `no bit of any logit differs over ${tokens(verified.tokens)}`
+    : `${count(verified.differing_tokens)} of ${tokens(verified.tokens)} would differ; |Δ log-probability| ${number(verified.mean_abs_logprob_difference)} on average, ${number(verified.max_abs_logprob_difference)} at most`;
+  return h('p', { class: 'verdict-details', text: `Rerun cold: ${found}.` });
 }
 
 function action(name, words, does) {
