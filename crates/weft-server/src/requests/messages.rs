@@ -39,6 +39,7 @@ impl Role {
 
 /// A message.
 #[derive(Clone, Debug, Deserialize)]
+#[serde(expecting = "a message: an object with role and content")]
 pub(crate) struct ApiMessage {
     role: Role,
     content: Option<ApiContent>,
