@@ -133,9 +133,7 @@ impl From<SamplingError> for ApiError {
                 | SamplingError::NoCandidate { .. }
                 | SamplingError::Constraint(_),
                 _,
-            ) => {
-                Self::fault(format!("the model's output cannot be sampled: {error}"))
-            }
+            ) => Self::fault(format!("the model's output cannot be sampled: {error}")),
             (_, Some(param)) => Self::invalid(error.to_string()).param(param),
             (_, None) => Self::invalid(error.to_string()),
         }

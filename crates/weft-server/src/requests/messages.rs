@@ -279,7 +279,7 @@ mod tests {
     fn what_is_no_message_is_refused_with_what_would_do() {
         for (message, told) in [
             (json!({}), "role"),
-            (json!({"role": 1}), "role"),
+            (json!({"role": 1}), "expected string"),
             (json!({"role": "king", "content": "x"}), "king"),
             (json!({"role": "user"}), "needs a content"),
             (json!({"role": "user", "content": 1}), "a string, null or a list"),
