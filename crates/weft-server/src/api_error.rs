@@ -15,6 +15,7 @@ use weft::tokenizer::TokenizerError;
 
 /// Seconds after which a refused client may try again.
 const RETRY_AFTER_S: u64 = 1;
+const MAX_MESSAGE_BYTES: usize = 600;
 
 /// An answer that is none.
 #[derive(Clone, Debug)]
@@ -28,7 +29,7 @@ pub(crate) struct ApiError {
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
-        Self { status, kind, code: None, param: None, message: message.into() }
+        Self { status, kind, code: None, param: None, message: shortened(message.into()) }
     }
 
     /// A request that makes no sense as it is.
@@ -90,6 +91,15 @@ impl ApiError {
     }
 }
 
+/// Messages quote what was sent, which may be megabytes.
+fn shortened(mut message: String) -> String {
+    if message.len() > MAX_MESSAGE_BYTES {
+        message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
+        message.push('…');
+    }
+    message
+}
+
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.json())).into_response();
@@ -115,13 +125,15 @@ impl From<SamplingError> for ApiError {
             SamplingError::EmptyStop { .. } | SamplingError::LongStop { .. } => Some("stop"),
             SamplingError::NoTokens => Some("max_tokens"),
             SamplingError::MinOverMax { .. } => Some("min_tokens"),
-            SamplingError::BadLogit { .. } | SamplingError::NoCandidate { .. } => None,
             _ => None,
         };
         match (&error, param) {
-            (SamplingError::BadLogit { .. } | SamplingError::NoCandidate { .. }, _) => {
-                Self::fault(format!("the model's output cannot be sampled: {error}"))
-            }
+            (
+                SamplingError::BadLogit { .. }
+                | SamplingError::NoCandidate { .. }
+                | SamplingError::Constraint(_),
+                _,
+            ) => Self::fault(format!("the model's output cannot be sampled: {error}")),
             (_, Some(param)) => Self::invalid(error.to_string()).param(param),
             (_, None) => Self::invalid(error.to_string()),
         }

@@ -11,6 +11,7 @@ mod answers;
 mod api_error;
 mod app;
 mod chunk_shelf;
+mod grammars;
 mod http;
 mod metrics;
 mod requests;

@@ -1,16 +1,17 @@
 //! What the server knows of its model without asking the engine.
 
 use std::error::Error;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use weft::chunk::Shelf;
 use weft::engine::Engine;
 use weft::model::Model;
 use weft::prompt::Template;
-use weft::sampling::{GenerationConfig, Sampling};
+use weft::sampling::{Constraint, GenerationConfig, Sampling};
 use weft::tokenizer::Tokenizer;
 
 use crate::api_error::ApiError;
+use crate::grammars::{Grammars, Rule};
 
 /// Why the engine could not be loaded.
 pub type LoadError = Box<dyn Error + Send + Sync>;
@@ -43,6 +44,9 @@ pub(crate) struct Served {
     pub(crate) parameters: u64,
     pub(crate) shelf: Option<Shelf>,
     can_think: bool,
+    /// The token that ends an answer, if the model has one.
+    end: Option<u32>,
+    grammars: OnceLock<Result<Grammars, ApiError>>,
 }
 
 impl Served {
@@ -59,6 +63,8 @@ impl Served {
             parameters: model.config.parameters(),
             shelf: shelf.clone(),
             can_think: model.tokenizer.id_of("<think>").is_some(),
+            end: chat_end(model),
+            grammars: OnceLock::new(),
         }
     }
 
@@ -84,6 +90,15 @@ impl Served {
         sampling
     }
 
+    /// What follows a rule. Takes time: the first use reads the vocabulary.
+    pub(crate) fn constraint(&self, rule: &Rule) -> Result<Box<dyn Constraint>, ApiError> {
+        let grammars = self.grammars.get_or_init(|| {
+            let end = self.end.ok_or_else(|| ApiError::invalid("this model has no end token"))?;
+            Grammars::new(&self.tokenizer, end)
+        });
+        grammars.as_ref().map_err(Clone::clone)?.compile(rule)
+    }
+
     /// Whether a request means this model; one that names none does.
     pub(crate) fn check_model(&self, model: Option<&str>) -> Result<(), ApiError> {
         match model {
@@ -104,4 +119,10 @@ impl Served {
         );
         Err(ApiError::invalid(message).code("context_length_exceeded"))
     }
+}
+
+/// The token that ends an assistant's turn, of those that end answers.
+fn chat_end(model: &Model) -> Option<u32> {
+    let turns = ["<|im_end|>", "<|eot_id|>"].iter().filter_map(|end| model.tokenizer.id_of(end));
+    turns.chain(model.stop_ids.iter().copied()).find(|end| model.stop_ids.contains(end))
 }

@@ -25,6 +25,8 @@ pub(super) struct Call {
 pub(super) struct ToolCallStream {
     held: String,
     is_inside: bool,
+    /// White space before the tag that was opened: text only if that is no call.
+    gap: String,
     /// Whether a call was found: white space between calls is no text.
     has_called: bool,
 }
@@ -43,7 +45,7 @@ impl ToolCallStream {
         let rest = std::mem::take(&mut self.held);
         let is_space = self.has_called && rest.trim().is_empty();
         match (self.is_inside, is_space) {
-            (true, _) => format!("{OPEN}{rest}"),
+            (true, _) => format!("{}{OPEN}{rest}", self.gap),
             (false, true) => String::new(),
             (false, false) => rest,
         }
@@ -60,12 +62,14 @@ impl ToolCallStream {
         };
         let (before, rest) = (before.to_owned(), rest.to_owned());
         if !self.is_inside {
-            self.tell(&before, content);
+            let text = before.trim_end();
+            content.push_str(text);
+            self.gap = before[text.len()..].to_owned();
         } else if let Some(call) = read(&before) {
             calls.push(call);
             self.has_called = true;
         } else {
-            content.push_str(&format!("{OPEN}{before}{CLOSE}"));
+            content.push_str(&format!("{}{OPEN}{before}{CLOSE}", self.gap));
         }
         self.is_inside = !self.is_inside;
         self.held = rest;
@@ -81,10 +85,6 @@ impl ToolCallStream {
         let rest = self.held.split_off(certain);
         let text = std::mem::replace(&mut self.held, rest);
         content.push_str(&text);
-    }
-
-    fn tell(&self, before: &str, content: &mut String) {
-        content.push_str(before.trim_end());
     }
 }
 

@@ -11,9 +11,11 @@ use weft::sampling::Sampling;
 use super::json::{FromJson, fields};
 use super::messages::{ApiMessage, to_messages};
 use super::numbers::{Bounded, Parsed};
+use super::response_format::ResponseFormat;
 use super::settings::Settings;
 use super::tools::{ToolChoice, Tools};
 use crate::api_error::ApiError;
+use crate::grammars::Rule;
 use crate::served::Served;
 
 /// The most messages of one request: more are no conversation.
@@ -32,6 +34,7 @@ struct Chat {
     tool_choice: Option<ToolChoice>,
     logprobs: Option<bool>,
     top_logprobs: Option<Bounded<0, 20>>,
+    response_format: Option<ResponseFormat>,
     chat_template_kwargs: Option<Map<String, Value>>,
     reuse: Option<Parsed<Reuse>>,
     repair: Option<Parsed<Repair>>,
@@ -57,6 +60,11 @@ impl ChatRequest {
         if chat.top_logprobs.is_some_and(|n| n.count() > 0) && !chat.logprobs.unwrap_or(false) {
             let message = "top_logprobs needs logprobs to be true";
             return Err(ApiError::invalid(message).param("top_logprobs"));
+        }
+        if self.rule().is_some() && self.settings.forbids_the_end() {
+            let message = "ignore_eos and min_tokens cannot go with response_format or a required \
+                           tool: the answer ends where its rule does";
+            return Err(ApiError::invalid(message).param("response_format"));
         }
         match &chat.tool_choice {
             Some(ToolChoice::Named(name)) if self.tools().find(name).is_none() => {
@@ -85,9 +93,24 @@ impl ChatRequest {
         self.chat.messages.iter().flat_map(ApiMessage::chunk_ids).collect()
     }
 
+    /// What the answer has to be, where it may not be anything. A tool that must be called goes first.
+    pub(crate) fn rule(&self) -> Option<Rule> {
+        let tools = self.tools();
+        match (&self.chat.tool_choice, &self.chat.response_format) {
+            (Some(ToolChoice::Required), _) => Some(Rule::Call(tools.0.clone())),
+            (Some(ToolChoice::Named(name)), _) => {
+                Some(Rule::Call(tools.find(name).into_iter().cloned().collect()))
+            }
+            (_, Some(ResponseFormat::Json(schema))) => Some(Rule::Json(schema.clone())),
+            _ => None,
+        }
+    }
+
     fn thinking(&self) -> Result<Option<bool>, ApiError> {
         let kwargs = self.chat.chat_template_kwargs.as_ref();
         match kwargs.and_then(|kwargs| kwargs.get("enable_thinking")) {
+            // A thought is not part of any rule.
+            _ if self.rule().is_some() => Ok(Some(false)),
             None | Some(Value::Null) => Ok(None),
             Some(Value::Bool(thinking)) => Ok(Some(*thinking)),
             Some(_) => {

@@ -27,10 +27,26 @@ pub(crate) fn fields<'j, T: Deserialize<'j>>(json: &'j Value) -> Result<T, ApiEr
     }
     serde_path_to_error::deserialize(json).map_err(|error| {
         let path = error.path().to_string();
-        let inner = error.into_inner();
+        let inner = in_plain_words(&error.into_inner().to_string());
         if path == "." {
-            return ApiError::invalid(inner.to_string());
+            return ApiError::invalid(inner);
         }
         ApiError::invalid(format!("{path}: {inner}")).param(path)
     })
+}
+
+/// Names of Rust's types say little to clients.
+fn in_plain_words(message: &str) -> String {
+    let words = [
+        ("expected f32", "expected a number"),
+        ("expected a boolean", "expected true or false"),
+        ("expected a sequence", "expected a list"),
+        ("expected a map", "expected an object"),
+        ("expected string or map", "expected a string"),
+    ];
+    let mut message = message.to_owned();
+    for (from, to) in words {
+        message = message.replace(from, to);
+    }
+    message
 }

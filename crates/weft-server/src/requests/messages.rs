@@ -39,6 +39,7 @@ impl Role {
 
 /// A message.
 #[derive(Clone, Debug, Deserialize)]
+#[serde(expecting = "a message: an object with role and content")]
 pub(crate) struct ApiMessage {
     role: Role,
     content: Option<ApiContent>,
@@ -278,7 +279,7 @@ mod tests {
     fn what_is_no_message_is_refused_with_what_would_do() {
         for (message, told) in [
             (json!({}), "role"),
-            (json!({"role": 1}), "role"),
+            (json!({"role": 1}), "expected string"),
             (json!({"role": "king", "content": "x"}), "king"),
             (json!({"role": "user"}), "needs a content"),
             (json!({"role": "user", "content": 1}), "a string, null or a list"),

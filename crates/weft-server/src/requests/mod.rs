@@ -9,6 +9,7 @@ mod completion;
 mod json;
 mod messages;
 mod numbers;
+mod response_format;
 mod settings;
 mod tools;
 

@@ -87,6 +87,11 @@ impl Settings {
         self.n.map_or(1, Bounded::count)
     }
 
+    /// Whether the answer may not end when it wants to.
+    pub(crate) fn forbids_the_end(&self) -> bool {
+        self.ignore_eos.unwrap_or(false) || self.min_tokens.is_some_and(|n| n.count() > 0)
+    }
+
     pub(crate) fn uses_cache(&self) -> bool {
         self.cache_prompt.unwrap_or(true)
     }

@@ -7,12 +7,13 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use weft::chunk::{Chunk, ChunkId, Composition};
-use weft::engine::Request;
-use weft::sampling::Sampling;
+use weft::engine::{Cancel, Request};
+use weft::sampling::Constraint;
 
 use crate::answers::{ChatScript, ChatShape, Recorder, stream, whole};
 use crate::api_error::ApiError;
 use crate::app::{App, off_thread};
+use crate::grammars::Rule;
 use crate::http::Body;
 use crate::requests::ChatRequest;
 use crate::served::Served;
@@ -29,7 +30,9 @@ pub(super) async fn create(
     let (choices, streams, usage) =
         (settings.choices(), settings.streams(), settings.includes_usage());
     let (uses_cache, has_tools) = (settings.uses_cache(), !body.value.tools().0.is_empty());
+    let rule = body.value.rule();
     let prompt = compose(&app, &served, body).await?;
+    let constraint = follow(&served, rule).await?;
     let shape = ChatShape {
         choices,
         prompt_end: &prompt_end(&served, &prompt),
@@ -39,22 +42,30 @@ pub(super) async fn create(
     };
     let script = ChatScript::new(Arc::clone(&served), &shape);
     let recorder = Recorder::new(&app, script.id(), prompt.clone());
-    let ticket = app.worker.submit(answers(&prompt, &sampling, choices, uses_cache))?;
+    let request = Request { use_cache: uses_cache, constraint, ..Request::new(prompt, sampling) };
+    let ticket = app.worker.submit(answers(&request, choices))?;
     if streams {
         return stream(ticket, script, choices, usage, recorder).await;
     }
     Ok(Json(whole(ticket, script, choices, recorder).await?).into_response())
 }
 
-/// The work of answering a prompt several times.
-pub(super) fn answers(
-    prompt: &Composition,
-    sampling: &Sampling,
-    choices: usize,
-    use_cache: bool,
-) -> Vec<Work> {
-    let request = |sampling| Request { use_cache, ..Request::new(prompt.clone(), sampling) };
-    sampling.samples(choices).map(|sampling| Work::Answer(Box::new(request(sampling)))).collect()
+/// The work of answering a request several times.
+pub(super) fn answers(request: &Request, choices: usize) -> Vec<Work> {
+    let answer = |sampling| {
+        let cancel = Cancel::default();
+        Work::Answer(Box::new(Request { sampling, cancel, ..request.clone() }))
+    };
+    request.sampling.samples(choices).map(answer).collect()
+}
+
+async fn follow(
+    served: &Arc<Served>,
+    rule: Option<Rule>,
+) -> Result<Option<Box<dyn Constraint>>, ApiError> {
+    let Some(rule) = rule else { return Ok(None) };
+    let served = Arc::clone(served);
+    off_thread(usize::MAX, move || served.constraint(&rule).map(Some)).await
 }
 
 /// The prompt that a chat comes to, with its chunks.

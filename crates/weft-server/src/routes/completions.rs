@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use weft::engine::Request;
 
 use super::chat::answers;
 use crate::answers::{CompletionScript, CompletionShape, Recorder, stream, whole};
@@ -39,7 +40,10 @@ pub(super) async fn create(
     let recorder = Recorder::new(&app, script.id(), prompts[0].clone());
     let works = prompts
         .iter()
-        .flat_map(|prompt| answers(prompt, &sampling, per_prompt, settings.uses_cache()))
+        .flat_map(|prompt| {
+            let request = Request::new(prompt.clone(), sampling.clone());
+            answers(&Request { use_cache: settings.uses_cache(), ..request }, per_prompt)
+        })
         .collect();
     let ticket = app.worker.submit(works)?;
     if settings.streams() {

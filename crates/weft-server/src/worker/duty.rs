@@ -66,9 +66,10 @@ impl Duty {
             self.admit(engine);
             self.look_after_readers(engine);
             if engine.has_work() {
-                for event in engine.step()? {
-                    self.tell(event);
-                }
+                let events = engine.step()?;
+                // Whoever hears that an answer is over finds it counted out.
+                self.publish(engine);
+                events.into_iter().for_each(|event| self.tell(event));
             }
             self.publish(engine);
             if self.draining.is_some() && self.is_idle() {

@@ -167,9 +167,12 @@ impl Engine {
         let started = Instant::now();
         let answer = self.check(&request)?;
         self.check_lane()?;
-        let Request { prompt, sampling, cancel, .. } = request;
+        let Request { prompt, sampling, cancel, constraint, .. } = request;
         let tokens = prompt.tokens();
-        let sampler = Sampler::new(&sampling, &tokens, &self.stop_ids, self.vocab)?;
+        let mut sampler = Sampler::new(&sampling, &tokens, &self.stop_ids, self.vocab)?;
+        if let Some(rule) = constraint {
+            sampler.constrain(rule);
+        }
         let room = if policy.answers { self.context() - tokens.len() } else { 0 };
         let speaker = Speaker::new(sampling, sampler, room);
         let id = LaneId(self.next_id);

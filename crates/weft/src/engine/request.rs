@@ -9,7 +9,7 @@ use super::parts::Policy;
 use crate::chunk::Composition;
 use crate::device::MAX_SPANS;
 use crate::kv::OutOfPages;
-use crate::sampling::{Sampling, SamplingError};
+use crate::sampling::{Constraint, Sampling, SamplingError};
 
 /// A piece may begin with rows of several nodes, and the answer has a span too.
 const MAX_PIECES: usize = MAX_SPANS / 4;
@@ -25,12 +25,20 @@ pub struct Request {
     pub cancel: Cancel,
     /// Whether kept rows are used, and new ones kept.
     pub use_cache: bool,
+    /// What the answer may say; anything, if nothing is said.
+    pub constraint: Option<Box<dyn Constraint>>,
 }
 
 impl Request {
     /// A request with its own cancel handle.
     pub fn new(prompt: impl Into<Composition>, sampling: Sampling) -> Self {
-        Self { prompt: prompt.into(), sampling, cancel: Cancel::default(), use_cache: true }
+        Self {
+            prompt: prompt.into(),
+            sampling,
+            cancel: Cancel::default(),
+            use_cache: true,
+            constraint: None,
+        }
     }
 
     /// The same, neither using kept rows nor keeping any.
