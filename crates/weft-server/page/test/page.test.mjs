@@ -6,6 +6,7 @@ import { mkdirSync, readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { after, afterEach, before, beforeEach, describe, test } from 'node:test';
 import { chromium } from 'playwright-core';
+import { END, delta, scripted } from './script.mjs';
 import { serve } from './server.mjs';
 
 const SHOTS = new URL('./shots/', import.meta.url).pathname;
@@ -235,6 +236,88 @@ describe('the conversation', () => {
     await lastAnswer(page).getByRole('button', { name: 'Keep on the shelf' }).click();
     await page.locator('#chunks .chunk', { hasText: 'output' }).waitFor();
   });
+});
+
+describe('a stream', () => {
+  /** A page whose answers are scripted. */
+  async function withScript(script, does) {
+    const front = await scripted(server.address, script);
+    try {
+      const page = await visit({ address: front.address, expects: ['ERR_INCOMPLETE_CHUNKED_ENCODING', 'ERR_CONNECTION_RESET', 'ERR_EMPTY_RESPONSE'] });
+      await page.locator('#served', { hasText: 'weft-tiny' }).waitFor();
+      await does(page);
+      for (const { context } of open) await context.close();
+    } finally {
+      front.end();
+    }
+  }
+
+  test('folds thoughts, passes over pings, and joins what was cut within a character', async () => {
+    const smile = Buffer.from(delta({ content: 'done 🙂' }));
+    const cut = smile.indexOf(0xf0) + 2;
+    function* script() {
+      yield ': ping\n\n';
+      yield delta({ role: 'assistant', content: '' });
+      yield delta({ reasoning_content: 'Let me ' });
+      yield delta({ reasoning_content: 'see.' });
+      yield 400;
+      yield smile.subarray(0, cut);
+      yield 50;
+      yield smile.subarray(cut);
+      yield END;
+    }
+    await withScript(script, async (page) => {
+      await page.getByLabel('Your question').fill('?');
+      await page.keyboard.press('Enter');
+      await lastAnswer(page).getByText('Thinking…').waitFor();
+      assert.ok(!(await lastAnswer(page).getByText('Let me see.').isVisible()));
+      await finished(page);
+      assert.equal(await lastAnswer(page).locator('.prose').innerText(), 'done 🙂');
+      await lastAnswer(page).getByText('Thought before answering').click();
+      assert.ok(await lastAnswer(page).getByText('Let me see.').isVisible());
+    });
+  });
+
+  test('shows its speed, and keeps what came when it is stopped', async () => {
+    function* script() {
+      for (let n = 0; n < 2000; n += 1) {
+        yield delta({ content: `word${n} ` });
+        yield 10;
+      }
+    }
+    await withScript(script, async (page) => {
+      await page.getByLabel('Your question').fill('?');
+      await page.keyboard.press('Enter');
+      await lastAnswer(page).locator('.stats', { hasText: /^\d+ tokens · \d+ tok\/s$/ }).waitFor();
+      await page.keyboard.press('Escape');
+      await finished(page);
+      assert.equal(await lastAnswer(page).getAttribute('data-state'), 'stopped');
+      const text = await lastAnswer(page).locator('.prose').innerText();
+      assert.match(text, /^word0 word1 word2/);
+      await page.reload();
+      await page.waitForFunction(() => document.querySelector('.answer'));
+      assert.equal(await lastAnswer(page).locator('.prose').innerText(), text);
+    });
+  });
+
+  for (const [what, last, words] of [
+    ['an error in mid-stream', `data: ${JSON.stringify({ error: { message: 'the engine failed and this request was lost', type: 'server_error', code: null } })}\n\ndata: [DONE]\n\n`, 'The engine failed and this request was lost.'],
+    ['a connection that breaks', null, 'The answer broke off'],
+  ]) {
+    test(`tells of ${what} below what came`, async () => {
+      function* script() {
+        yield delta({ content: 'So far ' });
+        yield 50;
+        yield last;
+      }
+      await withScript(script, async (page) => {
+        await ask(page, '?');
+        assert.equal(await lastAnswer(page).locator('.prose').innerText(), 'So far');
+        await lastAnswer(page).getByText(words).first().waitFor();
+        await lastAnswer(page).getByRole('button', { name: 'Try again' }).waitFor();
+      });
+    });
+  }
 });
 
 describe('the prompt', () => {
