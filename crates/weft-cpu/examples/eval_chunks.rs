@@ -177,13 +177,23 @@ impl Row {
         self.first_tokens.push(finished.stats.first_token);
     }
 
+    /// Mean divergence from the plain prompt, in nats.
+    pub fn divergence(&self) -> f64 {
+        mean(&self.divergences)
+    }
+
+    /// The share of the context's tokens that was computed for the question.
+    pub fn recomputed(&self) -> f64 {
+        self.computed_tokens as f64 / self.context_tokens as f64
+    }
+
     fn json(&self) -> Value {
         json!({
             "right": self.right,
             "accuracy": self.right as f64 / self.asked as f64,
-            "kl_to_plain": mean(&self.divergences),
+            "kl_to_plain": self.divergence(),
             "mean_abs_logprob_difference": mean(&self.differences),
-            "recomputed": self.computed_tokens as f64 / self.context_tokens as f64,
+            "recomputed": self.recomputed(),
             "first_token_ms_median": median_ms(&self.first_tokens),
             "answering_document_had_most_attention": self.found as f64 / self.asked as f64,
         })

@@ -9,6 +9,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use weft::device::MAX_LANES;
 use weft_cpu::Isa;
 
+use super::first_token::FirstTokenArgs;
 use crate::args::{DeviceKind, Kernels};
 use crate::size;
 
@@ -25,6 +26,8 @@ pub(crate) struct BenchArgs {
 pub(crate) enum BenchCommand {
     /// Time each op of the plan alone
     Ops(OpsArgs),
+    /// Time a first token with its context cold, and kept in each tier
+    FirstToken(FirstTokenArgs),
     /// Compare two saved runs, test by test
     Compare(CompareArgs),
     /// Draw saved runs

@@ -8,6 +8,7 @@ mod args;
 mod check;
 mod compare;
 mod file;
+mod first_token;
 mod lanes;
 mod logits;
 mod machine;
@@ -42,6 +43,7 @@ pub(crate) fn run(args: BenchArgs) -> Result<ExitCode, CliError> {
     match args.what {
         None => tests(args.tests),
         Some(BenchCommand::Ops(args)) => ops::run(args),
+        Some(BenchCommand::FirstToken(args)) => first_token::run(&args),
         Some(BenchCommand::Compare(args)) => compare::run(&args),
         Some(BenchCommand::Plot(args)) => plot::run(&args),
     }

@@ -8,6 +8,8 @@
 mod node;
 mod prefix;
 mod stats;
+#[cfg(test)]
+mod tests;
 mod tiers;
 
 use std::collections::{BTreeMap, HashMap};
@@ -139,18 +141,21 @@ impl Cache {
             .map(|(id, _, n)| (id, n))
     }
 
-    /// Pages that could be promised now, if the nodes `held` were in use.
-    fn available(&self, held: &[NodeId]) -> usize {
-        let evictable =
-            self.nodes.iter().filter(|(id, node)| node.is_evictable() && !held.contains(id));
-        let evictable: usize = evictable.map(|(_, node)| node.pages.len()).sum();
-        (self.pool.free() + evictable).saturating_sub(self.promised)
+    /// Pages that are free, or would be if all was evicted that may be while the nodes `held` are in
+    /// use.
+    fn free_or_evictable(&self, held: &[NodeId]) -> usize {
+        let is_evictable =
+            |(id, node): &(&NodeId, &Node)| node.is_evictable() && !held.contains(id);
+        let evictable = self.nodes.iter().filter(is_evictable);
+        self.pool.free() + evictable.map(|(_, node)| node.pages.len()).sum::<usize>()
     }
 
-    /// Whether pages could be promised, if the nodes `held` were in use.
+    /// Whether pages could be promised, if the nodes `held` were in use. Holding nodes alone may be
+    /// too much: their pages may be all that could be evicted for others.
     pub(crate) fn check_promise(&self, pages: usize, held: &[NodeId]) -> Result<(), OutOfPages> {
-        let free = self.available(held);
-        if pages > free {
+        let there = self.free_or_evictable(held);
+        if self.promised + pages > there {
+            let free = there.saturating_sub(self.promised);
             return Err(OutOfPages { wanted: pages, free, total: self.pool.total() });
         }
         Ok(())
@@ -292,11 +297,17 @@ impl Cache {
         rows_key(&node.parent, &node.tokens)
     }
 
-    /// Sets whether the rows of a chunk must stay where they are.
-    pub(crate) fn pin(&mut self, chunk: &ChunkId, pinned: bool) {
-        for node in self.nodes.values_mut().filter(|node| node.chunk.as_ref() == Some(chunk)) {
-            node.pinned = pinned;
+    /// Sets whether the rows of a chunk must stay where they are. Refused where pages that were
+    /// promised to lanes could not be had any more.
+    pub(crate) fn pin(&mut self, chunk: &ChunkId, pinned: bool) -> Result<(), OutOfPages> {
+        let is_of_chunk = |node: &Node| node.chunk.as_ref() == Some(chunk);
+        let nodes = self.nodes.iter().filter(|(_, node)| is_of_chunk(node));
+        let ids: Vec<NodeId> = nodes.map(|(id, _)| *id).collect();
+        if pinned {
+            self.check_promise(0, &ids)?;
         }
+        ids.iter().for_each(|id| self.node_mut(*id).pinned = pinned);
+        Ok(())
     }
 
     /// Sets whether files with the rows of a chunk must stay. What earlier runs wrote is known by its
@@ -373,13 +384,7 @@ impl Cache {
         let ram: u64 = self.nodes.values().filter_map(|n| n.ram.as_ref()).map(tiers::bytes).sum();
         assert_eq!(ram, self.ram_used);
         assert!(ram <= self.tiers.ram_bytes);
-        let free = self.pool.free()
-            + self
-                .nodes
-                .values()
-                .filter(|n| n.is_evictable())
-                .map(|n| n.pages.len())
-                .sum::<usize>();
+        let free = self.free_or_evictable(&[]);
         assert!(free >= self.promised, "{} promised of {free}", self.promised);
         let public = self.nodes.values().filter(|n| n.is_public).count();
         assert_eq!(self.children.values().map(Vec::len).sum::<usize>(), public);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::{Cache, CacheStats, Node, NodeId, TierStats, Worth, rows_key};
 use crate::chunk::Tier;
 use crate::device::{Device, Rows as DeviceRows};
-use crate::store::{Header, Put, Rows, StoreStats};
+use crate::store::{Header, Put, Rows, Store, StoreStats};
 
 /// Rows that were to be brought turned out not to be there: they have to be computed.
 #[derive(Debug, PartialEq, Eq)]
@@ -91,10 +91,29 @@ impl Cache {
         rows.ok_or(Gone)
     }
 
+    /// Moves all nodes that are not in use down to a tier.
+    pub(crate) fn demote(&mut self, tier: Tier, device: &mut dyn Device) {
+        if tier == Tier::Disk {
+            self.save(device, |_| true);
+        }
+        let ids: Vec<NodeId> = self.nodes.keys().copied().collect();
+        for id in ids {
+            if tier > Tier::Device && self.nodes.get(&id).is_some_and(Node::is_evictable) {
+                self.evict(id, device);
+            }
+            if tier == Tier::Disk && self.nodes.get(&id).is_some_and(|node| node.on_disk) {
+                self.evict_from_ram(id);
+            }
+        }
+    }
+
     /// Frees the pages of the node that is worth least.
-    pub(super) fn evict_one(&mut self, device: &mut dyn Device) {
-        let victim = self.least(|node| node.is_evictable());
-        let id = victim.expect("promised pages are free or evictable");
+    pub(super) fn evict_one(&mut self, device: &dyn Device) {
+        let victim = self.least(Node::is_evictable);
+        self.evict(victim.expect("promised pages are free or evictable"), device);
+    }
+
+    fn evict(&mut self, id: NodeId, device: &dyn Device) {
         self.worth = self.worth.max(self.node(id).worth.value);
         self.stats.evicted_from_device += 1;
         if self.node(id).ram.is_none() {
@@ -233,8 +252,8 @@ impl Cache {
             tier(&|node| !node.pages.is_empty(), self.pool.total() as u64 * page_bytes);
         device.used_bytes = (self.pool.total() - self.pool.free()) as u64 * page_bytes;
         let store = self.tiers.store.as_ref();
-        let mut disk = tier(&|node| node.on_disk, store.map_or(0, |store| store.budget_bytes()));
-        disk.used_bytes = store.map_or(0, |store| store.used_bytes());
+        let mut disk = tier(&|node| node.on_disk, store.map_or(0, Store::budget_bytes));
+        disk.used_bytes = store.map_or(0, Store::used_bytes);
         CacheStats {
             device,
             ram: tier(&|node| node.ram.is_some(), self.tiers.ram_bytes),
@@ -251,7 +270,7 @@ impl Cache {
 
     /// What went wrong with files since the last call.
     pub(crate) fn take_warnings(&mut self) -> Vec<String> {
-        self.tiers.store.as_mut().map(|store| store.take_warnings()).unwrap_or_default()
+        self.tiers.store.as_mut().map(Store::take_warnings).unwrap_or_default()
     }
 
     /// Computing time per token over all that was computed, for rows that were made by decoding.

@@ -3,6 +3,7 @@
 use thiserror::Error;
 
 use super::{ChunkId, Kind, Repair, Reuse};
+use crate::kv::OutOfPages;
 use crate::prompt::PromptError;
 use crate::tokenizer::TokenizerError;
 
@@ -143,6 +144,11 @@ pub enum ChunkError {
         /// What is wrong.
         reason: String,
     },
+    /// Running requests need the pages.
+    #[error(
+        "the chunk cannot be pinned now: {0} for running requests; try again when they are done"
+    )]
+    NoRoom(#[from] OutOfPages),
     /// The model has no chat template.
     #[error("this model has no chat template, so chunks cannot be composed into a prompt")]
     NoTemplate,

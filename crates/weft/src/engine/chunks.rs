@@ -115,8 +115,9 @@ impl Engine {
 
     /// Sets whether a chunk's rows must stay where they are.
     pub fn pin(&mut self, id: &ChunkId, pinned: bool) -> Result<(), ChunkError> {
+        self.library.get(id)?;
+        self.cache.pin(id, pinned)?;
         self.library.pin(id, pinned)?;
-        self.cache.pin(id, pinned);
         self.cache.pin_files(self.library.get(id)?, pinned);
         Ok(())
     }
@@ -200,6 +201,12 @@ impl Engine {
     /// Writes kept rows to files, those of the registered chunks or all; tells how many are filed.
     pub fn save(&mut self, all: bool) -> usize {
         self.cache.save(&*self.device, |node| all || node.chunk.is_some())
+    }
+
+    /// Moves all rows that no lane reads down to a tier, those that have a place there: frees the
+    /// device's pages, or main memory too.
+    pub fn demote(&mut self, tier: Tier) {
+        self.cache.demote(tier, &mut *self.device);
     }
 
     /// What is kept where, and what became of it.

@@ -46,7 +46,7 @@ use self::speaker::Speaker;
 
 /// A running request. Never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LaneId(u64);
+pub struct LaneId(pub(crate) u64);
 
 /// What happened to a lane in a step.
 #[derive(Debug)]
@@ -163,6 +163,8 @@ impl Engine {
     }
 
     fn admit_lane(&mut self, request: Request, policy: Policy) -> Result<LaneId, RequestError> {
+        // Bringing kept rows is part of the time to the first token.
+        let started = Instant::now();
         let answer = self.check(&request)?;
         self.check_lane()?;
         let Request { prompt, sampling, cancel, constraint, .. } = request;
@@ -177,14 +179,19 @@ impl Engine {
         let holding = parts::take(&mut self.cache, &mut *self.device, id, &prompt, policy, answer)?;
         self.next_id += 1;
         self.count_uses(&prompt);
-        self.lanes.push(Sequence::new(id, cancel, prompt, holding, speaker, policy.keeps));
+        let mut lane = Sequence::new(id, cancel, prompt, holding, speaker, policy.keeps);
+        lane.started = started;
+        self.lanes.push(lane);
         Ok(id)
     }
 
     fn count_uses(&mut self, prompt: &Composition) {
         for id in prompt.pieces.iter().filter_map(|piece| piece.chunk) {
             self.library.count_use(&id);
-            self.cache.pin(&id, self.library.is_pinned(&id));
+            if self.library.is_pinned(&id) {
+                // The lane holds these rows now, so nothing that was promised is lost.
+                let _ = self.cache.pin(&id, true);
+            }
         }
     }
 

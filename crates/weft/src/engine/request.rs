@@ -7,12 +7,10 @@ use thiserror::Error;
 
 use super::parts::Policy;
 use crate::chunk::Composition;
-use crate::device::MAX_SPANS;
 use crate::kv::OutOfPages;
 use crate::sampling::{Constraint, Sampling, SamplingError};
 
-/// A piece may begin with rows of several nodes, and the answer has a span too.
-const MAX_PIECES: usize = MAX_SPANS / 4;
+const MAX_PIECES: usize = Composition::MAX_PIECES;
 
 /// A prompt and how to answer it.
 #[derive(Clone, Debug)]
@@ -127,6 +125,8 @@ pub enum RequestError {
     #[error("all {} lanes are busy; wait for one to finish", crate::device::MAX_LANES)]
     NoLane,
     /// The memory that is free does not hold prompt and answer.
-    #[error("{0}; wait for a running request, lower --max-tokens or raise --ctx-size")]
+    #[error(
+        "{0}; wait for a running request, unpin chunks, lower --max-tokens or raise --kv-memory"
+    )]
     NoRoom(#[from] OutOfPages),
 }

@@ -41,7 +41,7 @@ pub(super) struct Sequence {
     /// Whether its reader is to catch up first.
     pub(super) paused: bool,
     end: Option<End>,
-    started: Instant,
+    pub(super) started: Instant,
     first_token: Option<Duration>,
 }
 

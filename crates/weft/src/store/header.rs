@@ -1,4 +1,6 @@
 //! What is known of stored rows, and when they are the rows that were asked for.
+//!
+//! How a header lies in a file is not known here, see `format.rs`.
 
 use super::KvKey;
 use super::reason::Reason;

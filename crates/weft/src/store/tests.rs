@@ -117,6 +117,20 @@ fn another_failure_evicts_nothing() {
     assert!((1..=3).all(|n| is_served(&mut store, n)));
 }
 
+/// File systems stamp with a clock of milliseconds; an entry must not look older than one that was
+/// served before it was written.
+#[test]
+fn the_time_of_writing_is_exact() {
+    let (_folder, mut store) = failing(0, ErrorKind::Other);
+    store.write_bytes = Box::new(|file, bytes| {
+        file.write_all(bytes)?;
+        file.set_modified(SystemTime::UNIX_EPOCH)
+    });
+    let before = SystemTime::now();
+    assert_eq!(put(&mut store, 4), Put::Stored);
+    assert!(store.find(&key(4)).unwrap().last_use >= before);
+}
+
 #[test]
 fn only_stale_temporary_files_are_swept() {
     let folder = TempDir::new().unwrap();

@@ -1,4 +1,4 @@
-//! What fits, what goes first, and what must stay.
+//! What fits, what goes first, and what must stay. Ages are set on the files, so no test waits.
 
 use std::fs;
 use std::path::Path;

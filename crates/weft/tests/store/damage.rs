@@ -1,4 +1,5 @@
-//! Files that changed since they were written, and files that are not what they are asked for.
+//! Files that changed since they were written, and files that are not what they are asked for. Each
+//! must be a miss with a reason, and lie in quarantine as it was found.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! The store against a list of keys in order of use, under random operations of two processes.
+//! The store against a list of keys in order of use, under random operations. A second store in the
+//! same folder stands for another process.
 
 use std::collections::HashSet;
 use std::fs;

@@ -1,4 +1,5 @@
-//! Several processes in one folder, and processes that are killed.
+//! Several processes in one folder, and processes that are killed. Whatever they did to each other,
+//! only right rows are served and no half file is left.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};

@@ -1,4 +1,5 @@
-//! Entries to store, and what the tests ask of a folder.
+//! Entries to store, and what the tests ask of a folder. Every entry follows from a number, so that
+//! another process knows it too.
 
 use std::ffi::OsString;
 use std::fs;

@@ -1,4 +1,5 @@
-//! Entries carried out of one store and into another.
+//! Entries carried out of one store and into another. What is refused must say why, and harm
+//! neither file nor store.
 
 use std::fs;
 

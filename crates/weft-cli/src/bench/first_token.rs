@@ -1,0 +1,242 @@
+//! `weft bench first-token`: how long a first token takes with its context cold, and with its rows
+//! kept in each tier.
+//!
+//! Unlike the other benches it drives a whole `Engine`: finding, bringing and promising rows is what
+//! a warm first token consists of. Every sample must give the same token with the same
+//! log-probabilities, or the figures are worthless.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::{Value, json};
+use weft::chunk::{Composition, Kind, Piece, Repair, Tier};
+use weft::device::{Limits, MAX_LANES};
+use weft::engine::{Engine, Request, Tiers, Token};
+use weft::kv::pages_for;
+use weft::model::Model;
+use weft::sampling::{GenerationConfig, Sampling};
+use weft::store::Store;
+use weft::weights::RandomWeights;
+
+use super::args::{Format, SubjectArgs};
+use super::machine;
+use super::stats::Spread;
+use super::subject::{OnDevice, Subject};
+use crate::answer::print;
+use crate::bundled;
+use crate::error::CliError;
+use crate::size;
+use crate::terminal;
+
+#[derive(Args)]
+pub(crate) struct FirstTokenArgs {
+    #[command(flatten)]
+    subject: SubjectArgs,
+    /// Tokens of context, in chunks of --chunk tokens
+    #[arg(short = 'p', long, value_name = "TOKENS", default_value = "2048",
+          value_parser = size::parse_count)]
+    context: usize,
+    /// Tokens of one chunk
+    #[arg(long, value_name = "TOKENS", default_value = "256", value_parser = size::parse_count)]
+    chunk: usize,
+    /// Tokens of the query
+    #[arg(short = 'n', long, value_name = "TOKENS", default_value = "16",
+          value_parser = size::parse_count)]
+    query: usize,
+    /// How often each case is repeated
+    #[arg(short, long, value_name = "N", default_value = "5", value_parser = size::parse_count)]
+    repetitions: usize,
+}
+
+/// Where the context's rows are when the request comes: nowhere, or in a tier.
+const CASES: [(&str, Option<Tier>); 4] = [
+    ("cold", None),
+    ("device", Some(Tier::Device)),
+    ("ram", Some(Tier::Ram)),
+    ("disk", Some(Tier::Disk)),
+];
+
+pub(crate) fn run(args: &FirstTokenArgs) -> Result<ExitCode, CliError> {
+    let subject = Subject::find(&args.subject)?;
+    let n_rows = args.context + args.query + 1;
+    subject.check_positions(n_rows)?;
+    let folder = std::env::temp_dir().join(format!("weft-bench-{}", std::process::id()));
+    let result = measure(&subject, args, n_rows, &folder);
+    // Rows of random tokens are worth nothing to anybody.
+    let _ = std::fs::remove_dir_all(&folder);
+    let report = result?;
+    print(&match args.subject.output {
+        Format::Table => table(&report),
+        Format::Json | Format::Csv => format!("{report:#}\n"),
+    })?;
+    if let Some(path) = &args.subject.save {
+        let name = path.display().to_string();
+        std::fs::write(path, format!("{report:#}\n")).map_err(CliError::io(&name))?;
+    }
+    if report["same_bits"] == json!(true) {
+        return Ok(ExitCode::SUCCESS);
+    }
+    Err(CliError::Unhealthy("the tiers gave different tokens".to_owned()))
+}
+
+fn measure(
+    subject: &Subject,
+    args: &FirstTokenArgs,
+    n_rows: usize,
+    folder: &std::path::Path,
+) -> Result<Value, CliError> {
+    let mut engine = engine(subject, args, n_rows, folder)?;
+    let prompt = prompt(args);
+    let mut samples: Vec<Vec<Duration>> = vec![Vec::new(); CASES.len()];
+    let mut tokens: Vec<Token> = Vec::new();
+    for repetition in 0..=args.repetitions {
+        for ((name, tier), samples) in CASES.iter().zip(&mut samples) {
+            let (token, time) = ask(&mut engine, &prompt, *tier)?;
+            terminal::note(args.subject.quiet, &format!("{name}: {:.2} ms", ms(time)));
+            tokens.push(token);
+            // The first round warms the machine up.
+            if repetition > 0 {
+                samples.push(time);
+            }
+        }
+    }
+    let same_bits = tokens.iter().all(|token| *token == tokens[0]);
+    Ok(report(subject, args, &engine, &samples, same_bits))
+}
+
+/// The model with tokens that any model has.
+fn engine(
+    subject: &Subject,
+    args: &FirstTokenArgs,
+    n_rows: usize,
+    folder: &std::path::Path,
+) -> Result<Engine, CliError> {
+    let n_pieces = args.context.div_ceil(args.chunk) + 2;
+    let limits = Limits {
+        step_tokens: args.subject.step_tokens.max(MAX_LANES),
+        step_outputs: MAX_LANES,
+        positions: n_rows,
+        // Every piece may leave its last page half empty.
+        pages: pages_for(n_rows) + n_pieces,
+    };
+    let OnDevice { device, .. } = subject.open(&args.subject, limits)?;
+    let store = Store::open(folder, u64::MAX >> 1)
+        .map_err(|error| CliError::Usage(format!("{}: {error}", folder.display())))?;
+    let tiers = Tiers { ram_bytes: u64::MAX >> 1, store: Some(store) };
+    let model = Model {
+        name: subject.name.clone(),
+        config: subject.config.clone(),
+        // The device has the weights; these only name the rows.
+        weights: Box::new(RandomWeights::new(&subject.config, args.subject.seed)),
+        tokenizer: Arc::clone(&bundled::open()?.tokenizer),
+        template: None,
+        generation: GenerationConfig::default(),
+        stop_ids: Vec::new(),
+    };
+    Ok(Engine::with_tiers(&model, device, tiers))
+}
+
+fn prompt(args: &FirstTokenArgs) -> Composition {
+    let token = |position: usize| 100 + (position * 7919 % 1000) as u32;
+    let context: Vec<u32> = (0..args.context).map(token).collect();
+    let chunks = context.chunks(args.chunk);
+    let mut pieces: Vec<Piece> =
+        chunks.map(|chunk| Piece::exact(Kind::Context, chunk.to_vec())).collect();
+    let query = (args.context..args.context + args.query).map(token).collect();
+    pieces.push(Piece::exact(Kind::Query, query));
+    Composition { pieces, repair: Repair::None }
+}
+
+/// One first token, with the context's rows in a tier, and the query's nowhere.
+fn ask(
+    engine: &mut Engine,
+    prompt: &Composition,
+    tier: Option<Tier>,
+) -> Result<(Token, Duration), CliError> {
+    engine.drop_rows();
+    if let Some(tier) = tier {
+        engine.warm(prompt)?;
+        engine.demote(tier);
+    }
+    let sampling = Sampling {
+        temperature: 0.0,
+        max_tokens: Some(1),
+        ignore_eos: true,
+        logprobs: Some(5),
+        ..Sampling::default()
+    };
+    let mut generation = engine.generate(Request::new(prompt.clone(), sampling))?;
+    let token = generation.next().expect("one token was asked for")?;
+    while generation.next().is_some() {}
+    let finished = generation.finished().expect("the answer has ended");
+    let sources = &finished.report.pieces[..prompt.pieces.len() - 1];
+    assert!(sources.iter().all(|piece| piece.source == tier), "rows were not where they should be");
+    Ok((token, finished.stats.first_token))
+}
+
+fn report(
+    subject: &Subject,
+    args: &FirstTokenArgs,
+    engine: &Engine,
+    samples: &[Vec<Duration>],
+    same_bits: bool,
+) -> Value {
+    let medians: Vec<f64> = samples.iter().map(|samples| spread(samples).median).collect();
+    let cases = CASES.iter().zip(samples).zip(&medians).map(|(((name, _), samples), median)| {
+        let spread = spread(samples);
+        json!({
+            "rows": name,
+            "first_token_ms": {"median": spread.median, "p10": spread.p10, "p90": spread.p90},
+            "times_faster_than_cold": medians[0] / median,
+            "samples_ms": samples.iter().copied().map(ms).collect::<Vec<_>>(),
+        })
+    });
+    json!({
+        "weft_version": env!("CARGO_PKG_VERSION"),
+        "commit": machine::commit(),
+        "date": machine::now(),
+        "command": std::env::args().skip(1).collect::<Vec<_>>().join(" "),
+        "machine": machine::Machine::this(),
+        "device": engine.device().describe(),
+        "model": subject.name,
+        "weights": subject.source,
+        "context_tokens": args.context,
+        "chunk_tokens": args.chunk,
+        "query_tokens": args.query,
+        "same_bits": same_bits,
+        "cases": cases.collect::<Vec<_>>(),
+    })
+}
+
+fn spread(samples: &[Duration]) -> Spread {
+    Spread::of(&samples.iter().copied().map(ms).collect::<Vec<_>>())
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+fn table(report: &Value) -> String {
+    let mut lines = format!(
+        "{} · {} · {} tokens of context, {} of query\n\n| rows | first token, ms | p10 – p90 | against cold |\n|---|--:|--:|--:|\n",
+        report["model"].as_str().unwrap_or_default(),
+        report["device"].as_str().unwrap_or_default(),
+        report["context_tokens"],
+        report["query_tokens"],
+    );
+    for case in report["cases"].as_array().into_iter().flatten() {
+        let number = |value: &Value| value.as_f64().unwrap_or_default();
+        let time = &case["first_token_ms"];
+        lines += &format!(
+            "| {} | {:.2} | {:.2} – {:.2} | {:.1} × |\n",
+            case["rows"].as_str().unwrap_or_default(),
+            number(&time["median"]),
+            number(&time["p10"]),
+            number(&time["p90"]),
+            number(&case["times_faster_than_cold"]),
+        );
+    }
+    lines
+}

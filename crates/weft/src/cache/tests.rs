@@ -1,0 +1,252 @@
+//! The cache against a naive model under random operations: every page is in one place, rows that are
+//! held stay where they are, and rows that come back are the rows that were put there.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config as Cases, TestRunner};
+
+use super::*;
+use crate::chunk::Tier;
+use crate::config::Config;
+use crate::device::Limits;
+use crate::kv::{PAGE_ROWS, Slot};
+use crate::reference;
+use crate::store::Store;
+use crate::weights::RandomWeights;
+
+const PAGES: usize = 12;
+
+/// A device that is only used for its pages.
+fn device() -> Box<dyn Device> {
+    let json = r#"{"model_type": "llama", "hidden_size": 4, "num_hidden_layers": 2,
+        "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 4,
+        "intermediate_size": 4, "vocab_size": 8, "max_position_embeddings": 64,
+        "rope_theta": 10000.0, "tie_word_embeddings": true}"#;
+    let config = Config::from_json(json.as_bytes()).unwrap();
+    let limits = Limits { step_tokens: 8, step_outputs: 8, positions: 64, pages: PAGES };
+    reference::open(&config, &RandomWeights::new(&config, 1), limits).unwrap()
+}
+
+const ROW_BYTES: u64 = 2 * 2 * 4 * 2;
+
+/// What the naive model knows of a node: its length, its mark, how often it is held, and its pages
+/// while it is.
+#[derive(Debug)]
+struct Known {
+    len: usize,
+    mark: f32,
+    holds: usize,
+    pages: Vec<PageId>,
+}
+
+struct World {
+    cache: Cache,
+    device: Box<dyn Device>,
+    known: BTreeMap<NodeId, Known>,
+    /// Pages that a lane has taken for itself.
+    taken: Vec<PageId>,
+    promised: usize,
+    marks: u32,
+}
+
+impl World {
+    fn new(ram_rows: u64, store: Option<Store>) -> Self {
+        let shape = RowShape { layers: 2, kv_width: 4, dtype: Dtype::Bf16 };
+        let tiers = Tiers { ram_bytes: ram_rows * ROW_BYTES, store };
+        Self {
+            cache: Cache::new("model".to_owned(), shape, PAGES, tiers),
+            device: device(),
+            known: BTreeMap::new(),
+            taken: Vec::new(),
+            promised: 0,
+            marks: 0,
+        }
+    }
+
+    /// Marks every row of a node, or checks the marks.
+    fn rows(&self, id: NodeId) -> Vec<Slot> {
+        let node = self.cache.node(id);
+        (0..node.len())
+            .map(|row| node.pages[row / PAGE_ROWS] * 64 + (row % PAGE_ROWS) as Slot)
+            .collect()
+    }
+
+    fn add(&mut self, len: usize, cost: u64) {
+        if self.cache.promise(pages_for(len), &[]).is_err() {
+            return;
+        }
+        self.marks += 1;
+        let tokens = vec![self.marks; len];
+        let parent = self.cache.root().key();
+        let new = NewNode { parent, home: 0, tokens, chunk: None, is_public: true };
+        let id = self.cache.insert(new, LaneId(0), &mut *self.device);
+        self.cache.hold(id);
+        let mark = self.marks as f32;
+        for slot in self.rows(id) {
+            (0..2).for_each(|layer| self.device.write_kv_row(layer, slot, &[mark; 4], &[-mark; 4]));
+        }
+        let node = self.cache.node_mut(id);
+        node.filled = len;
+        node.filler = None;
+        node.cost = Duration::from_micros(cost);
+        let pages = node.pages.clone();
+        self.known.insert(id, Known { len, mark, holds: 1, pages });
+    }
+
+    fn hold(&mut self, nth: usize) {
+        let Some((id, _)) = self.nth(nth) else { return };
+        if !self.cache.has(id) {
+            self.known.remove(&id);
+            return;
+        }
+        let pages = match self.cache.node(id).tier() {
+            Some(Tier::Device) => 0,
+            _ => self.cache.node(id).n_pages(),
+        };
+        if self.cache.promise(pages, &[id]).is_err() {
+            return;
+        }
+        self.cache.hold(id);
+        self.cache.bring(id, &mut *self.device).unwrap();
+        let pages = self.cache.node(id).pages.clone();
+        let known = self.known.get_mut(&id).unwrap();
+        known.holds += 1;
+        known.pages = pages;
+        self.check_rows(id);
+    }
+
+    fn check_rows(&self, id: NodeId) {
+        let known = &self.known[&id];
+        let slots = self.rows(id);
+        assert_eq!(slots.len(), known.len);
+        for slot in slots {
+            for layer in 0..2 {
+                let row = self.device.kv_row(layer, slot);
+                assert_eq!(row, (vec![known.mark; 4], vec![-known.mark; 4]));
+            }
+        }
+    }
+
+    fn let_go(&mut self, nth: usize) {
+        let Some((id, holds)) = self.nth(nth) else { return };
+        if holds > 0 {
+            self.check_rows(id);
+            assert_eq!(self.cache.node(id).pages, self.known[&id].pages, "held rows moved");
+            self.cache.let_go(id);
+            self.known.get_mut(&id).unwrap().holds -= 1;
+        }
+    }
+
+    fn nth(&self, nth: usize) -> Option<(NodeId, usize)> {
+        let (id, known) = self.known.iter().nth(nth % self.known.len().max(1))?;
+        Some((*id, known.holds))
+    }
+
+    fn promise(&mut self, pages: usize) {
+        if self.cache.promise(pages, &[]).is_ok() {
+            self.promised += pages;
+        }
+    }
+
+    fn take(&mut self) {
+        if self.promised > 0 {
+            self.promised -= 1;
+            self.taken.extend(self.cache.take_pages(1, &mut *self.device));
+        }
+    }
+
+    fn give_back(&mut self) {
+        self.cache.release_promise(self.promised);
+        self.promised = 0;
+        self.cache.give_back_pages(self.taken.drain(..));
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Do {
+    Add { len: usize, cost: u64 },
+    Hold(usize),
+    LetGo(usize),
+    Promise(usize),
+    Take,
+    GiveBack,
+}
+
+fn doings() -> impl Strategy<Value = Vec<Do>> {
+    let one = prop_oneof![
+        4 => (1_usize..200, 0_u64..5000).prop_map(|(len, cost)| Do::Add { len, cost }),
+        4 => (0_usize..30).prop_map(Do::Hold),
+        6 => (0_usize..30).prop_map(Do::LetGo),
+        2 => (0_usize..5).prop_map(Do::Promise),
+        2 => Just(Do::Take),
+        1 => Just(Do::GiveBack),
+    ];
+    prop::collection::vec(one, 1..80)
+}
+
+#[test]
+fn random_operations_lose_no_page_and_no_row() {
+    let cases = (doings(), prop::sample::select(vec![0_u64, 150, 400]), any::<bool>());
+    TestRunner::new(Cases::with_cases(60))
+        .run(&cases, |(doings, ram_rows, has_disk)| {
+            let folder = tempfile::tempdir().unwrap();
+            let store = has_disk.then(|| Store::open(folder.path(), 100_000).unwrap());
+            let mut world = World::new(ram_rows, store);
+            for one in doings {
+                match one {
+                    Do::Add { len, cost } => world.add(len, cost),
+                    Do::Hold(nth) => world.hold(nth),
+                    Do::LetGo(nth) => world.let_go(nth),
+                    Do::Promise(pages) => world.promise(pages),
+                    Do::Take => world.take(),
+                    Do::GiveBack => world.give_back(),
+                }
+                world.cache.check(&world.taken);
+                let held: usize =
+                    world.known.values().filter(|k| k.holds > 0).map(|k| k.pages.len()).sum();
+                let free = PAGES - held - world.taken.len();
+                prop_assert_eq!(world.cache.free_or_evictable(&[]), free);
+                prop_assert!(free >= world.promised);
+            }
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn what_is_dear_and_what_was_used_last_stays() {
+    let mut world = World::new(0, None);
+    // Three nodes of four pages: dear, cheap and used again, cheap.
+    for cost in [9000, 10, 10] {
+        world.add(4 * PAGE_ROWS, cost);
+    }
+    for nth in 0..3 {
+        world.let_go(nth);
+    }
+    world.hold(1);
+    world.let_go(1);
+    let ids: Vec<NodeId> = world.known.keys().copied().collect();
+    let kept = |world: &World| ids.iter().map(|id| world.cache.has(*id)).collect::<Vec<_>>();
+    world.add(1, 10);
+    assert_eq!(kept(&world), [true, true, false]);
+    world.add(4 * PAGE_ROWS, 10);
+    assert_eq!(kept(&world), [true, false, false]);
+}
+
+#[test]
+fn a_match_is_whole_or_worth_a_span() {
+    let mut world = World::new(0, None);
+    world.add(100, 10);
+    let parent = world.cache.root().key();
+    let of = |n: usize, then: usize| [vec![1; n], vec![7; then]].concat();
+    let longest = |tokens: &[u32]| world.cache.longest(&parent, tokens).map(|(_, n)| n);
+    assert_eq!(longest(&of(100, 20)), Some(100));
+    assert_eq!(longest(&of(60, 0)), Some(60), "all that is asked for");
+    assert_eq!(longest(&of(3, 0)), Some(3));
+    assert_eq!(longest(&of(40, 20)), Some(40));
+    assert_eq!(longest(&of(31, 20)), None);
+    assert_eq!(longest(&of(0, 20)), None);
+    assert_eq!(world.cache.longest(&rows_key(&parent, &[1]), &of(100, 0)), None);
+}
