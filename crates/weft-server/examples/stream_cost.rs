@@ -166,5 +166,7 @@ fn cpu_time(name: &str) -> Duration {
         let is_it = head.split_once('(')?.1.starts_with(name);
         is_it.then(|| fields[11].parse::<f64>().ok().zip(fields[12].parse::<f64>().ok()))?
     });
-    Duration::from_secs_f64(ticks.map(|(user, system)| user + system).sum::<f64>() / TICKS_PER_SECOND)
+    Duration::from_secs_f64(
+        ticks.map(|(user, system)| user + system).sum::<f64>() / TICKS_PER_SECOND,
+    )
 }
