@@ -14,10 +14,10 @@ use crate::terminal;
 const WIDTH: usize = 79;
 
 /// Columns of the bar that shows a share of attention.
-const BAR: usize = 6;
+const BAR: usize = 5;
 
 /// Columns of a chunk's name.
-const NAME: usize = 14;
+const NAME: usize = 12;
 
 /// How sources look: name, letter, colour.
 const SOURCES: [(Option<Tier>, &str, char, &str); 4] = [
@@ -95,7 +95,7 @@ fn legend(report: &Report, colour: bool) -> String {
 
 fn table(report: &Report, name: &dyn Fn(&ChunkId) -> Option<String>) -> String {
     let mut text = format!(
-        "{:<8}{:<NAME$} {:>6} {:>6}  {:<9}{:<9}{:>5} {:>11} {:>7}\n",
+        "{:<8}{:<NAME$} {:>6} {:>6}  {:<9}{:<9}{:>6} {:>10} {:>7}\n",
         "kind", "chunk", "tokens", "kept", "source", "reuse", "shift", "attention", "ms"
     );
     for piece in &report.pieces {
@@ -117,7 +117,7 @@ fn row(piece: &PieceReport, name: &dyn Fn(&ChunkId) -> Option<String>) -> String
     );
     let called = terminal::without_controls(&called).replace(['\n', '\t'], " ");
     format!(
-        "{:<8}{:<NAME$} {:>6} {:>6}  {:<9}{:<9}{:>5} {} {:>7.1}\n",
+        "{:<8}{:<NAME$} {:>6} {:>6}  {:<9}{:<9}{:>6} {} {:>7.1}\n",
         piece.kind.name(),
         shortened(&called),
         piece.tokens,

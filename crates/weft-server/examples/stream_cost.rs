@@ -21,6 +21,7 @@ use weft_server::{Loaded, Options, Server};
 use stub::Control;
 
 const TOKENS: usize = 4000;
+const STREAMS: usize = 5;
 const ROUNDS: usize = 200;
 const BODY_OF_ONE: &str = r#"{"stream": true, "max_tokens": 1, "temperature": 0, "messages": [{"role": "user", "content": "Who is it?"}]}"#;
 
@@ -40,16 +41,37 @@ fn main() {
     );
 
     control.step_us.store(500, Ordering::Relaxed);
-    let before = cpu_time();
+    let before = [cpu_time("tokio"), cpu_time("weft-engine")];
     let start = Instant::now();
-    let n = stream(address);
-    let (wall, cpu) = (start.elapsed(), cpu_time() - before);
+    let n: usize = (0..STREAMS).map(|_| stream(address)).sum();
+    let wall = start.elapsed();
+    let share = |time: Duration| time.as_secs_f64() / wall.as_secs_f64() * 100.0;
+    let sockets = share(cpu_time("tokio") - before[0]);
+    let engine = share(cpu_time("weft-engine") - before[1]);
+    let paced = share_of_library(&control);
     println!(
-        "{n} events in {:.2} s: {:.0} tok/s, {:.1} % of a core (client and pacing included)",
-        wall.as_secs_f64(),
-        TOKENS as f64 / wall.as_secs_f64(),
-        cpu.as_secs_f64() / wall.as_secs_f64() * 100.0
+        "{n} events, {:.0} tok/s: sockets {sockets:.1} %, engine {engine:.1} % of a core, of which \
+         the library alone at this pace {paced:.1} %: the server costs {:.1} %",
+        (STREAMS * TOKENS) as f64 / wall.as_secs_f64(),
+        sockets + engine - paced
     );
+}
+
+/// What the engine and the device's pacing take without a server, in percent of a core.
+fn share_of_library(control: &Arc<Control>) -> f64 {
+    let control = Arc::clone(control);
+    let thread = std::thread::Builder::new().name("library".to_owned()).spawn(move || {
+        let model = stub::model();
+        let mut engine = stub::engine(&model, "a", &control);
+        let (start, before) = (Instant::now(), cpu_time("library"));
+        for _ in 0..STREAMS {
+            let sampling =
+                Sampling { max_tokens: Some(TOKENS), temperature: 0.0, ..Sampling::default() };
+            engine.generate(Request::new(vec![5, 6, 7], sampling)).expect("room").for_each(drop);
+        }
+        (cpu_time("library") - before).as_secs_f64() / start.elapsed().as_secs_f64() * 100.0
+    });
+    thread.expect("a thread").join().expect("no panic")
 }
 
 fn serve(control: &Arc<Control>) -> SocketAddr {
@@ -112,7 +134,7 @@ fn first_token_of_library() -> Duration {
         answer.next();
         start.elapsed()
     };
-    (0..ROUNDS).for_each(|_| drop(ask()));
+    let _warm: Vec<Duration> = (0..ROUNDS).map(|_| ask()).collect();
     median((0..ROUNDS).map(|_| ask()).collect())
 }
 
@@ -133,12 +155,18 @@ fn us(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
-/// Processor time of this process so far.
-fn cpu_time() -> Duration {
+/// Processor time that the threads of this name took so far.
+fn cpu_time(name: &str) -> Duration {
     const TICKS_PER_SECOND: f64 = 100.0;
-    let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux");
-    let after_name = stat.rsplit(')').next().expect("a name");
-    let fields: Vec<&str> = after_name.split_whitespace().collect();
-    let ticks = |index: usize| fields[index].parse::<f64>().expect("a number");
-    Duration::from_secs_f64((ticks(11) + ticks(12)) / TICKS_PER_SECOND)
+    let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
+    let ticks = tasks.filter_map(|task| {
+        let stat = std::fs::read_to_string(task.ok()?.path().join("stat")).ok()?;
+        let (head, rest) = stat.rsplit_once(") ")?;
+        let fields: Vec<&str> = rest.split_whitespace().collect();
+        let is_it = head.split_once('(')?.1.starts_with(name);
+        is_it.then(|| fields[11].parse::<f64>().ok().zip(fields[12].parse::<f64>().ok()))?
+    });
+    Duration::from_secs_f64(
+        ticks.map(|(user, system)| user + system).sum::<f64>() / TICKS_PER_SECOND,
+    )
 }

@@ -74,7 +74,8 @@ fn until(stream: &mut BufReader<TcpStream>, what: &str) -> String {
 #[test]
 fn a_failure_in_mid_stream_is_an_event_and_then_the_end() {
     let (address, control) = serve();
-    let faults: [(&str, fn(&Control)); 3] = [
+    type Fault = (&'static str, fn(&Control));
+    let faults: [Fault; 3] = [
         ("cannot be sampled", |control| control.says_nan.store(true, Ordering::Relaxed)),
         ("the engine failed", |control| control.panics.store(true, Ordering::Relaxed)),
         ("the engine failed", |control| control.fails.store(true, Ordering::Relaxed)),
@@ -90,21 +91,18 @@ fn a_failure_in_mid_stream_is_an_event_and_then_the_end() {
         control.says_nan.store(false, Ordering::Relaxed);
         let is_up = || get(address, "/health").starts_with("HTTP/1.1 200");
         // Back after the first fault; down for good after the second.
-        (0..100).find(|_| {
-            is_up() || {
-                std::thread::sleep(Duration::from_millis(20));
-                false
+        for _ in 0..100 {
+            if is_up() {
+                break;
             }
-        });
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
     assert!(get(address, "/health").starts_with("HTTP/1.1 503"));
     let mut refused = String::new();
     ask(address, 1).read_to_string(&mut refused).unwrap();
-    assert!(
-        refused.starts_with("HTTP/1.1 503") && refused.contains("Retry-After: 1")
-            || refused.contains("retry-after: 1"),
-        "{refused}"
-    );
+    assert!(refused.starts_with("HTTP/1.1 503"), "{refused}");
+    assert!(refused.contains("retry-after: 1"), "{refused}");
 }
 
 #[test]

@@ -164,11 +164,11 @@ fn contents_in_parts_and_missing_ones() {
     assert_eq!(render(taken, &conversation).unwrap(), ".");
 }
 
-/// Renders what must fail, and quickly.
+/// The error of a template that must fail, and soon: an endless one would take hours.
 fn fails(source: &str) -> PromptError {
     let start = Instant::now();
     let error = render(source, &user("hello")).expect_err(source);
-    assert!(start.elapsed() < Duration::from_secs(2), "{source} took {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(20), "{source} took {:?}", start.elapsed());
     error
 }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use weft::chunk::Which;
+use weft::device::MAX_LANES;
 use weft_server::{Loaded, Options, ServeError, Server};
 
 use crate::args::{CacheArgs, ModelArgs, ServeArgs};
@@ -17,8 +18,10 @@ use crate::tiers::Shelved;
 const BUNDLED: &str = "weft-tiny";
 
 pub(crate) fn run(args: ServeArgs) -> Result<ExitCode, CliError> {
-    let ServeArgs { name, mut model, cache, .. } = args;
+    let ServeArgs { name, mut model, mut cache, .. } = args;
     model.model = name.or(model.model);
+    // An answer that says no limit is promised a whole context, and as many run as there are lanes.
+    cache.contexts = Some(MAX_LANES);
     load::check_device(model.device, model.kernels)?;
     let options = Options {
         api_key: args.api_key,

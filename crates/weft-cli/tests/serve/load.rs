@@ -16,7 +16,17 @@ fn seconds() -> u64 {
 
 #[test]
 fn two_hundred_clients_leave_no_trace() {
-    let server = Server::start(&["--queue", "256"]);
+    // Little to keep rows in, so that it is full before anything is compared.
+    let server = Server::start(&[
+        "--queue",
+        "256",
+        "--kv-memory",
+        "64m",
+        "--ram-cache",
+        "8m",
+        "--disk-cache",
+        "16m",
+    ]);
     // Everything that is taken once is taken now.
     run(&server, Duration::from_secs(seconds().div_ceil(2)), &AtomicUsize::new(0));
     server.until("it is idle", || server.is_idle());

@@ -62,23 +62,22 @@ impl ChatScript {
     }
 
     fn envelope(&self, object: &str, choices: Value) -> Value {
-        json!({
+        let mut envelope = json!({
             "id": self.id,
             "object": object,
             "created": self.created,
             "model": self.served.id,
-            "choices": choices,
-        })
+        });
+        envelope["choices"] = choices;
+        envelope
     }
 
-    fn event(&self, index: usize, delta: &Value, entries: Value, reason: Option<&str>) -> Value {
-        let choice = json!({
-            "index": index,
-            "delta": delta,
-            "logprobs": entries,
-            "finish_reason": reason,
-        });
-        self.envelope("chat.completion.chunk", json!([choice]))
+    fn event(&self, index: usize, delta: Value, entries: Value, reason: Option<&str>) -> Value {
+        let mut choice = json!({"index": index});
+        choice["delta"] = delta;
+        choice["logprobs"] = entries;
+        choice["finish_reason"] = reason.into();
+        self.envelope("chat.completion.chunk", Value::Array(vec![choice]))
     }
 
     /// Tells a delta, or keeps it for the whole.
@@ -97,14 +96,7 @@ impl ChatScript {
             true => logprobs::of_chat(&delta.logprobs),
             false => Value::Null,
         };
-        Some(self.event(index, &delta_json(delta, first_call), entries, None))
-    }
-
-    fn reason(&self, index: usize, finished: &Finished) -> &'static str {
-        match (self.choices[index].n_calls, reason(finished)) {
-            (0, reason) | (_, reason @ "length") => reason,
-            _ => "tool_calls",
-        }
+        Some(self.event(index, delta_json(delta, first_call), entries, None))
     }
 
     fn message(&self, index: usize, writing: Writing) -> Value {
@@ -123,6 +115,14 @@ impl ChatScript {
             false => Value::Null,
         };
         json!({"index": index, "message": message, "logprobs": entries})
+    }
+}
+
+/// Why a choice ended. One that was cut off may have had more to call.
+fn reason_of(n_calls: usize, finished: &Finished) -> &'static str {
+    match (n_calls, reason(finished)) {
+        (0, reason) | (_, reason @ "length") => reason,
+        _ => "tool_calls",
     }
 }
 
@@ -152,8 +152,8 @@ fn delta_json(delta: Delta, first_call: usize) -> Value {
 
 impl Script for ChatScript {
     fn opening(&mut self) -> Vec<Value> {
-        let delta = json!({"role": "assistant", "content": ""});
-        (0..self.choices.len()).map(|index| self.event(index, &delta, Value::Null, None)).collect()
+        let delta = || json!({"role": "assistant", "content": ""});
+        (0..self.choices.len()).map(|index| self.event(index, delta(), Value::Null, None)).collect()
     }
 
     fn token(&mut self, choice: usize, token: Token) -> Option<Value> {
@@ -165,8 +165,8 @@ impl Script for ChatScript {
         let delta = self.choices[choice].choice.finish();
         let mut events: Vec<Value> = self.write(choice, delta).into_iter().collect();
         if self.streams {
-            let reason = self.reason(choice, &finished);
-            let mut last = self.event(choice, &json!({}), Value::Null, Some(reason));
+            let reason = reason_of(self.choices[choice].n_calls, &finished);
+            let mut last = self.event(choice, json!({}), Value::Null, Some(reason));
             add_figures(&mut last, &finished);
             events.push(last);
         }
@@ -187,11 +187,8 @@ impl Script for ChatScript {
         for (index, writing) in writings.into_iter().enumerate() {
             let n_calls = writing.n_calls;
             let mut choice = self.message(index, writing);
-            let reason = self.finished[index].as_ref().map(reason);
-            choice["finish_reason"] = match (n_calls, reason) {
-                (0, reason) | (_, reason @ Some("length")) => reason.into(),
-                _ => "tool_calls".into(),
-            };
+            let finished = self.finished[index].as_ref();
+            choice["finish_reason"] = finished.map(|f| reason_of(n_calls, f)).into();
             choices.push(choice);
         }
         let mut answer = self.envelope("chat.completion", choices.into());

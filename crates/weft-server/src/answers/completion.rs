@@ -62,13 +62,14 @@ impl CompletionScript {
     }
 
     fn envelope(&self, choices: Value) -> Value {
-        json!({
+        let mut envelope = json!({
             "id": self.id,
             "object": "text_completion",
             "created": self.created,
             "model": self.served.id,
-            "choices": choices,
-        })
+        });
+        envelope["choices"] = choices;
+        envelope
     }
 
     fn choice(&self, index: usize, text: &str, entries: &[Entry], reason: Option<&str>) -> Value {
@@ -76,7 +77,10 @@ impl CompletionScript {
             true => logprobs::of_completion(entries),
             false => Value::Null,
         };
-        json!({"index": index, "text": text, "logprobs": entries, "finish_reason": reason})
+        let mut choice = json!({"index": index, "text": text});
+        choice["logprobs"] = entries;
+        choice["finish_reason"] = reason.into();
+        choice
     }
 }
 

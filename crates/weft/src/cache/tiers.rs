@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::{Cache, CacheStats, Node, NodeId, TierStats, Worth, rows_key};
 use crate::chunk::Tier;
 use crate::device::{Device, Rows as DeviceRows};
-use crate::store::{Header, Put, Rows, StoreStats};
+use crate::store::{Header, Put, Rows, Store, StoreStats};
 
 /// Rows that were to be brought turned out not to be there: they have to be computed.
 #[derive(Debug, PartialEq, Eq)]
@@ -109,7 +109,7 @@ impl Cache {
 
     /// Frees the pages of the node that is worth least.
     pub(super) fn evict_one(&mut self, device: &dyn Device) {
-        let victim = self.least(|node| node.is_evictable());
+        let victim = self.least(Node::is_evictable);
         self.evict(victim.expect("promised pages are free or evictable"), device);
     }
 
@@ -252,8 +252,8 @@ impl Cache {
             tier(&|node| !node.pages.is_empty(), self.pool.total() as u64 * page_bytes);
         device.used_bytes = (self.pool.total() - self.pool.free()) as u64 * page_bytes;
         let store = self.tiers.store.as_ref();
-        let mut disk = tier(&|node| node.on_disk, store.map_or(0, |store| store.budget_bytes()));
-        disk.used_bytes = store.map_or(0, |store| store.used_bytes());
+        let mut disk = tier(&|node| node.on_disk, store.map_or(0, Store::budget_bytes));
+        disk.used_bytes = store.map_or(0, Store::used_bytes);
         CacheStats {
             device,
             ram: tier(&|node| node.ram.is_some(), self.tiers.ram_bytes),
@@ -270,7 +270,7 @@ impl Cache {
 
     /// What went wrong with files since the last call.
     pub(crate) fn take_warnings(&mut self) -> Vec<String> {
-        self.tiers.store.as_mut().map(|store| store.take_warnings()).unwrap_or_default()
+        self.tiers.store.as_mut().map(Store::take_warnings).unwrap_or_default()
     }
 
     /// Computing time per token over all that was computed, for rows that were made by decoding.

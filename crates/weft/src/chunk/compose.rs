@@ -89,7 +89,9 @@ pub fn compose_conversation(
     if let Some(last) = items.last_mut() {
         last.kind = Kind::Query;
     }
-    cut(template, tokenizer, conversation, &items)
+    let mut composition = cut(template, tokenizer, conversation, &items)?;
+    composition.join_oldest();
+    Ok(composition)
 }
 
 fn items_of(message: &Message) -> Vec<Item> {

@@ -4,6 +4,7 @@
 //! rows are cut and what is told about them, never what an exact prompt computes.
 
 use super::{ChunkId, Kind, Repair, Reuse};
+use crate::device::MAX_SPANS;
 
 /// A part of a prompt that is kept, and told about, by itself.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,6 +36,20 @@ pub struct Composition {
 }
 
 impl Composition {
+    /// Pieces of a prompt at most. A piece may begin with rows of several nodes, each a span, and the
+    /// answer has a span too.
+    pub const MAX_PIECES: usize = MAX_SPANS / 4;
+
+    /// Joins the oldest pieces after the first, all of them exact, until there are few enough.
+    pub(super) fn join_oldest(&mut self) {
+        let len = self.pieces.len();
+        if len > Self::MAX_PIECES {
+            let joined: Vec<Piece> = self.pieces.drain(1..len - Self::MAX_PIECES + 2).collect();
+            let tokens = joined.into_iter().flat_map(|piece| piece.tokens).collect();
+            self.pieces.insert(1, Piece::exact(Kind::Context, tokens));
+        }
+    }
+
     /// Number of tokens.
     pub fn len(&self) -> usize {
         self.pieces.iter().map(|piece| piece.tokens.len()).sum()
@@ -63,5 +78,28 @@ impl From<Vec<u32>> for Composition {
         let pieces =
             if tokens.is_empty() { Vec::new() } else { vec![Piece::exact(Kind::Query, tokens)] };
         Self { pieces, repair: Repair::None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_conversation_has_few_enough_pieces_and_all_its_tokens() {
+        for len in [1, 255, 256, 257, 600] {
+            let pieces = (0..len).map(|n| Piece::exact(Kind::Context, vec![n, n])).collect();
+            let whole = Composition { pieces, repair: Repair::None };
+            let mut joined = whole.clone();
+            joined.join_oldest();
+            let n_pieces = (len as usize).min(Composition::MAX_PIECES);
+            assert_eq!((joined.pieces.len(), joined.tokens()), (n_pieces, whole.tokens()));
+            let ends = |composition: &Composition| {
+                (composition.pieces[0].clone(), composition.pieces[n_pieces - 1].clone())
+            };
+            let (first, last) = ends(&joined);
+            assert_eq!(Some(&first), whole.pieces.first());
+            assert_eq!(Some(&last), whole.pieces.last());
+        }
     }
 }

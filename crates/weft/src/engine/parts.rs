@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::LaneId;
 use super::placement::{Place, Placement};
 use crate::cache::{Cache, Gone, NewNode, NodeId};
-use crate::chunk::{Composition, Repair, Tier};
+use crate::chunk::{Composition, Repair, Reuse, Tier};
 use crate::device::{Device, Span};
 use crate::kv::{OutOfPages, PageId, pages_for};
 use crate::store::KvKey;
@@ -95,6 +95,30 @@ impl Policy {
     pub(super) const COLD: Self = Self { limit: 0, keeps: false, answers: true };
 }
 
+/// Where a prompt's rows come from, and the pages that takes; an error where there is no room now.
+///
+/// Kept rows fill their last pages in part, and a long conversation is many pieces: in the end their
+/// pages hold less than the context. Then the prompt is computed anew as one piece, and what it was
+/// pieced together from can be evicted.
+fn plan(
+    cache: &Cache,
+    prompt: &Composition,
+    policy: Policy,
+    answer: usize,
+) -> Result<(Placement, Need), OutOfPages> {
+    let fits = |prompt: &Composition, limit| {
+        let placement = Placement::plan(cache, prompt, limit);
+        let need = Need::new(cache, &placement, prompt, answer);
+        cache.check_promise(need.prompt + need.later, &placement.found())?;
+        Ok((placement, need))
+    };
+    fits(prompt, policy.limit).or_else(|error| {
+        let is_exact = prompt.pieces.iter().all(|piece| piece.reuse == Reuse::Exact);
+        let joined = is_exact.then(|| Composition::from(prompt.tokens()));
+        joined.and_then(|joined| fits(&joined, 0).ok()).ok_or(error)
+    })
+}
+
 /// Whether a prompt that can have `answer` rows of answer would find room now.
 pub(super) fn check_room(
     cache: &Cache,
@@ -102,9 +126,7 @@ pub(super) fn check_room(
     policy: Policy,
     answer: usize,
 ) -> Result<(), OutOfPages> {
-    let placement = Placement::plan(cache, prompt, policy.limit);
-    let need = Need::new(cache, &placement, prompt, answer);
-    cache.check_promise(need.prompt + need.later, &placement.found())
+    plan(cache, prompt, policy, answer).map(|_| ())
 }
 
 /// Holds what is kept of a prompt, brings it to the device, and makes nodes for the rest.
@@ -118,10 +140,9 @@ pub(super) fn take(
 ) -> Result<Holding, OutOfPages> {
     // A file may turn out to be no good; then its rows are computed like any that are missing.
     loop {
-        let placement = Placement::plan(cache, prompt, policy.limit);
-        let need = Need::new(cache, &placement, prompt, answer);
-        cache.promise(need.prompt + need.later, &placement.found())?;
+        let (placement, need) = plan(cache, prompt, policy, answer)?;
         let found = placement.found();
+        cache.promise(need.prompt + need.later, &found)?;
         found.iter().for_each(|id| cache.hold(*id));
         let taken_before = cache.n_promised();
         match bring_all(cache, device, &placement) {

@@ -7,12 +7,10 @@ use thiserror::Error;
 
 use super::parts::Policy;
 use crate::chunk::Composition;
-use crate::device::MAX_SPANS;
 use crate::kv::OutOfPages;
 use crate::sampling::{Constraint, Sampling, SamplingError};
 
-/// A piece may begin with rows of several nodes, and the answer has a span too.
-const MAX_PIECES: usize = MAX_SPANS / 4;
+const MAX_PIECES: usize = Composition::MAX_PIECES;
 
 /// A prompt and how to answer it.
 #[derive(Clone, Debug)]

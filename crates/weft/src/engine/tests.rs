@@ -260,7 +260,7 @@ fn whatever_happened_before_does_not_show() {
                         engine.step().unwrap();
                     }
                     Happening::Forget { document: seed } => {
-                        engine.cache.forget(&document(seed).tokens)
+                        engine.cache.forget(&document(seed).tokens);
                     }
                     Happening::Save => drop(engine.save(true)),
                     Happening::Restart => {
@@ -285,7 +285,7 @@ fn rows_come_back_from_main_memory_and_from_disk() {
     let prompt = exact(&[1, 2], 1);
     let truth = cold(&prompt);
     let fill = |engine: &mut Engine| {
-        (10..14).for_each(|seed| drop(ask(engine, &exact(&[seed, seed + 1], 1))))
+        (10..14).for_each(|seed| drop(ask(engine, &exact(&[seed, seed + 1], 1))));
     };
 
     let mut engine = open(10_000_000);
@@ -445,4 +445,24 @@ fn a_repair_counts_its_tokens() {
     let share = (lengths.iter().sum::<usize>() as f64 * 0.25).ceil() as usize;
     assert_eq!(blended[2] + blended[3], share);
     assert_eq!(blended[0] + blended[1] + blended[4], 0);
+}
+
+#[test]
+fn a_conversation_of_many_small_pieces_goes_on_until_the_context_is_full() {
+    // Eleven pages hold the context; each turn leaves two of them partly filled.
+    let mut engine = engine_with(12, Tiers::default());
+    let sampling = Sampling { max_tokens: Some(4), temperature: 0.0, ..Sampling::default() };
+    let mut prompt = Composition::default();
+    for turn in 0..40 {
+        prompt.pieces.push(query(turn));
+        let answers = [true, false].map(|use_cache| {
+            let request = Request { use_cache, ..Request::new(prompt.clone(), sampling.clone()) };
+            let answer: Vec<u32> =
+                engine.generate(request).unwrap().map(|t| t.unwrap().id).collect();
+            engine.cache.check(&[]);
+            answer
+        });
+        assert_eq!(answers[0], answers[1], "turn {turn}");
+        prompt.pieces.push(Piece::exact(Kind::Output, answers[0].clone()));
+    }
 }

@@ -5,7 +5,7 @@ use weft::model::Model;
 
 use super::add::register;
 use crate::answer::print;
-use crate::args::{ExportArgs, ImportArgs};
+use crate::args::{CacheArgs, ExportArgs, ImportArgs};
 use crate::error::CliError;
 use crate::load;
 use crate::size;
@@ -47,7 +47,7 @@ fn import_rows(args: &ImportArgs, model: Model, parcel: Parcel) -> Result<(), Cl
         return Ok(());
     };
     // Only a device knows which rows are its own.
-    let without_files = crate::args::CacheArgs { no_cache: true, ..args.cache.clone() };
+    let without_files = CacheArgs { no_cache: true, ..args.cache.clone() };
     let fingerprint = load::load_model(model, &args.model, &without_files)?.fingerprint();
     let imported = parcel.import_rows(&mut store, &fingerprint)?;
     imported.refused.iter().for_each(|reason| terminal::warn(reason));

@@ -1,0 +1,209 @@
+//! `weft ask` in one process after another.
+
+use serde_json::Value;
+
+use crate::home::{ANSWER, DOCUMENTS, Home, QUESTION, SYSTEM, pieces, sources};
+
+const COMPUTED: &str = "computed";
+const DISK: &str = "disk";
+
+/// An answer without the figures that differ from run to run.
+fn said(answer: &Value) -> (String, u64) {
+    (answer["text"].as_str().unwrap().to_owned(), answer["prompt_tokens"].as_u64().unwrap())
+}
+
+#[test]
+fn a_second_process_finds_the_documents_on_disk() {
+    let home = Home::new();
+    let cold = home.ask(&DOCUMENTS, &[]);
+    assert_eq!(cold["text"], ANSWER);
+    assert_eq!(cold["cached_tokens"], 0);
+    assert_eq!(sources(&cold), [COMPUTED; 5]);
+    assert_eq!(home.rows().len(), 4, "system and documents; a query is not kept");
+    let warm = home.ask(&DOCUMENTS, &[]);
+    assert_eq!(said(&warm), said(&cold));
+    assert_eq!(sources(&warm), [DISK, DISK, DISK, DISK, COMPUTED]);
+    let pieces = pieces(&warm);
+    let kept: u64 = pieces[..4].iter().map(|piece| piece.1).sum();
+    assert_eq!(warm["cached_tokens"].as_u64(), Some(kept), "all but the query");
+    let saved = warm["chunk_report"]["saved_ms"].as_f64().unwrap();
+    let estimate = warm["chunk_report"]["cold_ms_estimate"].as_f64().unwrap();
+    assert!(saved > 0.0 && saved < estimate, "{saved} of {estimate}");
+    assert_eq!(home.rows().len(), 4, "nothing is written twice");
+}
+
+#[test]
+fn another_order_is_computed_where_it_must_be_exact_and_moved_where_it_may_not() {
+    let home = Home::new();
+    let [a, b, c] = DOCUMENTS;
+    home.ask(&[a, b, c], &[]);
+    let exact = home.ask(&[a, c, b], &[]);
+    assert_eq!(sources(&exact), [DISK, DISK, COMPUTED, COMPUTED, COMPUTED]);
+    home.ask(&[a, b, c], &["--reuse", "anchored"]);
+    let moved = home.ask(&[c, a, b], &["--reuse", "anchored"]);
+    assert_eq!(sources(&moved), [DISK, DISK, DISK, DISK, COMPUTED]);
+    assert_eq!(moved["text"], ANSWER);
+    let pieces = pieces(&moved);
+    let system = pieces[0].1;
+    let mut position = system;
+    for (kind, tokens, _, _, shift) in &pieces[1..4] {
+        assert_eq!((kind.as_str(), *shift), ("context", (position - system) as i64));
+        position += tokens;
+    }
+    let other =
+        home.run(&["ask", "-q", "--json", "--reuse", "isolated", "--context", b, "--", QUESTION]);
+    assert_eq!(sources(&other.json()), [COMPUTED; 3], "isolated rows are others");
+}
+
+#[test]
+fn repairs_are_counted_and_leave_kept_rows_alone() {
+    let home = Home::new();
+    let [a, b, c] = DOCUMENTS;
+    home.ask(&[a, b, c], &["--reuse", "anchored"]);
+    let repaired = |repair: &str| -> Vec<u64> {
+        let answer = home.ask(&[c, a, b], &["--reuse", "anchored", "--repair", repair]);
+        let chunks = answer["chunk_report"]["chunks"].as_array().unwrap();
+        chunks.iter().map(|chunk| chunk["repaired_tokens"].as_u64().unwrap()).collect()
+    };
+    assert_eq!(repaired("link:16"), [0, 0, 16, 16, 0]);
+    assert!(repaired("blend:0.5").iter().sum::<u64>() > 32);
+    assert_eq!(repaired("none"), [0; 5]);
+}
+
+#[test]
+fn an_edited_document_is_computed_with_what_follows_it_and_nothing_else() {
+    let home = Home::new();
+    let [a, b, c] = DOCUMENTS;
+    home.ask(&[a, b, c], &[]);
+    let text = std::fs::read_to_string(home.file(b)).unwrap();
+    home.write(b, &format!("{text} It is said that the mast is red."));
+    let edited = home.ask(&[a, b, c], &[]);
+    assert_eq!(sources(&edited), [DISK, DISK, COMPUTED, COMPUTED, COMPUTED]);
+    let pieces = pieces(&edited);
+    assert!(pieces[2].2 >= 32, "what stands before the edit is kept: {pieces:?}");
+    assert!(pieces[2].2 < pieces[2].1 && pieces[3].2 == 0, "{pieces:?}");
+    let cold = home.ask(&[a, b, c], &["--no-cache"]);
+    assert_eq!(said(&cold), said(&edited));
+}
+
+#[test]
+fn without_a_cache_nothing_is_read_or_written() {
+    let home = Home::new();
+    let cold = home.ask(&DOCUMENTS, &["--no-cache"]);
+    assert_eq!(cold["text"], ANSWER);
+    assert!(!home.file(".cache").exists());
+    home.ask(&DOCUMENTS, &[]);
+    let again = home.ask(&DOCUMENTS, &["--no-cache"]);
+    assert_eq!((again["cached_tokens"].as_u64(), said(&again)), (Some(0), said(&cold)));
+    // The switch may stand in the environment too.
+    let args = ["ask", "-q", "--json", "--system", SYSTEM, "--context", DOCUMENTS[0], QUESTION];
+    let by_variable = home.run_with(&args, ("WEFT_NO_CACHE", "1")).json();
+    assert_eq!(by_variable["cached_tokens"], 0);
+    assert!(home.run(&args).json()["cached_tokens"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn verify_tells_exact_from_approximate() {
+    let home = Home::new();
+    let [a, b, c] = DOCUMENTS;
+    home.ask(&[a, b, c], &[]);
+    let exact = home.ask(&[a, b, c], &["--verify"]);
+    let of = |answer: &Value, name: &str| answer["verification"][name].as_f64().unwrap();
+    assert_eq!(exact["verification"]["exact"], true);
+    assert_eq!((of(&exact, "kl"), of(&exact, "differing_tokens")), (0.0, 0.0));
+    assert_eq!(exact["verification"]["tokens"], exact["generated_tokens"]);
+    let moved = home.ask(&[c, b, a], &["--reuse", "isolated", "--verify"]);
+    assert_eq!(moved["verification"]["exact"], false);
+    assert!(of(&moved, "kl") > 0.0);
+    assert!(of(&moved, "max_abs_logprob_difference") >= of(&moved, "mean_abs_logprob_difference"));
+    let told = home.run(&["verify", "--context", a, "--", QUESTION]).ok();
+    assert!(told.stderr.contains("exact: no bit differs · 0 of"), "{}", told.stderr);
+    assert_eq!(told.stdout, format!("{ANSWER}\n"));
+}
+
+#[test]
+fn the_ribbon_in_a_pipe_is_letters_in_80_columns() {
+    let home = Home::new();
+    let [a, b, _] = DOCUMENTS;
+    let args = ["ask", "-q", "--stats", "--context", a, "--context", b, "--", QUESTION];
+    home.run(&args).ok();
+    let told = home.run(&args).ok();
+    assert_eq!(told.stdout, format!("{ANSWER}\n"), "the answer alone");
+    assert!(!told.stderr.contains('\x1b'), "{:?}", told.stderr);
+    let lines: Vec<&str> = told.stderr.lines().collect();
+    assert!(lines.iter().all(|line| line.chars().count() < 80), "{}", told.stderr);
+    let segments: Vec<&str> = lines[0].split('|').collect();
+    let letters: Vec<char> = segments.iter().map(|s| s.chars().next().unwrap()).collect();
+    assert_eq!(letters, ['c', 'd', 'd', 'c'], "{}", lines[0]);
+    assert!(segments[2].len() > segments[1].len(), "krogaste has more tokens: {}", lines[0]);
+    assert_eq!(lines[1], "c computed  d disk");
+    for name in ["nusonix.txt", "krogaste.txt"] {
+        let row = lines.iter().find(|line| line.contains(name)).unwrap();
+        assert!(
+            row.starts_with("context ") && row.contains(" disk ") && row.contains('%'),
+            "{row}"
+        );
+    }
+    let last = lines.last().unwrap();
+    assert!(last.starts_with("saved ") && last.contains(" ms of "), "{last}");
+}
+
+#[test]
+fn system_prompts_are_texts_files_or_chunks() {
+    let home = Home::new();
+    home.write("prompt.txt", "Answer in capitals.\n");
+    let answer = |system: &str| {
+        home.run(&["ask", "-q", "--system", system, "--context", "nusonix.txt", QUESTION]).word()
+    };
+    assert_eq!(answer("Answer in capitals."), "VUBEGOK");
+    assert_eq!(answer("@prompt.txt"), "VUBEGOK");
+    home.chunk(&["add", "prompt.txt", "--kind", "system", "--name", "loud"]).ok();
+    assert_eq!(answer("loud"), "VUBEGOK");
+    home.chunk(&["add", "nusonix.txt", "--name", "town"]).ok();
+    let wrong = home.run(&["ask", "--system", "town", QUESTION]);
+    assert_eq!(wrong.code, 1);
+    assert!(wrong.stderr.contains("context chunk"), "{}", wrong.stderr);
+    let run = |system: &str| {
+        let args = ["run", "-q", "--json", "--system", system, "hello"];
+        home.run(&args).json()["prompt_tokens"].as_u64().unwrap()
+    };
+    assert_eq!(run("loud"), run("Answer in capitals."));
+}
+
+#[test]
+fn settings_come_from_flag_environment_and_file() {
+    let home = Home::new();
+    let shown = |args: &[&str], variable: (&str, &str)| {
+        home.run_with(&[&["show", "--json"], args].concat(), variable).json()
+    };
+    let default = shown(&[], ("WEFT_CONFIG", ""));
+    assert_eq!(default["disk_cache_bytes"], 4_u64 << 30);
+    assert_eq!(default["cache_dir"], home.file(".cache/weft/kv").to_str().unwrap());
+    let page = 64 * default["kv_bytes_per_token"].as_u64().unwrap();
+    assert_eq!(default["kv_page_bytes"].as_u64(), Some((2 * 64 + 32) * page), "two contexts");
+    home.write(
+        "config.toml",
+        "cache-dir = \"from-file\"\nram-cache = \"1m\"\nkv-memory = \"40m\"\n",
+    );
+    let file = home.file("config.toml");
+    let by_file = shown(&[], ("WEFT_CONFIG", file.to_str().unwrap()));
+    assert_eq!(
+        (&by_file["cache_dir"], &by_file["ram_cache_bytes"]),
+        (&"from-file".into(), &(1 << 20).into())
+    );
+    assert_eq!(by_file["kv_page_bytes"].as_u64(), Some((40 << 20) / page * page));
+    assert_eq!(shown(&[], ("WEFT_CACHE_DIR", "from-env"))["cache_dir"], "from-env");
+    let by_flag = shown(&["--cache-dir", "flag"], ("WEFT_CACHE_DIR", "from-env"));
+    assert_eq!(by_flag["cache_dir"], "flag");
+    let little = home.run(&["ask", "--kv-memory", "1m", "hello"]);
+    assert_eq!(little.code, 2);
+    assert!(
+        little.stderr.contains("--ctx-size") && little.stderr.contains("4096"),
+        "{}",
+        little.stderr
+    );
+    home.ask(&DOCUMENTS, &["--cache-dir", "elsewhere"]);
+    assert!(home.file("elsewhere").exists() && !home.file(".cache").exists());
+    let doctor = home.run(&["doctor", "--cache-dir", "elsewhere"]).ok().stdout;
+    assert!(doctor.contains("elsewhere; 4 files"), "{doctor}");
+}

@@ -1,0 +1,279 @@
+//! `weft chunk …`, what it does and what it refuses.
+
+use serde_json::Value;
+
+use crate::home::{ANSWER, DOCUMENTS, Home, QUESTION, SYSTEM, sources};
+
+/// Registers the documents under the begin of their names, and a system prompt.
+fn stocked() -> Home {
+    let home = Home::new();
+    for document in DOCUMENTS {
+        let name = document.strip_suffix(".txt").unwrap();
+        home.chunk(&["add", document, "--name", name, "--meta", "of=demo"]).ok();
+    }
+    home.feed(&["chunk", "add", "-", "--kind", "system", "--name", "brief"], SYSTEM).ok();
+    home
+}
+
+fn names(home: &Home, args: &[&str]) -> Vec<String> {
+    let listed = home.chunk(&[&["list", "--json"], args].concat()).json();
+    let name = |chunk: &Value| chunk["name"].as_str().unwrap().to_owned();
+    listed.as_array().unwrap().iter().map(name).collect()
+}
+
+#[test]
+fn the_same_text_is_the_same_chunk() {
+    let home = Home::new();
+    let first = home.chunk(&["add", "nusonix.txt"]).word();
+    assert_eq!(first.len(), 32);
+    assert_eq!(home.chunk(&["add", "nusonix.txt", "--name", "town"]).word(), first);
+    let text = std::fs::read_to_string(home.file("nusonix.txt")).unwrap();
+    assert_eq!(home.feed(&["chunk", "add", "-"], &text).word(), first);
+    assert_eq!(names(&home, &[]), ["town"], "the name stays");
+    let output = home.chunk(&["add", "nusonix.txt", "--kind", "output"]).word();
+    assert_ne!(output, first, "the kind is part of it");
+}
+
+#[test]
+fn lists_are_chosen_by_kind_age_and_notes() {
+    let home = stocked();
+    assert_eq!(names(&home, &[]), ["nusonix", "krogaste", "kehujax", "brief"]);
+    assert_eq!(names(&home, &["--kind", "system"]), ["brief"]);
+    assert_eq!(names(&home, &["--meta", "of=demo"]), ["nusonix", "krogaste", "kehujax"]);
+    assert_eq!(names(&home, &["--meta", "of=demo", "--meta", "name=kehujax"]), ["kehujax"]);
+    assert_eq!(names(&home, &["--older-than", "1h"]), [""; 0]);
+    assert_eq!(names(&home, &["--older-than", "0s"]).len(), 4);
+    let table = home.chunk(&["list"]).ok().stdout;
+    assert_eq!(table.lines().count(), 5);
+    let row = table.lines().find(|line| line.ends_with("krogaste")).unwrap();
+    assert!(row.contains("context") && row.contains("never"), "{table}");
+    assert_eq!(home.chunk(&["list", "--older-than", "7"]).code, 2);
+}
+
+#[test]
+fn chunks_are_shown_by_name_and_by_the_begin_of_their_id() {
+    let home = stocked();
+    let id = home.chunk(&["add", "nusonix.txt"]).word();
+    let text = std::fs::read_to_string(home.file("nusonix.txt")).unwrap();
+    for word in ["nusonix", &id, &id[..4]] {
+        assert_eq!(home.chunk(&["show", word]).ok().stdout.trim_end(), text.trim_end(), "{word}");
+    }
+    let shown = home.chunk(&["show", "nusonix", "--json"]).json();
+    assert_eq!(
+        (shown["id"].as_str(), shown["metadata"]["of"].as_str()),
+        (Some(&*id), Some("demo"))
+    );
+    assert_eq!(shown["rows_on_disk"]["files"], 0);
+}
+
+#[test]
+fn a_warm_chunk_is_found_by_the_first_question() {
+    let home = stocked();
+    let told = home.chunk(&["warm", "nusonix", "kehujax", "--system", "brief"]).ok().stderr;
+    assert!(told.contains("tokens warm") && told.contains("3 files"), "{told}");
+    assert_eq!(home.chunk(&["show", "nusonix", "--json"]).json()["rows_on_disk"]["files"], 1);
+    let args = ["ask", "-q", "--json", "--system", "brief", "--context", "nusonix", "--context"];
+    let answer = home.run(&[&args[..], &["kehujax", QUESTION]].concat()).json();
+    assert_eq!(answer["text"], ANSWER);
+    assert_eq!(sources(&answer), ["disk", "disk", "disk", "computed"]);
+    let again = home.chunk(&["warm", "nusonix", "kehujax", "--system", "brief"]).ok().stderr;
+    assert!(again.contains(" 0 computed now"), "{again}");
+    let moved = ["warm", "kehujax", "nusonix", "--system", "brief", "--reuse", "anchored"];
+    home.chunk(&moved).ok();
+    let used = home.chunk(&["show", "nusonix", "--json"]).json();
+    assert_eq!(used["uses"], 4, "three times warmed, once asked about");
+    assert!(used["last_used_ms"].as_u64() >= used["created_ms"].as_u64());
+}
+
+#[test]
+fn files_and_chunks_with_the_same_text_share_their_rows() {
+    let home = stocked();
+    home.ask(&["nusonix.txt"], &[]);
+    let by_name = home.ask(&["nusonix"], &[]);
+    assert_eq!(sources(&by_name), ["disk", "disk", "computed"]);
+    assert_eq!(home.chunk(&["show", "nusonix", "--json"]).json()["uses"], 1);
+}
+
+#[test]
+fn pinned_rows_stay_when_others_have_to_go() {
+    let home = stocked();
+    let rows = |name: &str| {
+        home.chunk(&["show", name, "--json"]).json()["rows_on_disk"]["files"].as_u64().unwrap()
+    };
+    home.ask(&["nusonix"], &[]);
+    home.ask(&["krogaste"], &[]);
+    home.chunk(&["pin", "nusonix"]).ok();
+    assert_eq!(home.chunk(&["list", "--json"]).json()[0]["pinned"], true);
+    let freed = home.chunk(&["gc", "--disk-cache", "1m"]).ok().stdout;
+    assert!(
+        freed.contains("freed 1 files over the budget") || freed.contains("freed 2 files"),
+        "{freed}"
+    );
+    assert_eq!((rows("nusonix"), rows("krogaste")), (1, 0), "gc: {freed}");
+    // Another question needs the room, and may not have it all.
+    home.ask(&["kehujax"], &["--disk-cache", "1300k"]);
+    home.ask(&["krogaste"], &["--disk-cache", "1300k"]);
+    assert_eq!(rows("nusonix"), 1);
+    home.chunk(&["unpin", "nusonix"]).ok();
+    home.chunk(&["gc", "--disk-cache", "1k"]).ok();
+    assert_eq!((rows("nusonix"), home.rows().len()), (0, 0));
+}
+
+#[test]
+fn what_is_removed_is_gone_with_its_rows() {
+    let home = stocked();
+    home.ask(&["nusonix", "krogaste"], &[]);
+    assert_eq!(home.rows().len(), 3);
+    let told = home.chunk(&["rm", "krogaste"]).ok().stderr;
+    assert!(told.contains("removed 1 chunks"), "{told}");
+    assert_eq!(home.rows().len(), 2);
+    assert_eq!(names(&home, &[]), ["nusonix", "kehujax", "brief"]);
+    home.chunk(&["rm", "--kind", "system"]).ok();
+    assert_eq!(names(&home, &[]), ["nusonix", "kehujax"]);
+    home.chunk(&["rm", "--older-than", "1h"]).ok();
+    home.chunk(&["rm", "--meta", "of=other"]).ok();
+    assert_eq!(names(&home, &[]).len(), 2);
+    home.chunk(&["rm", "--all"]).ok();
+    assert_eq!(names(&home, &[]), [""; 0]);
+    assert_eq!(home.ask(&["nusonix.txt"], &[])["text"], ANSWER);
+}
+
+#[test]
+fn nothing_is_removed_by_a_slip() {
+    let home = stocked();
+    for (args, says) in [
+        (&["rm"][..], "--all"),
+        (&["rm", "nusonix", "--all"], "not several"),
+        (&["rm", "nusonix", "absent"], "absent"),
+    ] {
+        let refused = home.chunk(args);
+        assert_ne!(refused.code, 0, "{args:?}");
+        assert!(refused.stderr.contains(says), "{args:?}: {}", refused.stderr);
+    }
+    // Which chunks are meant is never a matter of settings.
+    assert_eq!(home.run_with(&["chunk", "rm"], ("WEFT_ALL", "1")).code, 2);
+    assert_eq!(names(&home, &[]).len(), 4);
+}
+
+#[test]
+fn a_parcel_carries_text_notes_and_rows() {
+    let (home, other) = (stocked(), Home::new());
+    let before = home.ask(&["nusonix.txt"], &[]);
+    let parcel = other.file("nusonix.chunk");
+    let path = parcel.to_str().unwrap();
+    home.chunk(&["export", "nusonix", path]).ok();
+    let exists = home.chunk(&["export", "nusonix", path]);
+    assert_eq!(exists.code, 1, "no file is overwritten");
+    other.chunk(&["import", path]).ok();
+    let shown = other.chunk(&["show", "nusonix", "--json"]).json();
+    assert_eq!(
+        (&shown["metadata"]["of"], &shown["rows_on_disk"]["files"]),
+        (&"demo".into(), &1.into())
+    );
+    let after = other.ask(&["nusonix"], &[]);
+    assert_eq!(after["text"], before["text"]);
+    assert_eq!(sources(&after), ["computed", "disk", "computed"], "its own rows, not the system's");
+    // Here the name is taken by another text.
+    other.chunk(&["rm", "--all"]).ok();
+    other.chunk(&["add", "kehujax.txt", "--name", "nusonix"]).ok();
+    let taken = other.chunk(&["import", path]);
+    assert_eq!(taken.code, 2);
+    assert!(taken.stderr.contains("--name"), "{}", taken.stderr);
+    other.chunk(&["import", path, "--name", "town"]).ok();
+    assert_eq!(names(&other, &[]), ["nusonix", "town"]);
+}
+
+#[test]
+fn rows_of_another_device_are_refused_and_the_text_is_not() {
+    let (home, other) = (stocked(), Home::new());
+    home.ask(&["nusonix.txt"], &[]);
+    let parcel = other.file("nusonix.chunk");
+    home.chunk(&["export", "nusonix", parcel.to_str().unwrap()]).ok();
+    // The reference device rounds otherwise, so its rows are others.
+    let args = ["import", parcel.to_str().unwrap(), "--kernels", "reference"];
+    let imported = other.chunk(&args).ok();
+    assert!(imported.stderr.contains("another model"), "{}", imported.stderr);
+    assert_eq!((names(&other, &[]), other.rows().len()), (vec!["nusonix".to_owned()], 0));
+    // A flipped bit in the rows is found, and costs the rows alone.
+    let mut bytes = std::fs::read(&parcel).unwrap();
+    let last = bytes.len() - 7;
+    bytes[last] ^= 1;
+    other.chunk(&["rm", "--all"]).ok();
+    std::fs::write(&parcel, &bytes).unwrap();
+    let damaged = other.chunk(&["import", parcel.to_str().unwrap()]).ok();
+    assert!(damaged.stderr.contains("checksum"), "{}", damaged.stderr);
+    assert_eq!((names(&other, &[]).len(), other.rows().len()), (1, 0));
+    let text = String::from_utf8_lossy(&bytes[..60]).replace("weft-chunk", "weft-other");
+    std::fs::write(&parcel, text).unwrap();
+    assert_eq!(other.chunk(&["import", parcel.to_str().unwrap()]).code, 1);
+}
+
+#[test]
+fn errors_name_what_is_wrong_and_what_to_do() {
+    let home = stocked();
+    home.write("empty.txt", " \n");
+    let refused = |args: &[&str], code: i32, says: &[&str]| {
+        let ran = home.chunk(args);
+        assert_eq!((ran.code, ran.stdout.as_str()), (code, ""), "{args:?}: {}", ran.stderr);
+        for part in says {
+            assert!(ran.stderr.contains(part), "{args:?}: `{}` lacks `{part}`", ran.stderr);
+        }
+    };
+    refused(&["show", "absent"], 1, &["absent", "weft chunk list"]);
+    refused(&["show", &"0".repeat(32)], 1, &["there is no chunk"]);
+    refused(&["pin", "nusonix", "absent"], 1, &["absent"]);
+    refused(&["add", "/no/such/file"], 1, &["/no/such/file"]);
+    refused(&["add", "empty.txt"], 2, &["empty.txt", "needs a text"]);
+    refused(&["add", "krogaste.txt", "--name", "nusonix"], 2, &["nusonix", "belongs to"]);
+    refused(&["add", "krogaste.txt", "--name", "two words"], 2, &["one word"]);
+    refused(&["add", "krogaste.txt", "--meta", "no-value"], 2, &["KEY=VALUE"]);
+    refused(&["add", "krogaste.txt", "--kind", "query"], 2, &["query"]);
+    refused(&["warm", "brief", "--system", "brief"], 1, &["one system"]);
+    refused(&["warm", "nusonix", "--no-cache"], 2, &["nothing to warm"]);
+    refused(&["import", "nusonix.txt"], 1, &["nusonix.txt"]);
+    refused(&["gc", "--disk-cache", "0"], 2, &["--disk-cache"]);
+    let pinned = home.chunk(&["list", "--json"]).json();
+    assert!(pinned.as_array().unwrap().iter().all(|chunk| chunk["pinned"] == false));
+    let ask = home.run(&["ask", "--context", "absent", "--", QUESTION]);
+    assert_eq!(ask.code, 1);
+    assert!(ask.stderr.contains("neither a file nor a chunk"), "{}", ask.stderr);
+    let reuse = home.run(&["ask", "--reuse", "some", QUESTION]);
+    assert!(reuse.code == 2 && reuse.stderr.contains("anchored"), "{}", reuse.stderr);
+}
+
+#[test]
+fn an_abbreviation_of_two_ids_is_refused() {
+    let home = Home::new();
+    // Ids are hashes: some two of a few hundred share their first four digits.
+    let mut seen = std::collections::BTreeMap::new();
+    let shelf = home.file("shelf.txt");
+    for n in 0..2000 {
+        std::fs::write(&shelf, format!("note {n}")).unwrap();
+        let id = id_of(&format!("note {n}"));
+        let Some(other) = seen.insert(id[..4].to_owned(), n) else { continue };
+        for n in [other, n] {
+            std::fs::write(&shelf, format!("note {n}")).unwrap();
+            let added = home.chunk(&["add", "shelf.txt"]).word();
+            assert_eq!(added, id_of(&format!("note {n}")));
+        }
+        let refused = home.chunk(&["show", &id[..4]]);
+        assert_eq!(refused.code, 1);
+        assert!(refused.stderr.contains("any of 2 chunks"), "{}", refused.stderr);
+        return;
+    }
+    panic!("no two ids share four digits");
+}
+
+/// The id that the bundled model's tokens give a document.
+fn id_of(text: &str) -> String {
+    use std::sync::OnceLock;
+    use weft::chunk::{Kind, Library};
+    use weft::tokenizer::Tokenizer;
+    static TOKENIZER: OnceLock<Tokenizer> = OnceLock::new();
+    let tokenizer = TOKENIZER.get_or_init(|| {
+        let assets = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets");
+        Tokenizer::from_file(assets.join("weft-tiny/tokenizer.json")).unwrap()
+    });
+    let mut library = Library::default();
+    library.add(tokenizer, Kind::Context, text, Default::default()).unwrap().to_string()
+}
