@@ -117,7 +117,7 @@ export class AnswerView {
     return h('header', { class: 'summary' },
       h('p', {}, [
         h('strong', { text: kept > 0 ? `${count(kept)} of ${count(prompt)}` : tokens(prompt) }),
-        kept > 0 ? ' prompt tokens were kept' : ' computed for this prompt',
+        kept > 0 ? ' prompt tokens kept' : ' computed for this prompt',
         saved > 0 && h('span', { class: 'saved-short' }, ' · ', h('strong', { text: `${time(saved)} saved` }))]),
       this.#badge(turn),
       h('button', { type: 'button', class: 'ghost small fold', title: 'Legend and times', 'aria-label': 'Legend and times', 'aria-expanded': 'true', on: { click: () => this.#fold(!this.folded) } }, icon('down')));

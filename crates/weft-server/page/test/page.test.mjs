@@ -139,7 +139,7 @@ describe('a newcomer', () => {
     assert.equal(document.source, 'device');
     assert.equal(second.at(-1).source, 'computed');
     assert.match(await lastAnswer(page).locator('.saved').innerText(), /^[\d.]+ (ms|s) saved/);
-    assert.match(await lastAnswer(page).locator('.summary').innerText(), /^\d+ of \d+ prompt tokens were kept/);
+    assert.match(await lastAnswer(page).locator('.summary').innerText(), /^\d+ of \d+ prompt tokens kept/);
     const [cold, run] = await lastAnswer(page).locator('.time-bar i').evaluateAll((bars) => bars.map((bar) => bar.offsetWidth));
     assert.ok(cold > run, `cold ${cold} px, this run ${run} px`);
     assert.match(await page.locator('#chunks .chunk').innerText(), /device[^]*2 uses/);

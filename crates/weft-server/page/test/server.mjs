@@ -17,7 +17,7 @@ export async function serve(...flags) {
 
   const start = async () => {
     const port = address ? new URL(address).port : '0';
-    child = spawn(BINARY, ['serve', '--port', port, '--cache-dir', folder, ...flags], { stdio: ['ignore', 'ignore', 'pipe'] });
+    child = spawn(BINARY, ['serve', '--port', port, '--cache-dir', join(folder, 'rows'), '--chunk-dir', join(folder, 'chunks'), ...flags], { stdio: ['ignore', 'ignore', 'pipe'] });
     let said = '';
     child.stderr.setEncoding('utf8').on('data', (text) => { said += text; });
     const until = Date.now() + START_MS;
