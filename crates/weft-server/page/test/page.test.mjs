@@ -574,6 +574,7 @@ test('documents of an earlier run come from disk', async () => {
     await first.reload();
     await addExamples(first);
     await ask(first, CAPTAIN[0], 'The captain of the Krogaste is Probrosur.');
+    await first.context().close();
     await own.stop();
     await own.start();
     for (const [name, options] of [['desktop-light', { deviceScaleFactor: 1.5 }], ['phone-dark', { width: 390, height: 844, deviceScaleFactor: 2, colorScheme: 'dark', hasTouch: true, isMobile: true }]]) {
