@@ -31,7 +31,7 @@ command -v node >/dev/null || install_from_debian nodejs npm || skip "no Node, a
 
 if ! node -e "require('playwright-core'); require('axe-core')" 2>/dev/null; then
     command -v npm >/dev/null || skip "no npm"
-    npm install --no-package-lock --ignore-scripts --no-audit --no-fund --loglevel=error \
+    npm install --no-package-lock --ignore-scripts --no-audit --no-fund --loglevel=error --fetch-retries=1 \
         || skip "playwright-core could not be installed"
 fi
 
