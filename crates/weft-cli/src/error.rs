@@ -47,6 +47,9 @@ pub(crate) enum CliError {
     /// No GPU can be used.
     #[error("{0}")]
     Gpu(String),
+    /// The server did not serve.
+    #[error(transparent)]
+    Serve(weft_server::ServeError),
     /// The machine failed a check.
     #[error("{0}")]
     Unhealthy(String),
@@ -78,6 +81,9 @@ impl CliError {
             Self::Memory(_) => 4,
             Self::Gpu(_) => 5,
             Self::Generate(GenerateError::Device(_)) => ENGINE_FAULT,
+            Self::Serve(weft_server::ServeError::Load(error)) => {
+                return error.downcast_ref().map_or(ExitCode::FAILURE, Self::exit_code);
+            }
             _ => 1,
         })
     }

@@ -17,7 +17,7 @@ use weft_cuda::{CudaDevice, CudaError, Launches};
 use crate::args::{CacheArgs, DeviceKind, Kernels, ModelArgs};
 use crate::bundled;
 use crate::error::CliError;
-use crate::memory::Need;
+use crate::memory::{CONTEXTS, Need};
 use crate::pull;
 use crate::self_test;
 use crate::size;
@@ -80,7 +80,8 @@ pub(crate) fn load_model(
     let start = Instant::now();
     let (kind, tested) = choose_device(args, &model.config)?;
     let context = context(args, &model.config)?;
-    let need = Need::new(&model.config, context, cache.kv_memory)?;
+    let need =
+        Need::new(&model.config, context, cache.kv_memory, cache.contexts.unwrap_or(CONTEXTS))?;
     need.check_fits()?;
 
     let bar = terminal::bar(args.quiet, need.weights, "loading", true);

@@ -52,6 +52,7 @@ fn run(cli: Cli) -> Result<ExitCode, CliError> {
         Command::Chunk(args) => commands::chunk::run(args.command),
         Command::Run(args) => commands::run::run(args),
         Command::Chat(args) => commands::chat::run(args),
+        Command::Serve(args) => commands::serve::run(*args),
         Command::Show(args) => commands::show::run(&args),
         Command::List(args) => commands::list::run(&args),
         Command::Pull(args) => commands::pull::run(&args),

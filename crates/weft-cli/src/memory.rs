@@ -14,7 +14,7 @@ const BLOCK_TOKENS: usize = 256;
 const SLACK_PAGES: usize = 32;
 
 /// Contexts whose rows stay in pages where memory allows: that of the answer, and one kept beside it.
-const CONTEXTS: usize = 2;
+pub(crate) const CONTEXTS: usize = 2;
 
 /// The share of the free memory that KV pages take unasked.
 const FREE_SHARE: u64 = 4;
@@ -28,18 +28,19 @@ pub(crate) struct Need {
 }
 
 impl Need {
-    /// With pages for `kv_memory` bytes of rows, or as many as is sensible.
+    /// With pages for `kv_memory` bytes of rows, or, where memory allows, for some contexts.
     pub(crate) fn new(
         config: &Config,
         context: usize,
         kv_memory: Option<u64>,
+        contexts: usize,
     ) -> Result<Self, CliError> {
         let page_bytes = PAGE_ROWS as u64 * config.kv_bytes_per_token(config.dtype);
         let limits = Limits {
             step_tokens: BLOCK_TOKENS,
             step_outputs: MAX_LANES + 8,
             positions: context,
-            pages: pages(context, page_bytes, kv_memory, available_memory())?,
+            pages: pages(context, contexts, page_bytes, kv_memory, available_memory())?,
         };
         let row =
             config.hidden + 2 * config.q_width() + 2 * config.kv_width() + config.intermediate;
@@ -79,6 +80,7 @@ impl Need {
 /// Pages for one context at least: an answer must find room whatever is kept.
 fn pages(
     context: usize,
+    contexts: usize,
     page_bytes: u64,
     kv_memory: Option<u64>,
     free: Option<u64>,
@@ -86,7 +88,7 @@ fn pages(
     let least = pages_for(context) + SLACK_PAGES;
     let that_fit = |bytes: u64| usize::try_from(bytes / page_bytes).unwrap_or(usize::MAX);
     let Some(kv_memory) = kv_memory else {
-        let wanted = CONTEXTS * pages_for(context) + SLACK_PAGES;
+        let wanted = contexts * pages_for(context) + SLACK_PAGES;
         let bound = free.map_or(wanted, |free| that_fit(free / FREE_SHARE));
         return Ok(wanted.min(bound).max(least));
     };
@@ -126,13 +128,13 @@ mod tests {
 
     #[test]
     fn pages_hold_two_contexts_a_quarter_of_the_memory_and_never_less_than_one() {
-        let of = |kv_memory, free| pages(6400, 1000, kv_memory, free).ok();
+        let of = |kv_memory, free| pages(6400, CONTEXTS, 1000, kv_memory, free).ok();
         assert_eq!(of(None, None), Some(200 + SLACK_PAGES));
         assert_eq!(of(None, Some(1 << 30)), Some(200 + SLACK_PAGES));
         assert_eq!(of(None, Some(640_000)), Some(160), "a quarter");
         assert_eq!(of(None, Some(4000)), Some(100 + SLACK_PAGES), "one context");
         assert_eq!(of(Some(500_000), Some(4000)), Some(500), "as the user says");
-        let refused = pages(6400, 1000, Some(100_000), None).unwrap_err().to_string();
+        let refused = pages(6400, CONTEXTS, 1000, Some(100_000), None).unwrap_err().to_string();
         assert!(refused.contains("6400") && refused.contains("132000"), "{refused}");
     }
 }

@@ -16,6 +16,9 @@ pub(crate) struct CacheArgs {
     /// memory holds them)
     #[arg(help_heading = HEADING, long, value_name = "SIZE", value_parser = size::parse_bytes)]
     pub(crate) kv_memory: Option<u64>,
+    /// Contexts that pages are wanted for, where it is not for one user's one answer
+    #[arg(skip)]
+    pub(crate) contexts: Option<usize>,
     /// Main memory for rows that left the device (default: up to 256m; 0 for none)
     #[arg(help_heading = HEADING, long, value_name = "SIZE", value_parser = size::parse_bytes)]
     pub(crate) ram_cache: Option<u64>,

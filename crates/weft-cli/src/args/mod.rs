@@ -2,6 +2,7 @@
 
 mod cache;
 mod chunk;
+mod serve;
 
 use std::path::PathBuf;
 
@@ -16,6 +17,8 @@ pub(crate) use self::chunk::{
     AddArgs, ChunkArgs, ChunkCommand, ExportArgs, GcArgs, ImportArgs, ListChunksArgs, PinArgs,
     RmArgs, ShowChunkArgs, WarmArgs, WhichArgs,
 };
+
+pub(crate) use self::serve::ServeArgs;
 
 /// The whole command line.
 #[derive(Parser)]
@@ -38,6 +41,8 @@ pub(crate) enum Command {
     Verify(Box<AskArgs>),
     /// Texts that are computed once: register, list, warm, pin, remove, pass on
     Chunk(Box<ChunkArgs>),
+    /// Answer over HTTP, as OpenAI's clients ask, and show a page
+    Serve(Box<ServeArgs>),
     /// Print a model's shape, size and memory need
     Show(ShowArgs),
     /// List the models in the hub cache

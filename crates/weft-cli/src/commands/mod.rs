@@ -12,5 +12,6 @@ pub(crate) mod pull;
 pub(crate) mod reply;
 pub(crate) mod run;
 pub(crate) mod sampling;
+pub(crate) mod serve;
 pub(crate) mod show;
 pub(crate) mod verify;

@@ -15,7 +15,7 @@ mod tiers;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use crate::chunk::{Chunk, ChunkId};
+use crate::chunk::{Chunk, ChunkId, Tier};
 use crate::config::Config;
 use crate::device::Device;
 use crate::dtype::Dtype;
@@ -329,6 +329,16 @@ impl Cache {
                 store.unpin(&key);
             }
         }
+    }
+
+    /// The fastest place that has rows of a chunk. What earlier runs wrote is known by its tokens.
+    pub(crate) fn tier_of(&self, chunk: &Chunk) -> Option<Tier> {
+        let is_its = |node: &&Node| match node.chunk {
+            Some(id) => id == chunk.id,
+            None => node.on_disk && chunk.is_in(&node.tokens),
+        };
+        let filled = self.nodes.values().filter(|node| node.is_filled());
+        filled.filter(is_its).filter_map(Node::tier).min()
     }
 
     /// Forgets all rows of a chunk, in every tier; those that a lane reads stay until it is done.

@@ -5,7 +5,7 @@
 //! it, or is a piece by itself where a context would come first: a document must not depend on what
 //! it is the first of.
 
-use super::{ChunkError, ChunkId, Composition, Kind, Library, Piece, Prompt, Repair, Reuse};
+use super::{Chunk, ChunkError, ChunkId, Composition, Kind, Library, Piece, Prompt, Repair, Reuse};
 use crate::prompt::{Content, Conversation, Message, PromptError, Segment, Template};
 use crate::tokenizer::Tokenizer;
 
@@ -69,13 +69,23 @@ pub(super) fn set_reuse(composition: &mut Composition, reuse: Reuse) {
     }
 }
 
-/// Renders a conversation; each turn is a piece, and each document of a turn.
+/// Renders a conversation; each turn is a piece, and each document of a turn. Texts that are one of
+/// `chunks` as it stands in a prompt are told of as that chunk.
 pub fn compose_conversation(
     template: &Template,
     tokenizer: &Tokenizer,
     conversation: &Conversation,
+    chunks: &[Chunk],
 ) -> Result<Composition, PromptError> {
     let mut items: Vec<Item> = conversation.messages.iter().flat_map(items_of).collect();
+    for item in &mut items {
+        let is_it = |chunk: &&Chunk| {
+            chunk.kind.level() == item.kind.level() && chunk.in_prompt() == item.text
+        };
+        if let Some(chunk) = chunks.iter().find(is_it) {
+            (item.kind, item.chunk) = (chunk.kind, Some(chunk.id));
+        }
+    }
     if let Some(last) = items.last_mut() {
         last.kind = Kind::Query;
     }

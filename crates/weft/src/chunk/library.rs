@@ -3,6 +3,7 @@
 //! It owns no KV rows: a chunk may be registered long before it is computed, and outlives its rows.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::time::{Duration, SystemTime};
 
 use super::{ChunkError, ChunkId, Kind};
@@ -35,6 +36,30 @@ pub struct Chunk {
 }
 
 impl Chunk {
+    /// A text as a chunk that nobody has used.
+    pub fn new(
+        tokenizer: &Tokenizer,
+        kind: Kind,
+        text: &str,
+        metadata: BTreeMap<String, String>,
+    ) -> Result<Self, ChunkError> {
+        if text.trim().is_empty() {
+            return Err(ChunkError::Empty { kind });
+        }
+        let tokens = tokenizer.encode_text(&in_prompt(kind, text))?;
+        Ok(Self {
+            id: ChunkId::of(kind, &tokens),
+            kind,
+            text: text.to_owned(),
+            tokens,
+            metadata,
+            created: SystemTime::now(),
+            last_used: None,
+            uses: 0,
+            pinned: false,
+        })
+    }
+
     /// The text as it stands in a prompt: a blank line after a document.
     pub fn in_prompt(&self) -> String {
         in_prompt(self.kind, &self.text)
@@ -93,24 +118,17 @@ impl Library {
         text: &str,
         metadata: BTreeMap<String, String>,
     ) -> Result<ChunkId, ChunkError> {
-        if text.trim().is_empty() {
-            return Err(ChunkError::Empty { kind });
+        Ok(self.register(Chunk::new(tokenizer, kind, text, metadata)?))
+    }
+
+    /// Registers a chunk; one of the same content stays, with the new metadata added.
+    pub fn register(&mut self, chunk: Chunk) -> ChunkId {
+        let id = chunk.id;
+        match self.chunks.entry(id) {
+            Entry::Occupied(mut known) => known.get_mut().metadata.extend(chunk.metadata),
+            Entry::Vacant(place) => drop(place.insert(chunk)),
         }
-        let tokens = tokenizer.encode_text(&in_prompt(kind, text))?;
-        let id = ChunkId::of(kind, &tokens);
-        let chunk = self.chunks.entry(id).or_insert_with(|| Chunk {
-            id,
-            kind,
-            text: text.to_owned(),
-            tokens,
-            metadata: BTreeMap::new(),
-            created: SystemTime::now(),
-            last_used: None,
-            uses: 0,
-            pinned: false,
-        });
-        chunk.metadata.extend(metadata);
-        Ok(id)
+        id
     }
 
     /// Puts back a chunk that was registered before.

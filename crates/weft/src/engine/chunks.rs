@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::parts::Policy;
 use super::placement::Placement;
-use super::{CacheStats, Engine, GenerateError, Request};
+use super::{CacheStats, Engine, GenerateError, LaneId, Request, RequestError};
 use crate::chunk::{
     Chunk, ChunkError, ChunkId, Composition, Kind, Library, Prompt, Tier, Which,
     compose_conversation, compose_prompt,
@@ -65,6 +65,11 @@ impl Engine {
         metadata: BTreeMap<String, String>,
     ) -> Result<ChunkId, ChunkError> {
         self.library.add(&self.tokenizer, kind, text, metadata)
+    }
+
+    /// Registers a chunk whose text was encoded elsewhere; the same content is the same chunk.
+    pub fn register(&mut self, chunk: Chunk) -> ChunkId {
+        self.library.register(chunk)
     }
 
     /// Keeps an answer as a chunk that later prompts can have among their contexts.
@@ -128,7 +133,7 @@ impl Engine {
 
     /// A conversation, each turn a piece by itself.
     pub fn compose_chat(&self, conversation: &Conversation) -> Result<Composition, ChunkError> {
-        Ok(compose_conversation(self.template()?, &self.tokenizer, conversation)?)
+        Ok(compose_conversation(self.template()?, &self.tokenizer, conversation, &[])?)
     }
 
     /// A request for an answer to a prompt of chunks.
@@ -169,15 +174,28 @@ impl Engine {
 
     /// Computes a prompt's rows ahead, but for its query.
     pub fn warm(&mut self, prompt: &Composition) -> Result<(), GenerateError> {
+        match self.add_warm(prompt)? {
+            Some(lane) => self.finish_lane(lane),
+            None => Ok(()),
+        }
+    }
+
+    /// Admits a lane that computes a prompt's rows, but for its query, and says nothing; none where
+    /// there is nothing to compute.
+    pub fn add_warm(&mut self, prompt: &Composition) -> Result<Option<LaneId>, RequestError> {
         let mut prompt = prompt.clone();
         prompt.pieces.retain(|piece| piece.kind != Kind::Query && !piece.tokens.is_empty());
         if prompt.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         let sampling = Sampling { max_tokens: Some(1), ..Sampling::default() };
         let policy = Policy { answers: false, ..Policy::WARM };
-        let id = self.admit_lane(Request::new(prompt, sampling), policy)?;
-        self.finish_lane(id)
+        self.admit_lane(Request::new(prompt, sampling), policy).map(Some)
+    }
+
+    /// Where rows of a chunk are kept, the fastest place of several.
+    pub fn tier_of(&self, chunk: &Chunk) -> Option<Tier> {
+        self.cache.tier_of(chunk)
     }
 
     /// Writes kept rows to files, those of the registered chunks or all; tells how many are filed.

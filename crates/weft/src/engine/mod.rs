@@ -179,9 +179,12 @@ impl Engine {
         let started = Instant::now();
         let answer = self.check(&request)?;
         self.check_lane()?;
-        let Request { prompt, sampling, cancel, .. } = request;
+        let Request { prompt, sampling, cancel, constraint, .. } = request;
         let tokens = prompt.tokens();
-        let sampler = Sampler::new(&sampling, &tokens, &self.stop_ids, self.vocab)?;
+        let mut sampler = Sampler::new(&sampling, &tokens, &self.stop_ids, self.vocab)?;
+        if let Some(rule) = constraint {
+            sampler.constrain(rule);
+        }
         let room = if policy.answers { self.context() - tokens.len() } else { 0 };
         let speaker = Speaker::new(sampling, sampler, room);
         let id = LaneId(self.next_id);
@@ -215,7 +218,7 @@ impl Engine {
     }
 
     /// Whether a lane and pages are free for a request beside the lanes that run.
-    fn check_room(&self, request: &Request) -> Result<(), RequestError> {
+    pub fn check_room(&self, request: &Request) -> Result<(), RequestError> {
         let answer = self.check(request)?;
         self.check_lane()?;
         Ok(parts::check_room(&self.cache, &request.prompt, request.policy(), answer)?)
@@ -232,6 +235,19 @@ impl Engine {
         self.lanes.len()
     }
 
+    /// Has a lane wait, or go on: one whose reader is slow must not fill memory with what nobody
+    /// reads. Its rows and its promise stay. A lane that is gone is no error.
+    pub fn pause(&mut self, id: LaneId, paused: bool) {
+        if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.id() == id) {
+            lane.paused = paused;
+        }
+    }
+
+    /// Whether a step would do anything: some lane is not paused, or is to be taken out.
+    pub fn has_work(&self) -> bool {
+        self.lanes.iter().any(|lane| !lane.paused || lane.is_over())
+    }
+
     /// Runs a lane to its end, with those beside it, and lets its tokens go.
     fn finish_lane(&mut self, id: LaneId) -> Result<(), GenerateError> {
         while self.lanes.iter().any(|lane| lane.id() == id) {
@@ -244,9 +260,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Advances every lane: a block of its prompt, or one token of its answer. Also tells what happened
-    /// to lanes while [`Engine::generate`], [`Engine::warm`] or [`Engine::verify`] ran beside them. A
-    /// device error ends all lanes.
+    /// Advances every lane: a block of its prompt, or one token of its answer; nothing where all are
+    /// paused. Also tells what happened to lanes while [`Engine::generate`], [`Engine::warm`] or
+    /// [`Engine::verify`] ran beside them. A device error ends all lanes.
     pub fn step(&mut self) -> Result<Vec<Event>, DeviceError> {
         let mut events = std::mem::take(&mut self.untold);
         self.retire(&mut events);
@@ -298,6 +314,9 @@ impl Engine {
             outputs -= if lane.wants_all_outputs() { extra } else { 0 };
         }
         let lanes: Vec<Lane<'_>> = lanes.iter().filter_map(Sequence::lane).collect();
+        if lanes.is_empty() {
+            return Ok(());
+        }
         device.run(&self.plan, &Step { lanes: &lanes })
     }
 

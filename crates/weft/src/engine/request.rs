@@ -8,7 +8,7 @@ use thiserror::Error;
 use super::parts::Policy;
 use crate::chunk::Composition;
 use crate::kv::OutOfPages;
-use crate::sampling::{Sampling, SamplingError};
+use crate::sampling::{Constraint, Sampling, SamplingError};
 
 const MAX_PIECES: usize = Composition::MAX_PIECES;
 
@@ -23,12 +23,20 @@ pub struct Request {
     pub cancel: Cancel,
     /// Whether kept rows are used, and new ones kept.
     pub use_cache: bool,
+    /// What the answer may say; anything, if nothing is said.
+    pub constraint: Option<Box<dyn Constraint>>,
 }
 
 impl Request {
     /// A request with its own cancel handle.
     pub fn new(prompt: impl Into<Composition>, sampling: Sampling) -> Self {
-        Self { prompt: prompt.into(), sampling, cancel: Cancel::default(), use_cache: true }
+        Self {
+            prompt: prompt.into(),
+            sampling,
+            cancel: Cancel::default(),
+            use_cache: true,
+            constraint: None,
+        }
     }
 
     /// The same, neither using kept rows nor keeping any.

@@ -38,6 +38,8 @@ pub(super) struct Sequence {
     pub(super) speaker: Speaker,
     pub(super) attention: Attention,
     scores: Option<Scores>,
+    /// Whether its reader is to catch up first.
+    pub(super) paused: bool,
     end: Option<End>,
     pub(super) started: Instant,
     first_token: Option<Duration>,
@@ -144,6 +146,7 @@ impl Sequence {
             parts,
             speaker,
             scores: None,
+            paused: false,
             end: None,
             started: Instant::now(),
             first_token: None,
@@ -193,6 +196,9 @@ impl Sequence {
     /// Tokens that can be run now; none while another lane fills what this one needs.
     pub(super) fn pending(&mut self, cache: &mut Cache) -> usize {
         self.pass_ready_parts(cache);
+        if self.paused {
+            return 0;
+        }
         if self.repairs.is_due(self.at) {
             return self.repairs.pending();
         }

@@ -7,7 +7,7 @@ use std::sync::mpsc;
 
 use super::parts::Policy;
 use super::sequence::Scores;
-use super::{Engine, GenerateError, Request};
+use super::{Engine, GenerateError, LaneId, Request, RequestError};
 use crate::chunk::{Composition, Kind, Piece};
 use crate::sampling::Sampling;
 
@@ -78,11 +78,26 @@ impl Engine {
         answer: &[u32],
         use_cache: bool,
     ) -> Result<Vec<Vec<f32>>, GenerateError> {
-        // The last token is drawn and never run: an answer may end where the context does.
-        let [run @ .., _] = answer else { return Ok(Vec::new()) };
+        if answer.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (lane, rows) = self.add_score(prompt, answer, use_cache)?;
+        self.finish_lane(lane)?;
+        Ok(rows.into_iter().collect())
+    }
+
+    /// Admits a lane that sends the logits which each token of an answer was drawn from, in order.
+    pub fn add_score(
+        &mut self,
+        prompt: &Composition,
+        answer: &[u32],
+        use_cache: bool,
+    ) -> Result<(LaneId, mpsc::Receiver<Vec<f32>>), RequestError> {
         let mut whole = prompt.clone().answered();
         let n_prompt = whole.len();
         let n_query = whole.pieces.last().map_or(0, |piece| piece.tokens.len());
+        // The last token is drawn and never run: an answer may end where the context does.
+        let run = answer.split_last().map_or(answer, |(_, run)| run);
         if !run.is_empty() {
             whole.pieces.push(Piece::exact(Kind::Output, run.to_vec()));
         }
@@ -94,8 +109,7 @@ impl Engine {
         if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.id() == id) {
             lane.score(Scores { from: n_prompt.saturating_sub(1), to });
         }
-        self.finish_lane(id)?;
-        Ok(rows.into_iter().collect())
+        Ok((id, rows))
     }
 }
 

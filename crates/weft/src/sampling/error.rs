@@ -89,6 +89,9 @@ pub enum SamplingError {
         /// NaN or +inf.
         value: f32,
     },
+    /// The rule that the answer follows cannot go on.
+    #[error("the answer cannot follow its rule any further: {0}")]
+    Constraint(String),
     /// Every token has a logit of -inf, or is an end token that may not be chosen yet.
     #[error("no token can be chosen at generated token {index}: every logit is -inf or masked")]
     NoCandidate {

@@ -6,6 +6,7 @@
 
 mod candidates;
 mod check;
+mod constraint;
 mod error;
 mod generation_config;
 mod logprobs;
@@ -14,6 +15,7 @@ mod random;
 mod sampler;
 mod text_stream;
 
+pub use constraint::Constraint;
 pub use error::SamplingError;
 pub use generation_config::{GenerationConfig, GenerationConfigError};
 pub use logprobs::Logprobs;

@@ -6,6 +6,7 @@ use super::{
     Logprobs, Sampling, SamplingError,
     candidates::{Candidate, Candidates},
     check::check_token,
+    constraint::{Constrained, Constraint},
     logprobs::LogprobsReader,
     penalties::Penalties,
     random::uniform,
@@ -31,7 +32,7 @@ pub struct Choice {
 /// 3. `frequency_penalty` f and `presence_penalty` p, for each token that the output has `n > 0`
 ///    times: `l[t] -= f * n`, then `l[t] -= p`.
 /// 4. End tokens become -inf: the model's under `ignore_eos` or while `i < min_tokens`, those of
-///    `stop_ids` while `i < min_tokens`.
+///    `stop_ids` while `i < min_tokens`. So do tokens that the answer's [`Constraint`] does not allow.
 /// 5. Tokens are ranked by `l` descending, ties by id ascending (0 and -0 are a tie); a token at
 ///    -inf has no rank. Temperature 0 chooses the first; no random number is used.
 /// 6. Otherwise every ranked token has the weight `w = exp((l - l_max) / temperature)`, in f64 from
@@ -62,6 +63,7 @@ pub struct Sampler {
     scores: Vec<f32>,
     candidates: Candidates,
     logprobs: Option<LogprobsReader>,
+    constraint: Option<Constrained>,
 }
 
 impl Sampler {
@@ -89,11 +91,18 @@ impl Sampler {
             candidates: Candidates::new(k, vocab),
             logprobs: settings.logprobs.map(|n_top| LogprobsReader::new(n_top, vocab)),
             settings: settings.clone(),
+            constraint: None,
         };
         if sampler.changes_logits() {
             sampler.scores = vec![0.0; vocab];
         }
         Ok(sampler)
+    }
+
+    /// Has the answer follow a rule.
+    pub fn constrain(&mut self, rule: Box<dyn Constraint>) {
+        self.constraint = Some(Constrained::new(rule, self.vocab));
+        self.scores.resize(self.vocab, 0.0);
     }
 
     /// Chooses the next token from the model's logits (`[vocab]`) and counts it as generated. After
@@ -114,6 +123,9 @@ impl Sampler {
             Some(reader) => Some(reader.read(logits, token, self.n_generated)?),
             None => None,
         };
+        if let Some(constraint) = &mut self.constraint {
+            constraint.accept(token).map_err(SamplingError::Constraint)?;
+        }
         self.penalties.record(token);
         self.n_generated += 1;
         Ok(Choice { token, logprobs })
@@ -132,7 +144,8 @@ impl Sampler {
 
     /// Whether steps 1 to 4 do anything to the next token. Once false it stays false.
     fn changes_logits(&self) -> bool {
-        !self.settings.logit_bias.is_empty()
+        self.constraint.is_some()
+            || !self.settings.logit_bias.is_empty()
             || self.penalties.are_on()
             || self.masked().next().is_some()
     }
@@ -162,6 +175,10 @@ impl Sampler {
                 bad = Some(SamplingError::BadLogit { index, token, value });
             }
             *score = f32::NEG_INFINITY;
+        }
+        if let Some(constraint) = &mut self.constraint {
+            bad = bad.or_else(|| bad_logit(&scores, self.n_generated));
+            bad = bad.or(constraint.apply(&mut scores).map_err(SamplingError::Constraint).err());
         }
         self.scores = scores;
         bad.map_or(Ok(()), Err)
@@ -195,6 +212,13 @@ impl Sampler {
         }
         Ok(chosen)
     }
+}
+
+/// The first logit that says nothing.
+fn bad_logit(logits: &[f32], index: usize) -> Option<SamplingError> {
+    let (token, value) =
+        (0..).zip(logits).find(|(_, logit)| logit.is_nan() || **logit == f32::INFINITY)?;
+    Some(SamplingError::BadLogit { index, token, value: *value })
 }
 
 /// Steps 8 and 9: how many of the first ranks stay, and the sum of their weights.

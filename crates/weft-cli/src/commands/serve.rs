@@ -1,0 +1,91 @@
+//! `weft serve [MODEL]`: the server, with the engine that the other commands use.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::ExitCode;
+
+use weft::chunk::Which;
+use weft::device::MAX_LANES;
+use weft_server::{Loaded, Options, ServeError, Server};
+
+use crate::args::{CacheArgs, ModelArgs, ServeArgs};
+use crate::error::CliError;
+use crate::load;
+use crate::terminal;
+use crate::tiers::Shelved;
+
+/// What clients call the bundled model.
+const BUNDLED: &str = "weft-tiny";
+
+pub(crate) fn run(args: ServeArgs) -> Result<ExitCode, CliError> {
+    let ServeArgs { name, mut model, mut cache, .. } = args;
+    model.model = name.or(model.model);
+    // An answer that says no limit is promised a whole context, and as many run as there are lanes.
+    cache.contexts = Some(MAX_LANES);
+    load::wanted_launches(model.device, model.kernels)?;
+    let options = Options {
+        api_key: args.api_key,
+        insecure: args.insecure,
+        allowed_hosts: args.allow_host,
+        queue: args.queue,
+        ..Options::new(SocketAddr::new(args.host, args.port))
+    };
+    let quiet = model.quiet;
+    let server = Server::bind(options, move |text| terminal::note(quiet, text));
+    let server = server.map_err(CliError::serve)?;
+    let address = server.address().map_err(CliError::io("the server's address"))?;
+    terminal::note(quiet, &format!("http://{address} · Ctrl-C ends"));
+    server.run(Box::new(move || Ok(load(&model, &cache)?))).map_err(CliError::serve)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn load(args: &ModelArgs, cache: &CacheArgs) -> Result<Loaded, CliError> {
+    let load::Loaded { model, mut engine } = load::load(args, cache)?;
+    let shelved = Shelved::open(cache, &model.tokenizer);
+    let shelf = match shelved {
+        Ok(Shelved { shelf, library }) => {
+            for chunk in library.list(&Which::default()) {
+                if let Err(error) = engine.restore(chunk.clone()) {
+                    terminal::warn(&error.to_string());
+                }
+            }
+            Some(shelf).filter(|_| !cache.no_cache)
+        }
+        Err(error) => {
+            terminal::warn(&format!("chunks are forgotten at the end: {error}"));
+            None
+        }
+    };
+    Ok(Loaded { id: id(args.model.as_deref()), model, engine, shelf })
+}
+
+/// What clients call a model: its name on the hub, or its folder's own name.
+fn id(model: Option<&str>) -> String {
+    let Some(model) = model else { return BUNDLED.to_owned() };
+    let is_path = Path::new(model).is_dir() || model.starts_with(['/', '.', '~']);
+    let last = Path::new(model).file_name().filter(|_| is_path);
+    last.map_or_else(|| model.to_owned(), |name| name.to_string_lossy().into_owned())
+}
+
+impl CliError {
+    /// An engine that cannot be loaded fails as it does in any command.
+    fn serve(error: ServeError) -> Self {
+        match error {
+            ServeError::NoKey { .. } => Self::Usage(error.to_string()),
+            error => Self::Serve(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_no_paths() {
+        assert_eq!(id(None), "weft-tiny");
+        assert_eq!(id(Some("Qwen/Qwen3-0.6B")), "Qwen/Qwen3-0.6B");
+        assert_eq!(id(Some("/srv/models/mine/")), "mine");
+        assert_eq!(id(Some("./models/mine")), "mine");
+    }
+}

@@ -1,0 +1,206 @@
+//! What is kept: turns of a conversation, chunks, and what of them outlives the server.
+
+use serde_json::{Value, json};
+
+use crate::harness::{ANSWER, QUESTION, Server, chat, document, merged, text};
+
+fn cached(answer: &Value) -> u64 {
+    answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+}
+
+fn count(answer: &Value, name: &str) -> u64 {
+    answer["usage"][name].as_u64().unwrap()
+}
+
+#[test]
+fn a_conversation_computes_only_what_is_new() {
+    let server = Server::start(&[]);
+    let mut body = chat();
+    let mut kept = 0;
+    for question in ["", "What is it?", "Who built it?", "And where?"] {
+        if !question.is_empty() {
+            let turns = body["messages"].as_array_mut().unwrap();
+            turns.push(json!({"role": "user", "content": question}));
+        }
+        let answer = server.ask(&body);
+        assert_eq!(cached(&answer), kept, "{question}");
+        let report = answer["chunk_report"]["chunks"].as_array().unwrap();
+        let reported: u64 = report.iter().map(|c| c["cached_tokens"].as_u64().unwrap()).sum();
+        assert_eq!(reported, kept);
+        let again = server.ask(&body);
+        assert_eq!(cached(&again), count(&again, "prompt_tokens"), "all of it is kept now");
+        let cold = server.ask(&merged(body.clone(), json!({"cache_prompt": false})));
+        assert_eq!((text(&again), text(&cold)), (text(&answer), text(&answer)));
+        // The end token was said and never run.
+        kept = count(&answer, "prompt_tokens") + count(&answer, "completion_tokens") - 1;
+        let turns = body["messages"].as_array_mut().unwrap();
+        turns.push(json!({"role": "assistant", "content": text(&answer)}));
+    }
+}
+
+fn register(server: &Server, kind: &str, words: &str) -> String {
+    let (status, chunk) = server.post("/v1/chunks", &json!({"kind": kind, "text": words}));
+    assert_eq!(status, 201, "{chunk}");
+    chunk["id"].as_str().unwrap().to_owned()
+}
+
+fn about(ids: &[&str], more: Value) -> Value {
+    let mut parts: Vec<Value> = ids.iter().map(|id| json!({"type": "chunk", "id": id})).collect();
+    parts.push(json!({"type": "text", "text": QUESTION}));
+    merged(json!({"messages": [{"role": "user", "content": parts}]}), more)
+}
+
+#[test]
+fn chunks_are_registered_listed_warmed_pinned_and_deleted() {
+    let server = Server::start(&[]);
+    let body = json!({"kind": "context", "text": document(), "name": "ship",
+        "metadata": {"from": "harbour"}});
+    let (status, chunk) = server.post("/v1/chunks", &body);
+    assert_eq!(status, 201);
+    let id = chunk["id"].as_str().unwrap();
+    assert_eq!(server.post("/v1/chunks", &body).1["id"], id, "the same text is the same chunk");
+    let other = register(&server, "context", "Another document.");
+    let list = server.get("/v1/chunks").1;
+    assert_eq!(list["data"].as_array().unwrap().len(), 2);
+    assert!(list["tiers"]["device"]["budget_bytes"].as_u64().unwrap() > 0);
+    assert_eq!(server.get("/v1/chunks?kind=system").1["data"], json!([]));
+    let shown = server.get(&format!("/v1/chunks/{id}")).1;
+    assert_eq!((&shown["text"], &shown["name"]), (&json!(document()), &json!("ship")));
+    assert!(shown["source"].is_null());
+
+    let asked = about(&[id], json!({}));
+    let preview = server.post("/v1/chunks/preview", &asked).1;
+    assert_eq!(preview["cached_tokens"], 0);
+    let warmed = server.post(&format!("/v1/chunks/{id}/warm"), &json!({})).1;
+    assert_eq!(warmed["tokens"], warmed["computed_tokens"]);
+    let (status, _, _) = server.send("POST", &format!("/v1/chunks/{id}/warm"), &[], b"");
+    assert_eq!(status, 200, "a body is not needed");
+    let preview = server.post("/v1/chunks/preview", &asked).1;
+    assert_eq!(preview["cached_tokens"], warmed["tokens"]);
+    let answer = server.ask(&asked);
+    assert_eq!((text(&answer), cached(&answer)), (ANSWER, warmed["tokens"].as_u64().unwrap()));
+    let report = answer["chunk_report"]["chunks"].as_array().unwrap();
+    let of_it = report.iter().find(|piece| piece["id"] == id).unwrap();
+    assert_eq!((&of_it["source"], &of_it["kind"]), (&json!("device"), &json!("context")));
+
+    let pinned = server.post(&format!("/v1/chunks/{id}/pin"), &json!({})).1;
+    assert_eq!(pinned["pinned"], true);
+    let unpinned = server.post(&format!("/v1/chunks/{id}/pin"), &json!({"pinned": false})).1;
+    assert_eq!((&unpinned["pinned"], &unpinned["source"]), (&json!(false), &json!("device")));
+    assert_eq!(server.delete(&format!("/v1/chunks/{id}")).1["deleted"], true);
+    assert_eq!(server.get(&format!("/v1/chunks/{id}")).0, 404);
+    server.refusal("/v1/chat/completions", &asked, 404);
+    assert_eq!(server.delete("/v1/chunks").1["deleted"], 1);
+    assert_eq!(server.get(&format!("/v1/chunks/{other}")).0, 404);
+}
+
+#[test]
+fn chunks_in_the_wrong_place_are_refused() {
+    let server = Server::start(&[]);
+    let (doc, system) =
+        (register(&server, "context", "A document."), register(&server, "system", "Be brief."));
+    let message =
+        |role: &str, parts: Value| json!({"messages": [{"role": role, "content": parts}]});
+    let chunk = |id: &str| json!({"type": "chunk", "id": id});
+    let question = json!({"type": "text", "text": "What?"});
+    for (body, status) in [
+        (message("user", json!([chunk(&system), question])), 400),
+        (message("system", json!([chunk(&doc)])), 400),
+        (message("assistant", json!([chunk(&doc)])), 400),
+        (message("user", json!([chunk(&doc)])), 400),
+        (message("user", json!([chunk("zz"), question])), 400),
+        (message("user", json!([chunk("../../etc/passwd"), question])), 400),
+        (message("user", json!([chunk(&"0".repeat(32)), question])), 404),
+    ] {
+        server.refusal("/v1/chat/completions", &body, status);
+    }
+    for wrong in [
+        json!({"kind": "query", "text": "x"}),
+        json!({"text": " "}),
+        json!({"text": 1}),
+        json!({"kind": "king", "text": "x"}),
+        json!({"text": "x", "metadata": {"a": 1}}),
+        json!({"text": "word ".repeat(10_000)}),
+    ] {
+        server.refusal("/v1/chunks", &wrong, 400);
+    }
+    for path in
+        ["/v1/chunks/zz", "/v1/chunks/..%2f..%2fetc", &format!("/v1/chunks/{}", "0".repeat(32))]
+    {
+        assert_eq!(server.get(path).0, 404, "{path}");
+    }
+    assert_eq!(server.get("/v1/chunks?kind=king").0, 400);
+    let with_system = json!({"messages": [
+        {"role": "system", "content": [chunk(&system)]},
+        {"role": "user", "content": [chunk(&doc), question]},
+    ]});
+    let answer = server.ask(&with_system);
+    let kinds: Vec<_> = answer["chunk_report"]["chunks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|piece| (piece["kind"].as_str().unwrap(), piece["id"].is_string()))
+        .collect();
+    assert_eq!(kinds, [("system", true), ("context", true), ("query", false)]);
+}
+
+#[test]
+fn moved_chunks_are_reused_and_answers_verified() {
+    let server = Server::start(&[]);
+    let file = |name: &str| {
+        let path = format!("{}/../../assets/demo/{name}.txt", env!("CARGO_MANIFEST_DIR"));
+        std::fs::read_to_string(path).unwrap()
+    };
+    let a = register(&server, "context", &document());
+    let b = register(&server, "context", &file("nusonix"));
+    let verify = |answer: &Value| {
+        let (status, found) =
+            server.post("/v1/chunks/verify", &json!({"completion": answer["id"]}));
+        assert_eq!(status, 200, "{found}");
+        found
+    };
+    let exact = server.ask(&about(&[&a, &b], json!({})));
+    let found = verify(&exact);
+    assert_eq!((&found["exact"], &found["differing_tokens"]), (&json!(true), &json!(0)));
+    server.ask(&about(&[&a, &b], json!({"reuse": "isolated"})));
+    let moved = server.ask(&about(&[&b, &a], json!({"reuse": "isolated"})));
+    let pieces = moved["chunk_report"]["chunks"].as_array().unwrap();
+    let chunks: Vec<&Value> = pieces.iter().filter(|piece| piece["id"].is_string()).collect();
+    assert_eq!(chunks.len(), 2);
+    assert!(chunks.iter().all(|c| c["source"] == "device" && c["reuse"] == "isolated"), "{moved}");
+    let found = verify(&moved);
+    assert_eq!(found["exact"], false);
+    assert!(found["kl"].as_f64().unwrap() > 0.0);
+    server.refusal("/v1/chunks/verify", &json!({"completion": "chatcmpl-unknown"}), 404);
+}
+
+#[test]
+fn chunks_and_their_rows_survive_a_kill_and_an_orderly_end() {
+    let server = Server::start(&[]);
+    let id = register(&server, "context", &document());
+    let gone = register(&server, "context", "To be deleted.");
+    server.delete(&format!("/v1/chunks/{gone}"));
+    let asked = about(&[&id], json!({}));
+    let first = server.ask(&asked);
+    server.until("rows are filed", || server.metric("weft_cache_bytes{tier=\"disk\"}") > 0.0);
+    server.signal("-KILL");
+    let (code, folder) = server.wait();
+    assert_eq!(code, None);
+
+    let server = Server::start_in(folder, &[]);
+    assert_eq!(server.get(&format!("/v1/chunks/{id}")).1["source"], "disk");
+    assert_eq!(server.get(&format!("/v1/chunks/{gone}")).0, 404);
+    let again = server.ask(&asked);
+    assert_eq!(text(&again), text(&first));
+    let pieces = again["chunk_report"]["chunks"].as_array().unwrap();
+    let of_it = pieces.iter().find(|piece| piece["id"] == id.as_str()).unwrap();
+    assert_eq!((&of_it["source"], &of_it["cached_tokens"]), (&json!("disk"), &of_it["tokens"]));
+
+    server.signal("-TERM");
+    let (code, folder) = server.wait();
+    assert_eq!(code, Some(0));
+    let server = Server::start_in(folder, &[]);
+    let third = server.ask(&asked);
+    assert_eq!(cached(&third), count(&third, "prompt_tokens"), "an orderly end keeps all rows");
+    assert_eq!(server.get(&format!("/v1/chunks/{id}")).1["uses"], 2);
+}

@@ -1,0 +1,143 @@
+//! Clients that leave, servers that end, and what is counted of it all.
+
+use std::io::{BufRead, Read};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::harness::{ANSWER, JSON, Server, chat, chat_with, endless, text};
+
+#[test]
+fn who_leaves_frees_the_lane_within_two_seconds() {
+    let server = Server::start(&[]);
+    let mut stream = server.open_stream(&endless(3900));
+    stream.read_line(&mut String::new()).unwrap();
+    let silent = endless(3900).to_string().replace("\"stream\":true", "\"stream\":false");
+    let whole = server.open("POST", "/v1/chat/completions", &JSON, silent.as_bytes());
+    server.until("both run", || server.metric("weft_lanes_running") == 2.0);
+    drop((stream, whole));
+    let left = Instant::now();
+    server.until("both are gone", || server.is_idle());
+    assert!(left.elapsed() < Duration::from_secs(2), "{:?}", left.elapsed());
+}
+
+#[test]
+fn many_that_leave_harm_nobody() {
+    let server = Server::start(&[]);
+    let body = endless(3900).to_string();
+    let streams: Vec<TcpStream> = (0..200)
+        .map(|_| server.open("POST", "/v1/chat/completions", &JSON, body.as_bytes()))
+        .collect();
+    std::thread::sleep(Duration::from_millis(500));
+    drop(streams);
+    let start = Instant::now();
+    let answer = server.ask(&chat());
+    assert_eq!(text(&answer), ANSWER);
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    server.until("all are gone", || server.is_idle());
+}
+
+#[test]
+fn none_is_lost_of_more_than_there_are_lanes_for() {
+    let server = Server::start(&["--queue", "12"]);
+    let ask = || {
+        let body = chat_with(json!({"max_tokens": 40, "ignore_eos": true})).to_string();
+        let (status, head, body) =
+            server.send("POST", "/v1/chat/completions", &JSON, body.as_bytes());
+        if status == 429 {
+            assert!(head.to_lowercase().contains("retry-after: "), "{head}");
+            server.check_error(&serde_json::from_slice(&body).unwrap());
+        }
+        status
+    };
+    let statuses: Vec<u16> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..40).map(|_| scope.spawn(ask)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(statuses.iter().all(|status| matches!(status, 200 | 429)), "{statuses:?}");
+    assert!(statuses.iter().filter(|status| **status == 200).count() >= 12, "{statuses:?}");
+    server.until("all is over", || server.is_idle());
+}
+
+#[test]
+fn an_orderly_end_finishes_what_runs_and_refuses_what_comes() {
+    let server = Server::start(&[]);
+    let mut running = server.open_stream(&endless(1500));
+    running.read_line(&mut String::new()).unwrap();
+    server.until("it runs", || server.metric("weft_lanes_running") == 1.0);
+    server.signal("-TERM");
+    std::thread::sleep(Duration::from_millis(100));
+    let refused = TcpStream::connect(("127.0.0.1", server.port));
+    assert!(refused.is_err(), "nothing listens any more");
+    let mut rest = String::new();
+    running.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("\"finish_reason\":\"length\"") && rest.contains("[DONE]"));
+    assert_eq!(server.wait().0, Some(0));
+}
+
+#[test]
+fn what_is_counted_is_what_was_answered() {
+    let server = Server::start(&[]);
+    let (mut prompt, mut cached, mut generated) = (0, 0, 0);
+    for more in [json!({}), json!({}), json!({"max_tokens": 2}), json!({"temperature": 1.0})] {
+        let answer = server.ask(&chat_with(more));
+        let usage = &answer["usage"];
+        prompt += usage["prompt_tokens"].as_u64().unwrap();
+        cached += usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+        generated += usage["completion_tokens"].as_u64().unwrap();
+    }
+    server.refusal("/v1/chat/completions", &json!({"messages": 1}), 400);
+    for (name, wanted) in [
+        ("weft_prompt_tokens_total", prompt),
+        ("weft_cached_tokens_total", cached),
+        ("weft_generated_tokens_total", generated),
+        ("weft_first_token_seconds_count", 4),
+        ("weft_token_seconds_count", generated - 4),
+        ("weft_http_requests_total{route=\"/v1/chat/completions\",status=\"200\"}", 4),
+        ("weft_http_requests_total{route=\"/v1/chat/completions\",status=\"400\"}", 1),
+        ("weft_lanes_running", 0),
+        ("weft_requests_waiting", 0),
+    ] {
+        assert_eq!(server.metric(name), wanted as f64, "{name}");
+    }
+    check_format(&server.metrics());
+}
+
+/// Every series has its help and its type before it.
+fn check_format(metrics: &str) {
+    let mut known = Vec::new();
+    for line in metrics.lines() {
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            known.push(rest.split(' ').next().unwrap().to_owned());
+        } else if !line.starts_with("# HELP ") {
+            let name = line.split(['{', ' ']).next().unwrap();
+            let base = ["_bucket", "_sum", "_count"]
+                .iter()
+                .find_map(|suffix| name.strip_suffix(suffix))
+                .unwrap_or(name);
+            assert!(known.iter().any(|k| k == base || k == name), "{line}");
+            assert!(line.rsplit(' ').next().unwrap().parse::<f64>().is_ok(), "{line}");
+        }
+    }
+    assert!(known.len() > 12, "{known:?}");
+}
+
+#[test]
+fn a_head_that_never_ends_is_not_waited_for() {
+    use std::io::Write;
+    let server = Server::start(&[]);
+    let mut stream = TcpStream::connect(("127.0.0.1", server.port)).unwrap();
+    stream.write_all(b"GET /health HTTP/1.1\r\nHost: local").unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut answer = Vec::new();
+    let start = Instant::now();
+    // Closed with or without a word; a timeout of ours would be an error.
+    stream.read_to_end(&mut answer).unwrap();
+    assert!(start.elapsed() < Duration::from_secs(15));
+    let huge = format!("GET /health HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(1 << 20));
+    let mut stream = TcpStream::connect(("127.0.0.1", server.port)).unwrap();
+    let _ = stream.write_all(huge.as_bytes());
+    let _ = stream.read_to_end(&mut answer);
+    assert_eq!(server.get("/health").0, 200);
+}

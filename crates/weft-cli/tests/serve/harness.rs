@@ -1,0 +1,275 @@
+//! Starts servers, asks them, and cleans up behind them.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// A question that the bundled model answers with several tokens.
+pub const QUESTION: &str = "Who is the captain of the Krogaste?";
+pub const ANSWER: &str = "Probrosur";
+
+/// The document that has the answer.
+pub fn document() -> String {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo/krogaste.txt");
+    std::fs::read_to_string(file).unwrap()
+}
+
+/// A chat of one turn about the document.
+pub fn chat() -> Value {
+    json!({"messages": [{"role": "user", "content": format!("{}\n\n{QUESTION}", document())}]})
+}
+
+/// The same with some fields more.
+pub fn chat_with(more: Value) -> Value {
+    merged(chat(), more)
+}
+
+pub fn merged(mut json: Value, more: Value) -> Value {
+    let Value::Object(more) = more else { panic!("fields") };
+    json.as_object_mut().unwrap().extend(more);
+    json
+}
+
+/// An answer that goes on and on.
+pub fn endless(max_tokens: usize) -> Value {
+    chat_with(json!({"stream": true, "ignore_eos": true, "max_tokens": max_tokens}))
+}
+
+/// A running server.
+pub struct Server {
+    child: Child,
+    pub port: u16,
+    key: Option<String>,
+    pub folder: TempDir,
+}
+
+impl Server {
+    pub fn start(args: &[&str]) -> Self {
+        Self::start_in(tempfile::tempdir().unwrap(), args)
+    }
+
+    /// Starts with the chunks and rows that an earlier one left.
+    pub fn start_in(folder: TempDir, args: &[&str]) -> Self {
+        let server = Self::spawn(folder, args);
+        server.until("it is healthy", || server.get("/health").0 == 200);
+        server
+    }
+
+    /// Starts, and does not wait for the model.
+    pub fn spawn(folder: TempDir, args: &[&str]) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_weft"))
+            .args(["serve", "--port", "0", "--threads", "1", "--cache-dir"])
+            .arg(folder.path().join("kv"))
+            .arg("--chunk-dir")
+            .arg(folder.path().join("chunks"))
+            .args(args)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let first = lines.next().unwrap().unwrap();
+        let port = first.split("127.0.0.1:").nth(1).and_then(|rest| rest.split(' ').next());
+        let port = port.and_then(|port| port.parse().ok()).unwrap_or_else(|| panic!("{first}"));
+        // Read on, so that the server never waits for us.
+        std::thread::spawn(move || lines.for_each(drop));
+        let key = args.iter().position(|arg| *arg == "--api-key").map(|at| args[at + 1].to_owned());
+        Self { child, port, key, folder }
+    }
+
+    pub fn until(&self, what: &str, is_so: impl Fn() -> bool) {
+        let start = Instant::now();
+        while !is_so() {
+            assert!(start.elapsed() < Duration::from_secs(20), "never: {what}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    pub fn get(&self, path: &str) -> (u16, Value) {
+        let (status, _, body) = self.send("GET", path, &[], b"");
+        (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
+    }
+
+    pub fn delete(&self, path: &str) -> (u16, Value) {
+        let (status, _, body) = self.send("DELETE", path, &[], b"");
+        (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
+    }
+
+    pub fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        let (status, _, body) = self.send("POST", path, &JSON, body.to_string().as_bytes());
+        (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
+    }
+
+    /// An answer that must come.
+    pub fn ask(&self, body: &Value) -> Value {
+        let (status, answer) = self.post("/v1/chat/completions", body);
+        assert_eq!(status, 200, "{answer}");
+        answer
+    }
+
+    /// A refusal that must come, and its message.
+    pub fn refusal(&self, path: &str, body: &Value, wanted: u16) -> String {
+        let (status, answer) = self.post(path, body);
+        assert_eq!(status, wanted, "{body}: {answer}");
+        self.check_error(&answer);
+        answer["error"]["message"].as_str().unwrap().to_owned()
+    }
+
+    /// Errors have OpenAI's form, and tell nothing that only the machine should know.
+    pub fn check_error(&self, answer: &Value) {
+        let error = answer["error"].as_object().unwrap_or_else(|| panic!("{answer}"));
+        for field in ["message", "type", "param", "code"] {
+            assert!(error.contains_key(field), "{answer}");
+        }
+        let text = answer.to_string();
+        let folder = self.folder.path().to_string_lossy().into_owned();
+        for secret in [&folder, "0x", ".rs:", "/home", "/root"] {
+            assert!(!text.contains(secret), "{text} tells {secret}");
+        }
+    }
+
+    /// One request on a connection of its own: status, head, body.
+    pub fn send(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> (u16, String, Vec<u8>) {
+        let mut stream = self.open(method, path, headers, body);
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        let split = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n").expect("a head");
+        let head = String::from_utf8(answer[..split].to_vec()).unwrap();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        let body = &answer[split + 4..];
+        let is_chunked = head.to_lowercase().contains("transfer-encoding: chunked");
+        let body = if is_chunked { unchunked(body) } else { body.to_vec() };
+        (status, head, body)
+    }
+
+    /// Sends a request and leaves its answer unread.
+    pub fn open(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> TcpStream {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let mut head = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\n");
+        let has = |name: &str| headers.iter().any(|(given, _)| given.eq_ignore_ascii_case(name));
+        if !has("host") {
+            head += &format!("Host: 127.0.0.1:{}\r\n", self.port);
+        }
+        if let Some(key) = self.key.as_ref().filter(|_| !has("authorization") && !has("x-api-key"))
+        {
+            head += &format!("Authorization: Bearer {key}\r\n");
+        }
+        for (name, value) in headers {
+            head += &format!("{name}: {value}\r\n");
+        }
+        head += &format!("Content-Length: {}\r\n\r\n", body.len());
+        stream.write_all(head.as_bytes()).unwrap();
+        // A server may refuse before it has read all.
+        let _ = stream.write_all(body);
+        stream
+    }
+
+    /// Opens a streamed answer.
+    pub fn open_stream(&self, body: &Value) -> BufReader<TcpStream> {
+        let stream = self.open("POST", "/v1/chat/completions", &JSON, body.to_string().as_bytes());
+        BufReader::new(stream)
+    }
+
+    /// All lines of a stream's answer that are data; `[DONE]` must be the last.
+    pub fn events(&self, path: &str, body: &Value) -> Vec<Value> {
+        let body = merged(body.clone(), json!({"stream": true}));
+        let (status, head, bytes) = self.send("POST", path, &JSON, body.to_string().as_bytes());
+        let text = String::from_utf8(bytes).unwrap();
+        assert_eq!(status, 200, "{text}");
+        assert!(head.to_lowercase().contains("content-type: text/event-stream"), "{head}");
+        let mut data: Vec<&str> =
+            text.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
+        assert_eq!(data.pop(), Some("[DONE]"), "{text}");
+        data.into_iter().map(|data| serde_json::from_str(data).unwrap()).collect()
+    }
+
+    pub fn metrics(&self) -> String {
+        let (status, _, body) = self.send("GET", "/metrics", &[], b"");
+        assert_eq!(status, 200);
+        String::from_utf8(body).unwrap()
+    }
+
+    pub fn metric(&self, name: &str) -> f64 {
+        let text = self.metrics();
+        let line = text.lines().find(|line| line.rsplit_once(' ').is_some_and(|l| l.0 == name));
+        let line = line.unwrap_or_else(|| panic!("no {name} in {text}"));
+        line.rsplit_once(' ').unwrap().1.parse().unwrap()
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.metric("weft_lanes_running") == 0.0 && self.metric("weft_requests_waiting") == 0.0
+    }
+
+    /// Sends a signal to the server's process.
+    pub fn signal(&self, signal: &str) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+    }
+
+    /// Waits for the end; gives the exit code, and the folders for the next.
+    pub fn wait(mut self) -> (Option<i32>, TempDir) {
+        let code = self.child.wait().unwrap().code();
+        let folder = std::mem::replace(&mut self.folder, tempfile::tempdir().unwrap());
+        (code, folder)
+    }
+
+    /// Resident memory in bytes.
+    pub fn memory(&self) -> u64 {
+        let status = format!("/proc/{}/status", self.child.id());
+        let status = std::fs::read_to_string(status).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")];
+
+/// The text of an answer.
+pub fn text(answer: &Value) -> &str {
+    answer["choices"][0]["message"]["content"].as_str().unwrap_or_else(|| panic!("{answer}"))
+}
+
+/// The text of a stream of one choice.
+pub fn joined(events: &[Value]) -> String {
+    let delta = |event: &Value| event["choices"][0]["delta"]["content"].as_str().map(str::to_owned);
+    events.iter().filter_map(delta).collect()
+}
+
+fn unchunked(mut body: &[u8]) -> Vec<u8> {
+    let mut whole = Vec::new();
+    while let Some(line) = body.windows(2).position(|bytes| bytes == b"\r\n") {
+        let size = std::str::from_utf8(&body[..line]).unwrap();
+        let size = usize::from_str_radix(size, 16).unwrap();
+        let start = line + 2;
+        whole.extend_from_slice(&body[start..start + size]);
+        body = &body[start + size + 2..];
+        if size == 0 {
+            break;
+        }
+    }
+    whole
+}

@@ -1,0 +1,148 @@
+//! Who is let in, and what is told before anything is answered.
+
+use serde_json::{Value, json};
+
+use crate::harness::{JSON, Server, chat, merged};
+
+#[test]
+fn health_is_503_while_the_model_loads_and_then_200_and_needs_no_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::spawn(folder, &["--api-key", "secret", "--kernels", "reference"]);
+    let no_key = [("X-Api-Key", "wrong")];
+    let health = || server.send("GET", "/health", &no_key, b"");
+    let mut seen = vec![health().0];
+    while *seen.last().unwrap() != 200 {
+        seen.push(health().0);
+    }
+    assert!(seen.iter().all(|status| matches!(status, 200 | 503)), "{seen:?}");
+    let (status, models) = server.get("/v1/models");
+    assert_eq!(status, 200);
+    let ids: Vec<&Value> = models["data"].as_array().unwrap().iter().map(|m| &m["id"]).collect();
+    assert_eq!(ids, ["weft-tiny"]);
+    assert_eq!(server.get("/v1/models/weft-tiny").0, 200);
+    assert_eq!(server.get("/v1/models/other").0, 404);
+    server.refusal("/v1/chat/completions", &merged(chat(), json!({"model": "gpt-4"})), 404);
+}
+
+#[test]
+fn a_key_is_wanted_everywhere_but_at_the_door() {
+    let server = Server::start(&["--api-key", "secret"]);
+    let routes = [
+        ("GET", "/v1/models"),
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/completions"),
+        ("POST", "/tokenize"),
+        ("GET", "/metrics"),
+        ("GET", "/openapi.json"),
+        ("GET", "/v1/chunks"),
+        ("GET", "/no/such/route"),
+    ];
+    for (method, path) in routes {
+        for headers in [
+            vec![("Authorization", "")],
+            vec![("Authorization", "Bearer wrong")],
+            vec![("Authorization", "Basic secret")],
+            vec![("X-Api-Key", "secre")],
+        ] {
+            let (status, _, body) = server.send(method, path, &headers, b"");
+            assert_eq!(status, 401, "{method} {path} {headers:?}");
+            server.check_error(&serde_json::from_slice(&body).unwrap());
+        }
+    }
+    for headers in [[("Authorization", "Bearer secret")], [("X-Api-Key", "secret")]] {
+        assert_eq!(server.send("GET", "/v1/models", &headers, b"").0, 200);
+    }
+    for open in ["/health", "/"] {
+        assert_eq!(server.send("GET", open, &[("X-Api-Key", "wrong")], b"").0, 200);
+    }
+}
+
+#[test]
+fn foreign_pages_and_foreign_names_are_refused() {
+    let server = Server::start(&["--allow-host", "box.lan"]);
+    let get = |headers: &[(&str, &str)]| server.send("GET", "/v1/models", headers, b"").0;
+    for host in ["evil.com", "localhost.evil.com", "evil.com:80", "10.0.0.1", ""] {
+        assert_eq!(get(&[("Host", host)]), 403, "{host}");
+    }
+    for host in ["localhost", "LOCALHOST:9", "[::1]:1", "box.lan"] {
+        assert_eq!(get(&[("Host", host)]), 200, "{host}");
+    }
+    for origin in
+        ["http://evil.com", "http://localhost.evil.com", "null", "https://localhost@evil.com"]
+    {
+        assert_eq!(get(&[("Origin", origin)]), 403, "{origin}");
+    }
+    let (status, head, _) =
+        server.send("GET", "/v1/models", &[("Origin", "http://localhost:3000")], b"");
+    let told = "access-control-allow-origin: http://localhost:3000";
+    assert!(status == 200 && head.to_lowercase().contains(told), "{head}");
+    let preflight = |origin| {
+        let headers = [
+            ("Origin", origin),
+            ("Access-Control-Request-Method", "POST"),
+            ("Access-Control-Request-Headers", "authorization,content-type"),
+        ];
+        server.send("OPTIONS", "/v1/chat/completions", &headers, b"")
+    };
+    let (status, head, _) = preflight("http://127.0.0.1:3000");
+    assert_eq!(status, 204);
+    let head = head.to_lowercase();
+    assert!(head.contains("access-control-allow-headers: authorization,content-type"), "{head}");
+    assert_eq!(preflight("http://evil.com").0, 403);
+}
+
+#[test]
+fn bodies_are_json_of_a_size_that_was_agreed_on() {
+    let server = Server::start(&[]);
+    let path = "/v1/chat/completions";
+    let body = chat().to_string();
+    for kind in ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""] {
+        let (status, _, _) = server.send("POST", path, &[("Content-Type", kind)], body.as_bytes());
+        assert_eq!(status, 415, "{kind}");
+    }
+    let charset = [("Content-Type", "application/json; charset=utf-8")];
+    assert_eq!(server.send("POST", path, &charset, body.as_bytes()).0, 200);
+
+    const LIMIT: usize = 16 << 20;
+    let padded = |bytes: usize| {
+        let body = chat().to_string();
+        let pad = bytes - body.len() - ",\"pad\":\"\"".len();
+        format!("{},\"pad\":\"{}\"}}", &body[..body.len() - 1], "x".repeat(pad)).into_bytes()
+    };
+    assert_eq!(server.send("POST", path, &JSON, &padded(LIMIT)).0, 200);
+    let (status, _, body) = server.send("POST", path, &JSON, &padded(LIMIT + 1));
+    assert_eq!(status, 413);
+    server.check_error(&serde_json::from_slice(&body).unwrap());
+
+    let deep = format!("{{\"messages\": {}{}}}", "[".repeat(100_000), "]".repeat(100_000));
+    assert_eq!(server.send("POST", path, &JSON, deep.as_bytes()).0, 400);
+    for broken in ["", "{", "nul", "{\"messages\": [}", "\u{feff}{}"] {
+        assert_eq!(server.send("POST", path, &JSON, broken.as_bytes()).0, 400, "{broken}");
+    }
+    assert_eq!(server.send("GET", path, &[], b"").0, 405);
+    assert_eq!(server.get("/nothing").0, 404);
+}
+
+#[test]
+fn other_machines_are_not_let_in_by_mistake() {
+    let weft = |args: &[&str]| {
+        let weft = env!("CARGO_BIN_EXE_weft");
+        std::process::Command::new(weft).arg("serve").args(args).output().unwrap()
+    };
+    let open = weft(&["--host", "0.0.0.0", "--port", "0"]);
+    assert_eq!(open.status.code(), Some(2));
+    let told = String::from_utf8(open.stderr).unwrap();
+    assert!(told.contains("--api-key") && told.contains("--insecure"), "{told}");
+    let missing = weft(&["--port", "0", "--offline", "no/such-model"]);
+    assert_eq!(missing.status.code(), Some(3));
+}
+
+#[test]
+fn the_page_and_the_document_are_there() {
+    let server = Server::start(&[]);
+    let (status, head, body) = server.send("GET", "/", &[], b"");
+    assert!(status == 200 && head.to_lowercase().contains("content-type: text/html"), "{head}");
+    assert!(String::from_utf8(body).unwrap().contains("<!doctype html>"));
+    let (status, document) = server.get("/openapi.json");
+    assert_eq!((status, &document["openapi"]), (200, &json!("3.1.0")));
+}

@@ -1,0 +1,172 @@
+//! What streaming costs: a device that computes nothing says 2,000 tokens a second, one client reads
+//! them, and the processor time that the server's own threads took is told as a share of one core.
+//! Also what a request's first token takes over the same request to the library.
+//!
+//! `cargo run --release -p weft-server --example stream_cost`
+
+#[path = "../tests/support/stub.rs"]
+mod stub;
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use weft::engine::{Engine, Request};
+use weft::prompt::{Conversation, Message};
+use weft::sampling::Sampling;
+use weft_server::{Loaded, Options, Server};
+
+use stub::Control;
+
+const TOKENS: usize = 4000;
+const STREAMS: usize = 5;
+const ROUNDS: usize = 200;
+const BODY_OF_ONE: &str = r#"{"stream": true, "max_tokens": 1, "temperature": 0, "messages": [{"role": "user", "content": "Who is it?"}]}"#;
+
+fn main() {
+    let control = Arc::new(Control::default());
+    let address = serve(&control);
+    let own = first_token_of_library();
+    for _ in 0..ROUNDS {
+        first_token(address);
+    }
+    let served = median((0..ROUNDS).map(|_| first_token(address)).collect());
+    println!(
+        "first token of a warm request: {:.0} us served, {:.0} us by the library: {:.0} us more",
+        us(served),
+        us(own),
+        us(served) - us(own)
+    );
+
+    control.step_us.store(500, Ordering::Relaxed);
+    let before = [cpu_time("tokio"), cpu_time("weft-engine")];
+    let start = Instant::now();
+    let n: usize = (0..STREAMS).map(|_| stream(address)).sum();
+    let wall = start.elapsed();
+    let share = |time: Duration| time.as_secs_f64() / wall.as_secs_f64() * 100.0;
+    let sockets = share(cpu_time("tokio") - before[0]);
+    let engine = share(cpu_time("weft-engine") - before[1]);
+    let paced = share_of_library(&control);
+    println!(
+        "{n} events, {:.0} tok/s: sockets {sockets:.1} %, engine {engine:.1} % of a core, of which \
+         the library alone at this pace {paced:.1} %: the server costs {:.1} %",
+        (STREAMS * TOKENS) as f64 / wall.as_secs_f64(),
+        sockets + engine - paced
+    );
+}
+
+/// What the engine and the device's pacing take without a server, in percent of a core.
+fn share_of_library(control: &Arc<Control>) -> f64 {
+    let control = Arc::clone(control);
+    let thread = std::thread::Builder::new().name("library".to_owned()).spawn(move || {
+        let model = stub::model();
+        let mut engine = stub::engine(&model, "a", &control);
+        let (start, before) = (Instant::now(), cpu_time("library"));
+        for _ in 0..STREAMS {
+            let sampling =
+                Sampling { max_tokens: Some(TOKENS), temperature: 0.0, ..Sampling::default() };
+            engine.generate(Request::new(vec![5, 6, 7], sampling)).expect("room").for_each(drop);
+        }
+        (cpu_time("library") - before).as_secs_f64() / start.elapsed().as_secs_f64() * 100.0
+    });
+    thread.expect("a thread").join().expect("no panic")
+}
+
+fn serve(control: &Arc<Control>) -> SocketAddr {
+    let options = Options::new(SocketAddr::from(([127, 0, 0, 1], 0)));
+    let server = Server::bind(options, |_| {}).expect("a free port");
+    let address = server.address().expect("an address");
+    let control = Arc::clone(control);
+    std::thread::spawn(move || {
+        server.run(Box::new(move || {
+            let model = stub::model();
+            let engine = stub::engine(&model, "a", &control);
+            Ok(Loaded { id: "stub".into(), model, engine, shelf: None })
+        }))
+    });
+    while !is_up(address) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    address
+}
+
+fn is_up(address: SocketAddr) -> bool {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    let head = "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    stream.write_all(head.as_bytes()).expect("it reads");
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).expect("it answers");
+    line.contains(" 200 ")
+}
+
+/// A request on a connection that is open already is what clients make; opening one is not counted.
+fn post(stream: &mut TcpStream, body: &str) {
+    let n = body.len();
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+         Content-Length: {n}\r\n\r\n{body}"
+    );
+    stream.write_all(head.as_bytes()).expect("it reads");
+}
+
+fn first_token(address: SocketAddr) -> Duration {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    stream.set_nodelay(true).expect("a socket");
+    let start = Instant::now();
+    post(&mut stream, BODY_OF_ONE);
+    let mut lines = BufReader::new(stream).lines();
+    lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("\"content\":\"a\"")));
+    start.elapsed()
+}
+
+/// The same by the library: rendering, composing, one token.
+fn first_token_of_library() -> Duration {
+    let model = stub::model();
+    let mut engine: Engine = stub::engine(&model, "a", &Arc::default());
+    let mut ask = || {
+        let start = Instant::now();
+        let conversation = Conversation::new(vec![Message::user("Who is it?")], None);
+        let prompt = engine.compose_chat(&conversation).expect("a prompt");
+        let sampling = Sampling { max_tokens: Some(1), temperature: 0.0, ..Sampling::default() };
+        let mut answer = engine.generate(Request::new(prompt, sampling)).expect("room");
+        answer.next();
+        start.elapsed()
+    };
+    let _warm: Vec<Duration> = (0..ROUNDS).map(|_| ask()).collect();
+    median((0..ROUNDS).map(|_| ask()).collect())
+}
+
+fn stream(address: SocketAddr) -> usize {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    let body = BODY_OF_ONE.replace("\"max_tokens\": 1", &format!("\"max_tokens\": {TOKENS}"));
+    post(&mut stream, &body);
+    let lines = BufReader::new(stream).lines().map_while(Result::ok);
+    lines.take_while(|line| !line.contains("[DONE]")).filter(|l| l.starts_with("data: ")).count()
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort();
+    times[times.len() / 2]
+}
+
+fn us(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
+/// Processor time that the threads of this name took so far.
+fn cpu_time(name: &str) -> Duration {
+    const TICKS_PER_SECOND: f64 = 100.0;
+    let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
+    let ticks = tasks.filter_map(|task| {
+        let stat = std::fs::read_to_string(task.ok()?.path().join("stat")).ok()?;
+        let (head, rest) = stat.rsplit_once(") ")?;
+        let fields: Vec<&str> = rest.split_whitespace().collect();
+        let is_it = head.split_once('(')?.1.starts_with(name);
+        is_it.then(|| fields[11].parse::<f64>().ok().zip(fields[12].parse::<f64>().ok()))?
+    });
+    Duration::from_secs_f64(
+        ticks.map(|(user, system)| user + system).sum::<f64>() / TICKS_PER_SECOND,
+    )
+}

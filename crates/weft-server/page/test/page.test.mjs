@@ -1,0 +1,620 @@
+// The page in a real browser, against the real server with the bundled model. What a person does and
+// sees; nothing is mocked but failures that a healthy server does not have. `run.sh` starts it.
+
+import assert from 'node:assert/strict';
+import { mkdirSync, readFileSync } from 'node:fs';
+import { createRequire } from 'node:module';
+import { after, afterEach, before, beforeEach, describe, test } from 'node:test';
+import { chromium } from 'playwright-core';
+import { END, delta, scripted } from './script.mjs';
+import { serve } from './server.mjs';
+
+const SHOTS = new URL('./shots/', import.meta.url).pathname;
+const AXE = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
+const FLAGS = ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking', '--disable-component-update', '--disable-sync'];
+
+const CAPTAIN = ['Who is the captain of the Krogaste?', 'Probrosur'];
+const RULER = ['Who is the ruler of Nusonix?', 'Vubegok'];
+const JOB = ['What is the job of Kehujax?', 'carpenter'];
+const GROHOSU = 'Person: Grohosu\nThe pet of Grohosu is a fox. Young people often move away. Grohosu is a close friend of Gukehut. The candles burned until late. The age of Grohosu is 58. The home of Grohosu is in Vetremu. The bells ring at noon.';
+
+let browser;
+let server;
+let open = []; // what a test opened: {context, page, troubles, foreign}
+
+before(async () => {
+  mkdirSync(SHOTS, { recursive: true });
+  browser = await chromium.launch({ executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium', args: FLAGS });
+  server = await serve();
+});
+
+after(async () => {
+  await browser?.close();
+  await server?.end();
+});
+
+beforeEach(async () => {
+  await fetch(`${server.address}/v1/chunks`, { method: 'DELETE' });
+});
+
+afterEach(async () => {
+  const seen = open;
+  open = [];
+  for (const { context } of seen) await context.close();
+  for (const { troubles, foreign } of seen) {
+    assert.deepEqual(troubles, [], 'the console has no errors');
+    assert.deepEqual(foreign, [], 'nothing is asked of another origin');
+  }
+});
+
+/** A page as a person opens it. Refusals that a test provokes are named in `expects`. */
+async function visit({ width = 1280, height = 860, expects = [], address = server.address, ...options } = {}) {
+  const context = await browser.newContext({ viewport: { width, height }, reducedMotion: 'reduce', acceptDownloads: true, ...options });
+  const page = await context.newPage();
+  page.setDefaultTimeout(20_000);
+  const troubles = [];
+  const foreign = [];
+  page.on('console', (message) => {
+    const text = message.text();
+    if (['error', 'warning'].includes(message.type()) && !expects.some((word) => text.includes(word))) troubles.push(text);
+  });
+  page.on('pageerror', (error) => troubles.push(String(error)));
+  page.on('request', (request) => {
+    const { origin, protocol } = new URL(request.url());
+    if (origin !== address && protocol !== 'blob:') foreign.push(request.url());
+  });
+  open.push({ context, page, troubles, foreign });
+  await page.goto(address);
+  return page;
+}
+
+/** A server of a test's own; its pages are closed before it ends, so that they do not miss it. */
+async function withServer(flags, does) {
+  const own = await serve(...flags);
+  try {
+    await does(own);
+    for (const { context } of open) await context.close();
+  } finally {
+    await own.end();
+  }
+}
+
+const answers = (page) => page.getByRole('article', { name: 'Answer' });
+const lastAnswer = (page) => answers(page).last();
+
+async function finished(page) {
+  await page.locator('#send').waitFor();
+  await page.waitForFunction(() => !document.querySelector('.answer[data-state="writing"]'));
+}
+
+async function ask(page, question, answer) {
+  await page.getByLabel('Your question').fill(question);
+  await page.keyboard.press('Enter');
+  await page.locator('.question-text', { hasText: question }).last().waitFor();
+  await finished(page);
+  if (answer) assert.match(await lastAnswer(page).locator('.prose').innerText(), new RegExp(answer, 'i'));
+}
+
+async function addExamples(page) {
+  await page.getByRole('button', { name: 'Use three short examples' }).click();
+  await page.locator('#tray .document').nth(2).waitFor();
+}
+
+const addFile = (page, name, text) => page.locator('#file').setInputFiles({ name, mimeType: 'text/plain', buffer: Buffer.from(text) });
+
+/** Drops files on the page, as from a desktop. */
+async function dropFile(page, name, text) {
+  const data = await page.evaluateHandle(([fileName, content]) => {
+    const transfer = new DataTransfer();
+    transfer.items.add(new File([content], fileName, { type: 'text/plain' }));
+    return transfer;
+  }, [name, text]);
+  await page.dispatchEvent('#log', 'dragenter', { dataTransfer: data });
+  assert.ok(await page.getByText('Drop to put it on the shelf').isVisible());
+  await page.dispatchEvent('#log', 'drop', { dataTransfer: data });
+}
+
+const segments = (answer) => answer.locator('.segment').evaluateAll((nodes) => nodes.map((node) => ({
+  source: /from-(\w+)/.exec(node.className)[1], approximate: node.classList.contains('approximate'), words: node.getAttribute('aria-label'),
+})));
+
+const overflow = (page) => page.evaluate(() => Math.max(document.documentElement.scrollWidth, document.body.scrollWidth) - innerWidth);
+
+const shot = (page, name) => page.screenshot({ path: `${SHOTS}${name}.png` });
+
+describe('a newcomer', () => {
+  test('drops in a file, asks twice, and sees what was kept and what it saved', async () => {
+    const page = await visit();
+    await page.getByRole('heading', { name: 'Read it once, ask it often.' }).waitFor();
+    await shot(page, 'empty');
+    await dropFile(page, 'grohosu.txt', GROHOSU);
+    await page.locator('#tray .document', { hasText: 'grohosu.txt' }).waitFor();
+    await page.locator('#chunks .chunk', { hasText: 'grohosu.txt' }).waitFor();
+    await ask(page, 'What is the pet of Grohosu?', 'fox');
+    const first = await segments(lastAnswer(page));
+    assert.ok(first.some(({ source, words }) => source === 'computed' && words.startsWith('grohosu.txt')));
+    await ask(page, 'Where is the home of Grohosu?', 'Vetremu');
+    const second = await segments(lastAnswer(page));
+    const document = second.find(({ words }) => words.startsWith('grohosu.txt'));
+    assert.equal(document.source, 'device');
+    assert.equal(second.at(-1).source, 'computed');
+    assert.match(await lastAnswer(page).locator('.saved').innerText(), /^[\d.]+ (ms|s) saved/);
+    assert.match(await lastAnswer(page).locator('.summary').innerText(), /^\d+ of \d+ prompt tokens kept/);
+    const [cold, run] = await lastAnswer(page).locator('.time-bar i').evaluateAll((bars) => bars.map((bar) => bar.offsetWidth));
+    assert.ok(cold > run, `cold ${cold} px, this run ${run} px`);
+    assert.match(await page.locator('#chunks .chunk').innerText(), /device[^]*2 uses/);
+  });
+
+  test('is shown examples that the model can answer, and which document was looked at', async () => {
+    const page = await visit();
+    await addExamples(page);
+    await page.getByRole('button', { name: CAPTAIN[0] }).click();
+    await finished(page);
+    await ask(page, ...RULER);
+    assert.match(await lastAnswer(page).locator('.looked-at').innerText(), /looked most at nusonix\.txt/);
+    const nusonix = (await segments(lastAnswer(page))).find(({ words }) => words.startsWith('nusonix.txt'));
+    assert.match(nusonix.words, /113 tokens, on the device, \d+ % of the attention/);
+    // Earlier ribbons are folded to their segments.
+    assert.ok(!(await answers(page).first().locator('.times').isVisible()));
+    await answers(page).first().getByRole('button', { name: 'Legend and times' }).click();
+    assert.ok(await answers(page).first().locator('.times').isVisible());
+  });
+});
+
+describe('the conversation', () => {
+  test('is answered anew, edited, kept over a reload, exported and forgotten', async () => {
+    const page = await visit();
+    await addExamples(page);
+    await ask(page, ...CAPTAIN);
+    await ask(page, ...RULER);
+    await lastAnswer(page).getByRole('button', { name: 'Regenerate' }).click();
+    await finished(page);
+    assert.match(await lastAnswer(page).innerText(), /Vubegok/);
+    assert.equal(await answers(page).count(), 2);
+
+    const question = page.getByRole('article', { name: 'Question' }).last();
+    await question.hover();
+    await question.getByRole('button', { name: 'Edit' }).click();
+    await page.getByLabel('Edit the question').fill(JOB[0]);
+    await page.getByRole('button', { name: 'Ask again' }).click();
+    await page.locator('.question-text', { hasText: JOB[0] }).waitFor();
+    await finished(page);
+    assert.match(await lastAnswer(page).innerText(), /carpenter/);
+    assert.equal(await answers(page).count(), 2);
+
+    await page.reload();
+    await page.locator('#chunks .chunk').first().waitFor();
+    assert.equal(await answers(page).count(), 2);
+    assert.match(await lastAnswer(page).innerText(), /carpenter/);
+    assert.equal(await lastAnswer(page).locator('.segment').count(), (await segments(lastAnswer(page))).length);
+    assert.equal(await page.locator('#tray .document').count(), 3);
+
+    for (const [name, expected] of [['Markdown', /\| nusonix\.txt \| 113 \|/], ['JSON', /"chunk_report"|"report"/]]) {
+      await page.getByRole('button', { name: 'Export' }).click();
+      const [download] = await Promise.all([page.waitForEvent('download'), page.locator('#export-menu').getByRole('button', { name }).click()]);
+      const text = readFileSync(await download.path(), 'utf8');
+      assert.match(text, expected);
+      if (name === 'JSON') assert.equal(JSON.parse(text).turns.length, 4);
+    }
+
+    await page.getByRole('button', { name: 'New' }).click();
+    assert.equal(await answers(page).count(), 0);
+    await page.getByRole('button', { name: 'Undo' }).click();
+    assert.equal(await answers(page).count(), 2);
+  });
+
+  test('can be stopped, and the lane is free again', async () => {
+    const page = await visit();
+    const sentence = 'The bells ring at noon. The candles burned until late. Old songs tell of it. ';
+    await addFile(page, 'long.txt', sentence.repeat(160));
+    await page.locator('#tray .document').waitFor();
+    await page.getByLabel('Your question').fill('Who rings the bells?');
+    await page.keyboard.press('Enter');
+    await page.getByRole('button', { name: 'Stop' }).click();
+    await page.getByText('Stopped.', { exact: false }).first().waitFor();
+    assert.equal(await lastAnswer(page).getAttribute('data-state'), 'stopped');
+    const deadline = Date.now() + 2000;
+    let lanes;
+    do {
+      const metrics = await (await fetch(`${server.address}/metrics`)).text();
+      lanes = /^weft_lanes_running (\d+)$/m.exec(metrics)?.[1];
+    } while (lanes !== '0' && Date.now() < deadline);
+    assert.equal(lanes, '0');
+    await page.getByRole('button', { name: 'New' }).click();
+    await page.getByRole('button', { name: 'Take long.txt out of the prompt' }).click();
+    await addExamples(page);
+    await ask(page, ...CAPTAIN);
+  });
+
+  test('copies an answer, and keeps one on the shelf', async () => {
+    const page = await visit({ permissions: ['clipboard-read', 'clipboard-write'] });
+    await addExamples(page);
+    await ask(page, ...CAPTAIN);
+    await lastAnswer(page).getByRole('button', { name: 'Copy' }).click();
+    await lastAnswer(page).getByText('Copied').waitFor();
+    assert.match(await page.evaluate(() => navigator.clipboard.readText()), /Probrosur/);
+    await lastAnswer(page).getByRole('button', { name: 'Keep on the shelf' }).click();
+    await page.locator('#chunks .chunk', { hasText: 'output' }).waitFor();
+  });
+});
+
+describe('a stream', () => {
+  /** A page whose answers are scripted. */
+  async function withScript(script, does) {
+    const front = await scripted(server.address, script);
+    try {
+      const page = await visit({ address: front.address, expects: ['ERR_INCOMPLETE_CHUNKED_ENCODING', 'ERR_CONNECTION_RESET', 'ERR_EMPTY_RESPONSE'] });
+      await page.locator('#served', { hasText: 'weft-tiny' }).waitFor();
+      await does(page);
+      for (const { context } of open) await context.close();
+    } finally {
+      front.end();
+    }
+  }
+
+  test('folds thoughts, passes over pings, and joins what was cut within a character', async () => {
+    const smile = Buffer.from(delta({ content: 'done 🙂' }));
+    const cut = smile.indexOf(0xf0) + 2;
+    function* script() {
+      yield ': ping\n\n';
+      yield delta({ role: 'assistant', content: '' });
+      yield delta({ reasoning_content: 'Let me ' });
+      yield delta({ reasoning_content: 'see.' });
+      yield 400;
+      yield smile.subarray(0, cut);
+      yield 50;
+      yield smile.subarray(cut);
+      yield END;
+    }
+    await withScript(script, async (page) => {
+      await page.getByLabel('Your question').fill('?');
+      await page.keyboard.press('Enter');
+      await lastAnswer(page).getByText('Thinking…').waitFor();
+      assert.ok(!(await lastAnswer(page).getByText('Let me see.').isVisible()));
+      await finished(page);
+      assert.equal(await lastAnswer(page).locator('.prose').innerText(), 'done 🙂');
+      await lastAnswer(page).getByText('Thought before answering').click();
+      assert.ok(await lastAnswer(page).getByText('Let me see.').isVisible());
+    });
+  });
+
+  test('shows its speed, and keeps what came when it is stopped', async () => {
+    function* script() {
+      for (let n = 0; n < 2000; n += 1) {
+        yield delta({ content: `word${n} ` });
+        yield 10;
+      }
+    }
+    await withScript(script, async (page) => {
+      await page.getByLabel('Your question').fill('?');
+      await page.keyboard.press('Enter');
+      await lastAnswer(page).locator('.stats', { hasText: /^\d+ tokens · \d+ tok\/s$/ }).waitFor();
+      await page.keyboard.press('Escape');
+      await finished(page);
+      assert.equal(await lastAnswer(page).getAttribute('data-state'), 'stopped');
+      const text = await lastAnswer(page).locator('.prose').innerText();
+      assert.match(text, /^word0 word1 word2/);
+      await page.reload();
+      await page.waitForFunction(() => document.querySelector('.answer'));
+      assert.equal(await lastAnswer(page).locator('.prose').innerText(), text);
+    });
+  });
+
+  for (const [what, last, words] of [
+    ['an error in mid-stream', `data: ${JSON.stringify({ error: { message: 'the engine failed and this request was lost', type: 'server_error', code: null } })}\n\ndata: [DONE]\n\n`, 'The engine failed and this request was lost.'],
+    ['a connection that breaks', null, 'The answer broke off'],
+  ]) {
+    test(`tells of ${what} below what came`, async () => {
+      function* script() {
+        yield delta({ content: 'So far ' });
+        yield 50;
+        yield last;
+      }
+      await withScript(script, async (page) => {
+        await ask(page, '?');
+        assert.equal(await lastAnswer(page).locator('.prose').innerText(), 'So far');
+        await lastAnswer(page).getByText(words).first().waitFor();
+        await lastAnswer(page).getByRole('button', { name: 'Try again' }).waitFor();
+      });
+    });
+  }
+});
+
+describe('the prompt', () => {
+  test('is composed by click and drag, in an order that can be changed', async () => {
+    const page = await visit();
+    await addExamples(page);
+    const names = () => page.locator('#tray .chip-name').allInnerTexts();
+    assert.deepEqual(await names(), ['krogaste.txt', 'nusonix.txt', 'kehujax.txt']);
+    await page.getByRole('button', { name: 'Move kehujax.txt forward' }).click();
+    assert.deepEqual(await names(), ['krogaste.txt', 'kehujax.txt', 'nusonix.txt']);
+    await page.getByRole('button', { name: 'Take krogaste.txt out of the prompt' }).click();
+    assert.deepEqual(await names(), ['kehujax.txt', 'nusonix.txt']);
+    await page.locator('#chunks .chunk', { hasText: 'krogaste.txt' }).dragTo(page.locator('#tray .document').nth(1), { targetPosition: { x: 4, y: 12 } });
+    assert.deepEqual(await names(), ['kehujax.txt', 'krogaste.txt', 'nusonix.txt']);
+    await page.locator('#tray .document', { hasText: 'nusonix.txt' }).dragTo(page.locator('#tray .document').first(), { targetPosition: { x: 4, y: 12 } });
+    assert.deepEqual(await names(), ['nusonix.txt', 'kehujax.txt', 'krogaste.txt']);
+    await page.locator('#chunks .chunk-pick', { hasText: 'kehujax.txt' }).click();
+    assert.deepEqual(await names(), ['nusonix.txt', 'krogaste.txt']);
+    await page.locator('#preview', { hasText: /tokens, (none|\d+) kept/ }).waitFor();
+  });
+
+  test('is exact by default, and says how approximate it is where it is not', async () => {
+    const page = await visit();
+    await addExamples(page);
+    await ask(page, ...CAPTAIN);
+    const badge = () => lastAnswer(page).locator('.badge').innerText();
+    assert.equal(await badge(), 'exact');
+    await lastAnswer(page).getByRole('button', { name: 'verify' }).click();
+    await lastAnswer(page).getByText('no bit of any logit differs').waitFor();
+    assert.equal(await badge(), 'exact');
+
+    await page.getByLabel('Reuse').selectOption('anchored');
+    await page.getByRole('button', { name: 'New' }).click();
+    await ask(page, ...CAPTAIN);
+    await page.getByRole('button', { name: 'Move kehujax.txt forward' }).click();
+    await page.getByRole('button', { name: 'New' }).click();
+    await ask(page, ...JOB);
+    assert.equal(await badge(), 'approximate');
+    const moved = (await segments(lastAnswer(page))).find(({ words }) => words.startsWith('kehujax.txt'));
+    assert.deepEqual([moved.source, moved.approximate], ['device', true]);
+    await lastAnswer(page).locator('.segment').nth(2).hover();
+    assert.match(await lastAnswer(page).getByRole('tooltip').innerText(), /shift\s+[+−]\d+ from where it was computed/);
+    await lastAnswer(page).getByRole('button', { name: 'verify' }).click();
+    await lastAnswer(page).locator('.badge', { hasText: /approximate \(KL [\d.e-]+\)/ }).waitFor();
+    await shot(page, 'approximate');
+    await page.getByLabel('Repair').selectOption('link:16');
+    await page.getByRole('button', { name: 'New' }).click();
+    await ask(page, ...RULER);
+  });
+
+  test('has a system prompt and sampling settings that are sent', async () => {
+    const page = await visit();
+    await addExamples(page);
+    await page.locator('#tray').getByRole('button', { name: 'system' }).click();
+    await page.getByLabel('System prompt').fill('Answer in a full sentence.');
+    await page.getByLabel('Temperature').fill('0');
+    await page.getByLabel('Longest answer').fill('40');
+    await page.getByRole('button', { name: 'Done' }).click();
+    const [request] = await Promise.all([page.waitForRequest('**/v1/chat/completions'), ask(page, CAPTAIN[0], 'The captain of the Krogaste is Probrosur.')]);
+    const { messages, temperature, max_tokens: most } = request.postDataJSON();
+    assert.deepEqual([messages[0].role, temperature, most], ['system', 0, 40]);
+  });
+});
+
+describe('the shelf', () => {
+  test('pins, deletes and shows how full the tiers are', async () => {
+    const page = await visit();
+    await addExamples(page);
+    const entry = page.locator('#chunks .chunk', { hasText: 'nusonix.txt' });
+    await entry.getByRole('button', { name: 'Pin nusonix.txt' }).click();
+    await page.locator('#chunks .chunk', { hasText: 'nusonix.txt' }).locator('[aria-label="Pin nusonix.txt"][aria-pressed="true"]').waitFor();
+    await entry.getByRole('button', { name: 'Delete nusonix.txt' }).click();
+    await page.waitForFunction(() => document.querySelectorAll('#chunks .chunk').length === 2);
+    assert.equal(await page.locator('#tray .document').count(), 2);
+    assert.ok((await page.getByRole('meter').count()) >= 1);
+    const { data } = await (await fetch(`${server.address}/v1/chunks`)).json();
+    assert.equal(data.length, 2);
+  });
+
+  test('says why a file was not added', async () => {
+    const page = await visit({ expects: ['400'] });
+    await addFile(page, 'picture.png', '\x89PNG\0\0');
+    await page.locator('#shelf').getByText('It is not text').waitFor();
+    await addFile(page, 'huge.txt', 'The bells ring at noon. '.repeat(2000));
+    await page.locator('#shelf').getByText(/has \d+ tokens and the context holds 4096/).waitFor();
+    await addFile(page, 'grohosu.txt', GROHOSU);
+    await page.locator('#chunks .chunk', { hasText: 'grohosu.txt' }).waitFor();
+  });
+});
+
+describe('failures are told where they happen', () => {
+  test('a prompt that is too long', async () => {
+    const page = await visit({ expects: ['400'] });
+    const long = (word) => `${word}. The bells ring at noon. The candles burned until late. `.repeat(120);
+    for (const name of ['one', 'two', 'three']) {
+      await addFile(page, `${name}.txt`, long(name));
+      await page.locator('#tray .document', { hasText: name }).waitFor();
+    }
+    await ask(page, 'What rings at noon?');
+    await lastAnswer(page).getByText(/has \d+ tokens and the context holds 4096/).waitFor();
+    await lastAnswer(page).getByText('Take a document out of the prompt').waitFor();
+    await shot(page, 'too-long');
+  });
+
+  test('a server that is busy', async () => {
+    const page = await visit({ expects: ['429'] });
+    await addExamples(page);
+    let n = 0;
+    await page.route('**/v1/chat/completions', (route) => (n++ === 0
+      ? route.fulfill({ status: 429, headers: { 'Retry-After': '1' }, contentType: 'application/json', body: JSON.stringify({ error: { message: '64 requests are waiting already', code: 'queue_full' } }) })
+      : route.continue()));
+    await ask(page, CAPTAIN[0]);
+    await lastAnswer(page).getByText('The server is busy').waitFor();
+    await lastAnswer(page).getByRole('button', { name: 'Try again' }).click();
+    await lastAnswer(page).getByText('Probrosur').waitFor();
+  });
+
+  test('a server that is gone, and comes back', async () => {
+    await withServer([], async (own) => {
+      const page = await visit({ address: own.address, expects: ['ERR_CONNECTION_REFUSED', 'ERR_CONNECTION_RESET', 'ERR_EMPTY_RESPONSE', '503'] });
+      await addExamples(page);
+      await ask(page, ...CAPTAIN);
+      await own.stop('SIGKILL');
+      await ask(page, RULER[0]);
+      await lastAnswer(page).getByText('The server does not answer').waitFor();
+      await page.locator('#served', { hasText: 'no server' }).waitFor();
+      await shot(page, 'gone');
+      await own.start();
+      await page.locator('#served', { hasText: 'weft-tiny' }).waitFor();
+      await lastAnswer(page).getByRole('button', { name: 'Try again' }).click();
+      await lastAnswer(page).getByText('Vubegok').waitFor();
+      await finished(page);
+      // Rows of the documents were on disk before the kill, or are computed again; the answer is the same.
+      assert.equal(await page.locator('#tray .document').count(), 3);
+    });
+  });
+
+  test('a server that wants a key', async () => {
+    await withServer(['--api-key', 'open sesame'], async (own) => {
+      const page = await visit({ address: own.address, expects: ['401'] });
+      await page.getByLabel('API key').fill('wrong');
+      await page.getByRole('button', { name: 'Use it' }).click();
+      await page.getByText('That is not the server’s key').waitFor();
+      await page.getByLabel('API key').fill('open sesame');
+      await page.getByRole('button', { name: 'Use it' }).click();
+      await addExamples(page);
+      assert.equal(await page.getByLabel('API key').count(), 0);
+      await ask(page, ...CAPTAIN);
+      assert.ok(!(await page.evaluate(() => JSON.stringify(localStorage))).includes('sesame'));
+    });
+  });
+});
+
+describe('everyone can use it', () => {
+  test('with a keyboard alone', async () => {
+    const page = await visit();
+    const press = (...keys) => keys.reduce((last, key) => last.then(() => page.keyboard.press(key)), Promise.resolve());
+    const focused = () => page.evaluate(() => (document.activeElement === document.body ? '' : document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent.trim()));
+    const tabTo = async (words, key = 'Tab') => {
+      for (let n = 0; n < 60; n += 1) {
+        await press(key);
+        if ((await focused()).includes(words)) return;
+      }
+      assert.fail(`Tab does not reach ${words}`);
+    };
+    await page.locator('#served', { hasText: 'weft-tiny' }).waitFor();
+    await tabTo('Use three short examples');
+    await press('Enter');
+    await page.locator('#tray .document').nth(2).waitFor();
+    await page.waitForFunction(() => document.activeElement.id === 'question');
+    await page.keyboard.type(CAPTAIN[0]);
+    await press('Enter');
+    await lastAnswer(page).getByText('Probrosur').waitFor();
+    await finished(page);
+    await tabTo('tokens,', 'Shift+Tab');
+    await press('ArrowRight');
+    assert.match(await focused(), /^krogaste\.txt: 132 tokens/);
+    assert.match(await page.getByRole('tooltip').first().innerText(), /About Krogaste/);
+    await press('Escape');
+    assert.equal(await page.getByRole('tooltip').count(), 0);
+    await tabTo('Regenerate');
+    await press('Enter');
+    await page.locator('#stop').waitFor({ state: 'hidden' });
+    await finished(page);
+    assert.match(await lastAnswer(page).innerText(), /Probrosur/);
+  });
+
+  for (const width of [360, 390]) {
+    test(`on a phone of ${width} px`, async () => {
+      const page = await visit({ width, height: 780, hasTouch: true, isMobile: true, colorScheme: 'dark' });
+      const wide = async (when) => assert.ok((await overflow(page)) <= 0, `${when} is too wide by ${await overflow(page)} px`);
+      await page.locator('#served', { hasText: 'weft-tiny' }).waitFor({ state: 'attached' });
+      await wide('the empty page');
+      await addExamples(page);
+      await wide('the page with documents');
+      await ask(page, ...CAPTAIN);
+      await ask(page, ...RULER);
+      await wide('the page with answers');
+      await shot(page, `phone-${width}`);
+      await lastAnswer(page).locator('.segment').nth(2).tap();
+      await lastAnswer(page).getByRole('tooltip').waitFor();
+      await wide('the page with a segment’s facts');
+      await page.getByRole('button', { name: /^Shelf/ }).tap();
+      await page.locator('#chunks .chunk').first().waitFor();
+      await wide('the shelf');
+      await shot(page, `phone-${width}-shelf`);
+      await page.getByRole('button', { name: 'Close the shelf' }).tap();
+      await page.getByRole('button', { name: 'Settings' }).tap();
+      await wide('the settings');
+    });
+  }
+
+  for (const colorScheme of ['light', 'dark']) {
+    test(`with enough contrast and names for everything, ${colorScheme}`, async () => {
+      const page = await visit({ colorScheme });
+      const check = async (when) => {
+        await page.evaluate(AXE);
+        const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ['violations'] }));
+        assert.deepEqual(violations.map(({ id, nodes }) => `${id}: ${nodes.map(({ target }) => target.join(' ')).join(', ')}`), [], when);
+      };
+      await page.locator('#served', { hasText: 'weft-tiny' }).waitFor();
+      await check('the empty page');
+      await addExamples(page);
+      await ask(page, ...CAPTAIN);
+      await ask(page, ...RULER);
+      await lastAnswer(page).getByRole('button', { name: 'verify' }).click();
+      await lastAnswer(page).locator('.verdict-details').waitFor();
+      await check('the page with answers');
+      await shot(page, `desktop-${colorScheme}`);
+      await page.getByRole('button', { name: 'Settings' }).click();
+      await check('the settings');
+    });
+  }
+
+  test('in the dark by choice', async () => {
+    const page = await visit({ colorScheme: 'light' });
+    const paper = () => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
+    const light = await paper();
+    await page.getByRole('button', { name: 'Theme' }).click();
+    assert.notEqual(await paper(), light);
+    await page.reload();
+    assert.notEqual(await paper(), light);
+  });
+});
+
+// The README's pictures: documents from before a restart, one of them new, and one theme each.
+test('documents of an earlier run come from disk', async () => {
+  await withServer([], async (own) => {
+    const sentences = (page) => page.evaluate(() => {
+      localStorage.setItem('weft.page', JSON.stringify({ settings: { system: 'Answer in a full sentence.', temperature: '0' } }));
+    });
+    const first = await visit({ address: own.address });
+    await sentences(first);
+    await first.reload();
+    await addExamples(first);
+    await ask(first, CAPTAIN[0], 'The captain of the Krogaste is Probrosur.');
+    await first.context().close();
+    await own.stop();
+    await own.start();
+    for (const [name, options] of [['desktop-light', { deviceScaleFactor: 1.5 }], ['phone-dark', { width: 390, height: 844, deviceScaleFactor: 2, colorScheme: 'dark', hasTouch: true, isMobile: true }]]) {
+      const page = await visit({ address: own.address, ...options });
+      await sentences(page);
+      await page.reload();
+      await page.locator('#chunks .chunk').first().waitFor({ state: 'attached' });
+      if (options.isMobile) await page.getByRole('button', { name: /^Shelf/ }).tap();
+      for (const document of ['krogaste.txt', 'nusonix.txt', 'kehujax.txt']) await page.locator('#chunks .chunk-pick', { hasText: document }).click();
+      if (options.isMobile) await page.getByRole('button', { name: 'Close the shelf' }).tap();
+      await addFile(page, 'grohosu.txt', options.isMobile ? GROHOSU.replace('noon', 'dawn') : GROHOSU);
+      await page.locator('#tray .document', { hasText: 'grohosu.txt' }).waitFor();
+      await ask(page, RULER[0], 'Nusonix is ruled by Vubegok|ruler of Nusonix is Vubegok');
+      const kept = await segments(lastAnswer(page));
+      assert.equal(kept.find(({ words }) => words.startsWith('nusonix.txt')).source, options.isMobile ? 'device' : 'disk');
+      assert.equal(kept.find(({ words }) => words.startsWith('grohosu.txt')).source, 'computed');
+      await lastAnswer(page).getByRole('button', { name: 'verify' }).click();
+      await lastAnswer(page).locator('.verdict-details').waitFor();
+      await page.evaluate(() => document.activeElement.blur());
+      await page.waitForTimeout(500);
+      await shot(page, `readme-${name}`);
+    }
+  });
+});
+
+test('what a model writes never becomes markup', async () => {
+  const page = await visit();
+  const drawn = await page.evaluate(async () => {
+    const { draw } = await import('/markdown.js');
+    const node = document.createElement('div');
+    const text = '# <img src=x onerror=alert(1)>\n\n[a](javascript:alert(1)) [b](https://example.org/) <script>alert(1)</script>\n\n- one\n- **two**\n  1. deep\n\n1. first\n\n```html\n<b>not bold</b>\n```\n\n| a | b |\n|---|---|\n| 1 | `x|y` |\n\n> quoted\n\n2 * 3 * 4 and snake_case_name';
+    // As a stream brings it.
+    for (let n = 1; n <= text.length; n += 1) draw(node, text.slice(0, n));
+    const whole = document.createElement('div');
+    draw(whole, text);
+    return { tags: [...new Set([...node.querySelectorAll('*')].map(({ localName }) => localName))].sort(), links: [...node.querySelectorAll('a')].map(({ href }) => href), text: node.textContent, same: node.isEqualNode(whole) };
+  });
+  assert.deepEqual(drawn.links, ['https://example.org/']);
+  assert.ok(!drawn.tags.some((tag) => ['img', 'script', 'b'].includes(tag)), String(drawn.tags));
+  assert.match(drawn.text, /<script>alert\(1\)<\/script>/);
+  assert.match(drawn.text, /2 \* 3 \* 4 and snake_case_name/);
+  assert.ok(drawn.same, 'a text that came in pieces is drawn as the whole');
+});

@@ -1,0 +1,77 @@
+//! One choice of a chat while it is written: thinking, answer and tool calls told apart.
+
+use weft::engine::Token;
+use weft::reasoning::{Parts, ReasoningStream};
+use weft::tokenizer::Tokenizer;
+
+use super::logprobs::{Entry, Pending};
+use super::tool_calls::{Call, ToolCallStream};
+
+/// What became certain.
+#[derive(Debug, Default)]
+pub(super) struct Delta {
+    pub(super) reasoning: String,
+    pub(super) content: String,
+    pub(super) calls: Vec<Call>,
+    pub(super) logprobs: Vec<Entry>,
+}
+
+impl Delta {
+    pub(super) fn is_empty(&self) -> bool {
+        self.reasoning.is_empty()
+            && self.content.is_empty()
+            && self.calls.is_empty()
+            && self.logprobs.is_empty()
+    }
+
+    /// Adds what came later.
+    pub(super) fn append(&mut self, later: Self) {
+        self.reasoning.push_str(&later.reasoning);
+        self.content.push_str(&later.content);
+        self.calls.extend(later.calls);
+        self.logprobs.extend(later.logprobs);
+    }
+}
+
+/// How the text of a choice is read.
+pub(super) struct Choice {
+    reasoning: ReasoningStream,
+    calls: Option<ToolCallStream>,
+    logprobs: Pending,
+}
+
+impl Choice {
+    /// `prompt_end` tells whether a thought is open already.
+    pub(super) fn new(prompt_end: &str, has_tools: bool) -> Self {
+        Self {
+            reasoning: ReasoningStream::after(prompt_end),
+            calls: has_tools.then(ToolCallStream::default),
+            logprobs: Pending::default(),
+        }
+    }
+
+    pub(super) fn push(&mut self, token: &Token, tokenizer: &Tokenizer) -> Delta {
+        let parts = self.reasoning.push(&token.text);
+        let logprobs = self.logprobs.push(token, tokenizer);
+        self.sort(parts, logprobs)
+    }
+
+    /// What was held back.
+    pub(super) fn finish(&mut self) -> Delta {
+        let parts = self.reasoning.finish();
+        let mut delta = self.sort(parts, Vec::new());
+        if let Some(calls) = &mut self.calls {
+            delta.content.push_str(&calls.finish());
+        }
+        delta
+    }
+
+    fn sort(&mut self, parts: Parts, logprobs: Vec<Entry>) -> Delta {
+        let Parts { reasoning, answer } = parts;
+        let (content, calls) = match &mut self.calls {
+            Some(stream) => stream.push(&answer),
+            None => (answer, Vec::new()),
+        };
+        Delta { reasoning, content, calls, logprobs }
+    }
+}

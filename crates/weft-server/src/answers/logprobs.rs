@@ -1,0 +1,118 @@
+//! Log-probabilities beside the text, in the shapes of chats and of completions.
+//!
+//! Entries are told with the text of their tokens and never before it: a token that turns out to be
+//! part of a stop string is cut with it.
+
+use std::collections::VecDeque;
+use std::fmt::Write;
+
+use serde_json::{Map, Value, json};
+use weft::engine::Token;
+use weft::tokenizer::Tokenizer;
+
+/// One token's log-probability, and the most likely ones in its place.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Entry {
+    bytes: Vec<u8>,
+    /// None of the first token of an echoed prompt, which nothing predicted.
+    logprob: Option<f32>,
+    top: Vec<(Vec<u8>, f32)>,
+    /// Where its text begins, in bytes of the whole.
+    pub(super) offset: usize,
+}
+
+/// Entries that wait for their text.
+#[derive(Default)]
+pub(super) struct Pending {
+    entries: VecDeque<Entry>,
+    /// Bytes of all tokens so far, and of the text that was told.
+    token_bytes: usize,
+    text_bytes: usize,
+}
+
+impl Pending {
+    /// Takes a token; gives the entries whose text has begun to be told. Tokens that have no text (the
+    /// end of an answer) have no entry.
+    pub(super) fn push(&mut self, token: &Token, tokenizer: &Tokenizer) -> Vec<Entry> {
+        self.text_bytes += token.text.len();
+        let bytes = tokenizer.token_bytes(token.id).unwrap_or_default();
+        if let Some(logprobs) = &token.logprobs
+            && !tokenizer.is_special(token.id)
+        {
+            let text = |id: u32| tokenizer.token_bytes(id).unwrap_or_default().to_vec();
+            self.entries.push_back(Entry {
+                bytes: bytes.to_vec(),
+                logprob: Some(logprobs.chosen),
+                top: logprobs.top.iter().map(|(id, logprob)| (text(*id), *logprob)).collect(),
+                offset: self.token_bytes,
+            });
+        }
+        self.token_bytes += bytes.len();
+        let is_told = |entry: &mut Entry| entry.offset < self.text_bytes;
+        std::iter::from_fn(|| self.entries.pop_front_if(is_told)).collect()
+    }
+
+    /// The first token of an echoed prompt: nothing predicted it.
+    pub(super) fn push_unpredicted(&mut self, token: &Token, tokenizer: &Tokenizer) -> Vec<Entry> {
+        let bytes = tokenizer.token_bytes(token.id).unwrap_or_default().to_vec();
+        let offset = self.token_bytes;
+        self.entries.push_back(Entry { bytes, logprob: None, top: Vec::new(), offset });
+        self.push(token, tokenizer)
+    }
+}
+
+impl Entry {
+    fn token(&self) -> String {
+        token_text(&self.bytes)
+    }
+
+    fn json(&self) -> Value {
+        let top: Vec<Value> = self
+            .top
+            .iter()
+            .map(|(bytes, logprob)| {
+                json!({"token": token_text(bytes), "logprob": logprob, "bytes": bytes})
+            })
+            .collect();
+        json!({
+            "token": self.token(),
+            "logprob": self.logprob,
+            "bytes": self.bytes,
+            "top_logprobs": top,
+        })
+    }
+}
+
+/// A token as text. One that is only part of a character is written as OpenAI does.
+fn token_text(bytes: &[u8]) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.to_owned(),
+        Err(_) => bytes.iter().fold("bytes:".to_owned(), |mut text, byte| {
+            // Writing to a String cannot fail.
+            let _ = write!(text, "\\x{byte:02x}");
+            text
+        }),
+    }
+}
+
+/// The shape of chats.
+pub(super) fn of_chat(entries: &[Entry]) -> Value {
+    json!({"content": entries.iter().map(Entry::json).collect::<Vec<_>>(), "refusal": null})
+}
+
+/// The shape of completions.
+pub(super) fn of_completion(entries: &[Entry]) -> Value {
+    let top = |entry: &Entry| {
+        let of_token = |(bytes, logprob): &(Vec<u8>, f32)| (token_text(bytes), json!(logprob));
+        match entry.logprob {
+            Some(_) => Value::Object(entry.top.iter().map(of_token).collect::<Map<_, _>>()),
+            None => Value::Null,
+        }
+    };
+    json!({
+        "tokens": entries.iter().map(Entry::token).collect::<Vec<_>>(),
+        "token_logprobs": entries.iter().map(|entry| entry.logprob).collect::<Vec<_>>(),
+        "top_logprobs": entries.iter().map(top).collect::<Vec<_>>(),
+        "text_offset": entries.iter().map(|entry| entry.offset).collect::<Vec<_>>(),
+    })
+}

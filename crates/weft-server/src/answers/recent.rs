@@ -1,0 +1,61 @@
+//! The last answers, kept so that one of them can be verified.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use weft::chunk::Composition;
+
+use crate::app::App;
+
+/// Answers that are kept. Each is a prompt's tokens, so this bounds some megabytes.
+const MAX: usize = 32;
+
+/// An answer: what it was about, and its tokens.
+#[derive(Clone, Debug)]
+pub(crate) struct Answered {
+    pub(crate) id: String,
+    pub(crate) prompt: Composition,
+    pub(crate) tokens: Vec<u32>,
+}
+
+/// The last answers.
+#[derive(Default)]
+pub(crate) struct Recent(Mutex<VecDeque<Answered>>);
+
+impl Recent {
+    pub(crate) fn keep(&self, answered: Answered) {
+        if let Ok(mut all) = self.0.lock() {
+            all.truncate(MAX - 1);
+            all.push_front(answered);
+        }
+    }
+
+    pub(crate) fn find(&self, id: &str) -> Option<Answered> {
+        let all = self.0.lock().ok()?;
+        all.iter().find(|answered| answered.id == id).cloned()
+    }
+}
+
+/// Listens to an answer's first choice, and keeps it.
+pub(crate) struct Recorder {
+    app: Arc<App>,
+    answered: Answered,
+}
+
+impl Recorder {
+    /// Listens to the answer `id` to a prompt.
+    pub(crate) fn new(app: &Arc<App>, id: &str, prompt: Composition) -> Self {
+        let answered = Answered { id: id.to_owned(), prompt, tokens: Vec::new() };
+        Self { app: Arc::clone(app), answered }
+    }
+
+    pub(crate) fn hear(&mut self, choice: usize, token: u32) {
+        if choice == 0 {
+            self.answered.tokens.push(token);
+        }
+    }
+
+    pub(crate) fn keep(self) {
+        self.app.recent.keep(self.answered);
+    }
+}

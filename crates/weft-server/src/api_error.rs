@@ -1,0 +1,188 @@
+//! Refusals and failures as OpenAI's clients read them.
+//!
+//! Every message says what is wrong, with which value, and what would do. What the machine knows and
+//! a client must not (paths, addresses) never gets here: errors of files become one general sentence.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use weft::chunk::ChunkError;
+use weft::engine::RequestError;
+use weft::prompt::PromptError;
+use weft::sampling::SamplingError;
+use weft::tokenizer::TokenizerError;
+
+/// Seconds after which a refused client may try again.
+const RETRY_AFTER_S: u64 = 1;
+const MAX_MESSAGE_BYTES: usize = 600;
+
+/// An answer that is none.
+#[derive(Clone, Debug)]
+pub(crate) struct ApiError {
+    status: StatusCode,
+    kind: &'static str,
+    code: Option<&'static str>,
+    param: Option<String>,
+    message: String,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        Self { status, kind, code: None, param: None, message: shortened(message.into()) }
+    }
+
+    /// A request that makes no sense as it is.
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+    }
+
+    /// The same with another status than 400.
+    pub(crate) fn refused(status: StatusCode, message: impl Into<String>) -> Self {
+        Self::new(status, "invalid_request_error", message)
+    }
+
+    pub(crate) fn unauthorized() -> Self {
+        let message = "this server wants its API key: send `Authorization: Bearer KEY` or \
+                       `X-Api-Key: KEY`";
+        Self::new(StatusCode::UNAUTHORIZED, "authentication_error", message).code("invalid_api_key")
+    }
+
+    pub(crate) fn unknown_model(name: &str, served: &str) -> Self {
+        let message = format!("the model {name:?} is not served here; {served:?} is");
+        Self::refused(StatusCode::NOT_FOUND, message).code("model_not_found").param("model")
+    }
+
+    pub(crate) fn not_found(message: impl Into<String>) -> Self {
+        Self::refused(StatusCode::NOT_FOUND, message)
+    }
+
+    pub(crate) fn too_busy(waiting: usize) -> Self {
+        let message = format!("{waiting} requests are waiting already; try again in a second");
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message).code("queue_full")
+    }
+
+    pub(crate) fn unavailable(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message).code("unavailable")
+    }
+
+    /// A fault of ours. The message must not tell what only the machine should know.
+    pub(crate) fn fault(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+    }
+
+    pub(crate) fn code(self, code: &'static str) -> Self {
+        Self { code: Some(code), ..self }
+    }
+
+    /// Names the field that is wrong.
+    pub(crate) fn param(self, param: impl Into<String>) -> Self {
+        Self { param: Some(param.into()), ..self }
+    }
+
+    /// The body of the answer, or the data of an event in a stream.
+    pub(crate) fn json(&self) -> Value {
+        json!({"error": {
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+            "code": self.code,
+        }})
+    }
+}
+
+/// Messages quote what was sent, which may be megabytes.
+fn shortened(mut message: String) -> String {
+    if message.len() > MAX_MESSAGE_BYTES {
+        message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
+        message.push('…');
+    }
+    message
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.json())).into_response();
+        let headers = response.headers_mut();
+        if matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+            headers.insert(header::RETRY_AFTER, RETRY_AFTER_S.into());
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+impl From<SamplingError> for ApiError {
+    fn from(error: SamplingError) -> Self {
+        let param = match &error {
+            SamplingError::Range { name, .. }
+            | SamplingError::UnknownToken { name, .. }
+            | SamplingError::TooMany { name, .. } => Some(*name),
+            SamplingError::Bias { .. } => Some("logit_bias"),
+            SamplingError::TooManyLogprobs { .. } => Some("top_logprobs"),
+            SamplingError::EmptyStop { .. } | SamplingError::LongStop { .. } => Some("stop"),
+            SamplingError::NoTokens => Some("max_tokens"),
+            SamplingError::MinOverMax { .. } => Some("min_tokens"),
+            _ => None,
+        };
+        match (&error, param) {
+            (
+                SamplingError::BadLogit { .. }
+                | SamplingError::NoCandidate { .. }
+                | SamplingError::Constraint(_),
+                _,
+            ) => Self::fault(format!("the model's output cannot be sampled: {error}")),
+            (_, Some(param)) => Self::invalid(error.to_string()).param(param),
+            (_, None) => Self::invalid(error.to_string()),
+        }
+    }
+}
+
+impl From<RequestError> for ApiError {
+    fn from(error: RequestError) -> Self {
+        match error {
+            RequestError::Sampling(error) => error.into(),
+            RequestError::TooLong { .. } => {
+                Self::invalid(error.to_string()).code("context_length_exceeded")
+            }
+            error => Self::invalid(error.to_string()),
+        }
+    }
+}
+
+impl From<ChunkError> for ApiError {
+    fn from(error: ChunkError) -> Self {
+        match error {
+            ChunkError::Unknown { .. } | ChunkError::BadId { .. } | ChunkError::NotFound { .. } => {
+                Self::not_found(error.to_string()).code("chunk_not_found")
+            }
+            ChunkError::File { .. } => Self::fault("the folder of chunks cannot be used"),
+            ChunkError::Template(error) => error.into(),
+            ChunkError::Tokenizer(error) => error.into(),
+            error => Self::invalid(error.to_string()),
+        }
+    }
+}
+
+impl From<PromptError> for ApiError {
+    fn from(error: PromptError) -> Self {
+        match error {
+            PromptError::Read { .. } | PromptError::Malformed { .. } => {
+                Self::fault("the model's chat template cannot be read")
+            }
+            PromptError::Tokenizer(error) => error.into(),
+            error => Self::invalid(error.to_string()).param("messages"),
+        }
+    }
+}
+
+impl From<TokenizerError> for ApiError {
+    fn from(error: TokenizerError) -> Self {
+        match error {
+            TokenizerError::TextTooLong { .. } => Self::invalid(error.to_string()),
+            _ => Self::fault("the model's tokenizer failed"),
+        }
+    }
+}

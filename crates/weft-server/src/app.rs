@@ -1,0 +1,44 @@
+//! What all requests share.
+
+use std::sync::Arc;
+
+use crate::answers::Recent;
+use crate::api_error::ApiError;
+use crate::chunk_shelf::ChunkShelf;
+use crate::http::Options;
+use crate::metrics::Metrics;
+use crate::served::Served;
+use crate::worker::Worker;
+
+/// Bytes of text that are worked on where they are; more would hold up other requests.
+const INLINE_BYTES: usize = 16 << 10;
+
+/// The server's state.
+pub(crate) struct App {
+    pub(crate) worker: Worker,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) options: Options,
+    /// The last answers, for those who want one verified.
+    pub(crate) recent: Recent,
+    pub(crate) shelf: ChunkShelf,
+}
+
+impl App {
+    /// The served model, or why there is none now.
+    pub(crate) fn served(&self) -> Result<Arc<Served>, ApiError> {
+        self.worker.served()
+    }
+}
+
+/// Runs something that takes time in proportion to `bytes`: here if that is little, else on a thread
+/// where it holds up nobody.
+pub(crate) async fn off_thread<T: Send + 'static>(
+    bytes: usize,
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    if bytes <= INLINE_BYTES {
+        return work();
+    }
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|_| Err(ApiError::fault("the request could not be read")))
+}

@@ -1,0 +1,218 @@
+//! Answers that follow a rule: JSON of a schema, or the call of a tool.
+//!
+//! llguidance turns a rule into a grammar and tells, token by token, what may follow. It gets the
+//! vocabulary from our tokenizer; special tokens are marked, so that no text of a rule ever means
+//! one. Its limits bound what a schema of a stranger can cost.
+
+use std::fmt;
+use std::sync::Arc;
+
+use llguidance::api::TopLevelGrammar;
+use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{Matcher, ParserFactory};
+use serde_json::{Value, json};
+use weft::sampling::Constraint;
+use weft::tokenizer::Tokenizer;
+
+use crate::api_error::ApiError;
+
+/// The largest schema, as JSON.
+const MAX_SCHEMA_BYTES: usize = 256 << 10;
+
+/// What an answer has to be.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Rule {
+    /// JSON of this schema.
+    Json(Value),
+    /// A call of one of these tools.
+    Call(Vec<Value>),
+}
+
+impl Rule {
+    fn grammar(&self) -> TopLevelGrammar {
+        match self {
+            Self::Json(schema) => TopLevelGrammar::from_json_schema(with_form(schema.clone())),
+            Self::Call(tools) => {
+                let calls: Vec<Value> = tools.iter().map(call_schema).collect();
+                let schema = with_form(json!({"anyOf": calls}));
+                TopLevelGrammar::from_lark(format!(
+                    "start: \"<tool_call>\\n\" call \"\\n</tool_call>\"\ncall: %json {schema}"
+                ))
+            }
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Json(schema) => schema.to_string().len(),
+            Self::Call(tools) => tools.iter().map(|tool| tool.to_string().len()).sum(),
+        }
+    }
+}
+
+/// One line, one space after commas and colons: a small model must not lose itself in white space.
+fn with_form(mut schema: Value) -> Value {
+    if let Some(schema) = schema.as_object_mut() {
+        let form = json!({
+            "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": ",
+        });
+        schema.insert("x-guidance".to_owned(), form);
+    }
+    schema
+}
+
+fn call_schema(tool: &Value) -> Value {
+    let name = tool.pointer("/function/name").unwrap_or(&Value::Null);
+    let parameters = tool.pointer("/function/parameters").filter(|schema| schema.is_object());
+    let any = json!({"type": "object"});
+    json!({
+        "type": "object",
+        "properties": {"name": {"const": name}, "arguments": parameters.unwrap_or(&any)},
+        "required": ["name", "arguments"],
+        "additionalProperties": false,
+    })
+}
+
+/// The vocabulary, ready for rules.
+pub(crate) struct Grammars(ParserFactory);
+
+impl Grammars {
+    /// Reads a vocabulary; `end` is the token that ends an answer.
+    pub(crate) fn new(tokenizer: &Tokenizer, end: u32) -> Result<Self, ApiError> {
+        let words: Vec<Vec<u8>> = (0..tokenizer.vocab_size())
+            .map(|id| {
+                let bytes = tokenizer.token_bytes(id).unwrap_or_default();
+                match tokenizer.is_special(id) {
+                    true => [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes].concat(),
+                    false => bytes.to_vec(),
+                }
+            })
+            .collect();
+        let trie = TokTrie::from(&TokRxInfo::new(tokenizer.vocab_size(), end), &words);
+        let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        let slices = llguidance::earley::SlicedBiasComputer::json_slices();
+        let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
+            .map_err(|_| ApiError::fault("this model's tokens cannot be constrained"))?;
+        factory.quiet();
+        factory.limits_mut().verbose_errors = false;
+        Ok(Self(factory))
+    }
+
+    /// What follows a rule.
+    pub(crate) fn compile(&self, rule: &Rule) -> Result<Box<dyn Constraint>, ApiError> {
+        let bytes = rule.bytes();
+        if bytes > MAX_SCHEMA_BYTES {
+            let message =
+                format!("the schema has {bytes} bytes, and at most {MAX_SCHEMA_BYTES} may be");
+            return Err(ApiError::invalid(message));
+        }
+        let parser = self.0.create_parser(rule.grammar());
+        let parser = parser.map_err(|error| {
+            ApiError::invalid(format!("the schema cannot be followed: {error:#}"))
+        })?;
+        Ok(Box::new(Follower(Matcher::new(Ok(parser)))))
+    }
+}
+
+/// An answer on its way through a grammar.
+struct Follower(Matcher);
+
+impl fmt::Debug for Follower {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Follower")
+    }
+}
+
+impl Constraint for Follower {
+    fn allow(&mut self, mask: &mut [u32]) -> Result<(), String> {
+        let allowed = self.0.compute_mask_or_eos().map_err(|error| error.to_string())?;
+        for (word, allowed) in mask.iter_mut().zip(allowed.as_slice()) {
+            *word = *allowed;
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, token: u32) -> Result<(), String> {
+        // After the grammar's end comes the answer's, which the grammar does not know.
+        if self.0.is_stopped() {
+            return Ok(());
+        }
+        self.0.consume_token(token).map_err(|error| error.to_string())
+    }
+
+    fn boxed_clone(&self) -> Box<dyn Constraint> {
+        Box::new(Self(self.0.deep_clone()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const END: &str = "<|im_end|>";
+
+    fn tokenizer() -> Tokenizer {
+        let json = include_bytes!("../../../assets/weft-tiny/tokenizer.json");
+        Tokenizer::from_bytes(json).unwrap()
+    }
+
+    /// Whether a text may be said as a whole.
+    fn follows(rule: &Rule, text: &str) -> bool {
+        let tokenizer = tokenizer();
+        let end = tokenizer.id_of(END).unwrap();
+        let grammars = Grammars::new(&tokenizer, end).unwrap();
+        let mut follower = grammars.compile(rule).unwrap();
+        let mut tokens = tokenizer.encode_text(text).unwrap();
+        tokens.push(end);
+        tokens.iter().all(|token| {
+            let mut mask = vec![0; tokenizer.vocab_size().div_ceil(32) as usize];
+            follower.allow(&mut mask).is_ok()
+                && mask[*token as usize / 32] >> (token % 32) & 1 == 1
+                && follower.accept(*token).is_ok()
+        })
+    }
+
+    #[test]
+    fn schemas_are_followed_to_their_end() {
+        let rule = Rule::Json(json!({
+            "type": "object",
+            "properties": {"name": {"$ref": "#/$defs/name"}, "age": {"type": "integer"}},
+            "required": ["name", "age"],
+            "additionalProperties": false,
+            "$defs": {"name": {"type": "string", "maxLength": 8}},
+        }));
+        assert!(follows(&rule, "{\"name\": \"Ann\", \"age\": 7}"));
+        for wrong in ["", "{\"name\": \"Ann\"}", "{\"name\": 1, \"age\": 7}", "Sure: {}"] {
+            assert!(!follows(&rule, wrong), "{wrong}");
+        }
+        let any = Rule::Json(json!({"type": "object"}));
+        assert!(follows(&any, "{\"a\": [1, {\"b\": null}]}") && !follows(&any, "[1]"));
+        assert!(!follows(&any, "{\"a\": \"<|im_end|>"), "a special token is no text");
+    }
+
+    #[test]
+    fn calls_name_a_tool_and_fit_it() {
+        let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}},
+            "required": ["city"], "additionalProperties": false});
+        let tool = json!({"type": "function",
+            "function": {"name": "weather", "parameters": parameters}});
+        let rule = Rule::Call(vec![tool]);
+        let call = |name: &str, arguments: &str| {
+            let json = format!("{{\"name\": \"{name}\", \"arguments\": {arguments}}}");
+            format!("<tool_call>\n{json}\n</tool_call>")
+        };
+        assert!(follows(&rule, &call("weather", "{\"city\": \"Rome\"}")));
+        assert!(!follows(&rule, &call("news", "{\"city\": \"Rome\"}")));
+        assert!(!follows(&rule, &call("weather", "{}")));
+    }
+
+    #[test]
+    fn what_is_no_schema_is_refused() {
+        let tokenizer = tokenizer();
+        let grammars = Grammars::new(&tokenizer, tokenizer.id_of(END).unwrap()).unwrap();
+        let huge = json!({"const": "x".repeat(MAX_SCHEMA_BYTES)});
+        for wrong in [json!({"type": "king"}), json!({"$ref": "http://evil.com/x"}), huge] {
+            assert!(grammars.compile(&Rule::Json(wrong.clone())).is_err(), "{wrong}");
+        }
+    }
+}

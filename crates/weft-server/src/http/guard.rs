@@ -1,0 +1,124 @@
+//! What every request passes first: the host it names, the page it comes from, the key it brings.
+
+use std::sync::Arc;
+
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use super::{Options, hosts};
+use crate::api_error::ApiError;
+use crate::app::App;
+use crate::routes;
+
+const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE, OPTIONS");
+const PREFLIGHT_AGE_S: u32 = 600;
+
+/// Lets a request through, or answers it; counts it by its route.
+pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let route = request
+        .extensions()
+        .get::<MatchedPath>()
+        .map_or_else(|| "other".to_owned(), |path| path.as_str().to_owned());
+    let origin = request.headers().get(header::ORIGIN).cloned();
+    let response = match check(&app.options, &request) {
+        Err(error) => error.into_response(),
+        // A browser asks first, without the key, whether it may send what it wants to.
+        Ok(()) if is_preflight(&request) => preflight(request.headers()),
+        Ok(()) => match check_key(&app.options, &request) {
+            Err(error) => with_origin(error.into_response(), origin),
+            Ok(()) => with_origin(next.run(request).await, origin),
+        },
+    };
+    app.metrics.count_request(&route, response.status().as_u16());
+    response
+}
+
+fn check(options: &Options, request: &Request) -> Result<(), ApiError> {
+    let text = |name: HeaderName| {
+        request.headers().get(name).map(|value| value.to_str().unwrap_or_default())
+    };
+    let host = text(header::HOST).ok_or_else(|| ApiError::invalid("there is no Host header"))?;
+    let refused = |what| Err(ApiError::refused(StatusCode::FORBIDDEN, what));
+    if !hosts::is_ours(host, options) {
+        return refused(
+            "this server is not called by that Host; use localhost, its address, or a name given \
+             with --allow-host",
+        );
+    }
+    match text(header::ORIGIN) {
+        Some(origin) if !hosts::is_own_origin(origin, options) => {
+            refused("pages of that Origin may not use this server")
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_key(options: &Options, request: &Request) -> Result<(), ApiError> {
+    let Some(key) = &options.api_key else { return Ok(()) };
+    if routes::is_open(request.uri().path()) {
+        return Ok(());
+    }
+    let headers = request.headers();
+    let bearer = headers
+        .get(header::AUTHORIZATION)
+        .and_then(|value| value.as_bytes().split_at_checked("Bearer ".len()))
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"Bearer "))
+        .map(|(_, key)| key);
+    let given = bearer.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes));
+    match given {
+        Some(given) if is_same(given, key.as_bytes()) => Ok(()),
+        _ => Err(ApiError::unauthorized()),
+    }
+}
+
+/// Compares in a time that tells nothing of where two keys differ.
+fn is_same(given: &[u8], key: &[u8]) -> bool {
+    let mut difference = usize::from(given.len() != key.len());
+    for (index, byte) in given.iter().enumerate() {
+        let wanted = key.get(index % key.len().max(1)).copied().unwrap_or_default();
+        difference |= usize::from(byte ^ wanted);
+    }
+    std::hint::black_box(difference) == 0
+}
+
+fn is_preflight(request: &Request) -> bool {
+    request.method() == Method::OPTIONS
+        && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
+}
+
+/// The page's origin was checked: it may send whatever it asks for.
+fn preflight(asked: &HeaderMap) -> Response {
+    let mut response = StatusCode::NO_CONTENT.into_response();
+    let headers = response.headers_mut();
+    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, METHODS);
+    headers.insert(header::ACCESS_CONTROL_MAX_AGE, PREFLIGHT_AGE_S.into());
+    if let Some(names) = asked.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, names.clone());
+    }
+    with_origin(response, asked.get(header::ORIGIN).cloned())
+}
+
+fn with_origin(mut response: Response, origin: Option<HeaderValue>) -> Response {
+    let headers = response.headers_mut();
+    if let Some(origin) = origin {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        headers.insert(header::VARY, HeaderValue::from_static("Origin"));
+    }
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_the_same_or_not() {
+        assert!(is_same(b"secret", b"secret"));
+        for wrong in [&b""[..], b"secre", b"secrets", b"secret\0", b"Secret", b"secretsecret"] {
+            assert!(!is_same(wrong, b"secret"), "{wrong:?}");
+        }
+    }
+}

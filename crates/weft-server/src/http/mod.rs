@@ -1,0 +1,203 @@
+//! Sockets: where the server listens, how connections are served, how it ends.
+
+mod body;
+mod guard;
+mod hosts;
+mod options;
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use thiserror::Error;
+use tokio::sync::Semaphore;
+
+use crate::answers::Recent;
+use crate::app::App;
+use crate::chunk_shelf::ChunkShelf;
+use crate::metrics::Metrics;
+use crate::routes;
+use crate::served::{Load, LoadError};
+use crate::worker::{Limits, Phase, Worker};
+
+pub(crate) use self::body::Body;
+pub(crate) use self::guard::guard;
+pub use self::options::Options;
+
+/// How long a client may take to send its headers.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Bytes of a request's head.
+const HEADER_BYTES: usize = 64 << 10;
+/// Connections at a time; more wait to be accepted.
+const CONNECTIONS: usize = 1024;
+/// How long a lane waits for a client that does not read.
+const SLOW_READER: Duration = Duration::from_secs(60);
+/// How long answers may go on after the end was asked for, and then connections.
+const DRAIN: Duration = Duration::from_secs(60);
+const LAST_BYTES: Duration = Duration::from_secs(5);
+/// How long a listener that cannot accept (no file descriptors) waits before it tries again.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Why the server did not serve.
+#[derive(Debug, Error)]
+pub enum ServeError {
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}: {source}; choose another --port, or end what has it")]
+    Bind {
+        /// The address.
+        address: SocketAddr,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Others could reach the server, and nothing would keep them out.
+    #[error(
+        "--host {host} lets other machines in: give an --api-key that they must send, or \
+         --insecure if anybody may use this server"
+    )]
+    NoKey {
+        /// The host.
+        host: std::net::IpAddr,
+    },
+    /// The engine could not be loaded.
+    #[error("{0}")]
+    Load(Arc<LoadError>),
+    /// The system refused a thread or a signal handler.
+    #[error("cannot serve: {0}")]
+    System(#[from] std::io::Error),
+}
+
+/// A server that has its address and does not answer yet.
+pub struct Server {
+    listener: TcpListener,
+    options: Options,
+    tell: Arc<dyn Fn(&str) + Send + Sync>,
+}
+
+impl Server {
+    /// Takes the address. `tell` is called with what an operator should know.
+    pub fn bind(
+        options: Options,
+        tell: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Result<Self, ServeError> {
+        options.check()?;
+        let address = options.address;
+        let bind = || {
+            let listener = TcpListener::bind(address)?;
+            listener.set_nonblocking(true)?;
+            Ok(listener)
+        };
+        let listener = bind().map_err(|source| ServeError::Bind { address, source })?;
+        Ok(Self { listener, options, tell: Arc::new(tell) })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> std::io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Serves until SIGTERM or Ctrl-C; then running answers are finished and rows are saved. The
+    /// engine is loaded in the meantime, and requests before that are told so.
+    pub fn run(self, load: Load) -> Result<(), ServeError> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        let metrics = Arc::new(Metrics::default());
+        let limits = Limits { queue: self.options.queue, slow_reader: SLOW_READER, drain: DRAIN };
+        let (worker, thread) =
+            Worker::start(load, limits, Arc::clone(&metrics), Arc::clone(&self.tell))?;
+        let app = Arc::new(App {
+            worker,
+            metrics,
+            options: self.options,
+            recent: Recent::default(),
+            shelf: ChunkShelf::default(),
+        });
+        runtime.block_on(serve(self.listener, app, &*self.tell, thread))
+    }
+}
+
+async fn serve(
+    listener: TcpListener,
+    app: Arc<App>,
+    tell: &(dyn Fn(&str) + Send + Sync),
+    engine: JoinHandle<()>,
+) -> Result<(), ServeError> {
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let graceful = GracefulShutdown::new();
+    let unloadable = {
+        let accepting = accept(&listener, routes::router(Arc::clone(&app)), &graceful);
+        let mut phase = app.worker.phase();
+        let unloadable = async {
+            let phase = phase.wait_for(|phase| matches!(phase, Phase::Unloadable(_))).await;
+            match phase.as_deref() {
+                Ok(Phase::Unloadable(error)) => Arc::clone(error),
+                _ => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = accepting => None,
+            error = unloadable => Some(error),
+            ended = asked_to_end() => ended.map(|()| None)?,
+        }
+    };
+    drop(listener);
+    app.worker.drain();
+    if let Some(error) = unloadable {
+        return Err(ServeError::Load(error));
+    }
+    tell("finishing running answers; again to leave at once");
+    tokio::select! {
+        () = drain(graceful, engine) => {}
+        ended = asked_to_end() => ended?,
+    }
+    Ok(())
+}
+
+/// Waits for the engine's thread, then for the last bytes of answers.
+async fn drain(graceful: GracefulShutdown, engine: JoinHandle<()>) {
+    // A panic of the thread was told already.
+    let _ = tokio::task::spawn_blocking(move || engine.join()).await;
+    let _ = tokio::time::timeout(LAST_BYTES, graceful.shutdown()).await;
+}
+
+/// SIGTERM, or Ctrl-C.
+async fn asked_to_end() -> std::io::Result<()> {
+    #[cfg(unix)]
+    {
+        let mut terminate =
+            tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+        tokio::select! {
+            _ = terminate.recv() => Ok(()),
+            interrupted = tokio::signal::ctrl_c() => interrupted,
+        }
+    }
+    #[cfg(not(unix))]
+    tokio::signal::ctrl_c().await
+}
+
+async fn accept(listener: &tokio::net::TcpListener, router: Router, graceful: &GracefulShutdown) {
+    let permits = Arc::new(Semaphore::new(CONNECTIONS));
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(HEADER_BYTES);
+    loop {
+        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
+        let Ok((stream, _)) = listener.accept().await else {
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        // Tokens are small and must leave at once.
+        let _ = stream.set_nodelay(true);
+        let service = TowerToHyperService::new(router.clone());
+        let connection = builder.serve_connection(TokioIo::new(stream), service);
+        let connection = graceful.watch(connection);
+        tokio::spawn(async move {
+            // A client that breaks the connection is no concern of ours.
+            let _ = connection.await;
+            drop(permit);
+        });
+    }
+}

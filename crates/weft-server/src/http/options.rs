@@ -1,0 +1,53 @@
+//! Where to listen and whom to let in.
+
+use std::net::SocketAddr;
+
+use super::ServeError;
+
+/// Requests that wait for a lane unless more are wanted.
+const QUEUE: usize = 64;
+
+/// Where to listen and whom to let in.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The address.
+    pub address: SocketAddr,
+    /// What clients must send; none lets in all who reach the address.
+    pub api_key: Option<String>,
+    /// Whether an address that others reach needs no key.
+    pub insecure: bool,
+    /// Names beside `localhost` and addresses that clients may call this server by.
+    pub allowed_hosts: Vec<String>,
+    /// Requests that may wait for a lane.
+    pub queue: usize,
+}
+
+impl Options {
+    /// Listens on an address, with the usual queue and without a key.
+    pub fn new(address: SocketAddr) -> Self {
+        Self { address, api_key: None, insecure: false, allowed_hosts: Vec::new(), queue: QUEUE }
+    }
+
+    /// Refuses to be open to others by mistake.
+    pub(super) fn check(&self) -> Result<(), ServeError> {
+        let host = self.address.ip();
+        let is_open = !host.is_loopback() && self.api_key.is_none() && !self.insecure;
+        if is_open { Err(ServeError::NoKey { host }) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_machines_need_a_key_or_an_explicit_word() {
+        let open = Options::new("0.0.0.0:0".parse().unwrap());
+        assert!(open.check().unwrap_err().to_string().contains("--api-key"));
+        assert!(Options { insecure: true, ..open.clone() }.check().is_ok());
+        assert!(Options { api_key: Some("k".into()), ..open }.check().is_ok());
+        for local in ["127.0.0.1:0", "[::1]:0"] {
+            assert!(Options::new(local.parse().unwrap()).check().is_ok());
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! What the server counts, in the text format of Prometheus.
+//!
+//! Written by hand: a few counters, gauges and two histograms need no library. Counting is atomic
+//! adds; only the table of routes takes a lock, once per request.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use weft::chunk::Tier;
+use weft::engine::{CacheStats, Engine, FinishReason, Finished, TierStats};
+
+/// Upper borders of the histograms' buckets, in microseconds.
+const BORDERS_US: [u64; 16] = [
+    250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000,
+    2_500_000, 5_000_000, 10_000_000, 60_000_000,
+];
+
+/// Durations, counted by size.
+#[derive(Default)]
+pub(crate) struct Histogram {
+    buckets: [AtomicU64; BORDERS_US.len()],
+    sum_us: AtomicU64,
+    count: AtomicU64,
+}
+
+impl Histogram {
+    pub(crate) fn observe(&self, time: Duration) {
+        let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        if let Some(bucket) = BORDERS_US.iter().position(|border| us <= *border) {
+            self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
+        }
+        self.sum_us.fetch_add(us, Ordering::Relaxed);
+        self.count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn write(&self, text: &mut String, name: &str, help: &str) {
+        head(text, name, help, "histogram");
+        let mut sum = 0;
+        for (border, bucket) in BORDERS_US.iter().zip(&self.buckets) {
+            sum += bucket.load(Ordering::Relaxed);
+            let border = *border as f64 / 1e6;
+            line(text, format_args!("{name}_bucket{{le=\"{border}\"}}"), sum);
+        }
+        let count = self.count.load(Ordering::Relaxed);
+        line(text, format_args!("{name}_bucket{{le=\"+Inf\"}}"), count);
+        let seconds = self.sum_us.load(Ordering::Relaxed) as f64 / 1e6;
+        line(text, format_args!("{name}_sum"), seconds);
+        line(text, format_args!("{name}_count"), count);
+    }
+}
+
+/// All of it.
+#[derive(Default)]
+pub(crate) struct Metrics {
+    pub(crate) first_token: Histogram,
+    pub(crate) token: Histogram,
+    lanes: AtomicU64,
+    waiting: AtomicU64,
+    prompt_tokens: AtomicU64,
+    cached_tokens: AtomicU64,
+    generated_tokens: AtomicU64,
+    saved_us: AtomicU64,
+    answers: [AtomicU64; 4],
+    hits: [AtomicU64; 3],
+    computed_pieces: AtomicU64,
+    faults: AtomicU64,
+    cache: Mutex<CacheStats>,
+    /// By route and status.
+    requests: Mutex<BTreeMap<(String, u16), u64>>,
+}
+
+const ANSWERS: [&str; 4] = ["stop", "length", "cancelled", "error"];
+const TIERS: [Tier; 3] = [Tier::Device, Tier::Ram, Tier::Disk];
+
+impl Metrics {
+    /// Counts an answered HTTP request. `route` is the pattern, so that ids make no series.
+    pub(crate) fn count_request(&self, route: &str, status: u16) {
+        if let Ok(mut requests) = self.requests.lock() {
+            *requests.entry((route.to_owned(), status)).or_default() += 1;
+        }
+    }
+
+    pub(crate) fn count_answer(&self, finished: &Finished) {
+        let index = match finished.reason {
+            FinishReason::Stop => 0,
+            FinishReason::Length => 1,
+            FinishReason::Cancelled => 2,
+        };
+        add(&self.answers[index], 1);
+        add(&self.prompt_tokens, finished.stats.prompt_tokens as u64);
+        add(&self.cached_tokens, finished.stats.cached_tokens as u64);
+        add(&self.generated_tokens, finished.stats.generated_tokens as u64);
+        let saved = u64::try_from(finished.report.saved().as_micros()).unwrap_or_default();
+        add(&self.saved_us, saved);
+        for piece in &finished.report.pieces {
+            match piece.source {
+                Some(tier) => add(&self.hits[tier as usize], 1),
+                None => add(&self.computed_pieces, 1),
+            }
+        }
+    }
+
+    pub(crate) fn count_failure(&self) {
+        add(&self.answers[3], 1);
+    }
+
+    pub(crate) fn count_fault(&self) {
+        add(&self.faults, 1);
+    }
+
+    pub(crate) fn set_lanes(&self, running: usize, waiting: usize) {
+        self.lanes.store(running as u64, Ordering::Relaxed);
+        self.waiting.store(waiting as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_cache(&self, engine: &Engine) {
+        if let Ok(mut cache) = self.cache.lock() {
+            *cache = engine.cache_stats();
+        }
+    }
+
+    /// What is kept where.
+    pub(crate) fn cache(&self) -> CacheStats {
+        self.cache.lock().map(|cache| cache.clone()).unwrap_or_default()
+    }
+
+    /// The whole text.
+    pub(crate) fn text(&self) -> String {
+        let mut text = String::new();
+        self.write_requests(&mut text);
+        self.write_lanes(&mut text);
+        self.write_tokens(&mut text);
+        self.write_chunks(&mut text);
+        write_cache(&mut text, &self.cache());
+        text
+    }
+
+    fn write_requests(&self, text: &mut String) {
+        let name = "weft_http_requests_total";
+        head(text, name, "HTTP requests by route and status.", "counter");
+        for ((route, status), count) in self.requests.lock().iter().flat_map(|table| table.iter()) {
+            line(text, format_args!("{name}{{route=\"{route}\",status=\"{status}\"}}"), *count);
+        }
+        let name = "weft_answers_total";
+        head(text, name, "Answers by how they ended.", "counter");
+        for (reason, count) in ANSWERS.iter().zip(&self.answers) {
+            let count = count.load(Ordering::Relaxed);
+            line(text, format_args!("{name}{{reason=\"{reason}\"}}"), count);
+        }
+        let help = "Faults of the engine, after which it was loaded again or gave up.";
+        counter(text, "weft_engine_faults_total", help, &self.faults);
+    }
+
+    fn write_lanes(&self, text: &mut String) {
+        for (name, help, value) in [
+            ("weft_lanes_running", "Lanes that run now.", &self.lanes),
+            ("weft_requests_waiting", "Lanes that wait to run.", &self.waiting),
+        ] {
+            head(text, name, help, "gauge");
+            line(text, format_args!("{name}"), value.load(Ordering::Relaxed));
+        }
+        let help = "From a request's arrival to its first token.";
+        self.first_token.write(text, "weft_first_token_seconds", help);
+        let help = "From one token of an answer to the next.";
+        self.token.write(text, "weft_token_seconds", help);
+    }
+
+    fn write_tokens(&self, text: &mut String) {
+        let counters = [
+            ("weft_prompt_tokens_total", "Tokens of prompts.", &self.prompt_tokens),
+            ("weft_cached_tokens_total", "Those whose KV rows were kept.", &self.cached_tokens),
+            ("weft_generated_tokens_total", "Tokens generated.", &self.generated_tokens),
+        ];
+        for (name, help, value) in counters {
+            counter(text, name, help, value);
+        }
+        let name = "weft_saved_seconds_total";
+        head(text, name, "Time that kept rows saved.", "counter");
+        let seconds = self.saved_us.load(Ordering::Relaxed) as f64 / 1e6;
+        line(text, format_args!("{name}"), seconds);
+    }
+
+    fn write_chunks(&self, text: &mut String) {
+        let name = "weft_chunk_uses_total";
+        head(text, name, "Pieces of prompts by where their rows came from.", "counter");
+        for (tier, count) in TIERS.iter().zip(&self.hits) {
+            let count = count.load(Ordering::Relaxed);
+            line(text, format_args!("{name}{{source=\"{tier}\"}}"), count);
+        }
+        let computed = self.computed_pieces.load(Ordering::Relaxed);
+        line(text, format_args!("{name}{{source=\"computed\"}}"), computed);
+    }
+}
+
+fn write_cache(text: &mut String, cache: &CacheStats) {
+    let tiers = [("device", &cache.device), ("ram", &cache.ram), ("disk", &cache.disk)];
+    type Read = fn(&TierStats) -> u64;
+    let gauges: [(&str, &str, Read); 3] = [
+        ("weft_cache_bytes", "Bytes of kept rows.", |tier| tier.used_bytes),
+        ("weft_cache_budget_bytes", "Bytes they may take.", |tier| tier.budget_bytes),
+        ("weft_cache_tokens", "Tokens whose rows are kept.", |tier| tier.tokens as u64),
+    ];
+    for (name, help, read) in gauges {
+        head(text, name, help, "gauge");
+        for (tier, stats) in tiers {
+            line(text, format_args!("{name}{{tier=\"{tier}\"}}"), read(stats));
+        }
+    }
+    let name = "weft_cache_evictions_total";
+    head(text, name, "Times that rows left a tier.", "counter");
+    line(text, format_args!("{name}{{tier=\"device\"}}"), cache.evicted_from_device);
+    line(text, format_args!("{name}{{tier=\"ram\"}}"), cache.evicted_from_ram);
+    let store = cache.store.clone().unwrap_or_default();
+    line(text, format_args!("{name}{{tier=\"disk\"}}"), store.evicted);
+    let name = "weft_cache_corrupt_files_total";
+    head(text, name, "Files of rows that were damaged and put aside.", "counter");
+    line(text, format_args!("{name}"), store.quarantined);
+}
+
+fn add(counter: &AtomicU64, n: u64) {
+    counter.fetch_add(n, Ordering::Relaxed);
+}
+
+fn head(text: &mut String, name: &str, help: &str, kind: &str) {
+    // Writing to a String cannot fail.
+    let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+}
+
+fn line(text: &mut String, name: std::fmt::Arguments<'_>, value: impl std::fmt::Display) {
+    let _ = writeln!(text, "{name} {value}");
+}
+
+fn counter(text: &mut String, name: &str, help: &str, value: &AtomicU64) {
+    head(text, name, help, "counter");
+    line(text, format_args!("{name}"), value.load(Ordering::Relaxed));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_add_up() {
+        let histogram = Histogram::default();
+        for us in [100, 900, 70_000_000] {
+            histogram.observe(Duration::from_micros(us));
+        }
+        let mut text = String::new();
+        histogram.write(&mut text, "t", "h");
+        assert!(text.starts_with("# HELP t h\n# TYPE t histogram\n"), "{text}");
+        assert!(text.contains("t_bucket{le=\"0.00025\"} 1\n"), "{text}");
+        assert!(text.contains("t_bucket{le=\"60\"} 2\nt_bucket{le=\"+Inf\"} 3\n"), "{text}");
+        assert!(text.contains("t_count 3\n"), "{text}");
+    }
+}

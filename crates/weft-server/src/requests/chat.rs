@@ -1,0 +1,164 @@
+//! The body of a chat: messages, tools, and how the answer is wanted.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use weft::chunk::{Chunk, ChunkId, Composition, Repair, Reuse, compose_conversation};
+use weft::prompt::Conversation;
+use weft::sampling::Sampling;
+
+use super::json::{FromJson, fields};
+use super::messages::{ApiMessage, to_messages};
+use super::numbers::{Bounded, Parsed};
+use super::response_format::ResponseFormat;
+use super::settings::Settings;
+use super::tools::{ToolChoice, Tools};
+use crate::api_error::ApiError;
+use crate::grammars::Rule;
+use crate::served::Served;
+
+/// The most messages of one request: more are no conversation.
+const MAX_MESSAGES: usize = 4096;
+
+/// A chat.
+pub(crate) struct ChatRequest {
+    pub(crate) settings: Settings,
+    chat: Chat,
+}
+
+#[derive(Debug, Deserialize)]
+struct Chat {
+    messages: Vec<ApiMessage>,
+    tools: Option<Tools>,
+    tool_choice: Option<ToolChoice>,
+    logprobs: Option<bool>,
+    top_logprobs: Option<Bounded<0, 20>>,
+    response_format: Option<ResponseFormat>,
+    chat_template_kwargs: Option<Map<String, Value>>,
+    reuse: Option<Parsed<Reuse>>,
+    repair: Option<Parsed<Repair>>,
+}
+
+impl FromJson for ChatRequest {
+    fn from_json(json: &Value) -> Result<Self, ApiError> {
+        let request = Self { settings: fields(json)?, chat: fields(json)? };
+        request.check()?;
+        Ok(request)
+    }
+}
+
+impl ChatRequest {
+    fn check(&self) -> Result<(), ApiError> {
+        self.settings.check()?;
+        let chat = &self.chat;
+        if chat.messages.len() > MAX_MESSAGES {
+            let n = chat.messages.len();
+            let message = format!("there are {n} messages, and at most {MAX_MESSAGES} may be");
+            return Err(ApiError::invalid(message).param("messages"));
+        }
+        if chat.top_logprobs.is_some_and(|n| n.count() > 0) && !chat.logprobs.unwrap_or(false) {
+            let message = "top_logprobs needs logprobs to be true";
+            return Err(ApiError::invalid(message).param("top_logprobs"));
+        }
+        if self.rule().is_some() && self.settings.forbids_the_end() {
+            let message = "ignore_eos and min_tokens cannot go with response_format or a required \
+                           tool: the answer ends where its rule does";
+            return Err(ApiError::invalid(message).param("response_format"));
+        }
+        match &chat.tool_choice {
+            Some(ToolChoice::Named(name)) if self.tools().find(name).is_none() => {
+                let message = format!("tool_choice names {name:?}, which is none of the tools");
+                Err(ApiError::invalid(message).param("tool_choice"))
+            }
+            Some(ToolChoice::Required) if self.tools().0.is_empty() => {
+                let message = "tool_choice is \"required\" and there are no tools";
+                Err(ApiError::invalid(message).param("tool_choice"))
+            }
+            _ => self.thinking().map(drop),
+        }
+    }
+
+    /// The tools that the model may call.
+    pub(crate) fn tools(&self) -> &Tools {
+        static NONE: Tools = Tools(Vec::new());
+        match (&self.chat.tool_choice, &self.chat.tools) {
+            (Some(ToolChoice::None), _) | (_, None) => &NONE,
+            (_, Some(tools)) => tools,
+        }
+    }
+
+    /// The chunks that the messages are made of.
+    pub(crate) fn chunk_ids(&self) -> Vec<ChunkId> {
+        self.chat.messages.iter().flat_map(ApiMessage::chunk_ids).collect()
+    }
+
+    /// What the answer has to be, where it may not be anything. A tool that must be called goes first.
+    pub(crate) fn rule(&self) -> Option<Rule> {
+        let tools = self.tools();
+        match (&self.chat.tool_choice, &self.chat.response_format) {
+            (Some(ToolChoice::Required), _) => Some(Rule::Call(tools.0.clone())),
+            (Some(ToolChoice::Named(name)), _) => {
+                Some(Rule::Call(tools.find(name).into_iter().cloned().collect()))
+            }
+            (_, Some(ResponseFormat::Json(schema))) => Some(Rule::Json(schema.clone())),
+            _ => None,
+        }
+    }
+
+    fn thinking(&self) -> Result<Option<bool>, ApiError> {
+        let kwargs = self.chat.chat_template_kwargs.as_ref();
+        match kwargs.and_then(|kwargs| kwargs.get("enable_thinking")) {
+            // A thought is not part of any rule.
+            _ if self.rule().is_some() => Ok(Some(false)),
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::Bool(thinking)) => Ok(Some(*thinking)),
+            Some(_) => {
+                let param = "chat_template_kwargs.enable_thinking";
+                Err(ApiError::invalid(format!("{param} must be true or false")).param(param))
+            }
+        }
+    }
+
+    /// The conversation as the template takes it.
+    pub(crate) fn conversation(
+        &self,
+        chunks: &BTreeMap<ChunkId, Chunk>,
+    ) -> Result<Conversation, ApiError> {
+        Ok(Conversation {
+            messages: to_messages(&self.chat.messages, chunks)?,
+            tools: self.tools().0.clone(),
+            add_generation_prompt: true,
+            enable_thinking: self.thinking()?,
+            extra: self.chat.chat_template_kwargs.clone().unwrap_or_default(),
+        })
+    }
+
+    /// The prompt that the engine runs. Chunks are reused as the request says; turns always exactly.
+    pub(crate) fn compose(
+        &self,
+        served: &Served,
+        chunks: &BTreeMap<ChunkId, Chunk>,
+    ) -> Result<Composition, ApiError> {
+        let conversation = self.conversation(chunks)?;
+        let known: Vec<Chunk> = chunks.values().cloned().collect();
+        let template = served.template()?;
+        let mut prompt = compose_conversation(template, &served.tokenizer, &conversation, &known)?;
+        let reuse = self.chat.reuse.unwrap_or_default().0;
+        for piece in prompt.pieces.iter_mut().filter(|piece| piece.kind.level() == 1) {
+            if piece.chunk.is_some() {
+                piece.reuse = reuse;
+            }
+        }
+        prompt.repair = self.chat.repair.unwrap_or_default().0;
+        served.check_length(prompt.len())?;
+        Ok(prompt)
+    }
+
+    /// How the answer is sampled; checked.
+    pub(crate) fn sampling(&self, served: &Served) -> Result<Sampling, ApiError> {
+        let logprobs = self.chat.logprobs.unwrap_or(false);
+        let top = logprobs.then(|| self.chat.top_logprobs.map_or(0, Bounded::count));
+        self.settings.sampling(served, self.thinking()?, top, false)
+    }
+}

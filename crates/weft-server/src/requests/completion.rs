@@ -1,0 +1,133 @@
+//! The body of a plain completion: prompts as texts or tokens.
+
+use serde::Deserialize;
+use serde_json::Value;
+use weft::chunk::Composition;
+use weft::sampling::Sampling;
+
+use super::json::{FromJson, fields};
+use super::numbers::{Bounded, Count, TokenId};
+use super::settings::Settings;
+use crate::api_error::ApiError;
+use crate::served::Served;
+
+/// The most answers of one request, over all its prompts.
+const MAX_ANSWERS: usize = 32;
+
+/// A completion.
+pub(crate) struct CompletionRequest {
+    pub(crate) settings: Settings,
+    completion: Completion,
+}
+
+#[derive(Debug, Deserialize)]
+struct Completion {
+    prompt: Prompts,
+    echo: Option<bool>,
+    logprobs: Option<Bounded<0, 20>>,
+    best_of: Option<Count>,
+    suffix: Option<String>,
+}
+
+/// One prompt.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum Prompt {
+    Text(String),
+    Tokens(Vec<TokenId>),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "a string, a list of token ids (whole numbers from 0), or a list of either"
+)]
+enum Prompts {
+    One(Prompt),
+    Many(Vec<Prompt>),
+}
+
+impl FromJson for CompletionRequest {
+    fn from_json(json: &Value) -> Result<Self, ApiError> {
+        let request = Self { settings: fields(json)?, completion: fields(json)? };
+        request.check()?;
+        Ok(request)
+    }
+}
+
+impl CompletionRequest {
+    fn check(&self) -> Result<(), ApiError> {
+        self.settings.check()?;
+        let n = self.settings.choices();
+        let answers = self.prompts().len() * n;
+        if answers > MAX_ANSWERS {
+            let message = format!("that is {answers} answers, and at most {MAX_ANSWERS} are given");
+            return Err(ApiError::invalid(message).param("prompt"));
+        }
+        if self.completion.best_of.is_some_and(|best| best.count() != n) {
+            let message = "best_of must equal n: answers are not chosen among more";
+            return Err(ApiError::invalid(message).param("best_of"));
+        }
+        if self.completion.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
+            let message = "suffix is not supported: text is continued, not filled in";
+            return Err(ApiError::invalid(message).param("suffix"));
+        }
+        Ok(())
+    }
+
+    /// The prompts, at least one.
+    pub(crate) fn prompts(&self) -> &[Prompt] {
+        match &self.completion.prompt {
+            Prompts::One(prompt) => std::slice::from_ref(prompt),
+            Prompts::Many(prompts) => prompts,
+        }
+    }
+
+    /// Whether the answer begins with the prompt.
+    pub(crate) fn echoes(&self) -> bool {
+        self.completion.echo.unwrap_or(false)
+    }
+
+    /// The prompts as the engine runs them.
+    pub(crate) fn compose(&self, served: &Served) -> Result<Vec<Composition>, ApiError> {
+        let empty = || ApiError::invalid("the prompt is empty; give some text").param("prompt");
+        if self.prompts().is_empty() {
+            return Err(empty());
+        }
+        let compose = |prompt: &Prompt| {
+            let tokens = prompt.tokens(served)?;
+            if tokens.is_empty() {
+                return Err(empty());
+            }
+            served.check_length(tokens.len())?;
+            Ok(tokens.into())
+        };
+        self.prompts().iter().map(compose).collect()
+    }
+
+    /// How the answers are sampled; checked.
+    pub(crate) fn sampling(&self, served: &Served) -> Result<Sampling, ApiError> {
+        let logprobs = self.completion.logprobs.map(Bounded::count);
+        self.settings.sampling(served, Some(false), logprobs, self.echoes())
+    }
+}
+
+impl Prompt {
+    fn tokens(&self, served: &Served) -> Result<Vec<u32>, ApiError> {
+        match self {
+            Self::Text(text) => Ok(served.tokenizer.encode_with_bos(text)?),
+            Self::Tokens(ids) => {
+                let vocab = served.vocab();
+                if let Some(id) = ids.iter().find(|id| id.count() >= vocab) {
+                    let message = format!(
+                        "token {} is not in the vocabulary: ids go from 0 to {}",
+                        id.get(),
+                        vocab.saturating_sub(1)
+                    );
+                    return Err(ApiError::invalid(message).param("prompt"));
+                }
+                Ok(ids.iter().map(|id| id.get() as u32).collect())
+            }
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! From JSON to types, with errors that name the field.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::api_error::ApiError;
+
+/// Something that a body can be.
+pub(crate) trait FromJson: Sized + Send + 'static {
+    /// Whether nothing at all is as good as an empty object.
+    const EMPTY_IS_FINE: bool = false;
+
+    /// Reads it, or says which field is wrong.
+    fn from_json(json: &Value) -> Result<Self, ApiError>;
+}
+
+impl FromJson for Value {
+    fn from_json(json: &Value) -> Result<Self, ApiError> {
+        Ok(json.clone())
+    }
+}
+
+/// Reads some of an object's fields; others are let pass.
+pub(crate) fn fields<'j, T: Deserialize<'j>>(json: &'j Value) -> Result<T, ApiError> {
+    if !json.is_object() {
+        return Err(ApiError::invalid("the body must be a JSON object"));
+    }
+    serde_path_to_error::deserialize(json).map_err(|error| {
+        let path = error.path().to_string();
+        let inner = in_plain_words(&error.into_inner().to_string());
+        if path == "." {
+            return ApiError::invalid(inner);
+        }
+        ApiError::invalid(format!("{path}: {inner}")).param(path)
+    })
+}
+
+/// Names of Rust's types say little to clients.
+fn in_plain_words(message: &str) -> String {
+    let words = [
+        ("expected f32", "expected a number"),
+        ("expected a boolean", "expected true or false"),
+        ("expected a sequence", "expected a list"),
+        ("expected a map", "expected an object"),
+        ("expected string or map", "expected a string"),
+    ];
+    let mut message = message.to_owned();
+    for (from, to) in words {
+        message = message.replace(from, to);
+    }
+    message
+}

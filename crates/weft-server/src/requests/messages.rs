@@ -1,0 +1,294 @@
+//! Messages as clients write them, and as templates take them.
+//!
+//! Content is text, or parts: texts, and chunks by their ids. Parts after which a client wants the
+//! cache cut (`cache_control`) end a piece, and so does each chunk.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde::de::{self, Deserializer};
+use serde_json::Value;
+use weft::chunk::{Chunk, ChunkId, Kind};
+use weft::prompt::{Content, Message, Part};
+
+use crate::api_error::ApiError;
+
+/// Who speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Role {
+    /// A developer's word is the system's: models know no difference.
+    #[serde(alias = "developer")]
+    System,
+    User,
+    Assistant,
+    #[serde(alias = "function")]
+    Tool,
+}
+
+impl Role {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::System => "system",
+            Self::User => "user",
+            Self::Assistant => "assistant",
+            Self::Tool => "tool",
+        }
+    }
+}
+
+/// A message.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(expecting = "a message: an object with role and content")]
+pub(crate) struct ApiMessage {
+    role: Role,
+    content: Option<ApiContent>,
+    reasoning_content: Option<String>,
+    tool_calls: Option<Vec<Value>>,
+    name: Option<String>,
+    tool_call_id: Option<String>,
+}
+
+#[derive(Clone, Debug)]
+enum ApiContent {
+    Text(String),
+    Parts(Vec<ApiPart>),
+}
+
+#[derive(Clone, Debug)]
+enum ApiPart {
+    Text { text: String, ends_piece: bool },
+    Chunk(ChunkId),
+}
+
+impl<'de> Deserialize<'de> for ApiContent {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match Value::deserialize(deserializer)? {
+            Value::String(text) => Ok(Self::Text(text)),
+            Value::Array(parts) => {
+                let parts = parts.iter().map(|part| read_part(part).map_err(de::Error::custom));
+                parts.collect::<Result<_, _>>().map(Self::Parts)
+            }
+            _ => Err(de::Error::custom("must be a string, null or a list of parts")),
+        }
+    }
+}
+
+fn read_part(part: &Value) -> Result<ApiPart, String> {
+    let kind = part.get("type").and_then(Value::as_str);
+    let field = |name: &str| {
+        let text = part.get(name).and_then(Value::as_str);
+        text.ok_or_else(|| format!("a part of this type needs the string {name:?}"))
+    };
+    match kind {
+        Some("text") => {
+            let ends_piece = part.get("cache_control").is_some_and(|mark| !mark.is_null());
+            Ok(ApiPart::Text { text: field("text")?.to_owned(), ends_piece })
+        }
+        Some("chunk") => {
+            field("id")?.parse().map(ApiPart::Chunk).map_err(|error| error.to_string())
+        }
+        Some(other) => Err(format!("parts of type {other:?} cannot be read, only text and chunk")),
+        None => Err("a part needs a type: \"text\" or \"chunk\"".to_owned()),
+    }
+}
+
+impl ApiMessage {
+    /// The chunks that it is made of.
+    pub(crate) fn chunk_ids(&self) -> impl Iterator<Item = ChunkId> {
+        let parts = match &self.content {
+            Some(ApiContent::Parts(parts)) => &parts[..],
+            _ => &[],
+        };
+        parts.iter().filter_map(|part| match part {
+            ApiPart::Chunk(id) => Some(*id),
+            ApiPart::Text { .. } => None,
+        })
+    }
+
+    fn to_message(&self, chunks: &BTreeMap<ChunkId, Chunk>) -> Result<Message, String> {
+        let content = match &self.content {
+            None => None,
+            Some(ApiContent::Text(text)) => Some(Content::Text(text.clone())),
+            Some(ApiContent::Parts(parts)) => Some(self.content(parts, chunks)?),
+        };
+        let speaks = content.is_some() || self.tool_calls.as_ref().is_some_and(|c| !c.is_empty());
+        if !speaks {
+            return Err(format!("a message of the {} needs a content", self.role.name()));
+        }
+        Ok(Message {
+            role: self.role.name().to_owned(),
+            content,
+            reasoning_content: self.reasoning_content.clone(),
+            tool_calls: self.tool_calls.as_ref().map(|calls| calls.iter().map(opened).collect()),
+            name: self.name.clone(),
+            tool_call_id: self.tool_call_id.clone(),
+        })
+    }
+
+    fn content(
+        &self,
+        parts: &[ApiPart],
+        chunks: &BTreeMap<ChunkId, Chunk>,
+    ) -> Result<Content, String> {
+        let is_plain = |part: &ApiPart| matches!(part, ApiPart::Text { ends_piece: false, .. });
+        if parts.iter().all(is_plain) {
+            let texts = parts.iter().map(|part| match part {
+                ApiPart::Text { text, .. } => Part::Text { text: text.clone() },
+                ApiPart::Chunk(_) => unreachable!("all parts are texts"),
+            });
+            return Ok(Content::Parts(texts.collect()));
+        }
+        let pieces = self.pieces(parts, chunks)?;
+        Ok(match (&pieces[..], self.role) {
+            // A system prompt that is one chunk is that chunk's text.
+            ([text], Role::System) => Content::Text(text.clone()),
+            _ => Content::Pieces(pieces),
+        })
+    }
+
+    /// Texts that are kept each by itself. Between texts of a content stands a line feed, as templates
+    /// write it where they join parts themselves.
+    fn pieces(
+        &self,
+        parts: &[ApiPart],
+        chunks: &BTreeMap<ChunkId, Chunk>,
+    ) -> Result<Vec<String>, String> {
+        let mut pieces: Vec<String> = Vec::new();
+        let mut open = false;
+        let mut after_text = false;
+        for part in parts {
+            match part {
+                ApiPart::Chunk(id) => {
+                    let chunk = chunks.get(id).ok_or_else(|| format!("there is no chunk {id}"))?;
+                    self.check_place(chunk, parts.len())?;
+                    pieces.push(chunk.in_prompt());
+                    (open, after_text) = (false, false);
+                }
+                ApiPart::Text { text, ends_piece } => {
+                    if after_text && let Some(last) = pieces.last_mut() {
+                        last.push('\n');
+                    }
+                    match pieces.last_mut().filter(|_| open) {
+                        Some(last) => last.push_str(text),
+                        None => pieces.push(text.clone()),
+                    }
+                    (open, after_text) = (!ends_piece, true);
+                }
+            }
+        }
+        Ok(pieces)
+    }
+
+    /// A chunk stands where its kind belongs: a system prompt alone, documents before a question.
+    fn check_place(&self, chunk: &Chunk, n_parts: usize) -> Result<(), String> {
+        let (id, kind, role) = (chunk.id, chunk.kind, self.role.name());
+        match (self.role, kind) {
+            (Role::User, Kind::Context | Kind::Output) => Ok(()),
+            (Role::System, Kind::System) if n_parts == 1 => Ok(()),
+            (Role::System, Kind::System) => {
+                Err(format!("chunk {id} must be all that the system message says"))
+            }
+            _ => Err(format!(
+                "chunk {id} is a {kind} chunk and cannot stand in a message of the {role}: context \
+                 and output chunks belong to the user's messages, system chunks to the system's"
+            )),
+        }
+    }
+}
+
+/// A tool call whose arguments are an object, as templates want them; clients send its JSON.
+fn opened(call: &Value) -> Value {
+    let mut call = call.clone();
+    if let Some(arguments) = call.pointer_mut("/function/arguments")
+        && let Some(object) = arguments.as_str().and_then(|text| serde_json::from_str(text).ok())
+    {
+        let object: Value = object;
+        if object.is_object() {
+            *arguments = object;
+        }
+    }
+    call
+}
+
+/// All messages, with their chunks' texts put in.
+pub(crate) fn to_messages(
+    messages: &[ApiMessage],
+    chunks: &BTreeMap<ChunkId, Chunk>,
+) -> Result<Vec<Message>, ApiError> {
+    if messages.is_empty() {
+        return Err(ApiError::invalid("messages is empty; say something").param("messages"));
+    }
+    let asks_nothing = |message: &ApiMessage| {
+        matches!(&message.content, Some(ApiContent::Parts(parts))
+            if matches!(parts.last(), Some(ApiPart::Chunk(_))))
+    };
+    if messages.last().is_some_and(asks_nothing) {
+        let message = "the last message ends with a chunk; say after it what is to be answered";
+        return Err(ApiError::invalid(message).param("messages"));
+    }
+    let place = |index: usize, reason: String| {
+        let param = format!("messages[{index}]");
+        ApiError::invalid(format!("{param}: {reason}")).param(param)
+    };
+    let messages = messages.iter().enumerate();
+    messages
+        .map(|(index, message)| message.to_message(chunks).map_err(|reason| place(index, reason)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(message: Value) -> Message {
+        let message: ApiMessage = serde_json::from_value(message).unwrap();
+        message.to_message(&BTreeMap::new()).unwrap()
+    }
+
+    fn refusal(message: Value) -> String {
+        match serde_json::from_value::<ApiMessage>(message) {
+            Err(error) => error.to_string(),
+            Ok(message) => message.to_message(&BTreeMap::new()).unwrap_err(),
+        }
+    }
+
+    #[test]
+    fn parts_are_one_text_and_cache_marks_cut_it() {
+        let text = |text: &str| json!({"type": "text", "text": text});
+        let marked = json!({"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}});
+        let plain = read(json!({"role": "user", "content": [text("a"), text("b"), text("c")]}));
+        let cut = read(json!({"role": "user", "content": [text("a"), marked, text("c")]}));
+        assert_eq!(plain.content.unwrap().text(), "a\nb\nc");
+        assert_eq!(cut.content, Some(Content::Pieces(vec!["a\nb\n".into(), "c".into()])));
+    }
+
+    #[test]
+    fn arguments_of_calls_become_objects() {
+        let call = |arguments: Value| json!({"function": {"name": "f", "arguments": arguments}});
+        let message = read(json!({"role": "assistant", "content": null,
+            "tool_calls": [call(json!("{\"a\": 1}")), call(json!("no json"))]}));
+        let calls = message.tool_calls.unwrap();
+        assert_eq!(calls[0], call(json!({"a": 1})));
+        assert_eq!(calls[1], call(json!("no json")));
+    }
+
+    #[test]
+    fn what_is_no_message_is_refused_with_what_would_do() {
+        for (message, told) in [
+            (json!({}), "role"),
+            (json!({"role": 1}), "expected string"),
+            (json!({"role": "king", "content": "x"}), "king"),
+            (json!({"role": "user"}), "needs a content"),
+            (json!({"role": "user", "content": 1}), "a string, null or a list"),
+            (json!({"role": "user", "content": [1]}), "needs a type"),
+            (json!({"role": "user", "content": [{"type": "image_url"}]}), "image_url"),
+            (json!({"role": "user", "content": [{"type": "chunk", "id": "x"}]}), "no chunk id"),
+        ] {
+            let refusal = refusal(message);
+            assert!(refusal.contains(told), "{refusal}");
+        }
+    }
+}

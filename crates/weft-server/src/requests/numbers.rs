@@ -1,0 +1,149 @@
+//! Numbers and words of a range. What has passed here needs no second look.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::Deserialize;
+use serde::de::{self, Deserializer, Visitor};
+
+/// A whole number from `MIN` to `MAX`. `2.0` is one too: JSON knows no difference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bounded<const MIN: i64, const MAX: i64>(i64);
+
+impl<const MIN: i64, const MAX: i64> Bounded<MIN, MAX> {
+    pub(crate) fn get(self) -> i64 {
+        self.0
+    }
+
+    /// The number, or 0 where it is negative.
+    pub(crate) fn count(self) -> usize {
+        usize::try_from(self.0).unwrap_or_default()
+    }
+}
+
+impl<'de, const MIN: i64, const MAX: i64> Deserialize<'de> for Bounded<MIN, MAX> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(BoundedVisitor::<MIN, MAX>)
+    }
+}
+
+struct BoundedVisitor<const MIN: i64, const MAX: i64>;
+
+impl<const MIN: i64, const MAX: i64> BoundedVisitor<MIN, MAX> {
+    fn take<E: de::Error>(
+        &self,
+        number: Option<i64>,
+        told: de::Unexpected<'_>,
+    ) -> Result<Bounded<MIN, MAX>, E> {
+        match number {
+            Some(number) if (MIN..=MAX).contains(&number) => Ok(Bounded(number)),
+            _ => Err(E::invalid_value(told, self)),
+        }
+    }
+}
+
+impl<const MIN: i64, const MAX: i64> Visitor<'_> for BoundedVisitor<MIN, MAX> {
+    type Value = Bounded<MIN, MAX>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a whole number from {MIN} to {MAX}")
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<Self::Value, E> {
+        self.take(Some(number), de::Unexpected::Signed(number))
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<Self::Value, E> {
+        self.take(i64::try_from(number).ok(), de::Unexpected::Unsigned(number))
+    }
+
+    fn visit_f64<E: de::Error>(self, number: f64) -> Result<Self::Value, E> {
+        // Beyond 2^53 a float names no single whole number.
+        let is_whole = number.fract() == 0.0 && number.abs() < 9e15;
+        self.take(is_whole.then_some(number as i64), de::Unexpected::Float(number))
+    }
+}
+
+/// A count that the context bounds soon enough.
+pub(crate) type Count = Bounded<0, { u32::MAX as i64 }>;
+
+/// A token's id; whether the model has it is asked later.
+pub(crate) type TokenId = Bounded<0, { u32::MAX as i64 }>;
+
+/// A 64-bit seed. Negative numbers are taken for what their bits are: clients draw both kinds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seed(pub(crate) u64);
+
+impl<'de> Deserialize<'de> for Seed {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct SeedVisitor;
+
+        impl Visitor<'_> for SeedVisitor {
+            type Value = Seed;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a whole number of 64 bits")
+            }
+
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Seed, E> {
+                Ok(Seed(number.cast_unsigned()))
+            }
+
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Seed, E> {
+                Ok(Seed(number))
+            }
+
+            fn visit_f64<E: de::Error>(self, number: f64) -> Result<Seed, E> {
+                let is_whole = number.fract() == 0.0 && number.abs() < 9e15;
+                if !is_whole {
+                    return Err(E::invalid_value(de::Unexpected::Float(number), &self));
+                }
+                Ok(Seed((number as i64).cast_unsigned()))
+            }
+        }
+
+        deserializer.deserialize_any(SeedVisitor)
+    }
+}
+
+/// A word that its type reads.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Parsed<T>(pub(crate) T);
+
+impl<'de, T: FromStr<Err: fmt::Display>> Deserialize<'de> for Parsed<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let word = String::deserialize(deserializer)?;
+        word.parse().map(Self).map_err(de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read<T: for<'de> Deserialize<'de>>(json: &str) -> Result<T, String> {
+        serde_json::from_str(json).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn numbers_outside_their_range_are_refused_with_the_range() {
+        type Choices = Bounded<1, 8>;
+        for good in ["1", "8", "2.0"] {
+            assert!(read::<Choices>(good).is_ok(), "{good}");
+        }
+        for bad in ["0", "9", "-1", "1.5", "1e9", "18446744073709551615", "\"2\"", "true", "[]"] {
+            let error = read::<Choices>(bad).unwrap_err();
+            assert!(error.contains("a whole number from 1 to 8"), "{bad}: {error}");
+        }
+    }
+
+    #[test]
+    fn seeds_have_64_bits() {
+        assert_eq!(read("18446744073709551615"), Ok(Seed(u64::MAX)));
+        assert_eq!(read("-1"), Ok(Seed(u64::MAX)));
+        assert_eq!(read("7.0"), Ok(Seed(7)));
+        for bad in ["1.5", "\"1\"", "18446744073709551616"] {
+            assert!(read::<Seed>(bad).is_err(), "{bad}");
+        }
+    }
+}

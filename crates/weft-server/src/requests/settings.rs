@@ -1,0 +1,159 @@
+//! The fields that chats and completions share: how to sample, when to stop, how to answer.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+
+use serde::Deserialize;
+use serde::de::{self, Deserializer};
+use weft::sampling::Sampling;
+
+use super::numbers::{Bounded, Count, Seed, TokenId};
+use crate::api_error::ApiError;
+use crate::served::Served;
+
+/// Answers to one prompt: as many as there are lanes.
+pub(crate) type Choices = Bounded<1, 8>;
+
+/// How a request wants its answer.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct Settings {
+    pub(crate) model: Option<String>,
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+    n: Option<Choices>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    /// -1 is off, as in vLLM, and so is 0.
+    top_k: Option<Bounded<-1, { u32::MAX as i64 }>>,
+    min_p: Option<f32>,
+    #[serde(alias = "repeat_penalty")]
+    repetition_penalty: Option<f32>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    seed: Option<Seed>,
+    stop: Option<Stops>,
+    stop_token_ids: Option<Vec<TokenId>>,
+    max_tokens: Option<Count>,
+    max_completion_tokens: Option<Count>,
+    min_tokens: Option<Count>,
+    ignore_eos: Option<bool>,
+    logit_bias: Option<LogitBias>,
+    /// Whether kept rows are used, and new ones kept.
+    cache_prompt: Option<bool>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+struct StreamOptions {
+    include_usage: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "a string or a list of strings")]
+enum Stops {
+    One(String),
+    Many(Vec<String>),
+}
+
+/// Biases by token. Keys are ids, as JSON writes them.
+#[derive(Debug)]
+struct LogitBias(Vec<(u32, f32)>);
+
+impl<'de> Deserialize<'de> for LogitBias {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let entries = BTreeMap::<String, f32>::deserialize(deserializer)?;
+        let entries = entries.into_iter().map(|(key, bias)| {
+            let id = key.parse().map_err(|_| {
+                de::Error::custom(format!("{key:?} is no token id: ids are whole numbers from 0"))
+            })?;
+            Ok((id, bias))
+        });
+        entries.collect::<Result<_, _>>().map(Self)
+    }
+}
+
+impl Settings {
+    /// Whether the answer comes in pieces.
+    pub(crate) fn streams(&self) -> bool {
+        self.stream.unwrap_or(false)
+    }
+
+    /// Whether a stream ends with its usage.
+    pub(crate) fn includes_usage(&self) -> bool {
+        self.stream_options.and_then(|options| options.include_usage).unwrap_or(false)
+    }
+
+    /// Answers to one prompt.
+    pub(crate) fn choices(&self) -> usize {
+        self.n.map_or(1, Bounded::count)
+    }
+
+    /// Whether the answer may not end when it wants to.
+    pub(crate) fn forbids_the_end(&self) -> bool {
+        self.ignore_eos.unwrap_or(false) || self.min_tokens.is_some_and(|n| n.count() > 0)
+    }
+
+    pub(crate) fn uses_cache(&self) -> bool {
+        self.cache_prompt.unwrap_or(true)
+    }
+
+    /// Checks what can be wrong between fields.
+    pub(crate) fn check(&self) -> Result<(), ApiError> {
+        if self.stream_options.is_some() && !self.streams() {
+            let message = "stream_options is for streams only; set stream to true, or leave it out";
+            return Err(ApiError::invalid(message).param("stream_options"));
+        }
+        Ok(())
+    }
+
+    /// The sampling that was asked for, over the model's own; checked.
+    pub(crate) fn sampling(
+        &self,
+        served: &Served,
+        thinking: Option<bool>,
+        logprobs: Option<usize>,
+        echo: bool,
+    ) -> Result<Sampling, ApiError> {
+        let mut sampling = served.sampling(thinking);
+        self.set_numbers(&mut sampling);
+        self.set_ends(&mut sampling);
+        sampling.logprobs = logprobs;
+        sampling.echo = echo;
+        // Ids too large for the type are as little in the vocabulary as others beyond its end.
+        sampling.check(served.vocab())?;
+        Ok(sampling)
+    }
+
+    fn set_numbers(&self, sampling: &mut Sampling) {
+        let set = |to: &mut f32, wanted: Option<f32>| *to = wanted.unwrap_or(*to);
+        set(&mut sampling.temperature, self.temperature);
+        set(&mut sampling.top_p, self.top_p);
+        set(&mut sampling.min_p, self.min_p);
+        set(&mut sampling.repetition_penalty, self.repetition_penalty);
+        set(&mut sampling.presence_penalty, self.presence_penalty);
+        set(&mut sampling.frequency_penalty, self.frequency_penalty);
+        sampling.top_k = self.top_k.map_or(sampling.top_k, Bounded::count);
+        sampling.seed = self.seed.map_or_else(random_seed, |seed| seed.0);
+        if let Some(LogitBias(entries)) = &self.logit_bias {
+            sampling.logit_bias.clone_from(entries);
+        }
+    }
+
+    fn set_ends(&self, sampling: &mut Sampling) {
+        let max = self.max_completion_tokens.or(self.max_tokens);
+        sampling.max_tokens = max.map(Bounded::count).or(sampling.max_tokens);
+        sampling.min_tokens = self.min_tokens.map_or(sampling.min_tokens, Bounded::count);
+        sampling.ignore_eos = self.ignore_eos.unwrap_or(false);
+        sampling.stop = match &self.stop {
+            None => Vec::new(),
+            Some(Stops::One(stop)) => vec![stop.clone()],
+            Some(Stops::Many(stops)) => stops.clone(),
+        };
+        let ids = self.stop_token_ids.iter().flatten();
+        sampling.stop_ids = ids.map(|id| id.get() as u32).collect();
+    }
+}
+
+/// A seed from the system's randomness, by way of the standard hasher's keys.
+fn random_seed() -> u64 {
+    RandomState::new().hash_one(0)
+}

@@ -1,0 +1,73 @@
+//! Tools that a model may call, and whether it must.
+
+use serde::Deserialize;
+use serde::de::{self, Deserializer};
+use serde_json::Value;
+
+/// The most tools of one request.
+const MAX_TOOLS: usize = 128;
+
+/// Descriptions of functions, as templates render them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tools(pub(crate) Vec<Value>);
+
+impl<'de> Deserialize<'de> for Tools {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let tools = Vec::<Value>::deserialize(deserializer)?;
+        if tools.len() > MAX_TOOLS {
+            let message =
+                format!("there are {} tools, and at most {MAX_TOOLS} may be", tools.len());
+            return Err(de::Error::custom(message));
+        }
+        for tool in &tools {
+            if name_of(tool).is_none_or(str::is_empty) {
+                let message =
+                    "a tool must be {\"type\": \"function\", \"function\": {\"name\": …}}";
+                return Err(de::Error::custom(message));
+            }
+        }
+        Ok(Self(tools))
+    }
+}
+
+fn name_of(tool: &Value) -> Option<&str> {
+    let is_function = tool.get("type").and_then(Value::as_str) == Some("function");
+    tool.pointer("/function/name").filter(|_| is_function)?.as_str()
+}
+
+impl Tools {
+    /// The tool of this name.
+    pub(crate) fn find(&self, name: &str) -> Option<&Value> {
+        self.0.iter().find(|tool| name_of(tool) == Some(name))
+    }
+}
+
+/// Whether the model calls tools.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ToolChoice {
+    None,
+    #[default]
+    Auto,
+    Required,
+    /// This one.
+    Named(String),
+}
+
+impl<'de> Deserialize<'de> for ToolChoice {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let choice = Value::deserialize(deserializer)?;
+        match choice.as_str() {
+            Some("none") => return Ok(Self::None),
+            Some("auto") => return Ok(Self::Auto),
+            Some("required") => return Ok(Self::Required),
+            _ => {}
+        }
+        let name = name_of(&choice).map(|name| Self::Named(name.to_owned()));
+        name.ok_or_else(|| {
+            de::Error::custom(
+                "must be \"none\", \"auto\", \"required\" or \
+                 {\"type\": \"function\", \"function\": {\"name\": …}}",
+            )
+        })
+    }
+}

@@ -1,0 +1,391 @@
+//! `/v1/chunks`: texts that are computed once and composed into prompts.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::Json;
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use weft::chunk::{Chunk, ChunkId, Kind, Prompt, Reuse, Tier, Which};
+use weft::engine::{Engine, Preview, TierStats, Verification};
+
+use super::chat::compose;
+use crate::api_error::ApiError;
+use crate::app::{App, off_thread};
+use crate::http::Body;
+use crate::requests::{ChatRequest, FromJson, Parsed, fields};
+use crate::worker::{Failure, Happening, Ticket, Work};
+
+/// The most notes on a chunk, and the longest.
+const MAX_NOTES: usize = 32;
+const MAX_NOTE_BYTES: usize = 1024;
+/// Tokens of an answer that are verified: each needs two rows of logits.
+const MAX_VERIFIED: usize = 256;
+/// A prompt needs a query; its rows are not computed.
+const ANY_QUERY: &str = "?";
+
+/// A text to register.
+#[derive(Deserialize)]
+pub(super) struct NewChunk {
+    #[serde(default = "context")]
+    kind: Kind,
+    text: String,
+    name: Option<String>,
+    #[serde(default)]
+    metadata: BTreeMap<String, String>,
+}
+
+const fn context() -> Kind {
+    Kind::Context
+}
+
+impl FromJson for NewChunk {
+    fn from_json(json: &Value) -> Result<Self, ApiError> {
+        let mut new: Self = fields(json)?;
+        if new.kind == Kind::Query {
+            let message = "a query is not kept: register system, context or output chunks";
+            return Err(ApiError::invalid(message).param("kind"));
+        }
+        new.metadata.extend(new.name.take().map(|name| ("name".to_owned(), name)));
+        let is_long = |(key, value): (&String, &String)| key.len() + value.len() > MAX_NOTE_BYTES;
+        if new.metadata.len() > MAX_NOTES || new.metadata.iter().any(is_long) {
+            let message =
+                format!("metadata has at most {MAX_NOTES} entries of {MAX_NOTE_BYTES} bytes");
+            return Err(ApiError::invalid(message).param("metadata"));
+        }
+        Ok(new)
+    }
+}
+
+pub(super) async fn register(
+    State(app): State<Arc<App>>,
+    body: Body<NewChunk>,
+) -> Result<(StatusCode, Json<Value>), ApiError> {
+    let served = app.served()?;
+    let chunk = {
+        let served = Arc::clone(&served);
+        off_thread(body.bytes, move || {
+            let NewChunk { kind, text, metadata, .. } = body.value;
+            let chunk = Chunk::new(&served.tokenizer, kind, &text, metadata)?;
+            served.check_length(chunk.tokens.len())?;
+            Ok(chunk)
+        })
+        .await?
+    };
+    let put = move |engine: &mut Engine| {
+        let id = engine.register(chunk);
+        engine.library().get(&id).cloned()
+    };
+    let chunk = app.worker.ask(put).await??;
+    let json = describe(&chunk, None);
+    app.shelf.keep(&served, chunk).await?;
+    Ok((StatusCode::CREATED, Json(json)))
+}
+
+/// Which chunks a list or a deletion means.
+#[derive(Deserialize)]
+pub(super) struct Wanted {
+    kind: Option<Kind>,
+}
+
+impl Wanted {
+    fn which(&self) -> Which {
+        Which { kind: self.kind, ..Which::default() }
+    }
+}
+
+type WantedQuery = Result<Query<Wanted>, axum::extract::rejection::QueryRejection>;
+
+fn which(wanted: WantedQuery) -> Result<Which, ApiError> {
+    let refused = |_| {
+        let message = "kind must be system, context, query or output";
+        ApiError::invalid(message).param("kind")
+    };
+    wanted.map(|Query(wanted)| wanted.which()).map_err(refused)
+}
+
+pub(super) async fn list(
+    State(app): State<Arc<App>>,
+    wanted: WantedQuery,
+) -> Result<Json<Value>, ApiError> {
+    app.served()?;
+    let which = which(wanted)?;
+    let all = move |engine: &mut Engine| -> Vec<Value> {
+        let chunks = engine.library().list(&which);
+        chunks.iter().map(|chunk| describe(chunk, engine.tier_of(chunk))).collect()
+    };
+    let data = app.worker.ask(all).await?;
+    let cache = app.metrics.cache();
+    let tiers = json!({
+        "device": tier(&cache.device),
+        "ram": tier(&cache.ram),
+        "disk": tier(&cache.disk),
+    });
+    Ok(Json(json!({"object": "list", "data": data, "tiers": tiers})))
+}
+
+pub(super) async fn clear(
+    State(app): State<Arc<App>>,
+    wanted: WantedQuery,
+) -> Result<Json<Value>, ApiError> {
+    let served = app.served()?;
+    let which = which(wanted)?;
+    let clear = move |engine: &mut Engine| -> Vec<ChunkId> {
+        let ids = engine.library().list(&which).iter().map(|chunk| chunk.id).collect();
+        engine.clear(&which);
+        ids
+    };
+    let ids = app.worker.ask(clear).await?;
+    let n = ids.len();
+    app.shelf.remove(&served, ids).await?;
+    Ok(Json(json!({"object": "list", "deleted": n})))
+}
+
+pub(super) async fn show(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    app.served()?;
+    let id: ChunkId = id.parse()?;
+    let find = move |engine: &mut Engine| -> Result<_, ApiError> {
+        let chunk = engine.library().get(&id)?;
+        let mut json = describe(chunk, engine.tier_of(chunk));
+        json["text"] = chunk.text.clone().into();
+        Ok(json)
+    };
+    Ok(Json(app.worker.ask(find).await??))
+}
+
+pub(super) async fn delete(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    let served = app.served()?;
+    let id: ChunkId = id.parse()?;
+    app.worker.ask(move |engine| engine.delete(&id)).await??;
+    app.shelf.remove(&served, vec![id]).await?;
+    Ok(Json(json!({"id": id.to_string(), "object": "chunk", "deleted": true})))
+}
+
+/// How a chunk is pinned.
+#[derive(Deserialize)]
+pub(super) struct Pin {
+    pinned: Option<bool>,
+}
+
+impl FromJson for Pin {
+    const EMPTY_IS_FINE: bool = true;
+
+    fn from_json(json: &Value) -> Result<Self, ApiError> {
+        fields(json)
+    }
+}
+
+pub(super) async fn pin(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    body: Body<Pin>,
+) -> Result<Json<Value>, ApiError> {
+    let served = app.served()?;
+    let id: ChunkId = id.parse()?;
+    let pinned = body.value.pinned.unwrap_or(true);
+    let pin = move |engine: &mut Engine| -> Result<_, ApiError> {
+        engine.pin(&id, pinned)?;
+        let chunk = engine.library().get(&id)?.clone();
+        let tier = engine.tier_of(&chunk);
+        Ok((chunk, tier))
+    };
+    let (chunk, tier) = app.worker.ask(pin).await??;
+    let json = describe(&chunk, tier);
+    app.shelf.keep(&served, chunk).await?;
+    Ok(Json(json))
+}
+
+/// For which prompts a chunk is computed ahead.
+#[derive(Deserialize)]
+pub(super) struct Warm {
+    system: Option<Parsed<ChunkId>>,
+    reuse: Option<Parsed<Reuse>>,
+}
+
+impl FromJson for Warm {
+    const EMPTY_IS_FINE: bool = true;
+
+    fn from_json(json: &Value) -> Result<Self, ApiError> {
+        fields(json)
+    }
+}
+
+pub(super) async fn warm(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    body: Body<Warm>,
+) -> Result<Json<Value>, ApiError> {
+    app.served()?;
+    let id: ChunkId = id.parse()?;
+    let Warm { system, reuse } = body.value;
+    let find = move |engine: &mut Engine| -> Result<_, ApiError> {
+        let mut prompt = Prompt::new().query(ANY_QUERY).reuse(reuse.unwrap_or_default().0);
+        for id in system.map(|system| system.0).into_iter().chain([id]) {
+            prompt = match engine.library().get(&id)?.kind {
+                Kind::System => prompt.system(&id),
+                _ => prompt.context(&id),
+            };
+        }
+        let composition = engine.compose(&prompt)?;
+        let preview = engine.preview(&composition);
+        Ok((composition, preview))
+    };
+    let (composition, before) = app.worker.ask(find).await??;
+    let mut ticket = app.worker.submit(vec![Work::Warm(composition)])?;
+    finish(&mut ticket).await?;
+    let pieces = || before.pieces.iter().filter(|piece| piece.kind != Kind::Query);
+    let tokens: usize = pieces().map(|piece| piece.tokens).sum();
+    let cached: usize = pieces().map(|piece| piece.cached_tokens).sum();
+    Ok(Json(json!({
+        "id": id.to_string(),
+        "object": "chunk",
+        "tokens": tokens,
+        "computed_tokens": tokens - cached,
+    })))
+}
+
+/// What an answer to a chat would find.
+pub(super) async fn preview(
+    State(app): State<Arc<App>>,
+    body: Body<ChatRequest>,
+) -> Result<Json<Value>, ApiError> {
+    let served = app.served()?;
+    let prompt = compose(&app, &served, body).await?;
+    let preview = app.worker.ask(move |engine| engine.preview(&prompt)).await?;
+    Ok(Json(preview_json(&preview)))
+}
+
+fn preview_json(preview: &Preview) -> Value {
+    let pieces = preview.pieces.iter().map(|piece| {
+        json!({
+            "id": piece.chunk.map(|id| id.to_string()),
+            "kind": piece.kind.name(),
+            "level": piece.kind.level(),
+            "tokens": piece.tokens,
+            "cached_tokens": piece.cached_tokens,
+            "source": piece.source.map(|tier| tier.to_string()),
+        })
+    });
+    json!({
+        "chunks": pieces.collect::<Vec<_>>(),
+        "tokens": preview.tokens(),
+        "cached_tokens": preview.cached_tokens(),
+        "bytes": preview.bytes,
+        "estimate_ms": preview.estimate.map(|time| time.as_secs_f64() * 1e3),
+    })
+}
+
+/// Which answer is compared with one computed afresh.
+#[derive(Deserialize)]
+pub(super) struct Verify {
+    completion: String,
+}
+
+impl FromJson for Verify {
+    fn from_json(json: &Value) -> Result<Self, ApiError> {
+        fields(json)
+    }
+}
+
+pub(super) async fn verify(
+    State(app): State<Arc<App>>,
+    body: Body<Verify>,
+) -> Result<Json<Value>, ApiError> {
+    let served = app.served()?;
+    let answered = app.recent.find(&body.value.completion).ok_or_else(|| {
+        ApiError::not_found("that answer is not among the last ones; ask again, then verify")
+            .param("completion")
+    })?;
+    let prompt = answered.prompt;
+    let mut answer = answered.tokens;
+    // An answer may end where the context does; its last token needs no room, being never run.
+    answer.truncate(MAX_VERIFIED.min(served.context.saturating_sub(prompt.len() + 1)));
+    let ours = score(&app, &prompt, &answer, true).await?;
+    let cold = score(&app, &prompt.exact(), &answer, false).await?;
+    let compare = move || Ok(Verification::of(&answer, &ours, &cold));
+    let found = off_thread(usize::MAX, compare).await?;
+    Ok(Json(json!({
+        "object": "verification",
+        "completion": answered.id,
+        "exact": found.is_exact(),
+        "tokens": found.tokens,
+        "differing_tokens": found.differing,
+        "mean_abs_logprob_difference": found.mean_difference,
+        "max_abs_logprob_difference": found.max_difference,
+        "kl": found.divergence,
+    })))
+}
+
+async fn score(
+    app: &Arc<App>,
+    prompt: &weft::chunk::Composition,
+    answer: &[u32],
+    use_cache: bool,
+) -> Result<Vec<Vec<f32>>, ApiError> {
+    if answer.is_empty() {
+        return Ok(Vec::new());
+    }
+    let (prompt, tokens) = (prompt.clone(), answer.to_vec());
+    let mut ticket = app.worker.submit(vec![Work::Score { prompt, answer: tokens, use_cache }])?;
+    let rows = finish(&mut ticket).await?.ok_or(Failure::Fault)?;
+    Ok(rows.into_iter().take(answer.len()).collect())
+}
+
+/// Waits for work that says nothing; gives where its rows come out, if it has any.
+async fn finish(
+    ticket: &mut Ticket,
+) -> Result<Option<std::sync::mpsc::Receiver<Vec<f32>>>, ApiError> {
+    let mut rows = None;
+    loop {
+        match ticket.events.recv().await.ok_or(Failure::Fault)?.what {
+            Happening::Rows(found) => rows = Some(found),
+            Happening::Done(_) => return Ok(rows),
+            Happening::Failed(failure) => return Err(failure.into()),
+            Happening::Admitted | Happening::Token(_) => {}
+        }
+    }
+}
+
+fn describe(chunk: &Chunk, tier: Option<Tier>) -> Value {
+    let seconds =
+        |time: SystemTime| time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    json!({
+        "id": chunk.id.to_string(),
+        "object": "chunk",
+        "kind": chunk.kind.name(),
+        "level": chunk.kind.level(),
+        "name": chunk.name(),
+        "tokens": chunk.tokens.len(),
+        "bytes": chunk.text.len(),
+        "head": head(&chunk.text),
+        "metadata": chunk.metadata,
+        "created": seconds(chunk.created),
+        "last_used": chunk.last_used.map(seconds),
+        "uses": chunk.uses,
+        "pinned": chunk.pinned,
+        "source": tier.map(|tier| tier.to_string()),
+    })
+}
+
+/// The first words of a text.
+fn head(text: &str) -> String {
+    const CHARS: usize = 120;
+    text.chars().take(CHARS).collect()
+}
+
+fn tier(stats: &TierStats) -> Value {
+    json!({
+        "used_bytes": stats.used_bytes,
+        "budget_bytes": stats.budget_bytes,
+        "tokens": stats.tokens,
+    })
+}

@@ -1,0 +1,70 @@
+//! One file per family of routes; each handler is a few steps over what the other modules do.
+
+mod chat;
+mod chunks;
+mod completions;
+mod health;
+mod models;
+mod openapi;
+mod page;
+mod tokens;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::http::StatusCode;
+use axum::middleware::from_fn_with_state;
+use axum::routing::{MethodRouter, get, post};
+
+use crate::api_error::ApiError;
+use crate::app::App;
+use crate::http::guard;
+
+type Routes = Vec<(&'static str, MethodRouter<Arc<App>>)>;
+
+/// All routes of the API. The document that describes them is tested against this list.
+fn api() -> Routes {
+    vec![
+        ("/health", get(health::health)),
+        ("/metrics", get(health::metrics)),
+        ("/openapi.json", get(openapi::document)),
+        ("/v1/models", get(models::list)),
+        ("/v1/models/{*id}", get(models::show)),
+        ("/v1/chat/completions", post(chat::create)),
+        ("/v1/completions", post(completions::create)),
+        ("/tokenize", post(tokens::tokenize)),
+        ("/detokenize", post(tokens::detokenize)),
+        ("/apply-template", post(tokens::apply_template)),
+        ("/v1/chunks", get(chunks::list).post(chunks::register).delete(chunks::clear)),
+        ("/v1/chunks/preview", post(chunks::preview)),
+        ("/v1/chunks/verify", post(chunks::verify)),
+        ("/v1/chunks/{id}", get(chunks::show).delete(chunks::delete)),
+        ("/v1/chunks/{id}/warm", post(chunks::warm)),
+        ("/v1/chunks/{id}/pin", post(chunks::pin)),
+    ]
+}
+
+/// The whole server.
+pub(crate) fn router(app: Arc<App>) -> Router {
+    let mut router = Router::new();
+    for file in &page::FILES {
+        router = router.route(file.path, get(async move || file));
+    }
+    for (path, methods) in api() {
+        router = router.route(path, methods);
+    }
+    router
+        .fallback(async || ApiError::not_found("there is no such route; /openapi.json lists them"))
+        .method_not_allowed_fallback(async || {
+            let message = "this route does not know that method; /openapi.json lists them";
+            ApiError::refused(StatusCode::METHOD_NOT_ALLOWED, message)
+        })
+        .layer(from_fn_with_state(Arc::clone(&app), guard))
+        .with_state(app)
+}
+
+/// Whether a path needs no key: what tells that the server is there, and the page that asks for the
+/// key.
+pub(crate) fn is_open(path: &str) -> bool {
+    path == "/health" || page::FILES.iter().any(|file| file.path == path)
+}

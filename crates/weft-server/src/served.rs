@@ -1,0 +1,128 @@
+//! What the server knows of its model without asking the engine.
+
+use std::error::Error;
+use std::sync::{Arc, OnceLock};
+
+use weft::chunk::Shelf;
+use weft::engine::Engine;
+use weft::model::Model;
+use weft::prompt::Template;
+use weft::sampling::{Constraint, GenerationConfig, Sampling};
+use weft::tokenizer::Tokenizer;
+
+use crate::api_error::ApiError;
+use crate::grammars::{Grammars, Rule};
+
+/// Why the engine could not be loaded.
+pub type LoadError = Box<dyn Error + Send + Sync>;
+
+/// Loads the engine: once at the start, and once more after a fault.
+pub type Load = Box<dyn FnMut() -> Result<Loaded, LoadError> + Send>;
+
+/// A model ready to answer.
+pub struct Loaded {
+    /// What clients call it. Never a path.
+    pub id: String,
+    /// The model.
+    pub model: Model,
+    /// The engine, with the chunks of the shelf.
+    pub engine: Engine,
+    /// Where registered chunks are kept; none where they are forgotten at the end.
+    pub shelf: Option<Shelf>,
+}
+
+/// The facts of a loaded model, shared by all requests.
+pub(crate) struct Served {
+    pub(crate) id: String,
+    pub(crate) tokenizer: Arc<Tokenizer>,
+    template: Option<Arc<Template>>,
+    generation: GenerationConfig,
+    pub(crate) context: usize,
+    /// Seconds since 1970.
+    pub(crate) created: u64,
+    pub(crate) device: String,
+    pub(crate) parameters: u64,
+    pub(crate) shelf: Option<Shelf>,
+    can_think: bool,
+    /// The token that ends an answer, if the model has one.
+    end: Option<u32>,
+    grammars: OnceLock<Result<Grammars, ApiError>>,
+}
+
+impl Served {
+    pub(crate) fn of(loaded: &Loaded) -> Self {
+        let Loaded { id, model, engine, shelf } = loaded;
+        Self {
+            id: id.clone(),
+            tokenizer: Arc::clone(&model.tokenizer),
+            template: model.template.clone(),
+            generation: model.generation.clone(),
+            context: engine.context(),
+            created: crate::answers::seconds_now(),
+            device: engine.device().describe(),
+            parameters: model.config.parameters(),
+            shelf: shelf.clone(),
+            can_think: model.tokenizer.id_of("<think>").is_some(),
+            end: chat_end(model),
+            grammars: OnceLock::new(),
+        }
+    }
+
+    /// Tokens that can be given and drawn.
+    pub(crate) fn vocab(&self) -> usize {
+        self.tokenizer.vocab_size() as usize
+    }
+
+    /// The model's chat template, or the refusal of a chat.
+    pub(crate) fn template(&self) -> Result<&Template, ApiError> {
+        self.template.as_deref().ok_or_else(|| {
+            ApiError::invalid(
+                "this model has no chat template, so it cannot chat; use /v1/completions",
+            )
+        })
+    }
+
+    /// How the model is sampled where a request says nothing else.
+    pub(crate) fn sampling(&self, thinking: Option<bool>) -> Sampling {
+        let thinks = thinking.unwrap_or(true) && self.can_think;
+        let mut sampling = if thinks { Sampling::thinking() } else { Sampling::non_thinking() };
+        self.generation.apply(&mut sampling);
+        sampling
+    }
+
+    /// What follows a rule. Takes time: the first use reads the vocabulary.
+    pub(crate) fn constraint(&self, rule: &Rule) -> Result<Box<dyn Constraint>, ApiError> {
+        let grammars = self.grammars.get_or_init(|| {
+            let end = self.end.ok_or_else(|| ApiError::invalid("this model has no end token"))?;
+            Grammars::new(&self.tokenizer, end)
+        });
+        grammars.as_ref().map_err(Clone::clone)?.compile(rule)
+    }
+
+    /// Whether a request means this model; one that names none does.
+    pub(crate) fn check_model(&self, model: Option<&str>) -> Result<(), ApiError> {
+        match model {
+            Some(other) if other != self.id => Err(ApiError::unknown_model(other, &self.id)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a prompt that leaves no room for an answer.
+    pub(crate) fn check_length(&self, tokens: usize) -> Result<(), ApiError> {
+        if tokens < self.context {
+            return Ok(());
+        }
+        let context = self.context;
+        let message = format!(
+            "the prompt has {tokens} tokens and the context holds {context}, answer included; \
+             shorten the prompt, or serve with a larger --ctx-size"
+        );
+        Err(ApiError::invalid(message).code("context_length_exceeded"))
+    }
+}
+
+/// The token that ends an assistant's turn, of those that end answers.
+fn chat_end(model: &Model) -> Option<u32> {
+    let turns = ["<|im_end|>", "<|eot_id|>"].iter().filter_map(|end| model.tokenizer.id_of(end));
+    turns.chain(model.stop_ids.iter().copied()).find(|end| model.stop_ids.contains(end))
+}

@@ -1,0 +1,220 @@
+//! The engine's thread on a device that computes nothing and fails when it is told to.
+
+#[path = "../../tests/support/stub.rs"]
+mod stub;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use weft::engine::Request;
+use weft::sampling::Sampling;
+
+use self::stub::Control;
+use super::*;
+use crate::served::Loaded;
+
+struct Bench {
+    worker: Worker,
+    thread: JoinHandle<()>,
+    control: Arc<Control>,
+    metrics: Arc<Metrics>,
+    loads: Arc<AtomicUsize>,
+}
+
+const LIMITS: Limits =
+    Limits { queue: 4, slow_reader: Duration::from_millis(300), drain: Duration::from_secs(5) };
+
+fn bench() -> Bench {
+    let control = Arc::new(Control::default());
+    control.step_us.store(200, Ordering::Relaxed);
+    let loads = Arc::new(AtomicUsize::new(0));
+    let load: Load = {
+        let (control, loads) = (Arc::clone(&control), Arc::clone(&loads));
+        Box::new(move || {
+            loads.fetch_add(1, Ordering::Relaxed);
+            let model = stub::model();
+            let engine = stub::engine(&model, "a", &control);
+            Ok(Loaded { id: "stub".into(), model, engine, shelf: None })
+        })
+    };
+    let metrics = Arc::new(Metrics::default());
+    let tell = Arc::new(|_: &str| {});
+    let (worker, thread) = Worker::start(load, LIMITS, Arc::clone(&metrics), tell).unwrap();
+    let bench = Bench { worker, thread, control, metrics, loads };
+    bench.until("it is ready", || bench.worker.served().is_ok());
+    bench
+}
+
+impl Bench {
+    fn until(&self, what: &str, is_so: impl Fn() -> bool) {
+        let start = Instant::now();
+        while !is_so() {
+            assert!(start.elapsed() < Duration::from_secs(10), "never: {what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn submit(&self, max_tokens: usize) -> Result<Ticket, ApiError> {
+        self.worker.submit(vec![answer(max_tokens)])
+    }
+
+    /// A gauge or a counter.
+    fn metric(&self, name: &str) -> u64 {
+        let text = self.metrics.text();
+        let line = text.lines().find(|line| line.split(' ').next() == Some(name));
+        line.unwrap().split(' ').nth(1).unwrap().parse().unwrap()
+    }
+}
+
+fn answer(max_tokens: usize) -> Work {
+    let sampling =
+        Sampling { max_tokens: Some(max_tokens), temperature: 0.0, ..Sampling::default() };
+    Work::Answer(Box::new(Request::new(vec![5, 6, 7], sampling)))
+}
+
+/// How a ticket ends, and how many tokens came before.
+fn end(ticket: &mut Ticket) -> (usize, Result<(), String>) {
+    let mut n_tokens = 0;
+    while let Some(told) = ticket.events.blocking_recv() {
+        match told.what {
+            Happening::Token(_) => n_tokens += 1,
+            Happening::Done(_) => return (n_tokens, Ok(())),
+            Happening::Failed(failure) => return (n_tokens, Err(failure.to_string())),
+            Happening::Admitted | Happening::Rows(_) => {}
+        }
+    }
+    (n_tokens, Err("closed".to_owned()))
+}
+
+#[test]
+fn requests_run_side_by_side_and_the_queue_has_an_end() {
+    let bench = bench();
+    bench.control.step_us.store(20_000, Ordering::Relaxed);
+    let mut running: Vec<Ticket> = (0..8)
+        .map(|_| {
+            let ticket = bench.submit(20).unwrap();
+            bench.until("it has a lane", || {
+                bench.worker.shared.waiting.load(Ordering::Relaxed) == 0
+            });
+            ticket
+        })
+        .collect();
+    let mut waiting: Vec<Ticket> = (0..4).map(|_| bench.submit(5).unwrap()).collect();
+    let refused = bench.submit(5).err().unwrap().json().to_string();
+    assert!(refused.contains("4 requests are waiting"), "{refused}");
+    drop(waiting.pop());
+    bench.until("who left frees the place", || bench.submit(5).is_ok());
+    for ticket in running.iter_mut() {
+        assert_eq!(end(ticket), (20, Ok(())));
+    }
+    for ticket in waiting.iter_mut() {
+        assert_eq!(end(ticket), (5, Ok(())));
+    }
+    bench.until("all is over", || bench.metric("weft_lanes_running") == 0);
+    assert_eq!(bench.metric("weft_requests_waiting"), 0);
+}
+
+#[test]
+fn who_goes_away_frees_the_lane() {
+    let bench = bench();
+    let ticket = bench.submit(4000).unwrap();
+    bench.until("it runs", || bench.metric("weft_lanes_running") == 1);
+    drop(ticket);
+    bench.until("it is gone", || bench.metric("weft_lanes_running") == 0);
+    assert_eq!(bench.metric("weft_answers_total{reason=\"cancelled\"}"), 1);
+}
+
+#[test]
+fn a_slow_reader_pauses_its_lane_alone_and_is_given_up() {
+    let bench = bench();
+    bench.control.step_us.store(0, Ordering::Relaxed);
+    let mut slow = bench.submit(4000).unwrap();
+    bench.until("it is behind", || slow.events.len() == EVENTS);
+    let mut beside = bench.submit(1000).unwrap();
+    assert_eq!(end(&mut beside), (1000, Ok(())));
+    // It catches up in time, then reads no more.
+    for _ in 0..EVENTS {
+        slow.events.blocking_recv().unwrap();
+    }
+    bench.until("it goes on", || slow.events.len() == EVENTS);
+    bench.until("it is given up", || bench.metric("weft_lanes_running") == 0);
+    let (n_tokens, ending) = end(&mut slow);
+    assert!((EVENTS..4000).contains(&n_tokens), "{n_tokens}");
+    assert!(ending.is_err(), "{ending:?}");
+}
+
+#[test]
+fn a_reader_that_is_late_at_the_end_gets_all_of_it() {
+    let bench = bench();
+    bench.control.step_us.store(0, Ordering::Relaxed);
+    let mut late = bench.submit(EVENTS + 20).unwrap();
+    bench.until("it is behind", || late.events.len() == EVENTS);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(end(&mut late), (EVENTS + 20, Ok(())));
+}
+
+#[test]
+fn a_fault_fails_its_waiters_at_once_and_is_survived_once() {
+    for cause in ["panic", "device"] {
+        let bench = bench();
+        let fail = || match cause {
+            "panic" => bench.control.panics.store(true, Ordering::Relaxed),
+            _ => bench.control.fails.store(true, Ordering::Relaxed),
+        };
+        let mut tickets: Vec<Ticket> = (0..3).map(|_| bench.submit(4000).unwrap()).collect();
+        bench.until("they run", || bench.metric("weft_lanes_running") == 3);
+        fail();
+        for ticket in &mut tickets {
+            let (_, ending) = end(ticket);
+            assert!(ending.unwrap_err().contains("the engine failed"), "{cause}");
+        }
+        bench.until("it is back", || bench.worker.served().is_ok());
+        assert_eq!(bench.loads.load(Ordering::Relaxed), 2);
+        assert_eq!(bench.metric("weft_lanes_running"), 0);
+        assert_eq!(end(&mut bench.submit(5).unwrap()), (5, Ok(())));
+
+        let mut last = bench.submit(4000).unwrap();
+        bench.until("it runs", || bench.metric("weft_lanes_running") == 1);
+        fail();
+        assert!(end(&mut last).1.is_err());
+        bench.until("it stays down", || matches!(*bench.worker.phase.borrow(), Phase::Down));
+        assert!(bench.worker.served().is_err());
+        assert_eq!(bench.metric("weft_engine_faults_total"), 2);
+        bench.worker.drain();
+        bench.thread.join().unwrap();
+    }
+}
+
+#[test]
+fn an_output_that_is_no_number_ends_its_request_alone() {
+    let bench = bench();
+    bench.control.says_nan.store(true, Ordering::Relaxed);
+    let (_, ending) = end(&mut bench.submit(5).unwrap());
+    assert!(ending.unwrap_err().contains("NaN"));
+    bench.control.says_nan.store(false, Ordering::Relaxed);
+    assert_eq!(end(&mut bench.submit(5).unwrap()), (5, Ok(())));
+}
+
+#[test]
+fn the_end_lets_running_answers_finish_and_refuses_new_ones() {
+    let bench = bench();
+    let mut running = bench.submit(500).unwrap();
+    bench.until("it runs", || bench.metric("weft_lanes_running") == 1);
+    bench.worker.drain();
+    assert!(bench.worker.served().is_err());
+    assert_eq!(end(&mut running), (500, Ok(())));
+    bench.thread.join().unwrap();
+    assert!(matches!(*bench.worker.phase.borrow(), Phase::Ended));
+}
+
+#[tokio::test]
+async fn errands_run_between_steps_and_a_panic_in_one_is_told() {
+    let bench = bench();
+    let context = bench.worker.ask(|engine| engine.context()).await.unwrap();
+    assert_eq!(context, 4096);
+    let failed = bench.worker.ask(|_| -> usize { panic!("an errand panics") }).await;
+    assert!(failed.unwrap_err().json().to_string().contains("the engine failed"));
+    bench.until("it is back", || bench.worker.served().is_ok());
+}

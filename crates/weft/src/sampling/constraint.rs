@@ -1,0 +1,117 @@
+//! What an answer may say: a rule, such as a grammar, that allows some tokens at each step. Owns the
+//! border to whoever implements one. It must not know what the rule is, or how tokens are drawn.
+
+use std::fmt;
+
+/// A rule that an answer follows, token by token.
+pub trait Constraint: Send + fmt::Debug {
+    /// Sets the bits of the tokens that may come next: bit `t % 32` of word `t / 32` for token `t`.
+    /// All bits are clear before the call. Where nothing may follow, the end token may. The error
+    /// says why the rule cannot go on.
+    fn allow(&mut self, mask: &mut [u32]) -> Result<(), String>;
+
+    /// A token was chosen; it was allowed.
+    fn accept(&mut self, token: u32) -> Result<(), String>;
+
+    /// The same rule at the same place, to be followed independently.
+    fn boxed_clone(&self) -> Box<dyn Constraint>;
+}
+
+impl Clone for Box<dyn Constraint> {
+    fn clone(&self) -> Self {
+        self.boxed_clone()
+    }
+}
+
+/// A constraint with the mask that it fills.
+#[derive(Clone, Debug)]
+pub(super) struct Constrained {
+    rule: Box<dyn Constraint>,
+    mask: Vec<u32>,
+}
+
+impl Constrained {
+    pub(super) fn new(rule: Box<dyn Constraint>, vocab: usize) -> Self {
+        Self { rule, mask: vec![0; vocab.div_ceil(32)] }
+    }
+
+    /// Rules out what is not allowed.
+    pub(super) fn apply(&mut self, scores: &mut [f32]) -> Result<(), String> {
+        self.mask.fill(0);
+        self.rule.allow(&mut self.mask)?;
+        for (token, score) in scores.iter_mut().enumerate() {
+            if self.mask[token / 32] >> (token % 32) & 1 == 0 {
+                *score = f32::NEG_INFINITY;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn accept(&mut self, token: u32) -> Result<(), String> {
+        self.rule.accept(token)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Sampler, Sampling, SamplingError};
+    use super::*;
+
+    /// Allows the tokens of a list, one after the other.
+    #[derive(Clone, Debug)]
+    struct Recite(Vec<u32>);
+
+    impl Constraint for Recite {
+        fn allow(&mut self, mask: &mut [u32]) -> Result<(), String> {
+            let next = self.0.first().ok_or("the text is over")?;
+            mask[*next as usize / 32] |= 1 << (next % 32);
+            Ok(())
+        }
+
+        fn accept(&mut self, token: u32) -> Result<(), String> {
+            assert_eq!(self.0.remove(0), token);
+            Ok(())
+        }
+
+        fn boxed_clone(&self) -> Box<dyn Constraint> {
+            Box::new(self.clone())
+        }
+    }
+
+    const VOCAB: usize = 70;
+
+    fn sampler(settings: &Sampling, text: &[u32]) -> Sampler {
+        let mut sampler = Sampler::new(settings, &[], &[], VOCAB).unwrap();
+        sampler.constrain(Box::new(Recite(text.to_vec())));
+        sampler
+    }
+
+    #[test]
+    fn only_what_is_allowed_is_chosen_however_unlikely() {
+        let mut logits = vec![0.0; VOCAB];
+        (logits[1], logits[69]) = (9.0, -9.0);
+        for temperature in [0.0, 1.0] {
+            let settings = Sampling { temperature, top_k: 3, top_p: 0.5, ..Sampling::default() };
+            let mut sampler = sampler(&settings, &[69, 32, 31]);
+            let mut fork = sampler.clone();
+            for wanted in [69, 32, 31] {
+                assert_eq!(sampler.sample(&logits).unwrap().token, wanted);
+            }
+            assert_eq!(fork.sample(&logits).unwrap().token, 69, "a copy goes its own way");
+        }
+    }
+
+    #[test]
+    fn a_rule_that_cannot_go_on_ends_the_answer() {
+        let mut sampler = sampler(&Sampling::default(), &[]);
+        let error = sampler.sample(&[0.0; VOCAB]).unwrap_err();
+        assert_eq!(error, SamplingError::Constraint("the text is over".into()));
+        let mut logits = [0.0; VOCAB];
+        logits[5] = f32::NEG_INFINITY;
+        let mut sampler = self::sampler(&Sampling::default(), &[5]);
+        assert!(matches!(sampler.sample(&logits), Err(SamplingError::NoCandidate { .. })));
+        let mut sampler = self::sampler(&Sampling::default(), &[5]);
+        logits[6] = f32::NAN;
+        assert!(matches!(sampler.sample(&logits), Err(SamplingError::BadLogit { .. })));
+    }
+}

@@ -1,0 +1,172 @@
+"""The server as OpenAI's own client for Python sees it. `run` starts both."""
+
+import json
+import os
+import unittest
+from pathlib import Path
+
+import openai
+
+URL = os.environ["WEFT_URL"]
+DOCUMENT = (Path(__file__).parents[2] / "assets/demo/krogaste.txt").read_text()
+QUESTION = f"{DOCUMENT}\n\nWho is the captain of the Krogaste?"
+ANSWER = "Probrosur"
+MESSAGES = [{"role": "user", "content": QUESTION}]
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
+            "required": ["days"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+def client(key="secret"):
+    return openai.OpenAI(base_url=f"{URL}/v1", api_key=key, max_retries=0)
+
+
+class Start(unittest.TestCase):
+    def test_models(self):
+        self.assertEqual([model.id for model in client().models.list()], ["weft-tiny"])
+        self.assertEqual(client().models.retrieve("weft-tiny").id, "weft-tiny")
+        with self.assertRaises(openai.NotFoundError):
+            client().models.retrieve("gpt-4")
+
+    def test_a_wrong_key(self):
+        with self.assertRaises(openai.AuthenticationError):
+            client("wrong").models.list()
+
+
+class Chat(unittest.TestCase):
+    def chat(self, messages=None, **more):
+        more.setdefault("model", "weft-tiny")
+        return client().chat.completions.create(messages=messages or MESSAGES, **more)
+
+    def refused(self, status, **more):
+        with self.assertRaises(openai.APIStatusError) as caught:
+            self.chat(**more)
+        self.assertEqual(caught.exception.status_code, status)
+        self.assertTrue(caught.exception.body["message"])
+        return caught.exception
+
+    def test_an_answer(self):
+        answer = self.chat()
+        choice = answer.choices[0]
+        self.assertEqual((choice.message.content, choice.finish_reason), (ANSWER, "stop"))
+        self.assertEqual(answer.object, "chat.completion")
+        usage = answer.usage
+        self.assertEqual(usage.total_tokens, usage.prompt_tokens + usage.completion_tokens)
+        self.assertEqual(self.chat(max_tokens=2).choices[0].finish_reason, "length")
+
+    def test_a_stream(self):
+        stream = self.chat(stream=True, stream_options={"include_usage": True})
+        chunks = list(stream)
+        self.assertEqual(chunks[0].choices[0].delta.role, "assistant")
+        said = [c.choices[0].delta.content or "" for c in chunks if c.choices]
+        self.assertEqual("".join(said), ANSWER)
+        reasons = [c.choices[0].finish_reason for c in chunks if c.choices]
+        self.assertEqual([reason for reason in reasons if reason is not None], ["stop"])
+        self.assertEqual((chunks[-1].choices, chunks[-1].usage.completion_tokens), ([], 5))
+        self.assertEqual(len({c.id for c in chunks}), 1)
+
+    def test_the_streaming_helper(self):
+        with client().chat.completions.stream(model="weft-tiny", messages=MESSAGES) as stream:
+            for _ in stream:
+                pass
+            answer = stream.get_final_completion()
+        self.assertEqual(answer.choices[0].message.content, ANSWER)
+
+    def test_cached_tokens(self):
+        first = self.chat()
+        turns = MESSAGES + [
+            {"role": "assistant", "content": first.choices[0].message.content},
+            {"role": "user", "content": "What is it?"},
+        ]
+        second = self.chat(turns)
+        kept = first.usage.prompt_tokens + first.usage.completion_tokens - 1
+        self.assertEqual(second.usage.prompt_tokens_details.cached_tokens, kept)
+
+    def test_logprobs(self):
+        for top in (0, 5):
+            answer = self.chat(logprobs=True, top_logprobs=top)
+            entries = answer.choices[0].logprobs.content
+            self.assertEqual("".join(entry.token for entry in entries), ANSWER)
+            self.assertTrue(all(len(entry.top_logprobs) == top for entry in entries))
+            self.assertEqual(bytes(sum((entry.bytes for entry in entries), [])), ANSWER.encode())
+        self.refused(400, logprobs=True, top_logprobs=50)
+
+    def test_choices_and_seeds(self):
+        hot = {"temperature": 3.0, "max_tokens": 8, "extra_body": {"ignore_eos": True}}
+        several = self.chat(n=2, seed=7, **hot)
+        self.assertEqual(len({choice.message.content for choice in several.choices}), 2)
+        again = self.chat(n=2, seed=7, **hot)
+        said = [choice.message.content for choice in several.choices]
+        self.assertEqual([choice.message.content for choice in again.choices], said)
+        self.refused(400, n=1000)
+
+    def test_stops_and_biases(self):
+        self.assertEqual(self.chat(stop=["osu"]).choices[0].message.content, "Probr")
+        self.refused(400, logit_bias={"999999": 1})
+
+    def test_a_schema(self):
+        schema = {
+            "type": "object",
+            "properties": {"large": {"type": "boolean"}},
+            "required": ["large"],
+            "additionalProperties": False,
+        }
+        form = {"type": "json_schema", "json_schema": {"name": "ship", "schema": schema}}
+        said = json.loads(self.chat(response_format=form).choices[0].message.content)
+        self.assertIsInstance(said["large"], bool)
+
+    def test_tools(self):
+        answer = self.chat(tools=[TOOL], tool_choice="required")
+        call = answer.choices[0].message.tool_calls[0]
+        self.assertEqual(answer.choices[0].finish_reason, "tool_calls")
+        self.assertEqual(call.function.name, "weather")
+        self.assertIn(json.loads(call.function.arguments)["days"], range(1, 10))
+        chunks = list(self.chat(tools=[TOOL], tool_choice="required", stream=True))
+        deltas = [d for c in chunks for d in c.choices[0].delta.tool_calls or []]
+        self.assertEqual({delta.index for delta in deltas}, {0})
+        self.assertEqual(len([delta for delta in deltas if delta.id]), 1)
+        result = {"role": "tool", "tool_call_id": call.id, "content": "Rain."}
+        turns = MESSAGES + [answer.choices[0].message.model_dump(exclude_none=True), result]
+        self.assertTrue(self.chat(turns, tools=[TOOL], max_tokens=4).choices)
+
+    def test_refusals(self):
+        self.refused(404, model="gpt-4")
+        long = self.refused(400, messages=[{"role": "user", "content": "word " * 9000}])
+        self.assertEqual(long.code, "context_length_exceeded")
+        self.refused(400, messages=[{"role": "user", "content": "word " * 9000}], stream=True)
+        self.refused(400, messages=[{"role": "user", "content": 123}])
+
+    def test_chunks(self):
+        made = client().post("/chunks", body={"text": DOCUMENT}, cast_to=object)
+        parts = [
+            {"type": "chunk", "id": made["id"]},
+            {"type": "text", "text": "Who is the captain of the Krogaste?"},
+        ]
+        messages = [{"role": "user", "content": parts}]
+        self.chat(messages)
+        answer = self.chat(messages)
+        self.assertEqual(answer.choices[0].message.content, ANSWER)
+        report = answer.model_extra["chunk_report"]["chunks"]
+        self.assertIn(made["id"], [chunk["id"] for chunk in report])
+
+
+class Completions(unittest.TestCase):
+    def test_texts_and_streams(self):
+        more = {"model": "weft-tiny", "prompt": QUESTION, "max_tokens": 6, "temperature": 0}
+        whole = client().completions.create(**more)
+        pieces = client().completions.create(stream=True, **more)
+        joined = "".join(piece.choices[0].text for piece in pieces)
+        self.assertEqual(joined, whole.choices[0].text)
+
+
+if __name__ == "__main__":
+    unittest.main()
