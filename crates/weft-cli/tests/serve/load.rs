@@ -62,7 +62,7 @@ fn run(server: &Server, time: Duration, answered: &AtomicUsize) {
 }
 
 fn answer(server: &Server, turn: usize, answered: &AtomicUsize) {
-    let body = chat_with(json!({"stream": turn % 2 == 0, "max_tokens": 1 + turn % 7}));
+    let body = chat_with(json!({"stream": turn.is_multiple_of(2), "max_tokens": 1 + turn % 7}));
     let (status, _, body) =
         server.send("POST", "/v1/chat/completions", &JSON, body.to_string().as_bytes());
     assert!(matches!(status, 200 | 429), "{status} {}", String::from_utf8_lossy(&body));
