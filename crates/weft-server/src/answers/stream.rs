@@ -1,11 +1,12 @@
 //! An answer told while it is written: server-sent events.
 //!
-//! Events that are ready together leave in one write. While nothing happens (a long prompt is
+//! Events that are ready together leave in one write, and after the first token writes keep a small
+//! distance: a fast model's tokens would each wake two threads and cost a system call. While nothing happens (a long prompt is
 //! computed) comments keep the connection alive. A failure in the middle is an event like any other,
 //! because the status has long been sent.
 
 use std::convert::Infallible;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::http::{HeaderValue, header};
@@ -22,6 +23,8 @@ const PING: Duration = Duration::from_secs(1);
 /// How long an answer may wait for its lane before the client hears that it is accepted. Refusals
 /// that come sooner have their own status.
 const ADMISSION: Duration = Duration::from_secs(2);
+/// The distance of writes, which nobody sees.
+const GATHER: Duration = Duration::from_millis(2);
 /// Bytes that are gathered before they leave.
 const WRITE_BYTES: usize = 16 << 10;
 
@@ -33,6 +36,8 @@ struct Streaming<S> {
     left: usize,
     includes_usage: bool,
     bytes: Vec<u8>,
+    /// When tokens were written last.
+    spoke: Option<Instant>,
     is_over: bool,
 }
 
@@ -58,6 +63,7 @@ pub(crate) async fn stream<S: Script>(
         left: choices,
         includes_usage,
         bytes,
+        spoke: None,
         is_over: false,
     };
     let body = unfold(streaming, async |mut streaming| {
@@ -77,6 +83,10 @@ impl<S: Script> Streaming<S> {
         if self.is_over {
             return None;
         }
+        let wait = self.spoke.map_or(Duration::ZERO, |last| GATHER.saturating_sub(last.elapsed()));
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+        }
         while self.bytes.is_empty() && !self.is_over {
             match tokio::time::timeout(PING, self.ticket.events.recv()).await {
                 Ok(told) => self.take(told),
@@ -89,6 +99,7 @@ impl<S: Script> Streaming<S> {
                 Err(_) => break,
             }
         }
+        self.spoke = self.spoke.map(|_| Instant::now());
         Some(std::mem::take(&mut self.bytes))
     }
 
@@ -96,6 +107,7 @@ impl<S: Script> Streaming<S> {
         let Some(Told { choice, what }) = told else { return self.fail(Failure::Fault) };
         match what {
             Happening::Token(token) => {
+                self.spoke.get_or_insert_with(Instant::now);
                 self.recorder.iter_mut().for_each(|recorder| recorder.hear(choice, token.id));
                 let event = self.script.token(choice, token);
                 event.iter().for_each(|event| write(&mut self.bytes, event));

@@ -43,7 +43,7 @@ pub(super) async fn create(
     let script = ChatScript::new(Arc::clone(&served), &shape);
     let recorder = Recorder::new(&app, script.id(), prompt.clone());
     let request = Request { use_cache: uses_cache, constraint, ..Request::new(prompt, sampling) };
-    let ticket = app.worker.submit(answers(&request, choices))?;
+    let ticket = app.worker.submit(answers(&request, choices)).await?;
     if streams {
         return stream(ticket, script, choices, usage, recorder).await;
     }

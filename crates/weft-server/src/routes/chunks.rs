@@ -240,7 +240,7 @@ pub(super) async fn warm(
         Ok((composition, preview))
     };
     let (composition, before) = app.worker.ask(find).await??;
-    let mut ticket = app.worker.submit(vec![Work::Warm(composition)])?;
+    let mut ticket = app.worker.submit(vec![Work::Warm(composition)]).await?;
     finish(&mut ticket).await?;
     let pieces = || before.pieces.iter().filter(|piece| piece.kind != Kind::Query);
     let tokens: usize = pieces().map(|piece| piece.tokens).sum();
@@ -335,7 +335,8 @@ async fn score(
         return Ok(Vec::new());
     }
     let (prompt, tokens) = (prompt.clone(), answer.to_vec());
-    let mut ticket = app.worker.submit(vec![Work::Score { prompt, answer: tokens, use_cache }])?;
+    let mut ticket =
+        app.worker.submit(vec![Work::Score { prompt, answer: tokens, use_cache }]).await?;
     let rows = finish(&mut ticket).await?.ok_or(Failure::Fault)?;
     Ok(rows.into_iter().take(answer.len()).collect())
 }

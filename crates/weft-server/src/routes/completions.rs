@@ -45,7 +45,7 @@ pub(super) async fn create(
             answers(&Request { use_cache: settings.uses_cache(), ..request }, per_prompt)
         })
         .collect();
-    let ticket = app.worker.submit(works)?;
+    let ticket = app.worker.submit(works).await?;
     if settings.streams() {
         let usage = settings.includes_usage();
         return stream(ticket, script, shape.choices, usage, recorder).await;

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot, watch};
 use weft::engine::{Cancel, Engine};
@@ -32,6 +32,8 @@ pub(crate) use self::work::{Failure, Happening, Work};
 const EVENTS: usize = 256;
 /// Messages on their way to the engine beside those that wait in its queue.
 const ERRANDS: usize = 64;
+/// How long a request looks for a place in a full queue.
+const REFUSAL: Duration = Duration::from_millis(400);
 
 /// How the thread behaves.
 #[derive(Clone, Copy, Debug)]
@@ -141,13 +143,9 @@ impl Worker {
     }
 
     /// Has work done, each piece in a lane of its own; what happens to it comes by the ticket.
-    pub(crate) fn submit(&self, works: Vec<Work>) -> Result<Ticket, ApiError> {
+    pub(crate) async fn submit(&self, works: Vec<Work>) -> Result<Ticket, ApiError> {
         let n = works.len();
-        let before = self.shared.waiting.fetch_add(n, Ordering::Relaxed);
-        if before > 0 && before + n > self.shared.limits.queue {
-            self.shared.waiting.fetch_sub(n, Ordering::Relaxed);
-            return Err(ApiError::too_busy(before));
-        }
+        self.take_places(n).await?;
         let (tell, events) = mpsc::channel(EVENTS * n.max(1));
         let entries: Vec<_> = (0..)
             .zip(works)
@@ -160,6 +158,23 @@ impl Worker {
                 self.shared.waiting.fetch_sub(n, Ordering::Relaxed);
                 Err(error)
             }
+        }
+    }
+
+    /// Places in the queue. It may be full of those who just left, which shows within a step: so a
+    /// refusal waits a moment.
+    async fn take_places(&self, n: usize) -> Result<(), ApiError> {
+        let start = Instant::now();
+        loop {
+            let before = self.shared.waiting.fetch_add(n, Ordering::Relaxed);
+            if before == 0 || before + n <= self.shared.limits.queue {
+                return Ok(());
+            }
+            self.shared.waiting.fetch_sub(n, Ordering::Relaxed);
+            if start.elapsed() > REFUSAL {
+                return Err(ApiError::too_busy(before));
+            }
+            tokio::time::sleep(REFUSAL / 20).await;
         }
     }
 

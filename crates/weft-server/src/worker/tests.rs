@@ -57,7 +57,8 @@ impl Bench {
     }
 
     fn submit(&self, max_tokens: usize) -> Result<Ticket, ApiError> {
-        self.worker.submit(vec![answer(max_tokens)])
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(self.worker.submit(vec![answer(max_tokens)]))
     }
 
     /// A gauge or a counter.
@@ -94,7 +95,7 @@ fn requests_run_side_by_side_and_the_queue_has_an_end() {
     bench.control.step_us.store(20_000, Ordering::Relaxed);
     let mut running: Vec<Ticket> = (0..8)
         .map(|_| {
-            let ticket = bench.submit(20).unwrap();
+            let ticket = bench.submit(60).unwrap();
             bench.until("it has a lane", || {
                 bench.worker.shared.waiting.load(Ordering::Relaxed) == 0
             });
@@ -107,7 +108,7 @@ fn requests_run_side_by_side_and_the_queue_has_an_end() {
     drop(waiting.pop());
     bench.until("who left frees the place", || bench.submit(5).is_ok());
     for ticket in running.iter_mut() {
-        assert_eq!(end(ticket), (20, Ok(())));
+        assert_eq!(end(ticket), (60, Ok(())));
     }
     for ticket in waiting.iter_mut() {
         assert_eq!(end(ticket), (5, Ok(())));
