@@ -88,7 +88,7 @@ fn a_fault_at_any_step_ends_all_lanes_and_nothing_wrong_is_kept() {
         composition(&[3, 1], 0, Reuse::Isolated, Repair::Link(16)),
     ];
     let truths = prompts.each_ref().map(cold);
-    for n in 0..24 {
+    for n in 0.. {
         let limits = Limits { step_tokens: 64, step_outputs: 16, positions: CONTEXT, pages: 80 };
         let device = reference::open(&model.config, &*model.weights, limits).unwrap();
         let runs = Arc::new(AtomicUsize::new(n));
@@ -98,12 +98,16 @@ fn a_fault_at_any_step_ends_all_lanes_and_nothing_wrong_is_kept() {
             engine.add(Request::new(prompt.clone(), sampling())).unwrap();
         }
         let failed = (0..100).any(|_| engine.step().is_err());
-        assert_eq!((failed, engine.running()), (runs.load(Ordering::Relaxed) == 0, 0));
+        assert_eq!(engine.running(), 0);
         engine.cache.check(&[]);
         assert_eq!(engine.cache.n_promised(), 0);
         runs.store(1000, Ordering::Relaxed);
         for (prompt, truth) in prompts.iter().zip(&truths) {
             assert_eq!(&ask(&mut engine, prompt).0, truth, "after {n} steps");
+        }
+        if !failed {
+            assert!(n > 10, "all was done after {n} steps");
+            break;
         }
     }
 }
