@@ -1,4 +1,5 @@
 //! The examples do what they say, on the bundled model.
+#![allow(clippy::duplicate_mod, reason = "each example is a program of its own, with its own copy")]
 
 #[path = "../examples/agents.rs"]
 mod agents;
