@@ -74,7 +74,7 @@ pub enum Event {
         /// Why, and what it took.
         finished: Finished,
     },
-    /// The lane ended without an answer; nothing of it is kept.
+    /// The lane ended without an answer.
     Failed {
         /// The lane.
         lane: LaneId,
@@ -190,7 +190,9 @@ impl Engine {
         let id = LaneId(self.next_id);
         let holding = parts::take(&mut self.cache, &mut *self.device, id, &prompt, policy, answer)?;
         self.next_id += 1;
-        self.count_uses(&prompt);
+        if policy.keeps || policy.answers {
+            self.count_uses(&prompt);
+        }
         let mut lane = Sequence::new(id, cancel, prompt, holding, speaker, policy.keeps);
         lane.started = started;
         self.lanes.push(lane);

@@ -1,6 +1,7 @@
 //! The engine with chunks, on a small model of random weights: what is exact is compared bit for bit
 //! with a cold run of the same tokens, whatever happened before.
 
+mod failing;
 mod figures;
 mod lanes;
 

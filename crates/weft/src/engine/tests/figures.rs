@@ -47,8 +47,16 @@ fn cold_answers_and_verifications_leave_nothing_behind() {
     answer(&mut engine, request);
     assert_eq!(nodes(&engine), 0);
     let prompt = composition(&[2, 1], 1, Reuse::Anchored, Repair::Link(8));
-    engine.verify(&prompt, &tokens(5, 7)).unwrap();
+    let chunk = chunk_of(document(1));
+    let id = chunk.id;
+    engine.library.restore(chunk);
+    let mut named = prompt.clone();
+    named.pieces[2].chunk = Some(id);
+    engine.verify(&named, &tokens(5, 7)).unwrap();
     assert_eq!(nodes(&engine), 0);
+    assert_eq!(engine.library.get(&id).unwrap().uses, 0, "to check a use is no other use");
+    answer(&mut engine, Request::new(named, sampling()).cold());
+    assert_eq!(engine.library.get(&id).unwrap().uses, 1);
 }
 
 #[test]

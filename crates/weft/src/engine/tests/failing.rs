@@ -1,0 +1,113 @@
+//! A device that fails: lanes end, nothing half computed is served, and nothing is lost.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::*;
+use crate::device::{Buffer, Rows};
+use crate::dtype::Dtype;
+use crate::kv::{PageId, Slot};
+
+/// Runs as many times as it is told to, then fails.
+struct Failing {
+    device: Box<dyn Device>,
+    runs: Arc<AtomicUsize>,
+}
+
+impl Device for Failing {
+    fn run(&mut self, ops: &[Op], step: &Step<'_>) -> Result<(), DeviceError> {
+        if self.runs.load(Ordering::Relaxed) == 0 {
+            // Half of the work is done, as a real fault would leave it.
+            self.device.run(&ops[..ops.len() / 2], step)?;
+            let [device, op, reason] = ["a device", "an op", "a fault"].map(str::to_owned);
+            return Err(DeviceError { device, op, reason });
+        }
+        self.runs.fetch_sub(1, Ordering::Relaxed);
+        self.device.run(ops, step)
+    }
+
+    fn describe(&self) -> String {
+        self.device.describe()
+    }
+
+    fn dtype(&self) -> Dtype {
+        self.device.dtype()
+    }
+
+    fn limits(&self) -> Limits {
+        self.device.limits()
+    }
+
+    fn logits(&self, output: usize) -> &[f32] {
+        self.device.logits(output)
+    }
+
+    fn attention(&self, lane: usize) -> Vec<f32> {
+        self.device.attention(lane)
+    }
+
+    fn kv_family(&self) -> String {
+        self.device.kv_family()
+    }
+
+    fn read_kv(&self, layers: Range<u16>, rows: &Rows<'_>, k: &mut [u8], v: &mut [u8]) {
+        self.device.read_kv(layers, rows, k, v);
+    }
+
+    fn write_kv(&mut self, rows: &Rows<'_>, k: &[u8], v: &[u8]) {
+        self.device.write_kv(rows, k, v);
+    }
+
+    fn copy_page(&mut self, from: PageId, to: PageId) {
+        self.device.copy_page(from, to);
+    }
+
+    fn read(&self, buffer: Buffer) -> Vec<f32> {
+        self.device.read(buffer)
+    }
+
+    fn write(&mut self, buffer: Buffer, values: &[f32]) {
+        self.device.write(buffer, values);
+    }
+
+    fn kv_row(&self, layer: u16, slot: Slot) -> (Vec<f32>, Vec<f32>) {
+        self.device.kv_row(layer, slot)
+    }
+
+    fn write_kv_row(&mut self, layer: u16, slot: Slot, k: &[f32], v: &[f32]) {
+        self.device.write_kv_row(layer, slot, k, v);
+    }
+}
+
+#[test]
+fn a_fault_at_any_step_ends_all_lanes_and_nothing_wrong_is_kept() {
+    let model = model();
+    let prompts = [
+        exact(&[1, 2], 0),
+        composition(&[2, 1], 0, Reuse::Anchored, Repair::Blend(0.3)),
+        composition(&[3, 1], 0, Reuse::Isolated, Repair::Link(16)),
+    ];
+    let truths = prompts.each_ref().map(cold);
+    for n in 0.. {
+        let limits = Limits { step_tokens: 64, step_outputs: 16, positions: CONTEXT, pages: 80 };
+        let device = reference::open(&model.config, &*model.weights, limits).unwrap();
+        let runs = Arc::new(AtomicUsize::new(n));
+        let device = Box::new(Failing { device, runs: Arc::clone(&runs) });
+        let mut engine = Engine::new(&model, device);
+        for prompt in &prompts {
+            engine.add(Request::new(prompt.clone(), sampling())).unwrap();
+        }
+        let failed = (0..100).any(|_| engine.step().is_err());
+        assert_eq!(engine.running(), 0);
+        engine.cache.check(&[]);
+        assert_eq!(engine.cache.n_promised(), 0);
+        runs.store(1000, Ordering::Relaxed);
+        for (prompt, truth) in prompts.iter().zip(&truths) {
+            assert_eq!(&ask(&mut engine, prompt).0, truth, "after {n} steps");
+        }
+        if !failed {
+            assert!(n > 10, "all was done after {n} steps");
+            break;
+        }
+    }
+}
