@@ -12,7 +12,7 @@ use std::error::Error;
 
 use held_out::{HeldOut, folder};
 use weft::chunk::{ChunkId, Composition, Kind, Prompt};
-use weft::engine::Engine;
+use weft::engine::{Engine, Finished, Request};
 use weft::model::Model;
 use weft::prompt::{Conversation, Message};
 use weft::sampling::Sampling;
@@ -57,12 +57,8 @@ fn ask(
     prompt: &Composition,
 ) -> Result<(String, (usize, usize)), Box<dyn Error>> {
     let sampling = Sampling { temperature: 0.0, max_tokens: Some(20), ..Sampling::default() };
-    let mut generation = engine.generate(weft::engine::Request::new(prompt.clone(), sampling))?;
-    let mut text = String::new();
-    for token in generation.by_ref() {
-        text.push_str(&token?.text);
-    }
-    let stats = generation.finished().ok_or("the answer has no end")?.stats;
+    let (text, Finished { stats, .. }) =
+        held_out::answer(engine, Request::new(prompt.clone(), sampling))?;
     Ok((text, (stats.prompt_tokens, stats.cached_tokens)))
 }
 

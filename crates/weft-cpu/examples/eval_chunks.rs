@@ -149,12 +149,7 @@ fn ask(
 ) -> Result<(String, Finished), Failure> {
     let sampling = Sampling { temperature: 0.0, max_tokens: Some(40), ..Sampling::default() };
     let request = Request { use_cache, ..Request::new(composition.clone(), sampling) };
-    let mut generation = engine.generate(request)?;
-    let mut said = String::new();
-    for token in generation.by_ref() {
-        said.push_str(&token?.text);
-    }
-    Ok((said, generation.finished().ok_or("the answer has no end")?))
+    held_out::answer(engine, request)
 }
 
 impl Row {

@@ -11,7 +11,7 @@ use std::error::Error;
 
 use held_out::{HeldOut, folder};
 use weft::chunk::{Kind, Prompt, Reuse};
-use weft::engine::Engine;
+use weft::engine::{Engine, Finished};
 use weft::model::Model;
 use weft::sampling::Sampling;
 
@@ -61,12 +61,7 @@ fn retrieve<'d>(documents: &'d [String], question: &str, n: usize) -> Vec<&'d st
 fn ask(engine: &mut Engine, prompt: &Prompt) -> Result<(String, (usize, usize)), Box<dyn Error>> {
     let sampling = Sampling { temperature: 0.0, max_tokens: Some(40), ..Sampling::default() };
     let request = engine.request(prompt, sampling)?;
-    let mut generation = engine.generate(request)?;
-    let mut text = String::new();
-    for token in generation.by_ref() {
-        text.push_str(&token?.text);
-    }
-    let stats = generation.finished().ok_or("the answer has no end")?.stats;
+    let (text, Finished { stats, .. }) = held_out::answer(engine, request)?;
     Ok((text, (stats.prompt_tokens, stats.cached_tokens)))
 }
 

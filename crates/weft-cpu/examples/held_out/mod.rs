@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use weft::device::{Limits, MAX_LANES};
-use weft::engine::Engine;
+use weft::engine::{Engine, Finished, Request};
 use weft::kv::pages_for;
 use weft::model::Model;
 use weft_cpu::{CpuDevice, Options};
@@ -67,4 +67,14 @@ pub fn engine(model: &Model, contexts: usize) -> Result<Engine, Box<dyn Error>> 
     };
     let device = CpuDevice::new(&model.config, &*model.weights, Options::new(limits))?;
     Ok(Engine::new(model, Box::new(device)))
+}
+
+/// An answer's whole text, and how it ended.
+pub fn answer(engine: &mut Engine, request: Request) -> Result<(String, Finished), Box<dyn Error>> {
+    let mut generation = engine.generate(request)?;
+    let mut text = String::new();
+    for token in generation.by_ref() {
+        text.push_str(&token?.text);
+    }
+    Ok((text, generation.finished().ok_or("the answer has no end")?))
 }
