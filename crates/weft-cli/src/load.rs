@@ -170,7 +170,9 @@ pub(crate) fn wanted_launches(
     }
     match weft_cuda::probe() {
         Ok(_) => Ok(Some(launches)),
-        Err(error) if must => Err(CliError::Gpu(format!("{error}; or use --device cpu"))),
+        Err(error) if must => {
+            Err(CliError::Gpu(format!("{error}; or use --device cpu and --kernels auto")))
+        }
         Err(_) => Ok(None),
     }
 }
@@ -179,15 +181,15 @@ pub(crate) fn wanted_launches(
 /// float32 model stays on the reference device: nothing loses precision unasked.
 fn choose_device(args: &ModelArgs, config: &Config) -> Result<(Chosen, String), CliError> {
     let launches = wanted_launches(args.device, args.kernels)?;
+    let no_gpu = args.device == DeviceKind::Auto && launches.is_none();
+    let no_gpu = if no_gpu && weft_cuda::probe().is_err() { " (no CUDA device)" } else { "" };
     if args.kernels == Kernels::Reference || config.dtype != Dtype::Bf16 {
-        return Ok((Chosen::Reference, String::new()));
+        return Ok((Chosen::Reference, no_gpu.to_owned()));
     }
     let (chosen, tested) = match launches {
         Some(launches) => (Chosen::Cuda(launches), self_test::run_cuda()),
         None => (Chosen::Cpu, self_test::run()),
     };
-    let no_gpu = args.device == DeviceKind::Auto && launches.is_none();
-    let no_gpu = if no_gpu { " (no CUDA device)" } else { "" };
     Ok(match tested {
         Ok(passed) => (chosen, format!("{no_gpu} · self-test {:.0} ms", passed.time_ms())),
         Err(reason) => {

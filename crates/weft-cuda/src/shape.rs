@@ -41,6 +41,8 @@ pub(crate) struct Cut {
     pub(crate) stages: usize,
     /// Bytes of a stage.
     pub(crate) stage_bytes: usize,
+    /// Stages that the columns of a tile take.
+    parts: usize,
     /// Blocks.
     pub(crate) blocks: usize,
 }
@@ -62,7 +64,14 @@ impl Cut {
         let parts = units.div_ceil(if tiles == 1 { 6 } else { 4 });
         let stage_bytes = WARPS * units.div_ceil(parts) * UNIT_BYTES;
         let stages = (of_a_block * parts * tiles).min(RING_BYTES / stage_bytes).max(MIN_STAGES);
-        Self { tiles, groups, stages, stage_bytes, blocks: groups.div_ceil(of_a_block) }
+        let blocks = groups.div_ceil(of_a_block);
+        Self { tiles, groups, stages, stage_bytes, parts, blocks }
+    }
+
+    /// Whether a block's ring holds all weights of the block at once.
+    fn fits_its_ring(&self) -> bool {
+        let stages = self.groups.div_ceil(self.blocks) * self.tiles * self.parts;
+        stages <= self.stages
     }
 
     pub(crate) fn ring_bytes(&self) -> usize {
@@ -104,6 +113,13 @@ impl Shape {
             head: Cut::in_tiles(config.vocab.div_ceil(TILE_ROWS), config.hidden, n_sms, 2),
             dim: config.head_dim.next_multiple_of(32),
         })
+    }
+
+    /// Whether kernels may start before the one before has ended. Only where all of a layer's rings
+    /// hold their weights whole: with rings that go round, steps of several tokens have given
+    /// other bits from run to run, and the cause is not found (see SPEED.md).
+    pub(crate) fn overlaps(&self) -> bool {
+        [self.qkv, self.proj, self.gate_up, self.down].iter().all(Cut::fits_its_ring)
     }
 
     /// The constants of the kernels, `NAME=value`.

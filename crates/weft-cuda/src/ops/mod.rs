@@ -31,7 +31,8 @@ pub(crate) struct Pass<'a> {
     pub(crate) family: Family,
     /// What grids are sized for: the step's own counts, or the most that a graph serves.
     pub(crate) counts: Counts,
-    /// Whether rope_store runs inside attend, and kernels start before the one before has ended.
+    /// Whether rope_store runs inside attend, and kernels that may start before the one before has
+    /// ended do.
     pub(crate) joined: bool,
 }
 
@@ -73,7 +74,7 @@ impl Pass<'_> {
         threads: usize,
         arguments: &[&dyn Argument],
     ) -> Result<(), CudaError> {
-        let early = self.joined && self.family == Family::Few;
+        let early = self.joined && self.family == Family::Few && self.device.shape.overlaps();
         kernel.launch(&self.device.gpu, Launch { grid, threads, early }, arguments)
     }
 
