@@ -11,16 +11,19 @@ use weft::dtype::{Dtype, Element};
 use weft::kv::{PAGE_ROWS, PageId, Slot};
 use weft::plan::{Op, plan};
 use weft::rope::RopeTable;
+use weft::sampling::{Draw, Sampler};
 use weft::weights::Weights;
 
 use crate::buffers::Buffers;
 use crate::compile;
+use crate::decode::{Asked, InFlight};
 use crate::driver::{self, Gpu, Memory, Pinned};
 use crate::error::CudaError;
 use crate::graphs::{self, Graphs};
 use crate::kernels::{self, Kernels};
 use crate::kv::{Kv, Page, place};
 use crate::ops::Pass;
+use crate::sampling::Sampling;
 use crate::shape::Shape;
 use crate::tables::{Counts, Family, Lists, Tables};
 use crate::weights::ModelWeights;
@@ -63,6 +66,8 @@ pub struct CudaDevice {
     pub(crate) few: Tables,
     pub(crate) many: Tables,
     pub(crate) lists: Lists,
+    pub(crate) sampling: Sampling,
+    in_flight: InFlight,
     pub(crate) shape: Shape,
     pub(crate) config: Config,
     plan: Vec<Op>,
@@ -78,6 +83,13 @@ struct HostLogits {
     rows: Pinned,
     /// Which rows are those of the last run.
     there: Vec<Cell<bool>>,
+}
+
+impl HostLogits {
+    /// The rows are those of an earlier run.
+    fn forget(&mut self) {
+        self.there.iter().for_each(|there| there.set(false));
+    }
 }
 
 impl CudaDevice {
@@ -102,6 +114,8 @@ impl CudaDevice {
             many: Tables::new(&gpu, &limits, Family::Many)?,
             weights: ModelWeights::read(&gpu, config, weights)?,
             lists: Lists::default(),
+            sampling: Sampling::new(&gpu, config, &limits)?,
+            in_flight: InFlight::default(),
             plan: plan(config),
             config: config.clone(),
             logits: HostLogits {
@@ -139,30 +153,89 @@ impl CudaDevice {
             Family::Few => (self.few.addresses(), self.lists.counts),
             Family::Many => (self.many.addresses(), self.lists.counts),
         };
-        let pass = Pass { device: self, step, family, counts, joined: true };
+        let pass = Pass { device: self, step, family, counts, joined: true, draws: false };
         let graph = self.gpu.capture(|| pass.run(ops).map_err(|(_, error)| error))?;
         graph.launch()?;
         (0..repeats).map(|_| Ok(self.gpu.time_ms(|| graph.launch())? * 1e3)).collect()
     }
 
-    fn launch(&mut self, ops: &[Op], step: &Step<'_>) -> Result<(), (Op, CudaError)> {
+    /// The shares of attention of parts, summed over heads.
+    fn part_shares(&self, parts: Range<usize>) -> Result<Vec<f32>, CudaError> {
+        let heads = self.config.heads;
+        let mut shares = vec![0.0_f32; parts.len() * heads];
+        self.buffers.shares.read(parts.start * heads * 4, &mut shares)?;
+        Ok(shares.chunks_exact(heads).map(|part| part.iter().sum()).collect())
+    }
+
+    /// Whether ops on a step of this family are one graph.
+    fn is_graph(&self, ops: &[Op], family: Family) -> bool {
+        self.launches == Launches::Graph && family == Family::Few && ops == self.plan
+    }
+
+    /// Copies a step's lists and launches ops on them.
+    fn launch(&mut self, ops: &[Op], step: &Step<'_>, draws: bool) -> Result<(), (Op, CudaError)> {
         let first = |error| (ops[0], error);
+        self.lists.fill(step, self.config.group());
         let family = Family::of(step.n_tokens());
         let tables = match family {
             Family::Few => &mut self.few,
             Family::Many => &mut self.many,
         };
         let bytes = tables.write(step, &self.lists);
-        if self.launches == Launches::Graph && family == Family::Few && ops == self.plan {
-            let plan = std::mem::take(&mut self.plan);
-            let launched = graphs::run(self, &plan);
-            self.plan = plan;
-            return launched;
-        }
         tables.upload(&self.gpu, bytes).map_err(first)?;
         let (step, counts) = (tables.addresses(), self.lists.counts);
+        if self.is_graph(ops, family) {
+            return self.launch_graph(draws, 1);
+        }
         self.clear_shares(&counts).map_err(first)?;
-        Pass { device: self, step, family, counts, joined: false }.run(ops)
+        Pass { device: self, step, family, counts, joined: false, draws }.run(ops)
+    }
+
+    fn launch_graph(&mut self, draws: bool, times: usize) -> Result<(), (Op, CudaError)> {
+        let plan = std::mem::take(&mut self.plan);
+        let launched = graphs::run(self, &plan, draws, times);
+        self.plan = plan;
+        launched
+    }
+
+    /// Runs a step that was not begun yet, and begins those that may follow.
+    fn begin(
+        &mut self,
+        ops: &[Op],
+        step: &Step<'_>,
+        draws: &[(usize, &Sampler, Draw)],
+        ahead: usize,
+    ) -> Result<(), (Op, CudaError)> {
+        let ahead = if self.is_graph(ops, Family::of(step.n_tokens())) { ahead } else { 0 };
+        let followed = ahead > 0 && self.in_flight.is_followed();
+        let number = self.in_flight.number();
+        let Self { sampling, gpu, kernels, .. } = self;
+        let uploaded = match draws {
+            [] => Ok(()),
+            draws => sampling.upload(gpu, kernels, draws, number, followed),
+        };
+        uploaded.map_err(|error| (ops[0], error))?;
+        self.launch(ops, step, !draws.is_empty())?;
+        let more = self.in_flight.launches_for(ahead).saturating_sub(1);
+        self.launch_more(more)
+    }
+
+    /// Begins steps that follow.
+    fn launch_more(&mut self, n: usize) -> Result<(), (Op, CudaError)> {
+        if n == 0 { Ok(()) } else { self.launch_graph(true, n) }
+    }
+
+    /// Waits for a step's tokens; where it tells none, for its end.
+    fn wait(&mut self) -> Result<(), CudaError> {
+        if !self.in_flight.tells {
+            return self.gpu.synchronize();
+        }
+        let Self { in_flight, gpu, sampling, .. } = self;
+        in_flight.wait(gpu, sampling)
+    }
+
+    fn device_error(&self, (op, error): (Op, CudaError)) -> DeviceError {
+        DeviceError { device: self.describe(), op: op.to_string(), reason: error.to_string() }
     }
 }
 
@@ -205,16 +278,42 @@ impl Device for CudaDevice {
     fn run(&mut self, ops: &[Op], step: &Step<'_>) -> Result<(), DeviceError> {
         step.check(&self.config, &self.limits);
         self.gpu.bind();
-        self.lists.fill(step, self.config.group());
-        self.logits.there.iter().for_each(|there| there.set(false));
+        self.in_flight.forget();
+        self.logits.forget();
         let Some(last) = ops.last() else { return Ok(()) };
-        let launched = self.launch(ops, step);
+        let launched = self.launch(ops, step, false);
         let done = launched.and_then(|()| self.gpu.synchronize().map_err(|error| (*last, error)));
-        done.map_err(|(op, error)| DeviceError {
-            device: self.describe(),
-            op: op.to_string(),
-            reason: error.to_string(),
+        done.map_err(|failed| self.device_error(failed))
+    }
+
+    fn decode(
+        &mut self,
+        ops: &[Op],
+        step: &Step<'_>,
+        samplers: &[Option<&Sampler>],
+        ahead: usize,
+    ) -> Result<(), DeviceError> {
+        assert_eq!(samplers.len(), step.lanes.len(), "a sampler or none for each lane");
+        step.check(&self.config, &self.limits);
+        self.gpu.bind();
+        self.logits.forget();
+        let Some(last) = ops.last() else { return Ok(()) };
+        let launched = match self.in_flight.ask(step, samplers) {
+            Asked::Begun => {
+                let more = self.in_flight.launches_for(ahead);
+                self.launch_more(more)
+            }
+            Asked::Anew(draws) => self.begin(ops, step, &draws, ahead),
+        };
+        let done = launched.and_then(|()| self.wait().map_err(|error| (*last, error)));
+        done.map_err(|failed| {
+            self.in_flight.forget();
+            self.device_error(failed)
         })
+    }
+
+    fn chosen(&self, lane: usize) -> Option<u32> {
+        self.in_flight.chosen(lane)
     }
 
     fn logits(&self, output: usize) -> &[f32] {
@@ -233,12 +332,12 @@ impl Device for CudaDevice {
 
     fn attention(&self, lane: usize) -> Vec<f32> {
         let kept = &self.lists.shares[lane];
-        let heads = self.config.heads;
-        let mut parts = vec![0.0_f32; kept.spans.len() * heads];
-        expect(self.buffers.shares.read(kept.first * heads * 4, &mut parts));
+        let parts = kept.first..kept.first + kept.spans.len();
+        let told = self.in_flight.shares(&self.gpu, &self.sampling, lane, parts.clone());
+        let parts = expect(told.unwrap_or_else(|| self.part_shares(parts)));
         let mut sums = vec![0.0; kept.n_spans];
-        for (span, part) in kept.spans.iter().zip(parts.chunks_exact(heads)) {
-            sums[*span as usize] += part.iter().sum::<f32>();
+        for (span, part) in kept.spans.iter().zip(parts) {
+            sums[*span as usize] += part;
         }
         shares(&sums)
     }

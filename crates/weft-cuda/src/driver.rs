@@ -6,6 +6,7 @@
 use std::ffi::{CString, c_void};
 use std::panic::catch_unwind;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
@@ -140,6 +141,16 @@ impl Gpu {
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         // SAFETY: the stream is ours.
         unsafe { result::stream::synchronize(self.stream) }.map_err(failed("waiting for the GPU"))
+    }
+
+    /// Whether all that was asked for is done.
+    pub(crate) fn is_idle(&self) -> Result<bool, CudaError> {
+        self.bind();
+        // SAFETY: the stream is ours.
+        match unsafe { sys::cuStreamQuery(self.stream) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            said => said.result().map(|()| true).map_err(failed("waiting for the GPU")),
+        }
     }
 
     /// Bytes of memory that are free.
@@ -309,7 +320,7 @@ impl Drop for Memory {
     }
 }
 
-/// Memory of this machine that the GPU copies from without help.
+/// Memory of this machine that the GPU copies from, and kernels write to, without help.
 pub(crate) struct Pinned {
     gpu: Arc<Gpu>,
     at: *mut c_void,
@@ -324,8 +335,8 @@ impl Pinned {
         gpu.bind();
         let bytes = bytes.max(16);
         // SAFETY: asks for memory, which is set before anything reads it.
-        let at =
-            unsafe { result::malloc_host(bytes, 0) }.map_err(failed("taking pinned memory"))?;
+        let at = unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_DEVICEMAP) }
+            .map_err(failed("taking pinned memory"))?;
         // SAFETY: the memory was just taken and is that long.
         unsafe { at.cast::<u8>().write_bytes(0, bytes) };
         Ok(Self { gpu: gpu.clone(), at, bytes })
@@ -336,6 +347,30 @@ impl Pinned {
         assert!((first + len) * 4 <= self.bytes, "beyond pinned memory");
         // SAFETY: inside the memory, as was just checked.
         unsafe { self.at.cast::<f32>().add(first) }
+    }
+
+    /// Where kernels find it.
+    pub(crate) fn address(&self) -> Address {
+        let mut at = 0;
+        // SAFETY: writes one address; the memory is pinned, and pinned memory is mapped.
+        let found = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut at, self.at, 0) };
+        found.result().expect("pinned memory is mapped");
+        Address(at)
+    }
+
+    /// Word pair `index`, which a kernel may be writing.
+    pub(crate) fn load(&self, index: usize) -> u64 {
+        assert!((index + 1) * 8 <= self.bytes, "beyond pinned memory");
+        // SAFETY: inside the memory, as was just checked, and aligned as its start is. Everybody who
+        // shares it, here and on the GPU, reads and writes whole pairs at once.
+        unsafe { (*self.at.cast::<AtomicU64>().add(index)).load(Ordering::Relaxed) }
+    }
+
+    /// Replaces the first values.
+    pub(crate) fn fill<T: Copy>(&mut self, values: &[T]) {
+        assert!(size_of_val(values) <= self.bytes, "beyond pinned memory");
+        // SAFETY: inside the memory, which is aligned to far more than any `T` here needs.
+        unsafe { self.at.cast::<T>().copy_from_nonoverlapping(values.as_ptr(), values.len()) };
     }
 
     /// The memory as words.

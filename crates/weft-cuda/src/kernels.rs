@@ -9,13 +9,14 @@ use crate::shape::Shape;
 use crate::tables::SECTION_PAGES;
 
 /// Name and text; later ones use earlier ones.
-const SOURCES: [(&str, &str); 16] = [
+const SOURCES: [(&str, &str); 18] = [
     ("base.cuh", include_str!("kernels/base.cuh")),
     ("norm.cuh", include_str!("kernels/norm.cuh")),
     ("matvec.cuh", include_str!("kernels/matvec.cuh")),
     ("matmul.cuh", include_str!("kernels/matmul.cuh")),
     ("head.cuh", include_str!("kernels/head.cuh")),
     ("softmax.cuh", include_str!("kernels/softmax.cuh")),
+    ("sampling.cuh", include_str!("kernels/sampling.cuh")),
     ("embed.cu", include_str!("ops/embed.cu")),
     ("norm_qkv.cu", include_str!("ops/norm_qkv.cu")),
     ("rope_store.cu", include_str!("ops/rope_store.cu")),
@@ -25,6 +26,7 @@ const SOURCES: [(&str, &str); 16] = [
     ("norm_gate_up.cu", include_str!("ops/norm_gate_up.cu")),
     ("down_add.cu", include_str!("ops/down_add.cu")),
     ("norm_head.cu", include_str!("ops/norm_head.cu")),
+    ("choose.cu", include_str!("kernels/choose.cu")),
     ("bandwidth.cu", include_str!("kernels/bandwidth.cu")),
 ];
 
@@ -39,8 +41,8 @@ pub fn defines(config: &Config, n_sms: usize) -> Result<Vec<String>, CudaError> 
 }
 
 /// The kernels that must not spill: a token runs through each of them once per layer.
-pub const DECODE_KERNELS: [&str; 7] =
-    ["embed", "norm_qkv", "attend", "proj_add", "norm_gate_up", "down_add", "norm_head"];
+pub const DECODE_KERNELS: [&str; 8] =
+    ["embed", "norm_qkv", "attend", "proj_add", "norm_gate_up", "down_add", "norm_head", "choose"];
 
 /// Stages of `matmul.cuh` and their bytes.
 const BLOCK_RING_BYTES: usize = 4 * 2 * 128 * 64 * 2;
@@ -61,6 +63,8 @@ pub(crate) struct Kernels {
     pub(crate) down_add: Kernel,
     pub(crate) down_add_block: Kernel,
     pub(crate) norm_head: Kernel,
+    pub(crate) choose: Kernel,
+    pub(crate) mark_tokens: Kernel,
     /// What the kernels are part of.
     _module: Module,
 }
@@ -85,6 +89,8 @@ impl Kernels {
             down_add: module.kernel("down_add", shape.down.ring_bytes())?,
             down_add_block: block("down_add_block")?,
             norm_head: module.kernel("norm_head", shape.head.ring_bytes())?,
+            choose: plain("choose")?,
+            mark_tokens: plain("mark_tokens")?,
             _module: module,
         })
     }

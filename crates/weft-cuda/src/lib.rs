@@ -9,6 +9,7 @@
 mod bandwidth;
 mod buffers;
 mod compile;
+mod decode;
 mod device;
 mod driver;
 mod error;
@@ -17,6 +18,7 @@ mod kernels;
 mod kv;
 mod ops;
 mod pack;
+mod sampling;
 mod shape;
 mod tables;
 mod weights;

@@ -392,11 +392,6 @@ impl Tables {
         (self.memory.bytes / 4 - self.start_of_attention()) / Item::LEN
     }
 
-    /// Bytes of the lists with this many items; of those for few tokens.
-    pub(crate) fn bytes_for(&self, n_items: usize) -> usize {
-        (self.start_of_attention() + n_items * Item::LEN) * 4
-    }
-
     /// Writes the lists into pinned memory; how many bytes of it they take.
     pub(crate) fn write(&mut self, step: &Step<'_>, lists: &Lists) -> usize {
         let (tokens, start) = (self.tokens, self.start_of_attention());
