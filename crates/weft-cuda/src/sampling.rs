@@ -17,7 +17,7 @@ use crate::kernels::Kernels;
 use crate::tables::{FEW, max_partials};
 
 /// Ranks that a block weighs.
-const MOST_RANKS: usize = 256;
+const MOST_RANKS: usize = 128;
 /// Steps whose tokens and shares the host may still read.
 const TOLD_STEPS: usize = 4;
 /// What a kernel tells where it leaves the choice to the host.
@@ -151,7 +151,7 @@ impl Sampling {
     pub(crate) fn new(gpu: &Arc<Gpu>, config: &Config, limits: &Limits) -> Result<Self, CudaError> {
         let vocab = config.vocab;
         let n_partials = max_partials(limits);
-        let groups = vocab.div_ceil(SCORE_ROWS).next_multiple_of(4);
+        let groups = vocab.div_ceil(SCORE_ROWS);
         let memory = |bytes| Memory::new(gpu, "sampling", bytes);
         Ok(Self {
             draws: memory(FEW * size_of::<DrawWords>())?,
@@ -273,7 +273,7 @@ mod tests {
             let sampler = Sampler::new(&settings, &[], &[], 1000).unwrap();
             serves(&sampler.next_draw().unwrap())
         };
-        assert!(is_served(0.0, 0) && is_served(0.7, 20) && is_served(1.0, 256));
-        assert!(!is_served(1.0, 0) && !is_served(1.0, 257));
+        assert!(is_served(0.0, 0) && is_served(0.7, 20) && is_served(1.0, 128));
+        assert!(!is_served(1.0, 0) && !is_served(1.0, 129));
     }
 }

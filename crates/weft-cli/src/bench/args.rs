@@ -1,4 +1,4 @@
-//! Flags of `weft bench` and its three helpers, named as llama-bench names them where it has them.
+//! Flags of `weft bench` and its helpers, named as llama-bench names them where it has them.
 //!
 //! It owns what a user may type; whether a model has room for it is checked where the model is
 //! known.
@@ -10,6 +10,7 @@ use weft::device::MAX_LANES;
 use weft_cpu::Isa;
 
 use super::first_token::FirstTokenArgs;
+use super::generate::GenerateArgs;
 use crate::args::{DeviceKind, Kernels};
 use crate::size;
 
@@ -28,6 +29,8 @@ pub(crate) enum BenchCommand {
     Ops(OpsArgs),
     /// Time a first token with its context cold, and kept in each tier
     FirstToken(FirstTokenArgs),
+    /// Time whole answers: scheduling, sampling and text included
+    Generate(GenerateArgs),
     /// Compare two saved runs, test by test
     Compare(CompareArgs),
     /// Draw saved runs

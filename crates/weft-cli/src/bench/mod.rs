@@ -9,6 +9,7 @@ mod check;
 mod compare;
 mod file;
 mod first_token;
+mod generate;
 mod lanes;
 mod logits;
 mod machine;
@@ -45,6 +46,7 @@ pub(crate) fn run(args: BenchArgs) -> Result<ExitCode, CliError> {
         None => tests(args.tests),
         Some(BenchCommand::Ops(args)) => ops::run(args),
         Some(BenchCommand::FirstToken(args)) => first_token::run(&args),
+        Some(BenchCommand::Generate(args)) => generate::run(&args),
         Some(BenchCommand::Compare(args)) => compare::run(&args),
         Some(BenchCommand::Plot(args)) => plot::run(&args),
     }
@@ -224,6 +226,15 @@ impl GridArgs {
     fn sort(&mut self) {
         in_order(&mut self.n_depth);
         in_order(&mut self.batch);
+    }
+
+    /// Every depth with every batch.
+    fn points(&self) -> impl Iterator<Item = (usize, usize)> {
+        let with_batches = |depth: &usize| {
+            let depth = *depth;
+            self.batch.iter().map(move |batch| (depth, *batch))
+        };
+        self.n_depth.iter().flat_map(with_batches)
     }
 
     /// KV rows that each lane needs for tests of `n_gen` tokens, and the first for prompts too.

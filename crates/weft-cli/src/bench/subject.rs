@@ -4,20 +4,24 @@
 //! are.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 use weft::config::Config;
 use weft::device::{Device, Limits};
+use weft::engine::{Engine, Tiers};
 use weft::hub::{self, HubEnv, ModelRef};
 use weft::kv::PAGE_ROWS;
 use weft::model::{Model, ModelError};
 use weft::reference;
+use weft::sampling::GenerationConfig;
 use weft::shapes;
 use weft::weights::{RandomWeights, Weights};
 use weft_cpu::{CpuDevice, Isa, Options};
 
 use super::args::SubjectArgs;
 use crate::args::Kernels;
+use crate::bundled;
 use crate::error::CliError;
 use crate::load;
 use crate::memory::available_memory;
@@ -105,6 +109,27 @@ impl Subject {
         let took = start.elapsed().as_secs_f64();
         terminal::note(args.quiet, &format!("{} · made in {took:.1} s", device.describe()));
         Ok(OnDevice { device, threads })
+    }
+
+    /// An engine with the model, and with tokens that any model has.
+    pub(crate) fn engine(
+        &self,
+        args: &SubjectArgs,
+        limits: Limits,
+        tiers: Tiers,
+    ) -> Result<Engine, CliError> {
+        let OnDevice { device, .. } = self.open(args, limits)?;
+        let model = Model {
+            name: self.name.clone(),
+            config: self.config.clone(),
+            // The device has the weights; these only name the rows.
+            weights: Box::new(RandomWeights::new(&self.config, args.seed)),
+            tokenizer: Arc::clone(&bundled::open()?.tokenizer),
+            template: None,
+            generation: GenerationConfig::default(),
+            stop_ids: Vec::new(),
+        };
+        Ok(Engine::with_tiers(&model, device, tiers))
     }
 
     /// Refuses what the machine cannot hold, before the system kills somebody for it.

@@ -9,9 +9,10 @@
 
 constexpr int SCORE_ROWS = 16;    // rows whose best score is kept together
 constexpr int N_BEST = (VOCAB + SCORE_ROWS - 1) / SCORE_ROWS;
-constexpr int BEST_STRIDE = (N_BEST + 3) / 4 * 4;
-constexpr int MOST_RANKS = 256;   // ranks that are weighed; one per thread
-constexpr int MOST_GROUPS = 1024, MOST_CANDIDATES = 1024;
+// Ranks that are weighed. With half as many as there are threads, the threshold leaves one group in fifty of a
+// large vocabulary; a vocabulary of fewer groups than ranks is gathered whole.
+constexpr int MOST_RANKS = 128;
+constexpr int MOST_GROUPS = 1024, MOST_CANDIDATES = MOST_RANKS * SCORE_ROWS;
 constexpr u32 DECLINED = 0xffffffffu;
 
 // How the token of one output is chosen. The host calls it `DrawWords`.
@@ -34,7 +35,7 @@ constexpr u32 FOLLOWED = 8; // the lists are moved on to the next token
 // The draws of a step, and what they need.
 struct Sampling {
     Draw *draws;       // [8]
-    u32 *best;         // [8][BEST_STRIDE]: the best score of every SCORE_ROWS rows
+    u32 *best;         // [8][N_BEST]: the best score of every SCORE_ROWS rows
     const float *bias; // f32 [8][VOCAB]
     u32 *marks;        // [8][VOCAB]: see below
     u64 *told_tokens;  // the host's: [TOLD_STEPS][8], a token and in the upper half the number of its step
@@ -91,7 +92,7 @@ __device__ __forceinline__ void leave_best(const Sampling &to, u32 output, u32 g
     const u32 lanes = 0xffu << (threadIdx.x & 24);
 #pragma unroll
     for (int other = 4; other > 0; other /= 2) best = max(best, __shfl_xor_sync(lanes, best, other));
-    if (threadIdx.x % 8 == 0) to.best[(u64)output * BEST_STRIDE + group] = best;
+    if (threadIdx.x % 8 == 0) to.best[(u64)output * N_BEST + group] = best;
 }
 
 // ---- the draw ----------------------------------------------------------------------------------
@@ -113,7 +114,7 @@ struct Choosing {
     u32 groups[MOST_GROUPS];
     u64 candidates[MOST_CANDIDATES]; // the better the larger: score, then the id turned round
     u64 ranked[MOST_RANKS];
-    double sums[MOST_RANKS];
+    double sums[256];
 };
 __device__ __forceinline__ u64 candidate(u32 score, u32 token) { return (u64)score << 32 | ~token; }
 __device__ __forceinline__ u32 token_of(u64 candidate) { return ~(u32)candidate; }
@@ -129,24 +130,21 @@ __device__ __forceinline__ u32 largest(u32 own, Choosing &at) {
 }
 __device__ __forceinline__ u32 smallest(u32 own, Choosing &at) { return ~largest(~own, at); }
 
-// The best scores of all groups, shared out over the threads, four neighbours to one.
+// The best scores of all groups, shared out over the threads.
 struct BestScores {
-    static constexpr int LOADS = (BEST_STRIDE / 4 + 255) / 256;
-    uint4 own[LOADS];
+    static constexpr int LOADS = (N_BEST + 255) / 256;
+    u32 own[LOADS];
     __device__ __forceinline__ BestScores(const Sampling &from, u32 output) {
-        const uint4 *best = (const uint4 *)(from.best + (u64)output * BEST_STRIDE);
+        const u32 *best = from.best + (u64)output * N_BEST;
 #pragma unroll
         for (int i = 0; i < LOADS; ++i) {
-            const int at = threadIdx.x + i * 256;
-            own[i] = at < BEST_STRIDE / 4 ? load_fresh(best + at) : make_uint4(0, 0, 0, 0);
+            const int group = threadIdx.x + i * 256;
+            own[i] = group < N_BEST ? load_fresh(best + group) : 0;
         }
     }
     template <class Visit> __device__ __forceinline__ void each(Visit visit) const {
 #pragma unroll
-        for (int i = 0; i < LOADS; ++i) {
-            const u32 group = (threadIdx.x + i * 256) * 4;
-            visit(group, own[i].x), visit(group + 1, own[i].y), visit(group + 2, own[i].z), visit(group + 3, own[i].w);
-        }
+        for (int i = 0; i < LOADS; ++i) visit(threadIdx.x + i * 256, own[i]);
     }
 };
 
