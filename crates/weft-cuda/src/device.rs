@@ -7,8 +7,8 @@ use std::sync::Arc;
 use half::bf16;
 use weft::config::Config;
 use weft::device::{Buffer, Device, DeviceError, Limits, Rows, Step, shares};
-use weft::dtype::{Dtype, Element};
-use weft::kv::{PAGE_ROWS, PageId, Slot};
+use weft::dtype::Dtype;
+use weft::kv::{PageId, Slot};
 use weft::plan::{Op, plan};
 use weft::rope::RopeTable;
 use weft::sampling::{Draw, Sampler};
@@ -23,6 +23,7 @@ use crate::graphs::{self, Graphs};
 use crate::kernels::{self, Kernels};
 use crate::kv::{Kv, Page, place};
 use crate::ops::Pass;
+use crate::rows::{Mover, On};
 use crate::sampling::Sampling;
 use crate::shape::Shape;
 use crate::tables::{Counts, Family, Lists, Tables};
@@ -67,6 +68,7 @@ pub struct CudaDevice {
     pub(crate) many: Tables,
     pub(crate) lists: Lists,
     pub(crate) sampling: Sampling,
+    mover: Mover,
     in_flight: InFlight,
     pub(crate) shape: Shape,
     pub(crate) config: Config,
@@ -115,6 +117,7 @@ impl CudaDevice {
             weights: ModelWeights::read(&gpu, config, weights)?,
             lists: Lists::default(),
             sampling: Sampling::new(&gpu, config, &limits)?,
+            mover: Mover::new(&gpu, config)?,
             in_flight: InFlight::default(),
             plan: plan(config),
             config: config.clone(),
@@ -165,6 +168,11 @@ impl CudaDevice {
         let mut shares = vec![0.0_f32; parts.len() * heads];
         self.buffers.shares.read(parts.start * heads * 4, &mut shares)?;
         Ok(shares.chunks_exact(heads).map(|part| part.iter().sum()).collect())
+    }
+
+    /// What rows are moved on.
+    fn rows_on(&self) -> On<'_> {
+        On { gpu: &self.gpu, kernels: &self.kernels, kv: &self.kv }
     }
 
     /// Whether ops on a step of this family are one graph.
@@ -349,41 +357,13 @@ impl Device for CudaDevice {
 
     fn read_kv(&self, layers: Range<u16>, rows: &Rows<'_>, k: &mut [u8], v: &mut [u8]) {
         rows.check(&self.limits);
-        let width = self.config.kv_width();
-        let mut row = [vec![bf16::ZERO; width], vec![bf16::ZERO; width]];
-        let mut to = k.chunks_exact_mut(2 * width).zip(v.chunks_exact_mut(2 * width));
-        for layer in layers {
-            for (i, page) in rows.pages.iter().enumerate().take(rows.len.div_ceil(PAGE_ROWS)) {
-                let page = expect(self.kv.read_page(layer, *page));
-                for r in 0..PAGE_ROWS.min(rows.len - i * PAGE_ROWS) {
-                    let [key, value] = &mut row;
-                    self.kv.get(&page, r, key, value);
-                    let (to_k, to_v) = to.next().expect("room for every row");
-                    bf16::write_le(key, to_k);
-                    bf16::write_le(value, to_v);
-                }
-            }
-        }
+        expect(self.mover.read(&self.rows_on(), layers, rows, (k, v)));
     }
 
     fn write_kv(&mut self, rows: &Rows<'_>, k: &[u8], v: &[u8]) {
         rows.check(&self.limits);
-        let width = self.config.kv_width();
-        let mut row = [vec![bf16::ZERO; width], vec![bf16::ZERO; width]];
-        let mut from = k.chunks_exact(2 * width).zip(v.chunks_exact(2 * width));
-        for layer in 0..self.config.layers as u16 {
-            for (i, page) in rows.pages.iter().enumerate().take(rows.len.div_ceil(PAGE_ROWS)) {
-                let mut contents = expect(self.kv.read_page(layer, *page));
-                for r in 0..PAGE_ROWS.min(rows.len - i * PAGE_ROWS) {
-                    let (from_k, from_v) = from.next().expect("as many rows as were said");
-                    let [key, value] = &mut row;
-                    bf16::read_le(from_k, key);
-                    bf16::read_le(from_v, value);
-                    self.kv.set(&mut contents, r, key, value);
-                }
-                expect(self.kv.write_page(layer, *page, &contents));
-            }
-        }
+        let layers = 0..self.config.layers as u16;
+        expect(self.mover.write(&self.rows_on(), layers, rows, k, v));
     }
 
     fn copy_page(&mut self, from: PageId, to: PageId) {

@@ -6,7 +6,7 @@
 use std::ffi::{CString, c_void};
 use std::panic::catch_unwind;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
@@ -32,6 +32,8 @@ pub struct GpuFacts {
     pub n_sms: usize,
     /// Memory in bytes.
     pub memory_bytes: usize,
+    /// Memory that was free when it was asked.
+    pub free_bytes: usize,
     /// The largest CUDA version that the driver serves, as 13000 for 13.0.
     pub driver_version: u32,
 }
@@ -96,16 +98,29 @@ fn open_device(ordinal: i32) -> Result<Gpu, DriverError> {
     };
     // SAFETY: the context was just retained.
     unsafe { result::ctx::set_current(context)? };
+    keep_context(device)?;
     let facts = GpuFacts {
         name: result::device::get_name(device)?,
         capability,
         n_sms,
         // SAFETY: the device is the driver's own.
         memory_bytes: unsafe { result::device::total_mem(device)? },
+        free_bytes: result::mem_get_info()?.0,
         driver_version: driver_version as u32,
     };
     let stream = result::stream::create(result::stream::StreamKind::NonBlocking)?;
     Ok(Gpu { device, context, stream, facts })
+}
+
+/// Keeps the context to the end of the process: making one takes a quarter of a second, and a process that
+/// looked for a GPU is about to use it.
+fn keep_context(device: sys::CUdevice) -> Result<(), DriverError> {
+    static KEPT: AtomicBool = AtomicBool::new(false);
+    if !KEPT.swap(true, Ordering::Relaxed) {
+        // SAFETY: the device is the driver's own; that this is never released is what it is for.
+        unsafe { result::primary_ctx::retain(device)? };
+    }
+    Ok(())
 }
 
 fn describe(error: DriverError) -> String {
@@ -183,6 +198,25 @@ impl Gpu {
             sys::cuMemcpyHtoDAsync_v2(to.0, from.at.cast(), bytes, self.stream)
                 .result()
                 .map_err(failed("copying to the GPU"))
+        }
+    }
+
+    /// Copies the same range of memory back to pinned memory, in the stream.
+    pub(crate) fn download(
+        &self,
+        to: &Pinned,
+        offset: usize,
+        from: &Memory,
+        bytes: usize,
+    ) -> Result<(), CudaError> {
+        assert!(offset + bytes <= to.bytes, "a copy beyond its target");
+        let from = from.place(offset, bytes);
+        // SAFETY: both ranges were checked; callers read the target only after they have waited.
+        unsafe {
+            let to = to.at.cast::<u8>().add(offset).cast();
+            sys::cuMemcpyDtoHAsync_v2(to, from, bytes, self.stream)
+                .result()
+                .map_err(failed("copying from the GPU"))
         }
     }
 
@@ -366,11 +400,21 @@ impl Pinned {
         unsafe { (*self.at.cast::<AtomicU64>().add(index)).load(Ordering::Relaxed) }
     }
 
-    /// Replaces the first values.
-    pub(crate) fn fill<T: Copy>(&mut self, values: &[T]) {
-        assert!(size_of_val(values) <= self.bytes, "beyond pinned memory");
-        // SAFETY: inside the memory, which is aligned to far more than any `T` here needs.
-        unsafe { self.at.cast::<T>().copy_from_nonoverlapping(values.as_ptr(), values.len()) };
+    /// Replaces the values at a byte offset.
+    pub(crate) fn fill<T: Copy>(&mut self, offset: usize, values: &[T]) {
+        let bytes = size_of_val(values);
+        assert!(offset + bytes <= self.bytes, "beyond pinned memory");
+        // SAFETY: inside the memory, as was just checked; bytes need no alignment.
+        unsafe {
+            let to = self.at.cast::<u8>().add(offset);
+            to.copy_from_nonoverlapping(values.as_ptr().cast(), bytes);
+        }
+    }
+
+    /// The memory as bytes.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: as many bytes as it has, set when made. Callers wait for copies into it.
+        unsafe { std::slice::from_raw_parts(self.at.cast(), self.bytes) }
     }
 
     /// The memory as words.
@@ -385,6 +429,45 @@ impl Drop for Pinned {
         self.gpu.bind();
         // SAFETY: the memory is ours, and nothing on the stream uses it once runs have ended.
         let _ = unsafe { result::free_host(self.at) };
+    }
+}
+
+/// A place in the stream that can be waited for.
+pub(crate) struct Done {
+    gpu: Arc<Gpu>,
+    event: sys::CUevent,
+}
+
+// SAFETY: a handle of the driver, used with the context bound.
+unsafe impl Send for Done {}
+
+impl Done {
+    /// Waiting for it before it was ever recorded takes no time.
+    pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
+        gpu.bind();
+        let flags = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING;
+        let event = result::event::create(flags).map_err(failed("making an event"))?;
+        Ok(Self { gpu: gpu.clone(), event })
+    }
+
+    /// It is done when all that was asked for so far is.
+    pub(crate) fn record(&self, gpu: &Gpu) -> Result<(), CudaError> {
+        // SAFETY: event and stream are ours.
+        unsafe { result::event::record(self.event, gpu.stream) }
+            .map_err(failed("recording an event"))
+    }
+
+    pub(crate) fn wait(&self) -> Result<(), CudaError> {
+        // SAFETY: the event is ours.
+        unsafe { result::event::synchronize(self.event) }.map_err(failed("waiting for the GPU"))
+    }
+}
+
+impl Drop for Done {
+    fn drop(&mut self) {
+        self.gpu.bind();
+        // SAFETY: the event is ours and nobody waits for it any more.
+        let _ = unsafe { result::event::destroy(self.event) };
     }
 }
 

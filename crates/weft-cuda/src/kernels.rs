@@ -9,7 +9,7 @@ use crate::shape::Shape;
 use crate::tables::SECTION_PAGES;
 
 /// Name and text; later ones use earlier ones.
-const SOURCES: [(&str, &str); 18] = [
+const SOURCES: [(&str, &str); 19] = [
     ("base.cuh", include_str!("kernels/base.cuh")),
     ("norm.cuh", include_str!("kernels/norm.cuh")),
     ("matvec.cuh", include_str!("kernels/matvec.cuh")),
@@ -27,6 +27,7 @@ const SOURCES: [(&str, &str); 18] = [
     ("down_add.cu", include_str!("ops/down_add.cu")),
     ("norm_head.cu", include_str!("ops/norm_head.cu")),
     ("choose.cu", include_str!("kernels/choose.cu")),
+    ("rows.cu", include_str!("kernels/rows.cu")),
     ("bandwidth.cu", include_str!("kernels/bandwidth.cu")),
 ];
 
@@ -47,6 +48,9 @@ pub const DECODE_KERNELS: [&str; 8] =
 /// Stages of `matmul.cuh` and their bytes.
 const BLOCK_RING_BYTES: usize = 4 * 2 * 128 * 64 * 2;
 
+// SAFETY: handles of the driver, used with the context bound; launches are thread-safe there.
+unsafe impl Sync for Kernels {}
+
 /// The kernels, loaded.
 pub(crate) struct Kernels {
     pub(crate) embed: Kernel,
@@ -65,6 +69,8 @@ pub(crate) struct Kernels {
     pub(crate) norm_head: Kernel,
     pub(crate) choose: Kernel,
     pub(crate) mark_tokens: Kernel,
+    pub(crate) put_rows: Kernel,
+    pub(crate) get_rows: Kernel,
     /// What the kernels are part of.
     _module: Module,
 }
@@ -91,6 +97,8 @@ impl Kernels {
             norm_head: module.kernel("norm_head", shape.head.ring_bytes())?,
             choose: plain("choose")?,
             mark_tokens: plain("mark_tokens")?,
+            put_rows: plain("put_rows")?,
+            get_rows: plain("get_rows")?,
             _module: module,
         })
     }

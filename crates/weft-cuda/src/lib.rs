@@ -16,8 +16,10 @@ mod error;
 mod graphs;
 mod kernels;
 mod kv;
+mod need;
 mod ops;
 mod pack;
+mod rows;
 mod sampling;
 mod shape;
 mod tables;
@@ -29,6 +31,7 @@ pub use device::{CudaDevice, Launches, Options};
 pub use driver::GpuFacts;
 pub use error::CudaError;
 pub use kernels::{DECODE_KERNELS, defines, source};
+pub use need::{Need, page_bytes};
 
 /// The GPU that a device would use, if there is all that one needs: driver, compiler, GPU.
 pub fn probe() -> Result<GpuFacts, CudaError> {

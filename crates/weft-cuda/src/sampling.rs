@@ -166,6 +166,13 @@ impl Sampling {
         })
     }
 
+    /// What it takes on the GPU.
+    pub(crate) fn bytes(config: &Config) -> usize {
+        let groups = config.vocab.div_ceil(SCORE_ROWS);
+        let of_token = 2 * 4 + size_of::<AdjustmentWords>();
+        FEW * (size_of::<DrawWords>() + groups * 4 + config.vocab * of_token)
+    }
+
     pub(crate) fn addresses(&self) -> SamplingAddresses {
         let told = self.told.address();
         SamplingAddresses {
@@ -210,7 +217,7 @@ impl Sampling {
             let (list, bias) = (self.adjustments.address(), self.bias.address());
             kernels.mark_tokens.launch(gpu, launch, &[&list, &n, &bias, &self.marks.address()])?;
         }
-        self.pinned_draws.fill(&all);
+        self.pinned_draws.fill(0, &all);
         gpu.upload(self.draws.address(), &self.pinned_draws, size_of_val(&all))
     }
 

@@ -347,25 +347,36 @@ pub(crate) struct Tables {
 
 impl Tables {
     pub(crate) fn new(gpu: &Arc<Gpu>, limits: &Limits, family: Family) -> Result<Self, CudaError> {
-        let sections = max_partials(limits);
-        let (tokens, outputs, attention) = match family {
-            Family::Few => (FEW, FEW, (sections + FEW) * Item::LEN),
-            Family::Many => {
-                let tiles = limits.step_tokens + MAX_LANES;
-                (
-                    limits.step_tokens,
-                    limits.step_outputs,
-                    tiles * Tile::LEN + sections * Section::LEN,
-                )
-            }
-        };
-        let words = COUNTS + 6 * tokens + outputs + attention;
+        let (tokens, outputs) = Self::rows(limits, family);
+        let bytes = Self::bytes(limits, family);
         Ok(Self {
-            pinned: Pinned::new(gpu, words * 4)?,
-            memory: Memory::new(gpu, "lists of a step", words * 4)?,
+            pinned: Pinned::new(gpu, bytes)?,
+            memory: Memory::new(gpu, "lists of a step", bytes)?,
             tokens,
             outputs,
         })
+    }
+
+    /// Tokens and outputs that there is room for.
+    fn rows(limits: &Limits, family: Family) -> (usize, usize) {
+        match family {
+            Family::Few => (FEW, FEW),
+            Family::Many => (limits.step_tokens, limits.step_outputs),
+        }
+    }
+
+    /// What the lists take.
+    pub(crate) fn bytes(limits: &Limits, family: Family) -> usize {
+        let sections = max_partials(limits);
+        let attention = match family {
+            Family::Few => (sections + FEW) * Item::LEN,
+            Family::Many => {
+                let tiles = limits.step_tokens + MAX_LANES;
+                tiles * Tile::LEN + sections * Section::LEN
+            }
+        };
+        let (tokens, outputs) = Self::rows(limits, family);
+        (COUNTS + 6 * tokens + outputs + attention) * 4
     }
 
     fn start_of_attention(&self) -> usize {

@@ -24,7 +24,7 @@ use crate::args::Kernels;
 use crate::bundled;
 use crate::error::CliError;
 use crate::load;
-use crate::memory::available_memory;
+use crate::memory::{Where, available_memory};
 use crate::size;
 use crate::terminal;
 
@@ -89,7 +89,7 @@ impl Subject {
     /// Puts the model on the device that the flags ask for.
     pub(crate) fn open(&self, args: &SubjectArgs, limits: Limits) -> Result<OnDevice, CliError> {
         let launches = load::wanted_launches(args.device, args.kernels)?;
-        self.check_fits(args, &limits)?;
+        self.check_fits(args, &limits, launches.is_some())?;
         let start = Instant::now();
         terminal::note(args.quiet, &format!("{} ({}): making the device", self.name, self.source));
         let (config, weights) = (&self.config, &*self.weights);
@@ -132,23 +132,35 @@ impl Subject {
         Ok(Engine::with_tiers(&model, device, tiers))
     }
 
-    /// Refuses what the machine cannot hold, before the system kills somebody for it.
-    fn check_fits(&self, args: &SubjectArgs, limits: &Limits) -> Result<(), CliError> {
-        let Some(free) = available_memory() else { return Ok(()) };
-        let dtype = self.config.dtype;
-        let weights = self.config.parameters() * dtype.bytes() as u64;
-        let kv = (limits.pages * PAGE_ROWS) as u64 * self.config.kv_bytes_per_token(dtype);
+    /// Refuses what the memory cannot hold, before the system kills somebody for it.
+    fn check_fits(
+        &self,
+        args: &SubjectArgs,
+        limits: &Limits,
+        on_gpu: bool,
+    ) -> Result<(), CliError> {
+        let (weights, kv, free) = if on_gpu {
+            let need = weft_cuda::Need::of(&self.config, limits);
+            let Where::Gpu { free } = load::gpu_memory()? else { return Ok(()) };
+            (need.weights, need.kv + need.scratch, Some(free))
+        } else {
+            let dtype = self.config.dtype;
+            let rows = (limits.pages * PAGE_ROWS) as u64;
+            let weights = self.config.parameters() * dtype.bytes() as u64;
+            (weights, rows * self.config.kv_bytes_per_token(dtype), available_memory())
+        };
         let need = weights + kv + ((args.bandwidth_mib as u64) << 20);
-        if need <= free {
+        if free.is_none_or(|free| need <= free) {
             return Ok(());
         }
         Err(CliError::Memory(format!(
-            "the bench needs {} ({} of weights, {} of KV) and {} are free; \
+            "the bench needs {} ({} of weights, {} of KV) and {} are free{}; \
              take a smaller shape, depth or batch",
             size::bytes(need),
             size::bytes(weights),
             size::bytes(kv),
-            size::bytes(free),
+            size::bytes(free.unwrap_or(0)),
+            if on_gpu { " on the GPU" } else { "" },
         )))
     }
 }
