@@ -50,6 +50,9 @@ pub(crate) struct TestArgs {
     #[arg(short = 'n', long, value_name = "TOKENS", default_value = "32",
           value_parser = count_or_zero)]
     pub(crate) n_gen: usize,
+    /// Decode also with tokens that follow one another, chosen by the device where it can
+    #[arg(long)]
+    pub(crate) follow: bool,
     #[command(flatten)]
     pub(crate) grid: GridArgs,
 }

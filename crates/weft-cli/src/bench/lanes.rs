@@ -62,6 +62,25 @@ impl Lanes {
         run(&Step { lanes: &lanes })
     }
 
+    /// The same with one token in each lane, as given.
+    pub(crate) fn step_of<R>(
+        &self,
+        tokens: &[u32],
+        position: usize,
+        run: impl FnOnce(&Step<'_>) -> R,
+    ) -> R {
+        let mut parts: Vec<Part> =
+            (0..tokens.len()).map(|lane| self.part(lane, &(position..position + 1))).collect();
+        parts.iter_mut().zip(tokens).for_each(|(part, token)| part.tokens = vec![*token]);
+        let lanes: Vec<Lane<'_>> = parts.iter().map(|part| part.lane(Outputs::Last)).collect();
+        run(&Step { lanes: &lanes })
+    }
+
+    /// How many rows after that of `position` lie in the same page.
+    pub(crate) fn rows_left(position: usize) -> usize {
+        PAGE_ROWS - 1 - position % PAGE_ROWS
+    }
+
     fn part(&self, lane: usize, positions: &Range<usize>) -> Part {
         let pages = &self.pages[lane];
         let slot =

@@ -91,6 +91,11 @@ fn measure_all(
             let problems = &mut findings.problems;
             rows.push(bench.decode(args.n_gen, (*depth, *batch), *repetitions, problems)?);
             tell_speed(rows.last(), &args.subject);
+            if args.follow {
+                let problems = &mut findings.problems;
+                rows.push(bench.follow(args.n_gen, (*depth, *batch), *repetitions, problems)?);
+                tell_speed(rows.last(), &args.subject);
+            }
         }
     }
     Ok(rows)
