@@ -20,6 +20,12 @@ const WARPS: usize = 8;
 const RING_BYTES: usize = 96 << 10;
 /// Stages that any ring has: more than are on their way at once.
 const MIN_STAGES: usize = 3;
+/// Stages on their way at once where a block's weights fit its ring: the kernels before it have loads of their
+/// own; and where they do not, and the memory must be kept busy for long.
+const SHORT_FLIGHT: usize = 2;
+const LONG_FLIGHT: usize = 4;
+/// Tiles that share the reading of their input at most: a warp keeps the sums of all.
+const MAX_TILES: usize = 5;
 /// The most query heads that share a KV head: a tile of queries has 16 rows.
 const MAX_GROUP: usize = 16;
 /// The widest head: a block of `attend` keeps a section of it in shared memory.
@@ -35,7 +41,8 @@ pub(crate) fn padded(columns: usize) -> usize {
 pub(crate) struct Cut {
     /// Tiles of 8 rows that a block computes together.
     pub(crate) tiles: usize,
-    /// Such groups in the matrix.
+    /// Tiles of the matrix, and groups of them.
+    all_tiles: usize,
     pub(crate) groups: usize,
     /// Stages of the ring.
     pub(crate) stages: usize,
@@ -48,12 +55,20 @@ pub(crate) struct Cut {
 }
 
 impl Cut {
-    /// Cuts `rows` × `columns` for `n_sms` multiprocessors, into groups of one or two tiles.
-    fn new(rows: usize, columns: usize, n_sms: usize) -> Self {
+    /// Cuts a matrix whose input is held in registers, into groups of one or two tiles.
+    fn held(rows: usize, columns: usize, n_sms: usize) -> Self {
         let n_tiles = rows.div_ceil(TILE_ROWS);
-        // What the busiest block computes decides; of equals, two tiles share the reading of x.
+        // What the busiest block computes decides; of equals, two tiles are computed side by side.
         let busiest = |tiles: usize| n_tiles.div_ceil(tiles).div_ceil(n_sms) * tiles;
         let tiles = if busiest(2) <= busiest(1) { 2 } else { 1 };
+        Self::in_tiles(n_tiles, columns, n_sms, tiles)
+    }
+
+    /// Cuts a matrix whose input is read part by part: all tiles of a block share the reading.
+    fn streamed(rows: usize, columns: usize, n_sms: usize) -> Self {
+        let n_tiles = rows.div_ceil(TILE_ROWS);
+        let of_a_block = n_tiles.div_ceil(n_sms);
+        let tiles = of_a_block.div_ceil(of_a_block.div_ceil(MAX_TILES));
         Self::in_tiles(n_tiles, columns, n_sms, tiles)
     }
 
@@ -65,13 +80,14 @@ impl Cut {
         let stage_bytes = WARPS * units.div_ceil(parts) * UNIT_BYTES;
         let stages = (of_a_block * parts * tiles).min(RING_BYTES / stage_bytes).max(MIN_STAGES);
         let blocks = groups.div_ceil(of_a_block);
-        Self { tiles, groups, stages, stage_bytes, parts, blocks }
+        Self { tiles, all_tiles: n_tiles, groups, stages, stage_bytes, parts, blocks }
     }
 
-    /// Whether a block's ring holds all weights of the block at once.
-    fn fits_its_ring(&self) -> bool {
-        let stages = self.groups.div_ceil(self.blocks) * self.tiles * self.parts;
-        stages <= self.stages
+    /// Stages on their way at once.
+    fn in_flight(&self) -> usize {
+        let all = self.groups.div_ceil(self.blocks) * self.tiles * self.parts;
+        let most = if all <= self.stages { SHORT_FLIGHT } else { LONG_FLIGHT };
+        most.min(self.stages - 1)
     }
 
     pub(crate) fn ring_bytes(&self) -> usize {
@@ -106,20 +122,13 @@ impl Shape {
         }
         let pairs = 2 * config.intermediate.div_ceil(TILE_ROWS);
         Ok(Self {
-            qkv: Cut::new(config.q_width() + 2 * config.kv_width(), config.hidden, n_sms),
-            proj: Cut::new(config.hidden, config.q_width(), n_sms),
+            qkv: Cut::held(config.q_width() + 2 * config.kv_width(), config.hidden, n_sms),
+            proj: Cut::streamed(config.hidden, config.q_width(), n_sms),
             gate_up: Cut::in_tiles(pairs, config.hidden, n_sms, 2),
-            down: Cut::new(config.hidden, config.intermediate, n_sms),
+            down: Cut::streamed(config.hidden, config.intermediate, n_sms),
             head: Cut::in_tiles(config.vocab.div_ceil(TILE_ROWS), config.hidden, n_sms, 2),
             dim: config.head_dim.next_multiple_of(32),
         })
-    }
-
-    /// Whether kernels may start before the one before has ended. Only where all of a layer's rings
-    /// hold their weights whole: with rings that go round, steps of several tokens have given
-    /// other bits from run to run, and the cause is not found (see SPEED.md).
-    pub(crate) fn overlaps(&self) -> bool {
-        [self.qkv, self.proj, self.gate_up, self.down].iter().all(Cut::fits_its_ring)
     }
 
     /// The constants of the kernels, `NAME=value`.
@@ -158,9 +167,10 @@ impl Shape {
         ];
         for (name, cut) in cuts {
             defines.push(format!("{name}_TILES={}", cut.tiles));
-            defines.push(format!("{name}_GROUPS={}", cut.groups));
+            defines.push(format!("{name}_ALL_TILES={}", cut.all_tiles));
             defines.push(format!("{name}_STAGES={}", cut.stages));
             defines.push(format!("{name}_OWN={}", cut.groups.div_ceil(cut.blocks)));
+            defines.push(format!("{name}_IN_FLIGHT={}", cut.in_flight()));
         }
         for (name, value) in [("NORM_EPS", config.norm_eps), ("SCALE_LOG2", scale_log2)] {
             defines.push(format!("{name}=__uint_as_float({:#x}u)", value.to_bits()));
@@ -206,7 +216,7 @@ mod tests {
     fn no_block_is_busier_than_need_be() {
         let shape = cuts("qwen3-4b");
         // 320 tiles on 132 multiprocessors: three each, not two groups of two.
-        assert_eq!((shape.down.tiles, shape.down.groups.div_ceil(shape.down.blocks)), (1, 3));
+        assert_eq!((shape.down.tiles, shape.down.groups, shape.down.blocks), (3, 107, 107));
     }
 
     #[test]

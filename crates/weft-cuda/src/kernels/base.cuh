@@ -71,6 +71,20 @@ __device__ __forceinline__ void mma32(float (&d)[4], uint4 upper, uint4 lower, u
     mma(d, upper.x, lower.x, upper.y, lower.y, b.x, b.y);
     mma(d, upper.z, lower.z, upper.w, lower.w, b.z, b.w);
 }
+// Two units as the product takes them: rows in turn. Made once where they meet many units: left to itself the
+// compiler moves registers before every product. `zero` must be nothing that it can know.
+struct Interleaved {
+    u32 of[8];
+    __device__ __forceinline__ Interleaved() {}
+    __device__ __forceinline__ Interleaved(uint4 upper, uint4 lower, u32 zero)
+        : of{upper.x ^ zero, lower.x ^ zero, upper.y ^ zero, lower.y ^ zero,
+             upper.z ^ zero, lower.z ^ zero, upper.w ^ zero, lower.w ^ zero} {}
+};
+__device__ __forceinline__ u32 unknown_zero() { return gridDim.z - 1; }
+__device__ __forceinline__ void mma32(float (&d)[4], const Interleaved &a, uint4 b) {
+    mma(d, a.of[0], a.of[1], a.of[2], a.of[3], b.x, b.y);
+    mma(d, a.of[4], a.of[5], a.of[6], a.of[7], b.z, b.w);
+}
 constexpr int UNIT_BYTES = 512;
 constexpr int UNIT = UNIT_BYTES / 16;
 
@@ -160,7 +174,7 @@ __device__ __forceinline__ void copies_begun(u64 *barrier) {
 #endif
 }
 
-// After ordinary writes to shared memory that later copies overwrite.
+// After ordinary reads and writes of shared memory that later copies overwrite: waits until they are done.
 __device__ __forceinline__ void before_copies() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

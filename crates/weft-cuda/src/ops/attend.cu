@@ -282,6 +282,7 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
                 if (c == 0) maxima[page][half][own_rows[i]] = top * SCALE_LOG2;
             }
         }
+        before_copies();
         meet();
         if (lane == 0) barrier_arrive(&pages.done[0]);
         if (page < n_pages) {
@@ -344,6 +345,7 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
             finals[row][0] = top;
             finals[row][1 + which] = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
         }
+        before_copies();
         meet();
         if (lane == 0) barrier_arrive(&pages.done[1]);
 

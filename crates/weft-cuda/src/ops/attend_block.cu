@@ -37,7 +37,7 @@ struct Running {
 };
 
 // One page: scores, weights, values.
-__device__ __forceinline__ void take_page(Running &state, const u8 *page, const uint4 (&queries)[DIM_UNITS][2],
+__device__ __forceinline__ void take_page(Running &state, const u8 *page, const Interleaved (&queries)[DIM_UNITS],
                                           const int (&seen)[2], int lane) {
     const int c = lane % 4;
     float products[8][4] = {};
@@ -46,7 +46,7 @@ __device__ __forceinline__ void take_page(Running &state, const u8 *page, const 
     for (int unit = 0; unit < DIM_UNITS; ++unit)
 #pragma unroll
         for (int tile = 0; tile < 8; ++tile)
-            mma32(products[tile], queries[unit][0], queries[unit][1], keys[(tile * DIM_UNITS + unit) * UNIT]);
+            mma32(products[tile], queries[unit], keys[(tile * DIM_UNITS + unit) * UNIT]);
     float shrink[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -124,7 +124,7 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
         positions[i] = token < tile.n_tokens ? (int)step.positions[tile.first_token + token] : -1;
     }
 
-    uint4 queries[DIM_UNITS][2];
+    Interleaved queries[DIM_UNITS];
     Running state, total;
     total.m[0] = total.m[1] = NEVER, total.l[0] = total.l[1] = 0.0f;
 #pragma unroll
@@ -153,8 +153,8 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
             __syncwarp();
 #pragma unroll
             for (int unit = 0; unit < DIM_UNITS; ++unit)
-#pragma unroll
-                for (int i = 0; i < 2; ++i) queries[unit][i] = *(const uint4 *)&turned[rows[i]][unit * 32 + c * 8];
+                queries[unit] = Interleaved(*(const uint4 *)&turned[rows[0]][unit * 32 + c * 8],
+                                            *(const uint4 *)&turned[rows[1]][unit * 32 + c * 8], unknown_zero());
         }
         state.m[0] = state.m[1] = NEVER, state.l[0] = state.l[1] = 0.0f, state.squares[0] = state.squares[1] = 0.0f;
 #pragma unroll
