@@ -11,10 +11,10 @@ norm_head(Step step, u32 first, const u8 *weights, const uint4 *norm, const u16 
     using M = Cut<HIDDEN_UNITS, HEAD_TILES, HEAD_STAGES, HEAD_OWN, HEAD_IN_FLIGHT>;
     static_assert(HEAD_TILES * 8 == SCORE_ROWS, "a group of tiles leaves one best score");
     const u32 outputs = n_outputs(step), count = min(8u, outputs - min(first, outputs));
-    // A thread stores the rows of one token. Draws do not change while a step runs.
-    const u32 own = threadIdx.x % 64 / 8;
-    Draw draw = {};
-    if (draws && first == 0 && own < count) draw = load_draw(sampling, own);
+    // Draws do not change while a step runs, so they are read early. Before they are used the block meets.
+    __shared__ Draw near[8];
+    if (threadIdx.x < sizeof(near) / 4)
+        ((u32 *)near)[threadIdx.x] = draws && first == 0 ? load_fresh((const u32 *)sampling.draws + threadIdx.x) : 0;
     multiply_norms<M>(weights, HEAD_ALL_TILES, x, norm, count, [&](u32 i) { return load_fresh(step.outputs + first + i); },
                       [&](int group, bool, u32 token, u32 row, const float (&sums)[M::TILES]) {
 #pragma unroll
@@ -22,6 +22,7 @@ norm_head(Step step, u32 first, const u8 *weights, const uint4 *norm, const u16 
             const u32 r = (group * M::TILES + tile) * 8 + row;
             if (r < VOCAB) logits[(u64)(first + token) * VOCAB + r] = sums[tile];
         }
+        const Draw &draw = near[token];
         if (!(draw.flags & CHOSEN)) return;
         u32 best = 0;
 #pragma unroll
