@@ -26,7 +26,7 @@ use crate::ops::Pass;
 use crate::rows::{Mover, On};
 use crate::sampling::Sampling;
 use crate::shape::Shape;
-use crate::tables::{Counts, Family, Lists, Tables};
+use crate::tables::{Counts, Family, Lists, SplitRule, Tables, max_partials};
 use crate::weights::ModelWeights;
 
 /// How the ops of a step are launched.
@@ -115,7 +115,7 @@ impl CudaDevice {
             few: Tables::new(&gpu, &limits, Family::Few)?,
             many: Tables::new(&gpu, &limits, Family::Many)?,
             weights: ModelWeights::read(&gpu, config, weights)?,
-            lists: Lists::default(),
+            lists: Lists::new(split_rule(config, &gpu, &limits)),
             sampling: Sampling::new(&gpu, config, &limits)?,
             mover: Mover::new(&gpu, config)?,
             in_flight: InFlight::default(),
@@ -245,6 +245,12 @@ impl CudaDevice {
     fn device_error(&self, (op, error): (Op, CudaError)) -> DeviceError {
         DeviceError { device: self.describe(), op: op.to_string(), reason: error.to_string() }
     }
+}
+
+fn split_rule(config: &Config, gpu: &Gpu, limits: &Limits) -> SplitRule {
+    // Two blocks share a multiprocessor.
+    let (kv_heads, at_once) = (config.kv_heads, 2 * gpu.facts.n_sms);
+    SplitRule { kv_heads, at_once, most_partials: max_partials(limits) }
 }
 
 fn rope_table(gpu: &Arc<Gpu>, config: &Config, limits: &Limits) -> Result<Memory, CudaError> {

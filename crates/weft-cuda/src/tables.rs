@@ -128,6 +128,8 @@ pub(crate) struct Counts {
     pub(crate) n_outputs: usize,
     pub(crate) n_items: usize,
     pub(crate) n_tiles: usize,
+    /// Blocks that share the sections of a tile; with more than one, every token's result is folded.
+    pub(crate) n_splits: usize,
     /// Parts of results that are folded, or shares of attention that are kept.
     pub(crate) n_partials: usize,
 }
@@ -150,9 +152,33 @@ pub(crate) fn max_partials(limits: &Limits) -> usize {
     FEW.max(MAX_LANES) * lane_sections(limits)
 }
 
+/// When blocks share the sections of a tile: where there are so few tiles that most of the GPU would
+/// have nothing to do.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SplitRule {
+    pub(crate) kv_heads: usize,
+    /// Blocks that the GPU runs at once.
+    pub(crate) at_once: usize,
+    /// Parts that there is room for.
+    pub(crate) most_partials: usize,
+}
+
+impl SplitRule {
+    /// Blocks that share each of `n_tiles` tiles, of which the longest has `n_sections` sections.
+    fn splits(&self, n_tiles: usize, n_sections: usize, n_partials: usize) -> usize {
+        let blocks = n_tiles * self.kv_heads;
+        if n_partials > self.most_partials || 2 * blocks > self.at_once {
+            return 1;
+        }
+        // Twice as many as run at once: blocks of short sections make room for others.
+        (2 * self.at_once / blocks.max(1)).clamp(1, n_sections.max(1))
+    }
+}
+
 /// The lists, and room to make them.
 #[derive(Default)]
 pub(crate) struct Lists {
+    split: SplitRule,
     sections: Vec<Section>,
     lanes: Vec<std::ops::Range<usize>>,
     items: Vec<Item>,
@@ -165,6 +191,10 @@ pub(crate) struct Lists {
 }
 
 impl Lists {
+    pub(crate) fn new(split: SplitRule) -> Self {
+        Self { split, ..Self::default() }
+    }
+
     /// Makes the lists of a step. `group` query heads share a KV head.
     pub(crate) fn fill(&mut self, step: &Step<'_>, group: usize) {
         self.sections.clear();
@@ -182,10 +212,43 @@ impl Lists {
         }
         match Family::of(step.n_tokens()) {
             Family::Few => self.fill_items(step, group),
-            Family::Many => self.fill_tiles(step, group),
+            Family::Many => {
+                self.fill_tiles(step, group);
+                self.split_tiles(step);
+            }
         }
         self.counts.n_items = self.items.len();
         self.counts.n_tiles = self.tiles.len();
+    }
+
+    /// Gives every token of a step parts to fold, where that pays: one for each section that it sees.
+    fn split_tiles(&mut self, step: &Step<'_>) {
+        let seen = |lane: usize, position: u32| {
+            let own = &self.sections[self.lanes[lane].clone()];
+            own.iter().take_while(|section| section.position <= position).count()
+        };
+        let lanes = step.lanes.iter().enumerate();
+        let parts = lanes.flat_map(|(i, lane)| lane.positions.iter().map(move |p| (i, *p)));
+        let mut n_partials = 0;
+        let partials: Vec<[u32; 2]> = parts
+            .map(|(lane, position)| {
+                let n = seen(lane, position);
+                n_partials += n;
+                [n as u32, (n_partials - n) as u32]
+            })
+            .collect();
+        let n_sections = self.tiles.iter().map(|tile| tile.n_sections as usize).max();
+        let n_sections = n_sections.unwrap_or_default();
+        self.counts.n_splits = self.split.splits(self.tiles.len(), n_sections, n_partials);
+        if self.counts.n_splits > 1 {
+            let mut last = 0;
+            for (i, lane) in step.lanes.iter().enumerate() {
+                last += lane.tokens.len();
+                self.shares[i].first = partials[last - 1][1] as usize;
+            }
+            self.counts.n_partials = n_partials;
+            self.partials = partials;
+        }
     }
 
     /// Where the shares of a lane's last token go: to its parts from `first` on.

@@ -103,3 +103,25 @@ fn sections_fit_where_memory_was_taken_for_them() {
     let lanes = [lane(&[0], &[4095], &[0], &spans)];
     assert!(sections(&lanes[0]).count() <= lane_sections(&limits));
 }
+
+#[test]
+fn a_few_tokens_behind_a_long_context_are_shared_out_by_sections() {
+    let positions: Vec<u32> = (2000..2032).collect();
+    let tokens = vec![0; 32];
+    let a = [span(0, 2032, 0)];
+    let lanes = [lane(&tokens, &positions, &positions, &a)];
+    let split = SplitRule { kv_heads: 8, at_once: 264, most_partials: 1000 };
+    let mut lists = Lists::new(split);
+    lists.fill(&Step { lanes: &lanes }, 2);
+    // One tile of 8 KV heads, and 8 sections.
+    assert_eq!((lists.counts.n_tiles, lists.counts.n_splits), (1, 8));
+    assert_eq!(lists.counts.n_partials, 32 * 8);
+    assert_eq!((lists.partials[0], lists.partials[31]), ([8, 0], [8, 31 * 8]));
+    assert_eq!(lists.shares[0].first, 31 * 8, "shares are the last token's");
+    for too_much in [SplitRule { most_partials: 255, ..split }, SplitRule { at_once: 15, ..split }]
+    {
+        let mut lists = Lists::new(too_much);
+        lists.fill(&Step { lanes: &lanes }, 2);
+        assert_eq!((lists.counts.n_splits, lists.counts.n_partials), (1, 8));
+    }
+}
