@@ -182,8 +182,8 @@ mod tests {
         let need = |free| Need::new(&config, 8192, None, 2, Where::Gpu { free }).unwrap();
         need(24 << 30).check_fits().unwrap();
         let refused = need(12 << 30).check_fits().unwrap_err().to_string();
-        assert!(refused.contains("12.88 GB are free on the GPU"), "{refused}");
-        assert!(refused.contains("16.38 GB of weights"), "{refused}");
+        assert!(refused.contains("12.9 GB are free on the GPU"), "{refused}");
+        assert!(refused.contains("16.4 GB of weights"), "{refused}");
         // Whatever this machine has: a GPU of a terabyte holds the largest.
         let config = shapes::config("qwen3-32b").unwrap();
         let need = Need::new(&config, 8192, None, 2, Where::Gpu { free: 1 << 40 }).unwrap();

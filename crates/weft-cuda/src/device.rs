@@ -132,6 +132,11 @@ impl CudaDevice {
         })
     }
 
+    /// Bytes of the GPU's memory that it took.
+    pub fn memory_bytes(&self) -> u64 {
+        self.gpu.taken_bytes()
+    }
+
     /// Sets the shares of attention to nothing, in the stream.
     pub(crate) fn clear_shares(&self, counts: &Counts) -> Result<(), CudaError> {
         let bytes = counts.n_partials * self.config.heads * 4;

@@ -19,6 +19,8 @@ pub(crate) struct Gpu {
     context: sys::CUcontext,
     stream: sys::CUstream,
     pub(crate) facts: GpuFacts,
+    /// Bytes of its memory that are taken through it.
+    taken: AtomicU64,
 }
 
 /// What a GPU says of itself.
@@ -109,7 +111,7 @@ fn open_device(ordinal: i32) -> Result<Gpu, DriverError> {
         driver_version: driver_version as u32,
     };
     let stream = result::stream::create(result::stream::StreamKind::NonBlocking)?;
-    Ok(Gpu { device, context, stream, facts })
+    Ok(Gpu { device, context, stream, facts, taken: AtomicU64::new(0) })
 }
 
 /// Keeps the context to the end of the process: making one takes a quarter of a second, and a process that
@@ -166,6 +168,11 @@ impl Gpu {
             sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
             said => said.result().map(|()| true).map_err(failed("waiting for the GPU")),
         }
+    }
+
+    /// Bytes of memory that are taken through it.
+    pub(crate) fn taken_bytes(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
     }
 
     /// Bytes of memory that are free.
@@ -297,6 +304,7 @@ impl Memory {
             wanted: mib(bytes),
             free: mib(gpu.free_bytes()),
         })?;
+        gpu.taken.fetch_add(bytes as u64, Ordering::Relaxed);
         let memory = Self { gpu: gpu.clone(), at: Address(at), bytes };
         gpu.clear(memory.at, bytes)?;
         Ok(memory)
@@ -349,6 +357,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         self.gpu.bind();
+        self.gpu.taken.fetch_sub(self.bytes as u64, Ordering::Relaxed);
         // SAFETY: the memory is ours, and freeing waits for work that uses it.
         let _ = unsafe { result::free_sync(self.at.0) };
     }

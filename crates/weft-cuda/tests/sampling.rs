@@ -12,7 +12,7 @@ use weft::device::{Device, Lane, Limits, Outputs, Span, Step};
 use weft::plan::plan;
 use weft::sampling::{Sampler, Sampling, SamplingError};
 use weft::weights::{RandomWeights, Tensor, Weights, WeightsError};
-use weft_cuda::{CudaDevice, CudaError, Launches, Options, probe};
+use weft_cuda::{CudaDevice, CudaError, Launches, Need, Options, probe};
 
 const LIMITS: Limits = Limits { step_tokens: 160, step_outputs: 16, positions: 1024, pages: 64 };
 
@@ -137,6 +137,21 @@ fn tokens_are_the_sampler_s() {
                 }
             }
         }
+    }
+}
+
+/// A device takes what it was said to take, but for what the driver adds.
+#[test]
+fn a_device_takes_what_was_said() {
+    if !gpu_is_there() {
+        return;
+    }
+    for vocab in [101, 151_936] {
+        let config = config(vocab);
+        let taken = device(&config, &RandomWeights::new(&config, 1)).memory_bytes();
+        let said = Need::of(&config, &LIMITS).total();
+        let rest = said.checked_sub(taken).expect("no more than was said");
+        assert!(rest < 100 << 20, "{said} said, {taken} taken");
     }
 }
 
