@@ -1,13 +1,13 @@
 //! Weight matrices in the order in which tensor cores take them.
 //!
 //! A unit is 8 rows × 32 columns, 512 bytes: lane 4g + c of a warp holds columns 8c to 8c + 7 of row g,
-//! 16 bytes as they lie in the row. Units of a tile of 8 rows follow one another by columns, tiles
-//! by rows. The same packing serves one token and a block of them.
+//! 16 bytes as they lie in the row. Units of a tile of 8 rows follow one another by columns or in stretches
+//! ([`unit_place`]), tiles by rows. The same packing serves one token and a block of them.
 
 use half::bf16;
 use weft::weights::{Tensor, Weights, WeightsError};
 
-use crate::shape::{BLOCK_ROWS, TILE_ROWS, padded};
+use crate::shape::{BLOCK_ROWS, TILE_ROWS, WARPS, padded};
 
 const CHUNK: usize = 8;
 const UNIT: usize = 256;
@@ -46,9 +46,28 @@ impl Packed {
 
     /// Where eight columns of a row lie.
     fn place(&self, row: usize, chunk: usize) -> usize {
-        let unit = row / TILE_ROWS * (self.stride / 32) + chunk / 4;
+        let units = self.stride / 32;
+        let unit = row / TILE_ROWS * units + unit_place(units / WARPS, chunk / 4);
         unit * UNIT + (row % TILE_ROWS * 4 + chunk % 4) * CHUNK
     }
+}
+
+/// Units that a warp's eighth of a tile may have to lie in one piece, and those of each piece where it has more.
+pub(crate) const LONGEST_STRETCH: usize = 12;
+pub(crate) const SHORT_STRETCH: usize = 4;
+
+/// Units of a warp that lie together in a tile whose eighth has `eighth` units.
+pub(crate) fn stretch_units(eighth: usize) -> usize {
+    if eighth <= LONGEST_STRETCH { eighth } else { SHORT_STRETCH }
+}
+
+/// Where a unit of a tile lies: each of eight warps computes an eighth of the columns, and what all of them need
+/// next lies together, so that it is copied in one piece. `unit_place` of the kernels does the same.
+fn unit_place(eighth: usize, unit: usize) -> usize {
+    let long = stretch_units(eighth);
+    let (warp, own) = (unit / eighth, unit % eighth);
+    let stretch = own / long;
+    stretch * WARPS * long + warp * long.min(eighth - stretch * long) + own % long
 }
 
 /// The packed row of a gate row: tiles of gate and up take turns. The up row comes 8 later.
@@ -86,6 +105,33 @@ mod tests {
             assert_eq!(value.to_f32(), expected as f32, "row {row} column {k}");
         }
         assert_eq!(packed.values.len(), 128 * 512);
+    }
+
+    #[test]
+    fn a_stretch_of_all_warps_lies_together() {
+        let places = |eighth: usize| {
+            (0..8 * eighth).map(|unit| unit_place(eighth, unit)).collect::<Vec<_>>()
+        };
+        assert_eq!(places(12), (0..96).collect::<Vec<_>>());
+        for eighth in [13, 16, 19, 38, 48] {
+            let mut all = places(eighth);
+            for warp in 0..8 {
+                let stretch = &all[warp * eighth..][..4];
+                assert_eq!(
+                    stretch,
+                    [0, 1, 2, 3].map(|unit| warp * 4 + unit),
+                    "{eighth}: warp {warp}"
+                );
+            }
+            all.sort_unstable();
+            assert_eq!(
+                all,
+                (0..8 * eighth).collect::<Vec<_>>(),
+                "{eighth}: every unit has its place"
+            );
+        }
+        // The last stretch is short.
+        assert_eq!((unit_place(38, 36), unit_place(38, 38 + 37)), (9 * 32, 9 * 32 + 3));
     }
 
     #[test]

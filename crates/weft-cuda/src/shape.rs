@@ -6,6 +6,7 @@
 use weft::config::Config;
 
 use crate::error::CudaError;
+use crate::pack::{LONGEST_STRETCH, SHORT_STRETCH, stretch_units};
 use crate::tables::SECTION_PAGES;
 
 /// Columns come in eighths of units of 32.
@@ -15,15 +16,16 @@ pub(crate) const TILE_ROWS: usize = 8;
 pub(crate) const BLOCK_ROWS: usize = 128;
 /// Bytes of 8 rows × 32 columns.
 const UNIT_BYTES: usize = 512;
-const WARPS: usize = 8;
-/// Shared memory that a ring of weights may take: two blocks share a multiprocessor.
+pub(crate) const WARPS: usize = 8;
+/// Shared memory that a ring of weights may take: where two blocks share a multiprocessor, and where a block holds so
+/// many units of its input in registers that it is alone.
 const RING_BYTES: usize = 96 << 10;
-/// Stages that any ring has: more than are on their way at once.
-const MIN_STAGES: usize = 3;
-/// Stages on their way at once where a block's weights fit its ring: the kernels before it have loads of their
+const LONE_RING_BYTES: usize = 192 << 10;
+const TWO_BLOCKS_UNITS: usize = 4;
+/// Bytes on their way at once where a block's weights fit its ring: the kernels before it have loads of their
 /// own; and where they do not, and the memory must be kept busy for long.
-const SHORT_FLIGHT: usize = 2;
-const LONG_FLIGHT: usize = 4;
+const SHORT_FLIGHT: usize = 32 << 10;
+const LONG_FLIGHT: usize = 64 << 10;
 /// Tiles that share the reading of their input at most: a warp keeps the sums of all.
 const MAX_TILES: usize = 5;
 /// The most query heads that share a KV head: a tile of queries has 16 rows.
@@ -48,8 +50,8 @@ pub(crate) struct Cut {
     pub(crate) stages: usize,
     /// Bytes of a stage.
     pub(crate) stage_bytes: usize,
-    /// Stages that the columns of a tile take.
-    parts: usize,
+    /// Stages that a tile takes.
+    stretches: usize,
     /// Blocks.
     pub(crate) blocks: usize,
 }
@@ -61,38 +63,50 @@ impl Cut {
         // What the busiest block computes decides; of equals, two tiles are computed side by side.
         let busiest = |tiles: usize| n_tiles.div_ceil(tiles).div_ceil(n_sms) * tiles;
         let tiles = if busiest(2) <= busiest(1) { 2 } else { 1 };
-        Self::in_tiles(n_tiles, columns, n_sms, tiles)
+        Self::held_in_tiles(n_tiles, columns, n_sms, tiles)
+    }
+
+    fn held_in_tiles(n_tiles: usize, columns: usize, n_sms: usize, tiles: usize) -> Self {
+        let alone = padded(columns) / COLUMN_STEP > TWO_BLOCKS_UNITS;
+        let ring = if alone { LONE_RING_BYTES } else { RING_BYTES };
+        Self::in_tiles(n_tiles, columns, n_sms, tiles, ring)
     }
 
     /// Cuts a matrix whose input is read part by part: all tiles of a block share the reading.
     fn streamed(rows: usize, columns: usize, n_sms: usize) -> Self {
         let n_tiles = rows.div_ceil(TILE_ROWS);
         let of_a_block = n_tiles.div_ceil(n_sms);
-        let tiles = of_a_block.div_ceil(of_a_block.div_ceil(MAX_TILES));
-        Self::in_tiles(n_tiles, columns, n_sms, tiles)
+        let most = MAX_TILES.min(RING_BYTES / stage_bytes(columns)).max(1);
+        let tiles = of_a_block.div_ceil(of_a_block.div_ceil(most));
+        Self::in_tiles(n_tiles, columns, n_sms, tiles, RING_BYTES)
     }
 
-    fn in_tiles(n_tiles: usize, columns: usize, n_sms: usize, tiles: usize) -> Self {
+    fn in_tiles(n_tiles: usize, columns: usize, n_sms: usize, tiles: usize, ring: usize) -> Self {
         let groups = n_tiles.div_ceil(tiles);
         let of_a_block = groups.div_ceil(n_sms);
-        let units = padded(columns) / COLUMN_STEP;
-        let parts = units.div_ceil(if tiles == 1 { 6 } else { 4 });
-        let stage_bytes = WARPS * units.div_ceil(parts) * UNIT_BYTES;
-        let stages = (of_a_block * parts * tiles).min(RING_BYTES / stage_bytes).max(MIN_STAGES);
+        let stage_bytes = stage_bytes(columns);
+        let eighth = padded(columns) / COLUMN_STEP;
+        let stretches = eighth.div_ceil(stretch_units(eighth));
+        let stages = (of_a_block * stretches * tiles).min(ring / stage_bytes);
         let blocks = groups.div_ceil(of_a_block);
-        Self { tiles, all_tiles: n_tiles, groups, stages, stage_bytes, parts, blocks }
+        Self { tiles, all_tiles: n_tiles, groups, stages, stage_bytes, stretches, blocks }
     }
 
     /// Stages on their way at once.
     fn in_flight(&self) -> usize {
-        let all = self.groups.div_ceil(self.blocks) * self.tiles * self.parts;
-        let most = if all <= self.stages { SHORT_FLIGHT } else { LONG_FLIGHT };
-        most.min(self.stages - 1)
+        let all = self.groups.div_ceil(self.blocks) * self.tiles * self.stretches;
+        let bytes = if all <= self.stages { SHORT_FLIGHT } else { LONG_FLIGHT };
+        bytes.div_ceil(self.stage_bytes).min(self.stages)
     }
 
     pub(crate) fn ring_bytes(&self) -> usize {
         self.stages * self.stage_bytes
     }
+}
+
+/// Bytes of a stage: a stretch of a tile.
+fn stage_bytes(columns: usize) -> usize {
+    WARPS * stretch_units(padded(columns) / COLUMN_STEP) * UNIT_BYTES
 }
 
 /// The cuts of a model's matrices.
@@ -124,9 +138,9 @@ impl Shape {
         Ok(Self {
             qkv: Cut::held(config.q_width() + 2 * config.kv_width(), config.hidden, n_sms),
             proj: Cut::streamed(config.hidden, config.q_width(), n_sms),
-            gate_up: Cut::in_tiles(pairs, config.hidden, n_sms, 2),
+            gate_up: Cut::held_in_tiles(pairs, config.hidden, n_sms, 2),
             down: Cut::streamed(config.hidden, config.intermediate, n_sms),
-            head: Cut::in_tiles(config.vocab.div_ceil(TILE_ROWS), config.hidden, n_sms, 2),
+            head: Cut::held_in_tiles(config.vocab.div_ceil(TILE_ROWS), config.hidden, n_sms, 2),
             dim: config.head_dim.next_multiple_of(32),
         })
     }
@@ -147,6 +161,9 @@ impl Shape {
             ("KV_WIDTH", config.kv_width()),
             ("QKV_ROWS", config.q_width() + 2 * config.kv_width()),
             ("SECTION_PAGES", SECTION_PAGES),
+            ("LONGEST_STRETCH", LONGEST_STRETCH),
+            ("SHORT_STRETCH", SHORT_STRETCH),
+            ("TWO_BLOCKS_UNITS", TWO_BLOCKS_UNITS),
             ("QK_NORM", usize::from(config.qk_norm)),
             ("QKV_BIAS", usize::from(config.qkv_bias)),
         ];
@@ -191,10 +208,9 @@ mod tests {
     #[test]
     fn the_smallest_model_is_requested_whole() {
         let shape = cuts("qwen3-0.6b");
-        let whole =
-            |cut: &Cut| cut.groups.div_ceil(cut.blocks) * cut.stage_bytes <= cut.ring_bytes();
-        for cut in [shape.qkv, shape.gate_up] {
-            assert!(whole(&cut), "{cut:?}");
+        for cut in [shape.qkv, shape.proj, shape.gate_up, shape.down] {
+            let own = cut.groups.div_ceil(cut.blocks) * cut.tiles * cut.stretches;
+            assert_eq!(own, cut.stages, "{cut:?}");
         }
         assert_eq!((shape.proj.tiles, shape.proj.blocks), (1, 128));
         assert_eq!((shape.gate_up.groups, shape.gate_up.blocks), (384, 128));
@@ -202,12 +218,18 @@ mod tests {
     }
 
     #[test]
-    fn two_rings_fit_a_multiprocessor() {
+    fn rings_fit_and_hold_what_is_used_together() {
         for name in shapes::NAMES {
             let shape = cuts(name);
             for cut in [shape.qkv, shape.proj, shape.gate_up, shape.down, shape.head] {
+                assert!(
+                    cut.ring_bytes() <= LONE_RING_BYTES && cut.blocks <= 132,
+                    "{name}: {cut:?}"
+                );
+                assert!(cut.stages >= cut.tiles && cut.in_flight() > 0, "{name}: {cut:?}");
+            }
+            for cut in [shape.proj, shape.down] {
                 assert!(cut.ring_bytes() <= RING_BYTES, "{name}: {cut:?}");
-                assert!(cut.stages >= MIN_STAGES && cut.blocks <= 132, "{name}: {cut:?}");
             }
         }
     }

@@ -357,30 +357,35 @@ fn cuts_between_spans_hardly_show() {
     }
 }
 
-/// Sizes of a large model in two layers: inputs that do not fit into registers, rings that go round, blocks
-/// with several groups of two tiles. Each op against the reference; then lanes together and alone, many
+/// Sizes of 4B and 8B in two layers: inputs that do not fit into registers, rings that go round, tiles in
+/// stretches, a last one that is short, blocks with several groups of tiles and a last one that lacks some. Each op against the reference; then lanes together and alone, many
 /// times over: a stage overwritten under a warp that reads it showed a few times in a thousand.
 #[test]
 fn wide_models_keep_all_of_it() {
     if !gpu_is_there() {
         return;
     }
-    let config = Config::from_json(
-        br#"{"model_type": "qwen3", "hidden_size": 4096, "num_hidden_layers": 2,
-            "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
-            "intermediate_size": 12288, "vocab_size": 1000, "rope_theta": 10000.0,
-            "max_position_embeddings": 512, "tie_word_embeddings": false}"#,
-    )
-    .unwrap();
-    let (mut ours, mut theirs) = (device(&config), reference(&config));
-    poison(&mut ours, &config);
+    for (hidden, intermediate) in [(2560, 9728), (4096, 12288)] {
+        let json = format!(
+            r#"{{"model_type": "qwen3", "hidden_size": {hidden}, "num_hidden_layers": 2,
+                "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+                "intermediate_size": {intermediate}, "vocab_size": 1000, "rope_theta": 10000.0,
+                "max_position_embeddings": 512, "tie_word_embeddings": false}}"#
+        );
+        keeps_all_of_it(&Config::from_json(json.as_bytes()).unwrap());
+    }
+}
+
+fn keeps_all_of_it(config: &Config) {
+    let (mut ours, mut theirs) = (device(config), reference(config));
+    poison(&mut ours, config);
     let lanes: Vec<_> = (0..4).map(|lane| (vec![(20 * lane + 1, 7)], 1)).collect();
-    let mut works = works(&config, &mut theirs, &lanes[..3], 5);
+    let mut works = works(config, &mut theirs, &lanes[..3], 5);
     works.push(Work::new(&tokens(1, 77, config.vocab), 0, Vec::new(), span(20, 1, 0)));
     works.iter_mut().for_each(|work| work.outputs = Outputs::Last);
-    compare(&config, &mut ours, &mut theirs, &works).unwrap();
+    compare(config, &mut ours, &mut theirs, &works).unwrap();
 
-    let ops = plan(&config);
+    let ops = plan(config);
     (0..2).for_each(|layer| copy_rows(&mut ours, &theirs, &works, layer));
     let alone: Vec<_> =
         works.iter().flat_map(|work| run(&mut ours, &ops, std::slice::from_ref(work))).collect();

@@ -15,45 +15,47 @@ constexpr int COPIES = HALF_STAGE / 16 / BLOCK_THREADS; // that a thread makes o
 
 // What a thread copies into every stage, and where the next of it lies. Both parts lie in units:
 // [8 rows][2 units][lane].
-struct StageCopies {
+template <int UNITS> struct StageCopies {
+    static constexpr u64 TILE_BYTES = (u64)WARPS * UNITS * UNIT_BYTES;
     const u16 *tokens[COPIES];
     const u8 *rows;
-    u64 rows_step; // from one of a thread's rows to the next
+    int unit; // of the rows' part
     u8 *to_tokens, *to_rows;
 
-    __device__ __forceinline__ StageCopies(u8 *stages, const u8 *weights, const u16 *x, int stride, int n_units,
+    __device__ __forceinline__ StageCopies(u8 *stages, const u8 *weights, const u16 *x, int stride,
                                            int first_tile, u32 first_token, u32 n_tokens) {
         const int row = threadIdx.x / 8, k = threadIdx.x % 8;
 #pragma unroll
         for (int i = 0; i < COPIES; ++i)
             tokens[i] = x + (u64)min(first_token + row + i * (BLOCK_THREADS / 8), n_tokens - 1) * stride + k * 8;
-        rows = weights + (u64)(first_tile + threadIdx.x / 64) * n_units * UNIT_BYTES + threadIdx.x % 64 * 16;
-        rows_step = (u64)(BLOCK_THREADS / 64) * n_units * UNIT_BYTES;
+        rows = weights + (first_tile + threadIdx.x / 64) * TILE_BYTES + threadIdx.x % 32 * 16;
+        unit = threadIdx.x / 32 % 2;
         to_tokens = stages + ((row / 8 * 2 + k / 4) * UNIT + row % 8 * 4 + k % 4) * 16;
         to_rows = stages + HALF_STAGE + threadIdx.x * 16;
     }
     // Copies the next 64 columns into stage `stage`.
     __device__ __forceinline__ void begin(int stage) {
+        const u8 *from = rows + unit_place<UNITS>(unit) * UNIT_BYTES;
+        unit += 2;
 #pragma unroll
         for (int i = 0; i < COPIES; ++i) {
             copy_chunk(to_tokens + stage * BLOCK_STAGE + i * (BLOCK_THREADS / 64) * 2 * UNIT_BYTES, tokens[i]);
             tokens[i] += 64;
-            copy_chunk(to_rows + stage * BLOCK_STAGE + i * BLOCK_THREADS * 16, rows + i * rows_step);
+            copy_chunk(to_rows + stage * BLOCK_STAGE + i * BLOCK_THREADS * 16, from + i * (BLOCK_THREADS / 64) * TILE_BYTES);
         }
-        rows += 2 * UNIT_BYTES;
     }
 };
 
 // Hands sums to `store(token, first of four tiles, column in each, pairs of sums)`.
 template <int UNITS, class Store>
 __device__ __forceinline__ void multiply_block(const u8 *weights, const u16 *x, int stride, u32 tokens, Store store) {
-    constexpr int ALL_UNITS = UNITS * WARPS, STEPS = ALL_UNITS / 2, SLABS = WARP_TOKENS / 16;
+    constexpr int STEPS = UNITS * WARPS / 2, SLABS = WARP_TOKENS / 16;
     extern __shared__ __align__(128) u8 stages[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int first_tile = blockIdx.x * BLOCK_TILES;
     const u32 first_token = blockIdx.y * BLOCK_TOKENS;
     const int warp_token = warp % 4 * WARP_TOKENS, warp_tile = warp / 4 * WARP_TILES;
-    StageCopies copies(stages, weights, x, stride, ALL_UNITS, first_tile, first_token, tokens);
+    StageCopies<UNITS> copies(stages, weights, x, stride, first_tile, first_token, tokens);
     for (int s = 0; s < BLOCK_STAGES - 1; ++s) {
         if (s < STEPS) copies.begin(s);
         commit_copies();

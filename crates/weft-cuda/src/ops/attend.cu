@@ -291,7 +291,7 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
                 float m = NEVER;
                 for (int p = 0; p <= page; ++p)
                     m = fmaxf(m, fmaxf(maxima[p][0][own_rows[i]], maxima[p][1][own_rows[i]]));
-                const float2 sum = weigh(scores[i], finite(m), probabilities[page][half][0][i][lane],
+                const float2 sum = weigh<true>(scores[i], finite(m), probabilities[page][half][0][i][lane],
                                          probabilities[page][half][1][i][lane]);
                 sums[0][page][half][own_rows[i]][c] = sum.x;
                 sums[1][page][half][own_rows[i]][c] = sum.y;
