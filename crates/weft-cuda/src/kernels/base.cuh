@@ -194,6 +194,14 @@ __device__ __forceinline__ void before_copies() {
 #endif
 }
 
+// After ordinary writes to memory that later copies of this block read.
+__device__ __forceinline__ void before_copies_of_stored() {
+    __threadfence();
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async;" ::: "memory");
+#endif
+}
+
 // ---- the step ----------------------------------------------------------------------------------
 // Where the lists of a step lie in device memory. The addresses never change, their contents do, so they are
 // read past L1 too: a kernel that starts early may find there what an earlier step left.
