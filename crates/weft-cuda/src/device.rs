@@ -25,8 +25,8 @@ use crate::kv::{Kv, Page, place};
 use crate::ops::Pass;
 use crate::rows::{Mover, On};
 use crate::sampling::Sampling;
-use crate::shape::Shape;
-use crate::tables::{Counts, Family, Lists, SplitRule, Tables, max_partials};
+use crate::shape::{Chip, Shape};
+use crate::tables::{Counts, Family, GroupCounts, Lists, SplitRule, Tables, max_partials};
 use crate::weights::ModelWeights;
 
 /// How the ops of a step are launched.
@@ -46,12 +46,14 @@ pub struct Options {
     pub limits: Limits,
     /// How ops are launched.
     pub launches: Launches,
+    /// A smaller GPU to compute as; for tests.
+    pub chip: Option<Chip>,
 }
 
 impl Options {
     /// The fastest way.
     pub fn new(limits: Limits) -> Self {
-        Self { limits, launches: Launches::default() }
+        Self { limits, launches: Launches::default(), chip: None }
     }
 }
 
@@ -66,6 +68,7 @@ pub struct CudaDevice {
     pub(crate) buffers: Buffers,
     pub(crate) few: Tables,
     pub(crate) many: Tables,
+    pub(crate) group_counts: GroupCounts,
     pub(crate) lists: Lists,
     pub(crate) sampling: Sampling,
     mover: Mover,
@@ -101,9 +104,9 @@ impl CudaDevice {
         weights: &dyn Weights,
         options: Options,
     ) -> Result<Self, CudaError> {
-        let Options { limits, launches } = options;
+        let Options { limits, launches, chip } = options;
         let gpu = driver::open(0)?;
-        let shape = Shape::new(config, gpu.facts.n_sms)?;
+        let shape = Shape::new(config, chip.unwrap_or(gpu.facts.chip))?;
         let cubin = compile::cubin(&kernels::source(), &gpu.facts.arch(), &shape.defines(config))?;
         let rows = limits.step_outputs.max(1);
         Ok(Self {
@@ -114,7 +117,8 @@ impl CudaDevice {
             buffers: Buffers::new(&gpu, config, shape.dim, &limits)?,
             few: Tables::new(&gpu, &limits, Family::Few)?,
             many: Tables::new(&gpu, &limits, Family::Many)?,
-            weights: ModelWeights::read(&gpu, config, weights)?,
+            group_counts: GroupCounts::new(&gpu)?,
+            weights: ModelWeights::read(&gpu, config, weights, shape.chip.longest_stretch())?,
             lists: Lists::new(split_rule(config, &gpu, &limits)),
             sampling: Sampling::new(&gpu, config, &limits)?,
             mover: Mover::new(&gpu, config)?,
@@ -254,7 +258,7 @@ impl CudaDevice {
 
 fn split_rule(config: &Config, gpu: &Gpu, limits: &Limits) -> SplitRule {
     // Two blocks share a multiprocessor.
-    let (kv_heads, at_once) = (config.kv_heads, 2 * gpu.facts.n_sms);
+    let (kv_heads, at_once) = (config.kv_heads, 2 * gpu.facts.chip.n_sms);
     SplitRule { kv_heads, at_once, most_partials: max_partials(limits) }
 }
 

@@ -298,7 +298,7 @@ fn steps_begun_ahead_are_the_steps_asked_for() {
     let config = config(5003);
     let weights = head(&config, |_, _| {});
     let run = |launches, ahead, host| {
-        let options = Options { limits: LIMITS, launches };
+        let options = Options { launches, ..Options::new(LIMITS) };
         let mut device = CudaDevice::new(&config, &weights, options).unwrap();
         answers(&mut device, &config, 150, ahead, host)
     };

@@ -88,6 +88,19 @@ __device__ __forceinline__ void mma32(float (&d)[4], const Interleaved &a, uint4
 constexpr int UNIT_BYTES = 512;
 constexpr int UNIT = UNIT_BYTES / 16;
 
+// Of a tile's units each of eight warps owns an eighth that follow one another. They lie in that order where an eighth
+// is short; where it is long, in stretches: the first few of every warp, then the next few. A stretch is copied
+// in one piece.
+constexpr int stretch_units(int eighth) { return eighth <= LONGEST_STRETCH ? eighth : SHORT_STRETCH; }
+constexpr int stretches(int eighth) { return (eighth + stretch_units(eighth) - 1) / stretch_units(eighth); }
+// Where a unit of a tile lies, counted in units.
+template <int EIGHTH> __device__ __forceinline__ int unit_place(int unit) {
+    constexpr int LONG = stretch_units(EIGHTH);
+    if (LONG == EIGHTH) return unit;
+    const int warp = unit / EIGHTH, own = unit % EIGHTH, stretch = own / LONG;
+    return stretch * 8 * LONG + warp * min(LONG, EIGHTH - stretch * LONG) + own % LONG;
+}
+
 // ---- order between kernels ---------------------------------------------------------------------
 // The next kernel may start and ask for its weights; it waits below before it reads anything that
 // a kernel wrote. Every kernel waits, so the wait reaches back over all kernels before.
@@ -178,6 +191,14 @@ __device__ __forceinline__ void copies_begun(u64 *barrier) {
 __device__ __forceinline__ void before_copies() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// After ordinary writes to memory that later copies of this block read.
+__device__ __forceinline__ void before_copies_of_stored() {
+    __threadfence();
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async;" ::: "memory");
 #endif
 }
 

@@ -2,12 +2,12 @@
 //
 // A block of eight warps owns 128 tokens x 128 rows, a warp 32 tokens x 64 rows: few tokens and many rows, because
 // tokens' registers must be put into another order for the product, and rows' need not. Columns come in stages of 64
-// through a ring. Sums are cut and added as `matvec.cuh` cuts and adds them: an eighth of the
+// through a ring, BLOCK_AT_ONCE stages at a time. Sums are cut and added as `matvec.cuh` cuts and adds them: an eighth of the
 // columns in order, then the eighths in order. So a row of a prompt has the bits that the same
 // token has when it is decoded alone.
 
 constexpr int BLOCK_TOKENS = 128, BLOCK_TILES = 16;
-constexpr int BLOCK_STAGES = 4, BLOCK_THREADS = 256;
+constexpr int BLOCK_THREADS = 256;
 constexpr int WARP_TOKENS = 32, WARP_TILES = 8;
 constexpr int HALF_STAGE = 128 * 64 * 2;               // bytes of the tokens' part, and of the rows'
 constexpr int BLOCK_STAGE = 2 * HALF_STAGE;
@@ -15,69 +15,79 @@ constexpr int COPIES = HALF_STAGE / 16 / BLOCK_THREADS; // that a thread makes o
 
 // What a thread copies into every stage, and where the next of it lies. Both parts lie in units:
 // [8 rows][2 units][lane].
-struct StageCopies {
+template <int UNITS> struct StageCopies {
+    static constexpr u64 TILE_BYTES = (u64)WARPS * UNITS * UNIT_BYTES;
     const u16 *tokens[COPIES];
     const u8 *rows;
-    u64 rows_step; // from one of a thread's rows to the next
+    int unit; // of the rows' part
+    int stage; // that is next
     u8 *to_tokens, *to_rows;
 
-    __device__ __forceinline__ StageCopies(u8 *stages, const u8 *weights, const u16 *x, int stride, int n_units,
+    __device__ __forceinline__ StageCopies(u8 *stages, const u8 *weights, const u16 *x, int stride,
                                            int first_tile, u32 first_token, u32 n_tokens) {
         const int row = threadIdx.x / 8, k = threadIdx.x % 8;
 #pragma unroll
         for (int i = 0; i < COPIES; ++i)
             tokens[i] = x + (u64)min(first_token + row + i * (BLOCK_THREADS / 8), n_tokens - 1) * stride + k * 8;
-        rows = weights + (u64)(first_tile + threadIdx.x / 64) * n_units * UNIT_BYTES + threadIdx.x % 64 * 16;
-        rows_step = (u64)(BLOCK_THREADS / 64) * n_units * UNIT_BYTES;
+        rows = weights + (first_tile + threadIdx.x / 64) * TILE_BYTES + threadIdx.x % 32 * 16;
+        unit = threadIdx.x / 32 % 2;
+        stage = 0;
         to_tokens = stages + ((row / 8 * 2 + k / 4) * UNIT + row % 8 * 4 + k % 4) * 16;
         to_rows = stages + HALF_STAGE + threadIdx.x * 16;
     }
-    // Copies the next 64 columns into stage `stage`.
-    __device__ __forceinline__ void begin(int stage) {
+    // Begins the copies of what is computed at once after all that were begun before, where there is more.
+    __device__ __forceinline__ void begin_next() {
+#pragma unroll
+        for (int i = 0; i < BLOCK_AT_ONCE; ++i)
+            if (unit < UNITS * WARPS) begin_stage();
+        commit_copies();
+    }
+    // Copies the next 64 columns.
+    __device__ __forceinline__ void begin_stage() {
+        const u8 *from = rows + unit_place<UNITS>(unit) * UNIT_BYTES;
 #pragma unroll
         for (int i = 0; i < COPIES; ++i) {
             copy_chunk(to_tokens + stage * BLOCK_STAGE + i * (BLOCK_THREADS / 64) * 2 * UNIT_BYTES, tokens[i]);
             tokens[i] += 64;
-            copy_chunk(to_rows + stage * BLOCK_STAGE + i * BLOCK_THREADS * 16, rows + i * rows_step);
+            copy_chunk(to_rows + stage * BLOCK_STAGE + i * BLOCK_THREADS * 16, from + i * (BLOCK_THREADS / 64) * TILE_BYTES);
         }
-        rows += 2 * UNIT_BYTES;
+        unit += 2;
+        if (++stage == BLOCK_STAGES) stage = 0;
     }
 };
 
 // Hands sums to `store(token, first of four tiles, column in each, pairs of sums)`.
 template <int UNITS, class Store>
 __device__ __forceinline__ void multiply_block(const u8 *weights, const u16 *x, int stride, u32 tokens, Store store) {
-    constexpr int ALL_UNITS = UNITS * WARPS, STEPS = ALL_UNITS / 2, SLABS = WARP_TOKENS / 16;
+    constexpr int SLABS = WARP_TOKENS / 16;
     extern __shared__ __align__(128) u8 stages[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int first_tile = blockIdx.x * BLOCK_TILES;
     const u32 first_token = blockIdx.y * BLOCK_TOKENS;
     const int warp_token = warp % 4 * WARP_TOKENS, warp_tile = warp / 4 * WARP_TILES;
-    StageCopies copies(stages, weights, x, stride, ALL_UNITS, first_tile, first_token, tokens);
-    for (int s = 0; s < BLOCK_STAGES - 1; ++s) {
-        if (s < STEPS) copies.begin(s);
-        commit_copies();
-    }
+    StageCopies<UNITS> copies(stages, weights, x, stride, first_tile, first_token, tokens);
+    for (int s = 0; s < BLOCK_STAGES / BLOCK_AT_ONCE - 1; ++s) copies.begin_next();
     const uint4 *own_tokens = (const uint4 *)stages + warp_token / 8 * 2 * UNIT + lane;
     const uint4 *own_rows = (const uint4 *)(stages + HALF_STAGE) + warp_tile * 2 * UNIT + lane;
     const uint4 *a = nullptr, *b = nullptr;
     float total[SLABS][WARP_TILES][4] = {};
     const u32 zero = unknown_zero();
-    int step = 0;
+    int stage = 0;
 #pragma unroll 1
     for (int eighth = 0; eighth < WARPS; ++eighth) {
         float sum[SLABS][WARP_TILES][4] = {};
 #pragma unroll(UNITS <= 4 ? UNITS : 2)
         for (int u = 0; u < UNITS; ++u) {
-            const int half = (eighth * UNITS + u) % 2;
-            if (half == 0) {
-                await_copies<BLOCK_STAGES - 2>();
+            const int in_turn = (eighth * UNITS + u) % (2 * BLOCK_AT_ONCE), half = in_turn % 2;
+            if (in_turn == 0) {
+                await_copies<BLOCK_STAGES / BLOCK_AT_ONCE - 2>();
                 __syncthreads();
-                if (step + BLOCK_STAGES - 1 < STEPS) copies.begin((step + BLOCK_STAGES - 1) % BLOCK_STAGES);
-                commit_copies();
-                a = own_tokens + step % BLOCK_STAGES * (BLOCK_STAGE / 16);
-                b = own_rows + step % BLOCK_STAGES * (BLOCK_STAGE / 16);
-                ++step;
+                copies.begin_next();
+            }
+            if (half == 0) {
+                a = own_tokens + stage * (BLOCK_STAGE / 16);
+                b = own_rows + stage * (BLOCK_STAGE / 16);
+                if (++stage == BLOCK_STAGES) stage = 0;
             }
             uint4 rows[WARP_TILES];
 #pragma unroll

@@ -9,23 +9,25 @@
 // that saturates the memory, and what the kernel before still has to load is not queued behind more.
 
 // How the host cut a matrix: units of a warp in a row, tiles that share the reading of the input, stages of
-// the ring, groups of tiles that a block has at most, and stages on their way at once. A stage is a part of
-// one tile's columns.
+// the ring, groups of tiles that a block has at most, and stages on their way at once. A stage is a stretch of
+// one tile, which lies in memory in one piece (base.cuh).
 template <int UNITS_, int TILES_, int STAGES_, int GROUPS_, int IN_FLIGHT_> struct Cut {
     static constexpr int UNITS = UNITS_, TILES = TILES_, STAGES = STAGES_, IN_FLIGHT = IN_FLIGHT_;
     static constexpr int BATCH = GROUPS_ <= 4 ? GROUPS_ : 2;      // groups whose sums are added at once
     static constexpr int BATCHES = GROUPS_ > BATCH ? 2 : 1;       // of which the next does not wait
-    static constexpr int MOST = TILES == 1 ? 6 : 4;               // units of a warp in a stage, by registers
-    static constexpr int PARTS = (UNITS + MOST - 1) / MOST;       // stages that a tile's columns take
-    static constexpr int PART = (UNITS + PARTS - 1) / PARTS;      // units of a warp in one of them
-    static constexpr int STAGE_BYTES = WARPS * PART * UNIT_BYTES;
-    static constexpr bool GOES_ROUND = GROUPS_ * TILES * PARTS > STAGES; // otherwise no stage is used twice
-    static_assert(IN_FLIGHT < STAGES, "a stage is free while others are on their way");
+    static constexpr int STORED = TILES % 2 == 0 ? 2 : 1;          // tiles whose sums a thread stores together: a set
+    static constexpr int SETS = BATCH * TILES / STORED;           // such sets of a batch
+    static constexpr int STRETCHES = stretches(UNITS), STRETCH = stretch_units(UNITS);
+    static constexpr int MOST = TILES == 1 ? 6 : 4;               // units of the input that are read at once, by registers
+    static constexpr int PARTS = (STRETCH + MOST - 1) / MOST;     // such parts of a stretch
+    static constexpr int PART = (STRETCH + PARTS - 1) / PARTS;
+    static constexpr int STAGE_BYTES = WARPS * STRETCH * UNIT_BYTES;
+    static constexpr bool GOES_ROUND = GROUPS_ * TILES * STRETCHES > STAGES; // otherwise no stage is used twice
+    static_assert(IN_FLIGHT <= STAGES && TILES <= STAGES, "the ring holds what is used together");
 };
 
 // Two blocks share an SM: this kernel's, and the next one's that waits with its weights at hand.
 // A kernel that holds more units of its input in registers than this gives that up.
-constexpr int TWO_BLOCKS_UNITS = 4;
 #define MATVEC_BOUNDS(held_units) __launch_bounds__(WARPS * 32 + 32, (held_units) <= TWO_BLOCKS_UNITS ? 2 : 1)
 
 template <class M> struct Ring {
@@ -66,7 +68,7 @@ template <class M> struct RingPlace {
     }
 };
 
-// The copying warp. Stages come in the order they are used in: group, part, tile.
+// The copying warp. Stages come in the order they are used in: group, stretch, tile.
 template <class M>
 __device__ __forceinline__ void stream_weights(Ring<M> &ring, u8 *stages, const u8 *weights, int n_tiles, Groups own, int lane) {
     constexpr u64 TILE_BYTES = WARPS * M::UNITS * UNIT_BYTES;
@@ -76,26 +78,20 @@ __device__ __forceinline__ void stream_weights(Ring<M> &ring, u8 *stages, const 
     RingPlace<M> to, oldest;
     int on_their_way = 0;
     for (int group = own.first; group < own.end; ++group) {
-        for (int i = 0; i < M::PARTS * M::TILES; ++i) {
-            const int part = i / M::TILES, tile = i % M::TILES, units = min(M::PART, M::UNITS - part * M::PART);
+        for (int i = 0; i < M::STRETCHES * M::TILES; ++i) {
+            const int stretch = i / M::TILES, tile = i % M::TILES;
+            const u32 bytes = WARPS * min(M::STRETCH, M::UNITS - stretch * M::STRETCH) * UNIT_BYTES;
             // The last group may have fewer tiles than others: what is copied instead is not used.
-            const u8 *from = weights + min(group * M::TILES + tile, n_tiles - 1) * TILE_BYTES;
+            const u8 *from = weights + min(group * M::TILES + tile, n_tiles - 1) * TILE_BYTES + stretch * M::STAGE_BYTES;
             if (on_their_way == M::IN_FLIGHT) {
                 barrier_wait(&ring.full[oldest.stage], oldest.parity);
                 oldest.next();
                 --on_their_way;
             }
             u64 *full = &ring.full[to.stage];
-            u8 *stage = stages + to.stage * M::STAGE_BYTES;
             if (M::GOES_ROUND) barrier_wait(&ring.empty[to.stage], to.parity ^ 1);
-            expect_copies(full, WARPS * units * UNIT_BYTES, lane);
-            if (M::PARTS == 1) {
-                copy(stage, from, TILE_BYTES, full, lane);
-            } else {
-                for (int warp = 0; warp < WARPS; ++warp)
-                    copy(stage + warp * M::PART * UNIT_BYTES,
-                         from + ((u64)warp * M::UNITS + part * M::PART) * UNIT_BYTES, units * UNIT_BYTES, full, lane);
-            }
+            expect_copies(full, bytes, lane);
+            copy(stages + to.stage * M::STAGE_BYTES, from, bytes, full, lane);
             copies_begun(full);
             to.next();
             ++on_their_way;
@@ -121,26 +117,32 @@ struct Rows {
     }
 };
 
-// One part of N tiles, whose chains of products run side by side: x are the input's units, of which `there` are.
-template <class M, int N>
-__device__ __forceinline__ void multiply_stages(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const uint4 *x,
-                                                int there, float (*sum)[4]) {
+// A part of a stretch: units of a warp from `first` on, of `width` that the stretch has.
+struct Piece {
+    int first, width;
+    bool begins, ends; // whether it is the first of its stretch, and the last
+};
+
+// One part of N tiles, whose chains of products run side by side. x are the input's units.
+template <class M, int N, int UNITS>
+__device__ __forceinline__ void multiply_part(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const uint4 *x,
+                                              Piece part, float (*sum)[4]) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint4 *units[N];
     u64 *used[N];
 #pragma unroll
     for (int tile = 0; tile < N; ++tile) {
-        barrier_wait(&ring.full[place.stage], place.parity);
-        units[tile] = (const uint4 *)(stages + place.stage * M::STAGE_BYTES) + warp * M::PART * UNIT + lane;
+        if (part.begins) barrier_wait(&ring.full[place.stage], place.parity);
+        units[tile] = (const uint4 *)(stages + place.stage * M::STAGE_BYTES) + (warp * part.width + part.first) * UNIT + lane;
         used[tile] = &ring.empty[place.stage];
         place.next();
     }
 #pragma unroll
-    for (int u = 0; u < M::PART; ++u)
-        if (u < there)
+    for (int u = 0; u < UNITS; ++u)
+        if (part.first + u < part.width)
 #pragma unroll
             for (int tile = 0; tile < N; ++tile) mma32(sum[tile], x[u], make_uint4(0, 0, 0, 0), units[tile][u * UNIT]);
-    if (!M::GOES_ROUND) return;
+    if (!M::GOES_ROUND || !part.ends) return;
     // Loads from shared memory may still wait behind others when a warp goes on, and a copy begun by then would
     // overwrite what they are to read.
     before_copies();
@@ -150,9 +152,56 @@ __device__ __forceinline__ void multiply_stages(Ring<M> &ring, const u8 *stages,
         for (int tile = 0; tile < N; ++tile) barrier_arrive(used[tile]);
 }
 
-// The computing warps. `held` are this warp's units of the input, where they fit into registers;
-// otherwise they are read part by part, one part ahead. Hands the sums of each group of tiles to
-// `store(group, whether it is of the first batch, token, row in the tile, sums of the tiles)`.
+// The same of all tiles of a group; `place` goes on to the stages of the next stretch.
+template <class M, int UNITS>
+__device__ __forceinline__ void multiply_tiles(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const uint4 *x,
+                                               Piece part, float (&sum)[M::TILES][4]) {
+    // Where all weights are at hand nothing but the chains takes time, and all of them run at once.
+    constexpr int AT_ONCE = M::GOES_ROUND ? 2 : M::TILES;
+#pragma unroll
+    for (int tile = 0; tile < M::TILES; tile += AT_ONCE) {
+        if (tile + AT_ONCE <= M::TILES) multiply_part<M, AT_ONCE, UNITS>(ring, stages, place, x, part, &sum[tile]);
+        else multiply_part<M, 1, UNITS>(ring, stages, place, x, part, &sum[tile]);
+    }
+}
+
+// The sums of a group whose input is held in registers.
+template <class M>
+__device__ __forceinline__ void multiply_held(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const uint4 *held,
+                                              float (&sum)[M::TILES][4]) {
+#pragma unroll
+    for (int stretch = 0; stretch < M::STRETCHES; ++stretch) {
+        const Piece whole{0, min(M::STRETCH, M::UNITS - stretch * M::STRETCH), true, true};
+        multiply_tiles<M, M::STRETCH>(ring, stages, place, held + stretch * M::STRETCH, whole, sum);
+    }
+}
+
+// The sums of a group whose input is read part by part, one part ahead. What is read beyond the last is not used.
+template <class M>
+__device__ __forceinline__ void multiply_read(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const Rows &rows,
+                                              float (&sum)[M::TILES][4]) {
+    const int own = threadIdx.x / 32 * M::UNITS;
+    uint4 ahead[M::PART], now[M::PART];
+    rows.load(ahead, own);
+#pragma unroll 1
+    for (int stretch = 0; stretch < M::STRETCHES; ++stretch) {
+        const int width = min(M::STRETCH, M::UNITS - stretch * M::STRETCH);
+        const RingPlace<M> begin = place;
+#pragma unroll
+        for (int part = 0; part < M::PARTS; ++part) {
+            const bool ends = part + 1 == M::PARTS;
+#pragma unroll
+            for (int u = 0; u < M::PART; ++u) now[u] = ahead[u];
+            if (!ends || stretch + 1 < M::STRETCHES)
+                rows.load(ahead, own + (ends ? (stretch + 1) * M::STRETCH : stretch * M::STRETCH + (part + 1) * M::PART));
+            place = begin;
+            multiply_tiles<M, M::PART>(ring, stages, place, now, Piece{part * M::PART, width, part == 0, ends}, sum);
+        }
+    }
+}
+
+// The computing warps. `held` are this warp's units of the input, where they fit into registers. Hands sums to
+// `store(set of tiles, which of the thread's in the first batch or -1, token, row in the tile, sums of the set)`.
 template <class M, bool HELD, class Store>
 __device__ __forceinline__ void multiply(Ring<M> &ring, const u8 *stages, Sums<M> &sums,
                                          const uint4 *held, const Rows &rows, Groups own, u32 n_tokens, Store &store) {
@@ -161,25 +210,8 @@ __device__ __forceinline__ void multiply(Ring<M> &ring, const u8 *stages, Sums<M
     int in_batch = 0;
     for (int group = own.first; group < own.end; ++group) {
         float sum[M::TILES][4] = {};
-        uint4 ahead[M::PART];
-        if constexpr (!HELD) rows.load(ahead, warp * M::UNITS);
-#pragma unroll(HELD ? M::PARTS : 1)
-        for (int part = 0; part < M::PARTS; ++part) {
-            uint4 now[M::PART];
-            if constexpr (!HELD) {
-#pragma unroll
-                for (int u = 0; u < M::PART; ++u) now[u] = ahead[u];
-                // The last part may be short: what is read beyond it is not used.
-                if (part + 1 < M::PARTS) rows.load(ahead, warp * M::UNITS + (part + 1) * M::PART);
-            }
-#pragma unroll
-            for (int tile = 0; tile < M::TILES; tile += 2) {
-                if (tile + 1 < M::TILES)
-                    multiply_stages<M, 2>(ring, stages, place, HELD ? held + part * M::PART : now, M::UNITS - part * M::PART, &sum[tile]);
-                else
-                    multiply_stages<M, 1>(ring, stages, place, HELD ? held + part * M::PART : now, M::UNITS - part * M::PART, &sum[tile]);
-            }
-        }
+        if constexpr (HELD) multiply_held(ring, stages, place, held, sum);
+        else multiply_read(ring, stages, place, rows, sum);
         auto &batch = sums.of[in_batch / M::BATCH];
 #pragma unroll
         for (int tile = 0; tile < M::TILES; ++tile)
@@ -188,24 +220,27 @@ __device__ __forceinline__ void multiply(Ring<M> &ring, const u8 *stages, Sums<M
         if (in_batch % M::BATCH == 0 || group + 1 == own.end) {
             meet();
             const int n_groups = (in_batch - 1) % M::BATCH + 1, token = threadIdx.x % 64 / 8, row = threadIdx.x % 8;
-            const int which = threadIdx.x / 64;
-            if (token < n_tokens && which < n_groups) {
-                float total[M::TILES];
+            const int first = (group + 1 - n_groups) * (M::TILES / M::STORED);
 #pragma unroll
-                for (int tile = 0; tile < M::TILES; ++tile) {
-                    const auto &of = batch[which][tile];
+            for (int i = 0; i < (M::SETS + 3) / 4; ++i) {
+                const int set = threadIdx.x / 64 + i * 4;
+                if (token >= n_tokens || set >= n_groups * (M::TILES / M::STORED)) continue;
+                float total[M::STORED];
+#pragma unroll
+                for (int tile = 0; tile < M::STORED; ++tile) {
+                    const auto &of = batch[set * M::STORED / M::TILES][set * M::STORED % M::TILES + tile];
                     total[tile] = of[0][threadIdx.x % 64];
 #pragma unroll
                     for (int w = 1; w < WARPS; ++w) total[tile] += of[w][threadIdx.x % 64];
                 }
-                store(group + 1 - n_groups + which, group - own.first < M::BATCH, token, row, total);
+                store(first + set, group - own.first < M::BATCH ? i : -1, token, row, total);
             }
             if (in_batch == M::BATCHES * M::BATCH) in_batch = 0;
         }
     }
 }
 
-// The whole kernel, where the input is a row of activations as it lies in memory. `store.begin(first group,
+// The whole kernel, where the input is a row of activations as it lies in memory. `store.begin(first set,
 // tokens)` is told when memory may be read.
 template <class M, class Store>
 __device__ __forceinline__ void multiply_rows(const u8 *weights, int n_tiles, const u16 *x, int stride,
@@ -220,7 +255,7 @@ __device__ __forceinline__ void multiply_rows(const u8 *weights, int n_tiles, co
     if (warp == WARPS) return stream_weights(ring, stages, weights, n_tiles, own, lane);
     const u32 tokens = n_tokens(step);
     wait_for_previous();
-    store.begin(own.first, tokens);
+    store.begin(own.first * (M::TILES / M::STORED), tokens);
     const Rows rows(x, stride, lane / 4 < tokens, lane / 4, lane);
     constexpr bool HELD = M::UNITS * M::TILES <= 8;
     uint4 held[HELD ? M::UNITS : 1];

@@ -36,7 +36,8 @@ struct Running {
     float m[2], l[2], squares[2];
 };
 
-// One page: scores, weights, values.
+// One page: scores, weights, values. Squares are added up only where a share is asked for.
+template <bool SQUARES>
 __device__ __forceinline__ void take_page(Running &state, const u8 *page, const Interleaved (&queries)[DIM_UNITS],
                                           const int (&seen)[2], int lane) {
     const int c = lane % 4;
@@ -81,7 +82,7 @@ __device__ __forceinline__ void take_page(Running &state, const u8 *page, const 
             float pairs[8];
 #pragma unroll
             for (int e = 0; e < 8; ++e) pairs[e] = products[half * 4 + e / 2][i * 2 + e % 2];
-            weights[half][i] = weigh(pairs, finite(state.m[i]), p[0][i], p[1][i]);
+            weights[half][i] = weigh<SQUARES>(pairs, finite(state.m[i]), p[0][i], p[1][i]);
         }
 #pragma unroll
         for (int tile = 0; tile < DIM_TILES; ++tile) {
@@ -93,7 +94,7 @@ __device__ __forceinline__ void take_page(Running &state, const u8 *page, const 
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         state.l[i] = __fmaf_rn(state.l[i], shrink[i], weights[0][i].x + weights[1][i].x);
-        state.squares[i] = __fmaf_rn(state.squares[i], shrink[i] * shrink[i], weights[0][i].y + weights[1][i].y);
+        if (SQUARES) state.squares[i] = __fmaf_rn(state.squares[i], shrink[i] * shrink[i], weights[0][i].y + weights[1][i].y);
     }
 }
 
@@ -201,7 +202,9 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
 #pragma unroll
             for (int i = 0; i < 2; ++i)
                 seen[i] = min(positions[i] + 1 - (int)section.position, (int)section.n_rows) - page * PAGE_ROWS;
-            take_page(state, pages + buffer * 2 * SIDE_BYTES, queries, seen, lane);
+            const u8 *near = pages + buffer * 2 * SIDE_BYTES;
+            if (tile.share == NOWHERE) take_page<false>(state, near, queries, seen, lane);
+            else take_page<true>(state, near, queries, seen, lane);
             __syncthreads();
         }
         if (gridDim.y > 1) {
