@@ -82,6 +82,9 @@ pub struct CudaDevice {
     pub(crate) gpu: Arc<Gpu>,
 }
 
+/// Writing so much leaves nothing else in the L2 cache of any GPU.
+const COLD_BYTES: usize = 256 << 20;
+
 /// Rows of logits on the host, copied when they are first asked for.
 struct HostLogits {
     /// f32 \[outputs\]\[vocab\]
@@ -149,7 +152,8 @@ impl CudaDevice {
     }
 
     /// The time in µs that the GPU takes for ops on a step, without the host: recorded once, replayed
-    /// `repeats` times. Steps of few tokens overlap their kernels as decoding does.
+    /// `repeats` times, each with nothing in the L2 cache that they need. Steps of few tokens overlap their
+    /// kernels as decoding does.
     pub fn replay_us(
         &mut self,
         ops: &[Op],
@@ -167,8 +171,13 @@ impl CudaDevice {
         };
         let pass = Pass { device: self, step, family, counts, joined: true, draws: false };
         let graph = self.gpu.capture(|| pass.run(ops).map_err(|(_, error)| error))?;
+        let other = Memory::new(&self.gpu, "emptying the cache", COLD_BYTES)?;
         graph.launch()?;
-        (0..repeats).map(|_| Ok(self.gpu.time_ms(|| graph.launch())? * 1e3)).collect()
+        let time = || {
+            self.gpu.clear(other.address(), other.bytes)?;
+            Ok(self.gpu.time_ms(|| graph.launch())? * 1e3)
+        };
+        (0..repeats).map(|_| time()).collect()
     }
 
     /// The shares of attention of parts, summed over heads.
@@ -333,6 +342,17 @@ impl Device for CudaDevice {
             self.in_flight.forget();
             self.device_error(failed)
         })
+    }
+
+    fn time_us(
+        &mut self,
+        ops: &[Op],
+        step: &Step<'_>,
+        repeats: usize,
+    ) -> Option<Result<Vec<f64>, DeviceError>> {
+        let first = *ops.first()?;
+        let timed = self.replay_us(ops, step, repeats);
+        Some(timed.map_err(|error| self.device_error((first, error))))
     }
 
     fn chosen(&self, lane: usize) -> Option<u32> {

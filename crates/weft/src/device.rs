@@ -194,6 +194,18 @@ pub trait Device: Send {
         None
     }
 
+    /// Runs ops on a step `repeats` times, and tells how long each time took the device itself in µs, with its
+    /// caches cold and without the host. Nothing where only a clock outside can tell.
+    fn time_us(
+        &mut self,
+        ops: &[Op],
+        step: &Step<'_>,
+        repeats: usize,
+    ) -> Option<Result<Vec<f64>, DeviceError>> {
+        let _ = (ops, step, repeats);
+        None
+    }
+
     /// Row `output` of the logits of the last run, f32 \[vocab\].
     fn logits(&self, output: usize) -> &[f32];
 

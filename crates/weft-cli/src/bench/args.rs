@@ -50,6 +50,9 @@ pub(crate) struct TestArgs {
     #[arg(short = 'n', long, value_name = "TOKENS", default_value = "32",
           value_parser = count_or_zero)]
     pub(crate) n_gen: usize,
+    /// Write a trace of one token's ops, at the first depth and batch, for Perfetto or chrome://tracing
+    #[arg(long, value_name = "FILE")]
+    pub(crate) timeline: Option<PathBuf>,
     /// Decode also with tokens that follow one another, chosen by the device where it can
     #[arg(long)]
     pub(crate) follow: bool,

@@ -194,6 +194,20 @@ impl<'a> Bench<'a> {
         })
     }
 
+    /// The times that ops of such a step take the device itself, in µs, where it can tell.
+    pub(crate) fn time_on_device(
+        &mut self,
+        ops: &[Op],
+        (depth, batch): (usize, usize),
+        repeats: usize,
+    ) -> Result<Option<Vec<f64>>, CliError> {
+        let Self { lanes, device, .. } = self;
+        let timed = lanes.step(0..batch, depth..depth + 1, Outputs::Last, |step| {
+            device.time_us(ops, step, repeats).transpose()
+        });
+        timed.map_err(|error| GenerateError::from(error).into())
+    }
+
     /// The work of such a step.
     pub(crate) fn token_work(&self, batch: usize, position: usize) -> Work {
         self.lanes.step(0..batch, position..position + 1, Outputs::Last, Work::of)

@@ -21,6 +21,7 @@ mod stats;
 mod subject;
 mod svg;
 mod table;
+mod timeline;
 
 use std::process::ExitCode;
 
@@ -65,7 +66,12 @@ fn tests(mut args: TestArgs) -> Result<ExitCode, CliError> {
     let rows = args.grid.rows(args.n_gen, prompt);
     subject.check_positions(*rows.iter().max().unwrap_or(&0))?;
     let report = measured(&subject, &args.subject, &rows, table::tests, |bench, findings| {
-        measure_all(bench, &args, findings)
+        let rows = measure_all(bench, &args, findings)?;
+        if let Some(path) = &args.timeline {
+            let at = args.grid.points().next().unwrap_or((0, 1));
+            timeline::write(bench, at, path)?;
+        }
+        Ok(rows)
     })?;
     finish(&report)
 }

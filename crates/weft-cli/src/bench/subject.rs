@@ -118,13 +118,22 @@ impl Subject {
         limits: Limits,
         tiers: Tiers,
     ) -> Result<Engine, CliError> {
+        let tokenizer = Arc::clone(&bundled::open()?.tokenizer);
+        if self.config.vocab < tokenizer.vocab_size() as usize {
+            return Err(CliError::Usage(format!(
+                "{} has {} tokens; answers are made of the {} that the bundled model has",
+                self.name,
+                self.config.vocab,
+                tokenizer.vocab_size()
+            )));
+        }
         let OnDevice { device, .. } = self.open(args, limits)?;
         let model = Model {
             name: self.name.clone(),
             config: self.config.clone(),
             // The device has the weights; these only name the rows.
             weights: Box::new(RandomWeights::new(&self.config, args.seed)),
-            tokenizer: Arc::clone(&bundled::open()?.tokenizer),
+            tokenizer,
             template: None,
             generation: GenerationConfig::default(),
             stop_ids: Vec::new(),
