@@ -92,6 +92,14 @@ struct HostLogits {
     there: Vec<Cell<bool>>,
 }
 
+impl Drop for CudaDevice {
+    /// Steps that were begun in vain still write where the host reads.
+    fn drop(&mut self) {
+        self.gpu.bind();
+        let _ = self.gpu.synchronize();
+    }
+}
+
 impl HostLogits {
     /// The rows are those of an earlier run.
     fn forget(&mut self) {

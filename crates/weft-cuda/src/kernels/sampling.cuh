@@ -5,7 +5,7 @@
 // those alone: the k best scores all lie in groups whose best is at least the k-th best of *any* set of scores,
 // such as the best that each of its 256 threads holds (`choose_token`).
 // What the block cannot decide it declines, and the host chooses from the logits: scores that are not numbers,
-// more candidates than it has room for, draws without a bound on ranks that need more ranks than MOST_RANKS.
+// more candidates than it has room for. Draws among more than MOST_RANKS ranks never come here.
 
 constexpr int SCORE_ROWS = 16;    // rows whose best score is kept together
 constexpr int N_BEST = (VOCAB + SCORE_ROWS - 1) / SCORE_ROWS;
