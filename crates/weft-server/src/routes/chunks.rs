@@ -15,6 +15,7 @@ use weft::engine::{Engine, Preview, TierStats, Verification};
 use super::chat::compose;
 use crate::api_error::ApiError;
 use crate::app::{App, off_thread};
+use crate::chunk_shelf::{Files, change};
 use crate::http::Body;
 use crate::requests::{ChatRequest, FromJson, Parsed, fields};
 use crate::worker::{Failure, Happening, Ticket, Work};
@@ -77,12 +78,10 @@ pub(super) async fn register(
     };
     let put = move |engine: &mut Engine| {
         let id = engine.register(chunk);
-        engine.library().get(&id).cloned()
+        let chunk = engine.library().get(&id)?;
+        Ok((describe(chunk, engine.tier_of(chunk)), Files::Keep(Box::new(chunk.clone()))))
     };
-    let chunk = app.worker.ask(put).await??;
-    let json = describe(&chunk, None);
-    app.shelf.keep(&served, chunk).await?;
-    Ok((StatusCode::CREATED, Json(json)))
+    Ok((StatusCode::CREATED, Json(change(&app, served, put).await?)))
 }
 
 /// Which chunks a list or a deletion means.
@@ -133,14 +132,11 @@ pub(super) async fn clear(
 ) -> Result<Json<Value>, ApiError> {
     let served = app.served()?;
     let which = which(wanted)?;
-    let clear = move |engine: &mut Engine| -> Vec<ChunkId> {
+    let clear = move |engine: &mut Engine| {
         let ids = engine.library().list(&which).iter().map(|chunk| chunk.id).collect();
-        engine.clear(&which);
-        ids
+        Ok((engine.clear(&which), Files::Remove(ids)))
     };
-    let ids = app.worker.ask(clear).await?;
-    let n = ids.len();
-    app.shelf.remove(&served, ids).await?;
+    let n = change(&app, served, clear).await?;
     Ok(Json(json!({"object": "list", "deleted": n})))
 }
 
@@ -165,8 +161,8 @@ pub(super) async fn delete(
 ) -> Result<Json<Value>, ApiError> {
     let served = app.served()?;
     let id: ChunkId = id.parse()?;
-    app.worker.ask(move |engine| engine.delete(&id)).await??;
-    app.shelf.remove(&served, vec![id]).await?;
+    let delete = move |engine: &mut Engine| Ok((engine.delete(&id)?, Files::Remove(vec![id])));
+    change(&app, served, delete).await?;
     Ok(Json(json!({"id": id.to_string(), "object": "chunk", "deleted": true})))
 }
 
@@ -192,16 +188,12 @@ pub(super) async fn pin(
     let served = app.served()?;
     let id: ChunkId = id.parse()?;
     let pinned = body.value.pinned.unwrap_or(true);
-    let pin = move |engine: &mut Engine| -> Result<_, ApiError> {
+    let pin = move |engine: &mut Engine| {
         engine.pin(&id, pinned)?;
-        let chunk = engine.library().get(&id)?.clone();
-        let tier = engine.tier_of(&chunk);
-        Ok((chunk, tier))
+        let chunk = engine.library().get(&id)?;
+        Ok((describe(chunk, engine.tier_of(chunk)), Files::Keep(Box::new(chunk.clone()))))
     };
-    let (chunk, tier) = app.worker.ask(pin).await??;
-    let json = describe(&chunk, tier);
-    app.shelf.keep(&served, chunk).await?;
-    Ok(Json(json))
+    Ok(Json(change(&app, served, pin).await?))
 }
 
 /// For which prompts a chunk is computed ahead.
