@@ -16,14 +16,18 @@ use weft::tokenizer::Tokenizer;
 
 use crate::api_error::ApiError;
 
-/// The largest schema, as JSON.
-const MAX_SCHEMA_BYTES: usize = 256 << 10;
+/// The largest rule: a schema as JSON, an expression, all choices together.
+const MAX_RULE_BYTES: usize = 256 << 10;
 
 /// What an answer has to be.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Rule {
     /// JSON of this schema.
     Json(Value),
+    /// A text that this regular expression matches as a whole.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
     /// A call of one of these tools.
     Call(Vec<Value>),
 }
@@ -32,6 +36,12 @@ impl Rule {
     fn grammar(&self) -> TopLevelGrammar {
         match self {
             Self::Json(schema) => TopLevelGrammar::from_json_schema(with_form(schema.clone())),
+            Self::Regex(regex) => TopLevelGrammar::from_regex(regex),
+            Self::Choice(texts) => {
+                // Strings of the grammar's language are written as JSON's are.
+                let texts: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
+                TopLevelGrammar::from_lark(format!("start: {}", texts.join(" | ")))
+            }
             Self::Call(tools) => {
                 let calls: Vec<Value> = tools.iter().map(call_schema).collect();
                 let schema = with_form(json!({"anyOf": calls}));
@@ -45,6 +55,8 @@ impl Rule {
     fn bytes(&self) -> usize {
         match self {
             Self::Json(schema) => schema.to_string().len(),
+            Self::Regex(regex) => regex.len(),
+            Self::Choice(texts) => texts.iter().map(String::len).sum(),
             Self::Call(tools) => tools.iter().map(|tool| tool.to_string().len()).sum(),
         }
     }
@@ -101,14 +113,14 @@ impl Grammars {
     /// What follows a rule.
     pub(crate) fn compile(&self, rule: &Rule) -> Result<Box<dyn Constraint>, ApiError> {
         let bytes = rule.bytes();
-        if bytes > MAX_SCHEMA_BYTES {
+        if bytes > MAX_RULE_BYTES {
             let message =
-                format!("the schema has {bytes} bytes, and at most {MAX_SCHEMA_BYTES} may be");
+                format!("the rule has {bytes} bytes, and at most {MAX_RULE_BYTES} may be");
             return Err(ApiError::invalid(message));
         }
         let parser = self.0.create_parser(rule.grammar());
         let parser = parser.map_err(|error| {
-            ApiError::invalid(format!("the schema cannot be followed: {error:#}"))
+            ApiError::invalid(format!("the rule for the answer cannot be followed: {error:#}"))
         })?;
         Ok(Box::new(Follower(Matcher::new(Ok(parser)))))
     }
@@ -191,6 +203,17 @@ mod tests {
     }
 
     #[test]
+    fn expressions_and_choices_are_followed_to_their_end() {
+        let regex = Rule::Regex("[a-c]{2}(1|2)?".into());
+        assert!(follows(&regex, "ab") && follows(&regex, "cb2"));
+        assert!(!follows(&regex, "a") && !follows(&regex, "ab3") && !follows(&regex, "abab"));
+        let odd = "line\nbreak, \"quote\", \\ and | é 😀";
+        let choice = Rule::Choice(vec!["Rome".into(), odd.into()]);
+        assert!(follows(&choice, "Rome") && follows(&choice, odd));
+        assert!(!follows(&choice, "Rom") && !follows(&choice, "RomeRome"));
+    }
+
+    #[test]
     fn calls_name_a_tool_and_fit_it() {
         let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}},
             "required": ["city"], "additionalProperties": false});
@@ -210,9 +233,10 @@ mod tests {
     fn what_is_no_schema_is_refused() {
         let tokenizer = tokenizer();
         let grammars = Grammars::new(&tokenizer, tokenizer.id_of(END).unwrap()).unwrap();
-        let huge = json!({"const": "x".repeat(MAX_SCHEMA_BYTES)});
+        let huge = json!({"const": "x".repeat(MAX_RULE_BYTES)});
         for wrong in [json!({"type": "king"}), json!({"$ref": "http://evil.com/x"}), huge] {
             assert!(grammars.compile(&Rule::Json(wrong.clone())).is_err(), "{wrong}");
         }
+        assert!(grammars.compile(&Rule::Regex("[.*".into())).is_err());
     }
 }

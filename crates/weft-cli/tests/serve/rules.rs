@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{Server, chat_with, text};
+use crate::harness::{Server, chat_with, joined, text};
 
 fn weather() -> Value {
     json!({"type": "function", "function": {"name": "weather", "description": "The weather.",
@@ -36,11 +36,52 @@ fn answers_are_json_of_the_schema() {
     }
     for wrong in [
         json!({"type": "json_schema"}),
+        json!({"type": "json_object", "schema": 123}),
+        json!({"type": "json_object", "schema": {"type": 123}}),
         json!({"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "king"}}}),
         json!({"type": "json_schema", "json_schema": {"schema": {"$ref": "http://evil.com/s"}}}),
         json!({"type": "json_schema", "json_schema": {"schema": {"const": "x".repeat(300_000)}}}),
     ] {
         server.refusal("/v1/chat/completions", &chat_with(json!({"response_format": wrong})), 400);
+    }
+}
+
+#[test]
+fn forms_are_asked_for_in_the_words_of_other_servers_too() {
+    let server = Server::start(&[]);
+    let said = |more: Value| text(&server.ask(&chat_with(more))).to_owned();
+    assert_eq!(said(json!({"json_schema": {"const": "42"}})), "\"42\"");
+    let choices = ["the first", "a \"second\" | third"];
+    let choice = said(json!({"structured_outputs": {"choice": choices}, "temperature": 2.0}));
+    assert!(choices.contains(&&*choice), "{choice}");
+    assert_eq!(said(json!({"structured_outputs": {"regex": "a{3}b{2}"}})), "aaabb");
+    let completion = json!({"prompt": "x", "structured_outputs": {"regex": "[0-9]{2}-[0-9]{2}"}});
+    let completion = server.post("/v1/completions", &completion).1;
+    let digits = completion["choices"][0]["text"].as_str().unwrap();
+    assert!(digits.len() == 5 && digits.as_bytes()[2] == b'-', "{digits}");
+    for wrong in [
+        json!({"structured_outputs": {"regex": "[.*"}}),
+        json!({"structured_outputs": {"regex": {"1": "x"}}}),
+        json!({"structured_outputs": {"json": {"type": "object", "properties": {"a": "b"}}}}),
+        json!({"structured_outputs": {"choice": []}}),
+        json!({"grammar": "root ::= \"a\""}),
+    ] {
+        server.refusal("/v1/chat/completions", &chat_with(wrong), 400);
+    }
+}
+
+#[test]
+fn a_required_call_that_is_cut_off_is_no_text() {
+    let server = Server::start(&[]);
+    for max_tokens in [1, 3, 9] {
+        let more =
+            json!({"tools": [weather()], "tool_choice": "required", "max_tokens": max_tokens});
+        let answer = server.ask(&chat_with(more.clone()));
+        let choice = &answer["choices"][0];
+        assert_eq!(choice["finish_reason"], "length");
+        assert_eq!((text(&answer), &choice["message"]["tool_calls"]), ("", &json!(null)));
+        let events = server.events("/v1/chat/completions", &chat_with(more));
+        assert_eq!(joined(&events), "");
     }
 }
 
