@@ -3,6 +3,8 @@
 //! Every message says what is wrong, with which value, and what would do. What the machine knows and
 //! a client must not (paths, addresses) never gets here: errors of files become one general sentence.
 
+use std::convert::Infallible;
+
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -133,6 +135,12 @@ impl IntoResponse for ApiError {
     }
 }
 
+impl From<Infallible> for ApiError {
+    fn from(never: Infallible) -> Self {
+        match never {}
+    }
+}
+
 impl From<SamplingError> for ApiError {
     fn from(error: SamplingError) -> Self {
         let param = match &error {
@@ -149,6 +157,11 @@ impl From<SamplingError> for ApiError {
         match (&error, param) {
             (SamplingError::BadLogit { .. } | SamplingError::NoCandidate { .. }, _) => {
                 Self::fault(format!("the model's output cannot be sampled: {error}"))
+            }
+            // Clients know it by vLLM's name.
+            (_, Some("stop_ids")) => {
+                let message = error.to_string().replace("stop_ids", "stop_token_ids");
+                Self::invalid(message).param("stop_token_ids")
             }
             (_, Some(param)) => Self::invalid(error.to_string()).param(param),
             (_, None) => Self::invalid(error.to_string()),

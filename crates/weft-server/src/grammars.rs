@@ -43,7 +43,7 @@ impl Rule {
                 TopLevelGrammar::from_lark(format!("start: {}", texts.join(" | ")))
             }
             Self::Call(tools) => {
-                let calls: Vec<Value> = tools.iter().map(call_schema).collect();
+                let calls: Vec<Value> = tools.iter().enumerate().map(call_schema).collect();
                 let schema = with_form(json!({"anyOf": calls}));
                 TopLevelGrammar::from_lark(format!(
                     "start: \"<tool_call>\\n\" call \"\\n</tool_call>\"\ncall: %json {schema}"
@@ -73,16 +73,36 @@ fn with_form(mut schema: Value) -> Value {
     schema
 }
 
-fn call_schema(tool: &Value) -> Value {
+/// The schema of a call of the tool that is the `index`-th of all.
+fn call_schema((index, tool): (usize, &Value)) -> Value {
     let name = tool.pointer("/function/name").unwrap_or(&Value::Null);
     let parameters = tool.pointer("/function/parameters").filter(|schema| schema.is_object());
-    let any = json!({"type": "object"});
+    let mut parameters = parameters.cloned().unwrap_or(json!({"type": "object"}));
+    move_references(&mut parameters, &format!("#/anyOf/{index}/properties/arguments"));
     json!({
         "type": "object",
-        "properties": {"name": {"const": name}, "arguments": parameters.unwrap_or(&any)},
+        "properties": {"name": {"const": name}, "arguments": parameters},
         "required": ["name", "arguments"],
         "additionalProperties": false,
     })
+}
+
+/// Has references from the root of a schema lead to where that root stands now.
+fn move_references(schema: &mut Value, root: &str) {
+    match schema {
+        Value::Array(items) => items.iter_mut().for_each(|item| move_references(item, root)),
+        Value::Object(fields) => {
+            for (key, value) in fields {
+                match value {
+                    Value::String(path) if key == "$ref" && path.starts_with('#') => {
+                        path.replace_range(..1, root);
+                    }
+                    value => move_references(value, root),
+                }
+            }
+        }
+        _ => {}
+    }
 }
 
 /// The vocabulary, ready for rules.
@@ -126,6 +146,11 @@ impl Grammars {
     }
 }
 
+/// An error without the mark that it could be longer.
+fn in_short(error: &impl fmt::Display) -> String {
+    error.to_string().replace("<non-verbose/>", "").trim().to_owned()
+}
+
 /// An answer on its way through a grammar.
 struct Follower(Matcher);
 
@@ -137,7 +162,7 @@ impl fmt::Debug for Follower {
 
 impl Constraint for Follower {
     fn allow(&mut self, mask: &mut [u32]) -> Result<(), String> {
-        let allowed = self.0.compute_mask_or_eos().map_err(|error| error.to_string())?;
+        let allowed = self.0.compute_mask_or_eos().map_err(|error| in_short(&error))?;
         for (word, allowed) in mask.iter_mut().zip(allowed.as_slice()) {
             *word = *allowed;
         }
@@ -149,7 +174,7 @@ impl Constraint for Follower {
         if self.0.is_stopped() {
             return Ok(());
         }
-        self.0.consume_token(token).map_err(|error| error.to_string())
+        self.0.consume_token(token).map_err(|error| in_short(&error))
     }
 
     fn boxed_clone(&self) -> Box<dyn Constraint> {
@@ -227,6 +252,13 @@ mod tests {
         assert!(follows(&rule, &call("weather", "{\"city\": \"Rome\"}")));
         assert!(!follows(&rule, &call("news", "{\"city\": \"Rome\"}")));
         assert!(!follows(&rule, &call("weather", "{}")));
+        let parameters = json!({"type": "object", "properties": {"at": {"$ref": "#/$defs/Place"}},
+            "required": ["at"], "additionalProperties": false,
+            "$defs": {"Place": {"type": "string", "enum": ["Rome", "Oslo"]}}});
+        let tool = |name: &str| json!({"type": "function", "function": {"name": name, "parameters": parameters}});
+        let rule = Rule::Call(vec![tool("first"), tool("second")]);
+        assert!(follows(&rule, &call("second", "{\"at\": \"Oslo\"}")), "references are found");
+        assert!(!follows(&rule, &call("second", "{\"at\": \"Rom\"}")));
     }
 
     #[test]

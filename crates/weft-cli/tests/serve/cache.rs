@@ -129,6 +129,11 @@ fn chunks_in_the_wrong_place_are_refused() {
     {
         assert_eq!(server.get(path).0, 404, "{path}");
     }
+    for path in ["/v1/chunks/%ff", "/v1/models/%ff"] {
+        let (status, body) = server.get(path);
+        assert_eq!(status, 404, "{path}");
+        server.check_error(&body);
+    }
     assert_eq!(server.get("/v1/chunks?kind=king").0, 400);
     let with_system = json!({"messages": [
         {"role": "system", "content": [chunk(&system)]},

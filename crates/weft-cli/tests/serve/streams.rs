@@ -25,7 +25,7 @@ fn a_stream_is_the_answer_in_pieces() {
         let (last, before) = reasons.split_last().unwrap();
         assert_eq!(*last, &whole["choices"][0]["finish_reason"]);
         assert!(before.iter().all(|reason| reason.is_null()));
-        assert_eq!(events[0]["choices"][0]["delta"]["role"], "assistant");
+        assert_eq!(events[0]["choices"][0]["delta"], json!({"role": "assistant", "content": null}));
         assert!(events[1..].iter().all(|event| event["choices"][0]["delta"]["role"].is_null()));
         assert!(events.iter().all(|event| event["id"] == events[0]["id"]));
         assert!(events.iter().all(|event| event["object"] == "chat.completion.chunk"));

@@ -161,7 +161,7 @@ fn delta_json(delta: Delta, first_call: usize) -> Value {
 
 impl Script for ChatScript {
     fn opening(&mut self) -> Vec<Value> {
-        let delta = || json!({"role": "assistant", "content": ""});
+        let delta = || json!({"role": "assistant", "content": null});
         (0..self.choices.len()).map(|index| self.event(index, delta(), Value::Null, None)).collect()
     }
 

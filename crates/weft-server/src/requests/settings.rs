@@ -46,6 +46,7 @@ pub(crate) struct Settings {
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(expecting = "an object with include_usage")]
 struct StreamOptions {
     include_usage: Option<bool>,
 }

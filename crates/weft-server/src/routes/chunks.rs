@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Json;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ use super::chat::compose;
 use crate::api_error::ApiError;
 use crate::app::{App, off_thread};
 use crate::chunk_shelf::{Files, change};
-use crate::http::Body;
+use crate::http::{Body, Named};
 use crate::requests::{ChatRequest, FromJson, Parsed, fields};
 use crate::worker::{Failure, Happening, Ticket, Work};
 
@@ -142,10 +142,9 @@ pub(super) async fn clear(
 
 pub(super) async fn show(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    Named(id): Named<ChunkId>,
 ) -> Result<Json<Value>, ApiError> {
     app.served()?;
-    let id: ChunkId = id.parse()?;
     let find = move |engine: &mut Engine| -> Result<_, ApiError> {
         let chunk = engine.library().get(&id)?;
         let mut json = describe(chunk, engine.tier_of(chunk));
@@ -157,10 +156,9 @@ pub(super) async fn show(
 
 pub(super) async fn delete(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    Named(id): Named<ChunkId>,
 ) -> Result<Json<Value>, ApiError> {
     let served = app.served()?;
-    let id: ChunkId = id.parse()?;
     let delete = move |engine: &mut Engine| Ok((engine.delete(&id)?, Files::Remove(vec![id])));
     change(&app, served, delete).await?;
     Ok(Json(json!({"id": id.to_string(), "object": "chunk", "deleted": true})))
@@ -182,11 +180,10 @@ impl FromJson for Pin {
 
 pub(super) async fn pin(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    Named(id): Named<ChunkId>,
     body: Body<Pin>,
 ) -> Result<Json<Value>, ApiError> {
     let served = app.served()?;
-    let id: ChunkId = id.parse()?;
     let pinned = body.value.pinned.unwrap_or(true);
     let pin = move |engine: &mut Engine| {
         engine.pin(&id, pinned)?;
@@ -213,11 +210,10 @@ impl FromJson for Warm {
 
 pub(super) async fn warm(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    Named(id): Named<ChunkId>,
     body: Body<Warm>,
 ) -> Result<Json<Value>, ApiError> {
     app.served()?;
-    let id: ChunkId = id.parse()?;
     let Warm { system, reuse } = body.value;
     let find = move |engine: &mut Engine| -> Result<_, ApiError> {
         let mut prompt = Prompt::new().query(ANY_QUERY).reuse(reuse.unwrap_or_default().0);
@@ -301,6 +297,8 @@ pub(super) async fn verify(
     let mut answer = answered.tokens;
     // An answer may end where the context does; its last token needs no room, being never run.
     answer.truncate(MAX_VERIFIED.min(served.context.saturating_sub(prompt.len() + 1)));
+    // Rows of logits are large: those of one verification at a time.
+    let _alone = app.verifying.lock().await;
     let ours = score(&app, &prompt, &answer, true).await?;
     let cold = score(&app, &prompt.exact(), &answer, false).await?;
     let compare = move || Ok(Verification::of(&answer, &ours, &cold));
