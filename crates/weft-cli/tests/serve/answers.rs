@@ -224,6 +224,8 @@ fn stops_biases_and_odd_settings_do_what_they_say() {
         json!({"max_tokens": 100_000, "top_k": -1, "n": 1.0}),
         json!({"n_predict": -1, "grammar": "", "continue_final_message": false}),
         json!({"response_format": {"type": "text"}, "tools": [], "tool_choice": "auto"}),
+        json!({"chat_template": "{{ 'say something else' }}"}),
+        json!({"chat_template_kwargs": {"messages": [], "chat_template": "x"}}),
     ] {
         assert_eq!(text(&server.ask(&chat_with(fine))), ANSWER);
     }

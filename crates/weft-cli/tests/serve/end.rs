@@ -77,6 +77,21 @@ fn an_orderly_end_finishes_what_runs_and_refuses_what_comes() {
 }
 
 #[test]
+fn nothing_of_what_is_said_is_logged() {
+    let server = Server::start(&["--api-key", "a-secret-key"]);
+    server.ask(&chat());
+    server.refusal("/v1/chat/completions", &chat_with(json!({"n": 0})), 400);
+    server.post("/v1/chunks", &json!({"text": "About Krogaste", "name": "Krogaste"}));
+    server.send("POST", "/v1/chat/completions", &JSON, b"{\"messages\": Krogaste");
+    server.signal("-TERM");
+    server.until("it ends", || server.log().contains("finishing"));
+    let log = server.log();
+    for secret in ["Krogaste", ANSWER, "a-secret-key"] {
+        assert!(!log.contains(secret), "{log}");
+    }
+}
+
+#[test]
 fn what_is_counted_is_what_was_answered() {
     let server = Server::start(&[]);
     let (mut prompt, mut cached, mut generated) = (0, 0, 0);
