@@ -129,7 +129,7 @@ fn engine(
         name: subject.name.clone(),
         config: subject.config.clone(),
         // The device has the weights; these only name the rows.
-        weights: Box::new(RandomWeights::new(&subject.config, args.subject.seed)),
+        weights: Box::new(RandomWeights::new(&subject.config, args.subject.random.seed)),
         tokenizer: Arc::clone(&bundled::open()?.tokenizer),
         template: None,
         generation: GenerationConfig::default(),

@@ -1,0 +1,114 @@
+"""Compares weft with transformers on the same weights: logits of given tokens, teacher-forced.
+
+    weft bench export --shape qwen3-0.6b --out /tmp/qwen3-0.6b
+    python3 tools/teacher_forced.py --model /tmp/qwen3-0.6b --weft target/release/weft --save out.json
+
+transformers runs the weights in float32, which is taken for the truth, and in bf16; weft runs them in
+bf16, in blocks and token by token. The yardstick: weft's error may not exceed that of transformers'
+own bf16 run, in the mean and the maximum of the logits' error and in the mean KL divergence.
+Exits with 1 where it does. Needs torch, transformers 5 and numpy.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from transformers import __version__ as transformers_version
+
+from peers.report import commit
+
+BLOCK = 64  # tokens of a step of weft, where it is not one
+
+
+def main() -> None:
+    args = arguments()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    config = json.loads((args.model / "config.json").read_text())
+    generator = torch.Generator().manual_seed(args.seed)
+    ids = torch.randint(config["vocab_size"], (args.tokens,), generator=generator)
+    truth = by_transformers(args.model, ids, torch.float32, device)
+    found = {"transformers bf16": distance(by_transformers(args.model, ids, torch.bfloat16, device), truth)}
+    weft = {step: by_weft(args, ids, step, config["vocab_size"]) for step in (BLOCK, 1)}
+    for step, logits in weft.items():
+        found[f"weft, {step} at a time"] = distance(logits.to(device), truth)
+    result = {
+        "command": ["python3", *sys.argv],
+        "commit": commit(),
+        "model": args.model.name,
+        "tokens": args.tokens,
+        "seed": args.seed,
+        "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
+        "versions": {"torch": torch.__version__, "transformers": transformers_version},
+        "logits_deviation": truth.std().item(),
+        "weft_same_bits_both_ways": torch.equal(weft[BLOCK], weft[1]),
+        "against_float32": found,
+    }
+    result["holds"] = all(is_no_worse(found[name], found["transformers bf16"]) for name in found)
+    print(json.dumps(result, indent=1))
+    if args.save:
+        args.save.write_text(json.dumps(result, indent=1) + "\n")
+    raise SystemExit(0 if result["holds"] else 1)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True, help="a folder of weft bench export")
+    parser.add_argument("--weft", type=Path, required=True, help="the program")
+    parser.add_argument("--weft-device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--save", type=Path)
+    return parser.parse_args()
+
+
+@torch.inference_mode()
+def by_transformers(folder: Path, ids: Tensor, dtype: torch.dtype, device: str) -> Tensor:
+    """f32 [tokens, vocab]. Float32 is float32: no tensor cores that round to fewer bits."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    theta = json.loads((folder / "config.json").read_text())["rope_theta"]
+    assert rope.get("rope_theta", theta) == theta, "transformers reads another rope_theta"
+    return model.to(device).eval()(input_ids=ids[None].to(device)).logits[0].float()
+
+
+def by_weft(args: argparse.Namespace, ids: Tensor, step: int, vocab: int) -> Tensor:
+    """f32 [tokens, vocab]."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokens, out = Path(folder) / "tokens.json", Path(folder) / "logits"
+        tokens.write_text(json.dumps(ids.tolist()))
+        words = ["bench", "forced", "--model", args.model.resolve(), "--device", args.weft_device]
+        files = ["--tokens", tokens, "--out", out, "--step-tokens", str(step)]
+        subprocess.run([args.weft, *words, *files], check=True)
+        return torch.from_numpy(numpy.fromfile(out, dtype="<f4").reshape(len(ids), vocab))
+
+
+def distance(logits: Tensor, truth: Tensor) -> dict[str, float]:
+    """How far logits are from the true ones; KL from the true distribution to this one."""
+    error = (logits - truth).abs()
+    log_p, log_q = truth.double().log_softmax(-1), logits.double().log_softmax(-1)
+    kl = (log_p.exp() * (log_p - log_q)).sum(-1)
+    gap = (log_q - log_p).abs()
+    return {
+        "mean_logit_error": error.mean().item(),
+        "max_logit_error": error.max().item(),
+        "mean_logprob_error": gap.mean().item(),
+        "mean_kl": kl.mean().item(),
+        "max_kl": kl.max().item(),
+        "same_argmax": (logits.argmax(-1) == truth.argmax(-1)).double().mean().item(),
+    }
+
+
+def is_no_worse(ours: dict[str, float], theirs: dict[str, float]) -> bool:
+    return all(ours[name] <= theirs[name] for name in ("mean_logit_error", "max_logit_error", "mean_kl"))
+
+
+if __name__ == "__main__":
+    main()
