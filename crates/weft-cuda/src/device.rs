@@ -21,7 +21,7 @@ use crate::graphs::{self, Graphs};
 use crate::kernels::{self, Kernels};
 use crate::kv::{Kv, Page, place};
 use crate::ops::Pass;
-use crate::shape::Shape;
+use crate::shape::{Chip, Shape};
 use crate::tables::{Counts, Family, Lists, Tables};
 use crate::weights::ModelWeights;
 
@@ -42,12 +42,14 @@ pub struct Options {
     pub limits: Limits,
     /// How ops are launched.
     pub launches: Launches,
+    /// A smaller GPU to compute as; for tests.
+    pub chip: Option<Chip>,
 }
 
 impl Options {
     /// The fastest way.
     pub fn new(limits: Limits) -> Self {
-        Self { limits, launches: Launches::default() }
+        Self { limits, launches: Launches::default(), chip: None }
     }
 }
 
@@ -87,9 +89,9 @@ impl CudaDevice {
         weights: &dyn Weights,
         options: Options,
     ) -> Result<Self, CudaError> {
-        let Options { limits, launches } = options;
+        let Options { limits, launches, chip } = options;
         let gpu = driver::open(0)?;
-        let shape = Shape::new(config, gpu.facts.n_sms)?;
+        let shape = Shape::new(config, chip.unwrap_or(gpu.facts.chip))?;
         let cubin = compile::cubin(&kernels::source(), &gpu.facts.arch(), &shape.defines(config))?;
         let rows = limits.step_outputs.max(1);
         Ok(Self {
@@ -100,7 +102,7 @@ impl CudaDevice {
             buffers: Buffers::new(&gpu, config, shape.dim, &limits)?,
             few: Tables::new(&gpu, &limits, Family::Few)?,
             many: Tables::new(&gpu, &limits, Family::Many)?,
-            weights: ModelWeights::read(&gpu, config, weights)?,
+            weights: ModelWeights::read(&gpu, config, weights, shape.chip.longest_stretch())?,
             lists: Lists::default(),
             plan: plan(config),
             config: config.clone(),

@@ -22,7 +22,7 @@ impl Argument for StepAddresses {}
 const THREADS: usize = 256;
 const RING_THREADS: usize = THREADS + 32;
 /// Threads where blocks of tokens meet blocks of rows.
-const BLOCK_THREADS: usize = 512;
+const BLOCK_THREADS: usize = 256;
 
 /// One run of ops over the lists of a step.
 pub(crate) struct Pass<'a> {
@@ -74,7 +74,7 @@ impl Pass<'_> {
         threads: usize,
         arguments: &[&dyn Argument],
     ) -> Result<(), CudaError> {
-        let early = self.joined && self.family == Family::Few && self.device.shape.overlaps();
+        let early = self.joined && self.family == Family::Few;
         kernel.launch(&self.device.gpu, Launch { grid, threads, early }, arguments)
     }
 
