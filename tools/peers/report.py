@@ -80,7 +80,7 @@ def report(name: str, weights: str, parameters: int, device: str, rows: list[dic
         "weft_version": "none",
         "commit": commit(),
         "debug_build": False,
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "command": ["python3", *sys.argv],
         "machine": {
             "cpu": platform.processor() or platform.machine(),
