@@ -6,17 +6,24 @@
 transformers runs the weights in float32, which is taken for the truth, and in bf16 with both of its
 usual attentions; weft runs them in bf16, in blocks and token by token. The yardstick: weft's error may
 exceed that of neither bf16 run, in the mean and the maximum of the logits' error and in the mean KL
-divergence. Exits with 1 where it does. Needs torch and transformers 5.
+divergence. Exits with 1 where it does. Needs torch, transformers 5 and safetensors.
+
+The exported key norms have outliers of 96, and nothing that meets them: attention is so sharp that
+after 28 layers bf16 has nothing to do with float32 any more, and every program looks equally good. In
+trained models queries are small where keys are large; the weights are changed to that before they are
+run (`tempered`). A run whose bf16 errors are still no smaller than the logits themselves is refused.
 """
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers import __version__ as transformers_version
@@ -24,22 +31,49 @@ from transformers import __version__ as transformers_version
 from peers.report import commit
 
 BLOCK = 64  # tokens of a step of weft, where it is not one
+OUTLIER = 8.0  # key-norm weights above this are outliers
+MOST_ERROR = 0.3  # of the logits' deviation: beyond it, rounding is all that is measured
 
 
 def main() -> None:
     args = arguments()
+    with tempfile.TemporaryDirectory() as folder:
+        model = tempered(args.model, Path(folder) / args.model.name)
+        result = compare(args, model)
+    print(json.dumps(result, indent=1))
+    if args.save:
+        args.save.write_text(json.dumps(result, indent=1) + "\n")
+    raise SystemExit(0 if result["tells"] and result["holds"] else 1)
+
+
+def tempered(folder: Path, to: Path) -> Path:
+    """The same model with queries that are small where keys are large, in a folder of its own. RoPE
+    mixes a channel with its partner half a head away, so both face the outlier."""
+    weights = load_file(folder / "model.safetensors")
+    for name in [name for name in weights if name.endswith("k_norm.weight")]:
+        keys, queries = weights[name], weights[name.replace("k_norm", "q_norm")]
+        for channel in (keys > OUTLIER).nonzero().flatten().tolist():
+            partner = (channel + len(keys) // 2) % len(keys)
+            queries[[channel, partner]] *= 2.0 / keys[channel]
+    to.mkdir()
+    shutil.copy(folder / "config.json", to)
+    save_file(weights, to / "model.safetensors", metadata={"format": "pt"})
+    return to
+
+
+def compare(args: argparse.Namespace, folder: Path) -> dict:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    config = json.loads((args.model / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text())
     generator = torch.Generator().manual_seed(args.seed)
     ids = torch.randint(config["vocab_size"], (args.tokens,), generator=generator)
-    truth = by_transformers(args.model, ids, torch.float32, "eager", device)
+    truth = by_transformers(folder, ids, torch.float32, "eager", device)
     peers = {
-        attention: distance(by_transformers(args.model, ids, torch.bfloat16, attention, device), truth)
+        attention: distance(by_transformers(folder, ids, torch.bfloat16, attention, device), truth)
         for attention in ("eager", "sdpa")
     }
-    weft = {step: by_weft(args, ids, step, config["vocab_size"]) for step in (BLOCK, 1)}
+    weft = {step: by_weft(args, folder, ids, step, config["vocab_size"]) for step in (BLOCK, 1)}
     ours = {step: distance(logits.to(device), truth) for step, logits in weft.items()}
-    result = {
+    return {
         "command": ["python3", *sys.argv],
         "commit": commit(),
         "model": args.model.name,
@@ -53,12 +87,9 @@ def main() -> None:
             **{f"transformers bf16, {attention}": errors for attention, errors in peers.items()},
             **{f"weft, {step} at a time": errors for step, errors in ours.items()},
         },
+        "tells": all(b["mean_logit_error"] < MOST_ERROR * truth.std().item() for b in peers.values()),
         "holds": all(is_no_worse(a, b) for a in ours.values() for b in peers.values()),
     }
-    print(json.dumps(result, indent=1))
-    if args.save:
-        args.save.write_text(json.dumps(result, indent=1) + "\n")
-    raise SystemExit(0 if result["holds"] else 1)
 
 
 def arguments() -> argparse.Namespace:
@@ -85,14 +116,14 @@ def by_transformers(
     return model.to(device).eval()(input_ids=ids[None].to(device)).logits[0].float()
 
 
-def by_weft(args: argparse.Namespace, ids: Tensor, step: int, vocab: int) -> Tensor:
+def by_weft(args: argparse.Namespace, model: Path, ids: Tensor, step: int, vocab: int) -> Tensor:
     """f32 [tokens, vocab]."""
     with tempfile.TemporaryDirectory() as folder:
         tokens, out = Path(folder) / "tokens.json", Path(folder) / "logits"
         tokens.write_text(json.dumps(ids.tolist()))
-        words = ["bench", "forced", "--model", args.model.resolve(), "--device", args.weft_device]
+        words = ["bench", "forced", "--model", model, "--device", args.weft_device]
         files = ["--tokens", tokens, "--out", out, "--step-tokens", str(step)]
-        subprocess.run([args.weft, *words, *files], check=True)
+        subprocess.run([args.weft.resolve(), *words, *files], check=True)
         logits = torch.from_file(str(out), size=len(ids) * vocab, dtype=torch.float32)
         return logits.clone().reshape(len(ids), vocab)
 

@@ -83,7 +83,7 @@ def report(name: str, weights: str, parameters: int, device: str, rows: list[dic
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "command": ["python3", *sys.argv],
         "machine": {
-            "cpu": platform.processor() or platform.machine(),
+            "cpu": cpu(),
             "cores": os.cpu_count(),
             "isa": "",
             "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -111,6 +111,15 @@ def report(name: str, weights: str, parameters: int, device: str, rows: list[dic
         "rows": rows,
         "problems": [],
     }
+
+
+def cpu() -> str:
+    """The processor's name, as weft reads it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.machine()
 
 
 def commit() -> str | None:
