@@ -19,3 +19,5 @@ done <<<"$tests"
 cargo build --release --locked -p weft-cuda --example op_times
 install -m 755 target/release/examples/op_times "$to/op_times"
 strip "$to/weft" "$to/parity" "$to/sampling" "$to/op_times"
+# What compares with transformers, see their first lines.
+cp -r tools/peers tools/peers.py tools/teacher_forced.py "$to/"

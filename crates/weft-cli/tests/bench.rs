@@ -275,3 +275,38 @@ fn what_makes_no_sense_is_refused() {
     refused(&["--device", "cuda"], 5, "CUDA");
     refused(&["-m", "/no/such/folder"], 3, "/no/such/folder");
 }
+
+/// What the comparison with transformers stands on: the exported weights are those that are measured,
+/// and the logits of given tokens are the same however they are cut into steps.
+#[test]
+fn exported_weights_and_forced_logits_are_what_is_run() {
+    let folder = Folder::new();
+    let export = ["export", "--shape", "small.json", "--seed", "5", "--out", "model"];
+    let (code, _, told) = folder.bench(&export);
+    assert_eq!(code, 0, "{told}");
+    let model = folder.file("model").display().to_string();
+    let hash = |subject: &[&str]| {
+        let flags =
+            ["-p", "20", "-n", "0", "-r", "1", "--bandwidth-mib", "8", "-t", "1", "-o", "json"];
+        let (code, stdout, told) = folder.bench(&[subject, &flags].concat());
+        assert_eq!(code, 0, "{told}");
+        let run: Value = serde_json::from_str(&stdout).unwrap();
+        run["rows"][0]["logits"]["hash"].clone()
+    };
+    assert_eq!(hash(&["--model", &model]), hash(&["--shape", "small.json", "--seed", "5"]));
+
+    std::fs::write(folder.file("ids.json"), format!("{:?}", (0..70).collect::<Vec<_>>())).unwrap();
+    let forced = |step: &str| {
+        let flags =
+            ["forced", "--tokens", "ids.json", "--out", "logits", "-t", "1", "--step-tokens"];
+        let (code, _, told) = folder.bench(&[&flags[..], &[step, "--model", &model]].concat());
+        assert_eq!(code, 0, "{told}");
+        std::fs::read(folder.file("logits")).unwrap()
+    };
+    let by_one = forced("1");
+    assert_eq!(by_one.len(), 70 * 256 * 4);
+    assert!(by_one == forced("64") && by_one == forced("7"), "steps do not show");
+    std::fs::write(folder.file("ids.json"), "[256]").unwrap();
+    let refused = ["forced", "--tokens", "ids.json", "--out", "logits", "--model", &model];
+    assert_eq!(folder.bench(&refused).0, 2);
+}

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tokio::sync::Mutex;
+
 use crate::answers::Recent;
 use crate::api_error::ApiError;
 use crate::chunk_shelf::ChunkShelf;
@@ -21,6 +23,8 @@ pub(crate) struct App {
     /// The last answers, for those who want one verified.
     pub(crate) recent: Recent,
     pub(crate) shelf: ChunkShelf,
+    /// Held by the verification that runs.
+    pub(crate) verifying: Mutex<()>,
 }
 
 impl App {

@@ -9,7 +9,9 @@ use clap::{Args, Subcommand, ValueEnum};
 use weft::device::MAX_LANES;
 use weft_cpu::Isa;
 
+use super::export::ExportArgs;
 use super::first_token::FirstTokenArgs;
+use super::forced::ForcedArgs;
 use super::generate::GenerateArgs;
 use crate::args::{DeviceKind, Kernels};
 use crate::size;
@@ -35,6 +37,12 @@ pub(crate) enum BenchCommand {
     Compare(CompareArgs),
     /// Draw saved runs
     Plot(PlotArgs),
+    /// Write random weights of a shape as the files of a model
+    #[command(hide = true)]
+    Export(ExportArgs),
+    /// Write the logits of given tokens
+    #[command(hide = true)]
+    Forced(ForcedArgs),
 }
 
 /// What is measured, and where the figures go.
@@ -84,18 +92,25 @@ pub(crate) struct GridArgs {
     pub(crate) repetitions: usize,
 }
 
-/// The model, what computes it, and how the result is told.
+/// Random weights.
 #[derive(Args)]
-pub(crate) struct SubjectArgs {
+pub(crate) struct ShapeArgs {
     /// Random weights of a shape: a name (like qwen3-0.6b) or a config.json; wins over --model
     #[arg(long, value_name = "NAME")]
     pub(crate) shape: Option<String>,
-    /// Real weights: a folder, or `org/name[@revision]` in the hub cache
-    #[arg(short, long, value_name = "MODEL")]
-    pub(crate) model: Option<String>,
     /// Seed of random weights
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
+}
+
+/// The model, what computes it, and how the result is told.
+#[derive(Args)]
+pub(crate) struct SubjectArgs {
+    #[command(flatten)]
+    pub(crate) random: ShapeArgs,
+    /// Real weights: a folder, or `org/name[@revision]` in the hub cache
+    #[arg(short, long, value_name = "MODEL")]
+    pub(crate) model: Option<String>,
     /// What computes
     #[arg(long, value_enum, default_value_t = DeviceKind::Auto)]
     pub(crate) device: DeviceKind,

@@ -11,9 +11,17 @@ use weft::kv::{PAGE_ROWS, PageId, Slot, pages_for};
 
 /// The lanes of a device, all from position 0 on.
 pub(crate) struct Lanes {
-    vocab: usize,
+    tokens: Tokens,
     /// The pages of each lane.
     pages: Vec<Vec<PageId>>,
+}
+
+/// Where tokens come from.
+enum Tokens {
+    /// Made up, below the size of a vocabulary.
+    Made(usize),
+    /// Given, the same for every lane.
+    Given(Vec<u32>),
 }
 
 /// One lane's part of a step, with what it borrows.
@@ -40,7 +48,13 @@ impl Lanes {
             next += pages_for(*rows) as PageId;
             (first..next).collect()
         };
-        Self { vocab, pages: rows.iter().map(&mut take).collect() }
+        Self { tokens: Tokens::Made(vocab), pages: rows.iter().map(&mut take).collect() }
+    }
+
+    /// One lane that runs these tokens.
+    pub(crate) fn of_tokens(tokens: Vec<u32>) -> Self {
+        let lanes = Self::new(&[tokens.len()], 0);
+        Self { tokens: Tokens::Given(tokens), ..lanes }
     }
 
     /// Pages that lanes of these rows take.
@@ -86,7 +100,12 @@ impl Lanes {
         let slot =
             |row: usize| pages[row / PAGE_ROWS] * PAGE_ROWS as Slot + (row % PAGE_ROWS) as Slot;
         Part {
-            tokens: positions.clone().map(|position| token(lane, position, self.vocab)).collect(),
+            tokens: match &self.tokens {
+                Tokens::Made(vocab) => {
+                    positions.clone().map(|position| token(lane, position, *vocab)).collect()
+                }
+                Tokens::Given(tokens) => tokens[positions.clone()].to_vec(),
+            },
             positions: positions.clone().map(|position| position as u32).collect(),
             store_at: positions.clone().map(slot).collect(),
             spans: [Span {

@@ -7,8 +7,10 @@
 mod args;
 mod check;
 mod compare;
+mod export;
 mod file;
 mod first_token;
+mod forced;
 mod generate;
 mod lanes;
 mod logits;
@@ -50,6 +52,8 @@ pub(crate) fn run(args: BenchArgs) -> Result<ExitCode, CliError> {
         Some(BenchCommand::Generate(args)) => generate::run(&args),
         Some(BenchCommand::Compare(args)) => compare::run(&args),
         Some(BenchCommand::Plot(args)) => plot::run(&args),
+        Some(BenchCommand::Export(args)) => export::run(&args),
+        Some(BenchCommand::Forced(args)) => forced::run(&args),
     }
 }
 

@@ -16,10 +16,10 @@ use weft::model::{Model, ModelError};
 use weft::reference;
 use weft::sampling::GenerationConfig;
 use weft::shapes;
-use weft::weights::{RandomWeights, Weights};
+use weft::weights::{RandomWeights, Safetensors, Weights};
 use weft_cpu::{CpuDevice, Isa, Options};
 
-use super::args::SubjectArgs;
+use super::args::{ShapeArgs, SubjectArgs};
 use crate::args::Kernels;
 use crate::bundled;
 use crate::error::CliError;
@@ -37,39 +37,54 @@ pub(crate) struct Subject {
     /// Where the weights come from, for people.
     pub(crate) source: String,
     pub(crate) config: Config,
-    weights: Box<dyn Weights>,
+    pub(crate) weights: Box<dyn Weights>,
+}
+
+impl ShapeArgs {
+    fn name(&self) -> &str {
+        self.shape.as_deref().unwrap_or(DEFAULT_SHAPE)
+    }
+
+    /// The shape, as a model's folder has it.
+    pub(crate) fn config_json(&self) -> Result<String, CliError> {
+        let name = self.name();
+        if name.ends_with(".json") {
+            return std::fs::read_to_string(name).map_err(CliError::io(name));
+        }
+        shapes::json(name).map(str::to_owned).ok_or_else(|| {
+            let known = shapes::NAMES.join(", ");
+            CliError::Usage(format!("--shape {name}: known are {known}, or give a config.json"))
+        })
+    }
 }
 
 impl Subject {
     /// The model that the flags name.
     pub(crate) fn find(args: &SubjectArgs) -> Result<Self, CliError> {
-        match (&args.shape, &args.model) {
+        match (&args.random.shape, &args.model) {
             (None, Some(model)) => Self::from_model(model),
-            (shape, _) => Self::from_shape(shape.as_deref().unwrap_or(DEFAULT_SHAPE), args.seed),
+            _ => Self::of_shape(&args.random),
         }
     }
 
+    /// Shape and weights; what people say to the model and it to them is not measured.
     fn from_model(name: &str) -> Result<Self, CliError> {
         let folder = hub::resolve(&ModelRef::parse(name)?, &HubEnv::from_env()?)?;
-        let Model { config, weights, .. } = Model::open(&folder)?;
+        let config = Config::from_file(&folder.join("config.json"))?;
+        let weights = Safetensors::open(&folder, &config).map_err(ModelError::from)?;
         let name = name.trim_end_matches('/').rsplit('/').next().unwrap_or(name).to_owned();
-        Ok(Self { name, source: "files".to_owned(), config, weights })
+        Ok(Self { name, source: "files".to_owned(), config, weights: Box::new(weights) })
     }
 
-    fn from_shape(name: &str, seed: u64) -> Result<Self, CliError> {
-        let config = if name.ends_with(".json") {
-            Config::from_file(Path::new(name))?
-        } else {
-            shapes::config(name).ok_or_else(|| {
-                let known = shapes::NAMES.join(", ");
-                CliError::Usage(format!("--shape {name}: known are {known}, or give a config.json"))
-            })?
-        };
+    /// Random weights.
+    pub(crate) fn of_shape(args: &ShapeArgs) -> Result<Self, CliError> {
+        let name = args.name();
+        let config = Config::from_json(args.config_json()?.as_bytes())?;
         let stem = Path::new(name).file_stem().filter(|_| name.ends_with(".json"));
         Ok(Self {
             name: stem.map_or(name.to_owned(), |stem| stem.to_string_lossy().into_owned()),
-            source: format!("random, seed {seed}"),
-            weights: Box::new(RandomWeights::new(&config, seed)),
+            source: format!("random, seed {}", args.seed),
+            weights: Box::new(RandomWeights::new(&config, args.seed)),
             config,
         })
     }
@@ -132,7 +147,7 @@ impl Subject {
             name: self.name.clone(),
             config: self.config.clone(),
             // The device has the weights; these only name the rows.
-            weights: Box::new(RandomWeights::new(&self.config, args.seed)),
+            weights: Box::new(RandomWeights::new(&self.config, args.random.seed)),
             tokenizer,
             template: None,
             generation: GenerationConfig::default(),
