@@ -14,7 +14,9 @@ fn files(folder: &Path, endings: &[&str], found: &mut Vec<PathBuf>) {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         if path.is_dir() {
-            if !name.starts_with('.') && !matches!(name.as_str(), "target" | "dist" | "node_modules") {
+            if !name.starts_with('.')
+                && !matches!(name.as_str(), "target" | "dist" | "node_modules")
+            {
                 files(&path, endings, found);
             }
         } else if endings.iter().any(|ending| name.ends_with(ending)) {
