@@ -243,9 +243,18 @@ impl Server {
 
     /// Resident memory in bytes.
     pub fn memory(&self) -> u64 {
+        self.memory_line("VmRSS:")
+    }
+
+    /// The most that it ever was.
+    pub fn peak_memory(&self) -> u64 {
+        self.memory_line("VmHWM:")
+    }
+
+    fn memory_line(&self, name: &str) -> u64 {
         let status = format!("/proc/{}/status", self.child.id());
         let status = std::fs::read_to_string(status).unwrap();
-        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
         line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
     }
 }

@@ -52,6 +52,24 @@ fn two_hundred_clients_leave_no_trace() {
     assert_eq!(server.ask(&chat())["choices"][0]["finish_reason"], "stop");
 }
 
+#[test]
+fn large_bodies_are_read_a_few_at_a_time() {
+    let server = Server::start(&[]);
+    // Each entry is two bytes here and many more while it is read.
+    let body = format!("{{\"prompt\": [{}1]}}", "1,".repeat((16 << 20) / 2 - 20));
+    std::thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| {
+                let sent = server.send("POST", "/v1/completions", &JSON, body.as_bytes());
+                assert_eq!(sent.0, 400);
+            });
+        }
+    });
+    let peak = server.peak_memory();
+    assert!(peak < 2_500_000_000, "{peak} bytes");
+    assert_eq!(server.ask(&chat())["choices"][0]["finish_reason"], "stop");
+}
+
 /// Tells the figures, and writes them to the file `WEFT_LOAD_REPORT` where it is set.
 fn report(figures: &Value) {
     println!("{figures}");

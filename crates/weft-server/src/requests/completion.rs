@@ -16,6 +16,9 @@ use crate::served::Served;
 /// The most answers of one request, over all its prompts.
 const MAX_ANSWERS: usize = 32;
 
+/// Tokens that no context holds: what has more is not even read.
+const MAX_PROMPT_TOKENS: usize = 1 << 20;
+
 /// A completion.
 pub(crate) struct CompletionRequest {
     pub(crate) settings: Settings,
@@ -54,6 +57,11 @@ enum Prompts {
 
 impl FromJson for CompletionRequest {
     fn from_json(json: &Value) -> Result<Self, ApiError> {
+        let n = json.get("prompt").and_then(Value::as_array).map_or(0, Vec::len);
+        if n > MAX_PROMPT_TOKENS {
+            let message = format!("the prompt has {n} entries, and no context holds so many");
+            return Err(ApiError::invalid(message).param("prompt"));
+        }
         let (settings, form) = (fields(json)?, fields(json)?);
         let request = Self { settings, form, completion: fields(json)? };
         request.check()?;

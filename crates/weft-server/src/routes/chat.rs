@@ -12,7 +12,7 @@ use weft::sampling::Constraint;
 
 use crate::answers::{Calls, ChatScript, ChatShape, Recorder, stream, whole};
 use crate::api_error::ApiError;
-use crate::app::{App, off_thread};
+use crate::app::{App, SLOW, off_thread};
 use crate::grammars::Rule;
 use crate::http::Body;
 use crate::requests::ChatRequest;
@@ -72,7 +72,7 @@ pub(super) async fn follow(
 ) -> Result<Option<Box<dyn Constraint>>, ApiError> {
     let Some(rule) = rule else { return Ok(None) };
     let served = Arc::clone(served);
-    off_thread(usize::MAX, move || served.constraint(&rule).map(Some)).await
+    off_thread(SLOW, move || served.constraint(&rule).map(Some)).await
 }
 
 /// The prompt that a chat comes to, with its chunks.

@@ -14,7 +14,7 @@ use weft::engine::{Engine, Preview, TierStats, Verification};
 
 use super::chat::compose;
 use crate::api_error::ApiError;
-use crate::app::{App, off_thread};
+use crate::app::{App, SLOW, off_thread};
 use crate::chunk_shelf::{Files, change};
 use crate::http::{Body, Named};
 use crate::requests::{ChatRequest, FromJson, Parsed, fields};
@@ -302,7 +302,7 @@ pub(super) async fn verify(
     let ours = score(&app, &prompt, &answer, true).await?;
     let cold = score(&app, &prompt.exact(), &answer, false).await?;
     let compare = move || Ok(Verification::of(&answer, &ours, &cold));
-    let found = off_thread(usize::MAX, compare).await?;
+    let found = off_thread(SLOW, compare).await?;
     Ok(Json(json!({
         "object": "verification",
         "completion": answered.id,
