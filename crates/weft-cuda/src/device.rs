@@ -1,7 +1,7 @@
 //! The device itself: all its memory, and how a step runs on it.
 
 use std::cell::Cell;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use half::bf16;
@@ -23,15 +23,21 @@ use crate::graphs::{self, Graphs};
 use crate::kernels::{self, Kernels};
 use crate::kv::{Kv, Page, place};
 use crate::ops::Pass;
+use crate::persistent::choice::{self, Choice};
+use crate::persistent::{self, Fault, Persistent, Run};
 use crate::rows::{Mover, On};
 use crate::sampling::Sampling;
 use crate::shape::{Chip, Shape};
-use crate::tables::{Counts, Family, Lists, SplitRule, Tables, max_partials};
+use crate::tables::{Counts, Family, Lists, SplitRule, Tables, max_partials, rows_ahead};
 use crate::weights::ModelWeights;
 
 /// How the ops of a step are launched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Launches {
+    /// As one kernel or as a graph, whichever was faster for such steps when the device was made.
+    Auto,
+    /// A token, or many, is one kernel; what it cannot run is a graph.
+    Persistent,
     /// A token is one graph, its kernels overlapping.
     #[default]
     Graph,
@@ -60,6 +66,8 @@ impl Options {
 /// The device. Computes in bf16, whatever the model's own format.
 pub struct CudaDevice {
     pub(crate) graphs: Graphs,
+    pub(crate) persistent: Option<Persistent>,
+    choice: Choice,
     pub(crate) kernels: Kernels,
     pub(crate) weights: ModelWeights,
     pub(crate) kv: Kv,
@@ -76,7 +84,7 @@ pub struct CudaDevice {
     pub(crate) config: Config,
     plan: Vec<Op>,
     limits: Limits,
-    launches: Launches,
+    pub(crate) launches: Launches,
     logits: HostLogits,
     pub(crate) gpu: Arc<Gpu>,
 }
@@ -119,20 +127,44 @@ impl CudaDevice {
         let shape = Shape::new(config, chip.unwrap_or(gpu.facts.chip))?;
         let cubin = compile::cubin(&kernels::source(), &gpu.facts.arch(), &shape.defines(config))?;
         let rows = limits.step_outputs.max(1);
-        Ok(Self {
+        let kernels = Kernels::load(gpu.load(&cubin)?, &shape)?;
+        let kv = Kv::new(&gpu, config, shape.dim, limits.pages)?;
+        let plan = plan(config);
+        let weights = ModelWeights::read(&gpu, config, weights, shape.chip.longest_stretch())?;
+        let parts = persistent::Parts {
+            gpu: &gpu,
+            config,
+            shape: &shape,
+            weights: &weights,
+            kv: &kv,
+            limits: &limits,
+        };
+        let (persistent, choice) = match launches {
+            Launches::Graph | Launches::Ops => (None, Choice::default()),
+            Launches::Auto | Launches::Persistent => {
+                match (Persistent::new(&parts, kernels.decode, &plan)?, launches) {
+                    (Ok(persistent), _) => (Some(persistent), Choice::default()),
+                    (Err(reason), Launches::Auto) => (None, Choice::refuse(reason)),
+                    (Err(reason), _) => return Err(CudaError::Unsupported(reason)),
+                }
+            }
+        };
+        let mut device = Self {
             graphs: Graphs::default(),
-            kernels: Kernels::load(gpu.load(&cubin)?, &shape)?,
-            kv: Kv::new(&gpu, config, shape.dim, limits.pages)?,
+            persistent,
+            choice,
+            kernels,
+            kv,
             rope: rope_table(&gpu, config, &limits)?,
             buffers: Buffers::new(&gpu, config, shape.dim, &limits)?,
             few: Tables::new(&gpu, &limits, Family::Few)?,
             many: Tables::new(&gpu, &limits, Family::Many)?,
-            weights: ModelWeights::read(&gpu, config, weights, shape.chip.longest_stretch())?,
+            weights,
             lists: Lists::new(split_rule(config, &gpu, &limits)),
             sampling: Sampling::new(&gpu, config, &limits)?,
             mover: Mover::new(&gpu, config)?,
             in_flight: InFlight::default(),
-            plan: plan(config),
+            plan,
             config: config.clone(),
             logits: HostLogits {
                 rows: Pinned::new(&gpu, rows * config.vocab * 4)?,
@@ -142,7 +174,11 @@ impl CudaDevice {
             limits,
             launches,
             gpu,
-        })
+        };
+        if launches == Launches::Auto && device.persistent.is_some() {
+            device.choice = choice::measure(&mut device);
+        }
+        Ok(device)
     }
 
     /// Bytes of the GPU's memory that it took.
@@ -201,19 +237,39 @@ impl CudaDevice {
 
     /// Whether ops on a step of this family are one graph.
     fn is_graph(&self, ops: &[Op], family: Family) -> bool {
-        self.launches == Launches::Graph && family == Family::Few && ops == self.plan
+        self.launches != Launches::Ops && family == Family::Few && ops == self.plan
+    }
+
+    /// Whether ops on the lists run in the persistent kernel.
+    fn is_persistent(&self, ops: &[Op], family: Family) -> bool {
+        let wanted = match self.launches {
+            Launches::Auto => self.choice.is_persistent(&self.lists.counts),
+            launches => launches == Launches::Persistent,
+        };
+        let takes = |kernel: &Persistent| kernel.takes(&self.lists);
+        wanted
+            && family == Family::Few
+            && self.plan.starts_with(ops)
+            && self.persistent.as_ref().is_some_and(takes)
     }
 
     /// Copies a step's lists and launches ops on them.
     fn launch(&mut self, ops: &[Op], step: &Step<'_>, draws: bool) -> Result<(), (Op, CudaError)> {
         let first = |error| (ops[0], error);
-        self.lists.fill(step, self.config.group());
+        self.lists.fill(step, self.config.group(), 0);
         let family = Family::of(step.n_tokens());
         let tables = match family {
             Family::Few => &mut self.few,
             Family::Many => &mut self.many,
         };
         let bytes = tables.write(step, &self.lists);
+        if !draws && self.is_persistent(ops, family) {
+            return self.launch_persistent(ops.len(), bytes);
+        }
+        let tables = match family {
+            Family::Few => &self.few,
+            Family::Many => &self.many,
+        };
         tables.upload(&self.gpu, bytes).map_err(first)?;
         let (step, counts) = (tables.addresses(), self.lists.counts);
         if self.is_graph(ops, family) {
@@ -221,6 +277,56 @@ impl CudaDevice {
         }
         self.clear_shares(&counts).map_err(first)?;
         Pass { device: self, step, family, counts, joined: false, draws }.run(ops)
+    }
+
+    fn launch_persistent(&mut self, n_ops: usize, bytes: usize) -> Result<(), (Op, CudaError)> {
+        let run = Run { n_ops, n_steps: 1 };
+        let launched = self.few.upload(&self.gpu, bytes);
+        let launched = launched.and_then(|()| persistent::launch(self, run, false));
+        let ended = launched.map_err(Fault::from).and_then(|_| persistent::finish(self));
+        ended.map_err(|fault| fault.in_plan(&self.plan))
+    }
+
+    /// Runs a step of one token a lane and, on the GPU, up to `n - 1` steps that follow it, each with the
+    /// best logit of the one before; `on_tokens` is handed the tokens of each, and may end it. How many
+    /// steps were run and handed out.
+    pub fn decode_greedy(
+        &mut self,
+        step: &Step<'_>,
+        n: usize,
+        on_tokens: &mut dyn FnMut(&[u32]) -> ControlFlow<()>,
+    ) -> Result<usize, DeviceError> {
+        step.check(&self.config, &self.limits);
+        self.gpu.bind();
+        let n = n.min(rows_ahead(step, &self.limits)).min(persistent::MOST_STEPS);
+        assert!(n > 0, "a step that cannot be followed");
+        self.in_flight.forget();
+        self.lists.fill(step, self.config.group(), n - 1);
+        self.logits.forget();
+        let run = Run { n_ops: self.plan.len(), n_steps: n };
+        let bytes = self.few.write(step, &self.lists);
+        let launched = self.few.upload(&self.gpu, bytes);
+        let launched = launched.and_then(|()| persistent::launch(self, run, true));
+        let followed = launched
+            .map_err(Fault::from)
+            .and_then(|number| persistent::follow(self, run, number, step.lanes.len(), on_tokens));
+        followed.map_err(|fault| self.device_error(fault.in_plan(&self.plan)))
+    }
+
+    /// From now on launches ops in another way; persistently only where the device was made for it.
+    pub fn use_launches(&mut self, launches: Launches) -> Result<(), CudaError> {
+        if launches == Launches::Persistent && self.persistent.is_none() {
+            return Err(CudaError::Unsupported("it was not made for the persistent kernel".into()));
+        }
+        self.launches = launches;
+        Ok(())
+    }
+
+    /// The first block of a persistent kernel keeps the results of an op to itself. For tests.
+    pub fn withhold(&mut self, op: Option<usize>) {
+        if let Some(persistent) = &mut self.persistent {
+            persistent.withhold(op);
+        }
     }
 
     fn launch_graph(&mut self, draws: bool, times: usize) -> Result<(), (Op, CudaError)> {
@@ -299,8 +405,10 @@ fn expect<T>(result: Result<T, CudaError>) -> T {
 impl Device for CudaDevice {
     fn describe(&self) -> String {
         let how = match self.launches {
-            Launches::Graph => "graph",
-            Launches::Ops => "ops",
+            Launches::Auto => self.choice.to_string(),
+            Launches::Persistent => "persistent".to_owned(),
+            Launches::Graph => "graph".to_owned(),
+            Launches::Ops => "ops".to_owned(),
         };
         format!("CUDA ({}, {how}, bf16)", self.gpu.facts.name)
     }
@@ -332,6 +440,10 @@ impl Device for CudaDevice {
         ahead: usize,
     ) -> Result<(), DeviceError> {
         assert_eq!(samplers.len(), step.lanes.len(), "a sampler or none for each lane");
+        if self.launches == Launches::Persistent {
+            // It has no samplers yet: the caller's choose from its logits.
+            return self.run(ops, step);
+        }
         step.check(&self.config, &self.limits);
         self.gpu.bind();
         self.logits.forget();

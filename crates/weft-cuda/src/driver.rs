@@ -260,19 +260,7 @@ impl Module {
         // SAFETY: the module is loaded.
         let function = unsafe { result::module::get_function(self.module, c_name) }
             .map_err(failed("finding a kernel"))?;
-        use sys::CUfunction_attribute_enum as Attribute;
-        // Kernels of one graph share multiprocessors, and one that wants another split between
-        // cache and shared memory would wait until they are empty: all take the largest.
-        let attributes = [
-            (Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes as i32),
-            (Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100),
-        ];
-        for (attribute, value) in attributes {
-            // SAFETY: the function is of a loaded module.
-            unsafe { result::function::set_function_attribute(function, attribute, value) }
-                .map_err(failed("reserving shared memory"))?;
-        }
-        Ok(Kernel { function, shared_bytes })
+        Kernel { function, shared_bytes: 0 }.with_shared(shared_bytes)
     }
 }
 
@@ -303,6 +291,8 @@ pub(crate) struct Launch {
     pub(crate) threads: usize,
     /// Whether it may start before the kernel before it has ended; it waits inside.
     pub(crate) early: bool,
+    /// Whether all its blocks must run at once: they wait for one another.
+    pub(crate) cooperative: bool,
 }
 
 /// A value that a kernel takes, laid out as the kernel declares it.
@@ -315,6 +305,34 @@ impl Argument for u64 {}
 const MAX_ARGUMENTS: usize = 12;
 
 impl Kernel {
+    /// The kernel with this much dynamic shared memory.
+    pub(crate) fn with_shared(self, shared_bytes: usize) -> Result<Self, CudaError> {
+        use sys::CUfunction_attribute_enum as Attribute;
+        // Kernels of one graph share multiprocessors, and one that wants another split between
+        // cache and shared memory would wait until they are empty: all take the largest.
+        let attributes = [
+            (Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes as i32),
+            (Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100),
+        ];
+        for (attribute, value) in attributes {
+            // SAFETY: the function is of a loaded module.
+            unsafe { result::function::set_function_attribute(self.function, attribute, value) }
+                .map_err(failed("reserving shared memory"))?;
+        }
+        Ok(Self { shared_bytes, ..self })
+    }
+
+    /// Shared memory that it has besides.
+    pub(crate) fn static_shared_bytes(&self) -> Result<usize, CudaError> {
+        let which = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
+        let mut bytes = 0;
+        // SAFETY: the function is of a loaded module; writes one integer.
+        unsafe { sys::cuFuncGetAttribute(&mut bytes, which, self.function) }
+            .result()
+            .map_err(failed("asking for a kernel's shared memory"))?;
+        Ok(bytes as usize)
+    }
+
     /// Launches on the stream. The arguments are those of the kernel's declaration, in its order.
     pub(crate) fn launch(
         &self,
@@ -327,12 +345,17 @@ impl Kernel {
         for (pointer, argument) in pointers.iter_mut().zip(arguments) {
             *pointer = std::ptr::from_ref(*argument).cast_mut().cast::<c_void>();
         }
-        let mut early = sys::CUlaunchAttribute {
-            id:
-                sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        use sys::CUlaunchAttributeID_enum as Id;
+        use sys::CUlaunchAttributeValue as Value;
+        let (id, value) = match launch.cooperative {
+            true => (Id::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, Value { cooperative: 1 }),
+            false => (
+                Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                Value { programmaticStreamSerializationAllowed: 1 },
+            ),
         };
+        assert!(!(launch.early && launch.cooperative), "a launch that cannot be both");
+        let mut attribute = sys::CUlaunchAttribute { id, pad: [0; 4], value };
         let config = sys::CUlaunchConfig {
             gridDimX: launch.grid.0 as u32,
             gridDimY: launch.grid.1 as u32,
@@ -342,8 +365,8 @@ impl Kernel {
             blockDimZ: 1,
             sharedMemBytes: self.shared_bytes as u32,
             hStream: gpu.stream,
-            attrs: &mut early,
-            numAttrs: u32::from(launch.early),
+            attrs: &mut attribute,
+            numAttrs: u32::from(launch.early || launch.cooperative),
         };
         // SAFETY: the function is loaded; `ops` passes arguments in the order and of the types of
         // its declaration, and the driver copies them before it returns. The addresses among them

@@ -8,13 +8,14 @@ use crate::error::CudaError;
 use crate::shape::{Chip, Shape};
 
 /// Name and text; later ones use earlier ones.
-const SOURCES: [(&str, &str); 19] = [
+const SOURCES: [(&str, &str); 29] = [
     ("base.cuh", include_str!("kernels/base.cuh")),
     ("norm.cuh", include_str!("kernels/norm.cuh")),
     ("matvec.cuh", include_str!("kernels/matvec.cuh")),
     ("matmul.cuh", include_str!("kernels/matmul.cuh")),
     ("head.cuh", include_str!("kernels/head.cuh")),
     ("softmax.cuh", include_str!("kernels/softmax.cuh")),
+    ("section.cuh", include_str!("kernels/section.cuh")),
     ("sampling.cuh", include_str!("kernels/sampling.cuh")),
     ("embed.cu", include_str!("ops/embed.cu")),
     ("norm_qkv.cu", include_str!("ops/norm_qkv.cu")),
@@ -25,6 +26,15 @@ const SOURCES: [(&str, &str); 19] = [
     ("norm_gate_up.cu", include_str!("ops/norm_gate_up.cu")),
     ("down_add.cu", include_str!("ops/down_add.cu")),
     ("norm_head.cu", include_str!("ops/norm_head.cu")),
+    ("persistent/hop.cuh", include_str!("persistent/hop.cuh")),
+    ("persistent/ring.cuh", include_str!("persistent/ring.cuh")),
+    ("persistent/product.cuh", include_str!("persistent/product.cuh")),
+    ("persistent/launch.cuh", include_str!("persistent/launch.cuh")),
+    ("persistent/candidate.cuh", include_str!("persistent/candidate.cuh")),
+    ("persistent/ops.cuh", include_str!("persistent/ops.cuh")),
+    ("persistent/attention.cuh", include_str!("persistent/attention.cuh")),
+    ("persistent/head.cuh", include_str!("persistent/head.cuh")),
+    ("persistent/decode.cu", include_str!("persistent/decode.cu")),
     ("choose.cu", include_str!("kernels/choose.cu")),
     ("rows.cu", include_str!("kernels/rows.cu")),
     ("bandwidth.cu", include_str!("kernels/bandwidth.cu")),
@@ -65,6 +75,8 @@ pub(crate) struct Kernels {
     pub(crate) down_add: Kernel,
     pub(crate) down_add_block: Kernel,
     pub(crate) norm_head: Kernel,
+    /// All ops; its shared memory depends on the GPU.
+    pub(crate) decode: Kernel,
     pub(crate) choose: Kernel,
     pub(crate) mark_tokens: Kernel,
     pub(crate) put_rows: Kernel,
@@ -95,6 +107,7 @@ impl Kernels {
             down_add: module.kernel("down_add", shape.down.ring_bytes())?,
             down_add_block: block("down_add_block")?,
             norm_head: module.kernel("norm_head", shape.head.ring_bytes())?,
+            decode: plain("decode")?,
             choose: plain("choose")?,
             mark_tokens: plain("mark_tokens")?,
             put_rows: plain("put_rows")?,

@@ -19,6 +19,7 @@ mod kv;
 mod need;
 mod ops;
 mod pack;
+mod persistent;
 mod rows;
 mod sampling;
 mod shape;

@@ -202,8 +202,12 @@ impl Mover {
 impl Stage {
     fn launch(&self, on: &On<'_>, kernel: &Kernel, piece: &Piece<'_>) -> Result<(), CudaError> {
         let elements = piece.bytes.len() / 2;
-        let launch =
-            Launch { grid: (elements.div_ceil(THREADS), 1), threads: THREADS, early: false };
+        let launch = Launch {
+            grid: (elements.div_ceil(THREADS), 1),
+            threads: THREADS,
+            early: false,
+            cooperative: false,
+        };
         let at = self.memory.address();
         let place = RowsPlace { pages: at, n_rows: piece.n_rows as u64 };
         let (k, v) = (at.offset(PAGES_BYTES), at.offset(PAGES_BYTES + piece.bytes.len()));

@@ -212,7 +212,7 @@ impl Sampling {
         if !adjustments.is_empty() {
             self.adjustments.write(0, &adjustments)?;
             let grid = (adjustments.len().div_ceil(THREADS), 1);
-            let launch = Launch { grid, threads: THREADS, early: false };
+            let launch = Launch { grid, threads: THREADS, early: false, cooperative: false };
             let n = adjustments.len() as u32;
             let (list, bias) = (self.adjustments.address(), self.bias.address());
             kernels.mark_tokens.launch(gpu, launch, &[&list, &n, &bias, &self.marks.address()])?;

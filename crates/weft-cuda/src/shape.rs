@@ -258,6 +258,8 @@ impl Shape {
             ("TWO_BLOCKS_UNITS", TWO_BLOCKS_UNITS),
             ("QK_NORM", usize::from(config.qk_norm)),
             ("QKV_BIAS", usize::from(config.qkv_bias)),
+            ("LAYERS", config.layers),
+            ("N_BLOCKS", self.chip.n_sms),
         ];
         let mut defines: Vec<String> =
             numbers.iter().map(|(name, value)| format!("{name}={value}")).collect();

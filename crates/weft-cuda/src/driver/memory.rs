@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use cudarc::driver::result;
 use cudarc::driver::sys;
@@ -183,6 +183,13 @@ impl Pinned {
         // SAFETY: inside the memory, as was just checked, and aligned as its start is. Everybody who
         // shares it, here and on the GPU, reads and writes whole pairs at once.
         unsafe { (*self.at.cast::<AtomicU64>().add(index)).load(Ordering::Relaxed) }
+    }
+
+    /// A word that a running kernel and the host both reach.
+    pub(crate) fn shared_word(&self, index: usize) -> &AtomicU32 {
+        assert!((index + 1) * 4 <= self.bytes, "beyond pinned memory");
+        // SAFETY: inside the memory and aligned; both sides access it atomically.
+        unsafe { AtomicU32::from_ptr(self.at.cast::<u32>().add(index)) }
     }
 
     /// Replaces the values at a byte offset.

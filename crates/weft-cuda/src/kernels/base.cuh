@@ -149,16 +149,19 @@ __device__ __forceinline__ void barrier_arrive(u64 *barrier) {
     asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }"
                  :: "r"(shared_address(barrier)) : "memory");
 }
-__device__ __forceinline__ void barrier_wait(u64 *barrier, u32 parity) {
+// Whether the phase with this parity is over.
+__device__ __forceinline__ bool barrier_passed(u64 *barrier, u32 parity) {
     u32 done;
-    do {
 #if __CUDA_ARCH__ >= 900
-        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
 #else
-        asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
 #endif
-                     : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
-    } while (!done);
+                 : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
+    return done;
+}
+__device__ __forceinline__ void barrier_wait(u64 *barrier, u32 parity) {
+    while (!barrier_passed(barrier, parity)) {}
 }
 // Begins copies of `bytes` in all that complete on the barrier. Called by one whole warp.
 __device__ __forceinline__ void expect_copies(u64 *barrier, u32 bytes, int lane) {
@@ -177,6 +180,15 @@ __device__ __forceinline__ void copy(void *to, const void *from, u32 bytes, u64 
                      : "memory");
 #else
     for (u32 i = lane * 16; i < bytes; i += 512) copy_chunk((u8 *)to + i, (const u8 *)from + i);
+#endif
+}
+// Eight of them, of `bytes` each, with equal distances.
+__device__ __forceinline__ void copy_eight(u8 *to, u32 to_stride, const u8 *from, u32 from_stride, u32 bytes, u64 *barrier, int lane) {
+#if __CUDA_ARCH__ >= 900
+    __syncwarp();
+    if (lane < 8) copy(to + lane * to_stride, from + lane * from_stride, bytes, barrier, 0);
+#else
+    for (int i = 0; i < 8; ++i) copy(to + i * to_stride, from + i * from_stride, bytes, barrier, lane);
 #endif
 }
 // After the last of them.

@@ -81,7 +81,8 @@ impl Pass<'_> {
         arguments: &[&dyn Argument],
     ) -> Result<(), CudaError> {
         let early = self.joined && self.family == Family::Few;
-        kernel.launch(&self.device.gpu, Launch { grid, threads, early }, arguments)
+        let launch = Launch { grid, threads, early, cooperative: false };
+        kernel.launch(&self.device.gpu, launch, arguments)
     }
 
     /// Blocks of tokens × blocks of rows, 128 each.

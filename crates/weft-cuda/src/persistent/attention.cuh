@@ -1,0 +1,309 @@
+// Attention of the persistent kernel: `attend` with `rope_store` in it, cut over blocks as the kernel of that name is,
+// with the same functions and so the same bits. Pages come through the ring. A launch may run several tokens of
+// every lane: then the lists are those of the first, and what grows with each token is added here.
+
+// Blocks that take part: as many of every KV head, so that a block keeps to one.
+__device__ __forceinline__ u32 attending_blocks(u32 n_items) {
+    return min(n_items, (u32)max(N_BLOCKS / KV_HEADS, 1)) * KV_HEADS;
+}
+constexpr u32 ITEM_WORDS = sizeof(Item) / 4;
+
+// ---- pages -------------------------------------------------------------------------------------
+// What the copying warp must know of an item: its pages and counts, a word per lane.
+struct ItemHead {
+    u32 word;
+    __device__ __forceinline__ ItemHead(const Step &step, u32 work, u32 n_work, int lane)
+        : word(work < n_work && lane < 8 ? load_fresh(step.attention + work / KV_HEADS * ITEM_WORDS + lane) : 0) {}
+    __device__ __forceinline__ u32 page(int i) const { return __shfl_sync(FULL, word, i); }
+    __device__ __forceinline__ u32 n_rows() const { return __shfl_sync(FULL, word, SECTION_PAGES); }
+    __device__ __forceinline__ u32 n_stores() const { return __shfl_sync(FULL, word, SECTION_PAGES + 2); }
+};
+
+// The keys of a section, then its values. Pages that this launch wrote to are asked for only when the token before
+// has stored its row.
+__device__ __forceinline__ bool stream_pages(Copier &copier, const Launch &launch, const u16 *kv, u32 n_items, u32 step, u32 n_attended) {
+    const u32 n_work = n_items * KV_HEADS, n_blocks = attending_blocks(n_items);
+    if (blockIdx.x >= n_blocks) return true;
+    ItemHead item(launch.step, blockIdx.x, n_work, copier.lane);
+    for (u32 work = blockIdx.x; work < n_work; work += n_blocks) {
+        const ItemHead next(launch.step, work + n_blocks, n_work, copier.lane);
+        const bool grows = item.n_stores() > 0;
+        const int n_pages = (item.n_rows() + (grows ? step : 0) + PAGE_ROWS - 1) / PAGE_ROWS;
+        if (grows && step > 0) {
+            while (copier.ring.attended < n_attended)
+                if (copier.ring.left) return false;
+            before_copies_of_stored();
+        }
+        for (int side = 0; side < 2; ++side)
+            for (int page = 0; page < n_pages; ++page) {
+                const u16 *from = kv + page_start(item.page(page), work % KV_HEADS) + side * PAGE_SIDE;
+                const bool pushed = copier.push(
+                    SIDE_BYTES, [&](u8 *stage, u64 *full) { copy(stage, from, SIDE_BYTES, full, copier.lane); });
+                if (!pushed) return false;
+            }
+        item = next;
+    }
+    return true;
+}
+
+// ---- queries and new rows ----------------------------------------------------------------------
+// A head of a row of words, and whether all of it is there.
+__device__ __forceinline__ bool ask_head(Head &head, const u64 *row, int first, u32 number, int lane) {
+    u64 words[2][LANE_PAIRS];
+#pragma unroll
+    for (int i = 0; i < LANE_PAIRS; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int d = min(lane + i * 32, HALF_DIM - 1) + half * HALF_DIM;
+            words[half][i] = load_word(row + (first + d) / 2);
+        }
+    bool all = true;
+#pragma unroll
+    for (int i = 0; i < LANE_PAIRS; ++i) {
+        const int d = lane + i * 32;
+        const auto value = [&](u64 word, int at) { return at % 2 == 0 ? low(value_of(word)) : high(value_of(word)); };
+        all &= number_of(words[0][i]) == number && number_of(words[1][i]) == number;
+        head.first[i] = d < HALF_DIM ? value(words[0][i], first + d) : 0.0f;
+        head.second[i] = d < HALF_DIM ? value(words[1][i], first + d + HALF_DIM) : 0.0f;
+    }
+    return all;
+}
+
+// This warp's queries, rotated, into shared memory. What does not depend on the op before is asked for before it is
+// waited for.
+__device__ __forceinline__ void make_queries(Block &block, const Item &item, int kv_head, u32 number) {
+    const int lane = block.lane;
+    auto &queries = block.shared.scratch.section.queries;
+    const HeadNorm norm = load_norm(block.layer().q_norm, lane);
+#pragma unroll 1
+    for (int row = block.warp; row < (item.n_queries * GROUP > 8 ? 16 : 8); row += WARPS) {
+        const int query = row / GROUP;
+        for (int d = lane; d < DIM; d += 32)
+            if (query >= item.n_queries || d >= HEAD_DIM) queries[row][d] = 0;
+        if (query >= item.n_queries) continue;
+        const Turn turn = load_turn(block.launch.rope, item.queries[query].rotate_at + block.step, lane);
+        const u64 *words = block.launch.qkv + item.queries[query].token * QKV_WORDS;
+        const int first = (kv_head * GROUP + row % GROUP) * HEAD_DIM;
+        Head head;
+        block.watch.until([&] { return ask_head(head, words, first, number, lane); });
+        __syncwarp();
+        normalise_head(head, norm);
+        rotate_head(head, turn);
+        each_dimension(head, lane, [&](int d, u16 x) { queries[row][d] = x; });
+    }
+}
+
+// A warp's share of an item's new rows: one of them, and where it goes. Its key, rotated, and its value lie in shared
+// memory.
+struct NewRow {
+    bool there;
+    int page, row; // of the section
+};
+__device__ __forceinline__ NewRow make_row(Block &block, const Item &item, int kv_head, u32 number) {
+    const int lane = block.lane;
+    NewRow made = {own_store() < item.n_stores, 0, 0};
+    if (!made.there) return made;
+    const u32 store = item.stores[own_store()], token = store >> 16, row = (store & 0xffff) + block.step;
+    made.page = row / PAGE_ROWS, made.row = row % PAGE_ROWS;
+    const HeadNorm norm = load_norm(block.layer().k_norm, lane);
+    const Turn turn = load_turn(block.launch.rope, block.shared.key_positions[token] + block.step, lane);
+    const u64 *words = block.launch.qkv + token * QKV_WORDS;
+    auto &rows = block.shared.new_rows[block.warp];
+    Head key, value;
+    block.watch.until([&] {
+        const bool has_key = ask_head(key, words, Q_WIDTH + kv_head * HEAD_DIM, number, lane);
+        return ask_head(value, words, Q_WIDTH + KV_WIDTH + kv_head * HEAD_DIM, number, lane) && has_key;
+    });
+    __syncwarp();
+    normalise_head(key, norm);
+    rotate_head(key, turn);
+    each_dimension(key, lane, [&](int d, u16 x) { rows[0][d] = x; });
+    each_dimension(value, lane, [&](int d, u16 x) { rows[1][d] = x; });
+    __syncwarp();
+    return made;
+}
+
+// Puts a side of a new row into a page, which may have been copied before the row was there.
+template <int SIDE> __device__ __forceinline__ void put_row(u16 *page, const Block &block, int row) {
+    for (int d = block.lane; d < HEAD_DIM; d += 32)
+        page[SIDE == 0 ? key_offset(row, d) : value_offset(row, d)] = block.shared.new_rows[block.warp][SIDE][d];
+}
+// Both where they stay.
+__device__ __forceinline__ void store_row(Block &block, const NewRow &made, const Item &item, int kv_head) {
+    u16 *page = block.layer().kv + page_start(item.pages[made.page], kv_head);
+    put_row<0>(page, block, made.row);
+    put_row<1>(page + PAGE_SIDE, block, made.row);
+    before_copies_of_stored();
+}
+
+// ---- results -----------------------------------------------------------------------------------
+// A pair of dimensions of a result.
+__device__ __forceinline__ void publish_attended(Block &block, u32 token, int column, u32 pair) {
+    store_word(block.launch.a + token * (Q_STRIDE / 2) + column / 2, pair, block.number);
+    if (block.last) *(u32 *)(block.launch.plain.a + (u64)token * Q_STRIDE + column) = pair;
+}
+__device__ __forceinline__ void add_share(Block &block, u64 at, float share) {
+    // The first layer begins anew for each token; a share is always added to by the same thread.
+    if (block.is_first_layer()) block.launch.shares[at] = share;
+    else atomicAdd(block.launch.shares + at, share);
+}
+
+// Whole where the section is all that a token sees, a part otherwise.
+__device__ __forceinline__ void publish_section(Block &block, const Item &item, int kv_head, const float (&acc)[OWN_DIM_TILES][4]) {
+    const Launch &launch = block.launch;
+    const auto &finals = block.shared.scratch.section.finals;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const u32 row = block.lane / 4 + i * 8, query = row / GROUP;
+        if (i == 1 && item.n_queries * GROUP <= 8) break;
+        if (query >= item.n_queries) continue;
+        const Query asked = item.queries[query];
+        const int head = kv_head * GROUP + row % GROUP;
+        const bool whole = asked.n_parts == 1;
+        const float weight = finals[row][1];
+        const u64 part = (u64)asked.partial * HEADS + head;
+#pragma unroll
+        for (int tile = 0; tile < OWN_DIM_TILES; ++tile) {
+            const int d = (block.warp * OWN_DIM_TILES + tile) * 8 + block.lane % 4 * 2;
+            const float a = acc[tile][i * 2], b = acc[tile][i * 2 + 1];
+            if (d >= DIM) continue;
+            if (!whole) {
+                store_word(launch.part_sums + part * DIM + d, __float_as_uint(a), block.number);
+                store_word(launch.part_sums + part * DIM + d + 1, __float_as_uint(b), block.number);
+            } else if (d < HEAD_DIM) {
+                publish_attended(block, asked.token, head * HEAD_DIM + d, round_pair(a / weight, b / weight));
+            }
+        }
+        if (!whole && block.warp == 0 && block.lane % 4 < 3)
+            store_word(launch.part_weights + part * 4 + block.lane % 4, __float_as_uint(finals[row][block.lane % 4]), block.number);
+    }
+    if (threadIdx.x < item.n_queries * GROUP && item.queries[threadIdx.x / GROUP].n_parts == 1) {
+        const float weight = finals[threadIdx.x][1];
+        add_share(block, (u64)item.queries[threadIdx.x / GROUP].partial * HEADS + kv_head * GROUP + threadIdx.x % GROUP,
+                  finals[threadIdx.x][2] / (weight * weight));
+    }
+}
+
+// An item of this block; the first ones are kept.
+__device__ __forceinline__ const Item &fetch_item(Block &block, u32 index, u32 work) {
+    if (index < KEPT_ITEMS) return block.shared.items[index];
+    Item &item = block.shared.items[KEPT_ITEMS];
+    if (threadIdx.x < ITEM_WORDS)
+        ((u32 *)&item)[threadIdx.x] = load_fresh(block.launch.step.attention + work / KV_HEADS * ITEM_WORDS + threadIdx.x);
+    meet();
+    return item;
+}
+__device__ __forceinline__ void keep_items(BlockShared &shared, const Step &step, u32 n_items) {
+    const u32 index = threadIdx.x / ITEM_WORDS, work = blockIdx.x + index * attending_blocks(n_items);
+    if (index < KEPT_ITEMS && work < n_items * KV_HEADS && blockIdx.x < attending_blocks(n_items))
+        ((u32 *)shared.items)[threadIdx.x] = load_fresh(step.attention + work / KV_HEADS * ITEM_WORDS + threadIdx.x % ITEM_WORDS);
+}
+static_assert(KEPT_ITEMS * ITEM_WORDS <= WARPS * 32, "a thread fetches a word");
+
+// One KV head of one item. Pages are in the ring, keys first.
+__device__ __forceinline__ void attend_section(Block &block, u32 index, u32 work, bool only_store) {
+    SectionScratch &scratch = block.shared.scratch.section;
+    const int kv_head = work % KV_HEADS, warp = block.warp, lane = block.lane;
+    // What a warp still reads of the item before, or of what the scratch holds otherwise, must not go.
+    meet();
+    const Item &item = fetch_item(block, index, work);
+    const u32 grown = item.n_stores > 0 ? block.step : 0, number = block.number_before(only_store ? 1 : 2);
+    const int n_rows = item.n_rows + grown, n_pages = (n_rows + PAGE_ROWS - 1) / PAGE_ROWS;
+    make_queries(block, item, kv_head, number);
+    const NewRow made = make_row(block, item, kv_head, number);
+    const bool patches = made.there && made.page < n_pages;
+    if (patches) put_row<0>((u16 *)block.stages.wait(made.page), block, made.row);
+    meet();
+    HalfPage own(item, warp, lane);
+    if (own.page < n_pages)
+        score_rows(own, scratch, block.stages.wait(own.page), lane, [&](u32 query) {
+            return query < item.n_queries ? item.queries[query].seen + grown : 0;
+        });
+    if (patches) put_row<1>((u16 *)block.stages.wait(n_pages + made.page), block, made.row);
+    meet();
+    block.stages.release(n_pages, lane);
+    if (own.page < n_pages) weigh_rows(own, scratch, lane);
+    meet();
+    float acc[OWN_DIM_TILES][4] = {};
+    sum_values(acc, scratch, n_pages, n_rows, warp, lane, [&](int page) { return block.stages.wait(page); });
+    if (warp == 0) sum_weights(scratch, n_pages, lane);
+    meet();
+    block.stages.release(n_pages, lane);
+    if (!only_store) publish_section(block, item, kv_head, acc);
+    if (made.there) store_row(block, made, item, kv_head);
+}
+
+// ---- folding -----------------------------------------------------------------------------------
+// The parts of a head as other blocks send them.
+struct SentParts {
+    Block &block;
+    u64 first;
+    int head, d;
+    __device__ __forceinline__ const u64 *weights(u32 part) const { return block.launch.part_weights + ((first + part) * HEADS + head) * 4; }
+    __device__ __forceinline__ Part weight(u32 part, bool there) const {
+        TwoWords words = {0, 0};
+        block.watch.until([&] {
+            if (!there) return true;
+            words = load_two_words(weights(part));
+            return number_of(words.first) == block.number_before(0) && number_of(words.second) == block.number_before(0);
+        });
+        __syncwarp();
+        return {there ? __uint_as_float(value_of(words.first)) : NEVER, __uint_as_float(value_of(words.second))};
+    }
+    __device__ __forceinline__ float squares(u32 part) const {
+        u64 word = 0;
+        block.watch.until([&] {
+            word = load_word(weights(part) + 2);
+            return number_of(word) == block.number_before(0);
+        });
+        return __uint_as_float(value_of(word));
+    }
+    __device__ __forceinline__ void sums(float (&sums)[FOLD_LOADS], u32 part, u32 last) const {
+        block.watch.until([&] {
+            bool all = true;
+#pragma unroll
+            for (int i = 0; i < FOLD_LOADS; ++i) {
+                const u64 word = load_word(block.launch.part_sums + ((first + min(part + i, last)) * HEADS + head) * DIM + d);
+                all &= number_of(word) == block.number_before(0);
+                sums[i] = __uint_as_float(value_of(word));
+            }
+            return all;
+        });
+        __syncwarp();
+    }
+};
+
+// Folds the parts of tokens that have several: a warp has 32 dimensions of one head, all blocks take part.
+__device__ __forceinline__ void fold_sections(Block &block) {
+    const int lane = block.lane;
+    const u32 n_tasks = block.n_tokens * HEADS * DIM_UNITS;
+    for (u32 task = blockIdx.x + block.warp * N_BLOCKS; task < n_tasks; task += N_BLOCKS * WARPS) {
+        const u32 token = task / (HEADS * DIM_UNITS), head = task / DIM_UNITS % HEADS;
+        const u32 n_parts = block.shared.partials[token][0], d = task % DIM_UNITS * 32 + lane;
+        const u64 first = block.shared.partials[token][1];
+        if (n_parts == 1) continue;
+        const SentParts parts = {block, first, (int)head, (int)d};
+        const Folded whole = fold_parts(parts, n_parts, lane);
+        const u32 value = round_one(whole.sum / whole.weight), next = __shfl_down_sync(FULL, value, 1);
+        if (d % 2 == 0 && d < HEAD_DIM) publish_attended(block, token, head * HEAD_DIM + d, value | next << 16);
+        for (u32 part = lane; part < n_parts && task % DIM_UNITS == 0; part += 32) {
+            const float m = __uint_as_float(value_of(load_word(parts.weights(part))));
+            add_share(block, (first + part) * HEADS + head, part_share(whole, m, parts.squares(part)));
+        }
+    }
+}
+
+// The op, or only what `rope_store` is of it.
+__device__ __forceinline__ void run_attend(Block &block, bool only_store) {
+    const u32 n_work = block.n_items * KV_HEADS, n_blocks = attending_blocks(block.n_items);
+    if (blockIdx.x < n_blocks) {
+        for (u32 index = 0, work = blockIdx.x; work < n_work; ++index, work += n_blocks)
+            attend_section(block, index, work, only_store);
+        meet();
+        if (threadIdx.x == 0) {
+            __threadfence_block();
+            block.shared.ring.attended = block.shared.ring.attended + 1;
+        }
+    }
+    if (!only_store) fold_sections(block);
+}

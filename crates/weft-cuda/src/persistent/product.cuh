@@ -1,0 +1,138 @@
+// Matrix products of the persistent kernel: the sums of `matvec.cuh` in their order, so the same bits. A block computes
+// several tiles together, because its time is that of a chain of instructions; and all matrices go through the
+// same few instructions, because those of a whole layer do not fit into the caches for instructions.
+
+// The part of a matrix that a block owns: tiles of eight rows, of `n_units` units a warp.
+struct Tiles {
+    const u8 *weights;
+    int first, end;
+    u32 n_units;
+    __device__ __forceinline__ u64 tile_bytes() const { return (u64)WARPS * n_units * UNIT_BYTES; }
+    __device__ __forceinline__ u32 n_parts() const { return (n_units + PART_UNITS - 1) / PART_UNITS; }
+    // Units of a warp in a part.
+    __device__ __forceinline__ u32 part_units(u32 part) const { return min(n_units - part * PART_UNITS, (u32)PART_UNITS); }
+    // Whether what all warps have of a part lies together (base.cuh).
+    __device__ __forceinline__ bool lies_in_parts() const { return n_units <= PART_UNITS || n_units > LONGEST_STRETCH; }
+};
+
+// How many tiles, and how many of them a group that a block cannot divide.
+template <int ROWS, int TOGETHER_> struct Rows8 {
+    static constexpr int TOGETHER = TOGETHER_;
+    static constexpr int GROUPS = (ROWS + 8 * TOGETHER - 1) / (8 * TOGETHER);
+    static constexpr int MOST_TILES = (GROUPS + N_BLOCKS - 1) / N_BLOCKS * TOGETHER; // that a block owns
+};
+using HiddenRows = Rows8<HIDDEN, 1>;
+using QkvRows = Rows8<QKV_ROWS, 2>;
+using GateUpRows = Rows8<(INTER + 7) / 8 * 16, 2>;
+using VocabularyRows = Rows8<VOCAB, 2>;
+
+template <class M> __device__ __forceinline__ Tiles own_tiles(const u8 *weights, u32 n_units) {
+    // Asked for anew each time: the compiler would keep the shares of all matrices, for which there are no registers.
+    u32 block;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    return {weights, (int)((u64)M::GROUPS * block / N_BLOCKS) * M::TOGETHER,
+            (int)((u64)M::GROUPS * (block + 1) / N_BLOCKS) * M::TOGETHER, n_units};
+}
+
+// Tiles computed at once.
+constexpr int NORM_TILES = 6;
+constexpr int ADD_TILES = HiddenRows::MOST_TILES <= 6 ? HiddenRows::MOST_TILES : 4;
+constexpr int MOST_TILES_AT_ONCE = 6;
+
+// Sums of each warp: of tiles computed together, eight tokens x eight rows.
+struct WarpSums {
+    float of[2][MOST_TILES_AT_ONCE][WARPS][64];
+};
+
+// Calls `work` with the number `n` as a constant.
+template <int VALUE_> struct Count {
+    static constexpr int VALUE = VALUE_;
+};
+template <int MOST, class Work> __device__ __forceinline__ void for_count(int n, Work work) {
+    if (MOST == 1 || n == MOST) return work(Count<MOST>{});
+    if constexpr (MOST > 1) for_count<MOST - 1>(n, work);
+}
+
+// The copying warp: stages in the order `multiply_tiles` takes them in. False where the block has left.
+__device__ __forceinline__ bool stream_tiles(Copier &copier, const Tiles &own, int at_once) {
+    static_assert(SHORT_STRETCH == PART_UNITS, "a stretch is a part");
+    const u32 n_parts = own.n_parts();
+    for (int first = own.first; first < own.end; first += at_once) {
+        const int end = min(first + at_once, own.end);
+        for (u32 part = 0; part < n_parts; ++part) {
+            const u32 bytes = own.part_units(part) * UNIT_BYTES;
+            for (int tile = first; tile < end; ++tile) {
+                const u8 *from = own.weights + tile * own.tile_bytes();
+                const bool pushed = copier.push(WARPS * bytes, [&](u8 *stage, u64 *full) {
+                    const u32 before = part * PART_UNITS * UNIT_BYTES; // of each warp
+                    if (own.lies_in_parts()) copy(stage, from + WARPS * before, WARPS * bytes, full, copier.lane);
+                    else copy_eight(stage, bytes, from + before, own.n_units * UNIT_BYTES, bytes, full, copier.lane);
+                });
+                if (!pushed) return false;
+            }
+        }
+    }
+    return true;
+}
+
+// A warp's sums of N tiles. They all have their own registers: what is computed only sometimes is computed one after
+// the other.
+template <int N, bool EXACT, class Input>
+__device__ __forceinline__ void sum_tiles(Stages &stages, WarpSums &sums, u32 flip, const Tiles &own, u32 n_tokens, int warp, int lane,
+                                          Input input) {
+    const uint4 nothing = make_uint4(0, 0, 0, 0);
+    const u32 n_parts = own.n_parts();
+    float sum[N][4] = {};
+#pragma unroll 1
+    for (u32 part = 0; part < n_parts; ++part) {
+        input.begin(part);
+        stages.wait_for_all(N, lane);
+        const uint4 *units[N];
+#pragma unroll
+        for (int tile = 0; tile < N; ++tile) units[tile] = (const uint4 *)stages.at(tile) + warp * own.part_units(part) * UNIT + lane;
+#pragma unroll
+        for (int u = 0; u < PART_UNITS; ++u) {
+            if (!EXACT && part * PART_UNITS + u >= own.n_units) break;
+            const uint4 x = input.unit(part, u);
+#pragma unroll
+            for (int tile = 0; tile < N; ++tile) mma32(sum[tile], x, nothing, units[tile][u * UNIT]);
+        }
+        stages.release(N, lane);
+    }
+    if (lane / 4 < n_tokens)
+#pragma unroll
+        for (int tile = 0; tile < N; ++tile)
+            *(float2 *)&sums.of[flip][tile][warp][lane * 2] = make_float2(sum[tile][0], sum[tile][1]);
+}
+
+// The computing warps. `input.unit(part, u)` is a unit of this warp's input; sums go to
+// `store(first of TOGETHER tiles, token, row in the tile, sums, whether there is such a row)`, called by whole warps.
+template <int TILES, int TOGETHER, bool EXACT, class Input, class Store>
+__device__ __forceinline__ void multiply_tiles(Stages &stages, WarpSums &sums, u32 &flip, const Tiles &own, u32 n_tokens, int warp, int lane,
+                                               Input input, Store store) {
+    static_assert(TILES / TOGETHER <= 6, "all counts of groups are told apart");
+    // Rows are shared out as if there were 1, 2, 4 or 8 tokens.
+    const u32 shift = n_tokens == 1 ? 3 : n_tokens == 2 ? 4 : n_tokens <= 4 ? 5 : 6;
+#pragma unroll 1
+    for (int first = own.first; first < own.end; first += TILES) {
+        const int n_groups = min(TILES, own.end - first) / TOGETHER;
+        // The sums before last were read before the last meeting.
+        flip ^= 1;
+        const auto sum = [&](auto n) { sum_tiles<decltype(n)::VALUE * TOGETHER, EXACT>(stages, sums, flip, own, n_tokens, warp, lane, input); };
+        for_count<TILES / TOGETHER>(n_groups, sum);
+        meet();
+#pragma unroll 1
+        for (u32 i = threadIdx.x; i - lane < n_groups << shift; i += WARPS * 32) {
+            const u32 group = min(i >> shift, n_groups - 1), at = i & ((1 << shift) - 1);
+            float total[TOGETHER];
+#pragma unroll
+            for (int t = 0; t < TOGETHER; ++t) {
+                const auto &of = sums.of[flip][group * TOGETHER + t];
+                total[t] = of[0][at];
+#pragma unroll
+                for (int w = 1; w < WARPS; ++w) total[t] += of[w][at];
+            }
+            store(first + group * TOGETHER, at / 8, at % 8, total, i >> shift < n_groups && at / 8 < n_tokens);
+        }
+    }
+}
