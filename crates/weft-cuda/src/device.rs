@@ -1,7 +1,7 @@
 //! The device itself: all its memory, and how a step runs on it.
 
 use std::cell::Cell;
-use std::ops::{ControlFlow, Range};
+use std::ops::Range;
 use std::sync::Arc;
 
 use half::bf16;
@@ -24,11 +24,11 @@ use crate::kernels::{self, Kernels};
 use crate::kv::{Kv, Page, place};
 use crate::ops::Pass;
 use crate::persistent::choice::{self, Choice};
-use crate::persistent::{self, Fault, Persistent, Run};
+use crate::persistent::{self, Persistent};
 use crate::rows::{Mover, On};
 use crate::sampling::Sampling;
 use crate::shape::{Chip, Shape};
-use crate::tables::{Counts, Family, Lists, SplitRule, Tables, max_partials, rows_ahead};
+use crate::tables::{Counts, Family, Lists, SplitRule, Tables, max_partials};
 use crate::weights::ModelWeights;
 
 /// How the ops of a step are launched.
@@ -67,7 +67,7 @@ impl Options {
 pub struct CudaDevice {
     pub(crate) graphs: Graphs,
     pub(crate) persistent: Option<Persistent>,
-    choice: Choice,
+    pub(crate) choice: Choice,
     pub(crate) kernels: Kernels,
     pub(crate) weights: ModelWeights,
     pub(crate) kv: Kv,
@@ -79,13 +79,13 @@ pub struct CudaDevice {
     pub(crate) lists: Lists,
     pub(crate) sampling: Sampling,
     mover: Mover,
-    in_flight: InFlight,
+    pub(crate) in_flight: InFlight,
     pub(crate) shape: Shape,
     pub(crate) config: Config,
-    plan: Vec<Op>,
-    limits: Limits,
+    pub(crate) plan: Vec<Op>,
+    pub(crate) limits: Limits,
     pub(crate) launches: Launches,
-    logits: HostLogits,
+    pub(crate) logits: HostLogits,
     pub(crate) gpu: Arc<Gpu>,
 }
 
@@ -93,7 +93,7 @@ pub struct CudaDevice {
 const COLD_BYTES: usize = 256 << 20;
 
 /// Rows of logits on the host, copied when they are first asked for.
-struct HostLogits {
+pub(crate) struct HostLogits {
     /// f32 \[outputs\]\[vocab\]
     rows: Pinned,
     /// Which rows are those of the last run.
@@ -110,7 +110,7 @@ impl Drop for CudaDevice {
 
 impl HostLogits {
     /// The rows are those of an earlier run.
-    fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         self.there.iter().for_each(|there| there.set(false));
     }
 }
@@ -240,19 +240,6 @@ impl CudaDevice {
         self.launches != Launches::Ops && family == Family::Few && ops == self.plan
     }
 
-    /// Whether ops on the lists run in the persistent kernel.
-    fn is_persistent(&self, ops: &[Op], family: Family) -> bool {
-        let wanted = match self.launches {
-            Launches::Auto => self.choice.is_persistent(&self.lists.counts),
-            launches => launches == Launches::Persistent,
-        };
-        let takes = |kernel: &Persistent| kernel.takes(&self.lists);
-        wanted
-            && family == Family::Few
-            && self.plan.starts_with(ops)
-            && self.persistent.as_ref().is_some_and(takes)
-    }
-
     /// Copies a step's lists and launches ops on them.
     fn launch(&mut self, ops: &[Op], step: &Step<'_>, draws: bool) -> Result<(), (Op, CudaError)> {
         let first = |error| (ops[0], error);
@@ -277,56 +264,6 @@ impl CudaDevice {
         }
         self.clear_shares(&counts).map_err(first)?;
         Pass { device: self, step, family, counts, joined: false, draws }.run(ops)
-    }
-
-    fn launch_persistent(&mut self, n_ops: usize, bytes: usize) -> Result<(), (Op, CudaError)> {
-        let run = Run { n_ops, n_steps: 1 };
-        let launched = self.few.upload(&self.gpu, bytes);
-        let launched = launched.and_then(|()| persistent::launch(self, run, false));
-        let ended = launched.map_err(Fault::from).and_then(|_| persistent::finish(self));
-        ended.map_err(|fault| fault.in_plan(&self.plan))
-    }
-
-    /// Runs a step of one token a lane and, on the GPU, up to `n - 1` steps that follow it, each with the
-    /// best logit of the one before; `on_tokens` is handed the tokens of each, and may end it. How many
-    /// steps were run and handed out.
-    pub fn decode_greedy(
-        &mut self,
-        step: &Step<'_>,
-        n: usize,
-        on_tokens: &mut dyn FnMut(&[u32]) -> ControlFlow<()>,
-    ) -> Result<usize, DeviceError> {
-        step.check(&self.config, &self.limits);
-        self.gpu.bind();
-        let n = n.min(rows_ahead(step, &self.limits)).min(persistent::MOST_STEPS);
-        assert!(n > 0, "a step that cannot be followed");
-        self.in_flight.forget();
-        self.lists.fill(step, self.config.group(), n - 1);
-        self.logits.forget();
-        let run = Run { n_ops: self.plan.len(), n_steps: n };
-        let bytes = self.few.write(step, &self.lists);
-        let launched = self.few.upload(&self.gpu, bytes);
-        let launched = launched.and_then(|()| persistent::launch(self, run, true));
-        let followed = launched
-            .map_err(Fault::from)
-            .and_then(|number| persistent::follow(self, run, number, step.lanes.len(), on_tokens));
-        followed.map_err(|fault| self.device_error(fault.in_plan(&self.plan)))
-    }
-
-    /// From now on launches ops in another way; persistently only where the device was made for it.
-    pub fn use_launches(&mut self, launches: Launches) -> Result<(), CudaError> {
-        if launches == Launches::Persistent && self.persistent.is_none() {
-            return Err(CudaError::Unsupported("it was not made for the persistent kernel".into()));
-        }
-        self.launches = launches;
-        Ok(())
-    }
-
-    /// The first block of a persistent kernel keeps the results of an op to itself. For tests.
-    pub fn withhold(&mut self, op: Option<usize>) {
-        if let Some(persistent) = &mut self.persistent {
-            persistent.withhold(op);
-        }
     }
 
     fn launch_graph(&mut self, draws: bool, times: usize) -> Result<(), (Op, CudaError)> {
@@ -372,7 +309,7 @@ impl CudaDevice {
         in_flight.wait(gpu, sampling)
     }
 
-    fn device_error(&self, (op, error): (Op, CudaError)) -> DeviceError {
+    pub(crate) fn device_error(&self, (op, error): (Op, CudaError)) -> DeviceError {
         DeviceError { device: self.describe(), op: op.to_string(), reason: error.to_string() }
     }
 }

@@ -11,8 +11,10 @@ use weft::device::{Lane, Limits, MAX_LANES, MAX_SPANS, Outputs, Step};
 use weft::kv::{PAGE_ROWS, PageId};
 
 mod split;
+mod words;
 
 pub(crate) use self::split::SplitRule;
+use self::words::{Words, words};
 use crate::driver::{Address, Gpu, Memory, Pinned};
 use crate::error::CudaError;
 
@@ -105,23 +107,6 @@ struct Tile {
     gap: [u32; 3],
 }
 
-/// Structs of words, as words.
-trait Words: Copy {
-    const LEN: usize = size_of::<Self>() / 4;
-    fn put(&self, to: &mut [u32]);
-}
-
-macro_rules! words {
-    ($($name:ty),*) => {
-        $(impl Words for $name {
-            fn put(&self, to: &mut [u32]) {
-                assert_eq!(to.len(), Self::LEN);
-                // SAFETY: the struct is `repr(C)` of words alone, and as many as `to` has.
-                unsafe { to.as_mut_ptr().cast::<Self>().write(*self) };
-            }
-        })*
-    };
-}
 words!(Section, Item, Tile);
 
 /// What the host must know of a step's lists to launch kernels on them.

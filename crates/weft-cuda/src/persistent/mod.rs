@@ -5,6 +5,7 @@
 //! the bits. It knows nothing of why several tokens are wanted.
 
 pub(crate) mod choice;
+mod device;
 mod memory;
 mod split;
 
