@@ -28,7 +28,7 @@ pub fn read_bandwidth(bytes: usize, passes: usize) -> Result<Vec<f64>, CudaError
     let buffer = Memory::new(&gpu, "measuring the bandwidth", bytes.next_multiple_of(PIECE))?;
     let folded = Memory::new(&gpu, "measuring the bandwidth", blocks * THREADS * 4)?;
     let n_pieces = (buffer.bytes / PIECE) as u64;
-    let launch = Launch { grid: (blocks, 1), threads: THREADS, early: false };
+    let launch = Launch { grid: (blocks, 1), threads: THREADS, early: false, cooperative: false };
     let read = || kernel.launch(&gpu, launch, &[&buffer.address(), &n_pieces, &folded.address()]);
     read()?;
     (0..passes)

@@ -1,7 +1,7 @@
 //! The device itself: all its memory, and how a step runs on it.
 
 use std::cell::Cell;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use half::bf16;
@@ -21,13 +21,16 @@ use crate::graphs::{self, Graphs};
 use crate::kernels::{self, Kernels};
 use crate::kv::{Kv, Page, place};
 use crate::ops::Pass;
+use crate::persistent::{self, Fault, Persistent, Run};
 use crate::shape::Shape;
-use crate::tables::{Counts, Family, Lists, Tables};
+use crate::tables::{Counts, Family, Lists, Tables, rows_ahead};
 use crate::weights::ModelWeights;
 
 /// How the ops of a step are launched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Launches {
+    /// A token, or many, is one kernel; what it cannot run is a graph.
+    Persistent,
     /// A token is one graph, its kernels overlapping.
     #[default]
     Graph,
@@ -54,6 +57,7 @@ impl Options {
 /// The device. Computes in bf16, whatever the model's own format.
 pub struct CudaDevice {
     pub(crate) graphs: Graphs,
+    pub(crate) persistent: Option<Persistent>,
     pub(crate) kernels: Kernels,
     pub(crate) weights: ModelWeights,
     pub(crate) kv: Kv,
@@ -92,17 +96,39 @@ impl CudaDevice {
         let shape = Shape::new(config, gpu.facts.n_sms)?;
         let cubin = compile::cubin(&kernels::source(), &gpu.facts.arch(), &shape.defines(config))?;
         let rows = limits.step_outputs.max(1);
+        let kernels = Kernels::load(gpu.load(&cubin)?, &shape)?;
+        let kv = Kv::new(&gpu, config, shape.dim, limits.pages)?;
+        let plan = plan(config);
+        let weights = ModelWeights::read(&gpu, config, weights)?;
+        let persistent = match launches {
+            Launches::Persistent => {
+                let parts = persistent::Parts {
+                    gpu: &gpu,
+                    config,
+                    shape: &shape,
+                    weights: &weights,
+                    kv: &kv,
+                    limits: &limits,
+                };
+                Some(
+                    Persistent::new(&parts, kernels.decode, &plan)?
+                        .map_err(CudaError::Unsupported)?,
+                )
+            }
+            _ => None,
+        };
         Ok(Self {
             graphs: Graphs::default(),
-            kernels: Kernels::load(gpu.load(&cubin)?, &shape)?,
-            kv: Kv::new(&gpu, config, shape.dim, limits.pages)?,
+            persistent,
+            kernels,
+            kv,
             rope: rope_table(&gpu, config, &limits)?,
             buffers: Buffers::new(&gpu, config, shape.dim, &limits)?,
             few: Tables::new(&gpu, &limits, Family::Few)?,
             many: Tables::new(&gpu, &limits, Family::Many)?,
-            weights: ModelWeights::read(&gpu, config, weights)?,
+            weights,
             lists: Lists::default(),
-            plan: plan(config),
+            plan,
             config: config.clone(),
             logits: HostLogits {
                 rows: Pinned::new(&gpu, rows * config.vocab * 4)?,
@@ -153,7 +179,12 @@ impl CudaDevice {
             Family::Many => &mut self.many,
         };
         let bytes = tables.write(step, &self.lists);
-        if self.launches == Launches::Graph && family == Family::Few && ops == self.plan {
+        let persistent = self.launches == Launches::Persistent
+            && self.persistent.as_ref().is_some_and(|kernel| kernel.takes(&self.lists));
+        if persistent && family == Family::Few && self.plan.starts_with(ops) {
+            return self.launch_persistent(ops.len(), bytes);
+        }
+        if self.launches != Launches::Ops && family == Family::Few && ops == self.plan {
             let plan = std::mem::take(&mut self.plan);
             let launched = graphs::run(self, &plan);
             self.plan = plan;
@@ -163,6 +194,59 @@ impl CudaDevice {
         let (step, counts) = (tables.addresses(), self.lists.counts);
         self.clear_shares(&counts).map_err(first)?;
         Pass { device: self, step, family, counts, joined: false }.run(ops)
+    }
+
+    fn launch_persistent(&mut self, n_ops: usize, bytes: usize) -> Result<(), (Op, CudaError)> {
+        let run = Run { n_ops, n_steps: 1 };
+        let launched = self.few.upload(&self.gpu, bytes);
+        let launched = launched.and_then(|()| persistent::launch(self, run, false));
+        let ended = launched.map_err(Fault::from).and_then(|_| persistent::finish(self));
+        ended.map_err(|fault| fault.in_plan(&self.plan))
+    }
+
+    /// Runs a step of one token a lane and, on the GPU, up to `n - 1` steps that follow it, each with the
+    /// best logit of the one before; `on_tokens` is handed the tokens of each, and may end it. How many
+    /// steps were run and handed out.
+    pub fn decode(
+        &mut self,
+        step: &Step<'_>,
+        n: usize,
+        on_tokens: &mut dyn FnMut(&[u32]) -> ControlFlow<()>,
+    ) -> Result<usize, DeviceError> {
+        step.check(&self.config, &self.limits);
+        self.gpu.bind();
+        let n = n.min(rows_ahead(step, &self.limits)).min(persistent::MOST_STEPS);
+        assert!(n > 0, "a step that cannot be followed");
+        self.lists.fill(step, self.config.group(), n - 1);
+        self.logits.there.iter().for_each(|there| there.set(false));
+        let run = Run { n_ops: self.plan.len(), n_steps: n };
+        let bytes = self.few.write(step, &self.lists);
+        let launched = self.few.upload(&self.gpu, bytes);
+        let launched = launched.and_then(|()| persistent::launch(self, run, true));
+        let followed = launched
+            .map_err(Fault::from)
+            .and_then(|number| persistent::follow(self, run, number, step.lanes.len(), on_tokens));
+        followed.map_err(|fault| self.failure(fault.in_plan(&self.plan)))
+    }
+
+    /// From now on launches ops in another way; persistently only where the device was made for it.
+    pub fn use_launches(&mut self, launches: Launches) -> Result<(), CudaError> {
+        if launches == Launches::Persistent && self.persistent.is_none() {
+            return Err(CudaError::Unsupported("it was not made for the persistent kernel".into()));
+        }
+        self.launches = launches;
+        Ok(())
+    }
+
+    /// The first block of a persistent kernel keeps the results of an op to itself. For tests.
+    pub fn withhold(&mut self, op: Option<usize>) {
+        if let Some(persistent) = &mut self.persistent {
+            persistent.withhold(op);
+        }
+    }
+
+    fn failure(&self, (op, error): (Op, CudaError)) -> DeviceError {
+        DeviceError { device: self.describe(), op: op.to_string(), reason: error.to_string() }
     }
 }
 
@@ -188,6 +272,7 @@ fn expect<T>(result: Result<T, CudaError>) -> T {
 impl Device for CudaDevice {
     fn describe(&self) -> String {
         let how = match self.launches {
+            Launches::Persistent => "persistent",
             Launches::Graph => "graph",
             Launches::Ops => "ops",
         };
@@ -205,16 +290,12 @@ impl Device for CudaDevice {
     fn run(&mut self, ops: &[Op], step: &Step<'_>) -> Result<(), DeviceError> {
         step.check(&self.config, &self.limits);
         self.gpu.bind();
-        self.lists.fill(step, self.config.group());
+        self.lists.fill(step, self.config.group(), 0);
         self.logits.there.iter().for_each(|there| there.set(false));
         let Some(last) = ops.last() else { return Ok(()) };
         let launched = self.launch(ops, step);
         let done = launched.and_then(|()| self.gpu.synchronize().map_err(|error| (*last, error)));
-        done.map_err(|(op, error)| DeviceError {
-            device: self.describe(),
-            op: op.to_string(),
-            reason: error.to_string(),
-        })
+        done.map_err(|failed| self.failure(failed))
     }
 
     fn logits(&self, output: usize) -> &[f32] {

@@ -6,6 +6,7 @@
 use std::ffi::{CString, c_void};
 use std::panic::catch_unwind;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
@@ -31,6 +32,8 @@ pub struct GpuFacts {
     pub n_sms: usize,
     /// Memory in bytes.
     pub memory_bytes: usize,
+    /// Shared memory that a block may have, in bytes.
+    pub shared_bytes: usize,
     /// The largest CUDA version that the driver serves, as 13000 for 13.0.
     pub driver_version: u32,
 }
@@ -83,6 +86,8 @@ fn open_device(ordinal: i32) -> Result<Gpu, DriverError> {
         attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u32,
     );
     let n_sms = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
+    let shared_bytes =
+        attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize;
     let mut driver_version = 0;
     // SAFETY: writes one integer; the device is the driver's own, and the flag only says how this
     // thread waits for the GPU: spinning, because a token is shorter than a wake-up.
@@ -101,6 +106,7 @@ fn open_device(ordinal: i32) -> Result<Gpu, DriverError> {
         n_sms,
         // SAFETY: the device is the driver's own.
         memory_bytes: unsafe { result::device::total_mem(device)? },
+        shared_bytes,
         driver_version: driver_version as u32,
     };
     let stream = result::stream::create(result::stream::StreamKind::NonBlocking)?;
@@ -140,6 +146,13 @@ impl Gpu {
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         // SAFETY: the stream is ours.
         unsafe { result::stream::synchronize(self.stream) }.map_err(failed("waiting for the GPU"))
+    }
+
+    /// Whether all that was asked for is done, or failed.
+    pub(crate) fn is_idle(&self) -> bool {
+        // SAFETY: the stream is ours.
+        let state = unsafe { sys::cuStreamQuery(self.stream) };
+        state != sys::CUresult::CUDA_ERROR_NOT_READY
     }
 
     /// Bytes of memory that are free.
@@ -338,6 +351,25 @@ impl Pinned {
         unsafe { self.at.cast::<f32>().add(first) }
     }
 
+    /// Where it lies for kernels: the address is the same for both.
+    pub(crate) fn address(&self) -> Address {
+        Address(self.at as u64)
+    }
+
+    /// A word that a running kernel and the host both reach.
+    pub(crate) fn shared_word(&self, index: usize) -> &AtomicU32 {
+        assert!((index + 1) * 4 <= self.bytes, "beyond pinned memory");
+        // SAFETY: inside the memory and aligned; both sides access it atomically.
+        unsafe { AtomicU32::from_ptr(self.at.cast::<u32>().add(index)) }
+    }
+
+    /// Two words of the same kind, read and written as one.
+    pub(crate) fn shared_pair(&self, index: usize) -> &AtomicU64 {
+        assert!((index + 1) * 8 <= self.bytes, "beyond pinned memory");
+        // SAFETY: as above.
+        unsafe { AtomicU64::from_ptr(self.at.cast::<u64>().add(index)) }
+    }
+
     /// The memory as words.
     pub(crate) fn words(&mut self) -> &mut [u32] {
         // SAFETY: as many whole words as it has, aligned to far more than a word, set when made.
@@ -369,19 +401,7 @@ impl Module {
         // SAFETY: the module is loaded.
         let function = unsafe { result::module::get_function(self.module, c_name) }
             .map_err(failed("finding a kernel"))?;
-        use sys::CUfunction_attribute_enum as Attribute;
-        // Kernels of one graph share multiprocessors, and one that wants another split between
-        // cache and shared memory would wait until they are empty: all take the largest.
-        let attributes = [
-            (Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes as i32),
-            (Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100),
-        ];
-        for (attribute, value) in attributes {
-            // SAFETY: the function is of a loaded module.
-            unsafe { result::function::set_function_attribute(function, attribute, value) }
-                .map_err(failed("reserving shared memory"))?;
-        }
-        Ok(Kernel { function, shared_bytes })
+        Kernel { function, shared_bytes: 0 }.with_shared(shared_bytes)
     }
 }
 
@@ -412,6 +432,8 @@ pub(crate) struct Launch {
     pub(crate) threads: usize,
     /// Whether it may start before the kernel before it has ended; it waits inside.
     pub(crate) early: bool,
+    /// Whether all its blocks must run at once: they wait for one another.
+    pub(crate) cooperative: bool,
 }
 
 /// A value that a kernel takes, laid out as the kernel declares it.
@@ -424,6 +446,34 @@ impl Argument for u64 {}
 const MAX_ARGUMENTS: usize = 12;
 
 impl Kernel {
+    /// The kernel with this much dynamic shared memory.
+    pub(crate) fn with_shared(self, shared_bytes: usize) -> Result<Self, CudaError> {
+        use sys::CUfunction_attribute_enum as Attribute;
+        // Kernels of one graph share multiprocessors, and one that wants another split between
+        // cache and shared memory would wait until they are empty: all take the largest.
+        let attributes = [
+            (Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes as i32),
+            (Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100),
+        ];
+        for (attribute, value) in attributes {
+            // SAFETY: the function is of a loaded module.
+            unsafe { result::function::set_function_attribute(self.function, attribute, value) }
+                .map_err(failed("reserving shared memory"))?;
+        }
+        Ok(Self { shared_bytes, ..self })
+    }
+
+    /// Shared memory that it has besides.
+    pub(crate) fn static_shared_bytes(&self) -> Result<usize, CudaError> {
+        let which = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
+        let mut bytes = 0;
+        // SAFETY: the function is of a loaded module; writes one integer.
+        unsafe { sys::cuFuncGetAttribute(&mut bytes, which, self.function) }
+            .result()
+            .map_err(failed("asking for a kernel's shared memory"))?;
+        Ok(bytes as usize)
+    }
+
     /// Launches on the stream. The arguments are those of the kernel's declaration, in its order.
     pub(crate) fn launch(
         &self,
@@ -436,12 +486,17 @@ impl Kernel {
         for (pointer, argument) in pointers.iter_mut().zip(arguments) {
             *pointer = std::ptr::from_ref(*argument).cast_mut().cast::<c_void>();
         }
-        let mut early = sys::CUlaunchAttribute {
-            id:
-                sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        use sys::CUlaunchAttributeID_enum as Id;
+        use sys::CUlaunchAttributeValue as Value;
+        let (id, value) = match launch.cooperative {
+            true => (Id::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, Value { cooperative: 1 }),
+            false => (
+                Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                Value { programmaticStreamSerializationAllowed: 1 },
+            ),
         };
+        assert!(!(launch.early && launch.cooperative), "a launch that cannot be both");
+        let mut attribute = sys::CUlaunchAttribute { id, pad: [0; 4], value };
         let config = sys::CUlaunchConfig {
             gridDimX: launch.grid.0 as u32,
             gridDimY: launch.grid.1 as u32,
@@ -451,8 +506,8 @@ impl Kernel {
             blockDimZ: 1,
             sharedMemBytes: self.shared_bytes as u32,
             hStream: gpu.stream,
-            attrs: &mut early,
-            numAttrs: u32::from(launch.early),
+            attrs: &mut attribute,
+            numAttrs: u32::from(launch.early || launch.cooperative),
         };
         // SAFETY: the function is loaded; `ops` passes arguments in the order and of the types of
         // its declaration, and the driver copies them before it returns. The addresses among them

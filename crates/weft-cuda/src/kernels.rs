@@ -9,13 +9,14 @@ use crate::shape::Shape;
 use crate::tables::SECTION_PAGES;
 
 /// Name and text; later ones use earlier ones.
-const SOURCES: [(&str, &str); 16] = [
+const SOURCES: [(&str, &str); 25] = [
     ("base.cuh", include_str!("kernels/base.cuh")),
     ("norm.cuh", include_str!("kernels/norm.cuh")),
     ("matvec.cuh", include_str!("kernels/matvec.cuh")),
     ("matmul.cuh", include_str!("kernels/matmul.cuh")),
     ("head.cuh", include_str!("kernels/head.cuh")),
     ("softmax.cuh", include_str!("kernels/softmax.cuh")),
+    ("section.cuh", include_str!("kernels/section.cuh")),
     ("embed.cu", include_str!("ops/embed.cu")),
     ("norm_qkv.cu", include_str!("ops/norm_qkv.cu")),
     ("rope_store.cu", include_str!("ops/rope_store.cu")),
@@ -25,6 +26,14 @@ const SOURCES: [(&str, &str); 16] = [
     ("norm_gate_up.cu", include_str!("ops/norm_gate_up.cu")),
     ("down_add.cu", include_str!("ops/down_add.cu")),
     ("norm_head.cu", include_str!("ops/norm_head.cu")),
+    ("persistent/ring.cuh", include_str!("persistent/ring.cuh")),
+    ("persistent/hop.cuh", include_str!("persistent/hop.cuh")),
+    ("persistent/product.cuh", include_str!("persistent/product.cuh")),
+    ("persistent/launch.cuh", include_str!("persistent/launch.cuh")),
+    ("persistent/ops.cuh", include_str!("persistent/ops.cuh")),
+    ("persistent/attention.cuh", include_str!("persistent/attention.cuh")),
+    ("persistent/head.cuh", include_str!("persistent/head.cuh")),
+    ("persistent/decode.cu", include_str!("persistent/decode.cu")),
     ("bandwidth.cu", include_str!("kernels/bandwidth.cu")),
 ];
 
@@ -61,6 +70,8 @@ pub(crate) struct Kernels {
     pub(crate) down_add: Kernel,
     pub(crate) down_add_block: Kernel,
     pub(crate) norm_head: Kernel,
+    /// All ops; its shared memory depends on the GPU.
+    pub(crate) decode: Kernel,
     /// What the kernels are part of.
     _module: Module,
 }
@@ -85,6 +96,7 @@ impl Kernels {
             down_add: module.kernel("down_add", shape.down.ring_bytes())?,
             down_add_block: block("down_add_block")?,
             norm_head: module.kernel("norm_head", shape.head.ring_bytes())?,
+            decode: plain("decode")?,
             _module: module,
         })
     }

@@ -17,6 +17,7 @@ mod kernels;
 mod kv;
 mod ops;
 mod pack;
+mod persistent;
 mod shape;
 mod tables;
 mod weights;

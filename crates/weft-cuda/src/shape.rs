@@ -89,6 +89,8 @@ pub(crate) struct Shape {
     pub(crate) head: Cut,
     /// Head width, padded to whole units.
     pub(crate) dim: usize,
+    /// Blocks of the persistent kernel: one on every multiprocessor.
+    n_blocks: usize,
 }
 
 impl Shape {
@@ -112,6 +114,7 @@ impl Shape {
             down: Cut::new(config.hidden, config.intermediate, n_sms),
             head: Cut::in_tiles(config.vocab.div_ceil(TILE_ROWS), config.hidden, n_sms, 2),
             dim: config.head_dim.next_multiple_of(32),
+            n_blocks: n_sms,
         })
     }
 
@@ -140,6 +143,8 @@ impl Shape {
             ("SECTION_PAGES", SECTION_PAGES),
             ("QK_NORM", usize::from(config.qk_norm)),
             ("QKV_BIAS", usize::from(config.qkv_bias)),
+            ("LAYERS", config.layers),
+            ("N_BLOCKS", self.n_blocks),
         ];
         let mut defines: Vec<String> =
             numbers.iter().map(|(name, value)| format!("{name}={value}")).collect();

@@ -38,7 +38,7 @@ fn lanes_that_share_a_span_share_its_items() {
     let (a, b) = ([shared, span(9, 1, 300)], [moved, span(10, 1, 307)]);
     let lanes = [lane(&[1], &[300], &[9 * 64], &a), lane(&[2], &[307], &[10 * 64], &b)];
     let mut lists = Lists::default();
-    lists.fill(&Step { lanes: &lanes }, 2);
+    lists.fill(&Step { lanes: &lanes }, 2, 0);
     assert_eq!(lists.counts.n_items, 4, "two shared sections and one of each lane");
     let first = lists.items[0];
     assert_eq!((first.pages, first.n_rows, first.n_queries), ([0, 1, 2, 3], 256, 2));
@@ -62,7 +62,7 @@ fn a_full_tile_of_queries_begins_another_item() {
     let (a, positions) = ([span(0, 8, 0)], [0, 1, 2, 3, 4, 5, 6, 7]);
     let lanes = [lane(&[0; 8], &positions, &positions, &a)];
     let mut lists = Lists::default();
-    lists.fill(&Step { lanes: &lanes }, 5);
+    lists.fill(&Step { lanes: &lanes }, 5, 0);
     let queries: Vec<_> = lists.items.iter().map(|item| item.n_queries).collect();
     assert_eq!(queries, [3, 3, 2], "16 rows hold three tokens of five heads");
     assert!(lists.items.iter().all(|item| item.n_stores == 8), "each makes the rows it reads");
@@ -74,7 +74,7 @@ fn a_row_that_nobody_reads_is_stored_all_the_same() {
     let a = [span(0, 64, 0)];
     let lanes = [lane(&[1], &[63], &[5 * 64 + 3], &a)];
     let mut lists = Lists::default();
-    lists.fill(&Step { lanes: &lanes }, 1);
+    lists.fill(&Step { lanes: &lanes }, 1, 0);
     let stores = lists.items.iter().find(|item| item.n_stores > 0).unwrap();
     assert_eq!((stores.pages[0], stores.n_queries, stores.stores[0]), (5, 0, 3));
 }
@@ -86,7 +86,7 @@ fn blocks_of_tokens_see_no_section_after_their_last() {
     let a = [span(0, 300, 0)];
     let lanes = [lane(&tokens, &positions, &positions, &a)];
     let mut lists = Lists::default();
-    lists.fill(&Step { lanes: &lanes }, 2);
+    lists.fill(&Step { lanes: &lanes }, 2, 0);
     let tiles: Vec<_> = { lists.tiles.iter() }
         .map(|t| (t.first_token, t.n_tokens, t.n_sections, t.share))
         .collect();
@@ -100,5 +100,5 @@ fn sections_fit_where_memory_was_taken_for_them() {
     let limits = Limits { step_tokens: 8, step_outputs: 8, positions: 4096, pages: 64 };
     let spans: Vec<Span> = (0..1024).map(|i| span(0, 1 + i % 4, i * 4)).collect();
     let lanes = [lane(&[0], &[4095], &[0], &spans)];
-    assert!(sections(&lanes[0]).count() <= lane_sections(&limits));
+    assert!(sections(&lanes[0], 0).count() <= lane_sections(&limits));
 }

@@ -122,16 +122,19 @@ __device__ __forceinline__ void barrier_arrive(u64 *barrier) {
     asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }"
                  :: "r"(shared_address(barrier)) : "memory");
 }
-__device__ __forceinline__ void barrier_wait(u64 *barrier, u32 parity) {
+// Whether the phase with this parity is over.
+__device__ __forceinline__ bool barrier_passed(u64 *barrier, u32 parity) {
     u32 done;
-    do {
 #if __CUDA_ARCH__ >= 900
-        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
 #else
-        asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
 #endif
-                     : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
-    } while (!done);
+                 : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
+    return done;
+}
+__device__ __forceinline__ void barrier_wait(u64 *barrier, u32 parity) {
+    while (!barrier_passed(barrier, parity)) {}
 }
 // Begins copies of `bytes` in all that complete on the barrier. Called by one whole warp.
 __device__ __forceinline__ void expect_copies(u64 *barrier, u32 bytes, int lane) {
@@ -164,6 +167,13 @@ __device__ __forceinline__ void copies_begun(u64 *barrier) {
 __device__ __forceinline__ void before_copies() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// The same for writes to any memory that later copies read.
+__device__ __forceinline__ void written_before_copies() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async;" ::: "memory");
 #endif
 }
 

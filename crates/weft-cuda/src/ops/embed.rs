@@ -8,7 +8,12 @@ use crate::error::CudaError;
 pub(crate) fn launch(pass: &Pass<'_>) -> Result<(), CudaError> {
     let CudaDevice { gpu, kernels, weights, buffers, .. } = pass.device;
     // Copies stand before it, not kernels: it cannot start early.
-    let launch = Launch { grid: (pass.counts.n_tokens, 1), threads: THREADS, early: false };
+    let launch = Launch {
+        grid: (pass.counts.n_tokens, 1),
+        threads: THREADS,
+        early: false,
+        cooperative: false,
+    };
     let arguments: &[&dyn Argument] = &[&pass.step, &weights.embed.address(), &buffers.x.address()];
     kernels.embed.launch(gpu, launch, arguments)
 }

@@ -75,7 +75,11 @@ impl Pass<'_> {
         arguments: &[&dyn Argument],
     ) -> Result<(), CudaError> {
         let early = self.joined && self.family == Family::Few && self.device.shape.overlaps();
-        kernel.launch(&self.device.gpu, Launch { grid, threads, early }, arguments)
+        kernel.launch(
+            &self.device.gpu,
+            Launch { grid, threads, early, cooperative: false },
+            arguments,
+        )
     }
 
     /// Blocks of tokens × blocks of rows, 128 each.

@@ -1,0 +1,185 @@
+//! Times tokens by the persistent kernel and by graphs on one device, in turn, and compares what they computed.
+//! Prints one JSON object per line; leaves with an error where bits differ.
+//!
+//!     cargo run --release -p weft-cuda --example decode_times -- qwen3-0.6b 200,8000 1,2,4 | tee times.jsonl
+//!
+//! The arguments are a named shape, contexts and numbers of lanes. Every lane has rows of its own.
+
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use weft::config::Config;
+use weft::device::{Device, Lane, Limits, Outputs, Span, Step};
+use weft::kv::{PAGE_ROWS, pages_for};
+use weft::plan::{Op, Work, plan};
+use weft::shapes;
+use weft::weights::RandomWeights;
+use weft_cuda::{CudaDevice, Launches, Options};
+
+const ROUNDS: usize = 8;
+/// Tokens of a lane in a launch.
+const AHEAD: usize = 32;
+const BLOCK: usize = 1024;
+
+type Failed = Box<dyn std::error::Error>;
+
+/// One lane that has `rows` rows, the last of them for the token that is run.
+struct Place {
+    tokens: [u32; 1],
+    positions: [u32; 1],
+    slots: [u32; 1],
+    spans: [Span; 1],
+}
+
+impl Place {
+    fn new(lane: usize, rows: usize, room: usize, token: u32) -> Self {
+        let n_pages = pages_for(rows + room);
+        let first = (lane * n_pages) as u32;
+        let pages = (first..first + n_pages as u32).collect();
+        let span = Span { pages, len: rows, home_position: 0, position: 0 };
+        Self {
+            tokens: [token],
+            positions: [rows as u32 - 1],
+            slots: [span.slot(rows - 1)],
+            spans: [span],
+        }
+    }
+
+    fn lane(&self) -> Lane<'_> {
+        Lane {
+            tokens: &self.tokens,
+            positions: &self.positions,
+            key_positions: &self.positions,
+            store_at: &self.slots,
+            spans: &self.spans,
+            outputs: Outputs::Last,
+        }
+    }
+}
+
+/// Computes the rows of every lane before its token.
+fn prefill(
+    device: &mut CudaDevice,
+    ops: &[Op],
+    places: &[Place],
+    vocab: usize,
+) -> Result<(), Failed> {
+    for (lane, place) in places.iter().enumerate() {
+        let rows = place.spans[0].len - 1;
+        for start in (0..rows).step_by(BLOCK) {
+            let end = (start + BLOCK).min(rows);
+            let positions: Vec<u32> = (start..end).map(|p| p as u32).collect();
+            let tokens: Vec<u32> =
+                positions.iter().map(|p| (p * 7919 + 31 * lane as u32) % vocab as u32).collect();
+            let slots: Vec<u32> = (start..end).map(|row| place.spans[0].slot(row)).collect();
+            let span = Span { len: end, ..place.spans[0].clone() };
+            let block = Lane {
+                tokens: &tokens,
+                positions: &positions,
+                key_positions: &positions,
+                store_at: &slots,
+                spans: &[span],
+                outputs: Outputs::None,
+            };
+            device.run(ops, &Step { lanes: &[block] })?;
+        }
+    }
+    Ok(())
+}
+
+fn median(mut samples: Vec<f64>) -> f64 {
+    samples.sort_by(f64::total_cmp);
+    samples[samples.len() / 2]
+}
+
+fn measure(
+    device: &mut CudaDevice,
+    name: &str,
+    config: &Config,
+    context: usize,
+    n_lanes: usize,
+) -> Result<bool, Failed> {
+    let ops = plan(config);
+    let places: Vec<Place> =
+        (0..n_lanes).map(|lane| Place::new(lane, context + 1, AHEAD, 11 + lane as u32)).collect();
+    prefill(device, &ops, &places, config.vocab)?;
+    let lanes: Vec<Lane<'_>> = places.iter().map(Place::lane).collect();
+    let step = Step { lanes: &lanes };
+    let rows = |device: &CudaDevice| -> Vec<Vec<f32>> {
+        (0..n_lanes).map(|lane| device.logits(lane).to_vec()).collect()
+    };
+    device.use_launches(Launches::Graph)?;
+    device.run(&ops, &step)?;
+    let expected = rows(device);
+    device.use_launches(Launches::Persistent)?;
+    let mut same = true;
+    for _ in 0..3 {
+        device.run(&ops, &step)?;
+        same &= rows(device) == expected;
+    }
+    let (mut ahead, mut single, mut graph, mut tokens) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for round in 0..ROUNDS {
+        device.use_launches(Launches::Persistent)?;
+        let start = Instant::now();
+        let mut drawn = Vec::new();
+        let n = device.decode(&step, AHEAD, &mut |row| {
+            drawn.extend_from_slice(row);
+            ControlFlow::Continue(())
+        })?;
+        ahead.push(start.elapsed().as_secs_f64() * 1e6 / n as f64);
+        if round == 0 {
+            tokens = drawn;
+        } else {
+            same &= tokens == drawn;
+        }
+        for (way, samples) in [(Launches::Persistent, &mut single), (Launches::Graph, &mut graph)] {
+            device.use_launches(way)?;
+            let start = Instant::now();
+            for _ in 0..10 {
+                device.run(&ops, &step)?;
+            }
+            samples.push(start.elapsed().as_secs_f64() * 1e5);
+        }
+    }
+    let replay = median(device.replay_us(&ops, &step, 20)?);
+    let bytes: u64 = ops.iter().map(|op| op.bytes(config, device.dtype(), &Work::of(&step))).sum();
+    let time = median(ahead.clone());
+    println!(
+        r#"{{"shape": "{name}", "context": {context}, "lanes": {n_lanes}, "same_bits": {same}, "persistent_us": {time:.1}, "tok_per_s": {:.0}, "gb_per_s": {:.0}, "persistent_one_token_us": {:.1}, "graph_us": {:.1}, "graph_replay_us": {replay:.1}, "over_graph": {:.3}, "ahead_samples_us": {ahead:.1?}}}"#,
+        1e6 * n_lanes as f64 / time,
+        bytes as f64 / time / 1e3,
+        median(single),
+        median(graph.clone()),
+        median(graph) / time,
+    );
+    Ok(same)
+}
+
+fn main() -> Result<(), Failed> {
+    let mut arguments = std::env::args().skip(1);
+    let name = arguments.next().unwrap_or_else(|| "qwen3-0.6b".to_owned());
+    let list = |text: Option<String>, or: &str| -> Result<Vec<usize>, _> {
+        text.unwrap_or_else(|| or.to_owned()).split(',').map(str::parse).collect()
+    };
+    let contexts = list(arguments.next(), "200")?;
+    let lanes = list(arguments.next(), "1")?;
+    let config = shapes::config(&name).ok_or("no such shape")?;
+    let longest = contexts.iter().max().ok_or("no context")? + AHEAD + 1;
+    let most_lanes = lanes.iter().max().ok_or("no lanes")?;
+    let limits = Limits {
+        step_tokens: BLOCK,
+        step_outputs: 8,
+        positions: longest.next_multiple_of(PAGE_ROWS),
+        pages: most_lanes * pages_for(longest),
+    };
+    let options = Options { limits, launches: Launches::Persistent };
+    let mut device = CudaDevice::new(&config, &RandomWeights::new(&config, 1), options)?;
+    let mut same = true;
+    for context in contexts {
+        for n_lanes in &lanes {
+            same &= measure(&mut device, &name, &config, context, *n_lanes)?;
+        }
+    }
+    if same { Ok(()) } else { Err("bits differ".into()) }
+}

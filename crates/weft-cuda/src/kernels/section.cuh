@@ -1,0 +1,183 @@
+// What a block does with one KV head of one section, whichever kernel it belongs to: the scores of up to 16
+// queries, their weights, the weighted sum of values. A warp scores half a page, and sums an eighth of
+// the dimensions. Callers bring pages into shared memory, and meet between the three.
+
+struct Query {
+    u16 token;     // of the step
+    u16 n_parts;   // that its result is folded from
+    u32 seen;      // rows of the section that it sees
+    u32 rotate_at; // the position that it has seen from the section's home
+    u32 partial;   // where its part of the result goes, and its share of attention
+};
+// Some queries against one section.
+struct Item {
+    u32 pages[SECTION_PAGES];
+    u32 n_rows, n_queries, n_stores, pad;
+    u32 stores[8]; // rows of the section that this step writes: token << 16 | row
+    Query queries[8];
+};
+
+constexpr int OWN_DIM_TILES = (DIM_TILES + WARPS - 1) / WARPS; // of a warp, when values are summed
+static_assert(SECTION_PAGES * 2 <= WARPS, "a warp scores half a page");
+
+struct SectionScratch {
+    __align__(16) u16 queries[16][QUERY_STRIDE];      // rotated, bf16
+    uint4 probabilities[SECTION_PAGES][2][2][2][32];  // page, half, coarse and fine, upper and lower
+    float maxima[SECTION_PAGES][2][16];
+    float sums[2][SECTION_PAGES][2][16][4];           // of weights, and of their squares
+    float finals[16][3];                              // maximum, sum of weights, sum of their squares
+};
+
+// A warp's half of a page: which, and the two queries that a lane holds scores of.
+struct HalfPage {
+    int page, half, queries[2];
+    float scores[2][8];
+    __device__ __forceinline__ HalfPage(int warp, int lane)
+        : page(warp / 2), half(warp % 2), queries{lane / 4, lane / 4 + 8} {}
+};
+
+// Scores, and their maximum. `seen(query)` rows of the section are seen by a query.
+template <class Seen>
+__device__ __forceinline__ void score_rows(HalfPage &own, SectionScratch &to, const u8 *keys, int lane, Seen seen) {
+    const int c = lane % 4;
+    float products[4][4] = {};
+    const uint4 *units = (const uint4 *)keys + lane;
+#pragma unroll
+    for (int unit = 0; unit < DIM_UNITS; ++unit) {
+        const uint4 a = *(const uint4 *)&to.queries[own.queries[0]][unit * 32 + c * 8];
+        const uint4 b = *(const uint4 *)&to.queries[own.queries[1]][unit * 32 + c * 8];
+#pragma unroll
+        for (int tile = 0; tile < 4; ++tile)
+            mma32(products[tile], a, b, units[((own.half * 4 + tile) * DIM_UNITS + unit) * UNIT]);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const int rows = seen(own.queries[i] / GROUP);
+        float top = NEVER;
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+            const int row = own.page * PAGE_ROWS + own.half * 32 + e / 2 * 8 + c * 2 + e % 2;
+            own.scores[i][e] = score(products[e / 2][i * 2 + e % 2], row < rows);
+            top = fmaxf(top, own.scores[i][e]);
+        }
+        top = quad_max(top);
+        if (c == 0) to.maxima[own.page][own.half][own.queries[i]] = top * SCALE_LOG2;
+    }
+}
+
+// Weights, against the maximum of all pages up to this one.
+__device__ __forceinline__ void weigh_rows(const HalfPage &own, SectionScratch &to, int lane) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const int query = own.queries[i];
+        float m = NEVER;
+        for (int p = 0; p <= own.page; ++p) m = fmaxf(m, fmaxf(to.maxima[p][0][query], to.maxima[p][1][query]));
+        auto &pairs = to.probabilities[own.page][own.half];
+        const float2 sum = weigh(own.scores[i], finite(m), pairs[0][i][lane], pairs[1][i][lane]);
+        to.sums[0][own.page][own.half][query][lane % 4] = sum.x;
+        to.sums[1][own.page][own.half][query][lane % 4] = sum.y;
+    }
+}
+
+// Weighted sums of values, pages in order: this warp's dimensions, for queries lane / 4 and lane / 4 + 8.
+// `values(page)` is called when a page is needed.
+template <class Values>
+__device__ __forceinline__ void sum_values(float (&acc)[OWN_DIM_TILES][4], const SectionScratch &from, int n_pages,
+                                           int n_rows, int warp, int lane, Values values) {
+    const int queries[2] = {lane / 4, lane / 4 + 8};
+    float m[2] = {NEVER, NEVER};
+#pragma unroll 1
+    for (int p = 0; p < n_pages; ++p) {
+        float shrink[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const float after = fmaxf(m[i], fmaxf(from.maxima[p][0][queries[i]], from.maxima[p][1][queries[i]]));
+            shrink[i] = exp2_of(m[i] - finite(after));
+            m[i] = after;
+        }
+#pragma unroll
+        for (int tile = 0; tile < OWN_DIM_TILES; ++tile)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) acc[tile][e] = __fmul_rn(acc[tile][e], shrink[e / 2]);
+        const uint4 *units = (const uint4 *)values(p) + lane;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const uint4 mask = value_mask(n_rows - p * PAGE_ROWS, h, lane);
+            const auto &pairs = from.probabilities[p][h];
+#pragma unroll
+            for (int tile = 0; tile < OWN_DIM_TILES; ++tile) {
+                const int dims = warp * OWN_DIM_TILES + tile;
+                if (dims < DIM_TILES) {
+                    const uint4 unit = masked(units[(dims * 2 + h) * UNIT], mask);
+#pragma unroll
+                    for (int f = 0; f < 2; ++f) mma32(acc[tile], pairs[f][0][lane], pairs[f][1][lane], unit);
+                }
+            }
+        }
+    }
+}
+
+// Adds up the weights of each query, and their squares, pages in order: the work of one warp.
+__device__ __forceinline__ void sum_weights(SectionScratch &scratch, int n_pages, int lane) {
+    const int query = lane % 16, which = lane / 16; // of weights, or of their squares
+    float lanes[4] = {}, top = NEVER;
+    for (int p = 0; p < n_pages; ++p) {
+        const float after = fmaxf(top, fmaxf(scratch.maxima[p][0][query], scratch.maxima[p][1][query]));
+        const float once = exp2_of(top - finite(after)), shrink = which == 0 ? once : once * once;
+        const auto &halves = scratch.sums[which][p];
+        for (int i = 0; i < 4; ++i) lanes[i] = __fmaf_rn(lanes[i], shrink, halves[0][query][i] + halves[1][query][i]);
+        top = after;
+    }
+    scratch.finals[query][0] = top;
+    scratch.finals[query][1 + which] = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+}
+
+// ---- parts of a result -------------------------------------------------------------------------
+// A section's maximum and sum of weights; and a head's dimension folded from all of them.
+struct Part {
+    float m, l;
+};
+struct Folded {
+    float sum, weight, top;
+};
+constexpr int FOLD_LOADS = 8; // parts that are asked for together
+
+// Folds one dimension of one head per lane, parts in order. `parts.weight(part, there)` tells a lane one part's
+// maximum and weight, `parts.sums(sums, part, last)` those of its dimension from `part` on, none beyond `last`.
+template <class Parts> __device__ __forceinline__ Folded fold_parts(const Parts &parts, u32 n_parts, int lane) {
+    Folded whole = {0.0f, 0.0f, NEVER};
+    for (u32 block = 0; block < n_parts; block += 32) {
+        const u32 count = min(32u, n_parts - block);
+        const Part part = parts.weight(block + lane, lane < count);
+        float after = fmaxf(whole.top, part.m);
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const float left = __shfl_up_sync(FULL, after, step);
+            if (lane >= step) after = fmaxf(after, left);
+        }
+        const float left = __shfl_up_sync(FULL, after, 1);
+        const Factors factors = fold_factors(lane == 0 ? whole.top : left, part.m, after);
+#pragma unroll 1
+        for (u32 j = 0; j < count; j += FOLD_LOADS) {
+            float sums[FOLD_LOADS];
+            parts.sums(sums, block + j, block + count - 1);
+#pragma unroll
+            for (int i = 0; i < FOLD_LOADS; ++i) {
+                const float a = __shfl_sync(FULL, factors.a, j + i), b = __shfl_sync(FULL, factors.b, j + i);
+                const float part_weight = __shfl_sync(FULL, part.l, j + i);
+                if (j + i < count) {
+                    whole.sum = fold(whole.sum, a, sums[i], b);
+                    whole.weight = fold(whole.weight, a, part_weight, b);
+                }
+            }
+        }
+        whole.top = __shfl_sync(FULL, after, 31);
+    }
+    return whole;
+}
+
+// The squared probabilities of a part's rows, from its maximum and the sum of its squared weights.
+__device__ __forceinline__ float part_share(const Folded &whole, float m, float squares) {
+    const float scale = exp2_of(m - whole.top) / whole.weight;
+    return squares * scale * scale;
+}

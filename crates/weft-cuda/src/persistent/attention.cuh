@@ -1,0 +1,287 @@
+// Attention of the persistent kernel: `attend` with `rope_store` in it, cut over blocks as the kernel of that name is,
+// with the same functions and so the same bits. Pages come through the ring. A launch may run several tokens of
+// every lane: then the lists are those of the first, and what grows with each token is added here.
+
+// Blocks that take part: as many of every KV head, so that a block keeps to one.
+__device__ __forceinline__ u32 attending_blocks(u32 n_items) {
+    return min(n_items, (u32)max(N_BLOCKS / KV_HEADS, 1)) * KV_HEADS;
+}
+constexpr u32 ITEM_WORDS = sizeof(Item) / 4;
+
+// ---- pages -------------------------------------------------------------------------------------
+// What the copying warp must know of an item: its pages and counts, a word per lane.
+struct ItemHead {
+    u32 word;
+    __device__ __forceinline__ ItemHead(const Step &step, u32 work, u32 n_work, int lane)
+        : word(work < n_work && lane < 8 ? load_fresh(step.attention + work / KV_HEADS * ITEM_WORDS + lane) : 0) {}
+    __device__ __forceinline__ u32 page(int i) const { return __shfl_sync(FULL, word, i); }
+    __device__ __forceinline__ u32 n_rows() const { return __shfl_sync(FULL, word, SECTION_PAGES); }
+    __device__ __forceinline__ u32 n_stores() const { return __shfl_sync(FULL, word, SECTION_PAGES + 2); }
+};
+
+// The keys of a section, then its values. Pages that this launch wrote to are asked for only when the token before
+// has stored its row.
+__device__ __forceinline__ bool stream_pages(Copier &copier, const Launch &launch, const u16 *kv, u32 n_items, u32 step, u32 n_attended) {
+    const u32 n_work = n_items * KV_HEADS, n_blocks = attending_blocks(n_items);
+    if (blockIdx.x >= n_blocks) return true;
+    ItemHead item(launch.step, blockIdx.x, n_work, copier.lane);
+    for (u32 work = blockIdx.x; work < n_work; work += n_blocks) {
+        const ItemHead next(launch.step, work + n_blocks, n_work, copier.lane);
+        const bool grows = item.n_stores() > 0;
+        const int n_pages = (item.n_rows() + (grows ? step : 0) + PAGE_ROWS - 1) / PAGE_ROWS;
+        if (grows && step > 0) {
+            while (copier.ring.attended < n_attended)
+                if (copier.ring.left) return false;
+            written_before_copies();
+        }
+        for (int side = 0; side < 2; ++side)
+            for (int page = 0; page < n_pages; ++page) {
+                const u16 *from = kv + page_start(item.page(page), work % KV_HEADS) + side * PAGE_SIDE;
+                const bool pushed = copier.push(
+                    SIDE_BYTES, [&](u8 *stage, u64 *full) { copy(stage, from, SIDE_BYTES, full, copier.lane); });
+                if (!pushed) return false;
+            }
+        item = next;
+    }
+    return true;
+}
+
+// ---- queries and new rows ----------------------------------------------------------------------
+// A head of a row of words, and whether all of it is there.
+__device__ __forceinline__ bool ask_head(Head &head, const u64 *row, int first, u32 number, int lane) {
+    u64 words[2][LANE_PAIRS];
+#pragma unroll
+    for (int i = 0; i < LANE_PAIRS; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int d = min(lane + i * 32, HALF_DIM - 1) + half * HALF_DIM;
+            words[half][i] = load_word(row + (first + d) / 2);
+        }
+    bool all = true;
+#pragma unroll
+    for (int i = 0; i < LANE_PAIRS; ++i) {
+        const int d = lane + i * 32;
+        const auto value = [&](u64 word, int at) { return at % 2 == 0 ? low(value_of(word)) : high(value_of(word)); };
+        all &= number_of(words[0][i]) == number && number_of(words[1][i]) == number;
+        head.first[i] = d < HALF_DIM ? value(words[0][i], first + d) : 0.0f;
+        head.second[i] = d < HALF_DIM ? value(words[1][i], first + d + HALF_DIM) : 0.0f;
+    }
+    return all;
+}
+
+// A warp's share of an item's new rows: one of them, with where it goes.
+struct NewRow {
+    bool there;
+    int page, row; // of the section
+    Head key, value;
+};
+
+// Rotated queries into shared memory; this warp's new row into its page. What does not depend on the op before is
+// read before it is waited for.
+__device__ __forceinline__ NewRow make_rows(Block &block, const Item &item, int kv_head, u32 number) {
+    const Launch &launch = block.launch;
+    const LayerAddresses &layer = block.layer();
+    const int lane = block.lane;
+    const Preparation ready = prepare(launch.step, item, false, layer.q_norm, layer.k_norm, launch.rope, lane, block.step);
+    NewRow made = {own_store() < item.n_stores, 0, 0};
+    const u32 store = made.there ? item.stores[own_store()] : 0;
+    Head heads[2];
+    block.watch.until([&] {
+        bool all = true;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int row = own_query_row(i), query = row / GROUP;
+            if (query < item.n_queries)
+                all &= ask_head(heads[i], launch.qkv + item.queries[query].token * QKV_WORDS,
+                                (kv_head * GROUP + row % GROUP) * HEAD_DIM, number, lane);
+        }
+        if (made.there) {
+            const u64 *row = launch.qkv + (store >> 16) * QKV_WORDS;
+            all &= ask_head(made.key, row, Q_WIDTH + kv_head * HEAD_DIM, number, lane);
+            all &= ask_head(made.value, row, Q_WIDTH + KV_WIDTH + kv_head * HEAD_DIM, number, lane);
+        }
+        return all;
+    });
+    __syncwarp();
+    auto &queries = block.shared.scratch.section.queries;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const int row = own_query_row(i), query = row / GROUP;
+        for (int d = lane; d < DIM; d += 32)
+            if (query >= item.n_queries || d >= HEAD_DIM) queries[row][d] = 0;
+        if (query < item.n_queries) {
+            normalise_head(heads[i], ready.query_norm);
+            rotate_head(heads[i], ready.query_turns[i]);
+            each_dimension(heads[i], lane, [&](int d, u16 x) { queries[row][d] = x; });
+        }
+    }
+    if (made.there) {
+        const u32 row = (store & 0xffff) + block.step;
+        made.page = row / PAGE_ROWS, made.row = row % PAGE_ROWS;
+        normalise_head(made.key, ready.key_norm);
+        rotate_head(made.key, ready.key_turn);
+        u16 *page = layer.kv + page_start(item.pages[made.page], kv_head);
+        each_dimension(made.key, lane, [&](int d, u16 x) { page[key_offset(made.row, d)] = x; });
+        each_dimension(made.value, lane, [&](int d, u16 x) { page[PAGE_SIDE + value_offset(made.row, d)] = x; });
+        written_before_copies();
+    }
+    return made;
+}
+
+// ---- results -----------------------------------------------------------------------------------
+// A pair of dimensions of a result.
+__device__ __forceinline__ void publish_attended(Block &block, u32 token, int column, u32 pair) {
+    store_word(block.launch.a + token * (Q_STRIDE / 2) + column / 2, pair, block.number);
+    if (block.last) *(u32 *)(block.launch.plain.a + (u64)token * Q_STRIDE + column) = pair;
+}
+__device__ __forceinline__ void add_share(Block &block, u64 at, float share) {
+    // The first layer begins anew for each token; a share is always added to by the same thread.
+    if (block.is_first_layer()) block.launch.shares[at] = share;
+    else atomicAdd(block.launch.shares + at, share);
+}
+
+// Whole where the section is all that a token sees, a part otherwise.
+__device__ __forceinline__ void publish_section(Block &block, const Item &item, int kv_head, const float (&acc)[OWN_DIM_TILES][4]) {
+    const Launch &launch = block.launch;
+    const auto &finals = block.shared.scratch.section.finals;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const u32 row = block.lane / 4 + i * 8, query = row / GROUP;
+        if (query >= item.n_queries) continue;
+        const Query asked = item.queries[query];
+        const int head = kv_head * GROUP + row % GROUP;
+        const bool whole = asked.n_parts == 1;
+        const float weight = finals[row][1];
+        const u64 part = (u64)asked.partial * HEADS + head;
+#pragma unroll
+        for (int tile = 0; tile < OWN_DIM_TILES; ++tile) {
+            const int d = (block.warp * OWN_DIM_TILES + tile) * 8 + block.lane % 4 * 2;
+            const float a = acc[tile][i * 2], b = acc[tile][i * 2 + 1];
+            if (d >= DIM) continue;
+            if (!whole) {
+                store_word(launch.part_sums + part * DIM + d, __float_as_uint(a), block.number);
+                store_word(launch.part_sums + part * DIM + d + 1, __float_as_uint(b), block.number);
+            } else if (d < HEAD_DIM) {
+                publish_attended(block, asked.token, head * HEAD_DIM + d, round_pair(a / weight, b / weight));
+            }
+        }
+        if (!whole && block.warp == 0 && block.lane % 4 < 3)
+            store_word(launch.part_weights + part * 4 + block.lane % 4, __float_as_uint(finals[row][block.lane % 4]), block.number);
+    }
+    if (threadIdx.x < item.n_queries * GROUP && item.queries[threadIdx.x / GROUP].n_parts == 1) {
+        const float weight = finals[threadIdx.x][1];
+        add_share(block, (u64)item.queries[threadIdx.x / GROUP].partial * HEADS + kv_head * GROUP + threadIdx.x % GROUP,
+                  finals[threadIdx.x][2] / (weight * weight));
+    }
+}
+
+// One KV head of one item. Pages are in the ring, keys first.
+__device__ __forceinline__ void attend_section(Block &block, u32 work, bool only_store) {
+    BlockShared &shared = block.shared;
+    SectionScratch &scratch = shared.scratch.section;
+    const Item &item = shared.item;
+    const int kv_head = work % KV_HEADS, warp = block.warp, lane = block.lane;
+    // What a warp still reads of the item, or of what the scratch holds otherwise, must not go.
+    meet();
+    if (threadIdx.x < ITEM_WORDS)
+        ((u32 *)&shared.item)[threadIdx.x] = load_fresh(block.launch.step.attention + work / KV_HEADS * ITEM_WORDS + threadIdx.x);
+    meet();
+    const u32 grown = item.n_stores > 0 ? block.step : 0;
+    const int n_rows = item.n_rows + grown, n_pages = (n_rows + PAGE_ROWS - 1) / PAGE_ROWS;
+    const NewRow made = make_rows(block, item, kv_head, block.number_before(only_store ? 1 : 2));
+    // Pages may have been copied before the row was in them.
+    if (made.there && made.page < n_pages) {
+        u16 *page = (u16 *)block.stages.wait(made.page);
+        each_dimension(made.key, lane, [&](int d, u16 x) { page[key_offset(made.row, d)] = x; });
+        before_copies();
+    }
+    meet();
+    HalfPage own(warp, lane);
+    if (own.page < n_pages)
+        score_rows(own, scratch, block.stages.wait(own.page), lane, [&](u32 query) {
+            return query < item.n_queries ? item.queries[query].seen + grown : 0;
+        });
+    if (made.there && made.page < n_pages) {
+        u16 *page = (u16 *)block.stages.wait(n_pages + made.page);
+        each_dimension(made.value, lane, [&](int d, u16 x) { page[value_offset(made.row, d)] = x; });
+        before_copies();
+    }
+    meet();
+    block.stages.release(n_pages, lane);
+    if (own.page < n_pages) weigh_rows(own, scratch, lane);
+    meet();
+    float acc[OWN_DIM_TILES][4] = {};
+    sum_values(acc, scratch, n_pages, n_rows, warp, lane, [&](int page) { return block.stages.wait(page); });
+    if (warp == 0) sum_weights(scratch, n_pages, lane);
+    meet();
+    block.stages.release(n_pages, lane);
+    if (!only_store) publish_section(block, item, kv_head, acc);
+}
+
+// ---- folding -----------------------------------------------------------------------------------
+// The parts of a head as other blocks send them.
+struct SentParts {
+    Block &block;
+    u64 first;
+    int head, d;
+    __device__ __forceinline__ float weight_word(u32 part, int which, bool there) const {
+        u64 word = 0;
+        block.watch.until([&] {
+            if (there) word = load_word(block.launch.part_weights + ((first + part) * HEADS + head) * 4 + which);
+            return !there || number_of(word) == block.number_before(0);
+        });
+        return __uint_as_float(value_of(word));
+    }
+    __device__ __forceinline__ Part weight(u32 part, bool there) const {
+        const float m = weight_word(part, 0, there), l = weight_word(part, 1, there);
+        __syncwarp();
+        return {there ? m : NEVER, there ? l : 0.0f};
+    }
+    __device__ __forceinline__ void sums(float (&sums)[FOLD_LOADS], u32 part, u32 last) const {
+        block.watch.until([&] {
+            bool all = true;
+#pragma unroll
+            for (int i = 0; i < FOLD_LOADS; ++i) {
+                const u64 word = load_word(block.launch.part_sums + ((first + min(part + i, last)) * HEADS + head) * DIM + d);
+                all &= number_of(word) == block.number_before(0);
+                sums[i] = __uint_as_float(value_of(word));
+            }
+            return all;
+        });
+        __syncwarp();
+    }
+};
+
+// Folds the parts of tokens that have several: a warp has 32 dimensions of one head, all blocks take part.
+__device__ __forceinline__ void fold_sections(Block &block) {
+    const int lane = block.lane;
+    const u32 n_tasks = block.n_tokens * HEADS * DIM_UNITS;
+    for (u32 task = blockIdx.x + block.warp * N_BLOCKS; task < n_tasks; task += N_BLOCKS * WARPS) {
+        const u32 token = task / (HEADS * DIM_UNITS), head = task / DIM_UNITS % HEADS;
+        const u32 n_parts = block.shared.partials[token][0], d = task % DIM_UNITS * 32 + lane;
+        const u64 first = block.shared.partials[token][1];
+        if (n_parts == 1) continue;
+        const SentParts parts = {block, first, (int)head, (int)d};
+        const Folded whole = fold_parts(parts, n_parts, lane);
+        const u32 value = round_one(whole.sum / whole.weight), next = __shfl_down_sync(FULL, value, 1);
+        if (d % 2 == 0 && d < HEAD_DIM) publish_attended(block, token, head * HEAD_DIM + d, value | next << 16);
+        for (u32 part = lane; part < n_parts && task % DIM_UNITS == 0; part += 32) {
+            const float m = parts.weight_word(part, 0, true), squares = parts.weight_word(part, 2, true);
+            add_share(block, (first + part) * HEADS + head, part_share(whole, m, squares));
+        }
+    }
+}
+
+// The op, or only what `rope_store` is of it.
+__device__ __forceinline__ void run_attend(Block &block, bool only_store) {
+    const u32 n_work = block.n_items * KV_HEADS, n_blocks = attending_blocks(block.n_items);
+    if (blockIdx.x < n_blocks) {
+        for (u32 work = blockIdx.x; work < n_work; work += n_blocks) attend_section(block, work, only_store);
+        meet();
+        if (threadIdx.x == 0) {
+            __threadfence_block();
+            block.shared.ring.attended = block.shared.ring.attended + 1;
+        }
+    }
+    if (!only_store) fold_sections(block);
+}

@@ -1,0 +1,85 @@
+// ---- the two kinds of warps --------------------------------------------------------------------
+__device__ __forceinline__ void run_op(Block &block) {
+    const u32 kind = block.shared.ops[block.op] & 0xff;
+    switch (kind) {
+    case EMBED: return run_embed(block);
+    case NORM_QKV: return run_norm_qkv(block);
+    case ROPE_STORE: if (!block.last) return; // `attend` runs it too
+    case ATTEND: return run_attend(block, kind == ROPE_STORE);
+    case PROJ_ADD: return run_add<Proj, Q_WIDTH>(block, block.launch.a, Q_STRIDE);
+    case NORM_GATE_UP: return run_norm_gate_up(block);
+    case DOWN_ADD: return run_add<Down, INTER>(block, block.launch.h, INTER_STRIDE);
+    default: return run_norm_head(block);
+    }
+}
+
+__device__ __forceinline__ void compute(Block &block) {
+    const Launch &launch = block.launch;
+    for (u32 step = 0; step < launch.n_steps; ++step) {
+        for (u32 op = 0; op < launch.n_ops; ++op) {
+            block.begin(step, op);
+            run_op(block);
+        }
+        if (!launch.feeds || take_tokens(block)) break;
+    }
+}
+
+__device__ __forceinline__ bool stream_op(Copier &copier, const BlockShared &shared, const Launch &launch, u32 op, u32 step,
+                                          u32 n_items, u32 n_outputs, u32 &n_attended) {
+    const LayerAddresses &layer = shared.layers[shared.ops[op] >> 8];
+    switch (shared.ops[op] & 0xff) {
+    case NORM_QKV: return stream_matrix<Qkv>(copier, layer.qkv);
+    case ROPE_STORE: if (op + 1 < launch.n_ops) return true; // fall through
+    case ATTEND: return stream_pages(copier, launch, layer.kv, n_items, step, ++n_attended - LAYERS);
+    case PROJ_ADD: return stream_matrix<Proj>(copier, layer.o);
+    case NORM_GATE_UP: return stream_matrix<GateUp>(copier, layer.gate_up);
+    case DOWN_ADD: return stream_matrix<Down>(copier, layer.down);
+    case NORM_HEAD: return n_outputs == 0 || stream_matrix<Vocabulary>(copier, launch.head);
+    default: return true;
+    }
+}
+
+// Computes   the plan, or its first ops, for up to eight tokens; then, where `feeds`, for the tokens that follow.
+// Layout     weights and pages as the kernels of the ops have them; results between ops are words (hop.cuh).
+// Work split one block per multiprocessor. A block owns tiles of every matrix, sections of attention, and some
+//            heads where sections are folded; in it a warp has what it has in the ops' own kernels. A ninth warp
+//            copies weights and pages (ring.cuh).
+// Rounding   that of the ops.
+// Moves      weights and pages once: bound by memory, and by the hops from op to op.
+extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, 1)
+decode(const __grid_constant__ Launch launch) {
+    extern __shared__ __align__(128) u8 ring_memory[];
+    __shared__ BlockShared shared;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 tokens = n_tokens(launch.step), outputs = n_outputs(launch.step), items = n_items(launch.step);
+    for (int i = threadIdx.x; i < LAYERS * (int)(sizeof(LayerAddresses) / 8); i += blockDim.x)
+        ((u64 *)shared.layers)[i] = ((const u64 *)launch.layers)[i];
+    for (int i = threadIdx.x; i < launch.n_ops; i += blockDim.x) shared.ops[i] = launch.ops[i];
+    if (threadIdx.x < 8) {
+        shared.tokens[threadIdx.x] = threadIdx.x < tokens ? load_fresh(launch.step.tokens + threadIdx.x) : 0;
+        for (int i = 0; i < 2; ++i) shared.partials[threadIdx.x][i] = load_fresh(launch.step.partials + threadIdx.x * 2 + i);
+    }
+    if (threadIdx.x == 0) {
+        for (u32 i = 0; i < launch.n_stages; ++i) {
+            barrier_init(&shared.ring.full[i], COPY_ARRIVALS);
+            barrier_init(&shared.ring.empty[i], WARPS);
+        }
+        barriers_made();
+        shared.ring.left = shared.ring.attended = 0;
+        shared.stop = shared.gone = 0;
+    }
+    __syncthreads();
+    if (warp == WARPS) {
+        Copier copier = {shared.ring, ring_memory, launch.n_stages, lane};
+        u32 n_attended = 0;
+        bool here = true;
+        for (u32 step = 0; step < launch.n_steps && here; ++step)
+            for (u32 op = 0; op < launch.n_ops && here; ++op)
+                here = stream_op(copier, shared, launch, op, step, items, outputs, n_attended);
+        return copier.drain();
+    }
+    Block block = {launch, shared, {shared.ring, ring_memory, {}, launch.n_stages},
+                   {launch.given_up, launch.mailbox, 0, false}, warp, lane, tokens, outputs, items};
+    compute(block);
+    shared.ring.left = 1;
+}

@@ -1,0 +1,94 @@
+// What the host hands to a launch of the persistent kernel, and what the parts of a block share.
+
+// Where a layer's weights and pages lie.
+struct LayerAddresses {
+    const uint4 *attention_norm;
+    const u8 *qkv;
+    const u16 *bias, *q_norm, *k_norm;
+    const u8 *o;
+    const uint4 *mlp_norm;
+    const u8 *gate_up, *down;
+    u16 *kv;
+};
+
+// Results of ops as ordinary memory holds them; only the last op of a launch writes there, for tests.
+struct PlainBuffers {
+    u16 *x;
+    QkvStore qkv;
+    u16 *a, *h;
+};
+
+struct Launch {
+    Step step;
+    const LayerAddresses *layers; // [LAYERS]
+    const u32 *ops;               // [n_ops]: kind | layer << 8
+    const u8 *embedding, *head;
+    const uint4 *final_norm;
+    const float2 *rope;
+    u64 *x, *qkv, *a, *h;         // words: [8 tokens][columns / 2]
+    u64 *part_sums;               // words: [partials][HEADS][DIM]
+    u64 *part_weights;            // words: [partials][HEADS][4]: maximum, weight, squares, a gap
+    u64 *candidates;              // words: [8][N_BLOCKS][2]: the best logit of a block's, its row
+    PlainBuffers plain;
+    float *logits, *shares;
+    u32 *given_up;
+    Mailbox *mailbox;
+    u32 n_ops, n_steps;           // ops of a token; tokens of every lane
+    u32 number;                   // of the launch's first op, less one
+    u32 withheld;                 // an op whose results the first block keeps to itself, for tests
+    u32 n_stages;
+    u32 feeds;                    // whether the best logit is the next token
+};
+
+enum OpKind : u32 { EMBED, NORM_QKV, ROPE_STORE, ATTEND, PROJ_ADD, NORM_GATE_UP, DOWN_ADD, NORM_HEAD };
+constexpr int MOST_OPS = 6 * LAYERS + 2;
+constexpr int QKV_WORDS = (QKV_ROWS + 1) / 2;
+
+// Scratch of products and of attention: a block never does both.
+union Scratch {
+    WarpSums sums;
+    SectionScratch section;
+};
+
+struct BlockShared {
+    LongRing ring;
+    LayerAddresses layers[LAYERS];
+    u32 ops[MOST_OPS];
+    u32 tokens[8];                            // of the step that runs
+    u32 partials[8][2];                       // how many parts a token's attention has, and the first
+    u16 residual[Proj::MOST_TILES * 8][8];    // x of the rows that this block adds to: bf16 [row][token]
+    float squares[WARPS][8];
+    Item item;
+    u64 best[8][WARPS];
+    u32 stop, gone;                           // the host wants no more tokens; a thread waits no more
+    Scratch scratch;
+};
+
+// A computing thread's view of the op that runs.
+struct Block {
+    const Launch &launch;
+    BlockShared &shared;
+    Stages stages;
+    Watch watch;
+    int warp, lane;
+    u32 n_tokens, n_outputs, n_items;
+    u32 flip;      // which of two sums is next
+    u32 step;      // tokens that every lane has behind it in this launch
+    u32 op;        // of the plan
+    u32 number;    // of its results
+    bool last;     // whether the launch ends with it
+
+    __device__ __forceinline__ void begin(u32 of_step, u32 index) {
+        step = of_step;
+        op = watch.op = index;
+        last = index + 1 == launch.n_ops;
+        number = launch.number + step * launch.n_ops + op + 1;
+        if (index == launch.withheld && blockIdx.x == 0) number = 0;
+    }
+    // The number of results made `before` ops ago.
+    __device__ __forceinline__ u32 number_before(u32 before) const {
+        return launch.number + step * launch.n_ops + op + 1 - before;
+    }
+    __device__ __forceinline__ const LayerAddresses &layer() const { return shared.layers[shared.ops[op] >> 8]; }
+    __device__ __forceinline__ bool is_first_layer() const { return shared.ops[op] >> 8 == 0; }
+};

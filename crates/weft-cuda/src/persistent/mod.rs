@@ -1,0 +1,342 @@
+//! A token, or many, in one launch: the persistent kernel.
+//!
+//! One block per multiprocessor stays for the whole launch and interprets the plan, or its first ops. Blocks hand
+//! results to one another through words of memory (`hop.cuh`); a step's lists are those of the graph, and so are
+//! the bits. It knows nothing of why several tokens are wanted.
+
+mod memory;
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use weft::config::Config;
+use weft::device::Limits;
+use weft::plan::Op;
+
+use crate::CudaDevice;
+use crate::driver::{Address, Argument, Gpu, Kernel, Launch, Memory, Pinned};
+use crate::error::CudaError;
+use crate::kv::Kv;
+use crate::shape::Shape;
+use crate::tables::{FEW, Lists, StepAddresses};
+use crate::weights::ModelWeights;
+use memory::Words;
+
+/// Threads of a block: eight warps that compute, one that copies.
+const THREADS: usize = 288;
+/// Stages that the ring must have: a section's keys and the next part of it, or the tiles computed at once.
+const FEWEST_STAGES: usize = 8;
+/// Stages that it can have.
+const MOST_STAGES: usize = 16;
+/// Bytes of a stage of weights: four units of each of eight warps.
+const WEIGHT_STAGE_BYTES: usize = 8 * 4 * 512;
+/// Tokens of a lane that a launch runs at most.
+pub(crate) const MOST_STEPS: usize = 256;
+/// No op is withheld.
+const NONE: u32 = u32::MAX;
+/// No block has given up.
+const NOBODY: u32 = u32::MAX;
+
+/// Kernels call it `LayerAddresses`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct LayerAddresses([Address; 10]);
+
+/// Kernels call it `Launch`.
+#[repr(C)]
+struct Arguments {
+    step: StepAddresses,
+    layers: Address,
+    ops: Address,
+    embedding: Address,
+    head: Address,
+    final_norm: Address,
+    rope: Address,
+    words: [Address; 7],
+    plain: [Address; 7],
+    logits: Address,
+    shares: Address,
+    given_up: Address,
+    mailbox: Address,
+    n_ops: u32,
+    n_steps: u32,
+    number: u32,
+    withheld: u32,
+    n_stages: u32,
+    feeds: u32,
+}
+
+impl Argument for Arguments {}
+
+/// The kernel and all memory that its launches need.
+pub(crate) struct Persistent {
+    kernel: Kernel,
+    n_blocks: usize,
+    n_stages: usize,
+    words: Words,
+    layers: Memory,
+    ops: Memory,
+    given_up: Memory,
+    mailbox: Pinned,
+    /// The number of the last op of the last launch; words bear the number of the op that made them.
+    number: u32,
+    withheld: u32,
+}
+
+/// What a launch runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run {
+    /// Ops of the plan, from the first on.
+    pub(crate) n_ops: usize,
+    /// Tokens of every lane.
+    pub(crate) n_steps: usize,
+}
+
+/// Why a launch ended before its time.
+pub(crate) enum Fault {
+    /// Blocks waited in vain, the first of them in this op of the plan.
+    Stuck(usize),
+    /// The driver failed.
+    Driver(CudaError),
+}
+
+impl Fault {
+    /// The op of a plan that failed, and why.
+    pub(crate) fn in_plan(self, plan: &[Op]) -> (Op, CudaError) {
+        match self {
+            Self::Driver(error) => (plan[0], error),
+            Self::Stuck(op) => (
+                plan[op],
+                CudaError::Driver {
+                    call: "the persistent kernel",
+                    reason: "a block waited for 2 s for what another one computes".to_owned(),
+                },
+            ),
+        }
+    }
+}
+
+impl From<CudaError> for Fault {
+    fn from(error: CudaError) -> Self {
+        Self::Driver(error)
+    }
+}
+
+/// What the kernel is made from.
+#[derive(Clone, Copy)]
+pub(crate) struct Parts<'a> {
+    pub(crate) gpu: &'a Arc<Gpu>,
+    pub(crate) config: &'a Config,
+    pub(crate) shape: &'a Shape,
+    pub(crate) limits: &'a Limits,
+    pub(crate) weights: &'a ModelWeights,
+    pub(crate) kv: &'a Kv,
+}
+
+impl Persistent {
+    /// Takes all memory; a line that says why where the GPU cannot run it.
+    pub(crate) fn new(
+        parts: &Parts<'_>,
+        kernel: Kernel,
+        plan: &[Op],
+    ) -> Result<Result<Self, String>, CudaError> {
+        let Parts { gpu, config, shape, limits, weights, kv } = *parts;
+        let stage_bytes = WEIGHT_STAGE_BYTES.max(64 * shape.dim * 2);
+        let free_bytes = gpu.facts.shared_bytes.saturating_sub(kernel.static_shared_bytes()?);
+        let n_stages = (free_bytes / stage_bytes).min(MOST_STAGES);
+        if n_stages < FEWEST_STAGES {
+            return Ok(Err(format!(
+                "a ring of {FEWEST_STAGES} stages does not fit the {} KiB of shared memory of this GPU",
+                gpu.facts.shared_bytes >> 10
+            )));
+        }
+        if gpu.facts.n_sms < config.kv_heads {
+            return Ok(Err("fewer multiprocessors than KV heads".to_owned()));
+        }
+        let codes: Vec<u32> = plan.iter().map(|op| code(*op)).collect();
+        let layers: Vec<LayerAddresses> = (0..config.layers)
+            .map(|layer| {
+                let own = &weights.layers[layer];
+                let memories = [
+                    &own.attention_norm,
+                    &own.qkv,
+                    &own.bias,
+                    &own.q_norm,
+                    &own.k_norm,
+                    &own.o,
+                    &own.mlp_norm,
+                    &own.gate_up,
+                    &own.down,
+                ];
+                let mut addresses = [kv.layer(layer as u16); 10];
+                addresses.iter_mut().zip(memories).for_each(|(to, from)| *to = from.address());
+                LayerAddresses(addresses)
+            })
+            .collect();
+        let filled = |bytes: usize| Memory::new(gpu, "the persistent kernel", bytes);
+        let persistent = Self {
+            kernel: kernel.with_shared(n_stages * stage_bytes)?,
+            n_blocks: gpu.facts.n_sms,
+            n_stages,
+            words: Words::new(gpu, config, shape, limits, gpu.facts.n_sms)?,
+            layers: filled(size_of_val(layers.as_slice()))?,
+            ops: filled(size_of_val(codes.as_slice()))?,
+            given_up: filled(4)?,
+            mailbox: Pinned::new(gpu, 8 + MOST_STEPS * FEW * 8)?,
+            number: 0,
+            withheld: NONE,
+        };
+        persistent.layers.write(0, &layers)?;
+        persistent.ops.write(0, &codes)?;
+        persistent.given_up.write(0, &[NOBODY])?;
+        Ok(Ok(persistent))
+    }
+
+    /// Whether the lists are such that a launch can run them: every item is waited for by somebody, and parts
+    /// have room.
+    pub(crate) fn takes(&self, lists: &Lists) -> bool {
+        lists.every_item_has_queries() && lists.counts.n_partials <= self.words.most_partials
+    }
+
+    /// The first block keeps the results of an op to itself: the launch must notice. For tests.
+    pub(crate) fn withhold(&mut self, op: Option<usize>) {
+        self.withheld = op.map_or(NONE, |op| op as u32);
+    }
+
+    fn stop(&self) -> &AtomicU32 {
+        self.mailbox.shared_word(0)
+    }
+
+    fn fault(&self) -> &AtomicU32 {
+        self.mailbox.shared_word(1)
+    }
+
+    fn token(&self, step: usize, lane: usize) -> &AtomicU64 {
+        self.mailbox.shared_pair(1 + step * FEW + lane)
+    }
+
+    /// Numbers for the ops of a run. Where they would begin anew, no word may keep an old one.
+    fn take_numbers(&mut self, gpu: &Gpu, run: Run) -> Result<u32, CudaError> {
+        let wanted = (run.n_ops * run.n_steps) as u32;
+        if self.number.checked_add(wanted).is_none() {
+            self.words.clear(gpu)?;
+            self.number = 0;
+        }
+        let first = self.number;
+        self.number += wanted;
+        Ok(first)
+    }
+}
+
+/// An op as the kernel knows it.
+fn code(op: Op) -> u32 {
+    let kind = match op {
+        Op::Embed => 0,
+        Op::NormQkv { .. } => 1,
+        Op::RopeStore { .. } => 2,
+        Op::Attend { .. } => 3,
+        Op::ProjAdd { .. } => 4,
+        Op::NormGateUp { .. } => 5,
+        Op::DownAdd { .. } => 6,
+        Op::NormHead => 7,
+    };
+    kind | u32::from(op.layer().unwrap_or(0)) << 8
+}
+
+/// Asks for a run on the lists that lie on the GPU; its number. A run of several steps chooses tokens.
+pub(crate) fn launch(device: &mut CudaDevice, run: Run, feeds: bool) -> Result<u32, CudaError> {
+    let persistent = device.persistent.as_mut().expect("callers ask only where there is one");
+    let number = persistent.take_numbers(&device.gpu, run)?;
+    persistent.stop().store(0, Ordering::Relaxed);
+    let CudaDevice { weights, buffers, rope, few, gpu, .. } = &*device;
+    let persistent = device.persistent.as_ref().expect("as above");
+    let arguments = Arguments {
+        step: few.addresses(),
+        layers: persistent.layers.address(),
+        ops: persistent.ops.address(),
+        embedding: weights.embed.address(),
+        head: weights.head().address(),
+        final_norm: weights.final_norm.address(),
+        rope: rope.address(),
+        words: persistent.words.addresses(),
+        plain: [
+            buffers.x.address(),
+            Address(0),
+            buffers.q.address(),
+            buffers.k.address(),
+            buffers.v.address(),
+            buffers.a.address(),
+            buffers.h.address(),
+        ],
+        logits: buffers.logits.address(),
+        shares: buffers.shares.address(),
+        given_up: persistent.given_up.address(),
+        mailbox: persistent.mailbox.address(),
+        n_ops: run.n_ops as u32,
+        n_steps: run.n_steps as u32,
+        number,
+        withheld: persistent.withheld,
+        n_stages: persistent.n_stages as u32,
+        feeds: u32::from(feeds),
+    };
+    let launch = Launch {
+        grid: (persistent.n_blocks, 1),
+        threads: THREADS,
+        early: false,
+        cooperative: true,
+    };
+    persistent.kernel.launch(gpu, launch, &[&arguments])?;
+    Ok(number)
+}
+
+/// Waits for the end of a launch, and looks whether it was the right one.
+pub(crate) fn finish(device: &mut CudaDevice) -> Result<(), Fault> {
+    device.gpu.synchronize()?;
+    let persistent = device.persistent.as_mut().expect("a launch was asked for");
+    match persistent.fault().swap(0, Ordering::Relaxed) {
+        0 => Ok(()),
+        _ => {
+            let mut op = [0_u32];
+            persistent.given_up.read(0, &mut op)?;
+            persistent.given_up.write(0, &[NOBODY])?;
+            Err(Fault::Stuck(op[0] as usize))
+        }
+    }
+}
+
+/// Hands the tokens of a launch, as they come, to `on_tokens`: one of each of `n_lanes` lanes. When that
+/// says so, the launch ends with the token it is at. How many steps were handed out.
+pub(crate) fn follow(
+    device: &mut CudaDevice,
+    run: Run,
+    number: u32,
+    n_lanes: usize,
+    on_tokens: &mut dyn FnMut(&[u32]) -> ControlFlow<()>,
+) -> Result<usize, Fault> {
+    let persistent = device.persistent.as_ref().expect("a launch was asked for");
+    let mut n_steps = 0;
+    'steps: while n_steps < run.n_steps {
+        let expected = number + (run.n_ops * (n_steps + 1)) as u32;
+        let mut tokens = [0; FEW];
+        for (lane, to) in tokens[..n_lanes].iter_mut().enumerate() {
+            *to = loop {
+                let word = persistent.token(n_steps, lane).load(Ordering::Acquire);
+                if (word >> 32) as u32 == expected {
+                    break word as u32;
+                }
+                if persistent.fault().load(Ordering::Relaxed) != 0 || device.gpu.is_idle() {
+                    break 'steps;
+                }
+                std::hint::spin_loop();
+            };
+        }
+        n_steps += 1;
+        if on_tokens(&tokens[..n_lanes]).is_break() {
+            persistent.stop().store(1, Ordering::Relaxed);
+            break;
+        }
+    }
+    finish(device)?;
+    Ok(n_steps)
+}

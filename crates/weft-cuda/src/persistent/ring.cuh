@@ -1,0 +1,87 @@
+// The ring of the persistent kernel: what does not depend on the token comes through it in the order of its use,
+// weights of all ops and pages of keys and values, token after token.
+//
+// A ninth warp fills it. It waits for room and never for a result, so while the block waits for others the ring
+// fills. It has two stages on their way at a time: that saturates the memory, and what blocks hand to one
+// another is not queued behind more.
+
+constexpr int MOST_STAGES = 16, IN_FLIGHT = 2;
+constexpr int PART_UNITS = 4; // units of a warp in a stage, at most
+constexpr int WEIGHT_STAGE_BYTES = WARPS * PART_UNITS * UNIT_BYTES;
+constexpr int LONG_STAGE_BYTES = WEIGHT_STAGE_BYTES > SIDE_BYTES ? WEIGHT_STAGE_BYTES : SIDE_BYTES;
+
+struct LongRing {
+    u64 full[MOST_STAGES], empty[MOST_STAGES];
+    u32 n_stages;
+    volatile u32 left;     // the computing warps are done, whatever is still in the ring
+    volatile u32 attended; // how many `attend` have stored their rows
+};
+
+// A place in the ring, and which time round.
+struct Place {
+    u32 stage = 0, parity = 0;
+    __device__ __forceinline__ Place after(u32 n, u32 n_stages) const {
+        Place place = *this;
+        place.stage += n;
+        if (place.stage >= n_stages) place.stage -= n_stages, place.parity ^= 1;
+        return place;
+    }
+};
+
+// The computing warps' end of it. All of them take every stage.
+struct Stages {
+    LongRing &ring;
+    const u8 *memory;
+    Place place;
+    u32 n_stages;
+    // Waits for the stage `n` from here.
+    __device__ __forceinline__ u8 *wait(u32 n) {
+        const Place at = place.after(n, n_stages);
+        barrier_wait(&ring.full[at.stage], at.parity);
+        return (u8 *)memory + at.stage * LONG_STAGE_BYTES;
+    }
+    // Gives back the next `n` stages. Called by whole warps that have read them.
+    __device__ __forceinline__ void release(u32 n, int lane) {
+        __syncwarp();
+        if (lane < n) barrier_arrive(&ring.empty[place.after(lane, n_stages).stage]);
+        place = place.after(n, n_stages);
+    }
+};
+
+// The copying warp's end of it.
+struct Copier {
+    LongRing &ring;
+    u8 *memory;
+    u32 n_stages;
+    int lane;
+    Place to, oldest;
+    int on_their_way = 0;
+
+    __device__ __forceinline__ void await_oldest() {
+        barrier_wait(&ring.full[oldest.stage], oldest.parity);
+        oldest = oldest.after(1, n_stages);
+        --on_their_way;
+    }
+    // Waits for room; false where nobody will make any.
+    __device__ __forceinline__ bool room() {
+        if (on_their_way == IN_FLIGHT) await_oldest();
+        while (!barrier_passed(&ring.empty[to.stage], to.parity ^ 1))
+            if (ring.left) return false;
+        return true;
+    }
+    // Copies of `bytes` in all, begun by `copies(stage, barrier)`.
+    template <class Copies> __device__ __forceinline__ bool push(u32 bytes, Copies copies) {
+        if (!room()) return false;
+        u64 *full = &ring.full[to.stage];
+        expect_copies(full, bytes, lane);
+        copies(memory + to.stage * LONG_STAGE_BYTES, full);
+        copies_begun(full);
+        to = to.after(1, n_stages);
+        ++on_their_way;
+        return true;
+    }
+    // Shared memory must not be written to any more when the block is gone.
+    __device__ __forceinline__ void drain() {
+        while (on_their_way > 0) await_oldest();
+    }
+};
