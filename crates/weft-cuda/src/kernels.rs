@@ -9,7 +9,7 @@ use crate::shape::Shape;
 use crate::tables::SECTION_PAGES;
 
 /// Name and text; later ones use earlier ones.
-const SOURCES: [(&str, &str); 25] = [
+const SOURCES: [(&str, &str); 26] = [
     ("base.cuh", include_str!("kernels/base.cuh")),
     ("norm.cuh", include_str!("kernels/norm.cuh")),
     ("matvec.cuh", include_str!("kernels/matvec.cuh")),
@@ -30,6 +30,7 @@ const SOURCES: [(&str, &str); 25] = [
     ("persistent/hop.cuh", include_str!("persistent/hop.cuh")),
     ("persistent/product.cuh", include_str!("persistent/product.cuh")),
     ("persistent/launch.cuh", include_str!("persistent/launch.cuh")),
+    ("persistent/candidate.cuh", include_str!("persistent/candidate.cuh")),
     ("persistent/ops.cuh", include_str!("persistent/ops.cuh")),
     ("persistent/attention.cuh", include_str!("persistent/attention.cuh")),
     ("persistent/head.cuh", include_str!("persistent/head.cuh")),

@@ -155,6 +155,15 @@ __device__ __forceinline__ void copy(void *to, const void *from, u32 bytes, u64 
     for (u32 i = lane * 16; i < bytes; i += 512) copy_chunk((u8 *)to + i, (const u8 *)from + i);
 #endif
 }
+// Eight of them, of `bytes` each, with equal distances.
+__device__ __forceinline__ void copy_eight(u8 *to, u32 to_stride, const u8 *from, u32 from_stride, u32 bytes, u64 *barrier, int lane) {
+#if __CUDA_ARCH__ >= 900
+    __syncwarp();
+    if (lane < 8) copy(to + lane * to_stride, from + lane * from_stride, bytes, barrier, 0);
+#else
+    for (int i = 0; i < 8; ++i) copy(to + i * to_stride, from + i * from_stride, bytes, barrier, lane);
+#endif
+}
 // After the last of them.
 __device__ __forceinline__ void copies_begun(u64 *barrier) {
 #if __CUDA_ARCH__ < 900

@@ -28,12 +28,14 @@ struct SectionScratch {
     float finals[16][3];                              // maximum, sum of weights, sum of their squares
 };
 
-// A warp's half of a page: which, and the two queries that a lane holds scores of.
+// A warp's half of a page: which, and the queries that a lane holds scores of: two, or one where there are no more
+// than eight.
 struct HalfPage {
     int page, half, queries[2];
+    bool two;
     float scores[2][8];
-    __device__ __forceinline__ HalfPage(int warp, int lane)
-        : page(warp / 2), half(warp % 2), queries{lane / 4, lane / 4 + 8} {}
+    __device__ __forceinline__ HalfPage(const Item &item, int warp, int lane)
+        : page(warp / 2), half(warp % 2), queries{lane / 4, lane / 4 + 8}, two(item.n_queries * GROUP > 8) {}
 };
 
 // Scores, and their maximum. `seen(query)` rows of the section are seen by a query.
@@ -52,6 +54,7 @@ __device__ __forceinline__ void score_rows(HalfPage &own, SectionScratch &to, co
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
+        if (i == 1 && !own.two) break;
         const int rows = seen(own.queries[i] / GROUP);
         float top = NEVER;
 #pragma unroll
@@ -69,6 +72,7 @@ __device__ __forceinline__ void score_rows(HalfPage &own, SectionScratch &to, co
 __device__ __forceinline__ void weigh_rows(const HalfPage &own, SectionScratch &to, int lane) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
+        if (i == 1 && !own.two) break;
         const int query = own.queries[i];
         float m = NEVER;
         for (int p = 0; p <= own.page; ++p) m = fmaxf(m, fmaxf(to.maxima[p][0][query], to.maxima[p][1][query]));

@@ -9,8 +9,7 @@ struct Attended {
 };
 
 // A warp's share of what must be ready before scores: two of an item's 16 queries, and one of the rows
-// that the step adds to the section. What does not depend on the kernel before comes first. `later` is how many
-// tokens of its lane stand between the step and this one.
+// that the step adds to the section. What does not depend on the kernel before comes first.
 struct Preparation {
     Turn query_turns[2], key_turn;
     HeadNorm query_norm, key_norm;
@@ -20,16 +19,16 @@ __device__ __forceinline__ int own_query_row(int i) { return threadIdx.x / 32 + 
 __device__ __forceinline__ int own_store() { return WARPS - 1 - threadIdx.x / 32; }
 
 __device__ __forceinline__ Preparation prepare(const Step &step, const Item &item, bool kept, const u16 *q_norm, const u16 *k_norm,
-                                               const float2 *rope, int lane, u32 later = 0) {
+                                               const float2 *rope, int lane) {
     Preparation ready;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const int query = own_query_row(i) / GROUP;
-        if (!kept && query < item.n_queries) ready.query_turns[i] = load_turn(rope, item.queries[query].rotate_at + later, lane);
+        if (!kept && query < item.n_queries) ready.query_turns[i] = load_turn(rope, item.queries[query].rotate_at, lane);
     }
     if (!kept) ready.query_norm = load_norm(q_norm, lane);
     if (own_store() < item.n_stores) {
-        ready.key_turn = load_turn(rope, load_fresh(step.key_positions + (item.stores[own_store()] >> 16)) + later, lane);
+        ready.key_turn = load_turn(rope, load_fresh(step.key_positions + (item.stores[own_store()] >> 16)), lane);
         ready.key_norm = load_norm(k_norm, lane);
     }
     return ready;
@@ -210,7 +209,7 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
         meet();
         if (work + gridDim.x < n_work) fetch(items[parity ^ 1], work + gridDim.x);
 
-        HalfPage own(warp, lane);
+        HalfPage own(item, warp, lane);
         if (own.page < n_pages) {
             barrier_wait(&pages.there[0][own.page], parity);
             score_rows(own, scratch, keys + own.page * SIDE_BYTES, lane,

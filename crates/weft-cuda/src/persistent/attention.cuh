@@ -69,63 +69,66 @@ __device__ __forceinline__ bool ask_head(Head &head, const u64 *row, int first, 
     return all;
 }
 
+// This warp's queries, rotated, into shared memory. What does not depend on the op before is asked for before it is
+// waited for.
+__device__ __forceinline__ void make_queries(Block &block, const Item &item, int kv_head, u32 number) {
+    const int lane = block.lane;
+    auto &queries = block.shared.scratch.section.queries;
+    const HeadNorm norm = load_norm(block.layer().q_norm, lane);
+#pragma unroll 1
+    for (int row = block.warp; row < (item.n_queries * GROUP > 8 ? 16 : 8); row += WARPS) {
+        const int query = row / GROUP;
+        for (int d = lane; d < DIM; d += 32)
+            if (query >= item.n_queries || d >= HEAD_DIM) queries[row][d] = 0;
+        if (query >= item.n_queries) continue;
+        const Turn turn = load_turn(block.launch.rope, item.queries[query].rotate_at + block.step, lane);
+        const u64 *words = block.launch.qkv + item.queries[query].token * QKV_WORDS;
+        const int first = (kv_head * GROUP + row % GROUP) * HEAD_DIM;
+        Head head;
+        block.watch.until([&] { return ask_head(head, words, first, number, lane); });
+        __syncwarp();
+        normalise_head(head, norm);
+        rotate_head(head, turn);
+        each_dimension(head, lane, [&](int d, u16 x) { queries[row][d] = x; });
+    }
+}
+
 // A warp's share of an item's new rows: one of them, with where it goes.
 struct NewRow {
     bool there;
     int page, row; // of the section
     Head key, value;
 };
-
-// Rotated queries into shared memory; this warp's new row into its page. What does not depend on the op before is
-// read before it is waited for.
-__device__ __forceinline__ NewRow make_rows(Block &block, const Item &item, int kv_head, u32 number) {
-    const Launch &launch = block.launch;
-    const LayerAddresses &layer = block.layer();
+__device__ __forceinline__ NewRow make_row(Block &block, const Item &item, int kv_head, u32 number) {
     const int lane = block.lane;
-    const Preparation ready = prepare(launch.step, item, false, layer.q_norm, layer.k_norm, launch.rope, lane, block.step);
     NewRow made = {own_store() < item.n_stores, 0, 0};
-    const u32 store = made.there ? item.stores[own_store()] : 0;
-    Head heads[2];
+    if (!made.there) return made;
+    const u32 store = item.stores[own_store()], token = store >> 16, row = (store & 0xffff) + block.step;
+    made.page = row / PAGE_ROWS, made.row = row % PAGE_ROWS;
+    const HeadNorm norm = load_norm(block.layer().k_norm, lane);
+    const Turn turn = load_turn(block.launch.rope, block.shared.key_positions[token] + block.step, lane);
+    const u64 *words = block.launch.qkv + token * QKV_WORDS;
     block.watch.until([&] {
-        bool all = true;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int row = own_query_row(i), query = row / GROUP;
-            if (query < item.n_queries)
-                all &= ask_head(heads[i], launch.qkv + item.queries[query].token * QKV_WORDS,
-                                (kv_head * GROUP + row % GROUP) * HEAD_DIM, number, lane);
-        }
-        if (made.there) {
-            const u64 *row = launch.qkv + (store >> 16) * QKV_WORDS;
-            all &= ask_head(made.key, row, Q_WIDTH + kv_head * HEAD_DIM, number, lane);
-            all &= ask_head(made.value, row, Q_WIDTH + KV_WIDTH + kv_head * HEAD_DIM, number, lane);
-        }
-        return all;
+        const bool key = ask_head(made.key, words, Q_WIDTH + kv_head * HEAD_DIM, number, lane);
+        return ask_head(made.value, words, Q_WIDTH + KV_WIDTH + kv_head * HEAD_DIM, number, lane) && key;
     });
     __syncwarp();
-    auto &queries = block.shared.scratch.section.queries;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const int row = own_query_row(i), query = row / GROUP;
-        for (int d = lane; d < DIM; d += 32)
-            if (query >= item.n_queries || d >= HEAD_DIM) queries[row][d] = 0;
-        if (query < item.n_queries) {
-            normalise_head(heads[i], ready.query_norm);
-            rotate_head(heads[i], ready.query_turns[i]);
-            each_dimension(heads[i], lane, [&](int d, u16 x) { queries[row][d] = x; });
-        }
-    }
-    if (made.there) {
-        const u32 row = (store & 0xffff) + block.step;
-        made.page = row / PAGE_ROWS, made.row = row % PAGE_ROWS;
-        normalise_head(made.key, ready.key_norm);
-        rotate_head(made.key, ready.key_turn);
-        u16 *page = layer.kv + page_start(item.pages[made.page], kv_head);
-        each_dimension(made.key, lane, [&](int d, u16 x) { page[key_offset(made.row, d)] = x; });
-        each_dimension(made.value, lane, [&](int d, u16 x) { page[PAGE_SIDE + value_offset(made.row, d)] = x; });
-        written_before_copies();
-    }
+    normalise_head(made.key, norm);
+    rotate_head(made.key, turn);
     return made;
+}
+
+// Puts half of a new row among the rows that were copied.
+template <class Offset> __device__ __forceinline__ void patch(u8 *page, const Head &head, int lane, Offset offset) {
+    each_dimension(head, lane, [&](int d, u16 x) { ((u16 *)page)[offset(d)] = x; });
+    before_copies();
+}
+// And all of it where it stays.
+__device__ __forceinline__ void store_row(Block &block, const NewRow &made, const Item &item, int kv_head) {
+    u16 *page = block.layer().kv + page_start(item.pages[made.page], kv_head);
+    each_dimension(made.key, block.lane, [&](int d, u16 x) { page[key_offset(made.row, d)] = x; });
+    each_dimension(made.value, block.lane, [&](int d, u16 x) { page[PAGE_SIDE + value_offset(made.row, d)] = x; });
+    written_before_copies();
 }
 
 // ---- results -----------------------------------------------------------------------------------
@@ -147,6 +150,7 @@ __device__ __forceinline__ void publish_section(Block &block, const Item &item, 
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const u32 row = block.lane / 4 + i * 8, query = row / GROUP;
+        if (i == 1 && item.n_queries * GROUP <= 8) break;
         if (query >= item.n_queries) continue;
         const Query asked = item.queries[query];
         const int head = kv_head * GROUP + row % GROUP;
@@ -175,37 +179,43 @@ __device__ __forceinline__ void publish_section(Block &block, const Item &item, 
     }
 }
 
-// One KV head of one item. Pages are in the ring, keys first.
-__device__ __forceinline__ void attend_section(Block &block, u32 work, bool only_store) {
-    BlockShared &shared = block.shared;
-    SectionScratch &scratch = shared.scratch.section;
-    const Item &item = shared.item;
-    const int kv_head = work % KV_HEADS, warp = block.warp, lane = block.lane;
-    // What a warp still reads of the item, or of what the scratch holds otherwise, must not go.
-    meet();
+// An item of this block; the first ones are kept.
+__device__ __forceinline__ const Item &fetch_item(Block &block, u32 index, u32 work) {
+    if (index < KEPT_ITEMS) return block.shared.items[index];
+    Item &item = block.shared.items[KEPT_ITEMS];
     if (threadIdx.x < ITEM_WORDS)
-        ((u32 *)&shared.item)[threadIdx.x] = load_fresh(block.launch.step.attention + work / KV_HEADS * ITEM_WORDS + threadIdx.x);
+        ((u32 *)&item)[threadIdx.x] = load_fresh(block.launch.step.attention + work / KV_HEADS * ITEM_WORDS + threadIdx.x);
     meet();
-    const u32 grown = item.n_stores > 0 ? block.step : 0;
+    return item;
+}
+__device__ __forceinline__ void keep_items(BlockShared &shared, const Step &step, u32 n_items) {
+    const u32 index = threadIdx.x / ITEM_WORDS, work = blockIdx.x + index * attending_blocks(n_items);
+    if (index < KEPT_ITEMS && work < n_items * KV_HEADS && blockIdx.x < attending_blocks(n_items))
+        ((u32 *)shared.items)[threadIdx.x] = load_fresh(step.attention + work / KV_HEADS * ITEM_WORDS + threadIdx.x % ITEM_WORDS);
+}
+static_assert(KEPT_ITEMS * ITEM_WORDS <= WARPS * 32, "a thread fetches a word");
+
+// One KV head of one item. Pages are in the ring, keys first.
+__device__ __forceinline__ void attend_section(Block &block, u32 index, u32 work, bool only_store) {
+    SectionScratch &scratch = block.shared.scratch.section;
+    const int kv_head = work % KV_HEADS, warp = block.warp, lane = block.lane;
+    // What a warp still reads of the item before, or of what the scratch holds otherwise, must not go.
+    meet();
+    const Item &item = fetch_item(block, index, work);
+    const u32 grown = item.n_stores > 0 ? block.step : 0, number = block.number_before(only_store ? 1 : 2);
     const int n_rows = item.n_rows + grown, n_pages = (n_rows + PAGE_ROWS - 1) / PAGE_ROWS;
-    const NewRow made = make_rows(block, item, kv_head, block.number_before(only_store ? 1 : 2));
+    make_queries(block, item, kv_head, number);
     // Pages may have been copied before the row was in them.
-    if (made.there && made.page < n_pages) {
-        u16 *page = (u16 *)block.stages.wait(made.page);
-        each_dimension(made.key, lane, [&](int d, u16 x) { page[key_offset(made.row, d)] = x; });
-        before_copies();
-    }
+    const NewRow made = make_row(block, item, kv_head, number);
+    const bool patches = made.there && made.page < n_pages;
+    if (patches) patch(block.stages.wait(made.page), made.key, lane, [&](int d) { return key_offset(made.row, d); });
     meet();
-    HalfPage own(warp, lane);
+    HalfPage own(item, warp, lane);
     if (own.page < n_pages)
         score_rows(own, scratch, block.stages.wait(own.page), lane, [&](u32 query) {
             return query < item.n_queries ? item.queries[query].seen + grown : 0;
         });
-    if (made.there && made.page < n_pages) {
-        u16 *page = (u16 *)block.stages.wait(n_pages + made.page);
-        each_dimension(made.value, lane, [&](int d, u16 x) { page[value_offset(made.row, d)] = x; });
-        before_copies();
-    }
+    if (patches) patch(block.stages.wait(n_pages + made.page), made.value, lane, [&](int d) { return value_offset(made.row, d); });
     meet();
     block.stages.release(n_pages, lane);
     if (own.page < n_pages) weigh_rows(own, scratch, lane);
@@ -216,6 +226,7 @@ __device__ __forceinline__ void attend_section(Block &block, u32 work, bool only
     meet();
     block.stages.release(n_pages, lane);
     if (!only_store) publish_section(block, item, kv_head, acc);
+    if (made.there) store_row(block, made, item, kv_head);
 }
 
 // ---- folding -----------------------------------------------------------------------------------
@@ -276,7 +287,8 @@ __device__ __forceinline__ void fold_sections(Block &block) {
 __device__ __forceinline__ void run_attend(Block &block, bool only_store) {
     const u32 n_work = block.n_items * KV_HEADS, n_blocks = attending_blocks(block.n_items);
     if (blockIdx.x < n_blocks) {
-        for (u32 work = blockIdx.x; work < n_work; work += n_blocks) attend_section(block, work, only_store);
+        for (u32 index = 0, work = blockIdx.x; work < n_work; ++index, work += n_blocks)
+            attend_section(block, index, work, only_store);
         meet();
         if (threadIdx.x == 0) {
             __threadfence_block();

@@ -1,15 +1,13 @@
 // ---- the two kinds of warps --------------------------------------------------------------------
 __device__ __forceinline__ void run_op(Block &block) {
-    const u32 kind = block.shared.ops[block.op] & 0xff;
+    const OpKind kind = (OpKind)(block.shared.ops[block.op] & 0xff);
     switch (kind) {
     case EMBED: return run_embed(block);
-    case NORM_QKV: return run_norm_qkv(block);
     case ROPE_STORE: if (!block.last) return; // `attend` runs it too
     case ATTEND: return run_attend(block, kind == ROPE_STORE);
-    case PROJ_ADD: return run_add<Proj, Q_WIDTH>(block, block.launch.a, Q_STRIDE);
-    case NORM_GATE_UP: return run_norm_gate_up(block);
-    case DOWN_ADD: return run_add<Down, INTER>(block, block.launch.h, INTER_STRIDE);
-    default: return run_norm_head(block);
+    case PROJ_ADD:
+    case DOWN_ADD: return run_add(block, kind);
+    default: return run_norm(block, kind);
     }
 }
 
@@ -27,15 +25,14 @@ __device__ __forceinline__ void compute(Block &block) {
 __device__ __forceinline__ bool stream_op(Copier &copier, const BlockShared &shared, const Launch &launch, u32 op, u32 step,
                                           u32 n_items, u32 n_outputs, u32 &n_attended) {
     const LayerAddresses &layer = shared.layers[shared.ops[op] >> 8];
-    switch (shared.ops[op] & 0xff) {
-    case NORM_QKV: return stream_matrix<Qkv>(copier, layer.qkv);
+    const OpKind kind = (OpKind)(shared.ops[op] & 0xff);
+    switch (kind) {
+    case EMBED: return true;
     case ROPE_STORE: if (op + 1 < launch.n_ops) return true; // fall through
     case ATTEND: return stream_pages(copier, launch, layer.kv, n_items, step, ++n_attended - LAYERS);
-    case PROJ_ADD: return stream_matrix<Proj>(copier, layer.o);
-    case NORM_GATE_UP: return stream_matrix<GateUp>(copier, layer.gate_up);
-    case DOWN_ADD: return stream_matrix<Down>(copier, layer.down);
-    case NORM_HEAD: return n_outputs == 0 || stream_matrix<Vocabulary>(copier, launch.head);
-    default: return true;
+    case PROJ_ADD:
+    case DOWN_ADD: return stream_tiles(copier, add_tiles(layer, kind), ADD_TILES);
+    default: return kind == NORM_HEAD && n_outputs == 0 || stream_tiles(copier, norm_tiles(launch, layer, kind), NORM_TILES);
     }
 }
 
@@ -57,8 +54,11 @@ decode(const __grid_constant__ Launch launch) {
     for (int i = threadIdx.x; i < launch.n_ops; i += blockDim.x) shared.ops[i] = launch.ops[i];
     if (threadIdx.x < 8) {
         shared.tokens[threadIdx.x] = threadIdx.x < tokens ? load_fresh(launch.step.tokens + threadIdx.x) : 0;
+        shared.outputs[threadIdx.x] = threadIdx.x < outputs ? load_fresh(launch.step.outputs + threadIdx.x) : 0;
+        shared.key_positions[threadIdx.x] = load_fresh(launch.step.key_positions + threadIdx.x);
         for (int i = 0; i < 2; ++i) shared.partials[threadIdx.x][i] = load_fresh(launch.step.partials + threadIdx.x * 2 + i);
     }
+    keep_items(shared, launch.step, items);
     if (threadIdx.x == 0) {
         for (u32 i = 0; i < launch.n_stages; ++i) {
             barrier_init(&shared.ring.full[i], COPY_ARRIVALS);
@@ -78,7 +78,8 @@ decode(const __grid_constant__ Launch launch) {
                 here = stream_op(copier, shared, launch, op, step, items, outputs, n_attended);
         return copier.drain();
     }
-    Block block = {launch, shared, {shared.ring, ring_memory, {}, launch.n_stages},
+    uint4 *x = (uint4 *)(ring_memory + launch.n_stages * LONG_STAGE_BYTES) + warp * launch.x_units * 4;
+    Block block = {launch, shared, {shared.ring, ring_memory, {}, launch.n_stages}, x,
                    {launch.given_up, launch.mailbox, 0, false}, warp, lane, tokens, outputs, items};
     compute(block);
     shared.ring.left = 1;

@@ -76,41 +76,40 @@ __device__ __forceinline__ void publish_row(u64 *words, u32 row, u32 n_rows, boo
     if (there && row % 2 == 0 && row < n_rows) store_word(words + row / 2, value | next << 16, number);
 }
 
-// N units of a row of WIDTH columns, for the token that the lane's quad holds: asked for together, and again
-// until all of them are there. Columns beyond the last are zero and nobody sends them.
-template <int N, int WIDTH>
-__device__ __forceinline__ void await_units(uint4 *units, const u64 *row, int first_unit, u32 number, int lane, Watch &watch) {
-    const int column = first_unit * 32 + lane % 4 * 8;
-    const u64 *own = row + column / 2;
-    watch.until([&] {
-        TwoWords words[N][2];
-#pragma unroll
-        for (int i = 0; i < N; ++i)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) words[i][half] = load_two_words(own + i * 16 + half * 2);
-        bool all = true;
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
-            u32 pairs[4];
-#pragma unroll
-            for (int pair = 0; pair < 4; ++pair) {
-                const u64 word = pair % 2 == 0 ? words[i][pair / 2].first : words[i][pair / 2].second;
-                const bool sent = WIDTH % 256 == 0 || column + i * 32 + pair * 2 < WIDTH;
-                all &= !sent || number_of(word) == number;
-                pairs[pair] = sent ? value_of(word) : 0;
-            }
-            units[i] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-        }
-        return all;
-    });
-}
+// Rows of words as a warp awaits them: `n_units` units of each token's row from `first_unit` on, into shared memory,
+// [unit][token][4] chunks of eight columns. All lanes ask, whatever the number of tokens. Columns beyond `width` are
+// zero and nobody sends them.
+struct AwaitedRows {
+    const u64 *words;
+    u32 row_words, width, number;
 
-// Any number of units, as many at once as registers allow.
-template <int N, int WIDTH>
-__device__ __forceinline__ void await_row(uint4 (&units)[N], const u64 *row, int first_unit, u32 number, int lane, Watch &watch) {
-    constexpr int AT_ONCE = N <= 8 ? N : 6, REST = N % AT_ONCE;
+    __device__ __forceinline__ void into(uint4 *stage, int first_unit, u32 n_units, u32 n_tokens, int lane, Watch &watch) const {
+        constexpr int AT_ONCE = 4;
+        const u32 of_row = n_units * 8, n = of_row * n_tokens; // pieces of four columns: two words
+#pragma unroll 1
+        for (u32 first = 0; first < n; first += 32 * AT_ONCE) {
+            TwoWords got[AT_ONCE];
+            watch.until([&] {
+                bool all = true;
 #pragma unroll
-    for (int i = 0; i + AT_ONCE <= N; i += AT_ONCE)
-        await_units<AT_ONCE, WIDTH>(units + i, row, first_unit + i, number, lane, watch);
-    if constexpr (REST > 0) await_units<REST, WIDTH>(units + N - REST, row, first_unit + N - REST, number, lane, watch);
-}
+                for (int i = 0; i < AT_ONCE; ++i) {
+                    const u32 piece = first + i * 32 + lane, token = piece / of_row, column = first_unit * 32 + piece % of_row * 4;
+                    got[i] = {0, 0};
+                    if (piece >= n || column >= width) continue;
+                    got[i] = load_two_words(words + token * row_words + column / 2);
+                    all &= number_of(got[i].first) == number && (number_of(got[i].second) == number || column + 2 >= width);
+                }
+                return all;
+            });
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                const u32 piece = first + i * 32 + lane, token = piece / of_row, four = piece % of_row;
+                if (piece >= n) continue;
+                const bool second = first_unit * 32 + four * 4 + 2 < width;
+                ((uint2 *)stage)[(four / 8 * n_tokens + token) * 8 + four % 8] =
+                    make_uint2(value_of(got[i].first), second ? value_of(got[i].second) : 0);
+            }
+        }
+        __syncwarp();
+    }
+};

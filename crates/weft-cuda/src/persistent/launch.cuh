@@ -36,12 +36,13 @@ struct Launch {
     u32 n_ops, n_steps;           // ops of a token; tokens of every lane
     u32 number;                   // of the launch's first op, less one
     u32 withheld;                 // an op whose results the first block keeps to itself, for tests
-    u32 n_stages;
+    u32 n_stages, x_units;        // of the ring; of a warp's stage for inputs, each of one token
     u32 feeds;                    // whether the best logit is the next token
 };
 
 enum OpKind : u32 { EMBED, NORM_QKV, ROPE_STORE, ATTEND, PROJ_ADD, NORM_GATE_UP, DOWN_ADD, NORM_HEAD };
 constexpr int MOST_OPS = 6 * LAYERS + 2;
+constexpr int KEPT_ITEMS = 4;
 constexpr int QKV_WORDS = (QKV_ROWS + 1) / 2;
 
 // Scratch of products and of attention: a block never does both.
@@ -55,11 +56,13 @@ struct BlockShared {
     LayerAddresses layers[LAYERS];
     u32 ops[MOST_OPS];
     u32 tokens[8];                            // of the step that runs
+    u32 outputs[8];                           // the token of each row of logits
+    u32 key_positions[8];                     // of the first step
     u32 partials[8][2];                       // how many parts a token's attention has, and the first
-    u16 residual[Proj::MOST_TILES * 8][8];    // x of the rows that this block adds to: bf16 [row][token]
+    u16 residual[HiddenRows::MOST_TILES * 8][8]; // x of the rows that this block adds to: bf16 [row][token]
     float squares[WARPS][8];
-    Item item;
-    u64 best[8][WARPS];
+    Item items[KEPT_ITEMS + 1];               // the first that this block takes, and room for another
+    u64 best[WARPS * 4];
     u32 stop, gone;                           // the host wants no more tokens; a thread waits no more
     Scratch scratch;
 };
@@ -69,6 +72,7 @@ struct Block {
     const Launch &launch;
     BlockShared &shared;
     Stages stages;
+    uint4 *x;      // this warp's stage for inputs
     Watch watch;
     int warp, lane;
     u32 n_tokens, n_outputs, n_items;

@@ -5,6 +5,7 @@
 //! the bits. It knows nothing of why several tokens are wanted.
 
 mod memory;
+mod split;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -22,15 +23,10 @@ use crate::shape::Shape;
 use crate::tables::{FEW, Lists, StepAddresses};
 use crate::weights::ModelWeights;
 use memory::Words;
+use split::{Sizes, Split};
 
 /// Threads of a block: eight warps that compute, one that copies.
 const THREADS: usize = 288;
-/// Stages that the ring must have: a section's keys and the next part of it, or the tiles computed at once.
-const FEWEST_STAGES: usize = 8;
-/// Stages that it can have.
-const MOST_STAGES: usize = 16;
-/// Bytes of a stage of weights: four units of each of eight warps.
-const WEIGHT_STAGE_BYTES: usize = 8 * 4 * 512;
 /// Tokens of a lane that a launch runs at most.
 pub(crate) const MOST_STEPS: usize = 256;
 /// No op is withheld.
@@ -64,6 +60,7 @@ struct Arguments {
     number: u32,
     withheld: u32,
     n_stages: u32,
+    x_units: u32,
     feeds: u32,
 }
 
@@ -73,7 +70,7 @@ impl Argument for Arguments {}
 pub(crate) struct Persistent {
     kernel: Kernel,
     n_blocks: usize,
-    n_stages: usize,
+    split: Split,
     words: Words,
     layers: Memory,
     ops: Memory,
@@ -142,12 +139,11 @@ impl Persistent {
         plan: &[Op],
     ) -> Result<Result<Self, String>, CudaError> {
         let Parts { gpu, config, shape, limits, weights, kv } = *parts;
-        let stage_bytes = WEIGHT_STAGE_BYTES.max(64 * shape.dim * 2);
         let free_bytes = gpu.facts.shared_bytes.saturating_sub(kernel.static_shared_bytes()?);
-        let n_stages = (free_bytes / stage_bytes).min(MOST_STAGES);
-        if n_stages < FEWEST_STAGES {
+        let split = Split::new(config, shape, free_bytes);
+        if split.sizes(1).is_none() {
             return Ok(Err(format!(
-                "a ring of {FEWEST_STAGES} stages does not fit the {} KiB of shared memory of this GPU",
+                "its ring does not fit the {} KiB of shared memory that a block has here",
                 gpu.facts.shared_bytes >> 10
             )));
         }
@@ -176,9 +172,9 @@ impl Persistent {
             .collect();
         let filled = |bytes: usize| Memory::new(gpu, "the persistent kernel", bytes);
         let persistent = Self {
-            kernel: kernel.with_shared(n_stages * stage_bytes)?,
+            kernel: kernel.with_shared(split.dynamic_bytes)?,
             n_blocks: gpu.facts.n_sms,
-            n_stages,
+            split,
             words: Words::new(gpu, config, shape, limits, gpu.facts.n_sms)?,
             layers: filled(size_of_val(layers.as_slice()))?,
             ops: filled(size_of_val(codes.as_slice()))?,
@@ -193,10 +189,13 @@ impl Persistent {
         Ok(Ok(persistent))
     }
 
-    /// Whether the lists are such that a launch can run them: every item is waited for by somebody, and parts
-    /// have room.
+    /// Whether a launch can run the lists: every item is waited for by somebody, and there is room for parts
+    /// and inputs.
     pub(crate) fn takes(&self, lists: &Lists) -> bool {
-        lists.every_item_has_queries() && lists.counts.n_partials <= self.words.most_partials
+        let counts = &lists.counts;
+        lists.every_item_has_queries()
+            && counts.n_partials <= self.words.most_partials
+            && self.split.sizes(counts.n_tokens).is_some()
     }
 
     /// The first block keeps the results of an op to itself: the launch must notice. For tests.
@@ -251,6 +250,8 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run, feeds: bool) -> Result<u
     persistent.stop().store(0, Ordering::Relaxed);
     let CudaDevice { weights, buffers, rope, few, gpu, .. } = &*device;
     let persistent = device.persistent.as_ref().expect("as above");
+    let n_tokens = device.lists.counts.n_tokens;
+    let Sizes { n_stages, x_units } = persistent.split.sizes(n_tokens).expect("it takes the lists");
     let arguments = Arguments {
         step: few.addresses(),
         layers: persistent.layers.address(),
@@ -277,7 +278,8 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run, feeds: bool) -> Result<u
         n_steps: run.n_steps as u32,
         number,
         withheld: persistent.withheld,
-        n_stages: persistent.n_stages as u32,
+        n_stages: n_stages as u32,
+        x_units: x_units as u32,
         feeds: u32::from(feeds),
     };
     let launch = Launch {

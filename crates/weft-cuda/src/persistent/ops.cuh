@@ -7,39 +7,8 @@ __device__ __forceinline__ const uint4 *embedded(const Launch &launch, u32 row, 
     return (const uint4 *)launch.embedding + unit * UNIT + row % 8 * 4 + chunk % 4;
 }
 
-// This warp's units of rms_norm(x), of the token that the lane's quad has; 8 means none. The embedding is no hop:
-// every block reads it for itself.
-__device__ __forceinline__ void await_norm(Block &block, uint4 (&held)[HIDDEN_UNITS], const uint4 *norm, u32 token) {
-    constexpr int EARLY = HIDDEN_UNITS <= 8 ? HIDDEN_UNITS : 0;
-    const int lane = block.lane, first = block.warp * HIDDEN_UNITS;
-    const uint4 *own_norm = norm + first * 4 + lane % 4;
-    uint4 weight[EARLY + 1];
-#pragma unroll
-    for (int i = 0; i < EARLY; ++i) weight[i] = load_fresh(own_norm + i * 4);
-#pragma unroll
-    for (int i = 0; i < HIDDEN_UNITS; ++i) held[i] = make_uint4(0, 0, 0, 0);
-    if (token < 8) {
-        if (block.shared.ops[block.op - 1] == EMBED) {
-#pragma unroll
-            for (int i = 0; i < HIDDEN_UNITS; ++i)
-                held[i] = *embedded(block.launch, block.shared.tokens[token], (first + i) * 4 + lane % 4);
-        } else {
-            const u64 *row = block.launch.x + token * (HIDDEN_STRIDE / 2);
-            await_row<HIDDEN_UNITS, HIDDEN>(held, row, first, block.number_before(1), lane, block.watch);
-        }
-    }
-    __syncwarp();
-    const float scale = norm_scale<HIDDEN_UNITS, HIDDEN>(held, block.shared.squares, block.warp, lane);
-#pragma unroll
-    for (int i = 0; i < HIDDEN_UNITS; ++i)
-        held[i] = normalise(held[i], i < EARLY ? weight[i] : load_fresh(own_norm + i * 4), scale);
-}
-__device__ __forceinline__ u32 own_token(const Block &block) {
-    return block.lane / 4 < block.n_tokens ? block.lane / 4 : 8;
-}
-
 __device__ __forceinline__ void run_embed(Block &block) {
-    const Tiles own = own_tiles<Proj>();
+    const Tiles own = own_tiles<HiddenRows>(nullptr, 0);
     for (int i = threadIdx.x; i < (own.end - own.first) * 64; i += WARPS * 32) {
         const u32 local = i / 8, token = i % 8, row = own.first * 8 + local;
         if (token >= block.n_tokens) continue;
@@ -49,63 +18,181 @@ __device__ __forceinline__ void run_embed(Block &block) {
     }
 }
 
-__device__ __forceinline__ void run_norm_qkv(Block &block) {
-    if (own_tiles<Qkv>().first == own_tiles<Qkv>().end) return;
-    const Launch &launch = block.launch;
-    const QkvStore plain = {block.layer().bias, launch.plain.qkv.q, launch.plain.qkv.k, launch.plain.qkv.v};
-    uint4 held[HIDDEN_UNITS];
-    await_norm(block, held, block.layer().attention_norm, own_token(block));
-    multiply_tiles<Qkv>(block.stages, block.shared.scratch.sums, block.flip, block.warp, block.lane, Held<Qkv>{held},
-                        [&](int tile, u32 token, u32 row, const float (&sum)[1]) {
-        const u32 r = tile * 8 + row;
-        const bool there = token < block.n_tokens;
-        const u16 value = r < QKV_ROWS ? round_one(plain.biased(r, sum[0])) : 0;
-        publish_row(launch.qkv + token * QKV_WORDS, r, QKV_ROWS, there, value, block.number);
-        if (block.last && there && r < QKV_ROWS) *plain.place(token, r) = value;
-    });
-}
-
-__device__ __forceinline__ void run_norm_gate_up(Block &block) {
-    if (own_tiles<GateUp>().first == own_tiles<GateUp>().end) return;
-    const Launch &launch = block.launch;
-    uint4 held[HIDDEN_UNITS];
-    await_norm(block, held, block.layer().mlp_norm, own_token(block));
-    multiply_tiles<GateUp>(block.stages, block.shared.scratch.sums, block.flip, block.warp, block.lane, Held<GateUp>{held},
-                           [&](int tile, u32 token, u32 row, const float (&sums)[2]) {
-        const u32 r = tile / 2 * 8 + row;
-        const bool there = token < block.n_tokens;
-        const u16 value = r < INTER ? round_one(gated(sums[0], sums[1])) : 0;
-        publish_row(launch.h + token * (INTER_STRIDE / 2), r, INTER, there, value, block.number);
-        if (block.last && there && r < INTER) launch.plain.h[(u64)token * INTER_STRIDE + r] = value;
-    });
-}
-
-// Units of an input that are awaited part by part, where all of them are too many for registers.
-template <class M, int WIDTH> struct AwaitedParts {
-    Block &block;
-    const u64 *row; // null for lanes without a token
-    uint4 now[M::PART];
-    __device__ __forceinline__ const uint4 *operator()(int part) {
-#pragma unroll
-        for (int i = 0; i < M::PART; ++i) now[i] = make_uint4(0, 0, 0, 0);
-        if (row)
-            await_units<M::PART, WIDTH>(now, row, block.warp * M::UNITS + part * M::PART, block.number_before(1), block.lane, block.watch);
-        __syncwarp();
-        return now;
+// ---- inputs ------------------------------------------------------------------------------------
+// A warp's units of an input in shared memory, as `AwaitedRows` puts them there.
+struct StagedUnits {
+    const uint4 *stage;
+    u32 n_tokens;
+    int lane;
+    __device__ __forceinline__ uint4 operator[](u32 unit) const {
+        return lane / 4 < n_tokens ? stage[unit * n_tokens * 4 + lane] : make_uint4(0, 0, 0, 0);
     }
 };
 
-// x += input * W, for either residual op.
-template <class M, int WIDTH>
-__device__ __forceinline__ void run_add(Block &block, const u64 *input, int stride) {
-    if (own_tiles<M>().first == own_tiles<M>().end) return;
+// All of them are there.
+struct StagedInput {
+    StagedUnits units;
+    __device__ __forceinline__ void begin(u32) const {}
+    __device__ __forceinline__ uint4 unit(u32 part, int u) const { return units[part * PART_UNITS + u]; }
+};
+
+// They are awaited as many at a time as there is room for.
+struct AwaitedInput {
+    Block &block;
+    AwaitedRows rows;
+    u32 n_units, parts_at_once;
+    __device__ __forceinline__ void begin(u32 part) const {
+        if (part % parts_at_once != 0) return;
+        const u32 first = part * PART_UNITS, n = min(parts_at_once * PART_UNITS, n_units - first);
+        __syncwarp();
+        rows.into(block.x, block.warp * n_units + first, n, block.n_tokens, block.lane, block.watch);
+    }
+    __device__ __forceinline__ uint4 unit(u32 part, int u) const {
+        return StagedUnits{block.x, block.n_tokens, block.lane}[part % parts_at_once * PART_UNITS + u];
+    }
+};
+
+// ---- rms_norm ----------------------------------------------------------------------------------
+// This warp's sums of squares of rows in its stage, in the order of `norm_scale`: columns 2p and 2p + 1 of chunk c of
+// every unit, then over p, then over c.
+__device__ __forceinline__ void sum_squares(Block &block, u32 n_rows) {
+    const int lane = block.lane;
+    for (u32 first = 0; first < n_rows; first += 2) {
+        const u32 row = min(first + lane / 16, n_rows - 1);
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < HIDDEN_UNITS; ++i) {
+            const u32 pair = ((const u32 *)block.x)[(i * n_rows + row) * 16 + lane % 16];
+            sum = __fmaf_rn(low(pair), low(pair), sum);
+            sum = __fmaf_rn(high(pair), high(pair), sum);
+        }
+#pragma unroll
+        for (int other = 1; other < 16; other *= 2) sum += __shfl_xor_sync(FULL, sum, other);
+        if (lane % 16 == 0) block.shared.squares[block.warp][row] = sum;
+    }
+}
+
+// rms_norm(x) of `n_rows` rows into this warp's stage; `token(row)` tells which token's. The embedding is no hop: every
+// block reads it for itself.
+template <class Token> __device__ __forceinline__ void await_norm(Block &block, const uint4 *norm, u32 n_rows, Token token) {
+    constexpr u32 FOURS = HIDDEN_UNITS * 8, OWN = (FOURS + 31) / 32; // pieces of four columns
+    const int lane = block.lane, first_unit = block.warp * HIDDEN_UNITS;
+    uint2 weight[OWN];
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) weight[i] = ((const uint2 *)norm)[first_unit * 8 + min(i * 32 + lane, FOURS - 1)];
+    __syncwarp();
+    if (block.shared.ops[block.op - 1] == EMBED) {
+        for (u32 i = lane; i < n_rows * HIDDEN_UNITS * 4; i += 32) {
+            const u32 unit = i / (n_rows * 4), row = i / 4 % n_rows;
+            block.x[i] = *embedded(block.launch, block.shared.tokens[token(row)], (first_unit + unit) * 4 + i % 4);
+        }
+        __syncwarp();
+    } else if (n_rows == block.n_tokens) {
+        const AwaitedRows rows = {block.launch.x, HIDDEN_STRIDE / 2, HIDDEN, block.number_before(1)};
+        rows.into(block.x, first_unit, HIDDEN_UNITS, n_rows, lane, block.watch);
+    } else {
+        // Fewer outputs than tokens: row by row, each where one row alone would be.
+        for (u32 row = 0; row < n_rows; ++row) {
+            const AwaitedRows rows = {block.launch.x + token(row) * (HIDDEN_STRIDE / 2), 0, HIDDEN, block.number_before(1)};
+            uint4 *alone = block.x + HIDDEN_UNITS * 4 * n_rows;
+            rows.into(alone, first_unit, HIDDEN_UNITS, 1, lane, block.watch);
+            for (u32 i = lane; i < HIDDEN_UNITS * 4; i += 32) block.x[(i / 4 * n_rows + row) * 4 + i % 4] = alone[i];
+            __syncwarp();
+        }
+    }
+    sum_squares(block, n_rows);
+    meet();
+    // Lane r has row r's scale.
+    float total = 0.0f;
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) total += block.shared.squares[w][lane % 8];
+    const float scales = 1.0f / sqrtf(total / (float)HIDDEN + NORM_EPS);
+    for (u32 row = 0; row < n_rows; ++row) {
+        const float scale = __shfl_sync(FULL, scales, row);
+#pragma unroll
+        for (int i = 0; i < OWN; ++i) {
+            const u32 four = i * 32 + lane;
+            uint2 &x = ((uint2 *)block.x)[(four / 8 * n_rows + row) * 8 + four % 8];
+            if (four < FOURS) x = make_uint2(normalise_pair(x.x, weight[i].x, scale), normalise_pair(x.y, weight[i].y, scale));
+        }
+    }
+    __syncwarp();
+}
+
+// ---- products ----------------------------------------------------------------------------------
+// Results of one row of `norm_qkv`, `norm_gate_up` or `norm_head`, from a pair of tiles.
+struct NormStore {
+    Block &block;
+    OpKind kind;
+    u64 &best;
+    __device__ __forceinline__ void qkv(u32 r, u32 token, float sum, bool there) const {
+        const Launch &launch = block.launch;
+        const QkvStore plain = {block.layer().bias, launch.plain.qkv.q, launch.plain.qkv.k, launch.plain.qkv.v};
+        const u16 value = r < QKV_ROWS ? round_one(plain.biased(r, sum)) : 0;
+        publish_row(launch.qkv + token * QKV_WORDS, r, QKV_ROWS, there, value, block.number);
+        if (block.last && there && r < QKV_ROWS) *plain.place(token, r) = value;
+    }
+    __device__ __forceinline__ void h(u32 r, u32 token, float gate, float up, bool there) const {
+        const u16 value = r < INTER ? round_one(gated(gate, up)) : 0;
+        publish_row(block.launch.h + token * (INTER_STRIDE / 2), r, INTER, there, value, block.number);
+        if (block.last && there && r < INTER) block.launch.plain.h[(u64)token * INTER_STRIDE + r] = value;
+    }
+    __device__ __forceinline__ void logit(u32 r, u32 output, float logit, bool there) const {
+        if (!there || r >= VOCAB) return;
+        block.launch.logits[(u64)output * VOCAB + r] = logit;
+        best = better(best, candidate(logit, r));
+    }
+    __device__ __forceinline__ void operator()(int tile, u32 token, u32 row, const float (&sums)[2], bool there) const {
+        if (kind == NORM_GATE_UP) return h(tile / 2 * 8 + row, token, sums[0], sums[1], there);
+#pragma unroll
+        for (int t = 0; t < 2; ++t) {
+            const u32 r = (tile + t) * 8 + row;
+            if (kind == NORM_QKV) qkv(r, token, sums[t], there);
+            else logit(r, token, sums[t], there);
+        }
+    }
+};
+
+__device__ __forceinline__ Tiles norm_tiles(const Launch &launch, const LayerAddresses &layer, OpKind kind) {
+    if (kind == NORM_QKV) return own_tiles<QkvRows>(layer.qkv, HIDDEN_UNITS);
+    if (kind == NORM_GATE_UP) return own_tiles<GateUpRows>(layer.gate_up, HIDDEN_UNITS);
+    return own_tiles<VocabularyRows>(launch.head, HIDDEN_UNITS);
+}
+
+// The three products of a norm. The best of the logits that they computed, if any.
+__device__ __forceinline__ u64 run_norm_product(Block &block, OpKind kind) {
     const Launch &launch = block.launch;
-    const int first_row = own_tiles<M>().first * 8;
-    const u32 token = own_token(block);
-    const u64 *row = token < 8 ? input + token * (stride / 2) : nullptr;
-    const auto store = [&](int tile, u32 token, u32 row, const float (&sum)[1]) {
+    const LayerAddresses &layer = block.layer();
+    const Tiles own = norm_tiles(launch, layer, kind);
+    const uint4 *norm = kind == NORM_QKV ? layer.attention_norm : kind == NORM_GATE_UP ? layer.mlp_norm : launch.final_norm;
+    const u32 n_rows = kind == NORM_HEAD ? block.n_outputs : block.n_tokens;
+    u64 best = NO_CANDIDATE;
+    if (own.first == own.end) return best;
+    await_norm(block, norm, n_rows, [&](u32 row) { return kind == NORM_HEAD ? block.shared.outputs[row] : row; });
+    multiply_tiles<NORM_TILES, 2, HIDDEN_UNITS % PART_UNITS == 0>(block.stages, block.shared.scratch.sums, block.flip, own, n_rows,
+                                                                 block.warp, block.lane, StagedInput{{block.x, n_rows, block.lane}},
+                                                                 NormStore{block, kind, best});
+    return best;
+}
+
+__device__ __forceinline__ Tiles add_tiles(const LayerAddresses &layer, OpKind kind) {
+    return own_tiles<HiddenRows>(kind == PROJ_ADD ? layer.o : layer.down, kind == PROJ_ADD ? Q_UNITS : INTER_UNITS);
+}
+
+// x += input * W, for either residual op.
+__device__ __forceinline__ void run_add(Block &block, OpKind kind) {
+    const Launch &launch = block.launch;
+    const Tiles own = add_tiles(block.layer(), kind);
+    const int first_row = own.first * 8;
+    if (own.first == own.end) return;
+    const u32 number = block.number_before(1);
+    const AwaitedRows rows = kind == PROJ_ADD ? AwaitedRows{launch.a, Q_STRIDE / 2, Q_WIDTH, number}
+                                              : AwaitedRows{launch.h, INTER_STRIDE / 2, INTER, number};
+    const AwaitedInput input = {block, rows, own.n_units, max(launch.x_units / block.n_tokens / PART_UNITS, 1u)};
+    constexpr bool EXACT = Q_UNITS % PART_UNITS == 0 && INTER_UNITS % PART_UNITS == 0;
+    multiply_tiles<ADD_TILES, 1, EXACT>(block.stages, block.shared.scratch.sums, block.flip, own, block.n_tokens, block.warp, block.lane,
+                                        input, [&](int tile, u32 token, u32 row, const float (&sum)[1], bool there) {
         const u32 r = tile * 8 + row;
-        const bool there = token < block.n_tokens;
         u16 value = 0;
         if (there && r < HIDDEN) {
             u16 &before = block.shared.residual[r - first_row][token];
@@ -113,17 +200,5 @@ __device__ __forceinline__ void run_add(Block &block, const u64 *input, int stri
             if (block.last) launch.plain.x[(u64)token * HIDDEN_STRIDE + r] = value;
         }
         publish_row(launch.x + token * (HIDDEN_STRIDE / 2), r, HIDDEN, there, value, block.number);
-    };
-    auto &sums = block.shared.scratch.sums;
-    if constexpr (M::UNITS <= 24) {
-        uint4 held[M::UNITS];
-#pragma unroll
-        for (int i = 0; i < M::UNITS; ++i) held[i] = make_uint4(0, 0, 0, 0);
-        if (row) await_row<M::UNITS, WIDTH>(held, row, block.warp * M::UNITS, block.number_before(1), block.lane, block.watch);
-        __syncwarp();
-        multiply_tiles<M>(block.stages, sums, block.flip, block.warp, block.lane, Held<M>{held}, store);
-    } else {
-        AwaitedParts<M, WIDTH> parts = {block, row};
-        multiply_tiles<M>(block.stages, sums, block.flip, block.warp, block.lane, parts, store);
-    }
+    });
 }

@@ -1,51 +1,56 @@
-// Matrix products of the persistent kernel: the sums of `matvec.cuh` in their order, so the same bits; but a block
-// computes more tiles together, because here the time is that of a chain of instructions.
+// Matrix products of the persistent kernel: the sums of `matvec.cuh` in their order, so the same bits. A block computes
+// several tiles together, because its time is that of a chain of instructions; and all matrices go through the
+// same few instructions, because those of a whole layer do not fit into the caches for instructions.
 
-// A matrix of `ROWS_` rows, cut for N_BLOCKS blocks. TOGETHER tiles of eight rows belong together.
-template <int ROWS_, int UNITS_, int TOGETHER_> struct Matrix {
-    static constexpr int UNITS = UNITS_, TOGETHER = TOGETHER_;
-    static constexpr int GROUPS = (ROWS_ + 8 * TOGETHER - 1) / (8 * TOGETHER);
-    static constexpr int MOST_TILES = (GROUPS + N_BLOCKS - 1) / N_BLOCKS * TOGETHER; // that a block owns
-    static constexpr int TILES = MOST_TILES <= 6 ? MOST_TILES : 4;                   // computed at once
-    static constexpr int PARTS = (UNITS + PART_UNITS - 1) / PART_UNITS;
-    static constexpr int PART = (UNITS + PARTS - 1) / PARTS;
-    static constexpr u64 TILE_BYTES = WARPS * UNITS * UNIT_BYTES;
-};
-using Qkv = Matrix<QKV_ROWS, HIDDEN_UNITS, 1>;
-using Proj = Matrix<HIDDEN, Q_UNITS, 1>;
-using GateUp = Matrix<(INTER + 7) / 8 * 16, HIDDEN_UNITS, 2>;
-using Down = Matrix<HIDDEN, INTER_UNITS, 1>;
-using Vocabulary = Matrix<VOCAB, HIDDEN_UNITS, 1>;
-
-constexpr int MOST_TILES_AT_ONCE = 6;
-
+// The part of a matrix that a block owns: tiles of eight rows, of `n_units` units a warp.
 struct Tiles {
+    const u8 *weights;
     int first, end;
+    u32 n_units;
+    __device__ __forceinline__ u64 tile_bytes() const { return (u64)WARPS * n_units * UNIT_BYTES; }
+    __device__ __forceinline__ u32 n_parts() const { return (n_units + PART_UNITS - 1) / PART_UNITS; }
+    // Units of a warp in a stage: all of them where they fit, so that a tile is one copy.
+    __device__ __forceinline__ u32 part_units() const { return min(n_units, (u32)PART_UNITS); }
 };
-template <class M> __device__ __forceinline__ Tiles own_tiles() {
-    return {(int)((u64)M::GROUPS * blockIdx.x / N_BLOCKS) * M::TOGETHER,
-            (int)((u64)M::GROUPS * (blockIdx.x + 1) / N_BLOCKS) * M::TOGETHER};
+
+// How many tiles, and how many of them a group that a block cannot divide.
+template <int ROWS, int TOGETHER_> struct Rows8 {
+    static constexpr int TOGETHER = TOGETHER_;
+    static constexpr int GROUPS = (ROWS + 8 * TOGETHER - 1) / (8 * TOGETHER);
+    static constexpr int MOST_TILES = (GROUPS + N_BLOCKS - 1) / N_BLOCKS * TOGETHER; // that a block owns
+};
+using HiddenRows = Rows8<HIDDEN, 1>;
+using QkvRows = Rows8<QKV_ROWS, 2>;
+using GateUpRows = Rows8<(INTER + 7) / 8 * 16, 2>;
+using VocabularyRows = Rows8<VOCAB, 2>;
+
+template <class M> __device__ __forceinline__ Tiles own_tiles(const u8 *weights, u32 n_units) {
+    return {weights, (int)((u64)M::GROUPS * blockIdx.x / N_BLOCKS) * M::TOGETHER,
+            (int)((u64)M::GROUPS * (blockIdx.x + 1) / N_BLOCKS) * M::TOGETHER, n_units};
 }
+
+// Tiles computed at once.
+constexpr int NORM_TILES = 6;
+constexpr int ADD_TILES = HiddenRows::MOST_TILES <= 6 ? HiddenRows::MOST_TILES : 4;
+constexpr int MOST_TILES_AT_ONCE = 6;
 
 // Sums of each warp: of tiles computed together, eight tokens x eight rows.
 struct WarpSums {
     float of[2][MOST_TILES_AT_ONCE][WARPS][64];
 };
 
-// The copying warp: stages in the order `multiply` takes them in. False where the block has left.
-template <class M> __device__ __forceinline__ bool stream_matrix(Copier &copier, const u8 *weights) {
-    const Tiles own = own_tiles<M>();
-    for (int first = own.first; first < own.end; first += M::TILES) {
-        const int n = min(M::TILES, own.end - first);
-        for (int part = 0; part < M::PARTS; ++part) {
-            const int units = min(M::PART, M::UNITS - part * M::PART);
-            for (int tile = first; tile < first + n; ++tile) {
-                const u8 *from = weights + tile * M::TILE_BYTES;
+// The copying warp: stages in the order `multiply_tiles` takes them in. False where the block has left.
+__device__ __forceinline__ bool stream_tiles(Copier &copier, const Tiles &own, int at_once) {
+    const u32 n_parts = own.n_parts(), part_bytes = own.part_units() * UNIT_BYTES;
+    for (int first = own.first; first < own.end; first += at_once) {
+        const int end = min(first + at_once, own.end);
+        for (u32 part = 0; part < n_parts; ++part) {
+            const u32 units = min(own.n_units - part * PART_UNITS, (u32)PART_UNITS);
+            for (int tile = first; tile < end; ++tile) {
+                const u8 *from = own.weights + tile * own.tile_bytes() + part * PART_UNITS * UNIT_BYTES;
                 const bool pushed = copier.push(WARPS * units * UNIT_BYTES, [&](u8 *stage, u64 *full) {
-                    constexpr int PIECES = M::PARTS == 1 ? 1 : WARPS; // that lie together
-                    for (int piece = 0; piece < PIECES; ++piece)
-                        copy(stage + piece * M::PART * UNIT_BYTES, from + ((u64)piece * M::UNITS + part * M::PART) * UNIT_BYTES,
-                             WARPS / PIECES * units * UNIT_BYTES, full, copier.lane);
+                    if (n_parts == 1) return copy(stage, from, own.tile_bytes(), full, copier.lane);
+                    copy_eight(stage, part_bytes, from, own.n_units * UNIT_BYTES, units * UNIT_BYTES, full, copier.lane);
                 });
                 if (!pushed) return false;
             }
@@ -54,52 +59,54 @@ template <class M> __device__ __forceinline__ bool stream_matrix(Copier &copier,
     return true;
 }
 
-// The computing warps. `input(part)` gives this warp's units of a part of the columns; sums go to
-// `store(first of TOGETHER tiles, token, row in the tile, sums)`, called by whole warps.
-template <class M, class Input, class Store>
-__device__ __forceinline__ void multiply_tiles(Stages &stages, WarpSums &sums, u32 &flip, int warp, int lane, Input input, Store store) {
+// The computing warps. `input(part, u)` gives a unit of this warp's input; sums go to
+// `store(first of TOGETHER tiles, token, row in the tile, sums, whether there is such a row)`, called by whole warps.
+template <int TILES, int TOGETHER, bool EXACT, class Input, class Store>
+__device__ __forceinline__ void multiply_tiles(Stages &stages, WarpSums &sums, u32 &flip, const Tiles &own, u32 n_tokens, int warp, int lane,
+                                               Input input, Store store) {
     const uint4 nothing = make_uint4(0, 0, 0, 0);
-    const Tiles own = own_tiles<M>();
-    for (int first = own.first; first < own.end; first += M::TILES) {
-        const int n = min(M::TILES, own.end - first);
-        float sum[M::TILES][4] = {};
-#pragma unroll(M::PARTS <= 8 ? M::PARTS : 1)
-        for (int part = 0; part < M::PARTS; ++part) {
-            const uint4 *x = input(part);
-            const uint4 *units[M::TILES];
+    const u32 n_parts = own.n_parts(), from = warp * own.part_units() * UNIT + lane;
+#pragma unroll 1
+    for (int first = own.first; first < own.end; first += TILES) {
+        const int n = min(TILES, own.end - first);
+        float sum[TILES][4] = {};
+#pragma unroll 1
+        for (u32 part = 0; part < n_parts; ++part) {
+            input.begin(part);
+            const uint4 *units[TILES];
 #pragma unroll
-            for (int tile = 0; tile < M::TILES; ++tile)
-                units[tile] = (const uint4 *)stages.wait(tile < n ? tile : 0) + warp * M::PART * UNIT + lane;
+            for (int tile = 0; tile < TILES; ++tile) units[tile] = (const uint4 *)stages.wait(tile < n ? tile : 0) + from;
 #pragma unroll
-            for (int u = 0; u < M::PART; ++u)
-                if (part * M::PART + u < M::UNITS)
+            for (int u = 0; u < PART_UNITS; ++u) {
+                if (!EXACT && part * PART_UNITS + u >= own.n_units) break;
+                const uint4 x = input.unit(part, u);
 #pragma unroll
-                    for (int tile = 0; tile < M::TILES; ++tile) mma32(sum[tile], x[u], nothing, units[tile][u * UNIT]);
+                for (int tile = 0; tile < TILES; ++tile)
+                    if (tile < n) mma32(sum[tile], x, nothing, units[tile][u * UNIT]);
+            }
             stages.release(n, lane);
         }
         // The sums before last were read before the last meeting.
         flip ^= 1;
         auto &own_sums = sums.of[flip];
+        if (lane / 4 < n_tokens)
 #pragma unroll
-        for (int tile = 0; tile < M::TILES; ++tile)
-            *(float2 *)&own_sums[tile][warp][lane * 2] = make_float2(sum[tile][0], sum[tile][1]);
+            for (int tile = 0; tile < TILES; ++tile)
+                *(float2 *)&own_sums[tile][warp][lane * 2] = make_float2(sum[tile][0], sum[tile][1]);
         meet();
-        for (int i = threadIdx.x; i < n / M::TOGETHER * 64; i += WARPS * 32) {
-            float total[M::TOGETHER];
+        const u32 of_group = n_tokens * 8, rows = n / TOGETHER * of_group;
+#pragma unroll 1
+        for (u32 i = threadIdx.x; i - lane < rows; i += WARPS * 32) {
+            const u32 group = i / of_group, at = i % of_group;
+            float total[TOGETHER];
 #pragma unroll
-            for (int t = 0; t < M::TOGETHER; ++t) {
-                const auto &of = own_sums[i / 64 * M::TOGETHER + t];
-                total[t] = of[0][i % 64];
+            for (int t = 0; t < TOGETHER; ++t) {
+                const auto &of = own_sums[min(group, n / TOGETHER - 1) * TOGETHER + t];
+                total[t] = of[0][at];
 #pragma unroll
-                for (int w = 1; w < WARPS; ++w) total[t] += of[w][i % 64];
+                for (int w = 1; w < WARPS; ++w) total[t] += of[w][at];
             }
-            store(first + i / 64 * M::TOGETHER, i % 64 / 8, i % 8, total);
+            store(first + group * TOGETHER, at / 8, at % 8, total, i < rows);
         }
     }
 }
-
-// Units of an input that is held in registers.
-template <class M> struct Held {
-    const uint4 *units;
-    __device__ __forceinline__ const uint4 *operator()(int part) const { return units + part * M::PART; }
-};

@@ -1,0 +1,85 @@
+//! How a block's shared memory is split: a ring of stages, and a stage for inputs in every warp.
+
+use weft::config::Config;
+
+use crate::shape::{COLUMN_STEP, Shape, padded};
+
+/// Warps of a block that compute.
+const WARPS: usize = 8;
+/// Bytes of 8 rows × 32 columns of a matrix.
+const UNIT_BYTES: usize = 512;
+/// Units of a warp in a stage of weights, at most.
+const PART_UNITS: usize = 4;
+/// Bytes of 32 columns of one token.
+const X_UNIT_BYTES: usize = 64;
+/// Units that a warp's stage for inputs has at least: a part of a row for each of eight tokens.
+const FEWEST_X_UNITS: usize = PART_UNITS * 8;
+/// A section's keys and values are in the ring at once, and the tiles that are computed together.
+const FEWEST_STAGES: usize = 8;
+/// Stages that barriers are made for.
+const MOST_STAGES: usize = 16;
+
+/// How dynamic shared memory is used, by the number of tokens of a step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Split {
+    pub(crate) dynamic_bytes: usize,
+    stage_bytes: usize,
+    hidden_units: usize,
+}
+
+/// The split of one launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sizes {
+    /// Stages of the ring.
+    pub(crate) n_stages: usize,
+    /// Units, each of one token, in a warp's stage for inputs.
+    pub(crate) x_units: usize,
+}
+
+impl Split {
+    pub(crate) fn new(config: &Config, shape: &Shape, dynamic_bytes: usize) -> Self {
+        let page_side_bytes = weft::kv::PAGE_ROWS * shape.dim * 2;
+        Self {
+            dynamic_bytes,
+            stage_bytes: (WARPS * PART_UNITS * UNIT_BYTES).max(page_side_bytes),
+            hidden_units: padded(config.hidden) / COLUMN_STEP,
+        }
+    }
+
+    /// Sizes for steps of some tokens; none where they do not fit.
+    pub(crate) fn sizes(&self, n_tokens: usize) -> Option<Sizes> {
+        // A norm needs all of a row before any of it can be multiplied.
+        let x_units = (self.hidden_units * n_tokens).max(FEWEST_X_UNITS);
+        let ring_bytes = self.dynamic_bytes.checked_sub(WARPS * x_units * X_UNIT_BYTES)?;
+        let n_stages = (ring_bytes / self.stage_bytes).min(MOST_STAGES);
+        (n_stages >= FEWEST_STAGES).then_some(Sizes { n_stages, x_units })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weft::shapes;
+
+    fn sizes(name: &str, shared_kib: usize, n_tokens: usize) -> Option<Sizes> {
+        let config = shapes::config(name).unwrap();
+        let shape = Shape::new(&config, 132).unwrap();
+        // About what the kernel takes besides.
+        Split::new(&config, &shape, (shared_kib << 10) - 32_000).sizes(n_tokens)
+    }
+
+    #[test]
+    fn an_h200_holds_what_models_up_to_8b_need() {
+        assert_eq!(sizes("qwen3-0.6b", 227, 1), Some(Sizes { n_stages: 11, x_units: 32 }));
+        assert_eq!(sizes("qwen3-0.6b", 227, 8), Some(Sizes { n_stages: 11, x_units: 32 }));
+        assert_eq!(sizes("qwen3-1.7b", 227, 8), Some(Sizes { n_stages: 10, x_units: 64 }));
+        assert_eq!(sizes("qwen3-8b", 227, 8), Some(Sizes { n_stages: 8, x_units: 128 }));
+    }
+
+    #[test]
+    fn a_gpu_with_little_shared_memory_cannot() {
+        assert_eq!(sizes("qwen3-0.6b", 99, 1), None);
+        assert_eq!(sizes("qwen3-14b", 227, 8), None);
+        assert!(sizes("qwen3-14b", 227, 4).is_some());
+    }
+}
