@@ -111,7 +111,7 @@ __device__ __forceinline__ void sum_values(float (&acc)[OWN_DIM_TILES][4], const
 #pragma unroll
             for (int tile = 0; tile < OWN_DIM_TILES; ++tile) {
                 const int dims = warp * OWN_DIM_TILES + tile;
-                if (dims < DIM_TILES) {
+                if (WARPS * OWN_DIM_TILES == DIM_TILES || dims < DIM_TILES) {
                     const uint4 unit = masked(units[(dims * 2 + h) * UNIT], mask);
 #pragma unroll
                     for (int f = 0; f < 2; ++f) mma32(acc[tile], pairs[f][0][lane], pairs[f][1][lane], unit);
@@ -144,7 +144,7 @@ struct Part {
 struct Folded {
     float sum, weight, top;
 };
-constexpr int FOLD_LOADS = 8; // parts that are asked for together
+constexpr int FOLD_LOADS = 16; // parts that are asked for together
 
 // Folds one dimension of one head per lane, parts in order. `parts.weight(part, there)` tells a lane one part's
 // maximum and weight, `parts.sums(sums, part, last)` those of its dimension from `part` on, none beyond `last`.

@@ -235,18 +235,24 @@ struct SentParts {
     Block &block;
     u64 first;
     int head, d;
-    __device__ __forceinline__ float weight_word(u32 part, int which, bool there) const {
+    __device__ __forceinline__ const u64 *weights(u32 part) const { return block.launch.part_weights + ((first + part) * HEADS + head) * 4; }
+    __device__ __forceinline__ Part weight(u32 part, bool there) const {
+        TwoWords words = {0, 0};
+        block.watch.until([&] {
+            if (!there) return true;
+            words = load_two_words(weights(part));
+            return number_of(words.first) == block.number_before(0) && number_of(words.second) == block.number_before(0);
+        });
+        __syncwarp();
+        return {there ? __uint_as_float(value_of(words.first)) : NEVER, __uint_as_float(value_of(words.second))};
+    }
+    __device__ __forceinline__ float squares(u32 part) const {
         u64 word = 0;
         block.watch.until([&] {
-            if (there) word = load_word(block.launch.part_weights + ((first + part) * HEADS + head) * 4 + which);
-            return !there || number_of(word) == block.number_before(0);
+            word = load_word(weights(part) + 2);
+            return number_of(word) == block.number_before(0);
         });
         return __uint_as_float(value_of(word));
-    }
-    __device__ __forceinline__ Part weight(u32 part, bool there) const {
-        const float m = weight_word(part, 0, there), l = weight_word(part, 1, there);
-        __syncwarp();
-        return {there ? m : NEVER, there ? l : 0.0f};
     }
     __device__ __forceinline__ void sums(float (&sums)[FOLD_LOADS], u32 part, u32 last) const {
         block.watch.until([&] {
@@ -277,8 +283,8 @@ __device__ __forceinline__ void fold_sections(Block &block) {
         const u32 value = round_one(whole.sum / whole.weight), next = __shfl_down_sync(FULL, value, 1);
         if (d % 2 == 0 && d < HEAD_DIM) publish_attended(block, token, head * HEAD_DIM + d, value | next << 16);
         for (u32 part = lane; part < n_parts && task % DIM_UNITS == 0; part += 32) {
-            const float m = parts.weight_word(part, 0, true), squares = parts.weight_word(part, 2, true);
-            add_share(block, (first + part) * HEADS + head, part_share(whole, m, squares));
+            const float m = __uint_as_float(value_of(load_word(parts.weights(part))));
+            add_share(block, (first + part) * HEADS + head, part_share(whole, m, parts.squares(part)));
         }
     }
 }

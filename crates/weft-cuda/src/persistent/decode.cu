@@ -22,6 +22,17 @@ __device__ __forceinline__ void compute(Block &block) {
     }
 }
 
+// Brings a layer's small vectors near, long before they are read.
+__device__ __forceinline__ void fetch_norms(const LayerAddresses &layer, int lane) {
+    const auto fetch = [&](const void *from, int bytes) {
+        for (int at = lane * 128; at < bytes; at += 32 * 128)
+            asm volatile("prefetch.global.L2 [%0];" :: "l"((const u8 *)from + at) : "memory");
+    };
+    fetch(layer.attention_norm, HIDDEN * 2);
+    fetch(layer.mlp_norm, HIDDEN * 2);
+    if (QK_NORM) fetch(layer.q_norm, HEAD_DIM * 2), fetch(layer.k_norm, HEAD_DIM * 2);
+}
+
 __device__ __forceinline__ bool stream_op(Copier &copier, const BlockShared &shared, const Launch &launch, u32 op, u32 step,
                                           u32 n_items, u32 n_outputs, u32 &n_attended) {
     const LayerAddresses &layer = shared.layers[shared.ops[op] >> 8];
@@ -32,7 +43,10 @@ __device__ __forceinline__ bool stream_op(Copier &copier, const BlockShared &sha
     case ATTEND: return stream_pages(copier, launch, layer.kv, n_items, step, ++n_attended - LAYERS);
     case PROJ_ADD:
     case DOWN_ADD: return stream_tiles(copier, add_tiles(layer, kind), ADD_TILES);
-    default: return kind == NORM_HEAD && n_outputs == 0 || stream_tiles(copier, norm_tiles(launch, layer, kind), NORM_TILES);
+    default:
+        if (kind == NORM_QKV) fetch_norms(layer, copier.lane);
+        copier.in_flight = kind == NORM_HEAD ? HEAD_IN_FLIGHT : IN_FLIGHT;
+        return kind == NORM_HEAD && n_outputs == 0 || stream_tiles(copier, norm_tiles(launch, layer, kind), NORM_TILES);
     }
 }
 

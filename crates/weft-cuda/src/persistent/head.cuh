@@ -1,7 +1,7 @@
 // The head of the persistent kernel, and the next token.
 
 // Tells all blocks the best of this one's rows; the first block also whether the host wants to stop. `best` is that of
-// the rows this thread had, all of the same output: eight threads have the rows of one, outputs take turns.
+// the rows this thread had, all of the same output: eight threads have the rows of one, 1, 2, 4 or 8 outputs take turns.
 __device__ __forceinline__ void publish_best(Block &block, u64 best, u32 stop) {
 #pragma unroll
     for (int other = 1; other < 8; other *= 2) best = better(best, __shfl_xor_sync(FULL, best, other));
@@ -9,7 +9,8 @@ __device__ __forceinline__ void publish_best(Block &block, u64 best, u32 stop) {
     meet();
     if (threadIdx.x < block.n_outputs) {
         u64 of_block = NO_CANDIDATE;
-        for (int i = threadIdx.x; i < WARPS * 4; i += block.n_outputs) of_block = better(of_block, block.shared.best[i]);
+        const u32 turns = block.n_outputs <= 2 ? block.n_outputs : block.n_outputs <= 4 ? 4 : 8;
+        for (int i = threadIdx.x; i < WARPS * 4; i += turns) of_block = better(of_block, block.shared.best[i]);
         u64 *to = block.launch.candidates + (threadIdx.x * N_BLOCKS + blockIdx.x) * 2;
         store_word(to, (u32)(of_block >> 32), block.number);
         store_word(to + 1, (u32)of_block ^ stop << 31, block.number);

@@ -83,33 +83,50 @@ struct AwaitedRows {
     const u64 *words;
     u32 row_words, width, number;
 
-    __device__ __forceinline__ void into(uint4 *stage, int first_unit, u32 n_units, u32 n_tokens, int lane, Watch &watch) const {
-        constexpr int AT_ONCE = 4;
-        const u32 of_row = n_units * 8, n = of_row * n_tokens; // pieces of four columns: two words
-#pragma unroll 1
-        for (u32 first = 0; first < n; first += 32 * AT_ONCE) {
-            TwoWords got[AT_ONCE];
-            watch.until([&] {
-                bool all = true;
-#pragma unroll
-                for (int i = 0; i < AT_ONCE; ++i) {
-                    const u32 piece = first + i * 32 + lane, token = piece / of_row, column = first_unit * 32 + piece % of_row * 4;
-                    got[i] = {0, 0};
-                    if (piece >= n || column >= width) continue;
-                    got[i] = load_two_words(words + token * row_words + column / 2);
-                    all &= number_of(got[i].first) == number && (number_of(got[i].second) == number || column + 2 >= width);
-                }
-                return all;
-            });
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i) {
-                const u32 piece = first + i * 32 + lane, token = piece / of_row, four = piece % of_row;
-                if (piece >= n) continue;
-                const bool second = first_unit * 32 + four * 4 + 2 < width;
-                ((uint2 *)stage)[(four / 8 * n_tokens + token) * 8 + four % 8] =
-                    make_uint2(value_of(got[i].first), second ? value_of(got[i].second) : 0);
-            }
+    // A lane's four columns of one token: where they lie, and whether they are sent.
+    struct Piece {
+        u32 token, four; // of those of a row
+        __device__ __forceinline__ Piece next(u32 of_row) const {
+            return four + 32 < of_row ? Piece{token, four + 32} : Piece{token + 1, four % 32};
         }
+    };
+    // Up to AT_ONCE pieces from `piece` on; where the next ones begin.
+    template <int AT_ONCE>
+    __device__ __forceinline__ Piece some(uint4 *stage, Piece piece, int first_unit, u32 of_row, u32 n_tokens, Watch &watch) const {
+        TwoWords got[AT_ONCE];
+        Piece after;
+        watch.until([&] {
+            bool all = true;
+            after = piece;
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i, after = after.next(of_row)) {
+                const u32 column = first_unit * 32 + after.four * 4;
+                got[i] = {0, 0};
+                if (after.token >= n_tokens || after.four >= of_row || column >= width) continue;
+                got[i] = load_two_words(words + after.token * row_words + column / 2);
+                all &= number_of(got[i].first) == number && (number_of(got[i].second) == number || column + 2 >= width);
+            }
+            return all;
+        });
+        after = piece;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i, after = after.next(of_row)) {
+            if (after.token >= n_tokens || after.four >= of_row) continue;
+            const bool second = first_unit * 32 + after.four * 4 + 2 < width;
+            ((uint2 *)stage)[(after.four / 8 * n_tokens + after.token) * 8 + after.four % 8] =
+                make_uint2(value_of(got[i].first), second ? value_of(got[i].second) : 0);
+        }
+        return after;
+    }
+    __device__ __forceinline__ void into(uint4 *stage, int first_unit, u32 n_units, u32 n_tokens, int lane, Watch &watch) const {
+        const u32 of_row = n_units * 8;
+        const u32 n_pieces = n_tokens * ((of_row + 31) / 32); // of this lane
+        Piece piece = {0, (u32)lane};
+        if (n_pieces == 1) some<1>(stage, piece, first_unit, of_row, n_tokens, watch);
+        else if (n_pieces <= 3) some<3>(stage, piece, first_unit, of_row, n_tokens, watch);
+        else
+#pragma unroll 1
+            while (piece.token < n_tokens) piece = some<8>(stage, piece, first_unit, of_row, n_tokens, watch);
         __syncwarp();
     }
 };

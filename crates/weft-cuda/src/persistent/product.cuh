@@ -39,6 +39,15 @@ struct WarpSums {
     float of[2][MOST_TILES_AT_ONCE][WARPS][64];
 };
 
+// Calls `work` with the number `n` as a constant.
+template <int VALUE_> struct Count {
+    static constexpr int VALUE = VALUE_;
+};
+template <int MOST, class Work> __device__ __forceinline__ void for_count(int n, Work work) {
+    if (MOST == 1 || n == MOST) return work(Count<MOST>{});
+    if constexpr (MOST > 1) for_count<MOST - 1>(n, work);
+}
+
 // The copying warp: stages in the order `multiply_tiles` takes them in. False where the block has left.
 __device__ __forceinline__ bool stream_tiles(Copier &copier, const Tiles &own, int at_once) {
     const u32 n_parts = own.n_parts(), part_bytes = own.part_units() * UNIT_BYTES;
@@ -59,54 +68,64 @@ __device__ __forceinline__ bool stream_tiles(Copier &copier, const Tiles &own, i
     return true;
 }
 
-// The computing warps. `input(part, u)` gives a unit of this warp's input; sums go to
+// A warp's sums of N tiles. They all have their own registers: what is computed only sometimes is computed one after
+// the other.
+template <int N, bool EXACT, class Input>
+__device__ __forceinline__ void sum_tiles(Stages &stages, WarpSums &sums, u32 flip, const Tiles &own, u32 n_tokens, int warp, int lane,
+                                          Input input) {
+    const uint4 nothing = make_uint4(0, 0, 0, 0);
+    const u32 n_parts = own.n_parts(), from = warp * own.part_units() * UNIT + lane;
+    float sum[N][4] = {};
+#pragma unroll 1
+    for (u32 part = 0; part < n_parts; ++part) {
+        input.begin(part);
+        stages.wait_for_all(N, lane);
+        const uint4 *units[N];
+#pragma unroll
+        for (int tile = 0; tile < N; ++tile) units[tile] = (const uint4 *)stages.at(tile) + from;
+#pragma unroll
+        for (int u = 0; u < PART_UNITS; ++u) {
+            if (!EXACT && part * PART_UNITS + u >= own.n_units) break;
+            const uint4 x = input.unit(part, u);
+#pragma unroll
+            for (int tile = 0; tile < N; ++tile) mma32(sum[tile], x, nothing, units[tile][u * UNIT]);
+        }
+        stages.release(N, lane);
+    }
+    if (lane / 4 < n_tokens)
+#pragma unroll
+        for (int tile = 0; tile < N; ++tile)
+            *(float2 *)&sums.of[flip][tile][warp][lane * 2] = make_float2(sum[tile][0], sum[tile][1]);
+}
+
+// The computing warps. `input.unit(part, u)` is a unit of this warp's input; sums go to
 // `store(first of TOGETHER tiles, token, row in the tile, sums, whether there is such a row)`, called by whole warps.
 template <int TILES, int TOGETHER, bool EXACT, class Input, class Store>
 __device__ __forceinline__ void multiply_tiles(Stages &stages, WarpSums &sums, u32 &flip, const Tiles &own, u32 n_tokens, int warp, int lane,
                                                Input input, Store store) {
-    const uint4 nothing = make_uint4(0, 0, 0, 0);
-    const u32 n_parts = own.n_parts(), from = warp * own.part_units() * UNIT + lane;
+    static_assert(TILES / TOGETHER <= 6, "all counts of groups are told apart");
+    // Rows are shared out as if there were 1, 2, 4 or 8 tokens.
+    const u32 shift = n_tokens == 1 ? 3 : n_tokens == 2 ? 4 : n_tokens <= 4 ? 5 : 6;
 #pragma unroll 1
     for (int first = own.first; first < own.end; first += TILES) {
-        const int n = min(TILES, own.end - first);
-        float sum[TILES][4] = {};
-#pragma unroll 1
-        for (u32 part = 0; part < n_parts; ++part) {
-            input.begin(part);
-            const uint4 *units[TILES];
-#pragma unroll
-            for (int tile = 0; tile < TILES; ++tile) units[tile] = (const uint4 *)stages.wait(tile < n ? tile : 0) + from;
-#pragma unroll
-            for (int u = 0; u < PART_UNITS; ++u) {
-                if (!EXACT && part * PART_UNITS + u >= own.n_units) break;
-                const uint4 x = input.unit(part, u);
-#pragma unroll
-                for (int tile = 0; tile < TILES; ++tile)
-                    if (tile < n) mma32(sum[tile], x, nothing, units[tile][u * UNIT]);
-            }
-            stages.release(n, lane);
-        }
+        const int n_groups = min(TILES, own.end - first) / TOGETHER;
         // The sums before last were read before the last meeting.
         flip ^= 1;
-        auto &own_sums = sums.of[flip];
-        if (lane / 4 < n_tokens)
-#pragma unroll
-            for (int tile = 0; tile < TILES; ++tile)
-                *(float2 *)&own_sums[tile][warp][lane * 2] = make_float2(sum[tile][0], sum[tile][1]);
+        const auto sum = [&](auto n) { sum_tiles<decltype(n)::VALUE * TOGETHER, EXACT>(stages, sums, flip, own, n_tokens, warp, lane, input); };
+        for_count<TILES / TOGETHER>(n_groups, sum);
         meet();
-        const u32 of_group = n_tokens * 8, rows = n / TOGETHER * of_group;
 #pragma unroll 1
-        for (u32 i = threadIdx.x; i - lane < rows; i += WARPS * 32) {
-            const u32 group = i / of_group, at = i % of_group;
+        for (u32 i = threadIdx.x; i - lane < n_groups << shift; i += WARPS * 32) {
+            const u32 group = min(i >> shift, n_groups - 1), at = i & ((1 << shift) - 1);
             float total[TOGETHER];
 #pragma unroll
             for (int t = 0; t < TOGETHER; ++t) {
-                const auto &of = own_sums[min(group, n / TOGETHER - 1) * TOGETHER + t];
+                const auto &of = sums.of[flip][group * TOGETHER + t];
                 total[t] = of[0][at];
 #pragma unroll
                 for (int w = 1; w < WARPS; ++w) total[t] += of[w][at];
             }
-            store(first + group * TOGETHER, at / 8, at % 8, total, i < rows);
+            store(first + group * TOGETHER, at / 8, at % 8, total, i >> shift < n_groups && at / 8 < n_tokens);
         }
     }
 }

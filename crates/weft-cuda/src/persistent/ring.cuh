@@ -2,10 +2,10 @@
 // weights of all ops and pages of keys and values, token after token.
 //
 // A ninth warp fills it. It waits for room and never for a result, so while the block waits for others the ring
-// fills. It has two stages on their way at a time: that saturates the memory, and what blocks hand to one
-// another is not queued behind more.
+// fills. In a layer it has two stages on their way at a time: what blocks hand to one another is not queued behind
+// more. The head has no hops, and takes what saturates the memory.
 
-constexpr int MOST_STAGES = 16, IN_FLIGHT = 2;
+constexpr int MOST_STAGES = 16, IN_FLIGHT = 2, HEAD_IN_FLIGHT = 5;
 constexpr int PART_UNITS = 4; // units of a warp in a stage, at most
 constexpr int WEIGHT_STAGE_BYTES = WARPS * PART_UNITS * UNIT_BYTES;
 constexpr int LONG_STAGE_BYTES = WEIGHT_STAGE_BYTES > SIDE_BYTES ? WEIGHT_STAGE_BYTES : SIDE_BYTES;
@@ -34,11 +34,17 @@ struct Stages {
     const u8 *memory;
     Place place;
     u32 n_stages;
+    __device__ __forceinline__ u8 *at(u32 n) const { return (u8 *)memory + place.after(n, n_stages).stage * LONG_STAGE_BYTES; }
     // Waits for the stage `n` from here.
     __device__ __forceinline__ u8 *wait(u32 n) {
-        const Place at = place.after(n, n_stages);
-        barrier_wait(&ring.full[at.stage], at.parity);
-        return (u8 *)memory + at.stage * LONG_STAGE_BYTES;
+        const Place awaited = place.after(n, n_stages);
+        barrier_wait(&ring.full[awaited.stage], awaited.parity);
+        return (u8 *)memory + awaited.stage * LONG_STAGE_BYTES;
+    }
+    // Waits for the next `n` stages, a lane for each.
+    __device__ __forceinline__ void wait_for_all(u32 n, int lane) {
+        if (lane < n) wait(lane);
+        __syncwarp();
     }
     // Gives back the next `n` stages. Called by whole warps that have read them.
     __device__ __forceinline__ void release(u32 n, int lane) {
@@ -55,7 +61,7 @@ struct Copier {
     u32 n_stages;
     int lane;
     Place to, oldest;
-    int on_their_way = 0;
+    int on_their_way = 0, in_flight = IN_FLIGHT;
 
     __device__ __forceinline__ void await_oldest() {
         barrier_wait(&ring.full[oldest.stage], oldest.parity);
@@ -64,7 +70,7 @@ struct Copier {
     }
     // Waits for room; false where nobody will make any.
     __device__ __forceinline__ bool room() {
-        if (on_their_way == IN_FLIGHT) await_oldest();
+        while (on_their_way >= in_flight) await_oldest();
         while (!barrier_passed(&ring.empty[to.stage], to.parity ^ 1))
             if (ring.left) return false;
         return true;
