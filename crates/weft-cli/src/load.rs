@@ -144,7 +144,7 @@ pub(crate) fn cuda(
     limits: Limits,
     launches: Launches,
 ) -> Result<Box<dyn Device>, CliError> {
-    let options = weft_cuda::Options { limits, launches };
+    let options = weft_cuda::Options { launches, ..weft_cuda::Options::new(limits) };
     match CudaDevice::new(config, weights, options) {
         Ok(device) => Ok(Box::new(device)),
         Err(CudaError::Weights(error)) => Err(ModelError::from(error).into()),

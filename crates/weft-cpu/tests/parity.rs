@@ -215,7 +215,7 @@ fn threads_do_not_show() {
 }
 
 macro_rules! conforms {
-    ($($name:ident($($bound:expr)?);)*) => {
+    ($($name:ident($($argument:expr)?);)*) => {
         $(
             #[test]
             fn $name() {
@@ -224,7 +224,7 @@ macro_rules! conforms {
                     let make = |config: &Config, limits| -> Box<dyn Device> {
                         Box::new(device_with(config, limits, isa, 2))
                     };
-                    conformance::$name(&make $(, $bound)?);
+                    conformance::$name(&make $(, $argument)?);
                 }
             }
         )*
@@ -238,7 +238,7 @@ conforms! {
     two_runs_give_the_same_bits();
     // Keys are rounded where they are stored, at home and there.
     a_row_repaired_in_a_moved_span_equals_one_there(0.05);
-    repaired_rows_see_all_before_them();
+    repaired_rows_see_all_before_them(conformance::Unseen::LeftOut);
     lanes_that_share_spans_equal_each_alone();
     shares_are_the_lane_s_own();
     the_span_with_the_matching_key_gets_the_share();

@@ -173,7 +173,7 @@ fn main() -> Result<(), Failed> {
         positions: longest.next_multiple_of(PAGE_ROWS),
         pages: most_lanes * pages_for(longest),
     };
-    let options = Options { limits, launches: Launches::Persistent };
+    let options = Options { launches: Launches::Persistent, ..Options::new(limits) };
     let mut device = CudaDevice::new(&config, &RandomWeights::new(&config, 1), options)?;
     let mut same = true;
     for context in contexts {

@@ -3,7 +3,8 @@
 //!
 //!     cargo run --release -p weft-cuda --example op_times -- qwen3-0.6b 200 1 | tee times.jsonl
 //!
-//! The arguments are a named shape, the context and the number of tokens of the step.
+//! The arguments are a named shape, the context, the number of tokens of the step, and of layers where not all
+//! are wanted.
 
 use weft::device::{Device, Lane, Limits, Outputs, Span, Step};
 use weft::kv::{PAGE_ROWS, pages_for};
@@ -19,7 +20,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let name = arguments.next().unwrap_or_else(|| "qwen3-0.6b".to_owned());
     let mut number = |or: usize| arguments.next().map_or(Ok(or), |text| text.parse());
     let (context, n_tokens) = (number(200)?, number(1)?);
-    let config = shapes::config(&name).ok_or("no such shape")?;
+    let mut config = shapes::config(&name).ok_or("no such shape")?;
+    config.layers = number(config.layers)?.min(config.layers);
     let rows = context + n_tokens;
     let limits = Limits {
         step_tokens: n_tokens.max(8),

@@ -20,11 +20,11 @@ pub fn read_bandwidth(bytes: usize, passes: usize) -> Result<Vec<f64>, CudaError
     let gpu = driver::open(0)?;
     // Any small model's constants will do: the kernel uses none of them.
     let shape = weft::shapes::config("qwen3-0.6b").expect("a named shape");
-    let defines = kernels::defines(&shape, gpu.facts.n_sms)?;
+    let defines = kernels::defines(&shape, gpu.facts.chip)?;
     let cubin = compile::cubin(&kernels::source(), &gpu.facts.arch(), &defines)?;
     let module = gpu.load(&cubin)?;
     let kernel = module.kernel("read_memory", 0)?;
-    let blocks = gpu.facts.n_sms * BLOCKS_PER_SM;
+    let blocks = gpu.facts.chip.n_sms * BLOCKS_PER_SM;
     let buffer = Memory::new(&gpu, "measuring the bandwidth", bytes.next_multiple_of(PIECE))?;
     let folded = Memory::new(&gpu, "measuring the bandwidth", blocks * THREADS * 4)?;
     let n_pieces = (buffer.bytes / PIECE) as u64;

@@ -22,7 +22,7 @@ use crate::kernels::{self, Kernels};
 use crate::kv::{Kv, Page, place};
 use crate::ops::Pass;
 use crate::persistent::{self, Fault, Persistent, Run};
-use crate::shape::Shape;
+use crate::shape::{Chip, Shape};
 use crate::tables::{Counts, Family, Lists, Tables, rows_ahead};
 use crate::weights::ModelWeights;
 
@@ -45,12 +45,14 @@ pub struct Options {
     pub limits: Limits,
     /// How ops are launched.
     pub launches: Launches,
+    /// A smaller GPU to compute as; for tests.
+    pub chip: Option<Chip>,
 }
 
 impl Options {
     /// The fastest way.
     pub fn new(limits: Limits) -> Self {
-        Self { limits, launches: Launches::default() }
+        Self { limits, launches: Launches::default(), chip: None }
     }
 }
 
@@ -91,15 +93,15 @@ impl CudaDevice {
         weights: &dyn Weights,
         options: Options,
     ) -> Result<Self, CudaError> {
-        let Options { limits, launches } = options;
+        let Options { limits, launches, chip } = options;
         let gpu = driver::open(0)?;
-        let shape = Shape::new(config, gpu.facts.n_sms)?;
+        let shape = Shape::new(config, chip.unwrap_or(gpu.facts.chip))?;
         let cubin = compile::cubin(&kernels::source(), &gpu.facts.arch(), &shape.defines(config))?;
         let rows = limits.step_outputs.max(1);
         let kernels = Kernels::load(gpu.load(&cubin)?, &shape)?;
         let kv = Kv::new(&gpu, config, shape.dim, limits.pages)?;
         let plan = plan(config);
-        let weights = ModelWeights::read(&gpu, config, weights)?;
+        let weights = ModelWeights::read(&gpu, config, weights, shape.chip.longest_stretch())?;
         let persistent = match launches {
             Launches::Persistent => {
                 let parts = persistent::Parts {

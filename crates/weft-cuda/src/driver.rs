@@ -12,6 +12,7 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
 use crate::error::CudaError;
+use crate::shape::Chip;
 
 /// A GPU with a stream that all work of a device goes through.
 pub(crate) struct Gpu {
@@ -28,12 +29,10 @@ pub struct GpuFacts {
     pub name: String,
     /// Compute capability, major and minor.
     pub capability: (u32, u32),
-    /// Multiprocessors.
-    pub n_sms: usize,
+    /// What decides how kernels are cut.
+    pub chip: Chip,
     /// Memory in bytes.
     pub memory_bytes: usize,
-    /// Shared memory that a block may have, in bytes.
-    pub shared_bytes: usize,
     /// The largest CUDA version that the driver serves, as 13000 for 13.0.
     pub driver_version: u32,
 }
@@ -85,9 +84,11 @@ fn open_device(ordinal: i32) -> Result<Gpu, DriverError> {
         attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? as u32,
         attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u32,
     );
-    let n_sms = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
-    let shared_bytes =
-        attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize;
+    let shared = Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+    let chip = Chip {
+        n_sms: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize,
+        shared_bytes: attribute(shared)? as usize,
+    };
     let mut driver_version = 0;
     // SAFETY: writes one integer; the device is the driver's own, and the flag only says how this
     // thread waits for the GPU: spinning, because a token is shorter than a wake-up.
@@ -103,10 +104,9 @@ fn open_device(ordinal: i32) -> Result<Gpu, DriverError> {
     let facts = GpuFacts {
         name: result::device::get_name(device)?,
         capability,
-        n_sms,
+        chip,
         // SAFETY: the device is the driver's own.
         memory_bytes: unsafe { result::device::total_mem(device)? },
-        shared_bytes,
         driver_version: driver_version as u32,
     };
     let stream = result::stream::create(result::stream::StreamKind::NonBlocking)?;

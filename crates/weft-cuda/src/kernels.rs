@@ -5,8 +5,7 @@ use weft::kv::PAGE_ROWS;
 
 use crate::driver::{Kernel, Module};
 use crate::error::CudaError;
-use crate::shape::Shape;
-use crate::tables::SECTION_PAGES;
+use crate::shape::{Chip, Shape};
 
 /// Name and text; later ones use earlier ones.
 const SOURCES: [(&str, &str); 26] = [
@@ -43,17 +42,14 @@ pub fn source() -> String {
     SOURCES.iter().map(|(name, text)| format!("#line 1 \"{name}\"\n{text}\n")).collect()
 }
 
-/// What a model's kernels are compiled with, for a GPU of `n_sms` multiprocessors.
-pub fn defines(config: &Config, n_sms: usize) -> Result<Vec<String>, CudaError> {
-    Ok(Shape::new(config, n_sms)?.defines(config))
+/// What a model's kernels are compiled with for a GPU.
+pub fn defines(config: &Config, chip: Chip) -> Result<Vec<String>, CudaError> {
+    Ok(Shape::new(config, chip)?.defines(config))
 }
 
 /// The kernels that must not spill: a token runs through each of them once per layer.
 pub const DECODE_KERNELS: [&str; 7] =
     ["embed", "norm_qkv", "attend", "proj_add", "norm_gate_up", "down_add", "norm_head"];
-
-/// Stages of `matmul.cuh` and their bytes.
-const BLOCK_RING_BYTES: usize = 4 * 2 * 128 * 64 * 2;
 
 /// The kernels, loaded.
 pub(crate) struct Kernels {
@@ -62,6 +58,7 @@ pub(crate) struct Kernels {
     pub(crate) norm_qkv: Kernel,
     pub(crate) norm_qkv_block: Kernel,
     pub(crate) rope_store: Kernel,
+    pub(crate) store_values: Kernel,
     pub(crate) attend: Kernel,
     pub(crate) attend_block: Kernel,
     pub(crate) proj_add: Kernel,
@@ -81,14 +78,15 @@ impl Kernels {
     pub(crate) fn load(module: Module, shape: &Shape) -> Result<Self, CudaError> {
         let page_bytes = 2 * PAGE_ROWS * shape.dim * 2;
         let plain = |name| module.kernel(name, 0);
-        let block = |name| module.kernel(name, BLOCK_RING_BYTES);
+        let block = |name| module.kernel(name, shape.block_ring_bytes());
         Ok(Self {
             embed: plain("embed")?,
             norm_rows: plain("norm_rows")?,
             norm_qkv: module.kernel("norm_qkv", shape.qkv.ring_bytes())?,
             norm_qkv_block: block("norm_qkv_block")?,
             rope_store: plain("rope_store")?,
-            attend: module.kernel("attend", SECTION_PAGES * page_bytes)?,
+            store_values: plain("store_values")?,
+            attend: module.kernel("attend", shape.attend_bytes())?,
             attend_block: module.kernel("attend_block", 2 * page_bytes)?,
             proj_add: module.kernel("proj_add", shape.proj.ring_bytes())?,
             proj_add_block: block("proj_add_block")?,

@@ -28,6 +28,7 @@ pub use device::{CudaDevice, Launches, Options};
 pub use driver::GpuFacts;
 pub use error::CudaError;
 pub use kernels::{DECODE_KERNELS, defines, source};
+pub use shape::Chip;
 
 /// The GPU that a device would use, if there is all that one needs: driver, compiler, GPU.
 pub fn probe() -> Result<GpuFacts, CudaError> {

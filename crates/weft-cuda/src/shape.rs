@@ -4,8 +4,10 @@
 //! is told in `kernels/matvec.cuh`.
 
 use weft::config::Config;
+use weft::kv::PAGE_ROWS;
 
 use crate::error::CudaError;
+use crate::pack::{LONGEST_STRETCH, SHORT_STRETCH, stretch_units};
 use crate::tables::SECTION_PAGES;
 
 /// Columns come in eighths of units of 32.
@@ -15,15 +17,79 @@ pub(crate) const TILE_ROWS: usize = 8;
 pub(crate) const BLOCK_ROWS: usize = 128;
 /// Bytes of 8 rows × 32 columns.
 const UNIT_BYTES: usize = 512;
-const WARPS: usize = 8;
-/// Shared memory that a ring of weights may take: two blocks share a multiprocessor.
-const RING_BYTES: usize = 96 << 10;
-/// Stages that any ring has: more than are on their way at once.
-const MIN_STAGES: usize = 3;
+pub(crate) const WARPS: usize = 8;
+/// Shared memory that a ring of weights takes at most: where two blocks share a multiprocessor, and where a block is
+/// alone, because it holds more units of its input in registers than `TWO_BLOCKS_UNITS` or the GPU has little.
+const PAIR_RING_BYTES: usize = 96 << 10;
+const LONE_RING_BYTES: usize = 192 << 10;
+const TWO_BLOCKS_UNITS: usize = 4;
+/// Less than this is too little to share.
+const LEAST_PAIR_RING: usize = 64 << 10;
+/// Shared memory that a block takes besides its ring, and that the system takes of each block.
+const BESIDE_RING: usize = 17 << 10;
+const OF_THE_SYSTEM: usize = 1 << 10;
+/// Shared memory that `attend` takes besides pages, and a stage of `matmul.cuh`.
+const BESIDE_PAGES: usize = 28 << 10;
+const BLOCK_STAGE: usize = 2 * 128 * 64 * 2;
+/// Bytes on their way at once where a block's weights fit its ring: the kernels before it have loads of their
+/// own; and where they do not, and the memory must be kept busy for long.
+const SHORT_FLIGHT: usize = 32 << 10;
+const LONG_FLIGHT: usize = 64 << 10;
+/// Tiles that share the reading of their input at most: a warp keeps the sums of all.
+const MAX_TILES: usize = 5;
 /// The most query heads that share a KV head: a tile of queries has 16 rows.
 const MAX_GROUP: usize = 16;
 /// The widest head: a block of `attend` keeps a section of it in shared memory.
 const MAX_HEAD_DIM: usize = 160;
+
+/// What of a GPU decides how kernels are cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chip {
+    /// Multiprocessors.
+    pub n_sms: usize,
+    /// Shared memory that a block may take, in bytes.
+    pub shared_bytes: usize,
+}
+
+impl Chip {
+    /// An H100 or H200: what kernels are tuned for.
+    pub const HOPPER: Self = Self { n_sms: 132, shared_bytes: 227 << 10 };
+
+    /// Bytes for the ring of each of two blocks; none where they would be too few.
+    fn pair_ring(&self) -> Option<usize> {
+        let each = (self.shared_bytes - OF_THE_SYSTEM) / 2;
+        let ring = each.saturating_sub(BESIDE_RING).min(PAIR_RING_BYTES);
+        (ring >= LEAST_PAIR_RING).then_some(ring)
+    }
+
+    /// Bytes for the ring of a block that is alone.
+    fn lone_ring(&self) -> usize {
+        self.shared_bytes.saturating_sub(BESIDE_RING).min(LONE_RING_BYTES)
+    }
+
+    /// Units of a warp that may lie in one piece: two tiles in one piece fit the smallest ring.
+    pub(crate) fn longest_stretch(&self) -> usize {
+        let ring = self.pair_ring().unwrap_or(self.lone_ring() / 2);
+        (ring / (WARPS * UNIT_BYTES)).min(LONGEST_STRETCH)
+    }
+
+    /// Stages that `matmul.cuh` loads at once, and has in all.
+    pub(crate) fn block_stages(&self) -> (usize, usize) {
+        match self.shared_bytes / BLOCK_STAGE {
+            n if n >= 6 => (2, 6),
+            n => (1, n.min(4)),
+        }
+    }
+
+    /// Whether keys and values of a section have room side by side.
+    fn has_both_sides(&self, dim: usize) -> bool {
+        2 * Self::side_bytes(dim) + BESIDE_PAGES <= self.shared_bytes
+    }
+
+    fn side_bytes(dim: usize) -> usize {
+        SECTION_PAGES * PAGE_ROWS * dim * 2
+    }
+}
 
 /// Columns, padded.
 pub(crate) fn padded(columns: usize) -> usize {
@@ -35,48 +101,72 @@ pub(crate) fn padded(columns: usize) -> usize {
 pub(crate) struct Cut {
     /// Tiles of 8 rows that a block computes together.
     pub(crate) tiles: usize,
-    /// Such groups in the matrix.
+    /// Tiles of the matrix, and groups of them.
+    all_tiles: usize,
     pub(crate) groups: usize,
     /// Stages of the ring.
     pub(crate) stages: usize,
     /// Bytes of a stage.
     pub(crate) stage_bytes: usize,
-    /// Stages that the columns of a tile take.
-    parts: usize,
+    /// Stages that a tile takes.
+    stretches: usize,
     /// Blocks.
     pub(crate) blocks: usize,
 }
 
 impl Cut {
-    /// Cuts `rows` × `columns` for `n_sms` multiprocessors, into groups of one or two tiles.
-    fn new(rows: usize, columns: usize, n_sms: usize) -> Self {
+    /// Cuts a matrix whose input is held in registers, into groups of one or two tiles.
+    fn held(rows: usize, columns: usize, chip: &Chip) -> Self {
         let n_tiles = rows.div_ceil(TILE_ROWS);
-        // What the busiest block computes decides; of equals, two tiles share the reading of x.
-        let busiest = |tiles: usize| n_tiles.div_ceil(tiles).div_ceil(n_sms) * tiles;
+        // What the busiest block computes decides; of equals, two tiles are computed side by side.
+        let busiest = |tiles: usize| n_tiles.div_ceil(tiles).div_ceil(chip.n_sms) * tiles;
         let tiles = if busiest(2) <= busiest(1) { 2 } else { 1 };
-        Self::in_tiles(n_tiles, columns, n_sms, tiles)
+        Self::held_in_tiles(n_tiles, columns, chip, tiles)
     }
 
-    fn in_tiles(n_tiles: usize, columns: usize, n_sms: usize, tiles: usize) -> Self {
+    fn held_in_tiles(n_tiles: usize, columns: usize, chip: &Chip, tiles: usize) -> Self {
+        let shares = padded(columns) / COLUMN_STEP <= TWO_BLOCKS_UNITS;
+        let pair_ring = chip.pair_ring().filter(|_| shares);
+        Self::in_tiles(n_tiles, columns, chip, tiles, pair_ring.unwrap_or(chip.lone_ring()))
+    }
+
+    /// Cuts a matrix whose input is read part by part: all tiles of a block share the reading.
+    fn streamed(rows: usize, columns: usize, chip: &Chip) -> Self {
+        let n_tiles = rows.div_ceil(TILE_ROWS);
+        let of_a_block = n_tiles.div_ceil(chip.n_sms);
+        let ring = chip.pair_ring().unwrap_or(chip.lone_ring());
+        let most = MAX_TILES.min(ring / stage_bytes(columns, chip));
+        let tiles = of_a_block.div_ceil(of_a_block.div_ceil(most));
+        Self::in_tiles(n_tiles, columns, chip, tiles, ring)
+    }
+
+    fn in_tiles(n_tiles: usize, columns: usize, chip: &Chip, tiles: usize, ring: usize) -> Self {
         let groups = n_tiles.div_ceil(tiles);
-        let of_a_block = groups.div_ceil(n_sms);
-        let units = padded(columns) / COLUMN_STEP;
-        let parts = units.div_ceil(if tiles == 1 { 6 } else { 4 });
-        let stage_bytes = WARPS * units.div_ceil(parts) * UNIT_BYTES;
-        let stages = (of_a_block * parts * tiles).min(RING_BYTES / stage_bytes).max(MIN_STAGES);
+        let of_a_block = groups.div_ceil(chip.n_sms);
+        let stage_bytes = stage_bytes(columns, chip);
+        let eighth = padded(columns) / COLUMN_STEP;
+        let stretches = eighth.div_ceil(stretch_units(eighth, chip.longest_stretch()));
+        let stages = (of_a_block * stretches * tiles).min(ring / stage_bytes);
         let blocks = groups.div_ceil(of_a_block);
-        Self { tiles, groups, stages, stage_bytes, parts, blocks }
+        Self { tiles, all_tiles: n_tiles, groups, stages, stage_bytes, stretches, blocks }
     }
 
-    /// Whether a block's ring holds all weights of the block at once.
-    fn fits_its_ring(&self) -> bool {
-        let stages = self.groups.div_ceil(self.blocks) * self.tiles * self.parts;
-        stages <= self.stages
+    /// Stages on their way at once.
+    fn in_flight(&self) -> usize {
+        let all = self.groups.div_ceil(self.blocks) * self.tiles * self.stretches;
+        let bytes = if all <= self.stages { SHORT_FLIGHT } else { LONG_FLIGHT };
+        bytes.div_ceil(self.stage_bytes).min(self.stages)
     }
 
     pub(crate) fn ring_bytes(&self) -> usize {
         self.stages * self.stage_bytes
     }
+}
+
+/// Bytes of a stage: a stretch of a tile.
+fn stage_bytes(columns: usize, chip: &Chip) -> usize {
+    let eighth = padded(columns) / COLUMN_STEP;
+    WARPS * stretch_units(eighth, chip.longest_stretch()) * UNIT_BYTES
 }
 
 /// The cuts of a model's matrices.
@@ -89,12 +179,11 @@ pub(crate) struct Shape {
     pub(crate) head: Cut,
     /// Head width, padded to whole units.
     pub(crate) dim: usize,
-    /// Blocks of the persistent kernel: one on every multiprocessor.
-    n_blocks: usize,
+    pub(crate) chip: Chip,
 }
 
 impl Shape {
-    pub(crate) fn new(config: &Config, n_sms: usize) -> Result<Self, CudaError> {
+    pub(crate) fn new(config: &Config, chip: Chip) -> Result<Self, CudaError> {
         let refuse = |what: &str, value: usize, limit: usize| {
             Err(CudaError::Unsupported(format!(
                 "{what} is {value}; its kernels take up to {limit}"
@@ -106,23 +195,35 @@ impl Shape {
         if config.head_dim > MAX_HEAD_DIM {
             return refuse("head_dim", config.head_dim, MAX_HEAD_DIM);
         }
+        let dim = config.head_dim.next_multiple_of(32);
+        if Chip::side_bytes(dim) + BESIDE_PAGES > chip.shared_bytes {
+            return Err(CudaError::Unsupported(format!(
+                "head_dim is {}, and this GPU's blocks have {} KiB of shared memory",
+                config.head_dim,
+                chip.shared_bytes >> 10
+            )));
+        }
         let pairs = 2 * config.intermediate.div_ceil(TILE_ROWS);
+        let vocab = config.vocab.div_ceil(TILE_ROWS);
         Ok(Self {
-            qkv: Cut::new(config.q_width() + 2 * config.kv_width(), config.hidden, n_sms),
-            proj: Cut::new(config.hidden, config.q_width(), n_sms),
-            gate_up: Cut::in_tiles(pairs, config.hidden, n_sms, 2),
-            down: Cut::new(config.hidden, config.intermediate, n_sms),
-            head: Cut::in_tiles(config.vocab.div_ceil(TILE_ROWS), config.hidden, n_sms, 2),
-            dim: config.head_dim.next_multiple_of(32),
-            n_blocks: n_sms,
+            qkv: Cut::held(config.q_width() + 2 * config.kv_width(), config.hidden, &chip),
+            proj: Cut::streamed(config.hidden, config.q_width(), &chip),
+            gate_up: Cut::held_in_tiles(pairs, config.hidden, &chip, 2),
+            down: Cut::streamed(config.hidden, config.intermediate, &chip),
+            head: Cut::held_in_tiles(vocab, config.hidden, &chip, 2),
+            dim,
+            chip,
         })
     }
 
-    /// Whether kernels may start before the one before has ended. Only where all of a layer's rings
-    /// hold their weights whole: with rings that go round, steps of several tokens have given
-    /// other bits from run to run, and the cause is not found (see SPEED.md).
-    pub(crate) fn overlaps(&self) -> bool {
-        [self.qkv, self.proj, self.gate_up, self.down].iter().all(Cut::fits_its_ring)
+    /// Shared memory of `attend` besides what it always has.
+    pub(crate) fn attend_bytes(&self) -> usize {
+        (1 + usize::from(self.chip.has_both_sides(self.dim))) * Chip::side_bytes(self.dim)
+    }
+
+    /// Shared memory of the kernels for blocks of tokens.
+    pub(crate) fn block_ring_bytes(&self) -> usize {
+        self.chip.block_stages().1 * BLOCK_STAGE
     }
 
     /// The constants of the kernels, `NAME=value`.
@@ -141,10 +242,16 @@ impl Shape {
             ("KV_WIDTH", config.kv_width()),
             ("QKV_ROWS", config.q_width() + 2 * config.kv_width()),
             ("SECTION_PAGES", SECTION_PAGES),
+            ("BOTH_SIDES", usize::from(self.chip.has_both_sides(self.dim))),
+            ("BLOCK_AT_ONCE", self.chip.block_stages().0),
+            ("BLOCK_STAGES", self.chip.block_stages().1),
+            ("LONGEST_STRETCH", self.chip.longest_stretch()),
+            ("SHORT_STRETCH", SHORT_STRETCH),
+            ("TWO_BLOCKS_UNITS", TWO_BLOCKS_UNITS),
             ("QK_NORM", usize::from(config.qk_norm)),
             ("QKV_BIAS", usize::from(config.qkv_bias)),
             ("LAYERS", config.layers),
-            ("N_BLOCKS", self.n_blocks),
+            ("N_BLOCKS", self.chip.n_sms),
         ];
         let mut defines: Vec<String> =
             numbers.iter().map(|(name, value)| format!("{name}={value}")).collect();
@@ -163,9 +270,10 @@ impl Shape {
         ];
         for (name, cut) in cuts {
             defines.push(format!("{name}_TILES={}", cut.tiles));
-            defines.push(format!("{name}_GROUPS={}", cut.groups));
+            defines.push(format!("{name}_ALL_TILES={}", cut.all_tiles));
             defines.push(format!("{name}_STAGES={}", cut.stages));
             defines.push(format!("{name}_OWN={}", cut.groups.div_ceil(cut.blocks)));
+            defines.push(format!("{name}_IN_FLIGHT={}", cut.in_flight()));
         }
         for (name, value) in [("NORM_EPS", config.norm_eps), ("SCALE_LOG2", scale_log2)] {
             defines.push(format!("{name}=__uint_as_float({:#x}u)", value.to_bits()));
@@ -180,16 +288,23 @@ mod tests {
     use weft::shapes;
 
     fn cuts(name: &str) -> Shape {
-        Shape::new(&shapes::config(name).unwrap(), 132).unwrap()
+        Shape::new(&shapes::config(name).unwrap(), Chip::HOPPER).unwrap()
     }
+
+    /// A100; RTX 3090, 4090 and 5090.
+    const OTHERS: [Chip; 4] = [
+        Chip { n_sms: 108, shared_bytes: 163 << 10 },
+        Chip { n_sms: 82, shared_bytes: 99 << 10 },
+        Chip { n_sms: 128, shared_bytes: 99 << 10 },
+        Chip { n_sms: 170, shared_bytes: 99 << 10 },
+    ];
 
     #[test]
     fn the_smallest_model_is_requested_whole() {
         let shape = cuts("qwen3-0.6b");
-        let whole =
-            |cut: &Cut| cut.groups.div_ceil(cut.blocks) * cut.stage_bytes <= cut.ring_bytes();
-        for cut in [shape.qkv, shape.gate_up] {
-            assert!(whole(&cut), "{cut:?}");
+        for cut in [shape.qkv, shape.proj, shape.gate_up, shape.down] {
+            let own = cut.groups.div_ceil(cut.blocks) * cut.tiles * cut.stretches;
+            assert_eq!(own, cut.stages, "{cut:?}");
         }
         assert_eq!((shape.proj.tiles, shape.proj.blocks), (1, 128));
         assert_eq!((shape.gate_up.groups, shape.gate_up.blocks), (384, 128));
@@ -197,21 +312,37 @@ mod tests {
     }
 
     #[test]
-    fn two_rings_fit_a_multiprocessor() {
-        for name in shapes::NAMES {
-            let shape = cuts(name);
+    fn rings_fit_and_hold_what_is_used_together() {
+        for (name, chip) in shapes::NAMES.iter().flat_map(|name| OTHERS.map(|chip| (name, chip))) {
+            let shape = Shape::new(&shapes::config(name).unwrap(), chip).unwrap();
             for cut in [shape.qkv, shape.proj, shape.gate_up, shape.down, shape.head] {
-                assert!(cut.ring_bytes() <= RING_BYTES, "{name}: {cut:?}");
-                assert!(cut.stages >= MIN_STAGES && cut.blocks <= 132, "{name}: {cut:?}");
+                let bytes = cut.ring_bytes() + BESIDE_RING;
+                assert!(bytes <= chip.shared_bytes, "{name}, {chip:?}: {cut:?}");
+                assert!(cut.blocks <= chip.n_sms, "{name}, {chip:?}: {cut:?}");
+                assert!(
+                    cut.stages >= cut.tiles && cut.in_flight() > 0,
+                    "{name}, {chip:?}: {cut:?}"
+                );
             }
+            assert!(shape.attend_bytes() + BESIDE_PAGES <= chip.shared_bytes, "{name}, {chip:?}");
+            assert!(shape.block_ring_bytes() <= chip.shared_bytes, "{name}, {chip:?}");
         }
+    }
+
+    #[test]
+    fn what_is_tuned_for_takes_all_it_can() {
+        let shape = cuts("qwen3-0.6b");
+        assert_eq!(shape.chip.longest_stretch(), LONGEST_STRETCH);
+        assert_eq!(shape.chip.pair_ring(), Some(PAIR_RING_BYTES));
+        assert_eq!(shape.chip.block_stages(), (2, 6));
+        assert!(shape.chip.has_both_sides(128));
     }
 
     #[test]
     fn no_block_is_busier_than_need_be() {
         let shape = cuts("qwen3-4b");
         // 320 tiles on 132 multiprocessors: three each, not two groups of two.
-        assert_eq!((shape.down.tiles, shape.down.groups.div_ceil(shape.down.blocks)), (1, 3));
+        assert_eq!((shape.down.tiles, shape.down.groups, shape.down.blocks), (3, 107, 107));
     }
 
     #[test]

@@ -249,7 +249,7 @@ impl Lists {
             self.items.len() - 1
         });
         let item = &mut self.items[index];
-        item.n_rows = item.n_rows.max(section.n_rows);
+        item.n_rows = item.n_rows.max(query.seen);
         item.queries[item.n_queries as usize] = query;
         item.n_queries += 1;
     }

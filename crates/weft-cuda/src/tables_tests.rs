@@ -65,7 +65,8 @@ fn a_full_tile_of_queries_begins_another_item() {
     lists.fill(&Step { lanes: &lanes }, 5, 0);
     let queries: Vec<_> = lists.items.iter().map(|item| item.n_queries).collect();
     assert_eq!(queries, [3, 3, 2], "16 rows hold three tokens of five heads");
-    assert!(lists.items.iter().all(|item| item.n_stores == 8), "each makes the rows it reads");
+    let rows: Vec<_> = lists.items.iter().map(|item| (item.n_rows, item.n_stores)).collect();
+    assert_eq!(rows, [(3, 3), (6, 6), (8, 8)], "each makes the rows it reads, and reads no more");
     assert_eq!(lists.items[1].queries[0].seen, 4);
 }
 

@@ -39,8 +39,9 @@ impl ModelWeights {
         gpu: &Arc<Gpu>,
         config: &Config,
         from: &dyn Weights,
+        longest_stretch: usize,
     ) -> Result<Self, CudaError> {
-        let reader = Reader { gpu, config, from };
+        let reader = Reader { gpu, config, from, longest_stretch };
         let layers = u16::try_from(config.layers).expect("Config bounds the number of layers");
         Ok(Self {
             embed: reader.matrix(Tensor::Embed)?,
@@ -62,6 +63,7 @@ struct Reader<'a> {
     gpu: &'a Arc<Gpu>,
     config: &'a Config,
     from: &'a dyn Weights,
+    longest_stretch: usize,
 }
 
 impl Reader<'_> {
@@ -73,7 +75,7 @@ impl Reader<'_> {
 
     fn matrix(&self, tensor: Tensor) -> Result<Memory, CudaError> {
         let shape = tensor.shape(self.config);
-        let mut packed = Packed::zeroed(shape[0], shape[1]);
+        let mut packed = Packed::zeroed(shape[0], shape[1], self.longest_stretch);
         packed.read(self.from, tensor, |row| row)?;
         self.upload(&packed.values)
     }
@@ -105,7 +107,7 @@ impl Reader<'_> {
 
     fn qkv(&self, layer: u16) -> Result<Memory, CudaError> {
         let (q, kv) = (self.config.q_width(), self.config.kv_width());
-        let mut packed = Packed::zeroed(q + 2 * kv, self.config.hidden);
+        let mut packed = Packed::zeroed(q + 2 * kv, self.config.hidden, self.longest_stretch);
         let parts = [(LayerTensor::Q, 0), (LayerTensor::K, q), (LayerTensor::V, q + kv)];
         for (kind, first) in parts {
             packed.read(self.from, Tensor::Layer(layer, kind), |row| first + row)?;
@@ -129,7 +131,7 @@ impl Reader<'_> {
 
     fn gate_up(&self, layer: u16) -> Result<Memory, CudaError> {
         let rows = 2 * self.config.intermediate.next_multiple_of(TILE_ROWS);
-        let mut packed = Packed::zeroed(rows, self.config.hidden);
+        let mut packed = Packed::zeroed(rows, self.config.hidden, self.longest_stretch);
         packed.read(self.from, Tensor::Layer(layer, LayerTensor::Gate), gate_row)?;
         let up_row = |row| gate_row(row) + TILE_ROWS;
         packed.read(self.from, Tensor::Layer(layer, LayerTensor::Up), up_row)?;

@@ -6,16 +6,23 @@
 
 use weft::config::Config;
 use weft::shapes;
-use weft_cuda::{CudaError, DECODE_KERNELS, compile, defines, source};
+use weft_cuda::{Chip, CudaError, DECODE_KERNELS, compile, defines, source};
 
 const ARCHITECTURES: [&str; 6] = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120"];
 
-/// An H200's multiprocessors: how matrices are cut depends on them.
-const N_SMS: usize = 132;
+/// What the architecture's GPUs have for a block: how matrices are cut depends on it.
+fn chip(arch: &str) -> Chip {
+    let shared_bytes = match arch {
+        "sm_80" => 163 << 10,
+        "sm_90a" | "sm_100a" => 227 << 10,
+        _ => 99 << 10,
+    };
+    Chip { n_sms: 132, shared_bytes }
+}
 
 /// The compiler's report for a shape, or nothing where there is no compiler.
 fn report(config: &Config, arch: &str) -> Option<String> {
-    match compile(&source(), arch, &defines(config, N_SMS).unwrap()) {
+    match compile(&source(), arch, &defines(config, chip(arch)).unwrap()) {
         Ok(compiled) => {
             assert!(!compiled.cubin.is_empty());
             Some(compiled.report)

@@ -34,7 +34,7 @@ fn gpu_is_there() -> bool {
 }
 
 fn device(config: &Config, launches: Launches) -> CudaDevice {
-    let options = Options { limits: LIMITS, launches };
+    let options = Options { launches, ..Options::new(LIMITS) };
     let mut device = CudaDevice::new(config, &RandomWeights::new(config, 7), options).unwrap();
     poison(&mut device, config);
     device

@@ -71,8 +71,35 @@ __device__ __forceinline__ void mma32(float (&d)[4], uint4 upper, uint4 lower, u
     mma(d, upper.x, lower.x, upper.y, lower.y, b.x, b.y);
     mma(d, upper.z, lower.z, upper.w, lower.w, b.z, b.w);
 }
+// Two units as the product takes them: rows in turn. Made once where they meet many units: left to itself the
+// compiler moves registers before every product. `zero` must be nothing that it can know.
+struct Interleaved {
+    u32 of[8];
+    __device__ __forceinline__ Interleaved() {}
+    __device__ __forceinline__ Interleaved(uint4 upper, uint4 lower, u32 zero)
+        : of{upper.x ^ zero, lower.x ^ zero, upper.y ^ zero, lower.y ^ zero,
+             upper.z ^ zero, lower.z ^ zero, upper.w ^ zero, lower.w ^ zero} {}
+};
+__device__ __forceinline__ u32 unknown_zero() { return gridDim.z - 1; }
+__device__ __forceinline__ void mma32(float (&d)[4], const Interleaved &a, uint4 b) {
+    mma(d, a.of[0], a.of[1], a.of[2], a.of[3], b.x, b.y);
+    mma(d, a.of[4], a.of[5], a.of[6], a.of[7], b.z, b.w);
+}
 constexpr int UNIT_BYTES = 512;
 constexpr int UNIT = UNIT_BYTES / 16;
+
+// Of a tile's units each of eight warps owns an eighth that follow one another. They lie in that order where an eighth
+// is short; where it is long, in stretches: the first few of every warp, then the next few. A stretch is copied
+// in one piece.
+constexpr int stretch_units(int eighth) { return eighth <= LONGEST_STRETCH ? eighth : SHORT_STRETCH; }
+constexpr int stretches(int eighth) { return (eighth + stretch_units(eighth) - 1) / stretch_units(eighth); }
+// Where a unit of a tile lies, counted in units.
+template <int EIGHTH> __device__ __forceinline__ int unit_place(int unit) {
+    constexpr int LONG = stretch_units(EIGHTH);
+    if (LONG == EIGHTH) return unit;
+    const int warp = unit / EIGHTH, own = unit % EIGHTH, stretch = own / LONG;
+    return stretch * 8 * LONG + warp * min(LONG, EIGHTH - stretch * LONG) + own % LONG;
+}
 
 // ---- order between kernels ---------------------------------------------------------------------
 // The next kernel may start and ask for its weights; it waits below before it reads anything that
@@ -172,15 +199,16 @@ __device__ __forceinline__ void copies_begun(u64 *barrier) {
 #endif
 }
 
-// After ordinary writes to shared memory that later copies overwrite.
+// After ordinary reads and writes of shared memory that later copies overwrite: waits until they are done.
 __device__ __forceinline__ void before_copies() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 
-// The same for writes to any memory that later copies read.
-__device__ __forceinline__ void written_before_copies() {
+// After ordinary writes to memory that later copies of this block read.
+__device__ __forceinline__ void before_copies_of_stored() {
+    __threadfence();
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async;" ::: "memory");
 #endif

@@ -1,93 +1,124 @@
 // The product of a matrix with a block of tokens, by tensor cores.
 //
-// A block of 16 warps owns 128 tokens x 128 rows, a warp 32 tokens x 32 rows. Columns come in stages of 64
-// through a ring. Sums are cut and added as `matvec.cuh` cuts and adds them: an eighth of the
+// A block of eight warps owns 128 tokens x 128 rows, a warp 32 tokens x 64 rows: few tokens and many rows, because
+// tokens' registers must be put into another order for the product, and rows' need not. Columns come in stages of 64
+// through a ring, BLOCK_AT_ONCE stages at a time. Sums are cut and added as `matvec.cuh` cuts and adds them: an eighth of the
 // columns in order, then the eighths in order. So a row of a prompt has the bits that the same
 // token has when it is decoded alone.
 
 constexpr int BLOCK_TOKENS = 128, BLOCK_TILES = 16;
-constexpr int BLOCK_STAGES = 4, BLOCK_THREADS = 512;
+constexpr int BLOCK_THREADS = 256;
+constexpr int WARP_TOKENS = 32, WARP_TILES = 8;
 constexpr int HALF_STAGE = 128 * 64 * 2;               // bytes of the tokens' part, and of the rows'
 constexpr int BLOCK_STAGE = 2 * HALF_STAGE;
+constexpr int COPIES = HALF_STAGE / 16 / BLOCK_THREADS; // that a thread makes of each part
 
-// One stage: 64 columns from `column` on. Both parts lie in units: [8 rows][2 units][lane].
-__device__ __forceinline__ void load_stage(u8 *stage, const u8 *weights, const u16 *x, int stride, int n_units,
-                                           int first_tile, u32 first_token, u32 tokens, int column) {
+// What a thread copies into every stage, and where the next of it lies. Both parts lie in units:
+// [8 rows][2 units][lane].
+template <int UNITS> struct StageCopies {
+    static constexpr u64 TILE_BYTES = (u64)WARPS * UNITS * UNIT_BYTES;
+    const u16 *tokens[COPIES];
+    const u8 *rows;
+    int unit; // of the rows' part
+    int stage; // that is next
+    u8 *to_tokens, *to_rows;
+
+    __device__ __forceinline__ StageCopies(u8 *stages, const u8 *weights, const u16 *x, int stride,
+                                           int first_tile, u32 first_token, u32 n_tokens) {
+        const int row = threadIdx.x / 8, k = threadIdx.x % 8;
 #pragma unroll
-    for (int i = 0; i < 1024 / BLOCK_THREADS; ++i) {
-        const int chunk = threadIdx.x + i * BLOCK_THREADS, row = chunk / 8, k = chunk % 8;
-        u8 *to = stage + ((row / 8 * 2 + k / 4) * UNIT + row % 8 * 4 + k % 4) * 16;
-        const u32 token = min(first_token + row, tokens - 1);
-        copy_chunk(to, x + (u64)token * stride + column + k * 8);
+        for (int i = 0; i < COPIES; ++i)
+            tokens[i] = x + (u64)min(first_token + row + i * (BLOCK_THREADS / 8), n_tokens - 1) * stride + k * 8;
+        rows = weights + (first_tile + threadIdx.x / 64) * TILE_BYTES + threadIdx.x % 32 * 16;
+        unit = threadIdx.x / 32 % 2;
+        stage = 0;
+        to_tokens = stages + ((row / 8 * 2 + k / 4) * UNIT + row % 8 * 4 + k % 4) * 16;
+        to_rows = stages + HALF_STAGE + threadIdx.x * 16;
     }
+    // Begins the copies of what is computed at once after all that were begun before, where there is more.
+    __device__ __forceinline__ void begin_next() {
 #pragma unroll
-    for (int i = 0; i < 1024 / BLOCK_THREADS; ++i) {
-        const int chunk = threadIdx.x + i * BLOCK_THREADS, tile = chunk / 64;
-        const u8 *from = weights + ((u64)(first_tile + tile) * n_units + column / 32) * UNIT_BYTES;
-        copy_chunk(stage + HALF_STAGE + chunk * 16, from + chunk % 64 * 16);
+        for (int i = 0; i < BLOCK_AT_ONCE; ++i)
+            if (unit < UNITS * WARPS) begin_stage();
+        commit_copies();
     }
-}
+    // Copies the next 64 columns.
+    __device__ __forceinline__ void begin_stage() {
+        const u8 *from = rows + unit_place<UNITS>(unit) * UNIT_BYTES;
+#pragma unroll
+        for (int i = 0; i < COPIES; ++i) {
+            copy_chunk(to_tokens + stage * BLOCK_STAGE + i * (BLOCK_THREADS / 64) * 2 * UNIT_BYTES, tokens[i]);
+            tokens[i] += 64;
+            copy_chunk(to_rows + stage * BLOCK_STAGE + i * BLOCK_THREADS * 16, from + i * (BLOCK_THREADS / 64) * TILE_BYTES);
+        }
+        unit += 2;
+        if (++stage == BLOCK_STAGES) stage = 0;
+    }
+};
 
 // Hands sums to `store(token, first of four tiles, column in each, pairs of sums)`.
 template <int UNITS, class Store>
 __device__ __forceinline__ void multiply_block(const u8 *weights, const u16 *x, int stride, u32 tokens, Store store) {
-    constexpr int ALL_UNITS = UNITS * WARPS, STEPS = ALL_UNITS / 2;
+    constexpr int SLABS = WARP_TOKENS / 16;
     extern __shared__ __align__(128) u8 stages[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int first_tile = blockIdx.x * BLOCK_TILES;
     const u32 first_token = blockIdx.y * BLOCK_TOKENS;
-    const int warp_token = warp % 4 * 32, warp_tile = warp / 4 * 4;
-    float sum[2][4][4] = {}, total[2][4][4] = {};
-    int in_eighth = 0;
-
-    for (int s = 0; s < BLOCK_STAGES - 1; ++s) {
-        if (s < STEPS)
-            load_stage(stages + s * BLOCK_STAGE, weights, x, stride, ALL_UNITS, first_tile, first_token, tokens, s * 64);
-        commit_copies();
-    }
-    for (int s = 0; s < STEPS; ++s) {
-        await_copies<BLOCK_STAGES - 2>();
-        __syncthreads();
-        const int next = s + BLOCK_STAGES - 1;
-        if (next < STEPS)
-            load_stage(stages + next % BLOCK_STAGES * BLOCK_STAGE, weights, x, stride, ALL_UNITS, first_tile,
-                       first_token, tokens, next * 64);
-        commit_copies();
-        const uint4 *a = (const uint4 *)(stages + s % BLOCK_STAGES * BLOCK_STAGE) + lane;
-        const uint4 *b = a + HALF_STAGE / 16;
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-            uint4 rows[4];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) rows[j] = b[((warp_tile + j) * 2 + k) * UNIT];
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const uint4 upper = a[((warp_token / 8 + i * 2) * 2 + k) * UNIT];
-                const uint4 lower = a[((warp_token / 8 + i * 2 + 1) * 2 + k) * UNIT];
-#pragma unroll
-                for (int j = 0; j < 4; ++j) mma32(sum[i][j], upper, lower, rows[j]);
+    const int warp_token = warp % 4 * WARP_TOKENS, warp_tile = warp / 4 * WARP_TILES;
+    StageCopies<UNITS> copies(stages, weights, x, stride, first_tile, first_token, tokens);
+    for (int s = 0; s < BLOCK_STAGES / BLOCK_AT_ONCE - 1; ++s) copies.begin_next();
+    const uint4 *own_tokens = (const uint4 *)stages + warp_token / 8 * 2 * UNIT + lane;
+    const uint4 *own_rows = (const uint4 *)(stages + HALF_STAGE) + warp_tile * 2 * UNIT + lane;
+    const uint4 *a = nullptr, *b = nullptr;
+    float total[SLABS][WARP_TILES][4] = {};
+    const u32 zero = unknown_zero();
+    int stage = 0;
+#pragma unroll 1
+    for (int eighth = 0; eighth < WARPS; ++eighth) {
+        float sum[SLABS][WARP_TILES][4] = {};
+#pragma unroll(UNITS <= 4 ? UNITS : 2)
+        for (int u = 0; u < UNITS; ++u) {
+            const int in_turn = (eighth * UNITS + u) % (2 * BLOCK_AT_ONCE), half = in_turn % 2;
+            if (in_turn == 0) {
+                await_copies<BLOCK_STAGES / BLOCK_AT_ONCE - 2>();
+                __syncthreads();
+                copies.begin_next();
             }
-            if (++in_eighth == UNITS) {
-                in_eighth = 0;
+            if (half == 0) {
+                a = own_tokens + stage * (BLOCK_STAGE / 16);
+                b = own_rows + stage * (BLOCK_STAGE / 16);
+                if (++stage == BLOCK_STAGES) stage = 0;
+            }
+            uint4 rows[WARP_TILES];
 #pragma unroll
-                for (int i = 0; i < 2; ++i)
+            for (int j = 0; j < WARP_TILES; ++j) rows[j] = b[(j * 2 + half) * UNIT];
 #pragma unroll
-                    for (int j = 0; j < 4; ++j)
+            for (int i = 0; i < SLABS; ++i) {
+                const Interleaved slab(a[(i * 4 + half) * UNIT], a[(i * 4 + 2 + half) * UNIT], zero);
 #pragma unroll
-                        for (int e = 0; e < 4; ++e) total[i][j][e] += sum[i][j][e], sum[i][j][e] = 0.0f;
+                for (int j = 0; j < WARP_TILES; ++j) mma32(sum[i][j], slab, rows[j]);
             }
         }
+#pragma unroll
+        for (int i = 0; i < SLABS; ++i)
+#pragma unroll
+            for (int j = 0; j < WARP_TILES; ++j)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) total[i][j][e] += sum[i][j][e];
     }
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
+    for (int i = 0; i < SLABS; ++i)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const u32 token = first_token + warp_token + i * 16 + half * 8 + lane / 4;
-            if (token < tokens) {
+            if (token >= tokens) continue;
+#pragma unroll
+            for (int tile = 0; tile < WARP_TILES; tile += 4) {
                 float pairs[4][2];
 #pragma unroll
-                for (int j = 0; j < 4; ++j) pairs[j][0] = total[i][j][half * 2], pairs[j][1] = total[i][j][half * 2 + 1];
-                store(token, first_tile + warp_tile, lane % 4 * 2, pairs);
+                for (int j = 0; j < 4; ++j)
+                    pairs[j][0] = total[i][tile + j][half * 2], pairs[j][1] = total[i][tile + j][half * 2 + 1];
+                store(token, first_tile + warp_tile + tile, lane % 4 * 2, pairs);
             }
         }
 }

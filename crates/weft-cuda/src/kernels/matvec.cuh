@@ -8,23 +8,25 @@
 // before: weights do not depend on it. But it never has more than IN_FLIGHT stages on their way:
 // that saturates the memory, and what the kernel before still has to load is not queued behind more.
 
-// How the host cut a matrix: units of a warp in a row, tiles that are computed together, stages of
-// the ring, and groups of tiles that a block has at most. A stage is a part of one tile's columns.
-template <int UNITS_, int TILES_, int STAGES_, int GROUPS_, int IN_FLIGHT_ = 2> struct Cut {
-    static constexpr int UNITS = UNITS_, TILES = TILES_, STAGES = STAGES_;
-    static constexpr int IN_FLIGHT = IN_FLIGHT_ < STAGES ? IN_FLIGHT_ : STAGES - 1;
-    static constexpr int BATCH = GROUPS_ < 4 ? GROUPS_ : 4;       // groups whose sums are added at once
+// How the host cut a matrix: units of a warp in a row, tiles that share the reading of the input, stages of
+// the ring, groups of tiles that a block has at most, and stages on their way at once. A stage is a stretch of
+// one tile, which lies in memory in one piece (base.cuh).
+template <int UNITS_, int TILES_, int STAGES_, int GROUPS_, int IN_FLIGHT_> struct Cut {
+    static constexpr int UNITS = UNITS_, TILES = TILES_, STAGES = STAGES_, IN_FLIGHT = IN_FLIGHT_;
+    static constexpr int BATCH = GROUPS_ <= 4 ? GROUPS_ : 2;      // groups whose sums are added at once
     static constexpr int BATCHES = GROUPS_ > BATCH ? 2 : 1;       // of which the next does not wait
-    static constexpr int MOST = TILES == 1 ? 6 : 4;               // units of a warp in a stage, by registers
-    static constexpr int PARTS = (UNITS + MOST - 1) / MOST;                 // stages that a tile's columns take
-    static constexpr int PART = (UNITS + PARTS - 1) / PARTS;      // units of a warp in one of them
-    static constexpr int STAGE_BYTES = WARPS * PART * UNIT_BYTES;
-    static_assert(STAGES >= TILES, "the ring holds what is computed together");
+    static constexpr int STRETCHES = stretches(UNITS), STRETCH = stretch_units(UNITS);
+    static constexpr int MOST = TILES == 1 ? 6 : 4;               // units of the input that are read at once, by registers
+    static constexpr int PARTS = (STRETCH + MOST - 1) / MOST;     // such parts of a stretch
+    static constexpr int PART = (STRETCH + PARTS - 1) / PARTS;
+    static constexpr int STAGE_BYTES = WARPS * STRETCH * UNIT_BYTES;
+    static constexpr bool GOES_ROUND = GROUPS_ * TILES * STRETCHES > STAGES; // otherwise no stage is used twice
+    static_assert(IN_FLIGHT <= STAGES && TILES <= STAGES, "the ring holds what is used together");
 };
 
 // Two blocks share an SM: this kernel's, and the next one's that waits with its weights at hand.
-// A kernel that holds many units of its input in registers gives that up.
-#define MATVEC_BOUNDS(held_units) __launch_bounds__(WARPS * 32 + 32, (held_units) <= 4 ? 2 : 1)
+// A kernel that holds more units of its input in registers than this gives that up.
+#define MATVEC_BOUNDS(held_units) __launch_bounds__(WARPS * 32 + 32, (held_units) <= TWO_BLOCKS_UNITS ? 2 : 1)
 
 template <class M> struct Ring {
     u64 full[M::STAGES], empty[M::STAGES];
@@ -50,7 +52,8 @@ template <class M> __device__ __forceinline__ void ring_make(Ring<M> &ring) {
 struct Groups {
     int first, end;
 };
-__device__ __forceinline__ Groups own_groups(int n_groups) {
+template <class M> __device__ __forceinline__ Groups own_groups(int n_tiles) {
+    const int n_groups = (n_tiles + M::TILES - 1) / M::TILES;
     return {(int)((u64)n_groups * blockIdx.x / gridDim.x), (int)((u64)n_groups * (blockIdx.x + 1) / gridDim.x)};
 }
 
@@ -63,32 +66,30 @@ template <class M> struct RingPlace {
     }
 };
 
-// The copying warp. Stages come in the order they are used in: group, part, tile.
+// The copying warp. Stages come in the order they are used in: group, stretch, tile.
 template <class M>
-__device__ __forceinline__ void stream_weights(Ring<M> &ring, u8 *stages, const u8 *weights, Groups own, int lane) {
+__device__ __forceinline__ void stream_weights(Ring<M> &ring, u8 *stages, const u8 *weights, int n_tiles, Groups own, int lane) {
     constexpr u64 TILE_BYTES = WARPS * M::UNITS * UNIT_BYTES;
+#if __CUDA_ARCH__ >= 900
+    if (lane != 0) return; // one lane begins bulk copies
+#endif
     RingPlace<M> to, oldest;
     int on_their_way = 0;
     for (int group = own.first; group < own.end; ++group) {
-        for (int i = 0; i < M::PARTS * M::TILES; ++i) {
-            const int part = i / M::TILES, tile = i % M::TILES, units = min(M::PART, M::UNITS - part * M::PART);
-            const u8 *from = weights + ((u64)group * M::TILES + tile) * TILE_BYTES;
+        for (int i = 0; i < M::STRETCHES * M::TILES; ++i) {
+            const int stretch = i / M::TILES, tile = i % M::TILES;
+            const u32 bytes = WARPS * min(M::STRETCH, M::UNITS - stretch * M::STRETCH) * UNIT_BYTES;
+            // The last group may have fewer tiles than others: what is copied instead is not used.
+            const u8 *from = weights + min(group * M::TILES + tile, n_tiles - 1) * TILE_BYTES + stretch * M::STAGE_BYTES;
             if (on_their_way == M::IN_FLIGHT) {
                 barrier_wait(&ring.full[oldest.stage], oldest.parity);
                 oldest.next();
                 --on_their_way;
             }
             u64 *full = &ring.full[to.stage];
-            u8 *stage = stages + to.stage * M::STAGE_BYTES;
-            barrier_wait(&ring.empty[to.stage], to.parity ^ 1);
-            expect_copies(full, WARPS * units * UNIT_BYTES, lane);
-            if (M::PARTS == 1) {
-                copy(stage, from, TILE_BYTES, full, lane);
-            } else {
-                for (int warp = 0; warp < WARPS; ++warp)
-                    copy(stage + warp * M::PART * UNIT_BYTES,
-                         from + ((u64)warp * M::UNITS + part * M::PART) * UNIT_BYTES, units * UNIT_BYTES, full, lane);
-            }
+            if (M::GOES_ROUND) barrier_wait(&ring.empty[to.stage], to.parity ^ 1);
+            expect_copies(full, bytes, lane);
+            copy(stages + to.stage * M::STAGE_BYTES, from, bytes, full, lane);
             copies_begun(full);
             to.next();
             ++on_their_way;
@@ -114,51 +115,100 @@ struct Rows {
     }
 };
 
-// The computing warps. `held` are this warp's units of the input, where they fit into registers;
-// otherwise they are read part by part, one part ahead. Hands the sums of each group of tiles to
+// A part of a stretch: units of a warp from `first` on, of `width` that the stretch has.
+struct Piece {
+    int first, width;
+    bool begins, ends; // whether it is the first of its stretch, and the last
+};
+
+// One part of N tiles, whose chains of products run side by side. x are the input's units.
+template <class M, int N, int UNITS>
+__device__ __forceinline__ void multiply_part(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const uint4 *x,
+                                              Piece part, float (*sum)[4]) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const uint4 *units[N];
+    u64 *used[N];
+#pragma unroll
+    for (int tile = 0; tile < N; ++tile) {
+        if (part.begins) barrier_wait(&ring.full[place.stage], place.parity);
+        units[tile] = (const uint4 *)(stages + place.stage * M::STAGE_BYTES) + (warp * part.width + part.first) * UNIT + lane;
+        used[tile] = &ring.empty[place.stage];
+        place.next();
+    }
+#pragma unroll
+    for (int u = 0; u < UNITS; ++u)
+        if (part.first + u < part.width)
+#pragma unroll
+            for (int tile = 0; tile < N; ++tile) mma32(sum[tile], x[u], make_uint4(0, 0, 0, 0), units[tile][u * UNIT]);
+    if (!M::GOES_ROUND || !part.ends) return;
+    // Loads from shared memory may still wait behind others when a warp goes on, and a copy begun by then would
+    // overwrite what they are to read.
+    before_copies();
+    __syncwarp();
+    if (lane == 0)
+#pragma unroll
+        for (int tile = 0; tile < N; ++tile) barrier_arrive(used[tile]);
+}
+
+// The same of all tiles of a group; `place` goes on to the stages of the next stretch.
+template <class M, int UNITS>
+__device__ __forceinline__ void multiply_tiles(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const uint4 *x,
+                                               Piece part, float (&sum)[M::TILES][4]) {
+#pragma unroll
+    for (int tile = 0; tile < M::TILES; tile += 2) {
+        if (tile + 1 < M::TILES) multiply_part<M, 2, UNITS>(ring, stages, place, x, part, &sum[tile]);
+        else multiply_part<M, 1, UNITS>(ring, stages, place, x, part, &sum[tile]);
+    }
+}
+
+// The sums of a group whose input is held in registers.
+template <class M>
+__device__ __forceinline__ void multiply_held(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const uint4 *held,
+                                              float (&sum)[M::TILES][4]) {
+#pragma unroll
+    for (int stretch = 0; stretch < M::STRETCHES; ++stretch) {
+        const Piece whole{0, min(M::STRETCH, M::UNITS - stretch * M::STRETCH), true, true};
+        multiply_tiles<M, M::STRETCH>(ring, stages, place, held + stretch * M::STRETCH, whole, sum);
+    }
+}
+
+// The sums of a group whose input is read part by part, one part ahead. What is read beyond the last is not used.
+template <class M>
+__device__ __forceinline__ void multiply_read(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const Rows &rows,
+                                              float (&sum)[M::TILES][4]) {
+    const int own = threadIdx.x / 32 * M::UNITS;
+    uint4 ahead[M::PART], now[M::PART];
+    rows.load(ahead, own);
+#pragma unroll 1
+    for (int stretch = 0; stretch < M::STRETCHES; ++stretch) {
+        const int width = min(M::STRETCH, M::UNITS - stretch * M::STRETCH);
+        const RingPlace<M> begin = place;
+#pragma unroll
+        for (int part = 0; part < M::PARTS; ++part) {
+            const bool ends = part + 1 == M::PARTS;
+#pragma unroll
+            for (int u = 0; u < M::PART; ++u) now[u] = ahead[u];
+            if (!ends || stretch + 1 < M::STRETCHES)
+                rows.load(ahead, own + (ends ? (stretch + 1) * M::STRETCH : stretch * M::STRETCH + (part + 1) * M::PART));
+            place = begin;
+            multiply_tiles<M, M::PART>(ring, stages, place, now, Piece{part * M::PART, width, part == 0, ends}, sum);
+        }
+    }
+}
+
+// The computing warps. `held` are this warp's units of the input, where they fit into registers. Hands the sums of
+// each group of tiles to
 // `store(group, whether it is of the first batch, token, row in the tile, sums of the tiles)`.
 template <class M, bool HELD, class Store>
 __device__ __forceinline__ void multiply(Ring<M> &ring, const u8 *stages, Sums<M> &sums,
                                          const uint4 *held, const Rows &rows, Groups own, u32 n_tokens, Store &store) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const uint4 nothing = make_uint4(0, 0, 0, 0);
     RingPlace<M> place;
     int in_batch = 0;
     for (int group = own.first; group < own.end; ++group) {
         float sum[M::TILES][4] = {};
-        uint4 ahead[M::PART];
-        if constexpr (!HELD) rows.load(ahead, warp * M::UNITS);
-#pragma unroll(HELD ? M::PARTS : 1)
-        for (int part = 0; part < M::PARTS; ++part) {
-            uint4 now[M::PART];
-            if constexpr (!HELD) {
-#pragma unroll
-                for (int u = 0; u < M::PART; ++u) now[u] = ahead[u];
-                // The last part may be short: what is read beyond it is not used.
-                if (part + 1 < M::PARTS) rows.load(ahead, warp * M::UNITS + (part + 1) * M::PART);
-            }
-            const uint4 *units[M::TILES];
-            int used[M::TILES];
-#pragma unroll
-            for (int tile = 0; tile < M::TILES; ++tile) {
-                barrier_wait(&ring.full[place.stage], place.parity);
-                units[tile] = (const uint4 *)(stages + place.stage * M::STAGE_BYTES) + warp * M::PART * UNIT + lane;
-                used[tile] = place.stage;
-                place.next();
-            }
-#pragma unroll
-            for (int u = 0; u < M::PART; ++u) {
-                if (part * M::PART + u < M::UNITS) {
-                    const uint4 x = HELD ? held[part * M::PART + u] : now[u];
-#pragma unroll
-                    for (int tile = 0; tile < M::TILES; ++tile) mma32(sum[tile], x, nothing, units[tile][u * UNIT]);
-                }
-            }
-            __syncwarp();
-            if (lane == 0)
-#pragma unroll
-                for (int tile = 0; tile < M::TILES; ++tile) barrier_arrive(&ring.empty[used[tile]]);
-        }
+        if constexpr (HELD) multiply_held(ring, stages, place, held, sum);
+        else multiply_read(ring, stages, place, rows, sum);
         auto &batch = sums.of[in_batch / M::BATCH];
 #pragma unroll
         for (int tile = 0; tile < M::TILES; ++tile)
@@ -187,16 +237,16 @@ __device__ __forceinline__ void multiply(Ring<M> &ring, const u8 *stages, Sums<M
 // The whole kernel, where the input is a row of activations as it lies in memory. `store.begin(first group,
 // tokens)` is told when memory may be read.
 template <class M, class Store>
-__device__ __forceinline__ void multiply_rows(const u8 *weights, int n_groups, const u16 *x, int stride,
+__device__ __forceinline__ void multiply_rows(const u8 *weights, int n_tiles, const u16 *x, int stride,
                                               const Step &step, Store store) {
     extern __shared__ __align__(128) u8 stages[];
     __shared__ Ring<M> ring;
     __shared__ Sums<M> sums;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const Groups own = own_groups(n_groups);
+    const Groups own = own_groups<M>(n_tiles);
     ring_make(ring);
     let_next_start();
-    if (warp == WARPS) return stream_weights(ring, stages, weights, own, lane);
+    if (warp == WARPS) return stream_weights(ring, stages, weights, n_tiles, own, lane);
     const u32 tokens = n_tokens(step);
     wait_for_previous();
     store.begin(own.first, tokens);
@@ -209,17 +259,17 @@ __device__ __forceinline__ void multiply_rows(const u8 *weights, int n_groups, c
 
 // The whole kernel, where it is the norm of a row. `row` tells which row token i of `tokens` is.
 template <class M, class Row, class Store>
-__device__ __forceinline__ void multiply_norms(const u8 *weights, int n_groups, const u16 *x, const uint4 *norm,
+__device__ __forceinline__ void multiply_norms(const u8 *weights, int n_tiles, const u16 *x, const uint4 *norm,
                                                u32 count, Row row, Store store) {
     extern __shared__ __align__(128) u8 stages[];
     __shared__ Ring<M> ring;
     __shared__ Sums<M> sums;
     __shared__ float squares[WARPS][8];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const Groups own = own_groups(n_groups);
+    const Groups own = own_groups<M>(n_tiles);
     ring_make(ring);
     let_next_start();
-    if (warp == WARPS) return stream_weights(ring, stages, weights, own, lane);
+    if (warp == WARPS) return stream_weights(ring, stages, weights, n_tiles, own, lane);
     // A norm's weights are asked for early too, as far as registers go.
     constexpr int EARLY = M::UNITS <= 4 ? M::UNITS : 0;
     const uint4 *own_norm = norm + warp * M::UNITS * 4 + lane % 4;

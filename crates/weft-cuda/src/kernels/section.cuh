@@ -77,7 +77,7 @@ __device__ __forceinline__ void weigh_rows(const HalfPage &own, SectionScratch &
         float m = NEVER;
         for (int p = 0; p <= own.page; ++p) m = fmaxf(m, fmaxf(to.maxima[p][0][query], to.maxima[p][1][query]));
         auto &pairs = to.probabilities[own.page][own.half];
-        const float2 sum = weigh(own.scores[i], finite(m), pairs[0][i][lane], pairs[1][i][lane]);
+        const float2 sum = weigh<true>(own.scores[i], finite(m), pairs[0][i][lane], pairs[1][i][lane]);
         to.sums[0][own.page][own.half][query][lane % 4] = sum.x;
         to.sums[1][own.page][own.half][query][lane % 4] = sum.y;
     }

@@ -28,6 +28,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 // The weights of half a page for one query: four pairs in, rounded to two bf16 numbers each; their
 // sum and that of their squares out.
+template <bool SQUARES>
 __device__ __forceinline__ float2 weigh(const float (&pairs)[8], float m, uint4 &coarse, uint4 &fine) {
     float sum = 0.0f, squares = 0.0f;
     u32 c[4], f[4];
@@ -37,7 +38,7 @@ __device__ __forceinline__ float2 weigh(const float (&pairs)[8], float m, uint4 
         const float b = exp2_of(__fmaf_rn(pairs[2 * i + 1], SCALE_LOG2, -m));
         sum += a;
         sum += b;
-        squares = __fmaf_rn(a, a, __fmaf_rn(b, b, squares));
+        if (SQUARES) squares = __fmaf_rn(a, a, __fmaf_rn(b, b, squares));
         c[i] = round_pair(a, b);
         f[i] = round_pair(a - low(c[i]), b - high(c[i]));
     }

@@ -52,14 +52,15 @@ __device__ __forceinline__ void stream_pages(Pages &pages, u8 *sides, const Step
         const Item *item = (const Item *)step.attention + work / KV_HEADS;
         const int n_pages = (load_fresh(&item->n_rows) + PAGE_ROWS - 1) / PAGE_ROWS;
         for (int side = 0; side < 2; ++side) {
-            barrier_wait(&pages.done[side], parity ^ 1);
+            // Where there is room for one side, values take the place of this item's keys, and keys that of the last one's values.
+            barrier_wait(&pages.done[BOTH_SIDES ? side : side ^ 1], BOTH_SIDES || side == 0 ? parity ^ 1 : parity);
             for (int page = 0; page < SECTION_PAGES; ++page) {
                 const int before = side * SECTION_PAGES + page - in_flight;
                 if (before >= 0) barrier_wait(&pages.there[before / SECTION_PAGES][before % SECTION_PAGES], parity);
                 u64 *there = &pages.there[side][page];
                 expect_copies(there, page < n_pages ? SIDE_BYTES : 0, lane);
                 if (page < n_pages)
-                    copy(sides + (side * SECTION_PAGES + page) * SIDE_BYTES,
+                    copy(sides + ((BOTH_SIDES ? side * SECTION_PAGES : 0) + page) * SIDE_BYTES,
                          kv + page_start(load_fresh(&item->pages[page]), work % KV_HEADS) + side * PAGE_SIDE, SIDE_BYTES, there, lane);
                 copies_begun(there);
             }
@@ -113,12 +114,15 @@ __device__ __forceinline__ void finish(const Preparation &ready, const Item &ite
         u16 *near_key = (u16 *)(keys + page * SIDE_BYTES), *near_value = (u16 *)(values + page * SIDE_BYTES);
         // The copies of old rows must have come before new ones are put among them.
         barrier_wait(&pages.there[0][page], parity);
-        barrier_wait(&pages.there[1][page], parity);
+        if (BOTH_SIDES) barrier_wait(&pages.there[1][page], parity);
         each_dimension(key, lane, [&](int d, u16 x) { near_key[key_offset(row, d)] = stored[key_offset(row, d)] = x; });
         each_dimension(value, lane, [&](int d, u16 x) {
-            near_value[value_offset(row, d)] = stored[PAGE_SIDE + value_offset(row, d)] = x;
+            stored[PAGE_SIDE + value_offset(row, d)] = x;
+            if (BOTH_SIDES) near_value[value_offset(row, d)] = x;
         });
-        before_copies();
+        // Values that are not there yet are copied from where they were just stored.
+        if (BOTH_SIDES) before_copies();
+        else before_copies_of_stored();
     }
 }
 
@@ -172,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, 1)
 attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const float2 *rope, const u16 *q, const u16 *k,
        const u16 *v, u16 *kv, Attended to) {
     extern __shared__ __align__(128) u8 keys[];
-    u8 *values = keys + SECTION_PAGES * SIDE_BYTES;
+    u8 *values = keys + (BOTH_SIDES ? SECTION_PAGES * SIDE_BYTES : 0);
     __shared__ Pages pages;
     __shared__ Item items[2];
     __shared__ SectionScratch scratch;
@@ -215,6 +219,7 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
             score_rows(own, scratch, keys + own.page * SIDE_BYTES, lane,
                        [&](u32 query) { return query < item.n_queries ? item.queries[query].seen : 0; });
         }
+        before_copies();
         meet();
         if (lane == 0) barrier_arrive(&pages.done[0]);
         if (own.page < n_pages) weigh_rows(own, scratch, lane);
@@ -226,6 +231,7 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
             return values + page * SIDE_BYTES;
         });
         if (warp == 0) sum_weights(scratch, n_pages, lane);
+        before_copies();
         meet();
         if (lane == 0) barrier_arrive(&pages.done[1]);
 

@@ -36,8 +36,9 @@ struct Running {
     float m[2], l[2], squares[2];
 };
 
-// One page: scores, weights, values.
-__device__ __forceinline__ void take_page(Running &state, const u8 *page, const uint4 (&queries)[DIM_UNITS][2],
+// One page: scores, weights, values. Squares are added up only where a share is asked for.
+template <bool SQUARES>
+__device__ __forceinline__ void take_page(Running &state, const u8 *page, const Interleaved (&queries)[DIM_UNITS],
                                           const int (&seen)[2], int lane) {
     const int c = lane % 4;
     float products[8][4] = {};
@@ -46,7 +47,7 @@ __device__ __forceinline__ void take_page(Running &state, const u8 *page, const 
     for (int unit = 0; unit < DIM_UNITS; ++unit)
 #pragma unroll
         for (int tile = 0; tile < 8; ++tile)
-            mma32(products[tile], queries[unit][0], queries[unit][1], keys[(tile * DIM_UNITS + unit) * UNIT]);
+            mma32(products[tile], queries[unit], keys[(tile * DIM_UNITS + unit) * UNIT]);
     float shrink[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -81,7 +82,7 @@ __device__ __forceinline__ void take_page(Running &state, const u8 *page, const 
             float pairs[8];
 #pragma unroll
             for (int e = 0; e < 8; ++e) pairs[e] = products[half * 4 + e / 2][i * 2 + e % 2];
-            weights[half][i] = weigh(pairs, finite(state.m[i]), p[0][i], p[1][i]);
+            weights[half][i] = weigh<SQUARES>(pairs, finite(state.m[i]), p[0][i], p[1][i]);
         }
 #pragma unroll
         for (int tile = 0; tile < DIM_TILES; ++tile) {
@@ -93,7 +94,7 @@ __device__ __forceinline__ void take_page(Running &state, const u8 *page, const 
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         state.l[i] = __fmaf_rn(state.l[i], shrink[i], weights[0][i].x + weights[1][i].x);
-        state.squares[i] = __fmaf_rn(state.squares[i], shrink[i] * shrink[i], weights[0][i].y + weights[1][i].y);
+        if (SQUARES) state.squares[i] = __fmaf_rn(state.squares[i], shrink[i] * shrink[i], weights[0][i].y + weights[1][i].y);
     }
 }
 
@@ -124,7 +125,7 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
         positions[i] = token < tile.n_tokens ? (int)step.positions[tile.first_token + token] : -1;
     }
 
-    uint4 queries[DIM_UNITS][2];
+    Interleaved queries[DIM_UNITS];
     Running state, total;
     total.m[0] = total.m[1] = NEVER, total.l[0] = total.l[1] = 0.0f;
 #pragma unroll
@@ -153,8 +154,8 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
             __syncwarp();
 #pragma unroll
             for (int unit = 0; unit < DIM_UNITS; ++unit)
-#pragma unroll
-                for (int i = 0; i < 2; ++i) queries[unit][i] = *(const uint4 *)&turned[rows[i]][unit * 32 + c * 8];
+                queries[unit] = Interleaved(*(const uint4 *)&turned[rows[0]][unit * 32 + c * 8],
+                                            *(const uint4 *)&turned[rows[1]][unit * 32 + c * 8], unknown_zero());
         }
         state.m[0] = state.m[1] = NEVER, state.l[0] = state.l[1] = 0.0f, state.squares[0] = state.squares[1] = 0.0f;
 #pragma unroll
@@ -181,7 +182,9 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
 #pragma unroll
             for (int i = 0; i < 2; ++i)
                 seen[i] = min(positions[i] + 1 - (int)section.position, (int)section.n_rows) - page * PAGE_ROWS;
-            take_page(state, pages + buffer * 2 * SIDE_BYTES, queries, seen, lane);
+            const u8 *near = pages + buffer * 2 * SIDE_BYTES;
+            if (tile.share == NOWHERE) take_page<false>(state, near, queries, seen, lane);
+            else take_page<true>(state, near, queries, seen, lane);
             __syncthreads();
         }
 #pragma unroll

@@ -5,7 +5,7 @@
 // Moves      the weights once: bound by memory.
 extern "C" __global__ void MATVEC_BOUNDS(1)
 down_add(Step step, const u8 *weights, const u16 *h, AddStore to) {
-    add_product<Cut<INTER_UNITS, DOWN_TILES, DOWN_STAGES, DOWN_OWN>>(step, weights, DOWN_GROUPS, h, INTER_STRIDE, to);
+    add_product<Cut<INTER_UNITS, DOWN_TILES, DOWN_STAGES, DOWN_OWN, DOWN_IN_FLIGHT>>(step, weights, DOWN_ALL_TILES, h, INTER_STRIDE, to);
 }
 
 // Computes   x += h * W_down, for blocks of tokens.

@@ -11,7 +11,7 @@ embed(Step step, const uint4 *embedding, u16 *x) {
     if (token >= n_tokens(step)) return;
     const u32 row = load_fresh(step.tokens + token);
     for (int chunk = threadIdx.x; chunk < HIDDEN_STRIDE / 8; chunk += 256) {
-        const u64 unit = (u64)(row / 8) * (HIDDEN_STRIDE / 32) + chunk / 4;
+        const u64 unit = (u64)(row / 8) * (HIDDEN_STRIDE / 32) + unit_place<HIDDEN_UNITS>(chunk / 4);
         ((uint4 *)(x + (u64)token * HIDDEN_STRIDE))[chunk] = embedding[unit * UNIT + row % 8 * 4 + chunk % 4];
     }
 }

@@ -22,7 +22,7 @@ impl Argument for StepAddresses {}
 const THREADS: usize = 256;
 const RING_THREADS: usize = THREADS + 32;
 /// Threads where blocks of tokens meet blocks of rows.
-const BLOCK_THREADS: usize = 512;
+const BLOCK_THREADS: usize = 256;
 
 /// One run of ops over the lists of a step.
 pub(crate) struct Pass<'a> {
@@ -74,12 +74,9 @@ impl Pass<'_> {
         threads: usize,
         arguments: &[&dyn Argument],
     ) -> Result<(), CudaError> {
-        let early = self.joined && self.family == Family::Few && self.device.shape.overlaps();
-        kernel.launch(
-            &self.device.gpu,
-            Launch { grid, threads, early, cooperative: false },
-            arguments,
-        )
+        let early = self.joined && self.family == Family::Few;
+        let launch = Launch { grid, threads, early, cooperative: false };
+        kernel.launch(&self.device.gpu, launch, arguments)
     }
 
     /// Blocks of tokens × blocks of rows, 128 each.

@@ -9,8 +9,8 @@ __device__ __forceinline__ float gated(float gate, float up) { return gate / (1.
 // Moves      the weights once: bound by memory.
 extern "C" __global__ void MATVEC_BOUNDS(HIDDEN_UNITS)
 norm_gate_up(Step step, const u8 *weights, const uint4 *norm, const u16 *x, u16 *h) {
-    using M = Cut<HIDDEN_UNITS, GATE_UP_TILES, GATE_UP_STAGES, GATE_UP_OWN>;
-    multiply_norms<M>(weights, GATE_UP_GROUPS, x, norm, n_tokens(step), [](u32 token) { return token; },
+    using M = Cut<HIDDEN_UNITS, GATE_UP_TILES, GATE_UP_STAGES, GATE_UP_OWN, GATE_UP_IN_FLIGHT>;
+    multiply_norms<M>(weights, GATE_UP_ALL_TILES, x, norm, n_tokens(step), [](u32 token) { return token; },
                       [&](int group, bool, u32 token, u32 row, const float (&sums)[M::TILES]) {
 #pragma unroll
         for (int pair = 0; pair < M::TILES / 2; ++pair) {

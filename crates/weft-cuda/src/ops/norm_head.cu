@@ -6,9 +6,9 @@
 // Moves      the weights once: bound by memory.
 extern "C" __global__ void MATVEC_BOUNDS(HIDDEN_UNITS)
 norm_head(Step step, u32 first, const u8 *weights, const uint4 *norm, const u16 *x, float *logits) {
-    using M = Cut<HIDDEN_UNITS, HEAD_TILES, HEAD_STAGES, HEAD_OWN, 5>;
+    using M = Cut<HIDDEN_UNITS, HEAD_TILES, HEAD_STAGES, HEAD_OWN, HEAD_IN_FLIGHT>;
     const u32 outputs = n_outputs(step), count = min(8u, outputs - min(first, outputs));
-    multiply_norms<M>(weights, HEAD_GROUPS, x, norm, count, [&](u32 i) { return load_fresh(step.outputs + first + i); },
+    multiply_norms<M>(weights, HEAD_ALL_TILES, x, norm, count, [&](u32 i) { return load_fresh(step.outputs + first + i); },
                       [&](int group, bool, u32 token, u32 row, const float (&sums)[M::TILES]) {
 #pragma unroll
         for (int tile = 0; tile < M::TILES; ++tile) {

@@ -21,8 +21,8 @@ struct QkvStore {
 // Moves      the weights once: bound by memory.
 extern "C" __global__ void MATVEC_BOUNDS(HIDDEN_UNITS)
 norm_qkv(Step step, const u8 *weights, const uint4 *norm, const u16 *x, QkvStore to) {
-    using M = Cut<HIDDEN_UNITS, QKV_TILES, QKV_STAGES, QKV_OWN>;
-    multiply_norms<M>(weights, QKV_GROUPS, x, norm, n_tokens(step), [](u32 token) { return token; },
+    using M = Cut<HIDDEN_UNITS, QKV_TILES, QKV_STAGES, QKV_OWN, QKV_IN_FLIGHT>;
+    multiply_norms<M>(weights, QKV_ALL_TILES, x, norm, n_tokens(step), [](u32 token) { return token; },
                       [&](int group, bool, u32 token, u32 row, const float (&sums)[M::TILES]) {
 #pragma unroll
         for (int tile = 0; tile < M::TILES; ++tile) {

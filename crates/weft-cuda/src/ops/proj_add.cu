@@ -31,9 +31,9 @@ template <class M> struct FewStore {
 
 // The product of either residual op with up to eight tokens.
 template <class M>
-__device__ __forceinline__ void add_product(const Step &step, const u8 *weights, int n_groups, const u16 *input,
+__device__ __forceinline__ void add_product(const Step &step, const u8 *weights, int n_tiles, const u16 *input,
                                             int stride, AddStore to) {
-    multiply_rows<M>(weights, n_groups, input, stride, step, FewStore<M>{to});
+    multiply_rows<M>(weights, n_tiles, input, stride, step, FewStore<M>{to});
 }
 
 // And with blocks of tokens.
@@ -65,7 +65,7 @@ __device__ __forceinline__ void add_product_block(const Step &step, const u8 *we
 // Moves      the weights once: bound by memory.
 extern "C" __global__ void MATVEC_BOUNDS(1)
 proj_add(Step step, const u8 *weights, const u16 *a, AddStore to) {
-    add_product<Cut<Q_UNITS, PROJ_TILES, PROJ_STAGES, PROJ_OWN>>(step, weights, PROJ_GROUPS, a, Q_STRIDE, to);
+    add_product<Cut<Q_UNITS, PROJ_TILES, PROJ_STAGES, PROJ_OWN, PROJ_IN_FLIGHT>>(step, weights, PROJ_ALL_TILES, a, Q_STRIDE, to);
 }
 
 // Computes   x += a * W_o, for blocks of tokens.

@@ -1,11 +1,12 @@
-// Computes   q, k = per-head rms_norm where the model has it; kv[slot] = rotate(k, key position), v.
+// Computes   q, k = per-head rms_norm where the model has it; kv[slot] = rotate(k, key position), and v with `with_values`.
 // Layout     q: bf16 [tokens][Q_WIDTH]; k, v: bf16 [tokens][KV_WIDTH]; kv: pages of one layer (head.cuh);
 //            rope: f32 [positions][HALF_DIM][cos, sin].
 // Work split a warp owns one head of one token.
 // Rounding   the norms as RMSNorm rounds; the rotated key once. q stays unrotated, see attend.
 // Moves      q, k, v once in and out: bound by latency.
 extern "C" __global__ void __launch_bounds__(256)
-rope_store(Step step, const u16 *q_norm, const u16 *k_norm, const float2 *rope, u16 *q, u16 *k, const u16 *v, u16 *kv) {
+rope_store(Step step, u32 with_values, const u16 *q_norm, const u16 *k_norm, const float2 *rope, u16 *q, u16 *k, const u16 *v,
+           u16 *kv) {
     const int lane = threadIdx.x % 32;
     let_next_start();
     wait_for_previous();
@@ -32,6 +33,45 @@ rope_store(Step step, const u16 *q_norm, const u16 *k_norm, const float2 *rope, 
     }
     rotate_head(key, load_turn(rope, load_fresh(step.key_positions + token), lane));
     each_dimension(key, lane, [&](int d, u16 value) { page[key_offset(row, d)] = value; });
+    if (!with_values) return;
     const Head value = load_head(v + (u64)token * KV_WIDTH + kv_head * HEAD_DIM, lane);
     each_dimension(value, lane, [&](int d, u16 v) { page[PAGE_SIDE + value_offset(row, d)] = v; });
+}
+
+// Computes   kv[slot] = v, for blocks of tokens.
+// Layout     v: bf16 [tokens][KV_WIDTH]; kv: pages of one layer (head.cuh).
+// Work split a block owns 32 tokens of one KV head. Mostly they are half a page; then values are turned round in shared
+//            memory and go out in whole chunks, which hold eight rows of one dimension each.
+// Rounding   none.
+// Moves      v once in and out: bound by memory.
+extern "C" __global__ void __launch_bounds__(128)
+store_values(Step step, const u16 *v, u16 *kv) {
+    __shared__ u16 rows[32][DIM + 2]; // the gap spreads banks
+    __shared__ u32 slots[32];
+    const u32 first = blockIdx.x * 32, there = min(32u, n_tokens(step) - first);
+    const int kv_head = blockIdx.y;
+    if (threadIdx.x < there) slots[threadIdx.x] = step.slots[first + threadIdx.x];
+    for (u32 i = threadIdx.x; i < there * HEAD_DIM; i += 128)
+        rows[i / HEAD_DIM][i % HEAD_DIM] = v[(u64)(first + i / HEAD_DIM) * KV_WIDTH + kv_head * HEAD_DIM + i % HEAD_DIM];
+    __syncthreads();
+    const u32 begin = slots[0];
+    const bool as_it_comes = threadIdx.x % 32 < there && slots[threadIdx.x % 32] == begin + threadIdx.x % 32;
+    if (begin % 32 == 0 && __all_sync(FULL, as_it_comes)) {
+        uint4 *to = (uint4 *)(kv + page_start(begin / PAGE_ROWS, kv_head) + PAGE_SIDE) + begin % PAGE_ROWS / 32 * UNIT;
+        for (int i = threadIdx.x; i < HEAD_DIM * 4; i += 128) {
+            const int d = i / 4, c = i % 4;
+            u32 pairs[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const int row = j * 8 + c * 2;
+                pairs[j] = rows[row][d] | (u32)rows[row + 1][d] << 16;
+            }
+            to[d / 8 * 2 * UNIT + d % 8 * 4 + c] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+        }
+        return;
+    }
+    for (u32 i = threadIdx.x; i < there * HEAD_DIM; i += 128) {
+        const u32 slot = slots[i / HEAD_DIM];
+        kv[page_start(slot / PAGE_ROWS, kv_head) + PAGE_SIDE + value_offset(slot % PAGE_ROWS, i % HEAD_DIM)] = rows[i / HEAD_DIM][i % HEAD_DIM];
+    }
 }

@@ -32,7 +32,7 @@ __device__ __forceinline__ bool stream_pages(Copier &copier, const Launch &launc
         if (grows && step > 0) {
             while (copier.ring.attended < n_attended)
                 if (copier.ring.left) return false;
-            written_before_copies();
+            before_copies_of_stored();
         }
         for (int side = 0; side < 2; ++side)
             for (int page = 0; page < n_pages; ++page) {
@@ -93,11 +93,11 @@ __device__ __forceinline__ void make_queries(Block &block, const Item &item, int
     }
 }
 
-// A warp's share of an item's new rows: one of them, with where it goes.
+// A warp's share of an item's new rows: one of them, and where it goes. Its key, rotated, and its value lie in shared
+// memory.
 struct NewRow {
     bool there;
     int page, row; // of the section
-    Head key, value;
 };
 __device__ __forceinline__ NewRow make_row(Block &block, const Item &item, int kv_head, u32 number) {
     const int lane = block.lane;
@@ -108,27 +108,32 @@ __device__ __forceinline__ NewRow make_row(Block &block, const Item &item, int k
     const HeadNorm norm = load_norm(block.layer().k_norm, lane);
     const Turn turn = load_turn(block.launch.rope, block.shared.key_positions[token] + block.step, lane);
     const u64 *words = block.launch.qkv + token * QKV_WORDS;
+    auto &rows = block.shared.new_rows[block.warp];
+    Head key, value;
     block.watch.until([&] {
-        const bool key = ask_head(made.key, words, Q_WIDTH + kv_head * HEAD_DIM, number, lane);
-        return ask_head(made.value, words, Q_WIDTH + KV_WIDTH + kv_head * HEAD_DIM, number, lane) && key;
+        const bool has_key = ask_head(key, words, Q_WIDTH + kv_head * HEAD_DIM, number, lane);
+        return ask_head(value, words, Q_WIDTH + KV_WIDTH + kv_head * HEAD_DIM, number, lane) && has_key;
     });
     __syncwarp();
-    normalise_head(made.key, norm);
-    rotate_head(made.key, turn);
+    normalise_head(key, norm);
+    rotate_head(key, turn);
+    each_dimension(key, lane, [&](int d, u16 x) { rows[0][d] = x; });
+    each_dimension(value, lane, [&](int d, u16 x) { rows[1][d] = x; });
+    __syncwarp();
     return made;
 }
 
-// Puts half of a new row among the rows that were copied.
-template <class Offset> __device__ __forceinline__ void patch(u8 *page, const Head &head, int lane, Offset offset) {
-    each_dimension(head, lane, [&](int d, u16 x) { ((u16 *)page)[offset(d)] = x; });
-    before_copies();
+// Puts a side of a new row into a page, which may have been copied before the row was there.
+template <int SIDE> __device__ __forceinline__ void put_row(u16 *page, const Block &block, int row) {
+    for (int d = block.lane; d < HEAD_DIM; d += 32)
+        page[SIDE == 0 ? key_offset(row, d) : value_offset(row, d)] = block.shared.new_rows[block.warp][SIDE][d];
 }
-// And all of it where it stays.
+// Both where they stay.
 __device__ __forceinline__ void store_row(Block &block, const NewRow &made, const Item &item, int kv_head) {
     u16 *page = block.layer().kv + page_start(item.pages[made.page], kv_head);
-    each_dimension(made.key, block.lane, [&](int d, u16 x) { page[key_offset(made.row, d)] = x; });
-    each_dimension(made.value, block.lane, [&](int d, u16 x) { page[PAGE_SIDE + value_offset(made.row, d)] = x; });
-    written_before_copies();
+    put_row<0>(page, block, made.row);
+    put_row<1>(page + PAGE_SIDE, block, made.row);
+    before_copies_of_stored();
 }
 
 // ---- results -----------------------------------------------------------------------------------
@@ -205,17 +210,16 @@ __device__ __forceinline__ void attend_section(Block &block, u32 index, u32 work
     const u32 grown = item.n_stores > 0 ? block.step : 0, number = block.number_before(only_store ? 1 : 2);
     const int n_rows = item.n_rows + grown, n_pages = (n_rows + PAGE_ROWS - 1) / PAGE_ROWS;
     make_queries(block, item, kv_head, number);
-    // Pages may have been copied before the row was in them.
     const NewRow made = make_row(block, item, kv_head, number);
     const bool patches = made.there && made.page < n_pages;
-    if (patches) patch(block.stages.wait(made.page), made.key, lane, [&](int d) { return key_offset(made.row, d); });
+    if (patches) put_row<0>((u16 *)block.stages.wait(made.page), block, made.row);
     meet();
     HalfPage own(item, warp, lane);
     if (own.page < n_pages)
         score_rows(own, scratch, block.stages.wait(own.page), lane, [&](u32 query) {
             return query < item.n_queries ? item.queries[query].seen + grown : 0;
         });
-    if (patches) patch(block.stages.wait(n_pages + made.page), made.value, lane, [&](int d) { return value_offset(made.row, d); });
+    if (patches) put_row<1>((u16 *)block.stages.wait(n_pages + made.page), block, made.row);
     meet();
     block.stages.release(n_pages, lane);
     if (own.page < n_pages) weigh_rows(own, scratch, lane);

@@ -45,7 +45,7 @@ __device__ __forceinline__ bool stream_op(Copier &copier, const BlockShared &sha
     case DOWN_ADD: return stream_tiles(copier, add_tiles(layer, kind), ADD_TILES);
     default:
         if (kind == NORM_QKV) fetch_norms(layer, copier.lane);
-        copier.in_flight = kind == NORM_HEAD ? HEAD_IN_FLIGHT : IN_FLIGHT;
+        copier.in_flight = kind == NORM_HEAD ? MANY_IN_FLIGHT : FEW_IN_FLIGHT;
         return kind == NORM_HEAD && n_outputs == 0 || stream_tiles(copier, norm_tiles(launch, layer, kind), NORM_TILES);
     }
 }

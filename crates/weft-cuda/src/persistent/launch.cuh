@@ -62,6 +62,7 @@ struct BlockShared {
     u16 residual[HiddenRows::MOST_TILES * 8][8]; // x of the rows that this block adds to: bf16 [row][token]
     float squares[WARPS][8];
     Item items[KEPT_ITEMS + 1];               // the first that this block takes, and room for another
+    u16 new_rows[WARPS][2][HEAD_DIM];         // a key and a value that each warp made: bf16
     u64 best[WARPS * 4];
     u32 stop, gone;                           // the host wants no more tokens; a thread waits no more
     Scratch scratch;
@@ -83,6 +84,10 @@ struct Block {
     bool last;     // whether the launch ends with it
 
     __device__ __forceinline__ void begin(u32 of_step, u32 index) {
+        // Asked for anew, so that nothing that depends on them is kept from op to op: there are no registers for that.
+        u32 thread;
+        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+        warp = thread / 32, lane = thread % 32;
         step = of_step;
         op = watch.op = index;
         last = index + 1 == launch.n_ops;

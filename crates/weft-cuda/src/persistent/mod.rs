@@ -139,15 +139,15 @@ impl Persistent {
         plan: &[Op],
     ) -> Result<Result<Self, String>, CudaError> {
         let Parts { gpu, config, shape, limits, weights, kv } = *parts;
-        let free_bytes = gpu.facts.shared_bytes.saturating_sub(kernel.static_shared_bytes()?);
+        let free_bytes = shape.chip.shared_bytes.saturating_sub(kernel.static_shared_bytes()?);
         let split = Split::new(config, shape, free_bytes);
         if split.sizes(1).is_none() {
             return Ok(Err(format!(
                 "its ring does not fit the {} KiB of shared memory that a block has here",
-                gpu.facts.shared_bytes >> 10
+                shape.chip.shared_bytes >> 10
             )));
         }
-        if gpu.facts.n_sms < config.kv_heads {
+        if shape.chip.n_sms < config.kv_heads {
             return Ok(Err("fewer multiprocessors than KV heads".to_owned()));
         }
         let codes: Vec<u32> = plan.iter().map(|op| code(*op)).collect();
@@ -173,9 +173,9 @@ impl Persistent {
         let filled = |bytes: usize| Memory::new(gpu, "the persistent kernel", bytes);
         let persistent = Self {
             kernel: kernel.with_shared(split.dynamic_bytes)?,
-            n_blocks: gpu.facts.n_sms,
+            n_blocks: shape.chip.n_sms,
             split,
-            words: Words::new(gpu, config, shape, limits, gpu.facts.n_sms)?,
+            words: Words::new(gpu, config, shape, limits, shape.chip.n_sms)?,
             layers: filled(size_of_val(layers.as_slice()))?,
             ops: filled(size_of_val(codes.as_slice()))?,
             given_up: filled(4)?,

@@ -3,7 +3,7 @@
 
 // Where eight columns of a row of the embedding lie.
 __device__ __forceinline__ const uint4 *embedded(const Launch &launch, u32 row, int chunk) {
-    const u64 unit = (u64)(row / 8) * (HIDDEN_STRIDE / 32) + chunk / 4;
+    const u64 unit = (u64)(row / 8) * (HIDDEN_STRIDE / 32) + unit_place<HIDDEN_UNITS>(chunk / 4);
     return (const uint4 *)launch.embedding + unit * UNIT + row % 8 * 4 + chunk % 4;
 }
 

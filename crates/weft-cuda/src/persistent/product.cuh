@@ -9,8 +9,10 @@ struct Tiles {
     u32 n_units;
     __device__ __forceinline__ u64 tile_bytes() const { return (u64)WARPS * n_units * UNIT_BYTES; }
     __device__ __forceinline__ u32 n_parts() const { return (n_units + PART_UNITS - 1) / PART_UNITS; }
-    // Units of a warp in a stage: all of them where they fit, so that a tile is one copy.
-    __device__ __forceinline__ u32 part_units() const { return min(n_units, (u32)PART_UNITS); }
+    // Units of a warp in a part.
+    __device__ __forceinline__ u32 part_units(u32 part) const { return min(n_units - part * PART_UNITS, (u32)PART_UNITS); }
+    // Whether what all warps have of a part lies together (base.cuh).
+    __device__ __forceinline__ bool lies_in_parts() const { return n_units <= PART_UNITS || n_units > LONGEST_STRETCH; }
 };
 
 // How many tiles, and how many of them a group that a block cannot divide.
@@ -25,8 +27,11 @@ using GateUpRows = Rows8<(INTER + 7) / 8 * 16, 2>;
 using VocabularyRows = Rows8<VOCAB, 2>;
 
 template <class M> __device__ __forceinline__ Tiles own_tiles(const u8 *weights, u32 n_units) {
-    return {weights, (int)((u64)M::GROUPS * blockIdx.x / N_BLOCKS) * M::TOGETHER,
-            (int)((u64)M::GROUPS * (blockIdx.x + 1) / N_BLOCKS) * M::TOGETHER, n_units};
+    // Asked for anew each time: the compiler would keep the shares of all matrices, for which there are no registers.
+    u32 block;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    return {weights, (int)((u64)M::GROUPS * block / N_BLOCKS) * M::TOGETHER,
+            (int)((u64)M::GROUPS * (block + 1) / N_BLOCKS) * M::TOGETHER, n_units};
 }
 
 // Tiles computed at once.
@@ -50,16 +55,18 @@ template <int MOST, class Work> __device__ __forceinline__ void for_count(int n,
 
 // The copying warp: stages in the order `multiply_tiles` takes them in. False where the block has left.
 __device__ __forceinline__ bool stream_tiles(Copier &copier, const Tiles &own, int at_once) {
-    const u32 n_parts = own.n_parts(), part_bytes = own.part_units() * UNIT_BYTES;
+    static_assert(SHORT_STRETCH == PART_UNITS, "a stretch is a part");
+    const u32 n_parts = own.n_parts();
     for (int first = own.first; first < own.end; first += at_once) {
         const int end = min(first + at_once, own.end);
         for (u32 part = 0; part < n_parts; ++part) {
-            const u32 units = min(own.n_units - part * PART_UNITS, (u32)PART_UNITS);
+            const u32 bytes = own.part_units(part) * UNIT_BYTES;
             for (int tile = first; tile < end; ++tile) {
-                const u8 *from = own.weights + tile * own.tile_bytes() + part * PART_UNITS * UNIT_BYTES;
-                const bool pushed = copier.push(WARPS * units * UNIT_BYTES, [&](u8 *stage, u64 *full) {
-                    if (n_parts == 1) return copy(stage, from, own.tile_bytes(), full, copier.lane);
-                    copy_eight(stage, part_bytes, from, own.n_units * UNIT_BYTES, units * UNIT_BYTES, full, copier.lane);
+                const u8 *from = own.weights + tile * own.tile_bytes();
+                const bool pushed = copier.push(WARPS * bytes, [&](u8 *stage, u64 *full) {
+                    const u32 before = part * PART_UNITS * UNIT_BYTES; // of each warp
+                    if (own.lies_in_parts()) copy(stage, from + WARPS * before, WARPS * bytes, full, copier.lane);
+                    else copy_eight(stage, bytes, from + before, own.n_units * UNIT_BYTES, bytes, full, copier.lane);
                 });
                 if (!pushed) return false;
             }
@@ -74,7 +81,7 @@ template <int N, bool EXACT, class Input>
 __device__ __forceinline__ void sum_tiles(Stages &stages, WarpSums &sums, u32 flip, const Tiles &own, u32 n_tokens, int warp, int lane,
                                           Input input) {
     const uint4 nothing = make_uint4(0, 0, 0, 0);
-    const u32 n_parts = own.n_parts(), from = warp * own.part_units() * UNIT + lane;
+    const u32 n_parts = own.n_parts();
     float sum[N][4] = {};
 #pragma unroll 1
     for (u32 part = 0; part < n_parts; ++part) {
@@ -82,7 +89,7 @@ __device__ __forceinline__ void sum_tiles(Stages &stages, WarpSums &sums, u32 fl
         stages.wait_for_all(N, lane);
         const uint4 *units[N];
 #pragma unroll
-        for (int tile = 0; tile < N; ++tile) units[tile] = (const uint4 *)stages.at(tile) + from;
+        for (int tile = 0; tile < N; ++tile) units[tile] = (const uint4 *)stages.at(tile) + warp * own.part_units(part) * UNIT + lane;
 #pragma unroll
         for (int u = 0; u < PART_UNITS; ++u) {
             if (!EXACT && part * PART_UNITS + u >= own.n_units) break;

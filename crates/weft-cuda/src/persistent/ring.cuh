@@ -5,7 +5,7 @@
 // fills. In a layer it has two stages on their way at a time: what blocks hand to one another is not queued behind
 // more. The head has no hops, and takes what saturates the memory.
 
-constexpr int MOST_STAGES = 16, IN_FLIGHT = 2, HEAD_IN_FLIGHT = 5;
+constexpr int MOST_STAGES = 16, FEW_IN_FLIGHT = 2, MANY_IN_FLIGHT = 5;
 constexpr int PART_UNITS = 4; // units of a warp in a stage, at most
 constexpr int WEIGHT_STAGE_BYTES = WARPS * PART_UNITS * UNIT_BYTES;
 constexpr int LONG_STAGE_BYTES = WEIGHT_STAGE_BYTES > SIDE_BYTES ? WEIGHT_STAGE_BYTES : SIDE_BYTES;
@@ -48,6 +48,8 @@ struct Stages {
     }
     // Gives back the next `n` stages. Called by whole warps that have read them.
     __device__ __forceinline__ void release(u32 n, int lane) {
+        // Loads may still be on their way, and a copy begun by then would overwrite what they are to read.
+        before_copies();
         __syncwarp();
         if (lane < n) barrier_arrive(&ring.empty[place.after(lane, n_stages).stage]);
         place = place.after(n, n_stages);
@@ -61,7 +63,7 @@ struct Copier {
     u32 n_stages;
     int lane;
     Place to, oldest;
-    int on_their_way = 0, in_flight = IN_FLIGHT;
+    int on_their_way = 0, in_flight = FEW_IN_FLIGHT;
 
     __device__ __forceinline__ void await_oldest() {
         barrier_wait(&ring.full[oldest.stage], oldest.parity);

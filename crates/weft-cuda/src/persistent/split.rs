@@ -59,11 +59,12 @@ impl Split {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shape::Chip;
     use weft::shapes;
 
     fn sizes(name: &str, shared_kib: usize, n_tokens: usize) -> Option<Sizes> {
         let config = shapes::config(name).unwrap();
-        let shape = Shape::new(&config, 132).unwrap();
+        let shape = Shape::new(&config, Chip::HOPPER).unwrap();
         // About what the kernel takes besides.
         Split::new(&config, &shape, (shared_kib << 10) - 32_000).sizes(n_tokens)
     }

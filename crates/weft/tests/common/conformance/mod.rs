@@ -21,7 +21,7 @@ pub use kv_rows::{
     rows_copied_elsewhere_give_the_same_bits,
 };
 pub use repair::{
-    a_row_repaired_in_a_moved_span_equals_one_there, repaired_rows_see_all_before_them,
+    Unseen, a_row_repaired_in_a_moved_span_equals_one_there, repaired_rows_see_all_before_them,
 };
 pub use shares::{shares_are_the_lane_s_own, the_span_with_the_matching_key_gets_the_share};
 pub use sharing::lanes_that_share_spans_equal_each_alone;
