@@ -161,11 +161,14 @@ pub(crate) fn wanted_launches(
     let launches = match kernels {
         Kernels::Reference => return Ok(None),
         Kernels::Ops => Launches::Ops,
+        Kernels::Persistent => Launches::Persistent,
+        // The persistent kernel was slower at short contexts when it was last measured (SPEED.md).
         Kernels::Auto | Kernels::Graph => Launches::Graph,
     };
-    let must = device == DeviceKind::Cuda || matches!(kernels, Kernels::Graph | Kernels::Ops);
+    let must = device == DeviceKind::Cuda || kernels != Kernels::Auto;
     if device == DeviceKind::Cpu {
-        let message = "--kernels graph and ops need a CUDA device; leave out --device cpu";
+        let message =
+            "--kernels persistent, graph and ops need a CUDA device; leave out --device cpu";
         return if must { Err(CliError::Gpu(message.to_owned())) } else { Ok(None) };
     }
     match weft_cuda::probe() {

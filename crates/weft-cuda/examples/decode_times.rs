@@ -123,7 +123,7 @@ fn measure(
         device.use_launches(Launches::Persistent)?;
         let start = Instant::now();
         let mut drawn = Vec::new();
-        let n = device.decode(&step, AHEAD, &mut |row| {
+        let n = device.decode_greedy(&step, AHEAD, &mut |row| {
             drawn.extend_from_slice(row);
             ControlFlow::Continue(())
         })?;

@@ -21,6 +21,7 @@ use crate::graphs::{self, Graphs};
 use crate::kernels::{self, Kernels};
 use crate::kv::{Kv, Page, place};
 use crate::ops::Pass;
+use crate::persistent::choice::{self, Choice};
 use crate::persistent::{self, Fault, Persistent, Run};
 use crate::shape::{Chip, Shape};
 use crate::tables::{Counts, Family, Lists, Tables, rows_ahead};
@@ -29,6 +30,8 @@ use crate::weights::ModelWeights;
 /// How the ops of a step are launched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Launches {
+    /// As one kernel or as a graph, whichever was faster for such steps when the device was made.
+    Auto,
     /// A token, or many, is one kernel; what it cannot run is a graph.
     Persistent,
     /// A token is one graph, its kernels overlapping.
@@ -60,6 +63,7 @@ impl Options {
 pub struct CudaDevice {
     pub(crate) graphs: Graphs,
     pub(crate) persistent: Option<Persistent>,
+    choice: Choice,
     pub(crate) kernels: Kernels,
     pub(crate) weights: ModelWeights,
     pub(crate) kv: Kv,
@@ -73,7 +77,7 @@ pub struct CudaDevice {
     pub(crate) config: Config,
     plan: Vec<Op>,
     limits: Limits,
-    launches: Launches,
+    pub(crate) launches: Launches,
     logits: HostLogits,
     pub(crate) gpu: Arc<Gpu>,
 }
@@ -102,26 +106,28 @@ impl CudaDevice {
         let kv = Kv::new(&gpu, config, shape.dim, limits.pages)?;
         let plan = plan(config);
         let weights = ModelWeights::read(&gpu, config, weights, shape.chip.longest_stretch())?;
-        let persistent = match launches {
-            Launches::Persistent => {
-                let parts = persistent::Parts {
-                    gpu: &gpu,
-                    config,
-                    shape: &shape,
-                    weights: &weights,
-                    kv: &kv,
-                    limits: &limits,
-                };
-                Some(
-                    Persistent::new(&parts, kernels.decode, &plan)?
-                        .map_err(CudaError::Unsupported)?,
-                )
-            }
-            _ => None,
+        let parts = persistent::Parts {
+            gpu: &gpu,
+            config,
+            shape: &shape,
+            weights: &weights,
+            kv: &kv,
+            limits: &limits,
         };
-        Ok(Self {
+        let (persistent, choice) = match launches {
+            Launches::Graph | Launches::Ops => (None, Choice::default()),
+            Launches::Auto | Launches::Persistent => {
+                match (Persistent::new(&parts, kernels.decode, &plan)?, launches) {
+                    (Ok(persistent), _) => (Some(persistent), Choice::default()),
+                    (Err(reason), Launches::Auto) => (None, Choice::refuse(reason)),
+                    (Err(reason), _) => return Err(CudaError::Unsupported(reason)),
+                }
+            }
+        };
+        let mut device = Self {
             graphs: Graphs::default(),
             persistent,
+            choice,
             kernels,
             kv,
             rope: rope_table(&gpu, config, &limits)?,
@@ -140,7 +146,11 @@ impl CudaDevice {
             limits,
             launches,
             gpu,
-        })
+        };
+        if launches == Launches::Auto && device.persistent.is_some() {
+            device.choice = choice::measure(&mut device);
+        }
+        Ok(device)
     }
 
     /// Sets the shares of attention to nothing, in the stream.
@@ -181,9 +191,16 @@ impl CudaDevice {
             Family::Many => &mut self.many,
         };
         let bytes = tables.write(step, &self.lists);
-        let persistent = self.launches == Launches::Persistent
-            && self.persistent.as_ref().is_some_and(|kernel| kernel.takes(&self.lists));
-        if persistent && family == Family::Few && self.plan.starts_with(ops) {
+        let wanted = match self.launches {
+            Launches::Auto => self.choice.is_persistent(&self.lists.counts),
+            launches => launches == Launches::Persistent,
+        };
+        let takes = |kernel: &Persistent| kernel.takes(&self.lists);
+        if wanted
+            && self.persistent.as_ref().is_some_and(takes)
+            && family == Family::Few
+            && self.plan.starts_with(ops)
+        {
             return self.launch_persistent(ops.len(), bytes);
         }
         if self.launches != Launches::Ops && family == Family::Few && ops == self.plan {
@@ -209,7 +226,7 @@ impl CudaDevice {
     /// Runs a step of one token a lane and, on the GPU, up to `n - 1` steps that follow it, each with the
     /// best logit of the one before; `on_tokens` is handed the tokens of each, and may end it. How many
     /// steps were run and handed out.
-    pub fn decode(
+    pub fn decode_greedy(
         &mut self,
         step: &Step<'_>,
         n: usize,
@@ -274,9 +291,10 @@ fn expect<T>(result: Result<T, CudaError>) -> T {
 impl Device for CudaDevice {
     fn describe(&self) -> String {
         let how = match self.launches {
-            Launches::Persistent => "persistent",
-            Launches::Graph => "graph",
-            Launches::Ops => "ops",
+            Launches::Auto => self.choice.to_string(),
+            Launches::Persistent => "persistent".to_owned(),
+            Launches::Graph => "graph".to_owned(),
+            Launches::Ops => "ops".to_owned(),
         };
         format!("CUDA ({}, {how}, bf16)", self.gpu.facts.name)
     }

@@ -17,7 +17,7 @@ use crate::error::CudaError;
 pub(crate) const FEW: usize = 8;
 /// Pages of a section.
 pub(crate) const SECTION_PAGES: usize = 4;
-const SECTION_ROWS: usize = SECTION_PAGES * PAGE_ROWS;
+pub(crate) const SECTION_ROWS: usize = SECTION_PAGES * PAGE_ROWS;
 /// Rows of a tile of queries: tokens × heads that share a KV head.
 const ITEM_QUERIES: usize = 16;
 const TILE_QUERIES: usize = 64;

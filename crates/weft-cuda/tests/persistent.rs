@@ -263,7 +263,7 @@ fn in_one_launch(
     let lanes: Vec<Lane<'_>> = works.iter().map(Work::lane).collect();
     let mut tokens: Vec<Vec<u32>> = Vec::new();
     let n_handed = device
-        .decode(&Step { lanes: &lanes }, most, &mut |row| {
+        .decode_greedy(&Step { lanes: &lanes }, most, &mut |row| {
             tokens.push(row.to_vec());
             if tokens.len() == n { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })

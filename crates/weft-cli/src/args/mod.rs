@@ -224,6 +224,8 @@ pub(crate) enum Kernels {
     /// The fastest that passes its self-test
     #[default]
     Auto,
+    /// Tokens in one CUDA kernel that stays
+    Persistent,
     /// A token as one CUDA graph
     Graph,
     /// One launch per op

@@ -93,8 +93,8 @@ decode(const __grid_constant__ Launch launch) {
         return copier.drain();
     }
     uint4 *x = (uint4 *)(ring_memory + launch.n_stages * LONG_STAGE_BYTES) + warp * launch.x_units * 4;
-    Block block = {launch, shared, {shared.ring, ring_memory, {}, launch.n_stages}, x,
-                   {launch.given_up, launch.mailbox, 0, false}, warp, lane, tokens, outputs, items};
+    Watch watch = {launch.given_up, launch.mailbox, 0, false};
+    Block block = {launch, shared, watch, {shared.ring, ring_memory, watch, launch.n_stages}, x, warp, lane, tokens, outputs, items};
     compute(block);
     shared.ring.left = 1;
 }

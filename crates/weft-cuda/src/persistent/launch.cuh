@@ -72,9 +72,9 @@ struct BlockShared {
 struct Block {
     const Launch &launch;
     BlockShared &shared;
+    Watch &watch;
     Stages stages;
     uint4 *x;      // this warp's stage for inputs
-    Watch watch;
     int warp, lane;
     u32 n_tokens, n_outputs, n_items;
     u32 flip;      // which of two sums is next

@@ -4,6 +4,7 @@
 //! results to one another through words of memory (`hop.cuh`); a step's lists are those of the graph, and so are
 //! the bits. It knows nothing of why several tokens are wanted.
 
+pub(crate) mod choice;
 mod memory;
 mod split;
 

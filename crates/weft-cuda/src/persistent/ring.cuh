@@ -32,13 +32,14 @@ struct Place {
 struct Stages {
     LongRing &ring;
     const u8 *memory;
-    Place place;
+    Watch &watch;
     u32 n_stages;
+    Place place;
     __device__ __forceinline__ u8 *at(u32 n) const { return (u8 *)memory + place.after(n, n_stages).stage * LONG_STAGE_BYTES; }
     // Waits for the stage `n` from here.
     __device__ __forceinline__ u8 *wait(u32 n) {
         const Place awaited = place.after(n, n_stages);
-        barrier_wait(&ring.full[awaited.stage], awaited.parity);
+        watch.until([&] { return barrier_passed(&ring.full[awaited.stage], awaited.parity); });
         return (u8 *)memory + awaited.stage * LONG_STAGE_BYTES;
     }
     // Waits for the next `n` stages, a lane for each.
