@@ -37,6 +37,8 @@ const SHORT_FLIGHT: usize = 32 << 10;
 const LONG_FLIGHT: usize = 64 << 10;
 /// Tiles that share the reading of their input at most: a warp keeps the sums of all.
 const MAX_TILES: usize = 5;
+/// Tiles that are computed side by side at most.
+const MAX_HELD_TILES: usize = 6;
 /// The most query heads that share a KV head: a tile of queries has 16 rows.
 const MAX_GROUP: usize = 16;
 /// The widest head: a block of `attend` keeps a section of it in shared memory.
@@ -115,19 +117,25 @@ pub(crate) struct Cut {
 }
 
 impl Cut {
-    /// Cuts a matrix whose input is held in registers, into groups of one or two tiles.
+    /// Cuts a matrix whose input is held in registers. Where a block's ring holds all of its tiles, they are computed side
+    /// by side; otherwise two at a time, or one where that keeps the busiest block from more.
     fn held(rows: usize, columns: usize, chip: &Chip) -> Self {
         let n_tiles = rows.div_ceil(TILE_ROWS);
-        // What the busiest block computes decides; of equals, two tiles are computed side by side.
         let busiest = |tiles: usize| n_tiles.div_ceil(tiles).div_ceil(chip.n_sms) * tiles;
         let tiles = if busiest(2) <= busiest(1) { 2 } else { 1 };
         Self::held_in_tiles(n_tiles, columns, chip, tiles)
     }
 
+    /// The same in groups of `tiles`, or of as many as a block has where all fit.
     fn held_in_tiles(n_tiles: usize, columns: usize, chip: &Chip, tiles: usize) -> Self {
         let shares = padded(columns) / COLUMN_STEP <= TWO_BLOCKS_UNITS;
         let pair_ring = chip.pair_ring().filter(|_| shares);
-        Self::in_tiles(n_tiles, columns, chip, tiles, pair_ring.unwrap_or(chip.lone_ring()))
+        let ring = pair_ring.unwrap_or(chip.lone_ring());
+        let all = n_tiles.div_ceil(tiles).div_ceil(chip.n_sms) * tiles;
+        let fits = all <= MAX_HELD_TILES && all <= ring / stage_bytes(columns, chip);
+        let is_whole = padded(columns) / COLUMN_STEP <= chip.longest_stretch();
+        let tiles = if fits && is_whole { all } else { tiles };
+        Self::in_tiles(n_tiles, columns, chip, tiles, ring)
     }
 
     /// Cuts a matrix whose input is read part by part: all tiles of a block share the reading.
@@ -307,7 +315,8 @@ mod tests {
             assert_eq!(own, cut.stages, "{cut:?}");
         }
         assert_eq!((shape.proj.tiles, shape.proj.blocks), (1, 128));
-        assert_eq!((shape.gate_up.groups, shape.gate_up.blocks), (384, 128));
+        assert_eq!((shape.qkv.tiles, shape.qkv.blocks), (4, 128));
+        assert_eq!((shape.gate_up.tiles, shape.gate_up.blocks), (6, 128));
         assert_eq!(shape.head.blocks, 132);
     }
 

@@ -15,6 +15,8 @@ template <int UNITS_, int TILES_, int STAGES_, int GROUPS_, int IN_FLIGHT_> stru
     static constexpr int UNITS = UNITS_, TILES = TILES_, STAGES = STAGES_, IN_FLIGHT = IN_FLIGHT_;
     static constexpr int BATCH = GROUPS_ <= 4 ? GROUPS_ : 2;      // groups whose sums are added at once
     static constexpr int BATCHES = GROUPS_ > BATCH ? 2 : 1;       // of which the next does not wait
+    static constexpr int STORED = TILES % 2 == 0 ? 2 : 1;          // tiles whose sums a thread stores together: a set
+    static constexpr int SETS = BATCH * TILES / STORED;           // such sets of a batch
     static constexpr int STRETCHES = stretches(UNITS), STRETCH = stretch_units(UNITS);
     static constexpr int MOST = TILES == 1 ? 6 : 4;               // units of the input that are read at once, by registers
     static constexpr int PARTS = (STRETCH + MOST - 1) / MOST;     // such parts of a stretch
@@ -154,9 +156,11 @@ __device__ __forceinline__ void multiply_part(Ring<M> &ring, const u8 *stages, R
 template <class M, int UNITS>
 __device__ __forceinline__ void multiply_tiles(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const uint4 *x,
                                                Piece part, float (&sum)[M::TILES][4]) {
+    // Where all weights are at hand nothing but the chains takes time, and all of them run at once.
+    constexpr int AT_ONCE = M::GOES_ROUND ? 2 : M::TILES;
 #pragma unroll
-    for (int tile = 0; tile < M::TILES; tile += 2) {
-        if (tile + 1 < M::TILES) multiply_part<M, 2, UNITS>(ring, stages, place, x, part, &sum[tile]);
+    for (int tile = 0; tile < M::TILES; tile += AT_ONCE) {
+        if (tile + AT_ONCE <= M::TILES) multiply_part<M, AT_ONCE, UNITS>(ring, stages, place, x, part, &sum[tile]);
         else multiply_part<M, 1, UNITS>(ring, stages, place, x, part, &sum[tile]);
     }
 }
@@ -196,9 +200,8 @@ __device__ __forceinline__ void multiply_read(Ring<M> &ring, const u8 *stages, R
     }
 }
 
-// The computing warps. `held` are this warp's units of the input, where they fit into registers. Hands the sums of
-// each group of tiles to
-// `store(group, whether it is of the first batch, token, row in the tile, sums of the tiles)`.
+// The computing warps. `held` are this warp's units of the input, where they fit into registers. Hands sums to
+// `store(set of tiles, which of the thread's in the first batch or -1, token, row in the tile, sums of the set)`.
 template <class M, bool HELD, class Store>
 __device__ __forceinline__ void multiply(Ring<M> &ring, const u8 *stages, Sums<M> &sums,
                                          const uint4 *held, const Rows &rows, Groups own, u32 n_tokens, Store &store) {
@@ -217,24 +220,27 @@ __device__ __forceinline__ void multiply(Ring<M> &ring, const u8 *stages, Sums<M
         if (in_batch % M::BATCH == 0 || group + 1 == own.end) {
             meet();
             const int n_groups = (in_batch - 1) % M::BATCH + 1, token = threadIdx.x % 64 / 8, row = threadIdx.x % 8;
-            const int which = threadIdx.x / 64;
-            if (token < n_tokens && which < n_groups) {
-                float total[M::TILES];
+            const int first = (group + 1 - n_groups) * (M::TILES / M::STORED);
 #pragma unroll
-                for (int tile = 0; tile < M::TILES; ++tile) {
-                    const auto &of = batch[which][tile];
+            for (int i = 0; i < (M::SETS + 3) / 4; ++i) {
+                const int set = threadIdx.x / 64 + i * 4;
+                if (token >= n_tokens || set >= n_groups * (M::TILES / M::STORED)) continue;
+                float total[M::STORED];
+#pragma unroll
+                for (int tile = 0; tile < M::STORED; ++tile) {
+                    const auto &of = batch[set * M::STORED / M::TILES][set * M::STORED % M::TILES + tile];
                     total[tile] = of[0][threadIdx.x % 64];
 #pragma unroll
                     for (int w = 1; w < WARPS; ++w) total[tile] += of[w][threadIdx.x % 64];
                 }
-                store(group + 1 - n_groups + which, group - own.first < M::BATCH, token, row, total);
+                store(first + set, group - own.first < M::BATCH ? i : -1, token, row, total);
             }
             if (in_batch == M::BATCHES * M::BATCH) in_batch = 0;
         }
     }
 }
 
-// The whole kernel, where the input is a row of activations as it lies in memory. `store.begin(first group,
+// The whole kernel, where the input is a row of activations as it lies in memory. `store.begin(first set,
 // tokens)` is told when memory may be read.
 template <class M, class Store>
 __device__ __forceinline__ void multiply_rows(const u8 *weights, int n_tiles, const u16 *x, int stride,
@@ -249,7 +255,7 @@ __device__ __forceinline__ void multiply_rows(const u8 *weights, int n_tiles, co
     if (warp == WARPS) return stream_weights(ring, stages, weights, n_tiles, own, lane);
     const u32 tokens = n_tokens(step);
     wait_for_previous();
-    store.begin(own.first, tokens);
+    store.begin(own.first * (M::TILES / M::STORED), tokens);
     const Rows rows(x, stride, lane / 4 < tokens, lane / 4, lane);
     constexpr bool HELD = M::UNITS * M::TILES <= 8;
     uint4 held[HELD ? M::UNITS : 1];

@@ -11,10 +11,10 @@ extern "C" __global__ void MATVEC_BOUNDS(HIDDEN_UNITS)
 norm_gate_up(Step step, const u8 *weights, const uint4 *norm, const u16 *x, u16 *h) {
     using M = Cut<HIDDEN_UNITS, GATE_UP_TILES, GATE_UP_STAGES, GATE_UP_OWN, GATE_UP_IN_FLIGHT>;
     multiply_norms<M>(weights, GATE_UP_ALL_TILES, x, norm, n_tokens(step), [](u32 token) { return token; },
-                      [&](int group, bool, u32 token, u32 row, const float (&sums)[M::TILES]) {
+                      [&](int set, int, u32 token, u32 row, const float (&sums)[M::STORED]) {
 #pragma unroll
-        for (int pair = 0; pair < M::TILES / 2; ++pair) {
-            const u32 r = (group * (M::TILES / 2) + pair) * 8 + row;
+        for (int pair = 0; pair < M::STORED / 2; ++pair) {
+            const u32 r = (set * (M::STORED / 2) + pair) * 8 + row;
             if (r < INTER) h[(u64)token * INTER_STRIDE + r] = round_one(gated(sums[pair * 2], sums[pair * 2 + 1]));
         }
     });

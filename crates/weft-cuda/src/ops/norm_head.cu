@@ -9,10 +9,10 @@ norm_head(Step step, u32 first, const u8 *weights, const uint4 *norm, const u16 
     using M = Cut<HIDDEN_UNITS, HEAD_TILES, HEAD_STAGES, HEAD_OWN, HEAD_IN_FLIGHT>;
     const u32 outputs = n_outputs(step), count = min(8u, outputs - min(first, outputs));
     multiply_norms<M>(weights, HEAD_ALL_TILES, x, norm, count, [&](u32 i) { return load_fresh(step.outputs + first + i); },
-                      [&](int group, bool, u32 token, u32 row, const float (&sums)[M::TILES]) {
+                      [&](int set, int, u32 token, u32 row, const float (&sums)[M::STORED]) {
 #pragma unroll
-        for (int tile = 0; tile < M::TILES; ++tile) {
-            const u32 r = (group * M::TILES + tile) * 8 + row;
+        for (int tile = 0; tile < M::STORED; ++tile) {
+            const u32 r = (set * M::STORED + tile) * 8 + row;
             if (r < VOCAB) logits[(u64)(first + token) * VOCAB + r] = sums[tile];
         }
     });

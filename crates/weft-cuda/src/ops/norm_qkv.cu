@@ -23,10 +23,10 @@ extern "C" __global__ void MATVEC_BOUNDS(HIDDEN_UNITS)
 norm_qkv(Step step, const u8 *weights, const uint4 *norm, const u16 *x, QkvStore to) {
     using M = Cut<HIDDEN_UNITS, QKV_TILES, QKV_STAGES, QKV_OWN, QKV_IN_FLIGHT>;
     multiply_norms<M>(weights, QKV_ALL_TILES, x, norm, n_tokens(step), [](u32 token) { return token; },
-                      [&](int group, bool, u32 token, u32 row, const float (&sums)[M::TILES]) {
+                      [&](int set, int, u32 token, u32 row, const float (&sums)[M::STORED]) {
 #pragma unroll
-        for (int tile = 0; tile < M::TILES; ++tile) {
-            const u32 r = (group * M::TILES + tile) * 8 + row;
+        for (int tile = 0; tile < M::STORED; ++tile) {
+            const u32 r = (set * M::STORED + tile) * 8 + row;
             if (r < QKV_ROWS) *to.place(token, r) = round_one(to.biased(r, sums[tile]));
         }
     });

@@ -5,25 +5,27 @@ struct AddStore {
 };
 
 // Adds the sums of a few tokens. What they are added to is read while the product is computed, as far as a
-// block's first batch of groups goes: a thread stores the same row of each.
+// block's first batch of groups goes.
 template <class M> struct FewStore {
     AddStore to;
-    u16 before[M::TILES];
-    __device__ __forceinline__ void begin(int first_group, u32 n_tokens) {
+    u16 before[(M::SETS + 3) / 4][M::STORED];
+    __device__ __forceinline__ void begin(int first_set, u32 n_tokens) {
         const u32 token = threadIdx.x % 64 / 8;
 #pragma unroll
-        for (int tile = 0; tile < M::TILES; ++tile) {
-            const u32 r = ((first_group + threadIdx.x / 64) * M::TILES + tile) * 8 + threadIdx.x % 8;
-            before[tile] = token < n_tokens && r < HIDDEN ? load_fresh(to.place(token, r)) : 0;
-        }
-    }
-    __device__ __forceinline__ void operator()(int group, bool first, u32 token, u32 row, const float (&sums)[M::TILES]) {
+        for (int i = 0; i < (M::SETS + 3) / 4; ++i)
 #pragma unroll
-        for (int tile = 0; tile < M::TILES; ++tile) {
-            const u32 r = (group * M::TILES + tile) * 8 + row;
+            for (int tile = 0; tile < M::STORED; ++tile) {
+                const u32 r = ((first_set + threadIdx.x / 64 + i * 4) * M::STORED + tile) * 8 + threadIdx.x % 8;
+                before[i][tile] = token < n_tokens && r < HIDDEN ? load_fresh(to.place(token, r)) : 0;
+            }
+    }
+    __device__ __forceinline__ void operator()(int set, int early, u32 token, u32 row, const float (&sums)[M::STORED]) {
+#pragma unroll
+        for (int tile = 0; tile < M::STORED; ++tile) {
+            const u32 r = (set * M::STORED + tile) * 8 + row;
             if (r < HIDDEN) {
                 u16 *at = to.place(token, r);
-                *at = round_one(widen(first ? before[tile] : load_fresh(at)) + sums[tile]);
+                *at = round_one(widen(early >= 0 ? before[early][tile] : load_fresh(at)) + sums[tile]);
             }
         }
     }
