@@ -103,3 +103,27 @@ fn sections_fit_where_memory_was_taken_for_them() {
     let lanes = [lane(&[0], &[4095], &[0], &spans)];
     assert!(sections(&lanes[0], 0).count() <= lane_sections(&limits));
 }
+
+#[test]
+fn lists_serve_steps_ahead_as_far_as_the_last_section_goes() {
+    let limits = Limits { step_tokens: 8, step_outputs: 8, positions: 512, pages: 24 };
+    let ahead = |spans: &[Span], position: u32, slot: u32| {
+        let (position, slot) = ([position], [slot]);
+        rows_ahead(&Step { lanes: &[lane(&[1], &position, &slot, spans)] }, &limits)
+    };
+    // 100 rows in two pages: up to row 127; with a third and fourth page up to row 255, and never beyond.
+    let mut own = span(3, 100, 0);
+    assert_eq!(ahead(std::slice::from_ref(&own), 99, 4 * 64 + 35), 29);
+    own.pages = (3..9).collect();
+    assert_eq!(ahead(std::slice::from_ref(&own), 99, 4 * 64 + 35), 157);
+    // Not where the token is not the last row of the last span, nor beyond the positions there are.
+    assert_eq!(ahead(std::slice::from_ref(&own), 98, 4 * 64 + 34), 0);
+    let late = Span { position: 411, ..own };
+    assert_eq!(ahead(std::slice::from_ref(&late), 510, 4 * 64 + 35), 2);
+    // The pages of rows to come are in the lists, those of other spans are not.
+    let (spans, position, slot) = ([late], [510], [4 * 64 + 35]);
+    let lanes = [lane(&[1], &position, &slot, &spans)];
+    let mut lists = Lists::default();
+    lists.fill(&Step { lanes: &lanes }, 2, 60);
+    assert_eq!((lists.items[0].pages, lists.items[0].n_rows), ([3, 4, 5, 0], 100));
+}

@@ -298,6 +298,36 @@ fn many_tokens_in_one_launch_are_those_of_one_after_the_other() {
     }
 }
 
+/// The smallest launch of several tokens: what a sanitizer has the patience for.
+#[test]
+fn a_few_tokens_of_a_small_model() {
+    if !gpu_is_there() {
+        return;
+    }
+    let config = sizes("qwen3");
+    let mut devices = [Launches::Persistent, Launches::Graph].map(|way| device(&config, way));
+    let works = works(&config, &mut devices, &vec![(vec![(300, 3)], 1); 2], 5, 8);
+    let [ours, theirs] = &mut devices;
+    let expected = step_by_step(theirs, &config, &works, 3);
+    assert_eq!(in_one_launch(ours, &config, &works, 3, 3), expected);
+}
+
+/// What is chosen by measurement computes what either way does, and says what it was chosen by.
+#[test]
+fn the_faster_way_computes_the_same() {
+    if !gpu_is_there() {
+        return;
+    }
+    let config = sizes("small");
+    let ops = plan(&config);
+    let mut devices = [Launches::Auto, Launches::Graph].map(|way| device(&config, way));
+    let told = devices[0].describe();
+    assert!(told.contains("1×200 rows"), "{told}");
+    let works = works(&config, &mut devices, &vec![(vec![(70, 3)], 1); 2], 5, 0);
+    let [ours, theirs] = devices.each_mut().map(|device| common::run(device, &ops, &works));
+    assert_eq!(ours, theirs);
+}
+
 /// A thousand short launches of random lanes, spans and lengths, ended at random: never a wrong token, never a hang.
 #[test]
 fn launches_ended_at_random_hand_out_the_same_tokens() {
