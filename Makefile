@@ -1,5 +1,5 @@
 # The developer's habits. Users need only cargo, see README.md.
-.PHONY: check test golden eval kernels gpu gpu-bundle
+.PHONY: check test golden eval kernels emulate gpu gpu-bundle
 
 # What CI runs.
 check:
@@ -20,6 +20,10 @@ eval:
 # Compiles every CUDA kernel for every architecture, without a GPU; decode kernels must not spill.
 kernels:
 	LD_LIBRARY_PATH="$$(tools/nvrtc.sh)" WEFT_REQUIRE_NVRTC=1 cargo test --release -p weft-cuda --test compile
+
+# Runs the persistent kernel's source on the CPU, under two orders of blocks and copies; needs g++ on x86-64.
+emulate:
+	tools/emulate/emulate.py
 
 # Tests the CUDA device; fails where there is none.
 gpu:

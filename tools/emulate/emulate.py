@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+"""Runs the persistent kernel's source on the CPU: no GPU, no CUDA, a C++ compiler and cargo.
+
+    tools/emulate/emulate.py [--against REVISION] [--log FILE]
+
+Each case is run with two orders of blocks and copies; everything that was written must be the same. With a revision, its
+kernel is run too, and must leave the same bits after every op. See cuda.h for what is emulated, and what is not.
+"""
+
+import argparse
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+KERNELS = "crates/weft-cuda/src/"
+# Of these only what stands before the kernels themselves is needed.
+UP_TO = {
+    "ops/norm_qkv.cu": "// Computes",
+    "ops/norm_gate_up.cu": "// Computes",
+    "ops/attend.cu": "// The pages of a section in shared memory",
+    "kernels/norm.cuh": "// Computes",
+}
+LEFT_OUT = {"kernels/base.cuh", "kernels/matvec.cuh", "kernels/matmul.cuh", "kernels/bandwidth.cu"} | {
+    f"ops/{name}.cu" for name in ["attend_block", "proj_add", "down_add", "norm_head", "embed", "rope_store"]
+}
+# Machine instructions of the kernel, and what they are here.
+INSTRUCTIONS = [
+    (r'asm volatile\("bar\.sync 1.*?\);', "meet_computing_warps();"),
+    (r'asm volatile\("st\.relaxed\.gpu\.global\.u64 .*?\);(?=\n)', "*at = (u64)number << 32 | value;"),
+    (r'asm volatile\("ld\.relaxed\.gpu\.global\.u64 .*?"memory"\);', "word = *at, let_others_run();"),
+    (r'asm volatile\("ld\.relaxed\.gpu\.global\.v2\.u64 .*?"memory"\);', "words = {at[0], at[1]}, let_others_run();"),
+    (r'asm volatile\("mov\.u64 %0, %globaltimer;".*?\);', "now = emulated_clock_ns();"),
+    (r'asm volatile\("mov\.u32 %0, %%ctaid\.x;".*?\);(?=\n)', "block = blockIdx.x;"),
+    (r'asm volatile\("mov\.u32 %0, %%tid\.x;".*?\);(?=\n)', "thread = threadIdx.x;"),
+    (r'asm volatile\("prefetch\.global\.L2 .*?"memory"\);', "(void)at;"),
+    (r"extern __shared__ .*? ring_memory\[\];", "u8 *ring_memory = current->block->dynamic.data();"),
+    (r"__shared__ BlockShared shared;", "BlockShared &shared = *(BlockShared *)current->block->shared.data();"),
+    (r"while \(copier\.ring\.attended", "while (let_others_run(), copier.ring.attended"),
+    (r"written_before_copies", "before_copies_of_stored"),
+]
+TINY = dict(hidden_size=30, num_attention_heads=6, num_key_value_heads=2, head_dim=10, intermediate_size=37, vocab_size=101)
+ODD = dict(hidden_size=301, num_attention_heads=15, num_key_value_heads=3, head_dim=46, intermediate_size=533, vocab_size=397)
+# Rows of more than twelve units a warp, which are packed in stretches.
+LONG = dict(hidden_size=64, num_attention_heads=8, num_key_value_heads=2, head_dim=16, intermediate_size=3500, vocab_size=61)
+MODELS = {"tiny": ("qwen3", TINY, 8), "bias": ("qwen2", TINY, 8), "odd": ("llama", ODD, 12), "long": ("qwen3", LONG, 6)}
+# Lanes, tokens of a lane, rows before, steps, stages.
+CASES = [(1, 1, 0, 2, 8), (1, 1, 600, 6, 10), (3, 1, 200, 8, 9), (8, 1, 5, 3, 16), (4, 2, 60, 1, 11), (3, 2, 250, 1, 8)]
+
+
+def source(path, revision):
+    """A file of a revision, or as it lies here."""
+    if revision is None:
+        return (ROOT / path).read_text()
+    return subprocess.run(["git", "show", f"{revision}:{path}"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
+def kernel(revision):
+    """The persistent kernel's sources as C++."""
+    parts = []
+    for name in re.findall(r'include_str!\("([^"]+)"\)', source(KERNELS + "kernels.rs", revision)):
+        if name in LEFT_OUT:
+            continue
+        text = source(KERNELS + name, revision)
+        if name in UP_TO:
+            text = text[: text.index(UP_TO[name])]
+        for pattern, here in INSTRUCTIONS:
+            text = re.sub(pattern, lambda _: here, text, flags=re.S)
+        assert "asm volatile" not in text, f"{name} has an instruction that is not emulated"
+        parts.append(f'#line 1 "{name}"\n{text}')
+    return "\n".join(parts)
+
+
+def constants(family, sizes):
+    """What the kernels are compiled with for a model."""
+    config = dict(sizes, model_type=family, num_hidden_layers=2, max_position_embeddings=512, rope_theta=10000.0)
+    config = str(config).replace("'", '"')
+    command = ["cargo", "run", "--quiet", "--release", "-p", "weft-cuda", "--example", "constants", "--", config]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+
+
+def build(folder, model, revision):
+    family, sizes, n_blocks = MODELS[model]
+    (folder / "kernel.inc").write_text(kernel(revision))
+    own = {"N_BLOCKS": n_blocks} | ({"LONGEST_STRETCH": 1000} if revision else {})
+    defines = [define for define in constants(family, sizes) if define.split("=")[0] not in own]
+    defines += [f"{name}={value}" for name, value in own.items()]
+    program = folder / f"{model}-{revision or 'here'}"
+    command = ["g++", "-O2", "-std=c++17", "-w", "-fpermissive", "-fno-strict-aliasing", f"-I{HERE}", f"-I{folder}"]
+    subprocess.run([*command, *(f"-D{define}" for define in defines), str(HERE / "harness.cpp"), "-o", str(program)], check=True)
+    return program
+
+
+def run(program, case, seed):
+    ran = subprocess.run([program, *map(str, case), str(seed)], capture_output=True, text=True, timeout=300)
+    return ran.stdout if ran.returncode == 0 else f"failed: {ran.returncode}\n{ran.stdout[-500:]}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--against", metavar="REVISION", help="whose kernel must leave the same bits; packs without stretches")
+    parser.add_argument("--log", type=argparse.FileType("w"), default=sys.stdout)
+    arguments = parser.parse_args()
+    failures = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for model in MODELS:
+            here = build(pathlib.Path(folder), model, None)
+            there = build(pathlib.Path(folder), model, arguments.against) if arguments.against else None
+            for case in CASES:
+                outputs = [run(here, case, 1), run(here, case, 2)] + ([run(there, case, 1)] if there else [])
+                good = len(set(outputs)) == 1 and not outputs[0].startswith("failed")
+                failures += not good
+                n_hashes = outputs[0].count("\n  ")
+                print(f"{model} {case}: {'same' if good else 'DIFFERENT'}, {n_hashes} hashes", file=arguments.log, flush=True)
+    sys.exit(failures > 0)
+
+
+if __name__ == "__main__":
+    main()

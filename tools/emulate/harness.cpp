@@ -1,0 +1,270 @@
+// Runs the persistent kernel on random weights and prints a hash of everything it wrote: after each prefix of the plan,
+// and after several tokens in one launch. Memory ends where it was asked to, so that a read beyond it is a crash.
+//
+//     harness LANES TOKENS_OF_A_LANE ROWS_BEFORE STEPS STAGES SEED
+//
+// The seed decides in which order blocks run and copies complete; the hashes must not depend on it.
+
+#include "cuda.h"
+
+#include <sys/mman.h>
+
+Fiber *current;
+void *scheduler;
+std::vector<Copy> copies;
+static u64 emulated_clock_ns() {
+    static u64 now;
+    return now += 100'000'000;
+}
+#include "kernel.inc"
+
+constexpr int PAGES = 40, POSITIONS = 2048, MOST_PARTS = 64;
+constexpr size_t STACK_BYTES = 64 << 10, DYNAMIC_BYTES = 300'000;
+
+struct Random {
+    u64 state;
+    u32 next() {
+        state = state * 6364136223846793005ull + 1442695040888963407ull;
+        return (u32)(state >> 40);
+    }
+    float number() { return ((int)next() % 2001 - 1000) / 1000.0f; }
+};
+static Random weights_from{1}, schedule{1};
+
+template <class T> static T *guarded(size_t n) {
+    const size_t bytes = (n * sizeof(T) + 15) / 16 * 16, whole = (bytes + 4095) / 4096 * 4096;
+    u8 *at = (u8 *)mmap(nullptr, whole + 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    mprotect(at, 4096, PROT_NONE);
+    mprotect(at + 4096 + whole, 4096, PROT_NONE);
+    return (T *)(at + 4096 + whole - bytes);
+}
+
+// A matrix packed as pack.rs packs it.
+struct Packed {
+    int stride;
+    u16 *values;
+    Packed(int rows, int columns) : stride((columns + 255) / 256 * 256), values(guarded<u16>((size_t)(rows + 127) / 128 * 128 * stride)) {}
+    void set(int row, int column, float value) {
+        const int unit = row / 8 * (stride / 32) + place_of_unit(column / 32, stride / 256);
+        values[(size_t)unit * 256 + (row % 8 * 4 + column % 32 / 8) * 8 + column % 8] = to_bf16(value);
+    }
+    const u8 *bytes() const { return (const u8 *)values; }
+};
+static Packed random_matrix(int rows, int columns, float size) {
+    Packed matrix(rows, columns);
+    for (int row = 0; row < rows; ++row)
+        for (int column = 0; column < columns; ++column) matrix.set(row, column, weights_from.number() * size);
+    return matrix;
+}
+static Packed random_gate_up(float size) {
+    Packed matrix((INTER + 7) / 8 * 16, HIDDEN);
+    for (int row = 0; row < INTER; ++row)
+        for (int column = 0; column < 2 * HIDDEN; ++column)
+            matrix.set(row / 8 * 16 + column / HIDDEN * 8 + row % 8, column % HIDDEN, weights_from.number() * size);
+    return matrix;
+}
+static u16 *random_vector(int n, float around) {
+    u16 *values = guarded<u16>((n + 255) / 256 * 256);
+    for (int i = 0; i < n; ++i) values[i] = to_bf16(around + weights_from.number() * 0.3f);
+    return values;
+}
+
+// ---- the model ---------------------------------------------------------------------------------
+static constexpr size_t KV_VALUES = (size_t)PAGES * KV_HEADS * 2 * PAGE_SIDE;
+static LayerAddresses random_layer() {
+    const float of_hidden = 1.7f / sqrtf(HIDDEN);
+    LayerAddresses layer;
+    layer.attention_norm = (const uint4 *)random_vector(HIDDEN, 1);
+    layer.qkv = random_matrix(QKV_ROWS, HIDDEN, of_hidden).bytes();
+    layer.bias = random_vector(QKV_ROWS, 0);
+    layer.q_norm = random_vector(HEAD_DIM, 1);
+    layer.k_norm = random_vector(HEAD_DIM, 1);
+    layer.o = random_matrix(HIDDEN, Q_WIDTH, 1.7f / sqrtf(Q_WIDTH)).bytes();
+    layer.mlp_norm = (const uint4 *)random_vector(HIDDEN, 1);
+    layer.gate_up = random_gate_up(of_hidden).bytes();
+    layer.down = random_matrix(HIDDEN, INTER, 1.7f / sqrtf(INTER)).bytes();
+    layer.kv = guarded<u16>(KV_VALUES);
+    for (size_t i = 0; i < KV_VALUES; ++i) layer.kv[i] = to_bf16(weights_from.number());
+    return layer;
+}
+static const float2 *rotations() {
+    float2 *table = guarded<float2>(POSITIONS * HALF_DIM);
+    for (int position = 0; position < POSITIONS; ++position)
+        for (int d = 0; d < HALF_DIM; ++d) {
+            const double angle = position * pow(10000.0, -(double)d / HALF_DIM);
+            table[position * HALF_DIM + d] = {(float)cos(angle), (float)sin(angle)};
+        }
+    return table;
+}
+
+// ---- the lists of a step -----------------------------------------------------------------------
+struct Lists {
+    u32 counts[8] = {}, tokens[8] = {}, positions[8] = {}, outputs[8] = {}, partials[16] = {};
+    std::vector<Item> items;
+    int n_pages = 0, n_partials = 0;
+
+    // A lane of one span with `rows` rows, the last `n` of which are of this step.
+    void add_lane(int lane, int rows, int n, int room) {
+        const int n_pages_of_lane = (rows + room + 63) / 64, first_item = items.size();
+        for (int section = 0; section < (rows + 255) / 256; ++section) {
+            Item item = {};
+            for (int page = 0; page < 4; ++page) item.pages[page] = n_pages + std::min(section * 4 + page, n_pages_of_lane - 1);
+            items.push_back(item);
+        }
+        for (int position = rows - n; position < rows; ++position) {
+            const u32 token = counts[0]++, n_parts = position / 256 + 1;
+            tokens[token] = (token * 13 + 5) % VOCAB;
+            positions[token] = position;
+            partials[token * 2] = n_parts, partials[token * 2 + 1] = n_partials;
+            for (u32 section = 0; section < n_parts; ++section) {
+                Item &item = items[first_item + section];
+                const u32 seen = std::min(256u, position + 1 - section * 256);
+                item.queries[item.n_queries++] = {(u16)token, (u16)n_parts, seen, (u32)position, n_partials + section};
+                item.n_rows = std::max(item.n_rows, seen);
+            }
+            Item &own = items[first_item + position / 256];
+            own.stores[own.n_stores++] = token << 16 | position % 256;
+            n_partials += n_parts;
+        }
+        outputs[lane] = counts[0] - 1;
+        counts[1] = lane + 1, counts[2] = items.size();
+        n_pages += n_pages_of_lane;
+    }
+};
+
+// ---- running -----------------------------------------------------------------------------------
+static std::vector<Fiber> fibers;
+static std::vector<EmulatedBlock> blocks(N_BLOCKS);
+static const Launch *launched;
+static void thread_main() {
+    decode(*launched);
+    current->done = true;
+    for (;;) let_others_run();
+}
+static void begin_fiber(Fiber &fiber) {
+    u64 *top = (u64 *)((uintptr_t)((u8 *)fiber.stack + STACK_BYTES - 64) & ~15ull);
+    *--top = 0; // nobody returns from a thread's first function
+    *--top = (u64)(void *)thread_main;
+    for (int saved = 0; saved < 6; ++saved) *--top = 0;
+    fiber.stack_pointer = top, fiber.done = false;
+}
+static void complete_some_copies() {
+    for (size_t i = 0; i < copies.size();) {
+        if (schedule.next() % 4 != 0) {
+            ++i;
+            continue;
+        }
+        const Copy done = copies[i];
+        memcpy(done.to, done.from, done.bytes);
+        ((Barrier *)done.barrier)->copies_and_phase -= (done.bytes / 16) << 1;
+        ((Barrier *)done.barrier)->turn();
+        copies[i] = copies.back();
+        copies.pop_back();
+    }
+}
+static void run(const Launch &launch) {
+    launched = &launch;
+    for (EmulatedBlock &block : blocks) {
+        std::fill(block.dynamic.begin(), block.dynamic.end(), 0xab);
+        std::fill(block.shared.begin(), block.shared.end(), 0xcd);
+    }
+    for (Fiber &fiber : fibers) begin_fiber(fiber);
+    for (size_t left = fibers.size(); left > 0;) {
+        for (u32 block = 0; block < N_BLOCKS; ++block) {
+            if (schedule.next() % 4 == 0) continue;
+            for (u32 thread = 0; thread < 288; ++thread) {
+                current = &fibers[block * 288 + thread];
+                if (current->done) continue;
+                switch_stacks(&scheduler, current->stack_pointer);
+                left -= current->done;
+            }
+        }
+        complete_some_copies();
+    }
+    if (!copies.empty()) printf("copies are on their way when all blocks are gone\n"), exit(1);
+}
+
+static void tell(const char *what, const void *at, size_t bytes) {
+    u64 hash = 1469598103934665603ull;
+    for (size_t i = 0; i < bytes; ++i) hash = (hash ^ ((const u8 *)at)[i]) * 1099511628211ull;
+    printf("  %s %016llx\n", what, hash);
+}
+static void tell_all(const Launch &launch, const Lists &lists, const std::vector<LayerAddresses> &layers) {
+    const u32 n = lists.counts[0];
+    const PlainBuffers &plain = launch.plain;
+    tell("x", plain.x, n * HIDDEN_STRIDE * 2);
+    tell("q", plain.qkv.q, n * Q_WIDTH * 2);
+    tell("k", plain.qkv.k, n * KV_WIDTH * 2);
+    tell("v", plain.qkv.v, n * KV_WIDTH * 2);
+    tell("a", plain.a, n * Q_STRIDE * 2);
+    tell("h", plain.h, n * INTER_STRIDE * 2);
+    for (const LayerAddresses &layer : layers) tell("kv", layer.kv, KV_VALUES * 2);
+    tell("shares", launch.shares, lists.n_partials * HEADS * 4);
+    tell("logits", launch.logits, (size_t)lists.counts[1] * VOCAB * 4);
+}
+
+int main(int, char **arguments) {
+    const int n_lanes = atoi(arguments[1]), n = atoi(arguments[2]), before = atoi(arguments[3]), n_steps = atoi(arguments[4]);
+    schedule.state += 977 * atoi(arguments[6]);
+    fibers.resize(N_BLOCKS * 288);
+    for (u32 i = 0; i < fibers.size(); ++i) {
+        EmulatedBlock &block = blocks[i / 288];
+        block.index = i / 288;
+        block.shared.resize(sizeof(BlockShared)), block.dynamic.resize(DYNAMIC_BYTES);
+        fibers[i] = {nullptr, aligned_alloc(4096, STACK_BYTES), &block, i % 288, false};
+    }
+    Lists lists;
+    for (int lane = 0; lane < n_lanes; ++lane) lists.add_lane(lane, before + 37 * lane + n, n, n_steps);
+    if (lists.n_pages > PAGES || lists.n_partials > MOST_PARTS || lists.counts[0] > 8) return printf("too large\n"), 1;
+
+    const Packed embedding = random_matrix(VOCAB, HIDDEN, 1), head = random_matrix(VOCAB, HIDDEN, 1.7f / sqrtf(HIDDEN));
+    std::vector<LayerAddresses> layers;
+    std::vector<std::vector<u16>> stored;
+    for (int layer = 0; layer < LAYERS; ++layer) {
+        layers.push_back(random_layer());
+        stored.emplace_back(layers[layer].kv, layers[layer].kv + KV_VALUES);
+    }
+    std::vector<u32> ops = {EMBED};
+    for (u32 layer = 0; layer < LAYERS; ++layer)
+        for (u32 kind = NORM_QKV; kind <= DOWN_ADD; ++kind) ops.push_back(kind | layer << 8);
+    ops.push_back(NORM_HEAD);
+
+    u32 given_up = ~0u;
+    Launch launch = {};
+    launch.step = {lists.counts, lists.tokens, lists.positions, lists.positions, nullptr, lists.outputs, lists.partials, (const u32 *)lists.items.data()};
+    launch.layers = layers.data(), launch.ops = ops.data();
+    launch.embedding = embedding.bytes(), launch.head = head.bytes();
+    launch.final_norm = (const uint4 *)random_vector(HIDDEN, 1), launch.rope = rotations();
+    launch.x = guarded<u64>(8 * HIDDEN_STRIDE / 2), launch.qkv = guarded<u64>(8 * QKV_WORDS);
+    launch.a = guarded<u64>(8 * Q_STRIDE / 2), launch.h = guarded<u64>(8 * INTER_STRIDE / 2);
+    launch.part_sums = guarded<u64>(MOST_PARTS * HEADS * DIM), launch.part_weights = guarded<u64>(MOST_PARTS * HEADS * 4);
+    launch.candidates = guarded<u64>(8 * N_BLOCKS * 2);
+    launch.plain.x = guarded<u16>(8 * HIDDEN_STRIDE), launch.plain.qkv.q = guarded<u16>(8 * Q_WIDTH);
+    launch.plain.qkv.k = guarded<u16>(8 * KV_WIDTH), launch.plain.qkv.v = guarded<u16>(8 * KV_WIDTH);
+    launch.plain.a = guarded<u16>(8 * Q_STRIDE), launch.plain.h = guarded<u16>(8 * INTER_STRIDE);
+    launch.logits = guarded<float>(8 * VOCAB), launch.shares = guarded<float>(MOST_PARTS * HEADS);
+    launch.given_up = &given_up, launch.mailbox = (Mailbox *)guarded<u64>(1 + 8 * n_steps);
+    launch.withheld = ~0u, launch.n_stages = atoi(arguments[5]);
+    launch.x_units = std::max(HIDDEN_UNITS * (int)lists.counts[0], 32);
+
+    const auto run_and_tell = [&](u32 n_ops, u32 steps, bool feeds) {
+        for (int layer = 0; layer < LAYERS; ++layer) std::copy(stored[layer].begin(), stored[layer].end(), layers[layer].kv);
+        launch.n_ops = n_ops, launch.n_steps = steps, launch.feeds = feeds;
+        run(launch);
+        launch.number += n_ops * steps;
+        printf("%u ops, %u tokens of a lane\n", n_ops, steps);
+        tell_all(launch, lists, layers);
+    };
+    for (u32 n_ops = 1; n_ops <= ops.size(); ++n_ops) run_and_tell(n_ops, 1, false);
+    if (n == 1) {
+        run_and_tell(ops.size(), n_steps, true);
+        for (int lane = 0; lane < n_lanes; ++lane) {
+            const float *row = launch.logits + lane * VOCAB;
+            const u32 best = std::max_element(row, row + VOCAB) - row;
+            if ((u32)launch.mailbox->tokens[(n_steps - 1) * 8 + lane] != best) printf("a token is not the best\n"), exit(1);
+        }
+    }
+    for (int i = 0; i < n_lanes * VOCAB; ++i)
+        if (!std::isfinite(launch.logits[i])) printf("a logit is not a number\n"), exit(1);
+    return launch.mailbox->fault != 0;
+}
