@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Builds the CUDA device's test programs and `weft`, stripped, into a folder that can be copied to a
-# machine with a GPU. Run there: `WEFT_REQUIRE_GPU=1 ./parity` and `./persistent` in the folder.
+# machine with a GPU. Run there: `WEFT_REQUIRE_GPU=1 ./parity` in the folder, `./sampling` and `./persistent`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 to="${1:-target/gpu}"
 mkdir -p "$to"
 cargo build --release --locked -p weft-cli --bin weft
 install -m 755 target/release/weft "$to/weft"
-for name in parity persistent; do
+for name in parity sampling persistent; do
     test="$(cargo test --release --locked -p weft-cuda --test "$name" --no-run --message-format=json |
         python3 -c 'import json, sys
 for line in sys.stdin:
@@ -20,4 +20,6 @@ for name in op_times decode_times; do
     cargo build --release --locked -p weft-cuda --example "$name"
     install -m 755 "target/release/examples/$name" "$to/$name"
 done
-strip "$to"/{weft,parity,persistent,op_times,decode_times}
+strip "$to"/{weft,parity,sampling,persistent,op_times,decode_times}
+# What compares with transformers, see their first lines.
+cp -r tools/peers tools/peers.py tools/teacher_forced.py "$to/"

@@ -6,6 +6,7 @@ import unittest
 from pathlib import Path
 
 import openai
+import pydantic
 
 URL = os.environ["WEFT_URL"]
 DOCUMENT = (Path(__file__).parents[2] / "assets/demo/krogaste.txt").read_text()
@@ -124,6 +125,22 @@ class Chat(unittest.TestCase):
         said = json.loads(self.chat(response_format=form).choices[0].message.content)
         self.assertIsInstance(said["large"], bool)
 
+    def test_a_parsed_answer(self):
+        class Ship(pydantic.BaseModel):
+            name: str = pydantic.Field(max_length=8)
+            large: bool
+
+        answer = client().chat.completions.parse(
+            model="weft-tiny", messages=MESSAGES, response_format=Ship
+        )
+        self.assertIsInstance(answer.choices[0].message.parsed.large, bool)
+
+    def test_usage_in_a_stream(self):
+        chunks = list(self.chat(stream=True, stream_options={"include_usage": True}))
+        self.assertTrue(all("usage" in chunk.model_fields_set for chunk in chunks))
+        self.assertEqual([chunk.usage is not None for chunk in chunks].count(True), 1)
+        self.assertTrue(all(chunk.system_fingerprint for chunk in chunks))
+
     def test_tools(self):
         answer = self.chat(tools=[TOOL], tool_choice="required")
         call = answer.choices[0].message.tool_calls[0]
@@ -166,6 +183,16 @@ class Completions(unittest.TestCase):
         pieces = client().completions.create(stream=True, **more)
         joined = "".join(piece.choices[0].text for piece in pieces)
         self.assertEqual(joined, whole.choices[0].text)
+
+    def test_logprobs(self):
+        for top in (0, 3):
+            more = {"prompt": "Größe", "echo": True, "max_tokens": 2, "logprobs": top}
+            answer = client().completions.create(model="weft-tiny", **more)
+            logprobs = answer.choices[0].logprobs
+            self.assertIsNone(logprobs.token_logprobs[0])
+            for token, likely in list(zip(logprobs.tokens, logprobs.top_logprobs))[1:]:
+                self.assertIn(token, likely)
+                self.assertIn(len(likely), (max(top, 1), top + 1))
 
 
 if __name__ == "__main__":

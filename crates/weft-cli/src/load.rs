@@ -17,7 +17,7 @@ use weft_cuda::{CudaDevice, CudaError, Launches};
 use crate::args::{CacheArgs, DeviceKind, Kernels, ModelArgs};
 use crate::bundled;
 use crate::error::CliError;
-use crate::memory::{CONTEXTS, Need};
+use crate::memory::{CONTEXTS, Need, Where};
 use crate::pull;
 use crate::self_test;
 use crate::size;
@@ -80,8 +80,8 @@ pub(crate) fn load_model(
     let start = Instant::now();
     let (kind, tested) = choose_device(args, &model.config)?;
     let context = context(args, &model.config)?;
-    let need =
-        Need::new(&model.config, context, cache.kv_memory, cache.contexts.unwrap_or(CONTEXTS))?;
+    let contexts = cache.contexts.unwrap_or(CONTEXTS);
+    let need = Need::new(&model.config, context, cache.kv_memory, contexts, kind.place()?)?;
     need.check_fits()?;
 
     let bar = terminal::bar(args.quiet, need.weights, "loading", true);
@@ -92,12 +92,15 @@ pub(crate) fn load_model(
     terminal::note(
         args.quiet,
         &format!(
-            "{} {} · {}{tested} · {} of weights, {} of KV, context {} · loaded in {:.1} s",
+            "{} {} · {}{tested} · {} of weights + {} of KV + {} of scratch = {}, context {} · \
+             loaded in {:.1} s",
             model.config.family,
             size::count(model.config.parameters()),
             engine.device().describe(),
             size::bytes(need.weights),
             size::bytes(need.kv),
+            size::bytes(need.scratch),
+            size::bytes(need.total()),
             need.limits.positions,
             start.elapsed().as_secs_f64()
         ),
@@ -115,6 +118,14 @@ enum Chosen {
 }
 
 impl Chosen {
+    /// Whose memory it takes.
+    fn place(&self) -> Result<Where, CliError> {
+        match self {
+            Self::Cuda(_) => gpu_memory(),
+            Self::Cpu | Self::Reference => Ok(Where::Machine),
+        }
+    }
+
     fn make(
         &self,
         config: &Config,
@@ -135,6 +146,12 @@ impl Chosen {
             }
         }
     }
+}
+
+/// What is free on the GPU.
+pub(crate) fn gpu_memory() -> Result<Where, CliError> {
+    let facts = weft_cuda::probe().map_err(|error| CliError::Gpu(error.to_string()))?;
+    Ok(Where::Gpu { free: facts.free_bytes as u64 })
 }
 
 /// Puts a model on the GPU.

@@ -7,8 +7,9 @@ use weft::kv::{PAGE_ROWS, pages_for};
 use crate::error::CliError;
 use crate::size;
 
-/// Tokens of a prompt that one step runs.
-const BLOCK_TOKENS: usize = 256;
+/// Tokens of a prompt that one step runs on the CPU, and on a GPU, which wants more to do at once.
+const CPU_BLOCK_TOKENS: usize = 256;
+const GPU_BLOCK_TOKENS: usize = 2048;
 
 /// Each piece of a prompt may leave its last page partly filled.
 const SLACK_PAGES: usize = 32;
@@ -19,12 +20,34 @@ pub(crate) const CONTEXTS: usize = 2;
 /// The share of the free memory that KV pages take unasked.
 const FREE_SHARE: u64 = 4;
 
+/// Whose memory a model is put into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Where {
+    /// This machine's.
+    Machine,
+    /// The GPU's, of which so much is free.
+    Gpu {
+        /// Bytes.
+        free: u64,
+    },
+}
+
+impl Where {
+    fn free(self) -> Option<u64> {
+        match self {
+            Self::Machine => available_memory(),
+            Self::Gpu { free } => Some(free),
+        }
+    }
+}
+
 /// The memory a model takes.
 pub(crate) struct Need {
     pub(crate) limits: Limits,
     pub(crate) weights: u64,
     pub(crate) kv: u64,
-    scratch: u64,
+    pub(crate) scratch: u64,
+    place: Where,
 }
 
 impl Need {
@@ -34,46 +57,72 @@ impl Need {
         context: usize,
         kv_memory: Option<u64>,
         contexts: usize,
+        place: Where,
     ) -> Result<Self, CliError> {
-        let page_bytes = PAGE_ROWS as u64 * config.kv_bytes_per_token(config.dtype);
+        let (step_tokens, page_bytes) = match place {
+            Where::Machine => {
+                (CPU_BLOCK_TOKENS, PAGE_ROWS as u64 * config.kv_bytes_per_token(config.dtype))
+            }
+            Where::Gpu { .. } => (GPU_BLOCK_TOKENS, weft_cuda::page_bytes(config)),
+        };
         let limits = Limits {
-            step_tokens: BLOCK_TOKENS,
+            step_tokens,
             step_outputs: MAX_LANES + 8,
             positions: context,
-            pages: pages(context, contexts, page_bytes, kv_memory, available_memory())?,
+            pages: pages(context, contexts, page_bytes, kv_memory, place.free())?,
         };
+        Ok(match place {
+            Where::Machine => Self::on_machine(config, limits),
+            Where::Gpu { .. } => {
+                let weft_cuda::Need { weights, kv, scratch } = weft_cuda::Need::of(config, &limits);
+                Self { limits, weights, kv, scratch, place }
+            }
+        })
+    }
+
+    fn on_machine(config: &Config, limits: Limits) -> Self {
         let row =
             config.hidden + 2 * config.q_width() + 2 * config.kv_width() + config.intermediate;
         let activations = limits.step_tokens * row * config.dtype.bytes();
-        let tables = 2 * context * config.head_dim * 4;
+        let tables = 2 * limits.positions * config.head_dim * 4;
         let logits = limits.step_outputs * config.vocab * 4;
-        Ok(Self {
+        let page_bytes = PAGE_ROWS as u64 * config.kv_bytes_per_token(config.dtype);
+        Self {
             limits,
             weights: config.parameters() * config.dtype.bytes() as u64,
             kv: limits.pages as u64 * page_bytes,
             scratch: (activations + tables + logits) as u64,
-        })
+            place: Where::Machine,
+        }
     }
 
     pub(crate) fn total(&self) -> u64 {
         self.weights + self.kv + self.scratch
     }
 
-    /// Refuses what the machine cannot hold, before the system kills somebody for it.
+    /// Refuses what the memory cannot hold, before the system kills somebody for it.
     pub(crate) fn check_fits(&self) -> Result<(), CliError> {
-        let Some(free) = available_memory() else { return Ok(()) };
-        if self.total() <= free {
-            return Ok(());
+        match self.place.free() {
+            Some(free) if self.total() > free => Err(self.too_large(free)),
+            _ => Ok(()),
         }
-        Err(CliError::Memory(format!(
-            "the model needs {} ({} of weights, {} of KV for contexts of {} tokens) and {} are \
-             free; lower --ctx-size or --kv-memory, or take a smaller model",
+    }
+
+    fn too_large(&self, free: u64) -> CliError {
+        let whose = match self.place {
+            Where::Machine => "",
+            Where::Gpu { .. } => " on the GPU",
+        };
+        CliError::Memory(format!(
+            "the model needs {} ({} of weights, {} of KV for contexts of {} tokens, {} of scratch) \
+             and {} are free{whose}; lower --ctx-size or --kv-memory, or take a smaller model",
             size::bytes(self.total()),
             size::bytes(self.weights),
             size::bytes(self.kv),
             self.limits.positions,
+            size::bytes(self.scratch),
             size::bytes(free),
-        )))
+        ))
     }
 }
 
@@ -125,6 +174,21 @@ fn machine_memory() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use weft::shapes;
+
+    #[test]
+    fn what_is_put_on_a_gpu_is_held_against_its_memory() {
+        let config = shapes::config("qwen3-8b").unwrap();
+        let need = |free| Need::new(&config, 8192, None, 2, Where::Gpu { free }).unwrap();
+        need(24 << 30).check_fits().unwrap();
+        let refused = need(12 << 30).check_fits().unwrap_err().to_string();
+        assert!(refused.contains("12.9 GB are free on the GPU"), "{refused}");
+        assert!(refused.contains("16.4 GB of weights"), "{refused}");
+        // Whatever this machine has: a GPU of a terabyte holds the largest.
+        let config = shapes::config("qwen3-32b").unwrap();
+        let need = Need::new(&config, 8192, None, 2, Where::Gpu { free: 1 << 40 }).unwrap();
+        need.check_fits().unwrap();
+    }
 
     #[test]
     fn pages_hold_two_contexts_a_quarter_of_the_memory_and_never_less_than_one() {

@@ -1,12 +1,14 @@
 //! The self-test: does a device compute, on this machine, what the reference device defines?
 
 use std::fmt;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use weft::config::Config;
-use weft::device::{Device, Lane, Limits, MAX_LANES, Outputs, Span, Step};
-use weft::plan::plan;
+use weft::device::{Buffer, Device, Lane, Limits, MAX_LANES, Outputs, Span, Step};
+use weft::plan::{Op, plan};
 use weft::reference;
+use weft::sampling::{Sampler, Sampling};
 use weft::weights::RandomWeights;
 use weft_cpu::{CpuDevice, Options};
 use weft_cuda::CudaDevice;
@@ -46,58 +48,219 @@ pub(crate) fn run_cuda() -> Result<Passed, String> {
     })
 }
 
-/// A small model of random weights: on the device a prompt must give the same bits whether it is
-/// run at once or token by token, and what the reference device gives but for rounding.
+/// A small model of random weights. Each op, on the reference device's own inputs, must give what the
+/// reference gives; a prompt must give the same bits whether it is run at once or token by token, and what
+/// the reference gives but for rounding; and where the device chooses tokens, the sampler's.
 fn run_on(
     make: impl FnOnce(&Config, &RandomWeights, Limits) -> Result<Box<dyn Device>, String>,
 ) -> Result<Passed, String> {
     let start = Instant::now();
-    let broken = |what: &str| {
+    let tested = test(make);
+    let device = tested.map_err(|what| {
         format!("{what}; the build or the machine is faulty: rebuild, then test the memory")
-    };
-    let config = Config::from_json(TEST_MODEL).map_err(|error| broken(&error.to_string()))?;
+    })?;
+    Ok(Passed { device, time: start.elapsed() })
+}
+
+fn test(
+    make: impl FnOnce(&Config, &RandomWeights, Limits) -> Result<Box<dyn Device>, String>,
+) -> Result<String, String> {
+    let config = Config::from_json(TEST_MODEL).map_err(|error| error.to_string())?;
     let weights = RandomWeights::new(&config, 1);
     let limits = Limits { step_tokens: 16, step_outputs: MAX_LANES, positions: 64, pages: 1 };
-    let mut device = make(&config, &weights, limits).map_err(|error| broken(&error))?;
-    let mut tested = |block| prefill(&mut *device, &config, block).map_err(|error| broken(&error));
-    let logits = tested(12)?;
-    if tested(1)? != logits {
-        return Err(broken("a prompt cut differently gives other bits"));
-    }
+    let mut device = make(&config, &weights, limits)?;
     let mut reference = reference::open(&config, &weights, limits).map_err(|e| e.to_string())?;
-    let defined = prefill(&mut *reference, &config, 12).map_err(|error| broken(&error))?;
-    let size = defined.iter().fold(0.0_f32, |max, logit| max.max(logit.abs()));
-    let is_near = |(a, b): (&f32, &f32)| (a - b).abs() <= TOLERANCE * size;
-    if !logits.iter().zip(&defined).all(is_near) {
-        return Err(broken("the device does not compute what the reference does"));
+    for range in [0..N_TOKENS, N_TOKENS - 1..N_TOKENS] {
+        compare_ops(&mut *device, &mut *reference, &config, range)?;
     }
-    Ok(Passed { device: device.describe(), time: start.elapsed() })
+    let logits = prefill(&mut *device, &config, N_TOKENS)?;
+    if prefill(&mut *device, &config, 1)? != logits {
+        return Err("a prompt cut differently gives other bits".to_owned());
+    }
+    let defined = prefill(&mut *reference, &config, N_TOKENS)?;
+    if !are_near(&logits, &defined, TOLERANCE) {
+        return Err("the device does not compute what the reference does".to_owned());
+    }
+    check_choice(&mut *device, &config)?;
+    Ok(device.describe())
+}
+
+const BUFFERS: [Buffer; 6] = [Buffer::X, Buffer::Q, Buffer::K, Buffer::V, Buffer::A, Buffer::H];
+
+/// Runs the plan op by op on both devices, each op on what the reference has.
+fn compare_ops(
+    device: &mut dyn Device,
+    reference: &mut dyn Device,
+    config: &Config,
+    range: Range<usize>,
+) -> Result<(), String> {
+    let prompt = Prompt::new();
+    prompt.step(range.clone(), |step| {
+        for op in plan(config) {
+            for buffer in BUFFERS {
+                device.write(buffer, &reference.read(buffer));
+            }
+            device.run(&[op], step).map_err(|error| error.to_string())?;
+            reference.run(&[op], step).map_err(|error| error.to_string())?;
+            for buffer in BUFFERS {
+                let n = width(config, buffer) * step.n_tokens();
+                let (ours, theirs) = (device.read(buffer), reference.read(buffer));
+                if !are_near(&ours[..n], &theirs[..n], OP_TOLERANCE) {
+                    return Err(format!("{op} does not compute what the reference does"));
+                }
+            }
+            if let Op::RopeStore { layer } = op {
+                for slot in range.clone().map(|slot| slot as u32) {
+                    let (k, v) = reference.kv_row(layer, slot);
+                    let (our_k, our_v) = device.kv_row(layer, slot);
+                    if !are_near(&our_k, &k, OP_TOLERANCE) || our_v != v {
+                        return Err(format!("{op} does not store what the reference does"));
+                    }
+                    device.write_kv_row(layer, slot, &k, &v);
+                }
+            }
+        }
+        if !are_near(device.logits(0), reference.logits(0), OP_TOLERANCE) {
+            return Err("norm_head does not compute what the reference does".to_owned());
+        }
+        Ok(())
+    })
+}
+
+/// A device that chooses tokens chooses the sampler's.
+fn check_choice(device: &mut dyn Device, config: &Config) -> Result<(), String> {
+    let drawn =
+        Sampling { temperature: 0.8, top_k: 20, top_p: 0.9, seed: 1, ..Sampling::default() };
+    for settings in [Sampling { temperature: 0.0, ..Sampling::default() }, drawn] {
+        let sampler = Sampler::new(&settings, &[], &[], config.vocab).map_err(|e| e.to_string())?;
+        Prompt::new().step(N_TOKENS - 1..N_TOKENS, |step| {
+            let decoded = device.decode(&plan(config), step, &[Some(&sampler)], 0);
+            decoded.map_err(|error| error.to_string())
+        })?;
+        let Some(token) = device.chosen(0) else { continue };
+        let defined = sampler.clone().sample(device.logits(0)).map_err(|e| e.to_string())?;
+        if token != defined.token {
+            return Err("the device does not choose the token that the sampler does".to_owned());
+        }
+    }
+    Ok(())
+}
+
+fn are_near(ours: &[f32], theirs: &[f32], tolerance: f32) -> bool {
+    let size = theirs.iter().fold(0.0_f32, |max, value| max.max(value.abs()));
+    ours.iter().zip(theirs).all(|(a, b)| (a - b).abs() <= tolerance * size)
+}
+
+fn width(config: &Config, buffer: Buffer) -> usize {
+    match buffer {
+        Buffer::X => config.hidden,
+        Buffer::Q | Buffer::A => config.q_width(),
+        Buffer::K | Buffer::V => config.kv_width(),
+        Buffer::H => config.intermediate,
+    }
 }
 
 /// How far two ways of rounding may lie apart after two layers, as a share of the largest logit.
 const TOLERANCE: f32 = 0.1;
 
+/// And after one op: two roundings to bf16 of the largest value.
+const OP_TOLERANCE: f32 = 0.02;
+
+/// Tokens of the test's prompt: more than the kernels for few tokens take.
+const N_TOKENS: usize = 12;
+
 const TEST_MODEL: &[u8] = br#"{"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 96,
     "vocab_size": 256, "max_position_embeddings": 64, "rope_theta": 1e6, "tie_word_embeddings": true}"#;
 
-/// Runs 12 tokens in blocks and gives the last one's logits.
-fn prefill(device: &mut dyn Device, config: &Config, block: usize) -> Result<Vec<f32>, String> {
-    let tokens: Vec<u32> = (0..12).map(|i| i * 19 % 256).collect();
-    let rows: Vec<u32> = (0..12).collect();
-    let ops = plan(config);
-    for start in (0..tokens.len()).step_by(block) {
-        let range = start..(start + block).min(tokens.len());
+/// The test's prompt, in the first page.
+struct Prompt {
+    tokens: Vec<u32>,
+    rows: Vec<u32>,
+}
+
+impl Prompt {
+    fn new() -> Self {
+        let rows: Vec<u32> = (0..N_TOKENS as u32).collect();
+        Self { tokens: rows.iter().map(|row| row * 19 % 256).collect(), rows }
+    }
+
+    /// Calls `run` with a step of the tokens in `range`.
+    fn step<R>(&self, range: Range<usize>, run: impl FnOnce(&Step<'_>) -> R) -> R {
         let span = Span { pages: vec![0], len: range.end, home_position: 0, position: 0 };
+        let rows = &self.rows[range.clone()];
         let lane = Lane {
-            tokens: &tokens[range.clone()],
-            positions: &rows[range.clone()],
-            key_positions: &rows[range.clone()],
-            store_at: &rows[range],
+            tokens: &self.tokens[range],
+            positions: rows,
+            key_positions: rows,
+            store_at: rows,
             spans: &[span],
             outputs: Outputs::Last,
         };
-        device.run(&ops, &Step { lanes: &[lane] }).map_err(|error| error.to_string())?;
+        run(&Step { lanes: &[lane] })
+    }
+}
+
+/// Runs the prompt in blocks and gives the last token's logits.
+fn prefill(device: &mut dyn Device, config: &Config, block: usize) -> Result<Vec<f32>, String> {
+    let (prompt, ops) = (Prompt::new(), plan(config));
+    for start in (0..N_TOKENS).step_by(block) {
+        let ran = prompt.step(start..(start + block).min(N_TOKENS), |step| device.run(&ops, step));
+        ran.map_err(|error| error.to_string())?;
     }
     Ok(device.logits(0).to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use weft::weights::{LayerTensor, Tensor, Weights, WeightsError};
+
+    use super::*;
+
+    /// Weights of which one is off.
+    struct Off {
+        tensor: Tensor,
+        random: RandomWeights,
+    }
+
+    impl Weights for Off {
+        fn read(
+            &self,
+            tensor: Tensor,
+            visit: &mut dyn FnMut(usize, &[f32]),
+        ) -> Result<(), WeightsError> {
+            self.random.read(tensor, &mut |row, values| {
+                let mut values = values.to_vec();
+                if tensor == self.tensor {
+                    values[0] += 1.0;
+                }
+                visit(row, &values);
+            })
+        }
+
+        fn fingerprint(&self) -> [u8; 32] {
+            self.random.fingerprint()
+        }
+    }
+
+    #[test]
+    fn an_op_that_is_off_is_named() {
+        let layer = |kind| Tensor::Layer(1, kind);
+        for (tensor, name) in [
+            (layer(LayerTensor::K), "norm_qkv"),
+            (layer(LayerTensor::O), "proj_add"),
+            (layer(LayerTensor::Up), "norm_gate_up"),
+            (layer(LayerTensor::Down), "down_add"),
+            (Tensor::FinalNorm, "norm_head"),
+        ] {
+            let said = run_on(|config, _, limits| {
+                let weights = Off { tensor, random: RandomWeights::new(config, 1) };
+                let device = CpuDevice::new(config, &weights, Options::new(limits));
+                Ok(Box::new(device.map_err(|error| error.to_string())?))
+            });
+            let said = said.err().expect("the test fails");
+            assert!(said.starts_with(name), "{tensor:?}: {said}");
+        }
+        assert!(run().is_ok());
+    }
 }

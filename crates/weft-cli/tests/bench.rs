@@ -169,6 +169,55 @@ fn ops_add_up_to_the_step() {
 }
 
 #[test]
+fn a_timeline_has_every_op_of_a_token_in_order() {
+    let folder = Folder::new();
+    let (code, _, stderr) = folder.bench(&[&SMALL[..], &["--timeline", "token.json"]].concat());
+    assert_eq!(code, 0, "{stderr}");
+    let trace = std::fs::read_to_string(folder.file("token.json")).unwrap();
+    let trace: Value = serde_json::from_str(&trace).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let ops: Vec<&Value> =
+        events.iter().filter(|event| event["ph"] == "X" && event["tid"] == 2).collect();
+    // Two layers of six ops, the embedding before and the head after them.
+    assert_eq!(ops.len(), 14, "{trace:#}");
+    assert_eq!((&ops[0]["name"], &ops[13]["name"]), (&"embed".into(), &"norm_head".into()));
+    assert_eq!(ops[9]["args"]["layer"], 1);
+    let number = |event: &Value, key: &str| event[key].as_f64().unwrap();
+    for pair in ops.windows(2) {
+        let end = number(pair[0], "ts") + number(pair[0], "dur");
+        assert!((number(pair[1], "ts") - end).abs() < 1e-6, "one after the other");
+        assert!(number(pair[0], "dur") > 0.0);
+    }
+}
+
+#[test]
+fn tokens_that_follow_one_another_are_timed_too() {
+    let run = Folder::new().run(&["--follow"]);
+    let names: Vec<&str> =
+        run["rows"].as_array().unwrap().iter().filter_map(|row| row["test"].as_str()).collect();
+    let followed = names.iter().filter(|name| name.starts_with("gen")).count();
+    let given = names.iter().filter(|name| name.starts_with("tg")).count();
+    assert!(followed > 0 && followed == given, "{names:?}");
+}
+
+#[test]
+fn whole_answers_are_timed_by_every_way_of_choosing() {
+    let folder = Folder::new();
+    let config = SHAPE.replace("\"vocab_size\": 256", "\"vocab_size\": 2048");
+    std::fs::write(folder.file("talks.json"), config).unwrap();
+    let args = ["generate", "-n", "5", "-d", "3,70", "-b", "1,2", "-r", "2", "-q", "-o", "json"];
+    let (code, json, stderr) = folder.bench(&[&args[..], &["--shape", "talks.json"]].concat());
+    assert_eq!(code, 0, "{stderr}");
+    let report: Value = serde_json::from_str(&json).unwrap();
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 4 * 2 * 2);
+    assert!(rows.iter().all(|row| row["same_tokens"] == true && row["samples"][1].is_number()));
+    let (code, _, stderr) = folder.bench(&[&args[..], &["--shape", "small.json"]].concat());
+    assert_eq!(code, 2);
+    assert!(stderr.contains("small has 256 tokens"), "{stderr}");
+}
+
+#[test]
 fn saved_runs_can_be_compared_and_drawn() {
     let folder = Folder::new();
     for (file, seed) in [("a.json", "1"), ("b.json", "1"), ("c.json", "2")] {
@@ -225,4 +274,39 @@ fn what_makes_no_sense_is_refused() {
     refused(&["plot", "odd.json"], 2, "--out");
     refused(&["--device", "cuda"], 5, "CUDA");
     refused(&["-m", "/no/such/folder"], 3, "/no/such/folder");
+}
+
+/// What the comparison with transformers stands on: the exported weights are those that are measured,
+/// and the logits of given tokens are the same however they are cut into steps.
+#[test]
+fn exported_weights_and_forced_logits_are_what_is_run() {
+    let folder = Folder::new();
+    let export = ["export", "--shape", "small.json", "--seed", "5", "--out", "model"];
+    let (code, _, told) = folder.bench(&export);
+    assert_eq!(code, 0, "{told}");
+    let model = folder.file("model").display().to_string();
+    let hash = |subject: &[&str]| {
+        let flags =
+            ["-p", "20", "-n", "0", "-r", "1", "--bandwidth-mib", "8", "-t", "1", "-o", "json"];
+        let (code, stdout, told) = folder.bench(&[subject, &flags].concat());
+        assert_eq!(code, 0, "{told}");
+        let run: Value = serde_json::from_str(&stdout).unwrap();
+        run["rows"][0]["logits"]["hash"].clone()
+    };
+    assert_eq!(hash(&["--model", &model]), hash(&["--shape", "small.json", "--seed", "5"]));
+
+    std::fs::write(folder.file("ids.json"), format!("{:?}", (0..70).collect::<Vec<_>>())).unwrap();
+    let forced = |step: &str| {
+        let flags =
+            ["forced", "--tokens", "ids.json", "--out", "logits", "-t", "1", "--step-tokens"];
+        let (code, _, told) = folder.bench(&[&flags[..], &[step, "--model", &model]].concat());
+        assert_eq!(code, 0, "{told}");
+        std::fs::read(folder.file("logits")).unwrap()
+    };
+    let by_one = forced("1");
+    assert_eq!(by_one.len(), 70 * 256 * 4);
+    assert!(by_one == forced("64") && by_one == forced("7"), "steps do not show");
+    std::fs::write(folder.file("ids.json"), "[256]").unwrap();
+    let refused = ["forced", "--tokens", "ids.json", "--out", "logits", "--model", &model];
+    assert_eq!(folder.bench(&refused).0, 2);
 }

@@ -8,13 +8,15 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-/// All files below a folder with one of the endings, build outputs aside.
+/// All files below a folder with one of the endings, but for what was built or installed.
 fn files(folder: &Path, endings: &[&str], found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         if path.is_dir() {
-            if !name.starts_with('.') && !matches!(name.as_str(), "target" | "dist") {
+            if !name.starts_with('.')
+                && !matches!(name.as_str(), "target" | "dist" | "node_modules")
+            {
                 files(&path, endings, found);
             }
         } else if endings.iter().any(|ending| name.ends_with(ending)) {

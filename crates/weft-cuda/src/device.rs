@@ -7,14 +7,16 @@ use std::sync::Arc;
 use half::bf16;
 use weft::config::Config;
 use weft::device::{Buffer, Device, DeviceError, Limits, Rows, Step, shares};
-use weft::dtype::{Dtype, Element};
-use weft::kv::{PAGE_ROWS, PageId, Slot};
+use weft::dtype::Dtype;
+use weft::kv::{PageId, Slot};
 use weft::plan::{Op, plan};
 use weft::rope::RopeTable;
+use weft::sampling::{Draw, Sampler};
 use weft::weights::Weights;
 
 use crate::buffers::Buffers;
 use crate::compile;
+use crate::decode::{Asked, InFlight};
 use crate::driver::{self, Gpu, Memory, Pinned};
 use crate::error::CudaError;
 use crate::graphs::{self, Graphs};
@@ -23,8 +25,10 @@ use crate::kv::{Kv, Page, place};
 use crate::ops::Pass;
 use crate::persistent::choice::{self, Choice};
 use crate::persistent::{self, Fault, Persistent, Run};
+use crate::rows::{Mover, On};
+use crate::sampling::Sampling;
 use crate::shape::{Chip, Shape};
-use crate::tables::{Counts, Family, Lists, Tables, rows_ahead};
+use crate::tables::{Counts, Family, Lists, SplitRule, Tables, max_partials, rows_ahead};
 use crate::weights::ModelWeights;
 
 /// How the ops of a step are launched.
@@ -73,6 +77,9 @@ pub struct CudaDevice {
     pub(crate) few: Tables,
     pub(crate) many: Tables,
     pub(crate) lists: Lists,
+    pub(crate) sampling: Sampling,
+    mover: Mover,
+    in_flight: InFlight,
     pub(crate) shape: Shape,
     pub(crate) config: Config,
     plan: Vec<Op>,
@@ -82,12 +89,30 @@ pub struct CudaDevice {
     pub(crate) gpu: Arc<Gpu>,
 }
 
+/// Writing so much leaves nothing else in the L2 cache of any GPU.
+const COLD_BYTES: usize = 256 << 20;
+
 /// Rows of logits on the host, copied when they are first asked for.
 struct HostLogits {
     /// f32 \[outputs\]\[vocab\]
     rows: Pinned,
     /// Which rows are those of the last run.
     there: Vec<Cell<bool>>,
+}
+
+impl Drop for CudaDevice {
+    /// Steps that were begun in vain still write where the host reads.
+    fn drop(&mut self) {
+        self.gpu.bind();
+        let _ = self.gpu.synchronize();
+    }
+}
+
+impl HostLogits {
+    /// The rows are those of an earlier run.
+    fn forget(&mut self) {
+        self.there.iter().for_each(|there| there.set(false));
+    }
 }
 
 impl CudaDevice {
@@ -135,7 +160,10 @@ impl CudaDevice {
             few: Tables::new(&gpu, &limits, Family::Few)?,
             many: Tables::new(&gpu, &limits, Family::Many)?,
             weights,
-            lists: Lists::default(),
+            lists: Lists::new(split_rule(config, &gpu, &limits)),
+            sampling: Sampling::new(&gpu, config, &limits)?,
+            mover: Mover::new(&gpu, config)?,
+            in_flight: InFlight::default(),
             plan,
             config: config.clone(),
             logits: HostLogits {
@@ -153,6 +181,11 @@ impl CudaDevice {
         Ok(device)
     }
 
+    /// Bytes of the GPU's memory that it took.
+    pub fn memory_bytes(&self) -> u64 {
+        self.gpu.taken_bytes()
+    }
+
     /// Sets the shares of attention to nothing, in the stream.
     pub(crate) fn clear_shares(&self, counts: &Counts) -> Result<(), CudaError> {
         let bytes = counts.n_partials * self.config.heads * 4;
@@ -161,7 +194,8 @@ impl CudaDevice {
     }
 
     /// The time in µs that the GPU takes for ops on a step, without the host: recorded once, replayed
-    /// `repeats` times. Steps of few tokens overlap their kernels as decoding does.
+    /// `repeats` times, each with nothing in the L2 cache that they need. Steps of few tokens overlap their
+    /// kernels as decoding does.
     pub fn replay_us(
         &mut self,
         ops: &[Op],
@@ -177,42 +211,72 @@ impl CudaDevice {
             Family::Few => (self.few.addresses(), self.lists.counts),
             Family::Many => (self.many.addresses(), self.lists.counts),
         };
-        let pass = Pass { device: self, step, family, counts, joined: true };
+        let pass = Pass { device: self, step, family, counts, joined: true, draws: false };
         let graph = self.gpu.capture(|| pass.run(ops).map_err(|(_, error)| error))?;
+        let other = Memory::new(&self.gpu, "emptying the cache", COLD_BYTES)?;
         graph.launch()?;
-        (0..repeats).map(|_| Ok(self.gpu.time_ms(|| graph.launch())? * 1e3)).collect()
+        let time = || {
+            self.gpu.clear(other.address(), other.bytes)?;
+            Ok(self.gpu.time_ms(|| graph.launch())? * 1e3)
+        };
+        (0..repeats).map(|_| time()).collect()
     }
 
-    fn launch(&mut self, ops: &[Op], step: &Step<'_>) -> Result<(), (Op, CudaError)> {
+    /// The shares of attention of parts, summed over heads.
+    fn part_shares(&self, parts: Range<usize>) -> Result<Vec<f32>, CudaError> {
+        let heads = self.config.heads;
+        let mut shares = vec![0.0_f32; parts.len() * heads];
+        self.buffers.shares.read(parts.start * heads * 4, &mut shares)?;
+        Ok(shares.chunks_exact(heads).map(|part| part.iter().sum()).collect())
+    }
+
+    /// What rows are moved on.
+    fn rows_on(&self) -> On<'_> {
+        On { gpu: &self.gpu, kernels: &self.kernels, kv: &self.kv }
+    }
+
+    /// Whether ops on a step of this family are one graph.
+    fn is_graph(&self, ops: &[Op], family: Family) -> bool {
+        self.launches != Launches::Ops && family == Family::Few && ops == self.plan
+    }
+
+    /// Whether ops on the lists run in the persistent kernel.
+    fn is_persistent(&self, ops: &[Op], family: Family) -> bool {
+        let wanted = match self.launches {
+            Launches::Auto => self.choice.is_persistent(&self.lists.counts),
+            launches => launches == Launches::Persistent,
+        };
+        let takes = |kernel: &Persistent| kernel.takes(&self.lists);
+        wanted
+            && family == Family::Few
+            && self.plan.starts_with(ops)
+            && self.persistent.as_ref().is_some_and(takes)
+    }
+
+    /// Copies a step's lists and launches ops on them.
+    fn launch(&mut self, ops: &[Op], step: &Step<'_>, draws: bool) -> Result<(), (Op, CudaError)> {
         let first = |error| (ops[0], error);
+        self.lists.fill(step, self.config.group(), 0);
         let family = Family::of(step.n_tokens());
         let tables = match family {
             Family::Few => &mut self.few,
             Family::Many => &mut self.many,
         };
         let bytes = tables.write(step, &self.lists);
-        let wanted = match self.launches {
-            Launches::Auto => self.choice.is_persistent(&self.lists.counts),
-            launches => launches == Launches::Persistent,
-        };
-        let takes = |kernel: &Persistent| kernel.takes(&self.lists);
-        if wanted
-            && self.persistent.as_ref().is_some_and(takes)
-            && family == Family::Few
-            && self.plan.starts_with(ops)
-        {
+        if !draws && self.is_persistent(ops, family) {
             return self.launch_persistent(ops.len(), bytes);
         }
-        if self.launches != Launches::Ops && family == Family::Few && ops == self.plan {
-            let plan = std::mem::take(&mut self.plan);
-            let launched = graphs::run(self, &plan);
-            self.plan = plan;
-            return launched;
-        }
+        let tables = match family {
+            Family::Few => &self.few,
+            Family::Many => &self.many,
+        };
         tables.upload(&self.gpu, bytes).map_err(first)?;
         let (step, counts) = (tables.addresses(), self.lists.counts);
+        if self.is_graph(ops, family) {
+            return self.launch_graph(draws, 1);
+        }
         self.clear_shares(&counts).map_err(first)?;
-        Pass { device: self, step, family, counts, joined: false }.run(ops)
+        Pass { device: self, step, family, counts, joined: false, draws }.run(ops)
     }
 
     fn launch_persistent(&mut self, n_ops: usize, bytes: usize) -> Result<(), (Op, CudaError)> {
@@ -236,8 +300,9 @@ impl CudaDevice {
         self.gpu.bind();
         let n = n.min(rows_ahead(step, &self.limits)).min(persistent::MOST_STEPS);
         assert!(n > 0, "a step that cannot be followed");
+        self.in_flight.forget();
         self.lists.fill(step, self.config.group(), n - 1);
-        self.logits.there.iter().for_each(|there| there.set(false));
+        self.logits.forget();
         let run = Run { n_ops: self.plan.len(), n_steps: n };
         let bytes = self.few.write(step, &self.lists);
         let launched = self.few.upload(&self.gpu, bytes);
@@ -245,7 +310,7 @@ impl CudaDevice {
         let followed = launched
             .map_err(Fault::from)
             .and_then(|number| persistent::follow(self, run, number, step.lanes.len(), on_tokens));
-        followed.map_err(|fault| self.failure(fault.in_plan(&self.plan)))
+        followed.map_err(|fault| self.device_error(fault.in_plan(&self.plan)))
     }
 
     /// From now on launches ops in another way; persistently only where the device was made for it.
@@ -264,9 +329,58 @@ impl CudaDevice {
         }
     }
 
-    fn failure(&self, (op, error): (Op, CudaError)) -> DeviceError {
+    fn launch_graph(&mut self, draws: bool, times: usize) -> Result<(), (Op, CudaError)> {
+        let plan = std::mem::take(&mut self.plan);
+        let launched = graphs::run(self, &plan, draws, times);
+        self.plan = plan;
+        launched
+    }
+
+    /// Runs a step that was not begun yet, and begins those that may follow.
+    fn begin(
+        &mut self,
+        ops: &[Op],
+        step: &Step<'_>,
+        draws: &[(usize, &Sampler, Draw)],
+        ahead: usize,
+    ) -> Result<(), (Op, CudaError)> {
+        let ahead = if self.is_graph(ops, Family::of(step.n_tokens())) { ahead } else { 0 };
+        let followed = ahead > 0 && self.in_flight.is_followed();
+        let number = self.in_flight.number();
+        let Self { sampling, gpu, kernels, .. } = self;
+        let uploaded = match draws {
+            [] => Ok(()),
+            draws => sampling.upload(gpu, kernels, draws, number, followed),
+        };
+        uploaded.map_err(|error| (ops[0], error))?;
+        self.launch(ops, step, !draws.is_empty())?;
+        let more = self.in_flight.launches_for(ahead).saturating_sub(1);
+        self.launch_more(more)
+    }
+
+    /// Begins steps that follow.
+    fn launch_more(&mut self, n: usize) -> Result<(), (Op, CudaError)> {
+        if n == 0 { Ok(()) } else { self.launch_graph(true, n) }
+    }
+
+    /// Waits for a step's tokens; where it tells none, for its end.
+    fn wait(&mut self) -> Result<(), CudaError> {
+        if !self.in_flight.tells {
+            return self.gpu.synchronize();
+        }
+        let Self { in_flight, gpu, sampling, .. } = self;
+        in_flight.wait(gpu, sampling)
+    }
+
+    fn device_error(&self, (op, error): (Op, CudaError)) -> DeviceError {
         DeviceError { device: self.describe(), op: op.to_string(), reason: error.to_string() }
     }
+}
+
+fn split_rule(config: &Config, gpu: &Gpu, limits: &Limits) -> SplitRule {
+    // Two blocks share a multiprocessor.
+    let (kv_heads, at_once) = (config.kv_heads, 2 * gpu.facts.chip.n_sms);
+    SplitRule { kv_heads, at_once, most_partials: max_partials(limits) }
 }
 
 fn rope_table(gpu: &Arc<Gpu>, config: &Config, limits: &Limits) -> Result<Memory, CudaError> {
@@ -310,12 +424,57 @@ impl Device for CudaDevice {
     fn run(&mut self, ops: &[Op], step: &Step<'_>) -> Result<(), DeviceError> {
         step.check(&self.config, &self.limits);
         self.gpu.bind();
-        self.lists.fill(step, self.config.group(), 0);
-        self.logits.there.iter().for_each(|there| there.set(false));
+        self.in_flight.forget();
+        self.logits.forget();
         let Some(last) = ops.last() else { return Ok(()) };
-        let launched = self.launch(ops, step);
+        let launched = self.launch(ops, step, false);
         let done = launched.and_then(|()| self.gpu.synchronize().map_err(|error| (*last, error)));
-        done.map_err(|failed| self.failure(failed))
+        done.map_err(|failed| self.device_error(failed))
+    }
+
+    fn decode(
+        &mut self,
+        ops: &[Op],
+        step: &Step<'_>,
+        samplers: &[Option<&Sampler>],
+        ahead: usize,
+    ) -> Result<(), DeviceError> {
+        assert_eq!(samplers.len(), step.lanes.len(), "a sampler or none for each lane");
+        if self.launches == Launches::Persistent {
+            // It has no samplers yet: the caller's choose from its logits.
+            return self.run(ops, step);
+        }
+        step.check(&self.config, &self.limits);
+        self.gpu.bind();
+        self.logits.forget();
+        let Some(last) = ops.last() else { return Ok(()) };
+        let launched = match self.in_flight.ask(step, samplers) {
+            Asked::Begun => {
+                let more = self.in_flight.launches_for(ahead);
+                self.launch_more(more)
+            }
+            Asked::Anew(draws) => self.begin(ops, step, &draws, ahead),
+        };
+        let done = launched.and_then(|()| self.wait().map_err(|error| (*last, error)));
+        done.map_err(|failed| {
+            self.in_flight.forget();
+            self.device_error(failed)
+        })
+    }
+
+    fn time_us(
+        &mut self,
+        ops: &[Op],
+        step: &Step<'_>,
+        repeats: usize,
+    ) -> Option<Result<Vec<f64>, DeviceError>> {
+        let first = *ops.first()?;
+        let timed = self.replay_us(ops, step, repeats);
+        Some(timed.map_err(|error| self.device_error((first, error))))
+    }
+
+    fn chosen(&self, lane: usize) -> Option<u32> {
+        self.in_flight.chosen(lane)
     }
 
     fn logits(&self, output: usize) -> &[f32] {
@@ -334,12 +493,12 @@ impl Device for CudaDevice {
 
     fn attention(&self, lane: usize) -> Vec<f32> {
         let kept = &self.lists.shares[lane];
-        let heads = self.config.heads;
-        let mut parts = vec![0.0_f32; kept.spans.len() * heads];
-        expect(self.buffers.shares.read(kept.first * heads * 4, &mut parts));
+        let parts = kept.first..kept.first + kept.spans.len();
+        let told = self.in_flight.shares(&self.gpu, &self.sampling, lane, parts.clone());
+        let parts = expect(told.unwrap_or_else(|| self.part_shares(parts)));
         let mut sums = vec![0.0; kept.n_spans];
-        for (span, part) in kept.spans.iter().zip(parts.chunks_exact(heads)) {
-            sums[*span as usize] += part.iter().sum::<f32>();
+        for (span, part) in kept.spans.iter().zip(parts) {
+            sums[*span as usize] += part;
         }
         shares(&sums)
     }
@@ -351,41 +510,13 @@ impl Device for CudaDevice {
 
     fn read_kv(&self, layers: Range<u16>, rows: &Rows<'_>, k: &mut [u8], v: &mut [u8]) {
         rows.check(&self.limits);
-        let width = self.config.kv_width();
-        let mut row = [vec![bf16::ZERO; width], vec![bf16::ZERO; width]];
-        let mut to = k.chunks_exact_mut(2 * width).zip(v.chunks_exact_mut(2 * width));
-        for layer in layers {
-            for (i, page) in rows.pages.iter().enumerate().take(rows.len.div_ceil(PAGE_ROWS)) {
-                let page = expect(self.kv.read_page(layer, *page));
-                for r in 0..PAGE_ROWS.min(rows.len - i * PAGE_ROWS) {
-                    let [key, value] = &mut row;
-                    self.kv.get(&page, r, key, value);
-                    let (to_k, to_v) = to.next().expect("room for every row");
-                    bf16::write_le(key, to_k);
-                    bf16::write_le(value, to_v);
-                }
-            }
-        }
+        expect(self.mover.read(&self.rows_on(), layers, rows, (k, v)));
     }
 
     fn write_kv(&mut self, rows: &Rows<'_>, k: &[u8], v: &[u8]) {
         rows.check(&self.limits);
-        let width = self.config.kv_width();
-        let mut row = [vec![bf16::ZERO; width], vec![bf16::ZERO; width]];
-        let mut from = k.chunks_exact(2 * width).zip(v.chunks_exact(2 * width));
-        for layer in 0..self.config.layers as u16 {
-            for (i, page) in rows.pages.iter().enumerate().take(rows.len.div_ceil(PAGE_ROWS)) {
-                let mut contents = expect(self.kv.read_page(layer, *page));
-                for r in 0..PAGE_ROWS.min(rows.len - i * PAGE_ROWS) {
-                    let (from_k, from_v) = from.next().expect("as many rows as were said");
-                    let [key, value] = &mut row;
-                    bf16::read_le(from_k, key);
-                    bf16::read_le(from_v, value);
-                    self.kv.set(&mut contents, r, key, value);
-                }
-                expect(self.kv.write_page(layer, *page, &contents));
-            }
-        }
+        let layers = 0..self.config.layers as u16;
+        expect(self.mover.write(&self.rows_on(), layers, rows, k, v));
     }
 
     fn copy_page(&mut self, from: PageId, to: PageId) {

@@ -6,11 +6,14 @@
 use std::ffi::{CString, c_void};
 use std::panic::catch_unwind;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
+mod memory;
+
+pub(crate) use self::memory::{Address, Done, Memory, Pinned};
 use crate::error::CudaError;
 use crate::shape::Chip;
 
@@ -20,6 +23,8 @@ pub(crate) struct Gpu {
     context: sys::CUcontext,
     stream: sys::CUstream,
     pub(crate) facts: GpuFacts,
+    /// Bytes of its memory that are taken through it.
+    taken: AtomicU64,
 }
 
 /// What a GPU says of itself.
@@ -33,6 +38,8 @@ pub struct GpuFacts {
     pub chip: Chip,
     /// Memory in bytes.
     pub memory_bytes: usize,
+    /// Memory that was free when it was asked.
+    pub free_bytes: usize,
     /// The largest CUDA version that the driver serves, as 13000 for 13.0.
     pub driver_version: u32,
 }
@@ -101,16 +108,29 @@ fn open_device(ordinal: i32) -> Result<Gpu, DriverError> {
     };
     // SAFETY: the context was just retained.
     unsafe { result::ctx::set_current(context)? };
+    keep_context(device)?;
     let facts = GpuFacts {
         name: result::device::get_name(device)?,
         capability,
         chip,
         // SAFETY: the device is the driver's own.
         memory_bytes: unsafe { result::device::total_mem(device)? },
+        free_bytes: result::mem_get_info()?.0,
         driver_version: driver_version as u32,
     };
     let stream = result::stream::create(result::stream::StreamKind::NonBlocking)?;
-    Ok(Gpu { device, context, stream, facts })
+    Ok(Gpu { device, context, stream, facts, taken: AtomicU64::new(0) })
+}
+
+/// Keeps the context to the end of the process: making one takes a quarter of a second, and a process that
+/// looked for a GPU is about to use it.
+fn keep_context(device: sys::CUdevice) -> Result<(), DriverError> {
+    static KEPT: AtomicBool = AtomicBool::new(false);
+    if !KEPT.swap(true, Ordering::Relaxed) {
+        // SAFETY: the device is the driver's own; that this is never released is what it is for.
+        unsafe { result::primary_ctx::retain(device)? };
+    }
+    Ok(())
 }
 
 fn describe(error: DriverError) -> String {
@@ -148,11 +168,19 @@ impl Gpu {
         unsafe { result::stream::synchronize(self.stream) }.map_err(failed("waiting for the GPU"))
     }
 
-    /// Whether all that was asked for is done, or failed.
-    pub(crate) fn is_idle(&self) -> bool {
+    /// Whether all that was asked for is done.
+    pub(crate) fn is_idle(&self) -> Result<bool, CudaError> {
+        self.bind();
         // SAFETY: the stream is ours.
-        let state = unsafe { sys::cuStreamQuery(self.stream) };
-        state != sys::CUresult::CUDA_ERROR_NOT_READY
+        match unsafe { sys::cuStreamQuery(self.stream) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            said => said.result().map(|()| true).map_err(failed("waiting for the GPU")),
+        }
+    }
+
+    /// Bytes of memory that are taken through it.
+    pub(crate) fn taken_bytes(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
     }
 
     /// Bytes of memory that are free.
@@ -167,25 +195,6 @@ impl Gpu {
         // SAFETY: the image is a cubin that the compiler made, whole: the cache checks its hash.
         let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
         Ok(Module { gpu: self.clone(), module: module.map_err(failed("loading the kernels"))? })
-    }
-
-    /// Sets memory to zero, in the stream.
-    pub(crate) fn clear(&self, at: Address, bytes: usize) -> Result<(), CudaError> {
-        // SAFETY: callers pass a range inside memory that they own.
-        unsafe { result::memset_d8_async(at.0, 0, bytes, self.stream) }
-            .map_err(failed("clearing memory"))
-    }
-
-    /// Copies pinned memory to the GPU, in the stream.
-    pub(crate) fn upload(&self, to: Address, from: &Pinned, bytes: usize) -> Result<(), CudaError> {
-        assert!(bytes <= from.bytes, "a copy beyond its source");
-        // SAFETY: the source was checked and outlives the stream's work, because runs end with
-        // `synchronize`; callers pass a range inside memory that they own.
-        unsafe {
-            sys::cuMemcpyHtoDAsync_v2(to.0, from.at.cast(), bytes, self.stream)
-                .result()
-                .map_err(failed("copying to the GPU"))
-        }
     }
 
     /// Records what `work` asks for instead of running it.
@@ -232,156 +241,6 @@ impl Gpu {
             let _ = (event::destroy(start), event::destroy(end));
             Ok(f64::from(time))
         }
-    }
-}
-
-/// An address in the GPU's memory, as kernels take it.
-#[derive(Clone, Copy, Debug)]
-#[repr(transparent)]
-pub(crate) struct Address(pub(crate) u64);
-
-impl Address {
-    pub(crate) fn offset(self, bytes: usize) -> Self {
-        Self(self.0 + bytes as u64)
-    }
-}
-
-/// Memory on the GPU, all zeros when it is made.
-pub(crate) struct Memory {
-    gpu: Arc<Gpu>,
-    at: Address,
-    pub(crate) bytes: usize,
-}
-
-impl Memory {
-    pub(crate) fn new(gpu: &Arc<Gpu>, what: &'static str, bytes: usize) -> Result<Self, CudaError> {
-        gpu.bind();
-        // An empty buffer still has an address.
-        let bytes = bytes.max(16).next_multiple_of(16);
-        let mib = |bytes: usize| bytes.div_ceil(1 << 20);
-        // SAFETY: asks for memory; nothing is read before it is set.
-        let at = unsafe { result::malloc_sync(bytes) }.map_err(|_| CudaError::Memory {
-            what,
-            wanted: mib(bytes),
-            free: mib(gpu.free_bytes()),
-        })?;
-        let memory = Self { gpu: gpu.clone(), at: Address(at), bytes };
-        gpu.clear(memory.at, bytes)?;
-        Ok(memory)
-    }
-
-    pub(crate) fn address(&self) -> Address {
-        self.at
-    }
-
-    fn place(&self, offset: usize, bytes: usize) -> u64 {
-        assert!(offset + bytes <= self.bytes, "beyond a buffer on the GPU");
-        self.at.0 + offset as u64
-    }
-
-    /// Writes values at a byte offset; returns when they are there.
-    pub(crate) fn write<T: Copy>(&self, offset: usize, values: &[T]) -> Result<(), CudaError> {
-        let to = self.place(offset, size_of_val(values));
-        self.gpu.bind();
-        // SAFETY: the range was checked; the copy is over before `values` can go.
-        unsafe { result::memcpy_htod_async(to, values, self.gpu.stream) }
-            .map_err(failed("copying to the GPU"))?;
-        self.gpu.synchronize()
-    }
-
-    /// Reads values at a byte offset, after all work is done.
-    pub(crate) fn read<T: Copy>(&self, offset: usize, values: &mut [T]) -> Result<(), CudaError> {
-        let from = self.place(offset, size_of_val(values));
-        self.gpu.bind();
-        // SAFETY: the range was checked; the copy is over before `values` can go. `T` is plain numbers.
-        unsafe { result::memcpy_dtoh_async(values, from, self.gpu.stream) }
-            .map_err(failed("copying from the GPU"))?;
-        self.gpu.synchronize()
-    }
-
-    /// Copies a range inside this memory; the two do not overlap.
-    pub(crate) fn copy_within(
-        &self,
-        from: usize,
-        to: usize,
-        bytes: usize,
-    ) -> Result<(), CudaError> {
-        let (from, to) = (self.place(from, bytes), self.place(to, bytes));
-        self.gpu.bind();
-        // SAFETY: both ranges were checked.
-        unsafe { result::memcpy_dtod_async(to, from, bytes, self.gpu.stream) }
-            .map_err(failed("copying on the GPU"))
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        self.gpu.bind();
-        // SAFETY: the memory is ours, and freeing waits for work that uses it.
-        let _ = unsafe { result::free_sync(self.at.0) };
-    }
-}
-
-/// Memory of this machine that the GPU copies from without help.
-pub(crate) struct Pinned {
-    gpu: Arc<Gpu>,
-    at: *mut c_void,
-    bytes: usize,
-}
-
-// SAFETY: plain memory that only its owner reaches.
-unsafe impl Send for Pinned {}
-
-impl Pinned {
-    pub(crate) fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self, CudaError> {
-        gpu.bind();
-        let bytes = bytes.max(16);
-        // SAFETY: asks for memory, which is set before anything reads it.
-        let at =
-            unsafe { result::malloc_host(bytes, 0) }.map_err(failed("taking pinned memory"))?;
-        // SAFETY: the memory was just taken and is that long.
-        unsafe { at.cast::<u8>().write_bytes(0, bytes) };
-        Ok(Self { gpu: gpu.clone(), at, bytes })
-    }
-
-    /// Where `len` floats from `first` on lie.
-    pub(crate) fn row(&self, first: usize, len: usize) -> *mut f32 {
-        assert!((first + len) * 4 <= self.bytes, "beyond pinned memory");
-        // SAFETY: inside the memory, as was just checked.
-        unsafe { self.at.cast::<f32>().add(first) }
-    }
-
-    /// Where it lies for kernels: the address is the same for both.
-    pub(crate) fn address(&self) -> Address {
-        Address(self.at as u64)
-    }
-
-    /// A word that a running kernel and the host both reach.
-    pub(crate) fn shared_word(&self, index: usize) -> &AtomicU32 {
-        assert!((index + 1) * 4 <= self.bytes, "beyond pinned memory");
-        // SAFETY: inside the memory and aligned; both sides access it atomically.
-        unsafe { AtomicU32::from_ptr(self.at.cast::<u32>().add(index)) }
-    }
-
-    /// Two words of the same kind, read and written as one.
-    pub(crate) fn shared_pair(&self, index: usize) -> &AtomicU64 {
-        assert!((index + 1) * 8 <= self.bytes, "beyond pinned memory");
-        // SAFETY: as above.
-        unsafe { AtomicU64::from_ptr(self.at.cast::<u64>().add(index)) }
-    }
-
-    /// The memory as words.
-    pub(crate) fn words(&mut self) -> &mut [u32] {
-        // SAFETY: as many whole words as it has, aligned to far more than a word, set when made.
-        unsafe { std::slice::from_raw_parts_mut(self.at.cast(), self.bytes / 4) }
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        self.gpu.bind();
-        // SAFETY: the memory is ours, and nothing on the stream uses it once runs have ended.
-        let _ = unsafe { result::free_host(self.at) };
     }
 }
 

@@ -1,7 +1,7 @@
 //! A token as one launch: the plan recorded once, replayed for every step of few tokens.
 //!
-//! No argument of a kernel changes between steps: all that does lies in the lists, and copying
-//! those is part of the graph. A graph serves steps of up to a number of items of attention, a power
+//! No argument of a kernel changes between steps: all that does lies in the lists, which are copied
+//! before, or which the step before has moved on. A graph serves steps of up to a number of items of attention, a power
 //! of two, so that a short context does not wait for the blocks of a long one.
 
 use std::collections::HashMap;
@@ -19,12 +19,13 @@ use crate::tables::{Counts, FEW, Family};
 struct Key {
     n_items: usize,
     has_outputs: bool,
+    draws: bool,
 }
 
 impl Key {
-    fn of(counts: &Counts, most_items: usize) -> Self {
+    fn of(counts: &Counts, most_items: usize, draws: bool) -> Self {
         let n_items = counts.n_items.next_power_of_two().min(most_items);
-        Self { n_items, has_outputs: counts.n_outputs > 0 }
+        Self { n_items, has_outputs: counts.n_outputs > 0, draws }
     }
 }
 
@@ -34,16 +35,22 @@ pub(crate) struct Graphs {
     recorded: HashMap<Key, Graph>,
 }
 
-/// Replays the plan on the lists that lie in pinned memory.
-pub(crate) fn run(device: &mut CudaDevice, plan: &[Op]) -> Result<(), (Op, CudaError)> {
+/// Replays the plan on the lists that lie on the GPU, `times` times.
+pub(crate) fn run(
+    device: &mut CudaDevice,
+    plan: &[Op],
+    draws: bool,
+    times: usize,
+) -> Result<(), (Op, CudaError)> {
     let at = |op: Op| move |error| (op, error);
     let most_items = device.few.most_items();
-    let key = Key::of(&device.lists.counts, most_items);
+    let key = Key::of(&device.lists.counts, most_items, draws);
     if !device.graphs.recorded.contains_key(&key) {
         let graph = record(device, plan, key).map_err(at(plan[0]))?;
         device.graphs.recorded.insert(key, graph);
     }
-    device.graphs.recorded[&key].launch().map_err(at(plan[0]))
+    let graph = &device.graphs.recorded[&key];
+    (0..times).try_for_each(|_| graph.launch()).map_err(at(plan[0]))
 }
 
 fn record(device: &CudaDevice, plan: &[Op], key: Key) -> Result<Graph, CudaError> {
@@ -52,12 +59,18 @@ fn record(device: &CudaDevice, plan: &[Op], key: Key) -> Result<Graph, CudaError
         n_outputs: if key.has_outputs { FEW } else { 0 },
         n_items: key.n_items,
         n_tiles: 0,
+        n_splits: 1,
         n_partials: key.n_items * FEW,
     };
-    let pass =
-        Pass { device, step: device.few.addresses(), family: Family::Few, counts, joined: true };
+    let pass = Pass {
+        device,
+        step: device.few.addresses(),
+        family: Family::Few,
+        counts,
+        joined: true,
+        draws: key.draws,
+    };
     device.gpu.capture(|| {
-        device.few.upload(&device.gpu, device.few.bytes_for(key.n_items))?;
         device.clear_shares(&counts)?;
         pass.run(plan).map_err(|(_, error)| error)
     })

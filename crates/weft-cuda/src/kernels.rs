@@ -8,7 +8,7 @@ use crate::error::CudaError;
 use crate::shape::{Chip, Shape};
 
 /// Name and text; later ones use earlier ones.
-const SOURCES: [(&str, &str); 26] = [
+const SOURCES: [(&str, &str); 29] = [
     ("base.cuh", include_str!("kernels/base.cuh")),
     ("norm.cuh", include_str!("kernels/norm.cuh")),
     ("matvec.cuh", include_str!("kernels/matvec.cuh")),
@@ -16,6 +16,7 @@ const SOURCES: [(&str, &str); 26] = [
     ("head.cuh", include_str!("kernels/head.cuh")),
     ("softmax.cuh", include_str!("kernels/softmax.cuh")),
     ("section.cuh", include_str!("kernels/section.cuh")),
+    ("sampling.cuh", include_str!("kernels/sampling.cuh")),
     ("embed.cu", include_str!("ops/embed.cu")),
     ("norm_qkv.cu", include_str!("ops/norm_qkv.cu")),
     ("rope_store.cu", include_str!("ops/rope_store.cu")),
@@ -34,6 +35,8 @@ const SOURCES: [(&str, &str); 26] = [
     ("persistent/attention.cuh", include_str!("persistent/attention.cuh")),
     ("persistent/head.cuh", include_str!("persistent/head.cuh")),
     ("persistent/decode.cu", include_str!("persistent/decode.cu")),
+    ("choose.cu", include_str!("kernels/choose.cu")),
+    ("rows.cu", include_str!("kernels/rows.cu")),
     ("bandwidth.cu", include_str!("kernels/bandwidth.cu")),
 ];
 
@@ -48,8 +51,11 @@ pub fn defines(config: &Config, chip: Chip) -> Result<Vec<String>, CudaError> {
 }
 
 /// The kernels that must not spill: a token runs through each of them once per layer.
-pub const DECODE_KERNELS: [&str; 7] =
-    ["embed", "norm_qkv", "attend", "proj_add", "norm_gate_up", "down_add", "norm_head"];
+pub const DECODE_KERNELS: [&str; 8] =
+    ["embed", "norm_qkv", "attend", "proj_add", "norm_gate_up", "down_add", "norm_head", "choose"];
+
+// SAFETY: handles of the driver, used with the context bound; launches are thread-safe there.
+unsafe impl Sync for Kernels {}
 
 /// The kernels, loaded.
 pub(crate) struct Kernels {
@@ -61,6 +67,7 @@ pub(crate) struct Kernels {
     pub(crate) store_values: Kernel,
     pub(crate) attend: Kernel,
     pub(crate) attend_block: Kernel,
+    pub(crate) attend_fold: Kernel,
     pub(crate) proj_add: Kernel,
     pub(crate) proj_add_block: Kernel,
     pub(crate) norm_gate_up: Kernel,
@@ -70,6 +77,10 @@ pub(crate) struct Kernels {
     pub(crate) norm_head: Kernel,
     /// All ops; its shared memory depends on the GPU.
     pub(crate) decode: Kernel,
+    pub(crate) choose: Kernel,
+    pub(crate) mark_tokens: Kernel,
+    pub(crate) put_rows: Kernel,
+    pub(crate) get_rows: Kernel,
     /// What the kernels are part of.
     _module: Module,
 }
@@ -88,6 +99,7 @@ impl Kernels {
             store_values: plain("store_values")?,
             attend: module.kernel("attend", shape.attend_bytes())?,
             attend_block: module.kernel("attend_block", 2 * page_bytes)?,
+            attend_fold: plain("attend_fold")?,
             proj_add: module.kernel("proj_add", shape.proj.ring_bytes())?,
             proj_add_block: block("proj_add_block")?,
             norm_gate_up: module.kernel("norm_gate_up", shape.gate_up.ring_bytes())?,
@@ -96,6 +108,10 @@ impl Kernels {
             down_add_block: block("down_add_block")?,
             norm_head: module.kernel("norm_head", shape.head.ring_bytes())?,
             decode: plain("decode")?,
+            choose: plain("choose")?,
+            mark_tokens: plain("mark_tokens")?,
+            put_rows: plain("put_rows")?,
+            get_rows: plain("get_rows")?,
             _module: module,
         })
     }

@@ -9,15 +9,19 @@
 mod bandwidth;
 mod buffers;
 mod compile;
+mod decode;
 mod device;
 mod driver;
 mod error;
 mod graphs;
 mod kernels;
 mod kv;
+mod need;
 mod ops;
 mod pack;
 mod persistent;
+mod rows;
+mod sampling;
 mod shape;
 mod tables;
 mod weights;
@@ -28,6 +32,7 @@ pub use device::{CudaDevice, Launches, Options};
 pub use driver::GpuFacts;
 pub use error::CudaError;
 pub use kernels::{DECODE_KERNELS, defines, source};
+pub use need::{Need, page_bytes};
 pub use shape::Chip;
 
 /// The GPU that a device would use, if there is all that one needs: driver, compiler, GPU.

@@ -10,6 +10,9 @@ use std::sync::Arc;
 use weft::device::{Lane, Limits, MAX_LANES, MAX_SPANS, Outputs, Step};
 use weft::kv::{PAGE_ROWS, PageId};
 
+mod split;
+
+pub(crate) use self::split::SplitRule;
 use crate::driver::{Address, Gpu, Memory, Pinned};
 use crate::error::CudaError;
 
@@ -128,6 +131,8 @@ pub(crate) struct Counts {
     pub(crate) n_outputs: usize,
     pub(crate) n_items: usize,
     pub(crate) n_tiles: usize,
+    /// Blocks that share the sections of a tile; with more than one, every token's result is folded.
+    pub(crate) n_splits: usize,
     /// Parts of results that are folded, or shares of attention that are kept.
     pub(crate) n_partials: usize,
 }
@@ -153,6 +158,7 @@ pub(crate) fn max_partials(limits: &Limits) -> usize {
 /// The lists, and room to make them.
 #[derive(Default)]
 pub(crate) struct Lists {
+    split: SplitRule,
     sections: Vec<Section>,
     lanes: Vec<std::ops::Range<usize>>,
     items: Vec<Item>,
@@ -165,6 +171,10 @@ pub(crate) struct Lists {
 }
 
 impl Lists {
+    pub(crate) fn new(split: SplitRule) -> Self {
+        Self { split, ..Self::default() }
+    }
+
     /// Makes the lists of a step, which serve `ahead` steps after it too (see [`rows_ahead`]). `group` query
     /// heads share a KV head.
     pub(crate) fn fill(&mut self, step: &Step<'_>, group: usize, ahead: usize) {
@@ -183,7 +193,10 @@ impl Lists {
         }
         match Family::of(step.n_tokens()) {
             Family::Few => self.fill_items(step, group),
-            Family::Many => self.fill_tiles(step, group),
+            Family::Many => {
+                self.fill_tiles(step, group);
+                self.split_tiles(step);
+            }
         }
         self.counts.n_items = self.items.len();
         self.counts.n_tiles = self.tiles.len();
@@ -372,25 +385,36 @@ pub(crate) struct Tables {
 
 impl Tables {
     pub(crate) fn new(gpu: &Arc<Gpu>, limits: &Limits, family: Family) -> Result<Self, CudaError> {
-        let sections = max_partials(limits);
-        let (tokens, outputs, attention) = match family {
-            Family::Few => (FEW, FEW, (sections + FEW) * Item::LEN),
-            Family::Many => {
-                let tiles = limits.step_tokens + MAX_LANES;
-                (
-                    limits.step_tokens,
-                    limits.step_outputs,
-                    tiles * Tile::LEN + sections * Section::LEN,
-                )
-            }
-        };
-        let words = COUNTS + 6 * tokens + outputs + attention;
+        let (tokens, outputs) = Self::rows(limits, family);
+        let bytes = Self::bytes(limits, family);
         Ok(Self {
-            pinned: Pinned::new(gpu, words * 4)?,
-            memory: Memory::new(gpu, "lists of a step", words * 4)?,
+            pinned: Pinned::new(gpu, bytes)?,
+            memory: Memory::new(gpu, "lists of a step", bytes)?,
             tokens,
             outputs,
         })
+    }
+
+    /// Tokens and outputs that there is room for.
+    fn rows(limits: &Limits, family: Family) -> (usize, usize) {
+        match family {
+            Family::Few => (FEW, FEW),
+            Family::Many => (limits.step_tokens, limits.step_outputs),
+        }
+    }
+
+    /// What the lists take.
+    pub(crate) fn bytes(limits: &Limits, family: Family) -> usize {
+        let sections = max_partials(limits);
+        let attention = match family {
+            Family::Few => (sections + FEW) * Item::LEN,
+            Family::Many => {
+                let tiles = limits.step_tokens + MAX_LANES;
+                tiles * Tile::LEN + sections * Section::LEN
+            }
+        };
+        let (tokens, outputs) = Self::rows(limits, family);
+        (COUNTS + 6 * tokens + outputs + attention) * 4
     }
 
     fn start_of_attention(&self) -> usize {
@@ -415,11 +439,6 @@ impl Tables {
     /// Items that there is room for; in the lists for few tokens.
     pub(crate) fn most_items(&self) -> usize {
         (self.memory.bytes / 4 - self.start_of_attention()) / Item::LEN
-    }
-
-    /// Bytes of the lists with this many items; of those for few tokens.
-    pub(crate) fn bytes_for(&self, n_items: usize) -> usize {
-        (self.start_of_attention() + n_items * Item::LEN) * 4
     }
 
     /// Writes the lists into pinned memory; how many bytes of it they take.

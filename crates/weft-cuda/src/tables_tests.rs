@@ -127,3 +127,25 @@ fn lists_serve_steps_ahead_as_far_as_the_last_section_goes() {
     lists.fill(&Step { lanes: &lanes }, 2, 60);
     assert_eq!((lists.items[0].pages, lists.items[0].n_rows), ([3, 4, 5, 0], 100));
 }
+
+#[test]
+fn a_few_tokens_behind_a_long_context_are_shared_out_by_sections() {
+    let positions: Vec<u32> = (2000..2032).collect();
+    let tokens = vec![0; 32];
+    let a = [span(0, 2032, 0)];
+    let lanes = [lane(&tokens, &positions, &positions, &a)];
+    let split = SplitRule { kv_heads: 8, at_once: 264, most_partials: 1000 };
+    let mut lists = Lists::new(split);
+    lists.fill(&Step { lanes: &lanes }, 2, 0);
+    // One tile of 8 KV heads, and 8 sections.
+    assert_eq!((lists.counts.n_tiles, lists.counts.n_splits), (1, 8));
+    assert_eq!(lists.counts.n_partials, 32 * 8);
+    assert_eq!((lists.partials[0], lists.partials[31]), ([8, 0], [8, 31 * 8]));
+    assert_eq!(lists.shares[0].first, 31 * 8, "shares are the last token's");
+    for too_much in [SplitRule { most_partials: 255, ..split }, SplitRule { at_once: 15, ..split }]
+    {
+        let mut lists = Lists::new(too_much);
+        lists.fill(&Step { lanes: &lanes }, 2, 0);
+        assert_eq!((lists.counts.n_splits, lists.counts.n_partials), (1, 8));
+    }
+}

@@ -1,6 +1,7 @@
 //! The weights as the CUDA device keeps them: matrices packed, all on the GPU.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use half::bf16;
 use weft::config::Config;
@@ -41,22 +42,32 @@ impl ModelWeights {
         from: &dyn Weights,
         longest_stretch: usize,
     ) -> Result<Self, CudaError> {
-        let reader = Reader { gpu, config, from, longest_stretch };
-        let layers = u16::try_from(config.layers).expect("Config bounds the number of layers");
-        Ok(Self {
-            embed: reader.matrix(Tensor::Embed)?,
-            layers: (0..layers).map(|layer| reader.layer(layer)).collect::<Result<_, _>>()?,
-            final_norm: reader.vector(Tensor::FinalNorm)?,
-            head: match config.tied_head {
-                true => None,
-                false => Some(reader.matrix(Tensor::Head)?),
-            },
+        let reader = &Reader { gpu, config, from, longest_stretch };
+        // Packing is what takes the time, so every core has its share. The largest matrices come first.
+        std::thread::scope(|scope| {
+            let embed = scope.spawn(|| reader.matrix(Tensor::Embed));
+            let head = (!config.tied_head).then(|| scope.spawn(|| reader.matrix(Tensor::Head)));
+            let layers = reader.layers()?;
+            let joined = |thread: Thread<'_>| thread.join().expect("reading weights panicked");
+            Ok(Self {
+                embed: joined(embed)?,
+                layers,
+                final_norm: reader.vector(Tensor::FinalNorm)?,
+                head: head.map(joined).transpose()?,
+            })
         })
     }
 
     pub(crate) fn head(&self) -> &Memory {
         self.head.as_ref().unwrap_or(&self.embed)
     }
+}
+
+type Thread<'s> = std::thread::ScopedJoinHandle<'s, Result<Memory, CudaError>>;
+
+/// Threads that pack layers: more than these would wait for memory.
+fn n_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get().min(12))
 }
 
 struct Reader<'a> {
@@ -67,6 +78,27 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
+    /// All layers, each by the thread that comes to it first.
+    fn layers(&self) -> Result<Vec<LayerWeights>, CudaError> {
+        let n = u16::try_from(self.config.layers).expect("Config bounds the number of layers");
+        let next = AtomicU16::new(0);
+        let work = || {
+            let mine = std::iter::from_fn(|| Some(next.fetch_add(1, Ordering::Relaxed)));
+            let mine = mine.take_while(|layer| *layer < n);
+            mine.map(|layer| Ok((layer, self.layer(layer)?))).collect::<Result<Vec<_>, CudaError>>()
+        };
+        let mut layers = Vec::new();
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..n_threads()).map(|_| scope.spawn(work)).collect();
+            for thread in threads {
+                layers.extend(thread.join().expect("reading weights panicked")?);
+            }
+            Ok::<(), CudaError>(())
+        })?;
+        layers.sort_by_key(|(layer, _)| *layer);
+        Ok(layers.into_iter().map(|(_, weights)| weights).collect())
+    }
+
     fn upload(&self, values: &[bf16]) -> Result<Memory, CudaError> {
         let memory = Memory::new(self.gpu, "weights", size_of_val(values))?;
         memory.write(0, values)?;

@@ -297,6 +297,30 @@ fn a_graph_computes_what_its_ops_do() {
         .unwrap();
 }
 
+/// A few tokens, several, and blocks of them take different ways through matrices and sections, over a context of
+/// two sections; none of it shows.
+#[test]
+fn blocks_of_any_size_give_the_same_bits() {
+    if !gpu_is_there() {
+        return;
+    }
+    for family in ["qwen3", "qwen2"] {
+        let config = config(family);
+        let prompt = tokens(500, 4, config.vocab);
+        let own = span(0, 500, 0);
+        let run = |blocks: &[usize]| {
+            let mut device = device(&config);
+            poison(&mut device, &config);
+            let logits = common::run_in_blocks(&mut device, &config, &prompt, blocks, &own);
+            (logits, device.attention(0), device.kv_row(1, own.slot(499)))
+        };
+        let truth = run(&[150, 150, 150, 50]);
+        assert!(truth.0.iter().flatten().all(|logit| logit.is_finite()));
+        assert_eq!(run(&[9, 32, 33, 31, 20, 8, 150, 17, 150, 50]), truth, "{family}");
+        assert_eq!(run(&[150, 120, 12, 1, 100, 30, 25, 7, 32, 23]), truth, "{family}");
+    }
+}
+
 /// Lanes that share a span read it once, and compute what each computes alone.
 #[test]
 fn sharing_a_span_does_not_show() {

@@ -1,8 +1,9 @@
 //! What streaming costs: a device that computes nothing says 2,000 tokens a second, one client reads
 //! them, and the processor time that the server's own threads took is told as a share of one core.
-//! Also what a request's first token takes over the same request to the library.
+//! Also what a request's first token takes over the same request to the library. Prints JSON with all
+//! samples; the first number on the command line says how often all of it is measured.
 //!
-//! `cargo run --release -p weft-server --example stream_cost`
+//! `cargo run --release -p weft-server --example stream_cost -- 5`
 
 #[path = "../tests/support/stub.rs"]
 mod stub;
@@ -13,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use serde_json::{Value, json};
 use weft::engine::{Engine, Request};
 use weft::prompt::{Conversation, Message};
 use weft::sampling::Sampling;
@@ -22,39 +24,70 @@ use stub::Control;
 
 const TOKENS: usize = 4000;
 const STREAMS: usize = 5;
-const ROUNDS: usize = 200;
+const REQUESTS: usize = 200;
 const BODY_OF_ONE: &str = r#"{"stream": true, "max_tokens": 1, "temperature": 0, "messages": [{"role": "user", "content": "Who is it?"}]}"#;
 
 fn main() {
+    let rounds = std::env::args().nth(1).and_then(|arg| arg.parse().ok()).unwrap_or(1);
     let control = Arc::new(Control::default());
     let address = serve(&control);
-    let own = first_token_of_library();
-    for _ in 0..ROUNDS {
-        first_token(address);
-    }
-    let served = median((0..ROUNDS).map(|_| first_token(address)).collect());
-    println!(
-        "first token of a warm request: {:.0} us served, {:.0} us by the library: {:.0} us more",
-        us(served),
-        us(own),
-        us(served) - us(own)
-    );
+    let runs: Vec<Value> = (0..rounds)
+        .map(|_| {
+            let first_token = measure_first_token(address, &control);
+            json!({"first_token": first_token, "stream": measure_stream(address, &control)})
+        })
+        .collect();
+    let report = json!({
+        "command": std::env::args().collect::<Vec<_>>(),
+        "commit": commit(),
+        "debug_build": cfg!(debug_assertions),
+        "cores": std::thread::available_parallelism().map_or(0, std::num::NonZero::get),
+        "load_average": std::fs::read_to_string("/proc/loadavg").ok(),
+        "runs": runs,
+    });
+    println!("{}", serde_json::to_string_pretty(&report).expect("a report is plain JSON"));
+}
 
+fn measure_first_token(address: SocketAddr, control: &Control) -> Value {
+    control.step_us.store(0, Ordering::Relaxed);
+    let by_library = first_tokens_of_library();
+    let _warm: Vec<Duration> = (0..REQUESTS).map(|_| first_token(address)).collect();
+    let served: Vec<Duration> = (0..REQUESTS).map(|_| first_token(address)).collect();
+    json!({
+        "added_us": us(median(&served)) - us(median(&by_library)),
+        "served_us": served.into_iter().map(us).collect::<Vec<_>>(),
+        "library_us": by_library.into_iter().map(us).collect::<Vec<_>>(),
+    })
+}
+
+fn measure_stream(address: SocketAddr, control: &Arc<Control>) -> Value {
     control.step_us.store(500, Ordering::Relaxed);
     let before = [cpu_time("tokio"), cpu_time("weft-engine")];
     let start = Instant::now();
-    let n: usize = (0..STREAMS).map(|_| stream(address)).sum();
+    let n_events: usize = (0..STREAMS).map(|_| stream(address)).sum();
     let wall = start.elapsed();
     let share = |time: Duration| time.as_secs_f64() / wall.as_secs_f64() * 100.0;
     let sockets = share(cpu_time("tokio") - before[0]);
     let engine = share(cpu_time("weft-engine") - before[1]);
-    let paced = share_of_library(&control);
-    println!(
-        "{n} events, {:.0} tok/s: sockets {sockets:.1} %, engine {engine:.1} % of a core, of which \
-         the library alone at this pace {paced:.1} %: the server costs {:.1} %",
-        (STREAMS * TOKENS) as f64 / wall.as_secs_f64(),
-        sockets + engine - paced
-    );
+    let library = share_of_library(control);
+    json!({
+        "events": n_events,
+        "tokens_per_s": (STREAMS * TOKENS) as f64 / wall.as_secs_f64(),
+        "percent_of_a_core": {
+            "sockets": sockets,
+            "engine": engine,
+            // The engine and the device's pacing without a server.
+            "library": library,
+            "server": sockets + engine - library,
+        },
+    })
+}
+
+/// The commit of the checkout that this is run in.
+fn commit() -> Option<String> {
+    let git = ["describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"];
+    let output = std::process::Command::new("git").args(git).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
 /// What the engine and the device's pacing take without a server, in percent of a core.
@@ -122,7 +155,7 @@ fn first_token(address: SocketAddr) -> Duration {
 }
 
 /// The same by the library: rendering, composing, one token.
-fn first_token_of_library() -> Duration {
+fn first_tokens_of_library() -> Vec<Duration> {
     let model = stub::model();
     let mut engine: Engine = stub::engine(&model, "a", &Arc::default());
     let mut ask = || {
@@ -134,8 +167,8 @@ fn first_token_of_library() -> Duration {
         answer.next();
         start.elapsed()
     };
-    let _warm: Vec<Duration> = (0..ROUNDS).map(|_| ask()).collect();
-    median((0..ROUNDS).map(|_| ask()).collect())
+    let _warm: Vec<Duration> = (0..REQUESTS).map(|_| ask()).collect();
+    (0..REQUESTS).map(|_| ask()).collect()
 }
 
 fn stream(address: SocketAddr) -> usize {
@@ -146,7 +179,8 @@ fn stream(address: SocketAddr) -> usize {
     lines.take_while(|line| !line.contains("[DONE]")).filter(|l| l.starts_with("data: ")).count()
 }
 
-fn median(mut times: Vec<Duration>) -> Duration {
+fn median(times: &[Duration]) -> Duration {
+    let mut times = times.to_vec();
     times.sort();
     times[times.len() / 2]
 }

@@ -3,6 +3,8 @@
 //! Every message says what is wrong, with which value, and what would do. What the machine knows and
 //! a client must not (paths, addresses) never gets here: errors of files become one general sentence.
 
+use std::convert::Infallible;
+
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -25,11 +27,14 @@ pub(crate) struct ApiError {
     code: Option<&'static str>,
     param: Option<String>,
     message: String,
+    /// Tokens of a prompt that is too long, and of the context.
+    lengths: Option<(usize, usize)>,
 }
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
-        Self { status, kind, code: None, param: None, message: shortened(message.into()) }
+        let message = shortened(message.into());
+        Self { status, kind, code: None, param: None, message, lengths: None }
     }
 
     /// A request that makes no sense as it is.
@@ -51,6 +56,16 @@ impl ApiError {
     pub(crate) fn unknown_model(name: &str, served: &str) -> Self {
         let message = format!("the model {name:?} is not served here; {served:?} is");
         Self::refused(StatusCode::NOT_FOUND, message).code("model_not_found").param("model")
+    }
+
+    /// A prompt that leaves no room for an answer.
+    pub(crate) fn too_long(tokens: usize, context: usize) -> Self {
+        let message = format!(
+            "the prompt has {tokens} tokens and the context holds {context}, answer included; \
+             shorten the prompt, or serve with a larger --ctx-size"
+        );
+        let error = Self::invalid(message).code("context_length_exceeded");
+        Self { lengths: Some((tokens, context)), ..error }
     }
 
     pub(crate) fn not_found(message: impl Into<String>) -> Self {
@@ -82,12 +97,18 @@ impl ApiError {
 
     /// The body of the answer, or the data of an event in a stream.
     pub(crate) fn json(&self) -> Value {
-        json!({"error": {
+        let mut error = json!({
             "message": self.message,
             "type": self.kind,
             "param": self.param,
             "code": self.code,
-        }})
+        });
+        // By the names that llama.cpp gives them.
+        if let Some((tokens, context)) = self.lengths {
+            error["n_prompt_tokens"] = tokens.into();
+            error["n_ctx"] = context.into();
+        }
+        json!({"error": error})
     }
 }
 
@@ -114,6 +135,12 @@ impl IntoResponse for ApiError {
     }
 }
 
+impl From<Infallible> for ApiError {
+    fn from(never: Infallible) -> Self {
+        match never {}
+    }
+}
+
 impl From<SamplingError> for ApiError {
     fn from(error: SamplingError) -> Self {
         let param = match &error {
@@ -128,12 +155,14 @@ impl From<SamplingError> for ApiError {
             _ => None,
         };
         match (&error, param) {
-            (
-                SamplingError::BadLogit { .. }
-                | SamplingError::NoCandidate { .. }
-                | SamplingError::Constraint(_),
-                _,
-            ) => Self::fault(format!("the model's output cannot be sampled: {error}")),
+            (SamplingError::BadLogit { .. } | SamplingError::NoCandidate { .. }, _) => {
+                Self::fault(format!("the model's output cannot be sampled: {error}"))
+            }
+            // Clients know it by vLLM's name.
+            (_, Some("stop_ids")) => {
+                let message = error.to_string().replace("stop_ids", "stop_token_ids");
+                Self::invalid(message).param("stop_token_ids")
+            }
             (_, Some(param)) => Self::invalid(error.to_string()).param(param),
             (_, None) => Self::invalid(error.to_string()),
         }
@@ -144,9 +173,7 @@ impl From<RequestError> for ApiError {
     fn from(error: RequestError) -> Self {
         match error {
             RequestError::Sampling(error) => error.into(),
-            RequestError::TooLong { .. } => {
-                Self::invalid(error.to_string()).code("context_length_exceeded")
-            }
+            RequestError::TooLong { tokens, context } => Self::too_long(tokens, context),
             error => Self::invalid(error.to_string()),
         }
     }

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tokio::sync::{Mutex, Semaphore};
+
 use crate::answers::Recent;
 use crate::api_error::ApiError;
 use crate::chunk_shelf::ChunkShelf;
@@ -12,6 +14,12 @@ use crate::worker::Worker;
 
 /// Bytes of text that are worked on where they are; more would hold up other requests.
 const INLINE_BYTES: usize = 16 << 10;
+/// Bytes of text that are worked on at any time; more wait their turn. JSON of 16 MB can be a gigabyte
+/// while it is read, and a few of them at once all of a machine's memory.
+const LARGE_BYTES: usize = 1 << 20;
+static TURNS: Semaphore = Semaphore::const_new(2);
+/// What takes time and has no bytes is worked on as if it had these.
+pub(crate) const SLOW: usize = LARGE_BYTES;
 
 /// The server's state.
 pub(crate) struct App {
@@ -21,6 +29,8 @@ pub(crate) struct App {
     /// The last answers, for those who want one verified.
     pub(crate) recent: Recent,
     pub(crate) shelf: ChunkShelf,
+    /// Held by the verification that runs.
+    pub(crate) verifying: Mutex<()>,
 }
 
 impl App {
@@ -39,6 +49,12 @@ pub(crate) async fn off_thread<T: Send + 'static>(
     if bytes <= INLINE_BYTES {
         return work();
     }
-    let done = tokio::task::spawn_blocking(work).await;
+    // The turn lasts as long as the work, even if who waits for it has gone. It is never closed.
+    let turn = if bytes > LARGE_BYTES { TURNS.acquire().await.ok() } else { None };
+    let done = tokio::task::spawn_blocking(move || {
+        let _turn = turn;
+        work()
+    });
+    let done = done.await;
     done.unwrap_or_else(|_| Err(ApiError::fault("the request could not be read")))
 }

@@ -1,44 +1,58 @@
-//! Registered chunks on disk, written in the order in which they changed.
+//! Registered chunks, in the engine and on disk: both change together and in one order.
 //!
 //! The engine has the chunks; their files are written by threads that may wait for a disk. One lock
-//! keeps a deletion from being overtaken by the write of what it deletes.
+//! is held over both, so that no deletion is overtaken by the write of what it deletes, and a change
+//! that was begun is finished even if its client has gone.
 
 use std::sync::Arc;
 
 use tokio::sync::Mutex;
 use weft::chunk::{Chunk, ChunkId, Shelf};
+use weft::engine::Engine;
 
 use crate::api_error::ApiError;
+use crate::app::App;
 use crate::served::Served;
 
-/// The order of writes.
+/// The order of changes.
 #[derive(Default)]
 pub(crate) struct ChunkShelf(Mutex<()>);
 
-impl ChunkShelf {
-    /// Writes a chunk down, so that it outlives the server, however that ends.
-    pub(crate) async fn keep(&self, served: &Arc<Served>, chunk: Chunk) -> Result<(), ApiError> {
-        self.change(served, move |shelf| Ok(shelf.keep(&chunk)?)).await
-    }
+/// What a change of the engine's chunks means for their files.
+pub(crate) enum Files {
+    /// The chunk is written down, so that it outlives the server, however that ends.
+    Keep(Box<Chunk>),
+    Remove(Vec<ChunkId>),
+}
 
-    /// Removes the files of chunks.
-    pub(crate) async fn remove(
-        &self,
-        served: &Arc<Served>,
-        ids: Vec<ChunkId>,
-    ) -> Result<(), ApiError> {
-        let remove = move |shelf: &Shelf| Ok(ids.iter().try_for_each(|id| shelf.remove(id))?);
-        self.change(served, remove).await
+impl Files {
+    fn change(&self, shelf: &Shelf) -> Result<(), ApiError> {
+        match self {
+            Self::Keep(chunk) => Ok(shelf.keep(chunk)?),
+            Self::Remove(ids) => Ok(ids.iter().try_for_each(|id| shelf.remove(id))?),
+        }
     }
+}
 
-    async fn change(
-        &self,
-        served: &Arc<Served>,
-        change: impl FnOnce(&Shelf) -> Result<(), ApiError> + Send + 'static,
-    ) -> Result<(), ApiError> {
-        let Some(shelf) = served.shelf.clone() else { return Ok(()) };
-        let _in_order = self.0.lock().await;
-        let done = tokio::task::spawn_blocking(move || change(&shelf)).await;
-        done.unwrap_or_else(|_| Err(ApiError::fault("the folder of chunks cannot be used")))
-    }
+/// Changes the engine's chunks, then their files.
+pub(crate) async fn change<T: Send + 'static>(
+    app: &Arc<App>,
+    served: Arc<Served>,
+    change: impl FnOnce(&mut Engine) -> Result<(T, Files), ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let app = Arc::clone(app);
+    let changed = tokio::spawn(async move {
+        let _in_order = app.shelf.0.lock().await;
+        let (told, files) = app.worker.ask(change).await??;
+        if let Some(shelf) = served.shelf.clone() {
+            let written = tokio::task::spawn_blocking(move || files.change(&shelf)).await;
+            written.map_err(|_| unusable())??;
+        }
+        Ok(told)
+    });
+    changed.await.map_err(|_| unusable())?
+}
+
+fn unusable() -> ApiError {
+    ApiError::fault("the folder of chunks cannot be used")
 }

@@ -16,14 +16,18 @@ use weft::tokenizer::Tokenizer;
 
 use crate::api_error::ApiError;
 
-/// The largest schema, as JSON.
-const MAX_SCHEMA_BYTES: usize = 256 << 10;
+/// The largest rule: a schema as JSON, an expression, all choices together.
+const MAX_RULE_BYTES: usize = 256 << 10;
 
 /// What an answer has to be.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Rule {
     /// JSON of this schema.
     Json(Value),
+    /// A text that this regular expression matches as a whole.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
     /// A call of one of these tools.
     Call(Vec<Value>),
 }
@@ -32,8 +36,14 @@ impl Rule {
     fn grammar(&self) -> TopLevelGrammar {
         match self {
             Self::Json(schema) => TopLevelGrammar::from_json_schema(with_form(schema.clone())),
+            Self::Regex(regex) => TopLevelGrammar::from_regex(regex),
+            Self::Choice(texts) => {
+                // Strings of the grammar's language are written as JSON's are.
+                let texts: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
+                TopLevelGrammar::from_lark(format!("start: {}", texts.join(" | ")))
+            }
             Self::Call(tools) => {
-                let calls: Vec<Value> = tools.iter().map(call_schema).collect();
+                let calls: Vec<Value> = tools.iter().enumerate().map(call_schema).collect();
                 let schema = with_form(json!({"anyOf": calls}));
                 TopLevelGrammar::from_lark(format!(
                     "start: \"<tool_call>\\n\" call \"\\n</tool_call>\"\ncall: %json {schema}"
@@ -45,6 +55,8 @@ impl Rule {
     fn bytes(&self) -> usize {
         match self {
             Self::Json(schema) => schema.to_string().len(),
+            Self::Regex(regex) => regex.len(),
+            Self::Choice(texts) => texts.iter().map(String::len).sum(),
             Self::Call(tools) => tools.iter().map(|tool| tool.to_string().len()).sum(),
         }
     }
@@ -61,16 +73,36 @@ fn with_form(mut schema: Value) -> Value {
     schema
 }
 
-fn call_schema(tool: &Value) -> Value {
+/// The schema of a call of the tool that is the `index`-th of all.
+fn call_schema((index, tool): (usize, &Value)) -> Value {
     let name = tool.pointer("/function/name").unwrap_or(&Value::Null);
     let parameters = tool.pointer("/function/parameters").filter(|schema| schema.is_object());
-    let any = json!({"type": "object"});
+    let mut parameters = parameters.cloned().unwrap_or(json!({"type": "object"}));
+    move_references(&mut parameters, &format!("#/anyOf/{index}/properties/arguments"));
     json!({
         "type": "object",
-        "properties": {"name": {"const": name}, "arguments": parameters.unwrap_or(&any)},
+        "properties": {"name": {"const": name}, "arguments": parameters},
         "required": ["name", "arguments"],
         "additionalProperties": false,
     })
+}
+
+/// Has references from the root of a schema lead to where that root stands now.
+fn move_references(schema: &mut Value, root: &str) {
+    match schema {
+        Value::Array(items) => items.iter_mut().for_each(|item| move_references(item, root)),
+        Value::Object(fields) => {
+            for (key, value) in fields {
+                match value {
+                    Value::String(path) if key == "$ref" && path.starts_with('#') => {
+                        path.replace_range(..1, root);
+                    }
+                    value => move_references(value, root),
+                }
+            }
+        }
+        _ => {}
+    }
 }
 
 /// The vocabulary, ready for rules.
@@ -101,17 +133,22 @@ impl Grammars {
     /// What follows a rule.
     pub(crate) fn compile(&self, rule: &Rule) -> Result<Box<dyn Constraint>, ApiError> {
         let bytes = rule.bytes();
-        if bytes > MAX_SCHEMA_BYTES {
+        if bytes > MAX_RULE_BYTES {
             let message =
-                format!("the schema has {bytes} bytes, and at most {MAX_SCHEMA_BYTES} may be");
+                format!("the rule has {bytes} bytes, and at most {MAX_RULE_BYTES} may be");
             return Err(ApiError::invalid(message));
         }
         let parser = self.0.create_parser(rule.grammar());
         let parser = parser.map_err(|error| {
-            ApiError::invalid(format!("the schema cannot be followed: {error:#}"))
+            ApiError::invalid(format!("the rule for the answer cannot be followed: {error:#}"))
         })?;
         Ok(Box::new(Follower(Matcher::new(Ok(parser)))))
     }
+}
+
+/// An error without the mark that it could be longer.
+fn in_short(error: &impl fmt::Display) -> String {
+    error.to_string().replace("<non-verbose/>", "").trim().to_owned()
 }
 
 /// An answer on its way through a grammar.
@@ -125,7 +162,7 @@ impl fmt::Debug for Follower {
 
 impl Constraint for Follower {
     fn allow(&mut self, mask: &mut [u32]) -> Result<(), String> {
-        let allowed = self.0.compute_mask_or_eos().map_err(|error| error.to_string())?;
+        let allowed = self.0.compute_mask_or_eos().map_err(|error| in_short(&error))?;
         for (word, allowed) in mask.iter_mut().zip(allowed.as_slice()) {
             *word = *allowed;
         }
@@ -137,7 +174,7 @@ impl Constraint for Follower {
         if self.0.is_stopped() {
             return Ok(());
         }
-        self.0.consume_token(token).map_err(|error| error.to_string())
+        self.0.consume_token(token).map_err(|error| in_short(&error))
     }
 
     fn boxed_clone(&self) -> Box<dyn Constraint> {
@@ -191,6 +228,17 @@ mod tests {
     }
 
     #[test]
+    fn expressions_and_choices_are_followed_to_their_end() {
+        let regex = Rule::Regex("[a-c]{2}(1|2)?".into());
+        assert!(follows(&regex, "ab") && follows(&regex, "cb2"));
+        assert!(!follows(&regex, "a") && !follows(&regex, "ab3") && !follows(&regex, "abab"));
+        let odd = "line\nbreak, \"quote\", \\ and | é 😀";
+        let choice = Rule::Choice(vec!["Rome".into(), odd.into()]);
+        assert!(follows(&choice, "Rome") && follows(&choice, odd));
+        assert!(!follows(&choice, "Rom") && !follows(&choice, "RomeRome"));
+    }
+
+    #[test]
     fn calls_name_a_tool_and_fit_it() {
         let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}},
             "required": ["city"], "additionalProperties": false});
@@ -204,15 +252,23 @@ mod tests {
         assert!(follows(&rule, &call("weather", "{\"city\": \"Rome\"}")));
         assert!(!follows(&rule, &call("news", "{\"city\": \"Rome\"}")));
         assert!(!follows(&rule, &call("weather", "{}")));
+        let parameters = json!({"type": "object", "properties": {"at": {"$ref": "#/$defs/Place"}},
+            "required": ["at"], "additionalProperties": false,
+            "$defs": {"Place": {"type": "string", "enum": ["Rome", "Oslo"]}}});
+        let tool = |name: &str| json!({"type": "function", "function": {"name": name, "parameters": parameters}});
+        let rule = Rule::Call(vec![tool("first"), tool("second")]);
+        assert!(follows(&rule, &call("second", "{\"at\": \"Oslo\"}")), "references are found");
+        assert!(!follows(&rule, &call("second", "{\"at\": \"Rom\"}")));
     }
 
     #[test]
     fn what_is_no_schema_is_refused() {
         let tokenizer = tokenizer();
         let grammars = Grammars::new(&tokenizer, tokenizer.id_of(END).unwrap()).unwrap();
-        let huge = json!({"const": "x".repeat(MAX_SCHEMA_BYTES)});
+        let huge = json!({"const": "x".repeat(MAX_RULE_BYTES)});
         for wrong in [json!({"type": "king"}), json!({"$ref": "http://evil.com/x"}), huge] {
             assert!(grammars.compile(&Rule::Json(wrong.clone())).is_err(), "{wrong}");
         }
+        assert!(grammars.compile(&Rule::Regex("[.*".into())).is_err());
     }
 }

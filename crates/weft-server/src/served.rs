@@ -109,15 +109,7 @@ impl Served {
 
     /// Refuses a prompt that leaves no room for an answer.
     pub(crate) fn check_length(&self, tokens: usize) -> Result<(), ApiError> {
-        if tokens < self.context {
-            return Ok(());
-        }
-        let context = self.context;
-        let message = format!(
-            "the prompt has {tokens} tokens and the context holds {context}, answer included; \
-             shorten the prompt, or serve with a larger --ctx-size"
-        );
-        Err(ApiError::invalid(message).code("context_length_exceeded"))
+        if tokens < self.context { Ok(()) } else { Err(ApiError::too_long(tokens, self.context)) }
     }
 }
 

@@ -12,6 +12,7 @@ use crate::config::Config;
 use crate::dtype::Dtype;
 use crate::kv::{PAGE_ROWS, PageId, Slot, pages_for};
 use crate::plan::Op;
+use crate::sampling::Sampler;
 
 /// Lanes that can share a step.
 pub const MAX_LANES: usize = 8;
@@ -164,6 +165,46 @@ pub trait Device: Send {
     /// Runs ops of the plan, in order, on a step. Panics if the step breaks a limit: callers
     /// check requests, see [`Step::check`].
     fn run(&mut self, ops: &[Op], step: &Step<'_>) -> Result<(), DeviceError>;
+
+    /// Runs the plan on a step as [`Device::run`] does, and chooses the next token of the lanes that have a
+    /// sampler, as the sampler would: see [`Device::chosen`]. Each such lane has one row of logits.
+    ///
+    /// `ahead` is how many more steps may be begun before they are asked for, if every lane has one token
+    /// and a sampler: in each the lanes' chosen tokens follow, one row further in the page of the last
+    /// row. A later call that asks for just that finds it done. What was begun and is not asked for
+    /// leaves nothing behind but rows after the lanes' last, which are written again before anybody sees
+    /// them.
+    ///
+    /// The default chooses nothing, and begins nothing.
+    fn decode(
+        &mut self,
+        ops: &[Op],
+        step: &Step<'_>,
+        samplers: &[Option<&Sampler>],
+        ahead: usize,
+    ) -> Result<(), DeviceError> {
+        let _ = (samplers, ahead);
+        self.run(ops, step)
+    }
+
+    /// The token that the last [`Device::decode`] chose for a lane; nothing where the caller's sampler is
+    /// to choose from the logits. Where there is one, the logits may be gone.
+    fn chosen(&self, lane: usize) -> Option<u32> {
+        let _ = lane;
+        None
+    }
+
+    /// Runs ops on a step `repeats` times, and tells how long each time took the device itself in µs, with its
+    /// caches cold and without the host. Nothing where only a clock outside can tell.
+    fn time_us(
+        &mut self,
+        ops: &[Op],
+        step: &Step<'_>,
+        repeats: usize,
+    ) -> Option<Result<Vec<f64>, DeviceError>> {
+        let _ = (ops, step, repeats);
+        None
+    }
 
     /// Row `output` of the logits of the last run, f32 \[vocab\].
     fn logits(&self, output: usize) -> &[f32];

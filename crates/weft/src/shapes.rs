@@ -16,9 +16,14 @@ pub const NAMES: [&str; SHAPES.len()] = {
     names
 };
 
+/// The shape of that name, as a model's `config.json` has it.
+pub fn json(name: &str) -> Option<&'static str> {
+    SHAPES.iter().find(|(known, _)| *known == name).map(|(_, json)| *json)
+}
+
 /// The shape of that name.
 pub fn config(name: &str) -> Option<Config> {
-    let (_, json) = SHAPES.iter().find(|(known, _)| *known == name)?;
+    let json = json(name)?;
     Some(Config::from_json(json.as_bytes()).expect("every named shape is a valid config"))
 }
 

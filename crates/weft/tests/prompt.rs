@@ -284,3 +284,30 @@ fn what_cannot_be_kept_apart_is_refused() {
     let error = tokens(&cutting, "user", "a <|im_end|> b").unwrap_err().to_string();
     assert!(error.contains("<|im_end|>"), "{error}");
 }
+
+/// A prompt that is to be gone on with ends where the last message does, whatever the template
+/// writes after it.
+#[test]
+fn the_last_message_can_be_left_open() {
+    let said = |text: &str| Conversation {
+        add_generation_prompt: false,
+        continue_last: true,
+        ..Conversation::new(vec![Message::user("hi"), Message::assistant(text)], Some(false))
+    };
+    for name in ["qwen3", "chatml", "llama3"] {
+        let rendered = template(name).render(&said("Well, <|im_end|> I")).unwrap();
+        assert!(rendered.text().ends_with("Well, <|im_end|> I"), "{name}: {}", rendered.text());
+        let closed = Conversation { continue_last: false, ..said("Well, <|im_end|> I") };
+        let closed = template(name).render(&closed).unwrap().text();
+        assert!(closed.starts_with(&rendered.text()) && closed.len() > rendered.text().len());
+    }
+    // A template that cuts the text leaves no place to go on from.
+    let source = "{% for m in messages %}<|im_start|>{{ m.content[2:] }}{% endfor %}";
+    let cutting = Template::new(source, None, None).unwrap();
+    let refused = cutting.render(&said("Well, I")).unwrap_err().to_string();
+    assert!(refused.contains("cannot be continued"), "{refused}");
+    let silent = Message { content: None, ..Message::assistant("") };
+    let mut silent_end = said("");
+    *silent_end.messages.last_mut().unwrap() = silent;
+    assert!(template("chatml").render(&silent_end).is_err());
+}

@@ -3,7 +3,9 @@
 //! from.
 
 use proptest::prelude::*;
-use weft::sampling::{Logprobs, Sampler, Sampling, choice_seed, uniform};
+use weft::sampling::{
+    Adjustment, Draw, Logprobs, RuledOut, Sampler, Sampling, choice_seed, uniform,
+};
 
 const NEG: f32 = f32::NEG_INFINITY;
 
@@ -165,6 +167,66 @@ proptest! {
         }
         prop_assert_eq!(sampler.n_generated(), output.len());
     }
+
+    /// Who has the numbers and the adjustments chooses the same tokens; the sampler takes them in.
+    #[test]
+    fn a_draw_and_its_adjustments_decide_the_token(case in case()) {
+        let Case { settings, prompt, ends, steps } = case;
+        let settings = Sampling { logprobs: None, ..settings };
+        let vocab = steps[0].len();
+        let mut sampler = Sampler::new(&settings, &prompt, &ends, vocab).unwrap();
+        let mut told = sampler.clone();
+        let biases = &settings.logit_bias;
+        let is_double = |b: &(u32, f32)| biases.iter().filter(|other| other.0 == b.0).count() > 1;
+        prop_assert_eq!(sampler.next_draw().is_none(), biases.iter().any(is_double));
+        for logits in &steps {
+            let Some(draw) = told.next_draw() else { return Ok(()) };
+            let scores = adjusted(&draw, &told.adjustments(), logits);
+            prop_assert_eq!(draw.adjusts || scores == *logits, true);
+            let same = Sampling {
+                temperature: draw.temperature, top_k: draw.top_k, top_p: draw.top_p,
+                min_p: draw.min_p, ..Sampling::default()
+            };
+            let distribution = naive_distribution(&same, &scores);
+            let token = naive_draw(&distribution, uniform(draw.seed, draw.index as u64));
+            let Ok(choice) = sampler.sample(logits) else {
+                prop_assert_eq!(token, None);
+                continue;
+            };
+            prop_assert_eq!(token, Some(choice.token));
+            told.accept(choice.token);
+        }
+    }
+}
+
+/// Steps 1 to 4 by what a draw tells.
+fn adjusted(draw: &Draw, adjustments: &[Adjustment], logits: &[f32]) -> Vec<f32> {
+    let mut scores = logits.to_vec();
+    for Adjustment { token, bias, seen, ruled_out } in adjustments {
+        let score = &mut scores[*token as usize];
+        *score += bias;
+        if let Some(n) = seen {
+            let r = draw.repetition_penalty;
+            *score = if *score < 0.0 { *score * r } else { *score / r };
+            if *n > 0 {
+                *score = *score - draw.frequency_penalty * *n as f32 - draw.presence_penalty;
+            }
+        }
+        let is_early = draw.index < draw.min_tokens;
+        if *ruled_out == RuledOut::Always || (*ruled_out == RuledOut::Early && is_early) {
+            *score = NEG;
+        }
+    }
+    scores
+}
+
+#[test]
+fn what_takes_more_than_numbers_has_no_draw() {
+    let draw = |settings: &Sampling| Sampler::new(settings, &[], &[], 9).unwrap().next_draw();
+    assert!(draw(&Sampling::default()).is_some_and(|draw| !draw.adjusts));
+    assert!(draw(&Sampling { logprobs: Some(0), ..Sampling::default() }).is_none());
+    let twice = Sampling { logit_bias: vec![(1, 2.0), (1, 0.1)], ..Sampling::default() };
+    assert!(draw(&twice).is_none());
 }
 
 /// Pearson's statistic of `n` tokens drawn against what they should be; a token that should not

@@ -1,4 +1,4 @@
-//! Flags of `weft bench` and its three helpers, named as llama-bench names them where it has them.
+//! Flags of `weft bench` and its helpers, named as llama-bench names them where it has them.
 //!
 //! It owns what a user may type; whether a model has room for it is checked where the model is
 //! known.
@@ -9,7 +9,10 @@ use clap::{Args, Subcommand, ValueEnum};
 use weft::device::MAX_LANES;
 use weft_cpu::Isa;
 
+use super::export::ExportArgs;
 use super::first_token::FirstTokenArgs;
+use super::forced::ForcedArgs;
+use super::generate::GenerateArgs;
 use crate::args::{DeviceKind, Kernels};
 use crate::size;
 
@@ -28,10 +31,18 @@ pub(crate) enum BenchCommand {
     Ops(OpsArgs),
     /// Time a first token with its context cold, and kept in each tier
     FirstToken(FirstTokenArgs),
+    /// Time whole answers: scheduling, sampling and text included
+    Generate(GenerateArgs),
     /// Compare two saved runs, test by test
     Compare(CompareArgs),
     /// Draw saved runs
     Plot(PlotArgs),
+    /// Write random weights of a shape as the files of a model
+    #[command(hide = true)]
+    Export(ExportArgs),
+    /// Write the logits of given tokens
+    #[command(hide = true)]
+    Forced(ForcedArgs),
 }
 
 /// What is measured, and where the figures go.
@@ -47,6 +58,12 @@ pub(crate) struct TestArgs {
     #[arg(short = 'n', long, value_name = "TOKENS", default_value = "32",
           value_parser = count_or_zero)]
     pub(crate) n_gen: usize,
+    /// Write a trace of one token's ops, at the first depth and batch, for Perfetto or chrome://tracing
+    #[arg(long, value_name = "FILE")]
+    pub(crate) timeline: Option<PathBuf>,
+    /// Decode also with tokens that follow one another, chosen by the device where it can
+    #[arg(long)]
+    pub(crate) follow: bool,
     #[command(flatten)]
     pub(crate) grid: GridArgs,
 }
@@ -75,18 +92,25 @@ pub(crate) struct GridArgs {
     pub(crate) repetitions: usize,
 }
 
-/// The model, what computes it, and how the result is told.
+/// Random weights.
 #[derive(Args)]
-pub(crate) struct SubjectArgs {
+pub(crate) struct ShapeArgs {
     /// Random weights of a shape: a name (like qwen3-0.6b) or a config.json; wins over --model
     #[arg(long, value_name = "NAME")]
     pub(crate) shape: Option<String>,
-    /// Real weights: a folder, or `org/name[@revision]` in the hub cache
-    #[arg(short, long, value_name = "MODEL")]
-    pub(crate) model: Option<String>,
     /// Seed of random weights
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
+}
+
+/// The model, what computes it, and how the result is told.
+#[derive(Args)]
+pub(crate) struct SubjectArgs {
+    #[command(flatten)]
+    pub(crate) random: ShapeArgs,
+    /// Real weights: a folder, or `org/name[@revision]` in the hub cache
+    #[arg(short, long, value_name = "MODEL")]
+    pub(crate) model: Option<String>,
     /// What computes
     #[arg(long, value_enum, default_value_t = DeviceKind::Auto)]
     pub(crate) device: DeviceKind,

@@ -6,7 +6,6 @@
 //! log-probabilities, or the figures are worthless.
 
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
@@ -15,17 +14,14 @@ use weft::chunk::{Composition, Kind, Piece, Repair, Tier};
 use weft::device::{Limits, MAX_LANES};
 use weft::engine::{Engine, Request, Tiers, Token};
 use weft::kv::pages_for;
-use weft::model::Model;
-use weft::sampling::{GenerationConfig, Sampling};
+use weft::sampling::Sampling;
 use weft::store::Store;
-use weft::weights::RandomWeights;
 
 use super::args::{Format, SubjectArgs};
 use super::machine;
 use super::stats::Spread;
-use super::subject::{OnDevice, Subject};
+use super::subject::Subject;
 use crate::answer::print;
-use crate::bundled;
 use crate::error::CliError;
 use crate::size;
 use crate::terminal;
@@ -106,7 +102,7 @@ fn measure(
     Ok(report(subject, args, &engine, &samples, same_bits))
 }
 
-/// The model with tokens that any model has.
+/// The model with room for its context and for rows in every tier.
 fn engine(
     subject: &Subject,
     args: &FirstTokenArgs,
@@ -121,21 +117,10 @@ fn engine(
         // Every piece may leave its last page half empty.
         pages: pages_for(n_rows) + n_pieces,
     };
-    let OnDevice { device, .. } = subject.open(&args.subject, limits)?;
     let store = Store::open(folder, u64::MAX >> 1)
         .map_err(|error| CliError::Usage(format!("{}: {error}", folder.display())))?;
     let tiers = Tiers { ram_bytes: u64::MAX >> 1, store: Some(store) };
-    let model = Model {
-        name: subject.name.clone(),
-        config: subject.config.clone(),
-        // The device has the weights; these only name the rows.
-        weights: Box::new(RandomWeights::new(&subject.config, args.subject.seed)),
-        tokenizer: Arc::clone(&bundled::open()?.tokenizer),
-        template: None,
-        generation: GenerationConfig::default(),
-        stop_ids: Vec::new(),
-    };
-    Ok(Engine::with_tiers(&model, device, tiers))
+    subject.engine(&args.subject, limits, tiers)
 }
 
 fn prompt(args: &FirstTokenArgs) -> Composition {

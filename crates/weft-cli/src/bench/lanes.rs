@@ -11,9 +11,17 @@ use weft::kv::{PAGE_ROWS, PageId, Slot, pages_for};
 
 /// The lanes of a device, all from position 0 on.
 pub(crate) struct Lanes {
-    vocab: usize,
+    tokens: Tokens,
     /// The pages of each lane.
     pages: Vec<Vec<PageId>>,
+}
+
+/// Where tokens come from.
+enum Tokens {
+    /// Made up, below the size of a vocabulary.
+    Made(usize),
+    /// Given, the same for every lane.
+    Given(Vec<u32>),
 }
 
 /// One lane's part of a step, with what it borrows.
@@ -40,7 +48,13 @@ impl Lanes {
             next += pages_for(*rows) as PageId;
             (first..next).collect()
         };
-        Self { vocab, pages: rows.iter().map(&mut take).collect() }
+        Self { tokens: Tokens::Made(vocab), pages: rows.iter().map(&mut take).collect() }
+    }
+
+    /// One lane that runs these tokens.
+    pub(crate) fn of_tokens(tokens: Vec<u32>) -> Self {
+        let lanes = Self::new(&[tokens.len()], 0);
+        Self { tokens: Tokens::Given(tokens), ..lanes }
     }
 
     /// Pages that lanes of these rows take.
@@ -62,12 +76,36 @@ impl Lanes {
         run(&Step { lanes: &lanes })
     }
 
+    /// The same with one token in each lane, as given.
+    pub(crate) fn step_of<R>(
+        &self,
+        tokens: &[u32],
+        position: usize,
+        run: impl FnOnce(&Step<'_>) -> R,
+    ) -> R {
+        let mut parts: Vec<Part> =
+            (0..tokens.len()).map(|lane| self.part(lane, &(position..position + 1))).collect();
+        parts.iter_mut().zip(tokens).for_each(|(part, token)| part.tokens = vec![*token]);
+        let lanes: Vec<Lane<'_>> = parts.iter().map(|part| part.lane(Outputs::Last)).collect();
+        run(&Step { lanes: &lanes })
+    }
+
+    /// How many rows after that of `position` lie in the same page.
+    pub(crate) fn rows_left(position: usize) -> usize {
+        PAGE_ROWS - 1 - position % PAGE_ROWS
+    }
+
     fn part(&self, lane: usize, positions: &Range<usize>) -> Part {
         let pages = &self.pages[lane];
         let slot =
             |row: usize| pages[row / PAGE_ROWS] * PAGE_ROWS as Slot + (row % PAGE_ROWS) as Slot;
         Part {
-            tokens: positions.clone().map(|position| token(lane, position, self.vocab)).collect(),
+            tokens: match &self.tokens {
+                Tokens::Made(vocab) => {
+                    positions.clone().map(|position| token(lane, position, *vocab)).collect()
+                }
+                Tokens::Given(tokens) => tokens[positions.clone()].to_vec(),
+            },
             positions: positions.clone().map(|position| position as u32).collect(),
             store_at: positions.clone().map(slot).collect(),
             spans: [Span {

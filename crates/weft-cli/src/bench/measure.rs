@@ -1,6 +1,7 @@
 //! Running the tests: prompts and single tokens, timed.
 //!
-//! A sample is the time of `Device::run` and nothing else. It owns the order of things (warm-up,
+//! A sample is the time of `Device::run` and nothing else, or, where tokens follow one another, of a step and
+//! the choice of its tokens. It owns the order of things (warm-up,
 //! repetitions, what is in the KV pages); what the samples mean is told elsewhere.
 
 use std::ops::Range;
@@ -10,6 +11,7 @@ use weft::config::Config;
 use weft::device::{Device, DeviceError, Outputs, Step};
 use weft::engine::GenerateError;
 use weft::plan::{Op, Work, plan};
+use weft::sampling::{Sampler, Sampling};
 
 use super::lanes::Lanes;
 use super::logits::Logits;
@@ -112,6 +114,67 @@ impl<'a> Bench<'a> {
         Ok(row(test, samples, Some(logits)))
     }
 
+    /// `n` tokens in each lane, each the most likely one after the one before, chosen by the device where it
+    /// can, `repetitions` times.
+    pub(crate) fn follow(
+        &mut self,
+        n: usize,
+        (depth, batch): (usize, usize),
+        repetitions: usize,
+        problems: &mut Problems,
+    ) -> Result<Row, CliError> {
+        let (mut samples, mut said) = (Vec::new(), Vec::new());
+        for repetition in 0..=repetitions {
+            let (times, tokens) = self.follow_once(n, (depth, batch))?;
+            said.push(tokens);
+            // The first round warms the machine up.
+            if repetition > 0 {
+                samples.extend(times);
+            }
+        }
+        let test =
+            Test { name: at_depth(&format!("gen{n}"), depth), ..self.decode_test(n, depth, batch) };
+        if said.iter().any(|tokens| *tokens != said[0]) {
+            problems.push(format!("{} b{batch}: repetitions gave other tokens", test.name));
+        }
+        // The rows after the depth are those of other tokens now.
+        self.filled.iter_mut().take(batch).for_each(|filled| *filled = depth.min(*filled));
+        Ok(row(test, samples, None))
+    }
+
+    /// The time of each step in µs, and the tokens.
+    fn follow_once(
+        &mut self,
+        n: usize,
+        (depth, batch): (usize, usize),
+    ) -> Result<(Vec<f64>, Vec<Vec<u32>>), CliError> {
+        let Self { lanes, device, ops, config, .. } = self;
+        let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
+        let sampler = |_| Sampler::new(&greedy, &[], &[], config.vocab);
+        let mut samplers =
+            (0..batch).map(sampler).collect::<Result<Vec<_>, _>>().map_err(GenerateError::from)?;
+        let (mut times, mut said) = (Vec::new(), vec![(0..batch as u32).collect::<Vec<u32>>()]);
+        for position in depth..depth + n {
+            let start = Instant::now();
+            let ahead = Lanes::rows_left(position).min(depth + n - 1 - position);
+            let drawn: Vec<_> = samplers.iter().map(Some).collect();
+            let last = said.last().expect("a first token");
+            lanes
+                .step_of(last, position, |step| device.decode(ops, step, &drawn, ahead))
+                .map_err(GenerateError::from)?;
+            let tokens = samplers.iter_mut().enumerate().map(|(lane, sampler)| {
+                let Some(token) = device.chosen(lane) else {
+                    return Ok(sampler.sample(device.logits(lane))?.token);
+                };
+                sampler.accept(token);
+                Ok(token)
+            });
+            said.push(tokens.collect::<Result<_, GenerateError>>()?);
+            times.push(start.elapsed().as_nanos() as f64 / 1e3);
+        }
+        Ok((times, said))
+    }
+
     /// One step of a token in each of the first `batch` lanes; its time in µs.
     pub(crate) fn token(&mut self, batch: usize, position: usize) -> Result<f64, CliError> {
         let Self { lanes, device, ops, .. } = self;
@@ -129,6 +192,20 @@ impl<'a> Bench<'a> {
         lanes.step(0..batch, position..position + 1, Outputs::Last, |step| {
             ops.iter().map(|op| timed(*device, &[*op], step)).collect()
         })
+    }
+
+    /// The times that ops of such a step take the device itself, in µs, where it can tell.
+    pub(crate) fn time_on_device(
+        &mut self,
+        ops: &[Op],
+        (depth, batch): (usize, usize),
+        repeats: usize,
+    ) -> Result<Option<Vec<f64>>, CliError> {
+        let Self { lanes, device, .. } = self;
+        let timed = lanes.step(0..batch, depth..depth + 1, Outputs::Last, |step| {
+            device.time_us(ops, step, repeats).transpose()
+        });
+        timed.map_err(|error| GenerateError::from(error).into())
     }
 
     /// The work of such a step.

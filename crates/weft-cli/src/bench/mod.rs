@@ -7,8 +7,11 @@
 mod args;
 mod check;
 mod compare;
+mod export;
 mod file;
 mod first_token;
+mod forced;
+mod generate;
 mod lanes;
 mod logits;
 mod machine;
@@ -20,6 +23,7 @@ mod stats;
 mod subject;
 mod svg;
 mod table;
+mod timeline;
 
 use std::process::ExitCode;
 
@@ -45,8 +49,11 @@ pub(crate) fn run(args: BenchArgs) -> Result<ExitCode, CliError> {
         None => tests(args.tests),
         Some(BenchCommand::Ops(args)) => ops::run(args),
         Some(BenchCommand::FirstToken(args)) => first_token::run(&args),
+        Some(BenchCommand::Generate(args)) => generate::run(&args),
         Some(BenchCommand::Compare(args)) => compare::run(&args),
         Some(BenchCommand::Plot(args)) => plot::run(&args),
+        Some(BenchCommand::Export(args)) => export::run(&args),
+        Some(BenchCommand::Forced(args)) => forced::run(&args),
     }
 }
 
@@ -63,7 +70,12 @@ fn tests(mut args: TestArgs) -> Result<ExitCode, CliError> {
     let rows = args.grid.rows(args.n_gen, prompt);
     subject.check_positions(*rows.iter().max().unwrap_or(&0))?;
     let report = measured(&subject, &args.subject, &rows, table::tests, |bench, findings| {
-        measure_all(bench, &args, findings)
+        let rows = measure_all(bench, &args, findings)?;
+        if let Some(path) = &args.timeline {
+            let at = args.grid.points().next().unwrap_or((0, 1));
+            timeline::write(bench, at, path)?;
+        }
+        Ok(rows)
     })?;
     finish(&report)
 }
@@ -89,6 +101,11 @@ fn measure_all(
             let problems = &mut findings.problems;
             rows.push(bench.decode(args.n_gen, (*depth, *batch), *repetitions, problems)?);
             tell_speed(rows.last(), &args.subject);
+            if args.follow {
+                let problems = &mut findings.problems;
+                rows.push(bench.follow(args.n_gen, (*depth, *batch), *repetitions, problems)?);
+                tell_speed(rows.last(), &args.subject);
+            }
         }
     }
     Ok(rows)
@@ -224,6 +241,15 @@ impl GridArgs {
     fn sort(&mut self) {
         in_order(&mut self.n_depth);
         in_order(&mut self.batch);
+    }
+
+    /// Every depth with every batch.
+    fn points(&self) -> impl Iterator<Item = (usize, usize)> {
+        let with_batches = |depth: &usize| {
+            let depth = *depth;
+            self.batch.iter().map(move |batch| (depth, *batch))
+        };
+        self.n_depth.iter().flat_map(with_batches)
     }
 
     /// KV rows that each lane needs for tests of `n_gen` tokens, and the first for prompts too.

@@ -2,7 +2,8 @@
 //!
 //! Each op of the plan is run alone, in the plan's order: weights come from memory as they do in a
 //! whole step, buffers hold what they hold there, and the sum can be compared with it. The logits
-//! at the end must be those of the whole step.
+//! at the end must be those of the whole step. A device that times itself is asked for all layers of an op at
+//! once, with its caches cold; the host is not in its figures.
 
 use std::process::ExitCode;
 
@@ -47,8 +48,41 @@ pub(super) fn run(mut args: OpsArgs) -> Result<ExitCode, CliError> {
     finish(&report)
 }
 
-/// Whole steps and steps op by op, in turn, so that both see the same machine.
 fn measure(
+    bench: &mut Bench<'_>,
+    at: (usize, usize),
+    n_steps: usize,
+    problems: &mut Vec<String>,
+) -> Result<Vec<Row>, CliError> {
+    match measure_on_device(bench, at, n_steps)? {
+        Some(rows) => Ok(rows),
+        None => measure_by_clock(bench, at, n_steps, problems),
+    }
+}
+
+/// What the device says of itself, if it does.
+fn measure_on_device(
+    bench: &mut Bench<'_>,
+    at: (usize, usize),
+    n_steps: usize,
+) -> Result<Option<Vec<Row>>, CliError> {
+    let all = bench.ops.clone();
+    let Some(whole) = bench.time_on_device(&all, at, n_steps)? else { return Ok(None) };
+    let mut rows = Vec::new();
+    let mut sums = vec![0.0; n_steps];
+    for name in names(&all) {
+        let ops: Vec<Op> = all.iter().copied().filter(|op| op.name() == name).collect();
+        let samples = bench.time_on_device(&ops, at, n_steps)?.unwrap_or_default();
+        sums.iter_mut().zip(&samples).for_each(|(sum, time)| *sum += time);
+        rows.push(row(of_ops(bench, name, at), samples, None));
+    }
+    rows.push(row(of_ops(bench, SUM, at), sums, None));
+    rows.push(row(of_ops(bench, WHOLE, at), whole, None));
+    Ok(Some(rows))
+}
+
+/// Whole steps and steps op by op, in turn, so that both see the same machine.
+fn measure_by_clock(
     bench: &mut Bench<'_>,
     (depth, batch): (usize, usize),
     n_steps: usize,

@@ -4,23 +4,27 @@
 //! are.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 use weft::config::Config;
 use weft::device::{Device, Limits};
+use weft::engine::{Engine, Tiers};
 use weft::hub::{self, HubEnv, ModelRef};
 use weft::kv::PAGE_ROWS;
 use weft::model::{Model, ModelError};
 use weft::reference;
+use weft::sampling::GenerationConfig;
 use weft::shapes;
-use weft::weights::{RandomWeights, Weights};
+use weft::weights::{RandomWeights, Safetensors, Weights};
 use weft_cpu::{CpuDevice, Isa, Options};
 
-use super::args::SubjectArgs;
+use super::args::{ShapeArgs, SubjectArgs};
 use crate::args::Kernels;
+use crate::bundled;
 use crate::error::CliError;
 use crate::load;
-use crate::memory::available_memory;
+use crate::memory::{Where, available_memory};
 use crate::size;
 use crate::terminal;
 
@@ -33,39 +37,54 @@ pub(crate) struct Subject {
     /// Where the weights come from, for people.
     pub(crate) source: String,
     pub(crate) config: Config,
-    weights: Box<dyn Weights>,
+    pub(crate) weights: Box<dyn Weights>,
+}
+
+impl ShapeArgs {
+    fn name(&self) -> &str {
+        self.shape.as_deref().unwrap_or(DEFAULT_SHAPE)
+    }
+
+    /// The shape, as a model's folder has it.
+    pub(crate) fn config_json(&self) -> Result<String, CliError> {
+        let name = self.name();
+        if name.ends_with(".json") {
+            return std::fs::read_to_string(name).map_err(CliError::io(name));
+        }
+        shapes::json(name).map(str::to_owned).ok_or_else(|| {
+            let known = shapes::NAMES.join(", ");
+            CliError::Usage(format!("--shape {name}: known are {known}, or give a config.json"))
+        })
+    }
 }
 
 impl Subject {
     /// The model that the flags name.
     pub(crate) fn find(args: &SubjectArgs) -> Result<Self, CliError> {
-        match (&args.shape, &args.model) {
+        match (&args.random.shape, &args.model) {
             (None, Some(model)) => Self::from_model(model),
-            (shape, _) => Self::from_shape(shape.as_deref().unwrap_or(DEFAULT_SHAPE), args.seed),
+            _ => Self::of_shape(&args.random),
         }
     }
 
+    /// Shape and weights; what people say to the model and it to them is not measured.
     fn from_model(name: &str) -> Result<Self, CliError> {
         let folder = hub::resolve(&ModelRef::parse(name)?, &HubEnv::from_env()?)?;
-        let Model { config, weights, .. } = Model::open(&folder)?;
+        let config = Config::from_file(&folder.join("config.json"))?;
+        let weights = Safetensors::open(&folder, &config).map_err(ModelError::from)?;
         let name = name.trim_end_matches('/').rsplit('/').next().unwrap_or(name).to_owned();
-        Ok(Self { name, source: "files".to_owned(), config, weights })
+        Ok(Self { name, source: "files".to_owned(), config, weights: Box::new(weights) })
     }
 
-    fn from_shape(name: &str, seed: u64) -> Result<Self, CliError> {
-        let config = if name.ends_with(".json") {
-            Config::from_file(Path::new(name))?
-        } else {
-            shapes::config(name).ok_or_else(|| {
-                let known = shapes::NAMES.join(", ");
-                CliError::Usage(format!("--shape {name}: known are {known}, or give a config.json"))
-            })?
-        };
+    /// Random weights.
+    pub(crate) fn of_shape(args: &ShapeArgs) -> Result<Self, CliError> {
+        let name = args.name();
+        let config = Config::from_json(args.config_json()?.as_bytes())?;
         let stem = Path::new(name).file_stem().filter(|_| name.ends_with(".json"));
         Ok(Self {
             name: stem.map_or(name.to_owned(), |stem| stem.to_string_lossy().into_owned()),
-            source: format!("random, seed {seed}"),
-            weights: Box::new(RandomWeights::new(&config, seed)),
+            source: format!("random, seed {}", args.seed),
+            weights: Box::new(RandomWeights::new(&config, args.seed)),
             config,
         })
     }
@@ -85,7 +104,7 @@ impl Subject {
     /// Puts the model on the device that the flags ask for.
     pub(crate) fn open(&self, args: &SubjectArgs, limits: Limits) -> Result<OnDevice, CliError> {
         let launches = load::wanted_launches(args.device, args.kernels)?;
-        self.check_fits(args, &limits)?;
+        self.check_fits(args, &limits, launches.is_some())?;
         let start = Instant::now();
         terminal::note(args.quiet, &format!("{} ({}): making the device", self.name, self.source));
         let (config, weights) = (&self.config, &*self.weights);
@@ -107,23 +126,65 @@ impl Subject {
         Ok(OnDevice { device, threads })
     }
 
-    /// Refuses what the machine cannot hold, before the system kills somebody for it.
-    fn check_fits(&self, args: &SubjectArgs, limits: &Limits) -> Result<(), CliError> {
-        let Some(free) = available_memory() else { return Ok(()) };
-        let dtype = self.config.dtype;
-        let weights = self.config.parameters() * dtype.bytes() as u64;
-        let kv = (limits.pages * PAGE_ROWS) as u64 * self.config.kv_bytes_per_token(dtype);
+    /// An engine with the model, and with tokens that any model has.
+    pub(crate) fn engine(
+        &self,
+        args: &SubjectArgs,
+        limits: Limits,
+        tiers: Tiers,
+    ) -> Result<Engine, CliError> {
+        let tokenizer = Arc::clone(&bundled::open()?.tokenizer);
+        if self.config.vocab < tokenizer.vocab_size() as usize {
+            return Err(CliError::Usage(format!(
+                "{} has {} tokens; answers are made of the {} that the bundled model has",
+                self.name,
+                self.config.vocab,
+                tokenizer.vocab_size()
+            )));
+        }
+        let OnDevice { device, .. } = self.open(args, limits)?;
+        let model = Model {
+            name: self.name.clone(),
+            config: self.config.clone(),
+            // The device has the weights; these only name the rows.
+            weights: Box::new(RandomWeights::new(&self.config, args.random.seed)),
+            tokenizer,
+            template: None,
+            generation: GenerationConfig::default(),
+            stop_ids: Vec::new(),
+        };
+        Ok(Engine::with_tiers(&model, device, tiers))
+    }
+
+    /// Refuses what the memory cannot hold, before the system kills somebody for it.
+    fn check_fits(
+        &self,
+        args: &SubjectArgs,
+        limits: &Limits,
+        on_gpu: bool,
+    ) -> Result<(), CliError> {
+        let (weights, kv, free) = if on_gpu {
+            let need = weft_cuda::Need::of(&self.config, limits);
+            let Where::Gpu { free } = load::gpu_memory()? else { return Ok(()) };
+            (need.weights, need.kv + need.scratch, Some(free))
+        } else {
+            let dtype = self.config.dtype;
+            let rows = (limits.pages * PAGE_ROWS) as u64;
+            let weights = self.config.parameters() * dtype.bytes() as u64;
+            (weights, rows * self.config.kv_bytes_per_token(dtype), available_memory())
+        };
         let need = weights + kv + ((args.bandwidth_mib as u64) << 20);
-        if need <= free {
+        if free.is_none_or(|free| need <= free) {
             return Ok(());
         }
         Err(CliError::Memory(format!(
-            "the bench needs {} ({} of weights, {} of KV) and {} are free; \
+            "the bench needs {} ({} of weights, {} of KV) and {} are free{}; \
              take a smaller shape, depth or batch",
             size::bytes(need),
             size::bytes(weights),
             size::bytes(kv),
-            size::bytes(free),
+            size::bytes(free.unwrap_or(0)),
+            if on_gpu { " on the GPU" } else { "" },
         )))
     }
 }

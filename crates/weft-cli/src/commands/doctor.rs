@@ -66,9 +66,10 @@ fn gpu() -> Result<String, String> {
         Err(error) => Ok(format!("not used: {error}")),
         Ok(facts) => {
             let (major, minor) = facts.capability;
-            let memory = size::bytes(facts.memory_bytes as u64);
+            let [memory, free] =
+                [facts.memory_bytes, facts.free_bytes].map(|bytes| size::bytes(bytes as u64));
             let passed = self_test::run_cuda()?;
-            Ok(format!("{}, {memory}, sm_{major}{minor}; {passed}", facts.name))
+            Ok(format!("{}, {memory}, {free} free, sm_{major}{minor}; {passed}", facts.name))
         }
     }
 }

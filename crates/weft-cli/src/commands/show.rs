@@ -11,14 +11,14 @@ use crate::answer::print;
 use crate::args::ShowArgs;
 use crate::error::CliError;
 use crate::load;
-use crate::memory::{CONTEXTS, Need};
+use crate::memory::{CONTEXTS, Need, Where};
 use crate::size;
 use crate::tiers::Budget;
 
 pub(crate) fn run(args: &ShowArgs) -> Result<ExitCode, CliError> {
     let model = load::open(args.name.as_deref(), &args.model)?;
     let context = load::context(&args.model, &model.config)?;
-    let need = Need::new(&model.config, context, args.cache.kv_memory, CONTEXTS)?;
+    let need = Need::new(&model.config, context, args.cache.kv_memory, CONTEXTS, Where::Machine)?;
     let budget = Budget::new(&args.cache);
     let text = if args.json {
         format!("{:#}\n", facts(&model, &need, &budget))

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use crate::harness::{ANSWER, QUESTION, Server, chat, chat_with, document, text};
+use crate::harness::{ANSWER, QUESTION, Server, chat, chat_with, document, merged, text};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -29,7 +29,9 @@ fn answers_have_their_shape_and_say_why_they_ended() {
     assert_eq!(tokens.sum::<u64>(), count("prompt_tokens"));
     assert!(report["cold_ms_estimate"].is_number() && report["saved_ms"].is_number());
 
-    for limit in ["max_tokens", "max_completion_tokens"] {
+    assert!(answer["system_fingerprint"].is_string());
+
+    for limit in ["max_tokens", "max_completion_tokens", "n_predict"] {
         let cut = server.ask(&chat_with(json!({limit: 2})));
         assert_eq!(cut["choices"][0]["finish_reason"], "length");
         assert_eq!(cut["usage"]["completion_tokens"], 2);
@@ -85,6 +87,9 @@ fn what_is_malformed_is_refused_with_the_field() {
         ("min_p", json!(2)),
         ("presence_penalty", json!(2.1)),
         ("repetition_penalty", json!(0)),
+        ("repetition_penalty", json!(1e-45)),
+        ("stop_token_ids", json!([4_294_967_295_u32])),
+        ("stream_options", json!([])),
         ("seed", json!("x")),
         ("stop", json!(1)),
         ("stop", json!([""])),
@@ -128,6 +133,8 @@ fn a_prompt_that_is_too_long_is_refused_with_both_numbers() {
     }
     let (status, long) = server.post(COMPLETIONS, &json!({"prompt": vec![5; 256]}));
     assert_eq!((status, &long["error"]["code"]), (400, &json!("context_length_exceeded")));
+    let numbers = (&long["error"]["n_prompt_tokens"], &long["error"]["n_ctx"]);
+    assert_eq!(numbers, (&json!(256), &json!(256)), "for programs too");
     let fits = server.post(COMPLETIONS, &json!({"prompt": vec![5; 255], "ignore_eos": true}));
     assert_eq!((fits.0, &fits.1["usage"]["completion_tokens"]), (200, &json!(1)));
 }
@@ -215,7 +222,10 @@ fn stops_biases_and_odd_settings_do_what_they_say() {
         json!({"chat_template_kwargs": {"enable_thinking": false}}),
         json!({"user": "me", "parallel_tool_calls": true, "store": false, "metadata": {}}),
         json!({"max_tokens": 100_000, "top_k": -1, "n": 1.0}),
+        json!({"n_predict": -1, "grammar": "", "continue_final_message": false}),
         json!({"response_format": {"type": "text"}, "tools": [], "tool_choice": "auto"}),
+        json!({"chat_template": "{{ 'say something else' }}"}),
+        json!({"chat_template_kwargs": {"messages": [], "chat_template": "x"}}),
     ] {
         assert_eq!(text(&server.ask(&chat_with(fine))), ANSWER);
     }
@@ -274,10 +284,77 @@ fn completions_take_texts_tokens_and_lists() {
     ] {
         server.refusal(COMPLETIONS, &json!({"prompt": wrong}), 400);
     }
-    let echo = json!({"prompt": "😀 你好, world", "echo": true, "max_tokens": 1, "logprobs": 0});
-    let (_, echo) = server.post(COMPLETIONS, &echo);
-    assert!(echo["choices"][0]["text"].as_str().unwrap().starts_with("😀 你好, world"), "{echo}");
-    assert!(echo["choices"][0]["logprobs"]["token_logprobs"][0].is_null());
+}
+
+#[test]
+fn logprobs_of_completions_hold_the_chosen_token_and_count_characters() {
+    let server = Server::start(&[]);
+    let prompt = "😀 你好, world";
+    for top in [0, 1, 5] {
+        let body = json!({"prompt": prompt, "echo": true, "max_tokens": 3, "logprobs": top,
+            "temperature": 2.0, "seed": 3, "ignore_eos": true});
+        let choice = &server.post(COMPLETIONS, &body).1["choices"][0];
+        let text = choice["text"].as_str().unwrap();
+        assert!(text.starts_with(prompt), "{choice}");
+        let logprobs = &choice["logprobs"];
+        let list = |name: &str| logprobs[name].as_array().unwrap().clone();
+        let (tokens, tops) = (list("tokens"), list("top_logprobs"));
+        assert!(list("token_logprobs")[0].is_null() && tops[0].is_null(), "nothing predicts it");
+        for (token, (all, logprob)) in
+            tokens.iter().zip(tops.iter().zip(list("token_logprobs"))).skip(1)
+        {
+            let all = all.as_object().unwrap();
+            assert!((top.max(1)..=top + 1).contains(&all.len()), "{all:?}");
+            // Two tokens that are part of a character each may have one text.
+            assert_eq!(all[token.as_str().unwrap()], logprob, "{token}: {all:?}");
+        }
+        let world = tokens.iter().position(|t| t.as_str().unwrap().starts_with(" w"));
+        let characters = prompt.chars().count() - " world".len();
+        assert_eq!(list("text_offset")[world.unwrap()], characters, "{logprobs}");
+    }
+}
+
+#[test]
+fn special_tokens_of_a_completion_are_read_where_that_is_asked_for() {
+    let server = Server::start(&[]);
+    let count = |more: Value| {
+        let body = merged(json!({"prompt": "x<|im_end|>", "max_tokens": 1}), more);
+        server.post(COMPLETIONS, &body).1["usage"]["prompt_tokens"].as_u64().unwrap()
+    };
+    assert_eq!(count(json!({"parse_special": true})), 2);
+    assert!(count(json!({})) > 2, "a text is a text");
+}
+
+#[test]
+fn an_answer_goes_on_where_the_last_message_ends() {
+    let server = Server::start(&[]);
+    let begun = |more: Value| {
+        let mut body = merged(chat(), more);
+        let turns = body["messages"].as_array_mut().unwrap();
+        turns.push(json!({"role": "assistant", "content": "Pro"}));
+        body
+    };
+    let goes_on = begun(json!({"continue_final_message": true, "temperature": 0}));
+    let rendered = server.post("/apply-template", &goes_on).1;
+    assert!(rendered["prompt"].as_str().unwrap().ends_with("Pro"), "{rendered}");
+    let answer = server.ask(&goes_on);
+    assert_eq!(format!("Pro{}", text(&answer)), ANSWER);
+    let ended = server.post("/apply-template", &begun(json!({"add_generation_prompt": false}))).1;
+    assert!(ended["prompt"].as_str().unwrap().ends_with("Pro<|im_end|>\n"), "{ended}");
+    let both = json!({"continue_final_message": true, "add_generation_prompt": true});
+    server.refusal(CHAT, &begun(both), 400);
+}
+
+#[test]
+fn routes_are_found_without_their_version() {
+    let server = Server::start(&["--api-key", "secret"]);
+    assert_eq!(server.get("/models").1["data"][0]["id"], "weft-tiny");
+    assert_eq!(server.get("/models/weft-tiny").0, 200);
+    assert_eq!(server.post("/chat/completions", &chat()).1["object"], "chat.completion");
+    let body = json!({"prompt": "x", "max_tokens": 1});
+    assert_eq!(server.post("/completions", &body).1["object"], "text_completion");
+    let no_key = [("X-Api-Key", "wrong")];
+    assert_eq!(server.send("GET", "/models", &no_key, b"").0, 401);
 }
 
 #[test]
@@ -289,6 +366,21 @@ fn texts_become_tokens_and_come_back() {
     assert_eq!(back["content"], "Größe 😀");
     server.refusal("/detokenize", &json!({"tokens": [999_999]}), 400);
     server.refusal("/detokenize", &json!({"tokens": "x"}), 400);
+    let pieces = server.post("/tokenize", &json!({"content": "Größe 😀", "with_pieces": true})).1;
+    let bytes = |piece: &Value| match piece {
+        Value::String(text) => text.as_bytes().to_vec(),
+        bytes => serde_json::from_value(bytes.clone()).unwrap(),
+    };
+    let pieces = pieces["tokens"].as_array().unwrap().clone();
+    let joined: Vec<u8> = pieces.iter().flat_map(|token| bytes(&token["piece"])).collect();
+    let ids: Vec<&Value> = pieces.iter().map(|token| &token["id"]).collect();
+    assert_eq!((joined, json!(ids)), ("Größe 😀".into(), tokens["tokens"].clone()));
+    assert!(tokens["token_strs"].is_null());
+    let texts = server.post("/tokenize", &json!({"prompt": "a ship", "return_token_strs": true})).1;
+    let texts = texts["token_strs"].as_array().unwrap().clone();
+    assert_eq!(texts.iter().filter_map(Value::as_str).collect::<String>(), "a ship");
+    let of_chat = server.post("/tokenize", &chat()).1;
+    assert_eq!(of_chat["count"], server.ask(&chat())["usage"]["prompt_tokens"]);
     let rendered = server.post("/apply-template", &chat()).1;
     let prompt = rendered["prompt"].as_str().unwrap();
     assert!(prompt.starts_with("<|im_start|>user\n") && prompt.contains(QUESTION), "{prompt}");

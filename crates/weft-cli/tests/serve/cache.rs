@@ -129,6 +129,11 @@ fn chunks_in_the_wrong_place_are_refused() {
     {
         assert_eq!(server.get(path).0, 404, "{path}");
     }
+    for path in ["/v1/chunks/%ff", "/v1/models/%ff"] {
+        let (status, body) = server.get(path);
+        assert_eq!(status, 404, "{path}");
+        server.check_error(&body);
+    }
     assert_eq!(server.get("/v1/chunks?kind=king").0, 400);
     let with_system = json!({"messages": [
         {"role": "system", "content": [chunk(&system)]},
@@ -175,6 +180,51 @@ fn moved_chunks_are_reused_and_answers_verified() {
 }
 
 #[test]
+fn what_was_answered_survives_a_kill_at_once() {
+    let server = Server::start(&[]);
+    let asked = register(&server, "context", &document());
+    server.ask(&about(&[&asked], json!({})));
+    let warmed = register(&server, "context", "A document that is computed ahead.");
+    let (status, _) = server.post(&format!("/v1/chunks/{warmed}/warm"), &json!({}));
+    assert_eq!(status, 200);
+    let registered = register(&server, "context", "A document that nobody used.");
+    server.signal("-KILL");
+    let (_, folder) = server.wait();
+
+    let server = Server::start_in(folder, &[]);
+    let source = |id: &str| server.get(&format!("/v1/chunks/{id}")).1["source"].clone();
+    assert_eq!((source(&asked), source(&warmed)), (json!("disk"), json!("disk")));
+    assert_eq!(server.get(&format!("/v1/chunks/{registered}")).0, 200);
+}
+
+#[test]
+fn the_last_change_of_a_chunk_is_the_one_that_survives() {
+    let server = Server::start(&[]);
+    let texts = ["One document.", "Another document.", "A third."];
+    let ids: Vec<String> = texts.iter().map(|text| register(&server, "context", text)).collect();
+    std::thread::scope(|scope| {
+        for (id, text) in ids.iter().zip(texts) {
+            for _ in 0..4 {
+                let server = &server;
+                scope.spawn(move || {
+                    for _ in 0..20 {
+                        register(server, "context", text);
+                        server.delete(&format!("/v1/chunks/{id}"));
+                    }
+                });
+            }
+        }
+    });
+    let statuses = |server: &Server| -> Vec<u16> {
+        ids.iter().map(|id| server.get(&format!("/v1/chunks/{id}")).0).collect()
+    };
+    let before = statuses(&server);
+    server.signal("-KILL");
+    let (_, folder) = server.wait();
+    assert_eq!(statuses(&Server::start_in(folder, &[])), before);
+}
+
+#[test]
 fn chunks_and_their_rows_survive_a_kill_and_an_orderly_end() {
     let server = Server::start(&[]);
     let id = register(&server, "context", &document());
@@ -182,7 +232,6 @@ fn chunks_and_their_rows_survive_a_kill_and_an_orderly_end() {
     server.delete(&format!("/v1/chunks/{gone}"));
     let asked = about(&[&id], json!({}));
     let first = server.ask(&asked);
-    server.until("rows are filed", || server.metric("weft_cache_bytes{tier=\"disk\"}") > 0.0);
     server.signal("-KILL");
     let (code, folder) = server.wait();
     assert_eq!(code, None);

@@ -77,16 +77,38 @@ fn an_orderly_end_finishes_what_runs_and_refuses_what_comes() {
 }
 
 #[test]
+fn nothing_of_what_is_said_is_logged() {
+    let server = Server::start(&["--api-key", "a-secret-key"]);
+    server.ask(&chat());
+    server.refusal("/v1/chat/completions", &chat_with(json!({"n": 0})), 400);
+    server.post("/v1/chunks", &json!({"text": "About Krogaste", "name": "Krogaste"}));
+    server.send("POST", "/v1/chat/completions", &JSON, b"{\"messages\": Krogaste");
+    server.signal("-TERM");
+    server.until("it ends", || server.log().contains("finishing"));
+    let log = server.log();
+    for secret in ["Krogaste", ANSWER, "a-secret-key"] {
+        assert!(!log.contains(secret), "{log}");
+    }
+}
+
+#[test]
 fn what_is_counted_is_what_was_answered() {
     let server = Server::start(&[]);
     let (mut prompt, mut cached, mut generated) = (0, 0, 0);
+    let mut last = json!(null);
     for more in [json!({}), json!({}), json!({"max_tokens": 2}), json!({"temperature": 1.0})] {
         let answer = server.ask(&chat_with(more));
         let usage = &answer["usage"];
         prompt += usage["prompt_tokens"].as_u64().unwrap();
         cached += usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
         generated += usage["completion_tokens"].as_u64().unwrap();
+        last = answer["id"].clone();
     }
+    // Rows that are computed ahead, or for a comparison, are no answers.
+    let chunk = server.post("/v1/chunks", &json!({"text": "A document."})).1;
+    let warm = format!("/v1/chunks/{}/warm", chunk["id"].as_str().unwrap());
+    assert_eq!(server.post(&warm, &json!({})).0, 200);
+    assert_eq!(server.post("/v1/chunks/verify", &json!({"completion": last})).0, 200);
     server.refusal("/v1/chat/completions", &json!({"messages": 1}), 400);
     for (name, wanted) in [
         ("weft_prompt_tokens_total", prompt),

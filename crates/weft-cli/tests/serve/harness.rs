@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -45,6 +46,7 @@ pub struct Server {
     child: Child,
     pub port: u16,
     key: Option<String>,
+    log: Arc<Mutex<Vec<String>>>,
     pub folder: TempDir,
 }
 
@@ -76,9 +78,13 @@ impl Server {
         let port = first.split("127.0.0.1:").nth(1).and_then(|rest| rest.split(' ').next());
         let port = port.and_then(|port| port.parse().ok()).unwrap_or_else(|| panic!("{first}"));
         // Read on, so that the server never waits for us.
-        std::thread::spawn(move || lines.for_each(drop));
+        let log = Arc::new(Mutex::new(vec![first.clone()]));
+        let kept = Arc::clone(&log);
+        std::thread::spawn(move || {
+            lines.map_while(Result::ok).for_each(|line| kept.lock().unwrap().push(line));
+        });
         let key = args.iter().position(|arg| *arg == "--api-key").map(|at| args[at + 1].to_owned());
-        Self { child, port, key, folder }
+        Self { child, port, key, log, folder }
     }
 
     pub fn until(&self, what: &str, is_so: impl Fn() -> bool) {
@@ -213,6 +219,11 @@ impl Server {
         line.rsplit_once(' ').unwrap().1.parse().unwrap()
     }
 
+    /// All that the server has said to its operator.
+    pub fn log(&self) -> String {
+        self.log.lock().unwrap().join("\n")
+    }
+
     pub fn is_idle(&self) -> bool {
         self.metric("weft_lanes_running") == 0.0 && self.metric("weft_requests_waiting") == 0.0
     }
@@ -232,9 +243,18 @@ impl Server {
 
     /// Resident memory in bytes.
     pub fn memory(&self) -> u64 {
+        self.memory_line("VmRSS:")
+    }
+
+    /// The most that it ever was.
+    pub fn peak_memory(&self) -> u64 {
+        self.memory_line("VmHWM:")
+    }
+
+    fn memory_line(&self, name: &str) -> u64 {
         let status = format!("/proc/{}/status", self.child.id());
         let status = std::fs::read_to_string(status).unwrap();
-        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
         line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::harness::{JSON, Server, chat, chat_with, endless};
 
@@ -14,36 +14,71 @@ fn seconds() -> u64 {
     std::env::var("WEFT_LOAD_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(8)
 }
 
+/// What became of the clients' requests.
+#[derive(Default)]
+struct Tally {
+    answered: AtomicUsize,
+    refused: AtomicUsize,
+    left: AtomicUsize,
+}
+
 #[test]
 fn two_hundred_clients_leave_no_trace() {
     // Little to keep rows in, so that it is full before anything is compared.
-    let server = Server::start(&[
-        "--queue",
-        "256",
-        "--kv-memory",
-        "64m",
-        "--ram-cache",
-        "8m",
-        "--disk-cache",
-        "16m",
-    ]);
+    let flags =
+        ["--queue", "256", "--kv-memory", "64m", "--ram-cache", "8m", "--disk-cache", "16m"];
+    let server = Server::start(&flags);
+    let at_start = server.memory();
     // Everything that is taken once is taken now.
-    run(&server, Duration::from_secs(seconds().div_ceil(2)), &AtomicUsize::new(0));
+    run(&server, Duration::from_secs(seconds().div_ceil(2)), &Tally::default());
     server.until("it is idle", || server.is_idle());
     let before = server.memory();
-    let answered = AtomicUsize::new(0);
-    run(&server, Duration::from_secs(seconds()), &answered);
+    let tally = Tally::default();
+    run(&server, Duration::from_secs(seconds()), &tally);
     server.until("all is over", || server.is_idle());
     let after = server.memory();
     let growth = after as f64 / before as f64 - 1.0;
-    let answered = answered.into_inner();
-    println!("{answered} answers, {before} bytes before, {after} after ({:.1} %)", growth * 100.0);
-    assert!(answered > 0);
+    let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
+    report(&json!({
+        "test": "load", "clients": CLIENTS, "seconds": seconds(), "flags": flags.join(" "),
+        "answered": count(&tally.answered), "refused": count(&tally.refused),
+        "left": count(&tally.left), "lanes_running_after": server.metric("weft_lanes_running"),
+        "requests_waiting_after": server.metric("weft_requests_waiting"),
+        "memory_bytes": {"at_start": at_start, "before": before, "after": after},
+        "growth": growth,
+    }));
+    assert!(count(&tally.answered) > 0 && count(&tally.left) > 0);
     assert!(growth < 0.05, "memory grew by {:.1} %", growth * 100.0);
     assert_eq!(server.ask(&chat())["choices"][0]["finish_reason"], "stop");
 }
 
-fn run(server: &Server, time: Duration, answered: &AtomicUsize) {
+#[test]
+fn large_bodies_are_read_a_few_at_a_time() {
+    let server = Server::start(&[]);
+    // Each entry is two bytes here and many more while it is read.
+    let body = format!("{{\"prompt\": [{}1]}}", "1,".repeat((16 << 20) / 2 - 20));
+    std::thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| {
+                let sent = server.send("POST", "/v1/completions", &JSON, body.as_bytes());
+                assert_eq!(sent.0, 400);
+            });
+        }
+    });
+    let peak = server.peak_memory();
+    assert!(peak < 2_500_000_000, "{peak} bytes");
+    assert_eq!(server.ask(&chat())["choices"][0]["finish_reason"], "stop");
+}
+
+/// Tells the figures, and writes them to the file `WEFT_LOAD_REPORT` where it is set.
+fn report(figures: &Value) {
+    println!("{figures}");
+    if let Some(file) = std::env::var_os("WEFT_LOAD_REPORT") {
+        std::fs::write(file, format!("{figures:#}\n")).unwrap();
+    }
+}
+
+fn run(server: &Server, time: Duration, tally: &Tally) {
     let end = Instant::now() + time;
     std::thread::scope(|scope| {
         for client in 0..CLIENTS {
@@ -52,8 +87,8 @@ fn run(server: &Server, time: Duration, answered: &AtomicUsize) {
                 while Instant::now() < end {
                     turn += 1;
                     match turn % 3 {
-                        0 => leave(server, turn),
-                        _ => answer(server, turn, answered),
+                        0 => leave(server, turn, tally),
+                        _ => answer(server, turn, tally),
                     }
                 }
             });
@@ -61,17 +96,19 @@ fn run(server: &Server, time: Duration, answered: &AtomicUsize) {
     });
 }
 
-fn answer(server: &Server, turn: usize, answered: &AtomicUsize) {
+fn answer(server: &Server, turn: usize, tally: &Tally) {
     let body = chat_with(json!({"stream": turn.is_multiple_of(2), "max_tokens": 1 + turn % 7}));
     let (status, _, body) =
         server.send("POST", "/v1/chat/completions", &JSON, body.to_string().as_bytes());
     assert!(matches!(status, 200 | 429), "{status} {}", String::from_utf8_lossy(&body));
-    answered.fetch_add(usize::from(status == 200), Ordering::Relaxed);
+    let counter = if status == 200 { &tally.answered } else { &tally.refused };
+    counter.fetch_add(1, Ordering::Relaxed);
 }
 
 /// Asks for much and goes away after a while.
-fn leave(server: &Server, turn: usize) {
+fn leave(server: &Server, turn: usize, tally: &Tally) {
     let stream = server.open_stream(&endless(500));
     std::thread::sleep(Duration::from_millis(turn as u64 * 7 % 97));
     drop(stream);
+    tally.left.fetch_add(1, Ordering::Relaxed);
 }

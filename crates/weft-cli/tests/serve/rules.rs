@@ -1,8 +1,10 @@
 //! Answers that follow a rule: JSON, schemas, tools.
 
+use std::path::Path;
+
 use serde_json::{Value, json};
 
-use crate::harness::{Server, chat_with, text};
+use crate::harness::{Server, chat_with, joined, merged, text};
 
 fn weather() -> Value {
     json!({"type": "function", "function": {"name": "weather", "description": "The weather.",
@@ -36,11 +38,52 @@ fn answers_are_json_of_the_schema() {
     }
     for wrong in [
         json!({"type": "json_schema"}),
+        json!({"type": "json_object", "schema": 123}),
+        json!({"type": "json_object", "schema": {"type": 123}}),
         json!({"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "king"}}}),
         json!({"type": "json_schema", "json_schema": {"schema": {"$ref": "http://evil.com/s"}}}),
         json!({"type": "json_schema", "json_schema": {"schema": {"const": "x".repeat(300_000)}}}),
     ] {
         server.refusal("/v1/chat/completions", &chat_with(json!({"response_format": wrong})), 400);
+    }
+}
+
+#[test]
+fn forms_are_asked_for_in_the_words_of_other_servers_too() {
+    let server = Server::start(&[]);
+    let said = |more: Value| text(&server.ask(&chat_with(more))).to_owned();
+    assert_eq!(said(json!({"json_schema": {"const": "42"}})), "\"42\"");
+    let choices = ["the first", "a \"second\" | third"];
+    let choice = said(json!({"structured_outputs": {"choice": choices}, "temperature": 2.0}));
+    assert!(choices.contains(&&*choice), "{choice}");
+    assert_eq!(said(json!({"structured_outputs": {"regex": "a{3}b{2}"}})), "aaabb");
+    let completion = json!({"prompt": "x", "structured_outputs": {"regex": "[0-9]{2}-[0-9]{2}"}});
+    let completion = server.post("/v1/completions", &completion).1;
+    let digits = completion["choices"][0]["text"].as_str().unwrap();
+    assert!(digits.len() == 5 && digits.as_bytes()[2] == b'-', "{digits}");
+    for wrong in [
+        json!({"structured_outputs": {"regex": "[.*"}}),
+        json!({"structured_outputs": {"regex": {"1": "x"}}}),
+        json!({"structured_outputs": {"json": {"type": "object", "properties": {"a": "b"}}}}),
+        json!({"structured_outputs": {"choice": []}}),
+        json!({"grammar": "root ::= \"a\""}),
+    ] {
+        server.refusal("/v1/chat/completions", &chat_with(wrong), 400);
+    }
+}
+
+#[test]
+fn a_required_call_that_is_cut_off_is_no_text() {
+    let server = Server::start(&[]);
+    for max_tokens in [1, 3, 9] {
+        let more =
+            json!({"tools": [weather()], "tool_choice": "required", "max_tokens": max_tokens});
+        let answer = server.ask(&chat_with(more.clone()));
+        let choice = &answer["choices"][0];
+        assert_eq!(choice["finish_reason"], "length");
+        assert_eq!((text(&answer), &choice["message"]["tool_calls"]), ("", &json!(null)));
+        let events = server.events("/v1/chat/completions", &chat_with(more));
+        assert_eq!(joined(&events), "");
     }
 }
 
@@ -95,4 +138,119 @@ fn calls_and_their_results_are_part_of_a_conversation() {
         {"role": "tool", "tool_call_id": "call-1", "content": "Rain."},
     ]}));
     assert!(answer["usage"]["completion_tokens"].as_u64().unwrap() > 0);
+}
+
+/// An answer that is this text, whatever the model makes of it.
+fn saying(text: &str, more: Value) -> Value {
+    merged(chat_with(json!({"structured_outputs": {"choice": [text]}})), more)
+}
+
+#[test]
+fn thoughts_are_told_apart_from_the_answer() {
+    let server = Server::start(&[]);
+    let asked = saying("<think>\nA ship.\n</think>\n\nProbrosur", json!({"logprobs": true}));
+    let answer = server.ask(&asked);
+    let message = &answer["choices"][0]["message"];
+    assert_eq!(message["reasoning_content"], "A ship.\n");
+    assert_eq!(text(&answer), "Probrosur");
+    let events = server.events("/v1/chat/completions", &asked);
+    let thought: String = events
+        .iter()
+        .filter_map(|event| event["choices"][0]["delta"]["reasoning_content"].as_str())
+        .collect();
+    assert_eq!((joined(&events).as_str(), thought.as_str()), ("Probrosur", "A ship.\n"));
+}
+
+/// The bundled model with Qwen3's template, which knows how to think and how not to.
+fn thinking_model() -> tempfile::TempDir {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"] {
+        let file = root.join("assets/weft-tiny").join(name);
+        std::fs::copy(file, folder.path().join(name)).unwrap();
+    }
+    let template = root.join("crates/weft/tests/prompts/qwen3.jinja");
+    std::fs::copy(template, folder.path().join("chat_template.jinja")).unwrap();
+    folder
+}
+
+#[test]
+fn thinking_is_switched_off_by_the_request() {
+    let folder = thinking_model();
+    let server = Server::start(&[folder.path().to_str().unwrap()]);
+    let prompt = |thinking: Value| {
+        let more = json!({"chat_template_kwargs": {"enable_thinking": thinking}});
+        let prompt = server.post("/apply-template", &chat_with(more)).1;
+        prompt["prompt"].as_str().unwrap().to_owned()
+    };
+    let no_thought = "<think>\n\n</think>\n\n";
+    assert!(prompt(json!(false)).ends_with(no_thought), "{}", prompt(json!(false)));
+    for thinking in [json!(true), json!(null)] {
+        assert!(prompt(thinking).ends_with("<|im_start|>assistant\n"));
+    }
+    // An answer that goes on after the begin of a thought is that thought.
+    let mut open = chat_with(json!({"continue_final_message": true, "max_tokens": 4,
+        "ignore_eos": true}));
+    let turns = open["messages"].as_array_mut().unwrap();
+    turns.push(json!({"role": "assistant", "content": "<think>\n"}));
+    let message = server.ask(&open)["choices"][0]["message"].clone();
+    assert_eq!(message["content"], "");
+    assert!(!message["reasoning_content"].as_str().unwrap().is_empty(), "{message}");
+    let id = server.get("/v1/models").1["data"][0]["id"].clone();
+    assert!(!id.as_str().unwrap().contains('/'), "a path is not told: {id}");
+}
+
+#[test]
+fn characters_of_several_tokens_are_streamed_whole() {
+    let server = Server::start(&[]);
+    let said = "😀👩‍👩‍👧 你好世界 ñ";
+    let events = server.events("/v1/chat/completions", &saying(said, json!({"logprobs": true})));
+    assert_eq!(joined(&events), said);
+    assert!(!joined(&events).contains('\u{FFFD}'));
+    let bytes: Vec<u8> = events
+        .iter()
+        .filter_map(|event| event["choices"][0]["logprobs"]["content"].as_array())
+        .flatten()
+        .flat_map(|entry| entry["bytes"].as_array().unwrap())
+        .map(|byte| u8::try_from(byte.as_u64().unwrap()).unwrap())
+        .collect();
+    assert_eq!(bytes, said.as_bytes(), "the parts of a character are told as bytes");
+}
+
+#[test]
+fn tools_are_called_where_the_model_wants_to() {
+    let server = Server::start(&[]);
+    let said = "Let me see.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"days\": 2}}\n\
+                </tool_call>\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {}}\n</tool_call>";
+    let asked = saying(said, json!({"tools": [weather()]}));
+    let answer = server.ask(&asked);
+    let choice = &answer["choices"][0];
+    assert_eq!((text(&answer), &choice["finish_reason"]), ("Let me see.", &json!("tool_calls")));
+    let calls = choice["message"]["tool_calls"].as_array().unwrap();
+    let arguments: Vec<_> = calls.iter().map(|c| c["function"]["arguments"].as_str()).collect();
+    assert_eq!(arguments, [Some("{\"days\":2}"), Some("{}")]);
+    assert_ne!(calls[0]["id"], calls[1]["id"]);
+    let events = server.events("/v1/chat/completions", &asked);
+    let indices: Vec<u64> = events
+        .iter()
+        .filter_map(|event| event["choices"][0]["delta"]["tool_calls"].as_array())
+        .flatten()
+        .map(|delta| delta["index"].as_u64().unwrap())
+        .collect();
+    assert_eq!((joined(&events).as_str(), indices), ("Let me see.", vec![0, 1]));
+    let unasked = server.ask(&saying(said, json!({})));
+    assert_eq!(text(&unasked), said, "without tools it is a text");
+}
+
+#[test]
+fn what_a_rule_forbids_has_a_log_probability_too() {
+    let server = Server::start(&[]);
+    let more = json!({"logprobs": true, "top_logprobs": 20});
+    let answer = server.ask(&saying("zzz", more));
+    let entries = answer["choices"][0]["logprobs"]["content"].as_array().unwrap();
+    let all = entries.iter().flat_map(|e| e["top_logprobs"].as_array().unwrap()).chain(entries);
+    for entry in all {
+        let logprob = entry["logprob"].as_f64().expect("a number, never null");
+        assert!((-9999.0..=0.0).contains(&logprob), "{entry}");
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::io::BufRead;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::harness::{ANSWER, Server, chat, chat_with, joined, text};
 
@@ -25,7 +25,7 @@ fn a_stream_is_the_answer_in_pieces() {
         let (last, before) = reasons.split_last().unwrap();
         assert_eq!(*last, &whole["choices"][0]["finish_reason"]);
         assert!(before.iter().all(|reason| reason.is_null()));
-        assert_eq!(events[0]["choices"][0]["delta"]["role"], "assistant");
+        assert_eq!(events[0]["choices"][0]["delta"], json!({"role": "assistant", "content": null}));
         assert!(events[1..].iter().all(|event| event["choices"][0]["delta"]["role"].is_null()));
         assert!(events.iter().all(|event| event["id"] == events[0]["id"]));
         assert!(events.iter().all(|event| event["object"] == "chat.completion.chunk"));
@@ -45,6 +45,14 @@ fn the_usage_comes_last_and_only_when_asked_for() {
     let whole = server.ask(&chat());
     assert_eq!(usage["usage"]["total_tokens"], whole["usage"]["total_tokens"]);
     assert!(before.iter().all(|event| !event["choices"].as_array().unwrap().is_empty()));
+    let is_null = |event: &Value| event.get("usage").is_some_and(Value::is_null);
+    assert!(before.iter().all(is_null), "until then it is null, and is there");
+    assert!(usage["timings"]["predicted_n"].is_number());
+    let completion = json!({"prompt": "x", "max_tokens": 2,
+        "stream_options": {"include_usage": true}});
+    let events = server.events("/v1/completions", &completion);
+    let (usage, before) = events.split_last().unwrap();
+    assert!(before.iter().all(is_null) && usage["usage"]["prompt_tokens"] == 1, "{usage}");
     let not = server.events(CHAT, &chat_with(json!({"stream_options": {"include_usage": false}})));
     assert!(not.iter().all(|event| event["usage"].is_null()));
 }

@@ -1,6 +1,6 @@
 //! `attend`: a = softmax(q · kᵀ / √head_dim) · v over every row that a token sees.
 
-use super::{Pass, RING_THREADS};
+use super::{Pass, RING_THREADS, THREADS};
 use crate::CudaDevice;
 use crate::driver::{Address, Argument};
 use crate::error::CudaError;
@@ -54,10 +54,16 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16, stores: bool) -> Result<(), Cu
             pass.launch(&kernels.attend, grid, RING_THREADS, arguments)
         }
         Family::Many => {
-            let grid = (pass.counts.n_tiles * config.kv_heads, 1);
+            let n_splits = pass.counts.n_splits;
+            let grid = (pass.counts.n_tiles * config.kv_heads, n_splits);
             let (rope, q) = (rope.address(), buffers.q.address());
             let arguments: &[&dyn Argument] = &[&pass.step, &rope, &q, &kv.layer(layer), &to];
-            pass.launch(&kernels.attend_block, grid, TILE_THREADS, arguments)
+            pass.launch(&kernels.attend_block, grid, TILE_THREADS, arguments)?;
+            if n_splits == 1 {
+                return Ok(());
+            }
+            let grid = (pass.counts.n_tokens * config.kv_heads, 1);
+            pass.launch(&kernels.attend_fold, grid, THREADS, &[&pass.step, &to])
         }
     }
 }

@@ -98,12 +98,30 @@ __device__ __forceinline__ void take_page(Running &state, const u8 *page, const 
     }
 }
 
+// Leaves what section `s` gives a warp's queries, of those that see it, where `merge` finds it.
+__device__ __forceinline__ void leave_part(const Running &state, const Step &step, const Tile &tile, u32 s, const int (&rows)[2],
+                                           int kv_head, const Attended &to, int lane) {
+    const int c = lane % 4;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const float l = quad_sum(state.l[i]), squares = quad_sum(state.squares[i]);
+        const u32 token = tile.first_token + rows[i] / GROUP;
+        if (rows[i] / GROUP >= tile.n_tokens || s >= step.partials[token * 2]) continue;
+        const u64 at = (u64)(step.partials[token * 2 + 1] + s) * HEADS + kv_head * GROUP + rows[i] % GROUP;
+#pragma unroll
+        for (int t = 0; t < DIM_TILES; ++t)
+            *(float2 *)(to.sums + at * DIM + t * 8 + c * 2) = make_float2(state.acc[t][i * 2], state.acc[t][i * 2 + 1]);
+        if (c == 0) to.weights[at] = make_float2(state.m[i], l), to.squares[at] = squares;
+    }
+}
+
 // Computes   a = softmax(rotate(q) * k / sqrt(HEAD_DIM)) * v over every row that a token sees, for blocks of
 //            tokens.
 // Layout     q: bf16 [tokens][Q_WIDTH], after rope_store; kv: pages of one layer (head.cuh); rope: f32
 //            [positions][HALF_DIM][cos, sin]; results as in Attended.
 // Work split a block owns one KV head and up to 64 queries (tokens x heads of the group) of one lane, a warp 16
-//            of them; it takes the lane's pages in order, one ahead.
+//            of them; it takes the lane's pages in order, one ahead. Where there are few blocks, gridDim.y of
+//            them share the sections of a tile and leave parts behind that attend_fold folds.
 // Rounding   the rotated query once; probabilities to 16 bits; a once.
 // Moves      keys and values once for 64 queries, mostly from L2: bound by arithmetic.
 extern "C" __global__ void __launch_bounds__(TILE_WARPS * 32, 2)
@@ -133,9 +151,11 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
 #pragma unroll
         for (int e = 0; e < 4; ++e) total.acc[t][e] = 0.0f;
     int turned_by = 0x7fffffff, buffer = 0;
-    load_page(pages, kv, sections[0].pages[0], kv_head);
+    const u32 first = tile.n_sections * blockIdx.y / gridDim.y, end = tile.n_sections * (blockIdx.y + 1) / gridDim.y;
+    if (first == end) return;
+    load_page(pages, kv, sections[first].pages[0], kv_head);
     commit_copies();
-    for (u32 s = 0; s < tile.n_sections; ++s) {
+    for (u32 s = first; s < end; ++s) {
         const Section section = sections[s];
         const int moved = (int)section.home - (int)section.position;
         if (moved != turned_by) {
@@ -166,7 +186,7 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
         const int n_pages = (most + PAGE_ROWS - 1) / PAGE_ROWS;
         for (int page = 0; page < n_pages; ++page, buffer ^= 1) {
             const bool in_section = page + 1 < n_pages;
-            if (in_section || s + 1 < tile.n_sections) {
+            if (in_section || s + 1 < end) {
                 const u32 next = in_section ? section.pages[page + 1] : sections[s + 1].pages[0];
                 load_page(pages + (buffer ^ 1) * 2 * SIDE_BYTES, kv, next, kv_head);
             }
@@ -187,6 +207,10 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
             else take_page<true>(state, near, queries, seen, lane);
             __syncthreads();
         }
+        if (gridDim.y > 1) {
+            leave_part(state, step, tile, s, rows, kv_head, to, lane);
+            continue;
+        }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const float l = quad_sum(state.l[i]), after = fmaxf(total.m[i], state.m[i]);
@@ -206,6 +230,7 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
             }
         }
     }
+    if (gridDim.y > 1) return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const u32 token = rows[i] / GROUP;
@@ -227,4 +252,14 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
         const float scale = exp2_of(load_fresh((const float *)(to.weights + at)) - whole[0]) / whole[1];
         to.shares[at] += load_fresh(to.squares + at) * scale * scale;
     }
+}
+
+// Computes   a from the parts that attend_block left.
+// Layout     as in Attended.
+// Work split a block owns one KV head of one token.
+// Rounding   a once.
+// Moves      the parts once, from L2.
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
+attend_fold(Step step, Attended to) {
+    merge(step, blockIdx.x / KV_HEADS, blockIdx.x % KV_HEADS, to);
 }

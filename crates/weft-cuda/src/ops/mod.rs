@@ -1,6 +1,7 @@
 //! The ops, one file each beside its kernel, and what their launches share.
 
 pub(crate) mod attend;
+mod choose;
 pub(crate) mod down_add;
 pub(crate) mod embed;
 pub(crate) mod norm_gate_up;
@@ -34,6 +35,8 @@ pub(crate) struct Pass<'a> {
     /// Whether rope_store runs inside attend, and kernels that may start before the one before has
     /// ended do.
     pub(crate) joined: bool,
+    /// Whether tokens are chosen after the head.
+    pub(crate) draws: bool,
 }
 
 impl Pass<'_> {
@@ -55,6 +58,9 @@ impl Pass<'_> {
                 Op::ProjAdd { layer } => proj_add::launch(self, layer),
                 Op::NormGateUp { layer } => norm_gate_up::launch(self, layer),
                 Op::DownAdd { layer } => down_add::launch(self, layer),
+                Op::NormHead if self.draws => {
+                    norm_head::launch(self).and_then(|()| choose::launch(self))
+                }
                 Op::NormHead => norm_head::launch(self),
             };
             launched.map_err(|error| (*op, error))?;

@@ -7,7 +7,7 @@ use crate::error::CudaError;
 use crate::tables::FEW;
 
 pub(crate) fn launch(pass: &Pass<'_>) -> Result<(), CudaError> {
-    let CudaDevice { kernels, weights, buffers, shape, .. } = pass.device;
+    let CudaDevice { kernels, weights, buffers, shape, sampling, .. } = pass.device;
     for first in (0..pass.counts.n_outputs).step_by(FEW) {
         let arguments: &[&dyn Argument] = &[
             &pass.step,
@@ -16,6 +16,8 @@ pub(crate) fn launch(pass: &Pass<'_>) -> Result<(), CudaError> {
             &weights.final_norm.address(),
             &buffers.x.address(),
             &buffers.logits.address(),
+            &u32::from(pass.draws),
+            &sampling.addresses(),
         ];
         pass.launch(&kernels.norm_head, (shape.head.blocks, 1), RING_THREADS, arguments)?;
     }

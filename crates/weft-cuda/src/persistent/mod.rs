@@ -10,7 +10,7 @@ mod split;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use weft::config::Config;
 use weft::device::Limits;
@@ -212,8 +212,9 @@ impl Persistent {
         self.mailbox.shared_word(1)
     }
 
-    fn token(&self, step: usize, lane: usize) -> &AtomicU64 {
-        self.mailbox.shared_pair(1 + step * FEW + lane)
+    /// A token, and the number of the op that chose it.
+    fn token(&self, step: usize, lane: usize) -> u64 {
+        self.mailbox.load(1 + step * FEW + lane)
     }
 
     /// Numbers for the ops of a run. Where they would begin anew, no word may keep an old one.
@@ -324,11 +325,11 @@ pub(crate) fn follow(
         let mut tokens = [0; FEW];
         for (lane, to) in tokens[..n_lanes].iter_mut().enumerate() {
             *to = loop {
-                let word = persistent.token(n_steps, lane).load(Ordering::Acquire);
+                let word = persistent.token(n_steps, lane);
                 if (word >> 32) as u32 == expected {
                     break word as u32;
                 }
-                if persistent.fault().load(Ordering::Relaxed) != 0 || device.gpu.is_idle() {
+                if persistent.fault().load(Ordering::Relaxed) != 0 || device.gpu.is_idle()? {
                     break 'steps;
                 }
                 std::hint::spin_loop();

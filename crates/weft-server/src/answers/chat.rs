@@ -5,10 +5,10 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use weft::engine::{Finished, Token};
 
-use super::choice::{Choice, Delta};
-use super::figures::{add_figures, reason, usage};
+use super::choice::{Calls, Choice, Delta};
+use super::figures::{add_figures, add_timings, reason, usage};
 use super::tool_calls::Call;
-use super::{Script, answer_id, logprobs, seconds_now};
+use super::{FINGERPRINT, Script, answer_id, logprobs, seconds_now};
 use crate::served::Served;
 
 /// A chat while it is answered.
@@ -20,6 +20,7 @@ pub(crate) struct ChatScript {
     finished: Vec<Option<Finished>>,
     has_logprobs: bool,
     streams: bool,
+    includes_usage: bool,
 }
 
 struct Writing {
@@ -33,15 +34,17 @@ struct Writing {
 pub(crate) struct ChatShape<'a> {
     pub(crate) choices: usize,
     pub(crate) prompt_end: &'a str,
-    pub(crate) has_tools: bool,
+    pub(crate) calls: Calls,
     pub(crate) has_logprobs: bool,
     pub(crate) streams: bool,
+    /// Whether a stream ends with its usage.
+    pub(crate) includes_usage: bool,
 }
 
 impl ChatScript {
     pub(crate) fn new(served: Arc<Served>, shape: &ChatShape<'_>) -> Self {
         let writing = || Writing {
-            choice: Choice::new(shape.prompt_end, shape.has_tools),
+            choice: Choice::new(shape.prompt_end, shape.calls),
             said: Delta::default(),
             n_calls: 0,
         };
@@ -53,6 +56,7 @@ impl ChatScript {
             finished: vec![None; shape.choices],
             has_logprobs: shape.has_logprobs,
             streams: shape.streams,
+            includes_usage: shape.includes_usage,
         }
     }
 
@@ -67,6 +71,7 @@ impl ChatScript {
             "object": object,
             "created": self.created,
             "model": self.served.id,
+            "system_fingerprint": FINGERPRINT,
         });
         envelope["choices"] = choices;
         envelope
@@ -77,7 +82,11 @@ impl ChatScript {
         choice["delta"] = delta;
         choice["logprobs"] = entries;
         choice["finish_reason"] = reason.into();
-        self.envelope("chat.completion.chunk", Value::Array(vec![choice]))
+        let mut event = self.envelope("chat.completion.chunk", Value::Array(vec![choice]));
+        if self.includes_usage {
+            event["usage"] = Value::Null;
+        }
+        event
     }
 
     /// Tells a delta, or keeps it for the whole.
@@ -152,7 +161,7 @@ fn delta_json(delta: Delta, first_call: usize) -> Value {
 
 impl Script for ChatScript {
     fn opening(&mut self) -> Vec<Value> {
-        let delta = || json!({"role": "assistant", "content": ""});
+        let delta = || json!({"role": "assistant", "content": null});
         (0..self.choices.len()).map(|index| self.event(index, delta(), Value::Null, None)).collect()
     }
 
@@ -177,6 +186,7 @@ impl Script for ChatScript {
     fn usage(&self) -> Value {
         let mut event = self.envelope("chat.completion.chunk", json!([]));
         event["usage"] = usage(&self.finished, self.choices.len());
+        add_timings(&mut event, &self.finished);
         event
     }
 

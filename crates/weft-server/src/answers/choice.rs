@@ -33,19 +33,29 @@ impl Delta {
     }
 }
 
+/// Whether a text may hold calls of tools, or is nothing but one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Calls {
+    None,
+    Some,
+    Only,
+}
+
 /// How the text of a choice is read.
 pub(super) struct Choice {
     reasoning: ReasoningStream,
     calls: Option<ToolCallStream>,
+    is_call: bool,
     logprobs: Pending,
 }
 
 impl Choice {
     /// `prompt_end` tells whether a thought is open already.
-    pub(super) fn new(prompt_end: &str, has_tools: bool) -> Self {
+    pub(super) fn new(prompt_end: &str, calls: Calls) -> Self {
         Self {
             reasoning: ReasoningStream::after(prompt_end),
-            calls: has_tools.then(ToolCallStream::default),
+            calls: (calls != Calls::None).then(ToolCallStream::default),
+            is_call: calls == Calls::Only,
             logprobs: Pending::default(),
         }
     }
@@ -60,7 +70,8 @@ impl Choice {
     pub(super) fn finish(&mut self) -> Delta {
         let parts = self.reasoning.finish();
         let mut delta = self.sort(parts, Vec::new());
-        if let Some(calls) = &mut self.calls {
+        // A call that was cut off is text, but where nothing but a call was asked for.
+        if let Some(calls) = self.calls.as_mut().filter(|_| !self.is_call) {
             delta.content.push_str(&calls.finish());
         }
         delta

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use weft::engine::{Finished, Token};
 
-use super::figures::{add_figures, reason, usage};
+use super::figures::{add_figures, add_timings, reason, usage};
 use super::logprobs::{Entry, Pending};
-use super::{Script, answer_id, logprobs, seconds_now};
+use super::{FINGERPRINT, Script, answer_id, logprobs, seconds_now};
 use crate::served::Served;
 
 /// A completion while it is written.
@@ -21,6 +21,7 @@ pub(crate) struct CompletionScript {
     has_logprobs: bool,
     echoes: bool,
     streams: bool,
+    includes_usage: bool,
 }
 
 #[derive(Default)]
@@ -39,6 +40,8 @@ pub(crate) struct CompletionShape {
     pub(crate) has_logprobs: bool,
     pub(crate) echoes: bool,
     pub(crate) streams: bool,
+    /// Whether a stream ends with its usage.
+    pub(crate) includes_usage: bool,
 }
 
 impl CompletionScript {
@@ -53,6 +56,7 @@ impl CompletionScript {
             has_logprobs: shape.has_logprobs,
             echoes: shape.echoes,
             streams: shape.streams,
+            includes_usage: shape.includes_usage,
         }
     }
 
@@ -67,9 +71,18 @@ impl CompletionScript {
             "object": "text_completion",
             "created": self.created,
             "model": self.served.id,
+            "system_fingerprint": FINGERPRINT,
         });
         envelope["choices"] = choices;
         envelope
+    }
+
+    fn event(&self, choice: Value) -> Value {
+        let mut event = self.envelope(Value::Array(vec![choice]));
+        if self.includes_usage {
+            event["usage"] = Value::Null;
+        }
+        event
     }
 
     fn choice(&self, index: usize, text: &str, entries: &[Entry], reason: Option<&str>) -> Value {
@@ -104,14 +117,14 @@ impl Script for CompletionScript {
         if token.text.is_empty() && entries.is_empty() {
             return None;
         }
-        Some(self.envelope(json!([self.choice(choice, &token.text, &entries, None)])))
+        Some(self.event(self.choice(choice, &token.text, &entries, None)))
     }
 
     fn ending(&mut self, choice: usize, finished: Finished) -> Vec<Value> {
         let mut events = Vec::new();
         if self.streams {
             let last = self.choice(choice, "", &[], Some(reason(&finished)));
-            let mut last = self.envelope(json!([last]));
+            let mut last = self.event(last);
             add_figures(&mut last, &finished);
             events.push(last);
         }
@@ -122,6 +135,7 @@ impl Script for CompletionScript {
     fn usage(&self) -> Value {
         let mut event = self.envelope(json!([]));
         event["usage"] = usage(&self.finished, self.choices_per_prompt);
+        add_timings(&mut event, &self.finished);
         event
     }
 

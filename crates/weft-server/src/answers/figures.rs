@@ -47,6 +47,13 @@ pub(super) fn add_figures(answer: &mut Value, finished: &Finished) {
     answer["chunk_report"] = finished.report.json();
 }
 
+/// Adds what the first choice took to the event that tells the usage, where llama.cpp has it.
+pub(super) fn add_timings(event: &mut Value, finished: &[Option<Finished>]) {
+    if let Some(Some(first)) = finished.first() {
+        event["timings"] = timings(&first.stats);
+    }
+}
+
 /// Why an answer ended, in OpenAI's words.
 pub(super) fn reason(finished: &Finished) -> &'static str {
     match finished.reason {

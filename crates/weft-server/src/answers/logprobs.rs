@@ -17,16 +17,18 @@ pub(super) struct Entry {
     /// None of the first token of an echoed prompt, which nothing predicted.
     logprob: Option<f32>,
     top: Vec<(Vec<u8>, f32)>,
-    /// Where its text begins, in bytes of the whole.
-    pub(super) offset: usize,
+    /// Where it begins: in bytes of all tokens, and in characters of the whole text.
+    offset: usize,
+    text_offset: usize,
 }
 
 /// Entries that wait for their text.
 #[derive(Default)]
 pub(super) struct Pending {
     entries: VecDeque<Entry>,
-    /// Bytes of all tokens so far, and of the text that was told.
+    /// Bytes of all tokens so far, characters that begin in them, and bytes of the text that was told.
     token_bytes: usize,
+    token_chars: usize,
     text_bytes: usize,
 }
 
@@ -40,25 +42,31 @@ impl Pending {
             && !tokenizer.is_special(token.id)
         {
             let text = |id: u32| tokenizer.token_bytes(id).unwrap_or_default().to_vec();
-            self.entries.push_back(Entry {
-                bytes: bytes.to_vec(),
-                logprob: Some(logprobs.chosen),
-                top: logprobs.top.iter().map(|(id, logprob)| (text(*id), *logprob)).collect(),
-                offset: self.token_bytes,
-            });
+            let top = logprobs.top.iter().map(|(id, logprob)| (text(*id), *logprob)).collect();
+            self.add(bytes, Some(logprobs.chosen), top);
         }
         self.token_bytes += bytes.len();
+        self.token_chars += bytes.iter().filter(|byte| begins_character(**byte)).count();
         let is_told = |entry: &mut Entry| entry.offset < self.text_bytes;
         std::iter::from_fn(|| self.entries.pop_front_if(is_told)).collect()
     }
 
     /// The first token of an echoed prompt: nothing predicted it.
     pub(super) fn push_unpredicted(&mut self, token: &Token, tokenizer: &Tokenizer) -> Vec<Entry> {
-        let bytes = tokenizer.token_bytes(token.id).unwrap_or_default().to_vec();
-        let offset = self.token_bytes;
-        self.entries.push_back(Entry { bytes, logprob: None, top: Vec::new(), offset });
+        self.add(tokenizer.token_bytes(token.id).unwrap_or_default(), None, Vec::new());
         self.push(token, tokenizer)
     }
+
+    fn add(&mut self, bytes: &[u8], logprob: Option<f32>, top: Vec<(Vec<u8>, f32)>) {
+        let (offset, text_offset) = (self.token_bytes, self.token_chars);
+        let bytes = bytes.to_vec();
+        self.entries.push_back(Entry { bytes, logprob, top, offset, text_offset });
+    }
+}
+
+/// Whether a byte of UTF-8 is the first of a character.
+fn begins_character(byte: u8) -> bool {
+    byte & 0xC0 != 0x80
 }
 
 impl Entry {
@@ -100,19 +108,21 @@ pub(super) fn of_chat(entries: &[Entry]) -> Value {
     json!({"content": entries.iter().map(Entry::json).collect::<Vec<_>>(), "refusal": null})
 }
 
-/// The shape of completions.
+/// The shape of completions. The token that was chosen is among the most likely ones, or beside them.
 pub(super) fn of_completion(entries: &[Entry]) -> Value {
     let top = |entry: &Entry| {
-        let of_token = |(bytes, logprob): &(Vec<u8>, f32)| (token_text(bytes), json!(logprob));
-        match entry.logprob {
-            Some(_) => Value::Object(entry.top.iter().map(of_token).collect::<Map<_, _>>()),
-            None => Value::Null,
+        let Some(chosen) = entry.logprob else { return Value::Null };
+        let mut all = Map::from_iter([(entry.token(), json!(chosen))]);
+        for (bytes, logprob) in &entry.top {
+            // Of two tokens with one text the likelier is told.
+            all.entry(token_text(bytes)).or_insert_with(|| json!(logprob));
         }
+        Value::Object(all)
     };
     json!({
         "tokens": entries.iter().map(Entry::token).collect::<Vec<_>>(),
         "token_logprobs": entries.iter().map(|entry| entry.logprob).collect::<Vec<_>>(),
         "top_logprobs": entries.iter().map(top).collect::<Vec<_>>(),
-        "text_offset": entries.iter().map(|entry| entry.offset).collect::<Vec<_>>(),
+        "text_offset": entries.iter().map(|entry| entry.text_offset).collect::<Vec<_>>(),
     })
 }

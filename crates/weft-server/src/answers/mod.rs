@@ -20,6 +20,7 @@ use serde_json::Value;
 use weft::engine::{Finished, Token};
 
 pub(crate) use self::chat::{ChatScript, ChatShape};
+pub(crate) use self::choice::Calls;
 pub(crate) use self::completion::{CompletionScript, CompletionShape};
 pub(crate) use self::recent::{Recent, Recorder};
 pub(crate) use self::stream::stream;
@@ -42,6 +43,9 @@ pub(crate) trait Script: Send + 'static {
     /// The whole answer, once all choices are over.
     fn whole(self) -> Value;
 }
+
+/// Names the program that answered: the same request to another may be answered otherwise.
+const FINGERPRINT: &str = concat!("build-", env!("CARGO_PKG_VERSION"));
 
 /// The name of an answer.
 pub(crate) fn answer_id(prefix: &str) -> String {

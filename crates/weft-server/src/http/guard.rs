@@ -90,7 +90,7 @@ fn is_preflight(request: &Request) -> bool {
 
 /// The page's origin was checked: it may send whatever it asks for.
 fn preflight(asked: &HeaderMap) -> Response {
-    let mut response = StatusCode::NO_CONTENT.into_response();
+    let mut response = StatusCode::OK.into_response();
     let headers = response.headers_mut();
     headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, METHODS);
     headers.insert(header::ACCESS_CONTROL_MAX_AGE, PREFLIGHT_AGE_S.into());

@@ -4,6 +4,7 @@ mod body;
 mod guard;
 mod hosts;
 mod options;
+mod path;
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use thiserror::Error;
-use tokio::sync::Semaphore;
+use tokio::sync::{Mutex, Semaphore};
 
 use crate::answers::Recent;
 use crate::app::App;
@@ -29,6 +30,7 @@ use crate::worker::{Limits, Phase, Worker};
 pub(crate) use self::body::Body;
 pub(crate) use self::guard::guard;
 pub use self::options::Options;
+pub(crate) use self::path::Named;
 
 /// How long a client may take to send its headers.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -115,6 +117,7 @@ impl Server {
             options: self.options,
             recent: Recent::default(),
             shelf: ChunkShelf::default(),
+            verifying: Mutex::default(),
         });
         runtime.block_on(serve(self.listener, app, &*self.tell, thread))
     }

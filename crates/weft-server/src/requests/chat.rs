@@ -8,10 +8,10 @@ use weft::chunk::{Chunk, ChunkId, Composition, Repair, Reuse, compose_conversati
 use weft::prompt::Conversation;
 use weft::sampling::Sampling;
 
+use super::form::Form;
 use super::json::{FromJson, fields};
 use super::messages::{ApiMessage, to_messages};
 use super::numbers::{Bounded, Parsed};
-use super::response_format::ResponseFormat;
 use super::settings::Settings;
 use super::tools::{ToolChoice, Tools};
 use crate::api_error::ApiError;
@@ -24,6 +24,7 @@ const MAX_MESSAGES: usize = 4096;
 /// A chat.
 pub(crate) struct ChatRequest {
     pub(crate) settings: Settings,
+    form: Form,
     chat: Chat,
 }
 
@@ -34,7 +35,8 @@ struct Chat {
     tool_choice: Option<ToolChoice>,
     logprobs: Option<bool>,
     top_logprobs: Option<Bounded<0, 20>>,
-    response_format: Option<ResponseFormat>,
+    add_generation_prompt: Option<bool>,
+    continue_final_message: Option<bool>,
     chat_template_kwargs: Option<Map<String, Value>>,
     reuse: Option<Parsed<Reuse>>,
     repair: Option<Parsed<Repair>>,
@@ -42,7 +44,7 @@ struct Chat {
 
 impl FromJson for ChatRequest {
     fn from_json(json: &Value) -> Result<Self, ApiError> {
-        let request = Self { settings: fields(json)?, chat: fields(json)? };
+        let request = Self { settings: fields(json)?, form: fields(json)?, chat: fields(json)? };
         request.check()?;
         Ok(request)
     }
@@ -51,6 +53,7 @@ impl FromJson for ChatRequest {
 impl ChatRequest {
     fn check(&self) -> Result<(), ApiError> {
         self.settings.check()?;
+        self.form.check()?;
         let chat = &self.chat;
         if chat.messages.len() > MAX_MESSAGES {
             let n = chat.messages.len();
@@ -61,11 +64,8 @@ impl ChatRequest {
             let message = "top_logprobs needs logprobs to be true";
             return Err(ApiError::invalid(message).param("top_logprobs"));
         }
-        if self.rule().is_some() && self.settings.forbids_the_end() {
-            let message = "ignore_eos and min_tokens cannot go with response_format or a required \
-                           tool: the answer ends where its rule does";
-            return Err(ApiError::invalid(message).param("response_format"));
-        }
+        self.settings.check_rule(self.rule().as_ref())?;
+        self.check_ending()?;
         match &chat.tool_choice {
             Some(ToolChoice::Named(name)) if self.tools().find(name).is_none() => {
                 let message = format!("tool_choice names {name:?}, which is none of the tools");
@@ -77,6 +77,26 @@ impl ChatRequest {
             }
             _ => self.thinking().map(drop),
         }
+    }
+
+    /// An answer begins a turn of its own, or goes on where the last message ends.
+    fn check_ending(&self) -> Result<(), ApiError> {
+        let refused =
+            |message: &str| Err(ApiError::invalid(message).param("continue_final_message"));
+        match (self.continues(), self.chat.add_generation_prompt) {
+            (true, Some(true)) => {
+                refused("continue_final_message and add_generation_prompt exclude each other")
+            }
+            (true, _) if self.rule().is_some() => refused(
+                "continue_final_message cannot go with a form or a required tool, which an answer \
+                 has from its begin",
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    fn continues(&self) -> bool {
+        self.chat.continue_final_message.unwrap_or(false)
     }
 
     /// The tools that the model may call.
@@ -96,13 +116,12 @@ impl ChatRequest {
     /// What the answer has to be, where it may not be anything. A tool that must be called goes first.
     pub(crate) fn rule(&self) -> Option<Rule> {
         let tools = self.tools();
-        match (&self.chat.tool_choice, &self.chat.response_format) {
-            (Some(ToolChoice::Required), _) => Some(Rule::Call(tools.0.clone())),
-            (Some(ToolChoice::Named(name)), _) => {
+        match &self.chat.tool_choice {
+            Some(ToolChoice::Required) => Some(Rule::Call(tools.0.clone())),
+            Some(ToolChoice::Named(name)) => {
                 Some(Rule::Call(tools.find(name).into_iter().cloned().collect()))
             }
-            (_, Some(ResponseFormat::Json(schema))) => Some(Rule::Json(schema.clone())),
-            _ => None,
+            _ => self.form.rule(),
         }
     }
 
@@ -128,7 +147,8 @@ impl ChatRequest {
         Ok(Conversation {
             messages: to_messages(&self.chat.messages, chunks)?,
             tools: self.tools().0.clone(),
-            add_generation_prompt: true,
+            add_generation_prompt: self.chat.add_generation_prompt.unwrap_or(!self.continues()),
+            continue_last: self.continues(),
             enable_thinking: self.thinking()?,
             extra: self.chat.chat_template_kwargs.clone().unwrap_or_default(),
         })

@@ -5,18 +5,24 @@ use serde_json::Value;
 use weft::chunk::Composition;
 use weft::sampling::Sampling;
 
+use super::form::Form;
 use super::json::{FromJson, fields};
 use super::numbers::{Bounded, Count, TokenId};
 use super::settings::Settings;
 use crate::api_error::ApiError;
+use crate::grammars::Rule;
 use crate::served::Served;
 
 /// The most answers of one request, over all its prompts.
 const MAX_ANSWERS: usize = 32;
 
+/// Tokens that no context holds: what has more is not even read.
+const MAX_PROMPT_TOKENS: usize = 1 << 20;
+
 /// A completion.
 pub(crate) struct CompletionRequest {
     pub(crate) settings: Settings,
+    form: Form,
     completion: Completion,
 }
 
@@ -27,6 +33,8 @@ struct Completion {
     logprobs: Option<Bounded<0, 20>>,
     best_of: Option<Count>,
     suffix: Option<String>,
+    /// Whether `<|im_end|>` and the like in a text are read as tokens.
+    parse_special: Option<bool>,
 }
 
 /// One prompt.
@@ -49,7 +57,13 @@ enum Prompts {
 
 impl FromJson for CompletionRequest {
     fn from_json(json: &Value) -> Result<Self, ApiError> {
-        let request = Self { settings: fields(json)?, completion: fields(json)? };
+        let n = json.get("prompt").and_then(Value::as_array).map_or(0, Vec::len);
+        if n > MAX_PROMPT_TOKENS {
+            let message = format!("the prompt has {n} entries, and no context holds so many");
+            return Err(ApiError::invalid(message).param("prompt"));
+        }
+        let (settings, form) = (fields(json)?, fields(json)?);
+        let request = Self { settings, form, completion: fields(json)? };
         request.check()?;
         Ok(request)
     }
@@ -58,6 +72,8 @@ impl FromJson for CompletionRequest {
 impl CompletionRequest {
     fn check(&self) -> Result<(), ApiError> {
         self.settings.check()?;
+        self.form.check()?;
+        self.settings.check_rule(self.rule().as_ref())?;
         let n = self.settings.choices();
         let answers = self.prompts().len() * n;
         if answers > MAX_ANSWERS {
@@ -83,6 +99,11 @@ impl CompletionRequest {
         }
     }
 
+    /// What the answer has to be, where it may not be anything.
+    pub(crate) fn rule(&self) -> Option<Rule> {
+        self.form.rule()
+    }
+
     /// Whether the answer begins with the prompt.
     pub(crate) fn echoes(&self) -> bool {
         self.completion.echo.unwrap_or(false)
@@ -95,7 +116,7 @@ impl CompletionRequest {
             return Err(empty());
         }
         let compose = |prompt: &Prompt| {
-            let tokens = prompt.tokens(served)?;
+            let tokens = prompt.tokens(served, self.completion.parse_special.unwrap_or(false))?;
             if tokens.is_empty() {
                 return Err(empty());
             }
@@ -113,14 +134,18 @@ impl CompletionRequest {
 }
 
 impl Prompt {
-    fn tokens(&self, served: &Served) -> Result<Vec<u32>, ApiError> {
+    fn tokens(&self, served: &Served, parse_special: bool) -> Result<Vec<u32>, ApiError> {
         match self {
+            Self::Text(text) if parse_special => {
+                let tokenizer = &served.tokenizer;
+                Ok([tokenizer.bos(), &tokenizer.encode_markup(text)?].concat())
+            }
             Self::Text(text) => Ok(served.tokenizer.encode_with_bos(text)?),
             Self::Tokens(ids) => {
                 let vocab = served.vocab();
                 if let Some(id) = ids.iter().find(|id| id.count() >= vocab) {
                     let message = format!(
-                        "token {} is not in the vocabulary: ids go from 0 to {}",
+                        "token {} is out of vocabulary: ids go from 0 to {}",
                         id.get(),
                         vocab.saturating_sub(1)
                     );

@@ -6,10 +6,10 @@
 
 mod chat;
 mod completion;
+mod form;
 mod json;
 mod messages;
 mod numbers;
-mod response_format;
 mod settings;
 mod tools;
 

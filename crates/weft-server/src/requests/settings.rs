@@ -9,6 +9,7 @@ use weft::sampling::Sampling;
 
 use super::numbers::{Bounded, Count, Seed, TokenId};
 use crate::api_error::ApiError;
+use crate::grammars::Rule;
 use crate::served::Served;
 
 /// Answers to one prompt: as many as there are lanes.
@@ -35,6 +36,8 @@ pub(crate) struct Settings {
     stop_token_ids: Option<Vec<TokenId>>,
     max_tokens: Option<Count>,
     max_completion_tokens: Option<Count>,
+    /// llama.cpp's word; -1 is as many as there is room for.
+    n_predict: Option<Bounded<-1, { u32::MAX as i64 }>>,
     min_tokens: Option<Count>,
     ignore_eos: Option<bool>,
     logit_bias: Option<LogitBias>,
@@ -43,6 +46,7 @@ pub(crate) struct Settings {
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(expecting = "an object with include_usage")]
 struct StreamOptions {
     include_usage: Option<bool>,
 }
@@ -87,11 +91,6 @@ impl Settings {
         self.n.map_or(1, Bounded::count)
     }
 
-    /// Whether the answer may not end when it wants to.
-    pub(crate) fn forbids_the_end(&self) -> bool {
-        self.ignore_eos.unwrap_or(false) || self.min_tokens.is_some_and(|n| n.count() > 0)
-    }
-
     pub(crate) fn uses_cache(&self) -> bool {
         self.cache_prompt.unwrap_or(true)
     }
@@ -101,6 +100,18 @@ impl Settings {
         if self.stream_options.is_some() && !self.streams() {
             let message = "stream_options is for streams only; set stream to true, or leave it out";
             return Err(ApiError::invalid(message).param("stream_options"));
+        }
+        Ok(())
+    }
+
+    /// Refuses settings that a rule for the answer has no use for.
+    pub(crate) fn check_rule(&self, rule: Option<&Rule>) -> Result<(), ApiError> {
+        let forbids_the_end =
+            self.ignore_eos.unwrap_or(false) || self.min_tokens.is_some_and(|n| n.count() > 0);
+        if rule.is_some() && forbids_the_end {
+            let message = "ignore_eos and min_tokens cannot go with response_format or a required \
+                           tool: the answer ends where its rule does";
+            return Err(ApiError::invalid(message).param("response_format"));
         }
         Ok(())
     }
@@ -139,8 +150,9 @@ impl Settings {
     }
 
     fn set_ends(&self, sampling: &mut Sampling) {
-        let max = self.max_completion_tokens.or(self.max_tokens);
-        sampling.max_tokens = max.map(Bounded::count).or(sampling.max_tokens);
+        let max = self.max_completion_tokens.or(self.max_tokens).map(Bounded::count);
+        let predict = self.n_predict.filter(|n| n.get() >= 0).map(Bounded::count);
+        sampling.max_tokens = max.or(predict).or(sampling.max_tokens);
         sampling.min_tokens = self.min_tokens.map_or(sampling.min_tokens, Bounded::count);
         sampling.ignore_eos = self.ignore_eos.unwrap_or(false);
         sampling.stop = match &self.stop {

@@ -10,9 +10,9 @@ use weft::chunk::{Chunk, ChunkId, Composition};
 use weft::engine::{Cancel, Request};
 use weft::sampling::Constraint;
 
-use crate::answers::{ChatScript, ChatShape, Recorder, stream, whole};
+use crate::answers::{Calls, ChatScript, ChatShape, Recorder, stream, whole};
 use crate::api_error::ApiError;
-use crate::app::{App, off_thread};
+use crate::app::{App, SLOW, off_thread};
 use crate::grammars::Rule;
 use crate::http::Body;
 use crate::requests::ChatRequest;
@@ -29,16 +29,22 @@ pub(super) async fn create(
     let sampling = body.value.sampling(&served)?;
     let (choices, streams, usage) =
         (settings.choices(), settings.streams(), settings.includes_usage());
-    let (uses_cache, has_tools) = (settings.uses_cache(), !body.value.tools().0.is_empty());
+    let uses_cache = settings.uses_cache();
     let rule = body.value.rule();
+    let calls = match &rule {
+        Some(Rule::Call(_)) => Calls::Only,
+        _ if body.value.tools().0.is_empty() => Calls::None,
+        _ => Calls::Some,
+    };
     let prompt = compose(&app, &served, body).await?;
     let constraint = follow(&served, rule).await?;
     let shape = ChatShape {
         choices,
         prompt_end: &prompt_end(&served, &prompt),
-        has_tools,
+        calls,
         has_logprobs: sampling.logprobs.is_some(),
         streams,
+        includes_usage: usage,
     };
     let script = ChatScript::new(Arc::clone(&served), &shape);
     let recorder = Recorder::new(&app, script.id(), prompt.clone());
@@ -59,13 +65,14 @@ pub(super) fn answers(request: &Request, choices: usize) -> Vec<Work> {
     request.sampling.samples(choices).map(answer).collect()
 }
 
-async fn follow(
+/// What follows a rule, ready to begin.
+pub(super) async fn follow(
     served: &Arc<Served>,
     rule: Option<Rule>,
 ) -> Result<Option<Box<dyn Constraint>>, ApiError> {
     let Some(rule) = rule else { return Ok(None) };
     let served = Arc::clone(served);
-    off_thread(usize::MAX, move || served.constraint(&rule).map(Some)).await
+    off_thread(SLOW, move || served.constraint(&rule).map(Some)).await
 }
 
 /// The prompt that a chat comes to, with its chunks.

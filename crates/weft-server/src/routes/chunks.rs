@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Json;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -14,8 +14,9 @@ use weft::engine::{Engine, Preview, TierStats, Verification};
 
 use super::chat::compose;
 use crate::api_error::ApiError;
-use crate::app::{App, off_thread};
-use crate::http::Body;
+use crate::app::{App, SLOW, off_thread};
+use crate::chunk_shelf::{Files, change};
+use crate::http::{Body, Named};
 use crate::requests::{ChatRequest, FromJson, Parsed, fields};
 use crate::worker::{Failure, Happening, Ticket, Work};
 
@@ -77,12 +78,10 @@ pub(super) async fn register(
     };
     let put = move |engine: &mut Engine| {
         let id = engine.register(chunk);
-        engine.library().get(&id).cloned()
+        let chunk = engine.library().get(&id)?;
+        Ok((describe(chunk, engine.tier_of(chunk)), Files::Keep(Box::new(chunk.clone()))))
     };
-    let chunk = app.worker.ask(put).await??;
-    let json = describe(&chunk, None);
-    app.shelf.keep(&served, chunk).await?;
-    Ok((StatusCode::CREATED, Json(json)))
+    Ok((StatusCode::CREATED, Json(change(&app, served, put).await?)))
 }
 
 /// Which chunks a list or a deletion means.
@@ -133,23 +132,19 @@ pub(super) async fn clear(
 ) -> Result<Json<Value>, ApiError> {
     let served = app.served()?;
     let which = which(wanted)?;
-    let clear = move |engine: &mut Engine| -> Vec<ChunkId> {
+    let clear = move |engine: &mut Engine| {
         let ids = engine.library().list(&which).iter().map(|chunk| chunk.id).collect();
-        engine.clear(&which);
-        ids
+        Ok((engine.clear(&which), Files::Remove(ids)))
     };
-    let ids = app.worker.ask(clear).await?;
-    let n = ids.len();
-    app.shelf.remove(&served, ids).await?;
+    let n = change(&app, served, clear).await?;
     Ok(Json(json!({"object": "list", "deleted": n})))
 }
 
 pub(super) async fn show(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    Named(id): Named<ChunkId>,
 ) -> Result<Json<Value>, ApiError> {
     app.served()?;
-    let id: ChunkId = id.parse()?;
     let find = move |engine: &mut Engine| -> Result<_, ApiError> {
         let chunk = engine.library().get(&id)?;
         let mut json = describe(chunk, engine.tier_of(chunk));
@@ -161,12 +156,11 @@ pub(super) async fn show(
 
 pub(super) async fn delete(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    Named(id): Named<ChunkId>,
 ) -> Result<Json<Value>, ApiError> {
     let served = app.served()?;
-    let id: ChunkId = id.parse()?;
-    app.worker.ask(move |engine| engine.delete(&id)).await??;
-    app.shelf.remove(&served, vec![id]).await?;
+    let delete = move |engine: &mut Engine| Ok((engine.delete(&id)?, Files::Remove(vec![id])));
+    change(&app, served, delete).await?;
     Ok(Json(json!({"id": id.to_string(), "object": "chunk", "deleted": true})))
 }
 
@@ -186,22 +180,17 @@ impl FromJson for Pin {
 
 pub(super) async fn pin(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    Named(id): Named<ChunkId>,
     body: Body<Pin>,
 ) -> Result<Json<Value>, ApiError> {
     let served = app.served()?;
-    let id: ChunkId = id.parse()?;
     let pinned = body.value.pinned.unwrap_or(true);
-    let pin = move |engine: &mut Engine| -> Result<_, ApiError> {
+    let pin = move |engine: &mut Engine| {
         engine.pin(&id, pinned)?;
-        let chunk = engine.library().get(&id)?.clone();
-        let tier = engine.tier_of(&chunk);
-        Ok((chunk, tier))
+        let chunk = engine.library().get(&id)?;
+        Ok((describe(chunk, engine.tier_of(chunk)), Files::Keep(Box::new(chunk.clone()))))
     };
-    let (chunk, tier) = app.worker.ask(pin).await??;
-    let json = describe(&chunk, tier);
-    app.shelf.keep(&served, chunk).await?;
-    Ok(Json(json))
+    Ok(Json(change(&app, served, pin).await?))
 }
 
 /// For which prompts a chunk is computed ahead.
@@ -221,11 +210,10 @@ impl FromJson for Warm {
 
 pub(super) async fn warm(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    Named(id): Named<ChunkId>,
     body: Body<Warm>,
 ) -> Result<Json<Value>, ApiError> {
     app.served()?;
-    let id: ChunkId = id.parse()?;
     let Warm { system, reuse } = body.value;
     let find = move |engine: &mut Engine| -> Result<_, ApiError> {
         let mut prompt = Prompt::new().query(ANY_QUERY).reuse(reuse.unwrap_or_default().0);
@@ -309,10 +297,12 @@ pub(super) async fn verify(
     let mut answer = answered.tokens;
     // An answer may end where the context does; its last token needs no room, being never run.
     answer.truncate(MAX_VERIFIED.min(served.context.saturating_sub(prompt.len() + 1)));
+    // Rows of logits are large: those of one verification at a time.
+    let _alone = app.verifying.lock().await;
     let ours = score(&app, &prompt, &answer, true).await?;
     let cold = score(&app, &prompt.exact(), &answer, false).await?;
     let compare = move || Ok(Verification::of(&answer, &ours, &cold));
-    let found = off_thread(usize::MAX, compare).await?;
+    let found = off_thread(SLOW, compare).await?;
     Ok(Json(json!({
         "object": "verification",
         "completion": answered.id,

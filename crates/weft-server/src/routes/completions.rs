@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use weft::engine::Request;
 
-use super::chat::answers;
+use super::chat::{answers, follow};
 use crate::answers::{CompletionScript, CompletionShape, Recorder, stream, whole};
 use crate::api_error::ApiError;
 use crate::app::{App, off_thread};
@@ -27,6 +27,7 @@ pub(super) async fn create(
         move || Ok((request.compose(&served)?, request))
     };
     let (prompts, request) = off_thread(bytes, compose).await?;
+    let constraint = follow(&served, request.rule()).await?;
     let settings = &request.settings;
     let per_prompt = settings.choices();
     let shape = CompletionShape {
@@ -35,14 +36,19 @@ pub(super) async fn create(
         has_logprobs: sampling.logprobs.is_some(),
         echoes: request.echoes(),
         streams: settings.streams(),
+        includes_usage: settings.includes_usage(),
     };
     let script = CompletionScript::new(served, shape);
     let recorder = Recorder::new(&app, script.id(), prompts[0].clone());
     let works = prompts
         .iter()
         .flat_map(|prompt| {
-            let request = Request::new(prompt.clone(), sampling.clone());
-            answers(&Request { use_cache: settings.uses_cache(), ..request }, per_prompt)
+            let request = Request {
+                use_cache: settings.uses_cache(),
+                constraint: constraint.clone(),
+                ..Request::new(prompt.clone(), sampling.clone())
+            };
+            answers(&request, per_prompt)
         })
         .collect();
     let ticket = app.worker.submit(works).await?;

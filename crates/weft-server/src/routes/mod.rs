@@ -44,6 +44,10 @@ fn api() -> Routes {
     ]
 }
 
+/// Routes that are found without `/v1` too: many clients are given an address without it.
+const WITHOUT_VERSION: [&str; 4] =
+    ["/v1/models", "/v1/models/{*id}", "/v1/chat/completions", "/v1/completions"];
+
 /// The whole server.
 pub(crate) fn router(app: Arc<App>) -> Router {
     let mut router = Router::new();
@@ -51,6 +55,9 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         router = router.route(file.path, get(async move || file));
     }
     for (path, methods) in api() {
+        if WITHOUT_VERSION.contains(&path) {
+            router = router.route(&path["/v1".len()..], methods.clone());
+        }
         router = router.route(path, methods);
     }
     router

@@ -3,9 +3,10 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
+use weft::chunk::{PieceReport, Report};
 use weft::device::DeviceError;
 use weft::engine::{Cancel, Engine, Event, FinishReason, Finished, LaneId};
 
@@ -15,12 +16,12 @@ use super::{Message, Shared};
 
 /// How often paused lanes are looked at where nothing else is to be done.
 const PAUSED_WAIT: Duration = Duration::from_millis(5);
-/// How long nothing has to happen before rows of chunks are filed.
-const IDLE_BEFORE_SAVE: Duration = Duration::from_millis(300);
 
 /// A lane that runs for somebody.
 struct Running {
     outlet: Outlet,
+    /// Whether it writes an answer, and does not only compute rows.
+    answers: bool,
     cancel: Cancel,
     since: Instant,
     last_token: Option<Instant>,
@@ -37,8 +38,6 @@ pub(super) struct Duty {
     leaving: Vec<Outlet>,
     /// Whether something happened since the last try to admit one that waits.
     is_worth_a_try: bool,
-    /// Whether rows may have been computed that no file holds.
-    has_unsaved: bool,
     /// When the end was asked for.
     draining: Option<Instant>,
 }
@@ -52,7 +51,6 @@ impl Duty {
             running: HashMap::new(),
             leaving: Vec::new(),
             is_worth_a_try: false,
-            has_unsaved: false,
             draining: None,
         }
     }
@@ -69,7 +67,7 @@ impl Duty {
                 let events = engine.step()?;
                 // Whoever hears that an answer is over finds it counted out.
                 self.publish(engine);
-                events.into_iter().for_each(|event| self.tell(event));
+                events.into_iter().for_each(|event| self.tell(event, engine));
             }
             self.publish(engine);
             if self.draining.is_some() && self.is_idle() {
@@ -85,8 +83,7 @@ impl Duty {
 
     /// Takes what has come; waits for something where there is nothing to do.
     fn take_in(&mut self, engine: &mut Engine) {
-        let mut next =
-            if engine.has_work() { self.inbox.try_recv().ok() } else { self.wait(engine) };
+        let mut next = if engine.has_work() { self.inbox.try_recv().ok() } else { self.wait() };
         while let Some(message) = next {
             self.take(message, engine);
             next = self.inbox.try_recv().ok();
@@ -94,20 +91,9 @@ impl Duty {
         self.forget_cancelled();
     }
 
-    fn wait(&mut self, engine: &mut Engine) -> Option<Message> {
+    fn wait(&self) -> Option<Message> {
         if !self.is_idle() || self.draining.is_some() {
             return self.inbox.recv_timeout(PAUSED_WAIT).ok();
-        }
-        if self.has_unsaved {
-            match self.inbox.recv_timeout(IDLE_BEFORE_SAVE) {
-                Err(RecvTimeoutError::Timeout) => {
-                    // Rows of chunks survive whatever ends the process.
-                    engine.save(false);
-                    self.has_unsaved = false;
-                    self.shared.metrics.set_cache(engine);
-                }
-                message => return Some(message.unwrap_or(Message::Drain)),
-            }
         }
         // The handle is gone: nobody can ask for anything any more.
         Some(self.inbox.recv().unwrap_or(Message::Drain))
@@ -155,10 +141,11 @@ impl Duty {
                     entry.outlet.tell(Happening::Done(Box::new(nothing_done())));
                 }
                 Admission::Runs(lane) => {
+                    let answers = entry.answers();
                     let Entry { mut outlet, cancel, since, .. } = entry;
                     outlet.tell(Happening::Admitted);
-                    let running =
-                        Running { outlet, cancel, since, last_token: None, paused: false };
+                    let (last_token, paused) = (None, false);
+                    let running = Running { outlet, answers, cancel, since, last_token, paused };
                     self.running.insert(lane, running);
                 }
             }
@@ -193,7 +180,7 @@ impl Duty {
         });
     }
 
-    fn tell(&mut self, event: Event) {
+    fn tell(&mut self, event: Event, engine: &mut Engine) {
         match event {
             // The step tells of it by being over; nobody else needs to know.
             Event::Prefill { .. } => {}
@@ -208,8 +195,10 @@ impl Duty {
                 running.outlet.tell(Happening::Token(token));
             }
             Event::Done { lane, finished } => {
-                self.has_unsaved = true;
-                self.shared.metrics.count_answer(&finished);
+                self.file_new_chunks(&finished.report, engine);
+                if self.running.get(&lane).is_some_and(|running| running.answers) {
+                    self.shared.metrics.count_answer(&finished);
+                }
                 let end = match finished.reason {
                     FinishReason::Cancelled => Happening::Failed(Failure::Ended),
                     _ => Happening::Done(Box::new(finished)),
@@ -220,6 +209,16 @@ impl Duty {
                 self.shared.metrics.count_failure();
                 self.end(lane, Happening::Failed(error.into()));
             }
+        }
+    }
+
+    /// Files the rows of chunks that a lane had to compute. Whoever hears that the lane is done can
+    /// rely on them, however this process ends.
+    fn file_new_chunks(&self, report: &Report, engine: &mut Engine) {
+        let is_new = |piece: &PieceReport| piece.chunk.is_some() && piece.source.is_none();
+        if report.pieces.iter().any(is_new) {
+            engine.save(false);
+            self.shared.metrics.set_cache(engine);
         }
     }
 
@@ -287,6 +286,6 @@ fn nothing_done() -> Finished {
     Finished {
         reason: FinishReason::Stop,
         stats: weft::engine::Stats::default(),
-        report: weft::chunk::Report::default(),
+        report: Report::default(),
     }
 }

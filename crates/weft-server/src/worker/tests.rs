@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use weft::chunk::{Composition, Kind};
 use weft::engine::Request;
 use weft::sampling::Sampling;
 
@@ -57,8 +58,12 @@ impl Bench {
     }
 
     fn submit(&self, max_tokens: usize) -> Result<Ticket, ApiError> {
+        self.submit_work(answer(max_tokens))
+    }
+
+    fn submit_work(&self, work: Work) -> Result<Ticket, ApiError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        runtime.block_on(self.worker.submit(vec![answer(max_tokens)]))
+        runtime.block_on(self.worker.submit(vec![work]))
     }
 
     /// A gauge or a counter.
@@ -125,6 +130,29 @@ fn who_goes_away_frees_the_lane() {
     drop(ticket);
     bench.until("it is gone", || bench.metric("weft_lanes_running") == 0);
     assert_eq!(bench.metric("weft_answers_total{reason=\"cancelled\"}"), 1);
+}
+
+#[test]
+fn who_goes_away_while_rows_are_computed_frees_the_lane_too() {
+    let bench = bench();
+    bench.control.step_us.store(200_000, Ordering::Relaxed);
+    let prompt = || Composition::from(vec![5; 4000]);
+    let warm = || {
+        let mut prompt = prompt();
+        prompt.pieces[0].kind = Kind::Context;
+        Work::Warm(prompt)
+    };
+    let score = || Work::Score { prompt: prompt(), answer: vec![5, 6], use_cache: false };
+    let works: [&dyn Fn() -> Work; 2] = [&warm, &score];
+    for work in works {
+        let ticket = bench.submit_work(work()).unwrap();
+        bench.until("it runs", || bench.metric("weft_lanes_running") == 1);
+        let left = Instant::now();
+        drop(ticket);
+        bench.until("it is gone", || bench.metric("weft_lanes_running") == 0);
+        // All of it would take 16 steps.
+        assert!(left.elapsed() < Duration::from_millis(1500), "{:?}", left.elapsed());
+    }
 }
 
 #[test]

@@ -54,7 +54,8 @@ impl From<Failure> for ApiError {
         match failure {
             Failure::Refused(error) => error.into(),
             Failure::Sampling(error) => error.into(),
-            Failure::Fault | Failure::Ended => Self::fault(failure.to_string()),
+            Failure::Fault => Self::fault(failure.to_string()),
+            Failure::Ended => Self::unavailable(failure.to_string()),
         }
     }
 }
@@ -87,6 +88,11 @@ impl Entry {
         Self { work, outlet, cancel, since: Instant::now() }
     }
 
+    /// Whether it writes an answer, and does not only compute rows.
+    pub(super) fn answers(&self) -> bool {
+        matches!(self.work, Work::Answer(_))
+    }
+
     pub(super) fn admit(&mut self, engine: &mut Engine) -> Admission {
         let admitted = match &mut self.work {
             // Asked before the request is copied: most tries find no room.
@@ -94,9 +100,9 @@ impl Entry {
                 Ok(()) => engine.add((**request).clone()).map(Some),
                 Err(error) => Err(error),
             },
-            Work::Warm(prompt) => engine.add_warm(prompt),
+            Work::Warm(prompt) => engine.add_warm(prompt, &self.cancel),
             Work::Score { prompt, answer, use_cache } => {
-                engine.add_score(prompt, answer, *use_cache).map(|(lane, rows)| {
+                engine.add_score(prompt, answer, *use_cache, &self.cancel).map(|(lane, rows)| {
                     self.outlet.tell(Happening::Rows(rows));
                     Some(lane)
                 })

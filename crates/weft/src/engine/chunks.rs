@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::parts::Policy;
 use super::placement::Placement;
-use super::{CacheStats, Engine, GenerateError, LaneId, Request, RequestError};
+use super::{CacheStats, Cancel, Engine, GenerateError, LaneId, Request, RequestError};
 use crate::chunk::{
     Chunk, ChunkError, ChunkId, Composition, Kind, Library, Prompt, Tier, Which,
     compose_conversation, compose_prompt,
@@ -174,7 +174,7 @@ impl Engine {
 
     /// Computes a prompt's rows ahead, but for its query.
     pub fn warm(&mut self, prompt: &Composition) -> Result<(), GenerateError> {
-        match self.add_warm(prompt)? {
+        match self.add_warm(prompt, &Cancel::default())? {
             Some(lane) => self.finish_lane(lane),
             None => Ok(()),
         }
@@ -182,7 +182,11 @@ impl Engine {
 
     /// Admits a lane that computes a prompt's rows, but for its query, and says nothing; none where
     /// there is nothing to compute.
-    pub fn add_warm(&mut self, prompt: &Composition) -> Result<Option<LaneId>, RequestError> {
+    pub fn add_warm(
+        &mut self,
+        prompt: &Composition,
+        cancel: &Cancel,
+    ) -> Result<Option<LaneId>, RequestError> {
         let mut prompt = prompt.clone();
         prompt.pieces.retain(|piece| piece.kind != Kind::Query && !piece.tokens.is_empty());
         if prompt.is_empty() {
@@ -190,7 +194,8 @@ impl Engine {
         }
         let sampling = Sampling { max_tokens: Some(1), ..Sampling::default() };
         let policy = Policy { answers: false, ..Policy::WARM };
-        self.admit_lane(Request::new(prompt, sampling), policy).map(Some)
+        let request = Request { cancel: cancel.clone(), ..Request::new(prompt, sampling) };
+        self.admit_lane(request, policy).map(Some)
     }
 
     /// Where rows of a chunk are kept, the fastest place of several.

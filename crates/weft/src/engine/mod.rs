@@ -123,6 +123,33 @@ pub struct Engine {
     next_id: u64,
     /// What happened to lanes while somebody else's were run to their end.
     untold: Vec<Event>,
+    /// How many steps the device may begin before they are asked for.
+    reach: usize,
+}
+
+/// A lane's part of what a step computed.
+struct Results<'a> {
+    device: &'a dyn Device,
+    /// Tokens that can be drawn; logits of others are padding.
+    vocab: usize,
+    lane: usize,
+    first_output: usize,
+}
+
+impl Results<'_> {
+    /// Row `output` of the lane's logits.
+    fn logits(&self, output: usize) -> &[f32] {
+        &self.device.logits(self.first_output + output)[..self.vocab]
+    }
+
+    /// The token that the device chose, if it did.
+    fn chosen(&self) -> Option<u32> {
+        self.device.chosen(self.lane)
+    }
+
+    fn attention(&self) -> Vec<f32> {
+        self.device.attention(self.lane)
+    }
 }
 
 impl Engine {
@@ -152,6 +179,7 @@ impl Engine {
             lanes: Vec::with_capacity(MAX_LANES),
             next_id: 0,
             untold: Vec::new(),
+            reach: 0,
         }
     }
 
@@ -315,11 +343,19 @@ impl Engine {
             tokens -= extra;
             outputs -= if lane.wants_all_outputs() { extra } else { 0 };
         }
-        let lanes: Vec<Lane<'_>> = lanes.iter().filter_map(Sequence::lane).collect();
-        if lanes.is_empty() {
+        let active: Vec<&Sequence> = lanes.iter().filter(|lane| lane.lane().is_some()).collect();
+        if active.is_empty() {
             return Ok(());
         }
-        device.run(&self.plan, &Step { lanes: &lanes })
+        let ahead = active.iter().map(|lane| lane.steps_ahead()).min().unwrap_or_default();
+        let samplers: Vec<_> = active.iter().map(|lane| lane.sampler()).collect();
+        let lanes: Vec<Lane<'_>> = active.iter().filter_map(|lane| lane.lane()).collect();
+        device.decode(&self.plan, &Step { lanes: &lanes }, &samplers, ahead.min(self.reach))?;
+        // A device that left a choice to the sampler may do so again: what it began would be in vain.
+        let left_one =
+            (0..lanes.len()).any(|i| samplers[i].is_some() && device.chosen(i).is_none());
+        self.reach = if left_one { 0 } else { self.reach.saturating_mul(2).saturating_add(1) };
+        Ok(())
     }
 
     /// Reads the step's results: each lane's rows of logits follow those of the lane before it.
@@ -327,19 +363,17 @@ impl Engine {
         let Self { lanes, cache, device, tokenizer, vocab, .. } = self;
         let n_tokens = |lane: &Sequence| lane.lane().map_or(0, |lane| lane.tokens.len());
         let all_tokens: usize = lanes.iter().map(n_tokens).sum();
-        let (mut index, mut first) = (0, 0);
+        let mut results = Results { device: &**device, vocab: *vocab, lane: 0, first_output: 0 };
         for lane in lanes {
             let Some((n_tokens, n_outputs)) =
                 lane.lane().map(|lane| (lane.tokens.len(), lane.n_outputs()))
             else {
                 continue;
             };
-            let logits = |output: usize| &device.logits(first + output)[..*vocab];
-            let shares = || device.attention(index);
             let share = time.mul_f64(n_tokens as f64 / all_tokens as f64);
-            lane.advance(cache, &logits, shares, share, tokenizer, events);
-            first += n_outputs;
-            index += 1;
+            lane.advance(cache, &results, share, tokenizer, events);
+            results.first_output += n_outputs;
+            results.lane += 1;
         }
     }
 

@@ -12,12 +12,12 @@ use super::parts::{Holding, Part};
 use super::repair::Repairs;
 use super::reporting::Attention;
 use super::speaker::Speaker;
-use super::{Cancel, Event, FinishReason, Finished, LaneId, Stats};
+use super::{Cancel, Event, FinishReason, Finished, LaneId, Results, Stats};
 use crate::cache::{Cache, NewNode};
 use crate::chunk::{Composition, Piece, Tier};
 use crate::device::{Device, Lane, Outputs, Span};
 use crate::kv::{PAGE_ROWS, PageId, Slot};
-use crate::sampling::SamplingError;
+use crate::sampling::{Sampler, SamplingError};
 use crate::store::KvKey;
 use crate::tokenizer::Tokenizer;
 
@@ -316,20 +316,35 @@ impl Sequence {
         })
     }
 
-    /// Takes in the step's result. `logits(i)` is row i of this lane's outputs, `time` its share of
-    /// what the step took.
-    pub(super) fn advance<'l>(
+    /// What chooses the token that this step brings, if it brings one.
+    pub(super) fn sampler(&self) -> Option<&Sampler> {
+        (self.step.outputs == Outputs::Last).then(|| self.speaker.sampler()).flatten()
+    }
+
+    /// How many steps may follow this one without anything new: each adds a row to the answer's last page,
+    /// and a token to the answer.
+    pub(super) fn steps_ahead(&self) -> usize {
+        match self.step.work {
+            Work::Answer => {
+                let rows = PAGE_ROWS - 1 - self.answer.stored % PAGE_ROWS;
+                rows.min(self.speaker.left().saturating_sub(1))
+            }
+            _ => 0,
+        }
+    }
+
+    /// Takes in the step's results, of which `time` is its share of what the step took.
+    pub(super) fn advance(
         &mut self,
         cache: &mut Cache,
-        logits: &impl Fn(usize) -> &'l [f32],
-        shares: impl FnOnce() -> Vec<f32>,
+        results: &Results<'_>,
         time: Duration,
         tokenizer: &Tokenizer,
         events: &mut Vec<Event>,
     ) {
         let done = match self.step.work {
             Work::Wait => return,
-            Work::Fill => self.fill(cache, logits, time, tokenizer, events),
+            Work::Fill => self.fill(cache, results, time, tokenizer, events),
             Work::Repair => {
                 self.repairs.advance(self.step.tokens.len(), &mut self.parts, time);
                 Ok(())
@@ -343,8 +358,8 @@ impl Sequence {
         let is_next_known = self.step.outputs != Outputs::None && self.is_prompt_done(cache);
         let done = done.and_then(|()| {
             if is_next_known {
-                self.attention.add(&shares());
-                self.choose(logits(self.n_outputs() - 1), tokenizer, events)?;
+                self.attention.add(&results.attention());
+                self.choose(results, tokenizer, events)?;
             }
             Ok(())
         });
@@ -362,10 +377,10 @@ impl Sequence {
         rest.iter().all(|part| cache.node(part.node).filled >= part.range.len())
     }
 
-    fn fill<'l>(
+    fn fill(
         &mut self,
         cache: &mut Cache,
-        logits: &impl Fn(usize) -> &'l [f32],
+        results: &Results<'_>,
         time: Duration,
         tokenizer: &Tokenizer,
         events: &mut Vec<Event>,
@@ -385,7 +400,8 @@ impl Sequence {
         if self.speaker.echoes() {
             let prompt = &self.tokens[..self.prompt_len];
             let range = part.range.start + rows.start..done;
-            self.speaker.echo(prompt, range, logits, tokenizer, self.id, events)?;
+            let logits = |row| results.logits(row);
+            self.speaker.echo(prompt, range, &logits, tokenizer, self.id, events)?;
         }
         if let Some(Scores { from, to }) = &self.scores
             && part.range.end > *from
@@ -393,7 +409,7 @@ impl Sequence {
             let first = part.range.start + rows.start;
             for position in first.max(*from)..done {
                 // Whoever asked may have lost interest.
-                let _ = to.send(logits(position - first).to_vec());
+                let _ = to.send(results.logits(position - first).to_vec());
             }
         }
         events.push(Event::Prefill { lane: self.id, done, total: self.prompt_len });
@@ -403,11 +419,13 @@ impl Sequence {
     /// The answer's next token.
     fn choose(
         &mut self,
-        logits: &[f32],
+        results: &Results<'_>,
         tokenizer: &Tokenizer,
         events: &mut Vec<Event>,
     ) -> Result<(), SamplingError> {
-        let (token, reason) = self.speaker.next(logits, tokenizer)?;
+        let last = self.n_outputs() - 1;
+        let (token, reason) =
+            self.speaker.next(results.chosen(), || results.logits(last), tokenizer)?;
         if let Some(token) = token {
             self.first_token.get_or_insert_with(|| self.started.elapsed());
             self.tokens.push(token.id);

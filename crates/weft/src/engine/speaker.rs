@@ -38,19 +38,40 @@ impl Speaker {
         self.sampling.echo && self.sampling.logprobs.is_some()
     }
 
-    /// The next token, if one is wanted, and why the answer ends with it, if it does.
-    pub(super) fn next(
+    /// What chooses the next token, if one is wanted.
+    pub(super) fn sampler(&self) -> Option<&Sampler> {
+        (self.left() > 0).then_some(&self.sampler)
+    }
+
+    /// Tokens that the answer may still have.
+    pub(super) fn left(&self) -> usize {
+        self.room.min(self.sampling.max_tokens.unwrap_or(usize::MAX)) - self.generated
+    }
+
+    /// The next token, if one is wanted, and why the answer ends with it, if it does: the one that the
+    /// device chose, or one chosen here from its logits.
+    pub(super) fn next<'l>(
         &mut self,
-        logits: &[f32],
+        chosen: Option<u32>,
+        logits: impl FnOnce() -> &'l [f32],
         tokenizer: &Tokenizer,
     ) -> Result<(Option<Token>, Option<FinishReason>), SamplingError> {
-        if self.sampling.max_tokens == Some(0) || self.room == 0 {
+        if self.left() == 0 {
             return Ok((None, Some(FinishReason::Length)));
         }
-        let choice = self.sampler.sample(logits)?;
+        let (id, logprobs) = match chosen {
+            Some(token) => {
+                self.sampler.accept(token);
+                (token, None)
+            }
+            None => {
+                let choice = self.sampler.sample(logits())?;
+                (choice.token, choice.logprobs)
+            }
+        };
         self.generated += 1;
-        let (text, reason) = self.read_out(choice.token, tokenizer);
-        Ok((Some(Token { id: choice.token, text, logprobs: choice.logprobs }), reason))
+        let (text, reason) = self.read_out(id, tokenizer);
+        Ok((Some(Token { id, text, logprobs }), reason))
     }
 
     /// The text that a token makes certain, and why the answer ends with it, if it does.
@@ -63,9 +84,7 @@ impl Speaker {
         if piece.stopped.is_some() {
             return (piece.text, Some(FinishReason::Stop));
         }
-        let is_full =
-            Some(self.generated) == self.sampling.max_tokens || self.generated == self.room;
-        if is_full {
+        if self.left() == 0 {
             return (piece.text + &self.text.finish(), Some(FinishReason::Length));
         }
         (piece.text, None)

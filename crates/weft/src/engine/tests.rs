@@ -1,9 +1,11 @@
 //! The engine with chunks, on a small model of random weights: what is exact is compared bit for bit
 //! with a cold run of the same tokens, whatever happened before.
 
+mod ahead;
 mod failing;
 mod figures;
 mod lanes;
+mod wrapped;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};

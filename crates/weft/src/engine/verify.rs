@@ -7,7 +7,7 @@ use std::sync::mpsc;
 
 use super::parts::Policy;
 use super::sequence::Scores;
-use super::{Engine, GenerateError, LaneId, Request, RequestError};
+use super::{Cancel, Engine, GenerateError, LaneId, Request, RequestError};
 use crate::chunk::{Composition, Kind, Piece};
 use crate::sampling::Sampling;
 
@@ -81,7 +81,7 @@ impl Engine {
         if answer.is_empty() {
             return Ok(Vec::new());
         }
-        let (lane, rows) = self.add_score(prompt, answer, use_cache)?;
+        let (lane, rows) = self.add_score(prompt, answer, use_cache, &Cancel::default())?;
         self.finish_lane(lane)?;
         Ok(rows.into_iter().collect())
     }
@@ -92,6 +92,7 @@ impl Engine {
         prompt: &Composition,
         answer: &[u32],
         use_cache: bool,
+        cancel: &Cancel,
     ) -> Result<(LaneId, mpsc::Receiver<Vec<f32>>), RequestError> {
         let mut whole = prompt.clone().answered();
         let n_prompt = whole.len();
@@ -104,7 +105,8 @@ impl Engine {
         let sampling = Sampling { max_tokens: Some(1), ..Sampling::default() };
         let limit = if use_cache { n_prompt - n_query } else { 0 };
         let policy = Policy { limit, keeps: false, answers: false };
-        let id = self.admit_lane(Request::new(whole, sampling), policy)?;
+        let request = Request { cancel: cancel.clone(), ..Request::new(whole, sampling) };
+        let id = self.admit_lane(request, policy)?;
         let (to, rows) = mpsc::channel();
         if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.id() == id) {
             lane.score(Scores { from: n_prompt.saturating_sub(1), to });

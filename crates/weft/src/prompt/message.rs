@@ -123,6 +123,8 @@ pub struct Conversation {
     pub tools: Vec<Value>,
     /// Whether the prompt ends with the opening of an assistant's turn.
     pub add_generation_prompt: bool,
+    /// Whether the prompt ends with the text of the last message, which the answer goes on with.
+    pub continue_last: bool,
     /// Whether the model should think first; `None` leaves it to the template.
     pub enable_thinking: Option<bool>,
     /// Further variables for the template. They cannot replace those above.

@@ -102,6 +102,12 @@ pub enum PromptError {
         /// The token's text.
         token: String,
     },
+    /// What the template writes after the last message's text cannot be told apart from it.
+    #[error(
+        "the last message cannot be continued: it has no text, or this chat template changes it; \
+         leave out continue_final_message"
+    )]
+    NotContinued,
     /// The rendered prompt could not be encoded.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),

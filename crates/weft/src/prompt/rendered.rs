@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use super::PromptError;
+use super::{Content, Conversation, PromptError};
 use crate::tokenizer::Tokenizer;
 
 /// A part of a prompt. None is empty.
@@ -43,6 +43,21 @@ impl Rendered {
     /// The parts of the prompt.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
+    }
+
+    /// Cuts off what the template wrote after the text of the last message. Nothing follows that text
+    /// but scaffold, so it is the last content, unless the template left it out or changed it.
+    pub(super) fn end_with_last_of(&mut self, said: &Conversation) -> Result<(), PromptError> {
+        let is_content = |segment: &Segment| matches!(segment, Segment::Content(_));
+        let last = self.segments.iter().rposition(is_content).ok_or(PromptError::NotContinued)?;
+        let wanted = said.messages.last().and_then(|message| message.content.as_ref());
+        let wanted = wanted.map(Content::text).ok_or(PromptError::NotContinued)?;
+        // A content of several pieces is as many segments; its end has to be there.
+        if !wanted.trim().ends_with(self.segments[last].text().trim()) {
+            return Err(PromptError::NotContinued);
+        }
+        self.segments.truncate(last + 1);
+        Ok(())
     }
 
     /// The prompt's tokens.

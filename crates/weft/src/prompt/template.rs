@@ -61,6 +61,14 @@ impl Template {
 
     /// Renders a conversation.
     pub fn render(&self, conversation: &Conversation) -> Result<Rendered, PromptError> {
+        let mut rendered = self.render_whole(conversation)?;
+        if conversation.continue_last {
+            rendered.end_with_last_of(conversation)?;
+        }
+        Ok(rendered)
+    }
+
+    fn render_whole(&self, conversation: &Conversation) -> Result<Rendered, PromptError> {
         let now = SystemTime::now();
         let mut view = View { marks: None, mark_words: true, fill_content: false };
         let mut plain = self.render_once(conversation, view, now);

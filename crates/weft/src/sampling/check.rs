@@ -9,6 +9,8 @@ impl Sampling {
     pub const MAX_TEMPERATURE: f32 = 100.0;
     /// The strongest repetition penalty.
     pub const MAX_REPETITION_PENALTY: f32 = 10.0;
+    /// The smallest repetition penalty. Logits are divided by it, and have to stay numbers.
+    pub const MIN_REPETITION_PENALTY: f32 = 0.01;
     /// The strongest presence or frequency penalty, of either sign.
     pub const MAX_PENALTY: f32 = 2.0;
     /// The strongest bias of one token, of either sign.
@@ -52,9 +54,9 @@ impl Sampling {
             (
                 "repetition_penalty",
                 self.repetition_penalty,
-                self.repetition_penalty > 0.0
-                    && self.repetition_penalty <= Self::MAX_REPETITION_PENALTY,
-                "above 0 and at most 10 (1 is off)",
+                (Self::MIN_REPETITION_PENALTY..=Self::MAX_REPETITION_PENALTY)
+                    .contains(&self.repetition_penalty),
+                "from 0.01 to 10 (1 is off)",
             ),
             (
                 "presence_penalty",
@@ -159,7 +161,7 @@ mod tests {
             ("temperature", |s| &mut s.temperature, [0.0, 100.0], [-0.1, 100.1]),
             ("top_p", |s| &mut s.top_p, [1e-6, 1.0], [0.0, 1.1]),
             ("min_p", |s| &mut s.min_p, [0.0, 1.0], [-0.1, 1.1]),
-            ("repetition_penalty", |s| &mut s.repetition_penalty, [0.1, 10.0], [0.0, 10.1]),
+            ("repetition_penalty", |s| &mut s.repetition_penalty, [0.01, 10.0], [0.009, 10.1]),
             ("presence_penalty", |s| &mut s.presence_penalty, [-2.0, 2.0], [-2.1, 2.1]),
             ("frequency_penalty", |s| &mut s.frequency_penalty, [-2.0, 2.0], [-2.1, 2.1]),
         ];

@@ -7,6 +7,7 @@
 mod candidates;
 mod check;
 mod constraint;
+mod draw;
 mod error;
 mod generation_config;
 mod logprobs;
@@ -16,6 +17,7 @@ mod sampler;
 mod text_stream;
 
 pub use constraint::Constraint;
+pub use draw::{Adjustment, Draw, RuledOut};
 pub use error::SamplingError;
 pub use generation_config::{GenerationConfig, GenerationConfigError};
 pub use logprobs::Logprobs;

@@ -50,6 +50,12 @@ impl Penalties {
         }
     }
 
+    /// The tokens seen, and how often the output has each.
+    pub(super) fn seen(&self) -> impl Iterator<Item = (u32, u32)> {
+        let count = |token: u32| self.counts[token as usize].unwrap_or_default();
+        self.seen.iter().map(move |&token| (token, count(token)))
+    }
+
     fn see(&mut self, token: u32) -> &mut u32 {
         let count = &mut self.counts[token as usize];
         if count.is_none() {

@@ -2,8 +2,10 @@
 //! tokens: a counter, and the counts of its penalties. It must not know how logits are made, what a
 //! token looks like as text, or that other requests exist.
 
+use std::collections::HashMap;
+
 use super::{
-    Logprobs, Sampling, SamplingError,
+    Adjustment, Draw, Logprobs, RuledOut, Sampling, SamplingError,
     candidates::{Candidate, Candidates},
     check::check_token,
     constraint::{Constrained, Constraint},
@@ -59,6 +61,7 @@ pub struct Sampler {
     ends: Vec<u32>,
     vocab: usize,
     n_generated: usize,
+    has_double_bias: bool,
     /// `[vocab]`: the logits after steps 1 to 4. Empty if the request can do without them.
     scores: Vec<f32>,
     candidates: Candidates,
@@ -87,6 +90,7 @@ impl Sampler {
             ends,
             vocab,
             n_generated: 0,
+            has_double_bias: has_double(&settings.logit_bias),
             scores: Vec::new(),
             candidates: Candidates::new(k, vocab),
             logprobs: settings.logprobs.map(|n_top| LogprobsReader::new(n_top, vocab)),
@@ -126,9 +130,60 @@ impl Sampler {
         if let Some(constraint) = &mut self.constraint {
             constraint.accept(token).map_err(SamplingError::Constraint)?;
         }
+        self.accept(token);
+        Ok(Choice { token, logprobs })
+    }
+
+    /// Counts a token as generated that somebody else chose by [`Sampler::next_draw`].
+    pub fn accept(&mut self, token: u32) {
         self.penalties.record(token);
         self.n_generated += 1;
-        Ok(Choice { token, logprobs })
+    }
+
+    /// What decides the next token besides its logits. Nothing where that takes more than numbers:
+    /// where the answer follows a rule, log-probabilities are told, or a token has two biases, whose
+    /// sums round one after the other.
+    pub fn next_draw(&self) -> Option<Draw> {
+        let Sampling { temperature, top_k, top_p, min_p, seed, min_tokens, .. } = self.settings;
+        let needs_more =
+            self.constraint.is_some() || self.logprobs.is_some() || self.has_double_bias;
+        (!needs_more).then(|| Draw {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repetition_penalty: self.settings.repetition_penalty,
+            frequency_penalty: self.settings.frequency_penalty,
+            presence_penalty: self.settings.presence_penalty,
+            seed,
+            index: self.n_generated,
+            min_tokens,
+            vocab: self.vocab,
+            adjusts: self.changes_logits(),
+        })
+    }
+
+    /// The tokens whose logits steps 1 to 4 change, each once, in no order.
+    pub fn adjustments(&self) -> Vec<Adjustment> {
+        let mut of_token: HashMap<u32, Adjustment> = HashMap::new();
+        let mut of = |token: u32, change: &dyn Fn(&mut Adjustment)| {
+            let ruled_out = RuledOut::Never;
+            let none = Adjustment { token, bias: 0.0, seen: None, ruled_out };
+            change(of_token.entry(token).or_insert(none));
+        };
+        for &(token, bias) in &self.settings.logit_bias {
+            of(token, &|entry| entry.bias = bias);
+        }
+        for (token, count) in self.penalties.seen() {
+            of(token, &|entry| entry.seen = Some(count));
+        }
+        let ends = if self.settings.ignore_eos { RuledOut::Always } else { RuledOut::Early };
+        for (tokens, when) in [(&self.settings.stop_ids, RuledOut::Early), (&self.ends, ends)] {
+            for &token in tokens {
+                of(token, &|entry| entry.ruled_out = entry.ruled_out.max(when));
+            }
+        }
+        of_token.into_values().collect()
     }
 
     /// Whether this token ends the answer: an end token of the model, or one of the request's
@@ -212,6 +267,13 @@ impl Sampler {
         }
         Ok(chosen)
     }
+}
+
+/// Whether a token has two biases.
+fn has_double(biases: &[(u32, f32)]) -> bool {
+    let mut tokens: Vec<u32> = biases.iter().map(|(token, _)| *token).collect();
+    tokens.sort_unstable();
+    tokens.windows(2).any(|pair| pair[0] == pair[1])
 }
 
 /// The first logit that says nothing.

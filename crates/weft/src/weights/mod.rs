@@ -17,8 +17,8 @@ pub(crate) use self::shards::other_weight_files;
 pub use self::shards::{INDEX_FILE, SINGLE_WEIGHTS_FILE, is_plain_file_name, shards_of_index};
 pub use self::tensor::{LayerTensor, Tensor, TensorShape, tensors};
 
-/// A source of weights.
-pub trait Weights {
+/// A source of weights. Several threads may read from it, each a tensor of its own.
+pub trait Weights: Sync {
     /// Calls `visit(row, values)` for each row of the tensor, in order. A vector is one row.
     fn read(
         &self,

@@ -92,6 +92,15 @@ impl Safetensors {
     }
 }
 
+impl Safetensors {
+    /// Holds the file no longer than reading takes: what is made of the bytes is the reader's time.
+    fn read_at(&self, file: usize, offset: u64, bytes: &mut [u8]) -> std::io::Result<()> {
+        let mut file = self.files[file].lock().unwrap_or_else(PoisonError::into_inner);
+        file.seek(SeekFrom::Start(offset))?;
+        file.read_exact(bytes)
+    }
+}
+
 impl Weights for Safetensors {
     fn read(
         &self,
@@ -100,9 +109,6 @@ impl Weights for Safetensors {
     ) -> Result<(), WeightsError> {
         let place = self.places.get(&tensor).unwrap_or_else(|| panic!("{tensor:?} was checked"));
         let failed = |source| WeightsError::Read { file: self.names[place.file].clone(), source };
-        let mut file = self.files[place.file].lock().unwrap_or_else(PoisonError::into_inner);
-        file.seek(SeekFrom::Start(place.start)).map_err(failed)?;
-
         let row_bytes = place.row * place.dtype.bitsize() / 8;
         let rows_per_block = (BLOCK_BYTES / row_bytes).clamp(1, place.rows);
         let mut bytes = vec![0; rows_per_block * row_bytes];
@@ -110,7 +116,8 @@ impl Weights for Safetensors {
         for first in (0..place.rows).step_by(rows_per_block) {
             let n_rows = rows_per_block.min(place.rows - first);
             let block = &mut bytes[..n_rows * row_bytes];
-            file.read_exact(block).map_err(failed)?;
+            let offset = place.start + (first * row_bytes) as u64;
+            self.read_at(place.file, offset, block).map_err(failed)?;
             for (i, row) in block.chunks_exact(row_bytes).enumerate() {
                 widen(place.dtype, row, &mut values);
                 check_finite(tensor, first + i, &values)?;

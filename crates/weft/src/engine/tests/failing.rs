@@ -1,12 +1,9 @@
 //! A device that fails: lanes end, nothing half computed is served, and nothing is lost.
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::wrapped::wrapped;
 use super::*;
-use crate::device::{Buffer, Rows};
-use crate::dtype::Dtype;
-use crate::kv::{PageId, Slot};
 
 /// Runs as many times as it is told to, then fails.
 struct Failing {
@@ -26,18 +23,6 @@ impl Device for Failing {
         self.device.run(ops, step)
     }
 
-    fn describe(&self) -> String {
-        self.device.describe()
-    }
-
-    fn dtype(&self) -> Dtype {
-        self.device.dtype()
-    }
-
-    fn limits(&self) -> Limits {
-        self.device.limits()
-    }
-
     fn logits(&self, output: usize) -> &[f32] {
         self.device.logits(output)
     }
@@ -46,37 +31,7 @@ impl Device for Failing {
         self.device.attention(lane)
     }
 
-    fn kv_family(&self) -> String {
-        self.device.kv_family()
-    }
-
-    fn read_kv(&self, layers: Range<u16>, rows: &Rows<'_>, k: &mut [u8], v: &mut [u8]) {
-        self.device.read_kv(layers, rows, k, v);
-    }
-
-    fn write_kv(&mut self, rows: &Rows<'_>, k: &[u8], v: &[u8]) {
-        self.device.write_kv(rows, k, v);
-    }
-
-    fn copy_page(&mut self, from: PageId, to: PageId) {
-        self.device.copy_page(from, to);
-    }
-
-    fn read(&self, buffer: Buffer) -> Vec<f32> {
-        self.device.read(buffer)
-    }
-
-    fn write(&mut self, buffer: Buffer, values: &[f32]) {
-        self.device.write(buffer, values);
-    }
-
-    fn kv_row(&self, layer: u16, slot: Slot) -> (Vec<f32>, Vec<f32>) {
-        self.device.kv_row(layer, slot)
-    }
-
-    fn write_kv_row(&mut self, layer: u16, slot: Slot, k: &[f32], v: &[f32]) {
-        self.device.write_kv_row(layer, slot, k, v);
-    }
+    wrapped!();
 }
 
 #[test]

@@ -1,0 +1,194 @@
+//! `weft bench generate`: how fast answers come, by every way of choosing their tokens.
+//!
+//! Unlike the other benches of tokens it drives a whole `Engine`: scheduling, sampling, text and reports are
+//! in the figures. Every repetition must give the same tokens, or the figures are worthless.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Args;
+use serde_json::{Value, json};
+use weft::chunk::Composition;
+use weft::device::{Limits, MAX_LANES};
+use weft::engine::{Engine, Event, GenerateError, Request, Tiers};
+use weft::kv::pages_for;
+use weft::sampling::Sampling;
+
+use super::args::{Format, GridArgs, SubjectArgs};
+use super::machine;
+use super::stats::Spread;
+use super::subject::Subject;
+use crate::answer::print;
+use crate::error::CliError;
+use crate::size;
+use crate::terminal;
+
+#[derive(Args)]
+pub(crate) struct GenerateArgs {
+    #[command(flatten)]
+    subject: SubjectArgs,
+    /// Tokens of each answer
+    #[arg(short = 'n', long, value_name = "TOKENS", default_value = "128",
+          value_parser = size::parse_count)]
+    n_gen: usize,
+    #[command(flatten)]
+    grid: GridArgs,
+}
+
+/// The ways of choosing a token that are told apart.
+fn ways() -> [(&'static str, Sampling); 4] {
+    let thinking = Sampling { seed: 1, ..Sampling::thinking() };
+    [
+        ("greedy", Sampling { temperature: 0.0, ..Sampling::default() }),
+        ("thinking", thinking.clone()),
+        ("penalties", Sampling { presence_penalty: 1.5, ..thinking.clone() }),
+        ("logprobs", Sampling { logprobs: Some(0), ..thinking }),
+    ]
+}
+
+pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode, CliError> {
+    let subject = Subject::find(&args.subject)?;
+    let most = |values: &[usize]| values.iter().copied().max().unwrap_or(1);
+    let positions = most(&args.grid.n_depth).max(1) + args.n_gen;
+    subject.check_positions(positions)?;
+    let limits = Limits {
+        step_tokens: args.subject.step_tokens.max(MAX_LANES),
+        step_outputs: MAX_LANES,
+        positions,
+        // Prompt and answer of each lane end in a page of their own, and so do those of the answer before.
+        pages: 2 * most(&args.grid.batch) * (pages_for(positions) + 2),
+    };
+    let mut engine = subject.engine(&args.subject, limits, Tiers::default())?;
+    let mut rows = Vec::new();
+    for (depth, batch) in args.grid.points() {
+        for (way, sampling) in ways() {
+            let sampling = Sampling { max_tokens: Some(args.n_gen), ignore_eos: true, ..sampling };
+            let timed = measure(&mut engine, args.grid.repetitions, (depth, batch), &sampling)?;
+            let spread = Spread::of(&timed.tokens_per_s);
+            let name = format!("{way} d{depth} b{batch}");
+            terminal::note(args.subject.quiet, &format!("{name}: {:.1} tok/s", spread.median));
+            rows.push(json!({
+                "way": way, "depth": depth, "batch": batch,
+                "tokens_per_s": {"median": spread.median, "p10": spread.p10, "p90": spread.p90},
+                "same_tokens": timed.same_tokens, "samples": timed.tokens_per_s,
+            }));
+        }
+    }
+    tell(&report(&subject, args, &engine, &rows), args)?;
+    if rows.iter().all(|row| row["same_tokens"] == json!(true)) {
+        return Ok(ExitCode::SUCCESS);
+    }
+    Err(CliError::Unhealthy("repetitions gave other tokens".to_owned()))
+}
+
+/// What repetitions of the same answers gave.
+struct Timed {
+    /// Over all lanes, from the step that gave the last lane its first token on.
+    tokens_per_s: Vec<f64>,
+    same_tokens: bool,
+}
+
+/// The first repetition warms up and is not timed.
+fn measure(
+    engine: &mut Engine,
+    repetitions: usize,
+    (depth, batch): (usize, usize),
+    sampling: &Sampling,
+) -> Result<Timed, CliError> {
+    let (truth, _) = answer(engine, (depth, batch), sampling)?;
+    let mut timed = Timed { tokens_per_s: Vec::new(), same_tokens: true };
+    for _ in 0..repetitions {
+        let (answers, tokens_per_s) = answer(engine, (depth, batch), sampling)?;
+        timed.tokens_per_s.push(tokens_per_s);
+        timed.same_tokens &= answers == truth;
+    }
+    Ok(timed)
+}
+
+/// Cold answers side by side: their tokens, and how many came in a second.
+fn answer(
+    engine: &mut Engine,
+    (depth, batch): (usize, usize),
+    sampling: &Sampling,
+) -> Result<(Vec<Vec<u32>>, f64), CliError> {
+    engine.drop_rows();
+    let lanes = (0..batch)
+        .map(|lane| {
+            let token = |i: usize| 100 + ((i + 31 * lane) * 7919 % 1000) as u32;
+            let prompt = Composition::from((0..depth.max(1)).map(token).collect::<Vec<_>>());
+            let sampling = Sampling { seed: lane as u64, ..sampling.clone() };
+            engine.add(Request::new(prompt, sampling))
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut answers = vec![Vec::new(); batch];
+    let mut started = None;
+    while engine.running() > 0 {
+        for event in engine.step().map_err(GenerateError::from)? {
+            match event {
+                Event::Token { lane, token } => {
+                    let lane = lanes.iter().position(|own| *own == lane);
+                    answers[lane.expect("a lane of this bench")].push(token.id);
+                }
+                Event::Failed { error, .. } => return Err(GenerateError::from(error).into()),
+                Event::Prefill { .. } | Event::Done { .. } => {}
+            }
+        }
+        if started.is_none() && answers.iter().all(|answer| !answer.is_empty()) {
+            started = Some((Instant::now(), answers.iter().map(Vec::len).sum::<usize>()));
+        }
+    }
+    let (start, before) = started.expect("every lane has said something");
+    let n_tokens = answers.iter().map(Vec::len).sum::<usize>() - before;
+    Ok((answers, n_tokens as f64 / start.elapsed().as_secs_f64()))
+}
+
+fn report(subject: &Subject, args: &GenerateArgs, engine: &Engine, rows: &[Value]) -> Value {
+    json!({
+        "weft_version": env!("CARGO_PKG_VERSION"),
+        "commit": machine::commit(),
+        "date": machine::now(),
+        "command": std::env::args().skip(1).collect::<Vec<_>>().join(" "),
+        "machine": machine::Machine::this(),
+        "device": engine.device().describe(),
+        "model": subject.name,
+        "weights": subject.source,
+        "answer_tokens": args.n_gen,
+        "rows": rows,
+    })
+}
+
+fn tell(report: &Value, args: &GenerateArgs) -> Result<(), CliError> {
+    print(&match args.subject.output {
+        Format::Table => table(report),
+        Format::Json | Format::Csv => format!("{report:#}\n"),
+    })?;
+    if let Some(path) = &args.subject.save {
+        let name = path.display().to_string();
+        std::fs::write(path, format!("{report:#}\n")).map_err(CliError::io(&name))?;
+    }
+    Ok(())
+}
+
+fn table(report: &Value) -> String {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let number = |value: &Value| value.as_f64().unwrap_or_default();
+    let mut lines = format!(
+        "{} · {} · answers of {} tokens\n\n| tokens | depth | batch | tok/s | p10 – p90 |\n|---|--:|--:|--:|--:|\n",
+        text(&report["model"]),
+        text(&report["device"]),
+        report["answer_tokens"],
+    );
+    for row in report["rows"].as_array().into_iter().flatten() {
+        let speed = &row["tokens_per_s"];
+        lines += &format!(
+            "| {} | {} | {} | {:.1} | {:.1} – {:.1} |\n",
+            text(&row["way"]),
+            row["depth"],
+            row["batch"],
+            number(&speed["median"]),
+            number(&speed["p10"]),
+            number(&speed["p90"]),
+        );
+    }
+    lines
+}

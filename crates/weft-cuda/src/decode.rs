@@ -1,0 +1,265 @@
+//! Steps that are begun before they are asked for.
+//!
+//! Where all lanes have one token and draw it on the GPU, a step leaves there all that the next one needs:
+//! the same graph is launched again and again, and the host only reads what it tells. A call that asks for
+//! just the step that was begun gets its results; any other begins anew. What was begun in vain runs to
+//! its end before anything that comes after it, in the order of the stream.
+
+use std::time::{Duration, Instant};
+
+use weft::device::{Lane, Outputs, Step};
+use weft::kv::PAGE_ROWS;
+use weft::sampling::{Draw, Sampler};
+
+use crate::driver::Gpu;
+use crate::error::CudaError;
+use crate::sampling::{self, Sampling};
+use crate::tables::{FEW, Family};
+
+/// Steps that are begun beyond the one that is waited for: while the host reads one token, the GPU is at
+/// the next, and the one after it is at hand.
+const BEYOND: usize = 2;
+/// How long a step may take before the GPU is asked whether it is still there.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// A lane as the next step would have it, if it follows.
+#[derive(Clone, Debug, PartialEq)]
+struct Expected {
+    position: u32,
+    key_position: u32,
+    slot: u32,
+    spans: Vec<weft::device::Span>,
+    draw: Draw,
+}
+
+/// The steps in flight, and the tokens of the last one that was asked for.
+pub(crate) struct InFlight {
+    /// What the next step is if it follows; nothing where none may.
+    expected: Vec<Expected>,
+    /// The number that the next step gets.
+    next_number: u32,
+    /// The number of the step that was asked for last.
+    number: u32,
+    /// Whether the last step told tokens.
+    pub(crate) tells: bool,
+    /// Whether it told shares of attention too.
+    tells_shares: bool,
+    /// The output of each lane that draws on the GPU.
+    outputs: Vec<Option<usize>>,
+    chosen: Vec<Option<u32>>,
+}
+
+/// What a call is: the step that was begun, or another.
+pub(crate) enum Asked<'a> {
+    Begun,
+    Anew(Vec<(usize, &'a Sampler, Draw)>),
+}
+
+impl Default for InFlight {
+    fn default() -> Self {
+        Self {
+            expected: Vec::new(),
+            // Memory that was never told anything is zero, so no step has that number.
+            next_number: 1,
+            number: 0,
+            tells: false,
+            tells_shares: false,
+            outputs: Vec::new(),
+            chosen: Vec::new(),
+        }
+    }
+}
+
+impl InFlight {
+    /// Forgets what was begun.
+    pub(crate) fn forget(&mut self) {
+        self.expected.clear();
+        self.tells = false;
+        self.tells_shares = false;
+        self.chosen.clear();
+    }
+
+    /// Takes in a call of `decode`.
+    pub(crate) fn ask<'a>(
+        &mut self,
+        step: &Step<'_>,
+        samplers: &[Option<&'a Sampler>],
+    ) -> Asked<'a> {
+        if self.is_begun(step, samplers) {
+            self.number += 1;
+            self.expected.iter_mut().for_each(Expected::advance);
+            return Asked::Begun;
+        }
+        self.forget();
+        self.outputs = outputs(step, samplers);
+        self.number = self.next_number;
+        let with_output = samplers.iter().zip(&self.outputs);
+        let draws: Vec<_> = with_output
+            .filter_map(|(sampler, output)| {
+                let sampler = (*sampler)?;
+                Some(((*output)?, sampler, sampler.next_draw()?))
+            })
+            .collect();
+        self.tells = !draws.is_empty();
+        self.tells_shares = Family::of(step.n_tokens()) == Family::Few;
+        if draws.len() == step.lanes.len() && step.lanes.iter().all(is_followed) {
+            let lanes = step.lanes.iter().zip(&draws);
+            self.expected =
+                lanes.map(|(lane, (_, _, draw))| Expected::after(lane, *draw)).collect();
+        }
+        Asked::Anew(draws)
+    }
+
+    /// Whether steps may follow the one that was asked for.
+    pub(crate) fn is_followed(&self) -> bool {
+        !self.expected.is_empty()
+    }
+
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// How many more steps to launch so that `ahead` of them are begun beyond the one asked for.
+    pub(crate) fn launches_for(&mut self, ahead: usize) -> usize {
+        let rows_left = self.expected.iter().map(Expected::rows_left).min();
+        let ahead = ahead.min(BEYOND).min(rows_left.unwrap_or(0));
+        let wanted = self.number.wrapping_add(1 + ahead as u32);
+        // Less than nothing where more was begun than is asked for now.
+        let missing = (wanted.wrapping_sub(self.next_number) as i32).max(0) as u32;
+        self.next_number = self.next_number.wrapping_add(missing);
+        missing as usize
+    }
+
+    fn is_begun(&self, step: &Step<'_>, samplers: &[Option<&Sampler>]) -> bool {
+        let is_launched = self.next_number.wrapping_sub(self.number) > 1;
+        let same_lanes = self.is_followed() && self.expected.len() == step.lanes.len();
+        let fits = |i: usize| {
+            let (lane, expected) = (&step.lanes[i], &self.expected[i]);
+            let draw = samplers[i].and_then(Sampler::next_draw);
+            let token = self.chosen.get(i).copied().flatten();
+            lane.tokens.len() == 1
+                && lane.outputs == Outputs::Last
+                && token == Some(lane.tokens[0])
+                && expected.fits(lane)
+                && draw == Some(expected.draw)
+        };
+        is_launched && same_lanes && (0..step.lanes.len()).all(fits)
+    }
+
+    /// Waits for the tokens of the step that was asked for.
+    pub(crate) fn wait(&mut self, gpu: &Gpu, sampling: &Sampling) -> Result<(), CudaError> {
+        self.chosen.clear();
+        for output in &self.outputs {
+            let told = |output| sampling.token(self.number, output);
+            self.chosen.push(match output {
+                Some(output) => spin(gpu, || told(*output))?,
+                None => None,
+            });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn chosen(&self, lane: usize) -> Option<u32> {
+        self.chosen.get(lane).copied().flatten()
+    }
+
+    /// The shares of parts that the lane's last token gave, where the step told them.
+    pub(crate) fn shares(
+        &self,
+        gpu: &Gpu,
+        sampling: &Sampling,
+        lane: usize,
+        parts: std::ops::Range<usize>,
+    ) -> Option<Result<Vec<f32>, CudaError>> {
+        let is_told = self.tells_shares && self.outputs.get(lane).copied().flatten().is_some();
+        let told = |part| spin(gpu, || sampling.share(self.number, part));
+        is_told.then(|| parts.map(told).collect())
+    }
+}
+
+impl Expected {
+    fn after(lane: &Lane<'_>, draw: Draw) -> Self {
+        let mut expected = Self {
+            position: lane.positions[0],
+            key_position: lane.key_positions[0],
+            slot: lane.store_at[0],
+            spans: lane.spans.to_vec(),
+            draw,
+        };
+        expected.advance();
+        expected
+    }
+
+    fn advance(&mut self) {
+        self.position += 1;
+        self.key_position += 1;
+        self.slot += 1;
+        self.draw.index += 1;
+        if let Some(span) = self.spans.last_mut() {
+            span.len += 1;
+        }
+    }
+
+    /// Rows from the next one on to the end of its page; the first of a page is in a page of its own.
+    fn rows_left(&self) -> usize {
+        self.slot.wrapping_neg() as usize % PAGE_ROWS
+    }
+
+    fn fits(&self, lane: &Lane<'_>) -> bool {
+        (self.position, self.key_position, self.slot)
+            == (lane.positions[0], lane.key_positions[0], lane.store_at[0])
+            && self.spans == lane.spans
+    }
+}
+
+/// Whether a lane's next token would only add a row: it has one token, and its row is the last of its last
+/// span.
+fn is_followed(lane: &Lane<'_>) -> bool {
+    let last = lane.spans.last();
+    lane.tokens.len() == 1
+        && last.is_some_and(|span| span.len > 0 && span.slot(span.len - 1) == lane.store_at[0])
+}
+
+/// The output of each lane that draws on the GPU: it has one, among the first, and numbers that kernels
+/// serve.
+fn outputs(step: &Step<'_>, samplers: &[Option<&Sampler>]) -> Vec<Option<usize>> {
+    let mut first = 0;
+    let lanes = step.lanes.iter().zip(samplers);
+    lanes
+        .map(|(lane, sampler)| {
+            let output = first;
+            first += lane.n_outputs();
+            let draw = sampler.and_then(Sampler::next_draw)?;
+            let serves = lane.outputs == Outputs::Last && output < FEW && sampling::serves(&draw);
+            serves.then_some(output)
+        })
+        .collect()
+}
+
+/// Reads until there is something. A GPU that failed, or has nothing more to do, never tells it.
+fn spin<T>(gpu: &Gpu, read: impl Fn() -> Option<T>) -> Result<T, CudaError> {
+    let mut asked = Instant::now();
+    loop {
+        for _ in 0..64 {
+            if let Some(value) = read() {
+                return Ok(value);
+            }
+            std::hint::spin_loop();
+        }
+        if asked.elapsed() > PATIENCE {
+            let is_idle = gpu.is_idle()?;
+            if is_idle && let Some(value) = read() {
+                return Ok(value);
+            }
+            if is_idle {
+                let reason = "the step ended and told no token".to_owned();
+                return Err(CudaError::Driver { call: "waiting for a token", reason });
+            }
+            asked = Instant::now();
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "decode_tests.rs"]
+mod tests;

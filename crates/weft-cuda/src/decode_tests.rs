@@ -1,0 +1,91 @@
+//! Which calls find their step begun, without a GPU.
+
+use super::*;
+use weft::device::Span;
+use weft::sampling::Sampling as Settings;
+
+/// A lane's token in row `row` of page 3.
+struct Asking {
+    tokens: [u32; 1],
+    at: [u32; 1],
+    slot: [u32; 1],
+    spans: [Span; 1],
+    sampler: Sampler,
+}
+
+fn asking(token: u32, row: u32) -> Asking {
+    let settings = Settings { temperature: 0.7, top_k: 20, ..Settings::default() };
+    let mut sampler = Sampler::new(&settings, &[], &[], 100).unwrap();
+    (0..row).for_each(|_| sampler.accept(1));
+    let len = row as usize + 1;
+    Asking {
+        tokens: [token],
+        at: [row],
+        slot: [3 * PAGE_ROWS as u32 + row],
+        spans: [Span { pages: vec![3], len, home_position: 0, position: 0 }],
+        sampler,
+    }
+}
+
+impl Asking {
+    /// Asks, as `decode` does: whether the step was begun, and how many launches it takes.
+    fn ask(&self, in_flight: &mut InFlight, ahead: usize) -> (bool, usize) {
+        let lane = Lane {
+            tokens: &self.tokens,
+            positions: &self.at,
+            key_positions: &self.at,
+            store_at: &self.slot,
+            spans: &self.spans,
+            outputs: Outputs::Last,
+        };
+        let asked = in_flight.ask(&Step { lanes: &[lane] }, &[Some(&self.sampler)]);
+        (matches!(asked, Asked::Begun), in_flight.launches_for(ahead))
+    }
+}
+
+#[test]
+fn the_step_that_follows_is_begun_and_only_that() {
+    let mut in_flight = InFlight::default();
+    assert_eq!(asking(5, 0).ask(&mut in_flight, 60), (false, 1 + BEYOND));
+    in_flight.chosen = vec![Some(9)];
+    assert_eq!(asking(9, 1).ask(&mut in_flight, 59), (true, 1));
+    in_flight.chosen = vec![Some(9)];
+    assert_eq!(asking(9, 2).ask(&mut in_flight, 0), (true, 0));
+    let mut others = [asking(8, 3), asking(9, 4), asking(9, 3), asking(9, 3)];
+    others[2].sampler = asking(9, 2).sampler;
+    others[3].spans[0].home_position = 1;
+    for other in others {
+        let mut in_flight = InFlight::default();
+        asking(5, 2).ask(&mut in_flight, 60);
+        in_flight.chosen = vec![Some(9)];
+        assert!(!other.ask(&mut in_flight, 60).0);
+    }
+}
+
+#[test]
+fn a_step_that_was_not_launched_is_not_begun() {
+    let mut in_flight = InFlight::default();
+    asking(5, 0).ask(&mut in_flight, 0);
+    in_flight.chosen = vec![Some(9)];
+    assert_eq!(asking(9, 1).ask(&mut in_flight, 0), (false, 1));
+}
+
+#[test]
+fn a_lane_that_was_left_to_the_host_is_begun_anew() {
+    let mut in_flight = InFlight::default();
+    asking(5, 0).ask(&mut in_flight, 60);
+    in_flight.chosen = vec![None];
+    assert!(!asking(9, 1).ask(&mut in_flight, 60).0);
+}
+
+#[test]
+fn no_step_goes_beyond_its_page() {
+    let mut in_flight = InFlight::default();
+    assert_eq!(asking(5, 61).ask(&mut in_flight, 60), (false, 3));
+    let mut in_flight = InFlight::default();
+    assert_eq!(asking(5, 62).ask(&mut in_flight, 60), (false, 2));
+    in_flight.chosen = vec![Some(9)];
+    assert_eq!(asking(9, 63).ask(&mut in_flight, 60), (true, 0));
+    let mut in_flight = InFlight::default();
+    assert_eq!(asking(5, 63).ask(&mut in_flight, 60), (false, 1));
+}

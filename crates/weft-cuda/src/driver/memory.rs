@@ -1,0 +1,264 @@
+//! Memory of the GPU, memory of this machine that the GPU reaches, and places in the stream to wait for.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use cudarc::driver::result;
+use cudarc::driver::sys;
+
+use super::{Gpu, failed};
+use crate::error::CudaError;
+
+impl Gpu {
+    /// Sets memory to zero, in the stream.
+    pub(crate) fn clear(&self, at: Address, bytes: usize) -> Result<(), CudaError> {
+        // SAFETY: callers pass a range inside memory that they own.
+        unsafe { result::memset_d8_async(at.0, 0, bytes, self.stream) }
+            .map_err(failed("clearing memory"))
+    }
+
+    /// Copies pinned memory to the GPU, in the stream.
+    pub(crate) fn upload(&self, to: Address, from: &Pinned, bytes: usize) -> Result<(), CudaError> {
+        assert!(bytes <= from.bytes, "a copy beyond its source");
+        // SAFETY: the source was checked and outlives the stream's work, because runs end with
+        // `synchronize`; callers pass a range inside memory that they own.
+        unsafe {
+            sys::cuMemcpyHtoDAsync_v2(to.0, from.at.cast(), bytes, self.stream)
+                .result()
+                .map_err(failed("copying to the GPU"))
+        }
+    }
+
+    /// Copies the same range of memory back to pinned memory, in the stream.
+    pub(crate) fn download(
+        &self,
+        to: &Pinned,
+        offset: usize,
+        from: &Memory,
+        bytes: usize,
+    ) -> Result<(), CudaError> {
+        assert!(offset + bytes <= to.bytes, "a copy beyond its target");
+        let from = from.place(offset, bytes);
+        // SAFETY: both ranges were checked; callers read the target only after they have waited.
+        unsafe {
+            let to = to.at.cast::<u8>().add(offset).cast();
+            sys::cuMemcpyDtoHAsync_v2(to, from, bytes, self.stream)
+                .result()
+                .map_err(failed("copying from the GPU"))
+        }
+    }
+}
+
+/// An address in the GPU's memory, as kernels take it.
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub(crate) struct Address(pub(crate) u64);
+
+impl Address {
+    pub(crate) fn offset(self, bytes: usize) -> Self {
+        Self(self.0 + bytes as u64)
+    }
+}
+
+/// Memory on the GPU, all zeros when it is made.
+pub(crate) struct Memory {
+    gpu: Arc<Gpu>,
+    at: Address,
+    pub(crate) bytes: usize,
+}
+
+impl Memory {
+    pub(crate) fn new(gpu: &Arc<Gpu>, what: &'static str, bytes: usize) -> Result<Self, CudaError> {
+        gpu.bind();
+        // An empty buffer still has an address.
+        let bytes = bytes.max(16).next_multiple_of(16);
+        let mib = |bytes: usize| bytes.div_ceil(1 << 20);
+        // SAFETY: asks for memory; nothing is read before it is set.
+        let at = unsafe { result::malloc_sync(bytes) }.map_err(|_| CudaError::Memory {
+            what,
+            wanted: mib(bytes),
+            free: mib(gpu.free_bytes()),
+        })?;
+        gpu.taken.fetch_add(bytes as u64, Ordering::Relaxed);
+        let memory = Self { gpu: gpu.clone(), at: Address(at), bytes };
+        gpu.clear(memory.at, bytes)?;
+        Ok(memory)
+    }
+
+    pub(crate) fn address(&self) -> Address {
+        self.at
+    }
+
+    fn place(&self, offset: usize, bytes: usize) -> u64 {
+        assert!(offset + bytes <= self.bytes, "beyond a buffer on the GPU");
+        self.at.0 + offset as u64
+    }
+
+    /// Writes values at a byte offset; returns when they are there.
+    pub(crate) fn write<T: Copy>(&self, offset: usize, values: &[T]) -> Result<(), CudaError> {
+        let to = self.place(offset, size_of_val(values));
+        self.gpu.bind();
+        // SAFETY: the range was checked; the copy is over before `values` can go.
+        unsafe { result::memcpy_htod_async(to, values, self.gpu.stream) }
+            .map_err(failed("copying to the GPU"))?;
+        self.gpu.synchronize()
+    }
+
+    /// Reads values at a byte offset, after all work is done.
+    pub(crate) fn read<T: Copy>(&self, offset: usize, values: &mut [T]) -> Result<(), CudaError> {
+        let from = self.place(offset, size_of_val(values));
+        self.gpu.bind();
+        // SAFETY: the range was checked; the copy is over before `values` can go. `T` is plain numbers.
+        unsafe { result::memcpy_dtoh_async(values, from, self.gpu.stream) }
+            .map_err(failed("copying from the GPU"))?;
+        self.gpu.synchronize()
+    }
+
+    /// Copies a range inside this memory; the two do not overlap.
+    pub(crate) fn copy_within(
+        &self,
+        from: usize,
+        to: usize,
+        bytes: usize,
+    ) -> Result<(), CudaError> {
+        let (from, to) = (self.place(from, bytes), self.place(to, bytes));
+        self.gpu.bind();
+        // SAFETY: both ranges were checked.
+        unsafe { result::memcpy_dtod_async(to, from, bytes, self.gpu.stream) }
+            .map_err(failed("copying on the GPU"))
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.gpu.bind();
+        self.gpu.taken.fetch_sub(self.bytes as u64, Ordering::Relaxed);
+        // SAFETY: the memory is ours, and freeing waits for work that uses it.
+        let _ = unsafe { result::free_sync(self.at.0) };
+    }
+}
+
+/// Memory of this machine that the GPU copies from, and kernels write to, without help.
+pub(crate) struct Pinned {
+    gpu: Arc<Gpu>,
+    at: *mut c_void,
+    bytes: usize,
+}
+
+// SAFETY: plain memory that only its owner reaches.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    pub(crate) fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self, CudaError> {
+        gpu.bind();
+        let bytes = bytes.max(16);
+        // SAFETY: asks for memory, which is set before anything reads it.
+        let at = unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_DEVICEMAP) }
+            .map_err(failed("taking pinned memory"))?;
+        // SAFETY: the memory was just taken and is that long.
+        unsafe { at.cast::<u8>().write_bytes(0, bytes) };
+        Ok(Self { gpu: gpu.clone(), at, bytes })
+    }
+
+    /// Where `len` floats from `first` on lie.
+    pub(crate) fn row(&self, first: usize, len: usize) -> *mut f32 {
+        assert!((first + len) * 4 <= self.bytes, "beyond pinned memory");
+        // SAFETY: inside the memory, as was just checked.
+        unsafe { self.at.cast::<f32>().add(first) }
+    }
+
+    /// Where kernels find it.
+    pub(crate) fn address(&self) -> Address {
+        let mut at = 0;
+        // SAFETY: writes one address; the memory is pinned, and pinned memory is mapped.
+        let found = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut at, self.at, 0) };
+        found.result().expect("pinned memory is mapped");
+        Address(at)
+    }
+
+    /// Word pair `index`, which a kernel may be writing.
+    pub(crate) fn load(&self, index: usize) -> u64 {
+        assert!((index + 1) * 8 <= self.bytes, "beyond pinned memory");
+        // SAFETY: inside the memory, as was just checked, and aligned as its start is. Everybody who
+        // shares it, here and on the GPU, reads and writes whole pairs at once.
+        unsafe { (*self.at.cast::<AtomicU64>().add(index)).load(Ordering::Relaxed) }
+    }
+
+    /// A word that a running kernel and the host both reach.
+    pub(crate) fn shared_word(&self, index: usize) -> &AtomicU32 {
+        assert!((index + 1) * 4 <= self.bytes, "beyond pinned memory");
+        // SAFETY: inside the memory and aligned; both sides access it atomically.
+        unsafe { AtomicU32::from_ptr(self.at.cast::<u32>().add(index)) }
+    }
+
+    /// Replaces the values at a byte offset.
+    pub(crate) fn fill<T: Copy>(&mut self, offset: usize, values: &[T]) {
+        let bytes = size_of_val(values);
+        assert!(offset + bytes <= self.bytes, "beyond pinned memory");
+        // SAFETY: inside the memory, as was just checked; bytes need no alignment.
+        unsafe {
+            let to = self.at.cast::<u8>().add(offset);
+            to.copy_from_nonoverlapping(values.as_ptr().cast(), bytes);
+        }
+    }
+
+    /// The memory as bytes.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: as many bytes as it has, set when made. Callers wait for copies into it.
+        unsafe { std::slice::from_raw_parts(self.at.cast(), self.bytes) }
+    }
+
+    /// The memory as words.
+    pub(crate) fn words(&mut self) -> &mut [u32] {
+        // SAFETY: as many whole words as it has, aligned to far more than a word, set when made.
+        unsafe { std::slice::from_raw_parts_mut(self.at.cast(), self.bytes / 4) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        self.gpu.bind();
+        // SAFETY: the memory is ours, and nothing on the stream uses it once runs have ended.
+        let _ = unsafe { result::free_host(self.at) };
+    }
+}
+
+/// A place in the stream that can be waited for.
+pub(crate) struct Done {
+    gpu: Arc<Gpu>,
+    event: sys::CUevent,
+}
+
+// SAFETY: a handle of the driver, used with the context bound.
+unsafe impl Send for Done {}
+
+impl Done {
+    /// Waiting for it before it was ever recorded takes no time.
+    pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
+        gpu.bind();
+        let flags = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING;
+        let event = result::event::create(flags).map_err(failed("making an event"))?;
+        Ok(Self { gpu: gpu.clone(), event })
+    }
+
+    /// It is done when all that was asked for so far is.
+    pub(crate) fn record(&self, gpu: &Gpu) -> Result<(), CudaError> {
+        // SAFETY: event and stream are ours.
+        unsafe { result::event::record(self.event, gpu.stream) }
+            .map_err(failed("recording an event"))
+    }
+
+    pub(crate) fn wait(&self) -> Result<(), CudaError> {
+        // SAFETY: the event is ours.
+        unsafe { result::event::synchronize(self.event) }.map_err(failed("waiting for the GPU"))
+    }
+}
+
+impl Drop for Done {
+    fn drop(&mut self) {
+        self.gpu.bind();
+        // SAFETY: the event is ours and nobody waits for it any more.
+        let _ = unsafe { result::event::destroy(self.event) };
+    }
+}

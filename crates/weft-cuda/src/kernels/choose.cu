@@ -1,0 +1,94 @@
+// Moves the lists of a step on to a lane's next token: one row further, in the same page.
+__device__ __forceinline__ void advance(const Step &step, u32 token_index, u32 token) {
+    if (threadIdx.x == 0) {
+        ((u32 *)step.tokens)[token_index] = token;
+        ((u32 *)step.positions)[token_index] += 1;
+        ((u32 *)step.key_positions)[token_index] += 1;
+        ((u32 *)step.slots)[token_index] += 1;
+    }
+    const u32 items = n_items(step);
+    for (u32 i = threadIdx.x; i < items; i += 256) {
+        Item &item = ((Item *)step.attention)[i];
+        u32 grows = 0;
+        for (u32 s = 0; s < item.n_stores; ++s) {
+            if (item.stores[s] >> 16 != token_index) continue;
+            item.stores[s] += 1;
+            grows = 1;
+        }
+        // A section that one lane adds to is seen by no other.
+        if (grows) item.n_rows += 1;
+        for (u32 q = 0; q < item.n_queries; ++q) {
+            if (item.queries[q].token != token_index) continue;
+            item.queries[q].rotate_at += 1;
+            item.queries[q].seen += grows;
+        }
+    }
+}
+
+// A word for the host: the number of the step makes it new, so no order between words is needed.
+__device__ __forceinline__ void tell(u64 *at, u32 number, u32 value) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" :: "l"(at), "l"((u64)number << 32 | value) : "memory");
+}
+
+// Computes   the token of each output that has a draw, and what the next step needs to follow it.
+// Layout     logits: f32 [outputs][VOCAB]; shares: f32 [partials][HEADS]; sampling.cuh tells the rest.
+// Work split block (o, 0) chooses the token of output o and moves its lane on; block (o, 1) tells the host how the
+//            token attended, a thread a part.
+// Rounding   none of its own; shares are added over heads in their order.
+// Moves      a sixteenth of the logits: bound by latency.
+extern "C" __global__ void __launch_bounds__(256)
+choose(Step step, const float *logits, const float *shares, Sampling sampling) {
+    __shared__ Choosing at;
+    const u32 output = blockIdx.x;
+    wait_for_previous();
+    if (output >= n_outputs(step)) return;
+    const Draw draw = load_draw(sampling, output);
+    if (!(draw.flags & CHOSEN)) return;
+    const u32 token_index = load_fresh(step.outputs + output);
+    Draw &next = sampling.draws[output];
+    if (blockIdx.y == 1) {
+        const u32 n_parts = load_fresh(step.partials + token_index * 2), first = load_fresh(step.partials + token_index * 2 + 1);
+        u64 *told = sampling.told_shares + draw.share_number % TOLD_STEPS * sampling.n_partials;
+        for (u32 part = first + threadIdx.x; part < first + n_parts; part += 256) {
+            float sum = 0.0f;
+            for (int head = 0; head < HEADS; ++head) sum += load_fresh(shares + (u64)part * HEADS + head);
+            tell(told + part, draw.share_number, __float_as_uint(sum));
+        }
+        if (threadIdx.x == 0) next.share_number = draw.share_number + 1;
+        return;
+    }
+    const u32 token = choose_token(draw, sampling, output, logits + (u64)output * VOCAB, at);
+    if (threadIdx.x == 0) {
+        tell(sampling.told_tokens + draw.token_number % TOLD_STEPS * 8 + output, draw.token_number, token);
+        next.token_number = draw.token_number + 1;
+    }
+    // A lane whose token the host must choose stays where it is: a step that was begun too early runs it again.
+    if (token == DECLINED) return;
+    if (threadIdx.x == 0) {
+        next.index = draw.index + 1;
+        u32 &mark = sampling.marks[(u64)output * VOCAB + token];
+        if (draw.flags & ADJUSTED) mark += mark & SEEN ? 1 : 2;
+    }
+    if (draw.flags & FOLLOWED) advance(step, token_index, token);
+}
+
+// A token whose logit is not taken as it comes.
+struct Adjustment {
+    u32 token, mark;
+    float bias;
+    u32 output;
+};
+
+// Computes   marks and biases of the tokens of a list; all others are zero already.
+// Layout     list: Adjustment [n]; sampling.cuh tells the rest.
+// Work split a thread takes an entry.
+// Rounding   none.
+// Moves      the list once: bound by latency.
+extern "C" __global__ void __launch_bounds__(256)
+mark_tokens(const Adjustment *list, u32 n, float *bias, u32 *marks) {
+    const u32 i = blockIdx.x * 256 + threadIdx.x;
+    if (i >= n) return;
+    const u64 at = (u64)list[i].output * VOCAB + list[i].token;
+    marks[at] = list[i].mark;
+    bias[at] = list[i].bias;
+}

@@ -1,0 +1,242 @@
+// A token from logits, as weft::sampling::Sampler defines it, without a pass of one block over the vocabulary.
+//
+// A *score* is a logit after bias, penalties and masks, as an integer that rises with it. While the head is
+// computed, the best score of every 16 rows is left behind (`leave_best`). One block per output then needs
+// those alone: the k best scores all lie in groups whose best is at least the k-th best of *any* set of scores,
+// such as the best that each of its 256 threads holds (`choose_token`).
+// What the block cannot decide it declines, and the host chooses from the logits: scores that are not numbers,
+// more candidates than it has room for. Draws among more than MOST_RANKS ranks never come here.
+
+constexpr int SCORE_ROWS = 16;    // rows whose best score is kept together
+constexpr int N_BEST = (VOCAB + SCORE_ROWS - 1) / SCORE_ROWS;
+// Ranks that are weighed. With half as many as there are threads, the threshold leaves one group in fifty of a
+// large vocabulary; a vocabulary of fewer groups than ranks is gathered whole.
+constexpr int MOST_RANKS = 128;
+constexpr int MOST_GROUPS = 1024, MOST_CANDIDATES = MOST_RANKS * SCORE_ROWS;
+constexpr u32 DECLINED = 0xffffffffu;
+
+// How the token of one output is chosen. The host calls it `DrawWords`.
+struct Draw {
+    u32 flags;
+    u32 vocab; // rows from here on are padding
+    u32 top_k; // 1 to MOST_RANKS
+    float temperature, top_p, min_p;
+    float repetition, frequency, presence;
+    u32 index; // of the token in its answer
+    u32 min_tokens, gap;
+    u64 seed;
+    u32 token_number, share_number; // under which the host waits for the token, and for its shares of attention
+};
+constexpr u32 CHOSEN = 1;   // here, not by the host
+constexpr u32 DRAWN = 2;    // among the ranks; otherwise the first is chosen
+constexpr u32 ADJUSTED = 4; // scores differ from logits
+constexpr u32 FOLLOWED = 8; // the lists are moved on to the next token
+
+// The draws of a step, and what they need.
+struct Sampling {
+    Draw *draws;       // [8]
+    u32 *best;         // [8][N_BEST]: the best score of every SCORE_ROWS rows
+    const float *bias; // f32 [8][VOCAB]
+    u32 *marks;        // [8][VOCAB]: see below
+    u64 *told_tokens;  // the host's: [TOLD_STEPS][8], a token and in the upper half the number of its step
+    u64 *told_shares;  // the host's: [TOLD_STEPS][partials], the same with the share of a part
+    u64 n_partials;
+};
+constexpr u32 TOLD_STEPS = 4;
+
+// A mark: 1 + how often the output has the token, where it was seen at all; and whether it is ruled out.
+constexpr u32 SEEN = 0x3fffffffu, RULED_OUT_EARLY = 0x40000000u, RULED_OUT = 0x80000000u;
+
+__device__ __forceinline__ Draw load_draw(const Sampling &from, u32 output) {
+    Draw draw;
+    const uint4 *at = (const uint4 *)(from.draws + output);
+#pragma unroll
+    for (int i = 0; i < sizeof(Draw) / 16; ++i) ((uint4 *)&draw)[i] = load_fresh(at + i);
+    return draw;
+}
+
+// ---- scores ------------------------------------------------------------------------------------
+constexpr u32 SCORE_OF_NOTHING = 0x007fffffu;  // minus infinity: no rank
+constexpr u32 SCORE_OF_INFINITY = 0xff800000u; // from here on scores say nothing
+
+__device__ __forceinline__ u32 score_of(float logit) {
+    if (logit != logit) return 0xffffffffu;
+    const u32 bits = __float_as_uint(logit + 0.0f); // 0 and -0 are a tie
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+__device__ __forceinline__ float logit_of(u32 score) {
+    return __uint_as_float(score >> 31 ? score & 0x7fffffffu : ~score);
+}
+
+// Steps 1 to 4 of the definition, each operation rounded.
+__device__ __forceinline__ float adjusted(const Draw &draw, const Sampling &from, u32 output, u32 row, float logit) {
+    const u64 at = (u64)output * VOCAB + row;
+    const u32 mark = load_fresh(from.marks + at), seen = mark & SEEN;
+    logit += load_fresh(from.bias + at);
+    if (seen > 0) logit = logit < 0.0f ? logit * draw.repetition : logit / draw.repetition;
+    if (seen > 1) {
+        logit -= draw.frequency * (float)(seen - 1);
+        logit -= draw.presence;
+    }
+    const bool out = (mark & RULED_OUT) || ((mark & RULED_OUT_EARLY) && draw.index < draw.min_tokens);
+    // A mask must not hide that the model went wrong.
+    return out && logit < __uint_as_float(0x7f800000u) ? NEVER : logit;
+}
+__device__ __forceinline__ u32 score_row(const Draw &draw, const Sampling &from, u32 output, u32 row, float logit) {
+    if (row >= draw.vocab) return 0;
+    return score_of(draw.flags & ADJUSTED ? adjusted(draw, from, output, row, logit) : logit);
+}
+
+// Leaves the best of 16 rows behind, of which eight neighbouring lanes hold two each.
+__device__ __forceinline__ void leave_best(const Sampling &to, u32 output, u32 group, u32 best) {
+    const u32 lanes = 0xffu << (threadIdx.x & 24);
+#pragma unroll
+    for (int other = 4; other > 0; other /= 2) best = max(best, __shfl_xor_sync(lanes, best, other));
+    if (threadIdx.x % 8 == 0) to.best[(u64)output * N_BEST + group] = best;
+}
+
+// ---- the draw ----------------------------------------------------------------------------------
+__device__ __forceinline__ u64 mix(u64 z) {
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+}
+// weft::sampling::uniform.
+__device__ __forceinline__ double uniform(u64 seed, u64 index) {
+    return (double)(mix(mix(seed) + 0x9E3779B97F4A7C15ull * (index + 1)) >> 11) * (1.0 / 9007199254740992.0);
+}
+
+// What the 256 threads of a block that chooses share.
+struct Choosing {
+    u32 maxima[256];
+    u32 of_warps[WARPS];
+    u32 threshold, n_groups, n_candidates;
+    u32 groups[MOST_GROUPS];
+    u64 candidates[MOST_CANDIDATES]; // the better the larger: score, then the id turned round
+    u64 ranked[MOST_RANKS];
+    double sums[256];
+};
+__device__ __forceinline__ u64 candidate(u32 score, u32 token) { return (u64)score << 32 | ~token; }
+__device__ __forceinline__ u32 token_of(u64 candidate) { return ~(u32)candidate; }
+
+// The largest, or the smallest, that any thread of the block has. Between two calls all threads meet.
+__device__ __forceinline__ u32 largest(u32 own, Choosing &at) {
+    own = __reduce_max_sync(FULL, own);
+    if (threadIdx.x % 32 == 0) at.of_warps[threadIdx.x / 32] = own;
+    meet();
+    for (int warp = 0; warp < WARPS; ++warp) own = max(own, at.of_warps[warp]);
+    meet();
+    return own;
+}
+__device__ __forceinline__ u32 smallest(u32 own, Choosing &at) { return ~largest(~own, at); }
+
+// The best scores of all groups, shared out over the threads.
+struct BestScores {
+    static constexpr int LOADS = (N_BEST + 255) / 256;
+    u32 own[LOADS];
+    __device__ __forceinline__ BestScores(const Sampling &from, u32 output) {
+        const u32 *best = from.best + (u64)output * N_BEST;
+#pragma unroll
+        for (int i = 0; i < LOADS; ++i) {
+            const int group = threadIdx.x + i * 256;
+            own[i] = group < N_BEST ? load_fresh(best + group) : 0;
+        }
+    }
+    template <class Visit> __device__ __forceinline__ void each(Visit visit) const {
+#pragma unroll
+        for (int i = 0; i < LOADS; ++i) visit(threadIdx.x + i * 256, own[i]);
+    }
+};
+
+// The first rank, whose score is `top`: the lowest row of the lowest group that has it.
+__device__ __forceinline__ u32 first_rank(const Draw &draw, const Sampling &from, u32 output, const float *logits,
+                                          const BestScores &best, u32 top, Choosing &at) {
+    u32 first = DECLINED;
+    best.each([&](u32 group, u32 score) { if (score == top) first = min(first, group); });
+    const u32 row = smallest(first, at) * SCORE_ROWS + threadIdx.x % 32 % SCORE_ROWS;
+    const bool is_top = row < VOCAB && score_row(draw, from, output, row, load_fresh(logits + row)) == top;
+    return row - threadIdx.x % SCORE_ROWS + __ffs(__ballot_sync(FULL, is_top) & 0xffffu) - 1;
+}
+
+// Candidates that hold all of the first `wanted` ranks, in no order; false if there is no room for them.
+__device__ __forceinline__ bool gather(const Draw &draw, const Sampling &from, u32 output, const float *logits,
+                                       const BestScores &best, u32 own_top, u32 wanted, Choosing &at) {
+    at.maxima[threadIdx.x] = own_top;
+    if (threadIdx.x == 0) at.n_groups = at.n_candidates = 0;
+    meet();
+    // Of equal maxima the first thread's comes first, so that each rank is one thread's.
+    u32 rank = 0;
+    for (int i = 0; i < 64; ++i) {
+        const uint4 m = ((const uint4 *)at.maxima)[i];
+        const u32 others[4] = {m.x, m.y, m.z, m.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) rank += others[j] > own_top || (others[j] == own_top && i * 4 + j < threadIdx.x);
+    }
+    if (rank == wanted - 1) at.threshold = max(own_top, SCORE_OF_NOTHING + 1);
+    meet();
+    const u32 threshold = at.threshold;
+    best.each([&](u32 group, u32 score) {
+        if (score < threshold) return;
+        const u32 place = atomicAdd(&at.n_groups, 1);
+        if (place < MOST_GROUPS) at.groups[place] = group;
+    });
+    meet();
+    if (at.n_groups > MOST_GROUPS) return false;
+    for (u32 i = threadIdx.x; i < at.n_groups * SCORE_ROWS; i += 256) {
+        const u32 row = at.groups[i / SCORE_ROWS] * SCORE_ROWS + i % SCORE_ROWS;
+        if (row >= VOCAB) continue;
+        const u32 score = score_row(draw, from, output, row, load_fresh(logits + row));
+        if (score < threshold) continue;
+        const u32 place = atomicAdd(&at.n_candidates, 1);
+        if (place < MOST_CANDIDATES) at.candidates[place] = candidate(score, row);
+    }
+    meet();
+    return at.n_candidates <= MOST_CANDIDATES;
+}
+
+// Steps 5 to 10 of the definition for a draw among the first `wanted` ranks. Sums run in the order of the ranks.
+__device__ __forceinline__ u32 draw_rank(const Draw &draw, u32 wanted, Choosing &at) {
+    const u32 n = at.n_candidates, rank = threadIdx.x;
+    for (u32 i = threadIdx.x; i < n; i += 256) {
+        const u64 own = at.candidates[i];
+        u32 better = 0;
+        for (u32 j = 0; j < n; ++j) better += at.candidates[j] > own;
+        if (better < wanted) at.ranked[better] = own;
+    }
+    meet();
+    const u32 n_ranks = min(n, wanted);
+    const double top = logit_of(at.ranked[0] >> 32);
+    const double weight =
+        rank < n_ranks ? exp(((double)logit_of(at.ranked[rank] >> 32) - top) / (double)draw.temperature) : 0.0;
+    at.sums[rank] = weight;
+    meet();
+    if (threadIdx.x == 0) {
+        double sum = 0.0;
+        for (u32 i = 0; i < n_ranks; ++i) at.sums[i] = sum += at.sums[i];
+    }
+    meet();
+    // Of the ranks that stay the first one always does.
+    const double border = (double)draw.top_p * at.sums[n_ranks - 1];
+    const bool stays = rank < n_ranks && weight >= (double)draw.min_p &&
+                       (rank == 0 || draw.top_p == 1.0f || at.sums[rank - 1] < border);
+    const u32 kept = smallest(stays ? DECLINED : rank, at), n_kept = min(kept, n_ranks);
+    const double target = uniform(draw.seed, draw.index) * at.sums[n_kept - 1];
+    const bool is_beyond = rank < n_kept && at.sums[rank] > target;
+    const u32 found = smallest(is_beyond ? rank : DECLINED, at);
+    // Where rounding leaves the sum short of the target, the last possible token is it.
+    const u32 last = largest(rank < n_kept && weight > 0.0 ? rank : 0, at);
+    return token_of(at.ranked[min(found, last)]);
+}
+
+// The token of an output, or DECLINED; the same in all of the block's first 256 threads, which all call it.
+__device__ __forceinline__ u32 choose_token(const Draw &draw, const Sampling &from, u32 output, const float *logits,
+                                            Choosing &at) {
+    const BestScores best(from, output);
+    u32 own_top = 0;
+    best.each([&](u32, u32 score) { own_top = max(own_top, score); });
+    const u32 top = largest(own_top, at);
+    if (top >= SCORE_OF_INFINITY || top <= SCORE_OF_NOTHING) return DECLINED;
+    if (!(draw.flags & DRAWN)) return first_rank(draw, from, output, logits, best, top, at);
+    if (!gather(draw, from, output, logits, best, own_top, draw.top_k, at)) return DECLINED;
+    return draw_rank(draw, draw.top_k, at);
+}

@@ -1,0 +1,103 @@
+//! How much memory of the GPU a device takes, before it is made: the same sums that making it takes.
+
+use weft::config::Config;
+use weft::device::{Limits, MAX_LANES};
+use weft::kv::PAGE_ROWS;
+
+use crate::rows;
+use crate::sampling::Sampling;
+use crate::shape::{BLOCK_ROWS, TILE_ROWS, padded};
+use crate::tables::{FEW, Family, Tables, max_partials};
+
+/// What the driver takes beside what it is asked for: kernels, graphs, and the gaps between pieces of memory.
+const DRIVER_BYTES: u64 = 96 << 20;
+
+/// Bytes on the GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Need {
+    /// Weights, padded as kernels want them.
+    pub weights: u64,
+    /// KV pages.
+    pub kv: u64,
+    /// Everything else.
+    pub scratch: u64,
+}
+
+impl Need {
+    /// What a device with these limits takes.
+    pub fn of(config: &Config, limits: &Limits) -> Self {
+        Self {
+            weights: weights(config),
+            kv: limits.pages as u64 * page_bytes(config),
+            scratch: scratch(config, limits) + DRIVER_BYTES,
+        }
+    }
+
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.weights + self.kv + self.scratch
+    }
+}
+
+/// Bytes of one KV page in all layers.
+pub fn page_bytes(config: &Config) -> u64 {
+    let dim = config.head_dim.next_multiple_of(32);
+    (config.layers * config.kv_heads * 2 * PAGE_ROWS * dim * 2) as u64
+}
+
+fn weights(config: &Config) -> u64 {
+    let matrix =
+        |rows: usize, columns: usize| (rows.next_multiple_of(BLOCK_ROWS) * padded(columns)) as u64;
+    let (hidden, q, kv) = (config.hidden, config.q_width(), config.kv_width());
+    let gate_up = 2 * config.intermediate.next_multiple_of(TILE_ROWS);
+    let layer = matrix(q + 2 * kv, hidden)
+        + matrix(hidden, q)
+        + matrix(gate_up, hidden)
+        + matrix(hidden, config.intermediate)
+        // Two norms of the stream, two of heads, a bias.
+        + (2 * padded(hidden) + 2 * padded(config.head_dim) + q + 2 * kv) as u64;
+    let n_heads = if config.tied_head { 1 } else { 2 };
+    2 * (config.layers as u64 * layer
+        + n_heads * matrix(config.vocab, hidden)
+        + padded(hidden) as u64)
+}
+
+fn scratch(config: &Config, limits: &Limits) -> u64 {
+    let (q, kv) = (config.q_width(), config.kv_width());
+    let dim = config.head_dim.next_multiple_of(32);
+    let row = 2 * padded(config.hidden) + q + 2 * kv + padded(q) + padded(config.intermediate);
+    let activations = limits.step_tokens.max(FEW) * row * 2;
+    let logits = limits.step_outputs.max(FEW) * config.vocab * 4;
+    let partials = max_partials(limits) * config.heads * (dim * 4 + 16);
+    let arrived = FEW.max(MAX_LANES) * config.kv_heads * 4;
+    let rotations = 2 * limits.positions * config.head_dim * 4;
+    let lists = [Family::Few, Family::Many].map(|family| Tables::bytes(limits, family));
+    let own = activations + logits + partials + arrived + rotations + lists.iter().sum::<usize>();
+    (own + Sampling::bytes(config) + rows::bytes(config)) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weft::shapes;
+
+    #[test]
+    fn weights_are_those_of_the_shape_and_little_padding() {
+        for name in shapes::NAMES {
+            let config = shapes::config(name).unwrap();
+            let (own, plain) = (weights(&config), 2 * config.parameters());
+            assert!(own >= plain && own < plain + plain / 8, "{name}: {own} of {plain}");
+        }
+    }
+
+    #[test]
+    fn more_pages_take_more_and_nothing_else_does() {
+        let config = shapes::config("qwen3-0.6b").unwrap();
+        let limits = Limits { step_tokens: 2048, step_outputs: 16, positions: 8192, pages: 200 };
+        let need = Need::of(&config, &limits);
+        // 112 KiB a token.
+        assert_eq!(need.kv, 200 * 64 * 112 * 1024);
+        let more = Need::of(&config, &Limits { pages: 300, ..limits });
+        assert_eq!(more.total() - need.total(), 100 * 64 * 112 * 1024);
+    }
+}

@@ -1,0 +1,17 @@
+//! The tokens of a step's outputs, chosen where their logits are. No op of the plan: a sequel to `norm_head`.
+
+use super::{Pass, THREADS};
+use crate::CudaDevice;
+use crate::driver::Argument;
+use crate::error::CudaError;
+use crate::tables::FEW;
+
+/// One block chooses for an output, a second tells how its token attended.
+const BLOCKS_PER_OUTPUT: usize = 2;
+
+pub(crate) fn launch(pass: &Pass<'_>) -> Result<(), CudaError> {
+    let CudaDevice { kernels, buffers, sampling, .. } = pass.device;
+    let (logits, shares) = (buffers.logits.address(), buffers.shares.address());
+    let arguments: &[&dyn Argument] = &[&pass.step, &logits, &shares, &sampling.addresses()];
+    pass.launch(&kernels.choose, (FEW, BLOCKS_PER_OUTPUT), THREADS, arguments)
+}

@@ -1,0 +1,60 @@
+//! Blocks that share the sections of a tile, and where each token's parts of the result go.
+
+use weft::device::Step;
+
+use super::Lists;
+
+/// When blocks share the sections of a tile: where there are so few tiles that most of the GPU would
+/// have nothing to do.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SplitRule {
+    pub(crate) kv_heads: usize,
+    /// Blocks that the GPU runs at once.
+    pub(crate) at_once: usize,
+    /// Parts that there is room for.
+    pub(crate) most_partials: usize,
+}
+
+impl SplitRule {
+    /// Blocks that share each of `n_tiles` tiles, of which the longest has `n_sections` sections.
+    fn splits(&self, n_tiles: usize, n_sections: usize, n_partials: usize) -> usize {
+        let blocks = n_tiles * self.kv_heads;
+        if n_partials > self.most_partials || 2 * blocks > self.at_once {
+            return 1;
+        }
+        // Twice as many as run at once: blocks of short sections make room for others.
+        (2 * self.at_once / blocks.max(1)).clamp(1, n_sections.max(1))
+    }
+}
+
+impl Lists {
+    /// Gives every token of a step parts to fold, where that pays: one for each section that it sees.
+    pub(super) fn split_tiles(&mut self, step: &Step<'_>) {
+        let seen = |lane: usize, position: u32| {
+            let own = &self.sections[self.lanes[lane].clone()];
+            own.iter().take_while(|section| section.position <= position).count()
+        };
+        let lanes = step.lanes.iter().enumerate();
+        let parts = lanes.flat_map(|(i, lane)| lane.positions.iter().map(move |p| (i, *p)));
+        let mut n_partials = 0;
+        let partials: Vec<[u32; 2]> = parts
+            .map(|(lane, position)| {
+                let n = seen(lane, position);
+                n_partials += n;
+                [n as u32, (n_partials - n) as u32]
+            })
+            .collect();
+        let n_sections = self.tiles.iter().map(|tile| tile.n_sections as usize).max();
+        let n_sections = n_sections.unwrap_or_default();
+        self.counts.n_splits = self.split.splits(self.tiles.len(), n_sections, n_partials);
+        if self.counts.n_splits > 1 {
+            let mut last = 0;
+            for (i, lane) in step.lanes.iter().enumerate() {
+                last += lane.tokens.len();
+                self.shares[i].first = partials[last - 1][1] as usize;
+            }
+            self.counts.n_partials = n_partials;
+            self.partials = partials;
+        }
+    }
+}

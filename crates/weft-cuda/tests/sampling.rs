@@ -1,0 +1,379 @@
+//! Tokens chosen on the GPU against the sampler that defines them; steps begun ahead against steps one by
+//! one, bit for bit.
+//!
+//! Without a GPU each test says so and passes, unless `WEFT_REQUIRE_GPU=1`.
+
+#[path = "../../weft/tests/common/mod.rs"]
+mod common;
+
+use common::{Work, span, tokens};
+use weft::config::Config;
+use weft::device::{Device, Lane, Limits, Outputs, Span, Step};
+use weft::plan::plan;
+use weft::sampling::{Sampler, Sampling, SamplingError};
+use weft::weights::{RandomWeights, Tensor, Weights, WeightsError};
+use weft_cuda::{CudaDevice, CudaError, Launches, Need, Options, probe};
+
+const LIMITS: Limits = Limits { step_tokens: 160, step_outputs: 16, positions: 1024, pages: 64 };
+
+/// Whether there is a GPU to test. Where one is required and missing, the test fails.
+fn gpu_is_there() -> bool {
+    match probe() {
+        Ok(_) => true,
+        Err(CudaError::Unavailable(reason)) => {
+            let required = std::env::var("WEFT_REQUIRE_GPU").is_ok_and(|value| value == "1");
+            assert!(!required, "a GPU is required: {reason}");
+            println!("skipped: no CUDA device ({reason})");
+            false
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn config(vocab: usize) -> Config {
+    let json = format!(
+        r#"{{"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+            "intermediate_size": 96, "vocab_size": {vocab}, "rope_theta": 10000.0,
+            "max_position_embeddings": 1024, "tie_word_embeddings": false}}"#
+    );
+    Config::from_json(json.as_bytes()).unwrap()
+}
+
+fn device(config: &Config, weights: &dyn Weights) -> CudaDevice {
+    CudaDevice::new(config, weights, Options::new(LIMITS)).unwrap()
+}
+
+/// Random weights with a head of larger logits, some rows of which are changed.
+struct Head<F> {
+    random: RandomWeights,
+    change: F,
+}
+
+impl<F: Fn(usize, &mut Vec<f32>) + Send + Sync> Weights for Head<F> {
+    fn read(
+        &self,
+        tensor: Tensor,
+        visit: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), WeightsError> {
+        self.random.read(tensor, &mut |row, values| {
+            if tensor != Tensor::Head {
+                return visit(row, values);
+            }
+            let mut values: Vec<f32> = values.iter().map(|value| value * 12.0).collect();
+            (self.change)(row, &mut values);
+            visit(row, &values);
+        })
+    }
+
+    fn fingerprint(&self) -> [u8; 32] {
+        self.random.fingerprint()
+    }
+}
+
+fn head<F: Fn(usize, &mut Vec<f32>) + Send + Sync>(config: &Config, change: F) -> Head<F> {
+    Head { random: RandomWeights::new(config, 7), change }
+}
+
+/// One lane: a token after `before` rows that are there.
+fn work(token: u32, before: usize, own: &Span) -> Work {
+    let own = Span { len: before + 1, ..own.clone() };
+    Work { outputs: Outputs::Last, ..Work::new(&[token], before, Vec::new(), own) }
+}
+
+/// Settings of every kind, and a seed.
+fn settings(kind: usize, seed: u64) -> Sampling {
+    let drawn = Sampling { temperature: 0.7, top_k: 20, seed, ..Sampling::default() };
+    match kind {
+        0 => Sampling { temperature: 0.0, ..drawn },
+        1 => Sampling { top_p: 0.8, ..drawn },
+        2 => Sampling { temperature: 0.6, top_p: 0.95, ..drawn },
+        3 => Sampling { temperature: 100.0, top_k: 128, ..drawn },
+        4 => Sampling { temperature: 1.5, top_k: 100, min_p: 0.05, ..drawn },
+        5 => Sampling { top_k: 1, ..drawn },
+        6 => Sampling { repetition_penalty: 1.3, top_k: 50, ..drawn },
+        7 => Sampling { frequency_penalty: 0.7, presence_penalty: 1.5, temperature: 0.0, ..drawn },
+        8 => Sampling { logit_bias: vec![(3, 30.0), (4, 29.5), (5, -100.0)], ..drawn },
+        9 => Sampling { min_tokens: 9, stop_ids: vec![2, 3, 4], ..drawn },
+        _ => Sampling { ignore_eos: true, temperature: 1e-3, top_p: 0.3, ..drawn },
+    }
+}
+const KINDS: usize = 11;
+const ENDS: [u32; 2] = [0, 7];
+
+/// The GPU's token is the sampler's, for logits of a whole vocabulary, step by step.
+#[test]
+fn tokens_are_the_sampler_s() {
+    if !gpu_is_there() {
+        return;
+    }
+    for vocab in [3, 101, 2000, 5003, 151_936] {
+        let config = config(vocab);
+        let mut device = device(&config, &head(&config, |_, _| {}));
+        let ops = plan(&config);
+        // The last rows are padding where there are enough.
+        let usable = if vocab > 200 { vocab - 100 } else { vocab };
+        let fits = |kind: &usize| vocab > 5 || ![8, 9].contains(kind);
+        for kind in (0..KINDS).filter(fits) {
+            let samplers = |seed: u64| {
+                let prompt = tokens(30, seed as u32, usable);
+                let ends = if vocab > 8 { &ENDS[..] } else { &ENDS[..1] };
+                Sampler::new(&settings(kind, seed), &prompt, ends, usable).unwrap()
+            };
+            let mut lanes: Vec<Sampler> = (0..3).map(samplers).collect();
+            let own: Vec<Span> = (0..3).map(|lane| span(lane, 64, 0)).collect();
+            let mut next = [1, 2, 0];
+            for row in 0..20 {
+                let works: Vec<Work> =
+                    (0..3).map(|lane| work(next[lane], row, &own[lane])).collect();
+                let step: Vec<Lane<'_>> = works.iter().map(Work::lane).collect();
+                let drawn: Vec<_> = lanes.iter().map(Some).collect();
+                device.decode(&ops, &Step { lanes: &step }, &drawn, 0).unwrap();
+                for (lane, sampler) in lanes.iter_mut().enumerate() {
+                    let truth = sampler.sample(&device.logits(lane)[..usable]).unwrap().token;
+                    let what = format!("vocab {vocab}, kind {kind}, row {row}, lane {lane}");
+                    assert_eq!(device.chosen(lane), Some(truth), "{what}");
+                    next[lane] = truth;
+                }
+            }
+        }
+    }
+}
+
+/// A device takes what it was said to take, but for what the driver adds.
+#[test]
+fn a_device_takes_what_was_said() {
+    if !gpu_is_there() {
+        return;
+    }
+    for vocab in [101, 151_936] {
+        let config = config(vocab);
+        let taken = device(&config, &RandomWeights::new(&config, 1)).memory_bytes();
+        let said = Need::of(&config, &LIMITS).total();
+        let rest = said.checked_sub(taken).expect("no more than was said");
+        assert!(rest < 100 << 20, "{said} said, {taken} taken");
+    }
+}
+
+/// Equal logits go to the lower id, also where more are equal than ranks are wanted.
+#[test]
+fn ties_go_to_the_lower_id() {
+    if !gpu_is_there() {
+        return;
+    }
+    let config = config(5003);
+    // Rows of a token depend on its id divided by 40: 40 tokens share each logit.
+    let rows = std::sync::Mutex::new(Vec::<f32>::new());
+    let weights = head(&config, |row, values| {
+        let mut last = rows.lock().unwrap();
+        if row % 40 == 0 {
+            last.clone_from(values);
+        }
+        values.clone_from(&last);
+    });
+    let mut device = device(&config, &weights);
+    let ops = plan(&config);
+    // Of draws among 128 ranks with 40 equals each there may be too many candidates.
+    let kinds = [0, 1, 2, 5].into_iter();
+    for (kind, seed) in kinds.flat_map(|kind| (0..10).map(move |seed| (kind, seed))) {
+        let mut sampler = Sampler::new(&settings(kind, seed), &[], &[], 5003).unwrap();
+        let works = [work(seed as u32 * 11, 0, &span(0, 64, 0))];
+        let lanes = [works[0].lane()];
+        device.decode(&ops, &Step { lanes: &lanes }, &[Some(&sampler)], 0).unwrap();
+        let logits = device.logits(0).to_vec();
+        assert_eq!(logits[80], logits[119], "the model has ties");
+        let truth = sampler.sample(&logits).unwrap().token;
+        assert_eq!(device.chosen(0), Some(truth), "kind {kind}, seed {seed}");
+    }
+}
+
+/// What a block cannot decide it leaves to the host: logits that are no numbers, too many equal ones.
+#[test]
+fn what_is_no_number_is_left_to_the_sampler() {
+    if !gpu_is_there() {
+        return;
+    }
+    let config = config(20_000);
+    let decode = |weights: &dyn Weights, sampler: &Sampler| {
+        let mut device = device(&config, weights);
+        let works = [work(1, 0, &span(0, 64, 0))];
+        let lanes = [works[0].lane()];
+        device.decode(&plan(&config), &Step { lanes: &lanes }, &[Some(sampler)], 0).unwrap();
+        (device.chosen(0), device.logits(0).to_vec())
+    };
+    let sampler = |kind| Sampler::new(&settings(kind, 1), &[], &[], 20_000).unwrap();
+    for kind in [0, 1] {
+        let broken = head(&config, |row, values| {
+            if row == 12_345 {
+                values.fill(f32::NAN);
+            }
+        });
+        let (chosen, logits) = decode(&broken, &sampler(kind));
+        assert_eq!(chosen, None);
+        let error = sampler(kind).sample(&logits).unwrap_err();
+        assert!(matches!(error, SamplingError::BadLogit { token: 12_345, .. }), "{error}");
+        let flat = head(&config, |_, values| values.fill(0.0));
+        let (chosen, logits) = decode(&flat, &sampler(kind));
+        assert_eq!(logits[19_999], 0.0);
+        // The first rank is known; of a draw among 20,000 equals there are too many candidates.
+        assert_eq!(chosen, (kind == 0).then_some(0));
+    }
+    let wide = Sampling { top_k: 0, ..settings(1, 1) };
+    let sampler = Sampler::new(&wide, &[], &[], 20_000).unwrap();
+    assert_eq!(decode(&head(&config, |_, _| {}), &sampler).0, None);
+}
+
+/// An answer's tokens, and the attention of each.
+type Answer = Vec<(u32, Vec<f32>)>;
+
+/// Decodes answers of several lanes behind prompts of their own and one span that all share.
+fn answers(
+    device: &mut CudaDevice,
+    config: &Config,
+    n: usize,
+    ahead: usize,
+    host: bool,
+) -> Vec<Answer> {
+    let ops = plan(config);
+    let shared = span(0, 300, 0);
+    let document = tokens(300, 3, config.vocab);
+    for block in [0..150, 150..300] {
+        let part = Work::new(&document[block.clone()], block.start, Vec::new(), shared.clone());
+        common::run(device, &ops, &[Work { outputs: Outputs::None, ..part }]);
+    }
+    let mut samplers: Vec<Sampler> = (0..4)
+        .map(|lane| Sampler::new(&settings([2, 0, 6, 1][lane], 9), &document, &[], config.vocab))
+        .collect::<Result<_, _>>()
+        .unwrap();
+    let mut answers = vec![Answer::new(); 4];
+    let mut next = [5, 6, 7, 8];
+    for row in 0..n {
+        let works: Vec<Work> = (0..4)
+            .map(|lane| {
+                // Lanes are at different rows of their pages, and one is not at home.
+                let (before, at) = (row + lane * 13, 300 + lane * 20);
+                let own = span(8 + 5 * lane as u32, before + 1, at);
+                let moved = Span { position: lane, ..shared.clone() };
+                let work = Work::new(&[next[lane]], before, vec![moved], own);
+                Work { outputs: Outputs::Last, ..work }
+            })
+            .collect();
+        if row == 0 {
+            for (lane, work) in works.iter().enumerate().skip(1) {
+                let own = Span { len: lane * 13, ..work.spans[1].clone() };
+                common::fill(device, config, &own, lane as u32);
+            }
+        }
+        let step: Vec<Lane<'_>> = works.iter().map(Work::lane).collect();
+        let step = Step { lanes: &step };
+        let rows_left = works.iter().map(|work| 63 - work.store_at[0] as usize % 64).min();
+        if host {
+            device.run(&ops, &step).unwrap();
+        } else {
+            let drawn: Vec<_> = samplers.iter().map(Some).collect();
+            device.decode(&ops, &step, &drawn, ahead.min(rows_left.unwrap())).unwrap();
+        }
+        for (lane, sampler) in samplers.iter_mut().enumerate() {
+            next[lane] = match device.chosen(lane) {
+                Some(token) => {
+                    sampler.accept(token);
+                    token
+                }
+                None => sampler.sample(device.logits(lane)).unwrap().token,
+            };
+            assert_eq!(device.chosen(lane).is_none(), host);
+            answers[lane].push((next[lane], device.attention(lane)));
+        }
+    }
+    answers
+}
+
+/// Steps that were begun ahead are the steps that are asked for one by one, token, shares and all, over
+/// borders of pages and sections.
+#[test]
+fn steps_begun_ahead_are_the_steps_asked_for() {
+    if !gpu_is_there() {
+        return;
+    }
+    let config = config(5003);
+    let weights = head(&config, |_, _| {});
+    let run = |launches, ahead, host| {
+        let options = Options { launches, ..Options::new(LIMITS) };
+        let mut device = CudaDevice::new(&config, &weights, options).unwrap();
+        answers(&mut device, &config, 150, ahead, host)
+    };
+    let truth = run(Launches::Ops, 0, true);
+    for (what, launches, ahead, host) in [
+        ("a graph, tokens by the host", Launches::Graph, 0, true),
+        ("ops, tokens by the GPU", Launches::Ops, 0, false),
+        ("ops, asked to go ahead", Launches::Ops, 9, false),
+        ("a graph, one by one", Launches::Graph, 0, false),
+        ("a graph, one ahead", Launches::Graph, 1, false),
+        ("a graph, as far ahead as it goes", Launches::Graph, 64, false),
+    ] {
+        let answers = run(launches, ahead, host);
+        for (lane, (ours, theirs)) in answers.iter().zip(&truth).enumerate() {
+            let first = ours.iter().zip(theirs).position(|(a, b)| a != b);
+            assert_eq!(first, None, "{what}: lane {lane} differs at this token");
+        }
+    }
+}
+
+/// What was begun and is not asked for leaves nothing behind.
+#[test]
+fn steps_begun_in_vain_do_not_show() {
+    if !gpu_is_there() {
+        return;
+    }
+    let config = config(5003);
+    let ops = plan(&config);
+    let mut device = device(&config, &head(&config, |_, _| {}));
+    let own = span(0, 64, 0);
+    let other = span(1, 64, 0);
+    let sampler = |index: usize| {
+        let mut sampler = Sampler::new(&settings(2, 5), &[], &[], config.vocab).unwrap();
+        (0..index).for_each(|_| sampler.accept(0));
+        sampler
+    };
+    let decode = |device: &mut CudaDevice, works: &[Work], index: usize, ahead: usize| {
+        let lanes: Vec<Lane<'_>> = works.iter().map(Work::lane).collect();
+        let samplers: Vec<Sampler> = works.iter().map(|_| sampler(index)).collect();
+        let drawn: Vec<_> = samplers.iter().map(Some).collect();
+        device.decode(&ops, &Step { lanes: &lanes }, &drawn, ahead).unwrap();
+        let chosen: Vec<_> = (0..works.len()).map(|lane| device.chosen(lane).unwrap()).collect();
+        (chosen, device.attention(0))
+    };
+    // What each of these gives when nothing was begun before it.
+    let begun = [work(1, 0, &own)];
+    let after = [
+        ("another token", vec![work(9, 1, &own)]),
+        ("another row", vec![work(4, 0, &own)]),
+        ("another lane beside it", vec![work(9, 1, &own), work(3, 0, &other)]),
+        ("another page", vec![work(2, 0, &other)]),
+    ];
+    let truths: Vec<_> = after
+        .iter()
+        .map(|(_, works)| {
+            decode(&mut device, &begun, 0, 0);
+            decode(&mut device, works, 1, 0)
+        })
+        .collect();
+    for ((what, works), truth) in after.iter().zip(&truths) {
+        decode(&mut device, &begun, 0, 5);
+        assert_eq!(&decode(&mut device, works, 1, 5), truth, "{what}");
+        decode(&mut device, &begun, 0, 5);
+        let lanes = [begun[0].lane()];
+        device.run(&ops, &Step { lanes: &lanes }).unwrap();
+        assert_eq!(device.chosen(0), None, "a run chooses nothing");
+        assert_eq!(&decode(&mut device, works, 1, 0), truth, "{what}, after a run");
+    }
+    // Another draw of the same step.
+    let token = decode(&mut device, &begun, 0, 5).0[0];
+    let follows = [work(token, 1, &own)];
+    let begun_ahead = decode(&mut device, &follows, 1, 0);
+    decode(&mut device, &begun, 0, 5);
+    let other_draw = decode(&mut device, &follows, 33, 5);
+    decode(&mut device, &begun, 0, 0);
+    assert_eq!(decode(&mut device, &follows, 33, 0), other_draw);
+    assert_eq!(decode(&mut device, &follows, 1, 0), begun_ahead);
+}

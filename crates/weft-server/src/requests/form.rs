@@ -1,0 +1,180 @@
+//! What form an answer is to have, in the words of OpenAI (`response_format`), of vLLM
+//! (`structured_outputs`) and of llama.cpp (`json_schema`).
+
+use serde::Deserialize;
+use serde::de::{self, Deserializer};
+use serde_json::{Value, json};
+
+use crate::api_error::ApiError;
+use crate::grammars::Rule;
+
+/// The fields that say what form an answer is to have. At most one of them may ask for something.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(crate) struct Form {
+    response_format: Option<ResponseFormat>,
+    structured_outputs: Option<StructuredOutputs>,
+    json_schema: Option<Schema>,
+    /// Not followed, and not passed over either: an answer of another form would be worse.
+    grammar: Option<String>,
+}
+
+impl Form {
+    pub(crate) fn check(&self) -> Result<(), ApiError> {
+        if self.grammar.as_ref().is_some_and(|grammar| !grammar.is_empty()) {
+            let message = "grammar is not supported; use response_format with a json_schema, or \
+                           structured_outputs with a regex";
+            return Err(ApiError::invalid(message).param("grammar"));
+        }
+        if self.rules().count() > 1 {
+            let message = "response_format, structured_outputs and json_schema exclude each other; \
+                           give one";
+            return Err(ApiError::invalid(message).param("response_format"));
+        }
+        Ok(())
+    }
+
+    /// What the answer has to be, where it may not be anything.
+    pub(crate) fn rule(&self) -> Option<Rule> {
+        self.rules().next()
+    }
+
+    fn rules(&self) -> impl Iterator<Item = Rule> {
+        let format = match &self.response_format {
+            Some(ResponseFormat::Json(schema)) => Some(Rule::Json(schema.clone())),
+            Some(ResponseFormat::Text) | None => None,
+        };
+        let outputs = self.structured_outputs.as_ref().map(|StructuredOutputs(rule)| rule.clone());
+        let schema = self.json_schema.as_ref().map(|Schema(schema)| Rule::Json(schema.clone()));
+        format.into_iter().chain(outputs).chain(schema)
+    }
+}
+
+/// A schema, as far as it looks like one: the grammar's compiler tells the rest.
+#[derive(Clone, Debug)]
+struct Schema(Value);
+
+impl<'de> Deserialize<'de> for Schema {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let schema = Value::deserialize(deserializer)?;
+        match schema {
+            Value::Object(_) | Value::Bool(_) => Ok(Self(schema)),
+            // What vLLM's users write.
+            Value::String(text) => match serde_json::from_str(&text) {
+                Ok(schema @ Value::Object(_)) => Ok(Self(schema)),
+                _ => Err(de::Error::custom("must be a JSON schema, and the text is none")),
+            },
+            _ => Err(de::Error::custom("must be a JSON schema, which is an object")),
+        }
+    }
+}
+
+/// OpenAI's way.
+#[derive(Clone, Debug)]
+enum ResponseFormat {
+    Text,
+    /// JSON of this schema.
+    Json(Value),
+}
+
+impl<'de> Deserialize<'de> for ResponseFormat {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let format = Value::deserialize(deserializer)?;
+        let given = format.pointer("/json_schema/schema").or_else(|| format.get("schema"));
+        let schema = || match given.filter(|schema| !schema.is_null()) {
+            Some(schema) => Schema::deserialize(schema).map(|schema| Some(schema.0)),
+            None => Ok(None),
+        };
+        let schema = || schema().map_err(|error| de::Error::custom(format!("the schema {error}")));
+        match format.get("type").and_then(Value::as_str) {
+            Some("text") => Ok(Self::Text),
+            // llama.cpp takes a schema here too.
+            Some("json_object") => Ok(Self::Json(schema()?.unwrap_or(json!({"type": "object"})))),
+            Some("json_schema") => schema()?.map(Self::Json).ok_or_else(|| {
+                de::Error::custom("json_schema needs {\"name\": …, \"schema\": {…}}")
+            }),
+            _ => Err(de::Error::custom(
+                "must be {\"type\": \"text\"}, \"json_object\" or \"json_schema\"",
+            )),
+        }
+    }
+}
+
+/// vLLM's way.
+#[derive(Clone, Debug)]
+struct StructuredOutputs(Rule);
+
+impl<'de> Deserialize<'de> for StructuredOutputs {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Fields {
+            json: Option<Schema>,
+            json_object: Option<bool>,
+            regex: Option<String>,
+            choice: Option<Vec<String>>,
+        }
+        let Fields { json, json_object, regex, choice } = Fields::deserialize(deserializer)?;
+        let object = json_object.unwrap_or(false).then(|| Rule::Json(json!({"type": "object"})));
+        let json = json.map(|Schema(schema)| Rule::Json(schema));
+        let is_empty = |texts: &Vec<String>| texts.is_empty() || texts.iter().any(String::is_empty);
+        if choice.as_ref().is_some_and(is_empty) {
+            return Err(de::Error::custom("choice needs texts, none of them empty"));
+        }
+        let mut rules = [json, object, regex.map(Rule::Regex), choice.map(Rule::Choice)];
+        let mut rules = rules.iter_mut().filter_map(Option::take);
+        match (rules.next(), rules.next()) {
+            (Some(rule), None) => Ok(Self(rule)),
+            _ => Err(de::Error::custom("needs one of json, json_object, regex and choice")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rule(form: Value) -> Result<Option<Rule>, String> {
+        let form: Form = serde_json::from_value(form).map_err(|error| error.to_string())?;
+        form.check().map_err(|error| error.json().to_string())?;
+        Ok(form.rule())
+    }
+
+    #[test]
+    fn all_three_ways_say_the_same() {
+        let schema = json!({"type": "integer"});
+        for form in [
+            json!({"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}),
+            json!({"response_format": {"type": "json_object", "schema": schema}}),
+            json!({"structured_outputs": {"json": schema}}),
+            json!({"structured_outputs": {"json": schema.to_string()}}),
+            json!({"json_schema": schema, "grammar": "", "response_format": null}),
+            json!({"json_schema": schema, "response_format": {"type": "text"}}),
+        ] {
+            assert_eq!(rule(form.clone()), Ok(Some(Rule::Json(schema.clone()))), "{form}");
+        }
+        let choice = json!({"structured_outputs": {"choice": ["a", "b"]}});
+        assert_eq!(rule(choice), Ok(Some(Rule::Choice(vec!["a".into(), "b".into()]))));
+        let regex = json!({"structured_outputs": {"regex": "a+"}});
+        assert_eq!(rule(regex), Ok(Some(Rule::Regex("a+".into()))));
+        assert_eq!(rule(json!({"response_format": {"type": "text"}})), Ok(None));
+    }
+
+    #[test]
+    fn what_asks_for_no_form_or_for_two_is_refused() {
+        for (form, told) in [
+            (json!({"response_format": {"type": "sound"}}), "json_object"),
+            (json!({"response_format": {"type": "json_object", "schema": 123}}), "JSON schema"),
+            (json!({"response_format": {"type": "json_schema"}}), "needs"),
+            (json!({"structured_outputs": {}}), "needs one of"),
+            (json!({"structured_outputs": {"regex": "a", "choice": ["a"]}}), "needs one of"),
+            (json!({"structured_outputs": {"regex": {"1": "a"}}}), "expected a string"),
+            (json!({"structured_outputs": {"choice": []}}), "needs texts"),
+            (json!({"structured_outputs": {"choice": ["a", ""]}}), "needs texts"),
+            (json!({"structured_outputs": {"json": "no schema"}}), "JSON schema"),
+            (json!({"grammar": "root ::= \"a\""}), "not supported"),
+            (json!({"json_schema": {}, "structured_outputs": {"regex": "a"}}), "exclude"),
+        ] {
+            let refusal = rule(form.clone()).unwrap_err();
+            assert!(refusal.contains(told), "{form}: {refusal}");
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! A device that chooses tokens and begins steps before they are asked for: what the engine says, reports
+//! and keeps is what it is with a device that does neither.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::wrapped::wrapped;
+use super::*;
+use crate::device::{Outputs, Span};
+
+/// A lane's part of a step, owned.
+#[derive(Clone, PartialEq)]
+struct Part {
+    token: u32,
+    position: u32,
+    key_position: u32,
+    slot: u32,
+    spans: Vec<Span>,
+}
+
+impl Part {
+    fn of(lane: &Lane<'_>) -> Self {
+        Self {
+            token: lane.tokens[0],
+            position: lane.positions[0],
+            key_position: lane.key_positions[0],
+            slot: lane.store_at[0],
+            spans: lane.spans.to_vec(),
+        }
+    }
+
+    fn lane(&self) -> Lane<'_> {
+        Lane {
+            tokens: std::slice::from_ref(&self.token),
+            positions: std::slice::from_ref(&self.position),
+            key_positions: std::slice::from_ref(&self.key_position),
+            store_at: std::slice::from_ref(&self.slot),
+            spans: &self.spans,
+            outputs: Outputs::Last,
+        }
+    }
+
+    fn follow(&mut self, token: u32) {
+        self.token = token;
+        self.position += 1;
+        self.key_position += 1;
+        self.slot += 1;
+        self.spans.last_mut().unwrap().len += 1;
+    }
+}
+
+/// The results of a step that was begun.
+struct Begun {
+    parts: Vec<Part>,
+    chosen: Vec<Option<u32>>,
+    attention: Vec<Vec<f32>>,
+}
+
+/// Chooses by copies of the samplers, and runs every step that it may ahead of its time.
+struct Ahead {
+    device: Box<dyn Device>,
+    /// The step asked for last, then those begun.
+    begun: Vec<Begun>,
+    /// Leaves every so many choices to the engine.
+    leaves: usize,
+    n_choices: usize,
+    served: Arc<AtomicUsize>,
+}
+
+impl Ahead {
+    fn choose(&mut self, samplers: &mut [Option<Sampler>], parts: &[Part]) -> Begun {
+        let mut output = 0;
+        let chosen = samplers
+            .iter_mut()
+            .map(|sampler| {
+                let sampler = sampler.as_mut()?;
+                output += 1;
+                self.n_choices += 1;
+                sampler.next_draw()?;
+                let vocab = sampler.next_draw()?.vocab;
+                let is_left = self.n_choices.is_multiple_of(self.leaves);
+                let logits = &self.device.logits(output - 1)[..vocab];
+                (!is_left).then(|| sampler.sample(logits).unwrap().token)
+            })
+            .collect();
+        let attention = (0..samplers.len()).map(|lane| self.device.attention(lane)).collect();
+        Begun { parts: parts.to_vec(), chosen, attention }
+    }
+
+    fn begin(
+        &mut self,
+        ops: &[Op],
+        step: &Step<'_>,
+        samplers: &[Option<&Sampler>],
+        ahead: usize,
+    ) -> Result<(), DeviceError> {
+        self.device.run(ops, step)?;
+        let mut copies: Vec<_> = samplers.iter().map(|sampler| sampler.cloned()).collect();
+        let is_single = step.lanes.iter().all(|lane| lane.tokens.len() == 1);
+        let mut parts: Vec<Part> =
+            if is_single { step.lanes.iter().map(Part::of).collect() } else { Vec::new() };
+        self.begun = vec![self.choose(&mut copies, &parts)];
+        for _ in 0..ahead {
+            let Some(tokens) = self.begun.last().unwrap().chosen.iter().copied().collect() else {
+                break;
+            };
+            let tokens: Vec<u32> = tokens;
+            parts.iter_mut().zip(tokens).for_each(|(part, token)| part.follow(token));
+            let lanes: Vec<Lane<'_>> = parts.iter().map(Part::lane).collect();
+            self.device.run(ops, &Step { lanes: &lanes })?;
+            let begun = self.choose(&mut copies, &parts);
+            self.begun.push(begun);
+        }
+        Ok(())
+    }
+}
+
+impl Device for Ahead {
+    fn run(&mut self, ops: &[Op], step: &Step<'_>) -> Result<(), DeviceError> {
+        self.begun.clear();
+        self.device.run(ops, step)
+    }
+
+    fn decode(
+        &mut self,
+        ops: &[Op],
+        step: &Step<'_>,
+        samplers: &[Option<&Sampler>],
+        ahead: usize,
+    ) -> Result<(), DeviceError> {
+        let is_begun = self.begun.get(1).is_some_and(|begun| {
+            let parts: Vec<Part> = step.lanes.iter().map(Part::of).collect();
+            step.n_tokens() == step.lanes.len() && begun.parts == parts
+        });
+        if is_begun {
+            self.begun.remove(0);
+            self.served.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
+        }
+        self.begin(ops, step, samplers, ahead)
+    }
+
+    fn chosen(&self, lane: usize) -> Option<u32> {
+        self.begun.first().and_then(|begun| begun.chosen[lane])
+    }
+
+    fn logits(&self, output: usize) -> &[f32] {
+        let is_left = |begun: &Begun| begun.chosen.iter().any(Option::is_none);
+        assert!(self.begun.first().is_none_or(is_left), "logits that may be gone");
+        self.device.logits(output)
+    }
+
+    fn attention(&self, lane: usize) -> Vec<f32> {
+        let begun = self.begun.first();
+        begun.map_or_else(|| self.device.attention(lane), |begun| begun.attention[lane].clone())
+    }
+
+    wrapped!();
+}
+
+fn ahead_engine(leaves: usize) -> (Engine, Arc<AtomicUsize>) {
+    let model = model();
+    let limits = Limits { step_tokens: 64, step_outputs: 16, positions: CONTEXT, pages: 80 };
+    let device = reference::open(&model.config, &*model.weights, limits).unwrap();
+    let served = Arc::new(AtomicUsize::new(0));
+    let (begun, counter) = (Vec::new(), Arc::clone(&served));
+    let device = Ahead { device, begun, leaves, n_choices: 0, served: counter };
+    (Engine::new(&model, Box::new(device)), served)
+}
+
+/// Settings of several kinds, for answers long enough to fill pages.
+fn settings(kind: u32) -> Sampling {
+    let plain = Sampling { max_tokens: Some(100), ignore_eos: true, ..Sampling::default() };
+    match kind % 5 {
+        0 => Sampling { temperature: 0.0, ..plain },
+        1 => Sampling { top_k: 20, seed: 3, repetition_penalty: 1.2, ..plain },
+        2 => Sampling { logprobs: Some(2), max_tokens: Some(9), ..plain },
+        3 => Sampling { stop: vec!["e".into()], top_k: 40, seed: 8, ..plain },
+        _ => Sampling { presence_penalty: 1.0, logit_bias: vec![(9, 3.0)], seed: 1, ..plain },
+    }
+}
+
+/// What is told of an answer: its tokens, how it ended, and where it looked.
+fn told(engine: &mut Engine, requests: Vec<Request>) -> Vec<(Vec<Token>, FinishReason, Vec<f64>)> {
+    let answers = engine.generate_batch(requests).unwrap();
+    let told = answers.into_iter().map(|answer| {
+        let finished = answer.ending.unwrap();
+        let report = finished.report;
+        let looked = report.pieces.iter().map(|piece| piece.attention);
+        let looked = looked.chain([report.answer_attention]).collect();
+        (answer.tokens, finished.reason, looked)
+    });
+    told.collect()
+}
+
+#[test]
+fn answers_are_those_of_a_device_that_waits_to_be_asked() {
+    for (kinds, leaves) in [(vec![0], 1000), (vec![1], 1000), (vec![0, 1, 4], 1000), (vec![1], 7)]
+        .into_iter()
+        .chain([(vec![0, 2, 1], 1000), (vec![3, 4, 0, 1], 11), (vec![3, 1], 1000)])
+    {
+        let requests = || -> Vec<Request> {
+            let request = |kind: &u32| Request::new(exact(&[*kind], *kind), settings(*kind));
+            kinds.iter().map(request).collect()
+        };
+        let (mut ours, served) = ahead_engine(leaves);
+        let mut theirs = engine();
+        assert_eq!(told(&mut ours, requests()), told(&mut theirs, requests()), "{kinds:?}");
+        assert!(served.load(Ordering::Relaxed) > 10, "{kinds:?}: steps were begun and used");
+        // The rows that are kept are the answers', and nothing of what was begun in vain.
+        assert_eq!(told(&mut ours, requests()), told(&mut theirs, requests()), "{kinds:?} again");
+        ours.cache.check(&[]);
+        assert_eq!(ours.cache.n_promised(), 0);
+    }
+}
+
+#[test]
+fn tokens_are_told_one_by_one_and_a_cancel_ends_an_answer_at_once() {
+    let (mut engine, served) = ahead_engine(1000);
+    let prompt = exact(&[1], 0);
+    let truth = told(&mut self::engine(), vec![Request::new(prompt.clone(), settings(0))]);
+    let request = Request::new(prompt.clone(), settings(0));
+    let cancel = request.cancel.clone();
+    engine.add(request).unwrap();
+    let mut said = Vec::new();
+    while said.len() < 20 {
+        let events = engine.step().unwrap();
+        let tokens = events.iter().filter(|event| matches!(event, Event::Token { .. })).count();
+        assert!(tokens <= 1, "a step tells a token of a lane, no more");
+        said.extend(events.into_iter().filter_map(|event| match event {
+            Event::Token { token, .. } => Some(token),
+            _ => None,
+        }));
+    }
+    assert!(served.load(Ordering::Relaxed) > 10);
+    cancel.cancel();
+    let events = engine.step().unwrap();
+    assert!(matches!(&events[..], [Event::Done { finished, .. }]
+        if finished.reason == FinishReason::Cancelled));
+    assert_eq!(said, truth[0].0[..20]);
+    // What the cancelled answer kept serves the same prompt with its answer's first tokens.
+    let mut turn = prompt;
+    turn.pieces.push(Piece::exact(Kind::Context, said.iter().map(|token| token.id).collect()));
+    turn.pieces.push(query(4));
+    let (again, _) = ask(&mut engine, &turn);
+    assert_eq!(again, cold(&turn));
+}

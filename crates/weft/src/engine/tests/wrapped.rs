@@ -1,0 +1,58 @@
+//! What a device of a test that wraps another leaves to it.
+
+/// All of [`Device`](crate::device::Device) but running steps and what they give, of `self.device`.
+macro_rules! wrapped {
+    () => {
+        fn describe(&self) -> String {
+            self.device.describe()
+        }
+
+        fn dtype(&self) -> crate::dtype::Dtype {
+            self.device.dtype()
+        }
+
+        fn limits(&self) -> crate::device::Limits {
+            self.device.limits()
+        }
+
+        fn kv_family(&self) -> String {
+            self.device.kv_family()
+        }
+
+        fn read_kv(
+            &self,
+            layers: ::std::ops::Range<u16>,
+            rows: &crate::device::Rows<'_>,
+            k: &mut [u8],
+            v: &mut [u8],
+        ) {
+            self.device.read_kv(layers, rows, k, v);
+        }
+
+        fn write_kv(&mut self, rows: &crate::device::Rows<'_>, k: &[u8], v: &[u8]) {
+            self.device.write_kv(rows, k, v);
+        }
+
+        fn copy_page(&mut self, from: crate::kv::PageId, to: crate::kv::PageId) {
+            self.device.copy_page(from, to);
+        }
+
+        fn read(&self, buffer: crate::device::Buffer) -> Vec<f32> {
+            self.device.read(buffer)
+        }
+
+        fn write(&mut self, buffer: crate::device::Buffer, values: &[f32]) {
+            self.device.write(buffer, values);
+        }
+
+        fn kv_row(&self, layer: u16, slot: crate::kv::Slot) -> (Vec<f32>, Vec<f32>) {
+            self.device.kv_row(layer, slot)
+        }
+
+        fn write_kv_row(&mut self, layer: u16, slot: crate::kv::Slot, k: &[f32], v: &[f32]) {
+            self.device.write_kv_row(layer, slot, k, v);
+        }
+    };
+}
+
+pub(super) use wrapped;

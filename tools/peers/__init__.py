@@ -1,0 +1,1 @@
+"""How other programs run the same weights: what `tools/peers.py` times and how it tells it."""
