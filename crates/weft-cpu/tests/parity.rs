@@ -6,13 +6,14 @@ mod common;
 
 use common::conformance;
 use common::golden::{self, Golden};
-use common::{LIMITS, Work, config, config_with, fill, poison, span, tokens};
+use common::parity::{Layout, compare, works};
+use common::{LIMITS, Work, config, config_with, poison, span, tokens};
 use half::bf16;
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 use weft::config::Config;
-use weft::device::{Buffer, Device, Lane, Limits, Outputs, Span, Step};
-use weft::plan::{Op, plan};
+use weft::device::{Device, Limits};
+use weft::plan::plan;
 use weft::reference::Reference;
 use weft::weights::RandomWeights;
 use weft_cpu::{CpuDevice, Isa, Options};
@@ -34,118 +35,13 @@ fn reference(config: &Config) -> Reference<bf16> {
     Reference::new(config, &RandomWeights::new(config, 7), LIMITS).unwrap()
 }
 
-const BUFFERS: [Buffer; 6] = [Buffer::X, Buffer::Q, Buffer::K, Buffer::V, Buffer::A, Buffer::H];
-
-/// One step of bf16 (2⁻⁷ of the value at most), and the noise of another order of summation.
-fn assert_close(what: &str, ours: &[f32], reference: &[f32]) -> Result<(), TestCaseError> {
-    let size = reference.iter().fold(0.0_f32, |max, value| max.max(value.abs()));
-    for (i, (a, b)) in ours.iter().zip(reference).enumerate() {
-        let bound = b.abs() / 128.0 + 2e-5 * size;
-        prop_assert!((a - b).abs() <= bound, "{what}[{i}]: {a} against {b}");
-    }
-    Ok(())
-}
-
-/// Probabilities are never rounded: what is left is another order of summation and another `exp`.
-fn assert_shares_close(ours: &[f32], reference: &[f32]) -> Result<(), TestCaseError> {
-    prop_assert_eq!(ours.len(), reference.len());
-    for (a, b) in ours.iter().zip(reference) {
-        prop_assert!((a - b).abs() <= 1e-4, "{ours:?} against {reference:?}");
-    }
-    Ok(())
-}
-
-/// Runs the plan on both, each op on the reference's own inputs, and compares what it wrote.
-fn compare(
-    config: &Config,
-    ours: &mut dyn Device,
-    theirs: &mut dyn Device,
-    works: &[Work],
-) -> Result<(), TestCaseError> {
-    let lanes: Vec<Lane<'_>> = works.iter().map(Work::lane).collect();
-    let step = Step { lanes: &lanes };
-    for op in plan(config) {
-        for buffer in BUFFERS {
-            ours.write(buffer, &theirs.read(buffer));
-        }
-        if let Op::Attend { layer } = op {
-            copy_rows(ours, theirs, works, layer);
-        }
-        ours.run(&[op], &step).unwrap();
-        theirs.run(&[op], &step).unwrap();
-        for buffer in BUFFERS {
-            let n = match buffer {
-                Buffer::X => config.hidden,
-                Buffer::Q | Buffer::A => config.q_width(),
-                Buffer::K | Buffer::V => config.kv_width(),
-                Buffer::H => config.intermediate,
-            } * step.n_tokens();
-            let what = format!("{op} {buffer:?}");
-            assert_close(&what, &ours.read(buffer)[..n], &theirs.read(buffer)[..n])?;
-        }
-        if let Op::Attend { .. } = op {
-            for lane in 0..works.len() {
-                assert_shares_close(&ours.attention(lane), &theirs.attention(lane))?;
-            }
-        }
-        if let Op::RopeStore { layer } = op {
-            for slot in works.iter().flat_map(|work| &work.store_at) {
-                let (ours, theirs) = (ours.kv_row(layer, *slot), theirs.kv_row(layer, *slot));
-                assert_close(&format!("{op} keys"), &ours.0, &theirs.0)?;
-                prop_assert_eq!(ours.1, theirs.1);
-            }
-        }
-    }
-    for output in 0..step.n_outputs() {
-        assert_close("logits", ours.logits(output), theirs.logits(output))?;
-    }
-    Ok(())
-}
-
-/// Gives our device the reference's keys and values in all rows the lanes see.
-fn copy_rows(ours: &mut dyn Device, theirs: &dyn Device, works: &[Work], layer: u16) {
-    for span in works.iter().flat_map(|work| &work.spans) {
-        for slot in (0..span.len).map(|row| span.slot(row)) {
-            let (k, v) = theirs.kv_row(layer, slot);
-            ours.write_kv_row(layer, slot, &k, &v);
-        }
-    }
-}
+/// The noise of another order of summation, of the largest value.
+const NOISE: f32 = 2e-5;
 
 /// Lanes with old spans of any length, home (so, moved by any shift) and position, and new tokens after them.
-fn lanes() -> impl Strategy<Value = Vec<(Vec<(usize, usize)>, usize)>> {
+fn lanes() -> impl Strategy<Value = Vec<Layout>> {
     let old = prop::collection::vec((1_usize..90, 0_usize..200), 0..3);
     prop::collection::vec((old, 1_usize..9), 1..=3)
-}
-
-/// Turns them into work; old rows hold numbers of ordinary size, all else stays poisoned.
-fn works(
-    config: &Config,
-    theirs: &mut dyn Device,
-    lanes: &[(Vec<(usize, usize)>, usize)],
-    seed: u32,
-) -> Vec<Work> {
-    let mut page = 0;
-    let mut take = |rows: usize, position: usize| {
-        let span = span(page, rows, position);
-        page += span.pages.len() as u32;
-        span
-    };
-    let mut works = Vec::new();
-    for (lane, (old, n_new)) in lanes.iter().enumerate() {
-        let mut position = 0;
-        let mut left = Vec::new();
-        for (rows, home) in old {
-            let placed = Span { home_position: *home, ..take(*rows, position) };
-            fill(theirs, config, &placed, seed);
-            position += rows;
-            left.push(placed);
-        }
-        let new = tokens(*n_new, seed.wrapping_add(lane as u32), config.vocab);
-        let outputs = [Outputs::Last, Outputs::All, Outputs::None][lane];
-        works.push(Work { outputs, ..Work::new(&new, 0, left, take(*n_new, position)) });
-    }
-    works
 }
 
 /// Shapes that fill blocks of 64 rows exactly, hardly, and over; odd widths; every family.
@@ -175,7 +71,7 @@ fn every_op_matches_the_reference() {
                 poison(&mut ours, &config);
                 poison(&mut theirs, &config);
                 let works = works(&config, &mut theirs, &lanes, seed);
-                compare(&config, &mut ours, &mut theirs, &works)
+                compare(&config, &mut ours, &mut theirs, &works, NOISE)
             })
             .unwrap_or_else(|error| panic!("{isa}: {error}"));
     }
@@ -255,5 +151,5 @@ fn rope_scalings_are_the_reference_s() {
     );
     let (mut ours, mut theirs) = (device(&config, Isa::detect(), 1), reference(&config));
     let work = Work::new(&tokens(100, 3, config.vocab), 0, Vec::new(), span(0, 100, 0));
-    compare(&config, &mut ours, &mut theirs, &[work]).unwrap();
+    compare(&config, &mut ours, &mut theirs, &[work], NOISE).unwrap();
 }

@@ -5,34 +5,22 @@
 
 #[path = "../../weft/tests/common/mod.rs"]
 mod common;
+mod gpu;
 
 use common::conformance;
 use common::golden::{self, Golden};
+use common::parity::{Layout, compare, copy_rows, works};
 use common::{LIMITS, Work, config, config_with, poison, run, span, tokens};
+use gpu::gpu_is_there;
 use half::bf16;
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 use weft::config::Config;
-use weft::device::{Buffer, Device, Lane, Outputs, Span, Step};
-use weft::kv::Slot;
-use weft::plan::{Op, plan};
+use weft::device::{Device, Outputs, Span};
+use weft::plan::plan;
 use weft::reference::Reference;
 use weft::weights::RandomWeights;
-use weft_cuda::{Chip, CudaDevice, CudaError, Launches, Options, probe};
-
-/// Whether there is a GPU to test. Where one is required and missing, the test fails.
-fn gpu_is_there() -> bool {
-    match probe() {
-        Ok(_) => true,
-        Err(CudaError::Unavailable(reason)) => {
-            let required = std::env::var("WEFT_REQUIRE_GPU").is_ok_and(|value| value == "1");
-            assert!(!required, "a GPU is required: {reason}");
-            println!("skipped: no CUDA device ({reason})");
-            false
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
+use weft_cuda::{Chip, CudaDevice, Launches, Options};
 
 fn device_with(config: &Config, launches: Launches) -> CudaDevice {
     let options = Options { launches, ..Options::new(LIMITS) };
@@ -47,139 +35,15 @@ fn reference(config: &Config) -> Reference<bf16> {
     Reference::new(config, &RandomWeights::new(config, 7), LIMITS).unwrap()
 }
 
-const BUFFERS: [Buffer; 6] = [Buffer::X, Buffer::Q, Buffer::K, Buffer::V, Buffer::A, Buffer::H];
-
-/// One step of bf16 (2⁻⁷ of the value at most), and the noise of another order of summation. The
-/// weights of attention keep 16 bits, which is below that noise.
-fn assert_close(what: &str, ours: &[f32], reference: &[f32]) -> Result<(), TestCaseError> {
-    let size = reference.iter().fold(0.0_f32, |max, value| max.max(value.abs()));
-    for (i, (a, b)) in ours.iter().zip(reference).enumerate() {
-        let bound = b.abs() / 128.0 + 3e-5 * size;
-        prop_assert!((a - b).abs() <= bound, "{what}[{i}]: {a} against {b}");
-    }
-    Ok(())
-}
-
-fn width(config: &Config, buffer: Buffer) -> usize {
-    match buffer {
-        Buffer::X => config.hidden,
-        Buffer::Q | Buffer::A => config.q_width(),
-        Buffer::K | Buffer::V => config.kv_width(),
-        Buffer::H => config.intermediate,
-    }
-}
-
-/// Runs the plan on both, each op on the reference's own inputs, and compares what it wrote.
-fn compare(
-    config: &Config,
-    ours: &mut dyn Device,
-    theirs: &mut dyn Device,
-    works: &[Work],
-) -> Result<(), TestCaseError> {
-    let lanes: Vec<Lane<'_>> = works.iter().map(Work::lane).collect();
-    let step = Step { lanes: &lanes };
-    for op in plan(config) {
-        for buffer in BUFFERS {
-            ours.write(buffer, &theirs.read(buffer));
-        }
-        if let Op::Attend { layer } = op {
-            copy_rows(ours, theirs, works, layer);
-        }
-        ours.run(&[op], &step).unwrap();
-        theirs.run(&[op], &step).unwrap();
-        for buffer in BUFFERS {
-            let n = width(config, buffer) * step.n_tokens();
-            let what = format!("{op} {buffer:?}");
-            assert_close(&what, &ours.read(buffer)[..n], &theirs.read(buffer)[..n])?;
-        }
-        match op {
-            Op::RopeStore { layer } => {
-                for slot in works.iter().flat_map(|work| &work.store_at) {
-                    let (ours, theirs) = (ours.kv_row(layer, *slot), theirs.kv_row(layer, *slot));
-                    assert_close(&format!("{op} keys"), &ours.0, &theirs.0)?;
-                    prop_assert_eq!(ours.1, theirs.1);
-                }
-            }
-            Op::Attend { .. } => {
-                for lane in 0..works.len() {
-                    let (ours, theirs) = (ours.attention(lane), theirs.attention(lane));
-                    prop_assert_eq!(ours.len(), theirs.len());
-                    for (a, b) in ours.iter().zip(&theirs) {
-                        prop_assert!((a - b).abs() < 1e-4, "{op} shares {ours:?} {theirs:?}");
-                    }
-                }
-            }
-            _ => {}
-        }
-    }
-    for output in 0..step.n_outputs() {
-        assert_close("logits", ours.logits(output), theirs.logits(output))?;
-    }
-    Ok(())
-}
-
-/// Gives our device the reference's keys and values in all rows the lanes see.
-fn copy_rows(ours: &mut dyn Device, theirs: &dyn Device, works: &[Work], layer: u16) {
-    for span in works.iter().flat_map(|work| &work.spans) {
-        for slot in (0..span.len).map(|row| span.slot(row)) {
-            let (k, v) = theirs.kv_row(layer, slot);
-            ours.write_kv_row(layer, slot, &k, &v);
-        }
-    }
-}
+/// The noise of another order of summation, of the largest value. The weights of attention keep 16 bits, which is
+/// below it.
+const NOISE: f32 = 3e-5;
 
 /// Lanes with old spans of any length, home (so, moved by any shift) and position, and new tokens after
 /// them: few, so that steps of both families come up.
-fn lanes() -> impl Strategy<Value = Vec<(Vec<(usize, usize)>, usize)>> {
+fn lanes() -> impl Strategy<Value = Vec<Layout>> {
     let old = prop::collection::vec((1_usize..300, 0_usize..200), 0..3);
     prop::collection::vec((old, 1_usize..6), 1..=3)
-}
-
-/// Turns them into work; old rows hold numbers of ordinary size, all else stays poisoned.
-fn works(
-    config: &Config,
-    theirs: &mut dyn Device,
-    lanes: &[(Vec<(usize, usize)>, usize)],
-    seed: u32,
-) -> Vec<Work> {
-    let mut page = 0;
-    let mut take = |rows: usize, position: usize| {
-        let span = span(page, rows, position);
-        page += span.pages.len() as u32;
-        span
-    };
-    let mut works = Vec::new();
-    for (lane, (old, n_new)) in lanes.iter().enumerate() {
-        let mut position = 0;
-        let mut left = Vec::new();
-        for (rows, home) in old {
-            // All lanes together must fit the pages and the positions of the limits.
-            let rows = (*rows).min(180 - position);
-            if rows == 0 {
-                break;
-            }
-            let placed = Span { home_position: *home, ..take(rows, position) };
-            fill(config, theirs, &placed, seed);
-            position += rows;
-            left.push(placed);
-        }
-        let new = tokens(*n_new, seed.wrapping_add(lane as u32), config.vocab);
-        let outputs = [Outputs::Last, Outputs::All, Outputs::None][lane];
-        works.push(Work { outputs, ..Work::new(&new, 0, left, take(*n_new, position)) });
-    }
-    works
-}
-
-fn fill(config: &Config, device: &mut dyn Device, span: &Span, seed: u32) {
-    for row in 0..span.len {
-        for layer in 0..config.layers as u16 {
-            let seed = seed.wrapping_add(row as u32 * 7 + u32::from(layer));
-            let numbers = tokens(2 * config.kv_width(), seed, 4001);
-            let numbers: Vec<f32> = numbers.iter().map(|n| *n as f32 / 1000.0 - 2.0).collect();
-            let (k, v) = numbers.split_at(config.kv_width());
-            device.write_kv_row(layer, span.slot(row) as Slot, k, v);
-        }
-    }
 }
 
 /// Shapes that fill tiles and units exactly, hardly, and over; odd widths; every family.
@@ -211,7 +75,7 @@ fn every_op_matches_the_reference() {
             poison(&mut ours, &config);
             poison(&mut theirs, &config);
             let works = works(&config, &mut theirs, &lanes, seed);
-            compare(&config, &mut ours, &mut theirs, &works)
+            compare(&config, &mut ours, &mut theirs, &works, NOISE)
         })
         .unwrap();
 }
@@ -434,7 +298,7 @@ fn keeps_all_of_it(config: &Config, chip: Option<Chip>) {
     let mut works = works(config, &mut theirs, &lanes[..3], 5);
     works.push(Work::new(&tokens(1, 77, config.vocab), 0, Vec::new(), span(20, 1, 0)));
     works.iter_mut().for_each(|work| work.outputs = Outputs::Last);
-    compare(config, &mut ours, &mut theirs, &works).unwrap();
+    compare(config, &mut ours, &mut theirs, &works, NOISE).unwrap();
 
     let ops = plan(config);
     (0..2).for_each(|layer| copy_rows(&mut ours, &theirs, &works, layer));
@@ -482,5 +346,5 @@ fn rope_scalings_are_the_reference_s() {
     );
     let (mut ours, mut theirs) = (device(&config), reference(&config));
     let work = Work::new(&tokens(100, 3, config.vocab), 0, Vec::new(), span(0, 100, 0));
-    compare(&config, &mut ours, &mut theirs, &[work]).unwrap();
+    compare(&config, &mut ours, &mut theirs, &[work], NOISE).unwrap();
 }

@@ -5,33 +5,21 @@
 
 #[path = "../../weft/tests/common/mod.rs"]
 mod common;
+mod gpu;
 
 use std::cell::RefCell;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use common::{LIMITS, Work, config, fill, poison, span, tokens};
+use gpu::gpu_is_there;
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 use weft::config::Config;
 use weft::device::{Buffer, Device, Lane, Outputs, Span, Step};
 use weft::plan::{Op, plan};
 use weft::weights::RandomWeights;
-use weft_cuda::{CudaDevice, CudaError, Launches, Options, probe};
-
-/// Whether there is a GPU to test. Where one is required and missing, the test fails.
-fn gpu_is_there() -> bool {
-    match probe() {
-        Ok(_) => true,
-        Err(CudaError::Unavailable(reason)) => {
-            let required = std::env::var("WEFT_REQUIRE_GPU").is_ok_and(|value| value == "1");
-            assert!(!required, "a GPU is required: {reason}");
-            println!("skipped: no CUDA device ({reason})");
-            false
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
+use weft_cuda::{CudaDevice, Launches, Options};
 
 fn device(config: &Config, launches: Launches) -> CudaDevice {
     let options = Options { launches, ..Options::new(LIMITS) };

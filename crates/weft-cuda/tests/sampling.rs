@@ -5,30 +5,18 @@
 
 #[path = "../../weft/tests/common/mod.rs"]
 mod common;
+mod gpu;
 
 use common::{Work, span, tokens};
+use gpu::gpu_is_there;
 use weft::config::Config;
 use weft::device::{Device, Lane, Limits, Outputs, Span, Step};
 use weft::plan::plan;
 use weft::sampling::{Sampler, Sampling, SamplingError};
 use weft::weights::{RandomWeights, Tensor, Weights, WeightsError};
-use weft_cuda::{CudaDevice, CudaError, Launches, Need, Options, probe};
+use weft_cuda::{CudaDevice, Launches, Need, Options};
 
 const LIMITS: Limits = Limits { step_tokens: 160, step_outputs: 16, positions: 1024, pages: 64 };
-
-/// Whether there is a GPU to test. Where one is required and missing, the test fails.
-fn gpu_is_there() -> bool {
-    match probe() {
-        Ok(_) => true,
-        Err(CudaError::Unavailable(reason)) => {
-            let required = std::env::var("WEFT_REQUIRE_GPU").is_ok_and(|value| value == "1");
-            assert!(!required, "a GPU is required: {reason}");
-            println!("skipped: no CUDA device ({reason})");
-            false
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
 
 fn config(vocab: usize) -> Config {
     let json = format!(

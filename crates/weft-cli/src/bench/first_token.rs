@@ -17,11 +17,10 @@ use weft::kv::pages_for;
 use weft::sampling::Sampling;
 use weft::store::Store;
 
-use super::args::{Format, SubjectArgs};
-use super::machine;
+use super::args::SubjectArgs;
 use super::stats::Spread;
 use super::subject::Subject;
-use crate::answer::print;
+use super::whole;
 use crate::error::CliError;
 use crate::size;
 use crate::terminal;
@@ -63,14 +62,7 @@ pub(crate) fn run(args: &FirstTokenArgs) -> Result<ExitCode, CliError> {
     // Rows of random tokens are worth nothing to anybody.
     let _ = std::fs::remove_dir_all(&folder);
     let report = result?;
-    print(&match args.subject.output {
-        Format::Table => table(&report),
-        Format::Json | Format::Csv => format!("{report:#}\n"),
-    })?;
-    if let Some(path) = &args.subject.save {
-        let name = path.display().to_string();
-        std::fs::write(path, format!("{report:#}\n")).map_err(CliError::io(&name))?;
-    }
+    whole::tell(&report, &args.subject, table)?;
     if report["same_bits"] == json!(true) {
         return Ok(ExitCode::SUCCESS);
     }
@@ -178,21 +170,14 @@ fn report(
             "samples_ms": samples.iter().copied().map(ms).collect::<Vec<_>>(),
         })
     });
-    json!({
-        "weft_version": env!("CARGO_PKG_VERSION"),
-        "commit": machine::commit(),
-        "date": machine::now(),
-        "command": std::env::args().skip(1).collect::<Vec<_>>().join(" "),
-        "machine": machine::Machine::this(),
-        "device": engine.device().describe(),
-        "model": subject.name,
-        "weights": subject.source,
+    let figures = json!({
         "context_tokens": args.context,
         "chunk_tokens": args.chunk,
         "query_tokens": args.query,
         "same_bits": same_bits,
         "cases": cases.collect::<Vec<_>>(),
-    })
+    });
+    whole::report(subject, engine, figures)
 }
 
 fn spread(samples: &[Duration]) -> Spread {

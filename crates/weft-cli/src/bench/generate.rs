@@ -14,11 +14,10 @@ use weft::engine::{Engine, Event, GenerateError, Request, Tiers};
 use weft::kv::pages_for;
 use weft::sampling::Sampling;
 
-use super::args::{Format, GridArgs, SubjectArgs};
-use super::machine;
+use super::args::{GridArgs, SubjectArgs};
 use super::stats::Spread;
 use super::subject::Subject;
-use crate::answer::print;
+use super::whole;
 use crate::error::CliError;
 use crate::size;
 use crate::terminal;
@@ -74,7 +73,8 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode, CliError> {
             }));
         }
     }
-    tell(&report(&subject, args, &engine, &rows), args)?;
+    let figures = json!({"answer_tokens": args.n_gen, "rows": &rows});
+    whole::tell(&whole::report(&subject, &engine, figures), &args.subject, table)?;
     if rows.iter().all(|row| row["same_tokens"] == json!(true)) {
         return Ok(ExitCode::SUCCESS);
     }
@@ -140,33 +140,6 @@ fn answer(
     let (start, before) = started.expect("every lane has said something");
     let n_tokens = answers.iter().map(Vec::len).sum::<usize>() - before;
     Ok((answers, n_tokens as f64 / start.elapsed().as_secs_f64()))
-}
-
-fn report(subject: &Subject, args: &GenerateArgs, engine: &Engine, rows: &[Value]) -> Value {
-    json!({
-        "weft_version": env!("CARGO_PKG_VERSION"),
-        "commit": machine::commit(),
-        "date": machine::now(),
-        "command": std::env::args().skip(1).collect::<Vec<_>>().join(" "),
-        "machine": machine::Machine::this(),
-        "device": engine.device().describe(),
-        "model": subject.name,
-        "weights": subject.source,
-        "answer_tokens": args.n_gen,
-        "rows": rows,
-    })
-}
-
-fn tell(report: &Value, args: &GenerateArgs) -> Result<(), CliError> {
-    print(&match args.subject.output {
-        Format::Table => table(report),
-        Format::Json | Format::Csv => format!("{report:#}\n"),
-    })?;
-    if let Some(path) = &args.subject.save {
-        let name = path.display().to_string();
-        std::fs::write(path, format!("{report:#}\n")).map_err(CliError::io(&name))?;
-    }
-    Ok(())
 }
 
 fn table(report: &Value) -> String {

@@ -24,6 +24,7 @@ mod subject;
 mod svg;
 mod table;
 mod timeline;
+mod whole;
 
 use std::process::ExitCode;
 

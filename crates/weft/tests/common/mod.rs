@@ -3,6 +3,7 @@
 
 pub mod conformance;
 pub mod golden;
+pub mod parity;
 
 use weft::config::Config;
 use weft::device::{Device, Lane, Limits, Outputs, Span, Step};

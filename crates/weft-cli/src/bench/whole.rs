@@ -1,0 +1,43 @@
+//! What benches that drive a whole engine tell alike: who measured what where, and how the report goes out.
+
+use serde_json::{Value, json};
+use weft::engine::Engine;
+
+use super::args::{Format, SubjectArgs};
+use super::file;
+use super::machine;
+use super::subject::Subject;
+use crate::answer::print;
+use crate::error::CliError;
+
+/// A report: what was measured where, then a bench's own figures, an object.
+pub(super) fn report(subject: &Subject, engine: &Engine, figures: Value) -> Value {
+    let mut report = json!({
+        "weft_version": env!("CARGO_PKG_VERSION"),
+        "commit": machine::commit(),
+        "date": machine::now(),
+        "command": std::env::args().skip(1).collect::<Vec<_>>().join(" "),
+        "machine": machine::Machine::this(),
+        "device": engine.device().describe(),
+        "model": subject.name,
+        "weights": subject.source,
+    });
+    if let (Value::Object(report), Value::Object(figures)) = (&mut report, figures) {
+        report.extend(figures);
+    }
+    report
+}
+
+/// Prints a report, as a table where that is asked for, and saves it where that is.
+pub(super) fn tell(
+    report: &Value,
+    args: &SubjectArgs,
+    table: fn(&Value) -> String,
+) -> Result<(), CliError> {
+    let json = format!("{report:#}\n");
+    print(&match args.output {
+        Format::Table => table(report),
+        Format::Json | Format::Csv => json.clone(),
+    })?;
+    args.save.as_deref().map_or(Ok(()), |path| file::write_whole(path, &json))
+}

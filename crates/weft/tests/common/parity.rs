@@ -1,0 +1,135 @@
+//! A device against the reference, op by op, over lanes of any layout: what the tests of every device share.
+
+use proptest::prelude::*;
+use weft::config::Config;
+use weft::device::{Buffer, Device, Lane, Outputs, Span, Step};
+use weft::plan::{Op, plan};
+
+use super::{Work, fill, span, tokens};
+
+/// Every buffer between ops.
+pub const BUFFERS: [Buffer; 6] = [Buffer::X, Buffer::Q, Buffer::K, Buffer::V, Buffer::A, Buffer::H];
+
+/// Values of a token in a buffer.
+fn width(config: &Config, buffer: Buffer) -> usize {
+    match buffer {
+        Buffer::X => config.hidden,
+        Buffer::Q | Buffer::A => config.q_width(),
+        Buffer::K | Buffer::V => config.kv_width(),
+        Buffer::H => config.intermediate,
+    }
+}
+
+/// One step of bf16 (2⁻⁷ of the value at most), and the noise of another order of summation, which is
+/// `noise` of the largest value.
+fn assert_close(
+    what: &str,
+    ours: &[f32],
+    reference: &[f32],
+    noise: f32,
+) -> Result<(), TestCaseError> {
+    let size = reference.iter().fold(0.0_f32, |max, value| max.max(value.abs()));
+    for (i, (a, b)) in ours.iter().zip(reference).enumerate() {
+        let bound = b.abs() / 128.0 + noise * size;
+        prop_assert!((a - b).abs() <= bound, "{what}[{i}]: {a} against {b}");
+    }
+    Ok(())
+}
+
+/// Probabilities are never rounded: what is left is another order of summation and another `exp`.
+fn assert_shares_close(ours: &[f32], reference: &[f32]) -> Result<(), TestCaseError> {
+    prop_assert_eq!(ours.len(), reference.len());
+    for (a, b) in ours.iter().zip(reference) {
+        prop_assert!((a - b).abs() < 1e-4, "{ours:?} against {reference:?}");
+    }
+    Ok(())
+}
+
+/// Runs the plan on both, each op on the reference's own inputs, and compares what it wrote.
+pub fn compare(
+    config: &Config,
+    ours: &mut dyn Device,
+    theirs: &mut dyn Device,
+    works: &[Work],
+    noise: f32,
+) -> Result<(), TestCaseError> {
+    let lanes: Vec<Lane<'_>> = works.iter().map(Work::lane).collect();
+    let step = Step { lanes: &lanes };
+    for op in plan(config) {
+        for buffer in BUFFERS {
+            ours.write(buffer, &theirs.read(buffer));
+        }
+        if let Op::Attend { layer } = op {
+            copy_rows(ours, theirs, works, layer);
+        }
+        ours.run(&[op], &step).unwrap();
+        theirs.run(&[op], &step).unwrap();
+        for buffer in BUFFERS {
+            let n = width(config, buffer) * step.n_tokens();
+            let what = format!("{op} {buffer:?}");
+            assert_close(&what, &ours.read(buffer)[..n], &theirs.read(buffer)[..n], noise)?;
+        }
+        match op {
+            Op::RopeStore { layer } => {
+                for slot in works.iter().flat_map(|work| &work.store_at) {
+                    let (ours, theirs) = (ours.kv_row(layer, *slot), theirs.kv_row(layer, *slot));
+                    assert_close(&format!("{op} keys"), &ours.0, &theirs.0, noise)?;
+                    prop_assert_eq!(ours.1, theirs.1);
+                }
+            }
+            Op::Attend { .. } => {
+                for lane in 0..works.len() {
+                    assert_shares_close(&ours.attention(lane), &theirs.attention(lane))?;
+                }
+            }
+            _ => {}
+        }
+    }
+    for output in 0..step.n_outputs() {
+        assert_close("logits", ours.logits(output), theirs.logits(output), noise)?;
+    }
+    Ok(())
+}
+
+/// Gives our device the reference's keys and values in all rows the lanes see.
+pub fn copy_rows(ours: &mut dyn Device, theirs: &dyn Device, works: &[Work], layer: u16) {
+    for span in works.iter().flat_map(|work| &work.spans) {
+        for slot in (0..span.len).map(|row| span.slot(row)) {
+            let (k, v) = theirs.kv_row(layer, slot);
+            ours.write_kv_row(layer, slot, &k, &v);
+        }
+    }
+}
+
+/// A lane's old spans, each with its rows and its home, and how many new tokens follow them.
+pub type Layout = (Vec<(usize, usize)>, usize);
+
+/// Turns up to three layouts into work; old rows hold numbers of ordinary size, all else stays poisoned.
+pub fn works(config: &Config, theirs: &mut dyn Device, lanes: &[Layout], seed: u32) -> Vec<Work> {
+    let mut page = 0;
+    let mut take = |rows: usize, position: usize| {
+        let span = span(page, rows, position);
+        page += span.pages.len() as u32;
+        span
+    };
+    let mut works = Vec::new();
+    for (lane, (old, n_new)) in lanes.iter().enumerate() {
+        let mut position = 0;
+        let mut left = Vec::new();
+        for (rows, home) in old {
+            // All lanes together must fit the pages and the positions of the limits.
+            let rows = (*rows).min(180 - position);
+            if rows == 0 {
+                break;
+            }
+            let placed = Span { home_position: *home, ..take(rows, position) };
+            fill(theirs, config, &placed, seed);
+            position += rows;
+            left.push(placed);
+        }
+        let new = tokens(*n_new, seed.wrapping_add(lane as u32), config.vocab);
+        let outputs = [Outputs::Last, Outputs::All, Outputs::None][lane];
+        works.push(Work { outputs, ..Work::new(&new, 0, left, take(*n_new, position)) });
+    }
+    works
+}
