@@ -85,8 +85,6 @@ fn test(
     Ok(device.describe())
 }
 
-const BUFFERS: [Buffer; 6] = [Buffer::X, Buffer::Q, Buffer::K, Buffer::V, Buffer::A, Buffer::H];
-
 /// Runs the plan op by op on both devices, each op on what the reference has.
 fn compare_ops(
     device: &mut dyn Device,
@@ -97,13 +95,13 @@ fn compare_ops(
     let prompt = Prompt::new();
     prompt.step(range.clone(), |step| {
         for op in plan(config) {
-            for buffer in BUFFERS {
+            for buffer in Buffer::ALL {
                 device.write(buffer, &reference.read(buffer));
             }
             device.run(&[op], step).map_err(|error| error.to_string())?;
             reference.run(&[op], step).map_err(|error| error.to_string())?;
-            for buffer in BUFFERS {
-                let n = width(config, buffer) * step.n_tokens();
+            for buffer in Buffer::ALL {
+                let n = buffer.width(config) * step.n_tokens();
                 let (ours, theirs) = (device.read(buffer), reference.read(buffer));
                 if !are_near(&ours[..n], &theirs[..n], OP_TOLERANCE) {
                     return Err(format!("{op} does not compute what the reference does"));
@@ -149,15 +147,6 @@ fn check_choice(device: &mut dyn Device, config: &Config) -> Result<(), String> 
 fn are_near(ours: &[f32], theirs: &[f32], tolerance: f32) -> bool {
     let size = theirs.iter().fold(0.0_f32, |max, value| max.max(value.abs()));
     ours.iter().zip(theirs).all(|(a, b)| (a - b).abs() <= tolerance * size)
-}
-
-fn width(config: &Config, buffer: Buffer) -> usize {
-    match buffer {
-        Buffer::X => config.hidden,
-        Buffer::Q | Buffer::A => config.q_width(),
-        Buffer::K | Buffer::V => config.kv_width(),
-        Buffer::H => config.intermediate,
-    }
 }
 
 /// How far two ways of rounding may lie apart after two layers, as a share of the largest logit.

@@ -111,21 +111,17 @@ fn works(
 /// All that an op may have written, as bits.
 fn written(device: &CudaDevice, op: Op, config: &Config, works: &[Work]) -> Vec<Vec<u32>> {
     let n_tokens: usize = works.iter().map(|work| work.tokens.len()).sum();
-    let rows = |buffer: Buffer, width: usize| device.read(buffer)[..n_tokens * width].to_vec();
+    let rows = |buffer: Buffer| device.read(buffer)[..n_tokens * buffer.width(config)].to_vec();
     let values = match op {
-        Op::NormQkv { .. } => vec![
-            rows(Buffer::Q, config.q_width()),
-            rows(Buffer::K, config.kv_width()),
-            rows(Buffer::V, config.kv_width()),
-        ],
+        Op::NormQkv { .. } => vec![rows(Buffer::Q), rows(Buffer::K), rows(Buffer::V)],
         Op::RopeStore { layer } => { works.iter().flat_map(|work| &work.store_at) }
             .flat_map(|slot| <[Vec<f32>; 2]>::from(device.kv_row(layer, *slot)))
             .collect(),
         Op::Attend { .. } => { (0..works.len()).map(|lane| device.attention(lane)) }
-            .chain([rows(Buffer::A, config.q_width())])
+            .chain([rows(Buffer::A)])
             .collect(),
-        Op::Embed | Op::ProjAdd { .. } | Op::DownAdd { .. } => vec![rows(Buffer::X, config.hidden)],
-        Op::NormGateUp { .. } => vec![rows(Buffer::H, config.intermediate)],
+        Op::Embed | Op::ProjAdd { .. } | Op::DownAdd { .. } => vec![rows(Buffer::X)],
+        Op::NormGateUp { .. } => vec![rows(Buffer::H)],
         Op::NormHead => (0..works.len()).map(|output| device.logits(output).to_vec()).collect(),
     };
     values.into_iter().map(|row| row.into_iter().map(f32::to_bits).collect()).collect()

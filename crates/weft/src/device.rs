@@ -151,6 +151,21 @@ pub enum Buffer {
     H,
 }
 
+impl Buffer {
+    /// All of them.
+    pub const ALL: [Self; 6] = [Self::X, Self::Q, Self::K, Self::V, Self::A, Self::H];
+
+    /// Values of one token.
+    pub fn width(self, config: &Config) -> usize {
+        match self {
+            Self::X => config.hidden,
+            Self::Q | Self::A => config.q_width(),
+            Self::K | Self::V => config.kv_width(),
+            Self::H => config.intermediate,
+        }
+    }
+}
+
 /// Something that runs the plan.
 pub trait Device: Send {
     /// Name and compute format, for people: `reference (bf16)`.

@@ -7,19 +7,6 @@ use weft::plan::{Op, plan};
 
 use super::{Work, fill, span, tokens};
 
-/// Every buffer between ops.
-pub const BUFFERS: [Buffer; 6] = [Buffer::X, Buffer::Q, Buffer::K, Buffer::V, Buffer::A, Buffer::H];
-
-/// Values of a token in a buffer.
-fn width(config: &Config, buffer: Buffer) -> usize {
-    match buffer {
-        Buffer::X => config.hidden,
-        Buffer::Q | Buffer::A => config.q_width(),
-        Buffer::K | Buffer::V => config.kv_width(),
-        Buffer::H => config.intermediate,
-    }
-}
-
 /// One step of bf16 (2⁻⁷ of the value at most), and the noise of another order of summation, which is
 /// `noise` of the largest value.
 fn assert_close(
@@ -56,7 +43,7 @@ pub fn compare(
     let lanes: Vec<Lane<'_>> = works.iter().map(Work::lane).collect();
     let step = Step { lanes: &lanes };
     for op in plan(config) {
-        for buffer in BUFFERS {
+        for buffer in Buffer::ALL {
             ours.write(buffer, &theirs.read(buffer));
         }
         if let Op::Attend { layer } = op {
@@ -64,8 +51,8 @@ pub fn compare(
         }
         ours.run(&[op], &step).unwrap();
         theirs.run(&[op], &step).unwrap();
-        for buffer in BUFFERS {
-            let n = width(config, buffer) * step.n_tokens();
+        for buffer in Buffer::ALL {
+            let n = buffer.width(config) * step.n_tokens();
             let what = format!("{op} {buffer:?}");
             assert_close(&what, &ours.read(buffer)[..n], &theirs.read(buffer)[..n], noise)?;
         }
@@ -132,4 +119,24 @@ pub fn works(config: &Config, theirs: &mut dyn Device, lanes: &[Layout], seed: u
         works.push(Work { outputs, ..Work::new(&new, 0, left, take(*n_new, position)) });
     }
     works
+}
+
+/// Hidden width, KV heads, query heads of each, half of a head's width, MLP width and vocabulary.
+pub type Sizes = (usize, usize, usize, usize, usize, usize);
+
+/// Models of one layer of every family, of some sizes.
+pub fn shapes(sizes: impl Strategy<Value = Sizes>) -> impl Strategy<Value = Config> {
+    let family = prop::sample::select(vec!["qwen3", "qwen2", "llama"]);
+    (family, sizes).prop_map(|(family, (hidden, kv_heads, group, half, inter, vocab))| {
+        let json = format!(
+            r#"{{"model_type": "{family}", "hidden_size": {hidden}, "num_hidden_layers": 1,
+                "num_attention_heads": {}, "num_key_value_heads": {kv_heads}, "head_dim": {},
+                "intermediate_size": {inter}, "vocab_size": {vocab}, "rope_theta": 10000.0,
+                "max_position_embeddings": 512, "tie_word_embeddings": {}}}"#,
+            kv_heads * group,
+            2 * half,
+            vocab % 2 == 0
+        );
+        Config::from_json(json.as_bytes()).unwrap()
+    })
 }
