@@ -9,7 +9,7 @@ mod gpu;
 
 use common::conformance;
 use common::golden::{self, Golden};
-use common::parity::{Layout, Sizes, compare, copy_rows, shapes, works};
+use common::parity::{Layout, Noise, Sizes, compare, copy_rows, shapes, works};
 use common::{LIMITS, Work, config, config_with, poison, run, span, tokens};
 use gpu::gpu_is_there;
 use half::bf16;
@@ -35,9 +35,9 @@ fn reference(config: &Config) -> Reference<bf16> {
     Reference::new(config, &RandomWeights::new(config, 7), LIMITS).unwrap()
 }
 
-/// The noise of another order of summation, of the largest value. The weights of attention keep 16 bits, which is
-/// below it.
-const NOISE: f32 = 3e-5;
+/// The noise of another order of summation; and of attention's weights rounded to bf16, 2⁻⁹ each, in sums that
+/// may be near zero.
+const NOISE: Noise = Noise { sums: 3e-5, weights: 0.01 };
 
 /// Lanes with old spans of any length, home (so, moved by any shift) and position, and new tokens after
 /// them: few, so that steps of both families come up.

@@ -22,7 +22,7 @@ static_assert(SECTION_PAGES * 2 <= WARPS, "a warp scores half a page");
 
 struct SectionScratch {
     __align__(16) u16 queries[16][QUERY_STRIDE];      // rotated, bf16
-    uint4 probabilities[SECTION_PAGES][2][2][2][32];  // page, half, coarse and fine, upper and lower
+    uint4 probabilities[SECTION_PAGES][2][2][32];     // page, half, upper and lower
     float maxima[SECTION_PAGES][2][16];
     float sums[2][SECTION_PAGES][2][16][4];           // of weights, and of their squares
     float finals[16][3];                              // maximum, sum of weights, sum of their squares
@@ -77,7 +77,7 @@ __device__ __forceinline__ void weigh_rows(const HalfPage &own, SectionScratch &
         float m = NEVER;
         for (int p = 0; p <= own.page; ++p) m = fmaxf(m, fmaxf(to.maxima[p][0][query], to.maxima[p][1][query]));
         auto &pairs = to.probabilities[own.page][own.half];
-        const float2 sum = weigh<true>(own.scores[i], finite(m), pairs[0][i][lane], pairs[1][i][lane]);
+        const float2 sum = weigh<true>(own.scores[i], finite(m), pairs[i][lane]);
         to.sums[0][own.page][own.half][query][lane % 4] = sum.x;
         to.sums[1][own.page][own.half][query][lane % 4] = sum.y;
     }
@@ -113,8 +113,7 @@ __device__ __forceinline__ void sum_values(float (&acc)[OWN_DIM_TILES][4], const
                 const int dims = warp * OWN_DIM_TILES + tile;
                 if (WARPS * OWN_DIM_TILES == DIM_TILES || dims < DIM_TILES) {
                     const uint4 unit = masked(units[(dims * 2 + h) * UNIT], mask);
-#pragma unroll
-                    for (int f = 0; f < 2; ++f) mma32(acc[tile], pairs[f][0][lane], pairs[f][1][lane], unit);
+                    mma32(acc[tile], pairs[0][lane], pairs[1][lane], unit);
                 }
             }
         }

@@ -5,8 +5,8 @@
 // then folded in the order of the spans. Both attend kernels use the functions below, so where a
 // token is computed does not show.
 // A score tile is 16 queries x 64 rows: lane 4g + c holds queries g and g + 8, and of each eighth of
-// the page rows 2c, 2c + 1. Weights enter the value product as the sum of two bf16 numbers, which
-// keeps 16 bits of them: the definition never rounds them.
+// the page rows 2c, 2c + 1. Weights enter the value product in bf16; the definition does not
+// round them, and no error of a model's logits tells the two apart (docs/kernels.md).
 
 constexpr int DIM_UNITS = DIM / 32, DIM_TILES = DIM / 8;
 constexpr int QUERY_STRIDE = DIM + 8; // elements of a query in shared memory; the gap spreads banks
@@ -26,24 +26,21 @@ __device__ __forceinline__ float quad_sum(float x) {
     return x + __shfl_xor_sync(FULL, x, 2);
 }
 
-// The weights of half a page for one query: four pairs in, rounded to two bf16 numbers each; their
-// sum and that of their squares out.
+// The weights of half a page for one query: four pairs in, rounded; their sum and that of their squares out. Sums are
+// of rounded weights, so that what is divided by them adds up to one.
 template <bool SQUARES>
-__device__ __forceinline__ float2 weigh(const float (&pairs)[8], float m, uint4 &coarse, uint4 &fine) {
+__device__ __forceinline__ float2 weigh(const float (&pairs)[8], float m, uint4 &weights) {
     float sum = 0.0f, squares = 0.0f;
-    u32 c[4], f[4];
+    u32 w[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        const float a = exp2_of(__fmaf_rn(pairs[2 * i], SCALE_LOG2, -m));
-        const float b = exp2_of(__fmaf_rn(pairs[2 * i + 1], SCALE_LOG2, -m));
+        w[i] = round_pair(exp2_of(__fmaf_rn(pairs[2 * i], SCALE_LOG2, -m)), exp2_of(__fmaf_rn(pairs[2 * i + 1], SCALE_LOG2, -m)));
+        const float a = low(w[i]), b = high(w[i]);
         sum += a;
         sum += b;
         if (SQUARES) squares = __fmaf_rn(a, a, __fmaf_rn(b, b, squares));
-        c[i] = round_pair(a, b);
-        f[i] = round_pair(a - low(c[i]), b - high(c[i]));
     }
-    coarse = make_uint4(c[0], c[1], c[2], c[3]);
-    fine = make_uint4(f[0], f[1], f[2], f[3]);
+    weights = make_uint4(w[0], w[1], w[2], w[3]);
     return make_float2(sum, squares);
 }
 

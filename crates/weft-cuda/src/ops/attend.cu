@@ -170,7 +170,7 @@ __device__ __forceinline__ void merge(const Step &step, u32 token, int kv_head, 
 //            all lanes, that see it. Of scores a warp owns 16 queries x 32 rows, of values 16 queries x an
 //            eighth of the dimensions. A ninth warp copies, and goes on to the next item as soon as this
 //            one's keys, then its values, are done with. Parts are folded in order by whichever block of a token's comes last.
-// Rounding   the rotated query once; probabilities to 16 bits; a once.
+// Rounding   the rotated query once; probabilities once; a once.
 // Moves      the section's keys and values once, asked for before the kernel before has ended: bound by memory.
 extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, 1)
 attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const float2 *rope, const u16 *q, const u16 *k,

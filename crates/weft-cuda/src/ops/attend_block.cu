@@ -76,19 +76,18 @@ __device__ __forceinline__ void take_page(Running &state, const u8 *page, const 
     float2 weights[2][2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        uint4 p[2][2]; // coarse and fine, upper and lower
+        uint4 p[2]; // upper and lower
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             float pairs[8];
 #pragma unroll
             for (int e = 0; e < 8; ++e) pairs[e] = products[half * 4 + e / 2][i * 2 + e % 2];
-            weights[half][i] = weigh<SQUARES>(pairs, finite(state.m[i]), p[0][i], p[1][i]);
+            weights[half][i] = weigh<SQUARES>(pairs, finite(state.m[i]), p[i]);
         }
 #pragma unroll
         for (int tile = 0; tile < DIM_TILES; ++tile) {
             const uint4 unit = values[(tile * 2 + half) * UNIT];
-            mma32(state.acc[tile], p[0][0], p[0][1], unit);
-            mma32(state.acc[tile], p[1][0], p[1][1], unit);
+            mma32(state.acc[tile], p[0], p[1], unit);
         }
     }
 #pragma unroll
@@ -122,7 +121,7 @@ __device__ __forceinline__ void leave_part(const Running &state, const Step &ste
 // Work split a block owns one KV head and up to 64 queries (tokens x heads of the group) of one lane, a warp 16
 //            of them; it takes the lane's pages in order, one ahead. Where there are few blocks, gridDim.y of
 //            them share the sections of a tile and leave parts behind that attend_fold folds.
-// Rounding   the rotated query once; probabilities to 16 bits; a once.
+// Rounding   the rotated query once; probabilities once; a once.
 // Moves      keys and values once for 64 queries, mostly from L2: bound by arithmetic.
 extern "C" __global__ void __launch_bounds__(TILE_WARPS * 32, 2)
 attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attended to) {
