@@ -29,6 +29,11 @@ impl Activations {
         self.memory.address()
     }
 
+    /// Where a token's row lies.
+    pub(crate) fn row(&self, token: usize) -> Address {
+        self.address().offset(token * self.stride * size_of::<bf16>())
+    }
+
     pub(crate) fn read(&self) -> Result<Vec<f32>, CudaError> {
         let mut rows = vec![bf16::ZERO; self.tokens * self.stride];
         self.memory.read(0, &mut rows)?;

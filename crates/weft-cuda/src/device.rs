@@ -28,7 +28,7 @@ use crate::persistent::{self, Persistent};
 use crate::rows::{Mover, On};
 use crate::sampling::Sampling;
 use crate::shape::{Chip, Shape};
-use crate::tables::{Counts, Family, Lists, SplitRule, Tables, max_partials};
+use crate::tables::{Counts, Family, GroupCounts, Lists, SplitRule, Tables, max_partials};
 use crate::weights::ModelWeights;
 
 /// How the ops of a step are launched.
@@ -76,6 +76,7 @@ pub struct CudaDevice {
     pub(crate) buffers: Buffers,
     pub(crate) few: Tables,
     pub(crate) many: Tables,
+    pub(crate) group_counts: GroupCounts,
     pub(crate) lists: Lists,
     pub(crate) sampling: Sampling,
     mover: Mover,
@@ -159,6 +160,7 @@ impl CudaDevice {
             buffers: Buffers::new(&gpu, config, shape.dim, &limits)?,
             few: Tables::new(&gpu, &limits, Family::Few)?,
             many: Tables::new(&gpu, &limits, Family::Many)?,
+            group_counts: GroupCounts::new(&gpu)?,
             weights,
             lists: Lists::new(split_rule(config, &gpu, &limits)),
             sampling: Sampling::new(&gpu, config, &limits)?,

@@ -7,7 +7,7 @@ use weft::kv::PAGE_ROWS;
 use crate::rows;
 use crate::sampling::Sampling;
 use crate::shape::{BLOCK_ROWS, TILE_ROWS, padded};
-use crate::tables::{FEW, Family, Tables, max_partials};
+use crate::tables::{FEW, Family, GroupCounts, Tables, max_partials};
 
 /// What the driver takes beside what it is asked for: kernels, graphs, and the gaps between pieces of memory.
 const DRIVER_BYTES: u64 = 96 << 20;
@@ -72,7 +72,14 @@ fn scratch(config: &Config, limits: &Limits) -> u64 {
     let arrived = FEW.max(MAX_LANES) * config.kv_heads * 4;
     let rotations = 2 * limits.positions * config.head_dim * 4;
     let lists = [Family::Few, Family::Many].map(|family| Tables::bytes(limits, family));
-    let own = activations + logits + partials + arrived + rotations + lists.iter().sum::<usize>();
+    let counts = GroupCounts::BYTES;
+    let own = counts
+        + activations
+        + logits
+        + partials
+        + arrived
+        + rotations
+        + lists.iter().sum::<usize>();
     (own + Sampling::bytes(config) + rows::bytes(config)) as u64
 }
 

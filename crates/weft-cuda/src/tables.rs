@@ -20,6 +20,9 @@ use crate::error::CudaError;
 
 /// The most tokens that the kernels for few tokens take.
 pub(crate) const FEW: usize = 8;
+/// The most tokens whose matrices are still streamed past them, a few at a time: blocks of rows would be so
+/// few that most of the GPU had nothing to do.
+pub(crate) const SEVERAL: usize = 4 * FEW;
 /// Pages of a section.
 pub(crate) const SECTION_PAGES: usize = 4;
 pub(crate) const SECTION_ROWS: usize = SECTION_PAGES * PAGE_ROWS;
@@ -358,6 +361,36 @@ pub(crate) struct StepAddresses {
     outputs: Address,
     partials: Address,
     attention: Address,
+}
+
+impl StepAddresses {
+    /// The same with counts elsewhere.
+    pub(crate) fn with_counts(self, counts: Address) -> Self {
+        Self { counts, ..self }
+    }
+}
+
+/// The counts of steps of one to [`FEW`] tokens: for kernels that take some tokens of a larger step.
+pub(crate) struct GroupCounts {
+    memory: Memory,
+}
+
+impl GroupCounts {
+    pub(crate) const BYTES: usize = FEW * COUNTS * 4;
+
+    pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
+        let memory = Memory::new(gpu, "counts of tokens", Self::BYTES)?;
+        let mut words = [[0_u32; COUNTS]; FEW];
+        (1..).zip(&mut words).for_each(|(n, counts)| counts[0] = n);
+        memory.write(0, &words)?;
+        Ok(Self { memory })
+    }
+
+    /// Those of `n` tokens.
+    pub(crate) fn of(&self, n: usize) -> Address {
+        assert!((1..=FEW).contains(&n), "{n} tokens");
+        self.memory.address().offset((n - 1) * COUNTS * 4)
+    }
 }
 
 /// The lists of one family on the GPU, and the pinned memory that they are copied from.

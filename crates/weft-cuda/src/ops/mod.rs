@@ -15,7 +15,7 @@ use weft::plan::Op;
 use crate::CudaDevice;
 use crate::driver::{Address, Argument, Kernel, Launch};
 use crate::error::CudaError;
-use crate::tables::{Counts, Family, StepAddresses};
+use crate::tables::{Counts, FEW, Family, SEVERAL, StepAddresses};
 
 impl Argument for StepAddresses {}
 
@@ -39,7 +39,30 @@ pub(crate) struct Pass<'a> {
     pub(crate) draws: bool,
 }
 
+/// Tokens of a step that matrices are streamed past together.
+struct Group {
+    first: usize,
+    /// The step as kernels for few tokens see it.
+    step: StepAddresses,
+}
+
 impl Pass<'_> {
+    /// The tokens in groups of a few; nothing where they are so many that blocks of them meet blocks of rows.
+    fn groups_of_few(&self) -> Option<Vec<Group>> {
+        let n = self.counts.n_tokens;
+        match self.family {
+            Family::Few => Some(vec![Group { first: 0, step: self.step }]),
+            Family::Many if n <= SEVERAL => {
+                let group = |first: usize| {
+                    let counts = self.device.group_counts.of(FEW.min(n - first));
+                    Group { first, step: self.step.with_counts(counts) }
+                };
+                Some((0..n).step_by(FEW).map(group).collect())
+            }
+            Family::Many => None,
+        }
+    }
+
     /// Launches ops in order. Where ops are joined, the second of a pair runs both.
     pub(crate) fn run(&self, ops: &[Op]) -> Result<(), (Op, CudaError)> {
         for (i, op) in ops.iter().enumerate() {

@@ -4,7 +4,6 @@ use super::{BLOCK_THREADS, Pass, RING_THREADS};
 use crate::CudaDevice;
 use crate::driver::{Address, Argument};
 use crate::error::CudaError;
-use crate::tables::Family;
 
 /// Kernels call it `QkvStore`.
 #[repr(C)]
@@ -20,24 +19,22 @@ impl Argument for QkvStore {}
 pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
     let CudaDevice { config, kernels, weights, buffers, shape, .. } = pass.device;
     let weights = &weights.layers[usize::from(layer)];
-    let to = QkvStore {
+    let to = |first: usize| QkvStore {
         bias: weights.bias.address(),
-        q: buffers.q.address(),
-        k: buffers.k.address(),
-        v: buffers.v.address(),
+        q: buffers.q.row(first),
+        k: buffers.k.row(first),
+        v: buffers.v.row(first),
     };
     let (matrix, norm) = (weights.qkv.address(), weights.attention_norm.address());
-    match pass.family {
-        Family::Few => {
-            let arguments: &[&dyn Argument] =
-                &[&pass.step, &matrix, &norm, &buffers.x.address(), &to];
+    if let Some(groups) = pass.groups_of_few() {
+        return groups.iter().try_for_each(|group| {
+            let (x, to) = (buffers.x.row(group.first), to(group.first));
+            let arguments: &[&dyn Argument] = &[&group.step, &matrix, &norm, &x, &to];
             pass.launch(&kernels.norm_qkv, (shape.qkv.blocks, 1), RING_THREADS, arguments)
-        }
-        Family::Many => {
-            pass.norm_rows(norm)?;
-            let grid = pass.block_grid(config.q_width() + 2 * config.kv_width());
-            let arguments: &[&dyn Argument] = &[&pass.step, &matrix, &buffers.norm.address(), &to];
-            pass.launch(&kernels.norm_qkv_block, grid, BLOCK_THREADS, arguments)
-        }
+        });
     }
+    pass.norm_rows(norm)?;
+    let grid = pass.block_grid(config.q_width() + 2 * config.kv_width());
+    let arguments: &[&dyn Argument] = &[&pass.step, &matrix, &buffers.norm.address(), &to(0)];
+    pass.launch(&kernels.norm_qkv_block, grid, BLOCK_THREADS, arguments)
 }

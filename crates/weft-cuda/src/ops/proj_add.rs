@@ -4,21 +4,18 @@ use super::{BLOCK_THREADS, Pass, RING_THREADS};
 use crate::CudaDevice;
 use crate::driver::Argument;
 use crate::error::CudaError;
-use crate::tables::Family;
 
 pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
     let CudaDevice { config, kernels, weights, buffers, shape, .. } = pass.device;
     let matrix = weights.layers[usize::from(layer)].o.address();
-    let (input, x) = (buffers.a.address(), buffers.x.address());
-    match pass.family {
-        Family::Few => {
-            let arguments: &[&dyn Argument] = &[&pass.step, &matrix, &input, &x];
+    if let Some(groups) = pass.groups_of_few() {
+        return groups.iter().try_for_each(|group| {
+            let (input, x) = (buffers.a.row(group.first), buffers.x.row(group.first));
+            let arguments: &[&dyn Argument] = &[&group.step, &matrix, &input, &x];
             pass.launch(&kernels.proj_add, (shape.proj.blocks, 1), RING_THREADS, arguments)
-        }
-        Family::Many => {
-            let grid = pass.block_grid(config.hidden);
-            let arguments: &[&dyn Argument] = &[&pass.step, &matrix, &input, &x];
-            pass.launch(&kernels.proj_add_block, grid, BLOCK_THREADS, arguments)
-        }
+        });
     }
+    let (input, x) = (buffers.a.address(), buffers.x.address());
+    let arguments: &[&dyn Argument] = &[&pass.step, &matrix, &input, &x];
+    pass.launch(&kernels.proj_add_block, pass.block_grid(config.hidden), BLOCK_THREADS, arguments)
 }
