@@ -20,18 +20,31 @@ __device__ __forceinline__ Head load_head(const u16 *from, int lane) {
     return head;
 }
 
+// The same as it lies in memory: what nothing is computed with.
+struct PackedHead {
+    u32 pairs[LANE_PAIRS]; // bf16: a dimension, and the one that it turns with
+};
+__device__ __forceinline__ PackedHead load_packed(const u16 *from, int lane) {
+    PackedHead head;
+#pragma unroll
+    for (int i = 0; i < LANE_PAIRS; ++i) {
+        const int d = min(lane + i * 32, HALF_DIM - 1);
+        head.pairs[i] = load_fresh(from + d) | (u32)load_fresh(from + d + HALF_DIM) << 16;
+    }
+    return head;
+}
+
 // What a lane needs of a head's norm and rotation. Neither depends on what a kernel computed, so
 // both can be asked for before the kernel before has ended.
 struct HeadNorm {
-    float first[LANE_PAIRS], second[LANE_PAIRS];
+    u32 pairs[LANE_PAIRS]; // bf16: of a dimension, and of the one that it turns with
 };
 __device__ __forceinline__ HeadNorm load_norm(const u16 *weight, int lane) {
     HeadNorm norm;
 #pragma unroll
     for (int i = 0; i < LANE_PAIRS; ++i) {
         const int d = lane + i * 32;
-        norm.first[i] = QK_NORM && d < HALF_DIM ? widen(weight[d]) : 0.0f;
-        norm.second[i] = QK_NORM && d < HALF_DIM ? widen(weight[d + HALF_DIM]) : 0.0f;
+        norm.pairs[i] = QK_NORM && d < HALF_DIM ? weight[d] | (u32)weight[d + HALF_DIM] << 16 : 0;
     }
     return norm;
 }
@@ -63,8 +76,8 @@ __device__ __forceinline__ void normalise_head(Head &head, const HeadNorm &norm)
     const float scale = 1.0f / sqrtf(sum / (float)HEAD_DIM + NORM_EPS);
 #pragma unroll
     for (int i = 0; i < LANE_PAIRS; ++i) {
-        head.first[i] = rounded(rounded(head.first[i] * scale) * norm.first[i]);
-        head.second[i] = rounded(rounded(head.second[i] * scale) * norm.second[i]);
+        head.first[i] = rounded(rounded(head.first[i] * scale) * low(norm.pairs[i]));
+        head.second[i] = rounded(rounded(head.second[i] * scale) * high(norm.pairs[i]));
     }
 }
 
@@ -86,6 +99,14 @@ template <class Put> __device__ __forceinline__ void each_dimension(const Head &
             put(d, round_one(head.first[i]));
             put(d + HALF_DIM, round_one(head.second[i]));
         }
+    }
+}
+
+template <class Put> __device__ __forceinline__ void each_dimension(const PackedHead &head, int lane, Put put) {
+#pragma unroll
+    for (int i = 0; i < LANE_PAIRS; ++i) {
+        const int d = lane + i * 32;
+        if (d < HALF_DIM) put(d, (u16)head.pairs[i]), put(d + HALF_DIM, (u16)(head.pairs[i] >> 16));
     }
 }
 

@@ -143,12 +143,15 @@ struct Part {
 struct Folded {
     float sum, weight, top;
 };
-constexpr int FOLD_LOADS = 16; // parts that are asked for together
 
 // Folds one dimension of one head per lane, parts in order. `parts.weight(part, there)` tells a lane one part's
-// maximum and weight, `parts.sums(sums, part, last)` those of its dimension from `part` on, none beyond `last`.
-template <class Parts> __device__ __forceinline__ Folded fold_parts(const Parts &parts, u32 n_parts, int lane) {
+// maximum and weight, `parts.sums(sums, part, last)` LOADS of its dimension from `part` on, none beyond `last`. The first
+// are asked for together with the weights.
+template <int LOADS, class Parts> __device__ __forceinline__ Folded fold_parts(const Parts &parts, u32 n_parts, int lane) {
     Folded whole = {0.0f, 0.0f, NEVER};
+    float sums[LOADS];
+    parts.sums(sums, 0, n_parts - 1);
+#pragma unroll 1
     for (u32 block = 0; block < n_parts; block += 32) {
         const u32 count = min(32u, n_parts - block);
         const Part part = parts.weight(block + lane, lane < count);
@@ -161,11 +164,10 @@ template <class Parts> __device__ __forceinline__ Folded fold_parts(const Parts 
         const float left = __shfl_up_sync(FULL, after, 1);
         const Factors factors = fold_factors(lane == 0 ? whole.top : left, part.m, after);
 #pragma unroll 1
-        for (u32 j = 0; j < count; j += FOLD_LOADS) {
-            float sums[FOLD_LOADS];
-            parts.sums(sums, block + j, block + count - 1);
+        for (u32 j = 0; j < count; j += LOADS) {
+            if (block + j > 0) parts.sums(sums, block + j, n_parts - 1);
 #pragma unroll
-            for (int i = 0; i < FOLD_LOADS; ++i) {
+            for (int i = 0; i < LOADS; ++i) {
                 const float a = __shfl_sync(FULL, factors.a, j + i), b = __shfl_sync(FULL, factors.b, j + i);
                 const float part_weight = __shfl_sync(FULL, part.l, j + i);
                 if (j + i < count) {

@@ -8,30 +8,24 @@ struct Attended {
     float *shares;  // f32 [partials][HEADS]: squared probabilities of each part's rows, added over layers
 };
 
-// A warp's share of what must be ready before scores: two of an item's 16 queries, and one of the rows
-// that the step adds to the section. What does not depend on the kernel before comes first.
-struct Preparation {
-    Turn query_turns[2], key_turn;
-    HeadNorm query_norm, key_norm;
-};
-__device__ __forceinline__ int own_query_row(int i) { return threadIdx.x / 32 + i * WARPS; }
-// The last warps make new rows: the first ones have queries where there are few.
+// Of what must be ready before scores a warp makes one or two of an item's 16 queries, and one of the rows that the step
+// adds to the section. The last warps make new rows: the first ones have queries where there are few.
 __device__ __forceinline__ int own_store() { return WARPS - 1 - threadIdx.x / 32; }
 
-__device__ __forceinline__ Preparation prepare(const Step &step, const Item &item, bool kept, const u16 *q_norm, const u16 *k_norm,
-                                               const float2 *rope, int lane) {
-    Preparation ready;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const int query = own_query_row(i) / GROUP;
-        if (!kept && query < item.n_queries) ready.query_turns[i] = load_turn(rope, item.queries[query].rotate_at, lane);
+// Brings near what does not depend on the kernel before.
+__device__ __forceinline__ void ask_early(const Item &item, u32 key_position, const u16 *q_norm, const u16 *k_norm, const float2 *rope,
+                                          int warp, int lane) {
+    const auto fetch = [&](const void *from, int bytes) {
+        if (lane * 128 < bytes) asm volatile("prefetch.global.L2 [%0];" :: "l"((const u8 *)from + lane * 128) : "memory");
+    };
+    if (warp / GROUP < item.n_queries) {
+        if (QK_NORM) fetch(q_norm, HEAD_DIM * 2);
+        fetch(rope + (u64)item.queries[warp / GROUP].rotate_at * HALF_DIM, HALF_DIM * 8);
     }
-    if (!kept) ready.query_norm = load_norm(q_norm, lane);
     if (own_store() < item.n_stores) {
-        ready.key_turn = load_turn(rope, load_fresh(step.key_positions + (item.stores[own_store()] >> 16)), lane);
-        ready.key_norm = load_norm(k_norm, lane);
+        if (QK_NORM) fetch(k_norm, HEAD_DIM * 2);
+        fetch(rope + (u64)key_position * HALF_DIM, HALF_DIM * 8);
     }
-    return ready;
 }
 
 // The pages of a section in shared memory: keys, then values. Barriers tell when a page is there, and when a
@@ -79,51 +73,46 @@ __device__ __forceinline__ bool same_queries(const Item &a, const Item &b) {
     return same;
 }
 
-// Queries into shared memory, unless they are there; new rows into their pages, and into the copy of them at hand.
-__device__ __forceinline__ void finish(const Preparation &ready, const Item &item, bool kept, int kv_head, bool with_store,
-                                       u16 (&queries)[16][QUERY_STRIDE], u8 *keys, u8 *values, Pages &pages,
-                                       u32 parity, const u16 *q, const u16 *k, const u16 *v, u16 *kv, int lane) {
-    const bool stores = with_store && own_store() < item.n_stores;
-    const u32 store = stores ? item.stores[own_store()] : 0;
-    const u64 stored_head = (u64)(store >> 16) * KV_WIDTH + kv_head * HEAD_DIM;
-    Head heads[2], key, value;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const int row = own_query_row(i), query = row / GROUP;
-        if (!kept && query < item.n_queries)
-            heads[i] = load_head(q + (u64)item.queries[query].token * Q_WIDTH + (kv_head * GROUP + row % GROUP) * HEAD_DIM, lane);
-    }
-    if (stores) key = load_head(k + stored_head, lane), value = load_head(v + stored_head, lane);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const int row = own_query_row(i), query = row / GROUP;
-        if (kept) break;
-        for (int d = lane; d < DIM; d += 32)
-            if (query >= item.n_queries || d >= HEAD_DIM) queries[row][d] = 0;
-        if (query < item.n_queries) {
-            if (with_store) normalise_head(heads[i], ready.query_norm);
-            rotate_head(heads[i], ready.query_turns[i]);
-            each_dimension(heads[i], lane, [&](int d, u16 x) { queries[row][d] = x; });
-        }
-    }
-    if (stores) {
-        const int page = (store & 0xffff) / PAGE_ROWS, row = store % PAGE_ROWS;
-        normalise_head(key, ready.key_norm);
-        rotate_head(key, ready.key_turn);
-        u16 *stored = kv + page_start(item.pages[page], kv_head);
-        u16 *near_key = (u16 *)(keys + page * SIDE_BYTES), *near_value = (u16 *)(values + page * SIDE_BYTES);
-        // The copies of old rows must have come before new ones are put among them.
-        barrier_wait(&pages.there[0][page], parity);
-        if (BOTH_SIDES) barrier_wait(&pages.there[1][page], parity);
-        each_dimension(key, lane, [&](int d, u16 x) { near_key[key_offset(row, d)] = stored[key_offset(row, d)] = x; });
-        each_dimension(value, lane, [&](int d, u16 x) {
-            stored[PAGE_SIDE + value_offset(row, d)] = x;
-            if (BOTH_SIDES) near_value[value_offset(row, d)] = x;
-        });
-        // Values that are not there yet are copied from where they were just stored.
-        if (BOTH_SIDES) before_copies();
-        else before_copies_of_stored();
-    }
+// A query of an item: normalised with `with_norm`, rotated, into shared memory. A row beyond the last query is zero.
+__device__ __forceinline__ void make_query(u16 (&to)[QUERY_STRIDE], const Item &item, int row, int kv_head, bool with_norm,
+                                           const u16 *q_norm, const float2 *rope, const u16 *q, int lane) {
+    const bool there = row / GROUP < item.n_queries;
+    for (int d = lane; d < DIM; d += 32)
+        if (!there || d >= HEAD_DIM) to[d] = 0;
+    if (!there) return;
+    const Query &query = item.queries[row / GROUP];
+    Head head = load_head(q + (u64)query.token * Q_WIDTH + (kv_head * GROUP + row % GROUP) * HEAD_DIM, lane);
+    const HeadNorm norm = load_norm(q_norm, lane);
+    const Turn turn = load_turn(rope, query.rotate_at, lane);
+    if (with_norm) normalise_head(head, norm);
+    rotate_head(head, turn);
+    each_dimension(head, lane, [&](int d, u16 x) { to[d] = x; });
+}
+
+// A new row of an item: into its page, and into the copies of it at hand.
+__device__ __forceinline__ void make_row(const Item &item, u32 store, u32 key_position, int kv_head, u8 *keys, u8 *values, Pages &pages,
+                                         u32 parity, const u16 *k_norm, const float2 *rope, const u16 *k, const u16 *v, u16 *kv, int lane) {
+    const u64 at = (u64)(store >> 16) * KV_WIDTH + kv_head * HEAD_DIM;
+    Head key = load_head(k + at, lane);
+    const PackedHead value = load_packed(v + at, lane);
+    const HeadNorm norm = load_norm(k_norm, lane);
+    const Turn turn = load_turn(rope, key_position, lane);
+    normalise_head(key, norm);
+    rotate_head(key, turn);
+    const int page = (store & 0xffff) / PAGE_ROWS, row = store % PAGE_ROWS;
+    u16 *stored = kv + page_start(item.pages[page], kv_head);
+    u16 *near_key = (u16 *)(keys + page * SIDE_BYTES), *near_value = (u16 *)(values + page * SIDE_BYTES);
+    // The copies of old rows must have come before new ones are put among them.
+    barrier_wait(&pages.there[0][page], parity);
+    if (BOTH_SIDES) barrier_wait(&pages.there[1][page], parity);
+    each_dimension(key, lane, [&](int d, u16 x) { near_key[key_offset(row, d)] = stored[key_offset(row, d)] = x; });
+    each_dimension(value, lane, [&](int d, u16 x) {
+        stored[PAGE_SIDE + value_offset(row, d)] = x;
+        if (BOTH_SIDES) near_value[value_offset(row, d)] = x;
+    });
+    // Values that are not there yet are copied from where they were just stored.
+    if (BOTH_SIDES) before_copies();
+    else before_copies_of_stored();
 }
 
 // The parts of a head as ordinary memory holds them.
@@ -135,30 +124,46 @@ struct StoredParts {
         const float *at = (const float *)(to.weights + (first + part) * HEADS + head);
         return {there ? load_fresh(at) : NEVER, there ? load_fresh(at + 1) : 0.0f};
     }
-    __device__ __forceinline__ void sums(float (&sums)[FOLD_LOADS], u32 part, u32 last) const {
+    template <int N> __device__ __forceinline__ void sums(float (&sums)[N], u32 part, u32 last) const {
 #pragma unroll
-        for (int i = 0; i < FOLD_LOADS; ++i)
+        for (int i = 0; i < N; ++i)
             sums[i] = load_fresh(to.sums + ((first + min(part + i, last)) * HEADS + head) * DIM + d);
     }
 };
 
+// What a block knows of each token's parts.
+struct Parts {
+    u32 all[8], first[8]; // how many there are, and the first
+    u32 left[8];          // how many of them this block left
+    u32 is_last[8];       // whether all others were there when it had
+};
+
+// Adds what was left before to a counter; whoever sees the sum sees that too.
+__device__ __forceinline__ u32 add_left(u32 *counter, u32 n) {
+    u32 before;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(n) : "memory");
+    return before;
+}
+
 // Folds the parts of one token's heads of one KV head. A warp has 32 dimensions of one head; the first of a
 // head's also tells what each part was given.
-__device__ __forceinline__ void merge(const Step &step, u32 token, int kv_head, const Attended &to) {
+__device__ __forceinline__ void merge(u32 token, u32 n_parts, u64 first, int kv_head, const Attended &to) {
     constexpr int AT_ONCE = WARPS * 32 / DIM;
     const int lane = threadIdx.x % 32, d = threadIdx.x % DIM;
-    const u32 n_parts = load_fresh(step.partials + token * 2);
-    const u64 first = load_fresh(step.partials + token * 2 + 1);
     for (int g = threadIdx.x / DIM; g < GROUP && threadIdx.x < AT_ONCE * DIM; g += AT_ONCE) {
         const int head = kv_head * GROUP + g;
-        const Folded whole = fold_parts(StoredParts{to, first, head, d}, n_parts, lane);
+        // The maximum and the squares of a lane's part, asked for one fold ahead.
+        const auto ask = [&](u32 part, float &m, float &squares) {
+            if (d >= 32 || part >= n_parts) return;
+            const u64 at = (first + part) * HEADS + head;
+            m = load_fresh((const float *)(to.weights + at)), squares = load_fresh(to.squares + at);
+        };
+        float m, squares;
+        ask(lane, m, squares);
+        const Folded whole = fold_parts<16>(StoredParts{to, first, head, d}, n_parts, lane);
         if (d < HEAD_DIM) to.a[(u64)token * Q_STRIDE + head * HEAD_DIM + d] = round_one(whole.sum / whole.weight);
-        for (u32 block = 0; block < n_parts && d < 32; block += 32) {
-            if (block + lane >= n_parts) continue;
-            const u64 at = (first + block + lane) * HEADS + head;
-            const float m = load_fresh((const float *)(to.weights + at));
-            atomicAdd(to.shares + at, part_share(whole, m, load_fresh(to.squares + at)));
-        }
+        for (u32 part = lane; part < n_parts && d < 32; part += 32, ask(part, m, squares))
+            atomicAdd(to.shares + (first + part) * HEADS + head, part_share(whole, m, squares));
     }
 }
 
@@ -171,8 +176,9 @@ __device__ __forceinline__ void merge(const Step &step, u32 token, int kv_head, 
 //            eighth of the dimensions. A ninth warp copies, and goes on to the next item as soon as this
 //            one's keys, then its values, are done with. Parts are folded in order by whichever block of a token's comes last.
 // Rounding   the rotated query once; probabilities once; a once.
-// Moves      the section's keys and values once, asked for before the kernel before has ended: bound by memory.
-extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, 1)
+// Moves      the section's keys and values once, asked for before the kernel before has ended: bound by memory. Two blocks'
+//            registers fit, so that this one's starts beside the kernel before; larger groups need too many.
+extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, GROUP <= 4 ? 2 : 1)
 attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const float2 *rope, const u16 *q, const u16 *k,
        const u16 *v, u16 *kv, Attended to) {
     extern __shared__ __align__(128) u8 keys[];
@@ -180,9 +186,10 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
     __shared__ Pages pages;
     __shared__ Item items[2];
     __shared__ SectionScratch scratch;
-    __shared__ u32 is_last[8];
+    __shared__ Parts parts;
+    __shared__ u32 n_work;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const u32 n_work = n_items(step) * KV_HEADS;
+    const u32 all_work = n_items(step) * KV_HEADS;
     const auto fetch = [&](Item &to, u32 work) {
         if (threadIdx.x < sizeof(Item) / 4)
             ((u32 *)&to)[threadIdx.x] = load_fresh(step.attention + work / KV_HEADS * (sizeof(Item) / 4) + threadIdx.x);
@@ -194,22 +201,31 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
         }
         barriers_made();
     }
-    if (blockIdx.x < n_work) fetch(items[0], blockIdx.x);
+    if (blockIdx.x < all_work) fetch(items[0], blockIdx.x);
+    if (threadIdx.x >= WARPS * 32 && lane < 8) {
+        parts.left[lane] = 0, n_work = all_work;
+        parts.all[lane] = load_fresh(step.partials + lane * 2), parts.first[lane] = load_fresh(step.partials + lane * 2 + 1);
+    }
     __syncthreads();
     let_next_start();
-    if (threadIdx.x < 8) is_last[threadIdx.x] = 0;
-    bool folds = false;
     if (warp == WARPS) return stream_pages(pages, keys, step, kv, n_work, lane);
     u32 parity = 0;
+    const int kv_head = blockIdx.x % KV_HEADS;
     for (u32 work = blockIdx.x; work < n_work; work += gridDim.x, parity ^= 1) {
         const Item &item = items[parity];
-        const int kv_head = work % KV_HEADS;
         const int n_pages = (item.n_rows + PAGE_ROWS - 1) / PAGE_ROWS;
         // A block has one KV head throughout, so queries may serve again.
         const bool kept = work != blockIdx.x && same_queries(item, items[parity ^ 1]);
-        const Preparation ready = prepare(step, item, kept, q_norm, k_norm, rope, lane);
-        if (work == blockIdx.x) wait_for_previous();
-        finish(ready, item, kept, kv_head, with_store, scratch.queries, keys, values, pages, parity, q, k, v, kv, lane);
+        const bool stores = with_store && own_store() < item.n_stores;
+        const u32 store = stores ? item.stores[own_store()] : 0;
+        const u32 key_position = stores ? load_fresh(step.key_positions + (store >> 16)) : 0;
+        if (work == blockIdx.x) {
+            ask_early(item, key_position, q_norm, k_norm, rope, warp, lane);
+            wait_for_previous();
+        }
+        for (int row = warp; row < (item.n_queries * GROUP > 8 ? 16 : 8) && !kept; row += WARPS)
+            make_query(scratch.queries[row], item, row, kv_head, with_store, q_norm, rope, q, lane);
+        if (stores) make_row(item, store, key_position, kv_head, keys, values, pages, parity, k_norm, rope, k, v, kv, lane);
         meet();
         if (work + gridDim.x < n_work) fetch(items[parity ^ 1], work + gridDim.x);
 
@@ -264,38 +280,24 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
             atomicAdd(to.shares + (u64)item.queries[threadIdx.x / GROUP].partial * HEADS + kv_head * GROUP +
                           threadIdx.x % GROUP,
                       scratch.finals[threadIdx.x][2] / (scratch.finals[threadIdx.x][1] * scratch.finals[threadIdx.x][1]));
-        folds |= item.n_queries > 0 && item.queries[0].n_parts > 1;
-        for (u32 query = 1; query < item.n_queries; ++query) folds |= item.queries[query].n_parts > 1;
+        if (threadIdx.x < item.n_queries && item.queries[threadIdx.x].n_parts > 1) atomicAdd(&parts.left[item.queries[threadIdx.x].token], 1);
         meet();
     }
     if (blockIdx.x >= n_work) return wait_for_previous();
-    if (!folds) return;
 
     // Tells, once for all its parts, that they are there; and folds those of tokens that have all of theirs.
-    __threadfence();
-    meet();
-    const int kv_head = blockIdx.x % KV_HEADS;
-    for (u32 block = 0; blockIdx.x + block * gridDim.x < n_work; block += WARPS * 32 / 8) {
-        const u32 work = blockIdx.x + (block + threadIdx.x / 8) * gridDim.x, query = threadIdx.x % 8;
-        bool last = false;
-        u32 token = 0;
-        if (work < n_work) {
-            const Item *item = (const Item *)step.attention + work / KV_HEADS;
-            const u32 n_parts = load_fresh(&item->queries[query].n_parts);
-            if (query < load_fresh(&item->n_queries) && n_parts > 1) {
-                token = load_fresh(&item->queries[query].token);
-                u32 *arrived = to.arrived + token * KV_HEADS + kv_head;
-                last = atomicAdd(arrived, 1) == n_parts - 1;
-                if (last) *arrived = 0;
-            }
-        }
-        if (last) is_last[token] = 1;
-        __threadfence();
-        meet();
-        for (u32 t = 0; t < 8; ++t)
-            if (is_last[t]) merge(step, t, kv_head, to);
-        meet();
-        if (threadIdx.x < 8) is_last[threadIdx.x] = 0;
-        meet();
+    u32 any = 0;
+#pragma unroll
+    for (int token = 0; token < 8; ++token) any |= parts.left[token];
+    if (any == 0) return;
+    if (threadIdx.x < 8) {
+        const u32 token = threadIdx.x, left = parts.left[token];
+        u32 *arrived = to.arrived + token * KV_HEADS + kv_head;
+        const bool last = left > 0 && add_left(arrived, left) + left == parts.all[token];
+        if (last) *arrived = 0;
+        parts.is_last[token] = last;
     }
+    meet();
+    for (u32 token = 0; token < 8; ++token)
+        if (parts.is_last[token]) merge(token, parts.all[token], parts.first[token], kv_head, to);
 }

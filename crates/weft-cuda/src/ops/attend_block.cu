@@ -260,5 +260,6 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
 // Moves      the parts once, from L2.
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
 attend_fold(Step step, Attended to) {
-    merge(step, blockIdx.x / KV_HEADS, blockIdx.x % KV_HEADS, to);
+    const u32 token = blockIdx.x / KV_HEADS;
+    merge(token, load_fresh(step.partials + token * 2), load_fresh(step.partials + token * 2 + 1), blockIdx.x % KV_HEADS, to);
 }

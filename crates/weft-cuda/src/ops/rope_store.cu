@@ -34,7 +34,7 @@ rope_store(Step step, u32 with_values, const u16 *q_norm, const u16 *k_norm, con
     rotate_head(key, load_turn(rope, load_fresh(step.key_positions + token), lane));
     each_dimension(key, lane, [&](int d, u16 value) { page[key_offset(row, d)] = value; });
     if (!with_values) return;
-    const Head value = load_head(v + (u64)token * KV_WIDTH + kv_head * HEAD_DIM, lane);
+    const PackedHead value = load_packed(v + (u64)token * KV_WIDTH + kv_head * HEAD_DIM, lane);
     each_dimension(value, lane, [&](int d, u16 v) { page[PAGE_SIDE + value_offset(row, d)] = v; });
 }
 

@@ -258,11 +258,11 @@ struct SentParts {
         });
         return __uint_as_float(value_of(word));
     }
-    __device__ __forceinline__ void sums(float (&sums)[FOLD_LOADS], u32 part, u32 last) const {
+    template <int N> __device__ __forceinline__ void sums(float (&sums)[N], u32 part, u32 last) const {
         block.watch.until([&] {
             bool all = true;
 #pragma unroll
-            for (int i = 0; i < FOLD_LOADS; ++i) {
+            for (int i = 0; i < N; ++i) {
                 const u64 word = load_word(block.launch.part_sums + ((first + min(part + i, last)) * HEADS + head) * DIM + d);
                 all &= number_of(word) == block.number_before(0);
                 sums[i] = __uint_as_float(value_of(word));
@@ -283,7 +283,7 @@ __device__ __forceinline__ void fold_sections(Block &block) {
         const u64 first = block.shared.partials[token][1];
         if (n_parts == 1) continue;
         const SentParts parts = {block, first, (int)head, (int)d};
-        const Folded whole = fold_parts(parts, n_parts, lane);
+        const Folded whole = fold_parts<16>(parts, n_parts, lane);
         const u32 value = round_one(whole.sum / whole.weight), next = __shfl_down_sync(FULL, value, 1);
         if (d % 2 == 0 && d < HEAD_DIM) publish_attended(block, token, head * HEAD_DIM + d, value | next << 16);
         for (u32 part = lane; part < n_parts && task % DIM_UNITS == 0; part += 32) {

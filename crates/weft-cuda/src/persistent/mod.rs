@@ -325,14 +325,17 @@ pub(crate) fn follow(
         let expected = number + (run.n_ops * (n_steps + 1)) as u32;
         let mut tokens = [0; FEW];
         for (lane, to) in tokens[..n_lanes].iter_mut().enumerate() {
+            let mut ended = false;
             *to = loop {
                 let word = persistent.token(n_steps, lane);
                 if (word >> 32) as u32 == expected {
                     break word as u32;
                 }
-                if persistent.fault().load(Ordering::Relaxed) != 0 || device.gpu.is_idle()? {
+                if ended {
                     break 'steps;
                 }
+                // A launch that has ended wrote all its words: they are looked at once more.
+                ended = persistent.fault().load(Ordering::Relaxed) != 0 || device.gpu.is_idle()?;
                 std::hint::spin_loop();
             };
         }
