@@ -225,6 +225,7 @@ inline void copy_eight(u8 *to, u32 to_stride, const u8 *from, u32 from_stride, u
     if (lane < 8) copy(to + lane * to_stride, from + lane * from_stride, bytes, barrier, 0);
 }
 inline void copies_begun(u64 *) {}
+inline void bring_near(const void *, int, int) {}
 inline void before_copies() {}
 inline void before_copies_of_stored() {}
 

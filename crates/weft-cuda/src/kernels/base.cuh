@@ -55,6 +55,11 @@ __device__ __forceinline__ u16 load_fresh(const u16 *at) {
     return v;
 }
 
+// Brings up to 4 KB near that a warp will read. It keeps nothing, so it may come long before.
+__device__ __forceinline__ void bring_near(const void *from, int bytes, int lane) {
+    if (lane * 128 < bytes) asm volatile("prefetch.global.L2 [%0];" :: "l"((const u8 *)from + lane * 128) : "memory");
+}
+
 // ---- the product -------------------------------------------------------------------------------
 // d[16 x 8] += a[16 x 16] * b[16 x 8]. Lane 4g + c holds rows g and g + 8 of d, columns 2c, 2c + 1.
 __device__ __forceinline__ void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {

@@ -15,16 +15,13 @@ __device__ __forceinline__ int own_store() { return WARPS - 1 - threadIdx.x / 32
 // Brings near what does not depend on the kernel before.
 __device__ __forceinline__ void ask_early(const Item &item, u32 key_position, const u16 *q_norm, const u16 *k_norm, const float2 *rope,
                                           int warp, int lane) {
-    const auto fetch = [&](const void *from, int bytes) {
-        if (lane * 128 < bytes) asm volatile("prefetch.global.L2 [%0];" :: "l"((const u8 *)from + lane * 128) : "memory");
-    };
     if (warp / GROUP < item.n_queries) {
-        if (QK_NORM) fetch(q_norm, HEAD_DIM * 2);
-        fetch(rope + (u64)item.queries[warp / GROUP].rotate_at * HALF_DIM, HALF_DIM * 8);
+        if (QK_NORM) bring_near(q_norm, HEAD_DIM * 2, lane);
+        bring_near(rope + (u64)item.queries[warp / GROUP].rotate_at * HALF_DIM, HALF_DIM * 8, lane);
     }
     if (own_store() < item.n_stores) {
-        if (QK_NORM) fetch(k_norm, HEAD_DIM * 2);
-        fetch(rope + (u64)key_position * HALF_DIM, HALF_DIM * 8);
+        if (QK_NORM) bring_near(k_norm, HEAD_DIM * 2, lane);
+        bring_near(rope + (u64)key_position * HALF_DIM, HALF_DIM * 8, lane);
     }
 }
 
