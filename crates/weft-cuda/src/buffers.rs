@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use half::bf16;
 use weft::config::Config;
-use weft::device::{Buffer, Limits, MAX_LANES};
+use weft::device::{Buffer, Limits};
 
 use crate::driver::{Address, Gpu, Memory};
 use crate::error::CudaError;
@@ -50,6 +50,11 @@ impl Activations {
     }
 }
 
+/// Words of one part of one head: kernels call it `SENT_ROW`.
+pub(crate) fn sent_row(dim: usize) -> usize {
+    dim + dim / 8
+}
+
 /// All buffers of a step.
 pub(crate) struct Buffers {
     /// The residual stream.
@@ -63,14 +68,14 @@ pub(crate) struct Buffers {
     pub(crate) h: Activations,
     /// f32 \[outputs\]\[vocab\]
     pub(crate) logits: Memory,
-    /// Parts of attention that are folded: f32 \[partials\]\[heads\]\[dim\]
+    /// Parts of attention that blocks of a launch hand to one another: f32 \[partials\]\[heads\]\[`sent_row`\]
+    pub(crate) sent: Memory,
+    /// Parts of attention that are folded by another launch: f32 \[partials\]\[heads\]\[dim\]
     pub(crate) sums: Memory,
     /// Their maxima and weights: f32 \[partials\]\[heads\]\[2\]
     pub(crate) weights: Memory,
     /// The sums of their squared weights: f32 \[partials\]\[heads\]
     pub(crate) squares: Memory,
-    /// How many of a token's parts are there: \[tokens\]\[kv_heads\]
-    pub(crate) arrived: Memory,
     /// Squared probabilities of parts' rows: f32 \[partials\]\[heads\]
     pub(crate) shares: Memory,
 }
@@ -87,6 +92,9 @@ impl Buffers {
         let rows = |width: usize| Activations::new(gpu, limits.step_tokens, width, width);
         let scratch = |bytes: usize| Memory::new(gpu, "scratch", bytes);
         let (partials, heads) = (max_partials(limits), config.heads);
+        let sent = scratch(partials * heads * sent_row(dim) * 4)?;
+        // Nothing was sent yet, see `sent.cuh`.
+        gpu.fill(sent.address(), u8::MAX, sent.bytes)?;
         Ok(Self {
             x: padded_rows(config.hidden)?,
             norm: padded_rows(config.hidden)?,
@@ -96,10 +104,10 @@ impl Buffers {
             a: padded_rows(config.q_width())?,
             h: padded_rows(config.intermediate)?,
             logits: Memory::new(gpu, "logits", limits.step_outputs.max(FEW) * config.vocab * 4)?,
+            sent,
             sums: scratch(partials * heads * dim * 4)?,
             weights: scratch(partials * heads * 8)?,
             squares: scratch(partials * heads * 4)?,
-            arrived: scratch(FEW.max(MAX_LANES) * config.kv_heads * 4)?,
             shares: scratch(partials * heads * 4)?,
         })
     }

@@ -8,7 +8,7 @@ use crate::error::CudaError;
 use crate::shape::{Chip, Shape};
 
 /// Name and text; later ones use earlier ones.
-const SOURCES: [(&str, &str); 29] = [
+const SOURCES: [(&str, &str); 30] = [
     ("base.cuh", include_str!("kernels/base.cuh")),
     ("norm.cuh", include_str!("kernels/norm.cuh")),
     ("matvec.cuh", include_str!("kernels/matvec.cuh")),
@@ -16,6 +16,7 @@ const SOURCES: [(&str, &str); 29] = [
     ("head.cuh", include_str!("kernels/head.cuh")),
     ("softmax.cuh", include_str!("kernels/softmax.cuh")),
     ("section.cuh", include_str!("kernels/section.cuh")),
+    ("sent.cuh", include_str!("kernels/sent.cuh")),
     ("sampling.cuh", include_str!("kernels/sampling.cuh")),
     ("embed.cu", include_str!("ops/embed.cu")),
     ("norm_qkv.cu", include_str!("ops/norm_qkv.cu")),

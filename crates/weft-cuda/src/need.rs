@@ -1,9 +1,10 @@
 //! How much memory of the GPU a device takes, before it is made: the same sums that making it takes.
 
 use weft::config::Config;
-use weft::device::{Limits, MAX_LANES};
+use weft::device::Limits;
 use weft::kv::PAGE_ROWS;
 
+use crate::buffers::sent_row;
 use crate::rows;
 use crate::sampling::Sampling;
 use crate::shape::{BLOCK_ROWS, TILE_ROWS, padded};
@@ -68,18 +69,11 @@ fn scratch(config: &Config, limits: &Limits) -> u64 {
     let row = 2 * padded(config.hidden) + q + 2 * kv + padded(q) + padded(config.intermediate);
     let activations = limits.step_tokens.max(FEW) * row * 2;
     let logits = limits.step_outputs.max(FEW) * config.vocab * 4;
-    let partials = max_partials(limits) * config.heads * (dim * 4 + 16);
-    let arrived = FEW.max(MAX_LANES) * config.kv_heads * 4;
+    let partials = max_partials(limits) * config.heads * ((dim + sent_row(dim)) * 4 + 16);
     let rotations = 2 * limits.positions * config.head_dim * 4;
     let lists = [Family::Few, Family::Many].map(|family| Tables::bytes(limits, family));
     let counts = GroupCounts::BYTES;
-    let own = counts
-        + activations
-        + logits
-        + partials
-        + arrived
-        + rotations
-        + lists.iter().sum::<usize>();
+    let own = counts + activations + logits + partials + rotations + lists.iter().sum::<usize>();
     (own + Sampling::bytes(config) + rows::bytes(config)) as u64
 }
 

@@ -13,9 +13,14 @@ use crate::error::CudaError;
 impl Gpu {
     /// Sets memory to zero, in the stream.
     pub(crate) fn clear(&self, at: Address, bytes: usize) -> Result<(), CudaError> {
+        self.fill(at, 0, bytes)
+    }
+
+    /// Sets every byte, in the stream.
+    pub(crate) fn fill(&self, at: Address, byte: u8, bytes: usize) -> Result<(), CudaError> {
         // SAFETY: callers pass a range inside memory that they own.
-        unsafe { result::memset_d8_async(at.0, 0, bytes, self.stream) }
-            .map_err(failed("clearing memory"))
+        unsafe { result::memset_d8_async(at.0, byte, bytes, self.stream) }
+            .map_err(failed("filling memory"))
     }
 
     /// Copies pinned memory to the GPU, in the stream.

@@ -39,6 +39,11 @@ __device__ __forceinline__ uint4 load_fresh(const uint4 *at) {
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at) : "memory");
     return v;
 }
+__device__ __forceinline__ uint2 load_fresh(const uint2 *at) {
+    uint2 v;
+    asm volatile("ld.global.cg.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at) : "memory");
+    return v;
+}
 __device__ __forceinline__ float load_fresh(const float *at) {
     float v;
     asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(at) : "memory");

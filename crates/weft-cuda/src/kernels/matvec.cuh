@@ -247,7 +247,7 @@ __device__ __forceinline__ void multiply_rows(const u8 *weights, int n_tiles, co
                                               const Step &step, Store store) {
     extern __shared__ __align__(128) u8 stages[];
     __shared__ Ring<M> ring;
-    __shared__ Sums<M> sums;
+    __shared__ __align__(16) Sums<M> sums;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const Groups own = own_groups<M>(n_tiles);
     ring_make(ring);
@@ -269,26 +269,38 @@ __device__ __forceinline__ void multiply_norms(const u8 *weights, int n_tiles, c
                                                u32 count, Row row, Store store) {
     extern __shared__ __align__(128) u8 stages[];
     __shared__ Ring<M> ring;
-    __shared__ Sums<M> sums;
+    __shared__ __align__(16) Sums<M> sums;
     __shared__ float squares[WARPS][8];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const Groups own = own_groups<M>(n_tiles);
     ring_make(ring);
     let_next_start();
     if (warp == WARPS) return stream_weights(ring, stages, weights, n_tiles, own, lane);
-    // A norm's weights are asked for early too, as far as registers go.
-    constexpr int EARLY = M::UNITS <= 4 ? M::UNITS : 0;
-    const uint4 *own_norm = norm + warp * M::UNITS * 4 + lane % 4;
-    uint4 weight[EARLY + 1], held[M::UNITS];
-#pragma unroll
-    for (int i = 0; i < EARLY; ++i) weight[i] = own_norm[i * 4];
     const u32 tokens = count;
     const bool there = lane / 4 < tokens;
     const Rows rows(x, HIDDEN_STRIDE, there, there ? row(lane / 4) : 0, lane);
-    wait_for_previous();
-    rows.load(held, warp * M::UNITS);
-    const float scale = norm_scale<M::UNITS, HIDDEN>(held, squares, warp, lane);
+    uint4 held[M::UNITS];
+    // A norm's weights are asked for early too, as far as registers go.
+    constexpr bool IS_NARROW = M::UNITS <= TWO_BLOCKS_UNITS;
+    if (IS_NARROW && tokens == 1) {
+        // Where this warp's first sums will be, there is room until they are.
+        typedef typename OneRow<M::UNITS>::Stage Stage;
+        static_assert(!IS_NARROW || sizeof(Stage) <= sizeof(sums.of[0][0][0][0]), "a row's columns of a warp fit");
+        OneRow<M::UNITS> one(*(Stage *)sums.of[0][0][0][warp], norm, warp, lane);
+        const u16 *only = x + (u64)row(0) * HIDDEN_STRIDE;
+        wait_for_previous();
+        one.template normalised<HIDDEN>(held, only, squares, warp);
+    } else {
+        constexpr int EARLY = IS_NARROW ? M::UNITS : 0;
+        const uint4 *own_norm = norm + warp * M::UNITS * 4 + lane % 4;
+        uint4 weight[EARLY + 1];
 #pragma unroll
-    for (int i = 0; i < M::UNITS; ++i) held[i] = normalise(held[i], i < EARLY ? weight[i] : load_fresh(own_norm + i * 4), scale);
+        for (int i = 0; i < EARLY; ++i) weight[i] = own_norm[i * 4];
+        wait_for_previous();
+        rows.load(held, warp * M::UNITS);
+        const float scale = norm_scale<M::UNITS, HIDDEN>(held, squares, warp, lane);
+#pragma unroll
+        for (int i = 0; i < M::UNITS; ++i) held[i] = normalise(held[i], i < EARLY ? weight[i] : load_fresh(own_norm + i * 4), scale);
+    }
     multiply<M, true>(ring, stages, sums, held, rows, own, tokens, store);
 }

@@ -7,7 +7,15 @@ constexpr int WARPS = 8;
 // Meets the eight warps that compute; a ninth that only copies does not take part.
 __device__ __forceinline__ void meet() { asm volatile("bar.sync 1, %0;" :: "n"(WARPS * 32) : "memory"); }
 
-// 1 / sqrt(mean of squares + eps) of the row that this lane's quad holds, over all warps.
+// 1 / sqrt(mean of squares + eps) of a token, from the sums of all warps.
+template <int WIDTH> __device__ __forceinline__ float scale_of(const float (&squares)[WARPS][8], int token) {
+    float total = 0.0f;
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) total += squares[w][token];
+    return 1.0f / sqrtf(total / (float)WIDTH + NORM_EPS);
+}
+
+// That of the row that this lane's quad holds.
 template <int UNITS, int WIDTH>
 __device__ __forceinline__ float norm_scale(const uint4 (&x)[UNITS], float (&squares)[WARPS][8],
                                             int warp, int lane) {
@@ -26,10 +34,7 @@ __device__ __forceinline__ float norm_scale(const uint4 (&x)[UNITS], float (&squ
     sum += __shfl_xor_sync(FULL, sum, 2);
     if (lane % 4 == 0) squares[warp][lane / 4] = sum;
     meet();
-    float total = 0.0f;
-#pragma unroll
-    for (int w = 0; w < WARPS; ++w) total += squares[w][lane / 4];
-    return 1.0f / sqrtf(total / (float)WIDTH + NORM_EPS);
+    return scale_of<WIDTH>(squares, lane / 4);
 }
 
 // Rounds twice, as the models were trained with: the normalised value, then its product.
@@ -42,6 +47,54 @@ __device__ __forceinline__ uint4 normalise(uint4 x, uint4 weight, float scale) {
     return make_uint4(normalise_pair(x.x, weight.x, scale), normalise_pair(x.y, weight.y, scale),
                       normalise_pair(x.z, weight.z, scale), normalise_pair(x.w, weight.w, scale));
 }
+
+// The norm of one row by all lanes, where quads would leave 28 of 32 idle: lane l holds columns 4l .. 4l + 3 of this warp's
+// UNITS * 32. Squares are added by 16 lanes in the order of `norm_scale`: those of two columns over the units, then
+// over the pairs of a chunk, then over chunks. Neighbours' columns pass through `stage`.
+template <int UNITS> struct OneRow {
+    static constexpr int FOURS = UNITS * 8, OWN = (FOURS + 31) / 32;
+    typedef uint2 Stage[FOURS];
+    Stage &stage;
+    int lane;
+    uint2 weight[OWN];
+    __device__ __forceinline__ OneRow(Stage &stage, const uint4 *norm, int warp, int lane) : stage(stage), lane(lane) {
+#pragma unroll
+        for (int i = 0; i < OWN; ++i) weight[i] = ((const uint2 *)norm)[warp * FOURS + min(i * 32 + lane, FOURS - 1)];
+    }
+    // Hands the units to lanes as `mma32` wants them.
+    template <int WIDTH>
+    __device__ __forceinline__ void normalised(uint4 (&units)[UNITS], const u16 *x, float (&squares)[WARPS][8], int warp) {
+        uint2 own[OWN];
+#pragma unroll
+        for (int i = 0; i < OWN; ++i) own[i] = load_fresh((const uint2 *)x + warp * FOURS + min(i * 32 + lane, FOURS - 1));
+        put(own);
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < UNITS; ++i) {
+            const u32 pair = ((const u32 *)stage)[i * 16 + lane % 16];
+            sum = __fmaf_rn(low(pair), low(pair), sum);
+            sum = __fmaf_rn(high(pair), high(pair), sum);
+        }
+#pragma unroll
+        for (int other = 1; other < 16; other *= 2) sum += __shfl_xor_sync(FULL, sum, other);
+        if (lane == 0) squares[warp][0] = sum;
+        meet();
+        const float scale = scale_of<WIDTH>(squares, 0);
+#pragma unroll
+        for (int i = 0; i < OWN; ++i)
+            own[i] = make_uint2(normalise_pair(own[i].x, weight[i].x, scale), normalise_pair(own[i].y, weight[i].y, scale));
+        put(own);
+#pragma unroll
+        for (int i = 0; i < UNITS; ++i) units[i] = lane < 4 ? ((const uint4 *)stage)[i * 4 + lane] : make_uint4(0, 0, 0, 0);
+    }
+    __device__ __forceinline__ void put(const uint2 (&own)[OWN]) {
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < OWN; ++i)
+            if (i * 32 + lane < FOURS) stage[i * 32 + lane] = own[i];
+        __syncwarp();
+    }
+};
 
 // Computes   n[t] = rms_norm(x[t]) for all tokens of a block step.
 // Layout     x, n: bf16 [tokens][HIDDEN_STRIDE]; weight: bf16 [HIDDEN_STRIDE].

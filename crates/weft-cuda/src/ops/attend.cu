@@ -1,10 +1,10 @@
 // Where results go.
 struct Attended {
     u16 *a;         // bf16 [tokens][Q_STRIDE]
-    float *sums;    // f32 [partials][HEADS][DIM]: weighted sums of values
+    float *sent;    // f32 [partials][HEADS][SENT_ROW]: parts that blocks of one launch hand to one another (sent.cuh)
+    float *sums;    // f32 [partials][HEADS][DIM]: weighted sums of values, for attend_fold
     float2 *weights; // f32 [partials][HEADS]: maximum and sum of weights
     float *squares; // f32 [partials][HEADS]: sum of the weights' squares
-    u32 *arrived;   // [tokens][KV_HEADS]: parts that are there; zero between launches
     float *shares;  // f32 [partials][HEADS]: squared probabilities of each part's rows, added over layers
 };
 
@@ -112,55 +112,20 @@ __device__ __forceinline__ void make_row(const Item &item, u32 store, u32 key_po
     else before_copies_of_stored();
 }
 
-// The parts of a head as ordinary memory holds them.
-struct StoredParts {
-    const Attended &to;
-    u64 first;
-    int head, d;
-    __device__ __forceinline__ Part weight(u32 part, bool there) const {
-        const float *at = (const float *)(to.weights + (first + part) * HEADS + head);
-        return {there ? load_fresh(at) : NEVER, there ? load_fresh(at + 1) : 0.0f};
-    }
-    template <int N> __device__ __forceinline__ void sums(float (&sums)[N], u32 part, u32 last) const {
-#pragma unroll
-        for (int i = 0; i < N; ++i)
-            sums[i] = load_fresh(to.sums + ((first + min(part + i, last)) * HEADS + head) * DIM + d);
-    }
-};
-
-// What a block knows of each token's parts.
+// What a block knows of each token's parts: how many there are, and the first.
 struct Parts {
-    u32 all[8], first[8]; // how many there are, and the first
-    u32 left[8];          // how many of them this block left
-    u32 is_last[8];       // whether all others were there when it had
+    u32 n_tokens, all[8], first[8];
 };
 
-// Adds what was left before to a counter; whoever sees the sum sees that too.
-__device__ __forceinline__ u32 add_left(u32 *counter, u32 n) {
-    u32 before;
-    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(n) : "memory");
-    return before;
-}
-
-// Folds the parts of one token's heads of one KV head. A warp has 32 dimensions of one head; the first of a
-// head's also tells what each part was given.
-__device__ __forceinline__ void merge(u32 token, u32 n_parts, u64 first, int kv_head, const Attended &to) {
-    constexpr int AT_ONCE = WARPS * 32 / DIM;
-    const int lane = threadIdx.x % 32, d = threadIdx.x % DIM;
-    for (int g = threadIdx.x / DIM; g < GROUP && threadIdx.x < AT_ONCE * DIM; g += AT_ONCE) {
-        const int head = kv_head * GROUP + g;
-        // The maximum and the squares of a lane's part, asked for one fold ahead.
-        const auto ask = [&](u32 part, float &m, float &squares) {
-            if (d >= 32 || part >= n_parts) return;
-            const u64 at = (first + part) * HEADS + head;
-            m = load_fresh((const float *)(to.weights + at)), squares = load_fresh(to.squares + at);
-        };
-        float m, squares;
-        ask(lane, m, squares);
-        const Folded whole = fold_parts<16>(StoredParts{to, first, head, d}, n_parts, lane);
-        if (d < HEAD_DIM) to.a[(u64)token * Q_STRIDE + head * HEAD_DIM + d] = round_one(whole.sum / whole.weight);
-        for (u32 part = lane; part < n_parts && d < 32; part += 32, ask(part, m, squares))
-            atomicAdd(to.shares + (first + part) * HEADS + head, part_share(whole, m, squares));
+// Folds the parts of tokens that have several. All blocks of a KV head take part: a warp has 32 dimensions of one head.
+__device__ __forceinline__ void fold_sections(const Parts &parts, int kv_head, u32 rank, u32 n_blocks, const Attended &to, int warp, int lane) {
+    for (u32 task = rank + warp * n_blocks; task < parts.n_tokens * GROUP * DIM_UNITS; task += n_blocks * WARPS) {
+        const u32 token = task / (GROUP * DIM_UNITS), head = kv_head * GROUP + task / DIM_UNITS % GROUP;
+        const u32 n_parts = parts.all[token];
+        const u64 first = (u64)parts.first[token] * HEADS + head;
+        if (n_parts > 1)
+            fold_slice(SentSlice{to.sent + first * SENT_ROW, (int)(task % DIM_UNITS), lane}, n_parts,
+                       to.a + (u64)token * Q_STRIDE + head * HEAD_DIM, to.shares + first);
     }
 }
 
@@ -171,11 +136,11 @@ __device__ __forceinline__ void merge(u32 token, u32 n_parts, u64 first, int kv_
 // Work split a block takes one KV head of one item after another: a section and the queries, of
 //            all lanes, that see it. Of scores a warp owns 16 queries x 32 rows, of values 16 queries x an
 //            eighth of the dimensions. A ninth warp copies, and goes on to the next item as soon as this
-//            one's keys, then its values, are done with. Parts are folded in order by whichever block of a token's comes last.
+//            one's keys, then its values, are done with. Parts are folded in order by all blocks of a KV head.
 // Rounding   the rotated query once; probabilities once; a once.
-// Moves      the section's keys and values once, asked for before the kernel before has ended: bound by memory. Two blocks'
-//            registers fit, so that this one's starts beside the kernel before; larger groups need too many.
-extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, GROUP <= 4 ? 2 : 1)
+// Moves      the section's keys and values once, asked for before the kernel before has ended: bound by memory. On sm_90
+//            two blocks' registers fit, so that this one starts beside the kernel before; larger groups need too many.
+extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, GROUP <= 4 && __CUDA_ARCH__ == 900 ? 2 : 1)
 attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const float2 *rope, const u16 *q, const u16 *k,
        const u16 *v, u16 *kv, Attended to) {
     extern __shared__ __align__(128) u8 keys[];
@@ -200,7 +165,7 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
     }
     if (blockIdx.x < all_work) fetch(items[0], blockIdx.x);
     if (threadIdx.x >= WARPS * 32 && lane < 8) {
-        parts.left[lane] = 0, n_work = all_work;
+        n_work = all_work, parts.n_tokens = n_tokens(step);
         parts.all[lane] = load_fresh(step.partials + lane * 2), parts.first[lane] = load_fresh(step.partials + lane * 2 + 1);
     }
     __syncthreads();
@@ -257,44 +222,25 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
             const int head = kv_head * GROUP + own.queries[i] % GROUP;
             const bool whole = asked.n_parts == 1;
             const float weight = scratch.finals[own.queries[i]][1];
+            float *row = to.sent + ((u64)asked.partial * HEADS + head) * SENT_ROW;
 #pragma unroll
             for (int tile = 0; tile < OWN_DIM_TILES; ++tile) {
                 const int d = (warp * OWN_DIM_TILES + tile) * 8 + lane % 4 * 2;
                 if (d >= DIM) continue;
-                if (!whole)
-                    *(float2 *)(to.sums + ((u64)asked.partial * HEADS + head) * DIM + d) =
-                        make_float2(acc[tile][i * 2], acc[tile][i * 2 + 1]);
+                if (!whole) send(row + d, acc[tile][i * 2]), send(row + d + 1, acc[tile][i * 2 + 1]);
                 else if (d < HEAD_DIM)
                     *(u32 *)(to.a + (u64)asked.token * Q_STRIDE + head * HEAD_DIM + d) =
                         round_pair(acc[tile][i * 2] / weight, acc[tile][i * 2 + 1] / weight);
             }
-            if (!whole && warp == 0 && lane % 4 == 0) {
-                to.weights[(u64)asked.partial * HEADS + head] = make_float2(scratch.finals[own.queries[i]][0], weight);
-                to.squares[(u64)asked.partial * HEADS + head] = scratch.finals[own.queries[i]][2];
-            }
+            if (!whole && warp == 0) send_weight(row, scratch.finals[own.queries[i]], lane);
         }
         if (threadIdx.x < item.n_queries * GROUP && item.queries[threadIdx.x / GROUP].n_parts == 1)
             atomicAdd(to.shares + (u64)item.queries[threadIdx.x / GROUP].partial * HEADS + kv_head * GROUP +
                           threadIdx.x % GROUP,
                       scratch.finals[threadIdx.x][2] / (scratch.finals[threadIdx.x][1] * scratch.finals[threadIdx.x][1]));
-        if (threadIdx.x < item.n_queries && item.queries[threadIdx.x].n_parts > 1) atomicAdd(&parts.left[item.queries[threadIdx.x].token], 1);
         meet();
     }
     if (blockIdx.x >= n_work) return wait_for_previous();
 
-    // Tells, once for all its parts, that they are there; and folds those of tokens that have all of theirs.
-    u32 any = 0;
-#pragma unroll
-    for (int token = 0; token < 8; ++token) any |= parts.left[token];
-    if (any == 0) return;
-    if (threadIdx.x < 8) {
-        const u32 token = threadIdx.x, left = parts.left[token];
-        u32 *arrived = to.arrived + token * KV_HEADS + kv_head;
-        const bool last = left > 0 && add_left(arrived, left) + left == parts.all[token];
-        if (last) *arrived = 0;
-        parts.is_last[token] = last;
-    }
-    meet();
-    for (u32 token = 0; token < 8; ++token)
-        if (parts.is_last[token]) merge(token, parts.all[token], parts.first[token], kv_head, to);
+    fold_sections(parts, kv_head, blockIdx.x / KV_HEADS, min(gridDim.x, n_work) / KV_HEADS, to, warp, lane);
 }

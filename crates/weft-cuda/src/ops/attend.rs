@@ -13,10 +13,10 @@ const TILE_THREADS: usize = 128;
 #[repr(C)]
 struct Attended {
     a: Address,
+    sent: Address,
     sums: Address,
     weights: Address,
     squares: Address,
-    arrived: Address,
     shares: Address,
 }
 
@@ -28,10 +28,10 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16, stores: bool) -> Result<(), Cu
     let weights = &weights.layers[usize::from(layer)];
     let to = Attended {
         a: buffers.a.address(),
+        sent: buffers.sent.address(),
         sums: buffers.sums.address(),
         weights: buffers.weights.address(),
         squares: buffers.squares.address(),
-        arrived: buffers.arrived.address(),
         shares: buffers.shares.address(),
     };
     match pass.family {

@@ -253,6 +253,44 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
     }
 }
 
+// The parts of a head as ordinary memory holds them.
+struct StoredParts {
+    const Attended &to;
+    u64 first;
+    int head, d;
+    __device__ __forceinline__ Part weight(u32 part, bool there) const {
+        const float *at = (const float *)(to.weights + (first + part) * HEADS + head);
+        return {there ? load_fresh(at) : NEVER, there ? load_fresh(at + 1) : 0.0f};
+    }
+    template <int N> __device__ __forceinline__ void sums(float (&sums)[N], u32 part, u32 last) const {
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+            sums[i] = load_fresh(to.sums + ((first + min(part + i, last)) * HEADS + head) * DIM + d);
+    }
+};
+
+// Folds the parts of one token's heads of one KV head. A warp has 32 dimensions of one head; the first of a
+// head's also tells what each part was given.
+__device__ __forceinline__ void merge(u32 token, u32 n_parts, u64 first, int kv_head, const Attended &to) {
+    constexpr int AT_ONCE = WARPS * 32 / DIM;
+    const int lane = threadIdx.x % 32, d = threadIdx.x % DIM;
+    for (int g = threadIdx.x / DIM; g < GROUP && threadIdx.x < AT_ONCE * DIM; g += AT_ONCE) {
+        const int head = kv_head * GROUP + g;
+        // The maximum and the squares of a lane's part, asked for one fold ahead.
+        const auto ask = [&](u32 part, float &m, float &squares) {
+            if (d >= 32 || part >= n_parts) return;
+            const u64 at = (first + part) * HEADS + head;
+            m = load_fresh((const float *)(to.weights + at)), squares = load_fresh(to.squares + at);
+        };
+        float m, squares;
+        ask(lane, m, squares);
+        const Folded whole = fold_parts<16>(StoredParts{to, first, head, d}, n_parts, lane);
+        if (d < HEAD_DIM) to.a[(u64)token * Q_STRIDE + head * HEAD_DIM + d] = round_one(whole.sum / whole.weight);
+        for (u32 part = lane; part < n_parts && d < 32; part += 32, ask(part, m, squares))
+            atomicAdd(to.shares + (first + part) * HEADS + head, part_share(whole, m, squares));
+    }
+}
+
 // Computes   a from the parts that attend_block left.
 // Layout     as in Attended.
 // Work split a block owns one KV head of one token.

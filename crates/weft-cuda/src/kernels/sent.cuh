@@ -1,0 +1,92 @@
+// Parts of attention that blocks of one launch hand to one another, without a counter or a fence: a word that nobody
+// sent yet is NOTHING, which no result is. Every word has one reader, who makes it NOTHING again for the next launch.
+// Blocks wait for one another, so all of a launch must be there at once: `attend` has no more blocks than
+// multiprocessors, and a kernel that may start early does so only when all of them have started.
+
+constexpr u32 NOTHING = 0xffffffffu;
+constexpr u32 MOST_LOOKS = 1u << 24; // some seconds: then the launch fails instead of hanging
+
+// What one part of one head is: its sums; then for every 32 of them, which one warp reads, the maximum and the weight, and
+// in the first only, for its share of attention, the maximum and the squares.
+constexpr int SENT_ROW = DIM + 4 * DIM_UNITS;
+
+__device__ __forceinline__ bool is_sent(float word) { return __float_as_uint(word) != NOTHING; }
+__device__ __forceinline__ float look(const float *at) {
+    float word;
+    asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(word) : "l"(at) : "memory");
+    return word;
+}
+__device__ __forceinline__ void send(float *at, float value) {
+    const float word = is_sent(value) ? value : __uint_as_float(0x7fffffffu); // a NaN is as good as another
+    asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" :: "l"(at), "f"(word) : "memory");
+}
+__device__ __forceinline__ void take_back(float *at) { *at = __uint_as_float(NOTHING); }
+
+template <class Ready> __device__ __forceinline__ void look_until(Ready ready) {
+    for (u32 looks = 0; !ready(); ++looks)
+        if (looks == MOST_LOOKS) asm volatile("trap;");
+    __syncwarp();
+}
+
+// Sends what one part of one head is besides its sums, from the four lanes of a quad.
+__device__ __forceinline__ void send_weight(float *row, const float (&finals)[3], int lane) {
+    for (int slice = lane % 4; slice < DIM_UNITS; slice += 4) {
+        float *at = row + DIM + slice * 4;
+        send(at, finals[0]), send(at + 1, finals[1]);
+        if (slice == 0) send(at + 2, finals[0]), send(at + 3, finals[2]);
+    }
+}
+
+// 32 dimensions of one head in all parts of a token.
+struct SentSlice {
+    float *first; // row of the first part
+    int slice, lane;
+    __device__ __forceinline__ float *row(u32 part) const { return first + (u64)part * HEADS * SENT_ROW; }
+    __device__ __forceinline__ Part weight(u32 part, bool there) const {
+        Part sent = {NEVER, 0.0f};
+        float *at = row(part) + DIM + slice * 4;
+        look_until([&] {
+            if (there) sent = {look(at), look(at + 1)};
+            return is_sent(sent.m) && is_sent(sent.l);
+        });
+        if (there) take_back(at), take_back(at + 1);
+        return sent;
+    }
+    // The maximum and the squares.
+    __device__ __forceinline__ float2 share(u32 part, bool there) const {
+        float2 sent = make_float2(0.0f, 0.0f);
+        float *at = row(part) + DIM + 2;
+        look_until([&] {
+            if (there) sent = make_float2(look(at), look(at + 1));
+            return is_sent(sent.x) && is_sent(sent.y);
+        });
+        if (there) take_back(at), take_back(at + 1);
+        return sent;
+    }
+    template <int N> __device__ __forceinline__ void sums(float (&sums)[N], u32 part, u32 last) const {
+        const int d = slice * 32 + lane;
+        look_until([&] {
+            bool all = true;
+#pragma unroll
+            for (int i = 0; i < N; ++i) all &= is_sent(sums[i] = look(row(min(part + i, last)) + d));
+            return all;
+        });
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+            if (part + i <= last) take_back(row(part + i) + d);
+    }
+};
+
+// Folds one of the slices, and tells of the first what share of attention each part had.
+__device__ __forceinline__ void fold_slice(const SentSlice &slice, u32 n_parts, u16 *a, float *shares) {
+    const Folded whole = fold_parts<16>(slice, n_parts, slice.lane);
+    const int d = slice.slice * 32 + slice.lane;
+    if (d < HEAD_DIM) a[d] = round_one(whole.sum / whole.weight);
+    if (slice.slice > 0) return;
+    for (u32 block = 0; block < n_parts; block += 32) {
+        const u32 part = block + slice.lane;
+        const bool there = part < n_parts;
+        const float2 sent = slice.share(part, there);
+        if (there) atomicAdd(shares + (u64)part * HEADS, part_share(whole, sent.x, sent.y));
+    }
+}
