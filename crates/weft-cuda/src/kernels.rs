@@ -58,22 +58,30 @@ pub const DECODE_KERNELS: [&str; 8] =
 // SAFETY: handles of the driver, used with the context bound; launches are thread-safe there.
 unsafe impl Sync for Kernels {}
 
+/// A matrix product that is streamed past tokens.
+pub(crate) struct ByWidth {
+    /// Past up to eight.
+    pub(crate) eight: Kernel,
+    /// Past up to sixteen.
+    pub(crate) sixteen: Kernel,
+}
+
 /// The kernels, loaded.
 pub(crate) struct Kernels {
     pub(crate) embed: Kernel,
     pub(crate) norm_rows: Kernel,
-    pub(crate) norm_qkv: Kernel,
+    pub(crate) norm_qkv: ByWidth,
     pub(crate) norm_qkv_block: Kernel,
     pub(crate) rope_store: Kernel,
     pub(crate) store_values: Kernel,
     pub(crate) attend: Kernel,
     pub(crate) attend_block: Kernel,
     pub(crate) attend_fold: Kernel,
-    pub(crate) proj_add: Kernel,
+    pub(crate) proj_add: ByWidth,
     pub(crate) proj_add_block: Kernel,
-    pub(crate) norm_gate_up: Kernel,
+    pub(crate) norm_gate_up: ByWidth,
     pub(crate) norm_gate_up_block: Kernel,
-    pub(crate) down_add: Kernel,
+    pub(crate) down_add: ByWidth,
     pub(crate) down_add_block: Kernel,
     pub(crate) norm_head: Kernel,
     /// All ops; its shared memory depends on the GPU.
@@ -91,21 +99,25 @@ impl Kernels {
         let page_bytes = 2 * PAGE_ROWS * shape.dim * 2;
         let plain = |name| module.kernel(name, 0);
         let block = |name| module.kernel(name, shape.block_ring_bytes());
+        let by_width = |name: &str, bytes| -> Result<ByWidth, CudaError> {
+            let sixteen = module.kernel(&format!("{name}_sixteen"), bytes)?;
+            Ok(ByWidth { eight: module.kernel(name, bytes)?, sixteen })
+        };
         Ok(Self {
             embed: plain("embed")?,
             norm_rows: plain("norm_rows")?,
-            norm_qkv: module.kernel("norm_qkv", shape.qkv.ring_bytes())?,
+            norm_qkv: by_width("norm_qkv", shape.qkv.ring_bytes())?,
             norm_qkv_block: block("norm_qkv_block")?,
             rope_store: plain("rope_store")?,
             store_values: plain("store_values")?,
             attend: module.kernel("attend", shape.attend_bytes())?,
             attend_block: module.kernel("attend_block", 2 * page_bytes)?,
             attend_fold: plain("attend_fold")?,
-            proj_add: module.kernel("proj_add", shape.proj.ring_bytes())?,
+            proj_add: by_width("proj_add", shape.proj.ring_bytes())?,
             proj_add_block: block("proj_add_block")?,
-            norm_gate_up: module.kernel("norm_gate_up", shape.gate_up.ring_bytes())?,
+            norm_gate_up: by_width("norm_gate_up", shape.gate_up.ring_bytes())?,
             norm_gate_up_block: block("norm_gate_up_block")?,
-            down_add: module.kernel("down_add", shape.down.ring_bytes())?,
+            down_add: by_width("down_add", shape.down.ring_bytes())?,
             down_add_block: block("down_add_block")?,
             norm_head: module.kernel("norm_head", shape.head.ring_bytes())?,
             decode: plain("decode")?,

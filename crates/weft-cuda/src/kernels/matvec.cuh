@@ -1,4 +1,4 @@
-// The product of a matrix with up to eight tokens, at the speed of memory.
+// The product of a matrix with up to eight tokens, or sixteen, at the speed of memory.
 //
 // The matrix lies packed in units, tile by tile of eight rows: [tile][unit of 32 columns][lane]. A
 // block owns some tiles; each of its eight warps owns an eighth of the columns and adds its units
@@ -9,16 +9,17 @@
 // that saturates the memory, and what the kernel before still has to load is not queued behind more.
 
 // How the host cut a matrix: units of a warp in a row, tiles that share the reading of the input, stages of
-// the ring, groups of tiles that a block has at most, and stages on their way at once. A stage is a stretch of
-// one tile, which lies in memory in one piece (base.cuh).
-template <int UNITS_, int TILES_, int STAGES_, int GROUPS_, int IN_FLIGHT_> struct Cut {
-    static constexpr int UNITS = UNITS_, TILES = TILES_, STAGES = STAGES_, IN_FLIGHT = IN_FLIGHT_;
-    static constexpr int BATCH = GROUPS_ <= 4 ? GROUPS_ : 2;      // groups whose sums are added at once
-    static constexpr int BATCHES = GROUPS_ > BATCH ? 2 : 1;       // of which the next does not wait
+// the ring, groups of tiles that a block has at most, stages on their way at once, and halves of a product's 16 tokens
+// that there are. A stage is a stretch of one tile, which lies in memory in one piece (base.cuh).
+template <int UNITS_, int TILES_, int STAGES_, int GROUPS_, int IN_FLIGHT_, int HALVES_ = 1> struct Cut {
+    static constexpr int UNITS = UNITS_, TILES = TILES_, STAGES = STAGES_, IN_FLIGHT = IN_FLIGHT_, HALVES = HALVES_;
+    // Groups whose sums are added at once; halves take turns with the room of one.
+    static constexpr int BATCH = HALVES > 1 ? 1 : GROUPS_ <= 4 ? GROUPS_ : 2;
+    static constexpr int BATCHES = HALVES == 1 && GROUPS_ > BATCH ? 2 : 1; // of which the next does not wait
     static constexpr int STORED = TILES % 2 == 0 ? 2 : 1;          // tiles whose sums a thread stores together: a set
     static constexpr int SETS = BATCH * TILES / STORED;           // such sets of a batch
     static constexpr int STRETCHES = stretches(UNITS), STRETCH = stretch_units(UNITS);
-    static constexpr int MOST = TILES == 1 ? 6 : 4;               // units of the input that are read at once, by registers
+    static constexpr int MOST = (TILES == 1 ? 6 : 4) / HALVES;    // units of the input that are read at once, by registers
     static constexpr int PARTS = (STRETCH + MOST - 1) / MOST;     // such parts of a stretch
     static constexpr int PART = (STRETCH + PARTS - 1) / PARTS;
     static constexpr int STAGE_BYTES = WARPS * STRETCH * UNIT_BYTES;
@@ -29,6 +30,7 @@ template <int UNITS_, int TILES_, int STAGES_, int GROUPS_, int IN_FLIGHT_> stru
 // Two blocks share an SM: this kernel's, and the next one's that waits with its weights at hand.
 // A kernel that holds more units of its input in registers than this gives that up.
 #define MATVEC_BOUNDS(held_units) __launch_bounds__(WARPS * 32 + 32, (held_units) <= TWO_BLOCKS_UNITS ? 2 : 1)
+#define SIXTEEN_BOUNDS __launch_bounds__(WARPS * 32 + 32, 1)
 
 template <class M> struct Ring {
     u64 full[M::STAGES], empty[M::STAGES];
@@ -102,18 +104,26 @@ __device__ __forceinline__ void stream_weights(Ring<M> &ring, u8 *stages, const 
 #endif
 }
 
-// Up to eight rows of activations, of which a lane reads its token's.
-struct Rows {
-    const uint4 *own; // this lane's chunk of its token's first unit, or null
-    __device__ __forceinline__ Rows(const u16 *values, int stride, bool there, u32 row, int lane)
-        : own(there ? (const uint4 *)(values + (u64)row * stride) + lane % 4 : nullptr) {}
+// Up to eight rows of activations, or sixteen, of which a lane reads its token's of each half.
+template <int HALVES> struct Rows {
+    const uint4 *own[HALVES]; // this lane's chunk of its token's first unit, or null
+    template <class Row> __device__ __forceinline__ Rows(const u16 *values, int stride, u32 n_tokens, Row row, int lane) {
+#pragma unroll
+        for (int half = 0; half < HALVES; ++half) {
+            const u32 token = lane / 4 + half * 8;
+            own[half] = token < n_tokens ? (const uint4 *)(values + (u64)row(token) * stride) + lane % 4 : nullptr;
+        }
+    }
     // Units from `first` on.
-    template <int N> __device__ __forceinline__ void load(uint4 (&units)[N], int first) const {
+    template <int N> __device__ __forceinline__ void load(uint4 (&units)[HALVES][N], int first) const {
 #pragma unroll
-        for (int i = 0; i < N; ++i) units[i] = make_uint4(0, 0, 0, 0);
-        if (own)
+        for (int half = 0; half < HALVES; ++half) {
 #pragma unroll
-            for (int i = 0; i < N; ++i) units[i] = load_fresh(own + (first + i) * 4);
+            for (int i = 0; i < N; ++i) units[half][i] = make_uint4(0, 0, 0, 0);
+            if (own[half])
+#pragma unroll
+                for (int i = 0; i < N; ++i) units[half][i] = load_fresh(own[half] + (first + i) * 4);
+        }
     }
 };
 
@@ -123,9 +133,9 @@ struct Piece {
     bool begins, ends; // whether it is the first of its stretch, and the last
 };
 
-// One part of N tiles, whose chains of products run side by side. x are the input's units.
+// One part of N tiles, whose chains of products run side by side. x are the input's units of each half.
 template <class M, int N, int UNITS>
-__device__ __forceinline__ void multiply_part(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const uint4 *x,
+__device__ __forceinline__ void multiply_part(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const uint4 *const (&x)[M::HALVES],
                                               Piece part, float (*sum)[4]) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint4 *units[N];
@@ -141,7 +151,7 @@ __device__ __forceinline__ void multiply_part(Ring<M> &ring, const u8 *stages, R
     for (int u = 0; u < UNITS; ++u)
         if (part.first + u < part.width)
 #pragma unroll
-            for (int tile = 0; tile < N; ++tile) mma32(sum[tile], x[u], make_uint4(0, 0, 0, 0), units[tile][u * UNIT]);
+            for (int tile = 0; tile < N; ++tile) mma32(sum[tile], x[0][u], M::HALVES > 1 ? x[M::HALVES - 1][u] : make_uint4(0, 0, 0, 0), units[tile][u * UNIT]);
     if (!M::GOES_ROUND || !part.ends) return;
     // Loads from shared memory may still wait behind others when a warp goes on, and a copy begun by then would
     // overwrite what they are to read.
@@ -154,7 +164,7 @@ __device__ __forceinline__ void multiply_part(Ring<M> &ring, const u8 *stages, R
 
 // The same of all tiles of a group; `place` goes on to the stages of the next stretch.
 template <class M, int UNITS>
-__device__ __forceinline__ void multiply_tiles(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const uint4 *x,
+__device__ __forceinline__ void multiply_tiles(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const uint4 *const (&x)[M::HALVES],
                                                Piece part, float (&sum)[M::TILES][4]) {
     // Where all weights are at hand nothing but the chains takes time, and all of them run at once.
     constexpr int AT_ONCE = M::GOES_ROUND ? 2 : M::TILES;
@@ -165,23 +175,32 @@ __device__ __forceinline__ void multiply_tiles(Ring<M> &ring, const u8 *stages, 
     }
 }
 
+// Each half of some units, from one on.
+template <class M, int N> struct Halves {
+    const uint4 *of[M::HALVES];
+    __device__ __forceinline__ Halves(const uint4 (&units)[M::HALVES][N], int first) {
+#pragma unroll
+        for (int half = 0; half < M::HALVES; ++half) of[half] = units[half] + first;
+    }
+};
+
 // The sums of a group whose input is held in registers.
-template <class M>
-__device__ __forceinline__ void multiply_held(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const uint4 *held,
+template <class M, int N>
+__device__ __forceinline__ void multiply_held(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const uint4 (&held)[M::HALVES][N],
                                               float (&sum)[M::TILES][4]) {
 #pragma unroll
     for (int stretch = 0; stretch < M::STRETCHES; ++stretch) {
         const Piece whole{0, min(M::STRETCH, M::UNITS - stretch * M::STRETCH), true, true};
-        multiply_tiles<M, M::STRETCH>(ring, stages, place, held + stretch * M::STRETCH, whole, sum);
+        multiply_tiles<M, M::STRETCH>(ring, stages, place, Halves<M, N>(held, stretch * M::STRETCH).of, whole, sum);
     }
 }
 
 // The sums of a group whose input is read part by part, one part ahead. What is read beyond the last is not used.
 template <class M>
-__device__ __forceinline__ void multiply_read(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const Rows &rows,
+__device__ __forceinline__ void multiply_read(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const Rows<M::HALVES> &rows,
                                               float (&sum)[M::TILES][4]) {
     const int own = threadIdx.x / 32 * M::UNITS;
-    uint4 ahead[M::PART], now[M::PART];
+    uint4 ahead[M::HALVES][M::PART], now[M::HALVES][M::PART];
     rows.load(ahead, own);
 #pragma unroll 1
     for (int stretch = 0; stretch < M::STRETCHES; ++stretch) {
@@ -191,20 +210,43 @@ __device__ __forceinline__ void multiply_read(Ring<M> &ring, const u8 *stages, R
         for (int part = 0; part < M::PARTS; ++part) {
             const bool ends = part + 1 == M::PARTS;
 #pragma unroll
-            for (int u = 0; u < M::PART; ++u) now[u] = ahead[u];
+            for (int half = 0; half < M::HALVES; ++half)
+#pragma unroll
+                for (int u = 0; u < M::PART; ++u) now[half][u] = ahead[half][u];
             if (!ends || stretch + 1 < M::STRETCHES)
                 rows.load(ahead, own + (ends ? (stretch + 1) * M::STRETCH : stretch * M::STRETCH + (part + 1) * M::PART));
             place = begin;
-            multiply_tiles<M, M::PART>(ring, stages, place, now, Piece{part * M::PART, width, part == 0, ends}, sum);
+            multiply_tiles<M, M::PART>(ring, stages, place, Halves<M, M::PART>(now, 0).of, Piece{part * M::PART, width, part == 0, ends}, sum);
         }
     }
 }
 
+// Adds the warps' sums of a batch of groups, and hands them on.
+template <class M, class Store>
+__device__ __forceinline__ void store_batch(const float (&batch)[M::BATCH][M::TILES][WARPS][64], int n_groups, int first_group, bool is_first,
+                                            int half, u32 n_tokens, Store &store) {
+    const u32 token = threadIdx.x % 64 / 8 + half * 8, row = threadIdx.x % 8;
+#pragma unroll
+    for (int i = 0; i < (M::SETS + 3) / 4; ++i) {
+        const int set = threadIdx.x / 64 + i * 4;
+        if (token >= n_tokens || set >= n_groups * (M::TILES / M::STORED)) continue;
+        float total[M::STORED];
+#pragma unroll
+        for (int tile = 0; tile < M::STORED; ++tile) {
+            const auto &of = batch[set * M::STORED / M::TILES][set * M::STORED % M::TILES + tile];
+            total[tile] = of[0][threadIdx.x % 64];
+#pragma unroll
+            for (int w = 1; w < WARPS; ++w) total[tile] += of[w][threadIdx.x % 64];
+        }
+        store(first_group * (M::TILES / M::STORED) + set, i, is_first && half == 0, token, row, total);
+    }
+}
+
 // The computing warps. `held` are this warp's units of the input, where they fit into registers. Hands sums to
-// `store(set of tiles, which of the thread's in the first batch or -1, token, row in the tile, sums of the set)`.
-template <class M, bool HELD, class Store>
-__device__ __forceinline__ void multiply(Ring<M> &ring, const u8 *stages, Sums<M> &sums,
-                                         const uint4 *held, const Rows &rows, Groups own, u32 n_tokens, Store &store) {
+// `store(set of tiles, which of the thread's it is, whether of the first batch and half, token, row in the tile, sums)`.
+template <class M, bool HELD, int N, class Store>
+__device__ __forceinline__ void multiply(Ring<M> &ring, const u8 *stages, Sums<M> &sums, const uint4 (&held)[M::HALVES][N],
+                                         const Rows<M::HALVES> &rows, Groups own, u32 n_tokens, Store &store) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     RingPlace<M> place;
     int in_batch = 0;
@@ -214,29 +256,18 @@ __device__ __forceinline__ void multiply(Ring<M> &ring, const u8 *stages, Sums<M
         else multiply_read(ring, stages, place, rows, sum);
         auto &batch = sums.of[in_batch / M::BATCH];
 #pragma unroll
-        for (int tile = 0; tile < M::TILES; ++tile)
-            *(float2 *)&batch[in_batch % M::BATCH][tile][warp][lane * 2] = make_float2(sum[tile][0], sum[tile][1]);
-        ++in_batch;
-        if (in_batch % M::BATCH == 0 || group + 1 == own.end) {
+        for (int half = 0; half < M::HALVES; ++half) {
+            // Halves take turns: what was there before must have been read.
+            if (M::HALVES > 1 && (half > 0 || group > own.first)) meet();
+#pragma unroll
+            for (int tile = 0; tile < M::TILES; ++tile)
+                *(float2 *)&batch[in_batch % M::BATCH][tile][warp][lane * 2] = make_float2(sum[tile][half * 2], sum[tile][half * 2 + 1]);
+            if ((in_batch + 1) % M::BATCH != 0 && group + 1 < own.end) continue;
             meet();
-            const int n_groups = (in_batch - 1) % M::BATCH + 1, token = threadIdx.x % 64 / 8, row = threadIdx.x % 8;
-            const int first = (group + 1 - n_groups) * (M::TILES / M::STORED);
-#pragma unroll
-            for (int i = 0; i < (M::SETS + 3) / 4; ++i) {
-                const int set = threadIdx.x / 64 + i * 4;
-                if (token >= n_tokens || set >= n_groups * (M::TILES / M::STORED)) continue;
-                float total[M::STORED];
-#pragma unroll
-                for (int tile = 0; tile < M::STORED; ++tile) {
-                    const auto &of = batch[set * M::STORED / M::TILES][set * M::STORED % M::TILES + tile];
-                    total[tile] = of[0][threadIdx.x % 64];
-#pragma unroll
-                    for (int w = 1; w < WARPS; ++w) total[tile] += of[w][threadIdx.x % 64];
-                }
-                store(first + set, group - own.first < M::BATCH ? i : -1, token, row, total);
-            }
-            if (in_batch == M::BATCHES * M::BATCH) in_batch = 0;
+            const int n_groups = in_batch % M::BATCH + 1;
+            store_batch<M>(batch, n_groups, group + 1 - n_groups, group - own.first < M::BATCH, half, n_tokens, store);
         }
+        if (++in_batch == M::BATCHES * M::BATCH) in_batch = 0;
     }
 }
 
@@ -256,9 +287,9 @@ __device__ __forceinline__ void multiply_rows(const u8 *weights, int n_tiles, co
     const u32 tokens = n_tokens(step);
     wait_for_previous();
     store.begin(own.first * (M::TILES / M::STORED), tokens);
-    const Rows rows(x, stride, lane / 4 < tokens, lane / 4, lane);
-    constexpr bool HELD = M::UNITS * M::TILES <= 8;
-    uint4 held[HELD ? M::UNITS : 1];
+    const Rows<M::HALVES> rows(x, stride, tokens, [](u32 token) { return token; }, lane);
+    constexpr bool HELD = M::UNITS * M::TILES * M::HALVES <= 8;
+    uint4 held[M::HALVES][HELD ? M::UNITS : 1];
     if constexpr (HELD) rows.load(held, warp * M::UNITS);
     multiply<M, HELD>(ring, stages, sums, held, rows, own, tokens, store);
 }
@@ -270,26 +301,25 @@ __device__ __forceinline__ void multiply_norms(const u8 *weights, int n_tiles, c
     extern __shared__ __align__(128) u8 stages[];
     __shared__ Ring<M> ring;
     __shared__ __align__(16) Sums<M> sums;
-    __shared__ float squares[WARPS][8];
+    __shared__ float squares[M::HALVES][WARPS][8];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const Groups own = own_groups<M>(n_tiles);
     ring_make(ring);
     let_next_start();
     if (warp == WARPS) return stream_weights(ring, stages, weights, n_tiles, own, lane);
     const u32 tokens = count;
-    const bool there = lane / 4 < tokens;
-    const Rows rows(x, HIDDEN_STRIDE, there, there ? row(lane / 4) : 0, lane);
-    uint4 held[M::UNITS];
+    const Rows<M::HALVES> rows(x, HIDDEN_STRIDE, tokens, row, lane);
+    uint4 held[M::HALVES][M::UNITS];
     // A norm's weights are asked for early too, as far as registers go.
     constexpr bool IS_NARROW = M::UNITS <= TWO_BLOCKS_UNITS;
-    if (IS_NARROW && tokens == 1) {
+    if (IS_NARROW && M::HALVES == 1 && tokens == 1) {
         // Where this warp's first sums will be, there is room until they are.
         typedef typename OneRow<M::UNITS>::Stage Stage;
         static_assert(!IS_NARROW || sizeof(Stage) <= sizeof(sums.of[0][0][0][0]), "a row's columns of a warp fit");
         OneRow<M::UNITS> one(*(Stage *)sums.of[0][0][0][warp], norm, warp, lane);
         const u16 *only = x + (u64)row(0) * HIDDEN_STRIDE;
         wait_for_previous();
-        one.template normalised<HIDDEN>(held, only, squares, warp);
+        one.template normalised<HIDDEN>(held[0], only, squares[0], warp);
     } else {
         constexpr int EARLY = IS_NARROW ? M::UNITS : 0;
         const uint4 *own_norm = norm + warp * M::UNITS * 4 + lane % 4;
@@ -298,9 +328,13 @@ __device__ __forceinline__ void multiply_norms(const u8 *weights, int n_tiles, c
         for (int i = 0; i < EARLY; ++i) weight[i] = own_norm[i * 4];
         wait_for_previous();
         rows.load(held, warp * M::UNITS);
-        const float scale = norm_scale<M::UNITS, HIDDEN>(held, squares, warp, lane);
 #pragma unroll
-        for (int i = 0; i < M::UNITS; ++i) held[i] = normalise(held[i], i < EARLY ? weight[i] : load_fresh(own_norm + i * 4), scale);
+        for (int half = 0; half < M::HALVES; ++half) {
+            const float scale = norm_scale<M::UNITS, HIDDEN>(held[half], squares[half], warp, lane);
+#pragma unroll
+            for (int i = 0; i < M::UNITS; ++i)
+                held[half][i] = normalise(held[half][i], i < EARLY ? weight[i] : load_fresh(own_norm + i * 4), scale);
+        }
     }
     multiply<M, true>(ring, stages, sums, held, rows, own, tokens, store);
 }

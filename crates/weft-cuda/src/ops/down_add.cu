@@ -8,6 +8,12 @@ down_add(Step step, const u8 *weights, const u16 *h, AddStore to) {
     add_product<Cut<INTER_UNITS, DOWN_TILES, DOWN_STAGES, DOWN_OWN, DOWN_IN_FLIGHT>>(step, weights, DOWN_ALL_TILES, h, INTER_STRIDE, to);
 }
 
+// The same for up to sixteen tokens.
+extern "C" __global__ void SIXTEEN_BOUNDS
+down_add_sixteen(Step step, const u8 *weights, const u16 *h, AddStore to) {
+    add_product<Cut<INTER_UNITS, DOWN_TILES, DOWN_STAGES, DOWN_OWN, DOWN_IN_FLIGHT, 2>>(step, weights, DOWN_ALL_TILES, h, INTER_STRIDE, to);
+}
+
 // Computes   x += h * W_down, for blocks of tokens.
 // Layout     as above.
 // Work split a block owns 128 tokens x 128 rows (matmul.cuh).

@@ -1,6 +1,6 @@
 //! `down_add`: x += h · W_down. Rounding: the sum, once.
 
-use super::{BLOCK_THREADS, Pass, RING_THREADS};
+use super::{BLOCK_THREADS, Pass};
 use crate::CudaDevice;
 use crate::driver::Argument;
 use crate::error::CudaError;
@@ -12,7 +12,7 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
         return groups.iter().try_for_each(|group| {
             let (input, x) = (buffers.h.row(group.first), buffers.x.row(group.first));
             let arguments: &[&dyn Argument] = &[&group.step, &matrix, &input, &x];
-            pass.launch(&kernels.down_add, (shape.down.blocks, 1), RING_THREADS, arguments)
+            pass.stream(&kernels.down_add, group, &shape.down, arguments)
         });
     }
     let (input, x) = (buffers.h.address(), buffers.x.address());

@@ -15,7 +15,9 @@ use weft::plan::Op;
 use crate::CudaDevice;
 use crate::driver::{Address, Argument, Kernel, Launch};
 use crate::error::CudaError;
-use crate::tables::{Counts, FEW, Family, SEVERAL, StepAddresses};
+use crate::kernels::ByWidth;
+use crate::shape::Cut;
+use crate::tables::{Counts, FEW, Family, SEVERAL, SIXTEEN, StepAddresses};
 
 impl Argument for StepAddresses {}
 
@@ -42,6 +44,7 @@ pub(crate) struct Pass<'a> {
 /// Tokens of a step that matrices are streamed past together.
 struct Group {
     first: usize,
+    len: usize,
     /// The step as kernels for few tokens see it.
     step: StepAddresses,
 }
@@ -51,16 +54,31 @@ impl Pass<'_> {
     fn groups_of_few(&self) -> Option<Vec<Group>> {
         let n = self.counts.n_tokens;
         match self.family {
-            Family::Few => Some(vec![Group { first: 0, step: self.step }]),
+            Family::Few => Some(vec![Group { first: 0, len: n, step: self.step }]),
             Family::Many if n <= SEVERAL => {
                 let group = |first: usize| {
-                    let counts = self.device.group_counts.of(FEW.min(n - first));
-                    Group { first, step: self.step.with_counts(counts) }
+                    let len = SIXTEEN.min(n - first);
+                    let step = self.step.with_counts(self.device.group_counts.of(len));
+                    Group { first, len, step }
                 };
-                Some((0..n).step_by(FEW).map(group).collect())
+                Some((0..n).step_by(SIXTEEN).map(group).collect())
             }
             Family::Many => None,
         }
+    }
+
+    /// Streams a matrix past a group. Weights do not depend on the kernel before, so it may start early.
+    fn stream(
+        &self,
+        kernel: &ByWidth,
+        group: &Group,
+        cut: &Cut,
+        arguments: &[&dyn Argument],
+    ) -> Result<(), CudaError> {
+        let kernel = if group.len <= FEW { &kernel.eight } else { &kernel.sixteen };
+        let grid = (cut.blocks, 1);
+        let launch = Launch { grid, threads: RING_THREADS, early: self.joined, cooperative: false };
+        kernel.launch(&self.device.gpu, launch, arguments)
     }
 
     /// Launches ops in order. Where ops are joined, the second of a pair runs both.

@@ -1,5 +1,17 @@
 __device__ __forceinline__ float gated(float gate, float up) { return gate / (1.0f + expf(-gate)) * up; }
 
+template <class M>
+__device__ __forceinline__ void multiply_gate_up(const Step &step, const u8 *weights, const uint4 *norm, const u16 *x, u16 *h) {
+    multiply_norms<M>(weights, GATE_UP_ALL_TILES, x, norm, n_tokens(step), [](u32 token) { return token; },
+                      [&](int set, int, bool, u32 token, u32 row, const float (&sums)[M::STORED]) {
+#pragma unroll
+        for (int pair = 0; pair < M::STORED / 2; ++pair) {
+            const u32 r = (set * (M::STORED / 2) + pair) * 8 + row;
+            if (r < INTER) h[(u64)token * INTER_STRIDE + r] = round_one(gated(sums[pair * 2], sums[pair * 2 + 1]));
+        }
+    });
+}
+
 // Computes   n = rms_norm(x); h = silu(n * W_gate) * (n * W_up), for up to eight tokens.
 // Layout     weights: packed in units, tiles of eight gate rows and of eight up rows in turn;
 //            x: bf16 [tokens][HIDDEN_STRIDE]; h: bf16 [tokens][INTER_STRIDE].
@@ -9,15 +21,13 @@ __device__ __forceinline__ float gated(float gate, float up) { return gate / (1.
 // Moves      the weights once: bound by memory.
 extern "C" __global__ void MATVEC_BOUNDS(HIDDEN_UNITS)
 norm_gate_up(Step step, const u8 *weights, const uint4 *norm, const u16 *x, u16 *h) {
-    using M = Cut<HIDDEN_UNITS, GATE_UP_TILES, GATE_UP_STAGES, GATE_UP_OWN, GATE_UP_IN_FLIGHT>;
-    multiply_norms<M>(weights, GATE_UP_ALL_TILES, x, norm, n_tokens(step), [](u32 token) { return token; },
-                      [&](int set, int, u32 token, u32 row, const float (&sums)[M::STORED]) {
-#pragma unroll
-        for (int pair = 0; pair < M::STORED / 2; ++pair) {
-            const u32 r = (set * (M::STORED / 2) + pair) * 8 + row;
-            if (r < INTER) h[(u64)token * INTER_STRIDE + r] = round_one(gated(sums[pair * 2], sums[pair * 2 + 1]));
-        }
-    });
+    multiply_gate_up<Cut<HIDDEN_UNITS, GATE_UP_TILES, GATE_UP_STAGES, GATE_UP_OWN, GATE_UP_IN_FLIGHT>>(step, weights, norm, x, h);
+}
+
+// The same for up to sixteen tokens.
+extern "C" __global__ void SIXTEEN_BOUNDS
+norm_gate_up_sixteen(Step step, const u8 *weights, const uint4 *norm, const u16 *x, u16 *h) {
+    multiply_gate_up<Cut<HIDDEN_UNITS, GATE_UP_TILES, GATE_UP_STAGES, GATE_UP_OWN, GATE_UP_IN_FLIGHT, 2>>(step, weights, norm, x, h);
 }
 
 // Computes   h = silu(n * W_gate) * (n * W_up), for blocks of tokens; n is what norm_rows made.

@@ -1,6 +1,6 @@
 //! `norm_gate_up`: n = rms_norm(x); h = silu(n · W_gate) · (n · W_up).
 
-use super::{BLOCK_THREADS, Pass, RING_THREADS};
+use super::{BLOCK_THREADS, Pass};
 use crate::CudaDevice;
 use crate::driver::Argument;
 use crate::error::CudaError;
@@ -13,7 +13,7 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
         return groups.iter().try_for_each(|group| {
             let (x, h) = (buffers.x.row(group.first), buffers.h.row(group.first));
             let arguments: &[&dyn Argument] = &[&group.step, &matrix, &norm, &x, &h];
-            pass.launch(&kernels.norm_gate_up, (shape.gate_up.blocks, 1), RING_THREADS, arguments)
+            pass.stream(&kernels.norm_gate_up, group, &shape.gate_up, arguments)
         });
     }
     pass.norm_rows(norm)?;

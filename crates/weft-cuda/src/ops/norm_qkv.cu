@@ -12,6 +12,18 @@ struct QkvStore {
     }
 };
 
+template <class M>
+__device__ __forceinline__ void multiply_qkv(const Step &step, const u8 *weights, const uint4 *norm, const u16 *x, const QkvStore &to) {
+    multiply_norms<M>(weights, QKV_ALL_TILES, x, norm, n_tokens(step), [](u32 token) { return token; },
+                      [&](int set, int, bool, u32 token, u32 row, const float (&sums)[M::STORED]) {
+#pragma unroll
+        for (int tile = 0; tile < M::STORED; ++tile) {
+            const u32 r = (set * M::STORED + tile) * 8 + row;
+            if (r < QKV_ROWS) *to.place(token, r) = round_one(to.biased(r, sums[tile]));
+        }
+    });
+}
+
 // Computes   n = rms_norm(x); q, k, v = n * W (+ bias), for up to eight tokens.
 // Layout     weights: packed in units, rows of q, then k, then v; x: bf16 [tokens][HIDDEN_STRIDE];
 //            q: bf16 [tokens][Q_WIDTH]; k, v: bf16 [tokens][KV_WIDTH].
@@ -21,15 +33,13 @@ struct QkvStore {
 // Moves      the weights once: bound by memory.
 extern "C" __global__ void MATVEC_BOUNDS(HIDDEN_UNITS)
 norm_qkv(Step step, const u8 *weights, const uint4 *norm, const u16 *x, QkvStore to) {
-    using M = Cut<HIDDEN_UNITS, QKV_TILES, QKV_STAGES, QKV_OWN, QKV_IN_FLIGHT>;
-    multiply_norms<M>(weights, QKV_ALL_TILES, x, norm, n_tokens(step), [](u32 token) { return token; },
-                      [&](int set, int, u32 token, u32 row, const float (&sums)[M::STORED]) {
-#pragma unroll
-        for (int tile = 0; tile < M::STORED; ++tile) {
-            const u32 r = (set * M::STORED + tile) * 8 + row;
-            if (r < QKV_ROWS) *to.place(token, r) = round_one(to.biased(r, sums[tile]));
-        }
-    });
+    multiply_qkv<Cut<HIDDEN_UNITS, QKV_TILES, QKV_STAGES, QKV_OWN, QKV_IN_FLIGHT>>(step, weights, norm, x, to);
+}
+
+// The same for up to sixteen tokens.
+extern "C" __global__ void SIXTEEN_BOUNDS
+norm_qkv_sixteen(Step step, const u8 *weights, const uint4 *norm, const u16 *x, QkvStore to) {
+    multiply_qkv<Cut<HIDDEN_UNITS, QKV_TILES, QKV_STAGES, QKV_OWN, QKV_IN_FLIGHT, 2>>(step, weights, norm, x, to);
 }
 
 // Computes   q, k, v = n * W (+ bias), for blocks of tokens; n is what norm_rows made.

@@ -1,6 +1,6 @@
 //! `norm_qkv`: n = rms_norm(x); q, k, v = n · W (+ bias).
 
-use super::{BLOCK_THREADS, Pass, RING_THREADS};
+use super::{BLOCK_THREADS, Pass};
 use crate::CudaDevice;
 use crate::driver::{Address, Argument};
 use crate::error::CudaError;
@@ -30,7 +30,7 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
         return groups.iter().try_for_each(|group| {
             let (x, to) = (buffers.x.row(group.first), to(group.first));
             let arguments: &[&dyn Argument] = &[&group.step, &matrix, &norm, &x, &to];
-            pass.launch(&kernels.norm_qkv, (shape.qkv.blocks, 1), RING_THREADS, arguments)
+            pass.stream(&kernels.norm_qkv, group, &shape.qkv, arguments)
         });
     }
     pass.norm_rows(norm)?;

@@ -19,13 +19,13 @@ template <class M> struct FewStore {
                 before[i][tile] = token < n_tokens && r < HIDDEN ? load_fresh(to.place(token, r)) : 0;
             }
     }
-    __device__ __forceinline__ void operator()(int set, int early, u32 token, u32 row, const float (&sums)[M::STORED]) {
+    __device__ __forceinline__ void operator()(int set, int i, bool early, u32 token, u32 row, const float (&sums)[M::STORED]) {
 #pragma unroll
         for (int tile = 0; tile < M::STORED; ++tile) {
             const u32 r = (set * M::STORED + tile) * 8 + row;
             if (r < HIDDEN) {
                 u16 *at = to.place(token, r);
-                *at = round_one(widen(early >= 0 ? before[early][tile] : load_fresh(at)) + sums[tile]);
+                *at = round_one(widen(early ? before[i][tile] : load_fresh(at)) + sums[tile]);
             }
         }
     }
@@ -68,6 +68,12 @@ __device__ __forceinline__ void add_product_block(const Step &step, const u8 *we
 extern "C" __global__ void MATVEC_BOUNDS(1)
 proj_add(Step step, const u8 *weights, const u16 *a, AddStore to) {
     add_product<Cut<Q_UNITS, PROJ_TILES, PROJ_STAGES, PROJ_OWN, PROJ_IN_FLIGHT>>(step, weights, PROJ_ALL_TILES, a, Q_STRIDE, to);
+}
+
+// The same for up to sixteen tokens.
+extern "C" __global__ void SIXTEEN_BOUNDS
+proj_add_sixteen(Step step, const u8 *weights, const u16 *a, AddStore to) {
+    add_product<Cut<Q_UNITS, PROJ_TILES, PROJ_STAGES, PROJ_OWN, PROJ_IN_FLIGHT, 2>>(step, weights, PROJ_ALL_TILES, a, Q_STRIDE, to);
 }
 
 // Computes   x += a * W_o, for blocks of tokens.

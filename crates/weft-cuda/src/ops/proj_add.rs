@@ -1,6 +1,6 @@
 //! `proj_add`: x += a · W_o. Rounding: the sum, once.
 
-use super::{BLOCK_THREADS, Pass, RING_THREADS};
+use super::{BLOCK_THREADS, Pass};
 use crate::CudaDevice;
 use crate::driver::Argument;
 use crate::error::CudaError;
@@ -12,7 +12,7 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
         return groups.iter().try_for_each(|group| {
             let (input, x) = (buffers.a.row(group.first), buffers.x.row(group.first));
             let arguments: &[&dyn Argument] = &[&group.step, &matrix, &input, &x];
-            pass.launch(&kernels.proj_add, (shape.proj.blocks, 1), RING_THREADS, arguments)
+            pass.stream(&kernels.proj_add, group, &shape.proj, arguments)
         });
     }
     let (input, x) = (buffers.a.address(), buffers.x.address());
