@@ -38,6 +38,9 @@ fn reference(config: &Config) -> Reference<bf16> {
 /// The noise of another order of summation; and of attention's weights rounded to bf16, 2⁻⁹ each, in sums that
 /// may be near zero.
 const NOISE: Noise = Noise { sums: 3e-5, weights: 0.01 };
+/// The same for rows of thousands: their squares added in another order move the norm's scale by dozens of last bits, and
+/// with it dozens of equal values at once over the border of a rounding.
+const WIDE_NOISE: Noise = Noise { sums: 3e-4, weights: 0.01 };
 
 /// Lanes with old spans of any length, home (so, moved by any shift) and position, and new tokens after
 /// them: few, so that steps of both families come up.
@@ -285,7 +288,7 @@ fn keeps_all_of_it(config: &Config, chip: Option<Chip>) {
     let mut works = works(config, &mut theirs, &lanes[..3], 5);
     works.push(Work::new(&tokens(1, 77, config.vocab), 0, Vec::new(), span(20, 1, 0)));
     works.iter_mut().for_each(|work| work.outputs = Outputs::Last);
-    compare(config, &mut ours, &mut theirs, &works, NOISE).unwrap();
+    compare(config, &mut ours, &mut theirs, &works, WIDE_NOISE).unwrap();
 
     let ops = plan(config);
     (0..2).for_each(|layer| copy_rows(&mut ours, &theirs, &works, layer));
