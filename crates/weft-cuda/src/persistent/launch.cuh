@@ -60,7 +60,8 @@ struct BlockShared {
     u32 key_positions[8];                     // of the first step
     u32 partials[8][2];                       // how many parts a token's attention has, and the first
     u16 residual[HiddenRows::MOST_TILES * 8][8]; // x of the rows that this block adds to: bf16 [row][token]
-    float squares[WARPS][8];
+    __align__(16) float squares[8][WARPS];    // [row][warp]
+    Shares shares;
     Item items[KEPT_ITEMS + 1];               // the first that this block takes, and room for another
     u16 new_rows[WARPS][2][HEAD_DIM];         // a key and a value that each warp made: bf16
     u64 best[WARPS * 4];
