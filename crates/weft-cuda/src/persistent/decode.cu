@@ -3,7 +3,7 @@ __device__ __forceinline__ void run_op(Block &block) {
     const OpKind kind = (OpKind)(block.shared.ops[block.op] & 0xff);
     switch (kind) {
     case EMBED: return run_embed(block);
-    case ROPE_STORE: if (!block.last) return; // `attend` runs it too
+    case ROPE_STORE: if (!block.is_last()) return; // `attend` runs it too
     case ATTEND: return run_attend(block, kind == ROPE_STORE);
     case PROJ_ADD: return run_add<PROJ_ADD>(block);
     case DOWN_ADD: return run_add<DOWN_ADD>(block);
@@ -72,6 +72,7 @@ template <u32 MOST> __device__ __forceinline__ void decode_tokens(const Launch &
         }
         barriers_made();
         shared.shares.fill();
+        shared.n_outputs = outputs, shared.n_items = items;
         shared.ring.left = shared.ring.attended = 0;
         shared.stop = shared.gone = 0;
     }
@@ -87,7 +88,7 @@ template <u32 MOST> __device__ __forceinline__ void decode_tokens(const Launch &
     }
     uint4 *x = (uint4 *)(ring_memory + launch.n_stages * LONG_STAGE_BYTES) + warp * launch.x_units * 4;
     Watch watch = {launch.given_up, launch.mailbox, 0, false};
-    Block block = {launch, shared, watch, {shared.ring, ring_memory, watch, launch.n_stages}, x, warp, lane, tokens, outputs, items};
+    Block block = {launch, shared, watch, {shared.ring, ring_memory, watch, launch.n_stages}, x, warp, lane, tokens};
     compute(block);
     shared.ring.left = 1;
 }

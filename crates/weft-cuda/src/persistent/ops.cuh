@@ -9,12 +9,12 @@ __device__ __forceinline__ const uint4 *embedded(const Launch &launch, u32 row, 
 
 __device__ __forceinline__ void run_embed(Block &block) {
     const Share own = block.shared.shares.hidden;
-    for (int i = threadIdx.x; i < (own.end - own.first) * 64; i += WARPS * 32) {
+    for (int i = block.thread(); i < (own.end - own.first) * 64; i += WARPS * 32) {
         const u32 local = i / 8, token = i % 8, row = own.first * 8 + local;
         if (token >= block.n_tokens) continue;
         const u16 value = ((const u16 *)embedded(block.launch, block.shared.tokens[token], row / 8))[row % 8];
         block.shared.residual[local][token] = value;
-        if (block.last && row < HIDDEN) block.launch.plain.x[(u64)token * HIDDEN_STRIDE + row] = value;
+        if (block.is_last() && row < HIDDEN) block.launch.plain.x[(u64)token * HIDDEN_STRIDE + row] = value;
     }
 }
 
@@ -43,7 +43,7 @@ struct AwaitedInput {
     __device__ __forceinline__ uint4 unit(u32 part, int u) const {
         return StagedUnits{block.x, block.n_tokens, block.lane}[part % parts_at_once * PART_UNITS + u];
     }
-    __device__ __forceinline__ bool holds() const { return block.n_tokens == 1; }
+    __device__ __forceinline__ bool holds() const { return block.holds_weights(); }
     __device__ __forceinline__ void next() const {}
 };
 
@@ -117,7 +117,7 @@ struct NormInput {
     __device__ __forceinline__ void begin(u32 part) const {
         if (part == 0 && !awaited) await_rows();
     }
-    __device__ __forceinline__ bool holds() const { return block.n_tokens == 1; }
+    __device__ __forceinline__ bool holds() const { return block.holds_weights(); }
     __device__ __forceinline__ void await_rows() const {
         u32 pairs[HIDDEN_UNITS];
         if (n_rows == 1) {
@@ -162,12 +162,12 @@ struct NormStore {
         const QkvStore plain = {block.layer().bias, launch.plain.qkv.q, launch.plain.qkv.k, launch.plain.qkv.v};
         const u16 value = r < QKV_ROWS ? round_one(plain.biased(r, sum)) : 0;
         publish_row(launch.qkv + token * QKV_WORDS, r, QKV_ROWS, there, value, block.number);
-        if (block.last && there && r < QKV_ROWS) *plain.place(token, r) = value;
+        if (block.is_last() && there && r < QKV_ROWS) *plain.place(token, r) = value;
     }
     __device__ __forceinline__ void h(u32 r, u32 token, float gate, float up, bool there) const {
         const u16 value = r < INTER ? round_one(gated(gate, up)) : 0;
         publish_row(block.launch.h + token * (INTER_STRIDE / 2), r, INTER, there, value, block.number);
-        if (block.last && there && r < INTER) block.launch.plain.h[(u64)token * INTER_STRIDE + r] = value;
+        if (block.is_last() && there && r < INTER) block.launch.plain.h[(u64)token * INTER_STRIDE + r] = value;
     }
     __device__ __forceinline__ void logit(u32 r, u32 output, float logit, bool there) const {
         if (!there || r >= VOCAB) return;
@@ -204,7 +204,7 @@ __device__ __forceinline__ bool stream_norm(Copier &copier, const Launch &launch
 // The three products of a norm. The best of the logits that they computed, if any.
 __device__ __forceinline__ u64 run_norm_product(Block &block, OpKind kind) {
     const Tiles own = norm_tiles(block.launch, block.layer(), block.shared.shares, kind);
-    const u32 n_rows = kind == NORM_HEAD && block.n_tokens > 1 ? block.n_outputs : block.n_tokens;
+    const u32 n_rows = kind == NORM_HEAD && block.n_tokens > 1 ? block.shared.n_outputs : block.n_tokens;
     u64 best = NO_CANDIDATE;
     if (own.first == own.end) return best;
     NormInput input(block, kind, n_rows);
@@ -237,7 +237,7 @@ template <OpKind KIND> __device__ __forceinline__ void run_add(Block &block) {
         if (there && r < HIDDEN) {
             u16 &before = block.shared.residual[r - first_row][token];
             before = value = round_one(widen(before) + sum[0]);
-            if (block.last) launch.plain.x[(u64)token * HIDDEN_STRIDE + r] = value;
+            if (block.is_last()) launch.plain.x[(u64)token * HIDDEN_STRIDE + r] = value;
         }
         publish_row(launch.x + token * (HIDDEN_STRIDE / 2), r, HIDDEN, there, value, block.number);
     });

@@ -85,20 +85,21 @@ __device__ __forceinline__ bool stream_tiles(Copier &copier, const Tiles &own, i
 }
 
 // A warp's sums of N tiles, of UNITS units a warp each. They all have their own registers: what is computed only
-// sometimes is computed one after the other. Weights are there before the input as a rule: as many as registers can hold are
-// read, and their stages given back, before it is awaited. Reading shared memory takes longer than the products.
+// sometimes is computed one after the other. Where it HOLDS, as many weights as registers can hold are read, and their
+// stages given back, before the input is awaited: they are there first as a rule, and reading them takes longer than the
+// products. Several tokens leave no registers for that.
 constexpr int MOST_HELD = 24; // units
-template <int N, int UNITS, class Input>
+template <int N, int UNITS, bool HOLDS, class Input>
 __device__ __forceinline__ void sum_tiles(Stages &stages, WarpSums &sums, u32 flip, u32 n_tokens, int warp, int lane, const Input &input) {
-    constexpr int PARTS = (UNITS + PART_UNITS - 1) / PART_UNITS, FIT = MOST_HELD / (N * PART_UNITS) > 0 ? MOST_HELD / (N * PART_UNITS) : 1;
-    constexpr int HELD = FIT < PARTS ? FIT : PARTS; // parts
+    constexpr int PARTS = (UNITS + PART_UNITS - 1) / PART_UNITS, FIT = MOST_HELD / (N * PART_UNITS);
+    constexpr int HELD = !HOLDS || FIT < 1 ? 1 : FIT < PARTS ? FIT : PARTS; // parts
     const uint4 nothing = make_uint4(0, 0, 0, 0);
     float sum[N][4] = {};
 #pragma unroll 1
     for (int first = 0; first < PARTS; first += HELD) {
         const int n_parts = HELD == PARTS ? PARTS : min(HELD, PARTS - first);
         uint4 held[HELD][PART_UNITS][N];
-        if (!input.holds()) input.begin(first);
+        if (!HOLDS) input.begin(first);
         stages.wait_for_all(n_parts * N, lane);
 #pragma unroll
         for (int part = 0; part < HELD; ++part) {
@@ -111,11 +112,11 @@ __device__ __forceinline__ void sum_tiles(Stages &stages, WarpSums &sums, u32 fl
                 for (int u = 0; u < PART_UNITS; ++u) held[part][u][tile] = u < width ? units[u * UNIT] : nothing;
             }
         }
-        stages.release(n_parts * N, lane);
+        if (HOLDS) stages.release(n_parts * N, lane);
 #pragma unroll
         for (int part = 0; part < HELD; ++part) {
             if (part >= n_parts) break;
-            if (input.holds() || part > 0) input.begin(first + part);
+            if (HOLDS) input.begin(first + part);
 #pragma unroll
             for (int u = 0; u < PART_UNITS; ++u) {
                 if (UNITS % PART_UNITS != 0 && (first + part) * PART_UNITS + u >= UNITS) break;
@@ -124,6 +125,7 @@ __device__ __forceinline__ void sum_tiles(Stages &stages, WarpSums &sums, u32 fl
                 for (int tile = 0; tile < N; ++tile) mma32(sum[tile], x, nothing, held[part][u][tile]);
             }
         }
+        if (!HOLDS) stages.release(n_parts * N, lane);
     }
     if (lane / 4 < n_tokens)
 #pragma unroll
@@ -145,11 +147,15 @@ __device__ __forceinline__ void multiply_tiles(Stages &stages, WarpSums &sums, u
         const int n_groups = min(TILES, own.end - first) / TOGETHER;
         // The sums before last were read before the last meeting.
         flip ^= 1;
-        const auto sum = [&](auto n) { sum_tiles<decltype(n)::VALUE * TOGETHER, UNITS>(stages, sums, flip, n_tokens, warp, lane, input); };
+        const auto sum = [&](auto n) {
+            constexpr int N = decltype(n)::VALUE * TOGETHER;
+            if (input.holds()) sum_tiles<N, UNITS, true>(stages, sums, flip, n_tokens, warp, lane, input);
+            else sum_tiles<N, UNITS, false>(stages, sums, flip, n_tokens, warp, lane, input);
+        };
         for_count<TILES / TOGETHER>(n_groups, sum);
         meet();
 #pragma unroll 1
-        for (u32 i = threadIdx.x; i - lane < n_groups << shift; i += WARPS * 32) {
+        for (u32 i = warp * 32 + lane; i - lane < n_groups << shift; i += WARPS * 32) {
             const u32 group = min(i >> shift, n_groups - 1), at = i & ((1 << shift) - 1);
             float total[TOGETHER];
 #pragma unroll
