@@ -18,6 +18,7 @@
 #define __shared__ static
 #define __align__(n) __attribute__((aligned(n)))
 #define __CUDA_ARCH__ 900
+#define __builtin_assume(what) (void)(what)
 
 typedef unsigned char u8;
 typedef unsigned short u16;

@@ -71,6 +71,9 @@ def kernel(revision):
             text = re.sub(pattern, lambda _: here, text, flags=re.S)
         assert "asm volatile" not in text, f"{name} has an instruction that is not emulated"
         parts.append(f'#line 1 "{name}"\n{text}')
+    # Older revisions have one kernel for any number of tokens.
+    if not any("decode_one" in part for part in parts):
+        parts.append("#define decode_one decode")
     return "\n".join(parts)
 
 

@@ -137,7 +137,7 @@ static std::vector<Fiber> fibers;
 static std::vector<EmulatedBlock> blocks(N_BLOCKS);
 static const Launch *launched;
 static void thread_main() {
-    decode(*launched);
+    (*launched->step.counts == 1 ? decode_one : decode)(*launched);
     current->done = true;
     for (;;) let_others_run();
 }

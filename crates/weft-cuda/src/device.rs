@@ -143,7 +143,10 @@ impl CudaDevice {
         let (persistent, choice) = match launches {
             Launches::Graph | Launches::Ops => (None, Choice::default()),
             Launches::Auto | Launches::Persistent => {
-                match (Persistent::new(&parts, kernels.decode, &plan)?, launches) {
+                match (
+                    Persistent::new(&parts, [kernels.decode_one, kernels.decode], &plan)?,
+                    launches,
+                ) {
                     (Ok(persistent), _) => (Some(persistent), Choice::default()),
                     (Err(reason), Launches::Auto) => (None, Choice::refuse(reason)),
                     (Err(reason), _) => return Err(CudaError::Unsupported(reason)),

@@ -86,6 +86,8 @@ pub(crate) struct Kernels {
     pub(crate) norm_head: Kernel,
     /// All ops; its shared memory depends on the GPU.
     pub(crate) decode: Kernel,
+    /// The same of a single token.
+    pub(crate) decode_one: Kernel,
     pub(crate) choose: Kernel,
     pub(crate) mark_tokens: Kernel,
     pub(crate) put_rows: Kernel,
@@ -121,6 +123,7 @@ impl Kernels {
             down_add_block: block("down_add_block")?,
             norm_head: module.kernel("norm_head", shape.head.ring_bytes())?,
             decode: plain("decode")?,
+            decode_one: plain("decode_one")?,
             choose: plain("choose")?,
             mark_tokens: plain("mark_tokens")?,
             put_rows: plain("put_rows")?,

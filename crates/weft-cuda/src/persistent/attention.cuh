@@ -69,6 +69,11 @@ __device__ __forceinline__ bool ask_head(Head &head, const u64 *row, int first, 
     return all;
 }
 
+// Whether there are more than eight rows of queries.
+__device__ __forceinline__ bool has_lower(const Block &block, const Item &item) {
+    return (block.n_tokens == 1 ? 1 : item.n_queries) * GROUP > 8;
+}
+
 // This warp's queries, rotated, into shared memory. What does not depend on the op before is asked for before it is
 // waited for.
 __device__ __forceinline__ void make_queries(Block &block, const Item &item, int kv_head, u32 number) {
@@ -76,7 +81,7 @@ __device__ __forceinline__ void make_queries(Block &block, const Item &item, int
     auto &queries = block.shared.scratch.section.queries;
     const HeadNorm norm = load_norm(block.layer().q_norm, lane);
 #pragma unroll 1
-    for (int row = block.warp; row < (item.n_queries * GROUP > 8 ? 16 : 8); row += WARPS) {
+    for (int row = block.warp; row < (has_lower(block, item) ? 16 : 8); row += WARPS) {
         const int query = row / GROUP;
         for (int d = lane; d < DIM; d += 32)
             if (query >= item.n_queries || d >= HEAD_DIM) queries[row][d] = 0;
@@ -140,7 +145,7 @@ __device__ __forceinline__ void store_row(Block &block, const NewRow &made, cons
 // A pair of dimensions of a result.
 __device__ __forceinline__ void publish_attended(Block &block, u32 token, int column, u32 pair) {
     store_word(block.launch.a + token * (Q_STRIDE / 2) + column / 2, pair, block.number);
-    if (block.last) *(u32 *)(block.launch.plain.a + (u64)token * Q_STRIDE + column) = pair;
+    if (block.is_last()) *(u32 *)(block.launch.plain.a + (u64)token * Q_STRIDE + column) = pair;
 }
 __device__ __forceinline__ void add_share(Block &block, u64 at, float share) {
     // The first layer begins anew for each token; a share is always added to by the same thread.
@@ -155,7 +160,7 @@ __device__ __forceinline__ void publish_section(Block &block, const Item &item, 
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const u32 row = block.lane / 4 + i * 8, query = row / GROUP;
-        if (i == 1 && item.n_queries * GROUP <= 8) break;
+        if (i == 1 && !has_lower(block, item)) break;
         if (query >= item.n_queries) continue;
         const Query asked = item.queries[query];
         const int head = kv_head * GROUP + row % GROUP;
@@ -177,10 +182,10 @@ __device__ __forceinline__ void publish_section(Block &block, const Item &item, 
         if (!whole && block.warp == 0 && block.lane % 4 < 3)
             store_word(launch.part_weights + part * 4 + block.lane % 4, __float_as_uint(finals[row][block.lane % 4]), block.number);
     }
-    if (threadIdx.x < item.n_queries * GROUP && item.queries[threadIdx.x / GROUP].n_parts == 1) {
-        const float weight = finals[threadIdx.x][1];
-        add_share(block, (u64)item.queries[threadIdx.x / GROUP].partial * HEADS + kv_head * GROUP + threadIdx.x % GROUP,
-                  finals[threadIdx.x][2] / (weight * weight));
+    if (block.thread() < item.n_queries * GROUP && item.queries[block.thread() / GROUP].n_parts == 1) {
+        const float weight = finals[block.thread()][1];
+        add_share(block, (u64)item.queries[block.thread() / GROUP].partial * HEADS + kv_head * GROUP + block.thread() % GROUP,
+                  finals[block.thread()][2] / (weight * weight));
     }
 }
 
@@ -188,8 +193,8 @@ __device__ __forceinline__ void publish_section(Block &block, const Item &item, 
 __device__ __forceinline__ const Item &fetch_item(Block &block, u32 index, u32 work) {
     if (index < KEPT_ITEMS) return block.shared.items[index];
     Item &item = block.shared.items[KEPT_ITEMS];
-    if (threadIdx.x < ITEM_WORDS)
-        ((u32 *)&item)[threadIdx.x] = load_fresh(block.launch.step.attention + work / KV_HEADS * ITEM_WORDS + threadIdx.x);
+    if (block.thread() < ITEM_WORDS)
+        ((u32 *)&item)[block.thread()] = load_fresh(block.launch.step.attention + work / KV_HEADS * ITEM_WORDS + block.thread());
     meet();
     return item;
 }
@@ -215,6 +220,7 @@ __device__ __forceinline__ void attend_section(Block &block, u32 index, u32 work
     if (patches) put_row<0>((u16 *)block.stages.wait(made.page), block, made.row);
     meet();
     HalfPage own(item, warp, lane);
+    own.two = has_lower(block, item);
     if (own.page < n_pages)
         score_rows(own, scratch, block.stages.wait(own.page), lane, [&](u32 query) {
             return query < item.n_queries ? item.queries[query].seen + grown : 0;
@@ -295,7 +301,7 @@ __device__ __forceinline__ void fold_sections(Block &block) {
 
 // The op, or only what `rope_store` is of it.
 __device__ __forceinline__ void run_attend(Block &block, bool only_store) {
-    const u32 n_work = block.n_items * KV_HEADS, n_blocks = attending_blocks(block.n_items);
+    const u32 n_work = block.shared.n_items * KV_HEADS, n_blocks = attending_blocks(block.shared.n_items);
     if (blockIdx.x < n_blocks) {
         for (u32 index = 0, work = blockIdx.x; work < n_work; ++index, work += n_blocks)
             attend_section(block, index, work, only_store);

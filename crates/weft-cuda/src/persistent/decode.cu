@@ -3,10 +3,10 @@ __device__ __forceinline__ void run_op(Block &block) {
     const OpKind kind = (OpKind)(block.shared.ops[block.op] & 0xff);
     switch (kind) {
     case EMBED: return run_embed(block);
-    case ROPE_STORE: if (!block.last) return; // `attend` runs it too
+    case ROPE_STORE: if (!block.is_last()) return; // `attend` runs it too
     case ATTEND: return run_attend(block, kind == ROPE_STORE);
-    case PROJ_ADD:
-    case DOWN_ADD: return run_add(block, kind);
+    case PROJ_ADD: return run_add<PROJ_ADD>(block);
+    case DOWN_ADD: return run_add<DOWN_ADD>(block);
     default: return run_norm(block, kind);
     }
 }
@@ -22,14 +22,12 @@ __device__ __forceinline__ void compute(Block &block) {
     }
 }
 
-// Brings a layer's small vectors near, long before they are read.
+// Brings what attention needs of a layer near, long before it is read.
 __device__ __forceinline__ void fetch_norms(const LayerAddresses &layer, int lane) {
     const auto fetch = [&](const void *from, int bytes) {
         for (int at = lane * 128; at < bytes; at += 32 * 128)
             asm volatile("prefetch.global.L2 [%0];" :: "l"((const u8 *)from + at) : "memory");
     };
-    fetch(layer.attention_norm, HIDDEN * 2);
-    fetch(layer.mlp_norm, HIDDEN * 2);
     if (QK_NORM) fetch(layer.q_norm, HEAD_DIM * 2), fetch(layer.k_norm, HEAD_DIM * 2);
 }
 
@@ -42,27 +40,21 @@ __device__ __forceinline__ bool stream_op(Copier &copier, const BlockShared &sha
     case ROPE_STORE: if (op + 1 < launch.n_ops) return true; // fall through
     case ATTEND: return stream_pages(copier, launch, layer.kv, n_items, step, ++n_attended - LAYERS);
     case PROJ_ADD:
-    case DOWN_ADD: return stream_tiles(copier, add_tiles(layer, kind), ADD_TILES);
+    case DOWN_ADD: return stream_tiles(copier, add_tiles(layer, shared.shares, kind), ADD_TILES);
     default:
         if (kind == NORM_QKV) fetch_norms(layer, copier.lane);
         copier.in_flight = kind == NORM_HEAD ? MANY_IN_FLIGHT : FEW_IN_FLIGHT;
-        return kind == NORM_HEAD && n_outputs == 0 || stream_tiles(copier, norm_tiles(launch, layer, kind), NORM_TILES);
+        return kind == NORM_HEAD && n_outputs == 0 || stream_norm(copier, launch, layer, shared.shares, kind);
     }
 }
 
-// Computes   the plan, or its first ops, for up to eight tokens; then, where `feeds`, for the tokens that follow.
-// Layout     weights and pages as the kernels of the ops have them; results between ops are words (hop.cuh).
-// Work split one block per multiprocessor. A block owns tiles of every matrix, sections of attention, and some
-//            heads where sections are folded; in it a warp has what it has in the ops' own kernels. A ninth warp
-//            copies weights and pages (ring.cuh).
-// Rounding   that of the ops.
-// Moves      weights and pages once: bound by memory, and by the hops from op to op.
-extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, 1)
-decode(const __grid_constant__ Launch launch) {
+// The kernel for up to MOST tokens. One token needs no loops, and leaves registers for weights.
+template <u32 MOST> __device__ __forceinline__ void decode_tokens(const Launch &launch) {
     extern __shared__ __align__(128) u8 ring_memory[];
     __shared__ BlockShared shared;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const u32 tokens = n_tokens(launch.step), outputs = n_outputs(launch.step), items = n_items(launch.step);
+    const u32 tokens = MOST == 1 ? 1 : n_tokens(launch.step), outputs = n_outputs(launch.step), items = n_items(launch.step);
+    if (MOST > 1) __builtin_assume(tokens > 1);
     for (int i = threadIdx.x; i < LAYERS * (int)(sizeof(LayerAddresses) / 8); i += blockDim.x)
         ((u64 *)shared.layers)[i] = ((const u64 *)launch.layers)[i];
     for (int i = threadIdx.x; i < launch.n_ops; i += blockDim.x) shared.ops[i] = launch.ops[i];
@@ -79,6 +71,8 @@ decode(const __grid_constant__ Launch launch) {
             barrier_init(&shared.ring.empty[i], WARPS);
         }
         barriers_made();
+        shared.shares.fill();
+        shared.n_outputs = outputs, shared.n_items = items;
         shared.ring.left = shared.ring.attended = 0;
         shared.stop = shared.gone = 0;
     }
@@ -94,7 +88,24 @@ decode(const __grid_constant__ Launch launch) {
     }
     uint4 *x = (uint4 *)(ring_memory + launch.n_stages * LONG_STAGE_BYTES) + warp * launch.x_units * 4;
     Watch watch = {launch.given_up, launch.mailbox, 0, false};
-    Block block = {launch, shared, watch, {shared.ring, ring_memory, watch, launch.n_stages}, x, warp, lane, tokens, outputs, items};
+    Block block = {launch, shared, watch, {shared.ring, ring_memory, watch, launch.n_stages}, x, warp, lane, tokens};
     compute(block);
     shared.ring.left = 1;
+}
+
+// Computes   the plan, or its first ops, for up to eight tokens; then, where `feeds`, for the tokens that follow.
+// Layout     weights and pages as the kernels of the ops have them; results between ops are words (hop.cuh).
+// Work split one block per multiprocessor. A block owns tiles of every matrix, sections of attention, and some
+//            heads where sections are folded; in it a warp has what it has in the ops' own kernels. A ninth warp
+//            copies weights and pages (ring.cuh).
+// Rounding   that of the ops.
+// Moves      weights and pages once: bound by memory, and by the hops from op to op.
+extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, 1)
+decode(const __grid_constant__ Launch launch) {
+    decode_tokens<8>(launch);
+}
+// The same of a single token.
+extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, 1)
+decode_one(const __grid_constant__ Launch launch) {
+    decode_tokens<1>(launch);
 }

@@ -5,13 +5,13 @@
 __device__ __forceinline__ void publish_best(Block &block, u64 best, u32 stop) {
 #pragma unroll
     for (int other = 1; other < 8; other *= 2) best = better(best, __shfl_xor_sync(FULL, best, other));
-    if (block.lane % 8 == 0) block.shared.best[threadIdx.x / 8] = best;
+    if (block.lane % 8 == 0) block.shared.best[block.thread() / 8] = best;
     meet();
-    if (threadIdx.x < block.n_outputs) {
+    if (block.thread() < block.shared.n_outputs) {
         u64 of_block = NO_CANDIDATE;
-        const u32 turns = block.n_outputs <= 2 ? block.n_outputs : block.n_outputs <= 4 ? 4 : 8;
-        for (int i = threadIdx.x; i < WARPS * 4; i += turns) of_block = better(of_block, block.shared.best[i]);
-        u64 *to = block.launch.candidates + (threadIdx.x * N_BLOCKS + blockIdx.x) * 2;
+        const u32 turns = block.shared.n_outputs <= 2 ? block.shared.n_outputs : block.shared.n_outputs <= 4 ? 4 : 8;
+        for (int i = block.thread(); i < WARPS * 4; i += turns) of_block = better(of_block, block.shared.best[i]);
+        u64 *to = block.launch.candidates + (block.thread() * N_BLOCKS + blockIdx.x) * 2;
         store_word(to, (u32)(of_block >> 32), block.number);
         store_word(to + 1, (u32)of_block ^ stop << 31, block.number);
     }
@@ -19,7 +19,7 @@ __device__ __forceinline__ void publish_best(Block &block, u64 best, u32 stop) {
 
 // The three products of a norm; with logits goes what a block knows of the next token.
 __device__ __forceinline__ void run_norm(Block &block, OpKind kind) {
-    if (kind == NORM_HEAD && block.n_outputs == 0) return;
+    if (kind == NORM_HEAD && block.shared.n_outputs == 0) return;
     const bool chooses = kind == NORM_HEAD && block.launch.feeds;
     u32 stop = 0;
     if (blockIdx.x == 0 && chooses) stop = *(volatile u32 *)&block.launch.mailbox->stop;
@@ -31,7 +31,7 @@ __device__ __forceinline__ void run_norm(Block &block, OpKind kind) {
 __device__ __forceinline__ bool take_tokens(Block &block) {
     const Launch &launch = block.launch;
     const u32 number = block.number_before(0);
-    if (block.warp < block.n_outputs) {
+    if (block.warp < block.shared.n_outputs) {
         u64 best = 0;
         u32 stop = 0;
         for (int first = 0; first < N_BLOCKS; first += 32) {

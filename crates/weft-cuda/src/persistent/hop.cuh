@@ -123,6 +123,7 @@ struct AwaitedRows {
         const u32 n_pieces = n_tokens * ((of_row + 31) / 32); // of this lane
         Piece piece = {0, (u32)lane};
         if (n_pieces == 1) some<1>(stage, piece, first_unit, of_row, n_tokens, watch);
+        else if (n_pieces == 2) some<2>(stage, piece, first_unit, of_row, n_tokens, watch);
         else if (n_pieces <= 3) some<3>(stage, piece, first_unit, of_row, n_tokens, watch);
         else
 #pragma unroll 1

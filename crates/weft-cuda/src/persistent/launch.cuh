@@ -55,12 +55,14 @@ struct BlockShared {
     LongRing ring;
     LayerAddresses layers[LAYERS];
     u32 ops[MOST_OPS];
+    u32 n_outputs, n_items;
     u32 tokens[8];                            // of the step that runs
     u32 outputs[8];                           // the token of each row of logits
     u32 key_positions[8];                     // of the first step
     u32 partials[8][2];                       // how many parts a token's attention has, and the first
     u16 residual[HiddenRows::MOST_TILES * 8][8]; // x of the rows that this block adds to: bf16 [row][token]
-    float squares[WARPS][8];
+    __align__(16) float squares[8][WARPS];    // [row][warp]
+    Shares shares;
     Item items[KEPT_ITEMS + 1];               // the first that this block takes, and room for another
     u16 new_rows[WARPS][2][HEAD_DIM];         // a key and a value that each warp made: bf16
     u64 best[WARPS * 4];
@@ -76,12 +78,11 @@ struct Block {
     Stages stages;
     uint4 *x;      // this warp's stage for inputs
     int warp, lane;
-    u32 n_tokens, n_outputs, n_items;
+    u32 n_tokens;
     u32 flip;      // which of two sums is next
     u32 step;      // tokens that every lane has behind it in this launch
     u32 op;        // of the plan
     u32 number;    // of its results
-    bool last;     // whether the launch ends with it
 
     __device__ __forceinline__ void begin(u32 of_step, u32 index) {
         // Asked for anew, so that nothing that depends on them is kept from op to op: there are no registers for that.
@@ -90,10 +91,14 @@ struct Block {
         warp = thread / 32, lane = thread % 32;
         step = of_step;
         op = watch.op = index;
-        last = index + 1 == launch.n_ops;
         number = launch.number + step * launch.n_ops + op + 1;
         if (index == launch.withheld && blockIdx.x == 0) number = 0;
     }
+    // Whether the launch ends with it.
+    __device__ __forceinline__ bool is_last() const { return op + 1 == launch.n_ops; }
+    // Whether there are registers for a product's weights: for one token, where the compiler needs few for addresses.
+    __device__ __forceinline__ bool holds_weights() const { return __CUDA_ARCH__ >= 900 && n_tokens == 1; }
+    __device__ __forceinline__ u32 thread() const { return warp * 32 + lane; }
     // The number of results made `before` ops ago.
     __device__ __forceinline__ u32 number_before(u32 before) const {
         return launch.number + step * launch.n_ops + op + 1 - before;

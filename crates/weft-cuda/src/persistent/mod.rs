@@ -70,7 +70,8 @@ impl Argument for Arguments {}
 
 /// The kernel and all memory that its launches need.
 pub(crate) struct Persistent {
-    kernel: Kernel,
+    /// For one token, and for several.
+    kernels: [Kernel; 2],
     n_blocks: usize,
     split: Split,
     words: Words,
@@ -137,11 +138,13 @@ impl Persistent {
     /// Takes all memory; a line that says why where the GPU cannot run it.
     pub(crate) fn new(
         parts: &Parts<'_>,
-        kernel: Kernel,
+        kernels: [Kernel; 2],
         plan: &[Op],
     ) -> Result<Result<Self, String>, CudaError> {
         let Parts { gpu, config, shape, limits, weights, kv } = *parts;
-        let free_bytes = shape.chip.shared_bytes.saturating_sub(kernel.static_shared_bytes()?);
+        let [one, several] = kernels;
+        let own_bytes = one.static_shared_bytes()?.max(several.static_shared_bytes()?);
+        let free_bytes = shape.chip.shared_bytes.saturating_sub(own_bytes);
         let split = Split::new(config, shape, free_bytes);
         if split.sizes(1).is_none() {
             return Ok(Err(format!(
@@ -174,7 +177,10 @@ impl Persistent {
             .collect();
         let filled = |bytes: usize| Memory::new(gpu, "the persistent kernel", bytes);
         let persistent = Self {
-            kernel: kernel.with_shared(split.dynamic_bytes)?,
+            kernels: [
+                one.with_shared(split.dynamic_bytes)?,
+                several.with_shared(split.dynamic_bytes)?,
+            ],
             n_blocks: shape.chip.n_sms,
             split,
             words: Words::new(gpu, config, shape, limits, shape.chip.n_sms)?,
@@ -291,7 +297,9 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run, feeds: bool) -> Result<u
         early: false,
         cooperative: true,
     };
-    persistent.kernel.launch(gpu, launch, &[&arguments])?;
+    let [one, several] = &persistent.kernels;
+    let kernel = if n_tokens == 1 { one } else { several };
+    kernel.launch(gpu, launch, &[&arguments])?;
     Ok(number)
 }
 

@@ -8,13 +8,13 @@ __device__ __forceinline__ const uint4 *embedded(const Launch &launch, u32 row, 
 }
 
 __device__ __forceinline__ void run_embed(Block &block) {
-    const Tiles own = own_tiles<HiddenRows>(nullptr, 0);
-    for (int i = threadIdx.x; i < (own.end - own.first) * 64; i += WARPS * 32) {
+    const Share own = block.shared.shares.hidden;
+    for (int i = block.thread(); i < (own.end - own.first) * 64; i += WARPS * 32) {
         const u32 local = i / 8, token = i % 8, row = own.first * 8 + local;
         if (token >= block.n_tokens) continue;
         const u16 value = ((const u16 *)embedded(block.launch, block.shared.tokens[token], row / 8))[row % 8];
         block.shared.residual[local][token] = value;
-        if (block.last && row < HIDDEN) block.launch.plain.x[(u64)token * HIDDEN_STRIDE + row] = value;
+        if (block.is_last() && row < HIDDEN) block.launch.plain.x[(u64)token * HIDDEN_STRIDE + row] = value;
     }
 }
 
@@ -27,13 +27,6 @@ struct StagedUnits {
     __device__ __forceinline__ uint4 operator[](u32 unit) const {
         return lane / 4 < n_tokens ? stage[unit * n_tokens * 4 + lane] : make_uint4(0, 0, 0, 0);
     }
-};
-
-// All of them are there.
-struct StagedInput {
-    StagedUnits units;
-    __device__ __forceinline__ void begin(u32) const {}
-    __device__ __forceinline__ uint4 unit(u32 part, int u) const { return units[part * PART_UNITS + u]; }
 };
 
 // They are awaited as many at a time as there is room for.
@@ -50,74 +43,113 @@ struct AwaitedInput {
     __device__ __forceinline__ uint4 unit(u32 part, int u) const {
         return StagedUnits{block.x, block.n_tokens, block.lane}[part % parts_at_once * PART_UNITS + u];
     }
+    __device__ __forceinline__ bool holds() const { return block.holds_weights(); }
+    __device__ __forceinline__ void next() const {}
 };
 
 // ---- rms_norm ----------------------------------------------------------------------------------
-// This warp's sums of squares of rows in its stage, in the order of `norm_scale`: columns 2p and 2p + 1 of chunk c of
-// every unit, then over p, then over c.
-__device__ __forceinline__ void sum_squares(Block &block, u32 n_rows) {
-    const int lane = block.lane;
-    for (u32 first = 0; first < n_rows; first += 2) {
-        const u32 row = min(first + lane / 16, n_rows - 1);
+// rms_norm(x) of `n_rows` rows into a warp's stage. Half a warp has a row: lane 16h + w the w-th pair of columns of every
+// unit, of which there are HIDDEN_UNITS. The sums of squares are in the order of `norm_scale`: columns 2p and 2p + 1 of
+// chunk c of every unit, then over p, then over c.
+struct NormInput {
+    Block &block;
+    OpKind kind;
+    u32 n_rows;
+    u32 weight[HIDDEN_UNITS]; // pairs
+    bool awaited;
+
+    // The norm's weights come through the ring, before those of the product.
+    __device__ __forceinline__ NormInput(Block &block, OpKind kind, u32 n_rows) : block(block), kind(kind), n_rows(n_rows), awaited(false) {
+        const u32 *pairs = (const u32 *)block.stages.wait(0) + block.warp * HIDDEN_UNITS * 16 + block.lane % 16;
+#pragma unroll
+        for (int i = 0; i < HIDDEN_UNITS; ++i) weight[i] = pairs[i * 16];
+        block.stages.release(1, block.lane);
+    }
+
+    // This lane's pairs of a row. The embedding is no hop: every block reads it for itself.
+    __device__ __forceinline__ void await_row(u32 (&pairs)[HIDDEN_UNITS], u32 row) const {
+        const Launch &launch = block.launch;
+        const u32 token = kind == NORM_HEAD && block.n_tokens > 1 ? block.shared.outputs[row] : row;
+        const u32 word = block.warp * HIDDEN_UNITS * 16 + block.lane % 16;
+        if (block.shared.ops[block.op - 1] == EMBED) {
+#pragma unroll
+            for (int i = 0; i < HIDDEN_UNITS; ++i)
+                pairs[i] = ((const u32 *)embedded(launch, block.shared.tokens[token], word / 4 + i * 4))[word % 4];
+        } else {
+            const u64 *words = launch.x + token * (HIDDEN_STRIDE / 2) + word;
+            const u32 number = block.number_before(1);
+            block.watch.until([&] {
+                bool all = true;
+#pragma unroll
+                for (int i = 0; i < HIDDEN_UNITS; ++i) {
+                    u64 got = (u64)number << 32;
+                    if (HIDDEN_STRIDE == HIDDEN || (word + i * 16) * 2 < HIDDEN) got = load_word(words + i * 16);
+                    all &= number_of(got) == number;
+                    pairs[i] = value_of(got);
+                }
+                return all;
+            });
+        }
+        __syncwarp();
+    }
+    __device__ __forceinline__ void sum_squares(const u32 (&pairs)[HIDDEN_UNITS], u32 row) const {
         float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < HIDDEN_UNITS; ++i) {
-            const u32 pair = ((const u32 *)block.x)[(i * n_rows + row) * 16 + lane % 16];
-            sum = __fmaf_rn(low(pair), low(pair), sum);
-            sum = __fmaf_rn(high(pair), high(pair), sum);
+            sum = __fmaf_rn(low(pairs[i]), low(pairs[i]), sum);
+            sum = __fmaf_rn(high(pairs[i]), high(pairs[i]), sum);
         }
 #pragma unroll
         for (int other = 1; other < 16; other *= 2) sum += __shfl_xor_sync(FULL, sum, other);
-        if (lane % 16 == 0) block.shared.squares[block.warp][row] = sum;
+        if (block.lane % 16 == 0) block.shared.squares[row][block.warp] = sum;
     }
-}
-
-// rms_norm(x) of `n_rows` rows into this warp's stage; `token(row)` tells which token's. The embedding is no hop: every
-// block reads it for itself.
-template <class Token> __device__ __forceinline__ void await_norm(Block &block, const uint4 *norm, u32 n_rows, Token token) {
-    constexpr u32 FOURS = HIDDEN_UNITS * 8, OWN = (FOURS + 31) / 32; // pieces of four columns
-    const int lane = block.lane, first_unit = block.warp * HIDDEN_UNITS;
-    uint2 weight[OWN];
+    // A row into the stage, after all warps' squares are there.
+    __device__ __forceinline__ void normalise(const u32 (&pairs)[HIDDEN_UNITS], u32 row) const {
+        float total = 0.0f;
 #pragma unroll
-    for (int i = 0; i < OWN; ++i) weight[i] = ((const uint2 *)norm)[first_unit * 8 + min(i * 32 + lane, FOURS - 1)];
-    __syncwarp();
-    if (block.shared.ops[block.op - 1] == EMBED) {
-        for (u32 i = lane; i < n_rows * HIDDEN_UNITS * 4; i += 32) {
-            const u32 unit = i / (n_rows * 4), row = i / 4 % n_rows;
-            block.x[i] = *embedded(block.launch, block.shared.tokens[token(row)], (first_unit + unit) * 4 + i % 4);
+        for (int w = 0; w < WARPS; ++w) total += block.shared.squares[row][w];
+        const float scale = 1.0f / sqrtf(total / (float)HIDDEN + NORM_EPS);
+#pragma unroll
+        for (int i = 0; i < HIDDEN_UNITS; ++i) at(i, row) = normalise_pair(pairs[i], weight[i], scale);
+    }
+    __device__ __forceinline__ u32 &at(int unit, u32 row) const { return ((u32 *)block.x)[(unit * n_rows + row) * 16 + block.lane % 16]; }
+
+    __device__ __forceinline__ void begin(u32 part) const {
+        if (part == 0 && !awaited) await_rows();
+    }
+    __device__ __forceinline__ bool holds() const { return block.holds_weights(); }
+    __device__ __forceinline__ void await_rows() const {
+        u32 pairs[HIDDEN_UNITS];
+        if (n_rows == 1) {
+            await_row(pairs, 0);
+            sum_squares(pairs, 0);
+            meet();
+            normalise(pairs, 0);
+        } else {
+            const u32 half = block.lane / 16;
+#pragma unroll 1
+            for (u32 first = 0; first < n_rows; first += 2) {
+                const u32 row = min(first + half, n_rows - 1);
+                await_row(pairs, row);
+                sum_squares(pairs, row);
+#pragma unroll
+                for (int i = 0; i < HIDDEN_UNITS; ++i) at(i, row) = pairs[i];
+            }
+            meet();
+#pragma unroll 1
+            for (u32 first = 0; first < n_rows; first += 2) {
+                const u32 row = min(first + half, n_rows - 1);
+#pragma unroll
+                for (int i = 0; i < HIDDEN_UNITS; ++i) pairs[i] = at(i, row);
+                __syncwarp();
+                normalise(pairs, row);
+            }
         }
         __syncwarp();
-    } else if (n_rows == block.n_tokens) {
-        const AwaitedRows rows = {block.launch.x, HIDDEN_STRIDE / 2, HIDDEN, block.number_before(1)};
-        rows.into(block.x, first_unit, HIDDEN_UNITS, n_rows, lane, block.watch);
-    } else {
-        // Fewer outputs than tokens: row by row, each where one row alone would be.
-        for (u32 row = 0; row < n_rows; ++row) {
-            const AwaitedRows rows = {block.launch.x + token(row) * (HIDDEN_STRIDE / 2), 0, HIDDEN, block.number_before(1)};
-            uint4 *alone = block.x + HIDDEN_UNITS * 4 * n_rows;
-            rows.into(alone, first_unit, HIDDEN_UNITS, 1, lane, block.watch);
-            for (u32 i = lane; i < HIDDEN_UNITS * 4; i += 32) block.x[(i / 4 * n_rows + row) * 4 + i % 4] = alone[i];
-            __syncwarp();
-        }
     }
-    sum_squares(block, n_rows);
-    meet();
-    // Lane r has row r's scale.
-    float total = 0.0f;
-#pragma unroll
-    for (int w = 0; w < WARPS; ++w) total += block.shared.squares[w][lane % 8];
-    const float scales = 1.0f / sqrtf(total / (float)HIDDEN + NORM_EPS);
-    for (u32 row = 0; row < n_rows; ++row) {
-        const float scale = __shfl_sync(FULL, scales, row);
-#pragma unroll
-        for (int i = 0; i < OWN; ++i) {
-            const u32 four = i * 32 + lane;
-            uint2 &x = ((uint2 *)block.x)[(four / 8 * n_rows + row) * 8 + four % 8];
-            if (four < FOURS) x = make_uint2(normalise_pair(x.x, weight[i].x, scale), normalise_pair(x.y, weight[i].y, scale));
-        }
-    }
-    __syncwarp();
-}
+    __device__ __forceinline__ uint4 unit(u32 part, int u) const { return StagedUnits{block.x, n_rows, block.lane}[part * PART_UNITS + u]; }
+    __device__ __forceinline__ void next() { awaited = true; }
+};
 
 // ---- products ----------------------------------------------------------------------------------
 // Results of one row of `norm_qkv`, `norm_gate_up` or `norm_head`, from a pair of tiles.
@@ -130,12 +162,12 @@ struct NormStore {
         const QkvStore plain = {block.layer().bias, launch.plain.qkv.q, launch.plain.qkv.k, launch.plain.qkv.v};
         const u16 value = r < QKV_ROWS ? round_one(plain.biased(r, sum)) : 0;
         publish_row(launch.qkv + token * QKV_WORDS, r, QKV_ROWS, there, value, block.number);
-        if (block.last && there && r < QKV_ROWS) *plain.place(token, r) = value;
+        if (block.is_last() && there && r < QKV_ROWS) *plain.place(token, r) = value;
     }
     __device__ __forceinline__ void h(u32 r, u32 token, float gate, float up, bool there) const {
         const u16 value = r < INTER ? round_one(gated(gate, up)) : 0;
         publish_row(block.launch.h + token * (INTER_STRIDE / 2), r, INTER, there, value, block.number);
-        if (block.last && there && r < INTER) block.launch.plain.h[(u64)token * INTER_STRIDE + r] = value;
+        if (block.is_last() && there && r < INTER) block.launch.plain.h[(u64)token * INTER_STRIDE + r] = value;
     }
     __device__ __forceinline__ void logit(u32 r, u32 output, float logit, bool there) const {
         if (!there || r >= VOCAB) return;
@@ -153,51 +185,59 @@ struct NormStore {
     }
 };
 
-__device__ __forceinline__ Tiles norm_tiles(const Launch &launch, const LayerAddresses &layer, OpKind kind) {
-    if (kind == NORM_QKV) return own_tiles<QkvRows>(layer.qkv, HIDDEN_UNITS);
-    if (kind == NORM_GATE_UP) return own_tiles<GateUpRows>(layer.gate_up, HIDDEN_UNITS);
-    return own_tiles<VocabularyRows>(launch.head, HIDDEN_UNITS);
+__device__ __forceinline__ Tiles norm_tiles(const Launch &launch, const LayerAddresses &layer, const Shares &shares, OpKind kind) {
+    if (kind == NORM_QKV) return tiles_of(shares.qkv, layer.qkv, HIDDEN_UNITS);
+    if (kind == NORM_GATE_UP) return tiles_of(shares.gate_up, layer.gate_up, HIDDEN_UNITS);
+    return tiles_of(shares.vocabulary, launch.head, HIDDEN_UNITS);
+}
+
+// The copying warp: a norm's weights, then those of its product.
+__device__ __forceinline__ bool stream_norm(Copier &copier, const Launch &launch, const LayerAddresses &layer, const Shares &shares, OpKind kind) {
+    static_assert(HIDDEN_STRIDE * 2 <= LONG_STAGE_BYTES, "a norm's weights are one stage");
+    const Tiles own = norm_tiles(launch, layer, shares, kind);
+    const uint4 *norm = kind == NORM_QKV ? layer.attention_norm : kind == NORM_GATE_UP ? layer.mlp_norm : launch.final_norm;
+    if (own.first == own.end) return true;
+    const bool pushed = copier.push(HIDDEN_STRIDE * 2, [&](u8 *stage, u64 *full) { copy(stage, norm, HIDDEN_STRIDE * 2, full, copier.lane); });
+    return pushed && stream_tiles(copier, own, NORM_TILES);
 }
 
 // The three products of a norm. The best of the logits that they computed, if any.
 __device__ __forceinline__ u64 run_norm_product(Block &block, OpKind kind) {
-    const Launch &launch = block.launch;
-    const LayerAddresses &layer = block.layer();
-    const Tiles own = norm_tiles(launch, layer, kind);
-    const uint4 *norm = kind == NORM_QKV ? layer.attention_norm : kind == NORM_GATE_UP ? layer.mlp_norm : launch.final_norm;
-    const u32 n_rows = kind == NORM_HEAD ? block.n_outputs : block.n_tokens;
+    const Tiles own = norm_tiles(block.launch, block.layer(), block.shared.shares, kind);
+    const u32 n_rows = kind == NORM_HEAD && block.n_tokens > 1 ? block.shared.n_outputs : block.n_tokens;
     u64 best = NO_CANDIDATE;
     if (own.first == own.end) return best;
-    await_norm(block, norm, n_rows, [&](u32 row) { return kind == NORM_HEAD ? block.shared.outputs[row] : row; });
-    multiply_tiles<NORM_TILES, 2, HIDDEN_UNITS % PART_UNITS == 0>(block.stages, block.shared.scratch.sums, block.flip, own, n_rows,
-                                                                 block.warp, block.lane, StagedInput{{block.x, n_rows, block.lane}},
-                                                                 NormStore{block, kind, best});
+    NormInput input(block, kind, n_rows);
+    if (!input.holds()) input.await_rows(), input.next();
+    multiply_tiles<NORM_TILES, 2, HIDDEN_UNITS>(block.stages, block.shared.scratch.sums, block.flip, own, n_rows, block.warp, block.lane,
+                                                input, NormStore{block, kind, best});
     return best;
 }
 
-__device__ __forceinline__ Tiles add_tiles(const LayerAddresses &layer, OpKind kind) {
-    return own_tiles<HiddenRows>(kind == PROJ_ADD ? layer.o : layer.down, kind == PROJ_ADD ? Q_UNITS : INTER_UNITS);
+__device__ __forceinline__ Tiles add_tiles(const LayerAddresses &layer, const Shares &shares, OpKind kind) {
+    return tiles_of(shares.hidden, kind == PROJ_ADD ? layer.o : layer.down, kind == PROJ_ADD ? Q_UNITS : INTER_UNITS);
 }
 
 // x += input * W, for either residual op.
-__device__ __forceinline__ void run_add(Block &block, OpKind kind) {
+template <OpKind KIND> __device__ __forceinline__ void run_add(Block &block) {
+    constexpr int UNITS = KIND == PROJ_ADD ? Q_UNITS : INTER_UNITS;
     const Launch &launch = block.launch;
-    const Tiles own = add_tiles(block.layer(), kind);
+    const Tiles own = add_tiles(block.layer(), block.shared.shares, KIND);
     const int first_row = own.first * 8;
     if (own.first == own.end) return;
     const u32 number = block.number_before(1);
-    const AwaitedRows rows = kind == PROJ_ADD ? AwaitedRows{launch.a, Q_STRIDE / 2, Q_WIDTH, number}
+    const AwaitedRows rows = KIND == PROJ_ADD ? AwaitedRows{launch.a, Q_STRIDE / 2, Q_WIDTH, number}
                                               : AwaitedRows{launch.h, INTER_STRIDE / 2, INTER, number};
-    const AwaitedInput input = {block, rows, own.n_units, max(launch.x_units / block.n_tokens / PART_UNITS, 1u)};
-    constexpr bool EXACT = Q_UNITS % PART_UNITS == 0 && INTER_UNITS % PART_UNITS == 0;
-    multiply_tiles<ADD_TILES, 1, EXACT>(block.stages, block.shared.scratch.sums, block.flip, own, block.n_tokens, block.warp, block.lane,
+    const u32 x_units = block.n_tokens == 1 ? FEWEST_X_UNITS : launch.x_units;
+    const AwaitedInput input = {block, rows, UNITS, max(x_units / block.n_tokens / PART_UNITS, 1u)};
+    multiply_tiles<ADD_TILES, 1, UNITS>(block.stages, block.shared.scratch.sums, block.flip, own, block.n_tokens, block.warp, block.lane,
                                         input, [&](int tile, u32 token, u32 row, const float (&sum)[1], bool there) {
         const u32 r = tile * 8 + row;
         u16 value = 0;
         if (there && r < HIDDEN) {
             u16 &before = block.shared.residual[r - first_row][token];
             before = value = round_one(widen(before) + sum[0]);
-            if (block.last) launch.plain.x[(u64)token * HIDDEN_STRIDE + r] = value;
+            if (block.is_last()) launch.plain.x[(u64)token * HIDDEN_STRIDE + r] = value;
         }
         publish_row(launch.x + token * (HIDDEN_STRIDE / 2), r, HIDDEN, there, value, block.number);
     });

@@ -26,13 +26,22 @@ using QkvRows = Rows8<QKV_ROWS, 2>;
 using GateUpRows = Rows8<(INTER + 7) / 8 * 16, 2>;
 using VocabularyRows = Rows8<VOCAB, 2>;
 
-template <class M> __device__ __forceinline__ Tiles own_tiles(const u8 *weights, u32 n_units) {
-    // Asked for anew each time: the compiler would keep the shares of all matrices, for which there are no registers.
-    u32 block;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
-    return {weights, (int)((u64)M::GROUPS * block / N_BLOCKS) * M::TOGETHER,
-            (int)((u64)M::GROUPS * (block + 1) / N_BLOCKS) * M::TOGETHER, n_units};
+// The tiles of a block, from `first` to `end`.
+struct Share {
+    int first, end;
+};
+template <class M> __device__ __forceinline__ Share own_share() {
+    return {(int)((u64)M::GROUPS * blockIdx.x / N_BLOCKS) * M::TOGETHER, (int)((u64)M::GROUPS * (blockIdx.x + 1) / N_BLOCKS) * M::TOGETHER};
 }
+// Of every matrix, computed once: divisions take long.
+struct Shares {
+    Share hidden, qkv, gate_up, vocabulary;
+    __device__ __forceinline__ void fill() {
+        hidden = own_share<HiddenRows>(), qkv = own_share<QkvRows>();
+        gate_up = own_share<GateUpRows>(), vocabulary = own_share<VocabularyRows>();
+    }
+};
+__device__ __forceinline__ Tiles tiles_of(const Share &own, const u8 *weights, u32 n_units) { return {weights, own.first, own.end, n_units}; }
 
 // Tiles computed at once.
 constexpr int NORM_TILES = 6;
@@ -75,29 +84,48 @@ __device__ __forceinline__ bool stream_tiles(Copier &copier, const Tiles &own, i
     return true;
 }
 
-// A warp's sums of N tiles. They all have their own registers: what is computed only sometimes is computed one after
-// the other.
-template <int N, bool EXACT, class Input>
-__device__ __forceinline__ void sum_tiles(Stages &stages, WarpSums &sums, u32 flip, const Tiles &own, u32 n_tokens, int warp, int lane,
-                                          Input input) {
+// A warp's sums of N tiles, of UNITS units a warp each. They all have their own registers: what is computed only
+// sometimes is computed one after the other. Where it HOLDS, as many weights as registers can hold are read, and their
+// stages given back, before the input is awaited: they are there first as a rule, and reading them takes longer than the
+// products. Several tokens leave no registers for that.
+constexpr int MOST_HELD = 24; // units
+template <int N, int UNITS, bool HOLDS, class Input>
+__device__ __forceinline__ void sum_tiles(Stages &stages, WarpSums &sums, u32 flip, u32 n_tokens, int warp, int lane, const Input &input) {
+    constexpr int PARTS = (UNITS + PART_UNITS - 1) / PART_UNITS, FIT = MOST_HELD / (N * PART_UNITS);
+    constexpr int HELD = !HOLDS || FIT < 1 ? 1 : FIT < PARTS ? FIT : PARTS; // parts
     const uint4 nothing = make_uint4(0, 0, 0, 0);
-    const u32 n_parts = own.n_parts();
     float sum[N][4] = {};
 #pragma unroll 1
-    for (u32 part = 0; part < n_parts; ++part) {
-        input.begin(part);
-        stages.wait_for_all(N, lane);
-        const uint4 *units[N];
+    for (int first = 0; first < PARTS; first += HELD) {
+        const int n_parts = HELD == PARTS ? PARTS : min(HELD, PARTS - first);
+        uint4 held[HELD][PART_UNITS][N];
+        if (!HOLDS) input.begin(first);
+        stages.wait_for_all(n_parts * N, lane);
 #pragma unroll
-        for (int tile = 0; tile < N; ++tile) units[tile] = (const uint4 *)stages.at(tile) + warp * own.part_units(part) * UNIT + lane;
+        for (int part = 0; part < HELD; ++part) {
+            if (part >= n_parts) break;
+            const int width = UNITS % PART_UNITS == 0 ? PART_UNITS : min(UNITS - (first + part) * PART_UNITS, PART_UNITS);
 #pragma unroll
-        for (int u = 0; u < PART_UNITS; ++u) {
-            if (!EXACT && part * PART_UNITS + u >= own.n_units) break;
-            const uint4 x = input.unit(part, u);
+            for (int tile = 0; tile < N; ++tile) {
+                const uint4 *units = (const uint4 *)stages.at(part * N + tile) + warp * width * UNIT + lane;
 #pragma unroll
-            for (int tile = 0; tile < N; ++tile) mma32(sum[tile], x, nothing, units[tile][u * UNIT]);
+                for (int u = 0; u < PART_UNITS; ++u) held[part][u][tile] = u < width ? units[u * UNIT] : nothing;
+            }
         }
-        stages.release(N, lane);
+        if (HOLDS) stages.release(n_parts * N, lane);
+#pragma unroll
+        for (int part = 0; part < HELD; ++part) {
+            if (part >= n_parts) break;
+            if (HOLDS) input.begin(first + part);
+#pragma unroll
+            for (int u = 0; u < PART_UNITS; ++u) {
+                if (UNITS % PART_UNITS != 0 && (first + part) * PART_UNITS + u >= UNITS) break;
+                const uint4 x = input.unit(first + part, u);
+#pragma unroll
+                for (int tile = 0; tile < N; ++tile) mma32(sum[tile], x, nothing, held[part][u][tile]);
+            }
+        }
+        if (!HOLDS) stages.release(n_parts * N, lane);
     }
     if (lane / 4 < n_tokens)
 #pragma unroll
@@ -105,24 +133,29 @@ __device__ __forceinline__ void sum_tiles(Stages &stages, WarpSums &sums, u32 fl
             *(float2 *)&sums.of[flip][tile][warp][lane * 2] = make_float2(sum[tile][0], sum[tile][1]);
 }
 
-// The computing warps. `input.unit(part, u)` is a unit of this warp's input; sums go to
+// The computing warps. `input.begin(part)` is told before a part of this warp's input is needed, `input.unit(part, u)` is a
+// unit of it, `input.next()` goes on to other tiles; sums go to
 // `store(first of TOGETHER tiles, token, row in the tile, sums, whether there is such a row)`, called by whole warps.
-template <int TILES, int TOGETHER, bool EXACT, class Input, class Store>
+template <int TILES, int TOGETHER, int UNITS, class Input, class Store>
 __device__ __forceinline__ void multiply_tiles(Stages &stages, WarpSums &sums, u32 &flip, const Tiles &own, u32 n_tokens, int warp, int lane,
                                                Input input, Store store) {
     static_assert(TILES / TOGETHER <= 6, "all counts of groups are told apart");
     // Rows are shared out as if there were 1, 2, 4 or 8 tokens.
     const u32 shift = n_tokens == 1 ? 3 : n_tokens == 2 ? 4 : n_tokens <= 4 ? 5 : 6;
 #pragma unroll 1
-    for (int first = own.first; first < own.end; first += TILES) {
+    for (int first = own.first; first < own.end; first += TILES, input.next()) {
         const int n_groups = min(TILES, own.end - first) / TOGETHER;
         // The sums before last were read before the last meeting.
         flip ^= 1;
-        const auto sum = [&](auto n) { sum_tiles<decltype(n)::VALUE * TOGETHER, EXACT>(stages, sums, flip, own, n_tokens, warp, lane, input); };
+        const auto sum = [&](auto n) {
+            constexpr int N = decltype(n)::VALUE * TOGETHER;
+            if (input.holds()) sum_tiles<N, UNITS, true>(stages, sums, flip, n_tokens, warp, lane, input);
+            else sum_tiles<N, UNITS, false>(stages, sums, flip, n_tokens, warp, lane, input);
+        };
         for_count<TILES / TOGETHER>(n_groups, sum);
         meet();
 #pragma unroll 1
-        for (u32 i = threadIdx.x; i - lane < n_groups << shift; i += WARPS * 32) {
+        for (u32 i = warp * 32 + lane; i - lane < n_groups << shift; i += WARPS * 32) {
             const u32 group = min(i >> shift, n_groups - 1), at = i & ((1 << shift) - 1);
             float total[TOGETHER];
 #pragma unroll

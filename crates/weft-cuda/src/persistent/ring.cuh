@@ -7,6 +7,7 @@
 
 constexpr int MOST_STAGES = 16, FEW_IN_FLIGHT = 2, MANY_IN_FLIGHT = 5;
 constexpr int PART_UNITS = 4; // units of a warp in a stage, at most
+constexpr u32 FEWEST_X_UNITS = PART_UNITS * 8; // that a warp's stage for inputs has room for, each of one token
 constexpr int WEIGHT_STAGE_BYTES = WARPS * PART_UNITS * UNIT_BYTES;
 constexpr int LONG_STAGE_BYTES = WEIGHT_STAGE_BYTES > SIDE_BYTES ? WEIGHT_STAGE_BYTES : SIDE_BYTES;
 
