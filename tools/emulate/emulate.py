@@ -19,8 +19,8 @@ ROOT = HERE.parent.parent
 KERNELS = "crates/weft-cuda/src/"
 # Of these only what stands before the kernels themselves is needed.
 UP_TO = {
-    "ops/norm_qkv.cu": "// Computes",
-    "ops/norm_gate_up.cu": "// Computes",
+    "ops/norm_qkv.cu": "template <class M>",
+    "ops/norm_gate_up.cu": "template <class M>",
     "ops/attend.cu": "// The pages of a section in shared memory",
     "kernels/norm.cuh": "// Computes",
 }
