@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Some(config) => config,
         None => Config::from_json(model.as_bytes())?,
     };
-    for define in defines(&config, Chip::HOPPER)? {
+    for define in defines(&config, Chip::HOPPER, true)? {
         println!("{define}");
     }
     Ok(())

@@ -125,8 +125,11 @@ impl CudaDevice {
     ) -> Result<Self, CudaError> {
         let Options { limits, launches, chip } = options;
         let gpu = driver::open(0)?;
-        let shape = Shape::new(config, chip.unwrap_or(gpu.facts.chip))?;
-        let cubin = compile::cubin(&kernels::source(), &gpu.facts.arch(), &shape.defines(config))?;
+        let chip = chip.unwrap_or(gpu.facts.chip);
+        let shape = Shape::new(config, chip)?;
+        let with_persistent = matches!(launches, Launches::Auto | Launches::Persistent);
+        let defines = kernels::defines(config, chip, with_persistent)?;
+        let cubin = compile::cubin(&kernels::source(), &gpu.facts.arch(), &defines)?;
         let rows = limits.step_outputs.max(1);
         let kernels = Kernels::load(gpu.load(&cubin)?, &shape)?;
         let kv = Kv::new(&gpu, config, shape.dim, limits.pages)?;
@@ -143,10 +146,7 @@ impl CudaDevice {
         let (persistent, choice) = match launches {
             Launches::Graph | Launches::Ops => (None, Choice::default()),
             Launches::Auto | Launches::Persistent => {
-                match (
-                    Persistent::new(&parts, [kernels.decode_one, kernels.decode], &plan)?,
-                    launches,
-                ) {
+                match (Persistent::new(&parts, kernels.persistent()?, &plan)?, launches) {
                     (Ok(persistent), _) => (Some(persistent), Choice::default()),
                     (Err(reason), Launches::Auto) => (None, Choice::refuse(reason)),
                     (Err(reason), _) => return Err(CudaError::Unsupported(reason)),
@@ -268,7 +268,9 @@ impl CudaDevice {
             return self.launch_graph(draws, 1);
         }
         self.clear_shares(&counts).map_err(first)?;
-        Pass { device: self, step, family, counts, joined: false, draws }.run(ops)
+        // Only a graph may join kernels of few tokens: alone, an op must leave what the next would have made with it.
+        let joined = family == Family::Many && self.launches != Launches::Ops;
+        Pass { device: self, step, family, counts, joined, draws }.run(ops)
     }
 
     fn launch_graph(&mut self, draws: bool, times: usize) -> Result<(), (Op, CudaError)> {

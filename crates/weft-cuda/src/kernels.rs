@@ -46,9 +46,18 @@ pub fn source() -> String {
     SOURCES.iter().map(|(name, text)| format!("#line 1 \"{name}\"\n{text}\n")).collect()
 }
 
-/// What a model's kernels are compiled with for a GPU.
-pub fn defines(config: &Config, chip: Chip) -> Result<Vec<String>, CudaError> {
-    Ok(Shape::new(config, chip)?.defines(config))
+/// What a model's kernels are compiled with for a GPU; those that run a whole plan take as long to compile as all others,
+/// so they are left out where nobody asks for them.
+pub fn defines(
+    config: &Config,
+    chip: Chip,
+    with_persistent: bool,
+) -> Result<Vec<String>, CudaError> {
+    let mut defines = Shape::new(config, chip)?.defines(config);
+    if with_persistent {
+        defines.push("PERSISTENT=1".to_owned());
+    }
+    Ok(defines)
 }
 
 /// The kernels that must not spill: a token runs through each of them once per layer.
@@ -84,19 +93,20 @@ pub(crate) struct Kernels {
     pub(crate) down_add: ByWidth,
     pub(crate) down_add_block: Kernel,
     pub(crate) norm_head: Kernel,
-    /// All ops; its shared memory depends on the GPU.
-    pub(crate) decode: Kernel,
-    /// The same of a single token.
-    pub(crate) decode_one: Kernel,
     pub(crate) choose: Kernel,
     pub(crate) mark_tokens: Kernel,
     pub(crate) put_rows: Kernel,
     pub(crate) get_rows: Kernel,
     /// What the kernels are part of.
-    _module: Module,
+    module: Module,
 }
 
 impl Kernels {
+    /// Those that run all ops: of one token, and of several. Their shared memory depends on the GPU.
+    pub(crate) fn persistent(&self) -> Result<[Kernel; 2], CudaError> {
+        Ok([self.module.kernel("decode_one", 0)?, self.module.kernel("decode", 0)?])
+    }
+
     pub(crate) fn load(module: Module, shape: &Shape) -> Result<Self, CudaError> {
         let page_bytes = 2 * PAGE_ROWS * shape.dim * 2;
         let plain = |name| module.kernel(name, 0);
@@ -122,13 +132,11 @@ impl Kernels {
             down_add: by_width("down_add", shape.down.ring_bytes())?,
             down_add_block: block("down_add_block")?,
             norm_head: module.kernel("norm_head", shape.head.ring_bytes())?,
-            decode: plain("decode")?,
-            decode_one: plain("decode_one")?,
             choose: plain("choose")?,
             mark_tokens: plain("mark_tokens")?,
             put_rows: plain("put_rows")?,
             get_rows: plain("get_rows")?,
-            _module: module,
+            module,
         })
     }
 }

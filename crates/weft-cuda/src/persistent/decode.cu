@@ -93,6 +93,7 @@ template <u32 MOST> __device__ __forceinline__ void decode_tokens(const Launch &
     shared.ring.left = 1;
 }
 
+#ifdef PERSISTENT
 // Computes   the plan, or its first ops, for up to eight tokens; then, where `feeds`, for the tokens that follow.
 // Layout     weights and pages as the kernels of the ops have them; results between ops are words (hop.cuh).
 // Work split one block per multiprocessor. A block owns tiles of every matrix, sections of attention, and some
@@ -109,3 +110,4 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, 1)
 decode_one(const __grid_constant__ Launch launch) {
     decode_tokens<1>(launch);
 }
+#endif
