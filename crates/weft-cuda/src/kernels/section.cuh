@@ -17,6 +17,18 @@ struct Item {
     Query queries[8];
 };
 
+constexpr u32 ITEM_WORDS = sizeof(Item) / 4;
+
+// What the copying warp must know of an item: its pages and counts, a word per lane.
+struct ItemHead {
+    u32 word;
+    __device__ __forceinline__ ItemHead(const Step &step, u32 work, u32 n_work, int lane)
+        : word(work < n_work && lane < 8 ? load_fresh(step.attention + work / KV_HEADS * ITEM_WORDS + lane) : 0) {}
+    __device__ __forceinline__ u32 page(int i) const { return __shfl_sync(FULL, word, i); }
+    __device__ __forceinline__ u32 n_rows() const { return __shfl_sync(FULL, word, SECTION_PAGES); }
+    __device__ __forceinline__ u32 n_stores() const { return __shfl_sync(FULL, word, SECTION_PAGES + 2); }
+};
+
 constexpr int OWN_DIM_TILES = (DIM_TILES + WARPS - 1) / WARPS; // of a warp, when values are summed
 static_assert(SECTION_PAGES * 2 <= WARPS, "a warp scores half a page");
 

@@ -39,9 +39,10 @@ __device__ __forceinline__ int pages_in_flight(u32 n_work) { return n_work <= 32
 __device__ __forceinline__ void stream_pages(Pages &pages, u8 *sides, const Step &step, const u16 *kv, u32 n_work, int lane) {
     const int in_flight = pages_in_flight(n_work);
     u32 parity = 0;
+    ItemHead item(step, blockIdx.x, n_work, lane);
     for (u32 work = blockIdx.x; work < n_work; work += gridDim.x, parity ^= 1) {
-        const Item *item = (const Item *)step.attention + work / KV_HEADS;
-        const int n_pages = (load_fresh(&item->n_rows) + PAGE_ROWS - 1) / PAGE_ROWS;
+        const ItemHead next(step, work + gridDim.x, n_work, lane);
+        const int n_pages = (item.n_rows() + PAGE_ROWS - 1) / PAGE_ROWS;
         for (int side = 0; side < 2; ++side) {
             // Where there is room for one side, values take the place of this item's keys, and keys that of the last one's values.
             barrier_wait(&pages.done[BOTH_SIDES ? side : side ^ 1], BOTH_SIDES || side == 0 ? parity ^ 1 : parity);
@@ -49,13 +50,14 @@ __device__ __forceinline__ void stream_pages(Pages &pages, u8 *sides, const Step
                 const int before = side * SECTION_PAGES + page - in_flight;
                 if (before >= 0) barrier_wait(&pages.there[before / SECTION_PAGES][before % SECTION_PAGES], parity);
                 u64 *there = &pages.there[side][page];
+                const u16 *from = kv + page_start(item.page(page), work % KV_HEADS) + side * PAGE_SIDE;
                 expect_copies(there, page < n_pages ? SIDE_BYTES : 0, lane);
                 if (page < n_pages)
-                    copy(sides + ((BOTH_SIDES ? side * SECTION_PAGES : 0) + page) * SIDE_BYTES,
-                         kv + page_start(load_fresh(&item->pages[page]), work % KV_HEADS) + side * PAGE_SIDE, SIDE_BYTES, there, lane);
+                    copy(sides + ((BOTH_SIDES ? side * SECTION_PAGES : 0) + page) * SIDE_BYTES, from, SIDE_BYTES, there, lane);
                 copies_begun(there);
             }
         }
+        item = next;
     }
 #if __CUDA_ARCH__ < 900
     await_copies<0>();

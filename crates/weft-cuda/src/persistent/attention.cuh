@@ -6,19 +6,8 @@
 __device__ __forceinline__ u32 attending_blocks(u32 n_items) {
     return min(n_items, (u32)max(N_BLOCKS / KV_HEADS, 1)) * KV_HEADS;
 }
-constexpr u32 ITEM_WORDS = sizeof(Item) / 4;
 
 // ---- pages -------------------------------------------------------------------------------------
-// What the copying warp must know of an item: its pages and counts, a word per lane.
-struct ItemHead {
-    u32 word;
-    __device__ __forceinline__ ItemHead(const Step &step, u32 work, u32 n_work, int lane)
-        : word(work < n_work && lane < 8 ? load_fresh(step.attention + work / KV_HEADS * ITEM_WORDS + lane) : 0) {}
-    __device__ __forceinline__ u32 page(int i) const { return __shfl_sync(FULL, word, i); }
-    __device__ __forceinline__ u32 n_rows() const { return __shfl_sync(FULL, word, SECTION_PAGES); }
-    __device__ __forceinline__ u32 n_stores() const { return __shfl_sync(FULL, word, SECTION_PAGES + 2); }
-};
-
 // The keys of a section, then its values. Pages that this launch wrote to are asked for only when the token before
 // has stored its row.
 __device__ __forceinline__ bool stream_pages(Copier &copier, const Launch &launch, const u16 *kv, u32 n_items, u32 step, u32 n_attended) {
