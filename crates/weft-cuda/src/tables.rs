@@ -10,9 +10,11 @@ use std::sync::Arc;
 use weft::device::{Lane, Limits, MAX_LANES, MAX_SPANS, Outputs, Step};
 use weft::kv::{PAGE_ROWS, PageId};
 
+mod groups;
 mod split;
 mod words;
 
+pub(crate) use self::groups::GroupCounts;
 pub(crate) use self::split::SplitRule;
 use self::words::{Words, words};
 use crate::driver::{Address, Gpu, Memory, Pinned};
@@ -369,29 +371,6 @@ impl StepAddresses {
     /// The same with counts elsewhere.
     pub(crate) fn with_counts(self, counts: Address) -> Self {
         Self { counts, ..self }
-    }
-}
-
-/// The counts of steps of one to [`SIXTEEN`] tokens: for kernels that take some tokens of a larger step.
-pub(crate) struct GroupCounts {
-    memory: Memory,
-}
-
-impl GroupCounts {
-    pub(crate) const BYTES: usize = SIXTEEN * COUNTS * 4;
-
-    pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
-        let memory = Memory::new(gpu, "counts of tokens", Self::BYTES)?;
-        let mut words = [[0_u32; COUNTS]; SIXTEEN];
-        (1..).zip(&mut words).for_each(|(n, counts)| counts[0] = n);
-        memory.write(0, &words)?;
-        Ok(Self { memory })
-    }
-
-    /// Those of `n` tokens.
-    pub(crate) fn of(&self, n: usize) -> Address {
-        assert!((1..=SIXTEEN).contains(&n), "{n} tokens");
-        self.memory.address().offset((n - 1) * COUNTS * 4)
     }
 }
 
