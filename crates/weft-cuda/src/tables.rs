@@ -14,7 +14,7 @@ mod groups;
 mod split;
 mod words;
 
-pub(crate) use self::groups::GroupCounts;
+pub(crate) use self::groups::{GroupCounts, SEVERAL, SIXTEEN};
 pub(crate) use self::split::SplitRule;
 use self::words::{Words, words};
 use crate::driver::{Address, Gpu, Memory, Pinned};
@@ -22,11 +22,6 @@ use crate::error::CudaError;
 
 /// The most tokens that the kernels for few tokens take.
 pub(crate) const FEW: usize = 8;
-/// The most tokens whose matrices are still streamed past them, a few at a time: blocks of rows would be so
-/// few that most of the GPU had nothing to do.
-pub(crate) const SEVERAL: usize = 4 * FEW;
-/// The most tokens that a matrix is streamed past at once.
-pub(crate) const SIXTEEN: usize = 2 * FEW;
 /// Pages of a section.
 pub(crate) const SECTION_PAGES: usize = 4;
 pub(crate) const SECTION_ROWS: usize = SECTION_PAGES * PAGE_ROWS;

@@ -2,9 +2,15 @@
 
 use std::sync::Arc;
 
-use super::{COUNTS, SIXTEEN};
+use super::{COUNTS, FEW};
 use crate::driver::{Address, Gpu, Memory};
 use crate::error::CudaError;
+
+/// The most tokens whose matrices are still streamed past them, a few at a time: blocks of rows would be so
+/// few that most of the GPU had nothing to do.
+pub(crate) const SEVERAL: usize = 4 * FEW;
+/// The most tokens that a matrix is streamed past at once.
+pub(crate) const SIXTEEN: usize = 2 * FEW;
 
 /// The counts of steps of one to [`SIXTEEN`] tokens: for kernels that take some tokens of a larger step.
 pub(crate) struct GroupCounts {
