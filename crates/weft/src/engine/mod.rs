@@ -6,6 +6,7 @@
 
 mod batch;
 mod chunks;
+mod filling;
 mod generation;
 mod parts;
 mod placement;

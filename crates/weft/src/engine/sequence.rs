@@ -1,8 +1,8 @@
 //! One lane: its prompt in parts, the part it is at, and its answer's rows.
 //!
 //! A lane fills the parts whose rows nobody has, in their order, waits for those that another lane is
-//! filling, repairs what was moved, and then adds one row per token of the answer. What a token means
-//! for the caller is told by [`Speaker`].
+//! filling, repairs what was moved, and then adds one row per token of the answer. How parts are filled is in
+//! `filling.rs`; what a token means for the caller is told by [`Speaker`].
 
 use std::ops::Range;
 use std::sync::mpsc::Sender;
@@ -22,22 +22,22 @@ use crate::store::KvKey;
 use crate::tokenizer::Tokenizer;
 
 pub(super) struct Sequence {
-    id: LaneId,
+    pub(super) id: LaneId,
     pub(super) cancel: Cancel,
     /// The prompt, then the answer.
-    tokens: Vec<u32>,
-    prompt_len: usize,
+    pub(super) tokens: Vec<u32>,
+    pub(super) prompt_len: usize,
     pub(super) pieces: Vec<Piece>,
     pub(super) parts: Vec<Part>,
     /// The part that is filled or waited for; all are ready where it is beyond them.
-    at: usize,
+    pub(super) at: usize,
     pub(super) repairs: Repairs,
     answer: Answer,
     /// The step in hand.
-    step: Prepared,
+    pub(super) step: Prepared,
     pub(super) speaker: Speaker,
     pub(super) attention: Attention,
-    scores: Option<Scores>,
+    pub(super) scores: Option<Scores>,
     /// Whether its reader is to catch up first.
     pub(super) paused: bool,
     end: Option<End>,
@@ -70,7 +70,7 @@ enum End {
 
 /// What the tokens of a step are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Work {
+pub(super) enum Work {
     /// Nothing: another lane is filling what this one needs.
     Wait,
     /// Rows of a part.
@@ -84,18 +84,18 @@ enum Work {
 }
 
 /// A lane's part of a step, as the device gets it.
-struct Prepared {
+pub(super) struct Prepared {
     work: Work,
-    tokens: Vec<u32>,
+    pub(super) tokens: Vec<u32>,
     positions: Vec<u32>,
     key_positions: Vec<u32>,
     store_at: Vec<Slot>,
-    spans: Vec<Span>,
-    outputs: Outputs,
+    pub(super) spans: Vec<Span>,
+    pub(super) outputs: Outputs,
 }
 
 impl Prepared {
-    fn clear(&mut self, work: Work) {
+    pub(super) fn clear(&mut self, work: Work) {
         self.work = work;
         self.tokens.clear();
         self.positions.clear();
@@ -104,7 +104,7 @@ impl Prepared {
         self.outputs = Outputs::None;
     }
 
-    fn push(&mut self, token: u32, position: usize, key_position: usize, slot: Slot) {
+    pub(super) fn push(&mut self, token: u32, position: usize, key_position: usize, slot: Slot) {
         // `Config` bounds the positions.
         self.tokens.push(token);
         self.positions.push(position as u32);
@@ -202,12 +202,7 @@ impl Sequence {
         if self.repairs.is_due(self.at) {
             return self.repairs.pending();
         }
-        let Some(part) = self.parts.get(self.at) else { return 1 };
-        let node = cache.node_mut(part.node);
-        if *node.filler.get_or_insert(self.id) != self.id {
-            return 0;
-        }
-        part.range.len() - node.filled
+        if self.at < self.parts.len() { self.fillable(cache) } else { 1 }
     }
 
     fn pass_ready_parts(&mut self, cache: &Cache) {
@@ -232,27 +227,6 @@ impl Sequence {
         } else {
             self.prepare_answer(cache, device);
         }
-    }
-
-    fn prepare_fill(&mut self, n: usize, cache: &Cache) {
-        let part = &self.parts[self.at];
-        let node = cache.node(part.node);
-        self.step.clear(Work::Fill);
-        let rows = node.filled..node.filled + n;
-        // While it is computed a part stands at home, after what it may see.
-        let own = part.span_of(&node.pages, part.home, rows.end);
-        for row in rows.clone() {
-            let position = part.home + row;
-            self.step.push(node.tokens[row], position, position, own.slot(row));
-        }
-        self.step.spans = self.parts[..part.sees].iter().map(Part::span).collect();
-        self.step.spans.push(own);
-        let ends_prompt = self.at + 1 == self.parts.len() && rows.end == part.range.len();
-        self.step.outputs = match () {
-            () if self.wants_all_outputs() => Outputs::All,
-            () if ends_prompt && !part.is_moved() => Outputs::Last,
-            () => Outputs::None,
-        };
     }
 
     fn prepare_repair(&mut self, n: usize) {
@@ -375,45 +349,6 @@ impl Sequence {
     fn is_prompt_done(&self, cache: &Cache) -> bool {
         let rest = self.parts.get(self.at..).unwrap_or_default();
         rest.iter().all(|part| cache.node(part.node).filled >= part.range.len())
-    }
-
-    fn fill(
-        &mut self,
-        cache: &mut Cache,
-        results: &Results<'_>,
-        time: Duration,
-        tokenizer: &Tokenizer,
-        events: &mut Vec<Event>,
-    ) -> Result<(), SamplingError> {
-        let part = &mut self.parts[self.at];
-        part.time += time;
-        part.computed += self.step.tokens.len();
-        let node = cache.node_mut(part.node);
-        let rows = node.filled..node.filled + self.step.tokens.len();
-        node.filled = rows.end;
-        node.cost += time;
-        if node.filled >= part.range.len() {
-            // A lane that needs more of the node goes on with it.
-            node.filler = None;
-        }
-        let done = part.range.start + rows.end;
-        if self.speaker.echoes() {
-            let prompt = &self.tokens[..self.prompt_len];
-            let range = part.range.start + rows.start..done;
-            let logits = |row| results.logits(row);
-            self.speaker.echo(prompt, range, &logits, tokenizer, self.id, events)?;
-        }
-        if let Some(Scores { from, to }) = &self.scores
-            && part.range.end > *from
-        {
-            let first = part.range.start + rows.start;
-            for position in first.max(*from)..done {
-                // Whoever asked may have lost interest.
-                let _ = to.send(results.logits(position - first).to_vec());
-            }
-        }
-        events.push(Event::Prefill { lane: self.id, done, total: self.prompt_len });
-        Ok(())
     }
 
     /// The answer's next token.

@@ -4,6 +4,7 @@
 mod ahead;
 mod failing;
 mod figures;
+mod filling;
 mod lanes;
 mod wrapped;
 
