@@ -19,9 +19,13 @@ pub(crate) struct Activations {
     stride: usize,
 }
 
+/// Kernels may read units beyond the last row, and use none of them (`multiply_read`).
+pub(crate) const READ_BEYOND: usize = 1 << 10;
+
 impl Activations {
     fn new(gpu: &Arc<Gpu>, tokens: usize, width: usize, stride: usize) -> Result<Self, CudaError> {
-        let memory = Memory::new(gpu, "activations", tokens.max(FEW) * stride * size_of::<bf16>())?;
+        let bytes = tokens.max(FEW) * stride * size_of::<bf16>() + READ_BEYOND;
+        let memory = Memory::new(gpu, "activations", bytes)?;
         Ok(Self { memory, tokens, width, stride })
     }
 

@@ -127,8 +127,8 @@ impl CudaDevice {
         let gpu = driver::open(0)?;
         let chip = chip.unwrap_or(gpu.facts.chip);
         let shape = Shape::new(config, chip)?;
-        let with_persistent = matches!(launches, Launches::Auto | Launches::Persistent);
-        let defines = kernels::defines(config, chip, with_persistent)?;
+        let defines =
+            kernels::defines(config, chip, persistent::is_compiled(config, &shape, launches))?;
         let cubin = compile::cubin(&kernels::source(), &gpu.facts.arch(), &defines)?;
         let rows = limits.step_outputs.max(1);
         let kernels = Kernels::load(gpu.load(&cubin)?, &shape)?;
@@ -143,16 +143,7 @@ impl CudaDevice {
             kv: &kv,
             limits: &limits,
         };
-        let (persistent, choice) = match launches {
-            Launches::Graph | Launches::Ops => (None, Choice::default()),
-            Launches::Auto | Launches::Persistent => {
-                match (Persistent::new(&parts, kernels.persistent()?, &plan)?, launches) {
-                    (Ok(persistent), _) => (Some(persistent), Choice::default()),
-                    (Err(reason), Launches::Auto) => (None, Choice::refuse(reason)),
-                    (Err(reason), _) => return Err(CudaError::Unsupported(reason)),
-                }
-            }
-        };
+        let (persistent, choice) = persistent::make(&parts, &kernels, &plan, launches)?;
         let mut device = Self {
             graphs: Graphs::default(),
             persistent,

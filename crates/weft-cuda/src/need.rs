@@ -4,7 +4,7 @@ use weft::config::Config;
 use weft::device::Limits;
 use weft::kv::PAGE_ROWS;
 
-use crate::buffers::sent_row;
+use crate::buffers::{READ_BEYOND, sent_row};
 use crate::rows;
 use crate::sampling::Sampling;
 use crate::shape::{BLOCK_ROWS, TILE_ROWS, padded};
@@ -67,7 +67,7 @@ fn scratch(config: &Config, limits: &Limits) -> u64 {
     let (q, kv) = (config.q_width(), config.kv_width());
     let dim = config.head_dim.next_multiple_of(32);
     let row = 2 * padded(config.hidden) + q + 2 * kv + padded(q) + padded(config.intermediate);
-    let activations = limits.step_tokens.max(FEW) * row * 2;
+    let activations = limits.step_tokens.max(FEW) * row * 2 + 7 * READ_BEYOND;
     let logits = limits.step_outputs.max(FEW) * config.vocab * 4;
     let partials = max_partials(limits) * config.heads * ((dim + sent_row(dim)) * 4 + 16);
     let rotations = 2 * limits.positions * config.head_dim * 4;

@@ -189,9 +189,10 @@ impl Lists {
         self.counts.n_tiles = self.tiles.len();
     }
 
-    /// Whether somebody waits for the result of every item; not so where a token does not see its own row.
-    pub(crate) fn every_item_has_queries(&self) -> bool {
-        self.items.iter().all(|item| item.n_queries > 0)
+    /// Queries of each item: none where a token does not see its own row, several of one token where a lane has
+    /// the same pages twice.
+    pub(crate) fn queries_of_items(&self) -> impl Iterator<Item = u32> {
+        self.items.iter().map(|item| item.n_queries)
     }
 
     /// Where the shares of a lane's last token go: to its parts from `first` on.

@@ -25,6 +25,16 @@ fn lane<'a>(
 }
 
 #[test]
+fn a_span_that_stands_twice_is_asked_twice_by_one_token() {
+    let again = Span { position: 40, ..span(0, 40, 0) };
+    let spans = [span(0, 40, 0), again, span(9, 1, 80)];
+    let lanes = [lane(&[1], &[80], &[9 * 64], &spans)];
+    let mut lists = Lists::default();
+    lists.fill(&Step { lanes: &lanes }, 2, 0);
+    assert_eq!(lists.queries_of_items().collect::<Vec<_>>(), [2, 1]);
+}
+
+#[test]
 fn structs_are_as_long_as_kernels_think() {
     assert_eq!((Item::LEN, Section::LEN, Tile::LEN), (48, 8, 8));
     assert_eq!(size_of::<StepAddresses>(), 64);

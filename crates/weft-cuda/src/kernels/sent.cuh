@@ -1,7 +1,8 @@
 // Parts of attention that blocks of one launch hand to one another, without a counter or a fence: a word that nobody
 // sent yet is NOTHING, which no result is. Every word has one reader, who makes it NOTHING again for the next launch.
 // Blocks wait for one another, so all of a launch must be there at once: `attend` has no more blocks than
-// multiprocessors, and a kernel that may start early does so only when all of them have started.
+// multiprocessors, and a kernel that may start early does so only when all of them have started. That holds for one
+// stream: two devices in one process must not run long contexts at the same time.
 
 constexpr u32 NOTHING = 0xffffffffu;
 constexpr u32 MOST_LOOKS = 1u << 24; // some seconds: then the launch fails instead of hanging
@@ -20,7 +21,9 @@ __device__ __forceinline__ void send(float *at, float value) {
     const float word = is_sent(value) ? value : __uint_as_float(0x7fffffffu); // a NaN is as good as another
     asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" :: "l"(at), "f"(word) : "memory");
 }
-__device__ __forceinline__ void take_back(float *at) { *at = __uint_as_float(NOTHING); }
+__device__ __forceinline__ void take_back(float *at) {
+    asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" :: "l"(at), "f"(__uint_as_float(NOTHING)) : "memory");
+}
 
 template <class Ready> __device__ __forceinline__ void look_until(Ready ready) {
     for (u32 looks = 0; !ready(); ++looks)

@@ -2,13 +2,45 @@
 
 use std::ops::ControlFlow;
 
+use weft::config::Config;
 use weft::device::{DeviceError, Step};
 use weft::plan::Op;
 
-use super::{Fault, Persistent, Run, finish, follow, launch};
+use super::choice::Choice;
+use super::split::Split;
+use super::{Fault, Parts, Persistent, Run, finish, follow, launch};
 use crate::error::CudaError;
+use crate::kernels::Kernels;
+use crate::shape::Shape;
 use crate::tables::{Family, rows_ahead};
 use crate::{CudaDevice, Launches};
+
+/// Whether the kernels are compiled: where somebody asks for them, and they can be.
+pub(crate) fn is_compiled(config: &Config, shape: &Shape, launches: Launches) -> bool {
+    let is_asked = matches!(launches, Launches::Auto | Launches::Persistent);
+    is_asked && Split::new(config, shape, 0).holds_norms()
+}
+
+/// The kernel where it is asked for, or why `Auto` goes without.
+pub(crate) fn make(
+    parts: &Parts<'_>,
+    kernels: &Kernels,
+    plan: &[Op],
+    launches: Launches,
+) -> Result<(Option<Persistent>, Choice), CudaError> {
+    if matches!(launches, Launches::Graph | Launches::Ops) {
+        return Ok((None, Choice::default()));
+    }
+    let made = match is_compiled(parts.config, parts.shape, launches) {
+        true => Persistent::new(parts, kernels.persistent()?, plan)?,
+        false => Err("the model's rows are too wide for its ring".to_owned()),
+    };
+    match (made, launches) {
+        (Ok(persistent), _) => Ok((Some(persistent), Choice::default())),
+        (Err(reason), Launches::Auto) => Ok((None, Choice::refuse(reason))),
+        (Err(reason), _) => Err(CudaError::Unsupported(reason)),
+    }
+}
 
 impl CudaDevice {
     /// Whether ops on the lists run in the persistent kernel.
@@ -52,6 +84,8 @@ impl CudaDevice {
         self.in_flight.forget();
         self.lists.fill(step, self.config.group(), n - 1);
         self.logits.forget();
+        let takes = self.persistent.as_ref().is_some_and(|kernel| kernel.takes(&self.lists));
+        assert!(takes, "a step that the persistent kernel does not take");
         let run = Run { n_ops: self.plan.len(), n_steps: n };
         let bytes = self.few.write(step, &self.lists);
         let launched = self.few.upload(&self.gpu, bytes);

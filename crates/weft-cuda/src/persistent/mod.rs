@@ -24,6 +24,7 @@ use crate::kv::Kv;
 use crate::shape::Shape;
 use crate::tables::{FEW, Lists, StepAddresses};
 use crate::weights::ModelWeights;
+pub(crate) use device::{is_compiled, make};
 use memory::Words;
 use split::{Sizes, Split};
 
@@ -197,11 +198,11 @@ impl Persistent {
         Ok(Ok(persistent))
     }
 
-    /// Whether a launch can run the lists: every item is waited for by somebody, and there is room for parts
-    /// and inputs.
+    /// Whether a launch can run the lists: every item is waited for by somebody, a single token asks none of them twice,
+    /// and there is room for parts and inputs.
     pub(crate) fn takes(&self, lists: &Lists) -> bool {
         let counts = &lists.counts;
-        lists.every_item_has_queries()
+        lists.queries_of_items().all(|n| n == 1 || n > 1 && counts.n_tokens > 1)
             && counts.n_partials <= self.words.most_partials
             && self.split.sizes(counts.n_tokens).is_some()
     }

@@ -193,7 +193,9 @@ __device__ __forceinline__ Tiles norm_tiles(const Launch &launch, const LayerAdd
 
 // The copying warp: a norm's weights, then those of its product.
 __device__ __forceinline__ bool stream_norm(Copier &copier, const Launch &launch, const LayerAddresses &layer, const Shares &shares, OpKind kind) {
+#ifdef PERSISTENT
     static_assert(HIDDEN_STRIDE * 2 <= LONG_STAGE_BYTES, "a norm's weights are one stage");
+#endif
     const Tiles own = norm_tiles(launch, layer, shares, kind);
     const uint4 *norm = kind == NORM_QKV ? layer.attention_norm : kind == NORM_GATE_UP ? layer.mlp_norm : launch.final_norm;
     if (own.first == own.end) return true;

@@ -46,6 +46,11 @@ impl Split {
         }
     }
 
+    /// Whether a norm's weights fit a stage; for other models the kernels do not compile.
+    pub(crate) fn holds_norms(&self) -> bool {
+        self.hidden_units * COLUMN_STEP * 2 <= self.stage_bytes
+    }
+
     /// Sizes for steps of some tokens; none where they do not fit.
     pub(crate) fn sizes(&self, n_tokens: usize) -> Option<Sizes> {
         // A norm needs all of a row before any of it can be multiplied.
@@ -75,6 +80,17 @@ mod tests {
         assert_eq!(sizes("qwen3-0.6b", 227, 8), Some(Sizes { n_stages: 11, x_units: 32 }));
         assert_eq!(sizes("qwen3-1.7b", 227, 8), Some(Sizes { n_stages: 10, x_units: 64 }));
         assert_eq!(sizes("qwen3-8b", 227, 8), Some(Sizes { n_stages: 8, x_units: 128 }));
+    }
+
+    #[test]
+    fn norms_of_very_wide_models_do_not_fit() {
+        let holds = |hidden: usize| {
+            let mut config = shapes::config("qwen3-8b").unwrap();
+            config.hidden = hidden;
+            let shape = Shape::new(&config, Chip::HOPPER).unwrap();
+            Split::new(&config, &shape, 0).holds_norms()
+        };
+        assert!(holds(8192) && !holds(8193));
     }
 
     #[test]
