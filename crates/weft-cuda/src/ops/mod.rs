@@ -13,6 +13,7 @@ pub(crate) mod rope_store;
 use weft::plan::Op;
 
 use crate::CudaDevice;
+use crate::buffers::Activations;
 use crate::driver::{Address, Argument, Kernel, Launch};
 use crate::error::CudaError;
 use crate::kernels::ByWidth;
@@ -34,8 +35,8 @@ pub(crate) struct Pass<'a> {
     pub(crate) family: Family,
     /// What grids are sized for: the step's own counts, or the most that a graph serves.
     pub(crate) counts: Counts,
-    /// Whether rope_store runs inside attend, and kernels that may start before the one before has
-    /// ended do.
+    /// Whether kernels that may start before the one before has ended do; and, in steps of few tokens, rope_store runs
+    /// inside attend.
     pub(crate) joined: bool,
     /// Whether tokens are chosen after the head.
     pub(crate) draws: bool,
@@ -47,6 +48,15 @@ struct Group {
     len: usize,
     /// The step as kernels for few tokens see it.
     step: StepAddresses,
+}
+
+/// A matrix whose product with some activations is added to the residual stream.
+struct AddProduct<'a> {
+    matrix: Address,
+    input: &'a Activations,
+    kernel: &'a ByWidth,
+    block_kernel: &'a Kernel,
+    cut: &'a Cut,
 }
 
 impl Pass<'_> {
@@ -79,6 +89,21 @@ impl Pass<'_> {
         let grid = (cut.blocks, 1);
         let launch = Launch { grid, threads: RING_THREADS, early: self.joined, cooperative: false };
         kernel.launch(&self.device.gpu, launch, arguments)
+    }
+
+    /// x += input · matrix: what both residual ops are.
+    fn add_product(&self, product: &AddProduct<'_>) -> Result<(), CudaError> {
+        let CudaDevice { config, buffers, .. } = self.device;
+        let AddProduct { matrix, input, kernel, block_kernel, cut } = product;
+        if let Some(groups) = self.groups_of_few() {
+            return groups.iter().try_for_each(|group| {
+                let (input, x) = (input.row(group.first), buffers.x.row(group.first));
+                self.stream(kernel, group, cut, &[&group.step, matrix, &input, &x])
+            });
+        }
+        let (input, x) = (input.address(), buffers.x.address());
+        let grid = self.block_grid(config.hidden);
+        self.launch(block_kernel, grid, BLOCK_THREADS, &[&self.step, matrix, &input, &x])
     }
 
     /// Launches ops in order. Where ops are joined, the second of a pair runs both.
