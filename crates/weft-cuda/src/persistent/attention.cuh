@@ -58,7 +58,7 @@ __device__ __forceinline__ bool ask_head(Head &head, const u64 *row, int first, 
     return all;
 }
 
-// Whether there are more than eight rows of queries.
+// Whether there are more than eight rows of queries. A single token asks an item once: `Persistent::takes` sees to that.
 __device__ __forceinline__ bool has_lower(const Block &block, const Item &item) {
     return (block.n_tokens == 1 ? 1 : item.n_queries) * GROUP > 8;
 }

@@ -24,11 +24,7 @@ __device__ __forceinline__ void compute(Block &block) {
 
 // Brings what attention needs of a layer near, long before it is read.
 __device__ __forceinline__ void fetch_norms(const LayerAddresses &layer, int lane) {
-    const auto fetch = [&](const void *from, int bytes) {
-        for (int at = lane * 128; at < bytes; at += 32 * 128)
-            asm volatile("prefetch.global.L2 [%0];" :: "l"((const u8 *)from + at) : "memory");
-    };
-    if (QK_NORM) fetch(layer.q_norm, HEAD_DIM * 2), fetch(layer.k_norm, HEAD_DIM * 2);
+    if (QK_NORM) bring_near(layer.q_norm, HEAD_DIM * 2, lane), bring_near(layer.k_norm, HEAD_DIM * 2, lane);
 }
 
 __device__ __forceinline__ bool stream_op(Copier &copier, const BlockShared &shared, const Launch &launch, u32 op, u32 step,
