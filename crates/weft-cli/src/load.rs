@@ -179,7 +179,8 @@ pub(crate) fn wanted_launches(
         Kernels::Reference => return Ok(None),
         Kernels::Ops => Launches::Ops,
         Kernels::Persistent => Launches::Persistent,
-        // The persistent kernel was slower at short contexts when it was last measured (SPEED.md).
+        // The persistent kernel is faster for one lane (SPEED.md), but chooses no token except the best: answers would
+        // bring their logits home, token by token.
         Kernels::Auto | Kernels::Graph => Launches::Graph,
     };
     let must = device == DeviceKind::Cuda || kernels != Kernels::Auto;
