@@ -38,8 +38,8 @@ fn reference(config: &Config) -> Reference<bf16> {
 /// The noise of another order of summation; and of attention's weights rounded to bf16, 2⁻⁹ each, in sums that
 /// may be near zero.
 const NOISE: Noise = Noise { sums: 3e-5, weights: 0.01 };
-/// The same for rows of thousands: their squares added in another order move the norm's scale by dozens of last bits, and
-/// with it dozens of equal values at once over the border of a rounding.
+/// The same where a row is so near to a tie that its squares, added in another order, move dozens of equal values at once
+/// over the border of a rounding: so in one row of the model that a small GPU runs.
 const WIDE_NOISE: Noise = Noise { sums: 2e-3, weights: 0.01 };
 
 /// Lanes with old spans of any length, home (so, moved by any shift) and position, and new tokens after
@@ -259,7 +259,7 @@ fn wide_models_keep_all_of_it() {
                 "intermediate_size": {intermediate}, "vocab_size": 1000, "rope_theta": 10000.0,
                 "max_position_embeddings": 512, "tie_word_embeddings": false}}"#
         );
-        keeps_all_of_it(&Config::from_json(json.as_bytes()).unwrap(), None);
+        keeps_all_of_it(&Config::from_json(json.as_bytes()).unwrap(), None, NOISE);
     }
 }
 
@@ -279,7 +279,7 @@ fn a_small_gpu_computes_the_same() {
             "max_position_embeddings": 512, "tie_word_embeddings": false}"#,
     )
     .unwrap();
-    keeps_all_of_it(&config, Some(SMALL));
+    keeps_all_of_it(&config, Some(SMALL), WIDE_NOISE);
     let make = |config: &Config, limits| -> Box<dyn Device> {
         let options = Options { chip: Some(SMALL), ..Options::new(limits) };
         Box::new(CudaDevice::new(config, &RandomWeights::new(config, 7), options).unwrap())
@@ -288,7 +288,7 @@ fn a_small_gpu_computes_the_same() {
     conformance::lanes_that_share_spans_equal_each_alone(&make);
 }
 
-fn keeps_all_of_it(config: &Config, chip: Option<Chip>) {
+fn keeps_all_of_it(config: &Config, chip: Option<Chip>, noise: Noise) {
     let options = Options { chip, ..Options::new(LIMITS) };
     let mut ours = CudaDevice::new(config, &RandomWeights::new(config, 7), options).unwrap();
     let mut theirs = reference(config);
@@ -297,7 +297,7 @@ fn keeps_all_of_it(config: &Config, chip: Option<Chip>) {
     let mut works = works(config, &mut theirs, &lanes[..3], 5);
     works.push(Work::new(&tokens(1, 77, config.vocab), 0, Vec::new(), span(20, 1, 0)));
     works.iter_mut().for_each(|work| work.outputs = Outputs::Last);
-    compare(config, &mut ours, &mut theirs, &works, WIDE_NOISE).unwrap();
+    compare(config, &mut ours, &mut theirs, &works, noise).unwrap();
 
     let ops = plan(config);
     (0..2).for_each(|layer| copy_rows(&mut ours, &theirs, &works, layer));
