@@ -26,7 +26,7 @@ use crate::ops::Pass;
 use crate::persistent::choice::{self, Choice};
 use crate::persistent::{self, Persistent};
 use crate::rows::{Mover, On};
-use crate::sampling::Sampling;
+use crate::sampling::{Chosen, Sampling};
 use crate::shape::{Chip, Shape};
 use crate::tables::{Counts, Family, GroupCounts, Lists, SplitRule, Tables, max_partials};
 use crate::weights::ModelWeights;
@@ -207,7 +207,8 @@ impl CudaDevice {
             Family::Few => (self.few.addresses(), self.lists.counts),
             Family::Many => (self.many.addresses(), self.lists.counts),
         };
-        let pass = Pass { device: self, step, family, counts, joined: true, draws: false };
+        let pass =
+            Pass { device: self, step, family, counts, joined: true, chosen: Chosen::ByHost };
         let graph = self.gpu.capture(|| pass.run(ops).map_err(|(_, error)| error))?;
         let other = Memory::new(&self.gpu, "emptying the cache", COLD_BYTES)?;
         graph.launch()?;
@@ -237,7 +238,12 @@ impl CudaDevice {
     }
 
     /// Copies a step's lists and launches ops on them.
-    fn launch(&mut self, ops: &[Op], step: &Step<'_>, draws: bool) -> Result<(), (Op, CudaError)> {
+    fn launch(
+        &mut self,
+        ops: &[Op],
+        step: &Step<'_>,
+        chosen: Chosen,
+    ) -> Result<(), (Op, CudaError)> {
         let first = |error| (ops[0], error);
         self.lists.fill(step, self.config.group(), 0);
         let family = Family::of(step.n_tokens());
@@ -246,7 +252,7 @@ impl CudaDevice {
             Family::Many => &mut self.many,
         };
         let bytes = tables.write(step, &self.lists);
-        if !draws && self.is_persistent(ops, family) {
+        if chosen == Chosen::ByHost && self.is_persistent(ops, family) {
             return self.launch_persistent(ops.len(), bytes);
         }
         let tables = match family {
@@ -256,17 +262,17 @@ impl CudaDevice {
         tables.upload(&self.gpu, bytes).map_err(first)?;
         let (step, counts) = (tables.addresses(), self.lists.counts);
         if self.is_graph(ops, family) {
-            return self.launch_graph(draws, 1);
+            return self.launch_graph(chosen, 1);
         }
         self.clear_shares(&counts).map_err(first)?;
         // Only a graph may join kernels of few tokens: alone, an op must leave what the next would have made with it.
         let joined = family == Family::Many && self.launches != Launches::Ops;
-        Pass { device: self, step, family, counts, joined, draws }.run(ops)
+        Pass { device: self, step, family, counts, joined, chosen }.run(ops)
     }
 
-    fn launch_graph(&mut self, draws: bool, times: usize) -> Result<(), (Op, CudaError)> {
+    fn launch_graph(&mut self, chosen: Chosen, times: usize) -> Result<(), (Op, CudaError)> {
         let plan = std::mem::take(&mut self.plan);
-        let launched = graphs::run(self, &plan, draws, times);
+        let launched = graphs::run(self, &plan, chosen, times);
         self.plan = plan;
         launched
     }
@@ -288,19 +294,19 @@ impl CudaDevice {
             draws => sampling.upload(gpu, kernels, draws, number, followed),
         };
         uploaded.map_err(|error| (ops[0], error))?;
-        self.launch(ops, step, !draws.is_empty())?;
+        self.launch(ops, step, self.in_flight.how())?;
         let more = self.in_flight.launches_for(ahead).saturating_sub(1);
         self.launch_more(more)
     }
 
     /// Begins steps that follow.
     fn launch_more(&mut self, n: usize) -> Result<(), (Op, CudaError)> {
-        if n == 0 { Ok(()) } else { self.launch_graph(true, n) }
+        if n == 0 { Ok(()) } else { self.launch_graph(self.in_flight.how(), n) }
     }
 
     /// Waits for a step's tokens; where it tells none, for its end.
     fn wait(&mut self) -> Result<(), CudaError> {
-        if !self.in_flight.tells {
+        if self.in_flight.how() == Chosen::ByHost {
             return self.gpu.synchronize();
         }
         let Self { in_flight, gpu, sampling, .. } = self;
@@ -362,7 +368,7 @@ impl Device for CudaDevice {
         self.in_flight.forget();
         self.logits.forget();
         let Some(last) = ops.last() else { return Ok(()) };
-        let launched = self.launch(ops, step, false);
+        let launched = self.launch(ops, step, Chosen::ByHost);
         let done = launched.and_then(|()| self.gpu.synchronize().map_err(|error| (*last, error)));
         done.map_err(|failed| self.device_error(failed))
     }
@@ -383,7 +389,7 @@ impl Device for CudaDevice {
         self.gpu.bind();
         self.logits.forget();
         let Some(last) = ops.last() else { return Ok(()) };
-        let launched = match self.in_flight.ask(step, samplers) {
+        let launched = match self.in_flight.ask(step, samplers, |draw| self.sampling.serves(draw)) {
             Asked::Begun => {
                 let more = self.in_flight.launches_for(ahead);
                 self.launch_more(more)
