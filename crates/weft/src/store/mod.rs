@@ -5,6 +5,7 @@
 //! the caller's. Whatever is wrong with a file is a miss and never an error of the caller's answer.
 //! Several processes may share a folder: the files are the truth, and each is whole or absent.
 
+mod checksum;
 mod error;
 mod evict;
 mod format;

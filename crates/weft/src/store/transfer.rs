@@ -91,6 +91,6 @@ fn copy(opened: &Opened, to: &mut File) -> Result<(), ExportError> {
         hasher.update(&block[..n]);
         to.write_all(&block[..n]).map_err(ExportError::Target)?;
     }
-    decoded.check_payload(&hasher).map_err(ExportError::Source)?;
+    decoded.check_payload(hasher.finalize()).map_err(ExportError::Source)?;
     to.sync_all().map_err(ExportError::Target)
 }
