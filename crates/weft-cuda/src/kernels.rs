@@ -64,9 +64,6 @@ pub fn defines(
 pub const DECODE_KERNELS: [&str; 8] =
     ["embed", "norm_qkv", "attend", "proj_add", "norm_gate_up", "down_add", "norm_head", "choose"];
 
-// SAFETY: handles of the driver, used with the context bound; launches are thread-safe there.
-unsafe impl Sync for Kernels {}
-
 /// A matrix product that is streamed past tokens.
 pub(crate) struct ByWidth {
     /// Past up to eight.

@@ -14,7 +14,7 @@ use super::Rows;
 use super::platform::MOST_READERS;
 
 /// Bytes of a piece: a power of two, so that each is a tree of its own.
-const PIECE_BYTES: usize = 1 << 20;
+const PIECE_BYTES: usize = 1 << 18;
 
 /// A stretch of `k`, then one of `v`; only the piece between them has both.
 type Piece<'a> = (&'a mut [u8], &'a mut [u8]);

@@ -70,10 +70,11 @@ fn header_text(file: &File, bytes: u64) -> Result<Vec<u8>, Reason> {
     Ok(text)
 }
 
-/// Reads the rows and checks them against the checksum that was written with them.
-pub(super) fn rows(opened: &Opened) -> Result<Rows, Reason> {
-    let tensor = || vec![0; opened.decoded.tensor_bytes];
-    let mut rows = Rows { k: tensor(), v: tensor() };
+/// Reads the rows into lists that are no longer needed, and checks them against the checksum that was
+/// written with them.
+pub(super) fn rows(opened: &Opened, mut rows: Rows) -> Result<Rows, Reason> {
+    rows.k.resize(opened.decoded.tensor_bytes, 0);
+    rows.v.resize(opened.decoded.tensor_bytes, 0);
     let read = |offset: usize, to: &mut [u8]| opened.read_at(opened.data_start + offset as u64, to);
     let checksum = checksum::fill(&mut rows, read)?;
     opened.decoded.check_payload(checksum)?;
