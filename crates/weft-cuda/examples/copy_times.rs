@@ -18,7 +18,7 @@ use weft::weights::RandomWeights;
 use weft_cuda::{CudaDevice, Options};
 
 const CONTEXT: usize = 200;
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 3;
 
 type Failed = Box<dyn std::error::Error>;
 

@@ -111,11 +111,12 @@ impl Cache {
         }
         let ids: Vec<NodeId> = self.nodes.keys().copied().collect();
         for id in ids {
-            if tier > Tier::Device && self.nodes.get(&id).is_some_and(Node::is_evictable) {
-                self.evict(id, device);
-            }
-            if tier == Tier::Disk && self.nodes.get(&id).is_some_and(|node| node.on_disk) {
+            let is_filed = tier == Tier::Disk && self.node(id).on_disk;
+            if is_filed {
                 self.evict_from_ram(id);
+            }
+            if tier > Tier::Device && self.nodes.get(&id).is_some_and(Node::is_evictable) {
+                self.evict(id, !is_filed, device);
             }
         }
         for node in self.nodes.values_mut() {
@@ -126,7 +127,7 @@ impl Cache {
     /// Frees the pages of the node that is worth least.
     pub(super) fn evict_one(&mut self, device: &mut dyn Device) {
         let victim = self.least(Node::is_evictable);
-        self.evict(victim.expect("promised pages are free or evictable"), device);
+        self.evict(victim.expect("promised pages are free or evictable"), true, device);
     }
 
     /// Frees pages that lanes are going to take, a node at a time: rows are then copied out of them while
@@ -137,14 +138,16 @@ impl Cache {
             && self.tiers.ram_bytes > 0
             && let Some(victim) = self.least(Node::is_evictable)
         {
-            self.evict(victim, device);
+            self.evict(victim, true, device);
         }
     }
 
-    fn evict(&mut self, id: NodeId, device: &mut dyn Device) {
+    /// Frees the pages of a node; `to_ram` where the next tier is to have its rows, and not only a file
+    /// that does.
+    fn evict(&mut self, id: NodeId, to_ram: bool, device: &mut dyn Device) {
         self.worth = self.worth.max(self.node(id).worth.value);
         self.stats.evicted_from_device += 1;
-        if self.node(id).ram.is_none() {
+        if to_ram && self.node(id).ram.is_none() {
             self.keep_below(id, device);
         }
         let pages = std::mem::take(&mut self.node_mut(id).pages);

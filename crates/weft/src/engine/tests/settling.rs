@@ -35,11 +35,13 @@ struct Counts {
     beside: AtomicUsize,
     /// Copies that were waited for with nothing else to do.
     settled: AtomicUsize,
+    /// Lists of rows that left.
+    sent: AtomicUsize,
 }
 
 impl Counts {
     fn reset(&self) {
-        for count in [&self.waits, &self.beside, &self.settled] {
+        for count in [&self.waits, &self.beside, &self.settled, &self.sent] {
             count.store(0, Ordering::Relaxed);
         }
     }
@@ -99,6 +101,7 @@ impl Device for Slow {
         self.end_at(|page| rows.pages.contains(&page));
         self.device.read_kv(layers, rows, &mut to.k, &mut to.v);
         self.begin(rows, None);
+        self.counts.sent.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = channel();
         sender.send(to).unwrap();
         receiver
@@ -126,9 +129,8 @@ impl Device for Slow {
     }
 }
 
-fn slow_engine(pages: usize) -> (Engine, Arc<Counts>) {
-    let tiers = Tiers { ram_bytes: 1 << 30, store: None };
-    let mut engine = engine_with(pages, tiers);
+fn slow_engine(pages: usize, store: Option<Store>) -> (Engine, Arc<Counts>) {
+    let mut engine = engine_with(pages, Tiers { ram_bytes: 1 << 30, store });
     let counts = Arc::new(Counts::default());
     let none = engine_with(2, Tiers::default()).device;
     let device = std::mem::replace(&mut engine.device, none);
@@ -159,7 +161,7 @@ fn finish(engine: &mut Engine, lanes: &[LaneId], of: LaneId) -> (Vec<Vec<Token>>
 
 #[test]
 fn a_lane_goes_on_while_the_rows_of_another_are_brought() {
-    let (mut engine, counts) = slow_engine(80);
+    let (mut engine, counts) = slow_engine(80, None);
     let (ours, theirs) = (exact(&[3], 1), exact(&[1, 2], 2));
     ask(&mut engine, &theirs);
     engine.demote(Tier::Ram);
@@ -183,7 +185,7 @@ fn a_lane_goes_on_while_the_rows_of_another_are_brought() {
 
 #[test]
 fn a_lane_by_itself_waits_for_its_rows() {
-    let (mut engine, counts) = slow_engine(80);
+    let (mut engine, counts) = slow_engine(80, None);
     let prompt = exact(&[1, 2], 2);
     ask(&mut engine, &prompt);
     engine.demote(Tier::Ram);
@@ -197,7 +199,7 @@ fn a_lane_by_itself_waits_for_its_rows() {
 #[test]
 fn pages_are_free_before_an_answer_takes_them() {
     // Room for what is kept, and for the answer only if some of that goes.
-    let (mut engine, counts) = slow_engine(12);
+    let (mut engine, counts) = slow_engine(12, None);
     for question in 0..4 {
         ask(&mut engine, &exact(&[question], question));
     }
@@ -212,4 +214,17 @@ fn pages_are_free_before_an_answer_takes_them() {
     assert_eq!(load(&counts.waits), 0, "no step waited for a page to be left");
     let (truth, _) = answer(&mut engine_with(12, Tiers::default()), Request::new(prompt, long));
     assert_eq!(tokens[0], truth[truth.len() - tokens[0].len()..]);
+}
+
+#[test]
+fn rows_that_go_to_disk_leave_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path(), 10_000_000).unwrap();
+    let (mut engine, counts) = slow_engine(80, Some(store));
+    ask(&mut engine, &exact(&[1, 2], 2));
+    let n_nodes = engine.cache_stats().device.nodes;
+    engine.demote(Tier::Disk);
+    assert_eq!(load(&counts.sent), n_nodes);
+    let CacheStats { device, ram, disk, .. } = engine.cache_stats();
+    assert_eq!((device.nodes, ram.nodes, disk.nodes), (0, 0, n_nodes));
 }
