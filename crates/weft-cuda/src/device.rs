@@ -1,10 +1,9 @@
 //! The device itself: all its memory, and how a step runs on it.
 
-use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 
-use half::bf16;
 use weft::config::Config;
 use weft::device::{Buffer, Device, DeviceError, Limits, Rows, Step, shares};
 use weft::dtype::Dtype;
@@ -12,20 +11,22 @@ use weft::kv::{PageId, Slot};
 use weft::plan::{Op, plan};
 use weft::rope::RopeTable;
 use weft::sampling::{Draw, Sampler};
+use weft::store::Rows as HostRows;
 use weft::weights::Weights;
 
 use crate::buffers::Buffers;
 use crate::compile;
 use crate::decode::{Asked, InFlight};
-use crate::driver::{self, Gpu, Memory, Pinned};
+use crate::driver::{self, Gpu, Memory};
 use crate::error::CudaError;
 use crate::graphs::{self, Graphs};
 use crate::kernels::{self, Kernels};
-use crate::kv::{Kv, Page, place};
+use crate::kv::{Kv, place};
+use crate::logits::HostLogits;
 use crate::ops::Pass;
 use crate::persistent::choice::{self, Choice};
 use crate::persistent::{self, Persistent};
-use crate::rows::{Mover, On};
+use crate::rows::Mover;
 use crate::sampling::{Chosen, Sampling};
 use crate::shape::{Chip, Shape};
 use crate::tables::{Counts, Family, GroupCounts, Lists, SplitRule, Tables, max_partials};
@@ -79,7 +80,7 @@ pub struct CudaDevice {
     pub(crate) group_counts: GroupCounts,
     pub(crate) lists: Lists,
     pub(crate) sampling: Sampling,
-    mover: Mover,
+    pub(crate) mover: Mover,
     pub(crate) in_flight: InFlight,
     pub(crate) shape: Shape,
     pub(crate) config: Config,
@@ -93,26 +94,12 @@ pub struct CudaDevice {
 /// Writing so much leaves nothing else in the L2 cache of any GPU.
 const COLD_BYTES: usize = 256 << 20;
 
-/// Rows of logits on the host, copied when they are first asked for.
-pub(crate) struct HostLogits {
-    /// f32 \[outputs\]\[vocab\]
-    rows: Pinned,
-    /// Which rows are those of the last run.
-    there: Vec<Cell<bool>>,
-}
-
 impl Drop for CudaDevice {
-    /// Steps that were begun in vain still write where the host reads.
+    /// Steps that were begun in vain still write where the host reads, and copies are still at pages.
     fn drop(&mut self) {
+        self.mover.close();
         self.gpu.bind();
         let _ = self.gpu.synchronize();
-    }
-}
-
-impl HostLogits {
-    /// The rows are those of an earlier run.
-    pub(crate) fn forget(&mut self) {
-        self.there.iter().for_each(|there| there.set(false));
     }
 }
 
@@ -143,6 +130,7 @@ impl CudaDevice {
             kv: &kv,
             limits: &limits,
         };
+        let mover = Mover::new(&gpu, config, &kernels, &kv)?;
         let (persistent, choice) = persistent::make(&parts, &kernels, &plan, launches)?;
         let mut device = Self {
             graphs: Graphs::default(),
@@ -158,14 +146,11 @@ impl CudaDevice {
             weights,
             lists: Lists::new(split_rule(config, &gpu, &limits)),
             sampling: Sampling::new(&gpu, config, &limits)?,
-            mover: Mover::new(&gpu, config)?,
+            mover,
             in_flight: InFlight::default(),
             plan,
             config: config.clone(),
-            logits: HostLogits {
-                rows: Pinned::new(&gpu, rows * config.vocab * 4)?,
-                there: vec![Cell::new(false); rows],
-            },
+            logits: HostLogits::new(&gpu, rows, config.vocab)?,
             shape,
             limits,
             launches,
@@ -227,11 +212,6 @@ impl CudaDevice {
         Ok(shares.chunks_exact(heads).map(|part| part.iter().sum()).collect())
     }
 
-    /// What rows are moved on.
-    fn rows_on(&self) -> On<'_> {
-        On { gpu: &self.gpu, kernels: &self.kernels, kv: &self.kv }
-    }
-
     /// Whether ops on a step of this family are one graph.
     fn is_graph(&self, ops: &[Op], family: Family) -> bool {
         self.launches != Launches::Ops && family == Family::Few && ops == self.plan
@@ -245,6 +225,7 @@ impl CudaDevice {
         chosen: Chosen,
     ) -> Result<(), (Op, CudaError)> {
         let first = |error| (ops[0], error);
+        self.mover.order_step(step).map_err(first)?;
         self.lists.fill(step, self.config.group(), 0);
         let family = Family::of(step.n_tokens());
         let tables = match family {
@@ -419,17 +400,7 @@ impl Device for CudaDevice {
     }
 
     fn logits(&self, output: usize) -> &[f32] {
-        let vocab = self.config.vocab;
-        let row = self.logits.rows.row(output * vocab, vocab);
-        if !self.logits.there[output].get() {
-            // SAFETY: nobody holds the row: it is handed out below only once it is there, and `run`,
-            // which takes it back, needs the device alone.
-            let row = unsafe { std::slice::from_raw_parts_mut(row, vocab) };
-            expect(self.buffers.logits.read(output * vocab * 4, row));
-            self.logits.there[output].set(true);
-        }
-        // SAFETY: inside the pinned memory, and not written again while `self` is borrowed.
-        unsafe { std::slice::from_raw_parts(row, vocab) }
+        expect(self.logits.row(output, &self.buffers.logits))
     }
 
     fn attention(&self, lane: usize) -> Vec<f32> {
@@ -451,16 +422,36 @@ impl Device for CudaDevice {
 
     fn read_kv(&self, layers: Range<u16>, rows: &Rows<'_>, k: &mut [u8], v: &mut [u8]) {
         rows.check(&self.limits);
-        expect(self.mover.read(&self.rows_on(), layers, rows, (k, v)));
+        let room = HostRows { k: vec![0; k.len()], v: vec![0; v.len()] };
+        let read = expect(self.mover.read(layers, rows, room));
+        k.copy_from_slice(&read.k);
+        v.copy_from_slice(&read.v);
     }
 
     fn write_kv(&mut self, rows: &Rows<'_>, k: &[u8], v: &[u8]) {
+        self.bring_kv(rows, Arc::new(HostRows { k: k.to_vec(), v: v.to_vec() }));
+    }
+
+    fn send_kv(&mut self, layers: Range<u16>, rows: &Rows<'_>, to: HostRows) -> Receiver<HostRows> {
         rows.check(&self.limits);
-        let layers = 0..self.config.layers as u16;
-        expect(self.mover.write(&self.rows_on(), layers, rows, k, v));
+        expect(self.mover.send(layers, rows, to))
+    }
+
+    fn bring_kv(&mut self, rows: &Rows<'_>, from: Arc<HostRows>) {
+        rows.check(&self.limits);
+        expect(self.mover.bring(0..self.config.layers as u16, rows, from));
+    }
+
+    fn is_settled(&self, pages: &[PageId]) -> bool {
+        self.mover.is_settled(pages)
+    }
+
+    fn settle(&mut self, pages: &[PageId]) {
+        expect(self.mover.settle(pages));
     }
 
     fn copy_page(&mut self, from: PageId, to: PageId) {
+        expect(self.mover.order(&[from, to]));
         expect(self.kv.copy_page(from, to));
     }
 
@@ -473,21 +464,12 @@ impl Device for CudaDevice {
     }
 
     fn kv_row(&self, layer: u16, slot: Slot) -> (Vec<f32>, Vec<f32>) {
-        let (page, row) = place(slot);
-        let page: Page = expect(self.kv.read_page(layer, page));
-        let width = self.config.kv_width();
-        let (mut k, mut v) = (vec![bf16::ZERO; width], vec![bf16::ZERO; width]);
-        self.kv.get(&page, row, &mut k, &mut v);
-        let widen = |row: &[bf16]| row.iter().map(|value| value.to_f32()).collect();
-        (widen(&k), widen(&v))
+        expect(self.mover.order(&[place(slot).0]));
+        expect(self.kv.read_row(layer, slot))
     }
 
     fn write_kv_row(&mut self, layer: u16, slot: Slot, k: &[f32], v: &[f32]) {
-        let (page, row) = place(slot);
-        let mut contents = expect(self.kv.read_page(layer, page));
-        let round =
-            |row: &[f32]| row.iter().map(|value| bf16::from_f32(*value)).collect::<Vec<_>>();
-        self.kv.set(&mut contents, row, &round(k), &round(v));
-        expect(self.kv.write_page(layer, page, &contents));
+        expect(self.mover.order(&[place(slot).0]));
+        expect(self.kv.write_row(layer, slot, k, v));
     }
 }

@@ -17,11 +17,21 @@ pub(crate) use self::memory::{Address, Done, Memory, Pinned};
 use crate::error::CudaError;
 use crate::shape::Chip;
 
-/// A GPU with a stream that all work of a device goes through.
+/// What work of a device goes through, each in an order of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stream {
+    /// Steps, and all that is not said to be elsewhere.
+    Compute,
+    /// Rows between pages and the host.
+    Copies,
+}
+
+/// A GPU with the streams of a device.
 pub(crate) struct Gpu {
     device: sys::CUdevice,
     context: sys::CUcontext,
     stream: sys::CUstream,
+    copies: sys::CUstream,
     pub(crate) facts: GpuFacts,
     /// Bytes of its memory that are taken through it.
     taken: AtomicU64,
@@ -118,8 +128,9 @@ fn open_device(ordinal: i32) -> Result<Gpu, DriverError> {
         free_bytes: result::mem_get_info()?.0,
         driver_version: driver_version as u32,
     };
-    let stream = result::stream::create(result::stream::StreamKind::NonBlocking)?;
-    Ok(Gpu { device, context, stream, facts, taken: AtomicU64::new(0) })
+    let stream = || result::stream::create(result::stream::StreamKind::NonBlocking);
+    let (stream, copies) = (stream()?, stream()?);
+    Ok(Gpu { device, context, stream, copies, facts, taken: AtomicU64::new(0) })
 }
 
 /// Keeps the context to the end of the process: making one takes a quarter of a second, and a process that
@@ -145,10 +156,11 @@ pub(crate) fn failed(call: &'static str) -> impl FnOnce(DriverError) -> CudaErro
 impl Drop for Gpu {
     fn drop(&mut self) {
         self.bind();
-        // SAFETY: the stream is ours and nobody holds it any more; the context was retained once. A
+        // SAFETY: the streams are ours and nobody holds them any more; the context was retained once. A
         // failure at the end leaves nothing to do.
         unsafe {
             let _ = result::stream::destroy(self.stream);
+            let _ = result::stream::destroy(self.copies);
             let _ = result::primary_ctx::release(self.device);
         }
     }
@@ -162,13 +174,20 @@ impl Gpu {
         let _ = unsafe { result::ctx::set_current(self.context) };
     }
 
-    /// Waits until all that was asked for is done.
+    fn handle(&self, stream: Stream) -> sys::CUstream {
+        match stream {
+            Stream::Compute => self.stream,
+            Stream::Copies => self.copies,
+        }
+    }
+
+    /// Waits until all steps that were asked for are done.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         // SAFETY: the stream is ours.
         unsafe { result::stream::synchronize(self.stream) }.map_err(failed("waiting for the GPU"))
     }
 
-    /// Whether all that was asked for is done.
+    /// Whether all steps that were asked for are done.
     pub(crate) fn is_idle(&self) -> Result<bool, CudaError> {
         self.bind();
         // SAFETY: the stream is ours.
@@ -281,6 +300,8 @@ pub(crate) struct Kernel {
 
 // SAFETY: a handle of the driver; the module that it belongs to is kept beside it.
 unsafe impl Send for Kernel {}
+// SAFETY: launching is thread-safe in the driver.
+unsafe impl Sync for Kernel {}
 
 /// How a kernel is launched.
 #[derive(Clone, Copy)]
@@ -333,10 +354,21 @@ impl Kernel {
         Ok(bytes as usize)
     }
 
-    /// Launches on the stream. The arguments are those of the kernel's declaration, in its order.
+    /// Launches for steps. The arguments are those of the kernel's declaration, in its order.
     pub(crate) fn launch(
         &self,
         gpu: &Gpu,
+        launch: Launch,
+        arguments: &[&dyn Argument],
+    ) -> Result<(), CudaError> {
+        self.launch_in(gpu, Stream::Compute, launch, arguments)
+    }
+
+    /// The same in a stream.
+    pub(crate) fn launch_in(
+        &self,
+        gpu: &Gpu,
+        stream: Stream,
         launch: Launch,
         arguments: &[&dyn Argument],
     ) -> Result<(), CudaError> {
@@ -364,7 +396,7 @@ impl Kernel {
             blockDimY: 1,
             blockDimZ: 1,
             sharedMemBytes: self.shared_bytes as u32,
-            hStream: gpu.stream,
+            hStream: gpu.handle(stream),
             attrs: &mut attribute,
             numAttrs: u32::from(launch.early || launch.cooperative),
         };

@@ -74,9 +74,6 @@ pub const DECODE_KERNELS: [&str; 9] = [
     "choose_wide",
 ];
 
-// SAFETY: handles of the driver, used with the context bound; launches are thread-safe there.
-unsafe impl Sync for Kernels {}
-
 /// A matrix product that is streamed past tokens.
 pub(crate) struct ByWidth {
     /// Past up to eight.

@@ -23,7 +23,7 @@ pub(crate) struct Kv {
 }
 
 /// One page of one layer, on the host.
-pub(crate) struct Page {
+struct Page {
     values: Vec<bf16>,
 }
 
@@ -63,18 +63,13 @@ impl Kv {
         (usize::from(layer) * self.pages + page as usize) * self.page_len() * size_of::<bf16>()
     }
 
-    pub(crate) fn read_page(&self, layer: u16, page: PageId) -> Result<Page, CudaError> {
+    fn read_page(&self, layer: u16, page: PageId) -> Result<Page, CudaError> {
         let mut values = vec![bf16::ZERO; self.page_len()];
         self.memory.read(self.start(layer, page), &mut values)?;
         Ok(Page { values })
     }
 
-    pub(crate) fn write_page(
-        &self,
-        layer: u16,
-        page: PageId,
-        from: &Page,
-    ) -> Result<(), CudaError> {
+    fn write_page(&self, layer: u16, page: PageId, from: &Page) -> Result<(), CudaError> {
         self.memory.write(self.start(layer, page), &from.values)
     }
 
@@ -99,15 +94,45 @@ impl Kv {
         }
     }
 
+    /// The key and the value in a slot.
+    pub(crate) fn read_row(
+        &self,
+        layer: u16,
+        slot: Slot,
+    ) -> Result<(Vec<f32>, Vec<f32>), CudaError> {
+        let (page, row) = place(slot);
+        let page = self.read_page(layer, page)?;
+        let width = self.heads * self.head_dim;
+        let (mut k, mut v) = (vec![bf16::ZERO; width], vec![bf16::ZERO; width]);
+        self.get(&page, row, &mut k, &mut v);
+        let widen = |row: &[bf16]| row.iter().map(|value| value.to_f32()).collect();
+        Ok((widen(&k), widen(&v)))
+    }
+
+    pub(crate) fn write_row(
+        &self,
+        layer: u16,
+        slot: Slot,
+        k: &[f32],
+        v: &[f32],
+    ) -> Result<(), CudaError> {
+        let (page, row) = place(slot);
+        let mut contents = self.read_page(layer, page)?;
+        let round =
+            |row: &[f32]| row.iter().map(|value| bf16::from_f32(*value)).collect::<Vec<_>>();
+        self.set(&mut contents, row, &round(k), &round(v));
+        self.write_page(layer, page, &contents)
+    }
+
     /// A row of a page: key and value, each \[kv_width\].
-    pub(crate) fn get(&self, page: &Page, row: usize, k: &mut [bf16], v: &mut [bf16]) {
+    fn get(&self, page: &Page, row: usize, k: &mut [bf16], v: &mut [bf16]) {
         self.each_element(row, |i, key, value| {
             k[i] = page.values[key];
             v[i] = page.values[value];
         });
     }
 
-    pub(crate) fn set(&self, page: &mut Page, row: usize, k: &[bf16], v: &[bf16]) {
+    fn set(&self, page: &mut Page, row: usize, k: &[bf16], v: &[bf16]) {
         self.each_element(row, |i, key, value| {
             page.values[key] = k[i];
             page.values[value] = v[i];

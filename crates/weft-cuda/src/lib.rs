@@ -16,6 +16,7 @@ mod error;
 mod graphs;
 mod kernels;
 mod kv;
+mod logits;
 mod need;
 mod ops;
 mod pack;

@@ -11,7 +11,7 @@ use weft::config::Config;
 use weft::device::Limits;
 use weft::sampling::{Adjustment, Draw, RuledOut, Sampler};
 
-use crate::driver::{Address, Argument, Gpu, Launch, Memory, Pinned};
+use crate::driver::{Address, Argument, Gpu, Launch, Memory, Pinned, Stream};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::tables::{FEW, max_partials};
@@ -266,7 +266,7 @@ impl Sampling {
             kernels.mark_tokens.launch(gpu, launch, &[&list, &n, &bias, &self.marks.address()])?;
         }
         self.pinned_draws.fill(0, &all);
-        gpu.upload(self.draws.address(), &self.pinned_draws, size_of_val(&all))
+        gpu.upload(Stream::Compute, self.draws.address(), &self.pinned_draws, size_of_val(&all))
     }
 
     /// The token that step `number` told for an output, once it has: `Some(None)` where the host is to

@@ -17,7 +17,7 @@ mod words;
 pub(crate) use self::groups::{GroupCounts, SEVERAL, SIXTEEN};
 pub(crate) use self::split::SplitRule;
 use self::words::{Words, words};
-use crate::driver::{Address, Gpu, Memory, Pinned};
+use crate::driver::{Address, Gpu, Memory, Pinned, Stream};
 use crate::error::CudaError;
 
 /// The most tokens that the kernels for few tokens take.
@@ -468,7 +468,7 @@ impl Tables {
     }
 
     pub(crate) fn upload(&self, gpu: &Gpu, bytes: usize) -> Result<(), CudaError> {
-        gpu.upload(self.memory.address(), &self.pinned, bytes)
+        gpu.upload(Stream::Compute, self.memory.address(), &self.pinned, bytes)
     }
 }
 

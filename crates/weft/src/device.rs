@@ -5,6 +5,8 @@
 //! are lanes, and each lane attends to a list of spans.
 
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
 
 use thiserror::Error;
 
@@ -13,6 +15,7 @@ use crate::dtype::Dtype;
 use crate::kv::{PAGE_ROWS, PageId, Slot, pages_for};
 use crate::plan::Op;
 use crate::sampling::Sampler;
+use crate::store::Rows as HostRows;
 
 /// Lanes that can share a step.
 pub const MAX_LANES: usize = 8;
@@ -240,6 +243,40 @@ pub trait Device: Send {
 
     /// Copies rows into pages, in every layer; the layout is that of [`Device::read_kv`].
     fn write_kv(&mut self, rows: &Rows<'_>, k: &[u8], v: &[u8]);
+
+    /// Begins to copy rows out of pages as [`Device::read_kv`] does, and hands them over when they are
+    /// there. The pages may serve others at once: what writes to them waits for the copy.
+    ///
+    /// The default is done when it returns.
+    fn send_kv(
+        &mut self,
+        layers: Range<u16>,
+        rows: &Rows<'_>,
+        mut to: HostRows,
+    ) -> Receiver<HostRows> {
+        self.read_kv(layers, rows, &mut to.k, &mut to.v);
+        let (sender, receiver) = channel();
+        sender.send(to).expect("the receiver is here");
+        receiver
+    }
+
+    /// Begins to copy rows into pages as [`Device::write_kv`] does; what reads the pages waits for it.
+    ///
+    /// The default is done when it returns.
+    fn bring_kv(&mut self, rows: &Rows<'_>, from: Arc<HostRows>) {
+        self.write_kv(rows, &from.k, &from.v);
+    }
+
+    /// Whether no copy that was begun is still at these pages: a step that uses them would not wait.
+    fn is_settled(&self, pages: &[PageId]) -> bool {
+        let _ = pages;
+        true
+    }
+
+    /// Waits until [`Device::is_settled`] holds.
+    fn settle(&mut self, pages: &[PageId]) {
+        let _ = pages;
+    }
 
     /// Copies a page in every layer.
     fn copy_page(&mut self, from: PageId, to: PageId);

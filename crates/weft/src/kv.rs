@@ -3,6 +3,8 @@
 //! A page holds [`PAGE_ROWS`] consecutive rows of one span, in every layer. Devices own the memory;
 //! the pool here only hands out page numbers.
 
+use std::collections::VecDeque;
+
 use thiserror::Error;
 
 /// KV rows in one page.
@@ -22,7 +24,9 @@ pub const fn pages_for(rows: usize) -> usize {
 /// The free pages of a device.
 #[derive(Debug)]
 pub struct PagePool {
-    free: Vec<PageId>,
+    /// Handed out from the front and taken back at the end: a page that was just left may still be
+    /// copied from, and one that was left long ago is not.
+    free: VecDeque<PageId>,
     total: usize,
 }
 
@@ -42,8 +46,7 @@ impl PagePool {
     /// A pool of pages `0..total`, all free.
     pub fn new(total: usize) -> Self {
         let total_id = PageId::try_from(total).expect("page numbers fit PageId");
-        // Reversed, so that pages are handed out in rising order.
-        Self { free: (0..total_id).rev().collect(), total }
+        Self { free: (0..total_id).collect(), total }
     }
 
     /// Whether `wanted` pages are free.
@@ -58,7 +61,7 @@ impl PagePool {
     /// Takes `wanted` pages, or none at all.
     pub fn take(&mut self, wanted: usize) -> Result<Vec<PageId>, OutOfPages> {
         self.check(wanted)?;
-        Ok(self.free.drain(self.free.len() - wanted..).rev().collect())
+        Ok(self.free.drain(..wanted).collect())
     }
 
     /// Gives pages back.
@@ -89,9 +92,7 @@ mod tests {
         assert_eq!(pool.take(2), Err(OutOfPages { wanted: 2, free: 1, total: 3 }));
         assert_eq!(pool.free(), 1);
         pool.give_back([0, 1]);
-        let mut pages = pool.take(3).unwrap();
-        pages.sort_unstable();
-        assert_eq!(pages, [0, 1, 2]);
+        assert_eq!(pool.take(3), Ok(vec![2, 0, 1]), "what was left last comes last");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Memory of the GPU, memory of this machine that the GPU reaches, and places in the stream to wait for.
+//! Memory of the GPU, memory of this machine that the GPU reaches, and places in streams to wait for.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use cudarc::driver::result;
 use cudarc::driver::sys;
 
-use super::{Gpu, failed};
+use super::{Gpu, Stream, failed};
 use crate::error::CudaError;
 
 impl Gpu {
@@ -23,21 +23,28 @@ impl Gpu {
             .map_err(failed("filling memory"))
     }
 
-    /// Copies pinned memory to the GPU, in the stream.
-    pub(crate) fn upload(&self, to: Address, from: &Pinned, bytes: usize) -> Result<(), CudaError> {
+    /// Copies pinned memory to the GPU, in a stream.
+    pub(crate) fn upload(
+        &self,
+        stream: Stream,
+        to: Address,
+        from: &Pinned,
+        bytes: usize,
+    ) -> Result<(), CudaError> {
         assert!(bytes <= from.bytes, "a copy beyond its source");
         // SAFETY: the source was checked and outlives the stream's work, because runs end with
-        // `synchronize`; callers pass a range inside memory that they own.
+        // `synchronize` and copies are waited for; callers pass a range inside memory that they own.
         unsafe {
-            sys::cuMemcpyHtoDAsync_v2(to.0, from.at.cast(), bytes, self.stream)
+            sys::cuMemcpyHtoDAsync_v2(to.0, from.at.cast(), bytes, self.handle(stream))
                 .result()
                 .map_err(failed("copying to the GPU"))
         }
     }
 
-    /// Copies the same range of memory back to pinned memory, in the stream.
+    /// Copies the same range of memory back to pinned memory, in a stream.
     pub(crate) fn download(
         &self,
+        stream: Stream,
         to: &Pinned,
         offset: usize,
         from: &Memory,
@@ -48,10 +55,18 @@ impl Gpu {
         // SAFETY: both ranges were checked; callers read the target only after they have waited.
         unsafe {
             let to = to.at.cast::<u8>().add(offset).cast();
-            sys::cuMemcpyDtoHAsync_v2(to, from, bytes, self.stream)
+            sys::cuMemcpyDtoHAsync_v2(to, from, bytes, self.handle(stream))
                 .result()
                 .map_err(failed("copying from the GPU"))
         }
+    }
+
+    /// What is asked of a stream from now on waits for a place in another.
+    pub(crate) fn order(&self, stream: Stream, after: &Done) -> Result<(), CudaError> {
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: stream and event are ours.
+        unsafe { result::stream::wait_event(self.handle(stream), after.event, flags) }
+            .map_err(failed("ordering streams"))
     }
 }
 
@@ -229,7 +244,7 @@ impl Drop for Pinned {
     }
 }
 
-/// A place in the stream that can be waited for.
+/// A place in a stream that can be waited for.
 pub(crate) struct Done {
     gpu: Arc<Gpu>,
     event: sys::CUevent,
@@ -237,6 +252,8 @@ pub(crate) struct Done {
 
 // SAFETY: a handle of the driver, used with the context bound.
 unsafe impl Send for Done {}
+// SAFETY: what is done with an event is thread-safe in the driver.
+unsafe impl Sync for Done {}
 
 impl Done {
     /// Waiting for it before it was ever recorded takes no time.
@@ -247,11 +264,18 @@ impl Done {
         Ok(Self { gpu: gpu.clone(), event })
     }
 
-    /// It is done when all that was asked for so far is.
-    pub(crate) fn record(&self, gpu: &Gpu) -> Result<(), CudaError> {
+    /// It is done when all that was asked of the stream so far is.
+    pub(crate) fn record(&self, stream: Stream) -> Result<(), CudaError> {
         // SAFETY: event and stream are ours.
-        unsafe { result::event::record(self.event, gpu.stream) }
+        unsafe { result::event::record(self.event, self.gpu.handle(stream)) }
             .map_err(failed("recording an event"))
+    }
+
+    /// Whether it is done. A GPU that failed is done with everything; the next call tells.
+    pub(crate) fn is_over(&self) -> bool {
+        // SAFETY: the event is ours.
+        let said = unsafe { sys::cuEventQuery(self.event) };
+        said != sys::CUresult::CUDA_ERROR_NOT_READY
     }
 
     pub(crate) fn wait(&self) -> Result<(), CudaError> {

@@ -88,7 +88,8 @@ impl CudaDevice {
         assert!(takes, "a step that the persistent kernel does not take");
         let run = Run { n_ops: self.plan.len(), n_steps: n };
         let bytes = self.few.write(step, &self.lists);
-        let launched = self.few.upload(&self.gpu, bytes);
+        let ordered = self.mover.order_step(step);
+        let launched = ordered.and_then(|()| self.few.upload(&self.gpu, bytes));
         let launched = launched.and_then(|()| launch(self, run, true));
         let followed = launched
             .map_err(Fault::from)

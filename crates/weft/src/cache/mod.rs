@@ -13,6 +13,7 @@ mod tests;
 mod tiers;
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::chunk::{Chunk, ChunkId, Tier};
@@ -21,7 +22,7 @@ use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::engine::LaneId;
 use crate::kv::{OutOfPages, PageId, PagePool, pages_for};
-use crate::store::{KvKey, Store};
+use crate::store::{KvKey, Rows, Store};
 
 use self::node::Worth;
 pub(crate) use self::node::{Node, NodeId};
@@ -58,6 +59,11 @@ impl RowShape {
     pub(crate) fn bytes(&self, layers: usize, rows: usize) -> usize {
         layers * rows * self.kv_width * self.dtype.bytes()
     }
+
+    /// Bytes of all rows of a node.
+    fn node_bytes(&self, node: &Node) -> u64 {
+        2 * self.bytes(self.layers, node.len()) as u64
+    }
 }
 
 /// All nodes and all pages.
@@ -73,6 +79,8 @@ pub(crate) struct Cache {
     next: u64,
     tiers: Tiers,
     ram_used: u64,
+    /// Rows of files on their way to the device, whose memory the next file may take.
+    passing: Vec<Arc<Rows>>,
     /// Grows with each use.
     clock: u64,
     /// The worth of what was evicted last.
@@ -102,6 +110,7 @@ impl Cache {
             next: 0,
             tiers,
             ram_used: 0,
+            passing: Vec::new(),
             clock: 0,
             worth: 0.0,
             stats: CacheStats::default(),
@@ -289,8 +298,10 @@ impl Cache {
 
     fn drop_node(&mut self, id: NodeId) {
         let Some(node) = self.nodes.remove(&id) else { return };
+        if node.ram.is_some() {
+            self.ram_used -= self.shape.node_bytes(&node);
+        }
         self.pool.give_back(node.pages);
-        self.ram_used -= node.ram.as_ref().map_or(0, tiers::bytes);
         if let Some(siblings) = self.children.get_mut(&node.parent) {
             siblings.retain(|sibling| *sibling != id);
             if siblings.is_empty() {
@@ -389,7 +400,8 @@ impl Cache {
         pages.dedup();
         assert_eq!(pages.len(), n_pages, "a page in two places");
         assert_eq!(n_pages + self.pool.free(), self.pool.total(), "a page is lost");
-        let ram: u64 = self.nodes.values().filter_map(|n| n.ram.as_ref()).map(tiers::bytes).sum();
+        let in_ram = self.nodes.values().filter(|n| n.ram.is_some());
+        let ram: u64 = in_ram.map(|n| self.shape.node_bytes(n)).sum();
         assert_eq!(ram, self.ram_used);
         assert!(ram <= self.tiers.ram_bytes);
         let free = self.free_or_evictable(&[]);

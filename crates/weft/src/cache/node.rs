@@ -1,5 +1,7 @@
 //! Rows that are kept: of which tokens, after which context, and where they are.
 
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use crate::chunk::{ChunkId, Tier};
@@ -28,7 +30,7 @@ pub(crate) struct Node {
     /// The lane that computes them.
     pub(crate) filler: Option<LaneId>,
     /// A copy in main memory.
-    pub(super) ram: Option<Rows>,
+    pub(super) ram: Option<InRam>,
     /// Whether there is a file.
     pub(super) on_disk: bool,
     /// Whether later requests may find it.
@@ -39,6 +41,28 @@ pub(crate) struct Node {
     pub(super) users: usize,
     pub(super) pinned: bool,
     pub(super) worth: Worth,
+}
+
+/// Rows in main memory, or on their way there.
+#[derive(Debug)]
+pub(super) enum InRam {
+    There(Arc<Rows>),
+    Coming(Receiver<Rows>),
+}
+
+impl InRam {
+    /// The rows, once they have come.
+    pub(super) fn rows(self) -> Arc<Rows> {
+        match self {
+            Self::There(rows) => rows,
+            Self::Coming(rows) => Arc::new(received(&rows)),
+        }
+    }
+}
+
+/// Rows that a device was asked to send.
+pub(super) fn received(rows: &Receiver<Rows>) -> Rows {
+    rows.recv().expect("the device sends what it was asked for, unless it failed")
 }
 
 /// How much a node is worth keeping; the least goes first.

@@ -314,7 +314,7 @@ fn pinned_rows_stay_in_main_memory() {
 fn only_files_of_this_model_that_hold_what_they_are_named_for_are_found() {
     let folder = tempfile::tempdir().unwrap();
     let mut world = small_world(folder.path());
-    assert_eq!(world.cache.save(&*world.device, |_| true), 2);
+    assert_eq!(world.cache.save(&mut *world.device, |_| true), 2);
     let found = |fingerprint: &str| {
         let tiers =
             Tiers { ram_bytes: 0, store: Some(Store::open(folder.path(), 100_000).unwrap()) };

@@ -1,22 +1,25 @@
 //! How rows move between the device's pages, main memory and disk.
 //!
 //! Down: what is worth least goes first, to the next tier that has room for it. Up: rows are brought
-//! whole. A file that does not prove what it claims is as good as none.
+//! whole. Copies between pages and main memory are begun here and go on beside steps; who needs the
+//! rows waits for them. A file that does not prove what it claims is as good as none.
 
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
+use super::node::{InRam, received};
 use super::{Cache, CacheStats, Node, NodeId, TierStats, Worth, rows_key};
 use crate::chunk::Tier;
-use crate::device::{Device, Rows as DeviceRows};
+use crate::device::{Device, MAX_LANES, Rows as DeviceRows};
 use crate::store::{Header, Put, Rows, Store, StoreStats};
 
 /// Rows that were to be brought turned out not to be there: they have to be computed.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Gone;
 
-pub(super) fn bytes(rows: &Rows) -> u64 {
-    (rows.k.len() + rows.v.len()) as u64
-}
+/// Pages that are freed before lanes take them, one for each.
+const SPARE_PAGES: usize = MAX_LANES;
 
 impl Cache {
     /// Makes nodes of the files that fit this model and device.
@@ -52,8 +55,8 @@ impl Cache {
         }
     }
 
-    /// Puts a node's rows into the device's pages, which were promised if it has none, and tells where
-    /// they were.
+    /// Has a node's rows copied into the device's pages, which were promised if it has none, and tells
+    /// where they were and how long it took to send them on their way.
     pub(crate) fn bring(
         &mut self,
         id: NodeId,
@@ -63,19 +66,20 @@ impl Cache {
         let tier = self.nodes.get(&id).and_then(Node::tier).ok_or(Gone)?;
         if tier != Tier::Device {
             let rows = match self.node_mut(id).ram.take() {
-                Some(rows) => rows,
-                None => self.read_file(id)?,
+                Some(ram) => ram.rows(),
+                None => Arc::new(self.read_file(id)?),
             };
             let pages = self.take_pages(self.node(id).n_pages(), device);
             let len = self.node(id).len();
-            device.write_kv(&DeviceRows { pages: &pages, len }, &rows.k, &rows.v);
+            device.bring_kv(&DeviceRows { pages: &pages, len }, Arc::clone(&rows));
             let node = self.node_mut(id);
             node.pages = pages;
             if tier == Tier::Ram {
-                node.ram = Some(rows);
+                node.ram = Some(InRam::There(rows));
                 self.stats.brought_from_ram += 1;
             } else {
                 self.stats.brought_from_disk += 1;
+                self.passing.push(rows);
             }
         }
         Ok((tier, start.elapsed()))
@@ -83,7 +87,11 @@ impl Cache {
 
     fn read_file(&mut self, id: NodeId) -> Result<Rows, Gone> {
         let (key, header) = self.filed(id);
-        let rows = self.tiers.store.as_mut().and_then(|store| store.get(&key, &header));
+        let is_through = |rows: &Arc<Rows>| Arc::strong_count(rows) == 1;
+        let old = self.passing.iter().position(is_through).map(|at| self.passing.swap_remove(at));
+        let old = old.and_then(Arc::into_inner).unwrap_or_default();
+        let store = self.tiers.store.as_mut();
+        let rows = store.and_then(|store| store.get_into(&key, &header, old));
         if rows.is_none() {
             self.node_mut(id).on_disk = false;
             self.drop_node(id);
@@ -91,34 +99,56 @@ impl Cache {
         rows.ok_or(Gone)
     }
 
-    /// Moves all nodes that are not in use down to a tier.
+    /// Lets go of memory that rows of files passed through.
+    pub(crate) fn end_bringing(&mut self) {
+        self.passing.clear();
+    }
+
+    /// Moves all nodes that are not in use down to a tier; returns when they are there.
     pub(crate) fn demote(&mut self, tier: Tier, device: &mut dyn Device) {
         if tier == Tier::Disk {
             self.save(device, |_| true);
         }
         let ids: Vec<NodeId> = self.nodes.keys().copied().collect();
         for id in ids {
-            if tier > Tier::Device && self.nodes.get(&id).is_some_and(Node::is_evictable) {
-                self.evict(id, device);
-            }
-            if tier == Tier::Disk && self.nodes.get(&id).is_some_and(|node| node.on_disk) {
+            let is_filed = tier == Tier::Disk && self.node(id).on_disk;
+            if is_filed {
                 self.evict_from_ram(id);
             }
+            if tier > Tier::Device && self.nodes.get(&id).is_some_and(Node::is_evictable) {
+                self.evict(id, !is_filed, device);
+            }
+        }
+        for node in self.nodes.values_mut() {
+            node.ram = node.ram.take().map(|ram| InRam::There(ram.rows()));
         }
     }
 
     /// Frees the pages of the node that is worth least.
-    pub(super) fn evict_one(&mut self, device: &dyn Device) {
+    pub(super) fn evict_one(&mut self, device: &mut dyn Device) {
         let victim = self.least(Node::is_evictable);
-        self.evict(victim.expect("promised pages are free or evictable"), device);
+        self.evict(victim.expect("promised pages are free or evictable"), true, device);
     }
 
-    fn evict(&mut self, id: NodeId, device: &dyn Device) {
+    /// Frees pages that lanes are going to take, a node at a time: rows are then copied out of them while
+    /// steps run, and no step waits for it. Without main memory to copy to there is nothing to wait for.
+    pub(crate) fn evict_ahead(&mut self, device: &mut dyn Device) {
+        let is_short = self.pool.free() < self.promised.min(SPARE_PAGES);
+        if is_short
+            && self.tiers.ram_bytes > 0
+            && let Some(victim) = self.least(Node::is_evictable)
+        {
+            self.evict(victim, true, device);
+        }
+    }
+
+    /// Frees the pages of a node; `to_ram` where the next tier is to have its rows, and not only a file
+    /// that does.
+    fn evict(&mut self, id: NodeId, to_ram: bool, device: &mut dyn Device) {
         self.worth = self.worth.max(self.node(id).worth.value);
         self.stats.evicted_from_device += 1;
-        if self.node(id).ram.is_none() {
-            let rows = self.read_pages(id, device);
-            self.put_in_ram(id, rows);
+        if to_ram && self.node(id).ram.is_none() {
+            self.keep_below(id, device);
         }
         let pages = std::mem::take(&mut self.node_mut(id).pages);
         self.pool.give_back(pages);
@@ -128,39 +158,47 @@ impl Cache {
         }
     }
 
-    fn read_pages(&self, id: NodeId, device: &dyn Device) -> Rows {
-        let node = self.node(id);
-        let len = self.shape.bytes(self.shape.layers, node.len());
-        let (mut k, mut v) = (vec![0; len], vec![0; len]);
-        let rows = DeviceRows { pages: &node.pages, len: node.len() };
-        device.read_kv(0..self.shape.layers as u16, &rows, &mut k, &mut v);
-        Rows { k, v }
+    /// Keeps rows in main memory, or else in a file, or else nowhere.
+    fn keep_below(&mut self, id: NodeId, device: &mut dyn Device) {
+        let needed = self.shape.node_bytes(self.node(id));
+        if self.make_room_in_ram(needed) {
+            self.ram_used += needed;
+            let coming = self.send(id, device);
+            self.node_mut(id).ram = Some(InRam::Coming(coming));
+        } else if self.tiers.store.is_some() {
+            let rows = received(&self.send(id, device));
+            self.put_on_disk(id, &rows);
+        }
     }
 
-    /// Keeps rows in main memory, or else in a file, or else nowhere.
-    fn put_in_ram(&mut self, id: NodeId, rows: Rows) {
-        let needed = bytes(&rows);
+    /// Has the device copy a node's rows out of its pages.
+    fn send(&self, id: NodeId, device: &mut dyn Device) -> Receiver<Rows> {
+        let node = self.node(id);
+        let room = || vec![0; self.shape.bytes(self.shape.layers, node.len())];
+        let rows = DeviceRows { pages: &node.pages, len: node.len() };
+        device.send_kv(0..self.shape.layers as u16, &rows, Rows { k: room(), v: room() })
+    }
+
+    /// Moves what is worth least out of main memory until there is room; false where there cannot be.
+    fn make_room_in_ram(&mut self, needed: u64) -> bool {
         if needed > self.tiers.ram_bytes {
-            self.put_on_disk(id, &rows);
-            return;
+            return false;
         }
         while self.ram_used + needed > self.tiers.ram_bytes {
             let Some(victim) = self.least(|node| node.ram.is_some() && !node.pinned) else {
-                self.put_on_disk(id, &rows);
-                return;
+                return false;
             };
             self.evict_from_ram(victim);
         }
-        self.ram_used += needed;
-        self.node_mut(id).ram = Some(rows);
+        true
     }
 
     fn evict_from_ram(&mut self, id: NodeId) {
-        let Some(rows) = self.node_mut(id).ram.take() else { return };
-        self.ram_used -= bytes(&rows);
+        let Some(ram) = self.node_mut(id).ram.take() else { return };
+        self.ram_used -= self.shape.node_bytes(self.node(id));
         self.stats.evicted_from_ram += 1;
-        if self.node(id).pages.is_empty() {
-            self.put_on_disk(id, &rows);
+        if self.node(id).pages.is_empty() && !self.node(id).on_disk {
+            self.put_on_disk(id, &ram.rows());
         }
         if self.node(id).tier().is_none() {
             self.stats.dropped += 1;
@@ -185,28 +223,24 @@ impl Cache {
     }
 
     /// Writes the rows of nodes to files; the nodes stay where they are. Tells how many are filed.
-    pub(crate) fn save(&mut self, device: &dyn Device, which: impl Fn(&Node) -> bool) -> usize {
+    pub(crate) fn save(&mut self, device: &mut dyn Device, which: impl Fn(&Node) -> bool) -> usize {
         let is_chosen = |node: &Node| node.is_public && node.is_filled() && which(node);
         let ids: Vec<NodeId> =
             self.nodes.iter().filter(|(_, node)| is_chosen(node)).map(|(id, _)| *id).collect();
         ids.into_iter().filter(|id| self.save_node(*id, device)).count()
     }
 
-    fn save_node(&mut self, id: NodeId, device: &dyn Device) -> bool {
+    fn save_node(&mut self, id: NodeId, device: &mut dyn Device) -> bool {
         if self.node(id).on_disk {
             return true;
         }
-        match self.node_mut(id).ram.take() {
-            Some(rows) => {
-                let is_there = self.put_on_disk(id, &rows);
-                self.node_mut(id).ram = Some(rows);
-                is_there
-            }
-            None => {
-                let rows = self.read_pages(id, device);
-                self.put_on_disk(id, &rows)
-            }
-        }
+        let Some(ram) = self.node_mut(id).ram.take() else {
+            let rows = received(&self.send(id, device));
+            return self.put_on_disk(id, &rows);
+        };
+        let rows = ram.rows();
+        self.node_mut(id).ram = Some(InRam::There(Arc::clone(&rows)));
+        self.put_on_disk(id, &rows)
     }
 
     /// The key and header that a node's file has.

@@ -205,7 +205,7 @@ impl Engine {
 
     /// Writes kept rows to files, those of the registered chunks or all; tells how many are filed.
     pub fn save(&mut self, all: bool) -> usize {
-        self.cache.save(&*self.device, |node| all || node.chunk.is_some())
+        self.cache.save(&mut *self.device, |node| all || node.chunk.is_some())
     }
 
     /// Moves all rows that no lane reads down to a tier, those that have a place there: frees the

@@ -14,6 +14,7 @@ mod repair;
 mod reporting;
 mod request;
 mod sequence;
+mod settling;
 mod speaker;
 mod stats;
 #[cfg(test)]
@@ -300,6 +301,8 @@ impl Engine {
         if self.lanes.is_empty() {
             return Ok(events);
         }
+        self.await_copies();
+        self.cache.evict_ahead(&mut *self.device);
         let start = Instant::now();
         if let Err(error) = self.choose_repairs().and_then(|()| self.schedule_and_run()) {
             self.discard(|_| true);

@@ -176,7 +176,9 @@ fn bring_all(
     placement: &Placement,
 ) -> Result<Vec<Brought>, Gone> {
     let bring = |place: &Place| place.found.map(|id| cache.bring(id, device)).transpose();
-    placement.places.iter().map(bring).collect()
+    let brought = placement.places.iter().map(bring).collect();
+    cache.end_bringing();
+    brought
 }
 
 fn part(

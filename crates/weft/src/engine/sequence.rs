@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use super::parts::{Holding, Part};
 use super::repair::Repairs;
 use super::reporting::Attention;
+use super::settling::Settling;
 use super::speaker::Speaker;
 use super::{Cancel, Event, FinishReason, Finished, LaneId, Results, Stats};
 use crate::cache::{Cache, NewNode};
@@ -38,6 +39,8 @@ pub(super) struct Sequence {
     pub(super) speaker: Speaker,
     pub(super) attention: Attention,
     pub(super) scores: Option<Scores>,
+    /// What it waits for before it begins.
+    pub(super) settling: Option<Settling>,
     /// Whether its reader is to catch up first.
     pub(super) paused: bool,
     end: Option<End>,
@@ -143,6 +146,7 @@ impl Sequence {
                 outputs: Outputs::None,
             },
             attention: Attention::new(parts.len()),
+            settling: Some(Settling::new(&parts)),
             parts,
             speaker,
             scores: None,
@@ -190,13 +194,14 @@ impl Sequence {
     /// Whether what has to be repaired is to be found out now.
     pub(super) fn has_to_choose_repairs(&mut self, cache: &Cache) -> bool {
         self.pass_ready_parts(cache);
-        self.repairs.is_to_choose(self.at)
+        self.settling.is_none() && self.repairs.is_to_choose(self.at)
     }
 
-    /// Tokens that can be run now; none while another lane fills what this one needs.
+    /// Tokens that can be run now; none while another lane fills what this one needs, or its pages are
+    /// not settled.
     pub(super) fn pending(&mut self, cache: &mut Cache) -> usize {
         self.pass_ready_parts(cache);
-        if self.paused {
+        if self.paused || self.settling.is_some() {
             return 0;
         }
         if self.repairs.is_due(self.at) {

@@ -6,6 +6,7 @@ mod failing;
 mod figures;
 mod filling;
 mod lanes;
+mod settling;
 mod wrapped;
 
 use std::cell::RefCell;

@@ -84,8 +84,8 @@ pub(super) struct Decoded {
 
 impl Decoded {
     /// Compares the checksum of what was read with that of what was written.
-    pub(super) fn check_payload(&self, read: &blake3::Hasher) -> Result<(), Reason> {
-        let (expected, found) = (self.payload_checksum.clone(), read.finalize().to_string());
+    pub(super) fn check_payload(&self, read: blake3::Hash) -> Result<(), Reason> {
+        let (expected, found) = (self.payload_checksum.clone(), read.to_string());
         if found != expected {
             return Err(Reason::PayloadChecksum { expected, found });
         }
@@ -93,11 +93,9 @@ impl Decoded {
     }
 }
 
-/// The checksum of rows, as a header holds it once it is final.
-pub(super) fn hash_rows(rows: &Rows) -> blake3::Hasher {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(&rows.k).update(&rows.v);
-    hasher
+/// The checksum of rows, as a header holds it.
+pub(super) fn hash_rows(rows: &Rows) -> blake3::Hash {
+    blake3::Hasher::new().update(&rows.k).update(&rows.v).finalize()
 }
 
 /// The bytes that precede the tensors: length, JSON, padding. None where the header is not one that

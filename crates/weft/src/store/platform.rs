@@ -48,6 +48,10 @@ pub(super) fn has_a_name(file: &File) -> io::Result<bool> {
     Ok(n_names > 0)
 }
 
+/// Threads that read one file: a core neither hashes nor copies as fast as disks and page caches give.
+/// Elsewhere than on Unix, reads of a file share a cursor.
+pub(super) const MOST_READERS: usize = if cfg!(unix) { 16 } else { 1 };
+
 /// Fills `bytes` from an offset, without a shared cursor.
 #[cfg(unix)]
 pub(super) fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {

@@ -82,7 +82,7 @@ impl Store {
         if self.is_present(key, header) {
             return Put::Present;
         }
-        let payload_checksum = format::hash_rows(rows).finalize().to_string();
+        let payload_checksum = format::hash_rows(rows).to_string();
         let head = format::encode(key, header, &payload_checksum);
         let head_bytes = head.as_ref().map_or(format::HEADER_LIMIT, |head| head.len() as u64);
         let bytes = head_bytes + 2 * rows.k.len() as u64;

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use super::Rows;
+use super::checksum;
 use super::format::{self, Decoded, HEADER_LIMIT, LENGTH_BYTES};
 use super::platform::read_exact_at;
 use super::reason::Reason;
@@ -69,16 +70,16 @@ fn header_text(file: &File, bytes: u64) -> Result<Vec<u8>, Reason> {
     Ok(text)
 }
 
-/// Reads the rows and checks them against the checksum that was written with them.
-pub(super) fn rows(opened: &Opened) -> Result<Rows, Reason> {
-    let tensor = |start| {
-        let mut tensor = vec![0; opened.decoded.tensor_bytes];
-        opened.read_at(start, &mut tensor).map(|()| tensor)
-    };
-    let k = tensor(opened.data_start)?;
-    let v = tensor(opened.data_start + k.len() as u64)?;
-    let rows = Rows { k, v };
-    opened.decoded.check_payload(&format::hash_rows(&rows))?;
+/// Reads the rows into lists that are no longer needed, and checks them against the checksum that was
+/// written with them.
+pub(super) fn rows(opened: &Opened, mut rows: Rows) -> Result<Rows, Reason> {
+    let n_bytes = opened.decoded.tensor_bytes;
+    for tensor in [&mut rows.k, &mut rows.v].into_iter().filter(|old| old.len() != n_bytes) {
+        *tensor = vec![0; n_bytes];
+    }
+    let read = |offset: usize, to: &mut [u8]| opened.read_at(opened.data_start + offset as u64, to);
+    let checksum = checksum::fill(&mut rows, read)?;
+    opened.decoded.check_payload(checksum)?;
     Ok(rows)
 }
 

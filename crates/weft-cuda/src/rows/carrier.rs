@@ -1,0 +1,353 @@
+//! Carries rows between KV pages and lists of the host, a piece of a layer at a time, through pinned
+//! memory.
+//!
+//! Kernels sort elements, the GPU copies, and threads of this machine move bytes between lists and
+//! pinned memory: while one piece is copied, another is moved.
+
+use std::ops::Range;
+use std::sync::mpsc::{Receiver, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use weft::config::Config;
+use weft::kv::{PAGE_ROWS, PageId, pages_for};
+use weft::store::Rows as HostRows;
+
+use super::{Copy, Job, Way};
+use crate::driver::{Address, Argument, Done, Gpu, Kernel, Launch, Memory, Pinned, Stream};
+use crate::error::CudaError;
+use crate::kernels::Kernels;
+use crate::kv::Kv;
+
+/// Threads that move bytes, each with pieces of its own: one core does not keep the bus busy.
+const MOVERS: usize = 8;
+/// Pieces that a thread has on their way.
+const IN_FLIGHT: usize = 2;
+/// The most rows of a piece.
+const PIECE_ROWS: usize = 512;
+const PAGES_BYTES: usize = PIECE_ROWS / PAGE_ROWS * 4;
+const THREADS: usize = 256;
+/// The most jobs that are carried together.
+const BATCH: usize = 8;
+
+/// Kernels call it `RowsPlace`.
+#[repr(C)]
+struct RowsPlace {
+    pages: Address,
+    n_rows: u64,
+}
+
+impl Argument for RowsPlace {}
+
+/// A job whose rows go in.
+struct Coming {
+    layers: Range<u16>,
+    rows: usize,
+    from: Arc<HostRows>,
+    copy: Arc<Copy>,
+}
+
+/// Some rows of one layer.
+struct Piece<'a> {
+    layer: u16,
+    pages: &'a [PageId],
+    n_rows: usize,
+    /// Where they lie in the caller's lists.
+    bytes: Range<usize>,
+}
+
+/// Room for a piece on both sides: its pages, keys, then values.
+struct Stage {
+    pinned: Pinned,
+    memory: Memory,
+    /// When the GPU is done with it.
+    done: Done,
+}
+
+/// What carries rows.
+pub(super) struct Carrier {
+    gpu: Arc<Gpu>,
+    put_rows: Kernel,
+    get_rows: Kernel,
+    /// The pages of each layer.
+    layers: Vec<Address>,
+    stages: Vec<Mutex<[Stage; IN_FLIGHT]>>,
+    /// Bytes of a row's key.
+    row_bytes: usize,
+}
+
+/// What stages take on the GPU.
+pub(crate) fn bytes(config: &Config) -> usize {
+    MOVERS * IN_FLIGHT * stage_bytes(config)
+}
+
+fn stage_bytes(config: &Config) -> usize {
+    PAGES_BYTES + 2 * PIECE_ROWS * config.kv_width() * 2
+}
+
+impl Carrier {
+    /// For pages that outlive it.
+    pub(super) fn new(
+        gpu: &Arc<Gpu>,
+        config: &Config,
+        kernels: &Kernels,
+        kv: &Kv,
+    ) -> Result<Self, CudaError> {
+        let bytes = stage_bytes(config);
+        let stage = || -> Result<Stage, CudaError> {
+            Ok(Stage {
+                pinned: Pinned::new(gpu, bytes)?,
+                memory: Memory::new(gpu, "rows on their way", bytes)?,
+                done: Done::new(gpu)?,
+            })
+        };
+        let stages = (0..MOVERS).map(|_| Ok(Mutex::new([stage()?, stage()?])));
+        Ok(Self {
+            stages: stages.collect::<Result<_, CudaError>>()?,
+            gpu: Arc::clone(gpu),
+            put_rows: kernels.put_rows,
+            get_rows: kernels.get_rows,
+            layers: (0..config.layers as u16).map(|layer| kv.layer(layer)).collect(),
+            row_bytes: config.kv_width() * 2,
+        })
+    }
+
+    /// Carries rows until nobody asks any more.
+    pub(super) fn carry(&self, jobs: &Receiver<Job>) {
+        let mut next = None;
+        while let Some(first) = next.take().or_else(|| jobs.recv().ok()) {
+            self.gpu.bind();
+            let Job { layers, rows, way, copy } = first;
+            match way {
+                Way::Out(to, receiver) => {
+                    let pieces = pieces(layers, &copy.pages, rows, self.row_bytes);
+                    copy.tell(&self.carry_out(pieces, &copy, to, &receiver));
+                }
+                Way::In(from) => {
+                    let mut batch = vec![Coming { layers, rows, from, copy }];
+                    next = self.gather(&mut batch, jobs);
+                    let carried = self.carry_in(&batch);
+                    batch.iter().for_each(|job| job.copy.tell(&carried));
+                }
+            }
+        }
+    }
+
+    /// Adds jobs that wait already, so that threads do not wait for one another after each. The first job
+    /// that is none of them is returned.
+    fn gather(&self, batch: &mut Vec<Coming>, jobs: &Receiver<Job>) -> Option<Job> {
+        while batch.len() < BATCH {
+            let job = jobs.try_recv().ok()?;
+            // Pieces of a batch are written in any order.
+            let meets = batch.iter().any(|other| other.copy.is_at(&job.copy.pages));
+            match job {
+                Job { layers, rows, way: Way::In(from), copy } if !meets => {
+                    batch.push(Coming { layers, rows, from, copy });
+                }
+                other => return Some(other),
+            }
+        }
+        None
+    }
+
+    fn carry_out<'a>(
+        &self,
+        pieces: impl Iterator<Item = Piece<'a>>,
+        copy: &Copy,
+        mut to: HostRows,
+        receiver: &Sender<HostRows>,
+    ) -> Result<(), CudaError> {
+        self.gpu.order(Stream::Copies, &copy.ready)?;
+        self.read(pieces, &mut to.k, &mut to.v)?;
+        copy.over.record(Stream::Copies)?;
+        // Whoever asked may have lost interest.
+        let _ = receiver.send(to);
+        Ok(())
+    }
+
+    fn carry_in(&self, batch: &[Coming]) -> Result<(), CudaError> {
+        let pieces = batch.iter().flat_map(|job| {
+            let pieces = pieces(job.layers.clone(), &job.copy.pages, job.rows, self.row_bytes);
+            pieces.map(|piece| {
+                let bytes = piece.bytes.clone();
+                (piece, &job.from.k[bytes.clone()], &job.from.v[bytes])
+            })
+        });
+        batch.iter().try_for_each(|job| self.gpu.order(Stream::Copies, &job.copy.ready))?;
+        self.write(pieces)?;
+        batch.iter().try_for_each(|job| job.copy.over.record(Stream::Copies))
+    }
+
+    /// Writes pieces into pages; they are on their way when it returns.
+    fn write<'a>(
+        &self,
+        pieces: impl Iterator<Item = (Piece<'a>, &'a [u8], &'a [u8])>,
+    ) -> Result<(), CudaError> {
+        self.share_out(pieces, |stages, pieces| {
+            self.gpu.bind();
+            for (turn, (piece, k, v)) in pieces.into_iter().enumerate() {
+                let stage = &mut stages[turn % IN_FLIGHT];
+                stage.done.wait()?;
+                stage.pinned.fill(0, piece.pages);
+                stage.pinned.fill(PAGES_BYTES, k);
+                stage.pinned.fill(PAGES_BYTES + k.len(), v);
+                self.upload(stage, PAGES_BYTES + k.len() + v.len())?;
+                self.launch(&self.put_rows, stage, &piece)?;
+                stage.done.record(Stream::Copies)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Reads pieces out of pages; returns when they are there.
+    fn read<'a>(
+        &self,
+        pieces: impl Iterator<Item = Piece<'a>>,
+        mut k: &mut [u8],
+        mut v: &mut [u8],
+    ) -> Result<(), CudaError> {
+        let pieces = pieces.map(|piece| {
+            let own_k = k.split_off_mut(..piece.bytes.len()).expect("room for every row");
+            let own_v = v.split_off_mut(..piece.bytes.len()).expect("room for every row");
+            (piece, own_k, own_v)
+        });
+        self.share_out(pieces, |stages, pieces| {
+            self.gpu.bind();
+            // A piece is asked for before the one before it is taken.
+            let mut asked: Option<(usize, &mut [u8], &mut [u8])> = None;
+            for (turn, (piece, k, v)) in pieces.into_iter().enumerate() {
+                let stage = &mut stages[turn % IN_FLIGHT];
+                stage.done.wait()?;
+                stage.pinned.fill(0, piece.pages);
+                self.upload(stage, PAGES_BYTES)?;
+                self.launch(&self.get_rows, stage, &piece)?;
+                let Stage { pinned, memory, .. } = stage;
+                self.gpu.download(Stream::Copies, pinned, PAGES_BYTES, memory, 2 * k.len())?;
+                stage.done.record(Stream::Copies)?;
+                if let Some((turn, k, v)) = asked.replace((turn, k, v)) {
+                    stages[turn % IN_FLIGHT].take(k, v)?;
+                }
+            }
+            asked.map_or(Ok(()), |(turn, k, v)| stages[turn % IN_FLIGHT].take(k, v))
+        })
+    }
+
+    fn upload(&self, stage: &Stage, bytes: usize) -> Result<(), CudaError> {
+        self.gpu.upload(Stream::Copies, stage.memory.address(), &stage.pinned, bytes)
+    }
+
+    fn launch(&self, kernel: &Kernel, stage: &Stage, piece: &Piece<'_>) -> Result<(), CudaError> {
+        let elements = piece.bytes.len() / 2;
+        let launch = Launch {
+            grid: (elements.div_ceil(THREADS), 1),
+            threads: THREADS,
+            early: false,
+            cooperative: false,
+        };
+        let at = stage.memory.address();
+        let place = RowsPlace { pages: at, n_rows: piece.n_rows as u64 };
+        let (k, v) = (at.offset(PAGES_BYTES), at.offset(PAGES_BYTES + piece.bytes.len()));
+        let layer = self.layers[usize::from(piece.layer)];
+        kernel.launch_in(&self.gpu, Stream::Copies, launch, &[&place, &k, &v, &layer])
+    }
+
+    /// Deals pieces out to threads, each with stages of its own.
+    fn share_out<P: Send>(
+        &self,
+        pieces: impl Iterator<Item = P>,
+        work: impl Fn(&mut [Stage; IN_FLIGHT], Vec<P>) -> Result<(), CudaError> + Sync,
+    ) -> Result<(), CudaError> {
+        let mut hands: Vec<Vec<P>> = self.stages.iter().map(|_| Vec::new()).collect();
+        for (i, piece) in pieces.enumerate() {
+            hands[i % MOVERS].push(piece);
+        }
+        let work = &work;
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = { self.stages.iter().zip(hands) }
+                .filter(|(_, hand)| !hand.is_empty())
+                .map(|(stages, hand)| {
+                    scope.spawn(move || {
+                        // A thread that failed left nothing half done that matters.
+                        work(&mut stages.lock().unwrap_or_else(PoisonError::into_inner), hand)
+                    })
+                })
+                .collect();
+            let panicked = || {
+                let reason = "a thread panicked".to_owned();
+                Err(CudaError::Driver { call: "moving rows", reason })
+            };
+            { threads.into_iter() }
+                .map(|thread| thread.join().unwrap_or_else(|_| panicked()))
+                .fold(Ok(()), Result::and)
+        })
+    }
+}
+
+impl Drop for Carrier {
+    /// The GPU may still be at the last pieces.
+    fn drop(&mut self) {
+        self.gpu.bind();
+        for stages in &mut self.stages {
+            let stages = stages.get_mut().unwrap_or_else(PoisonError::into_inner);
+            stages.iter().for_each(|stage| drop(stage.done.wait()));
+        }
+    }
+}
+
+/// Rows of layers in pieces, in the order of the lists.
+fn pieces(
+    layers: Range<u16>,
+    pages: &[PageId],
+    n_rows: usize,
+    row_bytes: usize,
+) -> impl Iterator<Item = Piece<'_>> {
+    let first_layer = usize::from(layers.start);
+    layers.flat_map(move |layer| {
+        let start = (usize::from(layer) - first_layer) * n_rows;
+        (0..n_rows).step_by(PIECE_ROWS).map(move |row| {
+            let rows = PIECE_ROWS.min(n_rows - row);
+            Piece {
+                layer,
+                pages: &pages[row / PAGE_ROWS..][..pages_for(rows)],
+                n_rows: rows,
+                bytes: (start + row) * row_bytes..(start + row + rows) * row_bytes,
+            }
+        })
+    })
+}
+
+impl Stage {
+    /// Hands out what the GPU left in pinned memory, once it has.
+    fn take(&mut self, k: &mut [u8], v: &mut [u8]) -> Result<(), CudaError> {
+        self.done.wait()?;
+        let len = k.len();
+        let bytes = self.pinned.bytes();
+        k.copy_from_slice(&bytes[PAGES_BYTES..][..len]);
+        v.copy_from_slice(&bytes[PAGES_BYTES + len..][..len]);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_every_row_of_every_layer_once() {
+        let pages: Vec<PageId> = (10..40).collect();
+        let pieces: Vec<_> = pieces(2..5, &pages, 1300, 6).collect();
+        let shapes: Vec<_> = { pieces.iter() }
+            .map(|piece| (piece.layer, piece.pages[0], piece.pages.len(), piece.n_rows))
+            .collect();
+        assert_eq!(
+            shapes[..4],
+            [(2, 10, 8, 512), (2, 18, 8, 512), (2, 26, 5, 276), (3, 10, 8, 512)]
+        );
+        assert_eq!(pieces.len(), 9);
+        let mut end = 0;
+        for piece in &pieces {
+            assert_eq!((piece.bytes.start, piece.bytes.len()), (end, piece.n_rows * 6));
+            end = piece.bytes.end;
+        }
+        assert_eq!(end, 3 * 1300 * 6);
+    }
+}

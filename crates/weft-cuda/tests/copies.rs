@@ -1,0 +1,174 @@
+//! Rows copied in and out beside steps: the same bits as without, whoever uses their pages next.
+//!
+//! Without a GPU each test says so and passes, unless `WEFT_REQUIRE_GPU=1`.
+
+#[path = "../../weft/tests/common/mod.rs"]
+mod common;
+mod gpu;
+
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+
+use common::{Work, run, run_in_blocks, span, tokens};
+use gpu::gpu_is_there;
+use weft::config::Config;
+use weft::device::{Device, Limits, Outputs, Rows, Span};
+use weft::kv::PageId;
+use weft::plan::plan;
+use weft::store::Rows as HostRows;
+use weft::weights::RandomWeights;
+use weft_cuda::{CudaDevice, Launches, Options};
+
+const LIMITS: Limits = Limits { step_tokens: 512, step_outputs: 512, positions: 4096, pages: 128 };
+/// Rows of a chunk: 64 MiB of them, which take many steps of so small a model.
+const CHUNK: usize = 2048;
+const CHUNK_PAGES: PageId = CHUNK as PageId / 64;
+/// How ops are launched matters to what runs beside copies.
+const WAYS: [Launches; 2] = [Launches::Graph, Launches::Ops];
+
+fn config() -> Config {
+    let json = r#"{"model_type": "qwen3", "hidden_size": 128, "num_hidden_layers": 8,
+        "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128,
+        "intermediate_size": 256, "vocab_size": 500, "rope_theta": 10000.0,
+        "max_position_embeddings": 4096, "tie_word_embeddings": true}"#;
+    Config::from_json(json.as_bytes()).unwrap()
+}
+
+fn device(config: &Config, launches: Launches) -> CudaDevice {
+    let options = Options { launches, ..Options::new(LIMITS) };
+    CudaDevice::new(config, &RandomWeights::new(config, 7), options).unwrap()
+}
+
+/// A chunk's pages, from page `first` on.
+fn pages(first: PageId) -> Vec<PageId> {
+    (first..first + CHUNK_PAGES).collect()
+}
+
+/// Some rows of a chunk.
+fn rows(config: &Config, seed: u32) -> Arc<HostRows> {
+    let n = config.layers * CHUNK * config.kv_width();
+    let numbers = |seed| -> Vec<u8> {
+        tokens(n, seed, 0x4000).iter().flat_map(|n| (*n as u16).to_le_bytes()).collect()
+    };
+    Arc::new(HostRows { k: numbers(seed), v: numbers(seed + 1) })
+}
+
+fn bring(device: &mut CudaDevice, pages: &[PageId], rows: &Arc<HostRows>) {
+    device.bring_kv(&Rows { pages, len: CHUNK }, Arc::clone(rows));
+}
+
+fn send(device: &mut CudaDevice, config: &Config, pages: &[PageId]) -> Receiver<HostRows> {
+    let room = || vec![0; config.layers * CHUNK * config.kv_width() * 2];
+    let layers = 0..config.layers as u16;
+    device.send_kv(layers, &Rows { pages, len: CHUNK }, HostRows { k: room(), v: room() })
+}
+
+fn same(a: &HostRows, b: &HostRows) -> bool {
+    // Not `assert_eq`: it would print them.
+    a == b
+}
+
+/// The logits of a token after `before` rows.
+fn step(device: &mut CudaDevice, config: &Config, before: usize, own: &Span) -> Vec<f32> {
+    let own = Span { len: before + 1, ..own.clone() };
+    let token = 3 + (before as u32 * 7) % 400;
+    let work = Work { outputs: Outputs::Last, ..Work::new(&[token], before, Vec::new(), own) };
+    run(device, &plan(config), &[work]).remove(0)
+}
+
+#[test]
+fn a_lane_decodes_beside_copies_as_it_does_alone() {
+    if !gpu_is_there() {
+        return;
+    }
+    let config = config();
+    for launches in WAYS {
+        let mut device = device(&config, launches);
+        let own = span(0, 512, 0);
+        let prompt = tokens(200, 5, config.vocab);
+        run_in_blocks(&mut device, &config, &prompt, &[200], &own);
+        let alone: Vec<_> = (200..400).map(|row| step(&mut device, &config, row, &own)).collect();
+
+        let (leaving, coming) = (pages(16), pages(64));
+        let (first, second) = (rows(&config, 1), rows(&config, 11));
+        bring(&mut device, &leaving, &first);
+        let mut sent = None;
+        let (mut beside_out, mut beside_in) = (0, 0);
+        for (row, alone) in (200..400).zip(&alone) {
+            if row == 210 {
+                sent = Some(send(&mut device, &config, &leaving));
+            }
+            if row == 300 {
+                bring(&mut device, &coming, &second);
+            }
+            let logits = step(&mut device, &config, row, &own);
+            assert!(logits == *alone, "{launches:?}: the logits of row {row} differ");
+            beside_out += usize::from((210..300).contains(&row) && !device.is_settled(&leaving));
+            beside_in += usize::from(row >= 300 && !device.is_settled(&coming));
+        }
+        // The step was over and the copy, begun before it, was not.
+        assert!(
+            beside_out > 0 && beside_in > 0,
+            "{beside_out} and {beside_in} steps beside copies"
+        );
+        assert!(same(&sent.unwrap().recv().unwrap(), &first), "rows that left");
+        let came = send(&mut device, &config, &coming).recv().unwrap();
+        assert!(same(&came, &second), "rows that came");
+    }
+}
+
+#[test]
+fn who_uses_a_page_next_comes_after_the_copy() {
+    if !gpu_is_there() {
+        return;
+    }
+    let config = config();
+    for launches in WAYS {
+        let mut device = device(&config, launches);
+        let (here, there) = (span(16, CHUNK, 0), span(64, CHUNK, 0));
+        let prompt = tokens(CHUNK - 1, 5, config.vocab);
+        let blocks = [512; 4];
+        run_in_blocks(&mut device, &config, &prompt, &blocks, &here);
+        let truth = step(&mut device, &config, CHUNK - 1, &here);
+
+        // A copy out comes after the step that wrote, and before the copy in that takes the pages.
+        let sent = send(&mut device, &config, &here.pages);
+        bring(&mut device, &here.pages, &rows(&config, 1));
+        let kept = Arc::new(sent.recv().unwrap());
+        // A step comes after the copy in of what it reads.
+        bring(&mut device, &there.pages, &kept);
+        let logits = step(&mut device, &config, CHUNK - 1, &there);
+        assert!(logits == truth, "{launches:?}: rows that were there in time");
+        // A step that writes comes after the copy out.
+        let sent = send(&mut device, &config, &there.pages);
+        let other = tokens(CHUNK - 1, 6, config.vocab);
+        run_in_blocks(&mut device, &config, &other, &blocks, &there);
+        assert!(same(&sent.recv().unwrap(), &kept), "{launches:?}: rows that left in time");
+        // So do copies of pages, and rows that are looked at.
+        bring(&mut device, &here.pages, &kept);
+        device.copy_page(here.pages[31], 120);
+        let last = here.pages[31] * 64 + 62;
+        assert_eq!(device.kv_row(7, 120 * 64 + 62), device.kv_row(7, last));
+        bring(&mut device, &there.pages, &kept);
+        assert_eq!(device.kv_row(7, there.pages[31] * 64 + 62), device.kv_row(7, last));
+        // Whoever wants to wait can.
+        bring(&mut device, &there.pages, &rows(&config, 2));
+        device.settle(&there.pages);
+        assert!(device.is_settled(&there.pages));
+    }
+}
+
+#[test]
+fn a_device_may_go_while_rows_are_copied() {
+    if !gpu_is_there() {
+        return;
+    }
+    let config = config();
+    let mut device = device(&config, Launches::Graph);
+    let some = rows(&config, 1);
+    bring(&mut device, &pages(16), &some);
+    let sent = send(&mut device, &config, &pages(16));
+    bring(&mut device, &pages(64), &some);
+    drop(device);
+    assert!(same(&sent.recv().unwrap(), &some));
+}
