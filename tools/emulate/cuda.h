@@ -171,8 +171,16 @@ inline void mma32(float (&d)[4], uint4 upper, uint4 lower, uint4 b) {
     mma(d, upper.x, lower.x, upper.y, lower.y, b.x, b.y);
     mma(d, upper.z, lower.z, upper.w, lower.w, b.z, b.w);
 }
+struct Interleaved {
+    uint4 upper, lower;
+    Interleaved() {}
+    Interleaved(uint4 upper, uint4 lower, u32) : upper(upper), lower(lower) {}
+};
+inline u32 unknown_zero() { return 0; }
+inline void mma32(float (&d)[4], const Interleaved &a, uint4 b) { mma32(d, a.upper, a.lower, b); }
 constexpr int UNIT_BYTES = 512, UNIT = 32;
 constexpr int stretch_units(int eighth) { return eighth <= LONGEST_STRETCH ? eighth : SHORT_STRETCH; }
+constexpr int chain_units(int eighth, int chains) { return (eighth + chains - 1) / chains; }
 inline int place_of_unit(int unit, int eighth) {
     const int most = stretch_units(eighth);
     if (most == eighth) return unit;

@@ -89,6 +89,8 @@ def build(folder, model, revision):
     family, sizes, n_blocks = MODELS[model]
     (folder / "kernel.inc").write_text(kernel(revision))
     own = {"N_BLOCKS": n_blocks} | ({"LONGEST_STRETCH": 1000} if revision else {})
+    if sizes["hidden_size"] > 8 * n_blocks:  # A block has several tiles: one chain.
+        own |= {"PROJ_CHAINS": 1, "DOWN_CHAINS": 1}
     defines = [define for define in constants(family, sizes) if define.split("=")[0] not in own]
     defines += [f"{name}={value}" for name, value in own.items()]
     program = folder / f"{model}-{revision or 'here'}"

@@ -166,6 +166,14 @@ impl Cut {
         bytes.div_ceil(self.stage_bytes).min(self.stages)
     }
 
+    /// Chains in which a warp adds up a row: two where a block has a single tile, all of it at hand, and would wait for
+    /// one chain.
+    fn chains(&self) -> usize {
+        let is_at_hand = self.stages == 1 && self.groups == self.blocks;
+        let is_long = self.stage_bytes > WARPS * UNIT_BYTES;
+        if self.tiles == 1 && is_at_hand && is_long { 2 } else { 1 }
+    }
+
     pub(crate) fn ring_bytes(&self) -> usize {
         self.stages * self.stage_bytes
     }
@@ -283,6 +291,9 @@ impl Shape {
             defines.push(format!("{name}_OWN={}", cut.groups.div_ceil(cut.blocks)));
             defines.push(format!("{name}_IN_FLIGHT={}", cut.in_flight()));
         }
+        for (name, cut) in [("PROJ", self.proj), ("DOWN", self.down)] {
+            defines.push(format!("{name}_CHAINS={}", cut.chains()));
+        }
         for (name, value) in [("NORM_EPS", config.norm_eps), ("SCALE_LOG2", scale_log2)] {
             defines.push(format!("{name}=__uint_as_float({:#x}u)", value.to_bits()));
         }
@@ -318,6 +329,15 @@ mod tests {
         assert_eq!((shape.qkv.tiles, shape.qkv.blocks), (4, 128));
         assert_eq!((shape.gate_up.tiles, shape.gate_up.blocks), (6, 128));
         assert_eq!(shape.head.blocks, 132);
+    }
+
+    #[test]
+    fn a_single_tile_is_added_up_in_two_chains() {
+        let chains = |cut: Cut| cut.chains();
+        let small = cuts("qwen3-0.6b");
+        assert_eq!([small.proj, small.down, small.qkv, small.gate_up].map(chains), [2, 2, 1, 1]);
+        // Two tiles a block, and rows of so many columns that they come in stretches.
+        assert_eq!([cuts("qwen3-1.7b").down, cuts("qwen2.5-0.5b").down].map(chains), [1, 1]);
     }
 
     #[test]

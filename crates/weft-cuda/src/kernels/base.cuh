@@ -108,6 +108,8 @@ constexpr int UNIT = UNIT_BYTES / 16;
 // in one piece.
 constexpr int stretch_units(int eighth) { return eighth <= LONGEST_STRETCH ? eighth : SHORT_STRETCH; }
 constexpr int stretches(int eighth) { return (eighth + stretch_units(eighth) - 1) / stretch_units(eighth); }
+// Units of each chain but the last.
+constexpr int chain_units(int eighth, int chains) { return (eighth + chains - 1) / chains; }
 // Where a unit of a tile lies, counted in units.
 template <int EIGHTH> __device__ __forceinline__ int unit_place(int unit) {
     constexpr int LONG = stretch_units(EIGHTH);

@@ -2,8 +2,8 @@
 //
 // A block of eight warps owns 128 tokens x 128 rows, a warp 32 tokens x 64 rows: few tokens and many rows, because
 // tokens' registers must be put into another order for the product, and rows' need not. Columns come in stages of 64
-// through a ring, BLOCK_AT_ONCE stages at a time. Sums are cut and added as `matvec.cuh` cuts and adds them: an eighth of the
-// columns in order, then the eighths in order. So a row of a prompt has the bits that the same
+// through a ring, BLOCK_AT_ONCE stages at a time. Sums are cut and added as `matvec.cuh` cuts and adds them: the CHAINS of an
+// eighth of the columns, each in order, and all chains in order. So a row of a prompt has the bits that the same
 // token has when it is decoded alone.
 
 constexpr int BLOCK_TOKENS = 128, BLOCK_TILES = 16;
@@ -57,7 +57,7 @@ template <int UNITS> struct StageCopies {
 };
 
 // Hands sums to `store(token, first of four tiles, column in each, pairs of sums)`.
-template <int UNITS, class Store>
+template <int UNITS, int CHAINS, class Store>
 __device__ __forceinline__ void multiply_block(const u8 *weights, const u16 *x, int stride, u32 tokens, Store store) {
     constexpr int SLABS = WARP_TOKENS / 16;
     extern __shared__ __align__(128) u8 stages[];
@@ -73,12 +73,14 @@ __device__ __forceinline__ void multiply_block(const u8 *weights, const u16 *x, 
     float total[SLABS][WARP_TILES][4] = {};
     const u32 zero = unknown_zero();
     int stage = 0;
+    constexpr int LONG = chain_units(UNITS, CHAINS);
 #pragma unroll 1
-    for (int eighth = 0; eighth < WARPS; ++eighth) {
+    for (int chain = 0; chain < WARPS * CHAINS; ++chain) {
         float sum[SLABS][WARP_TILES][4] = {};
-#pragma unroll(UNITS <= 4 ? UNITS : 2)
-        for (int u = 0; u < UNITS; ++u) {
-            const int in_turn = (eighth * UNITS + u) % (2 * BLOCK_AT_ONCE), half = in_turn % 2;
+        const int first = chain / CHAINS * UNITS + chain % CHAINS * LONG, n_units = chain % CHAINS == 0 ? LONG : UNITS - LONG;
+#pragma unroll(LONG <= 4 ? LONG : 2)
+        for (int u = 0; u < n_units; ++u) {
+            const int in_turn = (first + u) % (2 * BLOCK_AT_ONCE), half = in_turn % 2;
             if (in_turn == 0) {
                 await_copies<BLOCK_STAGES / BLOCK_AT_ONCE - 2>();
                 __syncthreads();

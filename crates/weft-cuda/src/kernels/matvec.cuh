@@ -2,17 +2,21 @@
 //
 // The matrix lies packed in units, tile by tile of eight rows: [tile][unit of 32 columns][lane]. A
 // block owns some tiles; each of its eight warps owns an eighth of the columns and adds its units
-// in order; the eight sums of a row are added in the order of the warps. `matmul.cuh` adds in the
+// in order, in one chain or, where a block has a single tile and would wait for that chain, in two: the first half of
+// them and the second. The sums of a row are added in the order of the columns. `matmul.cuh` adds in the
 // same order, so a row is the same whatever the number of tokens.
 // A ninth warp copies weights into a ring of stages. It waits for room, and for nothing of the kernel
 // before: weights do not depend on it. But it never has more than IN_FLIGHT stages on their way:
 // that saturates the memory, and what the kernel before still has to load is not queued behind more.
 
+// Units that a warp has in registers at most: of its input, and of weights.
+constexpr int MOST_KEPT = 15;
+
 // How the host cut a matrix: units of a warp in a row, tiles that share the reading of the input, stages of
-// the ring, groups of tiles that a block has at most, stages on their way at once, and halves of a product's 16 tokens
-// that there are. A stage is a stretch of one tile, which lies in memory in one piece (base.cuh).
-template <int UNITS_, int TILES_, int STAGES_, int GROUPS_, int IN_FLIGHT_, int HALVES_ = 1> struct Cut {
-    static constexpr int UNITS = UNITS_, TILES = TILES_, STAGES = STAGES_, IN_FLIGHT = IN_FLIGHT_, HALVES = HALVES_;
+// the ring, groups of tiles that a block has at most, stages on their way at once, halves of a product's 16 tokens
+// that there are, and chains. A stage is a stretch of one tile, which lies in memory in one piece (base.cuh).
+template <int UNITS_, int TILES_, int STAGES_, int GROUPS_, int IN_FLIGHT_, int HALVES_ = 1, int CHAINS_ = 1> struct Cut {
+    static constexpr int UNITS = UNITS_, TILES = TILES_, STAGES = STAGES_, IN_FLIGHT = IN_FLIGHT_, HALVES = HALVES_, CHAINS = CHAINS_;
     // Groups whose sums are added at once; halves take turns with the room of one.
     static constexpr int BATCH = HALVES > 1 ? 1 : GROUPS_ <= 4 ? GROUPS_ : 2;
     static constexpr int BATCHES = HALVES == 1 && GROUPS_ > BATCH ? 2 : 1; // of which the next does not wait
@@ -24,6 +28,11 @@ template <int UNITS_, int TILES_, int STAGES_, int GROUPS_, int IN_FLIGHT_, int 
     static constexpr int PART = (STRETCH + PARTS - 1) / PARTS;
     static constexpr int STAGE_BYTES = WARPS * STRETCH * UNIT_BYTES;
     static constexpr bool GOES_ROUND = GROUPS_ * TILES * STRETCHES > STAGES; // otherwise no stage is used twice
+    // Whether a block's only group lies in the ring at once; then so many units of its tiles are kept in registers.
+    static constexpr bool IS_WHOLE = !GOES_ROUND && GROUPS_ == 1 && STRETCHES == 1;
+    static constexpr int ROOM = MOST_KEPT > HALVES * UNITS ? (MOST_KEPT - HALVES * UNITS) / TILES : 0;
+    static constexpr int KEPT = ROOM < UNITS ? ROOM : UNITS;
+    static_assert(CHAINS == 1 || (IS_WHOLE && TILES == 1), "chains are those of one tile at hand");
     static_assert(IN_FLIGHT <= STAGES && TILES <= STAGES, "the ring holds what is used together");
 };
 
@@ -36,9 +45,9 @@ template <class M> struct Ring {
     u64 full[M::STAGES], empty[M::STAGES];
 };
 
-// Sums of each warp: of a group's tiles, eight tokens x eight rows.
+// Sums of each warp's chains: of a group's tiles, eight tokens x eight rows.
 template <class M> struct Sums {
-    float of[M::BATCHES][M::BATCH][M::TILES][WARPS][64];
+    float of[M::BATCHES][M::BATCH][M::TILES][WARPS * M::CHAINS][64];
 };
 
 template <class M> __device__ __forceinline__ void ring_make(Ring<M> &ring) {
@@ -70,9 +79,15 @@ template <class M> struct RingPlace {
     }
 };
 
-// The copying warp. Stages come in the order they are used in: group, stretch, tile.
+// Whether this block may start only when one of `attend` has ended, whose shared memory it needs. Blocks start in their order.
+__device__ __forceinline__ bool starts_late(const Step &step) {
+    const u32 attending = n_items(step) * KV_HEADS;
+    return attending <= 32 && blockIdx.x + attending >= gridDim.x;
+}
+
+// The copying warp. Stages come in the order they are used in: group, stretch, tile. All are on their way at once where `hurries`.
 template <class M>
-__device__ __forceinline__ void stream_weights(Ring<M> &ring, u8 *stages, const u8 *weights, int n_tiles, Groups own, int lane) {
+__device__ __forceinline__ void stream_weights(Ring<M> &ring, u8 *stages, const u8 *weights, int n_tiles, Groups own, bool hurries, int lane) {
     constexpr u64 TILE_BYTES = WARPS * M::UNITS * UNIT_BYTES;
 #if __CUDA_ARCH__ >= 900
     if (lane != 0) return; // one lane begins bulk copies
@@ -85,7 +100,7 @@ __device__ __forceinline__ void stream_weights(Ring<M> &ring, u8 *stages, const 
             const u32 bytes = WARPS * min(M::STRETCH, M::UNITS - stretch * M::STRETCH) * UNIT_BYTES;
             // The last group may have fewer tiles than others: what is copied instead is not used.
             const u8 *from = weights + min(group * M::TILES + tile, n_tiles - 1) * TILE_BYTES + stretch * M::STAGE_BYTES;
-            if (on_their_way == M::IN_FLIGHT) {
+            if (on_their_way == M::IN_FLIGHT && !hurries) {
                 barrier_wait(&ring.full[oldest.stage], oldest.parity);
                 oldest.next();
                 --on_their_way;
@@ -223,8 +238,8 @@ __device__ __forceinline__ void multiply_read(Ring<M> &ring, const u8 *stages, R
 
 // Adds the warps' sums of a batch of groups, and hands them on.
 template <class M, class Store>
-__device__ __forceinline__ void store_batch(const float (&batch)[M::BATCH][M::TILES][WARPS][64], int n_groups, int first_group, bool is_first,
-                                            int half, u32 n_tokens, Store &store) {
+__device__ __forceinline__ void store_batch(const float (&batch)[M::BATCH][M::TILES][WARPS * M::CHAINS][64], int n_groups, int first_group,
+                                            bool is_first, int half, u32 n_tokens, Store &store) {
     const u32 token = threadIdx.x % 64 / 8 + half * 8, row = threadIdx.x % 8;
 #pragma unroll
     for (int i = 0; i < (M::SETS + 3) / 4; ++i) {
@@ -236,7 +251,7 @@ __device__ __forceinline__ void store_batch(const float (&batch)[M::BATCH][M::TI
             const auto &of = batch[set * M::STORED / M::TILES][set * M::STORED % M::TILES + tile];
             total[tile] = of[0][threadIdx.x % 64];
 #pragma unroll
-            for (int w = 1; w < WARPS; ++w) total[tile] += of[w][threadIdx.x % 64];
+            for (int i = 1; i < WARPS * M::CHAINS; ++i) total[tile] += of[i][threadIdx.x % 64];
         }
         store(first_group * (M::TILES / M::STORED) + set, i, is_first && half == 0, token, row, total);
     }
@@ -271,6 +286,69 @@ __device__ __forceinline__ void multiply(Ring<M> &ring, const u8 *stages, Sums<M
     }
 }
 
+// A block's only group of tiles, all of it in the ring at once. Its first units are read into registers before the input
+// is there, because reading them takes longer than the products. Two tiles take the sixteen rows of a product and tokens its
+// columns: units of the input as rows would need twice their registers.
+template <class M> struct Whole {
+    static constexpr int ODD = M::TILES % 2, N = M::TILES / 2;
+    Interleaved pairs[N > 0 ? N : 1][M::KEPT > 0 ? M::KEPT : 1];
+    uint4 last[M::KEPT > 0 ? M::KEPT : 1]; // of the last tile where their number is odd
+
+    __device__ __forceinline__ static uint4 unit(const u8 *stages, int tile, int u) {
+        return ((const uint4 *)(stages + tile * M::STAGE_BYTES))[(threadIdx.x / 32 * M::UNITS + u) * UNIT + threadIdx.x % 32];
+    }
+    __device__ __forceinline__ static bool is_there(Ring<M> &ring) {
+        bool all = true;
+        for (int tile = 0; tile < M::TILES; ++tile) all &= barrier_passed(&ring.full[tile], 0);
+        return all;
+    }
+    __device__ __forceinline__ void await(Ring<M> &ring, const u8 *stages) {
+        for (int tile = 0; tile < M::TILES; ++tile) barrier_wait(&ring.full[tile], 0);
+        read(stages);
+    }
+    __device__ __forceinline__ void read(const u8 *stages) {
+        const u32 zero = unknown_zero();
+#pragma unroll
+        for (int u = 0; u < M::KEPT; ++u) {
+#pragma unroll
+            for (int pair = 0; pair < N; ++pair) pairs[pair][u] = Interleaved(unit(stages, pair * 2, u), unit(stages, pair * 2 + 1, u), zero);
+            if (ODD) last[u] = unit(stages, M::TILES - 1, u);
+        }
+    }
+    template <class Store>
+    __device__ __forceinline__ void multiply(const u8 *stages, Sums<M> &sums, const uint4 (&x)[M::HALVES][M::UNITS], int group, u32 n_tokens,
+                                             Store &store) const {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        const uint4 nothing = make_uint4(0, 0, 0, 0);
+        float sum[M::CHAINS][N + ODD][M::HALVES][4] = {};
+#pragma unroll
+        for (int u = 0; u < M::UNITS; ++u) {
+            auto &of = sum[u / chain_units(M::UNITS, M::CHAINS)];
+#pragma unroll
+            for (int half = 0; half < M::HALVES; ++half) {
+#pragma unroll
+                for (int pair = 0; pair < N; ++pair) {
+                    if (u < M::KEPT) mma32(of[pair][half], pairs[pair][u], x[half][u]);
+                    else mma32(of[pair][half], unit(stages, pair * 2, u), unit(stages, pair * 2 + 1, u), x[half][u]);
+                }
+                if (ODD) mma32(of[N][half], u < M::KEPT ? last[u] : unit(stages, M::TILES - 1, u), nothing, x[half][u]);
+            }
+        }
+#pragma unroll
+        for (int half = 0; half < M::HALVES; ++half) {
+            if (half > 0) meet();
+#pragma unroll
+            for (int i = 0; i < M::TILES * M::CHAINS; ++i)
+#pragma unroll
+                for (int e = 0; e < 2; ++e)
+                    sums.of[0][0][i / M::CHAINS][warp * M::CHAINS + i % M::CHAINS][(lane % 4 * 2 + e) * 8 + lane / 4] =
+                        sum[i % M::CHAINS][i / M::CHAINS / 2][half][i / M::CHAINS % 2 * 2 + e];
+            meet();
+            store_batch<M>(sums.of[0], 1, group, true, half, n_tokens, store);
+        }
+    }
+};
+
 // The whole kernel, where the input is a row of activations as it lies in memory. `store.begin(first set,
 // tokens)` is told when memory may be read.
 template <class M, class Store>
@@ -283,21 +361,24 @@ __device__ __forceinline__ void multiply_rows(const u8 *weights, int n_tiles, co
     const Groups own = own_groups<M>(n_tiles);
     ring_make(ring);
     let_next_start();
-    if (warp == WARPS) return stream_weights(ring, stages, weights, n_tiles, own, lane);
+    if (warp == WARPS) return stream_weights(ring, stages, weights, n_tiles, own, false, lane);
     const u32 tokens = n_tokens(step);
+    Whole<M> whole;
+    if constexpr (M::IS_WHOLE) whole.await(ring, stages);
     wait_for_previous();
     store.begin(own.first * (M::TILES / M::STORED), tokens);
     const Rows<M::HALVES> rows(x, stride, tokens, [](u32 token) { return token; }, lane);
-    constexpr bool HELD = M::UNITS * M::TILES * M::HALVES <= 8;
+    constexpr bool HELD = M::IS_WHOLE || M::UNITS * M::TILES * M::HALVES <= 8;
     uint4 held[M::HALVES][HELD ? M::UNITS : 1];
     if constexpr (HELD) rows.load(held, warp * M::UNITS);
-    multiply<M, HELD>(ring, stages, sums, held, rows, own, tokens, store);
+    if constexpr (M::IS_WHOLE) whole.multiply(stages, sums, held, own.first, tokens, store);
+    else multiply<M, HELD>(ring, stages, sums, held, rows, own, tokens, store);
 }
 
 // The whole kernel, where it is the norm of a row. `row` tells which row token i of `tokens` is.
 template <class M, class Row, class Store>
 __device__ __forceinline__ void multiply_norms(const u8 *weights, int n_tiles, const u16 *x, const uint4 *norm,
-                                               u32 count, Row row, Store store) {
+                                               u32 count, bool hurries, Row row, Store store) {
     extern __shared__ __align__(128) u8 stages[];
     __shared__ Ring<M> ring;
     __shared__ __align__(16) Sums<M> sums;
@@ -306,10 +387,17 @@ __device__ __forceinline__ void multiply_norms(const u8 *weights, int n_tiles, c
     const Groups own = own_groups<M>(n_tiles);
     ring_make(ring);
     let_next_start();
-    if (warp == WARPS) return stream_weights(ring, stages, weights, n_tiles, own, lane);
+    if (warp == WARPS) return stream_weights(ring, stages, weights, n_tiles, own, M::IS_WHOLE && hurries, lane);
     const u32 tokens = count;
     const Rows<M::HALVES> rows(x, HIDDEN_STRIDE, tokens, row, lane);
     uint4 held[M::HALVES][M::UNITS];
+    // Weights are read while the input is on its way, or after it where this block could start only late.
+    Whole<M> whole;
+    bool is_read = false;
+    const auto read_early = [&] {
+        if constexpr (M::IS_WHOLE)
+            if (is_read = whole.is_there(ring)) whole.read(stages);
+    };
     // A norm's weights are asked for early too, as far as registers go.
     constexpr bool IS_NARROW = M::UNITS <= TWO_BLOCKS_UNITS;
     if (IS_NARROW && M::HALVES == 1 && tokens == 1) {
@@ -319,7 +407,9 @@ __device__ __forceinline__ void multiply_norms(const u8 *weights, int n_tiles, c
         OneRow<M::UNITS> one(*(Stage *)sums.of[0][0][0][warp], norm, warp, lane);
         const u16 *only = x + (u64)row(0) * HIDDEN_STRIDE;
         wait_for_previous();
-        one.template normalised<HIDDEN>(held[0], only, squares[0], warp);
+        one.load(only, warp);
+        read_early();
+        one.template normalised<HIDDEN>(held[0], squares[0], warp);
     } else {
         constexpr int EARLY = IS_NARROW ? M::UNITS : 0;
         const uint4 *own_norm = norm + warp * M::UNITS * 4 + lane % 4;
@@ -328,6 +418,7 @@ __device__ __forceinline__ void multiply_norms(const u8 *weights, int n_tiles, c
         for (int i = 0; i < EARLY; ++i) weight[i] = own_norm[i * 4];
         wait_for_previous();
         rows.load(held, warp * M::UNITS);
+        read_early();
 #pragma unroll
         for (int half = 0; half < M::HALVES; ++half) {
             const float scale = norm_scale<M::UNITS, HIDDEN>(held[half], squares[half], warp, lane);
@@ -336,5 +427,8 @@ __device__ __forceinline__ void multiply_norms(const u8 *weights, int n_tiles, c
                 held[half][i] = normalise(held[half][i], i < EARLY ? weight[i] : load_fresh(own_norm + i * 4), scale);
         }
     }
-    multiply<M, true>(ring, stages, sums, held, rows, own, tokens, store);
+    if constexpr (M::IS_WHOLE) {
+        if (!is_read) whole.await(ring, stages);
+        whole.multiply(stages, sums, held, own.first, tokens, store);
+    } else multiply<M, true>(ring, stages, sums, held, rows, own, tokens, store);
 }

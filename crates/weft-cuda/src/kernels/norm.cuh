@@ -56,18 +56,18 @@ template <int UNITS> struct OneRow {
     typedef uint2 Stage[FOURS];
     Stage &stage;
     int lane;
-    uint2 weight[OWN];
+    uint2 weight[OWN], own[OWN];
     __device__ __forceinline__ OneRow(Stage &stage, const uint4 *norm, int warp, int lane) : stage(stage), lane(lane) {
 #pragma unroll
         for (int i = 0; i < OWN; ++i) weight[i] = ((const uint2 *)norm)[warp * FOURS + min(i * 32 + lane, FOURS - 1)];
     }
-    // Hands the units to lanes as `mma32` wants them.
-    template <int WIDTH>
-    __device__ __forceinline__ void normalised(uint4 (&units)[UNITS], const u16 *x, float (&squares)[WARPS][8], int warp) {
-        uint2 own[OWN];
+    __device__ __forceinline__ void load(const u16 *x, int warp) {
 #pragma unroll
         for (int i = 0; i < OWN; ++i) own[i] = load_fresh((const uint2 *)x + warp * FOURS + min(i * 32 + lane, FOURS - 1));
-        put(own);
+    }
+    // Hands the units to lanes as `mma32` wants them.
+    template <int WIDTH> __device__ __forceinline__ void normalised(uint4 (&units)[UNITS], float (&squares)[WARPS][8], int warp) {
+        put();
         float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < UNITS; ++i) {
@@ -83,11 +83,11 @@ template <int UNITS> struct OneRow {
 #pragma unroll
         for (int i = 0; i < OWN; ++i)
             own[i] = make_uint2(normalise_pair(own[i].x, weight[i].x, scale), normalise_pair(own[i].y, weight[i].y, scale));
-        put(own);
+        put();
 #pragma unroll
         for (int i = 0; i < UNITS; ++i) units[i] = lane < 4 ? ((const uint4 *)stage)[i * 4 + lane] : make_uint4(0, 0, 0, 0);
     }
-    __device__ __forceinline__ void put(const uint2 (&own)[OWN]) {
+    __device__ __forceinline__ void put() {
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < OWN; ++i)

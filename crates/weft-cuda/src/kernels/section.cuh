@@ -19,6 +19,13 @@ struct Item {
 
 constexpr u32 ITEM_WORDS = sizeof(Item) / 4;
 
+// Blocks that take part where each has one KV head of one item at a time: as many of every KV head, so that a block keeps to one
+// and its queries serve again; or all, where that spares a round.
+__device__ __forceinline__ u32 taking_part(u32 n_work, u32 n_blocks) {
+    const u32 all = min(n_blocks, n_work), even = all / KV_HEADS * KV_HEADS;
+    return even == 0 || (n_work + all - 1) / all < (n_work + even - 1) / even ? all : even;
+}
+
 // What the copying warp must know of an item: its pages and counts, a word per lane.
 struct ItemHead {
     u32 word;
@@ -36,18 +43,26 @@ struct SectionScratch {
     __align__(16) u16 queries[16][QUERY_STRIDE];      // rotated, bf16
     uint4 probabilities[SECTION_PAGES][2][2][32];     // page, half, upper and lower
     float maxima[SECTION_PAGES][2][16];
-    float sums[2][SECTION_PAGES][2][16][4];           // of weights, and of their squares
+    __align__(16) float sums[2][SECTION_PAGES][2][16][4]; // of weights, and of their squares
     float finals[16][3];                              // maximum, sum of weights, sum of their squares
 };
 
-// A warp's half of a page: which, and the queries that a lane holds scores of: two, or one where there are no more
-// than eight.
+// Which of an item's queries a lane holds: up to two, of the first eight and of the next. What it does not hold is nothing, and
+// is not read: reading shared memory is what takes longest.
+struct OwnQueries {
+    int of[2];
+    bool there[2];
+    bool two; // whether any lane has a second
+    __device__ __forceinline__ OwnQueries(u32 n, int lane) : of{lane / 4, lane / 4 + 8}, there{of[0] < n, of[1] < n}, two(n > 8) {}
+    __device__ __forceinline__ uint4 read(int i, const void *from) const { return there[i] ? *(const uint4 *)from : make_uint4(0, 0, 0, 0); }
+};
+
+// A warp's half of a page.
 struct HalfPage {
-    int page, half, queries[2];
-    bool two;
+    int page, half;
+    OwnQueries queries;
     float scores[2][8];
-    __device__ __forceinline__ HalfPage(const Item &item, int warp, int lane)
-        : page(warp / 2), half(warp % 2), queries{lane / 4, lane / 4 + 8}, two(item.n_queries * GROUP > 8) {}
+    __device__ __forceinline__ HalfPage(const OwnQueries &queries, int warp) : page(warp / 2), half(warp % 2), queries(queries) {}
 };
 
 // Scores, and their maximum. `seen(query)` rows of the section are seen by a query.
@@ -58,16 +73,16 @@ __device__ __forceinline__ void score_rows(HalfPage &own, SectionScratch &to, co
     const uint4 *units = (const uint4 *)keys + lane;
 #pragma unroll
     for (int unit = 0; unit < DIM_UNITS; ++unit) {
-        const uint4 a = *(const uint4 *)&to.queries[own.queries[0]][unit * 32 + c * 8];
-        const uint4 b = *(const uint4 *)&to.queries[own.queries[1]][unit * 32 + c * 8];
+        const uint4 a = own.queries.read(0, &to.queries[own.queries.of[0]][unit * 32 + c * 8]);
+        const uint4 b = own.queries.read(1, &to.queries[own.queries.of[1]][unit * 32 + c * 8]);
 #pragma unroll
         for (int tile = 0; tile < 4; ++tile)
             mma32(products[tile], a, b, units[((own.half * 4 + tile) * DIM_UNITS + unit) * UNIT]);
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        if (i == 1 && !own.two) break;
-        const int rows = seen(own.queries[i] / GROUP);
+        if (i == 1 && !own.queries.two) break;
+        const int rows = own.queries.there[i] ? seen(own.queries.of[i] / GROUP) : 0;
         float top = NEVER;
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
@@ -76,18 +91,32 @@ __device__ __forceinline__ void score_rows(HalfPage &own, SectionScratch &to, co
             top = fmaxf(top, own.scores[i][e]);
         }
         top = quad_max(top);
-        if (c == 0) to.maxima[own.page][own.half][own.queries[i]] = top * SCALE_LOG2;
+        if (c == 0) to.maxima[own.page][own.half][own.queries.of[i]] = top * SCALE_LOG2;
     }
 }
+
+// The maximum of a query's scores in each page, and in all pages up to each.
+struct PageMaxima {
+    float up_to[SECTION_PAGES];
+    __device__ __forceinline__ PageMaxima(const SectionScratch &from, int query, int n_pages) {
+#pragma unroll
+        for (int p = 0; p < SECTION_PAGES; ++p)
+            up_to[p] = p < n_pages ? fmaxf(from.maxima[p][0][query], from.maxima[p][1][query]) : NEVER;
+#pragma unroll
+        for (int p = 1; p < SECTION_PAGES; ++p) up_to[p] = fmaxf(up_to[p - 1], up_to[p]);
+    }
+    __device__ __forceinline__ float last() const { return up_to[SECTION_PAGES - 1]; }
+    // What the sums of the pages before a page are multiplied by.
+    __device__ __forceinline__ float shrink(int p) const { return exp2_of((p == 0 ? NEVER : up_to[p - 1]) - finite(up_to[p])); }
+};
 
 // Weights, against the maximum of all pages up to this one.
 __device__ __forceinline__ void weigh_rows(const HalfPage &own, SectionScratch &to, int lane) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        if (i == 1 && !own.two) break;
-        const int query = own.queries[i];
-        float m = NEVER;
-        for (int p = 0; p <= own.page; ++p) m = fmaxf(m, fmaxf(to.maxima[p][0][query], to.maxima[p][1][query]));
+        if (i == 1 && !own.queries.two) break;
+        const int query = own.queries.of[i];
+        const float m = PageMaxima(to, query, own.page + 1).last();
         auto &pairs = to.probabilities[own.page][own.half];
         const float2 sum = weigh<true>(own.scores[i], finite(m), pairs[i][lane]);
         to.sums[0][own.page][own.half][query][lane % 4] = sum.x;
@@ -95,38 +124,50 @@ __device__ __forceinline__ void weigh_rows(const HalfPage &own, SectionScratch &
     }
 }
 
-// Weighted sums of values, pages in order: this warp's dimensions, for queries lane / 4 and lane / 4 + 8.
-// `values(page)` is called when a page is needed.
-template <class Values>
-__device__ __forceinline__ void sum_values(float (&acc)[OWN_DIM_TILES][4], const SectionScratch &from, int n_pages,
-                                           int n_rows, int warp, int lane, Values values) {
-    const int queries[2] = {lane / 4, lane / 4 + 8};
-    float m[2] = {NEVER, NEVER};
-#pragma unroll 1
-    for (int p = 0; p < n_pages; ++p) {
-        float shrink[2];
+// A warp's values of half a page.
+struct HalfValues {
+    uint4 units[OWN_DIM_TILES];
+    __device__ __forceinline__ void read(const u8 *values, int half, int warp, int lane) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const float after = fmaxf(m[i], fmaxf(from.maxima[p][0][queries[i]], from.maxima[p][1][queries[i]]));
-            shrink[i] = exp2_of(m[i] - finite(after));
-            m[i] = after;
+        for (int tile = 0; tile < OWN_DIM_TILES; ++tile) {
+            const int dims = warp * OWN_DIM_TILES + tile;
+            const bool there = WARPS * OWN_DIM_TILES == DIM_TILES || dims < DIM_TILES;
+            units[tile] = there ? ((const uint4 *)values)[(dims * 2 + half) * UNIT + lane] : make_uint4(0, 0, 0, 0);
         }
+    }
+    // Blanks the rows of a page from `rows` on.
+    __device__ __forceinline__ void blank(int rows, int half, int lane) {
+        const uint4 mask = value_mask(rows, half, lane);
 #pragma unroll
-        for (int tile = 0; tile < OWN_DIM_TILES; ++tile)
+        for (int tile = 0; tile < OWN_DIM_TILES; ++tile) units[tile] = masked(units[tile], mask);
+    }
+};
+
+// Weighted sums of values, pages in order: this warp's dimensions, for its lanes' queries. `values(page)` is called when a page
+// is to be read, half a page before it is needed.
+template <class Values>
+__device__ __forceinline__ void sum_values(float (&acc)[OWN_DIM_TILES][4], const SectionScratch &from, const OwnQueries &queries, int n_pages,
+                                           int n_rows, int warp, int lane, Values values) {
+    const PageMaxima maxima[2] = {PageMaxima(from, queries.of[0], n_pages), PageMaxima(from, queries.of[1], queries.two ? n_pages : 0)};
+    const u8 *near = values(0);
+    HalfValues ahead;
+    ahead.read(near, 0, warp, lane);
 #pragma unroll
-            for (int e = 0; e < 4; ++e) acc[tile][e] = __fmul_rn(acc[tile][e], shrink[e / 2]);
-        const uint4 *units = (const uint4 *)values(p) + lane;
+    for (int p = 0; p < SECTION_PAGES; ++p) {
+        if (p >= n_pages) break;
+        const float shrink[2] = {maxima[0].shrink(p), maxima[1].shrink(p)};
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const uint4 mask = value_mask(n_rows - p * PAGE_ROWS, h, lane);
-            const auto &pairs = from.probabilities[p][h];
+        for (int half = 0; half < 2; ++half) {
+            HalfValues now = ahead;
+            const uint4 upper = queries.read(0, &from.probabilities[p][half][0][lane]);
+            const uint4 lower = queries.read(1, &from.probabilities[p][half][1][lane]);
+            if (half == 0) ahead.read(near, 1, warp, lane);
+            else if (p + 1 < SECTION_PAGES && p + 1 < n_pages) ahead.read(near = values(p + 1), 0, warp, lane);
+            if (n_rows < (p + 1) * PAGE_ROWS) now.blank(n_rows - p * PAGE_ROWS, half, lane);
 #pragma unroll
             for (int tile = 0; tile < OWN_DIM_TILES; ++tile) {
-                const int dims = warp * OWN_DIM_TILES + tile;
-                if (WARPS * OWN_DIM_TILES == DIM_TILES || dims < DIM_TILES) {
-                    const uint4 unit = masked(units[(dims * 2 + h) * UNIT], mask);
-                    mma32(acc[tile], pairs[0][lane], pairs[1][lane], unit);
-                }
+                for (int e = 0; half == 0 && e < 4; ++e) acc[tile][e] = __fmul_rn(acc[tile][e], shrink[e / 2]);
+                mma32(acc[tile], upper, lower, now.units[tile]);
             }
         }
     }
@@ -135,15 +176,17 @@ __device__ __forceinline__ void sum_values(float (&acc)[OWN_DIM_TILES][4], const
 // Adds up the weights of each query, and their squares, pages in order: the work of one warp.
 __device__ __forceinline__ void sum_weights(SectionScratch &scratch, int n_pages, int lane) {
     const int query = lane % 16, which = lane / 16; // of weights, or of their squares
-    float lanes[4] = {}, top = NEVER;
-    for (int p = 0; p < n_pages; ++p) {
-        const float after = fmaxf(top, fmaxf(scratch.maxima[p][0][query], scratch.maxima[p][1][query]));
-        const float once = exp2_of(top - finite(after)), shrink = which == 0 ? once : once * once;
+    const PageMaxima maxima(scratch, query, n_pages);
+    float lanes[4] = {};
+#pragma unroll
+    for (int p = 0; p < SECTION_PAGES; ++p) {
+        if (p >= n_pages) break;
+        const float once = maxima.shrink(p), shrink = which == 0 ? once : once * once;
         const auto &halves = scratch.sums[which][p];
+#pragma unroll
         for (int i = 0; i < 4; ++i) lanes[i] = __fmaf_rn(lanes[i], shrink, halves[0][query][i] + halves[1][query][i]);
-        top = after;
     }
-    scratch.finals[query][0] = top;
+    scratch.finals[query][0] = maxima.last();
     scratch.finals[query][1 + which] = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
 }
 
@@ -157,12 +200,12 @@ struct Folded {
 };
 
 // Folds one dimension of one head per lane, parts in order. `parts.weight(part, there)` tells a lane one part's
-// maximum and weight, `parts.sums(sums, part, last)` LOADS of its dimension from `part` on, none beyond `last`. The first
-// are asked for together with the weights.
+// maximum and weight, `parts.sums(sums, part, last)` LOADS of its dimension from `part` on, none beyond `last`. Where SUMS_FIRST,
+// the first of them are asked for before any weight.
 template <int LOADS, class Parts> __device__ __forceinline__ Folded fold_parts(const Parts &parts, u32 n_parts, int lane) {
     Folded whole = {0.0f, 0.0f, NEVER};
     float sums[LOADS];
-    parts.sums(sums, 0, n_parts - 1);
+    if (Parts::SUMS_FIRST) parts.sums(sums, 0, n_parts - 1);
 #pragma unroll 1
     for (u32 block = 0; block < n_parts; block += 32) {
         const u32 count = min(32u, n_parts - block);
@@ -177,7 +220,7 @@ template <int LOADS, class Parts> __device__ __forceinline__ Folded fold_parts(c
         const Factors factors = fold_factors(lane == 0 ? whole.top : left, part.m, after);
 #pragma unroll 1
         for (u32 j = 0; j < count; j += LOADS) {
-            if (block + j > 0) parts.sums(sums, block + j, n_parts - 1);
+            if (!Parts::SUMS_FIRST || block + j > 0) parts.sums(sums, block + j, n_parts - 1);
 #pragma unroll
             for (int i = 0; i < LOADS; ++i) {
                 const float a = __shfl_sync(FULL, factors.a, j + i), b = __shfl_sync(FULL, factors.b, j + i);

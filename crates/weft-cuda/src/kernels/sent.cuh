@@ -42,6 +42,7 @@ __device__ __forceinline__ void send_weight(float *row, const float (&finals)[3]
 
 // 32 dimensions of one head in all parts of a token.
 struct SentSlice {
+    static constexpr bool SUMS_FIRST = true;
     float *first; // row of the first part
     int slice, lane;
     __device__ __forceinline__ float *row(u32 part) const { return first + (u64)part * HEADS * SENT_ROW; }

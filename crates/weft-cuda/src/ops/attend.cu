@@ -36,12 +36,12 @@ __device__ __forceinline__ int pages_in_flight(u32 n_work) { return n_work <= 32
 
 // The copying warp: sections in the order they are taken in, keys before values. Pages that a section does not
 // have are there at once, so that all barriers turn together.
-__device__ __forceinline__ void stream_pages(Pages &pages, u8 *sides, const Step &step, const u16 *kv, u32 n_work, int lane) {
+__device__ __forceinline__ void stream_pages(Pages &pages, u8 *sides, const Step &step, const u16 *kv, u32 n_work, u32 n_blocks, int lane) {
     const int in_flight = pages_in_flight(n_work);
     u32 parity = 0;
     ItemHead item(step, blockIdx.x, n_work, lane);
-    for (u32 work = blockIdx.x; work < n_work; work += gridDim.x, parity ^= 1) {
-        const ItemHead next(step, work + gridDim.x, n_work, lane);
+    for (u32 work = blockIdx.x; work < n_work; work += n_blocks, parity ^= 1) {
+        const ItemHead next(step, work + n_blocks, n_work, lane);
         const int n_pages = (item.n_rows() + PAGE_ROWS - 1) / PAGE_ROWS;
         for (int side = 0; side < 2; ++side) {
             // Where there is room for one side, values take the place of this item's keys, and keys that of the last one's values.
@@ -72,13 +72,10 @@ __device__ __forceinline__ bool same_queries(const Item &a, const Item &b) {
     return same;
 }
 
-// A query of an item: normalised with `with_norm`, rotated, into shared memory. A row beyond the last query is zero.
+// A query of an item: normalised with `with_norm`, rotated, into shared memory.
 __device__ __forceinline__ void make_query(u16 (&to)[QUERY_STRIDE], const Item &item, int row, int kv_head, bool with_norm,
                                            const u16 *q_norm, const float2 *rope, const u16 *q, int lane) {
-    const bool there = row / GROUP < item.n_queries;
-    for (int d = lane; d < DIM; d += 32)
-        if (!there || d >= HEAD_DIM) to[d] = 0;
-    if (!there) return;
+    for (int d = HEAD_DIM + lane; d < DIM; d += 32) to[d] = 0;
     const Query &query = item.queries[row / GROUP];
     Head head = load_head(q + (u64)query.token * Q_WIDTH + (kv_head * GROUP + row % GROUP) * HEAD_DIM, lane);
     const HeadNorm norm = load_norm(q_norm, lane);
@@ -119,10 +116,10 @@ struct Parts {
     u32 n_tokens, all[8], first[8];
 };
 
-// Folds the parts of tokens that have several. All blocks of a KV head take part: a warp has 32 dimensions of one head.
-__device__ __forceinline__ void fold_sections(const Parts &parts, int kv_head, u32 rank, u32 n_blocks, const Attended &to, int warp, int lane) {
-    for (u32 task = rank + warp * n_blocks; task < parts.n_tokens * GROUP * DIM_UNITS; task += n_blocks * WARPS) {
-        const u32 token = task / (GROUP * DIM_UNITS), head = kv_head * GROUP + task / DIM_UNITS % GROUP;
+// Folds the parts of tokens that have several. All blocks take part: a warp has 32 dimensions of one head.
+__device__ __forceinline__ void fold_sections(const Parts &parts, u32 n_blocks, const Attended &to, int warp, int lane) {
+    for (u32 task = blockIdx.x + warp * n_blocks; task < parts.n_tokens * HEADS * DIM_UNITS; task += n_blocks * WARPS) {
+        const u32 token = task / (HEADS * DIM_UNITS), head = task / DIM_UNITS % HEADS;
         const u32 n_parts = parts.all[token];
         const u64 first = (u64)parts.first[token] * HEADS + head;
         if (n_parts > 1)
@@ -138,7 +135,7 @@ __device__ __forceinline__ void fold_sections(const Parts &parts, int kv_head, u
 // Work split a block takes one KV head of one item after another: a section and the queries, of
 //            all lanes, that see it. Of scores a warp owns 16 queries x 32 rows, of values 16 queries x an
 //            eighth of the dimensions. A ninth warp copies, and goes on to the next item as soon as this
-//            one's keys, then its values, are done with. Parts are folded in order by all blocks of a KV head.
+//            one's keys, then its values, are done with. Parts are folded in order by all blocks.
 // Rounding   the rotated query once; probabilities once; a once.
 // Moves      the section's keys and values once, asked for before the kernel before has ended: bound by memory. On sm_90
 //            two blocks' registers fit, so that this one starts beside the kernel before; larger groups need too many.
@@ -151,8 +148,8 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
     __shared__ Item items[2];
     __shared__ SectionScratch scratch;
     __shared__ Parts parts;
-    __shared__ u32 n_work;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    __shared__ u32 n_work, n_blocks;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 all_work = n_items(step) * KV_HEADS;
     const auto fetch = [&](Item &to, u32 work) {
         if (threadIdx.x < sizeof(Item) / 4)
@@ -167,19 +164,23 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
     }
     if (blockIdx.x < all_work) fetch(items[0], blockIdx.x);
     if (threadIdx.x >= WARPS * 32 && lane < 8) {
-        n_work = all_work, parts.n_tokens = n_tokens(step);
+        n_work = all_work, n_blocks = taking_part(max(all_work, 1u), gridDim.x), parts.n_tokens = n_tokens(step);
         parts.all[lane] = load_fresh(step.partials + lane * 2), parts.first[lane] = load_fresh(step.partials + lane * 2 + 1);
     }
     __syncthreads();
     let_next_start();
-    if (warp == WARPS) return stream_pages(pages, keys, step, kv, n_work, lane);
+    if (warp == WARPS) return stream_pages(pages, keys, step, kv, blockIdx.x < n_blocks ? n_work : 0, n_blocks, lane);
     u32 parity = 0;
-    const int kv_head = blockIdx.x % KV_HEADS;
-    for (u32 work = blockIdx.x; work < n_work; work += gridDim.x, parity ^= 1) {
+    if (blockIdx.x >= min(n_blocks, n_work)) return wait_for_previous();
+    for (u32 work = blockIdx.x; work < n_work; work += n_blocks, parity ^= 1) {
+        // Asked for anew, so that nothing that depends on it is kept from item to item: there are no registers for that.
+        u32 thread;
+        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+        warp = thread / 32, lane = thread % 32;
         const Item &item = items[parity];
+        const int kv_head = work % KV_HEADS;
         const int n_pages = (item.n_rows + PAGE_ROWS - 1) / PAGE_ROWS;
-        // A block has one KV head throughout, so queries may serve again.
-        const bool kept = work != blockIdx.x && same_queries(item, items[parity ^ 1]);
+        const bool kept = work != blockIdx.x && n_blocks % KV_HEADS == 0 && same_queries(item, items[parity ^ 1]);
         const bool stores = with_store && own_store() < item.n_stores;
         const u32 store = stores ? item.stores[own_store()] : 0;
         const u32 key_position = stores ? load_fresh(step.key_positions + (store >> 16)) : 0;
@@ -187,43 +188,45 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
             ask_early(item, key_position, q_norm, k_norm, rope, warp, lane);
             wait_for_previous();
         }
-        for (int row = warp; row < (item.n_queries * GROUP > 8 ? 16 : 8) && !kept; row += WARPS)
+        for (int row = warp; row < item.n_queries * GROUP && !kept; row += WARPS)
             make_query(scratch.queries[row], item, row, kv_head, with_store, q_norm, rope, q, lane);
         if (stores) make_row(item, store, key_position, kv_head, keys, values, pages, parity, k_norm, rope, k, v, kv, lane);
         meet();
-        if (work + gridDim.x < n_work) fetch(items[parity ^ 1], work + gridDim.x);
+        // Where no more copies follow, none can overwrite what is still being read.
+        const bool goes_on = work + n_blocks < n_work;
+        if (goes_on) fetch(items[parity ^ 1], work + n_blocks);
 
-        HalfPage own(item, warp, lane);
+        const OwnQueries queries(item.n_queries * GROUP, lane);
+        HalfPage own(queries, warp);
         if (own.page < n_pages) {
             barrier_wait(&pages.there[0][own.page], parity);
             score_rows(own, scratch, keys + own.page * SIDE_BYTES, lane,
-                       [&](u32 query) { return query < item.n_queries ? item.queries[query].seen : 0; });
+                       [&](u32 query) { return item.queries[query].seen; });
         }
-        before_copies();
+        if (goes_on) before_copies();
         meet();
         if (lane == 0) barrier_arrive(&pages.done[0]);
         if (own.page < n_pages) weigh_rows(own, scratch, lane);
         meet();
 
         float acc[OWN_DIM_TILES][4] = {};
-        sum_values(acc, scratch, n_pages, item.n_rows, warp, lane, [&](int page) {
+        sum_values(acc, scratch, queries, n_pages, item.n_rows, warp, lane, [&](int page) {
             barrier_wait(&pages.there[1][page], parity);
             return values + page * SIDE_BYTES;
         });
         if (warp == 0) sum_weights(scratch, n_pages, lane);
-        before_copies();
+        if (goes_on) before_copies();
         meet();
         if (lane == 0) barrier_arrive(&pages.done[1]);
 
         // Results: whole where the section is all that a token sees, a part of them otherwise.
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const u32 query = own.queries[i] / GROUP;
-            if (query >= item.n_queries) continue;
-            const Query asked = item.queries[query];
-            const int head = kv_head * GROUP + own.queries[i] % GROUP;
+            if (!queries.there[i]) continue;
+            const Query asked = item.queries[queries.of[i] / GROUP];
+            const int head = kv_head * GROUP + queries.of[i] % GROUP;
             const bool whole = asked.n_parts == 1;
-            const float weight = scratch.finals[own.queries[i]][1];
+            const float weight = scratch.finals[queries.of[i]][1];
             float *row = to.sent + ((u64)asked.partial * HEADS + head) * SENT_ROW;
 #pragma unroll
             for (int tile = 0; tile < OWN_DIM_TILES; ++tile) {
@@ -234,7 +237,7 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
                     *(u32 *)(to.a + (u64)asked.token * Q_STRIDE + head * HEAD_DIM + d) =
                         round_pair(acc[tile][i * 2] / weight, acc[tile][i * 2 + 1] / weight);
             }
-            if (!whole && warp == 0) send_weight(row, scratch.finals[own.queries[i]], lane);
+            if (!whole && warp == 0) send_weight(row, scratch.finals[queries.of[i]], lane);
         }
         if (threadIdx.x < item.n_queries * GROUP && item.queries[threadIdx.x / GROUP].n_parts == 1)
             atomicAdd(to.shares + (u64)item.queries[threadIdx.x / GROUP].partial * HEADS + kv_head * GROUP +
@@ -242,7 +245,5 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
                       scratch.finals[threadIdx.x][2] / (scratch.finals[threadIdx.x][1] * scratch.finals[threadIdx.x][1]));
         meet();
     }
-    if (blockIdx.x >= n_work) return wait_for_previous();
-
-    fold_sections(parts, kv_head, blockIdx.x / KV_HEADS, min(gridDim.x, n_work) / KV_HEADS, to, warp, lane);
+    fold_sections(parts, min(n_blocks, n_work), to, warp, lane);
 }

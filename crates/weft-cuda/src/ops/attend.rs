@@ -36,9 +36,9 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16, stores: bool) -> Result<(), Cu
     };
     match pass.family {
         Family::Few => {
-            // Where there are more items than blocks fit, a block takes several, of one KV head.
-            let at_once = (gpu.facts.chip.n_sms / config.kv_heads).max(1);
-            let grid = (pass.counts.n_items.min(at_once) * config.kv_heads, 1);
+            // Where there are more items than blocks fit, a block takes several.
+            let most = gpu.facts.chip.n_sms;
+            let grid = ((pass.counts.n_items * config.kv_heads).min(most), 1);
             let arguments: &[&dyn Argument] = &[
                 &pass.step,
                 &u32::from(stores),

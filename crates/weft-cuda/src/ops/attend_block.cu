@@ -255,6 +255,7 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
 
 // The parts of a head as ordinary memory holds them.
 struct StoredParts {
+    static constexpr bool SUMS_FIRST = true;
     const Attended &to;
     u64 first;
     int head, d;

@@ -5,13 +5,13 @@
 // Moves      the weights once: bound by memory.
 extern "C" __global__ void MATVEC_BOUNDS(1)
 down_add(Step step, const u8 *weights, const u16 *h, AddStore to) {
-    add_product<Cut<INTER_UNITS, DOWN_TILES, DOWN_STAGES, DOWN_OWN, DOWN_IN_FLIGHT>>(step, weights, DOWN_ALL_TILES, h, INTER_STRIDE, to);
+    add_product<Cut<INTER_UNITS, DOWN_TILES, DOWN_STAGES, DOWN_OWN, DOWN_IN_FLIGHT, 1, DOWN_CHAINS>>(step, weights, DOWN_ALL_TILES, h, INTER_STRIDE, to);
 }
 
 // The same for up to sixteen tokens.
 extern "C" __global__ void SIXTEEN_BOUNDS
 down_add_sixteen(Step step, const u8 *weights, const u16 *h, AddStore to) {
-    add_product<Cut<INTER_UNITS, DOWN_TILES, DOWN_STAGES, DOWN_OWN, DOWN_IN_FLIGHT, 2>>(step, weights, DOWN_ALL_TILES, h, INTER_STRIDE, to);
+    add_product<Cut<INTER_UNITS, DOWN_TILES, DOWN_STAGES, DOWN_OWN, DOWN_IN_FLIGHT, 2, DOWN_CHAINS>>(step, weights, DOWN_ALL_TILES, h, INTER_STRIDE, to);
 }
 
 // Computes   x += h * W_down, for blocks of tokens.
@@ -21,5 +21,5 @@ down_add_sixteen(Step step, const u8 *weights, const u16 *h, AddStore to) {
 // Moves      weights and h once from memory, then from L2: bound by arithmetic.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
 down_add_block(Step step, const u8 *weights, const u16 *h, AddStore to) {
-    add_product_block<INTER_UNITS>(step, weights, h, INTER_STRIDE, to);
+    add_product_block<INTER_UNITS, DOWN_CHAINS>(step, weights, h, INTER_STRIDE, to);
 }

@@ -2,7 +2,7 @@ __device__ __forceinline__ float gated(float gate, float up) { return gate / (1.
 
 template <class M>
 __device__ __forceinline__ void multiply_gate_up(const Step &step, const u8 *weights, const uint4 *norm, const u16 *x, u16 *h) {
-    multiply_norms<M>(weights, GATE_UP_ALL_TILES, x, norm, n_tokens(step), [](u32 token) { return token; },
+    multiply_norms<M>(weights, GATE_UP_ALL_TILES, x, norm, n_tokens(step), starts_late(step), [](u32 token) { return token; },
                       [&](int set, int, bool, u32 token, u32 row, const float (&sums)[M::STORED]) {
 #pragma unroll
         for (int pair = 0; pair < M::STORED / 2; ++pair) {
@@ -37,7 +37,7 @@ norm_gate_up_sixteen(Step step, const u8 *weights, const uint4 *norm, const u16 
 // Moves      weights and n once from memory, then from L2: bound by arithmetic.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
 norm_gate_up_block(Step step, const u8 *weights, const u16 *n, u16 *h) {
-    multiply_block<HIDDEN_UNITS>(weights, n, HIDDEN_STRIDE, n_tokens(step),
+    multiply_block<HIDDEN_UNITS, 1>(weights, n, HIDDEN_STRIDE, n_tokens(step),
                                  [&](u32 token, u32 tile, u32 column, const float (&sums)[4][2]) {
         // Rows are padded to whole pairs; what is beyond the last row is zero, like its weights.
 #pragma unroll

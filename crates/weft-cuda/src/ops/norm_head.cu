@@ -15,7 +15,7 @@ norm_head(Step step, u32 first, const u8 *weights, const uint4 *norm, const u16 
     __shared__ Draw near[8];
     if (threadIdx.x < sizeof(near) / 4)
         ((u32 *)near)[threadIdx.x] = draws && first == 0 ? load_fresh((const u32 *)sampling.draws + threadIdx.x) : 0;
-    multiply_norms<M>(weights, HEAD_ALL_TILES, x, norm, count, [&](u32 i) { return load_fresh(step.outputs + first + i); },
+    multiply_norms<M>(weights, HEAD_ALL_TILES, x, norm, count, false, [&](u32 i) { return load_fresh(step.outputs + first + i); },
                       [&](int set, int, bool, u32 token, u32 row, const float (&sums)[M::STORED]) {
 #pragma unroll
         for (int tile = 0; tile < M::STORED; ++tile) {

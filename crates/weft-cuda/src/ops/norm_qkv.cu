@@ -14,7 +14,7 @@ struct QkvStore {
 
 template <class M>
 __device__ __forceinline__ void multiply_qkv(const Step &step, const u8 *weights, const uint4 *norm, const u16 *x, const QkvStore &to) {
-    multiply_norms<M>(weights, QKV_ALL_TILES, x, norm, n_tokens(step), [](u32 token) { return token; },
+    multiply_norms<M>(weights, QKV_ALL_TILES, x, norm, n_tokens(step), false, [](u32 token) { return token; },
                       [&](int set, int, bool, u32 token, u32 row, const float (&sums)[M::STORED]) {
 #pragma unroll
         for (int tile = 0; tile < M::STORED; ++tile) {
@@ -49,7 +49,7 @@ norm_qkv_sixteen(Step step, const u8 *weights, const uint4 *norm, const u16 *x, 
 // Moves      weights and n once from memory, then from L2: bound by arithmetic.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
 norm_qkv_block(Step step, const u8 *weights, const u16 *n, QkvStore to) {
-    multiply_block<HIDDEN_UNITS>(weights, n, HIDDEN_STRIDE, n_tokens(step),
+    multiply_block<HIDDEN_UNITS, 1>(weights, n, HIDDEN_STRIDE, n_tokens(step),
                                  [&](u32 token, u32 tile, u32 column, const float (&sums)[4][2]) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {

@@ -39,10 +39,10 @@ __device__ __forceinline__ void add_product(const Step &step, const u8 *weights,
 }
 
 // And with blocks of tokens.
-template <int UNITS>
+template <int UNITS, int CHAINS>
 __device__ __forceinline__ void add_product_block(const Step &step, const u8 *weights, const u16 *input, int stride,
                                                   AddStore to) {
-    multiply_block<UNITS>(weights, input, stride, n_tokens(step),
+    multiply_block<UNITS, CHAINS>(weights, input, stride, n_tokens(step),
                           [&](u32 token, u32 tile, u32 column, const float (&sums)[4][2]) {
         // Rows are padded to whole pairs. All four are read before any is written.
         u32 before[4];
@@ -67,13 +67,13 @@ __device__ __forceinline__ void add_product_block(const Step &step, const u8 *we
 // Moves      the weights once: bound by memory.
 extern "C" __global__ void MATVEC_BOUNDS(1)
 proj_add(Step step, const u8 *weights, const u16 *a, AddStore to) {
-    add_product<Cut<Q_UNITS, PROJ_TILES, PROJ_STAGES, PROJ_OWN, PROJ_IN_FLIGHT>>(step, weights, PROJ_ALL_TILES, a, Q_STRIDE, to);
+    add_product<Cut<Q_UNITS, PROJ_TILES, PROJ_STAGES, PROJ_OWN, PROJ_IN_FLIGHT, 1, PROJ_CHAINS>>(step, weights, PROJ_ALL_TILES, a, Q_STRIDE, to);
 }
 
 // The same for up to sixteen tokens.
 extern "C" __global__ void SIXTEEN_BOUNDS
 proj_add_sixteen(Step step, const u8 *weights, const u16 *a, AddStore to) {
-    add_product<Cut<Q_UNITS, PROJ_TILES, PROJ_STAGES, PROJ_OWN, PROJ_IN_FLIGHT, 2>>(step, weights, PROJ_ALL_TILES, a, Q_STRIDE, to);
+    add_product<Cut<Q_UNITS, PROJ_TILES, PROJ_STAGES, PROJ_OWN, PROJ_IN_FLIGHT, 2, PROJ_CHAINS>>(step, weights, PROJ_ALL_TILES, a, Q_STRIDE, to);
 }
 
 // Computes   x += a * W_o, for blocks of tokens.
@@ -83,5 +83,5 @@ proj_add_sixteen(Step step, const u8 *weights, const u16 *a, AddStore to) {
 // Moves      weights and a once from memory, then from L2: bound by arithmetic.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
 proj_add_block(Step step, const u8 *weights, const u16 *a, AddStore to) {
-    add_product_block<Q_UNITS>(step, weights, a, Q_STRIDE, to);
+    add_product_block<Q_UNITS, PROJ_CHAINS>(step, weights, a, Q_STRIDE, to);
 }

@@ -2,16 +2,18 @@
 // with the same functions and so the same bits. Pages come through the ring. A launch may run several tokens of
 // every lane: then the lists are those of the first, and what grows with each token is added here.
 
-// Blocks that take part: as many of every KV head, so that a block keeps to one.
-__device__ __forceinline__ u32 attending_blocks(u32 n_items) {
-    return min(n_items, (u32)max(N_BLOCKS / KV_HEADS, 1)) * KV_HEADS;
+// Stages that a block has on their way at once while it runs a layer. Where few blocks attend they have more to copy than
+// others, who wait for them; and few do not keep the memory from others.
+__device__ __forceinline__ int few_in_flight(const BlockShared &shared) {
+    return shared.n_attending <= 16 && blockIdx.x < shared.n_attending ? 4 : FEW_IN_FLIGHT;
 }
 
 // ---- pages -------------------------------------------------------------------------------------
 // The keys of a section, then its values. Pages that this launch wrote to are asked for only when the token before
 // has stored its row.
-__device__ __forceinline__ bool stream_pages(Copier &copier, const Launch &launch, const u16 *kv, u32 n_items, u32 step, u32 n_attended) {
-    const u32 n_work = n_items * KV_HEADS, n_blocks = attending_blocks(n_items);
+__device__ __forceinline__ bool stream_pages(Copier &copier, const BlockShared &shared, const Launch &launch, const u16 *kv, u32 step,
+                                             u32 n_attended) {
+    const u32 n_work = shared.n_work, n_blocks = shared.n_attending;
     if (blockIdx.x >= n_blocks) return true;
     ItemHead item(launch.step, blockIdx.x, n_work, copier.lane);
     for (u32 work = blockIdx.x; work < n_work; work += n_blocks) {
@@ -58,10 +60,8 @@ __device__ __forceinline__ bool ask_head(Head &head, const u64 *row, int first, 
     return all;
 }
 
-// Whether there are more than eight rows of queries. A single token asks an item once: `Persistent::takes` sees to that.
-__device__ __forceinline__ bool has_lower(const Block &block, const Item &item) {
-    return (block.n_tokens == 1 ? 1 : item.n_queries) * GROUP > 8;
-}
+// Rows of queries. A single token asks an item once: `Persistent::takes` sees to that.
+__device__ __forceinline__ u32 query_rows(const Block &block, const Item &item) { return (block.n_tokens == 1 ? 1 : item.n_queries) * GROUP; }
 
 // This warp's queries, rotated, into shared memory. What does not depend on the op before is asked for before it is
 // waited for.
@@ -70,11 +70,9 @@ __device__ __forceinline__ void make_queries(Block &block, const Item &item, int
     auto &queries = block.shared.scratch.section.queries;
     const HeadNorm norm = load_norm(block.layer().q_norm, lane);
 #pragma unroll 1
-    for (int row = block.warp; row < (has_lower(block, item) ? 16 : 8); row += WARPS) {
+    for (int row = block.warp; row < query_rows(block, item); row += WARPS) {
         const int query = row / GROUP;
-        for (int d = lane; d < DIM; d += 32)
-            if (query >= item.n_queries || d >= HEAD_DIM) queries[row][d] = 0;
-        if (query >= item.n_queries) continue;
+        for (int d = HEAD_DIM + lane; d < DIM; d += 32) queries[row][d] = 0;
         const Turn turn = load_turn(block.launch.rope, item.queries[query].rotate_at + block.step, lane);
         const u64 *words = block.launch.qkv + item.queries[query].token * QKV_WORDS;
         const int first = (kv_head * GROUP + row % GROUP) * HEAD_DIM;
@@ -143,15 +141,16 @@ __device__ __forceinline__ void add_share(Block &block, u64 at, float share) {
 }
 
 // Whole where the section is all that a token sees, a part otherwise.
-__device__ __forceinline__ void publish_section(Block &block, const Item &item, int kv_head, const float (&acc)[OWN_DIM_TILES][4]) {
+__device__ __forceinline__ void publish_section(Block &block, const Item &item, const OwnQueries &queries, int kv_head,
+                                                const float (&acc)[OWN_DIM_TILES][4]) {
     const Launch &launch = block.launch;
     const auto &finals = block.shared.scratch.section.finals;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const u32 row = block.lane / 4 + i * 8, query = row / GROUP;
-        if (i == 1 && !has_lower(block, item)) break;
-        if (query >= item.n_queries) continue;
-        const Query asked = item.queries[query];
+        if (i == 1 && !queries.two) break;
+        if (!queries.there[i]) continue;
+        const u32 row = queries.of[i];
+        const Query asked = item.queries[row / GROUP];
         const int head = kv_head * GROUP + row % GROUP;
         const bool whole = asked.n_parts == 1;
         const float weight = finals[row][1];
@@ -187,9 +186,11 @@ __device__ __forceinline__ const Item &fetch_item(Block &block, u32 index, u32 w
     meet();
     return item;
 }
-__device__ __forceinline__ void keep_items(BlockShared &shared, const Step &step, u32 n_items) {
-    const u32 index = threadIdx.x / ITEM_WORDS, work = blockIdx.x + index * attending_blocks(n_items);
-    if (index < KEPT_ITEMS && work < n_items * KV_HEADS && blockIdx.x < attending_blocks(n_items))
+__device__ __forceinline__ void keep_items(BlockShared &shared, const Step &step, u32 n_work) {
+    const u32 n_blocks = n_work == 0 ? 0 : taking_part(n_work, N_BLOCKS);
+    if (threadIdx.x == 0) shared.n_work = n_work, shared.n_attending = n_blocks;
+    const u32 index = threadIdx.x / ITEM_WORDS, work = blockIdx.x + index * n_blocks;
+    if (index < KEPT_ITEMS && work < n_work && blockIdx.x < n_blocks)
         ((u32 *)shared.items)[threadIdx.x] = load_fresh(step.attention + work / KV_HEADS * ITEM_WORDS + threadIdx.x % ITEM_WORDS);
 }
 static_assert(KEPT_ITEMS * ITEM_WORDS <= WARPS * 32, "a thread fetches a word");
@@ -208,29 +209,29 @@ __device__ __forceinline__ void attend_section(Block &block, u32 index, u32 work
     const bool patches = made.there && made.page < n_pages;
     if (patches) put_row<0>((u16 *)block.stages.wait(made.page), block, made.row);
     meet();
-    HalfPage own(item, warp, lane);
-    own.two = has_lower(block, item);
+    const OwnQueries queries(query_rows(block, item), lane);
+    HalfPage own(queries, warp);
     if (own.page < n_pages)
-        score_rows(own, scratch, block.stages.wait(own.page), lane, [&](u32 query) {
-            return query < item.n_queries ? item.queries[query].seen + grown : 0;
-        });
+        score_rows(own, scratch, block.stages.wait(own.page), lane, [&](u32 query) { return item.queries[query].seen + grown; });
     if (patches) put_row<1>((u16 *)block.stages.wait(n_pages + made.page), block, made.row);
     meet();
     block.stages.release(n_pages, lane);
     if (own.page < n_pages) weigh_rows(own, scratch, lane);
     meet();
     float acc[OWN_DIM_TILES][4] = {};
-    sum_values(acc, scratch, n_pages, n_rows, warp, lane, [&](int page) { return block.stages.wait(page); });
+    sum_values(acc, scratch, queries, n_pages, n_rows, warp, lane, [&](int page) { return block.stages.wait(page); });
     if (warp == 0) sum_weights(scratch, n_pages, lane);
     meet();
     block.stages.release(n_pages, lane);
-    if (!only_store) publish_section(block, item, kv_head, acc);
+    if (!only_store) publish_section(block, item, queries, kv_head, acc);
     if (made.there) store_row(block, made, item, kv_head);
 }
 
 // ---- folding -----------------------------------------------------------------------------------
 // The parts of a head as other blocks send them.
 struct SentParts {
+    // While parts are awaited their weights alone are read again and again: that keeps fewer other blocks from theirs.
+    static constexpr bool SUMS_FIRST = false;
     Block &block;
     u64 first;
     int head, d;
@@ -290,7 +291,7 @@ __device__ __forceinline__ void fold_sections(Block &block) {
 
 // The op, or only what `rope_store` is of it.
 __device__ __forceinline__ void run_attend(Block &block, bool only_store) {
-    const u32 n_work = block.shared.n_items * KV_HEADS, n_blocks = attending_blocks(block.shared.n_items);
+    const u32 n_work = block.shared.n_work, n_blocks = block.shared.n_attending;
     if (blockIdx.x < n_blocks) {
         for (u32 index = 0, work = blockIdx.x; work < n_work; ++index, work += n_blocks)
             attend_section(block, index, work, only_store);

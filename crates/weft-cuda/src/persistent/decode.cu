@@ -28,19 +28,19 @@ __device__ __forceinline__ void fetch_norms(const LayerAddresses &layer, int lan
 }
 
 __device__ __forceinline__ bool stream_op(Copier &copier, const BlockShared &shared, const Launch &launch, u32 op, u32 step,
-                                          u32 n_items, u32 n_outputs, u32 &n_attended) {
+                                          u32 &n_attended) {
     const LayerAddresses &layer = shared.layers[shared.ops[op] >> 8];
     const OpKind kind = (OpKind)(shared.ops[op] & 0xff);
     switch (kind) {
     case EMBED: return true;
     case ROPE_STORE: if (op + 1 < launch.n_ops) return true; // fall through
-    case ATTEND: return stream_pages(copier, launch, layer.kv, n_items, step, ++n_attended - LAYERS);
+    case ATTEND: return stream_pages(copier, shared, launch, layer.kv, step, ++n_attended - LAYERS);
     case PROJ_ADD:
     case DOWN_ADD: return stream_tiles(copier, add_tiles(layer, shared.shares, kind), ADD_TILES);
     default:
         if (kind == NORM_QKV) fetch_norms(layer, copier.lane);
-        copier.in_flight = kind == NORM_HEAD ? MANY_IN_FLIGHT : FEW_IN_FLIGHT;
-        return kind == NORM_HEAD && n_outputs == 0 || stream_norm(copier, launch, layer, shared.shares, kind);
+        copier.in_flight = kind == NORM_HEAD ? MANY_IN_FLIGHT : few_in_flight(shared);
+        return kind == NORM_HEAD && shared.n_outputs == 0 || stream_norm(copier, launch, layer, shared.shares, kind);
     }
 }
 
@@ -49,7 +49,7 @@ template <u32 MOST> __device__ __forceinline__ void decode_tokens(const Launch &
     extern __shared__ __align__(128) u8 ring_memory[];
     __shared__ BlockShared shared;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const u32 tokens = MOST == 1 ? 1 : n_tokens(launch.step), outputs = n_outputs(launch.step), items = n_items(launch.step);
+    const u32 tokens = MOST == 1 ? 1 : n_tokens(launch.step), outputs = n_outputs(launch.step);
     if (MOST > 1) __builtin_assume(tokens > 1);
     for (int i = threadIdx.x; i < LAYERS * (int)(sizeof(LayerAddresses) / 8); i += blockDim.x)
         ((u64 *)shared.layers)[i] = ((const u64 *)launch.layers)[i];
@@ -60,7 +60,7 @@ template <u32 MOST> __device__ __forceinline__ void decode_tokens(const Launch &
         shared.key_positions[threadIdx.x] = load_fresh(launch.step.key_positions + threadIdx.x);
         for (int i = 0; i < 2; ++i) shared.partials[threadIdx.x][i] = load_fresh(launch.step.partials + threadIdx.x * 2 + i);
     }
-    keep_items(shared, launch.step, items);
+    keep_items(shared, launch.step, n_items(launch.step) * KV_HEADS);
     if (threadIdx.x == 0) {
         for (u32 i = 0; i < launch.n_stages; ++i) {
             barrier_init(&shared.ring.full[i], COPY_ARRIVALS);
@@ -68,7 +68,7 @@ template <u32 MOST> __device__ __forceinline__ void decode_tokens(const Launch &
         }
         barriers_made();
         shared.shares.fill();
-        shared.n_outputs = outputs, shared.n_items = items;
+        shared.n_outputs = outputs;
         shared.ring.left = shared.ring.attended = 0;
         shared.stop = shared.gone = 0;
     }
@@ -79,7 +79,7 @@ template <u32 MOST> __device__ __forceinline__ void decode_tokens(const Launch &
         bool here = true;
         for (u32 step = 0; step < launch.n_steps && here; ++step)
             for (u32 op = 0; op < launch.n_ops && here; ++op)
-                here = stream_op(copier, shared, launch, op, step, items, outputs, n_attended);
+                here = stream_op(copier, shared, launch, op, step, n_attended);
         return copier.drain();
     }
     uint4 *x = (uint4 *)(ring_memory + launch.n_stages * LONG_STAGE_BYTES) + warp * launch.x_units * 4;

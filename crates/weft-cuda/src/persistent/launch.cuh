@@ -55,7 +55,8 @@ struct BlockShared {
     LongRing ring;
     LayerAddresses layers[LAYERS];
     u32 ops[MOST_OPS];
-    u32 n_outputs, n_items;
+    u32 n_outputs;
+    u32 n_work, n_attending;                  // KV heads of items of attention, and the blocks that take them
     u32 tokens[8];                            // of the step that runs
     u32 outputs[8];                           // the token of each row of logits
     u32 key_positions[8];                     // of the first step
@@ -96,8 +97,9 @@ struct Block {
     }
     // Whether the launch ends with it.
     __device__ __forceinline__ bool is_last() const { return op + 1 == launch.n_ops; }
-    // Whether there are registers for a product's weights: for one token, where the compiler needs few for addresses.
-    __device__ __forceinline__ bool holds_weights() const { return __CUDA_ARCH__ >= 900 && n_tokens == 1; }
+    // Whether there are registers for a product's weights: for one token of a narrow model, where the compiler needs few for
+    // addresses and norms.
+    __device__ __forceinline__ bool holds_weights() const { return __CUDA_ARCH__ >= 900 && n_tokens == 1 && HIDDEN_UNITS <= TWO_BLOCKS_UNITS; }
     __device__ __forceinline__ u32 thread() const { return warp * 32 + lane; }
     // The number of results made `before` ops ago.
     __device__ __forceinline__ u32 number_before(u32 before) const {

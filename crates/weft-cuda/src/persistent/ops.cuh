@@ -211,7 +211,7 @@ __device__ __forceinline__ u64 run_norm_product(Block &block, OpKind kind) {
     if (own.first == own.end) return best;
     NormInput input(block, kind, n_rows);
     if (!input.holds()) input.await_rows(), input.next();
-    multiply_tiles<NORM_TILES, 2, HIDDEN_UNITS>(block.stages, block.shared.scratch.sums, block.flip, own, n_rows, block.warp, block.lane,
+    multiply_tiles<NORM_TILES, 2, HIDDEN_UNITS, 1>(block.stages, block.shared.scratch.sums, block.flip, own, n_rows, block.warp, block.lane,
                                                 input, NormStore{block, kind, best});
     return best;
 }
@@ -222,7 +222,7 @@ __device__ __forceinline__ Tiles add_tiles(const LayerAddresses &layer, const Sh
 
 // x += input * W, for either residual op.
 template <OpKind KIND> __device__ __forceinline__ void run_add(Block &block) {
-    constexpr int UNITS = KIND == PROJ_ADD ? Q_UNITS : INTER_UNITS;
+    constexpr int UNITS = KIND == PROJ_ADD ? Q_UNITS : INTER_UNITS, CHAINS = KIND == PROJ_ADD ? PROJ_CHAINS : DOWN_CHAINS;
     const Launch &launch = block.launch;
     const Tiles own = add_tiles(block.layer(), block.shared.shares, KIND);
     const int first_row = own.first * 8;
@@ -232,7 +232,7 @@ template <OpKind KIND> __device__ __forceinline__ void run_add(Block &block) {
                                               : AwaitedRows{launch.h, INTER_STRIDE / 2, INTER, number};
     const u32 x_units = block.n_tokens == 1 ? FEWEST_X_UNITS : launch.x_units;
     const AwaitedInput input = {block, rows, UNITS, max(x_units / block.n_tokens / PART_UNITS, 1u)};
-    multiply_tiles<ADD_TILES, 1, UNITS>(block.stages, block.shared.scratch.sums, block.flip, own, block.n_tokens, block.warp, block.lane,
+    multiply_tiles<ADD_TILES, 1, UNITS, CHAINS>(block.stages, block.shared.scratch.sums, block.flip, own, block.n_tokens, block.warp, block.lane,
                                         input, [&](int tile, u32 token, u32 row, const float (&sum)[1], bool there) {
         const u32 r = tile * 8 + row;
         u16 value = 0;

@@ -48,7 +48,7 @@ constexpr int NORM_TILES = 6;
 constexpr int ADD_TILES = HiddenRows::MOST_TILES <= 6 ? HiddenRows::MOST_TILES : 4;
 constexpr int MOST_TILES_AT_ONCE = 6;
 
-// Sums of each warp: of tiles computed together, eight tokens x eight rows.
+// Sums of each warp's chains: of tiles computed together, eight tokens x eight rows.
 struct WarpSums {
     float of[2][MOST_TILES_AT_ONCE][WARPS][64];
 };
@@ -84,59 +84,106 @@ __device__ __forceinline__ bool stream_tiles(Copier &copier, const Tiles &own, i
     return true;
 }
 
+// A warp's units of a part of N tiles, in the stages from `first` on.
+template <int N, int UNITS> struct PartUnits {
+    const Stages &stages;
+    u32 first;
+    int width, warp, lane;
+    __device__ __forceinline__ PartUnits(const Stages &stages, u32 first, int part, int warp, int lane)
+        : stages(stages), first(first), width(UNITS % PART_UNITS == 0 ? PART_UNITS : min(UNITS - part * PART_UNITS, PART_UNITS)),
+          warp(warp), lane(lane) {}
+    __device__ __forceinline__ uint4 operator()(int tile, int u) const {
+        return tile < N && u < width ? ((const uint4 *)stages.at(first + tile))[(warp * width + u) * UNIT + lane] : make_uint4(0, 0, 0, 0);
+    }
+};
+
 // A warp's sums of N tiles, of UNITS units a warp each. They all have their own registers: what is computed only
-// sometimes is computed one after the other. Where it HOLDS, as many weights as registers can hold are read, and their
-// stages given back, before the input is awaited: they are there first as a rule, and reading them takes longer than the
-// products. Several tokens leave no registers for that.
-constexpr int MOST_HELD = 24; // units
-template <int N, int UNITS, bool HOLDS, class Input>
-__device__ __forceinline__ void sum_tiles(Stages &stages, WarpSums &sums, u32 flip, u32 n_tokens, int warp, int lane, const Input &input) {
-    constexpr int PARTS = (UNITS + PART_UNITS - 1) / PART_UNITS, FIT = MOST_HELD / (N * PART_UNITS);
-    constexpr int HELD = !HOLDS || FIT < 1 ? 1 : FIT < PARTS ? FIT : PARTS; // parts
-    const uint4 nothing = make_uint4(0, 0, 0, 0);
-    float sum[N][4] = {};
-#pragma unroll 1
+// sometimes is computed one after the other. As many weights as registers can hold are read, and their stages given back, before
+// the input is awaited: they are there first as a rule, and reading them takes longer than the products. Two tiles take the
+// rows of a product, tokens its columns (matvec.cuh).
+constexpr int MOST_HELD = 12; // pairs of units
+template <int N, int UNITS, int CHAINS, class Input>
+__device__ __forceinline__ void sum_held_tiles(Stages &stages, WarpSums &sums, u32 flip, u32 n_tokens, int warp, int lane, const Input &input) {
+    constexpr int PAIRS = (N + 1) / 2, PARTS = (UNITS + PART_UNITS - 1) / PART_UNITS, FIT = MOST_HELD / (PAIRS * PART_UNITS);
+    constexpr int HELD = FIT < 1 ? 1 : FIT < PARTS ? FIT : PARTS; // parts
+    const u32 zero = unknown_zero();
+    float sum[CHAINS][PAIRS][4] = {};
+#pragma unroll(CHAINS > 1 ? PARTS : 1)
     for (int first = 0; first < PARTS; first += HELD) {
         const int n_parts = HELD == PARTS ? PARTS : min(HELD, PARTS - first);
-        uint4 held[HELD][PART_UNITS][N];
-        if (!HOLDS) input.begin(first);
+        Interleaved held[HELD][PART_UNITS][PAIRS];
         stages.wait_for_all(n_parts * N, lane);
 #pragma unroll
         for (int part = 0; part < HELD; ++part) {
             if (part >= n_parts) break;
-            const int width = UNITS % PART_UNITS == 0 ? PART_UNITS : min(UNITS - (first + part) * PART_UNITS, PART_UNITS);
+            const PartUnits<N, UNITS> units(stages, part * N, first + part, warp, lane);
 #pragma unroll
-            for (int tile = 0; tile < N; ++tile) {
-                const uint4 *units = (const uint4 *)stages.at(part * N + tile) + warp * width * UNIT + lane;
-#pragma unroll
-                for (int u = 0; u < PART_UNITS; ++u) held[part][u][tile] = u < width ? units[u * UNIT] : nothing;
-            }
+            for (int i = 0; i < PAIRS * PART_UNITS; ++i)
+                held[part][i % PART_UNITS][i / PART_UNITS] =
+                    Interleaved(units(i / PART_UNITS * 2, i % PART_UNITS), units(i / PART_UNITS * 2 + 1, i % PART_UNITS), zero);
         }
-        if (HOLDS) stages.release(n_parts * N, lane);
+        stages.release(n_parts * N, lane);
 #pragma unroll
         for (int part = 0; part < HELD; ++part) {
             if (part >= n_parts) break;
-            if (HOLDS) input.begin(first + part);
+            input.begin(first + part);
 #pragma unroll
             for (int u = 0; u < PART_UNITS; ++u) {
                 if (UNITS % PART_UNITS != 0 && (first + part) * PART_UNITS + u >= UNITS) break;
                 const uint4 x = input.unit(first + part, u);
 #pragma unroll
-                for (int tile = 0; tile < N; ++tile) mma32(sum[tile], x, nothing, held[part][u][tile]);
+                for (int pair = 0; pair < PAIRS; ++pair) mma32(sum[CHAINS == 1 ? 0 : ((first + part) * PART_UNITS + u) / chain_units(UNITS, CHAINS)][pair], held[part][u][pair], x);
             }
         }
-        if (!HOLDS) stages.release(n_parts * N, lane);
+    }
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+        const u32 token = lane % 4 * 2 + e;
+        if (token >= n_tokens) continue;
+#pragma unroll
+        for (int i = 0; i < N * CHAINS; ++i)
+            sums.of[flip][i][warp][token * 8 + lane / 4] = sum[i % CHAINS][i / CHAINS / 2][i / CHAINS % 2 * 2 + e];
+    }
+}
+
+// The same where several tokens leave no registers for that: part by part, tokens the rows of a product, which all tiles share.
+template <int N, int UNITS, int CHAINS, class Input>
+__device__ __forceinline__ void sum_tiles(Stages &stages, WarpSums &sums, u32 flip, u32 n_tokens, int warp, int lane, const Input &input) {
+    constexpr int PARTS = (UNITS + PART_UNITS - 1) / PART_UNITS;
+    float sum[N][4] = {}, before[N][4]; // of the last chain, and of the one before it
+    static_assert(CHAINS <= 2, "chains are at most two");
+#pragma unroll 1
+    for (int part = 0; part < PARTS; ++part) {
+        input.begin(part);
+        stages.wait_for_all(N, lane);
+        const PartUnits<N, UNITS> units(stages, 0, part, warp, lane);
+        uint4 held[N][PART_UNITS];
+#pragma unroll
+        for (int i = 0; i < N * PART_UNITS; ++i) held[i / PART_UNITS][i % PART_UNITS] = units(i / PART_UNITS, i % PART_UNITS);
+#pragma unroll
+        for (int u = 0; u < PART_UNITS; ++u) {
+            if (UNITS % PART_UNITS != 0 && part * PART_UNITS + u >= UNITS) break;
+            if (CHAINS > 1 && part * PART_UNITS + u == chain_units(UNITS, CHAINS))
+#pragma unroll
+                for (int i = 0; i < N * 4; ++i) before[i / 4][i % 4] = sum[i / 4][i % 4], sum[i / 4][i % 4] = 0.0f;
+            const uint4 x = input.unit(part, u);
+#pragma unroll
+            for (int tile = 0; tile < N; ++tile) mma32(sum[tile], x, make_uint4(0, 0, 0, 0), held[tile][u]);
+        }
+        stages.release(N, lane);
     }
     if (lane / 4 < n_tokens)
 #pragma unroll
-        for (int tile = 0; tile < N; ++tile)
-            *(float2 *)&sums.of[flip][tile][warp][lane * 2] = make_float2(sum[tile][0], sum[tile][1]);
+        for (int i = 0; i < N * CHAINS; ++i) {
+            const auto &of_tile = i % CHAINS == CHAINS - 1 ? sum[i / CHAINS] : before[i / CHAINS];
+            *(float2 *)&sums.of[flip][i][warp][lane * 2] = make_float2(of_tile[0], of_tile[1]);
+        }
 }
 
 // The computing warps. `input.begin(part)` is told before a part of this warp's input is needed, `input.unit(part, u)` is a
 // unit of it, `input.next()` goes on to other tiles; sums go to
 // `store(first of TOGETHER tiles, token, row in the tile, sums, whether there is such a row)`, called by whole warps.
-template <int TILES, int TOGETHER, int UNITS, class Input, class Store>
+template <int TILES, int TOGETHER, int UNITS, int CHAINS, class Input, class Store>
 __device__ __forceinline__ void multiply_tiles(Stages &stages, WarpSums &sums, u32 &flip, const Tiles &own, u32 n_tokens, int warp, int lane,
                                                Input input, Store store) {
     static_assert(TILES / TOGETHER <= 6, "all counts of groups are told apart");
@@ -149,8 +196,9 @@ __device__ __forceinline__ void multiply_tiles(Stages &stages, WarpSums &sums, u
         flip ^= 1;
         const auto sum = [&](auto n) {
             constexpr int N = decltype(n)::VALUE * TOGETHER;
-            if (input.holds()) sum_tiles<N, UNITS, true>(stages, sums, flip, n_tokens, warp, lane, input);
-            else sum_tiles<N, UNITS, false>(stages, sums, flip, n_tokens, warp, lane, input);
+            static_assert(N * CHAINS <= MOST_TILES_AT_ONCE, "every chain's sums have a place");
+            if (input.holds()) sum_held_tiles<N, UNITS, CHAINS>(stages, sums, flip, n_tokens, warp, lane, input);
+            else sum_tiles<N, UNITS, CHAINS>(stages, sums, flip, n_tokens, warp, lane, input);
         };
         for_count<TILES / TOGETHER>(n_groups, sum);
         meet();
@@ -160,10 +208,10 @@ __device__ __forceinline__ void multiply_tiles(Stages &stages, WarpSums &sums, u
             float total[TOGETHER];
 #pragma unroll
             for (int t = 0; t < TOGETHER; ++t) {
-                const auto &of = sums.of[flip][group * TOGETHER + t];
-                total[t] = of[0][at];
+                const auto *of = &sums.of[flip][(group * TOGETHER + t) * CHAINS];
+                total[t] = of[0][0][at];
 #pragma unroll
-                for (int w = 1; w < WARPS; ++w) total[t] += of[w][at];
+                for (int i = 1; i < WARPS * CHAINS; ++i) total[t] += of[i % CHAINS][i / CHAINS][at];
             }
             store(first + group * TOGETHER, at / 8, at % 8, total, i >> shift < n_groups && at / 8 < n_tokens);
         }
