@@ -19,7 +19,7 @@ use crate::tables::{FEW, max_partials};
 /// Ranks that a block weighs.
 const MOST_RANKS: usize = 128;
 /// Steps whose tokens and shares the host may still read.
-const TOLD_STEPS: usize = 4;
+pub(crate) const TOLD_STEPS: usize = 64;
 /// What a kernel tells where it leaves the choice to the host.
 const DECLINED: u32 = u32::MAX;
 /// Rows whose best score is kept together.

@@ -25,11 +25,6 @@ __device__ __forceinline__ void advance(const Step &step, u32 token_index, u32 t
     }
 }
 
-// A word for the host: the number of the step makes it new, so no order between words is needed.
-__device__ __forceinline__ void tell(u64 *at, u32 number, u32 value) {
-    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" :: "l"(at), "l"((u64)number << 32 | value) : "memory");
-}
-
 // Computes   the token of each output that has a draw, and what the next step needs to follow it.
 // Layout     logits: f32 [outputs][VOCAB]; shares: f32 [partials][HEADS]; sampling.cuh tells the rest.
 // Work split block (o, 0) chooses the token of output o and moves its lane on; block (o, 1) tells the host how the
