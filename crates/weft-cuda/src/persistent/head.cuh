@@ -14,10 +14,11 @@ __device__ __forceinline__ void publish_done(Block &block) {
     __threadfence();
     store_word(block.launch.done + blockIdx.x, 0, block.number);
 }
-// Waits until all blocks are done with the op of a number; whether they are.
+// Waits until all blocks are done with the op of a number; whether they are. Those that owe this block nothing may have
+// done more since.
 __device__ __forceinline__ bool await_done(Block &block, u32 number) {
     for (u32 from = block.thread(); from < N_BLOCKS; from += WARPS * 32)
-        block.watch.until([&] { return number_of(load_word(block.launch.done + from)) == number; });
+        block.watch.until([&] { return (int)(number_of(load_word(block.launch.done + from)) - number) >= 0; });
     __threadfence();
     if (block.watch.gone) block.shared.gone = 1;
     meet();
@@ -48,6 +49,11 @@ __device__ __forceinline__ void tell_token(Block &block, u32 output, u32 token) 
 }
 
 // ---- the best logit ----------------------------------------------------------------------------
+// Where a block's candidate for an output lies. Steps take turns: a block that has no part in a step's ops is late without
+// holding it up, and reads the last one's when others are at this one's.
+__device__ __forceinline__ u64 *candidate_words(const Block &block, u32 output, u32 from) {
+    return block.launch.candidates + ((block.step % 2 * 8 + output) * N_BLOCKS + from) * 2;
+}
 // Tells all blocks the best of this one's rows; the first block also whether the host wants to stop. `best` is that of
 // the rows this thread had, all of the same output: eight threads have the rows of one, 1, 2, 4 or 8 outputs take turns.
 __device__ __forceinline__ void publish_best(Block &block, u64 best) {
@@ -60,7 +66,7 @@ __device__ __forceinline__ void publish_best(Block &block, u64 best) {
         u64 of_block = NO_CANDIDATE;
         const u32 turns = block.shared.n_outputs <= 2 ? block.shared.n_outputs : block.shared.n_outputs <= 4 ? 4 : 8;
         for (int i = block.thread(); i < WARPS * 4; i += turns) of_block = better(of_block, block.shared.best[i]);
-        u64 *to = block.launch.candidates + (block.thread() * N_BLOCKS + blockIdx.x) * 2;
+        u64 *to = candidate_words(block, block.thread(), blockIdx.x);
         store_word(to, (u32)(of_block >> 32), block.number);
         store_word(to + 1, (u32)of_block ^ block.shared.asked_to_stop << 31, block.number);
     }
@@ -75,7 +81,7 @@ __device__ __forceinline__ u32 take_best(Block &block) {
         TwoWords words = {0, 0};
         block.watch.until([&] {
             if (from >= N_BLOCKS) return true;
-            words = load_two_words(block.launch.candidates + ((u64)block.warp * N_BLOCKS + from) * 2);
+            words = load_two_words(candidate_words(block, block.warp, from));
             return number_of(words.first) == number && number_of(words.second) == number;
         });
         __syncwarp();

@@ -31,7 +31,7 @@ struct Launch {
     u64 *x, *qkv, *a, *h;         // words: [8 tokens][columns / 2]
     u64 *part_sums;               // words: [partials][HEADS][DIM]
     u64 *part_weights;            // words: [partials][HEADS][4]: maximum, weight, squares, a gap
-    u64 *candidates;              // words: [8][N_BLOCKS][2]: the best score of a block's, its row
+    u64 *candidates;              // words: [2 steps][8][N_BLOCKS][2]: the best score of a block's, its row
     u64 *done;                    // words: [N_BLOCKS]: what a block wrote up to a head is there
     u64 *chosen;                  // words: [8]: the next token
     PlainBuffers plain;

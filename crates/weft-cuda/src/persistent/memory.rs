@@ -58,7 +58,7 @@ impl Words {
             rows(padded(config.intermediate)),
             parts * dim,
             parts * 4,
-            FEW * n_blocks * 2,
+            2 * FEW * n_blocks * 2,
             n_blocks,
             FEW,
         ]
