@@ -48,6 +48,8 @@ ODD = dict(hidden_size=301, num_attention_heads=15, num_key_value_heads=3, head_
 # Rows of more than twelve units a warp, which are packed in stretches.
 LONG = dict(hidden_size=64, num_attention_heads=8, num_key_value_heads=2, head_dim=16, intermediate_size=3500, vocab_size=61)
 MODELS = {"tiny": ("qwen3", TINY, 8), "bias": ("qwen2", TINY, 8), "odd": ("llama", ODD, 12), "long": ("qwen3", LONG, 6)}
+# More blocks than tiles: some owe the others nothing, and are late.
+MODELS |= {"spare": ("qwen3", TINY, 20)}
 # Lanes, tokens of a lane, rows before, steps, stages.
 CASES = [(1, 1, 0, 2, 8), (1, 1, 600, 6, 10), (3, 1, 200, 8, 9), (8, 1, 5, 3, 16), (4, 2, 60, 1, 11), (3, 2, 250, 1, 8)]
 
@@ -110,7 +112,7 @@ def main():
         for model in MODELS:
             here = build(pathlib.Path(folder), model, None)
             there = build(pathlib.Path(folder), model, arguments.against) if arguments.against else None
-            for case in CASES:
+            for case in CASES if model != "spare" else CASES[2:4]:
                 outputs = [run(here, case, 1), run(here, case, 2)] + ([run(there, case, 1)] if there else [])
                 good = len(set(outputs)) == 1 and not outputs[0].startswith("failed")
                 failures += not good
