@@ -64,10 +64,10 @@ fn every_kernel_compiles_for_every_architecture() {
             let (_, bytes) = found.unwrap_or_else(|| panic!("{arch}: no report for {kernel}"));
             assert_eq!(*bytes, 0, "{arch}: {kernel} spills");
         }
-        // The persistent kernel is tuned for sm_90; elsewhere it may keep a few words of a launch in memory.
+        // The persistent kernel is tuned for sm_90; elsewhere it may keep a few words of a launch, or of a draw, in memory.
         for kernel in ["decode", "decode_one"] {
             let (_, bytes) = spills.iter().find(|(name, _)| name == kernel).expect("a report");
-            let most = if arch == "sm_90a" { 0 } else { 16 };
+            let most = if arch == "sm_90a" { 0 } else { 32 };
             assert!(*bytes <= most, "{arch}: {kernel} spills {bytes} bytes");
         }
     }

@@ -130,7 +130,8 @@ __device__ __forceinline__ u32 token_of(u64 candidate) { return ~(u32)candidate;
 // The largest, or the smallest, that any thread of the block has. Between two calls all threads meet.
 __device__ __forceinline__ u32 largest(u32 own, Choosing &at) {
     own = __reduce_max_sync(FULL, own);
-    if (own_thread() % 32 == 0) at.of_warps[own_thread() / 32] = own;
+    const u32 thread = own_thread();
+    if (thread % 32 == 0) at.of_warps[thread / 32] = own;
     meet();
     for (int warp = 0; warp < WARPS; ++warp) own = max(own, at.of_warps[warp]);
     meet();
@@ -146,13 +147,13 @@ struct BestScores {
         const u32 *best = from.best + (u64)output * N_BEST;
 #pragma unroll
         for (int i = 0; i < LOADS; ++i) {
-            const int group = own_thread() + i * 256;
+            const int group = threadIdx.x + i * 256;
             own[i] = group < N_BEST ? load_fresh(best + group) : 0;
         }
     }
     template <class Visit> __device__ __forceinline__ void each(Visit visit) const {
 #pragma unroll
-        for (int i = 0; i < LOADS; ++i) visit(own_thread() + i * 256, own[i]);
+        for (int i = 0; i < LOADS; ++i) visit(threadIdx.x + i * 256, own[i]);
     }
 };
 
@@ -162,17 +163,18 @@ __device__ __forceinline__ u32 first_rank(const Draw &draw, const Sampling &from
                                           const Best &best, u32 top, Choosing &at) {
     u32 first = DECLINED;
     best.each([&](u32 group, u32 score) { if (score == top) first = min(first, group); });
-    const u32 row = smallest(first, at) * SCORE_ROWS + own_thread() % 32 % SCORE_ROWS;
+    const u32 own = own_thread() % SCORE_ROWS, row = smallest(first, at) * SCORE_ROWS + own;
     const bool is_top = row < VOCAB && score_row(draw, from, output, row, load_fresh(logits + row)) == top;
-    return row - own_thread() % SCORE_ROWS + __ffs(__ballot_sync(FULL, is_top) & 0xffffu) - 1;
+    return row - own + __ffs(__ballot_sync(FULL, is_top) & 0xffffu) - 1;
 }
 
 // Candidates that hold all of the first `wanted` ranks, in no order; false if there is no room for them.
 template <class Best>
 __device__ __forceinline__ bool gather(const Draw &draw, const Sampling &from, u32 output, const float *logits,
                                        const Best &best, u32 own_top, u32 wanted, Choosing &at) {
-    at.maxima[own_thread()] = own_top;
-    if (own_thread() == 0) at.n_groups = at.n_candidates = 0;
+    const u32 thread = own_thread();
+    at.maxima[thread] = own_top;
+    if (thread == 0) at.n_groups = at.n_candidates = 0;
     meet();
     // Of equal maxima the first thread's comes first, so that each rank is one thread's.
     u32 rank = 0;
@@ -180,7 +182,7 @@ __device__ __forceinline__ bool gather(const Draw &draw, const Sampling &from, u
         const uint4 m = ((const uint4 *)at.maxima)[i];
         const u32 others[4] = {m.x, m.y, m.z, m.w};
 #pragma unroll
-        for (int j = 0; j < 4; ++j) rank += others[j] > own_top || (others[j] == own_top && i * 4 + j < own_thread());
+        for (int j = 0; j < 4; ++j) rank += others[j] > own_top || (others[j] == own_top && i * 4 + j < thread);
     }
     if (rank == wanted - 1) at.threshold = max(own_top, SCORE_OF_NOTHING + 1);
     meet();
@@ -192,7 +194,7 @@ __device__ __forceinline__ bool gather(const Draw &draw, const Sampling &from, u
     });
     meet();
     if (at.n_groups > MOST_GROUPS) return false;
-    for (u32 i = own_thread(); i < at.n_groups * SCORE_ROWS; i += 256) {
+    for (u32 i = thread; i < at.n_groups * SCORE_ROWS; i += 256) {
         const u32 row = at.groups[i / SCORE_ROWS] * SCORE_ROWS + i % SCORE_ROWS;
         if (row >= VOCAB) continue;
         const u32 score = score_row(draw, from, output, row, load_fresh(logits + row));
@@ -207,7 +209,7 @@ __device__ __forceinline__ bool gather(const Draw &draw, const Sampling &from, u
 // Steps 5 to 10 of the definition for a draw among the first `wanted` ranks. Sums run in the order of the ranks.
 __device__ __forceinline__ u32 draw_rank(const Draw &draw, u32 wanted, Choosing &at) {
     const u32 n = at.n_candidates, rank = own_thread();
-    for (u32 i = own_thread(); i < n; i += 256) {
+    for (u32 i = rank; i < n; i += 256) {
         const u64 own = at.candidates[i];
         u32 better = 0;
         for (u32 j = 0; j < n; ++j) better += at.candidates[j] > own;
@@ -220,7 +222,7 @@ __device__ __forceinline__ u32 draw_rank(const Draw &draw, u32 wanted, Choosing 
         rank < n_ranks ? exp(((double)logit_of(at.ranked[rank] >> 32) - top) / (double)draw.temperature) : 0.0;
     at.sums[rank] = weight;
     meet();
-    if (own_thread() == 0) {
+    if (rank == 0) {
         double sum = 0.0;
         for (u32 i = 0; i < n_ranks; ++i) at.sums[i] = sum += at.sums[i];
     }
