@@ -189,6 +189,7 @@ static void tell(const char *what, const void *at, size_t bytes) {
     for (size_t i = 0; i < bytes; ++i) hash = (hash ^ ((const u8 *)at)[i]) * 1099511628211ull;
     printf("  %s %016llx\n", what, hash);
 }
+static const float *last_shares(const Launch &launch) { return launch.n_steps % 2 == 1 ? launch.shares : launch.other_shares; }
 static void tell_all(const Launch &launch, const Lists &lists, const std::vector<LayerAddresses> &layers) {
     const u32 n = lists.counts[0];
     const PlainBuffers &plain = launch.plain;
@@ -199,7 +200,7 @@ static void tell_all(const Launch &launch, const Lists &lists, const std::vector
     tell("a", plain.a, n * Q_STRIDE * 2);
     tell("h", plain.h, n * INTER_STRIDE * 2);
     for (const LayerAddresses &layer : layers) tell("kv", layer.kv, KV_VALUES * 2);
-    tell("shares", launch.shares[(launch.n_steps - 1) % 2], lists.n_partials * HEADS * 4);
+    tell("shares", last_shares(launch), lists.n_partials * HEADS * 4);
     tell("logits", launch.logits, (size_t)lists.counts[1] * VOCAB * 4);
 }
 
@@ -252,7 +253,7 @@ static void check_told(const Launch &launch, const Lists &lists, int n_lanes) {
         if (n_better >= (draw.flags & DRAWN ? 3 : 1)) printf("a token is not among the best\n"), exit(1);
         for (u32 part = lists.partials[lane * 2 + 1]; part < lists.partials[lane * 2 + 1] + lists.partials[lane * 2]; ++part) {
             float sum = 0;
-            for (int head = 0; head < HEADS; ++head) sum += launch.shares[(launch.n_steps - 1) % 2][part * HEADS + head];
+            for (int head = 0; head < HEADS; ++head) sum += last_shares(launch)[part * HEADS + head];
             const u32 share = told(sampling.told_shares + last % TOLD_STEPS * MOST_PARTS + part, last);
             if (share != __float_as_uint(sum)) printf("a share is not what was added up\n"), exit(1);
         }
@@ -300,7 +301,7 @@ int main(int, char **arguments) {
     launch.plain.x = guarded<u16>(8 * HIDDEN_STRIDE), launch.plain.qkv.q = guarded<u16>(8 * Q_WIDTH);
     launch.plain.qkv.k = guarded<u16>(8 * KV_WIDTH), launch.plain.qkv.v = guarded<u16>(8 * KV_WIDTH);
     launch.plain.a = guarded<u16>(8 * Q_STRIDE), launch.plain.h = guarded<u16>(8 * INTER_STRIDE);
-    launch.logits = guarded<float>(8 * VOCAB), launch.shares[0] = guarded<float>(MOST_PARTS * HEADS), launch.shares[1] = guarded<float>(MOST_PARTS * HEADS);
+    launch.logits = guarded<float>(8 * VOCAB), launch.shares = guarded<float>(MOST_PARTS * HEADS), launch.other_shares = guarded<float>(MOST_PARTS * HEADS);
     launch.done = guarded<u64>(N_BLOCKS), launch.chosen = guarded<u64>(8);
     launch.sampling = empty_sampling();
     launch.given_up = &given_up, launch.mailbox = guarded<Mailbox>(1);

@@ -341,7 +341,7 @@ fn the_faster_way_computes_the_same() {
     let ops = plan(&config);
     let mut devices = [Launches::Auto, Launches::Graph].map(|way| device(&config, way));
     let told = devices[0].describe();
-    assert!(told.contains("1× 200 rows"), "{told}");
+    assert!(told.contains("1× 72 rows"), "{told}");
     assert_eq!(device(&config, Launches::Auto).describe(), told);
     let works = works(&config, &mut devices, &vec![(vec![(70, 3)], 1); 2], 5, 0);
     let [ours, theirs] = devices.each_mut().map(|device| common::run(device, &ops, &works));

@@ -138,7 +138,7 @@ __device__ __forceinline__ void publish_attended(Block &block, u32 token, int co
 }
 __device__ __forceinline__ void add_share(Block &block, u64 at, float share) {
     // The first layer begins anew for each token; a share is always added to by the same thread.
-    float *shares = block.launch.shares[block.step % 2];
+    float *shares = block.shares_of(block.step);
     if (block.is_first_layer()) shares[at] = share;
     else atomicAdd(shares + at, share);
 }

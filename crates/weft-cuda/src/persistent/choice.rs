@@ -17,7 +17,7 @@ use crate::tables::{Counts, SECTION_ROWS};
 /// Lanes and rows of each that are measured. A step goes the way of the most lanes and the most rows that it has; between
 /// two it goes the way of the nearer one.
 const LANES: [usize; 4] = [1, 2, 4, 8];
-const ROWS: [usize; 4] = [200, 2056, 8008, 32_008];
+const ROWS: [usize; 4] = [72, 2056, 8008, 32_008];
 /// From here on a step is nearer to the second, third and last of each.
 const NEARER_LANES: [usize; 3] = [2, 3, 6];
 const NEARER_ROWS: [usize; 3] = [1024, 5120, 20_480];
@@ -118,7 +118,10 @@ fn measure_points(device: &mut CudaDevice) -> Choice {
             }
         }
     }
-    choice
+    match choice.points.iter().flatten().any(Option::is_some) {
+        true => choice,
+        false => Choice::refuse("its contexts are too short to measure".to_owned()),
+    }
 }
 
 fn fits(limits: &Limits, lanes: usize, rows: usize) -> bool {
@@ -254,7 +257,7 @@ mod tests {
         let choice = Choice { points: [one, [None; 4], [None; 4], [None; 4]], refused: None };
         assert_eq!(
             choice.to_string(),
-            "persistent where faster than graph: 1× 200 rows 90 to 100 µs, \
+            "persistent where faster than graph: 1× 72 rows 90 to 100 µs, \
              2056 rows 95 to 100 µs, 8008 rows 110 to 100 µs"
         );
     }
@@ -269,7 +272,7 @@ mod tests {
     #[test]
     fn nothing_is_measured_beyond_the_device() {
         let limits = Limits { step_tokens: 8, step_outputs: 8, positions: 8192, pages: 200 };
-        assert!(fits(&limits, 1, 8008) && !fits(&limits, 4, 8008) && fits(&limits, 4, 200));
+        assert!(fits(&limits, 1, 8008) && !fits(&limits, 4, 8008) && fits(&limits, 4, 72));
     }
 
     #[test]

@@ -30,7 +30,7 @@ __device__ __forceinline__ bool await_done(Block &block, u32 number) {
 // because those have the least to do when the next step's attention begins.
 __device__ __forceinline__ void tell_shares(Block &block, u32 step, u32 number) {
     const Sampling &to = block.launch.sampling;
-    const float *shares = block.launch.shares[step % 2];
+    const float *shares = block.shares_of(step);
     for (u32 output = N_BLOCKS - 1 - blockIdx.x; output < block.shared.n_outputs; output += N_BLOCKS) {
         const Draw &draw = block.shared.draws[output];
         if (!(draw.flags & CHOSEN) || !await_done(block, number)) continue;

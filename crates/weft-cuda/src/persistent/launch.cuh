@@ -36,7 +36,7 @@ struct Launch {
     u64 *chosen;                  // words: [8]: the next token
     PlainBuffers plain;
     float *logits;
-    float *shares[2];             // in turn: one step's are told while the next one's are added up
+    float *shares, *other_shares; // in turn: one step's are told while the next one's are added up
     Sampling sampling;
     u32 *given_up;
     Mailbox *mailbox;
@@ -113,6 +113,8 @@ struct Block {
     __device__ __forceinline__ u32 number_before(u32 before) const {
         return launch.number + step * launch.n_ops + op + 1 - before;
     }
+    // Where a step's shares of attention are added up.
+    __device__ __forceinline__ float *shares_of(u32 of_step) const { return of_step % 2 == 0 ? launch.shares : launch.other_shares; }
     __device__ __forceinline__ const LayerAddresses &layer() const { return shared.layers[shared.ops[op] >> 8]; }
     __device__ __forceinline__ bool is_first_layer() const { return shared.ops[op] >> 8 == 0; }
 };
