@@ -6,12 +6,15 @@
     weft bench compare peers-eager.json weft.json
 
 Writes `<save>-<way>.json` for each way: `eager`; `graph`, a static cache with the step in a CUDA
-graph; `compiled`, the same through torch.compile. A file is written after each test, so a run that is
-cut short leaves what it measured. Needs torch and transformers 5; without a GPU only `eager` runs.
+graph; `compiled`, the same through torch.compile. A file is written and a line printed after each test, so a
+run that is cut short leaves what it measured. Compiling takes a minute or more for each batch: the last way
+runs in a process of its own, which `--compile-seconds` ends. Needs torch and transformers 5; without a GPU only
+`eager` runs.
 """
 
 import argparse
 import functools
+import sys
 import time
 from pathlib import Path
 
@@ -19,11 +22,16 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers import __version__ as transformers_version
 
-from peers import report, ways
+from peers import aside, report, ways
+
+WAYS = ["eager", "graph", "compiled"]
 
 
 def main() -> None:
     args = arguments()
+    unknown = set(args.ways) - set(WAYS)
+    if unknown:
+        raise SystemExit(f"there is no way {', '.join(sorted(unknown))}: {', '.join(WAYS)}")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = AutoModelForCausalLM.from_pretrained(
         args.model, dtype=torch.bfloat16, attn_implementation="sdpa"
@@ -31,19 +39,32 @@ def main() -> None:
     wanted = args.ways if device == "cuda" else ["eager"]
     deadline = time.monotonic() + args.seconds
     for way in wanted:
-        measure(model, way, args, deadline)
+        if way == "compiled" and not args.aside:
+            compile_aside(min(args.compile_seconds, deadline - time.monotonic()))
+        else:
+            measure(model, way, args, deadline)
+
+
+def compile_aside(seconds: float) -> None:
+    """Runs this script once more for the way that compiles."""
+    failed = aside.run([sys.executable, *sys.argv, "--aside", "--ways", "compiled"], seconds)
+    if failed:
+        print(f"compiled: {failed}", flush=True)
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, required=True, help="a folder of weft bench export")
     parser.add_argument("--save", required=True, help="how the files' names begin")
-    parser.add_argument("--ways", nargs="*", default=["eager", "graph", "compiled"])
+    parser.add_argument("--ways", nargs="*", default=WAYS)
     parser.add_argument("--prompts", type=int, nargs="*", default=[512, 4096])
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 2, 4])
     parser.add_argument("--tokens", type=int, default=32, help="decode steps of a repetition")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3600, help="begin no test after this time")
+    parser.add_argument("--compile-seconds", type=float, default=300, help="for all of `compiled`")
+    parser.add_argument("--compile-mode", default="max-autotune-no-cudagraphs", help="of torch.compile")
+    parser.add_argument("--aside", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -52,11 +73,12 @@ def measure(model: PreTrainedModel, way: str, args: argparse.Namespace, deadline
     bandwidth = report.read_bandwidth(1 << (30 if model.device.type == "cuda" else 26))
     parameters = sum(p.numel() for p in model.parameters())
     name = torch.cuda.get_device_name() if model.device.type == "cuda" else "CPU"
-    about = f"transformers {transformers_version}, torch {torch.__version__}, {way} ({name}, bf16)"
+    how = f"{way} {args.compile_mode}" if way == "compiled" else way
+    about = f"transformers {transformers_version}, torch {torch.__version__}, {how} ({name}, bf16)"
     rows: list[dict] = []
     for test in tests(model, way, args):
         if time.monotonic() > deadline:
-            print(f"{way}: out of time")
+            print(f"{way}: out of time", flush=True)
             break
         try:
             rows.append(test())
@@ -91,9 +113,7 @@ def decode(model: PreTrainedModel, way: str, batch: int, args: argparse.Namespac
         case "graph":
             run = ways.graph(model, batch, rows)
         case "compiled":
-            run = ways.compiled(model, batch, rows)
-        case _:
-            raise SystemExit(f"there is no way {way!r}: eager, graph, compiled")
+            run = ways.compiled(model, batch, rows, args.compile_mode)
     for _ in range(2):
         run()
     samples = [report.timed(run) for _ in range(args.tokens * args.repetitions)]

@@ -57,6 +57,10 @@ inline u32 __float_as_uint(float value) {
 }
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline float __fmul_rn(float a, float b) { return a * b; }
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline double __dsub_rn(double a, double b) { return a - b; }
+inline u64 __double2ull_rz(double value) { return (u64)value; }
+inline u64 __umul64hi(u64 a, u64 b) { return (u64)((unsigned __int128)a * b >> 64); }
 template <class T, class V> T atomicAdd(T *at, V value) {
     const T before = *at;
     *at = before + (T)value;

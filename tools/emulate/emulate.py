@@ -24,7 +24,7 @@ UP_TO = {
     "ops/attend.cu": "// The pages of a section in shared memory",
     "kernels/norm.cuh": "// Computes",
 }
-LEFT_OUT = {f"kernels/{name}" for name in ["base.cuh", "matvec.cuh", "matmul.cuh", "sent.cuh"]}
+LEFT_OUT = {f"kernels/{name}" for name in ["base.cuh", "matvec.cuh", "matmul.cuh", "sent.cuh", "wide.cuh"]}
 LEFT_OUT |= {f"kernels/{name}.cu" for name in ["choose", "rows", "bandwidth"]}
 LEFT_OUT |= {f"ops/{name}.cu" for name in ["attend_block", "proj_add", "down_add", "norm_head", "embed", "rope_store"]}
 # Machine instructions of the kernel, and what they are here.

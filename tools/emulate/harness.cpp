@@ -222,7 +222,8 @@ static void set_draws(Sampling &sampling, int n_lanes, bool by_draws) {
         const u32 kind = by_draws ? (lane + 1) % 3 : 0;
         Draw &draw = sampling.draws[lane] = {};
         draw.flags = CHOSEN | (kind > 0 ? ADJUSTED : 0) | (kind > 1 ? DRAWN : 0);
-        draw.vocab = USABLE, draw.top_k = 3, draw.temperature = 1, draw.top_p = 1, draw.seed = 5 + lane;
+        draw.vocab = USABLE, draw.top_k = 3, draw.seed = 5 + lane;
+        draw.scale = 1.4426950408889634 * 4294967296.0, draw.least_weight = 1, draw.share = 1ull << 32; // temperature 1
         draw.repetition = 1.5f, draw.presence = 2.0f, draw.frequency = 0.5f;
         draw.token_number = draw.share_number = first_number;
         std::fill(sampling.marks + lane * VOCAB, sampling.marks + (lane + 1) * VOCAB, 0);

@@ -55,35 +55,33 @@ def forward(model: PreTrainedModel, ids: Tensor, cache: StaticCache, places: Ten
 
 def graph(model: PreTrainedModel, batch: int, rows: int) -> Callable[[], object]:
     """The static step, recorded once and replayed."""
-    step = static_step(model, batch, rows)
+    return recorded(static_step(model, batch, rows))
+
+
+def recorded(step: Callable[[], object]) -> Callable[[], object]:
+    """A step as one CUDA graph. Runs it a few times before, elsewhere, as torch asks for."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
             step()
     torch.cuda.current_stream().wait_stream(side)
-    recorded = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(recorded):
+    one = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(one):
         step()
-    return recorded.replay
+    return one.replay
 
 
-def compiled(model: PreTrainedModel, batch: int, rows: int) -> Callable[[], object]:
-    """The static step, compiled, in the graphs that the compiler records itself."""
+def compiled(model: PreTrainedModel, batch: int, rows: int, mode: str) -> Callable[[], object]:
+    """The static step, compiled, then recorded. The prompt before it is run as it comes: it would be compiled for its own length."""
     torch.compiler.reset()
-    inner = model.forward
-    model.forward = torch.compile(inner, mode="reduce-overhead", fullgraph=False, dynamic=False)
     step = static_step(model, batch, rows)
-    for _ in range(3):
-        step()
-    model.forward, fast = inner, model.forward
-
-    def run() -> object:
-        model.forward = fast
-        try:
-            torch.compiler.cudagraph_mark_step_begin()
-            return step()
-        finally:
-            model.forward = inner
-
-    return run
+    inner = model.forward
+    model.forward = torch.compile(inner, mode=mode, dynamic=False)
+    try:
+        # What compiles must not happen while a graph is recorded.
+        for _ in range(3):
+            step()
+        return recorded(step)
+    finally:
+        model.forward = inner

@@ -14,7 +14,7 @@ use weft::sampling::{Draw, Sampler};
 
 use crate::driver::Gpu;
 use crate::error::CudaError;
-use crate::sampling::{self, Sampling};
+use crate::sampling::{Chosen, Sampling};
 use crate::tables::{FEW, Family};
 
 /// Graphs that are begun beyond the one that is waited for: while the host reads one token, the GPU is at
@@ -41,8 +41,8 @@ pub(crate) struct InFlight {
     next_number: u32,
     /// The number of the step that was asked for last.
     number: u32,
-    /// Whether the last step told tokens.
-    pub(crate) tells: bool,
+    /// How the tokens of the last step are chosen.
+    how: Chosen,
     /// Whether it told shares of attention too.
     tells_shares: bool,
     /// The output of each lane that draws on the GPU.
@@ -63,7 +63,7 @@ impl Default for InFlight {
             // Memory that was never told anything is zero, so no step has that number.
             next_number: 1,
             number: 0,
-            tells: false,
+            how: Chosen::ByHost,
             tells_shares: false,
             outputs: Vec::new(),
             chosen: Vec::new(),
@@ -75,7 +75,7 @@ impl InFlight {
     /// Forgets what was begun.
     pub(crate) fn forget(&mut self) {
         self.expected.clear();
-        self.tells = false;
+        self.how = Chosen::ByHost;
         self.tells_shares = false;
         self.chosen.clear();
     }
@@ -85,6 +85,7 @@ impl InFlight {
         &mut self,
         step: &Step<'_>,
         samplers: &[Option<&'a Sampler>],
+        is_served: impl Fn(&Draw) -> bool,
     ) -> Asked<'a> {
         if self.is_begun(step, samplers) {
             self.number += 1;
@@ -92,7 +93,7 @@ impl InFlight {
             return Asked::Begun;
         }
         self.forget();
-        self.outputs = outputs(step, samplers);
+        self.outputs = outputs(step, samplers, is_served);
         self.number = self.next_number;
         let with_output = samplers.iter().zip(&self.outputs);
         let draws: Vec<_> = with_output
@@ -101,7 +102,7 @@ impl InFlight {
                 Some(((*output)?, sampler, sampler.next_draw()?))
             })
             .collect();
-        self.tells = !draws.is_empty();
+        self.how = Chosen::by(draws.iter().map(|(_, _, draw)| draw));
         self.tells_shares = Family::of(step.n_tokens()) == Family::Few;
         if draws.len() == step.lanes.len() && step.lanes.iter().all(is_followed) {
             let lanes = step.lanes.iter().zip(&draws);
@@ -114,6 +115,11 @@ impl InFlight {
     /// Whether steps may follow the one that was asked for.
     pub(crate) fn is_followed(&self) -> bool {
         !self.expected.is_empty()
+    }
+
+    /// How the tokens of the step that was asked for are chosen.
+    pub(crate) fn how(&self) -> Chosen {
+        self.how
     }
 
     pub(crate) fn number(&self) -> u32 {
@@ -223,7 +229,11 @@ fn is_followed(lane: &Lane<'_>) -> bool {
 
 /// The output of each lane that draws on the GPU: it has one, among the first, and numbers that kernels
 /// serve.
-fn outputs(step: &Step<'_>, samplers: &[Option<&Sampler>]) -> Vec<Option<usize>> {
+fn outputs(
+    step: &Step<'_>,
+    samplers: &[Option<&Sampler>],
+    is_served: impl Fn(&Draw) -> bool,
+) -> Vec<Option<usize>> {
     let mut first = 0;
     let lanes = step.lanes.iter().zip(samplers);
     lanes
@@ -231,7 +241,7 @@ fn outputs(step: &Step<'_>, samplers: &[Option<&Sampler>]) -> Vec<Option<usize>>
             let output = first;
             first += lane.n_outputs();
             let draw = sampler.and_then(Sampler::next_draw)?;
-            let serves = lane.outputs == Outputs::Last && output < FEW && sampling::serves(&draw);
+            let serves = lane.outputs == Outputs::Last && output < FEW && is_served(&draw);
             serves.then_some(output)
         })
         .collect()

@@ -38,7 +38,8 @@ impl Asking {
             spans: &self.spans,
             outputs: Outputs::Last,
         };
-        let asked = in_flight.ask(&Step { lanes: &[lane] }, &[Some(&self.sampler)]);
+        let asked =
+            in_flight.ask(&Step { lanes: &[lane] }, &[Some(&self.sampler)], |draw| draw.top_k > 0);
         (matches!(asked, Asked::Begun), in_flight.launches_for(ahead))
     }
 }
@@ -101,4 +102,15 @@ fn no_step_goes_beyond_its_page() {
     assert_eq!(asking(9, 63).ask(&mut in_flight, 60), (true, 0));
     let mut in_flight = InFlight::default();
     assert_eq!(asking(5, 63).ask(&mut in_flight, 60), (false, 1));
+}
+
+#[test]
+fn a_draw_that_is_not_served_is_the_host_s() {
+    let mut in_flight = InFlight::default();
+    let mut own = asking(5, 0);
+    own.ask(&mut in_flight, 60);
+    assert_eq!(in_flight.how(), Chosen::AmongFew);
+    own.sampler = Sampler::new(&Settings::default(), &[], &[], 100).unwrap();
+    assert_eq!(own.ask(&mut in_flight, 60), (false, 1));
+    assert_eq!(in_flight.how(), Chosen::ByHost);
 }

@@ -26,7 +26,7 @@ use crate::ops::Pass;
 use crate::persistent::choice::{self, Choice};
 use crate::persistent::{self, Persistent};
 use crate::rows::{Mover, On};
-use crate::sampling::Sampling;
+use crate::sampling::{Chosen, Sampling};
 use crate::shape::{Chip, Shape};
 use crate::tables::{Counts, Family, GroupCounts, Lists, SplitRule, Tables, max_partials};
 use crate::weights::ModelWeights;
@@ -208,7 +208,8 @@ impl CudaDevice {
             Family::Few => (self.few.addresses(), self.lists.counts),
             Family::Many => (self.many.addresses(), self.lists.counts),
         };
-        let pass = Pass { device: self, step, family, counts, joined: true, draws: false };
+        let pass =
+            Pass { device: self, step, family, counts, joined: true, chosen: Chosen::ByHost };
         let graph = self.gpu.capture(|| pass.run(ops).map_err(|(_, error)| error))?;
         let other = Memory::new(&self.gpu, "emptying the cache", COLD_BYTES)?;
         graph.launch()?;
@@ -311,7 +312,7 @@ impl Device for CudaDevice {
         if self.persistent.as_ref().is_some_and(Persistent::is_stopped) {
             self.in_flight.forget();
         }
-        let launched = match self.in_flight.ask(step, samplers) {
+        let launched = match self.in_flight.ask(step, samplers, |draw| self.sampling.serves(draw)) {
             Asked::Begun => self.begin_more(ahead),
             Asked::Anew(draws) => self.begin(ops, step, &draws, ahead),
         };

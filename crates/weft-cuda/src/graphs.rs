@@ -12,6 +12,7 @@ use crate::CudaDevice;
 use crate::driver::Graph;
 use crate::error::CudaError;
 use crate::ops::Pass;
+use crate::sampling::Chosen;
 use crate::tables::{Counts, FEW, Family};
 
 /// What a graph was recorded for.
@@ -19,13 +20,13 @@ use crate::tables::{Counts, FEW, Family};
 struct Key {
     n_items: usize,
     has_outputs: bool,
-    draws: bool,
+    chosen: Chosen,
 }
 
 impl Key {
-    fn of(counts: &Counts, most_items: usize, draws: bool) -> Self {
+    fn of(counts: &Counts, most_items: usize, chosen: Chosen) -> Self {
         let n_items = counts.n_items.next_power_of_two().min(most_items);
-        Self { n_items, has_outputs: counts.n_outputs > 0, draws }
+        Self { n_items, has_outputs: counts.n_outputs > 0, chosen }
     }
 }
 
@@ -39,12 +40,12 @@ pub(crate) struct Graphs {
 pub(crate) fn run(
     device: &mut CudaDevice,
     plan: &[Op],
-    draws: bool,
+    chosen: Chosen,
     times: usize,
 ) -> Result<(), (Op, CudaError)> {
     let at = |op: Op| move |error| (op, error);
     let most_items = device.few.most_items();
-    let key = Key::of(&device.lists.counts, most_items, draws);
+    let key = Key::of(&device.lists.counts, most_items, chosen);
     if !device.graphs.recorded.contains_key(&key) {
         let graph = record(device, plan, key).map_err(at(plan[0]))?;
         device.graphs.recorded.insert(key, graph);
@@ -68,7 +69,7 @@ fn record(device: &CudaDevice, plan: &[Op], key: Key) -> Result<Graph, CudaError
         family: Family::Few,
         counts,
         joined: true,
-        draws: key.draws,
+        chosen: key.chosen,
     };
     device.gpu.capture(|| {
         device.clear_shares(&counts)?;

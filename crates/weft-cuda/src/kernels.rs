@@ -8,7 +8,7 @@ use crate::error::CudaError;
 use crate::shape::{Chip, Shape};
 
 /// Name and text; later ones use earlier ones.
-const SOURCES: [(&str, &str); 30] = [
+const SOURCES: [(&str, &str); 31] = [
     ("base.cuh", include_str!("kernels/base.cuh")),
     ("norm.cuh", include_str!("kernels/norm.cuh")),
     ("matvec.cuh", include_str!("kernels/matvec.cuh")),
@@ -18,6 +18,7 @@ const SOURCES: [(&str, &str); 30] = [
     ("section.cuh", include_str!("kernels/section.cuh")),
     ("sent.cuh", include_str!("kernels/sent.cuh")),
     ("sampling.cuh", include_str!("kernels/sampling.cuh")),
+    ("wide.cuh", include_str!("kernels/wide.cuh")),
     ("embed.cu", include_str!("ops/embed.cu")),
     ("norm_qkv.cu", include_str!("ops/norm_qkv.cu")),
     ("rope_store.cu", include_str!("ops/rope_store.cu")),
@@ -61,8 +62,17 @@ pub fn defines(
 }
 
 /// The kernels that must not spill: a token runs through each of them once per layer.
-pub const DECODE_KERNELS: [&str; 8] =
-    ["embed", "norm_qkv", "attend", "proj_add", "norm_gate_up", "down_add", "norm_head", "choose"];
+pub const DECODE_KERNELS: [&str; 9] = [
+    "embed",
+    "norm_qkv",
+    "attend",
+    "proj_add",
+    "norm_gate_up",
+    "down_add",
+    "norm_head",
+    "choose",
+    "choose_wide",
+];
 
 // SAFETY: handles of the driver, used with the context bound; launches are thread-safe there.
 unsafe impl Sync for Kernels {}
@@ -94,6 +104,7 @@ pub(crate) struct Kernels {
     pub(crate) down_add_block: Kernel,
     pub(crate) norm_head: Kernel,
     pub(crate) choose: Kernel,
+    pub(crate) choose_wide: Kernel,
     pub(crate) mark_tokens: Kernel,
     pub(crate) put_rows: Kernel,
     pub(crate) get_rows: Kernel,
@@ -133,6 +144,7 @@ impl Kernels {
             down_add_block: block("down_add_block")?,
             norm_head: module.kernel("norm_head", shape.head.ring_bytes())?,
             choose: plain("choose")?,
+            choose_wide: plain("choose_wide")?,
             mark_tokens: plain("mark_tokens")?,
             put_rows: plain("put_rows")?,
             get_rows: plain("get_rows")?,

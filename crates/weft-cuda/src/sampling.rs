@@ -16,8 +16,14 @@ use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::tables::{FEW, max_partials};
 
-/// Ranks that a block weighs.
+/// Ranks that one block weighs.
 const MOST_RANKS: usize = 128;
+/// Blocks that draw a token together, among more ranks. They wait for one another.
+pub(crate) const WIDE_BLOCKS: usize = 16;
+/// Words that each of them leaves for the others, in turn in one place and another.
+const PART_WORDS: usize = 256;
+/// Rows that they can keep.
+const MOST_WIDE_ROWS: usize = WIDE_BLOCKS * 512 * 62;
 /// Steps whose tokens and shares the host may still read.
 pub(crate) const TOLD_STEPS: usize = 64;
 /// What a kernel tells where it leaves the choice to the host.
@@ -25,11 +31,13 @@ const DECLINED: u32 = u32::MAX;
 /// Rows whose best score is kept together.
 const SCORE_ROWS: usize = 16;
 const THREADS: usize = 256;
+const PARTS_BYTES: usize = FEW * 2 * WIDE_BLOCKS * PART_WORDS * 8;
 
 const CHOSEN: u32 = 1;
 const DRAWN: u32 = 2;
 const ADJUSTED: u32 = 4;
 const FOLLOWED: u32 = 8;
+const WIDE: u32 = 16;
 const RULED_OUT_EARLY: u32 = 1 << 30;
 const RULED_OUT: u32 = 1 << 31;
 
@@ -40,18 +48,18 @@ struct DrawWords {
     flags: u32,
     vocab: u32,
     top_k: u32,
-    temperature: f32,
-    top_p: f32,
-    min_p: f32,
+    index: u32,
     repetition: f32,
     frequency: f32,
     presence: f32,
-    index: u32,
     min_tokens: u32,
-    gap: u32,
+    scale: f64,
+    least_weight: u64,
+    share: u64,
     seed: u64,
     token_number: u32,
     share_number: u32,
+    gap: u64,
 }
 
 impl DrawWords {
@@ -60,23 +68,25 @@ impl DrawWords {
         let flags = CHOSEN
             | flag(draw.temperature > 0.0, DRAWN)
             | flag(draw.adjusts, ADJUSTED)
+            | flag(is_wide(draw), WIDE)
             | flag(followed, FOLLOWED);
         Self {
             flags,
             vocab: draw.vocab as u32,
-            top_k: draw.top_k as u32,
-            temperature: draw.temperature,
-            top_p: draw.top_p,
-            min_p: draw.min_p,
+            // More ranks than tokens are all of them.
+            top_k: draw.top_k.min(draw.vocab) as u32,
+            index: draw.index as u32,
             repetition: draw.repetition_penalty,
             frequency: draw.frequency_penalty,
             presence: draw.presence_penalty,
-            index: draw.index as u32,
             min_tokens: u32::try_from(draw.min_tokens).unwrap_or(u32::MAX),
-            gap: 0,
+            scale: draw.scale(),
+            least_weight: draw.least_weight(),
+            share: draw.share(),
             seed: draw.seed,
             token_number: number,
             share_number: number,
+            gap: 0,
         }
     }
 }
@@ -119,13 +129,35 @@ pub(crate) struct SamplingAddresses {
     told_tokens: Address,
     told_shares: Address,
     n_partials: u64,
+    parts: Address,
+    gates: Address,
 }
 
 impl Argument for SamplingAddresses {}
 
-/// Whether the GPU can choose by this draw: it weighs a bounded number of ranks.
-pub(crate) fn serves(draw: &Draw) -> bool {
-    draw.temperature == 0.0 || (1..=MOST_RANKS).contains(&draw.top_k)
+/// How the tokens of a step are chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) enum Chosen {
+    /// From logits that it fetches.
+    #[default]
+    ByHost,
+    /// By one block an output.
+    AmongFew,
+    /// Some by many blocks an output.
+    AmongAll,
+}
+
+impl Chosen {
+    /// How a step with these draws chooses its tokens.
+    pub(crate) fn by<'a>(draws: impl Iterator<Item = &'a Draw>) -> Self {
+        let how = |draw| if is_wide(draw) { Self::AmongAll } else { Self::AmongFew };
+        draws.map(how).max_by_key(|how| *how == Self::AmongAll).unwrap_or_default()
+    }
+}
+
+/// Whether a draw is among more ranks than one block weighs.
+fn is_wide(draw: &Draw) -> bool {
+    draw.temperature > 0.0 && !(1..=MOST_RANKS).contains(&draw.top_k)
 }
 
 /// The memory of draws.
@@ -143,6 +175,11 @@ pub(crate) struct Sampling {
     adjustments: Memory,
     /// \[TOLD_STEPS\]\[FEW\], then \[TOLD_STEPS\]\[partials\]: numbers of steps above what they tell
     told: Pinned,
+    /// What blocks that draw together leave for one another: \[FEW\]\[2\]\[blocks\]\[words\]
+    parts: Memory,
+    /// How often one of them has waited for the others: \[FEW\]
+    gates: Memory,
+    serves_wide: bool,
     n_partials: usize,
     vocab: usize,
 }
@@ -161,6 +198,10 @@ impl Sampling {
             marks: memory(FEW * vocab * 4)?,
             adjustments: memory(FEW * vocab * size_of::<AdjustmentWords>())?,
             told: Pinned::new(gpu, TOLD_STEPS * (FEW + n_partials) * 8)?,
+            parts: memory(PARTS_BYTES)?,
+            gates: memory(FEW * 4)?,
+            // Blocks that wait for one another must all be there.
+            serves_wide: vocab <= MOST_WIDE_ROWS && gpu.facts.chip.n_sms >= WIDE_BLOCKS,
             n_partials,
             vocab,
         })
@@ -170,7 +211,12 @@ impl Sampling {
     pub(crate) fn bytes(config: &Config) -> usize {
         let groups = config.vocab.div_ceil(SCORE_ROWS);
         let of_token = 2 * 4 + size_of::<AdjustmentWords>();
-        FEW * (size_of::<DrawWords>() + groups * 4 + config.vocab * of_token)
+        FEW * (size_of::<DrawWords>() + groups * 4 + config.vocab * of_token + 4) + PARTS_BYTES
+    }
+
+    /// Whether the GPU can choose by this draw.
+    pub(crate) fn serves(&self, draw: &Draw) -> bool {
+        self.serves_wide || !is_wide(draw)
     }
 
     pub(crate) fn addresses(&self) -> SamplingAddresses {
@@ -183,6 +229,8 @@ impl Sampling {
             told_tokens: told,
             told_shares: told.offset(TOLD_STEPS * FEW * 8),
             n_partials: self.n_partials as u64,
+            parts: self.parts.address(),
+            gates: self.gates.address(),
         }
     }
 
@@ -244,8 +292,8 @@ mod tests {
 
     #[test]
     fn structs_are_as_long_as_kernels_think() {
-        assert_eq!((size_of::<DrawWords>(), size_of::<AdjustmentWords>()), (64, 16));
-        assert_eq!(size_of::<SamplingAddresses>(), 56);
+        assert_eq!((size_of::<DrawWords>(), size_of::<AdjustmentWords>()), (80, 16));
+        assert_eq!(size_of::<SamplingAddresses>(), 72);
     }
 
     #[test]
@@ -274,13 +322,28 @@ mod tests {
     }
 
     #[test]
-    fn draws_over_too_many_ranks_are_the_host_s() {
-        let is_served = |temperature, top_k| {
+    fn draws_over_many_ranks_take_many_blocks() {
+        let draw = |(temperature, top_k)| {
             let settings = Settings { temperature, top_k, ..Settings::default() };
-            let sampler = Sampler::new(&settings, &[], &[], 1000).unwrap();
-            serves(&sampler.next_draw().unwrap())
+            Sampler::new(&settings, &[], &[], 1000).unwrap().next_draw().unwrap()
         };
-        assert!(is_served(0.0, 0) && is_served(0.7, 20) && is_served(1.0, 128));
-        assert!(!is_served(1.0, 0) && !is_served(1.0, 129));
+        let of = |all: &[(f32, usize)]| {
+            let draws: Vec<Draw> = all.iter().copied().map(draw).collect();
+            Chosen::by(draws.iter())
+        };
+        assert_eq!(of(&[]), Chosen::ByHost);
+        assert_eq!(of(&[(0.0, 0), (0.7, 20), (1.0, 128)]), Chosen::AmongFew);
+        assert_eq!(of(&[(0.0, 0), (1.0, 0), (0.7, 20)]), Chosen::AmongAll);
+        assert_eq!(of(&[(1.0, 129)]), Chosen::AmongAll);
+    }
+
+    #[test]
+    fn a_draw_s_numbers_are_those_of_the_definition() {
+        let settings = Settings { top_k: 5000, top_p: 0.5, min_p: 0.25, ..Settings::default() };
+        let draw = Sampler::new(&settings, &[], &[], 1000).unwrap().next_draw().unwrap();
+        let words = DrawWords::new(&draw, 1, true);
+        assert_eq!(words.flags, CHOSEN | DRAWN | FOLLOWED | WIDE);
+        assert_eq!((words.top_k, words.share, words.least_weight), (1000, 1 << 31, 1 << 38));
+        assert_eq!(words.scale, std::f64::consts::LOG2_E * 4_294_967_296.0);
     }
 }

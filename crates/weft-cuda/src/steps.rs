@@ -14,7 +14,7 @@ use crate::error::CudaError;
 use crate::graphs;
 use crate::ops::Pass;
 use crate::persistent::{self, Chooses, Run};
-use crate::sampling::TOLD_STEPS;
+use crate::sampling::{Chosen, TOLD_STEPS};
 use crate::tables::Family;
 
 /// An output that is chosen for on the GPU, its sampler, and the draw.
@@ -47,13 +47,14 @@ struct Prepared {
     family: Family,
     bytes: usize,
     way: Way,
+    chosen: Chosen,
 }
 
 impl CudaDevice {
     /// Runs ops on a step to their end.
     pub(crate) fn run_step(&mut self, ops: &[Op], step: &Step<'_>) -> Result<(), (Op, CudaError)> {
         self.settle()?;
-        let prepared = self.prepare(ops, step, false);
+        let prepared = self.prepare(ops, step, Chosen::ByHost);
         self.launch(ops, &prepared, Chooses::Nothing, 1)?;
         self.wait_for_end()
     }
@@ -67,7 +68,7 @@ impl CudaDevice {
         ahead: usize,
     ) -> Result<(), (Op, CudaError)> {
         self.settle()?;
-        let prepared = self.prepare(ops, step, !draws.is_empty());
+        let prepared = self.prepare(ops, step, self.in_flight.how());
         let number = self.in_flight.number();
         let n = self.in_flight.launches_for(ahead.min(prepared.way.most_ahead()));
         let Self { sampling, gpu, kernels, .. } = self;
@@ -85,12 +86,12 @@ impl CudaDevice {
             return Ok(());
         }
         let n = self.in_flight.launches_for(ahead.min(BEYOND));
-        if n == 0 { Ok(()) } else { self.launch_graph(true, n) }
+        if n == 0 { Ok(()) } else { self.launch_graph(self.in_flight.how(), n) }
     }
 
     /// Waits for a step's tokens; where it tells none, for its end.
     pub(crate) fn wait(&mut self) -> Result<(), (Op, CudaError)> {
-        if !self.in_flight.tells {
+        if self.in_flight.how() == Chosen::ByHost {
             return self.wait_for_end();
         }
         let Self { in_flight, gpu, sampling, plan, .. } = self;
@@ -122,7 +123,7 @@ impl CudaDevice {
     }
 
     /// Makes a step's lists, and decides how ops on them are launched.
-    fn prepare(&mut self, ops: &[Op], step: &Step<'_>, draws: bool) -> Prepared {
+    fn prepare(&mut self, ops: &[Op], step: &Step<'_>, chosen: Chosen) -> Prepared {
         self.lists.fill(step, self.config.group());
         let family = Family::of(step.n_tokens());
         let tables = match family {
@@ -131,14 +132,20 @@ impl CudaDevice {
         };
         let bytes = tables.write(step, &self.lists);
         let is_whole = ops == self.plan;
-        let way = if (is_whole || !draws) && self.is_persistent(ops, family) {
+        // A launch chooses at the plan's end, by one block an output.
+        let is_served = match chosen {
+            Chosen::ByHost => true,
+            Chosen::AmongFew => is_whole,
+            Chosen::AmongAll => false,
+        };
+        let way = if is_served && self.is_persistent(ops, family) {
             Way::Persistent
         } else if self.launches != Launches::Ops && family == Family::Few && is_whole {
             Way::Graph
         } else {
             Way::Ops
         };
-        Prepared { family, bytes, way }
+        Prepared { family, bytes, way, chosen }
     }
 
     /// Copies a step's lists to the GPU and launches ops on them, and on the `n - 1` steps that follow.
@@ -150,33 +157,32 @@ impl CudaDevice {
         n: usize,
     ) -> Result<(), (Op, CudaError)> {
         let first = |error| (ops[0], error);
-        let Prepared { family, bytes, way } = *prepared;
+        let Prepared { family, bytes, way, chosen } = *prepared;
         let tables = match family {
             Family::Few => &self.few,
             Family::Many => &self.many,
         };
         tables.upload(&self.gpu, bytes).map_err(first)?;
         let (step, counts) = (tables.addresses(), self.lists.counts);
-        let draws = chooses != Chooses::Nothing;
         match way {
             Way::Persistent => {
                 let run = Run { n_ops: ops.len(), n_steps: n, chooses };
                 persistent::launch(self, run).map_err(first)
             }
-            Way::Graph => self.launch_graph(draws, n),
+            Way::Graph => self.launch_graph(chosen, n),
             Way::Ops => {
                 self.clear_shares(&counts).map_err(first)?;
                 // Only a graph may join kernels of few tokens: alone, an op must leave what the next would have made
                 // with it.
                 let joined = family == Family::Many && self.launches != Launches::Ops;
-                Pass { device: self, step, family, counts, joined, draws }.run(ops)
+                Pass { device: self, step, family, counts, joined, chosen }.run(ops)
             }
         }
     }
 
-    fn launch_graph(&mut self, draws: bool, times: usize) -> Result<(), (Op, CudaError)> {
+    fn launch_graph(&mut self, chosen: Chosen, times: usize) -> Result<(), (Op, CudaError)> {
         let plan = std::mem::take(&mut self.plan);
-        let launched = graphs::run(self, &plan, draws, times);
+        let launched = graphs::run(self, &plan, chosen, times);
         self.plan = plan;
         launched
     }

@@ -7,16 +7,24 @@
 mod common;
 mod gpu;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use common::{Work, span, tokens};
 use gpu::gpu_is_there;
 use weft::config::Config;
 use weft::device::{Device, Lane, Limits, Outputs, Span, Step};
 use weft::plan::plan;
-use weft::sampling::{Sampler, Sampling, SamplingError};
+use weft::sampling::{Sampler, Sampling, SamplingError, uniform};
 use weft::weights::{RandomWeights, Tensor, Weights, WeightsError};
 use weft_cuda::{CudaDevice, Launches, Need, Options};
 
 const LIMITS: Limits = Limits { step_tokens: 160, step_outputs: 16, positions: 1024, pages: 64 };
+
+/// The GPU for one test, if there is one: blocks of a device wait for one another, so devices of one process take turns.
+fn gpu_alone() -> Option<MutexGuard<'static, ()>> {
+    static ONE: Mutex<()> = Mutex::new(());
+    gpu_is_there().then(|| ONE.lock().unwrap_or_else(PoisonError::into_inner))
+}
 
 fn config(vocab: usize) -> Config {
     let json = format!(
@@ -89,64 +97,145 @@ fn settings(kind: usize, seed: u64) -> Sampling {
         7 => Sampling { frequency_penalty: 0.7, presence_penalty: 1.5, temperature: 0.0, ..drawn },
         8 => Sampling { logit_bias: vec![(3, 30.0), (4, 29.5), (5, -100.0)], ..drawn },
         9 => Sampling { min_tokens: 9, stop_ids: vec![2, 3, 4], ..drawn },
-        _ => Sampling { ignore_eos: true, temperature: 1e-3, top_p: 0.3, ..drawn },
+        10 => Sampling { ignore_eos: true, temperature: 1e-3, top_p: 0.3, ..drawn },
+        // From here on among more ranks than one block weighs.
+        11 => Sampling { temperature: 1.0, top_k: 0, ..drawn },
+        12 => Sampling { temperature: 1.2, top_k: 0, top_p: 0.95, ..drawn },
+        13 => Sampling { top_k: 0, min_p: 0.05, ..drawn },
+        14 => Sampling { temperature: 100.0, top_k: 129, ..drawn },
+        15 => Sampling { top_k: 1000, top_p: 0.9, repetition_penalty: 1.3, ..drawn },
+        16 => Sampling { temperature: 50.0, top_k: 0, top_p: 0.5, min_p: 0.9, ..drawn },
+        17 => Sampling { temperature: 1e-30, top_k: 0, top_p: 0.5, ..drawn },
+        _ => {
+            Sampling { logit_bias: vec![(3, 9.0), (4, -9.0)], ignore_eos: true, top_k: 0, ..drawn }
+        }
     }
 }
-const KINDS: usize = 11;
+const KINDS: usize = 19;
+const WIDE_KINDS: usize = 11;
 const ENDS: [u32; 2] = [0, 7];
 
 /// The GPU's token is the sampler's, for logits of a whole vocabulary, step by step.
-#[test]
-fn tokens_are_the_sampler_s() {
-    if !gpu_is_there() {
-        return;
-    }
-    for vocab in [3, 101, 2000, 5003, 151_936] {
-        let config = config(vocab);
-        let mut device = device_of_all_ways(&config, &head(&config, |_, _| {}));
-        let ops = plan(&config);
-        // The last rows are padding where there are enough.
-        let usable = if vocab > 200 { vocab - 100 } else { vocab };
-        let fits = |kind: &usize| vocab > 5 || ![8, 9].contains(kind);
-        let ways = [Launches::Graph, Launches::Persistent];
-        for (way, kind) in ways.into_iter().flat_map(|way| (0..KINDS).map(move |kind| (way, kind)))
-        {
-            if !fits(&kind) {
-                continue;
-            }
-            device.use_launches(way).unwrap();
-            let samplers = |seed: u64| {
-                let prompt = tokens(30, seed as u32, usable);
-                let ends = if vocab > 8 { &ENDS[..] } else { &ENDS[..1] };
-                Sampler::new(&settings(kind, seed), &prompt, ends, usable).unwrap()
-            };
-            let mut lanes: Vec<Sampler> = (0..3).map(samplers).collect();
-            let own: Vec<Span> = (0..3).map(|lane| span(lane, 64, 0)).collect();
-            let mut next = [1, 2, 0];
-            for row in 0..20 {
-                let works: Vec<Work> =
-                    (0..3).map(|lane| work(next[lane], row, &own[lane])).collect();
-                let step: Vec<Lane<'_>> = works.iter().map(Work::lane).collect();
-                let drawn: Vec<_> = lanes.iter().map(Some).collect();
-                device.decode(&ops, &Step { lanes: &step }, &drawn, 0).unwrap();
-                for (lane, sampler) in lanes.iter_mut().enumerate() {
-                    let truth = sampler.sample(&device.logits(lane)[..usable]).unwrap().token;
-                    let what =
-                        format!("vocab {vocab}, {way:?}, kind {kind}, row {row}, lane {lane}");
-                    assert_eq!(device.chosen(lane), Some(truth), "{what}");
-                    next[lane] = truth;
-                }
-            }
+fn tokens_are_the_sampler_s(vocab: usize) {
+    let Some(_gpu) = gpu_alone() else { return };
+    let config = config(vocab);
+    let mut device = device_of_all_ways(&config, &head(&config, |_, _| {}));
+    // The last rows are padding where there are enough.
+    let usable = if vocab > 200 { vocab - 100 } else { vocab };
+    let fits = |kind: &usize| vocab > 5 || ![8, 9, 18].contains(kind);
+    let ways = [Launches::Graph, Launches::Persistent];
+    for (kind, way) in (0..KINDS).filter(fits).flat_map(|kind| ways.map(|way| (kind, way))) {
+        device.use_launches(way).unwrap();
+        let samplers = |seed: u64| {
+            let prompt = tokens(30, seed as u32, usable);
+            let ends = if vocab > 8 { &ENDS[..] } else { &ENDS[..1] };
+            Sampler::new(&settings(kind, seed), &prompt, ends, usable).unwrap()
+        };
+        let mut lanes: Vec<Sampler> = (0..3).map(samplers).collect();
+        // The host takes long to rank a large vocabulary.
+        let n_rows = if kind < WIDE_KINDS || vocab < 10_000 { 20 } else { 6 };
+        let mut next = vec![1, 2, 0];
+        for row in 0..n_rows {
+            let what = format!("vocab {vocab}, {way:?}, kind {kind}, row {row}");
+            next = compare(&mut device, &config, &mut lanes, &next, row, &what);
         }
+    }
+}
+
+/// Decodes a token of each lane; those that the GPU chose, which must be the samplers'.
+fn compare(
+    device: &mut CudaDevice,
+    config: &Config,
+    lanes: &mut [Sampler],
+    next: &[u32],
+    row: usize,
+    what: &str,
+) -> Vec<u32> {
+    let own = |lane: usize| span(lane as u32, 64, 0);
+    let works: Vec<Work> =
+        next.iter().enumerate().map(|(lane, token)| work(*token, row, &own(lane))).collect();
+    let step: Vec<Lane<'_>> = works.iter().map(Work::lane).collect();
+    let drawn: Vec<_> = lanes.iter().map(Some).collect();
+    let usable = drawn[0].unwrap().next_draw().unwrap().vocab;
+    device.decode(&plan(config), &Step { lanes: &step }, &drawn, 0).unwrap();
+    let compared = lanes.iter_mut().enumerate().map(|(lane, sampler)| {
+        let truth = sampler.sample(&device.logits(lane)[..usable]).unwrap().token;
+        assert_eq!(device.chosen(lane), Some(truth), "{what}, lane {lane}");
+        truth
+    });
+    compared.collect()
+}
+
+#[test]
+fn tokens_are_the_sampler_s_of_3() {
+    tokens_are_the_sampler_s(3);
+}
+
+#[test]
+fn tokens_are_the_sampler_s_of_101() {
+    tokens_are_the_sampler_s(101);
+}
+
+#[test]
+fn tokens_are_the_sampler_s_of_2000() {
+    tokens_are_the_sampler_s(2000);
+}
+
+#[test]
+fn tokens_are_the_sampler_s_of_5003() {
+    tokens_are_the_sampler_s(5003);
+}
+
+#[test]
+fn tokens_are_the_sampler_s_of_151_936() {
+    tokens_are_the_sampler_s(151_936);
+}
+
+/// Draws by settings of all sizes, side by side with others, from a vocabulary of real size.
+#[test]
+fn draws_among_any_number_of_ranks_are_the_sampler_s() {
+    let Some(_gpu) = gpu_alone() else { return };
+    let config = config(151_936);
+    // Of every 64 rows half are alike, and so are their logits.
+    let first = Mutex::new(Vec::<f32>::new());
+    let weights = head(&config, |row, values| {
+        let mut first = first.lock().unwrap();
+        match row % 64 {
+            0 => first.clone_from(values),
+            1..32 => values.clone_from(&first),
+            _ => {}
+        }
+    });
+    let mut device = device(&config, &weights);
+    for case in 0..60 {
+        let settings = |lane: u64| {
+            let at = case * 40 + lane * 10;
+            let number = |i: u64| uniform(77, at + i);
+            let pick = |i: u64, of: &[f32]| of[(number(i) * of.len() as f64) as usize];
+            Sampling {
+                temperature: pick(0, &[0.01, 0.1, 0.6, 1.0, 2.0, 100.0]),
+                top_k: pick(1, &[0.0, 0.0, 20.0, 129.0, 1000.0, 30_000.0, 200_000.0]) as usize,
+                top_p: pick(2, &[1.0, 1.0, 0.999, 0.9, 0.5, 0.01, 1e-12]),
+                min_p: pick(3, &[0.0, 0.0, 1e-4, 0.02, 0.3, 1.0]),
+                repetition_penalty: pick(4, &[1.0, 1.0, 1.1]),
+                presence_penalty: pick(5, &[0.0, 0.0, 0.5]),
+                seed: at,
+                ..Sampling::default()
+            }
+        };
+        let prompt = tokens(500, case as u32, config.vocab);
+        let mut lanes: Vec<Sampler> = (0..4)
+            .map(|lane| Sampler::new(&settings(lane), &prompt, &[], config.vocab).unwrap())
+            .collect();
+        let next: Vec<u32> = (0..4).map(|lane| lane + 7 * case as u32).collect();
+        compare(&mut device, &config, &mut lanes, &next, 0, &format!("case {case}"));
     }
 }
 
 /// A device takes what it was said to take, but for what the driver adds.
 #[test]
 fn a_device_takes_what_was_said() {
-    if !gpu_is_there() {
-        return;
-    }
+    let Some(_gpu) = gpu_alone() else { return };
     for vocab in [101, 151_936] {
         let config = config(vocab);
         let taken = device(&config, &RandomWeights::new(&config, 1)).memory_bytes();
@@ -159,12 +248,10 @@ fn a_device_takes_what_was_said() {
 /// Equal logits go to the lower id, also where more are equal than ranks are wanted.
 #[test]
 fn ties_go_to_the_lower_id() {
-    if !gpu_is_there() {
-        return;
-    }
+    let Some(_gpu) = gpu_alone() else { return };
     let config = config(5003);
     // Rows of a token depend on its id divided by 40: 40 tokens share each logit.
-    let rows = std::sync::Mutex::new(Vec::<f32>::new());
+    let rows = Mutex::new(Vec::<f32>::new());
     let weights = head(&config, |row, values| {
         let mut last = rows.lock().unwrap();
         if row % 40 == 0 {
@@ -175,7 +262,7 @@ fn ties_go_to_the_lower_id() {
     let mut device = device(&config, &weights);
     let ops = plan(&config);
     // Of draws among 128 ranks with 40 equals each there may be too many candidates.
-    let kinds = [0, 1, 2, 5].into_iter();
+    let kinds = [0, 1, 2, 5].into_iter().chain(WIDE_KINDS..KINDS);
     for (kind, seed) in kinds.flat_map(|kind| (0..10).map(move |seed| (kind, seed))) {
         let mut sampler = Sampler::new(&settings(kind, seed), &[], &[], 5003).unwrap();
         let works = [work(seed as u32 * 11, 0, &span(0, 64, 0))];
@@ -191,9 +278,7 @@ fn ties_go_to_the_lower_id() {
 /// What a block cannot decide it leaves to the host: logits that are no numbers, too many equal ones.
 #[test]
 fn what_is_no_number_is_left_to_the_sampler() {
-    if !gpu_is_there() {
-        return;
-    }
+    let Some(_gpu) = gpu_alone() else { return };
     let config = config(20_000);
     let decode = |way: Launches, weights: &dyn Weights, sampler: &Sampler| {
         let mut device = device_of_all_ways(&config, weights);
@@ -205,7 +290,7 @@ fn what_is_no_number_is_left_to_the_sampler() {
     };
     let sampler = |kind| Sampler::new(&settings(kind, 1), &[], &[], 20_000).unwrap();
     let ways = [Launches::Graph, Launches::Persistent];
-    for (way, kind) in ways.into_iter().flat_map(|way| [(way, 0), (way, 1)]) {
+    for (kind, way) in [0, 1, 11, 12, 15].into_iter().flat_map(|kind| ways.map(|way| (kind, way))) {
         let broken = head(&config, |row, values| {
             if row == 12_345 {
                 values.fill(f32::NAN);
@@ -218,12 +303,10 @@ fn what_is_no_number_is_left_to_the_sampler() {
         let flat = head(&config, |_, values| values.fill(0.0));
         let (chosen, logits) = decode(way, &flat, &sampler(kind));
         assert_eq!(logits[19_999], 0.0);
-        // The first rank is known; of a draw among 20,000 equals there are too many candidates.
-        assert_eq!(chosen, (kind == 0).then_some(0));
+        // Of a draw of few ranks among 20,000 equals there are too many candidates.
+        let truth = sampler(kind).sample(&logits).unwrap().token;
+        assert_eq!(chosen, (kind != 1).then_some(truth), "kind {kind}");
     }
-    let wide = Sampling { top_k: 0, ..settings(1, 1) };
-    let sampler = Sampler::new(&wide, &[], &[], 20_000).unwrap();
-    assert_eq!(decode(Launches::Graph, &head(&config, |_, _| {}), &sampler).0, None);
 }
 
 /// An answer's tokens, and the attention of each.
@@ -245,7 +328,7 @@ fn answers(
         common::run(device, &ops, &[Work { outputs: Outputs::None, ..part }]);
     }
     let mut samplers: Vec<Sampler> = (0..4)
-        .map(|lane| Sampler::new(&settings([2, 0, 6, 1][lane], 9), &document, &[], config.vocab))
+        .map(|lane| Sampler::new(&settings([2, 0, 15, 6][lane], 9), &document, &[], config.vocab))
         .collect::<Result<_, _>>()
         .unwrap();
     let mut answers = vec![Answer::new(); 4];
@@ -295,9 +378,7 @@ fn answers(
 /// borders of pages and sections.
 #[test]
 fn steps_begun_ahead_are_the_steps_asked_for() {
-    if !gpu_is_there() {
-        return;
-    }
+    let Some(_gpu) = gpu_alone() else { return };
     let config = config(5003);
     let weights = head(&config, |_, _| {});
     let run = |launches, ahead, host| {
@@ -328,9 +409,7 @@ fn steps_begun_ahead_are_the_steps_asked_for() {
 /// What was begun and is not asked for leaves nothing behind.
 #[test]
 fn steps_begun_in_vain_do_not_show() {
-    if !gpu_is_there() {
-        return;
-    }
+    let Some(_gpu) = gpu_alone() else { return };
     let config = config(5003);
     let mut device = device_of_all_ways(&config, &head(&config, |_, _| {}));
     for way in [Launches::Graph, Launches::Persistent] {

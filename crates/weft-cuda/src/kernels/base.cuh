@@ -54,6 +54,11 @@ __device__ __forceinline__ u32 load_fresh(const u32 *at) {
     asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
     return v;
 }
+__device__ __forceinline__ u64 load_fresh(const u64 *at) {
+    u64 v;
+    asm volatile("ld.global.cg.u64 %0, [%1];" : "=l"(v) : "l"(at) : "memory");
+    return v;
+}
 __device__ __forceinline__ u16 load_fresh(const u16 *at) {
     u16 v;
     asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(v) : "l"(at) : "memory");

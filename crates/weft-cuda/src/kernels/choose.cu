@@ -7,7 +7,7 @@ __device__ __forceinline__ void advance(const Step &step, u32 token_index, u32 t
         ((u32 *)step.slots)[token_index] += 1;
     }
     const u32 items = n_items(step);
-    for (u32 i = threadIdx.x; i < items; i += 256) {
+    for (u32 i = threadIdx.x; i < items; i += blockDim.x) {
         Item &item = ((Item *)step.attention)[i];
         u32 grows = 0;
         for (u32 s = 0; s < item.n_stores; ++s) {
@@ -25,34 +25,10 @@ __device__ __forceinline__ void advance(const Step &step, u32 token_index, u32 t
     }
 }
 
-// Computes   the token of each output that has a draw, and what the next step needs to follow it.
-// Layout     logits: f32 [outputs][VOCAB]; shares: f32 [partials][HEADS]; sampling.cuh tells the rest.
-// Work split block (o, 0) chooses the token of output o and moves its lane on; block (o, 1) tells the host how the
-//            token attended, a thread a part.
-// Rounding   none of its own; shares are added over heads in their order.
-// Moves      a sixteenth of the logits: bound by latency.
-extern "C" __global__ void __launch_bounds__(256)
-choose(Step step, const float *logits, const float *shares, Sampling sampling) {
-    __shared__ Choosing at;
-    const u32 output = blockIdx.x;
-    wait_for_previous();
-    if (output >= n_outputs(step)) return;
-    const Draw draw = load_draw(sampling, output);
-    if (!(draw.flags & CHOSEN)) return;
-    const u32 token_index = load_fresh(step.outputs + output);
+// Tells the token of an output, and leaves what the next step needs to follow it. All threads of one block call it.
+__device__ __forceinline__ void conclude(const Step &step, const Sampling &sampling, const Draw &draw, u32 output, u32 token_index,
+                                         u32 token) {
     Draw &next = sampling.draws[output];
-    if (blockIdx.y == 1) {
-        const u32 n_parts = load_fresh(step.partials + token_index * 2), first = load_fresh(step.partials + token_index * 2 + 1);
-        u64 *told = sampling.told_shares + draw.share_number % TOLD_STEPS * sampling.n_partials;
-        for (u32 part = first + threadIdx.x; part < first + n_parts; part += 256) {
-            float sum = 0.0f;
-            for (int head = 0; head < HEADS; ++head) sum += load_fresh(shares + (u64)part * HEADS + head);
-            tell(told + part, draw.share_number, __float_as_uint(sum));
-        }
-        if (threadIdx.x == 0) next.share_number = draw.share_number + 1;
-        return;
-    }
-    const u32 token = choose_token(draw, sampling, output, logits + (u64)output * VOCAB, at);
     if (threadIdx.x == 0) {
         tell(sampling.told_tokens + draw.token_number % TOLD_STEPS * 8 + output, draw.token_number, token);
         next.token_number = draw.token_number + 1;
@@ -65,6 +41,67 @@ choose(Step step, const float *logits, const float *shares, Sampling sampling) {
         if (draw.flags & ADJUSTED) mark += mark & SEEN ? 1 : 2;
     }
     if (draw.flags & FOLLOWED) advance(step, token_index, token);
+}
+
+// Computes   the token of each output that has a draw, and what the next step needs to follow it; but for draws among
+//            more ranks than it weighs.
+// Layout     logits: f32 [outputs][VOCAB]; shares: f32 [partials][HEADS]; sampling.cuh tells the rest.
+// Work split block (o, 0) chooses the token of output o and moves its lane on; block (o, 1) tells the host how the
+//            token attended, a thread a part.
+// Rounding   none of its own; shares are added over heads in their order.
+// Moves      a sixteenth of the logits: bound by latency.
+extern "C" __global__ void __launch_bounds__(256)
+choose(Step step, const float *logits, const float *shares, Sampling sampling) {
+    __shared__ Choosing at;
+    const u32 output = blockIdx.x;
+    let_next_start();
+    wait_for_previous();
+    if (output >= n_outputs(step)) return;
+    const Draw draw = load_draw(sampling, output);
+    if (!(draw.flags & CHOSEN)) return;
+    const u32 token_index = load_fresh(step.outputs + output);
+    if (blockIdx.y == 1) {
+        const u32 n_parts = load_fresh(step.partials + token_index * 2), first = load_fresh(step.partials + token_index * 2 + 1);
+        u64 *told = sampling.told_shares + draw.share_number % TOLD_STEPS * sampling.n_partials;
+        for (u32 part = first + threadIdx.x; part < first + n_parts; part += 256) {
+            float sum = 0.0f;
+            for (int head = 0; head < HEADS; ++head) sum += load_fresh(shares + (u64)part * HEADS + head);
+            tell(told + part, draw.share_number, __float_as_uint(sum));
+        }
+        if (threadIdx.x == 0) sampling.draws[output].share_number = draw.share_number + 1;
+        return;
+    }
+    if (draw.flags & WIDE) return;
+    const u32 token = choose_token(draw, sampling, output, logits + (u64)output * VOCAB, at);
+    conclude(step, sampling, draw, output, token_index, token);
+}
+
+// Computes   the tokens of outputs that draw among more ranks than `choose` weighs.
+// Layout     logits: f32 [outputs][VOCAB]; wide.cuh tells the rest.
+// Work split block (b, o) has the b-th sixteenth of the rows of output o.
+// Rounding   none.
+// Moves      the logits once: bound by the times that blocks wait for one another, five without filters.
+extern "C" __global__ void __launch_bounds__(WIDE_THREADS)
+choose_wide(Step step, const float *logits, Sampling sampling) {
+    __shared__ WideShared at;
+    const u32 output = blockIdx.y;
+    wait_for_previous();
+    if (output >= n_outputs(step)) return;
+    if (threadIdx.x < sizeof(Draw) / 4)
+        ((u32 *)&at.draw)[threadIdx.x] = load_fresh((const u32 *)(sampling.draws + output) + threadIdx.x);
+    __syncthreads();
+    const Draw &draw = at.draw;
+    if ((draw.flags & (CHOSEN | WIDE)) != (CHOSEN | WIDE)) return;
+    const u32 top = best_score(sampling, output, at);
+    // All blocks find the same.
+    if (top >= SCORE_OF_INFINITY || top <= SCORE_OF_NOTHING) {
+        if (blockIdx.x == 0) conclude(step, sampling, draw, output, 0, DECLINED);
+        return;
+    }
+    const WideRows rows(sampling, output, logits + (u64)output * VOCAB, top, draw);
+    Meeting meeting = {sampling.parts + output * 2 * WIDE_BLOCKS * 256, sampling.gates + output, 0};
+    const u32 token = draw_wide(top, rows, meeting, at);
+    if (token != DECLINED) conclude(step, sampling, draw, output, load_fresh(step.outputs + output), token);
 }
 
 // A token whose logit is not taken as it comes.

@@ -5,7 +5,7 @@
 // those alone: the k best scores all lie in groups whose best is at least the k-th best of *any* set of scores,
 // such as the best that each of its 256 threads holds (`choose_token`).
 // What the block cannot decide it declines, and the host chooses from the logits: scores that are not numbers,
-// more candidates than it has room for. Draws among more than MOST_RANKS ranks never come here.
+// more candidates than it has room for. Draws among more than MOST_RANKS ranks are in wide.cuh.
 
 constexpr int SCORE_ROWS = 16;    // rows whose best score is kept together
 constexpr int N_BEST = (VOCAB + SCORE_ROWS - 1) / SCORE_ROWS;
@@ -19,18 +19,22 @@ constexpr u32 DECLINED = 0xffffffffu;
 struct Draw {
     u32 flags;
     u32 vocab; // rows from here on are padding
-    u32 top_k; // 1 to MOST_RANKS
-    float temperature, top_p, min_p;
-    float repetition, frequency, presence;
+    u32 top_k; // WIDE: 0, or more than MOST_RANKS; otherwise 1 to MOST_RANKS
     u32 index; // of the token in its answer
-    u32 min_tokens, gap;
+    float repetition, frequency, presence;
+    u32 min_tokens;
+    double scale;     // what turns a difference of logits into the distance of a weight
+    u64 least_weight; // that may be drawn
+    u64 share;        // top_p in units of 2^-32
     u64 seed;
     u32 token_number, share_number; // under which the host waits for the token, and for its shares of attention
+    u64 gap;
 };
 constexpr u32 CHOSEN = 1;   // here, not by the host
 constexpr u32 DRAWN = 2;    // among the ranks; otherwise the first is chosen
 constexpr u32 ADJUSTED = 4; // scores differ from logits
 constexpr u32 FOLLOWED = 8; // the lists are moved on to the next token
+constexpr u32 WIDE = 16;    // by the blocks of wide.cuh
 
 // The draws of a step, and what they need.
 struct Sampling {
@@ -41,6 +45,8 @@ struct Sampling {
     u64 *told_tokens;  // the host's: [TOLD_STEPS][8], a token and in the upper half the number of its step
     u64 *told_shares;  // the host's: [TOLD_STEPS][partials], the same with the share of a part
     u64 n_partials;
+    u64 *parts;        // [8][2][WIDE_BLOCKS][256]: see wide.cuh
+    u32 *gates;        // [8]: how often a block has come to a place where all of its output's meet
 };
 constexpr u32 TOLD_STEPS = 64;
 
@@ -101,9 +107,39 @@ __device__ __forceinline__ u64 mix(u64 z) {
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
     return z ^ (z >> 31);
 }
-// weft::sampling::uniform.
-__device__ __forceinline__ double uniform(u64 seed, u64 index) {
-    return (double)(mix(mix(seed) + 0x9E3779B97F4A7C15ull * (index + 1)) >> 11) * (1.0 / 9007199254740992.0);
+// weft::sampling::uniform times a total, rounded down.
+__device__ __forceinline__ u64 random_below(const Draw &draw, u64 total) {
+    const u64 bits = mix(mix(draw.seed) + 0x9E3779B97F4A7C15ull * (draw.index + 1ull));
+    return __umul64hi(bits >> 11 << 11, total);
+}
+
+// The weight of a score, as weft's sampling/weight.rs defines it: the first rank's is 2^40.
+__device__ __forceinline__ u64 times_rest(u64 q, u32 rest) {
+    return (u64)(u32)(q >> 32) * rest + ((u64)(u32)q * rest >> 32);
+}
+__device__ __forceinline__ u64 weight_of(const Draw &draw, u32 top, u32 score) {
+    const double below = __dsub_rn((double)logit_of(top), (double)logit_of(score));
+    const double exact = __dmul_rn(below, draw.scale);
+    if (exact >= 41.0 * 4294967296.0) return 0;
+    const u64 distance = __double2ull_rz(exact);
+    const u32 halvings = (u32)(distance >> 32), rest = (u32)distance;
+    u64 q = 0x00000140F3AA7C4Aull;
+    q = 0x0000155DE54941DDull - times_rest(q, rest);
+    q = 0x0000FF1B3319FE1Aull - times_rest(q, rest);
+    q = 0x000A17D2F4587138ull - times_rest(q, rest);
+    q = 0x005761D74B3F265Bull - times_rest(q, rest);
+    q = 0x027655662C942664ull - times_rest(q, rest);
+    q = 0x0E35846AC0C5CC29ull - times_rest(q, rest);
+    q = 0x3D7F7BFEFE4CDD7Bull - times_rest(q, rest);
+    q = 0xB17217F7D1C408AAull - times_rest(q, rest);
+    const u64 power = (1ull << 63) - (times_rest(q, rest) >> 1);
+    const u32 shift = 23 + halvings;
+    return (power + (1ull << (shift - 1))) >> shift;
+}
+// The least sum of first ranks that top_p is content with.
+__device__ __forceinline__ u64 border_of(const Draw &draw, u64 total) {
+    const u64 whole = __umul64hi(draw.share << 31, total << 1), rest = draw.share * total & 0xffffffffull;
+    return max(whole + (rest > 0), 1ull);
 }
 
 // This thread's number, asked for anew: a kernel that chooses many tokens has no registers for what depends on it to be
@@ -122,7 +158,7 @@ struct Choosing {
     u32 groups[MOST_GROUPS];
     u64 candidates[MOST_CANDIDATES]; // the better the larger: score, then the id turned round
     u64 ranked[MOST_RANKS];
-    double sums[256];
+    u64 sums[256];
 };
 __device__ __forceinline__ u64 candidate(u32 score, u32 token) { return (u64)score << 32 | ~token; }
 __device__ __forceinline__ u32 token_of(u64 candidate) { return ~(u32)candidate; }
@@ -206,7 +242,7 @@ __device__ __forceinline__ bool gather(const Draw &draw, const Sampling &from, u
     return at.n_candidates <= MOST_CANDIDATES;
 }
 
-// Steps 5 to 10 of the definition for a draw among the first `wanted` ranks. Sums run in the order of the ranks.
+// Steps 5 to 10 of the definition for a draw among the first `wanted` ranks.
 __device__ __forceinline__ u32 draw_rank(const Draw &draw, u32 wanted, Choosing &at) {
     const u32 n = at.n_candidates, rank = own_thread();
     for (u32 i = rank; i < n; i += 256) {
@@ -217,27 +253,20 @@ __device__ __forceinline__ u32 draw_rank(const Draw &draw, u32 wanted, Choosing 
     }
     meet();
     const u32 n_ranks = min(n, wanted);
-    const double top = logit_of(at.ranked[0] >> 32);
-    const double weight =
-        rank < n_ranks ? exp(((double)logit_of(at.ranked[rank] >> 32) - top) / (double)draw.temperature) : 0.0;
+    const u64 weight = rank < n_ranks ? weight_of(draw, at.ranked[0] >> 32, at.ranked[rank] >> 32) : 0;
     at.sums[rank] = weight;
     meet();
     if (rank == 0) {
-        double sum = 0.0;
+        u64 sum = 0;
         for (u32 i = 0; i < n_ranks; ++i) at.sums[i] = sum += at.sums[i];
     }
     meet();
     // Of the ranks that stay the first one always does.
-    const double border = (double)draw.top_p * at.sums[n_ranks - 1];
-    const bool stays = rank < n_ranks && weight >= (double)draw.min_p &&
-                       (rank == 0 || draw.top_p == 1.0f || at.sums[rank - 1] < border);
-    const u32 kept = smallest(stays ? DECLINED : rank, at), n_kept = min(kept, n_ranks);
-    const double target = uniform(draw.seed, draw.index) * at.sums[n_kept - 1];
-    const bool is_beyond = rank < n_kept && at.sums[rank] > target;
-    const u32 found = smallest(is_beyond ? rank : DECLINED, at);
-    // Where rounding leaves the sum short of the target, the last possible token is it.
-    const u32 last = largest(rank < n_kept && weight > 0.0 ? rank : 0, at);
-    return token_of(at.ranked[min(found, last)]);
+    const u64 border = border_of(draw, at.sums[n_ranks - 1]);
+    const bool stays = weight >= draw.least_weight && (rank == 0 || at.sums[rank - 1] < border);
+    const u32 n_kept = smallest(stays ? DECLINED : rank, at);
+    const u64 target = random_below(draw, at.sums[n_kept - 1]);
+    return token_of(at.ranked[smallest(rank < n_kept && at.sums[rank] > target ? rank : DECLINED, at)]);
 }
 
 // The token of an output, or DECLINED; the same in all of the block's first 256 threads, which all call it. `Best` is how

@@ -17,6 +17,7 @@ use crate::buffers::Activations;
 use crate::driver::{Address, Argument, Kernel, Launch};
 use crate::error::CudaError;
 use crate::kernels::ByWidth;
+use crate::sampling::Chosen;
 use crate::shape::Cut;
 use crate::tables::{Counts, FEW, Family, SEVERAL, SIXTEEN, StepAddresses};
 
@@ -38,8 +39,8 @@ pub(crate) struct Pass<'a> {
     /// Whether kernels that may start before the one before has ended do; and, in steps of few tokens, rope_store runs
     /// inside attend.
     pub(crate) joined: bool,
-    /// Whether tokens are chosen after the head.
-    pub(crate) draws: bool,
+    /// How tokens are chosen after the head.
+    pub(crate) chosen: Chosen,
 }
 
 /// Tokens of a step that matrices are streamed past together.
@@ -124,7 +125,7 @@ impl Pass<'_> {
                 Op::ProjAdd { layer } => proj_add::launch(self, layer),
                 Op::NormGateUp { layer } => norm_gate_up::launch(self, layer),
                 Op::DownAdd { layer } => down_add::launch(self, layer),
-                Op::NormHead if self.draws => {
+                Op::NormHead if self.chosen != Chosen::ByHost => {
                     norm_head::launch(self).and_then(|()| choose::launch(self))
                 }
                 Op::NormHead => norm_head::launch(self),

@@ -4,6 +4,7 @@ use super::{Pass, RING_THREADS};
 use crate::CudaDevice;
 use crate::driver::Argument;
 use crate::error::CudaError;
+use crate::sampling::Chosen;
 use crate::tables::FEW;
 
 pub(crate) fn launch(pass: &Pass<'_>) -> Result<(), CudaError> {
@@ -16,7 +17,7 @@ pub(crate) fn launch(pass: &Pass<'_>) -> Result<(), CudaError> {
             &weights.final_norm.address(),
             &buffers.x.address(),
             &buffers.logits.address(),
-            &u32::from(pass.draws),
+            &u32::from(pass.chosen != Chosen::ByHost),
             &sampling.addresses(),
         ];
         pass.launch(&kernels.norm_head, (shape.head.blocks, 1), RING_THREADS, arguments)?;

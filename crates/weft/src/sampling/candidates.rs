@@ -91,11 +91,6 @@ impl Candidates {
         worst.candidate().score
     }
 
-    /// How many there are.
-    pub(super) fn len(&self) -> usize {
-        self.items.len()
-    }
-
     /// All of them, in no order.
     pub(super) fn iter(&self) -> impl Iterator<Item = Candidate> {
         self.items.iter().map(|key| key.candidate())

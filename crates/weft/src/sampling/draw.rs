@@ -1,6 +1,8 @@
 //! What decides a token besides its logits, as plain numbers, for devices that choose by themselves. Owns
 //! nothing but the numbers; what they mean is written in the description of [`Sampler`](super::Sampler).
 
+use super::weight;
+
 /// The numbers of one choice. Two choices from the same logits with equal draws, and equal
 /// [adjustments](super::Sampler::adjustments) where there are any, are the same token.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,6 +31,23 @@ pub struct Draw {
     pub vocab: usize,
     /// Whether the logits of some tokens are adjusted.
     pub adjusts: bool,
+}
+
+impl Draw {
+    /// What a difference of logits is multiplied by for the logarithm of a weight: half the weight is 2^32.
+    pub fn scale(&self) -> f64 {
+        weight::scale(self.temperature)
+    }
+
+    /// The least weight that `min_p` leaves, where the first rank's is 2^40.
+    pub fn least_weight(&self) -> u64 {
+        weight::least(self.min_p)
+    }
+
+    /// `top_p` in units of 2^-32.
+    pub fn share(&self) -> u64 {
+        weight::share(self.top_p)
+    }
 }
 
 /// A token whose logit is not taken as it comes.

@@ -15,6 +15,7 @@ mod penalties;
 mod random;
 mod sampler;
 mod text_stream;
+mod weight;
 
 pub use constraint::Constraint;
 pub use draw::{Adjustment, Draw, RuledOut};

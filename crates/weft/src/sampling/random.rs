@@ -36,6 +36,11 @@ pub fn uniform(seed: u64, index: u64) -> f64 {
     (bits(seed, index) >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
 }
 
+/// `uniform(seed, index)` times `total`, rounded down, without an error: a number below `total`.
+pub(super) fn below(seed: u64, index: u64, total: u64) -> u64 {
+    ((u128::from(bits(seed, index) >> 11) * u128::from(total)) >> 53) as u64
+}
+
 /// The seed of a request's choice number `choice` (from 0): the first keeps `seed`, the others get
 /// `mix(seed + 0x9E3779B97F4A7C15 * choice)`, where `mix` is the finaliser of splitmix64. As `mix`
 /// is one-to-one, these never coincide with each other.
@@ -62,6 +67,8 @@ mod tests {
         assert_eq!(bits(42, 1000), 0xD810_B893_B111_893A);
         assert_eq!(bits(u64::MAX, u64::MAX), 0x4BFF_D802_EBFB_15E4);
         assert_eq!(uniform(42, 1000), 0.844_005_142_266_786_1);
+        assert_eq!(below(42, 1000, 1 << 53), bits(42, 1000) >> 11);
+        assert_eq!((below(42, 1000, 1_000_000_007), below(42, 1000, 1)), (844_005_148, 0));
         assert_eq!(choice_seed(42, 0), 42);
         assert_eq!(choice_seed(42, 3), 0x4752_6757_130F_9F52);
     }

@@ -11,7 +11,8 @@ use super::{
     constraint::{Constrained, Constraint},
     logprobs::LogprobsReader,
     penalties::Penalties,
-    random::uniform,
+    random::below,
+    weight,
 };
 
 /// The token chosen for one step.
@@ -37,20 +38,26 @@ pub struct Choice {
 ///    `stop_ids` while `i < min_tokens`. So do tokens that the answer's [`Constraint`] does not allow.
 /// 5. Tokens are ranked by `l` descending, ties by id ascending (0 and -0 are a tie); a token at
 ///    -inf has no rank. Temperature 0 chooses the first; no random number is used.
-/// 6. Otherwise every ranked token has the weight `w = exp((l - l_max) / temperature)`, in f64 from
-///    the f32 `l`. The subtraction keeps the smallest temperature from overflowing; the common
-///    factor it takes out does not change a probability.
+/// 6. Otherwise every ranked token has a weight: `exp((l - l_max) / temperature)` in units of 2^-40, an
+///    integer. How it is computed is written below; it never rises from one rank to the next.
 /// 7. `top_k`: the first k ranks stay.
 /// 8. `top_p` below 1: the shortest run of first ranks whose weights sum to at least `top_p` times
-///    the sum over all that step 7 left.
-/// 9. `min_p`: those of `w >= min_p` stay, which is a probability of at least `min_p` times the
-///    largest, as the first rank has `w = 1`. The first rank survives steps 7 to 9.
-/// 10. Draw: `u = ` [`uniform`]`(seed, i)`; the first rank at which the running sum of the weights
+///    the sum over all that step 7 left; `top_p` is rounded down to a multiple of 2^-32.
+/// 9. `min_p`: those of a weight of at least `min_p * 2^40` stay, which is a probability of at least `min_p` times
+///    the largest, as the first rank weighs 2^40. The first rank survives steps 7 to 9.
+/// 10. Draw: `u = ` [`uniform`](super::uniform)`(seed, i)`; the first rank at which the running sum of the weights
 ///     that stayed exceeds `u` times their total.
 ///
-/// Steps 1 to 4 are f32, each operation rounded. Sums are f64, in an order left open; another
-/// implementation may therefore choose another token only where `u` times the total, or the border
-/// of step 8, is within its own rounding error of a running sum.
+/// Steps 1 to 4 are f32, each operation rounded. From step 6 on all is integers and compared without an error, so no
+/// order of summation matters: whoever follows the definition chooses the same token, always.
+///
+/// The weight of a rank, in f64 up to `distance` and in unsigned integers from there:
+///
+/// ```text
+/// distance = (l_max - l) * (log2(e) * 2^32 / temperature), rounded down
+/// n, f     = distance >> 32, distance & (2^32 - 1)
+/// weight   = 2^(40 - n - f / 2^32), rounded; the power by a polynomial of fixed point numbers (weight.rs)
+/// ```
 ///
 /// All memory is taken by [`Sampler::new`]; a step allocates nothing but the [`Logprobs`] it returns.
 #[derive(Clone)]
@@ -248,24 +255,18 @@ impl Sampler {
         if temperature == 0.0 {
             return Ok(first.token);
         }
-        let (max, temperature) = (f64::from(first.score), f64::from(temperature));
-        let weight = |c: Candidate| ((f64::from(c.score) - max) / temperature).exp();
+        let (max, scale) = (f64::from(first.score), weight::scale(temperature));
+        let weight = |c: Candidate| weight::weight(max - f64::from(c.score), scale);
 
-        let (n_kept, total) = keep(candidates, weight, top_p, min_p);
-        let target = uniform(seed, index as u64) * total;
-        let (mut sum, mut chosen) = (0.0, first.token);
-        for candidate in (0..n_kept).map_while(|rank| candidates.rank(rank)) {
-            let w = weight(candidate);
-            // Where rounding leaves the sum short of the target, the last possible token is it.
-            if w == 0.0 {
-                break;
-            }
-            (sum, chosen) = (sum + w, candidate.token);
-            if sum > target {
-                break;
-            }
+        let target = below(seed, index as u64, kept(candidates, weight, top_p, min_p));
+        let (mut sum, mut rank, mut chosen) = (0, 0, first);
+        // The target is below the sum of what is kept, which are first ranks: there is no need to know how many.
+        while sum <= target
+            && let Some(candidate) = candidates.rank(rank)
+        {
+            (sum, rank, chosen) = (sum + weight(candidate), rank + 1, candidate);
         }
-        Ok(chosen)
+        Ok(chosen.token)
     }
 }
 
@@ -283,31 +284,32 @@ fn bad_logit(logits: &[f32], index: usize) -> Option<SamplingError> {
     Some(SamplingError::BadLogit { index, token, value: *value })
 }
 
-/// Steps 8 and 9: how many of the first ranks stay, and the sum of their weights.
-fn keep(
+/// Steps 8 and 9: the sum of the weights that stay.
+fn kept(
     candidates: &mut Candidates,
-    weight: impl Fn(Candidate) -> f64,
+    weight: impl Fn(Candidate) -> u64,
     top_p: f32,
     min_p: f32,
-) -> (usize, f64) {
+) -> u64 {
+    let all = |candidates: &Candidates| candidates.iter().map(&weight).sum::<u64>();
     // Without either filter nothing needs ranking; without top_p its border needs no sum.
     if top_p == 1.0 && min_p == 0.0 {
-        return (candidates.len(), candidates.iter().map(weight).sum());
+        return all(candidates);
     }
     let border = match top_p {
-        1.0 => f64::INFINITY,
-        _ => f64::from(top_p) * candidates.iter().map(&weight).sum::<f64>(),
+        1.0 => u64::MAX,
+        _ => weight::border(weight::share(top_p), all(candidates)),
     };
-    let (mut n_kept, mut total) = (0, 0.0);
-    while let Some(candidate) = candidates.rank(n_kept) {
+    let least = weight::least(min_p);
+    let (mut total, mut rank) = (0, 0);
+    while let Some(candidate) = candidates.rank(rank) {
         let w = weight(candidate);
-        if w < f64::from(min_p) || total >= border {
+        if w < least || total >= border {
             break;
         }
-        n_kept += 1;
-        total += w;
+        (total, rank) = (total + w, rank + 1);
     }
-    (n_kept, total)
+    total
 }
 
 #[cfg(test)]
