@@ -53,7 +53,7 @@ struct Prepared {
 impl CudaDevice {
     /// Runs ops on a step to their end.
     pub(crate) fn run_step(&mut self, ops: &[Op], step: &Step<'_>) -> Result<(), (Op, CudaError)> {
-        self.settle()?;
+        self.end_launch()?;
         let prepared = self.prepare(ops, step, Chosen::ByHost);
         self.launch(ops, &prepared, Chooses::Nothing, 1)?;
         self.wait_for_end()
@@ -67,7 +67,7 @@ impl CudaDevice {
         draws: &[OutputDraw<'_>],
         ahead: usize,
     ) -> Result<(), (Op, CudaError)> {
-        self.settle()?;
+        self.end_launch()?;
         let prepared = self.prepare(ops, step, self.in_flight.how());
         let number = self.in_flight.number();
         let n = self.in_flight.launches_for(ahead.min(prepared.way.most_ahead()));
@@ -98,13 +98,13 @@ impl CudaDevice {
         let last = *plan.last().expect("a plan has ops");
         in_flight.wait(gpu, sampling).map_err(|error| {
             // A launch that ended without its tokens may know why.
-            self.settle().err().unwrap_or((last, error))
+            self.end_launch().err().unwrap_or((last, error))
         })
     }
 
     /// Ends what the persistent kernel still runs, and waits until it is gone. Graphs that were begun in vain run to
     /// their end, before anything that comes after them.
-    pub(crate) fn settle(&mut self) -> Result<(), (Op, CudaError)> {
+    pub(crate) fn end_launch(&mut self) -> Result<(), (Op, CudaError)> {
         self.stop();
         persistent::finish(self).map_err(|fault| fault.in_plan(&self.plan))
     }
