@@ -50,7 +50,7 @@ __device__ __forceinline__ void conclude(const Step &step, const Sampling &sampl
 //            token attended, a thread a part.
 // Rounding   none of its own; shares are added over heads in their order.
 // Moves      a sixteenth of the logits: bound by latency.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 1)
 choose(Step step, const float *logits, const float *shares, Sampling sampling) {
     __shared__ Choosing at;
     const u32 output = blockIdx.x;
