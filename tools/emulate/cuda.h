@@ -57,9 +57,13 @@ inline u32 __float_as_uint(float value) {
 }
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline float __fmul_rn(float a, float b) { return a * b; }
-template <class T> T atomicAdd(T *at, T value) {
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline double __dsub_rn(double a, double b) { return a - b; }
+inline u64 __double2ull_rz(double value) { return (u64)value; }
+inline u64 __umul64hi(u64 a, u64 b) { return (u64)((unsigned __int128)a * b >> 64); }
+template <class T, class V> T atomicAdd(T *at, V value) {
     const T before = *at;
-    *at = before + value;
+    *at = before + (T)value;
     return before;
 }
 inline u32 atomicMin(u32 *at, u32 value) {
@@ -132,6 +136,23 @@ template <class T> T __shfl_down_sync(u32, T value, int by) {
     const int lane = current->thread % 32;
     return exchange(value, lane + by, lane + by < 32);
 }
+// What all lanes of a warp bring, put together.
+template <class Add> u32 over_warp(u32 value, Add add) {
+    EmulatedWarp &warp = own_warp();
+    warp.slots[current->thread % 32] = value;
+    __syncwarp();
+    u32 all = (u32)warp.slots[0];
+    for (u32 lane = 1; lane < 32; ++lane) all = add(all, (u32)warp.slots[lane]);
+    __syncwarp();
+    return all;
+}
+inline u32 __reduce_max_sync(u32, u32 value) {
+    return over_warp(value, [](u32 a, u32 b) { return std::max(a, b); });
+}
+inline u32 __ballot_sync(u32, bool is) {
+    return over_warp((u32)is << current->thread % 32, [](u32 a, u32 b) { return a | b; });
+}
+inline int __ffs(u32 bits) { return __builtin_ffs(bits); }
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 

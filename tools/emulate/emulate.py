@@ -24,7 +24,7 @@ UP_TO = {
     "ops/attend.cu": "// The pages of a section in shared memory",
     "kernels/norm.cuh": "// Computes",
 }
-LEFT_OUT = {f"kernels/{name}" for name in ["base.cuh", "matvec.cuh", "matmul.cuh", "sampling.cuh", "sent.cuh", "wide.cuh"]}
+LEFT_OUT = {f"kernels/{name}" for name in ["base.cuh", "matvec.cuh", "matmul.cuh", "sent.cuh", "wide.cuh"]}
 LEFT_OUT |= {f"kernels/{name}.cu" for name in ["choose", "rows", "bandwidth"]}
 LEFT_OUT |= {f"ops/{name}.cu" for name in ["attend_block", "proj_add", "down_add", "norm_head", "embed", "rope_store"]}
 # Machine instructions of the kernel, and what they are here.
@@ -34,8 +34,9 @@ INSTRUCTIONS = [
     (r'asm volatile\("ld\.relaxed\.gpu\.global\.u64 .*?"memory"\);', "word = *at, let_others_run();"),
     (r'asm volatile\("ld\.relaxed\.gpu\.global\.v2\.u64 .*?"memory"\);', "words = {at[0], at[1]}, let_others_run();"),
     (r'asm volatile\("mov\.u64 %0, %globaltimer;".*?\);', "now = emulated_clock_ns();"),
-    (r'asm volatile\("mov\.u32 %0, %%ctaid\.x;".*?\);(?=\n)', "block = blockIdx.x;"),
-    (r'asm volatile\("mov\.u32 %0, %%tid\.x;".*?\);(?=\n)', "thread = threadIdx.x;"),
+    (r'asm volatile\("st\.relaxed\.sys\.global\.u64 .*?\);(?=\n)', "*at = (u64)number << 32 | value;"),
+    (r'asm volatile\("mov\.u32 %0, %%ctaid\.x;" : "=r"\((\w+)\)\);', r"\1 = blockIdx.x;"),
+    (r'asm volatile\("mov\.u32 %0, %%tid\.x;" : "=r"\((\w+)\)\);', r"\1 = threadIdx.x;"),
     (r'asm volatile\("prefetch\.global\.L2 .*?"memory"\);', "(void)at;"),
     (r"extern __shared__ .*? ring_memory\[\];", "u8 *ring_memory = current->block->dynamic.data();"),
     (r"__shared__ BlockShared shared;", "BlockShared &shared = *(BlockShared *)current->block->shared.data();"),
@@ -47,6 +48,8 @@ ODD = dict(hidden_size=301, num_attention_heads=15, num_key_value_heads=3, head_
 # Rows of more than twelve units a warp, which are packed in stretches.
 LONG = dict(hidden_size=64, num_attention_heads=8, num_key_value_heads=2, head_dim=16, intermediate_size=3500, vocab_size=61)
 MODELS = {"tiny": ("qwen3", TINY, 8), "bias": ("qwen2", TINY, 8), "odd": ("llama", ODD, 12), "long": ("qwen3", LONG, 6)}
+# More blocks than tiles: some owe the others nothing, and are late.
+MODELS |= {"spare": ("qwen3", TINY, 20)}
 # Lanes, tokens of a lane, rows before, steps, stages.
 CASES = [(1, 1, 0, 2, 8), (1, 1, 600, 6, 10), (3, 1, 200, 8, 9), (8, 1, 5, 3, 16), (4, 2, 60, 1, 11), (3, 2, 250, 1, 8)]
 
@@ -68,12 +71,9 @@ def kernel(revision):
         if name in UP_TO:
             text = text[: text.index(UP_TO[name])]
         for pattern, here in INSTRUCTIONS:
-            text = re.sub(pattern, lambda _: here, text, flags=re.S)
+            text = re.sub(pattern, here, text, flags=re.S)
         assert "asm volatile" not in text, f"{name} has an instruction that is not emulated"
         parts.append(f'#line 1 "{name}"\n{text}')
-    # Older revisions have one kernel for any number of tokens.
-    if not any("decode_one" in part for part in parts):
-        parts.append("#define decode_one decode")
     return "\n".join(parts)
 
 
@@ -114,7 +114,7 @@ def main():
         for model in MODELS:
             here = build(pathlib.Path(folder), model, None)
             there = build(pathlib.Path(folder), model, arguments.against) if arguments.against else None
-            for case in CASES:
+            for case in CASES if model != "spare" else CASES[2:4]:
                 outputs = [run(here, case, 1), run(here, case, 2)] + ([run(there, case, 1)] if there else [])
                 good = len(set(outputs)) == 1 and not outputs[0].startswith("failed")
                 failures += not good

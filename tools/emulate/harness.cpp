@@ -12,10 +12,8 @@
 Fiber *current;
 void *scheduler;
 std::vector<Copy> copies;
-static u64 emulated_clock_ns() {
-    static u64 now;
-    return now += 100'000'000;
-}
+static u64 rounds; // of all blocks
+static u64 emulated_clock_ns() { return (rounds + 1) * 10'000; }
 #include "kernel.inc"
 
 constexpr int PAGES = 40, POSITIONS = 2048, MOST_PARTS = 64;
@@ -169,9 +167,11 @@ static void run(const Launch &launch) {
         std::fill(block.shared.begin(), block.shared.end(), 0xcd);
     }
     for (Fiber &fiber : fibers) begin_fiber(fiber);
-    for (size_t left = fibers.size(); left > 0;) {
+    u32 behind = 0; // a block that hardly runs for a while: others must neither wait for more than it owes nor run away
+    for (size_t left = fibers.size(); left > 0; ++rounds) {
+        if (schedule.next() % 512 == 0) behind = schedule.next() % N_BLOCKS;
         for (u32 block = 0; block < N_BLOCKS; ++block) {
-            if (schedule.next() % 4 == 0) continue;
+            if (schedule.next() % (block == behind ? 64 : 4) != 0 == (block == behind)) continue;
             for (u32 thread = 0; thread < 288; ++thread) {
                 current = &fibers[block * 288 + thread];
                 if (current->done) continue;
@@ -189,6 +189,7 @@ static void tell(const char *what, const void *at, size_t bytes) {
     for (size_t i = 0; i < bytes; ++i) hash = (hash ^ ((const u8 *)at)[i]) * 1099511628211ull;
     printf("  %s %016llx\n", what, hash);
 }
+static const float *last_shares(const Launch &launch) { return launch.n_steps % 2 == 1 ? launch.shares : launch.other_shares; }
 static void tell_all(const Launch &launch, const Lists &lists, const std::vector<LayerAddresses> &layers) {
     const u32 n = lists.counts[0];
     const PlainBuffers &plain = launch.plain;
@@ -199,8 +200,67 @@ static void tell_all(const Launch &launch, const Lists &lists, const std::vector
     tell("a", plain.a, n * Q_STRIDE * 2);
     tell("h", plain.h, n * INTER_STRIDE * 2);
     for (const LayerAddresses &layer : layers) tell("kv", layer.kv, KV_VALUES * 2);
-    tell("shares", launch.shares, lists.n_partials * HEADS * 4);
+    tell("shares", last_shares(launch), lists.n_partials * HEADS * 4);
     tell("logits", launch.logits, (size_t)lists.counts[1] * VOCAB * 4);
+}
+
+// ---- draws -------------------------------------------------------------------------------------
+constexpr u32 USABLE = VOCAB - 3, PROMPT_TOKEN = 7;
+static u32 first_number = 0; // of a launch's steps, as they are told
+static Sampling empty_sampling() {
+    Sampling sampling = {};
+    sampling.draws = guarded<Draw>(8), sampling.best = guarded<u32>(8 * N_BEST);
+    sampling.bias = guarded<float>(8 * VOCAB), sampling.marks = guarded<u32>(8 * VOCAB);
+    sampling.told_tokens = guarded<u64>(TOLD_STEPS * 8), sampling.told_shares = guarded<u64>(TOLD_STEPS * MOST_PARTS);
+    sampling.n_partials = MOST_PARTS;
+    return sampling;
+}
+// Lanes in turn take the best, the best after penalties, and draw among three after penalties.
+static void set_draws(Sampling &sampling, int n_lanes, bool by_draws) {
+    first_number += TOLD_STEPS + 1;
+    for (int lane = 0; lane < n_lanes; ++lane) {
+        const u32 kind = by_draws ? (lane + 1) % 3 : 0;
+        Draw &draw = sampling.draws[lane] = {};
+        draw.flags = CHOSEN | (kind > 0 ? ADJUSTED : 0) | (kind > 1 ? DRAWN : 0);
+        draw.vocab = USABLE, draw.top_k = 3, draw.seed = 5 + lane;
+        draw.scale = 1.4426950408889634 * 4294967296.0, draw.least_weight = 1, draw.share = 1ull << 32; // temperature 1
+        draw.repetition = 1.5f, draw.presence = 2.0f, draw.frequency = 0.5f;
+        draw.token_number = draw.share_number = first_number;
+        std::fill(sampling.marks + lane * VOCAB, sampling.marks + (lane + 1) * VOCAB, 0);
+        sampling.marks[lane * VOCAB + PROMPT_TOKEN] = 1;
+    }
+}
+static u32 told(const u64 *words, u32 number) {
+    if (*words >> 32 != number) printf("nothing was told\n"), exit(1);
+    return (u32)*words;
+}
+// The last token of every lane against its logits and the tokens before it; its shares of attention.
+static void check_told(const Launch &launch, const Lists &lists, int n_lanes) {
+    const Sampling &sampling = launch.sampling;
+    const u32 last = first_number + launch.n_steps - 1;
+    if (launch.mailbox->fault) printf("a block waited in vain in op %u\n", *launch.given_up), exit(1);
+    for (int lane = 0; lane < n_lanes; ++lane) {
+        const Draw &draw = sampling.draws[lane];
+        std::vector<float> logits(launch.logits + lane * VOCAB, launch.logits + lane * VOCAB + USABLE);
+        std::vector<u32> times(USABLE);
+        const auto token_of_step = [&](u32 number) { return told(sampling.told_tokens + number % TOLD_STEPS * 8 + lane, number); };
+        for (u32 number = first_number; number < last; ++number) times[token_of_step(number)] += 1;
+        for (u32 row = 0; row < USABLE && draw.flags & ADJUSTED; ++row) {
+            if (times[row] > 0 || row == PROMPT_TOKEN) logits[row] = logits[row] < 0 ? logits[row] * 1.5f : logits[row] / 1.5f;
+            if (times[row] > 0) logits[row] = logits[row] - 0.5f * times[row] - 2.0f;
+        }
+        const u32 token = token_of_step(last);
+        const int n_better = std::count_if(logits.begin(), logits.end(), [&](float logit) { return logit > logits[token]; });
+        if (n_better >= (draw.flags & DRAWN ? 3 : 1)) printf("a token is not among the best\n"), exit(1);
+        for (u32 part = lists.partials[lane * 2 + 1]; part < lists.partials[lane * 2 + 1] + lists.partials[lane * 2]; ++part) {
+            float sum = 0;
+            for (int head = 0; head < HEADS; ++head) sum += last_shares(launch)[part * HEADS + head];
+            const u32 share = told(sampling.told_shares + last % TOLD_STEPS * MOST_PARTS + part, last);
+            if (share != __float_as_uint(sum)) printf("a share is not what was added up\n"), exit(1);
+        }
+    }
+    tell("told tokens", sampling.told_tokens, TOLD_STEPS * 8 * 8);
+    tell("marks", sampling.marks, (size_t)n_lanes * VOCAB * 4);
 }
 
 int main(int, char **arguments) {
@@ -238,31 +298,33 @@ int main(int, char **arguments) {
     launch.x = guarded<u64>(8 * HIDDEN_STRIDE / 2), launch.qkv = guarded<u64>(8 * QKV_WORDS);
     launch.a = guarded<u64>(8 * Q_STRIDE / 2), launch.h = guarded<u64>(8 * INTER_STRIDE / 2);
     launch.part_sums = guarded<u64>(MOST_PARTS * HEADS * DIM), launch.part_weights = guarded<u64>(MOST_PARTS * HEADS * 4);
-    launch.candidates = guarded<u64>(8 * N_BLOCKS * 2);
+    launch.candidates = guarded<u64>(2 * 8 * N_BLOCKS * 2);
     launch.plain.x = guarded<u16>(8 * HIDDEN_STRIDE), launch.plain.qkv.q = guarded<u16>(8 * Q_WIDTH);
     launch.plain.qkv.k = guarded<u16>(8 * KV_WIDTH), launch.plain.qkv.v = guarded<u16>(8 * KV_WIDTH);
     launch.plain.a = guarded<u16>(8 * Q_STRIDE), launch.plain.h = guarded<u16>(8 * INTER_STRIDE);
-    launch.logits = guarded<float>(8 * VOCAB), launch.shares = guarded<float>(MOST_PARTS * HEADS);
-    launch.given_up = &given_up, launch.mailbox = (Mailbox *)guarded<u64>(1 + 8 * n_steps);
+    launch.logits = guarded<float>(8 * VOCAB), launch.shares = guarded<float>(MOST_PARTS * HEADS), launch.other_shares = guarded<float>(MOST_PARTS * HEADS);
+    launch.done = guarded<u64>(N_BLOCKS), launch.chosen = guarded<u64>(8);
+    launch.sampling = empty_sampling();
+    launch.given_up = &given_up, launch.mailbox = guarded<Mailbox>(1);
     launch.withheld = ~0u, launch.n_stages = atoi(arguments[5]);
     launch.x_units = std::max(HIDDEN_UNITS * (int)lists.counts[0], 32);
 
-    const auto run_and_tell = [&](u32 n_ops, u32 steps, bool feeds) {
+    const auto run_and_tell = [&](u32 n_ops, u32 steps, Chooses chooses) {
         for (int layer = 0; layer < LAYERS; ++layer) std::copy(stored[layer].begin(), stored[layer].end(), layers[layer].kv);
-        launch.n_ops = n_ops, launch.n_steps = steps, launch.feeds = feeds;
+        launch.n_ops = n_ops, launch.n_steps = steps, launch.chooses = chooses;
         run(launch);
         launch.number += n_ops * steps;
         printf("%u ops, %u tokens of a lane\n", n_ops, steps);
         tell_all(launch, lists, layers);
     };
-    for (u32 n_ops = 1; n_ops <= ops.size(); ++n_ops) run_and_tell(n_ops, 1, false);
+    for (u32 n_ops = 1; n_ops <= ops.size(); ++n_ops) run_and_tell(n_ops, 1, CHOOSES_NOTHING);
     if (n == 1) {
-        run_and_tell(ops.size(), n_steps, true);
-        for (int lane = 0; lane < n_lanes; ++lane) {
-            const float *row = launch.logits + lane * VOCAB;
-            const u32 best = std::max_element(row, row + VOCAB) - row;
-            if ((u32)launch.mailbox->tokens[(n_steps - 1) * 8 + lane] != best) printf("a token is not the best\n"), exit(1);
-        }
+        for (const Chooses chooses : {CHOOSES_BEST, CHOOSES_BY_DRAWS})
+            for (const int steps : {1, n_steps}) {
+                set_draws(launch.sampling, n_lanes, chooses == CHOOSES_BY_DRAWS);
+                run_and_tell(ops.size(), steps, chooses);
+                check_told(launch, lists, n_lanes);
+            }
     }
     for (int i = 0; i < n_lanes * VOCAB; ++i)
         if (!std::isfinite(launch.logits[i])) printf("a logit is not a number\n"), exit(1);

@@ -179,9 +179,8 @@ pub(crate) fn wanted_launches(
         Kernels::Reference => return Ok(None),
         Kernels::Ops => Launches::Ops,
         Kernels::Persistent => Launches::Persistent,
-        // The persistent kernel is faster for one lane (SPEED.md), but chooses no token except the best: answers would
-        // bring their logits home, token by token.
-        Kernels::Auto | Kernels::Graph => Launches::Graph,
+        Kernels::Graph => Launches::Graph,
+        Kernels::Auto => Launches::Auto,
     };
     let must = device == DeviceKind::Cuda || kernels != Kernels::Auto;
     if device == DeviceKind::Cpu {
@@ -208,7 +207,7 @@ fn choose_device(args: &ModelArgs, config: &Config) -> Result<(Chosen, String), 
         return Ok((Chosen::Reference, no_gpu.to_owned()));
     }
     let (chosen, tested) = match launches {
-        Some(launches) => (Chosen::Cuda(launches), self_test::run_cuda()),
+        Some(launches) => (Chosen::Cuda(launches), self_test::run_cuda(launches)),
         None => (Chosen::Cpu, self_test::run()),
     };
     Ok(match tested {

@@ -11,7 +11,7 @@ use weft::reference;
 use weft::sampling::{Sampler, Sampling};
 use weft::weights::RandomWeights;
 use weft_cpu::{CpuDevice, Options};
-use weft_cuda::CudaDevice;
+use weft_cuda::{CudaDevice, Launches};
 
 /// A self-test that was passed.
 pub(crate) struct Passed {
@@ -40,10 +40,13 @@ pub(crate) fn run() -> Result<Passed, String> {
     })
 }
 
-/// Tests the CUDA device.
-pub(crate) fn run_cuda() -> Result<Passed, String> {
+/// Tests the CUDA device as it will be launched. Where that is left to measurements, it is tested as a graph: they refuse
+/// any other way that does not compute the graph's bits.
+pub(crate) fn run_cuda(launches: Launches) -> Result<Passed, String> {
+    let launches = if launches == Launches::Auto { Launches::Graph } else { launches };
     run_on(|config, weights, limits| {
-        let device = CudaDevice::new(config, weights, weft_cuda::Options::new(limits));
+        let options = weft_cuda::Options { launches, ..weft_cuda::Options::new(limits) };
+        let device = CudaDevice::new(config, weights, options);
         Ok(Box::new(device.map_err(|error| error.to_string())?))
     })
 }

@@ -5,19 +5,19 @@
 //!
 //! The arguments are a named shape, contexts and numbers of lanes. Every lane has rows of its own.
 
-use std::ops::ControlFlow;
 use std::time::Instant;
 
 use weft::config::Config;
 use weft::device::{Device, Lane, Limits, Outputs, Span, Step};
 use weft::kv::{PAGE_ROWS, pages_for};
 use weft::plan::{Op, Work, plan};
+use weft::sampling::{Sampler, Sampling};
 use weft::shapes;
 use weft::weights::RandomWeights;
 use weft_cuda::{CudaDevice, Launches, Options};
 
 const ROUNDS: usize = 8;
-/// Tokens of a lane in a launch.
+/// Tokens of a lane that are decoded, begun ahead.
 const AHEAD: usize = 32;
 const BLOCK: usize = 1024;
 
@@ -92,6 +92,55 @@ fn median(mut samples: Vec<f64>) -> f64 {
     samples[samples.len() / 2]
 }
 
+/// Settings of an answer that is drawn.
+fn drawn() -> Sampling {
+    Sampling {
+        temperature: 0.7,
+        top_k: 20,
+        top_p: 0.8,
+        presence_penalty: 1.0,
+        ..Sampling::default()
+    }
+}
+
+/// Decodes tokens of every lane, begun ahead: the time of one in µs, and all of them.
+fn decode(
+    device: &mut CudaDevice,
+    config: &Config,
+    (context, n_lanes): (usize, usize),
+    settings: &Sampling,
+) -> Result<(f64, Vec<u32>), Failed> {
+    let ops = plan(config);
+    let sampler = |lane: usize| {
+        let settings = Sampling { seed: lane as u64, ..settings.clone() };
+        Sampler::new(&settings, &[], &[], config.vocab)
+    };
+    let mut samplers = (0..n_lanes).map(sampler).collect::<Result<Vec<_>, _>>()?;
+    let mut next: Vec<u32> = (0..n_lanes as u32).map(|lane| 11 + lane).collect();
+    let (mut said, start) = (Vec::new(), Instant::now());
+    for n in 0..AHEAD {
+        let place = |(lane, token)| Place::new(lane, context + 1 + n, AHEAD - n, token);
+        let places: Vec<Place> = next.iter().copied().enumerate().map(place).collect();
+        let lanes: Vec<Lane<'_>> = places.iter().map(Place::lane).collect();
+        let drawn: Vec<_> = samplers.iter().map(Some).collect();
+        device.decode(&ops, &Step { lanes: &lanes }, &drawn, AHEAD - 1 - n)?;
+        for (lane, sampler) in samplers.iter_mut().enumerate() {
+            next[lane] = device.chosen(lane).ok_or("a token was left to the host")?;
+            sampler.accept(next[lane]);
+        }
+        said.extend_from_slice(&next);
+    }
+    Ok((start.elapsed().as_secs_f64() * 1e6 / AHEAD as f64, said))
+}
+
+/// Times of all rounds, in µs of a token.
+#[derive(Default)]
+struct Samples {
+    ahead: Vec<f64>,
+    drawn: Vec<f64>,
+    single: Vec<f64>,
+}
+
 fn measure(
     device: &mut CudaDevice,
     name: &str,
@@ -108,50 +157,41 @@ fn measure(
     let rows = |device: &CudaDevice| -> Vec<Vec<f32>> {
         (0..n_lanes).map(|lane| device.logits(lane).to_vec()).collect()
     };
-    device.use_launches(Launches::Graph)?;
-    device.run(&ops, &step)?;
-    let expected = rows(device);
-    device.use_launches(Launches::Persistent)?;
-    let mut same = true;
-    for _ in 0..3 {
-        device.run(&ops, &step)?;
-        same &= rows(device) == expected;
-    }
-    let (mut ahead, mut single, mut graph, mut tokens) =
-        (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for round in 0..ROUNDS {
-        device.use_launches(Launches::Persistent)?;
-        let start = Instant::now();
-        let mut drawn = Vec::new();
-        let n = device.decode_greedy(&step, AHEAD, &mut |row| {
-            drawn.extend_from_slice(row);
-            ControlFlow::Continue(())
-        })?;
-        ahead.push(start.elapsed().as_secs_f64() * 1e6 / n as f64);
-        if round == 0 {
-            tokens = drawn;
-        } else {
-            same &= tokens == drawn;
-        }
-        for (way, samples) in [(Launches::Persistent, &mut single), (Launches::Graph, &mut graph)] {
+    let ways = [Launches::Graph, Launches::Persistent];
+    let mut samples = [Samples::default(), Samples::default()];
+    let (mut same, mut expected) = (true, None);
+    for _ in 0..ROUNDS {
+        for (way, samples) in ways.into_iter().zip(&mut samples) {
             device.use_launches(way)?;
+            let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
+            let (ahead, best) = decode(device, config, (context, n_lanes), &greedy)?;
+            let (time, sampled) = decode(device, config, (context, n_lanes), &drawn())?;
             let start = Instant::now();
             for _ in 0..10 {
                 device.run(&ops, &step)?;
             }
-            samples.push(start.elapsed().as_secs_f64() * 1e5);
+            samples.single.push(start.elapsed().as_secs_f64() * 1e5);
+            samples.ahead.push(ahead);
+            samples.drawn.push(time);
+            let found = (rows(device), best, sampled);
+            same &= *expected.get_or_insert_with(|| found.clone()) == found;
         }
     }
+    let [graph, persistent] = samples;
     let replay = median(device.replay_us(&ops, &step, 20)?);
     let bytes: u64 = ops.iter().map(|op| op.bytes(config, device.dtype(), &Work::of(&step))).sum();
-    let time = median(ahead.clone());
+    let time = median(persistent.ahead.clone());
     println!(
-        r#"{{"shape": "{name}", "context": {context}, "lanes": {n_lanes}, "same_bits": {same}, "persistent_us": {time:.1}, "tok_per_s": {:.0}, "gb_per_s": {:.0}, "persistent_one_token_us": {:.1}, "graph_us": {:.1}, "graph_replay_us": {replay:.1}, "over_graph": {:.3}, "ahead_samples_us": {ahead:.1?}}}"#,
+        r#"{{"shape": "{name}", "context": {context}, "lanes": {n_lanes}, "same_bits": {same}, "persistent_us": {time:.1}, "tok_per_s": {:.0}, "gb_per_s": {:.0}, "persistent_drawn_us": {:.1}, "persistent_one_token_us": {:.1}, "graph_us": {:.1}, "graph_ahead_us": {:.1}, "graph_drawn_us": {:.1}, "graph_replay_us": {replay:.1}, "over_graph": {:.3}, "ahead_samples_us": {:.1?}}}"#,
         1e6 * n_lanes as f64 / time,
         bytes as f64 / time / 1e3,
-        median(single),
-        median(graph.clone()),
-        median(graph) / time,
+        median(persistent.drawn),
+        median(persistent.single),
+        median(graph.single.clone()),
+        median(graph.ahead.clone()),
+        median(graph.drawn),
+        median(graph.ahead) / time,
+        persistent.ahead,
     );
     Ok(same)
 }

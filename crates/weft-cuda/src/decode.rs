@@ -1,9 +1,10 @@
 //! Steps that are begun before they are asked for.
 //!
 //! Where all lanes have one token and draw it on the GPU, a step leaves there all that the next one needs:
-//! the same graph is launched again and again, and the host only reads what it tells. A call that asks for
-//! just the step that was begun gets its results; any other begins anew. What was begun in vain runs to
-//! its end before anything that comes after it, in the order of the stream.
+//! the same graph is launched again and again, or one launch of the persistent kernel goes on, and the host only
+//! reads what is told. A call that asks for just the step that was begun gets its results; any other begins anew.
+//! Graphs that were begun in vain run to their end before anything that comes after them, in the order of the
+//! stream; the persistent kernel is told to stop. It owns what is expected, and launches nothing (`steps.rs`).
 
 use std::time::{Duration, Instant};
 
@@ -16,9 +17,9 @@ use crate::error::CudaError;
 use crate::sampling::{Chosen, Sampling};
 use crate::tables::{FEW, Family};
 
-/// Steps that are begun beyond the one that is waited for: while the host reads one token, the GPU is at
+/// Graphs that are begun beyond the one that is waited for: while the host reads one token, the GPU is at
 /// the next, and the one after it is at hand.
-const BEYOND: usize = 2;
+pub(crate) const BEYOND: usize = 2;
 /// How long a step may take before the GPU is asked whether it is still there.
 const PATIENCE: Duration = Duration::from_millis(20);
 
@@ -125,10 +126,10 @@ impl InFlight {
         self.number
     }
 
-    /// How many more steps to launch so that `ahead` of them are begun beyond the one asked for.
+    /// How many more steps to begin so that `ahead` of them are begun beyond the one asked for.
     pub(crate) fn launches_for(&mut self, ahead: usize) -> usize {
         let rows_left = self.expected.iter().map(Expected::rows_left).min();
-        let ahead = ahead.min(BEYOND).min(rows_left.unwrap_or(0));
+        let ahead = ahead.min(rows_left.unwrap_or(0));
         let wanted = self.number.wrapping_add(1 + ahead as u32);
         // Less than nothing where more was begun than is asked for now.
         let missing = (wanted.wrapping_sub(self.next_number) as i32).max(0) as u32;

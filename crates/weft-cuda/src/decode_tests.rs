@@ -47,9 +47,9 @@ impl Asking {
 #[test]
 fn the_step_that_follows_is_begun_and_only_that() {
     let mut in_flight = InFlight::default();
-    assert_eq!(asking(5, 0).ask(&mut in_flight, 60), (false, 1 + BEYOND));
+    assert_eq!(asking(5, 0).ask(&mut in_flight, 2), (false, 3));
     in_flight.chosen = vec![Some(9)];
-    assert_eq!(asking(9, 1).ask(&mut in_flight, 59), (true, 1));
+    assert_eq!(asking(9, 1).ask(&mut in_flight, 2), (true, 1));
     in_flight.chosen = vec![Some(9)];
     assert_eq!(asking(9, 2).ask(&mut in_flight, 0), (true, 0));
     let mut others = [asking(8, 3), asking(9, 4), asking(9, 3), asking(9, 3)];
@@ -61,6 +61,19 @@ fn the_step_that_follows_is_begun_and_only_that() {
         in_flight.chosen = vec![Some(9)];
         assert!(!other.ask(&mut in_flight, 60).0);
     }
+}
+
+/// A launch of many steps serves as many calls; the one after its last begins anew.
+#[test]
+fn all_steps_of_a_launch_are_begun() {
+    let mut in_flight = InFlight::default();
+    assert_eq!(asking(5, 0).ask(&mut in_flight, 9), (false, 10));
+    for row in 1..10 {
+        in_flight.chosen = vec![Some(9)];
+        assert_eq!(asking(9, row).ask(&mut in_flight, 0), (true, 0));
+    }
+    in_flight.chosen = vec![Some(9)];
+    assert_eq!(asking(9, 10).ask(&mut in_flight, 60), (false, 54));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use weft::dtype::Dtype;
 use weft::kv::{PageId, Slot};
 use weft::plan::{Op, plan};
 use weft::rope::RopeTable;
-use weft::sampling::{Draw, Sampler};
+use weft::sampling::Sampler;
 use weft::store::Rows as HostRows;
 use weft::weights::Weights;
 
@@ -19,7 +19,7 @@ use crate::compile;
 use crate::decode::{Asked, InFlight};
 use crate::driver::{self, Gpu, Memory};
 use crate::error::CudaError;
-use crate::graphs::{self, Graphs};
+use crate::graphs::Graphs;
 use crate::kernels::{self, Kernels};
 use crate::kv::{Kv, place};
 use crate::logits::HostLogits;
@@ -99,6 +99,7 @@ impl Drop for CudaDevice {
     fn drop(&mut self) {
         self.mover.close();
         self.gpu.bind();
+        self.stop();
         let _ = self.gpu.synchronize();
     }
 }
@@ -206,92 +207,11 @@ impl CudaDevice {
 
     /// The shares of attention of parts, summed over heads.
     fn part_shares(&self, parts: Range<usize>) -> Result<Vec<f32>, CudaError> {
+        self.stop();
         let heads = self.config.heads;
         let mut shares = vec![0.0_f32; parts.len() * heads];
         self.buffers.shares.read(parts.start * heads * 4, &mut shares)?;
         Ok(shares.chunks_exact(heads).map(|part| part.iter().sum()).collect())
-    }
-
-    /// Whether ops on a step of this family are one graph.
-    fn is_graph(&self, ops: &[Op], family: Family) -> bool {
-        self.launches != Launches::Ops && family == Family::Few && ops == self.plan
-    }
-
-    /// Copies a step's lists and launches ops on them.
-    fn launch(
-        &mut self,
-        ops: &[Op],
-        step: &Step<'_>,
-        chosen: Chosen,
-    ) -> Result<(), (Op, CudaError)> {
-        let first = |error| (ops[0], error);
-        self.mover.order_step(step).map_err(first)?;
-        self.lists.fill(step, self.config.group(), 0);
-        let family = Family::of(step.n_tokens());
-        let tables = match family {
-            Family::Few => &mut self.few,
-            Family::Many => &mut self.many,
-        };
-        let bytes = tables.write(step, &self.lists);
-        if chosen == Chosen::ByHost && self.is_persistent(ops, family) {
-            return self.launch_persistent(ops.len(), bytes);
-        }
-        let tables = match family {
-            Family::Few => &self.few,
-            Family::Many => &self.many,
-        };
-        tables.upload(&self.gpu, bytes).map_err(first)?;
-        let (step, counts) = (tables.addresses(), self.lists.counts);
-        if self.is_graph(ops, family) {
-            return self.launch_graph(chosen, 1);
-        }
-        self.clear_shares(&counts).map_err(first)?;
-        // Only a graph may join kernels of few tokens: alone, an op must leave what the next would have made with it.
-        let joined = family == Family::Many && self.launches != Launches::Ops;
-        Pass { device: self, step, family, counts, joined, chosen }.run(ops)
-    }
-
-    fn launch_graph(&mut self, chosen: Chosen, times: usize) -> Result<(), (Op, CudaError)> {
-        let plan = std::mem::take(&mut self.plan);
-        let launched = graphs::run(self, &plan, chosen, times);
-        self.plan = plan;
-        launched
-    }
-
-    /// Runs a step that was not begun yet, and begins those that may follow.
-    fn begin(
-        &mut self,
-        ops: &[Op],
-        step: &Step<'_>,
-        draws: &[(usize, &Sampler, Draw)],
-        ahead: usize,
-    ) -> Result<(), (Op, CudaError)> {
-        let ahead = if self.is_graph(ops, Family::of(step.n_tokens())) { ahead } else { 0 };
-        let followed = ahead > 0 && self.in_flight.is_followed();
-        let number = self.in_flight.number();
-        let Self { sampling, gpu, kernels, .. } = self;
-        let uploaded = match draws {
-            [] => Ok(()),
-            draws => sampling.upload(gpu, kernels, draws, number, followed),
-        };
-        uploaded.map_err(|error| (ops[0], error))?;
-        self.launch(ops, step, self.in_flight.how())?;
-        let more = self.in_flight.launches_for(ahead).saturating_sub(1);
-        self.launch_more(more)
-    }
-
-    /// Begins steps that follow.
-    fn launch_more(&mut self, n: usize) -> Result<(), (Op, CudaError)> {
-        if n == 0 { Ok(()) } else { self.launch_graph(self.in_flight.how(), n) }
-    }
-
-    /// Waits for a step's tokens; where it tells none, for its end.
-    fn wait(&mut self) -> Result<(), CudaError> {
-        if self.in_flight.how() == Chosen::ByHost {
-            return self.gpu.synchronize();
-        }
-        let Self { in_flight, gpu, sampling, .. } = self;
-        in_flight.wait(gpu, sampling)
     }
 
     pub(crate) fn device_error(&self, (op, error): (Op, CudaError)) -> DeviceError {
@@ -348,10 +268,10 @@ impl Device for CudaDevice {
         self.gpu.bind();
         self.in_flight.forget();
         self.logits.forget();
-        let Some(last) = ops.last() else { return Ok(()) };
-        let launched = self.launch(ops, step, Chosen::ByHost);
-        let done = launched.and_then(|()| self.gpu.synchronize().map_err(|error| (*last, error)));
-        done.map_err(|failed| self.device_error(failed))
+        if ops.is_empty() {
+            return Ok(());
+        }
+        self.run_step(ops, step).map_err(|failed| self.device_error(failed))
     }
 
     fn decode(
@@ -362,22 +282,21 @@ impl Device for CudaDevice {
         ahead: usize,
     ) -> Result<(), DeviceError> {
         assert_eq!(samplers.len(), step.lanes.len(), "a sampler or none for each lane");
-        if self.launches == Launches::Persistent {
-            // It has no samplers yet: the caller's choose from its logits.
-            return self.run(ops, step);
-        }
         step.check(&self.config, &self.limits);
         self.gpu.bind();
         self.logits.forget();
-        let Some(last) = ops.last() else { return Ok(()) };
+        if ops.is_empty() {
+            return Ok(());
+        }
+        // A launch that was stopped for something else does not tell what it was begun for.
+        if self.persistent.as_ref().is_some_and(Persistent::is_stopped) {
+            self.in_flight.forget();
+        }
         let launched = match self.in_flight.ask(step, samplers, |draw| self.sampling.serves(draw)) {
-            Asked::Begun => {
-                let more = self.in_flight.launches_for(ahead);
-                self.launch_more(more)
-            }
+            Asked::Begun => self.begin_more(ahead),
             Asked::Anew(draws) => self.begin(ops, step, &draws, ahead),
         };
-        let done = launched.and_then(|()| self.wait().map_err(|error| (*last, error)));
+        let done = launched.and_then(|()| self.wait());
         done.map_err(|failed| {
             self.in_flight.forget();
             self.device_error(failed)
@@ -400,6 +319,7 @@ impl Device for CudaDevice {
     }
 
     fn logits(&self, output: usize) -> &[f32] {
+        self.stop();
         expect(self.logits.row(output, &self.buffers.logits))
     }
 
@@ -422,6 +342,7 @@ impl Device for CudaDevice {
 
     fn read_kv(&self, layers: Range<u16>, rows: &Rows<'_>, k: &mut [u8], v: &mut [u8]) {
         rows.check(&self.limits);
+        self.stop();
         let room = HostRows { k: vec![0; k.len()], v: vec![0; v.len()] };
         let read = expect(self.mover.read(layers, rows, room));
         k.copy_from_slice(&read.k);
@@ -434,11 +355,13 @@ impl Device for CudaDevice {
 
     fn send_kv(&mut self, layers: Range<u16>, rows: &Rows<'_>, to: HostRows) -> Receiver<HostRows> {
         rows.check(&self.limits);
+        self.stop();
         expect(self.mover.send(layers, rows, to))
     }
 
     fn bring_kv(&mut self, rows: &Rows<'_>, from: Arc<HostRows>) {
         rows.check(&self.limits);
+        self.stop();
         expect(self.mover.bring(0..self.config.layers as u16, rows, from));
     }
 
@@ -451,24 +374,29 @@ impl Device for CudaDevice {
     }
 
     fn copy_page(&mut self, from: PageId, to: PageId) {
+        self.stop();
         expect(self.mover.order(&[from, to]));
         expect(self.kv.copy_page(from, to));
     }
 
     fn read(&self, buffer: Buffer) -> Vec<f32> {
+        self.stop();
         expect(self.buffers.get(buffer).read())
     }
 
     fn write(&mut self, buffer: Buffer, values: &[f32]) {
+        self.stop();
         expect(self.buffers.get(buffer).write(values));
     }
 
     fn kv_row(&self, layer: u16, slot: Slot) -> (Vec<f32>, Vec<f32>) {
+        self.stop();
         expect(self.mover.order(&[place(slot).0]));
         expect(self.kv.read_row(layer, slot))
     }
 
     fn write_kv_row(&mut self, layer: u16, slot: Slot, k: &[f32], v: &[f32]) {
+        self.stop();
         expect(self.mover.order(&[place(slot).0]));
         expect(self.kv.write_row(layer, slot, k, v));
     }

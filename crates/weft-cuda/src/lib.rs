@@ -24,6 +24,7 @@ mod persistent;
 mod rows;
 mod sampling;
 mod shape;
+mod steps;
 mod tables;
 mod weights;
 

@@ -5,6 +5,7 @@ use weft::device::Limits;
 use weft::kv::PAGE_ROWS;
 
 use crate::buffers::{READ_BEYOND, sent_row};
+use crate::persistent;
 use crate::rows;
 use crate::sampling::Sampling;
 use crate::shape::{BLOCK_ROWS, TILE_ROWS, padded};
@@ -74,7 +75,8 @@ fn scratch(config: &Config, limits: &Limits) -> u64 {
     let lists = [Family::Few, Family::Many].map(|family| Tables::bytes(limits, family));
     let counts = GroupCounts::BYTES;
     let own = counts + activations + logits + partials + rotations + lists.iter().sum::<usize>();
-    (own + Sampling::bytes(config) + rows::bytes(config)) as u64
+    let whole_plan = persistent::bytes(config, limits);
+    (own + whole_plan + Sampling::bytes(config) + rows::bytes(config)) as u64
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ const PART_WORDS: usize = 256;
 /// Rows that they can keep.
 const MOST_WIDE_ROWS: usize = WIDE_BLOCKS * 512 * 62;
 /// Steps whose tokens and shares the host may still read.
-const TOLD_STEPS: usize = 4;
+pub(crate) const TOLD_STEPS: usize = 64;
 /// What a kernel tells where it leaves the choice to the host.
 const DECLINED: u32 = u32::MAX;
 /// Rows whose best score is kept together.

@@ -162,9 +162,8 @@ impl Lists {
         Self { split, ..Self::default() }
     }
 
-    /// Makes the lists of a step, which serve `ahead` steps after it too (see [`rows_ahead`]). `group` query
-    /// heads share a KV head.
-    pub(crate) fn fill(&mut self, step: &Step<'_>, group: usize, ahead: usize) {
+    /// Makes the lists of a step. `group` query heads share a KV head.
+    pub(crate) fn fill(&mut self, step: &Step<'_>, group: usize) {
         self.sections.clear();
         self.lanes.clear();
         self.items.clear();
@@ -175,7 +174,7 @@ impl Lists {
             Counts { n_tokens: step.n_tokens(), n_outputs: step.n_outputs(), ..Counts::default() };
         for lane in step.lanes {
             let first = self.sections.len();
-            self.sections.extend(sections(lane, ahead));
+            self.sections.extend(sections(lane));
             self.lanes.push(first..self.sections.len());
         }
         match Family::of(step.n_tokens()) {
@@ -309,34 +308,15 @@ impl Lists {
     }
 }
 
-/// How many steps, this one included, the lists of a step serve: each lane goes on token by token while its last
-/// section and that section's pages have room. None where a lane has several tokens, or its token is not the
-/// last row of its last span.
-pub(crate) fn rows_ahead(step: &Step<'_>, limits: &Limits) -> usize {
-    let of_lane = |lane: &Lane<'_>| {
-        let span = lane.spans.last()?;
-        let (position, key_position) = (lane.positions[0] as usize, lane.key_positions[0] as usize);
-        let is_last = lane.tokens.len() == 1
-            && lane.outputs == Outputs::Last
-            && position + 1 == span.position + span.len
-            && lane.store_at[0] == span.slot(span.len - 1);
-        let rows = (span.pages.len() * PAGE_ROWS).min(span.len.next_multiple_of(SECTION_ROWS));
-        let positions = limits.positions - position.max(key_position);
-        is_last.then(|| (rows - span.len + 1).min(positions))
-    };
-    step.lanes.iter().map(|lane| of_lane(lane).unwrap_or(0)).min().unwrap_or(0)
-}
-
-/// A lane's spans, cut into sections. The last one has the pages of `ahead` more rows.
-fn sections<'a>(lane: &'a Lane<'_>, ahead: usize) -> impl Iterator<Item = Section> + 'a {
+/// A lane's spans, cut into sections.
+fn sections<'a>(lane: &'a Lane<'_>) -> impl Iterator<Item = Section> + 'a {
     lane.spans.iter().enumerate().flat_map(move |(index, span)| {
         (0..span.len).step_by(SECTION_ROWS).map(move |row| {
             let mut pages = [0; SECTION_PAGES];
             let from = span.pages.iter().skip(row / PAGE_ROWS);
             let n_rows = SECTION_ROWS.min(span.len - row);
-            let is_last = index + 1 == lane.spans.len() && row + n_rows == span.len;
             { pages.iter_mut().zip(from) }
-                .take((n_rows + if is_last { ahead } else { 0 }).div_ceil(PAGE_ROWS))
+                .take(n_rows.div_ceil(PAGE_ROWS))
                 .for_each(|(to, page)| *to = *page);
             Section {
                 pages,

@@ -30,7 +30,7 @@ fn a_span_that_stands_twice_is_asked_twice_by_one_token() {
     let spans = [span(0, 40, 0), again, span(9, 1, 80)];
     let lanes = [lane(&[1], &[80], &[9 * 64], &spans)];
     let mut lists = Lists::default();
-    lists.fill(&Step { lanes: &lanes }, 2, 0);
+    lists.fill(&Step { lanes: &lanes }, 2);
     assert_eq!(lists.queries_of_items().collect::<Vec<_>>(), [2, 1]);
 }
 
@@ -48,7 +48,7 @@ fn lanes_that_share_a_span_share_its_items() {
     let (a, b) = ([shared, span(9, 1, 300)], [moved, span(10, 1, 307)]);
     let lanes = [lane(&[1], &[300], &[9 * 64], &a), lane(&[2], &[307], &[10 * 64], &b)];
     let mut lists = Lists::default();
-    lists.fill(&Step { lanes: &lanes }, 2, 0);
+    lists.fill(&Step { lanes: &lanes }, 2);
     assert_eq!(lists.counts.n_items, 4, "two shared sections and one of each lane");
     let first = lists.items[0];
     assert_eq!((first.pages, first.n_rows, first.n_queries), ([0, 1, 2, 3], 256, 2));
@@ -72,7 +72,7 @@ fn a_full_tile_of_queries_begins_another_item() {
     let (a, positions) = ([span(0, 8, 0)], [0, 1, 2, 3, 4, 5, 6, 7]);
     let lanes = [lane(&[0; 8], &positions, &positions, &a)];
     let mut lists = Lists::default();
-    lists.fill(&Step { lanes: &lanes }, 5, 0);
+    lists.fill(&Step { lanes: &lanes }, 5);
     let queries: Vec<_> = lists.items.iter().map(|item| item.n_queries).collect();
     assert_eq!(queries, [3, 3, 2], "16 rows hold three tokens of five heads");
     let rows: Vec<_> = lists.items.iter().map(|item| (item.n_rows, item.n_stores)).collect();
@@ -85,7 +85,7 @@ fn a_row_that_nobody_reads_is_stored_all_the_same() {
     let a = [span(0, 64, 0)];
     let lanes = [lane(&[1], &[63], &[5 * 64 + 3], &a)];
     let mut lists = Lists::default();
-    lists.fill(&Step { lanes: &lanes }, 1, 0);
+    lists.fill(&Step { lanes: &lanes }, 1);
     let stores = lists.items.iter().find(|item| item.n_stores > 0).unwrap();
     assert_eq!((stores.pages[0], stores.n_queries, stores.stores[0]), (5, 0, 3));
 }
@@ -97,7 +97,7 @@ fn blocks_of_tokens_see_no_section_after_their_last() {
     let a = [span(0, 300, 0)];
     let lanes = [lane(&tokens, &positions, &positions, &a)];
     let mut lists = Lists::default();
-    lists.fill(&Step { lanes: &lanes }, 2, 0);
+    lists.fill(&Step { lanes: &lanes }, 2);
     let tiles: Vec<_> = { lists.tiles.iter() }
         .map(|t| (t.first_token, t.n_tokens, t.n_sections, t.share))
         .collect();
@@ -111,31 +111,7 @@ fn sections_fit_where_memory_was_taken_for_them() {
     let limits = Limits { step_tokens: 8, step_outputs: 8, positions: 4096, pages: 64 };
     let spans: Vec<Span> = (0..1024).map(|i| span(0, 1 + i % 4, i * 4)).collect();
     let lanes = [lane(&[0], &[4095], &[0], &spans)];
-    assert!(sections(&lanes[0], 0).count() <= lane_sections(&limits));
-}
-
-#[test]
-fn lists_serve_steps_ahead_as_far_as_the_last_section_goes() {
-    let limits = Limits { step_tokens: 8, step_outputs: 8, positions: 512, pages: 24 };
-    let ahead = |spans: &[Span], position: u32, slot: u32| {
-        let (position, slot) = ([position], [slot]);
-        rows_ahead(&Step { lanes: &[lane(&[1], &position, &slot, spans)] }, &limits)
-    };
-    // 100 rows in two pages: up to row 127; with a third and fourth page up to row 255, and never beyond.
-    let mut own = span(3, 100, 0);
-    assert_eq!(ahead(std::slice::from_ref(&own), 99, 4 * 64 + 35), 29);
-    own.pages = (3..9).collect();
-    assert_eq!(ahead(std::slice::from_ref(&own), 99, 4 * 64 + 35), 157);
-    // Not where the token is not the last row of the last span, nor beyond the positions there are.
-    assert_eq!(ahead(std::slice::from_ref(&own), 98, 4 * 64 + 34), 0);
-    let late = Span { position: 411, ..own };
-    assert_eq!(ahead(std::slice::from_ref(&late), 510, 4 * 64 + 35), 2);
-    // The pages of rows to come are in the lists, those of other spans are not.
-    let (spans, position, slot) = ([late], [510], [4 * 64 + 35]);
-    let lanes = [lane(&[1], &position, &slot, &spans)];
-    let mut lists = Lists::default();
-    lists.fill(&Step { lanes: &lanes }, 2, 60);
-    assert_eq!((lists.items[0].pages, lists.items[0].n_rows), ([3, 4, 5, 0], 100));
+    assert!(sections(&lanes[0]).count() <= lane_sections(&limits));
 }
 
 #[test]
@@ -146,7 +122,7 @@ fn a_few_tokens_behind_a_long_context_are_shared_out_by_sections() {
     let lanes = [lane(&tokens, &positions, &positions, &a)];
     let split = SplitRule { kv_heads: 8, at_once: 264, most_partials: 1000 };
     let mut lists = Lists::new(split);
-    lists.fill(&Step { lanes: &lanes }, 2, 0);
+    lists.fill(&Step { lanes: &lanes }, 2);
     // One tile of 8 KV heads, and 8 sections.
     assert_eq!((lists.counts.n_tiles, lists.counts.n_splits), (1, 8));
     assert_eq!(lists.counts.n_partials, 32 * 8);
@@ -155,7 +131,7 @@ fn a_few_tokens_behind_a_long_context_are_shared_out_by_sections() {
     for too_much in [SplitRule { most_partials: 255, ..split }, SplitRule { at_once: 15, ..split }]
     {
         let mut lists = Lists::new(too_much);
-        lists.fill(&Step { lanes: &lanes }, 2, 0);
+        lists.fill(&Step { lanes: &lanes }, 2);
         assert_eq!((lists.counts.n_splits, lists.counts.n_partials), (1, 8));
     }
 }

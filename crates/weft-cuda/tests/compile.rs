@@ -64,10 +64,10 @@ fn every_kernel_compiles_for_every_architecture() {
             let (_, bytes) = found.unwrap_or_else(|| panic!("{arch}: no report for {kernel}"));
             assert_eq!(*bytes, 0, "{arch}: {kernel} spills");
         }
-        // The persistent kernel may keep a few words of a launch, which it reads once a token, in memory.
+        // The persistent kernel is tuned for sm_90; elsewhere it may keep a few words of a launch, or of a draw, in memory.
         for kernel in ["decode", "decode_one"] {
             let (_, bytes) = spills.iter().find(|(name, _)| name == kernel).expect("a report");
-            let most = if arch == "sm_90a" { 16 } else { 40 };
+            let most = if arch == "sm_90a" { 24 } else { 40 };
             assert!(*bytes <= most, "{arch}: {kernel} spills {bytes} bytes");
         }
     }

@@ -1,5 +1,5 @@
 //! The persistent kernel against launches one after the other, bit for bit: the plan stopped after any op, many
-//! tokens in one launch, launches that are ended or that lose a result.
+//! tokens in one launch, chosen as the samplers choose them; launches that are ended or that lose a result.
 //!
 //! Without a GPU each test says so and passes, unless `WEFT_REQUIRE_GPU=1`.
 
@@ -8,7 +8,6 @@ mod common;
 mod gpu;
 
 use std::cell::RefCell;
-use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use common::{LIMITS, Work, config, fill, poison, span, tokens};
@@ -18,12 +17,16 @@ use proptest::test_runner::{Config as Cases, TestRunner};
 use weft::config::Config;
 use weft::device::{Buffer, Device, Lane, Outputs, Span, Step};
 use weft::plan::{Op, plan};
+use weft::sampling::{Sampler, Sampling};
 use weft::weights::RandomWeights;
 use weft_cuda::{CudaDevice, Launches, Options};
 
 fn device(config: &Config, launches: Launches) -> CudaDevice {
-    let options = Options { launches, ..Options::new(LIMITS) };
+    // All ways from the same cubin: compiling takes longer than the tests.
+    let made = if launches == Launches::Auto { launches } else { Launches::Persistent };
+    let options = Options { launches: made, ..Options::new(LIMITS) };
     let mut device = CudaDevice::new(config, &RandomWeights::new(config, 7), options).unwrap();
+    device.use_launches(launches).unwrap();
     poison(&mut device, config);
     device
 }
@@ -172,22 +175,37 @@ fn the_plan_stopped_after_any_op_left_the_same_bits() {
     }
 }
 
-/// The token with the largest logit, the first of equals.
-fn best(logits: &[f32]) -> u32 {
-    let better = |best: usize, i: usize| if logits[i] > logits[best] { i } else { best };
-    (0..logits.len()).fold(0, better) as u32
+/// How a lane chooses its tokens, and a seed.
+fn sampler(kind: usize, seed: u64, vocab: usize) -> Sampler {
+    let drawn = Sampling { temperature: 0.8, top_k: 20, seed, ..Sampling::default() };
+    let settings = match kind {
+        0 => Sampling { temperature: 0.0, ..Sampling::default() },
+        1 => Sampling { top_p: 0.8, ..drawn },
+        2 => Sampling { repetition_penalty: 1.3, min_p: 0.01, ..drawn },
+        3 => Sampling { temperature: 0.0, frequency_penalty: 0.7, presence_penalty: 1.5, ..drawn },
+        _ => Sampling { min_tokens: 9, stop_ids: vec![2, 3, 4], top_k: 100, ..drawn },
+    };
+    Sampler::new(&settings, &tokens(30, seed as u32, vocab), &[0], vocab).unwrap()
+}
+/// The first takes the best logit of every lane.
+const KINDS: usize = 5;
+
+/// A sampler for each lane: all of a kind, or in turn of all kinds.
+fn samplers(kind: usize, n_lanes: usize, seed: u32, vocab: usize) -> Vec<Sampler> {
+    let of = |lane: usize| if kind < KINDS { kind } else { lane % KINDS };
+    (0..n_lanes).map(|lane| sampler(of(lane), u64::from(seed) + lane as u64, vocab)).collect()
 }
 
-/// What `n` tokens of every lane leave behind.
+/// Tokens of every lane, how each attended, and what they leave behind.
 #[derive(Debug, PartialEq)]
 struct Decoded {
     tokens: Vec<Vec<u32>>,
+    shares: Vec<Vec<Vec<f32>>>,
     logits: Vec<Vec<f32>>,
-    shares: Vec<Vec<f32>>,
     rows: Vec<(Vec<f32>, Vec<f32>)>,
 }
 
-/// The lanes after `n` more tokens of each: the one that was drawn last stands at the end of its span.
+/// The lane after `n` more tokens: the one that was drawn last stands at the end of its span.
 fn moved_on(work: &Work, token: u32, n: usize) -> Work {
     let mut work = work.clone();
     let span = work.spans.last_mut().unwrap();
@@ -199,30 +217,25 @@ fn moved_on(work: &Work, token: u32, n: usize) -> Work {
     work
 }
 
-fn left_behind(
-    device: &CudaDevice,
-    config: &Config,
-    works: &[Work],
-    tokens: Vec<Vec<u32>>,
-) -> Decoded {
-    let lanes = 0..works.len();
-    let slots = works.iter().flat_map(|work| {
-        let span = work.spans.last().unwrap();
-        (0..tokens.len()).map(|n| span.slot(span.len - 1 + n)).collect::<Vec<_>>()
-    });
-    let last = config.layers as u16 - 1;
-    Decoded {
-        logits: lanes.clone().map(|lane| device.logits(lane).to_vec()).collect(),
-        shares: lanes.map(|lane| device.attention(lane)).collect(),
-        rows: slots.map(|slot| device.kv_row(last, slot)).collect(),
-        tokens,
-    }
+/// Who chooses tokens: the samplers, from logits, or the device, some steps of which may be begun ahead.
+#[derive(Clone, Copy, Debug)]
+enum Chosen {
+    BySamplers,
+    /// In a launch of so many tokens; and after which one something else is asked of the device.
+    ByDevice(usize, usize),
 }
 
-/// Token by token, the best logit each time.
-fn step_by_step(device: &mut CudaDevice, config: &Config, works: &[Work], n: usize) -> Decoded {
-    let ops = plan(config);
-    let mut tokens: Vec<Vec<u32>> = Vec::new();
+/// Decodes `n` tokens of every lane.
+fn decode(
+    device: &mut CudaDevice,
+    config: &Config,
+    works: &[Work],
+    mut samplers: Vec<Sampler>,
+    (n, chosen): (usize, Chosen),
+) -> Decoded {
+    let (ops, n_lanes) = (plan(config), works.len());
+    let (mut tokens, mut shares) = (Vec::<Vec<u32>>::new(), Vec::new());
+    let last_layer = config.layers as u16 - 1;
     for i in 0..n {
         let now: Vec<Work> = { works.iter().enumerate() }
             .map(|(lane, work)| match i {
@@ -230,31 +243,42 @@ fn step_by_step(device: &mut CudaDevice, config: &Config, works: &[Work], n: usi
                 _ => moved_on(work, tokens[i - 1][lane], i),
             })
             .collect();
-        common::run(device, &ops, &now);
-        tokens.push((0..works.len()).map(|lane| best(device.logits(lane))).collect());
+        let lanes: Vec<Lane<'_>> = now.iter().map(Work::lane).collect();
+        let step = Step { lanes: &lanes };
+        let next = match chosen {
+            Chosen::BySamplers => {
+                device.run(&ops, &step).unwrap();
+                let of = |lane: usize| samplers[lane].sample(device.logits(lane)).unwrap().token;
+                (0..n_lanes).map(of).collect()
+            }
+            Chosen::ByDevice(most, interrupted) => {
+                let drawn: Vec<_> = samplers.iter().map(Some).collect();
+                device.decode(&ops, &step, &drawn, most.saturating_sub(i + 1)).unwrap();
+                let next: Vec<u32> =
+                    (0..n_lanes).map(|lane| device.chosen(lane).expect("a token")).collect();
+                samplers.iter_mut().zip(&next).for_each(|(sampler, token)| sampler.accept(*token));
+                if i == interrupted {
+                    device.kv_row(last_layer, now[0].store_at[0]);
+                }
+                next
+            }
+        };
+        tokens.push(next);
+        shares.push((0..n_lanes).map(|lane| device.attention(lane)).collect());
     }
-    left_behind(device, config, works, tokens)
+    let slots = works.iter().flat_map(|work| {
+        let span = work.spans.last().unwrap();
+        (0..n).map(|n| span.slot(span.len - 1 + n)).collect::<Vec<_>>()
+    });
+    Decoded {
+        logits: (0..n_lanes).map(|lane| device.logits(lane).to_vec()).collect(),
+        rows: slots.map(|slot| device.kv_row(last_layer, slot)).collect(),
+        tokens,
+        shares,
+    }
 }
 
-/// In one launch, which is ended after `n` tokens if it would make more.
-fn in_one_launch(
-    device: &mut CudaDevice,
-    config: &Config,
-    works: &[Work],
-    n: usize,
-    most: usize,
-) -> Decoded {
-    let lanes: Vec<Lane<'_>> = works.iter().map(Work::lane).collect();
-    let mut tokens: Vec<Vec<u32>> = Vec::new();
-    let n_handed = device
-        .decode_greedy(&Step { lanes: &lanes }, most, &mut |row| {
-            tokens.push(row.to_vec());
-            if tokens.len() == n { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        })
-        .unwrap();
-    assert_eq!(n_handed, tokens.len());
-    left_behind(device, config, works, tokens)
-}
+const NEVER: usize = usize::MAX;
 
 #[test]
 fn many_tokens_in_one_launch_are_those_of_one_after_the_other() {
@@ -265,17 +289,23 @@ fn many_tokens_in_one_launch_are_those_of_one_after_the_other() {
         let config = sizes(name);
         let devices =
             RefCell::new([Launches::Persistent, Launches::Graph].map(|way| device(&config, way)));
-        let cases = (lanes(), 1_usize..40, any::<u32>());
-        TestRunner::new(Cases::with_cases(if name == "wide" { 3 } else { 8 }))
-            .run(&cases, |(mut plans, n, seed)| {
+        let cases = (lanes(), 1_usize..40, 0..=KINDS, any::<u32>());
+        TestRunner::new(Cases::with_cases(if name == "wide" { 4 } else { 12 }))
+            .run(&cases, |(mut plans, n, kind, seed)| {
                 plans.iter_mut().for_each(|(_, n_new)| *n_new = 1);
                 let devices = &mut *devices.borrow_mut();
                 let works = works(&config, devices, &plans, seed, 45);
                 let [ours, theirs] = devices;
-                let expected = step_by_step(theirs, &config, &works, n);
-                for _ in 0..2 {
-                    prop_assert_eq!(&in_one_launch(ours, &config, &works, n, n), &expected);
+                let draws = || samplers(kind, works.len(), seed, config.vocab);
+                let truth = decode(theirs, &config, &works, draws(), (n, Chosen::BySamplers));
+                let chosen = Chosen::ByDevice(n, NEVER);
+                for (way, device) in [("graph", theirs), ("one launch", &mut *ours)] {
+                    let decoded = decode(device, &config, &works, draws(), (n, chosen));
+                    prop_assert_eq!(&decoded.tokens, &truth.tokens, "{}", way);
+                    prop_assert_eq!(&decoded, &truth, "{}", way);
                 }
+                let again = decode(ours, &config, &works, draws(), (n, chosen));
+                prop_assert_eq!(&again, &truth);
                 Ok(())
             })
             .unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -292,11 +322,16 @@ fn a_few_tokens_of_a_small_model() {
     let mut devices = [Launches::Persistent, Launches::Graph].map(|way| device(&config, way));
     let works = works(&config, &mut devices, &vec![(vec![(300, 3)], 1); 2], 5, 8);
     let [ours, theirs] = &mut devices;
-    let expected = step_by_step(theirs, &config, &works, 3);
-    assert_eq!(in_one_launch(ours, &config, &works, 3, 3), expected);
+    for kind in [0, KINDS] {
+        let draws = || samplers(kind, 2, 1, config.vocab);
+        let truth = decode(theirs, &config, &works, draws(), (3, Chosen::BySamplers));
+        let chosen = Chosen::ByDevice(3, NEVER);
+        assert_eq!(decode(ours, &config, &works, draws(), (3, chosen)), truth);
+    }
 }
 
-/// What is chosen by measurement computes what either way does, and says what it was chosen by.
+/// What is chosen by measurement computes what either way does, and says what it was chosen by; a second device does
+/// not measure again.
 #[test]
 fn the_faster_way_computes_the_same() {
     if !gpu_is_there() {
@@ -306,13 +341,15 @@ fn the_faster_way_computes_the_same() {
     let ops = plan(&config);
     let mut devices = [Launches::Auto, Launches::Graph].map(|way| device(&config, way));
     let told = devices[0].describe();
-    assert!(told.contains("1×200 rows"), "{told}");
+    assert!(told.contains("1× 72 rows"), "{told}");
+    assert_eq!(device(&config, Launches::Auto).describe(), told);
     let works = works(&config, &mut devices, &vec![(vec![(70, 3)], 1); 2], 5, 0);
     let [ours, theirs] = devices.each_mut().map(|device| common::run(device, &ops, &works));
     assert_eq!(ours, theirs);
 }
 
-/// A thousand short launches of random lanes, spans and lengths, ended at random: never a wrong token, never a hang.
+/// A thousand short answers of random lanes, spans, lengths and samplers, each left at random for the next one or for
+/// another call: never a wrong token, never a hang.
 #[test]
 fn launches_ended_at_random_hand_out_the_same_tokens() {
     if !gpu_is_there() {
@@ -321,17 +358,20 @@ fn launches_ended_at_random_hand_out_the_same_tokens() {
     let config = sizes("qwen3");
     let devices =
         RefCell::new([Launches::Persistent, Launches::Graph].map(|way| device(&config, way)));
-    let cases = (lanes(), prop::collection::vec((1_usize..24, 1_usize..45), 20), any::<u32>());
+    let runs = prop::collection::vec((1_usize..24, 1_usize..45, 0_usize..40), 20);
     TestRunner::new(Cases::with_cases(50))
-        .run(&cases, |(mut plans, runs, seed)| {
+        .run(&(lanes(), runs, 0..=KINDS, any::<u32>()), |(mut plans, runs, kind, seed)| {
             plans.iter_mut().for_each(|(_, n_new)| *n_new = 1);
             let devices = &mut *devices.borrow_mut();
             let works = works(&config, devices, &plans, seed, 45);
             let [ours, theirs] = devices;
-            let expected = step_by_step(theirs, &config, &works, 24).tokens;
-            for (n, most) in runs {
-                let tokens = in_one_launch(ours, &config, &works, n, most).tokens;
-                prop_assert_eq!(&tokens[..], &expected[..n.min(most)]);
+            let draws = || samplers(kind, works.len(), seed, config.vocab);
+            let truth = decode(theirs, &config, &works, draws(), (24, Chosen::BySamplers));
+            for (n, most, interrupted) in runs {
+                let chosen = Chosen::ByDevice(most, interrupted);
+                let ours = decode(ours, &config, &works, draws(), (n, chosen));
+                prop_assert_eq!(&ours.tokens[..], &truth.tokens[..n]);
+                prop_assert_eq!(&ours.shares[..], &truth.shares[..n]);
             }
             Ok(())
         })

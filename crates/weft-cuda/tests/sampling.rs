@@ -40,6 +40,12 @@ fn device(config: &Config, weights: &dyn Weights) -> CudaDevice {
     CudaDevice::new(config, weights, Options::new(LIMITS)).unwrap()
 }
 
+/// One that can be launched in all ways.
+fn device_of_all_ways(config: &Config, weights: &dyn Weights) -> CudaDevice {
+    let options = Options { launches: Launches::Persistent, ..Options::new(LIMITS) };
+    CudaDevice::new(config, weights, options).unwrap()
+}
+
 /// Random weights with a head of larger logits, some rows of which are changed.
 struct Head<F> {
     random: RandomWeights,
@@ -113,11 +119,13 @@ const ENDS: [u32; 2] = [0, 7];
 fn tokens_are_the_sampler_s(vocab: usize) {
     let Some(_gpu) = gpu_alone() else { return };
     let config = config(vocab);
-    let mut device = device(&config, &head(&config, |_, _| {}));
+    let mut device = device_of_all_ways(&config, &head(&config, |_, _| {}));
     // The last rows are padding where there are enough.
     let usable = if vocab > 200 { vocab - 100 } else { vocab };
     let fits = |kind: &usize| vocab > 5 || ![8, 9, 18].contains(kind);
-    for kind in (0..KINDS).filter(fits) {
+    let ways = [Launches::Graph, Launches::Persistent];
+    for (kind, way) in (0..KINDS).filter(fits).flat_map(|kind| ways.map(|way| (kind, way))) {
+        device.use_launches(way).unwrap();
         let samplers = |seed: u64| {
             let prompt = tokens(30, seed as u32, usable);
             let ends = if vocab > 8 { &ENDS[..] } else { &ENDS[..1] };
@@ -128,7 +136,7 @@ fn tokens_are_the_sampler_s(vocab: usize) {
         let n_rows = if kind < WIDE_KINDS || vocab < 10_000 { 20 } else { 6 };
         let mut next = vec![1, 2, 0];
         for row in 0..n_rows {
-            let what = format!("vocab {vocab}, kind {kind}, row {row}");
+            let what = format!("vocab {vocab}, {way:?}, kind {kind}, row {row}");
             next = compare(&mut device, &config, &mut lanes, &next, row, &what);
         }
     }
@@ -272,26 +280,28 @@ fn ties_go_to_the_lower_id() {
 fn what_is_no_number_is_left_to_the_sampler() {
     let Some(_gpu) = gpu_alone() else { return };
     let config = config(20_000);
-    let decode = |weights: &dyn Weights, sampler: &Sampler| {
-        let mut device = device(&config, weights);
+    let decode = |way: Launches, weights: &dyn Weights, sampler: &Sampler| {
+        let mut device = device_of_all_ways(&config, weights);
+        device.use_launches(way).unwrap();
         let works = [work(1, 0, &span(0, 64, 0))];
         let lanes = [works[0].lane()];
         device.decode(&plan(&config), &Step { lanes: &lanes }, &[Some(sampler)], 0).unwrap();
         (device.chosen(0), device.logits(0).to_vec())
     };
     let sampler = |kind| Sampler::new(&settings(kind, 1), &[], &[], 20_000).unwrap();
-    for kind in [0, 1, 11, 12, 15] {
+    let ways = [Launches::Graph, Launches::Persistent];
+    for (kind, way) in [0, 1, 11, 12, 15].into_iter().flat_map(|kind| ways.map(|way| (kind, way))) {
         let broken = head(&config, |row, values| {
             if row == 12_345 {
                 values.fill(f32::NAN);
             }
         });
-        let (chosen, logits) = decode(&broken, &sampler(kind));
+        let (chosen, logits) = decode(way, &broken, &sampler(kind));
         assert_eq!(chosen, None);
         let error = sampler(kind).sample(&logits).unwrap_err();
         assert!(matches!(error, SamplingError::BadLogit { token: 12_345, .. }), "{error}");
         let flat = head(&config, |_, values| values.fill(0.0));
-        let (chosen, logits) = decode(&flat, &sampler(kind));
+        let (chosen, logits) = decode(way, &flat, &sampler(kind));
         assert_eq!(logits[19_999], 0.0);
         // Of a draw of few ranks among 20,000 equals there are too many candidates.
         let truth = sampler(kind).sample(&logits).unwrap().token;
@@ -372,8 +382,8 @@ fn steps_begun_ahead_are_the_steps_asked_for() {
     let config = config(5003);
     let weights = head(&config, |_, _| {});
     let run = |launches, ahead, host| {
-        let options = Options { launches, ..Options::new(LIMITS) };
-        let mut device = CudaDevice::new(&config, &weights, options).unwrap();
+        let mut device = device_of_all_ways(&config, &weights);
+        device.use_launches(launches).unwrap();
         answers(&mut device, &config, 150, ahead, host)
     };
     let truth = run(Launches::Ops, 0, true);
@@ -384,6 +394,9 @@ fn steps_begun_ahead_are_the_steps_asked_for() {
         ("a graph, one by one", Launches::Graph, 0, false),
         ("a graph, one ahead", Launches::Graph, 1, false),
         ("a graph, as far ahead as it goes", Launches::Graph, 64, false),
+        ("one kernel, one by one", Launches::Persistent, 0, false),
+        ("one kernel, two at a time", Launches::Persistent, 1, false),
+        ("one kernel, as far ahead as it goes", Launches::Persistent, 64, false),
     ] {
         let answers = run(launches, ahead, host);
         for (lane, (ours, theirs)) in answers.iter().zip(&truth).enumerate() {
@@ -398,8 +411,15 @@ fn steps_begun_ahead_are_the_steps_asked_for() {
 fn steps_begun_in_vain_do_not_show() {
     let Some(_gpu) = gpu_alone() else { return };
     let config = config(5003);
-    let ops = plan(&config);
-    let mut device = device(&config, &head(&config, |_, _| {}));
+    let mut device = device_of_all_ways(&config, &head(&config, |_, _| {}));
+    for way in [Launches::Graph, Launches::Persistent] {
+        device.use_launches(way).unwrap();
+        begin_in_vain(&mut device, &config);
+    }
+}
+
+fn begin_in_vain(device: &mut CudaDevice, config: &Config) {
+    let ops = plan(config);
     let own = span(0, 64, 0);
     let other = span(1, 64, 0);
     let sampler = |index: usize| {
@@ -426,26 +446,26 @@ fn steps_begun_in_vain_do_not_show() {
     let truths: Vec<_> = after
         .iter()
         .map(|(_, works)| {
-            decode(&mut device, &begun, 0, 0);
-            decode(&mut device, works, 1, 0)
+            decode(device, &begun, 0, 0);
+            decode(device, works, 1, 0)
         })
         .collect();
     for ((what, works), truth) in after.iter().zip(&truths) {
-        decode(&mut device, &begun, 0, 5);
-        assert_eq!(&decode(&mut device, works, 1, 5), truth, "{what}");
-        decode(&mut device, &begun, 0, 5);
+        decode(device, &begun, 0, 5);
+        assert_eq!(&decode(device, works, 1, 5), truth, "{what}");
+        decode(device, &begun, 0, 5);
         let lanes = [begun[0].lane()];
         device.run(&ops, &Step { lanes: &lanes }).unwrap();
         assert_eq!(device.chosen(0), None, "a run chooses nothing");
-        assert_eq!(&decode(&mut device, works, 1, 0), truth, "{what}, after a run");
+        assert_eq!(&decode(device, works, 1, 0), truth, "{what}, after a run");
     }
     // Another draw of the same step.
-    let token = decode(&mut device, &begun, 0, 5).0[0];
+    let token = decode(device, &begun, 0, 5).0[0];
     let follows = [work(token, 1, &own)];
-    let begun_ahead = decode(&mut device, &follows, 1, 0);
-    decode(&mut device, &begun, 0, 5);
-    let other_draw = decode(&mut device, &follows, 33, 5);
-    decode(&mut device, &begun, 0, 0);
-    assert_eq!(decode(&mut device, &follows, 33, 0), other_draw);
-    assert_eq!(decode(&mut device, &follows, 1, 0), begun_ahead);
+    let begun_ahead = decode(device, &follows, 1, 0);
+    decode(device, &begun, 0, 5);
+    let other_draw = decode(device, &follows, 33, 5);
+    decode(device, &begun, 0, 0);
+    assert_eq!(decode(device, &follows, 33, 0), other_draw);
+    assert_eq!(decode(device, &follows, 1, 0), begun_ahead);
 }

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use serde_json::json;
 use weft::hub::{self, HubEnv};
+use weft_cuda::Launches;
 
 use crate::answer::print;
 use crate::args::{CacheArgs, DoctorArgs};
@@ -68,7 +69,7 @@ fn gpu() -> Result<String, String> {
             let (major, minor) = facts.capability;
             let [memory, free] =
                 [facts.memory_bytes, facts.free_bytes].map(|bytes| size::bytes(bytes as u64));
-            let passed = self_test::run_cuda()?;
+            let passed = self_test::run_cuda(Launches::Graph)?;
             Ok(format!("{}, {memory}, {free} free, sm_{major}{minor}; {passed}", facts.name))
         }
     }

@@ -25,11 +25,6 @@ __device__ __forceinline__ void advance(const Step &step, u32 token_index, u32 t
     }
 }
 
-// A word for the host: the number of the step makes it new, so no order between words is needed.
-__device__ __forceinline__ void tell(u64 *at, u32 number, u32 value) {
-    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" :: "l"(at), "l"((u64)number << 32 | value) : "memory");
-}
-
 // Tells the token of an output, and leaves what the next step needs to follow it. All threads of one block call it.
 __device__ __forceinline__ void conclude(const Step &step, const Sampling &sampling, const Draw &draw, u32 output, u32 token_index,
                                          u32 token) {
@@ -55,7 +50,7 @@ __device__ __forceinline__ void conclude(const Step &step, const Sampling &sampl
 //            token attended, a thread a part.
 // Rounding   none of its own; shares are added over heads in their order.
 // Moves      a sixteenth of the logits: bound by latency.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 1)
 choose(Step step, const float *logits, const float *shares, Sampling sampling) {
     __shared__ Choosing at;
     const u32 output = blockIdx.x;

@@ -48,7 +48,7 @@ struct Sampling {
     u64 *parts;        // [8][2][WIDE_BLOCKS][256]: see wide.cuh
     u32 *gates;        // [8]: how often a block has come to a place where all of its output's meet
 };
-constexpr u32 TOLD_STEPS = 4;
+constexpr u32 TOLD_STEPS = 64;
 
 // A mark: 1 + how often the output has the token, where it was seen at all; and whether it is ruled out.
 constexpr u32 SEEN = 0x3fffffffu, RULED_OUT_EARLY = 0x40000000u, RULED_OUT = 0x80000000u;
@@ -142,6 +142,14 @@ __device__ __forceinline__ u64 border_of(const Draw &draw, u64 total) {
     return max(whole + (rest > 0), 1ull);
 }
 
+// This thread's number, asked for anew: a kernel that chooses many tokens has no registers for what depends on it to be
+// kept from one to the next.
+__device__ __forceinline__ u32 own_thread() {
+    u32 thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+
 // What the 256 threads of a block that chooses share.
 struct Choosing {
     u32 maxima[256];
@@ -158,7 +166,8 @@ __device__ __forceinline__ u32 token_of(u64 candidate) { return ~(u32)candidate;
 // The largest, or the smallest, that any thread of the block has. Between two calls all threads meet.
 __device__ __forceinline__ u32 largest(u32 own, Choosing &at) {
     own = __reduce_max_sync(FULL, own);
-    if (threadIdx.x % 32 == 0) at.of_warps[threadIdx.x / 32] = own;
+    const u32 thread = own_thread();
+    if (thread % 32 == 0) at.of_warps[thread / 32] = own;
     meet();
     for (int warp = 0; warp < WARPS; ++warp) own = max(own, at.of_warps[warp]);
     meet();
@@ -185,20 +194,23 @@ struct BestScores {
 };
 
 // The first rank, whose score is `top`: the lowest row of the lowest group that has it.
+template <class Best>
 __device__ __forceinline__ u32 first_rank(const Draw &draw, const Sampling &from, u32 output, const float *logits,
-                                          const BestScores &best, u32 top, Choosing &at) {
+                                          const Best &best, u32 top, Choosing &at) {
     u32 first = DECLINED;
     best.each([&](u32 group, u32 score) { if (score == top) first = min(first, group); });
-    const u32 row = smallest(first, at) * SCORE_ROWS + threadIdx.x % 32 % SCORE_ROWS;
+    const u32 own = own_thread() % SCORE_ROWS, row = smallest(first, at) * SCORE_ROWS + own;
     const bool is_top = row < VOCAB && score_row(draw, from, output, row, load_fresh(logits + row)) == top;
-    return row - threadIdx.x % SCORE_ROWS + __ffs(__ballot_sync(FULL, is_top) & 0xffffu) - 1;
+    return row - own + __ffs(__ballot_sync(FULL, is_top) & 0xffffu) - 1;
 }
 
 // Candidates that hold all of the first `wanted` ranks, in no order; false if there is no room for them.
+template <class Best>
 __device__ __forceinline__ bool gather(const Draw &draw, const Sampling &from, u32 output, const float *logits,
-                                       const BestScores &best, u32 own_top, u32 wanted, Choosing &at) {
-    at.maxima[threadIdx.x] = own_top;
-    if (threadIdx.x == 0) at.n_groups = at.n_candidates = 0;
+                                       const Best &best, u32 own_top, u32 wanted, Choosing &at) {
+    const u32 thread = own_thread();
+    at.maxima[thread] = own_top;
+    if (thread == 0) at.n_groups = at.n_candidates = 0;
     meet();
     // Of equal maxima the first thread's comes first, so that each rank is one thread's.
     u32 rank = 0;
@@ -206,7 +218,7 @@ __device__ __forceinline__ bool gather(const Draw &draw, const Sampling &from, u
         const uint4 m = ((const uint4 *)at.maxima)[i];
         const u32 others[4] = {m.x, m.y, m.z, m.w};
 #pragma unroll
-        for (int j = 0; j < 4; ++j) rank += others[j] > own_top || (others[j] == own_top && i * 4 + j < threadIdx.x);
+        for (int j = 0; j < 4; ++j) rank += others[j] > own_top || (others[j] == own_top && i * 4 + j < thread);
     }
     if (rank == wanted - 1) at.threshold = max(own_top, SCORE_OF_NOTHING + 1);
     meet();
@@ -218,7 +230,7 @@ __device__ __forceinline__ bool gather(const Draw &draw, const Sampling &from, u
     });
     meet();
     if (at.n_groups > MOST_GROUPS) return false;
-    for (u32 i = threadIdx.x; i < at.n_groups * SCORE_ROWS; i += 256) {
+    for (u32 i = thread; i < at.n_groups * SCORE_ROWS; i += 256) {
         const u32 row = at.groups[i / SCORE_ROWS] * SCORE_ROWS + i % SCORE_ROWS;
         if (row >= VOCAB) continue;
         const u32 score = score_row(draw, from, output, row, load_fresh(logits + row));
@@ -232,8 +244,8 @@ __device__ __forceinline__ bool gather(const Draw &draw, const Sampling &from, u
 
 // Steps 5 to 10 of the definition for a draw among the first `wanted` ranks.
 __device__ __forceinline__ u32 draw_rank(const Draw &draw, u32 wanted, Choosing &at) {
-    const u32 n = at.n_candidates, rank = threadIdx.x;
-    for (u32 i = threadIdx.x; i < n; i += 256) {
+    const u32 n = at.n_candidates, rank = own_thread();
+    for (u32 i = rank; i < n; i += 256) {
         const u64 own = at.candidates[i];
         u32 better = 0;
         for (u32 j = 0; j < n; ++j) better += at.candidates[j] > own;
@@ -244,7 +256,7 @@ __device__ __forceinline__ u32 draw_rank(const Draw &draw, u32 wanted, Choosing 
     const u64 weight = rank < n_ranks ? weight_of(draw, at.ranked[0] >> 32, at.ranked[rank] >> 32) : 0;
     at.sums[rank] = weight;
     meet();
-    if (threadIdx.x == 0) {
+    if (rank == 0) {
         u64 sum = 0;
         for (u32 i = 0; i < n_ranks; ++i) at.sums[i] = sum += at.sums[i];
     }
@@ -257,10 +269,12 @@ __device__ __forceinline__ u32 draw_rank(const Draw &draw, u32 wanted, Choosing 
     return token_of(at.ranked[smallest(rank < n_kept && at.sums[rank] > target ? rank : DECLINED, at)]);
 }
 
-// The token of an output, or DECLINED; the same in all of the block's first 256 threads, which all call it.
+// The token of an output, or DECLINED; the same in all of the block's first 256 threads, which all call it. `Best` is how
+// they have the best scores: a kernel without registers for them reads them as often as it needs them.
+template <class Best = BestScores>
 __device__ __forceinline__ u32 choose_token(const Draw &draw, const Sampling &from, u32 output, const float *logits,
                                             Choosing &at) {
-    const BestScores best(from, output);
+    const Best best(from, output);
     u32 own_top = 0;
     best.each([&](u32, u32 score) { own_top = max(own_top, score); });
     const u32 top = largest(own_top, at);
@@ -268,4 +282,9 @@ __device__ __forceinline__ u32 choose_token(const Draw &draw, const Sampling &fr
     if (!(draw.flags & DRAWN)) return first_rank(draw, from, output, logits, best, top, at);
     if (!gather(draw, from, output, logits, best, own_top, draw.top_k, at)) return DECLINED;
     return draw_rank(draw, draw.top_k, at);
+}
+
+// A word for the host: the number of the step makes it new, so no order between words is needed.
+__device__ __forceinline__ void tell(u64 *at, u32 number, u32 value) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" :: "l"(at), "l"((u64)number << 32 | value) : "memory");
 }

@@ -136,8 +136,9 @@ __device__ __forceinline__ void publish_attended(Block &block, u32 token, int co
 }
 __device__ __forceinline__ void add_share(Block &block, u64 at, float share) {
     // The first layer begins anew for each token; a share is always added to by the same thread.
-    if (block.is_first_layer()) block.launch.shares[at] = share;
-    else atomicAdd(block.launch.shares + at, share);
+    float *shares = block.shares_of(block.step);
+    if (block.is_first_layer()) shares[at] = share;
+    else atomicAdd(shares + at, share);
 }
 
 // Whole where the section is all that a token sees, a part otherwise.

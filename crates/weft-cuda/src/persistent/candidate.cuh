@@ -1,12 +1,29 @@
-// The best of many logits, as one number.
+// Logits as the head of the persistent kernel leaves them, and what goes with them towards the next token.
 
-// A logit and its row as one number that is larger for the better: larger logits, then smaller rows. NaN is worse
-// than all.
-__device__ __forceinline__ u64 candidate(float logit, u32 row) {
-    const u32 bits = __float_as_uint(logit), ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-    return (u64)(logit == logit ? ordered : 0u) << 32 | (0xffffffffu - row);
-}
-__device__ __forceinline__ u32 candidate_row(u64 candidate) { return 0xffffffffu - (u32)candidate; }
-// Of a block without rows; its highest bit of the row is set as that of any other.
-constexpr u64 NO_CANDIDATE = 0x80000000ull;
 __device__ __forceinline__ u64 better(u64 a, u64 b) { return a > b ? a : b; }
+// Of a block without rows (see `candidate`); the highest bit of its row's complement is set as that of any other.
+constexpr u64 NO_CANDIDATE = 0x80000000ull;
+
+// Logits of rows `first` and `first + 8` of an output; `best` is the best candidate that this thread has seen. Where
+// tokens are drawn, the best score of 16 rows, of which eight neighbouring lanes hold two each, is left behind as
+// `leave_best` does. Called by whole warps; `there` is the same for the eight.
+__device__ __forceinline__ void leave_logits(Block &block, u64 &best, u32 first, u32 output, const float (&logits)[2], bool there) {
+    const Launch &launch = block.launch;
+    const Draw &draw = block.shared.draws[output];
+    u32 top = 0;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const u32 row = first + i * 8;
+        if (!there || row >= VOCAB) continue;
+        launch.logits[(u64)output * VOCAB + row] = logits[i];
+        if (launch.chooses == CHOOSES_NOTHING) continue;
+        const u32 score = score_row(draw, launch.sampling, output, row, logits[i]);
+        top = max(top, score);
+        best = better(best, candidate(score, row));
+    }
+    if (launch.chooses != CHOOSES_BY_DRAWS) return;
+#pragma unroll
+    for (int other = 4; other > 0; other /= 2) top = max(top, __shfl_xor_sync(FULL, top, other));
+    if (there && block.lane % 8 == 0 && (draw.flags & CHOSEN) && first / SCORE_ROWS < N_BEST)
+        launch.sampling.best[(u64)output * N_BEST + first / SCORE_ROWS] = top;
+}

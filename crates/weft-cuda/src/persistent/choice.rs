@@ -1,31 +1,37 @@
-//! Whether a token runs faster in the persistent kernel or as a graph: measured when a device is made, on the model and
-//! the GPU that are there, and only if both compute the same bits.
+//! Whether tokens run faster in the persistent kernel or as graphs: measured when a device is made, on the model and the
+//! GPU that are there, and only if both compute the same bits. What was measured is kept for the process.
 
 use std::fmt;
-use std::time::Instant;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use weft::device::{Device, DeviceError, Lane, Limits, Outputs, Span, Step};
 use weft::kv::pages_for;
 use weft::plan::plan;
+use weft::sampling::{Sampler, Sampling};
 
 use crate::CudaDevice;
 use crate::device::Launches;
 use crate::tables::{Counts, SECTION_ROWS};
 
-/// Lanes and rows of each that are measured; a step goes the way of the point that is nearest to it.
-const LANES: [usize; 2] = [1, 4];
-const ROWS: [usize; 2] = [200, 8000];
-/// From here on a step is nearer to the second of each: lanes, and rows of all its lanes' sections.
-const MANY_LANES: usize = 3;
-const MANY_ROWS: usize = 2048;
-/// Runs of a point in each way; the fastest counts.
-const RUNS: usize = 5;
+/// Lanes and rows of each that are measured. A step goes the way of the most lanes and the most rows that it has; between
+/// two it goes the way of the nearer one.
+const LANES: [usize; 4] = [1, 2, 4, 8];
+const ROWS: [usize; 4] = [72, 2056, 8008, 32_008];
+/// From here on a step is nearer to the second, third and last of each.
+const NEARER_LANES: [usize; 3] = [2, 3, 6];
+const NEARER_ROWS: [usize; 3] = [1024, 5120, 20_480];
+/// Tokens of every lane that are run for a point: they stay in the page of its last row.
+const TOKENS: usize = 6;
+/// Runs of a point in each way, the fastest of which counts; one will do where it takes long.
+const RUNS: usize = 2;
+const LONG: Duration = Duration::from_millis(8);
+/// When this is over no more points are begun. Those of few lanes and rows come first.
+const ALL: Duration = Duration::from_millis(250);
 
-/// One measured point.
+/// One measured point: the time of a token in µs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Point {
-    lanes: usize,
-    rows: usize,
     graph_us: f64,
     persistent_us: f64,
 }
@@ -33,8 +39,8 @@ struct Point {
 /// What was measured, and what follows.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Choice {
-    /// By lanes, then by rows; none where the device is too small for it.
-    points: [[Option<Point>; 2]; 2],
+    /// By lanes, then by rows; none where the device is too small for it, or the time was over.
+    points: [[Option<Point>; 4]; 4],
     /// Why the persistent kernel is not used at all.
     refused: Option<String>,
 }
@@ -45,13 +51,15 @@ impl Choice {
         Self { refused: Some(reason), ..Self::default() }
     }
 
-    /// Whether a step with these lists runs in the persistent kernel.
+    /// Whether a step with these lists runs in the persistent kernel. What was not measured goes as shorter contexts do;
+    /// where no number of rows was, as a graph.
     pub(crate) fn is_persistent(&self, counts: &Counts) -> bool {
+        let nearest = |nearer: &[usize], n: usize| nearer.iter().filter(|from| n >= **from).count();
         let rows = counts.n_partials * SECTION_ROWS / counts.n_tokens.max(1);
-        let lanes = usize::from(counts.n_tokens >= MANY_LANES);
-        let point = self.points[lanes][usize::from(rows >= MANY_ROWS)];
-        let wins = |point: Point| point.persistent_us < point.graph_us;
-        self.refused.is_none() && point.or(self.points[lanes][0]).is_some_and(wins)
+        let of_lanes = &self.points[nearest(&NEARER_LANES, counts.n_tokens)];
+        let measured =
+            of_lanes[..=nearest(&NEARER_ROWS, rows)].iter().rev().find_map(|point| *point);
+        self.refused.is_none() && measured.is_some_and(|point| point.persistent_us < point.graph_us)
     }
 }
 
@@ -60,26 +68,49 @@ impl fmt::Display for Choice {
         if let Some(reason) = &self.refused {
             return write!(f, "graph, because {reason}");
         }
-        let points: Vec<String> = { self.points.iter().flatten().flatten() }
-            .map(|point| {
-                let Point { lanes, rows, graph_us, persistent_us } = point;
-                format!("{lanes}×{rows} rows {persistent_us:.0} of {graph_us:.0} µs")
-            })
-            .collect();
-        write!(f, "persistent where it is faster than a graph: {}", points.join(", "))
+        write!(f, "persistent where faster than graph:")?;
+        for (lanes, points) in LANES.iter().zip(&self.points) {
+            let measured: Vec<String> = { ROWS.iter().zip(points) }
+                .filter_map(|(rows, point)| {
+                    let Point { graph_us, persistent_us } = (*point)?;
+                    Some(format!("{rows} rows {persistent_us:.0} to {graph_us:.0} µs"))
+                })
+                .collect();
+            if !measured.is_empty() {
+                write!(f, " {lanes}× {}", measured.join(", "))?;
+            }
+        }
+        Ok(())
     }
 }
 
-/// Measures all points that the device has room for.
+/// What decides the times of a device: its GPU, model and limits, as text.
+type Key = String;
+static MEASURED: Mutex<Vec<(Key, Choice)>> = Mutex::new(Vec::new());
+
+/// Measures all points that the device has room for, and there is time for; once in a process.
 pub(crate) fn measure(device: &mut CudaDevice) -> Choice {
-    let mut choice = Choice::default();
-    for (lanes, of_lanes) in LANES.iter().zip(&mut choice.points) {
-        for (rows, point) in ROWS.iter().zip(of_lanes) {
-            if !fits(&device.limits(), *lanes, *rows) {
+    let key = format!("{:?} {:?} {:?}", device.gpu.facts.name, device.config, device.limits);
+    let mut measured = MEASURED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, choice)) = measured.iter().find(|(of, _)| *of == key) {
+        return choice.clone();
+    }
+    let launches = device.launches;
+    let choice = measure_points(device);
+    device.launches = launches;
+    measured.push((key, choice.clone()));
+    choice
+}
+
+fn measure_points(device: &mut CudaDevice) -> Choice {
+    let (start, mut choice) = (Instant::now(), Choice::default());
+    for (at_rows, rows) in ROWS.iter().enumerate() {
+        for (at_lanes, lanes) in LANES.iter().enumerate() {
+            if !fits(&device.limits(), *lanes, *rows) || start.elapsed() > ALL {
                 continue;
             }
             match compare(device, *lanes, *rows) {
-                Ok(Some(measured)) => *point = Some(measured),
+                Ok(Some(measured)) => choice.points[at_lanes][at_rows] = Some(measured),
                 Ok(None) => {
                     return Choice::refuse("the persistent kernel gave other bits".to_owned());
                 }
@@ -87,68 +118,121 @@ pub(crate) fn measure(device: &mut CudaDevice) -> Choice {
             }
         }
     }
-    choice
+    match choice.points.iter().flatten().any(Option::is_some) {
+        true => choice,
+        false => Choice::refuse("its contexts are too short to measure".to_owned()),
+    }
 }
 
 fn fits(limits: &Limits, lanes: usize, rows: usize) -> bool {
+    let rows = rows + TOKENS;
     rows <= limits.positions
         && lanes * pages_for(rows) <= limits.pages
         && lanes <= limits.step_tokens.min(limits.step_outputs)
 }
 
-/// One point in both ways; nothing where their logits differ. The rows before are whatever the pages hold: a new
-/// device's are zeros.
+/// One point in both ways; nothing where their tokens or logits differ.
 fn compare(
     device: &mut CudaDevice,
     lanes: usize,
     rows: usize,
 ) -> Result<Option<Point>, DeviceError> {
-    let n_pages = pages_for(rows);
-    let position = [rows as u32 - 1];
-    let spans: Vec<[Span; 1]> = (0..lanes)
-        .map(|lane| {
-            let pages = (lane * n_pages..(lane + 1) * n_pages).map(|page| page as u32).collect();
-            [Span { pages, len: rows, home_position: 0, position: 0 }]
-        })
-        .collect();
-    let slots: Vec<[u32; 1]> = spans.iter().map(|spans| [spans[0].slot(rows - 1)]).collect();
-    let of_step: Vec<Lane<'_>> = { spans.iter().zip(&slots) }
-        .map(|(spans, slot)| Lane {
-            tokens: &[0],
-            positions: &position,
-            key_positions: &position,
-            store_at: slot,
-            spans,
-            outputs: Outputs::Last,
-        })
-        .collect();
-    let step = Step { lanes: &of_step };
-    let mut time = |way| -> Result<(f64, Vec<Vec<u32>>), DeviceError> {
-        let (ops, before) = (plan(&device.config), device.launches);
+    let mut time = |way| -> Result<_, DeviceError> {
         device.launches = way;
-        let mut best_us = f64::INFINITY;
-        let ran = (0..RUNS).try_for_each(|_| {
-            let start = Instant::now();
-            device.run(&ops, &step)?;
-            best_us = best_us.min(start.elapsed().as_secs_f64() * 1e6);
-            Ok(())
-        });
-        device.launches = before;
-        ran?;
-        let bits = |lane| device.logits(lane).iter().map(|logit: &f32| logit.to_bits()).collect();
-        Ok((best_us, (0..lanes).map(bits).collect()))
+        let start = Instant::now();
+        let (mut best_us, mut said) = time_tokens(device, lanes, rows)?;
+        for _ in 1..RUNS {
+            if start.elapsed() < LONG {
+                let (time_us, again) = time_tokens(device, lanes, rows)?;
+                best_us = best_us.min(time_us);
+                said = if again == said { again } else { Said::default() };
+            }
+        }
+        Ok((best_us, said))
     };
     let (graph_us, expected) = time(Launches::Graph)?;
-    let (persistent_us, bits) = time(Launches::Persistent)?;
-    Ok((bits == expected).then_some(Point { lanes, rows, graph_us, persistent_us }))
+    let (persistent_us, said) = time(Launches::Persistent)?;
+    let is_same = said == expected && !said.tokens.is_empty();
+    Ok(is_same.then_some(Point { graph_us, persistent_us }))
+}
+
+/// The tokens of a run, and the bits of its last logits.
+#[derive(PartialEq, Default)]
+struct Said {
+    tokens: Vec<Vec<Option<u32>>>,
+    logits: Vec<Vec<u32>>,
+}
+
+/// Decodes some tokens of every lane, begun ahead as an answer's are: the time of one in µs, without the launch before
+/// the first. The rows before are whatever the pages hold: a new device's are zeros.
+fn time_tokens(
+    device: &mut CudaDevice,
+    lanes: usize,
+    rows: usize,
+) -> Result<(f64, Said), DeviceError> {
+    let ops = plan(&device.config);
+    let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
+    let mut sampler = Sampler::new(&greedy, &[], &[], device.config.vocab)
+        .expect("nothing is asked of it that could be wrong");
+    let (mut said, mut next, mut first) = (Said::default(), vec![0; lanes], Instant::now());
+    for n in 0..TOKENS {
+        let places: Vec<Place> = next
+            .iter()
+            .enumerate()
+            .map(|(lane, token)| Place::new(lane, rows + n, *token))
+            .collect();
+        let of_step: Vec<Lane<'_>> = places.iter().map(Place::lane).collect();
+        let samplers = vec![Some(&sampler); lanes];
+        device.decode(&ops, &Step { lanes: &of_step }, &samplers, TOKENS - 1 - n)?;
+        let tokens: Vec<_> = (0..lanes).map(|lane| device.chosen(lane)).collect();
+        next = tokens.iter().map(|token| token.unwrap_or_default()).collect();
+        said.tokens.push(tokens);
+        sampler.accept(next[0]);
+        if n == 0 {
+            first = Instant::now();
+        }
+    }
+    let time_us = first.elapsed().as_secs_f64() * 1e6 / (TOKENS - 1) as f64;
+    let bits = |lane| device.logits(lane).iter().map(|logit: &f32| logit.to_bits()).collect();
+    said.logits = (0..lanes).map(bits).collect();
+    Ok((time_us, said))
+}
+
+/// A lane whose token is the last of some rows.
+struct Place {
+    token: [u32; 1],
+    position: [u32; 1],
+    slot: [u32; 1],
+    spans: [Span; 1],
+}
+
+impl Place {
+    fn new(lane: usize, rows: usize, token: u32) -> Self {
+        let n_pages = pages_for(rows);
+        let pages = (lane * n_pages..(lane + 1) * n_pages).map(|page| page as u32).collect();
+        let span = Span { pages, len: rows, home_position: 0, position: 0 };
+        let (position, slot) = ([rows as u32 - 1], [span.slot(rows - 1)]);
+        Self { token: [token], position, slot, spans: [span] }
+    }
+
+    fn lane(&self) -> Lane<'_> {
+        Lane {
+            tokens: &self.token,
+            positions: &self.position,
+            key_positions: &self.position,
+            store_at: &self.slot,
+            spans: &self.spans,
+            outputs: Outputs::Last,
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn point(lanes: usize, rows: usize, persistent_us: f64) -> Option<Point> {
-        Some(Point { lanes, rows, graph_us: 100.0, persistent_us })
+    fn point(persistent_us: f64) -> Option<Point> {
+        Some(Point { graph_us: 100.0, persistent_us })
     }
 
     fn counts(n_tokens: usize, rows: usize) -> Counts {
@@ -158,25 +242,29 @@ mod tests {
 
     #[test]
     fn a_step_goes_the_way_of_the_nearest_point() {
-        let points = [[point(1, 200, 90.0), point(1, 8000, 110.0)], [point(4, 200, 120.0), None]];
+        let one = [point(90.0), point(95.0), point(110.0), None];
+        let points = [one, [point(99.0), None, None, None], [point(120.0); 4], [None; 4]];
         let choice = Choice { points, refused: None };
         assert!(choice.is_persistent(&counts(1, 300)));
-        assert!(choice.is_persistent(&counts(2, 1000)));
+        assert!(choice.is_persistent(&counts(1, 3000)));
+        assert!(choice.is_persistent(&counts(2, 700)));
         assert!(!choice.is_persistent(&counts(1, 9000)));
+        assert!(!choice.is_persistent(&counts(3, 100)));
+        // What was not measured goes as the shorter context does, or as a graph.
+        assert!(!choice.is_persistent(&counts(1, 30_000)));
+        assert!(choice.is_persistent(&counts(2, 9000)));
         assert!(!choice.is_persistent(&counts(8, 100)));
-        // What was not measured goes as the shorter context does.
-        assert!(!choice.is_persistent(&counts(4, 9000)));
+        let choice = Choice { points: [one, [None; 4], [None; 4], [None; 4]], refused: None };
         assert_eq!(
             choice.to_string(),
-            "persistent where it is faster than a graph: 1×200 rows 90 of 100 µs, \
-             1×8000 rows 110 of 100 µs, 4×200 rows 120 of 100 µs"
+            "persistent where faster than graph: 1× 72 rows 90 to 100 µs, \
+             2056 rows 95 to 100 µs, 8008 rows 110 to 100 µs"
         );
     }
 
     #[test]
     fn what_was_refused_is_never_chosen() {
-        let choice =
-            Choice { points: [[point(1, 200, 1.0); 2]; 2], refused: Some("of this".into()) };
+        let choice = Choice { points: [[point(1.0); 4]; 4], refused: Some("of this".into()) };
         assert!(!choice.is_persistent(&counts(1, 100)));
         assert_eq!(choice.to_string(), "graph, because of this");
     }
@@ -184,6 +272,13 @@ mod tests {
     #[test]
     fn nothing_is_measured_beyond_the_device() {
         let limits = Limits { step_tokens: 8, step_outputs: 8, positions: 8192, pages: 200 };
-        assert!(fits(&limits, 1, 8000) && !fits(&limits, 4, 8000) && fits(&limits, 4, 200));
+        assert!(fits(&limits, 1, 8008) && !fits(&limits, 4, 8008) && fits(&limits, 4, 72));
+    }
+
+    #[test]
+    fn the_tokens_of_a_point_stay_in_a_page() {
+        for rows in ROWS {
+            assert_eq!(pages_for(rows - 1), pages_for(rows + TOKENS), "{rows}");
+        }
     }
 }

@@ -4,7 +4,10 @@ __device__ __forceinline__ void run_op(Block &block) {
     switch (kind) {
     case EMBED: return run_embed(block);
     case ROPE_STORE: if (!block.is_last()) return; // `attend` runs it too
-    case ATTEND: return run_attend(block, kind == ROPE_STORE);
+    case ATTEND:
+        if (block.launch.chooses != CHOOSES_NOTHING && block.is_first_layer() && block.step > 0)
+            tell_shares(block, block.step - 1, block.launch.number + block.step * block.launch.n_ops);
+        return run_attend(block, kind == ROPE_STORE);
     case PROJ_ADD: return run_add<PROJ_ADD>(block);
     case DOWN_ADD: return run_add<DOWN_ADD>(block);
     default: return run_norm(block, kind);
@@ -18,8 +21,10 @@ __device__ __forceinline__ void compute(Block &block) {
             block.begin(step, op);
             run_op(block);
         }
-        if (!launch.feeds || take_tokens(block)) break;
+        if (launch.chooses == CHOOSES_NOTHING) return;
+        if (take_tokens(block)) break;
     }
+    tell_shares(block, block.step, block.number_before(0));
 }
 
 // Brings what attention needs of a layer near, long before it is read.
@@ -60,6 +65,8 @@ template <u32 MOST> __device__ __forceinline__ void decode_tokens(const Launch &
         shared.key_positions[threadIdx.x] = load_fresh(launch.step.key_positions + threadIdx.x);
         for (int i = 0; i < 2; ++i) shared.partials[threadIdx.x][i] = load_fresh(launch.step.partials + threadIdx.x * 2 + i);
     }
+    if (threadIdx.x < sizeof(shared.draws) / 4)
+        ((u32 *)shared.draws)[threadIdx.x] = launch.chooses != CHOOSES_NOTHING ? load_fresh((const u32 *)launch.sampling.draws + threadIdx.x) : 0;
     keep_items(shared, launch.step, n_items(launch.step) * KV_HEADS);
     if (threadIdx.x == 0) {
         for (u32 i = 0; i < launch.n_stages; ++i) {
@@ -70,7 +77,7 @@ template <u32 MOST> __device__ __forceinline__ void decode_tokens(const Launch &
         shared.shares.fill();
         shared.n_outputs = outputs;
         shared.ring.left = shared.ring.attended = 0;
-        shared.stop = shared.gone = 0;
+        shared.asked_to_stop = shared.stop = shared.gone = 0;
     }
     __syncthreads();
     if (warp == WARPS) {
@@ -90,7 +97,7 @@ template <u32 MOST> __device__ __forceinline__ void decode_tokens(const Launch &
 }
 
 #ifdef PERSISTENT
-// Computes   the plan, or its first ops, for up to eight tokens; then, where `feeds`, for the tokens that follow.
+// Computes   the plan, or its first ops, for up to eight tokens; where it chooses, the next ones, and the plan for those.
 // Layout     weights and pages as the kernels of the ops have them; results between ops are words (hop.cuh).
 // Work split one block per multiprocessor. A block owns tiles of every matrix, sections of attention, and some
 //            heads where sections are folded; in it a warp has what it has in the ops' own kernels. A ninth warp

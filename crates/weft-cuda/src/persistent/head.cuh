@@ -1,62 +1,171 @@
-// The head of the persistent kernel, and the next token.
+// The head of the persistent kernel, the next token, and what the host is told of it.
+//
+// Two ways lead to the next token. Where it is the best logit of every lane, blocks hand each other their candidates
+// and all find it for themselves: one hop. Where lanes draw, or adjust their logits, scores lie in memory: every block
+// says that it is done, one block per output chooses as the kernel `choose` does, and hands its token to all.
 
+constexpr u32 LAST = 0x80000000u; // beside a token: none follows. No row has the bit, and DECLINED has it.
+
+// ---- done --------------------------------------------------------------------------------------
+// Says that logits, scores and shares of attention that this block wrote are there. Called after all warps met, by the
+// last one: the first has candidates to hand on.
+__device__ __forceinline__ void publish_done(Block &block) {
+    if (block.thread() != (WARPS - 1) * 32) return;
+    __threadfence();
+    store_word(block.launch.done + blockIdx.x, 0, block.number);
+}
+// Waits until all blocks are done with the op of a number; whether they are. Those that owe this block nothing may have
+// done more since.
+__device__ __forceinline__ bool await_done(Block &block, u32 number) {
+    for (u32 from = block.thread(); from < N_BLOCKS; from += WARPS * 32)
+        block.watch.until([&] { return (int)(number_of(load_word(block.launch.done + from)) - number) >= 0; });
+    __threadfence();
+    if (block.watch.gone) block.shared.gone = 1;
+    meet();
+    return !block.shared.gone;
+}
+
+// ---- shares ------------------------------------------------------------------------------------
+// Tells the host how the tokens of a step attended, whose head had a number: a block for each output, from the last one on,
+// because those have the least to do when the next step's attention begins.
+__device__ __forceinline__ void tell_shares(Block &block, u32 step, u32 number) {
+    const Sampling &to = block.launch.sampling;
+    const float *shares = block.shares_of(step);
+    for (u32 output = N_BLOCKS - 1 - blockIdx.x; output < block.shared.n_outputs; output += N_BLOCKS) {
+        const Draw &draw = block.shared.draws[output];
+        if (!(draw.flags & CHOSEN) || !await_done(block, number)) continue;
+        const u32 n_parts = block.shared.partials[block.shared.outputs[output]][0];
+        const u32 first = block.shared.partials[block.shared.outputs[output]][1], told = draw.share_number + step;
+        for (u32 part = first + block.thread(); part < first + n_parts; part += WARPS * 32) {
+            float sum = 0.0f;
+            for (int head = 0; head < HEADS; ++head) sum += load_fresh(shares + (u64)part * HEADS + head);
+            tell(to.told_shares + told % TOLD_STEPS * to.n_partials + part, told, __float_as_uint(sum));
+        }
+    }
+}
+__device__ __forceinline__ void tell_token(Block &block, u32 output, u32 token) {
+    const u32 number = block.shared.draws[output].token_number + block.step;
+    tell(block.launch.sampling.told_tokens + number % TOLD_STEPS * 8 + output, number, token);
+}
+
+// ---- the best logit ----------------------------------------------------------------------------
+// Where a block's candidate for an output lies. Steps take turns: a block that has no part in a step's ops is late without
+// holding it up, and reads the last one's when others are at this one's.
+__device__ __forceinline__ u64 *candidate_words(const Block &block, u32 output, u32 from) {
+    return block.launch.candidates + ((block.step % 2 * 8 + output) * N_BLOCKS + from) * 2;
+}
 // Tells all blocks the best of this one's rows; the first block also whether the host wants to stop. `best` is that of
 // the rows this thread had, all of the same output: eight threads have the rows of one, 1, 2, 4 or 8 outputs take turns.
-__device__ __forceinline__ void publish_best(Block &block, u64 best, u32 stop) {
+__device__ __forceinline__ void publish_best(Block &block, u64 best) {
 #pragma unroll
     for (int other = 1; other < 8; other *= 2) best = better(best, __shfl_xor_sync(FULL, best, other));
     if (block.lane % 8 == 0) block.shared.best[block.thread() / 8] = best;
     meet();
+    publish_done(block);
     if (block.thread() < block.shared.n_outputs) {
         u64 of_block = NO_CANDIDATE;
         const u32 turns = block.shared.n_outputs <= 2 ? block.shared.n_outputs : block.shared.n_outputs <= 4 ? 4 : 8;
         for (int i = block.thread(); i < WARPS * 4; i += turns) of_block = better(of_block, block.shared.best[i]);
-        u64 *to = block.launch.candidates + (block.thread() * N_BLOCKS + blockIdx.x) * 2;
+        u64 *to = candidate_words(block, block.thread(), blockIdx.x);
         store_word(to, (u32)(of_block >> 32), block.number);
-        store_word(to + 1, (u32)of_block ^ stop << 31, block.number);
+        store_word(to + 1, (u32)of_block ^ block.shared.asked_to_stop << 31, block.number);
     }
 }
+// The best of all blocks' rows of a warp's output, or DECLINED where scores say nothing; with LAST where the host wants to stop.
+__device__ __forceinline__ u32 take_best(Block &block) {
+    const u32 number = block.number_before(0);
+    u64 best = 0;
+    u32 last = 0;
+    for (int first = 0; first < N_BLOCKS; first += 32) {
+        const int from = first + block.lane;
+        TwoWords words = {0, 0};
+        block.watch.until([&] {
+            if (from >= N_BLOCKS) return true;
+            words = load_two_words(candidate_words(block, block.warp, from));
+            return number_of(words.first) == number && number_of(words.second) == number;
+        });
+        __syncwarp();
+        if (from >= N_BLOCKS) continue;
+        // A row's complement has its highest bit set; where the first block wants to stop it is not.
+        if (from == 0 && !(value_of(words.second) & 0x80000000u)) last = LAST;
+        best = better(best, (u64)value_of(words.first) << 32 | value_of(words.second) | 0x80000000u);
+    }
+#pragma unroll
+    for (int other = 1; other < 32; other *= 2) best = better(best, __shfl_xor_sync(FULL, best, other));
+    const u32 top = (u32)(best >> 32);
+    const u32 token = top >= SCORE_OF_INFINITY || top <= SCORE_OF_NOTHING ? DECLINED : token_of(best);
+    if (blockIdx.x == 0 && block.lane == 0 && !block.watch.gone) tell_token(block, block.warp, token);
+    return token | __shfl_sync(FULL, last, 0);
+}
 
+// ---- a draw ------------------------------------------------------------------------------------
+// The best scores of all groups, shared out over the threads as `BestScores` are.
+struct ReadScores {
+    const u32 *best;
+    u32 thread;
+    __device__ __forceinline__ ReadScores(const Sampling &from, u32 output) : best(from.best + (u64)output * N_BEST), thread(own_thread()) {}
+    template <class Visit> __device__ __forceinline__ void each(Visit visit) const {
+#pragma unroll 8
+        for (u32 group = thread; group < N_BEST; group += WARPS * 32) visit(group, load_fresh(best + group));
+    }
+};
+// Chooses the tokens of this block's outputs from what all blocks left, and hands them to all.
+__device__ __forceinline__ void publish_drawn(Block &block) {
+    const Launch &launch = block.launch;
+    meet();
+    publish_done(block);
+    u32 output;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(output)); // as in `Block::begin`
+    for (; output < block.shared.n_outputs; output += N_BLOCKS) {
+        const Draw &draw = block.shared.draws[output];
+        u32 token = DECLINED;
+        if (draw.flags & CHOSEN && await_done(block, block.number_before(0))) {
+            token = choose_token<ReadScores>(draw, launch.sampling, output, launch.logits + (u64)output * VOCAB, block.shared.scratch.choosing);
+            if (block.thread() == 0) tell_token(block, output, token);
+        }
+        if (block.thread() != 0) continue;
+        if (token != DECLINED && draw.flags & ADJUSTED) {
+            u32 &mark = launch.sampling.marks[(u64)output * VOCAB + token];
+            const u32 before = load_fresh(&mark);
+            mark = before + (before & SEEN ? 1 : 2);
+        }
+        // Scores of the next token depend on the mark.
+        __threadfence();
+        store_word(launch.chosen + output, output == 0 && block.shared.asked_to_stop ? token | LAST : token, block.number);
+    }
+}
+// The token of a warp's output; with LAST where none follows.
+__device__ __forceinline__ u32 take_drawn(Block &block) {
+    u64 word = 0;
+    block.watch.until([&] {
+        word = load_word(block.launch.chosen + block.warp);
+        return number_of(word) == block.number_before(0);
+    });
+    __threadfence();
+    return value_of(word);
+}
+
+// ---- the op, and the step after it -------------------------------------------------------------
 // The three products of a norm; with logits goes what a block knows of the next token.
 __device__ __forceinline__ void run_norm(Block &block, OpKind kind) {
     if (kind == NORM_HEAD && block.shared.n_outputs == 0) return;
-    const bool chooses = kind == NORM_HEAD && block.launch.feeds;
-    u32 stop = 0;
-    if (blockIdx.x == 0 && chooses) stop = *(volatile u32 *)&block.launch.mailbox->stop;
+    const bool chooses = kind == NORM_HEAD && block.launch.chooses != CHOOSES_NOTHING;
+    // Asked for early, because the host's memory is far.
+    if (blockIdx.x == 0 && chooses && block.thread() == 0) block.shared.asked_to_stop = *(volatile u32 *)&block.launch.mailbox->stop;
     const u64 best = run_norm_product(block, kind);
-    if (chooses) publish_best(block, best, stop);
+    if (!chooses) return;
+    if (block.launch.chooses == CHOOSES_BEST) publish_best(block, best);
+    else publish_drawn(block);
 }
 
 // The next token of every lane; whether it is the last.
 __device__ __forceinline__ bool take_tokens(Block &block) {
-    const Launch &launch = block.launch;
-    const u32 number = block.number_before(0);
     if (block.warp < block.shared.n_outputs) {
-        u64 best = 0;
-        u32 stop = 0;
-        for (int first = 0; first < N_BLOCKS; first += 32) {
-            const int from = first + block.lane;
-            TwoWords words = {0, 0};
-            block.watch.until([&] {
-                if (from >= N_BLOCKS) return true;
-                words = load_two_words(launch.candidates + ((u64)block.warp * N_BLOCKS + from) * 2);
-                return number_of(words.first) == number && number_of(words.second) == number;
-            });
-            __syncwarp();
-            // A row's complement has its highest bit set; where the first block wants to stop it is not.
-            if (from < N_BLOCKS) {
-                stop |= from == 0 && !(value_of(words.second) & 0x80000000u);
-                best = better(best, (u64)value_of(words.first) << 32 | value_of(words.second) | 0x80000000u);
-            }
-        }
-#pragma unroll
-        for (int other = 1; other < 32; other *= 2) best = better(best, __shfl_xor_sync(FULL, best, other));
+        const u32 token = block.launch.chooses == CHOOSES_BEST ? take_best(block) : take_drawn(block);
         if (block.lane == 0) {
-            const u32 token = min(candidate_row(best), (u32)VOCAB - 1);
-            block.shared.tokens[block.warp] = token;
-            if (block.warp == 0) block.shared.stop = stop;
-            if (blockIdx.x == 0 && !block.watch.gone)
-                *(volatile u64 *)&launch.mailbox->tokens[block.step * 8 + block.warp] = (u64)number << 32 | token;
+            block.shared.tokens[block.warp] = min(token & ~LAST, (u32)VOCAB - 1);
+            block.shared.draws[block.warp].index += 1;
+            if (token & LAST) block.shared.stop = 1;
         }
     }
     if (block.watch.gone) block.shared.gone = 1;

@@ -33,7 +33,6 @@ __device__ __forceinline__ u32 value_of(u64 word) { return (u32)word; }
 struct Mailbox {
     u32 stop;        // host: end after this token
     u32 fault;       // device: a block waited in vain
-    u64 tokens[1];   // device: [token of the launch][8 lanes], each with the number of its op
 };
 
 // Since when a thread waits, in ns, as far as it has looked; GONE where it shall wait no more. By values, so that

@@ -18,6 +18,9 @@ struct PlainBuffers {
     u16 *a, *h;
 };
 
+// How the next token is found: not at all, as the best logit of every lane, as draws say.
+enum Chooses : u32 { CHOOSES_NOTHING, CHOOSES_BEST, CHOOSES_BY_DRAWS };
+
 struct Launch {
     Step step;
     const LayerAddresses *layers; // [LAYERS]
@@ -28,16 +31,20 @@ struct Launch {
     u64 *x, *qkv, *a, *h;         // words: [8 tokens][columns / 2]
     u64 *part_sums;               // words: [partials][HEADS][DIM]
     u64 *part_weights;            // words: [partials][HEADS][4]: maximum, weight, squares, a gap
-    u64 *candidates;              // words: [8][N_BLOCKS][2]: the best logit of a block's, its row
+    u64 *candidates;              // words: [2 steps][8][N_BLOCKS][2]: the best score of a block's, its row
+    u64 *done;                    // words: [N_BLOCKS]: what a block wrote up to a head is there
+    u64 *chosen;                  // words: [8]: the next token
     PlainBuffers plain;
-    float *logits, *shares;
+    float *logits;
+    float *shares, *other_shares; // in turn: one step's are told while the next one's are added up
+    Sampling sampling;
     u32 *given_up;
     Mailbox *mailbox;
     u32 n_ops, n_steps;           // ops of a token; tokens of every lane
     u32 number;                   // of the launch's first op, less one
     u32 withheld;                 // an op whose results the first block keeps to itself, for tests
     u32 n_stages, x_units;        // of the ring; of a warp's stage for inputs, each of one token
-    u32 feeds;                    // whether the best logit is the next token
+    Chooses chooses;
 };
 
 enum OpKind : u32 { EMBED, NORM_QKV, ROPE_STORE, ATTEND, PROJ_ADD, NORM_GATE_UP, DOWN_ADD, NORM_HEAD };
@@ -45,10 +52,11 @@ constexpr int MOST_OPS = 6 * LAYERS + 2;
 constexpr int KEPT_ITEMS = 4;
 constexpr int QKV_WORDS = (QKV_ROWS + 1) / 2;
 
-// Scratch of products and of attention: a block never does both.
+// Scratch of products, of attention and of a choice: a block never does two of them.
 union Scratch {
     WarpSums sums;
     SectionScratch section;
+    Choosing choosing;
 };
 
 struct BlockShared {
@@ -59,6 +67,7 @@ struct BlockShared {
     u32 n_work, n_attending;                  // KV heads of items of attention, and the blocks that take them
     u32 tokens[8];                            // of the step that runs
     u32 outputs[8];                           // the token of each row of logits
+    __align__(16) Draw draws[8];              // of each row of logits, for the step that runs
     u32 key_positions[8];                     // of the first step
     u32 partials[8][2];                       // how many parts a token's attention has, and the first
     u16 residual[HiddenRows::MOST_TILES * 8][8]; // x of the rows that this block adds to: bf16 [row][token]
@@ -67,7 +76,8 @@ struct BlockShared {
     Item items[KEPT_ITEMS + 1];               // the first that this block takes, and room for another
     u16 new_rows[WARPS][2][HEAD_DIM];         // a key and a value that each warp made: bf16
     u64 best[WARPS * 4];
-    u32 stop, gone;                           // the host wants no more tokens; a thread waits no more
+    u32 asked_to_stop;                        // in the first block: the host wants no more tokens
+    u32 stop, gone;                           // no token follows; a thread waits no more
     Scratch scratch;
 };
 
@@ -105,6 +115,8 @@ struct Block {
     __device__ __forceinline__ u32 number_before(u32 before) const {
         return launch.number + step * launch.n_ops + op + 1 - before;
     }
+    // Where a step's shares of attention are added up.
+    __device__ __forceinline__ float *shares_of(u32 of_step) const { return of_step % 2 == 0 ? launch.shares : launch.other_shares; }
     __device__ __forceinline__ const LayerAddresses &layer() const { return shared.layers[shared.ops[op] >> 8]; }
     __device__ __forceinline__ bool is_first_layer() const { return shared.ops[op] >> 8 == 0; }
 };

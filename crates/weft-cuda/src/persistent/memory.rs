@@ -16,9 +16,15 @@ const MOST_PARTIALS: usize = 2048;
 
 /// All words of a launch.
 pub(crate) struct Words {
-    /// x, qkv, a, h, sums and weights of parts, candidates for the next token.
-    memories: [Memory; 7],
+    /// x, qkv, a, h, sums and weights of parts, candidates for the next token, who is done, the next token.
+    memories: [Memory; 9],
+    /// Shares of attention of every second step; those of the others lie where a graph leaves them.
+    pub(crate) other_shares: Memory,
     pub(crate) most_partials: usize,
+}
+
+fn most_partials(limits: &Limits) -> usize {
+    max_partials(limits).min(MOST_PARTIALS)
 }
 
 impl Words {
@@ -29,24 +35,42 @@ impl Words {
         limits: &Limits,
         n_blocks: usize,
     ) -> Result<Self, CudaError> {
-        let words = |n: usize| Memory::new(gpu, "the persistent kernel", n * WORD_BYTES);
-        // Two columns to a word.
-        let rows = |columns: usize| words(FEW * columns.div_ceil(2));
-        let most_partials = max_partials(limits).min(MOST_PARTIALS);
-        let parts = most_partials * config.heads;
-        let memories = [
-            rows(padded(config.hidden))?,
-            rows((config.q_width() + 2 * config.kv_width()).next_multiple_of(2))?,
-            rows(padded(config.q_width()))?,
-            rows(padded(config.intermediate))?,
-            words(parts * shape.dim)?,
-            words(parts * 4)?,
-            words(FEW * n_blocks * 2)?,
-        ];
-        Ok(Self { memories, most_partials })
+        let memory = |bytes| Memory::new(gpu, "the persistent kernel", bytes);
+        let words =
+            |i: usize| memory(Self::counts(config, shape.dim, limits, n_blocks)[i] * WORD_BYTES);
+        let [x, qkv, a, h, sums, weights, candidates, done, chosen] = std::array::from_fn(words);
+        Ok(Self {
+            memories: [x?, qkv?, a?, h?, sums?, weights?, candidates?, done?, chosen?],
+            other_shares: memory(most_partials(limits) * config.heads * 4)?,
+            most_partials: most_partials(limits),
+        })
     }
 
-    pub(crate) fn addresses(&self) -> [Address; 7] {
+    /// How many words there are of each.
+    fn counts(config: &Config, dim: usize, limits: &Limits, n_blocks: usize) -> [usize; 9] {
+        // Two columns to a word.
+        let rows = |columns: usize| FEW * columns.div_ceil(2);
+        let parts = most_partials(limits) * config.heads;
+        [
+            rows(padded(config.hidden)),
+            rows((config.q_width() + 2 * config.kv_width()).next_multiple_of(2)),
+            rows(padded(config.q_width())),
+            rows(padded(config.intermediate)),
+            parts * dim,
+            parts * 4,
+            2 * FEW * n_blocks * 2,
+            n_blocks,
+            FEW,
+        ]
+    }
+
+    /// What they take on the GPU.
+    pub(crate) fn bytes(config: &Config, dim: usize, limits: &Limits, n_blocks: usize) -> usize {
+        let words: usize = Self::counts(config, dim, limits, n_blocks).iter().sum();
+        words * WORD_BYTES + most_partials(limits) * config.heads * 4
+    }
+
+    pub(crate) fn addresses(&self) -> [Address; 9] {
         self.memories.each_ref().map(Memory::address)
     }
 

@@ -2,14 +2,14 @@
 //!
 //! One block per multiprocessor stays for the whole launch and interprets the plan, or its first ops. Blocks hand
 //! results to one another through words of memory (`hop.cuh`); a step's lists are those of the graph, and so are
-//! the bits. It knows nothing of why several tokens are wanted.
+//! the bits. Where several tokens are wanted it chooses them as the graph's kernels do, and tells the host each; a word
+//! in the host's memory ends the launch. It knows nothing of why they are wanted (`steps.rs`).
 
 pub(crate) mod choice;
 mod device;
 mod memory;
 mod split;
 
-use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -21,8 +21,10 @@ use crate::CudaDevice;
 use crate::driver::{Address, Argument, Gpu, Kernel, Launch, Memory, Pinned};
 use crate::error::CudaError;
 use crate::kv::Kv;
+use crate::sampling::SamplingAddresses;
 use crate::shape::Shape;
-use crate::tables::{FEW, Lists, StepAddresses};
+use crate::steps::OutputDraw;
+use crate::tables::{Lists, StepAddresses};
 use crate::weights::ModelWeights;
 pub(crate) use device::{is_compiled, make};
 use memory::Words;
@@ -30,8 +32,8 @@ use split::{Sizes, Split};
 
 /// Threads of a block: eight warps that compute, one that copies.
 const THREADS: usize = 288;
-/// Tokens of a lane that a launch runs at most.
-pub(crate) const MOST_STEPS: usize = 256;
+/// Two words: stop, and a fault.
+const MAILBOX_BYTES: usize = 8;
 /// No op is withheld.
 const NONE: u32 = u32::MAX;
 /// No block has given up.
@@ -52,10 +54,11 @@ struct Arguments {
     head: Address,
     final_norm: Address,
     rope: Address,
-    words: [Address; 7],
+    words: [Address; 9],
     plain: [Address; 7],
     logits: Address,
-    shares: Address,
+    shares: [Address; 2],
+    sampling: SamplingAddresses,
     given_up: Address,
     mailbox: Address,
     n_ops: u32,
@@ -64,7 +67,7 @@ struct Arguments {
     withheld: u32,
     n_stages: u32,
     x_units: u32,
-    feeds: u32,
+    chooses: u32,
 }
 
 impl Argument for Arguments {}
@@ -83,6 +86,31 @@ pub(crate) struct Persistent {
     /// The number of the last op of the last launch; words bear the number of the op that made them.
     number: u32,
     withheld: u32,
+    /// Whether nobody has waited yet for the end of the last launch.
+    pub(crate) is_running: bool,
+}
+
+/// How the next token of every lane is found. Kernels know the numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Chooses {
+    /// Not at all.
+    Nothing = 0,
+    /// As the best logit of every output.
+    Best = 1,
+    /// As draws say.
+    ByDraws = 2,
+}
+
+impl Chooses {
+    /// For a step of some outputs, of which some have draws.
+    pub(crate) fn by(draws: &[OutputDraw<'_>], n_outputs: usize) -> Self {
+        let is_best = |(_, _, draw): &OutputDraw<'_>| draw.temperature == 0.0 && !draw.adjusts;
+        match draws {
+            [] => Self::Nothing,
+            draws if draws.len() == n_outputs && draws.iter().all(is_best) => Self::Best,
+            _ => Self::ByDraws,
+        }
+    }
 }
 
 /// What a launch runs.
@@ -90,8 +118,9 @@ pub(crate) struct Persistent {
 pub(crate) struct Run {
     /// Ops of the plan, from the first on.
     pub(crate) n_ops: usize,
-    /// Tokens of every lane.
+    /// Tokens of every lane; more than one only where they are chosen.
     pub(crate) n_steps: usize,
+    pub(crate) chooses: Chooses,
 }
 
 /// Why a launch ended before its time.
@@ -147,11 +176,8 @@ impl Persistent {
         let own_bytes = one.static_shared_bytes()?.max(several.static_shared_bytes()?);
         let free_bytes = shape.chip.shared_bytes.saturating_sub(own_bytes);
         let split = Split::new(config, shape, free_bytes);
-        if split.sizes(1).is_none() {
-            return Ok(Err(format!(
-                "its ring does not fit the {} KiB of shared memory that a block has here",
-                shape.chip.shared_bytes >> 10
-            )));
+        if let Some(reason) = split.refusal() {
+            return Ok(Err(reason));
         }
         if shape.chip.n_sms < config.kv_heads {
             return Ok(Err("fewer multiprocessors than KV heads".to_owned()));
@@ -188,9 +214,10 @@ impl Persistent {
             layers: filled(size_of_val(layers.as_slice()))?,
             ops: filled(size_of_val(codes.as_slice()))?,
             given_up: filled(4)?,
-            mailbox: Pinned::new(gpu, 8 + MOST_STEPS * FEW * 8)?,
+            mailbox: Pinned::new(gpu, MAILBOX_BYTES)?,
             number: 0,
             withheld: NONE,
+            is_running: false,
         };
         persistent.layers.write(0, &layers)?;
         persistent.ops.write(0, &codes)?;
@@ -212,17 +239,22 @@ impl Persistent {
         self.withheld = op.map_or(NONE, |op| op as u32);
     }
 
-    fn stop(&self) -> &AtomicU32 {
+    fn stop_word(&self) -> &AtomicU32 {
         self.mailbox.shared_word(0)
+    }
+
+    /// Has a launch end with the token it is at.
+    pub(crate) fn stop(&self) {
+        self.stop_word().store(1, Ordering::Relaxed);
+    }
+
+    /// Whether a launch, which may be at its end already, was told to.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.is_running && self.stop_word().load(Ordering::Relaxed) != 0
     }
 
     fn fault(&self) -> &AtomicU32 {
         self.mailbox.shared_word(1)
-    }
-
-    /// A token, and the number of the op that chose it.
-    fn token(&self, step: usize, lane: usize) -> u64 {
-        self.mailbox.load(1 + step * FEW + lane)
     }
 
     /// Numbers for the ops of a run. Where they would begin anew, no word may keep an old one.
@@ -236,6 +268,12 @@ impl Persistent {
         self.number += wanted;
         Ok(first)
     }
+}
+
+/// What launches take on a GPU of as many multiprocessors as any has.
+pub(crate) fn bytes(config: &Config, limits: &Limits) -> usize {
+    let layers = config.layers * size_of::<LayerAddresses>();
+    Words::bytes(config, config.head_dim.next_multiple_of(32), limits, 256) + layers + (64 << 10)
 }
 
 /// An op as the kernel knows it.
@@ -253,12 +291,13 @@ fn code(op: Op) -> u32 {
     kind | u32::from(op.layer().unwrap_or(0)) << 8
 }
 
-/// Asks for a run on the lists that lie on the GPU; its number. A run of several steps chooses tokens.
-pub(crate) fn launch(device: &mut CudaDevice, run: Run, feeds: bool) -> Result<u32, CudaError> {
+/// Asks for a run on the lists, and the draws, that lie on the GPU. No other is running.
+pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError> {
     let persistent = device.persistent.as_mut().expect("callers ask only where there is one");
     let number = persistent.take_numbers(&device.gpu, run)?;
-    persistent.stop().store(0, Ordering::Relaxed);
-    let CudaDevice { weights, buffers, rope, few, gpu, .. } = &*device;
+    persistent.stop_word().store(0, Ordering::Relaxed);
+    persistent.is_running = true;
+    let CudaDevice { weights, buffers, rope, few, gpu, sampling, .. } = &*device;
     let persistent = device.persistent.as_ref().expect("as above");
     let n_tokens = device.lists.counts.n_tokens;
     let Sizes { n_stages, x_units } = persistent.split.sizes(n_tokens).expect("it takes the lists");
@@ -281,7 +320,8 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run, feeds: bool) -> Result<u
             buffers.h.address(),
         ],
         logits: buffers.logits.address(),
-        shares: buffers.shares.address(),
+        shares: [buffers.shares.address(), persistent.words.other_shares.address()],
+        sampling: sampling.addresses(),
         given_up: persistent.given_up.address(),
         mailbox: persistent.mailbox.address(),
         n_ops: run.n_ops as u32,
@@ -290,7 +330,7 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run, feeds: bool) -> Result<u
         withheld: persistent.withheld,
         n_stages: n_stages as u32,
         x_units: x_units as u32,
-        feeds: u32::from(feeds),
+        chooses: run.chooses as u32,
     };
     let launch = Launch {
         grid: (persistent.n_blocks, 1),
@@ -300,14 +340,16 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run, feeds: bool) -> Result<u
     };
     let [one, several] = &persistent.kernels;
     let kernel = if n_tokens == 1 { one } else { several };
-    kernel.launch(gpu, launch, &[&arguments])?;
-    Ok(number)
+    kernel.launch(gpu, launch, &[&arguments])
 }
 
-/// Waits for the end of a launch, and looks whether it was the right one.
+/// Waits for the end of a launch, if there is one, and looks whether it was the right one.
 pub(crate) fn finish(device: &mut CudaDevice) -> Result<(), Fault> {
+    let Some(persistent) = device.persistent.as_mut().filter(|kernel| kernel.is_running) else {
+        return Ok(());
+    };
     device.gpu.synchronize()?;
-    let persistent = device.persistent.as_mut().expect("a launch was asked for");
+    persistent.is_running = false;
     match persistent.fault().swap(0, Ordering::Relaxed) {
         0 => Ok(()),
         _ => {
@@ -319,41 +361,28 @@ pub(crate) fn finish(device: &mut CudaDevice) -> Result<(), Fault> {
     }
 }
 
-/// Hands the tokens of a launch, as they come, to `on_tokens`: one of each of `n_lanes` lanes. When that
-/// says so, the launch ends with the token it is at. How many steps were handed out.
-pub(crate) fn follow(
-    device: &mut CudaDevice,
-    run: Run,
-    number: u32,
-    n_lanes: usize,
-    on_tokens: &mut dyn FnMut(&[u32]) -> ControlFlow<()>,
-) -> Result<usize, Fault> {
-    let persistent = device.persistent.as_ref().expect("a launch was asked for");
-    let mut n_steps = 0;
-    'steps: while n_steps < run.n_steps {
-        let expected = number + (run.n_ops * (n_steps + 1)) as u32;
-        let mut tokens = [0; FEW];
-        for (lane, to) in tokens[..n_lanes].iter_mut().enumerate() {
-            let mut ended = false;
-            *to = loop {
-                let word = persistent.token(n_steps, lane);
-                if (word >> 32) as u32 == expected {
-                    break word as u32;
-                }
-                if ended {
-                    break 'steps;
-                }
-                // A launch that has ended wrote all its words: they are looked at once more.
-                ended = persistent.fault().load(Ordering::Relaxed) != 0 || device.gpu.is_idle()?;
-                std::hint::spin_loop();
-            };
-        }
-        n_steps += 1;
-        if on_tokens(&tokens[..n_lanes]).is_break() {
-            persistent.stop().store(1, Ordering::Relaxed);
-            break;
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weft::sampling::{Sampler, Sampling};
+
+    #[test]
+    fn only_the_best_logits_of_all_outputs_are_found_without_draws() {
+        let sampler = |settings: &Sampling| Sampler::new(settings, &[], &[], 50).unwrap();
+        let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
+        let penalised = Sampling { presence_penalty: 1.0, ..greedy.clone() };
+        let [best, drawn, other] =
+            [&greedy, &Sampling { temperature: 1.0, top_k: 5, ..greedy.clone() }, &penalised]
+                .map(sampler);
+        let by = |samplers: &[&Sampler], n_outputs| {
+            let draws: Vec<OutputDraw<'_>> =
+                samplers.iter().enumerate().map(|(i, s)| (i, *s, s.next_draw().unwrap())).collect();
+            Chooses::by(&draws, n_outputs)
+        };
+        assert_eq!(by(&[], 0), Chooses::Nothing);
+        assert_eq!(by(&[&best, &best], 2), Chooses::Best);
+        assert_eq!(by(&[&best], 2), Chooses::ByDraws, "an output that the host chooses for");
+        assert_eq!(by(&[&best, &drawn], 2), Chooses::ByDraws);
+        assert_eq!(by(&[&other], 1), Chooses::ByDraws);
     }
-    finish(device)?;
-    Ok(n_steps)
 }

@@ -169,19 +169,11 @@ struct NormStore {
         publish_row(block.launch.h + token * (INTER_STRIDE / 2), r, INTER, there, value, block.number);
         if (block.is_last() && there && r < INTER) block.launch.plain.h[(u64)token * INTER_STRIDE + r] = value;
     }
-    __device__ __forceinline__ void logit(u32 r, u32 output, float logit, bool there) const {
-        if (!there || r >= VOCAB) return;
-        block.launch.logits[(u64)output * VOCAB + r] = logit;
-        best = better(best, candidate(logit, r));
-    }
     __device__ __forceinline__ void operator()(int tile, u32 token, u32 row, const float (&sums)[2], bool there) const {
         if (kind == NORM_GATE_UP) return h(tile / 2 * 8 + row, token, sums[0], sums[1], there);
+        if (kind == NORM_HEAD) return leave_logits(block, best, tile * 8 + row, token, sums, there);
 #pragma unroll
-        for (int t = 0; t < 2; ++t) {
-            const u32 r = (tile + t) * 8 + row;
-            if (kind == NORM_QKV) qkv(r, token, sums[t], there);
-            else logit(r, token, sums[t], there);
-        }
+        for (int t = 0; t < 2; ++t) qkv((tile + t) * 8 + row, token, sums[t], there);
     }
 };
 

@@ -46,9 +46,16 @@ impl Split {
         }
     }
 
-    /// Whether a norm's weights fit a stage; for other models the kernels do not compile.
-    pub(crate) fn holds_norms(&self) -> bool {
-        self.hidden_units * COLUMN_STEP * 2 <= self.stage_bytes
+    /// Why the kernel cannot run, if so; where norms' weights do not fit a stage it does not even compile.
+    pub(crate) fn refusal(&self) -> Option<String> {
+        if self.hidden_units * COLUMN_STEP * 2 > self.stage_bytes {
+            return Some("the model's rows are too wide for its ring".to_owned());
+        }
+        let kib = self.dynamic_bytes >> 10;
+        let reason = || {
+            format!("its ring does not fit the {kib} KiB of shared memory that a block has here")
+        };
+        self.sizes(1).is_none().then(reason)
     }
 
     /// Sizes for steps of some tokens; none where they do not fit.
@@ -88,7 +95,7 @@ mod tests {
             let mut config = shapes::config("qwen3-8b").unwrap();
             config.hidden = hidden;
             let shape = Shape::new(&config, Chip::HOPPER).unwrap();
-            Split::new(&config, &shape, 0).holds_norms()
+            Split::new(&config, &shape, shape.chip.shared_bytes).refusal().is_none()
         };
         assert!(holds(8192) && !holds(8193));
     }

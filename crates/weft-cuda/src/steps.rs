@@ -1,0 +1,195 @@
+//! How a step is launched: op by op, as a graph or in the persistent kernel; and those that follow it.
+//!
+//! Steps that are begun ahead run where the one before them did: as graphs that wait in the stream, or inside one
+//! launch of the persistent kernel. To whoever asks for them it is the same (`decode.rs`).
+
+use weft::device::Step;
+use weft::plan::Op;
+use weft::sampling::{Draw, Sampler};
+
+use crate::CudaDevice;
+use crate::decode::BEYOND;
+use crate::device::Launches;
+use crate::error::CudaError;
+use crate::graphs;
+use crate::ops::Pass;
+use crate::persistent::{self, Chooses, Run};
+use crate::sampling::{Chosen, TOLD_STEPS};
+use crate::tables::Family;
+
+/// An output that is chosen for on the GPU, its sampler, and the draw.
+pub(crate) type OutputDraw<'a> = (usize, &'a Sampler, Draw);
+
+/// How ops on a step are launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Each by itself.
+    Ops,
+    /// As one graph.
+    Graph,
+    /// In one kernel, and the steps that follow with them.
+    Persistent,
+}
+
+impl Way {
+    /// Steps that may be begun beyond the one that is asked for.
+    fn most_ahead(self) -> usize {
+        match self {
+            Self::Ops => 0,
+            Self::Graph => BEYOND,
+            Self::Persistent => TOLD_STEPS - 1,
+        }
+    }
+}
+
+/// A step whose lists lie where the GPU fetches them.
+struct Prepared {
+    family: Family,
+    bytes: usize,
+    way: Way,
+    chosen: Chosen,
+}
+
+impl CudaDevice {
+    /// Runs ops on a step to their end.
+    pub(crate) fn run_step(&mut self, ops: &[Op], step: &Step<'_>) -> Result<(), (Op, CudaError)> {
+        self.end_launch()?;
+        let prepared = self.prepare(ops, step, Chosen::ByHost)?;
+        self.launch(ops, &prepared, Chooses::Nothing, 1)?;
+        self.wait_for_end()
+    }
+
+    /// Runs a step that was not begun yet, and begins those that may follow.
+    pub(crate) fn begin(
+        &mut self,
+        ops: &[Op],
+        step: &Step<'_>,
+        draws: &[OutputDraw<'_>],
+        ahead: usize,
+    ) -> Result<(), (Op, CudaError)> {
+        self.end_launch()?;
+        let prepared = self.prepare(ops, step, self.in_flight.how())?;
+        let number = self.in_flight.number();
+        let n = self.in_flight.launches_for(ahead.min(prepared.way.most_ahead()));
+        let Self { sampling, gpu, kernels, .. } = self;
+        let uploaded = match draws {
+            [] => Ok(()),
+            draws => sampling.upload(gpu, kernels, draws, number, n > 1),
+        };
+        uploaded.map_err(|error| (ops[0], error))?;
+        self.launch(ops, &prepared, Chooses::by(draws, step.n_outputs()), n)
+    }
+
+    /// Begins steps beyond the one that was begun and is asked for now. The persistent kernel has its own in it.
+    pub(crate) fn begin_more(&mut self, ahead: usize) -> Result<(), (Op, CudaError)> {
+        if self.persistent.as_ref().is_some_and(|kernel| kernel.is_running) {
+            return Ok(());
+        }
+        let n = self.in_flight.launches_for(ahead.min(BEYOND));
+        if n == 0 { Ok(()) } else { self.launch_graph(self.in_flight.how(), n) }
+    }
+
+    /// Waits for a step's tokens; where it tells none, for its end.
+    pub(crate) fn wait(&mut self) -> Result<(), (Op, CudaError)> {
+        if self.in_flight.how() == Chosen::ByHost {
+            return self.wait_for_end();
+        }
+        let Self { in_flight, gpu, sampling, plan, .. } = self;
+        let last = *plan.last().expect("a plan has ops");
+        in_flight.wait(gpu, sampling).map_err(|error| {
+            // A launch that ended without its tokens may know why.
+            self.end_launch().err().unwrap_or((last, error))
+        })
+    }
+
+    /// Ends what the persistent kernel still runs, and waits until it is gone. Graphs that were begun in vain run to
+    /// their end, before anything that comes after them.
+    pub(crate) fn end_launch(&mut self) -> Result<(), (Op, CudaError)> {
+        self.stop();
+        persistent::finish(self).map_err(|fault| fault.in_plan(&self.plan))
+    }
+
+    /// Has the persistent kernel end with the token it is at. What is asked of the GPU from here on waits for that.
+    pub(crate) fn stop(&self) {
+        if let Some(kernel) = &self.persistent {
+            kernel.stop();
+        }
+    }
+
+    fn wait_for_end(&mut self) -> Result<(), (Op, CudaError)> {
+        let last = *self.plan.last().expect("a plan has ops");
+        self.gpu.synchronize().map_err(|error| (last, error))?;
+        persistent::finish(self).map_err(|fault| fault.in_plan(&self.plan))
+    }
+
+    /// Has a step wait for the copies that it needs, makes its lists, and decides how ops on them are launched.
+    fn prepare(
+        &mut self,
+        ops: &[Op],
+        step: &Step<'_>,
+        chosen: Chosen,
+    ) -> Result<Prepared, (Op, CudaError)> {
+        self.mover.order_step(step).map_err(|error| (ops[0], error))?;
+        self.lists.fill(step, self.config.group());
+        let family = Family::of(step.n_tokens());
+        let tables = match family {
+            Family::Few => &mut self.few,
+            Family::Many => &mut self.many,
+        };
+        let bytes = tables.write(step, &self.lists);
+        let is_whole = ops == self.plan;
+        // A launch chooses at the plan's end, by one block an output.
+        let is_served = match chosen {
+            Chosen::ByHost => true,
+            Chosen::AmongFew => is_whole,
+            Chosen::AmongAll => false,
+        };
+        let way = if is_served && self.is_persistent(ops, family) {
+            Way::Persistent
+        } else if self.launches != Launches::Ops && family == Family::Few && is_whole {
+            Way::Graph
+        } else {
+            Way::Ops
+        };
+        Ok(Prepared { family, bytes, way, chosen })
+    }
+
+    /// Copies a step's lists to the GPU and launches ops on them, and on the `n - 1` steps that follow.
+    fn launch(
+        &mut self,
+        ops: &[Op],
+        prepared: &Prepared,
+        chooses: Chooses,
+        n: usize,
+    ) -> Result<(), (Op, CudaError)> {
+        let first = |error| (ops[0], error);
+        let Prepared { family, bytes, way, chosen } = *prepared;
+        let tables = match family {
+            Family::Few => &self.few,
+            Family::Many => &self.many,
+        };
+        tables.upload(&self.gpu, bytes).map_err(first)?;
+        let (step, counts) = (tables.addresses(), self.lists.counts);
+        match way {
+            Way::Persistent => {
+                let run = Run { n_ops: ops.len(), n_steps: n, chooses };
+                persistent::launch(self, run).map_err(first)
+            }
+            Way::Graph => self.launch_graph(chosen, n),
+            Way::Ops => {
+                self.clear_shares(&counts).map_err(first)?;
+                // Only a graph may join kernels of few tokens: alone, an op must leave what the next would have made
+                // with it.
+                let joined = family == Family::Many && self.launches != Launches::Ops;
+                Pass { device: self, step, family, counts, joined, chosen }.run(ops)
+            }
+        }
+    }
+
+    fn launch_graph(&mut self, chosen: Chosen, times: usize) -> Result<(), (Op, CudaError)> {
+        let plan = std::mem::take(&mut self.plan);
+        let launched = graphs::run(self, &plan, chosen, times);
+        self.plan = plan;
+        launched
+    }
+}
