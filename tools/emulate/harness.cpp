@@ -135,7 +135,8 @@ static std::vector<Fiber> fibers;
 static std::vector<EmulatedBlock> blocks(N_BLOCKS);
 static const Launch *launched;
 static void thread_main() {
-    (*launched->step.counts == 1 ? decode_one : decode)(*launched);
+    const bool draws = launched->chooses == CHOOSES_BY_DRAWS, one = *launched->step.counts == 1;
+    (draws ? one ? decode_one_drawn : decode_drawn : one ? decode_one : decode)(*launched);
     current->done = true;
     for (;;) let_others_run();
 }

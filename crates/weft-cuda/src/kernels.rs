@@ -109,10 +109,44 @@ pub(crate) struct Kernels {
     module: Module,
 }
 
+/// Kernels that run a whole plan: of one token or of several, whose next is the best or is drawn.
+pub(crate) struct WholePlans {
+    pub(crate) one: Kernel,
+    pub(crate) several: Kernel,
+    pub(crate) one_drawn: Kernel,
+    pub(crate) several_drawn: Kernel,
+}
+
+impl WholePlans {
+    /// Shared memory that any of them takes in any case.
+    pub(crate) fn static_shared_bytes(&self) -> Result<usize, CudaError> {
+        let all = [&self.one, &self.several, &self.one_drawn, &self.several_drawn];
+        let bytes: Result<Vec<usize>, CudaError> =
+            all.iter().map(|kernel| kernel.static_shared_bytes()).collect();
+        Ok(bytes?.into_iter().max().unwrap_or(0))
+    }
+
+    /// The same with shared memory of a launch.
+    pub(crate) fn with_shared(self, bytes: usize) -> Result<Self, CudaError> {
+        Ok(Self {
+            one: self.one.with_shared(bytes)?,
+            several: self.several.with_shared(bytes)?,
+            one_drawn: self.one_drawn.with_shared(bytes)?,
+            several_drawn: self.several_drawn.with_shared(bytes)?,
+        })
+    }
+}
+
 impl Kernels {
-    /// Those that run all ops: of one token, and of several. Their shared memory depends on the GPU.
-    pub(crate) fn persistent(&self) -> Result<[Kernel; 2], CudaError> {
-        Ok([self.module.kernel("decode_one", 0)?, self.module.kernel("decode", 0)?])
+    /// Those that run all ops. Their shared memory depends on the GPU.
+    pub(crate) fn persistent(&self) -> Result<WholePlans, CudaError> {
+        let kernel = |name| self.module.kernel(name, 0);
+        Ok(WholePlans {
+            one: kernel("decode_one")?,
+            several: kernel("decode")?,
+            one_drawn: kernel("decode_one_drawn")?,
+            several_drawn: kernel("decode_drawn")?,
+        })
     }
 
     pub(crate) fn load(module: Module, shape: &Shape) -> Result<Self, CudaError> {

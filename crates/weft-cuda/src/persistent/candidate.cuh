@@ -17,11 +17,11 @@ __device__ __forceinline__ void leave_logits(Block &block, u64 &best, u32 first,
         if (!there || row >= VOCAB) continue;
         launch.logits[(u64)output * VOCAB + row] = logits[i];
         if (launch.chooses == CHOOSES_NOTHING) continue;
-        const u32 score = score_row(draw, launch.sampling, output, row, logits[i]);
+        const u32 score = block.draws ? score_row(draw, launch.sampling, output, row, logits[i]) : row < draw.vocab ? score_of(logits[i]) : 0;
         top = max(top, score);
         best = better(best, candidate(score, row));
     }
-    if (launch.chooses != CHOOSES_BY_DRAWS) return;
+    if (!block.draws) return;
 #pragma unroll
     for (int other = 4; other > 0; other /= 2) top = max(top, __shfl_xor_sync(FULL, top, other));
     if (there && block.lane % 8 == 0 && (draw.flags & CHOSEN) && first / SCORE_ROWS < N_BEST)

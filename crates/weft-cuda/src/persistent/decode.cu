@@ -50,7 +50,7 @@ __device__ __forceinline__ bool stream_op(Copier &copier, const BlockShared &sha
 }
 
 // The kernel for up to MOST tokens. One token needs no loops, and leaves registers for weights.
-template <u32 MOST> __device__ __forceinline__ void decode_tokens(const Launch &launch) {
+template <u32 MOST, bool DRAWS> __device__ __forceinline__ void decode_tokens(const Launch &launch) {
     extern __shared__ __align__(128) u8 ring_memory[];
     __shared__ BlockShared shared;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -91,7 +91,7 @@ template <u32 MOST> __device__ __forceinline__ void decode_tokens(const Launch &
     }
     uint4 *x = (uint4 *)(ring_memory + launch.n_stages * LONG_STAGE_BYTES) + warp * launch.x_units * 4;
     Watch watch = {launch.given_up, launch.mailbox, 0, false};
-    Block block = {launch, shared, watch, {shared.ring, ring_memory, watch, launch.n_stages}, x, warp, lane, tokens};
+    Block block = {launch, shared, watch, {shared.ring, ring_memory, watch, launch.n_stages}, x, warp, lane, tokens, DRAWS};
     compute(block);
     shared.ring.left = 1;
 }
@@ -106,11 +106,20 @@ template <u32 MOST> __device__ __forceinline__ void decode_tokens(const Launch &
 // Moves      weights and pages once: bound by memory, and by the hops from op to op.
 extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, 1)
 decode(const __grid_constant__ Launch launch) {
-    decode_tokens<8>(launch);
+    decode_tokens<8, false>(launch);
 }
 // The same of a single token.
 extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, 1)
 decode_one(const __grid_constant__ Launch launch) {
-    decode_tokens<1>(launch);
+    decode_tokens<1, false>(launch);
+}
+// Both where tokens are drawn.
+extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, 1)
+decode_drawn(const __grid_constant__ Launch launch) {
+    decode_tokens<8, true>(launch);
+}
+extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, 1)
+decode_one_drawn(const __grid_constant__ Launch launch) {
+    decode_tokens<1, true>(launch);
 }
 #endif

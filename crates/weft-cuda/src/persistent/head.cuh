@@ -154,14 +154,14 @@ __device__ __forceinline__ void run_norm(Block &block, OpKind kind) {
     if (blockIdx.x == 0 && chooses && block.thread() == 0) block.shared.asked_to_stop = *(volatile u32 *)&block.launch.mailbox->stop;
     const u64 best = run_norm_product(block, kind);
     if (!chooses) return;
-    if (block.launch.chooses == CHOOSES_BEST) publish_best(block, best);
-    else publish_drawn(block);
+    if (block.draws) publish_drawn(block);
+    else publish_best(block, best);
 }
 
 // The next token of every lane; whether it is the last.
 __device__ __forceinline__ bool take_tokens(Block &block) {
     if (block.warp < block.shared.n_outputs) {
-        const u32 token = block.launch.chooses == CHOOSES_BEST ? take_best(block) : take_drawn(block);
+        const u32 token = block.draws ? take_drawn(block) : take_best(block);
         if (block.lane == 0) {
             block.shared.tokens[block.warp] = min(token & ~LAST, (u32)VOCAB - 1);
             block.shared.draws[block.warp].index += 1;

@@ -90,6 +90,7 @@ struct Block {
     uint4 *x;      // this warp's stage for inputs
     int warp, lane;
     u32 n_tokens;
+    bool draws;    // whether tokens are found as draws say: known to each kernel, so that others need no instructions for it
     u32 flip;      // which of two sums is next
     u32 step;      // tokens that every lane has behind it in this launch
     u32 op;        // of the plan

@@ -18,8 +18,9 @@ use weft::device::Limits;
 use weft::plan::Op;
 
 use crate::CudaDevice;
-use crate::driver::{Address, Argument, Gpu, Kernel, Launch, Memory, Pinned};
+use crate::driver::{Address, Argument, Gpu, Launch, Memory, Pinned};
 use crate::error::CudaError;
+use crate::kernels::WholePlans;
 use crate::kv::Kv;
 use crate::sampling::SamplingAddresses;
 use crate::shape::Shape;
@@ -74,8 +75,7 @@ impl Argument for Arguments {}
 
 /// The kernel and all memory that its launches need.
 pub(crate) struct Persistent {
-    /// For one token, and for several.
-    kernels: [Kernel; 2],
+    kernels: WholePlans,
     n_blocks: usize,
     split: Split,
     words: Words,
@@ -168,12 +168,11 @@ impl Persistent {
     /// Takes all memory; a line that says why where the GPU cannot run it.
     pub(crate) fn new(
         parts: &Parts<'_>,
-        kernels: [Kernel; 2],
+        kernels: WholePlans,
         plan: &[Op],
     ) -> Result<Result<Self, String>, CudaError> {
         let Parts { gpu, config, shape, limits, weights, kv } = *parts;
-        let [one, several] = kernels;
-        let own_bytes = one.static_shared_bytes()?.max(several.static_shared_bytes()?);
+        let own_bytes = kernels.static_shared_bytes()?;
         let free_bytes = shape.chip.shared_bytes.saturating_sub(own_bytes);
         let split = Split::new(config, shape, free_bytes);
         if let Some(reason) = split.refusal() {
@@ -204,10 +203,7 @@ impl Persistent {
             .collect();
         let filled = |bytes: usize| Memory::new(gpu, "the persistent kernel", bytes);
         let persistent = Self {
-            kernels: [
-                one.with_shared(split.dynamic_bytes)?,
-                several.with_shared(split.dynamic_bytes)?,
-            ],
+            kernels: kernels.with_shared(split.dynamic_bytes)?,
             n_blocks: shape.chip.n_sms,
             split,
             words: Words::new(gpu, config, shape, limits, shape.chip.n_sms)?,
@@ -338,8 +334,13 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError>
         early: false,
         cooperative: true,
     };
-    let [one, several] = &persistent.kernels;
-    let kernel = if n_tokens == 1 { one } else { several };
+    let kernels = &persistent.kernels;
+    let kernel = match (n_tokens, run.chooses) {
+        (1, Chooses::ByDraws) => &kernels.one_drawn,
+        (1, _) => &kernels.one,
+        (_, Chooses::ByDraws) => &kernels.several_drawn,
+        _ => &kernels.several,
+    };
     kernel.launch(gpu, launch, &[&arguments])
 }
 
