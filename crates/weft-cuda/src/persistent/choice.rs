@@ -36,6 +36,12 @@ struct Point {
     persistent_us: f64,
 }
 
+impl Point {
+    fn is_persistent(&self) -> bool {
+        self.persistent_us < self.graph_us
+    }
+}
+
 /// What was measured, and what follows.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Choice {
@@ -59,7 +65,7 @@ impl Choice {
         let of_lanes = &self.points[nearest(&NEARER_LANES, counts.n_tokens)];
         let measured =
             of_lanes[..=nearest(&NEARER_ROWS, rows)].iter().rev().find_map(|point| *point);
-        self.refused.is_none() && measured.is_some_and(|point| point.persistent_us < point.graph_us)
+        self.refused.is_none() && measured.is_some_and(|point| point.is_persistent())
     }
 }
 
@@ -68,19 +74,19 @@ impl fmt::Display for Choice {
         if let Some(reason) = &self.refused {
             return write!(f, "graph, because {reason}");
         }
-        write!(f, "persistent where faster than graph:")?;
-        for (lanes, points) in LANES.iter().zip(&self.points) {
-            let measured: Vec<String> = { ROWS.iter().zip(points) }
-                .filter_map(|(rows, point)| {
-                    let Point { graph_us, persistent_us } = (*point)?;
-                    Some(format!("{rows} rows {persistent_us:.0} to {graph_us:.0} µs"))
-                })
-                .collect();
-            if !measured.is_empty() {
-                write!(f, " {lanes}× {}", measured.join(", "))?;
-            }
+        let of_lanes = |(lanes, points): (&usize, &[Option<Point>; 4])| {
+            let faster = ROWS.iter().zip(points).filter_map(|(rows, point)| {
+                let Point { graph_us, persistent_us } = (*point).filter(Point::is_persistent)?;
+                Some(format!("{rows} rows {persistent_us:.0} to {graph_us:.0} µs"))
+            });
+            let faster: Vec<String> = faster.collect();
+            (!faster.is_empty()).then(|| format!("{lanes}× {}", faster.join(", ")))
+        };
+        let faster: Vec<String> = LANES.iter().zip(&self.points).filter_map(of_lanes).collect();
+        match faster.as_slice() {
+            [] => f.write_str("graph, faster than persistent"),
+            faster => write!(f, "persistent where faster than graph: {}", faster.join("; ")),
         }
-        Ok(())
     }
 }
 
@@ -257,9 +263,10 @@ mod tests {
         let choice = Choice { points: [one, [None; 4], [None; 4], [None; 4]], refused: None };
         assert_eq!(
             choice.to_string(),
-            "persistent where faster than graph: 1× 72 rows 90 to 100 µs, \
-             2056 rows 95 to 100 µs, 8008 rows 110 to 100 µs"
+            "persistent where faster than graph: 1× 72 rows 90 to 100 µs, 2056 rows 95 to 100 µs"
         );
+        let choice = Choice { points: [[point(110.0); 4]; 4], refused: None };
+        assert_eq!(choice.to_string(), "graph, faster than persistent");
     }
 
     #[test]
