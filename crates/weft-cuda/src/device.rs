@@ -97,9 +97,9 @@ const COLD_BYTES: usize = 256 << 20;
 impl Drop for CudaDevice {
     /// Steps that were begun in vain still write where the host reads, and copies are still at pages.
     fn drop(&mut self) {
-        self.mover.close();
         self.gpu.bind();
         self.stop();
+        self.mover.close();
         let _ = self.gpu.synchronize();
     }
 }
@@ -337,7 +337,7 @@ impl Device for CudaDevice {
 
     fn kv_family(&self) -> String {
         let (major, minor) = self.gpu.facts.capability;
-        format!("CUDA (sm_{major}{minor}, bf16)")
+        format!("CUDA (sm_{major}{minor}, bf16, {})", self.shape.order_of_sums())
     }
 
     fn read_kv(&self, layers: Range<u16>, rows: &Rows<'_>, k: &mut [u8], v: &mut [u8]) {

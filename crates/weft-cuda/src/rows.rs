@@ -85,6 +85,10 @@ impl Copy {
         matches!(*told, Some(Ok(()))) && self.over.is_over()
     }
 
+    fn has_failed(&self) -> bool {
+        matches!(*self.told.lock().unwrap_or_else(PoisonError::into_inner), Some(Err(_)))
+    }
+
     fn is_at(&self, pages: &[PageId]) -> bool {
         self.pages.iter().any(|page| pages.contains(page))
     }
@@ -188,19 +192,16 @@ impl Mover {
         Ok(copy)
     }
 
-    /// Forgets copies that are over: they end in the order they began.
+    /// Forgets copies that are over.
     fn forget_ended(&self) {
-        let mut begun = self.begun.borrow_mut();
-        while begun.front().is_some_and(|copy| copy.is_over()) {
-            begun.pop_front();
-        }
+        self.begun.borrow_mut().retain(|copy| !copy.is_over());
     }
 
-    /// Whether no copy is at these pages.
+    /// Whether no copy is at these pages. One that failed is over for whoever asks: the next step that needs it tells why.
     pub(crate) fn is_settled(&self, pages: &[PageId]) -> bool {
         self.gpu.bind();
         self.forget_ended();
-        !self.begun.borrow().iter().any(|copy| copy.is_at(pages))
+        !self.begun.borrow().iter().any(|copy| copy.is_at(pages) && !copy.has_failed())
     }
 
     /// Waits until no copy is at these pages.

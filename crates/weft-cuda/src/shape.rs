@@ -232,6 +232,11 @@ impl Shape {
         })
     }
 
+    /// In what order products are added up, as far as it depends on the GPU: rows of two orders differ in their last bits.
+    pub(crate) fn order_of_sums(&self) -> String {
+        format!("chains {} {}", self.proj.chains(), self.down.chains())
+    }
+
     /// Shared memory of `attend` besides what it always has.
     pub(crate) fn attend_bytes(&self) -> usize {
         (1 + usize::from(self.chip.has_both_sides(self.dim))) * Chip::side_bytes(self.dim)
@@ -338,6 +343,10 @@ mod tests {
         assert_eq!([small.proj, small.down, small.qkv, small.gate_up].map(chains), [2, 2, 1, 1]);
         // Two tiles a block, and rows of so many columns that they come in stretches.
         assert_eq!([cuts("qwen3-1.7b").down, cuts("qwen2.5-0.5b").down].map(chains), [1, 1]);
+        // A GPU that adds up in another order has rows of another kind.
+        let config = shapes::config("qwen3-0.6b").unwrap();
+        let smaller = Shape::new(&config, Chip { n_sms: 114, ..Chip::HOPPER }).unwrap();
+        assert_ne!(small.order_of_sums(), smaller.order_of_sums());
     }
 
     #[test]

@@ -12,12 +12,15 @@ const ARCHITECTURES: [&str; 6] = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a"
 
 /// What the architecture's GPUs have for a block: how matrices are cut depends on it.
 fn chip(arch: &str) -> Chip {
-    let shared_bytes = match arch {
-        "sm_80" => 163 << 10,
-        "sm_90a" | "sm_100a" => 227 << 10,
-        _ => 99 << 10,
+    let (n_sms, shared_kib) = match arch {
+        "sm_80" => (108, 163),
+        "sm_86" => (82, 99),
+        "sm_89" => (128, 99),
+        "sm_90a" => (132, 227),
+        "sm_100a" => (148, 227),
+        _ => (170, 99),
     };
-    Chip { n_sms: 132, shared_bytes }
+    Chip { n_sms, shared_bytes: shared_kib << 10 }
 }
 
 /// The compiler's report for a shape, or nothing where there is no compiler.

@@ -125,7 +125,7 @@ impl Memory {
         self.gpu.synchronize()
     }
 
-    /// Reads values at a byte offset, after all work is done.
+    /// Reads values at a byte offset, after all steps are done.
     pub(crate) fn read<T: Copy>(&self, offset: usize, values: &mut [T]) -> Result<(), CudaError> {
         let from = self.place(offset, size_of_val(values));
         self.gpu.bind();

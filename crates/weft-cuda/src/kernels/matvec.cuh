@@ -7,7 +7,8 @@
 // same order, so a row is the same whatever the number of tokens.
 // A ninth warp copies weights into a ring of stages. It waits for room, and for nothing of the kernel
 // before: weights do not depend on it. But it never has more than IN_FLIGHT stages on their way:
-// that saturates the memory, and what the kernel before still has to load is not queued behind more.
+// that saturates the memory, and what the kernel before still has to load is not queued behind more; but for blocks that
+// start late.
 
 // Units that a warp has in registers at most: of its input, and of weights.
 constexpr int MOST_KEPT = 15;
@@ -251,7 +252,7 @@ __device__ __forceinline__ void store_batch(const float (&batch)[M::BATCH][M::TI
             const auto &of = batch[set * M::STORED / M::TILES][set * M::STORED % M::TILES + tile];
             total[tile] = of[0][threadIdx.x % 64];
 #pragma unroll
-            for (int i = 1; i < WARPS * M::CHAINS; ++i) total[tile] += of[i][threadIdx.x % 64];
+            for (int chain = 1; chain < WARPS * M::CHAINS; ++chain) total[tile] += of[chain][threadIdx.x % 64];
         }
         store(first_group * (M::TILES / M::STORED) + set, i, is_first && half == 0, token, row, total);
     }

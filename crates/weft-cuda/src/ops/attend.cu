@@ -192,7 +192,8 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
             make_query(scratch.queries[row], item, row, kv_head, with_store, q_norm, rope, q, lane);
         if (stores) make_row(item, store, key_position, kv_head, keys, values, pages, parity, k_norm, rope, k, v, kv, lane);
         meet();
-        // Where no more copies follow, none can overwrite what is still being read.
+        // Where no more items follow, no copy overwrites what is still being read; but where there is room for one side, values do
+        // keys.
         const bool goes_on = work + n_blocks < n_work;
         if (goes_on) fetch(items[parity ^ 1], work + n_blocks);
 
@@ -203,7 +204,7 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
             score_rows(own, scratch, keys + own.page * SIDE_BYTES, lane,
                        [&](u32 query) { return item.queries[query].seen; });
         }
-        if (goes_on) before_copies();
+        if (goes_on || !BOTH_SIDES) before_copies();
         meet();
         if (lane == 0) barrier_arrive(&pages.done[0]);
         if (own.page < n_pages) weigh_rows(own, scratch, lane);

@@ -94,7 +94,8 @@ __device__ __forceinline__ u32 take_best(Block &block) {
     for (int other = 1; other < 32; other *= 2) best = better(best, __shfl_xor_sync(FULL, best, other));
     const u32 top = (u32)(best >> 32);
     const u32 token = top >= SCORE_OF_INFINITY || top <= SCORE_OF_NOTHING ? DECLINED : token_of(best);
-    if (blockIdx.x == 0 && block.lane == 0 && !block.watch.gone) tell_token(block, block.warp, token);
+    const bool gone = __any_sync(FULL, block.watch.gone); // a lane whose block is missing in the best
+    if (blockIdx.x == 0 && block.lane == 0 && !gone) tell_token(block, block.warp, token);
     return token | __shfl_sync(FULL, last, 0);
 }
 

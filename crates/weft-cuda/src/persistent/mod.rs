@@ -253,10 +253,11 @@ impl Persistent {
         self.mailbox.shared_word(1)
     }
 
-    /// Numbers for the ops of a run. Where they would begin anew, no word may keep an old one.
+    /// Numbers for the ops of a run. Where they would begin anew, no word may keep an old one. Blocks compare them by their
+    /// difference, so half of all numbers are used.
     fn take_numbers(&mut self, gpu: &Gpu, run: Run) -> Result<u32, CudaError> {
         let wanted = (run.n_ops * run.n_steps) as u32;
-        if self.number.checked_add(wanted).is_none() {
+        if self.number + wanted > i32::MAX as u32 {
             self.words.clear(gpu)?;
             self.number = 0;
         }

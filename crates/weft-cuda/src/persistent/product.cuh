@@ -211,7 +211,7 @@ __device__ __forceinline__ void multiply_tiles(Stages &stages, WarpSums &sums, u
                 const auto *of = &sums.of[flip][(group * TOGETHER + t) * CHAINS];
                 total[t] = of[0][0][at];
 #pragma unroll
-                for (int i = 1; i < WARPS * CHAINS; ++i) total[t] += of[i % CHAINS][i / CHAINS][at];
+                for (int chain = 1; chain < WARPS * CHAINS; ++chain) total[t] += of[chain % CHAINS][chain / CHAINS][at];
             }
             store(first + group * TOGETHER, at / 8, at % 8, total, i >> shift < n_groups && at / 8 < n_tokens);
         }

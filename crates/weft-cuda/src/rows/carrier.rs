@@ -5,6 +5,7 @@
 //! pinned memory: while one piece is copied, another is moved.
 
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -120,12 +121,12 @@ impl Carrier {
             match way {
                 Way::Out(to, receiver) => {
                     let pieces = pieces(layers, &copy.pages, rows, self.row_bytes);
-                    copy.tell(&self.carry_out(pieces, &copy, to, &receiver));
+                    copy.tell(&guarded(|| self.carry_out(pieces, &copy, to, &receiver)));
                 }
                 Way::In(from) => {
                     let mut batch = vec![Coming { layers, rows, from, copy }];
                     next = self.gather(&mut batch, jobs);
-                    let carried = self.carry_in(&batch);
+                    let carried = guarded(|| self.carry_in(&batch));
                     batch.iter().for_each(|job| job.copy.tell(&carried));
                 }
             }
@@ -271,10 +272,6 @@ impl Carrier {
                     })
                 })
                 .collect();
-            let panicked = || {
-                let reason = "a thread panicked".to_owned();
-                Err(CudaError::Driver { call: "moving rows", reason })
-            };
             { threads.into_iter() }
                 .map(|thread| thread.join().unwrap_or_else(|_| panicked()))
                 .fold(Ok(()), Result::and)
@@ -291,6 +288,16 @@ impl Drop for Carrier {
             stages.iter().for_each(|stage| drop(stage.done.wait()));
         }
     }
+}
+
+fn panicked() -> Result<(), CudaError> {
+    let reason = "a thread panicked".to_owned();
+    Err(CudaError::Driver { call: "moving rows", reason })
+}
+
+/// What `carry` returns, or that it panicked: whoever waits for a copy must be told.
+fn guarded(carry: impl FnOnce() -> Result<(), CudaError>) -> Result<(), CudaError> {
+    catch_unwind(AssertUnwindSafe(carry)).unwrap_or_else(|_| panicked())
 }
 
 /// Rows of layers in pieces, in the order of the lists.
@@ -330,6 +337,13 @@ impl Stage {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whoever_waits_is_told_of_a_panic() {
+        let told = guarded(|| panic!("no room"));
+        assert!(matches!(told, Err(CudaError::Driver { .. })));
+        assert!(guarded(|| Ok(())).is_ok());
+    }
 
     #[test]
     fn pieces_cover_every_row_of_every_layer_once() {

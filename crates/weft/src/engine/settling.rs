@@ -55,12 +55,14 @@ impl Sequence {
 impl Engine {
     /// Has lanes wait whose pages are not settled. Where no other can go on, the first is waited for.
     pub(super) fn await_copies(&mut self) {
-        let Self { lanes, device, .. } = self;
+        let Self { lanes, device, cache, .. } = self;
         lanes.iter_mut().for_each(|lane| lane.check_settled(&**device));
-        if lanes.iter().any(|lane| !lane.paused && lane.settling.is_none()) {
+        // A lane may also wait for one that waits.
+        if lanes.iter_mut().any(|lane| lane.pending(cache) > 0) {
             return;
         }
-        if let Some(lane) = lanes.iter_mut().find(|lane| !lane.paused) {
+        let waits = |lane: &&mut Sequence| !lane.paused && lane.settling.is_some();
+        if let Some(lane) = lanes.iter_mut().find(waits) {
             lane.settle(&mut **device);
         }
     }
