@@ -1,6 +1,6 @@
 //! The tokens that may still be chosen, ranked by score descending and then by id, found without
-//! sorting the vocabulary: one pass keeps the best `k`, and ranks are sorted only as far as someone
-//! asks. It must not know what a score means or how a rank is picked.
+//! sorting the vocabulary: one pass keeps the best `k`, and only those that someone asks for are
+//! sorted. It must not know what a score means or how a rank is picked.
 
 use super::SamplingError;
 
@@ -27,6 +27,21 @@ impl Key {
         Self(u64::from(falling) << 32 | u64::from(token))
     }
 
+    /// The least key that a candidate can have whose score fulfils a condition which all lower scores fulfil too.
+    fn first(condition: impl Fn(f32) -> bool) -> Self {
+        let upper_half = |score| Self::new(0, score).0 >> 32;
+        let (mut start, mut end) = (upper_half(f32::MAX), upper_half(f32::MIN) + 1);
+        while start < end {
+            let middle = start.midpoint(end);
+            if condition(Self(middle << 32).candidate().score) {
+                end = middle;
+            } else {
+                start = middle + 1;
+            }
+        }
+        Self(start << 32)
+    }
+
     fn candidate(self) -> Candidate {
         let falling = (self.0 >> 32) as u32;
         let bits = if falling >> 31 == 1 { falling } else { !falling & !(1 << 31) };
@@ -42,8 +57,6 @@ pub(super) struct Candidates {
     /// When so many have been gathered, all but the best `k` are thrown away.
     room: usize,
     items: Vec<Key>,
-    /// `items[..n_ranked]` are the best ones, in rank order; the rest is worse and in no order.
-    n_ranked: usize,
 }
 
 impl Candidates {
@@ -52,14 +65,13 @@ impl Candidates {
         let k = if k == 0 { vocab } else { k.min(vocab) };
         // Gathering twice as many as are kept makes each selection pay for k new ones.
         let room = k.saturating_mul(2).max(128).min(vocab.max(1));
-        Self { k, room, items: Vec::with_capacity(room), n_ranked: 0 }
+        Self { k, room, items: Vec::with_capacity(room) }
     }
 
     /// Replaces the candidates by the best `k` of `scores` (one per token), leaving out -inf.
     /// Fails on NaN, on +inf, and if nothing is left; `index` is for the message.
     pub(super) fn gather(&mut self, scores: &[f32], index: usize) -> Result<(), SamplingError> {
         self.items.clear();
-        self.n_ranked = 0;
         // Ids ascend, so a score equal to the worst kept one loses the tie: `<=` drops it.
         let mut worst = f32::NEG_INFINITY;
         for (token, &score) in scores.iter().enumerate() {
@@ -91,32 +103,48 @@ impl Candidates {
         worst.candidate().score
     }
 
-    /// All of them, in no order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = Candidate> {
-        self.items.iter().map(|key| key.candidate())
+    /// Throws away all but those of certain scores, in no order.
+    pub(super) fn keep(&mut self, mut is_wanted: impl FnMut(f32) -> bool) {
+        let mut n = 0;
+        for i in 0..self.items.len() {
+            let key = self.items[i];
+            // No branch: nobody could foretell it. What is not wanted is overwritten by the next.
+            self.items[n] = key;
+            n += usize::from(is_wanted(key.candidate().score));
+        }
+        self.items.truncate(n);
     }
 
-    /// The candidate of this rank, from 0.
-    pub(super) fn rank(&mut self, rank: usize) -> Option<Candidate> {
-        if rank >= self.items.len() {
-            return None;
-        }
-        while rank >= self.n_ranked {
-            self.rank_more();
-        }
-        Some(self.items[rank].candidate())
+    /// The first rank.
+    pub(super) fn best(&self) -> Option<Candidate> {
+        self.items.iter().min().map(|key| key.candidate())
     }
 
-    /// Ranks the next ones: few at first, as most draws end there, then four times as many as
-    /// before, so that ranking everything costs little more than one sort.
-    fn rank_more(&mut self) {
-        let rest = &mut self.items[self.n_ranked..];
-        let n = (self.n_ranked * 3).max(64).min(rest.len());
-        if n < rest.len() {
-            rest.select_nth_unstable(n - 1);
+    /// All of them, by rank.
+    pub(super) fn ranked(&mut self) -> impl Iterator<Item = Candidate> {
+        self.ranked_between(|_| true, |_| false)
+    }
+
+    /// Those from the first that `is_in` to the last before one that `is_past`, by rank. Others are not sorted. Whatever
+    /// is in or past must stay so for all lower scores.
+    pub(super) fn ranked_between(
+        &mut self,
+        is_in: impl Fn(f32) -> bool,
+        is_past: impl Fn(f32) -> bool,
+    ) -> impl Iterator<Item = Candidate> {
+        let (start, end) = (Key::first(is_in).0, Key::first(is_past).0);
+        let mut n = 0;
+        // Those wanted are brought to the front in the order in which they are found. Equals were gathered in rank
+        // order: sorting has little to do where there are many.
+        for i in 0..self.items.len() {
+            // One comparison for both ends: of two, neither could be foretold.
+            if self.items[i].0.wrapping_sub(start) < end - start {
+                self.items.swap(n, i);
+                n += 1;
+            }
         }
-        rest[..n].sort_unstable();
-        self.n_ranked += n;
+        self.items[..n].sort_unstable();
+        self.items[..n].iter().map(|key| key.candidate())
     }
 }
 
@@ -127,7 +155,7 @@ mod tests {
     use super::*;
 
     fn ranked(candidates: &mut Candidates) -> Vec<u32> {
-        (0..).map_while(|rank| candidates.rank(rank)).map(|c| c.token).collect()
+        candidates.ranked().map(|c| c.token).collect()
     }
 
     #[test]
@@ -149,6 +177,22 @@ mod tests {
         assert_eq!(Key::new(7, -0.0), Key::new(7, 0.0));
         assert!(Key::new(7, 1.0) < Key::new(8, 1.0));
         assert_eq!(Key::new(8, -3.5).candidate(), Candidate { token: 8, score: -3.5 });
+    }
+
+    #[test]
+    fn some_are_ranked_without_the_others_and_again() {
+        let mut candidates = Candidates::new(0, 8);
+        candidates.gather(&[3.0, 1.0, 2.0, 5.0, 2.0, f32::NEG_INFINITY, 4.0, 1.0], 0).unwrap();
+        assert_eq!(candidates.best(), Some(Candidate { token: 3, score: 5.0 }));
+        for _ in 0..2 {
+            let some = candidates.ranked_between(|score| score < 4.0, |score| score < 2.0);
+            assert_eq!(some.map(|c| c.token).collect::<Vec<_>>(), [0, 2, 4]);
+            let others = candidates.ranked_between(|score| score <= 2.0, |_| false);
+            assert_eq!(others.map(|c| c.token).collect::<Vec<_>>(), [2, 4, 1, 7]);
+        }
+        assert_eq!(ranked(&mut candidates), [3, 6, 0, 2, 4, 1, 7]);
+        candidates.keep(|score| score < 2.5);
+        assert_eq!(ranked(&mut candidates), [2, 4, 1, 7]);
     }
 
     #[test]

@@ -52,13 +52,13 @@ impl LogprobsReader {
         index: usize,
     ) -> Result<Logprobs, SamplingError> {
         self.best.gather(logits, index)?;
-        let max = self.best.rank(0).ok_or(SamplingError::NoCandidate { index })?.score;
+        let max = self.best.best().ok_or(SamplingError::NoCandidate { index })?.score;
         let max = f64::from(max);
         let sum: f64 = logits.iter().map(|&logit| (f64::from(logit) - max).exp()).sum();
         let log_sum = sum.ln();
         let logprob = |logit: f32| ((f64::from(logit) - max - log_sum) as f32).max(Logprobs::FLOOR);
 
-        let ranks = (0..self.n_top).map_while(|rank| self.best.rank(rank));
+        let ranks = self.best.ranked().take(self.n_top);
         let mut top: Vec<_> = ranks.map(|c| (c.token, logprob(c.score))).collect();
         // Different logits may round to the same log-probability; then the id decides.
         top.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));

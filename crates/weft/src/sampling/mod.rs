@@ -14,6 +14,7 @@ mod logprobs;
 mod penalties;
 mod random;
 mod sampler;
+mod sums;
 mod text_stream;
 mod weight;
 

@@ -6,12 +6,13 @@ use std::collections::HashMap;
 
 use super::{
     Adjustment, Draw, Logprobs, RuledOut, Sampling, SamplingError,
-    candidates::{Candidate, Candidates},
+    candidates::Candidates,
     check::check_token,
     constraint::{Constrained, Constraint},
     logprobs::LogprobsReader,
     penalties::Penalties,
     random::below,
+    sums::{Measure, Sums},
     weight,
 };
 
@@ -72,6 +73,7 @@ pub struct Sampler {
     /// `[vocab]`: the logits after steps 1 to 4. Empty if the request can do without them.
     scores: Vec<f32>,
     candidates: Candidates,
+    sums: Sums,
     logprobs: Option<LogprobsReader>,
     constraint: Option<Constrained>,
 }
@@ -100,6 +102,7 @@ impl Sampler {
             has_double_bias: has_double(&settings.logit_bias),
             scores: Vec::new(),
             candidates: Candidates::new(k, vocab),
+            sums: Sums::new(),
             logprobs: settings.logprobs.map(|n_top| LogprobsReader::new(n_top, vocab)),
             settings: settings.clone(),
             constraint: None,
@@ -249,24 +252,31 @@ impl Sampler {
     /// Steps 5 to 10, where `candidates` are what `top_k` left.
     fn draw(&mut self) -> Result<u32, SamplingError> {
         let index = self.n_generated;
-        let candidates = &mut self.candidates;
-        let first = candidates.rank(0).ok_or(SamplingError::NoCandidate { index })?;
-        let Sampling { temperature, top_p, min_p, seed, .. } = self.settings;
+        let nothing = SamplingError::NoCandidate { index };
+        let Some(first) = self.candidates.best() else { return Err(nothing) };
+        let Sampling { temperature, seed, .. } = self.settings;
         if temperature == 0.0 {
             return Ok(first.token);
         }
-        let (max, scale) = (f64::from(first.score), weight::scale(temperature));
-        let weight = |c: Candidate| weight::weight(max - f64::from(c.score), scale);
+        let measure = Measure { max: f64::from(first.score), scale: weight::scale(temperature) };
+        let target = below(seed, index as u64, self.kept(measure));
+        // What is kept are first ranks, and the target is below their sum: there is no need to know how many they are.
+        let chosen = self.sums.first_beyond(target, &mut self.candidates, measure);
+        chosen.map_or(Err(nothing), |(candidate, _)| Ok(candidate.token))
+    }
 
-        let target = below(seed, index as u64, kept(candidates, weight, top_p, min_p));
-        let (mut sum, mut rank, mut chosen) = (0, 0, first);
-        // The target is below the sum of what is kept, which are first ranks: there is no need to know how many.
-        while sum <= target
-            && let Some(candidate) = candidates.rank(rank)
-        {
-            (sum, rank, chosen) = (sum + weight(candidate), rank + 1, candidate);
+    /// Steps 8 and 9: the sum of the weights that stay. Both leave first ranks, so it is the lesser of two.
+    fn kept(&mut self, measure: Measure) -> u64 {
+        let (sums, least) = (&mut self.sums, weight::least(self.settings.min_p));
+        if self.settings.top_p == 1.0 {
+            // Weights that are too small count for nothing.
+            sums.add_up(&mut self.candidates, measure, weight::end_of(least), least);
+            return sums.large();
         }
-        Ok(chosen.token)
+        sums.add_up(&mut self.candidates, measure, weight::NOTHING_FROM, least);
+        let border = weight::border(weight::share(self.settings.top_p), sums.all());
+        let last = sums.first_beyond(border - 1, &mut self.candidates, measure);
+        last.map_or(sums.all(), |(_, sum)| sum).min(sums.large())
     }
 }
 
@@ -282,34 +292,6 @@ fn bad_logit(logits: &[f32], index: usize) -> Option<SamplingError> {
     let (token, value) =
         (0..).zip(logits).find(|(_, logit)| logit.is_nan() || **logit == f32::INFINITY)?;
     Some(SamplingError::BadLogit { index, token, value: *value })
-}
-
-/// Steps 8 and 9: the sum of the weights that stay.
-fn kept(
-    candidates: &mut Candidates,
-    weight: impl Fn(Candidate) -> u64,
-    top_p: f32,
-    min_p: f32,
-) -> u64 {
-    let all = |candidates: &Candidates| candidates.iter().map(&weight).sum::<u64>();
-    // Without either filter nothing needs ranking; without top_p its border needs no sum.
-    if top_p == 1.0 && min_p == 0.0 {
-        return all(candidates);
-    }
-    let border = match top_p {
-        1.0 => u64::MAX,
-        _ => weight::border(weight::share(top_p), all(candidates)),
-    };
-    let least = weight::least(min_p);
-    let (mut total, mut rank) = (0, 0);
-    while let Some(candidate) = candidates.rank(rank) {
-        let w = weight(candidate);
-        if w < least || total >= border {
-            break;
-        }
-        (total, rank) = (total + w, rank + 1);
-    }
-    total
 }
 
 #[cfg(test)]

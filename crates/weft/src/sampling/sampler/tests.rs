@@ -122,3 +122,71 @@ fn settings_and_prompt_are_checked() {
     let unknown = error(&greedy(), &[3, 4]).unwrap();
     assert_eq!(unknown, "prompt has token 4: ids go from 0 to 3");
 }
+
+/// Steps 5 to 10 by sorting everything and adding rank after rank.
+fn plain(settings: &Sampling, logits: &[f32]) -> u32 {
+    let Sampling { temperature, top_k, top_p, min_p, seed, .. } = *settings;
+    let mut ranks: Vec<(u32, f32)> =
+        (0..).zip(logits.iter().copied()).filter(|rank| rank.1 != NEG).collect();
+    ranks.sort_by(|a, b| b.1.partial_cmp(&a.1).unwrap().then(a.0.cmp(&b.0)));
+    ranks.truncate(if top_k == 0 { logits.len() } else { top_k });
+    let (max, scale) = (f64::from(ranks[0].1), weight::scale(temperature));
+    let weight = |score: f32| weight::weight(max - f64::from(score), scale);
+    let ranks: Vec<_> = ranks.into_iter().map(|(token, score)| (token, weight(score))).collect();
+    let all = ranks.iter().map(|rank| rank.1).sum();
+    let border = if top_p == 1.0 { all } else { weight::border(weight::share(top_p), all) };
+    let mut sum = 0;
+    let stay = ranks.into_iter().take_while(|rank| {
+        let stays = rank.1 >= weight::least(min_p) && sum < border;
+        sum += rank.1;
+        stays
+    });
+    let stay: Vec<_> = stay.collect();
+    let target = below(seed, 0, stay.iter().map(|rank| rank.1).sum());
+    let mut sum = 0;
+    let drawn = stay.iter().find(|rank| {
+        sum += rank.1;
+        sum > target
+    });
+    drawn.unwrap().0
+}
+
+/// Logits of many shapes from one random number each, which is from 0 to 1.
+const SHAPES: [fn(f32) -> f32; 8] = [
+    |u| u * 20.0,
+    |u| (u * 12.0).floor(),
+    |u| if u < 0.5 { -0.0 } else { 0.0 },
+    |_| 1.5,
+    |u| (u - 0.5) * 2.0 * f32::MAX,
+    |u| -1.0 / u,
+    |u| if u < 0.7 { NEG } else { u.ln() * 50.0 },
+    |u| if u < 0.99 { u * 1e-6 } else { u * 40.0 },
+];
+
+#[test]
+fn sums_over_ranges_choose_what_sums_over_ranks_choose() {
+    for (shape, seed) in (0..SHAPES.len()).flat_map(|shape| (0..12).map(move |seed| (shape, seed)))
+    {
+        for vocab in [1, 255, 256, 257, 3000] {
+            let random = |i| crate::sampling::uniform(seed, i) as f32;
+            let mut logits: Vec<f32> = (1..=vocab).map(|i| SHAPES[shape](random(i))).collect();
+            logits[vocab as usize / 2] = SHAPES[shape](0.9999);
+            for temperature in [1e-30, 0.3, 1.0, 8.0, 100.0] {
+                for (top_k, top_p, min_p) in [
+                    (0, 1.0, 0.0),
+                    (0, 0.95, 0.0),
+                    (0, 1.0, 0.05),
+                    (0, 0.7, 0.2),
+                    (0, 1e-9, 1.0),
+                    (40, 0.95, 0.01),
+                    (1000, 0.999_999, 0.0),
+                ] {
+                    let settings =
+                        Sampling { temperature, top_k, top_p, min_p, seed, ..Sampling::default() };
+                    let about = format!("shape {shape}, {vocab} logits, {settings:?}");
+                    assert_eq!(token(&settings, &logits), plain(&settings, &logits), "{about}");
+                }
+            }
+        }
+    }
+}
