@@ -8,7 +8,7 @@
 use std::time::Instant;
 
 use weft::config::Config;
-use weft::device::{Device, Lane, Limits, Outputs, Span, Step};
+use weft::device::{Device, Lane, Limits, OneToken, Outputs, Span, Step};
 use weft::kv::{PAGE_ROWS, pages_for};
 use weft::plan::{Op, Work, plan};
 use weft::sampling::{Sampler, Sampling};
@@ -23,56 +23,28 @@ const BLOCK: usize = 1024;
 
 type Failed = Box<dyn std::error::Error>;
 
-/// One lane that has `rows` rows, the last of them for the token that is run.
-struct Place {
-    tokens: [u32; 1],
-    positions: [u32; 1],
-    slots: [u32; 1],
-    spans: [Span; 1],
-}
-
-impl Place {
-    fn new(lane: usize, rows: usize, room: usize, token: u32) -> Self {
-        let n_pages = pages_for(rows + room);
-        let first = (lane * n_pages) as u32;
-        let pages = (first..first + n_pages as u32).collect();
-        let span = Span { pages, len: rows, home_position: 0, position: 0 };
-        Self {
-            tokens: [token],
-            positions: [rows as u32 - 1],
-            slots: [span.slot(rows - 1)],
-            spans: [span],
-        }
-    }
-
-    fn lane(&self) -> Lane<'_> {
-        Lane {
-            tokens: &self.tokens,
-            positions: &self.positions,
-            key_positions: &self.positions,
-            store_at: &self.slots,
-            spans: &self.spans,
-            outputs: Outputs::Last,
-        }
-    }
+/// One lane that has `rows` rows, the last of them for the token that is run, and pages for `room` more.
+fn place(lane: usize, rows: usize, room: usize, token: u32) -> OneToken {
+    OneToken::new(lane, pages_for(rows + room), rows, token)
 }
 
 /// Computes the rows of every lane before its token.
 fn prefill(
     device: &mut CudaDevice,
     ops: &[Op],
-    places: &[Place],
+    places: &[OneToken],
     vocab: usize,
 ) -> Result<(), Failed> {
     for (lane, place) in places.iter().enumerate() {
-        let rows = place.spans[0].len - 1;
+        let whole = &place.lane().spans[0];
+        let rows = whole.len - 1;
         for start in (0..rows).step_by(BLOCK) {
             let end = (start + BLOCK).min(rows);
             let positions: Vec<u32> = (start..end).map(|p| p as u32).collect();
             let tokens: Vec<u32> =
                 positions.iter().map(|p| (p * 7919 + 31 * lane as u32) % vocab as u32).collect();
-            let slots: Vec<u32> = (start..end).map(|row| place.spans[0].slot(row)).collect();
-            let span = Span { len: end, ..place.spans[0].clone() };
+            let slots: Vec<u32> = (start..end).map(|row| whole.slot(row)).collect();
+            let span = Span { len: end, ..whole.clone() };
             let block = Lane {
                 tokens: &tokens,
                 positions: &positions,
@@ -119,9 +91,9 @@ fn decode(
     let mut next: Vec<u32> = (0..n_lanes as u32).map(|lane| 11 + lane).collect();
     let (mut said, start) = (Vec::new(), Instant::now());
     for n in 0..AHEAD {
-        let place = |(lane, token)| Place::new(lane, context + 1 + n, AHEAD - n, token);
-        let places: Vec<Place> = next.iter().copied().enumerate().map(place).collect();
-        let lanes: Vec<Lane<'_>> = places.iter().map(Place::lane).collect();
+        let next_of = |(lane, token)| place(lane, context + 1 + n, AHEAD - n, token);
+        let places: Vec<OneToken> = next.iter().copied().enumerate().map(next_of).collect();
+        let lanes: Vec<Lane<'_>> = places.iter().map(OneToken::lane).collect();
         let drawn: Vec<_> = samplers.iter().map(Some).collect();
         device.decode(&ops, &Step { lanes: &lanes }, &drawn, AHEAD - 1 - n)?;
         for (lane, sampler) in samplers.iter_mut().enumerate() {
@@ -149,10 +121,10 @@ fn measure(
     n_lanes: usize,
 ) -> Result<bool, Failed> {
     let ops = plan(config);
-    let places: Vec<Place> =
-        (0..n_lanes).map(|lane| Place::new(lane, context + 1, AHEAD, 11 + lane as u32)).collect();
+    let places: Vec<OneToken> =
+        (0..n_lanes).map(|lane| place(lane, context + 1, AHEAD, 11 + lane as u32)).collect();
     prefill(device, &ops, &places, config.vocab)?;
-    let lanes: Vec<Lane<'_>> = places.iter().map(Place::lane).collect();
+    let lanes: Vec<Lane<'_>> = places.iter().map(OneToken::lane).collect();
     let step = Step { lanes: &lanes };
     let rows = |device: &CudaDevice| -> Vec<Vec<f32>> {
         (0..n_lanes).map(|lane| device.logits(lane).to_vec()).collect()

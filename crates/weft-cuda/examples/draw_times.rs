@@ -9,7 +9,7 @@
 use std::time::Instant;
 
 use weft::config::Config;
-use weft::device::{Device, Lane, Limits, Outputs, Span, Step};
+use weft::device::{Device, Lane, Limits, OneToken, Step};
 use weft::plan::{Op, plan};
 use weft::sampling::{Sampler, Sampling};
 use weft::shapes;
@@ -44,34 +44,6 @@ fn ways() -> [(&'static str, Sampling, bool); 8] {
     ]
 }
 
-/// A lane's token in its row.
-struct Place {
-    token: [u32; 1],
-    position: [u32; 1],
-    slot: [u32; 1],
-    span: [Span; 1],
-}
-
-impl Place {
-    fn new(lane: usize, row: usize, token: u32) -> Self {
-        let first = (lane * PAGES_OF_LANE) as u32;
-        let pages = (first..first + PAGES_OF_LANE as u32).collect();
-        let span = Span { pages, len: row + 1, home_position: 0, position: 0 };
-        Self { token: [token], position: [row as u32], slot: [span.slot(row)], span: [span] }
-    }
-
-    fn lane(&self) -> Lane<'_> {
-        Lane {
-            tokens: &self.token,
-            positions: &self.position,
-            key_positions: &self.position,
-            store_at: &self.slot,
-            spans: &self.span,
-            outputs: Outputs::Last,
-        }
-    }
-}
-
 /// The time of a step in µs, over a page of tokens.
 fn answer(
     device: &mut CudaDevice,
@@ -88,9 +60,9 @@ fn answer(
     let mut next: Vec<u32> = (0..n_lanes as u32).collect();
     let start = Instant::now();
     for row in 0..TOKENS {
-        let places: Vec<Place> =
-            (0..n_lanes).map(|lane| Place::new(lane, BEFORE + row, next[lane])).collect();
-        let lanes: Vec<Lane<'_>> = places.iter().map(Place::lane).collect();
+        let place = |lane| OneToken::new(lane, PAGES_OF_LANE, BEFORE + row + 1, next[lane]);
+        let places: Vec<OneToken> = (0..n_lanes).map(place).collect();
+        let lanes: Vec<Lane<'_>> = places.iter().map(OneToken::lane).collect();
         let drawn: Vec<_> = samplers.iter().map(|sampler| on_gpu.then_some(sampler)).collect();
         device.decode(ops, &Step { lanes: &lanes }, &drawn, TOKENS)?;
         for (lane, sampler) in samplers.iter_mut().enumerate() {

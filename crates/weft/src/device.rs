@@ -95,6 +95,41 @@ impl Lane<'_> {
     }
 }
 
+/// A lane of one token that needs logits, with all that it borrows: what measurements decode.
+#[derive(Clone, Debug)]
+pub struct OneToken {
+    tokens: [u32; 1],
+    positions: [u32; 1],
+    slots: [Slot; 1],
+    spans: [Span; 1],
+}
+
+impl OneToken {
+    /// The `nth` of lanes that have so many pages each. The token's row is the last of `rows`.
+    pub fn new(nth: usize, pages: usize, rows: usize, token: u32) -> Self {
+        let pages = (nth * pages..(nth + 1) * pages).map(|page| page as PageId).collect();
+        let span = Span { pages, len: rows, home_position: 0, position: 0 };
+        Self {
+            tokens: [token],
+            positions: [rows as u32 - 1],
+            slots: [span.slot(rows - 1)],
+            spans: [span],
+        }
+    }
+
+    /// As a step takes it.
+    pub fn lane(&self) -> Lane<'_> {
+        Lane {
+            tokens: &self.tokens,
+            positions: &self.positions,
+            key_positions: &self.positions,
+            store_at: &self.slots,
+            spans: &self.spans,
+            outputs: Outputs::Last,
+        }
+    }
+}
+
 /// What one run computes. Logit rows come in lane order, then token order.
 #[derive(Clone, Copy, Debug)]
 pub struct Step<'a> {

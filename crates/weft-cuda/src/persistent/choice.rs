@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use weft::device::{Device, DeviceError, Lane, Limits, Outputs, Span, Step};
+use weft::device::{Device, DeviceError, Lane, Limits, OneToken, Step};
 use weft::kv::pages_for;
 use weft::plan::plan;
 use weft::sampling::{Sampler, Sampling};
@@ -182,12 +182,12 @@ fn time_tokens(
         .expect("nothing is asked of it that could be wrong");
     let (mut said, mut next, mut first) = (Said::default(), vec![0; lanes], Instant::now());
     for n in 0..TOKENS {
-        let places: Vec<Place> = next
+        let places: Vec<OneToken> = next
             .iter()
             .enumerate()
-            .map(|(lane, token)| Place::new(lane, rows + n, *token))
+            .map(|(lane, token)| OneToken::new(lane, pages_for(rows + n), rows + n, *token))
             .collect();
-        let of_step: Vec<Lane<'_>> = places.iter().map(Place::lane).collect();
+        let of_step: Vec<Lane<'_>> = places.iter().map(OneToken::lane).collect();
         let samplers = vec![Some(&sampler); lanes];
         device.decode(&ops, &Step { lanes: &of_step }, &samplers, TOKENS - 1 - n)?;
         let tokens: Vec<_> = (0..lanes).map(|lane| device.chosen(lane)).collect();
@@ -202,35 +202,6 @@ fn time_tokens(
     let bits = |lane| device.logits(lane).iter().map(|logit: &f32| logit.to_bits()).collect();
     said.logits = (0..lanes).map(bits).collect();
     Ok((time_us, said))
-}
-
-/// A lane whose token is the last of some rows.
-struct Place {
-    token: [u32; 1],
-    position: [u32; 1],
-    slot: [u32; 1],
-    spans: [Span; 1],
-}
-
-impl Place {
-    fn new(lane: usize, rows: usize, token: u32) -> Self {
-        let n_pages = pages_for(rows);
-        let pages = (lane * n_pages..(lane + 1) * n_pages).map(|page| page as u32).collect();
-        let span = Span { pages, len: rows, home_position: 0, position: 0 };
-        let (position, slot) = ([rows as u32 - 1], [span.slot(rows - 1)]);
-        Self { token: [token], position, slot, spans: [span] }
-    }
-
-    fn lane(&self) -> Lane<'_> {
-        Lane {
-            tokens: &self.token,
-            positions: &self.position,
-            key_positions: &self.position,
-            store_at: &self.slot,
-            spans: &self.spans,
-            outputs: Outputs::Last,
-        }
-    }
 }
 
 #[cfg(test)]
