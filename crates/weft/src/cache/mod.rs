@@ -13,7 +13,6 @@ mod tests;
 mod tiers;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::chunk::{Chunk, ChunkId, Tier};
@@ -22,7 +21,7 @@ use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::engine::LaneId;
 use crate::kv::{OutOfPages, PageId, PagePool, pages_for};
-use crate::store::{KvKey, Rows, Store};
+use crate::store::{KvKey, Store};
 
 use self::node::Worth;
 pub(crate) use self::node::{Node, NodeId};
@@ -79,8 +78,6 @@ pub(crate) struct Cache {
     next: u64,
     tiers: Tiers,
     ram_used: u64,
-    /// Rows of files on their way to the device, whose memory the next file may take.
-    passing: Vec<Arc<Rows>>,
     /// Grows with each use.
     clock: u64,
     /// The worth of what was evicted last.
@@ -110,7 +107,6 @@ impl Cache {
             next: 0,
             tiers,
             ram_used: 0,
-            passing: Vec::new(),
             clock: 0,
             worth: 0.0,
             stats: CacheStats::default(),

@@ -297,6 +297,19 @@ fn what_main_memory_has_no_room_for_goes_to_disk() {
 }
 
 #[test]
+fn a_node_may_be_dropped_while_others_are_demoted() {
+    let mut world = World::new(100, None);
+    (0..2).for_each(|_| world.add(96, 10));
+    world.let_go(1);
+    world.cache.demote(Tier::Ram, &mut *world.device);
+    world.let_go(0);
+    // There is room for one of them, and no disk: the second goes when the first comes.
+    world.cache.demote(Tier::Disk, &mut *world.device);
+    let tiers: Vec<_> = world.cache.nodes.values().map(Node::tier).collect();
+    assert_eq!((tiers.as_slice(), world.cache.stats.dropped), (&[Some(Tier::Ram)][..], 1));
+}
+
+#[test]
 fn pinned_rows_stay_in_main_memory() {
     let folder = tempfile::tempdir().unwrap();
     let mut world = small_world(folder.path());

@@ -79,7 +79,6 @@ impl Cache {
                 self.stats.brought_from_ram += 1;
             } else {
                 self.stats.brought_from_disk += 1;
-                self.passing.push(rows);
             }
         }
         Ok((tier, start.elapsed()))
@@ -87,21 +86,12 @@ impl Cache {
 
     fn read_file(&mut self, id: NodeId) -> Result<Rows, Gone> {
         let (key, header) = self.filed(id);
-        let is_through = |rows: &Arc<Rows>| Arc::strong_count(rows) == 1;
-        let old = self.passing.iter().position(is_through).map(|at| self.passing.swap_remove(at));
-        let old = old.and_then(Arc::into_inner).unwrap_or_default();
-        let store = self.tiers.store.as_mut();
-        let rows = store.and_then(|store| store.get_into(&key, &header, old));
+        let rows = self.tiers.store.as_mut().and_then(|store| store.get(&key, &header));
         if rows.is_none() {
             self.node_mut(id).on_disk = false;
             self.drop_node(id);
         }
         rows.ok_or(Gone)
-    }
-
-    /// Lets go of memory that rows of files passed through.
-    pub(crate) fn end_bringing(&mut self) {
-        self.passing.clear();
     }
 
     /// Moves all nodes that are not in use down to a tier; returns when they are there.
@@ -111,7 +101,9 @@ impl Cache {
         }
         let ids: Vec<NodeId> = self.nodes.keys().copied().collect();
         for id in ids {
-            let is_filed = tier == Tier::Disk && self.node(id).on_disk;
+            // Making room for one may have dropped another.
+            let Some(node) = self.nodes.get(&id) else { continue };
+            let is_filed = tier == Tier::Disk && node.on_disk;
             if is_filed {
                 self.evict_from_ram(id);
             }

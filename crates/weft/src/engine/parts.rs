@@ -176,9 +176,7 @@ fn bring_all(
     placement: &Placement,
 ) -> Result<Vec<Brought>, Gone> {
     let bring = |place: &Place| place.found.map(|id| cache.bring(id, device)).transpose();
-    let brought = placement.places.iter().map(bring).collect();
-    cache.end_bringing();
-    brought
+    placement.places.iter().map(bring).collect()
 }
 
 fn part(

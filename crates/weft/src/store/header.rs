@@ -30,7 +30,7 @@ pub struct Header {
 }
 
 /// Keys and values of a chunk as little-endian bytes, each `[layers][rows][kv_width]` of `dtype`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rows {
     /// The keys, rotated for their home positions.
     pub k: Vec<u8>,

@@ -118,13 +118,7 @@ impl Store {
     /// Reads the rows of a key, if they are all that `expected` says and every byte is as it was
     /// written. Anything else is a miss; a file that is at fault is moved to quarantine.
     pub fn get(&mut self, key: &KvKey, expected: &Header) -> Option<Rows> {
-        self.get_into(key, expected, Rows::default())
-    }
-
-    /// The same, into lists that are no longer needed: memory that was used before is filled faster
-    /// than memory that the system has yet to give.
-    pub fn get_into(&mut self, key: &KvKey, expected: &Header, old: Rows) -> Option<Rows> {
-        match self.read(key, expected, old) {
+        match self.read(key, expected) {
             Ok((opened, rows)) => {
                 self.stats.hits += 1;
                 self.touch(opened);
@@ -139,9 +133,9 @@ impl Store {
     }
 
     /// The file is opened even where the index has no entry: another process may have written it.
-    fn read(&self, key: &KvKey, expected: &Header, old: Rows) -> Result<(Opened, Rows), Reason> {
+    fn read(&self, key: &KvKey, expected: &Header) -> Result<(Opened, Rows), Reason> {
         let opened = index::open_expected(&self.folder, key, expected)?;
-        let rows = read::rows(&opened, old)?;
+        let rows = read::rows(&opened)?;
         Ok((opened, rows))
     }
 

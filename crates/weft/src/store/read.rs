@@ -70,13 +70,10 @@ fn header_text(file: &File, bytes: u64) -> Result<Vec<u8>, Reason> {
     Ok(text)
 }
 
-/// Reads the rows into lists that are no longer needed, and checks them against the checksum that was
-/// written with them.
-pub(super) fn rows(opened: &Opened, mut rows: Rows) -> Result<Rows, Reason> {
-    let n_bytes = opened.decoded.tensor_bytes;
-    for tensor in [&mut rows.k, &mut rows.v].into_iter().filter(|old| old.len() != n_bytes) {
-        *tensor = vec![0; n_bytes];
-    }
+/// Reads the rows and checks them against the checksum that was written with them.
+pub(super) fn rows(opened: &Opened) -> Result<Rows, Reason> {
+    let room = || vec![0; opened.decoded.tensor_bytes];
+    let mut rows = Rows { k: room(), v: room() };
     let read = |offset: usize, to: &mut [u8]| opened.read_at(opened.data_start + offset as u64, to);
     let checksum = checksum::fill(&mut rows, read)?;
     opened.decoded.check_payload(checksum)?;

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use super::read::Opened;
 use super::reason::Reason;
-use super::{Header, KvKey, Put, Rows, Store, StoreError, format, index, platform, read};
+use super::{Header, KvKey, Put, Store, StoreError, format, index, platform, read};
 
 /// Bytes that are copied at a time.
 const BLOCK_BYTES: usize = 1 << 20;
@@ -55,7 +55,7 @@ impl Store {
             let (bytes, budget_bytes) = (opened.bytes, self.budget_bytes);
             return Err(not_stored(Put::TooLarge { bytes, budget_bytes }));
         }
-        let rows = read::rows(&opened, Rows::default()).map_err(refused)?;
+        let rows = read::rows(&opened).map_err(refused)?;
         match self.put(&key, &header, &rows) {
             Put::Stored | Put::Present => Ok((key, header)),
             outcome => Err(not_stored(outcome)),
