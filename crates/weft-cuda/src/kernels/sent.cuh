@@ -2,7 +2,8 @@
 // sent yet is NOTHING, which no result is. Every word has one reader, who makes it NOTHING again for the next launch.
 // Blocks wait for one another, so all of a launch must be there at once: `attend` has no more blocks than
 // multiprocessors, and a kernel that may start early does so only when all of them have started. That holds for one
-// stream: two devices in one process must not run long contexts at the same time.
+// stream: two devices in one process must not run long contexts at the same time. Kernels that copy rows run beside it in a
+// stream of their own and wait for nobody.
 
 constexpr u32 NOTHING = 0xffffffffu;
 constexpr u32 MOST_LOOKS = 1u << 24; // some seconds: then the launch fails instead of hanging
