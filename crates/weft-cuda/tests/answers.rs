@@ -1,0 +1,130 @@
+//! Answers of a thousand tokens through the engine on the GPU: the same bits twice, with the context
+//! computed or kept, alone or beside other lanes, as a graph or as one kernel.
+//!
+//! Without a GPU each test says so and passes, unless `WEFT_REQUIRE_GPU=1`.
+
+#[path = "../../weft/tests/common/mod.rs"]
+mod common;
+mod gpu;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use common::tokens;
+use gpu::gpu_is_there;
+use weft::chunk::{Composition, Kind, Piece, Repair};
+use weft::config::Config;
+use weft::device::{Limits, MAX_LANES};
+use weft::engine::{Engine, Request, Token};
+use weft::model::Model;
+use weft::sampling::{GenerationConfig, Sampling};
+use weft::tokenizer::Tokenizer;
+use weft::weights::RandomWeights;
+use weft_cuda::{CudaDevice, Launches, Options};
+
+const ANSWER: usize = 1000;
+const LIMITS: Limits =
+    Limits { step_tokens: 512, step_outputs: MAX_LANES, positions: 4096, pages: 512 };
+
+/// Qwen3-0.6B's widths in a few layers.
+fn model() -> Model {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../weft/tests/prompts/tokenizer.json");
+    let tokenizer = Tokenizer::from_file(file).unwrap();
+    let json = format!(
+        r#"{{"model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 4,
+            "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+            "intermediate_size": 3072, "vocab_size": {}, "max_position_embeddings": 4096,
+            "rope_theta": 10000.0, "tie_word_embeddings": true}}"#,
+        tokenizer.vocab_size()
+    );
+    let config = Config::from_json(json.as_bytes()).unwrap();
+    Model {
+        name: String::new(),
+        weights: Box::new(RandomWeights::new(&config, 3)),
+        stop_ids: Vec::new(),
+        tokenizer: Arc::new(tokenizer),
+        template: None,
+        generation: GenerationConfig::default(),
+        config,
+    }
+}
+
+fn engine(model: &Model, launches: Launches) -> Engine {
+    let options = Options { launches, ..Options::new(LIMITS) };
+    let device = CudaDevice::new(&model.config, &*model.weights, options).unwrap();
+    Engine::new(model, Box::new(device))
+}
+
+/// A system prompt, two documents and a question of its own.
+fn prompt(question: u32) -> Composition {
+    let piece = |kind, n, seed| Piece::exact(kind, tokens(n, seed, 256));
+    Composition {
+        pieces: vec![
+            piece(Kind::System, 100, 1),
+            piece(Kind::Context, 700, 2),
+            piece(Kind::Context, 333, 3),
+            piece(Kind::Query, 30, 100 + question),
+        ],
+        repair: Repair::None,
+    }
+}
+
+fn request(question: u32, sampling: &Sampling) -> Request {
+    let sampling = Sampling { seed: u64::from(question), ..sampling.clone() };
+    Request::new(prompt(question), sampling)
+}
+
+fn answer(engine: &mut Engine, request: Request) -> Vec<Token> {
+    engine.generate_batch(vec![request]).unwrap().remove(0).tokens
+}
+
+fn assert_same(tokens: &[Token], truth: &[Token], how: &str) {
+    assert_eq!(tokens.len(), ANSWER, "{how}");
+    let differs = tokens.iter().zip(truth).position(|(a, b)| a != b);
+    assert_eq!(differs, None, "{how}: the token that differs first");
+}
+
+/// Answers in every way that must not show; gives what all of them said.
+fn said_every_way(model: &Model, launches: Launches, sampling: &Sampling) -> Vec<Token> {
+    let mut engine = engine(model, launches);
+    let truth = answer(&mut engine, request(0, sampling).cold());
+    for how in ["computed and kept", "kept", "kept, once more"] {
+        let prompt = request(0, sampling);
+        let cached = engine.preview(&prompt.prompt).cached_tokens();
+        assert_eq!(cached > 0, how != "computed and kept", "{cached} tokens, {how}");
+        assert_same(&answer(&mut engine, prompt), &truth, how);
+    }
+    let others = [7, 0, 8, 9].map(|question| request(question, sampling));
+    let beside = engine.generate_batch(others.into()).unwrap();
+    assert_same(&beside[1].tokens, &truth, "beside three others");
+    let alone = answer(&mut engine, request(9, sampling).cold());
+    assert_same(&beside[3].tokens, &alone, "another question, beside three others");
+    assert!(alone != truth, "questions must matter");
+    truth
+}
+
+fn the_same_bits_every_way(sampling: &Sampling) {
+    if !gpu_is_there() {
+        return;
+    }
+    let model = model();
+    let graph = said_every_way(&model, Launches::Graph, sampling);
+    let persistent = said_every_way(&model, Launches::Persistent, sampling);
+    assert_same(&persistent, &graph, "one kernel and graph");
+}
+
+fn drawn() -> Sampling {
+    Sampling { temperature: 1.0, max_tokens: Some(ANSWER), ignore_eos: true, ..Sampling::default() }
+}
+
+/// Drawn where the logits are, many tokens ahead of the host.
+#[test]
+fn a_thousand_tokens_are_the_same() {
+    the_same_bits_every_way(&drawn());
+}
+
+/// Log-probabilities tell apart what tokens do not.
+#[test]
+fn a_thousand_tokens_have_the_same_log_probabilities() {
+    the_same_bits_every_way(&Sampling { logprobs: Some(4), ..drawn() });
+}
