@@ -152,6 +152,8 @@ inline u32 __reduce_max_sync(u32, u32 value) {
 inline u32 __ballot_sync(u32, bool is) {
     return over_warp((u32)is << current->thread % 32, [](u32 a, u32 b) { return a | b; });
 }
+inline bool __any_sync(u32 mask, bool is) { return __ballot_sync(mask, is) != 0; }
+inline bool __all_sync(u32 mask, bool is) { return !__any_sync(mask, !is); }
 inline int __ffs(u32 bits) { return __builtin_ffs(bits); }
 inline void __threadfence() {}
 inline void __threadfence_block() {}

@@ -41,6 +41,7 @@ INSTRUCTIONS = [
     (r"extern __shared__ .*? ring_memory\[\];", "u8 *ring_memory = current->block->dynamic.data();"),
     (r"__shared__ BlockShared shared;", "BlockShared &shared = *(BlockShared *)current->block->shared.data();"),
     (r"while \(copier\.ring\.attended", "while (let_others_run(), copier.ring.attended"),
+    (r"while \(!shared\.ring\.left\) \{\}", "while (!shared.ring.left) let_others_run();"),
     (r"written_before_copies", "before_copies_of_stored"),
 ]
 TINY = dict(hidden_size=30, num_attention_heads=6, num_key_value_heads=2, head_dim=10, intermediate_size=37, vocab_size=101)

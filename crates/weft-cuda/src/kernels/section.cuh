@@ -19,6 +19,14 @@ struct Item {
 
 constexpr u32 ITEM_WORDS = sizeof(Item) / 4;
 
+// Whether two items have the same queries, turned alike: those of one span do.
+__device__ __forceinline__ bool same_queries(const Item &a, const Item &b) {
+    bool same = a.n_queries == b.n_queries;
+    for (u32 i = 0; same && i < a.n_queries; ++i)
+        same = a.queries[i].token == b.queries[i].token && a.queries[i].rotate_at == b.queries[i].rotate_at;
+    return same;
+}
+
 // Blocks that take part where each has one KV head of one item at a time: as many of every KV head, so that a block keeps to one
 // and its queries serve again; or all, where that spares a round.
 __device__ __forceinline__ u32 taking_part(u32 n_work, u32 n_blocks) {
@@ -201,11 +209,12 @@ struct Folded {
 
 // Folds one dimension of one head per lane, parts in order. `parts.weight(part, there)` tells a lane one part's
 // maximum and weight, `parts.sums(sums, part, last)` LOADS of its dimension from `part` on, none beyond `last`. Where SUMS_FIRST,
-// the first of them are asked for before any weight.
+// the first of them are asked for before any weight. Where LOADS is zero, only weights are.
 template <int LOADS, class Parts> __device__ __forceinline__ Folded fold_parts(const Parts &parts, u32 n_parts, int lane) {
     Folded whole = {0.0f, 0.0f, NEVER};
-    float sums[LOADS];
-    if (Parts::SUMS_FIRST) parts.sums(sums, 0, n_parts - 1);
+    constexpr int AT_ONCE = LOADS > 0 ? LOADS : 8;
+    float sums[AT_ONCE] = {};
+    if constexpr (LOADS > 0 && Parts::SUMS_FIRST) parts.sums(sums, 0, n_parts - 1);
 #pragma unroll 1
     for (u32 block = 0; block < n_parts; block += 32) {
         const u32 count = min(32u, n_parts - block);
@@ -219,10 +228,11 @@ template <int LOADS, class Parts> __device__ __forceinline__ Folded fold_parts(c
         const float left = __shfl_up_sync(FULL, after, 1);
         const Factors factors = fold_factors(lane == 0 ? whole.top : left, part.m, after);
 #pragma unroll 1
-        for (u32 j = 0; j < count; j += LOADS) {
-            if (!Parts::SUMS_FIRST || block + j > 0) parts.sums(sums, block + j, n_parts - 1);
+        for (u32 j = 0; j < count; j += AT_ONCE) {
+            if constexpr (LOADS > 0)
+                if (!Parts::SUMS_FIRST || block + j > 0) parts.sums(sums, block + j, n_parts - 1);
 #pragma unroll
-            for (int i = 0; i < LOADS; ++i) {
+            for (int i = 0; i < AT_ONCE; ++i) {
                 const float a = __shfl_sync(FULL, factors.a, j + i), b = __shfl_sync(FULL, factors.b, j + i);
                 const float part_weight = __shfl_sync(FULL, part.l, j + i);
                 if (j + i < count) {

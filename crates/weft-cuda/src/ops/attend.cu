@@ -64,14 +64,6 @@ __device__ __forceinline__ void stream_pages(Pages &pages, u8 *sides, const Step
 #endif
 }
 
-// Whether two items have the same queries, turned alike: those of one span do.
-__device__ __forceinline__ bool same_queries(const Item &a, const Item &b) {
-    bool same = a.n_queries == b.n_queries;
-    for (u32 i = 0; same && i < a.n_queries; ++i)
-        same = a.queries[i].token == b.queries[i].token && a.queries[i].rotate_at == b.queries[i].rotate_at;
-    return same;
-}
-
 // A query of an item: normalised with `with_norm`, rotated, into shared memory.
 __device__ __forceinline__ void make_query(u16 (&to)[QUERY_STRIDE], const Item &item, int row, int kv_head, bool with_norm,
                                            const u16 *q_norm, const float2 *rope, const u16 *q, int lane) {

@@ -19,6 +19,7 @@ __device__ __forceinline__ bool stream_pages(Copier &copier, const BlockShared &
     for (u32 work = blockIdx.x; work < n_work; work += n_blocks) {
         const ItemHead next(launch.step, work + n_blocks, n_work, copier.lane);
         const bool grows = item.n_stores() > 0;
+        if (work != blockIdx.x) copier.in_flight = PAGES_IN_FLIGHT;
         const int n_pages = (item.n_rows() + (grows ? step : 0) + PAGE_ROWS - 1) / PAGE_ROWS;
         if (grows && step > 0) {
             while (copier.ring.attended < n_attended)
@@ -34,6 +35,7 @@ __device__ __forceinline__ bool stream_pages(Copier &copier, const BlockShared &
             }
         item = next;
     }
+    copier.in_flight = few_in_flight(shared);
     return true;
 }
 
@@ -120,12 +122,11 @@ template <int SIDE> __device__ __forceinline__ void put_row(u16 *page, const Blo
     for (int d = block.lane; d < HEAD_DIM; d += 32)
         page[SIDE == 0 ? key_offset(row, d) : value_offset(row, d)] = block.shared.new_rows[block.warp][SIDE][d];
 }
-// Both where they stay.
+// Both where they stay. The copying warp sees to it that its copies find them.
 __device__ __forceinline__ void store_row(Block &block, const NewRow &made, const Item &item, int kv_head) {
     u16 *page = block.layer().kv + page_start(item.pages[made.page], kv_head);
     put_row<0>(page, block, made.row);
     put_row<1>(page + PAGE_SIDE, block, made.row);
-    before_copies_of_stored();
 }
 
 // ---- results -----------------------------------------------------------------------------------
@@ -136,7 +137,7 @@ __device__ __forceinline__ void publish_attended(Block &block, u32 token, int co
 }
 __device__ __forceinline__ void add_share(Block &block, u64 at, float share) {
     // The first layer begins anew for each token; a share is always added to by the same thread.
-    float *shares = block.shares_of(block.step);
+    float *shares = block.launch.shares_of(block.step);
     if (block.is_first_layer()) shares[at] = share;
     else atomicAdd(shares + at, share);
 }
@@ -178,14 +179,13 @@ __device__ __forceinline__ void publish_section(Block &block, const Item &item, 
     }
 }
 
-// An item of this block; the first ones are kept.
-__device__ __forceinline__ const Item &fetch_item(Block &block, u32 index, u32 work) {
-    if (index < KEPT_ITEMS) return block.shared.items[index];
-    Item &item = block.shared.items[KEPT_ITEMS];
-    if (block.thread() < ITEM_WORDS)
-        ((u32 *)&item)[block.thread()] = load_fresh(block.launch.step.attention + work / KV_HEADS * ITEM_WORDS + block.thread());
-    meet();
-    return item;
+// The item that this block takes at some time. The first ones are kept; those that follow are fetched, one ahead.
+__device__ __forceinline__ Item &item_at(Block &block, u32 index) {
+    return block.shared.items[index < KEPT_ITEMS ? index : KEPT_ITEMS + index % 2];
+}
+__device__ __forceinline__ void fetch_item(Block &block, u32 index, u32 work) {
+    if (index >= KEPT_ITEMS && work < block.shared.n_work && block.thread() < ITEM_WORDS)
+        ((u32 *)&item_at(block, index))[block.thread()] = load_fresh(block.launch.step.attention + work / KV_HEADS * ITEM_WORDS + block.thread());
 }
 __device__ __forceinline__ void keep_items(BlockShared &shared, const Step &step, u32 n_work) {
     const u32 n_blocks = n_work == 0 ? 0 : taking_part(n_work, N_BLOCKS);
@@ -200,16 +200,19 @@ static_assert(KEPT_ITEMS * ITEM_WORDS <= WARPS * 32, "a thread fetches a word");
 __device__ __forceinline__ void attend_section(Block &block, u32 index, u32 work, bool only_store) {
     SectionScratch &scratch = block.shared.scratch.section;
     const int kv_head = work % KV_HEADS, warp = block.warp, lane = block.lane;
-    // What a warp still reads of the item before, or of what the scratch holds otherwise, must not go.
+    const u32 n_blocks = block.shared.n_attending;
+    const Item &item = item_at(block, index);
+    // Queries that stand in the scratch, as those of one span do for all of its sections, need neither be made nor awaited.
+    const bool kept = index > 0 && n_blocks % KV_HEADS == 0 && same_queries(item, item_at(block, index - 1));
+    // What the scratch holds otherwise, or of the section before, must not go while a warp reads it.
     meet();
-    const Item &item = fetch_item(block, index, work);
     const u32 grown = item.n_stores > 0 ? block.step : 0, number = block.number_before(only_store ? 1 : 2);
     const int n_rows = item.n_rows + grown, n_pages = (n_rows + PAGE_ROWS - 1) / PAGE_ROWS;
-    make_queries(block, item, kv_head, number);
+    if (!kept) make_queries(block, item, kv_head, number);
     const NewRow made = make_row(block, item, kv_head, number);
     const bool patches = made.there && made.page < n_pages;
     if (patches) put_row<0>((u16 *)block.stages.wait(made.page), block, made.row);
-    meet();
+    if (!kept || item.n_stores > 0) meet();
     const OwnQueries queries(query_rows(block, item), lane);
     HalfPage own(queries, warp);
     if (own.page < n_pages)
@@ -217,6 +220,7 @@ __device__ __forceinline__ void attend_section(Block &block, u32 index, u32 work
     if (patches) put_row<1>((u16 *)block.stages.wait(n_pages + made.page), block, made.row);
     meet();
     block.stages.release(n_pages, lane);
+    fetch_item(block, index + 1, work + n_blocks);
     if (own.page < n_pages) weigh_rows(own, scratch, lane);
     meet();
     float acc[OWN_DIM_TILES][4] = {};
@@ -270,24 +274,36 @@ struct SentParts {
     }
 };
 
-// Folds the parts of tokens that have several: a warp has 32 dimensions of one head, all blocks take part.
-__device__ __forceinline__ void fold_sections(Block &block) {
-    const int lane = block.lane;
-    const u32 n_tasks = block.n_tokens * HEADS * DIM_UNITS;
-    for (u32 task = blockIdx.x + block.warp * N_BLOCKS; task < n_tasks; task += N_BLOCKS * WARPS) {
-        const u32 token = task / (HEADS * DIM_UNITS), head = task / DIM_UNITS % HEADS;
-        const u32 n_parts = block.shared.partials[token][0], d = task % DIM_UNITS * 32 + lane;
-        const u64 first = block.shared.partials[token][1];
-        if (n_parts == 1) continue;
-        const SentParts parts = {block, first, (int)head, (int)d};
-        const Folded whole = fold_parts<16>(parts, n_parts, lane);
-        const u32 value = round_one(whole.sum / whole.weight), next = __shfl_down_sync(FULL, value, 1);
-        if (d % 2 == 0 && d < HEAD_DIM) publish_attended(block, token, head * HEAD_DIM + d, value | next << 16);
-        for (u32 part = lane; part < n_parts && task % DIM_UNITS == 0; part += 32) {
-            const float m = __uint_as_float(value_of(load_word(parts.weights(part))));
-            add_share(block, (first + part) * HEADS + head, part_share(whole, m, parts.squares(part)));
-        }
+// 32 dimensions of one head.
+__device__ __forceinline__ void fold_slice(Block &block, const SentParts &parts, u32 token, u32 n_parts) {
+    const Folded whole = fold_parts<16>(parts, n_parts, block.lane);
+    const u32 value = round_one(whole.sum / whole.weight), next = __shfl_down_sync(FULL, value, 1);
+    if (parts.d % 2 == 0 && parts.d < HEAD_DIM) publish_attended(block, token, parts.head * HEAD_DIM + parts.d, value | next << 16);
+}
+// What all parts of one head have of its attention.
+__device__ __forceinline__ void add_shares(Block &block, const SentParts &parts, u32 n_parts) {
+    const Folded whole = fold_parts<0>(parts, n_parts, block.lane);
+    for (u32 part = block.lane; part < n_parts; part += 32) {
+        const float m = __uint_as_float(value_of(load_word(parts.weights(part))));
+        add_share(block, (parts.first + part) * HEADS + parts.head, part_share(whole, m, parts.squares(part)));
     }
+}
+// Folds the parts of tokens that have several, and adds up their shares: tasks for warps. All blocks fold. Shares are added from the last
+// block on, because everybody waits for what is folded and nobody for them; but only by blocks whose rows of `norm_gate_up`
+// all others need, so that the next layer's parts do not come before these are read.
+__device__ __forceinline__ void fold_sections(Block &block) {
+    constexpr u32 ADDING = GateUpRows::GROUPS < N_BLOCKS ? GateUpRows::GROUPS : N_BLOCKS;
+    const u32 n_heads = block.n_tokens * HEADS, from_last = N_BLOCKS - 1 - blockIdx.x;
+    const auto parts_of = [&](u32 head, u32 slice) { // head of all tokens
+        return SentParts{block, block.shared.partials[head / HEADS][1], (int)(head % HEADS), (int)(slice * 32 + block.lane)};
+    };
+    const auto n_parts_of = [&](u32 head) { return block.shared.partials[head / HEADS][0]; };
+    for (u32 task = blockIdx.x + block.warp * N_BLOCKS; task < n_heads * DIM_UNITS; task += N_BLOCKS * WARPS) {
+        const u32 head = task / DIM_UNITS, n_parts = n_parts_of(head);
+        if (n_parts > 1) fold_slice(block, parts_of(head, task % DIM_UNITS), head / HEADS, n_parts);
+    }
+    for (u32 head = from_last + block.warp * ADDING; head < n_heads && from_last < ADDING; head += ADDING * WARPS)
+        if (n_parts_of(head) > 1) add_shares(block, parts_of(head, 0), n_parts_of(head));
 }
 
 // The op, or only what `rope_store` is of it.

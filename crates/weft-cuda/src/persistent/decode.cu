@@ -4,10 +4,7 @@ __device__ __forceinline__ void run_op(Block &block) {
     switch (kind) {
     case EMBED: return run_embed(block);
     case ROPE_STORE: if (!block.is_last()) return; // `attend` runs it too
-    case ATTEND:
-        if (block.launch.chooses != CHOOSES_NOTHING && block.is_first_layer() && block.step > 0)
-            tell_shares(block, block.step - 1, block.launch.number + block.step * block.launch.n_ops);
-        return run_attend(block, kind == ROPE_STORE);
+    case ATTEND: return run_attend(block, kind == ROPE_STORE);
     case PROJ_ADD: return run_add<PROJ_ADD>(block);
     case DOWN_ADD: return run_add<DOWN_ADD>(block);
     default: return run_norm(block, kind);
@@ -22,9 +19,8 @@ __device__ __forceinline__ void compute(Block &block) {
             run_op(block);
         }
         if (launch.chooses == CHOOSES_NOTHING) return;
-        if (take_tokens(block)) break;
+        if (take_tokens(block)) return;
     }
-    tell_shares(block, block.step, block.number_before(0));
 }
 
 // Brings what attention needs of a layer near, long before it is read.
@@ -47,6 +43,20 @@ __device__ __forceinline__ bool stream_op(Copier &copier, const BlockShared &sha
         copier.in_flight = kind == NORM_HEAD ? MANY_IN_FLIGHT : few_in_flight(shared);
         return kind == NORM_HEAD && shared.n_outputs == 0 || stream_norm(copier, launch, layer, shared.shares, kind);
     }
+}
+
+// The copying warp: all stages of all tokens, and what the host is told of attention.
+__device__ __forceinline__ void stream(BlockShared &shared, const Launch &launch, u8 *ring_memory, int lane) {
+    Copier copier = {shared.ring, ring_memory, launch.n_stages, lane};
+    u32 n_attended = 0, n_told = 0;
+    bool here = true;
+    for (u32 step = 0; step < launch.n_steps && here; ++step)
+        for (u32 op = 0; op < launch.n_ops && here; ++op) {
+            if (op == TELLING_OP && step > n_told) here = tell_shares(shared, launch, n_told++, lane);
+            here = here && stream_op(copier, shared, launch, op, step, n_attended);
+        }
+    copier.drain();
+    if (launch.chooses != CHOOSES_NOTHING) tell_last_shares(shared, launch, n_told, lane);
 }
 
 // The kernel for up to MOST tokens. One token needs no loops, and leaves registers for weights.
@@ -77,18 +87,10 @@ template <u32 MOST, bool DRAWS> __device__ __forceinline__ void decode_tokens(co
         shared.shares.fill();
         shared.n_outputs = outputs;
         shared.ring.left = shared.ring.attended = 0;
-        shared.asked_to_stop = shared.stop = shared.gone = 0;
+        shared.n_steps = shared.asked_to_stop = shared.stop = shared.gone = 0;
     }
     __syncthreads();
-    if (warp == WARPS) {
-        Copier copier = {shared.ring, ring_memory, launch.n_stages, lane};
-        u32 n_attended = 0;
-        bool here = true;
-        for (u32 step = 0; step < launch.n_steps && here; ++step)
-            for (u32 op = 0; op < launch.n_ops && here; ++op)
-                here = stream_op(copier, shared, launch, op, step, n_attended);
-        return copier.drain();
-    }
+    if (warp == WARPS) return stream(shared, launch, ring_memory, lane);
     uint4 *x = (uint4 *)(ring_memory + launch.n_stages * LONG_STAGE_BYTES) + warp * launch.x_units * 4;
     Watch watch = {launch.given_up, launch.mailbox, 0, false};
     Block block = {launch, shared, watch, {shared.ring, ring_memory, watch, launch.n_stages}, x, warp, lane, tokens, DRAWS};

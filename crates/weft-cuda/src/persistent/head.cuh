@@ -26,22 +26,41 @@ __device__ __forceinline__ bool await_done(Block &block, u32 number) {
 }
 
 // ---- shares ------------------------------------------------------------------------------------
-// Tells the host how the tokens of a step attended, whose head had a number: a block for each output, from the last one on,
-// because those have the least to do when the next step's attention begins.
-__device__ __forceinline__ void tell_shares(Block &block, u32 step, u32 number) {
-    const Sampling &to = block.launch.sampling;
-    const float *shares = block.shares_of(step);
-    for (u32 output = N_BLOCKS - 1 - blockIdx.x; output < block.shared.n_outputs; output += N_BLOCKS) {
-        const Draw &draw = block.shared.draws[output];
-        if (!(draw.flags & CHOSEN) || !await_done(block, number)) continue;
-        const u32 n_parts = block.shared.partials[block.shared.outputs[output]][0];
-        const u32 first = block.shared.partials[block.shared.outputs[output]][1], told = draw.share_number + step;
-        for (u32 part = first + block.thread(); part < first + n_parts; part += WARPS * 32) {
+// The copying warp tells them: it has time, and others need no instructions for it. A step's are told when the next one's first
+// layer is being computed, the last one's when the computing warps are done.
+constexpr u32 TELLING_OP = LAYERS > 1 ? 10 : 4; // of the plan: the second `proj_add`
+
+// Waits until all blocks are done with a step's head. False where the computing warps have left before.
+__device__ __forceinline__ bool await_heads(const BlockShared &shared, const Launch &launch, u32 step, int lane) {
+    const u32 number = launch.number + (step + 1) * launch.n_ops;
+    for (u32 from = lane; from < N_BLOCKS; from += 32)
+        while ((int)(number_of(load_word(launch.done + from)) - number) < 0)
+            if (shared.ring.left && shared.n_steps <= step) return false;
+    return true;
+}
+// Tells the host how the tokens of a step attended: a block for each output, from the last one on. False where the computing
+// warps have left before.
+__device__ __forceinline__ bool tell_shares(const BlockShared &shared, const Launch &launch, u32 step, int lane) {
+    const Sampling &to = launch.sampling;
+    const float *shares = launch.shares_of(step);
+    for (u32 output = N_BLOCKS - 1 - blockIdx.x; output < shared.n_outputs; output += N_BLOCKS) {
+        const Draw &draw = shared.draws[output];
+        if (!(draw.flags & CHOSEN)) continue;
+        if (!__all_sync(FULL, await_heads(shared, launch, step, lane))) return false;
+        __threadfence();
+        const u32 n_parts = shared.partials[shared.outputs[output]][0], first = shared.partials[shared.outputs[output]][1];
+        const u32 told = draw.share_number + step;
+        for (u32 part = first + lane; part < first + n_parts; part += 32) {
             float sum = 0.0f;
             for (int head = 0; head < HEADS; ++head) sum += load_fresh(shares + (u64)part * HEADS + head);
             tell(to.told_shares + told % TOLD_STEPS * to.n_partials + part, told, __float_as_uint(sum));
         }
     }
+    return true;
+}
+__device__ __forceinline__ void tell_last_shares(const BlockShared &shared, const Launch &launch, u32 n_told, int lane) {
+    while (!shared.ring.left) {}
+    while (n_told < shared.n_steps) tell_shares(shared, launch, n_told++, lane);
 }
 __device__ __forceinline__ void tell_token(Block &block, u32 output, u32 token) {
     const u32 number = block.shared.draws[output].token_number + block.step;
@@ -171,7 +190,8 @@ __device__ __forceinline__ bool take_tokens(Block &block) {
     }
     if (block.watch.gone) block.shared.gone = 1;
     meet();
-    const bool stop = block.shared.stop || block.shared.gone;
+    const bool gone = block.shared.gone, stop = block.shared.stop || gone;
+    if (block.thread() == 0 && !gone) block.shared.n_steps = block.step + 1;
     meet();
     return stop;
 }

@@ -45,6 +45,9 @@ struct Launch {
     u32 withheld;                 // an op whose results the first block keeps to itself, for tests
     u32 n_stages, x_units;        // of the ring; of a warp's stage for inputs, each of one token
     Chooses chooses;
+
+    // Where a step's shares of attention are added up.
+    __device__ __forceinline__ float *shares_of(u32 step) const { return step % 2 == 0 ? shares : other_shares; }
 };
 
 enum OpKind : u32 { EMBED, NORM_QKV, ROPE_STORE, ATTEND, PROJ_ADD, NORM_GATE_UP, DOWN_ADD, NORM_HEAD };
@@ -73,9 +76,10 @@ struct BlockShared {
     u16 residual[HiddenRows::MOST_TILES * 8][8]; // x of the rows that this block adds to: bf16 [row][token]
     __align__(16) float squares[8][WARPS];    // [row][warp]
     Shares shares;
-    Item items[KEPT_ITEMS + 1];               // the first that this block takes, and room for another
+    Item items[KEPT_ITEMS + 2];               // the first that this block takes, and room for two that follow
     u16 new_rows[WARPS][2][HEAD_DIM];         // a key and a value that each warp made: bf16
     u64 best[WARPS * 4];
+    volatile u32 n_steps;                     // whose tokens are found
     u32 asked_to_stop;                        // in the first block: the host wants no more tokens
     u32 stop, gone;                           // no token follows; a thread waits no more
     Scratch scratch;
@@ -116,8 +120,6 @@ struct Block {
     __device__ __forceinline__ u32 number_before(u32 before) const {
         return launch.number + step * launch.n_ops + op + 1 - before;
     }
-    // Where a step's shares of attention are added up.
-    __device__ __forceinline__ float *shares_of(u32 of_step) const { return of_step % 2 == 0 ? launch.shares : launch.other_shares; }
     __device__ __forceinline__ const LayerAddresses &layer() const { return shared.layers[shared.ops[op] >> 8]; }
     __device__ __forceinline__ bool is_first_layer() const { return shared.ops[op] >> 8 == 0; }
 };

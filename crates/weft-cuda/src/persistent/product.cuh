@@ -15,11 +15,14 @@ struct Tiles {
     __device__ __forceinline__ bool lies_in_parts() const { return n_units <= PART_UNITS || n_units > LONGEST_STRETCH; }
 };
 
-// How many tiles, and how many of them a group that a block cannot divide.
+// The tiles of a matrix, and how many of them a group that a block cannot divide. Where groups do not come out even, the last blocks
+// have one more: the first attend at any context.
 template <int ROWS, int TOGETHER_> struct Rows8 {
     static constexpr int TOGETHER = TOGETHER_;
-    static constexpr int GROUPS = (ROWS + 8 * TOGETHER - 1) / (8 * TOGETHER);
-    static constexpr int MOST_TILES = (GROUPS + N_BLOCKS - 1) / N_BLOCKS * TOGETHER; // that a block owns
+    static constexpr int GROUPS = (ROWS + 8 * TOGETHER - 1) / (8 * TOGETHER), EACH = GROUPS / N_BLOCKS, MORE = GROUPS % N_BLOCKS;
+    static constexpr int MOST_TILES = (EACH + (MORE > 0)) * TOGETHER; // that a block owns
+    // The first group of a block.
+    static __device__ __forceinline__ int first(int block) { return block * EACH + max(block - (N_BLOCKS - MORE), 0); }
 };
 using HiddenRows = Rows8<HIDDEN, 1>;
 using QkvRows = Rows8<QKV_ROWS, 2>;
@@ -31,7 +34,7 @@ struct Share {
     int first, end;
 };
 template <class M> __device__ __forceinline__ Share own_share() {
-    return {(int)((u64)M::GROUPS * blockIdx.x / N_BLOCKS) * M::TOGETHER, (int)((u64)M::GROUPS * (blockIdx.x + 1) / N_BLOCKS) * M::TOGETHER};
+    return {M::first(blockIdx.x) * M::TOGETHER, M::first(blockIdx.x + 1) * M::TOGETHER};
 }
 // Of every matrix, computed once: divisions take long.
 struct Shares {

@@ -2,10 +2,11 @@
 // weights of all ops and pages of keys and values, token after token.
 //
 // A ninth warp fills it. It waits for room and never for a result, so while the block waits for others the ring
-// fills. In a layer it has two stages on their way at a time: what blocks hand to one another is not queued behind
-// more. The head has no hops, and takes what saturates the memory.
+// fills. In a layer it has two stages on their way at a time, three of a wide model: what blocks hand to one another is not
+// queued behind more. The head has no hops, and takes what saturates the memory; so have sections after a block's first.
 
-constexpr int MOST_STAGES = 16, FEW_IN_FLIGHT = 2, MANY_IN_FLIGHT = 5;
+constexpr int MOST_STAGES = 16;
+constexpr int FEW_IN_FLIGHT = HIDDEN_UNITS > TWO_BLOCKS_UNITS ? 3 : 2, PAGES_IN_FLIGHT = 3, MANY_IN_FLIGHT = 5;
 constexpr int PART_UNITS = 4; // units of a warp in a stage, at most
 constexpr u32 FEWEST_X_UNITS = PART_UNITS * 8; // that a warp's stage for inputs has room for, each of one token
 constexpr int WEIGHT_STAGE_BYTES = WARPS * PART_UNITS * UNIT_BYTES;
