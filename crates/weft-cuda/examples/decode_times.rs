@@ -17,8 +17,8 @@ use weft::weights::RandomWeights;
 use weft_cuda::{CudaDevice, Launches, Options};
 
 const ROUNDS: usize = 8;
-/// Tokens of a lane that are decoded, begun ahead.
-const AHEAD: usize = 32;
+/// Tokens of a lane that are decoded, begun ahead: as many as an answer has in one launch.
+const AHEAD: usize = 64;
 const BLOCK: usize = 1024;
 
 type Failed = Box<dyn std::error::Error>;
