@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the persistent kernel's source on the CPU: no GPU, no CUDA, a C++ compiler and cargo.
 
-    tools/emulate/emulate.py [--against REVISION] [--log FILE]
+    tools/emulate/emulate.py [--models MODEL ...] [--against REVISION] [--log FILE]
 
 Each case is run with two orders of blocks and copies; everything that was written must be the same. With a revision, its
 kernel is run too, and must leave the same bits after every op. See cuda.h for what is emulated, and what is not.
@@ -108,11 +108,12 @@ def run(program, case, seed):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", metavar="REVISION", help="whose kernel must leave the same bits; packs without stretches")
+    parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
     parser.add_argument("--log", type=argparse.FileType("w"), default=sys.stdout)
     arguments = parser.parse_args()
     failures = 0
     with tempfile.TemporaryDirectory() as folder:
-        for model in MODELS:
+        for model in arguments.models:
             here = build(pathlib.Path(folder), model, None)
             there = build(pathlib.Path(folder), model, arguments.against) if arguments.against else None
             for case in CASES if model != "spare" else CASES[2:4]:

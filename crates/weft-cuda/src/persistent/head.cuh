@@ -26,28 +26,33 @@ __device__ __forceinline__ bool await_done(Block &block, u32 number) {
 }
 
 // ---- shares ------------------------------------------------------------------------------------
-// The copying warp tells them: it has time, and others need no instructions for it. A step's are told when the next one's first
-// layer is being computed, the last one's when the computing warps are done.
+// The copying warp tells them: it has time, and others need no instructions for it. A step's are told when the next one's second
+// layer comes, the last one's when the computing warps are done. The step after that adds up shares in the same place: it cannot
+// begin before, because what tells owns rows of the op that follows the telling.
 constexpr u32 TELLING_OP = LAYERS > 1 ? 10 : 4; // of the plan: the second `proj_add`
+constexpr u32 TELLING_BLOCKS = HiddenRows::GROUPS < N_BLOCKS ? HiddenRows::GROUPS : N_BLOCKS; // the last ones
 
-// Waits until all blocks are done with a step's head. False where the computing warps have left before.
+// Waits until all blocks are done with a step's head. False where the computing warps have left before; those leave within the
+// bound of their own waits, and what all have done they have told all.
 __device__ __forceinline__ bool await_heads(const BlockShared &shared, const Launch &launch, u32 step, int lane) {
     const u32 number = launch.number + (step + 1) * launch.n_ops;
     for (u32 from = lane; from < N_BLOCKS; from += 32)
         while ((int)(number_of(load_word(launch.done + from)) - number) < 0)
             if (shared.ring.left && shared.n_steps <= step) return false;
+    __threadfence();
     return true;
 }
-// Tells the host how the tokens of a step attended: a block for each output, from the last one on. False where the computing
-// warps have left before.
+// Tells the host how the tokens of a step attended: a block for each output, from the last block on. False where the
+// computing warps have left before.
 __device__ __forceinline__ bool tell_shares(const BlockShared &shared, const Launch &launch, u32 step, int lane) {
     const Sampling &to = launch.sampling;
     const float *shares = launch.shares_of(step);
-    for (u32 output = N_BLOCKS - 1 - blockIdx.x; output < shared.n_outputs; output += N_BLOCKS) {
+    const u32 from_last = N_BLOCKS - 1 - blockIdx.x;
+    for (u32 output = from_last; output < shared.n_outputs && from_last < TELLING_BLOCKS; output += TELLING_BLOCKS) {
         const Draw &draw = shared.draws[output];
         if (!(draw.flags & CHOSEN)) continue;
         if (!__all_sync(FULL, await_heads(shared, launch, step, lane))) return false;
-        __threadfence();
+        __syncwarp();
         const u32 n_parts = shared.partials[shared.outputs[output]][0], first = shared.partials[shared.outputs[output]][1];
         const u32 told = draw.share_number + step;
         for (u32 part = first + lane; part < first + n_parts; part += 32) {

@@ -1,9 +1,9 @@
 // The ring of the persistent kernel: what does not depend on the token comes through it in the order of its use,
 // weights of all ops and pages of keys and values, token after token.
 //
-// A ninth warp fills it. It waits for room and never for a result, so while the block waits for others the ring
+// A ninth warp fills it. It waits for room and hardly ever for a result (`attention.cuh`, `head.cuh`), so while the block waits for others the ring
 // fills. In a layer it has two stages on their way at a time, three of a wide model: what blocks hand to one another is not
-// queued behind more. The head has no hops, and takes what saturates the memory; so have sections after a block's first.
+// queued behind more. The head has no hops, and takes what saturates the memory. Sections after a block's first have none either.
 
 constexpr int MOST_STAGES = 16;
 constexpr int FEW_IN_FLIGHT = HIDDEN_UNITS > TWO_BLOCKS_UNITS ? 3 : 2, PAGES_IN_FLIGHT = 3, MANY_IN_FLIGHT = 5;
