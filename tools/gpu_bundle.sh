@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the CUDA device's test programs and `weft`, stripped, into a folder that can be copied to a
-# machine with a GPU. Run there, in the folder: `WEFT_REQUIRE_GPU=1 ./parity`, and so on.
+# machine with a GPU. Run there, in the folder: `WEFT_REQUIRE_GPU=1 ./parity`, and so on. Test data is looked for where this checkout is.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 to="${1:-target/gpu}"
