@@ -17,9 +17,9 @@ use weft::config::Config;
 use weft::device::{Limits, MAX_LANES};
 use weft::engine::{Engine, Request, Token};
 use weft::model::Model;
-use weft::sampling::{GenerationConfig, Sampling};
+use weft::sampling::Sampling;
+use weft::shapes;
 use weft::tokenizer::Tokenizer;
-use weft::weights::RandomWeights;
 use weft_cuda::{CudaDevice, Launches, Options};
 
 const ANSWER: usize = 1000;
@@ -30,23 +30,9 @@ const LIMITS: Limits =
 fn model() -> Model {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../weft/tests/prompts/tokenizer.json");
     let tokenizer = Tokenizer::from_file(file).unwrap();
-    let json = format!(
-        r#"{{"model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 4,
-            "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
-            "intermediate_size": 3072, "vocab_size": {}, "max_position_embeddings": 4096,
-            "rope_theta": 10000.0, "tie_word_embeddings": true}}"#,
-        tokenizer.vocab_size()
-    );
-    let config = Config::from_json(json.as_bytes()).unwrap();
-    Model {
-        name: String::new(),
-        weights: Box::new(RandomWeights::new(&config, 3)),
-        stop_ids: Vec::new(),
-        tokenizer: Arc::new(tokenizer),
-        template: None,
-        generation: GenerationConfig::default(),
-        config,
-    }
+    let shape = shapes::config("qwen3-0.6b").unwrap();
+    let config = Config { layers: 4, vocab: tokenizer.vocab_size() as usize, ..shape };
+    Model::random(config, 3, Arc::new(tokenizer))
 }
 
 fn engine(model: &Model, launches: Launches) -> Engine {

@@ -10,7 +10,7 @@ use crate::files::read_capped;
 use crate::prompt::{PromptError, Template};
 use crate::sampling::{GenerationConfig, GenerationConfigError};
 use crate::tokenizer::{Tokenizer, TokenizerError};
-use crate::weights::{Safetensors, Weights, WeightsError};
+use crate::weights::{RandomWeights, Safetensors, Weights, WeightsError};
 
 /// End tokens of the families' chat formats. Files often name only one of them.
 const END_TOKENS: [&str; 4] = ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>"];
@@ -53,6 +53,19 @@ pub struct ModelBytes {
 }
 
 impl Model {
+    /// A model of a shape with random weights, for measurements and tests: no name, no template, and no token ends an answer.
+    pub fn random(config: Config, seed: u64, tokenizer: Arc<Tokenizer>) -> Self {
+        Self {
+            name: String::new(),
+            weights: Box::new(RandomWeights::new(&config, seed)),
+            tokenizer,
+            template: None,
+            generation: GenerationConfig::default(),
+            stop_ids: Vec::new(),
+            config,
+        }
+    }
+
     /// Opens a model's folder.
     pub fn open(folder: &Path) -> Result<Self, ModelError> {
         let name = folder.display().to_string();

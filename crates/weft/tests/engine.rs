@@ -10,9 +10,8 @@ use weft::device::{Limits, MAX_LANES};
 use weft::engine::{Engine, Event, FinishReason, GenerateError, Request, RequestError, Token};
 use weft::model::Model;
 use weft::reference;
-use weft::sampling::{GenerationConfig, Sampling};
+use weft::sampling::Sampling;
 use weft::tokenizer::Tokenizer;
-use weft::weights::RandomWeights;
 
 const CONTEXT: usize = 200;
 
@@ -28,15 +27,8 @@ fn model() -> Model {
         tokenizer.vocab_size() + 7
     );
     let config = Config::from_json(json.as_bytes()).unwrap();
-    Model {
-        name: String::new(),
-        weights: Box::new(RandomWeights::new(&config, 3)),
-        stop_ids: vec![tokenizer.id_of("<|im_end|>").unwrap()],
-        tokenizer: Arc::new(tokenizer),
-        template: None,
-        generation: GenerationConfig::default(),
-        config,
-    }
+    let stop_ids = vec![tokenizer.id_of("<|im_end|>").unwrap()];
+    Model { stop_ids, ..Model::random(config, 3, Arc::new(tokenizer)) }
 }
 
 fn engine_with(pages: usize, step_tokens: usize) -> Engine {

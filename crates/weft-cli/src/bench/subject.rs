@@ -14,7 +14,6 @@ use weft::hub::{self, HubEnv, ModelRef};
 use weft::kv::PAGE_ROWS;
 use weft::model::{Model, ModelError};
 use weft::reference;
-use weft::sampling::GenerationConfig;
 use weft::shapes;
 use weft::weights::{RandomWeights, Safetensors, Weights};
 use weft_cpu::{CpuDevice, Isa, Options};
@@ -143,15 +142,10 @@ impl Subject {
             )));
         }
         let OnDevice { device, .. } = self.open(args, limits)?;
+        // The device has the weights; these only name the rows.
         let model = Model {
             name: self.name.clone(),
-            config: self.config.clone(),
-            // The device has the weights; these only name the rows.
-            weights: Box::new(RandomWeights::new(&self.config, args.random.seed)),
-            tokenizer,
-            template: None,
-            generation: GenerationConfig::default(),
-            stop_ids: Vec::new(),
+            ..Model::random(self.config.clone(), args.random.seed, tokenizer)
         };
         Ok(Engine::with_tiers(&model, device, tiers))
     }

@@ -14,11 +14,14 @@ __device__ __forceinline__ void publish_done(Block &block) {
     __threadfence();
     store_word(block.launch.done + blockIdx.x, 0, block.number);
 }
-// Waits until all blocks are done with the op of a number; whether they are. Those that owe this block nothing may have
-// done more since.
+// Whether a block is done with the op of a number. Those that owe nothing to whoever asks may have done more since.
+__device__ __forceinline__ bool is_done(const Launch &launch, u32 block, u32 number) {
+    return (int)(number_of(load_word(launch.done + block)) - number) >= 0;
+}
+// Waits until all blocks are; whether they are.
 __device__ __forceinline__ bool await_done(Block &block, u32 number) {
     for (u32 from = block.thread(); from < N_BLOCKS; from += WARPS * 32)
-        block.watch.until([&] { return (int)(number_of(load_word(block.launch.done + from)) - number) >= 0; });
+        block.watch.until([&] { return is_done(block.launch, from, number); });
     __threadfence();
     if (block.watch.gone) block.shared.gone = 1;
     meet();
@@ -37,7 +40,7 @@ constexpr u32 TELLING_BLOCKS = HiddenRows::GROUPS < N_BLOCKS ? HiddenRows::GROUP
 __device__ __forceinline__ bool await_heads(const BlockShared &shared, const Launch &launch, u32 step, int lane) {
     const u32 number = launch.number + (step + 1) * launch.n_ops;
     for (u32 from = lane; from < N_BLOCKS; from += 32)
-        while ((int)(number_of(load_word(launch.done + from)) - number) < 0)
+        while (!is_done(launch, from, number))
             if (shared.ring.left && shared.n_steps <= step) return false;
     __threadfence();
     return true;

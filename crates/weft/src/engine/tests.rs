@@ -23,9 +23,8 @@ use crate::chunk::{Chunk, ChunkId, Kind, Piece, Repair, Reuse, Tier};
 use crate::config::Config;
 use crate::device::Limits;
 use crate::reference;
-use crate::sampling::{GenerationConfig, Sampling};
+use crate::sampling::Sampling;
 use crate::store::Store;
-use crate::weights::RandomWeights;
 
 const CONTEXT: usize = 700;
 
@@ -40,15 +39,7 @@ fn model() -> Model {
         tokenizer.vocab_size()
     );
     let config = Config::from_json(json.as_bytes()).unwrap();
-    Model {
-        name: String::new(),
-        weights: Box::new(RandomWeights::new(&config, 3)),
-        stop_ids: Vec::new(),
-        tokenizer: Arc::new(tokenizer),
-        template: None,
-        generation: GenerationConfig::default(),
-        config,
-    }
+    Model::random(config, 3, Arc::new(tokenizer))
 }
 
 fn engine_with(pages: usize, tiers: Tiers) -> Engine {
