@@ -8,7 +8,7 @@ use crate::error::CudaError;
 use crate::shape::{Chip, Shape};
 
 /// Name and text; later ones use earlier ones.
-const SOURCES: [(&str, &str); 31] = [
+const SOURCES: [(&str, &str); 32] = [
     ("base.cuh", include_str!("kernels/base.cuh")),
     ("norm.cuh", include_str!("kernels/norm.cuh")),
     ("matvec.cuh", include_str!("kernels/matvec.cuh")),
@@ -35,6 +35,7 @@ const SOURCES: [(&str, &str); 31] = [
     ("persistent/candidate.cuh", include_str!("persistent/candidate.cuh")),
     ("persistent/ops.cuh", include_str!("persistent/ops.cuh")),
     ("persistent/attention.cuh", include_str!("persistent/attention.cuh")),
+    ("persistent/fold.cuh", include_str!("persistent/fold.cuh")),
     ("persistent/head.cuh", include_str!("persistent/head.cuh")),
     ("persistent/decode.cu", include_str!("persistent/decode.cu")),
     ("choose.cu", include_str!("kernels/choose.cu")),

@@ -174,7 +174,9 @@ __device__ __forceinline__ void sum_values(float (&acc)[OWN_DIM_TILES][4], const
             if (n_rows < (p + 1) * PAGE_ROWS) now.blank(n_rows - p * PAGE_ROWS, half, lane);
 #pragma unroll
             for (int tile = 0; tile < OWN_DIM_TILES; ++tile) {
-                for (int e = 0; half == 0 && e < 4; ++e) acc[tile][e] = __fmul_rn(acc[tile][e], shrink[e / 2]);
+#pragma unroll
+                for (int e = 0; e < 4; ++e) // before the first page, and of queries that no lane has, there is nothing to shrink
+                    if (half == 0 && p > 0 && (e < 2 || queries.two)) acc[tile][e] = __fmul_rn(acc[tile][e], shrink[e / 2]);
                 mma32(acc[tile], upper, lower, now.units[tile]);
             }
         }

@@ -1,4 +1,4 @@
-// Attention of the persistent kernel: `attend` with `rope_store` in it, cut over blocks as the kernel of that name is,
+// Sections of attention in the persistent kernel: `attend` with `rope_store` in it, cut over blocks as the kernel of that name is,
 // with the same functions and so the same bits. Pages come through the ring. A launch may run several tokens of
 // every lane: then the lists are those of the first, and what grows with each token is added here.
 
@@ -224,99 +224,11 @@ __device__ __forceinline__ void attend_section(Block &block, u32 index, u32 work
     if (own.page < n_pages) weigh_rows(own, scratch, lane);
     meet();
     float acc[OWN_DIM_TILES][4] = {};
-    sum_values(acc, scratch, queries, n_pages, n_rows, warp, lane, [&](int page) { return block.stages.wait(page); });
+    block.stages.wait_for_all(n_pages, lane);
+    sum_values(acc, scratch, queries, n_pages, n_rows, warp, lane, [&](int page) { return block.stages.at(page); });
     if (warp == 0) sum_weights(scratch, n_pages, lane);
     meet();
     block.stages.release(n_pages, lane);
     if (!only_store) publish_section(block, item, queries, kv_head, acc);
     if (made.there) store_row(block, made, item, kv_head);
-}
-
-// ---- folding -----------------------------------------------------------------------------------
-// The parts of a head as other blocks send them.
-struct SentParts {
-    // While parts are awaited their weights alone are read again and again: that keeps fewer other blocks from theirs.
-    static constexpr bool SUMS_FIRST = false;
-    Block &block;
-    u64 first;
-    int head, d;
-    __device__ __forceinline__ const u64 *weights(u32 part) const { return block.launch.part_weights + ((first + part) * HEADS + head) * 4; }
-    __device__ __forceinline__ Part weight(u32 part, bool there) const {
-        TwoWords words = {0, 0};
-        block.watch.until([&] {
-            if (!there) return true;
-            words = load_two_words(weights(part));
-            return number_of(words.first) == block.number_before(0) && number_of(words.second) == block.number_before(0);
-        });
-        __syncwarp();
-        return {there ? __uint_as_float(value_of(words.first)) : NEVER, __uint_as_float(value_of(words.second))};
-    }
-    __device__ __forceinline__ float squares(u32 part) const {
-        u64 word = 0;
-        block.watch.until([&] {
-            word = load_word(weights(part) + 2);
-            return number_of(word) == block.number_before(0);
-        });
-        return __uint_as_float(value_of(word));
-    }
-    template <int N> __device__ __forceinline__ void sums(float (&sums)[N], u32 part, u32 last) const {
-        block.watch.until([&] {
-            bool all = true;
-#pragma unroll
-            for (int i = 0; i < N; ++i) {
-                const u64 word = load_word(block.launch.part_sums + ((first + min(part + i, last)) * HEADS + head) * DIM + d);
-                all &= number_of(word) == block.number_before(0);
-                sums[i] = __uint_as_float(value_of(word));
-            }
-            return all;
-        });
-        __syncwarp();
-    }
-};
-
-// 32 dimensions of one head.
-__device__ __forceinline__ void fold_slice(Block &block, const SentParts &parts, u32 token, u32 n_parts) {
-    const Folded whole = fold_parts<16>(parts, n_parts, block.lane);
-    const u32 value = round_one(whole.sum / whole.weight), next = __shfl_down_sync(FULL, value, 1);
-    if (parts.d % 2 == 0 && parts.d < HEAD_DIM) publish_attended(block, token, parts.head * HEAD_DIM + parts.d, value | next << 16);
-}
-// What all parts of one head have of its attention.
-__device__ __forceinline__ void add_shares(Block &block, const SentParts &parts, u32 n_parts) {
-    const Folded whole = fold_parts<0>(parts, n_parts, block.lane);
-    for (u32 part = block.lane; part < n_parts; part += 32) {
-        const float m = __uint_as_float(value_of(load_word(parts.weights(part))));
-        add_share(block, (parts.first + part) * HEADS + parts.head, part_share(whole, m, parts.squares(part)));
-    }
-}
-// Folds the parts of tokens that have several, and adds up their shares: tasks for warps. All blocks fold. Shares are added from the last
-// block on, because everybody waits for what is folded and nobody for them; but only by blocks whose rows of `norm_gate_up`
-// all others need, so that the next layer's parts do not come before these are read.
-__device__ __forceinline__ void fold_sections(Block &block) {
-    constexpr u32 ADDING = GateUpRows::GROUPS < N_BLOCKS ? GateUpRows::GROUPS : N_BLOCKS;
-    const u32 n_heads = block.n_tokens * HEADS, from_last = N_BLOCKS - 1 - blockIdx.x;
-    const auto parts_of = [&](u32 head, u32 slice) { // head of all tokens
-        return SentParts{block, block.shared.partials[head / HEADS][1], (int)(head % HEADS), (int)(slice * 32 + block.lane)};
-    };
-    const auto n_parts_of = [&](u32 head) { return block.shared.partials[head / HEADS][0]; };
-    for (u32 task = blockIdx.x + block.warp * N_BLOCKS; task < n_heads * DIM_UNITS; task += N_BLOCKS * WARPS) {
-        const u32 head = task / DIM_UNITS, n_parts = n_parts_of(head);
-        if (n_parts > 1) fold_slice(block, parts_of(head, task % DIM_UNITS), head / HEADS, n_parts);
-    }
-    for (u32 head = from_last + block.warp * ADDING; head < n_heads && from_last < ADDING; head += ADDING * WARPS)
-        if (n_parts_of(head) > 1) add_shares(block, parts_of(head, 0), n_parts_of(head));
-}
-
-// The op, or only what `rope_store` is of it.
-__device__ __forceinline__ void run_attend(Block &block, bool only_store) {
-    const u32 n_work = block.shared.n_work, n_blocks = block.shared.n_attending;
-    if (blockIdx.x < n_blocks) {
-        for (u32 index = 0, work = blockIdx.x; work < n_work; ++index, work += n_blocks)
-            attend_section(block, index, work, only_store);
-        meet();
-        if (threadIdx.x == 0) {
-            __threadfence_block();
-            block.shared.ring.attended = block.shared.ring.attended + 1;
-        }
-    }
-    if (!only_store) fold_sections(block);
 }

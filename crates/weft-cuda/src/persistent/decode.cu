@@ -1,9 +1,8 @@
 // ---- the two kinds of warps --------------------------------------------------------------------
-__device__ __forceinline__ void run_op(Block &block) {
-    const OpKind kind = (OpKind)(block.shared.ops[block.op] & 0xff);
+__device__ __forceinline__ void run_op(Block &block, OpKind kind) {
     switch (kind) {
     case EMBED: return run_embed(block);
-    case ROPE_STORE: if (!block.is_last()) return; // `attend` runs it too
+    case ROPE_STORE:
     case ATTEND: return run_attend(block, kind == ROPE_STORE);
     case PROJ_ADD: return run_add<PROJ_ADD>(block);
     case DOWN_ADD: return run_add<DOWN_ADD>(block);
@@ -16,7 +15,9 @@ __device__ __forceinline__ void compute(Block &block) {
     for (u32 step = 0; step < launch.n_steps; ++step) {
         for (u32 op = 0; op < launch.n_ops; ++op) {
             block.begin(step, op);
-            run_op(block);
+            run_op(block, block.shared.kind(op));
+            // `attend` does what `rope_store` does: that runs by itself only as the last op.
+            if (op + 2 < launch.n_ops && block.shared.kind(op + 1) == ROPE_STORE) ++op;
         }
         if (launch.chooses == CHOOSES_NOTHING) return;
         if (take_tokens(block)) return;
@@ -31,7 +32,7 @@ __device__ __forceinline__ void fetch_norms(const LayerAddresses &layer, int lan
 __device__ __forceinline__ bool stream_op(Copier &copier, const BlockShared &shared, const Launch &launch, u32 op, u32 step,
                                           u32 &n_attended) {
     const LayerAddresses &layer = shared.layers[shared.ops[op] >> 8];
-    const OpKind kind = (OpKind)(shared.ops[op] & 0xff);
+    const OpKind kind = shared.kind(op);
     switch (kind) {
     case EMBED: return true;
     case ROPE_STORE: if (op + 1 < launch.n_ops) return true; // fall through
@@ -77,6 +78,10 @@ template <u32 MOST, bool DRAWS> __device__ __forceinline__ void decode_tokens(co
     }
     if (threadIdx.x < sizeof(shared.draws) / 4)
         ((u32 *)shared.draws)[threadIdx.x] = launch.chooses != CHOOSES_NOTHING ? load_fresh((const u32 *)launch.sampling.draws + threadIdx.x) : 0;
+    if (threadIdx.x < 32) {
+        const bool folds = __any_sync(FULL, threadIdx.x < tokens && load_fresh(launch.step.partials + threadIdx.x * 2) > 1);
+        if (threadIdx.x == 0) shared.folds = folds;
+    }
     keep_items(shared, launch.step, n_items(launch.step) * KV_HEADS);
     if (threadIdx.x == 0) {
         for (u32 i = 0; i < launch.n_stages; ++i) {

@@ -68,6 +68,7 @@ struct BlockShared {
     u32 ops[MOST_OPS];
     u32 n_outputs;
     u32 n_work, n_attending;                  // KV heads of items of attention, and the blocks that take them
+    u32 folds;                                // whether attention of any token has several parts
     u32 tokens[8];                            // of the step that runs
     u32 outputs[8];                           // the token of each row of logits
     __align__(16) Draw draws[8];              // of each row of logits, for the step that runs
@@ -83,6 +84,8 @@ struct BlockShared {
     u32 asked_to_stop;                        // in the first block: the host wants no more tokens
     u32 stop, gone;                           // no token follows; a thread waits no more
     Scratch scratch;
+
+    __device__ __forceinline__ OpKind kind(u32 op) const { return (OpKind)(ops[op] & 0xff); }
 };
 
 // A computing thread's view of the op that runs.

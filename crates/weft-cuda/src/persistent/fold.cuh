@@ -1,0 +1,137 @@
+// Parts of attention folded in the persistent kernel, in the order in which `attend` folds them; and the whole op.
+
+// The parts of a head as other blocks send them.
+struct SentParts {
+    static constexpr bool SUMS_FIRST = false;
+    Block &block;
+    u64 first;
+    int head, d;
+    __device__ __forceinline__ const u64 *weights(u32 part) const { return block.launch.part_weights + ((first + part) * HEADS + head) * 4; }
+    __device__ __forceinline__ Part weight(u32 part, bool there) const {
+        TwoWords words = {0, 0};
+        block.watch.until([&] {
+            if (!there) return true;
+            words = load_two_words(weights(part));
+            return number_of(words.first) == block.number_before(0) && number_of(words.second) == block.number_before(0);
+        });
+        __syncwarp();
+        return {there ? __uint_as_float(value_of(words.first)) : NEVER, __uint_as_float(value_of(words.second))};
+    }
+    __device__ __forceinline__ float squares(u32 part) const {
+        u64 word = 0;
+        block.watch.until([&] {
+            word = load_word(weights(part) + 2);
+            return number_of(word) == block.number_before(0);
+        });
+        return __uint_as_float(value_of(word));
+    }
+    // This lane's dimension of N parts, none beyond `last`.
+    template <int N> __device__ __forceinline__ void sums(float (&sums)[N], u32 part, u32 last) const {
+        block.watch.until([&] {
+            bool all = true;
+#pragma unroll
+            for (int i = 0; i < N; ++i) {
+                const u64 word = load_word(block.launch.part_sums + ((first + min(part + i, last)) * HEADS + head) * DIM + d);
+                all &= number_of(word) == block.number_before(0);
+                sums[i] = __uint_as_float(value_of(word));
+            }
+            return all;
+        });
+        __syncwarp();
+    }
+};
+
+// The same brought near. Parts come from far and are folded one after the other: so the first warp folds, and all others fetch for it, 32
+// parts at a time and 32 ahead. They put them where the last product had its sums, which the next product does not need.
+struct FetchedParts {
+    static constexpr bool SUMS_FIRST = false;
+    static constexpr u32 AT_ONCE = 32, EACH = (AT_ONCE + WARPS - 2) / (WARPS - 1); // parts; those of a warp that fetches
+    struct Buffer {
+        float sums[AT_ONCE][32]; // [part][lane]
+        Part weights[AT_ONCE];
+    };
+    Buffer *buffers; // two, in turn
+    int lane;
+    __device__ __forceinline__ FetchedParts(Block &block) : buffers((Buffer *)&block.shared.scratch.sums.of[block.flip]), lane(block.lane) {
+        static_assert(sizeof(Buffer) * 2 <= sizeof(block.shared.scratch.sums.of[0]), "two buffers fit");
+    }
+    __device__ __forceinline__ Buffer &buffer(u32 part) const { return buffers[part / AT_ONCE % 2]; }
+
+    // The work of a warp that fetches. It meets the one that folds when a buffer is full; then the other one is free.
+    __device__ __forceinline__ void fetch(Block &block, const SentParts &from, u32 n_parts) const {
+        const u32 own = (block.warp - 1) * EACH;
+#pragma unroll 1
+        for (u32 first = 0; first < n_parts; first += AT_ONCE) {
+            const u32 count = min(AT_ONCE, n_parts - first);
+            if (own < count) {
+                float sums[EACH];
+                from.sums(sums, first + own, first + count - 1);
+#pragma unroll
+                for (int i = 0; i < EACH; ++i)
+                    if (own + i < count) buffer(first).sums[own + i][lane] = sums[i];
+            }
+            if (block.warp == WARPS - 1) buffer(first).weights[lane] = from.weight(first + lane, lane < count);
+            meet();
+        }
+    }
+    // What `fold_parts` asks the one that folds for: a buffer's weights first, once.
+    __device__ __forceinline__ Part weight(u32 part, bool) const {
+        meet();
+        return buffer(part).weights[part % AT_ONCE];
+    }
+    template <int N> __device__ __forceinline__ void sums(float (&sums)[N], u32 part, u32) const {
+#pragma unroll
+        for (int i = 0; i < N; ++i) sums[i] = buffer(part).sums[part % AT_ONCE + i][lane];
+    }
+};
+
+// 32 dimensions of one head: the work of a block.
+__device__ __forceinline__ void fold_slice(Block &block, const SentParts &parts, u32 token, u32 n_parts) {
+    const FetchedParts near(block);
+    meet(); // nobody reads what lies in the buffers
+    if (block.warp > 0) return near.fetch(block, parts, n_parts);
+    const Folded whole = fold_parts<16>(near, n_parts, block.lane);
+    const u32 value = round_one(whole.sum / whole.weight), next = __shfl_down_sync(FULL, value, 1);
+    if (parts.d % 2 == 0 && parts.d < HEAD_DIM) publish_attended(block, token, parts.head * HEAD_DIM + parts.d, value | next << 16);
+}
+// What all parts of one head have of its attention.
+__device__ __forceinline__ void add_shares(Block &block, const SentParts &parts, u32 n_parts) {
+    const Folded whole = fold_parts<0>(parts, n_parts, block.lane);
+    for (u32 part = block.lane; part < n_parts; part += 32) {
+        const float m = __uint_as_float(value_of(load_word(parts.weights(part))));
+        add_share(block, (parts.first + part) * HEADS + parts.head, part_share(whole, m, parts.squares(part)));
+    }
+}
+// Folds the parts of tokens that have several, tasks for blocks, and adds up their shares, tasks for warps. Shares are added from the last
+// block on, because everybody waits for what is folded and nobody for them; but only by blocks whose rows of `norm_gate_up`
+// all others need, so that the next layer's parts do not come before these are read.
+__device__ __forceinline__ void fold_sections(Block &block) {
+    constexpr u32 ADDING = GateUpRows::GROUPS < N_BLOCKS ? GateUpRows::GROUPS : N_BLOCKS;
+    const u32 n_heads = block.n_tokens * HEADS, from_last = N_BLOCKS - 1 - blockIdx.x;
+    const auto parts_of = [&](u32 head, u32 slice) { // head of all tokens
+        return SentParts{block, block.shared.partials[head / HEADS][1], (int)(head % HEADS), (int)(slice * 32 + block.lane)};
+    };
+    const auto n_parts_of = [&](u32 head) { return block.shared.partials[head / HEADS][0]; };
+    for (u32 task = blockIdx.x; task < n_heads * DIM_UNITS; task += N_BLOCKS) {
+        const u32 head = task / DIM_UNITS, n_parts = n_parts_of(head);
+        if (n_parts > 1) fold_slice(block, parts_of(head, task % DIM_UNITS), head / HEADS, n_parts);
+    }
+    for (u32 head = from_last + block.warp * ADDING; head < n_heads && from_last < ADDING; head += ADDING * WARPS)
+        if (n_parts_of(head) > 1) add_shares(block, parts_of(head, 0), n_parts_of(head));
+}
+
+// ---- the op ------------------------------------------------------------------------------------
+// All of it, or only what `rope_store` is of it.
+__device__ __forceinline__ void run_attend(Block &block, bool only_store) {
+    const u32 n_work = block.shared.n_work, n_blocks = block.shared.n_attending;
+    if (blockIdx.x < n_blocks) {
+        for (u32 index = 0, work = blockIdx.x; work < n_work; ++index, work += n_blocks)
+            attend_section(block, index, work, only_store);
+        meet();
+        if (threadIdx.x == 0) {
+            __threadfence_block();
+            block.shared.ring.attended = block.shared.ring.attended + 1;
+        }
+    }
+    if (!only_store && block.shared.folds) fold_sections(block);
+}
