@@ -15,16 +15,20 @@ use gpu::gpu_is_there;
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 use weft::config::Config;
-use weft::device::{Buffer, Device, Lane, Outputs, Span, Step};
+use weft::device::{Buffer, Device, Lane, Limits, Outputs, Span, Step};
 use weft::plan::{Op, plan};
 use weft::sampling::{Sampler, Sampling};
 use weft::weights::RandomWeights;
 use weft_cuda::{CudaDevice, Launches, Options};
 
 fn device(config: &Config, launches: Launches) -> CudaDevice {
+    device_with(config, launches, LIMITS)
+}
+
+fn device_with(config: &Config, launches: Launches, limits: Limits) -> CudaDevice {
     // All ways from the same cubin: compiling takes longer than the tests.
     let made = if launches == Launches::Auto { launches } else { Launches::Persistent };
-    let options = Options { launches: made, ..Options::new(LIMITS) };
+    let options = Options { launches: made, ..Options::new(limits) };
     let mut device = CudaDevice::new(config, &RandomWeights::new(config, 7), options).unwrap();
     device.use_launches(launches).unwrap();
     poison(&mut device, config);
@@ -172,6 +176,37 @@ fn the_plan_stopped_after_any_op_left_the_same_bits() {
                 compare_prefixes(&config, devices, &works)
             })
             .unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+}
+
+/// Parts are fetched 32 at a time: as many as fill that once, twice and more, and one more.
+#[test]
+fn parts_of_many_spans_are_folded_to_the_same_bits() {
+    if !gpu_is_there() {
+        return;
+    }
+    const ROWS: usize = 5;
+    let config = sizes("qwen3");
+    let limits = Limits { pages: 160, ..LIMITS };
+    let mut devices = WAYS.map(|way| device_with(&config, way, limits));
+    for counts in [[31, 32], [63, 65], [20, 79]] {
+        let (mut page, mut works) = (0, Vec::new());
+        for (lane, n_spans) in counts.into_iter().enumerate() {
+            let old: Vec<Span> = (0..n_spans)
+                .map(|i| Span { home_position: 3 * i, ..span(page + i as u32, ROWS, i * ROWS) })
+                .collect();
+            for device in &mut devices {
+                let seeds = lane as u32 * 1000..;
+                seeds.zip(&old).for_each(|(seed, span)| fill(device, &config, span, seed));
+            }
+            page += n_spans as u32;
+            let new = tokens(1, lane as u32, config.vocab);
+            let own = span(page, 1, n_spans * ROWS);
+            page += 1;
+            works.push(Work { outputs: Outputs::Last, ..Work::new(&new, 0, old, own) });
+        }
+        compare_prefixes(&config, &mut devices, &works)
+            .unwrap_or_else(|e| panic!("{counts:?}: {e}"));
     }
 }
 

@@ -118,13 +118,40 @@ struct AwaitedRows {
         }
         return after;
     }
+    // All pieces where every lane has OF_ROW of each of TOKENS rows. With both known a poll is loads and comparisons; what `some` computes
+    // besides takes as long as the loads where there are several tokens.
+    template <int TOKENS, int OF_ROW> __device__ __forceinline__ void even(uint4 *stage, int first_unit, int lane, Watch &watch) const {
+        const u64 *from = words + first_unit * 16 + lane * 2;
+        TwoWords got[TOKENS][OF_ROW];
+        watch.until([&] {
+            bool all = true;
+#pragma unroll
+            for (int i = 0; i < TOKENS * OF_ROW; ++i) {
+                const TwoWords two = got[i / OF_ROW][i % OF_ROW] = load_two_words(from + i / OF_ROW * row_words + i % OF_ROW * 64);
+                all &= number_of(two.first) == number && number_of(two.second) == number;
+            }
+            return all;
+        });
+        uint2 *to = (uint2 *)stage + lane / 8 * TOKENS * 8 + lane % 8;
+#pragma unroll
+        for (int i = 0; i < TOKENS * OF_ROW; ++i) {
+            const TwoWords two = got[i / OF_ROW][i % OF_ROW];
+            to[(i % OF_ROW * 4 * TOKENS + i / OF_ROW) * 8] = make_uint2(value_of(two.first), value_of(two.second));
+        }
+    }
     __device__ __forceinline__ void into(uint4 *stage, int first_unit, u32 n_units, u32 n_tokens, int lane, Watch &watch) const {
         const u32 of_row = n_units * 8;
         const u32 n_pieces = n_tokens * ((of_row + 31) / 32); // of this lane
+        const bool is_even = of_row % 32 == 0 && first_unit * 32 + of_row * 4 <= width;
+        const auto has = [&](u32 tokens, u32 own) { return is_even && n_tokens == tokens && of_row == own * 32; };
         Piece piece = {0, (u32)lane};
         if (n_pieces == 1) some<1>(stage, piece, first_unit, of_row, n_tokens, watch);
         else if (n_pieces == 2) some<2>(stage, piece, first_unit, of_row, n_tokens, watch);
         else if (n_pieces <= 3) some<3>(stage, piece, first_unit, of_row, n_tokens, watch);
+        else if (has(2, 2)) even<2, 2>(stage, first_unit, lane, watch);
+        else if (has(2, 3)) even<2, 3>(stage, first_unit, lane, watch);
+        else if (has(4, 1)) even<4, 1>(stage, first_unit, lane, watch);
+        else if (has(4, 2)) even<4, 2>(stage, first_unit, lane, watch);
         else
 #pragma unroll 1
             while (piece.token < n_tokens) piece = some<8>(stage, piece, first_unit, of_row, n_tokens, watch);

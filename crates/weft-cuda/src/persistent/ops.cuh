@@ -120,13 +120,14 @@ struct NormInput {
     __device__ __forceinline__ bool holds() const { return block.holds_weights(); }
     __device__ __forceinline__ void await_rows() const {
         u32 pairs[HIDDEN_UNITS];
-        if (n_rows == 1) {
-            await_row(pairs, 0);
-            sum_squares(pairs, 0);
+        const u32 half = block.lane / 16;
+        if (n_rows <= 2) {
+            const u32 row = min(half, n_rows - 1);
+            await_row(pairs, row);
+            sum_squares(pairs, row);
             meet();
-            normalise(pairs, 0);
+            normalise(pairs, row);
         } else {
-            const u32 half = block.lane / 16;
 #pragma unroll 1
             for (u32 first = 0; first < n_rows; first += 2) {
                 const u32 row = min(first + half, n_rows - 1);
