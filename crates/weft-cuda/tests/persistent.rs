@@ -179,34 +179,48 @@ fn the_plan_stopped_after_any_op_left_the_same_bits() {
     }
 }
 
-/// Parts are fetched 32 at a time: as many as fill that once, twice and more, and one more.
+/// Lanes of as many old spans as asked for, of five rows each, and one new token.
+fn many_spans(config: &Config, devices: &mut [CudaDevice; 2], counts: &[usize]) -> Vec<Work> {
+    const ROWS: usize = 5;
+    let (mut page, mut works) = (0, Vec::new());
+    for (lane, &n_spans) in counts.iter().enumerate() {
+        let old: Vec<Span> = (0..n_spans)
+            .map(|i| Span { home_position: 3 * i, ..span(page + i as u32, ROWS, i * ROWS) })
+            .collect();
+        for device in &mut *devices {
+            let seeds = lane as u32 * 1000..;
+            seeds.zip(&old).for_each(|(seed, span)| fill(device, config, span, seed));
+        }
+        page += n_spans as u32;
+        let new = tokens(1, lane as u32, config.vocab);
+        let own = span(page, 1, n_spans * ROWS);
+        page += 1;
+        works.push(Work { outputs: Outputs::Last, ..Work::new(&new, 0, old, own) });
+    }
+    works
+}
+
+/// Parts, one more than old spans, are fetched 32 at a time: as many as fill that once and twice, one more, and far more; of one token,
+/// of several, and of so many that a block folds several heads.
 #[test]
 fn parts_of_many_spans_are_folded_to_the_same_bits() {
     if !gpu_is_there() {
         return;
     }
-    const ROWS: usize = 5;
-    let config = sizes("qwen3");
+    let cases: [(&str, &[usize]); 5] = [
+        ("qwen3", &[31, 32]),
+        ("qwen3", &[63, 64]),
+        ("qwen3", &[98]),
+        ("small", &[70]),
+        ("small", &[36, 36, 36, 36]),
+    ];
     let limits = Limits { pages: 160, ..LIMITS };
-    let mut devices = WAYS.map(|way| device_with(&config, way, limits));
-    for counts in [[31, 32], [63, 65], [20, 79]] {
-        let (mut page, mut works) = (0, Vec::new());
-        for (lane, n_spans) in counts.into_iter().enumerate() {
-            let old: Vec<Span> = (0..n_spans)
-                .map(|i| Span { home_position: 3 * i, ..span(page + i as u32, ROWS, i * ROWS) })
-                .collect();
-            for device in &mut devices {
-                let seeds = lane as u32 * 1000..;
-                seeds.zip(&old).for_each(|(seed, span)| fill(device, &config, span, seed));
-            }
-            page += n_spans as u32;
-            let new = tokens(1, lane as u32, config.vocab);
-            let own = span(page, 1, n_spans * ROWS);
-            page += 1;
-            works.push(Work { outputs: Outputs::Last, ..Work::new(&new, 0, old, own) });
-        }
+    for (name, counts) in cases {
+        let config = sizes(name);
+        let mut devices = WAYS.map(|way| device_with(&config, way, limits));
+        let works = many_spans(&config, &mut devices, counts);
         compare_prefixes(&config, &mut devices, &works)
-            .unwrap_or_else(|e| panic!("{counts:?}: {e}"));
+            .unwrap_or_else(|error| panic!("{name}, {counts:?}: {error}"));
     }
 }
 

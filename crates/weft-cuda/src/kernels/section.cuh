@@ -209,8 +209,8 @@ struct Folded {
     float sum, weight, top;
 };
 
-// Folds one dimension of one head per lane, parts in order. `parts.weight(part, there)` tells a lane one part's
-// maximum and weight, `parts.sums(sums, part, last)` LOADS of its dimension from `part` on, none beyond `last`. Where SUMS_FIRST,
+// Folds one dimension of one head per lane, parts in order. `parts.weight(part, there)`, called once for every 32 parts, before their
+// sums, tells a lane one part's maximum and weight, `parts.sums(sums, part, last)` LOADS of its dimension from `part` on, none beyond `last`. Where SUMS_FIRST,
 // the first of them are asked for before any weight. Where LOADS is zero, only weights are.
 template <int LOADS, class Parts> __device__ __forceinline__ Folded fold_parts(const Parts &parts, u32 n_parts, int lane) {
     Folded whole = {0.0f, 0.0f, NEVER};

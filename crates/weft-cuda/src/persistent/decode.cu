@@ -106,8 +106,8 @@ template <u32 MOST, bool DRAWS> __device__ __forceinline__ void decode_tokens(co
 #ifdef PERSISTENT
 // Computes   the plan, or its first ops, for up to eight tokens; where it chooses, the next ones, and the plan for those.
 // Layout     weights and pages as the kernels of the ops have them; results between ops are words (hop.cuh).
-// Work split one block per multiprocessor. A block owns tiles of every matrix, sections of attention, and some
-//            heads where sections are folded; in it a warp has what it has in the ops' own kernels. A ninth warp
+// Work split one block per multiprocessor. A block owns tiles of every matrix, sections of attention, and where those are
+//            folded 32 dimensions of some heads (fold.cuh); in it a warp has what it has in the ops' own kernels. A ninth warp
 //            copies weights and pages (ring.cuh).
 // Rounding   that of the ops.
 // Moves      weights and pages once: bound by memory, and by the hops from op to op.

@@ -50,15 +50,24 @@ struct FetchedParts {
         float sums[AT_ONCE][32]; // [part][lane]
         Part weights[AT_ONCE];
     };
+    Block &block;
     Buffer *buffers; // two, in turn
     int lane;
-    __device__ __forceinline__ FetchedParts(Block &block) : buffers((Buffer *)&block.shared.scratch.sums.of[block.flip]), lane(block.lane) {
+    __device__ __forceinline__ FetchedParts(Block &block)
+        : block(block), buffers((Buffer *)&block.shared.scratch.sums.of[block.flip]), lane(block.lane) {
         static_assert(sizeof(Buffer) * 2 <= sizeof(block.shared.scratch.sums.of[0]), "two buffers fit");
     }
     __device__ __forceinline__ Buffer &buffer(u32 part) const { return buffers[part / AT_ONCE % 2]; }
 
-    // The work of a warp that fetches. It meets the one that folds when a buffer is full; then the other one is free.
-    __device__ __forceinline__ void fetch(Block &block, const SentParts &from, u32 n_parts) const {
+    // Meets the others when a buffer is full; then the other one is free. Who waited in vain for a part makes all of them wait no more,
+    // so that none takes what comes of it for a result.
+    __device__ __forceinline__ void meet_others() const {
+        if (block.watch.gone) block.shared.gone = 1;
+        meet();
+        if (block.shared.gone) block.watch.gone = true;
+    }
+    // The work of a warp that fetches.
+    __device__ __forceinline__ void fetch(const SentParts &from, u32 n_parts) const {
         const u32 own = (block.warp - 1) * EACH;
 #pragma unroll 1
         for (u32 first = 0; first < n_parts; first += AT_ONCE) {
@@ -71,12 +80,12 @@ struct FetchedParts {
                     if (own + i < count) buffer(first).sums[own + i][lane] = sums[i];
             }
             if (block.warp == WARPS - 1) buffer(first).weights[lane] = from.weight(first + lane, lane < count);
-            meet();
+            meet_others();
         }
     }
-    // What `fold_parts` asks the one that folds for: a buffer's weights first, once.
+    // What `fold_parts` asks the one that folds for: a buffer's weights once, before its sums, and never ahead.
     __device__ __forceinline__ Part weight(u32 part, bool) const {
-        meet();
+        meet_others();
         return buffer(part).weights[part % AT_ONCE];
     }
     template <int N> __device__ __forceinline__ void sums(float (&sums)[N], u32 part, u32) const {
@@ -89,7 +98,7 @@ struct FetchedParts {
 __device__ __forceinline__ void fold_slice(Block &block, const SentParts &parts, u32 token, u32 n_parts) {
     const FetchedParts near(block);
     meet(); // nobody reads what lies in the buffers
-    if (block.warp > 0) return near.fetch(block, parts, n_parts);
+    if (block.warp > 0) return near.fetch(parts, n_parts);
     const Folded whole = fold_parts<16>(near, n_parts, block.lane);
     const u32 value = round_one(whole.sum / whole.weight), next = __shfl_down_sync(FULL, value, 1);
     if (parts.d % 2 == 0 && parts.d < HEAD_DIM) publish_attended(block, token, parts.head * HEAD_DIM + parts.d, value | next << 16);

@@ -55,7 +55,8 @@ constexpr int MOST_OPS = 6 * LAYERS + 2;
 constexpr int KEPT_ITEMS = 4;
 constexpr int QKV_WORDS = (QKV_ROWS + 1) / 2;
 
-// Scratch of products, of attention and of a choice: a block never does two of them.
+// Scratch of products, of attention and of a choice: a block never does two of them. What is fetched for a fold lies in those sums
+// that the next product leaves alone (fold.cuh).
 union Scratch {
     WarpSums sums;
     SectionScratch section;

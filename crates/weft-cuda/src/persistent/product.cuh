@@ -195,7 +195,7 @@ __device__ __forceinline__ void multiply_tiles(Stages &stages, WarpSums &sums, u
 #pragma unroll 1
     for (int first = own.first; first < own.end; first += TILES, input.next()) {
         const int n_groups = min(TILES, own.end - first) / TOGETHER;
-        // The sums before last were read before the last meeting.
+        // The sums before last were read before the last meeting. The last ones may be in use for a fold (fold.cuh).
         flip ^= 1;
         const auto sum = [&](auto n) {
             constexpr int N = decltype(n)::VALUE * TOGETHER;
