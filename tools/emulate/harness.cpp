@@ -16,7 +16,7 @@ static u64 rounds; // of all blocks
 static u64 emulated_clock_ns() { return (rounds + 1) * 10'000; }
 #include "kernel.inc"
 
-constexpr int PAGES = 40, POSITIONS = 2048, MOST_PARTS = 64;
+constexpr int PAGES = 272, POSITIONS = 17152, MOST_PARTS = 80;
 constexpr size_t STACK_BYTES = 64 << 10, DYNAMIC_BYTES = 300'000;
 
 struct Random {

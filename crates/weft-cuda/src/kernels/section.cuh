@@ -206,45 +206,53 @@ struct Part {
     float m, l;
 };
 struct Folded {
-    float sum, weight, top;
+    float sum = 0.0f, weight = 0.0f, top = NEVER;
 };
 
-// Folds one dimension of one head per lane, parts in order. `parts.weight(part, there)`, called once for every 32 parts, before their
-// sums, tells a lane one part's maximum and weight, `parts.sums(sums, part, last)` LOADS of its dimension from `part` on, none beyond `last`. Where SUMS_FIRST,
-// the first of them are asked for before any weight. Where LOADS is zero, only weights are.
-template <int LOADS, class Parts> __device__ __forceinline__ Folded fold_parts(const Parts &parts, u32 n_parts, int lane) {
-    Folded whole = {0.0f, 0.0f, NEVER};
-    constexpr int AT_ONCE = LOADS > 0 ? LOADS : 8;
-    float sums[AT_ONCE] = {};
-    if constexpr (LOADS > 0 && Parts::SUMS_FIRST) parts.sums(sums, 0, n_parts - 1);
-#pragma unroll 1
-    for (u32 block = 0; block < n_parts; block += 32) {
-        const u32 count = min(32u, n_parts - block);
-        const Part part = parts.weight(block + lane, lane < count);
-        float after = fmaxf(whole.top, part.m);
+// Folds one dimension of one head per lane, parts in order: up to FOLDED_AT_ONCE from `first` on, into what is folded already.
+// `parts.weight(part, there)` tells a lane one part's maximum and weight, `parts.sums(sums, part, last)` LOADS of its dimension from `part`
+// on, none beyond `last`. The first of them are in `sums` where they are `asked` for already. Where LOADS is zero, only weights are folded.
+constexpr u32 FOLDED_AT_ONCE = 32;
+constexpr int sums_at_once(int loads) { return loads > 0 ? loads : 8; }
+template <int LOADS, class Parts>
+__device__ __forceinline__ void fold_some(Folded &whole, const Parts &parts, float (&sums)[sums_at_once(LOADS)], bool asked, u32 first, u32 n_parts,
+                                          int lane) {
+    constexpr int AT_ONCE = sums_at_once(LOADS);
+    static_assert(FOLDED_AT_ONCE % AT_ONCE == 0 && FOLDED_AT_ONCE == 32, "a lane has a part's weight");
+    const u32 count = min(FOLDED_AT_ONCE, n_parts - first);
+    const Part part = parts.weight(first + lane, lane < count);
+    float after = fmaxf(whole.top, part.m);
 #pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const float left = __shfl_up_sync(FULL, after, step);
-            if (lane >= step) after = fmaxf(after, left);
-        }
-        const float left = __shfl_up_sync(FULL, after, 1);
-        const Factors factors = fold_factors(lane == 0 ? whole.top : left, part.m, after);
+    for (int step = 1; step < 32; step *= 2) {
+        const float left = __shfl_up_sync(FULL, after, step);
+        if (lane >= step) after = fmaxf(after, left);
+    }
+    const float left = __shfl_up_sync(FULL, after, 1);
+    const Factors factors = fold_factors(lane == 0 ? whole.top : left, part.m, after);
 #pragma unroll 1
-        for (u32 j = 0; j < count; j += AT_ONCE) {
-            if constexpr (LOADS > 0)
-                if (!Parts::SUMS_FIRST || block + j > 0) parts.sums(sums, block + j, n_parts - 1);
+    for (u32 j = 0; j < count; j += AT_ONCE) {
+        if constexpr (LOADS > 0)
+            if (!asked || j > 0) parts.sums(sums, first + j, n_parts - 1);
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i) {
-                const float a = __shfl_sync(FULL, factors.a, j + i), b = __shfl_sync(FULL, factors.b, j + i);
-                const float part_weight = __shfl_sync(FULL, part.l, j + i);
-                if (j + i < count) {
-                    whole.sum = fold(whole.sum, a, sums[i], b);
-                    whole.weight = fold(whole.weight, a, part_weight, b);
-                }
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const float a = __shfl_sync(FULL, factors.a, j + i), b = __shfl_sync(FULL, factors.b, j + i);
+            const float part_weight = __shfl_sync(FULL, part.l, j + i);
+            if (j + i < count) {
+                whole.sum = fold(whole.sum, a, sums[i], b);
+                whole.weight = fold(whole.weight, a, part_weight, b);
             }
         }
-        whole.top = __shfl_sync(FULL, after, 31);
     }
+    whole.top = __shfl_sync(FULL, after, 31);
+}
+// All of them. Where SUMS_FIRST, the first sums are asked for before any weight.
+template <int LOADS, class Parts> __device__ __forceinline__ Folded fold_parts(const Parts &parts, u32 n_parts, int lane) {
+    Folded whole;
+    float sums[sums_at_once(LOADS)] = {};
+    if constexpr (LOADS > 0 && Parts::SUMS_FIRST) parts.sums(sums, 0, n_parts - 1);
+#pragma unroll 1
+    for (u32 first = 0; first < n_parts; first += FOLDED_AT_ONCE)
+        fold_some<LOADS>(whole, parts, sums, Parts::SUMS_FIRST && first == 0, first, n_parts, lane);
     return whole;
 }
 

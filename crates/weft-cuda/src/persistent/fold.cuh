@@ -41,65 +41,61 @@ struct SentParts {
     }
 };
 
-// The same brought near. Parts come from far and are folded one after the other: so the first warp folds, and all others fetch for it, 32
-// parts at a time and 32 ahead. They put them where the last product had its sums, which the next product does not need.
+// The same brought near. Parts come from far and are folded one after the other: so the first warp folds, and all others fetch for it, as
+// many as are folded at once and as many ahead. They put them where the last product had its sums, which the next one leaves alone.
 struct FetchedParts {
-    static constexpr bool SUMS_FIRST = false;
-    static constexpr u32 AT_ONCE = 32, EACH = (AT_ONCE + WARPS - 2) / (WARPS - 1); // parts; those of a warp that fetches
+    static constexpr u32 EACH = (FOLDED_AT_ONCE + WARPS - 2) / (WARPS - 1); // parts of a warp that fetches
     struct Buffer {
-        float sums[AT_ONCE][32]; // [part][lane]
-        Part weights[AT_ONCE];
+        float sums[FOLDED_AT_ONCE][32]; // [part][lane]
+        Part weights[FOLDED_AT_ONCE];
     };
-    Block &block;
     Buffer *buffers; // two, in turn
     int lane;
-    __device__ __forceinline__ FetchedParts(Block &block)
-        : block(block), buffers((Buffer *)&block.shared.scratch.sums.of[block.flip]), lane(block.lane) {
+    __device__ __forceinline__ FetchedParts(Block &block) : buffers((Buffer *)&block.shared.scratch.sums.of[block.flip]), lane(block.lane) {
         static_assert(sizeof(Buffer) * 2 <= sizeof(block.shared.scratch.sums.of[0]), "two buffers fit");
     }
-    __device__ __forceinline__ Buffer &buffer(u32 part) const { return buffers[part / AT_ONCE % 2]; }
+    __device__ __forceinline__ Buffer &buffer(u32 part) const { return buffers[part / FOLDED_AT_ONCE % 2]; }
 
-    // Meets the others when a buffer is full; then the other one is free. Who waited in vain for a part makes all of them wait no more,
-    // so that none takes what comes of it for a result.
-    __device__ __forceinline__ void meet_others() const {
-        if (block.watch.gone) block.shared.gone = 1;
-        meet();
-        if (block.shared.gone) block.watch.gone = true;
-    }
-    // The work of a warp that fetches.
-    __device__ __forceinline__ void fetch(const SentParts &from, u32 n_parts) const {
-        const u32 own = (block.warp - 1) * EACH;
-#pragma unroll 1
-        for (u32 first = 0; first < n_parts; first += AT_ONCE) {
-            const u32 count = min(AT_ONCE, n_parts - first);
-            if (own < count) {
-                float sums[EACH];
-                from.sums(sums, first + own, first + count - 1);
+    // A warp's share of a buffer.
+    __device__ __forceinline__ void fetch(const SentParts &from, u32 first, u32 n_parts, int warp) const {
+        const u32 own = (warp - 1) * EACH, count = min(FOLDED_AT_ONCE, n_parts - first);
+        if (own < count) {
+            float sums[EACH];
+            from.sums(sums, first + own, first + count - 1);
 #pragma unroll
-                for (int i = 0; i < EACH; ++i)
-                    if (own + i < count) buffer(first).sums[own + i][lane] = sums[i];
-            }
-            if (block.warp == WARPS - 1) buffer(first).weights[lane] = from.weight(first + lane, lane < count);
-            meet_others();
+            for (int i = 0; i < EACH; ++i)
+                if (own + i < count) buffer(first).sums[own + i][lane] = sums[i];
         }
+        if (warp == WARPS - 1) buffer(first).weights[lane] = from.weight(first + lane, lane < count);
     }
-    // What `fold_parts` asks the one that folds for: a buffer's weights once, before its sums, and never ahead.
-    __device__ __forceinline__ Part weight(u32 part, bool) const {
-        meet_others();
-        return buffer(part).weights[part % AT_ONCE];
-    }
+    // What `fold_some` asks for.
+    __device__ __forceinline__ Part weight(u32 part, bool) const { return buffer(part).weights[part % FOLDED_AT_ONCE]; }
     template <int N> __device__ __forceinline__ void sums(float (&sums)[N], u32 part, u32) const {
 #pragma unroll
-        for (int i = 0; i < N; ++i) sums[i] = buffer(part).sums[part % AT_ONCE + i][lane];
+        for (int i = 0; i < N; ++i) sums[i] = buffer(part).sums[part % FOLDED_AT_ONCE + i][lane];
     }
 };
+
+// Meets all warps. One that waited in vain makes all of them wait no more, so that none takes what comes of it for a result.
+__device__ __forceinline__ void meet_or_leave(Block &block) {
+    if (block.watch.gone) block.shared.gone = 1;
+    meet();
+    if (block.shared.gone) block.watch.gone = true;
+}
 
 // 32 dimensions of one head: the work of a block.
 __device__ __forceinline__ void fold_slice(Block &block, const SentParts &parts, u32 token, u32 n_parts) {
     const FetchedParts near(block);
+    Folded whole;
+    float sums[16];
     meet(); // nobody reads what lies in the buffers
-    if (block.warp > 0) return near.fetch(parts, n_parts);
-    const Folded whole = fold_parts<16>(near, n_parts, block.lane);
+#pragma unroll 1
+    for (u32 first = 0; first < n_parts; first += FOLDED_AT_ONCE) {
+        if (block.warp > 0) near.fetch(parts, first, n_parts, block.warp);
+        meet_or_leave(block); // a buffer is full, and the other one is free
+        if (block.warp == 0) fold_some<16>(whole, near, sums, false, first, n_parts, block.lane);
+    }
+    if (block.warp > 0) return;
     const u32 value = round_one(whole.sum / whole.weight), next = __shfl_down_sync(FULL, value, 1);
     if (parts.d % 2 == 0 && parts.d < HEAD_DIM) publish_attended(block, token, parts.head * HEAD_DIM + parts.d, value | next << 16);
 }
