@@ -211,12 +211,11 @@ struct Folded {
 
 // Folds one dimension of one head per lane, parts in order: up to FOLDED_AT_ONCE from `first` on, into what is folded already.
 // `parts.weight(part, there)` tells a lane one part's maximum and weight, `parts.sums(sums, part, last)` LOADS of its dimension from `part`
-// on, none beyond `last`. The first of them are in `sums` where they are `asked` for already. Where LOADS is zero, only weights are folded.
+// on, none beyond `last`. Where SUMS_FIRST, those of the very first parts are in `sums` already. Where LOADS is zero, only weights are folded.
 constexpr u32 FOLDED_AT_ONCE = 32;
 constexpr int sums_at_once(int loads) { return loads > 0 ? loads : 8; }
 template <int LOADS, class Parts>
-__device__ __forceinline__ void fold_some(Folded &whole, const Parts &parts, float (&sums)[sums_at_once(LOADS)], bool asked, u32 first, u32 n_parts,
-                                          int lane) {
+__device__ __forceinline__ void fold_some(Folded &whole, const Parts &parts, float (&sums)[sums_at_once(LOADS)], u32 first, u32 n_parts, int lane) {
     constexpr int AT_ONCE = sums_at_once(LOADS);
     static_assert(FOLDED_AT_ONCE % AT_ONCE == 0 && FOLDED_AT_ONCE == 32, "a lane has a part's weight");
     const u32 count = min(FOLDED_AT_ONCE, n_parts - first);
@@ -232,7 +231,7 @@ __device__ __forceinline__ void fold_some(Folded &whole, const Parts &parts, flo
 #pragma unroll 1
     for (u32 j = 0; j < count; j += AT_ONCE) {
         if constexpr (LOADS > 0)
-            if (!asked || j > 0) parts.sums(sums, first + j, n_parts - 1);
+            if (!Parts::SUMS_FIRST || first + j > 0) parts.sums(sums, first + j, n_parts - 1);
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
             const float a = __shfl_sync(FULL, factors.a, j + i), b = __shfl_sync(FULL, factors.b, j + i);
@@ -245,14 +244,14 @@ __device__ __forceinline__ void fold_some(Folded &whole, const Parts &parts, flo
     }
     whole.top = __shfl_sync(FULL, after, 31);
 }
-// All of them. Where SUMS_FIRST, the first sums are asked for before any weight.
+// All of them. Where SUMS_FIRST, the first sums are asked for before any weight, which may take as long to come.
 template <int LOADS, class Parts> __device__ __forceinline__ Folded fold_parts(const Parts &parts, u32 n_parts, int lane) {
     Folded whole;
     float sums[sums_at_once(LOADS)] = {};
     if constexpr (LOADS > 0 && Parts::SUMS_FIRST) parts.sums(sums, 0, n_parts - 1);
 #pragma unroll 1
     for (u32 first = 0; first < n_parts; first += FOLDED_AT_ONCE)
-        fold_some<LOADS>(whole, parts, sums, Parts::SUMS_FIRST && first == 0, first, n_parts, lane);
+        fold_some<LOADS>(whole, parts, sums, first, n_parts, lane);
     return whole;
 }
 

@@ -44,6 +44,7 @@ struct SentParts {
 // The same brought near. Parts come from far and are folded one after the other: so the first warp folds, and all others fetch for it, as
 // many as are folded at once and as many ahead. They put them where the last product had its sums, which the next one leaves alone.
 struct FetchedParts {
+    static constexpr bool SUMS_FIRST = false;
     static constexpr u32 EACH = (FOLDED_AT_ONCE + WARPS - 2) / (WARPS - 1); // parts of a warp that fetches
     struct Buffer {
         float sums[FOLDED_AT_ONCE][32]; // [part][lane]
@@ -93,7 +94,7 @@ __device__ __forceinline__ void fold_slice(Block &block, const SentParts &parts,
     for (u32 first = 0; first < n_parts; first += FOLDED_AT_ONCE) {
         if (block.warp > 0) near.fetch(parts, first, n_parts, block.warp);
         meet_or_leave(block); // a buffer is full, and the other one is free
-        if (block.warp == 0) fold_some<16>(whole, near, sums, false, first, n_parts, block.lane);
+        if (block.warp == 0) fold_some<16>(whole, near, sums, first, n_parts, block.lane);
     }
     if (block.warp > 0) return;
     const u32 value = round_one(whole.sum / whole.weight), next = __shfl_down_sync(FULL, value, 1);
