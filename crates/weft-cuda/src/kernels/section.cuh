@@ -244,7 +244,7 @@ __device__ __forceinline__ void fold_some(Folded &whole, const Parts &parts, flo
     }
     whole.top = __shfl_sync(FULL, after, 31);
 }
-// All of them. Where SUMS_FIRST, the first sums are asked for before any weight, which may take as long to come.
+// All of them. Where SUMS_FIRST, the first sums are asked for before any weight, so that both are on their way at once.
 template <int LOADS, class Parts> __device__ __forceinline__ Folded fold_parts(const Parts &parts, u32 n_parts, int lane) {
     Folded whole;
     float sums[sums_at_once(LOADS)] = {};

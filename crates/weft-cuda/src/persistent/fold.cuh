@@ -77,13 +77,6 @@ struct FetchedParts {
     }
 };
 
-// Meets all warps. One that waited in vain makes all of them wait no more, so that none takes what comes of it for a result.
-__device__ __forceinline__ void meet_or_leave(Block &block) {
-    if (block.watch.gone) block.shared.gone = 1;
-    meet();
-    if (block.shared.gone) block.watch.gone = true;
-}
-
 // 32 dimensions of one head: the work of a block.
 __device__ __forceinline__ void fold_slice(Block &block, const SentParts &parts, u32 token, u32 n_parts) {
     const FetchedParts near(block);
@@ -93,7 +86,9 @@ __device__ __forceinline__ void fold_slice(Block &block, const SentParts &parts,
 #pragma unroll 1
     for (u32 first = 0; first < n_parts; first += FOLDED_AT_ONCE) {
         if (block.warp > 0) near.fetch(parts, first, n_parts, block.warp);
-        meet_or_leave(block); // a buffer is full, and the other one is free
+        // A buffer is full then, and the other one free. One warp that waited in vain makes all wait no more, so that none takes what comes
+        // of it for a result.
+        if (block.meet_and_ask()) block.watch.gone = true;
         if (block.warp == 0) fold_some<16>(whole, near, sums, first, n_parts, block.lane);
     }
     if (block.warp > 0) return;

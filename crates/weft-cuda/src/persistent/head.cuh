@@ -23,9 +23,7 @@ __device__ __forceinline__ bool await_done(Block &block, u32 number) {
     for (u32 from = block.thread(); from < N_BLOCKS; from += WARPS * 32)
         block.watch.until([&] { return is_done(block.launch, from, number); });
     __threadfence();
-    if (block.watch.gone) block.shared.gone = 1;
-    meet();
-    return !block.shared.gone;
+    return !block.meet_and_ask();
 }
 
 // ---- shares ------------------------------------------------------------------------------------
@@ -196,9 +194,7 @@ __device__ __forceinline__ bool take_tokens(Block &block) {
             if (token & LAST) block.shared.stop = 1;
         }
     }
-    if (block.watch.gone) block.shared.gone = 1;
-    meet();
-    const bool gone = block.shared.gone, stop = block.shared.stop || gone;
+    const bool gone = block.meet_and_ask(), stop = block.shared.stop || gone;
     if (block.thread() == 0 && !gone) block.shared.n_steps = block.step + 1;
     meet();
     return stop;

@@ -126,4 +126,10 @@ struct Block {
     }
     __device__ __forceinline__ const LayerAddresses &layer() const { return shared.layers[shared.ops[op] >> 8]; }
     __device__ __forceinline__ bool is_first_layer() const { return shared.ops[op] >> 8 == 0; }
+    // Meets the warps that compute; whether a thread of theirs waits no more.
+    __device__ __forceinline__ bool meet_and_ask() const {
+        if (watch.gone) shared.gone = 1;
+        meet();
+        return shared.gone;
+    }
 };
