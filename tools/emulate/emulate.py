@@ -52,8 +52,9 @@ MODELS = {"tiny": ("qwen3", TINY, 8), "bias": ("qwen2", TINY, 8), "odd": ("llama
 # More blocks than tiles: some owe the others nothing, and are late.
 MODELS |= {"spare": ("qwen3", TINY, 20)}
 # Lanes, tokens of a lane, rows before, steps, stages.
-CASES = [(1, 1, 0, 2, 8), (1, 1, 600, 6, 10), (1, 1, 16800, 2, 10), (3, 1, 200, 8, 9), (8, 1, 5, 3, 16), (4, 2, 60, 1, 11), (3, 2, 250, 1, 8)]
-SPARE_CASES = [(3, 1, 200, 8, 9), (8, 1, 5, 3, 16)]
+CASES = [(1, 1, 0, 2, 8), (1, 1, 600, 6, 10), (1, 1, 16800, 2, 10), (2, 1, 250, 8, 10), (4, 1, 60, 6, 10)]
+CASES += [(3, 1, 200, 8, 9), (8, 1, 5, 3, 16), (4, 2, 60, 1, 11), (3, 2, 250, 1, 8)]
+SPARE_CASES = [(2, 1, 250, 8, 10), (3, 1, 200, 8, 9), (8, 1, 5, 3, 16)]
 
 
 def source(path, revision):

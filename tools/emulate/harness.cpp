@@ -135,8 +135,11 @@ static std::vector<Fiber> fibers;
 static std::vector<EmulatedBlock> blocks(N_BLOCKS);
 static const Launch *launched;
 static void thread_main() {
-    const bool draws = launched->chooses == CHOOSES_BY_DRAWS, one = *launched->step.counts == 1;
-    (draws ? one ? decode_one_drawn : decode_drawn : one ? decode_one : decode)(*launched);
+    using Kernel = void (*)(const Launch);
+    const Kernel kernels[4][2] = {{decode, decode_drawn}, {decode_one, decode_one_drawn}, {decode_two, decode_two_drawn}, {decode_four, decode_four_drawn}};
+    const u32 n_tokens = launched->step.counts[0], n_outputs = launched->step.counts[1]; // as kernels.rs chooses
+    const int own = n_tokens == 1 ? 1 : n_tokens != n_outputs ? 0 : n_tokens == 2 ? 2 : n_tokens == 4 ? 3 : 0;
+    kernels[own][launched->chooses == CHOOSES_BY_DRAWS](*launched);
     current->done = true;
     for (;;) let_others_run();
 }
@@ -308,7 +311,6 @@ int main(int, char **arguments) {
     launch.sampling = empty_sampling();
     launch.given_up = &given_up, launch.mailbox = guarded<Mailbox>(1);
     launch.withheld = ~0u, launch.n_stages = atoi(arguments[5]);
-    launch.x_units = std::max(HIDDEN_UNITS * (int)lists.counts[0], 32);
 
     const auto run_and_tell = [&](u32 n_ops, u32 steps, Chooses chooses) {
         for (int layer = 0; layer < LAYERS; ++layer) std::copy(stored[layer].begin(), stored[layer].end(), layers[layer].kv);

@@ -26,6 +26,9 @@ pub struct Compiled {
 /// source says so, because two kernels must round alike.
 const OPTIONS: [&str; 4] = ["-std=c++17", "-fmad=false", "-default-device", "--ptxas-options=-v"];
 
+/// Earlier compilers compile one kernel after the other, and may not know the option.
+const SPLITS_SINCE: i32 = 13;
+
 /// Whether the compiler is there; if not, how to get it.
 pub(crate) fn version() -> Result<(i32, i32), CudaError> {
     let missing = || {
@@ -73,7 +76,7 @@ pub(crate) fn cubin(source: &str, arch: &str, defines: &[String]) -> Result<Vec<
 
 /// Compiles for an architecture, with constants `NAME=value`.
 pub fn compile(source: &str, arch: &str, defines: &[String]) -> Result<Compiled, CudaError> {
-    version()?;
+    let (major, _) = version()?;
     let failed = |log: String| CudaError::Compile { arch: arch.to_owned(), log };
     let source =
         CString::new(source).map_err(|_| failed("a zero byte in the source".to_owned()))?;
@@ -82,6 +85,9 @@ pub fn compile(source: &str, arch: &str, defines: &[String]) -> Result<Compiled,
     let mut options = vec![format!("--gpu-architecture={arch}")];
     options.extend(OPTIONS.map(str::to_owned));
     options.extend(defines.iter().map(|define| format!("-D{define}")));
+    if major >= SPLITS_SINCE {
+        options.push("--split-compile=0".to_owned()); // kernels side by side, on all cores
+    }
     // SAFETY: the program was just made, and is destroyed once, at the end.
     unsafe {
         let compiled = result::compile_program(program, &options);

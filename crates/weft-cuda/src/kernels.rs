@@ -6,6 +6,7 @@ use weft::kv::PAGE_ROWS;
 use crate::driver::{Kernel, Module};
 use crate::error::CudaError;
 use crate::shape::{Chip, Shape};
+use crate::tables::{Counts, Lists};
 
 /// Name and text; later ones use earlier ones.
 const SOURCES: [(&str, &str); 32] = [
@@ -110,44 +111,61 @@ pub(crate) struct Kernels {
     module: Module,
 }
 
-/// Kernels that run a whole plan: of one token or of several, whose next is the best or is drawn.
-pub(crate) struct WholePlans {
-    pub(crate) one: Kernel,
-    pub(crate) several: Kernel,
-    pub(crate) one_drawn: Kernel,
-    pub(crate) several_drawn: Kernel,
+/// Kernels that run a whole plan, without `_drawn`, and how many tokens they are made for: all of them outputs, none of which asks
+/// a section twice. The last one takes what the others do not.
+pub const WHOLE_PLANS: [(&str, Option<usize>); 4] =
+    [("decode_one", Some(1)), ("decode_two", Some(2)), ("decode_four", Some(4)), ("decode", None)];
+
+/// Which of them runs a step, by the most queries that a section has. A single token that asks a section twice is none's.
+fn plan_for(counts: &Counts, most_queries: usize) -> usize {
+    let Counts { n_tokens, n_outputs, .. } = *counts;
+    let is_plain = n_tokens == 1 || n_outputs == n_tokens && most_queries <= n_tokens;
+    let is_for = |(_, n): &(&str, Option<usize>)| n.is_none_or(|n| n == n_tokens && is_plain);
+    WHOLE_PLANS.iter().position(is_for).expect("the last one takes anything")
 }
 
+/// One of them.
+struct WholePlan {
+    /// Where the next tokens are the best, or nobody asks for them.
+    best: Kernel,
+    drawn: Kernel,
+}
+pub(crate) struct WholePlans(Vec<WholePlan>);
+
 impl WholePlans {
+    /// The kernel for the lists of a step.
+    pub(crate) fn of(&self, lists: &Lists, is_drawn: bool) -> &Kernel {
+        let most_queries = lists.queries_of_items().max().unwrap_or(0);
+        let plan = &self.0[plan_for(&lists.counts, most_queries as usize)];
+        if is_drawn { &plan.drawn } else { &plan.best }
+    }
+
     /// Shared memory that any of them takes in any case.
     pub(crate) fn static_shared_bytes(&self) -> Result<usize, CudaError> {
-        let all = [&self.one, &self.several, &self.one_drawn, &self.several_drawn];
-        let bytes: Result<Vec<usize>, CudaError> =
-            all.iter().map(|kernel| kernel.static_shared_bytes()).collect();
+        let all = self.0.iter().flat_map(|plan| [&plan.best, &plan.drawn]);
+        let bytes: Result<Vec<usize>, CudaError> = all.map(Kernel::static_shared_bytes).collect();
         Ok(bytes?.into_iter().max().unwrap_or(0))
     }
 
     /// The same with shared memory of a launch.
     pub(crate) fn with_shared(self, bytes: usize) -> Result<Self, CudaError> {
-        Ok(Self {
-            one: self.one.with_shared(bytes)?,
-            several: self.several.with_shared(bytes)?,
-            one_drawn: self.one_drawn.with_shared(bytes)?,
-            several_drawn: self.several_drawn.with_shared(bytes)?,
-        })
+        let with = |plan: WholePlan| -> Result<WholePlan, CudaError> {
+            let (best, drawn) = (plan.best.with_shared(bytes)?, plan.drawn.with_shared(bytes)?);
+            Ok(WholePlan { best, drawn })
+        };
+        self.0.into_iter().map(with).collect::<Result<_, _>>().map(Self)
     }
 }
 
 impl Kernels {
     /// Those that run all ops. Their shared memory depends on the GPU.
     pub(crate) fn persistent(&self) -> Result<WholePlans, CudaError> {
-        let kernel = |name| self.module.kernel(name, 0);
-        Ok(WholePlans {
-            one: kernel("decode_one")?,
-            several: kernel("decode")?,
-            one_drawn: kernel("decode_one_drawn")?,
-            several_drawn: kernel("decode_drawn")?,
-        })
+        let plan = |(name, _): (&str, _)| -> Result<WholePlan, CudaError> {
+            let best = self.module.kernel(name, 0)?;
+            let drawn = self.module.kernel(&format!("{name}_drawn"), 0)?;
+            Ok(WholePlan { best, drawn })
+        };
+        WHOLE_PLANS.into_iter().map(plan).collect::<Result<_, _>>().map(WholePlans)
     }
 
     pub(crate) fn load(module: Module, shape: &Shape) -> Result<Self, CudaError> {
@@ -182,5 +200,27 @@ impl Kernels {
             get_rows: plain("get_rows")?,
             module,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_has_the_kernel_that_is_made_for_it() {
+        let plan = |n_tokens, n_outputs, most_queries| {
+            WHOLE_PLANS
+                [plan_for(&Counts { n_tokens, n_outputs, ..Counts::default() }, most_queries)]
+            .0
+        };
+        assert_eq!(plan(1, 1, 1), "decode_one");
+        assert_eq!(plan(1, 0, 1), "decode_one");
+        assert_eq!(plan(2, 2, 1), "decode_two");
+        assert_eq!(plan(4, 4, 4), "decode_four");
+        assert_eq!(plan(3, 3, 3), "decode");
+        // Tokens of a prompt, and lanes that have the same pages twice.
+        assert_eq!(plan(2, 1, 2), "decode");
+        assert_eq!(plan(2, 2, 3), "decode");
     }
 }

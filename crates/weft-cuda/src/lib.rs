@@ -33,7 +33,7 @@ pub use compile::{Compiled, compile};
 pub use device::{CudaDevice, Launches, Options};
 pub use driver::GpuFacts;
 pub use error::CudaError;
-pub use kernels::{DECODE_KERNELS, defines, source};
+pub use kernels::{DECODE_KERNELS, WHOLE_PLANS, defines, source};
 pub use need::{Need, page_bytes};
 pub use shape::Chip;
 

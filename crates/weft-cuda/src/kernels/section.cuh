@@ -77,15 +77,17 @@ struct HalfPage {
 template <class Seen>
 __device__ __forceinline__ void score_rows(HalfPage &own, SectionScratch &to, const u8 *keys, int lane, Seen seen) {
     const int c = lane % 4;
+    const u32 zero = unknown_zero();
     float products[4][4] = {};
     const uint4 *units = (const uint4 *)keys + lane;
 #pragma unroll
     for (int unit = 0; unit < DIM_UNITS; ++unit) {
         const uint4 a = own.queries.read(0, &to.queries[own.queries.of[0]][unit * 32 + c * 8]);
         const uint4 b = own.queries.read(1, &to.queries[own.queries.of[1]][unit * 32 + c * 8]);
+        const Interleaved both(a, b, zero);
 #pragma unroll
         for (int tile = 0; tile < 4; ++tile)
-            mma32(products[tile], a, b, units[((own.half * 4 + tile) * DIM_UNITS + unit) * UNIT]);
+            mma32(products[tile], both, units[((own.half * 4 + tile) * DIM_UNITS + unit) * UNIT]);
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -143,20 +145,34 @@ struct HalfValues {
             units[tile] = there ? ((const uint4 *)values)[(dims * 2 + half) * UNIT + lane] : make_uint4(0, 0, 0, 0);
         }
     }
-    // Blanks the rows of a page from `rows` on.
-    __device__ __forceinline__ void blank(int rows, int half, int lane) {
-        const uint4 mask = value_mask(rows, half, lane);
+    __device__ __forceinline__ void blank(uint4 mask) {
 #pragma unroll
         for (int tile = 0; tile < OWN_DIM_TILES; ++tile) units[tile] = masked(units[tile], mask);
     }
+};
+
+// What blanks the rows of a section's last page that are not there. Early masks are made before they are needed, because making them
+// takes as long as a page's sum; but they are kept in registers all the while.
+struct ValueMasks {
+    int n_rows, lane;
+    bool early;
+    uint4 of[2]; // halves of the last page
+    __device__ __forceinline__ ValueMasks(int n_rows, int lane, bool early) : n_rows(n_rows), lane(lane), early(early) {
+#pragma unroll
+        for (int half = 0; half < 2 && early; ++half) of[half] = made((n_rows - 1) / PAGE_ROWS, half);
+    }
+    __device__ __forceinline__ uint4 made(int page, int half) const { return value_mask(n_rows - page * PAGE_ROWS, half, lane); }
+    __device__ __forceinline__ bool needed(int page) const { return n_rows < (page + 1) * PAGE_ROWS; }
+    __device__ __forceinline__ uint4 operator()(int page, int half) const { return early ? of[half] : made(page, half); }
 };
 
 // Weighted sums of values, pages in order: this warp's dimensions, for its lanes' queries. `values(page)` is called when a page
 // is to be read, half a page before it is needed.
 template <class Values>
 __device__ __forceinline__ void sum_values(float (&acc)[OWN_DIM_TILES][4], const SectionScratch &from, const OwnQueries &queries, int n_pages,
-                                           int n_rows, int warp, int lane, Values values) {
+                                           const ValueMasks &masks, int warp, int lane, Values values) {
     const PageMaxima maxima[2] = {PageMaxima(from, queries.of[0], n_pages), PageMaxima(from, queries.of[1], queries.two ? n_pages : 0)};
+    const u32 zero = unknown_zero();
     const u8 *near = values(0);
     HalfValues ahead;
     ahead.read(near, 0, warp, lane);
@@ -169,15 +185,16 @@ __device__ __forceinline__ void sum_values(float (&acc)[OWN_DIM_TILES][4], const
             HalfValues now = ahead;
             const uint4 upper = queries.read(0, &from.probabilities[p][half][0][lane]);
             const uint4 lower = queries.read(1, &from.probabilities[p][half][1][lane]);
+            const Interleaved both(upper, lower, zero);
             if (half == 0) ahead.read(near, 1, warp, lane);
             else if (p + 1 < SECTION_PAGES && p + 1 < n_pages) ahead.read(near = values(p + 1), 0, warp, lane);
-            if (n_rows < (p + 1) * PAGE_ROWS) now.blank(n_rows - p * PAGE_ROWS, half, lane);
+            if (masks.needed(p)) now.blank(masks(p, half));
 #pragma unroll
             for (int tile = 0; tile < OWN_DIM_TILES; ++tile) {
 #pragma unroll
                 for (int e = 0; e < 4; ++e) // before the first page, and of queries that no lane has, there is nothing to shrink
                     if (half == 0 && p > 0 && (e < 2 || queries.two)) acc[tile][e] = __fmul_rn(acc[tile][e], shrink[e / 2]);
-                mma32(acc[tile], upper, lower, now.units[tile]);
+                mma32(acc[tile], both, now.units[tile]);
             }
         }
     }

@@ -203,7 +203,7 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
         meet();
 
         float acc[OWN_DIM_TILES][4] = {};
-        sum_values(acc, scratch, queries, n_pages, item.n_rows, warp, lane, [&](int page) {
+        sum_values(acc, scratch, queries, n_pages, ValueMasks(item.n_rows, lane, false), warp, lane, [&](int page) {
             barrier_wait(&pages.there[1][page], parity);
             return values + page * SIDE_BYTES;
         });

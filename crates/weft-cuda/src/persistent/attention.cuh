@@ -62,8 +62,10 @@ __device__ __forceinline__ bool ask_head(Head &head, const u64 *row, int first, 
     return all;
 }
 
-// Rows of queries. A single token asks an item once: `Persistent::takes` sees to that.
-__device__ __forceinline__ u32 query_rows(const Block &block, const Item &item) { return (block.n_tokens == 1 ? 1 : item.n_queries) * GROUP; }
+// Rows of queries. Where the kernel is made for so many tokens, none asks an item twice: `WholePlans::of` sees to that.
+__device__ __forceinline__ u32 query_rows(const Block &block, const Item &item) {
+    return (block.n_tokens == 1 ? 1 : block.fixed ? min(item.n_queries, block.n_tokens) : item.n_queries) * GROUP;
+}
 
 // This warp's queries, rotated, into shared memory. What does not depend on the op before is asked for before it is
 // waited for.
@@ -88,21 +90,23 @@ __device__ __forceinline__ void make_queries(Block &block, const Item &item, int
 }
 
 // A warp's share of an item's new rows: one of them, and where it goes. Its key, rotated, and its value lie in shared
-// memory.
+// memory; its key also in the page, which may have been copied before the row was there.
 struct NewRow {
-    bool there;
-    int page, row; // of the section
+    bool there, patches; // one of the pages
+    int page, row;       // of the section
 };
-__device__ __forceinline__ NewRow make_row(Block &block, const Item &item, int kv_head, u32 number) {
+__device__ __forceinline__ NewRow make_row(Block &block, const Item &item, int kv_head, int n_pages, u32 number) {
     const int lane = block.lane;
-    NewRow made = {own_store() < item.n_stores, 0, 0};
+    NewRow made = {own_store() < item.n_stores, false, 0, 0};
     if (!made.there) return made;
     const u32 store = item.stores[own_store()], token = store >> 16, row = (store & 0xffff) + block.step;
     made.page = row / PAGE_ROWS, made.row = row % PAGE_ROWS;
+    made.patches = made.page < n_pages;
     const HeadNorm norm = load_norm(block.layer().k_norm, lane);
     const Turn turn = load_turn(block.launch.rope, block.shared.key_positions[token] + block.step, lane);
     const u64 *words = block.launch.qkv + token * QKV_WORDS;
     auto &rows = block.shared.new_rows[block.warp];
+    u16 *keys = made.patches ? (u16 *)block.stages.wait(made.page) : nullptr;
     Head key, value;
     block.watch.until([&] {
         const bool has_key = ask_head(key, words, Q_WIDTH + kv_head * HEAD_DIM, number, lane);
@@ -111,13 +115,16 @@ __device__ __forceinline__ NewRow make_row(Block &block, const Item &item, int k
     __syncwarp();
     normalise_head(key, norm);
     rotate_head(key, turn);
-    each_dimension(key, lane, [&](int d, u16 x) { rows[0][d] = x; });
+    each_dimension(key, lane, [&](int d, u16 x) {
+        rows[0][d] = x;
+        if (made.patches) keys[key_offset(made.row, d)] = x;
+    });
     each_dimension(value, lane, [&](int d, u16 x) { rows[1][d] = x; });
     __syncwarp();
     return made;
 }
 
-// Puts a side of a new row into a page, which may have been copied before the row was there.
+// Puts a side of a new row into a page.
 template <int SIDE> __device__ __forceinline__ void put_row(u16 *page, const Block &block, int row) {
     for (int d = block.lane; d < HEAD_DIM; d += 32)
         page[SIDE == 0 ? key_offset(row, d) : value_offset(row, d)] = block.shared.new_rows[block.warp][SIDE][d];
@@ -208,16 +215,15 @@ __device__ __forceinline__ void attend_section(Block &block, u32 index, u32 work
     meet();
     const u32 grown = item.n_stores > 0 ? block.step : 0, number = block.number_before(only_store ? 1 : 2);
     const int n_rows = item.n_rows + grown, n_pages = (n_rows + PAGE_ROWS - 1) / PAGE_ROWS;
+    const ValueMasks masks(n_rows, lane, block.fixed);
     if (!kept) make_queries(block, item, kv_head, number);
-    const NewRow made = make_row(block, item, kv_head, number);
-    const bool patches = made.there && made.page < n_pages;
-    if (patches) put_row<0>((u16 *)block.stages.wait(made.page), block, made.row);
+    const NewRow made = make_row(block, item, kv_head, n_pages, number);
     if (!kept || item.n_stores > 0) meet();
     const OwnQueries queries(query_rows(block, item), lane);
     HalfPage own(queries, warp);
     if (own.page < n_pages)
         score_rows(own, scratch, block.stages.wait(own.page), lane, [&](u32 query) { return item.queries[query].seen + grown; });
-    if (patches) put_row<1>((u16 *)block.stages.wait(n_pages + made.page), block, made.row);
+    if (made.patches) put_row<1>((u16 *)block.stages.wait(n_pages + made.page), block, made.row);
     meet();
     block.stages.release(n_pages, lane);
     fetch_item(block, index + 1, work + n_blocks);
@@ -225,7 +231,7 @@ __device__ __forceinline__ void attend_section(Block &block, u32 index, u32 work
     meet();
     float acc[OWN_DIM_TILES][4] = {};
     block.stages.wait_for_all(n_pages, lane);
-    sum_values(acc, scratch, queries, n_pages, n_rows, warp, lane, [&](int page) { return block.stages.at(page); });
+    sum_values(acc, scratch, queries, n_pages, masks, warp, lane, [&](int page) { return block.stages.at(page); });
     if (warp == 0) sum_weights(scratch, n_pages, lane);
     meet();
     block.stages.release(n_pages, lane);

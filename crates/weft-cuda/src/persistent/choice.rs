@@ -14,12 +14,11 @@ use crate::CudaDevice;
 use crate::device::Launches;
 use crate::tables::{Counts, SECTION_ROWS};
 
-/// Lanes and rows of each that are measured. A step goes the way of the most lanes and the most rows that it has; between
-/// two it goes the way of the nearer one.
+/// Lanes that are measured: those that have a kernel of their own, and the most, whose way all others go.
 const LANES: [usize; 4] = [1, 2, 4, 8];
+/// Rows of each. A step goes the way of the most rows that it has; between two it goes the way of the nearer one.
 const ROWS: [usize; 4] = [72, 2056, 8008, 32_008];
-/// From here on a step is nearer to the second, third and last of each.
-const NEARER_LANES: [usize; 3] = [2, 3, 6];
+/// From here on a step is nearer to the second, third and last.
 const NEARER_ROWS: [usize; 3] = [1024, 5120, 20_480];
 /// Tokens of every lane that are run for a point: they stay in the page of its last row.
 const TOKENS: usize = 6;
@@ -60,11 +59,11 @@ impl Choice {
     /// Whether a step with these lists runs in the persistent kernel. What was not measured goes as shorter contexts do;
     /// where no number of rows was, as a graph.
     pub(crate) fn is_persistent(&self, counts: &Counts) -> bool {
-        let nearest = |nearer: &[usize], n: usize| nearer.iter().filter(|from| n >= **from).count();
+        let lanes = LANES.iter().position(|lanes| *lanes == counts.n_tokens);
+        let of_lanes = &self.points[lanes.unwrap_or(LANES.len() - 1)];
         let rows = counts.n_partials * SECTION_ROWS / counts.n_tokens.max(1);
-        let of_lanes = &self.points[nearest(&NEARER_LANES, counts.n_tokens)];
-        let measured =
-            of_lanes[..=nearest(&NEARER_ROWS, rows)].iter().rev().find_map(|point| *point);
+        let nearest = NEARER_ROWS.iter().filter(|from| rows >= **from).count();
+        let measured = of_lanes[..=nearest].iter().rev().find_map(|point| *point);
         self.refused.is_none() && measured.is_some_and(|point| point.is_persistent())
     }
 }
@@ -226,11 +225,14 @@ mod tests {
         assert!(choice.is_persistent(&counts(1, 3000)));
         assert!(choice.is_persistent(&counts(2, 700)));
         assert!(!choice.is_persistent(&counts(1, 9000)));
-        assert!(!choice.is_persistent(&counts(3, 100)));
+        assert!(!choice.is_persistent(&counts(4, 100)));
         // What was not measured goes as the shorter context does, or as a graph.
         assert!(!choice.is_persistent(&counts(1, 30_000)));
         assert!(choice.is_persistent(&counts(2, 9000)));
         assert!(!choice.is_persistent(&counts(8, 100)));
+        let points = [one, [point(99.0); 4], [point(99.0); 4], [point(101.0); 4]];
+        let choice = Choice { points, refused: None };
+        assert!(choice.is_persistent(&counts(4, 100)) && !choice.is_persistent(&counts(3, 100)));
         let choice = Choice { points: [one, [None; 4], [None; 4], [None; 4]], refused: None };
         assert_eq!(
             choice.to_string(),

@@ -60,13 +60,15 @@ __device__ __forceinline__ void stream(BlockShared &shared, const Launch &launch
     if (launch.chooses != CHOOSES_NOTHING) tell_last_shares(shared, launch, n_told, lane);
 }
 
-// The kernel for up to MOST tokens. One token needs no loops, and leaves registers for weights.
-template <u32 MOST, bool DRAWS> __device__ __forceinline__ void decode_tokens(const Launch &launch) {
+// The kernel for a number of tokens, all of them outputs, or for any number of several. Where it is known there is less to compute, and
+// registers are left for weights.
+constexpr u32 ANY = 0;
+template <u32 TOKENS, bool DRAWS> __device__ __forceinline__ void decode_tokens(const Launch &launch) {
     extern __shared__ __align__(128) u8 ring_memory[];
     __shared__ BlockShared shared;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const u32 tokens = MOST == 1 ? 1 : n_tokens(launch.step), outputs = n_outputs(launch.step);
-    if (MOST > 1) __builtin_assume(tokens > 1);
+    const u32 tokens = TOKENS != ANY ? TOKENS : n_tokens(launch.step), outputs = n_outputs(launch.step);
+    if (TOKENS == ANY) __builtin_assume(tokens > 1);
     for (int i = threadIdx.x; i < LAYERS * (int)(sizeof(LayerAddresses) / 8); i += blockDim.x)
         ((u64 *)shared.layers)[i] = ((const u64 *)launch.layers)[i];
     for (int i = threadIdx.x; i < launch.n_ops; i += blockDim.x) shared.ops[i] = launch.ops[i];
@@ -96,9 +98,9 @@ template <u32 MOST, bool DRAWS> __device__ __forceinline__ void decode_tokens(co
     }
     __syncthreads();
     if (warp == WARPS) return stream(shared, launch, ring_memory, lane);
-    uint4 *x = (uint4 *)(ring_memory + launch.n_stages * LONG_STAGE_BYTES) + warp * launch.x_units * 4;
+    uint4 *x = (uint4 *)(ring_memory + launch.n_stages * LONG_STAGE_BYTES) + warp * x_units(tokens) * 4;
     Watch watch = {launch.given_up, launch.mailbox, 0, false};
-    Block block = {launch, shared, watch, {shared.ring, ring_memory, watch, launch.n_stages}, x, warp, lane, tokens, DRAWS};
+    Block block = {launch, shared, watch, {shared.ring, ring_memory, watch, launch.n_stages}, x, warp, lane, tokens, DRAWS, TOKENS != ANY};
     compute(block);
     shared.ring.left = 1;
 }
@@ -111,22 +113,17 @@ template <u32 MOST, bool DRAWS> __device__ __forceinline__ void decode_tokens(co
 //            copies weights and pages (ring.cuh).
 // Rounding   that of the ops.
 // Moves      weights and pages once: bound by memory, and by the hops from op to op.
-extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, 1)
-decode(const __grid_constant__ Launch launch) {
-    decode_tokens<8, false>(launch);
-}
-// The same of a single token.
-extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, 1)
-decode_one(const __grid_constant__ Launch launch) {
-    decode_tokens<1, false>(launch);
-}
-// Both where tokens are drawn.
-extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, 1)
-decode_drawn(const __grid_constant__ Launch launch) {
-    decode_tokens<8, true>(launch);
-}
-extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, 1)
-decode_one_drawn(const __grid_constant__ Launch launch) {
-    decode_tokens<1, true>(launch);
-}
+#define WHOLE_PLAN(name, tokens, draws)                                                                                                              \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, 1) name(const __grid_constant__ Launch launch) {                                  \
+        decode_tokens<tokens, draws>(launch);                                                                                                       \
+    }
+WHOLE_PLAN(decode, ANY, false)
+WHOLE_PLAN(decode_one, 1, false)
+WHOLE_PLAN(decode_two, 2, false)
+WHOLE_PLAN(decode_four, 4, false)
+// The same where tokens are drawn.
+WHOLE_PLAN(decode_drawn, ANY, true)
+WHOLE_PLAN(decode_one_drawn, 1, true)
+WHOLE_PLAN(decode_two_drawn, 2, true)
+WHOLE_PLAN(decode_four_drawn, 4, true)
 #endif

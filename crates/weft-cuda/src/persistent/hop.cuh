@@ -142,7 +142,7 @@ struct AwaitedRows {
     __device__ __forceinline__ void into(uint4 *stage, int first_unit, u32 n_units, u32 n_tokens, int lane, Watch &watch) const {
         const u32 of_row = n_units * 8;
         const u32 n_pieces = n_tokens * ((of_row + 31) / 32); // of this lane
-        const bool is_even = of_row % 32 == 0 && first_unit * 32 + of_row * 4 <= width;
+        const bool is_even = of_row % 32 == 0 && (row_words * 2 == width || first_unit * 32 + of_row * 4 <= width);
         const auto has = [&](u32 tokens, u32 own) { return is_even && n_tokens == tokens && of_row == own * 32; };
         Piece piece = {0, (u32)lane};
         if (n_pieces == 1) some<1>(stage, piece, first_unit, of_row, n_tokens, watch);
@@ -152,6 +152,7 @@ struct AwaitedRows {
         else if (has(2, 3)) even<2, 3>(stage, first_unit, lane, watch);
         else if (has(4, 1)) even<4, 1>(stage, first_unit, lane, watch);
         else if (has(4, 2)) even<4, 2>(stage, first_unit, lane, watch);
+        else if (has(4, 3)) even<4, 3>(stage, first_unit, lane, watch);
         else
 #pragma unroll 1
             while (piece.token < n_tokens) piece = some<8>(stage, piece, first_unit, of_row, n_tokens, watch);

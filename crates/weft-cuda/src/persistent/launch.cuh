@@ -43,7 +43,7 @@ struct Launch {
     u32 n_ops, n_steps;           // ops of a token; tokens of every lane
     u32 number;                   // of the launch's first op, less one
     u32 withheld;                 // an op whose results the first block keeps to itself, for tests
-    u32 n_stages, x_units;        // of the ring; of a warp's stage for inputs, each of one token
+    u32 n_stages;                 // of the ring
     Chooses chooses;
 
     // Where a step's shares of attention are added up.
@@ -99,6 +99,7 @@ struct Block {
     int warp, lane;
     u32 n_tokens;
     bool draws;    // whether tokens are found as draws say: known to each kernel, so that others need no instructions for it
+    bool fixed;    // whether the kernel is made for so many tokens, all of them outputs
     u32 flip;      // which of two sums is next
     u32 step;      // tokens that every lane has behind it in this launch
     u32 op;        // of the plan
@@ -116,9 +117,9 @@ struct Block {
     }
     // Whether the launch ends with it.
     __device__ __forceinline__ bool is_last() const { return op + 1 == launch.n_ops; }
-    // Whether there are registers for a product's weights: for one token of a narrow model, where the compiler needs few for
-    // addresses and norms.
-    __device__ __forceinline__ bool holds_weights() const { return __CUDA_ARCH__ >= 900 && n_tokens == 1 && HIDDEN_UNITS <= TWO_BLOCKS_UNITS; }
+    // Whether there are registers for a product's weights: those of a narrow model where the compiler knows the number of tokens, and needs
+    // few for addresses and norms.
+    __device__ __forceinline__ bool holds_weights() const { return __CUDA_ARCH__ >= 900 && fixed && HIDDEN_UNITS <= TWO_BLOCKS_UNITS; }
     __device__ __forceinline__ u32 thread() const { return warp * 32 + lane; }
     // The number of results made `before` ops ago.
     __device__ __forceinline__ u32 number_before(u32 before) const {

@@ -29,7 +29,7 @@ use crate::tables::{Lists, StepAddresses};
 use crate::weights::ModelWeights;
 pub(crate) use device::{is_compiled, make};
 use memory::Words;
-use split::{Sizes, Split};
+use split::Split;
 
 /// Threads of a block: eight warps that compute, one that copies.
 const THREADS: usize = 288;
@@ -67,7 +67,6 @@ struct Arguments {
     number: u32,
     withheld: u32,
     n_stages: u32,
-    x_units: u32,
     chooses: u32,
 }
 
@@ -227,7 +226,7 @@ impl Persistent {
         let counts = &lists.counts;
         lists.queries_of_items().all(|n| n == 1 || n > 1 && counts.n_tokens > 1)
             && counts.n_partials <= self.words.most_partials
-            && self.split.sizes(counts.n_tokens).is_some()
+            && self.split.n_stages(counts.n_tokens).is_some()
     }
 
     /// The first block keeps the results of an op to itself: the launch must notice. For tests.
@@ -296,8 +295,7 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError>
     persistent.is_running = true;
     let CudaDevice { weights, buffers, rope, few, gpu, sampling, .. } = &*device;
     let persistent = device.persistent.as_ref().expect("as above");
-    let n_tokens = device.lists.counts.n_tokens;
-    let Sizes { n_stages, x_units } = persistent.split.sizes(n_tokens).expect("it takes the lists");
+    let n_stages = persistent.split.n_stages(device.lists.counts.n_tokens);
     let arguments = Arguments {
         step: few.addresses(),
         layers: persistent.layers.address(),
@@ -325,8 +323,7 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError>
         n_steps: run.n_steps as u32,
         number,
         withheld: persistent.withheld,
-        n_stages: n_stages as u32,
-        x_units: x_units as u32,
+        n_stages: n_stages.expect("it takes the lists") as u32,
         chooses: run.chooses as u32,
     };
     let launch = Launch {
@@ -335,13 +332,7 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError>
         early: false,
         cooperative: true,
     };
-    let kernels = &persistent.kernels;
-    let kernel = match (n_tokens, run.chooses) {
-        (1, Chooses::ByDraws) => &kernels.one_drawn,
-        (1, _) => &kernels.one,
-        (_, Chooses::ByDraws) => &kernels.several_drawn,
-        _ => &kernels.several,
-    };
+    let kernel = persistent.kernels.of(&device.lists, run.chooses == Chooses::ByDraws);
     kernel.launch(gpu, launch, &[&arguments])
 }
 

@@ -66,27 +66,43 @@ struct NormInput {
         block.stages.release(1, block.lane);
     }
 
-    // This lane's pairs of a row. The embedding is no hop: every block reads it for itself.
-    __device__ __forceinline__ void await_row(u32 (&pairs)[HIDDEN_UNITS], u32 row) const {
-        const Launch &launch = block.launch;
-        const u32 token = kind == NORM_HEAD && block.n_tokens > 1 ? block.shared.outputs[row] : row;
-        const u32 word = block.warp * HIDDEN_UNITS * 16 + block.lane % 16;
+    // The i-th row, from a row on, that this half of a warp has.
+    __device__ __forceinline__ u32 own_row(u32 first, int i) const { return min(first + block.lane / 16 + i * 2, n_rows - 1); }
+    __device__ __forceinline__ u32 token_of(u32 row) const { return kind == NORM_HEAD && block.n_tokens > 1 ? block.shared.outputs[row] : row; }
+    __device__ __forceinline__ u32 own_word() const { return block.warp * HIDDEN_UNITS * 16 + block.lane % 16; }
+
+    // This lane's pairs of a row of the embedding. That is no hop: every block reads it for itself.
+    __device__ __forceinline__ void read_embedded(u32 (&pairs)[HIDDEN_UNITS], u32 row) const {
+        const u32 word = own_word();
+#pragma unroll
+        for (int i = 0; i < HIDDEN_UNITS; ++i)
+            pairs[i] = ((const u32 *)embedded(block.launch, block.shared.tokens[token_of(row)], word / 4 + i * 4))[word % 4];
+    }
+    // Those that other blocks make, from its first word on, and whether all are there.
+    __device__ __forceinline__ bool ask_row(u32 (&pairs)[HIDDEN_UNITS], const u64 *words) const {
+        const u32 number = block.number_before(1);
+        bool all = true;
+#pragma unroll
+        for (int i = 0; i < HIDDEN_UNITS; ++i) {
+            u64 got = (u64)number << 32;
+            if (HIDDEN_STRIDE == HIDDEN || (own_word() + i * 16) * 2 < HIDDEN) got = load_word(words + i * 16);
+            all &= number_of(got) == number;
+            pairs[i] = value_of(got);
+        }
+        return all;
+    }
+    template <int N> __device__ __forceinline__ void await_some(u32 (&pairs)[N][HIDDEN_UNITS], u32 first) const {
         if (block.shared.ops[block.op - 1] == EMBED) {
 #pragma unroll
-            for (int i = 0; i < HIDDEN_UNITS; ++i)
-                pairs[i] = ((const u32 *)embedded(launch, block.shared.tokens[token], word / 4 + i * 4))[word % 4];
+            for (int i = 0; i < N; ++i) read_embedded(pairs[i], own_row(first, i));
         } else {
-            const u64 *words = launch.x + token * (HIDDEN_STRIDE / 2) + word;
-            const u32 number = block.number_before(1);
+            const u64 *words[N];
+#pragma unroll
+            for (int i = 0; i < N; ++i) words[i] = block.launch.x + token_of(own_row(first, i)) * (HIDDEN_STRIDE / 2) + own_word();
             block.watch.until([&] {
                 bool all = true;
 #pragma unroll
-                for (int i = 0; i < HIDDEN_UNITS; ++i) {
-                    u64 got = (u64)number << 32;
-                    if (HIDDEN_STRIDE == HIDDEN || (word + i * 16) * 2 < HIDDEN) got = load_word(words + i * 16);
-                    all &= number_of(got) == number;
-                    pairs[i] = value_of(got);
-                }
+                for (int i = 0; i < N; ++i) all &= ask_row(pairs[i], words[i]);
                 return all;
             });
         }
@@ -117,36 +133,44 @@ struct NormInput {
     __device__ __forceinline__ void begin(u32 part) const {
         if (part == 0 && !awaited) await_rows();
     }
-    __device__ __forceinline__ bool holds() const { return block.holds_weights(); }
+    // Several leave registers for a part of the weights (`sum_tiles`).
+    __device__ __forceinline__ bool holds() const { return block.holds_weights() && block.n_tokens == 1; }
     __device__ __forceinline__ void await_rows() const {
-        u32 pairs[HIDDEN_UNITS];
-        const u32 half = block.lane / 16;
-        if (n_rows <= 2) {
-            const u32 row = min(half, n_rows - 1);
-            await_row(pairs, row);
-            sum_squares(pairs, row);
-            meet();
-            normalise(pairs, row);
-        } else {
-#pragma unroll 1
-            for (u32 first = 0; first < n_rows; first += 2) {
-                const u32 row = min(first + half, n_rows - 1);
-                await_row(pairs, row);
-                sum_squares(pairs, row);
-#pragma unroll
-                for (int i = 0; i < HIDDEN_UNITS; ++i) at(i, row) = pairs[i];
-            }
-            meet();
-#pragma unroll 1
-            for (u32 first = 0; first < n_rows; first += 2) {
-                const u32 row = min(first + half, n_rows - 1);
-#pragma unroll
-                for (int i = 0; i < HIDDEN_UNITS; ++i) pairs[i] = at(i, row);
-                __syncwarp();
-                normalise(pairs, row);
-            }
-        }
+        if (n_rows <= 2) await_kept<1>();
+        else if (block.holds_weights()) await_kept<2>();
+        else await_staged();
         __syncwarp();
+    }
+    // N rows of every half of a warp, in registers until their squares are there.
+    template <int N> __device__ __forceinline__ void await_kept() const {
+        u32 pairs[N][HIDDEN_UNITS];
+        await_some(pairs, 0);
+#pragma unroll
+        for (int i = 0; i < N; ++i) sum_squares(pairs[i], own_row(0, i));
+        meet();
+#pragma unroll
+        for (int i = 0; i < N; ++i) normalise(pairs[i], own_row(0, i));
+    }
+    // Any number of them, in the stage until then.
+    __device__ __forceinline__ void await_staged() const {
+        u32 pairs[1][HIDDEN_UNITS];
+#pragma unroll 1
+        for (u32 first = 0; first < n_rows; first += 2) {
+            const u32 row = own_row(first, 0);
+            await_some(pairs, first);
+            sum_squares(pairs[0], row);
+#pragma unroll
+            for (int i = 0; i < HIDDEN_UNITS; ++i) at(i, row) = pairs[0][i];
+        }
+        meet();
+#pragma unroll 1
+        for (u32 first = 0; first < n_rows; first += 2) {
+            const u32 row = own_row(first, 0);
+#pragma unroll
+            for (int i = 0; i < HIDDEN_UNITS; ++i) pairs[0][i] = at(i, row);
+            __syncwarp();
+            normalise(pairs[0], row);
+        }
     }
     __device__ __forceinline__ uint4 unit(u32 part, int u) const { return StagedUnits{block.x, n_rows, block.lane}[part * PART_UNITS + u]; }
     __device__ __forceinline__ void next() { awaited = true; }
@@ -199,11 +223,11 @@ __device__ __forceinline__ bool stream_norm(Copier &copier, const Launch &launch
 // The three products of a norm. The best of the logits that they computed, if any.
 __device__ __forceinline__ u64 run_norm_product(Block &block, OpKind kind) {
     const Tiles own = norm_tiles(block.launch, block.layer(), block.shared.shares, kind);
-    const u32 n_rows = kind == NORM_HEAD && block.n_tokens > 1 ? block.shared.n_outputs : block.n_tokens;
+    const u32 n_rows = kind == NORM_HEAD && !block.fixed ? block.shared.n_outputs : block.n_tokens;
     u64 best = NO_CANDIDATE;
     if (own.first == own.end) return best;
     NormInput input(block, kind, n_rows);
-    if (!input.holds()) input.await_rows(), input.next();
+    if (!block.holds_weights()) input.await_rows(), input.next();
     multiply_tiles<NORM_TILES, 2, HIDDEN_UNITS, 1>(block.stages, block.shared.scratch.sums, block.flip, own, n_rows, block.warp, block.lane,
                                                 input, NormStore{block, kind, best});
     return best;
@@ -223,8 +247,7 @@ template <OpKind KIND> __device__ __forceinline__ void run_add(Block &block) {
     const u32 number = block.number_before(1);
     const AwaitedRows rows = KIND == PROJ_ADD ? AwaitedRows{launch.a, Q_STRIDE / 2, Q_WIDTH, number}
                                               : AwaitedRows{launch.h, INTER_STRIDE / 2, INTER, number};
-    const u32 x_units = block.n_tokens == 1 ? FEWEST_X_UNITS : launch.x_units;
-    const AwaitedInput input = {block, rows, UNITS, max(x_units / block.n_tokens / PART_UNITS, 1u)};
+    const AwaitedInput input = {block, rows, UNITS, max(x_units(block.n_tokens) / block.n_tokens / PART_UNITS, 1u)};
     multiply_tiles<ADD_TILES, 1, UNITS, CHAINS>(block.stages, block.shared.scratch.sums, block.flip, own, block.n_tokens, block.warp, block.lane,
                                         input, [&](int tile, u32 token, u32 row, const float (&sum)[1], bool there) {
         const u32 r = tile * 8 + row;

@@ -149,29 +149,36 @@ __device__ __forceinline__ void sum_held_tiles(Stages &stages, WarpSums &sums, u
     }
 }
 
-// The same where several tokens leave no registers for that: part by part, tokens the rows of a product, which all tiles share.
+// The same where several tokens leave fewer registers: part by part, tokens the rows of a product, which all tiles share. Where a row is
+// a part, so many units are read before the input is awaited.
+constexpr int MOST_EARLY = 12;
 template <int N, int UNITS, int CHAINS, class Input>
 __device__ __forceinline__ void sum_tiles(Stages &stages, WarpSums &sums, u32 flip, u32 n_tokens, int warp, int lane, const Input &input) {
-    constexpr int PARTS = (UNITS + PART_UNITS - 1) / PART_UNITS;
+    constexpr int PARTS = (UNITS + PART_UNITS - 1) / PART_UNITS, FIT = MOST_EARLY / N, EARLY = PARTS > 1 ? 0 : FIT < UNITS ? FIT : UNITS;
+    const u32 zero = unknown_zero();
     float sum[N][4] = {}, before[N][4]; // of the last chain, and of the one before it
     static_assert(CHAINS <= 2, "chains are at most two");
 #pragma unroll 1
     for (int part = 0; part < PARTS; ++part) {
-        input.begin(part);
+        if (EARLY == 0) input.begin(part);
         stages.wait_for_all(N, lane);
         const PartUnits<N, UNITS> units(stages, 0, part, warp, lane);
-        uint4 held[N][PART_UNITS];
+        uint4 held[PART_UNITS][N];
+        const auto read = [&](int i) { held[i / N][i % N] = units(i % N, i / N); };
 #pragma unroll
-        for (int i = 0; i < N * PART_UNITS; ++i) held[i / PART_UNITS][i % PART_UNITS] = units(i / PART_UNITS, i % PART_UNITS);
+        for (int i = 0; i < N * EARLY; ++i) read(i);
+        if (EARLY > 0) input.begin(part);
+#pragma unroll
+        for (int i = N * EARLY; i < N * PART_UNITS; ++i) read(i);
 #pragma unroll
         for (int u = 0; u < PART_UNITS; ++u) {
             if (UNITS % PART_UNITS != 0 && part * PART_UNITS + u >= UNITS) break;
             if (CHAINS > 1 && part * PART_UNITS + u == chain_units(UNITS, CHAINS))
 #pragma unroll
                 for (int i = 0; i < N * 4; ++i) before[i / 4][i % 4] = sum[i / 4][i % 4], sum[i / 4][i % 4] = 0.0f;
-            const uint4 x = input.unit(part, u);
+            const Interleaved x(input.unit(part, u), make_uint4(0, 0, 0, 0), zero);
 #pragma unroll
-            for (int tile = 0; tile < N; ++tile) mma32(sum[tile], x, make_uint4(0, 0, 0, 0), held[tile][u]);
+            for (int tile = 0; tile < N; ++tile) mma32(sum[tile], x, held[u][tile]);
         }
         stages.release(N, lane);
     }

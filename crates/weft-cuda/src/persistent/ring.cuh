@@ -8,7 +8,12 @@
 constexpr int MOST_STAGES = 16;
 constexpr int FEW_IN_FLIGHT = HIDDEN_UNITS > TWO_BLOCKS_UNITS ? 3 : 2, PAGES_IN_FLIGHT = 3, MANY_IN_FLIGHT = 5;
 constexpr int PART_UNITS = 4; // units of a warp in a stage, at most
-constexpr u32 FEWEST_X_UNITS = PART_UNITS * 8; // that a warp's stage for inputs has room for, each of one token
+// Units, each of one token, that a warp's stage for inputs has room for (split.rs): a norm's rows, a part of eight tokens, and all that
+// a narrow model's warp has of up to four.
+constexpr u32 x_units(u32 n_tokens) {
+    const u32 rows = n_tokens * HIDDEN_UNITS, whole = n_tokens <= 4 ? n_tokens * LONGEST_STRETCH : 0, part = 8 * PART_UNITS;
+    return rows > whole ? rows > part ? rows : part : whole > part ? whole : part;
+}
 constexpr int WEIGHT_STAGE_BYTES = WARPS * PART_UNITS * UNIT_BYTES;
 constexpr int LONG_STAGE_BYTES = WEIGHT_STAGE_BYTES > SIDE_BYTES ? WEIGHT_STAGE_BYTES : SIDE_BYTES;
 

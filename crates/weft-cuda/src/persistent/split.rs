@@ -12,8 +12,8 @@ const UNIT_BYTES: usize = 512;
 const PART_UNITS: usize = 4;
 /// Bytes of 32 columns of one token.
 const X_UNIT_BYTES: usize = 64;
-/// Units that a warp's stage for inputs has at least: a part of a row for each of eight tokens.
-const FEWEST_X_UNITS: usize = PART_UNITS * 8;
+/// Up to so many tokens have room in it for all that a narrow model's warp has of their rows.
+const WHOLE_TOKENS: usize = 4;
 /// A section's keys and values are in the ring at once, and the tiles that are computed together.
 const FEWEST_STAGES: usize = 8;
 /// Stages that barriers are made for.
@@ -25,15 +25,7 @@ pub(crate) struct Split {
     pub(crate) dynamic_bytes: usize,
     stage_bytes: usize,
     hidden_units: usize,
-}
-
-/// The split of one launch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Sizes {
-    /// Stages of the ring.
-    pub(crate) n_stages: usize,
-    /// Units, each of one token, in a warp's stage for inputs.
-    pub(crate) x_units: usize,
+    narrow_units: usize,
 }
 
 impl Split {
@@ -43,6 +35,7 @@ impl Split {
             dynamic_bytes,
             stage_bytes: (WARPS * PART_UNITS * UNIT_BYTES).max(page_side_bytes),
             hidden_units: padded(config.hidden) / COLUMN_STEP,
+            narrow_units: shape.chip.longest_stretch(),
         }
     }
 
@@ -55,16 +48,22 @@ impl Split {
         let reason = || {
             format!("its ring does not fit the {kib} KiB of shared memory that a block has here")
         };
-        self.sizes(1).is_none().then(reason)
+        self.n_stages(1).is_none().then(reason)
     }
 
-    /// Sizes for steps of some tokens; none where they do not fit.
-    pub(crate) fn sizes(&self, n_tokens: usize) -> Option<Sizes> {
-        // A norm needs all of a row before any of it can be multiplied.
-        let x_units = (self.hidden_units * n_tokens).max(FEWEST_X_UNITS);
-        let ring_bytes = self.dynamic_bytes.checked_sub(WARPS * x_units * X_UNIT_BYTES)?;
+    /// Units, each of one token, in a warp's stage for inputs; as kernels have it. A norm needs all of a row before any of it can
+    /// be multiplied; of other rows there is room for a part of each of eight tokens.
+    fn x_units(&self, n_tokens: usize) -> usize {
+        let whole = if n_tokens <= WHOLE_TOKENS { n_tokens * self.narrow_units } else { 0 };
+        (self.hidden_units * n_tokens).max(whole).max(PART_UNITS * 8)
+    }
+
+    /// Stages of the ring in steps of some tokens; none where they do not fit.
+    pub(crate) fn n_stages(&self, n_tokens: usize) -> Option<usize> {
+        let x_bytes = WARPS * self.x_units(n_tokens) * X_UNIT_BYTES;
+        let ring_bytes = self.dynamic_bytes.checked_sub(x_bytes)?;
         let n_stages = (ring_bytes / self.stage_bytes).min(MOST_STAGES);
-        (n_stages >= FEWEST_STAGES).then_some(Sizes { n_stages, x_units })
+        (n_stages >= FEWEST_STAGES).then_some(n_stages)
     }
 }
 
@@ -74,19 +73,22 @@ mod tests {
     use crate::shape::Chip;
     use weft::shapes;
 
-    fn sizes(name: &str, shared_kib: usize, n_tokens: usize) -> Option<Sizes> {
+    /// Stages, and units of a warp's stage for inputs.
+    fn sizes(name: &str, shared_kib: usize, n_tokens: usize) -> Option<(usize, usize)> {
         let config = shapes::config(name).unwrap();
         let shape = Shape::new(&config, Chip::HOPPER).unwrap();
         // About what the kernel takes besides.
-        Split::new(&config, &shape, (shared_kib << 10) - 32_000).sizes(n_tokens)
+        let split = Split::new(&config, &shape, (shared_kib << 10) - 32_000);
+        split.n_stages(n_tokens).map(|n_stages| (n_stages, split.x_units(n_tokens)))
     }
 
     #[test]
     fn an_h200_holds_what_models_up_to_8b_need() {
-        assert_eq!(sizes("qwen3-0.6b", 227, 1), Some(Sizes { n_stages: 11, x_units: 32 }));
-        assert_eq!(sizes("qwen3-0.6b", 227, 8), Some(Sizes { n_stages: 11, x_units: 32 }));
-        assert_eq!(sizes("qwen3-1.7b", 227, 8), Some(Sizes { n_stages: 10, x_units: 64 }));
-        assert_eq!(sizes("qwen3-8b", 227, 8), Some(Sizes { n_stages: 8, x_units: 128 }));
+        assert_eq!(sizes("qwen3-0.6b", 227, 1), Some((11, 32)));
+        assert_eq!(sizes("qwen3-0.6b", 227, 4), Some((10, 48)));
+        assert_eq!(sizes("qwen3-0.6b", 227, 8), Some((11, 32)));
+        assert_eq!(sizes("qwen3-1.7b", 227, 8), Some((10, 64)));
+        assert_eq!(sizes("qwen3-8b", 227, 8), Some((8, 128)));
     }
 
     #[test]
