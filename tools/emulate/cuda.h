@@ -85,7 +85,9 @@ struct EmulatedWarp {
 };
 struct EmulatedBlock {
     u32 index;
-    std::vector<u8> shared, dynamic;
+    std::vector<u8> shared;
+    u8 *dynamic;
+    size_t dynamic_bytes;
     EmulatedWarp warps[9];
     u32 arrived[2] = {}, meetings[2] = {};
 };

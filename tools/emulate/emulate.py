@@ -38,7 +38,7 @@ INSTRUCTIONS = [
     (r'asm volatile\("mov\.u32 %0, %%ctaid\.x;" : "=r"\((\w+)\)\);', r"\1 = blockIdx.x;"),
     (r'asm volatile\("mov\.u32 %0, %%tid\.x;" : "=r"\((\w+)\)\);', r"\1 = threadIdx.x;"),
     (r'asm volatile\("prefetch\.global\.L2 .*?"memory"\);', "(void)at;"),
-    (r"extern __shared__ .*? ring_memory\[\];", "u8 *ring_memory = current->block->dynamic.data();"),
+    (r"extern __shared__ .*? ring_memory\[\];", "u8 *ring_memory = current->block->dynamic;"),
     (r"__shared__ BlockShared shared;", "BlockShared &shared = *(BlockShared *)current->block->shared.data();"),
     (r"while \(copier\.ring\.attended", "while (let_others_run(), copier.ring.attended"),
     (r"while \(!shared\.ring\.left\) \{\}", "while (!shared.ring.left) let_others_run();"),
@@ -91,7 +91,7 @@ def constants(family, sizes):
 def build(folder, model, revision):
     family, sizes, n_blocks = MODELS[model]
     (folder / "kernel.inc").write_text(kernel(revision))
-    own = {"N_BLOCKS": n_blocks} | ({"LONGEST_STRETCH": 1000} if revision else {})
+    own = {"N_BLOCKS": n_blocks}
     if sizes["hidden_size"] > 8 * n_blocks:  # A block has several tiles: one chain.
         own |= {"PROJ_CHAINS": 1, "DOWN_CHAINS": 1}
     defines = [define for define in constants(family, sizes) if define.split("=")[0] not in own]
@@ -109,7 +109,7 @@ def run(program, case, seed):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--against", metavar="REVISION", help="whose kernel must leave the same bits; packs without stretches")
+    parser.add_argument("--against", metavar="REVISION", help="whose kernel must leave the same bits; its `Launch` must be this one's")
     parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
     parser.add_argument("--log", type=argparse.FileType("w"), default=sys.stdout)
     arguments = parser.parse_args()

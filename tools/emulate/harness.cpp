@@ -17,7 +17,7 @@ static u64 emulated_clock_ns() { return (rounds + 1) * 10'000; }
 #include "kernel.inc"
 
 constexpr int PAGES = 272, POSITIONS = 17152, MOST_PARTS = 80;
-constexpr size_t STACK_BYTES = 64 << 10, DYNAMIC_BYTES = 300'000;
+constexpr size_t STACK_BYTES = 64 << 10;
 
 struct Random {
     u64 state;
@@ -137,7 +137,7 @@ static const Launch *launched;
 static void thread_main() {
     using Kernel = void (*)(const Launch);
     const Kernel kernels[4][2] = {{decode, decode_drawn}, {decode_one, decode_one_drawn}, {decode_two, decode_two_drawn}, {decode_four, decode_four_drawn}};
-    const u32 n_tokens = launched->step.counts[0], n_outputs = launched->step.counts[1]; // as kernels.rs chooses
+    const u32 n_tokens = launched->step.counts[0], n_outputs = launched->step.counts[1]; // as kernels.rs chooses; no token asks twice here
     const int own = n_tokens == 1 ? 1 : n_tokens != n_outputs ? 0 : n_tokens == 2 ? 2 : n_tokens == 4 ? 3 : 0;
     kernels[own][launched->chooses == CHOOSES_BY_DRAWS](*launched);
     current->done = true;
@@ -167,7 +167,7 @@ static void complete_some_copies() {
 static void run(const Launch &launch) {
     launched = &launch;
     for (EmulatedBlock &block : blocks) {
-        std::fill(block.dynamic.begin(), block.dynamic.end(), 0xab);
+        memset(block.dynamic, 0xab, block.dynamic_bytes);
         std::fill(block.shared.begin(), block.shared.end(), 0xcd);
     }
     for (Fiber &fiber : fibers) begin_fiber(fiber);
@@ -269,12 +269,13 @@ static void check_told(const Launch &launch, const Lists &lists, int n_lanes) {
 
 int main(int, char **arguments) {
     const int n_lanes = atoi(arguments[1]), n = atoi(arguments[2]), before = atoi(arguments[3]), n_steps = atoi(arguments[4]);
+    const size_t dynamic_bytes = (size_t)atoi(arguments[5]) * LONG_STAGE_BYTES + WARPS * x_units(n_lanes * n) * 64;
     schedule.state += 977 * atoi(arguments[6]);
     fibers.resize(N_BLOCKS * 288);
     for (u32 i = 0; i < fibers.size(); ++i) {
         EmulatedBlock &block = blocks[i / 288];
         block.index = i / 288;
-        block.shared.resize(sizeof(BlockShared)), block.dynamic.resize(DYNAMIC_BYTES);
+        block.shared.resize(sizeof(BlockShared)), block.dynamic_bytes = dynamic_bytes, block.dynamic = i % 288 == 0 ? guarded<u8>(dynamic_bytes) : block.dynamic;
         fibers[i] = {nullptr, aligned_alloc(4096, STACK_BYTES), &block, i % 288, false};
     }
     Lists lists;

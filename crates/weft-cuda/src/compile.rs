@@ -26,8 +26,19 @@ pub struct Compiled {
 /// source says so, because two kernels must round alike.
 const OPTIONS: [&str; 4] = ["-std=c++17", "-fmad=false", "-default-device", "--ptxas-options=-v"];
 
-/// Earlier compilers compile one kernel after the other, and may not know the option.
+/// Kernels side by side, on all cores; the machine code is the same. Earlier compilers may not know it.
+const SPLIT: &str = "--split-compile=0";
 const SPLITS_SINCE: i32 = 13;
+
+/// All options, for a compiler of a major version.
+fn options(arch: &str, defines: &[String], major: i32) -> Vec<String> {
+    let split = (major >= SPLITS_SINCE).then(|| SPLIT.to_owned());
+    std::iter::once(format!("--gpu-architecture={arch}"))
+        .chain(OPTIONS.map(str::to_owned))
+        .chain(defines.iter().map(|define| format!("-D{define}")))
+        .chain(split)
+        .collect()
+}
 
 /// Whether the compiler is there; if not, how to get it.
 pub(crate) fn version() -> Result<(i32, i32), CudaError> {
@@ -55,9 +66,8 @@ pub(crate) fn version() -> Result<(i32, i32), CudaError> {
 pub(crate) fn cubin(source: &str, arch: &str, defines: &[String]) -> Result<Vec<u8>, CudaError> {
     let (major, minor) = version()?;
     let mut hash = Sha256::new();
-    let parts = [source, arch, &format!("{major}.{minor}")];
-    let all = parts.into_iter().chain(OPTIONS).chain(defines.iter().map(String::as_str));
-    for part in all {
+    let parts = [source.to_owned(), format!("{major}.{minor}")];
+    for part in parts.into_iter().chain(options(arch, defines, major)) {
         hash.update(part.len().to_le_bytes());
         hash.update(part);
     }
@@ -82,15 +92,9 @@ pub fn compile(source: &str, arch: &str, defines: &[String]) -> Result<Compiled,
         CString::new(source).map_err(|_| failed("a zero byte in the source".to_owned()))?;
     let program = result::create_program(&source, Some(c"weft.cu"))
         .map_err(|error| failed(error.to_string()))?;
-    let mut options = vec![format!("--gpu-architecture={arch}")];
-    options.extend(OPTIONS.map(str::to_owned));
-    options.extend(defines.iter().map(|define| format!("-D{define}")));
-    if major >= SPLITS_SINCE {
-        options.push("--split-compile=0".to_owned()); // kernels side by side, on all cores
-    }
     // SAFETY: the program was just made, and is destroyed once, at the end.
     unsafe {
-        let compiled = result::compile_program(program, &options);
+        let compiled = result::compile_program(program, &options(arch, defines, major));
         let report = result::get_program_log(program).unwrap_or_default();
         let report: Vec<u8> = report.iter().map(|c| *c as u8).take_while(|c| *c != 0).collect();
         let report = String::from_utf8_lossy(&report).into_owned();

@@ -5,6 +5,7 @@ use weft::kv::PAGE_ROWS;
 
 use crate::driver::{Kernel, Module};
 use crate::error::CudaError;
+use crate::persistent::Split;
 use crate::shape::{Chip, Shape};
 use crate::tables::{Counts, Lists};
 
@@ -56,7 +57,9 @@ pub fn defines(
     chip: Chip,
     with_persistent: bool,
 ) -> Result<Vec<String>, CudaError> {
-    let mut defines = Shape::new(config, chip)?.defines(config);
+    let shape = Shape::new(config, chip)?;
+    let mut defines = shape.defines(config);
+    defines.push(Split::new(config, &shape, chip.shared_bytes).define());
     if with_persistent {
         defines.push("PERSISTENT=1".to_owned());
     }
@@ -111,32 +114,33 @@ pub(crate) struct Kernels {
     module: Module,
 }
 
-/// Kernels that run a whole plan, without `_drawn`, and how many tokens they are made for: all of them outputs, none of which asks
-/// a section twice. The last one takes what the others do not.
+/// Kernels that run a whole plan, without `_drawn`, and how many tokens they are made for: all of them outputs, and no section has more
+/// queries than there are tokens. The last one takes what the others do not.
 pub const WHOLE_PLANS: [(&str, Option<usize>); 4] =
     [("decode_one", Some(1)), ("decode_two", Some(2)), ("decode_four", Some(4)), ("decode", None)];
 
-/// Which of them runs a step, by the most queries that a section has. A single token that asks a section twice is none's.
-fn plan_for(counts: &Counts, most_queries: usize) -> usize {
+/// Which of them runs a step, by the most queries that a section has. A single token may be no output; that it asks no section twice
+/// `Persistent::takes` sees to.
+pub(crate) fn plan_for(counts: &Counts, most_queries: usize) -> usize {
     let Counts { n_tokens, n_outputs, .. } = *counts;
     let is_plain = n_tokens == 1 || n_outputs == n_tokens && most_queries <= n_tokens;
     let is_for = |(_, n): &(&str, Option<usize>)| n.is_none_or(|n| n == n_tokens && is_plain);
     WHOLE_PLANS.iter().position(is_for).expect("the last one takes anything")
 }
 
-/// One of them.
+/// One of them: where the next tokens are the best, or nobody asks for them, and where they are drawn.
 struct WholePlan {
-    /// Where the next tokens are the best, or nobody asks for them.
     best: Kernel,
     drawn: Kernel,
 }
+
+/// All of them.
 pub(crate) struct WholePlans(Vec<WholePlan>);
 
 impl WholePlans {
     /// The kernel for the lists of a step.
     pub(crate) fn of(&self, lists: &Lists, is_drawn: bool) -> &Kernel {
-        let most_queries = lists.queries_of_items().max().unwrap_or(0);
-        let plan = &self.0[plan_for(&lists.counts, most_queries as usize)];
+        let plan = &self.0[plan_for(&lists.counts, lists.most_queries())];
         if is_drawn { &plan.drawn } else { &plan.best }
     }
 

@@ -194,6 +194,11 @@ impl Lists {
         self.items.iter().map(|item| item.n_queries)
     }
 
+    /// Those of the item that has the most.
+    pub(crate) fn most_queries(&self) -> usize {
+        self.queries_of_items().max().unwrap_or(0) as usize
+    }
+
     /// Where the shares of a lane's last token go: to its parts from `first` on.
     fn keep_shares(&mut self, index: usize, lane: &Lane<'_>, first: usize, n: usize) {
         if self.shares.len() <= index {

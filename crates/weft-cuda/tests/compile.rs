@@ -72,7 +72,7 @@ fn every_kernel_compiles_for_every_architecture() {
             WHOLE_PLANS.iter().flat_map(|(name, _)| [name.to_string(), format!("{name}_drawn")])
         {
             let (_, bytes) = spills.iter().find(|(name, _)| *name == kernel).expect("a report");
-            let most = if arch == "sm_90a" { 24 } else { 40 };
+            let most = if arch == "sm_90a" { 32 } else { 40 };
             assert!(*bytes <= most, "{arch}: {kernel} spills {bytes} bytes");
         }
     }

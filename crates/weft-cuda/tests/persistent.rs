@@ -361,7 +361,7 @@ fn many_tokens_in_one_launch_are_those_of_one_after_the_other() {
     }
 }
 
-/// The smallest launch of several tokens: what a sanitizer has the patience for.
+/// The smallest launch of several tokens in every kernel: what a sanitizer has the patience for.
 #[test]
 fn a_few_tokens_of_a_small_model() {
     if !gpu_is_there() {
@@ -369,13 +369,47 @@ fn a_few_tokens_of_a_small_model() {
     }
     let config = sizes("qwen3");
     let mut devices = [Launches::Persistent, Launches::Graph].map(|way| device(&config, way));
-    let works = works(&config, &mut devices, &vec![(vec![(300, 3)], 1); 2], 5, 8);
-    let [ours, theirs] = &mut devices;
-    for kind in [0, KINDS] {
-        let draws = || samplers(kind, 2, 1, config.vocab);
+    for (n_lanes, kind) in (1..=4).flat_map(|n| [(n, 0), (n, KINDS)]) {
+        let works = works(&config, &mut devices, &vec![(vec![(300, 3)], 1); n_lanes], 5, 8);
+        let [ours, theirs] = &mut devices;
+        let draws = || samplers(kind, n_lanes, 1, config.vocab);
         let truth = decode(theirs, &config, &works, draws(), (3, Chosen::BySamplers));
         let chosen = Chosen::ByDevice(3, NEVER);
-        assert_eq!(decode(ours, &config, &works, draws(), (3, chosen)), truth);
+        let decoded = decode(ours, &config, &works, draws(), (3, chosen));
+        assert_eq!(decoded, truth, "{n_lanes} lanes, kind {kind}");
+    }
+}
+
+/// A span that some lanes share and one may have twice; more queries of one section than there are tokens are for the kernel that
+/// takes anything.
+#[test]
+fn sections_with_many_queries_give_the_same_bits() {
+    if !gpu_is_there() {
+        return;
+    }
+    for (name, n_lanes, n_new, twice) in [
+        ("qwen3", 2, 1, false),
+        ("qwen3", 2, 1, true),
+        ("small", 2, 1, false),
+        ("small", 4, 1, false),
+        ("small", 4, 1, true),
+        ("small", 1, 2, false),
+        ("wide", 4, 1, false),
+    ] {
+        let config = sizes(name);
+        let mut devices = WAYS.map(|way| device(&config, way));
+        let shared = span(0, 100, 0);
+        devices.iter_mut().for_each(|device| fill(device, &config, &shared, 3));
+        let lane = |lane: usize| {
+            let again = Span { position: 100, ..shared.clone() };
+            let mut old = vec![shared.clone(), again];
+            old.truncate(if twice && lane == 0 { 2 } else { 1 });
+            let own = span(2 + lane as u32, n_new, old.len() * 100);
+            Work::new(&tokens(n_new, lane as u32, config.vocab), 0, old, own)
+        };
+        let works: Vec<Work> = (0..n_lanes).map(lane).collect();
+        compare_prefixes(&config, &mut devices, &works)
+            .unwrap_or_else(|error| panic!("{name}, {n_lanes} lanes, {twice}: {error}"));
     }
 }
 
@@ -436,18 +470,20 @@ fn a_lost_result_is_an_error_and_no_hang() {
     let config = sizes("qwen3");
     let ops = plan(&config);
     let mut devices = WAYS.map(|way| device(&config, way));
-    let works = works(&config, &mut devices, &vec![(vec![(70, 3)], 1); 2], 5, 0);
-    let [mut ours, mut theirs] = devices;
-    let expected = common::run(&mut theirs, &ops, &works);
-    let lanes: Vec<Lane<'_>> = works.iter().map(Work::lane).collect();
-    // The first block has tiles of a matrix only where there are as many as blocks; what it surely has is a section,
-    // whose parts are folded in the same op.
-    let attend = ops.iter().position(|op| *op == Op::Attend { layer: 1 }).unwrap();
-    ours.withhold(Some(attend));
-    let start = Instant::now();
-    let error = ours.run(&ops, &Step { lanes: &lanes }).unwrap_err();
-    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
-    assert_eq!(error.op, ops[attend].to_string(), "{error}");
-    ours.withhold(None);
-    assert_eq!(common::run(&mut ours, &ops, &works), expected);
+    for n_lanes in 1..=4 {
+        let works = works(&config, &mut devices, &vec![(vec![(70, 3)], 1); n_lanes], 5, 0);
+        let [ours, theirs] = &mut devices;
+        let expected = common::run(theirs, &ops, &works);
+        let lanes: Vec<Lane<'_>> = works.iter().map(Work::lane).collect();
+        // The first block has tiles of a matrix only where there are as many as blocks; what it surely has is a section,
+        // whose parts are folded in the same op.
+        let attend = ops.iter().position(|op| *op == Op::Attend { layer: 1 }).unwrap();
+        ours.withhold(Some(attend));
+        let start = Instant::now();
+        let error = ours.run(&ops, &Step { lanes: &lanes }).unwrap_err();
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+        assert_eq!(error.op, ops[attend].to_string(), "{error}");
+        ours.withhold(None);
+        assert_eq!(common::run(ours, &ops, &works), expected);
+    }
 }

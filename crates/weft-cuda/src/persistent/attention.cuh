@@ -62,7 +62,8 @@ __device__ __forceinline__ bool ask_head(Head &head, const u64 *row, int first, 
     return all;
 }
 
-// Rows of queries. Where the kernel is made for so many tokens, none asks an item twice: `WholePlans::of` sees to that.
+// Rows of queries. Where the kernel is made for a number of tokens there are no more of an item than that: `plan_for` sees to it, and
+// for one token `Persistent::takes`.
 __device__ __forceinline__ u32 query_rows(const Block &block, const Item &item) {
     return (block.n_tokens == 1 ? 1 : block.fixed ? min(item.n_queries, block.n_tokens) : item.n_queries) * GROUP;
 }

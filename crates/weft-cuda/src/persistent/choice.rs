@@ -12,10 +12,11 @@ use weft::sampling::{Sampler, Sampling};
 
 use crate::CudaDevice;
 use crate::device::Launches;
+use crate::kernels::WHOLE_PLANS;
 use crate::tables::{Counts, SECTION_ROWS};
 
-/// Lanes that are measured: those that have a kernel of their own, and the most, whose way all others go.
-const LANES: [usize; 4] = [1, 2, 4, 8];
+/// Lanes that are measured: those that kernels are made for, and the most that the one for all others takes.
+const LANES: [usize; WHOLE_PLANS.len()] = [1, 2, 4, 8];
 /// Rows of each. A step goes the way of the most rows that it has; between two it goes the way of the nearer one.
 const ROWS: [usize; 4] = [72, 2056, 8008, 32_008];
 /// From here on a step is nearer to the second, third and last.
@@ -56,11 +57,10 @@ impl Choice {
         Self { refused: Some(reason), ..Self::default() }
     }
 
-    /// Whether a step with these lists runs in the persistent kernel. What was not measured goes as shorter contexts do;
-    /// where no number of rows was, as a graph.
-    pub(crate) fn is_persistent(&self, counts: &Counts) -> bool {
-        let lanes = LANES.iter().position(|lanes| *lanes == counts.n_tokens);
-        let of_lanes = &self.points[lanes.unwrap_or(LANES.len() - 1)];
+    /// Whether a step with these counts runs in the persistent kernel, which would be one of `WHOLE_PLANS`. What was not measured
+    /// goes as shorter contexts do; where no number of rows was, as a graph.
+    pub(crate) fn is_persistent(&self, counts: &Counts, plan: usize) -> bool {
+        let of_lanes = &self.points[plan];
         let rows = counts.n_partials * SECTION_ROWS / counts.n_tokens.max(1);
         let nearest = NEARER_ROWS.iter().filter(|from| rows >= **from).count();
         let measured = of_lanes[..=nearest].iter().rev().find_map(|point| *point);
@@ -206,14 +206,24 @@ fn time_tokens(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::plan_for;
 
     fn point(persistent_us: f64) -> Option<Point> {
         Some(Point { graph_us: 100.0, persistent_us })
     }
 
-    fn counts(n_tokens: usize, rows: usize) -> Counts {
+    /// Of lanes of one token and some rows each.
+    fn is_persistent(choice: &Choice, n_tokens: usize, rows: usize) -> bool {
         let n_partials = n_tokens * rows.div_ceil(SECTION_ROWS);
-        Counts { n_tokens, n_partials, ..Counts::default() }
+        let counts = Counts { n_tokens, n_outputs: n_tokens, n_partials, ..Counts::default() };
+        choice.is_persistent(&counts, plan_for(&counts, 1))
+    }
+
+    #[test]
+    fn every_kernel_is_measured() {
+        for (lanes, (name, n_tokens)) in LANES.iter().zip(WHOLE_PLANS) {
+            assert_eq!(n_tokens.unwrap_or(8), *lanes, "{name}");
+        }
     }
 
     #[test]
@@ -221,18 +231,14 @@ mod tests {
         let one = [point(90.0), point(95.0), point(110.0), None];
         let points = [one, [point(99.0), None, None, None], [point(120.0); 4], [None; 4]];
         let choice = Choice { points, refused: None };
-        assert!(choice.is_persistent(&counts(1, 300)));
-        assert!(choice.is_persistent(&counts(1, 3000)));
-        assert!(choice.is_persistent(&counts(2, 700)));
-        assert!(!choice.is_persistent(&counts(1, 9000)));
-        assert!(!choice.is_persistent(&counts(4, 100)));
+        let goes = |n_tokens, rows| is_persistent(&choice, n_tokens, rows);
+        assert!(goes(1, 300) && goes(1, 3000) && goes(2, 700));
+        assert!(!goes(1, 9000) && !goes(4, 100));
         // What was not measured goes as the shorter context does, or as a graph.
-        assert!(!choice.is_persistent(&counts(1, 30_000)));
-        assert!(choice.is_persistent(&counts(2, 9000)));
-        assert!(!choice.is_persistent(&counts(8, 100)));
+        assert!(!goes(1, 30_000) && goes(2, 9000) && !goes(8, 100));
         let points = [one, [point(99.0); 4], [point(99.0); 4], [point(101.0); 4]];
         let choice = Choice { points, refused: None };
-        assert!(choice.is_persistent(&counts(4, 100)) && !choice.is_persistent(&counts(3, 100)));
+        assert!(is_persistent(&choice, 4, 100) && !is_persistent(&choice, 3, 100));
         let choice = Choice { points: [one, [None; 4], [None; 4], [None; 4]], refused: None };
         assert_eq!(
             choice.to_string(),
@@ -245,7 +251,7 @@ mod tests {
     #[test]
     fn what_was_refused_is_never_chosen() {
         let choice = Choice { points: [[point(1.0); 4]; 4], refused: Some("of this".into()) };
-        assert!(!choice.is_persistent(&counts(1, 100)));
+        assert!(!is_persistent(&choice, 1, 100));
         assert_eq!(choice.to_string(), "graph, because of this");
     }
 

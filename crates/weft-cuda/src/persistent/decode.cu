@@ -60,8 +60,8 @@ __device__ __forceinline__ void stream(BlockShared &shared, const Launch &launch
     if (launch.chooses != CHOOSES_NOTHING) tell_last_shares(shared, launch, n_told, lane);
 }
 
-// The kernel for a number of tokens, all of them outputs, or for any number of several. Where it is known there is less to compute, and
-// registers are left for weights.
+// The kernel for a number of tokens (`plan_for`), or for any number of several. Where it is known there is less to compute, and registers are
+// left for weights.
 constexpr u32 ANY = 0;
 template <u32 TOKENS, bool DRAWS> __device__ __forceinline__ void decode_tokens(const Launch &launch) {
     extern __shared__ __align__(128) u8 ring_memory[];

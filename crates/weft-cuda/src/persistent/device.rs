@@ -7,9 +7,9 @@ use super::choice::Choice;
 use super::split::Split;
 use super::{Parts, Persistent};
 use crate::error::CudaError;
-use crate::kernels::Kernels;
+use crate::kernels::{Kernels, plan_for};
 use crate::shape::Shape;
-use crate::tables::Family;
+use crate::tables::{Family, Lists};
 use crate::{CudaDevice, Launches};
 
 /// Whether the kernels are compiled: where somebody asks for them, and they can be.
@@ -44,7 +44,10 @@ impl CudaDevice {
     /// Whether ops on the lists run in the persistent kernel.
     pub(crate) fn is_persistent(&self, ops: &[Op], family: Family) -> bool {
         let wanted = match self.launches {
-            Launches::Auto => self.choice.is_persistent(&self.lists.counts),
+            Launches::Auto => {
+                let Lists { counts, .. } = &self.lists;
+                self.choice.is_persistent(counts, plan_for(counts, self.lists.most_queries()))
+            }
             launches => launches == Launches::Persistent,
         };
         let takes = |kernel: &Persistent| kernel.takes(&self.lists);

@@ -142,6 +142,7 @@ struct AwaitedRows {
     __device__ __forceinline__ void into(uint4 *stage, int first_unit, u32 n_units, u32 n_tokens, int lane, Watch &watch) const {
         const u32 of_row = n_units * 8;
         const u32 n_pieces = n_tokens * ((of_row + 31) / 32); // of this lane
+        // Whether a row ends with its words is known when compiled, and then so is all of this where the number of tokens is.
         const bool is_even = of_row % 32 == 0 && (row_words * 2 == width || first_unit * 32 + of_row * 4 <= width);
         const auto has = [&](u32 tokens, u32 own) { return is_even && n_tokens == tokens && of_row == own * 32; };
         Piece piece = {0, (u32)lane};

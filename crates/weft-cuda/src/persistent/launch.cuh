@@ -99,7 +99,7 @@ struct Block {
     int warp, lane;
     u32 n_tokens;
     bool draws;    // whether tokens are found as draws say: known to each kernel, so that others need no instructions for it
-    bool fixed;    // whether the kernel is made for so many tokens, all of them outputs
+    bool fixed;    // whether the kernel is made for so many tokens; then all are outputs, in order, or none is
     u32 flip;      // which of two sums is next
     u32 step;      // tokens that every lane has behind it in this launch
     u32 op;        // of the plan

@@ -29,7 +29,7 @@ use crate::tables::{Lists, StepAddresses};
 use crate::weights::ModelWeights;
 pub(crate) use device::{is_compiled, make};
 use memory::Words;
-use split::Split;
+pub(crate) use split::Split;
 
 /// Threads of a block: eight warps that compute, one that copies.
 const THREADS: usize = 288;

@@ -68,7 +68,7 @@ struct NormInput {
 
     // The i-th row, from a row on, that this half of a warp has.
     __device__ __forceinline__ u32 own_row(u32 first, int i) const { return min(first + block.lane / 16 + i * 2, n_rows - 1); }
-    __device__ __forceinline__ u32 token_of(u32 row) const { return kind == NORM_HEAD && block.n_tokens > 1 ? block.shared.outputs[row] : row; }
+    __device__ __forceinline__ u32 token_of(u32 row) const { return kind == NORM_HEAD && !block.fixed ? block.shared.outputs[row] : row; }
     __device__ __forceinline__ u32 own_word() const { return block.warp * HIDDEN_UNITS * 16 + block.lane % 16; }
 
     // This lane's pairs of a row of the embedding. That is no hop: every block reads it for itself.
@@ -137,7 +137,7 @@ struct NormInput {
     __device__ __forceinline__ bool holds() const { return block.holds_weights() && block.n_tokens == 1; }
     __device__ __forceinline__ void await_rows() const {
         if (n_rows <= 2) await_kept<1>();
-        else if (block.holds_weights()) await_kept<2>();
+        else if (n_rows <= 4 && block.holds_weights()) await_kept<2>();
         else await_staged();
         __syncwarp();
     }
@@ -247,7 +247,7 @@ template <OpKind KIND> __device__ __forceinline__ void run_add(Block &block) {
     const u32 number = block.number_before(1);
     const AwaitedRows rows = KIND == PROJ_ADD ? AwaitedRows{launch.a, Q_STRIDE / 2, Q_WIDTH, number}
                                               : AwaitedRows{launch.h, INTER_STRIDE / 2, INTER, number};
-    const AwaitedInput input = {block, rows, UNITS, max(x_units(block.n_tokens) / block.n_tokens / PART_UNITS, 1u)};
+    const AwaitedInput input = {block, rows, UNITS, x_units(block.n_tokens) / block.n_tokens / PART_UNITS};
     multiply_tiles<ADD_TILES, 1, UNITS, CHAINS>(block.stages, block.shared.scratch.sums, block.flip, own, block.n_tokens, block.warp, block.lane,
                                         input, [&](int tile, u32 token, u32 row, const float (&sum)[1], bool there) {
         const u32 r = tile * 8 + row;

@@ -12,7 +12,7 @@ const UNIT_BYTES: usize = 512;
 const PART_UNITS: usize = 4;
 /// Bytes of 32 columns of one token.
 const X_UNIT_BYTES: usize = 64;
-/// Up to so many tokens have room in it for all that a narrow model's warp has of their rows.
+/// Up to so many tokens have room there for all that a warp has of rows of up to `longest_stretch` units.
 const WHOLE_TOKENS: usize = 4;
 /// A section's keys and values are in the ring at once, and the tiles that are computed together.
 const FEWEST_STAGES: usize = 8;
@@ -25,7 +25,7 @@ pub(crate) struct Split {
     pub(crate) dynamic_bytes: usize,
     stage_bytes: usize,
     hidden_units: usize,
-    narrow_units: usize,
+    longest_stretch: usize,
 }
 
 impl Split {
@@ -35,8 +35,14 @@ impl Split {
             dynamic_bytes,
             stage_bytes: (WARPS * PART_UNITS * UNIT_BYTES).max(page_side_bytes),
             hidden_units: padded(config.hidden) / COLUMN_STEP,
-            narrow_units: shape.chip.longest_stretch(),
+            longest_stretch: shape.chip.longest_stretch(),
         }
+    }
+
+    /// Those of one to eight tokens, for kernels, which compute them too.
+    pub(crate) fn define(&self) -> String {
+        let units: Vec<String> = (1..=8).map(|n| self.x_units(n).to_string()).collect();
+        format!("X_UNITS={}", units.join(","))
     }
 
     /// Why the kernel cannot run, if so; where norms' weights do not fit a stage it does not even compile.
@@ -51,10 +57,10 @@ impl Split {
         self.n_stages(1).is_none().then(reason)
     }
 
-    /// Units, each of one token, in a warp's stage for inputs; as kernels have it. A norm needs all of a row before any of it can
-    /// be multiplied; of other rows there is room for a part of each of eight tokens.
+    /// Units, each of one token, in a warp's stage for inputs. A norm needs all of a row before any of it can be multiplied; of
+    /// other rows there is room for a part of each of eight tokens, or for all that a warp has of a few.
     fn x_units(&self, n_tokens: usize) -> usize {
-        let whole = if n_tokens <= WHOLE_TOKENS { n_tokens * self.narrow_units } else { 0 };
+        let whole = if n_tokens <= WHOLE_TOKENS { n_tokens * self.longest_stretch } else { 0 };
         (self.hidden_units * n_tokens).max(whole).max(PART_UNITS * 8)
     }
 
