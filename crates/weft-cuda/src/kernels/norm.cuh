@@ -86,6 +86,7 @@ template <int UNITS> struct OneRow {
         put();
 #pragma unroll
         for (int i = 0; i < UNITS; ++i) units[i] = lane < 4 ? ((const uint4 *)stage)[i * 4 + lane] : make_uint4(0, 0, 0, 0);
+        __syncwarp(); // the stage may be written to after that
     }
     __device__ __forceinline__ void put() {
         __syncwarp();
