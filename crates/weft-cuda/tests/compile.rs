@@ -60,7 +60,9 @@ fn spills(report: &str) -> Vec<(String, usize)> {
 fn every_kernel_compiles_for_every_architecture() {
     let config = shapes::config("qwen3-0.6b").unwrap();
     for arch in ARCHITECTURES {
-        let Some(report) = report(&config, arch, true) else { return };
+        // Where a block has little shared memory the persistent kernels are never compiled (`persistent/split.rs`).
+        let with_persistent = chip(arch).shared_bytes > 128 << 10;
+        let Some(report) = report(&config, arch, with_persistent) else { return };
         let spills = spills(&report);
         for kernel in DECODE_KERNELS {
             let found = spills.iter().find(|(name, _)| name == kernel);
@@ -68,9 +70,8 @@ fn every_kernel_compiles_for_every_architecture() {
             assert_eq!(*bytes, 0, "{arch}: {kernel} spills");
         }
         // The persistent kernel is tuned for sm_90; elsewhere it may keep a few words of a launch, or of a draw, in memory.
-        for kernel in
-            WHOLE_PLANS.iter().flat_map(|(name, _)| [name.to_string(), format!("{name}_drawn")])
-        {
+        let whole = WHOLE_PLANS.iter().filter(|_| with_persistent);
+        for kernel in whole.flat_map(|(name, _)| [name.to_string(), format!("{name}_drawn")]) {
             let (_, bytes) = spills.iter().find(|(name, _)| *name == kernel).expect("a report");
             let most = if arch == "sm_90a" { 32 } else { 40 };
             assert!(*bytes <= most, "{arch}: {kernel} spills {bytes} bytes");
