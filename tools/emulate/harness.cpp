@@ -272,12 +272,12 @@ int main(int, char **arguments) {
     const size_t dynamic_bytes = (size_t)atoi(arguments[5]) * LONG_STAGE_BYTES + WARPS * x_units(n_lanes * n) * 64;
     schedule.state += 977 * atoi(arguments[6]);
     fibers.resize(N_BLOCKS * 288);
-    for (u32 i = 0; i < fibers.size(); ++i) {
-        EmulatedBlock &block = blocks[i / 288];
-        block.index = i / 288;
-        block.shared.resize(sizeof(BlockShared)), block.dynamic_bytes = dynamic_bytes, block.dynamic = i % 288 == 0 ? guarded<u8>(dynamic_bytes) : block.dynamic;
-        fibers[i] = {nullptr, aligned_alloc(4096, STACK_BYTES), &block, i % 288, false};
+    for (u32 i = 0; i < N_BLOCKS; ++i) {
+        blocks[i].index = i;
+        blocks[i].shared.resize(sizeof(BlockShared));
+        blocks[i].dynamic = guarded<u8>(dynamic_bytes), blocks[i].dynamic_bytes = dynamic_bytes;
     }
+    for (u32 i = 0; i < fibers.size(); ++i) fibers[i] = {nullptr, aligned_alloc(4096, STACK_BYTES), &blocks[i / 288], i % 288, false};
     Lists lists;
     for (int lane = 0; lane < n_lanes; ++lane) lists.add_lane(lane, before + 37 * lane + n, n, n_steps);
     if (lists.n_pages > PAGES || lists.n_partials > MOST_PARTS || lists.counts[0] > 8) return printf("too large\n"), 1;
