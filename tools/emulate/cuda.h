@@ -84,12 +84,13 @@ struct EmulatedWarp {
     } operands[32];
 };
 struct EmulatedBlock {
-    u32 index;
+    u32 index, index_y;
     std::vector<u8> shared;
     u8 *dynamic;
     size_t dynamic_bytes;
     EmulatedWarp warps[9];
     u32 arrived[2] = {}, meetings[2] = {};
+    std::vector<u64> statics[16]; // shared memory of `attend`, by name
 };
 struct Fiber {
     void *stack_pointer, *stack;
@@ -106,9 +107,11 @@ asm(".text\n.globl switch_stacks\nswitch_stacks:\n"
     "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n");
 inline void let_others_run() { switch_stacks(&current->stack_pointer, scheduler); }
 #define threadIdx (Index{current->thread, 0, 0})
-#define blockIdx (Index{current->block->index, 0, 0})
-#define gridDim (Index{N_BLOCKS, 1, 1})
-#define blockDim (Index{288, 1, 1})
+#define blockIdx (Index{current->block->index, current->block->index_y, 0})
+#define gridDim grid
+#define blockDim (Index{n_threads, 1, 1})
+inline u32 n_threads = 288; // of a block of the kernel that runs
+inline Index grid = {N_BLOCKS, 1, 1};
 
 inline void meet_at(u32 &arrived, u32 &meetings, u32 n) {
     const u32 meeting = meetings;
@@ -116,9 +119,14 @@ inline void meet_at(u32 &arrived, u32 &meetings, u32 n) {
     else
         while (meetings == meeting) let_others_run();
 }
+template <class T, int NAME> T &of_block() {
+    std::vector<u64> &own = current->block->statics[NAME % 16];
+    if (own.empty()) own.resize((sizeof(T) + 15) / 8, 0xcdcdcdcdcdcdcdcdull);
+    return *(T *)(((uintptr_t)own.data() + 15) / 16 * 16);
+}
 inline EmulatedWarp &own_warp() { return current->block->warps[current->thread / 32]; }
 inline void __syncwarp() { meet_at(own_warp().arrived, own_warp().meetings, 32); }
-inline void __syncthreads() { meet_at(current->block->arrived[0], current->block->meetings[0], 288); }
+inline void __syncthreads() { meet_at(current->block->arrived[0], current->block->meetings[0], n_threads); }
 inline void meet_computing_warps() { meet_at(current->block->arrived[1], current->block->meetings[1], 256); }
 template <class T> T exchange(T value, int from, bool there) {
     EmulatedWarp &warp = own_warp();
@@ -157,6 +165,7 @@ inline u32 __ballot_sync(u32, bool is) {
 inline bool __any_sync(u32 mask, bool is) { return __ballot_sync(mask, is) != 0; }
 inline bool __all_sync(u32 mask, bool is) { return !__any_sync(mask, !is); }
 inline int __ffs(u32 bits) { return __builtin_ffs(bits); }
+inline int __ffsll(u64 bits) { return __builtin_ffsll(bits); }
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 
@@ -259,6 +268,12 @@ inline void copy_eight(u8 *to, u32 to_stride, const u8 *from, u32 from_stride, u
     if (lane < 8) copy(to + lane * to_stride, from + lane * from_stride, bytes, barrier, 0);
 }
 inline void copies_begun(u64 *) {}
+// Without a barrier: at once.
+inline void copy_chunk(void *to, const void *from) { memcpy(to, from, 16); }
+inline void commit_copies() {}
+inline void let_next_start() {}
+inline void wait_for_previous() {}
+template <int PENDING> void await_copies() {}
 inline void bring_near(const void *, int, int) {}
 inline void before_copies() {}
 inline void before_copies_of_stored() {}
@@ -269,3 +284,4 @@ struct Step {
 inline u32 n_tokens(const Step &step) { return step.counts[0]; }
 inline u32 n_outputs(const Step &step) { return step.counts[1]; }
 inline u32 n_items(const Step &step) { return step.counts[2]; }
+inline u32 n_tiles(const Step &step) { return step.counts[3]; }

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Runs the persistent kernel's source on the CPU: no GPU, no CUDA, a C++ compiler and cargo.
+"""Runs the persistent kernel's source on the CPU, and those that it shares pages with: no GPU, no CUDA, a C++ compiler and cargo.
 
     tools/emulate/emulate.py [--models MODEL ...] [--against REVISION] [--log FILE]
 
-Each case is run with two orders of blocks and copies; everything that was written must be the same. With a revision, its
-kernel is run too, and must leave the same bits after every op. See cuda.h for what is emulated, and what is not.
+Each case is run with two orders of blocks and copies; everything that was written must be the same, attention what its
+definition says, and in `attend` and `attend_block` the same bits. With a revision, its kernel is run too, and must leave the same bits after every op. See cuda.h for what is emulated,
+and what is not.
 """
 
 import argparse
@@ -21,12 +22,11 @@ KERNELS = "crates/weft-cuda/src/"
 UP_TO = {
     "ops/norm_qkv.cu": "template <class M>",
     "ops/norm_gate_up.cu": "template <class M>",
-    "ops/attend.cu": "// The pages of a section in shared memory",
     "kernels/norm.cuh": "// Computes",
 }
-LEFT_OUT = {f"kernels/{name}" for name in ["base.cuh", "matvec.cuh", "matmul.cuh", "sent.cuh", "wide.cuh"]}
-LEFT_OUT |= {f"kernels/{name}.cu" for name in ["choose", "rows", "bandwidth"]}
-LEFT_OUT |= {f"ops/{name}.cu" for name in ["attend_block", "proj_add", "down_add", "norm_head", "embed", "rope_store"]}
+LEFT_OUT = {f"kernels/{name}" for name in ["base.cuh", "matvec.cuh", "matmul.cuh", "wide.cuh"]}
+LEFT_OUT |= {f"kernels/{name}.cu" for name in ["choose", "bandwidth"]}
+LEFT_OUT |= {f"ops/{name}.cu" for name in ["proj_add", "down_add", "norm_head", "embed", "rope_store"]}
 # Machine instructions of the kernel, and what they are here.
 INSTRUCTIONS = [
     (r'asm volatile\("bar\.sync 1.*?\);', "meet_computing_warps();"),
@@ -39,6 +39,15 @@ INSTRUCTIONS = [
     (r'asm volatile\("mov\.u32 %0, %%tid\.x;" : "=r"\((\w+)\)\);', r"\1 = threadIdx.x;"),
     (r'asm volatile\("prefetch\.global\.L2 .*?"memory"\);', "(void)at;"),
     (r"extern __shared__ .*? ring_memory\[\];", "u8 *ring_memory = current->block->dynamic;"),
+    (r'asm volatile\("ld\.relaxed\.gpu\.global\.f32 .*?"memory"\);', "word = *at, let_others_run();"),
+    (r'asm volatile\("st\.relaxed\.gpu\.global\.f32 .*?"f"\((.*?)\) : "memory"\);', r"*at = \1;"),
+    (r'asm volatile\("trap;"\);', "abort();"),
+    (r"extern __shared__ .*? keys\[\];", "u8 *keys = current->block->dynamic;"),
+    (r"__shared__ (Pages|SectionScratch|Parts) (\w+);", r"\1 &\2 = of_block<\1, __COUNTER__>();"),
+    (r"__shared__ Item items\[2\];", "using TwoItems = Item[2]; TwoItems &items = of_block<TwoItems, __COUNTER__>();"),
+    (r"__shared__ u32 n_work, n_blocks;", "u32 &n_work = of_block<u32, __COUNTER__>(), &n_blocks = of_block<u32, __COUNTER__>();"),
+    (r"extern __shared__ .*? pages\[\];", "static __align__(16) u8 pages[4 * SIDE_BYTES];"),  # one block after the other
+    (r"__shared__ (__align__\(16\) u16 turned|float finals)", r"static \1"),
     (r"__shared__ BlockShared shared;", "BlockShared &shared = *(BlockShared *)current->block->shared.data();"),
     (r"while \(copier\.ring\.attended", "while (let_others_run(), copier.ring.attended"),
     (r"while \(!shared\.ring\.left\) \{\}", "while (!shared.ring.left) let_others_run();"),
@@ -51,10 +60,15 @@ LONG = dict(hidden_size=64, num_attention_heads=8, num_key_value_heads=2, head_d
 MODELS = {"tiny": ("qwen3", TINY, 8), "bias": ("qwen2", TINY, 8), "odd": ("llama", ODD, 12), "long": ("qwen3", LONG, 6)}
 # More blocks than tiles: some owe the others nothing, and are late.
 MODELS |= {"spare": ("qwen3", TINY, 20)}
-# Lanes, tokens of a lane, rows before, steps, stages.
-CASES = [(1, 1, 0, 2, 8), (1, 1, 600, 6, 10), (1, 1, 16800, 2, 10), (2, 1, 250, 8, 10), (4, 1, 60, 6, 10)]
-CASES += [(3, 1, 200, 8, 9), (8, 1, 5, 3, 16), (4, 2, 60, 1, 11), (3, 2, 250, 1, 8)]
-SPARE_CASES = [(2, 1, 250, 8, 10), (3, 1, 200, 8, 9), (8, 1, 5, 3, 16)]
+# How a lane's rows lie: one span; one with marks inside sections; spans that begin in the middle of
+# a page, with marks.
+PLAIN, MARKED, IN_SPANS = range(3)
+# Lanes, tokens of a lane, rows before, steps, stages, layout.
+CASES = [(1, 1, 0, 2, 8, PLAIN), (1, 1, 600, 6, 10, PLAIN), (1, 1, 16800, 2, 10, PLAIN), (2, 1, 250, 8, 10, PLAIN), (4, 1, 60, 6, 10, PLAIN)]
+CASES += [(3, 1, 200, 8, 9, PLAIN), (8, 1, 5, 3, 16, PLAIN), (4, 2, 60, 1, 11, PLAIN), (3, 2, 250, 1, 8, PLAIN)]
+CASES += [(1, 1, 150, 6, 8, MARKED), (1, 1, 600, 6, 10, MARKED), (4, 1, 60, 6, 10, MARKED), (3, 2, 250, 1, 8, MARKED)]
+CASES += [(1, 1, 290, 6, 10, IN_SPANS), (2, 1, 900, 3, 10, IN_SPANS), (4, 2, 60, 1, 11, IN_SPANS)]
+SPARE_CASES = [(2, 1, 250, 8, 10, PLAIN), (3, 1, 200, 8, 9, PLAIN), (8, 1, 5, 3, 16, PLAIN), (2, 1, 600, 6, 10, MARKED)]
 
 
 def source(path, revision):
@@ -109,7 +123,7 @@ def run(program, case, seed):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--against", metavar="REVISION", help="whose kernel must leave the same bits; its `Launch` must be this one's")
+    parser.add_argument("--against", metavar="REVISION", help="whose kernel must leave the same bits; its `Launch` and lists must be this one's")
     parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
     parser.add_argument("--log", type=argparse.FileType("w"), default=sys.stdout)
     arguments = parser.parse_args()

@@ -1,9 +1,13 @@
-// Runs the persistent kernel on random weights and prints a hash of everything it wrote: after each prefix of the plan,
-// and after several tokens in one launch. Memory ends where it was asked to, so that a read beyond it is a crash.
+// Runs the persistent kernel on random weights and prints a hash of everything it wrote: after each
+// prefix of the plan, and after several tokens in one launch. Memory ends where it was asked to, so
+// that a read beyond it is a crash. Attention of the first layer, and its shares, are computed
+// again: as the definition says, by `attend` and by `attend_block`, and compared. So are kernels
+// that copy rows.
 //
-//     harness LANES TOKENS_OF_A_LANE ROWS_BEFORE STEPS STAGES SEED
+//     harness LANES TOKENS_OF_A_LANE ROWS_BEFORE STEPS STAGES LAYOUT SEED
 //
-// The seed decides in which order blocks run and copies complete; the hashes must not depend on it.
+// The layout decides how a lane's rows lie in spans, and where marks are. The seed decides in which
+// order blocks run and copies complete; the hashes must not depend on it.
 
 #include "cuda.h"
 
@@ -16,7 +20,7 @@ static u64 rounds; // of all blocks
 static u64 emulated_clock_ns() { return (rounds + 1) * 10'000; }
 #include "kernel.inc"
 
-constexpr int PAGES = 272, POSITIONS = 17152, MOST_PARTS = 80;
+constexpr int PAGES = 272, POSITIONS = 17152, MOST_PARTS = 80, MOST_SLOTS = 160;
 constexpr size_t STACK_BYTES = 64 << 10;
 
 struct Random {
@@ -96,37 +100,105 @@ static const float2 *rotations() {
 }
 
 // ---- the lists of a step -----------------------------------------------------------------------
-struct Lists {
-    u32 counts[8] = {}, tokens[8] = {}, positions[8] = {}, outputs[8] = {}, partials[16] = {};
-    std::vector<Item> items;
-    int n_pages = 0, n_partials = 0;
+// A lane is one span; or one with marks; or several spans, of which the second is moved and all but
+// the first begin in the middle of a page. Lanes of the last layout have marks too.
+enum Layout { PLAIN, MARKED, IN_SPANS };
 
-    // A lane of one span with `rows` rows, the last `n` of which are of this step.
-    void add_lane(int lane, int rows, int n, int room) {
-        const int n_pages_of_lane = (rows + room + 63) / 64, first_item = items.size();
-        for (int section = 0; section < (rows + 255) / 256; ++section) {
-            Item item = {};
-            for (int page = 0; page < 4; ++page) item.pages[page] = n_pages + std::min(section * 4 + page, n_pages_of_lane - 1);
-            items.push_back(item);
+struct Span {
+    int first_page, first_row, len, position, home;
+    int row_at(int position_of_row) const { return first_row + position_of_row - position; }
+};
+struct LanePlace {
+    std::vector<Span> spans;
+    std::vector<Section> sections;
+    std::vector<int> marks, stretches; // of slots
+    int stretch_of(int position) const { return std::upper_bound(marks.begin(), marks.end(), position) - marks.begin(); }
+};
+
+struct Lists {
+    u32 counts[8] = {}, tokens[8] = {}, positions[8] = {}, outputs[8] = {}, partials[32] = {};
+    std::vector<Item> items;
+    std::vector<LanePlace> lanes;
+    int n_pages = 0, n_partials = 0, n_slots = 0;
+
+    // A lane with `rows` rows, the last `n` of which are of this step.
+    void add_lane(int rows, int n, int room, Layout layout) {
+        LanePlace lane;
+        const auto add_span = [&](int first_row, int begin, int end, int moved, int more) {
+            if (begin < end) lane.spans.push_back({n_pages, first_row, end - begin, begin, begin + moved});
+            if (begin < end) n_pages += (first_row + end - begin + more + 63) / 64;
+        };
+        const int before = rows - n, third = layout == IN_SPANS ? before / 3 : 0;
+        add_span(0, 0, third, 0, 0);
+        add_span(37, third, 2 * third, 11, 0);
+        add_span(third > 0 ? 21 : 0, 2 * third, rows, 0, room);
+        if (layout != PLAIN) {
+            // In a page, several of them; at a page's end and beside it; at a section's; between
+            // old rows and new ones.
+            for (const int mark : {1, 2, 31, 37, 63, 64, 65, 130, 131, 192, 256, 300, 511, before})
+                if (mark > 0 && mark < rows && (lane.marks.empty() || lane.marks.back() < mark)) lane.marks.push_back(mark);
         }
-        for (int position = rows - n; position < rows; ++position) {
-            const u32 token = counts[0]++, n_parts = position / 256 + 1;
+        const u32 first_slot = n_slots, first_token = counts[0];
+        for (int position = before; position < rows; ++position) {
+            const u32 token = counts[0]++;
             tokens[token] = (token * 13 + 5) % VOCAB;
             positions[token] = position;
-            partials[token * 2] = n_parts, partials[token * 2 + 1] = n_partials;
-            for (u32 section = 0; section < n_parts; ++section) {
-                Item &item = items[first_item + section];
-                const u32 seen = std::min(256u, position + 1 - section * 256);
-                item.queries[item.n_queries++] = {(u16)token, (u16)n_parts, seen, (u32)position, n_partials + section};
-                item.n_rows = std::max(item.n_rows, seen);
-            }
-            Item &own = items[first_item + position / 256];
-            own.stores[own.n_stores++] = token << 16 | position % 256;
-            n_partials += n_parts;
         }
-        outputs[lane] = counts[0] - 1;
-        counts[1] = lane + 1, counts[2] = items.size();
-        n_pages += n_pages_of_lane;
+        const size_t first_item = items.size();
+        std::vector<const Span *> of;
+        std::vector<int> starts;
+        for (const Span &span : lane.spans)
+            for (int start = 0; start < span.first_row + span.len; start += 256) {
+                Item item = {};
+                const int n_pages_of_span = (span.first_row + span.len + (span.position + span.len == rows ? room : 0) + 63) / 64;
+                for (int page = 0; page < 4; ++page) item.pages[page] = span.first_page + std::min(start / 64 + page, n_pages_of_span - 1);
+                item.first = start == 0 ? span.first_row : 0;
+                for (const int mark : lane.marks) {
+                    const int row = span.row_at(mark) - start;
+                    if (row > item.first && row < 256 && mark < span.position + span.len) item.marks[row / 32] |= 1u << row % 32, ++item.n_marks;
+                }
+                items.push_back(item), of.push_back(&span), starts.push_back(start);
+            }
+        for (size_t i = 0; i < of.size(); ++i) {
+            const Item &item = items[first_item + i];
+            Section section = {};
+            const int end = std::min(starts[i] + 256, of[i]->first_row + of[i]->len), row = starts[i] + item.first - of[i]->first_row;
+            std::copy(item.pages, item.pages + 4, section.pages), std::copy(item.marks, item.marks + 8, section.marks);
+            section.position = of[i]->position + row, section.home = of[i]->home + row;
+            section.n_rows = end - starts[i], section.first = item.first, section.n_marks = item.n_marks;
+            lane.sections.push_back(section);
+        }
+        // The rows of the step's tokens are in the last span.
+        for (u32 token = first_token; token < counts[0]; ++token) {
+            const int position = positions[token];
+            const bool last = token + 1 == counts[0];
+            u32 n_parts = 0;
+            while (n_parts < of.size() && of[n_parts]->position + std::max(0, starts[n_parts] - of[n_parts]->first_row) <= position) ++n_parts;
+            u32 *own = partials + token * 4;
+            own[0] = n_parts, own[1] = n_partials, own[3] = first_slot;
+            for (u32 part = 0; part < n_parts; ++part) {
+                Item &item = items[first_item + part];
+                const Span &span = *of[part];
+                const int end = std::min(position + 1, span.position + span.len);
+                const u32 seen = std::min(256, span.row_at(end) - starts[part]);
+                item.queries[item.n_queries++] = {(u16)token, (u16)n_parts, (u16)seen, (u16)(last ? n_slots : NO_SLOT),
+                                                  (u32)(position + span.home - span.position), n_partials + part};
+                item.n_rows = std::max(item.n_rows, seen);
+                if (last) lane.sections[part].slot = n_slots - first_slot;
+                for (u32 row = item.first; last && row < seen; ++row)
+                    if (row == item.first || item.marks[row / 32] >> row % 32 & 1)
+                        lane.stretches.push_back(lane.stretch_of(span.position + starts[part] + row - span.first_row)), ++n_slots;
+            }
+            const Span &home = lane.spans.back();
+            const int row = home.row_at(position);
+            Item &stored = items[first_item + of.size() - (starts.back() + 256 + 255 - row) / 256];
+            stored.stores[stored.n_stores++] = token << 8 | row % 256;
+            n_partials += n_parts;
+            if (last) own[2] = n_slots - first_slot;
+        }
+        outputs[lanes.size()] = counts[0] - 1;
+        lanes.push_back(lane);
+        counts[1] = lanes.size(), counts[2] = items.size();
     }
 };
 
@@ -143,10 +215,10 @@ static void thread_main() {
     current->done = true;
     for (;;) let_others_run();
 }
-static void begin_fiber(Fiber &fiber) {
+static void begin_fiber(Fiber &fiber, void (*main)()) {
     u64 *top = (u64 *)((uintptr_t)((u8 *)fiber.stack + STACK_BYTES - 64) & ~15ull);
     *--top = 0; // nobody returns from a thread's first function
-    *--top = (u64)(void *)thread_main;
+    *--top = (u64)(void *)main;
     for (int saved = 0; saved < 6; ++saved) *--top = 0;
     fiber.stack_pointer = top, fiber.done = false;
 }
@@ -164,13 +236,12 @@ static void complete_some_copies() {
         copies.pop_back();
     }
 }
-static void run(const Launch &launch) {
-    launched = &launch;
+static void run_blocks(void (*main)()) {
     for (EmulatedBlock &block : blocks) {
         memset(block.dynamic, 0xab, block.dynamic_bytes);
         std::fill(block.shared.begin(), block.shared.end(), 0xcd);
     }
-    for (Fiber &fiber : fibers) begin_fiber(fiber);
+    for (Fiber &fiber : fibers) begin_fiber(fiber, main);
     u32 behind = 0; // a block that hardly runs for a while: others must neither wait for more than it owes nor run away
     for (size_t left = fibers.size(); left > 0; ++rounds) {
         if (schedule.next() % 512 == 0) behind = schedule.next() % N_BLOCKS;
@@ -186,6 +257,10 @@ static void run(const Launch &launch) {
         complete_some_copies();
     }
     if (!copies.empty()) printf("copies are on their way when all blocks are gone\n"), exit(1);
+}
+static void run(const Launch &launch) {
+    launched = &launch;
+    run_blocks(thread_main);
 }
 
 static void tell(const char *what, const void *at, size_t bytes) {
@@ -204,8 +279,246 @@ static void tell_all(const Launch &launch, const Lists &lists, const std::vector
     tell("a", plain.a, n * Q_STRIDE * 2);
     tell("h", plain.h, n * INTER_STRIDE * 2);
     for (const LayerAddresses &layer : layers) tell("kv", layer.kv, KV_VALUES * 2);
-    tell("shares", last_shares(launch), lists.n_partials * HEADS * 4);
+    tell("shares", last_shares(launch), lists.n_slots * HEADS * 4);
     tell("logits", launch.logits, (size_t)lists.counts[1] * VOCAB * 4);
+}
+
+// ---- the definition ----------------------------------------------------------------------------
+// A head of a lane's last token, turned to a position.
+static std::vector<float> turned(const Launch &launch, u32 token, int head, int position) {
+    const LayerAddresses &layer = launch.layers[0];
+    std::vector<float> x(HEAD_DIM), to(HEAD_DIM);
+    double squares = 0;
+    for (int d = 0; d < HEAD_DIM; ++d) x[d] = widen(launch.plain.qkv.q[token * Q_WIDTH + head * HEAD_DIM + d]), squares += x[d] * x[d];
+    const float scale = 1.0 / sqrt(squares / HEAD_DIM + NORM_EPS);
+    for (int d = 0; d < HEAD_DIM && QK_NORM; ++d) x[d] = rounded(rounded(x[d] * scale) * widen(layer.q_norm[d]));
+    for (int d = 0; d < HALF_DIM; ++d) {
+        const float2 by = launch.rope[position * HALF_DIM + d];
+        to[d] = rounded(x[d] * by.x - x[d + HALF_DIM] * by.y), to[d + HALF_DIM] = rounded(x[d + HALF_DIM] * by.x + x[d] * by.y);
+    }
+    return to;
+}
+// What the first layer's attention gave every lane's last token, and each stretch its share,
+// against sums over all rows in turn. To be called after a launch that ended with that layer's
+// `attend`.
+static void check_attention(const Launch &launch, const Lists &lists) {
+    constexpr float NOISE = 0.02f; // of rounded weights
+    u32 slot = 0;
+    for (size_t i = 0; i < lists.lanes.size(); ++i) {
+        const LanePlace &lane = lists.lanes[i];
+        const u32 token = lists.outputs[i];
+        const int last = lists.positions[token];
+        std::vector<double> shares(lane.marks.size() + 1), told(shares.size());
+        for (int head = 0; head < HEADS; ++head) {
+            struct Row {
+                double weight;
+                int stretch;
+                const u16 *values;
+                int row;
+            };
+            std::vector<Row> rows;
+            double top = -1e300, all = 0;
+            for (const Span &span : lane.spans) {
+                const std::vector<float> query = turned(launch, token, head, last + span.home - span.position);
+                for (int position = span.position; position < span.position + span.len; ++position) {
+                    const int row = span.row_at(position);
+                    const u16 *page = launch.layers[0].kv + page_start(span.first_page + row / 64, head / GROUP);
+                    double score = 0;
+                    for (int d = 0; d < HEAD_DIM; ++d) score += query[d] * widen(page[key_offset(row % 64, d)]);
+                    rows.push_back({score * SCALE_LOG2, lane.stretch_of(position), page + PAGE_SIDE, row % 64});
+                    top = std::max(top, rows.back().weight);
+                }
+            }
+            for (Row &row : rows) all += row.weight = exp2(row.weight - top);
+            for (const Row &row : rows) shares[row.stretch] += row.weight / all * row.weight / all;
+            for (int d = 0; d < HEAD_DIM; ++d) {
+                double sum = 0;
+                for (const Row &row : rows) sum += row.weight / all * widen(row.values[value_offset(row.row, d)]);
+                const float ours = widen(launch.plain.a[token * Q_STRIDE + head * HEAD_DIM + d]);
+                if (!(fabs(ours - sum) <= NOISE)) printf("lane %zu, head %d: %f instead of %f\n", i, head, ours, sum), exit(1);
+            }
+        }
+        for (const int stretch : lane.stretches) {
+            for (int head = 0; head < HEADS; ++head) told[stretch] += launch.shares[slot * HEADS + head];
+            ++slot;
+        }
+        for (size_t stretch = 0; stretch < shares.size(); ++stretch)
+            if (!(fabs(told[stretch] - shares[stretch]) <= NOISE * shares[stretch]))
+                printf("lane %zu, stretch %zu: a share of %g instead of %g\n", i, stretch, told[stretch], shares[stretch]), exit(1);
+    }
+}
+
+// ---- attend and attend_block -------------------------------------------------------------------
+// Queries as `rope_store` leaves them: in the order in which `normalise_head` adds.
+static std::vector<u16> normalised_queries(const Launch &launch, u32 n_tokens) {
+    std::vector<u16> to(launch.plain.qkv.q, launch.plain.qkv.q + n_tokens * Q_WIDTH);
+    for (u32 head = 0; head < n_tokens * HEADS && QK_NORM; ++head) {
+        u16 *own = to.data() + head * HEAD_DIM;
+        float sums[32] = {};
+        for (int i = 0; i < LANE_PAIRS; ++i)
+            for (int lane = 0; lane < 32; ++lane)
+                for (int half = 0; half < 2; ++half) {
+                    const float x = lane + i * 32 < HALF_DIM ? widen(own[lane + i * 32 + half * HALF_DIM]) : 0.0f;
+                    sums[lane] = fmaf(x, x, sums[lane]);
+                }
+        for (int other = 16; other > 0; other /= 2) {
+            float before[32];
+            std::copy(sums, sums + 32, before);
+            for (int lane = 0; lane < 32; ++lane) sums[lane] = before[lane] + before[lane ^ other];
+        }
+        const float scale = 1.0f / sqrtf(sums[0] / (float)HEAD_DIM + NORM_EPS);
+        for (int d = 0; d < HEAD_DIM; ++d) own[d] = round_one(rounded(widen(own[d]) * scale) * widen(launch.layers[0].q_norm[d]));
+    }
+    return to;
+}
+static Step block_step;
+static Attended block_results;
+static const u16 *block_queries;
+static const Launch *block_launch;
+static void run_attend_block() { attend_block(block_step, block_launch->rope, block_queries, block_launch->layers[0].kv, block_results); }
+static void run_attend_fold() { attend_fold(block_step, block_results); }
+static void (*alone)();
+static void thread_alone() {
+    alone();
+    current->done = true;
+    for (;;) let_others_run();
+}
+// Blocks of a kernel that do not wait for one another.
+static void run_alone(void (*kernel)(), u32 n_blocks, u32 n_blocks_y, u32 threads) {
+    static EmulatedBlock block;
+    alone = kernel, n_threads = threads, grid = {n_blocks, n_blocks_y, 1};
+    for (u32 i = 0; i < n_blocks * n_blocks_y; ++i) {
+        block.index = i % n_blocks, block.index_y = i / n_blocks;
+        std::vector<Fiber> own;
+        for (u32 thread = 0; thread < threads; ++thread) own.push_back({nullptr, fibers[thread].stack, &block, thread, false});
+        for (Fiber &fiber : own) begin_fiber(fiber, thread_alone);
+        for (u32 left = threads; left > 0;)
+            for (Fiber &fiber : own) {
+                if (fiber.done) continue;
+                current = &fiber;
+                switch_stacks(&scheduler, fiber.stack_pointer);
+                left -= fiber.done;
+            }
+    }
+    n_threads = 288, grid = {N_BLOCKS, 1, 1};
+}
+static void compare_attention(const char *name, const Launch &launch, const Lists &lists, const std::vector<u16> &a, const std::vector<float> &shares) {
+    for (u32 i = 0; i < lists.counts[0] * Q_WIDTH; ++i)
+        if (a[i / Q_WIDTH * Q_STRIDE + i % Q_WIDTH] != launch.plain.a[i / Q_WIDTH * Q_STRIDE + i % Q_WIDTH])
+            printf("%s gives other bits, of token %u\n", name, i / Q_WIDTH), exit(1);
+    for (u32 i = 0; i < shares.size(); ++i)
+        if (__float_as_uint(shares[i]) != __float_as_uint(launch.shares[i]))
+            printf("%s gives slot %u, head %u a share of %g instead of %g\n", name, i / HEADS, i % HEADS, shares[i], launch.shares[i]), exit(1);
+}
+// Attention of the first layer by `attend`, with `rope_store` in it: the bits of this kernel.
+// Twice, because the first launch must leave all words as it found them.
+static void run_attend() {
+    const LayerAddresses &layer = block_launch->layers[0];
+    const QkvStore &from = block_launch->plain.qkv;
+    if (blockIdx.x < gridDim.x) attend(block_step, 1, layer.q_norm, layer.k_norm, block_launch->rope, from.q, from.k, from.v, layer.kv, block_results);
+    current->done = true;
+    for (;;) let_others_run();
+}
+static void check_few(const Launch &launch, const Lists &lists, const std::vector<u16> &stored) {
+    std::vector<float> sent((size_t)lists.n_partials * HEADS * SENT_ROW, __uint_as_float(NOTHING));
+    std::vector<float> sent_slots(lists.n_slots * HEADS * 2, __uint_as_float(NOTHING));
+    block_step = launch.step, block_launch = &launch;
+    for (int time = 0; time < 2; ++time) {
+        std::vector<u16> a(lists.counts[0] * Q_STRIDE), kv(launch.layers[0].kv, launch.layers[0].kv + KV_VALUES);
+        std::vector<float> shares(lists.n_slots * HEADS);
+        std::copy(stored.begin(), stored.end(), launch.layers[0].kv);
+        block_results = {a.data(), sent.data(), sent_slots.data(), nullptr, nullptr, nullptr, shares.data()};
+        grid.x = min(lists.counts[2] * KV_HEADS, N_BLOCKS);
+        run_blocks(run_attend);
+        grid.x = N_BLOCKS;
+        compare_attention("attend", launch, lists, a, shares);
+        if (!std::equal(kv.begin(), kv.end(), launch.layers[0].kv)) printf("attend stores other rows\n"), exit(1);
+        for (const std::vector<float> *words : {&sent, &sent_slots})
+            for (const float word : *words)
+                if (is_sent(word)) printf("attend leaves a word behind\n"), exit(1);
+    }
+}
+// The same by `attend_block`, whole and in parts that `attend_fold` folds.
+static void check_blocks(const Launch &launch, const Lists &lists) {
+    const u32 n_tokens = lists.counts[0];
+    const std::vector<u16> queries = normalised_queries(launch, n_tokens);
+    std::vector<Tile> tiles;
+    std::vector<Section> sections;
+    u32 token = 0, most = 0;
+    for (size_t i = 0; i < lists.lanes.size(); ++i) {
+        const LanePlace &lane = lists.lanes[i];
+        const u32 end = lists.outputs[i] + 1, *own = lists.partials + (end - 1) * 4;
+        tiles.push_back({token, end - token, (u32)sections.size(), own[0], own[3], own[2]});
+        sections.insert(sections.end(), lane.sections.begin(), lane.sections.end());
+        token = end, most = std::max(most, own[0]);
+    }
+    std::vector<u32> lists_of_kernel(tiles.size() * 8 + sections.size() * 16), counts = {n_tokens, 0, 0, (u32)tiles.size()};
+    memcpy(lists_of_kernel.data(), tiles.data(), tiles.size() * sizeof(Tile));
+    memcpy(lists_of_kernel.data() + tiles.size() * 8, sections.data(), sections.size() * sizeof(Section));
+    block_step = launch.step, block_step.counts = counts.data(), block_step.attention = lists_of_kernel.data();
+    block_launch = &launch, block_queries = queries.data();
+    for (u32 n_splits = 1; n_splits <= most; n_splits = n_splits < most ? std::min(most, n_splits * 4) : most + 1) {
+        std::vector<u16> a(n_tokens * Q_STRIDE);
+        std::vector<float> sums((size_t)lists.n_partials * HEADS * DIM), shares(lists.n_slots * HEADS);
+        std::vector<float2> weights(lists.n_partials * HEADS), slots(lists.n_slots * HEADS);
+        block_results = {a.data(), nullptr, nullptr, sums.data(), weights.data(), slots.data(), shares.data()};
+        run_alone(run_attend_block, tiles.size() * KV_HEADS, n_splits, TILE_WARPS * 32);
+        if (n_splits > 1) run_alone(run_attend_fold, n_tokens * KV_HEADS, 1, WARPS * 32);
+        compare_attention(n_splits == 1 ? "attend_block" : "attend_fold", launch, lists, a, shares);
+    }
+}
+
+// ---- rows of pages -----------------------------------------------------------------------------
+static std::vector<u16> kv_of_rows, list_of_rows[2];
+static u32 rows_copied;
+static const u32 ROW_PAGES[3] = {2, 0, 3};
+static constexpr size_t LAYER_VALUES = 4 * KV_HEADS * 2 * PAGE_SIDE; // four pages
+static constexpr u32 LISTED = 100, FIRST_LISTED = 37;
+static void run_copy_rows() { copy_rows((u8 *)kv_of_rows.data(), LAYER_VALUES * 2, 1, 2, rows_copied); }
+static void run_put_rows() { put_rows({ROW_PAGES, LISTED, FIRST_LISTED}, list_of_rows[0].data(), list_of_rows[1].data(), kv_of_rows.data()); }
+static void run_get_rows() { get_rows({ROW_PAGES, LISTED, FIRST_LISTED}, list_of_rows[0].data(), list_of_rows[1].data(), kv_of_rows.data()); }
+// The first rows of a page copied, in two layers; rows into pages and out of them from the middle
+// of a page on.
+static void check_rows() {
+    kv_of_rows.resize(2 * LAYER_VALUES);
+    // An element of a row of page, a key's or a value's.
+    const auto at = [](std::vector<u16> &kv, int layer, u32 page, u32 row, int head, int d, int side) -> u16 & {
+        return kv[layer * LAYER_VALUES + page_start(page, head) + side * PAGE_SIDE + (side == 0 ? key_offset(row, d) : value_offset(row, d))];
+    };
+    const auto each = [&](u32 n_rows, auto visit) {
+        for (u32 row = 0; row < n_rows; ++row)
+            for (int i = 0; i < KV_HEADS * HEAD_DIM * 2; ++i) visit(row, i / 2 / HEAD_DIM, i / 2 % HEAD_DIM, i % 2);
+    };
+    for (u32 rows : {0, 1, 31, 37, 64}) {
+        for (size_t i = 0; i < kv_of_rows.size(); ++i) kv_of_rows[i] = i * 40503u >> 3;
+        std::vector<u16> expected = kv_of_rows;
+        for (int layer = 0; layer < 2; ++layer)
+            each(rows, [&](u32 row, int head, int d, int side) { at(expected, layer, 2, row, head, d, side) = at(kv_of_rows, layer, 1, row, head, d, side); });
+        // Columns beside a head's own may be copied too.
+        rows_copied = rows;
+        run_alone(run_copy_rows, (KV_HEADS * 2 * SIDE_BYTES / 16 + 255) / 256, 2, 256);
+        for (int layer = 0; layer < 2; ++layer)
+            for (u32 page = 0; page < 4; ++page)
+                each(64, [&](u32 row, int head, int d, int side) {
+                    if (at(kv_of_rows, layer, page, row, head, d, side) != at(expected, layer, page, row, head, d, side))
+                        printf("%u rows copied: row %u of page %u is another\n", rows, row, page), exit(1);
+                });
+    }
+    for (std::vector<u16> &list : list_of_rows) {
+        list.resize(LISTED * KV_WIDTH);
+        for (size_t i = 0; i < list.size(); ++i) list[i] = i * 31 + (&list == list_of_rows ? 5 : 7);
+    }
+    std::vector<u16> expected = kv_of_rows;
+    const std::vector<u16> lists[2] = {list_of_rows[0], list_of_rows[1]};
+    each(LISTED, [&](u32 row, int head, int d, int side) {
+        const u32 place = FIRST_LISTED + row;
+        at(expected, 0, ROW_PAGES[place / 64], place % 64, head, d, side) = lists[side][row * KV_WIDTH + head * HEAD_DIM + d];
+    });
+    run_alone(run_put_rows, (LISTED * KV_WIDTH + 255) / 256, 1, 256);
+    if (kv_of_rows != expected) printf("rows go elsewhere\n"), exit(1);
+    for (std::vector<u16> &list : list_of_rows) std::fill(list.begin(), list.end(), 0);
+    run_alone(run_get_rows, (LISTED * KV_WIDTH + 255) / 256, 1, 256);
+    if (list_of_rows[0] != lists[0] || list_of_rows[1] != lists[1]) printf("other rows come out\n"), exit(1);
 }
 
 // ---- draws -------------------------------------------------------------------------------------
@@ -215,8 +528,8 @@ static Sampling empty_sampling() {
     Sampling sampling = {};
     sampling.draws = guarded<Draw>(8), sampling.best = guarded<u32>(8 * N_BEST);
     sampling.bias = guarded<float>(8 * VOCAB), sampling.marks = guarded<u32>(8 * VOCAB);
-    sampling.told_tokens = guarded<u64>(TOLD_STEPS * 8), sampling.told_shares = guarded<u64>(TOLD_STEPS * MOST_PARTS);
-    sampling.n_partials = MOST_PARTS;
+    sampling.told_tokens = guarded<u64>(TOLD_STEPS * 8), sampling.told_shares = guarded<u64>(TOLD_STEPS * MOST_SLOTS);
+    sampling.n_slots = MOST_SLOTS;
     return sampling;
 }
 // Lanes in turn take the best, the best after penalties, and draw among three after penalties.
@@ -256,10 +569,10 @@ static void check_told(const Launch &launch, const Lists &lists, int n_lanes) {
         const u32 token = token_of_step(last);
         const int n_better = std::count_if(logits.begin(), logits.end(), [&](float logit) { return logit > logits[token]; });
         if (n_better >= (draw.flags & DRAWN ? 3 : 1)) printf("a token is not among the best\n"), exit(1);
-        for (u32 part = lists.partials[lane * 2 + 1]; part < lists.partials[lane * 2 + 1] + lists.partials[lane * 2]; ++part) {
+        for (u32 slot = lists.partials[lane * 4 + 3]; slot < lists.partials[lane * 4 + 3] + lists.partials[lane * 4 + 2]; ++slot) {
             float sum = 0;
-            for (int head = 0; head < HEADS; ++head) sum += last_shares(launch)[part * HEADS + head];
-            const u32 share = told(sampling.told_shares + last % TOLD_STEPS * MOST_PARTS + part, last);
+            for (int head = 0; head < HEADS; ++head) sum += last_shares(launch)[slot * HEADS + head];
+            const u32 share = told(sampling.told_shares + last % TOLD_STEPS * MOST_SLOTS + slot, last);
             if (share != __float_as_uint(sum)) printf("a share is not what was added up\n"), exit(1);
         }
     }
@@ -270,7 +583,8 @@ static void check_told(const Launch &launch, const Lists &lists, int n_lanes) {
 int main(int, char **arguments) {
     const int n_lanes = atoi(arguments[1]), n = atoi(arguments[2]), before = atoi(arguments[3]), n_steps = atoi(arguments[4]);
     const size_t dynamic_bytes = (size_t)atoi(arguments[5]) * LONG_STAGE_BYTES + WARPS * x_units(n_lanes * n) * 64;
-    schedule.state += 977 * atoi(arguments[6]);
+    const Layout layout = (Layout)atoi(arguments[6]);
+    schedule.state += 977 * atoi(arguments[7]);
     fibers.resize(N_BLOCKS * 288);
     for (u32 i = 0; i < N_BLOCKS; ++i) {
         blocks[i].index = i;
@@ -278,9 +592,11 @@ int main(int, char **arguments) {
         blocks[i].dynamic = guarded<u8>(dynamic_bytes), blocks[i].dynamic_bytes = dynamic_bytes;
     }
     for (u32 i = 0; i < fibers.size(); ++i) fibers[i] = {nullptr, aligned_alloc(4096, STACK_BYTES), &blocks[i / 288], i % 288, false};
+    check_rows();
     Lists lists;
-    for (int lane = 0; lane < n_lanes; ++lane) lists.add_lane(lane, before + 37 * lane + n, n, n_steps);
-    if (lists.n_pages > PAGES || lists.n_partials > MOST_PARTS || lists.counts[0] > 8) return printf("too large\n"), 1;
+    for (int lane = 0; lane < n_lanes; ++lane) lists.add_lane(before + 37 * lane + n, n, n_steps, layout);
+    const bool fits = lists.n_pages <= PAGES && lists.n_partials <= MOST_PARTS && lists.n_slots <= MOST_SLOTS && lists.counts[0] <= 8;
+    if (!fits) return printf("too large\n"), 1;
 
     const Packed embedding = random_matrix(VOCAB, HIDDEN, 1), head = random_matrix(VOCAB, HIDDEN, 1.7f / sqrtf(HIDDEN));
     std::vector<LayerAddresses> layers;
@@ -302,12 +618,13 @@ int main(int, char **arguments) {
     launch.final_norm = (const uint4 *)random_vector(HIDDEN, 1), launch.rope = rotations();
     launch.x = guarded<u64>(8 * HIDDEN_STRIDE / 2), launch.qkv = guarded<u64>(8 * QKV_WORDS);
     launch.a = guarded<u64>(8 * Q_STRIDE / 2), launch.h = guarded<u64>(8 * INTER_STRIDE / 2);
-    launch.part_sums = guarded<u64>(MOST_PARTS * HEADS * DIM), launch.part_weights = guarded<u64>(MOST_PARTS * HEADS * 4);
+    launch.part_sums = guarded<u64>(MOST_PARTS * HEADS * DIM), launch.part_weights = guarded<u64>(MOST_PARTS * HEADS * 2);
+    launch.slots = guarded<u64>(MOST_SLOTS * HEADS * 2);
     launch.candidates = guarded<u64>(2 * 8 * N_BLOCKS * 2);
     launch.plain.x = guarded<u16>(8 * HIDDEN_STRIDE), launch.plain.qkv.q = guarded<u16>(8 * Q_WIDTH);
     launch.plain.qkv.k = guarded<u16>(8 * KV_WIDTH), launch.plain.qkv.v = guarded<u16>(8 * KV_WIDTH);
     launch.plain.a = guarded<u16>(8 * Q_STRIDE), launch.plain.h = guarded<u16>(8 * INTER_STRIDE);
-    launch.logits = guarded<float>(8 * VOCAB), launch.shares = guarded<float>(MOST_PARTS * HEADS), launch.other_shares = guarded<float>(MOST_PARTS * HEADS);
+    launch.logits = guarded<float>(8 * VOCAB), launch.shares = guarded<float>(MOST_SLOTS * HEADS), launch.other_shares = guarded<float>(MOST_SLOTS * HEADS);
     launch.done = guarded<u64>(N_BLOCKS), launch.chosen = guarded<u64>(8);
     launch.sampling = empty_sampling();
     launch.given_up = &given_up, launch.mailbox = guarded<Mailbox>(1);
@@ -320,6 +637,7 @@ int main(int, char **arguments) {
         launch.number += n_ops * steps;
         printf("%u ops, %u tokens of a lane\n", n_ops, steps);
         tell_all(launch, lists, layers);
+        if (n_ops == ATTEND + 1) check_attention(launch, lists), check_few(launch, lists, stored[0]), check_blocks(launch, lists);
     };
     for (u32 n_ops = 1; n_ops <= ops.size(); ++n_ops) run_and_tell(n_ops, 1, CHOOSES_NOTHING);
     if (n == 1) {

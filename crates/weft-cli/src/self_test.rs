@@ -179,7 +179,8 @@ impl Prompt {
 
     /// Calls `run` with a step of the tokens in `range`.
     fn step<R>(&self, range: Range<usize>, run: impl FnOnce(&Step<'_>) -> R) -> R {
-        let span = Span { pages: vec![0], len: range.end, home_position: 0, position: 0 };
+        let (pages, len) = (vec![0], range.end);
+        let span = Span { pages, first_row: 0, len, home_position: 0, position: 0 };
         let rows = &self.rows[range.clone()];
         let lane = Lane {
             tokens: &self.tokens[range],
@@ -187,6 +188,7 @@ impl Prompt {
             key_positions: rows,
             store_at: rows,
             spans: &[span],
+            marks: &[],
             outputs: Outputs::Last,
         };
         run(&Step { lanes: &[lane] })

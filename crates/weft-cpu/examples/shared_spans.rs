@@ -1,6 +1,6 @@
-//! Measures what it is worth that lanes read a span they share once: decode steps of lanes with one
-//! common prefix against steps of the same lanes with a copy of it each. Both compute the same, and
-//! the program makes sure of it.
+//! Measures what it is worth that lanes read pages they share once: decode steps of lanes whose
+//! spans begin with the pages of one common prefix against steps of the same lanes with a copy of
+//! it each. Both compute the same, and the program makes sure of it.
 //!
 //! Rounds of both alternate, since a machine's memory may change its speed within seconds. Prints
 //! JSON with all samples: `cargo run --release -p weft-cpu --example shared_spans [shape] [rounds]`.
@@ -90,7 +90,8 @@ fn fill(device: &mut CpuDevice, config: &Config) {
     };
     let (k, v) = (numbers(), numbers());
     for lane in 0..LANES {
-        device.write_kv(&Rows { pages: &prefix_pages(lane), len: PREFIX_ROWS }, &k, &v);
+        let pages = &prefix_pages(lane);
+        device.write_kv(&Rows { pages, first_row: 0, len: PREFIX_ROWS }, &k, &v);
     }
 }
 
@@ -98,18 +99,18 @@ fn prefix_pages(copy: usize) -> Vec<PageId> {
     (copy * PREFIX_PAGES..(copy + 1) * PREFIX_PAGES).map(|page| page as PageId).collect()
 }
 
-/// What a lane attends to: a copy of the prefix, and its own token.
+/// What a lane attends to, in one span: a copy of the prefix, and its token on a page of its own.
 fn spans(lane: usize, copy: usize) -> Vec<Span> {
-    let span = |pages, len, position| Span { pages, len, home_position: position, position };
-    let own = (LANES * PREFIX_PAGES + lane) as PageId;
-    vec![span(prefix_pages(copy), PREFIX_ROWS, 0), span(vec![own], 1, PREFIX_ROWS)]
+    let mut pages = prefix_pages(copy);
+    pages.push((LANES * PREFIX_PAGES + lane) as PageId);
+    vec![Span { pages, first_row: 0, len: PREFIX_ROWS + 1, home_position: 0, position: 0 }]
 }
 
 /// Runs ops on one token of each lane.
 fn step(device: &mut CpuDevice, ops: &[Op], spans: &[Vec<Span>]) {
     let tokens: Vec<u32> = (1..=LANES as u32).collect();
     let position = [PREFIX_ROWS as u32];
-    let slots: Vec<_> = spans.iter().map(|spans| spans[1].slot(0)).collect();
+    let slots: Vec<_> = spans.iter().map(|spans| spans[0].slot(PREFIX_ROWS)).collect();
     let lanes: Vec<Lane<'_>> = (0..LANES)
         .map(|lane| Lane {
             tokens: &tokens[lane..=lane],
@@ -117,6 +118,7 @@ fn step(device: &mut CpuDevice, ops: &[Op], spans: &[Vec<Span>]) {
             key_positions: &position,
             store_at: &slots[lane..=lane],
             spans: &spans[lane],
+            marks: &[],
             outputs: Outputs::Last,
         })
         .collect();

@@ -103,6 +103,28 @@ impl Buffers {
     }
 }
 
+/// What one page of a list of pages holds of the rows that the list is for.
+pub(crate) struct RowsOfPage {
+    /// Which of the list's rows they are.
+    pub(crate) rows: Range<usize>,
+    /// The row of the page that the first of them is.
+    pub(crate) first: usize,
+}
+
+impl RowsOfPage {
+    /// Those of page `index`, if there are `len` rows from row `first_row` of the first page on.
+    pub(crate) fn new(index: usize, first_row: usize, len: usize) -> Self {
+        let start = (index * PAGE_ROWS).saturating_sub(first_row);
+        let end = len.min((index + 1) * PAGE_ROWS - first_row);
+        Self { rows: start..end, first: if index == 0 { first_row } else { 0 } }
+    }
+
+    /// The rows of the page that they are.
+    pub(crate) fn in_page(&self) -> Range<usize> {
+        self.first..self.first + self.rows.len()
+    }
+}
+
 /// Keys and values of all pages, bf16 \[layers\]\[pages\]\[kv_heads\]\[64 · stride\].
 ///
 /// A page's keys are packed like a block of 64 weight rows, \[head_dim/2\]\[64\]\[2\], so that scores are a
@@ -182,9 +204,17 @@ impl Kv {
         &self.k.get()[self.layout.page(layer, page, head)..][..self.layout.key_len()]
     }
 
-    /// A head's first `rows` values of one page.
-    pub(crate) fn values(&self, layer: u16, page: PageId, head: usize, rows: usize) -> &[bf16] {
-        &self.v.get()[self.layout.page(layer, page, head)..][..rows * self.layout.stride]
+    /// A head's values of rows `rows` of one page.
+    pub(crate) fn values(
+        &self,
+        layer: u16,
+        page: PageId,
+        head: usize,
+        rows: Range<usize>,
+    ) -> &[bf16] {
+        let stride = self.layout.stride;
+        let page = &self.v.get()[self.layout.page(layer, page, head)..];
+        &page[rows.start * stride..rows.end * stride]
     }
 
     /// Layout, keys and values, for writing from several threads.

@@ -1,4 +1,4 @@
-//! Rows of keys and values out of the pages and into them, and copies of whole pages.
+//! Rows of keys and values out of the pages and into them, and from page to page.
 //!
 //! Outside, a row is its heads one after another, little endian. In a page the keys of 64 rows are
 //! packed by pairs of elements, see [`Kv`], so they are transposed on the way: a page of one head at
@@ -10,9 +10,9 @@ use std::ops::Range;
 use half::bf16;
 use weft::device::Rows;
 use weft::dtype::Element;
-use weft::kv::{PAGE_ROWS, PageId, pages_for};
+use weft::kv::{PAGE_ROWS, PageId};
 
-use crate::buffers::Kv;
+use crate::buffers::{Kv, RowsOfPage};
 use crate::memory::Disjoint;
 use crate::pool::Pool;
 
@@ -26,23 +26,24 @@ pub(crate) fn read(
     v: &mut [u8],
 ) {
     let layout = kv.layout();
-    let n_pages = pages_for(rows.len);
+    let n_pages = rows.n_pages();
     let row_bytes = layout.row_bytes();
     let len = layers.len() * rows.len * row_bytes;
     assert!(k.len() == len && v.len() == len, "{} and {} bytes for {len}", k.len(), v.len());
     let (k, v) = (Disjoint::new(k), Disjoint::new(v));
     pool.for_each(layers.len() * n_pages, |_, item| {
         let (layer, index) = (item / n_pages, item % n_pages);
-        let own = rows_of(index, rows.len);
-        let start = (layer * rows.len + own.start) * row_bytes;
-        let bytes = own.len() * row_bytes;
+        let own = RowsOfPage::new(index, rows.first_row, rows.len);
+        let start = (layer * rows.len + own.rows.start) * row_bytes;
+        let bytes = own.rows.len() * row_bytes;
         // SAFETY: an item has rows of its own, in keys and in values.
         let (k, v) = unsafe { (k.part(start, bytes), v.part(start, bytes)) };
         let (layer, page) = (layers.start + layer as u16, rows.pages[index]);
         for head in 0..layout.heads {
             let part = layout.head_bytes(head);
-            unpack_keys(kv.keys(layer, page, head), k, row_bytes, &part);
-            let values = kv.values(layer, page, head, own.len()).chunks_exact(layout.stride);
+            unpack_keys(kv.keys(layer, page, head), own.in_page(), k, row_bytes, &part);
+            let values = kv.values(layer, page, head, own.in_page());
+            let values = values.chunks_exact(layout.stride);
             for (to, from) in v.chunks_exact_mut(row_bytes).zip(values) {
                 bf16::write_le(&from[..layout.head_dim], &mut to[part.clone()]);
             }
@@ -58,15 +59,16 @@ pub(crate) fn write(pool: &Pool, kv: &mut Kv, rows: &Rows<'_>, k: &[u8], v: &[u8
     let len = layout.layers * bytes;
     assert!(k.len() == len && v.len() == len, "{} and {} bytes for {len}", k.len(), v.len());
     for_each_layer(pool, kv, |layer, k_pages, v_pages| {
-        for (index, page) in rows.pages[..pages_for(rows.len)].iter().enumerate() {
-            let own = rows_of(index, rows.len);
-            let from = layer * bytes + own.start * row_bytes..layer * bytes + own.end * row_bytes;
+        for (index, page) in rows.pages[..rows.n_pages()].iter().enumerate() {
+            let own = RowsOfPage::new(index, rows.first_row, rows.len);
+            let byte = |row| layer * bytes + row * row_bytes;
+            let from = byte(own.rows.start)..byte(own.rows.end);
             for head in 0..layout.heads {
                 let part = layout.head_bytes(head);
                 let start = layout.page(0, *page, head);
                 let keys = &mut k_pages[start..][..layout.key_len()];
-                pack_keys(&k[from.clone()], row_bytes, &part, keys);
-                let values = v_pages[start..].chunks_exact_mut(layout.stride);
+                pack_keys(&k[from.clone()], row_bytes, &part, own.in_page(), keys);
+                let values = v_pages[start..].chunks_exact_mut(layout.stride).skip(own.first);
                 for (from, to) in v[from.clone()].chunks_exact(row_bytes).zip(values) {
                     bf16::read_le(&from[part.clone()], &mut to[..layout.head_dim]);
                 }
@@ -75,14 +77,19 @@ pub(crate) fn write(pool: &Pool, kv: &mut Kv, rows: &Rows<'_>, k: &[u8], v: &[u8
     });
 }
 
-/// Copies a page in every layer.
-pub(crate) fn copy_page(pool: &Pool, kv: &mut Kv, from: PageId, to: PageId) {
+/// Copies the first `rows` rows of a page in every layer.
+pub(crate) fn copy_rows(pool: &Pool, kv: &mut Kv, from: PageId, to: PageId, rows: usize) {
+    assert!(rows <= PAGE_ROWS, "{rows} rows of a page");
     let layout = kv.layout();
-    let (start, end, to) =
-        (layout.page(0, from, 0), layout.page(0, from + 1, 0), layout.page(0, to, 0));
     for_each_layer(pool, kv, |_, k_pages, v_pages| {
-        k_pages.copy_within(start..end, to);
-        v_pages.copy_within(start..end, to);
+        for head in 0..layout.heads {
+            let (from, to) = (layout.page(0, from, head), layout.page(0, to, head));
+            // Keys lie by pairs of elements, and each pair has all rows of the page.
+            for pair in (0..layout.key_len()).step_by(2 * PAGE_ROWS) {
+                k_pages.copy_within(from + pair..from + pair + 2 * rows, to + pair);
+            }
+            v_pages.copy_within(from..from + rows * layout.stride, to);
+        }
     });
 }
 
@@ -98,18 +105,19 @@ fn for_each_layer(pool: &Pool, kv: &mut Kv, work: impl Fn(usize, &mut [bf16], &m
     });
 }
 
-/// The rows that page `index` of a list holds, of `len` rows in all.
-fn rows_of(index: usize, len: usize) -> Range<usize> {
-    index * PAGE_ROWS..len.min((index + 1) * PAGE_ROWS)
-}
-
 /// Two elements of a key, for each row of a page.
 type Pairs = [[bf16; 2]; PAGE_ROWS];
 
-/// Keys of one head, \[head_dim/2\]\[64\]\[2\], to the bytes `head` of each row.
-fn unpack_keys(keys: &[bf16], rows: &mut [u8], row_bytes: usize, head: &Range<usize>) {
+/// Rows `from` of one head's keys, \[head_dim/2\]\[64\]\[2\], to the bytes `head` of each row.
+fn unpack_keys(
+    keys: &[bf16],
+    from: Range<usize>,
+    rows: &mut [u8],
+    row_bytes: usize,
+    head: &Range<usize>,
+) {
     let pairs: &[Pairs] = keys.as_chunks().0.as_chunks().0;
-    for (row, r) in rows.chunks_exact_mut(row_bytes).zip(0..PAGE_ROWS) {
+    for (row, r) in rows.chunks_exact_mut(row_bytes).zip(from) {
         for (to, pairs) in row[head.clone()].as_chunks_mut().0.iter_mut().zip(pairs) {
             let [even, odd] = pairs[r].map(|element| u32::from(element.to_bits()));
             *to = (even | odd << 16).to_le_bytes();
@@ -117,10 +125,16 @@ fn unpack_keys(keys: &[bf16], rows: &mut [u8], row_bytes: usize, head: &Range<us
     }
 }
 
-/// The way back. Rows that are not given stay as they are.
-fn pack_keys(rows: &[u8], row_bytes: usize, head: &Range<usize>, keys: &mut [bf16]) {
+/// The way back, to rows `to`. Others stay as they are.
+fn pack_keys(
+    rows: &[u8],
+    row_bytes: usize,
+    head: &Range<usize>,
+    to: Range<usize>,
+    keys: &mut [bf16],
+) {
     let pairs: &mut [Pairs] = keys.as_chunks_mut().0.as_chunks_mut().0;
-    for (row, r) in rows.chunks_exact(row_bytes).zip(0..PAGE_ROWS) {
+    for (row, r) in rows.chunks_exact(row_bytes).zip(to) {
         for (from, pairs) in row[head.clone()].as_chunks().0.iter().zip(pairs.iter_mut()) {
             let both = u32::from_le_bytes(*from);
             pairs[r] = [both as u16, (both >> 16) as u16].map(bf16::from_bits);

@@ -172,8 +172,8 @@ impl Device for CpuDevice {
         kv_rows::write(&self.pool, &mut self.kv, rows, k, v);
     }
 
-    fn copy_page(&mut self, from: PageId, to: PageId) {
-        kv_rows::copy_page(&self.pool, &mut self.kv, from, to);
+    fn copy_rows(&mut self, from: PageId, to: PageId, rows: usize) {
+        kv_rows::copy_rows(&self.pool, &mut self.kv, from, to, rows);
     }
 
     fn read(&self, buffer: Buffer) -> Vec<f32> {

@@ -1,16 +1,18 @@
 //! Which tokens attend together, and in which order.
 //!
 //! A tile is a few tokens that read each page of their spans at the same time: neighbours of one
-//! lane, and tokens of lanes that begin with the same spans. Lanes stand in the order of the tree
-//! that their span lists make, those with more in common closer, so that whoever shares a span in a
-//! tile stands side by side. How tokens are put into tiles decides what is read how often, and never
-//! what comes out.
+//! lane, and tokens of lanes that begin with the same pages, counted through all their spans. Lanes
+//! stand in the order of the tree that their lists of pages make, those with more in common closer,
+//! so that whoever shares a page in a tile stands side by side. How tokens are put into tiles
+//! decides what is read how often, and never what comes out.
 
 use std::cmp::Reverse;
+use std::iter::successors;
 use std::ops::Range;
 
 use weft::config::Config;
-use weft::device::{Lane, Limits, MAX_LANES, Step};
+use weft::device::{Lane, Limits, MAX_LANES, Span, Step};
+use weft::kv::{PAGE_ROWS, pages_for};
 
 use crate::matmul::TILE;
 
@@ -22,7 +24,7 @@ const _: () = assert!(TILE <= MAX_TOKENS, "a lane's own tile may be the largest"
 pub(crate) struct Attending {
     /// Which of the step's tokens it is.
     pub(crate) token: usize,
-    /// How many of its first spans it reads together with the token before it.
+    /// How many of its first pages it reads together with the token before it.
     n_shared: usize,
 }
 
@@ -78,8 +80,8 @@ impl Tiles {
         }
     }
 
-    /// Adds a lane's tokens; the first few join the last tile if they share spans with it and there is
-    /// room for them.
+    /// Adds a lane's tokens; the first few join the last tile if they share pages with it and there
+    /// is room for them.
     fn add_lane(&mut self, tokens: Range<usize>, n_shared: usize, shared_tokens: usize) {
         let room = shared_tokens.min(MAX_TOKENS);
         for start in tokens.clone().step_by(self.lane_tokens) {
@@ -98,7 +100,19 @@ impl Tiles {
     }
 }
 
-/// Splits a tile into the runs of tokens that read span `index` of their lists together, each with
+/// Splits the pages of a tile's tokens into stages: the same tokens read all pages of a stage
+/// together. The last has no end, and only tokens of one lane read together in it.
+pub(crate) fn stages(tile: &[Attending]) -> impl Iterator<Item = Range<usize>> {
+    let end = |start| {
+        let cuts = tile.iter().skip(1).map(|next| next.n_shared);
+        cuts.filter(|cut| *cut > start).min().unwrap_or(usize::MAX)
+    };
+    successors(Some(0..end(0)), move |stage| {
+        (stage.end < usize::MAX).then(|| stage.end..end(stage.end))
+    })
+}
+
+/// Splits a tile into the runs of tokens that read page `index` of their lists together, each with
 /// where it begins.
 pub(crate) fn runs(
     tile: &[Attending],
@@ -112,17 +126,33 @@ pub(crate) fn runs(
     })
 }
 
-/// How many spans two lanes have in common from the first on, as far as all their tokens see them
-/// whole: then it does not matter whose tokens they are.
+/// How many pages two lanes have in common from the first on, as far as all their tokens see all
+/// that the lanes have of them: then it does not matter whose tokens they are.
 fn n_shared(a: &Lane<'_>, b: &Lane<'_>) -> usize {
     let first_position = a.positions[0].min(b.positions[0]) as usize;
-    let pairs = a.spans.iter().zip(b.spans);
-    pairs.take_while(|(a, b)| a == b && a.rows_seen_from(first_position) == a.len).count()
+    let mut n_shared = 0;
+    for (a, b) in a.spans.iter().zip(b.spans) {
+        let place = |span: &Span| (span.first_row, span.home_position, span.position);
+        if place(a) != place(b) {
+            break;
+        }
+        let same = a.pages.iter().zip(&b.pages).take_while(|(a, b)| a == b).count();
+        let rows = a.len.min(b.len).min(a.rows_seen_from(first_position));
+        let all = pages_for(a.first_row + a.len);
+        if same < all || rows < a.len || rows < b.len {
+            // They part inside the page after: it is read by each for itself.
+            return n_shared + same.min((a.first_row + rows) / PAGE_ROWS);
+        }
+        n_shared += all;
+    }
+    n_shared
 }
 
 #[cfg(test)]
 mod tests {
-    use weft::device::{Outputs, Span};
+    use std::slice::from_ref;
+
+    use weft::device::Outputs;
 
     use super::*;
 
@@ -131,7 +161,7 @@ mod tests {
     fn tiles(lanes: &[(&[u32], usize)], n_threads: usize) -> Vec<Vec<usize>> {
         let span = |(i, page): (usize, &u32)| {
             let position = 4 * i;
-            Span { pages: vec![*page], len: 4, home_position: 0, position }
+            Span { pages: vec![*page], first_row: 0, len: 4, home_position: 0, position }
         };
         let spans: Vec<Vec<Span>> =
             lanes.iter().map(|(pages, _)| pages.iter().enumerate().map(span).collect()).collect();
@@ -145,6 +175,7 @@ mod tests {
                 key_positions: numbers,
                 store_at: numbers,
                 spans,
+                marks: &[],
                 outputs: Outputs::None,
             });
         }
@@ -156,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_that_share_a_span_are_one_tile() {
+    fn lanes_that_share_a_page_are_one_tile() {
         let lanes: [(&[u32], usize); 4] = [(&[1, 2], 1), (&[9], 1), (&[1, 3], 1), (&[1, 2, 4], 1)];
         assert_eq!(tiles(&lanes, 2), [vec![0, 3, 2], vec![1]], "those with more in common closer");
         assert_eq!(tiles(&lanes, 16), [vec![0, 3], vec![2], vec![1]], "every thread has an item");
@@ -169,10 +200,94 @@ mod tests {
         assert_eq!(both, [vec![0, 1, 2], vec![3, 4, 5, 6], vec![7]]);
     }
 
+    /// How many pages two lanes share, each with one token at the end of its spans.
+    fn n_shared_of(a: &[Span], b: &[Span]) -> usize {
+        let end = |spans: &[Span]| spans.last().map_or(0, |last| last.position + last.len) as u32;
+        let positions = [[end(a) - 1], [end(b) - 1]];
+        let lane = |spans, positions| Lane {
+            tokens: &[0],
+            positions,
+            key_positions: positions,
+            store_at: &[0],
+            spans,
+            marks: &[],
+            outputs: Outputs::None,
+        };
+        let (a, b) = (lane(a, &positions[0]), lane(b, &positions[1]));
+        assert_eq!(n_shared(&a, &b), n_shared(&b, &a));
+        n_shared(&a, &b)
+    }
+
     #[test]
-    fn tokens_of_a_tile_part_where_their_spans_do() {
+    fn lanes_share_their_first_pages_as_far_as_they_are_full() {
+        let span = |pages: &[u32], first_row, len, position| Span {
+            pages: pages.to_vec(),
+            first_row,
+            len,
+            home_position: 7,
+            position,
+        };
+        let whole = span(&[1, 2, 3], 0, 150, 0);
+        let beside = |other: Span| n_shared_of(from_ref(&whole), &[other]);
+        assert_eq!(beside(whole.clone()), 3, "all of it, if they end together");
+        assert_eq!(beside(span(&[1, 2, 4], 0, 150, 0)), 2);
+        assert_eq!(beside(span(&[1, 2, 3], 0, 149, 0)), 2, "not a page that one sees more of");
+        assert_eq!(beside(span(&[1, 2], 0, 128, 0)), 2);
+        assert_eq!(beside(span(&[1, 2], 0, 127, 0)), 1);
+        assert_eq!(beside(span(&[1, 4, 3], 0, 150, 0)), 1);
+        assert_eq!(beside(span(&[4, 2, 3], 0, 150, 0)), 0);
+        assert_eq!(beside(span(&[1, 2, 3], 1, 150, 0)), 0);
+        assert_eq!(beside(span(&[1, 2, 3], 0, 150, 1)), 0);
+        assert_eq!(beside(Span { home_position: 8, ..whole.clone() }), 0);
+
+        let moved = span(&[5, 6], 60, 8, 150);
+        let then = |other: &[Span]| {
+            n_shared_of(
+                &[&[whole.clone(), moved.clone()], other].concat(),
+                &[whole.clone(), moved.clone(), span(&[7, 8], 10, 118, 160)],
+            )
+        };
+        assert_eq!(then(&[]), 5, "pages count through all spans");
+        assert_eq!(then(&[span(&[7, 8], 10, 118, 160)]), 7);
+        assert_eq!(then(&[span(&[7, 9], 10, 118, 160)]), 6);
+        assert_eq!(then(&[span(&[7, 9], 11, 117, 160)]), 5);
+        assert_eq!(then(&[span(&[7], 10, 53, 160)]), 5);
+        assert_eq!(then(&[span(&[7], 10, 54, 160)]), 6);
+    }
+
+    #[test]
+    fn a_page_that_a_token_sees_in_part_is_not_shared() {
+        let span = |last| Span {
+            pages: vec![1, 2, last],
+            first_row: 0,
+            len: 150,
+            home_position: 0,
+            position: 0,
+        };
+        let spans = [[span(3)], [span(4)]];
+        let n_shared = |first: &[u32]| {
+            let lane = |spans, positions| Lane {
+                tokens: positions,
+                positions,
+                key_positions: positions,
+                store_at: positions,
+                spans,
+                marks: &[],
+                outputs: Outputs::None,
+            };
+            n_shared(&lane(&spans[0], first), &lane(&spans[1], &[149]))
+        };
+        assert_eq!([n_shared(&[127, 149]), n_shared(&[126, 149]), n_shared(&[62])], [2, 1, 0]);
+    }
+
+    #[test]
+    fn tokens_of_a_tile_part_where_their_pages_do() {
         let token = |n_shared| Attending { token: 0, n_shared };
         let tile = [token(0), token(2), token(1), token(usize::MAX)];
+        assert_eq!(stages(&tile).collect::<Vec<_>>(), [0..1, 1..2, 2..usize::MAX]);
+        // What the first shares with one before it is another tile's.
+        let tile_after = [token(2), token(usize::MAX)];
+        assert!(stages(&tile_after).eq(std::iter::once(0..usize::MAX)));
         let lengths = |index| runs(&tile, index).map(|(i, run)| (i, run.len())).collect::<Vec<_>>();
         assert_eq!(lengths(0), [(0, 4)]);
         assert_eq!(lengths(1), [(0, 2), (2, 2)]);

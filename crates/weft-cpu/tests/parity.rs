@@ -127,7 +127,10 @@ conforms! {
     the_span_with_the_matching_key_gets_the_share();
     rows_come_out_and_go_in_as_they_are();
     rows_copied_elsewhere_give_the_same_bits();
+    where_a_page_is_entered_does_not_show();
     a_copied_page_is_the_page();
+    pages_that_lanes_share_in_part();
+    a_context_in_one_span_shows_no_cut();
 }
 
 #[test]

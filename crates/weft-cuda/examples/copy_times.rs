@@ -40,6 +40,7 @@ impl Decoding {
             key_positions: &[CONTEXT as u32 - 1],
             store_at: &[self.span.slot(CONTEXT - 1)],
             spans: std::slice::from_ref(&self.span),
+            marks: &[],
             outputs: Outputs::Last,
         };
         let start = Instant::now();
@@ -94,7 +95,7 @@ fn main() -> Result<(), Failed> {
     };
     let device = CudaDevice::new(&config, &RandomWeights::new(&config, 1), Options::new(limits))?;
     let pages = (0..own as PageId).collect();
-    let span = Span { pages, len: CONTEXT, home_position: 0, position: 0 };
+    let span = Span { pages, first_row: 0, len: CONTEXT, home_position: 0, position: 0 };
     let mut decoding =
         Decoding { device, config: config.clone(), span, logits: Vec::new(), same: true };
 
@@ -116,7 +117,8 @@ fn main() -> Result<(), Failed> {
             .iter()
             .map(|pages| {
                 let room = HostRows { k: vec![0; half], v: vec![0; half] };
-                decoding.device.send_kv(layers.clone(), &Rows { pages, len: chunk }, room)
+                let rows = Rows { pages, first_row: 0, len: chunk };
+                decoding.device.send_kv(layers.clone(), &rows, room)
             })
             .collect();
         let steps = decoding.steps_until(|device| device.is_settled(&all))?;
@@ -126,7 +128,8 @@ fn main() -> Result<(), Failed> {
 
         let start = Instant::now();
         for (pages, rows) in chunks.iter().zip(&kept) {
-            decoding.device.bring_kv(&Rows { pages, len: chunk }, Arc::clone(rows));
+            let to = Rows { pages, first_row: 0, len: chunk };
+            decoding.device.bring_kv(&to, Arc::clone(rows));
         }
         let steps = decoding.steps_until(|device| device.is_settled(&all))?;
         report("rows that come", steps, Some((start.elapsed(), bytes)));

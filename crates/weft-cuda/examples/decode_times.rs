@@ -51,6 +51,7 @@ fn prefill(
                 key_positions: &positions,
                 store_at: &slots,
                 spans: &[span],
+                marks: &[],
                 outputs: Outputs::None,
             };
             device.run(ops, &Step { lanes: &[block] })?;

@@ -33,6 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut device = CudaDevice::new(&config, &weights, Options::new(limits))?;
     let span = Span {
         pages: (0..limits.pages as u32).collect(),
+        first_row: 0,
         len: rows,
         home_position: 0,
         position: 0,
@@ -44,6 +45,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         key_positions: &positions,
         store_at: &positions,
         spans: &[span],
+        marks: &[],
         outputs: Outputs::Last,
     };
     assert!(rows <= limits.pages * PAGE_ROWS && rows <= config.vocab);

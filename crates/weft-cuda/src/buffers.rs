@@ -9,7 +9,7 @@ use weft::device::{Buffer, Limits};
 use crate::driver::{Address, Gpu, Memory};
 use crate::error::CudaError;
 use crate::shape::padded;
-use crate::tables::{FEW, max_partials};
+use crate::tables::{FEW, max_partials, max_slots};
 
 /// Rows of activations, bf16 \[tokens\]\[stride\]; columns beyond the width stay zero.
 pub(crate) struct Activations {
@@ -56,7 +56,7 @@ impl Activations {
 
 /// Words of one part of one head: kernels call it `SENT_ROW`.
 pub(crate) fn sent_row(dim: usize) -> usize {
-    dim + dim / 8
+    dim + dim / 16
 }
 
 /// All buffers of a step.
@@ -74,13 +74,15 @@ pub(crate) struct Buffers {
     pub(crate) logits: Memory,
     /// Parts of attention that blocks of a launch hand to one another: f32 \[partials\]\[heads\]\[`sent_row`\]
     pub(crate) sent: Memory,
+    /// Slots that they do: f32 \[slots\]\[heads\]\[2\]
+    pub(crate) sent_slots: Memory,
     /// Parts of attention that are folded by another launch: f32 \[partials\]\[heads\]\[dim\]
     pub(crate) sums: Memory,
     /// Their maxima and weights: f32 \[partials\]\[heads\]\[2\]
     pub(crate) weights: Memory,
-    /// The sums of their squared weights: f32 \[partials\]\[heads\]
-    pub(crate) squares: Memory,
-    /// Squared probabilities of parts' rows: f32 \[partials\]\[heads\]
+    /// Maxima of slots and the sums of their squared weights: f32 \[slots\]\[heads\]\[2\]
+    pub(crate) slots: Memory,
+    /// Squared probabilities of slots' rows: f32 \[slots\]\[heads\]
     pub(crate) shares: Memory,
 }
 
@@ -95,10 +97,12 @@ impl Buffers {
             |width: usize| Activations::new(gpu, limits.step_tokens, width, padded(width));
         let rows = |width: usize| Activations::new(gpu, limits.step_tokens, width, width);
         let scratch = |bytes: usize| Memory::new(gpu, "scratch", bytes);
-        let (partials, heads) = (max_partials(limits), config.heads);
+        let (partials, slots, heads) = (max_partials(limits), max_slots(limits), config.heads);
         let sent = scratch(partials * heads * sent_row(dim) * 4)?;
+        let sent_slots = scratch(slots * heads * 8)?;
         // Nothing was sent yet, see `sent.cuh`.
         gpu.fill(sent.address(), u8::MAX, sent.bytes)?;
+        gpu.fill(sent_slots.address(), u8::MAX, sent_slots.bytes)?;
         Ok(Self {
             x: padded_rows(config.hidden)?,
             norm: padded_rows(config.hidden)?,
@@ -109,10 +113,11 @@ impl Buffers {
             h: padded_rows(config.intermediate)?,
             logits: Memory::new(gpu, "logits", limits.step_outputs.max(FEW) * config.vocab * 4)?,
             sent,
+            sent_slots,
             sums: scratch(partials * heads * dim * 4)?,
             weights: scratch(partials * heads * 8)?,
-            squares: scratch(partials * heads * 4)?,
-            shares: scratch(partials * heads * 4)?,
+            slots: scratch(slots * heads * 8)?,
+            shares: scratch(slots * heads * 4)?,
         })
     }
 

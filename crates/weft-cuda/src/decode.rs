@@ -30,6 +30,7 @@ struct Expected {
     key_position: u32,
     slot: u32,
     spans: Vec<weft::device::Span>,
+    marks: Vec<u32>,
     draw: Draw,
 }
 
@@ -170,17 +171,17 @@ impl InFlight {
         self.chosen.get(lane).copied().flatten()
     }
 
-    /// The shares of parts that the lane's last token gave, where the step told them.
+    /// The shares of slots that the lane's last token gave, where the step told them.
     pub(crate) fn shares(
         &self,
         gpu: &Gpu,
         sampling: &Sampling,
         lane: usize,
-        parts: std::ops::Range<usize>,
+        slots: std::ops::Range<usize>,
     ) -> Option<Result<Vec<f32>, CudaError>> {
         let is_told = self.tells_shares && self.outputs.get(lane).copied().flatten().is_some();
-        let told = |part| spin(gpu, || sampling.share(self.number, part));
-        is_told.then(|| parts.map(told).collect())
+        let told = |slot| spin(gpu, || sampling.share(self.number, slot));
+        is_told.then(|| slots.map(told).collect())
     }
 }
 
@@ -191,6 +192,7 @@ impl Expected {
             key_position: lane.key_positions[0],
             slot: lane.store_at[0],
             spans: lane.spans.to_vec(),
+            marks: lane.marks.to_vec(),
             draw,
         };
         expected.advance();
@@ -216,14 +218,16 @@ impl Expected {
         (self.position, self.key_position, self.slot)
             == (lane.positions[0], lane.key_positions[0], lane.store_at[0])
             && self.spans == lane.spans
+            && self.marks == lane.marks
     }
 }
 
-/// Whether a lane's next token would only add a row: it has one token, and its row is the last of its last
-/// span.
+/// Whether a lane's next token would only add a row, to its last stretch: it has one token, its row
+/// is the last of its last span, and no mark comes after it.
 fn is_followed(lane: &Lane<'_>) -> bool {
     let last = lane.spans.last();
     lane.tokens.len() == 1
+        && lane.marks.last().is_none_or(|mark| *mark <= lane.positions[0])
         && last.is_some_and(|span| span.len > 0 && span.slot(span.len - 1) == lane.store_at[0])
 }
 

@@ -10,6 +10,7 @@ struct Asking {
     at: [u32; 1],
     slot: [u32; 1],
     spans: [Span; 1],
+    marks: Vec<u32>,
     sampler: Sampler,
 }
 
@@ -22,7 +23,8 @@ fn asking(token: u32, row: u32) -> Asking {
         tokens: [token],
         at: [row],
         slot: [3 * PAGE_ROWS as u32 + row],
-        spans: [Span { pages: vec![3], len, home_position: 0, position: 0 }],
+        spans: [Span { pages: vec![3], first_row: 0, len, home_position: 0, position: 0 }],
+        marks: Vec::new(),
         sampler,
     }
 }
@@ -36,6 +38,7 @@ impl Asking {
             key_positions: &self.at,
             store_at: &self.slot,
             spans: &self.spans,
+            marks: &self.marks,
             outputs: Outputs::Last,
         };
         let asked =
@@ -52,15 +55,33 @@ fn the_step_that_follows_is_begun_and_only_that() {
     assert_eq!(asking(9, 1).ask(&mut in_flight, 2), (true, 1));
     in_flight.chosen = vec![Some(9)];
     assert_eq!(asking(9, 2).ask(&mut in_flight, 0), (true, 0));
-    let mut others = [asking(8, 3), asking(9, 4), asking(9, 3), asking(9, 3)];
+    let mut others = [8, 9, 9, 9, 9, 9].map(|token| asking(token, 3));
+    others[1] = asking(9, 4);
     others[2].sampler = asking(9, 2).sampler;
     others[3].spans[0].home_position = 1;
+    others[4].spans[0].first_row = 1;
+    others[5].marks = vec![2];
     for other in others {
         let mut in_flight = InFlight::default();
         asking(5, 2).ask(&mut in_flight, 60);
         in_flight.chosen = vec![Some(9)];
         assert!(!other.ask(&mut in_flight, 60).0);
     }
+}
+
+/// Steps that follow add to the last stretch, so a mark that a lane comes to later is not passed
+/// ahead of its time.
+#[test]
+fn no_step_goes_beyond_a_mark() {
+    let with = |row, mark| Asking { marks: vec![1, mark], ..asking(9, row) };
+    let mut in_flight = InFlight::default();
+    assert_eq!(with(2, 3).ask(&mut in_flight, 2), (false, 1));
+    in_flight.chosen = vec![Some(9)];
+    assert_eq!(with(3, 3).ask(&mut in_flight, 2), (false, 3));
+    in_flight.chosen = vec![Some(9)];
+    assert_eq!(with(4, 3).ask(&mut in_flight, 2), (true, 1));
+    in_flight.chosen = vec![Some(9)];
+    assert_eq!(with(5, 4).ask(&mut in_flight, 2), (false, 3), "another mark");
 }
 
 /// A launch of many steps serves as many calls; the one after its last begins anew.

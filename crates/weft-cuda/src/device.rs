@@ -7,7 +7,7 @@ use std::sync::mpsc::Receiver;
 use weft::config::Config;
 use weft::device::{Buffer, Device, DeviceError, Limits, Rows, Step, shares};
 use weft::dtype::Dtype;
-use weft::kv::{PageId, Slot};
+use weft::kv::{PAGE_ROWS, PageId, Slot};
 use weft::plan::{Op, plan};
 use weft::rope::RopeTable;
 use weft::sampling::Sampler;
@@ -170,7 +170,7 @@ impl CudaDevice {
 
     /// Sets the shares of attention to nothing, in the stream.
     pub(crate) fn clear_shares(&self, counts: &Counts) -> Result<(), CudaError> {
-        let bytes = counts.n_partials * self.config.heads * 4;
+        let bytes = counts.n_slots * self.config.heads * 4;
         let shares = &self.buffers.shares;
         self.gpu.clear(shares.address(), bytes.min(shares.bytes))
     }
@@ -205,13 +205,14 @@ impl CudaDevice {
         (0..repeats).map(|_| time()).collect()
     }
 
-    /// The shares of attention of parts, summed over heads.
-    fn part_shares(&self, parts: Range<usize>) -> Result<Vec<f32>, CudaError> {
+    /// The shares of attention of slots, summed over heads in their order, as kernels sum those
+    /// that they tell.
+    fn slot_shares(&self, slots: Range<usize>) -> Result<Vec<f32>, CudaError> {
         self.stop();
         let heads = self.config.heads;
-        let mut shares = vec![0.0_f32; parts.len() * heads];
-        self.buffers.shares.read(parts.start * heads * 4, &mut shares)?;
-        Ok(shares.chunks_exact(heads).map(|part| part.iter().sum()).collect())
+        let mut shares = vec![0.0_f32; slots.len() * heads];
+        self.buffers.shares.read(slots.start * heads * 4, &mut shares)?;
+        Ok(shares.chunks_exact(heads).map(|slot| slot.iter().sum()).collect())
     }
 
     pub(crate) fn device_error(&self, (op, error): (Op, CudaError)) -> DeviceError {
@@ -325,19 +326,21 @@ impl Device for CudaDevice {
 
     fn attention(&self, lane: usize) -> Vec<f32> {
         let kept = &self.lists.shares[lane];
-        let parts = kept.first..kept.first + kept.spans.len();
-        let told = self.in_flight.shares(&self.gpu, &self.sampling, lane, parts.clone());
-        let parts = expect(told.unwrap_or_else(|| self.part_shares(parts)));
-        let mut sums = vec![0.0; kept.n_spans];
-        for (span, part) in kept.spans.iter().zip(parts) {
-            sums[*span as usize] += part;
+        let slots = kept.first..kept.first + kept.stretches.len();
+        let told = self.in_flight.shares(&self.gpu, &self.sampling, lane, slots.clone());
+        let slots = expect(told.unwrap_or_else(|| self.slot_shares(slots)));
+        let mut sums = vec![0.0; kept.n_stretches];
+        for (stretch, slot) in kept.stretches.iter().zip(slots) {
+            sums[*stretch as usize] += slot;
         }
         shares(&sums)
     }
 
     fn kv_family(&self) -> String {
         let (major, minor) = self.gpu.facts.capability;
-        format!("CUDA (sm_{major}{minor}, bf16, {})", self.shape.order_of_sums())
+        let order = self.shape.order_of_sums();
+        // Rows of before were summed in sections that began with each piece of a prompt.
+        format!("CUDA (sm_{major}{minor}, bf16, sections by position, {order})")
     }
 
     fn read_kv(&self, layers: Range<u16>, rows: &Rows<'_>, k: &mut [u8], v: &mut [u8]) {
@@ -373,10 +376,13 @@ impl Device for CudaDevice {
         expect(self.mover.settle(pages));
     }
 
-    fn copy_page(&mut self, from: PageId, to: PageId) {
+    fn copy_rows(&mut self, from: PageId, to: PageId, rows: usize) {
+        assert!(rows <= PAGE_ROWS, "{rows} rows of a page");
+        assert!((from.max(to) as usize) < self.limits.pages, "page range");
         self.stop();
         expect(self.mover.order(&[from, to]));
-        expect(self.kv.copy_page(from, to));
+        self.gpu.bind();
+        expect(self.kv.copy_rows(&self.gpu, &self.kernels.copy_rows, from, to, rows));
     }
 
     fn read(&self, buffer: Buffer) -> Vec<f32> {

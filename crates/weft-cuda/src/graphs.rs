@@ -1,8 +1,9 @@
 //! A token as one launch: the plan recorded once, replayed for every step of few tokens.
 //!
 //! No argument of a kernel changes between steps: all that does lies in the lists, which are copied
-//! before, or which the step before has moved on. A graph serves steps of up to a number of items of attention, a power
-//! of two, so that a short context does not wait for the blocks of a long one.
+//! before, or which the step before has moved on. A graph serves steps of up to a number of items
+//! of attention, a power of two, so that a short context does not wait for the blocks of a long
+//! one; and of up to a number of shares, which it begins by clearing.
 
 use std::collections::HashMap;
 
@@ -15,10 +16,14 @@ use crate::ops::Pass;
 use crate::sampling::Chosen;
 use crate::tables::{Counts, FEW, Family};
 
+/// Shares that any graph clears: to clear fewer takes as long.
+const FEWEST_SLOTS: usize = 256;
+
 /// What a graph was recorded for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
     n_items: usize,
+    n_slots: usize,
     has_outputs: bool,
     chosen: Chosen,
 }
@@ -26,7 +31,8 @@ struct Key {
 impl Key {
     fn of(counts: &Counts, most_items: usize, chosen: Chosen) -> Self {
         let n_items = counts.n_items.next_power_of_two().min(most_items);
-        Self { n_items, has_outputs: counts.n_outputs > 0, chosen }
+        let n_slots = counts.n_slots.next_power_of_two().max(FEWEST_SLOTS);
+        Self { n_items, n_slots, has_outputs: counts.n_outputs > 0, chosen }
     }
 }
 
@@ -62,6 +68,7 @@ fn record(device: &CudaDevice, plan: &[Op], key: Key) -> Result<Graph, CudaError
         n_tiles: 0,
         n_splits: 1,
         n_partials: key.n_items * FEW,
+        n_slots: key.n_slots,
     };
     let pass = Pass {
         device,

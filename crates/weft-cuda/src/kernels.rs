@@ -110,6 +110,7 @@ pub(crate) struct Kernels {
     pub(crate) mark_tokens: Kernel,
     pub(crate) put_rows: Kernel,
     pub(crate) get_rows: Kernel,
+    pub(crate) copy_rows: Kernel,
     /// What the kernels are part of.
     module: Module,
 }
@@ -202,6 +203,7 @@ impl Kernels {
             mark_tokens: plain("mark_tokens")?,
             put_rows: plain("put_rows")?,
             get_rows: plain("get_rows")?,
+            copy_rows: plain("copy_rows")?,
             module,
         })
     }

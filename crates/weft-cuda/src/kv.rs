@@ -9,8 +9,12 @@ use half::bf16;
 use weft::config::Config;
 use weft::kv::{PAGE_ROWS, PageId, Slot};
 
-use crate::driver::{Address, Gpu, Memory};
+use crate::driver::{Address, Gpu, Kernel, Launch, Memory};
 use crate::error::CudaError;
+
+/// What a thread copies of a page, and threads of a block that do.
+const CHUNK_BYTES: usize = 16;
+const COPY_THREADS: usize = 256;
 
 pub(crate) struct Kv {
     memory: Memory,
@@ -73,13 +77,27 @@ impl Kv {
         self.memory.write(self.start(layer, page), &from.values)
     }
 
-    /// Copies a page in every layer.
-    pub(crate) fn copy_page(&self, from: PageId, to: PageId) -> Result<(), CudaError> {
-        let bytes = self.page_len() * size_of::<bf16>();
-        for layer in 0..self.layers as u16 {
-            self.memory.copy_within(self.start(layer, from), self.start(layer, to), bytes)?;
+    /// Copies the first rows of a page in every layer, in the stream of steps; nobody waits for it.
+    pub(crate) fn copy_rows(
+        &self,
+        gpu: &Gpu,
+        kernel: &Kernel,
+        from: PageId,
+        to: PageId,
+        rows: usize,
+    ) -> Result<(), CudaError> {
+        if rows == 0 || from == to {
+            return Ok(());
         }
-        Ok(())
+        let chunks = self.page_len() * size_of::<bf16>() / CHUNK_BYTES;
+        let launch = Launch {
+            grid: (chunks.div_ceil(COPY_THREADS), self.layers),
+            threads: COPY_THREADS,
+            early: false,
+            cooperative: false,
+        };
+        let (kv, layer_bytes) = (self.memory.address(), self.start(1, 0) as u64);
+        kernel.launch(gpu, launch, &[&kv, &layer_bytes, &from, &to, &(rows as u32)])
     }
 
     /// Calls `visit(element of the row, place of its key, place of its value)`.

@@ -15,7 +15,7 @@ use std::thread::{self, JoinHandle};
 
 use weft::config::Config;
 use weft::device::{Rows, Step};
-use weft::kv::{PAGE_ROWS, PageId, Slot, pages_for};
+use weft::kv::{PAGE_ROWS, PageId, Slot};
 use weft::store::Rows as HostRows;
 
 use self::carrier::Carrier;
@@ -28,7 +28,8 @@ use crate::kv::Kv;
 /// Rows to carry.
 struct Job {
     layers: Range<u16>,
-    rows: usize,
+    /// Of the copy's pages: the first row of the first page, and one after the last.
+    rows: Range<usize>,
     way: Way,
     copy: Arc<Copy>,
 }
@@ -179,11 +180,12 @@ impl Mover {
 
     fn begin(&self, layers: Range<u16>, rows: &Rows<'_>, way: Way) -> Result<Arc<Copy>, CudaError> {
         self.gpu.bind();
-        let copy = Arc::new(Copy::new(&self.gpu, &rows.pages[..pages_for(rows.len)])?);
+        let copy = Arc::new(Copy::new(&self.gpu, &rows.pages[..rows.n_pages()])?);
         copy.ready.record(Stream::Compute)?;
         self.forget_ended();
         self.begun.borrow_mut().push_back(Arc::clone(&copy));
-        let job = Job { layers, rows: rows.len, way, copy: Arc::clone(&copy) };
+        let of_pages = rows.first_row..rows.first_row + rows.len;
+        let job = Job { layers, rows: of_pages, way, copy: Arc::clone(&copy) };
         let jobs = self.jobs.as_ref().expect("a mover that is not closed");
         if jobs.send(job).is_err() {
             let reason = "its thread has ended".to_owned();

@@ -14,7 +14,7 @@ use weft::sampling::{Adjustment, Draw, RuledOut, Sampler};
 use crate::driver::{Address, Argument, Gpu, Launch, Memory, Pinned, Stream};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
-use crate::tables::{FEW, max_partials};
+use crate::tables::{FEW, max_slots};
 
 /// Ranks that one block weighs.
 const MOST_RANKS: usize = 128;
@@ -128,7 +128,7 @@ pub(crate) struct SamplingAddresses {
     marks: Address,
     told_tokens: Address,
     told_shares: Address,
-    n_partials: u64,
+    n_slots: u64,
     parts: Address,
     gates: Address,
 }
@@ -173,21 +173,21 @@ pub(crate) struct Sampling {
     marks: Memory,
     /// `AdjustmentWords` \[FEW · vocab at most\]
     adjustments: Memory,
-    /// \[TOLD_STEPS\]\[FEW\], then \[TOLD_STEPS\]\[partials\]: numbers of steps above what they tell
+    /// \[TOLD_STEPS\]\[FEW\], then \[TOLD_STEPS\]\[slots\]: numbers of steps above what they tell
     told: Pinned,
     /// What blocks that draw together leave for one another: \[FEW\]\[2\]\[blocks\]\[words\]
     parts: Memory,
     /// How often one of them has waited for the others: \[FEW\]
     gates: Memory,
     serves_wide: bool,
-    n_partials: usize,
+    n_slots: usize,
     vocab: usize,
 }
 
 impl Sampling {
     pub(crate) fn new(gpu: &Arc<Gpu>, config: &Config, limits: &Limits) -> Result<Self, CudaError> {
         let vocab = config.vocab;
-        let n_partials = max_partials(limits);
+        let n_slots = max_slots(limits);
         let groups = vocab.div_ceil(SCORE_ROWS);
         let memory = |bytes| Memory::new(gpu, "sampling", bytes);
         Ok(Self {
@@ -197,12 +197,12 @@ impl Sampling {
             bias: memory(FEW * vocab * 4)?,
             marks: memory(FEW * vocab * 4)?,
             adjustments: memory(FEW * vocab * size_of::<AdjustmentWords>())?,
-            told: Pinned::new(gpu, TOLD_STEPS * (FEW + n_partials) * 8)?,
+            told: Pinned::new(gpu, TOLD_STEPS * (FEW + n_slots) * 8)?,
             parts: memory(PARTS_BYTES)?,
             gates: memory(FEW * 4)?,
             // Blocks that wait for one another must all be there.
             serves_wide: vocab <= MOST_WIDE_ROWS && gpu.facts.chip.n_sms >= WIDE_BLOCKS,
-            n_partials,
+            n_slots,
             vocab,
         })
     }
@@ -228,7 +228,7 @@ impl Sampling {
             marks: self.marks.address(),
             told_tokens: told,
             told_shares: told.offset(TOLD_STEPS * FEW * 8),
-            n_partials: self.n_partials as u64,
+            n_slots: self.n_slots as u64,
             parts: self.parts.address(),
             gates: self.gates.address(),
         }
@@ -277,10 +277,10 @@ impl Sampling {
         Some((token != DECLINED).then_some(token))
     }
 
-    /// The sum over heads that step `number` told of a part's share of attention, once it has.
-    pub(crate) fn share(&self, number: u32, part: usize) -> Option<f32> {
-        let shares = TOLD_STEPS * FEW + number as usize % TOLD_STEPS * self.n_partials;
-        let told = self.told.load(shares + part);
+    /// The sum over heads that step `number` told of a slot's share of attention, once it has.
+    pub(crate) fn share(&self, number: u32, slot: usize) -> Option<f32> {
+        let shares = TOLD_STEPS * FEW + number as usize % TOLD_STEPS * self.n_slots;
+        let told = self.told.load(shares + slot);
         (told >> 32 == u64::from(number)).then_some(f32::from_bits(told as u32))
     }
 }

@@ -2,12 +2,15 @@
 //!
 //! There are two families of kernels: one for steps of up to [`FEW`] tokens, one for more. Both
 //! compute the same bits; which one runs is a matter of speed. Attention is cut into sections of
-//! four pages, the same in both. Every index in the lists was checked by `Step::check`.
+//! four pages, the same in both; what a section and a stretch between two marks have in common is a
+//! slot, of which the lane's last token keeps a share of its attention. Every index in the lists
+//! was checked by `Step::check`.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
-use weft::device::{Lane, Limits, MAX_LANES, MAX_SPANS, Outputs, Step};
+use weft::device::{Lane, Limits, MAX_LANES, MAX_MARKS, MAX_SPANS, Outputs, Step};
 use weft::kv::{PAGE_ROWS, PageId};
 
 mod groups;
@@ -30,7 +33,13 @@ const ITEM_QUERIES: usize = 16;
 const TILE_QUERIES: usize = 64;
 /// Numbers before the lists.
 const COUNTS: usize = 8;
+/// Words of each token in the lists: four of its own, four that tell of its parts and slots.
+const TOKEN_WORDS: usize = 8;
 const NOWHERE: u32 = u32::MAX;
+/// Words of a bit for each row of a section.
+const MARK_WORDS: usize = SECTION_ROWS / 32;
+/// The query's token keeps no share of its attention: it is not its lane's last.
+const NO_SLOT: u16 = u16::MAX;
 
 /// Which kernels run a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,21 +56,40 @@ impl Family {
     }
 }
 
-/// Four pages of a span, as a lane places them. Kernels call it `Section`.
+/// Rows of a section at which a stretch begins, a bit for each.
+type Marks = [u32; MARK_WORDS];
+
+/// Four pages of a span, as a lane places them. Kernels call it `Section`. Rows are counted from
+/// the first page's row 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Section {
     pages: [PageId; SECTION_PAGES],
-    n_rows: u32,
+    /// Of row `first`.
     position: u32,
     home: u32,
-    /// For kernels a gap; here the number of the span.
-    span: u32,
+    n_rows: u16,
+    /// Rows before it are not the section's.
+    first: u16,
+    n_marks: u16,
+    /// The first of its slots, of those of the lane.
+    slot: u16,
+    marks: Marks,
 }
 
 impl Section {
-    fn seen_from(&self, position: u32) -> u32 {
-        (position + 1).saturating_sub(self.position).min(self.n_rows)
+    /// The row up to which a token at a position sees.
+    fn seen_from(&self, position: u32) -> u16 {
+        let rows = (position + 1).saturating_sub(self.position);
+        self.first + rows.min(u32::from(self.n_rows - self.first)) as u16
+    }
+
+    /// Its slots for a token at a position that sees some of it.
+    fn n_slots(&self, position: u32) -> usize {
+        let seen = usize::from(self.seen_from(position));
+        let marked = |row: &usize| self.marks[row / 32] >> (row % 32) & 1 == 1;
+        let n_marks = if self.n_marks == 0 { 0 } else { (0..seen).filter(marked).count() };
+        1 + n_marks
     }
 }
 
@@ -72,7 +100,8 @@ struct Query {
     token: u16,
     /// Parts that the token's result is folded from.
     n_parts: u16,
-    seen: u32,
+    seen: u16,
+    slot: u16,
     rotate_at: u32,
     partial: u32,
 }
@@ -85,15 +114,23 @@ struct Item {
     n_rows: u32,
     n_queries: u32,
     n_stores: u32,
-    gap: u32,
-    stores: [u32; FEW],
+    first: u16,
+    n_marks: u16,
+    stores: [u16; FEW],
+    marks: Marks,
     queries: [Query; FEW],
 }
 
 impl Item {
     fn store(&mut self, token: usize, row: usize) {
-        self.stores[self.n_stores as usize] = (token << 16 | row) as u32;
+        self.stores[self.n_stores as usize] = (token << 8 | row) as u16;
         self.n_stores += 1;
+    }
+
+    fn add(&mut self, query: Query) {
+        self.n_rows = self.n_rows.max(u32::from(query.seen));
+        self.queries[self.n_queries as usize] = query;
+        self.n_queries += 1;
     }
 }
 
@@ -105,8 +142,9 @@ struct Tile {
     n_tokens: u32,
     first_section: u32,
     n_sections: u32,
-    share: u32,
-    gap: [u32; 3],
+    slot: u32,
+    n_slots: u32,
+    gap: [u32; 2],
 }
 
 words!(Section, Item, Tile);
@@ -120,21 +158,37 @@ pub(crate) struct Counts {
     pub(crate) n_tiles: usize,
     /// Blocks that share the sections of a tile; with more than one, every token's result is folded.
     pub(crate) n_splits: usize,
-    /// Parts of results that are folded, or shares of attention that are kept.
+    /// Parts of results that are folded.
     pub(crate) n_partials: usize,
+    /// Shares of attention that are kept.
+    pub(crate) n_slots: usize,
 }
 
-/// A lane's shares of attention: where they begin, and which span each is of.
+/// A lane's shares of attention: the slot of the first, and which stretch each slot is of.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LaneShares {
     pub(crate) first: usize,
-    pub(crate) spans: Vec<u32>,
-    pub(crate) n_spans: usize,
+    pub(crate) stretches: Vec<u32>,
+    pub(crate) n_stretches: usize,
 }
 
-/// Most sections that a lane can have.
+/// What decides which queries may join an item, and the item before it that has the same pages.
+#[derive(Clone, Copy)]
+struct Open {
+    /// The lane of its first query. Lanes come one after the other, so all queries that see more or
+    /// less are this lane's.
+    lane: usize,
+    /// How far all of them see, if they see as far.
+    seen: Option<u16>,
+    before: Option<usize>,
+}
+
+/// Most sections that a lane can have. A span of n rows that begins with the last row of a page has
+/// (n + 63) / 256 of them, rounded up; spans have no more rows than there are positions, and one at
+/// least.
 fn lane_sections(limits: &Limits) -> usize {
-    limits.positions.min(limits.positions / SECTION_ROWS + MAX_SPANS)
+    let beside = PAGE_ROWS - 1 + SECTION_ROWS - 1;
+    limits.positions.min((limits.positions + MAX_SPANS * beside) / SECTION_ROWS)
 }
 
 /// Most parts that results are folded from.
@@ -142,17 +196,24 @@ pub(crate) fn max_partials(limits: &Limits) -> usize {
     FEW.max(MAX_LANES) * lane_sections(limits)
 }
 
+/// Most shares of attention that are kept: those of each lane's last token.
+pub(crate) fn max_slots(limits: &Limits) -> usize {
+    MAX_LANES * (lane_sections(limits) + MAX_MARKS)
+}
+
 /// The lists, and room to make them.
 #[derive(Default)]
 pub(crate) struct Lists {
     split: SplitRule,
     sections: Vec<Section>,
-    lanes: Vec<std::ops::Range<usize>>,
+    lanes: Vec<Range<usize>>,
     items: Vec<Item>,
     tiles: Vec<Tile>,
-    /// How many parts each token has, and the first.
-    partials: Vec<[u32; 2]>,
+    /// How many parts each token has, and the first; how many slots, and the first.
+    partials: Vec<[u32; 4]>,
+    /// The last item of some pages; and of each item who may join it.
     open_items: HashMap<[PageId; SECTION_PAGES], usize>,
+    open: Vec<Open>,
     pub(crate) shares: Vec<LaneShares>,
     pub(crate) counts: Counts,
 }
@@ -170,12 +231,14 @@ impl Lists {
         self.tiles.clear();
         self.partials.clear();
         self.open_items.clear();
+        self.open.clear();
         self.counts =
             Counts { n_tokens: step.n_tokens(), n_outputs: step.n_outputs(), ..Counts::default() };
-        for lane in step.lanes {
+        for (index, lane) in step.lanes.iter().enumerate() {
             let first = self.sections.len();
             self.sections.extend(sections(lane));
             self.lanes.push(first..self.sections.len());
+            self.keep_shares(index, lane);
         }
         match Family::of(step.n_tokens()) {
             Family::Few => self.fill_items(step, group),
@@ -199,17 +262,32 @@ impl Lists {
         self.queries_of_items().max().unwrap_or(0) as usize
     }
 
-    /// Where the shares of a lane's last token go: to its parts from `first` on.
-    fn keep_shares(&mut self, index: usize, lane: &Lane<'_>, first: usize, n: usize) {
+    /// Numbers the slots of a lane: those of its last token.
+    fn keep_shares(&mut self, index: usize, lane: &Lane<'_>) {
         if self.shares.len() <= index {
             self.shares.push(LaneShares::default());
         }
         let shares = &mut self.shares[index];
-        shares.first = first;
-        shares.n_spans = lane.spans.len();
-        shares.spans.clear();
-        let own = &self.sections[self.lanes[index].clone()];
-        shares.spans.extend(own[..n].iter().map(|section| section.span));
+        shares.first = self.counts.n_slots;
+        shares.n_stretches = lane.marks.len() + 1;
+        shares.stretches.clear();
+        let last = lane.positions.last().copied().unwrap_or_default();
+        let own = &mut self.sections[self.lanes[index].clone()];
+        for section in own.iter_mut().take_while(|section| section.position <= last) {
+            section.slot = short(shares.stretches.len());
+            let first = lane.marks.partition_point(|mark| *mark <= section.position) as u32;
+            shares.stretches.extend(first..first + section.n_slots(last) as u32);
+        }
+        self.counts.n_slots += shares.stretches.len();
+    }
+
+    /// How many slots a token of a lane has, and the first: only the last has any.
+    fn slots_of(&self, index: usize, lane: &Lane<'_>, position: u32) -> [u32; 2] {
+        let shares = &self.shares[index];
+        match lane.positions.last() == Some(&position) {
+            true => [shares.stretches.len() as u32, shares.first as u32],
+            false => [0, 0],
+        }
     }
 
     fn fill_items(&mut self, step: &Step<'_>, group: usize) {
@@ -222,41 +300,52 @@ impl Lists {
                     self.sections[own.clone()].iter().take_while(|s| s.position <= *position);
                 let n = seen.count();
                 let first = self.counts.n_partials;
-                self.partials.push([n as u32, first as u32]);
+                let [n_slots, first_slot] = self.slots_of(index, lane, *position);
+                self.partials.push([n as u32, first as u32, n_slots, first_slot]);
                 for (i, section) in own.take(n).enumerate() {
                     let section = self.sections[section];
+                    let slot = first_slot as usize + usize::from(section.slot);
                     let query = Query {
                         token: token as u16,
-                        n_parts: u16::try_from(n).expect("sections of a lane are bounded"),
+                        n_parts: short(n),
                         seen: section.seen_from(*position),
+                        slot: if n_slots == 0 { NO_SLOT } else { short(slot) },
                         rotate_at: section.home + (position - section.position),
                         partial: (first + i) as u32,
                     };
-                    self.add_query(&section, query, most);
+                    self.add_query(index, &section, query, most);
                 }
                 self.counts.n_partials += n;
-                if Some(position) == lane.positions.last() {
-                    self.keep_shares(index, lane, first, n);
-                }
                 token += 1;
             }
         }
         self.add_stores(step);
     }
 
-    /// Queries of any lane that see the same pages share an item, as far as a tile holds them.
-    fn add_query(&mut self, section: &Section, query: Query, most: usize) {
-        let open = self.open_items.get(&section.pages).copied();
-        let index = open.filter(|i| (self.items[*i].n_queries as usize) < most);
-        let index = index.unwrap_or_else(|| {
-            self.items.push(Item { pages: section.pages, ..Item::default() });
-            self.open_items.insert(section.pages, self.items.len() - 1);
-            self.items.len() - 1
-        });
-        let item = &mut self.items[index];
-        item.n_rows = item.n_rows.max(query.seen);
-        item.queries[item.n_queries as usize] = query;
-        item.n_queries += 1;
+    /// Queries that see the same rows share an item, as far as a tile holds them. Those of one lane
+    /// also if some see less. Those of others may not: a row that one lane stores now, and another
+    /// does not see, would enter the other's sums with a weight of zero, and zero times infinity is
+    /// no number. Kernels count on it that all results of an item are folded from parts, or none.
+    fn add_query(&mut self, lane: usize, section: &Section, query: Query, most: usize) {
+        let mut next = self.open_items.get(&section.pages).copied();
+        while let Some(index) = next {
+            let (item, open) = (&mut self.items[index], &mut self.open[index]);
+            let joins = open.lane == lane || open.seen == Some(query.seen);
+            let is_folded = |query: &Query| query.n_parts > 1;
+            let is_same = (item.first, item.marks) == (section.first, section.marks)
+                && is_folded(&item.queries[0]) == is_folded(&query);
+            if joins && is_same && (item.n_queries as usize) < most {
+                open.seen = open.seen.filter(|seen| *seen == query.seen);
+                return item.add(query);
+            }
+            next = open.before;
+        }
+        let before = self.open_items.insert(section.pages, self.items.len());
+        self.open.push(Open { lane, seen: Some(query.seen), before });
+        let Section { pages, first, n_marks, marks, .. } = *section;
+        let mut item = Item { pages, first, n_marks, marks, ..Item::default() };
+        item.add(query);
+        self.items.push(item);
     }
 
     /// Every item whose rows a token of this step writes makes them itself. A row that no item has
@@ -270,7 +359,8 @@ impl Lists {
                 let n_pages = (item.n_rows as usize).div_ceil(PAGE_ROWS);
                 let found = item.pages[..n_pages].iter().position(|own| *own == page);
                 let at = found.map(|i| i * PAGE_ROWS + row);
-                if let Some(at) = at.filter(|at| *at < item.n_rows as usize) {
+                let own = usize::from(item.first)..item.n_rows as usize;
+                if let Some(at) = at.filter(|at| own.contains(at)) {
                     item.store(token, at);
                     stored = true;
                 }
@@ -294,44 +384,66 @@ impl Lists {
                 let end = (first + most).min(last);
                 let seen = |s: &&Section| s.position <= lane.positions[end - 1];
                 let n = self.sections[own.clone()].iter().take_while(seen).count();
-                let share = if end == last { self.counts.n_partials as u32 } else { NOWHERE };
+                let [n_slots, slot] = self.slots_of(index, lane, lane.positions[end - 1]);
                 self.tiles.push(Tile {
                     first_token: (token + first) as u32,
                     n_tokens: (end - first) as u32,
                     first_section: own.start as u32,
                     n_sections: n as u32,
-                    share,
-                    gap: [0; 3],
+                    slot: if end == last { slot } else { NOWHERE },
+                    n_slots,
+                    gap: [0; 2],
                 });
-                if end == last {
-                    self.keep_shares(index, lane, self.counts.n_partials, n);
-                    self.counts.n_partials += n;
-                }
             }
             token += last;
         }
     }
 }
 
-/// A lane's spans, cut into sections.
+/// A lane's spans, cut into sections; without the numbers of slots.
 fn sections<'a>(lane: &'a Lane<'_>) -> impl Iterator<Item = Section> + 'a {
-    lane.spans.iter().enumerate().flat_map(move |(index, span)| {
-        (0..span.len).step_by(SECTION_ROWS).map(move |row| {
+    lane.spans.iter().flat_map(move |span| {
+        let end = span.first_row + span.len;
+        (0..end).step_by(SECTION_ROWS).map(move |start| {
             let mut pages = [0; SECTION_PAGES];
-            let from = span.pages.iter().skip(row / PAGE_ROWS);
-            let n_rows = SECTION_ROWS.min(span.len - row);
+            let from = span.pages.iter().skip(start / PAGE_ROWS);
+            let n_rows = SECTION_ROWS.min(end - start);
             { pages.iter_mut().zip(from) }
                 .take(n_rows.div_ceil(PAGE_ROWS))
                 .for_each(|(to, page)| *to = *page);
+            let first = span.first_row.saturating_sub(start);
+            let row = start + first - span.first_row; // of the span
+            let position = span.position + row;
+            let (n_marks, marks) = marks(lane, position..position + n_rows - first, first);
             Section {
                 pages,
-                n_rows: n_rows as u32,
-                position: (span.position + row) as u32,
+                position: position as u32,
                 home: (span.home_position + row) as u32,
-                span: index as u32,
+                n_rows: n_rows as u16,
+                first: first as u16,
+                n_marks,
+                slot: 0,
+                marks,
             }
         })
     })
+}
+
+/// The marks of a lane inside a section, whose row `first` is the first of some positions: how
+/// many, and their rows.
+fn marks(lane: &Lane<'_>, positions: Range<usize>, first: usize) -> (u16, Marks) {
+    let before = lane.marks.partition_point(|mark| *mark as usize <= positions.start);
+    let inside = lane.marks[before..].iter().take_while(|mark| (**mark as usize) < positions.end);
+    inside.fold((0, Marks::default()), |(n, mut marks), mark| {
+        let row = first + *mark as usize - positions.start;
+        marks[row / 32] |= 1 << (row % 32);
+        (n + 1, marks)
+    })
+}
+
+/// A number of parts or slots as queries hold it: contexts of millions of rows have as many.
+fn short(n: usize) -> u16 {
+    u16::try_from(n).ok().filter(|n| *n != NO_SLOT).expect("sections of a lane are bounded")
 }
 
 /// Where the lists lie on the GPU. Kernels call it `Step`.
@@ -394,11 +506,11 @@ impl Tables {
             }
         };
         let (tokens, outputs) = Self::rows(limits, family);
-        (COUNTS + 6 * tokens + outputs + attention) * 4
+        (COUNTS + TOKEN_WORDS * tokens + outputs + attention) * 4
     }
 
     fn start_of_attention(&self) -> usize {
-        COUNTS + 6 * self.tokens + self.outputs
+        COUNTS + TOKEN_WORDS * self.tokens + self.outputs
     }
 
     pub(crate) fn addresses(&self) -> StepAddresses {
@@ -411,7 +523,7 @@ impl Tables {
             key_positions: list(2),
             slots: list(3),
             partials: list(4),
-            outputs: list(6),
+            outputs: list(TOKEN_WORDS),
             attention: at(self.start_of_attention()),
         }
     }
@@ -438,10 +550,10 @@ impl Tables {
             t += n;
         }
         for (t, partials) in lists.partials.iter().enumerate() {
-            words[COUNTS + 4 * tokens + 2 * t..][..2].copy_from_slice(partials);
+            words[COUNTS + 4 * (tokens + t)..][..4].copy_from_slice(partials);
         }
         for (output, token) in output_tokens(step).enumerate() {
-            words[COUNTS + 6 * tokens + output] = token as u32;
+            words[COUNTS + TOKEN_WORDS * tokens + output] = token as u32;
         }
         let mut end = start;
         put_all(words, &mut end, &lists.items);

@@ -5,7 +5,12 @@ use weft::device::Span;
 
 fn span(first: PageId, len: usize, position: usize) -> Span {
     let pages = (first..first + len.div_ceil(PAGE_ROWS) as PageId).collect();
-    Span { pages, len, home_position: position, position }
+    Span { pages, first_row: 0, len, home_position: position, position }
+}
+
+/// The rows of a section at which a stretch begins.
+fn rows_of(marks: &Marks) -> Vec<usize> {
+    (0..SECTION_ROWS).filter(|row| marks[row / 32] >> (row % 32) & 1 == 1).collect()
 }
 
 fn lane<'a>(
@@ -20,6 +25,7 @@ fn lane<'a>(
         key_positions: positions,
         store_at: slots,
         spans,
+        marks: &[],
         outputs: Outputs::Last,
     }
 }
@@ -36,7 +42,7 @@ fn a_span_that_stands_twice_is_asked_twice_by_one_token() {
 
 #[test]
 fn structs_are_as_long_as_kernels_think() {
-    assert_eq!((Item::LEN, Section::LEN, Tile::LEN), (48, 8, 8));
+    assert_eq!((Item::LEN, Section::LEN, Tile::LEN), (52, 16, 8));
     assert_eq!(size_of::<StepAddresses>(), 64);
 }
 
@@ -54,17 +60,17 @@ fn lanes_that_share_a_span_share_its_items() {
     assert_eq!((first.pages, first.n_rows, first.n_queries), ([0, 1, 2, 3], 256, 2));
     assert_eq!(
         first.queries[0],
-        Query { token: 0, n_parts: 3, seen: 256, rotate_at: 300, partial: 0 }
+        Query { token: 0, n_parts: 3, seen: 256, slot: 0, rotate_at: 300, partial: 0 }
     );
     // Seen from the span's home the second lane's query stands at 300 too.
     assert_eq!(
         first.queries[1],
-        Query { token: 1, n_parts: 3, seen: 256, rotate_at: 300, partial: 3 }
+        Query { token: 1, n_parts: 3, seen: 256, slot: 3, rotate_at: 300, partial: 3 }
     );
-    assert_eq!(lists.partials, [[3, 0], [3, 3]]);
+    assert_eq!(lists.partials, [[3, 0, 3, 0], [3, 3, 3, 3]]);
     let stores: Vec<_> = lists.items.iter().map(|item| item.n_stores).collect();
     assert_eq!(stores, [0, 0, 1, 1]);
-    assert_eq!(lists.shares[1].spans, [0, 0, 1]);
+    assert_eq!(lists.shares[1].stretches, [0, 0, 0]);
 }
 
 #[test]
@@ -98,20 +104,127 @@ fn blocks_of_tokens_see_no_section_after_their_last() {
     let lanes = [lane(&tokens, &positions, &positions, &a)];
     let mut lists = Lists::default();
     lists.fill(&Step { lanes: &lanes }, 2);
-    let tiles: Vec<_> = { lists.tiles.iter() }
-        .map(|t| (t.first_token, t.n_tokens, t.n_sections, t.share))
-        .collect();
+    let tiles: Vec<_> =
+        { lists.tiles.iter() }.map(|t| (t.first_token, t.n_tokens, t.n_sections, t.slot)).collect();
     let none = NOWHERE;
     assert_eq!(tiles, [(0, 32, 1, none), (32, 32, 2, none), (64, 32, 2, none), (96, 4, 2, 0)]);
-    assert_eq!(lists.counts.n_partials, 2);
+    assert_eq!((lists.tiles[3].n_slots, lists.counts.n_slots), (2, 2));
 }
 
 #[test]
 fn sections_fit_where_memory_was_taken_for_them() {
-    let limits = Limits { step_tokens: 8, step_outputs: 8, positions: 4096, pages: 64 };
-    let spans: Vec<Span> = (0..1024).map(|i| span(0, 1 + i % 4, i * 4)).collect();
-    let lanes = [lane(&[0], &[4095], &[0], &spans)];
-    assert!(sections(&lanes[0]).count() <= lane_sections(&limits));
+    // The worst that there is: spans that begin with the last row of a page, and just reach into a
+    // second section.
+    for (len, n_sections) in [(1, MAX_SPANS), (2, MAX_SPANS), (194, 2 * MAX_SPANS)] {
+        let positions = MAX_SPANS * len;
+        let limits = Limits { step_tokens: 8, step_outputs: 8, positions, pages: 64 };
+        let spans: Vec<Span> = (0..MAX_SPANS)
+            .map(|i| Span { first_row: 63, ..span(0, 63 + len, i * len) })
+            .map(|span| Span { len, ..span })
+            .collect();
+        let last = [positions as u32 - 1];
+        let marks: Vec<u32> = (1..=MAX_MARKS as u32).collect();
+        let lanes = [Lane { marks: &marks, ..lane(&[0], &last, &[0], &spans) }];
+        assert_eq!(sections(&lanes[0]).count(), n_sections);
+        assert!(n_sections <= lane_sections(&limits));
+        let mut lists = Lists::default();
+        lists.fill(&Step { lanes: &lanes }, 2);
+        assert!(lists.counts.n_slots <= max_slots(&limits));
+    }
+}
+
+#[test]
+fn marks_cut_sections_into_slots() {
+    let a = [span(0, 600, 0)];
+    // One is where a section begins; one comes later than the token.
+    let marks = [10, 64, 256, 300, 700];
+    let lanes = [Lane { marks: &marks, ..lane(&[1], &[599], &[599], &a) }];
+    let mut lists = Lists::default();
+    lists.fill(&Step { lanes: &lanes }, 2);
+    let items: Vec<_> = { lists.items.iter() }
+        .map(|item| (item.n_marks, rows_of(&item.marks), item.queries[0].slot))
+        .collect();
+    assert_eq!(items, [(2, vec![10, 64], 0), (1, vec![44], 3), (0, vec![], 5)]);
+    assert_eq!(lists.shares[0].stretches, [0, 1, 2, 3, 4, 4]);
+    assert_eq!((lists.shares[0].n_stretches, lists.counts.n_slots), (6, 6));
+    assert_eq!(lists.partials, [[3, 0, 6, 0]]);
+    // A mark in rows that the last token does not see is none for it.
+    let lanes = [Lane { marks: &marks, ..lane(&[1], &[40], &[40], &a) }];
+    lists.fill(&Step { lanes: &lanes }, 2);
+    assert_eq!(lists.shares[0].stretches, [0, 1]);
+    assert_eq!(lists.partials, [[1, 0, 2, 0]]);
+}
+
+#[test]
+fn a_span_begins_anywhere_in_a_page() {
+    let moved = Span { first_row: 40, home_position: 7, ..span(0, 340, 100) };
+    let a = [Span { first_row: 50, len: 20, ..span(9, 70, 0) }, Span { len: 300, ..moved }];
+    let marks = [100, 116, 200];
+    let lanes = [Lane { marks: &marks, ..lane(&[1], &[399], &[5 * 64 + 19], &a) }];
+    let mut lists = Lists::default();
+    lists.fill(&Step { lanes: &lanes }, 2);
+    let of = |s: &Section| (s.pages[0], s.first, s.n_rows, s.position, s.home, s.slot);
+    let sections: Vec<_> = lists.sections.iter().map(of).collect();
+    assert_eq!(
+        sections,
+        [(9, 50, 70, 0, 0, 0), (0, 40, 256, 100, 7, 1), (4, 0, 84, 316, 223, 4)],
+        "position and home are those of the first row that counts"
+    );
+    assert_eq!(rows_of(&lists.sections[1].marks), [56, 140]);
+    assert_eq!(lists.shares[0].stretches, [0, 1, 2, 3, 3]);
+    let queries: Vec<_> = lists
+        .items
+        .iter()
+        .map(|item| (item.first, item.n_rows, item.queries[0].rotate_at))
+        .collect();
+    assert_eq!(queries, [(50, 70, 399), (40, 256, 306), (0, 84, 306)]);
+    // Its own row is the last of the last section.
+    assert_eq!((lists.items[2].n_stores, lists.items[2].stores[0]), (1, 83));
+    let lanes = [lane(&[1], &[120], &[5], &a)];
+    lists.fill(&Step { lanes: &lanes }, 2);
+    assert_eq!((lists.items[1].queries[0].seen, lists.items[1].n_rows), (61, 61));
+    assert_eq!(lists.items[2].n_queries, 0, "a row before the span's first is not the span's");
+}
+
+#[test]
+fn only_a_lane_s_last_token_keeps_shares() {
+    let (a, positions) = ([span(0, 300, 0)], [297, 298, 299]);
+    let lanes = [lane(&[0; 3], &positions, &positions, &a)];
+    let mut lists = Lists::default();
+    lists.fill(&Step { lanes: &lanes }, 2);
+    let slots: Vec<_> = lists.items[0].queries[..3].iter().map(|query| query.slot).collect();
+    assert_eq!(slots, [NO_SLOT, NO_SLOT, 0]);
+    let of_slots: Vec<_> = lists.partials.iter().map(|own| own[2]).collect();
+    assert_eq!(of_slots, [0, 0, 2]);
+}
+
+#[test]
+fn lanes_share_only_rows_that_both_see() {
+    let items = |seen: [usize; 2], marks: [&[u32]; 2]| {
+        let spans = seen.map(|len| [span(0, len, 0)]);
+        let positions = seen.map(|len| [len as u32 - 1]);
+        // The first lane writes the last row that it sees.
+        let of = |i: usize| {
+            let slots: &[u32] = if i == 0 { &positions[0] } else { &[640] };
+            Lane { marks: marks[i], ..lane(&[1], &positions[i], slots, &spans[i]) }
+        };
+        let lanes = [of(0), of(1)];
+        let mut lists = Lists::default();
+        lists.fill(&Step { lanes: &lanes }, 2);
+        lists.items.iter().filter(|item| item.n_queries > 0).count()
+    };
+    assert_eq!(items([40, 40], [&[], &[]]), 1);
+    assert_eq!(items([40, 39], [&[], &[]]), 2, "a row that only one of them sees");
+    assert_eq!(items([40, 40], [&[7], &[7]]), 1);
+    assert_eq!(items([40, 40], [&[7], &[8]]), 2);
+    // Tokens of one lane see one another's rows or come later.
+    let (a, b) = ([span(0, 40, 0)], [span(0, 39, 0)]);
+    let positions = [38, 39];
+    let lanes = [lane(&[1, 2], &positions, &positions, &a), lane(&[3], &[38], &[640], &b)];
+    let mut lists = Lists::default();
+    lists.fill(&Step { lanes: &lanes }, 2);
+    let queries: Vec<_> = lists.queries_of_items().filter(|n| *n > 0).collect();
+    assert_eq!(queries, [2, 1]);
 }
 
 #[test]
@@ -126,12 +239,12 @@ fn a_few_tokens_behind_a_long_context_are_shared_out_by_sections() {
     // One tile of 8 KV heads, and 8 sections.
     assert_eq!((lists.counts.n_tiles, lists.counts.n_splits), (1, 8));
     assert_eq!(lists.counts.n_partials, 32 * 8);
-    assert_eq!((lists.partials[0], lists.partials[31]), ([8, 0], [8, 31 * 8]));
-    assert_eq!(lists.shares[0].first, 31 * 8, "shares are the last token's");
+    assert_eq!((lists.partials[0], lists.partials[31]), ([8, 0, 0, 0], [8, 31 * 8, 8, 0]));
+    assert_eq!(lists.counts.n_slots, 8, "shares are the last token's");
     for too_much in [SplitRule { most_partials: 255, ..split }, SplitRule { at_once: 15, ..split }]
     {
         let mut lists = Lists::new(too_much);
         lists.fill(&Step { lanes: &lanes }, 2);
-        assert_eq!((lists.counts.n_splits, lists.counts.n_partials), (1, 8));
+        assert_eq!((lists.counts.n_splits, lists.counts.n_slots), (1, 8));
     }
 }

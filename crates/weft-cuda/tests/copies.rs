@@ -54,13 +54,14 @@ fn rows(config: &Config, seed: u32) -> Arc<HostRows> {
 }
 
 fn bring(device: &mut CudaDevice, pages: &[PageId], rows: &Arc<HostRows>) {
-    device.bring_kv(&Rows { pages, len: CHUNK }, Arc::clone(rows));
+    device.bring_kv(&Rows { pages, first_row: 0, len: CHUNK }, Arc::clone(rows));
 }
 
 fn send(device: &mut CudaDevice, config: &Config, pages: &[PageId]) -> Receiver<HostRows> {
     let room = || vec![0; config.layers * CHUNK * config.kv_width() * 2];
     let layers = 0..config.layers as u16;
-    device.send_kv(layers, &Rows { pages, len: CHUNK }, HostRows { k: room(), v: room() })
+    let rows = Rows { pages, first_row: 0, len: CHUNK };
+    device.send_kv(layers, &rows, HostRows { k: room(), v: room() })
 }
 
 fn same(a: &HostRows, b: &HostRows) -> bool {
@@ -146,7 +147,7 @@ fn who_uses_a_page_next_comes_after_the_copy() {
         assert!(same(&sent.recv().unwrap(), &kept), "{launches:?}: rows that left in time");
         // So do copies of pages, and rows that are looked at.
         bring(&mut device, &here.pages, &kept);
-        device.copy_page(here.pages[31], 120);
+        device.copy_rows(here.pages[31], 120, 63);
         let last = here.pages[31] * 64 + 62;
         assert_eq!(device.kv_row(7, 120 * 64 + 62), device.kv_row(7, last));
         bring(&mut device, &there.pages, &kept);

@@ -10,13 +10,13 @@ mod gpu;
 use common::conformance;
 use common::golden::{self, Golden};
 use common::parity::{Layout, Noise, Sizes, compare, copy_rows, shapes, works};
-use common::{LIMITS, Work, config, config_with, poison, run, span, tokens};
+use common::{LIMITS, Work, config, config_with, fill, poison, run, span, tokens};
 use gpu::gpu_is_there;
 use half::bf16;
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 use weft::config::Config;
-use weft::device::{Device, Outputs, Span};
+use weft::device::{Device, Outputs, Rows, Span};
 use weft::plan::plan;
 use weft::reference::Reference;
 use weft::weights::RandomWeights;
@@ -73,10 +73,97 @@ fn some_ops_match_the_reference(n_cases: u32) {
             let (mut ours, mut theirs) = (device(&config), reference(&config));
             poison(&mut ours, &config);
             poison(&mut theirs, &config);
-            let works = works(&config, &mut theirs, &lanes, seed);
+            let mut works = works(&config, &mut theirs, &lanes, seed);
+            // Marks anywhere, also between two spans and after the last token.
+            for (seed, work) in (seed / 2..).zip(&mut works) {
+                work.marks = tokens(seed as usize % 7, seed, 200).iter().map(|at| at + 1).collect();
+                work.marks.sort_unstable();
+                work.marks.dedup();
+            }
             compare(&config, &mut ours, &mut theirs, &works, NOISE)
         })
         .unwrap();
+}
+
+/// Spans that begin in the middle of a page, after rows of something else; one moved, one with the
+/// new tokens in it.
+#[test]
+fn spans_that_begin_in_a_page_match_the_reference() {
+    if !gpu_is_there() {
+        return;
+    }
+    let config = config("qwen3");
+    let (mut ours, mut theirs) = (device(&config), reference(&config));
+    for (first_row, n_new) in [(1, 1), (37, 3), (63, 9), (40, 40)] {
+        poison(&mut ours, &config);
+        let old = Span { first_row, home_position: 11, ..span(0, first_row + 250, 0) };
+        let old = Span { len: 250, ..old };
+        let own = Span { first_row: 64 - first_row, ..span(8, 64 - first_row + n_new, 250) };
+        for span in [&old, &own] {
+            let before = Span { first_row: 0, len: span.first_row, ..span.clone() };
+            fill(&mut ours, &config, &before, 5);
+            fill(&mut theirs, &config, &before, 5);
+        }
+        fill(&mut theirs, &config, &old, 3);
+        let marks = vec![1, 27, 28, 64, 190, 250, 251];
+        let new = tokens(n_new, 4, config.vocab);
+        let work = Work { marks, ..Work::new(&new, 0, vec![old], Span { len: n_new, ..own }) };
+        compare(&config, &mut ours, &mut theirs, &[work], NOISE).unwrap();
+    }
+}
+
+/// A context in one span gives the same logits and the same shares of every stretch whichever kernel
+/// computes its last token: `attend`, `attend_block`, or `attend_block` with sections shared out.
+#[test]
+fn shares_of_stretches_are_the_same_in_every_kernel() {
+    if !gpu_is_there() {
+        return;
+    }
+    // With 32 KV heads, 160 tokens make so many blocks that an H200 does not share out sections.
+    let json = r#"{"model_type": "qwen3", "hidden_size": 30, "num_hidden_layers": 2, "num_attention_heads": 64,
+        "num_key_value_heads": 32, "head_dim": 10, "intermediate_size": 37, "vocab_size": 101,
+        "max_position_embeddings": 512, "rope_theta": 10000.0, "tie_word_embeddings": true}"#;
+    let config = Config::from_json(json.as_bytes()).unwrap();
+    let ops = plan(&config);
+    let prompt = tokens(500, 4, config.vocab);
+    let many: Vec<u32> = (1..=200).map(|i| i * 2).chain(401..=456).collect();
+    for (first_row, marks) in [
+        (0, vec![]),
+        (0, vec![499]),
+        (0, vec![1, 63, 64, 65, 128, 200, 201, 256, 300, 498]),
+        (37, vec![27, 28, 91, 155, 219, 283, 347, 499]),
+        (63, many),
+    ] {
+        let own = Span { first_row, ..span(0, first_row + 500, 0) };
+        let run = |blocks: &[usize]| {
+            let mut device = device(&config);
+            poison(&mut device, &config);
+            let before = Span { first_row: 0, len: first_row, ..own.clone() };
+            fill(&mut device, &config, &before, 9);
+            let (mut start, mut logits) = (0, Vec::new());
+            for n in blocks {
+                let block = Work::new(&prompt[start..start + n], start, Vec::new(), own.clone());
+                logits.extend(run(&mut device, &ops, &[Work { marks: marks.clone(), ..block }]));
+                start += n;
+            }
+            assert_eq!(start, 500);
+            (logits, device.attention(0), device.kv_row(1, own.slot(499)))
+        };
+        let truth = run(&[160, 160, 160, 20]);
+        assert_eq!(truth.1.len(), marks.len() + 1);
+        assert!(truth.0.iter().flatten().chain(&truth.1).all(|number| number.is_finite()));
+        let name = format!("{first_row}, {} marks", marks.len());
+        for blocks in [&[160, 160, 20, 160][..], &[160, 160, 160, 12, 8], &[100, 160, 160, 79, 1]] {
+            assert!(run(blocks) == truth, "{name}: {blocks:?}");
+        }
+        // Marks change nothing else.
+        let unmarked = {
+            let mut device = device(&config);
+            fill(&mut device, &config, &Span { first_row: 0, len: first_row, ..own.clone() }, 9);
+            common::run_in_blocks(&mut device, &config, &prompt, &[160, 160, 160, 20], &own)
+        };
+        assert!(unmarked == truth.0, "{name}: the logits without");
+    }
 }
 
 #[test]
@@ -123,6 +210,8 @@ conforms! {
     rows_come_out_and_go_in_as_they_are();
     rows_copied_elsewhere_give_the_same_bits();
     a_copied_page_is_the_page();
+    pages_that_lanes_share_in_part();
+    a_context_in_one_span_shows_no_cut();
 }
 
 /// A graph of overlapping kernels computes what launches one after the other do, bit for bit.
@@ -319,19 +408,57 @@ fn rows_come_out_as_they_went_in() {
     }
     let config = config("qwen3");
     let mut device = device(&config);
-    let pages = [4, 1];
-    let rows = weft::device::Rows { pages: &pages, len: 70 };
-    let bytes = config.layers * 70 * config.kv_width() * 2;
+    let bytes = config.layers * 700 * config.kv_width() * 2;
     let numbers = |seed| -> Vec<u8> {
         tokens(bytes / 2, seed, 0x4000).iter().flat_map(|n| (*n as u16).to_le_bytes()).collect()
     };
     let (k, v) = (numbers(1), numbers(2));
-    device.write_kv(&rows, &k, &v);
-    let (mut k_back, mut v_back) = (vec![0; bytes], vec![0; bytes]);
-    device.copy_page(4, 7);
-    let moved = weft::device::Rows { pages: &[7, 1], len: 70 };
-    device.read_kv(0..config.layers as u16, &moved, &mut k_back, &mut v_back);
-    assert_eq!((k_back, v_back), (k, v));
+    for first_row in [0, 1, 37, 63] {
+        // More rows than are carried in one piece.
+        let pages: Vec<u32> = (0..12).map(|i| (4 + 5 * i) % 24).collect();
+        let rows = Rows { pages: &pages, first_row, len: 700 };
+        device.write_kv(&rows, &k, &v);
+        let (mut k_back, mut v_back) = (vec![0; bytes], vec![0; bytes]);
+        device.copy_rows(pages[0], 23, 64);
+        let moved: Vec<u32> = [23].iter().chain(&pages[1..]).copied().collect();
+        let moved = Rows { pages: &moved, ..rows };
+        device.read_kv(0..config.layers as u16, &moved, &mut k_back, &mut v_back);
+        assert!((&k_back, &v_back) == (&k, &v), "{first_row}");
+        let first = device.kv_row(1, rows.slots().next().unwrap());
+        let at = 700 * config.kv_width() * 2;
+        let number = |bytes: &[u8]| bf16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32();
+        assert_eq!((first.0[0], first.1[0]), (number(&k), number(&v)), "{first_row}");
+    }
+}
+
+/// The first rows of a page go to another in every layer; its other rows stay, and so do all other
+/// pages.
+#[test]
+fn the_first_rows_of_a_page_are_copied() {
+    if !gpu_is_there() {
+        return;
+    }
+    for family in ["qwen3", "llama"] {
+        let config = config(family);
+        let mut device = device(&config);
+        let all = |device: &CudaDevice| -> Vec<_> {
+            let layers = 0..config.layers as u16;
+            let slots = |layer| (0..4 * 64).map(move |slot| (layer, slot));
+            layers.flat_map(slots).map(|(layer, slot)| device.kv_row(layer, slot)).collect()
+        };
+        for rows in [0, 1, 31, 37, 64] {
+            fill(&mut device, &config, &span(0, 4 * 64, 0), rows as u32);
+            let mut expected = all(&device);
+            device.copy_rows(1, 2, rows);
+            for layer in 0..config.layers {
+                let first = layer * 4 * 64;
+                for row in 0..rows {
+                    expected[first + 2 * 64 + row] = expected[first + 64 + row].clone();
+                }
+            }
+            assert!(all(&device) == expected, "{family}: {rows} rows");
+        }
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ mod gpu;
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-use common::{LIMITS, Work, config, fill, poison, span, tokens};
+use common::{Work, config, fill, poison, span, tokens};
 use gpu::gpu_is_there;
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
@@ -20,6 +20,9 @@ use weft::plan::{Op, plan};
 use weft::sampling::{Sampler, Sampling};
 use weft::weights::RandomWeights;
 use weft_cuda::{CudaDevice, Launches, Options};
+
+/// Room for spans that begin in the middle of a page.
+const LIMITS: Limits = Limits { pages: 56, ..common::LIMITS };
 
 fn device(config: &Config, launches: Launches) -> CudaDevice {
     device_with(config, launches, LIMITS)
@@ -81,8 +84,35 @@ fn lanes() -> impl Strategy<Value = Plans> {
     })
 }
 
-/// Turns them into work on both devices, whose old rows hold the same numbers. A lane's last span has pages for
-/// `room` rows more.
+/// A span from page `first` on that begins with a page or, by the seed, in the middle of one, whose
+/// rows before it hold numbers.
+fn placed(
+    config: &Config,
+    devices: &mut [CudaDevice; 2],
+    (first, rows, position): (u32, usize, usize),
+    seed: u32,
+) -> Span {
+    let first_row = tokens(2, seed, 64)[1] as usize * (tokens(1, seed, 3)[0].min(1) as usize);
+    let span = Span { first_row, ..span(first, first_row + rows, position) };
+    let before = Span { first_row: 0, len: first_row, ..span.clone() };
+    devices.iter_mut().for_each(|device| fill(device, config, &before, seed.wrapping_add(77)));
+    Span { len: rows, ..span }
+}
+
+/// Marks below a position, by the seed: none, a few, or many side by side.
+fn marks(below: usize, seed: u32) -> Vec<u32> {
+    let n = [0, 1, 3, 9, 40][tokens(1, seed, 5)[0] as usize];
+    let mut marks = tokens(n, seed.wrapping_add(5), below.max(1));
+    marks.iter_mut().for_each(|mark| *mark = (*mark).max(1));
+    marks.sort_unstable();
+    marks.dedup();
+    marks.retain(|mark| (*mark as usize) < below);
+    marks
+}
+
+/// Turns them into work on both devices, whose old rows hold the same numbers. A lane's last span
+/// has pages for `room` rows more. Spans begin anywhere in a page, and marks are anywhere; if rows
+/// are to follow, up to the first new one.
 fn works(
     config: &Config,
     devices: &mut [CudaDevice; 2],
@@ -101,16 +131,21 @@ fn works(
             if rows == 0 {
                 break;
             }
-            let placed = Span { home_position: *home, ..span(page, rows, position) };
-            devices.iter_mut().for_each(|device| fill(device, config, &placed, seed));
-            page += placed.pages.len() as u32;
+            let seed = seed.wrapping_add(page);
+            let old = placed(config, devices, (page, rows, position), seed);
+            let old = Span { home_position: *home, ..old };
+            devices.iter_mut().for_each(|device| fill(device, config, &old, seed));
+            page += old.pages.len() as u32;
             position += rows;
-            left.push(placed);
+            left.push(old);
         }
         let new = tokens(*n_new, seed.wrapping_add(lane as u32), config.vocab);
-        let own = span(page, n_new + room, position);
+        let seed = seed.wrapping_add(page);
+        let own = placed(config, devices, (page, n_new + room, position), seed);
         page += own.pages.len() as u32;
-        works.push(Work { outputs: Outputs::Last, ..Work::new(&new, 0, left, own) });
+        let below = if room == 0 { position + n_new + 9 } else { position + 1 };
+        let marks = marks(below, seed.wrapping_add(lane as u32));
+        works.push(Work { outputs: Outputs::Last, marks, ..Work::new(&new, 0, left, own) });
     }
     works
 }

@@ -21,13 +21,19 @@ use crate::store::Rows as HostRows;
 pub const MAX_LANES: usize = 8;
 
 /// Spans that a lane can attend to.
-pub const MAX_SPANS: usize = 1024;
+pub const MAX_SPANS: usize = 256;
+
+/// Marks that a lane can have.
+pub const MAX_MARKS: usize = 256;
 
 /// Rows of stored keys and values that follow one another, placed somewhere in a context.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Where the rows lie: row r is row r % 64 of page r / 64 of this list.
+    /// Where the rows lie, from `first_row` of the first page on, page after page.
     pub pages: Vec<PageId>,
+    /// The row of the first page that the span begins with. Rows of that page before it belong to
+    /// something else, and have been written.
+    pub first_row: usize,
     /// Number of rows.
     pub len: usize,
     /// The position that the first row's key was rotated for when it was stored.
@@ -45,7 +51,7 @@ impl Span {
 
     /// The slot of row `row`.
     pub fn slot(&self, row: usize) -> Slot {
-        slot(&self.pages, row)
+        slot(&self.pages, self.first_row + row)
     }
 }
 
@@ -78,8 +84,12 @@ pub struct Lane<'a> {
     /// cover them too.
     pub store_at: &'a [Slot],
     /// What the tokens attend to: every row whose position is not after the token's own. In the
-    /// order of their positions, without overlap; there may be gaps.
+    /// order of their positions, without overlap; there may be gaps. Where one span ends and the next
+    /// begins, and with which row of a page, can show in the last bits; which pages they are cannot.
     pub spans: &'a [Span],
+    /// Positions at which one stretch of the context ends and the next begins, rising:
+    /// [`Device::attention`] reports a share for each stretch. Marks change nothing else.
+    pub marks: &'a [u32],
     /// Which of the tokens need logits.
     pub outputs: Outputs,
 }
@@ -92,6 +102,18 @@ impl Lane<'_> {
             Outputs::Last => 1,
             Outputs::All => self.tokens.len(),
         }
+    }
+
+    /// How many rows of each stretch between marks a token at `position` sees. Rows of a stretch
+    /// follow one another in the list of spans.
+    pub fn rows_of_stretches(&self, position: usize) -> Vec<usize> {
+        let last_seen = |mark: &u32| (*mark as usize - 1).min(position);
+        let ends = self.marks.iter().map(last_seen).chain([position]);
+        let rows_up_to = |last| self.spans.iter().map(|span| span.rows_seen_from(last)).sum();
+        let mut before = 0;
+        ends.map(rows_up_to)
+            .map(|rows: usize| rows - std::mem::replace(&mut before, rows))
+            .collect()
     }
 }
 
@@ -108,7 +130,7 @@ impl OneToken {
     /// The `nth` of lanes that have so many pages each. The token's row is the last of `rows`.
     pub fn new(nth: usize, pages: usize, rows: usize, token: u32) -> Self {
         let pages = (nth * pages..(nth + 1) * pages).map(|page| page as PageId).collect();
-        let span = Span { pages, len: rows, home_position: 0, position: 0 };
+        let span = Span { pages, first_row: 0, len: rows, home_position: 0, position: 0 };
         Self {
             tokens: [token],
             positions: [rows as u32 - 1],
@@ -125,6 +147,7 @@ impl OneToken {
             key_positions: &self.positions,
             store_at: &self.slots,
             spans: &self.spans,
+            marks: &[],
             outputs: Outputs::Last,
         }
     }
@@ -137,11 +160,13 @@ pub struct Step<'a> {
     pub lanes: &'a [Lane<'a>],
 }
 
-/// Rows that follow one another in a list of pages, from the first row of the first page on.
+/// Rows that follow one another in a list of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows<'a> {
     /// The pages.
     pub pages: &'a [PageId],
+    /// The row of the first page that they begin with.
+    pub first_row: usize,
     /// Number of rows.
     pub len: usize,
 }
@@ -149,12 +174,18 @@ pub struct Rows<'a> {
 impl Rows<'_> {
     /// Where each row lies.
     pub fn slots(&self) -> impl Iterator<Item = Slot> + '_ {
-        (0..self.len).map(|row| slot(self.pages, row))
+        (self.first_row..self.first_row + self.len).map(|row| slot(self.pages, row))
+    }
+
+    /// The pages that they lie in.
+    pub fn n_pages(&self) -> usize {
+        pages_for(self.first_row + self.len)
     }
 
     /// Panics unless the rows lie inside the pages, and the pages inside the device's memory.
     pub fn check(&self, limits: &Limits) {
-        assert!(pages_for(self.len) <= self.pages.len(), "{} rows in too few pages", self.len);
+        assert!(self.first_row < PAGE_ROWS, "first row {}", self.first_row);
+        assert!(self.n_pages() <= self.pages.len(), "{} rows in too few pages", self.len);
         assert!(self.pages.iter().all(|page| (*page as usize) < limits.pages), "page range");
     }
 }
@@ -262,10 +293,11 @@ pub trait Device: Send {
     /// Row `output` of the logits of the last run, f32 \[vocab\].
     fn logits(&self, output: usize) -> &[f32];
 
-    /// How the last token of a lane spread its attention over the lane's spans in the last run, in
-    /// the order of the spans: the squared probabilities of each span's rows, summed over the heads
-    /// and layers that were run, as shares of 1. Squares, because most heads spread their attention
-    /// over all rows and tell nothing, and the few that look somewhere should be heard.
+    /// How the last token of a lane spread its attention over the stretches between the lane's marks
+    /// in the last run, one share more than there are marks: the squared probabilities of each
+    /// stretch's rows, summed over the heads and layers that were run, as shares of 1. Squares,
+    /// because most heads spread their attention over all rows and tell nothing, and the few that
+    /// look somewhere should be heard.
     fn attention(&self, lane: usize) -> Vec<f32>;
 
     /// What decides the bits of a KV row beside model and tokens: device, kernels and format. Rows
@@ -313,8 +345,9 @@ pub trait Device: Send {
         let _ = pages;
     }
 
-    /// Copies a page in every layer.
-    fn copy_page(&mut self, from: PageId, to: PageId);
+    /// Copies the first `rows` rows of a page to another page, in every layer. The other rows of
+    /// `to` stay as they are.
+    fn copy_rows(&mut self, from: PageId, to: PageId, rows: usize);
 
     /// The contents of a buffer after the last run, for parity tests.
     fn read(&self, buffer: Buffer) -> Vec<f32>;
@@ -341,7 +374,7 @@ pub struct DeviceError {
     pub reason: String,
 }
 
-/// Sums of attention to spans as shares of their total; nothing where nothing attended.
+/// Sums of attention to stretches as shares of their total; nothing where nothing attended.
 pub fn shares(sums: &[f32]) -> Vec<f32> {
     let total: f32 = sums.iter().sum();
     let share = |sum: &f32| if total > 0.0 { sum / total } else { 0.0 };
@@ -377,6 +410,9 @@ impl Lane<'_> {
         assert!(self.positions.len() == n && self.store_at.len() == n, "uneven lane");
         assert!(self.key_positions.len() == n, "uneven lane");
         assert!(self.spans.len() <= MAX_SPANS, "{} spans", self.spans.len());
+        assert!(self.marks.len() <= MAX_MARKS, "{} marks", self.marks.len());
+        assert!(self.marks.is_sorted_by(|a, b| a < b), "marks do not rise");
+        assert!(self.marks.iter().all(|mark| *mark > 0), "a mark before the context");
         assert!(self.positions.is_sorted_by(|a, b| a < b), "positions do not rise");
         assert!(self.tokens.iter().all(|token| (*token as usize) < config.vocab), "token range");
         let positions = self.positions.iter().chain(self.key_positions);
@@ -385,7 +421,9 @@ impl Lane<'_> {
         assert!(self.store_at.iter().all(|slot| (*slot as usize) < slots), "slot range");
         for span in self.spans {
             assert!(span.len > 0, "an empty span");
-            assert!(pages_for(span.len) <= span.pages.len(), "a span longer than its pages");
+            assert!(span.first_row < PAGE_ROWS, "first row {}", span.first_row);
+            let n_pages = pages_for(span.first_row + span.len);
+            assert!(n_pages <= span.pages.len(), "a span longer than its pages");
             assert!(span.pages.iter().all(|page| (*page as usize) < limits.pages), "page range");
             for first in [span.home_position, span.position] {
                 let end = first.checked_add(span.len);

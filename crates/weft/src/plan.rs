@@ -252,13 +252,17 @@ mod tests {
 
     #[test]
     fn a_step_says_what_it_asks_for() {
-        let span = |len, position| Span { pages: vec![0], len, home_position: 0, position };
+        let span = |len, position| {
+            let pages = vec![0];
+            Span { pages, first_row: 0, len, home_position: 0, position }
+        };
         let lane = Lane {
             tokens: &[1, 2, 3],
             positions: &[10, 11, 12],
             key_positions: &[10, 11, 12],
             store_at: &[0, 1, 2],
             spans: &[span(8, 0), span(3, 10)],
+            marks: &[],
             outputs: Outputs::Last,
         };
         let work = Work::of(&Step { lanes: &[lane, lane] });

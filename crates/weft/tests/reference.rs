@@ -76,6 +76,21 @@ fn rows_copied_elsewhere_give_the_same_bits() {
 }
 
 #[test]
+fn where_a_page_is_entered_does_not_show() {
+    conformance::where_a_page_is_entered_does_not_show(BF16);
+}
+
+#[test]
 fn a_copied_page_is_the_page() {
     conformance::a_copied_page_is_the_page(BF16);
+}
+
+#[test]
+fn pages_that_lanes_share_in_part() {
+    conformance::pages_that_lanes_share_in_part(BF16);
+}
+
+#[test]
+fn a_context_in_one_span_shows_no_cut() {
+    conformance::a_context_in_one_span_shows_no_cut(BF16);
 }

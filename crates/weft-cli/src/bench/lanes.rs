@@ -35,7 +35,8 @@ struct Part {
 impl Part {
     fn lane(&self, outputs: Outputs) -> Lane<'_> {
         let Self { tokens, positions, store_at, spans } = self;
-        Lane { tokens, positions, key_positions: positions, store_at, spans, outputs }
+        let key_positions = positions;
+        Lane { tokens, positions, key_positions, store_at, spans, marks: &[], outputs }
     }
 }
 
@@ -110,6 +111,7 @@ impl Lanes {
             store_at: positions.clone().map(slot).collect(),
             spans: [Span {
                 pages: pages[..pages_for(positions.end)].to_vec(),
+                first_row: 0,
                 len: positions.end,
                 home_position: 0,
                 position: 0,

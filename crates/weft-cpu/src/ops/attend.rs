@@ -10,10 +10,10 @@ use half::bf16;
 use weft::config::Config;
 use weft::device::{Lane, Span, Step};
 use weft::dtype::Element;
-use weft::kv::{PAGE_ROWS, PageId};
+use weft::kv::{PageId, pages_for};
 use weft::rope::RopeTable;
 
-use crate::buffers::{Activations, Kv};
+use crate::buffers::{Activations, Kv, RowsOfPage};
 use crate::matmul::{self, Rows, Sums, TILE};
 use crate::memory::Disjoint;
 use crate::pack::BLOCK_ROWS;
@@ -44,8 +44,8 @@ pub(crate) fn run(device: &mut CpuDevice, step: &Step<'_>, layer: u16) {
             if lists.is_last_of_lane(*token) {
                 let lane = lists.tokens[*token].lane;
                 // SAFETY: a lane has one last token, and an item is one head of it.
-                let shares = unsafe { shares.head(lane, head) };
-                attention.share(&lanes[lane], i, scratch, shares);
+                let (rows, shares) = unsafe { shares.head(lane, head) };
+                attention.share(i, scratch, rows, shares);
             }
         }
     });
@@ -64,25 +64,27 @@ struct Attention<'a> {
     positions: usize,
 }
 
-/// A span and the tokens of a tile that read it together.
+/// Pages of a span and the tokens of a tile that read them together.
 struct Reading<'a> {
     span: &'a Span,
-    /// Which of the tile's tokens they are.
+    /// Which of the span's pages they are.
+    pages: Range<usize>,
+    /// Which of the tile's tokens the readers are.
     first: usize,
     readers: &'a [Attending],
-    /// The position of the last of them, which sees most.
-    last_position: usize,
+    /// Rows of the span that the last of them sees, which sees most.
+    rows: usize,
     /// Rows that they saw before the span.
     n_rows: usize,
 }
 
 impl Reading<'_> {
-    /// The pages that are seen, with where their rows begin in the list and how many there are.
-    fn pages(&self) -> impl Iterator<Item = (PageId, usize, usize)> {
-        let rows = self.span.rows_seen_from(self.last_position);
-        let firsts = (0..rows).step_by(PAGE_ROWS);
-        let pages = self.span.pages.iter().zip(firsts);
-        pages.map(move |(page, first)| (*page, self.n_rows + first, PAGE_ROWS.min(rows - first)))
+    /// The pages, each with the row of the list that it begins with, and its rows that are seen.
+    fn pages(&self) -> impl Iterator<Item = (PageId, usize, Range<usize>)> {
+        self.pages.clone().map(|index| {
+            let own = RowsOfPage::new(index, self.span.first_row, self.rows);
+            (self.span.pages[index], self.n_rows + own.rows.start, own.in_page())
+        })
     }
 
     /// The readers' queries in the tile.
@@ -96,18 +98,20 @@ impl Attention<'_> {
     /// tile's token i.
     fn tile(&self, tile: &[Attending], head: usize, scratch: &mut Scratch) {
         let group = self.config.group();
-        self.for_each_span(tile, |reading| {
-            self.rotate(reading, head, scratch);
+        // For what distance each token's queries are rotated; none yet.
+        let mut rotated_for = [None; tiles::MAX_TOKENS];
+        self.for_each_reading(tile, |reading| {
+            self.rotate(reading, head, scratch, &mut rotated_for);
             for (page, n_rows, rows) in reading.pages() {
                 let keys = self.kv.keys(self.layer, page, head);
-                self.score(keys, reading.queries(group), n_rows, rows, scratch);
+                self.score(keys, reading.queries(group), rows, n_rows, scratch);
             }
         });
         for (i, Attending { token, .. }) in tile.iter().enumerate() {
             self.softmax(&self.tokens[*token], i * group..(i + 1) * group, scratch);
         }
         scratch.sums[..tile.len() * group * self.kv.layout().stride].fill(0.0);
-        self.for_each_span(tile, |reading| {
+        self.for_each_reading(tile, |reading| {
             for (page, n_rows, rows) in reading.pages() {
                 let values = self.kv.values(self.layer, page, head, rows);
                 let queries = reading.queries(group);
@@ -118,27 +122,41 @@ impl Attention<'_> {
         });
     }
 
-    /// Calls `read` for each span that tokens of a tile see; for each token in the order of its list.
-    fn for_each_span(&self, tile: &[Attending], mut read: impl FnMut(&Reading<'_>)) {
-        let mut n_rows = [0; tiles::MAX_TOKENS];
-        let lane = |reader: &Attending| &self.lanes[self.tokens[reader.token].lane];
-        let n_spans = tile.iter().map(|reader| lane(reader).spans.len()).max();
-        for index in 0..n_spans.unwrap_or(0) {
-            for (first, readers) in tiles::runs(tile, index) {
-                let Some(span) = lane(&readers[0]).spans.get(index) else { continue };
+    /// Calls `read` for all pages that tokens of a tile see, for each token in the order of its
+    /// list.
+    fn for_each_reading(&self, tile: &[Attending], mut read: impl FnMut(&Reading<'_>)) {
+        for stage in tiles::stages(tile) {
+            for (first, readers) in tiles::runs(tile, stage.start) {
+                let lane = &self.lanes[self.tokens[readers[0].token].lane];
                 let last_position = self.tokens[readers[readers.len() - 1].token].position;
-                let rows = span.rows_seen_from(last_position);
-                if rows > 0 {
-                    let n_rows = n_rows[first];
-                    read(&Reading { span, first, readers, last_position, n_rows });
+                let (mut n_pages, mut n_rows) = (0, 0);
+                for span in lane.spans {
+                    let rows = span.rows_seen_from(last_position);
+                    // Spans stand in the order of their positions: no later one is seen either.
+                    if rows == 0 || n_pages >= stage.end {
+                        break;
+                    }
+                    let all = pages_for(span.first_row + rows);
+                    let pages = stage.start.saturating_sub(n_pages)..all.min(stage.end - n_pages);
+                    if !pages.is_empty() {
+                        read(&Reading { span, pages, first, readers, rows, n_rows });
+                    }
+                    n_pages += all;
+                    n_rows += rows;
                 }
-                n_rows[first..first + readers.len()].iter_mut().for_each(|n| *n += rows);
             }
         }
     }
 
     /// Rotates the readers' queries to where they stand from the span's home, and rounds them.
-    fn rotate(&self, reading: &Reading<'_>, head: usize, scratch: &mut Scratch) {
+    /// Those that read other pages of the span before are rotated already.
+    fn rotate(
+        &self,
+        reading: &Reading<'_>,
+        head: usize,
+        scratch: &mut Scratch,
+        rotated_for: &mut [Option<usize>; tiles::MAX_TOKENS],
+    ) {
         let (dim, group) = (self.config.head_dim, self.config.group());
         let Scratch { head: unrotated, rotated, queries, .. } = scratch;
         let span = reading.span;
@@ -146,6 +164,9 @@ impl Attention<'_> {
             // A token before the span does not see it; its scores are never read.
             let position = self.tokens[*token].position.max(span.position);
             let from_home = span.home_position + (position - span.position);
+            if rotated_for[i].replace(from_home) == Some(from_home) {
+                continue;
+            }
             let heads = self.q.row(*token)[head * group * dim..][..group * dim].chunks_exact(dim);
             for (query, to) in heads.zip(queries[i * group * dim..].chunks_exact_mut(dim)) {
                 unrotated.iter_mut().zip(query).for_each(|(to, q)| *to = Element::to_f32(*q));
@@ -155,13 +176,13 @@ impl Attention<'_> {
         }
     }
 
-    /// Scores of `rows` rows of a page, from row `n_rows` of the list on.
+    /// Scores of rows `rows` of a page, from row `n_rows` of the list on.
     fn score(
         &self,
         keys: &[bf16],
         queries: Range<usize>,
+        rows: Range<usize>,
         n_rows: usize,
-        rows: usize,
         scratch: &mut Scratch,
     ) {
         let dim = self.config.head_dim;
@@ -173,7 +194,8 @@ impl Attention<'_> {
             matmul::multiply(self.isa, keys, dim, x, first, n, &mut sums);
             for (i, sums) in sums[..n].iter().enumerate() {
                 let start = (first + i) * self.positions + n_rows;
-                let scores = &mut scratch.scores[start..start + rows];
+                let scores = &mut scratch.scores[start..start + rows.len()];
+                let sums = &sums[rows.clone()];
                 scores.iter_mut().zip(sums).for_each(|(score, sum)| *score = sum * scale);
             }
         }
@@ -215,16 +237,15 @@ impl Attention<'_> {
         }
     }
 
-    /// Adds to each span's share what the heads of token i gave to it.
-    fn share(&self, lane: &Lane<'_>, i: usize, scratch: &Scratch, shares: &mut [f32]) {
+    /// Adds to each stretch's share what the heads of token i gave to its rows. A stretch's sum
+    /// begins with its own first row, so that it shows no cut.
+    fn share(&self, i: usize, scratch: &Scratch, rows: &[usize], shares: &mut [f32]) {
         let group = self.config.group();
         for query in i * group..(i + 1) * group {
             let mut weights = &scratch.scores[query * self.positions..][..scratch.seen[query]];
             let total = scratch.totals[query];
-            for (share, span) in shares.iter_mut().zip(lane.spans) {
-                let own = weights
-                    .split_off(..span.len.min(weights.len()))
-                    .expect("no more than are left");
+            for (share, rows) in shares.iter_mut().zip(rows) {
+                let own = weights.split_off(..*rows).expect("no more than are seen");
                 *share += vector::sum_squares(self.isa, own) / (total * total);
             }
         }

@@ -134,20 +134,6 @@ impl Memory {
             .map_err(failed("copying from the GPU"))?;
         self.gpu.synchronize()
     }
-
-    /// Copies a range inside this memory; the two do not overlap.
-    pub(crate) fn copy_within(
-        &self,
-        from: usize,
-        to: usize,
-        bytes: usize,
-    ) -> Result<(), CudaError> {
-        let (from, to) = (self.place(from, bytes), self.place(to, bytes));
-        self.gpu.bind();
-        // SAFETY: both ranges were checked.
-        unsafe { result::memcpy_dtod_async(to, from, bytes, self.gpu.stream) }
-            .map_err(failed("copying on the GPU"))
-    }
 }
 
 impl Drop for Memory {

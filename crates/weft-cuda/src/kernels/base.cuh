@@ -241,7 +241,7 @@ struct Step {
     const u32 *key_positions; // [tokens]
     const u32 *slots;         // [tokens]
     const u32 *outputs;       // [outputs]: the token of each row of logits
-    const u32 *partials;      // [tokens][2]: how many parts a token's attention has, and the first
+    const u32 *partials;      // [tokens][4]: how many parts a token's attention has, the first, how many slots, the first
     const u32 *attention;     // items of `attend`, or tiles and groups of `attend_block`
 };
 __device__ __forceinline__ u32 n_tokens(const Step &step) { return load_fresh(step.counts + 0); }

@@ -1,15 +1,16 @@
 // Rows of one layer between pages and a list as the host keeps it: k, v: bf16 [rows][KV_WIDTH]. A thread owns an
 // element of a row.
 struct RowsPlace {
-    const u32 *pages; // of the list's rows, from the first on
-    u64 n_rows;
+    const u32 *pages;      // of the list's rows, from the first on
+    u32 n_rows, first_row; // the row of the first page that the list begins with
 };
 template <class Move> __device__ __forceinline__ void each_element(RowsPlace rows, u16 *kv, Move move) {
     const u64 i = (u64)blockIdx.x * 256 + threadIdx.x;
     const u32 row = i / KV_WIDTH, element = i % KV_WIDTH;
     if (row >= rows.n_rows) return;
-    u16 *page = kv + page_start(rows.pages[row / PAGE_ROWS], element / HEAD_DIM);
-    const int r = row % PAGE_ROWS, d = element % HEAD_DIM;
+    const u32 at = rows.first_row + row;
+    u16 *page = kv + page_start(rows.pages[at / PAGE_ROWS], element / HEAD_DIM);
+    const int r = at % PAGE_ROWS, d = element % HEAD_DIM;
     move(i, page[key_offset(r, d)], page[PAGE_SIDE + value_offset(r, d)]);
 }
 
@@ -31,4 +32,32 @@ put_rows(RowsPlace rows, const u16 *k, const u16 *v, u16 *kv) {
 extern "C" __global__ void __launch_bounds__(256)
 get_rows(RowsPlace rows, u16 *k, u16 *v, u16 *kv) {
     each_element(rows, kv, [&](u64 i, u16 &key, u16 &value) { k[i] = key, v[i] = value; });
+}
+
+// Computes   the first `rows` rows of page `to` = those of page `from`, in every layer.
+// Layout     kv: all layers, `layer_bytes` each, in pages (head.cuh).
+// Work split a thread owns 16 bytes of a page of a layer, blockIdx.y. Those of keys are of one row,
+//            those of values of eight.
+// Rounding   none.
+// Moves      the rows once in and out, with what lies beside them in their 16 bytes: bound by
+//            memory.
+extern "C" __global__ void __launch_bounds__(256)
+copy_rows(u8 *kv, u64 layer_bytes, u32 from, u32 to, u32 rows) {
+    constexpr u32 SIDE_CHUNKS = SIDE_BYTES / 16;
+    const u32 chunk = blockIdx.x * 256 + threadIdx.x, i = chunk % SIDE_CHUNKS; // of a side
+    if (chunk >= KV_HEADS * 2 * SIDE_CHUNKS) return;
+    u16 *layer = (u16 *)(kv + blockIdx.y * layer_bytes);
+    const uint4 *source = (const uint4 *)(layer + page_start(from, 0)) + chunk;
+    uint4 *target = (uint4 *)(layer + page_start(to, 0)) + chunk;
+    if (chunk / SIDE_CHUNKS % 2 == 0) {
+        if (i / UNIT / DIM_UNITS * 8 + i % UNIT / 4 < rows) *target = *source;
+        return;
+    }
+    const uint4 mask = value_mask(rows, i / UNIT % 2, i % UNIT);
+    const uint4 others = make_uint4(~mask.x, ~mask.y, ~mask.z, ~mask.w);
+    if ((mask.x | mask.y | mask.z | mask.w) == 0) return;
+    const uint4 own = masked(*source, mask);
+    const bool all = (others.x | others.y | others.z | others.w) == 0;
+    const uint4 left = all ? make_uint4(0, 0, 0, 0) : masked(*target, others);
+    *target = make_uint4(own.x | left.x, own.y | left.y, own.z | left.z, own.w | left.w);
 }

@@ -5,17 +5,25 @@
 struct Query {
     u16 token;     // of the step
     u16 n_parts;   // that its result is folded from
-    u32 seen;      // rows of the section that it sees
+    u16 seen;      // the row of the section up to which it sees
+    u16 slot;      // the first of this section's shares of attention that it keeps, or NO_SLOT
     u32 rotate_at; // the position that it has seen from the section's home
-    u32 partial;   // where its part of the result goes, and its share of attention
+    u32 partial;   // where its part of the result goes
 };
-// Some queries against one section.
+constexpr u32 NO_SLOT = 0xffffu;
+// Some queries against one section. Rows are counted from the first page's row 0; those before
+// `first` are not the section's.
 struct Item {
     u32 pages[SECTION_PAGES];
-    u32 n_rows, n_queries, n_stores, pad;
-    u32 stores[8]; // rows of the section that this step writes: token << 16 | row
+    u32 n_rows, n_queries, n_stores;
+    u16 first, n_marks;
+    u16 stores[8]; // rows of the section that this step writes: token << 8 | row
+    u32 marks[SECTION_PAGES * 2]; // a bit for each row: whether a stretch begins there
     Query queries[8];
 };
+__device__ __forceinline__ u32 store_token(u32 store) { return store >> 8; }
+__device__ __forceinline__ u32 store_row_of(u32 store) { return store & 0xff; }
+static_assert(SECTION_PAGES * PAGE_ROWS <= 256, "a row of a section has eight bits");
 
 constexpr u32 ITEM_WORDS = sizeof(Item) / 4;
 
@@ -73,9 +81,9 @@ struct HalfPage {
     __device__ __forceinline__ HalfPage(const OwnQueries &queries, int warp) : page(warp / 2), half(warp % 2), queries(queries) {}
 };
 
-// Scores, and their maximum. `seen(query)` rows of the section are seen by a query.
+// Scores, and their maximum. A query sees the rows from `first` on, up to row `seen(query)`.
 template <class Seen>
-__device__ __forceinline__ void score_rows(HalfPage &own, SectionScratch &to, const u8 *keys, int lane, Seen seen) {
+__device__ __forceinline__ void score_rows(HalfPage &own, SectionScratch &to, const u8 *keys, int lane, u32 first, Seen seen) {
     const int c = lane % 4;
     const u32 zero = unknown_zero();
     float products[4][4] = {};
@@ -92,12 +100,12 @@ __device__ __forceinline__ void score_rows(HalfPage &own, SectionScratch &to, co
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         if (i == 1 && !own.queries.two) break;
-        const int rows = own.queries.there[i] ? seen(own.queries.of[i] / GROUP) : 0;
+        const u32 rows = own.queries.there[i] ? seen(own.queries.of[i] / GROUP) - first : 0;
+        const u32 before = own.page * PAGE_ROWS + own.half * 32 + c * 2 - first; // rows before `first` wrap round
         float top = NEVER;
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
-            const int row = own.page * PAGE_ROWS + own.half * 32 + e / 2 * 8 + c * 2 + e % 2;
-            own.scores[i][e] = score(products[e / 2][i * 2 + e % 2], row < rows);
+            own.scores[i][e] = score(products[e / 2][i * 2 + e % 2], before + (e / 2 * 8 + e % 2) < rows);
             top = fmaxf(top, own.scores[i][e]);
         }
         top = quad_max(top);
@@ -217,6 +225,67 @@ __device__ __forceinline__ void sum_weights(SectionScratch &scratch, int n_pages
     scratch.finals[query][1 + which] = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
 }
 
+// ---- stretches ---------------------------------------------------------------------------------
+// Marks cut a section into stretches. Their squares are summed from weights that lie in shared
+// memory, when nobody waits for it: while the first warp adds up weights, if the section is a part of
+// a result that is folded; after the result is on its way, if it is all that a token sees.
+// Queries of an item are all of the one kind or all of the other.
+__device__ __forceinline__ bool is_folded(const Item &item) { return item.queries[0].n_parts > 1; }
+
+// The row at which the stretch ends that `row` belongs to, `end` at the latest. `word` is word
+// lane % 8 of the marks.
+__device__ __forceinline__ u32 stretch_end(u32 word, u32 row, u32 end, int lane) {
+    const u32 from = row + 1 - lane * 32; // of this lane's rows; wraps round where all of them are later
+    const u32 later = lane >= SECTION_PAGES * 2 || (int)from >= 32 ? 0 : (int)from <= 0 ? word : word >> from << from;
+    const u32 words = __ballot_sync(FULL, later != 0);
+    if (words == 0) return end;
+    const int of = __ffs(words) - 1;
+    return min(end, (u32)(of * 32 + __ffs(__shfl_sync(FULL, later, of)) - 1));
+}
+
+// The maximum and the sum of squares of rows `begin` to `end` for a lane's first or second query.
+// Halves of pages that lie inside have been summed with the weights.
+__device__ __forceinline__ float2 stretch_squares(const SectionScratch &from, int query, int i, u32 begin, u32 end, int lane) {
+    float m = NEVER, sum = 0.0f;
+#pragma unroll 1
+    for (u32 p = 0; p * PAGE_ROWS < end; ++p) {
+        const float before = m;
+        m = fmaxf(m, fmaxf(from.maxima[p][0][query], from.maxima[p][1][query]));
+        if ((p + 1) * PAGE_ROWS <= begin) continue;
+        const auto of_half = [&](u32 half) {
+            const u32 first = p * PAGE_ROWS + half * 32;
+            return begin <= first && first + 32 <= end
+                       ? from.sums[1][p][half][query][lane % 4]
+                       : squares_between(from.probabilities[p][half][i][lane], first + lane % 4 * 2, begin, end);
+        };
+        const float shrink = exp2_of(before - finite(m));
+        sum = __fmaf_rn(sum, shrink * shrink, of_half(0) + of_half(1));
+    }
+    return make_float2(m, quad_sum(sum));
+}
+
+// Calls `leave(row of queries, slot, maximum, squares)` for every stretch of an item and every
+// query that keeps shares of it. `n_warps` warps take stretches in turn.
+template <class Leave>
+__device__ __forceinline__ void each_stretch(const SectionScratch &from, const Item &item, const OwnQueries &queries, u32 n_rows, u32 grown,
+                                             u32 warp, u32 n_warps, int lane, Leave leave) {
+    const u32 word = item.marks[lane % (SECTION_PAGES * 2)];
+    u32 begin = item.first, end;
+#pragma unroll 1
+    for (u32 nth = 0; begin < n_rows; ++nth, begin = end) {
+        end = stretch_end(word, begin, n_rows, lane);
+        if (nth % n_warps != warp) continue;
+#pragma unroll 1
+        for (int i = 0; i < (queries.two ? 2 : 1); ++i) {
+            const int row = lane / 4 + i * 8;
+            const float2 own = stretch_squares(from, row, i, begin, end, lane);
+            if (lane % 4 != 0 || !(i == 0 ? queries.there[0] : queries.there[1])) continue;
+            const Query &asked = item.queries[row / GROUP];
+            if (asked.slot != NO_SLOT && begin < asked.seen + grown) leave(row, asked.slot + nth, own.x, own.y);
+        }
+    }
+}
+
 // ---- parts of a result -------------------------------------------------------------------------
 // A section's maximum and sum of weights; and a head's dimension folded from all of them.
 struct Part {
@@ -272,7 +341,7 @@ template <int LOADS, class Parts> __device__ __forceinline__ Folded fold_parts(c
     return whole;
 }
 
-// The squared probabilities of a part's rows, from its maximum and the sum of its squared weights.
+// The squared probabilities of a slot's rows, from its maximum and the sum of its squared weights.
 __device__ __forceinline__ float part_share(const Folded &whole, float m, float squares) {
     const float scale = exp2_of(m - whole.top) / whole.weight;
     return squares * scale * scale;

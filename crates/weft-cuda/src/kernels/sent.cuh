@@ -8,9 +8,10 @@
 constexpr u32 NOTHING = 0xffffffffu;
 constexpr u32 MOST_LOOKS = 1u << 24; // some seconds: then the launch fails instead of hanging
 
-// What one part of one head is: its sums; then for every 32 of them, which one warp reads, the maximum and the weight, and
-// in the first only, for its share of attention, the maximum and the squares.
-constexpr int SENT_ROW = DIM + 4 * DIM_UNITS;
+// What one part of one head is: its sums; then for every 32 of them, which one warp reads, the
+// maximum and the weight. What one slot of one head is, for its share of attention: the maximum and
+// the squares.
+constexpr int SENT_ROW = DIM + 2 * DIM_UNITS;
 
 __device__ __forceinline__ bool is_sent(float word) { return __float_as_uint(word) != NOTHING; }
 __device__ __forceinline__ float look(const float *at) {
@@ -32,13 +33,25 @@ template <class Ready> __device__ __forceinline__ void look_until(Ready ready) {
     __syncwarp();
 }
 
-// Sends what one part of one head is besides its sums, from the four lanes of a quad.
-__device__ __forceinline__ void send_weight(float *row, const float (&finals)[3], int lane) {
+// Sends what one part of one head is besides its sums, and its only slot if there is one, from the
+// four lanes of a quad.
+__device__ __forceinline__ void send_weight(float *row, float *slot, const float (&finals)[3], int lane) {
     for (int slice = lane % 4; slice < DIM_UNITS; slice += 4) {
-        float *at = row + DIM + slice * 4;
+        float *at = row + DIM + slice * 2;
         send(at, finals[0]), send(at + 1, finals[1]);
-        if (slice == 0) send(at + 2, finals[0]), send(at + 3, finals[2]);
     }
+    if (slot && lane % 4 == 3) send(slot, finals[0]), send(slot + 1, finals[2]);
+}
+
+// Two words of a part or a slot, once they are there.
+__device__ __forceinline__ float2 take_two(float *at, bool there, float2 otherwise) {
+    float2 sent = otherwise;
+    look_until([&] {
+        if (there) sent = make_float2(look(at), look(at + 1));
+        return is_sent(sent.x) && is_sent(sent.y);
+    });
+    if (there) take_back(at), take_back(at + 1);
+    return sent;
 }
 
 // 32 dimensions of one head in all parts of a token.
@@ -48,25 +61,8 @@ struct SentSlice {
     int slice, lane;
     __device__ __forceinline__ float *row(u32 part) const { return first + (u64)part * HEADS * SENT_ROW; }
     __device__ __forceinline__ Part weight(u32 part, bool there) const {
-        Part sent = {NEVER, 0.0f};
-        float *at = row(part) + DIM + slice * 4;
-        look_until([&] {
-            if (there) sent = {look(at), look(at + 1)};
-            return is_sent(sent.m) && is_sent(sent.l);
-        });
-        if (there) take_back(at), take_back(at + 1);
-        return sent;
-    }
-    // The maximum and the squares.
-    __device__ __forceinline__ float2 share(u32 part, bool there) const {
-        float2 sent = make_float2(0.0f, 0.0f);
-        float *at = row(part) + DIM + 2;
-        look_until([&] {
-            if (there) sent = make_float2(look(at), look(at + 1));
-            return is_sent(sent.x) && is_sent(sent.y);
-        });
-        if (there) take_back(at), take_back(at + 1);
-        return sent;
+        const float2 sent = take_two(row(part) + DIM + slice * 2, there, make_float2(NEVER, 0.0f));
+        return {sent.x, sent.y};
     }
     template <int N> __device__ __forceinline__ void sums(float (&sums)[N], u32 part, u32 last) const {
         const int d = slice * 32 + lane;
@@ -82,16 +78,17 @@ struct SentSlice {
     }
 };
 
-// Folds one of the slices, and tells of the first what share of attention each part had.
-__device__ __forceinline__ void fold_slice(const SentSlice &slice, u32 n_parts, u16 *a, float *shares) {
+// Folds one of the slices; with the first, adds what share of attention each slot has. `slots` are
+// those of the head, sent as its parts are, `shares` where they are added up.
+__device__ __forceinline__ void fold_slice(const SentSlice &slice, u32 n_parts, u16 *a, float *slots, float *shares, u32 n_slots) {
     const Folded whole = fold_parts<16>(slice, n_parts, slice.lane);
     const int d = slice.slice * 32 + slice.lane;
     if (d < HEAD_DIM) a[d] = round_one(whole.sum / whole.weight);
     if (slice.slice > 0) return;
-    for (u32 block = 0; block < n_parts; block += 32) {
-        const u32 part = block + slice.lane;
-        const bool there = part < n_parts;
-        const float2 sent = slice.share(part, there);
-        if (there) atomicAdd(shares + (u64)part * HEADS, part_share(whole, sent.x, sent.y));
+    for (u32 block = 0; block < n_slots; block += 32) {
+        const u64 at = (u64)(block + slice.lane) * HEADS;
+        const bool there = block + slice.lane < n_slots;
+        const float2 sent = take_two(slots + at * 2, there, make_float2(0.0f, 0.0f));
+        if (there) atomicAdd(shares + at, part_share(whole, sent.x, sent.y));
     }
 }

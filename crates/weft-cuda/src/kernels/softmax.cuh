@@ -1,9 +1,14 @@
 // Attention over pages of 64 rows, in one order for one token or a thousand.
 //
-// SECTION_PAGES pages of a span are a *section*. Inside it pages are taken in order: (m, l, acc) is the running
-// maximum, the sum of weights and the weighted sum of values, rescaled page by page. Sections are
-// then folded in the order of the spans. Both attend kernels use the functions below, so where a
-// token is computed does not show.
+// SECTION_PAGES pages of a span are a *section*; a span may begin in the middle of its first page.
+// Inside a section pages are taken in order: (m, l, acc) is the running maximum, the sum of weights
+// and the weighted sum of values, rescaled page by page. Sections are then folded in the order of
+// the spans. Both attend kernels use the functions below, so where a token is computed does not
+// show.
+// A *slot* is what a section and a stretch between two marks have in common: the squares of its
+// rows' weights are summed in the order of the section's own sums, with all other weights taken as
+// zero, up to the last page that the stretch has rows in. Its maximum is that of all pages up to
+// that one, so that pages of later stretches do not rescale it.
 // A score tile is 16 queries x 64 rows: lane 4g + c holds queries g and g + 8, and of each eighth of
 // the page rows 2c, 2c + 1. Weights enter the value product in bf16; the definition does not
 // round them (docs/kernels.md).
@@ -26,6 +31,10 @@ __device__ __forceinline__ float quad_sum(float x) {
     return x + __shfl_xor_sync(FULL, x, 2);
 }
 
+__device__ __forceinline__ float add_squares(float squares, u32 pair) {
+    return __fmaf_rn(low(pair), low(pair), __fmaf_rn(high(pair), high(pair), squares));
+}
+
 // The weights of half a page for one query: four pairs in, rounded; their sum and that of their squares out. Sums are
 // of rounded weights, so that what is divided by them adds up to one.
 template <bool SQUARES>
@@ -38,10 +47,22 @@ __device__ __forceinline__ float2 weigh(const float (&pairs)[8], float m, uint4 
         const float a = low(w[i]), b = high(w[i]);
         sum += a;
         sum += b;
-        if (SQUARES) squares = __fmaf_rn(a, a, __fmaf_rn(b, b, squares));
+        if (SQUARES) squares = add_squares(squares, w[i]);
     }
     weights = make_uint4(w[0], w[1], w[2], w[3]);
     return make_float2(sum, squares);
+}
+
+// The sum of squares that `weigh` would give with all weights as zero but those of rows `begin` to
+// `end`. `row` is that of the lane's first weight.
+__device__ __forceinline__ float squares_between(uint4 weights, u32 row, u32 begin, u32 end) {
+    const u32 w[4] = {weights.x, weights.y, weights.z, weights.w};
+    const u32 before = row - begin, n = end - begin; // one comparison for both ends: rows before `begin` wrap round
+    float squares = 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i)
+        squares = add_squares(squares, w[i] & ((before + i * 8 < n ? 0xffffu : 0u) | (before + i * 8 + 1 < n ? 0xffff0000u : 0u)));
+    return squares;
 }
 
 // What blanks the rows from `rows` on in a unit of values, half `half` of a page: memory that was

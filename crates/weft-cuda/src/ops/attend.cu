@@ -2,10 +2,11 @@
 struct Attended {
     u16 *a;         // bf16 [tokens][Q_STRIDE]
     float *sent;    // f32 [partials][HEADS][SENT_ROW]: parts that blocks of one launch hand to one another (sent.cuh)
+    float *sent_slots; // f32 [slots][HEADS][2]: slots that they do
     float *sums;    // f32 [partials][HEADS][DIM]: weighted sums of values, for attend_fold
     float2 *weights; // f32 [partials][HEADS]: maximum and sum of weights
-    float *squares; // f32 [partials][HEADS]: sum of the weights' squares
-    float *shares;  // f32 [partials][HEADS]: squared probabilities of each part's rows, added over layers
+    float2 *slots;  // f32 [slots][HEADS]: maximum and sum of the weights' squares, of attend_block
+    float *shares;  // f32 [slots][HEADS]: squared probabilities of each slot's rows, added over layers
 };
 
 // Of what must be ready before scores a warp makes one or two of an item's 16 queries, and one of the rows that the step
@@ -80,14 +81,14 @@ __device__ __forceinline__ void make_query(u16 (&to)[QUERY_STRIDE], const Item &
 // A new row of an item: into its page, and into the copies of it at hand.
 __device__ __forceinline__ void make_row(const Item &item, u32 store, u32 key_position, int kv_head, u8 *keys, u8 *values, Pages &pages,
                                          u32 parity, const u16 *k_norm, const float2 *rope, const u16 *k, const u16 *v, u16 *kv, int lane) {
-    const u64 at = (u64)(store >> 16) * KV_WIDTH + kv_head * HEAD_DIM;
+    const u64 at = (u64)store_token(store) * KV_WIDTH + kv_head * HEAD_DIM;
     Head key = load_head(k + at, lane);
     const PackedHead value = load_packed(v + at, lane);
     const HeadNorm norm = load_norm(k_norm, lane);
     const Turn turn = load_turn(rope, key_position, lane);
     normalise_head(key, norm);
     rotate_head(key, turn);
-    const int page = (store & 0xffff) / PAGE_ROWS, row = store % PAGE_ROWS;
+    const int page = store_row_of(store) / PAGE_ROWS, row = store % PAGE_ROWS;
     u16 *stored = kv + page_start(item.pages[page], kv_head);
     u16 *near_key = (u16 *)(keys + page * SIDE_BYTES), *near_value = (u16 *)(values + page * SIDE_BYTES);
     // The copies of old rows must have come before new ones are put among them.
@@ -103,20 +104,20 @@ __device__ __forceinline__ void make_row(const Item &item, u32 store, u32 key_po
     else before_copies_of_stored();
 }
 
-// What a block knows of each token's parts: how many there are, and the first.
+// What a block knows of each token's parts and slots: how many there are, and the first.
 struct Parts {
-    u32 n_tokens, all[8], first[8];
+    u32 n_tokens, of[8][4];
 };
 
 // Folds the parts of tokens that have several. All blocks take part: a warp has 32 dimensions of one head.
 __device__ __forceinline__ void fold_sections(const Parts &parts, u32 n_blocks, const Attended &to, int warp, int lane) {
     for (u32 task = blockIdx.x + warp * n_blocks; task < parts.n_tokens * HEADS * DIM_UNITS; task += n_blocks * WARPS) {
         const u32 token = task / (HEADS * DIM_UNITS), head = task / DIM_UNITS % HEADS;
-        const u32 n_parts = parts.all[token];
-        const u64 first = (u64)parts.first[token] * HEADS + head;
-        if (n_parts > 1)
-            fold_slice(SentSlice{to.sent + first * SENT_ROW, (int)(task % DIM_UNITS), lane}, n_parts,
-                       to.a + (u64)token * Q_STRIDE + head * HEAD_DIM, to.shares + first);
+        const u32 (&own)[4] = parts.of[token];
+        const u64 first = (u64)own[1] * HEADS + head, slot = (u64)own[3] * HEADS + head;
+        if (own[0] > 1)
+            fold_slice(SentSlice{to.sent + first * SENT_ROW, (int)(task % DIM_UNITS), lane}, own[0],
+                       to.a + (u64)token * Q_STRIDE + head * HEAD_DIM, to.sent_slots + slot * 2, to.shares + slot, own[2]);
     }
 }
 
@@ -124,10 +125,12 @@ __device__ __forceinline__ void fold_sections(const Parts &parts, u32 n_blocks, 
 //            eight tokens. With `with_store` it runs rope_store too: the block that needs a new row makes it.
 // Layout     q: bf16 [tokens][Q_WIDTH]; k, v: bf16 [tokens][KV_WIDTH]; kv: pages of one layer (head.cuh);
 //            rope: f32 [positions][HALF_DIM][cos, sin]; results as in Attended.
-// Work split a block takes one KV head of one item after another: a section and the queries, of
-//            all lanes, that see it. Of scores a warp owns 16 queries x 32 rows, of values 16 queries x an
-//            eighth of the dimensions. A ninth warp copies, and goes on to the next item as soon as this
-//            one's keys, then its values, are done with. Parts are folded in order by all blocks.
+// Work split a block takes one KV head of one item after another: a section and the queries, of all
+//            lanes, that see it. Of scores a warp owns 16 queries x 32 rows, of values 16 queries x
+//            an eighth of the dimensions. A ninth warp copies, and goes on to the next item as soon
+//            as this one's keys, then its values, are done with. Parts are folded in order by all
+//            blocks. Squares for shares of attention are summed with the weights; if marks cut a
+//            section, a warp sums those of a stretch.
 // Rounding   the rotated query once; probabilities once; a once.
 // Moves      the section's keys and values once, asked for before the kernel before has ended: bound by memory. On sm_90
 //            two blocks' registers fit, so that this one starts beside the kernel before; larger groups need too many.
@@ -155,9 +158,9 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
         barriers_made();
     }
     if (blockIdx.x < all_work) fetch(items[0], blockIdx.x);
-    if (threadIdx.x >= WARPS * 32 && lane < 8) {
+    if (threadIdx.x >= WARPS * 32) {
         n_work = all_work, n_blocks = taking_part(max(all_work, 1u), gridDim.x), parts.n_tokens = n_tokens(step);
-        parts.all[lane] = load_fresh(step.partials + lane * 2), parts.first[lane] = load_fresh(step.partials + lane * 2 + 1);
+        ((u32 *)parts.of)[lane] = load_fresh(step.partials + lane);
     }
     __syncthreads();
     let_next_start();
@@ -175,7 +178,7 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
         const bool kept = work != blockIdx.x && n_blocks % KV_HEADS == 0 && same_queries(item, items[parity ^ 1]);
         const bool stores = with_store && own_store() < item.n_stores;
         const u32 store = stores ? item.stores[own_store()] : 0;
-        const u32 key_position = stores ? load_fresh(step.key_positions + (store >> 16)) : 0;
+        const u32 key_position = stores ? load_fresh(step.key_positions + store_token(store)) : 0;
         if (work == blockIdx.x) {
             ask_early(item, key_position, q_norm, k_norm, rope, warp, lane);
             wait_for_previous();
@@ -193,7 +196,7 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
         HalfPage own(queries, warp);
         if (own.page < n_pages) {
             barrier_wait(&pages.there[0][own.page], parity);
-            score_rows(own, scratch, keys + own.page * SIDE_BYTES, lane,
+            score_rows(own, scratch, keys + own.page * SIDE_BYTES, lane, item.first,
                        [&](u32 query) { return item.queries[query].seen; });
         }
         if (goes_on || !BOTH_SIDES) before_copies();
@@ -230,12 +233,23 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
                     *(u32 *)(to.a + (u64)asked.token * Q_STRIDE + head * HEAD_DIM + d) =
                         round_pair(acc[tile][i * 2] / weight, acc[tile][i * 2 + 1] / weight);
             }
-            if (!whole && warp == 0) send_weight(row, scratch.finals[queries.of[i]], lane);
+            float *slot = item.n_marks > 0 || asked.slot == NO_SLOT ? nullptr : to.sent_slots + ((u64)asked.slot * HEADS + head) * 2;
+            if (!whole && warp == 0) send_weight(row, slot, scratch.finals[queries.of[i]], lane);
         }
-        if (threadIdx.x < item.n_queries * GROUP && item.queries[threadIdx.x / GROUP].n_parts == 1)
-            atomicAdd(to.shares + (u64)item.queries[threadIdx.x / GROUP].partial * HEADS + kv_head * GROUP +
-                          threadIdx.x % GROUP,
-                      scratch.finals[threadIdx.x][2] / (scratch.finals[threadIdx.x][1] * scratch.finals[threadIdx.x][1]));
+        // Other slots: shares of attention are added here if the section is all that a token sees.
+        const bool folded = is_folded(item);
+        const auto leave = [&](u32 row, u32 slot, float m, float squares) {
+            const u64 at = (u64)slot * HEADS + kv_head * GROUP + row % GROUP;
+            const auto &finals = scratch.finals[row];
+            if (folded) send(to.sent_slots + at * 2, m), send(to.sent_slots + at * 2 + 1, squares);
+            else atomicAdd(to.shares + at, part_share(Folded{0.0f, finals[1], finals[0]}, m, squares));
+        };
+        if (item.n_marks > 0) {
+            each_stretch(scratch, item, queries, item.n_rows, 0, warp, WARPS, lane, leave);
+        } else if (!folded && threadIdx.x < item.n_queries * GROUP) {
+            const u32 slot = item.queries[threadIdx.x / GROUP].slot;
+            if (slot != NO_SLOT) leave(threadIdx.x, slot, scratch.finals[threadIdx.x][0], scratch.finals[threadIdx.x][2]);
+        }
         meet();
     }
     fold_sections(parts, min(n_blocks, n_work), to, warp, lane);

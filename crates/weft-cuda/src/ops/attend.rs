@@ -14,9 +14,10 @@ const TILE_THREADS: usize = 128;
 struct Attended {
     a: Address,
     sent: Address,
+    sent_slots: Address,
     sums: Address,
     weights: Address,
-    squares: Address,
+    slots: Address,
     shares: Address,
 }
 
@@ -29,9 +30,10 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16, stores: bool) -> Result<(), Cu
     let to = Attended {
         a: buffers.a.address(),
         sent: buffers.sent.address(),
+        sent_slots: buffers.sent_slots.address(),
         sums: buffers.sums.address(),
         weights: buffers.weights.address(),
-        squares: buffers.squares.address(),
+        slots: buffers.slots.address(),
         shares: buffers.shares.address(),
     };
     match pass.family {

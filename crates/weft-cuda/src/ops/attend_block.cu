@@ -1,20 +1,35 @@
-// A section of one span of a lane, as its tokens see it.
-struct Section {
+// A section of one span of a lane, as its tokens see it. Rows are counted from row 0 of the
+// first page.
+struct SectionHead {
     u32 pages[SECTION_PAGES];
-    u32 n_rows;
-    u32 position; // of the first row
+    u32 position; // of row `first`
     u32 home;     // the position that its key was rotated for
-    u32 pad;
+    u16 n_rows;
+    u16 first;    // rows before it are not the section's
+    u16 n_marks;
+    u16 slot;     // the first of its slots, of those of the lane
+};
+struct Section : SectionHead {
+    u32 marks[SECTION_PAGES * 2]; // a bit for each row: whether a stretch begins there
 };
 // Consecutive tokens of one lane; 32 bytes.
 struct Tile {
     u32 first_token, n_tokens;
     u32 first_section, n_sections; // those that its last token sees
-    u32 share;                     // where the shares of its last token go, or NOWHERE
-    u32 pad[3];
+    u32 slot, n_slots;             // where the shares of its last token go, or NOWHERE
+    u32 pad[2];
 };
 constexpr u32 NOWHERE = 0xffffffffu;
 constexpr int TILE_WARPS = 4, TILE_ROWS = TILE_WARPS * 16;
+
+// The rounded weights of a page that marks cut, and what sums before it are multiplied by. A warp
+// keeps them where it turned its queries, which are in registers by then.
+struct KeptPage {
+    uint4 weights[2][2][32]; // half, upper and lower
+    float shrink[2][32];
+};
+constexpr int TURNED_STRIDE = QUERY_STRIDE < 72 ? 72 : QUERY_STRIDE;
+static_assert(sizeof(KeptPage) <= 16 * TURNED_STRIDE * 2, "a page's weights fit a warp's queries");
 
 // Copies a page's keys and values.
 __device__ __forceinline__ void load_page(u8 *to, const u16 *kv, u32 page, int kv_head) {
@@ -30,16 +45,19 @@ __device__ __forceinline__ void blank_values(u8 *values, int rows) {
     }
 }
 
-// The state of a warp's 16 queries: rows g and g + 8 of the lane's quad.
+// The state of a warp's 16 queries: rows g and g + 8 of the lane's quad. Squares are those of the
+// stretch that is not over.
 struct Running {
     float acc[DIM_TILES][4];
     float m[2], l[2], squares[2];
 };
 
-// One page: scores, weights, values. Squares are added up only where a share is asked for.
+// One page: scores, weights, values. Rows count from `first` on, up to `seen`.
+// Squares are added up only if a share is asked for. If marks cut the page, `kept` gets what they
+// are added up from.
 template <bool SQUARES>
 __device__ __forceinline__ void take_page(Running &state, const u8 *page, const Interleaved (&queries)[DIM_UNITS],
-                                          const int (&seen)[2], int lane) {
+                                          int first, const int (&seen)[2], KeptPage *kept, int lane) {
     const int c = lane % 4;
     float products[8][4] = {};
     const uint4 *keys = (const uint4 *)page + lane;
@@ -59,6 +77,15 @@ __device__ __forceinline__ void take_page(Running &state, const u8 *page, const 
                 for (int e = 0; e < 2; ++e) {
                     float &s = products[tile][i * 2 + e];
                     s = score(s, tile * 8 + c * 2 + e < seen[i]);
+                }
+        }
+        if (first > 0) {
+#pragma unroll
+            for (int tile = 0; tile < 8; ++tile)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    float &s = products[tile][i * 2 + e];
+                    s = score(s, tile * 8 + c * 2 + e >= first);
                 }
         }
 #pragma unroll
@@ -83,6 +110,7 @@ __device__ __forceinline__ void take_page(Running &state, const u8 *page, const 
 #pragma unroll
             for (int e = 0; e < 8; ++e) pairs[e] = products[half * 4 + e / 2][i * 2 + e % 2];
             weights[half][i] = weigh<SQUARES>(pairs, finite(state.m[i]), p[i]);
+            if (SQUARES && kept) kept->weights[half][i][lane] = p[i];
         }
 #pragma unroll
         for (int tile = 0; tile < DIM_TILES; ++tile) {
@@ -93,7 +121,28 @@ __device__ __forceinline__ void take_page(Running &state, const u8 *page, const 
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         state.l[i] = __fmaf_rn(state.l[i], shrink[i], weights[0][i].x + weights[1][i].x);
-        if (SQUARES) state.squares[i] = __fmaf_rn(state.squares[i], shrink[i] * shrink[i], weights[0][i].y + weights[1][i].y);
+        if (SQUARES && kept) kept->shrink[i][lane] = shrink[i];
+        else if (SQUARES) state.squares[i] = __fmaf_rn(state.squares[i], shrink[i] * shrink[i], weights[0][i].y + weights[1][i].y);
+    }
+}
+
+// The squares of a page that marks cut: calls `leave()` at each mark, when those of the stretch
+// before it are complete.
+template <class Leave>
+__device__ __forceinline__ void take_stretches(float (&squares)[2], const KeptPage &kept, u64 marks, int lane, Leave leave) {
+    u32 begin = 0, end;
+#pragma unroll 1
+    for (;; begin = end, marks &= marks - 1) {
+        end = marks == 0 ? PAGE_ROWS : __ffsll(marks) - 1;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const float shrink = kept.shrink[i][lane];
+            const float page = squares_between(kept.weights[0][i][lane], lane % 4 * 2, begin, end) +
+                               squares_between(kept.weights[1][i][lane], 32 + lane % 4 * 2, begin, end);
+            squares[i] = begin == 0 ? __fmaf_rn(squares[i], shrink * shrink, page) : page;
+        }
+        if (marks == 0) return;
+        leave();
     }
 }
 
@@ -103,14 +152,25 @@ __device__ __forceinline__ void leave_part(const Running &state, const Step &ste
     const int c = lane % 4;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const float l = quad_sum(state.l[i]), squares = quad_sum(state.squares[i]);
+        const float l = quad_sum(state.l[i]);
         const u32 token = tile.first_token + rows[i] / GROUP;
-        if (rows[i] / GROUP >= tile.n_tokens || s >= step.partials[token * 2]) continue;
-        const u64 at = (u64)(step.partials[token * 2 + 1] + s) * HEADS + kv_head * GROUP + rows[i] % GROUP;
+        if (rows[i] / GROUP >= tile.n_tokens || s >= step.partials[token * 4]) continue;
+        const u64 at = (u64)(step.partials[token * 4 + 1] + s) * HEADS + kv_head * GROUP + rows[i] % GROUP;
 #pragma unroll
         for (int t = 0; t < DIM_TILES; ++t)
             *(float2 *)(to.sums + at * DIM + t * 8 + c * 2) = make_float2(state.acc[t][i * 2], state.acc[t][i * 2 + 1]);
-        if (c == 0) to.weights[at] = make_float2(state.m[i], l), to.squares[at] = squares;
+        if (c == 0) to.weights[at] = make_float2(state.m[i], l);
+    }
+}
+
+// Leaves the slot that a warp's queries are at, of those of the lane's last token.
+__device__ __forceinline__ void leave_slot(const Running &state, const Tile &tile, u32 slot, const int (&rows)[2], int kv_head,
+                                           const Attended &to, int lane) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const float squares = quad_sum(state.squares[i]);
+        if (rows[i] / GROUP == tile.n_tokens - 1 && lane % 4 == 0)
+            to.slots[(u64)slot * HEADS + kv_head * GROUP + rows[i] % GROUP] = make_float2(state.m[i], squares);
     }
 }
 
@@ -118,15 +178,17 @@ __device__ __forceinline__ void leave_part(const Running &state, const Step &ste
 //            tokens.
 // Layout     q: bf16 [tokens][Q_WIDTH], after rope_store; kv: pages of one layer (head.cuh); rope: f32
 //            [positions][HALF_DIM][cos, sin]; results as in Attended.
-// Work split a block owns one KV head and up to 64 queries (tokens x heads of the group) of one lane, a warp 16
-//            of them; it takes the lane's pages in order, one ahead. Where there are few blocks, gridDim.y of
-//            them share the sections of a tile and leave parts behind that attend_fold folds.
+// Work split a block owns one KV head and up to 64 queries (tokens x heads of the group) of one
+//            lane, a warp 16 of them; it takes the lane's pages in order, one ahead. Where there
+//            are few blocks, gridDim.y of them share the sections of a tile and leave parts behind
+//            that attend_fold folds. The warps that have the lane's last token leave its slots,
+//            each at the page where its stretch ends.
 // Rounding   the rotated query once; probabilities once; a once.
 // Moves      keys and values once for 64 queries, mostly from L2: bound by arithmetic.
 extern "C" __global__ void __launch_bounds__(TILE_WARPS * 32, 2)
 attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attended to) {
     extern __shared__ __align__(128) u8 pages[];
-    __shared__ __align__(16) u16 turned[TILE_ROWS][QUERY_STRIDE];
+    __shared__ __align__(16) u16 turned[TILE_ROWS][TURNED_STRIDE];
     __shared__ float finals[TILE_ROWS][2];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, c = lane % 4;
     const int kv_head = blockIdx.x % KV_HEADS;
@@ -141,6 +203,8 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
         const u32 token = rows[i] / GROUP;
         positions[i] = token < tile.n_tokens ? (int)step.positions[tile.first_token + token] : -1;
     }
+    // Whether this warp has any of the lane's last token.
+    const bool has_slots = tile.slot != NOWHERE && (int)(tile.n_tokens - 1) * GROUP < warp * 16 + 16 && (int)tile.n_tokens * GROUP > warp * 16;
 
     Interleaved queries[DIM_UNITS];
     Running state, total;
@@ -155,7 +219,7 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
     load_page(pages, kv, sections[first].pages[0], kv_head);
     commit_copies();
     for (u32 s = first; s < end; ++s) {
-        const Section section = sections[s];
+        const SectionHead section = sections[s];
         const int moved = (int)section.home - (int)section.position;
         if (moved != turned_by) {
             turned_by = moved;
@@ -181,8 +245,11 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
         for (int t = 0; t < DIM_TILES; ++t)
 #pragma unroll
             for (int e = 0; e < 4; ++e) state.acc[t][e] = 0.0f;
-        const int most = min(last_position + 1 - (int)section.position, (int)section.n_rows);
+        const int begin = (int)section.position - section.first; // the position that row 0 would have
+        const int most = min(last_position + 1 - begin, (int)section.n_rows);
         const int n_pages = (most + PAGE_ROWS - 1) / PAGE_ROWS;
+        u32 slot = tile.slot + section.slot;
+        const auto leave = [&] { leave_slot(state, tile, slot++, rows, kv_head, to, lane), state.squares[0] = state.squares[1] = 0.0f; };
         for (int page = 0; page < n_pages; ++page, buffer ^= 1) {
             const bool in_section = page + 1 < n_pages;
             if (in_section || s + 1 < end) {
@@ -197,15 +264,29 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
                 blank_values(pages + buffer * 2 * SIDE_BYTES + SIDE_BYTES, n_rows);
                 __syncthreads();
             }
+            const int first_row = page == 0 ? section.first : 0;
             int seen[2];
 #pragma unroll
             for (int i = 0; i < 2; ++i)
-                seen[i] = min(positions[i] + 1 - (int)section.position, (int)section.n_rows) - page * PAGE_ROWS;
+                seen[i] = min(positions[i] + 1 - begin, (int)section.n_rows) - page * PAGE_ROWS;
             const u8 *near = pages + buffer * 2 * SIDE_BYTES;
-            if (tile.share == NOWHERE) take_page<false>(state, near, queries, seen, lane);
-            else take_page<true>(state, near, queries, seen, lane);
+            // All warps of a block run the same instructions: there is no room for two lists of them near.
+            if (tile.slot == NOWHERE) {
+                take_page<false>(state, near, queries, first_row, seen, nullptr, lane);
+            } else {
+                u64 marks = 0;
+                if (has_slots && section.n_marks > 0)
+                    marks = sections[s].marks[page * 2] | (u64)sections[s].marks[page * 2 + 1] << 32;
+                if (most < (page + 1) * PAGE_ROWS) marks &= (1ull << (most - page * PAGE_ROWS)) - 1;
+                if (marks & 1) leave();
+                marks &= ~1ull;
+                KeptPage *kept = marks != 0 ? (KeptPage *)turned[warp * 16] : nullptr;
+                take_page<true>(state, near, queries, first_row, seen, kept, lane);
+                if (kept) take_stretches(state.squares, *kept, marks, lane, leave);
+            }
             __syncthreads();
         }
+        if (has_slots) leave();
         if (gridDim.y > 1) {
             leave_part(state, step, tile, s, rows, kv_head, to, lane);
             continue;
@@ -221,12 +302,6 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
                     total.acc[t][i * 2 + e] = fold(total.acc[t][i * 2 + e], factors.a, state.acc[t][i * 2 + e], factors.b);
             total.l[i] = fold(total.l[i], factors.a, l, factors.b);
             total.m[i] = after;
-            const float squares = quad_sum(state.squares[i]);
-            if (tile.share != NOWHERE && rows[i] / GROUP == tile.n_tokens - 1 && c == 0) {
-                const u64 at = (u64)(tile.share + s) * HEADS + kv_head * GROUP + rows[i] % GROUP;
-                to.weights[at] = make_float2(state.m[i], l);
-                to.squares[at] = squares;
-            }
         }
     }
     if (gridDim.y > 1) return;
@@ -242,14 +317,13 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
                     round_pair(total.acc[t][i * 2] / total.l[i], total.acc[t][i * 2 + 1] / total.l[i]);
         if (c == 0) finals[rows[i]][0] = total.m[i], finals[rows[i]][1] = total.l[i];
     }
-    if (tile.share == NOWHERE) return;
+    if (tile.slot == NOWHERE) return;
     __threadfence_block();
     __syncthreads();
-    for (u32 i = threadIdx.x; i < tile.n_sections * GROUP; i += TILE_WARPS * 32) {
-        const u64 at = (u64)(tile.share + i / GROUP) * HEADS + kv_head * GROUP + i % GROUP;
-        const float *whole = finals[(tile.n_tokens - 1) * GROUP + i % GROUP];
-        const float scale = exp2_of(load_fresh((const float *)(to.weights + at)) - whole[0]) / whole[1];
-        to.shares[at] += load_fresh(to.squares + at) * scale * scale;
+    for (u32 i = threadIdx.x; i < tile.n_slots * GROUP; i += TILE_WARPS * 32) {
+        const u64 at = (u64)(tile.slot + i / GROUP) * HEADS + kv_head * GROUP + i % GROUP;
+        const float *whole = finals[(tile.n_tokens - 1) * GROUP + i % GROUP], *slot = (const float *)(to.slots + at);
+        to.shares[at] += part_share(Folded{0.0f, whole[1], whole[0]}, load_fresh(slot), load_fresh(slot + 1));
     }
 }
 
@@ -271,24 +345,24 @@ struct StoredParts {
 };
 
 // Folds the parts of one token's heads of one KV head. A warp has 32 dimensions of one head; the first of a
-// head's also tells what each part was given.
-__device__ __forceinline__ void merge(u32 token, u32 n_parts, u64 first, int kv_head, const Attended &to) {
+// head's also adds what each of its slots was given.
+__device__ __forceinline__ void merge(u32 token, u32 n_parts, u64 first, u32 n_slots, u64 first_slot, int kv_head, const Attended &to) {
     constexpr int AT_ONCE = WARPS * 32 / DIM;
     const int lane = threadIdx.x % 32, d = threadIdx.x % DIM;
     for (int g = threadIdx.x / DIM; g < GROUP && threadIdx.x < AT_ONCE * DIM; g += AT_ONCE) {
         const int head = kv_head * GROUP + g;
-        // The maximum and the squares of a lane's part, asked for one fold ahead.
-        const auto ask = [&](u32 part, float &m, float &squares) {
-            if (d >= 32 || part >= n_parts) return;
-            const u64 at = (first + part) * HEADS + head;
-            m = load_fresh((const float *)(to.weights + at)), squares = load_fresh(to.squares + at);
+        // The maximum and the squares of a lane's slot, asked for one fold ahead.
+        const auto ask = [&](u32 slot, float &m, float &squares) {
+            if (d >= 32 || slot >= n_slots) return;
+            const float *at = (const float *)(to.slots + (first_slot + slot) * HEADS + head);
+            m = load_fresh(at), squares = load_fresh(at + 1);
         };
         float m, squares;
         ask(lane, m, squares);
         const Folded whole = fold_parts<16>(StoredParts{to, first, head, d}, n_parts, lane);
         if (d < HEAD_DIM) to.a[(u64)token * Q_STRIDE + head * HEAD_DIM + d] = round_one(whole.sum / whole.weight);
-        for (u32 part = lane; part < n_parts && d < 32; part += 32, ask(part, m, squares))
-            atomicAdd(to.shares + (first + part) * HEADS + head, part_share(whole, m, squares));
+        for (u32 slot = lane; slot < n_slots && d < 32; slot += 32, ask(slot, m, squares))
+            atomicAdd(to.shares + (first_slot + slot) * HEADS + head, part_share(whole, m, squares));
     }
 }
 
@@ -299,6 +373,6 @@ __device__ __forceinline__ void merge(u32 token, u32 n_parts, u64 first, int kv_
 // Moves      the parts once, from L2.
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
 attend_fold(Step step, Attended to) {
-    const u32 token = blockIdx.x / KV_HEADS;
-    merge(token, load_fresh(step.partials + token * 2), load_fresh(step.partials + token * 2 + 1), blockIdx.x % KV_HEADS, to);
+    const u32 token = blockIdx.x / KV_HEADS, *own = step.partials + token * 4;
+    merge(token, load_fresh(own), load_fresh(own + 1), load_fresh(own + 2), load_fresh(own + 3), blockIdx.x % KV_HEADS, to);
 }

@@ -100,7 +100,7 @@ __device__ __forceinline__ NewRow make_row(Block &block, const Item &item, int k
     const int lane = block.lane;
     NewRow made = {own_store() < item.n_stores, false, 0, 0};
     if (!made.there) return made;
-    const u32 store = item.stores[own_store()], token = store >> 16, row = (store & 0xffff) + block.step;
+    const u32 store = item.stores[own_store()], token = store_token(store), row = store_row_of(store) + block.step;
     made.page = row / PAGE_ROWS, made.row = row % PAGE_ROWS;
     made.patches = made.page < n_pages;
     const HeadNorm norm = load_norm(block.layer().k_norm, lane);
@@ -177,14 +177,39 @@ __device__ __forceinline__ void publish_section(Block &block, const Item &item, 
                 publish_attended(block, asked.token, head * HEAD_DIM + d, round_pair(a / weight, b / weight));
             }
         }
-        if (!whole && block.warp == 0 && block.lane % 4 < 3)
-            store_word(launch.part_weights + part * 4 + block.lane % 4, __float_as_uint(finals[row][block.lane % 4]), block.number);
+        if (!whole && block.warp == 0) {
+            // A part's maximum and weight; the maximum and the squares of its only slot, if there is one.
+            const int word = block.lane % 4;
+            u64 *to = word < 2 ? launch.part_weights + part * 2 + word : launch.slots + ((u64)asked.slot * HEADS + head) * 2 + word - 2;
+            if (word < 2 || (item.n_marks == 0 && asked.slot != NO_SLOT))
+                store_word(to, __float_as_uint(finals[row][word < 2 ? word : word * 2 - 4]), block.number);
+        }
     }
-    if (block.thread() < item.n_queries * GROUP && item.queries[block.thread() / GROUP].n_parts == 1) {
-        const float weight = finals[block.thread()][1];
-        add_share(block, (u64)item.queries[block.thread() / GROUP].partial * HEADS + kv_head * GROUP + block.thread() % GROUP,
-                  finals[block.thread()][2] / (weight * weight));
-    }
+}
+
+// The slots of a section that marks cut, for the block that folds the parts. All warps but the first.
+__device__ __forceinline__ void publish_slots(Block &block, const Item &item, const OwnQueries &queries, int kv_head, u32 n_rows, u32 grown) {
+    each_stretch(block.shared.scratch.section, item, queries, n_rows, grown, block.warp - 1, WARPS - 1, block.lane,
+                 [&](u32 row, u32 slot, float m, float squares) {
+                     u64 *at = block.launch.slots + ((u64)slot * HEADS + kv_head * GROUP + row % GROUP) * 2;
+                     store_word(at, __float_as_uint(m), block.number);
+                     store_word(at + 1, __float_as_uint(squares), block.number);
+                 });
+}
+// Shares of attention of a section that is all that a token sees. It comes after everything that
+// others wait for.
+__device__ __forceinline__ void add_section_shares(Block &block, const Item &item, const OwnQueries &queries, int kv_head, u32 n_rows,
+                                                   u32 grown) {
+    const SectionScratch &scratch = block.shared.scratch.section;
+    const auto leave = [&](u32 row, u32 slot, float m, float squares) {
+        const auto &finals = scratch.finals[row];
+        add_share(block, (u64)slot * HEADS + kv_head * GROUP + row % GROUP, part_share(Folded{0.0f, finals[1], finals[0]}, m, squares));
+    };
+    if (item.n_marks > 0) return each_stretch(scratch, item, queries, n_rows, grown, block.warp, WARPS, block.lane, leave);
+    const u32 row = block.thread();
+    if (row >= item.n_queries * GROUP) return;
+    const u32 slot = item.queries[row / GROUP].slot;
+    if (slot != NO_SLOT) leave(row, slot, scratch.finals[row][0], scratch.finals[row][2]);
 }
 
 // The item that this block takes at some time. The first ones are kept; those that follow are fetched, one ahead.
@@ -223,7 +248,7 @@ __device__ __forceinline__ void attend_section(Block &block, u32 index, u32 work
     const OwnQueries queries(query_rows(block, item), lane);
     HalfPage own(queries, warp);
     if (own.page < n_pages)
-        score_rows(own, scratch, block.stages.wait(own.page), lane, [&](u32 query) { return item.queries[query].seen + grown; });
+        score_rows(own, scratch, block.stages.wait(own.page), lane, item.first, [&](u32 query) { return item.queries[query].seen + grown; });
     if (made.patches) put_row<1>((u16 *)block.stages.wait(n_pages + made.page), block, made.row);
     meet();
     block.stages.release(n_pages, lane);
@@ -234,8 +259,10 @@ __device__ __forceinline__ void attend_section(Block &block, u32 index, u32 work
     block.stages.wait_for_all(n_pages, lane);
     sum_values(acc, scratch, queries, n_pages, masks, warp, lane, [&](int page) { return block.stages.at(page); });
     if (warp == 0) sum_weights(scratch, n_pages, lane);
+    else if (item.n_marks > 0 && is_folded(item) && !only_store) publish_slots(block, item, queries, kv_head, n_rows, grown);
     meet();
     block.stages.release(n_pages, lane);
     if (!only_store) publish_section(block, item, queries, kv_head, acc);
     if (made.there) store_row(block, made, item, kv_head);
+    if (!only_store && !is_folded(item)) add_section_shares(block, item, queries, kv_head, n_rows, grown);
 }

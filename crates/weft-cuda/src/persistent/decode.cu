@@ -76,12 +76,12 @@ template <u32 TOKENS, bool DRAWS> __device__ __forceinline__ void decode_tokens(
         shared.tokens[threadIdx.x] = threadIdx.x < tokens ? load_fresh(launch.step.tokens + threadIdx.x) : 0;
         shared.outputs[threadIdx.x] = threadIdx.x < outputs ? load_fresh(launch.step.outputs + threadIdx.x) : 0;
         shared.key_positions[threadIdx.x] = load_fresh(launch.step.key_positions + threadIdx.x);
-        for (int i = 0; i < 2; ++i) shared.partials[threadIdx.x][i] = load_fresh(launch.step.partials + threadIdx.x * 2 + i);
     }
+    if (threadIdx.x < sizeof(shared.partials) / 4) ((u32 *)shared.partials)[threadIdx.x] = load_fresh(launch.step.partials + threadIdx.x);
     if (threadIdx.x < sizeof(shared.draws) / 4)
         ((u32 *)shared.draws)[threadIdx.x] = launch.chooses != CHOOSES_NOTHING ? load_fresh((const u32 *)launch.sampling.draws + threadIdx.x) : 0;
     if (threadIdx.x < 32) {
-        const bool folds = __any_sync(FULL, threadIdx.x < tokens && load_fresh(launch.step.partials + threadIdx.x * 2) > 1);
+        const bool folds = __any_sync(FULL, threadIdx.x < tokens && load_fresh(launch.step.partials + threadIdx.x * 4) > 1);
         if (threadIdx.x == 0) shared.folds = folds;
     }
     keep_items(shared, launch.step, n_items(launch.step) * KV_HEADS);

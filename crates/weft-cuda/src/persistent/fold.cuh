@@ -6,24 +6,20 @@ struct SentParts {
     Block &block;
     u64 first;
     int head, d;
-    __device__ __forceinline__ const u64 *weights(u32 part) const { return block.launch.part_weights + ((first + part) * HEADS + head) * 4; }
-    __device__ __forceinline__ Part weight(u32 part, bool there) const {
+    // Two words, once this op has sent them.
+    __device__ __forceinline__ TwoWords await_two(const u64 *at, bool there) const {
         TwoWords words = {0, 0};
         block.watch.until([&] {
             if (!there) return true;
-            words = load_two_words(weights(part));
+            words = load_two_words(at);
             return number_of(words.first) == block.number_before(0) && number_of(words.second) == block.number_before(0);
         });
+        return words;
+    }
+    __device__ __forceinline__ Part weight(u32 part, bool there) const {
+        const TwoWords words = await_two(block.launch.part_weights + ((first + part) * HEADS + head) * 2, there);
         __syncwarp();
         return {there ? __uint_as_float(value_of(words.first)) : NEVER, __uint_as_float(value_of(words.second))};
-    }
-    __device__ __forceinline__ float squares(u32 part) const {
-        u64 word = 0;
-        block.watch.until([&] {
-            word = load_word(weights(part) + 2);
-            return number_of(word) == block.number_before(0);
-        });
-        return __uint_as_float(value_of(word));
     }
     // This lane's dimension of N parts, none beyond `last`.
     template <int N> __device__ __forceinline__ void sums(float (&sums)[N], u32 part, u32 last) const {
@@ -95,12 +91,13 @@ __device__ __forceinline__ void fold_slice(Block &block, const SentParts &parts,
     const u32 value = round_one(whole.sum / whole.weight), next = __shfl_down_sync(FULL, value, 1);
     if (parts.d % 2 == 0 && parts.d < HEAD_DIM) publish_attended(block, token, parts.head * HEAD_DIM + parts.d, value | next << 16);
 }
-// What all parts of one head have of its attention.
-__device__ __forceinline__ void add_shares(Block &block, const SentParts &parts, u32 n_parts) {
+// What all slots of one head have of its attention.
+__device__ __forceinline__ void add_shares(Block &block, const SentParts &parts, u32 n_parts, u32 n_slots, u64 first_slot) {
     const Folded whole = fold_parts<0>(parts, n_parts, block.lane);
-    for (u32 part = block.lane; part < n_parts; part += 32) {
-        const float m = __uint_as_float(value_of(load_word(parts.weights(part))));
-        add_share(block, (parts.first + part) * HEADS + parts.head, part_share(whole, m, parts.squares(part)));
+    for (u32 slot = block.lane; slot < n_slots; slot += 32) {
+        const u64 at = (first_slot + slot) * HEADS + parts.head;
+        const TwoWords words = parts.await_two(block.launch.slots + at * 2, true);
+        add_share(block, at, part_share(whole, __uint_as_float(value_of(words.first)), __uint_as_float(value_of(words.second))));
     }
 }
 // Folds the parts of tokens that have several, tasks for blocks, and adds up their shares, tasks for warps. Shares are added from the last
@@ -113,12 +110,14 @@ __device__ __forceinline__ void fold_sections(Block &block) {
         return SentParts{block, block.shared.partials[head / HEADS][1], (int)(head % HEADS), (int)(slice * 32 + block.lane)};
     };
     const auto n_parts_of = [&](u32 head) { return block.shared.partials[head / HEADS][0]; };
+    const auto n_slots_of = [&](u32 head) { return block.shared.partials[head / HEADS][2]; };
     for (u32 task = blockIdx.x; task < n_heads * DIM_UNITS; task += N_BLOCKS) {
         const u32 head = task / DIM_UNITS, n_parts = n_parts_of(head);
         if (n_parts > 1) fold_slice(block, parts_of(head, task % DIM_UNITS), head / HEADS, n_parts);
     }
     for (u32 head = from_last + block.warp * ADDING; head < n_heads && from_last < ADDING; head += ADDING * WARPS)
-        if (n_parts_of(head) > 1) add_shares(block, parts_of(head, 0), n_parts_of(head));
+        if (n_parts_of(head) > 1 && n_slots_of(head) > 0)
+            add_shares(block, parts_of(head, 0), n_parts_of(head), n_slots_of(head), block.shared.partials[head / HEADS][3]);
 }
 
 // ---- the op ------------------------------------------------------------------------------------

@@ -54,12 +54,12 @@ __device__ __forceinline__ bool tell_shares(const BlockShared &shared, const Lau
         if (!(draw.flags & CHOSEN)) continue;
         if (!__all_sync(FULL, await_heads(shared, launch, step, lane))) return false;
         __syncwarp();
-        const u32 n_parts = shared.partials[shared.outputs[output]][0], first = shared.partials[shared.outputs[output]][1];
+        const u32 n_slots = shared.partials[shared.outputs[output]][2], first = shared.partials[shared.outputs[output]][3];
         const u32 told = draw.share_number + step;
-        for (u32 part = first + lane; part < first + n_parts; part += 32) {
+        for (u32 slot = first + lane; slot < first + n_slots; slot += 32) {
             float sum = 0.0f;
-            for (int head = 0; head < HEADS; ++head) sum += load_fresh(shares + (u64)part * HEADS + head);
-            tell(to.told_shares + told % TOLD_STEPS * to.n_partials + part, told, __float_as_uint(sum));
+            for (int head = 0; head < HEADS; ++head) sum += load_fresh(shares + (u64)slot * HEADS + head);
+            tell(to.told_shares + told % TOLD_STEPS * to.n_slots + slot, told, __float_as_uint(sum));
         }
     }
     return true;

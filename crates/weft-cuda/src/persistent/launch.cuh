@@ -30,7 +30,8 @@ struct Launch {
     const float2 *rope;
     u64 *x, *qkv, *a, *h;         // words: [8 tokens][columns / 2]
     u64 *part_sums;               // words: [partials][HEADS][DIM]
-    u64 *part_weights;            // words: [partials][HEADS][4]: maximum, weight, squares, a gap
+    u64 *part_weights;            // words: [partials][HEADS][2]: maximum, weight
+    u64 *slots;                   // words: [slots][HEADS][2]: maximum, squares
     u64 *candidates;              // words: [2 steps][8][N_BLOCKS][2]: the best score of a block's, its row
     u64 *done;                    // words: [N_BLOCKS]: what a block wrote up to a head is there
     u64 *chosen;                  // words: [8]: the next token
@@ -52,6 +53,7 @@ struct Launch {
 
 enum OpKind : u32 { EMBED, NORM_QKV, ROPE_STORE, ATTEND, PROJ_ADD, NORM_GATE_UP, DOWN_ADD, NORM_HEAD };
 constexpr int MOST_OPS = 6 * LAYERS + 2;
+static_assert(LAYERS <= 256, "an op has eight bits for its layer");
 constexpr int KEPT_ITEMS = 4;
 constexpr int QKV_WORDS = (QKV_ROWS + 1) / 2;
 
@@ -66,7 +68,7 @@ union Scratch {
 struct BlockShared {
     LongRing ring;
     LayerAddresses layers[LAYERS];
-    u32 ops[MOST_OPS];
+    u16 ops[MOST_OPS];
     u32 n_outputs;
     u32 n_work, n_attending;                  // KV heads of items of attention, and the blocks that take them
     u32 folds;                                // whether attention of any token has several parts
@@ -74,7 +76,7 @@ struct BlockShared {
     u32 outputs[8];                           // the token of each row of logits
     __align__(16) Draw draws[8];              // of each row of logits, for the step that runs
     u32 key_positions[8];                     // of the first step
-    u32 partials[8][2];                       // how many parts a token's attention has, and the first
+    u32 partials[8][4];                       // how many parts a token's attention has, the first; how many slots, the first
     u16 residual[HiddenRows::MOST_TILES * 8][8]; // x of the rows that this block adds to: bf16 [row][token]
     __align__(16) float squares[8][WARPS];    // [row][warp]
     Shares shares;

@@ -8,23 +8,31 @@ use weft::device::Limits;
 use crate::driver::{Address, Gpu, Memory};
 use crate::error::CudaError;
 use crate::shape::{Shape, padded};
-use crate::tables::{FEW, max_partials};
+use crate::tables::{FEW, max_partials, max_slots};
 
 const WORD_BYTES: usize = 8;
 /// Parts of attention that there is room for: eight lanes of 64k rows. Steps of more run as a graph.
 const MOST_PARTIALS: usize = 2048;
+/// Shares of attention that there is room for.
+const MOST_SLOTS: usize = 2 * MOST_PARTIALS;
 
 /// All words of a launch.
 pub(crate) struct Words {
-    /// x, qkv, a, h, sums and weights of parts, candidates for the next token, who is done, the next token.
-    memories: [Memory; 9],
+    /// x, qkv, a, h, sums and weights of parts, slots, candidates for the next token, who is done,
+    /// the next token.
+    memories: [Memory; 10],
     /// Shares of attention of every second step; those of the others lie where a graph leaves them.
     pub(crate) other_shares: Memory,
     pub(crate) most_partials: usize,
+    pub(crate) most_slots: usize,
 }
 
 fn most_partials(limits: &Limits) -> usize {
     max_partials(limits).min(MOST_PARTIALS)
+}
+
+fn most_slots(limits: &Limits) -> usize {
+    max_slots(limits).min(MOST_SLOTS)
 }
 
 impl Words {
@@ -38,16 +46,18 @@ impl Words {
         let memory = |bytes| Memory::new(gpu, "the persistent kernel", bytes);
         let words =
             |i: usize| memory(Self::counts(config, shape.dim, limits, n_blocks)[i] * WORD_BYTES);
-        let [x, qkv, a, h, sums, weights, candidates, done, chosen] = std::array::from_fn(words);
+        let [x, qkv, a, h, sums, weights, slots, candidates, done, chosen] =
+            std::array::from_fn(words);
         Ok(Self {
-            memories: [x?, qkv?, a?, h?, sums?, weights?, candidates?, done?, chosen?],
-            other_shares: memory(most_partials(limits) * config.heads * 4)?,
+            memories: [x?, qkv?, a?, h?, sums?, weights?, slots?, candidates?, done?, chosen?],
+            other_shares: memory(most_slots(limits) * config.heads * 4)?,
             most_partials: most_partials(limits),
+            most_slots: most_slots(limits),
         })
     }
 
     /// How many words there are of each.
-    fn counts(config: &Config, dim: usize, limits: &Limits, n_blocks: usize) -> [usize; 9] {
+    fn counts(config: &Config, dim: usize, limits: &Limits, n_blocks: usize) -> [usize; 10] {
         // Two columns to a word.
         let rows = |columns: usize| FEW * columns.div_ceil(2);
         let parts = most_partials(limits) * config.heads;
@@ -57,7 +67,8 @@ impl Words {
             rows(padded(config.q_width())),
             rows(padded(config.intermediate)),
             parts * dim,
-            parts * 4,
+            parts * 2,
+            most_slots(limits) * config.heads * 2,
             2 * FEW * n_blocks * 2,
             n_blocks,
             FEW,
@@ -67,10 +78,10 @@ impl Words {
     /// What they take on the GPU.
     pub(crate) fn bytes(config: &Config, dim: usize, limits: &Limits, n_blocks: usize) -> usize {
         let words: usize = Self::counts(config, dim, limits, n_blocks).iter().sum();
-        words * WORD_BYTES + most_partials(limits) * config.heads * 4
+        words * WORD_BYTES + most_slots(limits) * config.heads * 4
     }
 
-    pub(crate) fn addresses(&self) -> [Address; 9] {
+    pub(crate) fn addresses(&self) -> [Address; 10] {
         self.memories.each_ref().map(Memory::address)
     }
 

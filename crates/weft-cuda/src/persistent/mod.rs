@@ -55,7 +55,7 @@ struct Arguments {
     head: Address,
     final_norm: Address,
     rope: Address,
-    words: [Address; 9],
+    words: [Address; 10],
     plain: [Address; 7],
     logits: Address,
     shares: [Address; 2],
@@ -226,6 +226,7 @@ impl Persistent {
         let counts = &lists.counts;
         lists.queries_of_items().all(|n| n == 1 || n > 1 && counts.n_tokens > 1)
             && counts.n_partials <= self.words.most_partials
+            && counts.n_slots <= self.words.most_slots
             && self.split.n_stages(counts.n_tokens).is_some()
     }
 

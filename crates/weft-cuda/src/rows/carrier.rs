@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use weft::config::Config;
-use weft::kv::{PAGE_ROWS, PageId, pages_for};
+use weft::kv::{PAGE_ROWS, PageId};
 use weft::store::Rows as HostRows;
 
 use super::{Copy, Job, Way};
@@ -34,7 +34,8 @@ const BATCH: usize = 8;
 #[repr(C)]
 struct RowsPlace {
     pages: Address,
-    n_rows: u64,
+    n_rows: u32,
+    first_row: u32,
 }
 
 impl Argument for RowsPlace {}
@@ -42,7 +43,7 @@ impl Argument for RowsPlace {}
 /// A job whose rows go in.
 struct Coming {
     layers: Range<u16>,
-    rows: usize,
+    rows: Range<usize>,
     from: Arc<HostRows>,
     copy: Arc<Copy>,
 }
@@ -51,6 +52,8 @@ struct Coming {
 struct Piece<'a> {
     layer: u16,
     pages: &'a [PageId],
+    /// The row of the first page that they begin with.
+    first_row: usize,
     n_rows: usize,
     /// Where they lie in the caller's lists.
     bytes: Range<usize>,
@@ -167,7 +170,8 @@ impl Carrier {
 
     fn carry_in(&self, batch: &[Coming]) -> Result<(), CudaError> {
         let pieces = batch.iter().flat_map(|job| {
-            let pieces = pieces(job.layers.clone(), &job.copy.pages, job.rows, self.row_bytes);
+            let (layers, rows) = (job.layers.clone(), job.rows.clone());
+            let pieces = pieces(layers, &job.copy.pages, rows, self.row_bytes);
             pieces.map(|piece| {
                 let bytes = piece.bytes.clone();
                 (piece, &job.from.k[bytes.clone()], &job.from.v[bytes])
@@ -245,7 +249,8 @@ impl Carrier {
             cooperative: false,
         };
         let at = stage.memory.address();
-        let place = RowsPlace { pages: at, n_rows: piece.n_rows as u64 };
+        let (n_rows, first_row) = (piece.n_rows as u32, piece.first_row as u32);
+        let place = RowsPlace { pages: at, n_rows, first_row };
         let (k, v) = (at.offset(PAGES_BYTES), at.offset(PAGES_BYTES + piece.bytes.len()));
         let layer = self.layers[usize::from(piece.layer)];
         kernel.launch_in(&self.gpu, Stream::Copies, launch, &[&place, &k, &v, &layer])
@@ -300,23 +305,28 @@ fn guarded(carry: impl FnOnce() -> Result<(), CudaError>) -> Result<(), CudaErro
     catch_unwind(AssertUnwindSafe(carry)).unwrap_or_else(|_| panicked())
 }
 
-/// Rows of layers in pieces, in the order of the lists.
+/// Rows of layers in pieces, in the order of the lists. `rows` are those of the pages; all pieces
+/// but the first begin with a page.
 fn pieces(
     layers: Range<u16>,
     pages: &[PageId],
-    n_rows: usize,
+    rows: Range<usize>,
     row_bytes: usize,
 ) -> impl Iterator<Item = Piece<'_>> {
     let first_layer = usize::from(layers.start);
     layers.flat_map(move |layer| {
-        let start = (usize::from(layer) - first_layer) * n_rows;
-        (0..n_rows).step_by(PIECE_ROWS).map(move |row| {
-            let rows = PIECE_ROWS.min(n_rows - row);
+        let Range { start: first, end } = rows;
+        let before = (usize::from(layer) - first_layer) * (end - first);
+        let starts = if first < end { 0..end } else { 0..0 };
+        starts.step_by(PIECE_ROWS).map(move |start| {
+            let own = start.max(first)..end.min(start + PIECE_ROWS);
+            let listed = before + own.start - first..before + own.end - first;
             Piece {
                 layer,
-                pages: &pages[row / PAGE_ROWS..][..pages_for(rows)],
-                n_rows: rows,
-                bytes: (start + row) * row_bytes..(start + row + rows) * row_bytes,
+                pages: &pages[start / PAGE_ROWS..own.end.div_ceil(PAGE_ROWS)],
+                first_row: own.start - start,
+                n_rows: own.len(),
+                bytes: listed.start * row_bytes..listed.end * row_bytes,
             }
         })
     })
@@ -348,20 +358,26 @@ mod tests {
     #[test]
     fn pieces_cover_every_row_of_every_layer_once() {
         let pages: Vec<PageId> = (10..40).collect();
-        let pieces: Vec<_> = pieces(2..5, &pages, 1300, 6).collect();
-        let shapes: Vec<_> = { pieces.iter() }
-            .map(|piece| (piece.layer, piece.pages[0], piece.pages.len(), piece.n_rows))
-            .collect();
-        assert_eq!(
-            shapes[..4],
-            [(2, 10, 8, 512), (2, 18, 8, 512), (2, 26, 5, 276), (3, 10, 8, 512)]
-        );
-        assert_eq!(pieces.len(), 9);
-        let mut end = 0;
-        for piece in &pieces {
-            assert_eq!((piece.bytes.start, piece.bytes.len()), (end, piece.n_rows * 6));
-            end = piece.bytes.end;
+        assert_eq!(pieces(2..5, &pages, 37..37, 6).count(), 0);
+        for (rows, sizes) in
+            [(0..1300, [(8, 512), (8, 512), (5, 276)]), (37..1337, [(8, 475), (8, 512), (5, 313)])]
+        {
+            let pieces: Vec<_> = pieces(2..5, &pages, rows.clone(), 6).collect();
+            let shapes: Vec<_> = { pieces.iter() }
+                .map(|piece| (piece.layer, piece.pages[0], (piece.pages.len(), piece.n_rows)))
+                .collect();
+            assert_eq!(shapes[..3], [(2, 10, sizes[0]), (2, 18, sizes[1]), (2, 26, sizes[2])]);
+            assert_eq!((shapes[3], pieces.len()), ((3, 10, sizes[0]), 9));
+            let mut end = 0;
+            for piece in &pieces {
+                let row = piece.bytes.start / 6 % 1300 + rows.start;
+                let place = (piece.pages[0] as usize - 10) * PAGE_ROWS + piece.first_row;
+                assert_eq!(place, row, "where its first row lies");
+                assert!(size_of_val(piece.pages) <= PAGES_BYTES);
+                assert_eq!((piece.bytes.start, piece.bytes.len()), (end, piece.n_rows * 6));
+                end = piece.bytes.end;
+            }
+            assert_eq!(end, 3 * 1300 * 6);
         }
-        assert_eq!(end, 3 * 1300 * 6);
     }
 }

@@ -35,24 +35,20 @@ impl Lists {
             own.iter().take_while(|section| section.position <= position).count()
         };
         let lanes = step.lanes.iter().enumerate();
-        let parts = lanes.flat_map(|(i, lane)| lane.positions.iter().map(move |p| (i, *p)));
+        let parts = lanes.flat_map(|(i, lane)| lane.positions.iter().map(move |p| (i, lane, *p)));
         let mut n_partials = 0;
-        let partials: Vec<[u32; 2]> = parts
-            .map(|(lane, position)| {
-                let n = seen(lane, position);
+        let partials: Vec<[u32; 4]> = parts
+            .map(|(index, lane, position)| {
+                let n = seen(index, position);
                 n_partials += n;
-                [n as u32, (n_partials - n) as u32]
+                let [n_slots, first_slot] = self.slots_of(index, lane, position);
+                [n as u32, (n_partials - n) as u32, n_slots, first_slot]
             })
             .collect();
         let n_sections = self.tiles.iter().map(|tile| tile.n_sections as usize).max();
         let n_sections = n_sections.unwrap_or_default();
         self.counts.n_splits = self.split.splits(self.tiles.len(), n_sections, n_partials);
         if self.counts.n_splits > 1 {
-            let mut last = 0;
-            for (i, lane) in step.lanes.iter().enumerate() {
-                last += lane.tokens.len();
-                self.shares[i].first = partials[last - 1][1] as usize;
-            }
             self.counts.n_partials = n_partials;
             self.partials = partials;
         }

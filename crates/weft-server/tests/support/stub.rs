@@ -109,7 +109,7 @@ impl Device for Stub {
 
     fn write_kv(&mut self, _: &Rows<'_>, _: &[u8], _: &[u8]) {}
 
-    fn copy_page(&mut self, _: PageId, _: PageId) {}
+    fn copy_rows(&mut self, _: PageId, _: PageId, _: usize) {}
 
     fn read(&self, _: Buffer) -> Vec<f32> {
         Vec::new()

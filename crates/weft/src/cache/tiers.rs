@@ -71,7 +71,7 @@ impl Cache {
             };
             let pages = self.take_pages(self.node(id).n_pages(), device);
             let len = self.node(id).len();
-            device.bring_kv(&DeviceRows { pages: &pages, len }, Arc::clone(&rows));
+            device.bring_kv(&DeviceRows { pages: &pages, first_row: 0, len }, Arc::clone(&rows));
             let node = self.node_mut(id);
             node.pages = pages;
             if tier == Tier::Ram {
@@ -167,7 +167,7 @@ impl Cache {
     fn send(&self, id: NodeId, device: &mut dyn Device) -> Receiver<Rows> {
         let node = self.node(id);
         let room = || vec![0; self.shape.bytes(self.shape.layers, node.len())];
-        let rows = DeviceRows { pages: &node.pages, len: node.len() };
+        let rows = DeviceRows { pages: &node.pages, first_row: 0, len: node.len() };
         device.send_kv(0..self.shape.layers as u16, &rows, Rows { k: room(), v: room() })
     }
 

@@ -4,7 +4,9 @@
 //! rows are cut and what is told about them, never what an exact prompt computes.
 
 use super::{ChunkId, Kind, Repair, Reuse};
-use crate::device::MAX_SPANS;
+use crate::device::{MAX_MARKS, MAX_SPANS};
+
+const _: () = assert!(Composition::MAX_PIECES <= MAX_SPANS, "a piece is one span at most");
 
 /// A part of a prompt that is kept, and told about, by itself.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,9 +38,8 @@ pub struct Composition {
 }
 
 impl Composition {
-    /// Pieces of a prompt at most. A piece may begin with rows of several nodes, each a span, and the
-    /// answer has a span too.
-    pub const MAX_PIECES: usize = MAX_SPANS / 4;
+    /// Pieces of a prompt at most. A piece begins one span at most, and there is a mark at its end.
+    pub const MAX_PIECES: usize = MAX_MARKS;
 
     /// Joins the oldest pieces after the first, all of them exact, until there are few enough.
     pub(super) fn join_oldest(&mut self) {

@@ -47,7 +47,7 @@ impl Part {
     /// Rows at its home, standing somewhere.
     pub(super) fn span_of(&self, pages: &[PageId], position: usize, len: usize) -> Span {
         let pages = pages[..pages_for(len)].to_vec();
-        Span { pages, len, home_position: self.home, position }
+        Span { pages, first_row: 0, len, home_position: self.home, position }
     }
 }
 

@@ -130,7 +130,7 @@ fn copy_pages(
 ) {
     let copies = lane.take_pages(n_pages, cache, device);
     for (page, copy) in lane.parts[index].pages.iter_mut().zip(&copies) {
-        device.copy_page(*page, *copy);
+        device.copy_rows(*page, *copy, PAGE_ROWS);
         *page = *copy;
     }
     lane.repairs.pages.extend(copies);
@@ -157,14 +157,14 @@ fn most_deviating(
         let part = &lane.parts[*index];
         let len = part.range.len();
         let stored = &cache.node(part.node).pages;
-        let before = read_layer(device, shape, layer, &Rows { pages: stored, len });
-        let after = read_layer(device, shape, layer, &Rows { pages: &part.pages, len });
+        let before = read_layer(device, shape, layer, &Rows { pages: stored, first_row: 0, len });
+        let after = read_layer(device, shape, layer, &Rows { pages: &part.pages, first_row: 0, len });
         let row_len = 2 * shape.kv_width;
         let rows = before.chunks_exact(row_len).zip(after.chunks_exact(row_len));
         deviations.extend(rows.enumerate().map(|(row, (a, b))| (distance(a, b), *index, row)));
         // What the partial run wrote was for looking at only.
         for (from, to) in stored.iter().zip(&part.pages).take(pages_for(len)) {
-            device.copy_page(*from, *to);
+            device.copy_rows(*from, *to, PAGE_ROWS);
         }
     }
     let n = ((deviations.len() as f64 * share).ceil() as usize).min(deviations.len());
@@ -202,6 +202,7 @@ fn run_moved(
             key_positions: &key_positions,
             store_at: &store_at,
             spans: &spans,
+            marks: &[],
             outputs: Outputs::None,
         };
         device.run(ops, &Step { lanes: &[lane] })?;

@@ -30,6 +30,8 @@ pub(super) struct Sequence {
     pub(super) prompt_len: usize,
     pub(super) pieces: Vec<Piece>,
     pub(super) parts: Vec<Part>,
+    /// Where parts end.
+    marks: Vec<u32>,
     /// The part that is filled or waited for; all are ready where it is beyond them.
     pub(super) at: usize,
     pub(super) repairs: Repairs,
@@ -146,6 +148,7 @@ impl Sequence {
                 outputs: Outputs::None,
             },
             attention: Attention::new(parts.len()),
+            marks: parts.iter().map(|part| part.range.end as u32).collect(),
             settling: Some(Settling::new(&parts)),
             parts,
             speaker,
@@ -270,6 +273,7 @@ impl Sequence {
         if is_first {
             self.step.spans.push(Span {
                 pages: Vec::new(),
+                first_row: 0,
                 len: 0,
                 home_position: self.prompt_len,
                 position: self.prompt_len,
@@ -285,12 +289,14 @@ impl Sequence {
     pub(super) fn lane(&self) -> Option<Lane<'_>> {
         let Prepared { work, tokens, positions, key_positions, store_at, spans, outputs } =
             &self.step;
+        let marks = &self.marks;
         (*work != Work::Wait).then_some(Lane {
             tokens,
             positions,
             key_positions,
             store_at,
             spans,
+            marks,
             outputs: *outputs,
         })
     }

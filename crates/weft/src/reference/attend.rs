@@ -8,7 +8,7 @@
 
 use super::Reference;
 use super::math::{dot, widen};
-use crate::device::{Lane, MAX_SPANS, Step};
+use crate::device::{Lane, Step};
 use crate::dtype::Element;
 
 pub(super) fn run<E: Element>(device: &mut Reference<E>, step: &Step<'_>, layer: u16) {
@@ -26,7 +26,7 @@ pub(super) fn run<E: Element>(device: &mut Reference<E>, step: &Step<'_>, layer:
     }
 }
 
-/// Adds what the head that was just run gave to each span.
+/// Adds what the head that was just run gave to each stretch.
 fn add_shares<E: Element>(
     device: &mut Reference<E>,
     index: usize,
@@ -36,9 +36,8 @@ fn add_shares<E: Element>(
     let n_rows = lane.spans.iter().map(|span| span.rows_seen_from(position)).sum();
     let total: f32 = device.scratch.scores[..n_rows].iter().sum();
     let mut probabilities = device.scratch.scores.iter().map(|weight| weight / total);
-    let shares = &mut device.attention[index * MAX_SPANS..][..lane.spans.len()];
-    for (share, span) in shares.iter_mut().zip(lane.spans) {
-        let own = probabilities.by_ref().take(span.rows_seen_from(position));
+    for (share, rows) in device.attention[index].iter_mut().zip(lane.rows_of_stretches(position)) {
+        let own = probabilities.by_ref().take(rows);
         *share += own.map(|probability| probability * probability).sum::<f32>();
     }
 }

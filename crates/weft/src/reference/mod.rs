@@ -21,7 +21,7 @@ use half::bf16;
 
 use crate::config::Config;
 use crate::device::{
-    Buffer, Device, DeviceError, Limits, MAX_LANES, MAX_SPANS, Rows, Step, shares,
+    Buffer, Device, DeviceError, Limits, MAX_LANES, MAX_MARKS, Rows, Step, shares,
 };
 use crate::dtype::{Dtype, Element};
 use crate::kv::{PAGE_ROWS, PageId, Slot};
@@ -53,11 +53,9 @@ pub struct Reference<E> {
     buffers: Buffers<E>,
     /// f32 \[step_outputs\]\[vocab\]
     logits: Vec<f32>,
-    /// Attention of each lane's last token to its spans, summed over heads and layers,
-    /// f32 \[lanes\]\[spans\].
-    attention: Vec<f32>,
-    /// Spans of each lane of the last run.
-    n_spans: Vec<usize>,
+    /// Attention of each lane's last token to its stretches, summed over heads and layers,
+    /// f32 \[lanes\]\[stretches\].
+    attention: Vec<Vec<f32>>,
     scratch: Scratch,
 }
 
@@ -178,8 +176,7 @@ impl<E: Element> Reference<E> {
             kv: Kv::new(config, limits.pages),
             buffers: Buffers::new(config, limits.step_tokens),
             logits: vec![0.0; limits.step_outputs * config.vocab],
-            attention: vec![0.0; MAX_LANES * MAX_SPANS],
-            n_spans: Vec::with_capacity(MAX_LANES),
+            attention: (0..MAX_LANES).map(|_| Vec::with_capacity(MAX_MARKS + 1)).collect(),
             scratch: Scratch::new(config, &limits),
         })
     }
@@ -200,9 +197,10 @@ impl<E: Element> Device for Reference<E> {
 
     fn run(&mut self, ops: &[Op], step: &Step<'_>) -> Result<(), DeviceError> {
         step.check(&self.config, &self.limits);
-        self.attention.fill(0.0);
-        self.n_spans.clear();
-        self.n_spans.extend(step.lanes.iter().map(|lane| lane.spans.len()));
+        for (shares, lane) in self.attention.iter_mut().zip(step.lanes) {
+            shares.clear();
+            shares.resize(lane.marks.len() + 1, 0.0);
+        }
         for op in ops {
             match *op {
                 Op::Embed => embed::run(self, step),
@@ -223,7 +221,7 @@ impl<E: Element> Device for Reference<E> {
     }
 
     fn attention(&self, lane: usize) -> Vec<f32> {
-        shares(&self.attention[lane * MAX_SPANS..][..self.n_spans[lane]])
+        shares(&self.attention[lane])
     }
 
     fn kv_family(&self) -> String {
@@ -255,9 +253,10 @@ impl<E: Element> Device for Reference<E> {
         }
     }
 
-    fn copy_page(&mut self, from: PageId, to: PageId) {
+    fn copy_rows(&mut self, from: PageId, to: PageId, rows: usize) {
+        assert!(rows <= PAGE_ROWS, "{rows} rows of a page");
         let first = |page| page * PAGE_ROWS as Slot;
-        let len = PAGE_ROWS * self.kv.width;
+        let len = rows * self.kv.width;
         for layer in 0..self.config.layers as u16 {
             let from = self.kv.row(layer, first(from)).start;
             let to = self.kv.row(layer, first(to)).start;

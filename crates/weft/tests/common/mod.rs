@@ -5,8 +5,11 @@ pub mod conformance;
 pub mod golden;
 pub mod parity;
 
+use std::ops::Range;
+
 use weft::config::Config;
-use weft::device::{Device, Lane, Limits, Outputs, Span, Step};
+use weft::device::{Device, Lane, Limits, Outputs, Rows, Span, Step};
+use weft::dtype::Dtype;
 use weft::kv::{PAGE_ROWS, PageId, Slot, pages_for};
 use weft::plan::{Op, plan};
 
@@ -48,12 +51,13 @@ pub struct Work {
     pub key_positions: Vec<u32>,
     pub store_at: Vec<Slot>,
     pub spans: Vec<Span>,
+    pub marks: Vec<u32>,
     pub outputs: Outputs,
 }
 
 impl Work {
     /// `tokens` stored in their own span, after the spans that are there already. The span holds
-    /// `before` rows of earlier steps.
+    /// `before` rows of earlier steps. There is a mark between any two spans.
     pub fn new(tokens: &[u32], before: usize, mut left: Vec<Span>, own: Span) -> Self {
         let first = own.position + before;
         let own = Span { len: before + tokens.len(), ..own };
@@ -62,12 +66,14 @@ impl Work {
         let from_home = own.home_position + before;
         let key_positions = (from_home..from_home + tokens.len()).map(|p| p as u32).collect();
         left.push(own);
+        let marks = left[1..].iter().map(|span| span.position as u32).collect();
         Self {
             tokens: tokens.to_vec(),
             positions,
             key_positions,
             store_at,
             spans: left,
+            marks,
             outputs: Outputs::All,
         }
     }
@@ -79,6 +85,7 @@ impl Work {
             key_positions: &self.key_positions,
             store_at: &self.store_at,
             spans: &self.spans,
+            marks: &self.marks,
             outputs: self.outputs,
         }
     }
@@ -86,8 +93,13 @@ impl Work {
 
 /// A span at home, with room for `rows` rows from page `first` on.
 pub fn span(first: PageId, rows: usize, position: usize) -> Span {
-    let pages = (first..first + pages_for(rows) as PageId).collect();
-    Span { pages, len: rows, home_position: position, position }
+    span_from(first, 0, rows, position)
+}
+
+/// The same, from row `first_row` of the page on.
+pub fn span_from(first: PageId, first_row: usize, rows: usize, position: usize) -> Span {
+    let pages = (first..first + pages_for(first_row + rows) as PageId).collect();
+    Span { pages, first_row, len: rows, home_position: position, position }
 }
 
 /// Runs ops on lanes and gives the logits, a row for each output.
@@ -123,18 +135,42 @@ pub fn run_in_blocks(
 
 /// Fills every KV row with NaN, so that a row that should not be read shows in the result.
 pub fn poison(device: &mut dyn Device, config: &Config) {
-    let rows = device.limits().pages * PAGE_ROWS;
-    let nan = vec![f32::NAN; config.kv_width()];
+    let pages: Vec<PageId> = (0..device.limits().pages as PageId).collect();
+    let rows = Rows { pages: &pages, first_row: 0, len: pages.len() * PAGE_ROWS };
+    let n = config.layers * rows.len * config.kv_width();
+    let nan = match device.dtype() {
+        Dtype::F32 => f32::NAN.to_le_bytes().repeat(n),
+        Dtype::Bf16 => half::bf16::NAN.to_le_bytes().repeat(n),
+    };
+    device.write_kv(&rows, &nan, &nan);
+}
+
+/// Numbers in the rows of a span's first page that are before the span. They are finite, as the
+/// border promises, and so large that a device that takes them for rows of the span shows it.
+pub fn fill_before(device: &mut dyn Device, config: &Config, span: &Span) {
+    let (k, v) = (vec![100.0; config.kv_width()], vec![-5000.0; config.kv_width()]);
+    let first = span.slot(0) - span.first_row as Slot;
     for layer in 0..config.layers as u16 {
-        for slot in 0..rows as Slot {
-            device.write_kv_row(layer, slot, &nan, &nan);
-        }
+        (first..span.slot(0)).for_each(|slot| device.write_kv_row(layer, slot, &k, &v));
     }
 }
 
-/// Numbers of ordinary size in every row of a span, the same for the same seed.
+/// Numbers of ordinary size in every row of a span, the same for the same seed; and those of
+/// [`fill_before`].
 pub fn fill(device: &mut dyn Device, config: &Config, span: &Span, seed: u32) {
-    for row in 0..span.len {
+    fill_before(device, config, span);
+    fill_rows(device, config, span, 0..span.len, seed);
+}
+
+/// The former in some rows of a span.
+pub fn fill_rows(
+    device: &mut dyn Device,
+    config: &Config,
+    span: &Span,
+    rows: Range<usize>,
+    seed: u32,
+) {
+    for row in rows {
         for layer in 0..config.layers as u16 {
             let seed = seed.wrapping_add(row as u32 * 7 + u32::from(layer));
             let numbers = tokens(2 * config.kv_width(), seed, 4001);

@@ -3,9 +3,10 @@
 use proptest::prelude::*;
 use weft::config::Config;
 use weft::device::{Buffer, Device, Lane, Outputs, Span, Step};
+use weft::kv::{PAGE_ROWS, Slot};
 use weft::plan::{Op, plan};
 
-use super::{Work, fill, span, tokens};
+use super::{Work, fill, fill_before, span_from, tokens};
 
 /// What two devices may differ by, of the largest value: where sums are added in another order, and what the rounding of
 /// attention's weights, if any, does to sums of values.
@@ -87,10 +88,12 @@ pub fn compare(
     Ok(())
 }
 
-/// Gives our device the reference's keys and values in all rows the lanes see.
+/// Gives our device the reference's keys and values in all rows the lanes see, and in those before
+/// them in their pages.
 pub fn copy_rows(ours: &mut dyn Device, theirs: &dyn Device, works: &[Work], layer: u16) {
     for span in works.iter().flat_map(|work| &work.spans) {
-        for slot in (0..span.len).map(|row| span.slot(row)) {
+        let before = span.slot(0) - span.first_row as Slot..span.slot(0);
+        for slot in before.chain((0..span.len).map(|row| span.slot(row))) {
             let (k, v) = theirs.kv_row(layer, slot);
             ours.write_kv_row(layer, slot, &k, &v);
         }
@@ -101,10 +104,14 @@ pub fn copy_rows(ours: &mut dyn Device, theirs: &dyn Device, works: &[Work], lay
 pub type Layout = (Vec<(usize, usize)>, usize);
 
 /// Turns up to three layouts into work; old rows hold numbers of ordinary size, all else stays poisoned.
+/// Spans begin anywhere in their pages, and marks stand anywhere.
 pub fn works(config: &Config, theirs: &mut dyn Device, lanes: &[Layout], seed: u32) -> Vec<Work> {
     let mut page = 0;
     let mut take = |rows: usize, position: usize| {
-        let span = span(page, rows, position);
+        let first_row = tokens(1, seed ^ page, 2 * PAGE_ROWS)[0] as usize;
+        // Half of them begin with the page.
+        let first_row = if first_row < PAGE_ROWS { first_row } else { 0 };
+        let span = span_from(page, first_row, rows, position);
         page += span.pages.len() as u32;
         span
     };
@@ -125,7 +132,13 @@ pub fn works(config: &Config, theirs: &mut dyn Device, lanes: &[Layout], seed: u
         }
         let new = tokens(*n_new, seed.wrapping_add(lane as u32), config.vocab);
         let outputs = [Outputs::Last, Outputs::All, Outputs::None][lane];
-        works.push(Work { outputs, ..Work::new(&new, 0, left, take(*n_new, position)) });
+        let own = take(*n_new, position);
+        fill_before(theirs, config, &own);
+        let mut marks = tokens(5, seed.wrapping_sub(lane as u32), 200);
+        marks.retain(|mark| *mark > 0);
+        marks.sort_unstable();
+        marks.dedup();
+        works.push(Work { outputs, marks, ..Work::new(&new, 0, left, own) });
     }
     works
 }

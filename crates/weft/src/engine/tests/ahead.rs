@@ -35,6 +35,7 @@ impl Part {
             key_positions: std::slice::from_ref(&self.key_position),
             store_at: std::slice::from_ref(&self.slot),
             spans: &self.spans,
+            marks: &[],
             outputs: Outputs::Last,
         }
     }

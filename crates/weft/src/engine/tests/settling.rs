@@ -66,7 +66,7 @@ impl Slow {
     fn end_first(&mut self) {
         let Copy { pages, brings, .. } = self.copies.remove(0);
         if let Some((len, from)) = brings {
-            self.device.write_kv(&Rows { pages: &pages, len }, &from.k, &from.v);
+            self.device.write_kv(&Rows { pages: &pages, first_row: 0, len }, &from.k, &from.v);
         }
     }
 }

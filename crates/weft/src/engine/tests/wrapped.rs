@@ -33,8 +33,8 @@ macro_rules! wrapped {
             self.device.write_kv(rows, k, v);
         }
 
-        fn copy_page(&mut self, from: crate::kv::PageId, to: crate::kv::PageId) {
-            self.device.copy_page(from, to);
+        fn copy_rows(&mut self, from: crate::kv::PageId, to: crate::kv::PageId, rows: usize) {
+            self.device.copy_rows(from, to, rows);
         }
 
         fn read(&self, buffer: crate::device::Buffer) -> Vec<f32> {

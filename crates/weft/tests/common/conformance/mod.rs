@@ -2,6 +2,7 @@
 //! A device's own test file calls them with a way to make the device.
 
 mod kv_rows;
+mod one_span;
 mod repair;
 mod shares;
 mod sharing;
@@ -10,16 +11,19 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 use weft::config::Config;
 use weft::device::{Device, Limits, Outputs, Span};
+use weft::kv::PAGE_ROWS;
 use weft::plan::plan;
 
 use super::{
-    LIMITS, Work, config, config_with, max_difference, poison, run, run_in_blocks, span, tokens,
+    LIMITS, Work, config, config_with, fill_before, max_difference, poison, run, run_in_blocks,
+    span, span_from, tokens,
 };
 
 pub use kv_rows::{
     a_copied_page_is_the_page, rows_come_out_and_go_in_as_they_are,
-    rows_copied_elsewhere_give_the_same_bits,
+    rows_copied_elsewhere_give_the_same_bits, where_a_page_is_entered_does_not_show,
 };
+pub use one_span::{a_context_in_one_span_shows_no_cut, pages_that_lanes_share_in_part};
 pub use repair::{
     Unseen, a_row_repaired_in_a_moved_span_equals_one_there, repaired_rows_see_all_before_them,
 };
@@ -41,9 +45,32 @@ const SCALINGS: [&str; 3] = [
 ];
 
 fn poisoned(make: Make<'_>, config: &Config) -> Box<dyn Device> {
-    let mut device = make(config, LIMITS);
+    poisoned_with(make, config, LIMITS)
+}
+
+fn poisoned_with(make: Make<'_>, config: &Config, limits: Limits) -> Box<dyn Device> {
+    let mut device = make(config, limits);
     poison(&mut *device, config);
     device
+}
+
+/// Rows of a page that a span may begin with.
+fn first_row() -> impl Strategy<Value = usize> {
+    prop_oneof![Just(0), Just(1), Just(PAGE_ROWS - 1), 0..PAGE_ROWS]
+}
+
+/// Marks below `end`, wherever.
+fn marks(end: u32) -> impl Strategy<Value = Vec<u32>> {
+    prop::collection::btree_set(1..end, 0..12).prop_map(|marks| marks.into_iter().collect())
+}
+
+/// Logits of all lanes, and what each attended to.
+type Results = (Vec<Vec<f32>>, Vec<Vec<f32>>);
+
+/// Runs the plan on lanes.
+fn results(device: &mut dyn Device, config: &Config, works: &[Work]) -> Results {
+    let logits = run(device, &plan(config), works);
+    (logits, (0..works.len()).map(|lane| device.attention(lane)).collect())
 }
 
 /// Cuts of up to 150 tokens: sizes of parts, the last one as large as need be.
@@ -56,14 +83,17 @@ fn parts() -> impl Strategy<Value = Vec<usize>> {
 
 /// Prefill in any split equals prefill at once, bit for bit.
 pub fn a_prompt_cut_anywhere_gives_the_same_bits(make: Make<'_>) {
-    let cases = (1_usize..150, any::<u32>(), prop::sample::select(&FAMILIES[..]), parts());
+    let family = prop::sample::select(&FAMILIES[..]);
+    let cases = (1_usize..150, any::<u32>(), family, parts(), first_row());
     TestRunner::new(Cases::with_cases(20))
-        .run(&cases, |(n, seed, family, blocks)| {
+        .run(&cases, |(n, seed, family, blocks, first_row)| {
             let config = config(family);
             let prompt = tokens(n, seed, config.vocab);
-            let own = span(3, n, 0);
+            let own = span_from(3, first_row, n, 0);
             let run = |blocks: &[usize]| {
-                run_in_blocks(&mut *poisoned(make, &config), &config, &prompt, blocks, &own)
+                let mut device = poisoned(make, &config);
+                fill_before(&mut *device, &config, &own);
+                run_in_blocks(&mut *device, &config, &prompt, blocks, &own)
             };
             let at_once = run(&[n]);
             prop_assert!(at_once.iter().flatten().all(|logit| logit.is_finite()));
@@ -75,18 +105,24 @@ pub fn a_prompt_cut_anywhere_gives_the_same_bits(make: Make<'_>) {
 
 /// A batch of lanes equals each lane alone, bit for bit.
 pub fn neighbours_do_not_show(make: Make<'_>) {
-    let cases = (prop::collection::vec(1_usize..20, 2..=8), any::<u32>());
+    let cases = (prop::collection::vec((1_usize..20, first_row()), 2..=8), any::<u32>());
     TestRunner::new(Cases::with_cases(20))
-        .run(&cases, |(lengths, seed)| {
+        .run(&cases, |(lanes, seed)| {
             let config = config("qwen3");
             let ops = plan(&config);
-            let work = |(lane, n): (usize, &usize)| {
+            let work = |(lane, (n, first_row)): (usize, &(usize, usize))| {
+                let own = span_from(2 * lane as u32, *first_row, *n, 0);
                 let prompt = tokens(*n, seed.wrapping_add(lane as u32), config.vocab);
                 let outputs = [Outputs::All, Outputs::Last][lane % 2];
-                Work { outputs, ..Work::new(&prompt, 0, Vec::new(), span(lane as u32, *n, 0)) }
+                Work { outputs, ..Work::new(&prompt, 0, Vec::new(), own) }
             };
-            let works: Vec<Work> = lengths.iter().enumerate().map(work).collect();
-            let run = |works: &[Work]| run(&mut *poisoned(make, &config), &ops, works);
+            let works: Vec<Work> = lanes.iter().enumerate().map(work).collect();
+            let run = |works: &[Work]| {
+                let mut device = poisoned(make, &config);
+                let spans = works.iter().flat_map(|work| &work.spans);
+                spans.for_each(|span| fill_before(&mut *device, &config, span));
+                run(&mut *device, &ops, works)
+            };
             let alone: Vec<_> =
                 works.iter().flat_map(|work| run(std::slice::from_ref(work))).collect();
             prop_assert_eq!(run(&works), alone);
@@ -97,9 +133,10 @@ pub fn neighbours_do_not_show(make: Make<'_>) {
 
 /// Where a context is cut into spans does not show: each has pages of its own, partly used.
 pub fn cuts_between_spans_do_not_show(make: Make<'_>) {
-    let cases = (3_usize..150, any::<u32>(), parts());
+    let first_rows = prop::collection::vec(first_row(), 7);
+    let cases = (3_usize..150, any::<u32>(), parts(), first_rows);
     TestRunner::new(Cases::with_cases(20))
-        .run(&cases, |(n, seed, parts)| {
+        .run(&cases, |(n, seed, parts, first_rows)| {
             let config = config("llama");
             let ops = plan(&config);
             let prompt = tokens(n, seed, config.vocab);
@@ -111,11 +148,12 @@ pub fn cuts_between_spans_do_not_show(make: Make<'_>) {
             let mut spans: Vec<Span> = Vec::new();
             let mut logits = Vec::new();
             let (mut page, mut start) = (0, 0);
-            for part in parts {
+            for (part, first_row) in parts.into_iter().zip(first_rows) {
                 let end = (start + part).min(n);
                 if start < end {
-                    let own = span(page, end - start, start);
+                    let own = span_from(page, first_row, end - start, start);
                     page += own.pages.len() as u32;
+                    fill_before(&mut *device, &config, &own);
                     let work = Work::new(&prompt[start..end], 0, spans.clone(), own.clone());
                     logits.extend(run(&mut *device, &ops, &[work]));
                     spans.push(own);
@@ -169,7 +207,8 @@ fn after_moved_span(
     let document = tokens(80, 5, config.vocab);
     let query = tokens(9, 6, config.vocab);
     let mut device = poisoned(make, config);
-    let stored = span(0, document.len(), stored_at);
+    let stored = span_from(0, 21, document.len(), stored_at);
+    fill_before(&mut *device, config, &stored);
     run(&mut *device, &ops, &[Work::new(&document, 0, Vec::new(), stored.clone())]);
     let placed = Span { home_position: home, position, ..stored };
     let own = span(8, query.len(), position + document.len());

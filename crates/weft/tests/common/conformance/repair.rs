@@ -5,7 +5,9 @@ use weft::device::{Device, Limits, Outputs, Span};
 use weft::plan::plan;
 
 use super::{LIMITS, Make, SCALINGS, poisoned};
-use crate::common::{Work, config, config_with, max_difference, poison, run, span, tokens};
+use crate::common::{
+    Work, config, config_with, fill_before, max_difference, poison, run, span, span_from, tokens,
+};
 
 /// A row stored into a moved span, its key rotated for the span's home, equals the row stored there
 /// at its own position, within `tolerance` of the largest logit of a query after it; one whose key
@@ -42,7 +44,8 @@ fn after_repair(
 ) -> Vec<f32> {
     let ops = plan(config);
     let document = tokens(80, 5, config.vocab);
-    let stored = span(0, document.len(), home);
+    let stored = span_from(0, 37, document.len(), home);
+    fill_before(device, config, &stored);
     run(device, &ops, &[Work::new(&document, 0, Vec::new(), stored.clone())]);
     let placed = Span { position, ..stored };
     let mut repair = Work::new(&document[10..70], 10, Vec::new(), placed.clone());
@@ -97,7 +100,7 @@ pub fn repaired_rows_see_all_before_them(make: Make<'_>, unseen: Unseen) {
 
 /// Where the document of 150 rows stands, behind 30 others.
 fn places() -> [Span; 2] {
-    [span(0, 30, 0), Span { position: 30, ..span(1, 150, 200) }]
+    [span(0, 30, 0), Span { position: 30, ..span_from(1, 9, 150, 200) }]
 }
 
 /// A device that holds both, the document prefilled alone at home. One of its rows may be poison;
@@ -108,6 +111,7 @@ fn moved_document(make: Make<'_>, config: &Config, poison: Option<usize>) -> Box
     let at_home = Span { position: document.home_position, ..document.clone() };
     for (seed, span) in [system, at_home].into_iter().enumerate() {
         let tokens = tokens(span.len, seed as u32, config.vocab);
+        fill_before(&mut *device, config, &span);
         run(&mut *device, &plan(config), &[Work::new(&tokens, 0, Vec::new(), span)]);
     }
     let nan = vec![f32::NAN; config.kv_width()];
@@ -133,5 +137,6 @@ fn repair(config: &Config, rows: &[usize]) -> Work {
         store_at: rows.iter().map(|row| document.slot(*row)).collect(),
         outputs: Outputs::All,
         spans,
+        marks: Vec::new(),
     }
 }
