@@ -1,5 +1,5 @@
-//! Answers of a thousand tokens through the engine on the GPU: the same bits twice, with the context
-//! computed or kept, alone or beside other lanes, as a graph or as one kernel.
+//! Answers through the engine on the GPU: the same bits twice, with the context computed or kept, cut
+//! anywhere, alone or beside other lanes, by single launches, as a graph or as one kernel.
 //!
 //! Without a GPU each test says so and passes, unless `WEFT_REQUIRE_GPU=1`.
 
@@ -10,11 +10,12 @@ mod gpu;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
+use common::exact::{Size, answers_are_the_cold_ones};
 use common::tokens;
 use gpu::gpu_is_there;
 use weft::chunk::{Composition, Kind, Piece, Repair};
 use weft::config::Config;
-use weft::device::{Limits, MAX_LANES};
+use weft::device::{Device, Limits, MAX_LANES};
 use weft::engine::{Engine, Request, Token};
 use weft::model::Model;
 use weft::sampling::Sampling;
@@ -35,11 +36,17 @@ fn model() -> Model {
     Model::random(config, 3, Arc::new(tokenizer))
 }
 
-fn engine(model: &Model, launches: Launches) -> Engine {
-    let options = Options { launches, ..Options::new(LIMITS) };
-    let device = CudaDevice::new(&model.config, &*model.weights, options).unwrap();
-    Engine::new(model, Box::new(device))
+fn device(model: &Model, launches: Launches, limits: Limits) -> Box<dyn Device> {
+    let options = Options { launches, ..Options::new(limits) };
+    Box::new(CudaDevice::new(&model.config, &*model.weights, options).unwrap())
 }
+
+fn engine(model: &Model, launches: Launches) -> Engine {
+    Engine::new(model, device(model, launches, LIMITS))
+}
+
+/// Two devices of a process must not run long contexts at the same time (`sent.cuh`).
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// A system prompt, two documents and a question of its own.
 fn prompt(question: u32) -> Composition {
@@ -90,8 +97,6 @@ fn said_every_way(model: &Model, launches: Launches, sampling: &Sampling) -> Vec
 }
 
 fn the_same_bits_every_way(sampling: &Sampling) {
-    // Two devices of a process must not run long contexts at the same time (`sent.cuh`).
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     if !gpu_is_there() {
         return;
     }
@@ -122,4 +127,22 @@ fn a_thousand_tokens_are_the_same() {
 #[test]
 fn a_thousand_tokens_have_the_same_log_probabilities() {
     the_same_bits_every_way(&Sampling { logprobs: Some(4), ..drawn() });
+}
+
+/// Prompts that share prefixes of any length, kept in pages, memory and files, by every kind of launch; the truth
+/// is by single launches, cold and alone.
+#[test]
+fn an_exact_answer_is_the_cold_one_whatever_is_kept() {
+    if !gpu_is_there() {
+        return;
+    }
+    let _alone = ONE_AT_A_TIME.lock();
+    let model = model();
+    let limits = Limits { step_tokens: 512, step_outputs: MAX_LANES, positions: 1600, pages: 110 };
+    let size = Size { limits, rounds: 8, longest_prompt: 1200, longest_answer: 150 };
+    let truth = |limits| device(&model, Launches::Ops, limits);
+    for (seed, launches) in (0..).zip([Launches::Graph, Launches::Persistent, Launches::Auto]) {
+        let make = |limits| device(&model, launches, limits);
+        answers_are_the_cold_ones(&model, &make, &truth, size, seed);
+    }
 }

@@ -21,13 +21,14 @@ pub const fn pages_for(rows: usize) -> usize {
     rows.div_ceil(PAGE_ROWS)
 }
 
-/// The free pages of a device.
+/// The pages of a device, and how many hold each. A page is free when nobody holds it.
 #[derive(Debug)]
 pub struct PagePool {
     /// Handed out from the front and taken back at the end: a page that was just left may still be
     /// copied from, and one that was left long ago is not.
     free: VecDeque<PageId>,
-    total: usize,
+    /// How many hold each page.
+    holders: Vec<u32>,
 }
 
 /// More pages were asked for than are free.
@@ -46,28 +47,49 @@ impl PagePool {
     /// A pool of pages `0..total`, all free.
     pub fn new(total: usize) -> Self {
         let total_id = PageId::try_from(total).expect("page numbers fit PageId");
-        Self { free: (0..total_id).collect(), total }
+        Self { free: (0..total_id).collect(), holders: vec![0; total] }
     }
 
     /// Whether `wanted` pages are free.
     pub fn check(&self, wanted: usize) -> Result<(), OutOfPages> {
         let free = self.free.len();
         if wanted > free {
-            return Err(OutOfPages { wanted, free, total: self.total });
+            return Err(OutOfPages { wanted, free, total: self.total() });
         }
         Ok(())
     }
 
-    /// Takes `wanted` pages, or none at all.
+    /// Takes `wanted` pages, or none at all. The caller holds them.
     pub fn take(&mut self, wanted: usize) -> Result<Vec<PageId>, OutOfPages> {
         self.check(wanted)?;
-        Ok(self.free.drain(..wanted).collect())
+        let pages: Vec<PageId> = self.free.drain(..wanted).collect();
+        pages.iter().for_each(|page| self.holders[*page as usize] = 1);
+        Ok(pages)
     }
 
-    /// Gives pages back.
+    /// One more holds these pages, which others hold already.
+    pub fn hold(&mut self, pages: &[PageId]) {
+        for page in pages {
+            debug_assert!(self.holders(*page) > 0, "page {page} is free");
+            self.holders[*page as usize] += 1;
+        }
+    }
+
+    /// One fewer holds these pages.
     pub fn give_back(&mut self, pages: impl IntoIterator<Item = PageId>) {
-        self.free.extend(pages);
-        debug_assert!(self.free.len() <= self.total, "more pages came back than were taken");
+        for page in pages {
+            let holders = &mut self.holders[page as usize];
+            debug_assert!(*holders > 0, "page {page} came back twice");
+            *holders -= 1;
+            if *holders == 0 {
+                self.free.push_back(page);
+            }
+        }
+    }
+
+    /// How many hold a page.
+    pub fn holders(&self, page: PageId) -> u32 {
+        self.holders[page as usize]
     }
 
     /// Free pages.
@@ -77,7 +99,7 @@ impl PagePool {
 
     /// All pages.
     pub fn total(&self) -> usize {
-        self.total
+        self.holders.len()
     }
 }
 
@@ -93,6 +115,17 @@ mod tests {
         assert_eq!(pool.free(), 1);
         pool.give_back([0, 1]);
         assert_eq!(pool.take(3), Ok(vec![2, 0, 1]), "what was left last comes last");
+    }
+
+    #[test]
+    fn a_page_is_free_when_the_last_holder_gives_it_back() {
+        let mut pool = PagePool::new(2);
+        let pages = pool.take(2).unwrap();
+        pool.hold(&pages[..1]);
+        pool.give_back(pages.iter().copied());
+        assert_eq!((pool.free(), pool.holders(0), pool.holders(1)), (1, 1, 0));
+        pool.give_back([0]);
+        assert_eq!(pool.free(), 2);
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod common;
 use std::path::Path;
 use std::sync::Arc;
 
+use common::exact::{Size, answers_are_the_cold_ones};
 use weft::config::Config;
 use weft::device::{Limits, MAX_LANES};
 use weft::engine::{Engine, Event, FinishReason, GenerateError, Request, RequestError, Token};
@@ -285,4 +286,16 @@ fn a_ninth_lane_waits_and_padding_is_never_drawn() {
     }
     assert_eq!(done, MAX_LANES);
     engine.add(Request::new(prompt(3, 9), greedy(4))).unwrap();
+}
+
+/// In 40 pages, so that much is evicted, brought back and computed anew.
+#[test]
+fn an_exact_answer_is_the_cold_one_whatever_is_kept() {
+    let model = model();
+    let limits = Limits { step_tokens: 96, step_outputs: MAX_LANES + 3, positions: 512, pages: 40 };
+    let size = Size { limits, rounds: 6, longest_prompt: 400, longest_answer: 40 };
+    let make = |limits| reference::open(&model.config, &*model.weights, limits).unwrap();
+    for seed in 0..4 {
+        answers_are_the_cold_ones(&model, &make, &make, size, seed);
+    }
 }

@@ -29,7 +29,7 @@ pub(crate) use self::prefix::{Prefix, rows_key};
 pub use self::stats::{CacheStats, TierStats};
 pub(crate) use self::tiers::Gone;
 
-/// A match of only a few tokens at the begin of a node is not worth a span of its own.
+/// A match of only a few tokens at the beginning of a node is not worth copying a page for.
 const LEAST_PARTIAL_MATCH: usize = 32;
 
 /// Where rows may be kept, and how much of them.
@@ -90,8 +90,19 @@ pub(crate) struct NewNode {
     pub(crate) parent: KvKey,
     pub(crate) home: usize,
     pub(crate) tokens: Vec<u32>,
+    /// Rows of the first page that stand before its own.
+    pub(crate) lead: usize,
     pub(crate) chunk: Option<ChunkId>,
     pub(crate) is_public: bool,
+}
+
+/// Where a node's rows begin in its first page.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Begin {
+    /// Rows of the page that stand before its own.
+    pub(crate) lead: usize,
+    /// The page, if it is the last one of the rows before, and has been taken with them.
+    pub(crate) page: Option<PageId>,
 }
 
 impl Cache {
@@ -151,8 +162,13 @@ impl Cache {
     fn free_or_evictable(&self, held: &[NodeId]) -> usize {
         let is_evictable =
             |(id, node): &(&NodeId, &Node)| node.is_evictable() && !held.contains(id);
-        let evictable = self.nodes.iter().filter(is_evictable);
-        self.pool.free() + evictable.map(|(_, node)| node.pages.len()).sum::<usize>()
+        let mut evictable: HashMap<PageId, u32> = HashMap::new();
+        for (_, node) in self.nodes.iter().filter(is_evictable) {
+            node.pages.iter().for_each(|page| *evictable.entry(*page).or_default() += 1);
+        }
+        // A page is free once all that hold it let go.
+        let is_freed = |(page, holders): &(&PageId, &u32)| self.pool.holders(**page) == **holders;
+        self.pool.free() + evictable.iter().filter(is_freed).count()
     }
 
     /// Whether pages could be promised, if the nodes `held` were in use. Holding nodes alone may be
@@ -201,15 +217,54 @@ impl Cache {
         self.pool.give_back(pages);
     }
 
+    /// A lane reads pages: they are not free while it does, whatever becomes of their nodes.
+    pub(crate) fn hold_pages(&mut self, pages: &[PageId]) {
+        self.pool.hold(pages);
+    }
+
+    /// Promised pages for rows that begin somewhere in a page.
+    fn take_pages_from(
+        &mut self,
+        begin: Begin,
+        rows: usize,
+        device: &mut dyn Device,
+    ) -> Vec<PageId> {
+        let first = begin.page.filter(|_| begin.lead > 0);
+        self.pool.hold(first.as_slice());
+        let n_pages = pages_for(begin.lead + rows) - first.iter().len();
+        let more = self.take_pages(n_pages, device);
+        first.into_iter().chain(more).collect()
+    }
+
     /// A node for tokens that a lane will compute, in promised pages.
     pub(crate) fn insert(
         &mut self,
         new: NewNode,
+        begins_in: Option<PageId>,
         filler: LaneId,
         device: &mut dyn Device,
     ) -> NodeId {
-        let pages = self.take_pages(pages_for(new.tokens.len()), device);
+        let begin = Begin { lead: new.lead, page: begins_in };
+        let pages = self.take_pages_from(begin, new.tokens.len(), device);
         self.add_node(new, pages, 0, Some(filler))
+    }
+
+    /// Has nodes that end in page `from` end in page `to` instead, which holds the same rows and more:
+    /// one page is enough for both. Nothing is done if other nodes need `from` all the same.
+    pub(crate) fn move_ends(&mut self, nodes: &[NodeId], from: PageId, to: PageId) {
+        let needs =
+            |node: &Node| node.pages.first() == Some(&from) || node.pages.last() == Some(&from);
+        if self.nodes.iter().any(|(id, node)| needs(node) && !nodes.contains(id)) {
+            return;
+        }
+        for id in nodes {
+            let node = self.nodes.get_mut(id).expect("a lane's nodes live as long as the lane");
+            if let Some(last) = node.pages.last_mut().filter(|last| **last == from) {
+                *last = to;
+                self.pool.hold(&[to]);
+                self.pool.give_back([from]);
+            }
+        }
     }
 
     /// A node of rows that a lane has computed in pages of its own, unless there are such rows.
@@ -220,7 +275,9 @@ impl Cache {
             return;
         }
         let id = self.add_node(new, pages, filled, None);
-        self.node_mut(id).cost = cost;
+        let node = self.node_mut(id);
+        node.cost = cost;
+        node.has_lead = true;
         self.hold(id);
         self.let_go(id);
     }
@@ -232,11 +289,13 @@ impl Cache {
         filled: usize,
         filler: Option<LaneId>,
     ) -> NodeId {
-        let NewNode { parent, home, tokens, chunk, is_public } = new;
+        let NewNode { parent, home, tokens, lead, chunk, is_public } = new;
         let node = Node {
             parent,
             home,
             tokens,
+            lead,
+            has_lead: lead == 0,
             chunk,
             pages,
             filled,
@@ -386,16 +445,19 @@ impl Cache {
         }
     }
 
-    /// Panics unless every page is in one place and every figure adds up.
+    /// Panics unless every page has the holders that are counted and every figure adds up.
     #[cfg(test)]
     pub(crate) fn check(&self, elsewhere: &[PageId]) {
-        let mut pages: Vec<PageId> = self.nodes.values().flat_map(|n| n.pages.clone()).collect();
-        pages.extend(elsewhere);
-        let n_pages = pages.len();
-        pages.sort_unstable();
-        pages.dedup();
-        assert_eq!(pages.len(), n_pages, "a page in two places");
-        assert_eq!(n_pages + self.pool.free(), self.pool.total(), "a page is lost");
+        let mut holders = vec![0; self.pool.total()];
+        let nodes = self.nodes.values().flat_map(|node| &node.pages);
+        nodes.chain(elsewhere).for_each(|page| holders[*page as usize] += 1);
+        let counted: Vec<u32> =
+            (0..).map(|page| self.pool.holders(page)).take(holders.len()).collect();
+        assert_eq!(counted, holders, "holders of pages");
+        assert_eq!(holders.iter().filter(|n| **n == 0).count(), self.pool.free());
+        for node in self.nodes.values().filter(|node| !node.pages.is_empty()) {
+            assert_eq!(node.pages.len(), node.n_pages(), "pages of a node");
+        }
         let in_ram = self.nodes.values().filter(|n| n.ram.is_some());
         let ram: u64 = in_ram.map(|n| self.shape.node_bytes(n)).sum();
         assert_eq!(ram, self.ram_used);

@@ -5,6 +5,7 @@ use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use crate::chunk::{ChunkId, Tier};
+use crate::device::Rows as DeviceRows;
 use crate::engine::LaneId;
 use crate::kv::{PageId, pages_for};
 use crate::store::{KvKey, Rows};
@@ -21,6 +22,11 @@ pub(crate) struct Node {
     /// The position that the first row's key was rotated for: the length of what it attended to.
     pub(crate) home: usize,
     pub(crate) tokens: Vec<u32>,
+    /// Rows of the first page that stand before the node's own: copies of what it attended to, so that
+    /// a page holds the rows of 64 positions. Told by the parent; known once there are pages.
+    pub(crate) lead: usize,
+    /// Whether those rows are there.
+    pub(crate) has_lead: bool,
     /// The library's chunk that the tokens came from, where one is known.
     pub(crate) chunk: Option<ChunkId>,
     /// The device's pages; none where the rows are elsewhere.
@@ -84,7 +90,12 @@ impl Node {
     }
 
     pub(crate) fn n_pages(&self) -> usize {
-        pages_for(self.len())
+        pages_for(self.lead + self.len())
+    }
+
+    /// Its rows in the device's pages.
+    pub(super) fn rows(&self) -> DeviceRows<'_> {
+        DeviceRows { pages: &self.pages, first_row: self.lead, len: self.len() }
     }
 
     /// The fastest place that has the rows.
@@ -104,6 +115,6 @@ impl Node {
     }
 
     pub(super) fn cost_per_page(&self) -> f64 {
-        self.cost.as_secs_f64() * 1e6 / self.n_pages().max(1) as f64
+        self.cost.as_secs_f64() * 1e6 / pages_for(self.len()).max(1) as f64
     }
 }

@@ -80,8 +80,9 @@ impl World {
         self.marks += 1;
         let tokens = vec![self.marks; len];
         let parent = self.cache.root().key();
-        let new = NewNode { parent, home: 0, tokens, chunk: None, is_public: true };
-        let id = self.cache.insert(new, LaneId(0), &mut *self.device);
+        let (home, lead, chunk) = (0, 0, None);
+        let new = NewNode { parent, home, tokens, lead, chunk, is_public: true };
+        let id = self.cache.insert(new, None, LaneId(0), &mut *self.device);
         self.cache.hold(id);
         let mark = self.marks as f32;
         for slot in self.rows(id) {
@@ -109,7 +110,7 @@ impl World {
             return;
         }
         self.cache.hold(id);
-        self.cache.bring(id, &mut *self.device).unwrap();
+        self.cache.bring(id, Begin::default(), &mut *self.device).unwrap();
         let pages = self.cache.node(id).pages.clone();
         let known = self.known.get_mut(&id).unwrap();
         known.holds += 1;
@@ -253,7 +254,7 @@ fn what_is_dear_does_not_stay_for_ever() {
 }
 
 #[test]
-fn a_match_is_whole_or_worth_a_span() {
+fn a_match_is_whole_or_worth_a_page() {
     let mut world = World::new(0, None);
     world.add(100, 10);
     let parent = world.cache.root().key();
@@ -266,7 +267,8 @@ fn a_match_is_whole_or_worth_a_span() {
     assert_eq!(longest(&of(31, 20)), None);
     assert_eq!(longest(&of(0, 20)), None);
     assert_eq!(world.cache.longest(&rows_key(&parent, &[1]), &of(100, 0)), None);
-    let new = NewNode { parent, home: 0, tokens: of(50, 9), chunk: None, is_public: true };
+    let (tokens, chunk) = (of(50, 9), None);
+    let new = NewNode { parent, home: 0, tokens, lead: 0, chunk, is_public: true };
     world.cache.promise(1, &[]).unwrap();
     let pages = world.cache.take_pages(1, &mut *world.device);
     world.cache.adopt(new, pages, Duration::ZERO);

@@ -9,9 +9,9 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use super::node::{InRam, received};
-use super::{Cache, CacheStats, Node, NodeId, TierStats, Worth, rows_key};
+use super::{Begin, Cache, CacheStats, Node, NodeId, TierStats, Worth, rows_key};
 use crate::chunk::Tier;
-use crate::device::{Device, MAX_LANES, Rows as DeviceRows};
+use crate::device::{Device, MAX_LANES};
 use crate::store::{Header, Put, Rows, Store, StoreStats};
 
 /// Rows that were to be brought turned out not to be there: they have to be computed.
@@ -40,6 +40,8 @@ impl Cache {
                 parent: header.parent,
                 home: header.home_position,
                 tokens: header.tokens,
+                lead: 0,
+                has_lead: false,
                 chunk: None,
                 pages: Vec::new(),
                 filled,
@@ -60,6 +62,7 @@ impl Cache {
     pub(crate) fn bring(
         &mut self,
         id: NodeId,
+        begin: Begin,
         device: &mut dyn Device,
     ) -> Result<(Tier, Duration), Gone> {
         let start = Instant::now();
@@ -69,11 +72,12 @@ impl Cache {
                 Some(ram) => ram.rows(),
                 None => Arc::new(self.read_file(id)?),
             };
-            let pages = self.take_pages(self.node(id).n_pages(), device);
-            let len = self.node(id).len();
-            device.bring_kv(&DeviceRows { pages: &pages, first_row: 0, len }, Arc::clone(&rows));
+            let pages = self.take_pages_from(begin, self.node(id).len(), device);
             let node = self.node_mut(id);
             node.pages = pages;
+            node.lead = begin.lead;
+            node.has_lead = begin.lead == 0;
+            device.bring_kv(&node.rows(), Arc::clone(&rows));
             if tier == Tier::Ram {
                 node.ram = Some(InRam::There(rows));
                 self.stats.brought_from_ram += 1;
@@ -167,8 +171,8 @@ impl Cache {
     fn send(&self, id: NodeId, device: &mut dyn Device) -> Receiver<Rows> {
         let node = self.node(id);
         let room = || vec![0; self.shape.bytes(self.shape.layers, node.len())];
-        let rows = DeviceRows { pages: &node.pages, first_row: 0, len: node.len() };
-        device.send_kv(0..self.shape.layers as u16, &rows, Rows { k: room(), v: room() })
+        let layers = 0..self.shape.layers as u16;
+        device.send_kv(layers, &node.rows(), Rows { k: room(), v: room() })
     }
 
     /// Moves what is worth least out of main memory until there is room; false where there cannot be.
@@ -177,9 +181,10 @@ impl Cache {
             return false;
         }
         while self.ram_used + needed > self.tiers.ram_bytes {
-            let Some(victim) = self.least(|node| node.ram.is_some() && !node.pinned) else {
-                return false;
-            };
+            // Rows that a lane is about to bring have no other place.
+            let is_in_use = |node: &Node| node.users > 0 && node.pages.is_empty();
+            let may_go = |node: &Node| node.ram.is_some() && !node.pinned && !is_in_use(node);
+            let Some(victim) = self.least(may_go) else { return false };
             self.evict_from_ram(victim);
         }
         true

@@ -9,7 +9,7 @@ use super::parts::Part;
 use super::sequence::{Scores, Sequence, Work};
 use super::{Event, Results};
 use crate::cache::Cache;
-use crate::device::Outputs;
+use crate::device::{Device, Outputs};
 use crate::sampling::SamplingError;
 use crate::tokenizer::Tokenizer;
 
@@ -26,8 +26,8 @@ impl Sequence {
         left(self.at) + self.parts_after(cache).map(left).sum::<usize>()
     }
 
-    /// The parts after the one at hand that go on where it ends. What each row of them sees is then told by its
-    /// position alone.
+    /// The parts after the one at hand that go on where it ends, in the same page. What each row of
+    /// them sees is then told by its position alone.
     fn parts_after(&self, cache: &Cache) -> impl Iterator<Item = usize> {
         let sees_all = |index: usize| {
             let part: &Part = &self.parts[index];
@@ -36,7 +36,10 @@ impl Sequence {
         let goes_on = move |index: usize| {
             let node = cache.node(self.parts[index].node);
             let is_own = node.filler.is_none_or(|filler| filler == self.id);
-            sees_all(index) && is_own && node.filled == 0 && !self.repairs.is_due(index)
+            let part = &self.parts[index];
+            let needs_copy = part.lead > 0 && part.pages[0] != self.parts[index - 1].last_page();
+            let can_follow = is_own && node.filled == 0 && !needs_copy;
+            sees_all(index) && can_follow && !self.repairs.is_due(index)
         };
         // Rows whose logits are wanted are told apart by their part.
         let is_plain = !self.speaker.echoes() && self.scores.is_none() && sees_all(self.at);
@@ -44,10 +47,11 @@ impl Sequence {
         after.take_while(move |index| goes_on(*index))
     }
 
-    pub(super) fn prepare_fill(&mut self, n: usize, cache: &mut Cache) {
+    pub(super) fn prepare_fill(&mut self, n: usize, cache: &mut Cache, device: &mut dyn Device) {
         self.step.clear(Work::Fill);
         let sees = self.parts[self.at].sees;
-        self.step.spans = self.parts[..sees].iter().map(Part::span).collect();
+        self.step.spans.clear();
+        self.parts[..sees].iter().for_each(|part| part.add_to(&mut self.step.spans));
         let after: Vec<usize> = self.parts_after(cache).collect();
         let mut ends_prompt = false;
         for index in std::iter::once(self.at).chain(after) {
@@ -55,17 +59,17 @@ impl Sequence {
             if left == 0 {
                 break;
             }
+            self.complete_pages(index + 1, cache, device);
             let part = &self.parts[index];
             let node = cache.node_mut(part.node);
             node.filler = Some(self.id);
             let rows = node.filled..part.range.len().min(node.filled + left);
-            // While it is computed a part stands at home, after what it may see.
-            let own = part.span_of(&node.pages, part.home, rows.end);
             for row in rows.clone() {
                 let position = part.home + row;
-                self.step.push(node.tokens[row], position, position, own.slot(row));
+                self.step.push(node.tokens[row], position, position, part.slot(row));
             }
-            self.step.spans.push(own);
+            // While it is computed a part stands at home, after what it may see.
+            part.add_rows_to(&mut self.step.spans, part.home, rows.end);
             ends_prompt =
                 index + 1 == self.parts.len() && rows.end == part.range.len() && !part.is_moved();
         }

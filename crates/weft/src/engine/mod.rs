@@ -381,10 +381,10 @@ impl Engine {
         }
     }
 
-    /// Pages that lanes hold beside their nodes'.
+    /// Pages that lanes hold.
     #[cfg(test)]
     fn lane_pages(&self) -> Vec<crate::kv::PageId> {
-        self.lanes.iter().flat_map(Sequence::own_pages).collect()
+        self.lanes.iter().flat_map(Sequence::pages).collect()
     }
 
     /// Takes out the lanes that are done, cancelled or failed; what they computed is kept.

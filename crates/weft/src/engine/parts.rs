@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use super::LaneId;
 use super::placement::{Place, Placement};
-use crate::cache::{Cache, Gone, NewNode, NodeId};
+use crate::cache::{Begin, Cache, Gone, NewNode, NodeId};
 use crate::chunk::{Composition, Repair, Reuse, Tier};
 use crate::device::{Device, Span};
-use crate::kv::{OutOfPages, PageId, pages_for};
+use crate::kv::{OutOfPages, PAGE_ROWS, PageId, Slot, pages_for};
 use crate::store::KvKey;
 
 /// A stretch of the prompt whose rows lie together.
@@ -19,9 +19,11 @@ pub(super) struct Part {
     pub(super) range: Range<usize>,
     /// The position its first key is rotated for.
     pub(super) home: usize,
-    /// How many parts at the begin of the prompt it sees while it is computed.
+    /// How many parts at the beginning of the prompt it sees while it is computed.
     pub(super) sees: usize,
-    /// The node's pages, or, where rows are repaired, copies.
+    /// Rows of its first page that belong to what it sees.
+    pub(super) lead: usize,
+    /// The pages of its rows, which the lane holds: the node's, or, if rows are repaired, copies.
     pub(super) pages: Vec<PageId>,
     /// Where the rows were; none if this lane computes them, or waits for one that does.
     pub(super) source: Option<Tier>,
@@ -39,25 +41,66 @@ impl Part {
         self.range.start != self.home
     }
 
-    /// Its rows where they stand in the prompt.
-    pub(super) fn span(&self) -> Span {
-        self.span_of(&self.pages, self.range.start, self.range.len())
+    /// The page that its last row lies in.
+    pub(super) fn last_page(&self) -> PageId {
+        *self.pages.last().expect("a part has rows")
     }
 
-    /// Rows at its home, standing somewhere.
-    pub(super) fn span_of(&self, pages: &[PageId], position: usize, len: usize) -> Span {
-        let pages = pages[..pages_for(len)].to_vec();
-        Span { pages, first_row: 0, len, home_position: self.home, position }
+    /// Where row `row` lies.
+    pub(super) fn slot(&self, row: usize) -> Slot {
+        let row = self.lead + row;
+        self.pages[row / PAGE_ROWS] * PAGE_ROWS as Slot + (row % PAGE_ROWS) as Slot
     }
+
+    /// Its rows where they stand in the prompt, after those of the parts before.
+    pub(super) fn add_to(&self, spans: &mut Vec<Span>) {
+        self.add_rows_to(spans, self.range.start, self.range.len());
+    }
+
+    /// Its first `len` rows, standing somewhere. Rows at home go on with the span before them.
+    pub(super) fn add_rows_to(&self, spans: &mut Vec<Span>, position: usize, len: usize) {
+        let pages = &self.pages[..pages_for(self.lead + len)];
+        let goes_on = |span: &&mut Span| {
+            let is_at_home = span.position == span.home_position && position == self.home;
+            is_at_home && span.position + span.len == position
+        };
+        match spans.last_mut().filter(goes_on) {
+            Some(span) => {
+                debug_assert_eq!((span.first_row + span.len) % PAGE_ROWS, self.lead);
+                extend(span, pages, len);
+            }
+            None => spans.push(Span {
+                pages: pages.to_vec(),
+                first_row: self.lead,
+                len,
+                home_position: self.home,
+                position,
+            }),
+        }
+    }
+}
+
+/// Adds rows to the end of a span: the first of their pages is the span's last, or holds the rows of
+/// that too.
+pub(super) fn extend(span: &mut Span, pages: &[PageId], len: usize) {
+    span.pages.truncate((span.first_row + span.len) / PAGE_ROWS);
+    span.pages.extend(pages);
+    span.len += len;
 }
 
 /// What a lane holds: its parts, and the pages it may still take.
 pub(super) struct Holding {
     pub(super) parts: Vec<Part>,
-    /// What the answer attends to.
-    pub(super) end: KvKey,
+    pub(super) answer: AnswerPlace,
     /// Pages for repairs and for the answer.
     pub(super) promised: usize,
+}
+
+/// Where the answer's rows go.
+pub(super) struct AnswerPlace {
+    /// What the answer attends to.
+    pub(super) parent: KvKey,
+    pub(super) begin: Begin,
 }
 
 /// How many pages a request needs: for its prompt, and later.
@@ -71,11 +114,12 @@ impl Need {
         let moved = placement.places.iter().filter(|place| place.is_moved());
         let repaired = |place: &Place| match composition.repair {
             Repair::None => 0,
-            Repair::Link(tokens) => pages_for(tokens.min(place.range.len())),
-            Repair::Blend(_) => pages_for(place.range.len()),
+            Repair::Link(tokens) => pages_for(place.lead + tokens.min(place.range.len())),
+            Repair::Blend(_) => pages_for(place.lead + place.range.len()),
         };
         let repairs: usize = moved.map(repaired).sum();
-        Self { prompt: placement.n_pages(cache), later: repairs + pages_for(answer) }
+        let (prompt, answer) = placement.n_pages(cache, answer);
+        Self { prompt, later: repairs + answer }
     }
 }
 
@@ -95,11 +139,10 @@ impl Policy {
     pub(super) const COLD: Self = Self { limit: 0, keeps: false, answers: true };
 }
 
-/// Where a prompt's rows come from, and the pages that takes; an error where there is no room now.
+/// Where a prompt's rows come from, and the pages that takes; an error if there is no room now.
 ///
-/// Kept rows fill their last pages in part, and a long conversation is many pieces: in the end their
-/// pages hold less than the context. Then the prompt is computed anew as one piece, and what it was
-/// pieced together from can be evicted.
+/// Kept rows of which a part is used take all their pages. If these leave no room for the rest, the
+/// prompt is computed anew as one piece, and what it was pieced together from can be evicted.
 fn plan(
     cache: &Cache,
     prompt: &Composition,
@@ -144,71 +187,91 @@ pub(super) fn take(
         let found = placement.found();
         cache.promise(need.prompt + need.later, &found)?;
         found.iter().for_each(|id| cache.hold(*id));
-        let taken_before = cache.n_promised();
-        match bring_all(cache, device, &placement) {
-            Ok(brought) => {
-                let tokens = prompt.tokens();
-                let end = placement.end;
-                let make = |(place, brought)| {
-                    part(cache, device, lane, (policy.keeps, &tokens), place, brought)
-                };
-                let parts = placement.places.into_iter().zip(brought).map(make).collect();
-                return Ok(Holding { parts, end, promised: need.later });
-            }
-            Err(Gone) => {
-                let taken = taken_before - cache.n_promised();
-                cache.release_promise(need.prompt + need.later - taken);
-                for id in found {
-                    if cache.has(id) {
-                        cache.let_go(id);
-                    }
-                }
-            }
+        let promised = cache.n_promised();
+        let Placement { places, end, answer_lead } = placement;
+        let tokens = prompt.tokens();
+        let mut maker =
+            Maker { cache, device, lane, policy, tokens, parts: Vec::new(), open: None };
+        if places.into_iter().try_for_each(|place| maker.add(place)).is_ok() {
+            let begin = Begin { lead: answer_lead, page: maker.open };
+            let answer = AnswerPlace { parent: end, begin };
+            return Ok(Holding { parts: maker.parts, answer, promised: need.later });
         }
+        let parts = maker.parts;
+        let taken = promised - cache.n_promised();
+        cache.release_promise(need.prompt + need.later - taken);
+        // New nodes go, they have no rows yet; rows that were brought are where others find them.
+        let new = parts.iter().map(|part| part.node).filter(|id| !found.contains(id));
+        for id in new.chain(found.iter().copied()).filter(|id| cache.has(*id)).collect::<Vec<_>>() {
+            cache.let_go(id);
+        }
+        parts.into_iter().for_each(|part| cache.give_back_pages(part.pages));
     }
 }
 
-type Brought = Option<(Tier, Duration)>;
-
-fn bring_all(
-    cache: &mut Cache,
-    device: &mut dyn Device,
-    placement: &Placement,
-) -> Result<Vec<Brought>, Gone> {
-    let bring = |place: &Place| place.found.map(|id| cache.bring(id, device)).transpose();
-    placement.places.iter().map(bring).collect()
+/// Makes the parts of a prompt, one after the other: while rows of one are copied to the device, a
+/// file with those of the next is read.
+struct Maker<'a> {
+    cache: &'a mut Cache,
+    device: &'a mut dyn Device,
+    lane: LaneId,
+    policy: Policy,
+    tokens: Vec<u32>,
+    parts: Vec<Part>,
+    /// The last page so far, if it was taken for this lane, and what follows may go on in it.
+    open: Option<PageId>,
 }
 
-fn part(
-    cache: &mut Cache,
-    device: &mut dyn Device,
-    lane: LaneId,
-    (is_public, tokens): (bool, &[u32]),
-    place: Place,
-    brought: Brought,
-) -> Part {
-    let Place { range, chunk, parent, home, sees, found } = place;
-    let node = found.unwrap_or_else(|| {
-        let tokens = tokens[range.clone()].to_vec();
-        let new = NewNode { parent, home, tokens, chunk, is_public };
-        let id = cache.insert(new, lane, device);
-        cache.hold(id);
+impl Maker<'_> {
+    fn add(&mut self, place: Place) -> Result<(), Gone> {
+        let begin = Begin { lead: place.lead, page: self.open.filter(|_| !place.is_moved()) };
+        let bring = |id| self.cache.bring(id, begin, self.device);
+        let brought = place.found.map(bring).transpose()?;
+        let node = place.found.unwrap_or_else(|| self.insert(&place, begin.page));
+        let part = self.part(place, node, brought);
+        let is_new = brought.is_none_or(|(tier, _)| tier != Tier::Device);
+        let is_whole = self.cache.node(part.node).len() == part.range.len();
+        self.open = (is_new && is_whole).then(|| part.last_page());
+        self.parts.push(part);
+        Ok(())
+    }
+
+    fn insert(&mut self, place: &Place, begins_in: Option<PageId>) -> NodeId {
+        let new = NewNode {
+            parent: place.parent,
+            home: place.home,
+            tokens: self.tokens[place.range.clone()].to_vec(),
+            lead: place.lead,
+            chunk: place.chunk,
+            is_public: self.policy.keeps,
+        };
+        let id = self.cache.insert(new, begins_in, self.lane, self.device);
+        self.cache.hold(id);
         id
-    });
-    let kept = cache.node_mut(node);
-    kept.chunk = kept.chunk.or(chunk);
-    let share = range.len() as f64 / kept.len() as f64;
-    let is_ready = brought.is_some() && kept.filled >= range.len();
-    Part {
-        node,
-        pages: kept.pages.clone(),
-        source: brought.filter(|_| is_ready).map(|(tier, _)| tier),
-        time: brought.map_or(Duration::ZERO, |(_, time)| time),
-        saved: if is_ready { kept.cost.mul_f64(share) } else { Duration::ZERO },
-        range,
-        home,
-        sees,
-        computed: 0,
-        repaired: 0,
+    }
+
+    fn part(&mut self, place: Place, node: NodeId, brought: Option<(Tier, Duration)>) -> Part {
+        let Place { range, chunk, home, sees, lead, .. } = place;
+        let kept = self.cache.node_mut(node);
+        debug_assert_eq!(kept.lead, lead, "the parent tells where rows begin in a page");
+        kept.chunk = kept.chunk.or(chunk);
+        let pages = kept.pages[..pages_for(lead + range.len())].to_vec();
+        let share = range.len() as f64 / kept.len() as f64;
+        let is_ready = brought.is_some() && kept.filled >= range.len();
+        let saved = if is_ready { kept.cost.mul_f64(share) } else { Duration::ZERO };
+        self.cache.hold_pages(&pages);
+        Part {
+            node,
+            pages,
+            source: brought.filter(|_| is_ready).map(|(tier, _)| tier),
+            time: brought.map_or(Duration::ZERO, |(_, time)| time),
+            saved,
+            range,
+            home,
+            sees,
+            lead,
+            computed: 0,
+            repaired: 0,
+        }
     }
 }

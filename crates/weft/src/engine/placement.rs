@@ -3,13 +3,16 @@
 //! Exact pieces are looked up by their tokens and all before them, wherever they were cut when they
 //! were computed. An approximate piece is looked up after what it may attend to: the system piece, or
 //! nothing. One that stands where it was computed is exact, and treated so.
+//!
+//! Rows that stand at home one after the other are a *run*, and one span for devices: from the run's
+//! first row on, each page holds the rows of 64 positions, whatever nodes they belong to. So where
+//! a prompt was cut, and what of it was kept, does not show.
 
 use std::ops::Range;
 
 use crate::cache::{Cache, NodeId, Prefix};
 use crate::chunk::{ChunkId, Composition, Kind, Piece, Reuse, Tier};
-use crate::device::MAX_SPANS;
-use crate::kv::pages_for;
+use crate::kv::{PAGE_ROWS, pages_for};
 use crate::store::KvKey;
 
 /// A stretch of the prompt whose rows lie together.
@@ -22,8 +25,10 @@ pub(super) struct Place {
     /// What its rows attended to, and how many rows that is.
     pub(super) parent: KvKey,
     pub(super) home: usize,
-    /// How many places at the begin of the prompt it sees while it is computed.
+    /// How many places at the beginning of the prompt it sees while it is computed.
     pub(super) sees: usize,
+    /// Rows of its first page that belong to what it sees.
+    pub(super) lead: usize,
     /// The node that has its rows.
     pub(super) found: Option<NodeId>,
 }
@@ -41,31 +46,25 @@ pub(super) struct Placement {
     pub(super) places: Vec<Place>,
     /// What the answer attends to.
     pub(super) end: KvKey,
+    /// Rows of the answer's first page that belong to the prompt.
+    pub(super) answer_lead: usize,
 }
 
 impl Placement {
     /// Looks up the pieces of the prompt's first `limit` tokens.
     pub(super) fn plan(cache: &Cache, composition: &Composition, limit: usize) -> Self {
-        let placement = Self::look_up(cache, composition, limit);
-        // The answer has a span too. Rows in that many bits were cut elsewhere than this prompt is.
-        if placement.places.len() < MAX_SPANS {
-            return placement;
-        }
-        Self::look_up(cache, composition, 0)
-    }
-
-    fn look_up(cache: &Cache, composition: &Composition, limit: usize) -> Self {
         let root = cache.root();
         let mut planner = Planner {
             cache,
             limit,
             tokens: composition.tokens(),
             has_anchored: pieces_are_anchored(composition),
-            anchor: Anchor { key: root.key(), len: 0, places: 0 },
+            anchor: Anchor { key: root.key(), len: 0, places: 0, run_start: 0 },
             root: root.key(),
             prefix: root,
             places: Vec::new(),
             at: 0,
+            run_start: 0,
         };
         let mut pieces = &composition.pieces[..];
         while let Some(piece) = pieces.first() {
@@ -80,7 +79,8 @@ impl Placement {
             }
             pieces = &pieces[n.max(1)..];
         }
-        Self { end: planner.prefix.key(), places: planner.places }
+        let answer_lead = planner.lead();
+        Self { end: planner.prefix.key(), places: planner.places, answer_lead }
     }
 
     /// Nodes that were found.
@@ -88,22 +88,30 @@ impl Placement {
         self.places.iter().filter_map(|place| place.found).collect()
     }
 
-    /// Pages that have to be taken for the prompt's rows.
-    pub(super) fn n_pages(&self, cache: &Cache) -> usize {
+    /// Pages that have to be taken for the prompt's rows, and for `answer` rows after them.
+    pub(super) fn n_pages(&self, cache: &Cache, answer: usize) -> (usize, usize) {
         let mut brought: Vec<NodeId> = Vec::new();
         let mut pages = 0;
+        // Whether what follows may go on in the last page: nobody else has it yet.
+        let mut is_open = false;
+        let taken = |lead: usize, rows: usize, is_open: bool| {
+            pages_for(lead + rows) - usize::from(is_open && lead > 0)
+        };
         for place in &self.places {
-            match place.found {
-                None => pages += pages_for(place.range.len()),
-                Some(id) if !brought.contains(&id) => {
-                    let node = cache.node(id);
-                    pages += if node.tier() == Some(Tier::Device) { 0 } else { node.n_pages() };
-                    brought.push(id);
+            let (rows, is_new) = match place.found.map(|id| (id, cache.node(id))) {
+                None => (place.range.len(), true),
+                Some((id, node)) => {
+                    let is_below = node.tier() != Some(Tier::Device) && !brought.contains(&id);
+                    brought.extend(is_below.then_some(id));
+                    (node.len(), is_below)
                 }
-                Some(_) => {}
+            };
+            if is_new {
+                pages += taken(place.lead, rows, is_open && !place.is_moved());
             }
+            is_open = is_new && rows == place.range.len();
         }
-        pages
+        (pages, taken(self.answer_lead, answer, is_open))
     }
 }
 
@@ -116,6 +124,7 @@ struct Anchor {
     key: KvKey,
     len: usize,
     places: usize,
+    run_start: usize,
 }
 
 struct Planner<'c> {
@@ -129,9 +138,16 @@ struct Planner<'c> {
     prefix: Prefix,
     places: Vec<Place>,
     at: usize,
+    /// Where the run of rows at home begins that goes on here.
+    run_start: usize,
 }
 
 impl Planner<'_> {
+    /// Rows of the run in the page that its next row belongs to.
+    fn lead(&self) -> usize {
+        (self.at - self.run_start) % PAGE_ROWS
+    }
+
     /// Where a piece would be computed.
     fn home(&self, reuse: Reuse, position: usize) -> usize {
         match reuse {
@@ -173,7 +189,8 @@ impl Planner<'_> {
     }
 
     fn set_anchor(&mut self) {
-        self.anchor = Anchor { key: self.prefix.key(), len: self.at, places: self.places.len() };
+        let (len, places, run_start) = (self.at, self.places.len(), self.run_start);
+        self.anchor = Anchor { key: self.prefix.key(), len, places, run_start };
     }
 
     /// Exact pieces that follow one another: nodes may span them, new ones are cut between them.
@@ -186,7 +203,7 @@ impl Planner<'_> {
                 let parent = self.prefix.key();
                 let found = self.longest(&parent, self.at..end);
                 let len = found.map_or(piece_end - self.at, |(_, len)| len);
-                let range = self.at..self.at + len;
+                let (range, lead) = (self.at..self.at + len, self.lead());
                 self.prefix.add(&self.tokens[range.clone()]);
                 self.at = range.end;
                 self.places.push(Place {
@@ -195,6 +212,7 @@ impl Planner<'_> {
                     chunk: piece.chunk,
                     parent,
                     sees: self.places.len(),
+                    lead,
                     found: found.map(|(id, _)| id),
                 });
             }
@@ -203,51 +221,25 @@ impl Planner<'_> {
 
     /// A piece that stands elsewhere than it is computed.
     fn place_moved(&mut self, piece: &Piece, composition: &Composition) {
-        let (parent, sees) = match piece.reuse {
-            Reuse::Isolated => (self.root, 0),
-            _ => (self.anchor.key, self.anchor.places),
+        let Anchor { key, len, places, run_start } = &self.anchor;
+        let (parent, sees, lead) = match piece.reuse {
+            Reuse::Isolated => (self.root, 0, 0),
+            _ => (*key, *places, (len - run_start) % PAGE_ROWS),
         };
         let whole = |(id, len): (NodeId, usize)| (len == piece.tokens.len()).then_some(id);
         let range = self.at..self.at + piece.tokens.len();
         let found = self.longest(&parent, range.clone());
         self.prefix.add_moved(&parent, composition.repair, &piece.tokens);
         self.at = range.end;
+        self.run_start = self.at;
         self.places.push(Place {
             range,
             chunk: piece.chunk,
             parent,
             home: self.home(piece.reuse, usize::MAX),
             sees,
+            lead,
             found: found.and_then(whole),
         });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cache::{NewNode, RowShape, Tiers};
-    use crate::dtype::Dtype;
-    use crate::kv::PageId;
-    use std::time::Duration;
-
-    #[test]
-    fn a_prompt_in_more_bits_than_spans_is_computed_anew() {
-        let shape = RowShape { layers: 1, kv_width: 1, dtype: Dtype::F32 };
-        let mut cache = Cache::new("model".to_owned(), shape, MAX_SPANS, Tiers::default());
-        let tokens: Vec<u32> = (0..MAX_SPANS as u32).collect();
-        let composition = Composition::from(tokens.clone());
-        let n_places =
-            |cache: &Cache| Placement::plan(cache, &composition, usize::MAX).places.len();
-        let mut prefix = cache.root();
-        for (home, token) in tokens.into_iter().enumerate() {
-            // The last one, which is not kept yet, makes one span too many with the answer's.
-            assert_eq!(n_places(&cache), if home + 1 < MAX_SPANS { home + 1 } else { 1 });
-            let (parent, tokens) = (prefix.key(), vec![token]);
-            let new = NewNode { parent, home, tokens, chunk: None, is_public: true };
-            cache.adopt(new, vec![home as PageId], Duration::ZERO);
-            prefix.add(&[token]);
-        }
-        assert_eq!(n_places(&cache), 1);
     }
 }

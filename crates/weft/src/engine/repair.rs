@@ -12,7 +12,7 @@ use super::sequence::Sequence;
 use crate::cache::{Cache, RowShape};
 use crate::chunk::Repair;
 use crate::device::{Device, DeviceError, Lane, Outputs, Rows, Span, Step};
-use crate::kv::{PAGE_ROWS, PageId, pages_for};
+use crate::kv::{PAGE_ROWS, pages_for};
 use crate::plan::Op;
 
 /// What a lane repairs, and how far it is.
@@ -25,8 +25,6 @@ pub(super) struct Repairs {
     rows: Vec<(usize, usize)>,
     is_chosen: bool,
     done: usize,
-    /// Copies that belong to the lane.
-    pages: Vec<PageId>,
 }
 
 impl Repairs {
@@ -34,7 +32,7 @@ impl Repairs {
         let is_moved = |index: usize| parts.get(index).is_some_and(Part::is_moved);
         let is_end = |end: &usize| is_moved(end - 1) && !is_moved(*end) && repair != Repair::None;
         let ends = (1..=parts.len()).rev().filter(is_end).collect();
-        Self { repair, ends, rows: Vec::new(), is_chosen: false, done: 0, pages: Vec::new() }
+        Self { repair, ends, rows: Vec::new(), is_chosen: false, done: 0 }
     }
 
     /// Whether part `at` has to wait until repairs are done.
@@ -75,15 +73,6 @@ impl Repairs {
             self.done = 0;
         }
     }
-
-    #[cfg(test)]
-    pub(super) fn pages(&self) -> &[PageId] {
-        &self.pages
-    }
-
-    pub(super) fn take_pages(&mut self) -> Vec<PageId> {
-        std::mem::take(&mut self.pages)
-    }
 }
 
 /// Chooses the rows of a run to repair and copies their pages.
@@ -94,6 +83,7 @@ pub(super) fn choose(
     plan: &[Op],
 ) -> Result<(), DeviceError> {
     let end = *lane.repairs.ends.last().expect("there is a run to repair");
+    lane.complete_pages(end, cache, device);
     let before = lane.parts[..end].iter().rposition(|part| !part.is_moved());
     let moved: Vec<usize> = (before.map_or(0, |before| before + 1)..end).collect();
     let mut rows = Vec::new();
@@ -102,14 +92,14 @@ pub(super) fn choose(
         Repair::Link(tokens) => {
             for index in moved {
                 let n = tokens.min(lane.parts[index].range.len());
-                copy_pages(lane, index, pages_for(n), cache, device);
+                copy_pages(lane, index, n, cache, device);
                 rows.extend((0..n).map(|row| (index, row)));
             }
         }
         Repair::Blend(share) => {
             for index in &moved {
-                let n_pages = pages_for(lane.parts[*index].range.len());
-                copy_pages(lane, *index, n_pages, cache, device);
+                let n = lane.parts[*index].range.len();
+                copy_pages(lane, *index, n, cache, device);
             }
             rows = most_deviating(lane, &moved, share, cache, device, plan)?;
         }
@@ -120,20 +110,19 @@ pub(super) fn choose(
     Ok(())
 }
 
-/// Replaces a part's first pages by copies.
+/// Replaces the pages of a part's first rows by copies.
 fn copy_pages(
     lane: &mut Sequence,
     index: usize,
-    n_pages: usize,
+    rows: usize,
     cache: &mut Cache,
     device: &mut dyn Device,
 ) {
-    let copies = lane.take_pages(n_pages, cache, device);
-    for (page, copy) in lane.parts[index].pages.iter_mut().zip(&copies) {
-        device.copy_rows(*page, *copy, PAGE_ROWS);
-        *page = *copy;
+    let copies = lane.take_pages(pages_for(lane.parts[index].lead + rows), cache, device);
+    for (page, copy) in lane.parts[index].pages.iter_mut().zip(copies) {
+        device.copy_rows(*page, copy, PAGE_ROWS);
+        cache.give_back_pages([std::mem::replace(page, copy)]);
     }
-    lane.repairs.pages.extend(copies);
 }
 
 /// The share of a run's rows whose keys and values change most, at the first layer that depends on
@@ -155,15 +144,16 @@ fn most_deviating(
     let mut deviations = Vec::new();
     for index in moved {
         let part = &lane.parts[*index];
-        let len = part.range.len();
+        let (first_row, len) = (part.lead, part.range.len());
         let stored = &cache.node(part.node).pages;
-        let before = read_layer(device, shape, layer, &Rows { pages: stored, first_row: 0, len });
-        let after = read_layer(device, shape, layer, &Rows { pages: &part.pages, first_row: 0, len });
+        let before = read_layer(device, shape, layer, &Rows { pages: stored, first_row, len });
+        let pages = &part.pages;
+        let after = read_layer(device, shape, layer, &Rows { pages, first_row, len });
         let row_len = 2 * shape.kv_width;
         let rows = before.chunks_exact(row_len).zip(after.chunks_exact(row_len));
         deviations.extend(rows.enumerate().map(|(row, (a, b))| (distance(a, b), *index, row)));
         // What the partial run wrote was for looking at only.
-        for (from, to) in stored.iter().zip(&part.pages).take(pages_for(len)) {
+        for (from, to) in stored.iter().zip(&part.pages) {
             device.copy_rows(*from, *to, PAGE_ROWS);
         }
     }
@@ -182,7 +172,8 @@ fn run_moved(
     device: &mut dyn Device,
 ) -> Result<(), DeviceError> {
     let n_parts = moved.last().map_or(0, |last| last + 1);
-    let spans: Vec<Span> = lane.parts[..n_parts].iter().map(Part::span).collect();
+    let mut spans: Vec<Span> = Vec::new();
+    lane.parts[..n_parts].iter().for_each(|part| part.add_to(&mut spans));
     let rows: Vec<(usize, usize)> = moved
         .iter()
         .flat_map(|index| (0..lane.parts[*index].range.len()).map(|row| (*index, row)))
@@ -195,7 +186,7 @@ fn run_moved(
         let positions: Vec<u32> = block.iter().map(|at| position(at) as u32).collect();
         let key_positions: Vec<u32> = block.iter().map(key_position).collect();
         let store_at: Vec<u32> =
-            block.iter().map(|(index, row)| spans[*index].slot(*row)).collect();
+            block.iter().map(|(index, row)| lane.parts[*index].slot(*row)).collect();
         let lane = Lane {
             tokens: &block_tokens,
             positions: &positions,

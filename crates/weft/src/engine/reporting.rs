@@ -5,27 +5,27 @@ use std::time::Duration;
 use super::sequence::Sequence;
 use crate::chunk::{PieceReport, Report, Tier};
 
-/// The attention of an answer's tokens to the parts of the prompt, and to the answer itself.
+/// The attention of an answer's tokens to the pieces of the prompt, and to the answer itself.
 pub(super) struct Attention {
     sums: Vec<f64>,
     to_answer: f64,
 }
 
 impl Attention {
-    pub(super) fn new(n_parts: usize) -> Self {
-        Self { sums: vec![0.0; n_parts], to_answer: 0.0 }
+    pub(super) fn new(n_pieces: usize) -> Self {
+        Self { sums: vec![0.0; n_pieces], to_answer: 0.0 }
     }
 
-    /// Adds one token's shares: those of the parts, then that of the answer.
+    /// Adds one token's shares: those of the pieces, then that of the answer.
     pub(super) fn add(&mut self, shares: &[f32]) {
-        let (to_parts, to_answer) = shares.split_at(self.sums.len());
-        self.sums.iter_mut().zip(to_parts).for_each(|(sum, share)| *sum += f64::from(*share));
+        let (to_pieces, to_answer) = shares.split_at(self.sums.len());
+        self.sums.iter_mut().zip(to_pieces).for_each(|(sum, share)| *sum += f64::from(*share));
         self.to_answer += to_answer.iter().copied().map(f64::from).sum::<f64>();
     }
 
-    /// The share of a part.
-    fn of(&self, part: usize) -> f64 {
-        self.share(self.sums[part])
+    /// The share of a piece.
+    fn of(&self, piece: usize) -> f64 {
+        self.share(self.sums[piece])
     }
 
     fn of_answer(&self) -> f64 {
@@ -39,12 +39,12 @@ impl Attention {
 }
 
 impl Sequence {
-    /// The report of chunks. A part that spans several pieces, because its rows were computed when
-    /// the prompt was cut elsewhere, is split by their tokens.
+    /// The report of chunks. The time of a part that spans several pieces, because its rows were
+    /// computed when the prompt was cut elsewhere, is split by their tokens.
     pub(super) fn report(&self) -> Report {
         let mut start = 0;
         let mut pieces = Vec::new();
-        for piece in &self.pieces {
+        for (index, piece) in self.pieces.iter().enumerate() {
             let range = start..start + piece.tokens.len();
             start = range.end;
             let mut report = PieceReport {
@@ -56,11 +56,11 @@ impl Sequence {
                 reuse: piece.reuse,
                 shift: 0,
                 repaired_tokens: 0,
-                attention: 0.0,
+                attention: self.attention.of(index),
                 time: Duration::ZERO,
                 saved: Duration::ZERO,
             };
-            for (index, part) in self.parts.iter().enumerate() {
+            for part in &self.parts {
                 let common = Self::overlap(part, &range);
                 if common == 0 {
                     continue;
@@ -71,7 +71,6 @@ impl Sequence {
                 report.source = report.source.zip(part.source).map(|(a, b)| a.max(b));
                 report.shift = part.range.start as i64 - part.home as i64;
                 report.repaired_tokens += part.repaired;
-                report.attention += self.attention.of(index) * share;
                 report.time += part.time.mul_f64(share);
                 report.saved += part.saved.mul_f64(share);
             }

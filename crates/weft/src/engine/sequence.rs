@@ -8,18 +8,17 @@ use std::ops::Range;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use super::parts::{Holding, Part};
+use super::parts::{self, AnswerPlace, Holding, Part};
 use super::repair::Repairs;
 use super::reporting::Attention;
 use super::settling::Settling;
 use super::speaker::Speaker;
 use super::{Cancel, Event, FinishReason, Finished, LaneId, Results, Stats};
-use crate::cache::{Cache, NewNode};
+use crate::cache::{Begin, Cache, NewNode, NodeId};
 use crate::chunk::{Composition, Piece, Tier};
 use crate::device::{Device, Lane, Outputs, Span};
-use crate::kv::{PAGE_ROWS, PageId, Slot};
+use crate::kv::{PAGE_ROWS, PageId, Slot, pages_for};
 use crate::sampling::{Sampler, SamplingError};
-use crate::store::KvKey;
 use crate::tokenizer::Tokenizer;
 
 pub(super) struct Sequence {
@@ -29,9 +28,11 @@ pub(super) struct Sequence {
     pub(super) tokens: Vec<u32>,
     pub(super) prompt_len: usize,
     pub(super) pieces: Vec<Piece>,
-    pub(super) parts: Vec<Part>,
-    /// Where parts end.
+    /// Where the pieces end.
     marks: Vec<u32>,
+    pub(super) parts: Vec<Part>,
+    /// How many parts have first pages that hold the rows before theirs.
+    n_complete: usize,
     /// The part that is filled or waited for; all are ready where it is beyond them.
     pub(super) at: usize,
     pub(super) repairs: Repairs,
@@ -52,13 +53,20 @@ pub(super) struct Sequence {
 
 /// The answer's rows: pages of its own, taken one by one of those that were promised.
 struct Answer {
+    /// None before the first row.
     pages: Vec<PageId>,
+    place: AnswerPlace,
     promised: usize,
     stored: usize,
-    /// What it attends to.
-    parent: KvKey,
     /// Whether its rows are kept.
     is_kept: bool,
+}
+
+impl Answer {
+    /// The next row, counted from the first row of the first page.
+    fn next_row(&self) -> usize {
+        self.place.begin.lead + self.stored
+    }
 }
 
 /// Where logits of the prompt's later tokens go.
@@ -128,7 +136,13 @@ impl Sequence {
         is_kept: bool,
     ) -> Self {
         let tokens = composition.tokens();
-        let Holding { parts, end, promised } = holding;
+        let Holding { parts, answer: place, promised } = holding;
+        let mut end = 0;
+        let piece_end = |piece: &Piece| {
+            end += piece.tokens.len() as u32;
+            end
+        };
+        let marks: Vec<u32> = composition.pieces.iter().map(piece_end).collect();
         Self {
             id,
             cancel,
@@ -137,7 +151,7 @@ impl Sequence {
             pieces: composition.pieces,
             at: 0,
             repairs: Repairs::new(&parts, composition.repair),
-            answer: Answer { pages: Vec::new(), promised, stored: 0, parent: end, is_kept },
+            answer: Answer { pages: Vec::new(), place, promised, stored: 0, is_kept },
             step: Prepared {
                 work: Work::Wait,
                 tokens: Vec::new(),
@@ -147,8 +161,9 @@ impl Sequence {
                 spans: Vec::new(),
                 outputs: Outputs::None,
             },
-            attention: Attention::new(parts.len()),
-            marks: parts.iter().map(|part| part.range.end as u32).collect(),
+            attention: Attention::new(marks.len()),
+            marks,
+            n_complete: 0,
             settling: Some(Settling::new(&parts)),
             parts,
             speaker,
@@ -231,7 +246,7 @@ impl Sequence {
         } else if self.repairs.is_due(self.at) {
             self.prepare_repair(n);
         } else if self.at < self.parts.len() {
-            self.prepare_fill(n, cache);
+            self.prepare_fill(n, cache, device);
         } else {
             self.prepare_answer(cache, device);
         }
@@ -239,17 +254,58 @@ impl Sequence {
 
     fn prepare_repair(&mut self, n: usize) {
         self.step.clear(Work::Repair);
-        self.step.spans = self.parts[..self.at].iter().map(Part::span).collect();
+        self.add_spans(self.at);
         for (index, row) in self.repairs.next(n) {
             let part = &self.parts[index];
-            let slot = self.step.spans[index].slot(row);
             let position = part.range.start + row;
-            self.step.push(self.tokens[position], position, part.home + row, slot);
+            self.step.push(self.tokens[position], position, part.home + row, part.slot(row));
         }
     }
 
+    /// Has the step attend to the first `n` parts where they stand.
+    fn add_spans(&mut self, n: usize) {
+        self.step.spans.clear();
+        self.parts[..n].iter().for_each(|part| part.add_to(&mut self.step.spans));
+    }
+
+    /// Copies what is missing of the rows before those of parts in their first pages, for the first
+    /// `n` parts. All that those see is there.
+    pub(super) fn complete_pages(&mut self, n: usize, cache: &mut Cache, device: &mut dyn Device) {
+        for index in self.n_complete..n {
+            let Part { node, sees, lead, ref pages, .. } = self.parts[index];
+            if lead == 0 {
+                continue;
+            }
+            let (from, to) = (self.parts[sees - 1].last_page(), pages[0]);
+            if from != to {
+                if !cache.node(node).has_lead {
+                    device.copy_rows(from, to, lead);
+                }
+                self.move_ends(sees, to, cache);
+            }
+            cache.node_mut(node).has_lead = true;
+        }
+        self.n_complete = self.n_complete.max(n);
+    }
+
+    /// Has nodes that end in the last page of the first `n` parts end in page `to` instead, which holds
+    /// their rows too.
+    fn move_ends(&self, n: usize, to: PageId, cache: &mut Cache) {
+        let from = self.parts[n - 1].last_page();
+        let ends_there = |part: &&Part| part.last_page() == from;
+        let parts = self.parts[..n].iter().rev().take_while(ends_there);
+        // A node of which the prompt uses a part has rows after it.
+        let whole = parts.filter(|part| part.range.len() == cache.node(part.node).len());
+        let nodes: Vec<NodeId> = whole.map(|part| part.node).collect();
+        cache.move_ends(&nodes, from, to);
+    }
+
     fn prepare_answer(&mut self, cache: &mut Cache, device: &mut dyn Device) {
-        let row = self.answer.stored;
+        self.complete_pages(self.parts.len(), cache, device);
+        if self.answer.pages.is_empty() {
+            self.begin_answer(cache, device);
+        }
+        let row = self.answer.next_row();
         if row == self.answer.pages.len() * PAGE_ROWS {
             let page = self.take_pages(1, cache, device);
             self.answer.pages.extend(page);
@@ -259,7 +315,7 @@ impl Sequence {
         let position = self.tokens.len() - 1;
         self.step.clear(if is_again { Work::Again } else { Work::Answer });
         if is_first {
-            self.step.spans = self.parts.iter().map(Part::span).collect();
+            self.add_spans(self.parts.len());
         }
         let slot =
             self.answer.pages[row / PAGE_ROWS] * PAGE_ROWS as Slot + (row % PAGE_ROWS) as Slot;
@@ -270,26 +326,45 @@ impl Sequence {
             // the answer's first token.
             return;
         }
+        let span = self.step.spans.last_mut().expect("a prompt has rows");
         if is_first {
-            self.step.spans.push(Span {
-                pages: Vec::new(),
-                first_row: 0,
-                len: 0,
-                home_position: self.prompt_len,
-                position: self.prompt_len,
-            });
+            parts::extend(span, &self.answer.pages, self.answer.stored + 1);
+        } else {
+            let page = self.answer.pages.last().filter(|_| row % PAGE_ROWS == 0);
+            span.pages.extend(page);
+            span.len += 1;
         }
-        if let Some(span) = self.step.spans.last_mut() {
-            span.len = row + 1;
-            span.pages.extend(self.answer.pages[span.pages.len()..].iter());
+    }
+
+    /// Gives the answer its first page, unless that begins with its first row: the prompt's last page,
+    /// or a copy of it.
+    fn begin_answer(&mut self, cache: &mut Cache, device: &mut dyn Device) {
+        let Begin { lead, page } = self.answer.place.begin;
+        if lead == 0 {
+            return;
         }
+        let first = match page {
+            Some(page) => {
+                cache.hold_pages(&[page]);
+                page
+            }
+            None => {
+                let copy = self.take_pages(1, cache, device)[0];
+                let n_parts = self.parts.len();
+                device.copy_rows(self.parts[n_parts - 1].last_page(), copy, lead);
+                self.move_ends(n_parts, copy, cache);
+                copy
+            }
+        };
+        self.answer.pages.push(first);
     }
 
     /// This lane's part of the step, if it has one.
     pub(super) fn lane(&self) -> Option<Lane<'_>> {
         let Prepared { work, tokens, positions, key_positions, store_at, spans, outputs } =
             &self.step;
-        let marks = &self.marks;
+        // Nobody asks how tokens attended that bring no logits.
+        let marks = if *outputs == Outputs::None { &[] } else { &self.marks[..] };
         (*work != Work::Wait).then_some(Lane {
             tokens,
             positions,
@@ -311,7 +386,7 @@ impl Sequence {
     pub(super) fn steps_ahead(&self) -> usize {
         match self.step.work {
             Work::Answer => {
-                let rows = PAGE_ROWS - 1 - self.answer.stored % PAGE_ROWS;
+                let rows = PAGE_ROWS - 1 - self.answer.next_row() % PAGE_ROWS;
                 rows.min(self.speaker.left().saturating_sub(1))
             }
             _ => 0,
@@ -381,10 +456,11 @@ impl Sequence {
         Ok(())
     }
 
-    /// Pages of its own: copies and its answer's.
+    /// Pages that it holds.
     #[cfg(test)]
-    pub(super) fn own_pages(&self) -> Vec<PageId> {
-        [self.repairs.pages(), &self.answer.pages].concat()
+    pub(super) fn pages(&self) -> Vec<PageId> {
+        let parts = self.parts.iter().flat_map(|part| &part.pages);
+        parts.chain(&self.answer.pages).copied().collect()
     }
 
     /// The positions of a part's rows that lie in a range of the prompt.
@@ -424,19 +500,20 @@ impl Sequence {
 
     /// Gives back what the lane holds; the rows of its answer are kept for the next turn.
     fn give_back(&mut self, cache: &mut Cache) {
-        cache.give_back_pages(self.repairs.take_pages());
         let mut pages = std::mem::take(&mut self.answer.pages);
         let rows = if self.answer.is_kept { self.answer.stored } else { 0 };
-        let spare = pages.split_off(crate::kv::pages_for(rows));
-        cache.give_back_pages(spare);
+        let AnswerPlace { parent, begin } = self.answer.place;
+        let n_kept = if rows > 0 { pages_for(begin.lead + rows) } else { 0 };
+        cache.give_back_pages(pages.split_off(n_kept));
         if rows > 0 {
             let tokens = self.tokens[self.prompt_len..self.prompt_len + rows].to_vec();
             let cost = cache.mean_cost() * rows as u32;
-            let (parent, home) = (self.answer.parent, self.prompt_len);
-            let new = NewNode { parent, home, tokens, chunk: None, is_public: true };
+            let (home, lead) = (self.prompt_len, begin.lead);
+            let new = NewNode { parent, home, tokens, lead, chunk: None, is_public: true };
             cache.adopt(new, pages, cost);
         }
-        for part in &self.parts {
+        for part in &mut self.parts {
+            cache.give_back_pages(part.pages.drain(..));
             let node = cache.node_mut(part.node);
             node.filler = node.filler.filter(|filler| *filler != self.id);
             cache.let_go(part.node);

@@ -6,6 +6,7 @@ mod failing;
 mod figures;
 mod filling;
 mod lanes;
+mod pages;
 mod settling;
 mod wrapped;
 
@@ -244,7 +245,7 @@ fn whatever_happened_before_does_not_show() {
             let folder = tempfile::tempdir().unwrap();
             let open = || {
                 let store = Store::open(folder.path(), 300_000).unwrap();
-                engine_with(15, Tiers { ram_bytes: 60_000, store: Some(store) })
+                engine_with(17, Tiers { ram_bytes: 60_000, store: Some(store) })
             };
             let mut engine = open();
             let check = |engine: &mut Engine, prompt: &Composition, said: Vec<Token>| {
@@ -354,8 +355,8 @@ fn lanes_compute_what_they_share_once_and_take_over_from_the_cancelled() {
 
 #[test]
 fn a_full_house_refuses_the_new_and_never_fails_the_running() {
-    // Eleven pages: the first needs system, three documents of one or two pages, query, answer.
-    let mut engine = engine_with(11, Tiers::default());
+    // Eight pages: each needs five, for about 280 tokens.
+    let mut engine = engine_with(8, Tiers::default());
     let running = engine.add(Request::new(exact(&[1, 2, 3], 0), sampling())).unwrap();
     let refused = engine.add(Request::new(exact(&[5, 6, 7], 0), sampling())).unwrap_err();
     assert!(matches!(refused, RequestError::NoRoom(_)), "{refused}");

@@ -2,6 +2,7 @@
 #![allow(dead_code, unused_imports, reason = "each test binary uses a part")]
 
 pub mod conformance;
+pub mod exact;
 pub mod golden;
 pub mod parity;
 

@@ -15,6 +15,7 @@ struct Part {
     key_position: u32,
     slot: u32,
     spans: Vec<Span>,
+    marks: Vec<u32>,
 }
 
 impl Part {
@@ -25,6 +26,7 @@ impl Part {
             key_position: lane.key_positions[0],
             slot: lane.store_at[0],
             spans: lane.spans.to_vec(),
+            marks: lane.marks.to_vec(),
         }
     }
 
@@ -35,7 +37,7 @@ impl Part {
             key_positions: std::slice::from_ref(&self.key_position),
             store_at: std::slice::from_ref(&self.slot),
             spans: &self.spans,
-            marks: &[],
+            marks: &self.marks,
             outputs: Outputs::Last,
         }
     }

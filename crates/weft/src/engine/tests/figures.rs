@@ -2,6 +2,7 @@
 //! what they hold.
 
 use super::*;
+use crate::device::Rows;
 use crate::store::KvKey;
 
 fn nodes(engine: &Engine) -> usize {
@@ -127,12 +128,13 @@ fn blend_changes_the_rows_it_chose_and_no_other() {
     let lane = &engine.lanes[0];
     let (mut changed, mut repaired) = (0, 0);
     for part in lane.parts.iter().filter(|part| part.is_moved()) {
-        let kept = part.span_of(&engine.cache.node(part.node).pages, 0, part.range.len());
-        let used = part.span();
-        let row = |span: &crate::device::Span, row| {
-            (0..3).map(|layer| engine.device.kv_row(layer, span.slot(row))).collect::<Vec<_>>()
+        let rows = |pages: &[crate::kv::PageId]| {
+            let rows = Rows { pages, first_row: part.lead, len: part.range.len() };
+            let row = |slot| (0..3).map(|layer| engine.device.kv_row(layer, slot)).collect();
+            rows.slots().map(row).collect::<Vec<Vec<_>>>()
         };
-        changed += (0..kept.len).filter(|n| row(&kept, *n) != row(&used, *n)).count();
+        let (kept, used) = (rows(&engine.cache.node(part.node).pages), rows(&part.pages));
+        changed += kept.iter().zip(&used).filter(|(kept, used)| kept != used).count();
         repaired += part.repaired;
     }
     assert!(changed > 0 && changed <= repaired, "{changed} rows differ, {repaired} were repaired");

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, channel};
 use super::wrapped::wrapped;
 use super::*;
 use crate::device::Rows;
-use crate::kv::{PAGE_ROWS, PageId, Slot, pages_for};
+use crate::kv::{PAGE_ROWS, PageId, Slot};
 use crate::store::Rows as HostRows;
 
 /// Steps that a copy lasts.
@@ -16,8 +16,8 @@ const STEPS: usize = 3;
 struct Copy {
     pages: Vec<PageId>,
     steps_left: usize,
-    /// What will be in the pages; nothing where rows are only read.
-    brings: Option<(usize, Arc<HostRows>)>,
+    /// What will be in the pages, from which row on and how much; nothing if rows are only read.
+    brings: Option<(usize, usize, Arc<HostRows>)>,
 }
 
 /// Copies one after the other, each beside so many steps.
@@ -49,8 +49,8 @@ impl Counts {
 
 impl Slow {
     fn begin(&mut self, rows: &Rows<'_>, from: Option<Arc<HostRows>>) {
-        let pages = rows.pages[..pages_for(rows.len)].to_vec();
-        let brings = from.map(|from| (rows.len, from));
+        let pages = rows.pages[..rows.n_pages()].to_vec();
+        let brings = from.map(|from| (rows.first_row, rows.len, from));
         self.copies.push(Copy { pages, steps_left: STEPS, brings });
     }
 
@@ -65,8 +65,8 @@ impl Slow {
 
     fn end_first(&mut self) {
         let Copy { pages, brings, .. } = self.copies.remove(0);
-        if let Some((len, from)) = brings {
-            self.device.write_kv(&Rows { pages: &pages, first_row: 0, len }, &from.k, &from.v);
+        if let Some((first_row, len, from)) = brings {
+            self.device.write_kv(&Rows { pages: &pages, first_row, len }, &from.k, &from.v);
         }
     }
 }
