@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use clap::Args;
 use serde_json::{Value, json};
-use weft::chunk::Composition;
+use weft::chunk::{Composition, Kind, Piece, Repair};
 use weft::device::{Limits, MAX_LANES};
 use weft::engine::{Engine, Event, GenerateError, Request, Tiers};
 use weft::kv::pages_for;
@@ -30,8 +30,20 @@ pub(crate) struct GenerateArgs {
     #[arg(short = 'n', long, value_name = "TOKENS", default_value = "128",
           value_parser = size::parse_count)]
     n_gen: usize,
+    /// Chunks that the prompt is made of; the tokens must be the same for all numbers
+    #[arg(long, value_name = "N,…", default_value = "1", value_delimiter = ',',
+          value_parser = size::parse_count)]
+    chunks: Vec<usize>,
     #[command(flatten)]
     grid: GridArgs,
+}
+
+/// What is measured: answers side by side after a prompt of some chunks.
+#[derive(Clone, Copy)]
+struct Point {
+    depth: usize,
+    batch: usize,
+    chunks: usize,
 }
 
 /// The ways of choosing a token that are told apart.
@@ -54,23 +66,30 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode, CliError> {
         step_tokens: args.subject.step_tokens.max(MAX_LANES),
         step_outputs: MAX_LANES,
         positions,
-        // Prompt and answer of each lane end in a page of their own, and so do those of the answer before.
-        pages: 2 * most(&args.grid.batch) * (pages_for(positions) + 2),
+        // Those of the answers before have not gone yet.
+        pages: 2 * most(&args.grid.batch) * (pages_for(positions) + most(&args.chunks) + 1),
     };
     let mut engine = subject.engine(&args.subject, limits, Tiers::default())?;
     let mut rows = Vec::new();
     for (depth, batch) in args.grid.points() {
         for (way, sampling) in ways() {
             let sampling = Sampling { max_tokens: Some(args.n_gen), ignore_eos: true, ..sampling };
-            let timed = measure(&mut engine, args.grid.repetitions, (depth, batch), &sampling)?;
-            let spread = Spread::of(&timed.tokens_per_s);
-            let name = format!("{way} d{depth} b{batch}");
-            terminal::note(args.subject.quiet, &format!("{name}: {:.1} tok/s", spread.median));
-            rows.push(json!({
-                "way": way, "depth": depth, "batch": batch,
-                "tokens_per_s": {"median": spread.median, "p10": spread.p10, "p90": spread.p90},
-                "same_tokens": timed.same_tokens, "samples": timed.tokens_per_s,
-            }));
+            let mut truth = None;
+            for chunks in args.chunks.iter().copied() {
+                let point = Point { depth, batch, chunks };
+                let timed = measure(&mut engine, args.grid.repetitions, point, &sampling)?;
+                let same_tokens = timed.same_tokens
+                    && *truth.get_or_insert_with(|| timed.answers.clone()) == timed.answers;
+                let spread = Spread::of(&timed.tokens_per_s);
+                let name = format!("{way} d{depth} b{batch} c{chunks}");
+                terminal::note(args.subject.quiet, &format!("{name}: {:.1} tok/s", spread.median));
+                rows.push(json!({
+                    "way": way, "depth": depth, "batch": batch, "chunks": chunks,
+                    "tokens_per_s":
+                        {"median": spread.median, "p10": spread.p10, "p90": spread.p90},
+                    "same_tokens": same_tokens, "samples": timed.tokens_per_s,
+                }));
+            }
         }
     }
     let figures = json!({"answer_tokens": args.n_gen, "rows": &rows});
@@ -78,13 +97,14 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode, CliError> {
     if rows.iter().all(|row| row["same_tokens"] == json!(true)) {
         return Ok(ExitCode::SUCCESS);
     }
-    Err(CliError::Unhealthy("repetitions gave other tokens".to_owned()))
+    Err(CliError::Unhealthy("repetitions, or other chunks, gave other tokens".to_owned()))
 }
 
 /// What repetitions of the same answers gave.
 struct Timed {
     /// Over all lanes, from the step that gave the last lane its first token on.
     tokens_per_s: Vec<f64>,
+    answers: Vec<Vec<u32>>,
     same_tokens: bool,
 }
 
@@ -92,15 +112,15 @@ struct Timed {
 fn measure(
     engine: &mut Engine,
     repetitions: usize,
-    (depth, batch): (usize, usize),
+    point: Point,
     sampling: &Sampling,
 ) -> Result<Timed, CliError> {
-    let (truth, _) = answer(engine, (depth, batch), sampling)?;
-    let mut timed = Timed { tokens_per_s: Vec::new(), same_tokens: true };
+    let (answers, _) = answer(engine, point, sampling)?;
+    let mut timed = Timed { tokens_per_s: Vec::new(), answers, same_tokens: true };
     for _ in 0..repetitions {
-        let (answers, tokens_per_s) = answer(engine, (depth, batch), sampling)?;
+        let (answers, tokens_per_s) = answer(engine, point, sampling)?;
         timed.tokens_per_s.push(tokens_per_s);
-        timed.same_tokens &= answers == truth;
+        timed.same_tokens &= answers == timed.answers;
     }
     Ok(timed)
 }
@@ -108,14 +128,17 @@ fn measure(
 /// Cold answers side by side: their tokens, and how many came in a second.
 fn answer(
     engine: &mut Engine,
-    (depth, batch): (usize, usize),
+    Point { depth, batch, chunks }: Point,
     sampling: &Sampling,
 ) -> Result<(Vec<Vec<u32>>, f64), CliError> {
     engine.drop_rows();
     let lanes = (0..batch)
         .map(|lane| {
             let token = |i: usize| 100 + ((i + 31 * lane) * 7919 % 1000) as u32;
-            let prompt = Composition::from((0..depth.max(1)).map(token).collect::<Vec<_>>());
+            let tokens: Vec<u32> = (0..depth.max(1)).map(token).collect();
+            let pieces = tokens.chunks(tokens.len().div_ceil(chunks));
+            let pieces = pieces.map(|piece| Piece::exact(Kind::Context, piece.to_vec())).collect();
+            let prompt = Composition { pieces, repair: Repair::None };
             let sampling = Sampling { seed: lane as u64, ..sampling.clone() };
             engine.add(Request::new(prompt, sampling))
         })
@@ -146,7 +169,7 @@ fn table(report: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let number = |value: &Value| value.as_f64().unwrap_or_default();
     let mut lines = format!(
-        "{} · {} · answers of {} tokens\n\n| tokens | depth | batch | tok/s | p10 – p90 |\n|---|--:|--:|--:|--:|\n",
+        "{} · {} · answers of {} tokens\n\n| tokens | depth | chunks | batch | tok/s | p10 – p90 |\n|---|--:|--:|--:|--:|--:|\n",
         text(&report["model"]),
         text(&report["device"]),
         report["answer_tokens"],
@@ -154,9 +177,10 @@ fn table(report: &Value) -> String {
     for row in report["rows"].as_array().into_iter().flatten() {
         let speed = &row["tokens_per_s"];
         lines += &format!(
-            "| {} | {} | {} | {:.1} | {:.1} – {:.1} |\n",
+            "| {} | {} | {} | {} | {:.1} | {:.1} – {:.1} |\n",
             text(&row["way"]),
             row["depth"],
+            row["chunks"],
             row["batch"],
             number(&speed["median"]),
             number(&speed["p10"]),
