@@ -70,8 +70,9 @@ impl PagePool {
     /// One more holds these pages, which others hold already.
     pub fn hold(&mut self, pages: &[PageId]) {
         for page in pages {
-            debug_assert!(self.holders(*page) > 0, "page {page} is free");
-            self.holders[*page as usize] += 1;
+            let holders = &mut self.holders[*page as usize];
+            debug_assert!(*holders > 0, "page {page} is free");
+            *holders += 1;
         }
     }
 
@@ -87,9 +88,9 @@ impl PagePool {
         }
     }
 
-    /// How many hold a page.
-    pub fn holders(&self, page: PageId) -> u32 {
-        self.holders[page as usize]
+    /// How many hold each page.
+    pub fn holders(&self) -> &[u32] {
+        &self.holders
     }
 
     /// Free pages.
@@ -123,7 +124,7 @@ mod tests {
         let pages = pool.take(2).unwrap();
         pool.hold(&pages[..1]);
         pool.give_back(pages.iter().copied());
-        assert_eq!((pool.free(), pool.holders(0), pool.holders(1)), (1, 1, 0));
+        assert_eq!((pool.free(), pool.holders()), (1, &[1, 0][..]));
         pool.give_back([0]);
         assert_eq!(pool.free(), 2);
     }

@@ -106,7 +106,7 @@ fn engine(
         step_tokens: args.subject.step_tokens.max(MAX_LANES),
         step_outputs: MAX_LANES,
         positions: n_rows,
-        // Every piece may leave its last page half empty.
+        // More than the copies of pages that rows may go on in.
         pages: pages_for(n_rows) + n_pieces,
     };
     let store = Store::open(folder, u64::MAX >> 1)

@@ -162,13 +162,12 @@ impl Cache {
     fn free_or_evictable(&self, held: &[NodeId]) -> usize {
         let is_evictable =
             |(id, node): &(&NodeId, &Node)| node.is_evictable() && !held.contains(id);
-        let mut evictable: HashMap<PageId, u32> = HashMap::new();
+        let mut holders = self.pool.holders().to_vec();
         for (_, node) in self.nodes.iter().filter(is_evictable) {
-            node.pages.iter().for_each(|page| *evictable.entry(*page).or_default() += 1);
+            node.pages.iter().for_each(|page| holders[*page as usize] -= 1);
         }
         // A page is free once all that hold it let go.
-        let is_freed = |(page, holders): &(&PageId, &u32)| self.pool.holders(**page) == **holders;
-        self.pool.free() + evictable.iter().filter(is_freed).count()
+        holders.iter().filter(|holders| **holders == 0).count()
     }
 
     /// Whether pages could be promised, if the nodes `held` were in use. Holding nodes alone may be
@@ -451,9 +450,7 @@ impl Cache {
         let mut holders = vec![0; self.pool.total()];
         let nodes = self.nodes.values().flat_map(|node| &node.pages);
         nodes.chain(elsewhere).for_each(|page| holders[*page as usize] += 1);
-        let counted: Vec<u32> =
-            (0..).map(|page| self.pool.holders(page)).take(holders.len()).collect();
-        assert_eq!(counted, holders, "holders of pages");
+        assert_eq!(self.pool.holders(), holders, "holders of pages");
         assert_eq!(holders.iter().filter(|n| **n == 0).count(), self.pool.free());
         for node in self.nodes.values().filter(|node| !node.pages.is_empty()) {
             assert_eq!(node.pages.len(), node.n_pages(), "pages of a node");

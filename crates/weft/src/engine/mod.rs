@@ -8,6 +8,7 @@ mod batch;
 mod chunks;
 mod filling;
 mod generation;
+mod paging;
 mod parts;
 mod placement;
 mod repair;

@@ -8,13 +8,14 @@ use std::ops::Range;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
+use super::paging::Answer;
 use super::parts::{self, AnswerPlace, Holding, Part};
 use super::repair::Repairs;
 use super::reporting::Attention;
 use super::settling::Settling;
 use super::speaker::Speaker;
 use super::{Cancel, Event, FinishReason, Finished, LaneId, Results, Stats};
-use crate::cache::{Begin, Cache, NewNode, NodeId};
+use crate::cache::{Cache, NewNode};
 use crate::chunk::{Composition, Piece, Tier};
 use crate::device::{Device, Lane, Outputs, Span};
 use crate::kv::{PAGE_ROWS, PageId, Slot, pages_for};
@@ -32,11 +33,11 @@ pub(super) struct Sequence {
     marks: Vec<u32>,
     pub(super) parts: Vec<Part>,
     /// How many parts have first pages that hold the rows before theirs.
-    n_complete: usize,
+    pub(super) n_complete: usize,
     /// The part that is filled or waited for; all are ready where it is beyond them.
     pub(super) at: usize,
     pub(super) repairs: Repairs,
-    answer: Answer,
+    pub(super) answer: Answer,
     /// The step in hand.
     pub(super) step: Prepared,
     pub(super) speaker: Speaker,
@@ -49,24 +50,6 @@ pub(super) struct Sequence {
     end: Option<End>,
     pub(super) started: Instant,
     first_token: Option<Duration>,
-}
-
-/// The answer's rows: pages of its own, taken one by one of those that were promised.
-struct Answer {
-    /// None before the first row.
-    pages: Vec<PageId>,
-    place: AnswerPlace,
-    promised: usize,
-    stored: usize,
-    /// Whether its rows are kept.
-    is_kept: bool,
-}
-
-impl Answer {
-    /// The next row, counted from the first row of the first page.
-    fn next_row(&self) -> usize {
-        self.place.begin.lead + self.stored
-    }
 }
 
 /// Where logits of the prompt's later tokens go.
@@ -268,38 +251,6 @@ impl Sequence {
         self.parts[..n].iter().for_each(|part| part.add_to(&mut self.step.spans));
     }
 
-    /// Copies what is missing of the rows before those of parts in their first pages, for the first
-    /// `n` parts. All that those see is there.
-    pub(super) fn complete_pages(&mut self, n: usize, cache: &mut Cache, device: &mut dyn Device) {
-        for index in self.n_complete..n {
-            let Part { node, sees, lead, ref pages, .. } = self.parts[index];
-            if lead == 0 {
-                continue;
-            }
-            let (from, to) = (self.parts[sees - 1].last_page(), pages[0]);
-            if from != to {
-                if !cache.node(node).has_lead {
-                    device.copy_rows(from, to, lead);
-                }
-                self.move_ends(sees, to, cache);
-            }
-            cache.node_mut(node).has_lead = true;
-        }
-        self.n_complete = self.n_complete.max(n);
-    }
-
-    /// Has nodes that end in the last page of the first `n` parts end in page `to` instead, which holds
-    /// their rows too.
-    fn move_ends(&self, n: usize, to: PageId, cache: &mut Cache) {
-        let from = self.parts[n - 1].last_page();
-        let ends_there = |part: &&Part| part.last_page() == from;
-        let parts = self.parts[..n].iter().rev().take_while(ends_there);
-        // A node of which the prompt uses a part has rows after it.
-        let whole = parts.filter(|part| part.range.len() == cache.node(part.node).len());
-        let nodes: Vec<NodeId> = whole.map(|part| part.node).collect();
-        cache.move_ends(&nodes, from, to);
-    }
-
     fn prepare_answer(&mut self, cache: &mut Cache, device: &mut dyn Device) {
         self.complete_pages(self.parts.len(), cache, device);
         if self.answer.pages.is_empty() {
@@ -330,33 +281,10 @@ impl Sequence {
         if is_first {
             parts::extend(span, &self.answer.pages, self.answer.stored + 1);
         } else {
-            let page = self.answer.pages.last().filter(|_| row % PAGE_ROWS == 0);
+            let page = self.answer.pages.last().filter(|_| row.is_multiple_of(PAGE_ROWS));
             span.pages.extend(page);
             span.len += 1;
         }
-    }
-
-    /// Gives the answer its first page, unless that begins with its first row: the prompt's last page,
-    /// or a copy of it.
-    fn begin_answer(&mut self, cache: &mut Cache, device: &mut dyn Device) {
-        let Begin { lead, page } = self.answer.place.begin;
-        if lead == 0 {
-            return;
-        }
-        let first = match page {
-            Some(page) => {
-                cache.hold_pages(&[page]);
-                page
-            }
-            None => {
-                let copy = self.take_pages(1, cache, device)[0];
-                let n_parts = self.parts.len();
-                device.copy_rows(self.parts[n_parts - 1].last_page(), copy, lead);
-                self.move_ends(n_parts, copy, cache);
-                copy
-            }
-        };
-        self.answer.pages.push(first);
     }
 
     /// This lane's part of the step, if it has one.
