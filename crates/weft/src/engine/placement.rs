@@ -219,8 +219,11 @@ impl Planner<'_> {
         }
     }
 
-    /// A piece that stands elsewhere than it is computed.
+    /// A piece that stands elsewhere than it is computed. An empty one has no place.
     fn place_moved(&mut self, piece: &Piece, composition: &Composition) {
+        if piece.tokens.is_empty() {
+            return;
+        }
         let Anchor { key, len, places, run_start } = &self.anchor;
         let (parent, sees, lead) = match piece.reuse {
             Reuse::Isolated => (self.root, 0, 0),

@@ -278,6 +278,7 @@ impl Sequence {
             return;
         }
         let span = self.step.spans.last_mut().expect("a prompt has rows");
+        debug_assert_eq!(span.home_position, span.position, "an answer goes on at home");
         if is_first {
             parts::extend(span, &self.answer.pages, self.answer.stored + 1);
         } else {
