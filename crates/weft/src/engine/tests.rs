@@ -245,7 +245,7 @@ fn whatever_happened_before_does_not_show() {
             let folder = tempfile::tempdir().unwrap();
             let open = || {
                 let store = Store::open(folder.path(), 300_000).unwrap();
-                engine_with(17, Tiers { ram_bytes: 60_000, store: Some(store) })
+                engine_with(18, Tiers { ram_bytes: 60_000, store: Some(store) })
             };
             let mut engine = open();
             let check = |engine: &mut Engine, prompt: &Composition, said: Vec<Token>| {
