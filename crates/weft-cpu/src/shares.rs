@@ -12,7 +12,7 @@ use crate::memory::Disjoint;
 /// Stretches that a lane can have.
 const MAX_STRETCHES: usize = MAX_MARKS + 1;
 
-/// The shares of a step. The memory of sums is taken when it is made.
+/// The shares of a step. All memory is taken when it is made.
 pub(crate) struct Shares {
     /// f32 \[lanes\]\[kv_heads\]\[stretches\]: sums over the layers, and over the query heads of
     /// a KV head.
@@ -27,7 +27,8 @@ impl Shares {
     pub(crate) fn new(config: &Config) -> Self {
         let kv_heads = config.kv_heads;
         let sums = vec![0.0; MAX_LANES * kv_heads * MAX_STRETCHES];
-        Self { sums, kv_heads, rows: Default::default() }
+        let rows = std::array::from_fn(|_| Vec::with_capacity(MAX_STRETCHES));
+        Self { sums, kv_heads, rows }
     }
 
     /// Forgets the last step.
@@ -35,7 +36,7 @@ impl Shares {
         self.rows.iter_mut().for_each(Vec::clear);
         for (lane, rows) in step.lanes.iter().zip(&mut self.rows) {
             let last = lane.positions.last().expect("a lane has tokens");
-            *rows = lane.rows_of_stretches(*last as usize);
+            rows.extend(lane.rows_of_stretches(*last as usize));
         }
         for (row, sums) in self.sums.chunks_exact_mut(MAX_STRETCHES).enumerate() {
             sums[..self.rows[row / self.kv_heads].len()].fill(0.0);

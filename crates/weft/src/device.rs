@@ -106,14 +106,12 @@ impl Lane<'_> {
 
     /// How many rows of each stretch between marks a token at `position` sees. Rows of a stretch
     /// follow one another in the list of spans.
-    pub fn rows_of_stretches(&self, position: usize) -> Vec<usize> {
-        let last_seen = |mark: &u32| (*mark as usize - 1).min(position);
+    pub fn rows_of_stretches(&self, position: usize) -> impl Iterator<Item = usize> {
+        let last_seen = move |mark: &u32| (*mark as usize - 1).min(position);
         let ends = self.marks.iter().map(last_seen).chain([position]);
         let rows_up_to = |last| self.spans.iter().map(|span| span.rows_seen_from(last)).sum();
         let mut before = 0;
-        ends.map(rows_up_to)
-            .map(|rows: usize| rows - std::mem::replace(&mut before, rows))
-            .collect()
+        ends.map(rows_up_to).map(move |rows: usize| rows - std::mem::replace(&mut before, rows))
     }
 }
 
