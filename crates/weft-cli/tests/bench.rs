@@ -218,6 +218,27 @@ fn whole_answers_are_timed_by_every_way_of_choosing() {
 }
 
 #[test]
+fn answers_behind_chunks_have_the_tokens_of_one_piece() {
+    let folder = Folder::new();
+    let config = SHAPE.replace("\"vocab_size\": 256", "\"vocab_size\": 2048");
+    std::fs::write(folder.file("talks.json"), config).unwrap();
+    let ask = |depth, chunks| {
+        let args = ["generate", "--shape", "talks.json", "-n", "3", "-d", depth, "-b", "1"];
+        let more = ["-r", "1", "-q", "-o", "json", "--chunks", chunks];
+        folder.bench(&[&args[..], &more].concat())
+    };
+    let (code, json, stderr) = ask("70", "1,5");
+    assert_eq!(code, 0, "{stderr}");
+    let report: Value = serde_json::from_str(&json).unwrap();
+    let rows = report["rows"].as_array().unwrap();
+    let chunks: Vec<_> = rows.iter().map(|row| row["chunks"].as_u64().unwrap()).collect();
+    assert_eq!(chunks, [1, 5].repeat(4));
+    assert!(rows.iter().all(|row| row["same_tokens"] == true));
+    let (code, _, stderr) = ask("300", "300");
+    assert!(code != 0 && stderr.contains("300 chunks"), "{code}: {stderr}");
+}
+
+#[test]
 fn saved_runs_can_be_compared_and_drawn() {
     let folder = Folder::new();
     for (file, seed) in [("a.json", "1"), ("b.json", "1"), ("c.json", "2")] {
