@@ -190,11 +190,14 @@ fn lane_sections(limits: &Limits) -> usize {
     limits.positions.min((limits.positions + MAX_SPANS * beside) / SECTION_ROWS)
 }
 
-/// Most parts that results are folded from: those of few tokens, or as many more as let a query of a
-/// hundred tokens after a long context be split over the GPU.
+/// Parts of each of few tokens that there is room for beyond its sections: larger steps use it, and so
+/// a query of a hundred tokens after a long context can be split over the GPU.
+const SPLIT_PARTS: usize = 1024;
+
+/// Most parts that results are folded from.
 pub(crate) fn max_partials(limits: &Limits) -> usize {
-    let few =
-        lane_sections(limits).max(limits.positions.min(limits.positions / SECTION_ROWS + 1024));
+    let few = lane_sections(limits)
+        .max(limits.positions.min(limits.positions / SECTION_ROWS + SPLIT_PARTS));
     FEW.max(MAX_LANES) * few
 }
 

@@ -227,9 +227,8 @@ __device__ __forceinline__ void sum_weights(SectionScratch &scratch, int n_pages
 
 // ---- stretches ---------------------------------------------------------------------------------
 // Marks cut a section into stretches. Their squares are summed from weights that lie in shared
-// memory, when nobody waits for it: while the first warp adds up weights, if the section is a part of
-// a result that is folded; after the result is on its way, if it is all that a token sees.
-// Queries of an item are all of the one kind or all of the other.
+// memory, after the result is on its way; in the persistent kernel, if the result is folded from
+// parts, while the first warp adds up weights. All queries of an item are folded, or none is.
 __device__ __forceinline__ bool is_folded(const Item &item) { return item.queries[0].n_parts > 1; }
 
 // The row at which the stretch ends that `row` belongs to, `end` at the latest. `word` is word
