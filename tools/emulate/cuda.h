@@ -12,6 +12,7 @@
 
 #define __device__
 #define __forceinline__ inline
+#define __noinline__
 #define __global__
 #define __launch_bounds__(...)
 #define __grid_constant__
@@ -165,6 +166,8 @@ inline u32 __ballot_sync(u32, bool is) {
 inline bool __any_sync(u32 mask, bool is) { return __ballot_sync(mask, is) != 0; }
 inline bool __all_sync(u32 mask, bool is) { return !__any_sync(mask, !is); }
 inline int __ffs(u32 bits) { return __builtin_ffs(bits); }
+inline int __clz(u32 bits) { return bits == 0 ? 32 : __builtin_clz(bits); }
+inline int __popc(u32 bits) { return __builtin_popcount(bits); }
 inline int __ffsll(u64 bits) { return __builtin_ffsll(bits); }
 inline void __threadfence() {}
 inline void __threadfence_block() {}

@@ -115,6 +115,30 @@ struct LanePlace {
     int stretch_of(int position) const { return std::upper_bound(marks.begin(), marks.end(), position) - marks.begin(); }
 };
 
+// As tables.rs numbers them.
+static void number_stretches(Item &item) {
+    u32 n = 0;
+    for (u32 half = 0; half < 8; ++half) {
+        const u32 n_own = __popc(item.marks[half]) + (half == item.first / 32);
+        if (n_own == 0) continue;
+        n += n_own, item.has_inner |= n_own > 1;
+        u32 halves = 1u << half;
+        for (u32 later = half + 1; later < 8 && !(item.marks[later] & 1); ++later) {
+            halves |= 1u << later;
+            if (item.marks[later]) break;
+        }
+        item.stretches[half] = halves | (n - 1) << 8;
+    }
+    item.n_marks = n - 1, item.has_inner &= n > 2, item.first_pages = 4;
+    int mark = 0;
+    while (mark < 256 && !(item.marks[mark / 32] >> mark % 32 & 1)) ++mark;
+    for (int half = 0; half < 8; ++half) {
+        const u32 inside = item.marks[half] & ~1u;
+        item.cuts[half] = n == 1 ? 32 : n == 2 ? std::clamp(mark - half * 32, 0, 32) : inside ? __ffs(inside) - 1 : 32;
+    }
+    if (n == 2) item.first_pages = (mark + 63) / 64;
+}
+
 struct Lists {
     u32 counts[8] = {}, tokens[8] = {}, positions[8] = {}, outputs[8] = {}, partials[32] = {};
     std::vector<Item> items;
@@ -155,8 +179,9 @@ struct Lists {
                 item.first = start == 0 ? span.first_row : 0;
                 for (const int mark : lane.marks) {
                     const int row = span.row_at(mark) - start;
-                    if (row > item.first && row < 256 && mark < span.position + span.len) item.marks[row / 32] |= 1u << row % 32, ++item.n_marks;
+                    if (row > item.first && row < 256 && mark < span.position + span.len) item.marks[row / 32] |= 1u << row % 32;
                 }
+                number_stretches(item);
                 items.push_back(item), of.push_back(&span), starts.push_back(start);
             }
         for (size_t i = 0; i < of.size(); ++i) {

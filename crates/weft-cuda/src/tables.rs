@@ -13,11 +13,13 @@ use weft::device::{Lane, Limits, MAX_LANES, MAX_MARKS, MAX_SPANS, Step};
 use weft::kv::{PAGE_ROWS, PageId};
 
 mod groups;
+mod item;
 mod memory;
 mod split;
 mod words;
 
 pub(crate) use self::groups::{GroupCounts, SEVERAL, SIXTEEN};
+use self::item::{Item, Query};
 pub(crate) use self::memory::{StepAddresses, Tables};
 pub(crate) use self::split::SplitRule;
 use self::words::{Words, words};
@@ -89,47 +91,6 @@ impl Section {
         let marked = |row: &usize| self.marks[row / 32] >> (row % 32) & 1 == 1;
         let n_marks = if self.n_marks == 0 { 0 } else { (0..seen).filter(marked).count() };
         1 + n_marks
-    }
-}
-
-/// One query of an item.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-struct Query {
-    token: u16,
-    /// Parts that the token's result is folded from.
-    n_parts: u16,
-    seen: u16,
-    slot: u16,
-    rotate_at: u32,
-    partial: u32,
-}
-
-/// Queries against one section. Kernels call it `Item`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-struct Item {
-    pages: [PageId; SECTION_PAGES],
-    n_rows: u32,
-    n_queries: u32,
-    n_stores: u32,
-    first: u16,
-    n_marks: u16,
-    stores: [u16; FEW],
-    marks: Marks,
-    queries: [Query; FEW],
-}
-
-impl Item {
-    fn store(&mut self, token: usize, row: usize) {
-        self.stores[self.n_stores as usize] = (token << 8 | row) as u16;
-        self.n_stores += 1;
-    }
-
-    fn add(&mut self, query: Query) {
-        self.n_rows = self.n_rows.max(u32::from(query.seen));
-        self.queries[self.n_queries as usize] = query;
-        self.n_queries += 1;
     }
 }
 
@@ -324,6 +285,7 @@ impl Lists {
                 token += 1;
             }
         }
+        self.items.iter_mut().for_each(Item::number_stretches);
         self.add_stores(step);
     }
 
@@ -337,7 +299,7 @@ impl Lists {
             let (item, open) = (&mut self.items[index], &mut self.open[index]);
             let joins = open.lane == lane || open.seen == Some(query.seen);
             let is_folded = |query: &Query| query.n_parts > 1;
-            let is_same = (item.first, item.marks) == (section.first, section.marks)
+            let is_same = (u16::from(item.first), item.marks) == (section.first, section.marks)
                 && is_folded(&item.queries[0]) == is_folded(&query);
             if joins && is_same && (item.n_queries as usize) < most {
                 open.seen = open.seen.filter(|seen| *seen == query.seen);
@@ -347,8 +309,8 @@ impl Lists {
         }
         let before = self.open_items.insert(section.pages, self.items.len());
         self.open.push(Open { lane, seen: Some(query.seen), before });
-        let Section { pages, first, n_marks, marks, .. } = *section;
-        let mut item = Item { pages, first, n_marks, marks, ..Item::default() };
+        let Section { pages, first, marks, .. } = *section;
+        let mut item = Item { pages, first: first as u8, marks, ..Item::default() };
         item.add(query);
         self.items.push(item);
     }

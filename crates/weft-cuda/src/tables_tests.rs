@@ -42,7 +42,7 @@ fn a_span_that_stands_twice_is_asked_twice_by_one_token() {
 
 #[test]
 fn structs_are_as_long_as_kernels_think() {
-    assert_eq!((Item::LEN, Section::LEN, Tile::LEN), (52, 16, 8));
+    assert_eq!((Item::LEN, Section::LEN, Tile::LEN), (58, 16, 8));
     assert_eq!(size_of::<StepAddresses>(), 64);
 }
 
@@ -153,6 +153,44 @@ fn marks_cut_sections_into_slots() {
     lists.fill(&Step { lanes: &lanes }, 2);
     assert_eq!(lists.shares[0].stretches, [0, 1]);
     assert_eq!(lists.partials, [[1, 0, 2, 0]]);
+}
+
+#[test]
+fn stretches_know_the_halves_of_pages_that_they_have_rows_in() {
+    let item = |first, n_rows, rows: &[usize]| {
+        let mut item = Item { first, n_rows, ..Item::default() };
+        rows.iter().for_each(|row| item.marks[row / 32] |= 1 << (row % 32));
+        item.number_stretches();
+        item
+    };
+    // Of each half: those of the last stretch that begins there, and its number.
+    let of = |item: &Item| item.stretches.map(|own| (own & 0xff, own >> 8));
+    let none = (0, 0);
+    let whole = item(0, 256, &[]);
+    assert_eq!(of(&whole), [(0xff, 0), none, none, none, none, none, none, none]);
+    assert_eq!((whole.n_marks, whole.cuts, whole.first_pages), (0, [32; 8], 4));
+    let late = item(40, 256, &[]);
+    assert_eq!(of(&late), [none, (0xfe, 0), none, none, none, none, none, none]);
+    // The rows before the only mark, and the pages that they are in.
+    let one = item(0, 256, &[70]);
+    assert_eq!((one.n_marks, one.cuts, one.first_pages), (1, [32, 32, 6, 0, 0, 0, 0, 0], 2));
+    assert_eq!(item(0, 256, &[128]).cuts, [32, 32, 32, 32, 0, 0, 0, 0]);
+    assert_eq!(item(0, 256, &[128]).first_pages, 2);
+    assert_eq!(item(0, 256, &[10]).has_inner, 0, "the two halves of its sums are all there is");
+    // A stretch that ends inside a half has rows there; one that ends where a half begins has none.
+    let two = item(0, 256, &[70, 128]);
+    let halves = [(0b111, 0), none, (0b1100, 1), none, (0b1111_0000, 2), none, none, none];
+    assert_eq!((of(&two), two.n_marks, two.has_inner), (halves, 2, 0));
+    assert_eq!(two.cuts, [32, 32, 6, 32, 32, 32, 32, 32]);
+    // Two and three stretches begin in the first halves.
+    let inner = item(0, 256, &[3, 32, 33, 40]);
+    let halves = [(0b1, 1), (0b1111_1110, 4), none, none, none, none, none, none];
+    assert_eq!((of(&inner), inner.n_marks, inner.has_inner), (halves, 4, 1));
+    assert_eq!(inner.cuts[..3], [3, 1, 32]);
+    // Rows that nobody sees have no stretches.
+    assert_eq!(item(0, 40, &[3, 32, 33, 40, 200]).n_marks, 3);
+    let all = item(0, 256, &(1..SECTION_ROWS).collect::<Vec<_>>());
+    assert_eq!((of(&all)[0], of(&all)[7], all.n_marks), ((1, 31), (0x80, 255), 255));
 }
 
 #[test]

@@ -16,8 +16,17 @@ constexpr u32 NO_SLOT = 0xffffu;
 struct Item {
     u32 pages[SECTION_PAGES];
     u32 n_rows, n_queries, n_stores;
-    u16 first, n_marks;
-    u16 stores[8]; // rows of the section that this step writes: token << 8 | row
+    u8 first;
+    u8 n_marks;
+    u8 first_pages; // up to the last that the first of two stretches has rows in
+    u8 has_inner;   // whether some of more than two stretches end in the half of a page that they begin in
+    u16 stores[8];  // rows of the section that this step writes: token << 8 | row
+    // Where the squares of each half of a page are cut in two: before and after the only mark; or, if
+    // there are more, at the first that is inside the half.
+    u8 cuts[SECTION_PAGES * 2];
+    // Of the last stretch that begins in each half of a page: a bit for each half that it has rows
+    // in, and which stretch of the section it is, << 8. Zero if none does.
+    u16 stretches[SECTION_PAGES * 2];
     u32 marks[SECTION_PAGES * 2]; // a bit for each row: whether a stretch begins there
     Query queries[8];
 };
@@ -59,8 +68,9 @@ struct SectionScratch {
     __align__(16) u16 queries[16][QUERY_STRIDE];      // rotated, bf16
     uint4 probabilities[SECTION_PAGES][2][2][32];     // page, half, upper and lower
     float maxima[SECTION_PAGES][2][16];
-    __align__(16) float sums[2][SECTION_PAGES][2][16][4]; // of weights, and of their squares
-    float finals[16][3];                              // maximum, sum of weights, sum of their squares
+    __align__(16) float sums[3][SECTION_PAGES][2][16][4]; // of weights; of squares before and after a half is cut
+    float finals[16][6];                              // maximum and sum of weights; of the first stretch, and the second
+    float2 stretches[SECTION_PAGES * 2][16];          // if there are more: maximum and squares, by the half they begin in
 };
 
 // Which of an item's queries a lane holds: up to two, of the first eight and of the next. What it does not hold is nothing, and
@@ -128,17 +138,32 @@ struct PageMaxima {
     __device__ __forceinline__ float shrink(int p) const { return exp2_of((p == 0 ? NEVER : up_to[p - 1]) - finite(up_to[p])); }
 };
 
+// The squares from the last mark on, in a half of a page that has several inside. Not inlined, as all that few sections need:
+// others would have to jump over it, and what a block reads next of its code is not near after a jump.
+__device__ __noinline__ float squares_of_last(uint4 weights, u32 marks, int lane) {
+    return squares_between(weights, lane % 4 * 2, 31 - __clz(marks), 32);
+}
+
 // Weights, against the maximum of all pages up to this one.
-__device__ __forceinline__ void weigh_rows(const HalfPage &own, SectionScratch &to, int lane) {
+__device__ __forceinline__ void weigh_rows(const HalfPage &own, SectionScratch &to, const Item &item, int lane) {
+    const int c = lane % 4, half = own.page * 2 + own.half, cut = item.cuts[half];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         if (i == 1 && !own.queries.two) break;
         const int query = own.queries.of[i];
         const float m = PageMaxima(to, query, own.page + 1).last();
-        auto &pairs = to.probabilities[own.page][own.half];
-        const float2 sum = weigh<true>(own.scores[i], finite(m), pairs[i][lane]);
-        to.sums[0][own.page][own.half][query][lane % 4] = sum.x;
-        to.sums[1][own.page][own.half][query][lane % 4] = sum.y;
+        uint4 weights;
+        const float2 sum = weigh<true>(own.scores[i], finite(m), weights);
+        float2 squares = make_float2(sum.y, 0.0f);
+        if (cut < 32) {
+            squares = cut_squares(weights, cut - c * 2);
+            const u32 inside = item.marks[half] & ~1u;
+            if (inside & (inside - 1)) squares.y = squares_of_last(weights, inside, lane);
+        }
+        to.probabilities[own.page][own.half][i][lane] = weights;
+        to.sums[0][own.page][own.half][query][c] = sum.x;
+        to.sums[1][own.page][own.half][query][c] = squares.x;
+        to.sums[2][own.page][own.half][query][c] = squares.y;
     }
 }
 
@@ -208,79 +233,92 @@ __device__ __forceinline__ void sum_values(float (&acc)[OWN_DIM_TILES][4], const
     }
 }
 
-// Adds up the weights of each query, and their squares, pages in order: the work of one warp.
-__device__ __forceinline__ void sum_weights(SectionScratch &scratch, int n_pages, int lane) {
-    const int query = lane % 16, which = lane / 16; // of weights, or of their squares
+// ---- sums --------------------------------------------------------------------------------------
+// Marks cut a section into stretches. All queries of an item are folded from parts, or none is, and
+// those that keep shares see all of its rows.
+__device__ __forceinline__ bool is_folded(const Item &item) { return item.queries[0].n_parts > 1; }
+
+// Adds up the weights of each query, pages in order, and their squares: of the only stretch, or of two. The work of one
+// warp, and of another if there are two.
+__device__ __forceinline__ void sum_weights(SectionScratch &scratch, const Item &item, int n_pages, int warp, int lane) {
+    const int query = lane % 16, which = min(warp * 2 + lane / 16, 2); // of weights, of squares
+    const int until = which == 1 ? item.first_pages : SECTION_PAGES;
     const PageMaxima maxima(scratch, query, n_pages);
-    float lanes[4] = {};
+    float lanes[4] = {}, m = NEVER;
 #pragma unroll
     for (int p = 0; p < SECTION_PAGES; ++p) {
         if (p >= n_pages) break;
-        const float once = maxima.shrink(p), shrink = which == 0 ? once : once * once;
+        const float once = maxima.shrink(p), shrink = which == 0 ? once : p < until ? once * once : 1.0f;
+        if (p < until) m = maxima.up_to[p];
         const auto &halves = scratch.sums[which][p];
 #pragma unroll
         for (int i = 0; i < 4; ++i) lanes[i] = __fmaf_rn(lanes[i], shrink, halves[0][query][i] + halves[1][query][i]);
     }
-    scratch.finals[query][0] = maxima.last();
-    scratch.finals[query][1 + which] = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+    scratch.finals[query][which * 2] = m;
+    scratch.finals[query][which * 2 + 1] = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
 }
 
-// ---- stretches ---------------------------------------------------------------------------------
-// Marks cut a section into stretches. Their squares are summed from weights that lie in shared
-// memory, after the result is on its way; in the persistent kernel, if the result is folded from
-// parts, while the first warp adds up weights. All queries of an item are folded, or none is.
-__device__ __forceinline__ bool is_folded(const Item &item) { return item.queries[0].n_parts > 1; }
-
-// The row at which the stretch ends that `row` belongs to, `end` at the latest. `word` is word
-// lane % 8 of the marks.
-__device__ __forceinline__ u32 stretch_end(u32 word, u32 row, u32 end, int lane) {
-    const u32 from = row + 1 - lane * 32; // of this lane's rows; wraps round where all of them are later
-    const u32 later = lane >= SECTION_PAGES * 2 || (int)from >= 32 ? 0 : (int)from <= 0 ? word : word >> from << from;
-    const u32 words = __ballot_sync(FULL, later != 0);
-    if (words == 0) return end;
-    const int of = __ffs(words) - 1;
-    return min(end, (u32)(of * 32 + __ffs(__shfl_sync(FULL, later, of)) - 1));
-}
-
-// The maximum and the sum of squares of rows `begin` to `end` for a lane's first or second query.
-// Halves of pages that lie inside have been summed with the weights.
-__device__ __forceinline__ float2 stretch_squares(const SectionScratch &from, int query, int i, u32 begin, u32 end, int lane) {
-    float m = NEVER, sum = 0.0f;
-#pragma unroll 1
-    for (u32 p = 0; p * PAGE_ROWS < end; ++p) {
-        const float before = m;
-        m = fmaxf(m, fmaxf(from.maxima[p][0][query], from.maxima[p][1][query]));
-        if ((p + 1) * PAGE_ROWS <= begin) continue;
-        const auto of_half = [&](u32 half) {
-            const u32 first = p * PAGE_ROWS + half * 32;
-            return begin <= first && first + 32 <= end
-                       ? from.sums[1][p][half][query][lane % 4]
-                       : squares_between(from.probabilities[p][half][i][lane], first + lane % 4 * 2, begin, end);
-        };
-        const float shrink = exp2_of(before - finite(m));
-        sum = __fmaf_rn(sum, shrink * shrink, of_half(0) + of_half(1));
+// The stretch that is the last to begin in a half of a page, for a row of queries.
+struct Stretch {
+    u32 half, query, takes, slot;
+    bool there; // and the query keeps shares
+    __device__ __forceinline__ Stretch(const Item &item, u32 n_queries, u32 half, u32 query) : half(half), query(query) {
+        const u32 stretch = item.stretches[half], first_slot = item.queries[query / GROUP % 8].slot;
+        takes = stretch & 0xff, slot = first_slot + (stretch >> 8);
+        there = takes != 0 && query < n_queries && first_slot != NO_SLOT;
     }
-    return make_float2(m, quad_sum(sum));
-}
+};
 
-// Calls `leave(row of queries, slot, maximum, squares)` for every stretch of an item and every
-// query that keeps shares of it. `n_warps` warps take stretches in turn.
-template <class Leave>
-__device__ __forceinline__ void each_stretch(const SectionScratch &from, const Item &item, const OwnQueries &queries, u32 n_rows, u32 grown,
-                                             u32 warp, u32 n_warps, int lane, Leave leave) {
-    const u32 word = item.marks[lane % (SECTION_PAGES * 2)];
-    u32 begin = item.first, end;
+// Adds up the squares of these stretches, if there are more than two: the work of SECTION_PAGES warps. What is folded is left.
+template <class Slots>
+__device__ __noinline__ void sum_stretches(SectionScratch &scratch, const Item &item, u32 n_queries, u32 n_pages, int warp, int lane, Slots slots) {
+    const Stretch own(item, n_queries, warp * 2 + lane / 16, lane % 16);
+    if (!own.there) return;
+    const int head = item.marks[own.half] & ~1u ? 2 : 1; // which of the sums its first rows are in
+    float lanes[4] = {}, m = PageMaxima(scratch, own.query, warp).last();
 #pragma unroll 1
-    for (u32 nth = 0; begin < n_rows; ++nth, begin = end) {
-        end = stretch_end(word, begin, n_rows, lane);
-        if (nth % n_warps != warp) continue;
+    for (u32 p = warp; p < n_pages && own.takes >> (p * 2); ++p) {
+        const u32 here = own.takes >> (p * 2);
+        const float before = m;
+        m = fmaxf(m, fmaxf(scratch.maxima[p][0][own.query], scratch.maxima[p][1][own.query]));
+        const float once = exp2_of(before - finite(m)), shrink = once * once;
+        const auto &one = scratch.sums[p * 2 == own.half ? head : 1][p][0][own.query];
+        const auto &other = scratch.sums[p * 2 + 1 == own.half ? head : 1][p][1][own.query];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) lanes[i] = __fmaf_rn(lanes[i], shrink, (here & 1 ? one[i] : 0.0f) + (here & 2 ? other[i] : 0.0f));
+    }
+    const float squares = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+    if (slots.folded) slots.leave(own.query, own.slot, m, squares, scratch.finals[own.query]);
+    else scratch.stretches[own.half][own.query] = make_float2(m, squares);
+}
+// Leaves what is not folded, when weights are summed.
+template <class Slots>
+__device__ __noinline__ void leave_stretches(const SectionScratch &from, const Item &item, u32 n_queries, int warp, int lane, Slots slots) {
+    const Stretch own(item, n_queries, warp * 2 + lane / 16, lane % 16);
+    const float2 of = from.stretches[own.half][own.query];
+    if (own.there) slots.leave(own.query, own.slot, of.x, of.y, from.finals[own.query]);
+}
+// Leaves stretches that end in the half of a page that they begin in. `n_warps` warps take one half after another, a quad one
+// row of queries of one stretch after another.
+template <class Slots>
+__device__ __noinline__ void leave_inner(const SectionScratch &from, const Item &item, u32 n_queries, u32 warp, u32 n_warps, int lane, Slots slots) {
+    const u32 log = 32 - __clz(n_queries - 1); // rows of queries, to the next power of two
 #pragma unroll 1
-        for (int i = 0; i < (queries.two ? 2 : 1); ++i) {
-            const int row = lane / 4 + i * 8;
-            const float2 own = stretch_squares(from, row, i, begin, end, lane);
-            if (lane % 4 != 0 || !(i == 0 ? queries.there[0] : queries.there[1])) continue;
-            const Query &asked = item.queries[row / GROUP];
-            if (asked.slot != NO_SLOT && begin < asked.seen + grown) leave(row, asked.slot + nth, own.x, own.y);
+    for (u32 half = warp; half < SECTION_PAGES * 2; half += n_warps) {
+        u32 begins = item.marks[half] | (half == item.first / 32 ? 1u << item.first % 32 : 0), nth = 0;
+        if ((begins & (begins - 1)) == 0) continue;
+        const u32 n_inner = __popc(begins) - 1, before = (item.stretches[half] >> 8) - n_inner;
+#pragma unroll 1
+        for (u32 done = 0; done < n_inner << log; done += 8) {
+            const u32 pair = done + lane / 4, row = pair & ((1u << log) - 1);
+#pragma unroll 1
+            for (; nth < pair >> log; ++nth) begins &= begins - 1;
+            const u32 begin = __ffs(begins) - 1, end = __ffs(begins & (begins - 1)) - 1; // of the half
+            const uint4 weights = from.probabilities[half / 2][half % 2][row / 8][row % 8 * 4 + lane % 4];
+            const float squares = quad_sum(squares_between(weights, lane % 4 * 2, begin, end));
+            const u32 first_slot = item.queries[row / GROUP % 8].slot;
+            if (lane % 4 == 0 && nth < n_inner && row < n_queries && first_slot != NO_SLOT)
+                slots.leave(row, first_slot + before + nth, PageMaxima(from, row, half / 2 + 1).last(), squares, from.finals[row]);
         }
     }
 }

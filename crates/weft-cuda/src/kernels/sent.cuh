@@ -33,14 +33,12 @@ template <class Ready> __device__ __forceinline__ void look_until(Ready ready) {
     __syncwarp();
 }
 
-// Sends what one part of one head is besides its sums, and its only slot if there is one, from the
-// four lanes of a quad.
-__device__ __forceinline__ void send_weight(float *row, float *slot, const float (&finals)[3], int lane) {
+// Sends what one part of one head is besides its sums, from the four lanes of a quad.
+__device__ __forceinline__ void send_weight(float *row, const float (&finals)[6], int lane) {
     for (int slice = lane % 4; slice < DIM_UNITS; slice += 4) {
         float *at = row + DIM + slice * 2;
         send(at, finals[0]), send(at + 1, finals[1]);
     }
-    if (slot && lane % 4 == 3) send(slot, finals[0]), send(slot + 1, finals[2]);
 }
 
 // Two words of a part or a slot, once they are there.
@@ -78,14 +76,13 @@ struct SentSlice {
     }
 };
 
-// Folds one of the slices; with the first, adds what share of attention each slot has. `slots` are
+// Folds one of the slices, and adds what share of attention some slots have: 32 with each slice in turn. `slots` are
 // those of the head, sent as its parts are, `shares` where they are added up.
 __device__ __forceinline__ void fold_slice(const SentSlice &slice, u32 n_parts, u16 *a, float *slots, float *shares, u32 n_slots) {
     const Folded whole = fold_parts<16>(slice, n_parts, slice.lane);
     const int d = slice.slice * 32 + slice.lane;
     if (d < HEAD_DIM) a[d] = round_one(whole.sum / whole.weight);
-    if (slice.slice > 0) return;
-    for (u32 block = 0; block < n_slots; block += 32) {
+    for (u32 block = slice.slice * 32; block < n_slots; block += DIM) {
         const u64 at = (u64)(block + slice.lane) * HEADS;
         const bool there = block + slice.lane < n_slots;
         const float2 sent = take_two(slots + at * 2, there, make_float2(0.0f, 0.0f));

@@ -53,6 +53,21 @@ __device__ __forceinline__ float2 weigh(const float (&pairs)[8], float m, uint4 
     return make_float2(sum, squares);
 }
 
+// Squares of rows before `cut` and from it on, summed as `weigh` does. It is counted from the lane's first row.
+__device__ __forceinline__ float2 cut_squares(uint4 weights, int cut) {
+    const u32 w[4] = {weights.x, weights.y, weights.z, weights.w};
+    float before = 0.0f, after = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float a = low(w[i]), b = high(w[i]);
+        if (i * 8 + 1 < cut) before = __fmaf_rn(b, b, before);
+        else after = __fmaf_rn(b, b, after);
+        if (i * 8 < cut) before = __fmaf_rn(a, a, before);
+        else after = __fmaf_rn(a, a, after);
+    }
+    return make_float2(before, after);
+}
+
 // The sum of squares that `weigh` would give with all weights as zero but those of rows `begin` to
 // `end`. `row` is that of the lane's first weight.
 __device__ __forceinline__ float squares_between(uint4 weights, u32 row, u32 begin, u32 end) {

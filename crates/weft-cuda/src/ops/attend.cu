@@ -104,6 +104,19 @@ __device__ __forceinline__ void make_row(const Item &item, u32 store, u32 key_po
     else before_copies_of_stored();
 }
 
+// Where the slots of one KV head go: to the warp that folds the parts; or, if the section is all that a token sees, into
+// its shares of attention.
+struct HeadSlots {
+    bool folded;
+    float *to;
+    int kv_head;
+    __device__ __forceinline__ void leave(u32 row, u32 slot, float m, float squares, const float (&finals)[6]) const {
+        const u64 at = (u64)slot * HEADS + kv_head * GROUP + row % GROUP;
+        if (folded) send(to + at * 2, m), send(to + at * 2 + 1, squares);
+        else atomicAdd(to + at, part_share(Folded{0.0f, finals[1], finals[0]}, m, squares));
+    }
+};
+
 // What a block knows of each token's parts and slots: how many there are, and the first.
 struct Parts {
     u32 n_tokens, of[8][4];
@@ -129,8 +142,8 @@ __device__ __forceinline__ void fold_sections(const Parts &parts, u32 n_blocks, 
 //            lanes, that see it. Of scores a warp owns 16 queries x 32 rows, of values 16 queries x
 //            an eighth of the dimensions. A ninth warp copies, and goes on to the next item as soon
 //            as this one's keys, then its values, are done with. Parts are folded in order by all
-//            blocks. Squares for shares of attention are summed with the weights; if marks cut a
-//            section, a warp sums those of a stretch.
+//            blocks. Squares for shares of attention are summed with the weights, those of a stretch
+//            by a lane.
 // Rounding   the rotated query once; probabilities once; a once.
 // Moves      the section's keys and values once, asked for before the kernel before has ended: bound by memory. On sm_90
 //            two blocks' registers fit, so that this one starts beside the kernel before; larger groups need too many.
@@ -202,7 +215,7 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
         if (goes_on || !BOTH_SIDES) before_copies();
         meet();
         if (lane == 0) barrier_arrive(&pages.done[0]);
-        if (own.page < n_pages) weigh_rows(own, scratch, lane);
+        if (own.page < n_pages) weigh_rows(own, scratch, item, lane);
         meet();
 
         float acc[OWN_DIM_TILES][4] = {};
@@ -210,7 +223,9 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
             barrier_wait(&pages.there[1][page], parity);
             return values + page * SIDE_BYTES;
         });
-        if (warp == 0) sum_weights(scratch, n_pages, lane);
+        const HeadSlots slots = {is_folded(item), is_folded(item) ? to.sent_slots : to.shares, kv_head};
+        if (warp == 0 || warp == 1 && item.n_marks == 1) sum_weights(scratch, item, n_pages, warp, lane);
+        else if (item.n_marks > 1 && warp <= SECTION_PAGES) sum_stretches(scratch, item, item.n_queries * GROUP, n_pages, warp - 1, lane, slots);
         if (goes_on) before_copies();
         meet();
         if (lane == 0) barrier_arrive(&pages.done[1]);
@@ -233,22 +248,15 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
                     *(u32 *)(to.a + (u64)asked.token * Q_STRIDE + head * HEAD_DIM + d) =
                         round_pair(acc[tile][i * 2] / weight, acc[tile][i * 2 + 1] / weight);
             }
-            float *slot = item.n_marks > 0 || asked.slot == NO_SLOT ? nullptr : to.sent_slots + ((u64)asked.slot * HEADS + head) * 2;
-            if (!whole && warp == 0) send_weight(row, slot, scratch.finals[queries.of[i]], lane);
+            if (!whole && warp == 0) send_weight(row, scratch.finals[queries.of[i]], lane);
         }
-        // Other slots: shares of attention are added here if the section is all that a token sees.
-        const bool folded = is_folded(item);
-        const auto leave = [&](u32 row, u32 slot, float m, float squares) {
-            const u64 at = (u64)slot * HEADS + kv_head * GROUP + row % GROUP;
-            const auto &finals = scratch.finals[row];
-            if (folded) send(to.sent_slots + at * 2, m), send(to.sent_slots + at * 2 + 1, squares);
-            else atomicAdd(to.shares + at, part_share(Folded{0.0f, finals[1], finals[0]}, m, squares));
-        };
-        if (item.n_marks > 0) {
-            each_stretch(scratch, item, queries, item.n_rows, 0, warp, WARPS, lane, leave);
-        } else if (!folded && threadIdx.x < item.n_queries * GROUP) {
-            const u32 slot = item.queries[threadIdx.x / GROUP].slot;
-            if (slot != NO_SLOT) leave(threadIdx.x, slot, scratch.finals[threadIdx.x][0], scratch.finals[threadIdx.x][2]);
+        if (item.n_marks > 1) {
+            if (!slots.folded && warp < SECTION_PAGES) leave_stretches(scratch, item, item.n_queries * GROUP, warp, lane, slots);
+            if (item.has_inner) leave_inner(scratch, item, item.n_queries * GROUP, warp, WARPS, lane, slots);
+        } else if (warp <= item.n_marks && lane < item.n_queries * GROUP) {
+            const u32 slot = item.queries[lane / GROUP].slot;
+            const auto &finals = scratch.finals[lane];
+            if (slot != NO_SLOT) slots.leave(lane, slot + warp, finals[2 + warp * 2], finals[3 + warp * 2], finals);
         }
         meet();
     }

@@ -22,19 +22,24 @@ struct Tile {
 constexpr u32 NOWHERE = 0xffffffffu;
 constexpr int TILE_WARPS = 4, TILE_ROWS = TILE_WARPS * 16;
 
-// The rounded weights of a page that marks cut, and what sums before it are multiplied by. A warp
-// keeps them where it turned its queries, which are in registers by then.
-struct KeptPage {
+// What the squares of a page that marks cut are added up from: maxima and squares from before it,
+// then its rounded weights. A warp keeps them where it turned its queries, which are in registers by
+// then.
+struct CutPage {
+    float before[2][2][32]; // maximum and squares, upper and lower
     uint4 weights[2][2][32]; // half, upper and lower
-    float shrink[2][32];
 };
-constexpr int TURNED_STRIDE = QUERY_STRIDE < 72 ? 72 : QUERY_STRIDE;
-static_assert(sizeof(KeptPage) <= 16 * TURNED_STRIDE * 2, "a page's weights fit a warp's queries");
+constexpr int TURNED_STRIDE = QUERY_STRIDE < 80 ? 80 : QUERY_STRIDE;
+static_assert(sizeof(CutPage) <= 16 * TURNED_STRIDE * 2, "a page's weights fit a warp's queries");
 
 // Copies a page's keys and values.
 __device__ __forceinline__ void load_page(u8 *to, const u16 *kv, u32 page, int kv_head) {
-    const u8 *from = (const u8 *)(kv + page_start(page, kv_head));
-    for (int i = threadIdx.x * 16; i < 2 * SIDE_BYTES; i += TILE_WARPS * 32 * 16) copy_chunk(to + i, from + i);
+    constexpr int AT_ONCE = TILE_WARPS * 32 * 16;
+    static_assert(2 * SIDE_BYTES % AT_ONCE == 0, "all threads copy as much");
+    const u8 *from = (const u8 *)(kv + page_start(page, kv_head)) + threadIdx.x * 16;
+    to += threadIdx.x * 16;
+#pragma unroll
+    for (int i = 0; i < 2 * SIDE_BYTES; i += AT_ONCE) copy_chunk(to + i, from + i);
 }
 
 // Blanks the values from row `rows` on.
@@ -52,42 +57,46 @@ struct Running {
     float m[2], l[2], squares[2];
 };
 
-// One page: scores, weights, values. Rows count from `first` on, up to `seen`.
-// Squares are added up only if a share is asked for. If marks cut the page, `kept` gets what they
-// are added up from.
-template <bool SQUARES>
-__device__ __forceinline__ void take_page(Running &state, const u8 *page, const Interleaved (&queries)[DIM_UNITS],
-                                          int first, const int (&seen)[2], KeptPage *kept, int lane) {
-    const int c = lane % 4;
-    float products[8][4] = {};
-    const uint4 *keys = (const uint4 *)page + lane;
+// The scores of some eighths of a page, from `eighth` on. Rows count from `first` on, up to `seen`.
+template <int EIGHTHS>
+__device__ __forceinline__ void score_eighths(float (&products)[EIGHTHS][4], const u8 *page, const Interleaved (&queries)[DIM_UNITS],
+                                              int eighth, int first, const int (&seen)[2], int lane) {
+    const uint4 *keys = (const uint4 *)page + eighth * DIM_UNITS * UNIT + lane;
 #pragma unroll
     for (int unit = 0; unit < DIM_UNITS; ++unit)
 #pragma unroll
-        for (int tile = 0; tile < 8; ++tile)
+        for (int tile = 0; tile < EIGHTHS; ++tile)
             mma32(products[tile], queries[unit], keys[(tile * DIM_UNITS + unit) * UNIT]);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        if (!__any_sync(FULL, first > 0 || seen[i] < PAGE_ROWS)) continue;
+        const u32 before = eighth * 8 + lane % 4 * 2 - first, rows = max(seen[i], first) - first; // rows before `first` wrap round
+#pragma unroll
+        for (int tile = 0; tile < EIGHTHS; ++tile)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) products[tile][i * 2 + e] = score(products[tile][i * 2 + e], before + tile * 8 + e < rows);
+    }
+}
+// The weights of half a page for one of a lane's queries, from the scores of its eighths, and their
+// sums.
+template <bool SQUARES>
+__device__ __forceinline__ float2 weigh_half(const float (*eighths)[4], int i, float m, uint4 &weights) {
+    float pairs[8];
+#pragma unroll
+    for (int e = 0; e < 8; ++e) pairs[e] = eighths[e / 2][i * 2 + e % 2];
+    return weigh<SQUARES>(pairs, finite(m), weights);
+}
+
+// One page: scores, weights, values. Squares are added up only if a share is asked for.
+template <bool SQUARES>
+__device__ __forceinline__ void take_page(Running &state, const u8 *page, const Interleaved (&queries)[DIM_UNITS], int first,
+                                          const int (&seen)[2], int lane) {
+    float products[8][4] = {};
+    score_eighths(products, page, queries, 0, first, seen, lane);
     float shrink[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         float top = NEVER;
-        if (__any_sync(FULL, seen[i] < PAGE_ROWS)) {
-#pragma unroll
-            for (int tile = 0; tile < 8; ++tile)
-#pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                    float &s = products[tile][i * 2 + e];
-                    s = score(s, tile * 8 + c * 2 + e < seen[i]);
-                }
-        }
-        if (first > 0) {
-#pragma unroll
-            for (int tile = 0; tile < 8; ++tile)
-#pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                    float &s = products[tile][i * 2 + e];
-                    s = score(s, tile * 8 + c * 2 + e >= first);
-                }
-        }
 #pragma unroll
         for (int tile = 0; tile < 8; ++tile)
             top = fmaxf(top, fmaxf(products[tile][i * 2], products[tile][i * 2 + 1]));
@@ -105,13 +114,7 @@ __device__ __forceinline__ void take_page(Running &state, const u8 *page, const 
     for (int half = 0; half < 2; ++half) {
         uint4 p[2]; // upper and lower
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            float pairs[8];
-#pragma unroll
-            for (int e = 0; e < 8; ++e) pairs[e] = products[half * 4 + e / 2][i * 2 + e % 2];
-            weights[half][i] = weigh<SQUARES>(pairs, finite(state.m[i]), p[i]);
-            if (SQUARES && kept) kept->weights[half][i][lane] = p[i];
-        }
+        for (int i = 0; i < 2; ++i) weights[half][i] = weigh_half<SQUARES>(products + half * 4, i, state.m[i], p[i]);
 #pragma unroll
         for (int tile = 0; tile < DIM_TILES; ++tile) {
             const uint4 unit = values[(tile * 2 + half) * UNIT];
@@ -121,25 +124,33 @@ __device__ __forceinline__ void take_page(Running &state, const u8 *page, const 
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         state.l[i] = __fmaf_rn(state.l[i], shrink[i], weights[0][i].x + weights[1][i].x);
-        if (SQUARES && kept) kept->shrink[i][lane] = shrink[i];
-        else if (SQUARES) state.squares[i] = __fmaf_rn(state.squares[i], shrink[i] * shrink[i], weights[0][i].y + weights[1][i].y);
+        if (SQUARES) state.squares[i] = __fmaf_rn(state.squares[i], shrink[i] * shrink[i], weights[0][i].y + weights[1][i].y);
     }
 }
 
-// The squares of a page that marks cut: calls `leave()` at each mark, when those of the stretch
-// before it are complete.
+// The squares of a page that marks cut, after it was taken: its weights are made once more, because
+// the registers to keep them would slow down every page. Calls `leave()` at each mark, when
+// those of the stretch before it are complete.
 template <class Leave>
-__device__ __forceinline__ void take_stretches(float (&squares)[2], const KeptPage &kept, u64 marks, int lane, Leave leave) {
+__device__ __forceinline__ void take_stretches(Running &state, CutPage &cut, const u8 *page, const Interleaved (&queries)[DIM_UNITS],
+                                               int first, const int (&seen)[2], u64 marks, int lane, Leave leave) {
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+        float products[4][4] = {};
+        score_eighths(products, page, queries, half * 4, first, seen, lane);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) weigh_half<false>(products, i, state.m[i], cut.weights[half][i][lane]);
+    }
     u32 begin = 0, end;
 #pragma unroll 1
     for (;; begin = end, marks &= marks - 1) {
         end = marks == 0 ? PAGE_ROWS : __ffsll(marks) - 1;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const float shrink = kept.shrink[i][lane];
-            const float page = squares_between(kept.weights[0][i][lane], lane % 4 * 2, begin, end) +
-                               squares_between(kept.weights[1][i][lane], 32 + lane % 4 * 2, begin, end);
-            squares[i] = begin == 0 ? __fmaf_rn(squares[i], shrink * shrink, page) : page;
+            const float shrink = exp2_of(cut.before[i][0][lane] - finite(state.m[i]));
+            const float squares = squares_between(cut.weights[0][i][lane], lane % 4 * 2, begin, end) +
+                                  squares_between(cut.weights[1][i][lane], 32 + lane % 4 * 2, begin, end);
+            state.squares[i] = begin == 0 ? __fmaf_rn(cut.before[i][1][lane], shrink * shrink, squares) : squares;
         }
         if (marks == 0) return;
         leave();
@@ -270,19 +281,22 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
             for (int i = 0; i < 2; ++i)
                 seen[i] = min(positions[i] + 1 - begin, (int)section.n_rows) - page * PAGE_ROWS;
             const u8 *near = pages + buffer * 2 * SIDE_BYTES;
-            // All warps of a block run the same instructions: there is no room for two lists of them near.
             if (tile.slot == NOWHERE) {
-                take_page<false>(state, near, queries, first_row, seen, nullptr, lane);
+                take_page<false>(state, near, queries, first_row, seen, lane);
             } else {
+                // All warps of a block run the same instructions: there is no room for two lists of them near.
                 u64 marks = 0;
                 if (has_slots && section.n_marks > 0)
                     marks = sections[s].marks[page * 2] | (u64)sections[s].marks[page * 2 + 1] << 32;
                 if (most < (page + 1) * PAGE_ROWS) marks &= (1ull << (most - page * PAGE_ROWS)) - 1;
                 if (marks & 1) leave();
                 marks &= ~1ull;
-                KeptPage *kept = marks != 0 ? (KeptPage *)turned[warp * 16] : nullptr;
-                take_page<true>(state, near, queries, first_row, seen, kept, lane);
-                if (kept) take_stretches(state.squares, *kept, marks, lane, leave);
+                CutPage &cut = *(CutPage *)turned[warp * 16];
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                    if (marks != 0) cut.before[i][0][lane] = state.m[i], cut.before[i][1][lane] = state.squares[i];
+                take_page<true>(state, near, queries, first_row, seen, lane);
+                if (marks != 0) take_stretches(state, cut, near, queries, first_row, seen, marks, lane, leave);
             }
             __syncthreads();
         }
@@ -344,8 +358,8 @@ struct StoredParts {
     }
 };
 
-// Folds the parts of one token's heads of one KV head. A warp has 32 dimensions of one head; the first of a
-// head's also adds what each of its slots was given.
+// Folds the parts of one token's heads of one KV head. A warp has 32 dimensions of one head, and adds what as many of its
+// slots were given.
 __device__ __forceinline__ void merge(u32 token, u32 n_parts, u64 first, u32 n_slots, u64 first_slot, int kv_head, const Attended &to) {
     constexpr int AT_ONCE = WARPS * 32 / DIM;
     const int lane = threadIdx.x % 32, d = threadIdx.x % DIM;
@@ -353,15 +367,15 @@ __device__ __forceinline__ void merge(u32 token, u32 n_parts, u64 first, u32 n_s
         const int head = kv_head * GROUP + g;
         // The maximum and the squares of a lane's slot, asked for one fold ahead.
         const auto ask = [&](u32 slot, float &m, float &squares) {
-            if (d >= 32 || slot >= n_slots) return;
+            if (slot >= n_slots) return;
             const float *at = (const float *)(to.slots + (first_slot + slot) * HEADS + head);
             m = load_fresh(at), squares = load_fresh(at + 1);
         };
         float m, squares;
-        ask(lane, m, squares);
+        ask(d, m, squares);
         const Folded whole = fold_parts<16>(StoredParts{to, first, head, d}, n_parts, lane);
         if (d < HEAD_DIM) to.a[(u64)token * Q_STRIDE + head * HEAD_DIM + d] = round_one(whole.sum / whole.weight);
-        for (u32 slot = lane; slot < n_slots && d < 32; slot += 32, ask(slot, m, squares))
+        for (u32 slot = d; slot < n_slots; slot += DIM, ask(slot, m, squares))
             atomicAdd(to.shares + (first_slot + slot) * HEADS + head, part_share(whole, m, squares));
     }
 }

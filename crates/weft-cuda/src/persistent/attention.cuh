@@ -143,11 +143,10 @@ __device__ __forceinline__ void publish_attended(Block &block, u32 token, int co
     store_word(block.launch.a + token * (Q_STRIDE / 2) + column / 2, pair, block.number);
     if (block.is_last()) *(u32 *)(block.launch.plain.a + (u64)token * Q_STRIDE + column) = pair;
 }
-__device__ __forceinline__ void add_share(Block &block, u64 at, float share) {
+__device__ __forceinline__ void add_share(float *share, bool is_first_layer, float more) {
     // The first layer begins anew for each token; a share is always added to by the same thread.
-    float *shares = block.launch.shares_of(block.step);
-    if (block.is_first_layer()) shares[at] = share;
-    else atomicAdd(shares + at, share);
+    if (is_first_layer) *share = more;
+    else atomicAdd(share, more);
 }
 
 // Whole where the section is all that a token sees, a part otherwise.
@@ -177,39 +176,50 @@ __device__ __forceinline__ void publish_section(Block &block, const Item &item, 
                 publish_attended(block, asked.token, head * HEAD_DIM + d, round_pair(a / weight, b / weight));
             }
         }
-        if (!whole && block.warp == 0) {
-            // A part's maximum and weight; the maximum and the squares of its only slot, if there is one.
-            const int word = block.lane % 4;
-            u64 *to = word < 2 ? launch.part_weights + part * 2 + word : launch.slots + ((u64)asked.slot * HEADS + head) * 2 + word - 2;
-            if (word < 2 || (item.n_marks == 0 && asked.slot != NO_SLOT))
-                store_word(to, __float_as_uint(finals[row][word < 2 ? word : word * 2 - 4]), block.number);
+        // A part's maximum and weight; the maximum and the squares of its first slot, and from another warp those of its second,
+        // where there are no more.
+        const int word = block.warp * 4 + block.lane % 4;
+        if (!whole && word < 6) {
+            const u64 slot = ((u64)(asked.slot + block.warp) * HEADS + head) * 2;
+            u64 *to = word < 2 ? launch.part_weights + part * 2 : launch.slots + slot;
+            if (word < 2 || (item.n_marks <= 1 && block.warp <= item.n_marks && asked.slot != NO_SLOT))
+                store_word(to + word % 2, __float_as_uint(finals[row][word]), block.number);
         }
     }
 }
 
-// The slots of a section that marks cut, for the block that folds the parts. All warps but the first.
-__device__ __forceinline__ void publish_slots(Block &block, const Item &item, const OwnQueries &queries, int kv_head, u32 n_rows, u32 grown) {
-    each_stretch(block.shared.scratch.section, item, queries, n_rows, grown, block.warp - 1, WARPS - 1, block.lane,
-                 [&](u32 row, u32 slot, float m, float squares) {
-                     u64 *at = block.launch.slots + ((u64)slot * HEADS + kv_head * GROUP + row % GROUP) * 2;
-                     store_word(at, __float_as_uint(m), block.number);
-                     store_word(at + 1, __float_as_uint(squares), block.number);
-                 });
-}
-// Shares of attention of a section that is all that a token sees. It comes after everything that
-// others wait for.
-__device__ __forceinline__ void add_section_shares(Block &block, const Item &item, const OwnQueries &queries, int kv_head, u32 n_rows,
-                                                   u32 grown) {
+// Where the slots of one KV head go: to the block that folds the parts; or, if the section is all that a token sees, into
+// its shares of attention.
+struct Slots {
+    void *to;
+    u32 number, kv_head;
+    bool folded, is_first_layer;
+    __device__ __forceinline__ Slots(Block &block, const Item &item, u32 kv_head)
+        : number(block.number), kv_head(kv_head), folded(is_folded(item)), is_first_layer(block.is_first_layer()) {
+        to = folded ? (void *)block.launch.slots : (void *)block.launch.shares_of(block.step);
+    }
+    __device__ __forceinline__ void leave(u32 row, u32 slot, float m, float squares, const float (&finals)[6]) const {
+        const u64 at = (u64)slot * HEADS + kv_head * GROUP + row % GROUP;
+        if (!folded) return add_share((float *)to + at, is_first_layer, part_share(Folded{0.0f, finals[1], finals[0]}, m, squares));
+        store_word((u64 *)to + at * 2, __float_as_uint(m), number);
+        store_word((u64 *)to + at * 2 + 1, __float_as_uint(squares), number);
+    }
+};
+
+// Those of a section that is all that a token sees. Nobody waits for them.
+__device__ __forceinline__ void add_section_shares(Block &block, const Item &item, int kv_head) {
     const SectionScratch &scratch = block.shared.scratch.section;
-    const auto leave = [&](u32 row, u32 slot, float m, float squares) {
-        const auto &finals = scratch.finals[row];
-        add_share(block, (u64)slot * HEADS + kv_head * GROUP + row % GROUP, part_share(Folded{0.0f, finals[1], finals[0]}, m, squares));
-    };
-    if (item.n_marks > 0) return each_stretch(scratch, item, queries, n_rows, grown, block.warp, WARPS, block.lane, leave);
-    const u32 row = block.thread();
-    if (row >= item.n_queries * GROUP) return;
-    const u32 slot = item.queries[row / GROUP].slot;
-    if (slot != NO_SLOT) leave(row, slot, scratch.finals[row][0], scratch.finals[row][2]);
+    const int warp = block.warp, lane = block.lane;
+    const u32 n_queries = query_rows(block, item);
+    const Slots slots(block, item, kv_head);
+    if (item.n_marks > 1) {
+        if (warp < SECTION_PAGES) leave_stretches(scratch, item, n_queries, warp, lane, slots);
+        if (item.has_inner) leave_inner(scratch, item, n_queries, warp, WARPS, lane, slots);
+    } else if (warp <= item.n_marks && lane < n_queries) {
+        const u32 slot = item.queries[lane / GROUP].slot;
+        const auto &finals = scratch.finals[lane];
+        if (slot != NO_SLOT) slots.leave(lane, slot + warp, finals[2 + warp * 2], finals[3 + warp * 2], finals);
+    }
 }
 
 // The item that this block takes at some time. The first ones are kept; those that follow are fetched, one ahead.
@@ -253,16 +263,20 @@ __device__ __forceinline__ void attend_section(Block &block, u32 index, u32 work
     meet();
     block.stages.release(n_pages, lane);
     fetch_item(block, index + 1, work + n_blocks);
-    if (own.page < n_pages) weigh_rows(own, scratch, lane);
+    if (own.page < n_pages) weigh_rows(own, scratch, item, lane);
     meet();
     float acc[OWN_DIM_TILES][4] = {};
     block.stages.wait_for_all(n_pages, lane);
     sum_values(acc, scratch, queries, n_pages, masks, warp, lane, [&](int page) { return block.stages.at(page); });
-    if (warp == 0) sum_weights(scratch, n_pages, lane);
-    else if (item.n_marks > 0 && is_folded(item) && !only_store) publish_slots(block, item, queries, kv_head, n_rows, grown);
+    const bool many = item.n_marks > 1 && !only_store;
+    if (warp == 0 || warp == 1 && item.n_marks == 1) sum_weights(scratch, item, n_pages, warp, lane);
+    else if (many && warp <= SECTION_PAGES)
+        sum_stretches(scratch, item, query_rows(block, item), n_pages, warp - 1, lane, Slots(block, item, kv_head));
+    else if (many && item.has_inner && is_folded(item))
+        leave_inner(scratch, item, query_rows(block, item), warp - SECTION_PAGES - 1, WARPS - SECTION_PAGES - 1, lane, Slots(block, item, kv_head));
     meet();
     block.stages.release(n_pages, lane);
     if (!only_store) publish_section(block, item, queries, kv_head, acc);
     if (made.there) store_row(block, made, item, kv_head);
-    if (!only_store && !is_folded(item)) add_section_shares(block, item, queries, kv_head, n_rows, grown);
+    if (!only_store && !is_folded(item)) add_section_shares(block, item, kv_head);
 }

@@ -91,16 +91,18 @@ __device__ __forceinline__ void fold_slice(Block &block, const SentParts &parts,
     const u32 value = round_one(whole.sum / whole.weight), next = __shfl_down_sync(FULL, value, 1);
     if (parts.d % 2 == 0 && parts.d < HEAD_DIM) publish_attended(block, token, parts.head * HEAD_DIM + parts.d, value | next << 16);
 }
-// What all slots of one head have of its attention.
+// What slots of one head have of its attention: warps take 32 of them in turn.
 __device__ __forceinline__ void add_shares(Block &block, const SentParts &parts, u32 n_parts, u32 n_slots, u64 first_slot) {
+    if (block.warp * 32 >= n_slots) return;
     const Folded whole = fold_parts<0>(parts, n_parts, block.lane);
-    for (u32 slot = block.lane; slot < n_slots; slot += 32) {
+    for (u32 slot = block.thread(); slot < n_slots; slot += WARPS * 32) {
         const u64 at = (first_slot + slot) * HEADS + parts.head;
         const TwoWords words = parts.await_two(block.launch.slots + at * 2, true);
-        add_share(block, at, part_share(whole, __uint_as_float(value_of(words.first)), __uint_as_float(value_of(words.second))));
+        const float share = part_share(whole, __uint_as_float(value_of(words.first)), __uint_as_float(value_of(words.second)));
+        add_share(block.launch.shares_of(block.step) + at, block.is_first_layer(), share);
     }
 }
-// Folds the parts of tokens that have several, tasks for blocks, and adds up their shares, tasks for warps. Shares are added from the last
+// Folds the parts of tokens that have several, and adds up their shares: tasks for blocks. Shares are added from the last
 // block on, because everybody waits for what is folded and nobody for them; but only by blocks whose rows of `norm_gate_up`
 // all others need, so that the next layer's parts do not come before these are read.
 __device__ __forceinline__ void fold_sections(Block &block) {
@@ -115,8 +117,8 @@ __device__ __forceinline__ void fold_sections(Block &block) {
         const u32 head = task / DIM_UNITS, n_parts = n_parts_of(head);
         if (n_parts > 1) fold_slice(block, parts_of(head, task % DIM_UNITS), head / HEADS, n_parts);
     }
-    for (u32 head = from_last + block.warp * ADDING; head < n_heads && from_last < ADDING; head += ADDING * WARPS)
-        if (n_parts_of(head) > 1 && n_slots_of(head) > 0)
+    for (u32 head = from_last; head < n_heads && from_last < ADDING; head += ADDING)
+        if (n_parts_of(head) > 1)
             add_shares(block, parts_of(head, 0), n_parts_of(head), n_slots_of(head), block.shared.partials[head / HEADS][3]);
 }
 
