@@ -1,4 +1,4 @@
-"""Makes the tiny models of crates/weft/tests/golden and records what they compute.
+"""Makes the tiny models of crates/weft-core/tests/golden and records what they compute.
 
     python tools/golden.py            # from the repository root; some minutes on one core
 
@@ -53,7 +53,7 @@ from goldens.record import run_transformers
 from goldens.sums import check_sums, choose_tokens
 from goldens.variants import check_variants, print_variants
 
-GOLDEN = Path(__file__).parent.parent / "crates/weft/tests/golden"
+GOLDEN = Path(__file__).parent.parent / "crates/weft-core/tests/golden"
 
 
 def make(name: str, recipe: Recipe) -> dict[tuple[str, str], float]:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the reference values of the tokenizer and template tests to crates/weft/tests/prompts.
+"""Writes the reference values of the tokenizer and template tests to crates/weft-core/tests/prompts.
 
 Needs `transformers` (5.x) with `jinja2`, and `tokenizers`. Run it from the root of the repository:
 
@@ -15,7 +15,7 @@ import pathlib
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers.utils.chat_template_utils import render_jinja_template
 
-OUT = pathlib.Path("crates/weft/tests/prompts")
+OUT = pathlib.Path("crates/weft-core/tests/prompts")
 
 QWEN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"

@@ -3,9 +3,9 @@
 use std::io::{self, Write};
 
 use serde_json::json;
-use weft::chunk::{Composition, Report, Tier};
-use weft::engine::{Engine, FinishReason, Finished, Request, Stats};
-use weft::reasoning::{Parts, ReasoningStream};
+use weft_core::chunk::{Composition, Report, Tier};
+use weft_core::engine::{Engine, FinishReason, Finished, Request, Stats};
+use weft_core::reasoning::{Parts, ReasoningStream};
 
 use crate::error::CliError;
 use crate::interrupt;
@@ -164,7 +164,7 @@ fn cached(report: &Report) -> String {
 mod tests {
     use std::time::Duration;
 
-    use weft::chunk::{Kind, PieceReport, Reuse};
+    use weft_core::chunk::{Kind, PieceReport, Reuse};
 
     use super::*;
 

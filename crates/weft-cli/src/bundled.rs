@@ -1,6 +1,6 @@
 //! The model inside the binary: small, offline, made to answer questions about documents.
 
-use weft::model::{Model, ModelBytes, ModelError};
+use weft_core::model::{Model, ModelBytes, ModelError};
 
 macro_rules! asset {
     ($include:ident, $name:literal) => {

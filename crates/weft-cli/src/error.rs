@@ -3,12 +3,12 @@
 use std::process::ExitCode;
 
 use thiserror::Error;
-use weft::chunk::ChunkError;
-use weft::config::ConfigError;
-use weft::engine::{GenerateError, RequestError};
-use weft::hub::HubError;
-use weft::model::ModelError;
-use weft::prompt::PromptError;
+use weft_core::chunk::ChunkError;
+use weft_core::config::ConfigError;
+use weft_core::engine::{GenerateError, RequestError};
+use weft_core::hub::HubError;
+use weft_core::model::ModelError;
+use weft_core::prompt::PromptError;
 
 use crate::pull::PullError;
 

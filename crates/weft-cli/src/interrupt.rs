@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use weft::engine::Cancel;
+use weft_core::engine::Cancel;
 
 use crate::error::INTERRUPTED;
 

@@ -3,14 +3,14 @@
 use std::time::Instant;
 
 use indicatif::ProgressBar;
-use weft::config::Config;
-use weft::device::{Device, Limits};
-use weft::dtype::Dtype;
-use weft::engine::Engine;
-use weft::hub::{self, HubEnv, HubError, ModelRef};
-use weft::model::{Model, ModelError};
-use weft::reference;
-use weft::weights::{Tensor, Weights, WeightsError};
+use weft_core::config::Config;
+use weft_core::device::{Device, Limits};
+use weft_core::dtype::Dtype;
+use weft_core::engine::Engine;
+use weft_core::hub::{self, HubEnv, HubError, ModelRef};
+use weft_core::model::{Model, ModelError};
+use weft_core::reference;
+use weft_core::weights::{Tensor, Weights, WeightsError};
 use weft_cpu::{CpuDevice, Options};
 use weft_cuda::{CudaDevice, CudaError, Launches};
 

@@ -1,8 +1,8 @@
 //! The memory that a model takes, and how much of it KV pages may be.
 
-use weft::config::Config;
-use weft::device::{Limits, MAX_LANES};
-use weft::kv::{PAGE_ROWS, pages_for};
+use weft_core::config::Config;
+use weft_core::device::{Limits, MAX_LANES};
+use weft_core::kv::{PAGE_ROWS, pages_for};
 
 use crate::error::CliError;
 use crate::size;
@@ -174,7 +174,7 @@ fn machine_memory() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weft::shapes;
+    use weft_core::shapes;
 
     #[test]
     fn what_is_put_on_a_gpu_is_held_against_its_memory() {

@@ -6,7 +6,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use weft::chunk::{ChunkId, PieceReport, Report, Tier};
+use weft_core::chunk::{ChunkId, PieceReport, Report, Tier};
 
 use crate::terminal;
 
@@ -149,7 +149,7 @@ fn shortened(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use weft::chunk::{Kind, Reuse};
+    use weft_core::chunk::{Kind, Reuse};
 
     use super::*;
 

@@ -4,12 +4,12 @@ use std::fmt;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use weft::config::Config;
-use weft::device::{Buffer, Device, Lane, Limits, MAX_LANES, Outputs, Span, Step};
-use weft::plan::{Op, plan};
-use weft::reference;
-use weft::sampling::{Sampler, Sampling};
-use weft::weights::RandomWeights;
+use weft_core::config::Config;
+use weft_core::device::{Buffer, Device, Lane, Limits, MAX_LANES, Outputs, Span, Step};
+use weft_core::plan::{Op, plan};
+use weft_core::reference;
+use weft_core::sampling::{Sampler, Sampling};
+use weft_core::weights::RandomWeights;
 use weft_cpu::{CpuDevice, Options};
 use weft_cuda::{CudaDevice, Launches};
 
@@ -207,7 +207,7 @@ fn prefill(device: &mut dyn Device, config: &Config, block: usize) -> Result<Vec
 
 #[cfg(test)]
 mod tests {
-    use weft::weights::{LayerTensor, Tensor, Weights, WeightsError};
+    use weft_core::weights::{LayerTensor, Tensor, Weights, WeightsError};
 
     use super::*;
 

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use weft::chunk::{Chunk, ChunkError, ChunkId, Kind};
-use weft::engine::Engine;
+use weft_core::chunk::{Chunk, ChunkError, ChunkId, Kind};
+use weft_core::engine::Engine;
 
 use crate::args::CacheArgs;
 use crate::error::CliError;

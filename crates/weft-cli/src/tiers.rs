@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use weft::chunk::{Chunk, Library, Shelf};
-use weft::engine::Tiers;
-use weft::store::Store;
-use weft::tokenizer::Tokenizer;
+use weft_core::chunk::{Chunk, Library, Shelf};
+use weft_core::engine::Tiers;
+use weft_core::store::Store;
+use weft_core::tokenizer::Tokenizer;
 
 use crate::args::CacheArgs;
 use crate::error::CliError;

@@ -10,8 +10,8 @@ use std::sync::OnceLock;
 use fake_hub::FakeHub;
 use safetensors::tensor::TensorView;
 use serde_json::Value;
-use weft::config::Config;
-use weft::weights::{RandomWeights, Weights, tensors};
+use weft_core::config::Config;
+use weft_core::weights::{RandomWeights, Weights, tensors};
 
 /// A small model that answers nonsense, made once.
 fn model() -> &'static Path {
@@ -28,7 +28,7 @@ fn model() -> &'static Path {
 }
 
 fn model_files() -> Vec<(&'static str, Vec<u8>)> {
-    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../weft/tests/prompts");
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../weft-core/tests/prompts");
     let read = |name: &str| std::fs::read(data.join(name)).unwrap();
     let config = br#"{"model_type": "qwen3", "hidden_size": 32, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,

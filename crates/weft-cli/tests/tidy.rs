@@ -49,7 +49,7 @@ fn every_file_says_what_it_owns() {
 
 #[test]
 fn every_op_has_its_files_and_its_row() {
-    let plan = std::fs::read_to_string(root().join("crates/weft/src/plan.rs")).unwrap();
+    let plan = std::fs::read_to_string(root().join("crates/weft-core/src/plan.rs")).unwrap();
     let names: Vec<&str> = plan
         .lines()
         .filter(|line| line.contains("=> \"") && line.trim_start().starts_with("Self::"))
@@ -58,7 +58,7 @@ fn every_op_has_its_files_and_its_row() {
     assert_eq!(names.len(), 8, "{names:?}");
     let table = std::fs::read_to_string(root().join("docs/model.md")).unwrap();
     for name in names {
-        for folder in ["crates/weft/src/reference", "crates/weft-cpu/src/ops"] {
+        for folder in ["crates/weft-core/src/reference", "crates/weft-cpu/src/ops"] {
             let file = root().join(folder).join(format!("{name}.rs"));
             assert!(file.exists(), "{}", file.display());
         }

@@ -10,9 +10,9 @@ mod held_out;
 use std::error::Error;
 
 use held_out::{HeldOut, folder};
-use weft::chunk::{Kind, Prompt, Reuse};
-use weft::model::Model;
-use weft::sampling::Sampling;
+use weft_core::chunk::{Kind, Prompt, Reuse};
+use weft_core::model::Model;
+use weft_core::sampling::Sampling;
 
 /// One question, asked of both agents.
 pub struct Round {

@@ -11,11 +11,11 @@ mod held_out;
 use std::error::Error;
 
 use held_out::{HeldOut, folder};
-use weft::chunk::{ChunkId, Composition, Kind, Prompt};
-use weft::engine::{Engine, Finished, Request};
-use weft::model::Model;
-use weft::prompt::{Conversation, Message};
-use weft::sampling::Sampling;
+use weft_core::chunk::{ChunkId, Composition, Kind, Prompt};
+use weft_core::engine::{Engine, Finished, Request};
+use weft_core::model::Model;
+use weft_core::prompt::{Conversation, Message};
+use weft_core::sampling::Sampling;
 
 /// What the turns needed.
 pub struct Talk {

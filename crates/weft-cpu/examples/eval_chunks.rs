@@ -14,10 +14,10 @@ use std::time::Duration;
 
 use held_out::{HeldOut, Triple, folder};
 use serde_json::{Value, json};
-use weft::chunk::{Composition, Kind, Prompt, Repair, Reuse};
-use weft::engine::{Engine, FinishReason, Finished, Request, Verification};
-use weft::model::Model;
-use weft::sampling::Sampling;
+use weft_core::chunk::{Composition, Kind, Prompt, Repair, Reuse};
+use weft_core::engine::{Engine, FinishReason, Finished, Request, Verification};
+use weft_core::model::Model;
+use weft_core::sampling::Sampling;
 
 type Failure = Box<dyn Error>;
 
@@ -165,7 +165,7 @@ impl Row {
             .map(|(place, _)| order[place]);
         self.found += usize::from(most == Some(triple.source));
         self.context_tokens += contexts().map(|piece| piece.tokens).sum::<usize>();
-        let computed = |piece: &weft::chunk::PieceReport| {
+        let computed = |piece: &weft_core::chunk::PieceReport| {
             piece.tokens - piece.cached_tokens + piece.repaired_tokens
         };
         self.computed_tokens += contexts().map(computed).sum::<usize>();

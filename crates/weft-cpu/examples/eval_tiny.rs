@@ -13,11 +13,11 @@ use std::error::Error;
 
 use held_out::{HeldOut, Triple, folder};
 use serde_json::json;
-use weft::device::MAX_LANES;
-use weft::engine::{Completion, FinishReason, Request};
-use weft::model::Model;
-use weft::prompt::{Conversation, Message};
-use weft::sampling::Sampling;
+use weft_core::device::MAX_LANES;
+use weft_core::engine::{Completion, FinishReason, Request};
+use weft_core::model::Model;
+use weft_core::prompt::{Conversation, Message};
+use weft_core::sampling::Sampling;
 
 /// What is right and what is not.
 #[derive(Default)]

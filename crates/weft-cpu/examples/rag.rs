@@ -10,10 +10,10 @@ mod held_out;
 use std::error::Error;
 
 use held_out::{HeldOut, folder};
-use weft::chunk::{Kind, Prompt, Reuse};
-use weft::engine::{Engine, Finished};
-use weft::model::Model;
-use weft::sampling::Sampling;
+use weft_core::chunk::{Kind, Prompt, Reuse};
+use weft_core::engine::{Engine, Finished};
+use weft_core::model::Model;
+use weft_core::sampling::Sampling;
 
 /// One question of the loop.
 pub struct Answered {

@@ -9,11 +9,11 @@ use std::process::Command;
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use weft::config::Config;
-use weft::device::{Device, Lane, Limits, Outputs, Rows, Span, Step};
-use weft::kv::{PAGE_ROWS, PageId};
-use weft::plan::{Op, plan};
-use weft::weights::RandomWeights;
+use weft_core::config::Config;
+use weft_core::device::{Device, Lane, Limits, Outputs, Rows, Span, Step};
+use weft_core::kv::{PAGE_ROWS, PageId};
+use weft_core::plan::{Op, plan};
+use weft_core::weights::RandomWeights;
 use weft_cpu::{CpuDevice, Options, n_cores, read_bandwidth};
 
 const LANES: usize = 4;
@@ -26,7 +26,7 @@ fn main() {
     let mut arguments = std::env::args().skip(1);
     let shape = arguments.next().unwrap_or_else(|| "qwen3-0.6b".to_owned());
     let rounds = arguments.next().map_or(20, |rounds| rounds.parse().expect("a number of rounds"));
-    let config = weft::shapes::config(&shape).expect("a known shape");
+    let config = weft_core::shapes::config(&shape).expect("a known shape");
     let mut device = device(&config);
     fill(&mut device, &config);
 

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use half::bf16;
-use weft::config::Config;
-use weft::device::{Buffer, Limits};
-use weft::kv::{PAGE_ROWS, PageId, Slot};
+use weft_core::config::Config;
+use weft_core::device::{Buffer, Limits};
+use weft_core::kv::{PAGE_ROWS, PageId, Slot};
 
 use crate::matmul::Rows;
 use crate::memory::{Disjoint, LINE, Lines};

@@ -8,9 +8,9 @@
 use std::ops::Range;
 
 use half::bf16;
-use weft::device::Rows;
-use weft::dtype::Element;
-use weft::kv::{PAGE_ROWS, PageId};
+use weft_core::device::Rows;
+use weft_core::dtype::Element;
+use weft_core::kv::{PAGE_ROWS, PageId};
 
 use crate::buffers::{Kv, RowsOfPage};
 use crate::memory::Disjoint;

@@ -1,6 +1,6 @@
 //! The CPU device: bf16 weights packed for vector instructions, ops on a persistent worker pool.
 //!
-//! It runs the plan that [`weft::plan`] makes and is compared with [`weft::reference`], op by op.
+//! It runs the plan that [`weft_core::plan`] makes and is compared with [`weft_core::reference`], op by op.
 //! Weights are read once for all tokens of a step. Every output is one sum in one order, whatever
 //! the number of tokens, lanes or threads, so results depend on the machine's instruction set alone.
 //! It knows steps and spans; it does not know where they come from.
@@ -24,13 +24,13 @@ mod weights;
 
 use std::ops::Range;
 
-use weft::config::Config;
-use weft::device::{Buffer, Device, DeviceError, Limits, Rows, Step};
-use weft::dtype::Dtype;
-use weft::kv::{PageId, Slot};
-use weft::plan::Op;
-use weft::rope::RopeTable;
-use weft::weights::{Weights, WeightsError};
+use weft_core::config::Config;
+use weft_core::device::{Buffer, Device, DeviceError, Limits, Rows, Step};
+use weft_core::dtype::Dtype;
+use weft_core::kv::{PageId, Slot};
+use weft_core::plan::Op;
+use weft_core::rope::RopeTable;
+use weft_core::weights::{Weights, WeightsError};
 
 use buffers::{Buffers, Kv};
 use pool::Pool;

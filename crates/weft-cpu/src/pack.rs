@@ -5,9 +5,9 @@
 //! is reading memory from front to back, and no sum runs across a vector.
 
 use half::bf16;
-use weft::config::Config;
-use weft::dtype::Element;
-use weft::weights::{Tensor, Weights, WeightsError};
+use weft_core::config::Config;
+use weft_core::dtype::Element;
+use weft_core::weights::{Tensor, Weights, WeightsError};
 
 use crate::memory::Lines;
 

@@ -1,9 +1,9 @@
 //! Memory inside the ops: one scratch per thread, and the step as a list of tokens.
 
 use half::bf16;
-use weft::config::Config;
-use weft::device::{Limits, Step};
-use weft::kv::Slot;
+use weft_core::config::Config;
+use weft_core::device::{Limits, Step};
+use weft_core::kv::Slot;
 
 use crate::tiles::{self, Tiles};
 

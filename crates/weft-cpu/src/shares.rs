@@ -4,8 +4,8 @@
 //! and the order of adding is that of the layers, then of the heads: the same for any number of
 //! threads, and whatever runs beside the lane.
 
-use weft::config::Config;
-use weft::device::{self, MAX_LANES, MAX_MARKS, Step};
+use weft_core::config::Config;
+use weft_core::device::{self, MAX_LANES, MAX_MARKS, Step};
 
 use crate::memory::Disjoint;
 

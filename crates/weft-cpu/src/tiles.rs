@@ -10,9 +10,9 @@ use std::cmp::Reverse;
 use std::iter::successors;
 use std::ops::Range;
 
-use weft::config::Config;
-use weft::device::{Lane, Limits, MAX_LANES, Span, Step};
-use weft::kv::{PAGE_ROWS, pages_for};
+use weft_core::config::Config;
+use weft_core::device::{Lane, Limits, MAX_LANES, Span, Step};
+use weft_core::kv::{PAGE_ROWS, pages_for};
 
 use crate::matmul::TILE;
 
@@ -152,7 +152,7 @@ fn n_shared(a: &Lane<'_>, b: &Lane<'_>) -> usize {
 mod tests {
     use std::slice::from_ref;
 
-    use weft::device::Outputs;
+    use weft_core::device::Outputs;
 
     use super::*;
 
@@ -179,7 +179,7 @@ mod tests {
                 outputs: Outputs::None,
             });
         }
-        let config = weft::shapes::config("qwen3-0.6b").unwrap();
+        let config = weft_core::shapes::config("qwen3-0.6b").unwrap();
         let limits = Limits { step_tokens: 64, step_outputs: 1, positions: 256, pages: 64 };
         let mut tiles = Tiles::new(&config, &limits, n_threads);
         tiles.fill(&Step { lanes: &step });

@@ -1,7 +1,7 @@
 //! The weights as the CPU device keeps them: matrices packed, vectors as f32.
 
-use weft::config::Config;
-use weft::weights::{LayerTensor, Tensor, Weights, WeightsError};
+use weft_core::config::Config;
+use weft_core::weights::{LayerTensor, Tensor, Weights, WeightsError};
 
 use crate::pack::{Packed, read_vector};
 

@@ -5,7 +5,7 @@
 mod eval_chunks;
 
 use eval_chunks::{WAYS, evaluate};
-use weft::chunk::Reuse;
+use weft_core::chunk::Reuse;
 
 #[test]
 fn reused_documents_in_another_order_are_answered_from() {

@@ -1,20 +1,18 @@
 //! Exact answers on the CPU device, through the whole engine: the cold ones, whatever is kept.
 
-#[path = "../../weft/tests/common/mod.rs"]
-mod common;
-
 use std::path::Path;
 use std::sync::Arc;
 
-use common::exact::{Size, answers_are_the_cold_ones};
-use weft::config::Config;
-use weft::device::{Device, Limits, MAX_LANES};
-use weft::model::Model;
-use weft::tokenizer::Tokenizer;
+use weft_core::config::Config;
+use weft_core::device::{Device, Limits, MAX_LANES};
+use weft_core::model::Model;
+use weft_core::tokenizer::Tokenizer;
 use weft_cpu::{CpuDevice, Options};
+use weft_testing::exact::{Size, answers_are_the_cold_ones};
 
 fn model() -> Model {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../weft/tests/prompts/tokenizer.json");
+    let file =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../weft-core/tests/prompts/tokenizer.json");
     let tokenizer = Tokenizer::from_file(file).unwrap();
     let json = format!(
         r#"{{"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 3,

@@ -1,22 +1,19 @@
 //! The CPU device against the reference, op by op, for every instruction set this machine has; and
 //! what every device must keep.
 
-#[path = "../../weft/tests/common/mod.rs"]
-mod common;
-
-use common::conformance;
-use common::golden::{self, Golden};
-use common::parity::{Layout, Noise, Sizes, compare, shapes, works};
-use common::{LIMITS, Work, config, config_with, poison, span, tokens};
 use half::bf16;
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
-use weft::config::Config;
-use weft::device::{Device, Limits};
-use weft::plan::plan;
-use weft::reference::Reference;
-use weft::weights::RandomWeights;
+use weft_core::config::Config;
+use weft_core::device::{Device, Limits};
+use weft_core::plan::plan;
+use weft_core::reference::Reference;
+use weft_core::weights::RandomWeights;
 use weft_cpu::{CpuDevice, Isa, Options};
+use weft_testing::conformance;
+use weft_testing::golden::{self, Golden};
+use weft_testing::parity::{Layout, Noise, Sizes, compare, shapes, works};
+use weft_testing::{LIMITS, Work, config, config_with, poison, span, tokens};
 
 fn available() -> impl Iterator<Item = Isa> {
     Isa::ALL.into_iter().filter(|isa| isa.is_available())
@@ -88,8 +85,8 @@ fn threads_do_not_show() {
     let lanes: Vec<Work> = (0..5).map(lane).collect();
     let run = |threads: usize| {
         let mut device = device(&config, Isa::detect(), threads);
-        let logits = common::run_in_blocks(&mut device, &config, &prompt, &[70], &document);
-        let after = common::run(&mut device, &plan(&config), &lanes);
+        let logits = weft_testing::run_in_blocks(&mut device, &config, &prompt, &[70], &document);
+        let after = weft_testing::run(&mut device, &plan(&config), &lanes);
         let attention: Vec<_> = (0..lanes.len()).map(|lane| device.attention(lane)).collect();
         (logits, after, attention)
     };

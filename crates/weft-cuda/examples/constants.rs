@@ -4,8 +4,8 @@
 //!
 //! The argument is a named shape, or the text of a config.json.
 
-use weft::config::Config;
-use weft::shapes;
+use weft_core::config::Config;
+use weft_core::shapes;
 use weft_cuda::{Chip, defines};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

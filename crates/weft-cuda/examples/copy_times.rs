@@ -8,13 +8,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use weft::config::Config;
-use weft::device::{Device, Lane, Limits, Outputs, Rows, Span, Step};
-use weft::kv::{PageId, pages_for};
-use weft::plan::plan;
-use weft::shapes;
-use weft::store::Rows as HostRows;
-use weft::weights::RandomWeights;
+use weft_core::config::Config;
+use weft_core::device::{Device, Lane, Limits, Outputs, Rows, Span, Step};
+use weft_core::kv::{PageId, pages_for};
+use weft_core::plan::plan;
+use weft_core::shapes;
+use weft_core::store::Rows as HostRows;
+use weft_core::weights::RandomWeights;
 use weft_cuda::{CudaDevice, Options};
 
 const CONTEXT: usize = 200;

@@ -7,13 +7,13 @@
 
 use std::time::Instant;
 
-use weft::config::Config;
-use weft::device::{Device, Lane, Limits, OneToken, Outputs, Span, Step};
-use weft::kv::{PAGE_ROWS, pages_for};
-use weft::plan::{Op, Work, plan};
-use weft::sampling::{Sampler, Sampling};
-use weft::shapes;
-use weft::weights::RandomWeights;
+use weft_core::config::Config;
+use weft_core::device::{Device, Lane, Limits, OneToken, Outputs, Span, Step};
+use weft_core::kv::{PAGE_ROWS, pages_for};
+use weft_core::plan::{Op, Work, plan};
+use weft_core::sampling::{Sampler, Sampling};
+use weft_core::shapes;
+use weft_core::weights::RandomWeights;
 use weft_cuda::{CudaDevice, Launches, Options};
 
 const ROUNDS: usize = 8;

@@ -8,12 +8,12 @@
 
 use std::time::Instant;
 
-use weft::config::Config;
-use weft::device::{Device, Lane, Limits, OneToken, Step};
-use weft::plan::{Op, plan};
-use weft::sampling::{Sampler, Sampling};
-use weft::shapes;
-use weft::weights::RandomWeights;
+use weft_core::config::Config;
+use weft_core::device::{Device, Lane, Limits, OneToken, Step};
+use weft_core::plan::{Op, plan};
+use weft_core::sampling::{Sampler, Sampling};
+use weft_core::shapes;
+use weft_core::weights::RandomWeights;
 use weft_cuda::{CudaDevice, Options};
 
 const ROUNDS: usize = 5;

@@ -6,11 +6,11 @@
 //! The arguments are a named shape, the context, the number of tokens of the step, and of layers where not all
 //! are wanted.
 
-use weft::device::{Device, Lane, Limits, Outputs, Span, Step};
-use weft::kv::{PAGE_ROWS, pages_for};
-use weft::plan::{Op, Work, plan};
-use weft::shapes;
-use weft::weights::RandomWeights;
+use weft_core::device::{Device, Lane, Limits, Outputs, Span, Step};
+use weft_core::kv::{PAGE_ROWS, pages_for};
+use weft_core::plan::{Op, Work, plan};
+use weft_core::shapes;
+use weft_core::weights::RandomWeights;
 use weft_cuda::{CudaDevice, Options};
 
 const REPEATS: usize = 20;

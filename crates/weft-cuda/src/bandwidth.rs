@@ -19,7 +19,7 @@ const BLOCKS_PER_SM: usize = 8;
 pub fn read_bandwidth(bytes: usize, passes: usize) -> Result<Vec<f64>, CudaError> {
     let gpu = driver::open(0)?;
     // Any small model's constants will do: the kernel uses none of them.
-    let shape = weft::shapes::config("qwen3-0.6b").expect("a named shape");
+    let shape = weft_core::shapes::config("qwen3-0.6b").expect("a named shape");
     let defines = kernels::defines(&shape, gpu.facts.chip, false)?;
     let cubin = compile::cubin(&kernels::source(), &gpu.facts.arch(), &defines)?;
     let module = gpu.load(&cubin)?;

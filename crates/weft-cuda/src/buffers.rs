@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use half::bf16;
-use weft::config::Config;
-use weft::device::{Buffer, Limits};
+use weft_core::config::Config;
+use weft_core::device::{Buffer, Limits};
 
 use crate::driver::{Address, Gpu, Memory};
 use crate::error::CudaError;

@@ -8,9 +8,9 @@
 
 use std::time::{Duration, Instant};
 
-use weft::device::{Lane, Outputs, Step};
-use weft::kv::PAGE_ROWS;
-use weft::sampling::{Draw, Sampler};
+use weft_core::device::{Lane, Outputs, Step};
+use weft_core::kv::PAGE_ROWS;
+use weft_core::sampling::{Draw, Sampler};
 
 use crate::driver::Gpu;
 use crate::error::CudaError;
@@ -29,7 +29,7 @@ struct Expected {
     position: u32,
     key_position: u32,
     slot: u32,
-    spans: Vec<weft::device::Span>,
+    spans: Vec<weft_core::device::Span>,
     marks: Vec<u32>,
     draw: Draw,
 }

@@ -1,8 +1,8 @@
 //! Which calls find their step begun, without a GPU.
 
 use super::*;
-use weft::device::Span;
-use weft::sampling::Sampling as Settings;
+use weft_core::device::Span;
+use weft_core::sampling::Sampling as Settings;
 
 /// A lane's token in row `row` of page 3.
 struct Asking {

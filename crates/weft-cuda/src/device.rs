@@ -4,15 +4,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
-use weft::config::Config;
-use weft::device::{Buffer, Device, DeviceError, Limits, Rows, Step, shares};
-use weft::dtype::Dtype;
-use weft::kv::{PAGE_ROWS, PageId, Slot};
-use weft::plan::{Op, plan};
-use weft::rope::RopeTable;
-use weft::sampling::Sampler;
-use weft::store::Rows as HostRows;
-use weft::weights::Weights;
+use weft_core::config::Config;
+use weft_core::device::{Buffer, Device, DeviceError, Limits, Rows, Step, shares};
+use weft_core::dtype::Dtype;
+use weft_core::kv::{PAGE_ROWS, PageId, Slot};
+use weft_core::plan::{Op, plan};
+use weft_core::rope::RopeTable;
+use weft_core::sampling::Sampler;
+use weft_core::store::Rows as HostRows;
+use weft_core::weights::Weights;
 
 use crate::buffers::Buffers;
 use crate::compile;

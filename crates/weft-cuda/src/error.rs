@@ -1,7 +1,7 @@
 //! What can go wrong between this program and a GPU, each with what to do next.
 
 use thiserror::Error;
-use weft::weights::WeightsError;
+use weft_core::weights::WeightsError;
 
 /// Why there is no CUDA device.
 #[derive(Debug, Error)]

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use weft::plan::Op;
+use weft_core::plan::Op;
 
 use crate::CudaDevice;
 use crate::driver::Graph;

@@ -1,7 +1,7 @@
 //! The kernels: their sources in the order they are compiled in, and each loaded by name.
 
-use weft::config::Config;
-use weft::kv::PAGE_ROWS;
+use weft_core::config::Config;
+use weft_core::kv::PAGE_ROWS;
 
 use crate::driver::{Kernel, Module};
 use crate::error::CudaError;

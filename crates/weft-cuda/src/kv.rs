@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use half::bf16;
-use weft::config::Config;
-use weft::kv::{PAGE_ROWS, PageId, Slot};
+use weft_core::config::Config;
+use weft_core::kv::{PAGE_ROWS, PageId, Slot};
 
 use crate::driver::{Address, Gpu, Kernel, Launch, Memory};
 use crate::error::CudaError;

@@ -1,6 +1,6 @@
 //! The CUDA device: weights packed for tensor cores, one kernel per op, a token as one graph.
 //!
-//! It runs the plan that [`weft::plan`] makes and is compared with [`weft::reference`], op by op.
+//! It runs the plan that [`weft_core::plan`] makes and is compared with [`weft_core::reference`], op by op.
 //! Kernels are compiled when a device is made, for the GPU that is there and the model's shape.
 //! Every output is one sum in one order, whatever the number of tokens or lanes, and whichever
 //! family of kernels runs it. It knows steps and spans; it does not know where they come from.

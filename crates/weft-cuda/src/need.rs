@@ -1,8 +1,8 @@
 //! How much memory of the GPU a device takes, before it is made: the same sums that making it takes.
 
-use weft::config::Config;
-use weft::device::Limits;
-use weft::kv::PAGE_ROWS;
+use weft_core::config::Config;
+use weft_core::device::Limits;
+use weft_core::kv::PAGE_ROWS;
 
 use crate::buffers::{READ_BEYOND, sent_row};
 use crate::persistent;
@@ -84,7 +84,7 @@ fn scratch(config: &Config, limits: &Limits) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weft::shapes;
+    use weft_core::shapes;
 
     #[test]
     fn weights_are_those_of_the_shape_and_little_padding() {

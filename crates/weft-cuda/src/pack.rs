@@ -5,7 +5,7 @@
 //! ([`unit_place`]), tiles by rows. The same packing serves one token and a block of them.
 
 use half::bf16;
-use weft::weights::{Tensor, Weights, WeightsError};
+use weft_core::weights::{Tensor, Weights, WeightsError};
 
 use crate::shape::{BLOCK_ROWS, TILE_ROWS, WARPS, padded};
 

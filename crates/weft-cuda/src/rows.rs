@@ -13,10 +13,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use weft::config::Config;
-use weft::device::{Rows, Step};
-use weft::kv::{PAGE_ROWS, PageId, Slot};
-use weft::store::Rows as HostRows;
+use weft_core::config::Config;
+use weft_core::device::{Rows, Step};
+use weft_core::kv::{PAGE_ROWS, PageId, Slot};
+use weft_core::store::Rows as HostRows;
 
 use self::carrier::Carrier;
 pub(crate) use self::carrier::bytes;
@@ -96,7 +96,7 @@ impl Copy {
 
     fn is_in_way_of(&self, step: &Step<'_>) -> bool {
         let stores = |slot: &Slot| self.pages.contains(&(slot / PAGE_ROWS as Slot));
-        let meets = |lane: &weft::device::Lane<'_>| {
+        let meets = |lane: &weft_core::device::Lane<'_>| {
             lane.spans.iter().any(|span| self.is_at(&span.pages))
                 || lane.store_at.iter().any(stores)
         };

@@ -7,9 +7,9 @@
 
 use std::sync::Arc;
 
-use weft::config::Config;
-use weft::device::Limits;
-use weft::sampling::{Adjustment, Draw, RuledOut, Sampler};
+use weft_core::config::Config;
+use weft_core::device::Limits;
+use weft_core::sampling::{Adjustment, Draw, RuledOut, Sampler};
 
 use crate::driver::{Address, Argument, Gpu, Launch, Memory, Pinned, Stream};
 use crate::error::CudaError;
@@ -288,7 +288,7 @@ impl Sampling {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weft::sampling::Sampling as Settings;
+    use weft_core::sampling::Sampling as Settings;
 
     #[test]
     fn structs_are_as_long_as_kernels_think() {

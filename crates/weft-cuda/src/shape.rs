@@ -3,8 +3,8 @@
 //! Kernels are compiled with these numbers; nothing about a model is typed twice. What a cut means
 //! is told in `kernels/matvec.cuh`.
 
-use weft::config::Config;
-use weft::kv::PAGE_ROWS;
+use weft_core::config::Config;
+use weft_core::kv::PAGE_ROWS;
 
 use crate::error::CudaError;
 use crate::pack::{LONGEST_STRETCH, SHORT_STRETCH, stretch_units};
@@ -309,7 +309,7 @@ impl Shape {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weft::shapes;
+    use weft_core::shapes;
 
     fn cuts(name: &str) -> Shape {
         Shape::new(&shapes::config(name).unwrap(), Chip::HOPPER).unwrap()

@@ -3,9 +3,9 @@
 //! Steps that are begun ahead run where the one before them did: as graphs that wait in the stream, or inside one
 //! launch of the persistent kernel. To whoever asks for them it is the same (`decode.rs`).
 
-use weft::device::Step;
-use weft::plan::Op;
-use weft::sampling::{Draw, Sampler};
+use weft_core::device::Step;
+use weft_core::plan::Op;
+use weft_core::sampling::{Draw, Sampler};
 
 use crate::CudaDevice;
 use crate::decode::BEYOND;

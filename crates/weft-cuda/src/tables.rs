@@ -9,8 +9,8 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use weft::device::{Lane, Limits, MAX_LANES, MAX_MARKS, MAX_SPANS, Step};
-use weft::kv::{PAGE_ROWS, PageId};
+use weft_core::device::{Lane, Limits, MAX_LANES, MAX_MARKS, MAX_SPANS, Step};
+use weft_core::kv::{PAGE_ROWS, PageId};
 
 mod groups;
 mod item;

@@ -1,7 +1,7 @@
 //! The lists of a step, against what a step says, without a GPU.
 
 use super::*;
-use weft::device::{Outputs, Span};
+use weft_core::device::{Outputs, Span};
 
 fn span(first: PageId, len: usize, position: usize) -> Span {
     let pages = (first..first + len.div_ceil(PAGE_ROWS) as PageId).collect();

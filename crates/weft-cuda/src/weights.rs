@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use half::bf16;
-use weft::config::Config;
-use weft::weights::{LayerTensor, Tensor, Weights};
+use weft_core::config::Config;
+use weft_core::weights::{LayerTensor, Tensor, Weights};
 
 use crate::driver::{Gpu, Memory};
 use crate::error::CudaError;

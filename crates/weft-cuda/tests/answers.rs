@@ -3,25 +3,23 @@
 //!
 //! Without a GPU each test says so and passes, unless `WEFT_REQUIRE_GPU=1`.
 
-#[path = "../../weft/tests/common/mod.rs"]
-mod common;
 mod gpu;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use common::exact::{Size, answers_are_the_cold_ones};
-use common::tokens;
 use gpu::gpu_is_there;
-use weft::chunk::{Composition, Kind, Piece, Repair};
-use weft::config::Config;
-use weft::device::{Device, Limits, MAX_LANES};
-use weft::engine::{Engine, Request, Token};
-use weft::model::Model;
-use weft::sampling::Sampling;
-use weft::shapes;
-use weft::tokenizer::Tokenizer;
+use weft_core::chunk::{Composition, Kind, Piece, Repair};
+use weft_core::config::Config;
+use weft_core::device::{Device, Limits, MAX_LANES};
+use weft_core::engine::{Engine, Request, Token};
+use weft_core::model::Model;
+use weft_core::sampling::Sampling;
+use weft_core::shapes;
+use weft_core::tokenizer::Tokenizer;
 use weft_cuda::{CudaDevice, Launches, Options};
+use weft_testing::exact::{Size, answers_are_the_cold_ones};
+use weft_testing::tokens;
 
 const ANSWER: usize = 1000;
 const LIMITS: Limits =
@@ -29,7 +27,8 @@ const LIMITS: Limits =
 
 /// Qwen3-0.6B's widths in a few layers.
 fn model() -> Model {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../weft/tests/prompts/tokenizer.json");
+    let file =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../weft-core/tests/prompts/tokenizer.json");
     let tokenizer = Tokenizer::from_file(file).unwrap();
     let shape = shapes::config("qwen3-0.6b").unwrap();
     let config = Config { layers: 4, vocab: tokenizer.vocab_size() as usize, ..shape };

@@ -4,8 +4,8 @@
 //! Needs NVRTC on the library path, see `tools/nvrtc.sh`. Without it the tests say so and pass,
 //! unless `WEFT_REQUIRE_NVRTC=1`.
 
-use weft::config::Config;
-use weft::shapes;
+use weft_core::config::Config;
+use weft_core::shapes;
 use weft_cuda::{Chip, CudaError, DECODE_KERNELS, WHOLE_PLANS, compile, defines, source};
 
 const ARCHITECTURES: [&str; 6] = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120"];

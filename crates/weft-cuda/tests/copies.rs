@@ -2,22 +2,20 @@
 //!
 //! Without a GPU each test says so and passes, unless `WEFT_REQUIRE_GPU=1`.
 
-#[path = "../../weft/tests/common/mod.rs"]
-mod common;
 mod gpu;
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
-use common::{Work, run, run_in_blocks, span, tokens};
 use gpu::gpu_is_there;
-use weft::config::Config;
-use weft::device::{Device, Limits, Outputs, Rows, Span};
-use weft::kv::PageId;
-use weft::plan::plan;
-use weft::store::Rows as HostRows;
-use weft::weights::RandomWeights;
+use weft_core::config::Config;
+use weft_core::device::{Device, Limits, Outputs, Rows, Span};
+use weft_core::kv::PageId;
+use weft_core::plan::plan;
+use weft_core::store::Rows as HostRows;
+use weft_core::weights::RandomWeights;
 use weft_cuda::{CudaDevice, Launches, Options};
+use weft_testing::{Work, run, run_in_blocks, span, tokens};
 
 const LIMITS: Limits = Limits { step_tokens: 512, step_outputs: 512, positions: 4096, pages: 128 };
 /// Rows of a chunk: 64 MiB of them, which take many steps of so small a model.

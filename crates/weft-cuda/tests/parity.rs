@@ -3,24 +3,22 @@
 //!
 //! Without a GPU each test says so and passes, unless `WEFT_REQUIRE_GPU=1`.
 
-#[path = "../../weft/tests/common/mod.rs"]
-mod common;
 mod gpu;
 
-use common::conformance;
-use common::golden::{self, Golden};
-use common::parity::{Layout, Noise, Sizes, compare, copy_rows, shapes, works};
-use common::{LIMITS, Work, config, config_with, fill, poison, run, span, tokens};
 use gpu::gpu_is_there;
 use half::bf16;
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
-use weft::config::Config;
-use weft::device::{Device, Outputs, Rows, Span};
-use weft::plan::plan;
-use weft::reference::Reference;
-use weft::weights::RandomWeights;
+use weft_core::config::Config;
+use weft_core::device::{Device, Outputs, Rows, Span};
+use weft_core::plan::plan;
+use weft_core::reference::Reference;
+use weft_core::weights::RandomWeights;
 use weft_cuda::{Chip, CudaDevice, Launches, Options};
+use weft_testing::conformance;
+use weft_testing::golden::{self, Golden};
+use weft_testing::parity::{Layout, Noise, Sizes, compare, copy_rows, shapes, works};
+use weft_testing::{LIMITS, Work, config, config_with, fill, poison, run, span, tokens};
 
 fn device_with(config: &Config, launches: Launches) -> CudaDevice {
     let options = Options { launches, ..Options::new(LIMITS) };
@@ -160,7 +158,7 @@ fn shares_of_stretches_are_the_same_in_every_kernel() {
         let unmarked = {
             let mut device = device(&config);
             fill(&mut device, &config, &Span { first_row: 0, len: first_row, ..own.clone() }, 9);
-            common::run_in_blocks(&mut device, &config, &prompt, &[160, 160, 160, 20], &own)
+            weft_testing::run_in_blocks(&mut device, &config, &prompt, &[160, 160, 160, 20], &own)
         };
         assert!(unmarked == truth.0, "{name}: the logits without");
     }
@@ -234,7 +232,7 @@ fn a_graph_computes_what_its_ops_do() {
                     let own = span(page, n + n_new, 0);
                     page += own.pages.len() as u32;
                     let blocks = [150, 150];
-                    common::run_in_blocks(&mut device, &config, &prompt[..*n], &blocks, &own);
+                    weft_testing::run_in_blocks(&mut device, &config, &prompt[..*n], &blocks, &own);
                     works.push(Work::new(&prompt[*n..], *n, Vec::new(), own));
                 }
                 let logits = run(&mut device, &ops, &works);
@@ -263,7 +261,7 @@ fn blocks_of_any_size_give_the_same_bits() {
         let run = |blocks: &[usize]| {
             let mut device = device(&config);
             poison(&mut device, &config);
-            let logits = common::run_in_blocks(&mut device, &config, &prompt, blocks, &own);
+            let logits = weft_testing::run_in_blocks(&mut device, &config, &prompt, blocks, &own);
             (logits, device.attention(0), device.kv_row(1, own.slot(499)))
         };
         let truth = run(&[150, 150, 150, 50]);
@@ -316,7 +314,8 @@ fn cuts_between_spans_hardly_show() {
     let ops = plan(&config);
     let prompt = tokens(150, 9, config.vocab);
     let mut whole = device(&config);
-    let at_once = common::run_in_blocks(&mut whole, &config, &prompt, &[150], &span(0, 150, 0));
+    let at_once =
+        weft_testing::run_in_blocks(&mut whole, &config, &prompt, &[150], &span(0, 150, 0));
     let mut device = device(&config);
     let (mut spans, mut logits, mut page) = (Vec::new(), Vec::new(), 0);
     for (start, end) in [(0, 1), (1, 40), (40, 41), (41, 149), (149, 150)] {
@@ -328,7 +327,7 @@ fn cuts_between_spans_hardly_show() {
     }
     let size = at_once.iter().flatten().fold(0.0_f32, |max, logit| max.max(logit.abs()));
     for (a, b) in at_once.iter().zip(&logits) {
-        let difference = common::max_difference(a, b);
+        let difference = weft_testing::max_difference(a, b);
         assert!(difference <= 0.02 * size, "{difference} of {size}");
     }
 }

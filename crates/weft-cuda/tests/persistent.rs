@@ -3,28 +3,26 @@
 //!
 //! Without a GPU each test says so and passes, unless `WEFT_REQUIRE_GPU=1`.
 
-#[path = "../../weft/tests/common/mod.rs"]
-mod common;
 mod gpu;
 mod samplers;
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-use common::{Work, config, fill, poison, span, tokens};
 use gpu::gpu_is_there;
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 use samplers::{KINDS, moved_on, samplers};
-use weft::config::Config;
-use weft::device::{Buffer, Device, Lane, Limits, Outputs, Span, Step};
-use weft::plan::{Op, plan};
-use weft::sampling::Sampler;
-use weft::weights::RandomWeights;
+use weft_core::config::Config;
+use weft_core::device::{Buffer, Device, Lane, Limits, Outputs, Span, Step};
+use weft_core::plan::{Op, plan};
+use weft_core::sampling::Sampler;
+use weft_core::weights::RandomWeights;
 use weft_cuda::{CudaDevice, Launches, Options};
+use weft_testing::{Work, config, fill, poison, span, tokens};
 
 /// Room for spans that begin in the middle of a page.
-const LIMITS: Limits = Limits { pages: 56, ..common::LIMITS };
+const LIMITS: Limits = Limits { pages: 56, ..weft_testing::LIMITS };
 
 fn device(config: &Config, launches: Launches) -> CudaDevice {
     device_with(config, launches, LIMITS)
@@ -431,7 +429,7 @@ fn the_faster_way_computes_the_same() {
     assert!(told.contains("1× 72 rows"), "{told}");
     assert_eq!(device(&config, Launches::Auto).describe(), told);
     let works = works(&config, &mut devices, &vec![(vec![(70, 3)], 1); 2], 5, 0);
-    let [ours, theirs] = devices.each_mut().map(|device| common::run(device, &ops, &works));
+    let [ours, theirs] = devices.each_mut().map(|device| weft_testing::run(device, &ops, &works));
     assert_eq!(ours, theirs);
 }
 
@@ -477,7 +475,7 @@ fn a_lost_result_is_an_error_and_no_hang() {
     for n_lanes in 1..=4 {
         let works = works(&config, &mut devices, &vec![(vec![(70, 3)], 1); n_lanes], 5, 0);
         let [ours, theirs] = &mut devices;
-        let expected = common::run(theirs, &ops, &works);
+        let expected = weft_testing::run(theirs, &ops, &works);
         let lanes: Vec<Lane<'_>> = works.iter().map(Work::lane).collect();
         // The first block has tiles of a matrix only where there are as many as blocks; what it surely has is a section,
         // whose parts are folded in the same op.
@@ -488,6 +486,6 @@ fn a_lost_result_is_an_error_and_no_hang() {
         assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
         assert_eq!(error.op, ops[attend].to_string(), "{error}");
         ours.withhold(None);
-        assert_eq!(common::run(ours, &ops, &works), expected);
+        assert_eq!(weft_testing::run(ours, &ops, &works), expected);
     }
 }

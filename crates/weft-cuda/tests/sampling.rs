@@ -3,20 +3,18 @@
 //!
 //! Without a GPU each test says so and passes, unless `WEFT_REQUIRE_GPU=1`.
 
-#[path = "../../weft/tests/common/mod.rs"]
-mod common;
 mod gpu;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use common::{Work, span, tokens};
 use gpu::gpu_is_there;
-use weft::config::Config;
-use weft::device::{Device, Lane, Limits, Outputs, Span, Step};
-use weft::plan::plan;
-use weft::sampling::{Sampler, Sampling, SamplingError, uniform};
-use weft::weights::{RandomWeights, Tensor, Weights, WeightsError};
+use weft_core::config::Config;
+use weft_core::device::{Device, Lane, Limits, Outputs, Span, Step};
+use weft_core::plan::plan;
+use weft_core::sampling::{Sampler, Sampling, SamplingError, uniform};
+use weft_core::weights::{RandomWeights, Tensor, Weights, WeightsError};
 use weft_cuda::{CudaDevice, Launches, Need, Options};
+use weft_testing::{Work, span, tokens};
 
 const LIMITS: Limits = Limits { step_tokens: 160, step_outputs: 16, positions: 1024, pages: 64 };
 
@@ -330,7 +328,7 @@ fn answers(
     let document = tokens(300, 3, config.vocab);
     for block in [0..150, 150..300] {
         let part = Work::new(&document[block.clone()], block.start, Vec::new(), shared.clone());
-        common::run(device, &ops, &[Work { outputs: Outputs::None, ..part }]);
+        weft_testing::run(device, &ops, &[Work { outputs: Outputs::None, ..part }]);
     }
     let mut samplers: Vec<Sampler> = (0..4)
         .map(|lane| Sampler::new(&settings(kinds[lane], 9), &document, &[], config.vocab))
@@ -352,7 +350,7 @@ fn answers(
         if row == 0 {
             for (lane, work) in works.iter().enumerate().skip(1) {
                 let own = Span { len: lane * 13, ..work.spans[1].clone() };
-                common::fill(device, config, &own, lane as u32);
+                weft_testing::fill(device, config, &own, lane as u32);
             }
         }
         let step: Vec<Lane<'_>> = works.iter().map(Work::lane).collect();

@@ -5,9 +5,6 @@
 //!
 //! `cargo run --release -p weft-server --example stream_cost -- 5`
 
-#[path = "../tests/support/stub.rs"]
-mod stub;
-
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -15,12 +12,12 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use weft::engine::{Engine, Request};
-use weft::prompt::{Conversation, Message};
-use weft::sampling::Sampling;
+use weft_core::engine::{Engine, Request};
+use weft_core::prompt::{Conversation, Message};
+use weft_core::sampling::Sampling;
 use weft_server::{Loaded, Options, Server};
 
-use stub::Control;
+use weft_testing::stub::{self, Control};
 
 const TOKENS: usize = 4000;
 const STREAMS: usize = 5;

@@ -9,11 +9,11 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
-use weft::chunk::ChunkError;
-use weft::engine::RequestError;
-use weft::prompt::PromptError;
-use weft::sampling::SamplingError;
-use weft::tokenizer::TokenizerError;
+use weft_core::chunk::ChunkError;
+use weft_core::engine::RequestError;
+use weft_core::prompt::PromptError;
+use weft_core::sampling::SamplingError;
+use weft_core::tokenizer::TokenizerError;
 
 /// Seconds after which a refused client may try again.
 const RETRY_AFTER_S: u64 = 1;

@@ -7,8 +7,8 @@
 use std::sync::Arc;
 
 use tokio::sync::Mutex;
-use weft::chunk::{Chunk, ChunkId, Shelf};
-use weft::engine::Engine;
+use weft_core::chunk::{Chunk, ChunkId, Shelf};
+use weft_core::engine::Engine;
 
 use crate::api_error::ApiError;
 use crate::app::App;

@@ -11,8 +11,8 @@ use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
-use weft::sampling::Constraint;
-use weft::tokenizer::Tokenizer;
+use weft_core::sampling::Constraint;
+use weft_core::tokenizer::Tokenizer;
 
 use crate::api_error::ApiError;
 

@@ -9,8 +9,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use weft::chunk::Tier;
-use weft::engine::{CacheStats, Engine, FinishReason, Finished, TierStats};
+use weft_core::chunk::Tier;
+use weft_core::engine::{CacheStats, Engine, FinishReason, Finished, TierStats};
 
 /// Upper borders of the histograms' buckets, in microseconds.
 const BORDERS_US: [u64; 16] = [

@@ -3,12 +3,12 @@
 use std::error::Error;
 use std::sync::{Arc, OnceLock};
 
-use weft::chunk::Shelf;
-use weft::engine::Engine;
-use weft::model::Model;
-use weft::prompt::Template;
-use weft::sampling::{Constraint, GenerationConfig, Sampling};
-use weft::tokenizer::Tokenizer;
+use weft_core::chunk::Shelf;
+use weft_core::engine::Engine;
+use weft_core::model::Model;
+use weft_core::prompt::Template;
+use weft_core::sampling::{Constraint, GenerationConfig, Sampling};
+use weft_core::tokenizer::Tokenizer;
 
 use crate::api_error::ApiError;
 use crate::grammars::{Grammars, Rule};

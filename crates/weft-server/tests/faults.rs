@@ -1,9 +1,6 @@
 //! The server on a device that computes nothing: what a stream says when the engine fails under it,
 //! and how it keeps quiet clients.
 
-#[path = "support/stub.rs"]
-mod stub;
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -12,7 +9,7 @@ use std::time::Duration;
 
 use weft_server::{Loaded, Options, Server};
 
-use self::stub::Control;
+use weft_testing::stub::{self, Control};
 
 /// A server whose engine is under our control; it lives as long as the test's process.
 fn serve() -> (SocketAddr, Arc<Control>) {

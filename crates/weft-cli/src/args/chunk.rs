@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use weft::chunk::{Kind, Reuse};
+use weft_core::chunk::{Kind, Reuse};
 
 use super::{CacheArgs, ModelArgs};
 use crate::size;

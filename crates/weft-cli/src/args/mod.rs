@@ -7,7 +7,7 @@ mod serve;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use weft::chunk::{Repair, Reuse};
+use weft_core::chunk::{Repair, Reuse};
 
 use crate::bench::BenchArgs;
 use crate::size;

@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use weft::device::MAX_LANES;
+use weft_core::device::MAX_LANES;
 use weft_cpu::Isa;
 
 use super::export::ExportArgs;

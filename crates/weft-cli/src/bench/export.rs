@@ -9,9 +9,9 @@ use std::process::ExitCode;
 use clap::Args;
 use half::bf16;
 use serde_json::{Map, Value, json};
-use weft::dtype::{Dtype, Element};
-use weft::model::ModelError;
-use weft::weights::{SINGLE_WEIGHTS_FILE, tensors};
+use weft_core::dtype::{Dtype, Element};
+use weft_core::model::ModelError;
+use weft_core::weights::{SINGLE_WEIGHTS_FILE, tensors};
 
 use super::args::ShapeArgs;
 use super::subject::Subject;

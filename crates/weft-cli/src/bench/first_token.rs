@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::{Value, json};
-use weft::chunk::{Composition, Kind, Piece, Repair, Tier};
-use weft::device::{Limits, MAX_LANES};
-use weft::engine::{Engine, Request, Tiers, Token};
-use weft::kv::pages_for;
-use weft::sampling::Sampling;
-use weft::store::Store;
+use weft_core::chunk::{Composition, Kind, Piece, Repair, Tier};
+use weft_core::device::{Limits, MAX_LANES};
+use weft_core::engine::{Engine, Request, Tiers, Token};
+use weft_core::kv::pages_for;
+use weft_core::sampling::Sampling;
+use weft_core::store::Store;
 
 use super::args::SubjectArgs;
 use super::stats::Spread;

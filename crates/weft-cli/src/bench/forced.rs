@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use weft::device::{Device, Limits, MAX_LANES, Outputs, Step};
-use weft::engine::GenerateError;
-use weft::plan::plan;
+use weft_core::device::{Device, Limits, MAX_LANES, Outputs, Step};
+use weft_core::engine::GenerateError;
+use weft_core::plan::plan;
 
 use super::args::SubjectArgs;
 use super::lanes::Lanes;

@@ -8,11 +8,11 @@ use std::time::Instant;
 
 use clap::Args;
 use serde_json::{Value, json};
-use weft::chunk::{Composition, Kind, Piece, Repair};
-use weft::device::{Limits, MAX_LANES};
-use weft::engine::{Engine, Event, GenerateError, Request, Tiers};
-use weft::kv::pages_for;
-use weft::sampling::Sampling;
+use weft_core::chunk::{Composition, Kind, Piece, Repair};
+use weft_core::device::{Limits, MAX_LANES};
+use weft_core::engine::{Engine, Event, GenerateError, Request, Tiers};
+use weft_core::kv::pages_for;
+use weft_core::sampling::Sampling;
 
 use super::args::{GridArgs, SubjectArgs};
 use super::stats::Spread;

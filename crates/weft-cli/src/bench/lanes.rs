@@ -6,8 +6,8 @@
 
 use std::ops::Range;
 
-use weft::device::{Lane, Outputs, Span, Step};
-use weft::kv::{PAGE_ROWS, PageId, Slot, pages_for};
+use weft_core::device::{Lane, Outputs, Span, Step};
+use weft_core::kv::{PAGE_ROWS, PageId, Slot, pages_for};
 
 /// The lanes of a device, all from position 0 on.
 pub(crate) struct Lanes {

@@ -7,11 +7,11 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use weft::config::Config;
-use weft::device::{Device, DeviceError, Outputs, Step};
-use weft::engine::GenerateError;
-use weft::plan::{Op, Work, plan};
-use weft::sampling::{Sampler, Sampling};
+use weft_core::config::Config;
+use weft_core::device::{Device, DeviceError, Outputs, Step};
+use weft_core::engine::GenerateError;
+use weft_core::plan::{Op, Work, plan};
+use weft_core::sampling::{Sampler, Sampling};
 
 use super::lanes::Lanes;
 use super::logits::Logits;

@@ -28,7 +28,7 @@ mod whole;
 
 use std::process::ExitCode;
 
-use weft::device::{Limits, MAX_LANES};
+use weft_core::device::{Limits, MAX_LANES};
 
 use self::args::{BenchCommand, Format, GridArgs, SubjectArgs, TestArgs};
 use self::lanes::Lanes;

@@ -7,7 +7,7 @@
 
 use std::process::ExitCode;
 
-use weft::plan::Op;
+use weft_core::plan::Op;
 
 use super::args::{GridArgs, OpsArgs};
 use super::measure::{Bench, Test, at_depth, row};

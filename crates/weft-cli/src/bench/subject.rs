@@ -7,15 +7,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use weft::config::Config;
-use weft::device::{Device, Limits};
-use weft::engine::{Engine, Tiers};
-use weft::hub::{self, HubEnv, ModelRef};
-use weft::kv::PAGE_ROWS;
-use weft::model::{Model, ModelError};
-use weft::reference;
-use weft::shapes;
-use weft::weights::{RandomWeights, Safetensors, Weights};
+use weft_core::config::Config;
+use weft_core::device::{Device, Limits};
+use weft_core::engine::{Engine, Tiers};
+use weft_core::hub::{self, HubEnv, ModelRef};
+use weft_core::kv::PAGE_ROWS;
+use weft_core::model::{Model, ModelError};
+use weft_core::reference;
+use weft_core::shapes;
+use weft_core::weights::{RandomWeights, Safetensors, Weights};
 use weft_cpu::{CpuDevice, Isa, Options};
 
 use super::args::{ShapeArgs, SubjectArgs};

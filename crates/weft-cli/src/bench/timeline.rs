@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
-use weft::plan::Op;
+use weft_core::plan::Op;
 
 use super::file::write_whole;
 use super::measure::Bench;

@@ -1,7 +1,7 @@
 //! What benches that drive a whole engine tell alike: who measured what where, and how the report goes out.
 
 use serde_json::{Value, json};
-use weft::engine::Engine;
+use weft_core::engine::Engine;
 
 use super::args::{Format, SubjectArgs};
 use super::file;

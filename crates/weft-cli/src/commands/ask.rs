@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use weft::chunk::Prompt;
+use weft_core::chunk::Prompt;
 
 use super::reply::{Reply, finish, reply};
 use super::{sampling, verify};

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use weft::prompt::{Conversation, Message};
+use weft_core::prompt::{Conversation, Message};
 
 use super::reply::{Reply, reply};
 use crate::answer::{Style, print};

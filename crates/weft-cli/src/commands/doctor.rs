@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use serde_json::json;
-use weft::hub::{self, HubEnv};
+use weft_core::hub::{self, HubEnv};
 use weft_cuda::Launches;
 
 use crate::answer::print;

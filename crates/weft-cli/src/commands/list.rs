@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
-use weft::hub::{self, CachedModel, CachedRevision, HubEnv};
+use weft_core::hub::{self, CachedModel, CachedRevision, HubEnv};
 
 use crate::answer::print;
 use crate::args::ListArgs;

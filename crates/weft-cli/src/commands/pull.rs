@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use weft::hub::{HubEnv, ModelRef};
+use weft_core::hub::{HubEnv, ModelRef};
 
 use crate::answer::print;
 use crate::args::PullArgs;

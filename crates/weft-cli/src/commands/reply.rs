@@ -2,10 +2,10 @@
 
 use std::process::ExitCode;
 
-use weft::chunk::Composition;
-use weft::engine::{Request, Verification};
-use weft::model::Model;
-use weft::prompt::Template;
+use weft_core::chunk::Composition;
+use weft_core::engine::{Request, Verification};
+use weft_core::model::Model;
+use weft_core::prompt::Template;
 
 use super::{sampling, verify};
 use crate::answer::{self, Answer, Style, print};

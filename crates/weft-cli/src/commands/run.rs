@@ -4,8 +4,8 @@ use std::io::{IsTerminal, stdin};
 use std::path::Path;
 use std::process::ExitCode;
 
-use weft::engine::Request;
-use weft::prompt::{Conversation, Message, PromptError};
+use weft_core::engine::Request;
+use weft_core::prompt::{Conversation, Message, PromptError};
 
 use super::reply::{Reply, finish, reply};
 use super::{chat, sampling};

@@ -1,7 +1,7 @@
 //! Sampling settings: the family's defaults, then the model's own, then the flags.
 
-use weft::model::Model;
-use weft::sampling::Sampling;
+use weft_core::model::Model;
+use weft_core::sampling::Sampling;
 
 use crate::args::SamplingArgs;
 use crate::error::CliError;

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
 
-use weft::chunk::Which;
-use weft::device::MAX_LANES;
+use weft_core::chunk::Which;
+use weft_core::device::MAX_LANES;
 use weft_server::{Loaded, Options, ServeError, Server};
 
 use crate::args::{CacheArgs, ModelArgs, ServeArgs};

@@ -3,9 +3,9 @@
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
-use weft::config::{Config, RopeScaling};
-use weft::kv::PAGE_ROWS;
-use weft::model::Model;
+use weft_core::config::{Config, RopeScaling};
+use weft_core::kv::PAGE_ROWS;
+use weft_core::model::Model;
 
 use crate::answer::print;
 use crate::args::ShowArgs;

@@ -6,7 +6,7 @@
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
-use weft::engine::Verification;
+use weft_core::engine::Verification;
 
 use super::ask;
 use crate::answer::Answer;

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use ureq::http::Response;
 use ureq::http::header::{AUTHORIZATION, LOCATION, RANGE};
 use ureq::{Agent, Body};
-use weft::hub::{self, HubEnv, RepoRef};
+use weft_core::hub::{self, HubEnv, RepoRef};
 
 use super::error::PullError;
 use super::info::{FileInfo, read_info};

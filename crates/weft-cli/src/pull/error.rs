@@ -7,7 +7,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use weft::hub::HubError;
+use weft_core::hub::HubError;
 
 /// Why a model could not be fetched. What was received stays on disk, and the next pull resumes,
 /// unless a message says otherwise.

@@ -9,7 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use weft::hub::{HubEnv, RepoRef};
+use weft_core::hub::{HubEnv, RepoRef};
 
 use super::error::PullError;
 

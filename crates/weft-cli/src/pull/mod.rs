@@ -19,7 +19,7 @@ mod tests;
 
 use std::path::PathBuf;
 
-use weft::hub::{self, HubEnv, HubError, INDEX_FILE, ModelRef, RepoRef};
+use weft_core::hub::{self, HubEnv, HubError, INDEX_FILE, ModelRef, RepoRef};
 
 pub(crate) use error::PullError;
 pub(crate) use progress::{Bar, Event, Progress, Silent};

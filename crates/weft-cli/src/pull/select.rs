@@ -4,7 +4,7 @@
 //! repository; never pickled weights, never code. The names come from the network and become paths,
 //! so each one that is chosen is checked first.
 
-use weft::hub::{self, CONFIG_FILE, INDEX_FILE, SINGLE_WEIGHTS_FILE};
+use weft_core::hub::{self, CONFIG_FILE, INDEX_FILE, SINGLE_WEIGHTS_FILE};
 
 /// Fetched where they exist. `config.json` comes first: without it the rest is of no use.
 const SMALL_FILES: [&str; 6] = [

@@ -267,8 +267,8 @@ fn an_abbreviation_of_two_ids_is_refused() {
 /// The id that the bundled model's tokens give a document.
 fn id_of(text: &str) -> String {
     use std::sync::OnceLock;
-    use weft::chunk::{Kind, Library};
-    use weft::tokenizer::Tokenizer;
+    use weft_core::chunk::{Kind, Library};
+    use weft_core::tokenizer::Tokenizer;
     static TOKENIZER: OnceLock<Tokenizer> = OnceLock::new();
     let tokenizer = TOKENIZER.get_or_init(|| {
         let assets = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets");

@@ -169,7 +169,7 @@ fn thinking_model() -> tempfile::TempDir {
         let file = root.join("assets/weft-tiny").join(name);
         std::fs::copy(file, folder.path().join(name)).unwrap();
     }
-    let template = root.join("crates/weft/tests/prompts/qwen3.jinja");
+    let template = root.join("crates/weft-core/tests/prompts/qwen3.jinja");
     std::fs::copy(template, folder.path().join("chat_template.jinja")).unwrap();
     folder
 }

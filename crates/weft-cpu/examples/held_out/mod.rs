@@ -5,10 +5,10 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use weft::device::{Limits, MAX_LANES};
-use weft::engine::{Engine, Finished, Request};
-use weft::kv::pages_for;
-use weft::model::Model;
+use weft_core::device::{Limits, MAX_LANES};
+use weft_core::engine::{Engine, Finished, Request};
+use weft_core::kv::pages_for;
+use weft_core::model::Model;
 use weft_cpu::{CpuDevice, Options};
 
 /// The longest context of the held-out set, answer included.

@@ -7,7 +7,7 @@ use std::arch::x86_64::{
 };
 
 use half::bf16;
-use weft::dtype::Element;
+use weft_core::dtype::Element;
 
 use super::Sums;
 use crate::pack::BLOCK_ROWS;

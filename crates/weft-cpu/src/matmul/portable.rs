@@ -1,7 +1,7 @@
 //! The matrix product in plain loops, for machines without a kernel of their own.
 
 use half::bf16;
-use weft::dtype::Element;
+use weft_core::dtype::Element;
 
 use super::Sums;
 use crate::pack::BLOCK_ROWS;

@@ -7,11 +7,11 @@
 use std::ops::Range;
 
 use half::bf16;
-use weft::config::Config;
-use weft::device::{Lane, Span, Step};
-use weft::dtype::Element;
-use weft::kv::{PageId, pages_for};
-use weft::rope::RopeTable;
+use weft_core::config::Config;
+use weft_core::device::{Lane, Span, Step};
+use weft_core::dtype::Element;
+use weft_core::kv::{PageId, pages_for};
+use weft_core::rope::RopeTable;
 
 use crate::buffers::{Activations, Kv, RowsOfPage};
 use crate::matmul::{self, Rows, Sums, TILE};

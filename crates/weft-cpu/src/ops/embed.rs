@@ -1,6 +1,6 @@
 //! `embed`: x = row of the embedding, one per token.
 
-use weft::device::Step;
+use weft_core::device::Step;
 
 use crate::CpuDevice;
 

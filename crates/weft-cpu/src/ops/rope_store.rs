@@ -1,7 +1,7 @@
 //! `rope_store`: per-head norm of q and k where the model has it, RoPE of k, k and v into KV.
 
 use half::bf16;
-use weft::dtype::Element;
+use weft_core::dtype::Element;
 
 use crate::buffers::KvLayout;
 use crate::memory::Disjoint;

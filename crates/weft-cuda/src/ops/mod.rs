@@ -10,7 +10,7 @@ pub(crate) mod norm_qkv;
 pub(crate) mod proj_add;
 pub(crate) mod rope_store;
 
-use weft::plan::Op;
+use weft_core::plan::Op;
 
 use crate::CudaDevice;
 use crate::buffers::Activations;

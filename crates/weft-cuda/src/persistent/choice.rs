@@ -5,10 +5,10 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use weft::device::{Device, DeviceError, Lane, Limits, OneToken, Step};
-use weft::kv::pages_for;
-use weft::plan::plan;
-use weft::sampling::{Sampler, Sampling};
+use weft_core::device::{Device, DeviceError, Lane, Limits, OneToken, Step};
+use weft_core::kv::pages_for;
+use weft_core::plan::plan;
+use weft_core::sampling::{Sampler, Sampling};
 
 use crate::CudaDevice;
 use crate::device::Launches;

@@ -1,7 +1,7 @@
 //! The device's calls that run the persistent kernel.
 
-use weft::config::Config;
-use weft::plan::Op;
+use weft_core::config::Config;
+use weft_core::plan::Op;
 
 use super::choice::Choice;
 use super::split::Split;

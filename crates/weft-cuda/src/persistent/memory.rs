@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use weft::config::Config;
-use weft::device::Limits;
+use weft_core::config::Config;
+use weft_core::device::Limits;
 
 use crate::driver::{Address, Gpu, Memory};
 use crate::error::CudaError;

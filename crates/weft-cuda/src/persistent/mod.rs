@@ -13,9 +13,9 @@ mod split;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use weft::config::Config;
-use weft::device::Limits;
-use weft::plan::Op;
+use weft_core::config::Config;
+use weft_core::device::Limits;
+use weft_core::plan::Op;
 
 use crate::CudaDevice;
 use crate::driver::{Address, Argument, Gpu, Launch, Memory, Pinned};
@@ -358,7 +358,7 @@ pub(crate) fn finish(device: &mut CudaDevice) -> Result<(), Fault> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weft::sampling::{Sampler, Sampling};
+    use weft_core::sampling::{Sampler, Sampling};
 
     #[test]
     fn only_the_best_logits_of_all_outputs_are_found_without_draws() {

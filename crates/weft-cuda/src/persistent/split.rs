@@ -1,6 +1,6 @@
 //! How a block's shared memory is split: a ring of stages, and a stage for inputs in every warp.
 
-use weft::config::Config;
+use weft_core::config::Config;
 
 use crate::shape::{COLUMN_STEP, Shape, padded};
 
@@ -30,7 +30,7 @@ pub(crate) struct Split {
 
 impl Split {
     pub(crate) fn new(config: &Config, shape: &Shape, dynamic_bytes: usize) -> Self {
-        let page_side_bytes = weft::kv::PAGE_ROWS * shape.dim * 2;
+        let page_side_bytes = weft_core::kv::PAGE_ROWS * shape.dim * 2;
         Self {
             dynamic_bytes,
             stage_bytes: (WARPS * PART_UNITS * UNIT_BYTES).max(page_side_bytes),
@@ -77,7 +77,7 @@ impl Split {
 mod tests {
     use super::*;
     use crate::shape::Chip;
-    use weft::shapes;
+    use weft_core::shapes;
 
     /// Stages, and units of a warp's stage for inputs.
     fn sizes(name: &str, shared_kib: usize, n_tokens: usize) -> Option<(usize, usize)> {

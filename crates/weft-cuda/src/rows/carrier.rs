@@ -9,9 +9,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use weft::config::Config;
-use weft::kv::{PAGE_ROWS, PageId};
-use weft::store::Rows as HostRows;
+use weft_core::config::Config;
+use weft_core::kv::{PAGE_ROWS, PageId};
+use weft_core::store::Rows as HostRows;
 
 use super::{Copy, Job, Way};
 use crate::driver::{Address, Argument, Done, Gpu, Kernel, Launch, Memory, Pinned, Stream};

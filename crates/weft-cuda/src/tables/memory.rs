@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use weft::device::{Limits, MAX_LANES, Outputs, Step};
+use weft_core::device::{Limits, MAX_LANES, Outputs, Step};
 
 use super::words::Words;
 use super::{COUNTS, Counts, FEW, Family, Item, Lists, Section, TOKEN_WORDS, Tile, max_partials};

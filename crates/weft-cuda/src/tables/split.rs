@@ -1,6 +1,6 @@
 //! Blocks that share the sections of a tile, and where each token's parts of the result go.
 
-use weft::device::Step;
+use weft_core::device::Step;
 
 use super::Lists;
 

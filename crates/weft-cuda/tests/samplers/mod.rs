@@ -1,8 +1,8 @@
 //! Samplers of every kind that lanes may have, and a lane after some more tokens.
 
-use weft::sampling::{Sampler, Sampling};
+use weft_core::sampling::{Sampler, Sampling};
 
-use crate::common::{Work, tokens};
+use weft_testing::{Work, tokens};
 
 /// How a lane chooses its tokens, and a seed.
 fn sampler(kind: usize, seed: u64, vocab: usize) -> Sampler {

@@ -1,8 +1,8 @@
 //! One choice of a chat while it is written: thinking, answer and tool calls told apart.
 
-use weft::engine::Token;
-use weft::reasoning::{Parts, ReasoningStream};
-use weft::tokenizer::Tokenizer;
+use weft_core::engine::Token;
+use weft_core::reasoning::{Parts, ReasoningStream};
+use weft_core::tokenizer::Tokenizer;
 
 use super::logprobs::{Entry, Pending};
 use super::tool_calls::{Call, ToolCallStream};

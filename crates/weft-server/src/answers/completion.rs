@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use weft::engine::{Finished, Token};
+use weft_core::engine::{Finished, Token};
 
 use super::figures::{add_figures, add_timings, reason, usage};
 use super::logprobs::{Entry, Pending};

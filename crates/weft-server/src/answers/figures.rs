@@ -2,7 +2,7 @@
 //! the context came from.
 
 use serde_json::{Value, json};
-use weft::engine::{FinishReason, Finished, Stats};
+use weft_core::engine::{FinishReason, Finished, Stats};
 
 /// Tokens of all choices. Choices of one prompt share it, so it counts once.
 pub(super) fn usage(finished: &[Option<Finished>], choices_per_prompt: usize) -> Value {

@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 use std::fmt::Write;
 
 use serde_json::{Map, Value, json};
-use weft::engine::Token;
-use weft::tokenizer::Tokenizer;
+use weft_core::engine::Token;
+use weft_core::tokenizer::Tokenizer;
 
 /// One token's log-probability, and the most likely ones in its place.
 #[derive(Clone, Debug, PartialEq)]

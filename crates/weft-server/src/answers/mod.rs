@@ -17,7 +17,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
-use weft::engine::{Finished, Token};
+use weft_core::engine::{Finished, Token};
 
 pub(crate) use self::chat::{ChatScript, ChatShape};
 pub(crate) use self::choice::Calls;

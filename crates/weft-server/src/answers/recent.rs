@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
-use weft::chunk::Composition;
+use weft_core::chunk::Composition;
 
 use crate::app::App;
 

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use weft::chunk::{Chunk, ChunkId, Composition, Repair, Reuse, compose_conversation};
-use weft::prompt::Conversation;
-use weft::sampling::Sampling;
+use weft_core::chunk::{Chunk, ChunkId, Composition, Repair, Reuse, compose_conversation};
+use weft_core::prompt::Conversation;
+use weft_core::sampling::Sampling;
 
 use super::form::Form;
 use super::json::{FromJson, fields};

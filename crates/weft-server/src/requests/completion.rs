@@ -2,8 +2,8 @@
 
 use serde::Deserialize;
 use serde_json::Value;
-use weft::chunk::Composition;
-use weft::sampling::Sampling;
+use weft_core::chunk::Composition;
+use weft_core::sampling::Sampling;
 
 use super::form::Form;
 use super::json::{FromJson, fields};

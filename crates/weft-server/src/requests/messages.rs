@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde::de::{self, Deserializer};
 use serde_json::Value;
-use weft::chunk::{Chunk, ChunkId, Kind};
-use weft::prompt::{Content, Message, Part};
+use weft_core::chunk::{Chunk, ChunkId, Kind};
+use weft_core::prompt::{Content, Message, Part};
 
 use crate::api_error::ApiError;
 

@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer};
-use weft::sampling::Sampling;
+use weft_core::sampling::Sampling;
 
 use super::numbers::{Bounded, Count, Seed, TokenId};
 use crate::api_error::ApiError;

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use weft::chunk::{Chunk, ChunkId, Composition};
-use weft::engine::{Cancel, Request};
-use weft::sampling::Constraint;
+use weft_core::chunk::{Chunk, ChunkId, Composition};
+use weft_core::engine::{Cancel, Request};
+use weft_core::sampling::Constraint;
 
 use crate::answers::{Calls, ChatScript, ChatShape, Recorder, stream, whole};
 use crate::api_error::ApiError;
@@ -96,7 +96,7 @@ pub(super) async fn find_chunks(
     if ids.is_empty() {
         return Ok(BTreeMap::new());
     }
-    let find = move |engine: &mut weft::engine::Engine| {
+    let find = move |engine: &mut weft_core::engine::Engine| {
         let chunk = |id: ChunkId| Ok((id, engine.library().get(&id)?.clone()));
         ids.into_iter().map(chunk).collect::<Result<_, ApiError>>()
     };

@@ -9,8 +9,8 @@ use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use weft::chunk::{Chunk, ChunkId, Kind, Prompt, Reuse, Tier, Which};
-use weft::engine::{Engine, Preview, TierStats, Verification};
+use weft_core::chunk::{Chunk, ChunkId, Kind, Prompt, Reuse, Tier, Which};
+use weft_core::engine::{Engine, Preview, TierStats, Verification};
 
 use super::chat::compose;
 use crate::api_error::ApiError;
@@ -317,7 +317,7 @@ pub(super) async fn verify(
 
 async fn score(
     app: &Arc<App>,
-    prompt: &weft::chunk::Composition,
+    prompt: &weft_core::chunk::Composition,
     answer: &[u32],
     use_cache: bool,
 ) -> Result<Vec<Vec<f32>>, ApiError> {

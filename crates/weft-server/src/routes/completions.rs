@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use weft::engine::Request;
+use weft_core::engine::Request;
 
 use super::chat::{answers, follow};
 use crate::answers::{CompletionScript, CompletionShape, Recorder, stream, whole};

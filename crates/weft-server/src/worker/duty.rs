@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use weft::chunk::{PieceReport, Report};
-use weft::device::DeviceError;
-use weft::engine::{Cancel, Engine, Event, FinishReason, Finished, LaneId};
+use weft_core::chunk::{PieceReport, Report};
+use weft_core::device::DeviceError;
+use weft_core::engine::{Cancel, Engine, Event, FinishReason, Finished, LaneId};
 
 use super::outlet::{Outlet, Reader};
 use super::work::{Admission, Entry, Failure, Happening};
@@ -285,7 +285,7 @@ impl Duty {
 fn nothing_done() -> Finished {
     Finished {
         reason: FinishReason::Stop,
-        stats: weft::engine::Stats::default(),
+        stats: weft_core::engine::Stats::default(),
         report: Report::default(),
     }
 }

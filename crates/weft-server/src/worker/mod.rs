@@ -19,7 +19,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot, watch};
-use weft::engine::{Cancel, Engine};
+use weft_core::engine::{Cancel, Engine};
 
 use crate::api_error::ApiError;
 use crate::metrics::Metrics;

@@ -4,8 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use tokio::sync::watch::Sender;
-use weft::chunk::Which;
-use weft::engine::Engine;
+use weft_core::chunk::Which;
+use weft_core::engine::Engine;
 
 use super::Phase;
 use super::duty::Duty;

@@ -1,20 +1,17 @@
 //! The engine's thread on a device that computes nothing and fails when it is told to.
 
-#[path = "../../tests/support/stub.rs"]
-mod stub;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use weft::chunk::{Composition, Kind};
-use weft::engine::Request;
-use weft::sampling::Sampling;
+use weft_core::chunk::{Composition, Kind};
+use weft_core::engine::Request;
+use weft_core::sampling::Sampling;
 
-use self::stub::Control;
 use super::*;
 use crate::served::Loaded;
+use weft_testing::stub::{self, Control};
 
 struct Bench {
     worker: Worker,

@@ -4,9 +4,9 @@ use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
 use thiserror::Error;
-use weft::chunk::Composition;
-use weft::engine::{Cancel, Engine, Finished, LaneId, Request, RequestError, Token};
-use weft::sampling::SamplingError;
+use weft_core::chunk::Composition;
+use weft_core::engine::{Cancel, Engine, Finished, LaneId, Request, RequestError, Token};
+use weft_core::sampling::SamplingError;
 
 use super::outlet::Outlet;
 use crate::api_error::ApiError;

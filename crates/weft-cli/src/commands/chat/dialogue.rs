@@ -1,7 +1,7 @@
 //! What was said in a chat, and which documents belong to which turn.
 
-use weft::chunk::{Chunk, ChunkId, Composition, Library};
-use weft::prompt::Message;
+use weft_core::chunk::{Chunk, ChunkId, Composition, Library};
+use weft_core::prompt::Message;
 
 /// One turn of the user, and what was answered.
 struct Turn {

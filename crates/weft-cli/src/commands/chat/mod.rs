@@ -5,8 +5,8 @@ mod lines;
 
 use std::process::ExitCode;
 
-use weft::chunk::{ChunkId, Kind};
-use weft::prompt::Conversation;
+use weft_core::chunk::{ChunkId, Kind};
+use weft_core::prompt::Conversation;
 
 use self::dialogue::Dialogue;
 use self::lines::Lines;

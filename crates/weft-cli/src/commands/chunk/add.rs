@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::io::stdin;
 use std::path::Path;
 
-use weft::chunk::{Chunk, ChunkId, Kind, Library};
-use weft::tokenizer::Tokenizer;
+use weft_core::chunk::{Chunk, ChunkId, Kind, Library};
+use weft_core::tokenizer::Tokenizer;
 
 use super::check_name;
 use crate::answer::print;

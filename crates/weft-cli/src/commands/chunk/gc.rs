@@ -1,6 +1,6 @@
 //! `weft chunk gc`: sweeps the folder of rows, and tells what that freed.
 
-use weft::store::{KvKey, Store};
+use weft_core::store::{KvKey, Store};
 
 use super::{rows_of, tell_warnings};
 use crate::answer::print;
@@ -52,7 +52,7 @@ pub(super) fn run(args: &GcArgs) -> Result<(), CliError> {
 
 /// Rows of pinned chunks stay, even over the budget.
 fn pin(store: &mut Store, shelved: &Shelved) {
-    let chunks = shelved.library.list(&weft::chunk::Which::default());
+    let chunks = shelved.library.list(&weft_core::chunk::Which::default());
     for chunk in chunks.into_iter().filter(|chunk| chunk.pinned) {
         rows_of(store, chunk).iter().for_each(|(key, _)| store.pin(key));
     }

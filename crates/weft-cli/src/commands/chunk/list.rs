@@ -3,7 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
-use weft::chunk::Chunk;
+use weft_core::chunk::Chunk;
 
 use crate::answer::print;
 use crate::args::ListChunksArgs;

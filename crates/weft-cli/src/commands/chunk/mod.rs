@@ -14,9 +14,9 @@ mod warm;
 
 use std::process::ExitCode;
 
-use weft::chunk::{Chunk, Library, Which};
-use weft::model::Model;
-use weft::store::{KvKey, Store};
+use weft_core::chunk::{Chunk, Library, Which};
+use weft_core::model::Model;
+use weft_core::store::{KvKey, Store};
 
 use crate::args::{CacheArgs, ChunkCommand, ModelArgs, WhichArgs};
 use crate::error::CliError;
@@ -88,7 +88,7 @@ fn check_name(
     if name.trim().is_empty() || name.chars().any(char::is_whitespace) {
         return wrong("is empty or has spaces; give one word".to_owned());
     }
-    if name.parse::<weft::chunk::ChunkId>().is_ok() {
+    if name.parse::<weft_core::chunk::ChunkId>().is_ok() {
         return wrong("looks like an id; give another".to_owned());
     }
     let all = library.list(&Which::default());

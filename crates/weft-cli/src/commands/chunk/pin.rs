@@ -1,6 +1,6 @@
 //! `weft chunk pin ID…` and `unpin`
 
-use weft::chunk::Chunk;
+use weft_core::chunk::Chunk;
 
 use crate::args::PinArgs;
 use crate::error::CliError;

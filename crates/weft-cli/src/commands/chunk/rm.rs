@@ -1,6 +1,6 @@
 //! `weft chunk rm`: chunks and all rows of them, of whatever model and device.
 
-use weft::chunk::{Chunk, Which};
+use weft_core::chunk::{Chunk, Which};
 
 use super::rows_of;
 use crate::args::RmArgs;

@@ -1,7 +1,7 @@
 //! `weft chunk show ID`: the text to stdout, what is known of it to stderr.
 
 use serde_json::{Value, json};
-use weft::chunk::Chunk;
+use weft_core::chunk::Chunk;
 
 use super::list::{facts, table};
 use super::rows_of;

@@ -1,7 +1,7 @@
 //! `weft chunk export ID FILE` and `weft chunk import FILE`
 
-use weft::chunk::{self, Parcel};
-use weft::model::Model;
+use weft_core::chunk::{self, Parcel};
+use weft_core::model::Model;
 
 use super::add::register;
 use crate::answer::print;

@@ -1,6 +1,6 @@
 //! `weft chunk warm ID…`: rows computed before somebody waits for them.
 
-use weft::chunk::{Kind, Prompt};
+use weft_core::chunk::{Kind, Prompt};
 
 use crate::args::WarmArgs;
 use crate::error::CliError;

@@ -1,6 +1,6 @@
 //! Pulls from a hub that behaves: what is fetched, and what the cache looks like afterwards.
 
-use weft::hub::resolve;
+use weft_core::hub::resolve;
 
 use super::*;
 

@@ -15,7 +15,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use tempfile::TempDir;
-use weft::hub::{HubEnv, ModelRef, RepoRef, Token};
+use weft_core::hub::{HubEnv, ModelRef, RepoRef, Token};
 
 use super::retry::Limits;
 use super::{Event, Progress, PullError, pull_with};

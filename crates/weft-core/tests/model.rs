@@ -1,0 +1,71 @@
+//! A model's folder opened as a whole: where end tokens come from, and parts that do not fit.
+
+use std::fs;
+use std::path::Path;
+
+use tempfile::TempDir;
+use weft_core::model::{Model, ModelError};
+
+fn bundled(file: &str) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/weft-tiny");
+    fs::read_to_string(folder.join(file)).unwrap()
+}
+
+/// The bundled model's folder with some files replaced.
+fn folder(changes: &[(&str, &str)]) -> TempDir {
+    let bundled = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/weft-tiny");
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        fs::copy(bundled.join(file), folder.path().join(file)).unwrap();
+    }
+    for (file, text) in changes {
+        fs::write(folder.path().join(file), text).unwrap();
+    }
+    folder
+}
+
+fn config_with_eos(eos: &str) -> String {
+    let json = bundled("config.json");
+    let changed = json.replace("\"eos_token_id\": 1980", &format!("\"eos_token_id\": {eos}"));
+    assert_ne!(json, changed);
+    changed
+}
+
+#[test]
+fn end_tokens_come_from_every_file_that_names_them() {
+    let stops = |changes: &[(&str, &str)]| Model::open(folder(changes).path()).unwrap().stop_ids;
+    assert_eq!(stops(&[]), [1978, 1980], "the tokenizer's <|endoftext|> and <|im_end|>");
+    assert_eq!(stops(&[("config.json", &config_with_eos("2"))]), [2, 1978, 1980]);
+    assert_eq!(stops(&[("config.json", &config_with_eos("[1, 2]"))]), [1, 2, 1978, 1980]);
+    let generation = ("generation_config.json", r#"{"eos_token_id": [3, 4], "temperature": 0.5}"#);
+    assert_eq!(stops(&[generation]), [3, 4, 1978, 1980]);
+    let model = Model::open(folder(&[generation]).path()).unwrap();
+    assert_eq!(model.generation.temperature, Some(0.5));
+}
+
+#[test]
+fn a_tokenizer_of_another_model_is_refused() {
+    let tokenizer = bundled("tokenizer.json");
+    let large =
+        tokenizer.replace("\"id\":1980,", "\"id\":5000,").replace("\"id\": 1980,", "\"id\": 5000,");
+    assert_ne!(tokenizer, large);
+    match Model::open(folder(&[("tokenizer.json", &large)]).path()).err() {
+        Some(ModelError::Vocabulary { tokens: 5001, vocab: 2048 }) => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn every_part_that_is_broken_is_named() {
+    let error = |changes: &[(&str, &str)]| {
+        Model::open(folder(changes).path()).err().expect("opened").to_string()
+    };
+    assert!(error(&[("tokenizer.json", "{}")]).contains("tokenizer"));
+    assert!(error(&[("generation_config.json", "[]")]).contains("generation_config.json"));
+    assert!(error(&[("chat_template.jinja", "{% if %}")]).contains("line 1"));
+    let long = " ".repeat((1 << 20) + 1);
+    assert!(error(&[("generation_config.json", &long)]).contains("more than 1048576 bytes"));
+    let absent = folder(&[]).path().join("absent");
+    let missing = Model::open(&absent).err().expect("opened").to_string();
+    assert!(missing.contains("absent") && missing.contains("org/name"), "{missing}");
+}

@@ -1,0 +1,109 @@
+//! The golden models: a folder each, what transformers computed, what the definition computes.
+
+use std::path::{Path, PathBuf};
+
+use half::bf16;
+use safetensors::{Dtype, SafeTensors};
+use weft_core::config::Config;
+use weft_core::device::Device;
+use weft_core::weights::Safetensors;
+
+use super::{Work, log_softmax, run, span};
+
+pub const MODELS: [&str; 4] = ["qwen3", "qwen3_yarn", "qwen2", "llama3"];
+
+pub struct Golden {
+    pub config: Config,
+    folder: PathBuf,
+    tokens: Vec<u32>,
+    values: Vec<u8>,
+    ops: Vec<u8>,
+}
+
+impl Golden {
+    pub fn open(name: &str) -> Self {
+        let folder =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../weft-core/tests/golden").join(name);
+        let read = |file: &str| std::fs::read(folder.join(file)).unwrap();
+        let values = read("golden.safetensors");
+        let file = SafeTensors::deserialize(&values).unwrap();
+        let tokens = file.tensor("tokens").unwrap().data().as_chunks::<4>().0.to_vec();
+        Self {
+            config: Config::from_file(&folder.join("config.json")).unwrap(),
+            tokens: tokens.into_iter().map(u32::from_le_bytes).collect(),
+            ops: read("ops.safetensors"),
+            folder,
+            values,
+        }
+    }
+
+    pub fn weights(&self) -> Safetensors {
+        Safetensors::open(&self.folder, &self.config).unwrap()
+    }
+
+    pub fn work(&self) -> Work {
+        Work::new(&self.tokens, 0, Vec::new(), span(2, self.tokens.len(), 0))
+    }
+
+    /// What transformers computed.
+    pub fn of_transformers(&self, name: &str) -> Vec<f32> {
+        tensor(&self.values, name)
+    }
+
+    /// What the bit-level definition computes.
+    pub fn of_definition(&self, name: &str) -> Vec<f32> {
+        tensor(&self.ops, &format!("def.{name}"))
+    }
+
+    /// The keys and the values that the device holds for the prompt.
+    pub fn stored(&self, device: &dyn Device, layer: u16) -> (Vec<f32>, Vec<f32>) {
+        let work = self.work();
+        let (mut k, mut v) = (Vec::new(), Vec::new());
+        for slot in &work.store_at {
+            let (k_row, v_row) = device.kv_row(layer, *slot);
+            k.extend(k_row);
+            v.extend(v_row);
+        }
+        (k, v)
+    }
+}
+
+fn tensor(file: &[u8], name: &str) -> Vec<f32> {
+    let file = SafeTensors::deserialize(file).unwrap();
+    let view = file.tensor(name).unwrap_or_else(|_| panic!("no tensor {name}"));
+    match view.dtype() {
+        Dtype::F32 => view.data().as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+        Dtype::BF16 => {
+            view.data().as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect()
+        }
+        other => panic!("{name} is {other:?}"),
+    }
+}
+
+/// Mean and 99th percentile of |Δ logprob| against float32.
+fn error(logits: &[f32], float32: &[f32], vocab: usize) -> (f64, f64) {
+    let rows = logits.chunks_exact(vocab).zip(float32.chunks_exact(vocab));
+    let mut all: Vec<f64> = rows
+        .flat_map(|(a, b)| {
+            let (a, b) = (log_softmax(a), log_softmax(b));
+            a.into_iter().zip(b).map(|(a, b)| (a - b).abs()).collect::<Vec<_>>()
+        })
+        .collect();
+    all.sort_by(f64::total_cmp);
+    (all.iter().sum::<f64>() / all.len() as f64, all[all.len() * 99 / 100])
+}
+
+/// The yardstick: the error against float32 is no larger than that of transformers' own bf16.
+pub fn errs_no_more_than_transformers(golden: &Golden, device: &mut dyn Device) {
+    let logits = run(device, &weft_core::plan::plan(&golden.config), &[golden.work()]).concat();
+    let float32 = golden.of_transformers("f32.logits");
+    let vocab = golden.config.vocab;
+    let (mean, p99) = error(&logits, &float32, vocab);
+    let (their_mean, their_p99) = error(&golden.of_transformers("bf16.logits"), &float32, vocab);
+    let name = golden.folder.display();
+    println!(
+        "{name}: mean {mean:.5} (transformers {their_mean:.5}), p99 {p99:.5} ({their_p99:.5})"
+    );
+    assert!(mean <= their_mean, "{name}: mean |Δ logprob| {mean} against {their_mean}");
+    assert!(p99 <= their_p99, "{name}: p99 |Δ logprob| {p99} against {their_p99}");
+}

@@ -1,0 +1,164 @@
+//! A device against the reference, op by op, over lanes of any layout: what the tests of every device share.
+
+use proptest::prelude::*;
+use weft_core::config::Config;
+use weft_core::device::{Buffer, Device, Lane, Outputs, Span, Step};
+use weft_core::kv::{PAGE_ROWS, Slot};
+use weft_core::plan::{Op, plan};
+
+use super::{Work, fill, fill_before, span_from, tokens};
+
+/// What two devices may differ by, of the largest value: where sums are added in another order, and what the rounding of
+/// attention's weights, if any, does to sums of values.
+#[derive(Clone, Copy)]
+pub struct Noise {
+    pub sums: f32,
+    pub weights: f32,
+}
+
+/// One step of bf16 (2⁻⁷ of the value at most), and `noise` of the largest value.
+fn assert_close(
+    what: &str,
+    ours: &[f32],
+    reference: &[f32],
+    noise: f32,
+) -> Result<(), TestCaseError> {
+    let size = reference.iter().fold(0.0_f32, |max, value| max.max(value.abs()));
+    for (i, (a, b)) in ours.iter().zip(reference).enumerate() {
+        let bound = b.abs() / 128.0 + noise * size;
+        prop_assert!((a - b).abs() <= bound, "{what}[{i}]: {a} against {b}");
+    }
+    Ok(())
+}
+
+/// Weights aside, what is left is another order of summation and another `exp`.
+fn assert_shares_close(ours: &[f32], reference: &[f32], noise: Noise) -> Result<(), TestCaseError> {
+    prop_assert_eq!(ours.len(), reference.len());
+    for (a, b) in ours.iter().zip(reference) {
+        let bound = 1e-4 + noise.weights * b.abs();
+        prop_assert!((a - b).abs() < bound, "{ours:?} against {reference:?}");
+    }
+    Ok(())
+}
+
+/// Runs the plan on both, each op on the reference's own inputs, and compares what it wrote.
+pub fn compare(
+    config: &Config,
+    ours: &mut dyn Device,
+    theirs: &mut dyn Device,
+    works: &[Work],
+    noise: Noise,
+) -> Result<(), TestCaseError> {
+    let lanes: Vec<Lane<'_>> = works.iter().map(Work::lane).collect();
+    let step = Step { lanes: &lanes };
+    for op in plan(config) {
+        for buffer in Buffer::ALL {
+            ours.write(buffer, &theirs.read(buffer));
+        }
+        if let Op::Attend { layer } = op {
+            copy_rows(ours, theirs, works, layer);
+        }
+        ours.run(&[op], &step).unwrap();
+        theirs.run(&[op], &step).unwrap();
+        let of_op = if matches!(op, Op::Attend { .. }) { noise.weights } else { noise.sums };
+        for buffer in Buffer::ALL {
+            let n = buffer.width(config) * step.n_tokens();
+            let what = format!("{op} {buffer:?}");
+            assert_close(&what, &ours.read(buffer)[..n], &theirs.read(buffer)[..n], of_op)?;
+        }
+        match op {
+            Op::RopeStore { layer } => {
+                for slot in works.iter().flat_map(|work| &work.store_at) {
+                    let (ours, theirs) = (ours.kv_row(layer, *slot), theirs.kv_row(layer, *slot));
+                    assert_close(&format!("{op} keys"), &ours.0, &theirs.0, noise.sums)?;
+                    prop_assert_eq!(ours.1, theirs.1);
+                }
+            }
+            Op::Attend { .. } => {
+                for lane in 0..works.len() {
+                    assert_shares_close(&ours.attention(lane), &theirs.attention(lane), noise)?;
+                }
+            }
+            _ => {}
+        }
+    }
+    for output in 0..step.n_outputs() {
+        assert_close("logits", ours.logits(output), theirs.logits(output), noise.sums)?;
+    }
+    Ok(())
+}
+
+/// Gives our device the reference's keys and values in all rows the lanes see, and in those before
+/// them in their pages.
+pub fn copy_rows(ours: &mut dyn Device, theirs: &dyn Device, works: &[Work], layer: u16) {
+    for span in works.iter().flat_map(|work| &work.spans) {
+        let before = span.slot(0) - span.first_row as Slot..span.slot(0);
+        for slot in before.chain((0..span.len).map(|row| span.slot(row))) {
+            let (k, v) = theirs.kv_row(layer, slot);
+            ours.write_kv_row(layer, slot, &k, &v);
+        }
+    }
+}
+
+/// A lane's old spans, each with its rows and its home, and how many new tokens follow them.
+pub type Layout = (Vec<(usize, usize)>, usize);
+
+/// Turns up to three layouts into work; old rows hold numbers of ordinary size, all else stays poisoned.
+/// Spans begin anywhere in their pages, and marks stand anywhere.
+pub fn works(config: &Config, theirs: &mut dyn Device, lanes: &[Layout], seed: u32) -> Vec<Work> {
+    let mut page = 0;
+    let mut take = |rows: usize, position: usize| {
+        let first_row = tokens(1, seed ^ page, 2 * PAGE_ROWS)[0] as usize;
+        // Half of them begin with the page.
+        let first_row = if first_row < PAGE_ROWS { first_row } else { 0 };
+        let span = span_from(page, first_row, rows, position);
+        page += span.pages.len() as u32;
+        span
+    };
+    let mut works = Vec::new();
+    for (lane, (old, n_new)) in lanes.iter().enumerate() {
+        let mut position = 0;
+        let mut left = Vec::new();
+        for (rows, home) in old {
+            // All lanes together must fit the pages and the positions of the limits.
+            let rows = (*rows).min(180 - position);
+            if rows == 0 {
+                break;
+            }
+            let placed = Span { home_position: *home, ..take(rows, position) };
+            fill(theirs, config, &placed, seed);
+            position += rows;
+            left.push(placed);
+        }
+        let new = tokens(*n_new, seed.wrapping_add(lane as u32), config.vocab);
+        let outputs = [Outputs::Last, Outputs::All, Outputs::None][lane];
+        let own = take(*n_new, position);
+        fill_before(theirs, config, &own);
+        let mut marks = tokens(5, seed.wrapping_sub(lane as u32), 200);
+        marks.retain(|mark| *mark > 0);
+        marks.sort_unstable();
+        marks.dedup();
+        works.push(Work { outputs, marks, ..Work::new(&new, 0, left, own) });
+    }
+    works
+}
+
+/// Hidden width, KV heads, query heads of each, half of a head's width, MLP width and vocabulary.
+pub type Sizes = (usize, usize, usize, usize, usize, usize);
+
+/// Models of one layer of every family, of some sizes.
+pub fn shapes(sizes: impl Strategy<Value = Sizes>) -> impl Strategy<Value = Config> {
+    let family = prop::sample::select(vec!["qwen3", "qwen2", "llama"]);
+    (family, sizes).prop_map(|(family, (hidden, kv_heads, group, half, inter, vocab))| {
+        let json = format!(
+            r#"{{"model_type": "{family}", "hidden_size": {hidden}, "num_hidden_layers": 1,
+                "num_attention_heads": {}, "num_key_value_heads": {kv_heads}, "head_dim": {},
+                "intermediate_size": {inter}, "vocab_size": {vocab}, "rope_theta": 10000.0,
+                "max_position_embeddings": 512, "tie_word_embeddings": {}}}"#,
+            kv_heads * group,
+            2 * half,
+            vocab % 2 == 0
+        );
+        Config::from_json(json.as_bytes()).unwrap()
+    })
+}

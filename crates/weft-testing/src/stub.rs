@@ -1,0 +1,113 @@
+//! A device that computes nothing: it says one token for ever, at a given pace, and fails on demand.
+//! Tests and benches of the server use it where a model would only be in the way.
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use weft_core::device::{Buffer, Device, DeviceError, Limits, Rows, Step};
+use weft_core::dtype::Dtype;
+use weft_core::engine::Engine;
+use weft_core::kv::{PageId, Slot};
+use weft_core::model::Model;
+use weft_core::plan::Op;
+
+/// The bundled model: its tokens are real, its weights are never read.
+pub fn model() -> Model {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/weft-tiny");
+    Model::open(&folder).expect("the bundled model")
+}
+
+/// What a stub does, to be changed while it runs.
+#[derive(Debug, Default)]
+pub struct Control {
+    /// Microseconds that a step takes.
+    pub step_us: AtomicU64,
+    /// Steps that were run.
+    pub steps: AtomicU64,
+    /// Whether the next step panics, and whether it fails.
+    pub panics: AtomicBool,
+    pub fails: AtomicBool,
+    /// Whether the model's output is no number.
+    pub says_nan: AtomicBool,
+}
+
+/// The device.
+pub struct Stub {
+    control: Arc<Control>,
+    logits: Vec<f32>,
+    nan: Vec<f32>,
+    spans: Vec<usize>,
+    next: Instant,
+}
+
+/// An engine on a stub whose answers are the token of `says`, over and over.
+pub fn engine(model: &Model, says: &str, control: &Arc<Control>) -> Engine {
+    let mut logits = vec![0.0; model.config.vocab];
+    logits[model.tokenizer.id_of(says).expect("a token") as usize] = 20.0;
+    let nan = vec![f32::NAN; model.config.vocab];
+    let control = Arc::clone(control);
+    let stub = Stub { control, logits, nan, spans: Vec::new(), next: Instant::now() };
+    Engine::new(model, Box::new(stub))
+}
+
+impl Device for Stub {
+    fn describe(&self) -> String {
+        "stub".to_owned()
+    }
+
+    fn dtype(&self) -> Dtype {
+        Dtype::Bf16
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { step_tokens: 256, step_outputs: 16, positions: 4096, pages: 1024 }
+    }
+
+    fn run(&mut self, _: &[Op], step: &Step<'_>) -> Result<(), DeviceError> {
+        self.control.steps.fetch_add(1, Ordering::Relaxed);
+        assert!(!self.control.panics.swap(false, Ordering::Relaxed), "told to panic");
+        if self.control.fails.swap(false, Ordering::Relaxed) {
+            let (device, op) = (self.describe(), "attend".to_owned());
+            return Err(DeviceError { device, op, reason: "told to fail".to_owned() });
+        }
+        self.spans = step.lanes.iter().map(|lane| lane.spans.len()).collect();
+        let time = Duration::from_micros(self.control.step_us.load(Ordering::Relaxed));
+        // A steady pace: sleeping too long once is made up for by the next steps.
+        self.next = (self.next + time).max(Instant::now().checked_sub(time).expect("late enough"));
+        std::thread::sleep(self.next.saturating_duration_since(Instant::now()));
+        Ok(())
+    }
+
+    fn logits(&self, _: usize) -> &[f32] {
+        if self.control.says_nan.load(Ordering::Relaxed) { &self.nan } else { &self.logits }
+    }
+
+    fn attention(&self, lane: usize) -> Vec<f32> {
+        vec![1.0 / self.spans[lane] as f32; self.spans[lane]]
+    }
+
+    fn kv_family(&self) -> String {
+        "stub".to_owned()
+    }
+
+    fn read_kv(&self, _: Range<u16>, _: &Rows<'_>, _: &mut [u8], _: &mut [u8]) {}
+
+    fn write_kv(&mut self, _: &Rows<'_>, _: &[u8], _: &[u8]) {}
+
+    fn copy_rows(&mut self, _: PageId, _: PageId, _: usize) {}
+
+    fn read(&self, _: Buffer) -> Vec<f32> {
+        Vec::new()
+    }
+
+    fn write(&mut self, _: Buffer, _: &[f32]) {}
+
+    fn kv_row(&self, _: u16, _: Slot) -> (Vec<f32>, Vec<f32>) {
+        (Vec::new(), Vec::new())
+    }
+
+    fn write_kv_row(&mut self, _: u16, _: Slot, _: &[f32], _: &[f32]) {}
+}
