@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use thiserror::Error;
+use weft::pull::PullError;
 use weft_core::chunk::ChunkError;
 use weft_core::config::ConfigError;
 use weft_core::engine::{GenerateError, RequestError};
@@ -10,7 +11,7 @@ use weft_core::hub::HubError;
 use weft_core::model::ModelError;
 use weft_core::prompt::PromptError;
 
-use crate::pull::PullError;
+use crate::size;
 
 /// The exit code of an answer that Ctrl-C ended.
 pub(crate) const INTERRUPTED: u8 = 130;
@@ -55,6 +56,36 @@ pub(crate) enum CliError {
     Unhealthy(String),
     #[error("{what}: {source}")]
     Io { what: String, source: std::io::Error },
+}
+
+/// What the library says of settings, said of flags.
+impl From<weft::Error> for CliError {
+    fn from(error: weft::Error) -> Self {
+        match error {
+            weft::Error::Hub(error) => (*error).into(),
+            weft::Error::Model(error) => error.into(),
+            weft::Error::Pull(error) => (*error).into(),
+            weft::Error::Chunk(error) => error.into(),
+            weft::Error::Request(error) => error.into(),
+            weft::Error::Generate(error) => error.into(),
+            weft::Error::Gpu(reason) => Self::Gpu(reason),
+            weft::Error::ContextTooLong { wanted, most } => Self::Usage(format!(
+                "--ctx-size {wanted} is beyond the {most} positions this model was made for"
+            )),
+            weft::Error::ContextTooShort { .. } => {
+                Self::Usage("--ctx-size must hold a prompt and an answer: 2 or more".to_owned())
+            }
+            weft::Error::KvMemory { given, least, context } => Self::Usage(format!(
+                "--kv-memory {} is too little for a context of {context} tokens; give {least} or \
+                 more, or lower --ctx-size",
+                size::bytes(given)
+            )),
+            error @ weft::Error::TooLarge { .. } => {
+                Self::Memory(format!("{error} (--ctx-size, --kv-memory)"))
+            }
+            error => Self::Usage(error.to_string()),
+        }
+    }
 }
 
 impl CliError {

@@ -6,16 +6,13 @@
 mod answer;
 mod args;
 mod bench;
-mod bundled;
 mod commands;
 mod error;
 mod input;
 mod interrupt;
 mod load;
-mod memory;
-mod pull;
+mod progress;
 mod ribbon;
-mod self_test;
 mod settings;
 mod size;
 mod sources;

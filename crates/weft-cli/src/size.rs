@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+pub(crate) use weft::memory::in_bytes as bytes;
+
 /// Parses a count: `8192`, `32k` (· 1024), `1m` (· 1024²).
 pub(crate) fn parse_count(text: &str) -> Result<usize, String> {
     let lower = text.to_ascii_lowercase();
@@ -59,25 +61,6 @@ pub(crate) fn parse_threads(text: &str) -> Result<usize, String> {
     }
 }
 
-/// Bytes with a decimal unit, three digits: `1.19 GB`.
-pub(crate) fn bytes(n: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];
-    let mut value = n as f64;
-    let mut unit = 0;
-    while value >= 1000.0 && unit + 1 < UNITS.len() {
-        value /= 1000.0;
-        unit += 1;
-    }
-    let digits = if unit == 0 || value >= 100.0 {
-        0
-    } else if value >= 10.0 {
-        1
-    } else {
-        2
-    };
-    format!("{value:.digits$} {}", UNITS[unit])
-}
-
 /// A count with a decimal unit: `596 M`, `8.19 B`.
 pub(crate) fn count(n: u64) -> String {
     match n {
@@ -120,12 +103,5 @@ mod tests {
         for bad in ["", "7", "d", "-1d", "1y", "99999999999999999999w"] {
             assert!(parse_age(bad).is_err(), "{bad}");
         }
-    }
-
-    #[test]
-    fn bytes_keep_three_digits() {
-        assert_eq!(bytes(999), "999 B");
-        assert_eq!(bytes(1_192_099_840), "1.19 GB");
-        assert_eq!(bytes(114_688), "115 kB");
     }
 }

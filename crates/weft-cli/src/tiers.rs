@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 
+use weft::Options;
+use weft::memory::available_memory;
 use weft_core::chunk::{Chunk, Library, Shelf};
-use weft_core::engine::Tiers;
 use weft_core::store::Store;
 use weft_core::tokenizer::Tokenizer;
 
 use crate::args::CacheArgs;
 use crate::error::CliError;
-use crate::memory::available_memory;
 use crate::settings::user_folder;
 use crate::size;
 use crate::terminal;
@@ -22,6 +22,8 @@ const RAM_BYTES: u64 = 256 << 20;
 const RAM_FREE_SHARE: u64 = 16;
 
 const DISK_BYTES: u64 = 4 << 30;
+
+const NO_HOME: &str = "there is no home folder; give --cache-dir";
 
 /// What the flags, and the defaults for those not given, come to.
 pub(crate) struct Budget {
@@ -59,23 +61,26 @@ impl Budget {
         if self.disk_bytes == 0 {
             return Ok(None);
         }
-        let folder = self.folder.as_deref().ok_or("there is no home folder; give --cache-dir")?;
+        let folder = self.folder.as_deref().ok_or(NO_HOME)?;
         Store::open(folder, self.disk_bytes).map(Some).map_err(|error| error.to_string())
     }
 }
 
-/// The tiers that an engine gets. A folder that cannot be used costs time and no answer: it is told,
-/// and there is no disk tier.
-pub(crate) fn open(args: &CacheArgs) -> Tiers {
+/// Has rows kept as the flags say. A user without a home keeps none on disk, and is told.
+pub(crate) fn keep(options: Options, args: &CacheArgs) -> Options {
     if args.no_cache {
-        return Tiers::default();
+        return options.ram_cache(0);
     }
-    let budget = Budget::new(args);
-    let store = budget.open_store().unwrap_or_else(|reason| {
-        terminal::warn(&format!("rows are not kept on disk: {reason}"));
-        None
-    });
-    Tiers { ram_bytes: budget.ram_bytes, store }
+    let Budget { ram_bytes, disk_bytes, folder } = Budget::new(args);
+    let options = options.ram_cache(ram_bytes);
+    match folder {
+        Some(folder) => options.disk_cache(folder, disk_bytes),
+        None if disk_bytes > 0 => {
+            terminal::warn(&format!("rows are not kept on disk: {NO_HOME}"));
+            options
+        }
+        None => options,
+    }
 }
 
 /// The registered chunks of a model.

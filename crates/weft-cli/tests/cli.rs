@@ -1,17 +1,15 @@
 //! The binary as its users meet it: what goes to stdout, what to stderr, and the exit codes.
 
-mod fake_hub;
-
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
-use fake_hub::FakeHub;
 use safetensors::tensor::TensorView;
 use serde_json::Value;
 use weft_core::config::Config;
 use weft_core::weights::{RandomWeights, Weights, tensors};
+use weft_testing::fake_hub::FakeHub;
 
 /// A small model that answers nonsense, made once.
 fn model() -> &'static Path {

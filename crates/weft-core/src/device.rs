@@ -188,6 +188,24 @@ impl Rows<'_> {
     }
 }
 
+/// Bytes that a device takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Need {
+    /// Weights.
+    pub weights: u64,
+    /// KV pages.
+    pub kv: u64,
+    /// Everything else.
+    pub scratch: u64,
+}
+
+impl Need {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.weights + self.kv + self.scratch
+    }
+}
+
 /// How much memory a device takes when it is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {

@@ -12,6 +12,7 @@ mod isa;
 mod kv_rows;
 mod matmul;
 mod memory;
+mod need;
 mod ops;
 mod pack;
 mod pool;
@@ -40,6 +41,7 @@ use weights::ModelWeights;
 
 pub use bandwidth::{BandwidthSample, read_bandwidth};
 pub use isa::Isa;
+pub use need::{need, page_bytes};
 
 /// The device. Computes in bf16, whatever the model's own format.
 pub struct CpuDevice {

@@ -34,7 +34,7 @@ pub use device::{CudaDevice, Launches, Options};
 pub use driver::GpuFacts;
 pub use error::CudaError;
 pub use kernels::{DECODE_KERNELS, WHOLE_PLANS, defines, source};
-pub use need::{Need, page_bytes};
+pub use need::{need, page_bytes};
 pub use shape::Chip;
 
 /// The GPU that a device would use, if there is all that one needs: driver, compiler, GPU.

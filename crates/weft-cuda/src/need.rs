@@ -1,7 +1,7 @@
 //! How much memory of the GPU a device takes, before it is made: the same sums that making it takes.
 
 use weft_core::config::Config;
-use weft_core::device::Limits;
+use weft_core::device::{Limits, Need};
 use weft_core::kv::PAGE_ROWS;
 
 use crate::buffers::{READ_BEYOND, sent_row};
@@ -14,30 +14,12 @@ use crate::tables::{FEW, Family, GroupCounts, Tables, max_partials, max_slots};
 /// What the driver takes beside what it is asked for: kernels, graphs, and the gaps between pieces of memory.
 const DRIVER_BYTES: u64 = 96 << 20;
 
-/// Bytes on the GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Need {
-    /// Weights, padded as kernels want them.
-    pub weights: u64,
-    /// KV pages.
-    pub kv: u64,
-    /// Everything else.
-    pub scratch: u64,
-}
-
-impl Need {
-    /// What a device with these limits takes.
-    pub fn of(config: &Config, limits: &Limits) -> Self {
-        Self {
-            weights: weights(config),
-            kv: limits.pages as u64 * page_bytes(config),
-            scratch: scratch(config, limits) + DRIVER_BYTES,
-        }
-    }
-
-    /// All of it.
-    pub fn total(&self) -> u64 {
-        self.weights + self.kv + self.scratch
+/// What a device with these limits takes.
+pub fn need(config: &Config, limits: &Limits) -> Need {
+    Need {
+        weights: weights(config),
+        kv: limits.pages as u64 * page_bytes(config),
+        scratch: scratch(config, limits) + DRIVER_BYTES,
     }
 }
 
@@ -99,10 +81,10 @@ mod tests {
     fn more_pages_take_more_and_nothing_else_does() {
         let config = shapes::config("qwen3-0.6b").unwrap();
         let limits = Limits { step_tokens: 2048, step_outputs: 16, positions: 8192, pages: 200 };
-        let need = Need::of(&config, &limits);
+        let before = need(&config, &limits);
         // 112 KiB a token.
-        assert_eq!(need.kv, 200 * 64 * 112 * 1024);
-        let more = Need::of(&config, &Limits { pages: 300, ..limits });
-        assert_eq!(more.total() - need.total(), 100 * 64 * 112 * 1024);
+        assert_eq!(before.kv, 200 * 64 * 112 * 1024);
+        let more = need(&config, &Limits { pages: 300, ..limits });
+        assert_eq!(more.total() - before.total(), 100 * 64 * 112 * 1024);
     }
 }

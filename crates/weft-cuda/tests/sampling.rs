@@ -13,7 +13,7 @@ use weft_core::device::{Device, Lane, Limits, Outputs, Span, Step};
 use weft_core::plan::plan;
 use weft_core::sampling::{Sampler, Sampling, SamplingError, uniform};
 use weft_core::weights::{RandomWeights, Tensor, Weights, WeightsError};
-use weft_cuda::{CudaDevice, Launches, Need, Options};
+use weft_cuda::{CudaDevice, Launches, Options};
 use weft_testing::{Work, span, tokens};
 
 const LIMITS: Limits = Limits { step_tokens: 160, step_outputs: 16, positions: 1024, pages: 64 };
@@ -237,7 +237,7 @@ fn a_device_takes_what_was_said() {
     for vocab in [101, 151_936] {
         let config = config(vocab);
         let taken = device(&config, &RandomWeights::new(&config, 1)).memory_bytes();
-        let said = Need::of(&config, &LIMITS).total();
+        let said = weft_cuda::need(&config, &LIMITS).total();
         let rest = said.checked_sub(taken).expect("no more than was said");
         assert!(rest < 100 << 20, "{said} said, {taken} taken");
     }

@@ -5,6 +5,7 @@
 
 pub mod conformance;
 pub mod exact;
+pub mod fake_hub;
 pub mod golden;
 pub mod parity;
 pub mod stub;

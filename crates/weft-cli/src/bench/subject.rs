@@ -7,6 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use weft::device::Chosen;
+use weft::memory::available_memory;
 use weft_core::config::Config;
 use weft_core::device::{Device, Limits};
 use weft_core::engine::{Engine, Tiers};
@@ -20,10 +22,8 @@ use weft_cpu::{CpuDevice, Isa, Options};
 
 use super::args::{ShapeArgs, SubjectArgs};
 use crate::args::Kernels;
-use crate::bundled;
 use crate::error::CliError;
 use crate::load;
-use crate::memory::{Where, available_memory};
 use crate::size;
 use crate::terminal;
 
@@ -108,7 +108,7 @@ impl Subject {
         terminal::note(args.quiet, &format!("{} ({}): making the device", self.name, self.source));
         let (config, weights) = (&self.config, &*self.weights);
         let (threads, device): (usize, Box<dyn Device>) = match (launches, args.kernels) {
-            (Some(launches), _) => (1, load::cuda(config, weights, limits, launches)?),
+            (Some(launches), _) => (1, Chosen::Cuda(launches).make(config, weights, limits, None)?),
             (None, Kernels::Reference) => {
                 (1, reference::open(config, weights, limits).map_err(ModelError::from)?)
             }
@@ -132,7 +132,7 @@ impl Subject {
         limits: Limits,
         tiers: Tiers,
     ) -> Result<Engine, CliError> {
-        let tokenizer = Arc::clone(&bundled::open()?.tokenizer);
+        let tokenizer = Arc::clone(&weft::bundled_model()?.tokenizer);
         if self.config.vocab < tokenizer.vocab_size() as usize {
             return Err(CliError::Usage(format!(
                 "{} has {} tokens; answers are made of the {} that the bundled model has",
@@ -158,9 +158,9 @@ impl Subject {
         on_gpu: bool,
     ) -> Result<(), CliError> {
         let (weights, kv, free) = if on_gpu {
-            let need = weft_cuda::Need::of(&self.config, limits);
-            let Where::Gpu { free } = load::gpu_memory()? else { return Ok(()) };
-            (need.weights, need.kv + need.scratch, Some(free))
+            let need = weft_cuda::need(&self.config, limits);
+            let facts = weft_cuda::probe().map_err(|error| CliError::Gpu(error.to_string()))?;
+            (need.weights, need.kv + need.scratch, Some(facts.free_bytes as u64))
         } else {
             let dtype = self.config.dtype;
             let rows = (limits.pages * PAGE_ROWS) as u64;

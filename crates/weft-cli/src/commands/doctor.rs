@@ -3,14 +3,14 @@
 use std::process::ExitCode;
 
 use serde_json::json;
+use weft::memory::available_memory;
+use weft::self_test;
 use weft_core::hub::{self, HubEnv};
 use weft_cuda::Launches;
 
 use crate::answer::print;
 use crate::args::{CacheArgs, DoctorArgs};
 use crate::error::CliError;
-use crate::memory::available_memory;
-use crate::self_test;
 use crate::size;
 use crate::tiers::Budget;
 
@@ -29,7 +29,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, CliError> {
         Check { name: "gpu", found: gpu() },
         Check { name: "hub cache", found: hub_cache() },
         Check { name: "kept rows", found: kept_rows(&args.cache) },
-        Check { name: "self-test", found: self_test::run().map(|passed| passed.to_string()) },
+        Check { name: "self-test", found: self_test::cpu().map(|passed| passed.to_string()) },
     ];
     print(&if args.json { as_json(&checks) } else { as_table(&checks) })?;
     let failed: Vec<_> =
@@ -69,7 +69,7 @@ fn gpu() -> Result<String, String> {
             let (major, minor) = facts.capability;
             let [memory, free] =
                 [facts.memory_bytes, facts.free_bytes].map(|bytes| size::bytes(bytes as u64));
-            let passed = self_test::run_cuda(Launches::Graph)?;
+            let passed = self_test::cuda(Launches::Graph)?;
             Ok(format!("{}, {memory}, {free} free, sm_{major}{minor}; {passed}", facts.name))
         }
     }

@@ -2,16 +2,19 @@
 
 use std::process::ExitCode;
 
+use weft::{Progress, Silent};
 use weft_core::hub::{HubEnv, ModelRef};
 
 use crate::answer::print;
 use crate::args::PullArgs;
 use crate::error::CliError;
-use crate::pull;
+use crate::progress::Bars;
 
 pub(crate) fn run(args: &PullArgs) -> Result<ExitCode, CliError> {
     let reference = ModelRef::parse(&args.name)?;
-    let folder = pull::pull(&reference, &HubEnv::from_env()?, &*pull::progress(args.quiet))?;
+    let (bars, env) = (Bars::default(), HubEnv::from_env()?);
+    let progress: &dyn Progress = if args.quiet { &Silent } else { &bars };
+    let folder = weft::pull::pull(&reference, &env, progress)?;
     print(&format!("{}\n", folder.display()))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
+use weft::memory::MemoryPlan;
 use weft_core::config::{Config, RopeScaling};
 use weft_core::kv::PAGE_ROWS;
 use weft_core::model::Model;
@@ -11,26 +12,24 @@ use crate::answer::print;
 use crate::args::ShowArgs;
 use crate::error::CliError;
 use crate::load;
-use crate::memory::{CONTEXTS, Need, Where};
 use crate::size;
 use crate::tiers::Budget;
 
 pub(crate) fn run(args: &ShowArgs) -> Result<ExitCode, CliError> {
     let model = load::open(args.name.as_deref(), &args.model)?;
-    let context = load::context(&args.model, &model.config)?;
-    let need = Need::new(&model.config, context, args.cache.kv_memory, CONTEXTS, Where::Machine)?;
+    let plan = load::memory(&model.config, &args.model, &args.cache)?;
     let budget = Budget::new(&args.cache);
     let text = if args.json {
-        format!("{:#}\n", facts(&model, &need, &budget))
+        format!("{:#}\n", facts(&model, &plan, &budget))
     } else {
-        table(&rows(&model, &need, &budget))
+        table(&rows(&model, &plan, &budget))
     };
     print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// What there is to know, for people.
-fn rows(model: &Model, need: &Need, budget: &Budget) -> Vec<(&'static str, String)> {
+fn rows(model: &Model, plan: &MemoryPlan, budget: &Budget) -> Vec<(&'static str, String)> {
     let config = &model.config;
     let per_token = config.kv_bytes_per_token(config.dtype);
     let mut rows = vec![
@@ -55,14 +54,14 @@ fn rows(model: &Model, need: &Need, budget: &Budget) -> Vec<(&'static str, Strin
         ("chat template", if model.template.is_some() { "yes" } else { "none" }.to_owned()),
         ("end tokens", format!("{:?}", model.stop_ids)),
     ];
-    rows.push(("weights", size::bytes(need.weights)));
-    let pages = need.limits.pages * PAGE_ROWS;
+    rows.push(("weights", size::bytes(plan.need.weights)));
+    let pages = plan.limits.pages * PAGE_ROWS;
     let kv = format!("{} per token, pages for {pages}", size::bytes(per_token));
     rows.push(("KV", kv));
     rows.push(("kept rows", budget.describe()));
     rows.push((
         "memory",
-        format!("{} with a context of {}", size::bytes(need.total()), need.limits.positions),
+        format!("{} with a context of {}", size::bytes(plan.need.total()), plan.limits.positions),
     ));
     rows
 }
@@ -77,7 +76,7 @@ fn rope(config: &Config) -> String {
 }
 
 /// The same, for programs.
-fn facts(model: &Model, need: &Need, budget: &Budget) -> Value {
+fn facts(model: &Model, plan: &MemoryPlan, budget: &Budget) -> Value {
     let config = &model.config;
     json!({
         "name": model.name,
@@ -97,11 +96,11 @@ fn facts(model: &Model, need: &Need, budget: &Budget) -> Value {
         "dtype": config.dtype.to_string(),
         "chat_template": model.template.is_some(),
         "stop_ids": model.stop_ids,
-        "weight_bytes": need.weights,
+        "weight_bytes": plan.need.weights,
         "kv_bytes_per_token": config.kv_bytes_per_token(config.dtype),
-        "context": need.limits.positions,
-        "memory_bytes": need.total(),
-        "kv_page_bytes": need.kv,
+        "context": plan.limits.positions,
+        "memory_bytes": plan.need.total(),
+        "kv_page_bytes": plan.need.kv,
         "ram_cache_bytes": budget.ram_bytes,
         "disk_cache_bytes": budget.disk_bytes,
         "cache_dir": budget.folder,

@@ -8,7 +8,8 @@ use crate::home::{Home, Ran};
 /// the end of the prompt, which is not in the history.
 fn thinking_model(home: &Home) -> String {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let (assets, prompts) = (crates.join("../assets/weft-tiny"), crates.join("weft-core/tests/prompts"));
+    let (assets, prompts) =
+        (crates.join("../assets/weft-tiny"), crates.join("weft-core/tests/prompts"));
     let folder = home.file("model");
     std::fs::create_dir(&folder).unwrap();
     for name in ["config.json", "model.safetensors", "tokenizer.json", "generation_config.json"] {

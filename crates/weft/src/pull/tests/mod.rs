@@ -5,9 +5,6 @@ mod fresh;
 mod refused;
 mod resumed;
 
-#[path = "../../../tests/fake_hub/mod.rs"]
-mod fake_hub;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +16,7 @@ use weft_core::hub::{HubEnv, ModelRef, RepoRef, Token};
 
 use super::retry::Limits;
 use super::{Event, Progress, PullError, pull_with};
-use fake_hub::{FakeHub, Fault, Server, etag};
+use weft_testing::fake_hub::{FakeHub, Fault, Server, etag};
 
 const REPO: &str = "org/name";
 const SHA: &str = "1111111111111111111111111111111111111111";

@@ -4,8 +4,6 @@
 //! Like the real one it answers small files itself and sends readers of weights to a second server,
 //! the CDN, which listens on another port and must never see a token. Dropping it ends all its
 //! threads, also those that stall on purpose.
-#![allow(dead_code, reason = "each test program uses its own part")]
-#![allow(clippy::unwrap_used, reason = "a hub that cannot start fails its test")]
 
 mod answer;
 mod serve;
@@ -19,7 +17,7 @@ use sha2::{Digest, Sha256};
 
 /// Which of the two servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Server {
+pub enum Server {
     /// The hub itself.
     Hub,
     /// The host that large files come from.
@@ -28,22 +26,22 @@ pub(crate) enum Server {
 
 /// A request as it arrived.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Request {
+pub struct Request {
     /// Who was asked.
-    pub(crate) server: Server,
+    pub server: Server,
     /// `GET` or `HEAD`.
-    pub(crate) method: String,
+    pub method: String,
     /// The path, still escaped.
-    pub(crate) path: String,
+    pub path: String,
     /// The `Range` header.
-    pub(crate) range: Option<String>,
+    pub range: Option<String>,
     /// The `Authorization` header.
-    pub(crate) authorization: Option<String>,
+    pub authorization: Option<String>,
 }
 
 /// How an answer goes wrong.
 #[derive(Debug, Clone)]
-pub(crate) enum Fault {
+pub enum Fault {
     /// Another status, with this `X-Error-Code` unless it is empty.
     Status(u16, &'static str),
     /// The connection is closed after so many bytes of the body.
@@ -71,7 +69,7 @@ pub(crate) enum Fault {
 }
 
 /// The hub. It stops when it is dropped.
-pub(crate) struct FakeHub {
+pub struct FakeHub {
     shared: Arc<Shared>,
     addresses: [SocketAddr; 2],
     threads: Vec<JoinHandle<()>>,
@@ -124,7 +122,7 @@ impl StoredFile {
 }
 
 /// The name that the blob of a file gets in a cache.
-pub(crate) fn etag(name: &str, content: &[u8]) -> String {
+pub fn etag(name: &str, content: &[u8]) -> String {
     let hash: String = Sha256::digest(content).iter().map(|b| format!("{b:02x}")).collect();
     // Not a git object id, but it has the form of one.
     if name.ends_with(".safetensors") { hash } else { hash[..40].to_owned() }
@@ -132,7 +130,7 @@ pub(crate) fn etag(name: &str, content: &[u8]) -> String {
 
 impl FakeHub {
     /// Starts both servers on free ports.
-    pub(crate) fn start() -> Self {
+    pub fn start() -> Self {
         let listeners = [0, 1].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
         let addresses = [0, 1].map(|i: usize| listeners[i].local_addr().unwrap());
         let shared = Arc::new(Shared {
@@ -152,17 +150,17 @@ impl FakeHub {
     }
 
     /// The value for `HF_ENDPOINT`.
-    pub(crate) fn endpoint(&self) -> String {
+    pub fn endpoint(&self) -> String {
         format!("http://{}", self.addresses[0])
     }
 
     /// The address of the server that large files come from.
-    pub(crate) fn cdn_endpoint(&self) -> String {
+    pub fn cdn_endpoint(&self) -> String {
         format!("http://{}", self.addresses[1])
     }
 
     /// Adds files to a commit, and points `main` to it.
-    pub(crate) fn add_commit(&self, repo: &str, sha: &str, files: &[(&str, &[u8])]) {
+    pub fn add_commit(&self, repo: &str, sha: &str, files: &[(&str, &[u8])]) {
         let mut state = self.shared.lock();
         state.files.extend(files.iter().map(|(name, content)| StoredFile {
             repo: repo.to_owned(),
@@ -175,29 +173,29 @@ impl FakeHub {
     }
 
     /// Points a branch or tag to a commit.
-    pub(crate) fn set_ref(&self, repo: &str, revision: &str, sha: &str) {
+    pub fn set_ref(&self, repo: &str, revision: &str, sha: &str) {
         let refs = &mut self.shared.lock().refs;
         refs.retain(|(r, name, _)| (r.as_str(), name.as_str()) != (repo, revision));
         refs.push((repo.to_owned(), revision.to_owned(), sha.to_owned()));
     }
 
     /// Answers 401 on the hub to whoever does not send this token.
-    pub(crate) fn require_token(&self, token: &str) {
+    pub fn require_token(&self, token: &str) {
         self.shared.lock().token = Some(token.to_owned());
     }
 
     /// Sends readers of small files to another path of the hub first, as the real one does.
-    pub(crate) fn redirect_small_files(&self) {
+    pub fn redirect_small_files(&self) {
         self.shared.lock().redirects_small_files = true;
     }
 
     /// Spoils the next answer to a request whose path ends like this. Faults are used up in order.
-    pub(crate) fn fault(&self, server: Server, method: &'static str, path_end: &str, fault: Fault) {
+    pub fn fault(&self, server: Server, method: &'static str, path_end: &str, fault: Fault) {
         self.plan(server, method, path_end, fault, false);
     }
 
     /// Spoils all such answers.
-    pub(crate) fn always(&self, server: Server, method: &'static str, end: &str, fault: Fault) {
+    pub fn always(&self, server: Server, method: &'static str, end: &str, fault: Fault) {
         self.plan(server, method, end, fault, true);
     }
 
@@ -208,18 +206,18 @@ impl FakeHub {
     }
 
     /// Lets held answers go.
-    pub(crate) fn open_gate(&self) {
+    pub fn open_gate(&self) {
         self.shared.lock().is_gate_open = true;
         self.shared.changed.notify_all();
     }
 
     /// All requests so far, oldest first.
-    pub(crate) fn requests(&self) -> Vec<Request> {
+    pub fn requests(&self) -> Vec<Request> {
         self.shared.lock().log.clone()
     }
 
     /// The ranges of the requests for a file's content, oldest first; `None` for all of it.
-    pub(crate) fn content_requests(&self, file: &str) -> Vec<Option<String>> {
+    pub fn content_requests(&self, file: &str) -> Vec<Option<String>> {
         let server = if file.ends_with(".safetensors") { Server::Cdn } else { Server::Hub };
         self.requests()
             .into_iter()
@@ -229,7 +227,7 @@ impl FakeHub {
     }
 
     /// Waits until a request with such a path has arrived; panics after 10 s.
-    pub(crate) fn wait_for_request(&self, server: Server, method: &str, path_end: &str) {
+    pub fn wait_for_request(&self, server: Server, method: &str, path_end: &str) {
         let arrived =
             |r: &Request| r.server == server && r.method == method && r.path.ends_with(path_end);
         let limit = Duration::from_secs(10);

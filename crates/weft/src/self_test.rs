@@ -1,4 +1,8 @@
 //! The self-test: does a device compute, on this machine, what the reference device defines?
+#![cfg_attr(
+    not(any(feature = "cpu", feature = "cuda")),
+    allow(dead_code, reason = "there is no device to test")
+)]
 
 use std::fmt;
 use std::ops::Range;
@@ -10,18 +14,17 @@ use weft_core::plan::{Op, plan};
 use weft_core::reference;
 use weft_core::sampling::{Sampler, Sampling};
 use weft_core::weights::RandomWeights;
-use weft_cpu::{CpuDevice, Options};
-use weft_cuda::{CudaDevice, Launches};
 
 /// A self-test that was passed.
-pub(crate) struct Passed {
+#[derive(Clone, Debug)]
+pub struct Passed {
     device: String,
     time: Duration,
 }
 
 impl Passed {
     /// How long it took.
-    pub(crate) fn time_ms(&self) -> f64 {
+    pub fn time_ms(&self) -> f64 {
         self.time.as_secs_f64() * 1e3
     }
 }
@@ -33,20 +36,29 @@ impl fmt::Display for Passed {
 }
 
 /// Tests the CPU device.
-pub(crate) fn run() -> Result<Passed, String> {
+///
+/// # Errors
+/// Says what it does not compute.
+#[cfg(feature = "cpu")]
+pub fn cpu() -> Result<Passed, String> {
     run_on(|config, weights, limits| {
-        let device = CpuDevice::new(config, weights, Options::new(limits));
+        let device = weft_cpu::CpuDevice::new(config, weights, weft_cpu::Options::new(limits));
         Ok(Box::new(device.map_err(|error| error.to_string())?))
     })
 }
 
-/// Tests the CUDA device as it will be launched. Where that is left to measurements, it is tested as a graph: they refuse
-/// any other way that does not compute the graph's bits.
-pub(crate) fn run_cuda(launches: Launches) -> Result<Passed, String> {
+/// Tests the CUDA device as it will be launched. If that is left to measurements, it is tested as a
+/// graph: they refuse any other way that does not compute the graph's bits.
+///
+/// # Errors
+/// Says what it does not compute.
+#[cfg(feature = "cuda")]
+pub fn cuda(launches: weft_cuda::Launches) -> Result<Passed, String> {
+    use weft_cuda::Launches;
     let launches = if launches == Launches::Auto { Launches::Graph } else { launches };
     run_on(|config, weights, limits| {
         let options = weft_cuda::Options { launches, ..weft_cuda::Options::new(limits) };
-        let device = CudaDevice::new(config, weights, options);
+        let device = weft_cuda::CudaDevice::new(config, weights, options);
         Ok(Box::new(device.map_err(|error| error.to_string())?))
     })
 }
@@ -205,9 +217,11 @@ fn prefill(device: &mut dyn Device, config: &Config, block: usize) -> Result<Vec
     Ok(device.logits(0).to_vec())
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "cpu"))]
 mod tests {
     use weft_core::weights::{LayerTensor, Tensor, Weights, WeightsError};
+
+    use weft_cpu::{CpuDevice, Options};
 
     use super::*;
 
@@ -252,9 +266,9 @@ mod tests {
                 let device = CpuDevice::new(config, &weights, Options::new(limits));
                 Ok(Box::new(device.map_err(|error| error.to_string())?))
             });
-            let said = said.err().expect("the test fails");
+            let said = said.expect_err("the test fails");
             assert!(said.starts_with(name), "{tensor:?}: {said}");
         }
-        assert!(run().is_ok());
+        assert!(cpu().is_ok());
     }
 }

@@ -1,4 +1,4 @@
-//! The model inside the binary: small, offline, made to answer questions about documents.
+//! The model inside the program: small, offline, made to answer questions about documents.
 
 use weft_core::model::{Model, ModelBytes, ModelError};
 
@@ -17,7 +17,7 @@ const WEFT_TINY: ModelBytes = ModelBytes {
     generation: asset!(include_bytes, "generation_config.json"),
 };
 
-/// Opens the bundled model.
-pub(crate) fn open() -> Result<Model, ModelError> {
+/// Reads the bundled model, which answers only questions about documents that it is given.
+pub fn bundled_model() -> Result<Model, ModelError> {
     Model::from_bytes(WEFT_TINY)
 }

@@ -12,7 +12,7 @@ use weft_core::hub::HubError;
 /// Why a model could not be fetched. What was received stays on disk, and the next pull resumes,
 /// unless a message says otherwise.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum PullError {
+pub enum PullError {
     /// The reference is a folder.
     #[error("{path:?} is a folder on this machine: there is nothing to pull")]
     NotARepo {

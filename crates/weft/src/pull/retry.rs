@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::error::PullError;
-use super::progress::{Event, Progress};
+use crate::progress::{Event, Progress};
 
 /// How long to wait, and how often to try. Tests shorten all of it.
 #[derive(Debug, Clone)]

@@ -1,4 +1,4 @@
-//! `weft pull`: fetches a model from the hub into the hub's own cache layout.
+//! Fetches a model from the hub into the hub's own cache layout.
 //!
 //! Owns the order of a pull: ask which commit a revision is, choose the files, fetch the small ones,
 //! then the weights, and point the ref to the commit last, so that a pull that is cut off is never
@@ -9,7 +9,6 @@ mod download;
 mod error;
 mod info;
 mod layout;
-mod progress;
 mod retry;
 mod select;
 mod url;
@@ -21,8 +20,8 @@ use std::path::PathBuf;
 
 use weft_core::hub::{self, HubEnv, HubError, INDEX_FILE, ModelRef, RepoRef};
 
-pub(crate) use error::PullError;
-pub(crate) use progress::{Bar, Event, Progress, Silent};
+use crate::progress::{Event, Progress};
+pub use error::PullError;
 
 use client::{Client, Listing};
 use download::Download;
@@ -30,17 +29,12 @@ use layout::Layout;
 use retry::{Limits, with_retries};
 use select::{SelectError, Selection, Weights};
 
-/// How a pull shows itself: bars, or nothing.
-pub(crate) fn progress(quiet: bool) -> Box<dyn Progress> {
-    if quiet { Box::new(Silent) } else { Box::new(Bar::new()) }
-}
-
 /// Fetches what weft needs of a repository, or what is still missing of it. Returns the snapshot's
 /// folder, which [`hub::resolve`] finds from now on.
 ///
 /// # Errors
 /// See [`PullError`]. A later call resumes.
-pub(crate) fn pull(
+pub fn pull(
     reference: &ModelRef,
     env: &HubEnv,
     progress: &dyn Progress,

@@ -17,8 +17,8 @@ use super::client::Client;
 use super::error::PullError;
 use super::info::FileInfo;
 use super::layout::Layout;
-use super::progress::{Event, Progress};
 use super::retry::{Failure, Limits, classify, with_retries};
+use crate::progress::{Event, Progress};
 
 const BUFFER_BYTES: usize = 256 << 10;
 

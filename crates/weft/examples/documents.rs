@@ -1,0 +1,20 @@
+//! Two questions about one document: the second finds the document's rows, and starts at once.
+//!
+//!     cargo run --release -p weft --example documents
+
+use weft::Question;
+
+const SYSTEM: &str = "Answer in one word.";
+const DOCUMENT: &str = "Piranul has 49 bridges. The river that flows through Piranul is the Gukatror. \
+                        On the flag of Piranul there is a cat. Piranul was founded in 1535.";
+
+fn main() -> Result<(), weft::Error> {
+    let mut llm = weft::open_bundled()?;
+    let document = llm.document(DOCUMENT)?;
+    for text in ["How many bridges does Piranul have?", "When was Piranul founded?"] {
+        let answer = llm.ask(Question::new(text).system(SYSTEM).document(&document))?;
+        let (kept, all) = (answer.stats.cached_tokens, answer.stats.prompt_tokens);
+        println!("{text} {answer} ({kept} of {all} tokens were kept)");
+    }
+    Ok(())
+}

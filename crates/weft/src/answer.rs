@@ -1,0 +1,99 @@
+//! Answers, whole and as they come.
+
+use std::fmt;
+
+use weft_core::chunk::Report;
+use weft_core::engine::{FinishReason, Finished, Generation, Stats};
+use weft_core::reasoning::{Parts, ReasoningStream};
+
+use crate::error::Error;
+
+/// A whole answer. It prints as its text.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// What was answered.
+    pub text: String,
+    /// What the model thought before, if it did.
+    pub reasoning: String,
+    /// Why it ended.
+    pub reason: FinishReason,
+    /// Tokens and times.
+    pub stats: Stats,
+    /// Where the rows of each document came from, and how much of the attention each got.
+    pub report: Report,
+}
+
+impl Answer {
+    pub(crate) fn new(parts: Parts, finished: Finished) -> Self {
+        let Finished { reason, stats, report } = finished;
+        Self { text: parts.answer, reasoning: parts.reasoning, reason, stats, report }
+    }
+}
+
+impl fmt::Display for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// An answer as it comes: an iterator over pieces of its text. Dropping it ends the answer.
+pub struct Stream<'l> {
+    generation: Generation<'l>,
+    reasoning: ReasoningStream,
+    parts: Parts,
+    is_over: bool,
+}
+
+impl<'l> Stream<'l> {
+    pub(crate) fn new(generation: Generation<'l>, reasoning: ReasoningStream) -> Self {
+        Self { generation, reasoning, parts: Parts::default(), is_over: false }
+    }
+
+    /// Runs to the end, and returns the whole answer.
+    ///
+    /// # Errors
+    /// [`Error::Generate`]
+    pub fn finish(mut self) -> Result<Answer, Error> {
+        for piece in self.by_ref() {
+            piece?;
+        }
+        let finished = self.generation.finished().expect("it ended without an error");
+        Ok(Answer::new(self.parts, finished))
+    }
+
+    /// What the model thought so far.
+    pub fn reasoning(&self) -> &str {
+        &self.parts.reasoning
+    }
+
+    fn take(&mut self, more: Parts) -> String {
+        self.parts.reasoning.push_str(&more.reasoning);
+        self.parts.answer.push_str(&more.answer);
+        more.answer
+    }
+}
+
+impl Iterator for Stream<'_> {
+    type Item = Result<String, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while !self.is_over {
+            let more = match self.generation.next() {
+                Some(Ok(token)) => self.reasoning.push(&token.text),
+                Some(Err(error)) => {
+                    self.is_over = true;
+                    return Some(Err(error.into()));
+                }
+                None => {
+                    self.is_over = true;
+                    self.reasoning.finish()
+                }
+            };
+            let text = self.take(more);
+            if !text.is_empty() {
+                return Some(Ok(text));
+            }
+        }
+        None
+    }
+}

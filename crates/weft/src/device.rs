@@ -1,0 +1,162 @@
+//! Which device runs a model: chosen, tested, made.
+
+use weft_core::config::Config;
+use weft_core::device::{Device, Limits};
+use weft_core::dtype::Dtype;
+use weft_core::model::ModelError;
+use weft_core::reference;
+use weft_core::weights::Weights;
+
+use crate::error::Error;
+use crate::memory::available_memory;
+#[cfg(any(feature = "cpu", feature = "cuda"))]
+use crate::self_test;
+use crate::self_test::Passed;
+
+/// The device that a caller wants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// The GPU if there is one, else the CPU.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// A CUDA GPU; an error without one.
+    Cuda,
+    /// The device that defines every op: slow, in the model's own precision.
+    Reference,
+}
+
+/// The device that was chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chosen {
+    /// A CUDA GPU, and how it launches kernels.
+    #[cfg(feature = "cuda")]
+    Cuda(weft_cuda::Launches),
+    /// The CPU.
+    #[cfg(feature = "cpu")]
+    Cpu,
+    /// The device that defines every op.
+    Reference,
+}
+
+/// How the self-test of a device went.
+#[derive(Clone, Debug)]
+pub enum Tested {
+    /// The device computes what the reference device does.
+    Passed(Passed),
+    /// It does not, so the reference device was chosen instead.
+    Failed(String),
+    /// The reference device was chosen, which defines what is right.
+    NotNeeded,
+}
+
+/// What decides on a device, besides the model.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Wish {
+    pub(crate) device: DeviceChoice,
+    #[cfg(feature = "cuda")]
+    pub(crate) launches: weft_cuda::Launches,
+}
+
+impl Wish {
+    /// Chooses a device and tests it. The fast devices compute in bf16, so a float32 model stays on
+    /// the reference device: nothing loses precision unasked.
+    pub(crate) fn choose(&self, config: &Config) -> Result<(Chosen, Tested), Error> {
+        let fast = self.fast_device()?;
+        if fast == Chosen::Reference || config.dtype != Dtype::Bf16 {
+            return Ok((Chosen::Reference, Tested::NotNeeded));
+        }
+        Ok(match fast.self_test() {
+            Ok(passed) => (fast, Tested::Passed(passed)),
+            Err(reason) => (Chosen::Reference, Tested::Failed(reason)),
+        })
+    }
+
+    /// The fastest device of those that are allowed and there.
+    fn fast_device(&self) -> Result<Chosen, Error> {
+        let on_cpu = || {
+            #[cfg(feature = "cpu")]
+            return Chosen::Cpu;
+            #[cfg(not(feature = "cpu"))]
+            Chosen::Reference
+        };
+        match self.device {
+            DeviceChoice::Reference => Ok(Chosen::Reference),
+            DeviceChoice::Cpu => Ok(on_cpu()),
+            DeviceChoice::Cuda => self.gpu(),
+            DeviceChoice::Auto => Ok(self.gpu().unwrap_or_else(|_| on_cpu())),
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn gpu(&self) -> Result<Chosen, Error> {
+        weft_cuda::probe().map_err(|error| Error::Gpu(error.to_string()))?;
+        Ok(Chosen::Cuda(self.launches))
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn gpu(&self) -> Result<Chosen, Error> {
+        Err(Error::Gpu("this program was built without the feature `cuda`".to_owned()))
+    }
+}
+
+impl Chosen {
+    /// What is free where its memory is taken, if the system says.
+    pub(crate) fn free_memory(self) -> Result<Option<u64>, Error> {
+        match self {
+            #[cfg(feature = "cuda")]
+            Self::Cuda(_) => {
+                let facts = weft_cuda::probe().map_err(|error| Error::Gpu(error.to_string()))?;
+                Ok(Some(facts.free_bytes as u64))
+            }
+            _ => Ok(available_memory()),
+        }
+    }
+
+    fn self_test(self) -> Result<Passed, String> {
+        match self {
+            #[cfg(feature = "cuda")]
+            Self::Cuda(launches) => self_test::cuda(launches),
+            #[cfg(feature = "cpu")]
+            Self::Cpu => self_test::cpu(),
+            Self::Reference => Err("the reference device defines what is right".to_owned()),
+        }
+    }
+
+    /// Puts a model on the device. `threads` is for the CPU; unsaid, all of its cores.
+    ///
+    /// # Errors
+    /// Weights that cannot be read, or a GPU that refuses.
+    pub fn make(
+        self,
+        config: &Config,
+        weights: &dyn Weights,
+        limits: Limits,
+        #[cfg_attr(not(feature = "cpu"), expect(unused_variables))] threads: Option<usize>,
+    ) -> Result<Box<dyn Device>, Error> {
+        match self {
+            #[cfg(feature = "cuda")]
+            Self::Cuda(launches) => {
+                let options = weft_cuda::Options { launches, ..weft_cuda::Options::new(limits) };
+                match weft_cuda::CudaDevice::new(config, weights, options) {
+                    Ok(device) => Ok(Box::new(device)),
+                    Err(weft_cuda::CudaError::Weights(error)) => {
+                        Err(ModelError::from(error).into())
+                    }
+                    Err(error) => Err(Error::Gpu(error.to_string())),
+                }
+            }
+            #[cfg(feature = "cpu")]
+            Self::Cpu => {
+                let mut options = weft_cpu::Options::new(limits);
+                options.threads = threads.unwrap_or(options.threads);
+                let device = weft_cpu::CpuDevice::new(config, weights, options);
+                Ok(Box::new(device.map_err(ModelError::from)?))
+            }
+            Self::Reference => {
+                Ok(reference::open(config, weights, limits).map_err(ModelError::from)?)
+            }
+        }
+    }
+}

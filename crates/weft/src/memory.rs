@@ -1,0 +1,206 @@
+//! The memory that a model takes, and how much of it KV pages may be.
+
+use weft_core::config::Config;
+use weft_core::device::{Limits, MAX_LANES, Need};
+use weft_core::kv::pages_for;
+use weft_core::reference;
+
+use crate::device::Chosen;
+use crate::error::Error;
+
+/// Tokens of a prompt that one step runs on the CPU.
+const CPU_BLOCK_TOKENS: usize = 256;
+/// And on a GPU, which wants more to do at once.
+#[cfg(feature = "cuda")]
+const GPU_BLOCK_TOKENS: usize = 2048;
+
+/// Each piece of a prompt may leave its last page partly filled.
+const SLACK_PAGES: usize = 32;
+
+/// Contexts whose rows stay in pages if memory allows: that of the answer, and one kept beside it.
+pub const CONTEXTS: usize = 2;
+
+/// The share of the free memory that KV pages take unasked.
+const FREE_SHARE: u64 = 4;
+
+/// How much room the KV rows of a model get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Tokens of a context, prompt and answer together.
+    pub context: usize,
+    /// Contexts that find room, if memory allows.
+    pub contexts: usize,
+    /// Bytes for KV rows, instead of `contexts`.
+    pub kv_memory: Option<u64>,
+}
+
+/// The memory that a model takes on a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// What the device is made for.
+    pub limits: Limits,
+    /// What it takes.
+    pub need: Need,
+    /// What was free before, if that is known.
+    pub free: Option<u64>,
+    on_gpu: bool,
+}
+
+impl MemoryPlan {
+    /// Plans the memory of a model on a device.
+    ///
+    /// # Errors
+    /// [`Error::KvMemory`], or [`Error::Gpu`] if the GPU does not answer.
+    pub fn new(config: &Config, room: &Room, device: Chosen) -> Result<Self, Error> {
+        let free = device.free_memory()?;
+        Self::with_free(config, room, device, free)
+    }
+
+    /// The same, if so much is free.
+    ///
+    /// # Errors
+    /// [`Error::KvMemory`]
+    pub fn with_free(
+        config: &Config,
+        room: &Room,
+        device: Chosen,
+        free: Option<u64>,
+    ) -> Result<Self, Error> {
+        let (step_tokens, page_bytes) = match device {
+            #[cfg(feature = "cuda")]
+            Chosen::Cuda(_) => (GPU_BLOCK_TOKENS, weft_cuda::page_bytes(config)),
+            #[cfg(feature = "cpu")]
+            Chosen::Cpu => (CPU_BLOCK_TOKENS, weft_cpu::page_bytes(config)),
+            Chosen::Reference => (CPU_BLOCK_TOKENS, reference::page_bytes(config)),
+        };
+        let limits = Limits {
+            step_tokens,
+            step_outputs: MAX_LANES + 8,
+            positions: room.context,
+            pages: pages(room, page_bytes, free)?,
+        };
+        let (need, on_gpu) = match device {
+            #[cfg(feature = "cuda")]
+            Chosen::Cuda(_) => (weft_cuda::need(config, &limits), true),
+            #[cfg(feature = "cpu")]
+            Chosen::Cpu => (weft_cpu::need(config, &limits), false),
+            Chosen::Reference => (reference::need(config, &limits), false),
+        };
+        Ok(Self { limits, need, free, on_gpu })
+    }
+
+    /// Refuses what the memory cannot hold, before the system kills somebody for it.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`]
+    pub fn check_fits(&self) -> Result<(), Error> {
+        match self.free {
+            Some(free) if self.need.total() > free => Err(Error::TooLarge {
+                need: self.need,
+                free,
+                context: self.limits.positions,
+                on_gpu: self.on_gpu,
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Pages for one context at least: an answer must find room whatever is kept.
+fn pages(room: &Room, page_bytes: u64, free: Option<u64>) -> Result<usize, Error> {
+    let least = pages_for(room.context) + SLACK_PAGES;
+    let that_fit = |bytes: u64| usize::try_from(bytes / page_bytes).unwrap_or(usize::MAX);
+    let Some(kv_memory) = room.kv_memory else {
+        let wanted = room.contexts * pages_for(room.context) + SLACK_PAGES;
+        let bound = free.map_or(wanted, |free| that_fit(free / FREE_SHARE));
+        return Ok(wanted.min(bound).max(least));
+    };
+    let pages = that_fit(kv_memory).min(u32::MAX as usize);
+    if pages < least {
+        return Err(Error::KvMemory {
+            given: kv_memory,
+            least: least as u64 * page_bytes,
+            context: room.context,
+        });
+    }
+    Ok(pages)
+}
+
+/// Memory that programs can still take, if the system says: of the machine, and of the group of
+/// processes this one runs in.
+pub fn available_memory() -> Option<u64> {
+    let read = |name: &str| {
+        std::fs::read_to_string(format!("/sys/fs/cgroup/memory.{name}")).ok()?.trim().parse().ok()
+    };
+    let group: Option<u64> =
+        read("max").map(|max: u64| max.saturating_sub(read("current").unwrap_or(0)));
+    [machine_memory(), group].into_iter().flatten().min()
+}
+
+fn machine_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(kib * 1024)
+}
+
+/// Bytes with a decimal unit, three digits: `1.19 GB`.
+pub fn in_bytes(n: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];
+    let mut value = n as f64;
+    let mut unit = 0;
+    while value >= 1000.0 && unit + 1 < UNITS.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    let digits = if unit == 0 || value >= 100.0 {
+        0
+    } else if value >= 10.0 {
+        1
+    } else {
+        2
+    };
+    format!("{value:.digits$} {}", UNITS[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn what_is_put_on_a_gpu_is_held_against_its_memory() {
+        use weft_core::shapes;
+        let room = Room { context: 8192, contexts: 2, kv_memory: None };
+        let plan = |name, free| {
+            let config = shapes::config(name).unwrap();
+            let cuda = Chosen::Cuda(weft_cuda::Launches::Auto);
+            MemoryPlan::with_free(&config, &room, cuda, Some(free)).unwrap()
+        };
+        plan("qwen3-8b", 24 << 30).check_fits().unwrap();
+        let refused = plan("qwen3-8b", 12 << 30).check_fits().unwrap_err().to_string();
+        assert!(refused.contains("12.9 GB are free on the GPU"), "{refused}");
+        assert!(refused.contains("16.4 GB of weights"), "{refused}");
+        plan("qwen3-32b", 1 << 40).check_fits().unwrap();
+    }
+
+    #[test]
+    fn bytes_keep_three_digits() {
+        assert_eq!(in_bytes(999), "999 B");
+        assert_eq!(in_bytes(1_192_099_840), "1.19 GB");
+        assert_eq!(in_bytes(114_688), "115 kB");
+    }
+
+    #[test]
+    fn pages_hold_two_contexts_a_quarter_of_the_memory_and_never_less_than_one() {
+        let room = |kv_memory| Room { context: 6400, contexts: CONTEXTS, kv_memory };
+        let of = |kv_memory, free| pages(&room(kv_memory), 1000, free).ok();
+        assert_eq!(of(None, None), Some(200 + SLACK_PAGES));
+        assert_eq!(of(None, Some(1 << 30)), Some(200 + SLACK_PAGES));
+        assert_eq!(of(None, Some(640_000)), Some(160), "a quarter");
+        assert_eq!(of(None, Some(4000)), Some(100 + SLACK_PAGES), "one context");
+        assert_eq!(of(Some(500_000), Some(4000)), Some(500), "as the user says");
+        let refused = pages(&room(Some(100_000)), 1000, None).unwrap_err().to_string();
+        assert!(refused.contains("6400") && refused.contains("132 kB"), "{refused}");
+    }
+}

@@ -1,0 +1,252 @@
+//! From a model's name to something that answers: find it, choose a device, check that it fits, load.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use weft_core::config::Config;
+use weft_core::engine::{Engine, Tiers};
+#[cfg(feature = "hub")]
+use weft_core::hub::HubError;
+use weft_core::hub::{self, HubEnv, ModelRef};
+use weft_core::model::Model;
+use weft_core::store::Store;
+use weft_core::weights::{Tensor, Weights, WeightsError};
+
+use crate::device::{DeviceChoice, Tested, Wish};
+use crate::error::Error;
+use crate::llm::Llm;
+use crate::memory::{CONTEXTS, MemoryPlan, Room};
+use crate::progress::{Event, Progress, Silent};
+
+/// Context if the caller asks for none: enough for a long document, small enough to fit anywhere.
+const DEFAULT_CONTEXT: usize = 8192;
+
+/// Main memory for KV rows of earlier prompts, unasked.
+const RAM_BYTES: u64 = 256 << 20;
+
+/// How a model is opened. Every setting has a default that suits most programs.
+///
+/// ```no_run
+/// # fn main() -> Result<(), weft::Error> {
+/// let mut llm = weft::Options::new()
+///     .device(weft::DeviceChoice::Cpu)
+///     .context(32_768)
+///     .disk_cache("/var/cache/weft", 4 << 30)
+///     .open("Qwen/Qwen3-0.6B")?;
+/// println!("{}", llm.ask("Why is the sky blue?")?);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Options {
+    wish: Wish,
+    context: Option<usize>,
+    contexts: usize,
+    kv_memory: Option<u64>,
+    threads: Option<usize>,
+    offline: bool,
+    ram_cache: u64,
+    disk_cache: Option<(PathBuf, u64)>,
+    progress: Box<dyn Progress>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Options {
+    /// The defaults: the GPU if there is one, a context of 8,192 tokens, earlier prompts kept in
+    /// memory and not on disk.
+    pub fn new() -> Self {
+        Self {
+            wish: Wish {
+                device: DeviceChoice::Auto,
+                #[cfg(feature = "cuda")]
+                launches: weft_cuda::Launches::Auto,
+            },
+            context: None,
+            contexts: CONTEXTS,
+            kv_memory: None,
+            threads: None,
+            offline: false,
+            ram_cache: RAM_BYTES,
+            disk_cache: None,
+            progress: Box::new(Silent),
+        }
+    }
+
+    /// The device to run on.
+    pub fn device(mut self, device: DeviceChoice) -> Self {
+        self.wish.device = device;
+        self
+    }
+
+    /// How a GPU launches kernels. The default measures, and chooses what is fastest.
+    #[cfg(feature = "cuda")]
+    pub fn launches(mut self, launches: weft_cuda::Launches) -> Self {
+        self.wish.launches = launches;
+        self
+    }
+
+    /// Tokens of a context, prompt and answer together.
+    pub fn context(mut self, tokens: usize) -> Self {
+        self.context = Some(tokens);
+        self
+    }
+
+    /// Contexts that find room on the device side by side, if memory allows.
+    pub fn contexts(mut self, contexts: usize) -> Self {
+        self.contexts = contexts;
+        self
+    }
+
+    /// Bytes for KV rows on the device, instead of [`contexts`](Self::contexts).
+    pub fn kv_memory(mut self, bytes: u64) -> Self {
+        self.kv_memory = Some(bytes);
+        self
+    }
+
+    /// Threads of the CPU device.
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.threads = Some(threads);
+        self
+    }
+
+    /// Whether nothing may be downloaded.
+    pub fn offline(mut self, offline: bool) -> Self {
+        self.offline = offline;
+        self
+    }
+
+    /// Bytes of main memory for KV rows of earlier prompts.
+    pub fn ram_cache(mut self, bytes: u64) -> Self {
+        self.ram_cache = bytes;
+        self
+    }
+
+    /// A folder for KV rows of documents, and how many bytes it may have: another process, or the
+    /// same program started again, then reads a document from there instead of computing it.
+    pub fn disk_cache(mut self, folder: impl Into<PathBuf>, bytes: u64) -> Self {
+        self.disk_cache = Some((folder.into(), bytes));
+        self
+    }
+
+    /// Who is told how a download, and loading, go on.
+    pub fn progress(mut self, progress: impl Progress + 'static) -> Self {
+        self.progress = Box::new(progress);
+        self
+    }
+
+    /// Opens a model: a folder, or a name on the Hugging Face hub, downloaded if it is not in the
+    /// hub's cache.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn open(self, name: &str) -> Result<Llm, Error> {
+        let model = self.find(name)?;
+        self.load(model)
+    }
+
+    /// Finds a model's files, downloads them if they are missing, and reads all but the weights.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn find(&self, name: &str) -> Result<Model, Error> {
+        let reference = ModelRef::parse(name)?;
+        let mut env = HubEnv::from_env()?;
+        env.offline |= self.offline;
+        let folder = match hub::resolve(&reference, &env) {
+            #[cfg(feature = "hub")]
+            Err(
+                HubError::NotCached { .. }
+                | HubError::RevisionNotCached { .. }
+                | HubError::Incomplete { .. },
+            ) if !env.offline => crate::pull::pull(&reference, &env, &*self.progress)?,
+            found => found?,
+        };
+        Ok(Model::open(&folder)?)
+    }
+
+    /// Loads a model that was found.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn load(self, model: Model) -> Result<Llm, Error> {
+        let config = &model.config;
+        let room = self.room(config)?;
+        let (device, tested) = self.wish.choose(config)?;
+        if let Tested::Failed(reason) = &tested {
+            self.progress.report(Event::SelfTestFailed { reason });
+        }
+        let memory = MemoryPlan::new(config, &room, device)?;
+        memory.check_fits()?;
+        let counted = Counted {
+            weights: &*model.weights,
+            config,
+            size_bytes: memory.need.weights,
+            have_bytes: AtomicU64::new(0),
+            progress: &*self.progress,
+        };
+        let device = device.make(config, &counted, memory.limits, self.threads)?;
+        self.progress.report(Event::Loaded);
+        let tiers = Tiers { ram_bytes: self.ram_cache, store: None };
+        let (tiers, warning) = self.with_store(tiers);
+        let engine = Engine::with_tiers(&model, device, tiers);
+        Ok(Llm::new(model, engine, memory, tested, warning))
+    }
+
+    /// The room that a model's contexts get.
+    ///
+    /// # Errors
+    /// [`Error::ContextTooLong`] and [`Error::ContextTooShort`]
+    pub fn room(&self, config: &Config) -> Result<Room, Error> {
+        let most = config.max_positions;
+        let context = self.context.unwrap_or(DEFAULT_CONTEXT.min(most));
+        match context {
+            wanted if wanted > most => Err(Error::ContextTooLong { wanted, most }),
+            wanted if wanted < 2 => Err(Error::ContextTooShort { wanted }),
+            context => Ok(Room { context, contexts: self.contexts, kv_memory: self.kv_memory }),
+        }
+    }
+
+    /// A folder that cannot be used costs time and no answer: there is a warning, and no disk tier.
+    fn with_store(&self, tiers: Tiers) -> (Tiers, Option<String>) {
+        match &self.disk_cache {
+            None | Some((_, 0)) => (tiers, None),
+            Some((folder, bytes)) => match Store::open(folder, *bytes) {
+                Ok(store) => (Tiers { store: Some(store), ..tiers }, None),
+                Err(error) => (tiers, Some(format!("rows are not kept on disk: {error}"))),
+            },
+        }
+    }
+}
+
+/// Weights that report how many of them were read.
+struct Counted<'a> {
+    weights: &'a dyn Weights,
+    config: &'a Config,
+    size_bytes: u64,
+    have_bytes: AtomicU64,
+    progress: &'a dyn Progress,
+}
+
+impl Weights for Counted<'_> {
+    fn read(
+        &self,
+        tensor: Tensor,
+        visit: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), WeightsError> {
+        let bytes = self.config.dtype.bytes();
+        self.weights.read(tensor, &mut |row, values| {
+            let more = (values.len() * bytes) as u64;
+            let have_bytes = self.have_bytes.fetch_add(more, Ordering::Relaxed) + more;
+            self.progress.report(Event::Loading { have_bytes, size_bytes: self.size_bytes });
+            visit(row, values);
+        })
+    }
+
+    fn fingerprint(&self) -> [u8; 32] {
+        self.weights.fingerprint()
+    }
+}

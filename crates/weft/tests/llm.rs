@@ -1,0 +1,121 @@
+//! The front door, on the bundled model: asked, streamed from, talked to, kept on disk.
+#![cfg(feature = "bundled")]
+
+use weft::weft_core::chunk::Tier;
+use weft::{DeviceChoice, Document, Error, Llm, Options, Question, Reuse};
+
+const TOWN: &str = "Piranul has 49 bridges. The river that flows through Piranul is the Gukatror. \
+                    On the flag of Piranul there is a cat. Piranul was founded in 1535.";
+const SHIP: &str =
+    "The Papokro is commanded by Trihudre. The home port of the Papokro is Presuvet.";
+
+fn llm() -> Llm {
+    let options = Options::new().device(DeviceChoice::Cpu).context(512);
+    options.load(weft::bundled_model().unwrap()).unwrap()
+}
+
+fn question(text: &str, document: &Document) -> Question {
+    let question = Question::new(text).system("Answer in a full sentence.");
+    question.document(document).temperature(0.0)
+}
+
+#[test]
+fn a_stream_is_the_answer_in_pieces() {
+    let mut llm = llm();
+    let town = llm.document(TOWN).unwrap();
+    let asked = question("How many bridges does Piranul have?", &town);
+    let whole = llm.ask(asked.clone()).unwrap();
+    assert!(whole.text.contains("49"), "{whole}");
+    let mut stream = llm.stream(asked).unwrap();
+    let pieces: Vec<String> = stream.by_ref().collect::<Result<_, _>>().unwrap();
+    assert!(pieces.len() > 1);
+    assert_eq!(pieces.concat(), whole.text);
+    let again = stream.finish().unwrap();
+    assert_eq!((again.text, again.reason), (whole.text, whole.reason));
+}
+
+#[test]
+fn a_document_is_computed_once() {
+    let mut llm = llm();
+    let town = llm.document(TOWN).unwrap();
+    let first = llm.ask(question("When was Piranul founded?", &town)).unwrap();
+    assert_eq!(first.stats.cached_tokens, 0);
+    let second = llm.ask(question("How many bridges does Piranul have?", &town)).unwrap();
+    let of_town = second.report.pieces.iter().find(|piece| piece.chunk == Some(*town.id()));
+    let of_town = of_town.expect("the report has the document");
+    assert_eq!(of_town.cached_tokens, of_town.tokens);
+    assert_eq!(of_town.source, Some(Tier::Device));
+}
+
+#[test]
+fn questions_side_by_side_are_answered_as_each_alone() {
+    let mut llm = llm();
+    let documents = [TOWN, SHIP].map(|text| llm.document(text).unwrap());
+    let texts = ["When was Piranul founded?", "Who is the captain of the Papokro?"];
+    let questions = texts.map(|text| {
+        let question = Question::new(text).system("Answer in one word.").documents(&documents);
+        question.reuse(Reuse::Isolated).temperature(0.0)
+    });
+    let alone = questions.clone().map(|question| llm.ask(question).unwrap().text);
+    assert_eq!(alone, ["1535", "Trihudre"]);
+    let together = llm.ask_all(questions).unwrap();
+    assert_eq!(together.iter().map(|answer| answer.text.as_str()).collect::<Vec<_>>(), alone);
+}
+
+#[test]
+fn a_conversation_is_remembered_and_a_refused_turn_is_not() {
+    let mut llm = llm();
+    let settings = Question::default().temperature(0.0).max_tokens(20);
+    let mut chat = llm.chat().system("Answer in one word.").settings(settings);
+    let first = chat.say(&format!("{TOWN}\n\nWhen was Piranul founded?")).unwrap();
+    assert!(!first.text.is_empty());
+    let too_long = "word ".repeat(2000);
+    assert!(matches!(chat.say(&too_long), Err(Error::Request(_))));
+    let second = chat.say("How many bridges does Piranul have?").unwrap();
+    assert!(second.stats.cached_tokens >= first.stats.prompt_tokens - 8, "{:?}", second.stats);
+    assert!(second.stats.prompt_tokens < 300, "the refused turn is not in the prompt");
+}
+
+#[test]
+fn rows_of_documents_outlive_the_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = || {
+        let options = Options::new().device(DeviceChoice::Cpu).context(512).ram_cache(0);
+        options.disk_cache(folder.path(), 1 << 30).load(weft::bundled_model().unwrap()).unwrap()
+    };
+    let ask = |llm: &mut Llm| {
+        let town = llm.document(TOWN).unwrap();
+        llm.ask(question("When was Piranul founded?", &town)).unwrap()
+    };
+    let mut llm = open();
+    let first = ask(&mut llm);
+    assert!(llm.save() > 0);
+    drop(llm);
+    let second = ask(&mut open());
+    assert_eq!(second.text, first.text);
+    assert!(second.report.pieces.iter().any(|piece| piece.source == Some(Tier::Disk)));
+}
+
+#[test]
+fn a_folder_that_cannot_be_used_is_a_warning() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let options = Options::new().device(DeviceChoice::Cpu).disk_cache(file.path(), 1 << 20);
+    let mut llm = options.load(weft::bundled_model().unwrap()).unwrap();
+    let warnings = llm.take_warnings();
+    assert!(warnings[0].contains("not kept on disk"), "{warnings:?}");
+    assert!(llm.take_warnings().is_empty());
+}
+
+#[test]
+fn wrong_settings_say_what_is_right() {
+    let load = |options: Options| options.load(weft::bundled_model().unwrap()).err().unwrap();
+    let most = weft::bundled_model().unwrap().config.max_positions;
+    let long = load(Options::new().context(most + 1));
+    assert!(matches!(long, Error::ContextTooLong { .. }), "{long}");
+    assert!(long.to_string().contains(&most.to_string()), "{long}");
+    assert!(matches!(load(Options::new().context(1)), Error::ContextTooShort { .. }));
+    let little = load(Options::new().device(DeviceChoice::Cpu).kv_memory(1000));
+    assert!(little.to_string().contains("give"), "{little}");
+    let missing = weft::open("./no/such/folder").err().unwrap();
+    assert!(missing.to_string().contains("no/such/folder"), "{missing}");
+}
