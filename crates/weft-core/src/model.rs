@@ -112,6 +112,11 @@ impl Model {
         })
     }
 
+    /// Whether an answer begins with thinking: the model can, and nobody forbids it.
+    pub fn thinks(&self, wanted: Option<bool>) -> bool {
+        wanted.unwrap_or(true) && self.tokenizer.id_of("<think>").is_some()
+    }
+
     /// What decides the bits of this model's KV rows, with the device's part of it: shape, weights and
     /// tokens. Weights are told apart by a sample of each tensor.
     pub fn fingerprint(&self, kv_family: &str) -> String {

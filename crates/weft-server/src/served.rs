@@ -62,7 +62,7 @@ impl Served {
             device: engine.device().describe(),
             parameters: model.config.parameters(),
             shelf: shelf.clone(),
-            can_think: model.tokenizer.id_of("<think>").is_some(),
+            can_think: model.thinks(None),
             end: chat_end(model),
             grammars: OnceLock::new(),
         }
@@ -85,9 +85,7 @@ impl Served {
     /// How the model is sampled where a request says nothing else.
     pub(crate) fn sampling(&self, thinking: Option<bool>) -> Sampling {
         let thinks = thinking.unwrap_or(true) && self.can_think;
-        let mut sampling = if thinks { Sampling::thinking() } else { Sampling::non_thinking() };
-        self.generation.apply(&mut sampling);
-        sampling
+        Sampling::defaults(thinks, &self.generation)
     }
 
     /// What follows a rule. Takes time: the first use reads the vocabulary.

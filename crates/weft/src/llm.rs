@@ -5,7 +5,7 @@ use weft_core::config::Config;
 use weft_core::engine::{Engine, Request};
 use weft_core::model::Model;
 use weft_core::reasoning::{Parts, ReasoningStream};
-use weft_core::sampling::Sampling;
+use weft_core::sampling::{Sampling, random_seed};
 
 use crate::answer::{Answer, Stream};
 use crate::chat::Chat;
@@ -154,20 +154,12 @@ impl Llm {
 
     /// The family's settings, then the model's own, then the question's.
     pub(crate) fn sampling(&self, question: &Question) -> Sampling {
-        let can_think = self.model.tokenizer.id_of("<think>").is_some();
-        let thinks = question.think.unwrap_or(true) && can_think;
-        let mut sampling = if thinks { Sampling::thinking() } else { Sampling::non_thinking() };
-        self.model.generation.apply(&mut sampling);
+        let thinks = self.model.thinks(question.think);
+        let mut sampling = Sampling::defaults(thinks, &self.model.generation);
         sampling.temperature = question.temperature.unwrap_or(sampling.temperature);
         sampling.max_tokens = question.max_tokens.or(sampling.max_tokens);
         sampling.seed = question.seed.unwrap_or_else(random_seed);
         sampling.stop.clone_from(&question.stop);
         sampling
     }
-}
-
-/// A seed from the system's randomness, by way of the standard hasher's keys.
-fn random_seed() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(0)
 }

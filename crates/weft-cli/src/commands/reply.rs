@@ -30,7 +30,7 @@ pub(crate) fn reply(
     how: &Reply<'_>,
 ) -> Result<Answer, CliError> {
     let Loaded { model, engine } = loaded;
-    let thinks = sampling::thinks(model, how.thinking);
+    let thinks = model.thinks(how.thinking);
     let settings = sampling::settings(how.sampling, model, thinks);
     // Whether a thought is open shows at the end of the prompt.
     let end = prompt.pieces.last().map_or(&[][..], |piece| &piece.tokens);

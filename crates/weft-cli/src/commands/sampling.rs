@@ -1,7 +1,7 @@
 //! Sampling settings: the family's defaults, then the model's own, then the flags.
 
 use weft_core::model::Model;
-use weft_core::sampling::Sampling;
+use weft_core::sampling::{Sampling, random_seed};
 
 use crate::args::SamplingArgs;
 use crate::error::CliError;
@@ -15,8 +15,7 @@ pub(crate) fn check(args: &SamplingArgs) -> Result<(), CliError> {
 
 /// The settings for one answer. `thinking` chooses between the family's two sets of defaults.
 pub(crate) fn settings(args: &SamplingArgs, model: &Model, thinking: bool) -> Sampling {
-    let mut sampling = if thinking { Sampling::thinking() } else { Sampling::non_thinking() };
-    model.generation.apply(&mut sampling);
+    let mut sampling = Sampling::defaults(thinking, &model.generation);
     set_flags(&mut sampling, args);
     sampling.seed = args.seed.unwrap_or_else(random_seed);
     sampling
@@ -34,15 +33,4 @@ fn set_flags(sampling: &mut Sampling, args: &SamplingArgs) {
     sampling.max_tokens = args.max_tokens.or(sampling.max_tokens);
     sampling.stop.clone_from(&args.stop);
     sampling.ignore_eos = args.ignore_eos;
-}
-
-/// Whether the model will think: it can, and nobody told it not to.
-pub(crate) fn thinks(model: &Model, thinking: Option<bool>) -> bool {
-    thinking.unwrap_or(true) && model.tokenizer.id_of("<think>").is_some()
-}
-
-/// A seed from the system's randomness, by way of the standard hasher's keys.
-fn random_seed() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(0)
 }

@@ -23,7 +23,7 @@ pub use draw::{Adjustment, Draw, RuledOut};
 pub use error::SamplingError;
 pub use generation_config::{GenerationConfig, GenerationConfigError};
 pub use logprobs::Logprobs;
-pub use random::{choice_seed, uniform};
+pub use random::{choice_seed, random_seed, uniform};
 pub use sampler::{Choice, Sampler};
 pub use text_stream::{Piece, TextStream};
 
@@ -105,6 +105,13 @@ impl Sampling {
     /// request over both.
     pub fn non_thinking() -> Self {
         Self { temperature: 0.7, top_k: 20, top_p: 0.8, ..Self::default() }
+    }
+
+    /// Settings if a request says nothing: what Qwen3 advises, then the model's own.
+    pub fn defaults(thinks: bool, own: &GenerationConfig) -> Self {
+        let mut sampling = if thinks { Self::thinking() } else { Self::non_thinking() };
+        own.apply(&mut sampling);
+        sampling
     }
 
     /// The settings of each of a request's `n` choices: the same but for the seed, which is

@@ -15,6 +15,8 @@
 //! The inner `mix` keeps neighbouring seeds, which people like to use, from giving shifted copies
 //! of one sequence. With seed 0 the bits are those of splitmix64 started at 0.
 
+use std::hash::{BuildHasher, RandomState};
+
 /// 2^64 divided by the golden ratio, odd: the step of splitmix64.
 const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
 
@@ -49,6 +51,12 @@ pub fn choice_seed(seed: u64, choice: u64) -> u64 {
         0 => seed,
         _ => mix(seed.wrapping_add(STEP.wrapping_mul(choice))),
     }
+}
+
+/// A seed for a request that has none, from the system's randomness by way of the standard
+/// hasher's keys.
+pub fn random_seed() -> u64 {
+    RandomState::new().hash_one(0)
 }
 
 #[cfg(test)]

@@ -1,11 +1,10 @@
 //! The fields that chats and completions share: how to sample, when to stop, how to answer.
 
 use std::collections::BTreeMap;
-use std::hash::{BuildHasher, RandomState};
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer};
-use weft_core::sampling::Sampling;
+use weft_core::sampling::{Sampling, random_seed};
 
 use super::numbers::{Bounded, Count, Seed, TokenId};
 use crate::api_error::ApiError;
@@ -163,9 +162,4 @@ impl Settings {
         let ids = self.stop_token_ids.iter().flatten();
         sampling.stop_ids = ids.map(|id| id.get() as u32).collect();
     }
-}
-
-/// A seed from the system's randomness, by way of the standard hasher's keys.
-fn random_seed() -> u64 {
-    RandomState::new().hash_one(0)
 }
