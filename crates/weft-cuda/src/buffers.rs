@@ -101,8 +101,8 @@ impl Buffers {
         let sent = scratch(partials * heads * sent_row(dim) * 4)?;
         let sent_slots = scratch(slots * heads * 8)?;
         // Nothing was sent yet, see `sent.cuh`.
-        gpu.fill(sent.address(), u8::MAX, sent.bytes)?;
-        gpu.fill(sent_slots.address(), u8::MAX, sent_slots.bytes)?;
+        gpu.fill(&sent, 0..sent.bytes, u8::MAX)?;
+        gpu.fill(&sent_slots, 0..sent_slots.bytes, u8::MAX)?;
         Ok(Self {
             x: padded_rows(config.hidden)?,
             norm: padded_rows(config.hidden)?,

@@ -172,7 +172,7 @@ impl CudaDevice {
     pub(crate) fn clear_shares(&self, counts: &Counts) -> Result<(), CudaError> {
         let bytes = counts.n_slots * self.config.heads * 4;
         let shares = &self.buffers.shares;
-        self.gpu.clear(shares.address(), bytes.min(shares.bytes))
+        self.gpu.clear(shares, 0..bytes.min(shares.bytes))
     }
 
     /// The time in µs that the GPU takes for ops on a step, without the host: recorded once, replayed
@@ -199,7 +199,7 @@ impl CudaDevice {
         let other = Memory::new(&self.gpu, "emptying the cache", COLD_BYTES)?;
         graph.launch()?;
         let time = || {
-            self.gpu.clear(other.address(), other.bytes)?;
+            self.gpu.clear(&other, 0..other.bytes)?;
             Ok(self.gpu.time_ms(|| graph.launch())? * 1e3)
         };
         (0..repeats).map(|_| time()).collect()

@@ -316,11 +316,18 @@ pub(crate) struct Launch {
     pub(crate) cooperative: bool,
 }
 
-/// A value that a kernel takes, laid out as the kernel declares it.
-pub(crate) trait Argument {}
-impl Argument for Address {}
-impl Argument for u32 {}
-impl Argument for u64 {}
+/// A value that a kernel takes.
+///
+/// # Safety
+/// The driver copies as many bytes from its address as the kernel declares, so an implementation is
+/// `repr(C)`, `repr(transparent)` or a number, and its fields are those of the kernel's parameter.
+pub(crate) unsafe trait Argument {}
+// SAFETY: one address.
+unsafe impl Argument for Address {}
+// SAFETY: a number.
+unsafe impl Argument for u32 {}
+// SAFETY: a number.
+unsafe impl Argument for u64 {}
 
 /// The most arguments that a kernel has.
 const MAX_ARGUMENTS: usize = 12;

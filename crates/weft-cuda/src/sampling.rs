@@ -133,7 +133,8 @@ pub(crate) struct SamplingAddresses {
     gates: Address,
 }
 
-impl Argument for SamplingAddresses {}
+// SAFETY: `repr(C)`, with the fields of the kernels' `Sampling`.
+unsafe impl Argument for SamplingAddresses {}
 
 /// How the tokens of a step are chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -252,8 +253,8 @@ impl Sampling {
                 let list = sampler.adjustments();
                 adjustments.extend(list.iter().map(|a| AdjustmentWords::new(a, *output)));
                 for table in [&self.bias, &self.marks] {
-                    let row = table.address().offset(output * self.vocab * 4);
-                    gpu.clear(row, self.vocab * 4)?;
+                    let row = output * self.vocab * 4;
+                    gpu.clear(table, row..row + self.vocab * 4)?;
                 }
             }
         }
@@ -266,7 +267,7 @@ impl Sampling {
             kernels.mark_tokens.launch(gpu, launch, &[&list, &n, &bias, &self.marks.address()])?;
         }
         self.pinned_draws.fill(0, &all);
-        gpu.upload(Stream::Compute, self.draws.address(), &self.pinned_draws, size_of_val(&all))
+        gpu.upload(Stream::Compute, &self.draws, &self.pinned_draws, size_of_val(&all))
     }
 
     /// The token that step `number` told for an output, once it has: `Some(None)` where the host is to

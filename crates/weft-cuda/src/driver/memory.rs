@@ -1,6 +1,7 @@
 //! Memory of the GPU, memory of this machine that the GPU reaches, and places in streams to wait for.
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -11,31 +12,38 @@ use super::{Gpu, Stream, failed};
 use crate::error::CudaError;
 
 impl Gpu {
-    /// Sets memory to zero, in the stream.
-    pub(crate) fn clear(&self, at: Address, bytes: usize) -> Result<(), CudaError> {
-        self.fill(at, 0, bytes)
+    /// Sets a range of memory to zero, in the stream.
+    pub(crate) fn clear(&self, memory: &Memory, range: Range<usize>) -> Result<(), CudaError> {
+        self.fill(memory, range, 0)
     }
 
-    /// Sets every byte, in the stream.
-    pub(crate) fn fill(&self, at: Address, byte: u8, bytes: usize) -> Result<(), CudaError> {
-        // SAFETY: callers pass a range inside memory that they own.
-        unsafe { result::memset_d8_async(at.0, byte, bytes, self.stream) }
+    /// Sets every byte of a range, in the stream.
+    pub(crate) fn fill(
+        &self,
+        memory: &Memory,
+        range: Range<usize>,
+        byte: u8,
+    ) -> Result<(), CudaError> {
+        let at = memory.place(range.start, range.len());
+        // SAFETY: the range was checked.
+        unsafe { result::memset_d8_async(at, byte, range.len(), self.stream) }
             .map_err(failed("filling memory"))
     }
 
-    /// Copies pinned memory to the GPU, in a stream.
+    /// Copies the first bytes of pinned memory to the start of the GPU's, in a stream.
     pub(crate) fn upload(
         &self,
         stream: Stream,
-        to: Address,
+        to: &Memory,
         from: &Pinned,
         bytes: usize,
     ) -> Result<(), CudaError> {
         assert!(bytes <= from.bytes, "a copy beyond its source");
-        // SAFETY: the source was checked and outlives the stream's work, because runs end with
-        // `synchronize` and copies are waited for; callers pass a range inside memory that they own.
+        let to = to.place(0, bytes);
+        // SAFETY: both ranges were checked; the source outlives the stream's work, because runs end
+        // with `synchronize` and copies are waited for.
         unsafe {
-            sys::cuMemcpyHtoDAsync_v2(to.0, from.at.cast(), bytes, self.handle(stream))
+            sys::cuMemcpyHtoDAsync_v2(to, from.at.cast(), bytes, self.handle(stream))
                 .result()
                 .map_err(failed("copying to the GPU"))
         }
@@ -102,7 +110,7 @@ impl Memory {
         })?;
         gpu.taken.fetch_add(bytes as u64, Ordering::Relaxed);
         let memory = Self { gpu: gpu.clone(), at: Address(at), bytes };
-        gpu.clear(memory.at, bytes)?;
+        gpu.clear(&memory, 0..bytes)?;
         Ok(memory)
     }
 
@@ -111,7 +119,8 @@ impl Memory {
     }
 
     fn place(&self, offset: usize, bytes: usize) -> u64 {
-        assert!(offset + bytes <= self.bytes, "beyond a buffer on the GPU");
+        let end = offset.checked_add(bytes);
+        assert!(end.is_some_and(|end| end <= self.bytes), "beyond a buffer on the GPU");
         self.at.0 + offset as u64
     }
 

@@ -21,7 +21,8 @@ struct Attended {
     shares: Address,
 }
 
-impl Argument for Attended {}
+// SAFETY: `repr(C)`, with the fields of the kernels' `Attended`.
+unsafe impl Argument for Attended {}
 
 /// With `stores` it runs rope_store too.
 pub(crate) fn launch(pass: &Pass<'_>, layer: u16, stores: bool) -> Result<(), CudaError> {

@@ -21,7 +21,8 @@ use crate::sampling::Chosen;
 use crate::shape::Cut;
 use crate::tables::{Counts, FEW, Family, SEVERAL, SIXTEEN, StepAddresses};
 
-impl Argument for StepAddresses {}
+// SAFETY: `repr(C)`, with the fields of the kernels' `Step`.
+unsafe impl Argument for StepAddresses {}
 
 /// Threads of a block: eight warps that compute, and a ninth that copies where a ring is used.
 const THREADS: usize = 256;

@@ -14,7 +14,8 @@ struct QkvStore {
     v: Address,
 }
 
-impl Argument for QkvStore {}
+// SAFETY: `repr(C)`, with the fields of the kernels' `QkvStore`.
+unsafe impl Argument for QkvStore {}
 
 pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
     let CudaDevice { config, kernels, weights, buffers, shape, .. } = pass.device;

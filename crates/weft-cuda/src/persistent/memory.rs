@@ -87,6 +87,6 @@ impl Words {
 
     /// Sets all words to nothing, in the stream.
     pub(crate) fn clear(&self, gpu: &Gpu) -> Result<(), CudaError> {
-        self.memories.iter().try_for_each(|memory| gpu.clear(memory.address(), memory.bytes))
+        self.memories.iter().try_for_each(|memory| gpu.clear(memory, 0..memory.bytes))
     }
 }

@@ -70,7 +70,8 @@ struct Arguments {
     chooses: u32,
 }
 
-impl Argument for Arguments {}
+// SAFETY: `repr(C)`, with the fields of the kernels' `Launch`.
+unsafe impl Argument for Arguments {}
 
 /// The kernel and all memory that its launches need.
 pub(crate) struct Persistent {

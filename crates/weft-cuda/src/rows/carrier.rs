@@ -38,7 +38,8 @@ struct RowsPlace {
     first_row: u32,
 }
 
-impl Argument for RowsPlace {}
+// SAFETY: `repr(C)`, with the fields of the kernels' `RowsPlace`.
+unsafe impl Argument for RowsPlace {}
 
 /// A job whose rows go in.
 struct Coming {
@@ -237,7 +238,7 @@ impl Carrier {
     }
 
     fn upload(&self, stage: &Stage, bytes: usize) -> Result<(), CudaError> {
-        self.gpu.upload(Stream::Copies, stage.memory.address(), &stage.pinned, bytes)
+        self.gpu.upload(Stream::Copies, &stage.memory, &stage.pinned, bytes)
     }
 
     fn launch(&self, kernel: &Kernel, stage: &Stage, piece: &Piece<'_>) -> Result<(), CudaError> {

@@ -128,7 +128,7 @@ impl Tables {
     }
 
     pub(crate) fn upload(&self, gpu: &Gpu, bytes: usize) -> Result<(), CudaError> {
-        gpu.upload(Stream::Compute, self.memory.address(), &self.pinned, bytes)
+        gpu.upload(Stream::Compute, &self.memory, &self.pinned, bytes)
     }
 }
 
