@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use cap::Cap;
 use proptest::prelude::*;
 use tempfile::TempDir;
-use weft_core::config::{Config, ConfigError};
+use weft_core::config::{Config, ConfigError, RopeScaling};
 use weft_core::weights::{Safetensors, Weights, WeightsError, tensors};
 
 /// More than this at once, and the whole test ends: nothing below may need it, whatever a file
@@ -101,6 +101,42 @@ fn config_keys_old_and_new_mean_the_same() {
     ]);
     let parse = |json: String| Config::from_json(json.as_bytes()).unwrap();
     assert_eq!(parse(old), parse(new));
+}
+
+#[test]
+fn config_keys_that_are_absent_have_the_family_s_defaults() {
+    let parse = |keys: &[(&str, &str)]| Config::from_json(config_json(keys).as_bytes()).unwrap();
+    let eps = |model_type: &str, eps: &str| {
+        parse(&[("model_type", model_type), ("rms_norm_eps", eps)]).norm_eps
+    };
+    assert_eq!(eps(r#""qwen3""#, "absent"), 1e-6);
+    assert_eq!(eps(r#""llama""#, "absent"), 1e-5);
+    assert_eq!(eps(r#""qwen3""#, "0.25"), 0.25);
+    assert_eq!(eps(r#""llama""#, "0.25"), 0.25);
+    let tied = |value| parse(&[("tie_word_embeddings", value)]).tied_head;
+    assert_eq!((tied("absent"), tied("false"), tied("true")), (false, false, true));
+}
+
+/// YaRN's scale of cos and sin, as transformers computes it.
+#[test]
+fn yarn_s_attention_factor_is_given_or_follows_from_the_scales() {
+    let factor = |keys: &str| {
+        let yarn = format!(
+            r#"{{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64{keys}}}"#
+        );
+        let config = config_json(&[("rope_scaling", &yarn)]);
+        match Config::from_json(config.as_bytes()).unwrap().rope.scaling {
+            RopeScaling::Yarn { attention_factor, .. } => attention_factor,
+            other => panic!("{other:?}"),
+        }
+    };
+    let scale = |mscale: f64| 0.1 * mscale * 4.0_f64.ln() + 1.0;
+    assert_eq!(factor(""), scale(1.0));
+    assert_eq!(factor(r#", "attention_factor": 1.75"#), 1.75);
+    assert_eq!(factor(r#", "mscale": 2.0, "mscale_all_dim": 0.5"#), scale(2.0) / scale(0.5));
+    assert_eq!(factor(r#", "mscale": 2.0"#), scale(1.0), "one of the two says nothing");
+    let both = r#", "attention_factor": 1.75, "mscale": 2.0, "mscale_all_dim": 0.5"#;
+    assert_eq!(factor(both), 1.75, "what is given wins");
 }
 
 /// Each config that cannot be run, and what its error must say.

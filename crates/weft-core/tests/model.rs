@@ -69,3 +69,25 @@ fn every_part_that_is_broken_is_named() {
     let missing = Model::open(&absent).err().expect("opened").to_string();
     assert!(missing.contains("absent") && missing.contains("org/name"), "{missing}");
 }
+
+/// Rows of one model must never be taken for another's: two fine-tunes differ in their weights alone.
+#[test]
+fn whatever_decides_the_rows_is_in_the_fingerprint() {
+    let of = |folder: &TempDir| Model::open(folder.path()).unwrap().fingerprint("device");
+    let plain = of(&folder(&[]));
+    assert_eq!(plain, of(&folder(&[])));
+    let other_device = Model::open(folder(&[]).path()).unwrap().fingerprint("other device");
+    assert_ne!(plain, other_device);
+    let config = bundled("config.json");
+    let theta = config.replace("\"rope_theta\": ", "\"rope_theta\": 1");
+    assert_ne!(config, theta);
+    assert_ne!(plain, of(&folder(&[("config.json", &theta)])), "the config");
+    // The first number of every tensor in turn would be as good.
+    let tuned = folder(&[]);
+    let file = tuned.path().join("model.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    bytes[8 + header] ^= 1;
+    fs::write(&file, bytes).unwrap();
+    assert_ne!(plain, of(&tuned), "the weights");
+}

@@ -4,6 +4,7 @@ use half::bf16;
 use weft_core::reference::Reference;
 use weft_core::weights::RandomWeights;
 use weft_testing::conformance::{self, Make};
+use weft_testing::{LIMITS, config_with, run_in_blocks, span, tokens};
 
 const BF16: Make<'_> = &|config, limits| {
     Box::new(Reference::<bf16>::new(config, &RandomWeights::new(config, 7), limits).unwrap())
@@ -91,4 +92,22 @@ fn pages_that_lanes_share_in_part() {
 #[test]
 fn a_context_in_one_span_shows_no_cut() {
     conformance::a_context_in_one_span_shows_no_cut(BF16);
+}
+
+#[test]
+fn wrong_steps_are_refused() {
+    conformance::wrong_steps_are_refused(BF16);
+}
+
+/// Devices are compared with the reference; this is what the reference itself is held to.
+#[test]
+fn the_epsilon_of_a_config_is_used() {
+    let logits = |eps: &str| {
+        let config = config_with("qwen3", &format!(r#""rms_norm_eps": {eps}"#));
+        let mut device = F32(&config, LIMITS);
+        let prompt = tokens(4, 1, config.vocab);
+        run_in_blocks(&mut *device, &config, &prompt, &[4], &span(0, 4, 0))
+    };
+    assert_eq!(logits("1e-6"), logits("1e-6"));
+    assert_ne!(logits("1e-6"), logits("0.5"));
 }

@@ -210,6 +210,7 @@ conforms! {
     a_copied_page_is_the_page();
     pages_that_lanes_share_in_part();
     a_context_in_one_span_shows_no_cut();
+    wrong_steps_are_refused();
 }
 
 /// A graph of overlapping kernels computes what launches one after the other do, bit for bit.

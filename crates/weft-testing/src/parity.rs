@@ -149,12 +149,13 @@ pub type Sizes = (usize, usize, usize, usize, usize, usize);
 /// Models of one layer of every family, of some sizes.
 pub fn shapes(sizes: impl Strategy<Value = Sizes>) -> impl Strategy<Value = Config> {
     let family = prop::sample::select(vec!["qwen3", "qwen2", "llama"]);
-    (family, sizes).prop_map(|(family, (hidden, kv_heads, group, half, inter, vocab))| {
+    let eps = prop::sample::select(vec!["1e-6", "1e-5", "0.3"]);
+    (family, eps, sizes).prop_map(|(family, eps, (hidden, kv_heads, group, half, inter, vocab))| {
         let json = format!(
             r#"{{"model_type": "{family}", "hidden_size": {hidden}, "num_hidden_layers": 1,
                 "num_attention_heads": {}, "num_key_value_heads": {kv_heads}, "head_dim": {},
                 "intermediate_size": {inter}, "vocab_size": {vocab}, "rope_theta": 10000.0,
-                "max_position_embeddings": 512, "tie_word_embeddings": {}}}"#,
+                "rms_norm_eps": {eps}, "max_position_embeddings": 512, "tie_word_embeddings": {}}}"#,
             kv_heads * group,
             2 * half,
             vocab % 2 == 0

@@ -1,6 +1,7 @@
 //! What every device must keep, one function each: cuts, neighbours and moves that must not show.
 //! A device's own test file calls them with a way to make the device.
 
+mod checks;
 mod kv_rows;
 mod one_span;
 mod repair;
@@ -19,6 +20,7 @@ use super::{
     span, span_from, tokens,
 };
 
+pub use checks::wrong_steps_are_refused;
 pub use kv_rows::{
     a_copied_page_is_the_page, rows_come_out_and_go_in_as_they_are,
     rows_copied_elsewhere_give_the_same_bits, where_a_page_is_entered_does_not_show,
