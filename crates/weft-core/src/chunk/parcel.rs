@@ -271,3 +271,97 @@ fn read_line(file: &mut impl BufRead) -> io::Result<Vec<u8>> {
 fn file_error(path: &Path, reason: String) -> ChunkError {
     ChunkError::File { path: path.display().to_string(), reason }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::chunk::ChunkId;
+    use crate::dtype::Dtype;
+    use crate::store::{Header, Put, Rows};
+
+    const TOKENS: [u32; 3] = [5, 6, 7];
+
+    fn chunk() -> Chunk {
+        Chunk {
+            id: ChunkId::of(Kind::Context, &TOKENS),
+            kind: Kind::Context,
+            text: "A text.".to_owned(),
+            tokens: TOKENS.to_vec(),
+            metadata: BTreeMap::new(),
+            created: std::time::UNIX_EPOCH,
+            last_used: None,
+            uses: 0,
+            pinned: false,
+        }
+    }
+
+    fn store(outer: &TempDir, name: &str) -> Store {
+        Store::open(&outer.path().join(name), 1 << 20).unwrap()
+    }
+
+    /// A parcel of the chunk with one file of rows, under a key of their own or not.
+    fn parcel(outer: &TempDir, key: Option<KvKey>) -> PathBuf {
+        let header = Header {
+            fingerprint: "model".to_owned(),
+            dtype: Dtype::Bf16,
+            layers: 1,
+            kv_width: 4,
+            reuse: "exact".to_owned(),
+            parent: KvKey::NOTHING,
+            home_position: 0,
+            tokens: TOKENS.to_vec(),
+            prefill_us: 1,
+        };
+        let key = key.unwrap_or_else(|| rows_key(&header.parent, &header.tokens));
+        let n = header.tensor_bytes().unwrap();
+        let mut from = store(outer, "from");
+        assert_eq!(from.put(&key, &header, &Rows { k: vec![1; n], v: vec![2; n] }), Put::Stored);
+        let path = outer.path().join("parcel");
+        assert_eq!(export(&chunk(), Some(&mut from), &path).unwrap().files, 1);
+        path
+    }
+
+    #[test]
+    fn rows_come_in_under_their_own_key_alone() {
+        let outer = TempDir::new().unwrap();
+        let mut to = store(&outer, "to");
+        let imported = Parcel::open(&parcel(&outer, None)).unwrap().import_rows(&mut to, "model");
+        assert_eq!(imported.unwrap().files, 1);
+        assert_eq!(to.entries().count(), 1);
+
+        let outer = TempDir::new().unwrap();
+        let mut to = store(&outer, "to");
+        let foreign = parcel(&outer, Some(KvKey::from_bytes([9; 32])));
+        let imported = Parcel::open(&foreign).unwrap().import_rows(&mut to, "model").unwrap();
+        assert!(imported.refused[0].contains("call themselves"), "{:?}", imported.refused);
+        assert_eq!((imported.files, to.entries().count()), (0, 0));
+    }
+
+    #[test]
+    fn a_text_that_was_changed_is_refused() {
+        let outer = TempDir::new().unwrap();
+        let path = parcel(&outer, None);
+        let mut bytes = fs::read(&path).unwrap();
+        let at = bytes.windows(7).position(|window| window == b"A text.").unwrap();
+        bytes[at] = b'B';
+        fs::write(&path, bytes).unwrap();
+        let said = Parcel::open(&path).err().expect("opened").to_string();
+        assert!(said.contains("checksum"), "{said}");
+    }
+
+    #[test]
+    fn a_card_that_calls_itself_another_chunk_is_refused() {
+        let card = |id: &str| {
+            let mut json = serde_json::to_value(Card::of(&chunk())).unwrap();
+            json["id"] = id.into();
+            serde_json::from_value::<Card>(json).unwrap().chunk()
+        };
+        assert_eq!(card(&chunk().id.to_string()).unwrap(), chunk());
+        let other = ChunkId::of(Kind::Context, &[1]).to_string();
+        assert!(card(&other).unwrap_err().contains("calls itself"));
+    }
+}
