@@ -7,6 +7,7 @@ mod figures;
 mod filling;
 mod lanes;
 mod pages;
+mod repairs;
 mod settling;
 mod wrapped;
 
