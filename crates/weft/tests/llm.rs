@@ -116,6 +116,8 @@ fn wrong_settings_say_what_is_right() {
     assert!(matches!(load(Options::new().context(1)), Error::ContextTooShort { .. }));
     let little = load(Options::new().device(DeviceChoice::Cpu).kv_memory(1000));
     assert!(little.to_string().contains("give"), "{little}");
+    let much = load(Options::new().device(DeviceChoice::Cpu).kv_memory(1 << 45));
+    assert!(matches!(much, Error::TooLarge { on_gpu: false, .. }), "{much}");
     let missing = weft::open("./no/such/folder").err().unwrap();
     assert!(missing.to_string().contains("no/such/folder"), "{missing}");
 }

@@ -1,0 +1,43 @@
+//! What the device says that it takes is what it takes.
+
+use std::alloc::System;
+
+use cap::Cap;
+use weft_core::config::Config;
+use weft_core::device::Limits;
+use weft_core::weights::RandomWeights;
+use weft_cpu::{CpuDevice, Options, need};
+
+#[global_allocator]
+static ALLOCATOR: Cap<System> = Cap::new(System, usize::MAX);
+
+fn config(layers: usize) -> Config {
+    let json = format!(
+        r#"{{"model_type": "qwen3", "hidden_size": 512, "num_hidden_layers": {layers},
+            "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64,
+            "intermediate_size": 1536, "vocab_size": 8192, "max_position_embeddings": 4096,
+            "rope_theta": 10000.0, "tie_word_embeddings": true}}"#
+    );
+    Config::from_json(json.as_bytes()).unwrap()
+}
+
+/// Weights, pages and scratch in turn are most of what is taken.
+#[test]
+fn a_device_takes_what_it_says() {
+    let limits = Limits { step_tokens: 64, step_outputs: 16, positions: 1024, pages: 32 };
+    let cases = [
+        ("weights", config(12), limits),
+        ("pages", config(1), Limits { pages: 2000, ..limits }),
+        ("scratch", config(1), Limits { step_tokens: 8192, step_outputs: 2048, ..limits }),
+    ];
+    for (most, config, limits) in cases {
+        let said = need(&config, &limits).total();
+        let before = ALLOCATOR.allocated();
+        let options = Options { threads: 1, ..Options::new(limits) };
+        let device = CpuDevice::new(&config, &RandomWeights::new(&config, 1), options).unwrap();
+        let took = ALLOCATOR.allocated() - before;
+        drop(device);
+        let ratio = took as f64 / said as f64;
+        assert!((0.8..1.25).contains(&ratio), "{most}: took {took} bytes and said {said}");
+    }
+}
