@@ -209,3 +209,76 @@ impl Script for ChatScript {
         answer
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use weft_core::chunk::Report;
+    use weft_core::engine::{FinishReason, Stats};
+    use weft_testing::stub;
+
+    use super::*;
+    use crate::served::Loaded;
+
+    /// The events of a stream, or the whole answer, of a model that says some texts and ends.
+    fn answered(texts: &[&str], calls: Calls, streams: bool) -> (Vec<Value>, Value) {
+        let model = stub::model();
+        let engine = stub::engine(&model, "a", &Arc::default());
+        let served = Served::of(&Loaded { id: "stub".to_owned(), model, engine, shelf: None });
+        let shape = ChatShape {
+            choices: 1,
+            prompt_end: "",
+            calls,
+            has_logprobs: false,
+            streams,
+            includes_usage: false,
+        };
+        let mut script = ChatScript::new(Arc::new(served), &shape);
+        let mut events = Vec::new();
+        for text in texts {
+            let token = Token { id: 1, text: (*text).to_owned(), logprobs: None };
+            events.extend(script.token(0, token));
+        }
+        let stats = Stats {
+            prompt_tokens: 1,
+            cached_tokens: 0,
+            generated_tokens: texts.len(),
+            first_token: Duration::ZERO,
+            total: Duration::ZERO,
+        };
+        let finished = Finished { reason: FinishReason::Length, stats, report: Report::default() };
+        events.extend(script.ending(0, finished));
+        (events, script.whole())
+    }
+
+    /// What looks like the beginning of a tag is held back until it is none, at the latest when the
+    /// answer ends.
+    #[test]
+    fn text_that_was_held_back_is_told_at_the_end() {
+        let cases = [
+            (&["<thi"][..], Calls::None, "<thi"),
+            (&["Yes", " <tool_c"][..], Calls::Some, "Yes <tool_c"),
+            (&["Yes <tool_call>\n{\"name\":"][..], Calls::Some, "Yes <tool_call>\n{\"name\":"),
+        ];
+        for (texts, calls, said) in cases {
+            let (events, _) = answered(texts, calls, true);
+            let content = |event: &Value| {
+                event["choices"][0]["delta"]["content"].as_str().unwrap_or_default().to_owned()
+            };
+            assert_eq!(events.iter().map(content).collect::<String>(), said);
+            let last = &events.last().unwrap()["choices"][0];
+            assert_eq!(last["finish_reason"], "length", "the reason comes after the text");
+            let (_, whole) = answered(texts, calls, false);
+            assert_eq!(whole["choices"][0]["message"]["content"], said);
+        }
+        let (events, _) = answered(&["<think>\nhm </thi"], Calls::None, true);
+        let thought = |event: &Value| {
+            event["choices"][0]["delta"]["reasoning_content"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned()
+        };
+        assert_eq!(events.iter().map(thought).collect::<String>(), "hm </thi");
+    }
+}
