@@ -66,7 +66,7 @@ impl Budget {
     }
 }
 
-/// Has rows kept as the flags say. A user without a home keeps none on disk, and is told.
+/// Keeps rows as the flags say. Warns a user without a home that none are kept on disk.
 pub(crate) fn keep(options: Options, args: &CacheArgs) -> Options {
     if args.no_cache {
         return options.ram_cache(0);

@@ -52,12 +52,12 @@ impl<'l> Stream<'l> {
     /// Runs to the end, and returns the whole answer.
     ///
     /// # Errors
-    /// [`Error::Generate`]
+    /// [`Error::Generate`], or [`Error::BrokenOff`] if the stream returned that before.
     pub fn finish(mut self) -> Result<Answer, Error> {
         for piece in self.by_ref() {
             piece?;
         }
-        let finished = self.generation.finished().expect("it ended without an error");
+        let finished = self.generation.finished().ok_or(Error::BrokenOff)?;
         Ok(Answer::new(self.parts, finished))
     }
 
@@ -95,5 +95,32 @@ impl Iterator for Stream<'_> {
             }
         }
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering;
+
+    use weft_core::engine::Request;
+    use weft_core::sampling::Sampling;
+    use weft_testing::stub::{self, Control};
+
+    use super::*;
+
+    #[test]
+    fn a_stream_that_broke_off_gives_no_answer() {
+        let (model, control) = (stub::model(), Arc::<Control>::default());
+        let mut engine = stub::engine(&model, "a", &control);
+        let request = Request::new(vec![1, 2, 3], Sampling::default());
+        let generation = engine.generate(request).unwrap();
+        let mut stream = Stream::new(generation, ReasoningStream::after(""));
+        stream.next().unwrap().unwrap();
+        control.fails.store(true, Ordering::Relaxed);
+        let error = stream.by_ref().find_map(Result::err).expect("the device fails");
+        assert!(matches!(error, Error::Generate(_)), "{error}");
+        assert!(stream.next().is_none());
+        assert!(matches!(stream.finish(), Err(Error::BrokenOff)));
     }
 }

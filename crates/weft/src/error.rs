@@ -78,6 +78,9 @@ pub enum Error {
     /// A question is refused.
     #[error(transparent)]
     Request(#[from] RequestError),
+    /// A stream was to give its whole answer after it had returned an error.
+    #[error("the answer broke off before its end, with the error that its stream returned")]
+    BrokenOff,
     /// An answer broke off.
     #[error(transparent)]
     Generate(#[from] GenerateError),

@@ -303,7 +303,7 @@ mod tests {
         Store::open(&outer.path().join(name), 1 << 20).unwrap()
     }
 
-    /// A parcel of the chunk with one file of rows, under a key of their own or not.
+    /// A parcel of the chunk with one file of rows, under this key or, by default, the right one.
     fn parcel(outer: &TempDir, key: Option<KvKey>) -> PathBuf {
         let header = Header {
             fingerprint: "model".to_owned(),
