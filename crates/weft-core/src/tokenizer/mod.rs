@@ -6,7 +6,7 @@
 //!
 //! The `tokenizers` crate supplies the regular expressions and the Unicode normal forms; splitting
 //! and merging are done here on bytes, because the crate carries an alignment of 16 bytes for each
-//! byte of text, and ends a text silently where its regex engine gives up (see [`split`]).
+//! byte of text, and ends a text silently where its regex engine gives up (see `split.rs`).
 
 mod added;
 mod file;
