@@ -258,6 +258,15 @@ __device__ __forceinline__ void sum_weights(SectionScratch &scratch, const Item 
     scratch.finals[query][which * 2 + 1] = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
 }
 
+// Leaves the squares of one stretch, or of two: a warp has one, a lane a row of queries.
+template <class Slots>
+__device__ __forceinline__ void leave_sums(const SectionScratch &from, const Item &item, u32 n_queries, int warp, int lane, Slots slots) {
+    if (warp > item.n_marks || lane >= n_queries) return;
+    const u32 slot = item.queries[lane / GROUP].slot;
+    const auto &finals = from.finals[lane];
+    if (slot != NO_SLOT) slots.leave(lane, slot + warp, finals[2 + warp * 2], finals[3 + warp * 2], finals);
+}
+
 // The stretch that is the last to begin in a half of a page, for a row of queries.
 struct Stretch {
     u32 half, query, takes, slot;

@@ -253,10 +253,8 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
         if (item.n_marks > 1) {
             if (!slots.folded && warp < SECTION_PAGES) leave_stretches(scratch, item, item.n_queries * GROUP, warp, lane, slots);
             if (item.has_inner) leave_inner(scratch, item, item.n_queries * GROUP, warp, WARPS, lane, slots);
-        } else if (warp <= item.n_marks && lane < item.n_queries * GROUP) {
-            const u32 slot = item.queries[lane / GROUP].slot;
-            const auto &finals = scratch.finals[lane];
-            if (slot != NO_SLOT) slots.leave(lane, slot + warp, finals[2 + warp * 2], finals[3 + warp * 2], finals);
+        } else {
+            leave_sums(scratch, item, item.n_queries * GROUP, warp, lane, slots);
         }
         meet();
     }

@@ -215,10 +215,8 @@ __device__ __forceinline__ void add_section_shares(Block &block, const Item &ite
     if (item.n_marks > 1) {
         if (warp < SECTION_PAGES) leave_stretches(scratch, item, n_queries, warp, lane, slots);
         if (item.has_inner) leave_inner(scratch, item, n_queries, warp, WARPS, lane, slots);
-    } else if (warp <= item.n_marks && lane < n_queries) {
-        const u32 slot = item.queries[lane / GROUP].slot;
-        const auto &finals = scratch.finals[lane];
-        if (slot != NO_SLOT) slots.leave(lane, slot + warp, finals[2 + warp * 2], finals[3 + warp * 2], finals);
+    } else {
+        leave_sums(scratch, item, n_queries, warp, lane, slots);
     }
 }
 
