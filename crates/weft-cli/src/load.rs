@@ -99,10 +99,8 @@ fn describe(llm: &Llm, no_gpu: &str, start: Instant) -> String {
 
 /// The flags of a model, but for its device.
 fn options(args: &ModelArgs) -> Options {
-    let mut options = Options::new().offline(args.offline);
-    if !args.quiet {
-        options = options.progress(progress::Bars::default());
-    }
+    let bars = progress::Bars::new(args.quiet);
+    let mut options = Options::new().offline(args.offline).progress(bars);
     if let Some(context) = args.ctx_size {
         options = options.context(context);
     }

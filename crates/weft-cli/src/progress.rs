@@ -11,10 +11,17 @@ use crate::terminal;
 const TEMPLATE: &str = "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
 
 /// All that the command line shows of opening a model.
-#[derive(Default)]
 pub(crate) struct Bars {
+    quiet: bool,
     download: Bar,
     loading: Mutex<Option<ProgressBar>>,
+}
+
+impl Bars {
+    /// Quiet ones show nothing but what makes answers slow or wrong.
+    pub(crate) fn new(quiet: bool) -> Self {
+        Self { quiet, download: Bar::default(), loading: Mutex::default() }
+    }
 }
 
 impl Progress for Bars {
@@ -23,6 +30,7 @@ impl Progress for Bars {
             Event::SelfTestFailed { reason } => eprintln!(
                 "weft: SELF-TEST FAILED: {reason}; answering slowly, on the reference device"
             ),
+            _ if self.quiet => {}
             Event::Loading { have_bytes, size_bytes } => {
                 let mut bar = self.loading.lock().expect("no bar panics");
                 let bar =

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use weft::Options;
-use weft::memory::available_memory;
+use weft::memory::default_ram_cache;
 use weft_core::chunk::{Chunk, Library, Shelf};
 use weft_core::store::Store;
 use weft_core::tokenizer::Tokenizer;
@@ -13,13 +13,6 @@ use crate::error::CliError;
 use crate::settings::user_folder;
 use crate::size;
 use crate::terminal;
-
-/// The most main memory that rows take unasked. The CPU device's own pages are main memory too, so
-/// there is little to gain by a second place of the same kind.
-const RAM_BYTES: u64 = 256 << 20;
-
-/// The share of the free memory that they take at most, unasked.
-const RAM_FREE_SHARE: u64 = 16;
 
 const DISK_BYTES: u64 = 4 << 30;
 
@@ -35,9 +28,8 @@ pub(crate) struct Budget {
 
 impl Budget {
     pub(crate) fn new(args: &CacheArgs) -> Self {
-        let free = available_memory().unwrap_or(u64::MAX);
         Self {
-            ram_bytes: args.ram_cache.unwrap_or(RAM_BYTES.min(free / RAM_FREE_SHARE)),
+            ram_bytes: args.ram_cache.unwrap_or_else(default_ram_cache),
             disk_bytes: args.disk_cache.unwrap_or(DISK_BYTES),
             folder: args
                 .cache_dir

@@ -200,6 +200,20 @@ pub struct Need {
 }
 
 impl Need {
+    /// What a device takes that keeps everything in this format, as the model has it.
+    pub fn unpadded(config: &Config, limits: &Limits, dtype: Dtype) -> Self {
+        let (q, kv) = (config.q_width(), config.kv_width());
+        let row = config.hidden + 2 * q + 2 * kv + config.intermediate;
+        let activations = limits.step_tokens * row * dtype.bytes();
+        let rotations = 2 * limits.positions * config.head_dim * 4;
+        let logits = limits.step_outputs * config.vocab * 4;
+        Self {
+            weights: config.parameters() * dtype.bytes() as u64,
+            kv: (limits.pages * PAGE_ROWS) as u64 * config.kv_bytes_per_token(dtype),
+            scratch: (activations + rotations + logits) as u64,
+        }
+    }
+
     /// All of it.
     pub fn total(&self) -> u64 {
         self.weights + self.kv + self.scratch

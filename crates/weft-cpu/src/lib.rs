@@ -12,7 +12,6 @@ mod isa;
 mod kv_rows;
 mod matmul;
 mod memory;
-mod need;
 mod ops;
 mod pack;
 mod pool;
@@ -26,7 +25,7 @@ mod weights;
 use std::ops::Range;
 
 use weft_core::config::Config;
-use weft_core::device::{Buffer, Device, DeviceError, Limits, Rows, Step};
+use weft_core::device::{Buffer, Device, DeviceError, Limits, Need, Rows, Step};
 use weft_core::dtype::Dtype;
 use weft_core::kv::{PageId, Slot};
 use weft_core::plan::Op;
@@ -41,7 +40,11 @@ use weights::ModelWeights;
 
 pub use bandwidth::{BandwidthSample, read_bandwidth};
 pub use isa::Isa;
-pub use need::{need, page_bytes};
+
+/// The memory that a device with these limits takes.
+pub fn need(config: &Config, limits: &Limits) -> Need {
+    Need::unpadded(config, limits, Dtype::Bf16)
+}
 
 /// The device. Computes in bf16, whatever the model's own format.
 pub struct CpuDevice {

@@ -98,7 +98,7 @@ impl Llm {
     /// What went wrong with kept rows since the last call. Answers are not affected.
     pub fn take_warnings(&mut self) -> Vec<String> {
         let mut warnings = std::mem::take(&mut self.warnings);
-        warnings.extend(self.engine.take_warnings().iter().map(ToString::to_string));
+        warnings.extend(self.engine.take_warnings());
         warnings
     }
 

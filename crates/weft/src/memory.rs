@@ -2,8 +2,8 @@
 
 use weft_core::config::Config;
 use weft_core::device::{Limits, MAX_LANES, Need};
-use weft_core::kv::pages_for;
-use weft_core::reference;
+use weft_core::dtype::Dtype;
+use weft_core::kv::{PAGE_ROWS, pages_for};
 
 use crate::device::Chosen;
 use crate::error::Error;
@@ -66,12 +66,13 @@ impl MemoryPlan {
         device: Chosen,
         free: Option<u64>,
     ) -> Result<Self, Error> {
+        let plain_page = |dtype: Dtype| PAGE_ROWS as u64 * config.kv_bytes_per_token(dtype);
         let (step_tokens, page_bytes) = match device {
             #[cfg(feature = "cuda")]
             Chosen::Cuda(_) => (GPU_BLOCK_TOKENS, weft_cuda::page_bytes(config)),
             #[cfg(feature = "cpu")]
-            Chosen::Cpu => (CPU_BLOCK_TOKENS, weft_cpu::page_bytes(config)),
-            Chosen::Reference => (CPU_BLOCK_TOKENS, reference::page_bytes(config)),
+            Chosen::Cpu => (CPU_BLOCK_TOKENS, plain_page(Dtype::Bf16)),
+            Chosen::Reference => (CPU_BLOCK_TOKENS, plain_page(config.dtype)),
         };
         let limits = Limits {
             step_tokens,
@@ -84,7 +85,7 @@ impl MemoryPlan {
             Chosen::Cuda(_) => (weft_cuda::need(config, &limits), true),
             #[cfg(feature = "cpu")]
             Chosen::Cpu => (weft_cpu::need(config, &limits), false),
-            Chosen::Reference => (reference::need(config, &limits), false),
+            Chosen::Reference => (Need::unpadded(config, &limits, config.dtype), false),
         };
         Ok(Self { limits, need, free, on_gpu })
     }
@@ -124,6 +125,15 @@ fn pages(room: &Room, page_bytes: u64, free: Option<u64>) -> Result<usize, Error
         });
     }
     Ok(pages)
+}
+
+/// Main memory for KV rows of earlier prompts, unasked. The CPU device's own pages are main memory
+/// too, so there is little to gain by a second place of the same kind.
+pub fn default_ram_cache() -> u64 {
+    const BYTES: u64 = 256 << 20;
+    /// Of the free memory, at most.
+    const SHARE: u64 = 16;
+    available_memory().map_or(BYTES, |free| BYTES.min(free / SHARE))
 }
 
 /// Memory that programs can still take, if the system says: of the machine, and of the group of

@@ -15,14 +15,14 @@ use weft_core::weights::{Tensor, Weights, WeightsError};
 use crate::device::{DeviceChoice, Tested, Wish};
 use crate::error::Error;
 use crate::llm::Llm;
-use crate::memory::{CONTEXTS, MemoryPlan, Room};
+use crate::memory::{CONTEXTS, MemoryPlan, Room, default_ram_cache};
 use crate::progress::{Event, Progress, Silent};
 
 /// Context if the caller asks for none: enough for a long document, small enough to fit anywhere.
 const DEFAULT_CONTEXT: usize = 8192;
 
-/// Main memory for KV rows of earlier prompts, unasked.
-const RAM_BYTES: u64 = 256 << 20;
+/// Bytes of weights between two reports.
+const REPORT_BYTES: u64 = 1 << 20;
 
 /// How a model is opened. Every setting has a default that suits most programs.
 ///
@@ -44,7 +44,7 @@ pub struct Options {
     kv_memory: Option<u64>,
     threads: Option<usize>,
     offline: bool,
-    ram_cache: u64,
+    ram_cache: Option<u64>,
     disk_cache: Option<(PathBuf, u64)>,
     progress: Box<dyn Progress>,
 }
@@ -70,7 +70,7 @@ impl Options {
             kv_memory: None,
             threads: None,
             offline: false,
-            ram_cache: RAM_BYTES,
+            ram_cache: None,
             disk_cache: None,
             progress: Box::new(Silent),
         }
@@ -121,7 +121,7 @@ impl Options {
 
     /// Bytes of main memory for KV rows of earlier prompts.
     pub fn ram_cache(mut self, bytes: u64) -> Self {
-        self.ram_cache = bytes;
+        self.ram_cache = Some(bytes);
         self
     }
 
@@ -190,8 +190,7 @@ impl Options {
         };
         let device = device.make(config, &counted, memory.limits, self.threads)?;
         self.progress.report(Event::Loaded);
-        let tiers = Tiers { ram_bytes: self.ram_cache, store: None };
-        let (tiers, warning) = self.with_store(tiers);
+        let (tiers, warning) = self.tiers();
         let engine = Engine::with_tiers(&model, device, tiers);
         Ok(Llm::new(model, engine, memory, tested, warning))
     }
@@ -211,14 +210,16 @@ impl Options {
     }
 
     /// A folder that cannot be used costs time and no answer: there is a warning, and no disk tier.
-    fn with_store(&self, tiers: Tiers) -> (Tiers, Option<String>) {
-        match &self.disk_cache {
-            None | Some((_, 0)) => (tiers, None),
+    fn tiers(&self) -> (Tiers, Option<String>) {
+        let ram_bytes = self.ram_cache.unwrap_or_else(default_ram_cache);
+        let (store, warning) = match &self.disk_cache {
+            None | Some((_, 0)) => (None, None),
             Some((folder, bytes)) => match Store::open(folder, *bytes) {
-                Ok(store) => (Tiers { store: Some(store), ..tiers }, None),
-                Err(error) => (tiers, Some(format!("rows are not kept on disk: {error}"))),
+                Ok(store) => (Some(store), None),
+                Err(error) => (None, Some(format!("rows are not kept on disk: {error}"))),
             },
-        }
+        };
+        (Tiers { ram_bytes, store }, warning)
     }
 }
 
@@ -240,8 +241,11 @@ impl Weights for Counted<'_> {
         let bytes = self.config.dtype.bytes();
         self.weights.read(tensor, &mut |row, values| {
             let more = (values.len() * bytes) as u64;
-            let have_bytes = self.have_bytes.fetch_add(more, Ordering::Relaxed) + more;
-            self.progress.report(Event::Loading { have_bytes, size_bytes: self.size_bytes });
+            let before = self.have_bytes.fetch_add(more, Ordering::Relaxed);
+            let have_bytes = before + more;
+            if before / REPORT_BYTES != have_bytes / REPORT_BYTES {
+                self.progress.report(Event::Loading { have_bytes, size_bytes: self.size_bytes });
+            }
             visit(row, values);
         })
     }

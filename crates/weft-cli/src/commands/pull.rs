@@ -2,7 +2,6 @@
 
 use std::process::ExitCode;
 
-use weft::{Progress, Silent};
 use weft_core::hub::{HubEnv, ModelRef};
 
 use crate::answer::print;
@@ -12,9 +11,7 @@ use crate::progress::Bars;
 
 pub(crate) fn run(args: &PullArgs) -> Result<ExitCode, CliError> {
     let reference = ModelRef::parse(&args.name)?;
-    let (bars, env) = (Bars::default(), HubEnv::from_env()?);
-    let progress: &dyn Progress = if args.quiet { &Silent } else { &bars };
-    let folder = weft::pull::pull(&reference, &env, progress)?;
+    let folder = weft::pull::pull(&reference, &HubEnv::from_env()?, &Bars::new(args.quiet))?;
     print(&format!("{}\n", folder.display()))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -8,7 +8,6 @@ mod attend;
 mod down_add;
 mod embed;
 mod math;
-mod need;
 mod norm_gate_up;
 mod norm_head;
 mod norm_qkv;
@@ -30,7 +29,6 @@ use crate::plan::Op;
 use crate::rope::RopeTable;
 use crate::weights::{Weights, WeightsError};
 
-pub use self::need::{need, page_bytes};
 use self::weights::ModelWeights;
 
 /// Makes a reference device that computes in the model's own format.

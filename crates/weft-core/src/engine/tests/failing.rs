@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::wrapped::wrapped;
+use super::wrapped::{wrapped, wrapped_results};
 use super::*;
 
 /// Runs as many times as it is told to, then fails.
@@ -23,14 +23,7 @@ impl Device for Failing {
         self.device.run(ops, step)
     }
 
-    fn logits(&self, output: usize) -> &[f32] {
-        self.device.logits(output)
-    }
-
-    fn attention(&self, lane: usize) -> Vec<f32> {
-        self.device.attention(lane)
-    }
-
+    wrapped_results!();
     wrapped!();
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use super::wrapped::wrapped;
+use super::wrapped::{wrapped, wrapped_results};
 use super::*;
 
 /// Writes down where it computes rows that are stored for another position.
@@ -20,14 +20,7 @@ impl Device for Recording {
         self.device.run(ops, step)
     }
 
-    fn logits(&self, output: usize) -> &[f32] {
-        self.device.logits(output)
-    }
-
-    fn attention(&self, lane: usize) -> Vec<f32> {
-        self.device.attention(lane)
-    }
-
+    wrapped_results!();
     wrapped!();
 }
 

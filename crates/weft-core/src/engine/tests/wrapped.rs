@@ -55,4 +55,17 @@ macro_rules! wrapped {
     };
 }
 
-pub(super) use wrapped;
+/// What its steps give.
+macro_rules! wrapped_results {
+    () => {
+        fn logits(&self, output: usize) -> &[f32] {
+            self.device.logits(output)
+        }
+
+        fn attention(&self, lane: usize) -> Vec<f32> {
+            self.device.attention(lane)
+        }
+    };
+}
+
+pub(super) use {wrapped, wrapped_results};
