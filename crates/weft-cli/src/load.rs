@@ -86,7 +86,7 @@ fn describe(llm: &Llm, no_gpu: &str, start: Instant) -> String {
         "{} {} · {}{no_gpu}{tested} · {} of weights + {} of KV + {} of scratch = {}, context {} · \
          loaded in {:.1} s",
         config.family,
-        size::count(config.parameters()),
+        size::count(weft_core::weights::parameters(config)),
         llm.device(),
         size::bytes(need.weights),
         size::bytes(need.kv),

@@ -7,7 +7,6 @@
 use std::fmt;
 
 use crate::config::Config;
-use crate::device::{Lane, Step};
 use crate::dtype::Dtype;
 
 /// One fused operation of the forward pass.
@@ -112,28 +111,6 @@ pub struct Work {
     pub n_pairs: u64,
 }
 
-impl Work {
-    /// What a step asks for.
-    pub fn of(step: &Step<'_>) -> Self {
-        let mut work = Self {
-            n_tokens: step.n_tokens() as u64,
-            n_outputs: step.n_outputs() as u64,
-            ..Self::default()
-        };
-        for lane in step.lanes {
-            let seen = |position: &u32| rows_seen(lane, *position as usize);
-            work.n_rows += lane.positions.last().map_or(0, seen);
-            work.n_pairs += lane.positions.iter().map(seen).sum::<u64>();
-        }
-        work
-    }
-}
-
-/// KV rows that a token of the lane sees.
-fn rows_seen(lane: &Lane<'_>, position: usize) -> u64 {
-    lane.spans.iter().map(|span| span.rows_seen_from(position)).sum::<usize>() as u64
-}
-
 impl Op {
     /// Elements of the weights that the op reads, however many tokens share the reading. The
     /// embedding is read by rows and counts none here.
@@ -201,7 +178,6 @@ impl fmt::Display for Op {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{Outputs, Span};
     use crate::shapes;
 
     const ONE_TOKEN: Work = Work { n_tokens: 1, n_outputs: 1, n_rows: 0, n_pairs: 0 };
@@ -217,7 +193,7 @@ mod tests {
             let read: u64 = plan(&config).iter().map(|op| op.weight_elements(&config)).sum();
             // An embedding that is not the head is only read by rows.
             let rows = if config.tied_head { 0 } else { config.vocab * config.hidden };
-            assert_eq!(read, config.parameters() - rows as u64, "{name}");
+            assert_eq!(read, crate::weights::parameters(&config) - rows as u64, "{name}");
         }
     }
 
@@ -248,30 +224,5 @@ mod tests {
         // A second token shares the weights; its own are a row of the embedding and what it stores.
         let two = Work { n_tokens: 2, n_outputs: 2, ..ONE_TOKEN };
         assert_eq!(bytes(&config, &two) - bytes(&config, &ONE_TOKEN), kv + 2 * 1024);
-    }
-
-    #[test]
-    fn a_step_says_what_it_asks_for() {
-        let span = |len, position| {
-            let pages = vec![0];
-            Span { pages, first_row: 0, len, home_position: 0, position }
-        };
-        let lane = Lane {
-            tokens: &[1, 2, 3],
-            positions: &[10, 11, 12],
-            key_positions: &[10, 11, 12],
-            store_at: &[0, 1, 2],
-            spans: &[span(8, 0), span(3, 10)],
-            marks: &[],
-            outputs: Outputs::Last,
-        };
-        let work = Work::of(&Step { lanes: &[lane, lane] });
-        let once = Work { n_tokens: 3, n_outputs: 1, n_rows: 11, n_pairs: 9 + 10 + 11 };
-        assert_eq!(work.n_rows, 2 * once.n_rows);
-        assert_eq!((work.n_tokens, work.n_outputs, work.n_pairs), (6, 2, 60));
-        let config = shapes::config("qwen3-0.6b").unwrap();
-        let flops = Op::Attend { layer: 0 }.flops(&config, &once);
-        assert_eq!(flops, once.n_pairs * 4 * 2048);
-        assert_eq!(Op::NormHead.bytes(&config, Dtype::Bf16, &Work { n_outputs: 0, ..once }), 0);
     }
 }

@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn shapes_have_the_parameters_their_names_say() {
-        let millions = |name| config(name).unwrap().parameters() / 1_000_000;
+        let millions = |name| crate::weights::parameters(&config(name).unwrap()) / 1_000_000;
         assert_eq!(
             NAMES.map(millions),
             [596, 1_720, 4_022, 8_190, 14_768, 32_762, 494],

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use weft_core::config::Config;
-use weft_core::device::{Limits, MAX_LANES};
+use weft_core::device::{Device, Limits, MAX_LANES};
 use weft_core::engine::{Engine, Event, FinishReason, GenerateError, Request, RequestError, Token};
 use weft_core::model::Model;
 use weft_core::reference;
@@ -292,7 +292,9 @@ fn an_exact_answer_is_the_cold_one_whatever_is_kept() {
     let model = model();
     let limits = Limits { step_tokens: 96, step_outputs: MAX_LANES + 3, positions: 512, pages: 40 };
     let size = Size { limits, rounds: 6, longest_prompt: 400, longest_answer: 40 };
-    let make = |limits| reference::open(&model.config, &*model.weights, limits).unwrap();
+    let make = |limits| -> Box<dyn Device> {
+        reference::open(&model.config, &*model.weights, limits).unwrap()
+    };
     for seed in 0..4 {
         answers_are_the_cold_ones(&model, &make, &make, size, seed);
     }

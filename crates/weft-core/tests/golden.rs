@@ -2,7 +2,7 @@
 //! each bf16 op against the bit-level definition; see `golden/README.md` for the files.
 
 use half::bf16;
-use weft_core::device::{Buffer, Device};
+use weft_core::device::{Buffer, Inspect};
 use weft_core::dtype::Element;
 use weft_core::plan::{Op, plan};
 use weft_core::reference::Reference;
@@ -125,7 +125,7 @@ fn bf16_ops_round_where_the_definition_does() {
     }
 }
 
-fn store(device: &mut dyn Device, golden: &Golden, layer: u16, keys: &[f32], values: &[f32]) {
+fn store(device: &mut dyn Inspect, golden: &Golden, layer: u16, keys: &[f32], values: &[f32]) {
     let width = golden.config.kv_width();
     let rows = keys.chunks_exact(width).zip(values.chunks_exact(width));
     for (slot, (k, v)) in golden.work().store_at.iter().zip(rows) {

@@ -25,7 +25,7 @@ mod weights;
 use std::ops::Range;
 
 use weft_core::config::Config;
-use weft_core::device::{Buffer, Device, DeviceError, Limits, Need, Rows, Step};
+use weft_core::device::{Buffer, Device, DeviceError, Inspect, Limits, Need, Rows, Step};
 use weft_core::dtype::Dtype;
 use weft_core::kv::{PageId, Slot};
 use weft_core::plan::Op;
@@ -180,7 +180,9 @@ impl Device for CpuDevice {
     fn copy_rows(&mut self, from: PageId, to: PageId, rows: usize) {
         kv_rows::copy_rows(&self.pool, &mut self.kv, from, to, rows);
     }
+}
 
+impl Inspect for CpuDevice {
     fn read(&self, buffer: Buffer) -> Vec<f32> {
         self.buffers.get(buffer).read()
     }

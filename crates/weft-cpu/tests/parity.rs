@@ -5,7 +5,7 @@ use half::bf16;
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 use weft_core::config::Config;
-use weft_core::device::{Device, Limits};
+use weft_core::device::{Device, Inspect, Limits};
 use weft_core::plan::plan;
 use weft_core::reference::Reference;
 use weft_core::weights::RandomWeights;
@@ -101,7 +101,7 @@ macro_rules! conforms {
             fn $name() {
                 for isa in available() {
                     println!("{isa}");
-                    let make = |config: &Config, limits| -> Box<dyn Device> {
+                    let make = |config: &Config, limits| -> Box<dyn Inspect> {
                         Box::new(device_with(config, limits, isa, 2))
                     };
                     conformance::$name(&make $(, $argument)?);

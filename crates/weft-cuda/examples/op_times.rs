@@ -8,7 +8,7 @@
 
 use weft_core::device::{Device, Lane, Limits, Outputs, Span, Step};
 use weft_core::kv::{PAGE_ROWS, pages_for};
-use weft_core::plan::{Op, Work, plan};
+use weft_core::plan::{Op, plan};
 use weft_core::shapes;
 use weft_core::weights::RandomWeights;
 use weft_cuda::{CudaDevice, Options};
@@ -50,7 +50,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     assert!(rows <= limits.pages * PAGE_ROWS && rows <= config.vocab);
     let step = Step { lanes: &[lane] };
-    let work = Work::of(&step);
+    let work = step.work();
     let all = plan(&config);
     let names = all.iter().map(|op| op.name()).fold(Vec::new(), |mut names, name| {
         if !names.contains(&name) {

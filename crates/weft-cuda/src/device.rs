@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 use weft_core::config::Config;
-use weft_core::device::{Buffer, Device, DeviceError, Limits, Rows, Step, shares};
+use weft_core::device::{Buffer, Device, DeviceError, Inspect, Limits, Rows, Step, shares};
 use weft_core::dtype::Dtype;
 use weft_core::kv::{PAGE_ROWS, PageId, Slot};
 use weft_core::plan::{Op, plan};
@@ -304,17 +304,6 @@ impl Device for CudaDevice {
         })
     }
 
-    fn time_us(
-        &mut self,
-        ops: &[Op],
-        step: &Step<'_>,
-        repeats: usize,
-    ) -> Option<Result<Vec<f64>, DeviceError>> {
-        let first = *ops.first()?;
-        let timed = self.replay_us(ops, step, repeats);
-        Some(timed.map_err(|error| self.device_error((first, error))))
-    }
-
     fn chosen(&self, lane: usize) -> Option<u32> {
         self.in_flight.chosen(lane)
     }
@@ -384,7 +373,9 @@ impl Device for CudaDevice {
         self.gpu.bind();
         expect(self.kv.copy_rows(&self.gpu, &self.kernels.copy_rows, from, to, rows));
     }
+}
 
+impl Inspect for CudaDevice {
     fn read(&self, buffer: Buffer) -> Vec<f32> {
         self.stop();
         expect(self.buffers.get(buffer).read())
@@ -405,5 +396,16 @@ impl Device for CudaDevice {
         self.stop();
         expect(self.mover.order(&[place(slot).0]));
         expect(self.kv.write_row(layer, slot, k, v));
+    }
+
+    fn time_us(
+        &mut self,
+        ops: &[Op],
+        step: &Step<'_>,
+        repeats: usize,
+    ) -> Option<Result<Vec<f64>, DeviceError>> {
+        let first = *ops.first()?;
+        let timed = self.replay_us(ops, step, repeats);
+        Some(timed.map_err(|error| self.device_error((first, error))))
     }
 }

@@ -72,7 +72,7 @@ mod tests {
     fn weights_are_those_of_the_shape_and_little_padding() {
         for name in shapes::NAMES {
             let config = shapes::config(name).unwrap();
-            let (own, plain) = (weights(&config), 2 * config.parameters());
+            let (own, plain) = (weights(&config), 2 * weft_core::weights::parameters(&config));
             assert!(own >= plain && own < plain + plain / 8, "{name}: {own} of {plain}");
         }
     }

@@ -9,7 +9,7 @@ use std::sync::mpsc::Receiver;
 
 use gpu::gpu_is_there;
 use weft_core::config::Config;
-use weft_core::device::{Device, Limits, Outputs, Rows, Span};
+use weft_core::device::{Device, Inspect, Limits, Outputs, Rows, Span};
 use weft_core::kv::PageId;
 use weft_core::plan::plan;
 use weft_core::store::Rows as HostRows;

@@ -10,7 +10,7 @@ use half::bf16;
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 use weft_core::config::Config;
-use weft_core::device::{Device, Outputs, Rows, Span};
+use weft_core::device::{Device, Inspect, Outputs, Rows, Span};
 use weft_core::plan::plan;
 use weft_core::reference::Reference;
 use weft_core::weights::RandomWeights;
@@ -183,7 +183,7 @@ macro_rules! conforms {
             #[test]
             fn $name() {
                 if gpu_is_there() {
-                    let make = |config: &Config, limits| -> Box<dyn Device> {
+                    let make = |config: &Config, limits| -> Box<dyn Inspect> {
                         let options = Options::new(limits);
                         let weights = RandomWeights::new(config, 7);
                         Box::new(CudaDevice::new(config, &weights, options).unwrap())
@@ -369,7 +369,7 @@ fn a_small_gpu_computes_the_same() {
     )
     .unwrap();
     keeps_all_of_it(&config, Some(SMALL), WIDE_NOISE);
-    let make = |config: &Config, limits| -> Box<dyn Device> {
+    let make = |config: &Config, limits| -> Box<dyn Inspect> {
         let options = Options { chip: Some(SMALL), ..Options::new(limits) };
         Box::new(CudaDevice::new(config, &RandomWeights::new(config, 7), options).unwrap())
     };

@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 use samplers::{KINDS, moved_on, samplers};
 use weft_core::config::Config;
-use weft_core::device::{Buffer, Device, Lane, Limits, Outputs, Span, Step};
+use weft_core::device::{Buffer, Device, Inspect, Lane, Limits, Outputs, Span, Step};
 use weft_core::plan::{Op, plan};
 use weft_core::sampling::Sampler;
 use weft_core::weights::RandomWeights;

@@ -60,7 +60,7 @@ impl Served {
             context: engine.context(),
             created: crate::answers::seconds_now(),
             device: engine.device().describe(),
-            parameters: model.config.parameters(),
+            parameters: weft_core::weights::parameters(&model.config),
             shelf: shelf.clone(),
             can_think: model.thinks(None),
             end: chat_end(model),

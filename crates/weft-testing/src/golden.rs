@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use half::bf16;
 use safetensors::{Dtype, SafeTensors};
 use weft_core::config::Config;
-use weft_core::device::Device;
+use weft_core::device::Inspect;
 use weft_core::weights::Safetensors;
 
 use super::{Work, log_softmax, run, span};
@@ -56,7 +56,7 @@ impl Golden {
     }
 
     /// The keys and the values that the device holds for the prompt.
-    pub fn stored(&self, device: &dyn Device, layer: u16) -> (Vec<f32>, Vec<f32>) {
+    pub fn stored(&self, device: &dyn Inspect, layer: u16) -> (Vec<f32>, Vec<f32>) {
         let work = self.work();
         let (mut k, mut v) = (Vec::new(), Vec::new());
         for slot in &work.store_at {
@@ -94,7 +94,7 @@ fn error(logits: &[f32], float32: &[f32], vocab: usize) -> (f64, f64) {
 }
 
 /// The yardstick: the error against float32 is no larger than that of transformers' own bf16.
-pub fn errs_no_more_than_transformers(golden: &Golden, device: &mut dyn Device) {
+pub fn errs_no_more_than_transformers(golden: &Golden, device: &mut dyn Inspect) {
     let logits = run(device, &weft_core::plan::plan(&golden.config), &[golden.work()]).concat();
     let float32 = golden.of_transformers("f32.logits");
     let vocab = golden.config.vocab;

@@ -13,7 +13,7 @@ pub mod stub;
 use std::ops::Range;
 
 use weft_core::config::Config;
-use weft_core::device::{Device, Lane, Limits, Outputs, Rows, Span, Step};
+use weft_core::device::{Inspect, Lane, Limits, Outputs, Rows, Span, Step};
 use weft_core::dtype::Dtype;
 use weft_core::kv::{PAGE_ROWS, PageId, Slot, pages_for};
 use weft_core::plan::{Op, plan};
@@ -108,7 +108,7 @@ pub fn span_from(first: PageId, first_row: usize, rows: usize, position: usize) 
 }
 
 /// Runs ops on lanes and gives the logits, a row for each output.
-pub fn run(device: &mut dyn Device, ops: &[Op], works: &[Work]) -> Vec<Vec<f32>> {
+pub fn run(device: &mut dyn Inspect, ops: &[Op], works: &[Work]) -> Vec<Vec<f32>> {
     let lanes: Vec<Lane<'_>> = works.iter().map(Work::lane).collect();
     let step = Step { lanes: &lanes };
     device.run(ops, &step).unwrap();
@@ -117,7 +117,7 @@ pub fn run(device: &mut dyn Device, ops: &[Op], works: &[Work]) -> Vec<Vec<f32>>
 
 /// Runs a whole prompt in blocks of the given sizes; the logits of all its tokens.
 pub fn run_in_blocks(
-    device: &mut dyn Device,
+    device: &mut dyn Inspect,
     config: &Config,
     prompt: &[u32],
     blocks: &[usize],
@@ -139,7 +139,7 @@ pub fn run_in_blocks(
 }
 
 /// Fills every KV row with NaN, so that a row that should not be read shows in the result.
-pub fn poison(device: &mut dyn Device, config: &Config) {
+pub fn poison(device: &mut dyn Inspect, config: &Config) {
     let pages: Vec<PageId> = (0..device.limits().pages as PageId).collect();
     let rows = Rows { pages: &pages, first_row: 0, len: pages.len() * PAGE_ROWS };
     let n = config.layers * rows.len * config.kv_width();
@@ -152,7 +152,7 @@ pub fn poison(device: &mut dyn Device, config: &Config) {
 
 /// Numbers in the rows of a span's first page that are before the span. They are finite, as the
 /// border promises, and so large that a device that takes them for rows of the span shows it.
-pub fn fill_before(device: &mut dyn Device, config: &Config, span: &Span) {
+pub fn fill_before(device: &mut dyn Inspect, config: &Config, span: &Span) {
     let (k, v) = (vec![100.0; config.kv_width()], vec![-5000.0; config.kv_width()]);
     let first = span.slot(0) - span.first_row as Slot;
     for layer in 0..config.layers as u16 {
@@ -162,14 +162,14 @@ pub fn fill_before(device: &mut dyn Device, config: &Config, span: &Span) {
 
 /// Numbers of ordinary size in every row of a span, the same for the same seed; and those of
 /// [`fill_before`].
-pub fn fill(device: &mut dyn Device, config: &Config, span: &Span, seed: u32) {
+pub fn fill(device: &mut dyn Inspect, config: &Config, span: &Span, seed: u32) {
     fill_before(device, config, span);
     fill_rows(device, config, span, 0..span.len, seed);
 }
 
 /// The former in some rows of a span.
 pub fn fill_rows(
-    device: &mut dyn Device,
+    device: &mut dyn Inspect,
     config: &Config,
     span: &Span,
     rows: Range<usize>,

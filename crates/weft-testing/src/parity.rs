@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use weft_core::config::Config;
-use weft_core::device::{Buffer, Device, Lane, Outputs, Span, Step};
+use weft_core::device::{Buffer, Inspect, Lane, Outputs, Span, Step};
 use weft_core::kv::{PAGE_ROWS, Slot};
 use weft_core::plan::{Op, plan};
 
@@ -44,8 +44,8 @@ fn assert_shares_close(ours: &[f32], reference: &[f32], noise: Noise) -> Result<
 /// Runs the plan on both, each op on the reference's own inputs, and compares what it wrote.
 pub fn compare(
     config: &Config,
-    ours: &mut dyn Device,
-    theirs: &mut dyn Device,
+    ours: &mut dyn Inspect,
+    theirs: &mut dyn Inspect,
     works: &[Work],
     noise: Noise,
 ) -> Result<(), TestCaseError> {
@@ -90,7 +90,7 @@ pub fn compare(
 
 /// Gives our device the reference's keys and values in all rows the lanes see, and in those before
 /// them in their pages.
-pub fn copy_rows(ours: &mut dyn Device, theirs: &dyn Device, works: &[Work], layer: u16) {
+pub fn copy_rows(ours: &mut dyn Inspect, theirs: &dyn Inspect, works: &[Work], layer: u16) {
     for span in works.iter().flat_map(|work| &work.spans) {
         let before = span.slot(0) - span.first_row as Slot..span.slot(0);
         for slot in before.chain((0..span.len).map(|row| span.slot(row))) {
@@ -105,7 +105,7 @@ pub type Layout = (Vec<(usize, usize)>, usize);
 
 /// Turns up to three layouts into work; old rows hold numbers of ordinary size, all else stays poisoned.
 /// Spans begin anywhere in their pages, and marks stand anywhere.
-pub fn works(config: &Config, theirs: &mut dyn Device, lanes: &[Layout], seed: u32) -> Vec<Work> {
+pub fn works(config: &Config, theirs: &mut dyn Inspect, lanes: &[Layout], seed: u32) -> Vec<Work> {
     let mut page = 0;
     let mut take = |rows: usize, position: usize| {
         let first_row = tokens(1, seed ^ page, 2 * PAGE_ROWS)[0] as usize;

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use weft_core::device::{Buffer, Device, DeviceError, Limits, Rows, Step};
+use weft_core::device::{Device, DeviceError, Limits, Rows, Step};
 use weft_core::dtype::Dtype;
 use weft_core::engine::Engine;
-use weft_core::kv::{PageId, Slot};
+use weft_core::kv::PageId;
 use weft_core::model::Model;
 use weft_core::plan::Op;
 
@@ -98,16 +98,4 @@ impl Device for Stub {
     fn write_kv(&mut self, _: &Rows<'_>, _: &[u8], _: &[u8]) {}
 
     fn copy_rows(&mut self, _: PageId, _: PageId, _: usize) {}
-
-    fn read(&self, _: Buffer) -> Vec<f32> {
-        Vec::new()
-    }
-
-    fn write(&mut self, _: Buffer, _: &[f32]) {}
-
-    fn kv_row(&self, _: u16, _: Slot) -> (Vec<f32>, Vec<f32>) {
-        (Vec::new(), Vec::new())
-    }
-
-    fn write_kv_row(&mut self, _: u16, _: Slot, _: &[f32], _: &[f32]) {}
 }

@@ -1,7 +1,7 @@
 //! Which device runs a model: chosen, tested, made.
 
 use weft_core::config::Config;
-use weft_core::device::{Device, Limits};
+use weft_core::device::{Inspect, Limits};
 use weft_core::dtype::Dtype;
 use weft_core::model::ModelError;
 use weft_core::reference;
@@ -134,7 +134,7 @@ impl Chosen {
         weights: &dyn Weights,
         limits: Limits,
         #[cfg_attr(not(feature = "cpu"), expect(unused_variables))] threads: Option<usize>,
-    ) -> Result<Box<dyn Device>, Error> {
+    ) -> Result<Box<dyn Inspect>, Error> {
         match self {
             #[cfg(feature = "cuda")]
             Self::Cuda(launches) => {

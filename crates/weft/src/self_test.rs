@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use weft_core::config::Config;
-use weft_core::device::{Buffer, Device, Lane, Limits, MAX_LANES, Outputs, Span, Step};
+use weft_core::device::{Buffer, Inspect, Lane, Limits, MAX_LANES, Outputs, Span, Step};
 use weft_core::plan::{Op, plan};
 use weft_core::reference;
 use weft_core::sampling::{Sampler, Sampling};
@@ -67,7 +67,7 @@ pub fn cuda(launches: weft_cuda::Launches) -> Result<Passed, String> {
 /// reference gives; a prompt must give the same bits whether it is run at once or token by token, and what
 /// the reference gives but for rounding; and where the device chooses tokens, the sampler's.
 fn run_on(
-    make: impl FnOnce(&Config, &RandomWeights, Limits) -> Result<Box<dyn Device>, String>,
+    make: impl FnOnce(&Config, &RandomWeights, Limits) -> Result<Box<dyn Inspect>, String>,
 ) -> Result<Passed, String> {
     let start = Instant::now();
     let tested = test(make);
@@ -78,7 +78,7 @@ fn run_on(
 }
 
 fn test(
-    make: impl FnOnce(&Config, &RandomWeights, Limits) -> Result<Box<dyn Device>, String>,
+    make: impl FnOnce(&Config, &RandomWeights, Limits) -> Result<Box<dyn Inspect>, String>,
 ) -> Result<String, String> {
     let config = Config::from_json(TEST_MODEL).map_err(|error| error.to_string())?;
     let weights = RandomWeights::new(&config, 1);
@@ -102,8 +102,8 @@ fn test(
 
 /// Runs the plan op by op on both devices, each op on what the reference has.
 fn compare_ops(
-    device: &mut dyn Device,
-    reference: &mut dyn Device,
+    device: &mut dyn Inspect,
+    reference: &mut dyn Inspect,
     config: &Config,
     range: Range<usize>,
 ) -> Result<(), String> {
@@ -141,7 +141,7 @@ fn compare_ops(
 }
 
 /// A device that chooses tokens chooses the sampler's.
-fn check_choice(device: &mut dyn Device, config: &Config) -> Result<(), String> {
+fn check_choice(device: &mut dyn Inspect, config: &Config) -> Result<(), String> {
     let drawn =
         Sampling { temperature: 0.8, top_k: 20, top_p: 0.9, seed: 1, ..Sampling::default() };
     for settings in [Sampling { temperature: 0.0, ..Sampling::default() }, drawn] {
@@ -208,7 +208,7 @@ impl Prompt {
 }
 
 /// Runs the prompt in blocks and gives the last token's logits.
-fn prefill(device: &mut dyn Device, config: &Config, block: usize) -> Result<Vec<f32>, String> {
+fn prefill(device: &mut dyn Inspect, config: &Config, block: usize) -> Result<Vec<f32>, String> {
     let (prompt, ops) = (Prompt::new(), plan(config));
     for start in (0..N_TOKENS).step_by(block) {
         let ran = prompt.step(start..(start + block).min(N_TOKENS), |step| device.run(&ops, step));

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use weft_core::device::{Device, Limits, MAX_LANES, Outputs, Step};
+use weft_core::device::{Inspect, Limits, MAX_LANES, Outputs, Step};
 use weft_core::engine::GenerateError;
 use weft_core::plan::plan;
 
@@ -55,7 +55,11 @@ pub(super) fn run(args: &ForcedArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn write_logits(device: &dyn Device, n_outputs: usize, to: &mut impl Write) -> std::io::Result<()> {
+fn write_logits(
+    device: &dyn Inspect,
+    n_outputs: usize,
+    to: &mut impl Write,
+) -> std::io::Result<()> {
     for output in 0..n_outputs {
         let bytes: Vec<u8> = device.logits(output).iter().flat_map(|l| l.to_le_bytes()).collect();
         to.write_all(&bytes)?;

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use weft_core::config::Config;
-use weft_core::device::{Device, DeviceError, Outputs, Step};
+use weft_core::device::{DeviceError, Inspect, Outputs, Step};
 use weft_core::engine::GenerateError;
 use weft_core::plan::{Op, Work, plan};
 use weft_core::sampling::{Sampler, Sampling};
@@ -25,7 +25,7 @@ const WARM_UP: usize = 2;
 /// A device with the lanes that are run on it.
 pub(crate) struct Bench<'a> {
     pub(crate) config: &'a Config,
-    pub(crate) device: &'a mut dyn Device,
+    pub(crate) device: &'a mut dyn Inspect,
     lanes: Lanes,
     pub(crate) ops: Vec<Op>,
     /// Rows of each lane that hold what its tokens give.
@@ -49,7 +49,7 @@ pub(crate) type Problems = Vec<String>;
 
 impl<'a> Bench<'a> {
     /// Lanes with room for these numbers of rows, all empty.
-    pub(crate) fn new(config: &'a Config, device: &'a mut dyn Device, rows: &[usize]) -> Self {
+    pub(crate) fn new(config: &'a Config, device: &'a mut dyn Inspect, rows: &[usize]) -> Self {
         Self {
             config,
             device,
@@ -210,7 +210,7 @@ impl<'a> Bench<'a> {
 
     /// The work of such a step.
     pub(crate) fn token_work(&self, batch: usize, position: usize) -> Work {
-        self.lanes.step(0..batch, position..position + 1, Outputs::Last, Work::of)
+        self.lanes.step(0..batch, position..position + 1, Outputs::Last, |step| step.work())
     }
 
     /// The logits of the last step.
@@ -245,7 +245,7 @@ impl<'a> Bench<'a> {
         let end = depth + n_tokens;
         let works = self.blocks(&(depth..end)).into_iter().map(|block| {
             let outputs = if block.end == end { Outputs::Last } else { Outputs::None };
-            self.lanes.step(0..1, block, outputs, Work::of)
+            self.lanes.step(0..1, block, outputs, |step| step.work())
         });
         let (bytes, flops) = self.total(works);
         let name = at_depth(&format!("pp{n_tokens}"), depth);
@@ -276,7 +276,7 @@ pub(crate) fn at_depth(test: &str, depth: usize) -> String {
 }
 
 /// The time that ops take on a step, µs.
-fn timed(device: &mut dyn Device, ops: &[Op], step: &Step<'_>) -> Result<f64, CliError> {
+fn timed(device: &mut dyn Inspect, ops: &[Op], step: &Step<'_>) -> Result<f64, CliError> {
     let failed = |error: DeviceError| CliError::from(GenerateError::from(error));
     let start = Instant::now();
     device.run(ops, step).map_err(failed)?;

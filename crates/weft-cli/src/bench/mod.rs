@@ -156,7 +156,7 @@ fn measured(
     }
     problems.extend(check::problems(&rows));
 
-    let parameters = subject.config.parameters();
+    let parameters = weft_core::weights::parameters(&subject.config);
     let report = Report {
         format: FORMAT,
         weft_version: env!("CARGO_PKG_VERSION").to_owned(),

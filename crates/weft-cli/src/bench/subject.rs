@@ -10,7 +10,7 @@ use std::time::Instant;
 use weft::device::Chosen;
 use weft::memory::available_memory;
 use weft_core::config::Config;
-use weft_core::device::{Device, Limits};
+use weft_core::device::{Inspect, Limits};
 use weft_core::engine::{Engine, Tiers};
 use weft_core::hub::{self, HubEnv, ModelRef};
 use weft_core::kv::PAGE_ROWS;
@@ -107,7 +107,7 @@ impl Subject {
         let start = Instant::now();
         terminal::note(args.quiet, &format!("{} ({}): making the device", self.name, self.source));
         let (config, weights) = (&self.config, &*self.weights);
-        let (threads, device): (usize, Box<dyn Device>) = match (launches, args.kernels) {
+        let (threads, device): (usize, Box<dyn Inspect>) = match (launches, args.kernels) {
             (Some(launches), _) => (1, Chosen::Cuda(launches).make(config, weights, limits, None)?),
             (None, Kernels::Reference) => {
                 (1, reference::open(config, weights, limits).map_err(ModelError::from)?)
@@ -164,7 +164,7 @@ impl Subject {
         } else {
             let dtype = self.config.dtype;
             let rows = (limits.pages * PAGE_ROWS) as u64;
-            let weights = self.config.parameters() * dtype.bytes() as u64;
+            let weights = weft_core::weights::parameters(&self.config) * dtype.bytes() as u64;
             (weights, rows * self.config.kv_bytes_per_token(dtype), available_memory())
         };
         let need = weights + kv + ((args.bandwidth_mib as u64) << 20);
@@ -185,7 +185,7 @@ impl Subject {
 
 /// A model on its device.
 pub(crate) struct OnDevice {
-    pub(crate) device: Box<dyn Device>,
+    pub(crate) device: Box<dyn Inspect>,
     /// Threads that the device works with.
     pub(crate) threads: usize,
 }

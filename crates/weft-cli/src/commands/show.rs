@@ -35,7 +35,7 @@ fn rows(model: &Model, plan: &MemoryPlan, budget: &Budget) -> Vec<(&'static str,
     let mut rows = vec![
         ("model", model.name.clone()),
         ("family", config.family.to_string()),
-        ("parameters", size::count(config.parameters())),
+        ("parameters", size::count(weft_core::weights::parameters(config))),
         ("layers", config.layers.to_string()),
         ("hidden", config.hidden.to_string()),
         (
@@ -81,7 +81,7 @@ fn facts(model: &Model, plan: &MemoryPlan, budget: &Budget) -> Value {
     json!({
         "name": model.name,
         "family": config.family.to_string(),
-        "parameters": config.parameters(),
+        "parameters": weft_core::weights::parameters(config),
         "layers": config.layers,
         "hidden": config.hidden,
         "heads": config.heads,

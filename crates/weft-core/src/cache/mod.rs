@@ -19,13 +19,13 @@ use crate::chunk::{Chunk, ChunkId, Tier};
 use crate::config::Config;
 use crate::device::Device;
 use crate::dtype::Dtype;
-use crate::engine::LaneId;
 use crate::kv::{OutOfPages, PageId, PagePool, pages_for};
 use crate::store::{KvKey, Store};
 
+pub use self::node::LaneId;
 use self::node::Worth;
 pub(crate) use self::node::{Node, NodeId};
-pub(crate) use self::prefix::{Prefix, rows_key};
+pub(crate) use self::prefix::Prefix;
 pub use self::stats::{CacheStats, TierStats};
 pub(crate) use self::tiers::Gone;
 
@@ -366,7 +366,7 @@ impl Cache {
 
     /// The key under which a node's rows are filed.
     fn key_of(node: &Node) -> KvKey {
-        rows_key(&node.parent, &node.tokens)
+        KvKey::of_rows(&node.parent, &node.tokens)
     }
 
     /// Sets whether the rows of a chunk must stay where they are. Refused where pages that were

@@ -6,9 +6,12 @@ use std::time::Duration;
 
 use crate::chunk::{ChunkId, Tier};
 use crate::device::Rows as DeviceRows;
-use crate::engine::LaneId;
 use crate::kv::{PageId, pages_for};
 use crate::store::{KvKey, Rows};
+
+/// A running request. Never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LaneId(pub(crate) u64);
 
 /// A node's name while the engine lives. Never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -44,16 +44,6 @@ impl Prefix {
     }
 }
 
-/// The key of the rows of `tokens` after a context.
-pub(crate) fn rows_key(parent: &KvKey, tokens: &[u32]) -> KvKey {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(b"weft kv key 1\0").update(parent.as_bytes());
-    for token in tokens {
-        hasher.update(&token.to_le_bytes());
-    }
-    KvKey::from_bytes(*hasher.finalize().as_bytes())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

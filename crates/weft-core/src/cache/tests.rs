@@ -10,7 +10,7 @@ use proptest::test_runner::{Config as Cases, TestRunner};
 use super::*;
 use crate::chunk::Tier;
 use crate::config::Config;
-use crate::device::Limits;
+use crate::device::{Inspect, Limits};
 use crate::kv::{PAGE_ROWS, Slot};
 use crate::reference;
 use crate::store::Store;
@@ -19,7 +19,7 @@ use crate::weights::RandomWeights;
 const PAGES: usize = 12;
 
 /// A device that is only used for its pages.
-fn device() -> Box<dyn Device> {
+fn device() -> Box<dyn Inspect> {
     let json = r#"{"model_type": "llama", "hidden_size": 4, "num_hidden_layers": 2,
         "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 4,
         "intermediate_size": 4, "vocab_size": 8, "max_position_embeddings": 64,
@@ -43,7 +43,7 @@ struct Known {
 
 struct World {
     cache: Cache,
-    device: Box<dyn Device>,
+    device: Box<dyn Inspect>,
     known: BTreeMap<NodeId, Known>,
     /// Pages that a lane has taken for itself.
     taken: Vec<PageId>,
@@ -266,7 +266,7 @@ fn a_match_is_whole_or_worth_a_page() {
     assert_eq!(longest(&of(40, 20)), Some(40));
     assert_eq!(longest(&of(31, 20)), None);
     assert_eq!(longest(&of(0, 20)), None);
-    assert_eq!(world.cache.longest(&rows_key(&parent, &[1]), &of(100, 0)), None);
+    assert_eq!(world.cache.longest(&KvKey::of_rows(&parent, &[1]), &of(100, 0)), None);
     let (tokens, chunk) = (of(50, 9), None);
     let new = NewNode { parent, home: 0, tokens, lead: 0, chunk, is_public: true };
     world.cache.promise(1, &[]).unwrap();
@@ -340,7 +340,7 @@ fn only_files_of_this_model_that_hold_what_they_are_named_for_are_found() {
     let mut store = Store::open(folder.path(), 100_000).unwrap();
     let (key, entry) = store.entries().map(|(key, entry)| (*key, entry.clone())).next().unwrap();
     let rows = store.get(&key, &entry.header).unwrap();
-    store.put(&rows_key(&key, &[1]), &entry.header, &rows);
+    store.put(&KvKey::of_rows(&key, &[1]), &entry.header, &rows);
     assert_eq!(store.entries().count(), 3);
     assert_eq!(found("model"), 2);
 }

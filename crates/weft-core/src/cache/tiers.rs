@@ -9,10 +9,10 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use super::node::{InRam, received};
-use super::{Begin, Cache, CacheStats, Node, NodeId, TierStats, Worth, rows_key};
+use super::{Begin, Cache, CacheStats, Node, NodeId, TierStats, Worth};
 use crate::chunk::Tier;
 use crate::device::{Device, MAX_LANES};
-use crate::store::{Header, Put, Rows, Store, StoreStats};
+use crate::store::{Header, KvKey, Put, Rows, Store, StoreStats};
 
 /// Rows that were to be brought turned out not to be there: they have to be computed.
 #[derive(Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ impl Cache {
             .filter(|(key, entry)| {
                 let header = &entry.header;
                 header.fingerprint == self.fingerprint
-                    && rows_key(&header.parent, &header.tokens) == **key
+                    && KvKey::of_rows(&header.parent, &header.tokens) == **key
             })
             .map(|(_, entry)| entry.header.clone())
             .collect();
@@ -241,7 +241,7 @@ impl Cache {
     }
 
     /// The key and header that a node's file has.
-    fn filed(&self, id: NodeId) -> (crate::store::KvKey, Header) {
+    fn filed(&self, id: NodeId) -> (KvKey, Header) {
         let node = self.node(id);
         let header = Header {
             fingerprint: self.fingerprint.clone(),

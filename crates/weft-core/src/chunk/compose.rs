@@ -10,9 +10,10 @@ use crate::prompt::{Content, Conversation, Message, PromptError, Segment, Templa
 use crate::tokenizer::Tokenizer;
 
 /// A text of the conversation, in the order in which the template writes them.
-struct Item {
+struct Text<'c> {
     kind: Kind,
-    chunk: Option<ChunkId>,
+    /// The chunk that it is, if it is one; its tokens need not be encoded again.
+    chunk: Option<&'c Chunk>,
     text: String,
 }
 
@@ -31,35 +32,35 @@ pub fn compose_prompt(
     if prompt.systems.len() > 1 {
         return Err(ChunkError::TwoSystems { count: prompt.systems.len() });
     }
-    let mut items = Vec::new();
+    let mut texts = Vec::new();
     for id in &prompt.systems {
-        items.push(item(library, id, |kind| kind == Kind::System, "system chunk")?);
+        texts.push(text_of(library, id, |kind| kind == Kind::System, "system chunk")?);
     }
     for id in &prompt.contexts {
-        items.push(item(library, id, |kind| kind.level() == 1, "context or output chunk")?);
+        texts.push(text_of(library, id, |kind| kind.level() == 1, "context or output chunk")?);
     }
-    items.push(Item { kind: Kind::Query, chunk: None, text: query.clone() });
-    let (systems, rest) = items.split_at(prompt.systems.len());
-    let systems = systems.iter().map(|item| Message::system(&item.text));
-    let user = Message::user_pieces(rest.iter().map(|item| item.text.clone()).collect());
+    texts.push(Text { kind: Kind::Query, chunk: None, text: query.clone() });
+    let (systems, rest) = texts.split_at(prompt.systems.len());
+    let systems = systems.iter().map(|text| Message::system(&text.text));
+    let user = Message::user_pieces(rest.iter().map(|text| text.text.clone()).collect());
     let conversation = Conversation::new(systems.chain([user]).collect(), prompt.thinking);
-    let mut composition = cut(template, tokenizer, &conversation, &items)?;
+    let mut composition = cut(template, tokenizer, &conversation, &texts)?;
     composition.repair = prompt.repair;
     set_reuse(&mut composition, prompt.reuse);
     Ok(composition)
 }
 
-fn item(
-    library: &Library,
+fn text_of<'c>(
+    library: &'c Library,
     id: &ChunkId,
     may_stand: impl Fn(Kind) -> bool,
     wanted: &'static str,
-) -> Result<Item, ChunkError> {
+) -> Result<Text<'c>, ChunkError> {
     let chunk = library.get(id)?;
     if !may_stand(chunk.kind) {
         return Err(ChunkError::WrongKind { id: *id, kind: chunk.kind, wanted });
     }
-    Ok(Item { kind: chunk.kind, chunk: Some(*id), text: chunk.in_prompt() })
+    Ok(Text { kind: chunk.kind, chunk: Some(chunk), text: chunk.in_prompt() })
 }
 
 /// Contexts and outputs are used again this way.
@@ -69,32 +70,32 @@ pub(super) fn set_reuse(composition: &mut Composition, reuse: Reuse) {
     }
 }
 
-/// Renders a conversation; each turn is a piece, and each document of a turn. Texts that are one of
-/// `chunks` as it stands in a prompt are told of as that chunk.
-pub fn compose_conversation(
+/// Renders a conversation; each turn is a piece, and each document of a turn. A text that is one of
+/// `chunks` as it stands in a prompt is reported as that chunk.
+pub fn compose_conversation<'c>(
     template: &Template,
     tokenizer: &Tokenizer,
     conversation: &Conversation,
-    chunks: &[Chunk],
+    chunks: impl Iterator<Item = &'c Chunk> + Clone,
 ) -> Result<Composition, PromptError> {
-    let mut items: Vec<Item> = conversation.messages.iter().flat_map(items_of).collect();
-    for item in &mut items {
+    let mut texts: Vec<Text<'_>> = conversation.messages.iter().flat_map(texts_of).collect();
+    for text in &mut texts {
         let is_it = |chunk: &&Chunk| {
-            chunk.kind.level() == item.kind.level() && chunk.in_prompt() == item.text
+            chunk.kind.level() == text.kind.level() && chunk.in_prompt() == text.text
         };
-        if let Some(chunk) = chunks.iter().find(is_it) {
-            (item.kind, item.chunk) = (chunk.kind, Some(chunk.id));
+        if let Some(chunk) = chunks.clone().find(is_it) {
+            (text.kind, text.chunk) = (chunk.kind, Some(chunk));
         }
     }
-    if let Some(last) = items.last_mut() {
+    if let Some(last) = texts.last_mut() {
         last.kind = Kind::Query;
     }
-    let mut composition = cut(template, tokenizer, conversation, &items)?;
+    let mut composition = cut(template, tokenizer, conversation, &texts)?;
     composition.join_oldest();
     Ok(composition)
 }
 
-fn items_of(message: &Message) -> Vec<Item> {
+fn texts_of<'c>(message: &Message) -> Vec<Text<'c>> {
     let kind = match &*message.role {
         "system" | "developer" => Kind::System,
         "assistant" => Kind::Output,
@@ -105,7 +106,7 @@ fn items_of(message: &Message) -> Vec<Item> {
         Some(content) => vec![content.text()],
         None => Vec::new(),
     };
-    texts.into_iter().map(|text| Item { kind, chunk: None, text }).collect()
+    texts.into_iter().map(|text| Text { kind, chunk: None, text }).collect()
 }
 
 /// Renders, encodes and cuts. A text that the template changed beyond recognition is not cut off: it
@@ -114,17 +115,21 @@ fn cut(
     template: &Template,
     tokenizer: &Tokenizer,
     conversation: &Conversation,
-    items: &[Item],
+    texts: &[Text<'_>],
 ) -> Result<Composition, PromptError> {
     let rendered = template.render(conversation)?;
-    let encoded = rendered.encode(tokenizer)?;
-    let mut items = items.iter();
+    let known = |content: &str| {
+        let is_it = |text: &&Text<'_>| text.chunk.is_some() && text.text == content;
+        texts.iter().find(is_it).and_then(|text| text.chunk).map(|chunk| &chunk.tokens[..])
+    };
+    let encoded = rendered.encode(tokenizer, known)?;
+    let mut texts = texts.iter();
     let mut pieces: Vec<Piece> = Vec::new();
     let mut leading = Vec::new();
     for (segment, tokens) in rendered.segments().iter().zip(encoded) {
-        match next_item(&mut items, segment) {
-            Some(item) => {
-                begin_piece(&mut pieces, item, std::mem::take(&mut leading), tokens);
+        match next_text(&mut texts, segment) {
+            Some(text) => {
+                begin_piece(&mut pieces, text, std::mem::take(&mut leading), tokens);
             }
             None => match pieces.last_mut() {
                 Some(piece) => piece.tokens.extend(tokens),
@@ -139,19 +144,22 @@ fn cut(
     Ok(Composition { pieces, repair: Repair::None })
 }
 
-/// The item that a segment is the text of, if it is one's; those before it were left out.
-fn next_item<'i>(items: &mut std::slice::Iter<'i, Item>, segment: &Segment) -> Option<&'i Item> {
-    let Segment::Content(text) = segment else { return None };
-    let found = items.as_slice().iter().position(|item| item.text.trim() == text.trim())?;
-    items.nth(found)
+/// The text that a segment shows, if it shows one; those before it were left out.
+fn next_text<'t, 'c>(
+    texts: &mut std::slice::Iter<'t, Text<'c>>,
+    segment: &Segment,
+) -> Option<&'t Text<'c>> {
+    let Segment::Content(content) = segment else { return None };
+    let found = texts.as_slice().iter().position(|text| text.text.trim() == content.trim())?;
+    texts.nth(found)
 }
 
-fn begin_piece(pieces: &mut Vec<Piece>, item: &Item, mut leading: Vec<u32>, tokens: Vec<u32>) {
-    if !leading.is_empty() && item.kind.level() == 1 {
+fn begin_piece(pieces: &mut Vec<Piece>, text: &Text<'_>, mut leading: Vec<u32>, tokens: Vec<u32>) {
+    if !leading.is_empty() && text.kind.level() == 1 {
         pieces.push(Piece::exact(Kind::System, std::mem::take(&mut leading)));
     }
     leading.extend(tokens);
-    let Item { kind, chunk, .. } = *item;
+    let (kind, chunk) = (text.kind, text.chunk.map(|chunk| chunk.id));
     pieces.push(Piece { kind, chunk, tokens: leading, reuse: Reuse::Exact });
 }
 
@@ -213,6 +221,26 @@ mod tests {
             }
             let last = composition.pieces.last().unwrap();
             assert_eq!((last.kind, last.reuse, last.chunk), (Kind::Query, Reuse::Exact, None));
+        }
+    }
+
+    #[test]
+    fn a_chunk_is_not_encoded_again() {
+        let mut desk = Desk::new();
+        let id = desk.add(Kind::Context, "a long text");
+        let chunk = Chunk { tokens: vec![7, 8, 9], ..desk.library.get(&id).unwrap().clone() };
+        desk.library.restore(chunk.clone());
+        let prompt = Prompt::new().context(&id).query("why?");
+        let composed = desk.compose(&prompt).unwrap();
+        let said = Message::user_pieces(vec![chunk.in_prompt(), "why?".to_owned()]);
+        let conversation = Conversation::new(vec![said], None);
+        let (template, tokenizer) = (&desk.template, &desk.tokenizer);
+        let chatted =
+            compose_conversation(template, tokenizer, &conversation, [&chunk].into_iter()).unwrap();
+        for composition in [composed, chatted] {
+            let mut pieces = composition.pieces.iter();
+            let piece = pieces.find(|piece| piece.chunk == Some(id)).unwrap();
+            assert_eq!(piece.tokens, chunk.tokens);
         }
     }
 

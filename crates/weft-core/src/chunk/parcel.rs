@@ -13,7 +13,6 @@ use serde::{Deserialize, Serialize};
 
 use super::card::Card;
 use super::{Chunk, ChunkError, Kind};
-use crate::cache::rows_key;
 use crate::store::platform::create_private_file;
 use crate::store::temp::TempFile;
 use crate::store::{KvKey, Reason, Store, StoreError};
@@ -251,7 +250,7 @@ fn store_rows(store: &mut Store, path: &Path, fingerprint: &str) -> Result<(), S
         StoreError::NotStored { outcome, .. } => format!("rows are not stored: {outcome}"),
         error => error.to_string(),
     })?;
-    if rows_key(&header.parent, &header.tokens) != key {
+    if KvKey::of_rows(&header.parent, &header.tokens) != key {
         store.remove(&key);
         return Err(format!("rows that call themselves {key} are others"));
     }
@@ -316,7 +315,7 @@ mod tests {
             tokens: TOKENS.to_vec(),
             prefill_us: 1,
         };
-        let key = key.unwrap_or_else(|| rows_key(&header.parent, &header.tokens));
+        let key = key.unwrap_or_else(|| KvKey::of_rows(&header.parent, &header.tokens));
         let n = header.tensor_bytes().unwrap();
         let mut from = store(outer, "from");
         assert_eq!(from.put(&key, &header, &Rows { k: vec![1; n], v: vec![2; n] }), Put::Stored);

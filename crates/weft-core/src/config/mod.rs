@@ -99,11 +99,6 @@ impl Config {
         self.heads / self.kv_heads
     }
 
-    /// Number of weights, the tied head counted once.
-    pub fn parameters(&self) -> u64 {
-        crate::weights::tensors(self).iter().map(|tensor| tensor.elements() as u64).sum()
-    }
-
     /// Bytes of keys and values that one token leaves behind in all layers.
     pub fn kv_bytes_per_token(&self, dtype: Dtype) -> u64 {
         (2 * self.layers * self.kv_width() * dtype.bytes()) as u64

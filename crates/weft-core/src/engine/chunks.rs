@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::parts::Policy;
+use super::held::Policy;
 use super::placement::Placement;
 use super::{CacheStats, Cancel, Engine, GenerateError, LaneId, Request, RequestError};
 use crate::chunk::{
@@ -133,7 +133,7 @@ impl Engine {
 
     /// A conversation, each turn a piece by itself.
     pub fn compose_chat(&self, conversation: &Conversation) -> Result<Composition, ChunkError> {
-        Ok(compose_conversation(self.template()?, &self.tokenizer, conversation, &[])?)
+        Ok(compose_conversation(self.template()?, &self.tokenizer, conversation, [].iter())?)
     }
 
     /// A request for an answer to a prompt of chunks.
@@ -151,11 +151,11 @@ impl Engine {
             start = range.end;
             let mut cached_tokens = 0;
             let mut source = None;
-            for place in &placement.places {
-                let end = place.range.end.min(range.end);
-                let common = end.saturating_sub(place.range.start.max(range.start));
+            for planned in &placement.nodes {
+                let end = planned.range.end.min(range.end);
+                let common = end.saturating_sub(planned.range.start.max(range.start));
                 let kept =
-                    place.found.map(|id| self.cache.node(id)).filter(|node| node.is_filled());
+                    planned.found.map(|id| self.cache.node(id)).filter(|node| node.is_filled());
                 if let Some(node) = kept.filter(|_| common > 0) {
                     cached_tokens += common;
                     source = source.max(node.tier());

@@ -6,16 +6,12 @@
 
 mod batch;
 mod chunks;
-mod filling;
 mod generation;
-mod paging;
-mod parts;
+mod held;
 mod placement;
 mod repair;
-mod reporting;
 mod request;
 mod sequence;
-mod settling;
 mod speaker;
 mod stats;
 #[cfg(test)]
@@ -41,15 +37,11 @@ pub use self::request::{Cancel, Request, RequestError};
 pub use self::stats::{FinishReason, Finished, Stats};
 
 pub use self::verify::Verification;
-pub use crate::cache::{CacheStats, TierStats, Tiers};
+pub use crate::cache::{CacheStats, LaneId, TierStats, Tiers};
 
-use self::parts::Policy;
+use self::held::Policy;
 use self::sequence::Sequence;
 use self::speaker::Speaker;
-
-/// A running request. Never reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LaneId(pub(crate) u64);
 
 /// What happened to a lane in a step.
 #[derive(Debug)]
@@ -219,7 +211,7 @@ impl Engine {
         let room = if policy.answers { self.context() - tokens.len() } else { 0 };
         let speaker = Speaker::new(sampling, sampler, room);
         let id = LaneId(self.next_id);
-        let holding = parts::take(&mut self.cache, &mut *self.device, id, &prompt, policy, answer)?;
+        let holding = held::take(&mut self.cache, &mut *self.device, id, &prompt, policy, answer)?;
         self.next_id += 1;
         if policy.keeps || policy.answers {
             self.count_uses(&prompt);
@@ -254,7 +246,7 @@ impl Engine {
     pub fn check_room(&self, request: &Request) -> Result<(), RequestError> {
         let answer = self.check(request)?;
         self.check_lane()?;
-        Ok(parts::check_room(&self.cache, &request.prompt, request.policy(), answer)?)
+        Ok(held::check_room(&self.cache, &request.prompt, request.policy(), answer)?)
     }
 
     /// Generates an answer; the iterator gives its tokens as they come.
@@ -320,6 +312,20 @@ impl Engine {
         let (mine, others) = self.step()?.into_iter().partition(|event| is_mine(event.lane()));
         self.untold = others;
         Ok(mine)
+    }
+
+    /// Has lanes wait whose pages are not settled. Where no other can go on, the first is waited for.
+    pub(in crate::engine) fn await_copies(&mut self) {
+        let Self { lanes, device, cache, .. } = self;
+        lanes.iter_mut().for_each(|lane| lane.check_settled(&**device));
+        // A lane may also wait for one that waits.
+        if lanes.iter_mut().any(|lane| lane.pending(cache) > 0) {
+            return;
+        }
+        let waits = |lane: &&mut Sequence| !lane.paused && lane.settling.is_some();
+        if let Some(lane) = lanes.iter_mut().find(waits) {
+            lane.settle(&mut **device);
+        }
     }
 
     fn choose_repairs(&mut self) -> Result<(), DeviceError> {

@@ -15,9 +15,9 @@ use crate::chunk::{ChunkId, Composition, Kind, Piece, Reuse, Tier};
 use crate::kv::{PAGE_ROWS, pages_for};
 use crate::store::KvKey;
 
-/// A stretch of the prompt whose rows lie together.
+/// Tokens of the prompt whose rows are one node of the cache: one that was found, or a new one.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct PlannedNode {
     /// Its positions in the prompt.
     pub(super) range: Range<usize>,
     /// The piece it belongs to; the first one, if a node spans several.
@@ -25,7 +25,7 @@ pub(super) struct Place {
     /// What its rows attended to, and how many rows that is.
     pub(super) parent: KvKey,
     pub(super) home: usize,
-    /// How many places at the beginning of the prompt it sees while it is computed.
+    /// How many nodes at the beginning of the prompt it sees while it is computed.
     pub(super) sees: usize,
     /// Rows of its first page that belong to what it sees.
     pub(super) lead: usize,
@@ -33,7 +33,7 @@ pub(super) struct Place {
     pub(super) found: Option<NodeId>,
 }
 
-impl Place {
+impl PlannedNode {
     /// Whether it stands elsewhere than it was computed.
     pub(super) fn is_moved(&self) -> bool {
         self.range.start != self.home
@@ -43,7 +43,7 @@ impl Place {
 /// A whole prompt.
 #[derive(Debug)]
 pub(super) struct Placement {
-    pub(super) places: Vec<Place>,
+    pub(super) nodes: Vec<PlannedNode>,
     /// What the answer attends to.
     pub(super) end: KvKey,
     /// Rows of the answer's first page that belong to the prompt.
@@ -59,10 +59,10 @@ impl Placement {
             limit,
             tokens: composition.tokens(),
             has_anchored: pieces_are_anchored(composition),
-            anchor: Anchor { key: root.key(), len: 0, places: 0, run_start: 0 },
+            anchor: Anchor { key: root.key(), len: 0, nodes: 0, run_start: 0 },
             root: root.key(),
             prefix: root,
-            places: Vec::new(),
+            nodes: Vec::new(),
             at: 0,
             run_start: 0,
         };
@@ -74,18 +74,18 @@ impl Placement {
             } else {
                 planner.place_exact(&pieces[..n]);
             }
-            if piece.kind == Kind::System && planner.anchor.places == 0 {
+            if piece.kind == Kind::System && planner.anchor.nodes == 0 {
                 planner.set_anchor();
             }
             pieces = &pieces[n.max(1)..];
         }
         let answer_lead = planner.lead();
-        Self { end: planner.prefix.key(), places: planner.places, answer_lead }
+        Self { end: planner.prefix.key(), nodes: planner.nodes, answer_lead }
     }
 
     /// Nodes that were found.
     pub(super) fn found(&self) -> Vec<NodeId> {
-        self.places.iter().filter_map(|place| place.found).collect()
+        self.nodes.iter().filter_map(|planned| planned.found).collect()
     }
 
     /// Pages that have to be taken for the prompt's rows, and for `answer` rows after them.
@@ -97,9 +97,9 @@ impl Placement {
         let taken = |lead: usize, rows: usize, is_open: bool| {
             pages_for(lead + rows) - usize::from(is_open && lead > 0)
         };
-        for place in &self.places {
-            let (rows, is_new) = match place.found.map(|id| (id, cache.node(id))) {
-                None => (place.range.len(), true),
+        for planned in &self.nodes {
+            let (rows, is_new) = match planned.found.map(|id| (id, cache.node(id))) {
+                None => (planned.range.len(), true),
                 Some((id, node)) => {
                     let is_below = node.tier() != Some(Tier::Device) && !brought.contains(&id);
                     brought.extend(is_below.then_some(id));
@@ -107,9 +107,9 @@ impl Placement {
                 }
             };
             if is_new {
-                pages += taken(place.lead, rows, is_open && !place.is_moved());
+                pages += taken(planned.lead, rows, is_open && !planned.is_moved());
             }
-            is_open = is_new && rows == place.range.len();
+            is_open = is_new && rows == planned.range.len();
         }
         (pages, taken(self.answer_lead, answer, is_open))
     }
@@ -123,7 +123,7 @@ fn pieces_are_anchored(composition: &Composition) -> bool {
 struct Anchor {
     key: KvKey,
     len: usize,
-    places: usize,
+    nodes: usize,
     run_start: usize,
 }
 
@@ -136,7 +136,7 @@ struct Planner<'c> {
     root: KvKey,
     anchor: Anchor,
     prefix: Prefix,
-    places: Vec<Place>,
+    nodes: Vec<PlannedNode>,
     at: usize,
     /// Where the run of rows at home begins that goes on here.
     run_start: usize,
@@ -189,8 +189,8 @@ impl Planner<'_> {
     }
 
     fn set_anchor(&mut self) {
-        let (len, places, run_start) = (self.at, self.places.len(), self.run_start);
-        self.anchor = Anchor { key: self.prefix.key(), len, places, run_start };
+        let (len, nodes, run_start) = (self.at, self.nodes.len(), self.run_start);
+        self.anchor = Anchor { key: self.prefix.key(), len, nodes, run_start };
     }
 
     /// Exact pieces that follow one another: nodes may span them, new ones are cut between them.
@@ -206,12 +206,12 @@ impl Planner<'_> {
                 let (range, lead) = (self.at..self.at + len, self.lead());
                 self.prefix.add(&self.tokens[range.clone()]);
                 self.at = range.end;
-                self.places.push(Place {
+                self.nodes.push(PlannedNode {
                     home: range.start,
                     range,
                     chunk: piece.chunk,
                     parent,
-                    sees: self.places.len(),
+                    sees: self.nodes.len(),
                     lead,
                     found: found.map(|(id, _)| id),
                 });
@@ -219,15 +219,15 @@ impl Planner<'_> {
         }
     }
 
-    /// A piece that stands elsewhere than it is computed. An empty one has no place.
+    /// A piece that stands elsewhere than it is computed. An empty one has no node.
     fn place_moved(&mut self, piece: &Piece, composition: &Composition) {
         if piece.tokens.is_empty() {
             return;
         }
-        let Anchor { key, len, places, run_start } = &self.anchor;
+        let Anchor { key, len, nodes, run_start } = &self.anchor;
         let (parent, sees, lead) = match piece.reuse {
             Reuse::Isolated => (self.root, 0, 0),
-            _ => (*key, *places, (len - run_start) % PAGE_ROWS),
+            _ => (*key, *nodes, (len - run_start) % PAGE_ROWS),
         };
         let whole = |(id, len): (NodeId, usize)| (len == piece.tokens.len()).then_some(id);
         let range = self.at..self.at + piece.tokens.len();
@@ -235,7 +235,7 @@ impl Planner<'_> {
         self.prefix.add_moved(&parent, composition.repair, &piece.tokens);
         self.at = range.end;
         self.run_start = self.at;
-        self.places.push(Place {
+        self.nodes.push(PlannedNode {
             range,
             chunk: piece.chunk,
             parent,

@@ -1,13 +1,13 @@
-//! Repairing moved parts: some of their rows are computed again, seeing all that stands before them.
+//! Repairing moved nodes: some of their rows are computed again, seeing all that stands before them.
 //!
 //! Repaired rows go into copies of the pages they lie in, rotated for their home like the rows beside
-//! them, so that the part stays one span and nothing that others read is changed. `link` takes the
-//! first rows of each moved part; `blend` computes two layers' worth of every row, and takes those
+//! them, so that the node stays one span and nothing that others read is changed. `link` takes the
+//! first rows of each moved node; `blend` computes two layers' worth of every row, and takes those
 //! whose keys and values changed most.
 
 use std::time::Duration;
 
-use super::parts::Part;
+use super::held::HeldNode;
 use super::sequence::Sequence;
 use crate::cache::{Cache, RowShape};
 use crate::chunk::Repair;
@@ -18,24 +18,24 @@ use crate::plan::Op;
 /// What a lane repairs, and how far it is.
 pub(super) struct Repairs {
     repair: Repair,
-    /// Where each run of moved parts ends, the next one last. A run is repaired before the part after it
+    /// Where each run of moved nodes ends, the next one last. A run is repaired before the node after it
     /// is computed, which attends to it: what comes later in a prompt changes nothing before it.
     ends: Vec<usize>,
-    /// Part and row of each token of a run to compute again, in the order of their positions.
+    /// Node and row of each token of a run to compute again, in the order of their positions.
     rows: Vec<(usize, usize)>,
     is_chosen: bool,
     done: usize,
 }
 
 impl Repairs {
-    pub(super) fn new(parts: &[Part], repair: Repair) -> Self {
-        let is_moved = |index: usize| parts.get(index).is_some_and(Part::is_moved);
+    pub(super) fn new(nodes: &[HeldNode], repair: Repair) -> Self {
+        let is_moved = |index: usize| nodes.get(index).is_some_and(HeldNode::is_moved);
         let is_end = |end: &usize| is_moved(end - 1) && !is_moved(*end) && repair != Repair::None;
-        let ends = (1..=parts.len()).rev().filter(is_end).collect();
+        let ends = (1..=nodes.len()).rev().filter(is_end).collect();
         Self { repair, ends, rows: Vec::new(), is_chosen: false, done: 0 }
     }
 
-    /// Whether part `at` has to wait until repairs are done.
+    /// Whether node `at` has to wait until repairs are done.
     pub(super) fn is_due(&self, at: usize) -> bool {
         self.ends.last() == Some(&at)
     }
@@ -55,10 +55,10 @@ impl Repairs {
     }
 
     /// The next `n` rows were computed.
-    pub(super) fn advance(&mut self, n: usize, parts: &mut [Part], time: Duration) {
-        for (part, _) in &self.rows[self.done..self.done + n] {
-            parts[*part].repaired += 1;
-            parts[*part].time += time / n as u32;
+    pub(super) fn advance(&mut self, n: usize, nodes: &mut [HeldNode], time: Duration) {
+        for (index, _) in &self.rows[self.done..self.done + n] {
+            nodes[*index].repaired += 1;
+            nodes[*index].time += time / n as u32;
         }
         self.done += n;
         self.end_run();
@@ -84,21 +84,21 @@ pub(super) fn choose(
 ) -> Result<(), DeviceError> {
     let end = *lane.repairs.ends.last().expect("there is a run to repair");
     lane.complete_pages(end, cache, device);
-    let before = lane.parts[..end].iter().rposition(|part| !part.is_moved());
+    let before = lane.nodes[..end].iter().rposition(|held| !held.is_moved());
     let moved: Vec<usize> = (before.map_or(0, |before| before + 1)..end).collect();
     let mut rows = Vec::new();
     match lane.repairs.repair {
         Repair::None => {}
         Repair::Link(tokens) => {
             for index in moved {
-                let n = tokens.min(lane.parts[index].range.len());
+                let n = tokens.min(lane.nodes[index].range.len());
                 copy_pages(lane, index, n, cache, device);
                 rows.extend((0..n).map(|row| (index, row)));
             }
         }
         Repair::Blend(share) => {
             for index in &moved {
-                let n = lane.parts[*index].range.len();
+                let n = lane.nodes[*index].range.len();
                 copy_pages(lane, *index, n, cache, device);
             }
             rows = most_deviating(lane, &moved, share, cache, device, plan)?;
@@ -110,7 +110,7 @@ pub(super) fn choose(
     Ok(())
 }
 
-/// Replaces the pages of a part's first rows by copies.
+/// Replaces the pages of a node's first rows by copies.
 fn copy_pages(
     lane: &mut Sequence,
     index: usize,
@@ -118,8 +118,8 @@ fn copy_pages(
     cache: &mut Cache,
     device: &mut dyn Device,
 ) {
-    let copies = lane.take_pages(pages_for(lane.parts[index].lead + rows), cache, device);
-    for (page, copy) in lane.parts[index].pages.iter_mut().zip(copies) {
+    let copies = lane.take_pages(pages_for(lane.nodes[index].lead + rows), cache, device);
+    for (page, copy) in lane.nodes[index].pages.iter_mut().zip(copies) {
         device.copy_rows(*page, copy, PAGE_ROWS);
         cache.give_back_pages([std::mem::replace(page, copy)]);
     }
@@ -143,23 +143,23 @@ fn most_deviating(
 
     let mut deviations = Vec::new();
     for index in moved {
-        let part = &lane.parts[*index];
-        let (first_row, len) = (part.lead, part.range.len());
-        let stored = &cache.node(part.node).pages;
+        let held = &lane.nodes[*index];
+        let (first_row, len) = (held.lead, held.range.len());
+        let stored = &cache.node(held.node).pages;
         let before = read_layer(device, shape, layer, &Rows { pages: stored, first_row, len });
-        let pages = &part.pages;
+        let pages = &held.pages;
         let after = read_layer(device, shape, layer, &Rows { pages, first_row, len });
         let row_len = 2 * shape.kv_width;
         let rows = before.chunks_exact(row_len).zip(after.chunks_exact(row_len));
         deviations.extend(rows.enumerate().map(|(row, (a, b))| (distance(a, b), *index, row)));
         // What the partial run wrote was for looking at only.
-        for (from, to) in stored.iter().zip(&part.pages) {
+        for (from, to) in stored.iter().zip(&held.pages) {
             device.copy_rows(*from, *to, PAGE_ROWS);
         }
     }
     let n = ((deviations.len() as f64 * share).ceil() as usize).min(deviations.len());
     deviations.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
-    let mut rows: Vec<_> = deviations[..n].iter().map(|(_, part, row)| (*part, *row)).collect();
+    let mut rows: Vec<_> = deviations[..n].iter().map(|(_, index, row)| (*index, *row)).collect();
     rows.sort_unstable();
     Ok(rows)
 }
@@ -171,22 +171,22 @@ fn run_moved(
     ops: &[Op],
     device: &mut dyn Device,
 ) -> Result<(), DeviceError> {
-    let n_parts = moved.last().map_or(0, |last| last + 1);
+    let n_nodes = moved.last().map_or(0, |last| last + 1);
     let mut spans: Vec<Span> = Vec::new();
-    lane.parts[..n_parts].iter().for_each(|part| part.add_to(&mut spans));
+    lane.nodes[..n_nodes].iter().for_each(|held| held.add_to(&mut spans));
     let rows: Vec<(usize, usize)> = moved
         .iter()
-        .flat_map(|index| (0..lane.parts[*index].range.len()).map(|row| (*index, row)))
+        .flat_map(|index| (0..lane.nodes[*index].range.len()).map(|row| (*index, row)))
         .collect();
     let tokens = lane.prompt();
     for block in rows.chunks(device.limits().step_tokens) {
-        let position = |(index, row): &(usize, usize)| lane.parts[*index].range.start + row;
-        let key_position = |(index, row): &(usize, usize)| (lane.parts[*index].home + row) as u32;
+        let position = |(index, row): &(usize, usize)| lane.nodes[*index].range.start + row;
+        let key_position = |(index, row): &(usize, usize)| (lane.nodes[*index].home + row) as u32;
         let block_tokens: Vec<u32> = block.iter().map(|at| tokens[position(at)]).collect();
         let positions: Vec<u32> = block.iter().map(|at| position(at) as u32).collect();
         let key_positions: Vec<u32> = block.iter().map(key_position).collect();
         let store_at: Vec<u32> =
-            block.iter().map(|(index, row)| lane.parts[*index].slot(*row)).collect();
+            block.iter().map(|(index, row)| lane.nodes[*index].slot(*row)).collect();
         let lane = Lane {
             tokens: &block_tokens,
             positions: &positions,
@@ -215,5 +215,5 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)).sum()
 }
 
-// A repaired row's page must be its part's own copy.
+// A repaired row's page must be its node's own copy.
 const _: () = assert!(Repair::MAX_LINK <= PAGE_ROWS);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use thiserror::Error;
 
-use super::parts::Policy;
+use super::held::Policy;
 use crate::chunk::Composition;
 use crate::kv::OutOfPages;
 use crate::sampling::{Constraint, Sampling, SamplingError};

@@ -5,7 +5,7 @@
 
 use std::sync::mpsc;
 
-use super::parts::Policy;
+use super::held::Policy;
 use super::sequence::Scores;
 use super::{Cancel, Engine, GenerateError, LaneId, Request, RequestError};
 use crate::chunk::{Composition, Kind, Piece};

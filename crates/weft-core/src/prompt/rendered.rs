@@ -62,11 +62,16 @@ impl Rendered {
 
     /// The prompt's tokens.
     pub fn tokens(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, PromptError> {
-        Ok(self.encode(tokenizer)?.concat())
+        Ok(self.encode(tokenizer, |_| None)?.concat())
     }
 
-    /// The tokens of each segment. Each is encoded on its own, so no token crosses a border.
-    pub fn encode(&self, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, PromptError> {
+    /// The tokens of each segment. Each is encoded on its own, so no token crosses a border. A text
+    /// whose tokens are `known` is not encoded again.
+    pub fn encode<'t>(
+        &self,
+        tokenizer: &Tokenizer,
+        known: impl Fn(&str) -> Option<&'t [u32]>,
+    ) -> Result<Vec<Vec<u32>>, PromptError> {
         for string in &self.unmarked {
             if let Some(token) = added_token_in(tokenizer, string)? {
                 return Err(PromptError::Inseparable { token });
@@ -74,7 +79,10 @@ impl Rendered {
         }
         let encode = |segment: &Segment| match segment {
             Segment::Scaffold(text) => tokenizer.encode_markup(text),
-            Segment::Content(text) => tokenizer.encode_text(text),
+            Segment::Content(text) => match known(text) {
+                Some(tokens) => Ok(tokens.to_vec()),
+                None => tokenizer.encode_text(text),
+            },
         };
         Ok(self.segments.iter().map(encode).collect::<Result<_, _>>()?)
     }

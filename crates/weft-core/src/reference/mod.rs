@@ -21,7 +21,7 @@ use half::bf16;
 
 use crate::config::Config;
 use crate::device::{
-    Buffer, Device, DeviceError, Limits, MAX_LANES, MAX_MARKS, Rows, Step, shares,
+    Buffer, Device, DeviceError, Inspect, Limits, MAX_LANES, MAX_MARKS, Rows, Step, shares,
 };
 use crate::dtype::{Dtype, Element};
 use crate::kv::{PAGE_ROWS, PageId, Slot};
@@ -36,7 +36,7 @@ pub fn open(
     config: &Config,
     weights: &dyn Weights,
     limits: Limits,
-) -> Result<Box<dyn Device>, WeightsError> {
+) -> Result<Box<dyn Inspect>, WeightsError> {
     Ok(match config.dtype {
         Dtype::F32 => Box::new(Reference::<f32>::new(config, weights, limits)?),
         Dtype::Bf16 => Box::new(Reference::<bf16>::new(config, weights, limits)?),
@@ -264,7 +264,9 @@ impl<E: Element> Device for Reference<E> {
             self.kv.v.copy_within(from..from + len, to);
         }
     }
+}
 
+impl<E: Element> Inspect for Reference<E> {
     fn read(&self, buffer: Buffer) -> Vec<f32> {
         to_f32(self.buffers.get(buffer))
     }

@@ -1,7 +1,7 @@
 //! The name of one chunk's KV rows.
 //!
-//! A key is a hash that the caller makes of everything the rows depend on. Here it is 32 opaque
-//! bytes with one spelling, lower-case hex, so that no two file names can mean the same entry.
+//! A key is a hash of everything that the rows depend on. It has one spelling, lower-case hex, so
+//! that no two file names can mean the same entry.
 
 use std::fmt;
 use std::str::FromStr;
@@ -22,6 +22,16 @@ pub struct KeyError {
 impl KvKey {
     /// The parent of rows that attended to nothing.
     pub const NOTHING: Self = Self([0; KEY_BYTES]);
+
+    /// The key of the rows of `tokens` that attended to `parent`, and to one another.
+    pub fn of_rows(parent: &Self, tokens: &[u32]) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(b"weft kv key 1\0").update(parent.as_bytes());
+        for token in tokens {
+            hasher.update(&token.to_le_bytes());
+        }
+        Self(*hasher.finalize().as_bytes())
+    }
 
     /// The key with these bytes.
     pub const fn from_bytes(bytes: [u8; KEY_BYTES]) -> Self {

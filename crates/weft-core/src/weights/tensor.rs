@@ -52,6 +52,11 @@ use LayerTensor::{
     AttentionNorm, Down, Gate, K, KBias, KNorm, MlpNorm, O, Q, QBias, QNorm, Up, V, VBias,
 };
 
+/// Number of weights, the tied head counted once.
+pub fn parameters(config: &Config) -> u64 {
+    tensors(config).iter().map(|tensor| tensor.elements() as u64).sum()
+}
+
 /// Every tensor the model has, with its shape, in the order they are used.
 pub fn tensors(config: &Config) -> Vec<TensorShape> {
     let mut kinds = vec![AttentionNorm, Q, K, V];

@@ -161,9 +161,9 @@ impl ChatRequest {
         chunks: &BTreeMap<ChunkId, Chunk>,
     ) -> Result<Composition, ApiError> {
         let conversation = self.conversation(chunks)?;
-        let known: Vec<Chunk> = chunks.values().cloned().collect();
         let template = served.template()?;
-        let mut prompt = compose_conversation(template, &served.tokenizer, &conversation, &known)?;
+        let mut prompt =
+            compose_conversation(template, &served.tokenizer, &conversation, chunks.values())?;
         let reuse = self.chat.reuse.unwrap_or_default().0;
         for piece in prompt.pieces.iter_mut().filter(|piece| piece.kind.level() == 1) {
             if piece.chunk.is_some() {

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 use weft_core::config::Config;
-use weft_core::device::{Device, Outputs, Rows, Span};
+use weft_core::device::{Inspect, Outputs, Rows, Span};
 use weft_core::dtype::{Dtype, Element};
 use weft_core::kv::{PAGE_ROWS, PageId, Slot, pages_for};
 use weft_core::plan::plan;
@@ -89,7 +89,7 @@ fn copied_rows_give_the_same_bits(make: Make<'_>, len: usize, [here, there]: [us
     let mut other = poisoned(make, &config);
     fill_before(&mut *other, &config, &away);
     other.write_kv(&Rows { pages: &away.pages, first_row: there, len }, &k, &v);
-    let ask = |device: &mut dyn Device, span: Span| {
+    let ask = |device: &mut dyn Inspect, span: Span| {
         let query = tokens(5, 4, config.vocab);
         let own = crate::span(9, query.len(), len);
         let work = Work { outputs: Outputs::All, ..Work::new(&query, 0, vec![span], own) };
@@ -121,7 +121,7 @@ pub fn a_copied_page_is_the_page(make: Make<'_>) {
 }
 
 fn read(
-    device: &dyn Device,
+    device: &dyn Inspect,
     config: &Config,
     layers: std::ops::Range<u16>,
     rows: &Rows<'_>,
@@ -133,7 +133,7 @@ fn read(
 }
 
 /// Bytes of the device's format as numbers.
-fn numbers(device: &dyn Device, bytes: &[u8]) -> Vec<f32> {
+fn numbers(device: &dyn Inspect, bytes: &[u8]) -> Vec<f32> {
     fn widen<E: Element>(bytes: &[u8]) -> Vec<f32> {
         let mut elements = vec![E::default(); bytes.len() / E::DTYPE.bytes()];
         E::read_le(bytes, &mut elements);
@@ -147,7 +147,7 @@ fn numbers(device: &dyn Device, bytes: &[u8]) -> Vec<f32> {
 
 /// Fills every row of every layer with whole numbers that no format rounds, so that a row that was
 /// put elsewhere shows.
-fn number_all_rows(device: &mut dyn Device, config: &Config) {
+fn number_all_rows(device: &mut dyn Inspect, config: &Config) {
     for layer in 0..config.layers as u16 {
         for slot in 0..(LIMITS.pages * PAGE_ROWS) as Slot {
             let numbers = tokens(2 * config.kv_width(), slot * 2 + u32::from(layer), 251);
@@ -159,7 +159,7 @@ fn number_all_rows(device: &mut dyn Device, config: &Config) {
 }
 
 /// \[layers\]\[slots\]
-fn all_rows(device: &dyn Device, config: &Config) -> Vec<Vec<Row>> {
+fn all_rows(device: &dyn Inspect, config: &Config) -> Vec<Vec<Row>> {
     let slots = 0..(LIMITS.pages * PAGE_ROWS) as Slot;
     (0..config.layers as u16)
         .map(|layer| slots.clone().map(|slot| device.kv_row(layer, slot)).collect())

@@ -11,7 +11,7 @@ mod sharing;
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 use weft_core::config::Config;
-use weft_core::device::{Device, Limits, Outputs, Span};
+use weft_core::device::{Inspect, Limits, Outputs, Span};
 use weft_core::kv::PAGE_ROWS;
 use weft_core::plan::plan;
 
@@ -33,7 +33,7 @@ pub use shares::{shares_are_the_lane_s_own, the_span_with_the_matching_key_gets_
 pub use sharing::lanes_that_share_spans_equal_each_alone;
 
 /// Makes a device for a model, with that much memory.
-pub type Make<'m> = &'m dyn Fn(&Config, Limits) -> Box<dyn Device>;
+pub type Make<'m> = &'m dyn Fn(&Config, Limits) -> Box<dyn Inspect>;
 
 const FAMILIES: [&str; 3] = ["qwen3", "qwen2", "llama"];
 
@@ -46,11 +46,11 @@ const SCALINGS: [&str; 3] = [
         "original_max_position_embeddings": 64}"#,
 ];
 
-fn poisoned(make: Make<'_>, config: &Config) -> Box<dyn Device> {
+fn poisoned(make: Make<'_>, config: &Config) -> Box<dyn Inspect> {
     poisoned_with(make, config, LIMITS)
 }
 
-fn poisoned_with(make: Make<'_>, config: &Config, limits: Limits) -> Box<dyn Device> {
+fn poisoned_with(make: Make<'_>, config: &Config, limits: Limits) -> Box<dyn Inspect> {
     let mut device = make(config, limits);
     poison(&mut *device, config);
     device
@@ -70,7 +70,7 @@ fn marks(end: u32) -> impl Strategy<Value = Vec<u32>> {
 type Results = (Vec<Vec<f32>>, Vec<Vec<f32>>);
 
 /// Runs the plan on lanes.
-fn results(device: &mut dyn Device, config: &Config, works: &[Work]) -> Results {
+fn results(device: &mut dyn Inspect, config: &Config, works: &[Work]) -> Results {
     let logits = run(device, &plan(config), works);
     (logits, (0..works.len()).map(|lane| device.attention(lane)).collect())
 }

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 use weft_core::config::Config;
-use weft_core::device::{Device, Limits, Outputs, Span};
+use weft_core::device::{Inspect, Limits, Outputs, Span};
 use weft_core::kv::{PAGE_ROWS, PageId, pages_for};
 
 use super::{Make, Results, first_row, marks, poisoned_with, results};
@@ -85,7 +85,7 @@ pub fn pages_that_lanes_share_in_part(make: Make<'_>) {
 /// Writes the old rows of all lanes: those of a page that lanes part inside are copied. `n_old` rows
 /// are there before the first lane. All begin with the same row of a page, at the same home.
 fn lay_out(
-    device: &mut dyn Device,
+    device: &mut dyn Inspect,
     config: &Config,
     branches: &[Branch],
     n_old: usize,
@@ -168,7 +168,7 @@ pub fn a_context_in_one_span_shows_no_cut(make: Make<'_>) {
 
 /// A device that computes each prompt at once.
 struct Cold<'a> {
-    device: Box<dyn Device>,
+    device: Box<dyn Inspect>,
     config: &'a Config,
     prompt: &'a [u32],
     marks: &'a [u32],
@@ -191,7 +191,7 @@ impl<'a> Cold<'a> {
 
 /// A device on which another lane has computed what it shares with the prompt, and more.
 struct Warm<'a> {
-    device: Box<dyn Device>,
+    device: Box<dyn Inspect>,
     config: &'a Config,
     prompt: &'a [u32],
     marks: &'a [u32],

@@ -1,7 +1,7 @@
 //! Rows of a moved span that are computed anew where it stands, and stored for its home.
 
 use weft_core::config::Config;
-use weft_core::device::{Device, Limits, Outputs, Span};
+use weft_core::device::{Inspect, Limits, Outputs, Span};
 use weft_core::plan::plan;
 
 use super::{LIMITS, Make, SCALINGS, poisoned};
@@ -36,7 +36,7 @@ pub fn a_row_repaired_in_a_moved_span_equals_one_there(make: Make<'_>, tolerance
 /// The logits of a query after a document that stands at `position` and was prefilled at `home`,
 /// most of its rows computed anew where it stands; their keys are `key_shift` off their place.
 fn after_repair(
-    device: &mut dyn Device,
+    device: &mut dyn Inspect,
     config: &Config,
     home: usize,
     position: usize,
@@ -105,7 +105,7 @@ fn places() -> [Span; 2] {
 
 /// A device that holds both, the document prefilled alone at home. One of its rows may be poison;
 /// those after the last that is repaired are.
-fn moved_document(make: Make<'_>, config: &Config, poison: Option<usize>) -> Box<dyn Device> {
+fn moved_document(make: Make<'_>, config: &Config, poison: Option<usize>) -> Box<dyn Inspect> {
     let mut device = poisoned(make, config);
     let [system, document] = places();
     let at_home = Span { position: document.home_position, ..document.clone() };

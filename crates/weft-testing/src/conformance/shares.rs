@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 use weft_core::config::Config;
-use weft_core::device::{Buffer, Device, Limits, MAX_MARKS, Span};
+use weft_core::device::{Buffer, Inspect, Limits, MAX_MARKS, Span};
 use weft_core::plan::Op;
 
 use super::{LIMITS, Make, Results, first_row, marks, poisoned, poisoned_with, results};
@@ -118,7 +118,7 @@ pub fn the_span_with_the_matching_key_gets_the_share(make: Make<'_>) {
 
 /// Gives a lane one key in each of two layers that [`ask_with_the_last`] looks for. Rows before its
 /// spans match too, and are none of its own.
-fn write_matching_keys(device: &mut dyn Device, config: &Config, work: &Work, at: [u32; 2]) {
+fn write_matching_keys(device: &mut dyn Inspect, config: &Config, work: &Work, at: [u32; 2]) {
     let (zeros, matching) = (vec![0.0; config.kv_width()], slow_channel(config.kv_heads));
     for (layer, position) in at.into_iter().enumerate() {
         for span in &work.spans {
@@ -135,7 +135,7 @@ fn write_matching_keys(device: &mut dyn Device, config: &Config, work: &Work, at
 }
 
 /// Attends, the last token with a query that matches [`slow_channel`], the others with none.
-fn ask_with_the_last(device: &mut dyn Device, config: &Config, work: &Work) {
+fn ask_with_the_last(device: &mut dyn Inspect, config: &Config, work: &Work) {
     let mut queries = vec![0.0; (work.tokens.len() - 1) * config.q_width()];
     queries.extend(slow_channel(config.heads));
     device.write(Buffer::Q, &queries);

@@ -9,7 +9,7 @@ use crate::device::{Outputs, Span};
 
 /// A lane's part of a step, owned.
 #[derive(Clone, PartialEq)]
-struct Part {
+struct HeldNode {
     token: u32,
     position: u32,
     key_position: u32,
@@ -18,7 +18,7 @@ struct Part {
     marks: Vec<u32>,
 }
 
-impl Part {
+impl HeldNode {
     fn of(lane: &Lane<'_>) -> Self {
         Self {
             token: lane.tokens[0],
@@ -53,7 +53,7 @@ impl Part {
 
 /// The results of a step that was begun.
 struct Begun {
-    parts: Vec<Part>,
+    nodes: Vec<HeldNode>,
     chosen: Vec<Option<u32>>,
     attention: Vec<Vec<f32>>,
 }
@@ -70,7 +70,7 @@ struct Ahead {
 }
 
 impl Ahead {
-    fn choose(&mut self, samplers: &mut [Option<Sampler>], parts: &[Part]) -> Begun {
+    fn choose(&mut self, samplers: &mut [Option<Sampler>], nodes: &[HeldNode]) -> Begun {
         let mut output = 0;
         let chosen = samplers
             .iter_mut()
@@ -86,7 +86,7 @@ impl Ahead {
             })
             .collect();
         let attention = (0..samplers.len()).map(|lane| self.device.attention(lane)).collect();
-        Begun { parts: parts.to_vec(), chosen, attention }
+        Begun { nodes: nodes.to_vec(), chosen, attention }
     }
 
     fn begin(
@@ -99,18 +99,18 @@ impl Ahead {
         self.device.run(ops, step)?;
         let mut copies: Vec<_> = samplers.iter().map(|sampler| sampler.cloned()).collect();
         let is_single = step.lanes.iter().all(|lane| lane.tokens.len() == 1);
-        let mut parts: Vec<Part> =
-            if is_single { step.lanes.iter().map(Part::of).collect() } else { Vec::new() };
-        self.begun = vec![self.choose(&mut copies, &parts)];
+        let mut nodes: Vec<HeldNode> =
+            if is_single { step.lanes.iter().map(HeldNode::of).collect() } else { Vec::new() };
+        self.begun = vec![self.choose(&mut copies, &nodes)];
         for _ in 0..ahead {
             let Some(tokens) = self.begun.last().unwrap().chosen.iter().copied().collect() else {
                 break;
             };
             let tokens: Vec<u32> = tokens;
-            parts.iter_mut().zip(tokens).for_each(|(part, token)| part.follow(token));
-            let lanes: Vec<Lane<'_>> = parts.iter().map(Part::lane).collect();
+            nodes.iter_mut().zip(tokens).for_each(|(held, token)| held.follow(token));
+            let lanes: Vec<Lane<'_>> = nodes.iter().map(HeldNode::lane).collect();
             self.device.run(ops, &Step { lanes: &lanes })?;
-            let begun = self.choose(&mut copies, &parts);
+            let begun = self.choose(&mut copies, &nodes);
             self.begun.push(begun);
         }
         Ok(())
@@ -131,8 +131,8 @@ impl Device for Ahead {
         ahead: usize,
     ) -> Result<(), DeviceError> {
         let is_begun = self.begun.get(1).is_some_and(|begun| {
-            let parts: Vec<Part> = step.lanes.iter().map(Part::of).collect();
-            step.n_tokens() == step.lanes.len() && begun.parts == parts
+            let nodes: Vec<HeldNode> = step.lanes.iter().map(HeldNode::of).collect();
+            step.n_tokens() == step.lanes.len() && begun.nodes == nodes
         });
         if is_begun {
             self.begun.remove(0);

@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::device::Rows;
+use crate::kv::{PAGE_ROWS, Slot};
 use crate::store::KvKey;
 
 fn nodes(engine: &Engine) -> usize {
@@ -30,9 +31,9 @@ fn rows_that_span_several_pieces_are_told_once() {
     assert!(difference < Duration::from_micros(1), "{difference:?} of {all:?}");
     // The first 60 tokens of a node are worth 60 tokens.
     let begin = Composition::from(tokens(60, 5));
-    let part = saved(&ask(&mut engine, &begin).1);
-    let difference = part.abs_diff(all.mul_f64(60.0 / 150.0));
-    assert!(difference < Duration::from_micros(1), "{part:?} of {all:?}");
+    let held = saved(&ask(&mut engine, &begin).1);
+    let difference = held.abs_diff(all.mul_f64(60.0 / 150.0));
+    assert!(difference < Duration::from_micros(1), "{held:?} of {all:?}");
 }
 
 #[test]
@@ -127,15 +128,22 @@ fn blend_changes_the_rows_it_chose_and_no_other() {
     while !engine.step().unwrap().iter().any(|event| matches!(event, Event::Token { .. })) {}
     let lane = &engine.lanes[0];
     let (mut changed, mut repaired) = (0, 0);
-    for part in lane.parts.iter().filter(|part| part.is_moved()) {
+    for held in lane.nodes.iter().filter(|held| held.is_moved()) {
         let rows = |pages: &[crate::kv::PageId]| {
-            let rows = Rows { pages, first_row: part.lead, len: part.range.len() };
-            let row = |slot| (0..3).map(|layer| engine.device.kv_row(layer, slot)).collect();
-            rows.slots().map(row).collect::<Vec<Vec<_>>>()
+            let rows = Rows { pages, first_row: held.lead, len: held.range.len() };
+            let row = |slot: Slot| {
+                let (page, first_row) = (slot / PAGE_ROWS as Slot, slot as usize % PAGE_ROWS);
+                let row = Rows { pages: &[page], first_row, len: 1 };
+                let room = || vec![0; engine.cache.shape().bytes(3, 1)];
+                let (mut k, mut v) = (room(), room());
+                engine.device.read_kv(0..3, &row, &mut k, &mut v);
+                (k, v)
+            };
+            rows.slots().map(row).collect::<Vec<_>>()
         };
-        let (kept, used) = (rows(&engine.cache.node(part.node).pages), rows(&part.pages));
+        let (kept, used) = (rows(&engine.cache.node(held.node).pages), rows(&held.pages));
         changed += kept.iter().zip(&used).filter(|(kept, used)| kept != used).count();
-        repaired += part.repaired;
+        repaired += held.repaired;
     }
     assert!(changed > 0 && changed <= repaired, "{changed} rows differ, {repaired} were repaired");
 }

@@ -36,22 +36,6 @@ macro_rules! wrapped {
         fn copy_rows(&mut self, from: crate::kv::PageId, to: crate::kv::PageId, rows: usize) {
             self.device.copy_rows(from, to, rows);
         }
-
-        fn read(&self, buffer: crate::device::Buffer) -> Vec<f32> {
-            self.device.read(buffer)
-        }
-
-        fn write(&mut self, buffer: crate::device::Buffer, values: &[f32]) {
-            self.device.write(buffer, values);
-        }
-
-        fn kv_row(&self, layer: u16, slot: crate::kv::Slot) -> (Vec<f32>, Vec<f32>) {
-            self.device.kv_row(layer, slot)
-        }
-
-        fn write_kv_row(&mut self, layer: u16, slot: crate::kv::Slot, k: &[f32], v: &[f32]) {
-            self.device.write_kv_row(layer, slot, k, v);
-        }
     };
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::sequence::Sequence;
+use super::Sequence;
 use crate::chunk::{PieceReport, Report, Tier};
 
 /// The attention of an answer's tokens to the pieces of the prompt, and to the answer itself.
@@ -39,7 +39,7 @@ impl Attention {
 }
 
 impl Sequence {
-    /// The report of chunks. The time of a part that spans several pieces, because its rows were
+    /// The report of chunks. The time of a node that spans several pieces, because its rows were
     /// computed when the prompt was cut elsewhere, is split by their tokens.
     pub(super) fn report(&self) -> Report {
         let mut start = 0;
@@ -60,19 +60,19 @@ impl Sequence {
                 time: Duration::ZERO,
                 saved: Duration::ZERO,
             };
-            for part in &self.parts {
-                let common = Self::overlap(part, &range);
+            for held in &self.nodes {
+                let common = Self::overlap(held, &range);
                 if common == 0 {
                     continue;
                 }
-                let share = common as f64 / part.range.len() as f64;
-                report.cached_tokens += if part.source.is_some() { common } else { 0 };
+                let share = common as f64 / held.range.len() as f64;
+                report.cached_tokens += if held.source.is_some() { common } else { 0 };
                 // The slowest of several; computing is slower than any.
-                report.source = report.source.zip(part.source).map(|(a, b)| a.max(b));
-                report.shift = part.range.start as i64 - part.home as i64;
-                report.repaired_tokens += part.repaired;
-                report.time += part.time.mul_f64(share);
-                report.saved += part.saved.mul_f64(share);
+                report.source = report.source.zip(held.source).map(|(a, b)| a.max(b));
+                report.shift = held.range.start as i64 - held.home as i64;
+                report.repaired_tokens += held.repaired;
+                report.time += held.time.mul_f64(share);
+                report.saved += held.saved.mul_f64(share);
             }
             pieces.push(report);
         }

@@ -1,25 +1,25 @@
-//! A lane's prompt as parts, each with its rows in pages.
+//! What a lane holds while it runs: the nodes of its prompt with their pages, and pages promised to it.
 
 use std::ops::Range;
 use std::time::Duration;
 
 use super::LaneId;
-use super::placement::{Place, Placement};
+use super::placement::{Placement, PlannedNode};
 use crate::cache::{Begin, Cache, Gone, NewNode, NodeId};
 use crate::chunk::{Composition, Repair, Reuse, Tier};
 use crate::device::{Device, Span};
 use crate::kv::{OutOfPages, PAGE_ROWS, PageId, Slot, pages_for};
 use crate::store::KvKey;
 
-/// A stretch of the prompt whose rows lie together.
+/// A node of the cache as one prompt uses it: all its rows or the first of them.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct HeldNode {
     pub(super) node: NodeId,
     /// Its positions in the prompt.
     pub(super) range: Range<usize>,
     /// The position its first key is rotated for.
     pub(super) home: usize,
-    /// How many parts at the beginning of the prompt it sees while it is computed.
+    /// How many nodes at the beginning of the prompt it sees while it is computed.
     pub(super) sees: usize,
     /// Rows of its first page that belong to what it sees.
     pub(super) lead: usize,
@@ -36,14 +36,14 @@ pub(super) struct Part {
     pub(super) repaired: usize,
 }
 
-impl Part {
+impl HeldNode {
     pub(super) fn is_moved(&self) -> bool {
         self.range.start != self.home
     }
 
     /// The page that its last row lies in.
     pub(super) fn last_page(&self) -> PageId {
-        *self.pages.last().expect("a part has rows")
+        *self.pages.last().expect("a node has rows")
     }
 
     /// Where row `row` lies.
@@ -52,7 +52,7 @@ impl Part {
         self.pages[row / PAGE_ROWS] * PAGE_ROWS as Slot + (row % PAGE_ROWS) as Slot
     }
 
-    /// Its rows where they stand in the prompt, after those of the parts before.
+    /// Its rows where they stand in the prompt, after those of the nodes before.
     pub(super) fn add_to(&self, spans: &mut Vec<Span>) {
         self.add_rows_to(spans, self.range.start, self.range.len());
     }
@@ -88,16 +88,16 @@ pub(super) fn extend(span: &mut Span, pages: &[PageId], len: usize) {
     span.len += len;
 }
 
-/// What a lane holds: its parts, and the pages it may still take.
+/// What a lane holds: its nodes, and the pages it may still take.
 pub(super) struct Holding {
-    pub(super) parts: Vec<Part>,
-    pub(super) answer: AnswerPlace,
+    pub(super) nodes: Vec<HeldNode>,
+    pub(super) answer: AnswerStart,
     /// Pages for repairs and for the answer.
     pub(super) promised: usize,
 }
 
 /// Where the answer's rows go.
-pub(super) struct AnswerPlace {
+pub(super) struct AnswerStart {
     /// What the answer attends to.
     pub(super) parent: KvKey,
     pub(super) begin: Begin,
@@ -111,11 +111,11 @@ struct Need {
 
 impl Need {
     fn new(cache: &Cache, placement: &Placement, composition: &Composition, answer: usize) -> Self {
-        let moved = placement.places.iter().filter(|place| place.is_moved());
-        let repaired = |place: &Place| match composition.repair {
+        let moved = placement.nodes.iter().filter(|planned| planned.is_moved());
+        let repaired = |planned: &PlannedNode| match composition.repair {
             Repair::None => 0,
-            Repair::Link(tokens) => pages_for(place.lead + tokens.min(place.range.len())),
-            Repair::Blend(_) => pages_for(place.lead + place.range.len()),
+            Repair::Link(tokens) => pages_for(planned.lead + tokens.min(planned.range.len())),
+            Repair::Blend(_) => pages_for(planned.lead + planned.range.len()),
         };
         let repairs: usize = moved.map(repaired).sum();
         let (prompt, answer) = placement.n_pages(cache, answer);
@@ -188,28 +188,28 @@ pub(super) fn take(
         cache.promise(need.prompt + need.later, &found)?;
         found.iter().for_each(|id| cache.hold(*id));
         let promised = cache.n_promised();
-        let Placement { places, end, answer_lead } = placement;
+        let Placement { nodes, end, answer_lead } = placement;
         let tokens = prompt.tokens();
         let mut maker =
-            Maker { cache, device, lane, policy, tokens, parts: Vec::new(), open: None };
-        if places.into_iter().try_for_each(|place| maker.add(place)).is_ok() {
+            Maker { cache, device, lane, policy, tokens, nodes: Vec::new(), open: None };
+        if nodes.into_iter().try_for_each(|planned| maker.add(planned)).is_ok() {
             let begin = Begin { lead: answer_lead, page: maker.open };
-            let answer = AnswerPlace { parent: end, begin };
-            return Ok(Holding { parts: maker.parts, answer, promised: need.later });
+            let answer = AnswerStart { parent: end, begin };
+            return Ok(Holding { nodes: maker.nodes, answer, promised: need.later });
         }
-        let parts = maker.parts;
+        let nodes = maker.nodes;
         let taken = promised - cache.n_promised();
         cache.release_promise(need.prompt + need.later - taken);
         // New nodes go, they have no rows yet; rows that were brought are where others find them.
-        let new = parts.iter().map(|part| part.node).filter(|id| !found.contains(id));
+        let new = nodes.iter().map(|held| held.node).filter(|id| !found.contains(id));
         for id in new.chain(found.iter().copied()).filter(|id| cache.has(*id)).collect::<Vec<_>>() {
             cache.let_go(id);
         }
-        parts.into_iter().for_each(|part| cache.give_back_pages(part.pages));
+        nodes.into_iter().for_each(|held| cache.give_back_pages(held.pages));
     }
 }
 
-/// Makes the parts of a prompt, one after the other: while rows of one are copied to the device, a
+/// Makes the nodes of a prompt, one after the other: while rows of one are copied to the device, a
 /// file with those of the next is read.
 struct Maker<'a> {
     cache: &'a mut Cache,
@@ -217,32 +217,32 @@ struct Maker<'a> {
     lane: LaneId,
     policy: Policy,
     tokens: Vec<u32>,
-    parts: Vec<Part>,
+    nodes: Vec<HeldNode>,
     /// The last page so far, if it was taken for this lane, and what follows may go on in it.
     open: Option<PageId>,
 }
 
 impl Maker<'_> {
-    fn add(&mut self, place: Place) -> Result<(), Gone> {
-        let begin = Begin { lead: place.lead, page: self.open.filter(|_| !place.is_moved()) };
+    fn add(&mut self, planned: PlannedNode) -> Result<(), Gone> {
+        let begin = Begin { lead: planned.lead, page: self.open.filter(|_| !planned.is_moved()) };
         let bring = |id| self.cache.bring(id, begin, self.device);
-        let brought = place.found.map(bring).transpose()?;
-        let node = place.found.unwrap_or_else(|| self.insert(&place, begin.page));
-        let part = self.part(place, node, brought);
+        let brought = planned.found.map(bring).transpose()?;
+        let node = planned.found.unwrap_or_else(|| self.insert(&planned, begin.page));
+        let held = self.hold(planned, node, brought);
         let is_new = brought.is_none_or(|(tier, _)| tier != Tier::Device);
-        let is_whole = self.cache.node(part.node).len() == part.range.len();
-        self.open = (is_new && is_whole).then(|| part.last_page());
-        self.parts.push(part);
+        let is_whole = self.cache.node(held.node).len() == held.range.len();
+        self.open = (is_new && is_whole).then(|| held.last_page());
+        self.nodes.push(held);
         Ok(())
     }
 
-    fn insert(&mut self, place: &Place, begins_in: Option<PageId>) -> NodeId {
+    fn insert(&mut self, planned: &PlannedNode, begins_in: Option<PageId>) -> NodeId {
         let new = NewNode {
-            parent: place.parent,
-            home: place.home,
-            tokens: self.tokens[place.range.clone()].to_vec(),
-            lead: place.lead,
-            chunk: place.chunk,
+            parent: planned.parent,
+            home: planned.home,
+            tokens: self.tokens[planned.range.clone()].to_vec(),
+            lead: planned.lead,
+            chunk: planned.chunk,
             is_public: self.policy.keeps,
         };
         let id = self.cache.insert(new, begins_in, self.lane, self.device);
@@ -250,8 +250,13 @@ impl Maker<'_> {
         id
     }
 
-    fn part(&mut self, place: Place, node: NodeId, brought: Option<(Tier, Duration)>) -> Part {
-        let Place { range, chunk, home, sees, lead, .. } = place;
+    fn hold(
+        &mut self,
+        planned: PlannedNode,
+        node: NodeId,
+        brought: Option<(Tier, Duration)>,
+    ) -> HeldNode {
+        let PlannedNode { range, chunk, home, sees, lead, .. } = planned;
         let kept = self.cache.node_mut(node);
         debug_assert_eq!(kept.lead, lead, "the parent tells where rows begin in a page");
         kept.chunk = kept.chunk.or(chunk);
@@ -260,7 +265,7 @@ impl Maker<'_> {
         let is_ready = brought.is_some() && kept.filled >= range.len();
         let saved = if is_ready { kept.cost.mul_f64(share) } else { Duration::ZERO };
         self.cache.hold_pages(&pages);
-        Part {
+        HeldNode {
             node,
             pages,
             source: brought.filter(|_| is_ready).map(|(tier, _)| tier),

@@ -1,58 +1,58 @@
-//! How a lane computes the parts of its prompt that nobody has.
+//! How a lane computes the nodes of its prompt that nobody has.
 //!
-//! A step takes rows of the part that the lane is at, and of those after it as far as they go on where it ends: so a
+//! A step takes rows of the node that the lane is at, and of those after it as far as they go on where it ends: so a
 //! prompt of many pieces takes no more steps than one of the same length in one piece.
 
 use std::time::Duration;
 
-use super::parts::Part;
-use super::sequence::{Scores, Sequence, Work};
-use super::{Event, Results};
+use super::{Scores, Sequence, Work};
 use crate::cache::Cache;
 use crate::device::{Device, Outputs};
+use crate::engine::held::HeldNode;
+use crate::engine::{Event, Results};
 use crate::sampling::SamplingError;
 use crate::tokenizer::Tokenizer;
 
 impl Sequence {
-    /// Tokens of parts that this lane can fill now; none where another lane fills the one it is at.
+    /// Tokens of nodes that this lane can fill now; none where another lane fills the one it is at.
     pub(super) fn fillable(&self, cache: &mut Cache) -> usize {
-        let first = cache.node_mut(self.parts[self.at].node);
+        let first = cache.node_mut(self.nodes[self.at].node);
         if *first.filler.get_or_insert(self.id) != self.id {
             return 0;
         }
         let left = |index: usize| {
-            self.parts[index].range.len() - cache.node(self.parts[index].node).filled
+            self.nodes[index].range.len() - cache.node(self.nodes[index].node).filled
         };
-        left(self.at) + self.parts_after(cache).map(left).sum::<usize>()
+        left(self.at) + self.nodes_after(cache).map(left).sum::<usize>()
     }
 
-    /// The parts after the one at hand that go on where it ends, in the same page. What each row of
+    /// The nodes after the one at hand that go on where it ends, in the same page. What each row of
     /// them sees is then told by its position alone.
-    fn parts_after(&self, cache: &Cache) -> impl Iterator<Item = usize> {
+    fn nodes_after(&self, cache: &Cache) -> impl Iterator<Item = usize> {
         let sees_all = |index: usize| {
-            let part: &Part = &self.parts[index];
-            !part.is_moved() && part.sees == index
+            let held: &HeldNode = &self.nodes[index];
+            !held.is_moved() && held.sees == index
         };
         let goes_on = move |index: usize| {
-            let node = cache.node(self.parts[index].node);
+            let node = cache.node(self.nodes[index].node);
             let is_own = node.filler.is_none_or(|filler| filler == self.id);
-            let part = &self.parts[index];
-            let needs_copy = part.lead > 0 && part.pages[0] != self.parts[index - 1].last_page();
+            let held = &self.nodes[index];
+            let needs_copy = held.lead > 0 && held.pages[0] != self.nodes[index - 1].last_page();
             let can_follow = is_own && node.filled == 0 && !needs_copy;
             sees_all(index) && can_follow && !self.repairs.is_due(index)
         };
-        // Rows whose logits are wanted are told apart by their part.
+        // Rows whose logits are wanted are told apart by their node.
         let is_plain = !self.speaker.echoes() && self.scores.is_none() && sees_all(self.at);
-        let after = if is_plain { self.at + 1..self.parts.len() } else { 0..0 };
+        let after = if is_plain { self.at + 1..self.nodes.len() } else { 0..0 };
         after.take_while(move |index| goes_on(*index))
     }
 
     pub(super) fn prepare_fill(&mut self, n: usize, cache: &mut Cache, device: &mut dyn Device) {
         self.step.clear(Work::Fill);
-        let sees = self.parts[self.at].sees;
+        let sees = self.nodes[self.at].sees;
         self.step.spans.clear();
-        self.parts[..sees].iter().for_each(|part| part.add_to(&mut self.step.spans));
-        let after: Vec<usize> = self.parts_after(cache).collect();
+        self.nodes[..sees].iter().for_each(|held| held.add_to(&mut self.step.spans));
+        let after: Vec<usize> = self.nodes_after(cache).collect();
         let mut ends_prompt = false;
         for index in std::iter::once(self.at).chain(after) {
             let left = n - self.step.tokens.len();
@@ -60,18 +60,18 @@ impl Sequence {
                 break;
             }
             self.complete_pages(index + 1, cache, device);
-            let part = &self.parts[index];
-            let node = cache.node_mut(part.node);
+            let held = &self.nodes[index];
+            let node = cache.node_mut(held.node);
             node.filler = Some(self.id);
-            let rows = node.filled..part.range.len().min(node.filled + left);
+            let rows = node.filled..held.range.len().min(node.filled + left);
             for row in rows.clone() {
-                let position = part.home + row;
-                self.step.push(node.tokens[row], position, position, part.slot(row));
+                let position = held.home + row;
+                self.step.push(node.tokens[row], position, position, held.slot(row));
             }
-            // While it is computed a part stands at home, after what it may see.
-            part.add_rows_to(&mut self.step.spans, part.home, rows.end);
+            // While it is computed a node stands at home, after what it may see.
+            held.add_rows_to(&mut self.step.spans, held.home, rows.end);
             ends_prompt =
-                index + 1 == self.parts.len() && rows.end == part.range.len() && !part.is_moved();
+                index + 1 == self.nodes.len() && rows.end == held.range.len() && !held.is_moved();
         }
         self.step.outputs = match () {
             () if self.wants_all_outputs() => Outputs::All,
@@ -80,7 +80,7 @@ impl Sequence {
         };
     }
 
-    /// Takes in the rows of a step that filled parts.
+    /// Takes in the rows of a step that filled nodes.
     pub(super) fn fill(
         &mut self,
         cache: &mut Cache,
@@ -91,23 +91,23 @@ impl Sequence {
     ) -> Result<(), SamplingError> {
         let n_tokens = self.step.tokens.len();
         let (mut left, mut done) = (n_tokens, 0);
-        for part in &mut self.parts[self.at..] {
+        for held in &mut self.nodes[self.at..] {
             if left == 0 {
                 break;
             }
-            let node = cache.node_mut(part.node);
-            let rows = node.filled..part.range.len().min(node.filled + left);
+            let node = cache.node_mut(held.node);
+            let rows = node.filled..held.range.len().min(node.filled + left);
             let share = time.mul_f64(rows.len() as f64 / n_tokens as f64);
-            part.time += share;
-            part.computed += rows.len();
+            held.time += share;
+            held.computed += rows.len();
             node.filled = rows.end;
             node.cost += share;
-            if node.filled >= part.range.len() {
+            if node.filled >= held.range.len() {
                 // A lane that needs more of the node goes on with it.
                 node.filler = None;
             }
             left -= rows.len();
-            done = part.range.start + rows.end;
+            done = held.range.start + rows.end;
         }
         self.tell_logits(done - n_tokens..done, results, tokenizer, events)?;
         events.push(Event::Prefill { lane: self.id, done, total: self.prompt_len });
@@ -128,7 +128,7 @@ impl Sequence {
             self.speaker.echo(prompt, range.clone(), &logits, tokenizer, self.id, events)?;
         }
         if let Some(Scores { from, to }) = &self.scores
-            && self.parts[self.at].range.end > *from
+            && self.nodes[self.at].range.end > *from
         {
             for position in range.start.max(*from)..range.end {
                 // Whoever asked may have lost interest.

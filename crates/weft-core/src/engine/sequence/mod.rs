@@ -1,18 +1,20 @@
-//! One lane: its prompt in parts, the part it is at, and its answer's rows.
+//! One lane: its prompt in nodes, the node it is at, and its answer's rows.
 //!
-//! A lane fills the parts whose rows nobody has, in their order, waits for those that another lane is
-//! filling, repairs what was moved, and then adds one row per token of the answer. How parts are filled is in
-//! `filling.rs`; what a token means for the caller is told by [`Speaker`].
+//! A lane fills the nodes whose rows nobody has, in their order, waits for those that another lane is
+//! filling, repairs what was moved, and then adds one row per token of the answer. All of
+//! `impl Sequence` lies in this folder; what a token means for the caller is in [`Speaker`].
+
+mod filling;
+mod paging;
+mod report;
+mod settling;
 
 use std::ops::Range;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use super::paging::Answer;
-use super::parts::{self, AnswerPlace, Holding, Part};
+use super::held::{self, AnswerStart, HeldNode, Holding};
 use super::repair::Repairs;
-use super::reporting::Attention;
-use super::settling::Settling;
 use super::speaker::Speaker;
 use super::{Cancel, Event, FinishReason, Finished, LaneId, Results, Stats};
 use crate::cache::{Cache, NewNode};
@@ -21,6 +23,10 @@ use crate::device::{Device, Lane, Outputs, Span};
 use crate::kv::{PAGE_ROWS, PageId, Slot, pages_for};
 use crate::sampling::{Sampler, SamplingError};
 use crate::tokenizer::Tokenizer;
+
+use self::paging::Answer;
+use self::report::Attention;
+use self::settling::Settling;
 
 pub(super) struct Sequence {
     pub(super) id: LaneId,
@@ -31,17 +37,17 @@ pub(super) struct Sequence {
     pub(super) pieces: Vec<Piece>,
     /// Where the pieces end.
     marks: Vec<u32>,
-    pub(super) parts: Vec<Part>,
-    /// How many parts have first pages that hold the rows before theirs.
+    pub(super) nodes: Vec<HeldNode>,
+    /// How many nodes have first pages that hold the rows before theirs.
     pub(super) n_complete: usize,
-    /// The part that is filled or waited for; all are ready where it is beyond them.
+    /// The node that is filled or waited for; all are ready where it is beyond them.
     pub(super) at: usize,
     pub(super) repairs: Repairs,
-    pub(super) answer: Answer,
+    answer: Answer,
     /// The step in hand.
     pub(super) step: Prepared,
     pub(super) speaker: Speaker,
-    pub(super) attention: Attention,
+    attention: Attention,
     pub(super) scores: Option<Scores>,
     /// What it waits for before it begins.
     pub(super) settling: Option<Settling>,
@@ -69,7 +75,7 @@ enum End {
 pub(super) enum Work {
     /// Nothing: another lane is filling what this one needs.
     Wait,
-    /// Rows of a part.
+    /// Rows of a node.
     Fill,
     /// Rows that are recomputed.
     Repair,
@@ -119,7 +125,7 @@ impl Sequence {
         is_kept: bool,
     ) -> Self {
         let tokens = composition.tokens();
-        let Holding { parts, answer: place, promised } = holding;
+        let Holding { nodes, answer: start, promised } = holding;
         let mut end = 0;
         let piece_end = |piece: &Piece| {
             end += piece.tokens.len() as u32;
@@ -133,8 +139,8 @@ impl Sequence {
             tokens,
             pieces: composition.pieces,
             at: 0,
-            repairs: Repairs::new(&parts, composition.repair),
-            answer: Answer { pages: Vec::new(), place, promised, stored: 0, is_kept },
+            repairs: Repairs::new(&nodes, composition.repair),
+            answer: Answer { pages: Vec::new(), start, promised, stored: 0, is_kept },
             step: Prepared {
                 work: Work::Wait,
                 tokens: Vec::new(),
@@ -147,8 +153,8 @@ impl Sequence {
             attention: Attention::new(marks.len()),
             marks,
             n_complete: 0,
-            settling: Some(Settling::new(&parts)),
-            parts,
+            settling: Some(Settling::new(&nodes)),
+            nodes,
             speaker,
             scores: None,
             paused: false,
@@ -169,11 +175,12 @@ impl Sequence {
 
     /// Whether each token of the prompt needs its logits.
     pub(super) fn wants_all_outputs(&self) -> bool {
-        let is_scored =
-            |part: &Part| self.scores.as_ref().is_some_and(|scores| part.range.end > scores.from);
-        self.parts
+        let is_scored = |held: &HeldNode| {
+            self.scores.as_ref().is_some_and(|scores| held.range.end > scores.from)
+        };
+        self.nodes
             .get(self.at)
-            .is_some_and(|part| self.speaker.echoes_logprobs() || is_scored(part))
+            .is_some_and(|held| self.speaker.echoes_logprobs() || is_scored(held))
     }
 
     /// Has the logits of the prompt's tokens sent somewhere. Their rows must not be kept ones.
@@ -194,30 +201,30 @@ impl Sequence {
 
     /// Whether what has to be repaired is to be found out now.
     pub(super) fn has_to_choose_repairs(&mut self, cache: &Cache) -> bool {
-        self.pass_ready_parts(cache);
+        self.pass_ready_nodes(cache);
         self.settling.is_none() && self.repairs.is_to_choose(self.at)
     }
 
     /// Tokens that can be run now; none while another lane fills what this one needs, or its pages are
     /// not settled.
     pub(super) fn pending(&mut self, cache: &mut Cache) -> usize {
-        self.pass_ready_parts(cache);
+        self.pass_ready_nodes(cache);
         if self.paused || self.settling.is_some() {
             return 0;
         }
         if self.repairs.is_due(self.at) {
             return self.repairs.pending();
         }
-        if self.at < self.parts.len() { self.fillable(cache) } else { 1 }
+        if self.at < self.nodes.len() { self.fillable(cache) } else { 1 }
     }
 
-    fn pass_ready_parts(&mut self, cache: &Cache) {
-        let is_ready = |part: &Part| cache.node(part.node).filled >= part.range.len();
+    fn pass_ready_nodes(&mut self, cache: &Cache) {
+        let is_ready = |held: &HeldNode| cache.node(held.node).filled >= held.range.len();
         while !self.repairs.is_due(self.at)
-            && let Some(part) = self.parts.get_mut(self.at).filter(|part| is_ready(part))
+            && let Some(held) = self.nodes.get_mut(self.at).filter(|held| is_ready(held))
         {
             // Where another lane computed it meanwhile, it was there for this one.
-            part.source = part.source.or((part.computed == 0).then_some(Tier::Device));
+            held.source = held.source.or((held.computed == 0).then_some(Tier::Device));
             self.at += 1;
         }
     }
@@ -228,7 +235,7 @@ impl Sequence {
             self.step.clear(Work::Wait);
         } else if self.repairs.is_due(self.at) {
             self.prepare_repair(n);
-        } else if self.at < self.parts.len() {
+        } else if self.at < self.nodes.len() {
             self.prepare_fill(n, cache, device);
         } else {
             self.prepare_answer(cache, device);
@@ -239,20 +246,20 @@ impl Sequence {
         self.step.clear(Work::Repair);
         self.add_spans(self.at);
         for (index, row) in self.repairs.next(n) {
-            let part = &self.parts[index];
-            let position = part.range.start + row;
-            self.step.push(self.tokens[position], position, part.home + row, part.slot(row));
+            let held = &self.nodes[index];
+            let position = held.range.start + row;
+            self.step.push(self.tokens[position], position, held.home + row, held.slot(row));
         }
     }
 
-    /// Has the step attend to the first `n` parts where they stand.
+    /// Has the step attend to the first `n` nodes where they stand.
     fn add_spans(&mut self, n: usize) {
         self.step.spans.clear();
-        self.parts[..n].iter().for_each(|part| part.add_to(&mut self.step.spans));
+        self.nodes[..n].iter().for_each(|held| held.add_to(&mut self.step.spans));
     }
 
     fn prepare_answer(&mut self, cache: &mut Cache, device: &mut dyn Device) {
-        self.complete_pages(self.parts.len(), cache, device);
+        self.complete_pages(self.nodes.len(), cache, device);
         if self.answer.pages.is_empty() {
             self.begin_answer(cache, device);
         }
@@ -266,7 +273,7 @@ impl Sequence {
         let position = self.tokens.len() - 1;
         self.step.clear(if is_again { Work::Again } else { Work::Answer });
         if is_first {
-            self.add_spans(self.parts.len());
+            self.add_spans(self.nodes.len());
         }
         let slot =
             self.answer.pages[row / PAGE_ROWS] * PAGE_ROWS as Slot + (row % PAGE_ROWS) as Slot;
@@ -280,7 +287,7 @@ impl Sequence {
         let span = self.step.spans.last_mut().expect("a prompt has rows");
         debug_assert_eq!(span.home_position, span.position, "an answer goes on at home");
         if is_first {
-            parts::extend(span, &self.answer.pages, self.answer.stored + 1);
+            held::extend(span, &self.answer.pages, self.answer.stored + 1);
         } else {
             let page = self.answer.pages.last().filter(|_| row.is_multiple_of(PAGE_ROWS));
             span.pages.extend(page);
@@ -335,7 +342,7 @@ impl Sequence {
             Work::Wait => return,
             Work::Fill => self.fill(cache, results, time, tokenizer, events),
             Work::Repair => {
-                self.repairs.advance(self.step.tokens.len(), &mut self.parts, time);
+                self.repairs.advance(self.step.tokens.len(), &mut self.nodes, time);
                 Ok(())
             }
             Work::Again => Ok(()),
@@ -362,8 +369,8 @@ impl Sequence {
     }
 
     fn is_prompt_done(&self, cache: &Cache) -> bool {
-        let rest = self.parts.get(self.at..).unwrap_or_default();
-        rest.iter().all(|part| cache.node(part.node).filled >= part.range.len())
+        let rest = self.nodes.get(self.at..).unwrap_or_default();
+        rest.iter().all(|held| cache.node(held.node).filled >= held.range.len())
     }
 
     /// The answer's next token.
@@ -388,14 +395,14 @@ impl Sequence {
     /// Pages that it holds.
     #[cfg(test)]
     pub(super) fn pages(&self) -> Vec<PageId> {
-        let parts = self.parts.iter().flat_map(|part| &part.pages);
-        parts.chain(&self.answer.pages).copied().collect()
+        let nodes = self.nodes.iter().flat_map(|held| &held.pages);
+        nodes.chain(&self.answer.pages).copied().collect()
     }
 
-    /// The positions of a part's rows that lie in a range of the prompt.
-    pub(super) fn overlap(part: &Part, range: &Range<usize>) -> usize {
-        let end = part.range.end.min(range.end);
-        end.saturating_sub(part.range.start.max(range.start))
+    /// The positions of a node's rows that lie in a range of the prompt.
+    pub(super) fn overlap(held: &HeldNode, range: &Range<usize>) -> usize {
+        let end = held.range.end.min(range.end);
+        end.saturating_sub(held.range.start.max(range.start))
     }
 
     /// Whether the lane has nothing more to run.
@@ -431,7 +438,7 @@ impl Sequence {
     fn give_back(&mut self, cache: &mut Cache) {
         let mut pages = std::mem::take(&mut self.answer.pages);
         let rows = if self.answer.is_kept { self.answer.stored } else { 0 };
-        let AnswerPlace { parent, begin } = self.answer.place;
+        let AnswerStart { parent, begin } = self.answer.start;
         let n_kept = if rows > 0 { pages_for(begin.lead + rows) } else { 0 };
         cache.give_back_pages(pages.split_off(n_kept));
         if rows > 0 {
@@ -441,11 +448,11 @@ impl Sequence {
             let new = NewNode { parent, home, tokens, lead, chunk: None, is_public: true };
             cache.adopt(new, pages, cost);
         }
-        for part in &mut self.parts {
-            cache.give_back_pages(part.pages.drain(..));
-            let node = cache.node_mut(part.node);
+        for held in &mut self.nodes {
+            cache.give_back_pages(held.pages.drain(..));
+            let node = cache.node_mut(held.node);
             node.filler = node.filler.filter(|filler| *filler != self.id);
-            cache.let_go(part.node);
+            cache.let_go(held.node);
         }
         cache.release_promise(self.answer.promised);
     }

@@ -1,19 +1,19 @@
-//! How a lane's rows lie in pages: those of a part may go on in a page that holds rows before them.
+//! How a lane's rows lie in pages: those of a node may go on in a page that holds rows before them.
 //!
 //! A lane writes only to pages that were taken for it. What such a page holds of earlier rows is
 //! copied into it when they are all there, before a step uses the page.
 
-use super::parts::{AnswerPlace, Part};
-use super::sequence::Sequence;
+use super::Sequence;
 use crate::cache::{Begin, Cache, NodeId};
 use crate::device::Device;
+use crate::engine::held::{AnswerStart, HeldNode};
 use crate::kv::PageId;
 
 /// The answer's rows: pages of its own, taken one by one of those that were promised.
 pub(super) struct Answer {
     /// None before the first row.
     pub(super) pages: Vec<PageId>,
-    pub(super) place: AnswerPlace,
+    pub(super) start: AnswerStart,
     pub(super) promised: usize,
     pub(super) stored: usize,
     /// Whether its rows are kept.
@@ -23,20 +23,25 @@ pub(super) struct Answer {
 impl Answer {
     /// The next row, counted from the first row of the first page.
     pub(super) fn next_row(&self) -> usize {
-        self.place.begin.lead + self.stored
+        self.start.begin.lead + self.stored
     }
 }
 
 impl Sequence {
-    /// Copies what is missing of the rows before those of parts in their first pages, for the first
-    /// `n` parts. All that those see is there.
-    pub(super) fn complete_pages(&mut self, n: usize, cache: &mut Cache, device: &mut dyn Device) {
+    /// Copies what is missing of the rows before those of nodes in their first pages, for the first
+    /// `n` nodes. All that those see is there.
+    pub(in crate::engine) fn complete_pages(
+        &mut self,
+        n: usize,
+        cache: &mut Cache,
+        device: &mut dyn Device,
+    ) {
         for index in self.n_complete..n {
-            let Part { node, sees, lead, ref pages, .. } = self.parts[index];
+            let HeldNode { node, sees, lead, ref pages, .. } = self.nodes[index];
             if lead == 0 {
                 continue;
             }
-            let (from, to) = (self.parts[sees - 1].last_page(), pages[0]);
+            let (from, to) = (self.nodes[sees - 1].last_page(), pages[0]);
             if from != to {
                 if !cache.node(node).has_lead {
                     device.copy_rows(from, to, lead);
@@ -48,22 +53,22 @@ impl Sequence {
         self.n_complete = self.n_complete.max(n);
     }
 
-    /// Has nodes that end in the last page of the first `n` parts end in page `to` instead, which holds
+    /// Has nodes that end in the last page of the first `n` nodes end in page `to` instead, which holds
     /// their rows too.
     fn move_ends(&self, n: usize, to: PageId, cache: &mut Cache) {
-        let from = self.parts[n - 1].last_page();
-        let ends_there = |part: &&Part| part.last_page() == from;
-        let parts = self.parts[..n].iter().rev().take_while(ends_there);
+        let from = self.nodes[n - 1].last_page();
+        let ends_there = |held: &&HeldNode| held.last_page() == from;
+        let nodes = self.nodes[..n].iter().rev().take_while(ends_there);
         // A node of which the prompt uses a part has rows after it.
-        let whole = parts.filter(|part| part.range.len() == cache.node(part.node).len());
-        let nodes: Vec<NodeId> = whole.map(|part| part.node).collect();
+        let whole = nodes.filter(|held| held.range.len() == cache.node(held.node).len());
+        let nodes: Vec<NodeId> = whole.map(|held| held.node).collect();
         cache.move_ends(&nodes, from, to);
     }
 
     /// Gives the answer its first page, unless that begins with its first row: the prompt's last page,
     /// or a copy of it.
     pub(super) fn begin_answer(&mut self, cache: &mut Cache, device: &mut dyn Device) {
-        let Begin { lead, page } = self.answer.place.begin;
+        let Begin { lead, page } = self.answer.start.begin;
         if lead == 0 {
             return;
         }
@@ -74,9 +79,9 @@ impl Sequence {
             }
             None => {
                 let copy = self.take_pages(1, cache, device)[0];
-                let n_parts = self.parts.len();
-                device.copy_rows(self.parts[n_parts - 1].last_page(), copy, lead);
-                self.move_ends(n_parts, copy, cache);
+                let n_nodes = self.nodes.len();
+                device.copy_rows(self.nodes[n_nodes - 1].last_page(), copy, lead);
+                self.move_ends(n_nodes, copy, cache);
                 copy
             }
         };

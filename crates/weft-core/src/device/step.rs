@@ -1,0 +1,245 @@
+//! What a device runs at once: a few tokens of each lane, and the stored rows that they attend to.
+//!
+//! [`Step::check`] is where the host refuses an index that lies outside the device's memory.
+
+use super::{Limits, MAX_LANES, MAX_MARKS, MAX_SPANS};
+use crate::config::Config;
+use crate::kv::{PAGE_ROWS, PageId, Slot, pages_for};
+use crate::plan::Work;
+
+/// Rows of stored keys and values that follow one another, placed somewhere in a context.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Where the rows lie, from `first_row` of the first page on, page after page.
+    pub pages: Vec<PageId>,
+    /// The row of the first page that the span begins with. Rows of that page before it belong to
+    /// something else, and have been written.
+    pub first_row: usize,
+    /// Number of rows.
+    pub len: usize,
+    /// The position that the first row's key was rotated for when it was stored.
+    pub home_position: usize,
+    /// The position of the first row in this context. Where it differs from the home position the
+    /// *query* is rotated by the difference less: (R_m q)·(R_{n+Δ} k) = (R_{m−Δ} q)·(R_n k).
+    pub position: usize,
+}
+
+impl Span {
+    /// How many of its rows a token at `position` sees: those not after it.
+    pub fn rows_seen_from(&self, position: usize) -> usize {
+        (position + 1).saturating_sub(self.position).min(self.len)
+    }
+
+    /// The slot of row `row`.
+    pub fn slot(&self, row: usize) -> Slot {
+        slot(&self.pages, self.first_row + row)
+    }
+}
+
+fn slot(pages: &[PageId], row: usize) -> Slot {
+    pages[row / PAGE_ROWS] * PAGE_ROWS as Slot + (row % PAGE_ROWS) as Slot
+}
+
+/// Which tokens of a lane need logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outputs {
+    /// None: the prompt goes on.
+    None,
+    /// The last one.
+    Last,
+    /// Every one.
+    All,
+}
+
+/// One sequence's part of a step. The slices of tokens are equally long.
+#[derive(Clone, Copy, Debug)]
+pub struct Lane<'a> {
+    /// The tokens to run.
+    pub tokens: &'a [u32],
+    /// Each token's position in the context, rising.
+    pub positions: &'a [u32],
+    /// The position that each token's key is rotated for: its own, or, where the row belongs to a
+    /// span that was moved, the one it has at the span's home.
+    pub key_positions: &'a [u32],
+    /// Where each token's key and value go. Rows of this step are visible to it, so the spans
+    /// cover them too.
+    pub store_at: &'a [Slot],
+    /// What the tokens attend to: every row whose position is not after the token's own. In the
+    /// order of their positions, without overlap; there may be gaps. Where one span ends and the next
+    /// begins, and with which row of a page, can show in the last bits; which pages they are cannot.
+    pub spans: &'a [Span],
+    /// Positions at which one stretch of the context ends and the next begins, rising:
+    /// [`Device::attention`] reports a share for each stretch. Marks change nothing else.
+    pub marks: &'a [u32],
+    /// Which of the tokens need logits.
+    pub outputs: Outputs,
+}
+
+impl Lane<'_> {
+    /// Number of logit rows this lane asks for.
+    pub fn n_outputs(&self) -> usize {
+        match self.outputs {
+            Outputs::None => 0,
+            Outputs::Last => 1,
+            Outputs::All => self.tokens.len(),
+        }
+    }
+
+    /// How many rows of each stretch between marks a token at `position` sees. Rows of a stretch
+    /// follow one another in the list of spans.
+    pub fn rows_of_stretches(&self, position: usize) -> impl Iterator<Item = usize> {
+        let last_seen = move |mark: &u32| (*mark as usize - 1).min(position);
+        let ends = self.marks.iter().map(last_seen).chain([position]);
+        let rows_up_to = |last| self.spans.iter().map(|span| span.rows_seen_from(last)).sum();
+        let mut before = 0;
+        ends.map(rows_up_to).map(move |rows: usize| rows - std::mem::replace(&mut before, rows))
+    }
+}
+
+/// What one run computes. Logit rows come in lane order, then token order.
+#[derive(Clone, Copy, Debug)]
+pub struct Step<'a> {
+    /// One to [`MAX_LANES`] lanes. Each computes what it would compute alone, bit for bit.
+    pub lanes: &'a [Lane<'a>],
+}
+
+/// Rows that follow one another in a list of pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows<'a> {
+    /// The pages.
+    pub pages: &'a [PageId],
+    /// The row of the first page that they begin with.
+    pub first_row: usize,
+    /// Number of rows.
+    pub len: usize,
+}
+
+impl Rows<'_> {
+    /// Where each row lies.
+    pub fn slots(&self) -> impl Iterator<Item = Slot> + '_ {
+        (self.first_row..self.first_row + self.len).map(|row| slot(self.pages, row))
+    }
+
+    /// The pages that they lie in.
+    pub fn n_pages(&self) -> usize {
+        pages_for(self.first_row + self.len)
+    }
+
+    /// Panics unless the rows lie inside the pages, and the pages inside the device's memory.
+    pub fn check(&self, limits: &Limits) {
+        assert!(self.first_row < PAGE_ROWS, "first row {}", self.first_row);
+        assert!(self.n_pages() <= self.pages.len(), "{} rows in too few pages", self.len);
+        assert!(self.pages.iter().all(|page| (*page as usize) < limits.pages), "page range");
+    }
+}
+
+impl Step<'_> {
+    /// Tokens in all lanes.
+    pub fn n_tokens(&self) -> usize {
+        self.lanes.iter().map(|lane| lane.tokens.len()).sum()
+    }
+
+    /// Logit rows in all lanes.
+    pub fn n_outputs(&self) -> usize {
+        self.lanes.iter().map(Lane::n_outputs).sum()
+    }
+
+    /// What it asks of the ops.
+    pub fn work(&self) -> Work {
+        let mut work = Work {
+            n_tokens: self.n_tokens() as u64,
+            n_outputs: self.n_outputs() as u64,
+            ..Work::default()
+        };
+        for lane in self.lanes {
+            let seen = |position: &u32| lane.rows_seen_from(*position as usize);
+            work.n_rows += lane.positions.last().map_or(0, seen);
+            work.n_pairs += lane.positions.iter().map(seen).sum::<u64>();
+        }
+        work
+    }
+
+    /// Panics unless every index that a device will follow lies inside its memory.
+    pub fn check(&self, config: &Config, limits: &Limits) {
+        assert!((1..=MAX_LANES).contains(&self.lanes.len()), "{} lanes", self.lanes.len());
+        assert!(self.n_tokens() <= limits.step_tokens, "{} tokens in a step", self.n_tokens());
+        assert!(self.n_outputs() <= limits.step_outputs, "{} outputs", self.n_outputs());
+        for lane in self.lanes {
+            lane.check(config, limits);
+        }
+    }
+}
+
+impl Lane<'_> {
+    /// KV rows that a token at `position` sees.
+    fn rows_seen_from(&self, position: usize) -> u64 {
+        self.spans.iter().map(|span| span.rows_seen_from(position)).sum::<usize>() as u64
+    }
+
+    fn check(&self, config: &Config, limits: &Limits) {
+        let n = self.tokens.len();
+        assert!(n > 0, "a lane without tokens");
+        assert!(self.positions.len() == n && self.store_at.len() == n, "uneven lane");
+        assert!(self.key_positions.len() == n, "uneven lane");
+        assert!(self.spans.len() <= MAX_SPANS, "{} spans", self.spans.len());
+        assert!(self.marks.len() <= MAX_MARKS, "{} marks", self.marks.len());
+        assert!(self.marks.is_sorted_by(|a, b| a < b), "marks do not rise");
+        assert!(self.marks.iter().all(|mark| *mark > 0), "a mark before the context");
+        assert!(self.positions.is_sorted_by(|a, b| a < b), "positions do not rise");
+        assert!(self.tokens.iter().all(|token| (*token as usize) < config.vocab), "token range");
+        let positions = self.positions.iter().chain(self.key_positions);
+        assert!({ positions }.all(|p| (*p as usize) < limits.positions), "position range");
+        let slots = limits.pages * PAGE_ROWS;
+        assert!(self.store_at.iter().all(|slot| (*slot as usize) < slots), "slot range");
+        for span in self.spans {
+            assert!(span.len > 0, "an empty span");
+            assert!(span.first_row < PAGE_ROWS, "first row {}", span.first_row);
+            let n_pages = pages_for(span.first_row + span.len);
+            assert!(n_pages <= span.pages.len(), "a span longer than its pages");
+            assert!(span.pages.iter().all(|page| (*page as usize) < limits.pages), "page range");
+            for first in [span.home_position, span.position] {
+                let end = first.checked_add(span.len);
+                assert!(end.is_some_and(|end| end <= limits.positions), "span position range");
+            }
+        }
+        let in_order = |a: &Span, b: &Span| a.position + a.len <= b.position;
+        assert!(self.spans.is_sorted_by(in_order), "spans overlap or are out of order");
+        for position in self.positions {
+            let visible = self.spans.iter().any(|span| span.position <= *position as usize);
+            assert!(visible, "the token at position {position} sees nothing, not even itself");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::Dtype;
+    use crate::plan::Op;
+    use crate::shapes;
+
+    #[test]
+    fn a_step_says_what_it_asks_for() {
+        let span = |len, position| {
+            let pages = vec![0];
+            Span { pages, first_row: 0, len, home_position: 0, position }
+        };
+        let lane = Lane {
+            tokens: &[1, 2, 3],
+            positions: &[10, 11, 12],
+            key_positions: &[10, 11, 12],
+            store_at: &[0, 1, 2],
+            spans: &[span(8, 0), span(3, 10)],
+            marks: &[],
+            outputs: Outputs::Last,
+        };
+        let work = Step { lanes: &[lane, lane] }.work();
+        let once = Work { n_tokens: 3, n_outputs: 1, n_rows: 11, n_pairs: 9 + 10 + 11 };
+        assert_eq!(work.n_rows, 2 * once.n_rows);
+        assert_eq!((work.n_tokens, work.n_outputs, work.n_pairs), (6, 2, 60));
+        let config = shapes::config("qwen3-0.6b").unwrap();
+        let flops = Op::Attend { layer: 0 }.flops(&config, &once);
+        assert_eq!(flops, once.n_pairs * 4 * 2048);
+        assert_eq!(Op::NormHead.bytes(&config, Dtype::Bf16, &Work { n_outputs: 0, ..once }), 0);
+    }
+}

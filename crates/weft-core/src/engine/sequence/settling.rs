@@ -1,0 +1,52 @@
+//! Lanes whose pages are still copied to, or from: they wait, and those beside them go on.
+//!
+//! A device keeps the order by itself: a step that uses such a page waits for the copy. But all lanes of
+//! a step would wait with it, so a new lane joins in when its pages are settled.
+
+use std::time::Instant;
+
+use super::Sequence;
+use crate::chunk::Tier;
+use crate::device::Device;
+use crate::engine::held::HeldNode;
+use crate::kv::PageId;
+
+/// What a new lane waits for.
+pub(in crate::engine) struct Settling {
+    since: Instant,
+    pages: Vec<PageId>,
+}
+
+impl Settling {
+    pub(in crate::engine) fn new(nodes: &[HeldNode]) -> Self {
+        let pages = nodes.iter().flat_map(|held| held.pages.iter().copied()).collect();
+        Self { since: Instant::now(), pages }
+    }
+}
+
+impl Sequence {
+    /// Goes on if its pages are settled.
+    pub(in crate::engine) fn check_settled(&mut self, device: &dyn Device) {
+        if self.settling.as_ref().is_some_and(|wait| device.is_settled(&wait.pages)) {
+            self.end_settling();
+        }
+    }
+
+    /// Waits until its pages are settled.
+    pub(in crate::engine) fn settle(&mut self, device: &mut dyn Device) {
+        if let Some(wait) = &self.settling {
+            device.settle(&wait.pages);
+            self.end_settling();
+        }
+    }
+
+    /// What was waited for is what bringing its rows took.
+    fn end_settling(&mut self) {
+        let Some(wait) = self.settling.take() else { return };
+        let is_brought = |held: &&mut HeldNode| matches!(held.source, Some(Tier::Ram | Tier::Disk));
+        let rows: usize = self.nodes.iter_mut().filter(is_brought).map(|p| p.range.len()).sum();
+        for held in self.nodes.iter_mut().filter(is_brought) {
+            held.time += wait.since.elapsed().mul_f64(held.range.len() as f64 / rows as f64);
+        }
+    }
+}
