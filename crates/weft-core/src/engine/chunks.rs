@@ -143,7 +143,7 @@ impl Engine {
 
     /// What an answer to this prompt would find.
     pub fn preview(&self, prompt: &Composition) -> Preview {
-        let placement = Placement::plan(&self.cache, prompt, usize::MAX);
+        let placement = Placement::look_up(&self.cache, prompt, usize::MAX);
         let mut start = 0;
         let mut pieces = Vec::new();
         for piece in &prompt.pieces {

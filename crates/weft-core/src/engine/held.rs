@@ -143,14 +143,14 @@ impl Policy {
 ///
 /// Kept rows of which a part is used take all their pages. If these leave no room for the rest, the
 /// prompt is computed anew as one piece, and what it was pieced together from can be evicted.
-fn plan(
+fn fit(
     cache: &Cache,
     prompt: &Composition,
     policy: Policy,
     answer: usize,
 ) -> Result<(Placement, Need), OutOfPages> {
     let fits = |prompt: &Composition, limit| {
-        let placement = Placement::plan(cache, prompt, limit);
+        let placement = Placement::look_up(cache, prompt, limit);
         let need = Need::new(cache, &placement, prompt, answer);
         cache.check_promise(need.prompt + need.later, &placement.found())?;
         Ok((placement, need))
@@ -169,7 +169,7 @@ pub(super) fn check_room(
     policy: Policy,
     answer: usize,
 ) -> Result<(), OutOfPages> {
-    plan(cache, prompt, policy, answer).map(|_| ())
+    fit(cache, prompt, policy, answer).map(|_| ())
 }
 
 /// Holds what is kept of a prompt, brings it to the device, and makes nodes for the rest.
@@ -183,7 +183,7 @@ pub(super) fn take(
 ) -> Result<Holding, OutOfPages> {
     // A file may turn out to be no good; then its rows are computed like any that are missing.
     loop {
-        let (placement, need) = plan(cache, prompt, policy, answer)?;
+        let (placement, need) = fit(cache, prompt, policy, answer)?;
         let found = placement.found();
         cache.promise(need.prompt + need.later, &found)?;
         found.iter().for_each(|id| cache.hold(*id));

@@ -8,11 +8,11 @@ mod batch;
 mod chunks;
 mod generation;
 mod held;
+mod output;
 mod placement;
 mod repair;
 mod request;
 mod sequence;
-mod speaker;
 mod stats;
 #[cfg(test)]
 mod tests;
@@ -40,8 +40,8 @@ pub use self::verify::Verification;
 pub use crate::cache::{CacheStats, LaneId, TierStats, Tiers};
 
 use self::held::Policy;
+use self::output::OutputProcessor;
 use self::sequence::Sequence;
-use self::speaker::Speaker;
 
 /// What happened to a lane in a step.
 #[derive(Debug)]
@@ -116,8 +116,8 @@ pub struct Engine {
     library: Library,
     lanes: Vec<Sequence>,
     next_id: u64,
-    /// What happened to lanes while somebody else's were run to their end.
-    untold: Vec<Event>,
+    /// Events of lanes that ran beside one that was run to its end: the next step reports them.
+    unreported: Vec<Event>,
     /// How many steps the device may begin before they are asked for.
     reach: usize,
 }
@@ -173,7 +173,7 @@ impl Engine {
             device,
             lanes: Vec::with_capacity(MAX_LANES),
             next_id: 0,
-            untold: Vec::new(),
+            unreported: Vec::new(),
             reach: 0,
         }
     }
@@ -209,14 +209,14 @@ impl Engine {
             sampler.constrain(rule);
         }
         let room = if policy.answers { self.context() - tokens.len() } else { 0 };
-        let speaker = Speaker::new(sampling, sampler, room);
+        let output = OutputProcessor::new(sampling, sampler, room);
         let id = LaneId(self.next_id);
         let holding = held::take(&mut self.cache, &mut *self.device, id, &prompt, policy, answer)?;
         self.next_id += 1;
         if policy.keeps || policy.answers {
             self.count_uses(&prompt);
         }
-        let mut lane = Sequence::new(id, cancel, prompt, holding, speaker, policy.keeps);
+        let mut lane = Sequence::new(id, cancel, prompt, holding, output, policy.keeps);
         lane.started = started;
         self.lanes.push(lane);
         Ok(id)
@@ -286,10 +286,10 @@ impl Engine {
     }
 
     /// Advances every lane: a block of its prompt, or one token of its answer; nothing where all are
-    /// paused. Also tells what happened to lanes while [`Engine::generate`], [`Engine::warm`] or
+    /// paused. Also reports what happened to lanes while [`Engine::generate`], [`Engine::warm`] or
     /// [`Engine::verify`] ran beside them. A device error ends all lanes.
     pub fn step(&mut self) -> Result<Vec<Event>, DeviceError> {
-        let mut events = std::mem::take(&mut self.untold);
+        let mut events = std::mem::take(&mut self.unreported);
         self.retire(&mut events);
         if self.lanes.is_empty() {
             return Ok(events);
@@ -299,7 +299,7 @@ impl Engine {
         let start = Instant::now();
         if let Err(error) = self.choose_repairs().and_then(|()| self.schedule_and_run()) {
             self.discard(|_| true);
-            self.untold = events;
+            self.unreported = events;
             return Err(error);
         }
         self.advance(start.elapsed(), &mut events);
@@ -307,10 +307,10 @@ impl Engine {
         Ok(events)
     }
 
-    /// A step for the sake of some lanes: what happens to others is told by a later step.
+    /// A step for the sake of some lanes: a later step reports what happens to the others.
     fn step_for(&mut self, is_mine: impl Fn(LaneId) -> bool) -> Result<Vec<Event>, DeviceError> {
         let (mine, others) = self.step()?.into_iter().partition(|event| is_mine(event.lane()));
-        self.untold = others;
+        self.unreported = others;
         Ok(mine)
     }
 
@@ -401,7 +401,7 @@ impl Engine {
         }
     }
 
-    /// Takes out lanes at once, without telling anybody.
+    /// Takes out lanes at once, without an event.
     fn discard(&mut self, which: impl Fn(LaneId) -> bool) {
         for lane in self.lanes.extract_if(.., |lane| which(lane.id())) {
             lane.finish(&mut self.cache);

@@ -52,7 +52,7 @@ pub(super) struct Placement {
 
 impl Placement {
     /// Looks up the pieces of the prompt's first `limit` tokens.
-    pub(super) fn plan(cache: &Cache, composition: &Composition, limit: usize) -> Self {
+    pub(super) fn look_up(cache: &Cache, composition: &Composition, limit: usize) -> Self {
         let root = cache.root();
         let mut planner = Planner {
             cache,

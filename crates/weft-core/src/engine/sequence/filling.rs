@@ -42,7 +42,7 @@ impl Sequence {
             sees_all(index) && can_follow && !self.repairs.is_due(index)
         };
         // Rows whose logits are wanted are told apart by their node.
-        let is_plain = !self.speaker.echoes() && self.scores.is_none() && sees_all(self.at);
+        let is_plain = !self.output.echoes() && self.scores.is_none() && sees_all(self.at);
         let after = if is_plain { self.at + 1..self.nodes.len() } else { 0..0 };
         after.take_while(move |index| goes_on(*index))
     }
@@ -109,23 +109,23 @@ impl Sequence {
             left -= rows.len();
             done = held.range.start + rows.end;
         }
-        self.tell_logits(done - n_tokens..done, results, tokenizer, events)?;
+        self.send_logits(done - n_tokens..done, results, tokenizer, events)?;
         events.push(Event::Prefill { lane: self.id, done, total: self.prompt_len });
         Ok(())
     }
 
     /// Hands the logits of a range of the prompt to whoever wants them.
-    fn tell_logits(
+    fn send_logits(
         &mut self,
         range: std::ops::Range<usize>,
         results: &Results<'_>,
         tokenizer: &Tokenizer,
         events: &mut Vec<Event>,
     ) -> Result<(), SamplingError> {
-        if self.speaker.echoes() {
+        if self.output.echoes() {
             let prompt = &self.tokens[..self.prompt_len];
             let logits = |row| results.logits(row);
-            self.speaker.echo(prompt, range.clone(), &logits, tokenizer, self.id, events)?;
+            self.output.echo(prompt, range.clone(), &logits, tokenizer, self.id, events)?;
         }
         if let Some(Scores { from, to }) = &self.scores
             && self.nodes[self.at].range.end > *from

@@ -2,7 +2,7 @@
 //!
 //! A lane fills the nodes whose rows nobody has, in their order, waits for those that another lane is
 //! filling, repairs what was moved, and then adds one row per token of the answer. All of
-//! `impl Sequence` lies in this folder; what a token means for the caller is in [`Speaker`].
+//! `impl Sequence` lies in this folder; what a token means for the caller is in [`OutputProcessor`].
 
 mod filling;
 mod paging;
@@ -14,8 +14,8 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use super::held::{self, AnswerStart, HeldNode, Holding};
+use super::output::OutputProcessor;
 use super::repair::Repairs;
-use super::speaker::Speaker;
 use super::{Cancel, Event, FinishReason, Finished, LaneId, Results, Stats};
 use crate::cache::{Cache, NewNode};
 use crate::chunk::{Composition, Piece, Tier};
@@ -46,7 +46,7 @@ pub(super) struct Sequence {
     answer: Answer,
     /// The step in hand.
     pub(super) step: Prepared,
-    pub(super) speaker: Speaker,
+    pub(super) output: OutputProcessor,
     attention: Attention,
     pub(super) scores: Option<Scores>,
     /// What it waits for before it begins.
@@ -121,7 +121,7 @@ impl Sequence {
         cancel: Cancel,
         composition: Composition,
         holding: Holding,
-        speaker: Speaker,
+        output: OutputProcessor,
         is_kept: bool,
     ) -> Self {
         let tokens = composition.tokens();
@@ -155,7 +155,7 @@ impl Sequence {
             n_complete: 0,
             settling: Some(Settling::new(&nodes)),
             nodes,
-            speaker,
+            output,
             scores: None,
             paused: false,
             end: None,
@@ -178,9 +178,7 @@ impl Sequence {
         let is_scored = |held: &HeldNode| {
             self.scores.as_ref().is_some_and(|scores| held.range.end > scores.from)
         };
-        self.nodes
-            .get(self.at)
-            .is_some_and(|held| self.speaker.echoes_logprobs() || is_scored(held))
+        self.nodes.get(self.at).is_some_and(|held| self.output.echoes_logprobs() || is_scored(held))
     }
 
     /// Has the logits of the prompt's tokens sent somewhere. Their rows must not be kept ones.
@@ -314,7 +312,7 @@ impl Sequence {
 
     /// What chooses the token that this step brings, if it brings one.
     pub(super) fn sampler(&self) -> Option<&Sampler> {
-        (self.step.outputs == Outputs::Last).then(|| self.speaker.sampler()).flatten()
+        (self.step.outputs == Outputs::Last).then(|| self.output.sampler()).flatten()
     }
 
     /// How many steps may follow this one without anything new: each adds a row to the answer's last page,
@@ -323,7 +321,7 @@ impl Sequence {
         match self.step.work {
             Work::Answer => {
                 let rows = PAGE_ROWS - 1 - self.answer.next_row() % PAGE_ROWS;
-                rows.min(self.speaker.left().saturating_sub(1))
+                rows.min(self.output.left().saturating_sub(1))
             }
             _ => 0,
         }
@@ -382,7 +380,7 @@ impl Sequence {
     ) -> Result<(), SamplingError> {
         let last = self.n_outputs() - 1;
         let (token, reason) =
-            self.speaker.next(results.chosen(), || results.logits(last), tokenizer)?;
+            self.output.next(results.chosen(), || results.logits(last), tokenizer)?;
         if let Some(token) = token {
             self.first_token.get_or_insert_with(|| self.started.elapsed());
             self.tokens.push(token.id);

@@ -1,4 +1,5 @@
-//! What a lane says: tokens chosen from logits, their text, and when the answer ends.
+//! From logits to what a caller sees: the next token, its text, its log-probabilities, and whether
+//! the answer ends with it.
 
 use std::ops::Range;
 
@@ -6,7 +7,7 @@ use super::{Event, FinishReason, LaneId, Token};
 use crate::sampling::{Logprobs, Sampler, Sampling, SamplingError, TextStream};
 use crate::tokenizer::Tokenizer;
 
-pub(super) struct Speaker {
+pub(super) struct OutputProcessor {
     sampling: Sampling,
     sampler: Sampler,
     text: TextStream,
@@ -16,7 +17,7 @@ pub(super) struct Speaker {
     room: usize,
 }
 
-impl Speaker {
+impl OutputProcessor {
     pub(super) fn new(sampling: Sampling, sampler: Sampler, room: usize) -> Self {
         Self {
             text: TextStream::new(&sampling.stop),
@@ -28,12 +29,12 @@ impl Speaker {
         }
     }
 
-    /// Whether the prompt's tokens are told too.
+    /// Whether the prompt's tokens are reported too.
     pub(super) fn echoes(&self) -> bool {
         self.sampling.echo
     }
 
-    /// Whether the prompt's log-probabilities are told too.
+    /// Whether the prompt's log-probabilities are reported too.
     pub(super) fn echoes_logprobs(&self) -> bool {
         self.sampling.echo && self.sampling.logprobs.is_some()
     }
