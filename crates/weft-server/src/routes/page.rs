@@ -82,8 +82,8 @@ mod tests {
             "/" => "index.html".to_owned(),
             path => path[1..].to_owned(),
         };
-        let model: BTreeSet<String> = FILES.iter().map(|file| name(file.path)).collect();
-        assert_eq!(model, names);
+        let served: BTreeSet<String> = FILES.iter().map(|file| name(file.path)).collect();
+        assert_eq!(served, names);
     }
 
     #[test]
