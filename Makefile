@@ -1,9 +1,13 @@
 # The developer's habits. Users need only cargo, see README.md.
-.PHONY: check test golden eval kernels emulate gpu gpu-bundle
+.PHONY: check check-all test golden eval kernels emulate gpu gpu-bundle
 
 # What CI runs.
 check:
 	.ci/run
+
+# What CI runs; then the release build's demo, and the emulator on all its models.
+check-all: check emulate
+	cargo run --release --locked | grep '^answer   The captain of the Krogaste is Probrosur.$$'
 
 test:
 	cargo test --workspace
@@ -25,7 +29,7 @@ kernels:
 emulate:
 	tools/emulate/emulate.py
 
-# Tests the CUDA device; fails where there is none.
+# Tests the CUDA device; fails if there is none.
 gpu:
 	WEFT_REQUIRE_GPU=1 cargo test --release -p weft-cuda
 

@@ -9,6 +9,8 @@ and what is not.
 """
 
 import argparse
+import concurrent.futures
+import os
 import pathlib
 import re
 import subprocess
@@ -98,7 +100,7 @@ def constants(family, sizes):
     """What the kernels are compiled with for a model."""
     config = dict(sizes, model_type=family, num_hidden_layers=2, max_position_embeddings=512, rope_theta=10000.0)
     config = str(config).replace("'", '"')
-    command = ["cargo", "run", "--quiet", "--release", "-p", "weft-cuda", "--example", "constants", "--", config]
+    command = ["cargo", "run", "--quiet", "-p", "weft-cuda", "--example", "constants", "--", config]
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
 
 
@@ -132,12 +134,16 @@ def main():
         for model in arguments.models:
             here = build(pathlib.Path(folder), model, None)
             there = build(pathlib.Path(folder), model, arguments.against) if arguments.against else None
-            for case in CASES if model != "spare" else SPARE_CASES:
-                outputs = [run(here, case, 1), run(here, case, 2)] + ([run(there, case, 1)] if there else [])
-                good = len(set(outputs)) == 1 and not outputs[0].startswith("failed")
-                failures += not good
-                n_hashes = outputs[0].count("\n  ")
-                print(f"{model} {case}: {'same' if good else 'DIFFERENT'}, {n_hashes} hashes", file=arguments.log, flush=True)
+            cases = CASES if model != "spare" else SPARE_CASES
+            runs = [(here, 1), (here, 2)] + ([(there, 1)] if there else [])
+            with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+                jobs = [[pool.submit(run, program, case, seed) for program, seed in runs] for case in cases]
+                for case, same in zip(cases, jobs):
+                    outputs = [job.result() for job in same]
+                    good = len(set(outputs)) == 1 and not outputs[0].startswith("failed")
+                    failures += not good
+                    n_hashes = outputs[0].count("\n  ")
+                    print(f"{model} {case}: {'same' if good else 'DIFFERENT'}, {n_hashes} hashes", file=arguments.log, flush=True)
     sys.exit(failures > 0)
 
 

@@ -84,7 +84,7 @@ pub(crate) fn answer(
     if style.stream {
         end_line(&parts)?;
     }
-    terminal::note(style.quiet, &figures(&finished));
+    terminal::note(style.quiet, &stats_line(&finished));
     Ok(Answer { prompt: composition, tokens, parts, finished })
 }
 
@@ -117,8 +117,8 @@ pub(crate) fn print(text: &str) -> Result<(), CliError> {
     }
 }
 
-/// The line of figures.
-pub(crate) fn figures(finished: &Finished) -> String {
+/// The line of figures below an answer.
+pub(crate) fn stats_line(finished: &Finished) -> String {
     let stats = &finished.stats;
     let speed = match stats.tokens_per_second() {
         Some(speed) => format!(" · {speed:.1} tok/s"),
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_tell_prompt_first_token_speed_and_reason() {
+    fn the_stats_line_has_prompt_first_token_speed_and_reason() {
         let stats = Stats {
             prompt_tokens: 412,
             cached_tokens: 0,
@@ -197,13 +197,13 @@ mod tests {
         let finished = Finished { reason: FinishReason::Stop, stats, report };
         let rest = "97 tok · 2000.0 tok/s · stop";
         let cold = format!("412 tok prompt · first token 41 ms · {rest}");
-        assert_eq!(figures(&finished), cold);
+        assert_eq!(stats_line(&finished), cold);
         let pieces =
             vec![piece(200, Some(Tier::Device)), piece(70, Some(Tier::Disk)), piece(9, None)];
         let report = Report { pieces, answer_attention: 0.0 };
         let warm =
             "412 tok prompt (279 cached: 200 device, 70 disk, 9 of parts) · first token 41 ms";
         let finished = Finished { report, ..finished };
-        assert_eq!(figures(&finished), format!("{warm} (saved 210 ms) · {rest}"));
+        assert_eq!(stats_line(&finished), format!("{warm} (saved 210 ms) · {rest}"));
     }
 }

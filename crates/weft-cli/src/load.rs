@@ -26,7 +26,7 @@ pub(crate) struct Loaded {
 
 impl Loaded {
     /// Prints what went wrong with kept rows since the last time; the answers are unaffected.
-    pub(crate) fn tell_warnings(&mut self) {
+    pub(crate) fn print_warnings(&mut self) {
         self.engine.take_warnings().iter().for_each(|warning| terminal::warn(warning));
     }
 

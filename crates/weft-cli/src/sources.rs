@@ -1,5 +1,5 @@
-//! What a user names as context: texts, files, registered chunks. And the desk, where a run has those
-//! that it uses.
+//! What a user names as context (texts, files, registered chunks), and the resolver that turns it
+//! into chunks of the engine.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::error::CliError;
 use crate::input::read_file;
 use crate::load::Loaded;
 use crate::terminal;
-use crate::tiers::Shelved;
+use crate::tiers::RegisteredChunks;
 
 /// A piece of context as the user gave it.
 pub(crate) enum Source {
@@ -46,43 +46,44 @@ impl Source {
     }
 }
 
-/// The chunks of a run: those of its own, and those that it took from the shelf.
-pub(crate) struct Desk {
-    /// Or why there is none; that matters only to who names a chunk.
-    shelved: Result<Shelved, String>,
+/// Finds or makes the chunks that a run uses.
+pub(crate) struct ChunkResolver {
+    /// Or why there are none; an error only for a user who names one.
+    registered: Result<RegisteredChunks, String>,
     names: BTreeMap<ChunkId, String>,
-    from_shelf: BTreeSet<ChunkId>,
+    used: BTreeSet<ChunkId>,
     keeps: bool,
 }
 
-impl Desk {
+impl ChunkResolver {
     /// Rows of pinned chunks must stay, whether this run uses them or not.
     pub(crate) fn open(args: &CacheArgs, loaded: &mut Loaded) -> Self {
-        let shelved = Shelved::open(args, &loaded.model.tokenizer).map_err(|e| e.to_string());
-        let desk = Self {
-            shelved,
+        let registered =
+            RegisteredChunks::open(args, &loaded.model.tokenizer).map_err(|e| e.to_string());
+        let resolver = Self {
+            registered,
             names: BTreeMap::new(),
-            from_shelf: BTreeSet::new(),
+            used: BTreeSet::new(),
             keeps: !args.no_cache,
         };
-        let pinned: Vec<Chunk> = desk.all().filter(|chunk| chunk.pinned).cloned().collect();
+        let pinned: Vec<Chunk> = resolver.all().filter(|chunk| chunk.pinned).cloned().collect();
         for chunk in pinned {
             if let Err(error) = loaded.engine.restore(chunk) {
                 terminal::warn(&error.to_string());
             }
         }
-        desk
+        resolver
     }
 
     fn all(&self) -> impl Iterator<Item = &Chunk> {
-        self.shelved.iter().flat_map(|shelved| shelved.library.list(&Default::default()))
+        self.registered.iter().flat_map(|registered| registered.library.list(&Default::default()))
     }
 
     /// What the user calls a chunk.
     pub(crate) fn name(&self, id: &ChunkId) -> Option<String> {
-        let shelved =
-            || self.shelved.as_ref().ok()?.library.get(id).ok()?.name().map(str::to_owned);
-        self.names.get(id).cloned().or_else(shelved)
+        let registered =
+            || self.registered.as_ref().ok()?.library.get(id).ok()?.name().map(str::to_owned);
+        self.names.get(id).cloned().or_else(registered)
     }
 
     /// The system chunk that a source is.
@@ -151,7 +152,7 @@ impl Desk {
         }
     }
 
-    /// A chunk of the shelf, whatever its kind.
+    /// A registered chunk, whatever its kind.
     pub(crate) fn registered(
         &mut self,
         engine: &mut Engine,
@@ -162,23 +163,24 @@ impl Desk {
     }
 
     fn find(&self, word: &str) -> Result<Chunk, CliError> {
-        let shelved = self.shelved.as_ref().map_err(|reason| CliError::Usage(reason.clone()))?;
-        Ok(shelved.library.find(word)?.clone())
+        let registered =
+            self.registered.as_ref().map_err(|reason| CliError::Usage(reason.clone()))?;
+        Ok(registered.library.find(word)?.clone())
     }
 
     fn take(&mut self, engine: &mut Engine, chunk: Chunk) -> Result<ChunkId, CliError> {
         let id = chunk.id;
         engine.restore(chunk)?;
-        self.from_shelf.insert(id);
+        self.used.insert(id);
         Ok(id)
     }
 
-    /// Writes down that chunks of the shelf were used.
-    pub(crate) fn put_back(&mut self, engine: &Engine) {
-        let Some(shelved) = self.shelved.as_mut().ok().filter(|_| self.keeps) else { return };
-        for id in &self.from_shelf {
+    /// Saves that registered chunks were used.
+    pub(crate) fn save_use_counts(&mut self, engine: &Engine) {
+        let Some(registered) = self.registered.as_mut().ok().filter(|_| self.keeps) else { return };
+        for id in &self.used {
             let kept = engine.library().get(id).map_err(CliError::from);
-            if let Err(error) = kept.and_then(|chunk| shelved.keep(chunk)) {
+            if let Err(error) = kept.and_then(|chunk| registered.keep(chunk)) {
                 terminal::warn(&error.to_string());
             }
         }

@@ -76,20 +76,20 @@ pub(crate) fn keep(options: Options, args: &CacheArgs) -> Options {
 }
 
 /// The registered chunks of a model.
-pub(crate) struct Shelved {
+pub(crate) struct RegisteredChunks {
     pub(crate) shelf: Shelf,
     pub(crate) library: Library,
 }
 
-impl Shelved {
-    /// Reads the shelf; files that hold no chunk are told and passed over.
+impl RegisteredChunks {
+    /// Reads the shelf; files that hold no chunk are reported and passed over.
     pub(crate) fn open(args: &CacheArgs, tokenizer: &Tokenizer) -> Result<Self, CliError> {
         let shelf = Shelf::new(&chunk_folder(args)?, tokenizer);
-        let shelved = shelf.load()?;
-        for broken in shelved.broken {
+        let registered = shelf.load()?;
+        for broken in registered.broken {
             terminal::warn(&format!("not a chunk: {broken}"));
         }
-        Ok(Self { shelf, library: shelved.library })
+        Ok(Self { shelf, library: registered.library })
     }
 
     /// Writes down a chunk that was registered, used or changed.

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use serde_json::Value;
 use weft_core::prompt::{Conversation, Message, Segment, Template};
 use weft_core::tokenizer::Tokenizer;
+use weft_testing::{Missing, skip};
 
 fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/prompts").join(name)
@@ -28,7 +29,7 @@ fn small_tokenizer() -> Tokenizer {
 
 fn qwen3_tokenizer() -> Option<Tokenizer> {
     let Some(folder) = std::env::var_os("WEFT_TEST_QWEN3") else {
-        println!("skipped: WEFT_TEST_QWEN3 is not set");
+        skip(Missing::Tokenizer, &"WEFT_TEST_QWEN3 is not set");
         return None;
     };
     Some(Tokenizer::from_file(Path::new(&folder).join("tokenizer.json")).unwrap())

@@ -11,6 +11,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use tokenizers::{Model, Normalizer, OffsetType, PreTokenizedString, PreTokenizer};
 use weft_core::tokenizer::{Tokenizer, TokenizerError};
+use weft_testing::{Missing, skip};
 
 static TINY: LazyLock<Tokenizer> =
     LazyLock::new(|| Tokenizer::from_file(data("tokenizer.json")).unwrap());
@@ -23,11 +24,11 @@ fn read(name: &str) -> Value {
     serde_json::from_slice(&std::fs::read(data(name)).unwrap()).unwrap()
 }
 
-/// Qwen3's `tokenizer.json`, or a line that says it was skipped.
+/// Qwen3's `tokenizer.json`; without it, the test counts as skipped.
 fn qwen3() -> Option<PathBuf> {
     let folder = std::env::var_os("WEFT_TEST_QWEN3");
     if folder.is_none() {
-        println!("skipped: WEFT_TEST_QWEN3 is not set");
+        skip(Missing::Tokenizer, &"WEFT_TEST_QWEN3 is not set");
     }
     Some(Path::new(&folder?).join("tokenizer.json"))
 }

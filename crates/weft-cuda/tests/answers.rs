@@ -1,7 +1,7 @@
 //! Answers through the engine on the GPU: the same bits twice, with the context computed or kept, cut
 //! anywhere, alone or beside other lanes, by single launches, as a graph or as one kernel.
 //!
-//! Without a GPU each test says so and passes, unless `WEFT_REQUIRE_GPU=1`.
+//! Without a GPU each test is skipped; with `WEFT_REQUIRE_GPU=1` it fails.
 
 mod gpu;
 

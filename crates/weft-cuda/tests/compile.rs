@@ -1,12 +1,13 @@
 //! Every kernel compiles for every architecture weft is made for, without a GPU; those that a token
 //! runs through keep all they hold in registers.
 //!
-//! Needs NVRTC on the library path, see `tools/nvrtc.sh`. Without it the tests say so and pass,
-//! unless `WEFT_REQUIRE_NVRTC=1`.
+//! Needs NVRTC on the library path, see `tools/nvrtc.sh`. Without it the tests are skipped;
+//! with `WEFT_REQUIRE_NVRTC=1` they fail.
 
 use weft_core::config::Config;
 use weft_core::shapes;
 use weft_cuda::{Chip, CudaError, DECODE_KERNELS, WHOLE_PLANS, compile, defines, source};
+use weft_testing::{Missing, skip};
 
 const ARCHITECTURES: [&str; 6] = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120"];
 
@@ -23,7 +24,7 @@ fn chip(arch: &str) -> Chip {
     Chip { n_sms, shared_bytes: shared_kib << 10 }
 }
 
-/// The compiler's report for a shape, or nothing where there is no compiler.
+/// The compiler's report for a shape; none without a compiler.
 fn report(config: &Config, arch: &str, with_persistent: bool) -> Option<String> {
     match compile(&source(), arch, &defines(config, chip(arch), with_persistent).unwrap()) {
         Ok(compiled) => {
@@ -31,9 +32,7 @@ fn report(config: &Config, arch: &str, with_persistent: bool) -> Option<String> 
             Some(compiled.report)
         }
         Err(CudaError::Unavailable(reason)) => {
-            let required = std::env::var("WEFT_REQUIRE_NVRTC").is_ok_and(|value| value == "1");
-            assert!(!required, "NVRTC is required: {reason}");
-            println!("skipped: {reason}");
+            skip(Missing::Nvrtc, &reason);
             None
         }
         Err(error) => panic!("{error}"),

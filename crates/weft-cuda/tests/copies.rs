@@ -1,6 +1,6 @@
 //! Rows copied in and out beside steps: the same bits as without, whoever uses their pages next.
 //!
-//! Without a GPU each test says so and passes, unless `WEFT_REQUIRE_GPU=1`.
+//! Without a GPU each test is skipped; with `WEFT_REQUIRE_GPU=1` it fails.
 
 mod gpu;
 

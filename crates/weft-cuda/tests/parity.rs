@@ -1,7 +1,7 @@
 //! The CUDA device against the reference, op by op; what every device must keep; and the two families
 //! of kernels and the two ways of launching against one another, bit for bit.
 //!
-//! Without a GPU each test says so and passes, unless `WEFT_REQUIRE_GPU=1`.
+//! Without a GPU each test is skipped; with `WEFT_REQUIRE_GPU=1` it fails.
 
 mod gpu;
 

@@ -1,7 +1,7 @@
 //! Tokens chosen on the GPU against the sampler that defines them; steps begun ahead against steps one by
 //! one, bit for bit.
 //!
-//! Without a GPU each test says so and passes, unless `WEFT_REQUIRE_GPU=1`.
+//! Without a GPU each test is skipped; with `WEFT_REQUIRE_GPU=1` it fails.
 
 mod gpu;
 

@@ -53,8 +53,8 @@ impl ApiError {
         Self::new(StatusCode::UNAUTHORIZED, "authentication_error", message).code("invalid_api_key")
     }
 
-    pub(crate) fn unknown_model(name: &str, served: &str) -> Self {
-        let message = format!("the model {name:?} is not served here; {served:?} is");
+    pub(crate) fn unknown_model(name: &str, ours: &str) -> Self {
+        let message = format!("the model {name:?} is not served here; {ours:?} is");
         Self::refused(StatusCode::NOT_FOUND, message).code("model_not_found").param("model")
     }
 
@@ -81,7 +81,7 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message).code("unavailable")
     }
 
-    /// A fault of ours. The message must not tell what only the machine should know.
+    /// A fault of the server. The message must not show paths or other details of the machine.
     pub(crate) fn fault(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }

@@ -1,15 +1,14 @@
-//! What all requests share.
+//! State that all requests share.
 
 use std::sync::Arc;
 
 use tokio::sync::{Mutex, Semaphore};
 
-use crate::answers::Recent;
 use crate::api_error::ApiError;
-use crate::chunk_shelf::ChunkShelf;
+use crate::chunk_update::ChunkLock;
 use crate::http::Options;
 use crate::metrics::Metrics;
-use crate::served::Served;
+use crate::responses::Recent;
 use crate::worker::Worker;
 
 /// Bytes of text that are worked on where they are; more would hold up other requests.
@@ -26,22 +25,15 @@ pub(crate) struct App {
     pub(crate) worker: Worker,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) options: Options,
-    /// The last answers, for those who want one verified.
+    /// The last answers, any of which can be verified.
     pub(crate) recent: Recent,
-    pub(crate) shelf: ChunkShelf,
-    /// Held by the verification that runs.
+    pub(crate) chunk_lock: ChunkLock,
+    /// Held while a verification runs.
     pub(crate) verifying: Mutex<()>,
 }
 
-impl App {
-    /// The served model, or why there is none now.
-    pub(crate) fn served(&self) -> Result<Arc<Served>, ApiError> {
-        self.worker.served()
-    }
-}
-
-/// Runs something that takes time in proportion to `bytes`: here if that is little, else on a thread
-/// where it holds up nobody.
+/// Runs something that takes time in proportion to `bytes`: here if it is short, else on a blocking
+/// thread.
 pub(crate) async fn off_thread<T: Send + 'static>(
     bytes: usize,
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,

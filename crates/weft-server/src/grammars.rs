@@ -1,6 +1,6 @@
 //! Answers that follow a rule: JSON of a schema, or the call of a tool.
 //!
-//! llguidance turns a rule into a grammar and tells, token by token, what may follow. It gets the
+//! llguidance turns a rule into a grammar and returns, token by token, which tokens may follow. It gets the
 //! vocabulary from our tokenizer; special tokens are marked, so that no text of a rule ever means
 //! one. Its limits bound what a schema of a stranger can cost.
 

@@ -1,23 +1,23 @@
 //! weft over HTTP: the routes that OpenAI's clients know, chunks, metrics and a page.
 //!
-//! The engine lives in a thread of its own (`worker`) and never waits for a socket. Requests are
-//! read and checked at the border (`requests`), become work for that thread, and what it tells is
-//! written down as an answer, whole or streamed (`answers`). The crate prints nothing and knows no
-//! device: whoever runs it says how to load the engine and where to tell what happens.
+//! The engine lives in its own thread (`worker`) and never waits for a socket. Requests are parsed
+//! and checked first (`requests`) and become jobs for that thread. Its events are written as a
+//! response, complete or streamed (`responses`). The crate prints nothing and knows no device: the
+//! caller passes a function that loads the engine and one that takes log lines.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
-mod answers;
 mod api_error;
 mod app;
-mod chunk_shelf;
+mod chunk_update;
 mod grammars;
 mod http;
 mod metrics;
+mod model_info;
 mod requests;
+mod responses;
 mod routes;
-mod served;
 mod worker;
 
 pub use self::http::{Options, ServeError, Server};
-pub use self::served::{Load, LoadError, Loaded};
+pub use self::model_info::{Load, LoadError, Loaded};

@@ -77,13 +77,13 @@ fn a_failure_in_mid_stream_is_an_event_and_then_the_end() {
         ("the engine failed", |control| control.panics.store(true, Ordering::Relaxed)),
         ("the engine failed", |control| control.fails.store(true, Ordering::Relaxed)),
     ];
-    for (told, fail) in faults {
+    for (text, fail) in faults {
         let mut stream = ask(address, 4000);
         until(&mut stream, "\"content\":\"a\"");
         fail(&control);
         let event = until(&mut stream, "\"error\"");
         assert!(event.starts_with("data: {\"error\":{\"message\""), "{event}");
-        assert!(event.contains(told), "{event}");
+        assert!(event.contains(text), "{event}");
         until(&mut stream, "data: [DONE]");
         control.says_nan.store(false, Ordering::Relaxed);
         let is_up = || get(address, "/health").starts_with("HTTP/1.1 200");

@@ -4,10 +4,12 @@
 #![allow(missing_docs, reason = "names and tests tell what is what")]
 
 pub mod conformance;
+mod die_with_us;
 pub mod exact;
 pub mod fake_hub;
 pub mod golden;
 pub mod parity;
+mod skip;
 pub mod stub;
 
 use std::ops::Range;
@@ -17,6 +19,9 @@ use weft_core::device::{Inspect, Lane, Limits, Outputs, Rows, Span, Step};
 use weft_core::dtype::Dtype;
 use weft_core::kv::{PAGE_ROWS, PageId, Slot, pages_for};
 use weft_core::plan::{Op, plan};
+
+pub use self::die_with_us::DieWithUs;
+pub use self::skip::{Missing, skip};
 
 /// Limits that every test here fits into.
 pub const LIMITS: Limits =

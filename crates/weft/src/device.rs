@@ -53,13 +53,13 @@ pub enum Tested {
 
 /// What decides on a device, besides the model.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Wish {
+pub(crate) struct DeviceOptions {
     pub(crate) device: DeviceChoice,
     #[cfg(feature = "cuda")]
     pub(crate) launches: weft_cuda::Launches,
 }
 
-impl Wish {
+impl DeviceOptions {
     /// Chooses a device and tests it. The fast devices compute in bf16, so a float32 model stays on
     /// the reference device: nothing loses precision unasked.
     pub(crate) fn choose(&self, config: &Config) -> Result<(Chosen, Tested), Error> {

@@ -63,7 +63,8 @@ impl Llm {
             .into_iter()
             .map(|question| self.request(&question.into()))
             .collect::<Result<_, _>>()?;
-        let thoughts: Vec<_> = requests.iter().map(|request| self.thought_of(request)).collect();
+        let thoughts: Vec<_> =
+            requests.iter().map(|request| self.reasoning_after(request)).collect();
         let completions = self.engine.generate_batch(requests)?;
         let answers = completions.into_iter().zip(thoughts).map(|(completion, mut thought)| {
             let mut parts = thought.push(&completion.text());
@@ -129,12 +130,12 @@ impl Llm {
 
     /// Runs a request.
     pub(crate) fn run(&mut self, request: Request) -> Result<Stream<'_>, Error> {
-        let reasoning = self.thought_of(&request);
+        let reasoning = self.reasoning_after(&request);
         Ok(Stream::new(self.engine.generate(request)?, reasoning))
     }
 
     /// Whether a thought is open shows at the end of the prompt.
-    fn thought_of(&self, request: &Request) -> ReasoningStream {
+    fn reasoning_after(&self, request: &Request) -> ReasoningStream {
         let end = request.prompt.pieces.last().map_or(&[][..], |piece| &piece.tokens);
         ReasoningStream::after(&self.model.tokenizer.decode(end, false))
     }

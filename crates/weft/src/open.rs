@@ -12,7 +12,7 @@ use weft_core::model::Model;
 use weft_core::store::Store;
 use weft_core::weights::{Tensor, Weights, WeightsError};
 
-use crate::device::{DeviceChoice, Tested, Wish};
+use crate::device::{DeviceChoice, DeviceOptions, Tested};
 use crate::error::Error;
 use crate::llm::Llm;
 use crate::memory::{CONTEXTS, MemoryPlan, Room, default_ram_cache};
@@ -38,7 +38,7 @@ const REPORT_BYTES: u64 = 1 << 20;
 /// # }
 /// ```
 pub struct Options {
-    wish: Wish,
+    device_options: DeviceOptions,
     context: Option<usize>,
     contexts: usize,
     kv_memory: Option<u64>,
@@ -60,7 +60,7 @@ impl Options {
     /// memory and not on disk.
     pub fn new() -> Self {
         Self {
-            wish: Wish {
+            device_options: DeviceOptions {
                 device: DeviceChoice::Auto,
                 #[cfg(feature = "cuda")]
                 launches: weft_cuda::Launches::Auto,
@@ -78,14 +78,14 @@ impl Options {
 
     /// The device to run on.
     pub fn device(mut self, device: DeviceChoice) -> Self {
-        self.wish.device = device;
+        self.device_options.device = device;
         self
     }
 
     /// How a GPU launches kernels. The default measures, and chooses what is fastest.
     #[cfg(feature = "cuda")]
     pub fn launches(mut self, launches: weft_cuda::Launches) -> Self {
-        self.wish.launches = launches;
+        self.device_options.launches = launches;
         self
     }
 
@@ -175,7 +175,7 @@ impl Options {
     pub fn load(self, model: Model) -> Result<Llm, Error> {
         let config = &model.config;
         let room = self.room(config)?;
-        let (device, tested) = self.wish.choose(config)?;
+        let (device, tested) = self.device_options.choose(config)?;
         if let Tested::Failed(reason) = &tested {
             self.progress.report(Event::SelfTestFailed { reason });
         }

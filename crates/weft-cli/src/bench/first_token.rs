@@ -18,9 +18,9 @@ use weft_core::sampling::Sampling;
 use weft_core::store::Store;
 
 use super::args::SubjectArgs;
+use super::engine_report;
 use super::stats::Spread;
 use super::subject::Subject;
-use super::whole;
 use crate::error::CliError;
 use crate::size;
 use crate::terminal;
@@ -62,7 +62,7 @@ pub(crate) fn run(args: &FirstTokenArgs) -> Result<ExitCode, CliError> {
     // Rows of random tokens are worth nothing to anybody.
     let _ = std::fs::remove_dir_all(&folder);
     let report = result?;
-    whole::tell(&report, &args.subject, table)?;
+    engine_report::print_report(&report, &args.subject, table)?;
     if report["same_bits"] == json!(true) {
         return Ok(ExitCode::SUCCESS);
     }
@@ -178,7 +178,7 @@ fn report(
         "same_bits": same_bits,
         "cases": cases.collect::<Vec<_>>(),
     });
-    whole::report(subject, engine, figures)
+    engine_report::report(subject, engine, figures)
 }
 
 fn spread(samples: &[Duration]) -> Spread {

@@ -15,9 +15,9 @@ use weft_core::kv::pages_for;
 use weft_core::sampling::Sampling;
 
 use super::args::{GridArgs, SubjectArgs};
+use super::engine_report;
 use super::stats::Spread;
 use super::subject::Subject;
-use super::whole;
 use crate::error::CliError;
 use crate::size;
 use crate::terminal;
@@ -93,7 +93,11 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode, CliError> {
         }
     }
     let figures = json!({"answer_tokens": args.n_gen, "rows": &rows});
-    whole::tell(&whole::report(&subject, &engine, figures), &args.subject, table)?;
+    engine_report::print_report(
+        &engine_report::report(&subject, &engine, figures),
+        &args.subject,
+        table,
+    )?;
     if rows.iter().all(|row| row["same_tokens"] == json!(true)) {
         return Ok(ExitCode::SUCCESS);
     }

@@ -7,6 +7,7 @@
 mod args;
 mod check;
 mod compare;
+mod engine_report;
 mod export;
 mod file;
 mod first_token;
@@ -24,7 +25,6 @@ mod subject;
 mod svg;
 mod table;
 mod timeline;
-mod whole;
 
 use std::process::ExitCode;
 
@@ -94,25 +94,25 @@ fn measure_all(
             findings.bandwidth.push(bandwidth(&args.subject));
             let problems = &mut findings.problems;
             rows.push(bench.prompt(*n_tokens, *depth, *repetitions, problems)?);
-            tell_speed(rows.last(), &args.subject);
+            print_speed(rows.last(), &args.subject);
         }
         for batch in batch.iter().filter(|_| args.n_gen > 0) {
             bench.fill(*batch, *depth)?;
             findings.bandwidth.push(bandwidth(&args.subject));
             let problems = &mut findings.problems;
             rows.push(bench.decode(args.n_gen, (*depth, *batch), *repetitions, problems)?);
-            tell_speed(rows.last(), &args.subject);
+            print_speed(rows.last(), &args.subject);
             if args.follow {
                 let problems = &mut findings.problems;
                 rows.push(bench.follow(args.n_gen, (*depth, *batch), *repetitions, problems)?);
-                tell_speed(rows.last(), &args.subject);
+                print_speed(rows.last(), &args.subject);
             }
         }
     }
     Ok(rows)
 }
 
-fn tell_speed(row: Option<&Row>, args: &SubjectArgs) {
+fn print_speed(row: Option<&Row>, args: &SubjectArgs) {
     if let Some(row) = row {
         let speed = row.tokens_per_s.median;
         terminal::note(args.quiet, &format!("{}: {speed:.2} tok/s", row.name()));
@@ -179,7 +179,7 @@ fn measured(
         rows,
         problems,
     };
-    tell(&report, args, table)?;
+    print_report(&report, args, table)?;
     Ok(report)
 }
 
@@ -205,7 +205,7 @@ fn bandwidth(args: &SubjectArgs) -> Vec<BandwidthPass> {
 }
 
 /// Prints and saves.
-fn tell(
+fn print_report(
     report: &Report,
     args: &SubjectArgs,
     table: impl FnOnce(&Report) -> String,

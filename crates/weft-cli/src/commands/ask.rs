@@ -12,11 +12,11 @@ use super::reply::{Reply, finish, reply};
 use super::{sampling, verify};
 use crate::answer::Style;
 use crate::args::AskArgs;
+use crate::context_report;
 use crate::error::CliError;
 use crate::interrupt;
 use crate::load::{self, Loaded};
-use crate::ribbon;
-use crate::sources::{Desk, Source};
+use crate::sources::{ChunkResolver, Source};
 use crate::terminal;
 
 pub(crate) fn run(args: &AskArgs) -> Result<ExitCode, CliError> {
@@ -24,29 +24,29 @@ pub(crate) fn run(args: &AskArgs) -> Result<ExitCode, CliError> {
     sampling::check(&args.sampling)?;
     interrupt::install();
     let mut loaded = load::load(&args.model, &args.cache)?;
-    let mut desk = Desk::open(&args.cache, &mut loaded);
-    let prompt = asked.prompt(args, &mut desk, &mut loaded)?;
+    let mut resolver = ChunkResolver::open(&args.cache, &mut loaded);
+    let prompt = asked.prompt(args, &mut resolver, &mut loaded)?;
     let style = Style { stream: !args.json, quiet: args.model.quiet };
     let thinking = args.prompt.thinking();
     let composition = loaded.engine.compose(&prompt)?;
     let how = Reply { thinking, sampling: &args.sampling, style, use_cache: !args.cache.no_cache };
     let answer = reply(&mut loaded, composition, &how)?;
     if args.stats {
-        let name = |id: &_| desk.name(id);
-        eprint!("{}", ribbon::draw(&answer.finished.report, &name, terminal::has_colour()));
+        let name = |id: &_| resolver.name(id);
+        eprint!("{}", context_report::draw(&answer.finished.report, &name, terminal::has_colour()));
     }
-    keep(args, &mut desk, &mut loaded);
+    keep(args, &mut resolver, &mut loaded);
     let verification = args.verify.then(|| verify::verify(&mut loaded, &answer)).transpose()?;
     finish(&answer, args.json, verification.as_ref())
 }
 
-/// Files rows of chunks for the next question, and tells what went wrong with it.
-fn keep(args: &AskArgs, desk: &mut Desk, loaded: &mut Loaded) {
+/// Saves rows of chunks for the next question, and prints what went wrong with it.
+fn keep(args: &AskArgs, resolver: &mut ChunkResolver, loaded: &mut Loaded) {
     if !args.cache.no_cache {
         loaded.engine.save(false);
     }
-    desk.put_back(&loaded.engine);
-    loaded.tell_warnings();
+    resolver.save_use_counts(&loaded.engine);
+    loaded.print_warnings();
 }
 
 /// What was asked, files read.
@@ -57,7 +57,7 @@ struct Asked {
 }
 
 impl Asked {
-    /// Before a model is loaded: a file that is not there is told at once.
+    /// Before a model is loaded: a missing file is reported at once.
     fn read(args: &AskArgs) -> Result<Self, CliError> {
         let (files, question) = split_words(&args.words);
         let system = args.prompt.system.as_deref().filter(|text| !text.trim().is_empty());
@@ -72,16 +72,16 @@ impl Asked {
     fn prompt(
         &self,
         args: &AskArgs,
-        desk: &mut Desk,
+        resolver: &mut ChunkResolver,
         loaded: &mut Loaded,
     ) -> Result<Prompt, CliError> {
         let engine = &mut loaded.engine;
         let mut prompt = Prompt::new().query(&self.question).reuse(args.reuse).repair(args.repair);
         if let Some(system) = &self.system {
-            prompt = prompt.system(&desk.system(engine, system)?);
+            prompt = prompt.system(&resolver.system(engine, system)?);
         }
         for document in &self.documents {
-            prompt = prompt.context(&desk.document(engine, document)?);
+            prompt = prompt.context(&resolver.document(engine, document)?);
         }
         Ok(prompt.thinking(args.prompt.thinking()))
     }

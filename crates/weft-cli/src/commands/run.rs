@@ -15,7 +15,7 @@ use crate::error::CliError;
 use crate::input::{read_file, read_text};
 use crate::interrupt;
 use crate::load::{self, Loaded};
-use crate::sources::{Desk, Source};
+use crate::sources::{ChunkResolver, Source};
 use crate::terminal;
 
 pub(crate) fn run(mut args: RunArgs) -> Result<ExitCode, CliError> {
@@ -32,7 +32,7 @@ pub(crate) fn run(mut args: RunArgs) -> Result<ExitCode, CliError> {
     } else {
         converse(&mut loaded, &args, &text, style)?
     };
-    loaded.tell_warnings();
+    loaded.print_warnings();
     finish(&answer, args.json, None)
 }
 
@@ -45,8 +45,8 @@ fn converse(
 ) -> Result<Answer, CliError> {
     let mut messages = vec![Message::user(text)];
     if let Some(system) = &args.prompt.system {
-        let mut desk = Desk::open(&args.cache, loaded);
-        let system = desk.system_text(&mut loaded.engine, &Source::system(system)?)?;
+        let mut resolver = ChunkResolver::open(&args.cache, loaded);
+        let system = resolver.system_text(&mut loaded.engine, &Source::system(system)?)?;
         messages.insert(0, Message::system(&system));
     }
     let thinking = args.prompt.thinking();

@@ -12,7 +12,7 @@ use crate::args::{CacheArgs, ModelArgs, ServeArgs};
 use crate::error::CliError;
 use crate::load;
 use crate::terminal;
-use crate::tiers::Shelved;
+use crate::tiers::RegisteredChunks;
 
 /// What clients call the bundled model.
 const BUNDLED: &str = "weft-tiny";
@@ -41,9 +41,9 @@ pub(crate) fn run(args: ServeArgs) -> Result<ExitCode, CliError> {
 
 fn load(args: &ModelArgs, cache: &CacheArgs) -> Result<Loaded, CliError> {
     let load::Loaded { model, mut engine } = load::load(args, cache)?;
-    let shelved = Shelved::open(cache, &model.tokenizer);
-    let shelf = match shelved {
-        Ok(Shelved { shelf, library }) => {
+    let registered = RegisteredChunks::open(cache, &model.tokenizer);
+    let shelf = match registered {
+        Ok(RegisteredChunks { shelf, library }) => {
             for chunk in library.list(&Which::default()) {
                 if let Err(error) = engine.restore(chunk.clone()) {
                     terminal::warn(&error.to_string());

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use weft_testing::DieWithUs;
 
 /// A question that the bundled model answers with several tokens.
 pub const QUESTION: &str = "Who is the captain of the Krogaste?";
@@ -44,6 +45,7 @@ pub fn endless(max_tokens: usize) -> Value {
 /// A running server.
 pub struct Server {
     child: Child,
+    _guard: DieWithUs,
     pub port: u16,
     key: Option<String>,
     log: Arc<Mutex<Vec<String>>>,
@@ -73,6 +75,7 @@ impl Server {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
+        let guard = DieWithUs::new(&child);
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let first = lines.next().unwrap().unwrap();
         let port = first.split("127.0.0.1:").nth(1).and_then(|rest| rest.split(' ').next());
@@ -84,7 +87,7 @@ impl Server {
             lines.map_while(Result::ok).for_each(|line| kept.lock().unwrap().push(line));
         });
         let key = args.iter().position(|arg| *arg == "--api-key").map(|at| args[at + 1].to_owned());
-        Self { child, port, key, log, folder }
+        Self { child, _guard: guard, port, key, log, folder }
     }
 
     pub fn until(&self, what: &str, is_so: impl Fn() -> bool) {

@@ -1,10 +1,11 @@
 //! Disks that are full, read-only, or not there. They are mounted in a namespace of the test's own;
-//! where that is not allowed the tests say so, and `src/store/tests.rs` has the same by injection.
+//! if that is not allowed the tests are skipped, and `src/store/tests.rs` has the same by injection.
 
 use std::fs;
 use std::process::Command;
 
 use weft_core::store::{Put, Store, StoreError};
+use weft_testing::{Missing, skip};
 
 use crate::samples::{AMPLE, child_in_namespace, folder_of_child, names, new_folder, open, sample};
 
@@ -19,7 +20,7 @@ fn ran_on_mount(options: &str, test: &str) -> bool {
         .output()
         .is_ok_and(|output| output.status.success());
     if !may_mount {
-        println!("skipped: no disk of {options} can be mounted here");
+        skip(Missing::Mount, &options);
         return false;
     }
     let output = child_in_namespace(&mount, test, &folder).output().unwrap();

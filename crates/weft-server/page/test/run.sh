@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Drives the page in Debian's chromium against the real server. Installs what it needs: chromium and a
 # typeface from Debian, playwright-core (which brings no browser) and axe-core from npm, pinned in
-# package.json. Where that cannot be had it says `skipped:`; WEFT_REQUIRE_BROWSER=1 makes that a failure.
+# package.json. If they cannot be installed, this suite counts as skipped, which CI refuses.
 set -euo pipefail
 cd "$(dirname "$0")"
 
 skip() {
     printf 'skipped: the page in a browser: %s\n' "$*"
-    [[ -z "${WEFT_REQUIRE_BROWSER:-}" ]] && exit 0
-    exit 1
+    printf 'no browser\t\n' >>"${WEFT_SKIPPED:-/dev/null}"
+    exit
 }
 
 install_from_debian() {
@@ -35,5 +35,6 @@ if ! node -e "require('playwright-core'); require('axe-core')" 2>/dev/null; then
         || skip "playwright-core could not be installed"
 fi
 
-(cd ../../../.. && cargo build --release --locked -p weft-cli)
+# The binary that the tests before this were run with.
+(cd ../../../.. && cargo test --locked --workspace --no-run)
 exec node --test --test-concurrency=1 --test-reporter=spec page.test.mjs

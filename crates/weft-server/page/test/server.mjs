@@ -6,7 +6,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 
-const BINARY = process.env.WEFT_BINARY ?? new URL('../../../../target/release/weft', import.meta.url).pathname;
+const BINARY = process.env.WEFT_BINARY ?? new URL('../../../../target/debug/weft', import.meta.url).pathname;
 const START_MS = 60_000;
 
 /** A running server: {address, stop, start}. It can be stopped and started again at the same port. */

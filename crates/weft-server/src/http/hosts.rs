@@ -1,8 +1,8 @@
 //! Which names and origins a request may come by.
 //!
-//! A page of the open web can have a browser send requests to this machine, directly (its origin
-//! tells) or by a name that it makes resolve to this machine (the host tells). Addresses cannot be
-//! made to resolve elsewhere, so they are as good as `localhost`.
+//! A page of the open web can have a browser send requests to this machine, directly (then its origin
+//! is foreign) or by a name that it makes resolve to this machine (then the host is foreign). An
+//! address cannot be made to resolve elsewhere, so it is as good as `localhost`.
 
 use std::net::IpAddr;
 

@@ -1,4 +1,4 @@
-//! Sockets: where the server listens, how connections are served, how it ends.
+//! Sockets: where the server listens, how connections are model, how it ends.
 
 mod body;
 mod guard;
@@ -19,18 +19,18 @@ use hyper_util::service::TowerToHyperService;
 use thiserror::Error;
 use tokio::sync::{Mutex, Semaphore};
 
-use crate::answers::Recent;
 use crate::app::App;
-use crate::chunk_shelf::ChunkShelf;
+use crate::chunk_update::ChunkLock;
 use crate::metrics::Metrics;
+use crate::model_info::{Load, LoadError};
+use crate::responses::Recent;
 use crate::routes;
-use crate::served::{Load, LoadError};
 use crate::worker::{Limits, Phase, Worker};
 
 pub(crate) use self::body::Body;
 pub(crate) use self::guard::guard;
 pub use self::options::Options;
-pub(crate) use self::path::Named;
+pub(crate) use self::path::PathParam;
 
 /// How long a client may take to send its headers.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -40,7 +40,7 @@ const HEADER_BYTES: usize = 64 << 10;
 const CONNECTIONS: usize = 1024;
 /// How long a lane waits for a client that does not read.
 const SLOW_READER: Duration = Duration::from_secs(60);
-/// How long answers may go on after the end was asked for, and then connections.
+/// How long answers may go on after a shutdown was requested, and then connections.
 const DRAIN: Duration = Duration::from_secs(60);
 const LAST_BYTES: Duration = Duration::from_secs(5);
 /// How long a listener that cannot accept (no file descriptors) waits before it tries again.
@@ -78,14 +78,14 @@ pub enum ServeError {
 pub struct Server {
     listener: TcpListener,
     options: Options,
-    tell: Arc<dyn Fn(&str) + Send + Sync>,
+    log: Arc<dyn Fn(&str) + Send + Sync>,
 }
 
 impl Server {
-    /// Takes the address. `tell` is called with what an operator should know.
+    /// Takes the address. `log` is called with what an operator should know.
     pub fn bind(
         options: Options,
-        tell: impl Fn(&str) + Send + Sync + 'static,
+        log: impl Fn(&str) + Send + Sync + 'static,
     ) -> Result<Self, ServeError> {
         options.check()?;
         let address = options.address;
@@ -95,7 +95,7 @@ impl Server {
             Ok(listener)
         };
         let listener = bind().map_err(|source| ServeError::Bind { address, source })?;
-        Ok(Self { listener, options, tell: Arc::new(tell) })
+        Ok(Self { listener, options, log: Arc::new(log) })
     }
 
     /// Where it listens.
@@ -104,29 +104,29 @@ impl Server {
     }
 
     /// Serves until SIGTERM or Ctrl-C; then running answers are finished and rows are saved. The
-    /// engine is loaded in the meantime, and requests before that are told so.
+    /// engine is loaded in the meantime, and requests before that are refused with 503.
     pub fn run(self, load: Load) -> Result<(), ServeError> {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         let metrics = Arc::new(Metrics::default());
         let limits = Limits { queue: self.options.queue, slow_reader: SLOW_READER, drain: DRAIN };
         let (worker, thread) =
-            Worker::start(load, limits, Arc::clone(&metrics), Arc::clone(&self.tell))?;
+            Worker::start(load, limits, Arc::clone(&metrics), Arc::clone(&self.log))?;
         let app = Arc::new(App {
             worker,
             metrics,
             options: self.options,
             recent: Recent::default(),
-            shelf: ChunkShelf::default(),
+            chunk_lock: ChunkLock::default(),
             verifying: Mutex::default(),
         });
-        runtime.block_on(serve(self.listener, app, &*self.tell, thread))
+        runtime.block_on(serve(self.listener, app, &*self.log, thread))
     }
 }
 
 async fn serve(
     listener: TcpListener,
     app: Arc<App>,
-    tell: &(dyn Fn(&str) + Send + Sync),
+    log: &(dyn Fn(&str) + Send + Sync),
     engine: JoinHandle<()>,
 ) -> Result<(), ServeError> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
@@ -144,7 +144,7 @@ async fn serve(
         tokio::select! {
             () = accepting => None,
             error = unloadable => Some(error),
-            ended = asked_to_end() => ended.map(|()| None)?,
+            ended = shutdown_signal() => ended.map(|()| None)?,
         }
     };
     drop(listener);
@@ -152,23 +152,23 @@ async fn serve(
     if let Some(error) = unloadable {
         return Err(ServeError::Load(error));
     }
-    tell("finishing running answers; again to leave at once");
+    log("finishing running answers; again to leave at once");
     tokio::select! {
         () = drain(graceful, engine) => {}
-        ended = asked_to_end() => ended?,
+        ended = shutdown_signal() => ended?,
     }
     Ok(())
 }
 
 /// Waits for the engine's thread, then for the last bytes of answers.
 async fn drain(graceful: GracefulShutdown, engine: JoinHandle<()>) {
-    // A panic of the thread was told already.
+    // A panic of the thread was logged already.
     let _ = tokio::task::spawn_blocking(move || engine.join()).await;
     let _ = tokio::time::timeout(LAST_BYTES, graceful.shutdown()).await;
 }
 
 /// SIGTERM, or Ctrl-C.
-async fn asked_to_end() -> std::io::Result<()> {
+async fn shutdown_signal() -> std::io::Result<()> {
     #[cfg(unix)]
     {
         let mut terminate =
@@ -198,7 +198,7 @@ async fn accept(listener: &tokio::net::TcpListener, router: Router, graceful: &G
         let connection = builder.serve_connection(TokioIo::new(stream), service);
         let connection = graceful.watch(connection);
         tokio::spawn(async move {
-            // A client that breaks the connection is no concern of ours.
+            // A client may break the connection at any time.
             let _ = connection.await;
             drop(permit);
         });

@@ -8,9 +8,9 @@ use axum::http::request::Parts;
 use crate::api_error::ApiError;
 
 /// What the last part of a path names. One that cannot be read names nothing.
-pub(crate) struct Named<T>(pub(crate) T);
+pub(crate) struct PathParam<T>(pub(crate) T);
 
-impl<S, T> FromRequestParts<S> for Named<T>
+impl<S, T> FromRequestParts<S> for PathParam<T>
 where
     S: Send + Sync,
     T: FromStr<Err: Into<ApiError>>,

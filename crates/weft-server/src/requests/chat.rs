@@ -8,15 +8,15 @@ use weft_core::chunk::{Chunk, ChunkId, Composition, Repair, Reuse, compose_conve
 use weft_core::prompt::Conversation;
 use weft_core::sampling::Sampling;
 
-use super::form::Form;
 use super::json::{FromJson, fields};
 use super::messages::{ApiMessage, to_messages};
 use super::numbers::{Bounded, Parsed};
+use super::output_format::OutputFormat;
 use super::settings::Settings;
 use super::tools::{ToolChoice, Tools};
 use crate::api_error::ApiError;
 use crate::grammars::Rule;
-use crate::served::Served;
+use crate::model_info::ModelInfo;
 
 /// The most messages of one request: more are no conversation.
 const MAX_MESSAGES: usize = 4096;
@@ -24,7 +24,7 @@ const MAX_MESSAGES: usize = 4096;
 /// A chat.
 pub(crate) struct ChatRequest {
     pub(crate) settings: Settings,
-    form: Form,
+    format: OutputFormat,
     chat: Chat,
 }
 
@@ -44,7 +44,7 @@ struct Chat {
 
 impl FromJson for ChatRequest {
     fn from_json(json: &Value) -> Result<Self, ApiError> {
-        let request = Self { settings: fields(json)?, form: fields(json)?, chat: fields(json)? };
+        let request = Self { settings: fields(json)?, format: fields(json)?, chat: fields(json)? };
         request.check()?;
         Ok(request)
     }
@@ -53,7 +53,7 @@ impl FromJson for ChatRequest {
 impl ChatRequest {
     fn check(&self) -> Result<(), ApiError> {
         self.settings.check()?;
-        self.form.check()?;
+        self.format.check()?;
         let chat = &self.chat;
         if chat.messages.len() > MAX_MESSAGES {
             let n = chat.messages.len();
@@ -113,7 +113,7 @@ impl ChatRequest {
         self.chat.messages.iter().flat_map(ApiMessage::chunk_ids).collect()
     }
 
-    /// What the answer has to be, where it may not be anything. A tool that must be called goes first.
+    /// The rule that the answer has to follow, if there is one. A tool that must be called goes first.
     pub(crate) fn rule(&self) -> Option<Rule> {
         let tools = self.tools();
         match &self.chat.tool_choice {
@@ -121,7 +121,7 @@ impl ChatRequest {
             Some(ToolChoice::Named(name)) => {
                 Some(Rule::Call(tools.find(name).into_iter().cloned().collect()))
             }
-            _ => self.form.rule(),
+            _ => self.format.rule(),
         }
     }
 
@@ -157,13 +157,13 @@ impl ChatRequest {
     /// The prompt that the engine runs. Chunks are reused as the request says; turns always exactly.
     pub(crate) fn compose(
         &self,
-        served: &Served,
+        model: &ModelInfo,
         chunks: &BTreeMap<ChunkId, Chunk>,
     ) -> Result<Composition, ApiError> {
         let conversation = self.conversation(chunks)?;
-        let template = served.template()?;
+        let template = model.template()?;
         let mut prompt =
-            compose_conversation(template, &served.tokenizer, &conversation, chunks.values())?;
+            compose_conversation(template, &model.tokenizer, &conversation, chunks.values())?;
         let reuse = self.chat.reuse.unwrap_or_default().0;
         for piece in prompt.pieces.iter_mut().filter(|piece| piece.kind.level() == 1) {
             if piece.chunk.is_some() {
@@ -171,14 +171,14 @@ impl ChatRequest {
             }
         }
         prompt.repair = self.chat.repair.unwrap_or_default().0;
-        served.check_length(prompt.len())?;
+        model.check_length(prompt.len())?;
         Ok(prompt)
     }
 
     /// How the answer is sampled; checked.
-    pub(crate) fn sampling(&self, served: &Served) -> Result<Sampling, ApiError> {
+    pub(crate) fn sampling(&self, model: &ModelInfo) -> Result<Sampling, ApiError> {
         let logprobs = self.chat.logprobs.unwrap_or(false);
         let top = logprobs.then(|| self.chat.top_logprobs.map_or(0, Bounded::count));
-        self.settings.sampling(served, self.thinking()?, top, false)
+        self.settings.sampling(model, self.thinking()?, top, false)
     }
 }

@@ -5,13 +5,13 @@ use serde_json::Value;
 use weft_core::chunk::Composition;
 use weft_core::sampling::Sampling;
 
-use super::form::Form;
 use super::json::{FromJson, fields};
 use super::numbers::{Bounded, Count, TokenId};
+use super::output_format::OutputFormat;
 use super::settings::Settings;
 use crate::api_error::ApiError;
 use crate::grammars::Rule;
-use crate::served::Served;
+use crate::model_info::ModelInfo;
 
 /// The most answers of one request, over all its prompts.
 const MAX_ANSWERS: usize = 32;
@@ -22,7 +22,7 @@ const MAX_PROMPT_TOKENS: usize = 1 << 20;
 /// A completion.
 pub(crate) struct CompletionRequest {
     pub(crate) settings: Settings,
-    form: Form,
+    format: OutputFormat,
     completion: Completion,
 }
 
@@ -62,8 +62,8 @@ impl FromJson for CompletionRequest {
             let message = format!("the prompt has {n} entries, and no context holds so many");
             return Err(ApiError::invalid(message).param("prompt"));
         }
-        let (settings, form) = (fields(json)?, fields(json)?);
-        let request = Self { settings, form, completion: fields(json)? };
+        let (settings, format) = (fields(json)?, fields(json)?);
+        let request = Self { settings, format, completion: fields(json)? };
         request.check()?;
         Ok(request)
     }
@@ -72,7 +72,7 @@ impl FromJson for CompletionRequest {
 impl CompletionRequest {
     fn check(&self) -> Result<(), ApiError> {
         self.settings.check()?;
-        self.form.check()?;
+        self.format.check()?;
         self.settings.check_rule(self.rule().as_ref())?;
         let n = self.settings.choices();
         let answers = self.prompts().len() * n;
@@ -99,9 +99,9 @@ impl CompletionRequest {
         }
     }
 
-    /// What the answer has to be, where it may not be anything.
+    /// The rule that the answer has to follow, if there is one.
     pub(crate) fn rule(&self) -> Option<Rule> {
-        self.form.rule()
+        self.format.rule()
     }
 
     /// Whether the answer begins with the prompt.
@@ -110,39 +110,39 @@ impl CompletionRequest {
     }
 
     /// The prompts as the engine runs them.
-    pub(crate) fn compose(&self, served: &Served) -> Result<Vec<Composition>, ApiError> {
+    pub(crate) fn compose(&self, model: &ModelInfo) -> Result<Vec<Composition>, ApiError> {
         let empty = || ApiError::invalid("the prompt is empty; give some text").param("prompt");
         if self.prompts().is_empty() {
             return Err(empty());
         }
         let compose = |prompt: &Prompt| {
-            let tokens = prompt.tokens(served, self.completion.parse_special.unwrap_or(false))?;
+            let tokens = prompt.tokens(model, self.completion.parse_special.unwrap_or(false))?;
             if tokens.is_empty() {
                 return Err(empty());
             }
-            served.check_length(tokens.len())?;
+            model.check_length(tokens.len())?;
             Ok(tokens.into())
         };
         self.prompts().iter().map(compose).collect()
     }
 
     /// How the answers are sampled; checked.
-    pub(crate) fn sampling(&self, served: &Served) -> Result<Sampling, ApiError> {
+    pub(crate) fn sampling(&self, model: &ModelInfo) -> Result<Sampling, ApiError> {
         let logprobs = self.completion.logprobs.map(Bounded::count);
-        self.settings.sampling(served, Some(false), logprobs, self.echoes())
+        self.settings.sampling(model, Some(false), logprobs, self.echoes())
     }
 }
 
 impl Prompt {
-    fn tokens(&self, served: &Served, parse_special: bool) -> Result<Vec<u32>, ApiError> {
+    fn tokens(&self, model: &ModelInfo, parse_special: bool) -> Result<Vec<u32>, ApiError> {
         match self {
             Self::Text(text) if parse_special => {
-                let tokenizer = &served.tokenizer;
+                let tokenizer = &model.tokenizer;
                 Ok([tokenizer.bos(), &tokenizer.encode_markup(text)?].concat())
             }
-            Self::Text(text) => Ok(served.tokenizer.encode_with_bos(text)?),
+            Self::Text(text) => Ok(model.tokenizer.encode_with_bos(text)?),
             Self::Tokens(ids) => {
-                let vocab = served.vocab();
+                let vocab = model.vocab();
                 if let Some(id) = ids.iter().find(|id| id.count() >= vocab) {
                     let message = format!(
                         "token {} is out of vocabulary: ids go from 0 to {}",

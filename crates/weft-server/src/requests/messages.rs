@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn what_is_no_message_is_refused_with_what_would_do() {
-        for (message, told) in [
+        for (message, reason) in [
             (json!({}), "role"),
             (json!({"role": 1}), "expected string"),
             (json!({"role": "king", "content": "x"}), "king"),
@@ -288,7 +288,7 @@ mod tests {
             (json!({"role": "user", "content": [{"type": "chunk", "id": "x"}]}), "no chunk id"),
         ] {
             let refusal = refusal(message);
-            assert!(refusal.contains(told), "{refusal}");
+            assert!(refusal.contains(reason), "{refusal}");
         }
     }
 }

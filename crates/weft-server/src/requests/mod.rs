@@ -6,10 +6,10 @@
 
 mod chat;
 mod completion;
-mod form;
 mod json;
 mod messages;
 mod numbers;
+mod output_format;
 mod settings;
 mod tools;
 

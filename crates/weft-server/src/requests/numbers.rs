@@ -33,11 +33,11 @@ impl<const MIN: i64, const MAX: i64> BoundedVisitor<MIN, MAX> {
     fn take<E: de::Error>(
         &self,
         number: Option<i64>,
-        told: de::Unexpected<'_>,
+        given: de::Unexpected<'_>,
     ) -> Result<Bounded<MIN, MAX>, E> {
         match number {
             Some(number) if (MIN..=MAX).contains(&number) => Ok(Bounded(number)),
-            _ => Err(E::invalid_value(told, self)),
+            _ => Err(E::invalid_value(given, self)),
         }
     }
 }

@@ -9,7 +9,7 @@ use weft_core::sampling::{Sampling, random_seed};
 use super::numbers::{Bounded, Count, Seed, TokenId};
 use crate::api_error::ApiError;
 use crate::grammars::Rule;
-use crate::served::Served;
+use crate::model_info::ModelInfo;
 
 /// Answers to one prompt: as many as there are lanes.
 pub(crate) type Choices = Bounded<1, 8>;
@@ -118,18 +118,18 @@ impl Settings {
     /// The sampling that was asked for, over the model's own; checked.
     pub(crate) fn sampling(
         &self,
-        served: &Served,
+        model: &ModelInfo,
         thinking: Option<bool>,
         logprobs: Option<usize>,
         echo: bool,
     ) -> Result<Sampling, ApiError> {
-        let mut sampling = served.sampling(thinking);
+        let mut sampling = model.sampling(thinking);
         self.set_numbers(&mut sampling);
         self.set_ends(&mut sampling);
         sampling.logprobs = logprobs;
         sampling.echo = echo;
         // Ids too large for the type are as little in the vocabulary as others beyond its end.
-        sampling.check(served.vocab())?;
+        sampling.check(model.vocab())?;
         Ok(sampling)
     }
 

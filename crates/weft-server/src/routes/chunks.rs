@@ -15,10 +15,10 @@ use weft_core::engine::{Engine, Preview, TierStats, Verification};
 use super::chat::compose;
 use crate::api_error::ApiError;
 use crate::app::{App, SLOW, off_thread};
-use crate::chunk_shelf::{Files, change};
-use crate::http::{Body, Named};
+use crate::chunk_update::{FileChange, update_chunks};
+use crate::http::{Body, PathParam};
 use crate::requests::{ChatRequest, FromJson, Parsed, fields};
-use crate::worker::{Failure, Happening, Ticket, Work};
+use crate::worker::{Job, JobError, JobEvent, JobHandle};
 
 /// The most notes on a chunk, and the longest.
 const MAX_NOTES: usize = 32;
@@ -65,13 +65,13 @@ pub(super) async fn register(
     State(app): State<Arc<App>>,
     body: Body<NewChunk>,
 ) -> Result<(StatusCode, Json<Value>), ApiError> {
-    let served = app.served()?;
+    let model = app.worker.model()?;
     let chunk = {
-        let served = Arc::clone(&served);
+        let model = Arc::clone(&model);
         off_thread(body.bytes, move || {
             let NewChunk { kind, text, metadata, .. } = body.value;
-            let chunk = Chunk::new(&served.tokenizer, kind, &text, metadata)?;
-            served.check_length(chunk.tokens.len())?;
+            let chunk = Chunk::new(&model.tokenizer, kind, &text, metadata)?;
+            model.check_length(chunk.tokens.len())?;
             Ok(chunk)
         })
         .await?
@@ -79,44 +79,44 @@ pub(super) async fn register(
     let put = move |engine: &mut Engine| {
         let id = engine.register(chunk);
         let chunk = engine.library().get(&id)?;
-        Ok((describe(chunk, engine.tier_of(chunk)), Files::Keep(Box::new(chunk.clone()))))
+        Ok((describe(chunk, engine.tier_of(chunk)), FileChange::Keep(Box::new(chunk.clone()))))
     };
-    Ok((StatusCode::CREATED, Json(change(&app, served, put).await?)))
+    Ok((StatusCode::CREATED, Json(update_chunks(&app, model, put).await?)))
 }
 
-/// Which chunks a list or a deletion means.
+/// The chunks to list or to delete.
 #[derive(Deserialize)]
-pub(super) struct Wanted {
+pub(super) struct Filter {
     kind: Option<Kind>,
 }
 
-impl Wanted {
+impl Filter {
     fn which(&self) -> Which {
         Which { kind: self.kind, ..Which::default() }
     }
 }
 
-type WantedQuery = Result<Query<Wanted>, axum::extract::rejection::QueryRejection>;
+type FilterQuery = Result<Query<Filter>, axum::extract::rejection::QueryRejection>;
 
-fn which(wanted: WantedQuery) -> Result<Which, ApiError> {
+fn which(filter: FilterQuery) -> Result<Which, ApiError> {
     let refused = |_| {
         let message = "kind must be system, context, query or output";
         ApiError::invalid(message).param("kind")
     };
-    wanted.map(|Query(wanted)| wanted.which()).map_err(refused)
+    filter.map(|Query(filter)| filter.which()).map_err(refused)
 }
 
 pub(super) async fn list(
     State(app): State<Arc<App>>,
-    wanted: WantedQuery,
+    filter: FilterQuery,
 ) -> Result<Json<Value>, ApiError> {
-    app.served()?;
-    let which = which(wanted)?;
+    app.worker.model()?;
+    let which = which(filter)?;
     let all = move |engine: &mut Engine| -> Vec<Value> {
         let chunks = engine.library().list(&which);
         chunks.iter().map(|chunk| describe(chunk, engine.tier_of(chunk))).collect()
     };
-    let data = app.worker.ask(all).await?;
+    let data = app.worker.call(all).await?;
     let cache = app.metrics.cache();
     let tiers = json!({
         "device": tier(&cache.device),
@@ -128,39 +128,39 @@ pub(super) async fn list(
 
 pub(super) async fn clear(
     State(app): State<Arc<App>>,
-    wanted: WantedQuery,
+    filter: FilterQuery,
 ) -> Result<Json<Value>, ApiError> {
-    let served = app.served()?;
-    let which = which(wanted)?;
+    let model = app.worker.model()?;
+    let which = which(filter)?;
     let clear = move |engine: &mut Engine| {
         let ids = engine.library().list(&which).iter().map(|chunk| chunk.id).collect();
-        Ok((engine.clear(&which), Files::Remove(ids)))
+        Ok((engine.clear(&which), FileChange::Remove(ids)))
     };
-    let n = change(&app, served, clear).await?;
+    let n = update_chunks(&app, model, clear).await?;
     Ok(Json(json!({"object": "list", "deleted": n})))
 }
 
 pub(super) async fn show(
     State(app): State<Arc<App>>,
-    Named(id): Named<ChunkId>,
+    PathParam(id): PathParam<ChunkId>,
 ) -> Result<Json<Value>, ApiError> {
-    app.served()?;
+    app.worker.model()?;
     let find = move |engine: &mut Engine| -> Result<_, ApiError> {
         let chunk = engine.library().get(&id)?;
         let mut json = describe(chunk, engine.tier_of(chunk));
         json["text"] = chunk.text.clone().into();
         Ok(json)
     };
-    Ok(Json(app.worker.ask(find).await??))
+    Ok(Json(app.worker.call(find).await??))
 }
 
 pub(super) async fn delete(
     State(app): State<Arc<App>>,
-    Named(id): Named<ChunkId>,
+    PathParam(id): PathParam<ChunkId>,
 ) -> Result<Json<Value>, ApiError> {
-    let served = app.served()?;
-    let delete = move |engine: &mut Engine| Ok((engine.delete(&id)?, Files::Remove(vec![id])));
-    change(&app, served, delete).await?;
+    let model = app.worker.model()?;
+    let delete = move |engine: &mut Engine| Ok((engine.delete(&id)?, FileChange::Remove(vec![id])));
+    update_chunks(&app, model, delete).await?;
     Ok(Json(json!({"id": id.to_string(), "object": "chunk", "deleted": true})))
 }
 
@@ -180,17 +180,17 @@ impl FromJson for Pin {
 
 pub(super) async fn pin(
     State(app): State<Arc<App>>,
-    Named(id): Named<ChunkId>,
+    PathParam(id): PathParam<ChunkId>,
     body: Body<Pin>,
 ) -> Result<Json<Value>, ApiError> {
-    let served = app.served()?;
+    let model = app.worker.model()?;
     let pinned = body.value.pinned.unwrap_or(true);
     let pin = move |engine: &mut Engine| {
         engine.pin(&id, pinned)?;
         let chunk = engine.library().get(&id)?;
-        Ok((describe(chunk, engine.tier_of(chunk)), Files::Keep(Box::new(chunk.clone()))))
+        Ok((describe(chunk, engine.tier_of(chunk)), FileChange::Keep(Box::new(chunk.clone()))))
     };
-    Ok(Json(change(&app, served, pin).await?))
+    Ok(Json(update_chunks(&app, model, pin).await?))
 }
 
 /// For which prompts a chunk is computed ahead.
@@ -210,10 +210,10 @@ impl FromJson for Warm {
 
 pub(super) async fn warm(
     State(app): State<Arc<App>>,
-    Named(id): Named<ChunkId>,
+    PathParam(id): PathParam<ChunkId>,
     body: Body<Warm>,
 ) -> Result<Json<Value>, ApiError> {
-    app.served()?;
+    app.worker.model()?;
     let Warm { system, reuse } = body.value;
     let find = move |engine: &mut Engine| -> Result<_, ApiError> {
         let mut prompt = Prompt::new().query(ANY_QUERY).reuse(reuse.unwrap_or_default().0);
@@ -227,9 +227,9 @@ pub(super) async fn warm(
         let preview = engine.preview(&composition);
         Ok((composition, preview))
     };
-    let (composition, before) = app.worker.ask(find).await??;
-    let mut ticket = app.worker.submit(vec![Work::Warm(composition)]).await?;
-    finish(&mut ticket).await?;
+    let (composition, before) = app.worker.call(find).await??;
+    let mut handle = app.worker.submit(vec![Job::Warm(composition)]).await?;
+    wait_until_done(&mut handle).await?;
     let pieces = || before.pieces.iter().filter(|piece| piece.kind != Kind::Query);
     let tokens: usize = pieces().map(|piece| piece.tokens).sum();
     let cached: usize = pieces().map(|piece| piece.cached_tokens).sum();
@@ -246,9 +246,9 @@ pub(super) async fn preview(
     State(app): State<Arc<App>>,
     body: Body<ChatRequest>,
 ) -> Result<Json<Value>, ApiError> {
-    let served = app.served()?;
-    let prompt = compose(&app, &served, body).await?;
-    let preview = app.worker.ask(move |engine| engine.preview(&prompt)).await?;
+    let model = app.worker.model()?;
+    let prompt = compose(&app, &model, body).await?;
+    let preview = app.worker.call(move |engine| engine.preview(&prompt)).await?;
     Ok(Json(preview_json(&preview)))
 }
 
@@ -288,7 +288,7 @@ pub(super) async fn verify(
     State(app): State<Arc<App>>,
     body: Body<Verify>,
 ) -> Result<Json<Value>, ApiError> {
-    let served = app.served()?;
+    let model = app.worker.model()?;
     let answered = app.recent.find(&body.value.completion).ok_or_else(|| {
         ApiError::not_found("that answer is not among the last ones; ask again, then verify")
             .param("completion")
@@ -296,7 +296,7 @@ pub(super) async fn verify(
     let prompt = answered.prompt;
     let mut answer = answered.tokens;
     // An answer may end where the context does; its last token needs no room, being never run.
-    answer.truncate(MAX_VERIFIED.min(served.context.saturating_sub(prompt.len() + 1)));
+    answer.truncate(MAX_VERIFIED.min(model.context.saturating_sub(prompt.len() + 1)));
     // Rows of logits are large: those of one verification at a time.
     let _alone = app.verifying.lock().await;
     let ours = score(&app, &prompt, &answer, true).await?;
@@ -325,23 +325,23 @@ async fn score(
         return Ok(Vec::new());
     }
     let (prompt, tokens) = (prompt.clone(), answer.to_vec());
-    let mut ticket =
-        app.worker.submit(vec![Work::Score { prompt, answer: tokens, use_cache }]).await?;
-    let rows = finish(&mut ticket).await?.ok_or(Failure::Fault)?;
+    let mut handle =
+        app.worker.submit(vec![Job::Score { prompt, answer: tokens, use_cache }]).await?;
+    let rows = wait_until_done(&mut handle).await?.ok_or(JobError::Fault)?;
     Ok(rows.into_iter().take(answer.len()).collect())
 }
 
-/// Waits for work that says nothing; gives where its rows come out, if it has any.
-async fn finish(
-    ticket: &mut Ticket,
+/// Waits for a job without text; returns the channel of its rows, if it has any.
+async fn wait_until_done(
+    handle: &mut JobHandle,
 ) -> Result<Option<std::sync::mpsc::Receiver<Vec<f32>>>, ApiError> {
     let mut rows = None;
     loop {
-        match ticket.events.recv().await.ok_or(Failure::Fault)?.what {
-            Happening::Rows(found) => rows = Some(found),
-            Happening::Done(_) => return Ok(rows),
-            Happening::Failed(failure) => return Err(failure.into()),
-            Happening::Admitted | Happening::Token(_) => {}
+        match handle.events.recv().await.ok_or(JobError::Fault)?.event {
+            JobEvent::Rows(found) => rows = Some(found),
+            JobEvent::Done(_) => return Ok(rows),
+            JobEvent::Failed(error) => return Err(error.into()),
+            JobEvent::Admitted | JobEvent::Token(_) => {}
         }
     }
 }

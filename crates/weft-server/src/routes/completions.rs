@@ -7,30 +7,30 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use weft_core::engine::Request;
 
-use super::chat::{answers, follow};
-use crate::answers::{CompletionScript, CompletionShape, Recorder, stream, whole};
+use super::chat::{answer_jobs, compile_rule};
 use crate::api_error::ApiError;
 use crate::app::{App, off_thread};
 use crate::http::Body;
 use crate::requests::CompletionRequest;
+use crate::responses::{CompletionOptions, CompletionWriter, Recorder, complete, stream};
 
 pub(super) async fn create(
     State(app): State<Arc<App>>,
     body: Body<CompletionRequest>,
 ) -> Result<Response, ApiError> {
-    let served = app.served()?;
+    let model = app.worker.model()?;
     let Body { value: request, bytes } = body;
-    served.check_model(request.settings.model.as_deref())?;
-    let sampling = request.sampling(&served)?;
+    model.check_name(request.settings.model.as_deref())?;
+    let sampling = request.sampling(&model)?;
     let compose = {
-        let served = Arc::clone(&served);
-        move || Ok((request.compose(&served)?, request))
+        let model = Arc::clone(&model);
+        move || Ok((request.compose(&model)?, request))
     };
     let (prompts, request) = off_thread(bytes, compose).await?;
-    let constraint = follow(&served, request.rule()).await?;
+    let constraint = compile_rule(&model, request.rule()).await?;
     let settings = &request.settings;
     let per_prompt = settings.choices();
-    let shape = CompletionShape {
+    let options = CompletionOptions {
         choices: prompts.len() * per_prompt,
         choices_per_prompt: per_prompt,
         has_logprobs: sampling.logprobs.is_some(),
@@ -38,9 +38,9 @@ pub(super) async fn create(
         streams: settings.streams(),
         includes_usage: settings.includes_usage(),
     };
-    let script = CompletionScript::new(served, shape);
-    let recorder = Recorder::new(&app, script.id(), prompts[0].clone());
-    let works = prompts
+    let writer = CompletionWriter::new(model, options);
+    let recorder = Recorder::new(&app, writer.id(), prompts[0].clone());
+    let jobs = prompts
         .iter()
         .flat_map(|prompt| {
             let request = Request {
@@ -48,13 +48,12 @@ pub(super) async fn create(
                 constraint: constraint.clone(),
                 ..Request::new(prompt.clone(), sampling.clone())
             };
-            answers(&request, per_prompt)
+            answer_jobs(&request, per_prompt)
         })
         .collect();
-    let ticket = app.worker.submit(works).await?;
+    let handle = app.worker.submit(jobs).await?;
     if settings.streams() {
-        let usage = settings.includes_usage();
-        return stream(ticket, script, shape.choices, usage, recorder).await;
+        return stream(handle, writer, recorder).await;
     }
-    Ok(Json(whole(ticket, script, shape.choices, recorder).await?).into_response())
+    Ok(Json(complete(handle, writer, recorder).await?).into_response())
 }

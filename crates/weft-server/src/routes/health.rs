@@ -13,7 +13,7 @@ use crate::app::App;
 
 /// 200 where requests are answered; 503 while the model loads, after a fault, and at the end.
 pub(super) async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    app.served()?;
+    app.worker.model()?;
     Ok(Json(json!({"status": "ok"})))
 }
 

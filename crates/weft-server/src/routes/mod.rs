@@ -70,8 +70,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// Whether a path needs no key: what tells that the server is there, and the page that asks for the
-/// key.
+/// Whether a path needs no key: the health check, and the page that asks for the key.
 pub(crate) fn is_open(path: &str) -> bool {
     path == "/health" || page::FILES.iter().any(|file| file.path == path)
 }

@@ -1,4 +1,4 @@
-//! The one model that is served.
+//! The one model that is model.
 
 use std::sync::Arc;
 
@@ -8,35 +8,35 @@ use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
 use crate::app::App;
-use crate::http::Named;
-use crate::served::Served;
+use crate::http::PathParam;
+use crate::model_info::ModelInfo;
 
 pub(super) async fn list(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    let served = app.served()?;
-    Ok(Json(json!({"object": "list", "data": [describe(&served)]})))
+    let model = app.worker.model()?;
+    Ok(Json(json!({"object": "list", "data": [describe(&model)]})))
 }
 
 pub(super) async fn show(
     State(app): State<Arc<App>>,
-    Named(id): Named<String>,
+    PathParam(id): PathParam<String>,
 ) -> Result<Json<Value>, ApiError> {
-    let served = app.served()?;
-    served.check_model(Some(&id))?;
-    Ok(Json(describe(&served)))
+    let model = app.worker.model()?;
+    model.check_name(Some(&id))?;
+    Ok(Json(describe(&model)))
 }
 
-fn describe(served: &Served) -> Value {
+fn describe(model: &ModelInfo) -> Value {
     json!({
-        "id": served.id,
+        "id": model.id,
         "object": "model",
-        "created": served.created,
+        "created": model.created,
         "owned_by": "weft",
-        "max_model_len": served.context,
+        "max_model_len": model.context,
         "meta": {
-            "n_vocab": served.vocab(),
-            "n_ctx": served.context,
-            "n_params": served.parameters,
-            "device": served.device,
+            "n_vocab": model.vocab(),
+            "n_ctx": model.context,
+            "n_params": model.parameters,
+            "device": model.device,
         },
     })
 }

@@ -20,11 +20,11 @@ mod tests {
     #[test]
     fn the_document_has_all_routes_and_no_others() {
         let document: Value = serde_json::from_str(DOCUMENT).unwrap();
-        let told: BTreeSet<String> =
+        let documented: BTreeSet<String> =
             document["paths"].as_object().unwrap().keys().cloned().collect();
         let api = super::super::api();
-        let served = api.iter().map(|(path, _)| path.replace("{*", "{"));
-        assert_eq!(told, served.collect());
+        let routes = api.iter().map(|(path, _)| path.replace("{*", "{"));
+        assert_eq!(documented, routes.collect());
     }
 
     #[test]

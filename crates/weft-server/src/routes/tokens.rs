@@ -12,11 +12,11 @@ use super::chat::find_chunks;
 use crate::api_error::ApiError;
 use crate::app::{App, off_thread};
 use crate::http::Body;
+use crate::model_info::ModelInfo;
 use crate::requests::{ChatRequest, FromJson, TokenId, fields};
-use crate::served::Served;
 
 /// What is to become tokens: a text, or a conversation as it is prompted.
-pub(super) enum Tokenized {
+pub(super) enum TokenizeInput {
     Text(Text),
     Chat(Box<ChatRequest>),
 }
@@ -33,31 +33,31 @@ pub(super) struct Text {
     parse_special: Option<bool>,
 }
 
-/// How tokens are told, in the words of llama.cpp and of vLLM.
+/// How tokens are returned, in the words of llama.cpp and of vLLM.
 #[derive(Clone, Copy, Deserialize)]
-struct Telling {
+struct TokenizeOptions {
     with_pieces: Option<bool>,
     return_token_strs: Option<bool>,
 }
 
 /// A request for tokens.
 pub(super) struct Tokenize {
-    what: Tokenized,
-    telling: Telling,
+    input: TokenizeInput,
+    options: TokenizeOptions,
 }
 
 impl FromJson for Tokenize {
     fn from_json(json: &Value) -> Result<Self, ApiError> {
-        let what = match json.get("messages") {
-            Some(_) => Tokenized::Chat(Box::new(ChatRequest::from_json(json)?)),
-            None => Tokenized::Text(fields(json)?),
+        let input = match json.get("messages") {
+            Some(_) => TokenizeInput::Chat(Box::new(ChatRequest::from_json(json)?)),
+            None => TokenizeInput::Text(fields(json)?),
         };
-        Ok(Self { what, telling: fields(json)? })
+        Ok(Self { input, options: fields(json)? })
     }
 }
 
 impl Text {
-    fn tokens(&self, served: &Served) -> Result<Vec<u32>, ApiError> {
+    fn tokens(&self, model: &ModelInfo) -> Result<Vec<u32>, ApiError> {
         let (text, has_special) = match (&self.content, &self.prompt) {
             (Some(content), _) => (content, false),
             (None, Some(prompt)) => (prompt, true),
@@ -66,7 +66,7 @@ impl Text {
                 return Err(ApiError::invalid(message).param("content"));
             }
         };
-        let tokenizer = &served.tokenizer;
+        let tokenizer = &model.tokenizer;
         let tokens = match self.parse_special.unwrap_or(false) {
             true => tokenizer.encode_markup(text)?,
             false => tokenizer.encode_text(text)?,
@@ -80,44 +80,44 @@ pub(super) async fn tokenize(
     State(app): State<Arc<App>>,
     body: Body<Tokenize>,
 ) -> Result<Json<Value>, ApiError> {
-    let served = app.served()?;
-    let Tokenize { what, telling } = body.value;
-    let chunks = match &what {
-        Tokenized::Chat(request) => find_chunks(&app, request.chunk_ids()).await?,
-        Tokenized::Text(_) => BTreeMap::new(),
+    let model = app.worker.model()?;
+    let Tokenize { input, options } = body.value;
+    let chunks = match &input {
+        TokenizeInput::Chat(request) => find_chunks(&app, request.chunk_ids()).await?,
+        TokenizeInput::Text(_) => BTreeMap::new(),
     };
     off_thread(body.bytes, move || {
-        let tokens = match what {
-            Tokenized::Text(text) => text.tokens(&served)?,
-            Tokenized::Chat(request) => {
+        let tokens = match input {
+            TokenizeInput::Text(text) => text.tokens(&model)?,
+            TokenizeInput::Chat(request) => {
                 let conversation = request.conversation(&chunks)?;
-                served.template()?.render(&conversation)?.tokens(&served.tokenizer)?
+                model.template()?.render(&conversation)?.tokens(&model.tokenizer)?
             }
         };
-        Ok(Json(tell(&tokens, telling, &served)))
+        Ok(Json(tokens_json(&tokens, options, &model)))
     })
     .await
 }
 
-fn tell(tokens: &[u32], telling: Telling, served: &Served) -> Value {
-    let bytes = |id: &u32| served.tokenizer.token_bytes(*id).unwrap_or_default();
-    // Part of a character has no text: it is told byte by byte.
+fn tokens_json(tokens: &[u32], options: TokenizeOptions, model: &ModelInfo) -> Value {
+    let bytes = |id: &u32| model.tokenizer.token_bytes(*id).unwrap_or_default();
+    // Part of a character has no text: it is returned as bytes.
     let piece = |id: &u32| match std::str::from_utf8(bytes(id)) {
         Ok(text) => json!({"id": id, "piece": text}),
         Err(_) => json!({"id": id, "piece": bytes(id)}),
     };
-    let told: Value = match telling.with_pieces.unwrap_or(false) {
+    let list: Value = match options.with_pieces.unwrap_or(false) {
         true => tokens.iter().map(piece).collect(),
         false => json!(tokens),
     };
-    let texts = telling
+    let texts = options
         .return_token_strs
         .unwrap_or(false)
         .then(|| tokens.iter().map(|id| String::from_utf8_lossy(bytes(id))).collect::<Vec<_>>());
     json!({
-        "tokens": told,
+        "tokens": list,
         "count": tokens.len(),
-        "max_model_len": served.context,
+        "max_model_len": model.context,
         "token_strs": texts,
     })
 }
@@ -138,16 +138,16 @@ pub(super) async fn detokenize(
     State(app): State<Arc<App>>,
     body: Body<Tokens>,
 ) -> Result<Json<Value>, ApiError> {
-    let served = app.served()?;
+    let model = app.worker.model()?;
     off_thread(body.bytes, move || {
-        let vocab = served.vocab();
+        let vocab = model.vocab();
         let unknown = body.value.tokens.iter().find(|id| id.count() >= vocab);
         if let Some(id) = unknown {
             let message = format!("token {} is out of vocabulary, which has {vocab}", id.get());
             return Err(ApiError::invalid(message).param("tokens"));
         }
         let ids: Vec<u32> = body.value.tokens.iter().map(|id| id.get() as u32).collect();
-        let text = served.tokenizer.decode(&ids, false);
+        let text = model.tokenizer.decode(&ids, false);
         Ok(Json(json!({"content": text, "prompt": text})))
     })
     .await
@@ -157,11 +157,11 @@ pub(super) async fn apply_template(
     State(app): State<Arc<App>>,
     body: Body<ChatRequest>,
 ) -> Result<Json<Value>, ApiError> {
-    let served = app.served()?;
+    let model = app.worker.model()?;
     let Body { value: request, bytes } = body;
-    let chunks: BTreeMap<_, _> = find_chunks(&app, request.chunk_ids()).await?;
+    let chunks = find_chunks(&app, request.chunk_ids()).await?;
     off_thread(bytes, move || {
-        let rendered = served.template()?.render(&request.conversation(&chunks)?)?;
+        let rendered = model.template()?.render(&request.conversation(&chunks)?)?;
         Ok(Json(json!({"prompt": rendered.text()})))
     })
     .await

@@ -1,16 +1,16 @@
-//! The engine in a thread of its own, and the handle by which requests reach it.
+//! The engine in its own thread, and the handle by which requests reach it.
 //!
-//! Work goes in over a bounded channel and what happens to it comes back over a channel per request;
-//! the thread never waits for either. Requests join at the next step, as many as there are lanes and
-//! memory for; the rest waits in a queue with a limit. A panic or a failed device ends what was
-//! running, and the engine is loaded once more.
+//! Jobs go in over a bounded channel, and their events come back over one channel per request; the
+//! thread never waits for either. Jobs join at the next step, as many as there are lanes and memory
+//! for; the others wait in a queue with a limit. If the engine panics or its device fails, running
+//! jobs fail and the engine is loaded once more.
 
-mod duty;
-mod outlet;
+mod event_sender;
+mod job;
+mod scheduler;
 mod supervisor;
 #[cfg(test)]
 mod tests;
-mod work;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -21,93 +21,101 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot, watch};
 use weft_core::engine::{Cancel, Engine};
 
+use self::event_sender::EventSender;
+use self::job::QueuedJob;
 use crate::api_error::ApiError;
 use crate::metrics::Metrics;
-use crate::served::{Load, LoadError, Served};
+use crate::model_info::{Load, LoadError, ModelInfo};
 
-pub(crate) use self::outlet::Told;
-pub(crate) use self::work::{Failure, Happening, Work};
+pub(crate) use self::event_sender::ChoiceEvent;
+pub(crate) use self::job::{Job, JobError, JobEvent};
 
 /// Events that a request may be behind before its lane is paused.
 const EVENTS: usize = 256;
-/// Messages on their way to the engine beside those that wait in its queue.
-const ERRANDS: usize = 64;
+/// Commands in the channel beside queued jobs.
+const COMMANDS: usize = 64;
 /// How long a request looks for a place in a full queue.
-const REFUSAL: Duration = Duration::from_millis(400);
+const QUEUE_WAIT: Duration = Duration::from_millis(400);
 
-/// How the thread behaves.
+/// The limits of the engine's thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// Requests that may wait for a lane.
     pub(crate) queue: usize,
     /// How long a lane waits for its reader.
     pub(crate) slow_reader: Duration,
-    /// How long running requests may go on after the end was asked for.
+    /// How long running requests may go on after a shutdown was requested.
     pub(crate) drain: Duration,
 }
 
-/// Where the engine stands.
+/// The state of the engine.
 #[derive(Clone)]
 pub(crate) enum Phase {
     /// It is being loaded, for the first time or after a fault.
     Loading,
     /// It answers.
-    Ready(Arc<Served>),
+    Ready(Arc<ModelInfo>),
     /// It failed twice.
     Down,
     /// It could not be loaded.
     Unloadable(Arc<LoadError>),
-    /// It has ended as it was asked to.
+    /// It was shut down.
     Ended,
 }
 
-/// What the thread is sent.
-enum Message {
-    /// Lanes that are to be run, all of one request.
-    Entries(Vec<work::Entry>),
-    /// Something that is quickly done between two steps.
-    Errand(Box<dyn FnOnce(&mut Engine) + Send>),
-    /// Finish what is there, and end.
+/// A command to the engine's thread.
+enum Command {
+    /// Run the jobs of one request.
+    Submit(Vec<QueuedJob>),
+    /// Call a quick function between two steps.
+    Call(Box<dyn FnOnce(&mut Engine) + Send>),
+    /// Finish the jobs that are there, and end.
     Drain,
 }
 
-/// What both sides look at.
+/// State that the handle and the thread share.
 struct Shared {
-    /// Entries that are in the channel or the queue.
+    /// Jobs that are in the channel or the queue.
     waiting: AtomicUsize,
     draining: AtomicBool,
     metrics: Arc<Metrics>,
     limits: Limits,
 }
 
-/// The handle.
+/// The handle of the engine's thread.
 pub(crate) struct Worker {
-    to: SyncSender<Message>,
+    commands: SyncSender<Command>,
     shared: Arc<Shared>,
     phase: watch::Receiver<Phase>,
 }
 
-/// The engine's work for one request. Dropping it ends the work.
-pub(crate) struct Ticket {
-    pub(crate) events: mpsc::Receiver<Told>,
+/// The jobs of one request. Dropping the handle cancels them.
+pub(crate) struct JobHandle {
+    pub(crate) events: mpsc::Receiver<ChoiceEvent>,
     cancels: Vec<Cancel>,
 }
 
-impl Drop for Ticket {
+impl JobHandle {
+    pub(crate) fn n_jobs(&self) -> usize {
+        self.cancels.len()
+    }
+}
+
+impl Drop for JobHandle {
     fn drop(&mut self) {
         self.cancels.iter().for_each(Cancel::cancel);
     }
 }
 
 impl Worker {
-    /// Starts the thread, which loads the engine first. `tell` is told what happens to it.
+    /// Starts the thread, which loads the engine first. `log` gets a line for each fault.
     pub(crate) fn start(
         load: Load,
         limits: Limits,
         metrics: Arc<Metrics>,
-        tell: Arc<dyn Fn(&str) + Send + Sync>,
+        log: Arc<dyn Fn(&str) + Send + Sync>,
     ) -> std::io::Result<(Self, JoinHandle<()>)> {
-        let (to, inbox) = std::sync::mpsc::sync_channel(limits.queue + ERRANDS);
+        let (commands, receiver) = std::sync::mpsc::sync_channel(limits.queue + COMMANDS);
         let (phases, phase) = watch::channel(Phase::Loading);
         let shared = Arc::new(Shared {
             waiting: AtomicUsize::new(0),
@@ -115,25 +123,25 @@ impl Worker {
             metrics,
             limits,
         });
-        let duty = duty::Duty::new(inbox, Arc::clone(&shared));
+        let scheduler = scheduler::Scheduler::new(receiver, Arc::clone(&shared));
         let thread = std::thread::Builder::new()
             .name("weft-engine".to_owned())
-            .spawn(move || supervisor::run(load, duty, &phases, &*tell))?;
-        Ok((Self { to, shared, phase }, thread))
+            .spawn(move || supervisor::run(load, scheduler, &phases, &*log))?;
+        Ok((Self { commands, shared, phase }, thread))
     }
 
-    /// Where the engine stands, to wait for changes.
+    /// The state of the engine, to wait for changes.
     pub(crate) fn phase(&self) -> watch::Receiver<Phase> {
         self.phase.clone()
     }
 
-    /// The served model, or why there is none now.
-    pub(crate) fn served(&self) -> Result<Arc<Served>, ApiError> {
+    /// The loaded model, or why there is none now.
+    pub(crate) fn model(&self) -> Result<Arc<ModelInfo>, ApiError> {
         if self.shared.draining.load(Ordering::Relaxed) {
             return Err(ApiError::unavailable("the server is shutting down"));
         }
         match &*self.phase.borrow() {
-            Phase::Ready(served) => Ok(Arc::clone(served)),
+            Phase::Ready(model) => Ok(Arc::clone(model)),
             Phase::Loading => Err(ApiError::unavailable("the model is loading; try again soon")),
             Phase::Down | Phase::Unloadable(_) => {
                 Err(ApiError::unavailable("the engine failed; the server needs a restart"))
@@ -142,18 +150,18 @@ impl Worker {
         }
     }
 
-    /// Has work done, each piece in a lane of its own; what happens to it comes by the ticket.
-    pub(crate) async fn submit(&self, works: Vec<Work>) -> Result<Ticket, ApiError> {
-        let n = works.len();
+    /// Queues jobs, each for its own lane.
+    pub(crate) async fn submit(&self, jobs: Vec<Job>) -> Result<JobHandle, ApiError> {
+        let n = jobs.len();
         self.take_places(n).await?;
-        let (tell, events) = mpsc::channel(EVENTS * n.max(1));
-        let entries: Vec<_> = (0..)
-            .zip(works)
-            .map(|(choice, work)| work::Entry::new(work, outlet::Outlet::new(tell.clone(), choice)))
+        let (channel, events) = mpsc::channel(EVENTS * n.max(1));
+        let jobs: Vec<_> = (0..)
+            .zip(jobs)
+            .map(|(choice, job)| QueuedJob::new(job, EventSender::new(channel.clone(), choice)))
             .collect();
-        let cancels = entries.iter().map(|entry| entry.cancel.clone()).collect();
-        match self.send(Message::Entries(entries)) {
-            Ok(()) => Ok(Ticket { events, cancels }),
+        let cancels = jobs.iter().map(|job| job.cancel.clone()).collect();
+        match self.send(Command::Submit(jobs)) {
+            Ok(()) => Ok(JobHandle { events, cancels }),
             Err(error) => {
                 self.shared.waiting.fetch_sub(n, Ordering::Relaxed);
                 Err(error)
@@ -161,8 +169,8 @@ impl Worker {
         }
     }
 
-    /// Places in the queue. It may be full of those who just left, which shows within a step: so a
-    /// refusal waits a moment.
+    /// Takes places in the queue. Places of clients that have just gone are freed within a step, so
+    /// a full queue is tried for a moment before the request is refused.
     async fn take_places(&self, n: usize) -> Result<(), ApiError> {
         let start = Instant::now();
         loop {
@@ -171,36 +179,36 @@ impl Worker {
                 return Ok(());
             }
             self.shared.waiting.fetch_sub(n, Ordering::Relaxed);
-            if start.elapsed() > REFUSAL {
+            if start.elapsed() > QUEUE_WAIT {
                 return Err(ApiError::too_busy(before));
             }
-            tokio::time::sleep(REFUSAL / 20).await;
+            tokio::time::sleep(QUEUE_WAIT / 20).await;
         }
     }
 
-    /// Runs something on the engine between two steps. It must be quick: all lanes wait.
-    pub(crate) async fn ask<T: Send + 'static>(
+    /// Calls a function on the engine between two steps. It must be quick: all lanes wait.
+    pub(crate) async fn call<T: Send + 'static>(
         &self,
-        question: impl FnOnce(&mut Engine) -> T + Send + 'static,
+        function: impl FnOnce(&mut Engine) -> T + Send + 'static,
     ) -> Result<T, ApiError> {
-        let (reply, answer) = oneshot::channel();
-        self.send(Message::Errand(Box::new(move |engine| {
-            // Whoever asked may have gone.
-            let _ = reply.send(question(engine));
+        let (sender, result) = oneshot::channel();
+        self.send(Command::Call(Box::new(move |engine| {
+            // The caller may have gone.
+            let _ = sender.send(function(engine));
         })))?;
-        answer.await.map_err(|_| Failure::Fault.into())
+        result.await.map_err(|_| JobError::Fault.into())
     }
 
-    /// Refuses what comes, finishes what is there, saves kept rows and ends the thread.
+    /// Refuses new jobs, finishes running ones, saves rows and ends the thread.
     pub(crate) fn drain(&self) {
         self.shared.draining.store(true, Ordering::Relaxed);
-        // A full channel is emptied within a step, and an ended thread needs no telling.
-        let (to, message) = (self.to.clone(), Message::Drain);
-        std::thread::spawn(move || to.send(message));
+        // A full channel is emptied within a step. If the thread has ended, the command is not needed.
+        let commands = self.commands.clone();
+        std::thread::spawn(move || commands.send(Command::Drain));
     }
 
-    fn send(&self, message: Message) -> Result<(), ApiError> {
-        self.to.try_send(message).map_err(|error| match error {
+    fn send(&self, command: Command) -> Result<(), ApiError> {
+        self.commands.try_send(command).map_err(|error| match error {
             TrySendError::Full(_) => ApiError::too_busy(self.shared.limits.queue),
             TrySendError::Disconnected(_) => ApiError::unavailable("the server is shutting down"),
         })

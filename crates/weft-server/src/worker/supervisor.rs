@@ -1,4 +1,4 @@
-//! Loads the engine, has it serve, and loads it once more after a fault.
+//! Loads the engine, runs the scheduler on it, and loads it once more after a fault.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use weft_core::chunk::Which;
 use weft_core::engine::Engine;
 
 use super::Phase;
-use super::duty::Duty;
-use crate::served::{Load, Served};
+use super::scheduler::Scheduler;
+use crate::model_info::{Load, LoadError, ModelInfo};
 
 /// How often a failed engine is loaded again. What fails twice would fail again.
 const RESTARTS: usize = 1;
@@ -17,60 +17,60 @@ const RESTARTS: usize = 1;
 /// The life of the engine's thread.
 pub(super) fn run(
     mut load: Load,
-    mut duty: Duty,
+    mut scheduler: Scheduler,
     phases: &Sender<Phase>,
-    tell: &(dyn Fn(&str) + Send + Sync),
+    log: &(dyn Fn(&str) + Send + Sync),
 ) {
     for _ in 0..=RESTARTS {
         phases.send_replace(Phase::Loading);
         let loaded = match catch_unwind(AssertUnwindSafe(&mut load)) {
             Ok(Ok(loaded)) => loaded,
-            Ok(Err(error)) => return give_up(error, &mut duty, phases),
-            Err(_) => return give_up("loading the model panicked".into(), &mut duty, phases),
+            Ok(Err(error)) => return give_up(error, &mut scheduler, phases),
+            Err(_) => return give_up("loading the model panicked".into(), &mut scheduler, phases),
         };
-        let served = Arc::new(Served::of(&loaded));
+        let model = Arc::new(ModelInfo::new(&loaded));
         let mut engine = loaded.engine;
-        phases.send_replace(Phase::Ready(Arc::clone(&served)));
-        let fault = match catch_unwind(AssertUnwindSafe(|| duty.serve(&mut engine))) {
+        phases.send_replace(Phase::Ready(Arc::clone(&model)));
+        let fault = match catch_unwind(AssertUnwindSafe(|| scheduler.run(&mut engine))) {
             Ok(Ok(())) => {
-                write_uses(&served, &engine);
+                save_use_counts(&model, &engine);
                 phases.send_replace(Phase::Ended);
                 return;
             }
             Ok(Err(error)) => error.to_string(),
-            Err(panic) => reason(&*panic),
+            Err(panic) => panic_text(&*panic),
         };
-        // Refused from here on; then those that wait are told, before anything slow is done.
+        // New requests are refused from here on; waiting ones fail before anything slow is done.
         phases.send_replace(Phase::Loading);
-        duty.fail_all();
-        duty.shared.metrics.count_fault();
-        tell(&format!("the engine failed: {fault}"));
-        // What a panic left behind may panic once more while it is dropped.
+        scheduler.fail_all();
+        scheduler.shared.metrics.count_fault();
+        log(&format!("the engine failed: {fault}"));
+        // Dropping what a panic left behind may panic again.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(engine)));
     }
     phases.send_replace(Phase::Down);
-    tell("the engine failed again and stays down; restart the server");
-    duty.refuse_until_the_end();
+    log("the engine failed again and stays down; restart the server");
+    scheduler.refuse_until_drained();
     phases.send_replace(Phase::Ended);
 }
 
-/// Chunks are written down when they are registered; how often they were used, at the end.
-fn write_uses(served: &Served, engine: &Engine) {
-    let Some(shelf) = &served.shelf else { return };
+/// Chunks are saved when they are registered; how often they were used is saved at the end.
+fn save_use_counts(model: &ModelInfo, engine: &Engine) {
+    let Some(shelf) = &model.shelf else { return };
     for chunk in engine.library().list(&Which::default()) {
         if chunk.uses > 0 {
-            // A count that is lost is no reason not to end.
+            // A lost count must not keep the server from ending.
             let _ = shelf.keep(chunk);
         }
     }
 }
 
-fn give_up(error: crate::served::LoadError, duty: &mut Duty, phases: &Sender<Phase>) {
+fn give_up(error: LoadError, scheduler: &mut Scheduler, phases: &Sender<Phase>) {
     phases.send_replace(Phase::Unloadable(Arc::new(error)));
-    duty.refuse_until_the_end();
+    scheduler.refuse_until_drained();
 }
 
-fn reason(panic: &(dyn std::any::Any + Send)) -> String {
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic".to_owned())
 }

@@ -1,4 +1,4 @@
-//! The engine's thread on a device that computes nothing and fails when it is told to.
+//! The engine's thread on a device that computes nothing and fails on demand.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +10,7 @@ use weft_core::engine::Request;
 use weft_core::sampling::Sampling;
 
 use super::*;
-use crate::served::Loaded;
+use crate::model_info::Loaded;
 use weft_testing::stub::{self, Control};
 
 struct Bench {
@@ -38,10 +38,10 @@ fn bench() -> Bench {
         })
     };
     let metrics = Arc::new(Metrics::default());
-    let tell = Arc::new(|_: &str| {});
-    let (worker, thread) = Worker::start(load, LIMITS, Arc::clone(&metrics), tell).unwrap();
+    let log = Arc::new(|_: &str| {});
+    let (worker, thread) = Worker::start(load, LIMITS, Arc::clone(&metrics), log).unwrap();
     let bench = Bench { worker, thread, control, metrics, loads };
-    bench.until("it is ready", || bench.worker.served().is_ok());
+    bench.until("it is ready", || bench.worker.model().is_ok());
     bench
 }
 
@@ -54,13 +54,13 @@ impl Bench {
         }
     }
 
-    fn submit(&self, max_tokens: usize) -> Result<Ticket, ApiError> {
-        self.submit_work(answer(max_tokens))
+    fn submit(&self, max_tokens: usize) -> Result<JobHandle, ApiError> {
+        self.submit_job(answer(max_tokens))
     }
 
-    fn submit_work(&self, work: Work) -> Result<Ticket, ApiError> {
+    fn submit_job(&self, job: Job) -> Result<JobHandle, ApiError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        runtime.block_on(self.worker.submit(vec![work]))
+        runtime.block_on(self.worker.submit(vec![job]))
     }
 
     /// A gauge or a counter.
@@ -71,21 +71,21 @@ impl Bench {
     }
 }
 
-fn answer(max_tokens: usize) -> Work {
+fn answer(max_tokens: usize) -> Job {
     let sampling =
         Sampling { max_tokens: Some(max_tokens), temperature: 0.0, ..Sampling::default() };
-    Work::Answer(Box::new(Request::new(vec![5, 6, 7], sampling)))
+    Job::Answer(Box::new(Request::new(vec![5, 6, 7], sampling)))
 }
 
-/// How a ticket ends, and how many tokens came before.
-fn end(ticket: &mut Ticket) -> (usize, Result<(), String>) {
+/// How a handle ends, and how many tokens came before.
+fn end(handle: &mut JobHandle) -> (usize, Result<(), String>) {
     let mut n_tokens = 0;
-    while let Some(told) = ticket.events.blocking_recv() {
-        match told.what {
-            Happening::Token(_) => n_tokens += 1,
-            Happening::Done(_) => return (n_tokens, Ok(())),
-            Happening::Failed(failure) => return (n_tokens, Err(failure.to_string())),
-            Happening::Admitted | Happening::Rows(_) => {}
+    while let Some(ChoiceEvent { event, .. }) = handle.events.blocking_recv() {
+        match event {
+            JobEvent::Token(_) => n_tokens += 1,
+            JobEvent::Done(_) => return (n_tokens, Ok(())),
+            JobEvent::Failed(error) => return (n_tokens, Err(error.to_string())),
+            JobEvent::Admitted | JobEvent::Rows(_) => {}
         }
     }
     (n_tokens, Err("closed".to_owned()))
@@ -95,25 +95,25 @@ fn end(ticket: &mut Ticket) -> (usize, Result<(), String>) {
 fn requests_run_side_by_side_and_the_queue_has_an_end() {
     let bench = bench();
     bench.control.step_us.store(20_000, Ordering::Relaxed);
-    let mut running: Vec<Ticket> = (0..8)
+    let mut running: Vec<JobHandle> = (0..8)
         .map(|_| {
-            let ticket = bench.submit(60).unwrap();
+            let handle = bench.submit(60).unwrap();
             bench.until("it has a lane", || {
                 bench.worker.shared.waiting.load(Ordering::Relaxed) == 0
             });
-            ticket
+            handle
         })
         .collect();
-    let mut waiting: Vec<Ticket> = (0..4).map(|_| bench.submit(5).unwrap()).collect();
+    let mut waiting: Vec<JobHandle> = (0..4).map(|_| bench.submit(5).unwrap()).collect();
     let refused = bench.submit(5).err().unwrap().json().to_string();
     assert!(refused.contains("4 requests are waiting"), "{refused}");
     drop(waiting.pop());
     bench.until("who left frees the place", || bench.submit(5).is_ok());
-    for ticket in running.iter_mut() {
-        assert_eq!(end(ticket), (60, Ok(())));
+    for handle in running.iter_mut() {
+        assert_eq!(end(handle), (60, Ok(())));
     }
-    for ticket in waiting.iter_mut() {
-        assert_eq!(end(ticket), (5, Ok(())));
+    for handle in waiting.iter_mut() {
+        assert_eq!(end(handle), (5, Ok(())));
     }
     bench.until("all is over", || bench.metric("weft_lanes_running") == 0);
     assert_eq!(bench.metric("weft_requests_waiting"), 0);
@@ -122,9 +122,9 @@ fn requests_run_side_by_side_and_the_queue_has_an_end() {
 #[test]
 fn who_goes_away_frees_the_lane() {
     let bench = bench();
-    let ticket = bench.submit(4000).unwrap();
+    let handle = bench.submit(4000).unwrap();
     bench.until("it runs", || bench.metric("weft_lanes_running") == 1);
-    drop(ticket);
+    drop(handle);
     bench.until("it is gone", || bench.metric("weft_lanes_running") == 0);
     assert_eq!(bench.metric("weft_answers_total{reason=\"cancelled\"}"), 1);
 }
@@ -137,15 +137,15 @@ fn who_goes_away_while_rows_are_computed_frees_the_lane_too() {
     let warm = || {
         let mut prompt = prompt();
         prompt.pieces[0].kind = Kind::Context;
-        Work::Warm(prompt)
+        Job::Warm(prompt)
     };
-    let score = || Work::Score { prompt: prompt(), answer: vec![5, 6], use_cache: false };
-    let works: [&dyn Fn() -> Work; 2] = [&warm, &score];
-    for work in works {
-        let ticket = bench.submit_work(work()).unwrap();
+    let score = || Job::Score { prompt: prompt(), answer: vec![5, 6], use_cache: false };
+    let jobs: [&dyn Fn() -> Job; 2] = [&warm, &score];
+    for job in jobs {
+        let handle = bench.submit_job(job()).unwrap();
         bench.until("it runs", || bench.metric("weft_lanes_running") == 1);
         let left = Instant::now();
-        drop(ticket);
+        drop(handle);
         bench.until("it is gone", || bench.metric("weft_lanes_running") == 0);
         // All of it would take 16 steps.
         assert!(left.elapsed() < Duration::from_millis(1500), "{:?}", left.elapsed());
@@ -189,14 +189,14 @@ fn a_fault_fails_its_waiters_at_once_and_is_survived_once() {
             "panic" => bench.control.panics.store(true, Ordering::Relaxed),
             _ => bench.control.fails.store(true, Ordering::Relaxed),
         };
-        let mut tickets: Vec<Ticket> = (0..3).map(|_| bench.submit(4000).unwrap()).collect();
+        let mut handles: Vec<JobHandle> = (0..3).map(|_| bench.submit(4000).unwrap()).collect();
         bench.until("they run", || bench.metric("weft_lanes_running") == 3);
         fail();
-        for ticket in &mut tickets {
-            let (_, ending) = end(ticket);
+        for handle in &mut handles {
+            let (_, ending) = end(handle);
             assert!(ending.unwrap_err().contains("the engine failed"), "{cause}");
         }
-        bench.until("it is back", || bench.worker.served().is_ok());
+        bench.until("it is back", || bench.worker.model().is_ok());
         assert_eq!(bench.loads.load(Ordering::Relaxed), 2);
         assert_eq!(bench.metric("weft_lanes_running"), 0);
         assert_eq!(end(&mut bench.submit(5).unwrap()), (5, Ok(())));
@@ -206,7 +206,7 @@ fn a_fault_fails_its_waiters_at_once_and_is_survived_once() {
         fail();
         assert!(end(&mut last).1.is_err());
         bench.until("it stays down", || matches!(*bench.worker.phase.borrow(), Phase::Down));
-        assert!(bench.worker.served().is_err());
+        assert!(bench.worker.model().is_err());
         assert_eq!(bench.metric("weft_engine_faults_total"), 2);
         bench.worker.drain();
         bench.thread.join().unwrap();
@@ -229,18 +229,18 @@ fn the_end_lets_running_answers_finish_and_refuses_new_ones() {
     let mut running = bench.submit(500).unwrap();
     bench.until("it runs", || bench.metric("weft_lanes_running") == 1);
     bench.worker.drain();
-    assert!(bench.worker.served().is_err());
+    assert!(bench.worker.model().is_err());
     assert_eq!(end(&mut running), (500, Ok(())));
     bench.thread.join().unwrap();
     assert!(matches!(*bench.worker.phase.borrow(), Phase::Ended));
 }
 
 #[tokio::test]
-async fn errands_run_between_steps_and_a_panic_in_one_is_told() {
+async fn calls_run_between_steps_and_a_panic_in_one_is_reported() {
     let bench = bench();
-    let context = bench.worker.ask(|engine| engine.context()).await.unwrap();
+    let context = bench.worker.call(|engine| engine.context()).await.unwrap();
     assert_eq!(context, 4096);
-    let failed = bench.worker.ask(|_| -> usize { panic!("an errand panics") }).await;
+    let failed = bench.worker.call(|_| -> usize { panic!("a call panics") }).await;
     assert!(failed.unwrap_err().json().to_string().contains("the engine failed"));
-    bench.until("it is back", || bench.worker.served().is_ok());
+    bench.until("it is back", || bench.worker.model().is_ok());
 }

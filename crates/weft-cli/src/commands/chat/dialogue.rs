@@ -33,7 +33,7 @@ impl Dialogue {
     }
 
     /// A document that goes with the next turn.
-    pub(super) fn lay_out(&mut self, document: ChunkId) {
+    pub(super) fn add_document(&mut self, document: ChunkId) {
         self.waiting.push(document);
     }
 
@@ -57,7 +57,7 @@ impl Dialogue {
         }
     }
 
-    /// Takes a document out of all turns; tells whether it was in one.
+    /// Takes a document out of all turns; returns whether it was in one.
     pub(super) fn drop(&mut self, document: &ChunkId) -> bool {
         let before = self.documents().count();
         self.waiting.retain(|id| id != document);
@@ -91,8 +91,8 @@ impl Dialogue {
         messages
     }
 
-    /// Tells which pieces of the conversation are documents, so that their rows are kept and told of
-    /// as the chunks' own.
+    /// Marks the pieces of the conversation that are documents, so that their rows are kept and
+    /// reported as the chunks' own.
     pub(super) fn name_documents(&self, prompt: &mut Composition, library: &Library) {
         let mut pieces = prompt.pieces.iter_mut();
         for chunk in self.documents().filter_map(|id| library.get(id).ok()) {

@@ -14,11 +14,11 @@ use super::reply::{Reply, reply, template};
 use super::{sampling, verify};
 use crate::answer::{self, Answer, Style};
 use crate::args::ChatArgs;
+use crate::context_report;
 use crate::error::CliError;
 use crate::interrupt;
 use crate::load::{self, Loaded};
-use crate::ribbon;
-use crate::sources::{Desk, Source};
+use crate::sources::{ChunkResolver, Source};
 use crate::terminal;
 
 const HELP: &str = "\
@@ -51,7 +51,7 @@ pub(crate) fn run(mut args: ChatArgs) -> Result<ExitCode, CliError> {
 struct Chat {
     args: ChatArgs,
     loaded: Loaded,
-    desk: Desk,
+    resolver: ChunkResolver,
     dialogue: Dialogue,
     thinking: Option<bool>,
     last: Option<Answer>,
@@ -66,11 +66,11 @@ enum Turn {
 
 impl Chat {
     fn new(args: ChatArgs, mut loaded: Loaded) -> Result<Self, CliError> {
-        let desk = Desk::open(&args.cache, &mut loaded);
+        let resolver = ChunkResolver::open(&args.cache, &mut loaded);
         let thinking = args.prompt.thinking();
         let system = args.prompt.system.clone();
         let dialogue = Dialogue::default();
-        let mut chat = Self { args, loaded, desk, dialogue, thinking, last: None };
+        let mut chat = Self { args, loaded, resolver, dialogue, thinking, last: None };
         if let Some(system) = system {
             chat.set_system(&system)?;
         }
@@ -85,7 +85,7 @@ impl Chat {
                 Ok(Turn::Say(text)) => self.say(&text)?,
                 Ok(Turn::Nothing) => {}
                 Ok(Turn::Leave) => break,
-                Err(error) => self.tell(&format!("weft: {error}")),
+                Err(error) => self.note(&format!("weft: {error}")),
             }
         }
         Ok(())
@@ -96,12 +96,12 @@ impl Chat {
         if !self.args.cache.no_cache {
             self.loaded.engine.save(false);
         }
-        self.desk.put_back(&self.loaded.engine);
-        self.loaded.tell_warnings();
+        self.resolver.save_use_counts(&self.loaded.engine);
+        self.loaded.print_warnings();
     }
 
-    /// Something that the user asked to be told.
-    fn tell(&self, text: &str) {
+    /// Prints what the user asked for.
+    fn note(&self, text: &str) {
         terminal::note(false, text);
     }
 
@@ -111,10 +111,10 @@ impl Chat {
         match command {
             "" => {}
             "/quit" | "/exit" | "/bye" => return Ok(Turn::Leave),
-            "/help" | "/?" => self.tell(HELP),
+            "/help" | "/?" => self.note(HELP),
             "/clear" => self.dialogue.clear(),
             "/system" => self.set_system(rest)?,
-            "/context" | "/use" => self.lay_out(command, rest.trim())?,
+            "/context" | "/use" => self.add_document(command, rest.trim())?,
             "/drop" => self.drop(rest.trim()),
             "/chunks" => self.show_chunks(),
             "/verify" => self.verify()?,
@@ -122,7 +122,7 @@ impl Chat {
             "/no_think" => self.thinking = Some(false),
             "/stats" => self.show_stats(),
             _ if command.starts_with('/') => {
-                self.tell(&format!("{command} is no command; /help lists them"));
+                self.note(&format!("{command} is no command; /help lists them"));
             }
             _ => return Ok(Turn::Say(line.to_owned())),
         }
@@ -130,58 +130,67 @@ impl Chat {
     }
 
     fn set_system(&mut self, word: &str) -> Result<(), CliError> {
-        let text = self.desk.system_text(&mut self.loaded.engine, &Source::system(word)?)?;
+        let text = self.resolver.system_text(&mut self.loaded.engine, &Source::system(word)?)?;
         self.dialogue = Dialogue::new(text);
         Ok(())
     }
 
     /// A document or a chunk for the next message.
-    fn lay_out(&mut self, command: &str, word: &str) -> Result<(), CliError> {
+    fn add_document(&mut self, command: &str, word: &str) -> Result<(), CliError> {
         let engine = &mut self.loaded.engine;
         let id = match command {
-            "/use" => self.desk.registered(engine, word)?,
-            _ => self.desk.document(engine, &Source::document(word)?)?,
+            "/use" => self.resolver.registered(engine, word)?,
+            _ => self.resolver.document(engine, &Source::document(word)?)?,
         };
         let chunk = engine.library().get(&id)?;
         let tokens = chunk.tokens.len();
         if chunk.kind == Kind::System {
-            self.tell(&format!("{word} is a system prompt; /system {word} begins with it"));
+            self.note(&format!("{word} is a system prompt; /system {word} begins with it"));
         } else {
-            self.dialogue.lay_out(id);
-            self.tell(&format!("{}: {tokens} tokens, before the next message", self.called(&id)));
+            self.dialogue.add_document(id);
+            self.note(&format!(
+                "{}: {tokens} tokens, before the next message",
+                self.display_name(&id)
+            ));
         }
         Ok(())
     }
 
-    /// What a document is called: its name, or the begin of its id.
-    fn called(&self, id: &ChunkId) -> String {
-        self.desk.name(id).unwrap_or_else(|| id.to_string()[..8].to_owned())
+    /// A document's name, or the begin of its id.
+    fn display_name(&self, id: &ChunkId) -> String {
+        self.resolver.name(id).unwrap_or_else(|| id.to_string()[..8].to_owned())
     }
 
     fn drop(&mut self, word: &str) {
         let is_meant = |id: &&ChunkId| {
-            !word.is_empty() && (self.called(id) == word || id.to_string().starts_with(word))
+            !word.is_empty() && (self.display_name(id) == word || id.to_string().starts_with(word))
         };
         let found = self.dialogue.documents().find(is_meant).copied();
         match found {
-            Some(id) if self.dialogue.drop(&id) => self.tell(&format!("{word} is out")),
-            _ => self.tell(&format!("{word} is no document of this conversation; see /chunks")),
+            Some(id) if self.dialogue.drop(&id) => self.note(&format!("{word} is out")),
+            _ => self.note(&format!("{word} is no document of this conversation; see /chunks")),
         }
     }
 
     fn show_chunks(&self) {
         if let Some(answer) = &self.last {
-            let name = |id: &ChunkId| self.desk.name(id);
-            eprint!("{}", ribbon::draw(&answer.finished.report, &name, terminal::has_colour()));
+            let name = |id: &ChunkId| self.resolver.name(id);
+            eprint!(
+                "{}",
+                context_report::draw(&answer.finished.report, &name, terminal::has_colour())
+            );
         }
         let library = self.loaded.engine.library();
         for chunk in self.dialogue.documents().filter_map(|id| library.get(id).ok()) {
             let when = if self.dialogue.is_waiting(&chunk.id) { "waiting" } else { "said" };
             let (id, tokens) = (&chunk.id.to_string()[..8], chunk.tokens.len());
-            self.tell(&format!("{when:<8}{id}  {tokens:>6} tokens  {}", self.called(&chunk.id)));
+            self.note(&format!(
+                "{when:<8}{id}  {tokens:>6} tokens  {}",
+                self.display_name(&chunk.id)
+            ));
         }
         if self.last.is_none() && self.dialogue.documents().next().is_none() {
-            self.tell("no answer yet, and no document");
+            self.note("no answer yet, and no document");
         }
     }
 
@@ -189,18 +198,18 @@ impl Chat {
         match &self.last {
             Some(answer) => {
                 let verification = verify::verify(&mut self.loaded, answer)?;
-                self.tell(&verify::describe(&verification));
+                self.note(&verify::describe(&verification));
             }
-            None => self.tell("no answer yet"),
+            None => self.note("no answer yet"),
         }
         Ok(())
     }
 
-    /// Answers one message. A request that is refused is told and forgotten; the chat goes on.
+    /// Answers one message. A request that is refused is reported and forgotten; the chat goes on.
     fn say(&mut self, text: &str) -> Result<(), CliError> {
         self.dialogue.say(text);
         let answer = self.answer();
-        self.loaded.tell_warnings();
+        self.loaded.print_warnings();
         match answer {
             Ok(answer) => {
                 self.dialogue.answer(&answer.parts.answer);
@@ -209,7 +218,7 @@ impl Chat {
             }
             Err(error @ (CliError::Request(_) | CliError::Prompt(_) | CliError::Chunk(_))) => {
                 self.dialogue.unsay();
-                self.tell(&format!("weft: {error}"));
+                self.note(&format!("weft: {error}"));
                 Ok(())
             }
             Err(error) => Err(error),
@@ -232,8 +241,8 @@ impl Chat {
 
     fn show_stats(&self) {
         match &self.last {
-            Some(answer) => self.tell(&answer::figures(&answer.finished)),
-            None => self.tell("no answer yet"),
+            Some(answer) => self.note(&answer::stats_line(&answer.finished)),
+            None => self.note("no answer yet"),
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::answer::print;
 use crate::args::AddArgs;
 use crate::error::CliError;
 use crate::input::{read_file, read_text};
-use crate::tiers::Shelved;
+use crate::tiers::RegisteredChunks;
 
 pub(super) fn run(args: AddArgs) -> Result<(), CliError> {
     let text = match args.file.as_str() {
@@ -23,15 +23,15 @@ pub(super) fn run(args: AddArgs) -> Result<(), CliError> {
     let text = text.trim_end();
     let mut metadata: BTreeMap<String, String> = args.meta.into_iter().collect();
     metadata.extend(args.name.map(|name| ("name".to_owned(), name)));
-    let (model, mut shelved) = super::open(&args.model, &args.cache)?;
-    let id = register(&mut shelved, &model.tokenizer, args.kind.into(), text, metadata)
+    let (model, mut registered) = super::open(&args.model, &args.cache)?;
+    let id = register(&mut registered, &model.tokenizer, args.kind.into(), text, metadata)
         .map_err(|error| error.about(&args.file))?;
     print(&format!("{id}\n"))
 }
 
 /// Puts a text on the shelf. The same text again keeps what it has, with the new notes added.
 pub(super) fn register(
-    shelved: &mut Shelved,
+    registered: &mut RegisteredChunks,
     tokenizer: &Tokenizer,
     kind: Kind,
     text: &str,
@@ -41,13 +41,13 @@ pub(super) fn register(
     let name = metadata.get("name").cloned();
     let id = library.add(tokenizer, kind, text, BTreeMap::new())?;
     if let Some(name) = name {
-        check_name(&shelved.library, &name, |other| other.id == id)?;
+        check_name(&registered.library, &name, |other| other.id == id)?;
     }
-    let mut chunk = match shelved.library.get(&id) {
+    let mut chunk = match registered.library.get(&id) {
         Ok(known) => known.clone(),
         Err(_) => library.delete(&id)?,
     };
     chunk.metadata.extend(metadata);
-    shelved.keep(&Chunk { text: text.to_owned(), ..chunk })?;
+    registered.keep(&Chunk { text: text.to_owned(), ..chunk })?;
     Ok(id)
 }

@@ -2,13 +2,13 @@
 
 use weft_core::store::{KvKey, Store};
 
-use super::{rows_of, tell_warnings};
+use super::{print_warnings, rows_of};
 use crate::answer::print;
 use crate::args::{CacheArgs, GcArgs};
 use crate::error::CliError;
 use crate::load;
 use crate::size;
-use crate::tiers::{Budget, Shelved};
+use crate::tiers::{Budget, RegisteredChunks};
 
 pub(super) fn run(args: &GcArgs) -> Result<(), CliError> {
     let budget = Budget::new(&args.cache);
@@ -16,8 +16,8 @@ pub(super) fn run(args: &GcArgs) -> Result<(), CliError> {
     let Some(mut store) = budget.open_store().map_err(CliError::NoSource)? else {
         return Err(CliError::Usage("with --disk-cache 0 there is no folder to sweep".to_owned()));
     };
-    let (model, shelved) = super::open(&args.model, &args.cache)?;
-    pin(&mut store, &shelved);
+    let (model, registered) = super::open(&args.model, &args.cache)?;
+    pin(&mut store, &registered);
     let temp_files = store.stats().swept_temp_files;
     let (damaged, damaged_bytes) =
         store.empty_quarantine().map_err(CliError::io(folder.display().to_string()))?;
@@ -38,7 +38,7 @@ pub(super) fn run(args: &GcArgs) -> Result<(), CliError> {
         store.stats().evicted - evicted,
         size::bytes(used - store.used_bytes())
     ));
-    tell_warnings(&mut store);
+    print_warnings(&mut store);
     let mut text: String = freed.iter().map(|freed| format!("freed {freed}\n")).collect();
     text += &format!(
         "left  {} files, {} of {} in {}\n",
@@ -51,8 +51,8 @@ pub(super) fn run(args: &GcArgs) -> Result<(), CliError> {
 }
 
 /// Rows of pinned chunks stay, even over the budget.
-fn pin(store: &mut Store, shelved: &Shelved) {
-    let chunks = shelved.library.list(&weft_core::chunk::Which::default());
+fn pin(store: &mut Store, registered: &RegisteredChunks) {
+    let chunks = registered.library.list(&weft_core::chunk::Which::default());
     for chunk in chunks.into_iter().filter(|chunk| chunk.pinned) {
         rows_of(store, chunk).iter().for_each(|(key, _)| store.pin(key));
     }

@@ -15,14 +15,14 @@ use crate::terminal;
 const ID_DIGITS: usize = 12;
 
 pub(super) fn run(args: &ListChunksArgs) -> Result<(), CliError> {
-    let (_, shelved) = super::open(&args.model, &args.cache)?;
-    let chunks = shelved.library.list(&super::which(&args.which));
+    let (_, registered) = super::open(&args.model, &args.cache)?;
+    let chunks = registered.library.list(&super::which(&args.which));
     if args.json {
         let all: Vec<Value> = chunks.into_iter().map(facts).collect();
         return print(&format!("{:#}\n", Value::Array(all)));
     }
     if chunks.is_empty() {
-        let folder = shelved.shelf.folder().display();
+        let folder = registered.shelf.folder().display();
         terminal::note(args.model.quiet, &format!("no such chunks in {folder}"));
         return Ok(());
     }

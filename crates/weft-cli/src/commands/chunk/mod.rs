@@ -22,7 +22,7 @@ use crate::args::{CacheArgs, ChunkCommand, ModelArgs, WhichArgs};
 use crate::error::CliError;
 use crate::load;
 use crate::terminal;
-use crate::tiers::{Budget, Shelved};
+use crate::tiers::{Budget, RegisteredChunks};
 
 pub(crate) fn run(command: ChunkCommand) -> Result<ExitCode, CliError> {
     match command {
@@ -41,13 +41,13 @@ pub(crate) fn run(command: ChunkCommand) -> Result<ExitCode, CliError> {
 }
 
 /// A model and its chunks, without a device.
-fn open(model: &ModelArgs, cache: &CacheArgs) -> Result<(Model, Shelved), CliError> {
+fn open(model: &ModelArgs, cache: &CacheArgs) -> Result<(Model, RegisteredChunks), CliError> {
     let model = load::open(None, model)?;
-    let shelved = Shelved::open(cache, &model.tokenizer)?;
-    Ok((model, shelved))
+    let registered = RegisteredChunks::open(cache, &model.tokenizer)?;
+    Ok((model, registered))
 }
 
-/// The rows on disk; none where there are none, or the folder cannot be used, which is told.
+/// The rows on disk; none where there are none, or the folder cannot be used, which is reported.
 fn store(cache: &CacheArgs) -> Option<Store> {
     if cache.no_cache {
         return None;
@@ -56,11 +56,11 @@ fn store(cache: &CacheArgs) -> Option<Store> {
         terminal::warn(&reason);
         None
     })?;
-    tell_warnings(&mut store);
+    print_warnings(&mut store);
     Some(store)
 }
 
-fn tell_warnings(store: &mut Store) {
+fn print_warnings(store: &mut Store) {
     store.take_warnings().iter().for_each(|warning| terminal::warn(warning));
 }
 

@@ -6,12 +6,12 @@ use crate::args::PinArgs;
 use crate::error::CliError;
 
 pub(super) fn run(args: &PinArgs, pinned: bool) -> Result<(), CliError> {
-    let (_, mut shelved) = super::open(&args.model, &args.cache)?;
+    let (_, mut registered) = super::open(&args.model, &args.cache)?;
     // All are found before any is changed.
     let found: Result<Vec<Chunk>, _> =
-        args.ids.iter().map(|id| shelved.library.find(id).cloned()).collect();
+        args.ids.iter().map(|id| registered.library.find(id).cloned()).collect();
     for chunk in found? {
-        shelved.keep(&Chunk { pinned, ..chunk })?;
+        registered.keep(&Chunk { pinned, ..chunk })?;
     }
     Ok(())
 }

@@ -7,16 +7,16 @@ use crate::args::RmArgs;
 use crate::error::CliError;
 use crate::size;
 use crate::terminal;
-use crate::tiers::Shelved;
+use crate::tiers::RegisteredChunks;
 
 pub(super) fn run(args: &RmArgs) -> Result<(), CliError> {
     check(args)?;
-    let (_, shelved) = super::open(&args.model, &args.cache)?;
-    let chunks = chosen(args, &shelved)?;
+    let (_, registered) = super::open(&args.model, &args.cache)?;
+    let chunks = chosen(args, &registered)?;
     let mut store = super::store(&args.cache);
     let mut freed = 0;
     for chunk in &chunks {
-        shelved.shelf.remove(&chunk.id)?;
+        registered.shelf.remove(&chunk.id)?;
         if let Some(store) = &mut store {
             for (key, bytes) in rows_of(store, chunk) {
                 freed += if store.remove(&key) { bytes } else { 0 };
@@ -45,11 +45,11 @@ fn check(args: &RmArgs) -> Result<(), CliError> {
     }
 }
 
-fn chosen(args: &RmArgs, shelved: &Shelved) -> Result<Vec<Chunk>, CliError> {
+fn chosen(args: &RmArgs, registered: &RegisteredChunks) -> Result<Vec<Chunk>, CliError> {
     if !args.ids.is_empty() {
-        let found = args.ids.iter().map(|id| shelved.library.find(id).cloned());
+        let found = args.ids.iter().map(|id| registered.library.find(id).cloned());
         return Ok(found.collect::<Result<_, _>>()?);
     }
     let which = if args.all { Which::default() } else { super::which(&args.which) };
-    Ok(shelved.library.list(&which).into_iter().cloned().collect())
+    Ok(registered.library.list(&which).into_iter().cloned().collect())
 }

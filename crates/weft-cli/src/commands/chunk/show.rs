@@ -12,8 +12,8 @@ use crate::size;
 use crate::terminal;
 
 pub(super) fn run(args: &ShowChunkArgs) -> Result<(), CliError> {
-    let (_, shelved) = super::open(&args.model, &args.cache)?;
-    let chunk = shelved.library.find(&args.id)?;
+    let (_, registered) = super::open(&args.model, &args.cache)?;
+    let chunk = registered.library.find(&args.id)?;
     let store = super::store(&args.cache);
     let rows = store.as_ref().map(|store| rows_of(store, chunk)).unwrap_or_default();
     let (n_files, bytes) = (rows.len(), rows.iter().map(|(_, bytes)| bytes).sum());

@@ -12,8 +12,8 @@ use crate::size;
 use crate::terminal;
 
 pub(super) fn export(args: &ExportArgs) -> Result<(), CliError> {
-    let (_, shelved) = super::open(&args.model, &args.cache)?;
-    let chunk = shelved.library.find(&args.id)?;
+    let (_, registered) = super::open(&args.model, &args.cache)?;
+    let chunk = registered.library.find(&args.id)?;
     let mut store = super::store(&args.cache);
     let exported = chunk::export(chunk, store.as_mut(), &args.file)?;
     exported.left_out.iter().for_each(|reason| terminal::warn(reason));
@@ -28,10 +28,10 @@ pub(super) fn export(args: &ExportArgs) -> Result<(), CliError> {
 
 pub(super) fn import(args: &ImportArgs) -> Result<(), CliError> {
     let mut parcel = Parcel::open(&args.file)?;
-    let (model, mut shelved) = super::open(&args.model, &args.cache)?;
+    let (model, mut registered) = super::open(&args.model, &args.cache)?;
     let mut metadata = parcel.metadata().clone();
     metadata.extend(args.name.iter().map(|name| ("name".to_owned(), name.clone())));
-    let id = register(&mut shelved, &model.tokenizer, parcel.kind(), parcel.text(), metadata)
+    let id = register(&mut registered, &model.tokenizer, parcel.kind(), parcel.text(), metadata)
         .map_err(|error| error.about(&format!("{} (see --name)", args.file.display())))?;
     print(&format!("{id}\n"))?;
     if parcel.has_rows()? {
@@ -51,7 +51,7 @@ fn import_rows(args: &ImportArgs, model: Model, parcel: Parcel) -> Result<(), Cl
     let fingerprint = load::load_model(model, &args.model, &without_files)?.fingerprint();
     let imported = parcel.import_rows(&mut store, &fingerprint)?;
     imported.refused.iter().for_each(|reason| terminal::warn(reason));
-    super::tell_warnings(&mut store);
+    super::print_warnings(&mut store);
     terminal::note(args.model.quiet, &format!("{} files of rows imported", imported.files));
     Ok(())
 }

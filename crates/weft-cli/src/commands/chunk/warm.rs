@@ -6,7 +6,7 @@ use crate::args::WarmArgs;
 use crate::error::CliError;
 use crate::interrupt;
 use crate::load;
-use crate::sources::Desk;
+use crate::sources::ChunkResolver;
 use crate::terminal;
 
 /// A prompt needs a query; its rows are not computed.
@@ -18,10 +18,10 @@ pub(super) fn run(args: &WarmArgs) -> Result<(), CliError> {
     }
     interrupt::install();
     let mut loaded = load::load(&args.model, &args.cache)?;
-    let mut desk = Desk::open(&args.cache, &mut loaded);
+    let mut resolver = ChunkResolver::open(&args.cache, &mut loaded);
     let mut prompt = Prompt::new().query(ANY_QUERY).reuse(args.reuse);
     for word in args.system.iter().chain(&args.ids) {
-        let id = desk.registered(&mut loaded.engine, word)?;
+        let id = resolver.registered(&mut loaded.engine, word)?;
         prompt = match loaded.engine.library().get(&id)?.kind {
             Kind::System => prompt.system(&id),
             _ => prompt.context(&id),
@@ -31,8 +31,8 @@ pub(super) fn run(args: &WarmArgs) -> Result<(), CliError> {
     let before = loaded.engine.preview(&composition);
     loaded.engine.warm(&composition)?;
     let n_files = loaded.engine.save(false);
-    desk.put_back(&loaded.engine);
-    loaded.tell_warnings();
+    resolver.save_use_counts(&loaded.engine);
+    loaded.print_warnings();
     let pieces = before.pieces.iter().filter(|piece| piece.kind != Kind::Query);
     let (mut tokens, mut kept) = (0, 0);
     for piece in pieces {

@@ -1,4 +1,4 @@
-//! What benches that drive a whole engine tell alike: who measured what where, and how the report goes out.
+//! What benches of a whole engine have in common: who measured what where, and how the report is printed.
 
 use serde_json::{Value, json};
 use weft_core::engine::Engine;
@@ -29,7 +29,7 @@ pub(super) fn report(subject: &Subject, engine: &Engine, figures: Value) -> Valu
 }
 
 /// Prints a report, as a table where that is asked for, and saves it where that is.
-pub(super) fn tell(
+pub(super) fn print_report(
     report: &Value,
     args: &SubjectArgs,
     table: fn(&Value) -> String,

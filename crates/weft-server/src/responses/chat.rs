@@ -1,66 +1,66 @@
-//! The shape of a chat's answer, whole and in pieces.
+//! The JSON of a chat's answer, complete and as a stream.
 
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 use weft_core::engine::{Finished, Token};
 
-use super::choice::{Calls, Choice, Delta};
-use super::figures::{add_figures, add_timings, reason, usage};
+use super::choice::{Choice, Delta, ToolMode};
 use super::tool_calls::Call;
-use super::{FINGERPRINT, Script, answer_id, logprobs, seconds_now};
-use crate::served::Served;
+use super::usage::{add_costs, add_timings, reason, usage};
+use super::{FINGERPRINT, ResponseWriter, logprobs, response_id, seconds_now};
+use crate::model_info::ModelInfo;
 
-/// A chat while it is answered.
-pub(crate) struct ChatScript {
-    served: Arc<Served>,
+/// Writes the answer to a chat.
+pub(crate) struct ChatWriter {
+    model: Arc<ModelInfo>,
     id: String,
     created: u64,
-    choices: Vec<Writing>,
+    choices: Vec<ChoiceState>,
     finished: Vec<Option<Finished>>,
     has_logprobs: bool,
     streams: bool,
     includes_usage: bool,
 }
 
-struct Writing {
+struct ChoiceState {
     choice: Choice,
-    /// What was written, where the answer is told as a whole.
-    said: Delta,
+    /// Everything so far, for a complete response.
+    collected: Delta,
     n_calls: usize,
 }
 
-/// What a chat's answer depends on beside what the engine tells.
-pub(crate) struct ChatShape<'a> {
+/// How a chat's answer is written.
+pub(crate) struct ChatOptions<'a> {
     pub(crate) choices: usize,
     pub(crate) prompt_end: &'a str,
-    pub(crate) calls: Calls,
+    pub(crate) tools: ToolMode,
     pub(crate) has_logprobs: bool,
     pub(crate) streams: bool,
     /// Whether a stream ends with its usage.
     pub(crate) includes_usage: bool,
 }
 
-impl ChatScript {
-    pub(crate) fn new(served: Arc<Served>, shape: &ChatShape<'_>) -> Self {
-        let writing = || Writing {
-            choice: Choice::new(shape.prompt_end, shape.calls),
-            said: Delta::default(),
+impl ChatWriter {
+    pub(crate) fn new(model: Arc<ModelInfo>, options: &ChatOptions<'_>) -> Self {
+        let state = || ChoiceState {
+            choice: Choice::new(options.prompt_end, options.tools),
+            collected: Delta::default(),
             n_calls: 0,
         };
         Self {
-            served,
-            id: answer_id("chatcmpl"),
+            model,
+            id: response_id("chatcmpl"),
             created: seconds_now(),
-            choices: (0..shape.choices).map(|_| writing()).collect(),
-            finished: vec![None; shape.choices],
-            has_logprobs: shape.has_logprobs,
-            streams: shape.streams,
-            includes_usage: shape.includes_usage,
+            choices: (0..options.choices).map(|_| state()).collect(),
+            finished: vec![None; options.choices],
+            has_logprobs: options.has_logprobs,
+            streams: options.streams,
+            includes_usage: options.includes_usage,
         }
     }
 
-    /// The answer's name.
+    /// The response's id.
     pub(crate) fn id(&self) -> &str {
         &self.id
     }
@@ -70,7 +70,7 @@ impl ChatScript {
             "id": self.id,
             "object": object,
             "created": self.created,
-            "model": self.served.id,
+            "model": self.model.id,
             "system_fingerprint": FINGERPRINT,
         });
         envelope["choices"] = choices;
@@ -89,13 +89,13 @@ impl ChatScript {
         event
     }
 
-    /// Tells a delta, or keeps it for the whole.
+    /// Returns a delta as an event, or collects it for a complete response.
     fn write(&mut self, index: usize, delta: Delta) -> Option<Value> {
-        let writing = &mut self.choices[index];
-        let first_call = writing.n_calls;
-        writing.n_calls += delta.calls.len();
+        let state = &mut self.choices[index];
+        let first_call = state.n_calls;
+        state.n_calls += delta.calls.len();
         if !self.streams {
-            writing.said.append(delta);
+            state.collected.append(delta);
             return None;
         }
         if delta.is_empty() {
@@ -108,19 +108,19 @@ impl ChatScript {
         Some(self.event(index, delta_json(delta, first_call), entries, None))
     }
 
-    fn message(&self, index: usize, writing: Writing) -> Value {
-        let Writing { said, n_calls, .. } = writing;
-        let is_silent = said.content.is_empty() && n_calls > 0;
-        let content = if is_silent { Value::Null } else { said.content.into() };
+    fn message(&self, index: usize, state: ChoiceState) -> Value {
+        let ChoiceState { collected, n_calls, .. } = state;
+        let only_calls = collected.content.is_empty() && n_calls > 0;
+        let content = if only_calls { Value::Null } else { collected.content.into() };
         let mut message = json!({"role": "assistant", "content": content});
-        if !said.reasoning.is_empty() {
-            message["reasoning_content"] = said.reasoning.into();
+        if !collected.reasoning.is_empty() {
+            message["reasoning_content"] = collected.reasoning.into();
         }
         if n_calls > 0 {
-            message["tool_calls"] = said.calls.iter().map(call_json).collect();
+            message["tool_calls"] = collected.calls.iter().map(call_json).collect();
         }
         let entries = match self.has_logprobs {
-            true => logprobs::of_chat(&said.logprobs),
+            true => logprobs::of_chat(&collected.logprobs),
             false => Value::Null,
         };
         json!({"index": index, "message": message, "logprobs": entries})
@@ -128,7 +128,7 @@ impl ChatScript {
 }
 
 /// Why a choice ended. One that was cut off may have had more to call.
-fn reason_of(n_calls: usize, finished: &Finished) -> &'static str {
+fn finish_reason(n_calls: usize, finished: &Finished) -> &'static str {
     match (n_calls, reason(finished)) {
         (0, reason) | (_, reason @ "length") => reason,
         _ => "tool_calls",
@@ -159,52 +159,55 @@ fn delta_json(delta: Delta, first_call: usize) -> Value {
     json
 }
 
-impl Script for ChatScript {
-    fn opening(&mut self) -> Vec<Value> {
+impl ResponseWriter for ChatWriter {
+    fn start(&mut self) -> Vec<Value> {
         let delta = || json!({"role": "assistant", "content": null});
         (0..self.choices.len()).map(|index| self.event(index, delta(), Value::Null, None)).collect()
     }
 
     fn token(&mut self, choice: usize, token: Token) -> Option<Value> {
-        let delta = self.choices[choice].choice.push(&token, &self.served.tokenizer);
+        let delta = self.choices[choice].choice.push(&token, &self.model.tokenizer);
         self.write(choice, delta)
     }
 
-    fn ending(&mut self, choice: usize, finished: Finished) -> Vec<Value> {
+    fn end(&mut self, choice: usize, finished: Finished) -> Vec<Value> {
         let delta = self.choices[choice].choice.finish();
         let mut events: Vec<Value> = self.write(choice, delta).into_iter().collect();
         if self.streams {
-            let reason = reason_of(self.choices[choice].n_calls, &finished);
+            let reason = finish_reason(self.choices[choice].n_calls, &finished);
             let mut last = self.event(choice, json!({}), Value::Null, Some(reason));
-            add_figures(&mut last, &finished);
+            add_costs(&mut last, &finished);
             events.push(last);
         }
         self.finished[choice] = Some(finished);
         events
     }
 
-    fn usage(&self) -> Value {
+    fn usage(&self) -> Option<Value> {
+        if !self.includes_usage {
+            return None;
+        }
         let mut event = self.envelope("chat.completion.chunk", json!([]));
         event["usage"] = usage(&self.finished, self.choices.len());
         add_timings(&mut event, &self.finished);
-        event
+        Some(event)
     }
 
-    fn whole(mut self) -> Value {
-        let writings: Vec<Writing> = std::mem::take(&mut self.choices);
-        let n = writings.len();
+    fn into_response(mut self) -> Value {
+        let states: Vec<ChoiceState> = std::mem::take(&mut self.choices);
+        let n = states.len();
         let mut choices = Vec::new();
-        for (index, writing) in writings.into_iter().enumerate() {
-            let n_calls = writing.n_calls;
-            let mut choice = self.message(index, writing);
+        for (index, state) in states.into_iter().enumerate() {
+            let n_calls = state.n_calls;
+            let mut choice = self.message(index, state);
             let finished = self.finished[index].as_ref();
-            choice["finish_reason"] = finished.map(|f| reason_of(n_calls, f)).into();
+            choice["finish_reason"] = finished.map(|f| finish_reason(n_calls, f)).into();
             choices.push(choice);
         }
         let mut answer = self.envelope("chat.completion", choices.into());
         answer["usage"] = usage(&self.finished, n);
         if let Some(Some(first)) = self.finished.first() {
-            add_figures(&mut answer, first);
+            add_costs(&mut answer, first);
         }
         answer
     }
@@ -219,26 +222,26 @@ mod tests {
     use weft_testing::stub;
 
     use super::*;
-    use crate::served::Loaded;
+    use crate::model_info::Loaded;
 
     /// The events of a stream, or the whole answer, of a model that says some texts and ends.
-    fn answered(texts: &[&str], calls: Calls, streams: bool) -> (Vec<Value>, Value) {
+    fn answered(texts: &[&str], tools: ToolMode, streams: bool) -> (Vec<Value>, Value) {
         let model = stub::model();
         let engine = stub::engine(&model, "a", &Arc::default());
-        let served = Served::of(&Loaded { id: "stub".to_owned(), model, engine, shelf: None });
-        let shape = ChatShape {
+        let info = ModelInfo::new(&Loaded { id: "stub".to_owned(), model, engine, shelf: None });
+        let options = ChatOptions {
             choices: 1,
             prompt_end: "",
-            calls,
+            tools,
             has_logprobs: false,
             streams,
             includes_usage: false,
         };
-        let mut script = ChatScript::new(Arc::new(served), &shape);
+        let mut writer = ChatWriter::new(Arc::new(info), &options);
         let mut events = Vec::new();
         for text in texts {
             let token = Token { id: 1, text: (*text).to_owned(), logprobs: None };
-            events.extend(script.token(0, token));
+            events.extend(writer.token(0, token));
         }
         let stats = Stats {
             prompt_tokens: 1,
@@ -248,31 +251,31 @@ mod tests {
             total: Duration::ZERO,
         };
         let finished = Finished { reason: FinishReason::Length, stats, report: Report::default() };
-        events.extend(script.ending(0, finished));
-        (events, script.whole())
+        events.extend(writer.end(0, finished));
+        (events, writer.into_response())
     }
 
-    /// What looks like the beginning of a tag is held back until it is none, at the latest when the
-    /// answer ends.
+    /// Text that may be the beginning of a tag is held back until that is decided, at the latest
+    /// until the answer ends.
     #[test]
-    fn text_that_was_held_back_is_told_at_the_end() {
+    fn text_that_was_held_back_is_sent_at_the_end() {
         let cases = [
-            (&["<thi"][..], Calls::None, "<thi"),
-            (&["Yes", " <tool_c"][..], Calls::Some, "Yes <tool_c"),
-            (&["Yes <tool_call>\n{\"name\":"][..], Calls::Some, "Yes <tool_call>\n{\"name\":"),
+            (&["<thi"][..], ToolMode::None, "<thi"),
+            (&["Yes", " <tool_c"][..], ToolMode::Auto, "Yes <tool_c"),
+            (&["Yes <tool_call>\n{\"name\":"][..], ToolMode::Auto, "Yes <tool_call>\n{\"name\":"),
         ];
-        for (texts, calls, said) in cases {
-            let (events, _) = answered(texts, calls, true);
+        for (texts, tools, said) in cases {
+            let (events, _) = answered(texts, tools, true);
             let content = |event: &Value| {
                 event["choices"][0]["delta"]["content"].as_str().unwrap_or_default().to_owned()
             };
             assert_eq!(events.iter().map(content).collect::<String>(), said);
             let last = &events.last().unwrap()["choices"][0];
             assert_eq!(last["finish_reason"], "length", "the reason comes after the text");
-            let (_, whole) = answered(texts, calls, false);
+            let (_, whole) = answered(texts, tools, false);
             assert_eq!(whole["choices"][0]["message"]["content"], said);
         }
-        let (events, _) = answered(&["<think>\nhm </thi"], Calls::None, true);
+        let (events, _) = answered(&["<think>\nhm </thi"], ToolMode::None, true);
         let thought = |event: &Value| {
             event["choices"][0]["delta"]["reasoning_content"]
                 .as_str()

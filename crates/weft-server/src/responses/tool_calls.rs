@@ -1,12 +1,12 @@
-//! Tool calls told apart from text while both stream by.
+//! Splits streamed text into tool calls and other text.
 //!
 //! Models of the Hermes habit (Qwen among them) write `<tool_call>` around the JSON of a call. A call
-//! is told when it is whole; what looks like one and is none stays text. Text that may yet turn out
+//! is sent when it is complete; text that only looks like one stays text. Text that may yet turn out
 //! to be a tag is held back.
 
 use serde_json::Value;
 
-use super::answer_id;
+use super::response_id;
 
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
@@ -97,7 +97,7 @@ fn read(text: &str) -> Option<Call> {
         Some(Value::String(text)) => text.clone(),
         Some(object) => object.to_string(),
     };
-    Some(Call { id: answer_id("call"), name, arguments })
+    Some(Call { id: response_id("call"), name, arguments })
 }
 
 #[cfg(test)]

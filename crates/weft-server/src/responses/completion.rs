@@ -1,21 +1,21 @@
-//! The shape of a plain completion, whole and in pieces.
+//! The JSON of a plain completion, complete and as a stream.
 
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 use weft_core::engine::{Finished, Token};
 
-use super::figures::{add_figures, add_timings, reason, usage};
 use super::logprobs::{Entry, Pending};
-use super::{FINGERPRINT, Script, answer_id, logprobs, seconds_now};
-use crate::served::Served;
+use super::usage::{add_costs, add_timings, reason, usage};
+use super::{FINGERPRINT, ResponseWriter, logprobs, response_id, seconds_now};
+use crate::model_info::ModelInfo;
 
-/// A completion while it is written.
-pub(crate) struct CompletionScript {
-    served: Arc<Served>,
+/// Writes a completion.
+pub(crate) struct CompletionWriter {
+    model: Arc<ModelInfo>,
     id: String,
     created: u64,
-    choices: Vec<Writing>,
+    choices: Vec<ChoiceText>,
     finished: Vec<Option<Finished>>,
     choices_per_prompt: usize,
     has_logprobs: bool,
@@ -25,16 +25,16 @@ pub(crate) struct CompletionScript {
 }
 
 #[derive(Default)]
-struct Writing {
+struct ChoiceText {
     text: String,
     entries: Vec<Entry>,
     pending: Pending,
     has_begun: bool,
 }
 
-/// What a completion depends on beside what the engine tells.
+/// How a completion is written.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct CompletionShape {
+pub(crate) struct CompletionOptions {
     pub(crate) choices: usize,
     pub(crate) choices_per_prompt: usize,
     pub(crate) has_logprobs: bool,
@@ -44,23 +44,23 @@ pub(crate) struct CompletionShape {
     pub(crate) includes_usage: bool,
 }
 
-impl CompletionScript {
-    pub(crate) fn new(served: Arc<Served>, shape: CompletionShape) -> Self {
+impl CompletionWriter {
+    pub(crate) fn new(model: Arc<ModelInfo>, options: CompletionOptions) -> Self {
         Self {
-            served,
-            id: answer_id("cmpl"),
+            model,
+            id: response_id("cmpl"),
             created: seconds_now(),
-            choices: (0..shape.choices).map(|_| Writing::default()).collect(),
-            finished: vec![None; shape.choices],
-            choices_per_prompt: shape.choices_per_prompt,
-            has_logprobs: shape.has_logprobs,
-            echoes: shape.echoes,
-            streams: shape.streams,
-            includes_usage: shape.includes_usage,
+            choices: (0..options.choices).map(|_| ChoiceText::default()).collect(),
+            finished: vec![None; options.choices],
+            choices_per_prompt: options.choices_per_prompt,
+            has_logprobs: options.has_logprobs,
+            echoes: options.echoes,
+            streams: options.streams,
+            includes_usage: options.includes_usage,
         }
     }
 
-    /// The answer's name.
+    /// The response's id.
     pub(crate) fn id(&self) -> &str {
         &self.id
     }
@@ -70,7 +70,7 @@ impl CompletionScript {
             "id": self.id,
             "object": "text_completion",
             "created": self.created,
-            "model": self.served.id,
+            "model": self.model.id,
             "system_fingerprint": FINGERPRINT,
         });
         envelope["choices"] = choices;
@@ -97,21 +97,21 @@ impl CompletionScript {
     }
 }
 
-impl Script for CompletionScript {
-    fn opening(&mut self) -> Vec<Value> {
+impl ResponseWriter for CompletionWriter {
+    fn start(&mut self) -> Vec<Value> {
         Vec::new()
     }
 
     fn token(&mut self, choice: usize, token: Token) -> Option<Value> {
-        let writing = &mut self.choices[choice];
-        let is_first = !std::mem::replace(&mut writing.has_begun, true);
+        let choice_text = &mut self.choices[choice];
+        let is_first = !std::mem::replace(&mut choice_text.has_begun, true);
         let entries = match is_first && self.echoes && self.has_logprobs {
-            true => writing.pending.push_unpredicted(&token, &self.served.tokenizer),
-            false => writing.pending.push(&token, &self.served.tokenizer),
+            true => choice_text.pending.push_unpredicted(&token, &self.model.tokenizer),
+            false => choice_text.pending.push(&token, &self.model.tokenizer),
         };
         if !self.streams {
-            writing.text.push_str(&token.text);
-            writing.entries.extend(entries);
+            choice_text.text.push_str(&token.text);
+            choice_text.entries.extend(entries);
             return None;
         }
         if token.text.is_empty() && entries.is_empty() {
@@ -120,35 +120,38 @@ impl Script for CompletionScript {
         Some(self.event(self.choice(choice, &token.text, &entries, None)))
     }
 
-    fn ending(&mut self, choice: usize, finished: Finished) -> Vec<Value> {
+    fn end(&mut self, choice: usize, finished: Finished) -> Vec<Value> {
         let mut events = Vec::new();
         if self.streams {
             let last = self.choice(choice, "", &[], Some(reason(&finished)));
             let mut last = self.event(last);
-            add_figures(&mut last, &finished);
+            add_costs(&mut last, &finished);
             events.push(last);
         }
         self.finished[choice] = Some(finished);
         events
     }
 
-    fn usage(&self) -> Value {
+    fn usage(&self) -> Option<Value> {
+        if !self.includes_usage {
+            return None;
+        }
         let mut event = self.envelope(json!([]));
         event["usage"] = usage(&self.finished, self.choices_per_prompt);
         add_timings(&mut event, &self.finished);
-        event
+        Some(event)
     }
 
-    fn whole(self) -> Value {
+    fn into_response(self) -> Value {
         let choices = self.choices.iter().zip(&self.finished).enumerate();
-        let choices = choices.map(|(index, (writing, finished))| {
+        let choices = choices.map(|(index, (choice_text, finished))| {
             let reason = finished.as_ref().map(reason);
-            self.choice(index, &writing.text, &writing.entries, reason)
+            self.choice(index, &choice_text.text, &choice_text.entries, reason)
         });
         let mut answer = self.envelope(choices.collect());
         answer["usage"] = usage(&self.finished, self.choices_per_prompt);
         if let Some(Some(first)) = self.finished.first() {
-            add_figures(&mut answer, first);
+            add_costs(&mut answer, first);
         }
         answer
     }

@@ -10,7 +10,7 @@ use crate::grammars::Rule;
 
 /// The fields that say what form an answer is to have. At most one of them may ask for something.
 #[derive(Clone, Debug, Default, Deserialize)]
-pub(crate) struct Form {
+pub(crate) struct OutputFormat {
     response_format: Option<ResponseFormat>,
     structured_outputs: Option<StructuredOutputs>,
     json_schema: Option<Schema>,
@@ -18,7 +18,7 @@ pub(crate) struct Form {
     grammar: Option<String>,
 }
 
-impl Form {
+impl OutputFormat {
     pub(crate) fn check(&self) -> Result<(), ApiError> {
         if self.grammar.as_ref().is_some_and(|grammar| !grammar.is_empty()) {
             let message = "grammar is not supported; use response_format with a json_schema, or \
@@ -33,7 +33,7 @@ impl Form {
         Ok(())
     }
 
-    /// What the answer has to be, where it may not be anything.
+    /// The rule that the answer has to follow, if there is one.
     pub(crate) fn rule(&self) -> Option<Rule> {
         self.rules().next()
     }
@@ -49,7 +49,7 @@ impl Form {
     }
 }
 
-/// A schema, as far as it looks like one: the grammar's compiler tells the rest.
+/// A schema, as far as it looks like one: the grammar's compiler checks the rest.
 #[derive(Clone, Debug)]
 struct Schema(Value);
 
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     fn rule(form: Value) -> Result<Option<Rule>, String> {
-        let form: Form = serde_json::from_value(form).map_err(|error| error.to_string())?;
+        let form: OutputFormat = serde_json::from_value(form).map_err(|error| error.to_string())?;
         form.check().map_err(|error| error.json().to_string())?;
         Ok(form.rule())
     }
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn what_asks_for_no_form_or_for_two_is_refused() {
-        for (form, told) in [
+        for (form, reason) in [
             (json!({"response_format": {"type": "sound"}}), "json_object"),
             (json!({"response_format": {"type": "json_object", "schema": 123}}), "JSON schema"),
             (json!({"response_format": {"type": "json_schema"}}), "needs"),
@@ -174,7 +174,7 @@ mod tests {
             (json!({"json_schema": {}, "structured_outputs": {"regex": "a"}}), "exclude"),
         ] {
             let refusal = rule(form.clone()).unwrap_err();
-            assert!(refusal.contains(told), "{form}: {refusal}");
+            assert!(refusal.contains(reason), "{form}: {refusal}");
         }
     }
 }

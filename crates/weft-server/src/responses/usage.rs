@@ -1,5 +1,5 @@
-//! The figures of an answer: usage as OpenAI counts it, timings as llama.cpp tells them, and where
-//! the context came from.
+//! What an answer cost: usage as OpenAI counts it, timings as llama.cpp reports them, and where the
+//! context came from.
 
 use serde_json::{Value, json};
 use weft_core::engine::{FinishReason, Finished, Stats};
@@ -42,12 +42,12 @@ pub(super) fn timings(stats: &Stats) -> Value {
 }
 
 /// Adds what an answer took, and where its context came from.
-pub(super) fn add_figures(answer: &mut Value, finished: &Finished) {
+pub(super) fn add_costs(answer: &mut Value, finished: &Finished) {
     answer["timings"] = timings(&finished.stats);
     answer["chunk_report"] = finished.report.json();
 }
 
-/// Adds what the first choice took to the event that tells the usage, where llama.cpp has it.
+/// Adds what the first choice took to the event with the usage, as llama.cpp does.
 pub(super) fn add_timings(event: &mut Value, finished: &[Option<Finished>]) {
     if let Some(Some(first)) = finished.first() {
         event["timings"] = timings(&first.stats);

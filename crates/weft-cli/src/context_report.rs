@@ -1,7 +1,7 @@
-//! The ribbon: an answer's context as a line of segments, one per piece, and a table below it.
+//! Draws where an answer's context came from: a bar with one segment per piece, and a table below.
 //!
-//! A segment is as wide as its piece has tokens, and tells by colour where its rows came from; where
-//! there is no colour, by letter. All of it fits 80 columns.
+//! A segment's width shows how many tokens its piece has, and its colour shows where the rows came
+//! from; without colours, a letter does. All of it fits 80 columns.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use weft_core::chunk::{ChunkId, PieceReport, Report, Tier};
 
 use crate::terminal;
 
-/// Columns of the ribbon. The table is as wide.
+/// Columns of the bar. The table is as wide.
 const WIDTH: usize = 79;
 
-/// Columns of the bar that shows a share of attention.
-const BAR: usize = 5;
+/// Columns of the small bar that shows a share of attention.
+const SHARE: usize = 5;
 
 /// Columns of a chunk's name.
 const NAME: usize = 12;
@@ -27,13 +27,13 @@ const SOURCES: [(Option<Tier>, &str, char, &str); 4] = [
     (Some(Tier::Disk), "disk", 'd', "34"),
 ];
 
-/// Draws a report; `name` tells what the user calls a chunk.
+/// Draws a report; `name` returns what the user calls a chunk.
 pub(crate) fn draw(
     report: &Report,
     name: &dyn Fn(&ChunkId) -> Option<String>,
     colour: bool,
 ) -> String {
-    let mut text = line(report, colour);
+    let mut text = bar(report, colour);
     text.push('\n');
     text += &legend(report, colour);
     text.push('\n');
@@ -42,7 +42,7 @@ pub(crate) fn draw(
 }
 
 /// Segments in proportion to tokens, none without a column.
-fn line(report: &Report, colour: bool) -> String {
+fn bar(report: &Report, colour: bool) -> String {
     let pieces = &report.pieces;
     let gap = if 2 * pieces.len() <= WIDTH { 1 } else { 0 };
     let room = WIDTH.saturating_sub(gap * pieces.len().saturating_sub(1));
@@ -132,8 +132,8 @@ fn row(piece: &PieceReport, name: &dyn Fn(&ChunkId) -> Option<String>) -> String
 
 /// A share as a bar and a figure.
 fn share(share: f64) -> String {
-    let filled = (share.clamp(0.0, 1.0) * BAR as f64).round() as usize;
-    let bar = "▪".repeat(filled) + &"·".repeat(BAR - filled);
+    let filled = (share.clamp(0.0, 1.0) * SHARE as f64).round() as usize;
+    let bar = "▪".repeat(filled) + &"·".repeat(SHARE - filled);
     format!("{bar} {:>3.0}%", share * 100.0)
 }
 
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(widths(&[1, 1], 10), [5, 5]);
         assert_eq!(widths(&[1, 1_000_000], 12), [1, 10]);
         assert_eq!(widths(&[0], 5), [1]);
-        let text = line(&report(&ALL), false);
+        let text = bar(&report(&ALL), false);
         let segments: Vec<&str> = text.split('|').collect();
         for (segment, letter) in segments.iter().zip("cvrd".chars()) {
             assert!(segment.chars().all(|c| c == letter), "{text}");

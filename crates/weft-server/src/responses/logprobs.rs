@@ -1,6 +1,6 @@
 //! Log-probabilities beside the text, in the shapes of chats and of completions.
 //!
-//! Entries are told with the text of their tokens and never before it: a token that turns out to be
+//! Entries are sent with the text of their tokens and never before it: a token that turns out to be
 //! part of a stop string is cut with it.
 
 use std::collections::VecDeque;
@@ -26,15 +26,15 @@ pub(super) struct Entry {
 #[derive(Default)]
 pub(super) struct Pending {
     entries: VecDeque<Entry>,
-    /// Bytes of all tokens so far, characters that begin in them, and bytes of the text that was told.
+    /// Bytes of all tokens so far, characters that begin in them, and bytes of the text that was sent.
     token_bytes: usize,
     token_chars: usize,
     text_bytes: usize,
 }
 
 impl Pending {
-    /// Takes a token; gives the entries whose text has begun to be told. Tokens that have no text (the
-    /// end of an answer) have no entry.
+    /// Takes a token; returns the entries whose text has begun to be sent. Tokens without text (the end
+    /// of an answer) have no entry.
     pub(super) fn push(&mut self, token: &Token, tokenizer: &Tokenizer) -> Vec<Entry> {
         self.text_bytes += token.text.len();
         let bytes = tokenizer.token_bytes(token.id).unwrap_or_default();
@@ -114,7 +114,7 @@ pub(super) fn of_completion(entries: &[Entry]) -> Value {
         let Some(chosen) = entry.logprob else { return Value::Null };
         let mut all = Map::from_iter([(entry.token(), json!(chosen))]);
         for (bytes, logprob) in &entry.top {
-            // Of two tokens with one text the likelier is told.
+            // Of two tokens with the same text, the likelier one is kept.
             all.entry(token_text(bytes)).or_insert_with(|| json!(logprob));
         }
         Value::Object(all)

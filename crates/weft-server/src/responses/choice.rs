@@ -1,4 +1,4 @@
-//! One choice of a chat while it is written: thinking, answer and tool calls told apart.
+//! One choice of a chat while it is written: splits its text into thinking, answer and tool calls.
 
 use weft_core::engine::Token;
 use weft_core::reasoning::{Parts, ReasoningStream};
@@ -7,7 +7,7 @@ use weft_core::tokenizer::Tokenizer;
 use super::logprobs::{Entry, Pending};
 use super::tool_calls::{Call, ToolCallStream};
 
-/// What became certain.
+/// The parts of a choice that became certain.
 #[derive(Debug, Default)]
 pub(super) struct Delta {
     pub(super) reasoning: String,
@@ -33,15 +33,16 @@ impl Delta {
     }
 }
 
-/// Whether a text may hold calls of tools, or is nothing but one.
+/// Whether a text may call tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Calls {
+pub(crate) enum ToolMode {
     None,
-    Some,
-    Only,
+    Auto,
+    /// The text is one call and nothing else.
+    Required,
 }
 
-/// How the text of a choice is read.
+/// Splits the text of a choice.
 pub(super) struct Choice {
     reasoning: ReasoningStream,
     calls: Option<ToolCallStream>,
@@ -50,12 +51,12 @@ pub(super) struct Choice {
 }
 
 impl Choice {
-    /// `prompt_end` tells whether a thought is open already.
-    pub(super) fn new(prompt_end: &str, calls: Calls) -> Self {
+    /// `prompt_end` shows whether a thought is open already.
+    pub(super) fn new(prompt_end: &str, tools: ToolMode) -> Self {
         Self {
             reasoning: ReasoningStream::after(prompt_end),
-            calls: (calls != Calls::None).then(ToolCallStream::default),
-            is_call: calls == Calls::Only,
+            calls: (tools != ToolMode::None).then(ToolCallStream::default),
+            is_call: tools == ToolMode::Required,
             logprobs: Pending::default(),
         }
     }
@@ -63,21 +64,21 @@ impl Choice {
     pub(super) fn push(&mut self, token: &Token, tokenizer: &Tokenizer) -> Delta {
         let parts = self.reasoning.push(&token.text);
         let logprobs = self.logprobs.push(token, tokenizer);
-        self.sort(parts, logprobs)
+        self.split(parts, logprobs)
     }
 
     /// What was held back.
     pub(super) fn finish(&mut self) -> Delta {
         let parts = self.reasoning.finish();
-        let mut delta = self.sort(parts, Vec::new());
-        // A call that was cut off is text, but where nothing but a call was asked for.
+        let mut delta = self.split(parts, Vec::new());
+        // A call that was cut off is text, unless the text had to be a call.
         if let Some(calls) = self.calls.as_mut().filter(|_| !self.is_call) {
             delta.content.push_str(&calls.finish());
         }
         delta
     }
 
-    fn sort(&mut self, parts: Parts, logprobs: Vec<Entry>) -> Delta {
+    fn split(&mut self, parts: Parts, logprobs: Vec<Entry>) -> Delta {
         let Parts { reasoning, answer } = parts;
         let (content, calls) = match &mut self.calls {
             Some(stream) => stream.push(&answer),

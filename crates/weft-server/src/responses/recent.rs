@@ -36,20 +36,20 @@ impl Recent {
     }
 }
 
-/// Listens to an answer's first choice, and keeps it.
+/// Records an answer's first choice, and keeps it.
 pub(crate) struct Recorder {
     app: Arc<App>,
     answered: Answered,
 }
 
 impl Recorder {
-    /// Listens to the answer `id` to a prompt.
+    /// Records the answer `id` to a prompt.
     pub(crate) fn new(app: &Arc<App>, id: &str, prompt: Composition) -> Self {
         let answered = Answered { id: id.to_owned(), prompt, tokens: Vec::new() };
         Self { app: Arc::clone(app), answered }
     }
 
-    pub(crate) fn hear(&mut self, choice: usize, token: u32) {
+    pub(crate) fn record(&mut self, choice: usize, token: u32) {
         if choice == 0 {
             self.answered.tokens.push(token);
         }

@@ -1,4 +1,4 @@
-//! What the server knows of its model without asking the engine.
+//! Facts about the loaded model that requests need without calling the engine.
 
 use std::error::Error;
 use std::sync::{Arc, OnceLock};
@@ -27,12 +27,12 @@ pub struct Loaded {
     pub model: Model,
     /// The engine, with the chunks of the shelf.
     pub engine: Engine,
-    /// Where registered chunks are kept; none where they are forgotten at the end.
+    /// Where registered chunks are saved, if they outlive the server.
     pub shelf: Option<Shelf>,
 }
 
 /// The facts of a loaded model, shared by all requests.
-pub(crate) struct Served {
+pub(crate) struct ModelInfo {
     pub(crate) id: String,
     pub(crate) tokenizer: Arc<Tokenizer>,
     template: Option<Arc<Template>>,
@@ -49,8 +49,8 @@ pub(crate) struct Served {
     grammars: OnceLock<Result<Grammars, ApiError>>,
 }
 
-impl Served {
-    pub(crate) fn of(loaded: &Loaded) -> Self {
+impl ModelInfo {
+    pub(crate) fn new(loaded: &Loaded) -> Self {
         let Loaded { id, model, engine, shelf } = loaded;
         Self {
             id: id.clone(),
@@ -58,7 +58,7 @@ impl Served {
             template: model.template.clone(),
             generation: model.generation.clone(),
             context: engine.context(),
-            created: crate::answers::seconds_now(),
+            created: crate::responses::seconds_now(),
             device: engine.device().describe(),
             parameters: weft_core::weights::parameters(&model.config),
             shelf: shelf.clone(),
@@ -82,13 +82,13 @@ impl Served {
         })
     }
 
-    /// How the model is sampled where a request says nothing else.
+    /// The model's sampling, for the settings that a request leaves out.
     pub(crate) fn sampling(&self, thinking: Option<bool>) -> Sampling {
         let thinks = thinking.unwrap_or(true) && self.can_think;
         Sampling::defaults(thinks, &self.generation)
     }
 
-    /// What follows a rule. Takes time: the first use reads the vocabulary.
+    /// Compiles a rule. Takes time: the first use reads the vocabulary.
     pub(crate) fn constraint(&self, rule: &Rule) -> Result<Box<dyn Constraint>, ApiError> {
         let grammars = self.grammars.get_or_init(|| {
             let end = self.end.ok_or_else(|| ApiError::invalid("this model has no end token"))?;
@@ -97,8 +97,8 @@ impl Served {
         grammars.as_ref().map_err(Clone::clone)?.compile(rule)
     }
 
-    /// Whether a request means this model; one that names none does.
-    pub(crate) fn check_model(&self, model: Option<&str>) -> Result<(), ApiError> {
+    /// Refuses a request that names another model.
+    pub(crate) fn check_name(&self, model: Option<&str>) -> Result<(), ApiError> {
         match model {
             Some(other) if other != self.id => Err(ApiError::unknown_model(other, &self.id)),
             _ => Ok(()),

@@ -1,0 +1,34 @@
+//! A response that is sent when it is complete.
+
+use serde_json::Value;
+
+use super::{Recorder, ResponseWriter};
+use crate::api_error::ApiError;
+use crate::worker::{ChoiceEvent, JobError, JobEvent, JobHandle};
+
+/// Waits until all choices have ended. The first one that fails cancels the others.
+pub(crate) async fn complete(
+    mut handle: JobHandle,
+    mut writer: impl ResponseWriter,
+    mut recorder: Recorder,
+) -> Result<Value, ApiError> {
+    let mut left = handle.n_jobs();
+    while left > 0 {
+        // The channel closes early only if the engine has failed.
+        let ChoiceEvent { choice, event } = handle.events.recv().await.ok_or(JobError::Fault)?;
+        match event {
+            JobEvent::Token(token) => {
+                recorder.record(choice, token.id);
+                writer.token(choice, token);
+            }
+            JobEvent::Done(finished) => {
+                writer.end(choice, *finished);
+                left -= 1;
+            }
+            JobEvent::Failed(error) => return Err(error.into()),
+            JobEvent::Admitted | JobEvent::Rows(_) => {}
+        }
+    }
+    recorder.keep();
+    Ok(writer.into_response())
+}

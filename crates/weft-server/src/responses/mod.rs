@@ -1,0 +1,58 @@
+//! From a job's events to what clients read: complete responses and streams.
+//!
+//! A [`ResponseWriter`] knows the JSON of one route. Complete responses and streams give the same
+//! events to the same writer, so that the pieces of a stream, joined, are the complete response.
+
+mod chat;
+mod choice;
+mod complete;
+mod completion;
+mod logprobs;
+mod recent;
+mod stream;
+mod tool_calls;
+mod usage;
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::Value;
+use weft_core::engine::{Finished, Token};
+
+pub(crate) use self::chat::{ChatOptions, ChatWriter};
+pub(crate) use self::choice::ToolMode;
+pub(crate) use self::complete::complete;
+pub(crate) use self::completion::{CompletionOptions, CompletionWriter};
+pub(crate) use self::recent::{Recent, Recorder};
+pub(crate) use self::stream::stream;
+
+/// Writes a response of several choices as JSON.
+pub(crate) trait ResponseWriter: Send + 'static {
+    /// The first events of a stream.
+    fn start(&mut self) -> Vec<Value>;
+
+    /// Takes a choice's token; returns the event that a stream sends now, if any.
+    fn token(&mut self, choice: usize, token: Token) -> Option<Value>;
+
+    /// Takes the end of a choice; returns the events that a stream sends now.
+    fn end(&mut self, choice: usize, finished: Finished) -> Vec<Value>;
+
+    /// The last event of a stream, if the client asked for the usage.
+    fn usage(&self) -> Option<Value>;
+
+    /// The complete response, after all choices have ended.
+    fn into_response(self) -> Value;
+}
+
+/// Names the program that answered: another version may answer the same request differently.
+const FINGERPRINT: &str = concat!("build-", env!("CARGO_PKG_VERSION"));
+
+/// The id of a response.
+pub(crate) fn response_id(prefix: &str) -> String {
+    format!("{prefix}-{:016x}", RandomState::new().hash_one(SystemTime::now()))
+}
+
+/// Seconds since 1970.
+pub(crate) fn seconds_now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

@@ -1,0 +1,148 @@
+//! A response that is sent while it is written: server-sent events.
+//!
+//! Events that are ready together leave in one write, and after the first token writes keep a small
+//! distance: otherwise each token of a fast model would wake two threads and cost a system call.
+//! While a long prompt is computed, comments keep the connection alive. A failure in the middle is
+//! sent as an event, because the status has already been sent.
+
+use std::convert::Infallible;
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream::unfold;
+use serde_json::Value;
+
+use super::{Recorder, ResponseWriter};
+use crate::api_error::ApiError;
+use crate::worker::{ChoiceEvent, JobError, JobEvent, JobHandle};
+
+/// How long a connection may be silent.
+const KEEP_ALIVE: Duration = Duration::from_secs(1);
+/// How long an answer may wait for its lane before the client hears that it is accepted. Refusals
+/// that come sooner have their own status.
+const ADMISSION: Duration = Duration::from_secs(2);
+/// The time between two writes: too short for a reader to notice.
+const GATHER: Duration = Duration::from_millis(2);
+/// Bytes that are gathered before they leave.
+const WRITE_BYTES: usize = 16 << 10;
+
+/// A stream that is being sent.
+struct EventStream<W> {
+    handle: JobHandle,
+    writer: W,
+    recorder: Option<Recorder>,
+    left: usize,
+    bytes: Vec<u8>,
+    /// When tokens were last written.
+    last_write: Option<Instant>,
+    is_over: bool,
+}
+
+/// Answers with a stream, once the engine has taken the request.
+pub(crate) async fn stream<W: ResponseWriter>(
+    mut handle: JobHandle,
+    mut writer: W,
+    recorder: Recorder,
+) -> Result<Response, ApiError> {
+    if let Ok(first) = tokio::time::timeout(ADMISSION, handle.events.recv()).await
+        && let JobEvent::Failed(error) = first.ok_or(JobError::Fault)?.event
+    {
+        return Err(error.into());
+    }
+    let mut bytes = Vec::new();
+    writer.start().iter().for_each(|event| write(&mut bytes, event));
+    let stream = EventStream {
+        left: handle.n_jobs(),
+        handle,
+        writer,
+        recorder: Some(recorder),
+        bytes,
+        last_write: None,
+        is_over: false,
+    };
+    let body = unfold(stream, async |mut stream| {
+        let bytes = stream.next().await?;
+        Some((Ok::<_, Infallible>(bytes), stream))
+    });
+    let mut response = Body::from_stream(body).into_response();
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    Ok(response)
+}
+
+impl<W: ResponseWriter> EventStream<W> {
+    /// The next bytes; none at the end.
+    async fn next(&mut self) -> Option<Vec<u8>> {
+        if self.is_over {
+            return None;
+        }
+        let since = self.last_write.map_or(GATHER, |last| last.elapsed());
+        let wait = GATHER.saturating_sub(since);
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+        }
+        while self.bytes.is_empty() && !self.is_over {
+            match tokio::time::timeout(KEEP_ALIVE, self.handle.events.recv()).await {
+                Ok(event) => self.write_event(event),
+                Err(_) => self.bytes.extend_from_slice(b": still at it\n\n"),
+            }
+        }
+        while !self.is_over && self.bytes.len() < WRITE_BYTES {
+            match self.handle.events.try_recv() {
+                Ok(event) => self.write_event(Some(event)),
+                Err(_) => break,
+            }
+        }
+        self.last_write = self.last_write.map(|_| Instant::now());
+        Some(std::mem::take(&mut self.bytes))
+    }
+
+    fn write_event(&mut self, event: Option<ChoiceEvent>) {
+        let Some(ChoiceEvent { choice, event }) = event else { return self.fail(JobError::Fault) };
+        match event {
+            JobEvent::Token(token) => {
+                self.last_write.get_or_insert_with(Instant::now);
+                self.recorder.iter_mut().for_each(|recorder| recorder.record(choice, token.id));
+                let event = self.writer.token(choice, token);
+                event.iter().for_each(|event| write(&mut self.bytes, event));
+            }
+            JobEvent::Done(finished) => {
+                let events = self.writer.end(choice, *finished);
+                events.iter().for_each(|event| write(&mut self.bytes, event));
+                self.left -= 1;
+                if self.left == 0 {
+                    self.finish();
+                }
+            }
+            JobEvent::Failed(error) => self.fail(error),
+            JobEvent::Admitted | JobEvent::Rows(_) => {}
+        }
+    }
+
+    fn fail(&mut self, error: JobError) {
+        write(&mut self.bytes, &ApiError::from(error).json());
+        self.end();
+    }
+
+    fn finish(&mut self) {
+        self.writer.usage().iter().for_each(|event| write(&mut self.bytes, event));
+        // Kept before the client reads the end of it, and can ask for it.
+        self.recorder.take().into_iter().for_each(Recorder::keep);
+        self.end();
+    }
+
+    fn end(&mut self) {
+        self.bytes.extend_from_slice(b"data: [DONE]\n\n");
+        self.is_over = true;
+    }
+}
+
+fn write(bytes: &mut Vec<u8>, event: &Value) {
+    bytes.extend_from_slice(b"data: ");
+    // Writing to memory cannot fail, and a Value is always JSON.
+    let _ = serde_json::to_writer(&mut *bytes, event);
+    bytes.extend_from_slice(b"\n\n");
+}

@@ -1,0 +1,86 @@
+//! Sends a job's events to its request. A full channel is not a closed one: events that do not fit
+//! are held here, and the scheduler pauses the lane until its reader has caught up.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc::Sender;
+use tokio::sync::mpsc::error::TrySendError;
+
+use super::job::JobEvent;
+
+/// An event, and which choice of a request it belongs to.
+#[derive(Debug)]
+pub(crate) struct ChoiceEvent {
+    pub(crate) choice: usize,
+    pub(crate) event: JobEvent,
+}
+
+/// Whether the receiving side keeps up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reader {
+    KeepsUp,
+    /// Events have been held for it for this long.
+    Behind(Duration),
+    Gone,
+}
+
+pub(super) struct EventSender {
+    channel: Sender<ChoiceEvent>,
+    choice: usize,
+    held: VecDeque<JobEvent>,
+    behind_since: Option<Instant>,
+}
+
+impl EventSender {
+    pub(super) fn new(channel: Sender<ChoiceEvent>, choice: usize) -> Self {
+        Self { channel, choice, held: VecDeque::new(), behind_since: None }
+    }
+
+    /// Sends an event, now or as soon as there is room for it.
+    pub(super) fn send(&mut self, event: JobEvent) -> Reader {
+        self.held.push_back(event);
+        self.flush()
+    }
+
+    /// Sends as many held events as there is room for.
+    pub(super) fn flush(&mut self) -> Reader {
+        while let Some(event) = self.held.pop_front() {
+            match self.channel.try_send(ChoiceEvent { choice: self.choice, event }) {
+                Ok(()) => self.behind_since = None,
+                Err(TrySendError::Full(unsent)) => {
+                    self.held.push_front(unsent.event);
+                    let since = *self.behind_since.get_or_insert_with(Instant::now);
+                    return Reader::Behind(since.elapsed());
+                }
+                Err(TrySendError::Closed(_)) => {
+                    self.held.clear();
+                    return Reader::Gone;
+                }
+            }
+        }
+        Reader::KeepsUp
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc;
+
+    use super::super::JobError;
+    use super::*;
+
+    #[test]
+    fn events_that_do_not_fit_come_later_and_in_order() {
+        let (channel, mut events) = mpsc::channel(1);
+        let mut sender = EventSender::new(channel, 3);
+        assert_eq!(sender.send(JobEvent::Admitted), Reader::KeepsUp);
+        assert!(matches!(sender.send(JobEvent::Failed(JobError::Fault)), Reader::Behind(_)));
+        let first = events.try_recv().unwrap();
+        assert!(matches!(first, ChoiceEvent { choice: 3, event: JobEvent::Admitted }));
+        assert_eq!(sender.flush(), Reader::KeepsUp);
+        assert!(matches!(events.try_recv().unwrap().event, JobEvent::Failed(_)));
+        drop(events);
+        assert_eq!(sender.send(JobEvent::Admitted), Reader::Gone);
+    }
+}

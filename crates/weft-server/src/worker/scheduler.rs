@@ -1,0 +1,284 @@
+//! The engine's loop: receive commands, admit queued jobs, run a step, send its events.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use weft_core::chunk::{PieceReport, Report};
+use weft_core::device::DeviceError;
+use weft_core::engine::{Cancel, Engine, Event, FinishReason, Finished, LaneId, Stats};
+
+use super::event_sender::{EventSender, Reader};
+use super::job::{Admission, JobError, JobEvent, QueuedJob};
+use super::{Command, Shared};
+
+/// How often paused lanes are checked if nothing else happens.
+const PAUSED_WAIT: Duration = Duration::from_millis(5);
+
+/// A job that has a lane.
+struct RunningJob {
+    events: EventSender,
+    is_answer: bool,
+    cancel: Cancel,
+    since: Instant,
+    last_token: Option<Instant>,
+    paused: bool,
+}
+
+/// The state of the engine's thread beside the engine itself. It outlives an engine that fails.
+pub(super) struct Scheduler {
+    commands: Receiver<Command>,
+    pub(super) shared: Arc<Shared>,
+    queue: VecDeque<QueuedJob>,
+    running: HashMap<LaneId, RunningJob>,
+    /// Senders of finished jobs whose readers have not caught up yet.
+    closing: Vec<EventSender>,
+    /// Whether a lane or a job has come since the last try to admit.
+    may_admit: bool,
+    /// When a shutdown was requested.
+    draining: Option<Instant>,
+}
+
+impl Scheduler {
+    pub(super) fn new(commands: Receiver<Command>, shared: Arc<Shared>) -> Self {
+        Self {
+            commands,
+            shared,
+            queue: VecDeque::new(),
+            running: HashMap::new(),
+            closing: Vec::new(),
+            may_admit: false,
+            draining: None,
+        }
+    }
+
+    /// Runs jobs until a shutdown is requested and all jobs are done.
+    pub(super) fn run(&mut self, engine: &mut Engine) -> Result<(), DeviceError> {
+        self.may_admit = true;
+        self.publish(engine);
+        loop {
+            self.receive(engine);
+            self.admit(engine);
+            self.check_readers(engine);
+            if engine.has_work() {
+                let events = engine.step()?;
+                // A client that reads the end of an answer finds its lane free in the metrics.
+                self.publish(engine);
+                events.into_iter().for_each(|event| self.dispatch(event, engine));
+            }
+            self.publish(engine);
+            if self.draining.is_some() && self.is_idle() {
+                engine.save(true);
+                return Ok(());
+            }
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.queue.is_empty() && self.running.is_empty() && self.closing.is_empty()
+    }
+
+    /// Handles the commands that have come; waits for one if there is nothing else to do.
+    fn receive(&mut self, engine: &mut Engine) {
+        let mut next = if engine.has_work() { self.commands.try_recv().ok() } else { self.wait() };
+        while let Some(command) = next {
+            self.handle(command, engine);
+            next = self.commands.try_recv().ok();
+        }
+        self.drop_cancelled();
+    }
+
+    fn wait(&self) -> Option<Command> {
+        if !self.is_idle() || self.draining.is_some() {
+            return self.commands.recv_timeout(PAUSED_WAIT).ok();
+        }
+        // If the worker's handle is gone, no command can come any more.
+        Some(self.commands.recv().unwrap_or(Command::Drain))
+    }
+
+    fn handle(&mut self, command: Command, engine: &mut Engine) {
+        match command {
+            Command::Submit(jobs) => {
+                self.queue.extend(jobs);
+                self.may_admit = true;
+            }
+            Command::Call(function) => function(engine),
+            Command::Drain => {
+                self.draining.get_or_insert_with(Instant::now);
+            }
+        }
+    }
+
+    /// Drops queued jobs whose clients have gone.
+    fn drop_cancelled(&mut self) {
+        let before = self.queue.len();
+        self.queue.retain(|job| !job.cancel.is_cancelled());
+        self.free_places(before - self.queue.len());
+    }
+
+    fn free_places(&self, n: usize) {
+        self.shared.waiting.fetch_sub(n, Ordering::Relaxed);
+    }
+
+    /// Gives lanes to queued jobs, in their order, until one does not fit beside those that run.
+    fn admit(&mut self, engine: &mut Engine) {
+        if !std::mem::take(&mut self.may_admit) {
+            return;
+        }
+        while let Some(mut job) = self.queue.pop_front() {
+            match job.admit(engine) {
+                Admission::NoRoom => {
+                    self.queue.push_front(job);
+                    return;
+                }
+                Admission::Refused(error) => {
+                    job.events.send(JobEvent::Failed(error.into()));
+                }
+                Admission::NothingToDo => {
+                    let (stats, report) = (Stats::default(), Report::default());
+                    let finished = Finished { reason: FinishReason::Stop, stats, report };
+                    job.events.send(JobEvent::Done(Box::new(finished)));
+                }
+                Admission::Admitted(lane) => {
+                    let is_answer = job.is_answer();
+                    let QueuedJob { mut events, cancel, since, .. } = job;
+                    events.send(JobEvent::Admitted);
+                    let (last_token, paused) = (None, false);
+                    let job = RunningJob { events, is_answer, cancel, since, last_token, paused };
+                    self.running.insert(lane, job);
+                }
+            }
+            self.free_places(1);
+        }
+    }
+
+    /// Pauses lanes whose readers are behind, resumes those whose readers have caught up, and
+    /// cancels jobs whose readers are gone or too slow.
+    fn check_readers(&mut self, engine: &mut Engine) {
+        let limits = &self.shared.limits;
+        let is_out_of_time = self.draining.is_some_and(|since| since.elapsed() > limits.drain);
+        for (lane, job) in &mut self.running {
+            let reader = job.events.flush();
+            match reader {
+                Reader::Gone => job.cancel.cancel(),
+                Reader::Behind(time) if time > limits.slow_reader => job.cancel.cancel(),
+                Reader::Behind(_) | Reader::KeepsUp => {}
+            }
+            if is_out_of_time {
+                job.cancel.cancel();
+            }
+            let is_behind = matches!(reader, Reader::Behind(_)) && !job.cancel.is_cancelled();
+            if is_behind != job.paused {
+                job.paused = is_behind;
+                engine.pause(*lane, is_behind);
+            }
+        }
+        self.closing.retain_mut(|events| match events.flush() {
+            Reader::Behind(time) => time <= limits.slow_reader && !is_out_of_time,
+            Reader::KeepsUp | Reader::Gone => false,
+        });
+    }
+
+    /// Sends an event of the engine to the job that it belongs to.
+    fn dispatch(&mut self, event: Event, engine: &mut Engine) {
+        match event {
+            // Clients are not sent the progress of a prompt.
+            Event::Prefill { .. } => {}
+            Event::Token { lane, token } => {
+                let metrics = &self.shared.metrics;
+                let Some(job) = self.running.get_mut(&lane) else { return };
+                let now = Instant::now();
+                match job.last_token.replace(now) {
+                    None => metrics.first_token.observe(now - job.since),
+                    Some(last) => metrics.token.observe(now - last),
+                }
+                job.events.send(JobEvent::Token(token));
+            }
+            Event::Done { lane, finished } => {
+                self.save_new_chunks(&finished.report, engine);
+                if self.running.get(&lane).is_some_and(|job| job.is_answer) {
+                    self.shared.metrics.count_answer(&finished);
+                }
+                let last = match finished.reason {
+                    FinishReason::Cancelled => JobEvent::Failed(JobError::Ended),
+                    _ => JobEvent::Done(Box::new(finished)),
+                };
+                self.end(lane, last);
+            }
+            Event::Failed { lane, error } => {
+                self.shared.metrics.count_failure();
+                self.end(lane, JobEvent::Failed(error.into()));
+            }
+        }
+    }
+
+    /// Saves the rows of chunks that a job had to compute. A client that reads the end of the job
+    /// can rely on them, however this process ends.
+    fn save_new_chunks(&self, report: &Report, engine: &mut Engine) {
+        let is_new = |piece: &PieceReport| piece.chunk.is_some() && piece.source.is_none();
+        if report.pieces.iter().any(is_new) {
+            engine.save(false);
+            self.shared.metrics.set_cache(engine);
+        }
+    }
+
+    /// Sends a job's last event. Its lane is free; its reader may have to catch up.
+    fn end(&mut self, lane: LaneId, last: JobEvent) {
+        self.may_admit = true;
+        if let Some(RunningJob { mut events, .. }) = self.running.remove(&lane)
+            && let Reader::Behind(_) = events.send(last)
+        {
+            self.closing.push(events);
+        }
+    }
+
+    /// Fails all jobs, queued and running, because the engine has failed.
+    pub(super) fn fail_all(&mut self) {
+        self.closing.clear();
+        let running = self.running.drain().map(|(_, job)| job.events);
+        let queued = self.queue.drain(..).map(|job| job.events);
+        let n_queued = queued.len();
+        for mut events in running.chain(queued) {
+            events.send(JobEvent::Failed(JobError::Fault));
+        }
+        self.free_places(n_queued);
+        while let Ok(command) = self.commands.try_recv() {
+            self.refuse(command);
+        }
+        self.shared.metrics.set_lanes(0, 0);
+    }
+
+    /// Refuses every command until a shutdown is requested: there is no engine any more.
+    pub(super) fn refuse_until_drained(&mut self) {
+        while self.draining.is_none() {
+            match self.commands.recv() {
+                Ok(command) => self.refuse(command),
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn refuse(&mut self, command: Command) {
+        match command {
+            // Dropping the function closes the channel that its caller waits on.
+            Command::Call(_) => {}
+            Command::Drain => drop(self.draining.get_or_insert_with(Instant::now)),
+            Command::Submit(jobs) => {
+                self.free_places(jobs.len());
+                for mut job in jobs {
+                    job.events.send(JobEvent::Failed(JobError::Fault));
+                }
+            }
+        }
+    }
+
+    fn publish(&self, engine: &Engine) {
+        let waiting = self.shared.waiting.load(Ordering::Relaxed);
+        self.shared.metrics.set_lanes(engine.running(), waiting);
+        if self.may_admit {
+            self.shared.metrics.set_cache(engine);
+        }
+    }
+}
