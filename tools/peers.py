@@ -55,6 +55,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", help="of weft")
     parser.add_argument("--weft-args", nargs="*", default=[], metavar="WORD", help="more, without --")
     parser.add_argument("--llama-bench", type=Path, help="the program")
+    parser.add_argument("--llama-commit", help="if llama-bench was built outside a checkout")
     parser.add_argument("--forms", nargs="*", default=["bf16", "q8_0", "q4_0"], help="of llama.cpp")
     parser.add_argument("--llama-args", nargs="*", metavar="WORD", help="more, without the first -")
     parser.add_argument("--transformers", nargs="*", default=[], metavar="WAY")
@@ -84,7 +85,7 @@ def commands(args: argparse.Namespace, model: Path, scratch: Path) -> list:
             path = model / f"{form}.gguf"
             if not path.exists():
                 gguf.write(model, form, path)
-            programs.append(Llama(args.llama_bench, path, form, more))
+            programs.append(Llama(args.llama_bench, path, form, more, args.llama_commit))
     return programs
 
 

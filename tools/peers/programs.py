@@ -108,6 +108,7 @@ class Llama:
     gguf: Path
     form: str
     more: list[str]
+    commit: str | None = None  # if the program does not know it: it was built outside a checkout
     about: dict = field(default_factory=dict)
     name: str = "llama.cpp"
 
@@ -126,7 +127,7 @@ class Llama:
         first = found[0]
         self.about = {
             "command": command,
-            "commit": first["build_commit"],
+            "commit": self.commit or first["build_commit"],
             **{key: first.get(key) for key in ("backends", "gpu_info", "cpu_info", "model_type")},
         }
         return [self.row(one) for one in found if one["n_prompt"] or one["n_gen"]]
