@@ -291,6 +291,18 @@ fn every_saved_run_says_how_it_was_made() {
     }
 }
 
+/// The README's drawing shows a run that is kept.
+#[test]
+fn the_drawing_is_that_of_its_run() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let run = root.join("bench/runs/2026-11-15-epyc-2c-cc59396/bench.json");
+    let folder = Folder::new();
+    let (code, _, stderr) = folder.bench(&["plot", run.to_str().unwrap(), "--out", "speed.svg"]);
+    assert_eq!(code, 0, "{stderr}");
+    let read = |path: &Path| std::fs::read_to_string(path).unwrap();
+    assert!(read(&folder.file("speed.svg")) == read(&root.join("docs/speed.svg")));
+}
+
 #[test]
 fn a_model_folder_gives_real_weights() {
     let folder = Folder::new();

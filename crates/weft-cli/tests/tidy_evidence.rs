@@ -46,12 +46,12 @@ fn documents() -> Vec<(String, String)> {
         found.extend(files);
     }
     found.extend(entries(&root()));
-    let of_people = found.into_iter().filter(|path| name(path).ends_with(".md"));
+    let markdown = found.into_iter().filter(|path| name(path).ends_with(".md"));
     let read = |path: PathBuf| {
         let name = path.strip_prefix(root()).unwrap().display().to_string();
         (name, std::fs::read_to_string(&path).unwrap())
     };
-    of_people.map(read).collect()
+    markdown.map(read).collect()
 }
 
 // ---- run files ---------------------------------------------------------------------------------
