@@ -313,7 +313,10 @@ fn value(word: &str, json: &Value) -> Result<f64, String> {
     for segment in path.split('/') {
         found = found.into_iter().flat_map(|value| inside(value, segment)).collect();
     }
-    let several = found.iter().flat_map(|value| value.as_array().map_or(vec![*value], each));
+    let several = found.iter().flat_map(|value| match value {
+        Value::Array(list) => list.iter().collect(),
+        one => vec![*one],
+    });
     let mut numbers: Vec<f64> = several.filter_map(Value::as_f64).collect();
     numbers.sort_by(f64::total_cmp);
     let (n, middle) = (numbers.len(), numbers.len() / 2);
@@ -327,16 +330,12 @@ fn value(word: &str, json: &Value) -> Result<f64, String> {
     }
 }
 
-fn each(list: &Vec<Value>) -> Vec<&Value> {
-    list.iter().collect()
-}
-
 /// What a segment of a path leads to: a field, an index, all elements of a list (`*`), or those
 /// whose fields are as it says (`test=tg64,batch=1`).
 fn inside<'a>(value: &'a Value, segment: &str) -> Vec<&'a Value> {
     let is = |value: &Value, wanted: &str| match value {
         Value::String(text) => text == wanted,
-        other => other.to_string() == wanted,
+        other => serde_json::to_string(other).is_ok_and(|text| text == wanted),
     };
     match value {
         Value::Array(list) if segment == "*" => list.iter().collect(),
