@@ -47,10 +47,15 @@ def main() -> None:
     decoder = code.Decoder(weights, tokenizer)
     room = code.MAX_SEQ_LEN - args.tests.tokens
     depths = [depth for depth in args.tests.depths if depth < room]
-    words = ["git", "-C", str(args.checkout), "rev-parse", "HEAD"]
-    commit = subprocess.run(words, capture_output=True, text=True).stdout.strip() or None
-    about = {"commit": commit, "torch": torch.__version__, "architecture": architecture}
+    about = {"commit": commit(args.checkout), "torch": torch.__version__, "architecture": architecture}
     worker.serve(about, lambda: [measure(decoder, depth, args.tests) for depth in depths])
+
+
+def commit(checkout: Path) -> str | None:
+    """None if the folder is no checkout itself: a copy may lie in another project's."""
+    words = ["git", "-C", str(checkout), "rev-parse", "--show-toplevel", "HEAD"]
+    said = subprocess.run(words, capture_output=True, text=True).stdout.splitlines()
+    return said[1] if len(said) == 2 and Path(said[0]) == checkout.resolve() else None
 
 
 def load(checkout: Path, architecture: str) -> types.ModuleType:

@@ -19,7 +19,6 @@ from peers import rows, ways, worker
 from peers.programs import Tests
 
 
-@torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", type=Path, required=True)
@@ -31,9 +30,10 @@ def main() -> None:
         args.model, dtype=torch.bfloat16, attn_implementation="sdpa"
     ).to(device).eval()
     program = f"transformers, {label(args.way)}"
-    prepared = prepare(model, args.way, args.tests)
     about = {"version": transformers_version, "torch": torch.__version__, "way": label(args.way)}
-    worker.serve(about, lambda: [measure(program, args.tests, *one) for one in prepared])
+    with torch.inference_mode():
+        prepared = prepare(model, args.way, args.tests)
+        worker.serve(about, lambda: [measure(program, args.tests, *one) for one in prepared])
 
 
 def label(way: str) -> str:
