@@ -12,7 +12,9 @@ fn main() {
         println!("cargo:rerun-if-changed={}", entry.path().join("src").display());
     }
     for file in ["HEAD", "logs/HEAD"] {
-        if let Some(path) = git(&["rev-parse", "--git-path", file]) {
+        // A path that is not there would run this script every time.
+        let path = git(&["rev-parse", "--git-path", file]);
+        if let Some(path) = path.filter(|path| Path::new(path).exists()) {
             println!("cargo:rerun-if-changed={path}");
         }
     }
