@@ -1,7 +1,7 @@
 """Asks a running `weft serve` the same prompts cold and with the cache, and counts answers that differ.
 
     weft serve MODEL --port 8080 &
-    python3 tools/exact_over_http.py --url http://127.0.0.1:8080 --save exact.json
+    python3 tools/exact_over_http.py --commit "$(git rev-parse HEAD)" --machine "one H200" --save exact.json
 
 Half of the prompts begin like an earlier one, up to any character, and go on differently; the others
 share nothing, or everything. Each is answered cold (`cache_prompt: false`) and alone first. Then it is
@@ -14,6 +14,7 @@ import argparse
 import http.client
 import json
 import random
+import shlex
 import sys
 import threading
 import time
@@ -133,9 +134,12 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--clients", type=int, default=7)
-    parser.add_argument("--note", default="", help="what is served, for the report")
-    parser.add_argument("--save", help="a JSON file for the report")
+    parser.add_argument("--save", help="a JSON file for the report, which names:")
+    parser.add_argument("--commit", help="what the server was built from")
+    parser.add_argument("--machine", help="what it runs on")
     args = parser.parse_args()
+    if args.save and not (args.commit and args.machine):
+        parser.error("--save needs --commit and --machine: a file without them proves nothing")
     server = Server(args.url)
     asked = prompts(random.Random(args.seed), args.prompts)
     cold = [said(server.ask({**body, "cache_prompt": False})) for body in asked]
@@ -152,7 +156,8 @@ def main() -> int:
         differing[way] = [i for i, answer in enumerate(answers) if said(answer) != cold[i]]
         print(f"{way}: {len(differing[way])} of {len(asked)} differ, {cached} found kept rows", flush=True)
     report = {
-        "command": " ".join(["python3", *sys.argv]), "note": args.note, "model": server.model,
+        "command": shlex.join(["python3", *sys.argv]), "commit": args.commit,
+        "machine": args.machine, "model": server.model,
         "seed": args.seed, "prompts": len(asked), "differing": differing,
         "with_kept_rows": cached, "other_requests": noise.requests,
     }

@@ -16,6 +16,7 @@ run (`tempered`). A run whose bf16 errors are still no smaller than the logits t
 
 import argparse
 import json
+import platform
 import shutil
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers import __version__ as transformers_version
 
-from peers.report import commit
+from peers.programs import weft_commit
 
 BLOCK = 64  # tokens of a step of weft, where it is not one
 OUTLIER = 8.0  # key-norm weights above this are outliers
@@ -75,11 +76,11 @@ def compare(args: argparse.Namespace, folder: Path) -> dict:
     ours = {step: distance(logits.to(device), truth) for step, logits in weft.items()}
     return {
         "command": ["python3", *sys.argv],
-        "commit": commit(),
+        "commit": weft_commit(args.weft),
         "model": args.model.name,
         "tokens": args.tokens,
         "seed": args.seed,
-        "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
+        "machine": torch.cuda.get_device_name() if device == "cuda" else platform.processor(),
         "versions": {"torch": torch.__version__, "transformers": transformers_version},
         "logits_deviation": truth.std().item(),
         "weft_same_bits_both_ways": torch.equal(weft[BLOCK], weft[1]),

@@ -73,7 +73,8 @@ def recorded(step: Callable[[], object]) -> Callable[[], object]:
 
 
 def compiled(model: PreTrainedModel, batch: int, rows: int, mode: str) -> Callable[[], object]:
-    """The static step, compiled, then recorded. The prompt before it is run as it comes: it would be compiled for its own length."""
+    """The static step, compiled, then recorded. The prompt before it is run as it comes: it would be
+    compiled for its own length."""
     torch.compiler.reset()
     step = static_step(model, batch, rows)
     inner = model.forward

@@ -259,6 +259,50 @@ fn saved_runs_can_be_compared_and_drawn() {
     assert_eq!(svg.matches("<polyline").count(), 2 * 2 * 2, "two runs, two batches, their floors");
 }
 
+/// A file is evidence wherever the program was copied to: the build's commit is in the program.
+#[test]
+fn every_saved_run_says_how_it_was_made() {
+    let folder = Folder::new();
+    let config = SHAPE.replace("\"vocab_size\": 256", "\"vocab_size\": 2048");
+    std::fs::write(folder.file("talks.json"), config).unwrap();
+    let checkout = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let git = Command::new("git").current_dir(checkout).args(["rev-parse", "HEAD"]).output();
+    let commit = git.ok().filter(|git| git.status.success());
+    let commit = commit.map(|git| String::from_utf8(git.stdout).unwrap().trim().to_owned());
+    for bench in [
+        &["-p", "8", "-n", "2", "-b", "1", "-r", "1", "--bandwidth-mib", "8"][..],
+        &["generate", "-n", "2", "-d", "8", "-b", "1", "-r", "1"],
+        &["first-token", "-p", "32", "--chunk", "16", "-n", "4", "-r", "1"],
+    ] {
+        let args = [bench, &["--shape", "talks.json", "-q", "--save", "run.json"]].concat();
+        let (code, _, stderr) = folder.bench(&args);
+        assert_eq!(code, 0, "{stderr}");
+        let run = std::fs::read_to_string(folder.file("run.json")).unwrap();
+        let run: Value = serde_json::from_str(&run).unwrap();
+        let command: Vec<&str> = ["weft", "bench"].into_iter().chain(args).collect();
+        assert_eq!(run["command"], serde_json::json!(command));
+        assert!(run["machine"]["cores"].is_u64() && run["device"].is_string(), "{run}");
+        let model = run["model"].as_str().or(run["model"]["name"].as_str());
+        assert_eq!(model, Some("talks"));
+        if let Some(commit) = &commit {
+            let found = run["commit"].as_str().unwrap_or_default();
+            assert_eq!(found.trim_end_matches("-dirty"), commit, "{bench:?}");
+        }
+    }
+}
+
+/// The README's drawing shows a run that is kept.
+#[test]
+fn the_drawing_is_that_of_its_run() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let run = root.join("bench/runs/2026-11-15-epyc-2c-cc59396/bench.json");
+    let folder = Folder::new();
+    let (code, _, stderr) = folder.bench(&["plot", run.to_str().unwrap(), "--out", "speed.svg"]);
+    assert_eq!(code, 0, "{stderr}");
+    let read = |path: &Path| std::fs::read_to_string(path).unwrap();
+    assert!(read(&folder.file("speed.svg")) == read(&root.join("docs/speed.svg")));
+}
+
 #[test]
 fn a_model_folder_gives_real_weights() {
     let folder = Folder::new();

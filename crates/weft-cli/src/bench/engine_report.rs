@@ -16,7 +16,7 @@ pub(super) fn report(subject: &Subject, engine: &Engine, figures: Value) -> Valu
         "weft_version": env!("CARGO_PKG_VERSION"),
         "commit": machine::commit(),
         "date": machine::now(),
-        "command": std::env::args().skip(1).collect::<Vec<_>>().join(" "),
+        "command": machine::command(),
         "machine": machine::Machine::this(),
         "device": engine.device().describe(),
         "model": subject.name,

@@ -1,9 +1,7 @@
-//! What stands beside every figure: the machine, the commit, the time.
+//! What stands beside every figure: the machine, the commit, the command, the time.
 //!
 //! All of it is best effort: what a system does not tell is left out, never guessed.
 
-use std::path::Path;
-use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -49,23 +47,15 @@ fn memory() -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// The commit of the checkout that the program lies in, or else of the one that it is run in.
+/// The commit that the program was built from, with `-dirty` if the tree differed from it; none if
+/// it was built outside a checkout.
 pub(crate) fn commit() -> Option<String> {
-    let program = std::env::current_exe().ok()?;
-    commit_at(program.parent()?).or_else(|| commit_at(Path::new(".")))
+    option_env!("WEFT_COMMIT").map(str::to_owned)
 }
 
-fn commit_at(folder: &Path) -> Option<String> {
-    let git = |args: &[&str]| {
-        let output = Command::new("git").arg("-C").arg(folder).args(args).output().ok()?;
-        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-    };
-    // Another project's commit would say nothing.
-    let root = git(&["rev-parse", "--show-toplevel"])?;
-    if !Path::new(&root).join("crates/weft-cli").is_dir() {
-        return None;
-    }
-    git(&["describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"])
+/// The command line that takes the run again.
+pub(crate) fn command() -> Vec<String> {
+    std::iter::once("weft".to_owned()).chain(std::env::args().skip(1)).collect()
 }
 
 /// The time as `2026-01-02T03:04:05Z`.

@@ -163,7 +163,7 @@ fn measured(
         commit: machine::commit(),
         debug_build: cfg!(debug_assertions),
         date: machine::now(),
-        command: std::iter::once("weft".to_owned()).chain(std::env::args().skip(1)).collect(),
+        command: machine::command(),
         machine: machine::Machine::this(),
         model: ModelFacts {
             name: subject.name.clone(),

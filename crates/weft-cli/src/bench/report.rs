@@ -20,7 +20,7 @@ pub(crate) const FORMAT: u32 = 1;
 pub(crate) struct Report {
     pub(crate) format: u32,
     pub(crate) weft_version: String,
-    /// With `-dirty` where the checkout had changes; none outside a checkout.
+    /// Of the build: see [`machine::commit`](super::machine::commit).
     pub(crate) commit: Option<String>,
     /// Whether the program was built with debug assertions: figures of such a build mean little.
     pub(crate) debug_build: bool,

@@ -1,0 +1,41 @@
+//! Tells the program which commit it is built from, so that a saved run names its build wherever
+//! the program was copied to. Without git or a checkout the program names its version alone.
+
+use std::path::Path;
+use std::process::Command;
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=../../Cargo.lock");
+    // What the program is made of, and what moves when something is committed.
+    for entry in Path::new("..").read_dir().into_iter().flatten().flatten() {
+        println!("cargo:rerun-if-changed={}", entry.path().join("src").display());
+    }
+    for file in ["HEAD", "logs/HEAD"] {
+        // A path that is not there would run this script every time.
+        let path = git(&["rev-parse", "--git-path", file]);
+        if let Some(path) = path.filter(|path| Path::new(path).exists()) {
+            println!("cargo:rerun-if-changed={path}");
+        }
+    }
+    let version = std::env::var("CARGO_PKG_VERSION").unwrap_or_default();
+    let Some(commit) = commit() else {
+        println!("cargo:rustc-env=WEFT_VERSION={version}");
+        return;
+    };
+    println!("cargo:rustc-env=WEFT_COMMIT={commit}");
+    println!("cargo:rustc-env=WEFT_VERSION={version} ({commit})");
+}
+
+/// The commit, with `-dirty` if tracked files differ from it.
+fn commit() -> Option<String> {
+    // Another project's commit would say nothing: a copy of this tree may lie in its checkout.
+    let root = git(&["rev-parse", "--show-toplevel"])?;
+    let is_ours = Path::new(&root).join("crates/weft-cli/build.rs").is_file();
+    is_ours.then(|| git(&["describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]))?
+}
+
+fn git(args: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(args).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
