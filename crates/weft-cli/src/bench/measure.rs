@@ -210,7 +210,7 @@ impl<'a> Bench<'a> {
 
     /// The work of such a step.
     pub(crate) fn token_work(&self, batch: usize, position: usize) -> Work {
-        self.lanes.step(0..batch, position..position + 1, Outputs::Last, |step| step.work())
+        self.lanes.step(0..batch, position..position + 1, Outputs::Last, work_of)
     }
 
     /// The logits of the last step.
@@ -245,7 +245,7 @@ impl<'a> Bench<'a> {
         let end = depth + n_tokens;
         let works = self.blocks(&(depth..end)).into_iter().map(|block| {
             let outputs = if block.end == end { Outputs::Last } else { Outputs::None };
-            self.lanes.step(0..1, block, outputs, |step| step.work())
+            self.lanes.step(0..1, block, outputs, work_of)
         });
         let (bytes, flops) = self.total(works);
         let name = at_depth(&format!("pp{n_tokens}"), depth);
@@ -273,6 +273,11 @@ impl<'a> Bench<'a> {
 /// A test's name as llama-bench writes it.
 pub(crate) fn at_depth(test: &str, depth: usize) -> String {
     if depth == 0 { test.to_owned() } else { format!("{test} @ d{depth}") }
+}
+
+/// [`Step::work`] as a function that takes steps of any lifetime.
+fn work_of(step: &Step<'_>) -> Work {
+    step.work()
 }
 
 /// The time that ops take on a step, µs.

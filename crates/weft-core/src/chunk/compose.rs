@@ -76,14 +76,15 @@ pub fn compose_conversation<'c>(
     template: &Template,
     tokenizer: &Tokenizer,
     conversation: &Conversation,
-    chunks: impl Iterator<Item = &'c Chunk> + Clone,
+    chunks: impl IntoIterator<Item = &'c Chunk>,
 ) -> Result<Composition, PromptError> {
+    let chunks: Vec<&Chunk> = chunks.into_iter().collect();
     let mut texts: Vec<Text<'_>> = conversation.messages.iter().flat_map(texts_of).collect();
     for text in &mut texts {
         let is_it = |chunk: &&Chunk| {
             chunk.kind.level() == text.kind.level() && chunk.in_prompt() == text.text
         };
-        if let Some(chunk) = chunks.clone().find(is_it) {
+        if let Some(chunk) = chunks.iter().copied().find(is_it) {
             (text.kind, text.chunk) = (chunk.kind, Some(chunk));
         }
     }
@@ -235,8 +236,7 @@ mod tests {
         let said = Message::user_pieces(vec![chunk.in_prompt(), "why?".to_owned()]);
         let conversation = Conversation::new(vec![said], None);
         let (template, tokenizer) = (&desk.template, &desk.tokenizer);
-        let chatted =
-            compose_conversation(template, tokenizer, &conversation, [&chunk].into_iter()).unwrap();
+        let chatted = compose_conversation(template, tokenizer, &conversation, [&chunk]).unwrap();
         for composition in [composed, chatted] {
             let mut pieces = composition.pieces.iter();
             let piece = pieces.find(|piece| piece.chunk == Some(id)).unwrap();

@@ -133,7 +133,7 @@ impl Engine {
 
     /// A conversation, each turn a piece by itself.
     pub fn compose_chat(&self, conversation: &Conversation) -> Result<Composition, ChunkError> {
-        Ok(compose_conversation(self.template()?, &self.tokenizer, conversation, [].iter())?)
+        Ok(compose_conversation(self.template()?, &self.tokenizer, conversation, [])?)
     }
 
     /// A request for an answer to a prompt of chunks.
