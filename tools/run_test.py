@@ -3,7 +3,7 @@
 
     run_test.py PROGRAM [ARGUMENT ...]
 
-If no test of the program has ended for WEFT_TEST_LIMIT_S seconds (600 unless set), every test that
+If no test of the program has ended for WEFT_TEST_LIMIT_S seconds (900 unless set), every test that
 still runs has taken at least as long. The program is then killed, and these tests are named: the test
 harness prints the name of each test that runs for more than a minute.
 
@@ -56,7 +56,7 @@ def skipped(path, start):
 
 
 def main():
-    limit = float(os.environ.get("WEFT_TEST_LIMIT_S", 600))
+    limit = float(os.environ.get("WEFT_TEST_LIMIT_S", 900))
     with tempfile.NamedTemporaryFile() as own:
         path = os.environ.setdefault("WEFT_SKIPPED", own.name)
         start = os.path.getsize(path) if os.path.exists(path) else 0
