@@ -175,7 +175,8 @@ fn an_exact_answer_is_the_cold_one_whatever_is_kept() {
             let options = Options { limits, threads: 2, isa };
             Box::new(CpuDevice::new(&model.config, &*model.weights, options).unwrap())
         };
-        for seed in 0..3 {
+        // More on the path that users have: it takes seconds.
+        for seed in 0..if isa == Isa::detect() { 3 } else { 1 } {
             answers_are_the_cold_ones(&model, &make, &make, size, seed);
         }
     }
