@@ -11,6 +11,8 @@ mod answers;
 mod api_error;
 mod app;
 mod chunk_shelf;
+#[doc(hidden)]
+pub mod fuzzing;
 mod grammars;
 mod http;
 mod metrics;
