@@ -1,5 +1,5 @@
 # The developer's habits. Users need only cargo, see README.md.
-.PHONY: check check-all test golden eval kernels emulate gpu gpu-bundle
+.PHONY: check check-all test golden eval kernels emulate gpu gpu-bundle fuzz release
 
 # What CI runs.
 check:
@@ -38,3 +38,12 @@ gpu:
 GPU_BUNDLE ?= target/gpu
 gpu-bundle:
 	tools/gpu_bundle.sh $(GPU_BUNDLE)
+
+# Runs each fuzz target for a minute (or $FUZZ_SECONDS); needs cargo-fuzz, see fuzz/README.md.
+FUZZ_SECONDS ?= 60
+fuzz:
+	fuzz/run $(FUZZ_SECONDS)
+
+# Writes dist/weft-<version>-<target>.tar.gz and its checksum.
+release:
+	tools/release.sh

@@ -326,6 +326,23 @@ fn doctor_finds_this_machine_fit() {
 }
 
 #[test]
+fn the_environment_chooses_the_instructions_of_the_cpu() {
+    let weft_by = |isa: &str, args: &[&str]| {
+        let mut command = weft(args);
+        command.env("WEFT_CPU_ISA", isa);
+        output(command)
+    };
+    let (code, stdout, _) = weft_by("portable", &["doctor"]);
+    assert!(code == 0 && stdout.contains("CPU (portable,"), "{code} {stdout}");
+    for args in [&["--device", "cpu"][..], &["bench", "--device", "cpu"], &["doctor"]] {
+        let (code, stdout, stderr) = weft_by("mmx", args);
+        let said = stdout + &stderr;
+        assert!(code != 0 && said.contains("\"mmx\"") && said.contains("avx2"), "{code} {said}");
+        assert!(!said.contains("rebuild"), "{said}");
+    }
+}
+
+#[test]
 fn completions_know_the_commands() {
     for shell in ["bash", "zsh", "fish"] {
         assert!(output(weft(&["completions", shell])).1.contains("doctor"), "{shell}");

@@ -201,6 +201,25 @@ fn endless_templates_end() {
 }
 
 #[test]
+fn widths_are_bounded() {
+    for wide in [
+        r#"{{ "a\nb" | indent(2000000000) }}"#,
+        r#"{{ "a\nb" | indent(width=2000000000) }}"#,
+        r#"{{ messages | tojson(indent=2000000000) }}"#,
+        r#"{{ "%2000000000d" | format(1) }}"#,
+        r#"{{ "%-*d" | format(2000000000, 1) }}"#,
+        r#"{{ "{:2000000000}".format(1) }}"#,
+        r#"{{ "{:99999999999999999999999}".format(1) }}"#,
+        r#"{{ [1] | batch(2000000000, 1) | list }}"#,
+        r#"{{ [1] | slice(2000000000, 1) | list }}"#,
+    ] {
+        fails(wide);
+    }
+    let narrow = r#"{{ "a\nb" | indent(2) }}{{ "%5d%s" | format(1, 2) }}{{ "{:>3}".format(4) }}"#;
+    assert_eq!(render(narrow, &user("")).unwrap(), "a\n  b    12  4");
+}
+
+#[test]
 fn deep_templates_fail() {
     let nest = |open: &str, close: &str, n: usize| open.repeat(n) + "x" + &close.repeat(n);
     assert!(matches!(

@@ -73,7 +73,8 @@ fn device(config: &Config) -> CpuDevice {
         pages: LANES * PREFIX_PAGES + LANES,
     };
     let weights = RandomWeights::new(config, 1);
-    CpuDevice::new(config, &weights, Options::new(limits)).expect("random weights are readable")
+    let options = Options::new(limits).expect("this machine has the instructions");
+    CpuDevice::new(config, &weights, options).expect("random weights are readable")
 }
 
 /// Puts the same prefix into the pages of every lane: numbers of ordinary size, all of them bf16.

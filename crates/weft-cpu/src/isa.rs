@@ -1,6 +1,13 @@
-//! Which vector instructions this machine has, and the kernels compiled for them.
+//! Which vector instructions this machine has, and which of them the kernels use.
 
+use std::env;
 use std::fmt;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+/// The environment variable that chooses the instructions, if it is set and not empty.
+pub const ISA_VARIABLE: &str = "WEFT_CPU_ISA";
 
 /// A set of vector instructions that kernels exist for, from the plainest up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -18,6 +25,17 @@ pub enum Isa {
 impl Isa {
     /// All of them, the plainest first.
     pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
+
+    /// The one that `WEFT_CPU_ISA` names, or else the best this machine has.
+    ///
+    /// # Errors
+    /// The variable names none, or one that this machine does not have.
+    pub fn choose() -> Result<Self, IsaError> {
+        match env::var_os(ISA_VARIABLE) {
+            Some(name) if !name.is_empty() => name.to_string_lossy().parse(),
+            _ => Ok(Self::detect()),
+        }
+    }
 
     /// The best this machine has.
     pub fn detect() -> Self {
@@ -49,6 +67,33 @@ impl Isa {
     }
 }
 
+/// Why instructions cannot be used.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum IsaError {
+    /// No instructions have this name.
+    #[error("no kernels are called {0:?}; known are portable, avx2, avx512 and avx512bf16")]
+    Unknown(String),
+    /// The machine does not have them.
+    #[error("this machine has no {0}; the best it has is {best}", best = Isa::detect())]
+    Missing(Isa),
+}
+
+/// Reads `portable`, `avx2`, `avx512` or `avx512bf16`, if this machine has it.
+impl FromStr for Isa {
+    type Err = IsaError;
+
+    fn from_str(name: &str) -> Result<Self, IsaError> {
+        let isa = match name {
+            "portable" => Self::Portable,
+            "avx2" => Self::Avx2,
+            "avx512" => Self::Avx512,
+            "avx512bf16" => Self::Avx512Bf16,
+            _ => return Err(IsaError::Unknown(name.to_owned())),
+        };
+        if isa.is_available() { Ok(isa) } else { Err(IsaError::Missing(isa)) }
+    }
+}
+
 impl fmt::Display for Isa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -57,5 +102,21 @@ impl fmt::Display for Isa {
             Self::Avx512 => "AVX-512",
             Self::Avx512Bf16 => "AVX-512 BF16",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_chooses_what_the_machine_has() {
+        assert_eq!("portable".parse(), Ok(Isa::Portable));
+        for (name, isa) in [("avx2", Isa::Avx2), ("avx512bf16", Isa::Avx512Bf16)] {
+            let chosen = if isa.is_available() { Ok(isa) } else { Err(IsaError::Missing(isa)) };
+            assert_eq!(name.parse(), chosen);
+        }
+        let refused = "AVX2".parse::<Isa>().unwrap_err().to_string();
+        assert!(refused.contains("\"AVX2\"") && refused.contains("avx512bf16"), "{refused}");
     }
 }

@@ -39,7 +39,7 @@ use shares::Shares;
 use weights::ModelWeights;
 
 pub use bandwidth::{BandwidthSample, read_bandwidth};
-pub use isa::Isa;
+pub use isa::{ISA_VARIABLE, Isa, IsaError};
 
 /// The memory that a device with these limits takes.
 pub fn need(config: &Config, limits: &Limits) -> Need {
@@ -77,9 +77,12 @@ pub struct Options {
 }
 
 impl Options {
-    /// All cores and the best instructions there are.
-    pub fn new(limits: Limits) -> Self {
-        Self { limits, threads: n_cores(), isa: Isa::detect() }
+    /// All cores, and the instructions that [`Isa::choose`] chooses.
+    ///
+    /// # Errors
+    /// `WEFT_CPU_ISA` names instructions that this machine does not have.
+    pub fn new(limits: Limits) -> Result<Self, IsaError> {
+        Ok(Self { limits, threads: n_cores(), isa: Isa::choose()? })
     }
 }
 

@@ -33,7 +33,7 @@ fn a_device_takes_what_it_says() {
     for (most, config, limits) in cases {
         let said = need(&config, &limits).total();
         let before = ALLOCATOR.allocated();
-        let options = Options { threads: 1, ..Options::new(limits) };
+        let options = Options { threads: 1, ..Options::new(limits).unwrap() };
         let device = CpuDevice::new(&config, &RandomWeights::new(&config, 1), options).unwrap();
         let took = ALLOCATOR.allocated() - before;
         drop(device);

@@ -1,22 +1,29 @@
-//! The CPU device against the reference, op by op, for every instruction set this machine has; and
-//! what every device must keep.
+//! The CPU device against the reference, op by op, for every instruction set this machine has (or
+//! only the one that `WEFT_CPU_ISA` names); and what every device must keep.
+
+use std::path::Path;
+use std::sync::Arc;
 
 use half::bf16;
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 use weft_core::config::Config;
-use weft_core::device::{Device, Inspect, Limits};
+use weft_core::device::{Device, Inspect, Limits, MAX_LANES};
+use weft_core::model::Model;
 use weft_core::plan::plan;
 use weft_core::reference::Reference;
+use weft_core::tokenizer::Tokenizer;
 use weft_core::weights::RandomWeights;
-use weft_cpu::{CpuDevice, Isa, Options};
+use weft_cpu::{CpuDevice, ISA_VARIABLE, Isa, Options};
 use weft_testing::conformance;
+use weft_testing::exact::{Size, answers_are_the_cold_ones};
 use weft_testing::golden::{self, Golden};
 use weft_testing::parity::{Layout, Noise, Sizes, compare, shapes, works};
 use weft_testing::{LIMITS, Work, config, config_with, poison, span, tokens};
 
 fn available() -> impl Iterator<Item = Isa> {
-    Isa::ALL.into_iter().filter(|isa| isa.is_available())
+    let only = std::env::var_os(ISA_VARIABLE).map(|_| Isa::choose().unwrap());
+    Isa::ALL.into_iter().filter(move |isa| only.map_or(isa.is_available(), |only| *isa == only))
 }
 
 fn device(config: &Config, isa: Isa, threads: usize) -> CpuDevice {
@@ -83,15 +90,17 @@ fn threads_do_not_show() {
     let lane =
         |lane: u32| Work::new(&[lane], 0, vec![document.clone()], span(2 + lane, 1, document.len));
     let lanes: Vec<Work> = (0..5).map(lane).collect();
-    let run = |threads: usize| {
-        let mut device = device(&config, Isa::detect(), threads);
+    let run = |isa: Isa, threads: usize| {
+        let mut device = device(&config, isa, threads);
         let logits = weft_testing::run_in_blocks(&mut device, &config, &prompt, &[70], &document);
         let after = weft_testing::run(&mut device, &plan(&config), &lanes);
         let attention: Vec<_> = (0..lanes.len()).map(|lane| device.attention(lane)).collect();
         (logits, after, attention)
     };
-    let alone = run(1);
-    assert!((2..5).all(|threads| run(threads) == alone));
+    for isa in available() {
+        let alone = run(isa, 1);
+        assert!((2..5).all(|threads| run(isa, threads) == alone), "{isa}");
+    }
 }
 
 macro_rules! conforms {
@@ -137,7 +146,38 @@ fn rope_scalings_are_the_reference_s() {
         "qwen3",
         r#""rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}"#,
     );
-    let (mut ours, mut theirs) = (device(&config, Isa::detect(), 1), reference(&config));
     let work = Work::new(&tokens(100, 3, config.vocab), 0, Vec::new(), span(0, 100, 0));
-    compare(&config, &mut ours, &mut theirs, &[work], NOISE).unwrap();
+    for isa in available() {
+        let (mut ours, mut theirs) = (device(&config, isa, 1), reference(&config));
+        compare(&config, &mut ours, &mut theirs, std::slice::from_ref(&work), NOISE).unwrap();
+    }
+}
+
+/// Through the whole engine.
+#[test]
+fn an_exact_answer_is_the_cold_one_whatever_is_kept() {
+    let file =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../weft-core/tests/prompts/tokenizer.json");
+    let tokenizer = Tokenizer::from_file(file).unwrap();
+    let json = format!(
+        r#"{{"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 3,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+            "intermediate_size": 96, "vocab_size": {}, "max_position_embeddings": 1024,
+            "rope_theta": 10000.0, "tie_word_embeddings": true}}"#,
+        tokenizer.vocab_size()
+    );
+    let config = Config::from_json(json.as_bytes()).unwrap();
+    let model = Model::random(config, 3, Arc::new(tokenizer));
+    let limits = Limits { step_tokens: 256, step_outputs: MAX_LANES, positions: 1024, pages: 70 };
+    let size = Size { limits, rounds: 8, longest_prompt: 800, longest_answer: 70 };
+    for isa in available() {
+        let make = |limits| -> Box<dyn Device> {
+            let options = Options { limits, threads: 2, isa };
+            Box::new(CpuDevice::new(&model.config, &*model.weights, options).unwrap())
+        };
+        // More on the path that users have: it takes seconds.
+        for seed in 0..if isa == Isa::detect() { 3 } else { 1 } {
+            answers_are_the_cold_ones(&model, &make, &make, size, seed);
+        }
+    }
 }

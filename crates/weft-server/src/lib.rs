@@ -10,6 +10,8 @@
 mod api_error;
 mod app;
 mod chunk_update;
+#[doc(hidden)]
+pub mod fuzzing;
 mod grammars;
 mod http;
 mod metrics;

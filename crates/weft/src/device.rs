@@ -77,15 +77,15 @@ impl DeviceOptions {
     fn fast_device(&self) -> Result<Chosen, Error> {
         let on_cpu = || {
             #[cfg(feature = "cpu")]
-            return Chosen::Cpu;
+            return Ok(weft_cpu::Isa::choose().map(|_| Chosen::Cpu)?);
             #[cfg(not(feature = "cpu"))]
-            Chosen::Reference
+            Ok(Chosen::Reference)
         };
         match self.device {
             DeviceChoice::Reference => Ok(Chosen::Reference),
-            DeviceChoice::Cpu => Ok(on_cpu()),
+            DeviceChoice::Cpu => on_cpu(),
             DeviceChoice::Cuda => self.gpu(),
-            DeviceChoice::Auto => Ok(self.gpu().unwrap_or_else(|_| on_cpu())),
+            DeviceChoice::Auto => self.gpu().or_else(|_| on_cpu()),
         }
     }
 
@@ -149,7 +149,7 @@ impl Chosen {
             }
             #[cfg(feature = "cpu")]
             Self::Cpu => {
-                let mut options = weft_cpu::Options::new(limits);
+                let mut options = weft_cpu::Options::new(limits)?;
                 options.threads = threads.unwrap_or(options.threads);
                 let device = weft_cpu::CpuDevice::new(config, weights, options);
                 Ok(Box::new(device.map_err(ModelError::from)?))

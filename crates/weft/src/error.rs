@@ -72,6 +72,10 @@ pub enum Error {
     /// A GPU was asked for and cannot be used.
     #[error("{0}")]
     Gpu(String),
+    /// `WEFT_CPU_ISA` names instructions that this machine does not have.
+    #[cfg(feature = "cpu")]
+    #[error("WEFT_CPU_ISA: {0}")]
+    Isa(#[from] weft_cpu::IsaError),
     /// A document or a prompt of documents is refused.
     #[error(transparent)]
     Chunk(#[from] ChunkError),

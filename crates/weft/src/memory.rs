@@ -147,11 +147,26 @@ pub fn available_memory() -> Option<u64> {
     [machine_memory(), group].into_iter().flatten().min()
 }
 
+/// Linux has a file for it, macOS a program; other systems do not say.
 fn machine_memory() -> Option<u64> {
+    if cfg!(target_os = "macos") {
+        let output = std::process::Command::new("/usr/bin/vm_stat").output().ok()?;
+        return of_vm_stat(&String::from_utf8_lossy(&output.stdout));
+    }
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
-    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
-    Some(kib * 1024)
+    Some(number_after(&text, "MemAvailable:")? * 1024)
+}
+
+/// What `vm_stat` prints: the pages that are free, and those that are given up first.
+fn of_vm_stat(text: &str) -> Option<u64> {
+    let pages = number_after(text, "Pages free:")? + number_after(text, "Pages inactive:")?;
+    Some(pages * number_after(text, "(page size of")?)
+}
+
+/// The number that follows a name.
+fn number_after(text: &str, name: &str) -> Option<u64> {
+    let word = text.split_once(name)?.1.split_whitespace().next()?;
+    word.trim_end_matches('.').parse().ok()
 }
 
 /// Bytes with a decimal unit, three digits: `1.19 GB`.
@@ -192,6 +207,23 @@ mod tests {
         assert!(refused.contains("12.9 GB are free on the GPU"), "{refused}");
         assert!(refused.contains("16.4 GB of weights"), "{refused}");
         plan("qwen3-32b", 1 << 40).check_fits().unwrap();
+    }
+
+    #[test]
+    fn every_system_s_free_memory_is_read() {
+        let mac = "Mach Virtual Memory Statistics: (page size of 16384 bytes)\n\
+                   Pages free:                               10000.\n\
+                   Pages active:                            300000.\n\
+                   Pages inactive:                           20000.\n";
+        assert_eq!(of_vm_stat(mac), Some(30_000 * 16_384));
+        assert_eq!(of_vm_stat("vm_stat: no such thing"), None);
+        assert_eq!(
+            number_after("MemTotal: 9 kB\nMemAvailable:   12 kB", "MemAvailable:"),
+            Some(12)
+        );
+        if cfg!(any(target_os = "linux", target_os = "macos")) {
+            assert!(machine_memory().is_some_and(|bytes| bytes > 1 << 20));
+        }
     }
 
     #[test]

@@ -41,8 +41,10 @@ impl fmt::Display for Passed {
 /// Says what it does not compute.
 #[cfg(feature = "cpu")]
 pub fn cpu() -> Result<Passed, String> {
+    let isa = weft_cpu::Isa::choose().map_err(|error| error.to_string())?;
     run_on(|config, weights, limits| {
-        let device = weft_cpu::CpuDevice::new(config, weights, weft_cpu::Options::new(limits));
+        let options = weft_cpu::Options { limits, threads: weft_cpu::n_cores(), isa };
+        let device = weft_cpu::CpuDevice::new(config, weights, options);
         Ok(Box::new(device.map_err(|error| error.to_string())?))
     })
 }
@@ -263,7 +265,8 @@ mod tests {
         ] {
             let said = run_on(|config, _, limits| {
                 let weights = Off { tensor, random: RandomWeights::new(config, 1) };
-                let device = CpuDevice::new(config, &weights, Options::new(limits));
+                let options = Options::new(limits).expect("instructions of this machine");
+                let device = CpuDevice::new(config, &weights, options);
                 Ok(Box::new(device.map_err(|error| error.to_string())?))
             });
             let said = said.expect_err("the test fails");

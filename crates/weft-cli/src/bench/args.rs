@@ -121,7 +121,7 @@ pub(crate) struct SubjectArgs {
     #[arg(short, long, value_name = "N", value_parser = size::parse_count)]
     pub(crate) threads: Option<usize>,
     /// Instructions to use: portable, avx2, avx512 or avx512bf16
-    #[arg(long, hide = true, value_parser = isa)]
+    #[arg(long, hide = true)]
     pub(crate) isa: Option<Isa>,
     /// Tokens of a prompt that one step runs
     #[arg(long, value_name = "TOKENS", default_value = "128", value_parser = size::parse_count)]
@@ -180,15 +180,4 @@ fn lanes(text: &str) -> Result<usize, String> {
         n if n <= MAX_LANES => Ok(n),
         n => Err(format!("{n} lanes are too many; a step holds up to {MAX_LANES}")),
     }
-}
-
-fn isa(text: &str) -> Result<Isa, String> {
-    let isa = match text {
-        "portable" => Isa::Portable,
-        "avx2" => Isa::Avx2,
-        "avx512" => Isa::Avx512,
-        "avx512bf16" => Isa::Avx512Bf16,
-        _ => return Err("known are portable, avx2, avx512, avx512bf16".to_owned()),
-    };
-    if isa.is_available() { Ok(isa) } else { Err(format!("this machine has no {isa}")) }
 }

@@ -2,6 +2,7 @@
 //!
 //! All of it is best effort: what a system does not tell is left out, never guessed.
 
+use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -25,7 +26,8 @@ impl Machine {
     pub(crate) fn this() -> Self {
         let huge_pages = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
         Self {
-            cpu: field("/proc/cpuinfo", "model name"),
+            cpu: field("/proc/cpuinfo", "model name")
+                .or_else(|| sysctl("machdep.cpu.brand_string")),
             cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
             isa: Isa::detect().to_string(),
             memory_bytes: memory(),
@@ -43,8 +45,21 @@ fn field(path: &str, name: &str) -> Option<String> {
 }
 
 fn memory() -> Option<u64> {
-    let kib: u64 = field("/proc/meminfo", "MemTotal")?.split(' ').next()?.parse().ok()?;
+    let Some(line) = field("/proc/meminfo", "MemTotal") else {
+        return sysctl("hw.memsize")?.parse().ok();
+    };
+    let kib: u64 = line.split(' ').next()?.parse().ok()?;
     Some(kib * 1024)
+}
+
+/// The same facts on macOS, which has no such files.
+fn sysctl(name: &str) -> Option<String> {
+    if !cfg!(target_os = "macos") {
+        return None;
+    }
+    let output = Command::new("/usr/sbin/sysctl").args(["-n", name]).output().ok()?;
+    let value = String::from_utf8(output.stdout).ok()?.trim().to_owned();
+    (output.status.success() && !value.is_empty()).then_some(value)
 }
 
 /// The commit that the program was built from, with `-dirty` if the tree differed from it; none if

@@ -114,7 +114,7 @@ impl Subject {
             }
             (None, _) => {
                 let threads = threads(args);
-                let isa = args.isa.unwrap_or_else(Isa::detect);
+                let isa = args.isa.map_or_else(Isa::choose, Ok).map_err(weft::Error::from)?;
                 let options = Options { limits, threads, isa };
                 let device = CpuDevice::new(config, weights, options).map_err(ModelError::from)?;
                 (threads, Box::new(device))

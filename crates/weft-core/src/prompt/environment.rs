@@ -10,14 +10,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::SystemTime;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Object, ObjectRepr};
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, Value, escape_formatter};
+use minijinja::value::{Kwargs, Object, ObjectRepr, Rest, StringInput, ValueOrKwargs};
+use minijinja::{
+    AutoEscape, Environment, Error, ErrorKind, State, Value, escape_formatter, filters,
+};
 
 use super::marks::{self, Marks};
 use super::{PromptError, clock, json, methods};
 
 /// Instructions that a template may run. Those of models run a few hundred per message.
 pub(super) const MAX_FUEL: u64 = 5_000_000;
+/// Columns that a template may indent or pad to.
+const MAX_WIDTH: usize = 1000;
 /// Name of the compiled template.
 pub(super) const NAME: &str = "chat_template";
 /// The variable that holds the session. No template can write a name with a space.
@@ -101,6 +105,7 @@ pub(super) fn environment(source: String) -> Result<Environment<'static>, Error>
         session.spend(json.len())?;
         Ok::<_, Error>(json)
     });
+    add_bounded_filters(&mut env);
     env.add_filter("trim", methods::trim);
     env.add_filter("length", methods::length);
     env.add_filter("count", methods::length);
@@ -114,6 +119,50 @@ pub(super) fn environment(source: String) -> Result<Environment<'static>, Error>
     env.add_test("sequence", |value: &Value| !value.is_none() && value.try_iter().is_ok());
     env.add_template_owned(NAME, source)?;
     Ok(env)
+}
+
+/// Filters that would write as many columns or items as they are asked for.
+fn add_bounded_filters(env: &mut Environment<'static>) {
+    env.add_filter(
+        "indent",
+        |value: StringInput<'_>,
+         width: Option<usize>,
+         first: Option<bool>,
+         blank: Option<bool>,
+         kwargs: Kwargs| {
+            check_width(width.or(kwargs.peek("width")?).unwrap_or_default())?;
+            filters::indent(value, width, first, blank, kwargs)
+        },
+    );
+    env.add_filter("format", |state: &mut State, format: &Value, args: Rest<ValueOrKwargs>| {
+        check_format(format.as_str().unwrap_or_default())?;
+        filters::format(state, format, args)
+    });
+    // No chat template has columns.
+    env.remove_filter("batch");
+    env.remove_filter("slice");
+}
+
+/// Refuses a width that only a fault or an attack asks for.
+pub(super) fn check_width(width: usize) -> Result<(), Error> {
+    if width <= MAX_WIDTH {
+        return Ok(());
+    }
+    let why = format!("a width of {width} columns is beyond the limit of {MAX_WIDTH}");
+    Err(Error::new(ErrorKind::InvalidOperation, why))
+}
+
+/// The same for every number in a format string; a width from the arguments (`*`) is refused.
+pub(super) fn check_format(format: &str) -> Result<(), Error> {
+    for number in format.split(|char: char| !char.is_ascii_digit()) {
+        check_width(if number.is_empty() { 0 } else { number.parse().unwrap_or(usize::MAX) })?;
+    }
+    let is_flag = |char: char| char.is_ascii_digit() || "#- +.".contains(char);
+    if format.split('%').skip(1).any(|rest| rest.trim_start_matches(is_flag).starts_with('*')) {
+        let why = "a width from the arguments is not supported";
+        return Err(Error::new(ErrorKind::InvalidOperation, why));
+    }
+    Ok(())
 }
 
 /// Says what went wrong in this module's words.

@@ -8,6 +8,7 @@ use minijinja::value::{DynObject, Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 use serde_json::Value as Json;
 
+use super::environment::check_width;
 use super::marks::{Marks, plain};
 use super::values;
 
@@ -31,6 +32,7 @@ pub(super) fn to_json(
     kwargs: &Kwargs,
 ) -> Result<String, Error> {
     let indent: Option<usize> = kwargs.get("indent")?;
+    check_width(indent.unwrap_or_default())?;
     let separators: Option<(String, String)> = match kwargs.get::<Option<Value>>("separators")? {
         Some(pair) => {
             let part = |index| pair.get_item_by_index(index).map(|part| part.to_string());

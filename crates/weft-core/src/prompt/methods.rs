@@ -10,7 +10,7 @@ use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat;
 
-use super::environment::{Session, session};
+use super::environment::{Session, check_format, session};
 use super::marks::Marked;
 
 /// The method `method` of `value`, for values whose own methods do not include it.
@@ -44,8 +44,12 @@ pub(super) fn call(
             let () = from_args(args)?;
             Value::from(recase(&marked, method))
         }
-        // Both put strings together, which leaves marks as they are.
-        "join" | "format" => pycompat::unknown_method_callback(state, value, method, args)?,
+        "format" => {
+            check_format(string)?;
+            pycompat::unknown_method_callback(state, value, method, args)?
+        }
+        // As `format` does, it puts strings together, which leaves marks as they are.
+        "join" => pycompat::unknown_method_callback(state, value, method, args)?,
         _ => {
             let plain = |arg: &Value| arg.as_str().map(|arg| Value::from(&*session.plain(arg)));
             let args: Vec<Value> =

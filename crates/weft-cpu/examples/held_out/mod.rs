@@ -65,7 +65,7 @@ pub fn engine(model: &Model, contexts: usize) -> Result<Engine, Box<dyn Error>> 
         // Every piece may leave its last page half empty.
         pages: contexts * (pages_for(CONTEXT) + 16),
     };
-    let device = CpuDevice::new(&model.config, &*model.weights, Options::new(limits))?;
+    let device = CpuDevice::new(&model.config, &*model.weights, Options::new(limits)?)?;
     Ok(Engine::new(model, Box::new(device)))
 }
 

@@ -82,7 +82,7 @@ async fn waste(body: body::Body) -> ApiError {
 }
 
 /// Reads JSON. The parser bounds how deep it nests.
-fn parse<T: FromJson>(bytes: &[u8]) -> Result<T, ApiError> {
+pub(crate) fn parse<T: FromJson>(bytes: &[u8]) -> Result<T, ApiError> {
     let json: Value = serde_json::from_slice(bytes)
         .map_err(|error| ApiError::invalid(format!("the body is no JSON: {error}")))?;
     T::from_json(&json)

@@ -27,7 +27,7 @@ use crate::responses::Recent;
 use crate::routes;
 use crate::worker::{Limits, Phase, Worker};
 
-pub(crate) use self::body::Body;
+pub(crate) use self::body::{Body, parse};
 pub(crate) use self::guard::guard;
 pub use self::options::Options;
 pub(crate) use self::path::PathParam;

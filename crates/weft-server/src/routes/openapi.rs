@@ -28,6 +28,12 @@ mod tests {
     }
 
     #[test]
+    fn the_document_is_of_this_version() {
+        let document: Value = serde_json::from_str(DOCUMENT).unwrap();
+        assert_eq!(document["info"]["version"], env!("CARGO_PKG_VERSION"));
+    }
+
+    #[test]
     fn references_lead_somewhere() {
         let document: Value = serde_json::from_str(DOCUMENT).unwrap();
         for reference in DOCUMENT.split("\"$ref\": \"#").skip(1) {

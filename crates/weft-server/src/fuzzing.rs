@@ -1,0 +1,53 @@
+//! The readers of requests, within reach of the fuzz targets in `fuzz/`.
+//!
+//! What a body goes through before the engine hears of it, and no socket and no thread around it.
+
+use std::collections::BTreeMap;
+
+use crate::api_error::ApiError;
+use crate::grammars::Rule;
+use crate::http::parse;
+use crate::model_info::{Loaded, ModelInfo};
+use crate::requests::{ChatRequest, CompletionRequest};
+
+/// Reads bodies for one model.
+pub struct Reader(ModelInfo);
+
+impl Reader {
+    /// A reader for a loaded model.
+    pub fn new(loaded: &Loaded) -> Self {
+        Self(ModelInfo::new(loaded))
+    }
+
+    /// Reads the body of a chat. False if it is refused.
+    pub fn chat(&self, body: &[u8]) -> bool {
+        let read = || -> Result<(), ApiError> {
+            let request: ChatRequest = parse(body)?;
+            request.compose(&self.0, &BTreeMap::new())?;
+            request.sampling(&self.0)?;
+            self.follow(request.rule().as_ref())
+        };
+        read().is_ok()
+    }
+
+    /// Reads the body of a completion. False if it is refused.
+    pub fn completion(&self, body: &[u8]) -> bool {
+        let read = || -> Result<(), ApiError> {
+            let request: CompletionRequest = parse(body)?;
+            request.compose(&self.0)?;
+            request.sampling(&self.0)?;
+            self.follow(request.rule().as_ref())
+        };
+        read().is_ok()
+    }
+
+    /// Compiles a rule and asks it for the first token.
+    fn follow(&self, rule: Option<&Rule>) -> Result<(), ApiError> {
+        let Some(rule) = rule else { return Ok(()) };
+        let mut constraint = self.0.constraint(rule)?;
+        let mut mask = vec![0; self.0.vocab().div_ceil(32)];
+        // A rule that cannot be followed is an error of the answer, not of the reader.
+        let _ = constraint.allow(&mut mask);
+        Ok(())
+    }
+}
