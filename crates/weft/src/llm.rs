@@ -134,10 +134,8 @@ impl Llm {
         Ok(Stream::new(self.engine.generate(request)?, reasoning))
     }
 
-    /// Whether a thought is open shows at the end of the prompt.
     fn reasoning_after(&self, request: &Request) -> ReasoningStream {
-        let end = request.prompt.pieces.last().map_or(&[][..], |piece| &piece.tokens);
-        ReasoningStream::after(&self.model.tokenizer.decode(end, false))
+        ReasoningStream::after(&request.prompt.end_text(&self.model.tokenizer))
     }
 
     fn request(&mut self, question: &Question) -> Result<Request, Error> {

@@ -32,9 +32,7 @@ pub(crate) fn reply(
     let Loaded { model, engine } = loaded;
     let thinks = model.thinks(how.thinking);
     let settings = sampling::settings(how.sampling, model, thinks);
-    // Whether a thought is open shows at the end of the prompt.
-    let end = prompt.pieces.last().map_or(&[][..], |piece| &piece.tokens);
-    let end = model.tokenizer.decode(end, false);
+    let end = prompt.end_text(&model.tokenizer);
     let request = Request { use_cache: how.use_cache, ..Request::new(prompt, settings) };
     answer::answer(engine, &end, request, how.style)
 }

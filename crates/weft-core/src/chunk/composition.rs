@@ -5,6 +5,7 @@
 
 use super::{ChunkId, Kind, Repair, Reuse};
 use crate::device::{MAX_MARKS, MAX_SPANS};
+use crate::tokenizer::Tokenizer;
 
 const _: () = assert!(Composition::MAX_PIECES <= MAX_SPANS, "a piece is one span at most");
 
@@ -64,6 +65,13 @@ impl Composition {
     /// All tokens in their order.
     pub fn tokens(&self) -> Vec<u32> {
         self.pieces.iter().flat_map(|piece| &piece.tokens).copied().collect()
+    }
+
+    /// The text of the last few tokens. It shows whether the prompt ends inside a thought.
+    pub fn end_text(&self, tokenizer: &Tokenizer) -> String {
+        const TOKENS: usize = 16;
+        let last = self.pieces.last().map_or(&[][..], |piece| &piece.tokens);
+        tokenizer.decode(&last[last.len().saturating_sub(TOKENS)..], false)
     }
 
     /// The same tokens, each piece attending to all before it.

@@ -39,7 +39,7 @@ pub(super) async fn create(
     let constraint = compile_rule(&model, rule).await?;
     let options = ChatOptions {
         choices,
-        prompt_end: &prompt_end(&model, &prompt),
+        prompt_end: &prompt.end_text(&model.tokenizer),
         tools,
         has_logprobs: sampling.logprobs.is_some(),
         streams,
@@ -100,11 +100,4 @@ pub(super) async fn find_chunks(
         ids.into_iter().map(chunk).collect::<Result<_, ApiError>>()
     };
     app.worker.call(find).await?
-}
-
-/// The prompt's last words, which show whether a thought is open.
-fn prompt_end(model: &ModelInfo, prompt: &Composition) -> String {
-    const TOKENS: usize = 16;
-    let end = prompt.pieces.last().map_or(&[][..], |piece| &piece.tokens);
-    model.tokenizer.decode(&end[end.len().saturating_sub(TOKENS)..], false)
 }
