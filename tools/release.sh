@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds `weft` for users: dist/weft-<version>-<target>.tar.gz with the stripped binary, LICENSE,
-# README and CHANGELOG, and its SHA-256 beside it. Two builds of one commit by one toolchain give
-# the same bytes, wherever the checkout lies: no path and no time of the machine gets in.
+# README and CHANGELOG, and its SHA-256 beside it. Paths and times of the machine are kept out, so that
+# two builds of one commit by one toolchain can give the same bytes.
 # TARGET=<triple> builds for another machine; that needs its standard library and a C compiler.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use weft_core::sampling::Constraint;
 use weft_core::tokenizer::Tokenizer;
 
@@ -18,6 +18,10 @@ use crate::api_error::ApiError;
 
 /// The largest rule: a schema as JSON, an expression, all choices together.
 const MAX_RULE_BYTES: usize = 256 << 10;
+
+/// The most properties of a schema, over all its objects: the time that a grammar takes grows with
+/// their square.
+const MAX_PROPERTIES: usize = 1000;
 
 /// What an answer has to be.
 #[derive(Clone, Debug, PartialEq)]
@@ -59,6 +63,25 @@ impl Rule {
             Self::Choice(texts) => texts.iter().map(String::len).sum(),
             Self::Call(tools) => tools.iter().map(|tool| tool.to_string().len()).sum(),
         }
+    }
+
+    fn properties(&self) -> usize {
+        match self {
+            Self::Json(schema) => n_properties(schema),
+            Self::Call(tools) => tools.iter().map(n_properties).sum(),
+            Self::Regex(_) | Self::Choice(_) => 0,
+        }
+    }
+}
+
+fn n_properties(schema: &Value) -> usize {
+    match schema {
+        Value::Array(items) => items.iter().map(n_properties).sum(),
+        Value::Object(fields) => {
+            let own = schema.get("properties").and_then(Value::as_object).map_or(0, Map::len);
+            own + fields.values().map(n_properties).sum::<usize>()
+        }
+        _ => 0,
     }
 }
 
@@ -136,6 +159,13 @@ impl Grammars {
         if bytes > MAX_RULE_BYTES {
             let message =
                 format!("the rule has {bytes} bytes, and at most {MAX_RULE_BYTES} may be");
+            return Err(ApiError::invalid(message));
+        }
+        let properties = rule.properties();
+        if properties > MAX_PROPERTIES {
+            let message = format!(
+                "the schemas have {properties} properties, and at most {MAX_PROPERTIES} may be"
+            );
             return Err(ApiError::invalid(message));
         }
         let parser = self.0.create_parser(rule.grammar());
@@ -270,5 +300,13 @@ mod tests {
             assert!(grammars.compile(&Rule::Json(wrong.clone())).is_err(), "{wrong}");
         }
         assert!(grammars.compile(&Rule::Regex("[.*".into())).is_err());
+        // As many properties as may be are followed, and one more is refused.
+        let object = |n: usize| {
+            let fields = (0..n).map(|i| (format!("p{i}"), json!({"type": "null"})));
+            json!({"anyOf": [{"type": "object", "properties": Value::Object(fields.collect())}]})
+        };
+        assert!(grammars.compile(&Rule::Json(object(MAX_PROPERTIES))).is_ok());
+        let refused = grammars.compile(&Rule::Json(object(MAX_PROPERTIES + 1))).unwrap_err();
+        assert!(format!("{refused:?}").contains("1001 properties"), "{refused:?}");
     }
 }
