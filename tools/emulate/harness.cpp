@@ -9,16 +9,14 @@
 // The layout decides how a lane's rows lie in spans, and where marks are. The seed decides in which
 // order blocks run and copies complete; the hashes must not depend on it.
 
-#include "cuda.h"
+#include "kernels/rows.cu"
+#include "ops/attend.cu"
+#include "ops/attend_block.cu"
+#include "persistent/decode.cu"
+
+#include "generated/layouts.cuh"
 
 #include <sys/mman.h>
-
-Fiber *current;
-void *scheduler;
-std::vector<Copy> copies;
-static u64 rounds; // of all blocks
-static u64 emulated_clock_ns() { return (rounds + 1) * 10'000; }
-#include "kernel.inc"
 
 constexpr int PAGES = 272, POSITIONS = 17152, MOST_PARTS = 80, MOST_SLOTS = 160;
 constexpr size_t STACK_BYTES = 64 << 10;
@@ -42,6 +40,12 @@ template <class T> static T *guarded(size_t n) {
 }
 
 // A matrix packed as pack.rs packs it.
+static int place_of_unit(int unit, int eighth) {
+    const int most = eighth <= LONGEST_STRETCH ? eighth : SHORT_STRETCH;
+    if (most == eighth) return unit;
+    const int warp = unit / eighth, own = unit % eighth, stretch = own / most;
+    return stretch * 8 * most + warp * std::min(most, eighth - stretch * most) + own % most;
+}
 struct Packed {
     int stride;
     u16 *values;
@@ -264,7 +268,7 @@ static void complete_some_copies() {
 static void run_blocks(void (*main)()) {
     for (EmulatedBlock &block : blocks) {
         memset(block.dynamic, 0xab, block.dynamic_bytes);
-        std::fill(block.shared.begin(), block.shared.end(), 0xcd);
+        for (std::vector<u64> &own : block.statics) std::fill(own.begin(), own.end(), 0xcdcdcdcdcdcdcdcdull);
     }
     for (Fiber &fiber : fibers) begin_fiber(fiber, main);
     u32 behind = 0; // a block that hardly runs for a while: others must neither wait for more than it owes nor run away
@@ -411,6 +415,8 @@ static void thread_alone() {
 // Blocks of a kernel that do not wait for one another.
 static void run_alone(void (*kernel)(), u32 n_blocks, u32 n_blocks_y, u32 threads) {
     static EmulatedBlock block;
+    static u8 *dynamic = guarded<u8>(4 * SIDE_BYTES); // of `attend_block`
+    block.dynamic = dynamic, block.dynamic_bytes = 4 * SIDE_BYTES;
     alone = kernel, n_threads = threads, grid = {n_blocks, n_blocks_y, 1};
     for (u32 i = 0; i < n_blocks * n_blocks_y; ++i) {
         block.index = i % n_blocks, block.index_y = i / n_blocks;
@@ -610,10 +616,10 @@ int main(int, char **arguments) {
     const size_t dynamic_bytes = (size_t)atoi(arguments[5]) * LONG_STAGE_BYTES + WARPS * x_units(n_lanes * n) * 64;
     const Layout layout = (Layout)atoi(arguments[6]);
     schedule.state += 977 * atoi(arguments[7]);
+    grid = {N_BLOCKS, 1, 1};
     fibers.resize(N_BLOCKS * 288);
     for (u32 i = 0; i < N_BLOCKS; ++i) {
         blocks[i].index = i;
-        blocks[i].shared.resize(sizeof(BlockShared));
         blocks[i].dynamic = guarded<u8>(dynamic_bytes), blocks[i].dynamic_bytes = dynamic_bytes;
     }
     for (u32 i = 0; i < fibers.size(); ++i) fibers[i] = {nullptr, aligned_alloc(4096, STACK_BYTES), &blocks[i / 288], i % 288, false};

@@ -20,8 +20,8 @@ pub fn read_bandwidth(bytes: usize, passes: usize) -> Result<Vec<f64>, CudaError
     let gpu = driver::open(0)?;
     // Any small model's constants will do: the kernel uses none of them.
     let shape = weft_core::shapes::config("qwen3-0.6b").expect("a named shape");
-    let defines = kernels::defines(&shape, gpu.facts.chip, false)?;
-    let cubin = compile::cubin(&kernels::source(), &gpu.facts.arch(), &defines)?;
+    let program = kernels::program(&shape, gpu.facts.chip, false)?;
+    let cubin = compile::cubin(&program, &gpu.facts.arch())?;
     let module = gpu.load(&cubin)?;
     let kernel = module.kernel("read_memory", 0)?;
     let blocks = gpu.facts.chip.n_sms * BLOCKS_PER_SM;

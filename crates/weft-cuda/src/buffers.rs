@@ -54,6 +54,9 @@ impl Activations {
     }
 }
 
+/// Every byte of a word that nobody sent yet, see `sent.cuh`.
+pub(crate) const NOTHING: u8 = u8::MAX;
+
 /// Words of one part of one head: kernels call it `SENT_ROW`.
 pub(crate) fn sent_row(dim: usize) -> usize {
     dim + dim / 16
@@ -100,9 +103,8 @@ impl Buffers {
         let (partials, slots, heads) = (max_partials(limits), max_slots(limits), config.heads);
         let sent = scratch(partials * heads * sent_row(dim) * 4)?;
         let sent_slots = scratch(slots * heads * 8)?;
-        // Nothing was sent yet, see `sent.cuh`.
-        gpu.fill(&sent, 0..sent.bytes, u8::MAX)?;
-        gpu.fill(&sent_slots, 0..sent_slots.bytes, u8::MAX)?;
+        gpu.fill(&sent, 0..sent.bytes, NOTHING)?;
+        gpu.fill(&sent_slots, 0..sent_slots.bytes, NOTHING)?;
         Ok(Self {
             x: padded_rows(config.hidden)?,
             norm: padded_rows(config.hidden)?,

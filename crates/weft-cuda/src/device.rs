@@ -16,10 +16,10 @@ use weft_core::weights::Weights;
 
 use crate::buffers::Buffers;
 use crate::compile;
-use crate::decode::{Asked, InFlight};
 use crate::driver::{self, Gpu, Memory};
 use crate::error::CudaError;
 use crate::graphs::Graphs;
+use crate::in_flight::{Asked, InFlight};
 use crate::kernels::{self, Kernels};
 use crate::kv::{Kv, place};
 use crate::logits::HostLogits;
@@ -115,9 +115,9 @@ impl CudaDevice {
         let gpu = driver::open(0)?;
         let chip = chip.unwrap_or(gpu.facts.chip);
         let shape = Shape::new(config, chip)?;
-        let defines =
-            kernels::defines(config, chip, persistent::is_compiled(config, &shape, launches))?;
-        let cubin = compile::cubin(&kernels::source(), &gpu.facts.arch(), &defines)?;
+        let with_persistent = persistent::is_compiled(config, &shape, launches);
+        let program = kernels::program(config, chip, with_persistent)?;
+        let cubin = compile::cubin(&program, &gpu.facts.arch())?;
         let rows = limits.step_outputs.max(1);
         let kernels = Kernels::load(gpu.load(&cubin)?, &shape)?;
         let kv = Kv::new(&gpu, config, shape.dim, limits.pages)?;

@@ -15,8 +15,10 @@ pub(crate) const COLUMN_STEP: usize = 256;
 /// Rows come in tiles of 8, and blocks of tokens take 16 tiles at once.
 pub(crate) const TILE_ROWS: usize = 8;
 pub(crate) const BLOCK_ROWS: usize = 128;
+/// Tokens of a block of them.
+pub(crate) const BLOCK_TOKENS: usize = 128;
 /// Bytes of 8 rows × 32 columns.
-const UNIT_BYTES: usize = 512;
+pub(crate) const UNIT_BYTES: usize = 512;
 pub(crate) const WARPS: usize = 8;
 /// Shared memory that a ring of weights takes at most: where two blocks share a multiprocessor, and where a block is
 /// alone, because it holds more units of its input in registers than `TWO_BLOCKS_UNITS` or the GPU has little.
@@ -30,7 +32,7 @@ const BESIDE_RING: usize = 17 << 10;
 const OF_THE_SYSTEM: usize = 1 << 10;
 /// Shared memory that `attend` takes besides pages, and a stage of `matmul.cuh`.
 const BESIDE_PAGES: usize = 28 << 10;
-const BLOCK_STAGE: usize = 2 * 128 * 64 * 2;
+pub(crate) const BLOCK_STAGE: usize = 2 * BLOCK_ROWS * 64 * 2;
 /// Bytes on their way at once where a block's weights fit its ring: the kernels before it have loads of their
 /// own; and where they do not, and the memory must be kept busy for long.
 const SHORT_FLIGHT: usize = 32 << 10;
@@ -247,10 +249,10 @@ impl Shape {
         self.chip.block_stages().1 * BLOCK_STAGE
     }
 
-    /// The constants of the kernels, `NAME=value`.
-    pub(crate) fn defines(&self, config: &Config) -> Vec<String> {
-        let scale_log2 = std::f32::consts::LOG2_E / (config.head_dim as f32).sqrt();
-        let numbers = [
+    /// What kernels must know of a model and its cuts, by name.
+    pub(crate) fn constants(&self, config: &Config) -> Vec<(String, usize)> {
+        let own = |(name, value): (&str, usize)| (name.to_owned(), value);
+        let mut all = [
             ("HIDDEN", config.hidden),
             ("HEADS", config.heads),
             ("KV_HEADS", config.kv_heads),
@@ -262,25 +264,25 @@ impl Shape {
             ("Q_WIDTH", config.q_width()),
             ("KV_WIDTH", config.kv_width()),
             ("QKV_ROWS", config.q_width() + 2 * config.kv_width()),
-            ("SECTION_PAGES", SECTION_PAGES),
+            ("QK_NORM", usize::from(config.qk_norm)),
+            ("QKV_BIAS", usize::from(config.qkv_bias)),
+            ("LAYERS", config.layers),
+            ("N_BLOCKS", self.chip.n_sms),
             ("BOTH_SIDES", usize::from(self.chip.has_both_sides(self.dim))),
             ("BLOCK_AT_ONCE", self.chip.block_stages().0),
             ("BLOCK_STAGES", self.chip.block_stages().1),
             ("LONGEST_STRETCH", self.chip.longest_stretch()),
             ("SHORT_STRETCH", SHORT_STRETCH),
             ("TWO_BLOCKS_UNITS", TWO_BLOCKS_UNITS),
-            ("QK_NORM", usize::from(config.qk_norm)),
-            ("QKV_BIAS", usize::from(config.qkv_bias)),
-            ("LAYERS", config.layers),
-            ("N_BLOCKS", self.chip.n_sms),
-        ];
-        let mut defines: Vec<String> =
-            numbers.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        ]
+        .map(own)
+        .to_vec();
+        let mut add = |name: &str, of: &str, value| all.push((format!("{name}_{of}"), value));
         let widths =
             [("HIDDEN", config.hidden), ("Q", config.q_width()), ("INTER", config.intermediate)];
         for (name, columns) in widths {
-            defines.push(format!("{name}_STRIDE={}", padded(columns)));
-            defines.push(format!("{name}_UNITS={}", padded(columns) / COLUMN_STEP));
+            add(name, "STRIDE", padded(columns));
+            add(name, "UNITS", padded(columns) / COLUMN_STEP);
         }
         let cuts = [
             ("QKV", self.qkv),
@@ -290,19 +292,16 @@ impl Shape {
             ("HEAD", self.head),
         ];
         for (name, cut) in cuts {
-            defines.push(format!("{name}_TILES={}", cut.tiles));
-            defines.push(format!("{name}_ALL_TILES={}", cut.all_tiles));
-            defines.push(format!("{name}_STAGES={}", cut.stages));
-            defines.push(format!("{name}_OWN={}", cut.groups.div_ceil(cut.blocks)));
-            defines.push(format!("{name}_IN_FLIGHT={}", cut.in_flight()));
+            add(name, "TILES", cut.tiles);
+            add(name, "ALL_TILES", cut.all_tiles);
+            add(name, "STAGES", cut.stages);
+            add(name, "OWN", cut.groups.div_ceil(cut.blocks));
+            add(name, "IN_FLIGHT", cut.in_flight());
         }
         for (name, cut) in [("PROJ", self.proj), ("DOWN", self.down)] {
-            defines.push(format!("{name}_CHAINS={}", cut.chains()));
+            add(name, "CHAINS", cut.chains());
         }
-        for (name, value) in [("NORM_EPS", config.norm_eps), ("SCALE_LOG2", scale_log2)] {
-            defines.push(format!("{name}=__uint_as_float({:#x}u)", value.to_bits()));
-        }
-        defines
+        all
     }
 }
 
@@ -381,19 +380,5 @@ mod tests {
         let shape = cuts("qwen3-4b");
         // 320 tiles on 132 multiprocessors: three each, not two groups of two.
         assert_eq!((shape.down.tiles, shape.down.groups, shape.down.blocks), (3, 107, 107));
-    }
-
-    #[test]
-    fn a_constant_has_one_name() {
-        let config = shapes::config("qwen2.5-0.5b").unwrap();
-        let mut names: Vec<String> = cuts("qwen2.5-0.5b")
-            .defines(&config)
-            .iter()
-            .map(|define| define.split('=').next().unwrap().to_owned())
-            .collect();
-        let n = names.len();
-        names.sort_unstable();
-        names.dedup();
-        assert_eq!(names.len(), n);
     }
 }

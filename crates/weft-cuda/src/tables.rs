@@ -12,16 +12,18 @@ use std::ops::Range;
 use weft_core::device::{Lane, Limits, MAX_LANES, MAX_MARKS, MAX_SPANS, Step};
 use weft_core::kv::{PAGE_ROWS, PageId};
 
+use crate::layouts::{Layout, layout};
+
 mod groups;
 mod item;
 mod memory;
-mod split;
+mod split_kv;
 mod words;
 
 pub(crate) use self::groups::{GroupCounts, SEVERAL, SIXTEEN};
 use self::item::{Item, Query};
 pub(crate) use self::memory::{StepAddresses, Tables};
-pub(crate) use self::split::SplitRule;
+pub(crate) use self::split_kv::SplitRule;
 use self::words::{Words, words};
 
 /// The most tokens that the kernels for few tokens take.
@@ -31,16 +33,16 @@ pub(crate) const SECTION_PAGES: usize = 4;
 pub(crate) const SECTION_ROWS: usize = SECTION_PAGES * PAGE_ROWS;
 /// Rows of a tile of queries: tokens × heads that share a KV head.
 const ITEM_QUERIES: usize = 16;
-const TILE_QUERIES: usize = 64;
+pub(crate) const TILE_QUERIES: usize = 64;
 /// Numbers before the lists.
 const COUNTS: usize = 8;
 /// Words of each token in the lists: four of its own, four that tell of its parts and slots.
 const TOKEN_WORDS: usize = 8;
-const NOWHERE: u32 = u32::MAX;
+pub(crate) const NOWHERE: u32 = u32::MAX;
 /// Words of a bit for each row of a section.
 const MARK_WORDS: usize = SECTION_ROWS / 32;
 /// The query's token keeps no share of its attention: it is not its lane's last.
-const NO_SLOT: u16 = u16::MAX;
+pub(crate) const NO_SLOT: u16 = u16::MAX;
 
 /// Which kernels run a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +110,21 @@ struct Tile {
 }
 
 words!(Section, Item, Tile);
+
+/// What kernels must lay out as it is here.
+pub(crate) fn layouts() -> [Layout; 5] {
+    [
+        layout!(Section as "Section" {
+            pages, position, home, n_rows, first, n_marks, slot, marks,
+        }),
+        layout!(Tile as "Tile" {
+            first_token, n_tokens, first_section, n_sections, slot, n_slots, gap,
+        }),
+        item::item_layout(),
+        item::query_layout(),
+        StepAddresses::layout(),
+    ]
+}
 
 /// What the host must know of a step's lists to launch kernels on them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

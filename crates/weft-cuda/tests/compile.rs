@@ -6,7 +6,7 @@
 
 use weft_core::config::Config;
 use weft_core::shapes;
-use weft_cuda::{Chip, CudaError, DECODE_KERNELS, WHOLE_PLANS, compile, defines, source};
+use weft_cuda::{Chip, CudaError, DECODE_KERNELS, Program, WHOLE_PLANS, compile, program};
 
 const ARCHITECTURES: [&str; 6] = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120"];
 
@@ -25,7 +25,11 @@ fn chip(arch: &str) -> Chip {
 
 /// The compiler's report for a shape, or nothing where there is no compiler.
 fn report(config: &Config, arch: &str, with_persistent: bool) -> Option<String> {
-    match compile(&source(), arch, &defines(config, chip(arch), with_persistent).unwrap()) {
+    compiled(&program(config, chip(arch), with_persistent).unwrap(), arch)
+}
+
+fn compiled(program: &Program, arch: &str) -> Option<String> {
+    match compile(program, arch) {
         Ok(compiled) => {
             assert!(!compiled.cubin.is_empty());
             Some(compiled.report)
@@ -60,7 +64,7 @@ fn spills(report: &str) -> Vec<(String, usize)> {
 fn every_kernel_compiles_for_every_architecture() {
     let config = shapes::config("qwen3-0.6b").unwrap();
     for arch in ARCHITECTURES {
-        // Where a block has little shared memory the persistent kernels are never compiled (`persistent/split.rs`).
+        // Where a block has little shared memory the persistent kernels are never compiled (`persistent/shared_memory.rs`).
         let with_persistent = chip(arch).shared_bytes > 128 << 10;
         let Some(report) = report(&config, arch, with_persistent) else { return };
         let spills = spills(&report);
@@ -90,6 +94,46 @@ fn every_named_shape_compiles() {
         // Wider inputs than this do not fit into the registers of one warp in eight.
         let holds = config.hidden <= 4096;
         assert!(spilled.is_empty() || !holds, "{name}: {spilled:?}");
+    }
+}
+
+/// Editors open one file at a time, so each includes what it uses.
+#[test]
+fn every_header_compiles_by_itself() {
+    let all = program(&shapes::config("qwen3-0.6b").unwrap(), chip("sm_90a"), true).unwrap();
+    for (name, _) in all.files.iter().filter(|(name, _)| name.ends_with(".cuh")) {
+        // A name that nothing has before, in case the file needs no other.
+        let source = format!("#include \"{name}\"\nextern \"C\" __global__ void nothing() {{}}\n");
+        let Some(_) = compiled(&Program { source, ..all.clone() }, "sm_90a") else { return };
+    }
+}
+
+/// A struct whose fields lie elsewhere than the host thinks is no program.
+#[test]
+fn fields_in_another_order_do_not_compile() {
+    let all = program(&shapes::config("qwen3-0.6b").unwrap(), chip("sm_90a"), false).unwrap();
+    let breaks = [
+        (
+            "kernels/section.cuh",
+            "u32 n_rows, n_queries, n_stores;",
+            "u32 n_queries, n_rows, n_stores;",
+        ),
+        ("persistent/launch.cuh", "u32 n_ops, n_steps;", "u32 n_steps, n_ops;"),
+        ("kernels/sampling.cuh", "u32 top_k;", "u64 top_k;"),
+    ];
+    for (name, ours, other) in breaks {
+        let mut broken =
+            Program { source: "#include \"generated/layouts.cuh\"".to_owned(), ..all.clone() };
+        let (_, text) = broken.files.iter_mut().find(|(file, _)| file == name).unwrap();
+        assert_eq!(text.matches(ours).count(), 1, "{name}: {ours}");
+        *text = text.replace(ours, other);
+        match compile(&broken, "sm_90a") {
+            Err(CudaError::Compile { log, .. }) => {
+                assert!(log.contains("static assertion"), "{log}")
+            }
+            Err(CudaError::Unavailable(_)) => return,
+            other => panic!("{name}: {:?}", other.map(|compiled| compiled.report)),
+        }
     }
 }
 

@@ -1,3 +1,5 @@
+#include "kernels/base.cuh"
+
 // Computes   the exclusive or of all words of a buffer: reads it, and does nothing else with it.
 // Layout     from: 16-byte words; folded: one word per thread of the grid.
 // Work split a block owns every gridDim-th piece of 16 KiB, a thread four 16-byte words of each 16 KiB.

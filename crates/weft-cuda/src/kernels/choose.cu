@@ -1,3 +1,7 @@
+#include "kernels/sampling.cuh"
+#include "kernels/section.cuh"
+#include "kernels/wide.cuh"
+
 // Moves the lists of a step on to a lane's next token: one row further, in the same page.
 __device__ __forceinline__ void advance(const Step &step, u32 token_index, u32 token) {
     if (threadIdx.x == 0) {
@@ -99,17 +103,10 @@ choose_wide(Step step, const float *logits, Sampling sampling) {
         return;
     }
     const WideRows rows(sampling, output, logits + (u64)output * VOCAB, top, draw);
-    Meeting meeting = {sampling.parts + output * 2 * WIDE_BLOCKS * 256, sampling.gates + output, 0};
+    Meeting meeting = {sampling.parts + output * 2 * WIDE_BLOCKS * DIGITS, sampling.gates + output, 0};
     const u32 token = draw_wide(top, rows, meeting, at);
     if (token != DECLINED) conclude(step, sampling, draw, output, load_fresh(step.outputs + output), token);
 }
-
-// A token whose logit is not taken as it comes.
-struct Adjustment {
-    u32 token, mark;
-    float bias;
-    u32 output;
-};
 
 // Computes   marks and biases of the tokens of a list; all others are zero already.
 // Layout     list: Adjustment [n]; sampling.cuh tells the rest.

@@ -9,6 +9,10 @@
 // before: weights do not depend on it. But it never has more than IN_FLIGHT stages on their way:
 // that saturates the memory, and what the kernel before still has to load is not queued behind more; but for blocks that
 // start late.
+#pragma once
+
+#include "kernels/base.cuh"
+#include "kernels/norm.cuh"
 
 // Units that a warp has in registers at most: of its input, and of weights.
 constexpr int MOST_KEPT = 15;
@@ -355,7 +359,7 @@ template <class M> struct Whole {
 template <class M, class Store>
 __device__ __forceinline__ void multiply_rows(const u8 *weights, int n_tiles, const u16 *x, int stride,
                                               const Step &step, Store store) {
-    extern __shared__ __align__(128) u8 stages[];
+    u8 *stages = dynamic_shared();
     __shared__ Ring<M> ring;
     __shared__ __align__(16) Sums<M> sums;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -380,7 +384,7 @@ __device__ __forceinline__ void multiply_rows(const u8 *weights, int n_tiles, co
 template <class M, class Row, class Store>
 __device__ __forceinline__ void multiply_norms(const u8 *weights, int n_tiles, const u16 *x, const uint4 *norm,
                                                u32 count, bool hurries, Row row, Store store) {
-    extern __shared__ __align__(128) u8 stages[];
+    u8 *stages = dynamic_shared();
     __shared__ Ring<M> ring;
     __shared__ __align__(16) Sums<M> sums;
     __shared__ float squares[M::HALVES][WARPS][8];

@@ -6,14 +6,13 @@
 // such as the best that each of its 256 threads holds (`choose_token`).
 // What the block cannot decide it declines, and the host chooses from the logits: scores that are not numbers,
 // more candidates than it has room for. Draws among more than MOST_RANKS ranks are in wide.cuh.
+#pragma once
 
-constexpr int SCORE_ROWS = 16;    // rows whose best score is kept together
-constexpr int N_BEST = (VOCAB + SCORE_ROWS - 1) / SCORE_ROWS;
-// Ranks that are weighed. With half as many as there are threads, the threshold leaves one group in fifty of a
+#include "kernels/base.cuh"
+
+// MOST_RANKS are weighed. With half as many as there are threads, the threshold leaves one group in fifty of a
 // large vocabulary; a vocabulary of fewer groups than ranks is gathered whole.
-constexpr int MOST_RANKS = 128;
 constexpr int MOST_GROUPS = 1024, MOST_CANDIDATES = MOST_RANKS * SCORE_ROWS;
-constexpr u32 DECLINED = 0xffffffffu;
 
 // How the token of one output is chosen. The host calls it `DrawWords`.
 struct Draw {
@@ -30,11 +29,6 @@ struct Draw {
     u32 token_number, share_number; // under which the host waits for the token, and for its shares of attention
     u64 gap;
 };
-constexpr u32 CHOSEN = 1;   // here, not by the host
-constexpr u32 DRAWN = 2;    // among the ranks; otherwise the first is chosen
-constexpr u32 ADJUSTED = 4; // scores differ from logits
-constexpr u32 FOLLOWED = 8; // the lists are moved on to the next token
-constexpr u32 WIDE = 16;    // by the blocks of wide.cuh
 
 // The draws of a step, and what they need.
 struct Sampling {
@@ -45,13 +39,19 @@ struct Sampling {
     u64 *told_tokens;  // the host's: [TOLD_STEPS][8], a token and in the upper half the number of its step
     u64 *told_shares;  // the host's: [TOLD_STEPS][slots], the same with the share of a slot
     u64 n_slots;
-    u64 *parts;        // [8][2][WIDE_BLOCKS][256]: see wide.cuh
+    u64 *parts;        // [8][2][WIDE_BLOCKS][DIGITS]: see wide.cuh
     u32 *gates;        // [8]: how often a block has come to a place where all of its output's meet
 };
-constexpr u32 TOLD_STEPS = 64;
 
 // A mark: 1 + how often the output has the token, where it was seen at all; and whether it is ruled out.
-constexpr u32 SEEN = 0x3fffffffu, RULED_OUT_EARLY = 0x40000000u, RULED_OUT = 0x80000000u;
+constexpr u32 SEEN = RULED_OUT_EARLY - 1;
+
+// A token whose logit is not taken as it comes.
+struct Adjustment {
+    u32 token, mark;
+    float bias;
+    u32 output;
+};
 
 __device__ __forceinline__ Draw load_draw(const Sampling &from, u32 output) {
     Draw draw;
@@ -140,14 +140,6 @@ __device__ __forceinline__ u64 weight_of(const Draw &draw, u32 top, u32 score) {
 __device__ __forceinline__ u64 border_of(const Draw &draw, u64 total) {
     const u64 whole = __umul64hi(draw.share << 31, total << 1), rest = draw.share * total & 0xffffffffull;
     return max(whole + (rest > 0), 1ull);
-}
-
-// This thread's number, asked for anew: a kernel that chooses many tokens has no registers for what depends on it to be
-// kept from one to the next.
-__device__ __forceinline__ u32 own_thread() {
-    u32 thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return thread;
 }
 
 // What the 256 threads of a block that chooses share.
@@ -286,5 +278,5 @@ __device__ __forceinline__ u32 choose_token(const Draw &draw, const Sampling &fr
 
 // A word for the host: the number of the step makes it new, so no order between words is needed.
 __device__ __forceinline__ void tell(u64 *at, u32 number, u32 value) {
-    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" :: "l"(at), "l"((u64)number << 32 | value) : "memory");
+    store_relaxed_system(at, (u64)number << 32 | value);
 }

@@ -1,6 +1,10 @@
 // What a block does with one KV head of one section, whichever kernel it belongs to: the scores of up to 16
 // queries, their weights, the weighted sum of values. A warp scores half a page, and sums an eighth of
 // the dimensions. Callers bring pages into shared memory, and meet between the three.
+#pragma once
+
+#include "kernels/attention_head.cuh"
+#include "kernels/softmax.cuh"
 
 struct Query {
     u16 token;     // of the step
@@ -10,7 +14,6 @@ struct Query {
     u32 rotate_at; // the position that it has seen from the section's home
     u32 partial;   // where its part of the result goes
 };
-constexpr u32 NO_SLOT = 0xffffu;
 // Some queries against one section. Rows are counted from the first page's row 0; those before
 // `first` are not the section's.
 struct Item {
@@ -20,7 +23,7 @@ struct Item {
     u8 n_marks;
     u8 first_pages; // up to the last that the first of two stretches has rows in
     u8 has_inner;   // whether some of more than two stretches end in the half of a page that they begin in
-    u16 stores[8];  // rows of the section that this step writes: token << 8 | row
+    u16 stores[FEW]; // rows of the section that this step writes: token << 8 | row
     // Where the squares of each half of a page are cut in two: before and after the only mark; or, if
     // there are more, at the first that is inside the half.
     u8 cuts[SECTION_PAGES * 2];
@@ -28,7 +31,7 @@ struct Item {
     // in, and which stretch of the section it is, << 8. Zero if none does.
     u16 stretches[SECTION_PAGES * 2];
     u32 marks[SECTION_PAGES * 2]; // a bit for each row: whether a stretch begins there
-    Query queries[8];
+    Query queries[FEW];
 };
 __device__ __forceinline__ u32 store_token(u32 store) { return store >> 8; }
 __device__ __forceinline__ u32 store_row_of(u32 store) { return store & 0xff; }

@@ -12,6 +12,9 @@
 // A score tile is 16 queries x 64 rows: lane 4g + c holds queries g and g + 8, and of each eighth of
 // the page rows 2c, 2c + 1. Weights enter the value product in bf16; the definition does not
 // round them (docs/kernels.md).
+#pragma once
+
+#include "kernels/base.cuh"
 
 constexpr int DIM_UNITS = DIM / 32, DIM_TILES = DIM / 8;
 constexpr int QUERY_STRIDE = DIM + 8; // elements of a query in shared memory; the gap spreads banks

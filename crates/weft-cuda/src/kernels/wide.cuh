@@ -9,11 +9,15 @@
 //
 // Blocks wait for one another, so an output's must be there at once; they follow one another in the grid, and a GPU
 // has room for sixteen (`sampling.rs`).
+#pragma once
 
-constexpr int WIDE_BLOCKS = 16, WIDE_THREADS = 512, WIDE_WARPS = WIDE_THREADS / 32;
+#include "kernels/sampling.cuh"
+#include "kernels/sent.cuh"
+
+constexpr int WIDE_WARPS = WIDE_THREADS / 32;
 constexpr int WIDE_ROWS_OF_BLOCK = (VOCAB + WIDE_BLOCKS - 1) / WIDE_BLOCKS;
-// A larger vocabulary is not drawn from here: sums of halves of weights would not fit into 32 bits.
-constexpr int MOST_WIDE_ROWS = 62;
+// A vocabulary of more than MOST_WIDE_ROWS a thread is not drawn from here: sums of halves of weights would not fit into
+// 32 bits.
 constexpr int WIDE_ROWS_OF_THREAD = (WIDE_ROWS_OF_BLOCK + WIDE_THREADS - 1) / WIDE_THREADS;
 constexpr int WIDE_ROWS = WIDE_ROWS_OF_THREAD < MOST_WIDE_ROWS ? WIDE_ROWS_OF_THREAD : MOST_WIDE_ROWS;
 // Lanes that add to the same sum of a block wait for one another, so each sum is kept in several places.
@@ -73,16 +77,11 @@ __device__ __forceinline__ u32 best_score(const Sampling &from, u32 output, Wide
 // Where the blocks of an output leave sums for one another: in turn here and there, so that a block that is early does
 // not overwrite what another still reads.
 struct Meeting {
-    u64 *parts; // [2][WIDE_BLOCKS][256]
+    u64 *parts; // [2][WIDE_BLOCKS][DIGITS]
     u32 *gate;
     u32 turn;
     __device__ __forceinline__ u64 *of_block(u32 block) const {
-        return parts + (turn % 2 * WIDE_BLOCKS + block) * 256;
-    }
-    __device__ __forceinline__ u32 come() const {
-        u32 n;
-        asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(n) : "l"(gate) : "memory");
-        return n;
+        return parts + (turn % 2 * WIDE_BLOCKS + block) * DIGITS;
     }
     // All blocks of the output have come here: what they left is there for all.
     __device__ __forceinline__ void meet() const {
@@ -92,8 +91,8 @@ struct Meeting {
             // The count never starts again: each meeting adds WIDE_BLOCKS, which divides where it wraps round.
             const u32 all = (atomicAdd(gate, 1) / WIDE_BLOCKS + 1) * WIDE_BLOCKS;
             u32 looks = 0;
-            while ((int)(come() - all) < 0)
-                if (++looks == MOST_LOOKS) asm volatile("trap;");
+            while ((int)(load_relaxed(gate) - all) < 0)
+                if (++looks == MOST_LOOKS) trap();
             __threadfence();
         }
         __syncthreads();

@@ -1,17 +1,7 @@
-// Where results go.
-struct Attended {
-    u16 *a;         // bf16 [tokens][Q_STRIDE]
-    float *sent;    // f32 [partials][HEADS][SENT_ROW]: parts that blocks of one launch hand to one another (sent.cuh)
-    float *sent_slots; // f32 [slots][HEADS][2]: slots that they do
-    float *sums;    // f32 [partials][HEADS][DIM]: weighted sums of values, for attend_fold
-    float2 *weights; // f32 [partials][HEADS]: maximum and sum of weights
-    float2 *slots;  // f32 [slots][HEADS]: maximum and sum of the weights' squares, of attend_block
-    float *shares;  // f32 [slots][HEADS]: squared probabilities of each slot's rows, added over layers
-};
-
-// Of what must be ready before scores a warp makes one or two of an item's 16 queries, and one of the rows that the step
-// adds to the section. The last warps make new rows: the first ones have queries where there are few.
-__device__ __forceinline__ int own_store() { return WARPS - 1 - threadIdx.x / 32; }
+#include "kernels/attention_head.cuh"
+#include "kernels/section.cuh"
+#include "kernels/sent.cuh"
+#include "ops/attend.cuh"
 
 // Brings near what does not depend on the kernel before.
 __device__ __forceinline__ void ask_early(const Item &item, u32 key_position, const u16 *q_norm, const u16 *k_norm, const float2 *rope,
@@ -136,7 +126,7 @@ __device__ __forceinline__ void fold_sections(const Parts &parts, u32 n_blocks, 
 
 // Computes   a = softmax(rotate(q) * k / sqrt(HEAD_DIM)) * v over every row that a token sees, for up to
 //            eight tokens. With `with_store` it runs rope_store too: the block that needs a new row makes it.
-// Layout     q: bf16 [tokens][Q_WIDTH]; k, v: bf16 [tokens][KV_WIDTH]; kv: pages of one layer (head.cuh);
+// Layout     q: bf16 [tokens][Q_WIDTH]; k, v: bf16 [tokens][KV_WIDTH]; kv: pages of one layer (attention_head.cuh);
 //            rope: f32 [positions][HALF_DIM][cos, sin]; results as in Attended.
 // Work split a block takes one KV head of one item after another: a section and the queries, of all
 //            lanes, that see it. Of scores a warp owns 16 queries x 32 rows, of values 16 queries x
@@ -150,13 +140,15 @@ __device__ __forceinline__ void fold_sections(const Parts &parts, u32 n_blocks, 
 extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, GROUP <= 4 && __CUDA_ARCH__ == 900 ? 2 : 1)
 attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const float2 *rope, const u16 *q, const u16 *k,
        const u16 *v, u16 *kv, Attended to) {
-    extern __shared__ __align__(128) u8 keys[];
+    u8 *keys = dynamic_shared();
     u8 *values = keys + (BOTH_SIDES ? SECTION_PAGES * SIDE_BYTES : 0);
-    __shared__ Pages pages;
-    __shared__ Item items[2];
-    __shared__ SectionScratch scratch;
-    __shared__ Parts parts;
-    __shared__ u32 n_work, n_blocks;
+    typedef Item TwoItems[2];
+    SHARED(Pages, pages);
+    SHARED(TwoItems, items);
+    SHARED(SectionScratch, scratch);
+    SHARED(Parts, parts);
+    SHARED(u32, n_work);
+    SHARED(u32, n_blocks);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 all_work = n_items(step) * KV_HEADS;
     const auto fetch = [&](Item &to, u32 work) {
@@ -182,8 +174,7 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
     if (blockIdx.x >= min(n_blocks, n_work)) return wait_for_previous();
     for (u32 work = blockIdx.x; work < n_work; work += n_blocks, parity ^= 1) {
         // Asked for anew, so that nothing that depends on it is kept from item to item: there are no registers for that.
-        u32 thread;
-        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+        const u32 thread = own_thread();
         warp = thread / 32, lane = thread % 32;
         const Item &item = items[parity];
         const int kv_head = work % KV_HEADS;

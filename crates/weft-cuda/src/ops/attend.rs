@@ -4,10 +4,11 @@ use super::{Pass, RING_THREADS, THREADS};
 use crate::CudaDevice;
 use crate::driver::{Address, Argument};
 use crate::error::CudaError;
+use crate::layouts::{Layout, layout};
 use crate::tables::Family;
 
 /// Threads of a block that takes a tile of tokens.
-const TILE_THREADS: usize = 128;
+pub(crate) const TILE_THREADS: usize = 128;
 
 /// Kernels call it `Attended`.
 #[repr(C)]
@@ -23,6 +24,11 @@ struct Attended {
 
 // SAFETY: `repr(C)`, with the fields of the kernels' `Attended`.
 unsafe impl Argument for Attended {}
+
+/// What kernels must lay out as it is here.
+pub(crate) fn layout() -> Layout {
+    layout!(Attended as "Attended" { a, sent, sent_slots, sums, weights, slots, shares })
+}
 
 /// With `stores` it runs rope_store too.
 pub(crate) fn launch(pass: &Pass<'_>, layer: u16, stores: bool) -> Result<(), CudaError> {

@@ -1,26 +1,9 @@
-// A section of one span of a lane, as its tokens see it. Rows are counted from row 0 of the
-// first page.
-struct SectionHead {
-    u32 pages[SECTION_PAGES];
-    u32 position; // of row `first`
-    u32 home;     // the position that its key was rotated for
-    u16 n_rows;
-    u16 first;    // rows before it are not the section's
-    u16 n_marks;
-    u16 slot;     // the first of its slots, of those of the lane
-};
-struct Section : SectionHead {
-    u32 marks[SECTION_PAGES * 2]; // a bit for each row: whether a stretch begins there
-};
-// Consecutive tokens of one lane; 32 bytes.
-struct Tile {
-    u32 first_token, n_tokens;
-    u32 first_section, n_sections; // those that its last token sees
-    u32 slot, n_slots;             // where the shares of its last token go, or NOWHERE
-    u32 pad[2];
-};
-constexpr u32 NOWHERE = 0xffffffffu;
-constexpr int TILE_WARPS = 4, TILE_ROWS = TILE_WARPS * 16;
+#include "kernels/attention_head.cuh"
+#include "kernels/section.cuh"
+#include "ops/attend.cuh"
+
+constexpr int TILE_WARPS = TILE_THREADS / 32;
+static_assert(TILE_QUERIES == TILE_WARPS * 16, "a warp has 16 queries");
 
 // What the squares of a page that marks cut are added up from: maxima and squares from before it,
 // then its rounded weights. A warp keeps them where it turned its queries, which are in registers by
@@ -187,7 +170,7 @@ __device__ __forceinline__ void leave_slot(const Running &state, const Tile &til
 
 // Computes   a = softmax(rotate(q) * k / sqrt(HEAD_DIM)) * v over every row that a token sees, for blocks of
 //            tokens.
-// Layout     q: bf16 [tokens][Q_WIDTH], after rope_store; kv: pages of one layer (head.cuh); rope: f32
+// Layout     q: bf16 [tokens][Q_WIDTH], after rope_store; kv: pages of one layer (attention_head.cuh); rope: f32
 //            [positions][HALF_DIM][cos, sin]; results as in Attended.
 // Work split a block owns one KV head and up to 64 queries (tokens x heads of the group) of one
 //            lane, a warp 16 of them; it takes the lane's pages in order, one ahead. Where there
@@ -198,9 +181,9 @@ __device__ __forceinline__ void leave_slot(const Running &state, const Tile &til
 // Moves      keys and values once for 64 queries, mostly from L2: bound by arithmetic.
 extern "C" __global__ void __launch_bounds__(TILE_WARPS * 32, 2)
 attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attended to) {
-    extern __shared__ __align__(128) u8 pages[];
-    __shared__ __align__(16) u16 turned[TILE_ROWS][TURNED_STRIDE];
-    __shared__ float finals[TILE_ROWS][2];
+    u8 *pages = dynamic_shared();
+    __shared__ __align__(16) u16 turned[TILE_QUERIES][TURNED_STRIDE];
+    __shared__ float finals[TILE_QUERIES][2];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, c = lane % 4;
     const int kv_head = blockIdx.x % KV_HEADS;
     // The last tiles of a prompt see most: they start first.

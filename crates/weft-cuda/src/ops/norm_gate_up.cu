@@ -1,4 +1,6 @@
-__device__ __forceinline__ float gated(float gate, float up) { return gate / (1.0f + expf(-gate)) * up; }
+#include "kernels/matmul.cuh"
+#include "kernels/matvec.cuh"
+#include "ops/norm_gate_up.cuh"
 
 template <class M>
 __device__ __forceinline__ void multiply_gate_up(const Step &step, const u8 *weights, const uint4 *norm, const u16 *x, u16 *h) {

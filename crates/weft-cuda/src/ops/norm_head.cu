@@ -1,3 +1,6 @@
+#include "kernels/matvec.cuh"
+#include "kernels/sampling.cuh"
+
 // Computes   logits = rms_norm(x) * W_head, for up to eight of the tokens whose logits were asked for; and the best
 //            scores of those whose token is chosen on the GPU (sampling.cuh).
 // Layout     weights: packed in units; x: bf16 [tokens][HIDDEN_STRIDE]; logits: f32 [outputs][VOCAB].

@@ -1,6 +1,12 @@
 // Sections of attention in the persistent kernel: `attend` with `rope_store` in it, cut over blocks as the kernel of that name is,
 // with the same functions and so the same bits. Pages come through the ring. A launch may run several tokens of
 // every lane: then the lists are those of the first, and what grows with each token is added here.
+#pragma once
+
+#include "kernels/attention_head.cuh"
+#include "kernels/section.cuh"
+#include "ops/attend.cuh"
+#include "persistent/launch.cuh"
 
 // Stages that a block has on their way at once while it runs a layer. Where few blocks attend they have more to copy than
 // others, who wait for them; and few do not keep the memory from others.
@@ -22,7 +28,7 @@ __device__ __forceinline__ bool stream_pages(Copier &copier, const BlockShared &
         if (work != blockIdx.x) copier.in_flight = PAGES_IN_FLIGHT;
         const int n_pages = (item.n_rows() + (grows ? step : 0) + PAGE_ROWS - 1) / PAGE_ROWS;
         if (grows && step > 0) {
-            while (copier.ring.attended < n_attended)
+            for (; copier.ring.attended < n_attended; look_again())
                 if (copier.ring.left) return false;
             before_copies_of_stored();
         }
@@ -48,7 +54,7 @@ __device__ __forceinline__ bool ask_head(Head &head, const u64 *row, int first, 
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int d = min(lane + i * 32, HALF_DIM - 1) + half * HALF_DIM;
-            words[half][i] = load_word(row + (first + d) / 2);
+            words[half][i] = load_relaxed(row + (first + d) / 2);
         }
     bool all = true;
 #pragma unroll

@@ -1,4 +1,8 @@
 // Logits as the head of the persistent kernel leaves them, and what goes with them towards the next token.
+#pragma once
+
+#include "kernels/sampling.cuh"
+#include "persistent/launch.cuh"
 
 __device__ __forceinline__ u64 better(u64 a, u64 b) { return a > b ? a : b; }
 // Of a block without rows (see `candidate`); the highest bit of its row's complement is set as that of any other.

@@ -1,3 +1,8 @@
+#include "persistent/fold.cuh"
+#include "persistent/head.cuh"
+#include "persistent/launch.cuh"
+#include "persistent/ops.cuh"
+
 // ---- the two kinds of warps --------------------------------------------------------------------
 __device__ __forceinline__ void run_op(Block &block, OpKind kind) {
     switch (kind) {
@@ -64,8 +69,8 @@ __device__ __forceinline__ void stream(BlockShared &shared, const Launch &launch
 // left for weights.
 constexpr u32 ANY = 0;
 template <u32 TOKENS, bool DRAWS> __device__ __forceinline__ void decode_tokens(const Launch &launch) {
-    extern __shared__ __align__(128) u8 ring_memory[];
-    __shared__ BlockShared shared;
+    u8 *ring_memory = dynamic_shared();
+    SHARED(BlockShared, shared);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 tokens = TOKENS != ANY ? TOKENS : n_tokens(launch.step), outputs = n_outputs(launch.step);
     if (TOKENS == ANY) __builtin_assume(tokens > 1);
@@ -105,7 +110,6 @@ template <u32 TOKENS, bool DRAWS> __device__ __forceinline__ void decode_tokens(
     shared.ring.left = 1;
 }
 
-#ifdef PERSISTENT
 // Computes   the plan, or its first ops, for up to eight tokens; where it chooses, the next ones, and the plan for those.
 // Layout     weights and pages as the kernels of the ops have them; results between ops are words (hop.cuh).
 // Work split one block per multiprocessor. A block owns tiles of every matrix, sections of attention, and where those are
@@ -126,4 +130,3 @@ WHOLE_PLAN(decode_drawn, ANY, true)
 WHOLE_PLAN(decode_one_drawn, 1, true)
 WHOLE_PLAN(decode_two_drawn, 2, true)
 WHOLE_PLAN(decode_four_drawn, 4, true)
-#endif

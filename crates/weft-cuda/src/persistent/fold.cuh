@@ -1,4 +1,8 @@
 // Parts of attention folded in the persistent kernel, in the order in which `attend` folds them; and the whole op.
+#pragma once
+
+#include "persistent/attention.cuh"
+#include "persistent/launch.cuh"
 
 // The parts of a head as other blocks send them.
 struct SentParts {
@@ -11,7 +15,7 @@ struct SentParts {
         TwoWords words = {0, 0};
         block.watch.until([&] {
             if (!there) return true;
-            words = load_two_words(at);
+            words = load_two_relaxed(at);
             return number_of(words.first) == block.number_before(0) && number_of(words.second) == block.number_before(0);
         });
         return words;
@@ -27,7 +31,7 @@ struct SentParts {
             bool all = true;
 #pragma unroll
             for (int i = 0; i < N; ++i) {
-                const u64 word = load_word(block.launch.part_sums + ((first + min(part + i, last)) * HEADS + head) * DIM + d);
+                const u64 word = load_relaxed(block.launch.part_sums + ((first + min(part + i, last)) * HEADS + head) * DIM + d);
                 all &= number_of(word) == block.number_before(0);
                 sums[i] = __uint_as_float(value_of(word));
             }

@@ -3,6 +3,11 @@
 // Two ways lead to the next token. Where it is the best logit of every lane, blocks hand each other their candidates
 // and all find it for themselves: one hop. Where lanes draw, or adjust their logits, scores lie in memory: every block
 // says that it is done, one block per output chooses as the kernel `choose` does, and hands its token to all.
+#pragma once
+
+#include "persistent/candidate.cuh"
+#include "persistent/launch.cuh"
+#include "persistent/ops.cuh"
 
 constexpr u32 LAST = 0x80000000u; // beside a token: none follows. No row has the bit, and DECLINED has it.
 
@@ -16,7 +21,7 @@ __device__ __forceinline__ void publish_done(Block &block) {
 }
 // Whether a block is done with the op of a number. Those that owe nothing to whoever asks may have done more since.
 __device__ __forceinline__ bool is_done(const Launch &launch, u32 block, u32 number) {
-    return (int)(number_of(load_word(launch.done + block)) - number) >= 0;
+    return (int)(number_of(load_relaxed(launch.done + block)) - number) >= 0;
 }
 // Waits until all blocks are; whether they are.
 __device__ __forceinline__ bool await_done(Block &block, u32 number) {
@@ -65,7 +70,7 @@ __device__ __forceinline__ bool tell_shares(const BlockShared &shared, const Lau
     return true;
 }
 __device__ __forceinline__ void tell_last_shares(const BlockShared &shared, const Launch &launch, u32 n_told, int lane) {
-    while (!shared.ring.left) {}
+    while (!shared.ring.left) look_again();
     while (n_told < shared.n_steps) tell_shares(shared, launch, n_told++, lane);
 }
 __device__ __forceinline__ void tell_token(Block &block, u32 output, u32 token) {
@@ -106,7 +111,7 @@ __device__ __forceinline__ u32 take_best(Block &block) {
         TwoWords words = {0, 0};
         block.watch.until([&] {
             if (from >= N_BLOCKS) return true;
-            words = load_two_words(candidate_words(block, block.warp, from));
+            words = load_two_relaxed(candidate_words(block, block.warp, from));
             return number_of(words.first) == number && number_of(words.second) == number;
         });
         __syncwarp();
@@ -140,9 +145,8 @@ __device__ __forceinline__ void publish_drawn(Block &block) {
     const Launch &launch = block.launch;
     meet();
     publish_done(block);
-    u32 output;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(output)); // as in `Block::begin`
-    for (; output < block.shared.n_outputs; output += N_BLOCKS) {
+    // As in `Block::begin`.
+    for (u32 output = own_block(); output < block.shared.n_outputs; output += N_BLOCKS) {
         const Draw &draw = block.shared.draws[output];
         u32 token = DECLINED;
         if (draw.flags & CHOSEN && await_done(block, block.number_before(0))) {
@@ -164,7 +168,7 @@ __device__ __forceinline__ void publish_drawn(Block &block) {
 __device__ __forceinline__ u32 take_drawn(Block &block) {
     u64 word = 0;
     block.watch.until([&] {
-        word = load_word(block.launch.chosen + block.warp);
+        word = load_relaxed(block.launch.chosen + block.warp);
         return number_of(word) == block.number_before(0);
     });
     __threadfence();

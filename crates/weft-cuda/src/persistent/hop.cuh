@@ -6,26 +6,14 @@
 // words are the exception, and which stand for ordinary memory and are fenced.
 // Every wait is bounded: after two seconds a block gives up, all that wait say in which op, and from then on nobody
 // waits.
+#pragma once
 
-constexpr u64 PATIENCE_NS = 2000000000ull;
+#include "kernels/base.cuh"
+
 constexpr u32 SPINS_PER_LOOK = 256;
 
 __device__ __forceinline__ void store_word(u64 *at, u32 value, u32 number) {
-    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" :: "l"(at), "l"((u64)number << 32 | value) : "memory");
-}
-__device__ __forceinline__ u64 load_word(const u64 *at) {
-    u64 word;
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(at) : "memory");
-    return word;
-}
-struct TwoWords {
-    u64 first, second;
-};
-__device__ __forceinline__ TwoWords load_two_words(const u64 *at) {
-    TwoWords words;
-    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
-                 : "=l"(words.first), "=l"(words.second) : "l"(at) : "memory");
-    return words;
+    store_relaxed(at, (u64)number << 32 | value);
 }
 __device__ __forceinline__ u32 number_of(u64 word) { return (u32)(word >> 32); }
 __device__ __forceinline__ u32 value_of(u64 word) { return (u32)word; }
@@ -39,10 +27,8 @@ struct Mailbox {
 // Since when a thread waits, in ns, as far as it has looked; GONE where it shall wait no more. By values, so that
 // what the caller holds stays in registers.
 constexpr u64 GONE = ~0ull;
-constexpr u32 NOBODY = ~0u;
 __device__ __forceinline__ u64 look_at_clock(u32 *given_up, Mailbox *mailbox, u32 op, u64 since) {
-    u64 now;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    const u64 now = clock_ns();
     const bool all_left = load_fresh(given_up) != NOBODY;
     if (!all_left && since == 0) return now;
     if (!all_left && now - since <= PATIENCE_NS) return since;
@@ -103,7 +89,7 @@ struct AwaitedRows {
                 const u32 column = first_unit * 32 + after.four * 4;
                 got[i] = {0, 0};
                 if (after.token >= n_tokens || after.four >= of_row || column >= width) continue;
-                got[i] = load_two_words(words + after.token * row_words + column / 2);
+                got[i] = load_two_relaxed(words + after.token * row_words + column / 2);
                 all &= number_of(got[i].first) == number && (number_of(got[i].second) == number || column + 2 >= width);
             }
             return all;
@@ -127,7 +113,7 @@ struct AwaitedRows {
             bool all = true;
 #pragma unroll
             for (int i = 0; i < TOKENS * OF_ROW; ++i) {
-                const TwoWords two = got[i / OF_ROW][i % OF_ROW] = load_two_words(from + i / OF_ROW * row_words + i % OF_ROW * 64);
+                const TwoWords two = got[i / OF_ROW][i % OF_ROW] = load_two_relaxed(from + i / OF_ROW * row_words + i % OF_ROW * 64);
                 all &= number_of(two.first) == number && number_of(two.second) == number;
             }
             return all;

@@ -1,4 +1,12 @@
 // What the host hands to a launch of the persistent kernel, and what the parts of a block share.
+#pragma once
+
+#include "kernels/sampling.cuh"
+#include "kernels/section.cuh"
+#include "ops/norm_qkv.cuh"
+#include "persistent/hop.cuh"
+#include "persistent/product.cuh"
+#include "persistent/ring.cuh"
 
 // Where a layer's weights and pages lie.
 struct LayerAddresses {
@@ -17,9 +25,6 @@ struct PlainBuffers {
     QkvStore qkv;
     u16 *a, *h;
 };
-
-// How the next token is found: not at all, as the best logit of every lane, as draws say.
-enum Chooses : u32 { CHOOSES_NOTHING, CHOOSES_BEST, CHOOSES_BY_DRAWS };
 
 struct Launch {
     Step step;
@@ -51,7 +56,6 @@ struct Launch {
     __device__ __forceinline__ float *shares_of(u32 step) const { return step % 2 == 0 ? shares : other_shares; }
 };
 
-enum OpKind : u32 { EMBED, NORM_QKV, ROPE_STORE, ATTEND, PROJ_ADD, NORM_GATE_UP, DOWN_ADD, NORM_HEAD };
 constexpr int MOST_OPS = 6 * LAYERS + 2;
 static_assert(LAYERS <= 256, "an op has eight bits for its layer");
 constexpr int KEPT_ITEMS = 4;
@@ -109,8 +113,7 @@ struct Block {
 
     __device__ __forceinline__ void begin(u32 of_step, u32 index) {
         // Asked for anew, so that nothing that depends on them is kept from op to op: there are no registers for that.
-        u32 thread;
-        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+        const u32 thread = own_thread();
         warp = thread / 32, lane = thread % 32;
         step = of_step;
         op = watch.op = index;

@@ -1,5 +1,12 @@
 // Ops of the persistent kernel that are products, and `embed`. What they read and write are words (hop.cuh);
 // the residual stream of a block's own rows stays in its shared memory.
+#pragma once
+
+#include "kernels/norm.cuh"
+#include "ops/norm_gate_up.cuh"
+#include "persistent/candidate.cuh"
+#include "persistent/launch.cuh"
+#include "persistent/product.cuh"
 
 // Where eight columns of a row of the embedding lie.
 __device__ __forceinline__ const uint4 *embedded(const Launch &launch, u32 row, int chunk) {
@@ -85,7 +92,7 @@ struct NormInput {
 #pragma unroll
         for (int i = 0; i < HIDDEN_UNITS; ++i) {
             u64 got = (u64)number << 32;
-            if (HIDDEN_STRIDE == HIDDEN || (own_word() + i * 16) * 2 < HIDDEN) got = load_word(words + i * 16);
+            if (HIDDEN_STRIDE == HIDDEN || (own_word() + i * 16) * 2 < HIDDEN) got = load_relaxed(words + i * 16);
             all &= number_of(got) == number;
             pairs[i] = value_of(got);
         }
@@ -210,9 +217,7 @@ __device__ __forceinline__ Tiles norm_tiles(const Launch &launch, const LayerAdd
 
 // The copying warp: a norm's weights, then those of its product.
 __device__ __forceinline__ bool stream_norm(Copier &copier, const Launch &launch, const LayerAddresses &layer, const Shares &shares, OpKind kind) {
-#ifdef PERSISTENT
     static_assert(HIDDEN_STRIDE * 2 <= LONG_STAGE_BYTES, "a norm's weights are one stage");
-#endif
     const Tiles own = norm_tiles(launch, layer, shares, kind);
     const uint4 *norm = kind == NORM_QKV ? layer.attention_norm : kind == NORM_GATE_UP ? layer.mlp_norm : launch.final_norm;
     if (own.first == own.end) return true;

@@ -1,6 +1,10 @@
 // Matrix products of the persistent kernel: the sums of `matvec.cuh` in their order, so the same bits. A block computes
 // several tiles together, because its time is that of a chain of instructions; and all matrices go through the
 // same few instructions, because those of a whole layer do not fit into the caches for instructions.
+#pragma once
+
+#include "kernels/base.cuh"
+#include "persistent/ring.cuh"
 
 // The part of a matrix that a block owns: tiles of eight rows, of `n_units` units a warp.
 struct Tiles {

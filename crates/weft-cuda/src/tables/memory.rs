@@ -8,6 +8,7 @@ use super::words::Words;
 use super::{COUNTS, Counts, FEW, Family, Item, Lists, Section, TOKEN_WORDS, Tile, max_partials};
 use crate::driver::{Address, Gpu, Memory, Pinned, Stream};
 use crate::error::CudaError;
+use crate::layouts::{Layout, layout};
 
 /// Where the lists lie on the GPU. Kernels call it `Step`.
 #[derive(Clone, Copy)]
@@ -24,6 +25,13 @@ pub(crate) struct StepAddresses {
 }
 
 impl StepAddresses {
+    /// What kernels must lay out as it is here.
+    pub(super) fn layout() -> Layout {
+        layout!(StepAddresses as "Step" {
+            counts, tokens, positions, key_positions, slots, outputs, partials, attention,
+        })
+    }
+
     /// The same with counts elsewhere.
     pub(crate) fn with_counts(self, counts: Address) -> Self {
         Self { counts, ..self }

@@ -4,7 +4,7 @@
 //! the same graph is launched again and again, or one launch of the persistent kernel goes on, and the host only
 //! reads what is told. A call that asks for just the step that was begun gets its results; any other begins anew.
 //! Graphs that were begun in vain run to their end before anything that comes after them, in the order of the
-//! stream; the persistent kernel is told to stop. It owns what is expected, and launches nothing (`steps.rs`).
+//! stream; the persistent kernel is told to stop. It owns what is expected, and launches nothing (`step_launch.rs`).
 
 use std::time::{Duration, Instant};
 
@@ -276,5 +276,5 @@ fn spin<T>(gpu: &Gpu, read: impl Fn() -> Option<T>) -> Result<T, CudaError> {
 }
 
 #[cfg(test)]
-#[path = "decode_tests.rs"]
+#[path = "in_flight_tests.rs"]
 mod tests;
