@@ -3,12 +3,15 @@
 
     tools/emulate/emulate.py [--models MODEL ...] [--against REVISION] [--log FILE]
 
-Each case is run with two orders of blocks and copies; everything that was written must be the same, attention what its
-definition says, and in `attend` and `attend_block` the same bits. With a revision, its kernel is run too, and must leave the same bits after every op. See cuda.h for what is emulated,
-and what is not.
+Kernels are compiled as they lie in crates/weft-cuda/src, with kernels/ptx.cuh of this folder in the place of theirs.
+Each case is run with two orders of blocks and copies; everything that was written must be the same. Every op must give
+what the reference device gives for the same input, within the bounds that hold on a GPU (tests/parity.rs). Attention
+must be the same bits in `attend` and `attend_block`. With a revision, its kernels are run too, and must leave the same
+bits after every op. See cuda.h for what is emulated, and what is not.
 """
 
 import argparse
+import json
 import pathlib
 import subprocess
 import sys
@@ -19,7 +22,7 @@ ROOT = HERE.parent.parent
 KERNELS = "crates/weft-cuda/src/"
 TINY = dict(hidden_size=30, num_attention_heads=6, num_key_value_heads=2, head_dim=10, intermediate_size=37, vocab_size=101)
 ODD = dict(hidden_size=301, num_attention_heads=15, num_key_value_heads=3, head_dim=46, intermediate_size=533, vocab_size=397)
-# Rows of more than twelve units a warp, which are packed in stretches.
+# Rows of more than twelve units a warp, which are packed in strips.
 LONG = dict(hidden_size=64, num_attention_heads=8, num_key_value_heads=2, head_dim=16, intermediate_size=3500, vocab_size=61)
 MODELS = {"tiny": ("qwen3", TINY, 8), "bias": ("qwen2", TINY, 8), "odd": ("llama", ODD, 12), "long": ("qwen3", LONG, 6)}
 # More blocks than tiles: some owe the others nothing, and are late.
@@ -44,17 +47,25 @@ def kernels(folder, revision):
     return folder / KERNELS
 
 
-def emit(folder, family, sizes, n_blocks):
-    """Writes the headers that the host emits for a model."""
-    config = dict(sizes, model_type=family, num_hidden_layers=2, max_position_embeddings=512, rope_theta=10000.0)
-    config = str(config).replace("'", '"')
-    command = ["cargo", "run", "--quiet", "--release", "-p", "weft-cuda", "--example", "constants", "--"]
-    subprocess.run([*command, config, str(n_blocks), str(folder)], cwd=ROOT, check=True)
+def config(model):
+    """The text of a model's config.json."""
+    family, sizes, _ = MODELS[model]
+    of_all = dict(num_hidden_layers=2, max_position_embeddings=512, rope_theta=10000.0, tie_word_embeddings=False)
+    return json.dumps(dict(sizes, model_type=family, **of_all))
+
+
+def host(*arguments):
+    """Asks the host for something; what it prints if it fails."""
+    command = ["cargo", "run", "--quiet", "--release", "-p", "weft-cuda", "--example", "emulation", "--"]
+    ran = subprocess.run([*command, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True)
+    return ran.stderr if ran.returncode else ""
 
 
 def build(folder, model, revision):
     program = folder / f"{model}-{revision or 'here'}"
-    emit(folder, *MODELS[model])
+    failed = host("headers", config(model), MODELS[model][2], folder)
+    if failed:
+        sys.exit(failed)
     # The first folder that has a file wins: emitted headers, then ptx.cuh of this folder, then what kernels are.
     folders = [f"-I{path}" for path in (folder, HERE, kernels(folder, revision))]
     command = ["g++", "-O2", "-std=c++17", "-w", "-fpermissive", "-fno-strict-aliasing"]
@@ -62,8 +73,8 @@ def build(folder, model, revision):
     return program
 
 
-def run(program, case, seed):
-    ran = subprocess.run([program, *map(str, case), str(seed)], capture_output=True, text=True, timeout=300)
+def run(program, case, seed, *dump):
+    ran = subprocess.run([program, *map(str, case), str(seed), *dump], capture_output=True, text=True, timeout=300)
     return ran.stdout if ran.returncode == 0 else f"failed: {ran.returncode}\n{ran.stdout[-500:]}"
 
 
@@ -79,11 +90,17 @@ def main():
             here = build(pathlib.Path(folder), model, None)
             there = build(pathlib.Path(folder), model, arguments.against) if arguments.against else None
             for case in CASES if model != "spare" else SPARE_CASES:
-                outputs = [run(here, case, 1), run(here, case, 2)] + ([run(there, case, 1)] if there else [])
+                dump = pathlib.Path(folder) / f"{model}-{'-'.join(map(str, case))}.dump"
+                outputs = [run(here, case, 1, dump), run(here, case, 2)] + ([run(there, case, 1)] if there else [])
+                wrong = host("check", config(model), dump) if not outputs[0].startswith("failed") else "nothing to compare"
+                dump.unlink(missing_ok=True)
                 good = len(set(outputs)) == 1 and not outputs[0].startswith("failed")
-                failures += not good
+                failures += not good or wrong != ""
                 n_hashes = outputs[0].count("\n  ")
-                print(f"{model} {case}: {'same' if good else 'DIFFERENT'}, {n_hashes} hashes", file=arguments.log, flush=True)
+                against = f"NOT AS THE REFERENCE: {wrong}" if wrong else "as the reference"
+                print(f"{model} {case}: {'same' if good else 'DIFFERENT'}, {n_hashes} hashes, {against}", file=arguments.log, flush=True)
+                if outputs[0].startswith("failed"):
+                    print(outputs[0], file=arguments.log, flush=True)
     sys.exit(failures > 0)
 
 

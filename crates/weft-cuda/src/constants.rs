@@ -87,7 +87,7 @@ pub(crate) fn header(config: &Config, shape: &Shape) -> String {
         ("SENT_ROW", buffers::sent_row(shape.dim)),
     ]);
     to.words(&[
-        ("NO_SLOT", u32::from(tables::NO_SLOT)),
+        ("NO_CELL", u32::from(tables::NO_CELL)),
         ("NOWHERE", tables::NOWHERE),
         ("NOTHING", u32::from_ne_bytes([buffers::NOTHING; 4])),
     ]);

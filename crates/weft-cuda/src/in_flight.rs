@@ -171,17 +171,17 @@ impl InFlight {
         self.chosen.get(lane).copied().flatten()
     }
 
-    /// The shares of slots that the lane's last token gave, where the step told them.
+    /// The shares of cells that the lane's last token gave, where the step told them.
     pub(crate) fn shares(
         &self,
         gpu: &Gpu,
         sampling: &Sampling,
         lane: usize,
-        slots: std::ops::Range<usize>,
+        cells: std::ops::Range<usize>,
     ) -> Option<Result<Vec<f32>, CudaError>> {
         let is_told = self.tells_shares && self.outputs.get(lane).copied().flatten().is_some();
-        let told = |slot| spin(gpu, || sampling.share(self.number, slot));
-        is_told.then(|| slots.map(told).collect())
+        let told = |cell| spin(gpu, || sampling.share(self.number, cell));
+        is_told.then(|| cells.map(told).collect())
     }
 }
 

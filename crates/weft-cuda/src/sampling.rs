@@ -15,7 +15,7 @@ use crate::driver::{Address, Argument, Gpu, Launch, Memory, Pinned, Stream};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::layouts::{Layout, layout};
-use crate::tables::{FEW, max_slots};
+use crate::tables::{FEW, max_cells};
 
 /// Ranks that one block weighs.
 pub(crate) const MOST_RANKS: usize = 128;
@@ -131,7 +131,7 @@ pub(crate) struct SamplingAddresses {
     marks: Address,
     told_tokens: Address,
     told_shares: Address,
-    n_slots: u64,
+    n_cells: u64,
     parts: Address,
     gates: Address,
 }
@@ -148,7 +148,7 @@ pub(crate) fn layouts() -> [Layout; 3] {
         }),
         layout!(AdjustmentWords as "Adjustment" { token, mark, bias, output }),
         layout!(SamplingAddresses as "Sampling" {
-            draws, best, bias, marks, told_tokens, told_shares, n_slots, parts, gates,
+            draws, best, bias, marks, told_tokens, told_shares, n_cells, parts, gates,
         }),
     ]
 }
@@ -196,21 +196,21 @@ pub(crate) struct Sampling {
     marks: Memory,
     /// `AdjustmentWords` \[FEW · vocab at most\]
     adjustments: Memory,
-    /// \[TOLD_STEPS\]\[FEW\], then \[TOLD_STEPS\]\[slots\]: numbers of steps above what they tell
+    /// \[TOLD_STEPS\]\[FEW\], then \[TOLD_STEPS\]\[cells\]: numbers of steps above what they tell
     told: Pinned,
     /// What blocks that draw together leave for one another: \[FEW\]\[2\]\[blocks\]\[words\]
     parts: Memory,
     /// How often one of them has waited for the others: \[FEW\]
     gates: Memory,
     serves_wide: bool,
-    n_slots: usize,
+    n_cells: usize,
     vocab: usize,
 }
 
 impl Sampling {
     pub(crate) fn new(gpu: &Arc<Gpu>, config: &Config, limits: &Limits) -> Result<Self, CudaError> {
         let vocab = config.vocab;
-        let n_slots = max_slots(limits);
+        let n_cells = max_cells(limits);
         let groups = n_best(vocab);
         let memory = |bytes| Memory::new(gpu, "sampling", bytes);
         Ok(Self {
@@ -220,13 +220,13 @@ impl Sampling {
             bias: memory(FEW * vocab * 4)?,
             marks: memory(FEW * vocab * 4)?,
             adjustments: memory(FEW * vocab * size_of::<AdjustmentWords>())?,
-            told: Pinned::new(gpu, TOLD_STEPS * (FEW + n_slots) * 8)?,
+            told: Pinned::new(gpu, TOLD_STEPS * (FEW + n_cells) * 8)?,
             parts: memory(PARTS_BYTES)?,
             gates: memory(FEW * 4)?,
             // Blocks that wait for one another must all be there.
             serves_wide: vocab <= WIDE_BLOCKS * WIDE_THREADS * MOST_WIDE_ROWS
                 && gpu.facts.chip.n_sms >= WIDE_BLOCKS,
-            n_slots,
+            n_cells,
             vocab,
         })
     }
@@ -252,7 +252,7 @@ impl Sampling {
             marks: self.marks.address(),
             told_tokens: told,
             told_shares: told.offset(TOLD_STEPS * FEW * 8),
-            n_slots: self.n_slots as u64,
+            n_cells: self.n_cells as u64,
             parts: self.parts.address(),
             gates: self.gates.address(),
         }
@@ -301,10 +301,10 @@ impl Sampling {
         Some((token != DECLINED).then_some(token))
     }
 
-    /// The sum over heads that step `number` told of a slot's share of attention, once it has.
-    pub(crate) fn share(&self, number: u32, slot: usize) -> Option<f32> {
-        let shares = TOLD_STEPS * FEW + number as usize % TOLD_STEPS * self.n_slots;
-        let told = self.told.load(shares + slot);
+    /// The sum over heads that step `number` told of a cell's share of attention, once it has.
+    pub(crate) fn share(&self, number: u32, cell: usize) -> Option<f32> {
+        let shares = TOLD_STEPS * FEW + number as usize % TOLD_STEPS * self.n_cells;
+        let told = self.told.load(shares + cell);
         (told >> 32 == u64::from(number)).then_some(f32::from_bits(told as u32))
     }
 }

@@ -7,7 +7,7 @@ use weft_core::config::Config;
 use weft_core::kv::PAGE_ROWS;
 
 use crate::error::CudaError;
-use crate::pack::{LONGEST_STRETCH, SHORT_STRETCH, stretch_units};
+use crate::pack::{LONGEST_STRIP, SHORT_STRIP, strip_units};
 use crate::tables::SECTION_PAGES;
 
 /// Columns come in eighths of units of 32.
@@ -72,9 +72,9 @@ impl Chip {
     }
 
     /// Units of a warp that may lie in one piece: two tiles in one piece fit the smallest ring.
-    pub(crate) fn longest_stretch(&self) -> usize {
+    pub(crate) fn longest_strip(&self) -> usize {
         let ring = self.pair_ring().unwrap_or(self.lone_ring() / 2);
-        (ring / (WARPS * UNIT_BYTES)).min(LONGEST_STRETCH)
+        (ring / (WARPS * UNIT_BYTES)).min(LONGEST_STRIP)
     }
 
     /// Stages that `matmul.cuh` loads at once, and has in all.
@@ -113,7 +113,7 @@ pub(crate) struct Cut {
     /// Bytes of a stage.
     pub(crate) stage_bytes: usize,
     /// Stages that a tile takes.
-    stretches: usize,
+    strips: usize,
     /// Blocks.
     pub(crate) blocks: usize,
 }
@@ -135,7 +135,7 @@ impl Cut {
         let ring = pair_ring.unwrap_or(chip.lone_ring());
         let all = n_tiles.div_ceil(tiles).div_ceil(chip.n_sms) * tiles;
         let fits = all <= MAX_HELD_TILES && all <= ring / stage_bytes(columns, chip);
-        let is_whole = padded(columns) / COLUMN_STEP <= chip.longest_stretch();
+        let is_whole = padded(columns) / COLUMN_STEP <= chip.longest_strip();
         let tiles = if fits && is_whole { all } else { tiles };
         Self::in_tiles(n_tiles, columns, chip, tiles, ring)
     }
@@ -155,15 +155,15 @@ impl Cut {
         let of_a_block = groups.div_ceil(chip.n_sms);
         let stage_bytes = stage_bytes(columns, chip);
         let eighth = padded(columns) / COLUMN_STEP;
-        let stretches = eighth.div_ceil(stretch_units(eighth, chip.longest_stretch()));
-        let stages = (of_a_block * stretches * tiles).min(ring / stage_bytes);
+        let strips = eighth.div_ceil(strip_units(eighth, chip.longest_strip()));
+        let stages = (of_a_block * strips * tiles).min(ring / stage_bytes);
         let blocks = groups.div_ceil(of_a_block);
-        Self { tiles, all_tiles: n_tiles, groups, stages, stage_bytes, stretches, blocks }
+        Self { tiles, all_tiles: n_tiles, groups, stages, stage_bytes, strips, blocks }
     }
 
     /// Stages on their way at once.
     fn in_flight(&self) -> usize {
-        let all = self.groups.div_ceil(self.blocks) * self.tiles * self.stretches;
+        let all = self.groups.div_ceil(self.blocks) * self.tiles * self.strips;
         let bytes = if all <= self.stages { SHORT_FLIGHT } else { LONG_FLIGHT };
         bytes.div_ceil(self.stage_bytes).min(self.stages)
     }
@@ -181,10 +181,10 @@ impl Cut {
     }
 }
 
-/// Bytes of a stage: a stretch of a tile.
+/// Bytes of a stage: a strip of a tile.
 fn stage_bytes(columns: usize, chip: &Chip) -> usize {
     let eighth = padded(columns) / COLUMN_STEP;
-    WARPS * stretch_units(eighth, chip.longest_stretch()) * UNIT_BYTES
+    WARPS * strip_units(eighth, chip.longest_strip()) * UNIT_BYTES
 }
 
 /// The cuts of a model's matrices.
@@ -271,8 +271,8 @@ impl Shape {
             ("BOTH_SIDES", usize::from(self.chip.has_both_sides(self.dim))),
             ("BLOCK_AT_ONCE", self.chip.block_stages().0),
             ("BLOCK_STAGES", self.chip.block_stages().1),
-            ("LONGEST_STRETCH", self.chip.longest_stretch()),
-            ("SHORT_STRETCH", SHORT_STRETCH),
+            ("LONGEST_STRIP", self.chip.longest_strip()),
+            ("SHORT_STRIP", SHORT_STRIP),
             ("TWO_BLOCKS_UNITS", TWO_BLOCKS_UNITS),
         ]
         .map(own)
@@ -326,7 +326,7 @@ mod tests {
     fn the_smallest_model_is_requested_whole() {
         let shape = cuts("qwen3-0.6b");
         for cut in [shape.qkv, shape.proj, shape.gate_up, shape.down] {
-            let own = cut.groups.div_ceil(cut.blocks) * cut.tiles * cut.stretches;
+            let own = cut.groups.div_ceil(cut.blocks) * cut.tiles * cut.strips;
             assert_eq!(own, cut.stages, "{cut:?}");
         }
         assert_eq!((shape.proj.tiles, shape.proj.blocks), (1, 128));
@@ -340,7 +340,7 @@ mod tests {
         let chains = |cut: Cut| cut.chains();
         let small = cuts("qwen3-0.6b");
         assert_eq!([small.proj, small.down, small.qkv, small.gate_up].map(chains), [2, 2, 1, 1]);
-        // Two tiles a block, and rows of so many columns that they come in stretches.
+        // Two tiles a block, and rows of so many columns that they come in strips.
         assert_eq!([cuts("qwen3-1.7b").down, cuts("qwen2.5-0.5b").down].map(chains), [1, 1]);
         // A GPU that adds up in another order has rows of another kind.
         let config = shapes::config("qwen3-0.6b").unwrap();
@@ -369,7 +369,7 @@ mod tests {
     #[test]
     fn what_is_tuned_for_takes_all_it_can() {
         let shape = cuts("qwen3-0.6b");
-        assert_eq!(shape.chip.longest_stretch(), LONGEST_STRETCH);
+        assert_eq!(shape.chip.longest_strip(), LONGEST_STRIP);
         assert_eq!(shape.chip.pair_ring(), Some(PAIR_RING_BYTES));
         assert_eq!(shape.chip.block_stages(), (2, 6));
         assert!(shape.chip.has_both_sides(128));

@@ -18,7 +18,7 @@ static_assert(OFFSET_OF(Section, home) == 20 && sizeof(Section::home) == 4, "Sec
 static_assert(OFFSET_OF(Section, n_rows) == 24 && sizeof(Section::n_rows) == 2, "Section::n_rows");
 static_assert(OFFSET_OF(Section, first) == 26 && sizeof(Section::first) == 2, "Section::first");
 static_assert(OFFSET_OF(Section, n_marks) == 28 && sizeof(Section::n_marks) == 2, "Section::n_marks");
-static_assert(OFFSET_OF(Section, slot) == 30 && sizeof(Section::slot) == 2, "Section::slot");
+static_assert(OFFSET_OF(Section, cell) == 30 && sizeof(Section::cell) == 2, "Section::cell");
 static_assert(OFFSET_OF(Section, marks) == 32 && sizeof(Section::marks) == 32, "Section::marks");
 
 // The host's `Tile`.
@@ -27,8 +27,8 @@ static_assert(OFFSET_OF(Tile, first_token) == 0 && sizeof(Tile::first_token) == 
 static_assert(OFFSET_OF(Tile, n_tokens) == 4 && sizeof(Tile::n_tokens) == 4, "Tile::n_tokens");
 static_assert(OFFSET_OF(Tile, first_section) == 8 && sizeof(Tile::first_section) == 4, "Tile::first_section");
 static_assert(OFFSET_OF(Tile, n_sections) == 12 && sizeof(Tile::n_sections) == 4, "Tile::n_sections");
-static_assert(OFFSET_OF(Tile, slot) == 16 && sizeof(Tile::slot) == 4, "Tile::slot");
-static_assert(OFFSET_OF(Tile, n_slots) == 20 && sizeof(Tile::n_slots) == 4, "Tile::n_slots");
+static_assert(OFFSET_OF(Tile, cell) == 16 && sizeof(Tile::cell) == 4, "Tile::cell");
+static_assert(OFFSET_OF(Tile, n_cells) == 20 && sizeof(Tile::n_cells) == 4, "Tile::n_cells");
 static_assert(OFFSET_OF(Tile, gap) == 24 && sizeof(Tile::gap) == 8, "Tile::gap");
 
 // The host's `Item`.
@@ -52,7 +52,7 @@ static_assert(sizeof(Query) == 16, "Query");
 static_assert(OFFSET_OF(Query, token) == 0 && sizeof(Query::token) == 2, "Query::token");
 static_assert(OFFSET_OF(Query, n_parts) == 2 && sizeof(Query::n_parts) == 2, "Query::n_parts");
 static_assert(OFFSET_OF(Query, seen) == 4 && sizeof(Query::seen) == 2, "Query::seen");
-static_assert(OFFSET_OF(Query, slot) == 6 && sizeof(Query::slot) == 2, "Query::slot");
+static_assert(OFFSET_OF(Query, cell) == 6 && sizeof(Query::cell) == 2, "Query::cell");
 static_assert(OFFSET_OF(Query, rotate_at) == 8 && sizeof(Query::rotate_at) == 4, "Query::rotate_at");
 static_assert(OFFSET_OF(Query, partial) == 12 && sizeof(Query::partial) == 4, "Query::partial");
 
@@ -100,7 +100,7 @@ static_assert(OFFSET_OF(Sampling, bias) == 16 && sizeof(Sampling::bias) == 8, "S
 static_assert(OFFSET_OF(Sampling, marks) == 24 && sizeof(Sampling::marks) == 8, "Sampling::marks");
 static_assert(OFFSET_OF(Sampling, told_tokens) == 32 && sizeof(Sampling::told_tokens) == 8, "Sampling::told_tokens");
 static_assert(OFFSET_OF(Sampling, told_shares) == 40 && sizeof(Sampling::told_shares) == 8, "Sampling::told_shares");
-static_assert(OFFSET_OF(Sampling, n_slots) == 48 && sizeof(Sampling::n_slots) == 8, "Sampling::n_slots");
+static_assert(OFFSET_OF(Sampling, n_cells) == 48 && sizeof(Sampling::n_cells) == 8, "Sampling::n_cells");
 static_assert(OFFSET_OF(Sampling, parts) == 56 && sizeof(Sampling::parts) == 8, "Sampling::parts");
 static_assert(OFFSET_OF(Sampling, gates) == 64 && sizeof(Sampling::gates) == 8, "Sampling::gates");
 
@@ -108,10 +108,10 @@ static_assert(OFFSET_OF(Sampling, gates) == 64 && sizeof(Sampling::gates) == 8, 
 static_assert(sizeof(Attended) == 56, "Attended");
 static_assert(OFFSET_OF(Attended, a) == 0 && sizeof(Attended::a) == 8, "Attended::a");
 static_assert(OFFSET_OF(Attended, sent) == 8 && sizeof(Attended::sent) == 8, "Attended::sent");
-static_assert(OFFSET_OF(Attended, sent_slots) == 16 && sizeof(Attended::sent_slots) == 8, "Attended::sent_slots");
+static_assert(OFFSET_OF(Attended, sent_cells) == 16 && sizeof(Attended::sent_cells) == 8, "Attended::sent_cells");
 static_assert(OFFSET_OF(Attended, sums) == 24 && sizeof(Attended::sums) == 8, "Attended::sums");
 static_assert(OFFSET_OF(Attended, weights) == 32 && sizeof(Attended::weights) == 8, "Attended::weights");
-static_assert(OFFSET_OF(Attended, slots) == 40 && sizeof(Attended::slots) == 8, "Attended::slots");
+static_assert(OFFSET_OF(Attended, cells) == 40 && sizeof(Attended::cells) == 8, "Attended::cells");
 static_assert(OFFSET_OF(Attended, shares) == 48 && sizeof(Attended::shares) == 8, "Attended::shares");
 
 // The host's `QkvStore`.
@@ -167,7 +167,7 @@ static_assert(OFFSET_OF(Launch, a) == 128 && sizeof(Launch::a) == 8, "Launch::a"
 static_assert(OFFSET_OF(Launch, h) == 136 && sizeof(Launch::h) == 8, "Launch::h");
 static_assert(OFFSET_OF(Launch, part_sums) == 144 && sizeof(Launch::part_sums) == 8, "Launch::part_sums");
 static_assert(OFFSET_OF(Launch, part_weights) == 152 && sizeof(Launch::part_weights) == 8, "Launch::part_weights");
-static_assert(OFFSET_OF(Launch, slots) == 160 && sizeof(Launch::slots) == 8, "Launch::slots");
+static_assert(OFFSET_OF(Launch, cells) == 160 && sizeof(Launch::cells) == 8, "Launch::cells");
 static_assert(OFFSET_OF(Launch, candidates) == 168 && sizeof(Launch::candidates) == 8, "Launch::candidates");
 static_assert(OFFSET_OF(Launch, done) == 176 && sizeof(Launch::done) == 8, "Launch::done");
 static_assert(OFFSET_OF(Launch, chosen) == 184 && sizeof(Launch::chosen) == 8, "Launch::chosen");

@@ -43,18 +43,18 @@ __device__ __forceinline__ void mma32(float (&d)[4], const Interleaved &a, uint4
 constexpr int UNIT = UNIT_BYTES / 16;
 
 // Of a tile's units each of eight warps owns an eighth that follow one another. They lie in that order where an eighth
-// is short; where it is long, in stretches: the first few of every warp, then the next few. A stretch is copied
+// is short; where it is long, in strips: the first few of every warp, then the next few. A strip is copied
 // in one piece.
-constexpr int stretch_units(int eighth) { return eighth <= LONGEST_STRETCH ? eighth : SHORT_STRETCH; }
-constexpr int stretches(int eighth) { return (eighth + stretch_units(eighth) - 1) / stretch_units(eighth); }
+constexpr int strip_units(int eighth) { return eighth <= LONGEST_STRIP ? eighth : SHORT_STRIP; }
+constexpr int strips(int eighth) { return (eighth + strip_units(eighth) - 1) / strip_units(eighth); }
 // Units of each chain but the last.
 constexpr int chain_units(int eighth, int chains) { return (eighth + chains - 1) / chains; }
 // Where a unit of a tile lies, counted in units.
 template <int EIGHTH> __device__ __forceinline__ int unit_place(int unit) {
-    constexpr int LONG = stretch_units(EIGHTH);
+    constexpr int LONG = strip_units(EIGHTH);
     if (LONG == EIGHTH) return unit;
-    const int warp = unit / EIGHTH, own = unit % EIGHTH, stretch = own / LONG;
-    return stretch * 8 * LONG + warp * min(LONG, EIGHTH - stretch * LONG) + own % LONG;
+    const int warp = unit / EIGHTH, own = unit % EIGHTH, strip = own / LONG;
+    return strip * 8 * LONG + warp * min(LONG, EIGHTH - strip * LONG) + own % LONG;
 }
 
 // ---- the step ----------------------------------------------------------------------------------
@@ -65,9 +65,9 @@ struct Step {
     const u32 *tokens;        // [tokens]
     const u32 *positions;     // [tokens]
     const u32 *key_positions; // [tokens]
-    const u32 *slots;         // [tokens]
+    const u32 *slots;         // [tokens]: the KV row that a token writes
     const u32 *outputs;       // [outputs]: the token of each row of logits
-    const u32 *partials;      // [tokens][4]: how many parts a token's attention has, the first, how many slots, the first
+    const u32 *partials;      // [tokens][4]: how many parts a token's attention has, the first, how many cells, the first
     const u32 *attention;     // items of `attend`, or tiles and groups of `attend_block`
 };
 __device__ __forceinline__ u32 n_tokens(const Step &step) { return load_fresh(step.counts + 0); }

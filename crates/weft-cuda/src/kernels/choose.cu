@@ -49,9 +49,9 @@ __device__ __forceinline__ void conclude(const Step &step, const Sampling &sampl
 
 // Computes   the token of each output that has a draw, and what the next step needs to follow it; but for draws among
 //            more ranks than it weighs.
-// Layout     logits: f32 [outputs][VOCAB]; shares: f32 [slots][HEADS]; sampling.cuh tells the rest.
+// Layout     logits: f32 [outputs][VOCAB]; shares: f32 [cells][HEADS]; sampling.cuh tells the rest.
 // Work split block (o, 0) chooses the token of output o and moves its lane on; block (o, 1) tells the host how the
-//            token attended, a thread a slot.
+//            token attended, a thread a cell.
 // Rounding   none of its own; shares are added over heads in their order.
 // Moves      a sixteenth of the logits: bound by latency.
 extern "C" __global__ void __launch_bounds__(256, 1)
@@ -65,12 +65,12 @@ choose(Step step, const float *logits, const float *shares, Sampling sampling) {
     if (!(draw.flags & CHOSEN)) return;
     const u32 token_index = load_fresh(step.outputs + output);
     if (blockIdx.y == 1) {
-        const u32 n_slots = load_fresh(step.partials + token_index * 4 + 2), first = load_fresh(step.partials + token_index * 4 + 3);
-        u64 *told = sampling.told_shares + draw.share_number % TOLD_STEPS * sampling.n_slots;
-        for (u32 slot = first + threadIdx.x; slot < first + n_slots; slot += 256) {
+        const u32 n_cells = load_fresh(step.partials + token_index * 4 + 2), first = load_fresh(step.partials + token_index * 4 + 3);
+        u64 *told = sampling.told_shares + draw.share_number % TOLD_STEPS * sampling.n_cells;
+        for (u32 cell = first + threadIdx.x; cell < first + n_cells; cell += 256) {
             float sum = 0.0f;
-            for (int head = 0; head < HEADS; ++head) sum += load_fresh(shares + (u64)slot * HEADS + head);
-            tell(told + slot, draw.share_number, __float_as_uint(sum));
+            for (int head = 0; head < HEADS; ++head) sum += load_fresh(shares + (u64)cell * HEADS + head);
+            tell(told + cell, draw.share_number, __float_as_uint(sum));
         }
         if (threadIdx.x == 0) sampling.draws[output].share_number = draw.share_number + 1;
         return;

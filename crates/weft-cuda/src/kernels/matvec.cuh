@@ -19,7 +19,7 @@ constexpr int MOST_KEPT = 15;
 
 // How the host cut a matrix: units of a warp in a row, tiles that share the reading of the input, stages of
 // the ring, groups of tiles that a block has at most, stages on their way at once, halves of a product's 16 tokens
-// that there are, and chains. A stage is a stretch of one tile, which lies in memory in one piece (base.cuh).
+// that there are, and chains. A stage is a strip of one tile, which lies in memory in one piece (base.cuh).
 template <int UNITS_, int TILES_, int STAGES_, int GROUPS_, int IN_FLIGHT_, int HALVES_ = 1, int CHAINS_ = 1> struct Cut {
     static constexpr int UNITS = UNITS_, TILES = TILES_, STAGES = STAGES_, IN_FLIGHT = IN_FLIGHT_, HALVES = HALVES_, CHAINS = CHAINS_;
     // Groups whose sums are added at once; halves take turns with the room of one.
@@ -27,14 +27,14 @@ template <int UNITS_, int TILES_, int STAGES_, int GROUPS_, int IN_FLIGHT_, int 
     static constexpr int BATCHES = HALVES == 1 && GROUPS_ > BATCH ? 2 : 1; // of which the next does not wait
     static constexpr int STORED = TILES % 2 == 0 ? 2 : 1;          // tiles whose sums a thread stores together: a set
     static constexpr int SETS = BATCH * TILES / STORED;           // such sets of a batch
-    static constexpr int STRETCHES = stretches(UNITS), STRETCH = stretch_units(UNITS);
+    static constexpr int STRIPS = strips(UNITS), STRIP = strip_units(UNITS);
     static constexpr int MOST = (TILES == 1 ? 6 : 4) / HALVES;    // units of the input that are read at once, by registers
-    static constexpr int PARTS = (STRETCH + MOST - 1) / MOST;     // such parts of a stretch
-    static constexpr int PART = (STRETCH + PARTS - 1) / PARTS;
-    static constexpr int STAGE_BYTES = WARPS * STRETCH * UNIT_BYTES;
-    static constexpr bool GOES_ROUND = GROUPS_ * TILES * STRETCHES > STAGES; // otherwise no stage is used twice
+    static constexpr int PARTS = (STRIP + MOST - 1) / MOST;     // such parts of a strip
+    static constexpr int PART = (STRIP + PARTS - 1) / PARTS;
+    static constexpr int STAGE_BYTES = WARPS * STRIP * UNIT_BYTES;
+    static constexpr bool GOES_ROUND = GROUPS_ * TILES * STRIPS > STAGES; // otherwise no stage is used twice
     // Whether a block's only group lies in the ring at once; then so many units of its tiles are kept in registers.
-    static constexpr bool IS_WHOLE = !GOES_ROUND && GROUPS_ == 1 && STRETCHES == 1;
+    static constexpr bool IS_WHOLE = !GOES_ROUND && GROUPS_ == 1 && STRIPS == 1;
     static constexpr int ROOM = MOST_KEPT > HALVES * UNITS ? (MOST_KEPT - HALVES * UNITS) / TILES : 0;
     static constexpr int KEPT = ROOM < UNITS ? ROOM : UNITS;
     static_assert(CHAINS == 1 || (IS_WHOLE && TILES == 1), "chains are those of one tile at hand");
@@ -90,7 +90,7 @@ __device__ __forceinline__ bool starts_late(const Step &step) {
     return attending <= 32 && blockIdx.x + attending >= gridDim.x;
 }
 
-// The copying warp. Stages come in the order they are used in: group, stretch, tile. All are on their way at once where `hurries`.
+// The copying warp. Stages come in the order they are used in: group, strip, tile. All are on their way at once where `hurries`.
 template <class M>
 __device__ __forceinline__ void stream_weights(Ring<M> &ring, u8 *stages, const u8 *weights, int n_tiles, Groups own, bool hurries, int lane) {
     constexpr u64 TILE_BYTES = WARPS * M::UNITS * UNIT_BYTES;
@@ -100,11 +100,11 @@ __device__ __forceinline__ void stream_weights(Ring<M> &ring, u8 *stages, const 
     RingPlace<M> to, oldest;
     int on_their_way = 0;
     for (int group = own.first; group < own.end; ++group) {
-        for (int i = 0; i < M::STRETCHES * M::TILES; ++i) {
-            const int stretch = i / M::TILES, tile = i % M::TILES;
-            const u32 bytes = WARPS * min(M::STRETCH, M::UNITS - stretch * M::STRETCH) * UNIT_BYTES;
+        for (int i = 0; i < M::STRIPS * M::TILES; ++i) {
+            const int strip = i / M::TILES, tile = i % M::TILES;
+            const u32 bytes = WARPS * min(M::STRIP, M::UNITS - strip * M::STRIP) * UNIT_BYTES;
             // The last group may have fewer tiles than others: what is copied instead is not used.
-            const u8 *from = weights + min(group * M::TILES + tile, n_tiles - 1) * TILE_BYTES + stretch * M::STAGE_BYTES;
+            const u8 *from = weights + min(group * M::TILES + tile, n_tiles - 1) * TILE_BYTES + strip * M::STAGE_BYTES;
             if (on_their_way == M::IN_FLIGHT && !hurries) {
                 barrier_wait(&ring.full[oldest.stage], oldest.parity);
                 oldest.next();
@@ -147,10 +147,10 @@ template <int HALVES> struct Rows {
     }
 };
 
-// A part of a stretch: units of a warp from `first` on, of `width` that the stretch has.
+// A part of a strip: units of a warp from `first` on, of `width` that the strip has.
 struct Piece {
     int first, width;
-    bool begins, ends; // whether it is the first of its stretch, and the last
+    bool begins, ends; // whether it is the first of its strip, and the last
 };
 
 // One part of N tiles, whose chains of products run side by side. x are the input's units of each half.
@@ -182,7 +182,7 @@ __device__ __forceinline__ void multiply_part(Ring<M> &ring, const u8 *stages, R
         for (int tile = 0; tile < N; ++tile) barrier_arrive(used[tile]);
 }
 
-// The same of all tiles of a group; `place` goes on to the stages of the next stretch.
+// The same of all tiles of a group; `place` goes on to the stages of the next strip.
 template <class M, int UNITS>
 __device__ __forceinline__ void multiply_tiles(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const uint4 *const (&x)[M::HALVES],
                                                Piece part, float (&sum)[M::TILES][4]) {
@@ -209,9 +209,9 @@ template <class M, int N>
 __device__ __forceinline__ void multiply_held(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const uint4 (&held)[M::HALVES][N],
                                               float (&sum)[M::TILES][4]) {
 #pragma unroll
-    for (int stretch = 0; stretch < M::STRETCHES; ++stretch) {
-        const Piece whole{0, min(M::STRETCH, M::UNITS - stretch * M::STRETCH), true, true};
-        multiply_tiles<M, M::STRETCH>(ring, stages, place, Halves<M, N>(held, stretch * M::STRETCH).of, whole, sum);
+    for (int strip = 0; strip < M::STRIPS; ++strip) {
+        const Piece whole{0, min(M::STRIP, M::UNITS - strip * M::STRIP), true, true};
+        multiply_tiles<M, M::STRIP>(ring, stages, place, Halves<M, N>(held, strip * M::STRIP).of, whole, sum);
     }
 }
 
@@ -223,8 +223,8 @@ __device__ __forceinline__ void multiply_read(Ring<M> &ring, const u8 *stages, R
     uint4 ahead[M::HALVES][M::PART], now[M::HALVES][M::PART];
     rows.load(ahead, own);
 #pragma unroll 1
-    for (int stretch = 0; stretch < M::STRETCHES; ++stretch) {
-        const int width = min(M::STRETCH, M::UNITS - stretch * M::STRETCH);
+    for (int strip = 0; strip < M::STRIPS; ++strip) {
+        const int width = min(M::STRIP, M::UNITS - strip * M::STRIP);
         const RingPlace<M> begin = place;
 #pragma unroll
         for (int part = 0; part < M::PARTS; ++part) {
@@ -233,8 +233,8 @@ __device__ __forceinline__ void multiply_read(Ring<M> &ring, const u8 *stages, R
             for (int half = 0; half < M::HALVES; ++half)
 #pragma unroll
                 for (int u = 0; u < M::PART; ++u) now[half][u] = ahead[half][u];
-            if (!ends || stretch + 1 < M::STRETCHES)
-                rows.load(ahead, own + (ends ? (stretch + 1) * M::STRETCH : stretch * M::STRETCH + (part + 1) * M::PART));
+            if (!ends || strip + 1 < M::STRIPS)
+                rows.load(ahead, own + (ends ? (strip + 1) * M::STRIP : strip * M::STRIP + (part + 1) * M::PART));
             place = begin;
             multiply_tiles<M, M::PART>(ring, stages, place, Halves<M, M::PART>(now, 0).of, Piece{part * M::PART, width, part == 0, ends}, sum);
         }

@@ -37,8 +37,8 @@ struct Sampling {
     const float *bias; // f32 [8][VOCAB]
     u32 *marks;        // [8][VOCAB]: see below
     u64 *told_tokens;  // the host's: [TOLD_STEPS][8], a token and in the upper half the number of its step
-    u64 *told_shares;  // the host's: [TOLD_STEPS][slots], the same with the share of a slot
-    u64 n_slots;
+    u64 *told_shares;  // the host's: [TOLD_STEPS][cells], the same with the share of a cell
+    u64 n_cells;
     u64 *parts;        // [8][2][WIDE_BLOCKS][DIGITS]: see wide.cuh
     u32 *gates;        // [8]: how often a block has come to a place where all of its output's meet
 };

@@ -10,7 +10,7 @@ struct Query {
     u16 token;     // of the step
     u16 n_parts;   // that its result is folded from
     u16 seen;      // the row of the section up to which it sees
-    u16 slot;      // the first of this section's shares of attention that it keeps, or NO_SLOT
+    u16 cell;      // the first of this section's shares of attention that it keeps, or NO_CELL
     u32 rotate_at; // the position that it has seen from the section's home
     u32 partial;   // where its part of the result goes
 };
@@ -262,28 +262,28 @@ __device__ __forceinline__ void sum_weights(SectionScratch &scratch, const Item 
 }
 
 // Leaves the squares of one stretch, or of two: a warp has one, a lane a row of queries.
-template <class Slots>
-__device__ __forceinline__ void leave_sums(const SectionScratch &from, const Item &item, u32 n_queries, int warp, int lane, Slots slots) {
+template <class Cells>
+__device__ __forceinline__ void leave_sums(const SectionScratch &from, const Item &item, u32 n_queries, int warp, int lane, Cells cells) {
     if (warp > item.n_marks || lane >= n_queries) return;
-    const u32 slot = item.queries[lane / GROUP].slot;
+    const u32 cell = item.queries[lane / GROUP].cell;
     const auto &finals = from.finals[lane];
-    if (slot != NO_SLOT) slots.leave(lane, slot + warp, finals[2 + warp * 2], finals[3 + warp * 2], finals);
+    if (cell != NO_CELL) cells.leave(lane, cell + warp, finals[2 + warp * 2], finals[3 + warp * 2], finals);
 }
 
 // The stretch that is the last to begin in a half of a page, for a row of queries.
 struct Stretch {
-    u32 half, query, takes, slot;
+    u32 half, query, takes, cell;
     bool there; // and the query keeps shares
     __device__ __forceinline__ Stretch(const Item &item, u32 n_queries, u32 half, u32 query) : half(half), query(query) {
-        const u32 stretch = item.stretches[half], first_slot = item.queries[query / GROUP % 8].slot;
-        takes = stretch & 0xff, slot = first_slot + (stretch >> 8);
-        there = takes != 0 && query < n_queries && first_slot != NO_SLOT;
+        const u32 stretch = item.stretches[half], first_cell = item.queries[query / GROUP % 8].cell;
+        takes = stretch & 0xff, cell = first_cell + (stretch >> 8);
+        there = takes != 0 && query < n_queries && first_cell != NO_CELL;
     }
 };
 
 // Adds up the squares of these stretches, if there are more than two: the work of SECTION_PAGES warps. What is folded is left.
-template <class Slots>
-__device__ __noinline__ void sum_stretches(SectionScratch &scratch, const Item &item, u32 n_queries, u32 n_pages, int warp, int lane, Slots slots) {
+template <class Cells>
+__device__ __noinline__ void sum_stretches(SectionScratch &scratch, const Item &item, u32 n_queries, u32 n_pages, int warp, int lane, Cells cells) {
     const Stretch own(item, n_queries, warp * 2 + lane / 16, lane % 16);
     if (!own.there) return;
     const int head = item.marks[own.half] & ~1u ? 2 : 1; // which of the sums its first rows are in
@@ -300,20 +300,20 @@ __device__ __noinline__ void sum_stretches(SectionScratch &scratch, const Item &
         for (int i = 0; i < 4; ++i) lanes[i] = __fmaf_rn(lanes[i], shrink, (here & 1 ? one[i] : 0.0f) + (here & 2 ? other[i] : 0.0f));
     }
     const float squares = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
-    if (slots.folded) slots.leave(own.query, own.slot, m, squares, scratch.finals[own.query]);
+    if (cells.folded) cells.leave(own.query, own.cell, m, squares, scratch.finals[own.query]);
     else scratch.stretches[own.half][own.query] = make_float2(m, squares);
 }
 // Leaves what is not folded, when weights are summed.
-template <class Slots>
-__device__ __noinline__ void leave_stretches(const SectionScratch &from, const Item &item, u32 n_queries, int warp, int lane, Slots slots) {
+template <class Cells>
+__device__ __noinline__ void leave_stretches(const SectionScratch &from, const Item &item, u32 n_queries, int warp, int lane, Cells cells) {
     const Stretch own(item, n_queries, warp * 2 + lane / 16, lane % 16);
     const float2 of = from.stretches[own.half][own.query];
-    if (own.there) slots.leave(own.query, own.slot, of.x, of.y, from.finals[own.query]);
+    if (own.there) cells.leave(own.query, own.cell, of.x, of.y, from.finals[own.query]);
 }
 // Leaves stretches that end in the half of a page that they begin in. `n_warps` warps take one half after another, a quad one
 // row of queries of one stretch after another.
-template <class Slots>
-__device__ __noinline__ void leave_inner(const SectionScratch &from, const Item &item, u32 n_queries, u32 warp, u32 n_warps, int lane, Slots slots) {
+template <class Cells>
+__device__ __noinline__ void leave_inner(const SectionScratch &from, const Item &item, u32 n_queries, u32 warp, u32 n_warps, int lane, Cells cells) {
     const u32 log = 32 - __clz(n_queries - 1); // rows of queries, to the next power of two
 #pragma unroll 1
     for (u32 half = warp; half < SECTION_PAGES * 2; half += n_warps) {
@@ -328,9 +328,9 @@ __device__ __noinline__ void leave_inner(const SectionScratch &from, const Item 
             const u32 begin = __ffs(begins) - 1, end = __ffs(begins & (begins - 1)) - 1; // of the half
             const uint4 weights = from.probabilities[half / 2][half % 2][row / 8][row % 8 * 4 + lane % 4];
             const float squares = quad_sum(squares_between(weights, lane % 4 * 2, begin, end));
-            const u32 first_slot = item.queries[row / GROUP % 8].slot;
-            if (lane % 4 == 0 && nth < n_inner && row < n_queries && first_slot != NO_SLOT)
-                slots.leave(row, first_slot + before + nth, PageMaxima(from, row, half / 2 + 1).last(), squares, from.finals[row]);
+            const u32 first_cell = item.queries[row / GROUP % 8].cell;
+            if (lane % 4 == 0 && nth < n_inner && row < n_queries && first_cell != NO_CELL)
+                cells.leave(row, first_cell + before + nth, PageMaxima(from, row, half / 2 + 1).last(), squares, from.finals[row]);
         }
     }
 }
@@ -390,7 +390,7 @@ template <int LOADS, class Parts> __device__ __forceinline__ Folded fold_parts(c
     return whole;
 }
 
-// The squared probabilities of a slot's rows, from its maximum and the sum of its squared weights.
+// The squared probabilities of a cell's rows, from its maximum and the sum of its squared weights.
 __device__ __forceinline__ float part_share(const Folded &whole, float m, float squares) {
     const float scale = exp2_of(m - whole.top) / whole.weight;
     return squares * scale * scale;

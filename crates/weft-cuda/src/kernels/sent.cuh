@@ -11,7 +11,7 @@
 constexpr u32 MOST_LOOKS = 1u << 24; // some seconds: then the launch fails instead of hanging
 
 // What one part of one head is: its sums; then for every 32 of them, which one warp reads, the
-// maximum and the weight. What one slot of one head is, for its share of attention: the maximum and
+// maximum and the weight. What one cell of one head is, for its share of attention: the maximum and
 // the squares.
 static_assert(SENT_ROW == DIM + 2 * DIM_UNITS, "sums, then a maximum and a weight for every 32");
 
@@ -35,7 +35,7 @@ __device__ __forceinline__ void send_weight(float *row, const float (&finals)[6]
     }
 }
 
-// Two words of a part or a slot, once they are there.
+// Two words of a part or a cell, once they are there.
 __device__ __forceinline__ float2 take_two(float *at, bool there, float2 otherwise) {
     float2 sent = otherwise;
     look_until([&] {
@@ -70,16 +70,16 @@ struct SentSlice {
     }
 };
 
-// Folds one of the slices, and adds what share of attention some slots have: 32 with each slice in turn. `slots` are
+// Folds one of the slices, and adds what share of attention some cells have: 32 with each slice in turn. `cells` are
 // those of the head, sent as its parts are, `shares` where they are added up.
-__device__ __forceinline__ void fold_slice(const SentSlice &slice, u32 n_parts, u16 *a, float *slots, float *shares, u32 n_slots) {
+__device__ __forceinline__ void fold_slice(const SentSlice &slice, u32 n_parts, u16 *a, float *cells, float *shares, u32 n_cells) {
     const Folded whole = fold_parts<16>(slice, n_parts, slice.lane);
     const int d = slice.slice * 32 + slice.lane;
     if (d < HEAD_DIM) a[d] = round_one(whole.sum / whole.weight);
-    for (u32 block = slice.slice * 32; block < n_slots; block += DIM) {
+    for (u32 block = slice.slice * 32; block < n_cells; block += DIM) {
         const u64 at = (u64)(block + slice.lane) * HEADS;
-        const bool there = block + slice.lane < n_slots;
-        const float2 sent = take_two(slots + at * 2, there, make_float2(0.0f, 0.0f));
+        const bool there = block + slice.lane < n_cells;
+        const float2 sent = take_two(cells + at * 2, there, make_float2(0.0f, 0.0f));
         if (there) atomicAdd(shares + at, part_share(whole, sent.x, sent.y));
     }
 }

@@ -5,7 +5,7 @@
 // and the weighted sum of values, rescaled page by page. Sections are then folded in the order of
 // the spans. Both attend kernels use the functions below, so where a token is computed does not
 // show.
-// A *slot* is what a section and a stretch between two marks have in common: the squares of its
+// A *cell* is what a section and a stretch between two marks have in common: the squares of its
 // rows' weights are summed in the order of the section's own sums, with all other weights taken as
 // zero, up to the last page that the stretch has rows in. Its maximum is that of all pages up to
 // that one, so that pages of later stretches do not rescale it.

@@ -94,20 +94,20 @@ __device__ __forceinline__ void make_row(const Item &item, u32 store, u32 key_po
     else before_copies_of_stored();
 }
 
-// Where the slots of one KV head go: to the warp that folds the parts; or, if the section is all that a token sees, into
+// Where the cells of one KV head go: to the warp that folds the parts; or, if the section is all that a token sees, into
 // its shares of attention.
-struct HeadSlots {
+struct HeadCells {
     bool folded;
     float *to;
     int kv_head;
-    __device__ __forceinline__ void leave(u32 row, u32 slot, float m, float squares, const float (&finals)[6]) const {
-        const u64 at = (u64)slot * HEADS + kv_head * GROUP + row % GROUP;
+    __device__ __forceinline__ void leave(u32 row, u32 cell, float m, float squares, const float (&finals)[6]) const {
+        const u64 at = (u64)cell * HEADS + kv_head * GROUP + row % GROUP;
         if (folded) send(to + at * 2, m), send(to + at * 2 + 1, squares);
         else atomicAdd(to + at, part_share(Folded{0.0f, finals[1], finals[0]}, m, squares));
     }
 };
 
-// What a block knows of each token's parts and slots: how many there are, and the first.
+// What a block knows of each token's parts and cells: how many there are, and the first.
 struct Parts {
     u32 n_tokens, of[8][4];
 };
@@ -117,10 +117,10 @@ __device__ __forceinline__ void fold_sections(const Parts &parts, u32 n_blocks, 
     for (u32 task = blockIdx.x + warp * n_blocks; task < parts.n_tokens * HEADS * DIM_UNITS; task += n_blocks * WARPS) {
         const u32 token = task / (HEADS * DIM_UNITS), head = task / DIM_UNITS % HEADS;
         const u32 (&own)[4] = parts.of[token];
-        const u64 first = (u64)own[1] * HEADS + head, slot = (u64)own[3] * HEADS + head;
+        const u64 first = (u64)own[1] * HEADS + head, cell = (u64)own[3] * HEADS + head;
         if (own[0] > 1)
             fold_slice(SentSlice{to.sent + first * SENT_ROW, (int)(task % DIM_UNITS), lane}, own[0],
-                       to.a + (u64)token * Q_STRIDE + head * HEAD_DIM, to.sent_slots + slot * 2, to.shares + slot, own[2]);
+                       to.a + (u64)token * Q_STRIDE + head * HEAD_DIM, to.sent_cells + cell * 2, to.shares + cell, own[2]);
     }
 }
 
@@ -214,9 +214,9 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
             barrier_wait(&pages.there[1][page], parity);
             return values + page * SIDE_BYTES;
         });
-        const HeadSlots slots = {is_folded(item), is_folded(item) ? to.sent_slots : to.shares, kv_head};
+        const HeadCells cells = {is_folded(item), is_folded(item) ? to.sent_cells : to.shares, kv_head};
         if (warp == 0 || warp == 1 && item.n_marks == 1) sum_weights(scratch, item, n_pages, warp, lane);
-        else if (item.n_marks > 1 && warp <= SECTION_PAGES) sum_stretches(scratch, item, item.n_queries * GROUP, n_pages, warp - 1, lane, slots);
+        else if (item.n_marks > 1 && warp <= SECTION_PAGES) sum_stretches(scratch, item, item.n_queries * GROUP, n_pages, warp - 1, lane, cells);
         if (goes_on) before_copies();
         meet();
         if (lane == 0) barrier_arrive(&pages.done[1]);
@@ -242,10 +242,10 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
             if (!whole && warp == 0) send_weight(row, scratch.finals[queries.of[i]], lane);
         }
         if (item.n_marks > 1) {
-            if (!slots.folded && warp < SECTION_PAGES) leave_stretches(scratch, item, item.n_queries * GROUP, warp, lane, slots);
-            if (item.has_inner) leave_inner(scratch, item, item.n_queries * GROUP, warp, WARPS, lane, slots);
+            if (!cells.folded && warp < SECTION_PAGES) leave_stretches(scratch, item, item.n_queries * GROUP, warp, lane, cells);
+            if (item.has_inner) leave_inner(scratch, item, item.n_queries * GROUP, warp, WARPS, lane, cells);
         } else {
-            leave_sums(scratch, item, item.n_queries * GROUP, warp, lane, slots);
+            leave_sums(scratch, item, item.n_queries * GROUP, warp, lane, cells);
         }
         meet();
     }

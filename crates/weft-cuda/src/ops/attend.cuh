@@ -12,7 +12,7 @@ struct SectionHead {
     u16 n_rows;
     u16 first;    // rows before it are not the section's
     u16 n_marks;
-    u16 slot;     // the first of its slots, of those of the lane
+    u16 cell;     // the first of its cells, of those of the lane
 };
 struct Section : SectionHead {
     u32 marks[SECTION_PAGES * 2]; // a bit for each row: whether a stretch begins there
@@ -21,18 +21,18 @@ struct Section : SectionHead {
 struct Tile {
     u32 first_token, n_tokens;
     u32 first_section, n_sections; // those that its last token sees
-    u32 slot, n_slots;             // where the shares of its last token go, or NOWHERE
+    u32 cell, n_cells;             // where the shares of its last token go, or NOWHERE
     u32 gap[2];
 };
 // Where results go.
 struct Attended {
     u16 *a;         // bf16 [tokens][Q_STRIDE]
     float *sent;    // f32 [partials][HEADS][SENT_ROW]: parts that blocks of one launch hand to one another (sent.cuh)
-    float *sent_slots; // f32 [slots][HEADS][2]: slots that they do
+    float *sent_cells; // f32 [cells][HEADS][2]: cells that they do
     float *sums;    // f32 [partials][HEADS][DIM]: weighted sums of values, for attend_fold
     float2 *weights; // f32 [partials][HEADS]: maximum and sum of weights
-    float2 *slots;  // f32 [slots][HEADS]: maximum and sum of the weights' squares, of attend_block
-    float *shares;  // f32 [slots][HEADS]: squared probabilities of each slot's rows, added over layers
+    float2 *cells;  // f32 [cells][HEADS]: maximum and sum of the weights' squares, of attend_block
+    float *shares;  // f32 [cells][HEADS]: squared probabilities of each cell's rows, added over layers
 };
 
 // Of what must be ready before scores a warp makes one or two of an item's 16 queries, and one of the rows that the step

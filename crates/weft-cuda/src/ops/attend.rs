@@ -15,10 +15,10 @@ pub(crate) const TILE_THREADS: usize = 128;
 struct Attended {
     a: Address,
     sent: Address,
-    sent_slots: Address,
+    sent_cells: Address,
     sums: Address,
     weights: Address,
-    slots: Address,
+    cells: Address,
     shares: Address,
 }
 
@@ -27,7 +27,7 @@ unsafe impl Argument for Attended {}
 
 /// What kernels must lay out as it is here.
 pub(crate) fn layout() -> Layout {
-    layout!(Attended as "Attended" { a, sent, sent_slots, sums, weights, slots, shares })
+    layout!(Attended as "Attended" { a, sent, sent_cells, sums, weights, cells, shares })
 }
 
 /// With `stores` it runs rope_store too.
@@ -37,10 +37,10 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16, stores: bool) -> Result<(), Cu
     let to = Attended {
         a: buffers.a.address(),
         sent: buffers.sent.address(),
-        sent_slots: buffers.sent_slots.address(),
+        sent_cells: buffers.sent_cells.address(),
         sums: buffers.sums.address(),
         weights: buffers.weights.address(),
-        slots: buffers.slots.address(),
+        cells: buffers.cells.address(),
         shares: buffers.shares.address(),
     };
     match pass.family {

@@ -2,7 +2,7 @@
 //
 // A word is 32 bits of values, two bf16 or one f32, beside the number of the op that made them; both travel in one
 // 8-byte access. So whoever waits needs no flag and no fence: it reads until the number is the one it waits for.
-// A word is written again only by an op that depends on every block having read it, so one copy serves; `head.cuh` says which
+// A word is written again only by an op that depends on every block having read it, so one copy serves; `next_token.cuh` says which
 // words are the exception, and which stand for ordinary memory and are fenced.
 // Every wait is bounded: after two seconds a block gives up, all that wait say in which op, and from then on nobody
 // waits.

@@ -36,7 +36,7 @@ struct Launch {
     u64 *x, *qkv, *a, *h;         // words: [8 tokens][columns / 2]
     u64 *part_sums;               // words: [partials][HEADS][DIM]
     u64 *part_weights;            // words: [partials][HEADS][2]: maximum, weight
-    u64 *slots;                   // words: [slots][HEADS][2]: maximum, squares
+    u64 *cells;                   // words: [cells][HEADS][2]: maximum, squares
     u64 *candidates;              // words: [2 steps][8][N_BLOCKS][2]: the best score of a block's, its row
     u64 *done;                    // words: [N_BLOCKS]: what a block wrote up to a head is there
     u64 *chosen;                  // words: [8]: the next token
@@ -62,7 +62,7 @@ constexpr int KEPT_ITEMS = 4;
 constexpr int QKV_WORDS = (QKV_ROWS + 1) / 2;
 
 // Scratch of products, of attention and of a choice: a block never does two of them. What is fetched for a fold lies in those sums
-// that the next product leaves alone (fold.cuh).
+// that the next product leaves alone (attend.cuh).
 union Scratch {
     WarpSums sums;
     SectionScratch section;
@@ -80,10 +80,10 @@ struct BlockShared {
     u32 outputs[8];                           // the token of each row of logits
     __align__(16) Draw draws[8];              // of each row of logits, for the step that runs
     u32 key_positions[8];                     // of the first step
-    u32 partials[8][4];                       // how many parts a token's attention has, the first; how many slots, the first
+    u32 partials[8][4];                       // how many parts a token's attention has, the first; how many cells, the first
     u16 residual[HiddenRows::MOST_TILES * 8][8]; // x of the rows that this block adds to: bf16 [row][token]
     __align__(16) float squares[8][WARPS];    // [row][warp]
-    Shares shares;
+    OwnTiles own;
     Item items[KEPT_ITEMS + 2];               // the first that this block takes, and room for two that follow
     u16 new_rows[WARPS][2][HEAD_DIM];         // a key and a value that each warp made: bf16
     u64 best[WARPS * 4];

@@ -91,7 +91,7 @@ struct Arguments {
     h: Address,
     part_sums: Address,
     part_weights: Address,
-    slots: Address,
+    cells: Address,
     candidates: Address,
     done: Address,
     chosen: Address,
@@ -123,7 +123,7 @@ pub(crate) fn layouts() -> [Layout; 4] {
         layout!(Mailbox as "Mailbox" { stop, fault }),
         layout!(Arguments as "Launch" {
             step, layers, ops, embedding, head, final_norm, rope, x, qkv, a, h, part_sums,
-            part_weights, slots, candidates, done, chosen, plain, logits, shares, other_shares,
+            part_weights, cells, candidates, done, chosen, plain, logits, shares, other_shares,
             sampling, given_up, mailbox, n_ops, n_steps, number, withheld, n_stages, chooses,
         }),
     ]
@@ -291,7 +291,7 @@ impl Persistent {
         let counts = &lists.counts;
         lists.queries_of_items().all(|n| n == 1 || n > 1 && counts.n_tokens > 1)
             && counts.n_partials <= self.words.most_partials
-            && counts.n_slots <= self.words.most_slots
+            && counts.n_cells <= self.words.most_cells
             && self.shared.n_stages(counts.n_tokens).is_some()
     }
 
@@ -389,7 +389,7 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError>
     let CudaDevice { weights, buffers, rope, few, gpu, sampling, .. } = &*device;
     let persistent = device.persistent.as_ref().expect("as above");
     let n_stages = persistent.shared.n_stages(device.lists.counts.n_tokens);
-    let [x, qkv, a, h, part_sums, part_weights, slots, candidates, done, chosen] =
+    let [x, qkv, a, h, part_sums, part_weights, cells, candidates, done, chosen] =
         persistent.words.addresses();
     let arguments = Arguments {
         step: few.addresses(),
@@ -405,7 +405,7 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError>
         h,
         part_sums,
         part_weights,
-        slots,
+        cells,
         candidates,
         done,
         chosen,

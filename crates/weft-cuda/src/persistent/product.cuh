@@ -16,7 +16,7 @@ struct Tiles {
     // Units of a warp in a part.
     __device__ __forceinline__ u32 part_units(u32 part) const { return min(n_units - part * PART_UNITS, (u32)PART_UNITS); }
     // Whether what all warps have of a part lies together (base.cuh).
-    __device__ __forceinline__ bool lies_in_parts() const { return n_units <= PART_UNITS || n_units > LONGEST_STRETCH; }
+    __device__ __forceinline__ bool lies_in_parts() const { return n_units <= PART_UNITS || n_units > LONGEST_STRIP; }
 };
 
 // The tiles of a matrix, and how many of them a group that a block cannot divide. Where groups do not come out even, the last blocks
@@ -34,21 +34,21 @@ using GateUpRows = Rows8<(INTER + 7) / 8 * 16, 2>;
 using VocabularyRows = Rows8<VOCAB, 2>;
 
 // The tiles of a block, from `first` to `end`.
-struct Share {
+struct TileRange {
     int first, end;
 };
-template <class M> __device__ __forceinline__ Share own_share() {
+template <class M> __device__ __forceinline__ TileRange own_range() {
     return {M::first(blockIdx.x) * M::TOGETHER, M::first(blockIdx.x + 1) * M::TOGETHER};
 }
 // Of every matrix, computed once: divisions take long.
-struct Shares {
-    Share hidden, qkv, gate_up, vocabulary;
+struct OwnTiles {
+    TileRange hidden, qkv, gate_up, vocabulary;
     __device__ __forceinline__ void fill() {
-        hidden = own_share<HiddenRows>(), qkv = own_share<QkvRows>();
-        gate_up = own_share<GateUpRows>(), vocabulary = own_share<VocabularyRows>();
+        hidden = own_range<HiddenRows>(), qkv = own_range<QkvRows>();
+        gate_up = own_range<GateUpRows>(), vocabulary = own_range<VocabularyRows>();
     }
 };
-__device__ __forceinline__ Tiles tiles_of(const Share &own, const u8 *weights, u32 n_units) { return {weights, own.first, own.end, n_units}; }
+__device__ __forceinline__ Tiles tiles_of(const TileRange &own, const u8 *weights, u32 n_units) { return {weights, own.first, own.end, n_units}; }
 
 // Tiles computed at once.
 constexpr int NORM_TILES = 6;
@@ -70,8 +70,8 @@ template <int MOST, class Work> __device__ __forceinline__ void for_count(int n,
 }
 
 // The copying warp: stages in the order `multiply_tiles` takes them in. False where the block has left.
-__device__ __forceinline__ bool stream_tiles(Copier &copier, const Tiles &own, int at_once) {
-    static_assert(SHORT_STRETCH == PART_UNITS, "a stretch is a part");
+__device__ __forceinline__ bool load_tiles(Copier &copier, const Tiles &own, int at_once) {
+    static_assert(SHORT_STRIP == PART_UNITS, "a strip is a part");
     const u32 n_parts = own.n_parts();
     for (int first = own.first; first < own.end; first += at_once) {
         const int end = min(first + at_once, own.end);
@@ -90,6 +90,16 @@ __device__ __forceinline__ bool stream_tiles(Copier &copier, const Tiles &own, i
     }
     return true;
 }
+
+// A warp's units of an input in shared memory, as `AwaitedRows` puts them there.
+struct StagedUnits {
+    const uint4 *stage;
+    u32 n_tokens;
+    int lane;
+    __device__ __forceinline__ uint4 operator[](u32 unit) const {
+        return lane / 4 < n_tokens ? stage[unit * n_tokens * 4 + lane] : make_uint4(0, 0, 0, 0);
+    }
+};
 
 // A warp's units of a part of N tiles, in the stages from `first` on.
 template <int N, int UNITS> struct PartUnits {
@@ -206,7 +216,7 @@ __device__ __forceinline__ void multiply_tiles(Stages &stages, WarpSums &sums, u
 #pragma unroll 1
     for (int first = own.first; first < own.end; first += TILES, input.next()) {
         const int n_groups = min(TILES, own.end - first) / TOGETHER;
-        // The sums before last were read before the last meeting. The last ones may be in use for a fold (fold.cuh).
+        // The sums before last were read before the last meeting. The last ones may be in use for a fold (attend.cuh).
         flip ^= 1;
         const auto sum = [&](auto n) {
             constexpr int N = decltype(n)::VALUE * TOGETHER;

@@ -1,7 +1,7 @@
 // The ring of the persistent kernel: what does not depend on the token comes through it in the order of its use,
 // weights of all ops and pages of keys and values, token after token.
 //
-// A ninth warp fills it. It waits for room and hardly ever for a result (`attention.cuh`, `head.cuh`), so while the block waits for others the ring
+// A ninth warp fills it. It waits for room and hardly ever for a result (`attend.cuh`, `next_token.cuh`), so while the block waits for others the ring
 // fills. In a layer it has two stages on their way at a time, three of a wide model: what blocks hand to one another is not
 // queued behind more. The head has no hops, and takes what saturates the memory. Sections after a block's first have none either.
 #pragma once
@@ -13,7 +13,7 @@ constexpr int FEW_IN_FLIGHT = HIDDEN_UNITS > TWO_BLOCKS_UNITS ? 3 : 2, PAGES_IN_
 // Units, each of one token, that a warp's stage for inputs has room for (split.rs): a norm's rows, a part of eight tokens, and all that
 // a warp has of up to four where that is not long.
 constexpr u32 x_units(u32 n_tokens) {
-    const u32 rows = n_tokens * HIDDEN_UNITS, whole = n_tokens <= WHOLE_TOKENS ? n_tokens * LONGEST_STRETCH : 0, part = 8 * PART_UNITS;
+    const u32 rows = n_tokens * HIDDEN_UNITS, whole = n_tokens <= WHOLE_TOKENS ? n_tokens * LONGEST_STRIP : 0, part = 8 * PART_UNITS;
     return rows > whole ? rows > part ? rows : part : whole > part ? whole : part;
 }
 constexpr bool agrees_with_host() {

@@ -8,7 +8,7 @@ use crate::shape::{COLUMN_STEP, Shape, UNIT_BYTES, WARPS, padded};
 pub(crate) const PART_UNITS: usize = 4;
 /// Bytes of 32 columns of one token.
 const X_UNIT_BYTES: usize = 64;
-/// Up to so many tokens have room there for all that a warp has of rows of up to `longest_stretch` units.
+/// Up to so many tokens have room there for all that a warp has of rows of up to `longest_strip` units.
 pub(crate) const WHOLE_TOKENS: usize = 4;
 /// A section's keys and values are in the ring at once, and the tiles that are computed together.
 const FEWEST_STAGES: usize = 8;
@@ -21,7 +21,7 @@ pub(crate) struct SharedMemory {
     pub(crate) dynamic_bytes: usize,
     stage_bytes: usize,
     hidden_units: usize,
-    longest_stretch: usize,
+    longest_strip: usize,
 }
 
 impl SharedMemory {
@@ -31,7 +31,7 @@ impl SharedMemory {
             dynamic_bytes,
             stage_bytes: (WARPS * PART_UNITS * UNIT_BYTES).max(page_side_bytes),
             hidden_units: padded(config.hidden) / COLUMN_STEP,
-            longest_stretch: shape.chip.longest_stretch(),
+            longest_strip: shape.chip.longest_strip(),
         }
     }
 
@@ -55,7 +55,7 @@ impl SharedMemory {
     /// Units, each of one token, in a warp's stage for inputs. A norm needs all of a row before any of it can be multiplied; of
     /// other rows there is room for a part of each of eight tokens, or for all that a warp has of a few.
     pub(crate) fn x_units(&self, n_tokens: usize) -> usize {
-        let whole = if n_tokens <= WHOLE_TOKENS { n_tokens * self.longest_stretch } else { 0 };
+        let whole = if n_tokens <= WHOLE_TOKENS { n_tokens * self.longest_strip } else { 0 };
         (self.hidden_units * n_tokens).max(whole).max(PART_UNITS * 8)
     }
 

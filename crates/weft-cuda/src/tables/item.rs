@@ -11,7 +11,7 @@ pub(super) struct Query {
     /// Parts that the token's result is folded from.
     pub(super) n_parts: u16,
     pub(super) seen: u16,
-    pub(super) slot: u16,
+    pub(super) cell: u16,
     pub(super) rotate_at: u32,
     pub(super) partial: u32,
 }
@@ -45,7 +45,7 @@ pub(super) fn item_layout() -> Layout {
 }
 
 pub(super) fn query_layout() -> Layout {
-    layout!(Query as "Query" { token, n_parts, seen, slot, rotate_at, partial })
+    layout!(Query as "Query" { token, n_parts, seen, cell, rotate_at, partial })
 }
 
 impl Item {

@@ -1,13 +1,13 @@
-// The head of the persistent kernel, the next token, and what the host is told of it.
+// The next token in the persistent kernel, and what the host is told of it.
 //
 // Two ways lead to the next token. Where it is the best logit of every lane, blocks hand each other their candidates
 // and all find it for themselves: one hop. Where lanes draw, or adjust their logits, scores lie in memory: every block
 // says that it is done, one block per output chooses as the kernel `choose` does, and hands its token to all.
 #pragma once
 
-#include "persistent/candidate.cuh"
+#include "kernels/sampling.cuh"
 #include "persistent/launch.cuh"
-#include "persistent/ops.cuh"
+#include "persistent/product.cuh"
 
 constexpr u32 LAST = 0x80000000u; // beside a token: none follows. No row has the bit, and DECLINED has it.
 
@@ -59,12 +59,12 @@ __device__ __forceinline__ bool tell_shares(const BlockShared &shared, const Lau
         if (!(draw.flags & CHOSEN)) continue;
         if (!__all_sync(FULL, await_heads(shared, launch, step, lane))) return false;
         __syncwarp();
-        const u32 n_slots = shared.partials[shared.outputs[output]][2], first = shared.partials[shared.outputs[output]][3];
+        const u32 n_cells = shared.partials[shared.outputs[output]][2], first = shared.partials[shared.outputs[output]][3];
         const u32 told = draw.share_number + step;
-        for (u32 slot = first + lane; slot < first + n_slots; slot += 32) {
+        for (u32 cell = first + lane; cell < first + n_cells; cell += 32) {
             float sum = 0.0f;
-            for (int head = 0; head < HEADS; ++head) sum += load_fresh(shares + (u64)slot * HEADS + head);
-            tell(to.told_shares + told % TOLD_STEPS * to.n_slots + slot, told, __float_as_uint(sum));
+            for (int head = 0; head < HEADS; ++head) sum += load_fresh(shares + (u64)cell * HEADS + head);
+            tell(to.told_shares + told % TOLD_STEPS * to.n_cells + cell, told, __float_as_uint(sum));
         }
     }
     return true;
@@ -79,6 +79,10 @@ __device__ __forceinline__ void tell_token(Block &block, u32 output, u32 token) 
 }
 
 // ---- the best logit ----------------------------------------------------------------------------
+__device__ __forceinline__ u64 better(u64 a, u64 b) { return a > b ? a : b; }
+// Of a block without rows (see `candidate`); the highest bit of its row's complement is set as that of any other.
+constexpr u64 NO_CANDIDATE = 0x80000000ull;
+
 // Where a block's candidate for an output lies. Steps take turns: a block that has no part in a step's ops is late without
 // holding it up, and reads the last one's when others are at this one's.
 __device__ __forceinline__ u64 *candidate_words(const Block &block, u32 output, u32 from) {
@@ -175,19 +179,7 @@ __device__ __forceinline__ u32 take_drawn(Block &block) {
     return value_of(word);
 }
 
-// ---- the op, and the step after it -------------------------------------------------------------
-// The three products of a norm; with logits goes what a block knows of the next token.
-__device__ __forceinline__ void run_norm(Block &block, OpKind kind) {
-    if (kind == NORM_HEAD && block.shared.n_outputs == 0) return;
-    const bool chooses = kind == NORM_HEAD && block.launch.chooses != CHOOSES_NOTHING;
-    // Asked for early, because the host's memory is far.
-    if (blockIdx.x == 0 && chooses && block.thread() == 0) block.shared.asked_to_stop = *(volatile u32 *)&block.launch.mailbox->stop;
-    const u64 best = run_norm_product(block, kind);
-    if (!chooses) return;
-    if (block.draws) publish_drawn(block);
-    else publish_best(block, best);
-}
-
+// ---- the step after it -------------------------------------------------------------------------
 // The next token of every lane; whether it is the last.
 __device__ __forceinline__ bool take_tokens(Block &block) {
     if (block.warp < block.shared.n_outputs) {
