@@ -11,6 +11,7 @@ bits after every op. See cuda.h for what is emulated, and what is not.
 """
 
 import argparse
+import functools
 import json
 import pathlib
 import subprocess
@@ -54,10 +55,18 @@ def config(model):
     return json.dumps(dict(sizes, model_type=family, **of_all))
 
 
+@functools.cache
+def host_program():
+    """The program that answers for the host, built."""
+    command = ["cargo", "build", "--quiet", "--release", "-p", "weft-cuda", "--example", "emulation", "--message-format=json"]
+    built = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+    messages = map(json.loads, built.splitlines())
+    return next(m["executable"] for m in messages if m.get("target", {}).get("name") == "emulation" and m.get("executable"))
+
+
 def host(*arguments):
     """Asks the host for something; what it prints if it fails."""
-    command = ["cargo", "run", "--quiet", "--release", "-p", "weft-cuda", "--example", "emulation", "--"]
-    ran = subprocess.run([*command, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True)
+    ran = subprocess.run([host_program(), *map(str, arguments)], capture_output=True, text=True)
     return ran.stderr if ran.returncode else ""
 
 

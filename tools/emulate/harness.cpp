@@ -543,7 +543,7 @@ static void check_few(const Launch &launch, const Lists &lists, const std::vecto
 static void check_blocks(const Launch &launch, const Lists &lists) {
     const u32 n_tokens = lists.counts[0];
     const std::vector<u16> queries = normalised_queries(launch, n_tokens);
-    std::vector<Tile> tiles;
+    std::vector<QueryTile> tiles;
     std::vector<Section> sections;
     u32 token = 0, most = 0;
     for (size_t i = 0; i < lists.lanes.size(); ++i) {
@@ -554,7 +554,7 @@ static void check_blocks(const Launch &launch, const Lists &lists) {
         token = end, most = std::max(most, own[0]);
     }
     std::vector<u32> lists_of_kernel(tiles.size() * 8 + sections.size() * 16), counts = {n_tokens, 0, 0, (u32)tiles.size()};
-    memcpy(lists_of_kernel.data(), tiles.data(), tiles.size() * sizeof(Tile));
+    memcpy(lists_of_kernel.data(), tiles.data(), tiles.size() * sizeof(QueryTile));
     memcpy(lists_of_kernel.data() + tiles.size() * 8, sections.data(), sections.size() * sizeof(Section));
     block_step = launch.step, block_step.counts = counts.data(), block_step.attention = lists_of_kernel.data();
     block_launch = &launch, block_queries = queries.data();

@@ -117,7 +117,7 @@ pub(crate) fn header(config: &Config, shape: &Shape) -> String {
     to.title("The persistent kernel (persistent/).");
     let memory = SharedMemory::new(config, shape, shape.chip.shared_bytes);
     to.numbers([
-        ("PART_UNITS", persistent::PART_UNITS),
+        ("PORTION_UNITS", persistent::PORTION_UNITS),
         ("MOST_STAGES", persistent::MOST_STAGES),
         ("LONG_STAGE_BYTES", memory.stage_bytes()),
     ]);

@@ -96,10 +96,10 @@ impl Section {
     }
 }
 
-/// Consecutive tokens of a lane. Kernels call it `Tile`.
+/// Consecutive tokens of a lane. Kernels call it `QueryTile`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-struct Tile {
+struct QueryTile {
     first_token: u32,
     n_tokens: u32,
     first_section: u32,
@@ -109,7 +109,7 @@ struct Tile {
     gap: [u32; 2],
 }
 
-words!(Section, Item, Tile);
+words!(Section, Item, QueryTile);
 
 /// What kernels must lay out as it is here.
 pub(crate) fn layouts() -> [Layout; 5] {
@@ -117,7 +117,7 @@ pub(crate) fn layouts() -> [Layout; 5] {
         layout!(Section as "Section" {
             pages, position, home, n_rows, first, n_marks, cell, marks,
         }),
-        layout!(Tile as "Tile" {
+        layout!(QueryTile as "QueryTile" {
             first_token, n_tokens, first_section, n_sections, cell, n_cells, gap,
         }),
         item::item_layout(),
@@ -191,7 +191,7 @@ pub(crate) struct Lists {
     sections: Vec<Section>,
     lanes: Vec<Range<usize>>,
     items: Vec<Item>,
-    tiles: Vec<Tile>,
+    tiles: Vec<QueryTile>,
     /// How many parts each token has, and the first; how many cells, and the first.
     partials: Vec<[u32; 4]>,
     /// The last item of some pages; and of each item who may join it.
@@ -369,7 +369,7 @@ impl Lists {
                 let seen = |s: &&Section| s.position <= lane.positions[end - 1];
                 let n = self.sections[own.clone()].iter().take_while(seen).count();
                 let [n_cells, cell] = self.cells_of(index, lane, lane.positions[end - 1]);
-                self.tiles.push(Tile {
+                self.tiles.push(QueryTile {
                     first_token: (token + first) as u32,
                     n_tokens: (end - first) as u32,
                     first_section: own.start as u32,

@@ -41,12 +41,6 @@ fn a_span_that_stands_twice_is_asked_twice_by_one_token() {
 }
 
 #[test]
-fn structs_are_as_long_as_kernels_think() {
-    assert_eq!((Item::LEN, Section::LEN, Tile::LEN), (58, 16, 8));
-    assert_eq!(size_of::<StepAddresses>(), 64);
-}
-
-#[test]
 fn lanes_that_share_a_span_share_its_items() {
     // 300 shared rows, then one row of each lane's own; the second lane stands 7 further on.
     let shared = span(0, 300, 0);

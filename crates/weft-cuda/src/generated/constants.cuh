@@ -103,7 +103,7 @@ constexpr u32 RULED_OUT_EARLY = 0x40000000u;
 constexpr u32 RULED_OUT = 0x80000000u;
 
 // The persistent kernel (persistent/).
-constexpr int PART_UNITS = 4;
+constexpr int PORTION_UNITS = 4;
 constexpr int MOST_STAGES = 16;
 constexpr int LONG_STAGE_BYTES = 16384;
 constexpr u32 WHOLE_TOKENS = 4;

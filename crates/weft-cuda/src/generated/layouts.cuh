@@ -21,15 +21,15 @@ static_assert(OFFSET_OF(Section, n_marks) == 28 && sizeof(Section::n_marks) == 2
 static_assert(OFFSET_OF(Section, cell) == 30 && sizeof(Section::cell) == 2, "Section::cell");
 static_assert(OFFSET_OF(Section, marks) == 32 && sizeof(Section::marks) == 32, "Section::marks");
 
-// The host's `Tile`.
-static_assert(sizeof(Tile) == 32, "Tile");
-static_assert(OFFSET_OF(Tile, first_token) == 0 && sizeof(Tile::first_token) == 4, "Tile::first_token");
-static_assert(OFFSET_OF(Tile, n_tokens) == 4 && sizeof(Tile::n_tokens) == 4, "Tile::n_tokens");
-static_assert(OFFSET_OF(Tile, first_section) == 8 && sizeof(Tile::first_section) == 4, "Tile::first_section");
-static_assert(OFFSET_OF(Tile, n_sections) == 12 && sizeof(Tile::n_sections) == 4, "Tile::n_sections");
-static_assert(OFFSET_OF(Tile, cell) == 16 && sizeof(Tile::cell) == 4, "Tile::cell");
-static_assert(OFFSET_OF(Tile, n_cells) == 20 && sizeof(Tile::n_cells) == 4, "Tile::n_cells");
-static_assert(OFFSET_OF(Tile, gap) == 24 && sizeof(Tile::gap) == 8, "Tile::gap");
+// The host's `QueryTile`.
+static_assert(sizeof(QueryTile) == 32, "QueryTile");
+static_assert(OFFSET_OF(QueryTile, first_token) == 0 && sizeof(QueryTile::first_token) == 4, "QueryTile::first_token");
+static_assert(OFFSET_OF(QueryTile, n_tokens) == 4 && sizeof(QueryTile::n_tokens) == 4, "QueryTile::n_tokens");
+static_assert(OFFSET_OF(QueryTile, first_section) == 8 && sizeof(QueryTile::first_section) == 4, "QueryTile::first_section");
+static_assert(OFFSET_OF(QueryTile, n_sections) == 12 && sizeof(QueryTile::n_sections) == 4, "QueryTile::n_sections");
+static_assert(OFFSET_OF(QueryTile, cell) == 16 && sizeof(QueryTile::cell) == 4, "QueryTile::cell");
+static_assert(OFFSET_OF(QueryTile, n_cells) == 20 && sizeof(QueryTile::n_cells) == 4, "QueryTile::n_cells");
+static_assert(OFFSET_OF(QueryTile, gap) == 24 && sizeof(QueryTile::gap) == 8, "QueryTile::gap");
 
 // The host's `Item`.
 static_assert(sizeof(Item) == 232, "Item");

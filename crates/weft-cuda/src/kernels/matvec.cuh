@@ -29,8 +29,8 @@ template <int UNITS_, int TILES_, int STAGES_, int GROUPS_, int IN_FLIGHT_, int 
     static constexpr int SETS = BATCH * TILES / STORED;           // such sets of a batch
     static constexpr int STRIPS = strips(UNITS), STRIP = strip_units(UNITS);
     static constexpr int MOST = (TILES == 1 ? 6 : 4) / HALVES;    // units of the input that are read at once, by registers
-    static constexpr int PARTS = (STRIP + MOST - 1) / MOST;     // such parts of a strip
-    static constexpr int PART = (STRIP + PARTS - 1) / PARTS;
+    static constexpr int PORTIONS = (STRIP + MOST - 1) / MOST;     // such portions of a strip
+    static constexpr int PORTION = (STRIP + PORTIONS - 1) / PORTIONS;
     static constexpr int STAGE_BYTES = WARPS * STRIP * UNIT_BYTES;
     static constexpr bool GOES_ROUND = GROUPS_ * TILES * STRIPS > STAGES; // otherwise no stage is used twice
     // Whether a block's only group lies in the ring at once; then so many units of its tiles are kept in registers.
@@ -147,32 +147,32 @@ template <int HALVES> struct Rows {
     }
 };
 
-// A part of a strip: units of a warp from `first` on, of `width` that the strip has.
+// A portion of a strip: units of a warp from `first` on, of `width` that the strip has.
 struct Piece {
     int first, width;
     bool begins, ends; // whether it is the first of its strip, and the last
 };
 
-// One part of N tiles, whose chains of products run side by side. x are the input's units of each half.
+// One portion of N tiles, whose chains of products run side by side. x are the input's units of each half.
 template <class M, int N, int UNITS>
-__device__ __forceinline__ void multiply_part(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const uint4 *const (&x)[M::HALVES],
-                                              Piece part, float (*sum)[4]) {
+__device__ __forceinline__ void multiply_portion(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const uint4 *const (&x)[M::HALVES],
+                                              Piece portion, float (*sum)[4]) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint4 *units[N];
     u64 *used[N];
 #pragma unroll
     for (int tile = 0; tile < N; ++tile) {
-        if (part.begins) barrier_wait(&ring.full[place.stage], place.parity);
-        units[tile] = (const uint4 *)(stages + place.stage * M::STAGE_BYTES) + (warp * part.width + part.first) * UNIT + lane;
+        if (portion.begins) barrier_wait(&ring.full[place.stage], place.parity);
+        units[tile] = (const uint4 *)(stages + place.stage * M::STAGE_BYTES) + (warp * portion.width + portion.first) * UNIT + lane;
         used[tile] = &ring.empty[place.stage];
         place.next();
     }
 #pragma unroll
     for (int u = 0; u < UNITS; ++u)
-        if (part.first + u < part.width)
+        if (portion.first + u < portion.width)
 #pragma unroll
             for (int tile = 0; tile < N; ++tile) mma32(sum[tile], x[0][u], M::HALVES > 1 ? x[M::HALVES - 1][u] : make_uint4(0, 0, 0, 0), units[tile][u * UNIT]);
-    if (!M::GOES_ROUND || !part.ends) return;
+    if (!M::GOES_ROUND || !portion.ends) return;
     // Loads from shared memory may still wait behind others when a warp goes on, and a copy begun by then would
     // overwrite what they are to read.
     before_copies();
@@ -185,13 +185,13 @@ __device__ __forceinline__ void multiply_part(Ring<M> &ring, const u8 *stages, R
 // The same of all tiles of a group; `place` goes on to the stages of the next strip.
 template <class M, int UNITS>
 __device__ __forceinline__ void multiply_tiles(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const uint4 *const (&x)[M::HALVES],
-                                               Piece part, float (&sum)[M::TILES][4]) {
+                                               Piece portion, float (&sum)[M::TILES][4]) {
     // Where all weights are at hand nothing but the chains takes time, and all of them run at once.
     constexpr int AT_ONCE = M::GOES_ROUND ? 2 : M::TILES;
 #pragma unroll
     for (int tile = 0; tile < M::TILES; tile += AT_ONCE) {
-        if (tile + AT_ONCE <= M::TILES) multiply_part<M, AT_ONCE, UNITS>(ring, stages, place, x, part, &sum[tile]);
-        else multiply_part<M, 1, UNITS>(ring, stages, place, x, part, &sum[tile]);
+        if (tile + AT_ONCE <= M::TILES) multiply_portion<M, AT_ONCE, UNITS>(ring, stages, place, x, portion, &sum[tile]);
+        else multiply_portion<M, 1, UNITS>(ring, stages, place, x, portion, &sum[tile]);
     }
 }
 
@@ -215,28 +215,28 @@ __device__ __forceinline__ void multiply_held(Ring<M> &ring, const u8 *stages, R
     }
 }
 
-// The sums of a group whose input is read part by part, one part ahead. What is read beyond the last is not used.
+// The sums of a group whose input is read portion by portion, one portion ahead. What is read beyond the last is not used.
 template <class M>
 __device__ __forceinline__ void multiply_read(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const Rows<M::HALVES> &rows,
                                               float (&sum)[M::TILES][4]) {
     const int own = threadIdx.x / 32 * M::UNITS;
-    uint4 ahead[M::HALVES][M::PART], now[M::HALVES][M::PART];
+    uint4 ahead[M::HALVES][M::PORTION], now[M::HALVES][M::PORTION];
     rows.load(ahead, own);
 #pragma unroll 1
     for (int strip = 0; strip < M::STRIPS; ++strip) {
         const int width = min(M::STRIP, M::UNITS - strip * M::STRIP);
         const RingPlace<M> begin = place;
 #pragma unroll
-        for (int part = 0; part < M::PARTS; ++part) {
-            const bool ends = part + 1 == M::PARTS;
+        for (int portion = 0; portion < M::PORTIONS; ++portion) {
+            const bool ends = portion + 1 == M::PORTIONS;
 #pragma unroll
             for (int half = 0; half < M::HALVES; ++half)
 #pragma unroll
-                for (int u = 0; u < M::PART; ++u) now[half][u] = ahead[half][u];
+                for (int u = 0; u < M::PORTION; ++u) now[half][u] = ahead[half][u];
             if (!ends || strip + 1 < M::STRIPS)
-                rows.load(ahead, own + (ends ? (strip + 1) * M::STRIP : strip * M::STRIP + (part + 1) * M::PART));
+                rows.load(ahead, own + (ends ? (strip + 1) * M::STRIP : strip * M::STRIP + (portion + 1) * M::PORTION));
             place = begin;
-            multiply_tiles<M, M::PART>(ring, stages, place, Halves<M, M::PART>(now, 0).of, Piece{part * M::PART, width, part == 0, ends}, sum);
+            multiply_tiles<M, M::PORTION>(ring, stages, place, Halves<M, M::PORTION>(now, 0).of, Piece{portion * M::PORTION, width, portion == 0, ends}, sum);
         }
     }
 }

@@ -18,7 +18,7 @@ struct Section : SectionHead {
     u32 marks[SECTION_PAGES * 2]; // a bit for each row: whether a stretch begins there
 };
 // Consecutive tokens of one lane; 32 bytes.
-struct Tile {
+struct QueryTile {
     u32 first_token, n_tokens;
     u32 first_section, n_sections; // those that its last token sees
     u32 cell, n_cells;             // where the shares of its last token go, or NOWHERE

@@ -141,7 +141,7 @@ __device__ __forceinline__ void take_stretches(Running &state, CutPage &cut, con
 }
 
 // Leaves what section `s` gives a warp's queries, of those that see it, where `merge` finds it.
-__device__ __forceinline__ void leave_part(const Running &state, const Step &step, const Tile &tile, u32 s, const int (&rows)[2],
+__device__ __forceinline__ void leave_part(const Running &state, const Step &step, const QueryTile &tile, u32 s, const int (&rows)[2],
                                            int kv_head, const Attended &to, int lane) {
     const int c = lane % 4;
 #pragma unroll
@@ -158,7 +158,7 @@ __device__ __forceinline__ void leave_part(const Running &state, const Step &ste
 }
 
 // Leaves the cell that a warp's queries are at, of those of the lane's last token.
-__device__ __forceinline__ void leave_cell(const Running &state, const Tile &tile, u32 cell, const int (&rows)[2], int kv_head,
+__device__ __forceinline__ void leave_cell(const Running &state, const QueryTile &tile, u32 cell, const int (&rows)[2], int kv_head,
                                            const Attended &to, int lane) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -187,8 +187,8 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, c = lane % 4;
     const int kv_head = blockIdx.x % KV_HEADS;
     // The last tiles of a prompt see most: they start first.
-    const Tile tile = ((const Tile *)step.attention)[n_tiles(step) - 1 - blockIdx.x / KV_HEADS];
-    const Section *sections = (const Section *)(step.attention + n_tiles(step) * (sizeof(Tile) / 4)) + tile.first_section;
+    const QueryTile tile = ((const QueryTile *)step.attention)[n_tiles(step) - 1 - blockIdx.x / KV_HEADS];
+    const Section *sections = (const Section *)(step.attention + n_tiles(step) * (sizeof(QueryTile) / 4)) + tile.first_section;
     const int last_position = step.positions[tile.first_token + tile.n_tokens - 1];
     const int rows[2] = {warp * 16 + lane / 4, warp * 16 + lane / 4 + 8};
     int positions[2];

@@ -89,10 +89,10 @@ struct NormInput {
     }
     __device__ __forceinline__ u32 &at(int unit, u32 row) const { return ((u32 *)block.x)[(unit * n_rows + row) * 16 + block.lane % 16]; }
 
-    __device__ __forceinline__ void begin(u32 part) const {
-        if (part == 0 && !awaited) await_rows();
+    __device__ __forceinline__ void begin(u32 portion) const {
+        if (portion == 0 && !awaited) await_rows();
     }
-    // Several leave registers for a part of the weights (`sum_tiles`).
+    // Several leave registers for a portion of the weights (`sum_tiles`).
     __device__ __forceinline__ bool holds() const { return block.holds_weights() && block.n_tokens == 1; }
     __device__ __forceinline__ void await_rows() const {
         if (n_rows <= 2) await_kept<1>();
@@ -131,6 +131,6 @@ struct NormInput {
             normalise(pairs[0], row);
         }
     }
-    __device__ __forceinline__ uint4 unit(u32 part, int u) const { return StagedUnits{block.x, n_rows, block.lane}[part * PART_UNITS + u]; }
+    __device__ __forceinline__ uint4 unit(u32 portion, int u) const { return StagedUnits{block.x, n_rows, block.lane}[portion * PORTION_UNITS + u]; }
     __device__ __forceinline__ void next() { awaited = true; }
 };

@@ -22,15 +22,15 @@ __device__ __forceinline__ bool load_add(Copier &copier, const LayerAddresses &l
 struct AwaitedInput {
     Block &block;
     AwaitedRows rows;
-    u32 n_units, parts_at_once;
-    __device__ __forceinline__ void begin(u32 part) const {
-        if (part % parts_at_once != 0) return;
-        const u32 first = part * PART_UNITS, n = min(parts_at_once * PART_UNITS, n_units - first);
+    u32 n_units, portions_at_once;
+    __device__ __forceinline__ void begin(u32 portion) const {
+        if (portion % portions_at_once != 0) return;
+        const u32 first = portion * PORTION_UNITS, n = min(portions_at_once * PORTION_UNITS, n_units - first);
         __syncwarp();
         rows.into(block.x, block.warp * n_units + first, n, block.n_tokens, block.lane, block.watch);
     }
-    __device__ __forceinline__ uint4 unit(u32 part, int u) const {
-        return StagedUnits{block.x, block.n_tokens, block.lane}[part % parts_at_once * PART_UNITS + u];
+    __device__ __forceinline__ uint4 unit(u32 portion, int u) const {
+        return StagedUnits{block.x, block.n_tokens, block.lane}[portion % portions_at_once * PORTION_UNITS + u];
     }
     __device__ __forceinline__ bool holds() const { return block.holds_weights(); }
     __device__ __forceinline__ void next() const {}
@@ -44,7 +44,7 @@ template <class Op> __device__ __forceinline__ void compute_add(Block &block) {
     const int first_row = own.first * 8;
     if (own.first == own.end) return;
     const AwaitedRows rows = Op::input(launch, block.number_before(1));
-    const AwaitedInput input = {block, rows, UNITS, x_units(block.n_tokens) / block.n_tokens / PART_UNITS};
+    const AwaitedInput input = {block, rows, UNITS, x_units(block.n_tokens) / block.n_tokens / PORTION_UNITS};
     multiply_tiles<ADD_TILES, 1, UNITS, CHAINS>(block.stages, block.shared.scratch.sums, block.flip, own, block.n_tokens, block.warp, block.lane,
                                         input, [&](int tile, u32 token, u32 row, const float (&sum)[1], bool there) {
         const u32 r = tile * 8 + row;

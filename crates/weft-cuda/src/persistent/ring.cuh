@@ -10,11 +10,11 @@
 #include "persistent/hop.cuh"
 
 constexpr int FEW_IN_FLIGHT = HIDDEN_UNITS > TWO_BLOCKS_UNITS ? 3 : 2, PAGES_IN_FLIGHT = 3, MANY_IN_FLIGHT = 5;
-// Units, each of one token, that a warp's stage for inputs has room for (split.rs): a norm's rows, a part of eight tokens, and all that
+// Units, each of one token, that a warp's stage for inputs has room for (shared_memory.rs): a norm's rows, a portion of eight tokens, and all that
 // a warp has of up to four where that is not long.
 constexpr u32 x_units(u32 n_tokens) {
-    const u32 rows = n_tokens * HIDDEN_UNITS, whole = n_tokens <= WHOLE_TOKENS ? n_tokens * LONGEST_STRIP : 0, part = 8 * PART_UNITS;
-    return rows > whole ? rows > part ? rows : part : whole > part ? whole : part;
+    const u32 rows = n_tokens * HIDDEN_UNITS, whole = n_tokens <= WHOLE_TOKENS ? n_tokens * LONGEST_STRIP : 0, portion = 8 * PORTION_UNITS;
+    return rows > whole ? rows > portion ? rows : portion : whole > portion ? whole : portion;
 }
 constexpr bool agrees_with_host() {
     for (u32 n = 1; n <= 8; ++n)
@@ -22,7 +22,7 @@ constexpr bool agrees_with_host() {
     return true;
 }
 static_assert(agrees_with_host(), "the host gives a block as much memory as it takes");
-constexpr int WEIGHT_STAGE_BYTES = WARPS * PART_UNITS * UNIT_BYTES;
+constexpr int WEIGHT_STAGE_BYTES = WARPS * PORTION_UNITS * UNIT_BYTES;
 static_assert(LONG_STAGE_BYTES >= WEIGHT_STAGE_BYTES && LONG_STAGE_BYTES >= SIDE_BYTES, "a stage holds either");
 
 struct LongRing {

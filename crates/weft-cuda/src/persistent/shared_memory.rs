@@ -5,7 +5,7 @@ use weft_core::config::Config;
 use crate::shape::{COLUMN_STEP, Shape, UNIT_BYTES, WARPS, padded};
 
 /// Units of a warp in a stage of weights, at most.
-pub(crate) const PART_UNITS: usize = 4;
+pub(crate) const PORTION_UNITS: usize = 4;
 /// Bytes of 32 columns of one token.
 const X_UNIT_BYTES: usize = 64;
 /// Up to so many tokens have room there for all that a warp has of rows of up to `longest_strip` units.
@@ -29,13 +29,13 @@ impl SharedMemory {
         let page_side_bytes = weft_core::kv::PAGE_ROWS * shape.dim * 2;
         Self {
             dynamic_bytes,
-            stage_bytes: (WARPS * PART_UNITS * UNIT_BYTES).max(page_side_bytes),
+            stage_bytes: (WARPS * PORTION_UNITS * UNIT_BYTES).max(page_side_bytes),
             hidden_units: padded(config.hidden) / COLUMN_STEP,
             longest_strip: shape.chip.longest_strip(),
         }
     }
 
-    /// Bytes of a stage of the ring: weights of a part of a tile, or a side of a page.
+    /// Bytes of a stage of the ring: weights of a portion of a tile, or a side of a page.
     pub(crate) fn stage_bytes(&self) -> usize {
         self.stage_bytes
     }
@@ -53,10 +53,10 @@ impl SharedMemory {
     }
 
     /// Units, each of one token, in a warp's stage for inputs. A norm needs all of a row before any of it can be multiplied; of
-    /// other rows there is room for a part of each of eight tokens, or for all that a warp has of a few.
+    /// other rows there is room for a portion of each of eight tokens, or for all that a warp has of a few.
     pub(crate) fn x_units(&self, n_tokens: usize) -> usize {
         let whole = if n_tokens <= WHOLE_TOKENS { n_tokens * self.longest_strip } else { 0 };
-        (self.hidden_units * n_tokens).max(whole).max(PART_UNITS * 8)
+        (self.hidden_units * n_tokens).max(whole).max(PORTION_UNITS * 8)
     }
 
     /// Stages of the ring in steps of some tokens; none where they do not fit.
