@@ -11,7 +11,7 @@ use weft_core::kv::PAGE_ROWS;
 
 use crate::persistent::{self, Chooses, OpKind, SharedMemory};
 use crate::shape::Shape;
-use crate::{buffers, ops, sampling, shape, tables};
+use crate::{bandwidth, buffers, ops, sampling, shape, tables};
 
 /// A header as it is written.
 struct Header(String);
@@ -68,6 +68,7 @@ pub(crate) fn header(config: &Config, shape: &Shape) -> String {
     to.numbers([
         ("WARPS", shape::WARPS),
         ("UNIT_BYTES", shape::UNIT_BYTES),
+        ("READ_PIECE", bandwidth::READ_PIECE),
         ("BLOCK_TOKENS", shape::BLOCK_TOKENS),
         ("BLOCK_ROWS", shape::BLOCK_ROWS),
         ("BLOCK_STAGE", shape::BLOCK_STAGE),
@@ -119,6 +120,7 @@ pub(crate) fn header(config: &Config, shape: &Shape) -> String {
     to.numbers([
         ("PORTION_UNITS", persistent::PORTION_UNITS),
         ("MOST_STAGES", persistent::MOST_STAGES),
+        ("X_UNIT_BYTES", persistent::X_UNIT_BYTES),
         ("LONG_STAGE_BYTES", memory.stage_bytes()),
     ]);
     to.line("u32", "WHOLE_TOKENS", &persistent::WHOLE_TOKENS.to_string());

@@ -278,6 +278,22 @@ mod tests {
     }
 
     #[test]
+    fn kernels_use_every_constant() {
+        let files = hopper().files;
+        let (constants, others): (Vec<_>, Vec<_>) =
+            files.into_iter().partition(|(name, _)| name == CONSTANTS);
+        let uses = |name: &str| {
+            let is_word = |c: char| c.is_alphanumeric() || c == '_';
+            let words = |text: &str| text.split(|c| !is_word(c)).any(|word| word == name);
+            others.iter().any(|(_, text)| words(text))
+        };
+        let lines = constants[0].1.lines().filter_map(|line| line.strip_prefix("constexpr "));
+        let names = lines.filter_map(|line| line.split([' ', '[']).nth(1));
+        let unused: Vec<&str> = names.filter(|name| !uses(name)).collect();
+        assert!(unused.is_empty(), "{unused:?}");
+    }
+
+    #[test]
     fn a_step_has_the_kernel_that_is_made_for_it() {
         let plan = |n_tokens, n_outputs, most_queries| {
             WHOLE_PLANS

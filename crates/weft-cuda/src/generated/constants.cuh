@@ -65,6 +65,7 @@ constexpr float SCALE_LOG2 = 0x8293eep-26f;
 // How matrices are packed and multiplied (shape.rs, ops/).
 constexpr int WARPS = 8;
 constexpr int UNIT_BYTES = 512;
+constexpr int READ_PIECE = 16384;
 constexpr int BLOCK_TOKENS = 128;
 constexpr int BLOCK_ROWS = 128;
 constexpr int BLOCK_STAGE = 32768;
@@ -105,6 +106,7 @@ constexpr u32 RULED_OUT = 0x80000000u;
 // The persistent kernel (persistent/).
 constexpr int PORTION_UNITS = 4;
 constexpr int MOST_STAGES = 16;
+constexpr int X_UNIT_BYTES = 64;
 constexpr int LONG_STAGE_BYTES = 16384;
 constexpr u32 WHOLE_TOKENS = 4;
 constexpr u32 X_UNITS[8] = {32, 32, 36, 48, 32, 32, 32, 32};

@@ -9,7 +9,7 @@ extern "C" __global__ void __launch_bounds__(256)
 read_memory(const uint4 *from, u64 n_pieces, u32 *folded) {
     u32 all = 0;
     for (u64 piece = blockIdx.x; piece < n_pieces; piece += gridDim.x) {
-        const uint4 *at = from + piece * 1024 + threadIdx.x;
+        const uint4 *at = from + piece * (READ_PIECE / 16) + threadIdx.x;
         uint4 words[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) words[i] = load_fresh(at + i * 256);

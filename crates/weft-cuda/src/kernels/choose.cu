@@ -34,7 +34,7 @@ __device__ __forceinline__ void conclude(const Step &step, const Sampling &sampl
                                          u32 token) {
     Draw &next = sampling.draws[output];
     if (threadIdx.x == 0) {
-        tell(sampling.told_tokens + draw.token_number % TOLD_STEPS * 8 + output, draw.token_number, token);
+        tell(sampling.told_tokens + draw.token_number % TOLD_STEPS * FEW + output, draw.token_number, token);
         next.token_number = draw.token_number + 1;
     }
     // A lane whose token the host must choose stays where it is: a step that was begun too early runs it again.

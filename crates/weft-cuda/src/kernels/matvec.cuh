@@ -43,8 +43,8 @@ template <int UNITS_, int TILES_, int STAGES_, int GROUPS_, int IN_FLIGHT_, int 
 
 // Two blocks share an SM: this kernel's, and the next one's that waits with its weights at hand.
 // A kernel that holds more units of its input in registers than this gives that up.
-#define MATVEC_BOUNDS(held_units) __launch_bounds__(WARPS * 32 + 32, (held_units) <= TWO_BLOCKS_UNITS ? 2 : 1)
-#define SIXTEEN_BOUNDS __launch_bounds__(WARPS * 32 + 32, 1)
+#define MATVEC_BOUNDS(held_units) __launch_bounds__(RING_THREADS, (held_units) <= TWO_BLOCKS_UNITS ? 2 : 1)
+#define SIXTEEN_BOUNDS __launch_bounds__(RING_THREADS, 1)
 
 template <class M> struct Ring {
     u64 full[M::STAGES], empty[M::STAGES];

@@ -137,7 +137,7 @@ __device__ __forceinline__ void fold_sections(const Parts &parts, u32 n_blocks, 
 // Rounding   the rotated query once; probabilities once; a once.
 // Moves      the section's keys and values once, asked for before the kernel before has ended: bound by memory. On sm_90
 //            two blocks' registers fit, so that this one starts beside the kernel before; larger groups need too many.
-extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, GROUP <= 4 && __CUDA_ARCH__ == 900 ? 2 : 1)
+extern "C" __global__ void __launch_bounds__(RING_THREADS, GROUP <= 4 && __CUDA_ARCH__ == 900 ? 2 : 1)
 attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const float2 *rope, const u16 *q, const u16 *k,
        const u16 *v, u16 *kv, Attended to) {
     u8 *keys = dynamic_shared();

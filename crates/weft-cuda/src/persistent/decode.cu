@@ -106,7 +106,7 @@ template <u32 TOKENS, bool DRAWS> __device__ __forceinline__ void decode_tokens(
     }
     __syncthreads();
     if (warp == WARPS) return load(shared, launch, ring_memory, lane);
-    uint4 *x = (uint4 *)(ring_memory + launch.n_stages * LONG_STAGE_BYTES) + warp * x_units(tokens) * 4;
+    uint4 *x = (uint4 *)(ring_memory + launch.n_stages * LONG_STAGE_BYTES) + warp * x_units(tokens) * (X_UNIT_BYTES / 16);
     Watch watch = {launch.given_up, launch.mailbox, 0, false};
     Block block = {launch, shared, watch, {shared.ring, ring_memory, watch, launch.n_stages}, x, warp, lane, tokens, DRAWS, TOKENS != ANY};
     compute(block);
@@ -121,7 +121,7 @@ template <u32 TOKENS, bool DRAWS> __device__ __forceinline__ void decode_tokens(
 // Rounding   that of the ops.
 // Moves      weights and pages once: bound by memory, and by the hops from op to op.
 #define WHOLE_PLAN(name, tokens, draws)                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, 1) name(const __grid_constant__ Launch launch) {                                  \
+    extern "C" __global__ void __launch_bounds__(RING_THREADS, 1) name(const __grid_constant__ Launch launch) {                                  \
         decode_tokens<tokens, draws>(launch);                                                                                                       \
     }
 WHOLE_PLAN(decode, ANY, false)

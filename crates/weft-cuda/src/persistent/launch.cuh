@@ -76,13 +76,13 @@ struct BlockShared {
     u32 n_outputs;
     u32 n_work, n_attending;                  // KV heads of items of attention, and the blocks that take them
     u32 folds;                                // whether attention of any token has several parts
-    u32 tokens[8];                            // of the step that runs
-    u32 outputs[8];                           // the token of each row of logits
-    __align__(16) Draw draws[8];              // of each row of logits, for the step that runs
-    u32 key_positions[8];                     // of the first step
-    u32 partials[8][4];                       // how many parts a token's attention has, the first; how many cells, the first
-    u16 residual[HiddenRows::MOST_TILES * 8][8]; // x of the rows that this block adds to: bf16 [row][token]
-    __align__(16) float squares[8][WARPS];    // [row][warp]
+    u32 tokens[FEW];                          // of the step that runs
+    u32 outputs[FEW];                         // the token of each row of logits
+    __align__(16) Draw draws[FEW];            // of each row of logits, for the step that runs
+    u32 key_positions[FEW];                   // of the first step
+    u32 partials[FEW][4];                     // how many parts a token's attention has, the first; how many cells, the first
+    u16 residual[HiddenRows::MOST_TILES * 8][FEW]; // x of the rows that this block adds to: bf16 [row][token]
+    __align__(16) float squares[FEW][WARPS];  // [row][warp]
     OwnTiles own;
     Item items[KEPT_ITEMS + 2];               // the first that this block takes, and room for two that follow
     u16 new_rows[WARPS][2][HEAD_DIM];         // a key and a value that each warp made: bf16

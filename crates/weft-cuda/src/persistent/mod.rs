@@ -34,7 +34,9 @@ use crate::tables::{Lists, StepAddresses};
 use crate::weights::ModelWeights;
 pub(crate) use availability::{is_compiled, make};
 use memory::Words;
-pub(crate) use shared_memory::{MOST_STAGES, PORTION_UNITS, SharedMemory, WHOLE_TOKENS};
+pub(crate) use shared_memory::{
+    MOST_STAGES, PORTION_UNITS, SharedMemory, WHOLE_TOKENS, X_UNIT_BYTES,
+};
 
 /// No op is withheld.
 const NONE: u32 = u32::MAX;

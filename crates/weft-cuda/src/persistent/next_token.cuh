@@ -75,7 +75,7 @@ __device__ __forceinline__ void tell_last_shares(const BlockShared &shared, cons
 }
 __device__ __forceinline__ void tell_token(Block &block, u32 output, u32 token) {
     const u32 number = block.shared.draws[output].token_number + block.step;
-    tell(block.launch.sampling.told_tokens + number % TOLD_STEPS * 8 + output, number, token);
+    tell(block.launch.sampling.told_tokens + number % TOLD_STEPS * FEW + output, number, token);
 }
 
 // ---- the best logit ----------------------------------------------------------------------------
@@ -86,7 +86,7 @@ constexpr u64 NO_CANDIDATE = 0x80000000ull;
 // Where a block's candidate for an output lies. Steps take turns: a block that has no part in a step's ops is late without
 // holding it up, and reads the last one's when others are at this one's.
 __device__ __forceinline__ u64 *candidate_words(const Block &block, u32 output, u32 from) {
-    return block.launch.candidates + ((block.step % 2 * 8 + output) * N_BLOCKS + from) * 2;
+    return block.launch.candidates + ((block.step % 2 * FEW + output) * N_BLOCKS + from) * 2;
 }
 // Tells all blocks the best of this one's rows; the first block also whether the host wants to stop. `best` is that of
 // the rows this thread had, all of the same output: eight threads have the rows of one, 1, 2, 4 or 8 outputs take turns.

@@ -7,7 +7,7 @@ use crate::shape::{COLUMN_STEP, Shape, UNIT_BYTES, WARPS, padded};
 /// Units of a warp in a stage of weights, at most.
 pub(crate) const PORTION_UNITS: usize = 4;
 /// Bytes of 32 columns of one token.
-const X_UNIT_BYTES: usize = 64;
+pub(crate) const X_UNIT_BYTES: usize = 64;
 /// Up to so many tokens have room there for all that a warp has of rows of up to `longest_strip` units.
 pub(crate) const WHOLE_TOKENS: usize = 4;
 /// A section's keys and values are in the ring at once, and the tiles that are computed together.
