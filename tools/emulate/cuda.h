@@ -1,7 +1,7 @@
-// Enough of CUDA, the language, to run a kernel's source on a CPU: every thread of every block is a fiber, warps and blocks meet where
-// the source says so, bulk copies complete later and in random order. It knows nothing of the memory model: what is
-// tested is what the source computes, not what a GPU may reorder. Instructions that the language has no word for are in
-// kernels/ptx.cuh.
+// Enough of CUDA, the language, to run a kernel's source on a CPU: every thread of every block is a
+// fiber, warps and blocks meet where the source says so, bulk copies complete later and in random
+// order. It knows nothing of the memory model: what is tested is what the source computes, not what
+// a GPU may reorder. Instructions that the language has no word for are in kernels/ptx.cuh.
 #pragma once
 
 #include <algorithm>

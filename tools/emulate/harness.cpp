@@ -652,7 +652,8 @@ static u32 told(const u64 *words, u32 number) {
     if (*words >> 32 != number) printf("nothing was told\n"), exit(1);
     return (u32)*words;
 }
-// The last token of every lane against its logits and the tokens before it; its shares of attention.
+// The last token of every lane against its logits and the tokens before it; its shares of
+// attention.
 static void check_told(const Launch &launch, const Lists &lists, int n_lanes) {
     const Sampling &sampling = launch.sampling;
     const u32 last = first_number + launch.n_steps - 1;

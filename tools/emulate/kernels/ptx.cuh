@@ -1,5 +1,5 @@
-// Takes the place of crates/weft-cuda/src/kernels/ptx.cuh: what its instructions do, on the emulated
-// threads of cuda.h. Every other file is compiled as it lies there.
+// Takes the place of crates/weft-cuda/src/kernels/ptx.cuh: what its instructions do, on the
+// emulated threads of cuda.h. Every other file is compiled as it lies there.
 #pragma once
 
 #include "cuda.h"
@@ -72,7 +72,8 @@ inline void copy_chunk(void *to, const void *from) { memcpy(to, from, 16); }
 inline void commit_copies() {}
 template <int PENDING> void await_copies() {}
 
-// A barrier's eight bytes: arrivals it is made for and lacks, and what is to be copied, in units of 16 bytes, above the phase.
+// A barrier's eight bytes: arrivals it is made for and lacks, and what is to be copied, in units of
+// 16 bytes, above the phase.
 struct Barrier {
     int16_t arrivals, lacking;
     int32_t copies_and_phase;

@@ -2,7 +2,8 @@
 
 // Computes   the exclusive or of all words of a buffer: reads it, and does nothing else with it.
 // Layout     from: 16-byte words; folded: one word per thread of the grid.
-// Work split a block owns every gridDim-th piece of 16 KiB, a thread four 16-byte words of each 16 KiB.
+// Work split a block owns every gridDim-th piece of 16 KiB, a thread four 16-byte words of each 16
+//            KiB.
 // Rounding   none.
 // Moves      the buffer once: what a kernel that only streams could reach.
 extern "C" __global__ void __launch_bounds__(256)

@@ -26,8 +26,9 @@ __device__ __forceinline__ void mma32(float (&d)[4], uint4 upper, uint4 lower, u
     mma(d, upper.x, lower.x, upper.y, lower.y, b.x, b.y);
     mma(d, upper.z, lower.z, upper.w, lower.w, b.z, b.w);
 }
-// Two units as the product takes them: rows in turn. Made once where they meet many units: left to itself the
-// compiler moves registers before every product. `zero` must be nothing that it can know.
+// Two units as the product takes them: rows in turn. Made once where they meet many units: left to
+// itself the compiler moves registers before every product. `zero` must be nothing that it can
+// know.
 struct Interleaved {
     u32 of[8];
     __device__ __forceinline__ Interleaved() {}
@@ -42,9 +43,9 @@ __device__ __forceinline__ void mma32(float (&d)[4], const Interleaved &a, uint4
 }
 constexpr int UNIT = UNIT_BYTES / 16;
 
-// Of a tile's units each of eight warps owns an eighth that follow one another. They lie in that order where an eighth
-// is short; where it is long, in strips: the first few of every warp, then the next few. A strip is copied
-// in one piece.
+// Of a tile's units each of eight warps owns an eighth that follow one another. They lie in that
+// order where an eighth is short; where it is long, in strips: the first few of every warp, then
+// the next few. A strip is copied in one piece.
 constexpr int strip_units(int eighth) { return eighth <= LONGEST_STRIP ? eighth : SHORT_STRIP; }
 constexpr int strips(int eighth) { return (eighth + strip_units(eighth) - 1) / strip_units(eighth); }
 // Units of each chain but the last.
@@ -58,8 +59,8 @@ template <int EIGHTH> __device__ __forceinline__ int unit_place(int unit) {
 }
 
 // ---- the step ----------------------------------------------------------------------------------
-// Where the lists of a step lie in device memory. The addresses never change, their contents do, so they are
-// read past L1 too: a kernel that starts early may find there what an earlier step left.
+// Where the lists of a step lie in device memory. The addresses never change, their contents do, so
+// they are read past L1 too: a kernel that starts early may find there what an earlier step left.
 struct Step {
     const u32 *counts;        // n_tokens, n_outputs, n_items, n_tiles
     const u32 *tokens;        // [tokens]

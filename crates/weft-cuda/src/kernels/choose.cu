@@ -29,7 +29,8 @@ __device__ __forceinline__ void advance(const Step &step, u32 token_index, u32 t
     }
 }
 
-// Tells the token of an output, and leaves what the next step needs to follow it. All threads of one block call it.
+// Tells the token of an output, and leaves what the next step needs to follow it. All threads of
+// one block call it.
 __device__ __forceinline__ void conclude(const Step &step, const Sampling &sampling, const Draw &draw, u32 output, u32 token_index,
                                          u32 token) {
     Draw &next = sampling.draws[output];
@@ -37,7 +38,8 @@ __device__ __forceinline__ void conclude(const Step &step, const Sampling &sampl
         tell(sampling.told_tokens + draw.token_number % TOLD_STEPS * FEW + output, draw.token_number, token);
         next.token_number = draw.token_number + 1;
     }
-    // A lane whose token the host must choose stays where it is: a step that was begun too early runs it again.
+    // A lane whose token the host must choose stays where it is: a step that was begun too early
+    // runs it again.
     if (token == DECLINED) return;
     if (threadIdx.x == 0) {
         next.index = draw.index + 1;
@@ -47,11 +49,11 @@ __device__ __forceinline__ void conclude(const Step &step, const Sampling &sampl
     if (draw.flags & FOLLOWED) advance(step, token_index, token);
 }
 
-// Computes   the token of each output that has a draw, and what the next step needs to follow it; but for draws among
-//            more ranks than it weighs.
+// Computes   the token of each output that has a draw, and what the next step needs to follow it;
+//            but for draws among more ranks than it weighs.
 // Layout     logits: f32 [outputs][VOCAB]; shares: f32 [cells][HEADS]; sampling.cuh tells the rest.
-// Work split block (o, 0) chooses the token of output o and moves its lane on; block (o, 1) tells the host how the
-//            token attended, a thread a cell.
+// Work split block (o, 0) chooses the token of output o and moves its lane on; block (o, 1) tells
+//            the host how the token attended, a thread a cell.
 // Rounding   none of its own; shares are added over heads in their order.
 // Moves      a sixteenth of the logits: bound by latency.
 extern "C" __global__ void __launch_bounds__(256, 1)
@@ -84,7 +86,8 @@ choose(Step step, const float *logits, const float *shares, Sampling sampling) {
 // Layout     logits: f32 [outputs][VOCAB]; wide.cuh tells the rest.
 // Work split block (b, o) has the b-th sixteenth of the rows of output o.
 // Rounding   none.
-// Moves      the logits once: bound by the times that blocks wait for one another, five without filters.
+// Moves      the logits once: bound by the times that blocks wait for one another, five without
+//            filters.
 extern "C" __global__ void __launch_bounds__(WIDE_THREADS)
 choose_wide(Step step, const float *logits, Sampling sampling) {
     __shared__ WideShared at;

@@ -1,10 +1,11 @@
 // The product of a matrix with a block of tokens, by tensor cores.
 //
-// A block of eight warps owns 128 tokens x 128 rows, a warp 32 tokens x 64 rows: few tokens and many rows, because
-// tokens' registers must be put into another order for the product, and rows' need not. Columns come in stages of 64
-// through a ring, BLOCK_AT_ONCE stages at a time. Sums are cut and added as `matvec.cuh` cuts and adds them: the CHAINS of an
-// eighth of the columns, each in order, and all chains in order. So a row of a prompt has the bits that the same
-// token has when it is decoded alone.
+// A block of eight warps owns 128 tokens x 128 rows, a warp 32 tokens x 64 rows: few tokens and
+// many rows, because tokens' registers must be put into another order for the product, and rows'
+// need not. Columns come in stages of 64 through a ring, BLOCK_AT_ONCE stages at a time. Sums are
+// cut and added as `matvec.cuh` cuts and adds them: the CHAINS of an eighth of the columns, each in
+// order, and all chains in order. So a row of a prompt has the bits that the same token has when it
+// is decoded alone.
 #pragma once
 
 #include "kernels/base.cuh"
@@ -37,7 +38,8 @@ template <int UNITS> struct StageCopies {
         to_tokens = stages + ((row / 8 * 2 + k / 4) * UNIT + row % 8 * 4 + k % 4) * 16;
         to_rows = stages + HALF_STAGE + threadIdx.x * 16;
     }
-    // Begins the copies of what is computed at once after all that were begun before, where there is more.
+    // Begins the copies of what is computed at once after all that were begun before, where there
+    // is more.
     __device__ __forceinline__ void begin_next() {
 #pragma unroll
         for (int i = 0; i < BLOCK_AT_ONCE; ++i)

@@ -2,13 +2,13 @@
 //
 // The matrix lies packed in units, tile by tile of eight rows: [tile][unit of 32 columns][lane]. A
 // block owns some tiles; each of its eight warps owns an eighth of the columns and adds its units
-// in order, in one chain or, where a block has a single tile and would wait for that chain, in two: the first half of
-// them and the second. The sums of a row are added in the order of the columns. `matmul.cuh` adds in the
-// same order, so a row is the same whatever the number of tokens.
-// A ninth warp copies weights into a ring of stages. It waits for room, and for nothing of the kernel
+// in order, in one chain or, where a block has a single tile and would wait for that chain, in two:
+// the first half of them and the second. The sums of a row are added in the order of the columns.
+// `matmul.cuh` adds in the same order, so a row is the same whatever the number of tokens. A ninth
+// warp copies weights into a ring of stages. It waits for room, and for nothing of the kernel
 // before: weights do not depend on it. But it never has more than IN_FLIGHT stages on their way:
-// that saturates the memory, and what the kernel before still has to load is not queued behind more; but for blocks that
-// start late.
+// that saturates the memory, and what the kernel before still has to load is not queued behind
+// more; but for blocks that start late.
 #pragma once
 
 #include "kernels/base.cuh"
@@ -17,9 +17,10 @@
 // Units that a warp has in registers at most: of its input, and of weights.
 constexpr int MOST_KEPT = 15;
 
-// How the host cut a matrix: units of a warp in a row, tiles that share the reading of the input, stages of
-// the ring, groups of tiles that a block has at most, stages on their way at once, halves of a product's 16 tokens
-// that there are, and chains. A stage is a strip of one tile, which lies in memory in one piece (base.cuh).
+// How the host cut a matrix: units of a warp in a row, tiles that share the reading of the input,
+// stages of the ring, groups of tiles that a block has at most, stages on their way at once, halves
+// of a product's 16 tokens that there are, and chains. A stage is a strip of one tile, which lies
+// in memory in one piece (base.cuh).
 template <int UNITS_, int TILES_, int STAGES_, int GROUPS_, int IN_FLIGHT_, int HALVES_ = 1, int CHAINS_ = 1> struct Cut {
     static constexpr int UNITS = UNITS_, TILES = TILES_, STAGES = STAGES_, IN_FLIGHT = IN_FLIGHT_, HALVES = HALVES_, CHAINS = CHAINS_;
     // Groups whose sums are added at once; halves take turns with the room of one.
@@ -33,7 +34,8 @@ template <int UNITS_, int TILES_, int STAGES_, int GROUPS_, int IN_FLIGHT_, int 
     static constexpr int PORTION = (STRIP + PORTIONS - 1) / PORTIONS;
     static constexpr int STAGE_BYTES = WARPS * STRIP * UNIT_BYTES;
     static constexpr bool GOES_ROUND = GROUPS_ * TILES * STRIPS > STAGES; // otherwise no stage is used twice
-    // Whether a block's only group lies in the ring at once; then so many units of its tiles are kept in registers.
+    // Whether a block's only group lies in the ring at once; then so many units of its tiles are
+    // kept in registers.
     static constexpr bool IS_WHOLE = !GOES_ROUND && GROUPS_ == 1 && STRIPS == 1;
     static constexpr int ROOM = MOST_KEPT > HALVES * UNITS ? (MOST_KEPT - HALVES * UNITS) / TILES : 0;
     static constexpr int KEPT = ROOM < UNITS ? ROOM : UNITS;
@@ -84,13 +86,15 @@ template <class M> struct RingPlace {
     }
 };
 
-// Whether this block may start only when one of `attend` has ended, whose shared memory it needs. Blocks start in their order.
+// Whether this block may start only when one of `attend` has ended, whose shared memory it needs.
+// Blocks start in their order.
 __device__ __forceinline__ bool starts_late(const Step &step) {
     const u32 attending = n_items(step) * KV_HEADS;
     return attending <= 32 && blockIdx.x + attending >= gridDim.x;
 }
 
-// The copying warp. Stages come in the order they are used in: group, strip, tile. All are on their way at once where `hurries`.
+// The copying warp. Stages come in the order they are used in: group, strip, tile. All are on their
+// way at once where `hurries`.
 template <class M>
 __device__ __forceinline__ void stream_weights(Ring<M> &ring, u8 *stages, const u8 *weights, int n_tiles, Groups own, bool hurries, int lane) {
     constexpr u64 TILE_BYTES = WARPS * M::UNITS * UNIT_BYTES;
@@ -153,7 +157,8 @@ struct Piece {
     bool begins, ends; // whether it is the first of its strip, and the last
 };
 
-// One portion of N tiles, whose chains of products run side by side. x are the input's units of each half.
+// One portion of N tiles, whose chains of products run side by side. x are the input's units of
+// each half.
 template <class M, int N, int UNITS>
 __device__ __forceinline__ void multiply_portion(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const uint4 *const (&x)[M::HALVES],
                                               Piece portion, float (*sum)[4]) {
@@ -173,8 +178,8 @@ __device__ __forceinline__ void multiply_portion(Ring<M> &ring, const u8 *stages
 #pragma unroll
             for (int tile = 0; tile < N; ++tile) mma32(sum[tile], x[0][u], M::HALVES > 1 ? x[M::HALVES - 1][u] : make_uint4(0, 0, 0, 0), units[tile][u * UNIT]);
     if (!M::GOES_ROUND || !portion.ends) return;
-    // Loads from shared memory may still wait behind others when a warp goes on, and a copy begun by then would
-    // overwrite what they are to read.
+    // Loads from shared memory may still wait behind others when a warp goes on, and a copy begun
+    // by then would overwrite what they are to read.
     before_copies();
     __syncwarp();
     if (lane == 0)
@@ -215,7 +220,8 @@ __device__ __forceinline__ void multiply_held(Ring<M> &ring, const u8 *stages, R
     }
 }
 
-// The sums of a group whose input is read portion by portion, one portion ahead. What is read beyond the last is not used.
+// The sums of a group whose input is read portion by portion, one portion ahead. What is read
+// beyond the last is not used.
 template <class M>
 __device__ __forceinline__ void multiply_read(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const Rows<M::HALVES> &rows,
                                               float (&sum)[M::TILES][4]) {
@@ -262,8 +268,9 @@ __device__ __forceinline__ void store_batch(const float (&batch)[M::BATCH][M::TI
     }
 }
 
-// The computing warps. `held` are this warp's units of the input, where they fit into registers. Hands sums to
-// `store(set of tiles, which of the thread's it is, whether of the first batch and half, token, row in the tile, sums)`.
+// The computing warps. `held` are this warp's units of the input, where they fit into registers.
+// Hands sums to `store(set of tiles, which of the thread's it is, whether of the first batch and
+// half, token, row in the tile, sums)`.
 template <class M, bool HELD, int N, class Store>
 __device__ __forceinline__ void multiply(Ring<M> &ring, const u8 *stages, Sums<M> &sums, const uint4 (&held)[M::HALVES][N],
                                          const Rows<M::HALVES> &rows, Groups own, u32 n_tokens, Store &store) {
@@ -291,9 +298,10 @@ __device__ __forceinline__ void multiply(Ring<M> &ring, const u8 *stages, Sums<M
     }
 }
 
-// A block's only group of tiles, all of it in the ring at once. Its first units are read into registers before the input
-// is there, because reading them takes longer than the products. Two tiles take the sixteen rows of a product and tokens its
-// columns: units of the input as rows would need twice their registers.
+// A block's only group of tiles, all of it in the ring at once. Its first units are read into
+// registers before the input is there, because reading them takes longer than the products. Two
+// tiles take the sixteen rows of a product and tokens its columns: units of the input as rows would
+// need twice their registers.
 template <class M> struct Whole {
     static constexpr int ODD = M::TILES % 2, N = M::TILES / 2;
     Interleaved pairs[N > 0 ? N : 1][M::KEPT > 0 ? M::KEPT : 1];
@@ -354,8 +362,8 @@ template <class M> struct Whole {
     }
 };
 
-// The whole kernel, where the input is a row of activations as it lies in memory. `store.begin(first set,
-// tokens)` is told when memory may be read.
+// The whole kernel, where the input is a row of activations as it lies in memory.
+// `store.begin(first set, tokens)` is told when memory may be read.
 template <class M, class Store>
 __device__ __forceinline__ void multiply_rows(const u8 *weights, int n_tiles, const u16 *x, int stride,
                                               const Step &step, Store store) {
@@ -396,7 +404,8 @@ __device__ __forceinline__ void multiply_norms(const u8 *weights, int n_tiles, c
     const u32 tokens = count;
     const Rows<M::HALVES> rows(x, HIDDEN_STRIDE, tokens, row, lane);
     uint4 held[M::HALVES][M::UNITS];
-    // Weights are read while the input is on its way, or after it where this block could start only late.
+    // Weights are read while the input is on its way, or after it where this block could start only
+    // late.
     Whole<M> whole;
     bool is_read = false;
     const auto read_early = [&] {

@@ -46,9 +46,10 @@ __device__ __forceinline__ uint4 normalise(uint4 x, uint4 weight, float scale) {
                       normalise_pair(x.z, weight.z, scale), normalise_pair(x.w, weight.w, scale));
 }
 
-// The norm of one row by all lanes, where quads would leave 28 of 32 idle: lane l holds columns 4l .. 4l + 3 of this warp's
-// UNITS * 32. Squares are added by 16 lanes in the order of `norm_scale`: those of two columns over the units, then
-// over the pairs of a chunk, then over chunks. Neighbours' columns pass through `stage`.
+// The norm of one row by all lanes, where quads would leave 28 of 32 idle: lane l holds columns 4l
+// .. 4l + 3 of this warp's UNITS * 32. Squares are added by 16 lanes in the order of `norm_scale`:
+// those of two columns over the units, then over the pairs of a chunk, then over chunks.
+// Neighbours' columns pass through `stage`.
 template <int UNITS> struct OneRow {
     static constexpr int FOURS = UNITS * 8, OWN = (FOURS + 31) / 32;
     typedef uint2 Stage[FOURS];

@@ -1,5 +1,6 @@
-// Everything that C++ has no word for: each function here is one PTX instruction, or a few. No other file has inline
-// assembly, so a test that runs kernels on a CPU puts another file in the place of this one (tools/emulate).
+// Everything that C++ has no word for: each function here is one PTX instruction, or a few. No
+// other file has inline assembly, so a test that runs kernels on a CPU puts another file in the
+// place of this one (tools/emulate).
 #pragma once
 
 #include "generated/constants.cuh"
@@ -66,7 +67,7 @@ __device__ __forceinline__ void bring_near(const void *from, int bytes, int lane
     if (lane * 128 < bytes) asm volatile("prefetch.global.L2 [%0];" :: "l"((const u8 *)from + lane * 128) : "memory");
 }
 
-// ---- words that blocks of one launch hand to one another, or to the host ----------------------------
+// ---- words that blocks of one launch hand to one another, or to the host ------------------------
 // One access each, so whoever reads sees all of what was written or nothing of it.
 __device__ __forceinline__ void store_relaxed(u64 *at, u64 word) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" :: "l"(at), "l"(word) : "memory");
@@ -102,15 +103,16 @@ __device__ __forceinline__ TwoWords load_two_relaxed(const u64 *at) {
                  : "=l"(words.first), "=l"(words.second) : "l"(at) : "memory");
     return words;
 }
-// Between two looks at memory that another warp of the block writes. It takes no instruction; whoever runs kernels on a CPU
-// lets other threads run here.
+// Between two looks at memory that another warp of the block writes. It takes no instruction;
+// whoever runs kernels on a CPU lets other threads run here.
 __device__ __forceinline__ void look_again() {}
 
 // ---- threads -----------------------------------------------------------------------------------
 // Meets the eight warps that compute; a ninth that only copies does not take part.
 __device__ __forceinline__ void meet() { asm volatile("bar.sync 1, %0;" :: "n"(WARPS * 32) : "memory"); }
 
-// This thread's number and its block's, asked for anew: where registers are short, nothing that depends on them shall be kept.
+// This thread's number and its block's, asked for anew: where registers are short, nothing that
+// depends on them shall be kept.
 __device__ __forceinline__ u32 own_thread() {
     u32 thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
@@ -236,7 +238,8 @@ __device__ __forceinline__ void copies_begun(u64 *barrier) {
 #endif
 }
 
-// After ordinary reads and writes of shared memory that later copies overwrite: waits until they are done.
+// After ordinary reads and writes of shared memory that later copies overwrite: waits until they
+// are done.
 __device__ __forceinline__ void before_copies() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

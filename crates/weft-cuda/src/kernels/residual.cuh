@@ -10,8 +10,8 @@ struct AddStore {
     __device__ __forceinline__ u16 *place(u32 token, u32 row) const { return x + (u64)token * HIDDEN_STRIDE + row; }
 };
 
-// Adds the sums of a few tokens. What they are added to is read while the product is computed, as far as a
-// block's first batch of groups goes.
+// Adds the sums of a few tokens. What they are added to is read while the product is computed, as
+// far as a block's first batch of groups goes.
 template <class M> struct FewStore {
     AddStore to;
     u16 before[(M::SETS + 3) / 4][M::STORED];

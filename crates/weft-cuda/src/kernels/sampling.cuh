@@ -1,17 +1,19 @@
-// A token from logits, as weft::sampling::Sampler defines it, without a pass of one block over the vocabulary.
+// A token from logits, as weft::sampling::Sampler defines it, without a pass of one block over the
+// vocabulary.
 //
-// A *score* is a logit after bias, penalties and masks, as an integer that rises with it. While the head is
-// computed, the best score of every 16 rows is left behind (`leave_best`). One block per output then needs
-// those alone: the k best scores all lie in groups whose best is at least the k-th best of *any* set of scores,
-// such as the best that each of its 256 threads holds (`choose_token`).
-// What the block cannot decide it declines, and the host chooses from the logits: scores that are not numbers,
-// more candidates than it has room for. Draws among more than MOST_RANKS ranks are in wide.cuh.
+// A *score* is a logit after bias, penalties and masks, as an integer that rises with it. While the
+// head is computed, the best score of every 16 rows is left behind (`leave_best`). One block per
+// output then needs those alone: the k best scores all lie in groups whose best is at least the
+// k-th best of *any* set of scores, such as the best that each of its 256 threads holds
+// (`choose_token`). What the block cannot decide it declines, and the host chooses from the logits:
+// scores that are not numbers, more candidates than it has room for. Draws among more than
+// MOST_RANKS ranks are in wide.cuh.
 #pragma once
 
 #include "kernels/base.cuh"
 
-// MOST_RANKS are weighed. With half as many as there are threads, the threshold leaves one group in fifty of a
-// large vocabulary; a vocabulary of fewer groups than ranks is gathered whole.
+// MOST_RANKS are weighed. With half as many as there are threads, the threshold leaves one group in
+// fifty of a large vocabulary; a vocabulary of fewer groups than ranks is gathered whole.
 constexpr int MOST_GROUPS = 1024, MOST_CANDIDATES = MOST_RANKS * SCORE_ROWS;
 
 // How the token of one output is chosen. The host calls it `DrawWords`.
@@ -43,7 +45,8 @@ struct Sampling {
     u32 *gates;        // [8]: how often a block has come to a place where all of its output's meet
 };
 
-// A mark: 1 + how often the output has the token, where it was seen at all; and whether it is ruled out.
+// A mark: 1 + how often the output has the token, where it was seen at all; and whether it is ruled
+// out.
 constexpr u32 SEEN = RULED_OUT_EARLY - 1;
 
 // A token whose logit is not taken as it comes.
@@ -155,7 +158,8 @@ struct Choosing {
 __device__ __forceinline__ u64 candidate(u32 score, u32 token) { return (u64)score << 32 | ~token; }
 __device__ __forceinline__ u32 token_of(u64 candidate) { return ~(u32)candidate; }
 
-// The largest, or the smallest, that any thread of the block has. Between two calls all threads meet.
+// The largest, or the smallest, that any thread of the block has. Between two calls all threads
+// meet.
 __device__ __forceinline__ u32 largest(u32 own, Choosing &at) {
     own = __reduce_max_sync(FULL, own);
     const u32 thread = own_thread();
@@ -196,7 +200,8 @@ __device__ __forceinline__ u32 first_rank(const Draw &draw, const Sampling &from
     return row - own + __ffs(__ballot_sync(FULL, is_top) & 0xffffu) - 1;
 }
 
-// Candidates that hold all of the first `wanted` ranks, in no order; false if there is no room for them.
+// Candidates that hold all of the first `wanted` ranks, in no order; false if there is no room for
+// them.
 template <class Best>
 __device__ __forceinline__ bool gather(const Draw &draw, const Sampling &from, u32 output, const float *logits,
                                        const Best &best, u32 own_top, u32 wanted, Choosing &at) {
@@ -261,8 +266,9 @@ __device__ __forceinline__ u32 draw_rank(const Draw &draw, u32 wanted, Choosing 
     return token_of(at.ranked[smallest(rank < n_kept && at.sums[rank] > target ? rank : DECLINED, at)]);
 }
 
-// The token of an output, or DECLINED; the same in all of the block's first 256 threads, which all call it. `Best` is how
-// they have the best scores: a kernel without registers for them reads them as often as it needs them.
+// The token of an output, or DECLINED; the same in all of the block's first 256 threads, which all
+// call it. `Best` is how they have the best scores: a kernel without registers for them reads them
+// as often as it needs them.
 template <class Best = BestScores>
 __device__ __forceinline__ u32 choose_token(const Draw &draw, const Sampling &from, u32 output, const float *logits,
                                             Choosing &at) {

@@ -1,6 +1,6 @@
-// What a block does with one KV head of one section, whichever kernel it belongs to: the scores of up to 16
-// queries, their weights, the weighted sum of values. A warp scores half a page, and sums an eighth of
-// the dimensions. Callers bring pages into shared memory, and meet between the three.
+// What a block does with one KV head of one section, whichever kernel it belongs to: the scores of
+// up to 16 queries, their weights, the weighted sum of values. A warp scores half a page, and sums
+// an eighth of the dimensions. Callers bring pages into shared memory, and meet between the three.
 #pragma once
 
 #include "kernels/attention_head.cuh"
@@ -24,8 +24,8 @@ struct Item {
     u8 first_pages; // up to the last that the first of two stretches has rows in
     u8 has_inner;   // whether some of more than two stretches end in the half of a page that they begin in
     u16 stores[FEW]; // rows of the section that this step writes: token << 8 | row
-    // Where the squares of each half of a page are cut in two: before and after the only mark; or, if
-    // there are more, at the first that is inside the half.
+    // Where the squares of each half of a page are cut in two: before and after the only mark; or,
+    // if there are more, at the first that is inside the half.
     u8 cuts[SECTION_PAGES * 2];
     // Of the last stretch that begins in each half of a page: a bit for each half that it has rows
     // in, and which stretch of the section it is, << 8. Zero if none does.
@@ -47,8 +47,8 @@ __device__ __forceinline__ bool same_queries(const Item &a, const Item &b) {
     return same;
 }
 
-// Blocks that take part where each has one KV head of one item at a time: as many of every KV head, so that a block keeps to one
-// and its queries serve again; or all, where that spares a round.
+// Blocks that take part where each has one KV head of one item at a time: as many of every KV head,
+// so that a block keeps to one and its queries serve again; or all, where that spares a round.
 __device__ __forceinline__ u32 taking_part(u32 n_work, u32 n_blocks) {
     const u32 all = min(n_blocks, n_work), even = all / KV_HEADS * KV_HEADS;
     return even == 0 || (n_work + all - 1) / all < (n_work + even - 1) / even ? all : even;
@@ -76,8 +76,8 @@ struct SectionScratch {
     float2 stretches[SECTION_PAGES * 2][16];          // if there are more: maximum and squares, by the half they begin in
 };
 
-// Which of an item's queries a lane holds: up to two, of the first eight and of the next. What it does not hold is nothing, and
-// is not read: reading shared memory is what takes longest.
+// Which of an item's queries a lane holds: up to two, of the first eight and of the next. What it
+// does not hold is nothing, and is not read: reading shared memory is what takes longest.
 struct OwnQueries {
     int of[2];
     bool there[2];
@@ -141,8 +141,9 @@ struct PageMaxima {
     __device__ __forceinline__ float shrink(int p) const { return exp2_of((p == 0 ? NEVER : up_to[p - 1]) - finite(up_to[p])); }
 };
 
-// The squares from the last mark on, in a half of a page that has several inside. Not inlined, as all that few sections need:
-// others would have to jump over it, and what a block reads next of its code is not near after a jump.
+// The squares from the last mark on, in a half of a page that has several inside. Not inlined, as
+// all that few sections need: others would have to jump over it, and what a block reads next of its
+// code is not near after a jump.
 __device__ __noinline__ float squares_of_last(uint4 weights, u32 marks, int lane) {
     return squares_between(weights, lane % 4 * 2, 31 - __clz(marks), 32);
 }
@@ -187,8 +188,9 @@ struct HalfValues {
     }
 };
 
-// What blanks the rows of a section's last page that are not there. Early masks are made before they are needed, because making them
-// takes as long as a page's sum; but they are kept in registers all the while.
+// What blanks the rows of a section's last page that are not there. Early masks are made before
+// they are needed, because making them takes as long as a page's sum; but they are kept in
+// registers all the while.
 struct ValueMasks {
     int n_rows, lane;
     bool early;
@@ -202,8 +204,8 @@ struct ValueMasks {
     __device__ __forceinline__ uint4 operator()(int page, int half) const { return early ? of[half] : made(page, half); }
 };
 
-// Weighted sums of values, pages in order: this warp's dimensions, for its lanes' queries. `values(page)` is called when a page
-// is to be read, half a page before it is needed.
+// Weighted sums of values, pages in order: this warp's dimensions, for its lanes' queries.
+// `values(page)` is called when a page is to be read, half a page before it is needed.
 template <class Values>
 __device__ __forceinline__ void sum_values(float (&acc)[OWN_DIM_TILES][4], const SectionScratch &from, const OwnQueries &queries, int n_pages,
                                            const ValueMasks &masks, int warp, int lane, Values values) {
@@ -241,8 +243,8 @@ __device__ __forceinline__ void sum_values(float (&acc)[OWN_DIM_TILES][4], const
 // those that keep shares see all of its rows.
 __device__ __forceinline__ bool is_folded(const Item &item) { return item.queries[0].n_parts > 1; }
 
-// Adds up the weights of each query, pages in order, and their squares: of the only stretch, or of two. The work of one
-// warp, and of another if there are two.
+// Adds up the weights of each query, pages in order, and their squares: of the only stretch, or of
+// two. The work of one warp, and of another if there are two.
 __device__ __forceinline__ void sum_weights(SectionScratch &scratch, const Item &item, int n_pages, int warp, int lane) {
     const int query = lane % 16, which = min(warp * 2 + lane / 16, 2); // of weights, of squares
     const int until = which == 1 ? item.first_pages : SECTION_PAGES;
@@ -281,7 +283,8 @@ struct Stretch {
     }
 };
 
-// Adds up the squares of these stretches, if there are more than two: the work of SECTION_PAGES warps. What is folded is left.
+// Adds up the squares of these stretches, if there are more than two: the work of SECTION_PAGES
+// warps. What is folded is left.
 template <class Cells>
 __device__ __noinline__ void sum_stretches(SectionScratch &scratch, const Item &item, u32 n_queries, u32 n_pages, int warp, int lane, Cells cells) {
     const Stretch own(item, n_queries, warp * 2 + lane / 16, lane % 16);
@@ -310,8 +313,8 @@ __device__ __noinline__ void leave_stretches(const SectionScratch &from, const I
     const float2 of = from.stretches[own.half][own.query];
     if (own.there) cells.leave(own.query, own.cell, of.x, of.y, from.finals[own.query]);
 }
-// Leaves stretches that end in the half of a page that they begin in. `n_warps` warps take one half after another, a quad one
-// row of queries of one stretch after another.
+// Leaves stretches that end in the half of a page that they begin in. `n_warps` warps take one half
+// after another, a quad one row of queries of one stretch after another.
 template <class Cells>
 __device__ __noinline__ void leave_inner(const SectionScratch &from, const Item &item, u32 n_queries, u32 warp, u32 n_warps, int lane, Cells cells) {
     const u32 log = 32 - __clz(n_queries - 1); // rows of queries, to the next power of two
@@ -344,9 +347,11 @@ struct Folded {
     float sum = 0.0f, weight = 0.0f, top = NEVER;
 };
 
-// Folds one dimension of one head per lane, parts in order: up to FOLDED_AT_ONCE from `first` on, into what is folded already.
-// `parts.weight(part, there)` tells a lane one part's maximum and weight, `parts.sums(sums, part, last)` LOADS of its dimension from `part`
-// on, none beyond `last`. Where SUMS_FIRST, those of the very first parts are in `sums` already. Where LOADS is zero, only weights are folded.
+// Folds one dimension of one head per lane, parts in order: up to FOLDED_AT_ONCE from `first` on,
+// into what is folded already. `parts.weight(part, there)` tells a lane one part's maximum and
+// weight, `parts.sums(sums, part, last)` LOADS of its dimension from `part` on, none beyond `last`.
+// Where SUMS_FIRST, those of the very first parts are in `sums` already. Where LOADS is zero, only
+// weights are folded.
 constexpr u32 FOLDED_AT_ONCE = 32;
 constexpr int sums_at_once(int loads) { return loads > 0 ? loads : 8; }
 template <int LOADS, class Parts>
@@ -379,7 +384,8 @@ __device__ __forceinline__ void fold_some(Folded &whole, const Parts &parts, flo
     }
     whole.top = __shfl_sync(FULL, after, 31);
 }
-// All of them. Where SUMS_FIRST, the first sums are asked for before any weight, so that both are on their way at once.
+// All of them. Where SUMS_FIRST, the first sums are asked for before any weight, so that both are
+// on their way at once.
 template <int LOADS, class Parts> __device__ __forceinline__ Folded fold_parts(const Parts &parts, u32 n_parts, int lane) {
     Folded whole;
     float sums[sums_at_once(LOADS)] = {};

@@ -1,9 +1,10 @@
-// Parts of attention that blocks of one launch hand to one another, without a counter or a fence: a word that nobody
-// sent yet is NOTHING, which no result is. Every word has one reader, who makes it NOTHING again for the next launch.
-// Blocks wait for one another, so all of a launch must be there at once: `attend` has no more blocks than
-// multiprocessors, and a kernel that may start early does so only when all of them have started. That holds for one
-// stream: two devices in one process must not run long contexts at the same time. Kernels that copy rows run beside it in a
-// stream of their own and wait for nobody.
+// Parts of attention that blocks of one launch hand to one another, without a counter or a fence: a
+// word that nobody sent yet is NOTHING, which no result is. Every word has one reader, who makes it
+// NOTHING again for the next launch. Blocks wait for one another, so all of a launch must be there
+// at once: `attend` has no more blocks than multiprocessors, and a kernel that may start early does
+// so only when all of them have started. That holds for one stream: two devices in one process must
+// not run long contexts at the same time. Kernels that copy rows run beside it in a stream of their
+// own and wait for nobody.
 #pragma once
 
 #include "kernels/section.cuh"
@@ -70,8 +71,8 @@ struct SentSlice {
     }
 };
 
-// Folds one of the slices, and adds what share of attention some cells have: 32 with each slice in turn. `cells` are
-// those of the head, sent as its parts are, `shares` where they are added up.
+// Folds one of the slices, and adds what share of attention some cells have: 32 with each slice in
+// turn. `cells` are those of the head, sent as its parts are, `shares` where they are added up.
 __device__ __forceinline__ void fold_slice(const SentSlice &slice, u32 n_parts, u16 *a, float *cells, float *shares, u32 n_cells) {
     const Folded whole = fold_parts<16>(slice, n_parts, slice.lane);
     const int d = slice.slice * 32 + slice.lane;

@@ -16,17 +16,17 @@ __device__ __forceinline__ void ask_early(const Item &item, u32 key_position, co
     }
 }
 
-// The pages of a section in shared memory: keys, then values. Barriers tell when a page is there, and when a
-// side is done with.
+// The pages of a section in shared memory: keys, then values. Barriers tell when a page is there,
+// and when a side is done with.
 struct Pages {
     u64 there[2][SECTION_PAGES], done[2];
 };
-// Copies that are on their way at once: few where all of the GPU copies, as in matvec.cuh, all where a few blocks
-// could not saturate the memory anyway.
+// Copies that are on their way at once: few where all of the GPU copies, as in matvec.cuh, all
+// where a few blocks could not saturate the memory anyway.
 __device__ __forceinline__ int pages_in_flight(u32 n_work) { return n_work <= 32 ? 2 * SECTION_PAGES : 3; }
 
-// The copying warp: sections in the order they are taken in, keys before values. Pages that a section does not
-// have are there at once, so that all barriers turn together.
+// The copying warp: sections in the order they are taken in, keys before values. Pages that a
+// section does not have are there at once, so that all barriers turn together.
 __device__ __forceinline__ void stream_pages(Pages &pages, u8 *sides, const Step &step, const u16 *kv, u32 n_work, u32 n_blocks, int lane) {
     const int in_flight = pages_in_flight(n_work);
     u32 parity = 0;
@@ -35,7 +35,8 @@ __device__ __forceinline__ void stream_pages(Pages &pages, u8 *sides, const Step
         const ItemHead next(step, work + n_blocks, n_work, lane);
         const int n_pages = (item.n_rows() + PAGE_ROWS - 1) / PAGE_ROWS;
         for (int side = 0; side < 2; ++side) {
-            // Where there is room for one side, values take the place of this item's keys, and keys that of the last one's values.
+            // Where there is room for one side, values take the place of this item's keys, and keys
+            // that of the last one's values.
             barrier_wait(&pages.done[BOTH_SIDES ? side : side ^ 1], BOTH_SIDES || side == 0 ? parity ^ 1 : parity);
             for (int page = 0; page < SECTION_PAGES; ++page) {
                 const int before = side * SECTION_PAGES + page - in_flight;
@@ -94,8 +95,8 @@ __device__ __forceinline__ void make_row(const Item &item, u32 store, u32 key_po
     else before_copies_of_stored();
 }
 
-// Where the cells of one KV head go: to the warp that folds the parts; or, if the section is all that a token sees, into
-// its shares of attention.
+// Where the cells of one KV head go: to the warp that folds the parts; or, if the section is all
+// that a token sees, into its shares of attention.
 struct HeadCells {
     bool folded;
     float *to;
@@ -112,7 +113,8 @@ struct Parts {
     u32 n_tokens, of[8][4];
 };
 
-// Folds the parts of tokens that have several. All blocks take part: a warp has 32 dimensions of one head.
+// Folds the parts of tokens that have several. All blocks take part: a warp has 32 dimensions of
+// one head.
 __device__ __forceinline__ void fold_sections(const Parts &parts, u32 n_blocks, const Attended &to, int warp, int lane) {
     for (u32 task = blockIdx.x + warp * n_blocks; task < parts.n_tokens * HEADS * DIM_UNITS; task += n_blocks * WARPS) {
         const u32 token = task / (HEADS * DIM_UNITS), head = task / DIM_UNITS % HEADS;
@@ -124,19 +126,22 @@ __device__ __forceinline__ void fold_sections(const Parts &parts, u32 n_blocks, 
     }
 }
 
-// Computes   a = softmax(rotate(q) * k / sqrt(HEAD_DIM)) * v over every row that a token sees, for up to
-//            eight tokens. With `with_store` it runs rope_store too: the block that needs a new row makes it.
-// Layout     q: bf16 [tokens][Q_WIDTH]; k, v: bf16 [tokens][KV_WIDTH]; kv: pages of one layer (attention_head.cuh);
-//            rope: f32 [positions][HALF_DIM][cos, sin]; results as in Attended.
+// Computes   a = softmax(rotate(q) * k / sqrt(HEAD_DIM)) * v over every row that a token sees, for
+//            up to eight tokens. With `with_store` it runs rope_store too: the block that needs a
+//            new row makes it.
+// Layout     q: bf16 [tokens][Q_WIDTH]; k, v: bf16 [tokens][KV_WIDTH]; kv: pages of one layer
+//            (attention_head.cuh); rope: f32 [positions][HALF_DIM][cos, sin]; results as in
+//            Attended.
 // Work split a block takes one KV head of one item after another: a section and the queries, of all
 //            lanes, that see it. Of scores a warp owns 16 queries x 32 rows, of values 16 queries x
 //            an eighth of the dimensions. A ninth warp copies, and goes on to the next item as soon
 //            as this one's keys, then its values, are done with. Parts are folded in order by all
-//            blocks. Squares for shares of attention are summed with the weights, those of a stretch
-//            by a lane.
+//            blocks. Squares for shares of attention are summed with the weights, those of a
+//            stretch by a lane.
 // Rounding   the rotated query once; probabilities once; a once.
-// Moves      the section's keys and values once, asked for before the kernel before has ended: bound by memory. On sm_90
-//            two blocks' registers fit, so that this one starts beside the kernel before; larger groups need too many.
+// Moves      the section's keys and values once, asked for before the kernel before has ended:
+//            bound by memory. On sm_90 two blocks' registers fit, so that this one starts beside
+//            the kernel before; larger groups need too many.
 extern "C" __global__ void __launch_bounds__(RING_THREADS, GROUP <= 4 && __CUDA_ARCH__ == 900 ? 2 : 1)
 attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const float2 *rope, const u16 *q, const u16 *k,
        const u16 *v, u16 *kv, Attended to) {
@@ -173,7 +178,8 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
     u32 parity = 0;
     if (blockIdx.x >= min(n_blocks, n_work)) return wait_for_previous();
     for (u32 work = blockIdx.x; work < n_work; work += n_blocks, parity ^= 1) {
-        // Asked for anew, so that nothing that depends on it is kept from item to item: there are no registers for that.
+        // Asked for anew, so that nothing that depends on it is kept from item to item: there are
+        // no registers for that.
         const u32 thread = own_thread();
         warp = thread / 32, lane = thread % 32;
         const Item &item = items[parity];
@@ -191,8 +197,8 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
             make_query(scratch.queries[row], item, row, kv_head, with_store, q_norm, rope, q, lane);
         if (stores) make_row(item, store, key_position, kv_head, keys, values, pages, parity, k_norm, rope, k, v, kv, lane);
         meet();
-        // Where no more items follow, no copy overwrites what is still being read; but where there is room for one side, values do
-        // keys.
+        // Where no more items follow, no copy overwrites what is still being read; but where there
+        // is room for one side, values do keys.
         const bool goes_on = work + n_blocks < n_work;
         if (goes_on) fetch(items[parity ^ 1], work + n_blocks);
 

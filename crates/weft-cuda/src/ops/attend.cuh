@@ -35,6 +35,7 @@ struct Attended {
     float *shares;  // f32 [cells][HEADS]: squared probabilities of each cell's rows, added over layers
 };
 
-// Of what must be ready before scores a warp makes one or two of an item's 16 queries, and one of the rows that the step
-// adds to the section. The last warps make new rows: the first ones have queries where there are few.
+// Of what must be ready before scores a warp makes one or two of an item's 16 queries, and one of
+// the rows that the step adds to the section. The last warps make new rows: the first ones have
+// queries where there are few.
 __device__ __forceinline__ int own_store() { return WARPS - 1 - threadIdx.x / 32; }

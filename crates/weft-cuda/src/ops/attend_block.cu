@@ -6,8 +6,8 @@ constexpr int TILE_WARPS = TILE_THREADS / 32;
 static_assert(TILE_QUERIES == TILE_WARPS * 16, "a warp has 16 queries");
 
 // What the squares of a page that marks cut are added up from: maxima and squares from before it,
-// then its rounded weights. A warp keeps them where it turned its queries, which are in registers by
-// then.
+// then its rounded weights. A warp keeps them where it turned its queries, which are in registers
+// by then.
 struct CutPage {
     float before[2][2][32]; // maximum and squares, upper and lower
     uint4 weights[2][2][32]; // half, upper and lower
@@ -168,10 +168,11 @@ __device__ __forceinline__ void leave_cell(const Running &state, const QueryTile
     }
 }
 
-// Computes   a = softmax(rotate(q) * k / sqrt(HEAD_DIM)) * v over every row that a token sees, for blocks of
-//            tokens.
-// Layout     q: bf16 [tokens][Q_WIDTH], after rope_store; kv: pages of one layer (attention_head.cuh); rope: f32
-//            [positions][HALF_DIM][cos, sin]; results as in Attended.
+// Computes   a = softmax(rotate(q) * k / sqrt(HEAD_DIM)) * v over every row that a token sees, for
+//            blocks of tokens.
+// Layout     q: bf16 [tokens][Q_WIDTH], after rope_store; kv: pages of one layer
+//            (attention_head.cuh); rope: f32 [positions][HALF_DIM][cos, sin]; results as in
+//            Attended.
 // Work split a block owns one KV head and up to 64 queries (tokens x heads of the group) of one
 //            lane, a warp 16 of them; it takes the lane's pages in order, one ahead. Where there
 //            are few blocks, gridDim.y of them share the sections of a tile and leave parts behind
@@ -267,7 +268,8 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
             if (tile.cell == NOWHERE) {
                 take_page<false>(state, near, queries, first_row, seen, lane);
             } else {
-                // All warps of a block run the same instructions: there is no room for two lists of them near.
+                // All warps of a block run the same instructions: there is no room for two lists of
+                // them near.
                 u64 marks = 0;
                 if (has_cells && section.n_marks > 0)
                     marks = sections[s].marks[page * 2] | (u64)sections[s].marks[page * 2 + 1] << 32;
@@ -341,8 +343,8 @@ struct StoredParts {
     }
 };
 
-// Folds the parts of one token's heads of one KV head. A warp has 32 dimensions of one head, and adds what as many of its
-// cells were given.
+// Folds the parts of one token's heads of one KV head. A warp has 32 dimensions of one head, and
+// adds what as many of its cells were given.
 __device__ __forceinline__ void merge(u32 token, u32 n_parts, u64 first, u32 n_cells, u64 first_cell, int kv_head, const Attended &to) {
     constexpr int AT_ONCE = WARPS * 32 / DIM;
     const int lane = threadIdx.x % 32, d = threadIdx.x % DIM;

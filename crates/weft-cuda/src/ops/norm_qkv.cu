@@ -17,8 +17,8 @@ __device__ __forceinline__ void multiply_qkv(const Step &step, const u8 *weights
 // Computes   n = rms_norm(x); q, k, v = n * W (+ bias), for up to eight tokens.
 // Layout     weights: packed in units, rows of q, then k, then v; x: bf16 [tokens][HIDDEN_STRIDE];
 //            q: bf16 [tokens][Q_WIDTH]; k, v: bf16 [tokens][KV_WIDTH].
-// Work split a block owns tiles of eight rows, a warp an eighth of the columns (matvec.cuh); every block
-//            normalises x for itself.
+// Work split a block owns tiles of eight rows, a warp an eighth of the columns (matvec.cuh); every
+//            block normalises x for itself.
 // Rounding   n as RMSNorm rounds; q, k, v once, after the bias.
 // Moves      the weights once: bound by memory.
 extern "C" __global__ void MATVEC_BOUNDS(HIDDEN_UNITS)

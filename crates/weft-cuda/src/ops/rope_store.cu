@@ -1,8 +1,9 @@
 #include "kernels/attention_head.cuh"
 
-// Computes   q, k = per-head rms_norm where the model has it; kv[slot] = rotate(k, key position), and v with `with_values`.
-// Layout     q: bf16 [tokens][Q_WIDTH]; k, v: bf16 [tokens][KV_WIDTH]; kv: pages of one layer (attention_head.cuh);
-//            rope: f32 [positions][HALF_DIM][cos, sin].
+// Computes   q, k = per-head rms_norm where the model has it; kv[slot] = rotate(k, key position),
+//            and v with `with_values`.
+// Layout     q: bf16 [tokens][Q_WIDTH]; k, v: bf16 [tokens][KV_WIDTH]; kv: pages of one layer
+//            (attention_head.cuh); rope: f32 [positions][HALF_DIM][cos, sin].
 // Work split a warp owns one head of one token.
 // Rounding   the norms as RMSNorm rounds; the rotated key once. q stays unrotated, see attend.
 // Moves      q, k, v once in and out: bound by latency.
@@ -42,8 +43,9 @@ rope_store(Step step, u32 with_values, const u16 *q_norm, const u16 *k_norm, con
 
 // Computes   kv[slot] = v, for blocks of tokens.
 // Layout     v: bf16 [tokens][KV_WIDTH]; kv: pages of one layer (attention_head.cuh).
-// Work split a block owns 32 tokens of one KV head. Mostly they are half a page; then values are turned round in shared
-//            memory and go out in whole chunks, which hold eight rows of one dimension each.
+// Work split a block owns 32 tokens of one KV head. Mostly they are half a page; then values are
+//            turned round in shared memory and go out in whole chunks, which hold eight rows of one
+//            dimension each.
 // Rounding   none.
 // Moves      v once in and out: bound by memory.
 extern "C" __global__ void __launch_bounds__(VALUE_THREADS)

@@ -1,7 +1,7 @@
-// `attend` in the persistent kernel, with `rope_store` in it: cut over blocks as the kernel of that name
-// is, with the same functions and so the same bits. `load_attend` brings pages through the ring,
-// `compute_attend` is all the rest. A launch may run several tokens of every lane: then the lists are
-// those of the first, and what grows with each token is added here.
+// `attend` in the persistent kernel, with `rope_store` in it: cut over blocks as the kernel of that
+// name is, with the same functions and so the same bits. `load_attend` brings pages through the
+// ring, `compute_attend` is all the rest. A launch may run several tokens of every lane: then the
+// lists are those of the first, and what grows with each token is added here.
 #pragma once
 
 #include "kernels/attention_head.cuh"
@@ -9,15 +9,15 @@
 #include "ops/attend.cuh"
 #include "persistent/launch.cuh"
 
-// Stages that a block has on their way at once while it runs a layer. Where few blocks attend they have more to copy than
-// others, who wait for them; and few do not keep the memory from others.
+// Stages that a block has on their way at once while it runs a layer. Where few blocks attend they
+// have more to copy than others, who wait for them; and few do not keep the memory from others.
 __device__ __forceinline__ int few_in_flight(const BlockShared &shared) {
     return shared.n_attending <= 16 && blockIdx.x < shared.n_attending ? 4 : FEW_IN_FLIGHT;
 }
 
 // ---- loading -----------------------------------------------------------------------------------
-// The keys of a section, then its values. Pages that this launch wrote to are asked for only when the token before
-// has stored its row.
+// The keys of a section, then its values. Pages that this launch wrote to are asked for only when
+// the token before has stored its row.
 __device__ __forceinline__ bool load_attend(Copier &copier, const BlockShared &shared, const Launch &launch, const u16 *kv, u32 step,
                                              u32 n_attended) {
     const u32 n_work = shared.n_work, n_blocks = shared.n_attending;
@@ -46,7 +46,7 @@ __device__ __forceinline__ bool load_attend(Copier &copier, const BlockShared &s
     return true;
 }
 
-// ---- computing: queries and new rows ----------------------------------------------------------------------
+// ---- computing: queries and new rows ------------------------------------------------------------
 // A head of a row of words, and whether all of it is there.
 __device__ __forceinline__ bool ask_head(Head &head, const u64 *row, int first, u32 number, int lane) {
     u64 words[2][LANE_PAIRS];
@@ -69,14 +69,14 @@ __device__ __forceinline__ bool ask_head(Head &head, const u64 *row, int first, 
     return all;
 }
 
-// Rows of queries. Where the kernel is made for a number of tokens there are no more of an item than that: `plan_for` sees to it, and
-// for one token `Persistent::takes`.
+// Rows of queries. Where the kernel is made for a number of tokens there are no more of an item
+// than that: `plan_for` sees to it, and for one token `Persistent::takes`.
 __device__ __forceinline__ u32 query_rows(const Block &block, const Item &item) {
     return (block.n_tokens == 1 ? 1 : block.fixed ? min(item.n_queries, block.n_tokens) : item.n_queries) * GROUP;
 }
 
-// This warp's queries, rotated, into shared memory. What does not depend on the op before is asked for before it is
-// waited for.
+// This warp's queries, rotated, into shared memory. What does not depend on the op before is asked
+// for before it is waited for.
 __device__ __forceinline__ void make_queries(Block &block, const Item &item, int kv_head, u32 number) {
     const int lane = block.lane;
     auto &queries = block.shared.scratch.section.queries;
@@ -97,8 +97,9 @@ __device__ __forceinline__ void make_queries(Block &block, const Item &item, int
     }
 }
 
-// A warp's share of an item's new rows: one of them, and where it goes. Its key, rotated, and its value lie in shared
-// memory; its key also in the page, which may have been copied before the row was there.
+// A warp's share of an item's new rows: one of them, and where it goes. Its key, rotated, and its
+// value lie in shared memory; its key also in the page, which may have been copied before the row
+// was there.
 struct NewRow {
     bool there, patches; // one of the pages
     int page, row;       // of the section
@@ -144,7 +145,7 @@ __device__ __forceinline__ void store_row(Block &block, const NewRow &made, cons
     put_row<1>(page + PAGE_SIDE, block, made.row);
 }
 
-// ---- computing: results -----------------------------------------------------------------------------------
+// ---- computing: results -------------------------------------------------------------------------
 // A pair of dimensions of a result.
 __device__ __forceinline__ void publish_attended(Block &block, u32 token, int column, u32 pair) {
     store_word(block.launch.a + token * (Q_STRIDE / 2) + column / 2, pair, block.number);
@@ -183,8 +184,8 @@ __device__ __forceinline__ void publish_section(Block &block, const Item &item, 
                 publish_attended(block, asked.token, head * HEAD_DIM + d, round_pair(a / weight, b / weight));
             }
         }
-        // A part's maximum and weight; the maximum and the squares of its first cell, and from another warp those of its second,
-        // where there are no more.
+        // A part's maximum and weight; the maximum and the squares of its first cell, and from
+        // another warp those of its second, where there are no more.
         const int word = block.warp * 4 + block.lane % 4;
         if (!whole && word < 6) {
             const u64 cell = ((u64)(asked.cell + block.warp) * HEADS + head) * 2;
@@ -195,8 +196,8 @@ __device__ __forceinline__ void publish_section(Block &block, const Item &item, 
     }
 }
 
-// Where the cells of one KV head go: to the block that folds the parts; or, if the section is all that a token sees, into
-// its shares of attention.
+// Where the cells of one KV head go: to the block that folds the parts; or, if the section is all
+// that a token sees, into its shares of attention.
 struct Cells {
     void *to;
     u32 number, kv_head;
@@ -227,7 +228,8 @@ __device__ __forceinline__ void add_section_shares(Block &block, const Item &ite
     }
 }
 
-// The item that this block takes at some time. The first ones are kept; those that follow are fetched, one ahead.
+// The item that this block takes at some time. The first ones are kept; those that follow are
+// fetched, one ahead.
 __device__ __forceinline__ Item &item_at(Block &block, u32 index) {
     return block.shared.items[index < KEPT_ITEMS ? index : KEPT_ITEMS + index % 2];
 }
@@ -250,9 +252,11 @@ __device__ __forceinline__ void attend_section(Block &block, u32 index, u32 work
     const int kv_head = work % KV_HEADS, warp = block.warp, lane = block.lane;
     const u32 n_blocks = block.shared.n_attending;
     const Item &item = item_at(block, index);
-    // Queries that stand in the scratch, as those of one span do for all of its sections, need neither be made nor awaited.
+    // Queries that stand in the scratch, as those of one span do for all of its sections, need
+    // neither be made nor awaited.
     const bool kept = index > 0 && n_blocks % KV_HEADS == 0 && same_queries(item, item_at(block, index - 1));
-    // What the scratch holds otherwise, or of the section before, must not go while a warp reads it.
+    // What the scratch holds otherwise, or of the section before, must not go while a warp reads
+    // it.
     meet();
     const u32 grown = item.n_stores > 0 ? block.step : 0, number = block.number_before(only_store ? 1 : 2);
     const int n_rows = item.n_rows + grown, n_pages = (n_rows + PAGE_ROWS - 1) / PAGE_ROWS;
@@ -326,8 +330,9 @@ struct SentParts {
     }
 };
 
-// The same brought near. Parts come from far and are folded one after the other: so the first warp folds, and all others fetch for it, as
-// many as are folded at once and as many ahead. They put them where the last product had its sums, which the next one leaves alone.
+// The same brought near. Parts come from far and are folded one after the other: so the first warp
+// folds, and all others fetch for it, as many as are folded at once and as many ahead. They put
+// them where the last product had its sums, which the next one leaves alone.
 struct FetchedParts {
     static constexpr bool SUMS_FIRST = false;
     static constexpr u32 EACH = (FOLDED_AT_ONCE + WARPS - 2) / (WARPS - 1); // parts of a warp that fetches
@@ -371,8 +376,8 @@ __device__ __forceinline__ void fold_slice(Block &block, const SentParts &parts,
 #pragma unroll 1
     for (u32 first = 0; first < n_parts; first += FOLDED_AT_ONCE) {
         if (block.warp > 0) near.fetch(parts, first, n_parts, block.warp);
-        // A buffer is full then, and the other one free. One warp that waited in vain makes all wait no more, so that none takes what comes
-        // of it for a result.
+        // A buffer is full then, and the other one free. One warp that waited in vain makes all
+        // wait no more, so that none takes what comes of it for a result.
         if (block.meet_and_ask()) block.watch.gone = true;
         if (block.warp == 0) fold_some<16>(whole, near, sums, first, n_parts, block.lane);
     }
@@ -391,9 +396,10 @@ __device__ __forceinline__ void add_shares(Block &block, const SentParts &parts,
         add_share(block.launch.shares_of(block.step) + at, block.is_first_layer(), share);
     }
 }
-// Folds the parts of tokens that have several, and adds up their shares: tasks for blocks. Shares are added from the last
-// block on, because everybody waits for what is folded and nobody for them; but only by blocks whose rows of `norm_gate_up`
-// all others need, so that the next layer's parts do not come before these are read.
+// Folds the parts of tokens that have several, and adds up their shares: tasks for blocks. Shares
+// are added from the last block on, because everybody waits for what is folded and nobody for them;
+// but only by blocks whose rows of `norm_gate_up` all others need, so that the next layer's parts
+// do not come before these are read.
 __device__ __forceinline__ void fold_sections(Block &block) {
     constexpr u32 ADDING = GateUpRows::GROUPS < N_BLOCKS ? GateUpRows::GROUPS : N_BLOCKS;
     const u32 n_heads = block.n_tokens * HEADS, from_last = N_BLOCKS - 1 - blockIdx.x;
@@ -411,7 +417,7 @@ __device__ __forceinline__ void fold_sections(Block &block) {
             add_shares(block, parts_of(head, 0), n_parts_of(head), n_cells_of(head), block.shared.partials[head / HEADS][3]);
 }
 
-// ---- computing: all of it ------------------------------------------------------------------------------------
+// ---- computing: all of it -----------------------------------------------------------------------
 // Or only what `rope_store` is of it.
 __device__ __forceinline__ void compute_attend(Block &block, bool only_store) {
     const u32 n_work = block.shared.n_work, n_blocks = block.shared.n_attending;

@@ -1,4 +1,5 @@
-// The persistent kernel: what its two kinds of warps do, and the kernels. An op's parts are in the file of its name.
+// The persistent kernel: what its two kinds of warps do, and the kernels. An op's parts are in the
+// file of its name.
 #include "persistent/attend.cuh"
 #include "persistent/embed.cuh"
 #include "persistent/launch.cuh"
@@ -68,8 +69,8 @@ __device__ __forceinline__ void load(BlockShared &shared, const Launch &launch, 
     if (launch.chooses != CHOOSES_NOTHING) tell_last_shares(shared, launch, n_told, lane);
 }
 
-// The kernel for a number of tokens (`plan_for`), or for any number of several. Where it is known there is less to compute, and registers are
-// left for weights.
+// The kernel for a number of tokens (`plan_for`), or for any number of several. Where it is known
+// there is less to compute, and registers are left for weights.
 constexpr u32 ANY = 0;
 template <u32 TOKENS, bool DRAWS> __device__ __forceinline__ void decode_tokens(const Launch &launch) {
     u8 *ring_memory = dynamic_shared();
@@ -113,11 +114,14 @@ template <u32 TOKENS, bool DRAWS> __device__ __forceinline__ void decode_tokens(
     shared.ring.left = 1;
 }
 
-// Computes   the plan, or its first ops, for up to eight tokens; where it chooses, the next ones, and the plan for those.
-// Layout     weights and pages as the kernels of the ops have them; results between ops are words (hop.cuh).
-// Work split one block per multiprocessor. A block owns tiles of every matrix, sections of attention, and where those are
-//            folded 32 dimensions of some heads (attend.cuh); in it a warp has what it has in the ops' own kernels. A ninth warp
-//            copies weights and pages (ring.cuh).
+// Computes   the plan, or its first ops, for up to eight tokens; where it chooses, the next ones,
+//            and the plan for those.
+// Layout     weights and pages as the kernels of the ops have them; results between ops are words
+//            (hop.cuh).
+// Work split one block per multiprocessor. A block owns tiles of every matrix, sections of
+//            attention, and where those are folded 32 dimensions of some heads (attend.cuh); in it
+//            a warp has what it has in the ops' own kernels. A ninth warp copies weights and pages
+//            (ring.cuh).
 // Rounding   that of the ops.
 // Moves      weights and pages once: bound by memory, and by the hops from op to op.
 #define WHOLE_PLAN(name, tokens, draws)                                                                                                              \

@@ -1,5 +1,5 @@
-// `embed` in the persistent kernel. Nothing is loaded ahead: which rows are needed is known only when
-// the token before is. A block keeps its own rows of the residual stream in shared memory.
+// `embed` in the persistent kernel. Nothing is loaded ahead: which rows are needed is known only
+// when the token before is. A block keeps its own rows of the residual stream in shared memory.
 #pragma once
 
 #include "kernels/base.cuh"

@@ -19,7 +19,8 @@ struct LayerAddresses {
     u16 *kv;
 };
 
-// Results of ops as ordinary memory holds them; only the last op of a launch writes there, for tests.
+// Results of ops as ordinary memory holds them; only the last op of a launch writes there, for
+// tests.
 struct PlainBuffers {
     u16 *x;
     QkvStore qkv;
@@ -61,8 +62,8 @@ static_assert(LAYERS <= 256, "an op has eight bits for its layer");
 constexpr int KEPT_ITEMS = 4;
 constexpr int QKV_WORDS = (QKV_ROWS + 1) / 2;
 
-// Scratch of products, of attention and of a choice: a block never does two of them. What is fetched for a fold lies in those sums
-// that the next product leaves alone (attend.cuh).
+// Scratch of products, of attention and of a choice: a block never does two of them. What is
+// fetched for a fold lies in those sums that the next product leaves alone (attend.cuh).
 union Scratch {
     WarpSums sums;
     SectionScratch section;
@@ -112,7 +113,8 @@ struct Block {
     u32 number;    // of its results
 
     __device__ __forceinline__ void begin(u32 of_step, u32 index) {
-        // Asked for anew, so that nothing that depends on them is kept from op to op: there are no registers for that.
+        // Asked for anew, so that nothing that depends on them is kept from op to op: there are no
+        // registers for that.
         const u32 thread = own_thread();
         warp = thread / 32, lane = thread % 32;
         step = of_step;
@@ -122,8 +124,8 @@ struct Block {
     }
     // Whether the launch ends with it.
     __device__ __forceinline__ bool is_last() const { return op + 1 == launch.n_ops; }
-    // Whether there are registers for a product's weights: those of a narrow model where the compiler knows the number of tokens, and needs
-    // few for addresses and norms.
+    // Whether there are registers for a product's weights: those of a narrow model where the
+    // compiler knows the number of tokens, and needs few for addresses and norms.
     __device__ __forceinline__ bool holds_weights() const { return __CUDA_ARCH__ >= 900 && fixed && HIDDEN_UNITS <= TWO_BLOCKS_UNITS; }
     __device__ __forceinline__ u32 thread() const { return warp * 32 + lane; }
     // The number of results made `before` ops ago.

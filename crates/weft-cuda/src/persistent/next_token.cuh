@@ -1,8 +1,9 @@
 // The next token in the persistent kernel, and what the host is told of it.
 //
-// Two ways lead to the next token. Where it is the best logit of every lane, blocks hand each other their candidates
-// and all find it for themselves: one hop. Where lanes draw, or adjust their logits, scores lie in memory: every block
-// says that it is done, one block per output chooses as the kernel `choose` does, and hands its token to all.
+// Two ways lead to the next token. Where it is the best logit of every lane, blocks hand each other
+// their candidates and all find it for themselves: one hop. Where lanes draw, or adjust their
+// logits, scores lie in memory: every block says that it is done, one block per output chooses as
+// the kernel `choose` does, and hands its token to all.
 #pragma once
 
 #include "kernels/sampling.cuh"
@@ -12,14 +13,15 @@
 constexpr u32 LAST = 0x80000000u; // beside a token: none follows. No row has the bit, and DECLINED has it.
 
 // ---- done --------------------------------------------------------------------------------------
-// Says that logits, scores and shares of attention that this block wrote are there. Called after all warps met, by the
-// last one: the first has candidates to hand on.
+// Says that logits, scores and shares of attention that this block wrote are there. Called after
+// all warps met, by the last one: the first has candidates to hand on.
 __device__ __forceinline__ void publish_done(Block &block) {
     if (block.thread() != (WARPS - 1) * 32) return;
     __threadfence();
     store_word(block.launch.done + blockIdx.x, 0, block.number);
 }
-// Whether a block is done with the op of a number. Those that owe nothing to whoever asks may have done more since.
+// Whether a block is done with the op of a number. Those that owe nothing to whoever asks may have
+// done more since.
 __device__ __forceinline__ bool is_done(const Launch &launch, u32 block, u32 number) {
     return (int)(number_of(load_relaxed(launch.done + block)) - number) >= 0;
 }
@@ -32,14 +34,16 @@ __device__ __forceinline__ bool await_done(Block &block, u32 number) {
 }
 
 // ---- shares ------------------------------------------------------------------------------------
-// The copying warp tells them: it has time, and others need no instructions for it. A step's are told when the next one's second
-// layer comes, the last one's when the computing warps are done. The step after that adds up shares in the same place: it cannot
-// begin before, because what tells owns rows of the op that follows the telling.
+// The copying warp tells them: it has time, and others need no instructions for it. A step's are
+// told when the next one's second layer comes, the last one's when the computing warps are done.
+// The step after that adds up shares in the same place: it cannot begin before, because what tells
+// owns rows of the op that follows the telling.
 constexpr u32 TELLING_OP = LAYERS > 1 ? 10 : 4; // of the plan: the second `proj_add`
 constexpr u32 TELLING_BLOCKS = HiddenRows::GROUPS < N_BLOCKS ? HiddenRows::GROUPS : N_BLOCKS; // the last ones
 
-// Waits until all blocks are done with a step's head. False where the computing warps have left before; those leave within the
-// bound of their own waits, and what all have done they have told all.
+// Waits until all blocks are done with a step's head. False where the computing warps have left
+// before; those leave within the bound of their own waits, and what all have done they have told
+// all.
 __device__ __forceinline__ bool await_heads(const BlockShared &shared, const Launch &launch, u32 step, int lane) {
     const u32 number = launch.number + (step + 1) * launch.n_ops;
     for (u32 from = lane; from < N_BLOCKS; from += 32)
@@ -48,8 +52,8 @@ __device__ __forceinline__ bool await_heads(const BlockShared &shared, const Lau
     __threadfence();
     return true;
 }
-// Tells the host how the tokens of a step attended: a block for each output, from the last block on. False where the
-// computing warps have left before.
+// Tells the host how the tokens of a step attended: a block for each output, from the last block
+// on. False where the computing warps have left before.
 __device__ __forceinline__ bool tell_shares(const BlockShared &shared, const Launch &launch, u32 step, int lane) {
     const Sampling &to = launch.sampling;
     const float *shares = launch.shares_of(step);
@@ -80,16 +84,18 @@ __device__ __forceinline__ void tell_token(Block &block, u32 output, u32 token) 
 
 // ---- the best logit ----------------------------------------------------------------------------
 __device__ __forceinline__ u64 better(u64 a, u64 b) { return a > b ? a : b; }
-// Of a block without rows (see `candidate`); the highest bit of its row's complement is set as that of any other.
+// Of a block without rows (see `candidate`); the highest bit of its row's complement is set as that
+// of any other.
 constexpr u64 NO_CANDIDATE = 0x80000000ull;
 
-// Where a block's candidate for an output lies. Steps take turns: a block that has no part in a step's ops is late without
-// holding it up, and reads the last one's when others are at this one's.
+// Where a block's candidate for an output lies. Steps take turns: a block that has no part in a
+// step's ops is late without holding it up, and reads the last one's when others are at this one's.
 __device__ __forceinline__ u64 *candidate_words(const Block &block, u32 output, u32 from) {
     return block.launch.candidates + ((block.step % 2 * FEW + output) * N_BLOCKS + from) * 2;
 }
-// Tells all blocks the best of this one's rows; the first block also whether the host wants to stop. `best` is that of
-// the rows this thread had, all of the same output: eight threads have the rows of one, 1, 2, 4 or 8 outputs take turns.
+// Tells all blocks the best of this one's rows; the first block also whether the host wants to
+// stop. `best` is that of the rows this thread had, all of the same output: eight threads have the
+// rows of one, 1, 2, 4 or 8 outputs take turns.
 __device__ __forceinline__ void publish_best(Block &block, u64 best) {
 #pragma unroll
     for (int other = 1; other < 8; other *= 2) best = better(best, __shfl_xor_sync(FULL, best, other));
@@ -105,7 +111,8 @@ __device__ __forceinline__ void publish_best(Block &block, u64 best) {
         store_word(to + 1, (u32)of_block ^ block.shared.asked_to_stop << 31, block.number);
     }
 }
-// The best of all blocks' rows of a warp's output, or DECLINED where scores say nothing; with LAST where the host wants to stop.
+// The best of all blocks' rows of a warp's output, or DECLINED where scores say nothing; with LAST
+// where the host wants to stop.
 __device__ __forceinline__ u32 take_best(Block &block) {
     const u32 number = block.number_before(0);
     u64 best = 0;
@@ -120,7 +127,8 @@ __device__ __forceinline__ u32 take_best(Block &block) {
         });
         __syncwarp();
         if (from >= N_BLOCKS) continue;
-        // A row's complement has its highest bit set; where the first block wants to stop it is not.
+        // A row's complement has its highest bit set; where the first block wants to stop it is
+        // not.
         if (from == 0 && !(value_of(words.second) & 0x80000000u)) last = LAST;
         best = better(best, (u64)value_of(words.first) << 32 | value_of(words.second) | 0x80000000u);
     }

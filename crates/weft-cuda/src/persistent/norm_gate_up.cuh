@@ -1,5 +1,5 @@
-// `norm_gate_up` in the persistent kernel: what it loads, and what it makes of its sums. The product
-// itself is that of all norms (norm_product.cuh).
+// `norm_gate_up` in the persistent kernel: what it loads, and what it makes of its sums. The
+// product itself is that of all norms (norm_product.cuh).
 #pragma once
 
 #include "ops/norm_gate_up.cuh"

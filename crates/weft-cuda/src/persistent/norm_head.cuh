@@ -1,5 +1,6 @@
-// `norm_head` in the persistent kernel: what it loads, what it makes of its sums, and how its logits
-// lead to the next token (next_token.cuh). The product itself is that of all norms (norm_product.cuh).
+// `norm_head` in the persistent kernel: what it loads, what it makes of its sums, and how its
+// logits lead to the next token (next_token.cuh). The product itself is that of all norms
+// (norm_product.cuh).
 #pragma once
 
 #include "kernels/sampling.cuh"
@@ -14,10 +15,10 @@ struct NormHead {
         return tiles_of(own.vocabulary, launch.head, HIDDEN_UNITS);
     }
 
-    // Computed:
-    // Logits of rows `first` and `first + 8` of an output; `best` is the best candidate that this thread has seen. Where
-    // tokens are drawn, the best score of 16 rows, of which eight neighbouring lanes hold two each, is left behind as
-    // `leave_best` does. Called by whole warps; `there` is the same for the eight.
+    // Computed: Logits of rows `first` and `first + 8` of an output; `best` is the best candidate
+    // that this thread has seen. Where tokens are drawn, the best score of 16 rows, of which eight
+    // neighbouring lanes hold two each, is left behind as `leave_best` does. Called by whole warps;
+    // `there` is the same for the eight.
     static __device__ __forceinline__ void store(Block &block, u64 &best, u32 first, u32 output, const float (&logits)[2], bool there) {
         const Launch &launch = block.launch;
         const Draw &draw = block.shared.draws[output];
@@ -39,11 +40,13 @@ struct NormHead {
             launch.sampling.best[(u64)output * N_BEST + first / SCORE_ROWS] = top;
     }
 
-    // Before the product, in the first block: whether the host wants to stop. Asked for early, because the host's memory is far.
+    // Before the product, in the first block: whether the host wants to stop. Asked for early,
+    // because the host's memory is far.
     static __device__ __forceinline__ void begin(Block &block) {
         if (block.thread() == 0) block.shared.asked_to_stop = *(volatile u32 *)&block.launch.mailbox->stop;
     }
-    // After it: what this block knows of the next token, from the best of the logits that it computed.
+    // After it: what this block knows of the next token, from the best of the logits that it
+    // computed.
     static __device__ __forceinline__ void end(Block &block, u64 best) {
         if (block.draws) publish_drawn(block);
         else publish_best(block, best);

@@ -7,9 +7,9 @@
 #include "persistent/launch.cuh"
 #include "persistent/product.cuh"
 
-// rms_norm(x) of `n_rows` rows into a warp's stage. Half a warp has a row: lane 16h + w the w-th pair of columns of every
-// unit, of which there are HIDDEN_UNITS. The sums of squares are in the order of `norm_scale`: columns 2p and 2p + 1 of
-// chunk c of every unit, then over p, then over c.
+// rms_norm(x) of `n_rows` rows into a warp's stage. Half a warp has a row: lane 16h + w the w-th
+// pair of columns of every unit, of which there are HIDDEN_UNITS. The sums of squares are in the
+// order of `norm_scale`: columns 2p and 2p + 1 of chunk c of every unit, then over p, then over c.
 struct NormInput {
     Block &block;
     OpKind kind;

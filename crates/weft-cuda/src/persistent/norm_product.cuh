@@ -1,6 +1,6 @@
-// `norm_qkv`, `norm_gate_up` and `norm_head` in the persistent kernel. All three are one product, by the
-// same instructions, because those of a whole layer do not fit into the caches for instructions; what
-// an op loads and what it makes of its sums is in the file of its name.
+// `norm_qkv`, `norm_gate_up` and `norm_head` in the persistent kernel. All three are one product,
+// by the same instructions, because those of a whole layer do not fit into the caches for
+// instructions; what an op loads and what it makes of its sums is in the file of its name.
 #pragma once
 
 #include "persistent/norm_gate_up.cuh"

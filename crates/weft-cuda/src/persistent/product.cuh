@@ -1,6 +1,7 @@
-// Matrix products of the persistent kernel: the sums of `matvec.cuh` in their order, so the same bits. A block computes
-// several tiles together, because its time is that of a chain of instructions; and all matrices go through the
-// same few instructions, because those of a whole layer do not fit into the caches for instructions.
+// Matrix products of the persistent kernel: the sums of `matvec.cuh` in their order, so the same
+// bits. A block computes several tiles together, because its time is that of a chain of
+// instructions; and all matrices go through the same few instructions, because those of a whole
+// layer do not fit into the caches for instructions.
 #pragma once
 
 #include "kernels/base.cuh"
@@ -19,8 +20,8 @@ struct Tiles {
     __device__ __forceinline__ bool lies_in_portions() const { return n_units <= PORTION_UNITS || n_units > LONGEST_STRIP; }
 };
 
-// The tiles of a matrix, and how many of them a group that a block cannot divide. Where groups do not come out even, the last blocks
-// have one more: the first attend at any context.
+// The tiles of a matrix, and how many of them a group that a block cannot divide. Where groups do
+// not come out even, the last blocks have one more: the first attend at any context.
 template <int ROWS, int TOGETHER_> struct Rows8 {
     static constexpr int TOGETHER = TOGETHER_;
     static constexpr int GROUPS = (ROWS + 8 * TOGETHER - 1) / (8 * TOGETHER), EACH = GROUPS / N_BLOCKS, MORE = GROUPS % N_BLOCKS;
@@ -69,7 +70,8 @@ template <int MOST, class Work> __device__ __forceinline__ void for_count(int n,
     if constexpr (MOST > 1) for_count<MOST - 1>(n, work);
 }
 
-// The copying warp: stages in the order `multiply_tiles` takes them in. False where the block has left.
+// The copying warp: stages in the order `multiply_tiles` takes them in. False where the block has
+// left.
 __device__ __forceinline__ bool load_tiles(Copier &copier, const Tiles &own, int at_once) {
     static_assert(SHORT_STRIP == PORTION_UNITS, "a strip is a portion");
     const u32 n_portions = own.n_portions();
@@ -114,10 +116,11 @@ template <int N, int UNITS> struct PortionUnits {
     }
 };
 
-// A warp's sums of N tiles, of UNITS units a warp each. They all have their own registers: what is computed only
-// sometimes is computed one after the other. As many weights as registers can hold are read, and their stages given back, before
-// the input is awaited: they are there first as a rule, and reading them takes longer than the products. Two tiles take the
-// rows of a product, tokens its columns (matvec.cuh).
+// A warp's sums of N tiles, of UNITS units a warp each. They all have their own registers: what is
+// computed only sometimes is computed one after the other. As many weights as registers can hold
+// are read, and their stages given back, before the input is awaited: they are there first as a
+// rule, and reading them takes longer than the products. Two tiles take the rows of a product,
+// tokens its columns (matvec.cuh).
 constexpr int MOST_HELD = 12; // pairs of units
 template <int N, int UNITS, int CHAINS, class Input>
 __device__ __forceinline__ void sum_held_tiles(Stages &stages, WarpSums &sums, u32 flip, u32 n_tokens, int warp, int lane, const Input &input) {
@@ -163,8 +166,9 @@ __device__ __forceinline__ void sum_held_tiles(Stages &stages, WarpSums &sums, u
     }
 }
 
-// The same where several tokens leave fewer registers: portion by portion, tokens the rows of a product, which all tiles share. Where a row is
-// a portion, so many units are read before the input is awaited.
+// The same where several tokens leave fewer registers: portion by portion, tokens the rows of a
+// product, which all tiles share. Where a row is a portion, so many units are read before the input
+// is awaited.
 constexpr int MOST_EARLY = 12;
 template <int N, int UNITS, int CHAINS, class Input>
 __device__ __forceinline__ void sum_tiles(Stages &stages, WarpSums &sums, u32 flip, u32 n_tokens, int warp, int lane, const Input &input) {
@@ -204,9 +208,10 @@ __device__ __forceinline__ void sum_tiles(Stages &stages, WarpSums &sums, u32 fl
         }
 }
 
-// The computing warps. `input.begin(portion)` is told before a portion of this warp's input is needed, `input.unit(portion, u)` is a
-// unit of it, `input.next()` goes on to other tiles; sums go to
-// `store(first of TOGETHER tiles, token, row in the tile, sums, whether there is such a row)`, called by whole warps.
+// The computing warps. `input.begin(portion)` is told before a portion of this warp's input is
+// needed, `input.unit(portion, u)` is a unit of it, `input.next()` goes on to other tiles; sums go
+// to `store(first of TOGETHER tiles, token, row in the tile, sums, whether there is such a row)`,
+// called by whole warps.
 template <int TILES, int TOGETHER, int UNITS, int CHAINS, class Input, class Store>
 __device__ __forceinline__ void multiply_tiles(Stages &stages, WarpSums &sums, u32 &flip, const Tiles &own, u32 n_tokens, int warp, int lane,
                                                Input input, Store store) {
@@ -216,7 +221,8 @@ __device__ __forceinline__ void multiply_tiles(Stages &stages, WarpSums &sums, u
 #pragma unroll 1
     for (int first = own.first; first < own.end; first += TILES, input.next()) {
         const int n_groups = min(TILES, own.end - first) / TOGETHER;
-        // The sums before last were read before the last meeting. The last ones may be in use for a fold (attend.cuh).
+        // The sums before last were read before the last meeting. The last ones may be in use for a
+        // fold (attend.cuh).
         flip ^= 1;
         const auto sum = [&](auto n) {
             constexpr int N = decltype(n)::VALUE * TOGETHER;

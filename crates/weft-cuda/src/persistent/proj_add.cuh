@@ -1,5 +1,5 @@
-// `proj_add` in the persistent kernel: what it loads, and what it awaits. The product itself is that of
-// both residual ops (residual.cuh).
+// `proj_add` in the persistent kernel: what it loads, and what it awaits. The product itself is
+// that of both residual ops (residual.cuh).
 #pragma once
 
 #include "persistent/hop.cuh"

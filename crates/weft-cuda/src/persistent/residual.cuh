@@ -1,5 +1,5 @@
-// `proj_add` and `down_add` in the persistent kernel: products that are added to the residual stream.
-// What an op loads, and what it awaits, is in the file of its name.
+// `proj_add` and `down_add` in the persistent kernel: products that are added to the residual
+// stream. What an op loads, and what it awaits, is in the file of its name.
 #pragma once
 
 #include "persistent/down_add.cuh"
@@ -36,7 +36,8 @@ struct AwaitedInput {
     __device__ __forceinline__ void next() const {}
 };
 
-// x += input * W, rounded once. The residual stream of a block's own rows stays in its shared memory.
+// x += input * W, rounded once. The residual stream of a block's own rows stays in its shared
+// memory.
 template <class Op> __device__ __forceinline__ void compute_add(Block &block) {
     constexpr int UNITS = Op::UNITS, CHAINS = Op::CHAINS;
     const Launch &launch = block.launch;

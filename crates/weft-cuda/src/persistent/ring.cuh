@@ -1,17 +1,20 @@
-// The ring of the persistent kernel: what does not depend on the token comes through it in the order of its use,
-// weights of all ops and pages of keys and values, token after token.
+// The ring of the persistent kernel: what does not depend on the token comes through it in the
+// order of its use, weights of all ops and pages of keys and values, token after token.
 //
-// A ninth warp fills it. It waits for room and hardly ever for a result (`attend.cuh`, `next_token.cuh`), so while the block waits for others the ring
-// fills. In a layer it has two stages on their way at a time, three of a wide model: what blocks hand to one another is not
-// queued behind more. The head has no hops, and takes what saturates the memory. Sections after a block's first have none either.
+// A ninth warp fills it. It waits for room and hardly ever for a result (`attend.cuh`,
+// `next_token.cuh`), so while the block waits for others the ring fills. In a layer it has two
+// stages on their way at a time, three of a wide model: what blocks hand to one another is not
+// queued behind more. The head has no hops, and takes what saturates the memory. Sections after a
+// block's first have none either.
 #pragma once
 
 #include "kernels/attention_head.cuh"
 #include "persistent/hop.cuh"
 
 constexpr int FEW_IN_FLIGHT = HIDDEN_UNITS > TWO_BLOCKS_UNITS ? 3 : 2, PAGES_IN_FLIGHT = 3, MANY_IN_FLIGHT = 5;
-// Units, each of one token, that a warp's stage for inputs has room for (shared_memory.rs): a norm's rows, a portion of eight tokens, and all that
-// a warp has of up to four where that is not long.
+// Units, each of one token, that a warp's stage for inputs has room for (shared_memory.rs): a
+// norm's rows, a portion of eight tokens, and all that a warp has of up to four where that is not
+// long.
 constexpr u32 x_units(u32 n_tokens) {
     const u32 rows = n_tokens * HIDDEN_UNITS, whole = n_tokens <= WHOLE_TOKENS ? n_tokens * LONGEST_STRIP : 0, portion = 8 * PORTION_UNITS;
     return rows > whole ? rows > portion ? rows : portion : whole > portion ? whole : portion;
@@ -64,7 +67,8 @@ struct Stages {
     }
     // Gives back the next `n` stages. Called by whole warps that have read them.
     __device__ __forceinline__ void release(u32 n, int lane) {
-        // Loads may still be on their way, and a copy begun by then would overwrite what they are to read.
+        // Loads may still be on their way, and a copy begun by then would overwrite what they are
+        // to read.
         before_copies();
         __syncwarp();
         if (lane < n) barrier_arrive(&ring.empty[place.after(lane, n_stages).stage]);
