@@ -3,16 +3,19 @@
 
     tools/emulate/emulate.py [--models MODEL ...] [--against REVISION] [--log FILE]
 
-Each case is run with two orders of blocks and copies; everything that was written must be the same, attention what its
-definition says, and in `attend` and `attend_block` the same bits. With a revision, its kernel is run too, and must leave the same bits after every op. See cuda.h for what is emulated,
-and what is not.
+Kernels are compiled as they lie in crates/weft-cuda/src, with kernels/ptx.cuh of this folder in the place of theirs.
+Each case is run with two orders of blocks and copies; everything that was written must be the same. Every op must give
+what the reference device gives for the same input, within the bounds that hold on a GPU (tests/parity.rs). Attention
+must be the same bits in `attend` and `attend_block`. With a revision, its kernels are run too, and must leave the same
+bits after every op. See cuda.h for what is emulated, and what is not.
 """
 
 import argparse
 import concurrent.futures
+import functools
+import json
 import os
 import pathlib
-import re
 import subprocess
 import sys
 import tempfile
@@ -20,44 +23,9 @@ import tempfile
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 KERNELS = "crates/weft-cuda/src/"
-# Of these only what stands before the kernels themselves is needed.
-UP_TO = {
-    "ops/norm_qkv.cu": "template <class M>",
-    "ops/norm_gate_up.cu": "template <class M>",
-    "kernels/norm.cuh": "// Computes",
-}
-LEFT_OUT = {f"kernels/{name}" for name in ["base.cuh", "matvec.cuh", "matmul.cuh", "wide.cuh"]}
-LEFT_OUT |= {f"kernels/{name}.cu" for name in ["choose", "bandwidth"]}
-LEFT_OUT |= {f"ops/{name}.cu" for name in ["proj_add", "down_add", "norm_head", "embed", "rope_store"]}
-# Machine instructions of the kernel, and what they are here.
-INSTRUCTIONS = [
-    (r'asm volatile\("bar\.sync 1.*?\);', "meet_computing_warps();"),
-    (r'asm volatile\("st\.relaxed\.gpu\.global\.u64 .*?\);(?=\n)', "*at = (u64)number << 32 | value;"),
-    (r'asm volatile\("ld\.relaxed\.gpu\.global\.u64 .*?"memory"\);', "word = *at, let_others_run();"),
-    (r'asm volatile\("ld\.relaxed\.gpu\.global\.v2\.u64 .*?"memory"\);', "words = {at[0], at[1]}, let_others_run();"),
-    (r'asm volatile\("mov\.u64 %0, %globaltimer;".*?\);', "now = emulated_clock_ns();"),
-    (r'asm volatile\("st\.relaxed\.sys\.global\.u64 .*?\);(?=\n)', "*at = (u64)number << 32 | value;"),
-    (r'asm volatile\("mov\.u32 %0, %%ctaid\.x;" : "=r"\((\w+)\)\);', r"\1 = blockIdx.x;"),
-    (r'asm volatile\("mov\.u32 %0, %%tid\.x;" : "=r"\((\w+)\)\);', r"\1 = threadIdx.x;"),
-    (r'asm volatile\("prefetch\.global\.L2 .*?"memory"\);', "(void)at;"),
-    (r"extern __shared__ .*? ring_memory\[\];", "u8 *ring_memory = current->block->dynamic;"),
-    (r'asm volatile\("ld\.relaxed\.gpu\.global\.f32 .*?"memory"\);', "word = *at, let_others_run();"),
-    (r'asm volatile\("st\.relaxed\.gpu\.global\.f32 .*?"f"\((.*?)\) : "memory"\);', r"*at = \1;"),
-    (r'asm volatile\("trap;"\);', "abort();"),
-    (r"extern __shared__ .*? keys\[\];", "u8 *keys = current->block->dynamic;"),
-    (r"__shared__ (Pages|SectionScratch|Parts) (\w+);", r"\1 &\2 = of_block<\1, __COUNTER__>();"),
-    (r"__shared__ Item items\[2\];", "using TwoItems = Item[2]; TwoItems &items = of_block<TwoItems, __COUNTER__>();"),
-    (r"__shared__ u32 n_work, n_blocks;", "u32 &n_work = of_block<u32, __COUNTER__>(), &n_blocks = of_block<u32, __COUNTER__>();"),
-    (r"extern __shared__ .*? pages\[\];", "static __align__(16) u8 pages[4 * SIDE_BYTES];"),  # one block after the other
-    (r"__shared__ (__align__\(16\) u16 turned|float finals)", r"static \1"),
-    (r"__shared__ BlockShared shared;", "BlockShared &shared = *(BlockShared *)current->block->shared.data();"),
-    (r"while \(copier\.ring\.attended", "while (let_others_run(), copier.ring.attended"),
-    (r"while \(!shared\.ring\.left\) \{\}", "while (!shared.ring.left) let_others_run();"),
-    (r"written_before_copies", "before_copies_of_stored"),
-]
 TINY = dict(hidden_size=30, num_attention_heads=6, num_key_value_heads=2, head_dim=10, intermediate_size=37, vocab_size=101)
 ODD = dict(hidden_size=301, num_attention_heads=15, num_key_value_heads=3, head_dim=46, intermediate_size=533, vocab_size=397)
-# Rows of more than twelve units a warp, which are packed in stretches.
+# Rows of more than twelve units a warp, which are packed in strips.
 LONG = dict(hidden_size=64, num_attention_heads=8, num_key_value_heads=2, head_dim=16, intermediate_size=3500, vocab_size=61)
 MODELS = {"tiny": ("qwen3", TINY, 8), "bias": ("qwen2", TINY, 8), "odd": ("llama", ODD, 12), "long": ("qwen3", LONG, 6)}
 # More blocks than tiles: some owe the others nothing, and are late.
@@ -73,54 +41,66 @@ CASES += [(1, 1, 290, 6, 10, IN_SPANS), (2, 1, 900, 3, 10, IN_SPANS), (4, 2, 60,
 SPARE_CASES = [(2, 1, 250, 8, 10, PLAIN), (3, 1, 200, 8, 9, PLAIN), (8, 1, 5, 3, 16, PLAIN), (2, 1, 600, 6, 10, MARKED)]
 
 
-def source(path, revision):
-    """A file of a revision, or as it lies here."""
+def kernels(folder, revision):
+    """The folder with the kernels' sources, of a revision or as they lie here."""
     if revision is None:
-        return (ROOT / path).read_text()
-    return subprocess.run(["git", "show", f"{revision}:{path}"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        return ROOT / KERNELS
+    archive = subprocess.run(["git", "archive", revision, KERNELS], cwd=ROOT, check=True, capture_output=True).stdout
+    subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
+    return folder / KERNELS
 
 
-def kernel(revision):
-    """The persistent kernel's sources as C++."""
-    parts = []
-    for name in re.findall(r'include_str!\("([^"]+)"\)', source(KERNELS + "kernels.rs", revision)):
-        if name in LEFT_OUT:
-            continue
-        text = source(KERNELS + name, revision)
-        if name in UP_TO:
-            text = text[: text.index(UP_TO[name])]
-        for pattern, here in INSTRUCTIONS:
-            text = re.sub(pattern, here, text, flags=re.S)
-        assert "asm volatile" not in text, f"{name} has an instruction that is not emulated"
-        parts.append(f'#line 1 "{name}"\n{text}')
-    return "\n".join(parts)
+def config(model):
+    """The text of a model's config.json."""
+    family, sizes, _ = MODELS[model]
+    of_all = dict(num_hidden_layers=2, max_position_embeddings=512, rope_theta=10000.0, tie_word_embeddings=False)
+    return json.dumps(dict(sizes, model_type=family, **of_all))
 
 
-def constants(family, sizes):
-    """What the kernels are compiled with for a model."""
-    config = dict(sizes, model_type=family, num_hidden_layers=2, max_position_embeddings=512, rope_theta=10000.0)
-    config = str(config).replace("'", '"')
-    command = ["cargo", "run", "--quiet", "-p", "weft-cuda", "--example", "constants", "--", config]
-    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+@functools.cache
+def host_program():
+    """The program that answers for the host, built."""
+    command = ["cargo", "build", "--quiet", "-p", "weft-cuda", "--example", "emulation", "--message-format=json"]
+    built = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+    messages = map(json.loads, built.splitlines())
+    return next(m["executable"] for m in messages if m.get("target", {}).get("name") == "emulation" and m.get("executable"))
+
+
+def host(*arguments):
+    """Asks the host for something; what it prints if it fails."""
+    ran = subprocess.run([host_program(), *map(str, arguments)], capture_output=True, text=True)
+    return ran.stderr if ran.returncode else ""
 
 
 def build(folder, model, revision):
-    family, sizes, n_blocks = MODELS[model]
-    (folder / "kernel.inc").write_text(kernel(revision))
-    own = {"N_BLOCKS": n_blocks}
-    if sizes["hidden_size"] > 8 * n_blocks:  # A block has several tiles: one chain.
-        own |= {"PROJ_CHAINS": 1, "DOWN_CHAINS": 1}
-    defines = [define for define in constants(family, sizes) if define.split("=")[0] not in own]
-    defines += [f"{name}={value}" for name, value in own.items()]
     program = folder / f"{model}-{revision or 'here'}"
-    command = ["g++", "-O2", "-std=c++17", "-w", "-fpermissive", "-fno-strict-aliasing", f"-I{HERE}", f"-I{folder}"]
-    subprocess.run([*command, *(f"-D{define}" for define in defines), str(HERE / "harness.cpp"), "-o", str(program)], check=True)
+    failed = host("headers", config(model), MODELS[model][2], folder)
+    if failed:
+        sys.exit(failed)
+    # The first folder that has a file wins: emitted headers, then ptx.cuh of this folder, then what kernels are.
+    folders = [f"-I{path}" for path in (folder, HERE, kernels(folder, revision))]
+    command = ["g++", "-O2", "-std=c++17", "-w", "-fpermissive", "-fno-strict-aliasing"]
+    subprocess.run([*command, *folders, str(HERE / "harness.cpp"), "-o", str(program)], check=True)
     return program
 
 
-def run(program, case, seed):
-    ran = subprocess.run([program, *map(str, case), str(seed)], capture_output=True, text=True, timeout=300)
+def run(program, case, seed, *dump):
+    ran = subprocess.run([program, *map(str, case), str(seed), *dump], capture_output=True, text=True, timeout=300)
     return ran.stdout if ran.returncode == 0 else f"failed: {ran.returncode}\n{ran.stdout[-500:]}"
+
+
+def check(model, case, here, there, folder):
+    """Runs a case under both orders, and by an earlier build if there is one: whether all agree, and what to print."""
+    dump = folder / f"{model}-{'-'.join(map(str, case))}.dump"
+    outputs = [run(here, case, 1, dump), run(here, case, 2)] + ([run(there, case, 1)] if there else [])
+    if outputs[0].startswith("failed"):
+        return False, outputs[0]
+    wrong = host("check", config(model), dump)
+    dump.unlink()
+    same = len(set(outputs)) == 1
+    n_hashes = outputs[0].count("\n  ")
+    against = f"NOT AS THE REFERENCE: {wrong}" if wrong else "as the reference"
+    return same and not wrong, f"{'same' if same else 'DIFFERENT'}, {n_hashes} hashes, {against}"
 
 
 def main():
@@ -135,15 +115,12 @@ def main():
             here = build(pathlib.Path(folder), model, None)
             there = build(pathlib.Path(folder), model, arguments.against) if arguments.against else None
             cases = CASES if model != "spare" else SPARE_CASES
-            runs = [(here, 1), (here, 2)] + ([(there, 1)] if there else [])
             with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-                jobs = [[pool.submit(run, program, case, seed) for program, seed in runs] for case in cases]
-                for case, same in zip(cases, jobs):
-                    outputs = [job.result() for job in same]
-                    good = len(set(outputs)) == 1 and not outputs[0].startswith("failed")
+                jobs = [pool.submit(check, model, case, here, there, pathlib.Path(folder)) for case in cases]
+                for case, job in zip(cases, jobs):
+                    good, said = job.result()
                     failures += not good
-                    n_hashes = outputs[0].count("\n  ")
-                    print(f"{model} {case}: {'same' if good else 'DIFFERENT'}, {n_hashes} hashes", file=arguments.log, flush=True)
+                    print(f"{model} {case}: {said}", file=arguments.log, flush=True)
     sys.exit(failures > 0)
 
 

@@ -4,23 +4,23 @@
 // again: as the definition says, by `attend` and by `attend_block`, and compared. So are kernels
 // that copy rows.
 //
-//     harness LANES TOKENS_OF_A_LANE ROWS_BEFORE STEPS STAGES LAYOUT SEED
+//     harness LANES TOKENS_OF_A_LANE ROWS_BEFORE STEPS STAGES LAYOUT SEED [DUMP]
 //
+// With a file to dump to, all inputs and results of every op go there, for the reference to compute
+// them again (crates/weft-cuda/examples/emulation.rs).
 // The layout decides how a lane's rows lie in spans, and where marks are. The seed decides in which
 // order blocks run and copies complete; the hashes must not depend on it.
 
-#include "cuda.h"
+#include "kernels/rows.cu"
+#include "ops/attend.cu"
+#include "ops/attend_block.cu"
+#include "persistent/decode.cu"
+
+#include "generated/layouts.cuh"
 
 #include <sys/mman.h>
 
-Fiber *current;
-void *scheduler;
-std::vector<Copy> copies;
-static u64 rounds; // of all blocks
-static u64 emulated_clock_ns() { return (rounds + 1) * 10'000; }
-#include "kernel.inc"
-
-constexpr int PAGES = 272, POSITIONS = 17152, MOST_PARTS = 80, MOST_SLOTS = 160;
+constexpr int PAGES = 272, POSITIONS = 17152, MOST_PARTS = 80, MOST_CELLS = 160;
 constexpr size_t STACK_BYTES = 64 << 10;
 
 struct Random {
@@ -41,14 +41,32 @@ template <class T> static T *guarded(size_t n) {
     return (T *)(at + 4096 + whole - bytes);
 }
 
+// ---- what the reference is given ---------------------------------------------------------------
+static FILE *dump;
+template <class T> static void dump_all(const T *values, size_t n) {
+    if (dump && fwrite(values, sizeof(T), n, dump) != n) printf("the dump cannot be written\n"), exit(1);
+}
+static void dump_number(u32 number) { dump_all(&number, 1); }
+// A weight, in the order of their making.
+static u16 dumped(float value) {
+    const u16 rounded = to_bf16(value);
+    return dump_all(&rounded, 1), rounded;
+}
+
 // A matrix packed as pack.rs packs it.
+static int place_of_unit(int unit, int eighth) {
+    const int most = eighth <= LONGEST_STRIP ? eighth : SHORT_STRIP;
+    if (most == eighth) return unit;
+    const int warp = unit / eighth, own = unit % eighth, strip = own / most;
+    return strip * 8 * most + warp * std::min(most, eighth - strip * most) + own % most;
+}
 struct Packed {
     int stride;
     u16 *values;
     Packed(int rows, int columns) : stride((columns + 255) / 256 * 256), values(guarded<u16>((size_t)(rows + 127) / 128 * 128 * stride)) {}
     void set(int row, int column, float value) {
         const int unit = row / 8 * (stride / 32) + place_of_unit(column / 32, stride / 256);
-        values[(size_t)unit * 256 + (row % 8 * 4 + column % 32 / 8) * 8 + column % 8] = to_bf16(value);
+        values[(size_t)unit * 256 + (row % 8 * 4 + column % 32 / 8) * 8 + column % 8] = dumped(value);
     }
     const u8 *bytes() const { return (const u8 *)values; }
 };
@@ -67,7 +85,7 @@ static Packed random_gate_up(float size) {
 }
 static u16 *random_vector(int n, float around) {
     u16 *values = guarded<u16>((n + 255) / 256 * 256);
-    for (int i = 0; i < n; ++i) values[i] = to_bf16(around + weights_from.number() * 0.3f);
+    for (int i = 0; i < n; ++i) values[i] = dumped(around + weights_from.number() * 0.3f);
     return values;
 }
 
@@ -111,7 +129,7 @@ struct Span {
 struct LanePlace {
     std::vector<Span> spans;
     std::vector<Section> sections;
-    std::vector<int> marks, stretches; // of slots
+    std::vector<int> marks, stretches; // of cells
     int stretch_of(int position) const { return std::upper_bound(marks.begin(), marks.end(), position) - marks.begin(); }
 };
 
@@ -143,7 +161,7 @@ struct Lists {
     u32 counts[8] = {}, tokens[8] = {}, positions[8] = {}, outputs[8] = {}, partials[32] = {};
     std::vector<Item> items;
     std::vector<LanePlace> lanes;
-    int n_pages = 0, n_partials = 0, n_slots = 0;
+    int n_pages = 0, n_partials = 0, n_cells = 0;
 
     // A lane with `rows` rows, the last `n` of which are of this step.
     void add_lane(int rows, int n, int room, Layout layout) {
@@ -162,7 +180,7 @@ struct Lists {
             for (const int mark : {1, 2, 31, 37, 63, 64, 65, 130, 131, 192, 256, 300, 511, before})
                 if (mark > 0 && mark < rows && (lane.marks.empty() || lane.marks.back() < mark)) lane.marks.push_back(mark);
         }
-        const u32 first_slot = n_slots, first_token = counts[0];
+        const u32 first_cell = n_cells, first_token = counts[0];
         for (int position = before; position < rows; ++position) {
             const u32 token = counts[0]++;
             tokens[token] = (token * 13 + 5) % VOCAB;
@@ -200,26 +218,26 @@ struct Lists {
             u32 n_parts = 0;
             while (n_parts < of.size() && of[n_parts]->position + std::max(0, starts[n_parts] - of[n_parts]->first_row) <= position) ++n_parts;
             u32 *own = partials + token * 4;
-            own[0] = n_parts, own[1] = n_partials, own[3] = first_slot;
+            own[0] = n_parts, own[1] = n_partials, own[3] = first_cell;
             for (u32 part = 0; part < n_parts; ++part) {
                 Item &item = items[first_item + part];
                 const Span &span = *of[part];
                 const int end = std::min(position + 1, span.position + span.len);
                 const u32 seen = std::min(256, span.row_at(end) - starts[part]);
-                item.queries[item.n_queries++] = {(u16)token, (u16)n_parts, (u16)seen, (u16)(last ? n_slots : NO_SLOT),
+                item.queries[item.n_queries++] = {(u16)token, (u16)n_parts, (u16)seen, (u16)(last ? n_cells : NO_CELL),
                                                   (u32)(position + span.home - span.position), n_partials + part};
                 item.n_rows = std::max(item.n_rows, seen);
-                if (last) lane.sections[part].slot = n_slots - first_slot;
+                if (last) lane.sections[part].cell = n_cells - first_cell;
                 for (u32 row = item.first; last && row < seen; ++row)
                     if (row == item.first || item.marks[row / 32] >> row % 32 & 1)
-                        lane.stretches.push_back(lane.stretch_of(span.position + starts[part] + row - span.first_row)), ++n_slots;
+                        lane.stretches.push_back(lane.stretch_of(span.position + starts[part] + row - span.first_row)), ++n_cells;
             }
             const Span &home = lane.spans.back();
             const int row = home.row_at(position);
             Item &stored = items[first_item + of.size() - (starts.back() + 256 + 255 - row) / 256];
             stored.stores[stored.n_stores++] = token << 8 | row % 256;
             n_partials += n_parts;
-            if (last) own[2] = n_slots - first_slot;
+            if (last) own[2] = n_cells - first_cell;
         }
         outputs[lanes.size()] = counts[0] - 1;
         lanes.push_back(lane);
@@ -264,7 +282,7 @@ static void complete_some_copies() {
 static void run_blocks(void (*main)()) {
     for (EmulatedBlock &block : blocks) {
         memset(block.dynamic, 0xab, block.dynamic_bytes);
-        std::fill(block.shared.begin(), block.shared.end(), 0xcd);
+        for (std::vector<u64> &own : block.statics) std::fill(own.begin(), own.end(), 0xcdcdcdcdcdcdcdcdull);
     }
     for (Fiber &fiber : fibers) begin_fiber(fiber, main);
     u32 behind = 0; // a block that hardly runs for a while: others must neither wait for more than it owes nor run away
@@ -304,8 +322,64 @@ static void tell_all(const Launch &launch, const Lists &lists, const std::vector
     tell("a", plain.a, n * Q_STRIDE * 2);
     tell("h", plain.h, n * INTER_STRIDE * 2);
     for (const LayerAddresses &layer : layers) tell("kv", layer.kv, KV_VALUES * 2);
-    tell("shares", last_shares(launch), lists.n_slots * HEADS * 4);
+    tell("shares", last_shares(launch), lists.n_cells * HEADS * 4);
     tell("logits", launch.logits, (size_t)lists.counts[1] * VOCAB * 4);
+}
+
+// A row of a layer's pages: its key and its value.
+static void dump_row(const LayerAddresses &layer, const Span &span, int position) {
+    const int row = span.row_at(position);
+    for (int side = 0; side < 2; ++side)
+        for (int i = 0; i < KV_WIDTH; ++i) {
+            const u16 *page = layer.kv + page_start(span.first_page + row / 64, i / HEAD_DIM) + side * PAGE_SIDE;
+            dump_all(page + (side == 0 ? key_offset(row % 64, i % HEAD_DIM) : value_offset(row % 64, i % HEAD_DIM)), 1);
+        }
+}
+static void dump_lanes(const Lists &lists, const std::vector<LayerAddresses> &layers) {
+    dump_number(lists.lanes.size());
+    u32 first = 0;
+    for (size_t i = 0; i < lists.lanes.size(); ++i) {
+        const LanePlace &lane = lists.lanes[i];
+        const u32 end = lists.outputs[i] + 1;
+        dump_number(end - first);
+        dump_all(lists.tokens + first, end - first), dump_all(lists.positions + first, end - first);
+        for (u32 token = first; token < end; ++token)
+            dump_number(lane.spans.back().first_page * 64 + lane.spans.back().row_at(lists.positions[token]));
+        dump_number(lane.spans.size());
+        for (const Span &span : lane.spans)
+            for (const int number : {span.first_page, span.first_row, span.len, span.position, span.home}) dump_number(number);
+        dump_number(lane.marks.size());
+        for (const int mark : lane.marks) dump_number(mark);
+        first = end;
+    }
+    for (const LayerAddresses &layer : layers)
+        for (const LanePlace &lane : lists.lanes)
+            for (const Span &span : lane.spans)
+                for (int position = span.position; position < span.position + span.len; ++position) dump_row(layer, span, position);
+}
+// What a launch left in ordinary memory.
+static void dump_results(const Launch &launch, const Lists &lists, const std::vector<LayerAddresses> &layers) {
+    const auto rows = [&](const u16 *values, int width, int stride) {
+        for (u32 token = 0; token < lists.counts[0]; ++token) dump_all(values + token * stride, width);
+    };
+    const PlainBuffers &plain = launch.plain;
+    rows(plain.x, HIDDEN, HIDDEN_STRIDE);
+    rows(plain.qkv.q, Q_WIDTH, Q_WIDTH), rows(plain.qkv.k, KV_WIDTH, KV_WIDTH), rows(plain.qkv.v, KV_WIDTH, KV_WIDTH);
+    rows(plain.a, Q_WIDTH, Q_STRIDE), rows(plain.h, INTER, INTER_STRIDE);
+    for (const LayerAddresses &layer : layers) {
+        u32 token = 0;
+        for (size_t i = 0; i < lists.lanes.size(); ++i)
+            for (; token <= lists.outputs[i]; ++token) dump_row(layer, lists.lanes[i].spans.back(), lists.positions[token]);
+    }
+    u32 cell = 0;
+    for (const LanePlace &lane : lists.lanes) {
+        std::vector<float> sums(lane.marks.size() + 1);
+        for (const int stretch : lane.stretches) {
+            for (int head = 0; head < HEADS; ++head) sums[stretch] += launch.shares[cell * HEADS + head];
+            ++cell;
+        }
+        dump_all(sums.data(), sums.size());
+    }
 }
 
 // ---- the definition ----------------------------------------------------------------------------
@@ -328,7 +402,7 @@ static std::vector<float> turned(const Launch &launch, u32 token, int head, int 
 // `attend`.
 static void check_attention(const Launch &launch, const Lists &lists) {
     constexpr float NOISE = 0.02f; // of rounded weights
-    u32 slot = 0;
+    u32 cell = 0;
     for (size_t i = 0; i < lists.lanes.size(); ++i) {
         const LanePlace &lane = lists.lanes[i];
         const u32 token = lists.outputs[i];
@@ -364,8 +438,8 @@ static void check_attention(const Launch &launch, const Lists &lists) {
             }
         }
         for (const int stretch : lane.stretches) {
-            for (int head = 0; head < HEADS; ++head) told[stretch] += launch.shares[slot * HEADS + head];
-            ++slot;
+            for (int head = 0; head < HEADS; ++head) told[stretch] += launch.shares[cell * HEADS + head];
+            ++cell;
         }
         for (size_t stretch = 0; stretch < shares.size(); ++stretch)
             if (!(fabs(told[stretch] - shares[stretch]) <= NOISE * shares[stretch]))
@@ -411,6 +485,8 @@ static void thread_alone() {
 // Blocks of a kernel that do not wait for one another.
 static void run_alone(void (*kernel)(), u32 n_blocks, u32 n_blocks_y, u32 threads) {
     static EmulatedBlock block;
+    static u8 *dynamic = guarded<u8>(4 * SIDE_BYTES); // of `attend_block`
+    block.dynamic = dynamic, block.dynamic_bytes = 4 * SIDE_BYTES;
     alone = kernel, n_threads = threads, grid = {n_blocks, n_blocks_y, 1};
     for (u32 i = 0; i < n_blocks * n_blocks_y; ++i) {
         block.index = i % n_blocks, block.index_y = i / n_blocks;
@@ -433,7 +509,7 @@ static void compare_attention(const char *name, const Launch &launch, const List
             printf("%s gives other bits, of token %u\n", name, i / Q_WIDTH), exit(1);
     for (u32 i = 0; i < shares.size(); ++i)
         if (__float_as_uint(shares[i]) != __float_as_uint(launch.shares[i]))
-            printf("%s gives slot %u, head %u a share of %g instead of %g\n", name, i / HEADS, i % HEADS, shares[i], launch.shares[i]), exit(1);
+            printf("%s gives cell %u, head %u a share of %g instead of %g\n", name, i / HEADS, i % HEADS, shares[i], launch.shares[i]), exit(1);
 }
 // Attention of the first layer by `attend`, with `rope_store` in it: the bits of this kernel.
 // Twice, because the first launch must leave all words as it found them.
@@ -446,19 +522,19 @@ static void run_attend() {
 }
 static void check_few(const Launch &launch, const Lists &lists, const std::vector<u16> &stored) {
     std::vector<float> sent((size_t)lists.n_partials * HEADS * SENT_ROW, __uint_as_float(NOTHING));
-    std::vector<float> sent_slots(lists.n_slots * HEADS * 2, __uint_as_float(NOTHING));
+    std::vector<float> sent_cells(lists.n_cells * HEADS * 2, __uint_as_float(NOTHING));
     block_step = launch.step, block_launch = &launch;
     for (int time = 0; time < 2; ++time) {
         std::vector<u16> a(lists.counts[0] * Q_STRIDE), kv(launch.layers[0].kv, launch.layers[0].kv + KV_VALUES);
-        std::vector<float> shares(lists.n_slots * HEADS);
+        std::vector<float> shares(lists.n_cells * HEADS);
         std::copy(stored.begin(), stored.end(), launch.layers[0].kv);
-        block_results = {a.data(), sent.data(), sent_slots.data(), nullptr, nullptr, nullptr, shares.data()};
+        block_results = {a.data(), sent.data(), sent_cells.data(), nullptr, nullptr, nullptr, shares.data()};
         grid.x = min(lists.counts[2] * KV_HEADS, N_BLOCKS);
         run_blocks(run_attend);
         grid.x = N_BLOCKS;
         compare_attention("attend", launch, lists, a, shares);
         if (!std::equal(kv.begin(), kv.end(), launch.layers[0].kv)) printf("attend stores other rows\n"), exit(1);
-        for (const std::vector<float> *words : {&sent, &sent_slots})
+        for (const std::vector<float> *words : {&sent, &sent_cells})
             for (const float word : *words)
                 if (is_sent(word)) printf("attend leaves a word behind\n"), exit(1);
     }
@@ -467,7 +543,7 @@ static void check_few(const Launch &launch, const Lists &lists, const std::vecto
 static void check_blocks(const Launch &launch, const Lists &lists) {
     const u32 n_tokens = lists.counts[0];
     const std::vector<u16> queries = normalised_queries(launch, n_tokens);
-    std::vector<Tile> tiles;
+    std::vector<QueryTile> tiles;
     std::vector<Section> sections;
     u32 token = 0, most = 0;
     for (size_t i = 0; i < lists.lanes.size(); ++i) {
@@ -478,15 +554,15 @@ static void check_blocks(const Launch &launch, const Lists &lists) {
         token = end, most = std::max(most, own[0]);
     }
     std::vector<u32> lists_of_kernel(tiles.size() * 8 + sections.size() * 16), counts = {n_tokens, 0, 0, (u32)tiles.size()};
-    memcpy(lists_of_kernel.data(), tiles.data(), tiles.size() * sizeof(Tile));
+    memcpy(lists_of_kernel.data(), tiles.data(), tiles.size() * sizeof(QueryTile));
     memcpy(lists_of_kernel.data() + tiles.size() * 8, sections.data(), sections.size() * sizeof(Section));
     block_step = launch.step, block_step.counts = counts.data(), block_step.attention = lists_of_kernel.data();
     block_launch = &launch, block_queries = queries.data();
     for (u32 n_splits = 1; n_splits <= most; n_splits = n_splits < most ? std::min(most, n_splits * 4) : most + 1) {
         std::vector<u16> a(n_tokens * Q_STRIDE);
-        std::vector<float> sums((size_t)lists.n_partials * HEADS * DIM), shares(lists.n_slots * HEADS);
-        std::vector<float2> weights(lists.n_partials * HEADS), slots(lists.n_slots * HEADS);
-        block_results = {a.data(), nullptr, nullptr, sums.data(), weights.data(), slots.data(), shares.data()};
+        std::vector<float> sums((size_t)lists.n_partials * HEADS * DIM), shares(lists.n_cells * HEADS);
+        std::vector<float2> weights(lists.n_partials * HEADS), cells(lists.n_cells * HEADS);
+        block_results = {a.data(), nullptr, nullptr, sums.data(), weights.data(), cells.data(), shares.data()};
         run_alone(run_attend_block, tiles.size() * KV_HEADS, n_splits, TILE_WARPS * 32);
         if (n_splits > 1) run_alone(run_attend_fold, n_tokens * KV_HEADS, 1, WARPS * 32);
         compare_attention(n_splits == 1 ? "attend_block" : "attend_fold", launch, lists, a, shares);
@@ -553,8 +629,8 @@ static Sampling empty_sampling() {
     Sampling sampling = {};
     sampling.draws = guarded<Draw>(8), sampling.best = guarded<u32>(8 * N_BEST);
     sampling.bias = guarded<float>(8 * VOCAB), sampling.marks = guarded<u32>(8 * VOCAB);
-    sampling.told_tokens = guarded<u64>(TOLD_STEPS * 8), sampling.told_shares = guarded<u64>(TOLD_STEPS * MOST_SLOTS);
-    sampling.n_slots = MOST_SLOTS;
+    sampling.told_tokens = guarded<u64>(TOLD_STEPS * 8), sampling.told_shares = guarded<u64>(TOLD_STEPS * MOST_CELLS);
+    sampling.n_cells = MOST_CELLS;
     return sampling;
 }
 // Lanes in turn take the best, the best after penalties, and draw among three after penalties.
@@ -576,7 +652,8 @@ static u32 told(const u64 *words, u32 number) {
     if (*words >> 32 != number) printf("nothing was told\n"), exit(1);
     return (u32)*words;
 }
-// The last token of every lane against its logits and the tokens before it; its shares of attention.
+// The last token of every lane against its logits and the tokens before it; its shares of
+// attention.
 static void check_told(const Launch &launch, const Lists &lists, int n_lanes) {
     const Sampling &sampling = launch.sampling;
     const u32 last = first_number + launch.n_steps - 1;
@@ -594,10 +671,10 @@ static void check_told(const Launch &launch, const Lists &lists, int n_lanes) {
         const u32 token = token_of_step(last);
         const int n_better = std::count_if(logits.begin(), logits.end(), [&](float logit) { return logit > logits[token]; });
         if (n_better >= (draw.flags & DRAWN ? 3 : 1)) printf("a token is not among the best\n"), exit(1);
-        for (u32 slot = lists.partials[lane * 4 + 3]; slot < lists.partials[lane * 4 + 3] + lists.partials[lane * 4 + 2]; ++slot) {
+        for (u32 cell = lists.partials[lane * 4 + 3]; cell < lists.partials[lane * 4 + 3] + lists.partials[lane * 4 + 2]; ++cell) {
             float sum = 0;
-            for (int head = 0; head < HEADS; ++head) sum += last_shares(launch)[slot * HEADS + head];
-            const u32 share = told(sampling.told_shares + last % TOLD_STEPS * MOST_SLOTS + slot, last);
+            for (int head = 0; head < HEADS; ++head) sum += last_shares(launch)[cell * HEADS + head];
+            const u32 share = told(sampling.told_shares + last % TOLD_STEPS * MOST_CELLS + cell, last);
             if (share != __float_as_uint(sum)) printf("a share is not what was added up\n"), exit(1);
         }
     }
@@ -605,22 +682,23 @@ static void check_told(const Launch &launch, const Lists &lists, int n_lanes) {
     tell("marks", sampling.marks, (size_t)n_lanes * VOCAB * 4);
 }
 
-int main(int, char **arguments) {
+int main(int n_arguments, char **arguments) {
+    if (n_arguments > 8 && !(dump = fopen(arguments[8], "wb"))) return printf("%s cannot be written\n", arguments[8]), 1;
     const int n_lanes = atoi(arguments[1]), n = atoi(arguments[2]), before = atoi(arguments[3]), n_steps = atoi(arguments[4]);
     const size_t dynamic_bytes = (size_t)atoi(arguments[5]) * LONG_STAGE_BYTES + WARPS * x_units(n_lanes * n) * 64;
     const Layout layout = (Layout)atoi(arguments[6]);
     schedule.state += 977 * atoi(arguments[7]);
+    grid = {N_BLOCKS, 1, 1};
     fibers.resize(N_BLOCKS * 288);
     for (u32 i = 0; i < N_BLOCKS; ++i) {
         blocks[i].index = i;
-        blocks[i].shared.resize(sizeof(BlockShared));
         blocks[i].dynamic = guarded<u8>(dynamic_bytes), blocks[i].dynamic_bytes = dynamic_bytes;
     }
     for (u32 i = 0; i < fibers.size(); ++i) fibers[i] = {nullptr, aligned_alloc(4096, STACK_BYTES), &blocks[i / 288], i % 288, false};
     check_rows();
     Lists lists;
     for (int lane = 0; lane < n_lanes; ++lane) lists.add_lane(before + 37 * lane + n, n, n_steps, layout);
-    const bool fits = lists.n_pages <= PAGES && lists.n_partials <= MOST_PARTS && lists.n_slots <= MOST_SLOTS && lists.counts[0] <= 8;
+    const bool fits = lists.n_pages <= PAGES && lists.n_partials <= MOST_PARTS && lists.n_cells <= MOST_CELLS && lists.counts[0] <= 8;
     if (!fits) return printf("too large\n"), 1;
 
     const Packed embedding = random_matrix(VOCAB, HIDDEN, 1), head = random_matrix(VOCAB, HIDDEN, 1.7f / sqrtf(HIDDEN));
@@ -644,17 +722,18 @@ int main(int, char **arguments) {
     launch.x = guarded<u64>(8 * HIDDEN_STRIDE / 2), launch.qkv = guarded<u64>(8 * QKV_WORDS);
     launch.a = guarded<u64>(8 * Q_STRIDE / 2), launch.h = guarded<u64>(8 * INTER_STRIDE / 2);
     launch.part_sums = guarded<u64>(MOST_PARTS * HEADS * DIM), launch.part_weights = guarded<u64>(MOST_PARTS * HEADS * 2);
-    launch.slots = guarded<u64>(MOST_SLOTS * HEADS * 2);
+    launch.cells = guarded<u64>(MOST_CELLS * HEADS * 2);
     launch.candidates = guarded<u64>(2 * 8 * N_BLOCKS * 2);
     launch.plain.x = guarded<u16>(8 * HIDDEN_STRIDE), launch.plain.qkv.q = guarded<u16>(8 * Q_WIDTH);
     launch.plain.qkv.k = guarded<u16>(8 * KV_WIDTH), launch.plain.qkv.v = guarded<u16>(8 * KV_WIDTH);
     launch.plain.a = guarded<u16>(8 * Q_STRIDE), launch.plain.h = guarded<u16>(8 * INTER_STRIDE);
-    launch.logits = guarded<float>(8 * VOCAB), launch.shares = guarded<float>(MOST_SLOTS * HEADS), launch.other_shares = guarded<float>(MOST_SLOTS * HEADS);
+    launch.logits = guarded<float>(8 * VOCAB), launch.shares = guarded<float>(MOST_CELLS * HEADS), launch.other_shares = guarded<float>(MOST_CELLS * HEADS);
     launch.done = guarded<u64>(N_BLOCKS), launch.chosen = guarded<u64>(8);
     launch.sampling = empty_sampling();
     launch.given_up = &given_up, launch.mailbox = guarded<Mailbox>(1);
     launch.withheld = ~0u, launch.n_stages = atoi(arguments[5]);
 
+    dump_lanes(lists, layers);
     const auto run_and_tell = [&](u32 n_ops, u32 steps, Chooses chooses) {
         for (int layer = 0; layer < LAYERS; ++layer) std::copy(stored[layer].begin(), stored[layer].end(), layers[layer].kv);
         launch.n_ops = n_ops, launch.n_steps = steps, launch.chooses = chooses;
@@ -664,7 +743,12 @@ int main(int, char **arguments) {
         tell_all(launch, lists, layers);
         if (n_ops == ATTEND + 1) check_attention(launch, lists), check_few(launch, lists, stored[0]), check_blocks(launch, lists);
     };
-    for (u32 n_ops = 1; n_ops <= ops.size(); ++n_ops) run_and_tell(n_ops, 1, CHOOSES_NOTHING);
+    for (u32 n_ops = 1; n_ops <= ops.size(); ++n_ops) {
+        run_and_tell(n_ops, 1, CHOOSES_NOTHING);
+        dump_results(launch, lists, layers);
+    }
+    dump_all(launch.logits, (size_t)n_lanes * VOCAB);
+    if (dump && fclose(dump) != 0) return printf("the dump cannot be written\n"), 1;
     if (n == 1) {
         for (const Chooses chooses : {CHOOSES_BEST, CHOOSES_BY_DRAWS})
             for (const int steps : {1, n_steps}) {

@@ -9,7 +9,7 @@ use crate::error::CudaError;
 use crate::{compile, kernels};
 
 /// Bytes that a block reads at once.
-const PIECE: usize = 16 << 10;
+pub(crate) const READ_PIECE: usize = 16 << 10;
 const THREADS: usize = 256;
 /// Blocks that share a multiprocessor.
 const BLOCKS_PER_SM: usize = 8;
@@ -20,18 +20,18 @@ pub fn read_bandwidth(bytes: usize, passes: usize) -> Result<Vec<f64>, CudaError
     let gpu = driver::open(0)?;
     // Any small model's constants will do: the kernel uses none of them.
     let shape = weft_core::shapes::config("qwen3-0.6b").expect("a named shape");
-    let defines = kernels::defines(&shape, gpu.facts.chip, false)?;
-    let cubin = compile::cubin(&kernels::source(), &gpu.facts.arch(), &defines)?;
+    let program = kernels::program(&shape, gpu.facts.chip, false)?;
+    let cubin = compile::cubin(&program, &gpu.facts.arch())?;
     let module = gpu.load(&cubin)?;
     let kernel = module.kernel("read_memory", 0)?;
     let blocks = gpu.facts.chip.n_sms * BLOCKS_PER_SM;
-    let buffer = Memory::new(&gpu, "measuring the bandwidth", bytes.next_multiple_of(PIECE))?;
+    let buffer = Memory::new(&gpu, "measuring the bandwidth", bytes.next_multiple_of(READ_PIECE))?;
     let folded = Memory::new(&gpu, "measuring the bandwidth", blocks * THREADS * 4)?;
-    let n_pieces = (buffer.bytes / PIECE) as u64;
+    let n_pieces = (buffer.bytes / READ_PIECE) as u64;
     let launch = Launch { grid: (blocks, 1), threads: THREADS, early: false, cooperative: false };
     let read = || kernel.launch(&gpu, launch, &[&buffer.address(), &n_pieces, &folded.address()]);
     read()?;
     (0..passes)
-        .map(|_| Ok((n_pieces as usize * PIECE) as f64 / (gpu.time_ms(read)? / 1e3)))
+        .map(|_| Ok((n_pieces as usize * READ_PIECE) as f64 / (gpu.time_ms(read)? / 1e3)))
         .collect()
 }

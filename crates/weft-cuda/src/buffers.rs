@@ -9,7 +9,7 @@ use weft_core::device::{Buffer, Limits};
 use crate::driver::{Address, Gpu, Memory};
 use crate::error::CudaError;
 use crate::shape::padded;
-use crate::tables::{FEW, max_partials, max_slots};
+use crate::tables::{FEW, max_cells, max_partials};
 
 /// Rows of activations, bf16 \[tokens\]\[stride\]; columns beyond the width stay zero.
 pub(crate) struct Activations {
@@ -54,6 +54,9 @@ impl Activations {
     }
 }
 
+/// Every byte of a word that nobody sent yet, see `sent.cuh`.
+pub(crate) const NOTHING: u8 = u8::MAX;
+
 /// Words of one part of one head: kernels call it `SENT_ROW`.
 pub(crate) fn sent_row(dim: usize) -> usize {
     dim + dim / 16
@@ -74,15 +77,15 @@ pub(crate) struct Buffers {
     pub(crate) logits: Memory,
     /// Parts of attention that blocks of a launch hand to one another: f32 \[partials\]\[heads\]\[`sent_row`\]
     pub(crate) sent: Memory,
-    /// Slots that they do: f32 \[slots\]\[heads\]\[2\]
-    pub(crate) sent_slots: Memory,
+    /// Cells that they do: f32 \[cells\]\[heads\]\[2\]
+    pub(crate) sent_cells: Memory,
     /// Parts of attention that are folded by another launch: f32 \[partials\]\[heads\]\[dim\]
     pub(crate) sums: Memory,
     /// Their maxima and weights: f32 \[partials\]\[heads\]\[2\]
     pub(crate) weights: Memory,
-    /// Maxima of slots and the sums of their squared weights: f32 \[slots\]\[heads\]\[2\]
-    pub(crate) slots: Memory,
-    /// Squared probabilities of slots' rows: f32 \[slots\]\[heads\]
+    /// Maxima of cells and the sums of their squared weights: f32 \[cells\]\[heads\]\[2\]
+    pub(crate) cells: Memory,
+    /// Squared probabilities of cells' rows: f32 \[cells\]\[heads\]
     pub(crate) shares: Memory,
 }
 
@@ -97,12 +100,11 @@ impl Buffers {
             |width: usize| Activations::new(gpu, limits.step_tokens, width, padded(width));
         let rows = |width: usize| Activations::new(gpu, limits.step_tokens, width, width);
         let scratch = |bytes: usize| Memory::new(gpu, "scratch", bytes);
-        let (partials, slots, heads) = (max_partials(limits), max_slots(limits), config.heads);
+        let (partials, cells, heads) = (max_partials(limits), max_cells(limits), config.heads);
         let sent = scratch(partials * heads * sent_row(dim) * 4)?;
-        let sent_slots = scratch(slots * heads * 8)?;
-        // Nothing was sent yet, see `sent.cuh`.
-        gpu.fill(&sent, 0..sent.bytes, u8::MAX)?;
-        gpu.fill(&sent_slots, 0..sent_slots.bytes, u8::MAX)?;
+        let sent_cells = scratch(cells * heads * 8)?;
+        gpu.fill(&sent, 0..sent.bytes, NOTHING)?;
+        gpu.fill(&sent_cells, 0..sent_cells.bytes, NOTHING)?;
         Ok(Self {
             x: padded_rows(config.hidden)?,
             norm: padded_rows(config.hidden)?,
@@ -113,11 +115,11 @@ impl Buffers {
             h: padded_rows(config.intermediate)?,
             logits: Memory::new(gpu, "logits", limits.step_outputs.max(FEW) * config.vocab * 4)?,
             sent,
-            sent_slots,
+            sent_cells,
             sums: scratch(partials * heads * dim * 4)?,
             weights: scratch(partials * heads * 8)?,
-            slots: scratch(slots * heads * 8)?,
-            shares: scratch(slots * heads * 4)?,
+            cells: scratch(cells * heads * 8)?,
+            shares: scratch(cells * heads * 4)?,
         })
     }
 

@@ -4,7 +4,7 @@
 //! version. A file that is not what was written is compiled again; a cache that cannot be written is
 //! no error. It knows nothing of what the kernels compute.
 
-use std::ffi::CString;
+use std::ffi::{CString, c_char};
 use std::io::Write;
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
@@ -14,6 +14,15 @@ use sha2::{Digest, Sha256};
 
 use crate::error::CudaError;
 
+/// Sources of kernels.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// What is compiled.
+    pub source: String,
+    /// What it includes: each file's name, as `#include` has it, and its text.
+    pub files: Vec<(String, String)>,
+}
+
 /// What the compiler made, and what it said: registers and spills of each kernel.
 pub struct Compiled {
     /// The machine code.
@@ -22,7 +31,7 @@ pub struct Compiled {
     pub report: String,
 }
 
-/// Options besides the architecture and the model's constants. Sums are contracted only where the
+/// Options besides the architecture. Sums are contracted only where the
 /// source says so, because two kernels must round alike.
 const OPTIONS: [&str; 4] = ["-std=c++17", "-fmad=false", "-default-device", "--ptxas-options=-v"];
 
@@ -31,11 +40,10 @@ const SPLIT: &str = "--split-compile=0";
 const SPLITS_SINCE: i32 = 13;
 
 /// All options, for a compiler of a major version.
-fn options(arch: &str, defines: &[String], major: i32) -> Vec<String> {
+fn options(arch: &str, major: i32) -> Vec<String> {
     let split = (major >= SPLITS_SINCE).then(|| SPLIT.to_owned());
     std::iter::once(format!("--gpu-architecture={arch}"))
         .chain(OPTIONS.map(str::to_owned))
-        .chain(defines.iter().map(|define| format!("-D{define}")))
         .chain(split)
         .collect()
 }
@@ -62,21 +70,32 @@ pub(crate) fn version() -> Result<(i32, i32), CudaError> {
     asked.map_err(|_| missing())?.map_err(|_| missing())
 }
 
-/// Compiles, or takes from the cache what was compiled before.
-pub(crate) fn cubin(source: &str, arch: &str, defines: &[String]) -> Result<Vec<u8>, CudaError> {
-    let (major, minor) = version()?;
+/// The name of a cubin: a hash of everything that it depends on.
+fn key(program: &Program, options: &[String], version: (i32, i32)) -> String {
     let mut hash = Sha256::new();
-    let parts = [source.to_owned(), format!("{major}.{minor}")];
-    for part in parts.into_iter().chain(options(arch, defines, major)) {
+    let mut add = |part: &str| {
         hash.update(part.len().to_le_bytes());
         hash.update(part);
+    };
+    add(&program.source);
+    for (name, text) in &program.files {
+        add(name);
+        add(text);
     }
-    let entry =
-        cache_folder().map(|folder| folder.join(format!("{}.cubin", hex(&hash.finalize()))));
+    add(&format!("{}.{}", version.0, version.1));
+    options.iter().for_each(|option| add(option));
+    hex(&hash.finalize())
+}
+
+/// Compiles, or takes from the cache what was compiled before.
+pub(crate) fn cubin(program: &Program, arch: &str) -> Result<Vec<u8>, CudaError> {
+    let version = version()?;
+    let key = key(program, &options(arch, version.0), version);
+    let entry = cache_folder().map(|folder| folder.join(format!("{key}.cubin")));
     if let Some(cubin) = entry.as_deref().and_then(read_entry) {
         return Ok(cubin);
     }
-    let cubin = compile(source, arch, defines)?.cubin;
+    let cubin = compile(program, arch)?.cubin;
     if let Some(entry) = entry {
         // The next start compiles again, no more.
         let _ = write_entry(&entry, &cubin);
@@ -84,17 +103,19 @@ pub(crate) fn cubin(source: &str, arch: &str, defines: &[String]) -> Result<Vec<
     Ok(cubin)
 }
 
-/// Compiles for an architecture, with constants `NAME=value`.
-pub fn compile(source: &str, arch: &str, defines: &[String]) -> Result<Compiled, CudaError> {
+/// Compiles for an architecture.
+pub fn compile(program: &Program, arch: &str) -> Result<Compiled, CudaError> {
     let (major, _) = version()?;
     let failed = |log: String| CudaError::Compile { arch: arch.to_owned(), log };
-    let source =
-        CString::new(source).map_err(|_| failed("a zero byte in the source".to_owned()))?;
-    let program = result::create_program(&source, Some(c"weft.cu"))
-        .map_err(|error| failed(error.to_string()))?;
+    let c_string =
+        |text: &str| CString::new(text).map_err(|_| failed("a zero byte in the source".to_owned()));
+    let source = c_string(&program.source)?;
+    let files = program.files.iter().map(|(name, text)| Ok((c_string(name)?, c_string(text)?)));
+    let files: Vec<(CString, CString)> = files.collect::<Result<_, CudaError>>()?;
+    let program = create(&source, &files).map_err(|error| failed(error.to_string()))?;
     // SAFETY: the program was just made, and is destroyed once, at the end.
     unsafe {
-        let compiled = result::compile_program(program, &options(arch, defines, major));
+        let compiled = result::compile_program(program, &options(arch, major));
         let report = result::get_program_log(program).unwrap_or_default();
         let report: Vec<u8> = report.iter().map(|c| *c as u8).take_while(|c| *c != 0).collect();
         let report = String::from_utf8_lossy(&report).into_owned();
@@ -103,6 +124,24 @@ pub fn compile(source: &str, arch: &str, defines: &[String]) -> Result<Compiled,
         let cubin = cubin.map_err(|error| failed(format!("{error}: {report}")))?;
         Ok(Compiled { cubin, report })
     }
+}
+
+/// A program whose includes are found by name. NVRTC copies all texts.
+fn create(
+    source: &CString,
+    files: &[(CString, CString)],
+) -> Result<sys::nvrtcProgram, result::NvrtcError> {
+    let names: Vec<*const c_char> = files.iter().map(|(name, _)| name.as_ptr()).collect();
+    let texts: Vec<*const c_char> = files.iter().map(|(_, text)| text.as_ptr()).collect();
+    let mut program = std::ptr::null_mut();
+    // SAFETY: as many names and texts as `files` has, each ended by a zero, and all live until the
+    // call returns.
+    unsafe {
+        let (n, texts, names) = (files.len() as i32, texts.as_ptr(), names.as_ptr());
+        let name = c"weft.cu".as_ptr();
+        sys::nvrtcCreateProgram(&mut program, source.as_ptr(), name, n, texts, names).result()?;
+    }
+    Ok(program)
 }
 
 /// # Safety
@@ -154,6 +193,28 @@ fn hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cubin_s_name_depends_on_every_byte() {
+        let file = |name: &str, text: &str| (name.to_owned(), text.to_owned());
+        let program =
+            Program { source: "source".to_owned(), files: vec![file("a", "bc"), file("d", "e")] };
+        let key_of = |program: &Program, arch| key(program, &options(arch, 13), (13, 0));
+        let same = key_of(&program, "sm_90a");
+        let with = |source: &str, files: Vec<(String, String)>| {
+            key_of(&Program { source: source.to_owned(), files }, "sm_90a")
+        };
+        assert_eq!(with("source", program.files.clone()), same);
+        let others = [
+            with("sourcf", program.files.clone()),
+            with("source", vec![file("a", "bc"), file("d", "f")]),
+            with("source", vec![file("ab", "c"), file("d", "e")]),
+            with("source", vec![file("a", "bc")]),
+            key_of(&program, "sm_80"),
+            key(&program, &options("sm_90a", 13), (13, 1)),
+        ];
+        assert!(others.iter().all(|other| *other != same));
+    }
 
     #[test]
     fn a_damaged_entry_is_no_entry() {

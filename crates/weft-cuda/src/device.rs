@@ -16,10 +16,10 @@ use weft_core::weights::Weights;
 
 use crate::buffers::Buffers;
 use crate::compile;
-use crate::decode::{Asked, InFlight};
 use crate::driver::{self, Gpu, Memory};
 use crate::error::CudaError;
 use crate::graphs::Graphs;
+use crate::in_flight::{Asked, InFlight};
 use crate::kernels::{self, Kernels};
 use crate::kv::{Kv, place};
 use crate::logits::HostLogits;
@@ -115,14 +115,14 @@ impl CudaDevice {
         let gpu = driver::open(0)?;
         let chip = chip.unwrap_or(gpu.facts.chip);
         let shape = Shape::new(config, chip)?;
-        let defines =
-            kernels::defines(config, chip, persistent::is_compiled(config, &shape, launches))?;
-        let cubin = compile::cubin(&kernels::source(), &gpu.facts.arch(), &defines)?;
+        let with_persistent = persistent::is_compiled(config, &shape, launches);
+        let program = kernels::program(config, chip, with_persistent)?;
+        let cubin = compile::cubin(&program, &gpu.facts.arch())?;
         let rows = limits.step_outputs.max(1);
         let kernels = Kernels::load(gpu.load(&cubin)?, &shape)?;
         let kv = Kv::new(&gpu, config, shape.dim, limits.pages)?;
         let plan = plan(config);
-        let weights = ModelWeights::read(&gpu, config, weights, shape.chip.longest_stretch())?;
+        let weights = ModelWeights::read(&gpu, config, weights, shape.chip.longest_strip())?;
         let parts = persistent::Parts {
             gpu: &gpu,
             config,
@@ -170,7 +170,7 @@ impl CudaDevice {
 
     /// Sets the shares of attention to nothing, in the stream.
     pub(crate) fn clear_shares(&self, counts: &Counts) -> Result<(), CudaError> {
-        let bytes = counts.n_slots * self.config.heads * 4;
+        let bytes = counts.n_cells * self.config.heads * 4;
         let shares = &self.buffers.shares;
         self.gpu.clear(shares, 0..bytes.min(shares.bytes))
     }
@@ -205,14 +205,14 @@ impl CudaDevice {
         (0..repeats).map(|_| time()).collect()
     }
 
-    /// The shares of attention of slots, summed over heads in their order, as kernels sum those
+    /// The shares of attention of cells, summed over heads in their order, as kernels sum those
     /// that they tell.
-    fn slot_shares(&self, slots: Range<usize>) -> Result<Vec<f32>, CudaError> {
+    fn cell_shares(&self, cells: Range<usize>) -> Result<Vec<f32>, CudaError> {
         self.stop();
         let heads = self.config.heads;
-        let mut shares = vec![0.0_f32; slots.len() * heads];
-        self.buffers.shares.read(slots.start * heads * 4, &mut shares)?;
-        Ok(shares.chunks_exact(heads).map(|slot| slot.iter().sum()).collect())
+        let mut shares = vec![0.0_f32; cells.len() * heads];
+        self.buffers.shares.read(cells.start * heads * 4, &mut shares)?;
+        Ok(shares.chunks_exact(heads).map(|cell| cell.iter().sum()).collect())
     }
 
     pub(crate) fn device_error(&self, (op, error): (Op, CudaError)) -> DeviceError {
@@ -315,12 +315,12 @@ impl Device for CudaDevice {
 
     fn attention(&self, lane: usize) -> Vec<f32> {
         let kept = &self.lists.shares[lane];
-        let slots = kept.first..kept.first + kept.stretches.len();
-        let told = self.in_flight.shares(&self.gpu, &self.sampling, lane, slots.clone());
-        let slots = expect(told.unwrap_or_else(|| self.slot_shares(slots)));
+        let cells = kept.first..kept.first + kept.stretches.len();
+        let told = self.in_flight.shares(&self.gpu, &self.sampling, lane, cells.clone());
+        let cells = expect(told.unwrap_or_else(|| self.cell_shares(cells)));
         let mut sums = vec![0.0; kept.n_stretches];
-        for (stretch, slot) in kept.stretches.iter().zip(slots) {
-            sums[*stretch as usize] += slot;
+        for (stretch, cell) in kept.stretches.iter().zip(cells) {
+            sums[*stretch as usize] += cell;
         }
         shares(&sums)
     }

@@ -17,13 +17,13 @@ use crate::sampling::Chosen;
 use crate::tables::{Counts, FEW, Family};
 
 /// Shares that any graph clears: to clear fewer takes as long.
-const FEWEST_SLOTS: usize = 256;
+const FEWEST_CELLS: usize = 256;
 
 /// What a graph was recorded for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
     n_items: usize,
-    n_slots: usize,
+    n_cells: usize,
     has_outputs: bool,
     chosen: Chosen,
 }
@@ -31,8 +31,8 @@ struct Key {
 impl Key {
     fn of(counts: &Counts, most_items: usize, chosen: Chosen) -> Self {
         let n_items = counts.n_items.next_power_of_two().min(most_items);
-        let n_slots = counts.n_slots.next_power_of_two().max(FEWEST_SLOTS);
-        Self { n_items, n_slots, has_outputs: counts.n_outputs > 0, chosen }
+        let n_cells = counts.n_cells.next_power_of_two().max(FEWEST_CELLS);
+        Self { n_items, n_cells, has_outputs: counts.n_outputs > 0, chosen }
     }
 }
 
@@ -68,7 +68,7 @@ fn record(device: &CudaDevice, plan: &[Op], key: Key) -> Result<Graph, CudaError
         n_tiles: 0,
         n_splits: 1,
         n_partials: key.n_items * FEW,
-        n_slots: key.n_slots,
+        n_cells: key.n_cells,
     };
     let pass = Pass {
         device,

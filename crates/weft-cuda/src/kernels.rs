@@ -1,69 +1,93 @@
-//! The kernels: their sources in the order they are compiled in, and each loaded by name.
+//! The kernels: the files that they are compiled from, and each loaded by name.
 
 use weft_core::config::Config;
 use weft_core::kv::PAGE_ROWS;
 
+use crate::compile::Program;
 use crate::driver::{Kernel, Module};
 use crate::error::CudaError;
-use crate::persistent::Split;
 use crate::shape::{Chip, Shape};
 use crate::tables::{Counts, Lists};
+use crate::{constants, layouts};
 
-/// Name and text; later ones use earlier ones.
-const SOURCES: [(&str, &str); 32] = [
-    ("base.cuh", include_str!("kernels/base.cuh")),
-    ("norm.cuh", include_str!("kernels/norm.cuh")),
-    ("matvec.cuh", include_str!("kernels/matvec.cuh")),
-    ("matmul.cuh", include_str!("kernels/matmul.cuh")),
-    ("head.cuh", include_str!("kernels/head.cuh")),
-    ("softmax.cuh", include_str!("kernels/softmax.cuh")),
-    ("section.cuh", include_str!("kernels/section.cuh")),
-    ("sent.cuh", include_str!("kernels/sent.cuh")),
-    ("sampling.cuh", include_str!("kernels/sampling.cuh")),
-    ("wide.cuh", include_str!("kernels/wide.cuh")),
-    ("embed.cu", include_str!("ops/embed.cu")),
-    ("norm_qkv.cu", include_str!("ops/norm_qkv.cu")),
-    ("rope_store.cu", include_str!("ops/rope_store.cu")),
-    ("attend.cu", include_str!("ops/attend.cu")),
-    ("attend_block.cu", include_str!("ops/attend_block.cu")),
-    ("proj_add.cu", include_str!("ops/proj_add.cu")),
-    ("norm_gate_up.cu", include_str!("ops/norm_gate_up.cu")),
-    ("down_add.cu", include_str!("ops/down_add.cu")),
-    ("norm_head.cu", include_str!("ops/norm_head.cu")),
-    ("persistent/hop.cuh", include_str!("persistent/hop.cuh")),
-    ("persistent/ring.cuh", include_str!("persistent/ring.cuh")),
-    ("persistent/product.cuh", include_str!("persistent/product.cuh")),
-    ("persistent/launch.cuh", include_str!("persistent/launch.cuh")),
-    ("persistent/candidate.cuh", include_str!("persistent/candidate.cuh")),
-    ("persistent/ops.cuh", include_str!("persistent/ops.cuh")),
-    ("persistent/attention.cuh", include_str!("persistent/attention.cuh")),
-    ("persistent/fold.cuh", include_str!("persistent/fold.cuh")),
-    ("persistent/head.cuh", include_str!("persistent/head.cuh")),
-    ("persistent/decode.cu", include_str!("persistent/decode.cu")),
-    ("choose.cu", include_str!("kernels/choose.cu")),
-    ("rows.cu", include_str!("kernels/rows.cu")),
-    ("bandwidth.cu", include_str!("kernels/bandwidth.cu")),
-];
-
-/// All sources as one, with lines counted from each file's first.
-pub fn source() -> String {
-    SOURCES.iter().map(|(name, text)| format!("#line 1 \"{name}\"\n{text}\n")).collect()
+/// Files and their texts, by the name that `#include` knows them by.
+macro_rules! files {
+    ($($name:literal),* $(,)?) => { [$(($name, include_str!($name))),*] };
 }
 
-/// What a model's kernels are compiled with for a GPU; those that run a whole plan take as long to compile as all others,
+/// Files with kernels of the ops and of what goes with them.
+const KERNELS: &[(&str, &str)] = &files![
+    "ops/embed.cu",
+    "ops/norm_rows.cu",
+    "ops/norm_qkv.cu",
+    "ops/rope_store.cu",
+    "ops/attend.cu",
+    "ops/attend_block.cu",
+    "ops/proj_add.cu",
+    "ops/norm_gate_up.cu",
+    "ops/down_add.cu",
+    "ops/norm_head.cu",
+    "kernels/choose.cu",
+    "kernels/rows.cu",
+    "kernels/bandwidth.cu",
+];
+
+/// The file with the kernels that run a whole plan.
+const PERSISTENT: (&str, &str) = ("persistent/decode.cu", include_str!("persistent/decode.cu"));
+
+/// What they include.
+const HEADERS: &[(&str, &str)] = &files![
+    "kernels/attention_head.cuh",
+    "kernels/base.cuh",
+    "kernels/matmul.cuh",
+    "kernels/matvec.cuh",
+    "kernels/norm.cuh",
+    "kernels/ptx.cuh",
+    "kernels/residual.cuh",
+    "kernels/rows.cuh",
+    "kernels/sampling.cuh",
+    "kernels/section.cuh",
+    "kernels/sent.cuh",
+    "kernels/softmax.cuh",
+    "kernels/types.cuh",
+    "kernels/wide.cuh",
+    "ops/attend.cuh",
+    "ops/norm_gate_up.cuh",
+    "ops/norm_qkv.cuh",
+    "persistent/attend.cuh",
+    "persistent/down_add.cuh",
+    "persistent/embed.cuh",
+    "persistent/hop.cuh",
+    "persistent/launch.cuh",
+    "persistent/next_token.cuh",
+    "persistent/norm_gate_up.cuh",
+    "persistent/norm_head.cuh",
+    "persistent/norm_input.cuh",
+    "persistent/norm_product.cuh",
+    "persistent/norm_qkv.cuh",
+    "persistent/product.cuh",
+    "persistent/proj_add.cuh",
+    "persistent/residual.cuh",
+    "persistent/ring.cuh",
+];
+
+/// The headers that are emitted (`constants.rs`, `layouts.rs`).
+const CONSTANTS: &str = "generated/constants.cuh";
+const LAYOUTS: &str = "generated/layouts.cuh";
+
+/// A model's kernels for a GPU. Those that run a whole plan take as long to compile as all others,
 /// so they are left out where nobody asks for them.
-pub fn defines(
-    config: &Config,
-    chip: Chip,
-    with_persistent: bool,
-) -> Result<Vec<String>, CudaError> {
+pub fn program(config: &Config, chip: Chip, with_persistent: bool) -> Result<Program, CudaError> {
     let shape = Shape::new(config, chip)?;
-    let mut defines = shape.defines(config);
-    defines.push(Split::new(config, &shape, chip.shared_bytes).define());
-    if with_persistent {
-        defines.push("PERSISTENT=1".to_owned());
-    }
-    Ok(defines)
+    let persistent = with_persistent.then_some(&PERSISTENT);
+    let kernels = KERNELS.iter().chain(persistent);
+    let included = kernels.clone().map(|(name, _)| *name).chain([LAYOUTS]);
+    let source = included.map(|name| format!("#include \"{name}\"\n")).collect();
+    let own = |(name, text): &(&str, &str)| ((*name).to_owned(), (*text).to_owned());
+    let mut files: Vec<(String, String)> = kernels.chain(HEADERS).map(own).collect();
+    files.push((CONSTANTS.to_owned(), constants::header(config, &shape)));
+    files.push((LAYOUTS.to_owned(), layouts::header()));
+    Ok(Program { source, files })
 }
 
 /// The kernels that must not spill: a token runs through each of them once per layer.
@@ -212,6 +236,62 @@ impl Kernels {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn hopper() -> Program {
+        program(&weft_core::shapes::config("qwen3-0.6b").unwrap(), Chip::HOPPER, true).unwrap()
+    }
+
+    /// Files of this folder that kernels are made from.
+    fn on_disk() -> Vec<String> {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let folders = ["generated", "kernels", "ops", "persistent"];
+        let files = folders.iter().flat_map(|folder| {
+            let entries = std::fs::read_dir(root.join(folder)).unwrap();
+            let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            names.map(move |name| format!("{folder}/{name}")).collect::<Vec<_>>()
+        });
+        let mut files: Vec<String> =
+            files.filter(|name| name.ends_with(".cu") || name.ends_with(".cuh")).collect();
+        files.sort_unstable();
+        files
+    }
+
+    #[test]
+    fn the_compiler_gets_every_file() {
+        let mut given: Vec<String> = hopper().files.into_iter().map(|(name, _)| name).collect();
+        given.sort_unstable();
+        assert_eq!(given, on_disk());
+    }
+
+    /// Editors read the copies in `generated/`. `WEFT_WRITE_HEADERS=1` writes them anew.
+    #[test]
+    fn generated_headers_in_the_tree_are_what_is_emitted() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let generated = |(name, _): &(String, String)| name.starts_with("generated/");
+        for (name, text) in hopper().files.into_iter().filter(generated) {
+            if std::env::var("WEFT_WRITE_HEADERS").is_ok_and(|value| value == "1") {
+                std::fs::write(root.join(&name), &text).unwrap();
+            }
+            let found = std::fs::read_to_string(root.join(&name)).unwrap_or_default();
+            assert!(found == text, "{name} is not what is emitted: see the comment of this test");
+        }
+    }
+
+    #[test]
+    fn kernels_use_every_constant() {
+        let files = hopper().files;
+        let (constants, others): (Vec<_>, Vec<_>) =
+            files.into_iter().partition(|(name, _)| name == CONSTANTS);
+        let uses = |name: &str| {
+            let is_word = |c: char| c.is_alphanumeric() || c == '_';
+            let words = |text: &str| text.split(|c| !is_word(c)).any(|word| word == name);
+            others.iter().any(|(_, text)| words(text))
+        };
+        let lines = constants[0].1.lines().filter_map(|line| line.strip_prefix("constexpr "));
+        let names = lines.filter_map(|line| line.split([' ', '[']).nth(1));
+        let unused: Vec<&str> = names.filter(|name| !uses(name)).collect();
+        assert!(unused.is_empty(), "{unused:?}");
+    }
 
     #[test]
     fn a_step_has_the_kernel_that_is_made_for_it() {

@@ -1,6 +1,6 @@
 //! KV pages on the GPU: where rows lie, and the way in and out for the host.
 //!
-//! Memory is \[layer\]\[page\]\[KV head\]\[keys, values\]; `kernels/head.cuh` says the same and why. Kernels
+//! Memory is \[layer\]\[page\]\[KV head\]\[keys, values\]; `kernels/attention_head.cuh` says the same and why. Kernels
 //! write rows one by one; the host moves whole pages and sorts their elements here.
 
 use std::sync::Arc;

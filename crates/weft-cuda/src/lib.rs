@@ -9,13 +9,15 @@
 mod bandwidth;
 mod buffers;
 mod compile;
-mod decode;
+mod constants;
 mod device;
 mod driver;
 mod error;
 mod graphs;
+mod in_flight;
 mod kernels;
 mod kv;
+mod layouts;
 mod logits;
 mod need;
 mod ops;
@@ -24,16 +26,16 @@ mod persistent;
 mod rows;
 mod sampling;
 mod shape;
-mod steps;
+mod step_launch;
 mod tables;
 mod weights;
 
 pub use bandwidth::read_bandwidth;
-pub use compile::{Compiled, compile};
+pub use compile::{Compiled, Program, compile};
 pub use device::{CudaDevice, Launches, Options};
 pub use driver::GpuFacts;
 pub use error::CudaError;
-pub use kernels::{DECODE_KERNELS, WHOLE_PLANS, defines, source};
+pub use kernels::{DECODE_KERNELS, WHOLE_PLANS, program};
 pub use need::{need, page_bytes};
 pub use shape::Chip;
 

@@ -9,7 +9,7 @@ use crate::persistent;
 use crate::rows;
 use crate::sampling::Sampling;
 use crate::shape::{BLOCK_ROWS, TILE_ROWS, padded};
-use crate::tables::{FEW, Family, GroupCounts, Tables, max_partials, max_slots};
+use crate::tables::{FEW, Family, GroupCounts, Tables, max_cells, max_partials};
 
 /// What the driver takes beside what it is asked for: kernels, graphs, and the gaps between pieces of memory.
 const DRIVER_BYTES: u64 = 96 << 20;
@@ -53,11 +53,11 @@ fn scratch(config: &Config, limits: &Limits) -> u64 {
     let activations = limits.step_tokens.max(FEW) * row * 2 + 7 * READ_BEYOND;
     let logits = limits.step_outputs.max(FEW) * config.vocab * 4;
     let partials = max_partials(limits) * config.heads * ((dim + sent_row(dim)) * 4 + 8);
-    let slots = max_slots(limits) * config.heads * 20;
+    let cells = max_cells(limits) * config.heads * 20;
     let rotations = 2 * limits.positions * config.head_dim * 4;
     let lists = [Family::Few, Family::Many].map(|family| Tables::bytes(limits, family));
     let counts = GroupCounts::BYTES;
-    let parts = partials + slots;
+    let parts = partials + cells;
     let own = counts + activations + logits + parts + rotations + lists.iter().sum::<usize>();
     let whole_plan = persistent::bytes(config, limits);
     (own + whole_plan + Sampling::bytes(config) + rows::bytes(config)) as u64

@@ -1,7 +1,7 @@
 //! Weight matrices in the order in which tensor cores take them.
 //!
 //! A unit is 8 rows × 32 columns, 512 bytes: lane 4g + c of a warp holds columns 8c to 8c + 7 of row g,
-//! 16 bytes as they lie in the row. Units of a tile of 8 rows follow one another by columns or in stretches
+//! 16 bytes as they lie in the row. Units of a tile of 8 rows follow one another by columns or in strips
 //! ([`unit_place`]), tiles by rows. The same packing serves one token and a block of them.
 
 use half::bf16;
@@ -16,15 +16,15 @@ const UNIT: usize = 256;
 pub(crate) struct Packed {
     pub(crate) values: Vec<bf16>,
     stride: usize,
-    longest_stretch: usize,
+    longest_strip: usize,
 }
 
 impl Packed {
-    /// A matrix of zeros; up to `longest_stretch` units of a warp lie in one piece.
-    pub(crate) fn zeroed(rows: usize, columns: usize, longest_stretch: usize) -> Self {
+    /// A matrix of zeros; up to `longest_strip` units of a warp lie in one piece.
+    pub(crate) fn zeroed(rows: usize, columns: usize, longest_strip: usize) -> Self {
         let stride = padded(columns);
         let values = vec![bf16::ZERO; rows.next_multiple_of(BLOCK_ROWS) * stride];
-        Self { values, stride, longest_stretch }
+        Self { values, stride, longest_strip }
     }
 
     /// Reads a tensor into the rows that `row` names for its rows.
@@ -50,28 +50,28 @@ impl Packed {
     fn place(&self, row: usize, chunk: usize) -> usize {
         let units = self.stride / 32;
         let unit =
-            row / TILE_ROWS * units + unit_place(units / WARPS, self.longest_stretch, chunk / 4);
+            row / TILE_ROWS * units + unit_place(units / WARPS, self.longest_strip, chunk / 4);
         unit * UNIT + (row % TILE_ROWS * 4 + chunk % 4) * CHUNK
     }
 }
 
 /// Units that a warp's eighth of a tile may have to lie in one piece, on any GPU, and those of each piece where it
 /// has more.
-pub(crate) const LONGEST_STRETCH: usize = 12;
-pub(crate) const SHORT_STRETCH: usize = 4;
+pub(crate) const LONGEST_STRIP: usize = 12;
+pub(crate) const SHORT_STRIP: usize = 4;
 
 /// Units of a warp that lie together in a tile whose eighth has `eighth` units, where `longest` may.
-pub(crate) fn stretch_units(eighth: usize, longest: usize) -> usize {
-    if eighth <= longest { eighth } else { SHORT_STRETCH }
+pub(crate) fn strip_units(eighth: usize, longest: usize) -> usize {
+    if eighth <= longest { eighth } else { SHORT_STRIP }
 }
 
 /// Where a unit of a tile lies: each of eight warps computes an eighth of the columns, and what all of them need
 /// next lies together, so that it is copied in one piece. `unit_place` of the kernels does the same.
 fn unit_place(eighth: usize, longest: usize, unit: usize) -> usize {
-    let long = stretch_units(eighth, longest);
+    let long = strip_units(eighth, longest);
     let (warp, own) = (unit / eighth, unit % eighth);
-    let stretch = own / long;
-    stretch * WARPS * long + warp * long.min(eighth - stretch * long) + own % long
+    let strip = own / long;
+    strip * WARPS * long + warp * long.min(eighth - strip * long) + own % long
 }
 
 /// The packed row of a gate row: tiles of gate and up take turns. The up row comes 8 later.
@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn a_lane_s_chunk_is_eight_columns_of_its_row() {
         let (rows, columns) = (20, 300);
-        let mut packed = Packed::zeroed(rows, columns, LONGEST_STRETCH);
+        let mut packed = Packed::zeroed(rows, columns, LONGEST_STRIP);
         for row in 0..rows {
             // Whole numbers below 256 are exact in bf16.
             let values: Vec<f32> = (0..columns).map(|k| ((row * 7 + k) % 251) as f32).collect();
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stretch_of_all_warps_lies_together() {
+    fn a_strip_of_all_warps_lies_together() {
         let places = |eighth: usize| {
             (0..8 * eighth).map(|unit| unit_place(eighth, 12, unit)).collect::<Vec<_>>()
         };
@@ -120,9 +120,9 @@ mod tests {
         for eighth in [13, 16, 19, 38, 48] {
             let mut all = places(eighth);
             for warp in 0..8 {
-                let stretch = &all[warp * eighth..][..4];
+                let strip = &all[warp * eighth..][..4];
                 assert_eq!(
-                    stretch,
+                    strip,
                     [0, 1, 2, 3].map(|unit| warp * 4 + unit),
                     "{eighth}: warp {warp}"
                 );
@@ -134,9 +134,9 @@ mod tests {
                 "{eighth}: every unit has its place"
             );
         }
-        // The last stretch is short.
+        // The last strip is short.
         assert_eq!((unit_place(38, 12, 36), unit_place(38, 12, 38 + 37)), (9 * 32, 9 * 32 + 3));
-        // A small GPU has shorter stretches.
+        // A small GPU has shorter strips.
         assert_eq!((unit_place(12, 12, 5), unit_place(12, 8, 5)), (5, 33));
     }
 

@@ -5,6 +5,7 @@
 //! comes after the copies that are at its pages, whichever way they go.
 
 mod carrier;
+pub(crate) use carrier::layout;
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

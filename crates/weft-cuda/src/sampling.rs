@@ -14,32 +14,35 @@ use weft_core::sampling::{Adjustment, Draw, RuledOut, Sampler};
 use crate::driver::{Address, Argument, Gpu, Launch, Memory, Pinned, Stream};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
-use crate::tables::{FEW, max_slots};
+use crate::layouts::{Layout, layout};
+use crate::tables::{FEW, max_cells};
 
 /// Ranks that one block weighs.
-const MOST_RANKS: usize = 128;
+pub(crate) const MOST_RANKS: usize = 128;
 /// Blocks that draw a token together, among more ranks. They wait for one another.
 pub(crate) const WIDE_BLOCKS: usize = 16;
-/// Words that each of them leaves for the others, in turn in one place and another.
-const PART_WORDS: usize = 256;
-/// Rows that they can keep.
-const MOST_WIDE_ROWS: usize = WIDE_BLOCKS * 512 * 62;
+/// Threads of each of these blocks, and the most rows that one of them keeps.
+pub(crate) const WIDE_THREADS: usize = 512;
+pub(crate) const MOST_WIDE_ROWS: usize = 62;
+/// Sums that each block leaves for the others, in turn in one place and another: one for every value
+/// of eight bits of a score.
+pub(crate) const DIGITS: usize = 256;
 /// Steps whose tokens and shares the host may still read.
 pub(crate) const TOLD_STEPS: usize = 64;
 /// What a kernel tells where it leaves the choice to the host.
-const DECLINED: u32 = u32::MAX;
+pub(crate) const DECLINED: u32 = u32::MAX;
 /// Rows whose best score is kept together.
-const SCORE_ROWS: usize = 16;
+pub(crate) const SCORE_ROWS: usize = 16;
 const THREADS: usize = 256;
-const PARTS_BYTES: usize = FEW * 2 * WIDE_BLOCKS * PART_WORDS * 8;
+const PARTS_BYTES: usize = FEW * 2 * WIDE_BLOCKS * DIGITS * 8;
 
-const CHOSEN: u32 = 1;
-const DRAWN: u32 = 2;
-const ADJUSTED: u32 = 4;
-const FOLLOWED: u32 = 8;
-const WIDE: u32 = 16;
-const RULED_OUT_EARLY: u32 = 1 << 30;
-const RULED_OUT: u32 = 1 << 31;
+pub(crate) const CHOSEN: u32 = 1;
+pub(crate) const DRAWN: u32 = 2;
+pub(crate) const ADJUSTED: u32 = 4;
+pub(crate) const FOLLOWED: u32 = 8;
+pub(crate) const WIDE: u32 = 16;
+pub(crate) const RULED_OUT_EARLY: u32 = 1 << 30;
+pub(crate) const RULED_OUT: u32 = 1 << 31;
 
 /// A draw as kernels read it. They call it `Draw`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -128,13 +131,27 @@ pub(crate) struct SamplingAddresses {
     marks: Address,
     told_tokens: Address,
     told_shares: Address,
-    n_slots: u64,
+    n_cells: u64,
     parts: Address,
     gates: Address,
 }
 
 // SAFETY: `repr(C)`, with the fields of the kernels' `Sampling`.
 unsafe impl Argument for SamplingAddresses {}
+
+/// What kernels must lay out as it is here.
+pub(crate) fn layouts() -> [Layout; 3] {
+    [
+        layout!(DrawWords as "Draw" {
+            flags, vocab, top_k, index, repetition, frequency, presence, min_tokens, scale,
+            least_weight, share, seed, token_number, share_number, gap,
+        }),
+        layout!(AdjustmentWords as "Adjustment" { token, mark, bias, output }),
+        layout!(SamplingAddresses as "Sampling" {
+            draws, best, bias, marks, told_tokens, told_shares, n_cells, parts, gates,
+        }),
+    ]
+}
 
 /// How the tokens of a step are chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -156,6 +173,11 @@ impl Chosen {
     }
 }
 
+/// Best scores of a vocabulary: one for every [`SCORE_ROWS`] rows.
+pub(crate) fn n_best(vocab: usize) -> usize {
+    vocab.div_ceil(SCORE_ROWS)
+}
+
 /// Whether a draw is among more ranks than one block weighs.
 fn is_wide(draw: &Draw) -> bool {
     draw.temperature > 0.0 && !(1..=MOST_RANKS).contains(&draw.top_k)
@@ -174,22 +196,22 @@ pub(crate) struct Sampling {
     marks: Memory,
     /// `AdjustmentWords` \[FEW · vocab at most\]
     adjustments: Memory,
-    /// \[TOLD_STEPS\]\[FEW\], then \[TOLD_STEPS\]\[slots\]: numbers of steps above what they tell
+    /// \[TOLD_STEPS\]\[FEW\], then \[TOLD_STEPS\]\[cells\]: numbers of steps above what they tell
     told: Pinned,
     /// What blocks that draw together leave for one another: \[FEW\]\[2\]\[blocks\]\[words\]
     parts: Memory,
     /// How often one of them has waited for the others: \[FEW\]
     gates: Memory,
     serves_wide: bool,
-    n_slots: usize,
+    n_cells: usize,
     vocab: usize,
 }
 
 impl Sampling {
     pub(crate) fn new(gpu: &Arc<Gpu>, config: &Config, limits: &Limits) -> Result<Self, CudaError> {
         let vocab = config.vocab;
-        let n_slots = max_slots(limits);
-        let groups = vocab.div_ceil(SCORE_ROWS);
+        let n_cells = max_cells(limits);
+        let groups = n_best(vocab);
         let memory = |bytes| Memory::new(gpu, "sampling", bytes);
         Ok(Self {
             draws: memory(FEW * size_of::<DrawWords>())?,
@@ -198,19 +220,20 @@ impl Sampling {
             bias: memory(FEW * vocab * 4)?,
             marks: memory(FEW * vocab * 4)?,
             adjustments: memory(FEW * vocab * size_of::<AdjustmentWords>())?,
-            told: Pinned::new(gpu, TOLD_STEPS * (FEW + n_slots) * 8)?,
+            told: Pinned::new(gpu, TOLD_STEPS * (FEW + n_cells) * 8)?,
             parts: memory(PARTS_BYTES)?,
             gates: memory(FEW * 4)?,
             // Blocks that wait for one another must all be there.
-            serves_wide: vocab <= MOST_WIDE_ROWS && gpu.facts.chip.n_sms >= WIDE_BLOCKS,
-            n_slots,
+            serves_wide: vocab <= WIDE_BLOCKS * WIDE_THREADS * MOST_WIDE_ROWS
+                && gpu.facts.chip.n_sms >= WIDE_BLOCKS,
+            n_cells,
             vocab,
         })
     }
 
     /// What it takes on the GPU.
     pub(crate) fn bytes(config: &Config) -> usize {
-        let groups = config.vocab.div_ceil(SCORE_ROWS);
+        let groups = n_best(config.vocab);
         let of_token = 2 * 4 + size_of::<AdjustmentWords>();
         FEW * (size_of::<DrawWords>() + groups * 4 + config.vocab * of_token + 4) + PARTS_BYTES
     }
@@ -229,7 +252,7 @@ impl Sampling {
             marks: self.marks.address(),
             told_tokens: told,
             told_shares: told.offset(TOLD_STEPS * FEW * 8),
-            n_slots: self.n_slots as u64,
+            n_cells: self.n_cells as u64,
             parts: self.parts.address(),
             gates: self.gates.address(),
         }
@@ -278,10 +301,10 @@ impl Sampling {
         Some((token != DECLINED).then_some(token))
     }
 
-    /// The sum over heads that step `number` told of a slot's share of attention, once it has.
-    pub(crate) fn share(&self, number: u32, slot: usize) -> Option<f32> {
-        let shares = TOLD_STEPS * FEW + number as usize % TOLD_STEPS * self.n_slots;
-        let told = self.told.load(shares + slot);
+    /// The sum over heads that step `number` told of a cell's share of attention, once it has.
+    pub(crate) fn share(&self, number: u32, cell: usize) -> Option<f32> {
+        let shares = TOLD_STEPS * FEW + number as usize % TOLD_STEPS * self.n_cells;
+        let told = self.told.load(shares + cell);
         (told >> 32 == u64::from(number)).then_some(f32::from_bits(told as u32))
     }
 }
@@ -290,12 +313,6 @@ impl Sampling {
 mod tests {
     use super::*;
     use weft_core::sampling::Sampling as Settings;
-
-    #[test]
-    fn structs_are_as_long_as_kernels_think() {
-        assert_eq!((size_of::<DrawWords>(), size_of::<AdjustmentWords>()), (80, 16));
-        assert_eq!(size_of::<SamplingAddresses>(), 72);
-    }
 
     #[test]
     fn what_is_adjusted_reaches_the_kernel_as_marks() {

@@ -7,7 +7,7 @@ use weft_core::config::Config;
 use weft_core::kv::PAGE_ROWS;
 
 use crate::error::CudaError;
-use crate::pack::{LONGEST_STRETCH, SHORT_STRETCH, stretch_units};
+use crate::pack::{LONGEST_STRIP, SHORT_STRIP, strip_units};
 use crate::tables::SECTION_PAGES;
 
 /// Columns come in eighths of units of 32.
@@ -15,8 +15,10 @@ pub(crate) const COLUMN_STEP: usize = 256;
 /// Rows come in tiles of 8, and blocks of tokens take 16 tiles at once.
 pub(crate) const TILE_ROWS: usize = 8;
 pub(crate) const BLOCK_ROWS: usize = 128;
+/// Tokens of a block of them.
+pub(crate) const BLOCK_TOKENS: usize = 128;
 /// Bytes of 8 rows × 32 columns.
-const UNIT_BYTES: usize = 512;
+pub(crate) const UNIT_BYTES: usize = 512;
 pub(crate) const WARPS: usize = 8;
 /// Shared memory that a ring of weights takes at most: where two blocks share a multiprocessor, and where a block is
 /// alone, because it holds more units of its input in registers than `TWO_BLOCKS_UNITS` or the GPU has little.
@@ -30,7 +32,7 @@ const BESIDE_RING: usize = 17 << 10;
 const OF_THE_SYSTEM: usize = 1 << 10;
 /// Shared memory that `attend` takes besides pages, and a stage of `matmul.cuh`.
 const BESIDE_PAGES: usize = 28 << 10;
-const BLOCK_STAGE: usize = 2 * 128 * 64 * 2;
+pub(crate) const BLOCK_STAGE: usize = 2 * BLOCK_ROWS * 64 * 2;
 /// Bytes on their way at once where a block's weights fit its ring: the kernels before it have loads of their
 /// own; and where they do not, and the memory must be kept busy for long.
 const SHORT_FLIGHT: usize = 32 << 10;
@@ -70,9 +72,9 @@ impl Chip {
     }
 
     /// Units of a warp that may lie in one piece: two tiles in one piece fit the smallest ring.
-    pub(crate) fn longest_stretch(&self) -> usize {
+    pub(crate) fn longest_strip(&self) -> usize {
         let ring = self.pair_ring().unwrap_or(self.lone_ring() / 2);
-        (ring / (WARPS * UNIT_BYTES)).min(LONGEST_STRETCH)
+        (ring / (WARPS * UNIT_BYTES)).min(LONGEST_STRIP)
     }
 
     /// Stages that `matmul.cuh` loads at once, and has in all.
@@ -111,7 +113,7 @@ pub(crate) struct Cut {
     /// Bytes of a stage.
     pub(crate) stage_bytes: usize,
     /// Stages that a tile takes.
-    stretches: usize,
+    strips: usize,
     /// Blocks.
     pub(crate) blocks: usize,
 }
@@ -133,7 +135,7 @@ impl Cut {
         let ring = pair_ring.unwrap_or(chip.lone_ring());
         let all = n_tiles.div_ceil(tiles).div_ceil(chip.n_sms) * tiles;
         let fits = all <= MAX_HELD_TILES && all <= ring / stage_bytes(columns, chip);
-        let is_whole = padded(columns) / COLUMN_STEP <= chip.longest_stretch();
+        let is_whole = padded(columns) / COLUMN_STEP <= chip.longest_strip();
         let tiles = if fits && is_whole { all } else { tiles };
         Self::in_tiles(n_tiles, columns, chip, tiles, ring)
     }
@@ -153,15 +155,15 @@ impl Cut {
         let of_a_block = groups.div_ceil(chip.n_sms);
         let stage_bytes = stage_bytes(columns, chip);
         let eighth = padded(columns) / COLUMN_STEP;
-        let stretches = eighth.div_ceil(stretch_units(eighth, chip.longest_stretch()));
-        let stages = (of_a_block * stretches * tiles).min(ring / stage_bytes);
+        let strips = eighth.div_ceil(strip_units(eighth, chip.longest_strip()));
+        let stages = (of_a_block * strips * tiles).min(ring / stage_bytes);
         let blocks = groups.div_ceil(of_a_block);
-        Self { tiles, all_tiles: n_tiles, groups, stages, stage_bytes, stretches, blocks }
+        Self { tiles, all_tiles: n_tiles, groups, stages, stage_bytes, strips, blocks }
     }
 
     /// Stages on their way at once.
     fn in_flight(&self) -> usize {
-        let all = self.groups.div_ceil(self.blocks) * self.tiles * self.stretches;
+        let all = self.groups.div_ceil(self.blocks) * self.tiles * self.strips;
         let bytes = if all <= self.stages { SHORT_FLIGHT } else { LONG_FLIGHT };
         bytes.div_ceil(self.stage_bytes).min(self.stages)
     }
@@ -179,10 +181,10 @@ impl Cut {
     }
 }
 
-/// Bytes of a stage: a stretch of a tile.
+/// Bytes of a stage: a strip of a tile.
 fn stage_bytes(columns: usize, chip: &Chip) -> usize {
     let eighth = padded(columns) / COLUMN_STEP;
-    WARPS * stretch_units(eighth, chip.longest_stretch()) * UNIT_BYTES
+    WARPS * strip_units(eighth, chip.longest_strip()) * UNIT_BYTES
 }
 
 /// The cuts of a model's matrices.
@@ -247,10 +249,10 @@ impl Shape {
         self.chip.block_stages().1 * BLOCK_STAGE
     }
 
-    /// The constants of the kernels, `NAME=value`.
-    pub(crate) fn defines(&self, config: &Config) -> Vec<String> {
-        let scale_log2 = std::f32::consts::LOG2_E / (config.head_dim as f32).sqrt();
-        let numbers = [
+    /// What kernels must know of a model and its cuts, by name.
+    pub(crate) fn constants(&self, config: &Config) -> Vec<(String, usize)> {
+        let own = |(name, value): (&str, usize)| (name.to_owned(), value);
+        let mut all = [
             ("HIDDEN", config.hidden),
             ("HEADS", config.heads),
             ("KV_HEADS", config.kv_heads),
@@ -262,25 +264,25 @@ impl Shape {
             ("Q_WIDTH", config.q_width()),
             ("KV_WIDTH", config.kv_width()),
             ("QKV_ROWS", config.q_width() + 2 * config.kv_width()),
-            ("SECTION_PAGES", SECTION_PAGES),
-            ("BOTH_SIDES", usize::from(self.chip.has_both_sides(self.dim))),
-            ("BLOCK_AT_ONCE", self.chip.block_stages().0),
-            ("BLOCK_STAGES", self.chip.block_stages().1),
-            ("LONGEST_STRETCH", self.chip.longest_stretch()),
-            ("SHORT_STRETCH", SHORT_STRETCH),
-            ("TWO_BLOCKS_UNITS", TWO_BLOCKS_UNITS),
             ("QK_NORM", usize::from(config.qk_norm)),
             ("QKV_BIAS", usize::from(config.qkv_bias)),
             ("LAYERS", config.layers),
             ("N_BLOCKS", self.chip.n_sms),
-        ];
-        let mut defines: Vec<String> =
-            numbers.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            ("BOTH_SIDES", usize::from(self.chip.has_both_sides(self.dim))),
+            ("BLOCK_AT_ONCE", self.chip.block_stages().0),
+            ("BLOCK_STAGES", self.chip.block_stages().1),
+            ("LONGEST_STRIP", self.chip.longest_strip()),
+            ("SHORT_STRIP", SHORT_STRIP),
+            ("TWO_BLOCKS_UNITS", TWO_BLOCKS_UNITS),
+        ]
+        .map(own)
+        .to_vec();
+        let mut add = |name: &str, of: &str, value| all.push((format!("{name}_{of}"), value));
         let widths =
             [("HIDDEN", config.hidden), ("Q", config.q_width()), ("INTER", config.intermediate)];
         for (name, columns) in widths {
-            defines.push(format!("{name}_STRIDE={}", padded(columns)));
-            defines.push(format!("{name}_UNITS={}", padded(columns) / COLUMN_STEP));
+            add(name, "STRIDE", padded(columns));
+            add(name, "UNITS", padded(columns) / COLUMN_STEP);
         }
         let cuts = [
             ("QKV", self.qkv),
@@ -290,19 +292,16 @@ impl Shape {
             ("HEAD", self.head),
         ];
         for (name, cut) in cuts {
-            defines.push(format!("{name}_TILES={}", cut.tiles));
-            defines.push(format!("{name}_ALL_TILES={}", cut.all_tiles));
-            defines.push(format!("{name}_STAGES={}", cut.stages));
-            defines.push(format!("{name}_OWN={}", cut.groups.div_ceil(cut.blocks)));
-            defines.push(format!("{name}_IN_FLIGHT={}", cut.in_flight()));
+            add(name, "TILES", cut.tiles);
+            add(name, "ALL_TILES", cut.all_tiles);
+            add(name, "STAGES", cut.stages);
+            add(name, "OWN", cut.groups.div_ceil(cut.blocks));
+            add(name, "IN_FLIGHT", cut.in_flight());
         }
         for (name, cut) in [("PROJ", self.proj), ("DOWN", self.down)] {
-            defines.push(format!("{name}_CHAINS={}", cut.chains()));
+            add(name, "CHAINS", cut.chains());
         }
-        for (name, value) in [("NORM_EPS", config.norm_eps), ("SCALE_LOG2", scale_log2)] {
-            defines.push(format!("{name}=__uint_as_float({:#x}u)", value.to_bits()));
-        }
-        defines
+        all
     }
 }
 
@@ -327,7 +326,7 @@ mod tests {
     fn the_smallest_model_is_requested_whole() {
         let shape = cuts("qwen3-0.6b");
         for cut in [shape.qkv, shape.proj, shape.gate_up, shape.down] {
-            let own = cut.groups.div_ceil(cut.blocks) * cut.tiles * cut.stretches;
+            let own = cut.groups.div_ceil(cut.blocks) * cut.tiles * cut.strips;
             assert_eq!(own, cut.stages, "{cut:?}");
         }
         assert_eq!((shape.proj.tiles, shape.proj.blocks), (1, 128));
@@ -341,7 +340,7 @@ mod tests {
         let chains = |cut: Cut| cut.chains();
         let small = cuts("qwen3-0.6b");
         assert_eq!([small.proj, small.down, small.qkv, small.gate_up].map(chains), [2, 2, 1, 1]);
-        // Two tiles a block, and rows of so many columns that they come in stretches.
+        // Two tiles a block, and rows of so many columns that they come in strips.
         assert_eq!([cuts("qwen3-1.7b").down, cuts("qwen2.5-0.5b").down].map(chains), [1, 1]);
         // A GPU that adds up in another order has rows of another kind.
         let config = shapes::config("qwen3-0.6b").unwrap();
@@ -370,7 +369,7 @@ mod tests {
     #[test]
     fn what_is_tuned_for_takes_all_it_can() {
         let shape = cuts("qwen3-0.6b");
-        assert_eq!(shape.chip.longest_stretch(), LONGEST_STRETCH);
+        assert_eq!(shape.chip.longest_strip(), LONGEST_STRIP);
         assert_eq!(shape.chip.pair_ring(), Some(PAIR_RING_BYTES));
         assert_eq!(shape.chip.block_stages(), (2, 6));
         assert!(shape.chip.has_both_sides(128));
@@ -381,19 +380,5 @@ mod tests {
         let shape = cuts("qwen3-4b");
         // 320 tiles on 132 multiprocessors: three each, not two groups of two.
         assert_eq!((shape.down.tiles, shape.down.groups, shape.down.blocks), (3, 107, 107));
-    }
-
-    #[test]
-    fn a_constant_has_one_name() {
-        let config = shapes::config("qwen2.5-0.5b").unwrap();
-        let mut names: Vec<String> = cuts("qwen2.5-0.5b")
-            .defines(&config)
-            .iter()
-            .map(|define| define.split('=').next().unwrap().to_owned())
-            .collect();
-        let n = names.len();
-        names.sort_unstable();
-        names.dedup();
-        assert_eq!(names.len(), n);
     }
 }

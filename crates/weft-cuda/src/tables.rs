@@ -3,7 +3,7 @@
 //! There are two families of kernels: one for steps of up to [`FEW`] tokens, one for more. Both
 //! compute the same bits; which one runs is a matter of speed. Attention is cut into sections of
 //! four pages, the same in both; what a section and a stretch between two marks have in common is a
-//! slot, of which the lane's last token keeps a share of its attention. Every index in the lists
+//! cell, of which the lane's last token keeps a share of its attention. Every index in the lists
 //! was checked by `Step::check`.
 
 use std::collections::HashMap;
@@ -12,16 +12,18 @@ use std::ops::Range;
 use weft_core::device::{Lane, Limits, MAX_LANES, MAX_MARKS, MAX_SPANS, Step};
 use weft_core::kv::{PAGE_ROWS, PageId};
 
+use crate::layouts::{Layout, layout};
+
 mod groups;
 mod item;
 mod memory;
-mod split;
+mod split_kv;
 mod words;
 
 pub(crate) use self::groups::{GroupCounts, SEVERAL, SIXTEEN};
 use self::item::{Item, Query};
 pub(crate) use self::memory::{StepAddresses, Tables};
-pub(crate) use self::split::SplitRule;
+pub(crate) use self::split_kv::SplitRule;
 use self::words::{Words, words};
 
 /// The most tokens that the kernels for few tokens take.
@@ -31,16 +33,16 @@ pub(crate) const SECTION_PAGES: usize = 4;
 pub(crate) const SECTION_ROWS: usize = SECTION_PAGES * PAGE_ROWS;
 /// Rows of a tile of queries: tokens × heads that share a KV head.
 const ITEM_QUERIES: usize = 16;
-const TILE_QUERIES: usize = 64;
+pub(crate) const TILE_QUERIES: usize = 64;
 /// Numbers before the lists.
 const COUNTS: usize = 8;
-/// Words of each token in the lists: four of its own, four that tell of its parts and slots.
+/// Words of each token in the lists: four of its own, four that tell of its parts and cells.
 const TOKEN_WORDS: usize = 8;
-const NOWHERE: u32 = u32::MAX;
+pub(crate) const NOWHERE: u32 = u32::MAX;
 /// Words of a bit for each row of a section.
 const MARK_WORDS: usize = SECTION_ROWS / 32;
 /// The query's token keeps no share of its attention: it is not its lane's last.
-const NO_SLOT: u16 = u16::MAX;
+pub(crate) const NO_CELL: u16 = u16::MAX;
 
 /// Which kernels run a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,8 +75,8 @@ pub(crate) struct Section {
     /// Rows before it are not the section's.
     first: u16,
     n_marks: u16,
-    /// The first of its slots, of those of the lane.
-    slot: u16,
+    /// The first of its cells, of those of the lane.
+    cell: u16,
     marks: Marks,
 }
 
@@ -85,8 +87,8 @@ impl Section {
         self.first + rows.min(u32::from(self.n_rows - self.first)) as u16
     }
 
-    /// Its slots for a token at a position that sees some of it.
-    fn n_slots(&self, position: u32) -> usize {
+    /// Its cells for a token at a position that sees some of it.
+    fn n_cells(&self, position: u32) -> usize {
         let seen = usize::from(self.seen_from(position));
         let marked = |row: &usize| self.marks[row / 32] >> (row % 32) & 1 == 1;
         let n_marks = if self.n_marks == 0 { 0 } else { (0..seen).filter(marked).count() };
@@ -94,20 +96,35 @@ impl Section {
     }
 }
 
-/// Consecutive tokens of a lane. Kernels call it `Tile`.
+/// Consecutive tokens of a lane. Kernels call it `QueryTile`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-struct Tile {
+struct QueryTile {
     first_token: u32,
     n_tokens: u32,
     first_section: u32,
     n_sections: u32,
-    slot: u32,
-    n_slots: u32,
+    cell: u32,
+    n_cells: u32,
     gap: [u32; 2],
 }
 
-words!(Section, Item, Tile);
+words!(Section, Item, QueryTile);
+
+/// What kernels must lay out as it is here.
+pub(crate) fn layouts() -> [Layout; 5] {
+    [
+        layout!(Section as "Section" {
+            pages, position, home, n_rows, first, n_marks, cell, marks,
+        }),
+        layout!(QueryTile as "QueryTile" {
+            first_token, n_tokens, first_section, n_sections, cell, n_cells, gap,
+        }),
+        item::item_layout(),
+        item::query_layout(),
+        StepAddresses::layout(),
+    ]
+}
 
 /// What the host must know of a step's lists to launch kernels on them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -121,10 +138,10 @@ pub(crate) struct Counts {
     /// Parts of results that are folded.
     pub(crate) n_partials: usize,
     /// Shares of attention that are kept.
-    pub(crate) n_slots: usize,
+    pub(crate) n_cells: usize,
 }
 
-/// A lane's shares of attention: the slot of the first, and which stretch each slot is of.
+/// A lane's shares of attention: the cell of the first, and which stretch each cell is of.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LaneShares {
     pub(crate) first: usize,
@@ -163,7 +180,7 @@ pub(crate) fn max_partials(limits: &Limits) -> usize {
 }
 
 /// Most shares of attention that are kept: those of each lane's last token.
-pub(crate) fn max_slots(limits: &Limits) -> usize {
+pub(crate) fn max_cells(limits: &Limits) -> usize {
     MAX_LANES * (lane_sections(limits) + MAX_MARKS)
 }
 
@@ -174,8 +191,8 @@ pub(crate) struct Lists {
     sections: Vec<Section>,
     lanes: Vec<Range<usize>>,
     items: Vec<Item>,
-    tiles: Vec<Tile>,
-    /// How many parts each token has, and the first; how many slots, and the first.
+    tiles: Vec<QueryTile>,
+    /// How many parts each token has, and the first; how many cells, and the first.
     partials: Vec<[u32; 4]>,
     /// The last item of some pages; and of each item who may join it.
     open_items: HashMap<[PageId; SECTION_PAGES], usize>,
@@ -228,27 +245,27 @@ impl Lists {
         self.queries_of_items().max().unwrap_or(0) as usize
     }
 
-    /// Numbers the slots of a lane: those of its last token.
+    /// Numbers the cells of a lane: those of its last token.
     fn keep_shares(&mut self, index: usize, lane: &Lane<'_>) {
         if self.shares.len() <= index {
             self.shares.push(LaneShares::default());
         }
         let shares = &mut self.shares[index];
-        shares.first = self.counts.n_slots;
+        shares.first = self.counts.n_cells;
         shares.n_stretches = lane.marks.len() + 1;
         shares.stretches.clear();
         let last = lane.positions.last().copied().unwrap_or_default();
         let own = &mut self.sections[self.lanes[index].clone()];
         for section in own.iter_mut().take_while(|section| section.position <= last) {
-            section.slot = short(shares.stretches.len());
+            section.cell = short(shares.stretches.len());
             let first = lane.marks.partition_point(|mark| *mark <= section.position) as u32;
-            shares.stretches.extend(first..first + section.n_slots(last) as u32);
+            shares.stretches.extend(first..first + section.n_cells(last) as u32);
         }
-        self.counts.n_slots += shares.stretches.len();
+        self.counts.n_cells += shares.stretches.len();
     }
 
-    /// How many slots a token of a lane has, and the first: only the last has any.
-    fn slots_of(&self, index: usize, lane: &Lane<'_>, position: u32) -> [u32; 2] {
+    /// How many cells a token of a lane has, and the first: only the last has any.
+    fn cells_of(&self, index: usize, lane: &Lane<'_>, position: u32) -> [u32; 2] {
         let shares = &self.shares[index];
         match lane.positions.last() == Some(&position) {
             true => [shares.stretches.len() as u32, shares.first as u32],
@@ -266,16 +283,16 @@ impl Lists {
                     self.sections[own.clone()].iter().take_while(|s| s.position <= *position);
                 let n = seen.count();
                 let first = self.counts.n_partials;
-                let [n_slots, first_slot] = self.slots_of(index, lane, *position);
-                self.partials.push([n as u32, first as u32, n_slots, first_slot]);
+                let [n_cells, first_cell] = self.cells_of(index, lane, *position);
+                self.partials.push([n as u32, first as u32, n_cells, first_cell]);
                 for (i, section) in own.take(n).enumerate() {
                     let section = self.sections[section];
-                    let slot = first_slot as usize + usize::from(section.slot);
+                    let cell = first_cell as usize + usize::from(section.cell);
                     let query = Query {
                         token: token as u16,
                         n_parts: short(n),
                         seen: section.seen_from(*position),
-                        slot: if n_slots == 0 { NO_SLOT } else { short(slot) },
+                        cell: if n_cells == 0 { NO_CELL } else { short(cell) },
                         rotate_at: section.home + (position - section.position),
                         partial: (first + i) as u32,
                     };
@@ -351,14 +368,14 @@ impl Lists {
                 let end = (first + most).min(last);
                 let seen = |s: &&Section| s.position <= lane.positions[end - 1];
                 let n = self.sections[own.clone()].iter().take_while(seen).count();
-                let [n_slots, slot] = self.slots_of(index, lane, lane.positions[end - 1]);
-                self.tiles.push(Tile {
+                let [n_cells, cell] = self.cells_of(index, lane, lane.positions[end - 1]);
+                self.tiles.push(QueryTile {
                     first_token: (token + first) as u32,
                     n_tokens: (end - first) as u32,
                     first_section: own.start as u32,
                     n_sections: n as u32,
-                    slot: if end == last { slot } else { NOWHERE },
-                    n_slots,
+                    cell: if end == last { cell } else { NOWHERE },
+                    n_cells,
                     gap: [0; 2],
                 });
             }
@@ -367,7 +384,7 @@ impl Lists {
     }
 }
 
-/// A lane's spans, cut into sections; without the numbers of slots.
+/// A lane's spans, cut into sections; without the numbers of cells.
 fn sections<'a>(lane: &'a Lane<'_>) -> impl Iterator<Item = Section> + 'a {
     lane.spans.iter().flat_map(move |span| {
         let end = span.first_row + span.len;
@@ -389,7 +406,7 @@ fn sections<'a>(lane: &'a Lane<'_>) -> impl Iterator<Item = Section> + 'a {
                 n_rows: n_rows as u16,
                 first: first as u16,
                 n_marks,
-                slot: 0,
+                cell: 0,
                 marks,
             }
         })
@@ -408,9 +425,9 @@ fn marks(lane: &Lane<'_>, positions: Range<usize>, first: usize) -> (u16, Marks)
     })
 }
 
-/// A number of parts or slots as queries hold it: contexts of millions of rows have as many.
+/// A number of parts or cells as queries hold it: contexts of millions of rows have as many.
 fn short(n: usize) -> u16 {
-    u16::try_from(n).ok().filter(|n| *n != NO_SLOT).expect("sections of a lane are bounded")
+    u16::try_from(n).ok().filter(|n| *n != NO_CELL).expect("sections of a lane are bounded")
 }
 
 #[cfg(test)]

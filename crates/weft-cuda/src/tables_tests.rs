@@ -41,12 +41,6 @@ fn a_span_that_stands_twice_is_asked_twice_by_one_token() {
 }
 
 #[test]
-fn structs_are_as_long_as_kernels_think() {
-    assert_eq!((Item::LEN, Section::LEN, Tile::LEN), (58, 16, 8));
-    assert_eq!(size_of::<StepAddresses>(), 64);
-}
-
-#[test]
 fn lanes_that_share_a_span_share_its_items() {
     // 300 shared rows, then one row of each lane's own; the second lane stands 7 further on.
     let shared = span(0, 300, 0);
@@ -60,12 +54,12 @@ fn lanes_that_share_a_span_share_its_items() {
     assert_eq!((first.pages, first.n_rows, first.n_queries), ([0, 1, 2, 3], 256, 2));
     assert_eq!(
         first.queries[0],
-        Query { token: 0, n_parts: 3, seen: 256, slot: 0, rotate_at: 300, partial: 0 }
+        Query { token: 0, n_parts: 3, seen: 256, cell: 0, rotate_at: 300, partial: 0 }
     );
     // Seen from the span's home the second lane's query stands at 300 too.
     assert_eq!(
         first.queries[1],
-        Query { token: 1, n_parts: 3, seen: 256, slot: 3, rotate_at: 300, partial: 3 }
+        Query { token: 1, n_parts: 3, seen: 256, cell: 3, rotate_at: 300, partial: 3 }
     );
     assert_eq!(lists.partials, [[3, 0, 3, 0], [3, 3, 3, 3]]);
     let stores: Vec<_> = lists.items.iter().map(|item| item.n_stores).collect();
@@ -105,10 +99,10 @@ fn blocks_of_tokens_see_no_section_after_their_last() {
     let mut lists = Lists::default();
     lists.fill(&Step { lanes: &lanes }, 2);
     let tiles: Vec<_> =
-        { lists.tiles.iter() }.map(|t| (t.first_token, t.n_tokens, t.n_sections, t.slot)).collect();
+        { lists.tiles.iter() }.map(|t| (t.first_token, t.n_tokens, t.n_sections, t.cell)).collect();
     let none = NOWHERE;
     assert_eq!(tiles, [(0, 32, 1, none), (32, 32, 2, none), (64, 32, 2, none), (96, 4, 2, 0)]);
-    assert_eq!((lists.tiles[3].n_slots, lists.counts.n_slots), (2, 2));
+    assert_eq!((lists.tiles[3].n_cells, lists.counts.n_cells), (2, 2));
 }
 
 #[test]
@@ -129,12 +123,12 @@ fn sections_fit_where_memory_was_taken_for_them() {
         assert!(n_sections <= lane_sections(&limits));
         let mut lists = Lists::default();
         lists.fill(&Step { lanes: &lanes }, 2);
-        assert!(lists.counts.n_slots <= max_slots(&limits));
+        assert!(lists.counts.n_cells <= max_cells(&limits));
     }
 }
 
 #[test]
-fn marks_cut_sections_into_slots() {
+fn marks_cut_sections_into_cells() {
     let a = [span(0, 600, 0)];
     // One is where a section begins; one comes later than the token.
     let marks = [10, 64, 256, 300, 700];
@@ -142,11 +136,11 @@ fn marks_cut_sections_into_slots() {
     let mut lists = Lists::default();
     lists.fill(&Step { lanes: &lanes }, 2);
     let items: Vec<_> = { lists.items.iter() }
-        .map(|item| (item.n_marks, rows_of(&item.marks), item.queries[0].slot))
+        .map(|item| (item.n_marks, rows_of(&item.marks), item.queries[0].cell))
         .collect();
     assert_eq!(items, [(2, vec![10, 64], 0), (1, vec![44], 3), (0, vec![], 5)]);
     assert_eq!(lists.shares[0].stretches, [0, 1, 2, 3, 4, 4]);
-    assert_eq!((lists.shares[0].n_stretches, lists.counts.n_slots), (6, 6));
+    assert_eq!((lists.shares[0].n_stretches, lists.counts.n_cells), (6, 6));
     assert_eq!(lists.partials, [[3, 0, 6, 0]]);
     // A mark in rows that the last token does not see is none for it.
     let lanes = [Lane { marks: &marks, ..lane(&[1], &[40], &[40], &a) }];
@@ -201,7 +195,7 @@ fn a_span_begins_anywhere_in_a_page() {
     let lanes = [Lane { marks: &marks, ..lane(&[1], &[399], &[5 * 64 + 19], &a) }];
     let mut lists = Lists::default();
     lists.fill(&Step { lanes: &lanes }, 2);
-    let of = |s: &Section| (s.pages[0], s.first, s.n_rows, s.position, s.home, s.slot);
+    let of = |s: &Section| (s.pages[0], s.first, s.n_rows, s.position, s.home, s.cell);
     let sections: Vec<_> = lists.sections.iter().map(of).collect();
     assert_eq!(
         sections,
@@ -230,10 +224,10 @@ fn only_a_lane_s_last_token_keeps_shares() {
     let lanes = [lane(&[0; 3], &positions, &positions, &a)];
     let mut lists = Lists::default();
     lists.fill(&Step { lanes: &lanes }, 2);
-    let slots: Vec<_> = lists.items[0].queries[..3].iter().map(|query| query.slot).collect();
-    assert_eq!(slots, [NO_SLOT, NO_SLOT, 0]);
-    let of_slots: Vec<_> = lists.partials.iter().map(|own| own[2]).collect();
-    assert_eq!(of_slots, [0, 0, 2]);
+    let cells: Vec<_> = lists.items[0].queries[..3].iter().map(|query| query.cell).collect();
+    assert_eq!(cells, [NO_CELL, NO_CELL, 0]);
+    let of_cells: Vec<_> = lists.partials.iter().map(|own| own[2]).collect();
+    assert_eq!(of_cells, [0, 0, 2]);
 }
 
 #[test]
@@ -278,11 +272,11 @@ fn a_few_tokens_behind_a_long_context_are_shared_out_by_sections() {
     assert_eq!((lists.counts.n_tiles, lists.counts.n_splits), (1, 8));
     assert_eq!(lists.counts.n_partials, 32 * 8);
     assert_eq!((lists.partials[0], lists.partials[31]), ([8, 0, 0, 0], [8, 31 * 8, 8, 0]));
-    assert_eq!(lists.counts.n_slots, 8, "shares are the last token's");
+    assert_eq!(lists.counts.n_cells, 8, "shares are the last token's");
     for too_much in [SplitRule { most_partials: 255, ..split }, SplitRule { at_once: 15, ..split }]
     {
         let mut lists = Lists::new(too_much);
         lists.fill(&Step { lanes: &lanes }, 2);
-        assert_eq!((lists.counts.n_splits, lists.counts.n_slots), (1, 8));
+        assert_eq!((lists.counts.n_splits, lists.counts.n_cells), (1, 8));
     }
 }

@@ -40,9 +40,9 @@ impl ModelWeights {
         gpu: &Arc<Gpu>,
         config: &Config,
         from: &dyn Weights,
-        longest_stretch: usize,
+        longest_strip: usize,
     ) -> Result<Self, CudaError> {
-        let reader = &Reader { gpu, config, from, longest_stretch };
+        let reader = &Reader { gpu, config, from, longest_strip };
         // Packing is what takes the time, so every core has its share. The largest matrices come first.
         std::thread::scope(|scope| {
             let embed = scope.spawn(|| reader.matrix(Tensor::Embed));
@@ -74,7 +74,7 @@ struct Reader<'a> {
     gpu: &'a Arc<Gpu>,
     config: &'a Config,
     from: &'a dyn Weights,
-    longest_stretch: usize,
+    longest_strip: usize,
 }
 
 impl Reader<'_> {
@@ -107,7 +107,7 @@ impl Reader<'_> {
 
     fn matrix(&self, tensor: Tensor) -> Result<Memory, CudaError> {
         let shape = tensor.shape(self.config);
-        let mut packed = Packed::zeroed(shape[0], shape[1], self.longest_stretch);
+        let mut packed = Packed::zeroed(shape[0], shape[1], self.longest_strip);
         packed.read(self.from, tensor, |row| row)?;
         self.upload(&packed.values)
     }
@@ -139,7 +139,7 @@ impl Reader<'_> {
 
     fn qkv(&self, layer: u16) -> Result<Memory, CudaError> {
         let (q, kv) = (self.config.q_width(), self.config.kv_width());
-        let mut packed = Packed::zeroed(q + 2 * kv, self.config.hidden, self.longest_stretch);
+        let mut packed = Packed::zeroed(q + 2 * kv, self.config.hidden, self.longest_strip);
         let parts = [(LayerTensor::Q, 0), (LayerTensor::K, q), (LayerTensor::V, q + kv)];
         for (kind, first) in parts {
             packed.read(self.from, Tensor::Layer(layer, kind), |row| first + row)?;
@@ -163,7 +163,7 @@ impl Reader<'_> {
 
     fn gate_up(&self, layer: u16) -> Result<Memory, CudaError> {
         let rows = 2 * self.config.intermediate.next_multiple_of(TILE_ROWS);
-        let mut packed = Packed::zeroed(rows, self.config.hidden, self.longest_stretch);
+        let mut packed = Packed::zeroed(rows, self.config.hidden, self.longest_strip);
         packed.read(self.from, Tensor::Layer(layer, LayerTensor::Gate), gate_row)?;
         let up_row = |row| gate_row(row) + TILE_ROWS;
         packed.read(self.from, Tensor::Layer(layer, LayerTensor::Up), up_row)?;

@@ -6,7 +6,7 @@
 
 use weft_core::config::Config;
 use weft_core::shapes;
-use weft_cuda::{Chip, CudaError, DECODE_KERNELS, WHOLE_PLANS, compile, defines, source};
+use weft_cuda::{Chip, CudaError, DECODE_KERNELS, Program, WHOLE_PLANS, compile, program};
 use weft_testing::{Missing, skip};
 
 const ARCHITECTURES: [&str; 6] = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120"];
@@ -26,7 +26,11 @@ fn chip(arch: &str) -> Chip {
 
 /// The compiler's report for a shape; none without a compiler.
 fn report(config: &Config, arch: &str, with_persistent: bool) -> Option<String> {
-    match compile(&source(), arch, &defines(config, chip(arch), with_persistent).unwrap()) {
+    compiled(&program(config, chip(arch), with_persistent).unwrap(), arch)
+}
+
+fn compiled(program: &Program, arch: &str) -> Option<String> {
+    match compile(program, arch) {
         Ok(compiled) => {
             assert!(!compiled.cubin.is_empty());
             Some(compiled.report)
@@ -59,7 +63,7 @@ fn spills(report: &str) -> Vec<(String, usize)> {
 fn every_kernel_compiles_for_every_architecture() {
     let config = shapes::config("qwen3-0.6b").unwrap();
     for arch in ARCHITECTURES {
-        // Where a block has little shared memory the persistent kernels are never compiled (`persistent/split.rs`).
+        // Where a block has little shared memory the persistent kernels are never compiled (`persistent/shared_memory.rs`).
         let with_persistent = chip(arch).shared_bytes > 128 << 10;
         let Some(report) = report(&config, arch, with_persistent) else { return };
         let spills = spills(&report);
@@ -89,6 +93,49 @@ fn every_named_shape_compiles() {
         // Wider inputs than this do not fit into the registers of one warp in eight.
         let holds = config.hidden <= 4096;
         assert!(spilled.is_empty() || !holds, "{name}: {spilled:?}");
+    }
+}
+
+/// Editors open one file at a time, so each includes what it uses. Kernels are read as functions
+/// that nobody calls: that takes no time.
+#[test]
+fn every_file_includes_what_it_uses() {
+    const NO_KERNELS: &str = "#undef __global__\n#define __global__ __device__ inline\n\
+                              #undef __launch_bounds__\n#define __launch_bounds__(...)\n\
+                              #undef __grid_constant__\n#define __grid_constant__\n";
+    const ONE_KERNEL: &str = "extern \"C\" __attribute__((global)) void nothing() {}\n";
+    let all = program(&shapes::config("qwen3-0.6b").unwrap(), chip("sm_90a"), true).unwrap();
+    for (name, _) in &all.files {
+        let source = format!("{NO_KERNELS}#include \"{name}\"\n{ONE_KERNEL}");
+        let Some(_) = compiled(&Program { source, ..all.clone() }, "sm_90a") else { return };
+    }
+}
+
+/// A struct whose fields lie elsewhere than the host thinks is no program.
+#[test]
+fn fields_in_another_order_do_not_compile() {
+    let all = program(&shapes::config("qwen3-0.6b").unwrap(), chip("sm_90a"), false).unwrap();
+    let breaks = [
+        (
+            "kernels/section.cuh",
+            "u32 n_rows, n_queries, n_stores;",
+            "u32 n_queries, n_rows, n_stores;",
+        ),
+        ("persistent/launch.cuh", "u32 n_ops, n_steps;", "u32 n_steps, n_ops;"),
+        ("kernels/sampling.cuh", "u32 top_k;", "u64 top_k;"),
+    ];
+    for (name, ours, other) in breaks {
+        let mut broken = all.clone();
+        let (_, text) = broken.files.iter_mut().find(|(file, _)| file == name).unwrap();
+        assert_eq!(text.matches(ours).count(), 1, "{name}: {ours}");
+        *text = text.replace(ours, other);
+        match compile(&broken, "sm_90a") {
+            Err(CudaError::Unavailable(_)) => return,
+            Err(CudaError::Compile { log, .. }) => {
+                assert!(log.contains("static assertion failed"), "{log}");
+            }
+            other => panic!("{name}: {:?}", other.map(|compiled| compiled.report)),
+        }
     }
 }
 

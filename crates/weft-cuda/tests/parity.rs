@@ -334,7 +334,7 @@ fn cuts_between_spans_hardly_show() {
 }
 
 /// Sizes of 4B and 8B in two layers: inputs that do not fit into registers, rings that go round, tiles in
-/// stretches, a last one that is short, blocks with several groups of tiles and a last one that lacks some. Each op against the reference; then lanes together and alone, many
+/// strips, a last one that is short, blocks with several groups of tiles and a last one that lacks some. Each op against the reference; then lanes together and alone, many
 /// times over: a stage overwritten under a warp that reads it showed a few times in a thousand.
 #[test]
 fn wide_models_keep_all_of_it() {
@@ -355,7 +355,7 @@ fn wide_models_keep_all_of_it() {
 /// What a GPU of 82 multiprocessors with 99 KiB of shared memory would run.
 const SMALL: Chip = Chip { n_sms: 82, shared_bytes: 99 << 10 };
 
-/// Less shared memory: shorter rings and stretches, keys and values in one place, fewer stages for blocks of tokens.
+/// Less shared memory: shorter rings and strips, keys and values in one place, fewer stages for blocks of tokens.
 #[test]
 fn a_small_gpu_computes_the_same() {
     if !gpu_is_there() {

@@ -17,7 +17,7 @@ pub struct Noise {
 }
 
 /// One step of bf16 (2⁻⁷ of the value at most), and `noise` of the largest value.
-fn assert_close(
+pub fn assert_close(
     what: &str,
     ours: &[f32],
     reference: &[f32],
@@ -32,7 +32,11 @@ fn assert_close(
 }
 
 /// Weights aside, what is left is another order of summation and another `exp`.
-fn assert_shares_close(ours: &[f32], reference: &[f32], noise: Noise) -> Result<(), TestCaseError> {
+pub fn assert_shares_close(
+    ours: &[f32],
+    reference: &[f32],
+    noise: Noise,
+) -> Result<(), TestCaseError> {
     prop_assert_eq!(ours.len(), reference.len());
     for (a, b) in ours.iter().zip(reference) {
         let bound = 1e-4 + noise.weights * b.abs();

@@ -1,3 +1,7 @@
+#include "kernels/sampling.cuh"
+#include "kernels/section.cuh"
+#include "kernels/wide.cuh"
+
 // Moves the lists of a step on to a lane's next token: one row further, in the same page.
 __device__ __forceinline__ void advance(const Step &step, u32 token_index, u32 token) {
     if (threadIdx.x == 0) {
@@ -25,15 +29,17 @@ __device__ __forceinline__ void advance(const Step &step, u32 token_index, u32 t
     }
 }
 
-// Tells the token of an output, and leaves what the next step needs to follow it. All threads of one block call it.
+// Tells the token of an output, and leaves what the next step needs to follow it. All threads of
+// one block call it.
 __device__ __forceinline__ void conclude(const Step &step, const Sampling &sampling, const Draw &draw, u32 output, u32 token_index,
                                          u32 token) {
     Draw &next = sampling.draws[output];
     if (threadIdx.x == 0) {
-        tell(sampling.told_tokens + draw.token_number % TOLD_STEPS * 8 + output, draw.token_number, token);
+        tell(sampling.told_tokens + draw.token_number % TOLD_STEPS * FEW + output, draw.token_number, token);
         next.token_number = draw.token_number + 1;
     }
-    // A lane whose token the host must choose stays where it is: a step that was begun too early runs it again.
+    // A lane whose token the host must choose stays where it is: a step that was begun too early
+    // runs it again.
     if (token == DECLINED) return;
     if (threadIdx.x == 0) {
         next.index = draw.index + 1;
@@ -43,11 +49,11 @@ __device__ __forceinline__ void conclude(const Step &step, const Sampling &sampl
     if (draw.flags & FOLLOWED) advance(step, token_index, token);
 }
 
-// Computes   the token of each output that has a draw, and what the next step needs to follow it; but for draws among
-//            more ranks than it weighs.
-// Layout     logits: f32 [outputs][VOCAB]; shares: f32 [slots][HEADS]; sampling.cuh tells the rest.
-// Work split block (o, 0) chooses the token of output o and moves its lane on; block (o, 1) tells the host how the
-//            token attended, a thread a slot.
+// Computes   the token of each output that has a draw, and what the next step needs to follow it;
+//            but for draws among more ranks than it weighs.
+// Layout     logits: f32 [outputs][VOCAB]; shares: f32 [cells][HEADS]; sampling.cuh tells the rest.
+// Work split block (o, 0) chooses the token of output o and moves its lane on; block (o, 1) tells
+//            the host how the token attended, a thread a cell.
 // Rounding   none of its own; shares are added over heads in their order.
 // Moves      a sixteenth of the logits: bound by latency.
 extern "C" __global__ void __launch_bounds__(256, 1)
@@ -61,12 +67,12 @@ choose(Step step, const float *logits, const float *shares, Sampling sampling) {
     if (!(draw.flags & CHOSEN)) return;
     const u32 token_index = load_fresh(step.outputs + output);
     if (blockIdx.y == 1) {
-        const u32 n_slots = load_fresh(step.partials + token_index * 4 + 2), first = load_fresh(step.partials + token_index * 4 + 3);
-        u64 *told = sampling.told_shares + draw.share_number % TOLD_STEPS * sampling.n_slots;
-        for (u32 slot = first + threadIdx.x; slot < first + n_slots; slot += 256) {
+        const u32 n_cells = load_fresh(step.partials + token_index * 4 + 2), first = load_fresh(step.partials + token_index * 4 + 3);
+        u64 *told = sampling.told_shares + draw.share_number % TOLD_STEPS * sampling.n_cells;
+        for (u32 cell = first + threadIdx.x; cell < first + n_cells; cell += 256) {
             float sum = 0.0f;
-            for (int head = 0; head < HEADS; ++head) sum += load_fresh(shares + (u64)slot * HEADS + head);
-            tell(told + slot, draw.share_number, __float_as_uint(sum));
+            for (int head = 0; head < HEADS; ++head) sum += load_fresh(shares + (u64)cell * HEADS + head);
+            tell(told + cell, draw.share_number, __float_as_uint(sum));
         }
         if (threadIdx.x == 0) sampling.draws[output].share_number = draw.share_number + 1;
         return;
@@ -80,7 +86,8 @@ choose(Step step, const float *logits, const float *shares, Sampling sampling) {
 // Layout     logits: f32 [outputs][VOCAB]; wide.cuh tells the rest.
 // Work split block (b, o) has the b-th sixteenth of the rows of output o.
 // Rounding   none.
-// Moves      the logits once: bound by the times that blocks wait for one another, five without filters.
+// Moves      the logits once: bound by the times that blocks wait for one another, five without
+//            filters.
 extern "C" __global__ void __launch_bounds__(WIDE_THREADS)
 choose_wide(Step step, const float *logits, Sampling sampling) {
     __shared__ WideShared at;
@@ -99,17 +106,10 @@ choose_wide(Step step, const float *logits, Sampling sampling) {
         return;
     }
     const WideRows rows(sampling, output, logits + (u64)output * VOCAB, top, draw);
-    Meeting meeting = {sampling.parts + output * 2 * WIDE_BLOCKS * 256, sampling.gates + output, 0};
+    Meeting meeting = {sampling.parts + output * 2 * WIDE_BLOCKS * DIGITS, sampling.gates + output, 0};
     const u32 token = draw_wide(top, rows, meeting, at);
     if (token != DECLINED) conclude(step, sampling, draw, output, load_fresh(step.outputs + output), token);
 }
-
-// A token whose logit is not taken as it comes.
-struct Adjustment {
-    u32 token, mark;
-    float bias;
-    u32 output;
-};
 
 // Computes   marks and biases of the tokens of a list; all others are zero already.
 // Layout     list: Adjustment [n]; sampling.cuh tells the rest.

@@ -1,16 +1,19 @@
 // The product of a matrix with a block of tokens, by tensor cores.
 //
-// A block of eight warps owns 128 tokens x 128 rows, a warp 32 tokens x 64 rows: few tokens and many rows, because
-// tokens' registers must be put into another order for the product, and rows' need not. Columns come in stages of 64
-// through a ring, BLOCK_AT_ONCE stages at a time. Sums are cut and added as `matvec.cuh` cuts and adds them: the CHAINS of an
-// eighth of the columns, each in order, and all chains in order. So a row of a prompt has the bits that the same
-// token has when it is decoded alone.
+// A block of eight warps owns 128 tokens x 128 rows, a warp 32 tokens x 64 rows: few tokens and
+// many rows, because tokens' registers must be put into another order for the product, and rows'
+// need not. Columns come in stages of 64 through a ring, BLOCK_AT_ONCE stages at a time. Sums are
+// cut and added as `matvec.cuh` cuts and adds them: the CHAINS of an eighth of the columns, each in
+// order, and all chains in order. So a row of a prompt has the bits that the same token has when it
+// is decoded alone.
+#pragma once
 
-constexpr int BLOCK_TOKENS = 128, BLOCK_TILES = 16;
-constexpr int BLOCK_THREADS = 256;
+#include "kernels/base.cuh"
+
+constexpr int BLOCK_TILES = BLOCK_ROWS / 8;
 constexpr int WARP_TOKENS = 32, WARP_TILES = 8;
-constexpr int HALF_STAGE = 128 * 64 * 2;               // bytes of the tokens' part, and of the rows'
-constexpr int BLOCK_STAGE = 2 * HALF_STAGE;
+constexpr int HALF_STAGE = BLOCK_STAGE / 2;            // bytes of the tokens' part, and of the rows'
+static_assert(HALF_STAGE == BLOCK_TOKENS * 64 * 2 && BLOCK_TOKENS == BLOCK_ROWS, "a stage is 64 columns");
 constexpr int COPIES = HALF_STAGE / 16 / BLOCK_THREADS; // that a thread makes of each part
 
 // What a thread copies into every stage, and where the next of it lies. Both parts lie in units:
@@ -35,7 +38,8 @@ template <int UNITS> struct StageCopies {
         to_tokens = stages + ((row / 8 * 2 + k / 4) * UNIT + row % 8 * 4 + k % 4) * 16;
         to_rows = stages + HALF_STAGE + threadIdx.x * 16;
     }
-    // Begins the copies of what is computed at once after all that were begun before, where there is more.
+    // Begins the copies of what is computed at once after all that were begun before, where there
+    // is more.
     __device__ __forceinline__ void begin_next() {
 #pragma unroll
         for (int i = 0; i < BLOCK_AT_ONCE; ++i)
@@ -60,7 +64,7 @@ template <int UNITS> struct StageCopies {
 template <int UNITS, int CHAINS, class Store>
 __device__ __forceinline__ void multiply_block(const u8 *weights, const u16 *x, int stride, u32 tokens, Store store) {
     constexpr int SLABS = WARP_TOKENS / 16;
-    extern __shared__ __align__(128) u8 stages[];
+    u8 *stages = dynamic_shared();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int first_tile = blockIdx.x * BLOCK_TILES;
     const u32 first_token = blockIdx.y * BLOCK_TOKENS;

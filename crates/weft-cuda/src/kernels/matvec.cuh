@@ -2,20 +2,25 @@
 //
 // The matrix lies packed in units, tile by tile of eight rows: [tile][unit of 32 columns][lane]. A
 // block owns some tiles; each of its eight warps owns an eighth of the columns and adds its units
-// in order, in one chain or, where a block has a single tile and would wait for that chain, in two: the first half of
-// them and the second. The sums of a row are added in the order of the columns. `matmul.cuh` adds in the
-// same order, so a row is the same whatever the number of tokens.
-// A ninth warp copies weights into a ring of stages. It waits for room, and for nothing of the kernel
+// in order, in one chain or, where a block has a single tile and would wait for that chain, in two:
+// the first half of them and the second. The sums of a row are added in the order of the columns.
+// `matmul.cuh` adds in the same order, so a row is the same whatever the number of tokens. A ninth
+// warp copies weights into a ring of stages. It waits for room, and for nothing of the kernel
 // before: weights do not depend on it. But it never has more than IN_FLIGHT stages on their way:
-// that saturates the memory, and what the kernel before still has to load is not queued behind more; but for blocks that
-// start late.
+// that saturates the memory, and what the kernel before still has to load is not queued behind
+// more; but for blocks that start late.
+#pragma once
+
+#include "kernels/base.cuh"
+#include "kernels/norm.cuh"
 
 // Units that a warp has in registers at most: of its input, and of weights.
 constexpr int MOST_KEPT = 15;
 
-// How the host cut a matrix: units of a warp in a row, tiles that share the reading of the input, stages of
-// the ring, groups of tiles that a block has at most, stages on their way at once, halves of a product's 16 tokens
-// that there are, and chains. A stage is a stretch of one tile, which lies in memory in one piece (base.cuh).
+// How the host cut a matrix: units of a warp in a row, tiles that share the reading of the input,
+// stages of the ring, groups of tiles that a block has at most, stages on their way at once, halves
+// of a product's 16 tokens that there are, and chains. A stage is a strip of one tile, which lies
+// in memory in one piece (base.cuh).
 template <int UNITS_, int TILES_, int STAGES_, int GROUPS_, int IN_FLIGHT_, int HALVES_ = 1, int CHAINS_ = 1> struct Cut {
     static constexpr int UNITS = UNITS_, TILES = TILES_, STAGES = STAGES_, IN_FLIGHT = IN_FLIGHT_, HALVES = HALVES_, CHAINS = CHAINS_;
     // Groups whose sums are added at once; halves take turns with the room of one.
@@ -23,14 +28,15 @@ template <int UNITS_, int TILES_, int STAGES_, int GROUPS_, int IN_FLIGHT_, int 
     static constexpr int BATCHES = HALVES == 1 && GROUPS_ > BATCH ? 2 : 1; // of which the next does not wait
     static constexpr int STORED = TILES % 2 == 0 ? 2 : 1;          // tiles whose sums a thread stores together: a set
     static constexpr int SETS = BATCH * TILES / STORED;           // such sets of a batch
-    static constexpr int STRETCHES = stretches(UNITS), STRETCH = stretch_units(UNITS);
+    static constexpr int STRIPS = strips(UNITS), STRIP = strip_units(UNITS);
     static constexpr int MOST = (TILES == 1 ? 6 : 4) / HALVES;    // units of the input that are read at once, by registers
-    static constexpr int PARTS = (STRETCH + MOST - 1) / MOST;     // such parts of a stretch
-    static constexpr int PART = (STRETCH + PARTS - 1) / PARTS;
-    static constexpr int STAGE_BYTES = WARPS * STRETCH * UNIT_BYTES;
-    static constexpr bool GOES_ROUND = GROUPS_ * TILES * STRETCHES > STAGES; // otherwise no stage is used twice
-    // Whether a block's only group lies in the ring at once; then so many units of its tiles are kept in registers.
-    static constexpr bool IS_WHOLE = !GOES_ROUND && GROUPS_ == 1 && STRETCHES == 1;
+    static constexpr int PORTIONS = (STRIP + MOST - 1) / MOST;     // such portions of a strip
+    static constexpr int PORTION = (STRIP + PORTIONS - 1) / PORTIONS;
+    static constexpr int STAGE_BYTES = WARPS * STRIP * UNIT_BYTES;
+    static constexpr bool GOES_ROUND = GROUPS_ * TILES * STRIPS > STAGES; // otherwise no stage is used twice
+    // Whether a block's only group lies in the ring at once; then so many units of its tiles are
+    // kept in registers.
+    static constexpr bool IS_WHOLE = !GOES_ROUND && GROUPS_ == 1 && STRIPS == 1;
     static constexpr int ROOM = MOST_KEPT > HALVES * UNITS ? (MOST_KEPT - HALVES * UNITS) / TILES : 0;
     static constexpr int KEPT = ROOM < UNITS ? ROOM : UNITS;
     static_assert(CHAINS == 1 || (IS_WHOLE && TILES == 1), "chains are those of one tile at hand");
@@ -39,8 +45,8 @@ template <int UNITS_, int TILES_, int STAGES_, int GROUPS_, int IN_FLIGHT_, int 
 
 // Two blocks share an SM: this kernel's, and the next one's that waits with its weights at hand.
 // A kernel that holds more units of its input in registers than this gives that up.
-#define MATVEC_BOUNDS(held_units) __launch_bounds__(WARPS * 32 + 32, (held_units) <= TWO_BLOCKS_UNITS ? 2 : 1)
-#define SIXTEEN_BOUNDS __launch_bounds__(WARPS * 32 + 32, 1)
+#define MATVEC_BOUNDS(held_units) __launch_bounds__(RING_THREADS, (held_units) <= TWO_BLOCKS_UNITS ? 2 : 1)
+#define SIXTEEN_BOUNDS __launch_bounds__(RING_THREADS, 1)
 
 template <class M> struct Ring {
     u64 full[M::STAGES], empty[M::STAGES];
@@ -80,13 +86,15 @@ template <class M> struct RingPlace {
     }
 };
 
-// Whether this block may start only when one of `attend` has ended, whose shared memory it needs. Blocks start in their order.
+// Whether this block may start only when one of `attend` has ended, whose shared memory it needs.
+// Blocks start in their order.
 __device__ __forceinline__ bool starts_late(const Step &step) {
     const u32 attending = n_items(step) * KV_HEADS;
     return attending <= 32 && blockIdx.x + attending >= gridDim.x;
 }
 
-// The copying warp. Stages come in the order they are used in: group, stretch, tile. All are on their way at once where `hurries`.
+// The copying warp. Stages come in the order they are used in: group, strip, tile. All are on their
+// way at once where `hurries`.
 template <class M>
 __device__ __forceinline__ void stream_weights(Ring<M> &ring, u8 *stages, const u8 *weights, int n_tiles, Groups own, bool hurries, int lane) {
     constexpr u64 TILE_BYTES = WARPS * M::UNITS * UNIT_BYTES;
@@ -96,11 +104,11 @@ __device__ __forceinline__ void stream_weights(Ring<M> &ring, u8 *stages, const 
     RingPlace<M> to, oldest;
     int on_their_way = 0;
     for (int group = own.first; group < own.end; ++group) {
-        for (int i = 0; i < M::STRETCHES * M::TILES; ++i) {
-            const int stretch = i / M::TILES, tile = i % M::TILES;
-            const u32 bytes = WARPS * min(M::STRETCH, M::UNITS - stretch * M::STRETCH) * UNIT_BYTES;
+        for (int i = 0; i < M::STRIPS * M::TILES; ++i) {
+            const int strip = i / M::TILES, tile = i % M::TILES;
+            const u32 bytes = WARPS * min(M::STRIP, M::UNITS - strip * M::STRIP) * UNIT_BYTES;
             // The last group may have fewer tiles than others: what is copied instead is not used.
-            const u8 *from = weights + min(group * M::TILES + tile, n_tiles - 1) * TILE_BYTES + stretch * M::STAGE_BYTES;
+            const u8 *from = weights + min(group * M::TILES + tile, n_tiles - 1) * TILE_BYTES + strip * M::STAGE_BYTES;
             if (on_their_way == M::IN_FLIGHT && !hurries) {
                 barrier_wait(&ring.full[oldest.stage], oldest.parity);
                 oldest.next();
@@ -143,34 +151,35 @@ template <int HALVES> struct Rows {
     }
 };
 
-// A part of a stretch: units of a warp from `first` on, of `width` that the stretch has.
+// A portion of a strip: units of a warp from `first` on, of `width` that the strip has.
 struct Piece {
     int first, width;
-    bool begins, ends; // whether it is the first of its stretch, and the last
+    bool begins, ends; // whether it is the first of its strip, and the last
 };
 
-// One part of N tiles, whose chains of products run side by side. x are the input's units of each half.
+// One portion of N tiles, whose chains of products run side by side. x are the input's units of
+// each half.
 template <class M, int N, int UNITS>
-__device__ __forceinline__ void multiply_part(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const uint4 *const (&x)[M::HALVES],
-                                              Piece part, float (*sum)[4]) {
+__device__ __forceinline__ void multiply_portion(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const uint4 *const (&x)[M::HALVES],
+                                              Piece portion, float (*sum)[4]) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint4 *units[N];
     u64 *used[N];
 #pragma unroll
     for (int tile = 0; tile < N; ++tile) {
-        if (part.begins) barrier_wait(&ring.full[place.stage], place.parity);
-        units[tile] = (const uint4 *)(stages + place.stage * M::STAGE_BYTES) + (warp * part.width + part.first) * UNIT + lane;
+        if (portion.begins) barrier_wait(&ring.full[place.stage], place.parity);
+        units[tile] = (const uint4 *)(stages + place.stage * M::STAGE_BYTES) + (warp * portion.width + portion.first) * UNIT + lane;
         used[tile] = &ring.empty[place.stage];
         place.next();
     }
 #pragma unroll
     for (int u = 0; u < UNITS; ++u)
-        if (part.first + u < part.width)
+        if (portion.first + u < portion.width)
 #pragma unroll
             for (int tile = 0; tile < N; ++tile) mma32(sum[tile], x[0][u], M::HALVES > 1 ? x[M::HALVES - 1][u] : make_uint4(0, 0, 0, 0), units[tile][u * UNIT]);
-    if (!M::GOES_ROUND || !part.ends) return;
-    // Loads from shared memory may still wait behind others when a warp goes on, and a copy begun by then would
-    // overwrite what they are to read.
+    if (!M::GOES_ROUND || !portion.ends) return;
+    // Loads from shared memory may still wait behind others when a warp goes on, and a copy begun
+    // by then would overwrite what they are to read.
     before_copies();
     __syncwarp();
     if (lane == 0)
@@ -178,16 +187,16 @@ __device__ __forceinline__ void multiply_part(Ring<M> &ring, const u8 *stages, R
         for (int tile = 0; tile < N; ++tile) barrier_arrive(used[tile]);
 }
 
-// The same of all tiles of a group; `place` goes on to the stages of the next stretch.
+// The same of all tiles of a group; `place` goes on to the stages of the next strip.
 template <class M, int UNITS>
 __device__ __forceinline__ void multiply_tiles(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const uint4 *const (&x)[M::HALVES],
-                                               Piece part, float (&sum)[M::TILES][4]) {
+                                               Piece portion, float (&sum)[M::TILES][4]) {
     // Where all weights are at hand nothing but the chains takes time, and all of them run at once.
     constexpr int AT_ONCE = M::GOES_ROUND ? 2 : M::TILES;
 #pragma unroll
     for (int tile = 0; tile < M::TILES; tile += AT_ONCE) {
-        if (tile + AT_ONCE <= M::TILES) multiply_part<M, AT_ONCE, UNITS>(ring, stages, place, x, part, &sum[tile]);
-        else multiply_part<M, 1, UNITS>(ring, stages, place, x, part, &sum[tile]);
+        if (tile + AT_ONCE <= M::TILES) multiply_portion<M, AT_ONCE, UNITS>(ring, stages, place, x, portion, &sum[tile]);
+        else multiply_portion<M, 1, UNITS>(ring, stages, place, x, portion, &sum[tile]);
     }
 }
 
@@ -205,34 +214,35 @@ template <class M, int N>
 __device__ __forceinline__ void multiply_held(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const uint4 (&held)[M::HALVES][N],
                                               float (&sum)[M::TILES][4]) {
 #pragma unroll
-    for (int stretch = 0; stretch < M::STRETCHES; ++stretch) {
-        const Piece whole{0, min(M::STRETCH, M::UNITS - stretch * M::STRETCH), true, true};
-        multiply_tiles<M, M::STRETCH>(ring, stages, place, Halves<M, N>(held, stretch * M::STRETCH).of, whole, sum);
+    for (int strip = 0; strip < M::STRIPS; ++strip) {
+        const Piece whole{0, min(M::STRIP, M::UNITS - strip * M::STRIP), true, true};
+        multiply_tiles<M, M::STRIP>(ring, stages, place, Halves<M, N>(held, strip * M::STRIP).of, whole, sum);
     }
 }
 
-// The sums of a group whose input is read part by part, one part ahead. What is read beyond the last is not used.
+// The sums of a group whose input is read portion by portion, one portion ahead. What is read
+// beyond the last is not used.
 template <class M>
 __device__ __forceinline__ void multiply_read(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const Rows<M::HALVES> &rows,
                                               float (&sum)[M::TILES][4]) {
     const int own = threadIdx.x / 32 * M::UNITS;
-    uint4 ahead[M::HALVES][M::PART], now[M::HALVES][M::PART];
+    uint4 ahead[M::HALVES][M::PORTION], now[M::HALVES][M::PORTION];
     rows.load(ahead, own);
 #pragma unroll 1
-    for (int stretch = 0; stretch < M::STRETCHES; ++stretch) {
-        const int width = min(M::STRETCH, M::UNITS - stretch * M::STRETCH);
+    for (int strip = 0; strip < M::STRIPS; ++strip) {
+        const int width = min(M::STRIP, M::UNITS - strip * M::STRIP);
         const RingPlace<M> begin = place;
 #pragma unroll
-        for (int part = 0; part < M::PARTS; ++part) {
-            const bool ends = part + 1 == M::PARTS;
+        for (int portion = 0; portion < M::PORTIONS; ++portion) {
+            const bool ends = portion + 1 == M::PORTIONS;
 #pragma unroll
             for (int half = 0; half < M::HALVES; ++half)
 #pragma unroll
-                for (int u = 0; u < M::PART; ++u) now[half][u] = ahead[half][u];
-            if (!ends || stretch + 1 < M::STRETCHES)
-                rows.load(ahead, own + (ends ? (stretch + 1) * M::STRETCH : stretch * M::STRETCH + (part + 1) * M::PART));
+                for (int u = 0; u < M::PORTION; ++u) now[half][u] = ahead[half][u];
+            if (!ends || strip + 1 < M::STRIPS)
+                rows.load(ahead, own + (ends ? (strip + 1) * M::STRIP : strip * M::STRIP + (portion + 1) * M::PORTION));
             place = begin;
-            multiply_tiles<M, M::PART>(ring, stages, place, Halves<M, M::PART>(now, 0).of, Piece{part * M::PART, width, part == 0, ends}, sum);
+            multiply_tiles<M, M::PORTION>(ring, stages, place, Halves<M, M::PORTION>(now, 0).of, Piece{portion * M::PORTION, width, portion == 0, ends}, sum);
         }
     }
 }
@@ -258,8 +268,9 @@ __device__ __forceinline__ void store_batch(const float (&batch)[M::BATCH][M::TI
     }
 }
 
-// The computing warps. `held` are this warp's units of the input, where they fit into registers. Hands sums to
-// `store(set of tiles, which of the thread's it is, whether of the first batch and half, token, row in the tile, sums)`.
+// The computing warps. `held` are this warp's units of the input, where they fit into registers.
+// Hands sums to `store(set of tiles, which of the thread's it is, whether of the first batch and
+// half, token, row in the tile, sums)`.
 template <class M, bool HELD, int N, class Store>
 __device__ __forceinline__ void multiply(Ring<M> &ring, const u8 *stages, Sums<M> &sums, const uint4 (&held)[M::HALVES][N],
                                          const Rows<M::HALVES> &rows, Groups own, u32 n_tokens, Store &store) {
@@ -287,9 +298,10 @@ __device__ __forceinline__ void multiply(Ring<M> &ring, const u8 *stages, Sums<M
     }
 }
 
-// A block's only group of tiles, all of it in the ring at once. Its first units are read into registers before the input
-// is there, because reading them takes longer than the products. Two tiles take the sixteen rows of a product and tokens its
-// columns: units of the input as rows would need twice their registers.
+// A block's only group of tiles, all of it in the ring at once. Its first units are read into
+// registers before the input is there, because reading them takes longer than the products. Two
+// tiles take the sixteen rows of a product and tokens its columns: units of the input as rows would
+// need twice their registers.
 template <class M> struct Whole {
     static constexpr int ODD = M::TILES % 2, N = M::TILES / 2;
     Interleaved pairs[N > 0 ? N : 1][M::KEPT > 0 ? M::KEPT : 1];
@@ -350,12 +362,12 @@ template <class M> struct Whole {
     }
 };
 
-// The whole kernel, where the input is a row of activations as it lies in memory. `store.begin(first set,
-// tokens)` is told when memory may be read.
+// The whole kernel, where the input is a row of activations as it lies in memory.
+// `store.begin(first set, tokens)` is told when memory may be read.
 template <class M, class Store>
 __device__ __forceinline__ void multiply_rows(const u8 *weights, int n_tiles, const u16 *x, int stride,
                                               const Step &step, Store store) {
-    extern __shared__ __align__(128) u8 stages[];
+    u8 *stages = dynamic_shared();
     __shared__ Ring<M> ring;
     __shared__ __align__(16) Sums<M> sums;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -380,7 +392,7 @@ __device__ __forceinline__ void multiply_rows(const u8 *weights, int n_tiles, co
 template <class M, class Row, class Store>
 __device__ __forceinline__ void multiply_norms(const u8 *weights, int n_tiles, const u16 *x, const uint4 *norm,
                                                u32 count, bool hurries, Row row, Store store) {
-    extern __shared__ __align__(128) u8 stages[];
+    u8 *stages = dynamic_shared();
     __shared__ Ring<M> ring;
     __shared__ __align__(16) Sums<M> sums;
     __shared__ float squares[M::HALVES][WARPS][8];
@@ -392,7 +404,8 @@ __device__ __forceinline__ void multiply_norms(const u8 *weights, int n_tiles, c
     const u32 tokens = count;
     const Rows<M::HALVES> rows(x, HIDDEN_STRIDE, tokens, row, lane);
     uint4 held[M::HALVES][M::UNITS];
-    // Weights are read while the input is on its way, or after it where this block could start only late.
+    // Weights are read while the input is on its way, or after it where this block could start only
+    // late.
     Whole<M> whole;
     bool is_read = false;
     const auto read_early = [&] {

@@ -1,11 +1,9 @@
 // RMSNorm of rows, in one order of summation for one token or a thousand: eight warps each hold an
 // eighth of a row, lane 4g + c of each warp the columns 8c .. 8c + 7 of every 32, for token g of
 // eight. Squares are added lane by lane, over the four lanes of a quad, then over the warps.
+#pragma once
 
-constexpr int WARPS = 8;
-
-// Meets the eight warps that compute; a ninth that only copies does not take part.
-__device__ __forceinline__ void meet() { asm volatile("bar.sync 1, %0;" :: "n"(WARPS * 32) : "memory"); }
+#include "kernels/base.cuh"
 
 // 1 / sqrt(mean of squares + eps) of a token, from the sums of all warps.
 template <int WIDTH> __device__ __forceinline__ float scale_of(const float (&squares)[WARPS][8], int token) {
@@ -48,9 +46,10 @@ __device__ __forceinline__ uint4 normalise(uint4 x, uint4 weight, float scale) {
                       normalise_pair(x.z, weight.z, scale), normalise_pair(x.w, weight.w, scale));
 }
 
-// The norm of one row by all lanes, where quads would leave 28 of 32 idle: lane l holds columns 4l .. 4l + 3 of this warp's
-// UNITS * 32. Squares are added by 16 lanes in the order of `norm_scale`: those of two columns over the units, then
-// over the pairs of a chunk, then over chunks. Neighbours' columns pass through `stage`.
+// The norm of one row by all lanes, where quads would leave 28 of 32 idle: lane l holds columns 4l
+// .. 4l + 3 of this warp's UNITS * 32. Squares are added by 16 lanes in the order of `norm_scale`:
+// those of two columns over the units, then over the pairs of a chunk, then over chunks.
+// Neighbours' columns pass through `stage`.
 template <int UNITS> struct OneRow {
     static constexpr int FOURS = UNITS * 8, OWN = (FOURS + 31) / 32;
     typedef uint2 Stage[FOURS];
@@ -96,31 +95,3 @@ template <int UNITS> struct OneRow {
         __syncwarp();
     }
 };
-
-// Computes   n[t] = rms_norm(x[t]) for all tokens of a block step.
-// Layout     x, n: bf16 [tokens][HIDDEN_STRIDE]; weight: bf16 [HIDDEN_STRIDE].
-// Work split a block owns eight tokens, a warp an eighth of their columns, a quad one token.
-// Rounding   the normalised value, then its product with the weight.
-// Moves      x once in, n once out: bound by memory.
-extern "C" __global__ void __launch_bounds__(WARPS * 32)
-norm_rows(Step step, const uint4 *weight, const u16 *x, u16 *n) {
-    constexpr int UNITS = HIDDEN_UNITS;
-    __shared__ float squares[WARPS][8];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    let_next_start();
-    wait_for_previous();
-    const u32 token = blockIdx.x * 8 + lane / 4;
-    const bool there = token < n_tokens(step);
-    const int first = warp * UNITS * 32 + lane % 4 * 8;
-    uint4 row[UNITS];
-#pragma unroll
-    for (int i = 0; i < UNITS; ++i)
-        row[i] = there ? load_fresh((const uint4 *)(x + (u64)token * HIDDEN_STRIDE + first + i * 32))
-                       : make_uint4(0, 0, 0, 0);
-    const float scale = norm_scale<UNITS, HIDDEN>(row, squares, warp, lane);
-    if (!there) return;
-#pragma unroll
-    for (int i = 0; i < UNITS; ++i)
-        *(uint4 *)(n + (u64)token * HIDDEN_STRIDE + first + i * 32) =
-            normalise(row[i], weight[(first + i * 32) / 8], scale);
-}

@@ -1,9 +1,7 @@
-// Rows of one layer between pages and a list as the host keeps it: k, v: bf16 [rows][KV_WIDTH]. A thread owns an
-// element of a row.
-struct RowsPlace {
-    const u32 *pages;      // of the list's rows, from the first on
-    u32 n_rows, first_row; // the row of the first page that the list begins with
-};
+#include "kernels/attention_head.cuh"
+#include "kernels/softmax.cuh"
+#include "kernels/rows.cuh"
+
 template <class Move> __device__ __forceinline__ void each_element(RowsPlace rows, u16 *kv, Move move) {
     const u64 i = (u64)blockIdx.x * 256 + threadIdx.x;
     const u32 row = i / KV_WIDTH, element = i % KV_WIDTH;
@@ -15,7 +13,7 @@ template <class Move> __device__ __forceinline__ void each_element(RowsPlace row
 }
 
 // Computes   pages = the list.
-// Layout     as above; kv: pages of one layer (head.cuh).
+// Layout     as above; kv: pages of one layer (attention_head.cuh).
 // Work split a thread owns an element of a row.
 // Rounding   none.
 // Moves      the list once in, and into pages: bound by scattered writes of values.
@@ -35,7 +33,7 @@ get_rows(RowsPlace rows, u16 *k, u16 *v, u16 *kv) {
 }
 
 // Computes   the first `rows` rows of page `to` = those of page `from`, in every layer.
-// Layout     kv: all layers, `layer_bytes` each, in pages (head.cuh).
+// Layout     kv: all layers, `layer_bytes` each, in pages (attention_head.cuh).
 // Work split a thread owns 16 bytes of a page of a layer, blockIdx.y. Those of keys are of one row,
 //            those of values of eight.
 // Rounding   none.

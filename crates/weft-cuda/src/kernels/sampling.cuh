@@ -1,19 +1,20 @@
-// A token from logits, as weft::sampling::Sampler defines it, without a pass of one block over the vocabulary.
+// A token from logits, as weft::sampling::Sampler defines it, without a pass of one block over the
+// vocabulary.
 //
-// A *score* is a logit after bias, penalties and masks, as an integer that rises with it. While the head is
-// computed, the best score of every 16 rows is left behind (`leave_best`). One block per output then needs
-// those alone: the k best scores all lie in groups whose best is at least the k-th best of *any* set of scores,
-// such as the best that each of its 256 threads holds (`choose_token`).
-// What the block cannot decide it declines, and the host chooses from the logits: scores that are not numbers,
-// more candidates than it has room for. Draws among more than MOST_RANKS ranks are in wide.cuh.
+// A *score* is a logit after bias, penalties and masks, as an integer that rises with it. While the
+// head is computed, the best score of every 16 rows is left behind (`leave_best`). One block per
+// output then needs those alone: the k best scores all lie in groups whose best is at least the
+// k-th best of *any* set of scores, such as the best that each of its 256 threads holds
+// (`choose_token`). What the block cannot decide it declines, and the host chooses from the logits:
+// scores that are not numbers, more candidates than it has room for. Draws among more than
+// MOST_RANKS ranks are in wide.cuh.
+#pragma once
 
-constexpr int SCORE_ROWS = 16;    // rows whose best score is kept together
-constexpr int N_BEST = (VOCAB + SCORE_ROWS - 1) / SCORE_ROWS;
-// Ranks that are weighed. With half as many as there are threads, the threshold leaves one group in fifty of a
-// large vocabulary; a vocabulary of fewer groups than ranks is gathered whole.
-constexpr int MOST_RANKS = 128;
+#include "kernels/base.cuh"
+
+// MOST_RANKS are weighed. With half as many as there are threads, the threshold leaves one group in
+// fifty of a large vocabulary; a vocabulary of fewer groups than ranks is gathered whole.
 constexpr int MOST_GROUPS = 1024, MOST_CANDIDATES = MOST_RANKS * SCORE_ROWS;
-constexpr u32 DECLINED = 0xffffffffu;
 
 // How the token of one output is chosen. The host calls it `DrawWords`.
 struct Draw {
@@ -30,11 +31,6 @@ struct Draw {
     u32 token_number, share_number; // under which the host waits for the token, and for its shares of attention
     u64 gap;
 };
-constexpr u32 CHOSEN = 1;   // here, not by the host
-constexpr u32 DRAWN = 2;    // among the ranks; otherwise the first is chosen
-constexpr u32 ADJUSTED = 4; // scores differ from logits
-constexpr u32 FOLLOWED = 8; // the lists are moved on to the next token
-constexpr u32 WIDE = 16;    // by the blocks of wide.cuh
 
 // The draws of a step, and what they need.
 struct Sampling {
@@ -43,15 +39,22 @@ struct Sampling {
     const float *bias; // f32 [8][VOCAB]
     u32 *marks;        // [8][VOCAB]: see below
     u64 *told_tokens;  // the host's: [TOLD_STEPS][8], a token and in the upper half the number of its step
-    u64 *told_shares;  // the host's: [TOLD_STEPS][slots], the same with the share of a slot
-    u64 n_slots;
-    u64 *parts;        // [8][2][WIDE_BLOCKS][256]: see wide.cuh
+    u64 *told_shares;  // the host's: [TOLD_STEPS][cells], the same with the share of a cell
+    u64 n_cells;
+    u64 *parts;        // [8][2][WIDE_BLOCKS][DIGITS]: see wide.cuh
     u32 *gates;        // [8]: how often a block has come to a place where all of its output's meet
 };
-constexpr u32 TOLD_STEPS = 64;
 
-// A mark: 1 + how often the output has the token, where it was seen at all; and whether it is ruled out.
-constexpr u32 SEEN = 0x3fffffffu, RULED_OUT_EARLY = 0x40000000u, RULED_OUT = 0x80000000u;
+// A mark: 1 + how often the output has the token, where it was seen at all; and whether it is ruled
+// out.
+constexpr u32 SEEN = RULED_OUT_EARLY - 1;
+
+// A token whose logit is not taken as it comes.
+struct Adjustment {
+    u32 token, mark;
+    float bias;
+    u32 output;
+};
 
 __device__ __forceinline__ Draw load_draw(const Sampling &from, u32 output) {
     Draw draw;
@@ -142,14 +145,6 @@ __device__ __forceinline__ u64 border_of(const Draw &draw, u64 total) {
     return max(whole + (rest > 0), 1ull);
 }
 
-// This thread's number, asked for anew: a kernel that chooses many tokens has no registers for what depends on it to be
-// kept from one to the next.
-__device__ __forceinline__ u32 own_thread() {
-    u32 thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return thread;
-}
-
 // What the 256 threads of a block that chooses share.
 struct Choosing {
     u32 maxima[256];
@@ -163,7 +158,8 @@ struct Choosing {
 __device__ __forceinline__ u64 candidate(u32 score, u32 token) { return (u64)score << 32 | ~token; }
 __device__ __forceinline__ u32 token_of(u64 candidate) { return ~(u32)candidate; }
 
-// The largest, or the smallest, that any thread of the block has. Between two calls all threads meet.
+// The largest, or the smallest, that any thread of the block has. Between two calls all threads
+// meet.
 __device__ __forceinline__ u32 largest(u32 own, Choosing &at) {
     own = __reduce_max_sync(FULL, own);
     const u32 thread = own_thread();
@@ -204,7 +200,8 @@ __device__ __forceinline__ u32 first_rank(const Draw &draw, const Sampling &from
     return row - own + __ffs(__ballot_sync(FULL, is_top) & 0xffffu) - 1;
 }
 
-// Candidates that hold all of the first `wanted` ranks, in no order; false if there is no room for them.
+// Candidates that hold all of the first `wanted` ranks, in no order; false if there is no room for
+// them.
 template <class Best>
 __device__ __forceinline__ bool gather(const Draw &draw, const Sampling &from, u32 output, const float *logits,
                                        const Best &best, u32 own_top, u32 wanted, Choosing &at) {
@@ -269,8 +266,9 @@ __device__ __forceinline__ u32 draw_rank(const Draw &draw, u32 wanted, Choosing 
     return token_of(at.ranked[smallest(rank < n_kept && at.sums[rank] > target ? rank : DECLINED, at)]);
 }
 
-// The token of an output, or DECLINED; the same in all of the block's first 256 threads, which all call it. `Best` is how
-// they have the best scores: a kernel without registers for them reads them as often as it needs them.
+// The token of an output, or DECLINED; the same in all of the block's first 256 threads, which all
+// call it. `Best` is how they have the best scores: a kernel without registers for them reads them
+// as often as it needs them.
 template <class Best = BestScores>
 __device__ __forceinline__ u32 choose_token(const Draw &draw, const Sampling &from, u32 output, const float *logits,
                                             Choosing &at) {
@@ -286,5 +284,5 @@ __device__ __forceinline__ u32 choose_token(const Draw &draw, const Sampling &fr
 
 // A word for the host: the number of the step makes it new, so no order between words is needed.
 __device__ __forceinline__ void tell(u64 *at, u32 number, u32 value) {
-    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" :: "l"(at), "l"((u64)number << 32 | value) : "memory");
+    store_relaxed_system(at, (u64)number << 32 | value);
 }

@@ -1,16 +1,19 @@
-// What a block does with one KV head of one section, whichever kernel it belongs to: the scores of up to 16
-// queries, their weights, the weighted sum of values. A warp scores half a page, and sums an eighth of
-// the dimensions. Callers bring pages into shared memory, and meet between the three.
+// What a block does with one KV head of one section, whichever kernel it belongs to: the scores of
+// up to 16 queries, their weights, the weighted sum of values. A warp scores half a page, and sums
+// an eighth of the dimensions. Callers bring pages into shared memory, and meet between the three.
+#pragma once
+
+#include "kernels/attention_head.cuh"
+#include "kernels/softmax.cuh"
 
 struct Query {
     u16 token;     // of the step
     u16 n_parts;   // that its result is folded from
     u16 seen;      // the row of the section up to which it sees
-    u16 slot;      // the first of this section's shares of attention that it keeps, or NO_SLOT
+    u16 cell;      // the first of this section's shares of attention that it keeps, or NO_CELL
     u32 rotate_at; // the position that it has seen from the section's home
     u32 partial;   // where its part of the result goes
 };
-constexpr u32 NO_SLOT = 0xffffu;
 // Some queries against one section. Rows are counted from the first page's row 0; those before
 // `first` are not the section's.
 struct Item {
@@ -20,15 +23,15 @@ struct Item {
     u8 n_marks;
     u8 first_pages; // up to the last that the first of two stretches has rows in
     u8 has_inner;   // whether some of more than two stretches end in the half of a page that they begin in
-    u16 stores[8];  // rows of the section that this step writes: token << 8 | row
-    // Where the squares of each half of a page are cut in two: before and after the only mark; or, if
-    // there are more, at the first that is inside the half.
+    u16 stores[FEW]; // rows of the section that this step writes: token << 8 | row
+    // Where the squares of each half of a page are cut in two: before and after the only mark; or,
+    // if there are more, at the first that is inside the half.
     u8 cuts[SECTION_PAGES * 2];
     // Of the last stretch that begins in each half of a page: a bit for each half that it has rows
     // in, and which stretch of the section it is, << 8. Zero if none does.
     u16 stretches[SECTION_PAGES * 2];
     u32 marks[SECTION_PAGES * 2]; // a bit for each row: whether a stretch begins there
-    Query queries[8];
+    Query queries[FEW];
 };
 __device__ __forceinline__ u32 store_token(u32 store) { return store >> 8; }
 __device__ __forceinline__ u32 store_row_of(u32 store) { return store & 0xff; }
@@ -44,8 +47,8 @@ __device__ __forceinline__ bool same_queries(const Item &a, const Item &b) {
     return same;
 }
 
-// Blocks that take part where each has one KV head of one item at a time: as many of every KV head, so that a block keeps to one
-// and its queries serve again; or all, where that spares a round.
+// Blocks that take part where each has one KV head of one item at a time: as many of every KV head,
+// so that a block keeps to one and its queries serve again; or all, where that spares a round.
 __device__ __forceinline__ u32 taking_part(u32 n_work, u32 n_blocks) {
     const u32 all = min(n_blocks, n_work), even = all / KV_HEADS * KV_HEADS;
     return even == 0 || (n_work + all - 1) / all < (n_work + even - 1) / even ? all : even;
@@ -73,8 +76,8 @@ struct SectionScratch {
     float2 stretches[SECTION_PAGES * 2][16];          // if there are more: maximum and squares, by the half they begin in
 };
 
-// Which of an item's queries a lane holds: up to two, of the first eight and of the next. What it does not hold is nothing, and
-// is not read: reading shared memory is what takes longest.
+// Which of an item's queries a lane holds: up to two, of the first eight and of the next. What it
+// does not hold is nothing, and is not read: reading shared memory is what takes longest.
 struct OwnQueries {
     int of[2];
     bool there[2];
@@ -138,8 +141,9 @@ struct PageMaxima {
     __device__ __forceinline__ float shrink(int p) const { return exp2_of((p == 0 ? NEVER : up_to[p - 1]) - finite(up_to[p])); }
 };
 
-// The squares from the last mark on, in a half of a page that has several inside. Not inlined, as all that few sections need:
-// others would have to jump over it, and what a block reads next of its code is not near after a jump.
+// The squares from the last mark on, in a half of a page that has several inside. Not inlined, as
+// all that few sections need: others would have to jump over it, and what a block reads next of its
+// code is not near after a jump.
 __device__ __noinline__ float squares_of_last(uint4 weights, u32 marks, int lane) {
     return squares_between(weights, lane % 4 * 2, 31 - __clz(marks), 32);
 }
@@ -184,8 +188,9 @@ struct HalfValues {
     }
 };
 
-// What blanks the rows of a section's last page that are not there. Early masks are made before they are needed, because making them
-// takes as long as a page's sum; but they are kept in registers all the while.
+// What blanks the rows of a section's last page that are not there. Early masks are made before
+// they are needed, because making them takes as long as a page's sum; but they are kept in
+// registers all the while.
 struct ValueMasks {
     int n_rows, lane;
     bool early;
@@ -199,8 +204,8 @@ struct ValueMasks {
     __device__ __forceinline__ uint4 operator()(int page, int half) const { return early ? of[half] : made(page, half); }
 };
 
-// Weighted sums of values, pages in order: this warp's dimensions, for its lanes' queries. `values(page)` is called when a page
-// is to be read, half a page before it is needed.
+// Weighted sums of values, pages in order: this warp's dimensions, for its lanes' queries.
+// `values(page)` is called when a page is to be read, half a page before it is needed.
 template <class Values>
 __device__ __forceinline__ void sum_values(float (&acc)[OWN_DIM_TILES][4], const SectionScratch &from, const OwnQueries &queries, int n_pages,
                                            const ValueMasks &masks, int warp, int lane, Values values) {
@@ -238,8 +243,8 @@ __device__ __forceinline__ void sum_values(float (&acc)[OWN_DIM_TILES][4], const
 // those that keep shares see all of its rows.
 __device__ __forceinline__ bool is_folded(const Item &item) { return item.queries[0].n_parts > 1; }
 
-// Adds up the weights of each query, pages in order, and their squares: of the only stretch, or of two. The work of one
-// warp, and of another if there are two.
+// Adds up the weights of each query, pages in order, and their squares: of the only stretch, or of
+// two. The work of one warp, and of another if there are two.
 __device__ __forceinline__ void sum_weights(SectionScratch &scratch, const Item &item, int n_pages, int warp, int lane) {
     const int query = lane % 16, which = min(warp * 2 + lane / 16, 2); // of weights, of squares
     const int until = which == 1 ? item.first_pages : SECTION_PAGES;
@@ -259,28 +264,29 @@ __device__ __forceinline__ void sum_weights(SectionScratch &scratch, const Item 
 }
 
 // Leaves the squares of one stretch, or of two: a warp has one, a lane a row of queries.
-template <class Slots>
-__device__ __forceinline__ void leave_sums(const SectionScratch &from, const Item &item, u32 n_queries, int warp, int lane, Slots slots) {
+template <class Cells>
+__device__ __forceinline__ void leave_sums(const SectionScratch &from, const Item &item, u32 n_queries, int warp, int lane, Cells cells) {
     if (warp > item.n_marks || lane >= n_queries) return;
-    const u32 slot = item.queries[lane / GROUP].slot;
+    const u32 cell = item.queries[lane / GROUP].cell;
     const auto &finals = from.finals[lane];
-    if (slot != NO_SLOT) slots.leave(lane, slot + warp, finals[2 + warp * 2], finals[3 + warp * 2], finals);
+    if (cell != NO_CELL) cells.leave(lane, cell + warp, finals[2 + warp * 2], finals[3 + warp * 2], finals);
 }
 
 // The stretch that is the last to begin in a half of a page, for a row of queries.
 struct Stretch {
-    u32 half, query, takes, slot;
+    u32 half, query, takes, cell;
     bool there; // and the query keeps shares
     __device__ __forceinline__ Stretch(const Item &item, u32 n_queries, u32 half, u32 query) : half(half), query(query) {
-        const u32 stretch = item.stretches[half], first_slot = item.queries[query / GROUP % 8].slot;
-        takes = stretch & 0xff, slot = first_slot + (stretch >> 8);
-        there = takes != 0 && query < n_queries && first_slot != NO_SLOT;
+        const u32 stretch = item.stretches[half], first_cell = item.queries[query / GROUP % 8].cell;
+        takes = stretch & 0xff, cell = first_cell + (stretch >> 8);
+        there = takes != 0 && query < n_queries && first_cell != NO_CELL;
     }
 };
 
-// Adds up the squares of these stretches, if there are more than two: the work of SECTION_PAGES warps. What is folded is left.
-template <class Slots>
-__device__ __noinline__ void sum_stretches(SectionScratch &scratch, const Item &item, u32 n_queries, u32 n_pages, int warp, int lane, Slots slots) {
+// Adds up the squares of these stretches, if there are more than two: the work of SECTION_PAGES
+// warps. What is folded is left.
+template <class Cells>
+__device__ __noinline__ void sum_stretches(SectionScratch &scratch, const Item &item, u32 n_queries, u32 n_pages, int warp, int lane, Cells cells) {
     const Stretch own(item, n_queries, warp * 2 + lane / 16, lane % 16);
     if (!own.there) return;
     const int head = item.marks[own.half] & ~1u ? 2 : 1; // which of the sums its first rows are in
@@ -297,20 +303,20 @@ __device__ __noinline__ void sum_stretches(SectionScratch &scratch, const Item &
         for (int i = 0; i < 4; ++i) lanes[i] = __fmaf_rn(lanes[i], shrink, (here & 1 ? one[i] : 0.0f) + (here & 2 ? other[i] : 0.0f));
     }
     const float squares = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
-    if (slots.folded) slots.leave(own.query, own.slot, m, squares, scratch.finals[own.query]);
+    if (cells.folded) cells.leave(own.query, own.cell, m, squares, scratch.finals[own.query]);
     else scratch.stretches[own.half][own.query] = make_float2(m, squares);
 }
 // Leaves what is not folded, when weights are summed.
-template <class Slots>
-__device__ __noinline__ void leave_stretches(const SectionScratch &from, const Item &item, u32 n_queries, int warp, int lane, Slots slots) {
+template <class Cells>
+__device__ __noinline__ void leave_stretches(const SectionScratch &from, const Item &item, u32 n_queries, int warp, int lane, Cells cells) {
     const Stretch own(item, n_queries, warp * 2 + lane / 16, lane % 16);
     const float2 of = from.stretches[own.half][own.query];
-    if (own.there) slots.leave(own.query, own.slot, of.x, of.y, from.finals[own.query]);
+    if (own.there) cells.leave(own.query, own.cell, of.x, of.y, from.finals[own.query]);
 }
-// Leaves stretches that end in the half of a page that they begin in. `n_warps` warps take one half after another, a quad one
-// row of queries of one stretch after another.
-template <class Slots>
-__device__ __noinline__ void leave_inner(const SectionScratch &from, const Item &item, u32 n_queries, u32 warp, u32 n_warps, int lane, Slots slots) {
+// Leaves stretches that end in the half of a page that they begin in. `n_warps` warps take one half
+// after another, a quad one row of queries of one stretch after another.
+template <class Cells>
+__device__ __noinline__ void leave_inner(const SectionScratch &from, const Item &item, u32 n_queries, u32 warp, u32 n_warps, int lane, Cells cells) {
     const u32 log = 32 - __clz(n_queries - 1); // rows of queries, to the next power of two
 #pragma unroll 1
     for (u32 half = warp; half < SECTION_PAGES * 2; half += n_warps) {
@@ -325,9 +331,9 @@ __device__ __noinline__ void leave_inner(const SectionScratch &from, const Item 
             const u32 begin = __ffs(begins) - 1, end = __ffs(begins & (begins - 1)) - 1; // of the half
             const uint4 weights = from.probabilities[half / 2][half % 2][row / 8][row % 8 * 4 + lane % 4];
             const float squares = quad_sum(squares_between(weights, lane % 4 * 2, begin, end));
-            const u32 first_slot = item.queries[row / GROUP % 8].slot;
-            if (lane % 4 == 0 && nth < n_inner && row < n_queries && first_slot != NO_SLOT)
-                slots.leave(row, first_slot + before + nth, PageMaxima(from, row, half / 2 + 1).last(), squares, from.finals[row]);
+            const u32 first_cell = item.queries[row / GROUP % 8].cell;
+            if (lane % 4 == 0 && nth < n_inner && row < n_queries && first_cell != NO_CELL)
+                cells.leave(row, first_cell + before + nth, PageMaxima(from, row, half / 2 + 1).last(), squares, from.finals[row]);
         }
     }
 }
@@ -341,9 +347,11 @@ struct Folded {
     float sum = 0.0f, weight = 0.0f, top = NEVER;
 };
 
-// Folds one dimension of one head per lane, parts in order: up to FOLDED_AT_ONCE from `first` on, into what is folded already.
-// `parts.weight(part, there)` tells a lane one part's maximum and weight, `parts.sums(sums, part, last)` LOADS of its dimension from `part`
-// on, none beyond `last`. Where SUMS_FIRST, those of the very first parts are in `sums` already. Where LOADS is zero, only weights are folded.
+// Folds one dimension of one head per lane, parts in order: up to FOLDED_AT_ONCE from `first` on,
+// into what is folded already. `parts.weight(part, there)` tells a lane one part's maximum and
+// weight, `parts.sums(sums, part, last)` LOADS of its dimension from `part` on, none beyond `last`.
+// Where SUMS_FIRST, those of the very first parts are in `sums` already. Where LOADS is zero, only
+// weights are folded.
 constexpr u32 FOLDED_AT_ONCE = 32;
 constexpr int sums_at_once(int loads) { return loads > 0 ? loads : 8; }
 template <int LOADS, class Parts>
@@ -376,7 +384,8 @@ __device__ __forceinline__ void fold_some(Folded &whole, const Parts &parts, flo
     }
     whole.top = __shfl_sync(FULL, after, 31);
 }
-// All of them. Where SUMS_FIRST, the first sums are asked for before any weight, so that both are on their way at once.
+// All of them. Where SUMS_FIRST, the first sums are asked for before any weight, so that both are
+// on their way at once.
 template <int LOADS, class Parts> __device__ __forceinline__ Folded fold_parts(const Parts &parts, u32 n_parts, int lane) {
     Folded whole;
     float sums[sums_at_once(LOADS)] = {};
@@ -387,7 +396,7 @@ template <int LOADS, class Parts> __device__ __forceinline__ Folded fold_parts(c
     return whole;
 }
 
-// The squared probabilities of a slot's rows, from its maximum and the sum of its squared weights.
+// The squared probabilities of a cell's rows, from its maximum and the sum of its squared weights.
 __device__ __forceinline__ float part_share(const Folded &whole, float m, float squares) {
     const float scale = exp2_of(m - whole.top) / whole.weight;
     return squares * scale * scale;

@@ -4,14 +4,15 @@
 // Inside a section pages are taken in order: (m, l, acc) is the running maximum, the sum of weights
 // and the weighted sum of values, rescaled page by page. Sections are then folded in the order of
 // the spans. Both attend kernels use the functions below, so where a token is computed does not
-// show.
-// A *slot* is what a section and a stretch between two marks have in common: the squares of its
-// rows' weights are summed in the order of the section's own sums, with all other weights taken as
-// zero, up to the last page that the stretch has rows in. Its maximum is that of all pages up to
-// that one, so that pages of later stretches do not rescale it.
-// A score tile is 16 queries x 64 rows: lane 4g + c holds queries g and g + 8, and of each eighth of
-// the page rows 2c, 2c + 1. Weights enter the value product in bf16; the definition does not
-// round them (docs/kernels.md).
+// show. A *cell* is what a section and a stretch between two marks have in common: the squares of
+// its rows' weights are summed in the order of the section's own sums, with all other weights taken
+// as zero, up to the last page that the stretch has rows in. Its maximum is that of all pages up to
+// that one, so that pages of later stretches do not rescale it. A score tile is 16 queries x 64
+// rows: lane 4g + c holds queries g and g + 8, and of each eighth of the page rows 2c, 2c + 1.
+// Weights enter the value product in bf16; the definition does not round them (docs/kernels.md).
+#pragma once
+
+#include "kernels/base.cuh"
 
 constexpr int DIM_UNITS = DIM / 32, DIM_TILES = DIM / 8;
 constexpr int QUERY_STRIDE = DIM + 8; // elements of a query in shared memory; the gap spreads banks
@@ -19,7 +20,8 @@ constexpr int QUERY_STRIDE = DIM + 8; // elements of a query in shared memory; t
 // A maximum that can be subtracted: of no rows at all it is minus infinity.
 __device__ __forceinline__ float finite(float m) { return m == NEVER ? 0.0f : m; }
 
-// Rows that are not seen weigh nothing. Products are scaled, to units of log2, when they are weighed.
+// Rows that are not seen weigh nothing. Products are scaled, to units of log2, when they are
+// weighed.
 __device__ __forceinline__ float score(float product, bool seen) { return seen ? product : NEVER; }
 
 __device__ __forceinline__ float quad_max(float x) {
@@ -35,8 +37,8 @@ __device__ __forceinline__ float add_squares(float squares, u32 pair) {
     return __fmaf_rn(low(pair), low(pair), __fmaf_rn(high(pair), high(pair), squares));
 }
 
-// The weights of half a page for one query: four pairs in, rounded; their sum and that of their squares out. Sums are
-// of rounded weights, so that what is divided by them adds up to one.
+// The weights of half a page for one query: four pairs in, rounded; their sum and that of their
+// squares out. Sums are of rounded weights, so that what is divided by them adds up to one.
 template <bool SQUARES>
 __device__ __forceinline__ float2 weigh(const float (&pairs)[8], float m, uint4 &weights) {
     float sum = 0.0f, squares = 0.0f;
@@ -53,7 +55,8 @@ __device__ __forceinline__ float2 weigh(const float (&pairs)[8], float m, uint4 
     return make_float2(sum, squares);
 }
 
-// Squares of rows before `cut` and from it on, summed as `weigh` does. It is counted from the lane's first row.
+// Squares of rows before `cut` and from it on, summed as `weigh` does. It is counted from the
+// lane's first row.
 __device__ __forceinline__ float2 cut_squares(uint4 weights, int cut) {
     const u32 w[4] = {weights.x, weights.y, weights.z, weights.w};
     float before = 0.0f, after = 0.0f;

@@ -1,22 +1,28 @@
-// A token drawn among more ranks than one block can hold: sixteen blocks share an output's scores and keep them in
-// registers. No ranks are sorted.
+// A token drawn among more ranks than one block can hold: sixteen blocks share an output's scores
+// and keep them in registers. No ranks are sorted.
 //
-// top_k, top_p and min_p each leave first ranks, so all that is needed of them is the sum of the weights that stay:
-// the least of three. Whatever the filters, the token is then the first rank at which the running sum over *all* ranks
-// exceeds a target below that sum. One question answers top_k, top_p and the draw: which is the first rank at which a
-// running sum exceeds a target? `Search` finds its score eight bits at a time, from sums over the 256 values that the
-// eight bits have. Weights are integers, so sums do not depend on who adds them when.
+// top_k, top_p and min_p each leave first ranks, so all that is needed of them is the sum of the
+// weights that stay: the least of three. Whatever the filters, the token is then the first rank at
+// which the running sum over *all* ranks exceeds a target below that sum. One question answers
+// top_k, top_p and the draw: which is the first rank at which a running sum exceeds a target?
+// `Search` finds its score eight bits at a time, from sums over the 256 values that the eight bits
+// have. Weights are integers, so sums do not depend on who adds them when.
 //
-// Blocks wait for one another, so an output's must be there at once; they follow one another in the grid, and a GPU
-// has room for sixteen (`sampling.rs`).
+// Blocks wait for one another, so an output's must be there at once; they follow one another in the
+// grid, and a GPU has room for sixteen (`sampling.rs`).
+#pragma once
 
-constexpr int WIDE_BLOCKS = 16, WIDE_THREADS = 512, WIDE_WARPS = WIDE_THREADS / 32;
+#include "kernels/sampling.cuh"
+#include "kernels/sent.cuh"
+
+constexpr int WIDE_WARPS = WIDE_THREADS / 32;
 constexpr int WIDE_ROWS_OF_BLOCK = (VOCAB + WIDE_BLOCKS - 1) / WIDE_BLOCKS;
-// A larger vocabulary is not drawn from here: sums of halves of weights would not fit into 32 bits.
-constexpr int MOST_WIDE_ROWS = 62;
+// A vocabulary of more than MOST_WIDE_ROWS a thread is not drawn from here: sums of halves of
+// weights would not fit into 32 bits.
 constexpr int WIDE_ROWS_OF_THREAD = (WIDE_ROWS_OF_BLOCK + WIDE_THREADS - 1) / WIDE_THREADS;
 constexpr int WIDE_ROWS = WIDE_ROWS_OF_THREAD < MOST_WIDE_ROWS ? WIDE_ROWS_OF_THREAD : MOST_WIDE_ROWS;
-// Lanes that add to the same sum of a block wait for one another, so each sum is kept in several places.
+// Lanes that add to the same sum of a block wait for one another, so each sum is kept in several
+// places.
 constexpr int SUM_COPIES = 8;
 constexpr u32 HALF_WEIGHT = 20, LOW_HALF = (1 << HALF_WEIGHT) - 1;
 static_assert((u64)MOST_WIDE_ROWS * WIDE_THREADS / SUM_COPIES << HALF_WEIGHT < 1ull << 32, "sums fit into 32 bits");
@@ -70,30 +76,26 @@ __device__ __forceinline__ u32 best_score(const Sampling &from, u32 output, Wide
     return top;
 }
 
-// Where the blocks of an output leave sums for one another: in turn here and there, so that a block that is early does
-// not overwrite what another still reads.
+// Where the blocks of an output leave sums for one another: in turn here and there, so that a block
+// that is early does not overwrite what another still reads.
 struct Meeting {
-    u64 *parts; // [2][WIDE_BLOCKS][256]
+    u64 *parts; // [2][WIDE_BLOCKS][DIGITS]
     u32 *gate;
     u32 turn;
     __device__ __forceinline__ u64 *of_block(u32 block) const {
-        return parts + (turn % 2 * WIDE_BLOCKS + block) * 256;
-    }
-    __device__ __forceinline__ u32 come() const {
-        u32 n;
-        asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(n) : "l"(gate) : "memory");
-        return n;
+        return parts + (turn % 2 * WIDE_BLOCKS + block) * DIGITS;
     }
     // All blocks of the output have come here: what they left is there for all.
     __device__ __forceinline__ void meet() const {
         __syncthreads();
         if (threadIdx.x == 0) {
             __threadfence();
-            // The count never starts again: each meeting adds WIDE_BLOCKS, which divides where it wraps round.
+            // The count never starts again: each meeting adds WIDE_BLOCKS, which divides where it
+            // wraps round.
             const u32 all = (atomicAdd(gate, 1) / WIDE_BLOCKS + 1) * WIDE_BLOCKS;
             u32 looks = 0;
-            while ((int)(come() - all) < 0)
-                if (++looks == MOST_LOOKS) asm volatile("trap;");
+            while ((int)(load_relaxed(gate) - all) < 0)
+                if (++looks == MOST_LOOKS) trap();
             __threadfence();
         }
         __syncthreads();
@@ -136,7 +138,8 @@ struct Search {
     u64 before; // the sum over all better scores
 };
 
-// Leaves the sums of this block over the values of eight bits of scores, for those whose upper bits are known.
+// Leaves the sums of this block over the values of eight bits of scores, for those whose upper bits
+// are known.
 template <class Measure>
 __device__ __forceinline__ void leave_digits(const WideRows &rows, u32 known, int level, Measure measure, Meeting &meeting,
                                              WideShared &at) {
@@ -162,7 +165,8 @@ __device__ __forceinline__ void leave_digits(const WideRows &rows, u32 known, in
     meeting.of_block(blockIdx.x)[threadIdx.x] = sum;
 }
 
-// Finds among the sums that all blocks left the value, from the highest on, at which the running sum exceeds the target.
+// Finds among the sums that all blocks left the value, from the highest on, at which the running
+// sum exceeds the target.
 __device__ __forceinline__ void find_digit(Search &found, u64 target, const Meeting &meeting, WideShared &at) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, digit = 255 - threadIdx.x;
     const u64 own = threadIdx.x < 256 ? meeting.sum(digit) : 0;
@@ -208,7 +212,8 @@ __device__ __forceinline__ u64 sum_of_top_k(u32 top, const WideRows &rows, Meeti
     return better[0] + (top_k - last.before) * weight_of(at.draw, top, last.score);
 }
 
-// The token, if it is one of this block's rows: of those that have the score, the lowest come first.
+// The token, if it is one of this block's rows: of those that have the score, the lowest come
+// first.
 __device__ __forceinline__ u32 own_token(const WideRows &rows, const Search &found, u64 target, u64 weight, const Meeting &meeting,
                                          WideShared &at) {
     u64 earlier = found.before, own = 0;

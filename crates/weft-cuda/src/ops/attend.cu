@@ -1,17 +1,7 @@
-// Where results go.
-struct Attended {
-    u16 *a;         // bf16 [tokens][Q_STRIDE]
-    float *sent;    // f32 [partials][HEADS][SENT_ROW]: parts that blocks of one launch hand to one another (sent.cuh)
-    float *sent_slots; // f32 [slots][HEADS][2]: slots that they do
-    float *sums;    // f32 [partials][HEADS][DIM]: weighted sums of values, for attend_fold
-    float2 *weights; // f32 [partials][HEADS]: maximum and sum of weights
-    float2 *slots;  // f32 [slots][HEADS]: maximum and sum of the weights' squares, of attend_block
-    float *shares;  // f32 [slots][HEADS]: squared probabilities of each slot's rows, added over layers
-};
-
-// Of what must be ready before scores a warp makes one or two of an item's 16 queries, and one of the rows that the step
-// adds to the section. The last warps make new rows: the first ones have queries where there are few.
-__device__ __forceinline__ int own_store() { return WARPS - 1 - threadIdx.x / 32; }
+#include "kernels/attention_head.cuh"
+#include "kernels/section.cuh"
+#include "kernels/sent.cuh"
+#include "ops/attend.cuh"
 
 // Brings near what does not depend on the kernel before.
 __device__ __forceinline__ void ask_early(const Item &item, u32 key_position, const u16 *q_norm, const u16 *k_norm, const float2 *rope,
@@ -26,17 +16,17 @@ __device__ __forceinline__ void ask_early(const Item &item, u32 key_position, co
     }
 }
 
-// The pages of a section in shared memory: keys, then values. Barriers tell when a page is there, and when a
-// side is done with.
+// The pages of a section in shared memory: keys, then values. Barriers tell when a page is there,
+// and when a side is done with.
 struct Pages {
     u64 there[2][SECTION_PAGES], done[2];
 };
-// Copies that are on their way at once: few where all of the GPU copies, as in matvec.cuh, all where a few blocks
-// could not saturate the memory anyway.
+// Copies that are on their way at once: few where all of the GPU copies, as in matvec.cuh, all
+// where a few blocks could not saturate the memory anyway.
 __device__ __forceinline__ int pages_in_flight(u32 n_work) { return n_work <= 32 ? 2 * SECTION_PAGES : 3; }
 
-// The copying warp: sections in the order they are taken in, keys before values. Pages that a section does not
-// have are there at once, so that all barriers turn together.
+// The copying warp: sections in the order they are taken in, keys before values. Pages that a
+// section does not have are there at once, so that all barriers turn together.
 __device__ __forceinline__ void stream_pages(Pages &pages, u8 *sides, const Step &step, const u16 *kv, u32 n_work, u32 n_blocks, int lane) {
     const int in_flight = pages_in_flight(n_work);
     u32 parity = 0;
@@ -45,7 +35,8 @@ __device__ __forceinline__ void stream_pages(Pages &pages, u8 *sides, const Step
         const ItemHead next(step, work + n_blocks, n_work, lane);
         const int n_pages = (item.n_rows() + PAGE_ROWS - 1) / PAGE_ROWS;
         for (int side = 0; side < 2; ++side) {
-            // Where there is room for one side, values take the place of this item's keys, and keys that of the last one's values.
+            // Where there is room for one side, values take the place of this item's keys, and keys
+            // that of the last one's values.
             barrier_wait(&pages.done[BOTH_SIDES ? side : side ^ 1], BOTH_SIDES || side == 0 ? parity ^ 1 : parity);
             for (int page = 0; page < SECTION_PAGES; ++page) {
                 const int before = side * SECTION_PAGES + page - in_flight;
@@ -104,59 +95,65 @@ __device__ __forceinline__ void make_row(const Item &item, u32 store, u32 key_po
     else before_copies_of_stored();
 }
 
-// Where the slots of one KV head go: to the warp that folds the parts; or, if the section is all that a token sees, into
-// its shares of attention.
-struct HeadSlots {
+// Where the cells of one KV head go: to the warp that folds the parts; or, if the section is all
+// that a token sees, into its shares of attention.
+struct HeadCells {
     bool folded;
     float *to;
     int kv_head;
-    __device__ __forceinline__ void leave(u32 row, u32 slot, float m, float squares, const float (&finals)[6]) const {
-        const u64 at = (u64)slot * HEADS + kv_head * GROUP + row % GROUP;
+    __device__ __forceinline__ void leave(u32 row, u32 cell, float m, float squares, const float (&finals)[6]) const {
+        const u64 at = (u64)cell * HEADS + kv_head * GROUP + row % GROUP;
         if (folded) send(to + at * 2, m), send(to + at * 2 + 1, squares);
         else atomicAdd(to + at, part_share(Folded{0.0f, finals[1], finals[0]}, m, squares));
     }
 };
 
-// What a block knows of each token's parts and slots: how many there are, and the first.
+// What a block knows of each token's parts and cells: how many there are, and the first.
 struct Parts {
     u32 n_tokens, of[8][4];
 };
 
-// Folds the parts of tokens that have several. All blocks take part: a warp has 32 dimensions of one head.
+// Folds the parts of tokens that have several. All blocks take part: a warp has 32 dimensions of
+// one head.
 __device__ __forceinline__ void fold_sections(const Parts &parts, u32 n_blocks, const Attended &to, int warp, int lane) {
     for (u32 task = blockIdx.x + warp * n_blocks; task < parts.n_tokens * HEADS * DIM_UNITS; task += n_blocks * WARPS) {
         const u32 token = task / (HEADS * DIM_UNITS), head = task / DIM_UNITS % HEADS;
         const u32 (&own)[4] = parts.of[token];
-        const u64 first = (u64)own[1] * HEADS + head, slot = (u64)own[3] * HEADS + head;
+        const u64 first = (u64)own[1] * HEADS + head, cell = (u64)own[3] * HEADS + head;
         if (own[0] > 1)
             fold_slice(SentSlice{to.sent + first * SENT_ROW, (int)(task % DIM_UNITS), lane}, own[0],
-                       to.a + (u64)token * Q_STRIDE + head * HEAD_DIM, to.sent_slots + slot * 2, to.shares + slot, own[2]);
+                       to.a + (u64)token * Q_STRIDE + head * HEAD_DIM, to.sent_cells + cell * 2, to.shares + cell, own[2]);
     }
 }
 
-// Computes   a = softmax(rotate(q) * k / sqrt(HEAD_DIM)) * v over every row that a token sees, for up to
-//            eight tokens. With `with_store` it runs rope_store too: the block that needs a new row makes it.
-// Layout     q: bf16 [tokens][Q_WIDTH]; k, v: bf16 [tokens][KV_WIDTH]; kv: pages of one layer (head.cuh);
-//            rope: f32 [positions][HALF_DIM][cos, sin]; results as in Attended.
+// Computes   a = softmax(rotate(q) * k / sqrt(HEAD_DIM)) * v over every row that a token sees, for
+//            up to eight tokens. With `with_store` it runs rope_store too: the block that needs a
+//            new row makes it.
+// Layout     q: bf16 [tokens][Q_WIDTH]; k, v: bf16 [tokens][KV_WIDTH]; kv: pages of one layer
+//            (attention_head.cuh); rope: f32 [positions][HALF_DIM][cos, sin]; results as in
+//            Attended.
 // Work split a block takes one KV head of one item after another: a section and the queries, of all
 //            lanes, that see it. Of scores a warp owns 16 queries x 32 rows, of values 16 queries x
 //            an eighth of the dimensions. A ninth warp copies, and goes on to the next item as soon
 //            as this one's keys, then its values, are done with. Parts are folded in order by all
-//            blocks. Squares for shares of attention are summed with the weights, those of a stretch
-//            by a lane.
+//            blocks. Squares for shares of attention are summed with the weights, those of a
+//            stretch by a lane.
 // Rounding   the rotated query once; probabilities once; a once.
-// Moves      the section's keys and values once, asked for before the kernel before has ended: bound by memory. On sm_90
-//            two blocks' registers fit, so that this one starts beside the kernel before; larger groups need too many.
-extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, GROUP <= 4 && __CUDA_ARCH__ == 900 ? 2 : 1)
+// Moves      the section's keys and values once, asked for before the kernel before has ended:
+//            bound by memory. On sm_90 two blocks' registers fit, so that this one starts beside
+//            the kernel before; larger groups need too many.
+extern "C" __global__ void __launch_bounds__(RING_THREADS, GROUP <= 4 && __CUDA_ARCH__ == 900 ? 2 : 1)
 attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const float2 *rope, const u16 *q, const u16 *k,
        const u16 *v, u16 *kv, Attended to) {
-    extern __shared__ __align__(128) u8 keys[];
+    u8 *keys = dynamic_shared();
     u8 *values = keys + (BOTH_SIDES ? SECTION_PAGES * SIDE_BYTES : 0);
-    __shared__ Pages pages;
-    __shared__ Item items[2];
-    __shared__ SectionScratch scratch;
-    __shared__ Parts parts;
-    __shared__ u32 n_work, n_blocks;
+    typedef Item TwoItems[2];
+    SHARED(Pages, pages);
+    SHARED(TwoItems, items);
+    SHARED(SectionScratch, scratch);
+    SHARED(Parts, parts);
+    SHARED(u32, n_work);
+    SHARED(u32, n_blocks);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 all_work = n_items(step) * KV_HEADS;
     const auto fetch = [&](Item &to, u32 work) {
@@ -181,9 +178,9 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
     u32 parity = 0;
     if (blockIdx.x >= min(n_blocks, n_work)) return wait_for_previous();
     for (u32 work = blockIdx.x; work < n_work; work += n_blocks, parity ^= 1) {
-        // Asked for anew, so that nothing that depends on it is kept from item to item: there are no registers for that.
-        u32 thread;
-        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+        // Asked for anew, so that nothing that depends on it is kept from item to item: there are
+        // no registers for that.
+        const u32 thread = own_thread();
         warp = thread / 32, lane = thread % 32;
         const Item &item = items[parity];
         const int kv_head = work % KV_HEADS;
@@ -200,8 +197,8 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
             make_query(scratch.queries[row], item, row, kv_head, with_store, q_norm, rope, q, lane);
         if (stores) make_row(item, store, key_position, kv_head, keys, values, pages, parity, k_norm, rope, k, v, kv, lane);
         meet();
-        // Where no more items follow, no copy overwrites what is still being read; but where there is room for one side, values do
-        // keys.
+        // Where no more items follow, no copy overwrites what is still being read; but where there
+        // is room for one side, values do keys.
         const bool goes_on = work + n_blocks < n_work;
         if (goes_on) fetch(items[parity ^ 1], work + n_blocks);
 
@@ -223,9 +220,9 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
             barrier_wait(&pages.there[1][page], parity);
             return values + page * SIDE_BYTES;
         });
-        const HeadSlots slots = {is_folded(item), is_folded(item) ? to.sent_slots : to.shares, kv_head};
+        const HeadCells cells = {is_folded(item), is_folded(item) ? to.sent_cells : to.shares, kv_head};
         if (warp == 0 || warp == 1 && item.n_marks == 1) sum_weights(scratch, item, n_pages, warp, lane);
-        else if (item.n_marks > 1 && warp <= SECTION_PAGES) sum_stretches(scratch, item, item.n_queries * GROUP, n_pages, warp - 1, lane, slots);
+        else if (item.n_marks > 1 && warp <= SECTION_PAGES) sum_stretches(scratch, item, item.n_queries * GROUP, n_pages, warp - 1, lane, cells);
         if (goes_on) before_copies();
         meet();
         if (lane == 0) barrier_arrive(&pages.done[1]);
@@ -251,10 +248,10 @@ attend(Step step, u32 with_store, const u16 *q_norm, const u16 *k_norm, const fl
             if (!whole && warp == 0) send_weight(row, scratch.finals[queries.of[i]], lane);
         }
         if (item.n_marks > 1) {
-            if (!slots.folded && warp < SECTION_PAGES) leave_stretches(scratch, item, item.n_queries * GROUP, warp, lane, slots);
-            if (item.has_inner) leave_inner(scratch, item, item.n_queries * GROUP, warp, WARPS, lane, slots);
+            if (!cells.folded && warp < SECTION_PAGES) leave_stretches(scratch, item, item.n_queries * GROUP, warp, lane, cells);
+            if (item.has_inner) leave_inner(scratch, item, item.n_queries * GROUP, warp, WARPS, lane, cells);
         } else {
-            leave_sums(scratch, item, item.n_queries * GROUP, warp, lane, slots);
+            leave_sums(scratch, item, item.n_queries * GROUP, warp, lane, cells);
         }
         meet();
     }

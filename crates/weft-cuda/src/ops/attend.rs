@@ -4,25 +4,31 @@ use super::{Pass, RING_THREADS, THREADS};
 use crate::CudaDevice;
 use crate::driver::{Address, Argument};
 use crate::error::CudaError;
+use crate::layouts::{Layout, layout};
 use crate::tables::Family;
 
 /// Threads of a block that takes a tile of tokens.
-const TILE_THREADS: usize = 128;
+pub(crate) const TILE_THREADS: usize = 128;
 
 /// Kernels call it `Attended`.
 #[repr(C)]
 struct Attended {
     a: Address,
     sent: Address,
-    sent_slots: Address,
+    sent_cells: Address,
     sums: Address,
     weights: Address,
-    slots: Address,
+    cells: Address,
     shares: Address,
 }
 
 // SAFETY: `repr(C)`, with the fields of the kernels' `Attended`.
 unsafe impl Argument for Attended {}
+
+/// What kernels must lay out as it is here.
+pub(crate) fn layout() -> Layout {
+    layout!(Attended as "Attended" { a, sent, sent_cells, sums, weights, cells, shares })
+}
 
 /// With `stores` it runs rope_store too.
 pub(crate) fn launch(pass: &Pass<'_>, layer: u16, stores: bool) -> Result<(), CudaError> {
@@ -31,10 +37,10 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16, stores: bool) -> Result<(), Cu
     let to = Attended {
         a: buffers.a.address(),
         sent: buffers.sent.address(),
-        sent_slots: buffers.sent_slots.address(),
+        sent_cells: buffers.sent_cells.address(),
         sums: buffers.sums.address(),
         weights: buffers.weights.address(),
-        slots: buffers.slots.address(),
+        cells: buffers.cells.address(),
         shares: buffers.shares.address(),
     };
     match pass.family {

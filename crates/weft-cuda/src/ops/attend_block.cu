@@ -1,30 +1,13 @@
-// A section of one span of a lane, as its tokens see it. Rows are counted from row 0 of the
-// first page.
-struct SectionHead {
-    u32 pages[SECTION_PAGES];
-    u32 position; // of row `first`
-    u32 home;     // the position that its key was rotated for
-    u16 n_rows;
-    u16 first;    // rows before it are not the section's
-    u16 n_marks;
-    u16 slot;     // the first of its slots, of those of the lane
-};
-struct Section : SectionHead {
-    u32 marks[SECTION_PAGES * 2]; // a bit for each row: whether a stretch begins there
-};
-// Consecutive tokens of one lane; 32 bytes.
-struct Tile {
-    u32 first_token, n_tokens;
-    u32 first_section, n_sections; // those that its last token sees
-    u32 slot, n_slots;             // where the shares of its last token go, or NOWHERE
-    u32 pad[2];
-};
-constexpr u32 NOWHERE = 0xffffffffu;
-constexpr int TILE_WARPS = 4, TILE_ROWS = TILE_WARPS * 16;
+#include "kernels/attention_head.cuh"
+#include "kernels/section.cuh"
+#include "ops/attend.cuh"
+
+constexpr int TILE_WARPS = TILE_THREADS / 32;
+static_assert(TILE_QUERIES == TILE_WARPS * 16, "a warp has 16 queries");
 
 // What the squares of a page that marks cut are added up from: maxima and squares from before it,
-// then its rounded weights. A warp keeps them where it turned its queries, which are in registers by
-// then.
+// then its rounded weights. A warp keeps them where it turned its queries, which are in registers
+// by then.
 struct CutPage {
     float before[2][2][32]; // maximum and squares, upper and lower
     uint4 weights[2][2][32]; // half, upper and lower
@@ -158,7 +141,7 @@ __device__ __forceinline__ void take_stretches(Running &state, CutPage &cut, con
 }
 
 // Leaves what section `s` gives a warp's queries, of those that see it, where `merge` finds it.
-__device__ __forceinline__ void leave_part(const Running &state, const Step &step, const Tile &tile, u32 s, const int (&rows)[2],
+__device__ __forceinline__ void leave_part(const Running &state, const Step &step, const QueryTile &tile, u32 s, const int (&rows)[2],
                                            int kv_head, const Attended &to, int lane) {
     const int c = lane % 4;
 #pragma unroll
@@ -174,38 +157,39 @@ __device__ __forceinline__ void leave_part(const Running &state, const Step &ste
     }
 }
 
-// Leaves the slot that a warp's queries are at, of those of the lane's last token.
-__device__ __forceinline__ void leave_slot(const Running &state, const Tile &tile, u32 slot, const int (&rows)[2], int kv_head,
+// Leaves the cell that a warp's queries are at, of those of the lane's last token.
+__device__ __forceinline__ void leave_cell(const Running &state, const QueryTile &tile, u32 cell, const int (&rows)[2], int kv_head,
                                            const Attended &to, int lane) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const float squares = quad_sum(state.squares[i]);
         if (rows[i] / GROUP == tile.n_tokens - 1 && lane % 4 == 0)
-            to.slots[(u64)slot * HEADS + kv_head * GROUP + rows[i] % GROUP] = make_float2(state.m[i], squares);
+            to.cells[(u64)cell * HEADS + kv_head * GROUP + rows[i] % GROUP] = make_float2(state.m[i], squares);
     }
 }
 
-// Computes   a = softmax(rotate(q) * k / sqrt(HEAD_DIM)) * v over every row that a token sees, for blocks of
-//            tokens.
-// Layout     q: bf16 [tokens][Q_WIDTH], after rope_store; kv: pages of one layer (head.cuh); rope: f32
-//            [positions][HALF_DIM][cos, sin]; results as in Attended.
+// Computes   a = softmax(rotate(q) * k / sqrt(HEAD_DIM)) * v over every row that a token sees, for
+//            blocks of tokens.
+// Layout     q: bf16 [tokens][Q_WIDTH], after rope_store; kv: pages of one layer
+//            (attention_head.cuh); rope: f32 [positions][HALF_DIM][cos, sin]; results as in
+//            Attended.
 // Work split a block owns one KV head and up to 64 queries (tokens x heads of the group) of one
 //            lane, a warp 16 of them; it takes the lane's pages in order, one ahead. Where there
 //            are few blocks, gridDim.y of them share the sections of a tile and leave parts behind
-//            that attend_fold folds. The warps that have the lane's last token leave its slots,
+//            that attend_fold folds. The warps that have the lane's last token leave its cells,
 //            each at the page where its stretch ends.
 // Rounding   the rotated query once; probabilities once; a once.
 // Moves      keys and values once for 64 queries, mostly from L2: bound by arithmetic.
 extern "C" __global__ void __launch_bounds__(TILE_WARPS * 32, 2)
 attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attended to) {
-    extern __shared__ __align__(128) u8 pages[];
-    __shared__ __align__(16) u16 turned[TILE_ROWS][TURNED_STRIDE];
-    __shared__ float finals[TILE_ROWS][2];
+    u8 *pages = dynamic_shared();
+    __shared__ __align__(16) u16 turned[TILE_QUERIES][TURNED_STRIDE];
+    __shared__ float finals[TILE_QUERIES][2];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, c = lane % 4;
     const int kv_head = blockIdx.x % KV_HEADS;
     // The last tiles of a prompt see most: they start first.
-    const Tile tile = ((const Tile *)step.attention)[n_tiles(step) - 1 - blockIdx.x / KV_HEADS];
-    const Section *sections = (const Section *)(step.attention + n_tiles(step) * (sizeof(Tile) / 4)) + tile.first_section;
+    const QueryTile tile = ((const QueryTile *)step.attention)[n_tiles(step) - 1 - blockIdx.x / KV_HEADS];
+    const Section *sections = (const Section *)(step.attention + n_tiles(step) * (sizeof(QueryTile) / 4)) + tile.first_section;
     const int last_position = step.positions[tile.first_token + tile.n_tokens - 1];
     const int rows[2] = {warp * 16 + lane / 4, warp * 16 + lane / 4 + 8};
     int positions[2];
@@ -215,7 +199,7 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
         positions[i] = token < tile.n_tokens ? (int)step.positions[tile.first_token + token] : -1;
     }
     // Whether this warp has any of the lane's last token.
-    const bool has_slots = tile.slot != NOWHERE && (int)(tile.n_tokens - 1) * GROUP < warp * 16 + 16 && (int)tile.n_tokens * GROUP > warp * 16;
+    const bool has_cells = tile.cell != NOWHERE && (int)(tile.n_tokens - 1) * GROUP < warp * 16 + 16 && (int)tile.n_tokens * GROUP > warp * 16;
 
     Interleaved queries[DIM_UNITS];
     Running state, total;
@@ -259,8 +243,8 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
         const int begin = (int)section.position - section.first; // the position that row 0 would have
         const int most = min(last_position + 1 - begin, (int)section.n_rows);
         const int n_pages = (most + PAGE_ROWS - 1) / PAGE_ROWS;
-        u32 slot = tile.slot + section.slot;
-        const auto leave = [&] { leave_slot(state, tile, slot++, rows, kv_head, to, lane), state.squares[0] = state.squares[1] = 0.0f; };
+        u32 cell = tile.cell + section.cell;
+        const auto leave = [&] { leave_cell(state, tile, cell++, rows, kv_head, to, lane), state.squares[0] = state.squares[1] = 0.0f; };
         for (int page = 0; page < n_pages; ++page, buffer ^= 1) {
             const bool in_section = page + 1 < n_pages;
             if (in_section || s + 1 < end) {
@@ -281,12 +265,13 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
             for (int i = 0; i < 2; ++i)
                 seen[i] = min(positions[i] + 1 - begin, (int)section.n_rows) - page * PAGE_ROWS;
             const u8 *near = pages + buffer * 2 * SIDE_BYTES;
-            if (tile.slot == NOWHERE) {
+            if (tile.cell == NOWHERE) {
                 take_page<false>(state, near, queries, first_row, seen, lane);
             } else {
-                // All warps of a block run the same instructions: there is no room for two lists of them near.
+                // All warps of a block run the same instructions: there is no room for two lists of
+                // them near.
                 u64 marks = 0;
-                if (has_slots && section.n_marks > 0)
+                if (has_cells && section.n_marks > 0)
                     marks = sections[s].marks[page * 2] | (u64)sections[s].marks[page * 2 + 1] << 32;
                 if (most < (page + 1) * PAGE_ROWS) marks &= (1ull << (most - page * PAGE_ROWS)) - 1;
                 if (marks & 1) leave();
@@ -300,7 +285,7 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
             }
             __syncthreads();
         }
-        if (has_slots) leave();
+        if (has_cells) leave();
         if (gridDim.y > 1) {
             leave_part(state, step, tile, s, rows, kv_head, to, lane);
             continue;
@@ -331,13 +316,13 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
                     round_pair(total.acc[t][i * 2] / total.l[i], total.acc[t][i * 2 + 1] / total.l[i]);
         if (c == 0) finals[rows[i]][0] = total.m[i], finals[rows[i]][1] = total.l[i];
     }
-    if (tile.slot == NOWHERE) return;
+    if (tile.cell == NOWHERE) return;
     __threadfence_block();
     __syncthreads();
-    for (u32 i = threadIdx.x; i < tile.n_slots * GROUP; i += TILE_WARPS * 32) {
-        const u64 at = (u64)(tile.slot + i / GROUP) * HEADS + kv_head * GROUP + i % GROUP;
-        const float *whole = finals[(tile.n_tokens - 1) * GROUP + i % GROUP], *slot = (const float *)(to.slots + at);
-        to.shares[at] += part_share(Folded{0.0f, whole[1], whole[0]}, load_fresh(slot), load_fresh(slot + 1));
+    for (u32 i = threadIdx.x; i < tile.n_cells * GROUP; i += TILE_WARPS * 32) {
+        const u64 at = (u64)(tile.cell + i / GROUP) * HEADS + kv_head * GROUP + i % GROUP;
+        const float *whole = finals[(tile.n_tokens - 1) * GROUP + i % GROUP], *cell = (const float *)(to.cells + at);
+        to.shares[at] += part_share(Folded{0.0f, whole[1], whole[0]}, load_fresh(cell), load_fresh(cell + 1));
     }
 }
 
@@ -358,25 +343,25 @@ struct StoredParts {
     }
 };
 
-// Folds the parts of one token's heads of one KV head. A warp has 32 dimensions of one head, and adds what as many of its
-// slots were given.
-__device__ __forceinline__ void merge(u32 token, u32 n_parts, u64 first, u32 n_slots, u64 first_slot, int kv_head, const Attended &to) {
+// Folds the parts of one token's heads of one KV head. A warp has 32 dimensions of one head, and
+// adds what as many of its cells were given.
+__device__ __forceinline__ void merge(u32 token, u32 n_parts, u64 first, u32 n_cells, u64 first_cell, int kv_head, const Attended &to) {
     constexpr int AT_ONCE = WARPS * 32 / DIM;
     const int lane = threadIdx.x % 32, d = threadIdx.x % DIM;
     for (int g = threadIdx.x / DIM; g < GROUP && threadIdx.x < AT_ONCE * DIM; g += AT_ONCE) {
         const int head = kv_head * GROUP + g;
-        // The maximum and the squares of a lane's slot, asked for one fold ahead.
-        const auto ask = [&](u32 slot, float &m, float &squares) {
-            if (slot >= n_slots) return;
-            const float *at = (const float *)(to.slots + (first_slot + slot) * HEADS + head);
+        // The maximum and the squares of a lane's cell, asked for one fold ahead.
+        const auto ask = [&](u32 cell, float &m, float &squares) {
+            if (cell >= n_cells) return;
+            const float *at = (const float *)(to.cells + (first_cell + cell) * HEADS + head);
             m = load_fresh(at), squares = load_fresh(at + 1);
         };
         float m, squares;
         ask(d, m, squares);
         const Folded whole = fold_parts<16>(StoredParts{to, first, head, d}, n_parts, lane);
         if (d < HEAD_DIM) to.a[(u64)token * Q_STRIDE + head * HEAD_DIM + d] = round_one(whole.sum / whole.weight);
-        for (u32 slot = d; slot < n_slots; slot += DIM, ask(slot, m, squares))
-            atomicAdd(to.shares + (first_slot + slot) * HEADS + head, part_share(whole, m, squares));
+        for (u32 cell = d; cell < n_cells; cell += DIM, ask(cell, m, squares))
+            atomicAdd(to.shares + (first_cell + cell) * HEADS + head, part_share(whole, m, squares));
     }
 }
 

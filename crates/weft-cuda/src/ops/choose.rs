@@ -4,13 +4,11 @@ use super::{Pass, THREADS};
 use crate::CudaDevice;
 use crate::driver::Argument;
 use crate::error::CudaError;
-use crate::sampling::{Chosen, WIDE_BLOCKS};
+use crate::sampling::{Chosen, WIDE_BLOCKS, WIDE_THREADS};
 use crate::tables::FEW;
 
 /// One block chooses for an output, a second tells how its token attended.
 const BLOCKS_PER_OUTPUT: usize = 2;
-/// Threads of each of the blocks that draw a token together.
-const WIDE_THREADS: usize = 512;
 
 pub(crate) fn launch(pass: &Pass<'_>) -> Result<(), CudaError> {
     let CudaDevice { kernels, buffers, sampling, .. } = pass.device;

@@ -1,5 +1,8 @@
+#include "kernels/residual.cuh"
+
 // Computes   x += h * W_down, for up to eight tokens.
-// Layout     weights: packed in units; h: bf16 [tokens][INTER_STRIDE]; x: bf16 [tokens][HIDDEN_STRIDE].
+// Layout     weights: packed in units; h: bf16 [tokens][INTER_STRIDE]; x: bf16
+//            [tokens][HIDDEN_STRIDE].
 // Work split a block owns tiles of eight rows, a warp an eighth of the columns (matvec.cuh).
 // Rounding   the sum, once.
 // Moves      the weights once: bound by memory.

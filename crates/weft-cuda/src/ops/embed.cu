@@ -1,5 +1,8 @@
+#include "kernels/base.cuh"
+
 // Computes   x[t] = row tokens[t] of the embedding.
-// Layout     embedding: packed in units, [tile of 8 rows][unit][lane]; x: bf16 [tokens][HIDDEN_STRIDE].
+// Layout     embedding: packed in units, [tile of 8 rows][unit][lane]; x: bf16
+//            [tokens][HIDDEN_STRIDE].
 // Work split a block owns one token, a thread every 256th chunk of eight columns.
 // Rounding   none.
 // Moves      one row of the embedding per token: bound by latency.

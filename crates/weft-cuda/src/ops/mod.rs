@@ -18,17 +18,17 @@ use crate::driver::{Address, Argument, Kernel, Launch};
 use crate::error::CudaError;
 use crate::kernels::ByWidth;
 use crate::sampling::Chosen;
-use crate::shape::Cut;
+use crate::shape::{BLOCK_ROWS, BLOCK_TOKENS, Cut, WARPS};
 use crate::tables::{Counts, FEW, Family, SEVERAL, SIXTEEN, StepAddresses};
 
 // SAFETY: `repr(C)`, with the fields of the kernels' `Step`.
 unsafe impl Argument for StepAddresses {}
 
 /// Threads of a block: eight warps that compute, and a ninth that copies where a ring is used.
-const THREADS: usize = 256;
-const RING_THREADS: usize = THREADS + 32;
+const THREADS: usize = WARPS * 32;
+pub(crate) const RING_THREADS: usize = THREADS + 32;
 /// Threads where blocks of tokens meet blocks of rows.
-const BLOCK_THREADS: usize = 256;
+pub(crate) const BLOCK_THREADS: usize = 256;
 
 /// One run of ops over the lists of a step.
 pub(crate) struct Pass<'a> {
@@ -153,9 +153,9 @@ impl Pass<'_> {
         kernel.launch(&self.device.gpu, launch, arguments)
     }
 
-    /// Blocks of tokens × blocks of rows, 128 each.
+    /// Blocks of tokens × blocks of rows.
     fn block_grid(&self, rows: usize) -> (usize, usize) {
-        (rows.div_ceil(128), self.counts.n_tokens.div_ceil(128))
+        (rows.div_ceil(BLOCK_ROWS), self.counts.n_tokens.div_ceil(BLOCK_TOKENS))
     }
 
     /// norm = rms_norm(x), for blocks of tokens.

@@ -1,4 +1,6 @@
-__device__ __forceinline__ float gated(float gate, float up) { return gate / (1.0f + expf(-gate)) * up; }
+#include "kernels/matmul.cuh"
+#include "kernels/matvec.cuh"
+#include "ops/norm_gate_up.cuh"
 
 template <class M>
 __device__ __forceinline__ void multiply_gate_up(const Step &step, const u8 *weights, const uint4 *norm, const u16 *x, u16 *h) {
@@ -15,8 +17,8 @@ __device__ __forceinline__ void multiply_gate_up(const Step &step, const u8 *wei
 // Computes   n = rms_norm(x); h = silu(n * W_gate) * (n * W_up), for up to eight tokens.
 // Layout     weights: packed in units, tiles of eight gate rows and of eight up rows in turn;
 //            x: bf16 [tokens][HIDDEN_STRIDE]; h: bf16 [tokens][INTER_STRIDE].
-// Work split a block owns pairs of tiles, a warp an eighth of the columns (matvec.cuh); every block normalises
-//            x for itself.
+// Work split a block owns pairs of tiles, a warp an eighth of the columns (matvec.cuh); every block
+//            normalises x for itself.
 // Rounding   n as RMSNorm rounds; gate, up and SiLU never; h once.
 // Moves      the weights once: bound by memory.
 extern "C" __global__ void MATVEC_BOUNDS(HIDDEN_UNITS)
@@ -32,7 +34,8 @@ norm_gate_up_sixteen(Step step, const u8 *weights, const uint4 *norm, const u16 
 
 // Computes   h = silu(n * W_gate) * (n * W_up), for blocks of tokens; n is what norm_rows made.
 // Layout     as above; n: bf16 [tokens][HIDDEN_STRIDE].
-// Work split a block owns 128 tokens x 128 rows, half of them gate and half of them up (matmul.cuh).
+// Work split a block owns 128 tokens x 128 rows, half of them gate and half of them up
+//            (matmul.cuh).
 // Rounding   h once.
 // Moves      weights and n once from memory, then from L2: bound by arithmetic.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)

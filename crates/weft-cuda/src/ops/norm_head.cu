@@ -1,8 +1,13 @@
-// Computes   logits = rms_norm(x) * W_head, for up to eight of the tokens whose logits were asked for; and the best
-//            scores of those whose token is chosen on the GPU (sampling.cuh).
-// Layout     weights: packed in units; x: bf16 [tokens][HIDDEN_STRIDE]; logits: f32 [outputs][VOCAB].
-// Work split a block owns tiles of eight rows, a warp an eighth of the columns (matvec.cuh); every block
-//            normalises x for itself. Steps of any size use this kernel, eight outputs a launch.
+#include "kernels/matvec.cuh"
+#include "kernels/sampling.cuh"
+
+// Computes   logits = rms_norm(x) * W_head, for up to eight of the tokens whose logits were asked
+//            for; and the best scores of those whose token is chosen on the GPU (sampling.cuh).
+// Layout     weights: packed in units; x: bf16 [tokens][HIDDEN_STRIDE]; logits: f32
+//            [outputs][VOCAB].
+// Work split a block owns tiles of eight rows, a warp an eighth of the columns (matvec.cuh); every
+//            block normalises x for itself. Steps of any size use this kernel, eight outputs a
+//            launch.
 // Rounding   the norm as RMSNorm rounds; logits never.
 // Moves      the weights once: bound by memory.
 extern "C" __global__ void MATVEC_BOUNDS(HIDDEN_UNITS)
@@ -11,7 +16,8 @@ norm_head(Step step, u32 first, const u8 *weights, const uint4 *norm, const u16 
     using M = Cut<HIDDEN_UNITS, HEAD_TILES, HEAD_STAGES, HEAD_OWN, HEAD_IN_FLIGHT>;
     static_assert(M::STORED * 8 == SCORE_ROWS, "a set of tiles leaves one best score");
     const u32 outputs = n_outputs(step), count = min(8u, outputs - min(first, outputs));
-    // Draws do not change while a step runs, so they are read early. Before they are used the block meets.
+    // Draws do not change while a step runs, so they are read early. Before they are used the block
+    // meets.
     __shared__ Draw near[8];
     if (threadIdx.x < sizeof(near) / 4)
         ((u32 *)near)[threadIdx.x] = draws && first == 0 ? load_fresh((const u32 *)sampling.draws + threadIdx.x) : 0;

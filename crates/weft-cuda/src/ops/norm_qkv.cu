@@ -1,16 +1,6 @@
-// Puts a row of the three projections where it belongs, with its bias where the model has one.
-struct QkvStore {
-    const u16 *bias; // bf16 [QKV_ROWS]
-    u16 *q, *k, *v;
-    __device__ __forceinline__ float biased(u32 row, float sum) const {
-        return QKV_BIAS ? sum + widen(bias[row]) : sum;
-    }
-    __device__ __forceinline__ u16 *place(u32 token, u32 row) const {
-        if (row < Q_WIDTH) return q + (u64)token * Q_WIDTH + row;
-        if (row < Q_WIDTH + KV_WIDTH) return k + (u64)token * KV_WIDTH + row - Q_WIDTH;
-        return v + (u64)token * KV_WIDTH + row - Q_WIDTH - KV_WIDTH;
-    }
-};
+#include "kernels/matmul.cuh"
+#include "kernels/matvec.cuh"
+#include "ops/norm_qkv.cuh"
 
 template <class M>
 __device__ __forceinline__ void multiply_qkv(const Step &step, const u8 *weights, const uint4 *norm, const u16 *x, const QkvStore &to) {
@@ -27,8 +17,8 @@ __device__ __forceinline__ void multiply_qkv(const Step &step, const u8 *weights
 // Computes   n = rms_norm(x); q, k, v = n * W (+ bias), for up to eight tokens.
 // Layout     weights: packed in units, rows of q, then k, then v; x: bf16 [tokens][HIDDEN_STRIDE];
 //            q: bf16 [tokens][Q_WIDTH]; k, v: bf16 [tokens][KV_WIDTH].
-// Work split a block owns tiles of eight rows, a warp an eighth of the columns (matvec.cuh); every block
-//            normalises x for itself.
+// Work split a block owns tiles of eight rows, a warp an eighth of the columns (matvec.cuh); every
+//            block normalises x for itself.
 // Rounding   n as RMSNorm rounds; q, k, v once, after the bias.
 // Moves      the weights once: bound by memory.
 extern "C" __global__ void MATVEC_BOUNDS(HIDDEN_UNITS)

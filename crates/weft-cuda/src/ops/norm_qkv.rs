@@ -4,18 +4,24 @@ use super::{BLOCK_THREADS, Pass};
 use crate::CudaDevice;
 use crate::driver::{Address, Argument};
 use crate::error::CudaError;
+use crate::layouts::{Layout, layout};
 
 /// Kernels call it `QkvStore`.
 #[repr(C)]
-struct QkvStore {
-    bias: Address,
-    q: Address,
-    k: Address,
-    v: Address,
+pub(crate) struct QkvStore {
+    pub(crate) bias: Address,
+    pub(crate) q: Address,
+    pub(crate) k: Address,
+    pub(crate) v: Address,
 }
 
 // SAFETY: `repr(C)`, with the fields of the kernels' `QkvStore`.
 unsafe impl Argument for QkvStore {}
+
+/// What kernels must lay out as it is here.
+pub(crate) fn layout() -> Layout {
+    layout!(QkvStore as "QkvStore" { bias, q, k, v })
+}
 
 pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
     let CudaDevice { config, kernels, weights, buffers, shape, .. } = pass.device;

@@ -1,6 +1,9 @@
-// Computes   q, k = per-head rms_norm where the model has it; kv[slot] = rotate(k, key position), and v with `with_values`.
-// Layout     q: bf16 [tokens][Q_WIDTH]; k, v: bf16 [tokens][KV_WIDTH]; kv: pages of one layer (head.cuh);
-//            rope: f32 [positions][HALF_DIM][cos, sin].
+#include "kernels/attention_head.cuh"
+
+// Computes   q, k = per-head rms_norm where the model has it; kv[slot] = rotate(k, key position),
+//            and v with `with_values`.
+// Layout     q: bf16 [tokens][Q_WIDTH]; k, v: bf16 [tokens][KV_WIDTH]; kv: pages of one layer
+//            (attention_head.cuh); rope: f32 [positions][HALF_DIM][cos, sin].
 // Work split a warp owns one head of one token.
 // Rounding   the norms as RMSNorm rounds; the rotated key once. q stays unrotated, see attend.
 // Moves      q, k, v once in and out: bound by latency.
@@ -39,26 +42,28 @@ rope_store(Step step, u32 with_values, const u16 *q_norm, const u16 *k_norm, con
 }
 
 // Computes   kv[slot] = v, for blocks of tokens.
-// Layout     v: bf16 [tokens][KV_WIDTH]; kv: pages of one layer (head.cuh).
-// Work split a block owns 32 tokens of one KV head. Mostly they are half a page; then values are turned round in shared
-//            memory and go out in whole chunks, which hold eight rows of one dimension each.
+// Layout     v: bf16 [tokens][KV_WIDTH]; kv: pages of one layer (attention_head.cuh).
+// Work split a block owns 32 tokens of one KV head. Mostly they are half a page; then values are
+//            turned round in shared memory and go out in whole chunks, which hold eight rows of one
+//            dimension each.
 // Rounding   none.
 // Moves      v once in and out: bound by memory.
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(VALUE_THREADS)
 store_values(Step step, const u16 *v, u16 *kv) {
-    __shared__ u16 rows[32][DIM + 2]; // the gap spreads banks
-    __shared__ u32 slots[32];
-    const u32 first = blockIdx.x * 32, there = min(32u, n_tokens(step) - first);
+    __shared__ u16 rows[VALUE_TOKENS][DIM + 2]; // the gap spreads banks
+    __shared__ u32 slots[VALUE_TOKENS];
+    const u32 first = blockIdx.x * VALUE_TOKENS, there = min((u32)VALUE_TOKENS, n_tokens(step) - first);
+    static_assert(VALUE_TOKENS == 32, "half a page, and a lane has a slot");
     const int kv_head = blockIdx.y;
     if (threadIdx.x < there) slots[threadIdx.x] = step.slots[first + threadIdx.x];
-    for (u32 i = threadIdx.x; i < there * HEAD_DIM; i += 128)
+    for (u32 i = threadIdx.x; i < there * HEAD_DIM; i += VALUE_THREADS)
         rows[i / HEAD_DIM][i % HEAD_DIM] = v[(u64)(first + i / HEAD_DIM) * KV_WIDTH + kv_head * HEAD_DIM + i % HEAD_DIM];
     __syncthreads();
     const u32 begin = slots[0];
     const bool as_it_comes = threadIdx.x % 32 < there && slots[threadIdx.x % 32] == begin + threadIdx.x % 32;
     if (begin % 32 == 0 && __all_sync(FULL, as_it_comes)) {
         uint4 *to = (uint4 *)(kv + page_start(begin / PAGE_ROWS, kv_head) + PAGE_SIDE) + begin % PAGE_ROWS / 32 * UNIT;
-        for (int i = threadIdx.x; i < HEAD_DIM * 4; i += 128) {
+        for (int i = threadIdx.x; i < HEAD_DIM * 4; i += VALUE_THREADS) {
             const int d = i / 4, c = i % 4;
             u32 pairs[4];
 #pragma unroll
@@ -70,7 +75,7 @@ store_values(Step step, const u16 *v, u16 *kv) {
         }
         return;
     }
-    for (u32 i = threadIdx.x; i < there * HEAD_DIM; i += 128) {
+    for (u32 i = threadIdx.x; i < there * HEAD_DIM; i += VALUE_THREADS) {
         const u32 slot = slots[i / HEAD_DIM];
         kv[page_start(slot / PAGE_ROWS, kv_head) + PAGE_SIDE + value_offset(slot % PAGE_ROWS, i % HEAD_DIM)] = rows[i / HEAD_DIM][i % HEAD_DIM];
     }

@@ -7,8 +7,8 @@ use crate::error::CudaError;
 use crate::tables::Family;
 
 /// Tokens of a block that stores values, and its threads.
-const VALUE_TOKENS: usize = 32;
-const VALUE_THREADS: usize = 128;
+pub(crate) const VALUE_TOKENS: usize = 32;
+pub(crate) const VALUE_THREADS: usize = 128;
 
 pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
     let CudaDevice { config, kernels, weights, buffers, kv, rope, .. } = pass.device;

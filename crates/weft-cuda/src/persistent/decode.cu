@@ -1,12 +1,21 @@
+// The persistent kernel: what its two kinds of warps do, and the kernels. An op's parts are in the
+// file of its name.
+#include "persistent/attend.cuh"
+#include "persistent/embed.cuh"
+#include "persistent/launch.cuh"
+#include "persistent/next_token.cuh"
+#include "persistent/norm_product.cuh"
+#include "persistent/residual.cuh"
+
 // ---- the two kinds of warps --------------------------------------------------------------------
-__device__ __forceinline__ void run_op(Block &block, OpKind kind) {
+__device__ __forceinline__ void compute_op(Block &block, OpKind kind) {
     switch (kind) {
-    case EMBED: return run_embed(block);
+    case EMBED: return compute_embed(block);
     case ROPE_STORE:
-    case ATTEND: return run_attend(block, kind == ROPE_STORE);
-    case PROJ_ADD: return run_add<PROJ_ADD>(block);
-    case DOWN_ADD: return run_add<DOWN_ADD>(block);
-    default: return run_norm(block, kind);
+    case ATTEND: return compute_attend(block, kind == ROPE_STORE);
+    case PROJ_ADD: return compute_add<ProjAdd>(block);
+    case DOWN_ADD: return compute_add<DownAdd>(block);
+    default: return compute_norm_product(block, kind);
     }
 }
 
@@ -15,7 +24,7 @@ __device__ __forceinline__ void compute(Block &block) {
     for (u32 step = 0; step < launch.n_steps; ++step) {
         for (u32 op = 0; op < launch.n_ops; ++op) {
             block.begin(step, op);
-            run_op(block, block.shared.kind(op));
+            compute_op(block, block.shared.kind(op));
             // `attend` does what `rope_store` does: that runs by itself only as the last op.
             if (op + 2 < launch.n_ops && block.shared.kind(op + 1) == ROPE_STORE) ++op;
         }
@@ -29,43 +38,43 @@ __device__ __forceinline__ void fetch_norms(const LayerAddresses &layer, int lan
     if (QK_NORM) bring_near(layer.q_norm, HEAD_DIM * 2, lane), bring_near(layer.k_norm, HEAD_DIM * 2, lane);
 }
 
-__device__ __forceinline__ bool stream_op(Copier &copier, const BlockShared &shared, const Launch &launch, u32 op, u32 step,
+__device__ __forceinline__ bool load_op(Copier &copier, const BlockShared &shared, const Launch &launch, u32 op, u32 step,
                                           u32 &n_attended) {
     const LayerAddresses &layer = shared.layers[shared.ops[op] >> 8];
     const OpKind kind = shared.kind(op);
     switch (kind) {
     case EMBED: return true;
     case ROPE_STORE: if (op + 1 < launch.n_ops) return true; // fall through
-    case ATTEND: return stream_pages(copier, shared, launch, layer.kv, step, ++n_attended - LAYERS);
+    case ATTEND: return load_attend(copier, shared, launch, layer.kv, step, ++n_attended - LAYERS);
     case PROJ_ADD:
-    case DOWN_ADD: return stream_tiles(copier, add_tiles(layer, shared.shares, kind), ADD_TILES);
+    case DOWN_ADD: return load_add(copier, layer, shared.own, kind);
     default:
         if (kind == NORM_QKV) fetch_norms(layer, copier.lane);
         copier.in_flight = kind == NORM_HEAD ? MANY_IN_FLIGHT : few_in_flight(shared);
-        return kind == NORM_HEAD && shared.n_outputs == 0 || stream_norm(copier, launch, layer, shared.shares, kind);
+        return kind == NORM_HEAD && shared.n_outputs == 0 || load_norm_product(copier, launch, layer, shared.own, kind);
     }
 }
 
 // The copying warp: all stages of all tokens, and what the host is told of attention.
-__device__ __forceinline__ void stream(BlockShared &shared, const Launch &launch, u8 *ring_memory, int lane) {
+__device__ __forceinline__ void load(BlockShared &shared, const Launch &launch, u8 *ring_memory, int lane) {
     Copier copier = {shared.ring, ring_memory, launch.n_stages, lane};
     u32 n_attended = 0, n_told = 0;
     bool here = true;
     for (u32 step = 0; step < launch.n_steps && here; ++step)
         for (u32 op = 0; op < launch.n_ops && here; ++op) {
             if (op == TELLING_OP && step > n_told) here = tell_shares(shared, launch, n_told++, lane);
-            here = here && stream_op(copier, shared, launch, op, step, n_attended);
+            here = here && load_op(copier, shared, launch, op, step, n_attended);
         }
     copier.drain();
     if (launch.chooses != CHOOSES_NOTHING) tell_last_shares(shared, launch, n_told, lane);
 }
 
-// The kernel for a number of tokens (`plan_for`), or for any number of several. Where it is known there is less to compute, and registers are
-// left for weights.
+// The kernel for a number of tokens (`plan_for`), or for any number of several. Where it is known
+// there is less to compute, and registers are left for weights.
 constexpr u32 ANY = 0;
 template <u32 TOKENS, bool DRAWS> __device__ __forceinline__ void decode_tokens(const Launch &launch) {
-    extern __shared__ __align__(128) u8 ring_memory[];
-    __shared__ BlockShared shared;
+    u8 *ring_memory = dynamic_shared();
+    SHARED(BlockShared, shared);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 tokens = TOKENS != ANY ? TOKENS : n_tokens(launch.step), outputs = n_outputs(launch.step);
     if (TOKENS == ANY) __builtin_assume(tokens > 1);
@@ -91,30 +100,32 @@ template <u32 TOKENS, bool DRAWS> __device__ __forceinline__ void decode_tokens(
             barrier_init(&shared.ring.empty[i], WARPS);
         }
         barriers_made();
-        shared.shares.fill();
+        shared.own.fill();
         shared.n_outputs = outputs;
         shared.ring.left = shared.ring.attended = 0;
         shared.n_steps = shared.asked_to_stop = shared.stop = shared.gone = 0;
     }
     __syncthreads();
-    if (warp == WARPS) return stream(shared, launch, ring_memory, lane);
-    uint4 *x = (uint4 *)(ring_memory + launch.n_stages * LONG_STAGE_BYTES) + warp * x_units(tokens) * 4;
+    if (warp == WARPS) return load(shared, launch, ring_memory, lane);
+    uint4 *x = (uint4 *)(ring_memory + launch.n_stages * LONG_STAGE_BYTES) + warp * x_units(tokens) * (X_UNIT_BYTES / 16);
     Watch watch = {launch.given_up, launch.mailbox, 0, false};
     Block block = {launch, shared, watch, {shared.ring, ring_memory, watch, launch.n_stages}, x, warp, lane, tokens, DRAWS, TOKENS != ANY};
     compute(block);
     shared.ring.left = 1;
 }
 
-#ifdef PERSISTENT
-// Computes   the plan, or its first ops, for up to eight tokens; where it chooses, the next ones, and the plan for those.
-// Layout     weights and pages as the kernels of the ops have them; results between ops are words (hop.cuh).
-// Work split one block per multiprocessor. A block owns tiles of every matrix, sections of attention, and where those are
-//            folded 32 dimensions of some heads (fold.cuh); in it a warp has what it has in the ops' own kernels. A ninth warp
-//            copies weights and pages (ring.cuh).
+// Computes   the plan, or its first ops, for up to eight tokens; where it chooses, the next ones,
+//            and the plan for those.
+// Layout     weights and pages as the kernels of the ops have them; results between ops are words
+//            (hop.cuh).
+// Work split one block per multiprocessor. A block owns tiles of every matrix, sections of
+//            attention, and where those are folded 32 dimensions of some heads (attend.cuh); in it
+//            a warp has what it has in the ops' own kernels. A ninth warp copies weights and pages
+//            (ring.cuh).
 // Rounding   that of the ops.
 // Moves      weights and pages once: bound by memory, and by the hops from op to op.
 #define WHOLE_PLAN(name, tokens, draws)                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32 + 32, 1) name(const __grid_constant__ Launch launch) {                                  \
+    extern "C" __global__ void __launch_bounds__(RING_THREADS, 1) name(const __grid_constant__ Launch launch) {                                  \
         decode_tokens<tokens, draws>(launch);                                                                                                       \
     }
 WHOLE_PLAN(decode, ANY, false)
@@ -126,4 +137,3 @@ WHOLE_PLAN(decode_drawn, ANY, true)
 WHOLE_PLAN(decode_one_drawn, 1, true)
 WHOLE_PLAN(decode_two_drawn, 2, true)
 WHOLE_PLAN(decode_four_drawn, 4, true)
-#endif

@@ -1,31 +1,19 @@
 // Hops: values that blocks hand to one another inside one launch.
 //
-// A word is 32 bits of values, two bf16 or one f32, beside the number of the op that made them; both travel in one
-// 8-byte access. So whoever waits needs no flag and no fence: it reads until the number is the one it waits for.
-// A word is written again only by an op that depends on every block having read it, so one copy serves; `head.cuh` says which
-// words are the exception, and which stand for ordinary memory and are fenced.
-// Every wait is bounded: after two seconds a block gives up, all that wait say in which op, and from then on nobody
-// waits.
+// A word is 32 bits of values, two bf16 or one f32, beside the number of the op that made them;
+// both travel in one 8-byte access. So whoever waits needs no flag and no fence: it reads until the
+// number is the one it waits for. A word is written again only by an op that depends on every block
+// having read it, so one copy serves; `next_token.cuh` says which words are the exception, and
+// which stand for ordinary memory and are fenced. Every wait is bounded: after two seconds a block
+// gives up, all that wait say in which op, and from then on nobody waits.
+#pragma once
 
-constexpr u64 PATIENCE_NS = 2000000000ull;
+#include "kernels/base.cuh"
+
 constexpr u32 SPINS_PER_LOOK = 256;
 
 __device__ __forceinline__ void store_word(u64 *at, u32 value, u32 number) {
-    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" :: "l"(at), "l"((u64)number << 32 | value) : "memory");
-}
-__device__ __forceinline__ u64 load_word(const u64 *at) {
-    u64 word;
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(at) : "memory");
-    return word;
-}
-struct TwoWords {
-    u64 first, second;
-};
-__device__ __forceinline__ TwoWords load_two_words(const u64 *at) {
-    TwoWords words;
-    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
-                 : "=l"(words.first), "=l"(words.second) : "l"(at) : "memory");
-    return words;
+    store_relaxed(at, (u64)number << 32 | value);
 }
 __device__ __forceinline__ u32 number_of(u64 word) { return (u32)(word >> 32); }
 __device__ __forceinline__ u32 value_of(u64 word) { return (u32)word; }
@@ -36,13 +24,11 @@ struct Mailbox {
     u32 fault;       // device: a block waited in vain
 };
 
-// Since when a thread waits, in ns, as far as it has looked; GONE where it shall wait no more. By values, so that
-// what the caller holds stays in registers.
+// Since when a thread waits, in ns, as far as it has looked; GONE where it shall wait no more. By
+// values, so that what the caller holds stays in registers.
 constexpr u64 GONE = ~0ull;
-constexpr u32 NOBODY = ~0u;
 __device__ __forceinline__ u64 look_at_clock(u32 *given_up, Mailbox *mailbox, u32 op, u64 since) {
-    u64 now;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    const u64 now = clock_ns();
     const bool all_left = load_fresh(given_up) != NOBODY;
     if (!all_left && since == 0) return now;
     if (!all_left && now - since <= PATIENCE_NS) return since;
@@ -69,16 +55,17 @@ struct Watch {
 };
 
 // ---- rows of bf16 ------------------------------------------------------------------------------
-// Rounds this thread's row of a column of results and puts it, with the next row's, into a word. Called by whole
-// warps whose lanes have rows that follow one another; rows beyond the last are zero.
+// Rounds this thread's row of a column of results and puts it, with the next row's, into a word.
+// Called by whole warps whose lanes have rows that follow one another; rows beyond the last are
+// zero.
 __device__ __forceinline__ void publish_row(u64 *words, u32 row, u32 n_rows, bool there, u16 value, u32 number) {
     const u32 next = __shfl_down_sync(FULL, (u32)value, 1);
     if (there && row % 2 == 0 && row < n_rows) store_word(words + row / 2, value | next << 16, number);
 }
 
-// Rows of words as a warp awaits them: `n_units` units of each token's row from `first_unit` on, into shared memory,
-// [unit][token][4] chunks of eight columns. All lanes ask, whatever the number of tokens. Columns beyond `width` are
-// zero and nobody sends them.
+// Rows of words as a warp awaits them: `n_units` units of each token's row from `first_unit` on,
+// into shared memory, [unit][token][4] chunks of eight columns. All lanes ask, whatever the number
+// of tokens. Columns beyond `width` are zero and nobody sends them.
 struct AwaitedRows {
     const u64 *words;
     u32 row_words, width, number;
@@ -103,7 +90,7 @@ struct AwaitedRows {
                 const u32 column = first_unit * 32 + after.four * 4;
                 got[i] = {0, 0};
                 if (after.token >= n_tokens || after.four >= of_row || column >= width) continue;
-                got[i] = load_two_words(words + after.token * row_words + column / 2);
+                got[i] = load_two_relaxed(words + after.token * row_words + column / 2);
                 all &= number_of(got[i].first) == number && (number_of(got[i].second) == number || column + 2 >= width);
             }
             return all;
@@ -118,8 +105,9 @@ struct AwaitedRows {
         }
         return after;
     }
-    // All pieces where every lane has OF_ROW of each of TOKENS rows. With both known a poll is loads and comparisons; what `some` computes
-    // besides takes as long as the loads where there are several tokens.
+    // All pieces where every lane has OF_ROW of each of TOKENS rows. With both known a poll is
+    // loads and comparisons; what `some` computes besides takes as long as the loads where there
+    // are several tokens.
     template <int TOKENS, int OF_ROW> __device__ __forceinline__ void even(uint4 *stage, int first_unit, int lane, Watch &watch) const {
         const u64 *from = words + first_unit * 16 + lane * 2;
         TwoWords got[TOKENS][OF_ROW];
@@ -127,7 +115,7 @@ struct AwaitedRows {
             bool all = true;
 #pragma unroll
             for (int i = 0; i < TOKENS * OF_ROW; ++i) {
-                const TwoWords two = got[i / OF_ROW][i % OF_ROW] = load_two_words(from + i / OF_ROW * row_words + i % OF_ROW * 64);
+                const TwoWords two = got[i / OF_ROW][i % OF_ROW] = load_two_relaxed(from + i / OF_ROW * row_words + i % OF_ROW * 64);
                 all &= number_of(two.first) == number && number_of(two.second) == number;
             }
             return all;
@@ -142,7 +130,8 @@ struct AwaitedRows {
     __device__ __forceinline__ void into(uint4 *stage, int first_unit, u32 n_units, u32 n_tokens, int lane, Watch &watch) const {
         const u32 of_row = n_units * 8;
         const u32 n_pieces = n_tokens * ((of_row + 31) / 32); // of this lane
-        // Whether a row ends with its words is known when compiled, and then so is all of this where the number of tokens is.
+        // Whether a row ends with its words is known when compiled, and then so is all of this
+        // where the number of tokens is.
         const bool is_even = of_row % 32 == 0 && (row_words * 2 == width || first_unit * 32 + of_row * 4 <= width);
         const auto has = [&](u32 tokens, u32 own) { return is_even && n_tokens == tokens && of_row == own * 32; };
         Piece piece = {0, (u32)lane};

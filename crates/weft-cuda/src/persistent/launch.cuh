@@ -1,4 +1,12 @@
 // What the host hands to a launch of the persistent kernel, and what the parts of a block share.
+#pragma once
+
+#include "kernels/sampling.cuh"
+#include "kernels/section.cuh"
+#include "ops/norm_qkv.cuh"
+#include "persistent/hop.cuh"
+#include "persistent/product.cuh"
+#include "persistent/ring.cuh"
 
 // Where a layer's weights and pages lie.
 struct LayerAddresses {
@@ -11,15 +19,13 @@ struct LayerAddresses {
     u16 *kv;
 };
 
-// Results of ops as ordinary memory holds them; only the last op of a launch writes there, for tests.
+// Results of ops as ordinary memory holds them; only the last op of a launch writes there, for
+// tests.
 struct PlainBuffers {
     u16 *x;
     QkvStore qkv;
     u16 *a, *h;
 };
-
-// How the next token is found: not at all, as the best logit of every lane, as draws say.
-enum Chooses : u32 { CHOOSES_NOTHING, CHOOSES_BEST, CHOOSES_BY_DRAWS };
 
 struct Launch {
     Step step;
@@ -31,7 +37,7 @@ struct Launch {
     u64 *x, *qkv, *a, *h;         // words: [8 tokens][columns / 2]
     u64 *part_sums;               // words: [partials][HEADS][DIM]
     u64 *part_weights;            // words: [partials][HEADS][2]: maximum, weight
-    u64 *slots;                   // words: [slots][HEADS][2]: maximum, squares
+    u64 *cells;                   // words: [cells][HEADS][2]: maximum, squares
     u64 *candidates;              // words: [2 steps][8][N_BLOCKS][2]: the best score of a block's, its row
     u64 *done;                    // words: [N_BLOCKS]: what a block wrote up to a head is there
     u64 *chosen;                  // words: [8]: the next token
@@ -51,14 +57,13 @@ struct Launch {
     __device__ __forceinline__ float *shares_of(u32 step) const { return step % 2 == 0 ? shares : other_shares; }
 };
 
-enum OpKind : u32 { EMBED, NORM_QKV, ROPE_STORE, ATTEND, PROJ_ADD, NORM_GATE_UP, DOWN_ADD, NORM_HEAD };
 constexpr int MOST_OPS = 6 * LAYERS + 2;
 static_assert(LAYERS <= 256, "an op has eight bits for its layer");
 constexpr int KEPT_ITEMS = 4;
 constexpr int QKV_WORDS = (QKV_ROWS + 1) / 2;
 
-// Scratch of products, of attention and of a choice: a block never does two of them. What is fetched for a fold lies in those sums
-// that the next product leaves alone (fold.cuh).
+// Scratch of products, of attention and of a choice: a block never does two of them. What is
+// fetched for a fold lies in those sums that the next product leaves alone (attend.cuh).
 union Scratch {
     WarpSums sums;
     SectionScratch section;
@@ -72,14 +77,14 @@ struct BlockShared {
     u32 n_outputs;
     u32 n_work, n_attending;                  // KV heads of items of attention, and the blocks that take them
     u32 folds;                                // whether attention of any token has several parts
-    u32 tokens[8];                            // of the step that runs
-    u32 outputs[8];                           // the token of each row of logits
-    __align__(16) Draw draws[8];              // of each row of logits, for the step that runs
-    u32 key_positions[8];                     // of the first step
-    u32 partials[8][4];                       // how many parts a token's attention has, the first; how many slots, the first
-    u16 residual[HiddenRows::MOST_TILES * 8][8]; // x of the rows that this block adds to: bf16 [row][token]
-    __align__(16) float squares[8][WARPS];    // [row][warp]
-    Shares shares;
+    u32 tokens[FEW];                          // of the step that runs
+    u32 outputs[FEW];                         // the token of each row of logits
+    __align__(16) Draw draws[FEW];            // of each row of logits, for the step that runs
+    u32 key_positions[FEW];                   // of the first step
+    u32 partials[FEW][4];                     // how many parts a token's attention has, the first; how many cells, the first
+    u16 residual[HiddenRows::MOST_TILES * 8][FEW]; // x of the rows that this block adds to: bf16 [row][token]
+    __align__(16) float squares[FEW][WARPS];  // [row][warp]
+    OwnTiles own;
     Item items[KEPT_ITEMS + 2];               // the first that this block takes, and room for two that follow
     u16 new_rows[WARPS][2][HEAD_DIM];         // a key and a value that each warp made: bf16
     u64 best[WARPS * 4];
@@ -108,9 +113,9 @@ struct Block {
     u32 number;    // of its results
 
     __device__ __forceinline__ void begin(u32 of_step, u32 index) {
-        // Asked for anew, so that nothing that depends on them is kept from op to op: there are no registers for that.
-        u32 thread;
-        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+        // Asked for anew, so that nothing that depends on them is kept from op to op: there are no
+        // registers for that.
+        const u32 thread = own_thread();
         warp = thread / 32, lane = thread % 32;
         step = of_step;
         op = watch.op = index;
@@ -119,8 +124,8 @@ struct Block {
     }
     // Whether the launch ends with it.
     __device__ __forceinline__ bool is_last() const { return op + 1 == launch.n_ops; }
-    // Whether there are registers for a product's weights: those of a narrow model where the compiler knows the number of tokens, and needs
-    // few for addresses and norms.
+    // Whether there are registers for a product's weights: those of a narrow model where the
+    // compiler knows the number of tokens, and needs few for addresses and norms.
     __device__ __forceinline__ bool holds_weights() const { return __CUDA_ARCH__ >= 900 && fixed && HIDDEN_UNITS <= TWO_BLOCKS_UNITS; }
     __device__ __forceinline__ u32 thread() const { return warp * 32 + lane; }
     // The number of results made `before` ops ago.

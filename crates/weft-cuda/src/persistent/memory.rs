@@ -8,31 +8,31 @@ use weft_core::device::Limits;
 use crate::driver::{Address, Gpu, Memory};
 use crate::error::CudaError;
 use crate::shape::{Shape, padded};
-use crate::tables::{FEW, max_partials, max_slots};
+use crate::tables::{FEW, max_cells, max_partials};
 
 const WORD_BYTES: usize = 8;
 /// Parts of attention that there is room for: eight lanes of 64k rows. Steps of more run as a graph.
 const MOST_PARTIALS: usize = 2048;
 /// Shares of attention that there is room for.
-const MOST_SLOTS: usize = 2 * MOST_PARTIALS;
+const MOST_CELLS: usize = 2 * MOST_PARTIALS;
 
 /// All words of a launch.
 pub(crate) struct Words {
-    /// x, qkv, a, h, sums and weights of parts, slots, candidates for the next token, who is done,
+    /// x, qkv, a, h, sums and weights of parts, cells, candidates for the next token, who is done,
     /// the next token.
     memories: [Memory; 10],
     /// Shares of attention of every second step; those of the others lie where a graph leaves them.
     pub(crate) other_shares: Memory,
     pub(crate) most_partials: usize,
-    pub(crate) most_slots: usize,
+    pub(crate) most_cells: usize,
 }
 
 fn most_partials(limits: &Limits) -> usize {
     max_partials(limits).min(MOST_PARTIALS)
 }
 
-fn most_slots(limits: &Limits) -> usize {
-    max_slots(limits).min(MOST_SLOTS)
+fn most_cells(limits: &Limits) -> usize {
+    max_cells(limits).min(MOST_CELLS)
 }
 
 impl Words {
@@ -46,13 +46,13 @@ impl Words {
         let memory = |bytes| Memory::new(gpu, "the persistent kernel", bytes);
         let words =
             |i: usize| memory(Self::counts(config, shape.dim, limits, n_blocks)[i] * WORD_BYTES);
-        let [x, qkv, a, h, sums, weights, slots, candidates, done, chosen] =
+        let [x, qkv, a, h, sums, weights, cells, candidates, done, chosen] =
             std::array::from_fn(words);
         Ok(Self {
-            memories: [x?, qkv?, a?, h?, sums?, weights?, slots?, candidates?, done?, chosen?],
-            other_shares: memory(most_slots(limits) * config.heads * 4)?,
+            memories: [x?, qkv?, a?, h?, sums?, weights?, cells?, candidates?, done?, chosen?],
+            other_shares: memory(most_cells(limits) * config.heads * 4)?,
             most_partials: most_partials(limits),
-            most_slots: most_slots(limits),
+            most_cells: most_cells(limits),
         })
     }
 
@@ -68,7 +68,7 @@ impl Words {
             rows(padded(config.intermediate)),
             parts * dim,
             parts * 2,
-            most_slots(limits) * config.heads * 2,
+            most_cells(limits) * config.heads * 2,
             2 * FEW * n_blocks * 2,
             n_blocks,
             FEW,
@@ -78,7 +78,7 @@ impl Words {
     /// What they take on the GPU.
     pub(crate) fn bytes(config: &Config, dim: usize, limits: &Limits, n_blocks: usize) -> usize {
         let words: usize = Self::counts(config, dim, limits, n_blocks).iter().sum();
-        words * WORD_BYTES + most_slots(limits) * config.heads * 4
+        words * WORD_BYTES + most_cells(limits) * config.heads * 4
     }
 
     pub(crate) fn addresses(&self) -> [Address; 10] {

@@ -3,15 +3,17 @@
 //! One block per multiprocessor stays for the whole launch and interprets the plan, or its first ops. Blocks hand
 //! results to one another through words of memory (`hop.cuh`); a step's lists are those of the graph, and so are
 //! the bits. Where several tokens are wanted it chooses them as the graph's kernels do, and tells the host each; a word
-//! in the host's memory ends the launch. It knows nothing of why they are wanted (`steps.rs`).
+//! in the host's memory ends the launch. It knows nothing of why they are wanted (`step_launch.rs`).
 
+mod availability;
 pub(crate) mod choice;
-mod device;
 mod memory;
-mod split;
+mod shared_memory;
 
+use std::mem::offset_of;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use weft_core::config::Config;
 use weft_core::device::Limits;
@@ -22,28 +24,58 @@ use crate::driver::{Address, Argument, Gpu, Launch, Memory, Pinned};
 use crate::error::CudaError;
 use crate::kernels::WholePlans;
 use crate::kv::Kv;
+use crate::layouts::{Layout, layout};
+use crate::ops::RING_THREADS;
+use crate::ops::norm_qkv::QkvStore;
 use crate::sampling::SamplingAddresses;
 use crate::shape::Shape;
-use crate::steps::OutputDraw;
+use crate::step_launch::OutputDraw;
 use crate::tables::{Lists, StepAddresses};
 use crate::weights::ModelWeights;
-pub(crate) use device::{is_compiled, make};
+pub(crate) use availability::{is_compiled, make};
 use memory::Words;
-pub(crate) use split::Split;
+pub(crate) use shared_memory::{
+    MOST_STAGES, PORTION_UNITS, SharedMemory, WHOLE_TOKENS, X_UNIT_BYTES,
+};
 
-/// Threads of a block: eight warps that compute, one that copies.
-const THREADS: usize = 288;
-/// Two words: stop, and a fault.
-const MAILBOX_BYTES: usize = 8;
 /// No op is withheld.
 const NONE: u32 = u32::MAX;
 /// No block has given up.
-const NOBODY: u32 = u32::MAX;
+pub(crate) const NOBODY: u32 = u32::MAX;
+/// How long a block waits for what another one computes.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Kernels call it `LayerAddresses`.
+/// Where a layer's weights and pages lie.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct LayerAddresses([Address; 10]);
+struct LayerAddresses {
+    attention_norm: Address,
+    qkv: Address,
+    bias: Address,
+    q_norm: Address,
+    k_norm: Address,
+    o: Address,
+    mlp_norm: Address,
+    gate_up: Address,
+    down: Address,
+    kv: Address,
+}
+
+/// Results of ops as ordinary memory holds them.
+#[repr(C)]
+struct PlainBuffers {
+    x: Address,
+    qkv: QkvStore,
+    a: Address,
+    h: Address,
+}
+
+/// What the host and a launch tell one another while it runs.
+#[repr(C)]
+struct Mailbox {
+    stop: u32,
+    fault: u32,
+}
 
 /// Kernels call it `Launch`.
 #[repr(C)]
@@ -55,10 +87,20 @@ struct Arguments {
     head: Address,
     final_norm: Address,
     rope: Address,
-    words: [Address; 10],
-    plain: [Address; 7],
+    x: Address,
+    qkv: Address,
+    a: Address,
+    h: Address,
+    part_sums: Address,
+    part_weights: Address,
+    cells: Address,
+    candidates: Address,
+    done: Address,
+    chosen: Address,
+    plain: PlainBuffers,
     logits: Address,
-    shares: [Address; 2],
+    shares: Address,
+    other_shares: Address,
     sampling: SamplingAddresses,
     given_up: Address,
     mailbox: Address,
@@ -73,11 +115,27 @@ struct Arguments {
 // SAFETY: `repr(C)`, with the fields of the kernels' `Launch`.
 unsafe impl Argument for Arguments {}
 
+/// What kernels must lay out as it is here.
+pub(crate) fn layouts() -> [Layout; 4] {
+    [
+        layout!(LayerAddresses as "LayerAddresses" {
+            attention_norm, qkv, bias, q_norm, k_norm, o, mlp_norm, gate_up, down, kv,
+        }),
+        layout!(PlainBuffers as "PlainBuffers" { x, qkv, a, h }),
+        layout!(Mailbox as "Mailbox" { stop, fault }),
+        layout!(Arguments as "Launch" {
+            step, layers, ops, embedding, head, final_norm, rope, x, qkv, a, h, part_sums,
+            part_weights, cells, candidates, done, chosen, plain, logits, shares, other_shares,
+            sampling, given_up, mailbox, n_ops, n_steps, number, withheld, n_stages, chooses,
+        }),
+    ]
+}
+
 /// The kernel and all memory that its launches need.
 pub(crate) struct Persistent {
     kernels: WholePlans,
     n_blocks: usize,
-    split: Split,
+    shared: SharedMemory,
     words: Words,
     layers: Memory,
     ops: Memory,
@@ -90,7 +148,7 @@ pub(crate) struct Persistent {
     pub(crate) is_running: bool,
 }
 
-/// How the next token of every lane is found. Kernels know the numbers.
+/// How the next token of every lane is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Chooses {
     /// Not at all.
@@ -102,6 +160,13 @@ pub(crate) enum Chooses {
 }
 
 impl Chooses {
+    /// By the names that kernels know.
+    pub(crate) const ALL: [(&str, Self); 3] = [
+        ("CHOOSES_NOTHING", Self::Nothing),
+        ("CHOOSES_BEST", Self::Best),
+        ("CHOOSES_BY_DRAWS", Self::ByDraws),
+    ];
+
     /// For a step of some outputs, of which some have draws.
     pub(crate) fn by(draws: &[OutputDraw<'_>], n_outputs: usize) -> Self {
         let is_best = |(_, _, draw): &OutputDraw<'_>| draw.temperature == 0.0 && !draw.adjusts;
@@ -140,7 +205,10 @@ impl Fault {
                 plan[op],
                 CudaError::Driver {
                     call: "the persistent kernel",
-                    reason: "a block waited for 2 s for what another one computes".to_owned(),
+                    reason: format!(
+                        "a block waited for {} s for what another one computes",
+                        PATIENCE.as_secs()
+                    ),
                 },
             ),
         }
@@ -174,8 +242,8 @@ impl Persistent {
         let Parts { gpu, config, shape, limits, weights, kv } = *parts;
         let own_bytes = kernels.static_shared_bytes()?;
         let free_bytes = shape.chip.shared_bytes.saturating_sub(own_bytes);
-        let split = Split::new(config, shape, free_bytes);
-        if let Some(reason) = split.refusal() {
+        let shared = SharedMemory::new(config, shape, free_bytes);
+        if let Some(reason) = shared.refusal() {
             return Ok(Err(reason));
         }
         if shape.chip.n_sms < config.kv_heads {
@@ -185,32 +253,30 @@ impl Persistent {
         let layers: Vec<LayerAddresses> = (0..config.layers)
             .map(|layer| {
                 let own = &weights.layers[layer];
-                let memories = [
-                    &own.attention_norm,
-                    &own.qkv,
-                    &own.bias,
-                    &own.q_norm,
-                    &own.k_norm,
-                    &own.o,
-                    &own.mlp_norm,
-                    &own.gate_up,
-                    &own.down,
-                ];
-                let mut addresses = [kv.layer(layer as u16); 10];
-                addresses.iter_mut().zip(memories).for_each(|(to, from)| *to = from.address());
-                LayerAddresses(addresses)
+                LayerAddresses {
+                    attention_norm: own.attention_norm.address(),
+                    qkv: own.qkv.address(),
+                    bias: own.bias.address(),
+                    q_norm: own.q_norm.address(),
+                    k_norm: own.k_norm.address(),
+                    o: own.o.address(),
+                    mlp_norm: own.mlp_norm.address(),
+                    gate_up: own.gate_up.address(),
+                    down: own.down.address(),
+                    kv: kv.layer(layer as u16),
+                }
             })
             .collect();
         let filled = |bytes: usize| Memory::new(gpu, "the persistent kernel", bytes);
         let persistent = Self {
-            kernels: kernels.with_shared(split.dynamic_bytes)?,
+            kernels: kernels.with_shared(shared.dynamic_bytes)?,
             n_blocks: shape.chip.n_sms,
-            split,
+            shared,
             words: Words::new(gpu, config, shape, limits, shape.chip.n_sms)?,
             layers: filled(size_of_val(layers.as_slice()))?,
             ops: filled(size_of_val(codes.as_slice()))?,
             given_up: filled(4)?,
-            mailbox: Pinned::new(gpu, MAILBOX_BYTES)?,
+            mailbox: Pinned::new(gpu, size_of::<Mailbox>())?,
             number: 0,
             withheld: NONE,
             is_running: false,
@@ -227,8 +293,8 @@ impl Persistent {
         let counts = &lists.counts;
         lists.queries_of_items().all(|n| n == 1 || n > 1 && counts.n_tokens > 1)
             && counts.n_partials <= self.words.most_partials
-            && counts.n_slots <= self.words.most_slots
-            && self.split.n_stages(counts.n_tokens).is_some()
+            && counts.n_cells <= self.words.most_cells
+            && self.shared.n_stages(counts.n_tokens).is_some()
     }
 
     /// The first block keeps the results of an op to itself: the launch must notice. For tests.
@@ -237,7 +303,7 @@ impl Persistent {
     }
 
     fn stop_word(&self) -> &AtomicU32 {
-        self.mailbox.shared_word(0)
+        self.mailbox.shared_word(offset_of!(Mailbox, stop) / 4)
     }
 
     /// Has a launch end with the token it is at.
@@ -251,7 +317,7 @@ impl Persistent {
     }
 
     fn fault(&self) -> &AtomicU32 {
-        self.mailbox.shared_word(1)
+        self.mailbox.shared_word(offset_of!(Mailbox, fault) / 4)
     }
 
     /// Numbers for the ops of a run. Where they would begin anew, no word may keep an old one. Blocks compare them by their
@@ -274,19 +340,46 @@ pub(crate) fn bytes(config: &Config, limits: &Limits) -> usize {
     Words::bytes(config, config.head_dim.next_multiple_of(32), limits, 256) + layers + (64 << 10)
 }
 
-/// An op as the kernel knows it.
+/// The kinds of ops, as the kernel numbers them.
+#[derive(Clone, Copy)]
+pub(crate) enum OpKind {
+    Embed,
+    NormQkv,
+    RopeStore,
+    Attend,
+    ProjAdd,
+    NormGateUp,
+    DownAdd,
+    NormHead,
+}
+
+impl OpKind {
+    /// By the names that kernels know.
+    pub(crate) const ALL: [(&str, Self); 8] = [
+        ("EMBED", Self::Embed),
+        ("NORM_QKV", Self::NormQkv),
+        ("ROPE_STORE", Self::RopeStore),
+        ("ATTEND", Self::Attend),
+        ("PROJ_ADD", Self::ProjAdd),
+        ("NORM_GATE_UP", Self::NormGateUp),
+        ("DOWN_ADD", Self::DownAdd),
+        ("NORM_HEAD", Self::NormHead),
+    ];
+}
+
+/// An op as the kernel reads it.
 fn code(op: Op) -> u32 {
     let kind = match op {
-        Op::Embed => 0,
-        Op::NormQkv { .. } => 1,
-        Op::RopeStore { .. } => 2,
-        Op::Attend { .. } => 3,
-        Op::ProjAdd { .. } => 4,
-        Op::NormGateUp { .. } => 5,
-        Op::DownAdd { .. } => 6,
-        Op::NormHead => 7,
+        Op::Embed => OpKind::Embed,
+        Op::NormQkv { .. } => OpKind::NormQkv,
+        Op::RopeStore { .. } => OpKind::RopeStore,
+        Op::Attend { .. } => OpKind::Attend,
+        Op::ProjAdd { .. } => OpKind::ProjAdd,
+        Op::NormGateUp { .. } => OpKind::NormGateUp,
+        Op::DownAdd { .. } => OpKind::DownAdd,
+        Op::NormHead => OpKind::NormHead,
     };
-    kind | u32::from(op.layer().unwrap_or(0)) << 8
+    kind as u32 | u32::from(op.layer().unwrap_or(0)) << 8
 }
 
 /// Asks for a run on the lists, and the draws, that lie on the GPU. No other is running.
@@ -297,7 +390,9 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError>
     persistent.is_running = true;
     let CudaDevice { weights, buffers, rope, few, gpu, sampling, .. } = &*device;
     let persistent = device.persistent.as_ref().expect("as above");
-    let n_stages = persistent.split.n_stages(device.lists.counts.n_tokens);
+    let n_stages = persistent.shared.n_stages(device.lists.counts.n_tokens);
+    let [x, qkv, a, h, part_sums, part_weights, cells, candidates, done, chosen] =
+        persistent.words.addresses();
     let arguments = Arguments {
         step: few.addresses(),
         layers: persistent.layers.address(),
@@ -306,18 +401,30 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError>
         head: weights.head().address(),
         final_norm: weights.final_norm.address(),
         rope: rope.address(),
-        words: persistent.words.addresses(),
-        plain: [
-            buffers.x.address(),
-            Address(0),
-            buffers.q.address(),
-            buffers.k.address(),
-            buffers.v.address(),
-            buffers.a.address(),
-            buffers.h.address(),
-        ],
+        x,
+        qkv,
+        a,
+        h,
+        part_sums,
+        part_weights,
+        cells,
+        candidates,
+        done,
+        chosen,
+        plain: PlainBuffers {
+            x: buffers.x.address(),
+            qkv: QkvStore {
+                bias: Address(0),
+                q: buffers.q.address(),
+                k: buffers.k.address(),
+                v: buffers.v.address(),
+            },
+            a: buffers.a.address(),
+            h: buffers.h.address(),
+        },
         logits: buffers.logits.address(),
-        shares: [buffers.shares.address(), persistent.words.other_shares.address()],
+        shares: buffers.shares.address(),
+        other_shares: persistent.words.other_shares.address(),
         sampling: sampling.addresses(),
         given_up: persistent.given_up.address(),
         mailbox: persistent.mailbox.address(),
@@ -330,7 +437,7 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError>
     };
     let launch = Launch {
         grid: (persistent.n_blocks, 1),
-        threads: THREADS,
+        threads: RING_THREADS,
         early: false,
         cooperative: true,
     };

@@ -1,22 +1,27 @@
-// Matrix products of the persistent kernel: the sums of `matvec.cuh` in their order, so the same bits. A block computes
-// several tiles together, because its time is that of a chain of instructions; and all matrices go through the
-// same few instructions, because those of a whole layer do not fit into the caches for instructions.
+// Matrix products of the persistent kernel: the sums of `matvec.cuh` in their order, so the same
+// bits. A block computes several tiles together, because its time is that of a chain of
+// instructions; and all matrices go through the same few instructions, because those of a whole
+// layer do not fit into the caches for instructions.
+#pragma once
 
-// The part of a matrix that a block owns: tiles of eight rows, of `n_units` units a warp.
+#include "kernels/base.cuh"
+#include "persistent/ring.cuh"
+
+// What a block owns of a matrix: tiles of eight rows, of `n_units` units a warp.
 struct Tiles {
     const u8 *weights;
     int first, end;
     u32 n_units;
     __device__ __forceinline__ u64 tile_bytes() const { return (u64)WARPS * n_units * UNIT_BYTES; }
-    __device__ __forceinline__ u32 n_parts() const { return (n_units + PART_UNITS - 1) / PART_UNITS; }
-    // Units of a warp in a part.
-    __device__ __forceinline__ u32 part_units(u32 part) const { return min(n_units - part * PART_UNITS, (u32)PART_UNITS); }
-    // Whether what all warps have of a part lies together (base.cuh).
-    __device__ __forceinline__ bool lies_in_parts() const { return n_units <= PART_UNITS || n_units > LONGEST_STRETCH; }
+    __device__ __forceinline__ u32 n_portions() const { return (n_units + PORTION_UNITS - 1) / PORTION_UNITS; }
+    // Units of a warp in a portion.
+    __device__ __forceinline__ u32 portion_units(u32 portion) const { return min(n_units - portion * PORTION_UNITS, (u32)PORTION_UNITS); }
+    // Whether what all warps have of a portion lies together (base.cuh).
+    __device__ __forceinline__ bool lies_in_portions() const { return n_units <= PORTION_UNITS || n_units > LONGEST_STRIP; }
 };
 
-// The tiles of a matrix, and how many of them a group that a block cannot divide. Where groups do not come out even, the last blocks
-// have one more: the first attend at any context.
+// The tiles of a matrix, and how many of them a group that a block cannot divide. Where groups do
+// not come out even, the last blocks have one more: the first attend at any context.
 template <int ROWS, int TOGETHER_> struct Rows8 {
     static constexpr int TOGETHER = TOGETHER_;
     static constexpr int GROUPS = (ROWS + 8 * TOGETHER - 1) / (8 * TOGETHER), EACH = GROUPS / N_BLOCKS, MORE = GROUPS % N_BLOCKS;
@@ -30,21 +35,21 @@ using GateUpRows = Rows8<(INTER + 7) / 8 * 16, 2>;
 using VocabularyRows = Rows8<VOCAB, 2>;
 
 // The tiles of a block, from `first` to `end`.
-struct Share {
+struct TileRange {
     int first, end;
 };
-template <class M> __device__ __forceinline__ Share own_share() {
+template <class M> __device__ __forceinline__ TileRange own_range() {
     return {M::first(blockIdx.x) * M::TOGETHER, M::first(blockIdx.x + 1) * M::TOGETHER};
 }
 // Of every matrix, computed once: divisions take long.
-struct Shares {
-    Share hidden, qkv, gate_up, vocabulary;
+struct OwnTiles {
+    TileRange hidden, qkv, gate_up, vocabulary;
     __device__ __forceinline__ void fill() {
-        hidden = own_share<HiddenRows>(), qkv = own_share<QkvRows>();
-        gate_up = own_share<GateUpRows>(), vocabulary = own_share<VocabularyRows>();
+        hidden = own_range<HiddenRows>(), qkv = own_range<QkvRows>();
+        gate_up = own_range<GateUpRows>(), vocabulary = own_range<VocabularyRows>();
     }
 };
-__device__ __forceinline__ Tiles tiles_of(const Share &own, const u8 *weights, u32 n_units) { return {weights, own.first, own.end, n_units}; }
+__device__ __forceinline__ Tiles tiles_of(const TileRange &own, const u8 *weights, u32 n_units) { return {weights, own.first, own.end, n_units}; }
 
 // Tiles computed at once.
 constexpr int NORM_TILES = 6;
@@ -65,19 +70,20 @@ template <int MOST, class Work> __device__ __forceinline__ void for_count(int n,
     if constexpr (MOST > 1) for_count<MOST - 1>(n, work);
 }
 
-// The copying warp: stages in the order `multiply_tiles` takes them in. False where the block has left.
-__device__ __forceinline__ bool stream_tiles(Copier &copier, const Tiles &own, int at_once) {
-    static_assert(SHORT_STRETCH == PART_UNITS, "a stretch is a part");
-    const u32 n_parts = own.n_parts();
+// The copying warp: stages in the order `multiply_tiles` takes them in. False where the block has
+// left.
+__device__ __forceinline__ bool load_tiles(Copier &copier, const Tiles &own, int at_once) {
+    static_assert(SHORT_STRIP == PORTION_UNITS, "a strip is a portion");
+    const u32 n_portions = own.n_portions();
     for (int first = own.first; first < own.end; first += at_once) {
         const int end = min(first + at_once, own.end);
-        for (u32 part = 0; part < n_parts; ++part) {
-            const u32 bytes = own.part_units(part) * UNIT_BYTES;
+        for (u32 portion = 0; portion < n_portions; ++portion) {
+            const u32 bytes = own.portion_units(portion) * UNIT_BYTES;
             for (int tile = first; tile < end; ++tile) {
                 const u8 *from = own.weights + tile * own.tile_bytes();
                 const bool pushed = copier.push(WARPS * bytes, [&](u8 *stage, u64 *full) {
-                    const u32 before = part * PART_UNITS * UNIT_BYTES; // of each warp
-                    if (own.lies_in_parts()) copy(stage, from + WARPS * before, WARPS * bytes, full, copier.lane);
+                    const u32 before = portion * PORTION_UNITS * UNIT_BYTES; // of each warp
+                    if (own.lies_in_portions()) copy(stage, from + WARPS * before, WARPS * bytes, full, copier.lane);
                     else copy_eight(stage, bytes, from + before, own.n_units * UNIT_BYTES, bytes, full, copier.lane);
                 });
                 if (!pushed) return false;
@@ -87,55 +93,66 @@ __device__ __forceinline__ bool stream_tiles(Copier &copier, const Tiles &own, i
     return true;
 }
 
-// A warp's units of a part of N tiles, in the stages from `first` on.
-template <int N, int UNITS> struct PartUnits {
+// A warp's units of an input in shared memory, as `AwaitedRows` puts them there.
+struct StagedUnits {
+    const uint4 *stage;
+    u32 n_tokens;
+    int lane;
+    __device__ __forceinline__ uint4 operator[](u32 unit) const {
+        return lane / 4 < n_tokens ? stage[unit * n_tokens * 4 + lane] : make_uint4(0, 0, 0, 0);
+    }
+};
+
+// A warp's units of a portion of N tiles, in the stages from `first` on.
+template <int N, int UNITS> struct PortionUnits {
     const Stages &stages;
     u32 first;
     int width, warp, lane;
-    __device__ __forceinline__ PartUnits(const Stages &stages, u32 first, int part, int warp, int lane)
-        : stages(stages), first(first), width(UNITS % PART_UNITS == 0 ? PART_UNITS : min(UNITS - part * PART_UNITS, PART_UNITS)),
+    __device__ __forceinline__ PortionUnits(const Stages &stages, u32 first, int portion, int warp, int lane)
+        : stages(stages), first(first), width(UNITS % PORTION_UNITS == 0 ? PORTION_UNITS : min(UNITS - portion * PORTION_UNITS, PORTION_UNITS)),
           warp(warp), lane(lane) {}
     __device__ __forceinline__ uint4 operator()(int tile, int u) const {
         return tile < N && u < width ? ((const uint4 *)stages.at(first + tile))[(warp * width + u) * UNIT + lane] : make_uint4(0, 0, 0, 0);
     }
 };
 
-// A warp's sums of N tiles, of UNITS units a warp each. They all have their own registers: what is computed only
-// sometimes is computed one after the other. As many weights as registers can hold are read, and their stages given back, before
-// the input is awaited: they are there first as a rule, and reading them takes longer than the products. Two tiles take the
-// rows of a product, tokens its columns (matvec.cuh).
+// A warp's sums of N tiles, of UNITS units a warp each. They all have their own registers: what is
+// computed only sometimes is computed one after the other. As many weights as registers can hold
+// are read, and their stages given back, before the input is awaited: they are there first as a
+// rule, and reading them takes longer than the products. Two tiles take the rows of a product,
+// tokens its columns (matvec.cuh).
 constexpr int MOST_HELD = 12; // pairs of units
 template <int N, int UNITS, int CHAINS, class Input>
 __device__ __forceinline__ void sum_held_tiles(Stages &stages, WarpSums &sums, u32 flip, u32 n_tokens, int warp, int lane, const Input &input) {
-    constexpr int PAIRS = (N + 1) / 2, PARTS = (UNITS + PART_UNITS - 1) / PART_UNITS, FIT = MOST_HELD / (PAIRS * PART_UNITS);
-    constexpr int HELD = FIT < 1 ? 1 : FIT < PARTS ? FIT : PARTS; // parts
+    constexpr int PAIRS = (N + 1) / 2, PORTIONS = (UNITS + PORTION_UNITS - 1) / PORTION_UNITS, FIT = MOST_HELD / (PAIRS * PORTION_UNITS);
+    constexpr int HELD = FIT < 1 ? 1 : FIT < PORTIONS ? FIT : PORTIONS; // portions
     const u32 zero = unknown_zero();
     float sum[CHAINS][PAIRS][4] = {};
-#pragma unroll(CHAINS > 1 ? PARTS : 1)
-    for (int first = 0; first < PARTS; first += HELD) {
-        const int n_parts = HELD == PARTS ? PARTS : min(HELD, PARTS - first);
-        Interleaved held[HELD][PART_UNITS][PAIRS];
-        stages.wait_for_all(n_parts * N, lane);
+#pragma unroll(CHAINS > 1 ? PORTIONS : 1)
+    for (int first = 0; first < PORTIONS; first += HELD) {
+        const int n_portions = HELD == PORTIONS ? PORTIONS : min(HELD, PORTIONS - first);
+        Interleaved held[HELD][PORTION_UNITS][PAIRS];
+        stages.wait_for_all(n_portions * N, lane);
 #pragma unroll
-        for (int part = 0; part < HELD; ++part) {
-            if (part >= n_parts) break;
-            const PartUnits<N, UNITS> units(stages, part * N, first + part, warp, lane);
+        for (int portion = 0; portion < HELD; ++portion) {
+            if (portion >= n_portions) break;
+            const PortionUnits<N, UNITS> units(stages, portion * N, first + portion, warp, lane);
 #pragma unroll
-            for (int i = 0; i < PAIRS * PART_UNITS; ++i)
-                held[part][i % PART_UNITS][i / PART_UNITS] =
-                    Interleaved(units(i / PART_UNITS * 2, i % PART_UNITS), units(i / PART_UNITS * 2 + 1, i % PART_UNITS), zero);
+            for (int i = 0; i < PAIRS * PORTION_UNITS; ++i)
+                held[portion][i % PORTION_UNITS][i / PORTION_UNITS] =
+                    Interleaved(units(i / PORTION_UNITS * 2, i % PORTION_UNITS), units(i / PORTION_UNITS * 2 + 1, i % PORTION_UNITS), zero);
         }
-        stages.release(n_parts * N, lane);
+        stages.release(n_portions * N, lane);
 #pragma unroll
-        for (int part = 0; part < HELD; ++part) {
-            if (part >= n_parts) break;
-            input.begin(first + part);
+        for (int portion = 0; portion < HELD; ++portion) {
+            if (portion >= n_portions) break;
+            input.begin(first + portion);
 #pragma unroll
-            for (int u = 0; u < PART_UNITS; ++u) {
-                if (UNITS % PART_UNITS != 0 && (first + part) * PART_UNITS + u >= UNITS) break;
-                const uint4 x = input.unit(first + part, u);
+            for (int u = 0; u < PORTION_UNITS; ++u) {
+                if (UNITS % PORTION_UNITS != 0 && (first + portion) * PORTION_UNITS + u >= UNITS) break;
+                const uint4 x = input.unit(first + portion, u);
 #pragma unroll
-                for (int pair = 0; pair < PAIRS; ++pair) mma32(sum[CHAINS == 1 ? 0 : ((first + part) * PART_UNITS + u) / chain_units(UNITS, CHAINS)][pair], held[part][u][pair], x);
+                for (int pair = 0; pair < PAIRS; ++pair) mma32(sum[CHAINS == 1 ? 0 : ((first + portion) * PORTION_UNITS + u) / chain_units(UNITS, CHAINS)][pair], held[portion][u][pair], x);
             }
         }
     }
@@ -149,34 +166,35 @@ __device__ __forceinline__ void sum_held_tiles(Stages &stages, WarpSums &sums, u
     }
 }
 
-// The same where several tokens leave fewer registers: part by part, tokens the rows of a product, which all tiles share. Where a row is
-// a part, so many units are read before the input is awaited.
+// The same where several tokens leave fewer registers: portion by portion, tokens the rows of a
+// product, which all tiles share. Where a row is a portion, so many units are read before the input
+// is awaited.
 constexpr int MOST_EARLY = 12;
 template <int N, int UNITS, int CHAINS, class Input>
 __device__ __forceinline__ void sum_tiles(Stages &stages, WarpSums &sums, u32 flip, u32 n_tokens, int warp, int lane, const Input &input) {
-    constexpr int PARTS = (UNITS + PART_UNITS - 1) / PART_UNITS, FIT = MOST_EARLY / N, EARLY = PARTS > 1 ? 0 : FIT < UNITS ? FIT : UNITS;
+    constexpr int PORTIONS = (UNITS + PORTION_UNITS - 1) / PORTION_UNITS, FIT = MOST_EARLY / N, EARLY = PORTIONS > 1 ? 0 : FIT < UNITS ? FIT : UNITS;
     const u32 zero = unknown_zero();
     float sum[N][4] = {}, before[N][4]; // of the last chain, and of the one before it
     static_assert(CHAINS <= 2, "chains are at most two");
 #pragma unroll 1
-    for (int part = 0; part < PARTS; ++part) {
-        if (EARLY == 0) input.begin(part);
+    for (int portion = 0; portion < PORTIONS; ++portion) {
+        if (EARLY == 0) input.begin(portion);
         stages.wait_for_all(N, lane);
-        const PartUnits<N, UNITS> units(stages, 0, part, warp, lane);
-        uint4 held[PART_UNITS][N];
+        const PortionUnits<N, UNITS> units(stages, 0, portion, warp, lane);
+        uint4 held[PORTION_UNITS][N];
         const auto read = [&](int i) { held[i / N][i % N] = units(i % N, i / N); };
 #pragma unroll
         for (int i = 0; i < N * EARLY; ++i) read(i);
-        if (EARLY > 0) input.begin(part);
+        if (EARLY > 0) input.begin(portion);
 #pragma unroll
-        for (int i = N * EARLY; i < N * PART_UNITS; ++i) read(i);
+        for (int i = N * EARLY; i < N * PORTION_UNITS; ++i) read(i);
 #pragma unroll
-        for (int u = 0; u < PART_UNITS; ++u) {
-            if (UNITS % PART_UNITS != 0 && part * PART_UNITS + u >= UNITS) break;
-            if (CHAINS > 1 && part * PART_UNITS + u == chain_units(UNITS, CHAINS))
+        for (int u = 0; u < PORTION_UNITS; ++u) {
+            if (UNITS % PORTION_UNITS != 0 && portion * PORTION_UNITS + u >= UNITS) break;
+            if (CHAINS > 1 && portion * PORTION_UNITS + u == chain_units(UNITS, CHAINS))
 #pragma unroll
                 for (int i = 0; i < N * 4; ++i) before[i / 4][i % 4] = sum[i / 4][i % 4], sum[i / 4][i % 4] = 0.0f;
-            const Interleaved x(input.unit(part, u), make_uint4(0, 0, 0, 0), zero);
+            const Interleaved x(input.unit(portion, u), make_uint4(0, 0, 0, 0), zero);
 #pragma unroll
             for (int tile = 0; tile < N; ++tile) mma32(sum[tile], x, held[u][tile]);
         }
@@ -190,9 +208,10 @@ __device__ __forceinline__ void sum_tiles(Stages &stages, WarpSums &sums, u32 fl
         }
 }
 
-// The computing warps. `input.begin(part)` is told before a part of this warp's input is needed, `input.unit(part, u)` is a
-// unit of it, `input.next()` goes on to other tiles; sums go to
-// `store(first of TOGETHER tiles, token, row in the tile, sums, whether there is such a row)`, called by whole warps.
+// The computing warps. `input.begin(portion)` is told before a portion of this warp's input is
+// needed, `input.unit(portion, u)` is a unit of it, `input.next()` goes on to other tiles; sums go
+// to `store(first of TOGETHER tiles, token, row in the tile, sums, whether there is such a row)`,
+// called by whole warps.
 template <int TILES, int TOGETHER, int UNITS, int CHAINS, class Input, class Store>
 __device__ __forceinline__ void multiply_tiles(Stages &stages, WarpSums &sums, u32 &flip, const Tiles &own, u32 n_tokens, int warp, int lane,
                                                Input input, Store store) {
@@ -202,7 +221,8 @@ __device__ __forceinline__ void multiply_tiles(Stages &stages, WarpSums &sums, u
 #pragma unroll 1
     for (int first = own.first; first < own.end; first += TILES, input.next()) {
         const int n_groups = min(TILES, own.end - first) / TOGETHER;
-        // The sums before last were read before the last meeting. The last ones may be in use for a fold (fold.cuh).
+        // The sums before last were read before the last meeting. The last ones may be in use for a
+        // fold (attend.cuh).
         flip ^= 1;
         const auto sum = [&](auto n) {
             constexpr int N = decltype(n)::VALUE * TOGETHER;

@@ -1,29 +1,32 @@
-// The ring of the persistent kernel: what does not depend on the token comes through it in the order of its use,
-// weights of all ops and pages of keys and values, token after token.
+// The ring of the persistent kernel: what does not depend on the token comes through it in the
+// order of its use, weights of all ops and pages of keys and values, token after token.
 //
-// A ninth warp fills it. It waits for room and hardly ever for a result (`attention.cuh`, `head.cuh`), so while the block waits for others the ring
-// fills. In a layer it has two stages on their way at a time, three of a wide model: what blocks hand to one another is not
-// queued behind more. The head has no hops, and takes what saturates the memory. Sections after a block's first have none either.
+// A ninth warp fills it. It waits for room and hardly ever for a result (`attend.cuh`,
+// `next_token.cuh`), so while the block waits for others the ring fills. In a layer it has two
+// stages on their way at a time, three of a wide model: what blocks hand to one another is not
+// queued behind more. The head has no hops, and takes what saturates the memory. Sections after a
+// block's first have none either.
+#pragma once
 
-constexpr int MOST_STAGES = 16;
+#include "kernels/attention_head.cuh"
+#include "persistent/hop.cuh"
+
 constexpr int FEW_IN_FLIGHT = HIDDEN_UNITS > TWO_BLOCKS_UNITS ? 3 : 2, PAGES_IN_FLIGHT = 3, MANY_IN_FLIGHT = 5;
-constexpr int PART_UNITS = 4; // units of a warp in a stage, at most
-// Units, each of one token, that a warp's stage for inputs has room for (split.rs): a norm's rows, a part of eight tokens, and all that
-// a warp has of up to four where that is not long.
-constexpr u32 WHOLE_TOKENS = 4;
+// Units, each of one token, that a warp's stage for inputs has room for (shared_memory.rs): a
+// norm's rows, a portion of eight tokens, and all that a warp has of up to four where that is not
+// long.
 constexpr u32 x_units(u32 n_tokens) {
-    const u32 rows = n_tokens * HIDDEN_UNITS, whole = n_tokens <= WHOLE_TOKENS ? n_tokens * LONGEST_STRETCH : 0, part = 8 * PART_UNITS;
-    return rows > whole ? rows > part ? rows : part : whole > part ? whole : part;
+    const u32 rows = n_tokens * HIDDEN_UNITS, whole = n_tokens <= WHOLE_TOKENS ? n_tokens * LONGEST_STRIP : 0, portion = 8 * PORTION_UNITS;
+    return rows > whole ? rows > portion ? rows : portion : whole > portion ? whole : portion;
 }
 constexpr bool agrees_with_host() {
-    const u32 of_host[] = {X_UNITS};
     for (u32 n = 1; n <= 8; ++n)
-        if (of_host[n - 1] != x_units(n)) return false;
+        if (X_UNITS[n - 1] != x_units(n)) return false;
     return true;
 }
 static_assert(agrees_with_host(), "the host gives a block as much memory as it takes");
-constexpr int WEIGHT_STAGE_BYTES = WARPS * PART_UNITS * UNIT_BYTES;
-constexpr int LONG_STAGE_BYTES = WEIGHT_STAGE_BYTES > SIDE_BYTES ? WEIGHT_STAGE_BYTES : SIDE_BYTES;
+constexpr int WEIGHT_STAGE_BYTES = WARPS * PORTION_UNITS * UNIT_BYTES;
+static_assert(LONG_STAGE_BYTES >= WEIGHT_STAGE_BYTES && LONG_STAGE_BYTES >= SIDE_BYTES, "a stage holds either");
 
 struct LongRing {
     u64 full[MOST_STAGES], empty[MOST_STAGES];
@@ -64,7 +67,8 @@ struct Stages {
     }
     // Gives back the next `n` stages. Called by whole warps that have read them.
     __device__ __forceinline__ void release(u32 n, int lane) {
-        // Loads may still be on their way, and a copy begun by then would overwrite what they are to read.
+        // Loads may still be on their way, and a copy begun by then would overwrite what they are
+        // to read.
         before_copies();
         __syncwarp();
         if (lane < n) barrier_arrive(&ring.empty[place.after(lane, n_stages).stage]);

@@ -18,6 +18,7 @@ use crate::driver::{Address, Argument, Done, Gpu, Kernel, Launch, Memory, Pinned
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::kv::Kv;
+use crate::layouts::{Layout, layout};
 
 /// Threads that move bytes, each with pieces of its own: one core does not keep the bus busy.
 const MOVERS: usize = 8;
@@ -40,6 +41,11 @@ struct RowsPlace {
 
 // SAFETY: `repr(C)`, with the fields of the kernels' `RowsPlace`.
 unsafe impl Argument for RowsPlace {}
+
+/// What kernels must lay out as it is here.
+pub(crate) fn layout() -> Layout {
+    layout!(RowsPlace as "RowsPlace" { pages, n_rows, first_row })
+}
 
 /// A job whose rows go in.
 struct Coming {

@@ -1,6 +1,7 @@
 //! Queries against one section, and the stretches that marks cut it into, as kernels want them.
 
 use super::{FEW, MARK_WORDS, Marks, PAGE_ROWS, PageId, SECTION_PAGES};
+use crate::layouts::{Layout, layout};
 
 /// One query of an item.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -10,7 +11,7 @@ pub(super) struct Query {
     /// Parts that the token's result is folded from.
     pub(super) n_parts: u16,
     pub(super) seen: u16,
-    pub(super) slot: u16,
+    pub(super) cell: u16,
     pub(super) rotate_at: u32,
     pub(super) partial: u32,
 }
@@ -33,6 +34,18 @@ pub(super) struct Item {
     pub(super) stretches: [u16; MARK_WORDS],
     pub(super) marks: Marks,
     pub(super) queries: [Query; FEW],
+}
+
+/// What kernels must lay out as it is here.
+pub(super) fn item_layout() -> Layout {
+    layout!(Item as "Item" {
+        pages, n_rows, n_queries, n_stores, first, n_marks, first_pages, has_inner, stores, cuts,
+        stretches, marks, queries,
+    })
+}
+
+pub(super) fn query_layout() -> Layout {
+    layout!(Query as "Query" { token, n_parts, seen, cell, rotate_at, partial })
 }
 
 impl Item {

@@ -5,9 +5,12 @@ use std::sync::Arc;
 use weft_core::device::{Limits, MAX_LANES, Outputs, Step};
 
 use super::words::Words;
-use super::{COUNTS, Counts, FEW, Family, Item, Lists, Section, TOKEN_WORDS, Tile, max_partials};
+use super::{
+    COUNTS, Counts, FEW, Family, Item, Lists, QueryTile, Section, TOKEN_WORDS, max_partials,
+};
 use crate::driver::{Address, Gpu, Memory, Pinned, Stream};
 use crate::error::CudaError;
+use crate::layouts::{Layout, layout};
 
 /// Where the lists lie on the GPU. Kernels call it `Step`.
 #[derive(Clone, Copy)]
@@ -24,6 +27,13 @@ pub(crate) struct StepAddresses {
 }
 
 impl StepAddresses {
+    /// What kernels must lay out as it is here.
+    pub(super) fn layout() -> Layout {
+        layout!(StepAddresses as "Step" {
+            counts, tokens, positions, key_positions, slots, outputs, partials, attention,
+        })
+    }
+
     /// The same with counts elsewhere.
     pub(crate) fn with_counts(self, counts: Address) -> Self {
         Self { counts, ..self }
@@ -65,7 +75,7 @@ impl Tables {
             Family::Few => (sections + FEW) * Item::LEN,
             Family::Many => {
                 let tiles = limits.step_tokens + MAX_LANES;
-                tiles * Tile::LEN + sections * Section::LEN
+                tiles * QueryTile::LEN + sections * Section::LEN
             }
         };
         let (tokens, outputs) = Self::rows(limits, family);

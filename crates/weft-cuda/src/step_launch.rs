@@ -1,17 +1,17 @@
 //! How a step is launched: op by op, as a graph or in the persistent kernel; and those that follow it.
 //!
 //! Steps that are begun ahead run where the one before them did: as graphs that wait in the stream, or inside one
-//! launch of the persistent kernel. To whoever asks for them it is the same (`decode.rs`).
+//! launch of the persistent kernel. To whoever asks for them it is the same (`in_flight.rs`).
 
 use weft_core::device::Step;
 use weft_core::plan::Op;
 use weft_core::sampling::{Draw, Sampler};
 
 use crate::CudaDevice;
-use crate::decode::BEYOND;
 use crate::device::Launches;
 use crate::error::CudaError;
 use crate::graphs;
+use crate::in_flight::BEYOND;
 use crate::ops::Pass;
 use crate::persistent::{self, Chooses, Run};
 use crate::sampling::{Chosen, TOLD_STEPS};

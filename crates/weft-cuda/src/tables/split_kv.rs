@@ -41,8 +41,8 @@ impl Lists {
             .map(|(index, lane, position)| {
                 let n = seen(index, position);
                 n_partials += n;
-                let [n_slots, first_slot] = self.slots_of(index, lane, position);
-                [n as u32, (n_partials - n) as u32, n_slots, first_slot]
+                let [n_cells, first_cell] = self.cells_of(index, lane, position);
+                [n as u32, (n_partials - n) as u32, n_cells, first_cell]
             })
             .collect();
         let n_sections = self.tiles.iter().map(|tile| tile.n_sections as usize).max();

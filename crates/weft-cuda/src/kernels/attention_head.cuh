@@ -1,6 +1,9 @@
 // One head of a token in one warp: its norm, its rotation, and where keys and values lie in a page.
 // Lane l holds dimensions l, l + 32, ... below HALF_DIM, each with the dimension half a head later
 // that it turns with.
+#pragma once
+
+#include "kernels/base.cuh"
 
 constexpr int HALF_DIM = HEAD_DIM / 2;
 constexpr int LANE_PAIRS = (HALF_DIM + 31) / 32;
@@ -114,7 +117,6 @@ template <class Put> __device__ __forceinline__ void each_dimension(const Packed
 // KV memory of a layer: [page][KV head][keys, values], each 64 x DIM elements in units. Keys are
 // units of 8 rows x 32 dimensions. Values are transposed, units of 8 dimensions x 32 rows, and the
 // rows of a unit are in the order in which probabilities come out of the score product.
-constexpr int PAGE_ROWS = 64;
 constexpr int PAGE_SIDE = PAGE_ROWS * DIM;         // elements of a page's keys, and of its values
 constexpr int SIDE_BYTES = PAGE_SIDE * 2;
 

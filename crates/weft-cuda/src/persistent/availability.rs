@@ -1,10 +1,10 @@
-//! The device's calls that run the persistent kernel.
+//! Whether there is a persistent kernel, and whether a step runs in it.
 
 use weft_core::config::Config;
 use weft_core::plan::Op;
 
 use super::choice::Choice;
-use super::split::Split;
+use super::shared_memory::SharedMemory;
 use super::{Parts, Persistent};
 use crate::error::CudaError;
 use crate::kernels::{Kernels, plan_for};
@@ -15,7 +15,7 @@ use crate::{CudaDevice, Launches};
 /// Whether the kernels are compiled: where somebody asks for them, and they can be.
 pub(crate) fn is_compiled(config: &Config, shape: &Shape, launches: Launches) -> bool {
     let is_asked = matches!(launches, Launches::Auto | Launches::Persistent);
-    is_asked && Split::new(config, shape, shape.chip.shared_bytes).refusal().is_none()
+    is_asked && SharedMemory::new(config, shape, shape.chip.shared_bytes).refusal().is_none()
 }
 
 /// The kernel where it is asked for, or why `Auto` goes without.
@@ -28,7 +28,8 @@ pub(crate) fn make(
     if matches!(launches, Launches::Graph | Launches::Ops) {
         return Ok((None, Choice::default()));
     }
-    let made = match Split::new(parts.config, parts.shape, parts.shape.chip.shared_bytes).refusal()
+    let made = match SharedMemory::new(parts.config, parts.shape, parts.shape.chip.shared_bytes)
+        .refusal()
     {
         None => Persistent::new(parts, kernels.persistent()?, plan)?,
         Some(reason) => Err(reason),

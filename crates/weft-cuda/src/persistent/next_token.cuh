@@ -1,22 +1,29 @@
-// The head of the persistent kernel, the next token, and what the host is told of it.
+// The next token in the persistent kernel, and what the host is told of it.
 //
-// Two ways lead to the next token. Where it is the best logit of every lane, blocks hand each other their candidates
-// and all find it for themselves: one hop. Where lanes draw, or adjust their logits, scores lie in memory: every block
-// says that it is done, one block per output chooses as the kernel `choose` does, and hands its token to all.
+// Two ways lead to the next token. Where it is the best logit of every lane, blocks hand each other
+// their candidates and all find it for themselves: one hop. Where lanes draw, or adjust their
+// logits, scores lie in memory: every block says that it is done, one block per output chooses as
+// the kernel `choose` does, and hands its token to all.
+#pragma once
+
+#include "kernels/sampling.cuh"
+#include "persistent/launch.cuh"
+#include "persistent/product.cuh"
 
 constexpr u32 LAST = 0x80000000u; // beside a token: none follows. No row has the bit, and DECLINED has it.
 
 // ---- done --------------------------------------------------------------------------------------
-// Says that logits, scores and shares of attention that this block wrote are there. Called after all warps met, by the
-// last one: the first has candidates to hand on.
+// Says that logits, scores and shares of attention that this block wrote are there. Called after
+// all warps met, by the last one: the first has candidates to hand on.
 __device__ __forceinline__ void publish_done(Block &block) {
     if (block.thread() != (WARPS - 1) * 32) return;
     __threadfence();
     store_word(block.launch.done + blockIdx.x, 0, block.number);
 }
-// Whether a block is done with the op of a number. Those that owe nothing to whoever asks may have done more since.
+// Whether a block is done with the op of a number. Those that owe nothing to whoever asks may have
+// done more since.
 __device__ __forceinline__ bool is_done(const Launch &launch, u32 block, u32 number) {
-    return (int)(number_of(load_word(launch.done + block)) - number) >= 0;
+    return (int)(number_of(load_relaxed(launch.done + block)) - number) >= 0;
 }
 // Waits until all blocks are; whether they are.
 __device__ __forceinline__ bool await_done(Block &block, u32 number) {
@@ -27,14 +34,16 @@ __device__ __forceinline__ bool await_done(Block &block, u32 number) {
 }
 
 // ---- shares ------------------------------------------------------------------------------------
-// The copying warp tells them: it has time, and others need no instructions for it. A step's are told when the next one's second
-// layer comes, the last one's when the computing warps are done. The step after that adds up shares in the same place: it cannot
-// begin before, because what tells owns rows of the op that follows the telling.
+// The copying warp tells them: it has time, and others need no instructions for it. A step's are
+// told when the next one's second layer comes, the last one's when the computing warps are done.
+// The step after that adds up shares in the same place: it cannot begin before, because what tells
+// owns rows of the op that follows the telling.
 constexpr u32 TELLING_OP = LAYERS > 1 ? 10 : 4; // of the plan: the second `proj_add`
 constexpr u32 TELLING_BLOCKS = HiddenRows::GROUPS < N_BLOCKS ? HiddenRows::GROUPS : N_BLOCKS; // the last ones
 
-// Waits until all blocks are done with a step's head. False where the computing warps have left before; those leave within the
-// bound of their own waits, and what all have done they have told all.
+// Waits until all blocks are done with a step's head. False where the computing warps have left
+// before; those leave within the bound of their own waits, and what all have done they have told
+// all.
 __device__ __forceinline__ bool await_heads(const BlockShared &shared, const Launch &launch, u32 step, int lane) {
     const u32 number = launch.number + (step + 1) * launch.n_ops;
     for (u32 from = lane; from < N_BLOCKS; from += 32)
@@ -43,8 +52,8 @@ __device__ __forceinline__ bool await_heads(const BlockShared &shared, const Lau
     __threadfence();
     return true;
 }
-// Tells the host how the tokens of a step attended: a block for each output, from the last block on. False where the
-// computing warps have left before.
+// Tells the host how the tokens of a step attended: a block for each output, from the last block
+// on. False where the computing warps have left before.
 __device__ __forceinline__ bool tell_shares(const BlockShared &shared, const Launch &launch, u32 step, int lane) {
     const Sampling &to = launch.sampling;
     const float *shares = launch.shares_of(step);
@@ -54,33 +63,39 @@ __device__ __forceinline__ bool tell_shares(const BlockShared &shared, const Lau
         if (!(draw.flags & CHOSEN)) continue;
         if (!__all_sync(FULL, await_heads(shared, launch, step, lane))) return false;
         __syncwarp();
-        const u32 n_slots = shared.partials[shared.outputs[output]][2], first = shared.partials[shared.outputs[output]][3];
+        const u32 n_cells = shared.partials[shared.outputs[output]][2], first = shared.partials[shared.outputs[output]][3];
         const u32 told = draw.share_number + step;
-        for (u32 slot = first + lane; slot < first + n_slots; slot += 32) {
+        for (u32 cell = first + lane; cell < first + n_cells; cell += 32) {
             float sum = 0.0f;
-            for (int head = 0; head < HEADS; ++head) sum += load_fresh(shares + (u64)slot * HEADS + head);
-            tell(to.told_shares + told % TOLD_STEPS * to.n_slots + slot, told, __float_as_uint(sum));
+            for (int head = 0; head < HEADS; ++head) sum += load_fresh(shares + (u64)cell * HEADS + head);
+            tell(to.told_shares + told % TOLD_STEPS * to.n_cells + cell, told, __float_as_uint(sum));
         }
     }
     return true;
 }
 __device__ __forceinline__ void tell_last_shares(const BlockShared &shared, const Launch &launch, u32 n_told, int lane) {
-    while (!shared.ring.left) {}
+    while (!shared.ring.left) look_again();
     while (n_told < shared.n_steps) tell_shares(shared, launch, n_told++, lane);
 }
 __device__ __forceinline__ void tell_token(Block &block, u32 output, u32 token) {
     const u32 number = block.shared.draws[output].token_number + block.step;
-    tell(block.launch.sampling.told_tokens + number % TOLD_STEPS * 8 + output, number, token);
+    tell(block.launch.sampling.told_tokens + number % TOLD_STEPS * FEW + output, number, token);
 }
 
 // ---- the best logit ----------------------------------------------------------------------------
-// Where a block's candidate for an output lies. Steps take turns: a block that has no part in a step's ops is late without
-// holding it up, and reads the last one's when others are at this one's.
+__device__ __forceinline__ u64 better(u64 a, u64 b) { return a > b ? a : b; }
+// Of a block without rows (see `candidate`); the highest bit of its row's complement is set as that
+// of any other.
+constexpr u64 NO_CANDIDATE = 0x80000000ull;
+
+// Where a block's candidate for an output lies. Steps take turns: a block that has no part in a
+// step's ops is late without holding it up, and reads the last one's when others are at this one's.
 __device__ __forceinline__ u64 *candidate_words(const Block &block, u32 output, u32 from) {
-    return block.launch.candidates + ((block.step % 2 * 8 + output) * N_BLOCKS + from) * 2;
+    return block.launch.candidates + ((block.step % 2 * FEW + output) * N_BLOCKS + from) * 2;
 }
-// Tells all blocks the best of this one's rows; the first block also whether the host wants to stop. `best` is that of
-// the rows this thread had, all of the same output: eight threads have the rows of one, 1, 2, 4 or 8 outputs take turns.
+// Tells all blocks the best of this one's rows; the first block also whether the host wants to
+// stop. `best` is that of the rows this thread had, all of the same output: eight threads have the
+// rows of one, 1, 2, 4 or 8 outputs take turns.
 __device__ __forceinline__ void publish_best(Block &block, u64 best) {
 #pragma unroll
     for (int other = 1; other < 8; other *= 2) best = better(best, __shfl_xor_sync(FULL, best, other));
@@ -96,7 +111,8 @@ __device__ __forceinline__ void publish_best(Block &block, u64 best) {
         store_word(to + 1, (u32)of_block ^ block.shared.asked_to_stop << 31, block.number);
     }
 }
-// The best of all blocks' rows of a warp's output, or DECLINED where scores say nothing; with LAST where the host wants to stop.
+// The best of all blocks' rows of a warp's output, or DECLINED where scores say nothing; with LAST
+// where the host wants to stop.
 __device__ __forceinline__ u32 take_best(Block &block) {
     const u32 number = block.number_before(0);
     u64 best = 0;
@@ -106,12 +122,13 @@ __device__ __forceinline__ u32 take_best(Block &block) {
         TwoWords words = {0, 0};
         block.watch.until([&] {
             if (from >= N_BLOCKS) return true;
-            words = load_two_words(candidate_words(block, block.warp, from));
+            words = load_two_relaxed(candidate_words(block, block.warp, from));
             return number_of(words.first) == number && number_of(words.second) == number;
         });
         __syncwarp();
         if (from >= N_BLOCKS) continue;
-        // A row's complement has its highest bit set; where the first block wants to stop it is not.
+        // A row's complement has its highest bit set; where the first block wants to stop it is
+        // not.
         if (from == 0 && !(value_of(words.second) & 0x80000000u)) last = LAST;
         best = better(best, (u64)value_of(words.first) << 32 | value_of(words.second) | 0x80000000u);
     }
@@ -140,9 +157,8 @@ __device__ __forceinline__ void publish_drawn(Block &block) {
     const Launch &launch = block.launch;
     meet();
     publish_done(block);
-    u32 output;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(output)); // as in `Block::begin`
-    for (; output < block.shared.n_outputs; output += N_BLOCKS) {
+    // As in `Block::begin`.
+    for (u32 output = own_block(); output < block.shared.n_outputs; output += N_BLOCKS) {
         const Draw &draw = block.shared.draws[output];
         u32 token = DECLINED;
         if (draw.flags & CHOSEN && await_done(block, block.number_before(0))) {
@@ -164,26 +180,14 @@ __device__ __forceinline__ void publish_drawn(Block &block) {
 __device__ __forceinline__ u32 take_drawn(Block &block) {
     u64 word = 0;
     block.watch.until([&] {
-        word = load_word(block.launch.chosen + block.warp);
+        word = load_relaxed(block.launch.chosen + block.warp);
         return number_of(word) == block.number_before(0);
     });
     __threadfence();
     return value_of(word);
 }
 
-// ---- the op, and the step after it -------------------------------------------------------------
-// The three products of a norm; with logits goes what a block knows of the next token.
-__device__ __forceinline__ void run_norm(Block &block, OpKind kind) {
-    if (kind == NORM_HEAD && block.shared.n_outputs == 0) return;
-    const bool chooses = kind == NORM_HEAD && block.launch.chooses != CHOOSES_NOTHING;
-    // Asked for early, because the host's memory is far.
-    if (blockIdx.x == 0 && chooses && block.thread() == 0) block.shared.asked_to_stop = *(volatile u32 *)&block.launch.mailbox->stop;
-    const u64 best = run_norm_product(block, kind);
-    if (!chooses) return;
-    if (block.draws) publish_drawn(block);
-    else publish_best(block, best);
-}
-
+// ---- the step after it -------------------------------------------------------------------------
 // The next token of every lane; whether it is the last.
 __device__ __forceinline__ bool take_tokens(Block &block) {
     if (block.warp < block.shared.n_outputs) {

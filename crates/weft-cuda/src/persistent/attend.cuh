@@ -1,17 +1,24 @@
-// Sections of attention in the persistent kernel: `attend` with `rope_store` in it, cut over blocks as the kernel of that name is,
-// with the same functions and so the same bits. Pages come through the ring. A launch may run several tokens of
-// every lane: then the lists are those of the first, and what grows with each token is added here.
+// `attend` in the persistent kernel, with `rope_store` in it: cut over blocks as the kernel of that
+// name is, with the same functions and so the same bits. `load_attend` brings pages through the
+// ring, `compute_attend` is all the rest. A launch may run several tokens of every lane: then the
+// lists are those of the first, and what grows with each token is added here.
+#pragma once
 
-// Stages that a block has on their way at once while it runs a layer. Where few blocks attend they have more to copy than
-// others, who wait for them; and few do not keep the memory from others.
+#include "kernels/attention_head.cuh"
+#include "kernels/section.cuh"
+#include "ops/attend.cuh"
+#include "persistent/launch.cuh"
+
+// Stages that a block has on their way at once while it runs a layer. Where few blocks attend they
+// have more to copy than others, who wait for them; and few do not keep the memory from others.
 __device__ __forceinline__ int few_in_flight(const BlockShared &shared) {
     return shared.n_attending <= 16 && blockIdx.x < shared.n_attending ? 4 : FEW_IN_FLIGHT;
 }
 
-// ---- pages -------------------------------------------------------------------------------------
-// The keys of a section, then its values. Pages that this launch wrote to are asked for only when the token before
-// has stored its row.
-__device__ __forceinline__ bool stream_pages(Copier &copier, const BlockShared &shared, const Launch &launch, const u16 *kv, u32 step,
+// ---- loading -----------------------------------------------------------------------------------
+// The keys of a section, then its values. Pages that this launch wrote to are asked for only when
+// the token before has stored its row.
+__device__ __forceinline__ bool load_attend(Copier &copier, const BlockShared &shared, const Launch &launch, const u16 *kv, u32 step,
                                              u32 n_attended) {
     const u32 n_work = shared.n_work, n_blocks = shared.n_attending;
     if (blockIdx.x >= n_blocks) return true;
@@ -22,7 +29,7 @@ __device__ __forceinline__ bool stream_pages(Copier &copier, const BlockShared &
         if (work != blockIdx.x) copier.in_flight = PAGES_IN_FLIGHT;
         const int n_pages = (item.n_rows() + (grows ? step : 0) + PAGE_ROWS - 1) / PAGE_ROWS;
         if (grows && step > 0) {
-            while (copier.ring.attended < n_attended)
+            for (; copier.ring.attended < n_attended; look_again())
                 if (copier.ring.left) return false;
             before_copies_of_stored();
         }
@@ -39,7 +46,7 @@ __device__ __forceinline__ bool stream_pages(Copier &copier, const BlockShared &
     return true;
 }
 
-// ---- queries and new rows ----------------------------------------------------------------------
+// ---- computing: queries and new rows ------------------------------------------------------------
 // A head of a row of words, and whether all of it is there.
 __device__ __forceinline__ bool ask_head(Head &head, const u64 *row, int first, u32 number, int lane) {
     u64 words[2][LANE_PAIRS];
@@ -48,7 +55,7 @@ __device__ __forceinline__ bool ask_head(Head &head, const u64 *row, int first, 
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int d = min(lane + i * 32, HALF_DIM - 1) + half * HALF_DIM;
-            words[half][i] = load_word(row + (first + d) / 2);
+            words[half][i] = load_relaxed(row + (first + d) / 2);
         }
     bool all = true;
 #pragma unroll
@@ -62,14 +69,14 @@ __device__ __forceinline__ bool ask_head(Head &head, const u64 *row, int first, 
     return all;
 }
 
-// Rows of queries. Where the kernel is made for a number of tokens there are no more of an item than that: `plan_for` sees to it, and
-// for one token `Persistent::takes`.
+// Rows of queries. Where the kernel is made for a number of tokens there are no more of an item
+// than that: `plan_for` sees to it, and for one token `Persistent::takes`.
 __device__ __forceinline__ u32 query_rows(const Block &block, const Item &item) {
     return (block.n_tokens == 1 ? 1 : block.fixed ? min(item.n_queries, block.n_tokens) : item.n_queries) * GROUP;
 }
 
-// This warp's queries, rotated, into shared memory. What does not depend on the op before is asked for before it is
-// waited for.
+// This warp's queries, rotated, into shared memory. What does not depend on the op before is asked
+// for before it is waited for.
 __device__ __forceinline__ void make_queries(Block &block, const Item &item, int kv_head, u32 number) {
     const int lane = block.lane;
     auto &queries = block.shared.scratch.section.queries;
@@ -90,8 +97,9 @@ __device__ __forceinline__ void make_queries(Block &block, const Item &item, int
     }
 }
 
-// A warp's share of an item's new rows: one of them, and where it goes. Its key, rotated, and its value lie in shared
-// memory; its key also in the page, which may have been copied before the row was there.
+// A warp's share of an item's new rows: one of them, and where it goes. Its key, rotated, and its
+// value lie in shared memory; its key also in the page, which may have been copied before the row
+// was there.
 struct NewRow {
     bool there, patches; // one of the pages
     int page, row;       // of the section
@@ -137,7 +145,7 @@ __device__ __forceinline__ void store_row(Block &block, const NewRow &made, cons
     put_row<1>(page + PAGE_SIDE, block, made.row);
 }
 
-// ---- results -----------------------------------------------------------------------------------
+// ---- computing: results -------------------------------------------------------------------------
 // A pair of dimensions of a result.
 __device__ __forceinline__ void publish_attended(Block &block, u32 token, int column, u32 pair) {
     store_word(block.launch.a + token * (Q_STRIDE / 2) + column / 2, pair, block.number);
@@ -176,30 +184,30 @@ __device__ __forceinline__ void publish_section(Block &block, const Item &item, 
                 publish_attended(block, asked.token, head * HEAD_DIM + d, round_pair(a / weight, b / weight));
             }
         }
-        // A part's maximum and weight; the maximum and the squares of its first slot, and from another warp those of its second,
-        // where there are no more.
+        // A part's maximum and weight; the maximum and the squares of its first cell, and from
+        // another warp those of its second, where there are no more.
         const int word = block.warp * 4 + block.lane % 4;
         if (!whole && word < 6) {
-            const u64 slot = ((u64)(asked.slot + block.warp) * HEADS + head) * 2;
-            u64 *to = word < 2 ? launch.part_weights + part * 2 : launch.slots + slot;
-            if (word < 2 || (item.n_marks <= 1 && block.warp <= item.n_marks && asked.slot != NO_SLOT))
+            const u64 cell = ((u64)(asked.cell + block.warp) * HEADS + head) * 2;
+            u64 *to = word < 2 ? launch.part_weights + part * 2 : launch.cells + cell;
+            if (word < 2 || (item.n_marks <= 1 && block.warp <= item.n_marks && asked.cell != NO_CELL))
                 store_word(to + word % 2, __float_as_uint(finals[row][word]), block.number);
         }
     }
 }
 
-// Where the slots of one KV head go: to the block that folds the parts; or, if the section is all that a token sees, into
-// its shares of attention.
-struct Slots {
+// Where the cells of one KV head go: to the block that folds the parts; or, if the section is all
+// that a token sees, into its shares of attention.
+struct Cells {
     void *to;
     u32 number, kv_head;
     bool folded, is_first_layer;
-    __device__ __forceinline__ Slots(Block &block, const Item &item, u32 kv_head)
+    __device__ __forceinline__ Cells(Block &block, const Item &item, u32 kv_head)
         : number(block.number), kv_head(kv_head), folded(is_folded(item)), is_first_layer(block.is_first_layer()) {
-        to = folded ? (void *)block.launch.slots : (void *)block.launch.shares_of(block.step);
+        to = folded ? (void *)block.launch.cells : (void *)block.launch.shares_of(block.step);
     }
-    __device__ __forceinline__ void leave(u32 row, u32 slot, float m, float squares, const float (&finals)[6]) const {
-        const u64 at = (u64)slot * HEADS + kv_head * GROUP + row % GROUP;
+    __device__ __forceinline__ void leave(u32 row, u32 cell, float m, float squares, const float (&finals)[6]) const {
+        const u64 at = (u64)cell * HEADS + kv_head * GROUP + row % GROUP;
         if (!folded) return add_share((float *)to + at, is_first_layer, part_share(Folded{0.0f, finals[1], finals[0]}, m, squares));
         store_word((u64 *)to + at * 2, __float_as_uint(m), number);
         store_word((u64 *)to + at * 2 + 1, __float_as_uint(squares), number);
@@ -211,16 +219,17 @@ __device__ __forceinline__ void add_section_shares(Block &block, const Item &ite
     const SectionScratch &scratch = block.shared.scratch.section;
     const int warp = block.warp, lane = block.lane;
     const u32 n_queries = query_rows(block, item);
-    const Slots slots(block, item, kv_head);
+    const Cells cells(block, item, kv_head);
     if (item.n_marks > 1) {
-        if (warp < SECTION_PAGES) leave_stretches(scratch, item, n_queries, warp, lane, slots);
-        if (item.has_inner) leave_inner(scratch, item, n_queries, warp, WARPS, lane, slots);
+        if (warp < SECTION_PAGES) leave_stretches(scratch, item, n_queries, warp, lane, cells);
+        if (item.has_inner) leave_inner(scratch, item, n_queries, warp, WARPS, lane, cells);
     } else {
-        leave_sums(scratch, item, n_queries, warp, lane, slots);
+        leave_sums(scratch, item, n_queries, warp, lane, cells);
     }
 }
 
-// The item that this block takes at some time. The first ones are kept; those that follow are fetched, one ahead.
+// The item that this block takes at some time. The first ones are kept; those that follow are
+// fetched, one ahead.
 __device__ __forceinline__ Item &item_at(Block &block, u32 index) {
     return block.shared.items[index < KEPT_ITEMS ? index : KEPT_ITEMS + index % 2];
 }
@@ -243,9 +252,11 @@ __device__ __forceinline__ void attend_section(Block &block, u32 index, u32 work
     const int kv_head = work % KV_HEADS, warp = block.warp, lane = block.lane;
     const u32 n_blocks = block.shared.n_attending;
     const Item &item = item_at(block, index);
-    // Queries that stand in the scratch, as those of one span do for all of its sections, need neither be made nor awaited.
+    // Queries that stand in the scratch, as those of one span do for all of its sections, need
+    // neither be made nor awaited.
     const bool kept = index > 0 && n_blocks % KV_HEADS == 0 && same_queries(item, item_at(block, index - 1));
-    // What the scratch holds otherwise, or of the section before, must not go while a warp reads it.
+    // What the scratch holds otherwise, or of the section before, must not go while a warp reads
+    // it.
     meet();
     const u32 grown = item.n_stores > 0 ? block.step : 0, number = block.number_before(only_store ? 1 : 2);
     const int n_rows = item.n_rows + grown, n_pages = (n_rows + PAGE_ROWS - 1) / PAGE_ROWS;
@@ -269,12 +280,155 @@ __device__ __forceinline__ void attend_section(Block &block, u32 index, u32 work
     const bool many = item.n_marks > 1 && !only_store;
     if (warp == 0 || warp == 1 && item.n_marks == 1) sum_weights(scratch, item, n_pages, warp, lane);
     else if (many && warp <= SECTION_PAGES)
-        sum_stretches(scratch, item, query_rows(block, item), n_pages, warp - 1, lane, Slots(block, item, kv_head));
+        sum_stretches(scratch, item, query_rows(block, item), n_pages, warp - 1, lane, Cells(block, item, kv_head));
     else if (many && item.has_inner && is_folded(item))
-        leave_inner(scratch, item, query_rows(block, item), warp - SECTION_PAGES - 1, WARPS - SECTION_PAGES - 1, lane, Slots(block, item, kv_head));
+        leave_inner(scratch, item, query_rows(block, item), warp - SECTION_PAGES - 1, WARPS - SECTION_PAGES - 1, lane, Cells(block, item, kv_head));
     meet();
     block.stages.release(n_pages, lane);
     if (!only_store) publish_section(block, item, queries, kv_head, acc);
     if (made.there) store_row(block, made, item, kv_head);
     if (!only_store && !is_folded(item)) add_section_shares(block, item, kv_head);
+}
+
+// ---- computing: parts are folded ---------------------------------------------------------------
+// Parts of several sections, folded in the order in which the kernel `attend` folds them.
+
+// The parts of a head as other blocks send them.
+struct SentParts {
+    static constexpr bool SUMS_FIRST = false;
+    Block &block;
+    u64 first;
+    int head, d;
+    // Two words, once this op has sent them.
+    __device__ __forceinline__ TwoWords await_two(const u64 *at, bool there) const {
+        TwoWords words = {0, 0};
+        block.watch.until([&] {
+            if (!there) return true;
+            words = load_two_relaxed(at);
+            return number_of(words.first) == block.number_before(0) && number_of(words.second) == block.number_before(0);
+        });
+        return words;
+    }
+    __device__ __forceinline__ Part weight(u32 part, bool there) const {
+        const TwoWords words = await_two(block.launch.part_weights + ((first + part) * HEADS + head) * 2, there);
+        __syncwarp();
+        return {there ? __uint_as_float(value_of(words.first)) : NEVER, __uint_as_float(value_of(words.second))};
+    }
+    // This lane's dimension of N parts, none beyond `last`.
+    template <int N> __device__ __forceinline__ void sums(float (&sums)[N], u32 part, u32 last) const {
+        block.watch.until([&] {
+            bool all = true;
+#pragma unroll
+            for (int i = 0; i < N; ++i) {
+                const u64 word = load_relaxed(block.launch.part_sums + ((first + min(part + i, last)) * HEADS + head) * DIM + d);
+                all &= number_of(word) == block.number_before(0);
+                sums[i] = __uint_as_float(value_of(word));
+            }
+            return all;
+        });
+        __syncwarp();
+    }
+};
+
+// The same brought near. Parts come from far and are folded one after the other: so the first warp
+// folds, and all others fetch for it, as many as are folded at once and as many ahead. They put
+// them where the last product had its sums, which the next one leaves alone.
+struct FetchedParts {
+    static constexpr bool SUMS_FIRST = false;
+    static constexpr u32 EACH = (FOLDED_AT_ONCE + WARPS - 2) / (WARPS - 1); // parts of a warp that fetches
+    struct Buffer {
+        float sums[FOLDED_AT_ONCE][32]; // [part][lane]
+        Part weights[FOLDED_AT_ONCE];
+    };
+    Buffer *buffers; // two, in turn
+    int lane;
+    __device__ __forceinline__ FetchedParts(Block &block) : buffers((Buffer *)&block.shared.scratch.sums.of[block.flip]), lane(block.lane) {
+        static_assert(sizeof(Buffer) * 2 <= sizeof(block.shared.scratch.sums.of[0]), "two buffers fit");
+    }
+    __device__ __forceinline__ Buffer &buffer(u32 part) const { return buffers[part / FOLDED_AT_ONCE % 2]; }
+
+    // A warp's share of a buffer.
+    __device__ __forceinline__ void fetch(const SentParts &from, u32 first, u32 n_parts, int warp) const {
+        const u32 own = (warp - 1) * EACH, count = min(FOLDED_AT_ONCE, n_parts - first);
+        if (own < count) {
+            float sums[EACH];
+            from.sums(sums, first + own, first + count - 1);
+#pragma unroll
+            for (int i = 0; i < EACH; ++i)
+                if (own + i < count) buffer(first).sums[own + i][lane] = sums[i];
+        }
+        if (warp == WARPS - 1) buffer(first).weights[lane] = from.weight(first + lane, lane < count);
+    }
+    // What `fold_some` asks for.
+    __device__ __forceinline__ Part weight(u32 part, bool) const { return buffer(part).weights[part % FOLDED_AT_ONCE]; }
+    template <int N> __device__ __forceinline__ void sums(float (&sums)[N], u32 part, u32) const {
+#pragma unroll
+        for (int i = 0; i < N; ++i) sums[i] = buffer(part).sums[part % FOLDED_AT_ONCE + i][lane];
+    }
+};
+
+// 32 dimensions of one head: the work of a block.
+__device__ __forceinline__ void fold_slice(Block &block, const SentParts &parts, u32 token, u32 n_parts) {
+    const FetchedParts near(block);
+    Folded whole;
+    float sums[16];
+    meet(); // nobody reads what lies in the buffers
+#pragma unroll 1
+    for (u32 first = 0; first < n_parts; first += FOLDED_AT_ONCE) {
+        if (block.warp > 0) near.fetch(parts, first, n_parts, block.warp);
+        // A buffer is full then, and the other one free. One warp that waited in vain makes all
+        // wait no more, so that none takes what comes of it for a result.
+        if (block.meet_and_ask()) block.watch.gone = true;
+        if (block.warp == 0) fold_some<16>(whole, near, sums, first, n_parts, block.lane);
+    }
+    if (block.warp > 0) return;
+    const u32 value = round_one(whole.sum / whole.weight), next = __shfl_down_sync(FULL, value, 1);
+    if (parts.d % 2 == 0 && parts.d < HEAD_DIM) publish_attended(block, token, parts.head * HEAD_DIM + parts.d, value | next << 16);
+}
+// What cells of one head have of its attention: warps take 32 of them in turn.
+__device__ __forceinline__ void add_shares(Block &block, const SentParts &parts, u32 n_parts, u32 n_cells, u64 first_cell) {
+    if (block.warp * 32 >= n_cells) return;
+    const Folded whole = fold_parts<0>(parts, n_parts, block.lane);
+    for (u32 cell = block.thread(); cell < n_cells; cell += WARPS * 32) {
+        const u64 at = (first_cell + cell) * HEADS + parts.head;
+        const TwoWords words = parts.await_two(block.launch.cells + at * 2, true);
+        const float share = part_share(whole, __uint_as_float(value_of(words.first)), __uint_as_float(value_of(words.second)));
+        add_share(block.launch.shares_of(block.step) + at, block.is_first_layer(), share);
+    }
+}
+// Folds the parts of tokens that have several, and adds up their shares: tasks for blocks. Shares
+// are added from the last block on, because everybody waits for what is folded and nobody for them;
+// but only by blocks whose rows of `norm_gate_up` all others need, so that the next layer's parts
+// do not come before these are read.
+__device__ __forceinline__ void fold_sections(Block &block) {
+    constexpr u32 ADDING = GateUpRows::GROUPS < N_BLOCKS ? GateUpRows::GROUPS : N_BLOCKS;
+    const u32 n_heads = block.n_tokens * HEADS, from_last = N_BLOCKS - 1 - blockIdx.x;
+    const auto parts_of = [&](u32 head, u32 slice) { // head of all tokens
+        return SentParts{block, block.shared.partials[head / HEADS][1], (int)(head % HEADS), (int)(slice * 32 + block.lane)};
+    };
+    const auto n_parts_of = [&](u32 head) { return block.shared.partials[head / HEADS][0]; };
+    const auto n_cells_of = [&](u32 head) { return block.shared.partials[head / HEADS][2]; };
+    for (u32 task = blockIdx.x; task < n_heads * DIM_UNITS; task += N_BLOCKS) {
+        const u32 head = task / DIM_UNITS, n_parts = n_parts_of(head);
+        if (n_parts > 1) fold_slice(block, parts_of(head, task % DIM_UNITS), head / HEADS, n_parts);
+    }
+    for (u32 head = from_last; head < n_heads && from_last < ADDING; head += ADDING)
+        if (n_parts_of(head) > 1)
+            add_shares(block, parts_of(head, 0), n_parts_of(head), n_cells_of(head), block.shared.partials[head / HEADS][3]);
+}
+
+// ---- computing: all of it -----------------------------------------------------------------------
+// Or only what `rope_store` is of it.
+__device__ __forceinline__ void compute_attend(Block &block, bool only_store) {
+    const u32 n_work = block.shared.n_work, n_blocks = block.shared.n_attending;
+    if (blockIdx.x < n_blocks) {
+        for (u32 index = 0, work = blockIdx.x; work < n_work; ++index, work += n_blocks)
+            attend_section(block, index, work, only_store);
+        meet();
+        if (threadIdx.x == 0) {
+            __threadfence_block();
+            block.shared.ring.attended = block.shared.ring.attended + 1;
+        }
+    }
+    if (!only_store && block.shared.folds) fold_sections(block);
 }

@@ -1,48 +1,43 @@
-//! How a block's shared memory is split: a ring of stages, and a stage for inputs in every warp.
+//! A block's shared memory: a ring of stages, and a stage for inputs in every warp.
 
 use weft_core::config::Config;
 
-use crate::shape::{COLUMN_STEP, Shape, padded};
+use crate::shape::{COLUMN_STEP, Shape, UNIT_BYTES, WARPS, padded};
 
-/// Warps of a block that compute.
-const WARPS: usize = 8;
-/// Bytes of 8 rows × 32 columns of a matrix.
-const UNIT_BYTES: usize = 512;
 /// Units of a warp in a stage of weights, at most.
-const PART_UNITS: usize = 4;
+pub(crate) const PORTION_UNITS: usize = 4;
 /// Bytes of 32 columns of one token.
-const X_UNIT_BYTES: usize = 64;
-/// Up to so many tokens have room there for all that a warp has of rows of up to `longest_stretch` units.
-const WHOLE_TOKENS: usize = 4;
+pub(crate) const X_UNIT_BYTES: usize = 64;
+/// Up to so many tokens have room there for all that a warp has of rows of up to `longest_strip` units.
+pub(crate) const WHOLE_TOKENS: usize = 4;
 /// A section's keys and values are in the ring at once, and the tiles that are computed together.
 const FEWEST_STAGES: usize = 8;
 /// Stages that barriers are made for.
-const MOST_STAGES: usize = 16;
+pub(crate) const MOST_STAGES: usize = 16;
 
 /// How dynamic shared memory is used, by the number of tokens of a step.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Split {
+pub(crate) struct SharedMemory {
     pub(crate) dynamic_bytes: usize,
     stage_bytes: usize,
     hidden_units: usize,
-    longest_stretch: usize,
+    longest_strip: usize,
 }
 
-impl Split {
+impl SharedMemory {
     pub(crate) fn new(config: &Config, shape: &Shape, dynamic_bytes: usize) -> Self {
         let page_side_bytes = weft_core::kv::PAGE_ROWS * shape.dim * 2;
         Self {
             dynamic_bytes,
-            stage_bytes: (WARPS * PART_UNITS * UNIT_BYTES).max(page_side_bytes),
+            stage_bytes: (WARPS * PORTION_UNITS * UNIT_BYTES).max(page_side_bytes),
             hidden_units: padded(config.hidden) / COLUMN_STEP,
-            longest_stretch: shape.chip.longest_stretch(),
+            longest_strip: shape.chip.longest_strip(),
         }
     }
 
-    /// Those of one to eight tokens, for kernels, which compute them too.
-    pub(crate) fn define(&self) -> String {
-        let units: Vec<String> = (1..=8).map(|n| self.x_units(n).to_string()).collect();
-        format!("X_UNITS={}", units.join(","))
+    /// Bytes of a stage of the ring: weights of a portion of a tile, or a side of a page.
+    pub(crate) fn stage_bytes(&self) -> usize {
+        self.stage_bytes
     }
 
     /// Why the kernel cannot run, if so; where norms' weights do not fit a stage it does not even compile.
@@ -58,10 +53,10 @@ impl Split {
     }
 
     /// Units, each of one token, in a warp's stage for inputs. A norm needs all of a row before any of it can be multiplied; of
-    /// other rows there is room for a part of each of eight tokens, or for all that a warp has of a few.
-    fn x_units(&self, n_tokens: usize) -> usize {
-        let whole = if n_tokens <= WHOLE_TOKENS { n_tokens * self.longest_stretch } else { 0 };
-        (self.hidden_units * n_tokens).max(whole).max(PART_UNITS * 8)
+    /// other rows there is room for a portion of each of eight tokens, or for all that a warp has of a few.
+    pub(crate) fn x_units(&self, n_tokens: usize) -> usize {
+        let whole = if n_tokens <= WHOLE_TOKENS { n_tokens * self.longest_strip } else { 0 };
+        (self.hidden_units * n_tokens).max(whole).max(PORTION_UNITS * 8)
     }
 
     /// Stages of the ring in steps of some tokens; none where they do not fit.
@@ -84,8 +79,8 @@ mod tests {
         let config = shapes::config(name).unwrap();
         let shape = Shape::new(&config, Chip::HOPPER).unwrap();
         // About what the kernel takes besides.
-        let split = Split::new(&config, &shape, (shared_kib << 10) - 32_000);
-        split.n_stages(n_tokens).map(|n_stages| (n_stages, split.x_units(n_tokens)))
+        let shared = SharedMemory::new(&config, &shape, (shared_kib << 10) - 32_000);
+        shared.n_stages(n_tokens).map(|n_stages| (n_stages, shared.x_units(n_tokens)))
     }
 
     #[test]
@@ -103,7 +98,7 @@ mod tests {
             let mut config = shapes::config("qwen3-8b").unwrap();
             config.hidden = hidden;
             let shape = Shape::new(&config, Chip::HOPPER).unwrap();
-            Split::new(&config, &shape, shape.chip.shared_bytes).refusal().is_none()
+            SharedMemory::new(&config, &shape, shape.chip.shared_bytes).refusal().is_none()
         };
         assert!(holds(8192) && !holds(8193));
     }

@@ -4,7 +4,7 @@
 //! the same graph is launched again and again, or one launch of the persistent kernel goes on, and the host only
 //! reads what is told. A call that asks for just the step that was begun gets its results; any other begins anew.
 //! Graphs that were begun in vain run to their end before anything that comes after them, in the order of the
-//! stream; the persistent kernel is told to stop. It owns what is expected, and launches nothing (`steps.rs`).
+//! stream; the persistent kernel is told to stop. It owns what is expected, and launches nothing (`step_launch.rs`).
 
 use std::time::{Duration, Instant};
 
@@ -171,17 +171,17 @@ impl InFlight {
         self.chosen.get(lane).copied().flatten()
     }
 
-    /// The shares of slots that the lane's last token gave, where the step told them.
+    /// The shares of cells that the lane's last token gave, where the step told them.
     pub(crate) fn shares(
         &self,
         gpu: &Gpu,
         sampling: &Sampling,
         lane: usize,
-        slots: std::ops::Range<usize>,
+        cells: std::ops::Range<usize>,
     ) -> Option<Result<Vec<f32>, CudaError>> {
         let is_told = self.tells_shares && self.outputs.get(lane).copied().flatten().is_some();
-        let told = |slot| spin(gpu, || sampling.share(self.number, slot));
-        is_told.then(|| slots.map(told).collect())
+        let told = |cell| spin(gpu, || sampling.share(self.number, cell));
+        is_told.then(|| cells.map(told).collect())
     }
 }
 
@@ -276,5 +276,5 @@ fn spin<T>(gpu: &Gpu, read: impl Fn() -> Option<T>) -> Result<T, CudaError> {
 }
 
 #[cfg(test)]
-#[path = "decode_tests.rs"]
+#[path = "in_flight_tests.rs"]
 mod tests;

@@ -1,0 +1,277 @@
+//! What `tools/emulate` needs of the host: the headers that kernels are compiled with, and the
+//! reference, which computes again what the emulated kernels wrote.
+//!
+//!     cargo run -p weft-cuda --example emulation -- headers '{"model_type": "qwen3", ...}' 8 folder
+//!     cargo run -p weft-cuda --example emulation -- check '{"model_type": "qwen3", ...}' dump...
+//!
+//! The model is a named shape, or the text of a config.json. `headers` writes `generated/*.cuh` into a
+//! folder, for a GPU of so many multiprocessors, of which each has as much shared memory as an H100's.
+//! `check` reads dumps of `harness.cpp`: every op, on the inputs that the kernel had, must give what
+//! the reference gives, within the bounds of `tests/parity.rs`.
+
+use std::error::Error;
+use std::path::Path;
+
+use half::bf16;
+use proptest::prelude::*;
+use weft_core::config::Config;
+use weft_core::device::{Buffer, Device, Inspect, Lane, Limits, Outputs, Span, Step, shares};
+use weft_core::kv::pages_for;
+use weft_core::plan::{Op, plan};
+use weft_core::reference::Reference;
+use weft_core::shapes;
+use weft_core::weights::{LayerTensor, Tensor, TensorShape, Weights, WeightsError};
+use weft_cuda::{Chip, program};
+use weft_testing::Work;
+use weft_testing::parity::{Noise, assert_close, assert_shares_close};
+
+/// What `tests/parity.rs` grants kernels on a GPU.
+const NOISE: Noise = Noise { sums: 3e-5, weights: 0.01 };
+/// As many positions and pages as the harness has.
+const LIMITS: Limits = Limits { step_tokens: 8, step_outputs: 8, positions: 17_152, pages: 272 };
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments.as_slice() {
+        ["headers", model, n_sms, folder] => write_headers(&config(model)?, n_sms.parse()?, folder),
+        ["check", model, dumps @ ..] if !dumps.is_empty() => {
+            let config = config(model)?;
+            dumps.iter().try_for_each(|path| {
+                let bytes = std::fs::read(path)?;
+                check(&config, Dump(&bytes)).map_err(|error| format!("{path}: {error}").into())
+            })
+        }
+        _ => Err("`headers` or `check` and what they take are wanted, see the source".into()),
+    }
+}
+
+fn config(model: &str) -> Result<Config, Box<dyn Error>> {
+    Ok(match shapes::config(model) {
+        Some(config) => config,
+        None => Config::from_json(model.as_bytes())?,
+    })
+}
+
+fn write_headers(config: &Config, n_sms: usize, folder: &str) -> Result<(), Box<dyn Error>> {
+    let chip = Chip { n_sms, ..Chip::HOPPER };
+    let generated = |(name, _): &(String, String)| name.starts_with("generated/");
+    std::fs::create_dir_all(Path::new(folder).join("generated"))?;
+    for (name, text) in program(config, chip, true)?.files.into_iter().filter(generated) {
+        std::fs::write(Path::new(folder).join(name), text)?;
+    }
+    Ok(())
+}
+
+/// What is left of a dump; `dump_*` in `harness.cpp` write what is read here, in this order.
+struct Dump<'a>(&'a [u8]);
+
+impl Dump<'_> {
+    fn words(&mut self, n: usize) -> Vec<u32> {
+        let (words, rest) = self.0.split_at(n * 4);
+        self.0 = rest;
+        let (words, _) = words.as_chunks::<4>();
+        words.iter().map(|word| u32::from_le_bytes(*word)).collect()
+    }
+
+    fn number(&mut self) -> usize {
+        self.words(1)[0] as usize
+    }
+
+    fn floats(&mut self, n: usize) -> Vec<f32> {
+        self.words(n).into_iter().map(f32::from_bits).collect()
+    }
+
+    /// bf16.
+    fn values(&mut self, n: usize) -> Vec<f32> {
+        let (values, rest) = self.0.split_at(n * 2);
+        self.0 = rest;
+        let (values, _) = values.as_chunks::<2>();
+        values.iter().map(|value| bf16::from_le_bytes(*value).to_f32()).collect()
+    }
+
+    fn lane(&mut self) -> Work {
+        let n_tokens = self.number();
+        let [tokens, positions, store_at] = std::array::from_fn(|_| self.words(n_tokens));
+        let spans: Vec<Span> = (0..self.number())
+            .map(|_| {
+                let [first_page, first_row, len, position, home_position] =
+                    std::array::from_fn(|_| self.number());
+                let pages = first_page as u32..(first_page + pages_for(first_row + len)) as u32;
+                Span { pages: pages.collect(), first_row, len, home_position, position }
+            })
+            .collect();
+        let n_marks = self.number();
+        let marks = self.words(n_marks);
+        let key_positions = positions.clone();
+        Work { tokens, positions, key_positions, store_at, spans, marks, outputs: Outputs::Last }
+    }
+}
+
+/// The tensors of a dump, in the order of their use.
+struct DumpedWeights {
+    config: Config,
+    embed: Vec<f32>,
+    head: Vec<f32>,
+    layers: Vec<DumpedLayer>,
+    final_norm: Vec<f32>,
+}
+
+/// The projections and their biases are one list each; rows of gate and up take turns.
+struct DumpedLayer {
+    attention_norm: Vec<f32>,
+    qkv: Vec<f32>,
+    bias: Vec<f32>,
+    q_norm: Vec<f32>,
+    k_norm: Vec<f32>,
+    o: Vec<f32>,
+    mlp_norm: Vec<f32>,
+    gate_up: Vec<f32>,
+    down: Vec<f32>,
+}
+
+impl DumpedWeights {
+    fn read(config: &Config, from: &mut Dump<'_>) -> Self {
+        let Config { hidden, vocab, intermediate, head_dim, .. } = *config;
+        let qkv_rows = config.q_width() + 2 * config.kv_width();
+        Self {
+            config: config.clone(),
+            embed: from.values(vocab * hidden),
+            head: from.values(vocab * hidden),
+            layers: (0..config.layers)
+                .map(|_| DumpedLayer {
+                    attention_norm: from.values(hidden),
+                    qkv: from.values(qkv_rows * hidden),
+                    bias: from.values(qkv_rows),
+                    q_norm: from.values(head_dim),
+                    k_norm: from.values(head_dim),
+                    o: from.values(hidden * config.q_width()),
+                    mlp_norm: from.values(hidden),
+                    gate_up: from.values(2 * intermediate * hidden),
+                    down: from.values(hidden * intermediate),
+                })
+                .collect(),
+            final_norm: from.values(hidden),
+        }
+    }
+
+    /// A tensor's list, the row that the tensor begins with, and how far its rows are apart.
+    fn place(&self, tensor: Tensor) -> (&[f32], usize, usize) {
+        let (q, kv) = (self.config.q_width(), self.config.kv_width());
+        let Tensor::Layer(layer, kind) = tensor else {
+            return match tensor {
+                Tensor::Embed => (&self.embed, 0, 1),
+                Tensor::Head => (&self.head, 0, 1),
+                _ => (&self.final_norm, 0, 1),
+            };
+        };
+        let own = &self.layers[usize::from(layer)];
+        match kind {
+            LayerTensor::AttentionNorm => (&own.attention_norm, 0, 1),
+            LayerTensor::Q => (&own.qkv, 0, 1),
+            LayerTensor::K => (&own.qkv, q, 1),
+            LayerTensor::V => (&own.qkv, q + kv, 1),
+            LayerTensor::QBias => (&own.bias[..q], 0, 1),
+            LayerTensor::KBias => (&own.bias[q..q + kv], 0, 1),
+            LayerTensor::VBias => (&own.bias[q + kv..], 0, 1),
+            LayerTensor::QNorm => (&own.q_norm, 0, 1),
+            LayerTensor::KNorm => (&own.k_norm, 0, 1),
+            LayerTensor::O => (&own.o, 0, 1),
+            LayerTensor::MlpNorm => (&own.mlp_norm, 0, 1),
+            LayerTensor::Gate => (&own.gate_up, 0, 2),
+            LayerTensor::Up => (&own.gate_up, 1, 2),
+            LayerTensor::Down => (&own.down, 0, 1),
+        }
+    }
+}
+
+impl Weights for DumpedWeights {
+    fn read(
+        &self,
+        tensor: Tensor,
+        visit: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), WeightsError> {
+        let shape = TensorShape::new(tensor, &self.config);
+        let (list, first, apart) = self.place(tensor);
+        let rows = list.chunks_exact(shape.row()).skip(first).step_by(apart);
+        rows.take(shape.rows()).enumerate().for_each(|(row, values)| visit(row, values));
+        Ok(())
+    }
+
+    fn fingerprint(&self) -> [u8; 32] {
+        [0; 32]
+    }
+}
+
+/// The buffers that an op writes, as far as the kernel leaves them in ordinary memory.
+fn written(op: Op) -> &'static [Buffer] {
+    match op {
+        Op::Embed | Op::ProjAdd { .. } | Op::DownAdd { .. } => &[Buffer::X],
+        Op::NormQkv { .. } => &[Buffer::Q, Buffer::K, Buffer::V],
+        Op::Attend { .. } => &[Buffer::A],
+        Op::NormGateUp { .. } => &[Buffer::H],
+        Op::RopeStore { .. } | Op::NormHead => &[],
+    }
+}
+
+/// Runs every op of the plan on the reference, with the inputs that the kernel had.
+fn check(config: &Config, mut dump: Dump<'_>) -> Result<(), TestCaseError> {
+    let weights = DumpedWeights::read(config, &mut dump);
+    let works: Vec<Work> = (0..dump.number()).map(|_| dump.lane()).collect();
+    let lanes: Vec<Lane<'_>> = works.iter().map(Work::lane).collect();
+    let step = Step { lanes: &lanes };
+    let n_tokens = step.n_tokens();
+    let mut reference =
+        Reference::<bf16>::new(config, &weights, LIMITS).expect("weights of the config");
+    let width = config.kv_width();
+    for layer in 0..config.layers as u16 {
+        for span in works.iter().flat_map(|work| &work.spans) {
+            for row in 0..span.len {
+                let (k, v) = (dump.values(width), dump.values(width));
+                reference.write_kv_row(layer, span.slot(row), &k, &v);
+            }
+        }
+    }
+    for op in plan(config) {
+        reference.run(&[op], &step).expect("the reference runs any op");
+        for buffer in Buffer::ALL {
+            let ours = dump.values(n_tokens * buffer.width(config));
+            if !written(op).contains(&buffer) {
+                continue;
+            }
+            let is_attend = matches!(op, Op::Attend { .. });
+            let noise = if is_attend { NOISE.weights } else { NOISE.sums };
+            let theirs = &reference.read(buffer)[..ours.len()];
+            assert_close(&format!("{op} {buffer:?}"), &ours, theirs, noise)?;
+            // The next op of both has the same input.
+            let mut all = reference.read(buffer);
+            all[..ours.len()].copy_from_slice(&ours);
+            reference.write(buffer, &all);
+        }
+        let slots = works.iter().flat_map(|work| &work.store_at);
+        for (layer, slot) in (0..config.layers as u16)
+            .flat_map(|layer| slots.clone().map(move |slot| (layer, *slot)))
+        {
+            let (k, v) = (dump.values(width), dump.values(width));
+            if op == (Op::RopeStore { layer }) {
+                let theirs = reference.kv_row(layer, slot);
+                assert_close(&format!("{op} keys"), &k, &theirs.0, NOISE.sums)?;
+                assert_close(&format!("{op} values"), &v, &theirs.1, 0.0)?;
+                reference.write_kv_row(layer, slot, &k, &v);
+            }
+        }
+        for (lane, work) in works.iter().enumerate() {
+            let sums = dump.floats(work.marks.len() + 1);
+            // A launch adds up the shares of all its layers, a call of the reference those of one.
+            if op == (Op::Attend { layer: 0 }) {
+                assert_shares_close(&shares(&sums), &reference.attention(lane), NOISE)?;
+            }
+        }
+    }
+    for output in 0..step.n_outputs() {
+        let ours = dump.floats(config.vocab);
+        assert_close("logits", &ours, reference.logits(output), NOISE.sums)?;
+    }
+    prop_assert!(dump.0.is_empty(), "the dump has more than was read");
+    Ok(())
+}

@@ -1,0 +1,116 @@
+// What kernels and the host must agree on, for one model and one GPU.
+// Emitted by constants.rs: do not edit.
+#pragma once
+
+#include "kernels/types.cuh"
+
+// A model's sizes, and how its matrices are cut for the GPU (shape.rs).
+constexpr int HIDDEN = 1024;
+constexpr int HEADS = 16;
+constexpr int KV_HEADS = 8;
+constexpr int GROUP = 2;
+constexpr int HEAD_DIM = 128;
+constexpr int DIM = 128;
+constexpr int INTER = 3072;
+constexpr int VOCAB = 151936;
+constexpr int Q_WIDTH = 2048;
+constexpr int KV_WIDTH = 1024;
+constexpr int QKV_ROWS = 4096;
+constexpr int QK_NORM = 1;
+constexpr int QKV_BIAS = 0;
+constexpr int LAYERS = 28;
+constexpr int N_BLOCKS = 132;
+constexpr int BOTH_SIDES = 1;
+constexpr int BLOCK_AT_ONCE = 2;
+constexpr int BLOCK_STAGES = 6;
+constexpr int LONGEST_STRIP = 12;
+constexpr int SHORT_STRIP = 4;
+constexpr int TWO_BLOCKS_UNITS = 4;
+constexpr int HIDDEN_STRIDE = 1024;
+constexpr int HIDDEN_UNITS = 4;
+constexpr int Q_STRIDE = 2048;
+constexpr int Q_UNITS = 8;
+constexpr int INTER_STRIDE = 3072;
+constexpr int INTER_UNITS = 12;
+constexpr int QKV_TILES = 4;
+constexpr int QKV_ALL_TILES = 512;
+constexpr int QKV_STAGES = 4;
+constexpr int QKV_OWN = 1;
+constexpr int QKV_IN_FLIGHT = 2;
+constexpr int PROJ_TILES = 1;
+constexpr int PROJ_ALL_TILES = 128;
+constexpr int PROJ_STAGES = 1;
+constexpr int PROJ_OWN = 1;
+constexpr int PROJ_IN_FLIGHT = 1;
+constexpr int GATE_UP_TILES = 6;
+constexpr int GATE_UP_ALL_TILES = 768;
+constexpr int GATE_UP_STAGES = 6;
+constexpr int GATE_UP_OWN = 1;
+constexpr int GATE_UP_IN_FLIGHT = 2;
+constexpr int DOWN_TILES = 1;
+constexpr int DOWN_ALL_TILES = 128;
+constexpr int DOWN_STAGES = 1;
+constexpr int DOWN_OWN = 1;
+constexpr int DOWN_IN_FLIGHT = 1;
+constexpr int HEAD_TILES = 2;
+constexpr int HEAD_ALL_TILES = 18992;
+constexpr int HEAD_STAGES = 6;
+constexpr int HEAD_OWN = 72;
+constexpr int HEAD_IN_FLIGHT = 4;
+constexpr int PROJ_CHAINS = 2;
+constexpr int DOWN_CHAINS = 2;
+constexpr float NORM_EPS = 0x8637bdp-43f;
+constexpr float SCALE_LOG2 = 0x8293eep-26f;
+
+// How matrices are packed and multiplied (shape.rs, ops/).
+constexpr int WARPS = 8;
+constexpr int UNIT_BYTES = 512;
+constexpr int READ_PIECE = 16384;
+constexpr int BLOCK_TOKENS = 128;
+constexpr int BLOCK_ROWS = 128;
+constexpr int BLOCK_STAGE = 32768;
+constexpr int BLOCK_THREADS = 256;
+constexpr int RING_THREADS = 288;
+
+// The lists of a step (tables.rs), and attention (ops/attend.rs, buffers.rs).
+constexpr int FEW = 8;
+constexpr int PAGE_ROWS = 64;
+constexpr int SECTION_PAGES = 4;
+constexpr int TILE_QUERIES = 64;
+constexpr int TILE_THREADS = 128;
+constexpr int VALUE_TOKENS = 32;
+constexpr int VALUE_THREADS = 128;
+constexpr int SENT_ROW = 136;
+constexpr u32 NO_CELL = 0xffffu;
+constexpr u32 NOWHERE = 0xffffffffu;
+constexpr u32 NOTHING = 0xffffffffu;
+
+// Choosing tokens (sampling.rs).
+constexpr int SCORE_ROWS = 16;
+constexpr int N_BEST = 9496;
+constexpr int MOST_RANKS = 128;
+constexpr int WIDE_BLOCKS = 16;
+constexpr int WIDE_THREADS = 512;
+constexpr int MOST_WIDE_ROWS = 62;
+constexpr int DIGITS = 256;
+constexpr u32 TOLD_STEPS = 64;
+constexpr u32 DECLINED = 0xffffffffu;
+constexpr u32 CHOSEN = 0x1u;
+constexpr u32 DRAWN = 0x2u;
+constexpr u32 ADJUSTED = 0x4u;
+constexpr u32 FOLLOWED = 0x8u;
+constexpr u32 WIDE = 0x10u;
+constexpr u32 RULED_OUT_EARLY = 0x40000000u;
+constexpr u32 RULED_OUT = 0x80000000u;
+
+// The persistent kernel (persistent/).
+constexpr int PORTION_UNITS = 4;
+constexpr int MOST_STAGES = 16;
+constexpr int X_UNIT_BYTES = 64;
+constexpr int LONG_STAGE_BYTES = 16384;
+constexpr u32 WHOLE_TOKENS = 4;
+constexpr u32 X_UNITS[8] = {32, 32, 36, 48, 32, 32, 32, 32};
+constexpr u64 PATIENCE_NS = 2000000000ull;
+constexpr u32 NOBODY = 0xffffffffu;
+enum Chooses : u32 { CHOOSES_NOTHING = 0, CHOOSES_BEST = 1, CHOOSES_BY_DRAWS = 2 };
+enum OpKind : u32 { EMBED = 0, NORM_QKV = 1, ROPE_STORE = 2, ATTEND = 3, PROJ_ADD = 4, NORM_GATE_UP = 5, DOWN_ADD = 6, NORM_HEAD = 7 };

@@ -1,0 +1,255 @@
+// Everything that C++ has no word for: each function here is one PTX instruction, or a few. No
+// other file has inline assembly, so a test that runs kernels on a CPU puts another file in the
+// place of this one (tools/emulate).
+#pragma once
+
+#include "generated/constants.cuh"
+#include "kernels/types.cuh"
+
+// ---- numbers -----------------------------------------------------------------------------------
+// Two numbers rounded to nearest even, the first in the low half.
+__device__ __forceinline__ u32 round_pair(float first, float second) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+}
+__device__ __forceinline__ float exp2_of(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// d[16 x 8] += a[16 x 16] * b[16 x 8]. Lane 4g + c holds rows g and g + 8 of d, columns 2c, 2c + 1.
+__device__ __forceinline__ void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+
+// ---- loads -------------------------------------------------------------------------------------
+// What another kernel of the same graph wrote is read past L1, which is not coherent.
+__device__ __forceinline__ uint4 load_fresh(const uint4 *at) {
+    uint4 v;
+    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at) : "memory");
+    return v;
+}
+__device__ __forceinline__ uint2 load_fresh(const uint2 *at) {
+    uint2 v;
+    asm volatile("ld.global.cg.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at) : "memory");
+    return v;
+}
+__device__ __forceinline__ float load_fresh(const float *at) {
+    float v;
+    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(at) : "memory");
+    return v;
+}
+__device__ __forceinline__ u32 load_fresh(const u32 *at) {
+    u32 v;
+    asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
+    return v;
+}
+__device__ __forceinline__ u64 load_fresh(const u64 *at) {
+    u64 v;
+    asm volatile("ld.global.cg.u64 %0, [%1];" : "=l"(v) : "l"(at) : "memory");
+    return v;
+}
+__device__ __forceinline__ u16 load_fresh(const u16 *at) {
+    u16 v;
+    asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(v) : "l"(at) : "memory");
+    return v;
+}
+
+// Brings up to 4 KB near that a warp will read. It keeps nothing, so it may come long before.
+__device__ __forceinline__ void bring_near(const void *from, int bytes, int lane) {
+    if (lane * 128 < bytes) asm volatile("prefetch.global.L2 [%0];" :: "l"((const u8 *)from + lane * 128) : "memory");
+}
+
+// ---- words that blocks of one launch hand to one another, or to the host ------------------------
+// One access each, so whoever reads sees all of what was written or nothing of it.
+__device__ __forceinline__ void store_relaxed(u64 *at, u64 word) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" :: "l"(at), "l"(word) : "memory");
+}
+__device__ __forceinline__ void store_relaxed(float *at, float word) {
+    asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" :: "l"(at), "f"(word) : "memory");
+}
+// For the host.
+__device__ __forceinline__ void store_relaxed_system(u64 *at, u64 word) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" :: "l"(at), "l"(word) : "memory");
+}
+__device__ __forceinline__ u32 load_relaxed(const u32 *at) {
+    u32 word;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(at) : "memory");
+    return word;
+}
+__device__ __forceinline__ u64 load_relaxed(const u64 *at) {
+    u64 word;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(at) : "memory");
+    return word;
+}
+__device__ __forceinline__ float load_relaxed(const float *at) {
+    float word;
+    asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(word) : "l"(at) : "memory");
+    return word;
+}
+struct TwoWords {
+    u64 first, second;
+};
+__device__ __forceinline__ TwoWords load_two_relaxed(const u64 *at) {
+    TwoWords words;
+    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(words.first), "=l"(words.second) : "l"(at) : "memory");
+    return words;
+}
+// Between two looks at memory that another warp of the block writes. It takes no instruction;
+// whoever runs kernels on a CPU lets other threads run here.
+__device__ __forceinline__ void look_again() {}
+
+// ---- threads -----------------------------------------------------------------------------------
+// Meets the eight warps that compute; a ninth that only copies does not take part.
+__device__ __forceinline__ void meet() { asm volatile("bar.sync 1, %0;" :: "n"(WARPS * 32) : "memory"); }
+
+// This thread's number and its block's, asked for anew: where registers are short, nothing that
+// depends on them shall be kept.
+__device__ __forceinline__ u32 own_thread() {
+    u32 thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+__device__ __forceinline__ u32 own_block() {
+    u32 block;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    return block;
+}
+__device__ __forceinline__ u64 clock_ns() {
+    u64 now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+}
+// Ends the launch with an error.
+__device__ __forceinline__ void trap() { asm volatile("trap;"); }
+
+// ---- shared memory -----------------------------------------------------------------------------
+// A variable that the threads of a block share.
+#define SHARED(type, name) __shared__ type name
+// The shared memory whose size the host gives with the launch.
+__device__ __forceinline__ u8 *dynamic_shared() {
+    extern __shared__ __align__(128) u8 dynamic_memory[];
+    return dynamic_memory;
+}
+
+// ---- order between kernels ---------------------------------------------------------------------
+// The next kernel may start and ask for its weights; it waits below before it reads anything that
+// a kernel wrote. Every kernel waits, so the wait reaches back over all kernels before.
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// ---- copies into shared memory -----------------------------------------------------------------
+__device__ __forceinline__ u32 shared_address(const void *at) {
+    return (u32)__cvta_generic_to_shared(at);
+}
+__device__ __forceinline__ void copy_chunk(void *to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                 :: "r"(shared_address(to)), "l"(from) : "memory");
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING> __device__ __forceinline__ void await_copies() {
+    asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
+}
+
+// A barrier in shared memory that copies complete on. Before sm_90 there is no bulk copy: the 32
+// lanes of a warp copy 16 bytes each and arrive when theirs are there.
+#if __CUDA_ARCH__ >= 900
+constexpr u32 COPY_ARRIVALS = 1;
+#else
+constexpr u32 COPY_ARRIVALS = 32;
+#endif
+__device__ __forceinline__ void barrier_init(u64 *barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;"
+                 :: "r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+// After the barriers of a block are made, before any of them is used.
+__device__ __forceinline__ void barriers_made() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void barrier_arrive(u64 *barrier) {
+    asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }"
+                 :: "r"(shared_address(barrier)) : "memory");
+}
+// Whether the phase with this parity is over.
+__device__ __forceinline__ bool barrier_passed(u64 *barrier, u32 parity) {
+    u32 done;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+#else
+    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+#endif
+                 : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
+    return done;
+}
+__device__ __forceinline__ void barrier_wait(u64 *barrier, u32 parity) {
+    while (!barrier_passed(barrier, parity)) {}
+}
+// Begins copies of `bytes` in all that complete on the barrier. Called by one whole warp.
+__device__ __forceinline__ void expect_copies(u64 *barrier, u32 bytes, int lane) {
+#if __CUDA_ARCH__ >= 900
+    if (lane == 0)
+        asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1; }"
+                     :: "r"(shared_address(barrier)), "r"(bytes) : "memory");
+#endif
+}
+// One of them; a multiple of 16 bytes, aligned to 16. Called by the same warp.
+__device__ __forceinline__ void copy(void *to, const void *from, u32 bytes, u64 *barrier, int lane) {
+#if __CUDA_ARCH__ >= 900
+    if (lane == 0)
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                     :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier))
+                     : "memory");
+#else
+    for (u32 i = lane * 16; i < bytes; i += 512) copy_chunk((u8 *)to + i, (const u8 *)from + i);
+#endif
+}
+// Eight of them, of `bytes` each, with equal distances.
+__device__ __forceinline__ void copy_eight(u8 *to, u32 to_stride, const u8 *from, u32 from_stride, u32 bytes, u64 *barrier, int lane) {
+#if __CUDA_ARCH__ >= 900
+    __syncwarp();
+    if (lane < 8) copy(to + lane * to_stride, from + lane * from_stride, bytes, barrier, 0);
+#else
+    for (int i = 0; i < 8; ++i) copy(to + i * to_stride, from + i * from_stride, bytes, barrier, lane);
+#endif
+}
+// After the last of them.
+__device__ __forceinline__ void copies_begun(u64 *barrier) {
+#if __CUDA_ARCH__ < 900
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];"
+                 :: "r"(shared_address(barrier)) : "memory");
+#endif
+}
+
+// After ordinary reads and writes of shared memory that later copies overwrite: waits until they
+// are done.
+__device__ __forceinline__ void before_copies() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// After ordinary writes to memory that later copies of this block read.
+__device__ __forceinline__ void before_copies_of_stored() {
+    __threadfence();
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async;" ::: "memory");
+#endif
+}

@@ -1,0 +1,136 @@
+// The input of `norm_qkv`, `norm_gate_up` and `norm_head` in the persistent kernel: the norm of the
+// residual stream, which every block awaits and normalises for itself.
+#pragma once
+
+#include "kernels/norm.cuh"
+#include "persistent/embed.cuh"
+#include "persistent/launch.cuh"
+#include "persistent/product.cuh"
+
+// rms_norm(x) of `n_rows` rows into a warp's stage. Half a warp has a row: lane 16h + w the w-th
+// pair of columns of every unit, of which there are HIDDEN_UNITS. The sums of squares are in the
+// order of `norm_scale`: columns 2p and 2p + 1 of chunk c of every unit, then over p, then over c.
+struct NormInput {
+    Block &block;
+    OpKind kind;
+    u32 n_rows;
+    u32 weight[HIDDEN_UNITS]; // pairs
+    bool awaited;
+
+    // The norm's weights come through the ring, before those of the product.
+    __device__ __forceinline__ NormInput(Block &block, OpKind kind, u32 n_rows) : block(block), kind(kind), n_rows(n_rows), awaited(false) {
+        const u32 *pairs = (const u32 *)block.stages.wait(0) + block.warp * HIDDEN_UNITS * 16 + block.lane % 16;
+#pragma unroll
+        for (int i = 0; i < HIDDEN_UNITS; ++i) weight[i] = pairs[i * 16];
+        block.stages.release(1, block.lane);
+    }
+
+    // The i-th row, from a row on, that this half of a warp has.
+    __device__ __forceinline__ u32 own_row(u32 first, int i) const { return min(first + block.lane / 16 + i * 2, n_rows - 1); }
+    __device__ __forceinline__ u32 token_of(u32 row) const { return kind == NORM_HEAD && !block.fixed ? block.shared.outputs[row] : row; }
+    __device__ __forceinline__ u32 own_word() const { return block.warp * HIDDEN_UNITS * 16 + block.lane % 16; }
+
+    // This lane's pairs of a row of the embedding. That is no hop: every block reads it for itself.
+    __device__ __forceinline__ void read_embedded(u32 (&pairs)[HIDDEN_UNITS], u32 row) const {
+        const u32 word = own_word();
+#pragma unroll
+        for (int i = 0; i < HIDDEN_UNITS; ++i)
+            pairs[i] = ((const u32 *)embedded(block.launch, block.shared.tokens[token_of(row)], word / 4 + i * 4))[word % 4];
+    }
+    // Those that other blocks make, from its first word on, and whether all are there.
+    __device__ __forceinline__ bool ask_row(u32 (&pairs)[HIDDEN_UNITS], const u64 *words) const {
+        const u32 number = block.number_before(1);
+        bool all = true;
+#pragma unroll
+        for (int i = 0; i < HIDDEN_UNITS; ++i) {
+            u64 got = (u64)number << 32;
+            if (HIDDEN_STRIDE == HIDDEN || (own_word() + i * 16) * 2 < HIDDEN) got = load_relaxed(words + i * 16);
+            all &= number_of(got) == number;
+            pairs[i] = value_of(got);
+        }
+        return all;
+    }
+    template <int N> __device__ __forceinline__ void await_some(u32 (&pairs)[N][HIDDEN_UNITS], u32 first) const {
+        if (block.shared.ops[block.op - 1] == EMBED) {
+#pragma unroll
+            for (int i = 0; i < N; ++i) read_embedded(pairs[i], own_row(first, i));
+        } else {
+            const u64 *words[N];
+#pragma unroll
+            for (int i = 0; i < N; ++i) words[i] = block.launch.x + token_of(own_row(first, i)) * (HIDDEN_STRIDE / 2) + own_word();
+            block.watch.until([&] {
+                bool all = true;
+#pragma unroll
+                for (int i = 0; i < N; ++i) all &= ask_row(pairs[i], words[i]);
+                return all;
+            });
+        }
+        __syncwarp();
+    }
+    __device__ __forceinline__ void sum_squares(const u32 (&pairs)[HIDDEN_UNITS], u32 row) const {
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < HIDDEN_UNITS; ++i) {
+            sum = __fmaf_rn(low(pairs[i]), low(pairs[i]), sum);
+            sum = __fmaf_rn(high(pairs[i]), high(pairs[i]), sum);
+        }
+#pragma unroll
+        for (int other = 1; other < 16; other *= 2) sum += __shfl_xor_sync(FULL, sum, other);
+        if (block.lane % 16 == 0) block.shared.squares[row][block.warp] = sum;
+    }
+    // A row into the stage, after all warps' squares are there.
+    __device__ __forceinline__ void normalise(const u32 (&pairs)[HIDDEN_UNITS], u32 row) const {
+        float total = 0.0f;
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) total += block.shared.squares[row][w];
+        const float scale = 1.0f / sqrtf(total / (float)HIDDEN + NORM_EPS);
+#pragma unroll
+        for (int i = 0; i < HIDDEN_UNITS; ++i) at(i, row) = normalise_pair(pairs[i], weight[i], scale);
+    }
+    __device__ __forceinline__ u32 &at(int unit, u32 row) const { return ((u32 *)block.x)[(unit * n_rows + row) * 16 + block.lane % 16]; }
+
+    __device__ __forceinline__ void begin(u32 portion) const {
+        if (portion == 0 && !awaited) await_rows();
+    }
+    // Several leave registers for a portion of the weights (`sum_tiles`).
+    __device__ __forceinline__ bool holds() const { return block.holds_weights() && block.n_tokens == 1; }
+    __device__ __forceinline__ void await_rows() const {
+        if (n_rows <= 2) await_kept<1>();
+        else if (n_rows <= 4 && block.holds_weights()) await_kept<2>();
+        else await_staged();
+        __syncwarp();
+    }
+    // N rows of every half of a warp, in registers until their squares are there.
+    template <int N> __device__ __forceinline__ void await_kept() const {
+        u32 pairs[N][HIDDEN_UNITS];
+        await_some(pairs, 0);
+#pragma unroll
+        for (int i = 0; i < N; ++i) sum_squares(pairs[i], own_row(0, i));
+        meet();
+#pragma unroll
+        for (int i = 0; i < N; ++i) normalise(pairs[i], own_row(0, i));
+    }
+    // Any number of them, in the stage until then.
+    __device__ __forceinline__ void await_staged() const {
+        u32 pairs[1][HIDDEN_UNITS];
+#pragma unroll 1
+        for (u32 first = 0; first < n_rows; first += 2) {
+            const u32 row = own_row(first, 0);
+            await_some(pairs, first);
+            sum_squares(pairs[0], row);
+#pragma unroll
+            for (int i = 0; i < HIDDEN_UNITS; ++i) at(i, row) = pairs[0][i];
+        }
+        meet();
+#pragma unroll 1
+        for (u32 first = 0; first < n_rows; first += 2) {
+            const u32 row = own_row(first, 0);
+#pragma unroll
+            for (int i = 0; i < HIDDEN_UNITS; ++i) pairs[0][i] = at(i, row);
+            __syncwarp();
+            normalise(pairs[0], row);
+        }
+    }
+    __device__ __forceinline__ uint4 unit(u32 portion, int u) const { return StagedUnits{block.x, n_rows, block.lane}[portion * PORTION_UNITS + u]; }
+    __device__ __forceinline__ void next() { awaited = true; }
+};
