@@ -1,12 +1,14 @@
 //! `weft bench plot`: saved runs as a drawing.
 //!
 //! Left, tokens per second against the depth of the context, a line per batch, with the floor that
-//! the read bandwidth sets. Right, the share of that floor that each decode test reached.
+//! the read bandwidth sets. Right, the share of that floor that each decode test reached. Runs of
+//! `weft bench first-token` have another drawing, in `plot_first_token.rs`.
 
 use std::process::ExitCode;
 
 use super::args::PlotArgs;
 use super::file::write_whole;
+use super::plot_first_token::{self, FirstTokens};
 use super::report::{Kind, Report, Row};
 use super::svg::{Anchor, COLOURS, Svg, binary_ticks, ticks};
 use super::table::short;
@@ -24,6 +26,11 @@ const BAR: f64 = 25.0;
 const LEGEND_LINE: f64 = 19.0;
 
 pub(super) fn run(args: &PlotArgs) -> Result<ExitCode, CliError> {
+    let first_tokens = args.runs.iter().map(|path| FirstTokens::read(path));
+    if let Some(runs) = first_tokens.collect::<Result<Option<Vec<_>>, _>>()? {
+        write_whole(&args.out, &plot_first_token::drawn(&runs))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let runs = args.runs.iter().map(|path| Report::read(path)).collect::<Result<Vec<_>, _>>()?;
     let series = series(&runs);
     if series.is_empty() {
