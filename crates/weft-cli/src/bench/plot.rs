@@ -1,8 +1,7 @@
 //! `weft bench plot`: saved runs as a drawing.
 //!
 //! Left, tokens per second against the depth of the context, a line per batch, with the floor that
-//! the read bandwidth sets. Right, the share of that floor that each decode test reached. Runs of
-//! `weft bench first-token` have another drawing, in `plot_first_token.rs`.
+//! the read bandwidth sets. Right, the share of that floor that each decode test reached.
 
 use std::process::ExitCode;
 
