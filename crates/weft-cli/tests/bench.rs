@@ -291,16 +291,32 @@ fn every_saved_run_says_how_it_was_made() {
     }
 }
 
-/// The README's drawing shows a run that is kept.
+/// The drawings of documents show runs that are kept.
 #[test]
-fn the_drawing_is_that_of_its_run() {
+fn drawings_are_those_of_their_runs() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let run = root.join("bench/runs/2026-11-15-epyc-2c-cc59396/bench.json");
-    let folder = Folder::new();
-    let (code, _, stderr) = folder.bench(&["plot", run.to_str().unwrap(), "--out", "speed.svg"]);
-    assert_eq!(code, 0, "{stderr}");
+    let runs = |names: &[&str]| -> Vec<String> {
+        names.iter().map(|name| root.join("bench/runs").join(name).display().to_string()).collect()
+    };
     let read = |path: &Path| std::fs::read_to_string(path).unwrap();
-    assert!(read(&folder.file("speed.svg")) == read(&root.join("docs/speed.svg")));
+    for (drawing, runs) in [
+        ("speed.svg", runs(&["2026-11-15-epyc-2c-cc59396/bench.json"])),
+        (
+            "first-token.svg",
+            runs(&[
+                "2026-11-15-epyc-2c-bb0d228/first-token.json",
+                "2026-11-16-h200-9a0c819/first-token-1.json",
+            ]),
+        ),
+    ] {
+        let folder = Folder::new();
+        let mut args: Vec<&str> = runs.iter().map(String::as_str).collect();
+        args.splice(0..0, ["plot", "--out", drawing]);
+        let (code, _, stderr) = folder.bench(&args);
+        assert_eq!(code, 0, "{stderr}");
+        let kept = root.join("docs").join(drawing);
+        assert!(read(&folder.file(drawing)) == read(&kept), "{drawing} is not of its run");
+    }
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod machine;
 mod measure;
 mod ops;
 mod plot;
+mod plot_first_token;
 mod report;
 mod stats;
 mod subject;

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use super::args::PlotArgs;
 use super::file::write_whole;
+use super::plot_first_token::{self, FirstTokens};
 use super::report::{Kind, Report, Row};
 use super::svg::{Anchor, COLOURS, Svg, binary_ticks, ticks};
 use super::table::short;
@@ -24,6 +25,11 @@ const BAR: f64 = 25.0;
 const LEGEND_LINE: f64 = 19.0;
 
 pub(super) fn run(args: &PlotArgs) -> Result<ExitCode, CliError> {
+    let first_tokens = args.runs.iter().map(|path| FirstTokens::read(path));
+    if let Some(runs) = first_tokens.collect::<Result<Option<Vec<_>>, _>>()? {
+        write_whole(&args.out, &plot_first_token::drawn(&runs))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let runs = args.runs.iter().map(|path| Report::read(path)).collect::<Result<Vec<_>, _>>()?;
     let series = series(&runs);
     if series.is_empty() {
