@@ -1,4 +1,4 @@
-//! Two questions about one document: the second finds the document's rows, and starts at once.
+//! Asks two questions about one document. The second one reuses the document's KV rows.
 //!
 //!     cargo run --release -p weft --example documents
 

@@ -1,4 +1,4 @@
-//! The front door, on the bundled model: asked, streamed from, talked to, kept on disk.
+//! Tests of the front door with the bundled model: ask, stream, chat, and the disk cache.
 #![cfg(feature = "bundled")]
 
 use weft::weft_core::chunk::Tier;
