@@ -151,7 +151,7 @@ pub struct DeviceError {
     pub reason: String,
 }
 
-/// Sums of attention as shares of their total. Empty if nothing attended.
+/// Sums of attention as shares of their total. All shares are 0 if the total is 0.
 pub fn shares(sums: &[f32]) -> Vec<f32> {
     let total: f32 = sums.iter().sum();
     let share = |sum: &f32| if total > 0.0 { sum / total } else { 0.0 };

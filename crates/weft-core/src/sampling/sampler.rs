@@ -1,6 +1,5 @@
-//! Logits to a token. Owns the order of the steps, the draw, and what one request remembers between
-//! tokens: a counter, and the counts of its penalties. It must not know how logits are made, what a
-//! token looks like as text, or that other requests exist.
+//! Chooses a token from logits. It defines the order of the steps and the draw, and keeps one
+//! request's state between tokens: a counter, and the counts of its penalties.
 
 use std::collections::HashMap;
 
@@ -21,7 +20,7 @@ use super::{
 pub struct Choice {
     /// Its id.
     pub token: u32,
-    /// Where the request asked for them.
+    /// Log-probabilities, if the request asks for them.
     pub logprobs: Option<Logprobs>,
 }
 
@@ -70,7 +69,7 @@ pub struct Sampler {
     vocab: usize,
     n_generated: usize,
     has_double_bias: bool,
-    /// `[vocab]`: the logits after steps 1 to 4. Empty if the request can do without them.
+    /// `[vocab]`: the logits after steps 1 to 4. Empty if the request does not need them.
     scores: Vec<f32>,
     candidates: Candidates,
     sums: Sums,
@@ -79,10 +78,10 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// A sampler for one answer to `prompt` by a model of `vocab` tokens. Fails where the settings
-    /// do not pass [`Sampling::check`] or the prompt has ids outside the vocabulary.
-    /// Ids in `stop_ids_of_model` that are outside it can never be generated and are left out:
-    /// published configurations have some.
+    /// A sampler for one answer to `prompt` by a model of `vocab` tokens. Fails if the settings do
+    /// not pass [`Sampling::check`], or if the prompt has ids outside the vocabulary. Ids in
+    /// `stop_ids_of_model` outside the vocabulary can never be generated and are ignored: some
+    /// published configurations have them.
     pub fn new(
         settings: &Sampling,
         prompt: &[u32],
@@ -113,17 +112,17 @@ impl Sampler {
         Ok(sampler)
     }
 
-    /// Has the answer follow a rule.
+    /// Adds a constraint that the answer follows.
     pub fn constrain(&mut self, rule: Box<dyn Constraint>) {
         self.constraint = Some(Constrained::new(rule, self.vocab));
         self.scores.resize(self.vocab, 0.0);
     }
 
-    /// Chooses the next token from the model's logits (`[vocab]`) and counts it as generated. After
-    /// an error the sampler is as it was before the call.
+    /// Chooses the next token from the model's logits (`[vocab]`) and counts it as generated. An
+    /// error leaves the sampler unchanged.
     ///
     /// # Panics
-    /// If there is not one logit per token of the vocabulary.
+    /// If the number of logits differs from the size of the vocabulary.
     pub fn sample(&mut self, logits: &[f32]) -> Result<Choice, SamplingError> {
         assert_eq!(logits.len(), self.vocab, "one logit per token of the vocabulary");
         if self.changes_logits() {
@@ -144,15 +143,15 @@ impl Sampler {
         Ok(Choice { token, logprobs })
     }
 
-    /// Counts a token as generated that somebody else chose by [`Sampler::next_draw`].
+    /// Counts a generated token that a device chose by [`Sampler::next_draw`].
     pub fn accept(&mut self, token: u32) {
         self.penalties.record(token);
         self.n_generated += 1;
     }
 
-    /// What decides the next token besides its logits. Nothing where that takes more than numbers:
-    /// where the answer follows a rule, log-probabilities are told, or a token has two biases, whose
-    /// sums round one after the other.
+    /// The parameters of the next choice. `None` if numbers do not suffice: if the answer has a
+    /// constraint, if log-probabilities are reported, or if a token has two biases, whose sums
+    /// round one after the other.
     pub fn next_draw(&self) -> Option<Draw> {
         let Sampling { temperature, top_k, top_p, min_p, seed, min_tokens, .. } = self.settings;
         let needs_more =
@@ -173,7 +172,7 @@ impl Sampler {
         })
     }
 
-    /// The tokens whose logits steps 1 to 4 change, each once, in no order.
+    /// The tokens whose logits steps 1 to 4 change, each once, in unspecified order.
     pub fn adjustments(&self) -> Vec<Adjustment> {
         let mut of_token: HashMap<u32, Adjustment> = HashMap::new();
         let mut of = |token: u32, change: &dyn Fn(&mut Adjustment)| {
@@ -202,12 +201,12 @@ impl Sampler {
         self.ends.contains(&token) || self.settings.stop_ids.contains(&token)
     }
 
-    /// How many tokens were generated.
+    /// Number of generated tokens.
     pub fn n_generated(&self) -> usize {
         self.n_generated
     }
 
-    /// Whether steps 1 to 4 do anything to the next token. Once false it stays false.
+    /// Whether steps 1 to 4 affect the next token. Once false, it stays false.
     fn changes_logits(&self) -> bool {
         self.constraint.is_some()
             || !self.settings.logit_bias.is_empty()
@@ -215,7 +214,7 @@ impl Sampler {
             || self.masked().next().is_some()
     }
 
-    /// The tokens that step 4 rules out.
+    /// The tokens that step 4 masks.
     fn masked(&self) -> impl Iterator<Item = u32> {
         let early = self.n_generated < self.settings.min_tokens;
         let ends: &[u32] = if early || self.settings.ignore_eos { &self.ends } else { &[] };
@@ -234,7 +233,7 @@ impl Sampler {
         let mut bad = None;
         for token in self.masked() {
             let score = &mut scores[token as usize];
-            // A mask must not hide that the model went wrong.
+            // A mask must not hide a fault of the model.
             if score.is_nan() || *score == f32::INFINITY {
                 let (index, value) = (self.n_generated, *score);
                 bad = Some(SamplingError::BadLogit { index, token, value });
@@ -249,7 +248,7 @@ impl Sampler {
         bad.map_or(Ok(()), Err)
     }
 
-    /// Steps 5 to 10, where `candidates` are what `top_k` left.
+    /// Steps 5 to 10; `candidates` are the ranks that `top_k` kept.
     fn draw(&mut self) -> Result<u32, SamplingError> {
         let index = self.n_generated;
         let nothing = SamplingError::NoCandidate { index };
@@ -260,16 +259,18 @@ impl Sampler {
         }
         let measure = Measure { max: f64::from(first.score), scale: weight::scale(temperature) };
         let target = below(seed, index as u64, self.kept(measure));
-        // What is kept are first ranks, and the target is below their sum: there is no need to know how many they are.
+        // The kept ranks come first, and the target is below their sum, so their number is not
+        // needed.
         let chosen = self.sums.first_beyond(target, &mut self.candidates, measure);
         chosen.map_or(Err(nothing), |(candidate, _)| Ok(candidate.token))
     }
 
-    /// Steps 8 and 9: the sum of the weights that stay. Both leave first ranks, so it is the lesser of two.
+    /// Steps 8 and 9: the sum of the weights that are kept. Both steps keep first ranks, so it is
+    /// the smaller of two sums.
     fn kept(&mut self, measure: Measure) -> u64 {
         let (sums, least) = (&mut self.sums, weight::least(self.settings.min_p));
         if self.settings.top_p == 1.0 {
-            // Weights that are too small count for nothing.
+            // Weights that are too small contribute nothing.
             sums.add_up(&mut self.candidates, measure, weight::end_of(least), least);
             return sums.large();
         }
@@ -287,7 +288,7 @@ fn has_double(biases: &[(u32, f32)]) -> bool {
     tokens.windows(2).any(|pair| pair[0] == pair[1])
 }
 
-/// The first logit that says nothing.
+/// The first logit that is NaN or +inf.
 fn bad_logit(logits: &[f32], index: usize) -> Option<SamplingError> {
     let (token, value) =
         (0..).zip(logits).find(|(_, logit)| logit.is_nan() || **logit == f32::INFINITY)?;
