@@ -32,34 +32,36 @@ pub struct Choice {
 /// 1. `logit_bias`: `l[t] += bias` for each entry, in the order given.
 /// 2. `repetition_penalty` r, once for each token in the prompt or the output:
 ///    `l[t] = l[t] < 0 ? l[t] * r : l[t] / r`.
-/// 3. `frequency_penalty` f and `presence_penalty` p, for each token that the output has `n > 0`
-///    times: `l[t] -= f * n`, then `l[t] -= p`.
+/// 3. `frequency_penalty` f and `presence_penalty` p, for each token that occurs `n > 0` times in
+///    the output: `l[t] -= f * n`, then `l[t] -= p`.
 /// 4. End tokens become -inf: the model's under `ignore_eos` or while `i < min_tokens`, those of
-///    `stop_ids` while `i < min_tokens`. So do tokens that the answer's [`Constraint`] does not allow.
-/// 5. Tokens are ranked by `l` descending, ties by id ascending (0 and -0 are a tie); a token at
-///    -inf has no rank. Temperature 0 chooses the first; no random number is used.
-/// 6. Otherwise every ranked token has a weight: `exp((l - l_max) / temperature)` in units of 2^-40, an
-///    integer. How it is computed is written below; it never rises from one rank to the next.
-/// 7. `top_k`: the first k ranks stay.
-/// 8. `top_p` below 1: the shortest run of first ranks whose weights sum to at least `top_p` times
-///    the sum over all that step 7 left; `top_p` is rounded down to a multiple of 2^-32.
-/// 9. `min_p`: those of a weight of at least `min_p * 2^40` stay, which is a probability of at least `min_p` times
-///    the largest, as the first rank weighs 2^40. The first rank survives steps 7 to 9.
-/// 10. Draw: `u = ` [`uniform`](super::uniform)`(seed, i)`; the first rank at which the running sum of the weights
-///     that stayed exceeds `u` times their total.
+///    `stop_ids` while `i < min_tokens`. So do tokens that the answer's [`Constraint`] forbids.
+/// 5. Tokens are ranked by `l` descending, ties by id ascending (0 and -0 are a tie). A token at
+///    -inf has no rank. Temperature 0 chooses the first rank without a random number.
+/// 6. Otherwise every rank has a weight: `exp((l - l_max) / temperature)` in units of 2^-40, an
+///    integer, computed as below. It never rises from one rank to the next.
+/// 7. `top_k`: keeps the first k ranks.
+/// 8. `top_p` below 1: keeps the shortest run of first ranks whose weights sum to at least `top_p`
+///    times the sum over all ranks of step 7. `top_p` is rounded down to a multiple of 2^-32.
+/// 9. `min_p`: keeps the ranks with a weight of at least `min_p * 2^40`. The first rank weighs
+///    2^40, so these have at least `min_p` times the largest probability. The first rank survives
+///    steps 7 to 9.
+/// 10. Draw: `u = ` [`uniform`](super::uniform)`(seed, i)`. The first rank is chosen at which the
+///     running sum of the kept weights exceeds `u` times their total.
 ///
-/// Steps 1 to 4 are f32, each operation rounded. From step 6 on all is integers and compared without an error, so no
-/// order of summation matters: whoever follows the definition chooses the same token, always.
+/// Steps 1 to 4 are f32, each operation rounded. From step 6 on, all numbers are integers and
+/// compared exactly, so the order of summation does not matter: every implementation of this
+/// definition chooses the same token.
 ///
-/// The weight of a rank, in f64 up to `distance` and in unsigned integers from there:
+/// The weight of a rank, in f64 up to `distance` and in unsigned integers after it:
 ///
 /// ```text
 /// distance = (l_max - l) * (log2(e) * 2^32 / temperature), rounded down
 /// n, f     = distance >> 32, distance & (2^32 - 1)
-/// weight   = 2^(40 - n - f / 2^32), rounded; the power by a polynomial of fixed point numbers (weight.rs)
+/// weight   = 2^(40 - n - f / 2^32), rounded; the power by a fixed-point polynomial (weight.rs)
 /// ```
 ///
-/// All memory is taken by [`Sampler::new`]; a step allocates nothing but the [`Logprobs`] it returns.
+/// [`Sampler::new`] allocates all memory; a step allocates only the [`Logprobs`] that it returns.
 #[derive(Clone)]
 pub struct Sampler {
     settings: Sampling,
