@@ -301,7 +301,7 @@ fn chat_answers_line_by_line_and_obeys_commands() {
     let stderr = String::from_utf8(stderr).unwrap();
     assert!(status.success(), "{stderr}");
     assert_eq!(stderr.matches("tok prompt ·").count(), 3, "two answers and /stats: {stderr}");
-    assert!(stderr.contains("/nonsense is no command"), "{stderr}");
+    assert!(stderr.contains("/nonsense is not a command"), "{stderr}");
 }
 
 #[test]

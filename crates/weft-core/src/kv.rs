@@ -33,7 +33,7 @@ pub struct PagePool {
 
 /// Too few pages are free.
 #[derive(Debug, Error, PartialEq, Eq)]
-#[error("{wanted} KV pages are needed and {free} of {total} are free")]
+#[error("{wanted} KV pages are needed, and only {free} of {total} are free")]
 pub struct OutOfPages {
     /// Pages requested.
     pub wanted: usize,

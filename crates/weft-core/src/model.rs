@@ -171,7 +171,7 @@ pub enum ModelError {
         source: std::io::Error,
     },
     /// A file is too large for its kind.
-    #[error("{path} has more than {limit} bytes; no such file is that long, so download it again")]
+    #[error("{path} has more than {limit} bytes, the limit for such a file; download it again")]
     TooLarge {
         /// The file.
         path: String,
@@ -195,7 +195,8 @@ pub enum ModelError {
     Generation(#[from] GenerationConfigError),
     /// The tokenizer has more tokens than the model has embeddings.
     #[error(
-        "tokenizer.json has {tokens} tokens, config.json a vocab_size of {vocab}; they belong to different models"
+        "tokenizer.json has {tokens} tokens, but config.json has a vocab_size of {vocab}; the files \
+         belong to different models, so download them again"
     )]
     Vocabulary {
         /// Tokens of the tokenizer.

@@ -24,7 +24,9 @@ pub enum Error {
     #[error(transparent)]
     Pull(Box<crate::pull::PullError>),
     /// The context is longer than the model's maximum.
-    #[error("a context of {wanted} tokens is beyond the {most} positions this model was made for")]
+    #[error(
+        "a context of {wanted} tokens exceeds the model's {most} positions; shorten the context"
+    )]
     ContextTooLong {
         /// Tokens that the caller asked for.
         wanted: usize,
@@ -39,7 +41,7 @@ pub enum Error {
     },
     /// The memory for KV rows is too small for one context.
     #[error(
-        "{} for KV rows are too little for a context of {context} tokens; give {} or more, or \
+        "{} for KV rows is too little for a context of {context} tokens; give {} or more, or \
          shorten the context",
         in_bytes(*given), in_bytes(*least)
     )]
@@ -54,8 +56,8 @@ pub enum Error {
     /// The model does not fit into memory.
     #[error(
         "the model needs {} ({} of weights, {} of KV for contexts of {context} tokens, {} of \
-         scratch) and {} are free{}; shorten the context, lower the memory for KV rows, or take \
-         a smaller model",
+         scratch) and only {} is free{}; shorten the context, lower the memory for KV rows, or \
+         choose a smaller model",
         in_bytes(need.total()), in_bytes(need.weights), in_bytes(need.kv), in_bytes(need.scratch),
         in_bytes(*free), if *on_gpu { " on the GPU" } else { "" }
     )]
@@ -79,7 +81,7 @@ pub enum Error {
     #[error(transparent)]
     Request(#[from] RequestError),
     /// [`Stream::finish`](crate::Stream::finish) was called after the stream had returned an error.
-    #[error("the answer broke off before its end, with the error that its stream returned")]
+    #[error("the answer is incomplete: its stream has already returned an error; ask again")]
     BrokenOff,
     /// Generation failed before the answer was complete.
     #[error(transparent)]

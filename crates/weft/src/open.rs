@@ -217,7 +217,7 @@ impl Options {
             None | Some((_, 0)) => (None, None),
             Some((folder, bytes)) => match Store::open(folder, *bytes) {
                 Ok(store) => (Some(store), None),
-                Err(error) => (None, Some(format!("rows are not kept on disk: {error}"))),
+                Err(error) => (None, Some(format!("KV rows are not saved on disk: {error}"))),
             },
         };
         (Tiers { ram_bytes, store }, warning)

@@ -1,4 +1,4 @@
-//! `weft bench`: speed, against what the machine could do. All of it lives in [`crate::bench`].
+//! `weft bench`; see [`crate::bench`].
 
 use std::process::ExitCode;
 

@@ -146,7 +146,7 @@ fn documents_belong_to_the_next_turn_and_stay() {
     };
     assert_eq!((told("waiting", "nusonix.txt"), told("said", "nusonix.txt")), (1, 2));
     assert_eq!((told("waiting", "ship"), told("said", "ship")), (0, 1));
-    assert_eq!((says("ship is out"), says("ship is no document")), (1, 1), "{}", ran.stderr);
+    assert_eq!((says("ship is removed"), says("ship is not a document")), (1, 1), "{}", ran.stderr);
     assert_eq!(says("exact: no bit differs · 0 of"), 1, "{}", ran.stderr);
     assert_eq!(home.chunk(&["show", "ship", "--json"]).json()["uses"], 1);
     // The documents' rows are filed at the end: system and first document stand as they would here.
@@ -166,10 +166,10 @@ fn commands_that_cannot_be_carried_out_do_not_end_the_chat() {
     assert_eq!(ran.stdout, "Vubegok\n", "{}", ran.stderr);
     for says in [
         "neither a file nor a chunk",
-        "no chunk is called \"absent\"",
+        "no chunk has the name \"absent\"",
         "empty.txt: a context chunk needs a text",
         "no answer yet\n",
-        "is no document of this conversation",
+        "is not a document of this conversation",
         "absent: No such file",
         "no answer yet, and no document",
     ] {

@@ -72,19 +72,19 @@ impl Prompt {
 #[non_exhaustive]
 pub enum ChunkError {
     /// The text is not a chunk id.
-    #[error("{id:?} is no chunk id: ids have 32 hexadecimal digits; `weft chunk list` shows them")]
+    #[error("{id:?} is not a chunk id of 32 hexadecimal digits; `weft chunk list` shows all ids")]
     BadId {
         /// The text.
         id: String,
     },
     /// The text is neither a name nor the start of an id.
-    #[error("no chunk is called {name:?}, and no id begins so; `weft chunk list` shows them")]
+    #[error("no chunk has the name {name:?} or an id that starts with it; see `weft chunk list`")]
     NotFound {
         /// The text.
         name: String,
     },
     /// The text matches several chunks.
-    #[error("{name:?} may mean any of {count} chunks; give more digits of the id")]
+    #[error("{name:?} matches {count} chunks; give more digits of the id")]
     Ambiguous {
         /// The text.
         name: String,
@@ -92,13 +92,15 @@ pub enum ChunkError {
         count: usize,
     },
     /// No chunk has this id.
-    #[error("there is no chunk {id}; it was deleted, or belongs to another model")]
+    #[error(
+        "there is no chunk {id}: it was deleted or belongs to another model; add its text again"
+    )]
     Unknown {
         /// The id.
         id: ChunkId,
     },
     /// The text is empty.
-    #[error("a {kind} chunk needs a text; this one is empty")]
+    #[error("the text of a {kind} chunk must not be empty")]
     Empty {
         /// The kind of chunk it was meant for.
         kind: Kind,
@@ -110,16 +112,16 @@ pub enum ChunkError {
         count: usize,
     },
     /// The prompt has no query.
-    #[error("a prompt needs a query: say what is to be answered")]
+    #[error("a prompt needs a query; add a question")]
     NoQuery,
     /// The prompt has more than one query.
-    #[error("a prompt has one query, and this one has {count}; ask them one after the other")]
+    #[error("a prompt has one query, and this one has {count}; ask one after the other")]
     TwoQueries {
         /// Number of queries.
         count: usize,
     },
     /// The chunk's kind does not fit its place in the prompt.
-    #[error("chunk {id} is a {kind} chunk and cannot stand where a {wanted} belongs")]
+    #[error("chunk {id} is a {kind} chunk, and a {wanted} is needed here")]
     WrongKind {
         /// The chunk.
         id: ChunkId,
@@ -129,9 +131,7 @@ pub enum ChunkError {
         wanted: &'static str,
     },
     /// The chunk was tokenised for another model.
-    #[error(
-        "chunk {id} was made with the tokens of another model; add its text again for this one"
-    )]
+    #[error("chunk {id} was tokenised for another model; add its text again for this one")]
     OtherModel {
         /// The chunk.
         id: ChunkId,
@@ -145,12 +145,10 @@ pub enum ChunkError {
         reason: String,
     },
     /// Running requests need the pages.
-    #[error(
-        "the chunk cannot be pinned now: {0} for running requests; try again when they are done"
-    )]
+    #[error("the chunk cannot be pinned now: {0} for running requests; try again when they end")]
     NoRoom(#[from] OutOfPages),
     /// The model has no chat template.
-    #[error("this model has no chat template, so chunks cannot be composed into a prompt")]
+    #[error("this model has no chat template, so it cannot compose chunks; choose a chat model")]
     NoTemplate,
     /// The template refused the conversation.
     #[error(transparent)]

@@ -45,7 +45,7 @@ impl FromStr for Reuse {
     fn from_str(text: &str) -> Result<Self, ParseError> {
         let found = Self::ALL.into_iter().find(|reuse| reuse.name() == text);
         found.ok_or_else(|| ParseError {
-            what: "reuse",
+            what: "kind of reuse",
             value: text.to_owned(),
             expected: "exact, anchored or isolated",
         })
@@ -98,7 +98,7 @@ impl FromStr for Repair {
             _ => None,
         };
         repair.ok_or_else(|| ParseError {
-            what: "repair",
+            what: "kind of repair",
             value: text.to_owned(),
             expected: "none, link:K with K from 1 to 64, or blend:R with R above 0 and up to 1",
         })
@@ -107,7 +107,7 @@ impl FromStr for Repair {
 
 /// A text that does not name a kind of reuse or repair.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[error("{value:?} is no {what}; give {expected}")]
+#[error("{value:?} is not a {what}; give {expected}")]
 pub struct ParseError {
     what: &'static str,
     value: String,

@@ -118,7 +118,7 @@ pub enum ConfigError {
         source: std::io::Error,
     },
     /// The file is too large for a config.
-    #[error("{path} has {bytes} bytes; a config.json has at most {limit}")]
+    #[error("{path} has {bytes} bytes; a config.json has at most {limit}, so download it again")]
     TooLarge {
         /// The file.
         path: String,
@@ -139,7 +139,7 @@ pub enum ConfigError {
         model_type: String,
     },
     /// weft does not support a field's value.
-    #[error("config.json: `{field}` is {value}; weft takes {expected}")]
+    #[error("config.json: `{field}` is {value}; weft supports {expected}")]
     Value {
         /// The field.
         field: &'static str,

@@ -101,7 +101,7 @@ impl Cancel {
 #[non_exhaustive]
 pub enum RequestError {
     /// The prompt is empty.
-    #[error("the prompt has no tokens")]
+    #[error("the prompt has no tokens; give it a text")]
     EmptyPrompt,
     /// The model does not have this token.
     #[error("token {token} is not in the vocabulary of {vocab}")]
@@ -114,7 +114,7 @@ pub enum RequestError {
     /// The prompt leaves no room for an answer.
     #[error(
         "the prompt has {tokens} tokens and the context holds {context}, answer included; \
-         shorten it, or raise --ctx-size if the model has more positions"
+         shorten the prompt, or raise --ctx-size if the model has more positions"
     )]
     TooLong {
         /// Tokens of the prompt.
@@ -123,7 +123,7 @@ pub enum RequestError {
         context: usize,
     },
     /// The prompt has more pieces than a lane has spans.
-    #[error("the prompt has {pieces} chunks and a prompt holds {MAX_PIECES}; join some of them")]
+    #[error("the prompt has {pieces} pieces, and the limit is {MAX_PIECES}; join some of them")]
     TooManyPieces {
         /// Number of pieces.
         pieces: usize,

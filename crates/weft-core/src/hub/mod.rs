@@ -95,7 +95,7 @@ pub enum HubError {
     },
     /// An abbreviated commit sha matches several snapshots.
     #[error(
-        "revision {revision:?} of {repo} fits {} cached commits ({}); write more digits",
+        "revision {revision:?} of {repo} matches {} cached commits ({}); write more digits",
         candidates.len(), candidates.join(", ")
     )]
     AmbiguousRevision {
@@ -140,7 +140,7 @@ pub enum HubError {
         reason: String,
     },
     /// No environment variable says where the cache is.
-    #[error("no place for the hub cache: set HF_HOME or HF_HUB_CACHE (HOME is not set either)")]
+    #[error("no folder for the hub cache: set HF_HOME or HF_HUB_CACHE (HOME is not set either)")]
     NoHome,
     /// `HF_ENDPOINT` is not a URL.
     #[error("HF_ENDPOINT is {value:?}; expected http://host or https://host[/path]")]
@@ -149,7 +149,7 @@ pub enum HubError {
         value: String,
     },
     /// The token cannot be sent.
-    #[error("the token from {source_name} has characters that no token has; set it again")]
+    #[error("the token from {source_name} has invalid characters; set it again")]
     BadToken {
         /// Where the token came from; its value is never shown.
         source_name: String,

@@ -93,13 +93,13 @@ pub enum PromptError {
     /// There are too few unused noncharacters to mark contents.
     #[error(
         "the conversation uses all Unicode noncharacters (U+FDD0 and so on), so its contents \
-         cannot be told apart from the template; remove them"
+         cannot be separated from the template; remove them"
     )]
     NoMarks,
     /// Content that cannot be separated from the template contains the text of an added token.
     #[error(
-        "the text {token:?} is a token of the model, and where it occurs in the conversation this \
-         chat template cannot keep it apart from its own tokens; remove it from the conversation"
+        "the text {token:?} is a special token of the model, and this chat template cannot keep the \
+         conversation's text apart from its own tokens; remove it from the conversation"
     )]
     Inseparable {
         /// The token's text.

@@ -89,7 +89,7 @@ pub enum SamplingError {
         value: f32,
     },
     /// The constraint cannot continue.
-    #[error("the answer cannot follow its rule any further: {0}")]
+    #[error("the answer cannot satisfy its constraint any further: {0}")]
     Constraint(String),
     /// Every token has a logit of -inf, or is masked.
     #[error("no token can be chosen at generated token {index}: every logit is -inf or masked")]

@@ -112,7 +112,7 @@ pub(super) fn share(top_p: f32) -> u64 {
     (f64::from(top_p) * (1u64 << 32) as f64) as u64
 }
 
-/// The smallest sum of first ranks that is this share of `total`; at least the first rank.
+/// The smallest sum that is this share of `total`; at least 1, so that the first rank is kept.
 pub(super) fn border(share: u64, total: u64) -> u64 {
     ((u128::from(share) * u128::from(total)).div_ceil(1 << 32) as u64).max(1)
 }

@@ -10,7 +10,7 @@ use super::{KvKey, Put};
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The folder does not exist and cannot be created, or is not a folder.
-    #[error("cannot make the chunk folder {folder:?}: {source}; name a folder that can be made")]
+    #[error("cannot create the chunk folder {folder:?}: {source}; choose another folder")]
     Folder {
         /// The folder as given.
         folder: PathBuf,
@@ -27,7 +27,7 @@ pub enum StoreError {
     },
     /// The folder is not writable.
     #[error(
-        "cannot write in the chunk folder {folder:?}: {source}; name a folder of your own, or run \
+        "cannot write in the chunk folder {folder:?}: {source}; choose another folder, or run \
          without one"
     )]
     Unwritable {
@@ -37,7 +37,7 @@ pub enum StoreError {
         source: io::Error,
     },
     /// No entry has this key, or its file is damaged.
-    #[error("the chunk store has no sound entry {key}: {reason}")]
+    #[error("the chunk store has no intact entry {key}: {reason}")]
     NoEntry {
         /// The key as given.
         key: KvKey,
@@ -45,7 +45,7 @@ pub enum StoreError {
         reason: Reason,
     },
     /// The export file already exists, or cannot be written.
-    #[error("cannot write {path:?}: {source}; name a file that does not exist")]
+    #[error("cannot write {path:?}: {source}; name a new file")]
     Export {
         /// The file as given.
         path: PathBuf,

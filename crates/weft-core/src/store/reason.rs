@@ -10,16 +10,16 @@ use super::KvKey;
 #[derive(Debug, thiserror::Error)]
 pub enum Reason {
     /// No file has this key: it was never written, was evicted, or was removed by another process.
-    #[error("no file has this key; its rows are computed")]
+    #[error("no file has this key; its rows are computed again")]
     Absent,
     /// The system could not read the file.
-    #[error("it cannot be read: {0}; it is left where it is, and its rows are computed again")]
+    #[error("it cannot be read: {0}; it stays in the folder, and its rows are computed again")]
     Unreadable(io::Error),
     /// The path is a folder, a link or a pipe.
     #[error("it is not a plain file; only files that weft wrote belong in this folder")]
     NotAFile,
     /// The file is too short for its header, or the header exceeds its limit.
-    #[error("its header claims {claimed} bytes, at most {limit} fit; the file was cut or damaged")]
+    #[error("its header claims {claimed} bytes, and at most {limit} fit; the file is damaged")]
     HeaderLength {
         /// The length in the first eight bytes.
         claimed: u64,
@@ -27,10 +27,10 @@ pub enum Reason {
         limit: u64,
     },
     /// The header does not describe KV rows.
-    #[error("its header cannot be read: {0}; the file was damaged, or is not one of weft's")]
+    #[error("its header cannot be read: {0}; the file is damaged, or weft did not write it")]
     HeaderText(String),
     /// Another version of weft wrote the file.
-    #[error("it has format version {found:?}, this weft reads {expected:?}; its rows are computed")]
+    #[error("it has format version {found:?}, expected {expected:?}; its rows are computed again")]
     Version {
         /// The version in the file.
         found: String,
@@ -44,13 +44,13 @@ pub enum Reason {
         found: String,
     },
     /// The key in the header differs from the file's name.
-    #[error("it holds the rows of {found}; the file was renamed, or copied by hand")]
+    #[error("it holds the rows of {found}; the file was renamed or copied by hand")]
     Key {
         /// The key in the header.
         found: KvKey,
     },
     /// The file's length differs from the header's.
-    #[error("it has {found} bytes, its header asks for {expected}; the file was cut or extended")]
+    #[error("it has {found} bytes, but its header says {expected}; the file is damaged")]
     Length {
         /// The length according to the header.
         expected: u64,
@@ -58,7 +58,7 @@ pub enum Reason {
         found: u64,
     },
     /// The header is valid, but describes other rows than the requested ones.
-    #[error("its {field} is {found:?}, expected {expected:?}; its rows are of no use here")]
+    #[error("its {field} is {found:?}, expected {expected:?}; its rows cannot be used here")]
     Mismatch {
         /// The field of [`Header`](super::Header) that differs.
         field: &'static str,
@@ -68,7 +68,7 @@ pub enum Reason {
         found: String,
     },
     /// The rows have changed since they were written.
-    #[error("its rows have checksum {found}, written was {expected}; check the disk for errors")]
+    #[error("the checksum of its rows is {found}, expected {expected}; check the disk for errors")]
     PayloadChecksum {
         /// The checksum in the header.
         expected: String,

@@ -47,7 +47,7 @@ pub enum TokenizerError {
         source: std::io::Error,
     },
     /// The file is too large for a tokenizer.
-    #[error("tokenizer.json is larger than the limit of {limit} bytes")]
+    #[error("tokenizer.json is larger than the limit of {limit} bytes; download it again")]
     TooLarge {
         /// The limit in bytes.
         limit: u64,
@@ -62,7 +62,7 @@ pub enum TokenizerError {
     #[error("this tokenizer is not supported: {0} (weft runs byte-level BPE tokenizers)")]
     Unsupported(String),
     /// The text is too long for 32-bit positions.
-    #[error("the text has {bytes} bytes, more than the limit of {limit}")]
+    #[error("the text has {bytes} bytes, more than the limit of {limit}; shorten it")]
     TextTooLong {
         /// Length of the text in bytes.
         bytes: usize,

@@ -44,14 +44,14 @@ pub enum WeightsError {
     },
     /// There are no weight files.
     #[error(
-        "{folder} has no safetensors files; weft reads no other weights, so convert them first"
+        "{folder} has no safetensors files; weft reads only this format, so convert the weights first"
     )]
     NoFiles {
         /// The model's folder.
         folder: String,
     },
     /// The list of shards is invalid.
-    #[error("{file} is not a list of shards: {reason}")]
+    #[error("{file} is not a list of shards: {reason}; download it again")]
     Index {
         /// The index file.
         file: String,
@@ -67,7 +67,7 @@ pub enum WeightsError {
         reason: String,
     },
     /// The length of a file is wrong.
-    #[error("{file} has {found} bytes where its header says {expected}; download it again")]
+    #[error("{file} has {found} bytes, but its header says {expected}; download it again")]
     Length {
         /// The file.
         file: String,
@@ -77,13 +77,13 @@ pub enum WeightsError {
         found: u64,
     },
     /// A required tensor is in no file.
-    #[error("tensor `{name}` is missing: config.json asks for it, no weight file has it")]
+    #[error("tensor `{name}` is missing: config.json requires it, and no weight file has it")]
     Missing {
         /// Its name.
         name: String,
     },
     /// A tensor does not belong to the model.
-    #[error("tensor `{name}` in {file} has no place in this model; config.json does not fit it")]
+    #[error("tensor `{name}` in {file} is not part of this model; config.json does not match it")]
     Surplus {
         /// Its name.
         name: String,
@@ -91,7 +91,7 @@ pub enum WeightsError {
         file: String,
     },
     /// Two files contain the same tensor.
-    #[error("tensor `{name}` is in {first} and in {second}; one of them is left over")]
+    #[error("tensor `{name}` is in {first} and in {second}; remove the outdated file")]
     Twice {
         /// Its name.
         name: String,
@@ -101,7 +101,7 @@ pub enum WeightsError {
         second: String,
     },
     /// The shape of a tensor differs from the config's.
-    #[error("tensor `{name}` has shape {found:?}; config.json makes it {expected:?}")]
+    #[error("tensor `{name}` has shape {found:?}; config.json requires {expected:?}")]
     Shape {
         /// Its name.
         name: String,
@@ -120,7 +120,7 @@ pub enum WeightsError {
     },
     /// A weight is NaN or infinite.
     #[error(
-        "tensor `{name}` holds {value} in row {row}; the file is damaged or was never finished"
+        "tensor `{name}` holds {value} in row {row}; the file is damaged, so download it again"
     )]
     NotFinite {
         /// Its name.

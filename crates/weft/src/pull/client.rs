@@ -191,7 +191,7 @@ impl<'a> Client<'a> {
         let location = response.headers().get(LOCATION).and_then(|value| value.to_str().ok());
         let next = location.and_then(|location| join(url, location)).ok_or_else(|| {
             let reason = format!(
-                "a redirect to {:?}, which is no address to follow from here",
+                "a redirect to {:?}, which is not a valid target",
                 location.unwrap_or_default()
             );
             PullError::BadAnswer { url: url.to_owned(), reason }

@@ -99,8 +99,8 @@ pub enum PullError {
     },
     /// The hash differs from the announced one.
     #[error(
-        "{file} arrived damaged: its sha-256 is {actual}, expected {expected}; what was received \
-         is deleted, pull again"
+        "{file} arrived damaged: its sha-256 is {actual}, expected {expected}; the received \
+         bytes were deleted, pull again"
     )]
     WrongHash {
         /// The file.
@@ -112,8 +112,8 @@ pub enum PullError {
     },
     /// There were too many failures in a row.
     #[error(
-        "gave up on {what} after {attempts} attempts without progress: {reason}; what was received \
-         is kept, pull again to resume"
+        "gave up on {what} after {attempts} attempts without progress: {reason}; the received \
+         bytes are kept, pull again to resume"
     )]
     GaveUp {
         /// The file, or the list of files.
@@ -125,15 +125,15 @@ pub enum PullError {
     },
     /// The disk is full.
     #[error(
-        "the disk is full: {path:?} could not be written; free some space (the cache is where \
-         HF_HUB_CACHE says) and pull again to resume"
+        "the disk is full: {path:?} could not be written; free some space (HF_HUB_CACHE \
+         sets the cache's folder) and pull again to resume"
     )]
     DiskFull {
         /// The file.
         path: PathBuf,
     },
     /// Any other I/O error in the cache.
-    #[error("cannot write {path:?}: {source}")]
+    #[error("cannot write {path:?}: {source}; check its owner and permissions")]
     Io {
         /// The file or folder.
         path: PathBuf,

@@ -32,7 +32,7 @@ pub(super) fn read_info(
     };
     let bad = |reason: String| PullError::BadAnswer { url: url.to_owned(), reason };
     Ok(Some(FileInfo {
-        etag: blob_name(etag).ok_or_else(|| bad(format!("etag {etag:?} is no blob name")))?,
+        etag: blob_name(etag).ok_or_else(|| bad(format!("etag {etag:?} is not a blob name")))?,
         size_bytes: size.trim().parse().map_err(|_| bad(format!("length {size:?}")))?,
     }))
 }
