@@ -73,11 +73,6 @@ impl Engine {
         self.library.register(chunk)
     }
 
-    /// Registers an answer as a chunk that later prompts can use as a context.
-    pub fn keep_output(&mut self, text: &str) -> Result<ChunkId, ChunkError> {
-        self.chunk(Kind::Output, text)
-    }
-
     /// Restores a chunk that was registered before.
     pub fn restore(&mut self, chunk: Chunk) -> Result<(), ChunkError> {
         let id = ChunkId::of(chunk.kind, &self.tokenizer.encode_text(&chunk.in_prompt())?);
