@@ -1,11 +1,11 @@
-//! Which vector instructions this machine has, and the kernels compiled for them.
+//! The vector instruction sets of this machine that have kernels.
 
 use std::fmt;
 
-/// A set of vector instructions that kernels exist for, from the plainest up.
+/// A vector instruction set with kernels, in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Isa {
-    /// Whatever the compiler makes of plain loops.
+    /// Plain loops, vectorised by the compiler.
     Portable,
     /// x86-64 with AVX2 and FMA.
     Avx2,
@@ -16,15 +16,15 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// All of them, the plainest first.
+    /// All sets, in ascending order.
     pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
 
-    /// The best this machine has.
+    /// The best set of this machine.
     pub fn detect() -> Self {
         *Self::ALL.iter().rev().find(|isa| isa.is_available()).expect("portable always is")
     }
 
-    /// Whether this machine has it.
+    /// Whether this machine supports it.
     #[cfg(target_arch = "x86_64")]
     pub fn is_available(self) -> bool {
         use std::is_x86_feature_detected as has;
@@ -42,7 +42,7 @@ impl Isa {
         }
     }
 
-    /// Whether this machine has it.
+    /// Whether this machine supports it.
     #[cfg(not(target_arch = "x86_64"))]
     pub fn is_available(self) -> bool {
         self == Self::Portable

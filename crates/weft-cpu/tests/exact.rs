@@ -1,4 +1,4 @@
-//! Exact answers on the CPU device, through the whole engine: the cold ones, whatever is kept.
+//! Exact answers on the CPU device, through the whole engine, equal the cold ones for any cache.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -57,7 +57,11 @@ fn a_folder_that_cannot_be_used_is_told_once() {
     ]);
     assert_eq!((told.code, told.stdout.as_str()), (0, "Vubegok\n"));
     assert_eq!(told.stderr.lines().count(), 1, "{}", told.stderr);
-    assert!(told.stderr.starts_with("weft: warning: KV rows are not saved on disk"), "{}", told.stderr);
+    assert!(
+        told.stderr.starts_with("weft: warning: KV rows are not saved on disk"),
+        "{}",
+        told.stderr
+    );
     let doctor = home.run(&["doctor", "--cache-dir", "file/kv"]);
     assert_eq!(doctor.code, 1);
     assert!(doctor.stdout.contains("FAIL  kept rows"), "{}", doctor.stdout);
