@@ -53,7 +53,7 @@ fn run(cli: Cli) -> Result<ExitCode, CliError> {
         Command::Show(args) => commands::show::run(&args),
         Command::List(args) => commands::list::run(&args),
         Command::Pull(args) => commands::pull::run(&args),
-        Command::Bench(args) => commands::bench::run(*args),
+        Command::Bench(args) => bench::run(*args),
         Command::Doctor(args) => commands::doctor::run(&args),
         Command::Completions(args) => commands::completions::run(&args),
     }

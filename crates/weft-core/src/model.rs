@@ -195,7 +195,7 @@ pub enum ModelError {
     Generation(#[from] GenerationConfigError),
     /// The tokenizer has more tokens than the model has embeddings.
     #[error(
-        "tokenizer.json has {tokens} tokens, but config.json has a vocab_size of {vocab}; the files \
+        "tokenizer.json has {tokens} tokens, but the vocab_size of config.json is {vocab}; they \
          belong to different models, so download them again"
     )]
     Vocabulary {

@@ -128,8 +128,9 @@ impl RowsOfPage {
 
 /// Keys and values of all pages, bf16 \[layers\]\[pages\]\[kv_heads\]\[64 · stride\].
 ///
-/// A page's keys are packed like a block of 64 weight rows, \[head_dim/2\]\[64\]\[2\], so that scores are a
-/// matrix product; its values lie row by row, \[64\]\[stride\], padded with zeros to whole cache lines.
+/// A page's keys are packed like a block of 64 weight rows, \[head_dim/2\]\[64\]\[2\], so that
+/// scores are a matrix product. Its values are stored row by row, \[64\]\[stride\], padded with
+/// zeros to whole cache lines.
 pub(crate) struct Kv {
     k: Lines,
     v: Lines,

@@ -45,13 +45,13 @@ pub fn answers_are_the_cold_ones(
         let cold: Vec<Token> = generation.by_ref().map(Result::unwrap).collect();
         let finished = generation.finished().unwrap();
         let what = || format!("seed {seed}, answer {nth}: {}", answer.describe());
-        let told = &answer.tokens[..];
-        let differs = told.iter().zip(&cold).position(|(told, cold)| told != cold);
+        let warm = &answer.tokens[..];
+        let differs = warm.iter().zip(&cold).position(|(warm, cold)| warm != cold);
         assert_eq!(differs, None, "the first token that differs; {}", what());
-        let Some(told_finished) = &answer.finished else { continue };
-        assert_eq!(told.len(), cold.len(), "{}", what());
-        assert_eq!(attention(told_finished), attention(&finished), "{}", what());
-        n_kept += usize::from(told_finished.stats.cached_tokens > 0);
+        let Some(warm_finished) = &answer.finished else { continue };
+        assert_eq!(warm.len(), cold.len(), "{}", what());
+        assert_eq!(attention(warm_finished), attention(&finished), "{}", what());
+        n_kept += usize::from(warm_finished.stats.cached_tokens > 0);
     }
     assert!(n_kept * 4 > answers.len(), "{n_kept} of {} found anything kept", answers.len());
 }
@@ -204,9 +204,9 @@ impl<'a> World<'a> {
                 let lane = event.lane();
                 match event {
                     Event::Token { token, .. } => {
-                        let (asked, request, told) = running.get_mut(&lane).unwrap();
-                        told.push(token);
-                        if asked.cancelled_after == Some(told.len()) {
+                        let (asked, request, tokens) = running.get_mut(&lane).unwrap();
+                        tokens.push(token);
+                        if asked.cancelled_after == Some(tokens.len()) {
                             request.cancel.cancel();
                         }
                     }

@@ -68,10 +68,14 @@ impl Device for Stub {
 
     fn run(&mut self, _: &[Op], step: &Step<'_>) -> Result<(), DeviceError> {
         self.control.steps.fetch_add(1, Ordering::Relaxed);
-        assert!(!self.control.panics.swap(false, Ordering::Relaxed), "told to panic");
+        assert!(!self.control.panics.swap(false, Ordering::Relaxed), "the test asks for a panic");
         if self.control.fails.swap(false, Ordering::Relaxed) {
             let (device, op) = (self.describe(), "attend".to_owned());
-            return Err(DeviceError { device, op, reason: "told to fail".to_owned() });
+            return Err(DeviceError {
+                device,
+                op,
+                reason: "the test asks for a failure".to_owned(),
+            });
         }
         self.spans = step.lanes.iter().map(|lane| lane.spans.len()).collect();
         let time = Duration::from_micros(self.control.step_us.load(Ordering::Relaxed));

@@ -97,7 +97,9 @@ impl DeviceOptions {
 
     #[cfg(not(feature = "cuda"))]
     fn gpu(&self) -> Result<Chosen, Error> {
-        Err(Error::Gpu("this program was built without the feature `cuda`".to_owned()))
+        Err(Error::Gpu(
+            "this program has no CUDA support; rebuild with the feature `cuda`".to_owned(),
+        ))
     }
 }
 
@@ -120,7 +122,7 @@ impl Chosen {
             Self::Cuda(launches) => self_test::cuda(launches),
             #[cfg(feature = "cpu")]
             Self::Cpu => self_test::cpu(),
-            Self::Reference => Err("the reference device defines what is right".to_owned()),
+            Self::Reference => Err("the reference device has no self-test".to_owned()),
         }
     }
 

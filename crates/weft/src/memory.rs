@@ -189,7 +189,7 @@ mod tests {
         };
         plan("qwen3-8b", 24 << 30).check_fits().unwrap();
         let refused = plan("qwen3-8b", 12 << 30).check_fits().unwrap_err().to_string();
-        assert!(refused.contains("12.9 GB are free on the GPU"), "{refused}");
+        assert!(refused.contains("12.9 GB is free on the GPU"), "{refused}");
         assert!(refused.contains("16.4 GB of weights"), "{refused}");
         plan("qwen3-32b", 1 << 40).check_fits().unwrap();
     }

@@ -91,11 +91,11 @@ fn test(
     }
     let logits = prefill(&mut *device, &config, N_TOKENS)?;
     if prefill(&mut *device, &config, 1)? != logits {
-        return Err("a prompt cut differently gives other bits".to_owned());
+        return Err("a prompt gives other bits if it is cut differently".to_owned());
     }
     let defined = prefill(&mut *reference, &config, N_TOKENS)?;
     if !are_near(&logits, &defined, TOLERANCE) {
-        return Err("the device does not compute what the reference does".to_owned());
+        return Err("the device's logits differ from the reference's".to_owned());
     }
     check_choice(&mut *device, &config)?;
     Ok(device.describe())
@@ -120,7 +120,7 @@ fn compare_ops(
                 let n = buffer.width(config) * step.n_tokens();
                 let (ours, theirs) = (device.read(buffer), reference.read(buffer));
                 if !are_near(&ours[..n], &theirs[..n], OP_TOLERANCE) {
-                    return Err(format!("{op} does not compute what the reference does"));
+                    return Err(format!("{op} computes other results than the reference"));
                 }
             }
             if let Op::RopeStore { layer } = op {
@@ -128,14 +128,14 @@ fn compare_ops(
                     let (k, v) = reference.kv_row(layer, slot);
                     let (our_k, our_v) = device.kv_row(layer, slot);
                     if !are_near(&our_k, &k, OP_TOLERANCE) || our_v != v {
-                        return Err(format!("{op} does not store what the reference does"));
+                        return Err(format!("{op} stores other rows than the reference"));
                     }
                     device.write_kv_row(layer, slot, &k, &v);
                 }
             }
         }
         if !are_near(device.logits(0), reference.logits(0), OP_TOLERANCE) {
-            return Err("norm_head does not compute what the reference does".to_owned());
+            return Err("norm_head computes other results than the reference".to_owned());
         }
         Ok(())
     })
@@ -154,7 +154,7 @@ fn check_choice(device: &mut dyn Inspect, config: &Config) -> Result<(), String>
         let Some(token) = device.chosen(0) else { continue };
         let defined = sampler.clone().sample(device.logits(0)).map_err(|e| e.to_string())?;
         if token != defined.token {
-            return Err("the device does not choose the token that the sampler does".to_owned());
+            return Err("the device chooses another token than the sampler".to_owned());
         }
     }
     Ok(())

@@ -22,7 +22,8 @@ pub(crate) use self::serve::ServeArgs;
 
 /// The whole command line.
 #[derive(Parser)]
-#[command(name = "weft", version = env!("WEFT_VERSION"), about = "LLM inference for one user on one machine")]
+#[command(name = "weft", version = env!("WEFT_VERSION"))]
+#[command(about = "LLM inference for one user on one machine")]
 #[command(disable_help_subcommand = true, propagate_version = true)]
 pub(crate) struct Cli {
     #[command(subcommand)]

@@ -43,7 +43,7 @@ fn compared(a: &Report, b: &Report) -> String {
         .collect();
     if !differing.is_empty() {
         text += &format!(
-            "\n**THE LOGITS DIFFER in {} of {} tests: {}.** One of the runs computes something else.\n",
+            "\n**THE LOGITS DIFFER in {} of {} tests: {}.** One of the runs is wrong.\n",
             differing.len(),
             pairs.len(),
             differing.join(", "),
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn other_logits_are_told_first() {
+    fn other_logits_are_reported_first() {
         let a = report(&[(0, 1, 10.0, "aa"), (0, 2, 15.0, "cc")]);
         let b = report(&[(0, 1, 10.0, "ab"), (0, 2, 15.0, "cc")]);
         let text = compared(&a, &b);

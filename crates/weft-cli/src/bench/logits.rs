@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_told() {
+    fn logits_that_are_not_finite_are_reported() {
         for bad in [f32::NAN, f32::INFINITY] {
             assert!(!of(&[&[1.0], &[bad]]).finite);
         }

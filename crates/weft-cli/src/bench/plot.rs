@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn several_runs_are_told_apart() {
+    fn several_runs_have_distinct_names() {
         let mut runs = [report(&[(0, 1, 10.0, "a")]), report(&[(0, 1, 3.0, "b")])];
         runs[1].model.name = "a <odd> & name".into();
         let svg = drawn(&runs, &series(&runs));

@@ -94,7 +94,7 @@ fn memory() -> Result<String, String> {
     /// The memory of the smallest real model with a short context.
     const SMALL_MODEL: u64 = 2_000_000_000;
     match available_memory() {
-        None => Ok("unknown: this system does not tell".to_owned()),
+        None => Ok("unknown: this system does not report it".to_owned()),
         Some(free) if free < SMALL_MODEL => Err(format!(
             "{} free; a 0.6B model needs about {}: close other programs",
             size::bytes(free),

@@ -42,7 +42,7 @@ impl Card {
     pub(super) fn chunk(self) -> Result<Chunk, String> {
         let id = ChunkId::of(self.kind, &self.tokens);
         if id.to_string() != self.id {
-            return Err(format!("it calls itself {} and holds chunk {id}", self.id));
+            return Err(format!("its id is {}, but it holds chunk {id}", self.id));
         }
         Ok(Chunk {
             id,

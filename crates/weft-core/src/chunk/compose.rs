@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_composed_is_told_apart() {
+    fn invalid_prompts_have_distinct_errors() {
         let mut desk = Desk::new();
         let system = desk.add(Kind::System, "be brief");
         let other = desk.add(Kind::System, "be long");

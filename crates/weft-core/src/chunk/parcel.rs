@@ -158,9 +158,8 @@ impl Parcel {
         let file = File::open(path).map_err(|error| refused(error.to_string()))?;
         let mut file = BufReader::new(file);
         let line = read_line(&mut file).map_err(|error| refused(error.to_string()))?;
-        let first: First = serde_json::from_slice(&line).map_err(|error| {
-            refused(format!("it is no chunk that `weft chunk export` wrote: {error}"))
-        })?;
+        let first: First = serde_json::from_slice(&line)
+            .map_err(|error| refused(format!("`weft chunk export` did not write it: {error}")))?;
         if (first.format.as_str(), first.version) != (FORMAT, VERSION) {
             let First { format, version, .. } = first;
             return Err(refused(format!(
@@ -168,7 +167,9 @@ impl Parcel {
             )));
         }
         if blake3::hash(first.chunk.text.as_bytes()).to_string() != first.text_blake3 {
-            return Err(refused("its text does not match its checksum: it was damaged".to_owned()));
+            return Err(refused(
+                "its text does not match its checksum; export it again".to_owned(),
+            ));
         }
         Ok(Self { path: path.to_owned(), file, card: first.chunk })
     }
@@ -228,7 +229,9 @@ impl Parcel {
             // Skipped without copying: the length is only the parcel's claim.
             self.file.seek_relative(i64::try_from(rows_bytes).map_err(io::Error::other)?)?;
             let budget = store.budget_bytes();
-            return Ok(Err(format!("{rows_bytes} bytes of rows, and the budget is {budget}")));
+            return Ok(Err(format!(
+                "its rows have {rows_bytes} bytes, and the budget is {budget}"
+            )));
         }
         let mut temp = TempFile::create(store.folder())?;
         let copied = io::copy(&mut (&mut self.file).take(rows_bytes), &mut temp.file)?;
@@ -252,7 +255,7 @@ fn store_rows(store: &mut Store, path: &Path, fingerprint: &str) -> Result<(), S
     })?;
     if KvKey::of_rows(&header.parent, &header.tokens) != key {
         store.remove(&key);
-        return Err(format!("rows that call themselves {key} are others"));
+        return Err(format!("the rows under key {key} are those of other tokens"));
     }
     Ok(())
 }
@@ -336,7 +339,7 @@ mod tests {
         let mut to = store(&outer, "to");
         let foreign = parcel(&outer, Some(KvKey::from_bytes([9; 32])));
         let imported = Parcel::open(&foreign).unwrap().import_rows(&mut to, "model").unwrap();
-        assert!(imported.refused[0].contains("call themselves"), "{:?}", imported.refused);
+        assert!(imported.refused[0].contains("those of other tokens"), "{:?}", imported.refused);
         assert_eq!((imported.files, to.entries().count()), (0, 0));
     }
 
@@ -353,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_that_calls_itself_another_chunk_is_refused() {
+    fn a_card_with_the_id_of_another_chunk_is_refused() {
         let card = |id: &str| {
             let mut json = serde_json::to_value(Card::of(&chunk())).unwrap();
             json["id"] = id.into();
@@ -361,6 +364,6 @@ mod tests {
         };
         assert_eq!(card(&chunk().id.to_string()).unwrap(), chunk());
         let other = ChunkId::of(Kind::Context, &[1]).to_string();
-        assert!(card(&other).unwrap_err().contains("calls itself"));
+        assert!(card(&other).unwrap_err().contains("but it holds chunk"));
     }
 }

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_files_are_told_and_the_rest_is_read() {
+    fn broken_files_are_reported_and_the_rest_is_read() {
         let root = tempfile::tempdir().unwrap();
         let shelf = Shelf::new(root.path(), &tokenizer());
         let (sound, damaged) = (chunk("sound"), chunk("damaged"));
@@ -208,10 +208,13 @@ mod tests {
         let shelved = shelf.load().unwrap();
         assert_eq!(shelved.library.list(&Which::default()).len(), 1);
         assert!(shelved.library.get(&sound.id).is_ok());
-        let mut told: Vec<String> = shelved.broken.iter().map(ToString::to_string).collect();
-        told.sort();
-        assert_eq!(told.len(), 3, "{told:?}");
-        assert!(told.iter().any(|told| told.contains(&damaged.id.to_string())), "{told:?}");
-        assert!(told.iter().any(|told| told.contains("renamed")), "{told:?}");
+        let mut reasons: Vec<String> = shelved.broken.iter().map(ToString::to_string).collect();
+        reasons.sort();
+        assert_eq!(reasons.len(), 3, "{reasons:?}");
+        assert!(
+            reasons.iter().any(|reason| reason.contains(&damaged.id.to_string())),
+            "{reasons:?}"
+        );
+        assert!(reasons.iter().any(|reason| reason.contains("renamed")), "{reasons:?}");
     }
 }

@@ -127,9 +127,9 @@ fn family(model_type: &str) -> Result<Family, ConfigError> {
              weft runs qwen3, qwen2 and llama"
         }
         "qwen3_moe" | "qwen2_moe" | "mixtral" => {
-            "mixtures of experts are not built yet; weft runs qwen3, qwen2 and llama"
+            "weft has no mixtures of experts yet; it supports qwen3, qwen2 and llama"
         }
-        _ => "weft runs qwen3, qwen2 (Qwen2.5 too) and llama",
+        _ => "weft supports qwen3, qwen2 (Qwen2.5 too) and llama",
     };
     Err(ConfigError::Unsupported { model_type: model_type.to_owned(), reason })
 }
@@ -158,7 +158,7 @@ fn refuse_what_no_op_computes(
         return Err(value("hidden_act", act, "silu"));
     }
     if raw.quantization_config.as_ref().is_some_and(|quantization| !quantization.is_null()) {
-        let reason = "its weights are quantized; weft takes bf16, f16 and f32 safetensors";
+        let reason = "its weights are quantized; weft reads bf16, f16 and f32 safetensors";
         return Err(ConfigError::Unsupported { model_type: model_type.to_owned(), reason });
     }
     Ok(())

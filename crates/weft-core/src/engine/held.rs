@@ -261,7 +261,7 @@ impl Maker<'_> {
     ) -> HeldNode {
         let PlannedNode { range, chunk, home, sees, lead, .. } = planned;
         let kept = self.cache.node_mut(node);
-        debug_assert_eq!(kept.lead, lead, "the parent tells where rows begin in a page");
+        debug_assert_eq!(kept.lead, lead, "the parent determines where rows start in a page");
         kept.chunk = kept.chunk.or(chunk);
         let pages = kept.pages[..pages_for(lead + range.len())].to_vec();
         let share = range.len() as f64 / kept.len() as f64;

@@ -138,7 +138,7 @@ fn check_name(part: &str) -> Result<(), &'static str> {
         return Err("a name has only ASCII letters, digits, `-`, `_` and `.`");
     }
     if part.starts_with(['-', '.']) || part.ends_with(['-', '.']) {
-        return Err("a name cannot begin or end with `-` or `.`");
+        return Err("a name cannot start or end with `-` or `.`");
     }
     if part.contains("--") || part.contains("..") {
         return Err("a name cannot contain `--` or `..`");
@@ -159,11 +159,11 @@ fn check_revision(revision: &str) -> Result<(), &'static str> {
         return Err("only ASCII letters, digits, `-`, `_`, `.`, `+` and `/` are allowed");
     }
     if revision.starts_with('-') {
-        return Err("it cannot begin with `-`");
+        return Err("it cannot start with `-`");
     }
     for part in revision.split('/') {
         if part.is_empty() || part.starts_with('.') || part.ends_with('.') || part.contains("..") {
-            return Err("a part between slashes is empty, or has a `.` where none may be");
+            return Err("a part between slashes is empty, or has a misplaced `.`");
         }
     }
     Ok(())

@@ -123,7 +123,7 @@ pub(super) fn explain(error: &Error) -> PromptError {
         match cause.downcast_ref() {
             Some(Cause::Raised(message)) => return PromptError::Raised(message.clone()),
             Some(&Cause::Worked(limit)) => {
-                let what = "the number of bytes that the chat template works on";
+                let what = "the number of bytes that the chat template processes";
                 return PromptError::Limit { what, limit };
             }
             None => {}

@@ -62,7 +62,7 @@ impl Writer {
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         let refuse = |why: String| Err(Error::new(ErrorKind::BadSerialization, why));
         if depth > MAX_DEPTH {
-            return refuse(format!("tojson takes at most {MAX_DEPTH} levels of nesting"));
+            return refuse(format!("tojson supports at most {MAX_DEPTH} levels of nesting"));
         }
         match value.kind() {
             ValueKind::None => self.json.push_str("null"),

@@ -98,7 +98,7 @@ pub enum PromptError {
     NoMarks,
     /// Content that cannot be separated from the template contains the text of an added token.
     #[error(
-        "the text {token:?} is a special token of the model, and this chat template cannot keep the \
+        "the text {token:?} is a token of the model, and this chat template cannot keep the \
          conversation's text apart from its own tokens; remove it from the conversation"
     )]
     Inseparable {

@@ -1,7 +1,7 @@
 //! Weights as integers: the probability of a rank in a draw. Sums of integers do not depend on
-//! their order, and nothing here rounds differently elsewhere, so every device draws the same token.
+//! their order, and nothing here rounds differently elsewhere, so all devices draw the same token.
 //!
-//! With `l` a rank's logit, `l_max` that of the first rank, and f64 arithmetic in the first two lines:
+//! `l` is a rank's logit, `l_max` that of the first rank. The first two lines are f64 arithmetic:
 //!
 //! ```text
 //! scale    = log2(e) * 2^32 / temperature
@@ -12,8 +12,9 @@
 //! weight   = (p >> (23 + n)) rounded half up, 0 if n > 40
 //! ```
 //!
-//! A weight is `exp((l - l_max) / temperature)` in units of 2^-40, to within one unit and a relative
-//! error of 2^-32. It never rises as the logit falls. The rounding of f32 logits is far larger.
+//! A weight is `exp((l - l_max) / temperature)` in units of 2^-40, to within one unit and a
+//! relative error of 2^-32. It never rises as the logit falls. The rounding of f32 logits is far
+//! larger.
 
 /// The weight of the first rank.
 pub(super) const ONE: u64 = 1 << ONE_BITS;
@@ -23,8 +24,8 @@ pub(super) const NOTHING_FROM: u64 = (ONE_BITS as u64 + 1) << 32;
 /// Number of weights computed at once. Intermediate values stay in the L1 cache.
 pub(super) const BLOCK: usize = 256;
 
-/// `C9` to `C1` in units of 2^-64: the polynomial in f of degree 9 that is 1 at 0 and 2^-f elsewhere, as near as
-/// interpolation at Chebyshev's points comes.
+/// `C9` to `C1` in units of 2^-64: a polynomial in f of degree 9 that is 1 at 0 and approximates
+/// 2^-f, by interpolation at Chebyshev's points.
 const COEFFICIENTS: [u64; 9] = [
     0x0000_0140_F3AA_7C4A,
     0x0000_155D_E549_41DD,
@@ -56,8 +57,8 @@ fn at(distance: u64) -> u64 {
     rounded(power(q, distance), distance)
 }
 
-/// Replaces distances below [`NOTHING_FROM`] by their weights. One step is done for all of them before the next, as
-/// compilers make vector instructions of such loops: it takes a third of the time that one after the other takes.
+/// Replaces distances below [`NOTHING_FROM`] by their weights. Each operation runs over all
+/// distances before the next one, which compilers vectorise: it takes a third of the time.
 pub(super) fn replace_by_weights(distances: &mut [u64; BLOCK]) {
     let mut q = [0; BLOCK];
     for coefficient in COEFFICIENTS {

@@ -142,7 +142,7 @@ pub(super) fn decode(text: &[u8]) -> Result<Decoded, Reason> {
     check_version(text)?;
     let json: Json = serde_json::from_slice(text).map_err(|e| Reason::HeaderText(e.to_string()))?;
     let (key, header) = parse(&json).ok_or_else(|| {
-        Reason::HeaderText("a number, a key or a number format is not one".to_owned())
+        Reason::HeaderText("a number, a key or a number format is invalid".to_owned())
     })?;
     let payload_checksum = json.metadata.payload_blake3;
     let again = encode(&key, &header, &payload_checksum);

@@ -270,7 +270,7 @@ fn splitter(pre_tokenizer: Option<&Component>) -> Result<Splitter, TokenizerErro
         return Err(unsupported("its last pre-tokenizer is not \"ByteLevel\"".into()));
     };
     if last.add_prefix_space {
-        return Err(unsupported("it puts a space before every text".into()));
+        return Err(unsupported("it adds a space before every text".into()));
     }
     let mut splitter = Splitter::default();
     for step in steps {

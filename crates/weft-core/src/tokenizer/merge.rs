@@ -29,7 +29,8 @@ pub(super) struct Merges {
 #[derive(Clone, Copy, Debug)]
 struct Symbol {
     id: u32,
-    /// Rank of the merge with the next symbol, or [`NONE`]. A queue entry with another rank is stale.
+    /// Rank of the merge with the next symbol, or [`NONE`]. A queue entry with another rank is
+    /// stale.
     rank: u32,
     previous: u32,
     next: u32,

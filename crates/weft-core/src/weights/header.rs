@@ -51,7 +51,7 @@ fn read(name: String, mut source: Box<dyn Source>, bytes: u64) -> Result<Header,
     let broken = |reason: String| WeightsError::Header { file: name.clone(), reason };
     let failed = |source| WeightsError::Read { file: name.clone(), source };
     if bytes < LENGTH_BYTES {
-        return Err(broken(format!("it has {bytes} bytes, a header alone needs more")));
+        return Err(broken(format!("it has {bytes} bytes, fewer than a header")));
     }
     let mut length = [0; LENGTH_BYTES as usize];
     source.read_exact(&mut length).map_err(failed)?;

@@ -44,7 +44,7 @@ pub enum WeightsError {
     },
     /// There are no weight files.
     #[error(
-        "{folder} has no safetensors files; weft reads only this format, so convert the weights first"
+        "{folder} has no safetensors files; weft reads only these, so convert the weights first"
     )]
     NoFiles {
         /// The model's folder.

@@ -58,7 +58,7 @@ pub fn shards_of_index(index: &Path) -> Result<Vec<String>, WeightsError> {
     let opened = File::open(index).map_err(failed)?;
     let bytes = opened.metadata().map_err(failed)?.len();
     if bytes > INDEX_LIMIT {
-        return Err(broken(format!("it has {bytes} bytes, the limit is {INDEX_LIMIT}")));
+        return Err(broken(format!("it has {bytes} bytes, and the limit is {INDEX_LIMIT}")));
     }
     let mut json = Vec::new();
     opened.take(INDEX_LIMIT).read_to_end(&mut json).map_err(failed)?;
@@ -66,10 +66,10 @@ pub fn shards_of_index(index: &Path) -> Result<Vec<String>, WeightsError> {
 
     let shards: BTreeSet<String> = parsed.weight_map.into_values().collect();
     if shards.is_empty() || shards.len() > SHARD_LIMIT {
-        return Err(broken(format!("it names {} files, 1 to {SHARD_LIMIT} fit", shards.len())));
+        return Err(broken(format!("it names {} files, not 1 to {SHARD_LIMIT}", shards.len())));
     }
     match shards.iter().find(|name| !is_plain_file_name(name) || !name.ends_with(".safetensors")) {
-        Some(name) => Err(broken(format!("{name:?} is not the name of a weight file beside it"))),
+        Some(name) => Err(broken(format!("{name:?} is not a weight file in the same folder"))),
         None => Ok(shards.into_iter().collect()),
     }
 }

@@ -192,8 +192,8 @@ pub fn a_moved_span_equals_one_prefilled_there(make: Make<'_>, tolerance: f32) {
             let moved = max_difference(&there, &logits(home, home, position));
             assert!(moved <= tolerance * size, "{scaling} {home} → {position}: {moved} of {size}");
             let shift_lost = max_difference(&there, &logits(home, position, position));
-            let told_apart = home.abs_diff(position) == 1 || shift_lost > 2.0 * moved;
-            assert!(told_apart, "{scaling} {home} → {position}: a lost shift hides");
+            let is_detected = home.abs_diff(position) == 1 || shift_lost > 2.0 * moved;
+            assert!(is_detected, "{scaling} {home} → {position}: a lost shift hides");
         }
     }
 }

@@ -27,8 +27,8 @@ pub fn a_row_repaired_in_a_moved_span_equals_one_there(make: Make<'_>, tolerance
             let moved = max_difference(&there, &logits(0, 0));
             assert!(moved <= tolerance * size, "{scaling} by {shift}: {moved} of {size}");
             let not_for_home = max_difference(&there, &logits(0, shift));
-            let told_apart = not_for_home > 5.0 * tolerance * size;
-            assert!(told_apart, "{scaling} by {shift}: {not_for_home} of {size} hides");
+            let is_detected = not_for_home > 5.0 * tolerance * size;
+            assert!(is_detected, "{scaling} by {shift}: {not_for_home} of {size} hides");
         }
     }
 }

@@ -104,7 +104,7 @@ impl Pull<'_> {
             None => Ok(shards),
             Some(shard) => Err(PullError::Unsuitable {
                 repo: self.repo.id(),
-                reason: format!("its {INDEX_FILE} names {shard:?}, which it does not have"),
+                reason: format!("its {INDEX_FILE} names {shard:?}, which is missing"),
             }),
         }
     }

@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn origin_tells_servers_apart() {
+    fn origins_distinguish_servers() {
         assert_eq!(origin("https://Hub.co/x"), origin("https://hub.co:443/y?z"));
         let others =
             ["http://hub.co", "https://hub.co:444", "https://hub.co.evil.org", "https://x"];
