@@ -1,5 +1,5 @@
-//! Tells the program which commit it is built from, so that a saved run names its build wherever
-//! the program was copied to. Without git or a checkout the program names its version alone.
+//! Passes the commit of the build to the program, so that a saved run names its build wherever the
+//! program is copied. Without git or a checkout, the program only has its version.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,12 +7,12 @@ use std::process::Command;
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=../../Cargo.lock");
-    // What the program is made of, and what moves when something is committed.
+    // The sources of the program, and the files that change with a commit.
     for entry in Path::new("..").read_dir().into_iter().flatten().flatten() {
         println!("cargo:rerun-if-changed={}", entry.path().join("src").display());
     }
     for file in ["HEAD", "logs/HEAD"] {
-        // A path that is not there would run this script every time.
+        // A path that does not exist would run this script every time.
         let path = git(&["rev-parse", "--git-path", file]);
         if let Some(path) = path.filter(|path| Path::new(path).exists()) {
             println!("cargo:rerun-if-changed={path}");
@@ -29,7 +29,7 @@ fn main() {
 
 /// The commit, with `-dirty` if tracked files differ from it.
 fn commit() -> Option<String> {
-    // Another project's commit would say nothing: a copy of this tree may lie in its checkout.
+    // A copy of this tree may lie in another project's checkout, whose commit would be meaningless.
     let root = git(&["rev-parse", "--show-toplevel"])?;
     let is_ours = Path::new(&root).join("crates/weft-cli/build.rs").is_file();
     is_ours.then(|| git(&["describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]))?

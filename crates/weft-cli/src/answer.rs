@@ -1,4 +1,4 @@
-//! One answer, streamed: thinking to stderr, the answer to stdout, one line of figures after it.
+//! Streams one answer: reasoning to stderr, the answer to stdout, then one line of statistics.
 
 use std::io::{self, Write};
 
@@ -14,13 +14,13 @@ use crate::terminal;
 /// How an answer is shown.
 #[derive(Clone, Copy)]
 pub(crate) struct Style {
-    /// Print as it comes; otherwise only collect.
+    /// Whether to print while the model generates, rather than only collect.
     pub(crate) stream: bool,
-    /// No bar, no thinking, no figures.
+    /// Whether to hide the bar, the reasoning and the statistics.
     pub(crate) quiet: bool,
 }
 
-/// A whole answer.
+/// A complete answer.
 pub(crate) struct Answer {
     pub(crate) prompt: Composition,
     pub(crate) tokens: Vec<u32>,
@@ -34,7 +34,7 @@ impl Answer {
         self.finished.reason == FinishReason::Cancelled
     }
 
-    /// The answer and its figures, for programs.
+    /// The answer and its statistics as JSON.
     pub(crate) fn json(&self) -> serde_json::Value {
         let Stats { prompt_tokens, cached_tokens, generated_tokens, first_token, total } =
             self.finished.stats;
@@ -53,7 +53,7 @@ impl Answer {
     }
 }
 
-/// Generates an answer and shows it. `prompt` is the text that the request's last tokens stand for.
+/// Generates an answer and shows it. `prompt` is the text of the request's last tokens.
 pub(crate) fn answer(
     engine: &mut Engine,
     prompt: &str,
@@ -88,7 +88,7 @@ pub(crate) fn answer(
     Ok(Answer { prompt: composition, tokens, parts, finished })
 }
 
-/// Prints a piece and adds it to the whole.
+/// Prints a piece and adds it to the answer.
 fn show(more: &Parts, parts: &mut Parts, style: Style) -> Result<(), CliError> {
     if style.stream && !style.quiet && !more.reasoning.is_empty() {
         eprint!("{}", terminal::dim(&terminal::without_controls(&more.reasoning)));
@@ -108,7 +108,7 @@ fn end_line(parts: &Parts) -> Result<(), CliError> {
     if parts.answer.ends_with('\n') { Ok(()) } else { print("\n") }
 }
 
-/// Writes to stdout at once. A reader that went away ends the program without fuss.
+/// Writes to stdout at once. If the reader has closed the pipe, the program ends quietly.
 pub(crate) fn print(text: &str) -> Result<(), CliError> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -117,7 +117,7 @@ pub(crate) fn print(text: &str) -> Result<(), CliError> {
     }
 }
 
-/// The line of figures below an answer.
+/// The line of statistics below an answer.
 pub(crate) fn stats_line(finished: &Finished) -> String {
     let stats = &finished.stats;
     let speed = match stats.tokens_per_second() {
@@ -138,7 +138,7 @@ pub(crate) fn stats_line(finished: &Finished) -> String {
     )
 }
 
-/// How many tokens were kept, and where. Of a piece that was kept in part only the number is known.
+/// Number of cached tokens, by tier. For a partly cached piece, the tier is not known.
 fn cached(report: &Report) -> String {
     let all = report.cached_tokens();
     if all == 0 {

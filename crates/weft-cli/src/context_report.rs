@@ -1,7 +1,7 @@
 //! Draws where an answer's context came from: a bar with one segment per piece, and a table below.
 //!
-//! A segment's width shows how many tokens its piece has, and its colour shows where the rows came
-//! from; without colours, a letter does. All of it fits 80 columns.
+//! A segment's width shows the number of tokens, its colour the source of the rows; without
+//! colours, a letter shows the source. Everything fits 80 columns.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use weft_core::chunk::{ChunkId, PieceReport, Report, Tier};
 
 use crate::terminal;
 
-/// Columns of the bar. The table is as wide.
+/// Columns of the bar and of the table.
 const WIDTH: usize = 79;
 
 /// Columns of the small bar that shows a share of attention.
@@ -19,7 +19,7 @@ const SHARE: usize = 5;
 /// Columns of a chunk's name.
 const NAME: usize = 12;
 
-/// How sources look: name, letter, colour.
+/// How sources are shown: name, letter, colour.
 const SOURCES: [(Option<Tier>, &str, char, &str); 4] = [
     (None, "computed", 'c', "33"),
     (Some(Tier::Device), "device", 'v', "32"),
@@ -27,7 +27,7 @@ const SOURCES: [(Option<Tier>, &str, char, &str); 4] = [
     (Some(Tier::Disk), "disk", 'd', "34"),
 ];
 
-/// Draws a report; `name` returns what the user calls a chunk.
+/// Draws a report; `name` returns the user's name for a chunk.
 pub(crate) fn draw(
     report: &Report,
     name: &dyn Fn(&ChunkId) -> Option<String>,
@@ -41,7 +41,7 @@ pub(crate) fn draw(
     text
 }
 
-/// Segments in proportion to tokens, none without a column.
+/// Segments in proportion to tokens, at least one column each.
 fn bar(report: &Report, colour: bool) -> String {
     let pieces = &report.pieces;
     let gap = if 2 * pieces.len() <= WIDTH { 1 } else { 0 };
@@ -62,7 +62,7 @@ fn bar(report: &Report, colour: bool) -> String {
     segments.join(separator)
 }
 
-/// Columns for each piece: one at least, and together no more than there are, where that goes.
+/// Columns for each piece: at least one, and together at most `room` if possible.
 fn widths(tokens: &[usize], room: usize) -> Vec<usize> {
     let total: usize = tokens.iter().sum::<usize>().max(1);
     let spare = room.saturating_sub(tokens.len());
@@ -82,7 +82,7 @@ fn look(source: Option<Tier>) -> (Option<Tier>, &'static str, char, &'static str
     SOURCES.into_iter().find(|look| look.0 == source).unwrap_or(SOURCES[0])
 }
 
-/// What the colours or letters on the line mean.
+/// The meaning of the colours or letters in the bar.
 fn legend(report: &Report, colour: bool) -> String {
     let is_there = |source| report.pieces.iter().any(|piece| piece.source == source);
     let words: Vec<String> = SOURCES
@@ -137,7 +137,7 @@ fn share(share: f64) -> String {
     format!("{bar} {:>3.0}%", share * 100.0)
 }
 
-/// The end of a long name tells more than its begin: paths have their file there.
+/// Keeps the end of a long name: in a path, it is the file.
 fn shortened(name: &str) -> String {
     let n_chars = name.chars().count();
     if n_chars <= NAME {

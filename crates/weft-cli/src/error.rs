@@ -1,4 +1,4 @@
-//! What ends a command, and with which exit code.
+//! Errors of commands, and their exit codes.
 
 use std::process::ExitCode;
 
@@ -13,14 +13,14 @@ use weft_core::prompt::PromptError;
 
 use crate::size;
 
-/// The exit code of an answer that Ctrl-C ended.
+/// Exit code if Ctrl-C ended an answer.
 pub(crate) const INTERRUPTED: u8 = 130;
-/// The exit code of a fault that is weft's own.
+/// Exit code of a fault in weft itself.
 pub(crate) const ENGINE_FAULT: u8 = 70;
 
 #[derive(Debug, Error)]
 pub(crate) enum CliError {
-    /// The command makes no sense as given.
+    /// The command line is invalid.
     #[error("{0}")]
     Usage(String),
     #[error(transparent)]
@@ -42,13 +42,13 @@ pub(crate) enum CliError {
     /// The model does not fit.
     #[error("{0}")]
     Memory(String),
-    /// What should be context is nothing that is known.
+    /// A context is neither a file nor a chunk.
     #[error("{0}")]
     NoSource(String),
     /// No GPU can be used.
     #[error("{0}")]
     Gpu(String),
-    /// The server did not serve.
+    /// The server failed.
     #[error(transparent)]
     Serve(weft_server::ServeError),
     /// The machine failed a check.
@@ -58,7 +58,7 @@ pub(crate) enum CliError {
     Io { what: String, source: std::io::Error },
 }
 
-/// What the library says of settings, said of flags.
+/// Rewords errors about the library's settings in terms of flags.
 impl From<weft::Error> for CliError {
     fn from(error: weft::Error) -> Self {
         match error {
@@ -70,11 +70,11 @@ impl From<weft::Error> for CliError {
             weft::Error::Generate(error) => error.into(),
             weft::Error::Gpu(reason) => Self::Gpu(reason),
             weft::Error::ContextTooLong { wanted, most } => Self::Usage(format!(
-                "--ctx-size {wanted} is beyond the {most} positions this model was made for"
+                "--ctx-size {wanted} exceeds the model's {most} positions; lower it"
             )),
-            weft::Error::ContextTooShort { .. } => {
-                Self::Usage("--ctx-size must hold a prompt and an answer: 2 or more".to_owned())
-            }
+            weft::Error::ContextTooShort { .. } => Self::Usage(
+                "--ctx-size is too small for a prompt and an answer; give 2 or more".to_owned(),
+            ),
             weft::Error::KvMemory { given, least, context } => Self::Usage(format!(
                 "--kv-memory {} is too little for a context of {context} tokens; give {least} or \
                  more, or lower --ctx-size",
@@ -94,7 +94,7 @@ impl CliError {
         move |source| Self::Io { what, source }
     }
 
-    /// The same, told of something that the user named.
+    /// Prefixes the error with something that the user named.
     pub(crate) fn about(self, what: &str) -> Self {
         match self {
             Self::Chunk(error) => Self::Usage(format!("{what}: {error}")),
@@ -120,8 +120,7 @@ impl CliError {
     }
 }
 
-/// Names and settings that make no sense are misuse, a cache that cannot be read is a failure, and
-/// all else means that the model is not there.
+/// 2 for invalid names and settings, 1 for a cache that cannot be read, and 3 for a missing model.
 fn hub_code(error: &HubError) -> u8 {
     match error {
         HubError::InvalidReference { .. }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::error::CliError;
 
-/// Bytes of a file or a pipe; more than any context holds.
+/// Maximum bytes of a file or a pipe; more than fits any context.
 const INPUT_LIMIT: u64 = 64 << 20;
 
 /// The text of a file.
@@ -20,7 +20,9 @@ pub(crate) fn read_text(from: impl Read, name: &str) -> Result<String, CliError>
     let mut bytes = Vec::new();
     from.take(INPUT_LIMIT + 1).read_to_end(&mut bytes).map_err(CliError::io(name))?;
     if bytes.len() as u64 > INPUT_LIMIT {
-        return Err(CliError::Usage(format!("{name} has more than {INPUT_LIMIT} bytes of text")));
+        return Err(CliError::Usage(format!(
+            "{name} has more than {INPUT_LIMIT} bytes; shorten it"
+        )));
     }
     String::from_utf8(bytes).map_err(|_| CliError::Usage(format!("{name} is not UTF-8 text")))
 }

@@ -1,4 +1,4 @@
-//! Ctrl-C: once ends the answer, twice leaves.
+//! Ctrl-C: the first ends the answer, the second ends the program.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ static INTERRUPTED_ONCE: AtomicBool = AtomicBool::new(false);
 
 /// Installs the handler; later calls do nothing.
 pub(crate) fn install() {
-    // An error means that a handler is there already.
+    // An error means that there is already a handler.
     let _ = ctrlc::set_handler(|| {
         let answer = ANSWER.lock().ok().and_then(|answer| answer.clone());
         match answer {
@@ -24,7 +24,7 @@ pub(crate) fn install() {
     });
 }
 
-/// Lets Ctrl-C end this answer until the guard is dropped.
+/// Makes Ctrl-C end this answer until the guard is dropped.
 pub(crate) fn ends(answer: &Cancel) -> Guard {
     INTERRUPTED_ONCE.store(false, Ordering::Relaxed);
     set(Some(answer.clone()));

@@ -1,4 +1,4 @@
-//! From flags to a loaded model: the library finds and loads it; this shows how that goes on.
+//! Loads the model that the flags name, and shows the progress.
 
 use std::time::Instant;
 
@@ -25,19 +25,20 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
-    /// Prints what went wrong with kept rows since the last time; the answers are unaffected.
+    /// Prints the warnings about cached rows since the last call. Such faults never change an
+    /// answer.
     pub(crate) fn print_warnings(&mut self) {
         self.engine.take_warnings().iter().for_each(|warning| terminal::warn(warning));
     }
 
-    /// What decides the bits of this model's rows on this device.
+    /// A hash of everything that determines the bits of this model's rows on this device.
     pub(crate) fn fingerprint(&self) -> String {
         self.model.fingerprint(&self.engine.device().kv_family())
     }
 }
 
-/// Opens a model by its name: a folder, a model of the hub (downloaded if the cache has it not, or
-/// not whole), or, without a name, the bundled one.
+/// Opens a model: a folder, a model on the hub (downloaded if the cache lacks it or a part of it),
+/// or, without a name, the bundled model.
 pub(crate) fn open(name: Option<&str>, args: &ModelArgs) -> Result<Model, CliError> {
     match name.or(args.model.as_deref()) {
         None => Ok(weft::bundled_model()?),
@@ -45,13 +46,13 @@ pub(crate) fn open(name: Option<&str>, args: &ModelArgs) -> Result<Model, CliErr
     }
 }
 
-/// Opens a model and puts it on the device that the user asked for.
+/// Opens a model and loads it onto the device that the user asked for.
 pub(crate) fn load(args: &ModelArgs, cache: &CacheArgs) -> Result<Loaded, CliError> {
     wanted_launches(args.device, args.kernels)?;
     load_model(open(None, args)?, args, cache)
 }
 
-/// Puts an opened model on the device that the user asked for.
+/// Loads an opened model onto the device that the user asked for.
 pub(crate) fn load_model(
     model: Model,
     args: &ModelArgs,
@@ -73,7 +74,7 @@ pub(crate) fn load_model(
     Ok(Loaded { model, engine })
 }
 
-/// The line that is printed when a model is loaded.
+/// The line after loading a model.
 fn describe(llm: &Llm, no_gpu: &str, start: Instant) -> String {
     let tested = match llm.tested() {
         Tested::Passed(passed) => format!(" · self-test {:.0} ms", passed.time_ms()),
@@ -97,7 +98,7 @@ fn describe(llm: &Llm, no_gpu: &str, start: Instant) -> String {
     )
 }
 
-/// The flags of a model, but for its device.
+/// The flags of a model, except its device.
 fn options(args: &ModelArgs) -> Options {
     let bars = progress::Bars::new(args.quiet);
     let mut options = Options::new().offline(args.offline).progress(bars);
@@ -120,7 +121,7 @@ fn with_room(mut options: Options, cache: &CacheArgs) -> Options {
     options
 }
 
-/// The memory that a model takes on this machine's CPU.
+/// The memory that a model needs on this machine's CPU.
 pub(crate) fn memory(
     config: &Config,
     args: &ModelArgs,
@@ -131,8 +132,8 @@ pub(crate) fn memory(
     Ok(MemoryPlan::new(config, &room, device)?)
 }
 
-/// How the GPU launches ops, if the flags ask for a GPU and there is one; nothing if they ask for
-/// another device, or leave the choice and there is no GPU.
+/// How the GPU launches ops. `None` if the flags ask for another device, or if they leave the
+/// choice and there is no GPU.
 pub(crate) fn wanted_launches(
     device: DeviceKind,
     kernels: Kernels,

@@ -1,5 +1,5 @@
-//! The command line: one match over commands. Answers go to stdout, everything else to stderr; this
-//! crate is the only place that prints.
+//! The command line: one match over commands. Answers go to stdout, everything else to stderr. Only
+//! this crate prints.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
@@ -25,7 +25,7 @@ use args::{Cli, Command};
 use error::CliError;
 
 fn main() -> ExitCode {
-    // The panic's own message goes to stderr first; what follows tells what to do about it.
+    // The panic's own message goes to stderr first; the next line asks the user to report it.
     match std::panic::catch_unwind(|| settings::parse().and_then(run)) {
         Ok(Ok(code)) => code,
         Ok(Err(error)) => {
@@ -33,7 +33,7 @@ fn main() -> ExitCode {
             error.exit_code()
         }
         Err(_) => {
-            eprintln!("weft: that was a fault of weft itself; please report it with the command");
+            eprintln!("weft: this is a fault in weft itself; please report it with the command");
             ExitCode::from(error::ENGINE_FAULT)
         }
     }
@@ -53,7 +53,7 @@ fn run(cli: Cli) -> Result<ExitCode, CliError> {
         Command::Show(args) => commands::show::run(&args),
         Command::List(args) => commands::list::run(&args),
         Command::Pull(args) => commands::pull::run(&args),
-        Command::Bench(args) => commands::bench::run(*args),
+        Command::Bench(args) => bench::run(*args),
         Command::Doctor(args) => commands::doctor::run(&args),
         Command::Completions(args) => commands::completions::run(&args),
     }

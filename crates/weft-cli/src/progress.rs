@@ -1,4 +1,4 @@
-//! Bars on standard error that show how a download, and loading, go on.
+//! Progress bars for downloading and loading, on standard error.
 
 use std::io::IsTerminal;
 use std::sync::Mutex;
@@ -10,7 +10,7 @@ use crate::terminal;
 
 const TEMPLATE: &str = "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
 
-/// All that the command line shows of opening a model.
+/// Everything that the command line shows while it opens a model.
 pub(crate) struct Bars {
     quiet: bool,
     download: Bar,
@@ -18,7 +18,7 @@ pub(crate) struct Bars {
 }
 
 impl Bars {
-    /// Quiet ones show nothing but what makes answers slow or wrong.
+    /// If `quiet`, they show only what makes answers slow or wrong.
     pub(crate) fn new(quiet: bool) -> Self {
         Self { quiet, download: Bar::default(), loading: Mutex::default() }
     }
@@ -35,7 +35,7 @@ impl Progress for Bars {
                 let mut bar = self.loading.lock().expect("no bar panics");
                 let bar =
                     bar.get_or_insert_with(|| terminal::bar(false, size_bytes, "loading", true));
-                // Several threads report: the bar never goes back.
+                // Several threads report; the bar must not move backwards.
                 bar.set_position(have_bytes.max(bar.position()));
             }
             Event::Loaded => {
@@ -48,14 +48,14 @@ impl Progress for Bars {
     }
 }
 
-/// A bar on standard error; if that is no terminal, one line per file.
+/// A bar on standard error. Without a terminal, it prints one line per file.
 struct Bar {
     bar: ProgressBar,
     is_terminal: bool,
 }
 
 impl Default for Bar {
-    /// A bar that shows nothing before the first event.
+    /// A bar that is hidden until the first event.
     fn default() -> Self {
         let bar = ProgressBar::hidden();
         if let Ok(style) = ProgressStyle::with_template(TEMPLATE) {
@@ -66,7 +66,7 @@ impl Default for Bar {
 }
 
 impl Bar {
-    /// A line that stays.
+    /// Prints a line above the bar.
     fn line(&self, text: &str) {
         if self.is_terminal {
             self.bar.println(text);
@@ -79,7 +79,7 @@ impl Bar {
         self.bar.reset();
         self.bar.set_length(size_bytes);
         self.bar.set_position(have_bytes);
-        // So that the speed is that of this download, not of the bytes that were there before.
+        // Restarts the clock, so that bytes of an earlier download do not count for the speed.
         self.bar.reset_eta();
         self.bar.set_message(file.to_owned());
         if self.is_terminal {
@@ -105,7 +105,7 @@ impl Bar {
                 self.line(&format!("{what}: {reason}; trying again in {wait_s:.1} s"));
             }
             Event::Waiting { file } => {
-                self.line(&format!("waiting for another process that fetches {file}"));
+                self.line(&format!("waiting for another process that downloads {file}"));
             }
             Event::Verifying { file } => self.bar.set_message(format!("checking {file}")),
             Event::Finished { file, size_bytes } => {

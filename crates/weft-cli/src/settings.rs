@@ -1,9 +1,9 @@
-//! Where a flag's value comes from: the flag itself, else `WEFT_*` in the environment, else the
+//! The sources of a flag's value: the flag itself, else `WEFT_*` in the environment, else the
 //! config file, else the default.
 //!
-//! Every long flag can be set each way under the same name: `--ctx-size`, `WEFT_CTX_SIZE`,
-//! `ctx-size = "32k"`. The config file is `$WEFT_CONFIG`, or `weft/config.toml` in the user's
-//! configuration folder.
+//! Every long flag has the same name in all of them: `--ctx-size`, `WEFT_CTX_SIZE`, `ctx-size =
+//! "32k"`. The config file is `$WEFT_CONFIG`, or `weft/config.toml` in the user's configuration
+//! folder.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -19,7 +19,7 @@ use crate::error::CliError;
 /// Parses the command line, the environment and the config file.
 pub(crate) fn parse() -> Result<Cli, CliError> {
     let defaults = match config_file() {
-        // A file that the user names must be there.
+        // A file that the user names must exist.
         Some((path, is_named)) if is_named || path.exists() => {
             let name = path.display().to_string();
             let text = std::fs::read_to_string(&path)
@@ -31,14 +31,14 @@ pub(crate) fn parse() -> Result<Cli, CliError> {
     parse_from(std::env::args_os().collect(), &defaults)
 }
 
-/// A flag's long name and the value it has in the config file.
+/// A flag's long name and its value in the config file.
 type Default = (String, String);
 
 fn parse_from(args: Vec<OsString>, defaults: &[Default]) -> Result<Cli, CliError> {
     let mut command = Cli::command();
     command.build();
     refuse_unknown(&command, defaults)?;
-    // The last of a repeated flag wins, so that an alias can be overridden.
+    // The last of a repeated flag counts, so that an alias can be overridden.
     let command = command.mut_subcommands(|sub| layer(sub, defaults));
     let matches = command.try_get_matches_from(args).unwrap_or_else(|error| error.exit());
     let mut cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
@@ -48,7 +48,7 @@ fn parse_from(args: Vec<OsString>, defaults: &[Default]) -> Result<Cli, CliError
     Ok(cli)
 }
 
-/// A command, and the commands below it, whose flags have all their sources.
+/// Adds all sources to the flags of a command and of its subcommands.
 fn layer(command: clap::Command, defaults: &[Default]) -> clap::Command {
     command
         .args_override_self(true)
@@ -56,7 +56,7 @@ fn layer(command: clap::Command, defaults: &[Default]) -> clap::Command {
         .mut_subcommands(|sub| layer(sub, defaults))
 }
 
-/// What depends on where a value came from.
+/// Settles everything that depends on a value's source.
 fn settle(command: &mut Command, flags: &ArgMatches) {
     let by_flag = |name: &str| flags.value_source(name) == Some(ValueSource::CommandLine);
     let prompt = match command {
@@ -68,17 +68,17 @@ fn settle(command: &mut Command, flags: &ArgMatches) {
         Command::Chat(args) => &mut args.prompt,
         _ => return,
     };
-    // Of two switches that contradict, the one on the command line wins.
+    // If two switches contradict each other, the one on the command line wins.
     prompt.think &= !by_flag("no_think");
     prompt.no_think &= !by_flag("think");
 }
 
-/// A flag that also reads its environment variable and its line in the config file.
+/// Adds the environment variable and the line of the config file to a flag.
 fn layered(arg: clap::Arg, defaults: &[Default]) -> clap::Arg {
     let Some(long) = settable(&arg) else { return arg };
     let mut arg = arg;
     if matches!(arg.get_action(), ArgAction::SetTrue) {
-        // `WEFT_QUIET=1` as people write it; anything but 0, no, off or false switches on.
+        // For `WEFT_QUIET=1`: any value except 0, no, off or false switches on.
         arg = arg.value_parser(FalseyValueParser::new());
     }
     let variable = format!("WEFT_{}", long.to_ascii_uppercase().replace('-', "_"));
@@ -91,8 +91,8 @@ fn layered(arg: clap::Arg, defaults: &[Default]) -> clap::Arg {
     }
 }
 
-/// Flags of one call alone. Which chunks are meant above all: nobody is to lose all of them to a
-/// line in a file.
+/// Flags that only a command line may set. Above all, a line in a file must never select the chunks
+/// to delete.
 const OF_ONE_CALL: [&str; 8] =
     ["help", "version", "all", "kind", "older-than", "meta", "name", "other-models"];
 
@@ -107,14 +107,14 @@ fn refuse_unknown(command: &clap::Command, defaults: &[Default]) -> Result<(), C
     add_settable(command, &mut known);
     match defaults.iter().find(|(name, _)| !known.contains(name)) {
         Some((name, _)) => Err(CliError::Usage(format!(
-            "the config file sets `{name}`, which is no flag of weft; known are {}",
+            "the config file sets `{name}`, which is not a flag of weft; the flags are {}",
             known.into_iter().collect::<Vec<_>>().join(", ")
         ))),
         None => Ok(()),
     }
 }
 
-/// The flags of a command's subcommands, and of theirs.
+/// The flags of a command's subcommands, recursively.
 fn add_settable(command: &clap::Command, known: &mut BTreeSet<String>) {
     for sub in command.get_subcommands() {
         known.extend(sub.get_arguments().filter_map(settable));
@@ -130,7 +130,8 @@ fn config_file() -> Option<(PathBuf, bool)> {
     Some((user_folder("XDG_CONFIG_HOME", ".config")?.join("config.toml"), false))
 }
 
-/// weft's folder of a kind: below what the variable says, else at the usual place below the home.
+/// weft's folder of a kind: below the folder in the variable, else at the usual place below the
+/// home folder.
 pub(crate) fn user_folder(variable: &str, usual: &str) -> Option<PathBuf> {
     let below_home = || Some(path_variable("HOME")?.join(usual));
     Some(path_variable(variable).or_else(below_home)?.join("weft"))
@@ -140,7 +141,7 @@ fn path_variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// The flags in the text of a config file.
+/// Reads the flags from the text of a config file.
 fn read_defaults(text: &str) -> Result<Vec<Default>, String> {
     let table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.to_string())?;
     table

@@ -1,4 +1,4 @@
-//! Numbers as people write and read them: `32k`, `1.2 GB`, `7d`.
+//! Parses and formats numbers with units: `32k`, `1.2 GB`, `7d`.
 
 use std::time::Duration;
 
@@ -19,12 +19,12 @@ pub(crate) fn parse_count(text: &str) -> Result<usize, String> {
     match number.checked_mul(unit) {
         Some(0) => Err("0 is too small; give at least 1".to_owned()),
         Some(count) => Ok(count),
-        None => Err(format!("`{text}` is too large")),
+        None => Err(format!("`{text}` is too large; give a smaller number")),
     }
 }
 
-/// Parses a number of bytes: `64k`, `512m`, `4g`, `1t` (powers of 1024), with or without `b` or
-/// `ib` after it.
+/// Parses a number of bytes: `64k`, `512m`, `4g`, `1t` (powers of 1024), optionally followed by `b`
+/// or `ib`.
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     const UNITS: [char; 4] = ['k', 'm', 'g', 't'];
     let wrong = || format!("`{text}` is not a size like 512m, 4g or 0");
@@ -48,7 +48,7 @@ pub(crate) fn parse_age(text: &str) -> Result<Duration, String> {
     age.ok_or_else(|| format!("`{text}` is not an age like 90s, 30m, 12h, 7d or 2w"))
 }
 
-/// Threads that make sense on any machine.
+/// Maximum number of threads.
 const MAX_THREADS: usize = 1024;
 
 /// Parses a number of threads.

@@ -1,4 +1,4 @@
-//! What a user names as context (texts, files, registered chunks), and the resolver that turns it
+//! Contexts that a user names (texts, files, registered chunks), and the resolver that turns them
 //! into chunks of the engine.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,16 +14,16 @@ use crate::load::Loaded;
 use crate::terminal;
 use crate::tiers::RegisteredChunks;
 
-/// A piece of context as the user gave it.
+/// A context as the user named it.
 pub(crate) enum Source {
-    /// A text, and what to call it.
+    /// A text and its name.
     Text { name: Option<String>, text: String },
-    /// What should be a registered chunk.
+    /// The name or id of a registered chunk.
     Chunk(String),
 }
 
 impl Source {
-    /// A document: a file where there is one, else the name of a chunk.
+    /// A document: a file if it exists, else the name of a chunk.
     pub(crate) fn document(word: &str) -> Result<Self, CliError> {
         let path = Path::new(word);
         if !path.exists() {
@@ -33,11 +33,11 @@ impl Source {
         Ok(Self::Text { name, text: read_file(path)? })
     }
 
-    /// A system prompt: `@FILE`, else one word may be a chunk, and all else is the text itself.
+    /// A system prompt: `@FILE`; a single word may be a chunk; anything else is the text itself.
     pub(crate) fn system(word: &str) -> Result<Self, CliError> {
         match word.strip_prefix('@') {
             Some(file) => {
-                // The line feed that editors end a file with is no part of the prompt.
+                // A line feed at the end of a file is not part of the prompt.
                 let text = read_file(Path::new(file))?.trim_end().to_owned();
                 Ok(Self::Text { name: None, text })
             }
@@ -46,9 +46,9 @@ impl Source {
     }
 }
 
-/// Finds or makes the chunks that a run uses.
+/// Finds or registers the chunks of a run.
 pub(crate) struct ChunkResolver {
-    /// Or why there are none; an error only for a user who names one.
+    /// Or why there are none; it is an error only if the user names a chunk.
     registered: Result<RegisteredChunks, String>,
     names: BTreeMap<ChunkId, String>,
     used: BTreeSet<ChunkId>,
@@ -56,7 +56,7 @@ pub(crate) struct ChunkResolver {
 }
 
 impl ChunkResolver {
-    /// Rows of pinned chunks must stay, whether this run uses them or not.
+    /// Rows of pinned chunks must stay, even if this run does not use them.
     pub(crate) fn open(args: &CacheArgs, loaded: &mut Loaded) -> Self {
         let registered =
             RegisteredChunks::open(args, &loaded.model.tokenizer).map_err(|e| e.to_string());
@@ -79,14 +79,14 @@ impl ChunkResolver {
         self.registered.iter().flat_map(|registered| registered.library.list(&Default::default()))
     }
 
-    /// What the user calls a chunk.
+    /// The user's name for a chunk.
     pub(crate) fn name(&self, id: &ChunkId) -> Option<String> {
         let registered =
             || self.registered.as_ref().ok()?.library.get(id).ok()?.name().map(str::to_owned);
         self.names.get(id).cloned().or_else(registered)
     }
 
-    /// The system chunk that a source is.
+    /// The system chunk for a source.
     pub(crate) fn system(
         &mut self,
         engine: &mut Engine,
@@ -106,7 +106,7 @@ impl ChunkResolver {
         }
     }
 
-    /// The text of a system prompt; an empty one is a text too.
+    /// The text of a system prompt, possibly empty.
     pub(crate) fn system_text(
         &mut self,
         engine: &mut Engine,
@@ -123,7 +123,7 @@ impl ChunkResolver {
         }
     }
 
-    /// The context chunk that a source is.
+    /// The context chunk for a source.
     pub(crate) fn document(
         &mut self,
         engine: &mut Engine,
@@ -152,7 +152,7 @@ impl ChunkResolver {
         }
     }
 
-    /// A registered chunk, whatever its kind.
+    /// A registered chunk of any kind.
     pub(crate) fn registered(
         &mut self,
         engine: &mut Engine,
@@ -175,7 +175,7 @@ impl ChunkResolver {
         Ok(id)
     }
 
-    /// Saves that registered chunks were used.
+    /// Saves the use counts of registered chunks.
     pub(crate) fn save_use_counts(&mut self, engine: &Engine) {
         let Some(registered) = self.registered.as_mut().ok().filter(|_| self.keeps) else { return };
         for id in &self.used {

@@ -1,11 +1,11 @@
-//! What a terminal may show: colour only where it is one, control characters never.
+//! Output to terminals: colour only if stderr or stdout is one, and never control characters.
 
 use std::borrow::Cow;
 use std::io::{IsTerminal, stderr, stdout};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Text dimmed, where stderr is a terminal that takes colour.
+/// Dims a text, if stderr is a terminal with colours.
 pub(crate) fn dim(text: &str) -> String {
     dim_if(stderr().is_terminal(), text)
 }
@@ -35,13 +35,13 @@ fn wants_colour() -> bool {
     std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Something that went wrong and concerns no answer.
+/// A warning that does not affect the answer.
 pub(crate) fn warn(text: &str) {
     eprintln!("weft: warning: {}", without_controls(text));
 }
 
-/// A model's text as it may be printed: on a terminal, escape sequences of a hostile or confused
-/// model would move the cursor or worse. A pipe gets the text as it is.
+/// A model's text, safe for printing: on a terminal, escape sequences of a hostile or confused
+/// model could move the cursor or worse. A pipe gets the text unchanged.
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     if stdout().is_terminal() { without_controls(text) } else { Cow::Borrowed(text) }
 }
@@ -56,7 +56,7 @@ pub(crate) fn without_controls(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// A bar on stderr; hidden where that is no terminal or the user wants quiet.
+/// A bar on stderr; hidden without a terminal or if `quiet`.
 pub(crate) fn bar(quiet: bool, total: u64, what: &'static str, in_bytes: bool) -> ProgressBar {
     let target = if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
     let counts = if in_bytes { "{bytes}/{total_bytes}" } else { "{pos}/{len} tokens" };

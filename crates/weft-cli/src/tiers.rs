@@ -1,4 +1,4 @@
-//! Where KV rows and registered chunks are kept besides the device, and how much of them.
+//! Sizes and folders of the cache tiers below the device, and the folder of registered chunks.
 
 use std::path::PathBuf;
 
@@ -18,11 +18,11 @@ const DISK_BYTES: u64 = 4 << 30;
 
 const NO_HOME: &str = "there is no home folder; give --cache-dir";
 
-/// What the flags, and the defaults for those not given, come to.
+/// The sizes from the flags, or their defaults.
 pub(crate) struct Budget {
     pub(crate) ram_bytes: u64,
     pub(crate) disk_bytes: u64,
-    /// The folder of rows; none where the user has no home.
+    /// The folder of KV rows; `None` if the user has no home folder.
     pub(crate) folder: Option<PathBuf>,
 }
 
@@ -38,7 +38,7 @@ impl Budget {
         }
     }
 
-    /// What may be kept, for people.
+    /// The sizes as text.
     pub(crate) fn describe(&self) -> String {
         let place = match &self.folder {
             Some(folder) if self.disk_bytes > 0 => format!(" in {}", folder.display()),
@@ -48,7 +48,7 @@ impl Budget {
         format!("up to {ram} in memory, {disk} on disk{place}")
     }
 
-    /// Opens the folder of rows; none where the user wants none on disk.
+    /// Opens the folder of KV rows; `None` if the disk tier is off.
     pub(crate) fn open_store(&self) -> Result<Option<Store>, String> {
         if self.disk_bytes == 0 {
             return Ok(None);
@@ -58,7 +58,7 @@ impl Budget {
     }
 }
 
-/// Keeps rows as the flags say. Warns a user without a home that none are kept on disk.
+/// Sets the cache options from the flags. Warns if there is no home folder for rows on disk.
 pub(crate) fn keep(options: Options, args: &CacheArgs) -> Options {
     if args.no_cache {
         return options.ram_cache(0);
@@ -68,7 +68,7 @@ pub(crate) fn keep(options: Options, args: &CacheArgs) -> Options {
     match folder {
         Some(folder) => options.disk_cache(folder, disk_bytes),
         None if disk_bytes > 0 => {
-            terminal::warn(&format!("rows are not kept on disk: {NO_HOME}"));
+            terminal::warn(&format!("KV rows are not saved on disk: {NO_HOME}"));
             options
         }
         None => options,
@@ -82,7 +82,7 @@ pub(crate) struct RegisteredChunks {
 }
 
 impl RegisteredChunks {
-    /// Reads the shelf; files that hold no chunk are reported and passed over.
+    /// Reads the shelf. Files that do not hold a chunk are reported and skipped.
     pub(crate) fn open(args: &CacheArgs, tokenizer: &Tokenizer) -> Result<Self, CliError> {
         let shelf = Shelf::new(&chunk_folder(args)?, tokenizer);
         let registered = shelf.load()?;
@@ -92,7 +92,7 @@ impl RegisteredChunks {
         Ok(Self { shelf, library: registered.library })
     }
 
-    /// Writes down a chunk that was registered, used or changed.
+    /// Writes a chunk that was registered, used or changed.
     pub(crate) fn keep(&mut self, chunk: &Chunk) -> Result<(), CliError> {
         self.shelf.keep(chunk)?;
         self.library.restore(chunk.clone());
@@ -100,10 +100,10 @@ impl RegisteredChunks {
     }
 }
 
-/// The folder of registered chunks of all models.
+/// The folder of registered chunks, for all models.
 pub(crate) fn chunk_folder(args: &CacheArgs) -> Result<PathBuf, CliError> {
     let usual = || Some(user_folder("XDG_DATA_HOME", ".local/share")?.join("chunks"));
     args.chunk_dir.clone().or_else(usual).ok_or_else(|| {
-        CliError::Usage("there is no home folder to keep chunks in; give --chunk-dir".to_owned())
+        CliError::Usage("there is no home folder for chunks; give --chunk-dir".to_owned())
     })
 }

@@ -1,5 +1,5 @@
-//! ARCHITECTURE.md against the code: the life of a request, the names of things, and modules of
-//! weft-core that depend on one another in one direction only.
+//! Compares ARCHITECTURE.md with the code: the life of a request, the names of things, and the
+//! modules of weft-core, whose dependencies must not have cycles.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -19,7 +19,7 @@ fn section(heading: &str) -> Vec<String> {
     lines
 }
 
-/// The words of a line that stand between backticks.
+/// The words of a line between backticks.
 fn quoted(line: &str) -> Vec<&str> {
     line.split('`').skip(1).step_by(2).collect()
 }
@@ -105,7 +105,7 @@ fn all_sources(path: &Path) -> Vec<String> {
     fs::read_dir(path).unwrap().flat_map(|entry| all_sources(&entry.unwrap().path())).collect()
 }
 
-/// The modules of a crate that each module names, tests left out.
+/// The modules of a crate that each module names, without tests.
 fn dependencies(src: &Path) -> BTreeMap<String, BTreeSet<String>> {
     let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for entry in fs::read_dir(src).unwrap() {
@@ -144,7 +144,7 @@ fn sources(path: &Path) -> Vec<String> {
 fn modules_of_the_core_depend_in_one_direction() {
     let mut left = dependencies(&root().join("crates/weft-core/src"));
     assert!(left.len() > 10 && left["engine"].contains("device"), "{left:?}");
-    // Modules that depend on none that is left are taken out until none is.
+    // Removes modules that depend on none of the remaining ones, until none is left.
     loop {
         let all: BTreeSet<String> = left.keys().cloned().collect();
         let before = left.len();

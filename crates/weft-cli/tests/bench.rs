@@ -1,4 +1,4 @@
-//! `weft bench` as its users meet it: rows, hashes, files, and what it refuses.
+//! `weft bench` from a user's view: rows, hashes, files, and refusals.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -48,7 +48,7 @@ impl Folder {
     }
 }
 
-/// Flags of a run that takes no time.
+/// Flags of a very short run.
 const SMALL: [&str; 15] = [
     "--shape",
     "small.json",
@@ -235,7 +235,7 @@ fn answers_behind_chunks_have_the_tokens_of_one_piece() {
     assert_eq!(chunks, [1, 5].repeat(4));
     assert!(rows.iter().all(|row| row["same_tokens"] == true));
     let (code, _, stderr) = ask("300", "300");
-    assert!(code != 0 && stderr.contains("300 chunks"), "{code}: {stderr}");
+    assert!(code != 0 && stderr.contains("300 pieces"), "{code}: {stderr}");
 }
 
 #[test]
@@ -259,7 +259,8 @@ fn saved_runs_can_be_compared_and_drawn() {
     assert_eq!(svg.matches("<polyline").count(), 2 * 2 * 2, "two runs, two batches, their floors");
 }
 
-/// A file is evidence wherever the program was copied to: the build's commit is in the program.
+/// The commit of the build is in the program, so a saved file is evidence wherever the program is
+/// copied.
 #[test]
 fn every_saved_run_says_how_it_was_made() {
     let folder = Folder::new();
@@ -342,7 +343,7 @@ fn what_makes_no_sense_is_refused() {
         assert!(stderr.contains(says), "{args:?}: `{stderr}` does not say `{says}`");
     };
     refused(&["--shape", "qwen3-9b"], 2, "qwen3-0.6b, qwen3-1.7b");
-    refused(&["-b", "9"], 2, "up to 8");
+    refused(&["-b", "9"], 2, "the limit is 8");
     refused(&["-b", "0"], 2, "at least 1");
     refused(&["-d", "x"], 2, "32k");
     refused(&["-o", "xml"], 2, "table");
@@ -357,20 +358,20 @@ fn what_makes_no_sense_is_refused() {
     refused(&["-m", "/no/such/folder"], 3, "/no/such/folder");
 }
 
-/// What the comparison with transformers stands on: the exported weights are those that are measured,
-/// and the logits of given tokens are the same however they are cut into steps.
+/// The basis of the comparison with transformers: the exported weights are those that are measured,
+/// and the logits of given tokens do not depend on how they are cut into steps.
 #[test]
 fn exported_weights_and_forced_logits_are_what_is_run() {
     let folder = Folder::new();
     let export = ["export", "--shape", "small.json", "--seed", "5", "--out", "model"];
-    let (code, _, told) = folder.bench(&export);
-    assert_eq!(code, 0, "{told}");
+    let (code, _, stderr) = folder.bench(&export);
+    assert_eq!(code, 0, "{stderr}");
     let model = folder.file("model").display().to_string();
     let hash = |subject: &[&str]| {
         let flags =
             ["-p", "20", "-n", "0", "-r", "1", "--bandwidth-mib", "8", "-t", "1", "-o", "json"];
-        let (code, stdout, told) = folder.bench(&[subject, &flags].concat());
-        assert_eq!(code, 0, "{told}");
+        let (code, stdout, stderr) = folder.bench(&[subject, &flags].concat());
+        assert_eq!(code, 0, "{stderr}");
         let run: Value = serde_json::from_str(&stdout).unwrap();
         run["rows"][0]["logits"]["hash"].clone()
     };
@@ -380,8 +381,8 @@ fn exported_weights_and_forced_logits_are_what_is_run() {
     let forced = |step: &str| {
         let flags =
             ["forced", "--tokens", "ids.json", "--out", "logits", "-t", "1", "--step-tokens"];
-        let (code, _, told) = folder.bench(&[&flags[..], &[step, "--model", &model]].concat());
-        assert_eq!(code, 0, "{told}");
+        let (code, _, stderr) = folder.bench(&[&flags[..], &[step, "--model", &model]].concat());
+        assert_eq!(code, 0, "{stderr}");
         std::fs::read(folder.file("logits")).unwrap()
     };
     let by_one = forced("1");

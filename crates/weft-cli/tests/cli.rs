@@ -1,4 +1,4 @@
-//! The binary as its users meet it: what goes to stdout, what to stderr, and the exit codes.
+//! The binary from a user's view: stdout, stderr and exit codes.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use weft_core::config::Config;
 use weft_core::weights::{RandomWeights, Weights, tensors};
 use weft_testing::fake_hub::FakeHub;
 
-/// A small model that answers nonsense, made once.
+/// A small model that answers nonsense, written once.
 fn model() -> &'static Path {
     static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
     FOLDER
@@ -55,7 +55,7 @@ fn weights(config: &Config) -> Vec<u8> {
     safetensors::serialize(views, None).unwrap()
 }
 
-/// The binary, in an environment of its own.
+/// The binary, in its own environment.
 fn weft(args: &[&str]) -> Command {
     static HOME: OnceLock<tempfile::TempDir> = OnceLock::new();
     let home = HOME.get_or_init(|| tempfile::tempdir().unwrap()).path();
@@ -93,7 +93,7 @@ fn alone_it_answers_and_says_what_to_do_next() {
     assert_eq!(stderr.matches("tok prompt ·").count(), 3, "{stderr}");
     let first = stderr.lines().next().unwrap();
     for part in ["CPU (", "bf16", "self-test", "KV", "no CUDA device"] {
-        assert!(first.contains(part), "the first line does not tell of {part}: {first}");
+        assert!(first.contains(part), "the first line does not show {part}: {first}");
     }
     assert_eq!(stdout.matches("\n  weft ").count(), 3, "{stdout}");
 }
@@ -158,7 +158,7 @@ fn the_bundled_model_answers_about_files() {
     assert_eq!(sentence, "Nusonix was founded in 1376.\n");
     let on_reference = ask(&["--kernels", "reference", question]).1;
     assert_eq!(on_reference, answer);
-    // As a shell writes out `--context assets/demo/*.txt`.
+    // As a shell expands `--context assets/demo/*.txt`.
     let other = document.with_file_name("krogaste.txt");
     let many = ask(&[other.to_str().unwrap(), "Who gives the orders on board the Krogaste?"]).1;
     assert_eq!(many, "Probrosur\n");
@@ -193,7 +193,7 @@ fn thinking_is_switched_by_flags() {
 }
 
 #[test]
-fn exit_codes_tell_what_went_wrong() {
+fn exit_codes_show_what_went_wrong() {
     let refused = |args: &[&str], code: i32, says: &[&str]| {
         let (found, stdout, stderr) = output(weft(args));
         assert_eq!((found, stdout.as_str()), (code, ""), "{args:?}: {stderr}");
@@ -301,7 +301,7 @@ fn chat_answers_line_by_line_and_obeys_commands() {
     let stderr = String::from_utf8(stderr).unwrap();
     assert!(status.success(), "{stderr}");
     assert_eq!(stderr.matches("tok prompt ·").count(), 3, "two answers and /stats: {stderr}");
-    assert!(stderr.contains("/nonsense is no command"), "{stderr}");
+    assert!(stderr.contains("/nonsense is not a command"), "{stderr}");
 }
 
 #[test]

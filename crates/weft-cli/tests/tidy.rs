@@ -1,4 +1,4 @@
-//! Rules that a reader of the tree relies on and no compiler checks.
+//! Rules about the source tree that the compiler does not check.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-/// All files below a folder with one of the endings, but for what was built or installed.
+/// All files below a folder with one of the endings, except built or installed ones.
 fn files(folder: &Path, endings: &[&str], found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

@@ -1,5 +1,5 @@
-//! Documents keep to what was measured: every run file says how it was made, some document names
-//! it, and the figures of tables are those of their files. `bench/README.md` has the rules.
+//! Checks documents against measurements: every run file says how it was made, a document names it,
+//! and the figures of tables equal those of their files. `bench/README.md` has the rules.
 
 use std::path::{Path, PathBuf};
 
@@ -35,7 +35,7 @@ fn run_files() -> Vec<(String, PathBuf)> {
     files.map(|path| (format!("{}/{}", name(path.parent().unwrap()), name(&path)), path)).collect()
 }
 
-/// The documents that people read, with their paths from the root.
+/// The documents for readers, with their paths from the root.
 fn documents() -> Vec<(String, String)> {
     let mut found = vec![root().join("bench/README.md")];
     let mut folders = vec![root().join("docs")];
@@ -56,7 +56,7 @@ fn documents() -> Vec<(String, String)> {
 
 // ---- run files ---------------------------------------------------------------------------------
 
-/// A file's values: a document, or a list of what stands in its lines.
+/// A file's values: a document, or a list of the values in its lines.
 fn read_json(path: &Path) -> Result<Value, String> {
     let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
     let read = |text: &str| serde_json::from_str(text).map_err(|error| error.to_string());
@@ -67,7 +67,7 @@ fn read_json(path: &Path) -> Result<Value, String> {
     }
 }
 
-/// What a file says of how it was made, by name. A list says it in its first element, a text in
+/// A fact about how a file was made, by name. A list has facts in its first element, a text in
 /// lines `# name: value` at its top.
 fn fact(path: &Path, fact: &str) -> Option<String> {
     if path.extension().is_some_and(|ending| ending == "txt") {
@@ -141,7 +141,7 @@ fn every_run_file_is_named_by_a_document() {
 fn no_line_of_a_document_is_long() {
     for (name, text) in documents() {
         for (number, line) in text.lines().enumerate() {
-            // A row of a table cannot be wrapped.
+            // A table row cannot be wrapped.
             let fits = line.starts_with('|') || line.chars().count() <= MAX_COLUMNS;
             assert!(fits, "{name}:{} has {} columns", number + 1, line.chars().count());
         }
@@ -160,7 +160,7 @@ fn figures_of_documents_are_those_of_their_files() {
     assert!(n_figures > 100, "only {n_figures} figures are checked");
 }
 
-/// Checks a document: how many figures hold, or which does not.
+/// Checks a document: returns the number of correct figures, or the first wrong one.
 fn check(text: &str, runs: &Path) -> Result<usize, String> {
     let mut n_figures = 0;
     let mut blocks = text.split("\n\n").peekable();
@@ -189,7 +189,7 @@ fn check(text: &str, runs: &Path) -> Result<usize, String> {
     Ok(n_figures)
 }
 
-/// The numbers in the right-aligned columns of a table, in the order that they are read.
+/// The numbers in the right-aligned columns of a table, in reading order.
 fn figures_of_table<'a>(table: &[&'a str]) -> Result<Vec<&'a str>, String> {
     let cells = |line: &'a str| -> Vec<&'a str> {
         line.trim().trim_matches('|').split('|').map(str::trim).collect()
@@ -208,7 +208,7 @@ fn figures_of_table<'a>(table: &[&'a str]) -> Result<Vec<&'a str>, String> {
     Ok(rows.flat_map(numbers).collect())
 }
 
-/// Whether a number with this unit stands in a cell.
+/// Whether a cell has a number with this unit.
 fn has_unit(cell: &str, unit: &str) -> bool {
     let mut words = cell.split_whitespace().map(|word| word.trim_end_matches([',', ')', ';']));
     let mut before = "";
@@ -219,7 +219,7 @@ fn has_unit(cell: &str, unit: &str) -> bool {
     })
 }
 
-/// `1,180`, `3.9`, `5.4e-05`: what begins with a digit in a text.
+/// The numbers in a text: `1,180`, `3.9`, `5.4e-05`.
 fn numbers(text: &str) -> Vec<&str> {
     let mut found = Vec::new();
     let mut rest = text;
@@ -238,7 +238,7 @@ fn number(text: &str) -> &str {
     numbers(text).first().copied().unwrap_or_default()
 }
 
-/// A figure as a document has it, and what its file says.
+/// A figure in a document, and its value in the file.
 struct Figure {
     text: String,
     from: String,
@@ -246,7 +246,7 @@ struct Figure {
 }
 
 impl Figure {
-    /// It stands in the text, and is the value rounded to as many digits as it has.
+    /// Checks that the figure is in the text, and equals the value rounded to as many digits.
     fn check(&self, shown: &str) -> Result<(), String> {
         let Self { text, from, value } = self;
         let flat = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -330,8 +330,8 @@ fn value(word: &str, json: &Value) -> Result<f64, String> {
     }
 }
 
-/// What a segment of a path leads to: a field, an index, all elements of a list (`*`), or those
-/// whose fields are as it says (`test=tg64,batch=1`).
+/// The values of a path segment: a field, an index, all elements of a list (`*`), or those with
+/// given fields (`test=tg64,batch=1`).
 fn inside<'a>(value: &'a Value, segment: &str) -> Vec<&'a Value> {
     let is = |value: &Value, wanted: &str| match value {
         Value::String(text) => text == wanted,

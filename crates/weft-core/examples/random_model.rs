@@ -1,7 +1,7 @@
-//! Writes random weights for a model's folder that has only its config.json, so that real shapes
-//! can be loaded without a download:
+//! Writes random weights into a model folder that has only a config.json, so that real shapes can
+//! be loaded without a download:
 //!
-//!     cargo run --release --example random_model -- FOLDER
+//!     cargo run --release -p weft-core --example random_model -- FOLDER
 //!
 //! The weights are bf16 or f32, as the config says, in one model.safetensors.
 

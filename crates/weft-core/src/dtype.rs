@@ -1,13 +1,13 @@
-//! Number formats: what a file may hold, and what a device computes in.
+//! Number formats of files and of devices.
 //!
-//! [`Element`] is how rounding points are written down: a buffer of `E` rounds whatever is stored
-//! in it, so reading the element type of a buffer tells where a value loses bits.
+//! The type of a buffer's [`Element`] shows the rounding points: a buffer of `E` rounds every value
+//! that is stored in it, and nothing else rounds.
 
 use std::fmt;
 
 use half::bf16;
 
-/// A number format that weights, activations and KV rows are kept in.
+/// A number format of weights, activations and KV rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dtype {
     /// IEEE single precision.
@@ -51,7 +51,7 @@ impl fmt::Display for Dtype {
     }
 }
 
-/// A number as it lies in memory. Arithmetic happens in `f32`; storing rounds to nearest even.
+/// A number as it is stored in memory. Arithmetic is `f32`; storing rounds to nearest even.
 pub trait Element: Copy + Default + PartialEq + fmt::Debug + Send + Sync + 'static {
     /// The format this type implements.
     const DTYPE: Dtype;
@@ -93,7 +93,7 @@ impl Element for bf16 {
     }
     #[inline(always)]
     fn to_f32(self) -> f32 {
-        // `bf16::to_f32` branches on NaN; the shift alone is exact for every value.
+        // `bf16::to_f32` branches on NaN. The shift alone is exact for every value.
         f32::from_bits(u32::from(self.to_bits()) << 16)
     }
     fn write_le(from: &[Self], to: &mut [u8]) {

@@ -1,7 +1,7 @@
-//! KV pages: how the rows of keys and values are cut, and who owns which page.
+//! KV pages, and the pool that hands them out.
 //!
 //! A page holds [`PAGE_ROWS`] consecutive rows of one span, in every layer. Devices own the memory;
-//! the pool here only hands out page numbers.
+//! the pool manages only page numbers.
 
 use std::collections::VecDeque;
 
@@ -16,30 +16,30 @@ pub type PageId = u32;
 /// One row in a device's KV memory: page · [`PAGE_ROWS`] + row in the page.
 pub type Slot = u32;
 
-/// Pages that `rows` rows need.
+/// The number of pages for `rows` rows.
 pub const fn pages_for(rows: usize) -> usize {
     rows.div_ceil(PAGE_ROWS)
 }
 
-/// The pages of a device, and how many hold each. A page is free when nobody holds it.
+/// The pages of a device with their reference counts. A page without references is free.
 #[derive(Debug)]
 pub struct PagePool {
-    /// Handed out from the front and taken back at the end: a page that was just left may still be
-    /// copied from, and one that was left long ago is not.
+    /// Taken from the front and returned to the back. A recently freed page may still be copied
+    /// from; one that was freed long ago is not.
     free: VecDeque<PageId>,
-    /// How many hold each page.
+    /// The reference count of each page.
     holders: Vec<u32>,
 }
 
-/// More pages were asked for than are free.
+/// Too few pages are free.
 #[derive(Debug, Error, PartialEq, Eq)]
-#[error("{wanted} KV pages are needed and {free} of {total} are free")]
+#[error("{wanted} KV pages are needed, and only {free} of {total} are free")]
 pub struct OutOfPages {
-    /// Pages asked for.
+    /// Pages requested.
     pub wanted: usize,
     /// Pages free.
     pub free: usize,
-    /// Pages in all.
+    /// All pages.
     pub total: usize,
 }
 
@@ -59,7 +59,7 @@ impl PagePool {
         Ok(())
     }
 
-    /// Takes `wanted` pages, or none at all. The caller holds them.
+    /// Takes `wanted` pages, each with one reference, or none at all.
     pub fn take(&mut self, wanted: usize) -> Result<Vec<PageId>, OutOfPages> {
         self.check(wanted)?;
         let pages: Vec<PageId> = self.free.drain(..wanted).collect();
@@ -67,7 +67,7 @@ impl PagePool {
         Ok(pages)
     }
 
-    /// One more holds these pages, which others hold already.
+    /// Adds a reference to each of these pages, which are already in use.
     pub fn hold(&mut self, pages: &[PageId]) {
         for page in pages {
             let holders = &mut self.holders[*page as usize];
@@ -76,7 +76,7 @@ impl PagePool {
         }
     }
 
-    /// One fewer holds these pages.
+    /// Drops a reference to each of these pages.
     pub fn give_back(&mut self, pages: impl IntoIterator<Item = PageId>) {
         for page in pages {
             let holders = &mut self.holders[page as usize];
@@ -88,17 +88,17 @@ impl PagePool {
         }
     }
 
-    /// How many hold each page.
+    /// The reference count of each page.
     pub fn holders(&self) -> &[u32] {
         &self.holders
     }
 
-    /// Free pages.
+    /// Number of free pages.
     pub fn free(&self) -> usize {
         self.free.len()
     }
 
-    /// All pages.
+    /// Number of all pages.
     pub fn total(&self) -> usize {
         self.holders.len()
     }

@@ -1,9 +1,10 @@
-//! weft: LLM inference for one user on one machine.
+//! The core of weft: LLM inference for one user on one machine.
 //!
-//! The library owns everything that is true of a model whatever runs it: its configuration and
-//! weights, its tokens and templates, the [plan](plan::plan) (the list of ops that *is* the model),
-//! the [`Device`](device::Device) trait, the reference device that defines every op, sampling, and
-//! the [`Engine`](engine::Engine). It knows neither GPUs nor sockets and prints nothing.
+//! This crate contains everything that does not depend on the hardware: configuration and weights,
+//! tokens and templates, the [plan](plan::plan) (the model as a list of ops), the
+//! [`Device`](device::Device) trait, the reference device that defines every op, sampling, and the
+//! [`Engine`](engine::Engine). It uses neither GPUs nor sockets, and prints nothing. Most programs
+//! use the crate `weft`, which opens a model in one call.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 

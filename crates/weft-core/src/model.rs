@@ -1,4 +1,4 @@
-//! A model's folder, opened: everything but the weights is read, the weights are checked.
+//! Opens a model's folder: reads all files, and checks the weights without loading them.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,33 +12,33 @@ use crate::sampling::{GenerationConfig, GenerationConfigError};
 use crate::tokenizer::{Tokenizer, TokenizerError};
 use crate::weights::{RandomWeights, Safetensors, Weights, WeightsError};
 
-/// End tokens of the families' chat formats. Files often name only one of them.
+/// End tokens of the families' chat formats. Model files often name only one of them.
 const END_TOKENS: [&str; 4] = ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>"];
 
 const GENERATION_CONFIG_LIMIT: u64 = 1 << 20;
 
-/// A model that can be put on a device.
+/// A model, ready to be loaded onto a device.
 pub struct Model {
-    /// Its folder, or what else it is called by.
+    /// Its folder, or another name for the user.
     pub name: String,
-    /// Its shape.
+    /// Its dimensions.
     pub config: Config,
-    /// Its weights, checked against the shape.
+    /// Its weights, checked against the dimensions.
     pub weights: Box<dyn Weights>,
-    /// Its tokens.
+    /// Its tokenizer.
     pub tokenizer: Arc<Tokenizer>,
-    /// Its chat template, where it has one.
+    /// Its chat template, if it has one.
     pub template: Option<Arc<Template>>,
-    /// How its makers sample from it.
+    /// Its recommended sampling settings.
     pub generation: GenerationConfig,
-    /// Tokens that end an answer.
+    /// Its end tokens.
     pub stop_ids: Vec<u32>,
 }
 
 /// A model's files, in memory.
 #[derive(Clone, Copy)]
 pub struct ModelBytes {
-    /// What the model is called.
+    /// The model's name.
     pub name: &'static str,
     /// config.json
     pub config: &'static [u8],
@@ -53,7 +53,8 @@ pub struct ModelBytes {
 }
 
 impl Model {
-    /// A model of a shape with random weights, for measurements and tests: no name, no template, and no token ends an answer.
+    /// A model with random weights, for measurements and tests. It has no name, no template and no
+    /// end tokens.
     pub fn random(config: Config, seed: u64, tokenizer: Arc<Tokenizer>) -> Self {
         Self {
             name: String::new(),
@@ -112,13 +113,14 @@ impl Model {
         })
     }
 
-    /// Whether an answer begins with thinking: the model can, and nobody forbids it.
+    /// Whether an answer starts with reasoning: the model supports it, and the caller does not
+    /// forbid it.
     pub fn thinks(&self, wanted: Option<bool>) -> bool {
         wanted.unwrap_or(true) && self.tokenizer.id_of("<think>").is_some()
     }
 
-    /// What decides the bits of this model's KV rows, with the device's part of it: shape, weights and
-    /// tokens. Weights are told apart by a sample of each tensor.
+    /// A hash of everything that determines the bits of this model's KV rows: dimensions, weights,
+    /// tokens, and the device's `kv_family`. Weights contribute a sample of each tensor.
     pub fn fingerprint(&self, kv_family: &str) -> String {
         let mut hasher = blake3::Hasher::new();
         hasher.update(format!("{:?}\0{kv_family}\0", self.config).as_bytes());
@@ -127,7 +129,7 @@ impl Model {
     }
 }
 
-/// What `generation_config.json` says; nothing where there is none.
+/// Reads `generation_config.json`. All settings are absent if there is no such file.
 fn generation_config(folder: &Path) -> Result<GenerationConfig, ModelError> {
     let path = folder.join("generation_config.json");
     if !path.exists() {
@@ -154,7 +156,7 @@ fn stop_ids(config: &Config, generation: &GenerationConfig, tokenizer: &Tokenize
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// There is no such folder.
+    /// The folder does not exist.
     #[error("{folder} is not a folder; give a model's folder or `org/name`")]
     NoFolder {
         /// The path.
@@ -165,11 +167,11 @@ pub enum ModelError {
     Read {
         /// The file.
         path: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A file is larger than any of its kind.
-    #[error("{path} has more than {limit} bytes; no such file is that long, so download it again")]
+    /// A file is too large for its kind.
+    #[error("{path} has more than {limit} bytes, the limit for such a file; download it again")]
     TooLarge {
         /// The file.
         path: String,
@@ -191,9 +193,10 @@ pub enum ModelError {
     /// Its `generation_config.json` cannot be used.
     #[error(transparent)]
     Generation(#[from] GenerationConfigError),
-    /// The tokenizer makes tokens that the model has no embedding for.
+    /// The tokenizer has more tokens than the model has embeddings.
     #[error(
-        "tokenizer.json has {tokens} tokens, config.json a vocab_size of {vocab}; they belong to different models"
+        "tokenizer.json has {tokens} tokens, but the vocab_size of config.json is {vocab}; they \
+         belong to different models, so download them again"
     )]
     Vocabulary {
         /// Tokens of the tokenizer.

@@ -1,8 +1,8 @@
 //! The plan: the model as a list of ops.
 //!
-//! Every device interprets the list that [`plan`] makes, so there is no second copy of the model
-//! anywhere. The same list gives parity bisection (run a prefix, compare the buffers) and the bytes
-//! that a step must move.
+//! Every device interprets the list from [`plan`], so the model is defined once. The same list
+//! serves to bisect differences between devices (run a prefix, compare the buffers), and to count
+//! the bytes that a step must move.
 
 use std::fmt;
 
@@ -16,13 +16,13 @@ use crate::dtype::Dtype;
 pub enum Op {
     /// tokens → x
     Embed,
-    /// x → q, k, v: RMSNorm, the three projections, their bias where the model has one
+    /// x → q, k, v: RMSNorm, the three projections, and their bias if the model has one
     NormQkv {
         /// The decoder layer.
         layer: u16,
     },
-    /// q, k, v → q, kv\[layer\]: per-head norm of q and k where the model has it, RoPE of k, store.
-    /// q stays unrotated: how far it turns depends on the span it meets, see [`Op::Attend`].
+    /// q, k, v → q, kv\[layer\]: per-head norm of q and k if the model has one, RoPE of k, store. q
+    /// stays unrotated: its rotation depends on the span, see [`Op::Attend`].
     RopeStore {
         /// The decoder layer.
         layer: u16,
@@ -47,11 +47,11 @@ pub enum Op {
         /// The decoder layer.
         layer: u16,
     },
-    /// x → logits, for the tokens whose logits were asked for
+    /// x → logits, for the tokens that need logits
     NormHead,
 }
 
-/// The model as the list of ops that one step runs, in order.
+/// The list of ops that one step runs, in order.
 pub fn plan(config: &Config) -> Vec<Op> {
     let layers = u16::try_from(config.layers).expect("Config bounds the number of layers");
     let mut ops = vec![Op::Embed];
@@ -70,7 +70,7 @@ pub fn plan(config: &Config) -> Vec<Op> {
 }
 
 impl Op {
-    /// The op's one name: of its file, its test, its bench row.
+    /// The op's name, in its file, its test and its bench row.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Embed => "embed",
@@ -84,7 +84,7 @@ impl Op {
         }
     }
 
-    /// The decoder layer the op belongs to, if it belongs to one.
+    /// The decoder layer of the op, if it has one.
     pub const fn layer(self) -> Option<u16> {
         match self {
             Self::Embed | Self::NormHead => None,
@@ -98,22 +98,22 @@ impl Op {
     }
 }
 
-/// How much one step asks of the ops, for counting what it must move and multiply.
+/// The amount of work in one step, for counting bytes and operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
     /// Tokens, over all lanes.
     pub n_tokens: u64,
     /// Logit rows.
     pub n_outputs: u64,
-    /// KV rows that some token of the step sees, each counted once for its lane.
+    /// KV rows that any token of the step sees, each counted once per lane.
     pub n_rows: u64,
     /// Pairs of a token and a KV row that it sees.
     pub n_pairs: u64,
 }
 
 impl Op {
-    /// Elements of the weights that the op reads, however many tokens share the reading. The
-    /// embedding is read by rows and counts none here.
+    /// Weight elements that the op reads, for any number of tokens. The embedding is read by rows
+    /// and does not count here.
     pub fn weight_elements(self, config: &Config) -> u64 {
         let Config { hidden, intermediate, head_dim, vocab, .. } = *config;
         let (q, kv) = (config.q_width(), config.kv_width());
@@ -133,10 +133,10 @@ impl Op {
         elements as u64
     }
 
-    /// Bytes that the op cannot avoid moving between memory and the processor: its weights once
-    /// for all tokens, the KV rows that it reads, each once for its lane, and those that it stores.
-    /// Activations and logits are left out, because caches hold them; so a rate made from this
-    /// count is never larger than the true one.
+    /// Bytes that the op must move between memory and processor: its weights, once for all tokens;
+    /// the KV rows that it reads, once per lane; and the rows that it stores. Activations and
+    /// logits are left out, because caches hold them. A bandwidth computed from this count is a
+    /// lower bound.
     pub fn bytes(self, config: &Config, dtype: Dtype, work: &Work) -> u64 {
         let row = 2 * config.kv_width() as u64;
         let elements = match self {
@@ -149,8 +149,8 @@ impl Op {
         elements * dtype.bytes() as u64
     }
 
-    /// Floating-point operations of the op's matrix products and attention, a multiply-add being
-    /// two. Norms, rotations and softmax are left out.
+    /// Floating-point operations of the op's matrix products and attention; a multiply-add counts
+    /// as two. Norms, rotations and softmax are left out.
     pub fn flops(self, config: &Config, work: &Work) -> u64 {
         let (hidden, q) = (config.hidden as u64, config.q_width() as u64);
         let intermediate = config.intermediate as u64;
@@ -191,7 +191,7 @@ mod tests {
         for name in shapes::NAMES {
             let config = shapes::config(name).unwrap();
             let read: u64 = plan(&config).iter().map(|op| op.weight_elements(&config)).sum();
-            // An embedding that is not the head is only read by rows.
+            // If the embedding is not also the head, it is only read by rows.
             let rows = if config.tied_head { 0 } else { config.vocab * config.hidden };
             assert_eq!(read, crate::weights::parameters(&config) - rows as u64, "{name}");
         }
@@ -221,7 +221,8 @@ mod tests {
         assert_eq!(kv, 112 * 1024);
         let deep = Work { n_rows: 1000, n_pairs: 1000, ..ONE_TOKEN };
         assert_eq!(bytes(&config, &deep) - bytes(&config, &ONE_TOKEN), 1000 * kv);
-        // A second token shares the weights; its own are a row of the embedding and what it stores.
+        // A second token shares the weights. It adds a row of the embedding and the rows that it
+        // stores.
         let two = Work { n_tokens: 2, n_outputs: 2, ..ONE_TOKEN };
         assert_eq!(bytes(&config, &two) - bytes(&config, &ONE_TOKEN), kv + 2 * 1024);
     }

@@ -1,21 +1,21 @@
-//! Thinking told apart from the answer while both stream by.
+//! Separates a model's reasoning from its answer while both are streamed.
 //!
-//! A thinking model opens with `<think>` (or its template already did) and closes with `</think>`;
-//! what follows is the answer. Text that may yet turn out to be a tag is held back.
+//! A reasoning model starts with `<think>` (or its template already did) and ends its reasoning
+//! with `</think>`. The answer follows. Text that could still become a tag is held back.
 
 const OPEN: &str = "<think>";
 const CLOSE: &str = "</think>";
 
-/// A piece of an answer.
+/// A piece of streamed text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parts {
-    /// What the model thought.
+    /// The model's reasoning.
     pub reasoning: String,
-    /// What it answered.
+    /// The answer.
     pub answer: String,
 }
 
-/// Splits streamed text into thinking and answer.
+/// Splits streamed text into reasoning and answer.
 #[derive(Debug)]
 pub struct ReasoningStream {
     state: State,
@@ -24,18 +24,19 @@ pub struct ReasoningStream {
 
 #[derive(Debug, PartialEq)]
 enum State {
-    /// Nothing but white space was seen, or the beginning of the opening tag.
+    /// Only white space, or the start of the opening tag, has been seen.
     Start,
-    /// The tag was opened; line feeds after it belong to neither part.
+    /// The tag has been opened; line feeds after it belong to neither part.
     Opened,
     Thinking,
-    /// The tag was closed; line feeds after it belong to neither part.
+    /// The tag has been closed; line feeds after it belong to neither part.
     Closed,
     Answering,
 }
 
 impl ReasoningStream {
-    /// Splits the answer to a prompt: one that ends inside an open `<think>` starts in thought.
+    /// Splits the answer to a prompt. If the prompt ends inside an open `<think>`, the answer
+    /// starts with reasoning.
     pub fn after(prompt: &str) -> Self {
         let open = match (prompt.rfind(OPEN), prompt.rfind(CLOSE)) {
             (Some(open), Some(close)) => open > close && prompt.trim_end().ends_with(OPEN),
@@ -46,7 +47,7 @@ impl ReasoningStream {
         Self { state, held: String::new() }
     }
 
-    /// Takes more text; gives what is certain.
+    /// Takes more text, and returns the part that is certain.
     pub fn push(&mut self, text: &str) -> Parts {
         self.held.push_str(text);
         let mut parts = Parts::default();
@@ -54,7 +55,7 @@ impl ReasoningStream {
         parts
     }
 
-    /// The end of the answer: gives what was held back.
+    /// Ends the answer, and returns the text that was held back.
     pub fn finish(&mut self) -> Parts {
         let rest = std::mem::take(&mut self.held);
         match self.state {
@@ -74,7 +75,7 @@ impl ReasoningStream {
         is_over
     }
 
-    /// Moves held text on; whether the state changed and there may be more to do.
+    /// Processes held text. Returns whether the state changed, so that more may follow.
     fn advance(&mut self, parts: &mut Parts) -> bool {
         match self.state {
             State::Start => {
@@ -112,7 +113,7 @@ impl ReasoningStream {
     }
 }
 
-/// Bytes at the end of `text` that may be the beginning of `tag`.
+/// Number of bytes at the end of `text` that could be the start of `tag`.
 fn held_back(text: &str, tag: &str) -> usize {
     (1..tag.len()).rev().find(|n| text.ends_with(&tag[..*n])).unwrap_or(0)
 }

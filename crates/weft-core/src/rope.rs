@@ -10,9 +10,9 @@ use crate::config::{RopeConfig, RopeScaling};
 /// cos and sin of every position and frequency.
 #[derive(Clone, Debug)]
 pub struct RopeTable {
-    /// f32 \[positions\]\[head_dim/2\], the attention factor of YaRN applied.
+    /// f32 \[positions\]\[head_dim/2\], multiplied by YaRN's attention factor.
     cos: Vec<f32>,
-    /// f32 \[positions\]\[head_dim/2\], likewise.
+    /// f32 \[positions\]\[head_dim/2\], multiplied by YaRN's attention factor.
     sin: Vec<f32>,
     half: usize,
 }
@@ -20,8 +20,8 @@ pub struct RopeTable {
 impl RopeTable {
     /// Fills the table for positions `0..positions`.
     ///
-    /// The angle is multiplied out in f64: in f32 it would be off by up to 2e-3 rad at position
-    /// 32,768, and a chunk moved that far would not score as it does at home.
+    /// Angles are computed in f64. In f32 they would be off by up to 2e-3 rad at position 32,768,
+    /// and a chunk that was moved that far would get other scores than at home.
     pub fn new(config: &RopeConfig, head_dim: usize, positions: usize) -> Self {
         let frequencies = frequencies(config, head_dim);
         let scale = match config.scaling {
@@ -66,7 +66,8 @@ pub fn frequencies(config: &RopeConfig, head_dim: usize) -> Vec<f32> {
     scaled.into_iter().map(|f| f as f32).collect()
 }
 
-/// Llama 3: long wavelengths are divided by the factor, short ones stay, a ramp joins them.
+/// Llama 3: long wavelengths are divided by the factor, short ones are unchanged, with a ramp
+/// between.
 fn llama3(frequency: f64, scaling: &RopeScaling) -> f64 {
     let RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_positions } =
         *scaling
@@ -85,7 +86,8 @@ fn llama3(frequency: f64, scaling: &RopeScaling) -> f64 {
     (1.0 - smooth) * frequency / factor + smooth * frequency
 }
 
-/// YaRN: dimensions that turn often over the trained context stay, slow ones are divided.
+/// YaRN: dimensions that rotate often over the trained context are unchanged, slow ones are
+/// divided.
 fn yarn(base: &[f64], config: &RopeConfig, head_dim: usize) -> Vec<f64> {
     let RopeScaling::Yarn { factor, beta_fast, beta_slow, original_positions, truncate, .. } =
         config.scaling
@@ -124,8 +126,8 @@ mod tests {
         assert_eq!(out, [cos[0], 0.0, 0.0, 0.0, sin[0], 0.0, 0.0, 0.0]);
     }
 
-    /// What transformers computes for Qwen3 with YaRN, at dimensions that stay, ramp and are divided;
-    /// without `original_max_position_embeddings` the model's own maximum stands in for it.
+    /// The values of transformers for Qwen3 with YaRN, at unchanged, ramped and divided dimensions.
+    /// Without `original_max_position_embeddings`, the model's own maximum is used.
     #[test]
     fn yarn_of_the_real_shape() {
         let stretched = |original: &str| {

@@ -1,11 +1,11 @@
-//! Named shapes: the sizes of models that people know, without their weights.
+//! Named shapes: the dimensions of well-known models, without their weights.
 //!
-//! With [`RandomWeights`](crate::weights::RandomWeights) they let anybody measure a model without
-//! downloading it. This module owns numbers only; what they mean is [`Config`]'s to say.
+//! With [`RandomWeights`](crate::weights::RandomWeights), a model can be measured without a
+//! download.
 
 use crate::config::Config;
 
-/// The names that [`config`] knows.
+/// The names that [`config`] accepts.
 pub const NAMES: [&str; SHAPES.len()] = {
     let mut names = [""; SHAPES.len()];
     let mut i = 0;
@@ -16,12 +16,12 @@ pub const NAMES: [&str; SHAPES.len()] = {
     names
 };
 
-/// The shape of that name, as a model's `config.json` has it.
+/// The `config.json` of a named shape.
 pub fn json(name: &str) -> Option<&'static str> {
     SHAPES.iter().find(|(known, _)| *known == name).map(|(_, json)| *json)
 }
 
-/// The shape of that name.
+/// The dimensions of a named shape.
 pub fn config(name: &str) -> Option<Config> {
     let json = json(name)?;
     Some(Config::from_json(json.as_bytes()).expect("every named shape is a valid config"))

@@ -1,4 +1,4 @@
-//! The engine on a small model of random weights: lanes, seeds, ends, echo, cancel, statistics.
+//! The engine on a small model with random weights: lanes, seeds, ends, echo, cancel, statistics.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ fn model() -> Model {
             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
             "intermediate_size": 48, "vocab_size": {}, "max_position_embeddings": 512,
             "rope_theta": 10000.0, "tie_word_embeddings": false}}"#,
-        // Rows past the tokenizer's are padding.
+        // Rows beyond the tokenizer's are padding.
         tokenizer.vocab_size() + 7
     );
     let config = Config::from_json(json.as_bytes()).unwrap();
@@ -106,7 +106,7 @@ fn a_seed_gives_the_same_tokens_whatever_runs_beside_it() {
 
 #[test]
 fn memory_comes_back() {
-    // Three pages hold one request at a time; every request leaves by another door.
+    // Three pages hold one request at a time; every request ends in another way.
     let mut engine = engine_with(3, 32);
     for round in 0..5 {
         assert_eq!(generate(&mut engine, Request::new(prompt(90, round), greedy(30))).len(), 30);
@@ -140,7 +140,7 @@ fn cancel_ends_a_lane_within_a_step() {
 #[test]
 fn an_end_token_ends_the_answer_and_is_no_text() {
     let free = generate(&mut engine(), Request::new(prompt(10, 1), greedy(20)));
-    // The model's own choice, declared an end of the request.
+    // The model's own choice, as a stop token of the request.
     let end = free[7].id;
     let first = free.iter().position(|token| token.id == end).unwrap();
     let sampling = Sampling { stop_ids: vec![end], ..greedy(20) };
@@ -188,7 +188,7 @@ fn text_held_for_a_stop_string_comes_out_at_the_end() {
     let free =
         generate(&mut engine(), forced(letter, Sampling { max_tokens: Some(3), ..sampling }));
     assert_eq!(free.iter().map(|t| t.text.as_str()).collect::<Vec<_>>(), ["", "a", "aa"]);
-    // The same where an end token, not the length, ends it: one "a", then the end.
+    // The same if an end token, not the length, ends it: one "a", then the end.
     let end = model().tokenizer.encode_text("z").unwrap()[0];
     let sampling = Sampling {
         stop: vec!["ab".to_owned()],
@@ -286,7 +286,7 @@ fn a_ninth_lane_waits_and_padding_is_never_drawn() {
     engine.add(Request::new(prompt(3, 9), greedy(4))).unwrap();
 }
 
-/// In 40 pages, so that much is evicted, brought back and computed anew.
+/// With 40 pages, so that much is evicted, loaded again and recomputed.
 #[test]
 fn an_exact_answer_is_the_cold_one_whatever_is_kept() {
     let model = model();

@@ -1,5 +1,5 @@
-//! The reference device against what Hugging Face transformers computes on the same weights, and
-//! each bf16 op against the bit-level definition; see `golden/README.md` for the files.
+//! Compares the reference device with Hugging Face transformers on the same weights, and each bf16
+//! op with the bit-level definition; see `golden/README.md` for the files.
 
 use half::bf16;
 use weft_core::device::{Buffer, Inspect};
@@ -10,10 +10,10 @@ use weft_core::rope::frequencies;
 use weft_testing::golden::{Golden, MODELS, errs_no_more_than_transformers};
 use weft_testing::{LIMITS, run};
 
-/// Float32 noise: how far two orders of summation may lie apart, as a share of the largest value.
+/// Maximum float32 difference between two orders of summation, relative to the largest value.
 const F32_NOISE: f32 = 2e-5;
 
-/// Share of bf16 outputs that another order of summation may round the other way.
+/// Maximum share of bf16 outputs that another order of summation rounds differently.
 const FLIPPED: f64 = 0.01;
 
 fn device<E: Element>(golden: &Golden) -> Reference<E> {
@@ -26,7 +26,7 @@ fn assert_f32(what: &str, ours: &[f32], theirs: &[f32]) {
     assert!(difference <= F32_NOISE * size, "{what}: off by {difference}, values up to {size}");
 }
 
-/// Nearly all bits equal, the rest one step of bf16 away.
+/// Nearly all bits are equal; the other values differ by one step of bf16.
 fn assert_bf16(what: &str, ours: &[f32], definition: &[f32]) {
     let ours = &ours[..definition.len()];
     let steps = |value: f32| {
@@ -94,8 +94,8 @@ fn float32_matches_transformers_op_by_op() {
     }
 }
 
-/// Each op alone, on the definition's own inputs: a rounding that is moved shows in every fifth
-/// value or more, another order of summation in fewer than one of a hundred.
+/// Each op alone, on the definition's inputs. A moved rounding changes every fifth value or more,
+/// another order of summation fewer than one in a hundred.
 #[test]
 fn bf16_ops_round_where_the_definition_does() {
     for name in MODELS {
@@ -110,7 +110,7 @@ fn bf16_ops_round_where_the_definition_does() {
             for (buffer, _, tap) in outputs(op) {
                 let definition = golden.of_definition(&prefixed(op, tap));
                 assert_bf16(&format!("{name} {op} {buffer:?}"), &device.read(*buffer), &definition);
-                // The next op starts from the definition's values, so that no error travels.
+                // The next op starts from the definition's values, so that errors do not propagate.
                 device.write(*buffer, &definition);
             }
             if let Op::RopeStore { layer } = op {

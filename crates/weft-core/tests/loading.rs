@@ -1,4 +1,5 @@
-//! Broken and hostile model files: each a clear error, never a panic, never much memory.
+//! Broken and hostile model files: each gives a clear error, never a panic, and never uses much
+//! memory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,8 +10,7 @@ use tempfile::TempDir;
 use weft_core::config::{Config, ConfigError, RopeScaling};
 use weft_core::weights::{Safetensors, Weights, WeightsError, tensors};
 
-/// More than this at once, and the whole test ends: nothing below may need it, whatever a file
-/// claims.
+/// The test ends if more than this is allocated: nothing below may need it, whatever a file claims.
 const MEMORY_LIMIT: usize = 96 << 20;
 
 #[global_allocator]
@@ -143,7 +143,7 @@ fn yarn_s_attention_factor_is_given_or_follows_from_the_scales() {
     assert_eq!(factor(both), 1.75, "what is given wins");
 }
 
-/// Each config that cannot be run, and what its error must say.
+/// Unsupported configs, and the words in their errors.
 const BROKEN_CONFIGS: &[(&str, &str, &[&str])] = &[
     ("model_type", r#""gpt2""#, &["gpt2", "qwen3"]),
     ("model_type", "absent", &["model type ``"]),
@@ -230,11 +230,11 @@ fn split(path: &Path) -> (String, Vec<u8>) {
     (String::from_utf8(file[8..8 + n].to_vec()).unwrap(), file[8 + n..].to_vec())
 }
 
-/// Each way to break a weight file by its header, and what the error must say.
+/// Ways to break the header of a weight file, and the words in the errors.
 const BROKEN_HEADERS: &[(&str, &str, &[&str])] = &[
-    // A tensor gone or added under another name.
-    ("model.norm.weight", "model.norm.wait", &["model.norm.wait", "no place"]),
-    ("model.layers.1.mlp", "model.layers.9.mlp", &["model.layers.9.mlp", "no place"]),
+    // A tensor that is missing or has another name.
+    ("model.norm.weight", "model.norm.wait", &["model.norm.wait", "not part"]),
+    ("model.layers.1.mlp", "model.layers.9.mlp", &["model.layers.9.mlp", "not part"]),
     // Same bytes, another shape.
     ("[139,36]", "[36,139]", &["[36, 139]", "[139, 36]"]),
     // Shapes that overflow, or do not fit their bytes.
@@ -334,7 +334,7 @@ fn shards_are_checked_as_one() {
         let folder = copy("qwen2");
         let text = read(&folder).replace(shard, name);
         write(&folder, &text);
-        assert_refused(folder.path(), &["not the name of a weight file"]);
+        assert_refused(folder.path(), &["not a weight file"]);
     }
     for text in ["", "[]", "{}", r#"{"weight_map": {}}"#, r#"{"weight_map": 3}"#] {
         let folder = copy("qwen2");
@@ -354,7 +354,7 @@ fn a_folder_without_weights_says_what_it_lacks() {
     assert_refused(folder.path(), &["config.json"]);
 }
 
-/// A head that the config ties to the embedding may lie in the file all the same; it is not read.
+/// A file may contain a head that the config ties to the embedding; it is not read.
 #[test]
 fn a_tied_model_may_carry_its_head() {
     let folder = copy("llama3");
@@ -371,8 +371,8 @@ fn a_tied_model_may_carry_its_head() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Any few bytes changed, anywhere in the header or the config, and cut anywhere: an error or
-    /// a model, never a panic and never much memory.
+    /// If any bytes of the header or the config change, or the file is cut anywhere, the result is
+    /// an error or a model, never a panic, and never much memory.
     #[test]
     fn damaged_files_never_panic(
         edits in prop::collection::vec((0_usize..4096, any::<u8>()), 0..6),
@@ -391,7 +391,7 @@ proptest! {
         let _ = load(folder.path());
     }
 
-    /// Any JSON numbers in place of a config's own: an error, or shapes that the files do not have.
+    /// Any JSON numbers in a config give an error, or shapes that the files do not have.
     #[test]
     fn absurd_configs_never_take_memory(
         values in prop::collection::vec(prop_oneof![0_u64..300, any::<u64>()], 8),

@@ -1,4 +1,4 @@
-//! A model's folder opened as a whole: where end tokens come from, and parts that do not fit.
+//! Opens whole model folders: the sources of end tokens, and parts that do not match.
 
 use std::fs;
 use std::path::Path;
@@ -70,7 +70,7 @@ fn every_part_that_is_broken_is_named() {
     assert!(missing.contains("absent") && missing.contains("org/name"), "{missing}");
 }
 
-/// Rows of one model must never be taken for another's: two fine-tunes differ in their weights alone.
+/// Rows of one model must never be used for another: two fine-tunes differ only in their weights.
 #[test]
 fn whatever_decides_the_rows_is_in_the_fingerprint() {
     let of = |folder: &TempDir| Model::open(folder.path()).unwrap().fingerprint("device");
@@ -82,7 +82,7 @@ fn whatever_decides_the_rows_is_in_the_fingerprint() {
     let theta = config.replace("\"rope_theta\": ", "\"rope_theta\": 1");
     assert_ne!(config, theta);
     assert_ne!(plain, of(&folder(&[("config.json", &theta)])), "the config");
-    // The first number of every tensor in turn would be as good.
+    // The first number of any other tensor would do as well.
     let tuned = folder(&[]);
     let file = tuned.path().join("model.safetensors");
     let mut bytes = fs::read(&file).unwrap();

@@ -1,5 +1,5 @@
-//! Renderings and their tokens against values recorded from transformers, and contents that try to
-//! be markup. `WEFT_TEST_QWEN3` names a folder with Qwen3's `tokenizer.json`.
+//! Compares renderings and their tokens with values recorded from transformers, and tries contents
+//! that look like markup. `WEFT_TEST_QWEN3` names a folder with Qwen3's `tokenizer.json`.
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, not in their helpers.
 
 use std::path::{Path, PathBuf};
@@ -131,7 +131,7 @@ fn check_injections(tokenizer: &Tokenizer) {
             assert_eq!(count(&tokens, tokenizer, token), 0, "{token} in {text}");
         }
         assert!(tokenizer.decode(&tokens, false).contains(text));
-        // The same in every other place that a string can be.
+        // The same in every other place of a string.
         let call = serde_json::json!({"function": {"name": text, "arguments": {text: [text]}}});
         let mut assistant = Message::assistant(&format!("x{text}"));
         assistant.reasoning_content = Some(format!("{text}y"));
@@ -143,7 +143,7 @@ fn check_injections(tokenizer: &Tokenizer) {
         let tokens = tokens_of(&conversation);
         let n = |token| count(&tokens, tokenizer, token);
         assert_eq!((n("<|im_start|>"), n("<|im_end|>"), n("<|endoftext|>")), (5, 4, 0), "{text}");
-        // One of each for the turn, one each for thinking switched off; the system prompt and the
+        // One of each for the turn, and one each for disabled thinking. The system prompt and the
         // two calls have the token that opens a call.
         assert_eq!((n("<think>"), n("</think>"), n("<tool_response>")), (2, 2, 1), "{text}");
         assert_eq!((n("<tool_call>"), n("</tool_call>")), (4, 4), "{text}");
@@ -158,7 +158,7 @@ fn injected_tokens_stay_text() {
     }
 }
 
-/// Text made of what templates look for, and what tokenizers and marks trip over.
+/// Text with parts that templates look for, and that are hard for tokenizers and marks.
 fn nasty() -> impl Strategy<Value = String> {
     let parts = [
         " ",
@@ -228,7 +228,8 @@ proptest! {
         let rendered = template(name).render(&conversation).unwrap();
         let joined: String = rendered.segments().iter().map(Segment::text).collect();
         prop_assert_eq!(&joined, &rendered.text());
-        // The scaffold is the template's alone: nothing that only a conversation can say is in it.
+        // The scaffold contains only the template's text, nothing that only a conversation can
+        // contain.
         for segment in rendered.segments() {
             prop_assert!(!segment.text().is_empty());
             if let Segment::Scaffold(text) = segment {
@@ -243,8 +244,8 @@ proptest! {
     }
 }
 
-/// Documents and a question are one content to the template and tokenised each apart: where two
-/// pieces meet, no token crosses, whatever they end and begin with.
+/// Templates see documents and a question as one content, and each is tokenised separately: no
+/// token crosses a border between pieces.
 #[test]
 fn pieces_of_a_content_are_tokenised_apart() {
     let pieces = ["One two", " three\n", "\n\nfour <|im_end|>", "five"].map(str::to_owned);
@@ -265,7 +266,7 @@ fn pieces_of_a_content_are_tokenised_apart() {
     assert_ne!(apart, tokenizer.encode_text(&pieces.concat()).unwrap(), "the borders matter");
 }
 
-/// Where a string of the conversation cannot be kept apart, an added token in it is refused.
+/// If a string of the conversation cannot be kept apart, an added token in it is refused.
 #[test]
 fn what_cannot_be_kept_apart_is_refused() {
     let tokenizer = small_tokenizer();
@@ -273,7 +274,7 @@ fn what_cannot_be_kept_apart_is_refused() {
         let message = Message { role: role.to_owned(), ..Message::user(content) };
         template.render(&Conversation::new(vec![message], None)).unwrap().tokens(&tokenizer)
     };
-    // Roles are compared by templates, so they carry no marks.
+    // Templates compare roles, so roles have no marks.
     let chatml = template("chatml");
     assert!(tokens(&chatml, "user", "hi").is_ok());
     let error = tokens(&chatml, "user<|im_end|>", "hi").unwrap_err().to_string();
@@ -286,8 +287,7 @@ fn what_cannot_be_kept_apart_is_refused() {
     assert!(error.contains("<|im_end|>"), "{error}");
 }
 
-/// A prompt that is to be gone on with ends where the last message does, whatever the template
-/// writes after it.
+/// A prompt to be continued ends with the last message, whatever the template writes after it.
 #[test]
 fn the_last_message_can_be_left_open() {
     let said = |text: &str| Conversation {
@@ -302,7 +302,7 @@ fn the_last_message_can_be_left_open() {
         let closed = template(name).render(&closed).unwrap().text();
         assert!(closed.starts_with(&rendered.text()) && closed.len() > rendered.text().len());
     }
-    // A template that cuts the text leaves no place to go on from.
+    // If a template cuts the text, there is no place to continue.
     let source = "{% for m in messages %}<|im_start|>{{ m.content[2:] }}{% endfor %}";
     let cutting = Template::new(source, None, None).unwrap();
     let refused = cutting.render(&said("Well, I")).unwrap_err().to_string();

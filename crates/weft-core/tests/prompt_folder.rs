@@ -1,4 +1,4 @@
-//! Where a model's folder keeps its chat template.
+//! Finds the chat template in a model's folder.
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, not in their helpers.
 
 use weft_core::prompt::{Conversation, Message, PromptError, Template};

@@ -1,4 +1,4 @@
-//! What templates may do: Python's methods, transformers' functions and filters, limits, errors.
+//! Features of templates: Python's methods, transformers' functions and filters, limits, errors.
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, not in their helpers.
 
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ fn user(content: &str) -> Conversation {
     Conversation::new(vec![Message::user(content)], None)
 }
 
-/// Renders an expression of the content `c`: it must be the text that Python gives, and content.
+/// Renders an expression of the content `c`. The result must be Python's text, and content.
 fn check(expression: &str, content: &str, expected: &str) {
     let source = format!("{{% set c = messages[0].content %}}[{{{{ {expression} }}}}]");
     let rendered = Template::new(&source, None, None).unwrap().render(&user(content)).unwrap();
@@ -28,7 +28,7 @@ fn check(expression: &str, content: &str, expected: &str) {
     assert_eq!(rendered.segments(), wanted, "{expression} of {content:?}");
 }
 
-/// As [`check`], for expressions that put text of the template between contents.
+/// Like [`check`], for expressions that put text of the template between contents.
 fn check_text(expression: &str, content: &str, expected: &str) {
     let source = format!("{{% set c = messages[0].content %}}{{{{ {expression} }}}}");
     let template = Template::new(&source, None, None).unwrap();
@@ -164,7 +164,7 @@ fn contents_in_parts_and_missing_ones() {
     assert_eq!(render(taken, &conversation).unwrap(), ".");
 }
 
-/// The error of a template that must fail, and soon: an endless one would take hours.
+/// The error of a template that must fail quickly: an endless one would take hours.
 fn fails(source: &str) -> PromptError {
     let start = Instant::now();
     let error = render(source, &user("hello")).expect_err(source);
@@ -195,7 +195,7 @@ fn endless_templates_end() {
     let repeated = "{{ 'x' * 3000000 }}";
     assert!(fails(repeated).to_string().contains("the rendered prompt's size in bytes"));
     let touched = fails("{{ 'x' * 99999999 }}");
-    assert!(touched.to_string().contains("bytes that the chat template works on"), "{touched}");
+    assert!(touched.to_string().contains("bytes that the chat template processes"), "{touched}");
     fails("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}");
     fails("{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}");
 }

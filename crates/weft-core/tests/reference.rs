@@ -1,4 +1,4 @@
-//! The reference device against itself: what every device must keep.
+//! The conformance tests on the reference device.
 
 use half::bf16;
 use weft_core::reference::Reference;
@@ -99,7 +99,7 @@ fn wrong_steps_are_refused() {
     conformance::wrong_steps_are_refused(BF16);
 }
 
-/// Devices are compared with the reference; this is what the reference itself is held to.
+/// Devices are compared with the reference; this checks the reference itself.
 #[test]
 fn the_epsilon_of_a_config_is_used() {
     let logits = |eps: &str| {

@@ -1,6 +1,5 @@
-//! `Sampler` against its definition written the slow way: every token penalised from the whole
-//! history, everything sorted, everything summed. And against the distribution it claims to draw
-//! from.
+//! Compares `Sampler` with a slow version of its definition: every token penalised from the whole
+//! history, everything sorted, everything summed. Also compares draws with their distribution.
 
 use proptest::prelude::*;
 use weft_core::sampling::{
@@ -34,7 +33,7 @@ fn naive_scores(s: &Sampling, prompt: &[u32], output: &[u32], ends: &[u32], l: &
     l.iter().enumerate().map(score).collect()
 }
 
-/// Step 5: the tokens that are possible at all.
+/// Step 5: the possible tokens.
 fn naive_ranks(scores: &[f32]) -> Vec<(u32, f32)> {
     let mut ranked: Vec<_> = (0u32..).zip(scores.iter().copied()).filter(|c| c.1 != NEG).collect();
     ranked.sort_by(|a, b| b.1.partial_cmp(&a.1).expect("no NaN").then(a.0.cmp(&b.0)));
@@ -87,7 +86,7 @@ fn naive_logprobs(logits: &[f32], token: u32, n_top: usize) -> Logprobs {
     Logprobs { chosen: logprob(logits[token as usize]), top }
 }
 
-/// From a grid, so that there are ties, or from anywhere; some impossible.
+/// From a grid, so that there are ties, or from anywhere; some are impossible.
 fn logit() -> impl Strategy<Value = f32> {
     prop_oneof![
         4 => (-12i8..12).prop_map(|l| f32::from(l) / 2.0),
@@ -168,20 +167,20 @@ proptest! {
         prop_assert_eq!(sampler.n_generated(), output.len());
     }
 
-    /// Who has the numbers and the adjustments chooses the same tokens; the sampler takes them in.
+    /// A draw and its adjustments determine the same tokens; the sampler accepts them.
     #[test]
     fn a_draw_and_its_adjustments_decide_the_token(case in case()) {
         let Case { settings, prompt, ends, steps } = case;
         let settings = Sampling { logprobs: None, ..settings };
         let vocab = steps[0].len();
         let mut sampler = Sampler::new(&settings, &prompt, &ends, vocab).unwrap();
-        let mut told = sampler.clone();
+        let mut other = sampler.clone();
         let biases = &settings.logit_bias;
         let is_double = |b: &(u32, f32)| biases.iter().filter(|other| other.0 == b.0).count() > 1;
         prop_assert_eq!(sampler.next_draw().is_none(), biases.iter().any(is_double));
         for logits in &steps {
-            let Some(draw) = told.next_draw() else { return Ok(()) };
-            let scores = adjusted(&draw, &told.adjustments(), logits);
+            let Some(draw) = other.next_draw() else { return Ok(()) };
+            let scores = adjusted(&draw, &other.adjustments(), logits);
             prop_assert_eq!(draw.adjusts || scores == *logits, true);
             let same = Sampling {
                 temperature: draw.temperature, top_k: draw.top_k, top_p: draw.top_p,
@@ -194,12 +193,12 @@ proptest! {
                 continue;
             };
             prop_assert_eq!(token, Some(choice.token));
-            told.accept(choice.token);
+            other.accept(choice.token);
         }
     }
 }
 
-/// Steps 1 to 4 by what a draw tells.
+/// Steps 1 to 4 from a draw.
 fn adjusted(draw: &Draw, adjustments: &[Adjustment], logits: &[f32]) -> Vec<f32> {
     let mut scores = logits.to_vec();
     for Adjustment { token, bias, seen, ruled_out } in adjustments {
@@ -229,8 +228,8 @@ fn what_takes_more_than_numbers_has_no_draw() {
     assert!(draw(&twice).is_none());
 }
 
-/// Pearson's statistic of `n` tokens drawn against what they should be; a token that should not
-/// come at all makes it infinite.
+/// Pearson's statistic of `n` drawn tokens against their expected probabilities; infinite if an
+/// impossible token occurs.
 fn chi_square(expected: &[(u32, f64)], tokens: impl Iterator<Item = u32>) -> f64 {
     let mut counts = vec![0u32; expected.len()];
     let mut n = 0;
@@ -248,8 +247,8 @@ fn chi_square(expected: &[(u32, f64)], tokens: impl Iterator<Item = u32>) -> f64
 
 const LOGITS: [f32; 10] = [0.3, 2.0, -1.0, 1.1, NEG, 0.0, 1.9, 2.0, -0.5, 0.7];
 
-/// The seeds are fixed, so this passes always or never. 99.9% of fair draws are below 26.1 with the
-/// 8 degrees of freedom that nine possible tokens have.
+/// The seeds are fixed, so this always passes or always fails. 99.9% of fair draws are below 26.1
+/// with the 8 degrees of freedom of nine possible tokens.
 #[test]
 fn tokens_come_as_often_as_their_probabilities_say() {
     for temperature in [0.5, 1.0, 2.0] {
@@ -274,7 +273,7 @@ fn tokens_come_as_often_as_their_probabilities_say() {
     }
 }
 
-/// The tokens a filter leaves, all of them and no others, in the right proportions.
+/// Exactly the tokens that a filter keeps, in the right proportions.
 #[test]
 fn filters_limit_what_is_drawn() {
     let support = |change: &dyn Fn(&mut Sampling)| {
@@ -300,10 +299,10 @@ fn filters_limit_what_is_drawn() {
     assert_eq!(support(&|s| s.top_p = 0.85), [1, 3, 6, 7, 9]);
     assert_eq!(support(&|s| s.min_p = 1.0), [1, 7]);
     assert_eq!(support(&|s| s.min_p = 0.4), [1, 3, 6, 7]);
-    // top_p is a share of what top_k left: .246 of .715 is .344, .492 is .688.
+    // top_p is a share of what top_k keeps: .246 of .715 is .344, .492 is .688.
     assert_eq!(support(&|s| (s.top_k, s.top_p) = (3, 0.6)), [1, 7]);
-    // top_p is not a share of what min_p leaves: 0.6 of everything needs three tokens, 0.6 of the
-    // .715 that min_p leaves would need two.
+    // top_p is not a share of what min_p keeps: 0.6 of everything needs three tokens, 0.6 of the
+    // .715 that min_p keeps would need two.
     assert_eq!(support(&|s| (s.top_p, s.min_p) = (0.6, 0.9)), [1, 6, 7]);
     // Temperature comes before the filters: at 0.5 the shares are squared.
     assert_eq!(support(&|s| (s.temperature, s.min_p) = (0.5, 0.4)), [1, 6, 7]);

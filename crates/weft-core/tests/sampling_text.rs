@@ -1,11 +1,11 @@
-//! `TextStream` against a definition that sees the whole text at once: however the bytes are cut,
-//! the same text leaves, ends at the same stop string, and never waits longer than it must.
+//! Compares `TextStream` with a definition on the whole text: for any cuts of the bytes, the same
+//! text is released, ends at the same stop string, and is never held longer than necessary.
 
 use proptest::prelude::*;
 use weft_core::sampling::TextStream;
 
-/// Where the text ends and by which stop: the first character at which any is complete, and of
-/// those complete there the longest, then the first in the list.
+/// Where the text ends and by which stop: at the first character that completes a stop; if it
+/// completes several, by the longest, then by the first in the list.
 fn naive_stop(text: &str, stops: &[String]) -> Option<(usize, usize)> {
     for end in (0..=text.len()).filter(|&end| text.is_char_boundary(end)) {
         let complete = |stop: &&String| !stop.is_empty() && text[..end].ends_with(stop.as_str());
@@ -17,7 +17,7 @@ fn naive_stop(text: &str, stops: &[String]) -> Option<(usize, usize)> {
     None
 }
 
-/// The bytes without an unfinished character at their end.
+/// The bytes without an incomplete character at their end.
 fn finished(bytes: &[u8]) -> &[u8] {
     for n in 1..=bytes.len().min(3) {
         let (before, last) = bytes.split_at(bytes.len() - n);
@@ -29,8 +29,8 @@ fn finished(bytes: &[u8]) -> &[u8] {
     bytes
 }
 
-/// What may be shown of `text` when more may follow: all but its longest end that a stop begins
-/// with.
+/// The part of `text` that may be shown if more may follow: all but its longest suffix that is the
+/// start of a stop.
 fn naive_shown<'a>(text: &'a str, stops: &[String]) -> &'a str {
     let held = |start: &usize| stops.iter().any(|s| s.starts_with(&text[*start..]));
     let start = (0..text.len()).filter(|&i| text.is_char_boundary(i)).find(held);
@@ -66,8 +66,7 @@ fn check(bytes: &[u8], cuts: &[usize], stops: &[String]) -> Result<(), TestCaseE
     Ok(())
 }
 
-/// Few characters, so that stops overlap, contain and begin one another; é, è and 😀, 😁 share
-/// bytes.
+/// Few characters, so that stops overlap, contain and start one another; é, è and 😀, 😁 share bytes.
 fn stops() -> impl Strategy<Value = Vec<String>> {
     let stop = prop_oneof!["[abéè😀😁]{1,2}", "[abéè😀😁]{2,5}", "[ab]{3,8}", "[ab]\u{FFFD}?"];
     prop::collection::vec(stop, 0..5)
@@ -123,7 +122,7 @@ fn one_byte_at_a_time_is_enough_for_any_stop() {
     }
 }
 
-/// A stop string of the longest kind against the text that is worst for a naive search.
+/// A stop string of maximum length, with the worst text for a naive search.
 #[test]
 fn long_stops_are_not_searched_again_and_again() {
     let stops: Vec<_> = (0..16).map(|i| "a".repeat(1000 + i) + "b").collect();

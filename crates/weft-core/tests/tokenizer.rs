@@ -1,5 +1,6 @@
-//! The tokenizer against Hugging Face's: ids from Python (`tools/golden_prompts.py`) and the crate's
-//! own pipeline, on a tiny tokenizer and, where `WEFT_TEST_QWEN3` names its folder, on Qwen3's.
+//! Compares the tokenizer with Hugging Face's: with ids from Python (`tools/golden_prompts.py`) and
+//! with the crate's own pipeline, on a tiny tokenizer and, if `WEFT_TEST_QWEN3` names its folder,
+//! on Qwen3's.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -85,7 +86,7 @@ fn tokens_know_their_bytes_and_kind() {
     assert_eq!(TINY.decode(&partial[..1], true), "\u{fffd}");
 }
 
-/// Text with what is hard: white space runs, added tokens, digits, marks, noncharacters.
+/// Text with difficult parts: white space runs, added tokens, digits, marks, noncharacters.
 fn any_text() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         "[ \t\r\n]{1,5}",

@@ -1,10 +1,11 @@
-//! What reuse costs in quality, on the held-out questions of the bundled model:
+//! The quality of reuse, on the held-out questions of the bundled model:
 //!
-//!     cargo run --release --example eval_chunks -- [TRIPLES] [RESULT.json]
+//!     cargo run --release -p weft-cpu --example eval_chunks -- [TRIPLES] [RESULT.json]
 //!
-//! Each question is asked over its documents in a shuffled order, after all of them were computed in
-//! the file's order, once for each way of reuse and repair. An answer counts if all its text is right
-//! and it ended by itself; drift is measured on the right answer's tokens, against the plain prompt.
+//! All documents are computed in the file's order. Then each question is asked over its documents
+//! in a shuffled order, once for each kind of reuse and repair. An answer counts if its whole text
+//! is right and it ended by itself. Drift is measured on the right answer's tokens, against the
+//! plain prompt.
 
 #[path = "held_out/mod.rs"]
 mod held_out;
@@ -21,7 +22,7 @@ use weft_core::sampling::Sampling;
 
 type Failure = Box<dyn Error>;
 
-/// The ways that are compared.
+/// The kinds of reuse and repair.
 pub const WAYS: [(Reuse, Repair); 9] = [
     (Reuse::Exact, Repair::None),
     (Reuse::Anchored, Repair::None),
@@ -34,14 +35,14 @@ pub const WAYS: [(Reuse, Repair); 9] = [
     (Reuse::Isolated, Repair::Blend(0.15)),
 ];
 
-/// What one way of reuse gave.
+/// The results of one kind.
 #[derive(Default)]
 pub struct Row {
     /// Questions asked.
     pub asked: usize,
-    /// Questions answered right.
+    /// Questions with the right answer.
     pub right: usize,
-    /// Questions whose own document had the largest share of the attention among the documents.
+    /// Questions whose own document got the largest share of attention among the documents.
     pub found: usize,
     context_tokens: usize,
     computed_tokens: usize,
@@ -50,14 +51,14 @@ pub struct Row {
     first_tokens: Vec<Duration>,
 }
 
-/// All ways, in the order of [`WAYS`], and the plain prompt with nothing kept.
+/// All kinds, in the order of [`WAYS`], and the plain prompt without a cache.
 pub struct Table {
-    /// One for each way.
+    /// One for each kind.
     pub rows: Vec<Row>,
     cold_first_tokens: Vec<Duration>,
 }
 
-/// Asks the first `n` questions in each way.
+/// Asks the first `n` questions with each kind.
 pub fn evaluate(n: usize, progress: bool) -> Result<Table, Failure> {
     let model = Model::open(&folder())?;
     let held_out = HeldOut::read()?;
@@ -86,7 +87,7 @@ fn ask_all(
     let in_file: Vec<usize> = (0..triple.documents.len()).collect();
     let mut cold = None;
     for ((reuse, repair), row) in WAYS.into_iter().zip(&mut table.rows) {
-        // What one way has computed must not serve the next.
+        // Rows computed for one kind must not serve the next.
         if repair == Repair::None {
             engine.drop_rows();
             for documents in warm_orders(reuse, &in_file) {
@@ -96,7 +97,7 @@ fn ask_all(
         }
         let composition = compose(engine, held_out, triple, &order, (reuse, repair))?;
         if reuse != Reuse::Exact {
-            // A moved document's rows may exist only as those of the first, exact one.
+            // The rows of a moved document may exist only as those of the first, exact one.
             engine.warm(&composition)?;
         }
         let cold = match &cold {
@@ -117,8 +118,8 @@ fn ask_all(
     Ok(())
 }
 
-/// In which orders documents are computed beforehand: all of them for exact reuse, each alone for
-/// the others, which must not depend on an order.
+/// The orders in which documents are computed beforehand: all together for exact reuse, each alone
+/// for the others, which must not depend on an order.
 fn warm_orders(reuse: Reuse, in_file: &[usize]) -> Vec<Vec<usize>> {
     match reuse {
         Reuse::Exact => vec![in_file.to_vec()],
@@ -177,7 +178,7 @@ impl Row {
         mean(&self.divergences)
     }
 
-    /// The share of the context's tokens that was computed for the question.
+    /// The share of the context's tokens that were computed for the question.
     pub fn recomputed(&self) -> f64 {
         self.computed_tokens as f64 / self.context_tokens as f64
     }
@@ -205,7 +206,7 @@ fn median_ms(times: &[Duration]) -> f64 {
     times[times.len() / 2].as_secs_f64() * 1e3
 }
 
-/// The numbers below `n`, in an order that depends on the seed alone.
+/// The numbers below `n`, in an order that depends only on the seed.
 fn shuffled(n: usize, seed: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..n).collect();
     let mut state = seed as u64 ^ 0x9e37_79b9_7f4a_7c15;

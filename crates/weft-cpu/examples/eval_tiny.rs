@@ -1,9 +1,9 @@
-//! Answers the held-out questions of the bundled model on the CPU device and counts:
+//! Answers the held-out questions of the bundled model on the CPU device, and counts right answers:
 //!
-//!     cargo run --release --example eval_tiny -- [TRIPLES] [RESULT.json]
+//!     cargo run --release -p weft-cpu --example eval_tiny -- [TRIPLES] [RESULT.json]
 //!
-//! An answer counts if all its text is right and it ended by itself. Greedy, the documents in the
-//! order of the file, tokenised apart, as `weft ask` does it.
+//! An answer counts if its whole text is right and it ended by itself. Sampling is greedy;
+//! documents are in the file's order and tokenised separately, as in `weft ask`.
 
 #[path = "held_out/mod.rs"]
 mod held_out;
@@ -19,12 +19,12 @@ use weft_core::model::Model;
 use weft_core::prompt::{Conversation, Message};
 use weft_core::sampling::Sampling;
 
-/// What is right and what is not.
+/// Right and wrong answers.
 #[derive(Default)]
 pub struct Result {
-    /// Right and all, by number of documents and system prompt.
+    /// Right answers and all answers, by number of documents and system prompt.
     pub counts: BTreeMap<(usize, String), (usize, usize)>,
-    /// Question, answer, what was said instead.
+    /// Question, expected answer, actual answer.
     pub mistakes: Vec<[String; 3]>,
 }
 

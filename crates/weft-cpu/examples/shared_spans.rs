@@ -1,9 +1,10 @@
-//! Measures what it is worth that lanes read pages they share once: decode steps of lanes whose
-//! spans begin with the pages of one common prefix against steps of the same lanes with a copy of
-//! it each. Both compute the same, and the program makes sure of it.
+//! Measures the gain of reading shared pages once: decode steps of lanes that share the pages of a
+//! common prefix, against steps of the same lanes with a copy each. The program checks that both
+//! compute the same results.
 //!
-//! Rounds of both alternate, since a machine's memory may change its speed within seconds. Prints
-//! JSON with all samples: `cargo run --release -p weft-cpu --example shared_spans [shape] [rounds]`.
+//! Rounds of both alternate, because a machine's memory speed may change within seconds. Prints
+//! JSON with all samples: `cargo run --release -p weft-cpu --example shared_spans [shape]
+//! [rounds]`.
 
 use std::process::Command;
 use std::time::Instant;
@@ -77,14 +78,14 @@ fn device(config: &Config) -> CpuDevice {
     CpuDevice::new(config, &weights, options).expect("random weights are readable")
 }
 
-/// Puts the same prefix into the pages of every lane: numbers of ordinary size, all of them bf16.
+/// Writes the same prefix into the pages of every lane: bf16 values of ordinary size.
 fn fill(device: &mut CpuDevice, config: &Config) {
     let bytes = PREFIX_ROWS * config.kv_bytes_per_token(device.dtype()) as usize / 2;
     let mut state = 1_u32;
     let mut numbers = || -> Vec<u8> {
         let next = |_| {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            // Any sign and fraction, and an exponent just below 1.
+            // Any sign and fraction, with an exponent just below 1.
             (state >> 16) as u16 & 0x80ff | 0x3f00
         };
         (0..bytes / 2).map(next).flat_map(u16::to_le_bytes).collect()
@@ -100,7 +101,7 @@ fn prefix_pages(copy: usize) -> Vec<PageId> {
     (copy * PREFIX_PAGES..(copy + 1) * PREFIX_PAGES).map(|page| page as PageId).collect()
 }
 
-/// What a lane attends to, in one span: a copy of the prefix, and its token on a page of its own.
+/// A lane's context in one span: a copy of the prefix, and its token on its own page.
 fn spans(lane: usize, copy: usize) -> Vec<Span> {
     let mut pages = prefix_pages(copy);
     pages.push((LANES * PREFIX_PAGES + lane) as PageId);
@@ -146,8 +147,8 @@ fn bandwidth() -> f64 {
     samples.iter().fold(0.0, |max, sample| sample.bytes_per_s.max(max)) / 1e9
 }
 
-/// Medians over all rounds of both kinds, and the median of the rounds' ratios: a round is short, so
-/// both halves of it ran at the same speed more often than not.
+/// Medians over all rounds of both kinds, and the median of the rounds' ratios: a round is short,
+/// so both of its halves usually run at the same memory speed.
 fn compare(rounds: &[Value], what: &str) -> Value {
     let all = |round: &Value, kind: &str| -> Vec<f64> {
         let times = round[format!("{what}_{kind}_us")].as_array().expect("a round has its times");
@@ -167,7 +168,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// The commit of the checkout that this is run in.
+/// The commit of the current checkout.
 fn commit() -> Option<String> {
     let git = ["describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"];
     let output = Command::new("git").args(git).output().ok()?;

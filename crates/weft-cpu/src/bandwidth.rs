@@ -1,8 +1,7 @@
-//! How fast this machine reads memory: the floor that every decode step is measured against.
+//! Measures how fast this machine reads memory, which limits the speed of every decode step.
 //!
-//! The pool that runs the kernels reads a buffer on huge pages and does nothing else with it, so
-//! a kernel that only streams could reach the figure and none could exceed it. This file owns the
-//! measuring; what the figure is compared with is the caller's.
+//! The pool that runs the kernels only reads a buffer on huge pages. A kernel that only streams
+//! could reach this figure, and none can exceed it.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -10,26 +9,26 @@ use std::time::Instant;
 use crate::isa::Isa;
 use crate::pool::Pool;
 
-/// Four cache lines: what is read at once.
+/// Four cache lines: the unit of reading.
 #[derive(Clone, Copy)]
 #[repr(C, align(256))]
 struct Lines([u64; WORDS]);
 
 const WORDS: usize = 32;
 
-/// `Lines` that a thread reads before it takes more: 1 MiB.
+/// Number of `Lines` that a thread reads at a time: 1 MiB.
 const PIECE: usize = 1 << 12;
 
-/// A piece is read as one stream, as two or as four at once. Which is fastest depends on the
-/// machine's prefetchers; a figure from only one of them could be too low.
+/// A piece is read as one, two or four streams at once. Which is fastest depends on the machine's
+/// prefetchers, so a figure from only one of them could be too low.
 const STREAMS: [usize; 3] = [1, 2, 4];
 
-/// One reading of the whole buffer.
+/// One pass over the whole buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct BandwidthSample {
-    /// Streams that each thread read at once.
+    /// Streams per thread.
     pub streams: usize,
-    /// What was read in a second.
+    /// Bytes read per second.
     pub bytes_per_s: f64,
 }
 
@@ -55,17 +54,16 @@ pub fn read_bandwidth(threads: usize, bytes: usize, passes: usize) -> Vec<Bandwi
     samples
 }
 
-/// Memory that is all written, because pages that never were may all be one page of zeros.
+/// A buffer that has been written: pages that were never written may all be the same page of zeros.
 fn buffer(len: usize) -> Vec<Lines> {
     let mut lines = Vec::with_capacity(len);
-    // Before the first write: pages that are there already stay small.
+    // This must precede the first write: pages that exist already stay small.
     ask_for_huge_pages(lines.spare_capacity_mut());
     lines.resize(len, Lines([1; WORDS]));
     lines
 }
 
-/// Small pages cost address translations, and the figure would be too low for kernels that read
-/// huge ones.
+/// With small pages, address translation would make the figure too low for kernels on huge pages.
 #[cfg(target_os = "linux")]
 fn ask_for_huge_pages(lines: &mut [std::mem::MaybeUninit<Lines>]) {
     const HUGE: usize = 2 << 20;
@@ -73,8 +71,8 @@ fn ask_for_huge_pages(lines: &mut [std::mem::MaybeUninit<Lines>]) {
     let (start, end) = ((range.start as usize).next_multiple_of(HUGE), range.end as usize);
     let end = end / HUGE * HUGE;
     if start < end {
-        // SAFETY: the range lies inside `lines`; the advice changes no contents. It may be refused,
-        // and then pages are small.
+        // SAFETY: the range lies inside `lines`, and the advice changes no contents. If the system
+        // refuses it, pages are small.
         unsafe { libc::madvise(start as *mut libc::c_void, end - start, libc::MADV_HUGEPAGE) };
     }
 }
@@ -82,8 +80,8 @@ fn ask_for_huge_pages(lines: &mut [std::mem::MaybeUninit<Lines>]) {
 #[cfg(not(target_os = "linux"))]
 fn ask_for_huge_pages(_: &mut [std::mem::MaybeUninit<Lines>]) {}
 
-/// Reads a piece as a number of streams. What comes back depends on every word, so that none of
-/// the reading can be left out.
+/// Reads a piece as a number of streams. The result depends on every word, so that the compiler
+/// cannot remove a read.
 fn read(isa: Isa, streams: usize, piece: &[Lines]) -> u64 {
     match streams {
         1 => read_as::<1>(isa, piece),
@@ -95,17 +93,17 @@ fn read(isa: Isa, streams: usize, piece: &[Lines]) -> u64 {
 fn read_as<const S: usize>(isa: Isa, piece: &[Lines]) -> u64 {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: `isa` is what `Isa::detect` found, or was asked `is_available`.
+        // SAFETY: `isa` comes from `Isa::detect`, or `is_available` was checked.
         Isa::Avx512 | Isa::Avx512Bf16 => unsafe { fold_avx512::<S>(piece) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: `isa` is what `Isa::detect` found, or was asked `is_available`.
+        // SAFETY: `isa` comes from `Isa::detect`, or `is_available` was checked.
         Isa::Avx2 => unsafe { fold_avx2::<S>(piece) },
         _ => fold::<S>(piece),
     }
 }
 
-/// The exclusive or of all words of a piece. Vectors are named, because what a compiler makes of a
-/// loop that only reads differs by an order of magnitude.
+/// The exclusive or of all words of a piece. Vector types are explicit, because compilers differ by
+/// an order of magnitude on a loop that only reads.
 macro_rules! fold_by_vectors {
     ($name:ident, $features:literal, $vector:ident, $zero:ident, $load:ident, $xor:ident) => {
         #[cfg(target_arch = "x86_64")]
@@ -150,7 +148,7 @@ fold_by_vectors!(
     _mm256_xor_si256
 );
 
-/// The same by whatever the compiler makes of it.
+/// The same as a plain loop.
 fn fold<const S: usize>(piece: &[Lines]) -> u64 {
     let len = piece.len() / S;
     let mut folded = [[0; WORDS]; S];

@@ -1,4 +1,4 @@
-//! What ops hand to one another, and the KV pages.
+//! The buffers between ops, and the KV pages.
 
 use std::ops::Range;
 
@@ -10,8 +10,8 @@ use weft_core::kv::{PAGE_ROWS, PageId, Slot};
 use crate::matmul::Rows;
 use crate::memory::{Disjoint, LINE, Lines};
 
-/// Rows of activations, bf16 \[tokens\]\[width\], each padded with zeros to an even length: matrices
-/// are read in pairs of columns.
+/// Rows of activations, bf16 \[tokens\]\[width\], each padded with zeros to an even length, because
+/// matrices are read in pairs of columns.
 pub(crate) struct Activations {
     values: Vec<bf16>,
     pub(crate) width: usize,
@@ -32,7 +32,7 @@ impl Activations {
         &self.values[token * self.stride..][..self.width]
     }
 
-    /// For a matrix product.
+    /// The rows for a matrix product.
     pub(crate) fn rows(&self) -> Rows<'_> {
         Rows { values: &self.values, stride: self.stride }
     }
@@ -103,23 +103,24 @@ impl Buffers {
     }
 }
 
-/// What one page of a list of pages holds of the rows that the list is for.
+/// The rows of a list that lie in one of its pages.
 pub(crate) struct RowsOfPage {
-    /// Which of the list's rows they are.
+    /// Their indices in the list.
     pub(crate) rows: Range<usize>,
-    /// The row of the page that the first of them is.
+    /// The first of them, as a row of the page.
     pub(crate) first: usize,
 }
 
 impl RowsOfPage {
-    /// Those of page `index`, if there are `len` rows from row `first_row` of the first page on.
+    /// The rows in page `index` of a list of `len` rows that starts at row `first_row` of its first
+    /// page.
     pub(crate) fn new(index: usize, first_row: usize, len: usize) -> Self {
         let start = (index * PAGE_ROWS).saturating_sub(first_row);
         let end = len.min((index + 1) * PAGE_ROWS - first_row);
         Self { rows: start..end, first: if index == 0 { first_row } else { 0 } }
     }
 
-    /// The rows of the page that they are.
+    /// Their rows in the page.
     pub(crate) fn in_page(&self) -> Range<usize> {
         self.first..self.first + self.rows.len()
     }
@@ -127,27 +128,28 @@ impl RowsOfPage {
 
 /// Keys and values of all pages, bf16 \[layers\]\[pages\]\[kv_heads\]\[64 · stride\].
 ///
-/// A page's keys are packed like a block of 64 weight rows, \[head_dim/2\]\[64\]\[2\], so that scores are a
-/// matrix product; its values lie row by row, \[64\]\[stride\], padded with zeros to whole cache lines.
+/// A page's keys are packed like a block of 64 weight rows, \[head_dim/2\]\[64\]\[2\], so that
+/// scores are a matrix product. Its values are stored row by row, \[64\]\[stride\], padded with
+/// zeros to whole cache lines.
 pub(crate) struct Kv {
     k: Lines,
     v: Lines,
     layout: KvLayout,
 }
 
-/// Where rows lie.
+/// The layout of rows.
 #[derive(Clone, Copy)]
 pub(crate) struct KvLayout {
     pub(crate) layers: usize,
     pages: usize,
     pub(crate) heads: usize,
     pub(crate) head_dim: usize,
-    /// Elements of a value's row.
+    /// Elements of a value row.
     pub(crate) stride: usize,
 }
 
 impl KvLayout {
-    /// Where a head's page begins, in keys and in values.
+    /// The offset of a head's page, in keys and in values.
     pub(crate) fn page(&self, layer: u16, page: PageId, head: usize) -> usize {
         let page = usize::from(layer) * self.pages + page as usize;
         (page * self.heads + head) * PAGE_ROWS * self.stride
@@ -159,27 +161,27 @@ impl KvLayout {
         (self.page(layer, page, head), row)
     }
 
-    /// How far from its page's begin an element of a key lies.
+    /// The offset of a key's element within its page.
     pub(crate) fn key_offset(row: usize, element: usize) -> usize {
         element / 2 * (2 * PAGE_ROWS) + row * 2 + element % 2
     }
 
-    /// Elements that a page's keys take.
+    /// Elements of a page's keys.
     pub(crate) fn key_len(&self) -> usize {
         self.head_dim * PAGE_ROWS
     }
 
-    /// Elements that a layer's keys, or its values, take.
+    /// Elements of a layer's keys, or of its values.
     pub(crate) fn layer_len(&self) -> usize {
         self.pages * self.heads * PAGE_ROWS * self.stride
     }
 
-    /// Bytes of a row as it lies outside, \[heads\]\[head_dim\].
+    /// Bytes of a row outside the pages, \[heads\]\[head_dim\].
     pub(crate) fn row_bytes(&self) -> usize {
         self.heads * self.head_dim * size_of::<bf16>()
     }
 
-    /// Where a head's bytes lie in such a row.
+    /// The range of a head's bytes in such a row.
     pub(crate) fn head_bytes(&self, head: usize) -> Range<usize> {
         let bytes = self.head_dim * size_of::<bf16>();
         head * bytes..(head + 1) * bytes

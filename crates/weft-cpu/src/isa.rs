@@ -1,4 +1,4 @@
-//! Which vector instructions this machine has, and which of them the kernels use.
+//! The vector instruction sets of this machine that have kernels, and the choice among them.
 
 use std::env;
 use std::fmt;
@@ -9,10 +9,10 @@ use thiserror::Error;
 /// The environment variable that chooses the instructions, if it is set and not empty.
 pub const ISA_VARIABLE: &str = "WEFT_CPU_ISA";
 
-/// A set of vector instructions that kernels exist for, from the plainest up.
+/// A vector instruction set with kernels, in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Isa {
-    /// Whatever the compiler makes of plain loops.
+    /// Plain loops, vectorised by the compiler.
     Portable,
     /// x86-64 with AVX2 and FMA.
     Avx2,
@@ -23,13 +23,13 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// All of them, the plainest first.
+    /// All sets, in ascending order.
     pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
 
-    /// The one that `WEFT_CPU_ISA` names, or else the best this machine has.
+    /// The set that `WEFT_CPU_ISA` names, or else the best set of this machine.
     ///
     /// # Errors
-    /// The variable names none, or one that this machine does not have.
+    /// The variable names no set, or one that this machine lacks.
     pub fn choose() -> Result<Self, IsaError> {
         match env::var_os(ISA_VARIABLE) {
             Some(name) if !name.is_empty() => name.to_string_lossy().parse(),
@@ -37,12 +37,12 @@ impl Isa {
         }
     }
 
-    /// The best this machine has.
+    /// The best set of this machine.
     pub fn detect() -> Self {
         *Self::ALL.iter().rev().find(|isa| isa.is_available()).expect("portable always is")
     }
 
-    /// Whether this machine has it.
+    /// Whether this machine supports it.
     #[cfg(target_arch = "x86_64")]
     pub fn is_available(self) -> bool {
         use std::is_x86_feature_detected as has;
@@ -60,7 +60,7 @@ impl Isa {
         }
     }
 
-    /// Whether this machine has it.
+    /// Whether this machine supports it.
     #[cfg(not(target_arch = "x86_64"))]
     pub fn is_available(self) -> bool {
         self == Self::Portable

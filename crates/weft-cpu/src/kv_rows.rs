@@ -1,9 +1,8 @@
-//! Rows of keys and values out of the pages and into them, and from page to page.
+//! Copies rows of keys and values out of pages, into pages, and from page to page.
 //!
-//! Outside, a row is its heads one after another, little endian. In a page the keys of 64 rows are
-//! packed by pairs of elements, see [`Kv`], so they are transposed on the way: a page of one head at
-//! a time, which fits the nearest cache. Bits are moved, never numbers. What rows are for, and which
-//! of them belong together, is the caller's.
+//! Outside the pages, a row is its heads one after another, little endian. In a page, the keys of
+//! 64 rows are packed by pairs of elements, see [`Kv`]. They are transposed one page of one head at
+//! a time, which fits the L1 cache. Copies preserve all bits.
 
 use std::ops::Range;
 
@@ -36,7 +35,7 @@ pub(crate) fn read(
         let own = RowsOfPage::new(index, rows.first_row, rows.len);
         let start = (layer * rows.len + own.rows.start) * row_bytes;
         let bytes = own.rows.len() * row_bytes;
-        // SAFETY: an item has rows of its own, in keys and in values.
+        // SAFETY: each item has its own rows, in keys and in values.
         let (k, v) = unsafe { (k.part(start, bytes), v.part(start, bytes)) };
         let (layer, page) = (layers.start + layer as u16, rows.pages[index]);
         for head in 0..layout.heads {
@@ -51,7 +50,7 @@ pub(crate) fn read(
     });
 }
 
-/// Copies rows in, in every layer; `k` and `v` lie as [`read`] leaves them.
+/// Copies rows in, in every layer. `k` and `v` have the layout of [`read`].
 pub(crate) fn write(pool: &Pool, kv: &mut Kv, rows: &Rows<'_>, k: &[u8], v: &[u8]) {
     let layout = kv.layout();
     let row_bytes = layout.row_bytes();
@@ -84,7 +83,7 @@ pub(crate) fn copy_rows(pool: &Pool, kv: &mut Kv, from: PageId, to: PageId, rows
     for_each_layer(pool, kv, |_, k_pages, v_pages| {
         for head in 0..layout.heads {
             let (from, to) = (layout.page(0, from, head), layout.page(0, to, head));
-            // Keys lie by pairs of elements, and each pair has all rows of the page.
+            // Keys are packed by pairs of elements, and each pair has all rows of the page.
             for pair in (0..layout.key_len()).step_by(2 * PAGE_ROWS) {
                 k_pages.copy_within(from + pair..from + pair + 2 * rows, to + pair);
             }
@@ -94,12 +93,12 @@ pub(crate) fn copy_rows(pool: &Pool, kv: &mut Kv, from: PageId, to: PageId, rows
 }
 
 /// Calls `work(layer, keys, values)` with the pages of each layer. A layer is one item, so that a
-/// page that is named twice is no race.
+/// page named twice causes no race.
 fn for_each_layer(pool: &Pool, kv: &mut Kv, work: impl Fn(usize, &mut [bf16], &mut [bf16]) + Sync) {
     let (layout, k, v) = kv.parts();
     let len = layout.layer_len();
     pool.for_each(layout.layers, |_, layer| {
-        // SAFETY: an item has a layer of its own.
+        // SAFETY: each item has its own layer.
         let (k, v) = unsafe { (k.part(layer * len, len), v.part(layer * len, len)) };
         work(layer, k, v);
     });
@@ -108,7 +107,8 @@ fn for_each_layer(pool: &Pool, kv: &mut Kv, work: impl Fn(usize, &mut [bf16], &m
 /// Two elements of a key, for each row of a page.
 type Pairs = [[bf16; 2]; PAGE_ROWS];
 
-/// Rows `from` of one head's keys, \[head_dim/2\]\[64\]\[2\], to the bytes `head` of each row.
+/// Copies rows `from` of one head's keys, \[head_dim/2\]\[64\]\[2\], to the bytes `head` of each
+/// row.
 fn unpack_keys(
     keys: &[bf16],
     from: Range<usize>,
@@ -125,7 +125,7 @@ fn unpack_keys(
     }
 }
 
-/// The way back, to rows `to`. Others stay as they are.
+/// The inverse, to rows `to`. Other rows are unchanged.
 fn pack_keys(
     rows: &[u8],
     row_bytes: usize,

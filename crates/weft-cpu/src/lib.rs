@@ -1,9 +1,9 @@
 //! The CPU device: bf16 weights packed for vector instructions, ops on a persistent worker pool.
 //!
-//! It runs the plan that [`weft_core::plan`] makes and is compared with [`weft_core::reference`], op by op.
-//! Weights are read once for all tokens of a step. Every output is one sum in one order, whatever
-//! the number of tokens, lanes or threads, so results depend on the machine's instruction set alone.
-//! It knows steps and spans; it does not know where they come from.
+//! It runs the plan from [`weft_core::plan`], and tests compare it with [`weft_core::reference`] op
+//! by op. A step reads the weights once for all its tokens. Every output is one sum in one order,
+//! for any number of tokens, lanes or threads, so results depend only on the machine's instruction
+//! set.
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod bandwidth;
@@ -41,12 +41,12 @@ use weights::ModelWeights;
 pub use bandwidth::{BandwidthSample, read_bandwidth};
 pub use isa::{ISA_VARIABLE, Isa, IsaError};
 
-/// The memory that a device with these limits takes.
+/// The memory that a device with these limits needs.
 pub fn need(config: &Config, limits: &Limits) -> Need {
     Need::unpadded(config, limits, Dtype::Bf16)
 }
 
-/// The device. Computes in bf16, whatever the model's own format.
+/// The CPU device. It computes in bf16, for any format of the model.
 pub struct CpuDevice {
     config: Config,
     limits: Limits,
@@ -61,54 +61,54 @@ pub struct CpuDevice {
     shares: Shares,
     /// One for each thread.
     scratch: Vec<Scratch>,
-    /// The step in hand.
+    /// The current step.
     lists: Lists,
 }
 
-/// What a device is made with besides the model.
+/// Options of a device.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Memory to take.
+    /// Sizes that determine its memory.
     pub limits: Limits,
-    /// Threads that work, the caller's included.
+    /// Number of threads, including the caller's.
     pub threads: usize,
-    /// Instructions to use.
+    /// Instruction set.
     pub isa: Isa,
 }
 
 impl Options {
-    /// All cores, and the instructions that [`Isa::choose`] chooses.
+    /// All cores, and the instruction set that [`Isa::choose`] returns.
     ///
     /// # Errors
-    /// `WEFT_CPU_ISA` names instructions that this machine does not have.
+    /// `WEFT_CPU_ISA` names an instruction set that this machine lacks.
     pub fn new(limits: Limits) -> Result<Self, IsaError> {
         Ok(Self { limits, threads: n_cores(), isa: Isa::choose()? })
     }
 }
 
-/// Threads that run at the same time on this machine; one where it does not tell.
+/// Number of threads that this machine runs at the same time; 1 if unknown.
 pub fn n_cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 impl CpuDevice {
-    /// Reads and packs the weights, and takes all memory that runs will need.
+    /// Reads and packs the weights, and allocates all memory that runs need.
     ///
     /// # Panics
-    /// If the machine does not have the instructions, or there is no thread.
+    /// If the machine does not support the instruction set, or `threads` is 0.
     pub fn new(
         config: &Config,
         weights: &dyn Weights,
         options: Options,
     ) -> Result<Self, WeightsError> {
         let Options { limits, threads, isa } = options;
-        // Kernels rely on it: a device is the only way to them.
+        // Kernels rely on this check: they are only reachable through a device.
         assert!(isa.is_available(), "this machine has no {isa}");
         assert!(threads > 0, "no thread to work");
         let kv = Kv::new(config, limits.pages);
         Ok(Self {
             weights: ModelWeights::read(config, weights)?,
-            // A query may stand up to a whole context beyond a span's home.
+            // A query may lie up to a whole context beyond a span's home.
             rope: RopeTable::new(&config.rope, config.head_dim, 2 * limits.positions),
             buffers: Buffers::new(config, &limits),
             logits: vec![0.0; limits.step_outputs * config.vocab],

@@ -1,5 +1,5 @@
-//! Memory the kernels work in: aligned to cache lines, on huge pages where the system gives them,
-//! and shared between threads that write disjoint parts of it.
+//! Memory for the kernels: aligned to cache lines, on huge pages if the system has them, and shared
+//! between threads that write disjoint parts.
 
 use std::mem::MaybeUninit;
 
@@ -13,15 +13,15 @@ pub(crate) const LINE: usize = 32;
 #[repr(C, align(64))]
 struct Line([bf16; LINE]);
 
-/// bf16 numbers that begin on a cache line.
+/// bf16 numbers that start on a cache line.
 pub(crate) struct Lines(Vec<Line>);
 
 impl Lines {
-    /// Zeros.
+    /// `len` zeros.
     pub(crate) fn zeroed(len: usize) -> Self {
         let n_lines = len.div_ceil(LINE);
         let mut lines = Vec::with_capacity(n_lines);
-        // Before the first write: that is when the system hands out pages.
+        // This must precede the first write, when the system assigns pages.
         ask_for_huge_pages(lines.spare_capacity_mut());
         lines.resize(n_lines, Line([bf16::ZERO; LINE]));
         Self(lines)
@@ -35,20 +35,20 @@ impl Lines {
 
     pub(crate) fn get_mut(&mut self) -> &mut [bf16] {
         let len = self.0.len() * LINE;
-        // SAFETY: as in `get`; the borrow is unique as that of `self` is.
+        // SAFETY: as in `get`; the borrow is unique because that of `self` is.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), len) }
     }
 }
 
-/// Streaming gigabytes through 4 KiB pages spends a tenth of the time on address translation.
+/// With 4 KiB pages, streaming gigabytes spends a tenth of the time on address translation.
 #[cfg(target_os = "linux")]
 fn ask_for_huge_pages(lines: &[MaybeUninit<Line>]) {
     const HUGE: usize = 2 << 20;
     let start = (lines.as_ptr() as usize).next_multiple_of(HUGE);
     let end = lines.as_ptr_range().end as usize / HUGE * HUGE;
     if start < end {
-        // SAFETY: the range lies inside `lines`; the advice changes no contents. It may be refused,
-        // and then pages are small.
+        // SAFETY: the range lies inside `lines`, and the advice changes no contents. If the system
+        // refuses it, pages are small.
         unsafe { libc::madvise(start as *mut libc::c_void, end - start, libc::MADV_HUGEPAGE) };
     }
 }
@@ -63,8 +63,8 @@ pub(crate) struct Disjoint<'a, T> {
     buffer: std::marker::PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: all that threads can do with it is `part`, whose callers promise that parts in use at the
-// same time do not overlap.
+// SAFETY: `part` is the only access, and its callers promise that parts in use at the same time do
+// not overlap.
 unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
 
 impl<'a, T> Disjoint<'a, T> {
@@ -79,7 +79,7 @@ impl<'a, T> Disjoint<'a, T> {
     #[allow(clippy::mut_from_ref, reason = "that is what it is for")]
     pub(crate) unsafe fn part(&self, start: usize, len: usize) -> &mut [T] {
         assert!(start + len <= self.len, "part {start}+{len} of {}", self.len);
-        // SAFETY: in bounds, as just checked; unique, as the caller promises.
+        // SAFETY: in bounds by the check above; unique by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
     }
 }

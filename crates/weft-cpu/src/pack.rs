@@ -1,8 +1,8 @@
-//! Weight matrices in the order the kernels read them.
+//! Weight matrices in the order in which the kernels read them.
 //!
-//! 64 rows make a block. Inside a block the weights of one pair of columns lie together, row after
-//! row: \[columns/2\]\[64 rows\]\[2\]. One multiply-add instruction then serves 16 rows, reading a block
-//! is reading memory from front to back, and no sum runs across a vector.
+//! 64 rows form a block. Inside a block, the weights of one pair of columns lie together, row after
+//! row: \[columns/2\]\[64 rows\]\[2\]. One multiply-add instruction then serves 16 rows, a block is
+//! read from front to back, and no sum runs across a vector.
 
 use half::bf16;
 use weft_core::config::Config;
@@ -14,7 +14,8 @@ use crate::memory::Lines;
 /// Rows of one block.
 pub(crate) const BLOCK_ROWS: usize = 64;
 
-/// A matrix \[rows, columns\] in blocks; rows past the last and an odd last column are zeros.
+/// A matrix \[rows, columns\] in blocks, padded with zero rows and, if the width is odd, a zero
+/// column.
 pub(crate) struct Packed {
     values: Lines,
     rows: usize,
@@ -57,12 +58,12 @@ impl Packed {
         }
     }
 
-    /// Where a row's first column lies.
+    /// The offset of a row's first column.
     fn first_of(&self, row: usize) -> usize {
         row / BLOCK_ROWS * self.block_len() + row % BLOCK_ROWS * 2
     }
 
-    /// How far from it another column lies.
+    /// The offset of another column from it.
     fn offset(column: usize) -> usize {
         column / 2 * (2 * BLOCK_ROWS) + column % 2
     }
@@ -71,7 +72,7 @@ impl Packed {
         self.columns.next_multiple_of(2) * BLOCK_ROWS
     }
 
-    /// Columns, an odd last one padded.
+    /// Columns, including the padding of an odd width.
     pub(crate) fn padded_columns(&self) -> usize {
         self.columns.next_multiple_of(2)
     }
@@ -85,13 +86,13 @@ impl Packed {
         &self.values.get()[block * self.block_len()..][..self.block_len()]
     }
 
-    /// Rows of a block that are the matrix's own.
+    /// Rows of a block without padding.
     pub(crate) fn rows_in(&self, block: usize) -> usize {
         (self.rows - block * BLOCK_ROWS).min(BLOCK_ROWS)
     }
 }
 
-/// Reads a vector, rounded to bf16 and widened again: kernels compute with it in f32.
+/// Reads a vector, rounded to bf16 and widened again, because kernels compute with it in f32.
 pub(crate) fn read_vector(from: &dyn Weights, tensor: Tensor) -> Result<Vec<f32>, WeightsError> {
     let mut vector = Vec::new();
     from.read(tensor, &mut |_, row| {

@@ -1,7 +1,7 @@
-//! Worker threads that live as long as the device and share one job at a time.
+//! Worker threads that live as long as the device, and run one job at a time together.
 //!
-//! A token is some two hundred jobs of a few dozen microseconds, so handing one out must not cost a
-//! system call: workers spin for the next job for a while and park only when none comes.
+//! A token consists of about two hundred jobs of a few dozen microseconds, so starting a job must
+//! not cost a system call. Workers spin for the next job for a while, and park only if none comes.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -10,18 +10,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle, Thread};
 
-/// Turns of the spin loop, some tens of microseconds, before a thread that waits lets others have
-/// its core: a worker parks, the caller yields. On a machine with more to do than cores, longer
-/// spinning starves the very thread that is waited for.
+/// Iterations of the spin loop, some tens of microseconds, before a waiting thread gives up its
+/// core: a worker parks, the caller yields. If there are more threads than cores, longer spinning
+/// starves the thread that is waited for.
 const SPINS: usize = 4_000;
 
-/// A job; it is told which thread runs it.
+/// A job; its argument is the number of the thread.
 type Job<'j> = &'j (dyn Fn(usize) + Sync);
 
 struct Shared {
-    /// The number of the job (a change tells workers that there is a new one), whether it is closed,
-    /// and how many workers are inside it. One word, so that a worker enters a job only while it is
-    /// open: one that the system woke late finds it closed, and nobody waits for it.
+    /// The number of the job (a change means that there is a new one), whether it is closed, and
+    /// how many workers are inside it. These share one word, so that a worker can enter a job only
+    /// while it is open: a worker that wakes late finds it closed, and nobody waits for it.
     state: AtomicUsize,
     /// Points to the running job, on the stack of `Pool::run`.
     job: AtomicPtr<Job<'static>>,
@@ -29,7 +29,7 @@ struct Shared {
     stop: AtomicBool,
 }
 
-/// The parts of `Shared::state`.
+/// The fields of `Shared::state`.
 const INSIDE: usize = (1 << 15) - 1;
 const CLOSED: usize = 1 << 15;
 const NUMBER: u32 = 16;
@@ -44,12 +44,13 @@ struct Worker {
 pub(crate) struct Pool {
     shared: Arc<Shared>,
     workers: Vec<Worker>,
-    /// There is room for one job: a pool can go to another thread, but two can never hold it.
+    /// There is room for one job: a pool can move to another thread, but two threads can never
+    /// share it.
     one_caller: PhantomData<Cell<()>>,
 }
 
 impl Pool {
-    /// A pool of `n_threads`, the caller's included.
+    /// A pool of `n_threads`, including the caller's.
     pub(crate) fn new(n_threads: usize) -> Self {
         assert!(n_threads <= INSIDE, "{n_threads} threads");
         let shared = Arc::new(Shared {
@@ -62,13 +63,13 @@ impl Pool {
         Self { shared, workers, one_caller: PhantomData }
     }
 
-    /// Threads that work, the caller's included.
+    /// Number of threads, including the caller's.
     pub(crate) fn n_threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Calls `work(thread, item)` once for each item below `n`, on all threads. Who does which item
-    /// is left to chance, so items must not depend on one another.
+    /// Calls `work(thread, item)` once for each item below `n`, on all threads. The assignment of
+    /// items to threads is arbitrary, so items must not depend on one another.
     pub(crate) fn for_each(&self, n: usize, work: impl Fn(usize, usize) + Sync) {
         let next = AtomicUsize::new(0);
         let take_items = |thread| {
@@ -87,15 +88,15 @@ impl Pool {
         }
     }
 
-    /// Runs the job on every thread that comes to it before this one is done with it; returns when
-    /// all that came have left.
+    /// Runs the job on this thread and on every worker that enters before this thread has finished.
+    /// Returns when all workers have left.
     fn run(&self, job: Job<'_>) {
         let shared = &*self.shared;
         let mut job: Job<'_> = job;
         shared.job.store((&raw mut job).cast(), Ordering::Relaxed);
         let number = (shared.state.load(Ordering::Relaxed) >> NUMBER).wrapping_add(1);
-        // SeqCst with the worker's store to `parked`: either it sees the new job or we see that it
-        // parked.
+        // SeqCst with the worker's store to `parked`: either the worker sees the new job, or this
+        // thread sees that the worker parked.
         shared.state.store(number << NUMBER, Ordering::SeqCst);
         for worker in &self.workers {
             if worker.parked.load(Ordering::SeqCst) {
@@ -103,8 +104,8 @@ impl Pool {
             }
         }
         let result = catch_unwind(AssertUnwindSafe(|| job(0)));
-        // `job` lives on this stack: nobody may enter any more, and this thread stays until the last
-        // worker has left.
+        // `job` lives on this stack: no more workers may enter, and this thread waits for the last
+        // one to leave.
         shared.state.fetch_or(CLOSED, Ordering::AcqRel);
         let mut spins = 0;
         while shared.state.load(Ordering::Acquire) & INSIDE > 0 {
@@ -131,7 +132,7 @@ impl Worker {
     }
 }
 
-/// A worker's life: wait for a job, enter it if it is open, do it, leave.
+/// A worker's loop: wait for a job, enter it if it is open, run it, leave.
 fn work(thread: usize, shared: &Shared, parked: &AtomicBool) {
     let mut seen = 0;
     loop {
@@ -154,8 +155,8 @@ fn work(thread: usize, shared: &Shared, parked: &AtomicBool) {
         }
         seen = state >> NUMBER;
         let job = shared.job.load(Ordering::Relaxed);
-        // SAFETY: `Pool::run` stored a pointer to a live job before it opened it, and keeps it alive
-        // until no worker is inside; this one is, until it says otherwise below.
+        // SAFETY: `Pool::run` stored a pointer to a live job before it opened the job, and keeps
+        // the job alive until no worker is inside. This worker is inside until it leaves below.
         let job = unsafe { *job };
         if catch_unwind(AssertUnwindSafe(|| job(thread))).is_err() {
             shared.panicked.store(true, Ordering::Relaxed);
@@ -164,7 +165,7 @@ fn work(thread: usize, shared: &Shared, parked: &AtomicBool) {
     }
 }
 
-/// Spins, then parks, until there is another job than `seen`.
+/// Spins, then parks, until the number of the job differs from `seen`.
 fn wait_for_job(shared: &Shared, parked: &AtomicBool, seen: usize) -> usize {
     for _ in 0..SPINS {
         let state = shared.state.load(Ordering::Acquire);
@@ -187,12 +188,12 @@ fn wait_for_job(shared: &Shared, parked: &AtomicBool, seen: usize) -> usize {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
-        // Another number, so that waiting workers look.
+        // A new number, so that waiting workers wake.
         self.shared.state.fetch_add(1 << NUMBER, Ordering::SeqCst);
         for worker in &mut self.workers {
             worker.thread.unpark();
             if let Some(handle) = worker.handle.take() {
-                // A worker catches its jobs' panics, so there is nothing to hear of.
+                // A worker catches its jobs' panics, so there is no error to report.
                 let _ = handle.join();
             }
         }

@@ -51,13 +51,13 @@ pub(crate) struct TokenPlace {
     pub(crate) slot: Slot,
 }
 
-/// The step as lists. They have their capacity since the device was made.
+/// The step as lists. Their capacity is allocated when the device is created.
 pub(crate) struct Lists {
     /// All tokens, lane by lane.
     pub(crate) tokens: Vec<TokenPlace>,
-    /// Tokens whose logits are asked for.
+    /// Tokens that need logits.
     pub(crate) outputs: Vec<usize>,
-    /// Which of them attend together.
+    /// The groups of tokens that attend together.
     pub(crate) tiles: Tiles,
 }
 

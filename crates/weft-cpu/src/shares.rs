@@ -1,25 +1,25 @@
-//! How the last token of each lane spread its attention over the stretches between its marks.
+//! The attention of each lane's last token to the stretches between its marks.
 //!
-//! `attend` adds to it layer by layer. Each KV head has sums of its own, so threads never share one
-//! and the order of adding is that of the layers, then of the heads: the same for any number of
-//! threads, and whatever runs beside the lane.
+//! `attend` adds to the shares layer by layer. Each KV head has its own sums, so threads never
+//! share one. The order of addition is by layers, then by heads: the same for any number of threads
+//! and any other lanes.
 
 use weft_core::config::Config;
 use weft_core::device::{self, MAX_LANES, MAX_MARKS, Step};
 
 use crate::memory::Disjoint;
 
-/// Stretches that a lane can have.
+/// Maximum number of stretches of a lane.
 const MAX_STRETCHES: usize = MAX_MARKS + 1;
 
-/// The shares of a step. All memory is taken when it is made.
+/// The shares of a step. All memory is allocated when it is created.
 pub(crate) struct Shares {
     /// f32 \[lanes\]\[kv_heads\]\[stretches\]: sums over the layers, and over the query heads of
     /// a KV head.
     sums: Vec<f32>,
     kv_heads: usize,
-    /// Rows that the last token sees of each stretch, for each lane of the step in hand; no stretch
-    /// of the lanes it does not have.
+    /// Rows that the last token sees of each stretch, for each lane of the current step; empty for
+    /// absent lanes.
     rows: [Vec<usize>; MAX_LANES],
 }
 
@@ -31,7 +31,7 @@ impl Shares {
         Self { sums, kv_heads, rows }
     }
 
-    /// Forgets the last step.
+    /// Clears the shares of the last step.
     pub(crate) fn start(&mut self, step: &Step<'_>) {
         self.rows.iter_mut().for_each(Vec::clear);
         for (lane, rows) in step.lanes.iter().zip(&mut self.rows) {
@@ -43,13 +43,13 @@ impl Shares {
         }
     }
 
-    /// For adding from several threads.
+    /// The sums, for several threads.
     pub(crate) fn parts(&mut self) -> SharesParts<'_> {
         let Self { sums, kv_heads, rows } = self;
         SharesParts { sums: Disjoint::new(sums), kv_heads: *kv_heads, rows }
     }
 
-    /// Those of a lane, as shares of 1.
+    /// The shares of a lane, which sum to 1.
     pub(crate) fn of(&self, lane: usize) -> Vec<f32> {
         let mut all = vec![0.0; self.rows[lane].len()];
         let heads = self.sums[lane * self.kv_heads * MAX_STRETCHES..].chunks_exact(MAX_STRETCHES);

@@ -1,10 +1,9 @@
-//! Which tokens attend together, and in which order.
+//! Groups the tokens that attend together, and orders them.
 //!
 //! A tile is a few tokens that read each page of their spans at the same time: neighbours of one
-//! lane, and tokens of lanes that begin with the same pages, counted through all their spans. Lanes
-//! stand in the order of the tree that their lists of pages make, those with more in common closer,
-//! so that whoever shares a page in a tile stands side by side. How tokens are put into tiles
-//! decides what is read how often, and never what comes out.
+//! lane, and tokens of lanes whose lists start with the same pages, counted through all their
+//! spans. Lanes are ordered by the tree of their page lists, so that tokens that share a page are
+//! adjacent in a tile. Tiles determine how often pages are read, and never change the result.
 
 use std::cmp::Reverse;
 use std::iter::successors;
@@ -16,15 +15,15 @@ use weft_core::kv::{PAGE_ROWS, pages_for};
 
 use crate::matmul::TILE;
 
-/// Tokens of the largest tile: one of each lane that a step can have.
+/// Tokens of the largest tile: one of each lane of a step.
 pub(crate) const MAX_TOKENS: usize = MAX_LANES;
 const _: () = assert!(TILE <= MAX_TOKENS, "a lane's own tile may be the largest");
 
 /// A token of a tile.
 pub(crate) struct Attending {
-    /// Which of the step's tokens it is.
+    /// Its index in the step.
     pub(crate) token: usize,
-    /// How many of its first pages it reads together with the token before it.
+    /// Number of first pages that it reads together with the token before it.
     n_shared: usize,
 }
 
@@ -34,9 +33,10 @@ pub(crate) struct Tiles {
     order: Vec<Attending>,
     /// Runs of `order`.
     tiles: Vec<Range<usize>>,
-    /// Tokens of one lane in a tile: with the query heads of one KV head they fill a matrix product.
+    /// Maximum tokens of one lane in a tile: together with the query heads of one KV head, they
+    /// fill a matrix product.
     lane_tokens: usize,
-    /// Items that each tile is.
+    /// Number of items per tile.
     kv_heads: usize,
     n_threads: usize,
 }
@@ -60,11 +60,11 @@ impl Tiles {
         &self.order[self.tiles[tile].clone()]
     }
 
-    /// Puts a step's tokens into tiles.
+    /// Assigns a step's tokens to tiles.
     pub(crate) fn fill(&mut self, step: &Step<'_>) {
         self.order.clear();
         self.tiles.clear();
-        // Lanes that read together are fewer items: no thread should go without.
+        // Lanes that read together give fewer items, and every thread should get one.
         let shared_tokens = step.lanes.len() * self.kv_heads / self.n_threads;
         let mut is_placed = [false; MAX_LANES];
         let mut last: Option<&Lane<'_>> = None;
@@ -80,8 +80,7 @@ impl Tiles {
         }
     }
 
-    /// Adds a lane's tokens; the first few join the last tile if they share pages with it and there
-    /// is room for them.
+    /// Adds a lane's tokens. The first few join the last tile if they share pages with it and fit.
     fn add_lane(&mut self, tokens: Range<usize>, n_shared: usize, shared_tokens: usize) {
         let room = shared_tokens.min(MAX_TOKENS);
         for start in tokens.clone().step_by(self.lane_tokens) {
@@ -101,7 +100,7 @@ impl Tiles {
 }
 
 /// Splits the pages of a tile's tokens into stages: the same tokens read all pages of a stage
-/// together. The last has no end, and only tokens of one lane read together in it.
+/// together. The last stage has no end, and only tokens of one lane read together in it.
 pub(crate) fn stages(tile: &[Attending]) -> impl Iterator<Item = Range<usize>> {
     let end = |start| {
         let cuts = tile.iter().skip(1).map(|next| next.n_shared);
@@ -113,7 +112,7 @@ pub(crate) fn stages(tile: &[Attending]) -> impl Iterator<Item = Range<usize>> {
 }
 
 /// Splits a tile into the runs of tokens that read page `index` of their lists together, each with
-/// where it begins.
+/// its start.
 pub(crate) fn runs(
     tile: &[Attending],
     index: usize,
@@ -126,8 +125,8 @@ pub(crate) fn runs(
     })
 }
 
-/// How many pages two lanes have in common from the first on, as far as all their tokens see all
-/// that the lanes have of them: then it does not matter whose tokens they are.
+/// Number of first pages that two lanes have in common, as far as all their tokens see all rows of
+/// these pages. It then does not matter whose tokens read them.
 fn n_shared(a: &Lane<'_>, b: &Lane<'_>) -> usize {
     let first_position = a.positions[0].min(b.positions[0]) as usize;
     let mut n_shared = 0;
@@ -140,7 +139,7 @@ fn n_shared(a: &Lane<'_>, b: &Lane<'_>) -> usize {
         let rows = a.len.min(b.len).min(a.rows_seen_from(first_position));
         let all = pages_for(a.first_row + a.len);
         if same < all || rows < a.len || rows < b.len {
-            // They part inside the page after: it is read by each for itself.
+            // The lanes differ inside the next page, so each reads that page separately.
             return n_shared + same.min((a.first_row + rows) / PAGE_ROWS);
         }
         n_shared += all;
@@ -285,7 +284,7 @@ mod tests {
         let token = |n_shared| Attending { token: 0, n_shared };
         let tile = [token(0), token(2), token(1), token(usize::MAX)];
         assert_eq!(stages(&tile).collect::<Vec<_>>(), [0..1, 1..2, 2..usize::MAX]);
-        // What the first shares with one before it is another tile's.
+        // The first token's shared pages belong to another tile.
         let tile_after = [token(2), token(usize::MAX)];
         assert!(stages(&tile_after).eq(std::iter::once(0..usize::MAX)));
         let lengths = |index| runs(&tile, index).map(|(i, run)| (i, run.len())).collect::<Vec<_>>();

@@ -1,7 +1,7 @@
 //! The second half of attention: sums of value rows, weighted by probabilities, for several queries
 //! that read the same rows.
 //!
-//! Each sum adds its rows in their order, whatever the number of queries.
+//! Each sum adds its rows in order, for any number of queries.
 
 use half::bf16;
 
@@ -11,7 +11,7 @@ use crate::memory::LINE;
 
 /// Adds Σ weight(query, row) · value(row) to each query's sums.
 ///
-/// `weights` is one slice per query, all as long as there are rows; `values` are bf16
+/// `weights` is one slice per query, each as long as the number of rows; `values` are bf16
 /// \[rows\]\[stride\]; `sums` are f32 \[queries\]\[stride\]. The stride is a multiple of [`LINE`].
 pub(crate) fn add_values(
     isa: Isa,
@@ -26,7 +26,7 @@ pub(crate) fn add_values(
     assert!(sums.len() >= weights.len() * stride);
     match isa {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the machine has AVX-512, see `CpuDevice::new`; lengths were just checked.
+        // SAFETY: the machine has AVX-512, see `CpuDevice::new`; the lengths are checked above.
         Isa::Avx512 | Isa::Avx512Bf16 => unsafe {
             match *weights {
                 [a] => avx512::add([a], values, stride, sums),
@@ -72,11 +72,11 @@ mod avx512 {
 
     use super::{LINE, bf16};
 
-    /// How far ahead of the computation values are asked for.
+    /// Distance of prefetching.
     const AHEAD_BYTES: usize = 2048;
 
-    /// The sums of `Q` queries. As many columns at a time as registers hold sums for, so that rows
-    /// are read as they lie.
+    /// The sums of `Q` queries. Takes as many columns at a time as the registers hold, so that rows
+    /// are read in order.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     pub(super) fn add<const Q: usize>(
         weights: [&[f32]; Q],
@@ -96,7 +96,7 @@ mod avx512 {
         }
     }
 
-    /// The sums of `C` cache lines of columns: they stay in registers for all rows. Gives `C`.
+    /// The sums of `C` cache lines of columns, which stay in registers for all rows. Returns `C`.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     fn add_lines<const Q: usize, const C: usize>(
@@ -133,8 +133,8 @@ mod avx512 {
         C
     }
 
-    /// The even and the odd elements of a line: a shift and a mask, where widening them in their order
-    /// would move them across the vector.
+    /// The even and the odd elements of a line, by a shift and a mask. Widening them in order would
+    /// move them across the vector.
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn widen(line: &[bf16]) -> [__m512; 2] {
@@ -172,7 +172,7 @@ mod avx512 {
         [pick(halves, &EVEN), pick(halves, &ODD)]
     }
 
-    /// Puts even and odd sums back in their order.
+    /// Restores the order of even and odd sums.
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn store_sums(sums: [__m512; 2], line: &mut [f32]) {

@@ -1,8 +1,8 @@
 //! Elementwise arithmetic and short reductions, compiled once per instruction set.
 //!
 //! Each function is a plain loop in `plain`, inlined into copies that may use wider vectors. No
-//! copy contracts a product and a sum, so all give the same bits. Sums run over 16 partial sums,
-//! element i in sum i % 16, as the reference's do.
+//! copy fuses a product and a sum, so all give the same bits. Sums use 16 partial sums, element i
+//! in sum i % 16, as in the reference.
 
 use half::bf16;
 

@@ -1,4 +1,4 @@
-//! The weights as the CPU device keeps them: matrices packed, vectors as f32.
+//! The weights of the CPU device: packed matrices, and vectors as f32.
 
 use weft_core::config::Config;
 use weft_core::weights::{LayerTensor, Tensor, Weights, WeightsError};
@@ -9,7 +9,7 @@ pub(crate) struct ModelWeights {
     pub(crate) embed: Packed,
     pub(crate) layers: Vec<LayerWeights>,
     pub(crate) final_norm: Vec<f32>,
-    /// None where the head is the embedding.
+    /// `None` if the head shares the embedding's weights.
     head: Option<Packed>,
 }
 
@@ -17,9 +17,9 @@ pub(crate) struct LayerWeights {
     pub(crate) attention_norm: Vec<f32>,
     /// q, k and v.
     pub(crate) qkv: [Packed; 3],
-    /// Their bias, where the model has one.
+    /// Their bias, if the model has one.
     pub(crate) bias: Option<[Vec<f32>; 3]>,
-    /// Of q and k, where the model has them.
+    /// Of q and k, if the model has them.
     pub(crate) head_norms: Option<[Vec<f32>; 2]>,
     pub(crate) o: Packed,
     pub(crate) mlp_norm: Vec<f32>,

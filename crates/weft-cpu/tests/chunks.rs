@@ -19,7 +19,7 @@ fn reused_documents_in_another_order_are_answered_from() {
             _ => assert!(row.divergence() > 0.0, "{reuse}, {repair}: approximate, and it shows"),
         }
     }
-    // What is approximate computes nothing again, but for what is repaired.
+    // Approximate reuse recomputes only the repaired rows.
     let recomputed: Vec<f64> = table.rows.iter().map(eval_chunks::Row::recomputed).collect();
     assert!(recomputed[0] > 0.5 && recomputed[1] == 0.0 && recomputed[5] == 0.0, "{recomputed:?}");
     assert!(recomputed[2] > 0.0 && recomputed[3] > recomputed[2], "{recomputed:?}");

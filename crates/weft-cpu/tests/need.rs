@@ -1,4 +1,4 @@
-//! What the device says that it takes is what it takes.
+//! The device allocates exactly the memory that it announces.
 
 use std::alloc::System;
 
@@ -21,7 +21,7 @@ fn config(layers: usize) -> Config {
     Config::from_json(json.as_bytes()).unwrap()
 }
 
-/// Weights, pages and scratch in turn are most of what is taken.
+/// In turn, weights, pages and scratch are the largest part.
 #[test]
 fn a_device_takes_what_it_says() {
     let limits = Limits { step_tokens: 64, step_outputs: 16, positions: 1024, pages: 32 };

@@ -1,5 +1,5 @@
-//! The CPU device against the reference, op by op, for every instruction set this machine has (or
-//! only the one that `WEFT_CPU_ISA` names); and what every device must keep.
+//! Compares the CPU device with the reference, op by op, for every instruction set of this machine
+//! (or only the one that `WEFT_CPU_ISA` names), and runs the conformance tests of all devices.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -39,16 +39,17 @@ fn reference(config: &Config) -> Reference<bf16> {
     Reference::new(config, &RandomWeights::new(config, 7), LIMITS).unwrap()
 }
 
-/// The noise of another order of summation: nothing is rounded that the reference does not round.
+/// The difference that another order of summation makes. The device rounds only where the reference
+/// does.
 const NOISE: Noise = Noise { sums: 2e-5, weights: 2e-5 };
 
-/// Lanes with old spans of any length, home (so, moved by any shift) and position, and new tokens after them.
+/// Lanes with old spans of any length, home and position, and new tokens after them.
 fn lanes() -> impl Strategy<Value = Vec<Layout>> {
     let old = prop::collection::vec((1_usize..90, 0_usize..200), 0..3);
     prop::collection::vec((old, 1_usize..9), 1..=3)
 }
 
-/// Sizes that fill blocks of 64 rows exactly, hardly, and over; odd widths; every family.
+/// Sizes that fill blocks of 64 rows exactly, barely, and beyond; odd widths; every family.
 fn sizes() -> impl Strategy<Value = Sizes> {
     (1_usize..90, 1_usize..4, 1_usize..4, 1_usize..36, 1_usize..140, 1_usize..200)
 }
@@ -80,13 +81,13 @@ fn golden_models_err_no_more_than_transformers() {
     }
 }
 
-/// The number of threads decides who computes, never what.
+/// Results must not depend on the number of threads.
 #[test]
 fn threads_do_not_show() {
     let config = config("qwen3");
     let prompt = tokens(70, 1, config.vocab);
     let document = span(0, 70, 0);
-    // How many lanes read the document together depends on the threads.
+    // The number of lanes that read the document together depends on the threads.
     let lane =
         |lane: u32| Work::new(&[lane], 0, vec![document.clone()], span(2 + lane, 1, document.len));
     let lanes: Vec<Work> = (0..5).map(lane).collect();
@@ -125,7 +126,7 @@ conforms! {
     neighbours_do_not_show();
     cuts_between_spans_do_not_show();
     two_runs_give_the_same_bits();
-    // Keys are rounded where they are stored, at home and there.
+    // Keys are rounded when they are stored, both at home and at the new position.
     a_row_repaired_in_a_moved_span_equals_one_there(0.05);
     repaired_rows_see_all_before_them(conformance::Unseen::LeftOut);
     lanes_that_share_spans_equal_each_alone();

@@ -1,8 +1,8 @@
-//! Child processes that die with the test that started them, even if it is killed.
+//! Child processes that end with the test that started them, even if it is killed.
 
 use std::process::{Child, Command, Stdio};
 
-/// Kills a process when this process ends in any way; dropping the guard before that disarms it.
+/// Kills a process when this process ends in any way. Dropping the guard before that disarms it.
 pub struct DieWithUs(Child);
 
 impl DieWithUs {
@@ -20,7 +20,8 @@ impl DieWithUs {
 
 impl Drop for DieWithUs {
     fn drop(&mut self) {
-        // Killed before the pipe closes: the child's number may soon be another process's.
+        // The shell is killed before the pipe closes, because the child's pid may soon belong to
+        // another process.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -50,7 +51,7 @@ mod tests {
     }
 
     fn lives(pid: &str) -> bool {
-        // A zombie that nobody has waited for yet is dead too.
+        // A zombie counts as dead.
         let status = std::fs::read_to_string(Path::new("/proc").join(pid).join("stat"));
         status.is_ok_and(|status| !status.contains(") Z"))
     }

@@ -1,5 +1,5 @@
-//! `exact` means exact: an answer does not depend on how its prompt was cut, on what of it was kept
-//! and in which tier, on what ran beside it, or on which kernels ran.
+//! Tests that `exact` is exact: an answer depends neither on how its prompt was cut, nor on which
+//! rows were cached in which tier, nor on other lanes, nor on the kernels.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -12,10 +12,10 @@ use weft_core::store::Store;
 
 use super::tokens;
 
-/// Makes a device for the model, with that much memory.
+/// Creates a device for the model, with these limits.
 pub type Make<'m> = &'m dyn Fn(Limits) -> Box<dyn Device>;
 
-/// How much is asked.
+/// The amount of work in a test.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
     pub limits: Limits,
@@ -25,8 +25,8 @@ pub struct Size {
     pub longest_answer: usize,
 }
 
-/// Prompts that share prefixes, answered by an engine that keeps what it can in pages, memory and
-/// files; compared with each prompt answered cold and alone by a device that `truth` makes.
+/// An engine with pages, memory and files answers prompts that share prefixes. The answers are
+/// compared with those of each prompt alone without a cache, on a device that `truth` creates.
 pub fn answers_are_the_cold_ones(
     model: &Model,
     make: Make<'_>,
@@ -45,29 +45,29 @@ pub fn answers_are_the_cold_ones(
         let cold: Vec<Token> = generation.by_ref().map(Result::unwrap).collect();
         let finished = generation.finished().unwrap();
         let what = || format!("seed {seed}, answer {nth}: {}", answer.describe());
-        let told = &answer.tokens[..];
-        let differs = told.iter().zip(&cold).position(|(told, cold)| told != cold);
+        let warm = &answer.tokens[..];
+        let differs = warm.iter().zip(&cold).position(|(warm, cold)| warm != cold);
         assert_eq!(differs, None, "the first token that differs; {}", what());
-        let Some(told_finished) = &answer.finished else { continue };
-        assert_eq!(told.len(), cold.len(), "{}", what());
-        assert_eq!(attention(told_finished), attention(&finished), "{}", what());
-        n_kept += usize::from(told_finished.stats.cached_tokens > 0);
+        let Some(warm_finished) = &answer.finished else { continue };
+        assert_eq!(warm.len(), cold.len(), "{}", what());
+        assert_eq!(attention(warm_finished), attention(&finished), "{}", what());
+        n_kept += usize::from(warm_finished.stats.cached_tokens > 0);
     }
     assert!(n_kept * 4 > answers.len(), "{n_kept} of {} found anything kept", answers.len());
 }
 
-/// What an answer looked at.
+/// The attention of an answer.
 fn attention(finished: &Finished) -> Vec<f64> {
     let pieces = finished.report.pieces.iter().map(|piece| piece.attention);
     pieces.chain([finished.report.answer_attention]).collect()
 }
 
-/// A prompt, and what was said to it.
+/// A prompt and its answer.
 struct Answer {
     prompt: Composition,
     sampling: Sampling,
     tokens: Vec<Token>,
-    /// None if it was cancelled.
+    /// `None` if it was cancelled.
     finished: Option<Finished>,
 }
 
@@ -79,11 +79,11 @@ impl Answer {
     }
 }
 
-/// A request that runs or will.
+/// A running or waiting request.
 struct Asked {
     prompt: Composition,
     sampling: Sampling,
-    /// Cancelled after so many tokens.
+    /// Cancelled after this many tokens.
     cancelled_after: Option<usize>,
 }
 
@@ -94,7 +94,7 @@ struct World<'a> {
     random: Random,
     folder: tempfile::TempDir,
     engine: Engine,
-    /// Prompts with their answers, which later prompts begin with.
+    /// Prompts with their answers; later prompts start with them.
     seen: Vec<Vec<u32>>,
     answers: Vec<Answer>,
 }
@@ -117,7 +117,7 @@ impl<'a> World<'a> {
         self.answers
     }
 
-    /// Moves what is kept to other tiers, or begins a new process.
+    /// Moves cached rows to other tiers, or starts a new process.
     fn disturb(&mut self) {
         match self.random.below(6) {
             0 | 1 => self.engine.demote(Tier::Ram),
@@ -149,8 +149,8 @@ impl<'a> World<'a> {
         Asked { prompt, sampling: self.sampling(), cancelled_after }
     }
 
-    /// Tokens that begin as an earlier prompt and its answer did, up to any token, and go on
-    /// differently; or the same ones; or new ones.
+    /// Tokens that start like an earlier prompt and its answer, up to any token, and continue
+    /// differently; or the same tokens; or new ones.
     fn prompt(&mut self) -> Vec<u32> {
         let new = tokens(1 + self.random.below(300), self.random.below(1 << 30) as u32, 256);
         let mut prompt = match self.random.below(8) {
@@ -193,7 +193,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Answers all, side by side; they come one after the other, while others run.
+    /// Answers all requests side by side. They arrive one after the other, while others run.
     fn answer_all(&mut self, mut waiting: VecDeque<Asked>) {
         let mut running: HashMap<LaneId, (Asked, Request, Vec<Token>)> = HashMap::new();
         while !(waiting.is_empty() && running.is_empty()) {
@@ -204,9 +204,9 @@ impl<'a> World<'a> {
                 let lane = event.lane();
                 match event {
                     Event::Token { token, .. } => {
-                        let (asked, request, told) = running.get_mut(&lane).unwrap();
-                        told.push(token);
-                        if asked.cancelled_after == Some(told.len()) {
+                        let (asked, request, tokens) = running.get_mut(&lane).unwrap();
+                        tokens.push(token);
+                        if asked.cancelled_after == Some(tokens.len()) {
                             request.cancel.cancel();
                         }
                     }
@@ -258,14 +258,14 @@ impl<'a> World<'a> {
 
 fn open(model: &Model, make: Make<'_>, size: Size, folder: &tempfile::TempDir) -> Engine {
     let store = Store::open(folder.path(), 1 << 30).unwrap();
-    // Memory for a third of the pages' rows, so that some go on to disk.
+    // Main memory for a third of the pages' rows, so that some move on to disk.
     let device = make(size.limits);
     let row_bytes = model.config.kv_bytes_per_token(device.dtype());
     let ram_bytes = size.limits.pages as u64 * 64 / 3 * row_bytes;
     Engine::with_tiers(model, device, Tiers { ram_bytes, store: Some(store) })
 }
 
-/// Numbers that are the same for the same seed.
+/// Random numbers from a seed.
 struct Random(u64);
 
 impl Random {

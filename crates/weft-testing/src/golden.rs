@@ -1,4 +1,4 @@
-//! The golden models: a folder each, what transformers computed, what the definition computes.
+//! The golden models: a folder each, with the results of transformers and of the definition.
 
 use std::path::{Path, PathBuf};
 
@@ -45,17 +45,17 @@ impl Golden {
         Work::new(&self.tokens, 0, Vec::new(), span(2, self.tokens.len(), 0))
     }
 
-    /// What transformers computed.
+    /// The result of transformers.
     pub fn of_transformers(&self, name: &str) -> Vec<f32> {
         tensor(&self.values, name)
     }
 
-    /// What the bit-level definition computes.
+    /// The result of the bit-level definition.
     pub fn of_definition(&self, name: &str) -> Vec<f32> {
         tensor(&self.ops, &format!("def.{name}"))
     }
 
-    /// The keys and the values that the device holds for the prompt.
+    /// The keys and the values on the device for the prompt.
     pub fn stored(&self, device: &dyn Inspect, layer: u16) -> (Vec<f32>, Vec<f32>) {
         let work = self.work();
         let (mut k, mut v) = (Vec::new(), Vec::new());
@@ -93,7 +93,7 @@ fn error(logits: &[f32], float32: &[f32], vocab: usize) -> (f64, f64) {
     (all.iter().sum::<f64>() / all.len() as f64, all[all.len() * 99 / 100])
 }
 
-/// The yardstick: the error against float32 is no larger than that of transformers' own bf16.
+/// The error against float32 must not exceed that of transformers' own bf16.
 pub fn errs_no_more_than_transformers(golden: &Golden, device: &mut dyn Inspect) {
     let logits = run(device, &weft_core::plan::plan(&golden.config), &[golden.work()]).concat();
     let float32 = golden.of_transformers("f32.logits");

@@ -1,7 +1,7 @@
-//! What the tests of weft's crates share: small models, lanes laid out by hand, properties that
-//! every device must have, and a device that computes nothing. Only dev-dependencies name it.
+//! Helpers for the tests of all crates: small models, lanes laid out by hand, properties that every
+//! device must have, and a device that computes nothing. Only dev-dependencies use it.
 #![forbid(unsafe_code)]
-#![allow(missing_docs, reason = "names and tests tell what is what")]
+#![allow(missing_docs, reason = "names and tests explain most items")]
 
 pub mod conformance;
 mod die_with_us;
@@ -23,7 +23,7 @@ use weft_core::plan::{Op, plan};
 pub use self::die_with_us::DieWithUs;
 pub use self::skip::{Missing, skip};
 
-/// Limits that every test here fits into.
+/// Limits that suffice for every test here.
 pub const LIMITS: Limits =
     Limits { step_tokens: 160, step_outputs: 160, positions: 512, pages: 24 };
 
@@ -32,7 +32,7 @@ pub fn config(model_type: &str) -> Config {
     config_with(model_type, r#""rope_scaling": null"#)
 }
 
-/// The same, with one more key of `config.json`.
+/// The same, with one more key in `config.json`.
 pub fn config_with(model_type: &str, key: &str) -> Config {
     let json = format!(
         r#"{{"model_type": "{model_type}", "hidden_size": 30, "num_hidden_layers": 2,
@@ -43,7 +43,7 @@ pub fn config_with(model_type: &str, key: &str) -> Config {
     Config::from_json(json.as_bytes()).unwrap()
 }
 
-/// Some tokens, the same for the same seed.
+/// Tokens from a seed.
 pub fn tokens(n: usize, seed: u32, vocab: usize) -> Vec<u32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12_345);
     let mut next = || {
@@ -66,8 +66,8 @@ pub struct Work {
 }
 
 impl Work {
-    /// `tokens` stored in their own span, after the spans that are there already. The span holds
-    /// `before` rows of earlier steps. There is a mark between any two spans.
+    /// `tokens` stored in their own span, after the existing spans. Their span holds `before` rows
+    /// of earlier steps. There is a mark between any two spans.
     pub fn new(tokens: &[u32], before: usize, mut left: Vec<Span>, own: Span) -> Self {
         let first = own.position + before;
         let own = Span { len: before + tokens.len(), ..own };
@@ -106,13 +106,13 @@ pub fn span(first: PageId, rows: usize, position: usize) -> Span {
     span_from(first, 0, rows, position)
 }
 
-/// The same, from row `first_row` of the page on.
+/// The same, starting at row `first_row` of the page.
 pub fn span_from(first: PageId, first_row: usize, rows: usize, position: usize) -> Span {
     let pages = (first..first + pages_for(first_row + rows) as PageId).collect();
     Span { pages, first_row, len: rows, home_position: position, position }
 }
 
-/// Runs ops on lanes and gives the logits, a row for each output.
+/// Runs ops on lanes; returns the logits, a row for each output.
 pub fn run(device: &mut dyn Inspect, ops: &[Op], works: &[Work]) -> Vec<Vec<f32>> {
     let lanes: Vec<Lane<'_>> = works.iter().map(Work::lane).collect();
     let step = Step { lanes: &lanes };
@@ -120,7 +120,7 @@ pub fn run(device: &mut dyn Inspect, ops: &[Op], works: &[Work]) -> Vec<Vec<f32>
     (0..step.n_outputs()).map(|output| device.logits(output).to_vec()).collect()
 }
 
-/// Runs a whole prompt in blocks of the given sizes; the logits of all its tokens.
+/// Runs a whole prompt in blocks of the given sizes; returns the logits of all its tokens.
 pub fn run_in_blocks(
     device: &mut dyn Inspect,
     config: &Config,
@@ -143,7 +143,7 @@ pub fn run_in_blocks(
     logits
 }
 
-/// Fills every KV row with NaN, so that a row that should not be read shows in the result.
+/// Fills every KV row with NaN, so that a wrong read changes the result.
 pub fn poison(device: &mut dyn Inspect, config: &Config) {
     let pages: Vec<PageId> = (0..device.limits().pages as PageId).collect();
     let rows = Rows { pages: &pages, first_row: 0, len: pages.len() * PAGE_ROWS };
@@ -155,8 +155,8 @@ pub fn poison(device: &mut dyn Inspect, config: &Config) {
     device.write_kv(&rows, &nan, &nan);
 }
 
-/// Numbers in the rows of a span's first page that are before the span. They are finite, as the
-/// border promises, and so large that a device that takes them for rows of the span shows it.
+/// Fills the rows of a span's first page before the span. The values are finite, as [`Span`]
+/// promises, and so large that reading them as rows of the span changes the result.
 pub fn fill_before(device: &mut dyn Inspect, config: &Config, span: &Span) {
     let (k, v) = (vec![100.0; config.kv_width()], vec![-5000.0; config.kv_width()]);
     let first = span.slot(0) - span.first_row as Slot;
@@ -165,14 +165,13 @@ pub fn fill_before(device: &mut dyn Inspect, config: &Config, span: &Span) {
     }
 }
 
-/// Numbers of ordinary size in every row of a span, the same for the same seed; and those of
-/// [`fill_before`].
+/// Fills every row of a span with values of ordinary size from a seed, and calls [`fill_before`].
 pub fn fill(device: &mut dyn Inspect, config: &Config, span: &Span, seed: u32) {
     fill_before(device, config, span);
     fill_rows(device, config, span, 0..span.len, seed);
 }
 
-/// The former in some rows of a span.
+/// The same for some rows of a span.
 pub fn fill_rows(
     device: &mut dyn Inspect,
     config: &Config,

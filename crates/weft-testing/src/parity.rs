@@ -1,4 +1,4 @@
-//! A device against the reference, op by op, over lanes of any layout: what the tests of every device share.
+//! Compares a device with the reference, op by op, over lanes of any layout.
 
 use proptest::prelude::*;
 use weft_core::config::Config;
@@ -8,15 +8,15 @@ use weft_core::plan::{Op, plan};
 
 use super::{Work, fill, fill_before, span_from, tokens};
 
-/// What two devices may differ by, of the largest value: where sums are added in another order, and what the rounding of
-/// attention's weights, if any, does to sums of values.
+/// Allowed differences, relative to the largest value: from another order of summation, and, for
+/// sums of values, from rounding the attention weights.
 #[derive(Clone, Copy)]
 pub struct Noise {
     pub sums: f32,
     pub weights: f32,
 }
 
-/// One step of bf16 (2⁻⁷ of the value at most), and `noise` of the largest value.
+/// One step of bf16 (at most 2⁻⁷ of the value), plus `noise` of the largest value.
 pub fn assert_close(
     what: &str,
     ours: &[f32],
@@ -31,7 +31,7 @@ pub fn assert_close(
     Ok(())
 }
 
-/// Weights aside, what is left is another order of summation and another `exp`.
+/// Apart from the weights, the differences come from another order of summation and another `exp`.
 pub fn assert_shares_close(
     ours: &[f32],
     reference: &[f32],
@@ -45,7 +45,7 @@ pub fn assert_shares_close(
     Ok(())
 }
 
-/// Runs the plan on both, each op on the reference's own inputs, and compares what it wrote.
+/// Runs the plan on both devices, each op on the reference's inputs, and compares the outputs.
 pub fn compare(
     config: &Config,
     ours: &mut dyn Inspect,
@@ -92,8 +92,8 @@ pub fn compare(
     Ok(())
 }
 
-/// Gives our device the reference's keys and values in all rows the lanes see, and in those before
-/// them in their pages.
+/// Copies the reference's keys and values to our device: all rows that the lanes see, and the rows
+/// before them in their pages.
 pub fn copy_rows(ours: &mut dyn Inspect, theirs: &dyn Inspect, works: &[Work], layer: u16) {
     for span in works.iter().flat_map(|work| &work.spans) {
         let before = span.slot(0) - span.first_row as Slot..span.slot(0);
@@ -104,16 +104,16 @@ pub fn copy_rows(ours: &mut dyn Inspect, theirs: &dyn Inspect, works: &[Work], l
     }
 }
 
-/// A lane's old spans, each with its rows and its home, and how many new tokens follow them.
+/// A lane's old spans, each with its rows and its home, and the number of new tokens after them.
 pub type Layout = (Vec<(usize, usize)>, usize);
 
-/// Turns up to three layouts into work; old rows hold numbers of ordinary size, all else stays poisoned.
-/// Spans begin anywhere in their pages, and marks stand anywhere.
+/// Turns up to three layouts into work. Old rows hold values of ordinary size; all others stay
+/// poisoned. Spans start anywhere in their pages, and marks lie anywhere.
 pub fn works(config: &Config, theirs: &mut dyn Inspect, lanes: &[Layout], seed: u32) -> Vec<Work> {
     let mut page = 0;
     let mut take = |rows: usize, position: usize| {
         let first_row = tokens(1, seed ^ page, 2 * PAGE_ROWS)[0] as usize;
-        // Half of them begin with the page.
+        // Half of them start with the page.
         let first_row = if first_row < PAGE_ROWS { first_row } else { 0 };
         let span = span_from(page, first_row, rows, position);
         page += span.pages.len() as u32;

@@ -1,7 +1,7 @@
 //! Tests that cannot run on this machine report it here, so that they are counted as skipped.
 //!
-//! The test harness knows only passed and failed. A test that needs something that is missing calls
-//! [`skip`] and returns; one line with the reason goes to the file that `WEFT_SKIPPED` names.
+//! The test harness knows only passed and failed. If a requirement is missing, a test calls
+//! [`skip`] and returns. One line with the reason goes to the file that `WEFT_SKIPPED` names.
 //! `tools/run_test.py` sums up these lines after each test program, and `.ci/run` at the end.
 
 use std::env;
@@ -10,19 +10,19 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::thread;
 
-/// What a test needs and does not find.
+/// A missing requirement of a test.
 #[derive(Clone, Copy, Debug)]
 pub enum Missing {
     Gpu,
     Nvrtc,
-    /// Qwen3's `tokenizer.json`, which lies outside of the repository.
+    /// Qwen3's `tokenizer.json`, which is not in the repository.
     Tokenizer,
     /// The right to mount a disk.
     Mount,
 }
 
 impl Missing {
-    /// The reason that is counted, and the variable that makes it a failure if it is 1.
+    /// The reason that is counted, and the variable that turns the skip into a failure if it is 1.
     fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::Gpu => ("no GPU", "WEFT_REQUIRE_GPU"),
@@ -36,7 +36,7 @@ impl Missing {
 /// Reports that the calling test does not run. The caller returns at once.
 ///
 /// # Panics
-/// If the variable that requires it is 1.
+/// If the variable for this requirement is 1.
 pub fn skip(missing: Missing, detail: &dyn Display) {
     let (reason, required) = missing.names();
     let is_required = env::var(required).is_ok_and(|value| value == "1");

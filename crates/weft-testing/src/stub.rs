@@ -1,5 +1,5 @@
-//! A device that computes nothing: it says one token for ever, at a given pace, and fails on demand.
-//! Tests and benches of the server use it where a model would only be in the way.
+//! A device that computes nothing: it generates one token forever, at a given pace, and fails on
+//! demand. Tests and benches of the server use it if they do not need a model.
 
 use std::ops::Range;
 use std::path::Path;
@@ -14,23 +14,23 @@ use weft_core::kv::PageId;
 use weft_core::model::Model;
 use weft_core::plan::Op;
 
-/// The bundled model: its tokens are real, its weights are never read.
+/// The bundled model: its tokenizer is real, its weights are never read.
 pub fn model() -> Model {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/weft-tiny");
     Model::open(&folder).expect("the bundled model")
 }
 
-/// What a stub does, to be changed while it runs.
+/// The behaviour of a stub; it can be changed while the stub runs.
 #[derive(Debug, Default)]
 pub struct Control {
-    /// Microseconds that a step takes.
+    /// Microseconds per step.
     pub step_us: AtomicU64,
-    /// Steps that were run.
+    /// Number of steps run.
     pub steps: AtomicU64,
     /// Whether the next step panics, and whether it fails.
     pub panics: AtomicBool,
     pub fails: AtomicBool,
-    /// Whether the model's output is no number.
+    /// Whether the logits are NaN.
     pub says_nan: AtomicBool,
 }
 
@@ -43,7 +43,7 @@ pub struct Stub {
     next: Instant,
 }
 
-/// An engine on a stub whose answers are the token of `says`, over and over.
+/// An engine on a stub whose answers repeat the token `says`.
 pub fn engine(model: &Model, says: &str, control: &Arc<Control>) -> Engine {
     let mut logits = vec![0.0; model.config.vocab];
     logits[model.tokenizer.id_of(says).expect("a token") as usize] = 20.0;
@@ -68,14 +68,18 @@ impl Device for Stub {
 
     fn run(&mut self, _: &[Op], step: &Step<'_>) -> Result<(), DeviceError> {
         self.control.steps.fetch_add(1, Ordering::Relaxed);
-        assert!(!self.control.panics.swap(false, Ordering::Relaxed), "told to panic");
+        assert!(!self.control.panics.swap(false, Ordering::Relaxed), "the test asks for a panic");
         if self.control.fails.swap(false, Ordering::Relaxed) {
             let (device, op) = (self.describe(), "attend".to_owned());
-            return Err(DeviceError { device, op, reason: "told to fail".to_owned() });
+            return Err(DeviceError {
+                device,
+                op,
+                reason: "the test asks for a failure".to_owned(),
+            });
         }
         self.spans = step.lanes.iter().map(|lane| lane.spans.len()).collect();
         let time = Duration::from_micros(self.control.step_us.load(Ordering::Relaxed));
-        // A steady pace: sleeping too long once is made up for by the next steps.
+        // A steady pace: the next steps make up for a long sleep.
         self.next = (self.next + time).max(Instant::now().checked_sub(time).expect("late enough"));
         std::thread::sleep(self.next.saturating_duration_since(Instant::now()));
         Ok(())

@@ -14,7 +14,7 @@ fn main() -> Result<(), weft::Error> {
     let mut llm = weft::open_bundled()?;
     let documents: Vec<_> =
         DOCUMENTS.iter().map(|text| llm.document(text)).collect::<Result<_, _>>()?;
-    // Isolated documents have the same rows behind every system prompt.
+    // Isolated documents share their KV rows between all system prompts.
     let question = Question::new("Who is the captain of the Papokro?")
         .documents(&documents)
         .reuse(Reuse::Isolated);

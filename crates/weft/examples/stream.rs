@@ -1,4 +1,4 @@
-//! A conversation on standard input, each answer as it comes.
+//! A conversation on standard input. Each answer is printed while the model generates it.
 //!
 //!     cargo run --release -p weft --example stream -- Qwen/Qwen3-0.6B
 

@@ -1,4 +1,4 @@
-//! Answers, whole and as they come.
+//! Complete answers and streamed answers.
 
 use std::fmt;
 
@@ -8,18 +8,18 @@ use weft_core::reasoning::{Parts, ReasoningStream};
 
 use crate::error::Error;
 
-/// A whole answer. It prints as its text.
+/// A complete answer. `Display` prints its text.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    /// What was answered.
+    /// The text, without the reasoning.
     pub text: String,
-    /// What the model thought before, if it did.
+    /// The model's reasoning before the answer; empty if there was none.
     pub reasoning: String,
-    /// Why it ended.
+    /// Why generation ended.
     pub reason: FinishReason,
-    /// Tokens and times.
+    /// Token counts and times.
     pub stats: Stats,
-    /// Where the rows of each document came from, and how much of the attention each got.
+    /// Where the KV rows of each document came from, and how much attention each document got.
     pub report: Report,
 }
 
@@ -36,7 +36,7 @@ impl fmt::Display for Answer {
     }
 }
 
-/// An answer as it comes: an iterator over pieces of its text. Dropping it ends the answer.
+/// A streamed answer: an iterator over pieces of its text. Dropping it cancels the generation.
 pub struct Stream<'l> {
     generation: Generation<'l>,
     reasoning: ReasoningStream,
@@ -49,10 +49,11 @@ impl<'l> Stream<'l> {
         Self { generation, reasoning, parts: Parts::default(), is_over: false }
     }
 
-    /// Runs to the end, and returns the whole answer.
+    /// Generates the rest, and returns the complete answer.
     ///
     /// # Errors
-    /// [`Error::Generate`], or [`Error::BrokenOff`] if the stream returned that before.
+    /// [`Error::Generate`] if generation fails. [`Error::BrokenOff`] if the iterator has already
+    /// returned that error.
     pub fn finish(mut self) -> Result<Answer, Error> {
         for piece in self.by_ref() {
             piece?;
@@ -61,7 +62,7 @@ impl<'l> Stream<'l> {
         Ok(Answer::new(self.parts, finished))
     }
 
-    /// What the model thought so far.
+    /// The reasoning generated up to now.
     pub fn reasoning(&self) -> &str {
         &self.parts.reasoning
     }

@@ -1,4 +1,4 @@
-//! The model inside the program: small, offline, made to answer questions about documents.
+//! The bundled model: small, available offline, trained to answer questions about documents.
 
 use weft_core::model::{Model, ModelBytes, ModelError};
 
@@ -17,7 +17,7 @@ const WEFT_TINY: ModelBytes = ModelBytes {
     generation: asset!(include_bytes, "generation_config.json"),
 };
 
-/// Reads the bundled model, which answers only questions about documents that it is given.
+/// Reads the bundled model. It answers only questions about documents in its prompt.
 pub fn bundled_model() -> Result<Model, ModelError> {
     Model::from_bytes(WEFT_TINY)
 }

@@ -1,4 +1,4 @@
-//! A conversation: what was said before stands in every later prompt, and is not computed again.
+//! A conversation. Every prompt contains all earlier messages; their KV rows are reused.
 
 use weft_core::engine::Request;
 use weft_core::prompt::{Conversation, Message};
@@ -20,23 +20,25 @@ impl<'l> Chat<'l> {
         Self { llm, settings: Question::default(), messages: Vec::new() }
     }
 
-    /// A system prompt; it replaces an earlier one.
+    /// Sets the system prompt, and replaces an earlier one.
     pub fn system(mut self, text: &str) -> Self {
         self.messages.retain(|message| !message.is_system());
         self.messages.insert(0, Message::system(text));
         self
     }
 
-    /// How answers are made: everything of a question but its text, system prompt and documents.
+    /// Sets how answers are generated. The text, system prompt and documents of `settings` are
+    /// ignored.
     pub fn settings(mut self, settings: Question) -> Self {
         self.settings = settings;
         self
     }
 
-    /// Says something, and returns the answer. If that fails, nothing was said.
+    /// Sends a message, and returns the answer. After an error, the conversation is unchanged.
     ///
     /// # Errors
-    /// A conversation that no longer fits the context, or a device that fails.
+    /// [`Error::Request`] if the conversation no longer fits the context; [`Error::Generate`] if
+    /// the device fails.
     pub fn say(&mut self, text: &str) -> Result<Answer, Error> {
         self.messages.push(Message::user(text));
         match self.answer() {

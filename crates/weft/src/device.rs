@@ -1,4 +1,4 @@
-//! Which device runs a model: chosen, tested, made.
+//! Chooses the device for a model, tests it and creates it.
 
 use weft_core::config::Config;
 use weft_core::device::{Inspect, Limits};
@@ -13,45 +13,45 @@ use crate::memory::available_memory;
 use crate::self_test;
 use crate::self_test::Passed;
 
-/// The device that a caller wants.
+/// The device that the caller asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// The GPU if there is one, else the CPU.
+    /// The GPU if there is one; otherwise the CPU.
     #[default]
     Auto,
     /// The CPU.
     Cpu,
-    /// A CUDA GPU; an error without one.
+    /// A CUDA GPU. Opening a model fails if there is none.
     Cuda,
-    /// The device that defines every op: slow, in the model's own precision.
+    /// The reference device: slow, and exact in the model's own precision.
     Reference,
 }
 
-/// The device that was chosen.
+/// The device that weft has chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chosen {
-    /// A CUDA GPU, and how it launches kernels.
+    /// A CUDA GPU, with its way of launching kernels.
     #[cfg(feature = "cuda")]
     Cuda(weft_cuda::Launches),
     /// The CPU.
     #[cfg(feature = "cpu")]
     Cpu,
-    /// The device that defines every op.
+    /// The reference device, which defines the result of every op.
     Reference,
 }
 
-/// How the self-test of a device went.
+/// The result of a device's self-test.
 #[derive(Clone, Debug)]
 pub enum Tested {
-    /// The device computes what the reference device does.
+    /// The device computes the same results as the reference device.
     Passed(Passed),
-    /// It does not, so the reference device was chosen instead.
+    /// The device failed for this reason, and weft chose the reference device instead.
     Failed(String),
-    /// The reference device was chosen, which defines what is right.
+    /// The reference device needs no test: it defines the results.
     NotNeeded,
 }
 
-/// What decides on a device, besides the model.
+/// The caller's options for a device.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DeviceOptions {
     pub(crate) device: DeviceChoice,
@@ -60,8 +60,8 @@ pub(crate) struct DeviceOptions {
 }
 
 impl DeviceOptions {
-    /// Chooses a device and tests it. The fast devices compute in bf16, so a float32 model stays on
-    /// the reference device: nothing loses precision unasked.
+    /// Chooses a device and tests it. The fast devices compute in bf16. A float32 model therefore
+    /// runs on the reference device, and keeps its precision.
     pub(crate) fn choose(&self, config: &Config) -> Result<(Chosen, Tested), Error> {
         let fast = self.fast_device()?;
         if fast == Chosen::Reference || config.dtype != Dtype::Bf16 {
@@ -73,7 +73,7 @@ impl DeviceOptions {
         })
     }
 
-    /// The fastest device of those that are allowed and there.
+    /// The fastest device that is both allowed and present.
     fn fast_device(&self) -> Result<Chosen, Error> {
         let on_cpu = || {
             #[cfg(feature = "cpu")]
@@ -97,12 +97,14 @@ impl DeviceOptions {
 
     #[cfg(not(feature = "cuda"))]
     fn gpu(&self) -> Result<Chosen, Error> {
-        Err(Error::Gpu("this program was built without the feature `cuda`".to_owned()))
+        Err(Error::Gpu(
+            "this program has no CUDA support; rebuild with the feature `cuda`".to_owned(),
+        ))
     }
 }
 
 impl Chosen {
-    /// What is free where its memory is taken, if the system says.
+    /// The free memory of the device, if the system reports it.
     pub(crate) fn free_memory(self) -> Result<Option<u64>, Error> {
         match self {
             #[cfg(feature = "cuda")]
@@ -120,14 +122,15 @@ impl Chosen {
             Self::Cuda(launches) => self_test::cuda(launches),
             #[cfg(feature = "cpu")]
             Self::Cpu => self_test::cpu(),
-            Self::Reference => Err("the reference device defines what is right".to_owned()),
+            Self::Reference => Err("the reference device has no self-test".to_owned()),
         }
     }
 
-    /// Puts a model on the device. `threads` is for the CPU; unsaid, all of its cores.
+    /// Loads a model onto the device. `threads` applies to the CPU; the default is all of its
+    /// cores.
     ///
     /// # Errors
-    /// Weights that cannot be read, or a GPU that refuses.
+    /// [`Error::Model`] if the weights cannot be read; [`Error::Gpu`] if the GPU reports an error.
     pub fn make(
         self,
         config: &Config,

@@ -1,4 +1,4 @@
-//! Why a model cannot be opened or asked.
+//! Errors of opening a model and of asking it.
 
 use thiserror::Error;
 use weft_core::chunk::ChunkError;
@@ -9,88 +9,90 @@ use weft_core::model::ModelError;
 
 use crate::memory::in_bytes;
 
-/// Why a model cannot be opened or asked.
+/// Why a model cannot be opened, or a question cannot be answered.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No model has this name, or the hub's cache cannot be read.
+    /// The name is unknown, or the hub's cache cannot be read.
     #[error(transparent)]
     Hub(Box<HubError>),
-    /// A model's files are not what they should be.
+    /// A file of the model is missing, damaged or unsupported.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// A model cannot be downloaded.
+    /// The download failed.
     #[cfg(feature = "hub")]
     #[error(transparent)]
     Pull(Box<crate::pull::PullError>),
-    /// The model was made for fewer positions.
-    #[error("a context of {wanted} tokens is beyond the {most} positions this model was made for")]
+    /// The context is longer than the model's maximum.
+    #[error(
+        "a context of {wanted} tokens exceeds the model's {most} positions; shorten the context"
+    )]
     ContextTooLong {
-        /// What was asked for.
+        /// Tokens that the caller asked for.
         wanted: usize,
-        /// The model's positions.
+        /// The model's maximum.
         most: usize,
     },
-    /// A context must hold a prompt and an answer.
+    /// The context has no room for a prompt and an answer.
     #[error("a context of {wanted} tokens does not hold a prompt and an answer; give 2 or more")]
     ContextTooShort {
-        /// What was asked for.
+        /// Tokens that the caller asked for.
         wanted: usize,
     },
-    /// The memory for KV rows does not hold one context.
+    /// The memory for KV rows is too small for one context.
     #[error(
-        "{} for KV rows are too little for a context of {context} tokens; give {} or more, or \
+        "{} for KV rows is too little for a context of {context} tokens; give {} or more, or \
          shorten the context",
         in_bytes(*given), in_bytes(*least)
     )]
     KvMemory {
-        /// Bytes that were asked for.
+        /// Bytes that the caller asked for.
         given: u64,
-        /// Bytes that one context takes.
+        /// Bytes that one context needs.
         least: u64,
         /// Tokens of the context.
         context: usize,
     },
-    /// The model does not fit.
+    /// The model does not fit into memory.
     #[error(
         "the model needs {} ({} of weights, {} of KV for contexts of {context} tokens, {} of \
-         scratch) and {} are free{}; shorten the context, lower the memory for KV rows, or take \
-         a smaller model",
+         scratch) and only {} is free{}; shorten the context, lower the memory for KV rows, or \
+         choose a smaller model",
         in_bytes(need.total()), in_bytes(need.weights), in_bytes(need.kv), in_bytes(need.scratch),
         in_bytes(*free), if *on_gpu { " on the GPU" } else { "" }
     )]
     TooLarge {
-        /// What the model takes.
+        /// The memory that the model needs.
         need: Need,
-        /// What is free.
+        /// Free bytes.
         free: u64,
         /// Tokens of the context.
         context: usize,
-        /// Whether it is the GPU's memory.
+        /// Whether the GPU's memory is too small, rather than main memory.
         on_gpu: bool,
     },
-    /// A GPU was asked for and cannot be used.
+    /// The caller asked for a GPU, and it cannot be used.
     #[error("{0}")]
     Gpu(String),
-    /// `WEFT_CPU_ISA` names instructions that this machine does not have.
+    /// `WEFT_CPU_ISA` names an instruction set that this machine lacks.
     #[cfg(feature = "cpu")]
     #[error("WEFT_CPU_ISA: {0}")]
     Isa(#[from] weft_cpu::IsaError),
-    /// A document or a prompt of documents is refused.
+    /// A document, or the prompt that contains it, is invalid.
     #[error(transparent)]
     Chunk(#[from] ChunkError),
-    /// A question is refused.
+    /// A question is invalid, or does not fit the context.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// A stream was to give its whole answer after it had returned an error.
-    #[error("the answer broke off before its end, with the error that its stream returned")]
+    /// [`Stream::finish`](crate::Stream::finish) was called after the stream had returned an error.
+    #[error("the answer is incomplete: its stream has already returned an error; ask again")]
     BrokenOff,
-    /// An answer broke off.
+    /// Generation failed before the answer was complete.
     #[error(transparent)]
     Generate(#[from] GenerateError),
 }
 
-// Boxed, so that a result of the calls that seldom fail is small.
+// Boxed, to keep every `Result` of this crate small.
 impl From<HubError> for Error {
     fn from(error: HubError) -> Self {
         Self::Hub(Box::new(error))

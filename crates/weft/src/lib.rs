@@ -1,5 +1,5 @@
-//! weft answers prompts with a language model on this machine's GPU or CPU, and remembers the
-//! documents that it has read.
+//! weft runs a language model on this machine's GPU or CPU, and keeps the KV rows of every document
+//! that the model has read.
 //!
 //! ```
 //! # fn main() -> Result<(), weft::Error> {
@@ -13,14 +13,16 @@
 //! # }
 //! ```
 //!
-//! [`open`] takes a folder, or a name on the Hugging Face hub. [`Llm`] is what it returns: it
-//! [`ask`](Llm::ask)s, [`stream`](Llm::stream)s, [`chat`](Llm::chat)s, and answers
-//! [several questions at once](Llm::ask_all). [`Options`] sets the device, the context and where
-//! rows are kept. A document that was read is not computed again: questions about it start with the
-//! rows that are kept.
+//! [`open`] takes a folder or a name on the Hugging Face hub, and returns an [`Llm`]. Its methods
+//! are [`ask`](Llm::ask), [`stream`](Llm::stream), [`chat`](Llm::chat), and
+//! [`ask_all`](Llm::ask_all) for several questions at once. [`Options`] sets the device, the length
+//! of the context, and the memory and the folder for KV rows.
 //!
-//! Programs that need more (their own sampling, lanes, chunks on disk) find the engine below in
-//! [`weft_core`], by way of [`Llm::into_parts`].
+//! A KV row holds the keys and values of one token. weft computes the rows of a document with the
+//! first question about it. Later questions reuse these rows, so their answers start sooner.
+//!
+//! [`Llm::into_parts`] gives access to the engine in [`weft_core`], for programs that need custom
+//! sampling, their own scheduling of lanes, or chunks on disk.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
@@ -54,8 +56,8 @@ pub use self::open::Options;
 pub use self::progress::{Event, Progress, Silent};
 pub use self::question::{Document, Question};
 
-/// Opens a model: a folder, or a name on the Hugging Face hub, downloaded if it is not in the hub's
-/// cache. [`Options`] has the settings.
+/// Opens a model: a folder, or a name on the Hugging Face hub. A model that is not in the hub's
+/// cache is downloaded. Use [`Options`] to change the defaults.
 ///
 /// # Errors
 /// See [`Error`].
@@ -63,7 +65,7 @@ pub fn open(name: &str) -> Result<Llm, Error> {
     Options::new().open(name)
 }
 
-/// Opens the bundled model. It is small, and answers only questions about documents that it is given.
+/// Opens the bundled model. It is small, and answers only questions about documents in its prompt.
 ///
 /// # Errors
 /// See [`Error`].

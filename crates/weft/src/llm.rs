@@ -1,4 +1,4 @@
-//! A model that is loaded: asked, streamed from, talked to.
+//! A loaded model: `ask`, `stream`, `chat`, and the documents that questions refer to.
 
 use weft_core::chunk::{Kind, Prompt};
 use weft_core::config::Config;
@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::memory::MemoryPlan;
 use crate::question::{Document, Question};
 
-/// A model on a device, with what it keeps of earlier prompts.
+/// A model on a device, together with the KV rows of earlier prompts.
 pub struct Llm {
     pub(crate) model: Model,
     pub(crate) engine: Engine,
@@ -37,24 +37,25 @@ impl Llm {
     /// Answers a question.
     ///
     /// # Errors
-    /// A prompt that does not fit, or a device that fails.
+    /// [`Error::Request`] if the prompt does not fit the context; [`Error::Generate`] if the device
+    /// fails.
     pub fn ask(&mut self, question: impl Into<Question>) -> Result<Answer, Error> {
         self.stream(question)?.finish()
     }
 
-    /// Answers a question piece by piece.
+    /// Answers a question, and returns the text while the model generates it.
     ///
     /// # Errors
-    /// As [`ask`](Self::ask).
+    /// The errors of [`ask`](Self::ask).
     pub fn stream(&mut self, question: impl Into<Question>) -> Result<Stream<'_>, Error> {
         let request = self.request(&question.into())?;
         self.run(request)
     }
 
-    /// Answers several questions side by side, in their order: eight run at a time.
+    /// Answers several questions, up to eight at a time, and returns the answers in the same order.
     ///
     /// # Errors
-    /// As [`ask`](Self::ask); if one question is wrong in itself, none is answered.
+    /// The errors of [`ask`](Self::ask). If one question is invalid, none is answered.
     pub fn ask_all<Q: Into<Question>>(
         &mut self,
         questions: impl IntoIterator<Item = Q>,
@@ -77,58 +78,59 @@ impl Llm {
         answers.collect()
     }
 
-    /// Begins a conversation.
+    /// Starts a conversation.
     pub fn chat(&mut self) -> Chat<'_> {
         Chat::new(self)
     }
 
-    /// Hands over a text that questions can be about. It is computed with the first of them.
+    /// Registers a text that questions can refer to. Its KV rows are computed with the first
+    /// question.
     ///
     /// # Errors
-    /// [`Error::Chunk`], if the text is empty.
+    /// [`Error::Chunk`] if the text is empty.
     pub fn document(&mut self, text: &str) -> Result<Document, Error> {
         Ok(Document(self.engine.chunk(Kind::Context, text)?))
     }
 
-    /// Writes the rows of documents to disk, if a folder was given; returns how many documents.
-    /// Dropping the model does not.
+    /// Writes the KV rows of all documents to the [disk cache](crate::Options::disk_cache), and
+    /// returns the number of documents written. Dropping the model does not write them.
     pub fn save(&mut self) -> usize {
         self.engine.save(false)
     }
 
-    /// What went wrong with kept rows since the last call. Answers are not affected.
+    /// Returns the warnings about cached rows since the last call. Such faults never change an
+    /// answer.
     pub fn take_warnings(&mut self) -> Vec<String> {
         let mut warnings = std::mem::take(&mut self.warnings);
         warnings.extend(self.engine.take_warnings());
         warnings
     }
 
-    /// The model's shape.
+    /// The model's dimensions.
     pub fn config(&self) -> &Config {
         &self.model.config
     }
 
-    /// The device, in words.
+    /// The device's name and properties, as text for a user.
     pub fn device(&self) -> String {
         self.engine.device().describe()
     }
 
-    /// The memory that it takes.
+    /// The memory that the model uses.
     pub fn memory(&self) -> &MemoryPlan {
         &self.memory
     }
 
-    /// How the device's self-test went.
+    /// The result of the device's self-test.
     pub fn tested(&self) -> &Tested {
         &self.tested
     }
 
-    /// The model and the engine below, for programs that need all of them.
+    /// The model and the engine, for programs that use [`weft_core`] directly.
     pub fn into_parts(self) -> (Model, Engine) {
         (self.model, self.engine)
     }
 
-    /// Runs a request.
     pub(crate) fn run(&mut self, request: Request) -> Result<Stream<'_>, Error> {
         let reasoning = self.reasoning_after(&request);
         Ok(Stream::new(self.engine.generate(request)?, reasoning))
@@ -151,7 +153,7 @@ impl Llm {
         Ok(self.engine.request(&prompt, self.sampling(question))?)
     }
 
-    /// The family's settings, then the model's own, then the question's.
+    /// The settings of the question override the model's, and these override the family's.
     pub(crate) fn sampling(&self, question: &Question) -> Sampling {
         let thinks = self.model.thinks(question.think);
         let mut sampling = Sampling::defaults(thinks, &self.model.generation);

@@ -1,4 +1,4 @@
-//! The memory that a model takes, and how much of it KV pages may be.
+//! Plans the memory of a model, and the share of it that KV pages get.
 
 use weft_core::config::Config;
 use weft_core::device::{Limits, MAX_LANES, Need};
@@ -8,40 +8,40 @@ use weft_core::kv::{PAGE_ROWS, pages_for};
 use crate::device::Chosen;
 use crate::error::Error;
 
-/// Tokens of a prompt that one step runs on the CPU.
+/// Prompt tokens per step on the CPU.
 const CPU_BLOCK_TOKENS: usize = 256;
-/// And on a GPU, which wants more to do at once.
+/// Prompt tokens per step on a GPU. Larger steps use more of its parallelism.
 #[cfg(feature = "cuda")]
 const GPU_BLOCK_TOKENS: usize = 2048;
 
 /// Each piece of a prompt may leave its last page partly filled.
 const SLACK_PAGES: usize = 32;
 
-/// Contexts whose rows stay in pages if memory allows: that of the answer, and one kept beside it.
+/// Contexts whose rows stay in pages if memory allows: the running one, and an earlier one.
 pub const CONTEXTS: usize = 2;
 
-/// The share of the free memory that KV pages take unasked.
+/// KV pages take at most 1/4 of the free memory by default.
 const FREE_SHARE: u64 = 4;
 
-/// How much room the KV rows of a model get.
+/// Space for the KV rows of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
-    /// Tokens of a context, prompt and answer together.
+    /// Maximum tokens of a context, prompt and answer together.
     pub context: usize,
-    /// Contexts that find room, if memory allows.
+    /// Number of contexts that should fit side by side, if memory allows.
     pub contexts: usize,
-    /// Bytes for KV rows, instead of `contexts`.
+    /// Bytes for KV rows. Overrides `contexts`.
     pub kv_memory: Option<u64>,
 }
 
-/// The memory that a model takes on a device.
+/// The memory that a model uses on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
-    /// What the device is made for.
+    /// The sizes that the device is created for.
     pub limits: Limits,
-    /// What it takes.
+    /// The memory that the device allocates.
     pub need: Need,
-    /// What was free before, if that is known.
+    /// Free bytes before the model was loaded, if known.
     pub free: Option<u64>,
     on_gpu: bool,
 }
@@ -50,13 +50,13 @@ impl MemoryPlan {
     /// Plans the memory of a model on a device.
     ///
     /// # Errors
-    /// [`Error::KvMemory`], or [`Error::Gpu`] if the GPU does not answer.
+    /// [`Error::KvMemory`] if `room` has too few bytes; [`Error::Gpu`] if the GPU reports an error.
     pub fn new(config: &Config, room: &Room, device: Chosen) -> Result<Self, Error> {
         let free = device.free_memory()?;
         Self::with_free(config, room, device, free)
     }
 
-    /// The same, if so much is free.
+    /// The same, with a given amount of free memory.
     ///
     /// # Errors
     /// [`Error::KvMemory`]
@@ -90,7 +90,7 @@ impl MemoryPlan {
         Ok(Self { limits, need, free, on_gpu })
     }
 
-    /// Refuses what the memory cannot hold, before the system kills somebody for it.
+    /// Checks that the model fits into the free memory, before the system kills a process for it.
     ///
     /// # Errors
     /// [`Error::TooLarge`]
@@ -107,7 +107,7 @@ impl MemoryPlan {
     }
 }
 
-/// Pages for one context at least: an answer must find room whatever is kept.
+/// The number of pages: at least one context, so that an answer fits whatever else is cached.
 fn pages(room: &Room, page_bytes: u64, free: Option<u64>) -> Result<usize, Error> {
     let least = pages_for(room.context) + SLACK_PAGES;
     let that_fit = |bytes: u64| usize::try_from(bytes / page_bytes).unwrap_or(usize::MAX);
@@ -127,17 +127,17 @@ fn pages(room: &Room, page_bytes: u64, free: Option<u64>) -> Result<usize, Error
     Ok(pages)
 }
 
-/// Main memory for KV rows of earlier prompts, unasked. The CPU device's own pages are main memory
-/// too, so there is little to gain by a second place of the same kind.
+/// Default size of the RAM cache for KV rows of earlier prompts. It is small, because the pages of
+/// the CPU device already lie in main memory.
 pub fn default_ram_cache() -> u64 {
     const BYTES: u64 = 256 << 20;
-    /// Of the free memory, at most.
+    /// At most 1/16 of the free memory.
     const SHARE: u64 = 16;
     available_memory().map_or(BYTES, |free| BYTES.min(free / SHARE))
 }
 
-/// Memory that programs can still take, if the system says: of the machine, and of the group of
-/// processes this one runs in.
+/// Memory that this process can still allocate, if the system reports it: the smaller of the
+/// machine's and the cgroup's.
 pub fn available_memory() -> Option<u64> {
     let read = |name: &str| {
         std::fs::read_to_string(format!("/sys/fs/cgroup/memory.{name}")).ok()?.trim().parse().ok()
@@ -169,7 +169,7 @@ fn number_after(text: &str, name: &str) -> Option<u64> {
     word.trim_end_matches('.').parse().ok()
 }
 
-/// Bytes with a decimal unit, three digits: `1.19 GB`.
+/// Formats a number of bytes with a decimal unit and three digits: `1.19 GB`.
 pub fn in_bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];
     let mut value = n as f64;
@@ -204,7 +204,7 @@ mod tests {
         };
         plan("qwen3-8b", 24 << 30).check_fits().unwrap();
         let refused = plan("qwen3-8b", 12 << 30).check_fits().unwrap_err().to_string();
-        assert!(refused.contains("12.9 GB are free on the GPU"), "{refused}");
+        assert!(refused.contains("12.9 GB is free on the GPU"), "{refused}");
         assert!(refused.contains("16.4 GB of weights"), "{refused}");
         plan("qwen3-32b", 1 << 40).check_fits().unwrap();
     }

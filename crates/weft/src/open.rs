@@ -1,4 +1,4 @@
-//! From a model's name to something that answers: find it, choose a device, check that it fits, load.
+//! Opens a model: finds its files, chooses a device, checks the memory and loads the weights.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,13 +18,13 @@ use crate::llm::Llm;
 use crate::memory::{CONTEXTS, MemoryPlan, Room, default_ram_cache};
 use crate::progress::{Event, Progress, Silent};
 
-/// Context if the caller asks for none: enough for a long document, small enough to fit anywhere.
+/// Default length of the context: enough for a long document, and small enough for any machine.
 const DEFAULT_CONTEXT: usize = 8192;
 
-/// Bytes of weights between two reports.
+/// Bytes of weights between two progress reports.
 const REPORT_BYTES: u64 = 1 << 20;
 
-/// How a model is opened. Every setting has a default that suits most programs.
+/// Options for opening a model. Every option has a default that suits most programs.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), weft::Error> {
@@ -56,8 +56,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The defaults: the GPU if there is one, a context of 8,192 tokens, earlier prompts kept in
-    /// memory and not on disk.
+    /// The defaults: the GPU if there is one, a context of 8,192 tokens, and KV rows cached in
+    /// memory but not on disk.
     pub fn new() -> Self {
         Self {
             device_options: DeviceOptions {
@@ -76,70 +76,70 @@ impl Options {
         }
     }
 
-    /// The device to run on.
+    /// Sets the device.
     pub fn device(mut self, device: DeviceChoice) -> Self {
         self.device_options.device = device;
         self
     }
 
-    /// How a GPU launches kernels. The default measures, and chooses what is fastest.
+    /// Sets how a GPU launches kernels. The default measures all ways and takes the fastest.
     #[cfg(feature = "cuda")]
     pub fn launches(mut self, launches: weft_cuda::Launches) -> Self {
         self.device_options.launches = launches;
         self
     }
 
-    /// Tokens of a context, prompt and answer together.
+    /// Sets the maximum length of a context in tokens, prompt and answer together.
     pub fn context(mut self, tokens: usize) -> Self {
         self.context = Some(tokens);
         self
     }
 
-    /// Contexts that find room on the device side by side, if memory allows.
+    /// Sets the number of contexts that should fit on the device side by side, if memory allows.
     pub fn contexts(mut self, contexts: usize) -> Self {
         self.contexts = contexts;
         self
     }
 
-    /// Bytes for KV rows on the device, instead of [`contexts`](Self::contexts).
+    /// Sets the bytes for KV rows on the device. Overrides [`contexts`](Self::contexts).
     pub fn kv_memory(mut self, bytes: u64) -> Self {
         self.kv_memory = Some(bytes);
         self
     }
 
-    /// Threads of the CPU device.
+    /// Sets the number of threads of the CPU device.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads);
         self
     }
 
-    /// Whether nothing may be downloaded.
+    /// Forbids downloads.
     pub fn offline(mut self, offline: bool) -> Self {
         self.offline = offline;
         self
     }
 
-    /// Bytes of main memory for KV rows of earlier prompts.
+    /// Sets the bytes of main memory for KV rows of earlier prompts.
     pub fn ram_cache(mut self, bytes: u64) -> Self {
         self.ram_cache = Some(bytes);
         self
     }
 
-    /// A folder for KV rows of documents, and how many bytes it may have: another process, or the
-    /// same program started again, then reads a document from there instead of computing it.
+    /// Sets a folder for the KV rows of documents, and its maximum size in bytes. A later process
+    /// reads a document's rows from this folder instead of computing them again.
     pub fn disk_cache(mut self, folder: impl Into<PathBuf>, bytes: u64) -> Self {
         self.disk_cache = Some((folder.into(), bytes));
         self
     }
 
-    /// Who is told how a download, and loading, go on.
+    /// Sets the receiver of progress reports about downloading and loading.
     pub fn progress(mut self, progress: impl Progress + 'static) -> Self {
         self.progress = Box::new(progress);
         self
     }
 
-    /// Opens a model: a folder, or a name on the Hugging Face hub, downloaded if it is not in the
-    /// hub's cache.
+    /// Opens a model: a folder, or a name on the Hugging Face hub. A model that is not in the hub's
+    /// cache is downloaded.
     ///
     /// # Errors
     /// See [`Error`].
@@ -148,7 +148,7 @@ impl Options {
         self.load(model)
     }
 
-    /// Finds a model's files, downloads them if they are missing, and reads all but the weights.
+    /// Finds a model's files, downloads missing ones, and reads everything except the weights.
     ///
     /// # Errors
     /// See [`Error`].
@@ -168,7 +168,7 @@ impl Options {
         Ok(Model::open(&folder)?)
     }
 
-    /// Loads a model that was found.
+    /// Loads a model, such as one that [`find`](Self::find) returned.
     ///
     /// # Errors
     /// See [`Error`].
@@ -195,7 +195,7 @@ impl Options {
         Ok(Llm::new(model, engine, memory, tested, warning))
     }
 
-    /// The room that a model's contexts get.
+    /// The space for KV rows that these options give a model.
     ///
     /// # Errors
     /// [`Error::ContextTooLong`] and [`Error::ContextTooShort`]
@@ -209,21 +209,22 @@ impl Options {
         }
     }
 
-    /// A folder that cannot be used costs time and no answer: there is a warning, and no disk tier.
+    /// If the folder cannot be used, there is a warning and no disk tier: answers take longer, and
+    /// stay the same.
     fn tiers(&self) -> (Tiers, Option<String>) {
         let ram_bytes = self.ram_cache.unwrap_or_else(default_ram_cache);
         let (store, warning) = match &self.disk_cache {
             None | Some((_, 0)) => (None, None),
             Some((folder, bytes)) => match Store::open(folder, *bytes) {
                 Ok(store) => (Some(store), None),
-                Err(error) => (None, Some(format!("rows are not kept on disk: {error}"))),
+                Err(error) => (None, Some(format!("KV rows are not saved on disk: {error}"))),
             },
         };
         (Tiers { ram_bytes, store }, warning)
     }
 }
 
-/// Weights that report how many of them were read.
+/// Weights that report how many bytes have been read.
 struct Counted<'a> {
     weights: &'a dyn Weights,
     config: &'a Config,

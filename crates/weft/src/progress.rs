@@ -1,8 +1,8 @@
-//! What opening a model reports while it runs.
+//! Progress reports of opening a model.
 
 use std::time::Duration;
 
-/// One step of a download, or of loading.
+/// An event of downloading or loading a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event<'a> {
@@ -11,69 +11,69 @@ pub enum Event<'a> {
         /// The file.
         file: &'a str,
     },
-    /// A download begins, or goes on where an earlier one ended.
+    /// A download starts, or continues an earlier one.
     Started {
         /// The file.
         file: &'a str,
-        /// Its whole size.
+        /// Its size.
         size_bytes: u64,
-        /// What is already on disk.
+        /// Bytes that are already on disk.
         have_bytes: u64,
     },
     /// Bytes arrived.
     Received {
-        /// How much of the file is on disk now.
+        /// Bytes of the file that are on disk now.
         have_bytes: u64,
     },
-    /// An attempt failed; another follows.
+    /// An attempt failed, and another follows.
     Retrying {
         /// The file, or the list of files.
         what: &'a str,
-        /// Why.
+        /// Why the attempt failed.
         reason: &'a str,
         /// The pause before the next attempt.
         wait: Duration,
     },
-    /// Another process fetches the same file.
+    /// Another process is downloading the same file, and this one waits for it.
     Waiting {
         /// The file.
         file: &'a str,
     },
-    /// All bytes are there; their hash is computed.
+    /// The download is complete, and its hash is being checked.
     Verifying {
         /// The file.
         file: &'a str,
     },
-    /// The file is in the cache, checked.
+    /// The file has been checked and is in the cache.
     Finished {
         /// The file.
         file: &'a str,
         /// Its size.
         size_bytes: u64,
     },
-    /// A device failed its self-test; answers come slowly, from the reference device.
+    /// The device failed its self-test. The slow reference device runs the model instead.
     SelfTestFailed {
-        /// What was wrong.
+        /// The result that was wrong.
         reason: &'a str,
     },
     /// Weights are being read.
     Loading {
-        /// Bytes that were read.
+        /// Bytes read up to now.
         have_bytes: u64,
         /// Bytes of all weights.
         size_bytes: u64,
     },
-    /// The device has all weights.
+    /// The device has loaded all weights.
     Loaded,
 }
 
-/// Takes the events of opening a model. Loading reports from several threads at once.
+/// Receives the events of opening a model. Loading calls it from several threads at once.
 pub trait Progress: Send + Sync {
     /// Called for each event.
     fn report(&self, event: Event<'_>);
 }
 
-/// Reports nothing.
+/// Ignores all events.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Silent;
 

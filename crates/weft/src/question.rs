@@ -1,20 +1,19 @@
-//! What is asked, and how it is to be answered.
+//! Questions, the documents that they refer to, and the options of an answer.
 
 use weft_core::chunk::{ChunkId, Repair, Reuse};
 
-/// A text that a model was handed: a system prompt or a document. It is computed once, and later
-/// questions about it find its rows.
+/// A registered document. Its KV rows are computed once, and later questions reuse them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Document(pub(crate) ChunkId);
 
 impl Document {
-    /// What names it in reports and in the library.
+    /// The document's id in reports and in the library.
     pub fn id(&self) -> &ChunkId {
         &self.0
     }
 }
 
-/// A question. A text is one: `llm.ask("Why?")`.
+/// A question. A string converts into one: `llm.ask("Why?")`.
 ///
 /// ```
 /// let question = weft::Question::new("Why is the sky blue?").temperature(0.0).max_tokens(100);
@@ -34,66 +33,66 @@ pub struct Question {
 }
 
 impl Question {
-    /// A question with the model's own settings.
+    /// A question with the model's default settings.
     pub fn new(text: impl Into<String>) -> Self {
         Self { text: text.into(), ..Self::default() }
     }
 
-    /// A system prompt that stands before everything else.
+    /// Sets the system prompt, which comes first in the prompt.
     pub fn system(mut self, text: impl Into<String>) -> Self {
         self.system = Some(text.into());
         self
     }
 
-    /// A document that stands before the question, after those that were named before.
+    /// Adds a document. Documents come before the question, in the order of these calls.
     pub fn document(mut self, document: &Document) -> Self {
         self.documents.push(*document);
         self
     }
 
-    /// Documents that stand before the question.
+    /// Adds several documents.
     pub fn documents<'d>(self, documents: impl IntoIterator<Item = &'d Document>) -> Self {
         documents.into_iter().fold(self, Self::document)
     }
 
-    /// How rows of documents may be used again. The default is exact: the answer is that of a prompt
-    /// that was computed anew, bit for bit.
+    /// Sets how the KV rows of documents may be reused. The default is exact: the answer is bit for
+    /// bit the answer of a prompt that is computed from scratch.
     pub fn reuse(mut self, reuse: Reuse) -> Self {
         self.reuse = reuse;
         self
     }
 
-    /// How many rows of a reused document are computed anew.
+    /// Sets how many rows of a reused document are recomputed.
     pub fn repair(mut self, repair: Repair) -> Self {
         self.repair = repair;
         self
     }
 
-    /// Whether the model thinks first, if it can.
+    /// Sets whether the model reasons before it answers, if it supports reasoning.
     pub fn think(mut self, think: bool) -> Self {
         self.think = Some(think);
         self
     }
 
-    /// How freely tokens are drawn; 0 always takes the most likely one.
+    /// Sets the sampling temperature. At 0, the most likely token is always chosen.
     pub fn temperature(mut self, temperature: f32) -> Self {
         self.temperature = Some(temperature);
         self
     }
 
-    /// Decides every draw: the same seed and prompt give the same answer.
+    /// Sets the seed of the sampler: the same seed and prompt give the same answer.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self
     }
 
-    /// At most so many tokens, thinking included.
+    /// Sets the maximum number of generated tokens, reasoning included.
     pub fn max_tokens(mut self, tokens: usize) -> Self {
         self.max_tokens = Some(tokens);
         self
     }
 
-    /// A text that ends the answer, and is no part of it.
+    /// Adds a stop string. Generation ends at this text; the answer does not contain it.
     pub fn stop(mut self, text: impl Into<String>) -> Self {
         self.stop.push(text.into());
         self

@@ -1,4 +1,4 @@
-//! The self-test: does a device compute, on this machine, what the reference device defines?
+//! The self-test: checks that a device on this machine computes the reference device's results.
 #![cfg_attr(
     not(any(feature = "cpu", feature = "cuda")),
     allow(dead_code, reason = "there is no device to test")
@@ -15,7 +15,7 @@ use weft_core::reference;
 use weft_core::sampling::{Sampler, Sampling};
 use weft_core::weights::RandomWeights;
 
-/// A self-test that was passed.
+/// A passed self-test.
 #[derive(Clone, Debug)]
 pub struct Passed {
     device: String,
@@ -23,7 +23,7 @@ pub struct Passed {
 }
 
 impl Passed {
-    /// How long it took.
+    /// Its duration.
     pub fn time_ms(&self) -> f64 {
         self.time.as_secs_f64() * 1e3
     }
@@ -38,7 +38,7 @@ impl fmt::Display for Passed {
 /// Tests the CPU device.
 ///
 /// # Errors
-/// Says what it does not compute.
+/// The first result that differs from the reference.
 #[cfg(feature = "cpu")]
 pub fn cpu() -> Result<Passed, String> {
     let isa = weft_cpu::Isa::choose().map_err(|error| error.to_string())?;
@@ -49,11 +49,11 @@ pub fn cpu() -> Result<Passed, String> {
     })
 }
 
-/// Tests the CUDA device as it will be launched. If that is left to measurements, it is tested as a
-/// graph: they refuse any other way that does not compute the graph's bits.
+/// Tests the CUDA device with the given way of launching kernels. `Auto` is tested as a graph,
+/// because its measurements accept another way only if it computes the same bits as the graph.
 ///
 /// # Errors
-/// Says what it does not compute.
+/// The first result that differs from the reference.
 #[cfg(feature = "cuda")]
 pub fn cuda(launches: weft_cuda::Launches) -> Result<Passed, String> {
     use weft_cuda::Launches;
@@ -65,9 +65,10 @@ pub fn cuda(launches: weft_cuda::Launches) -> Result<Passed, String> {
     })
 }
 
-/// A small model of random weights. Each op, on the reference device's own inputs, must give what the
-/// reference gives; a prompt must give the same bits whether it is run at once or token by token, and what
-/// the reference gives but for rounding; and where the device chooses tokens, the sampler's.
+/// Tests a device on a small model with random weights. Each op must give the reference's result
+/// for the reference's inputs. A prompt must give the same bits whether it runs in one step or
+/// token by token, and the reference's logits up to rounding. If the device chooses tokens, it must
+/// choose the sampler's.
 fn run_on(
     make: impl FnOnce(&Config, &RandomWeights, Limits) -> Result<Box<dyn Inspect>, String>,
 ) -> Result<Passed, String> {
@@ -92,17 +93,17 @@ fn test(
     }
     let logits = prefill(&mut *device, &config, N_TOKENS)?;
     if prefill(&mut *device, &config, 1)? != logits {
-        return Err("a prompt cut differently gives other bits".to_owned());
+        return Err("a prompt gives other bits if it is cut differently".to_owned());
     }
     let defined = prefill(&mut *reference, &config, N_TOKENS)?;
     if !are_near(&logits, &defined, TOLERANCE) {
-        return Err("the device does not compute what the reference does".to_owned());
+        return Err("the device's logits differ from the reference's".to_owned());
     }
     check_choice(&mut *device, &config)?;
     Ok(device.describe())
 }
 
-/// Runs the plan op by op on both devices, each op on what the reference has.
+/// Runs the plan op by op on both devices. Each op gets the reference's inputs.
 fn compare_ops(
     device: &mut dyn Inspect,
     reference: &mut dyn Inspect,
@@ -121,7 +122,7 @@ fn compare_ops(
                 let n = buffer.width(config) * step.n_tokens();
                 let (ours, theirs) = (device.read(buffer), reference.read(buffer));
                 if !are_near(&ours[..n], &theirs[..n], OP_TOLERANCE) {
-                    return Err(format!("{op} does not compute what the reference does"));
+                    return Err(format!("{op} computes other results than the reference"));
                 }
             }
             if let Op::RopeStore { layer } = op {
@@ -129,20 +130,20 @@ fn compare_ops(
                     let (k, v) = reference.kv_row(layer, slot);
                     let (our_k, our_v) = device.kv_row(layer, slot);
                     if !are_near(&our_k, &k, OP_TOLERANCE) || our_v != v {
-                        return Err(format!("{op} does not store what the reference does"));
+                        return Err(format!("{op} stores other rows than the reference"));
                     }
                     device.write_kv_row(layer, slot, &k, &v);
                 }
             }
         }
         if !are_near(device.logits(0), reference.logits(0), OP_TOLERANCE) {
-            return Err("norm_head does not compute what the reference does".to_owned());
+            return Err("norm_head computes other results than the reference".to_owned());
         }
         Ok(())
     })
 }
 
-/// A device that chooses tokens chooses the sampler's.
+/// If the device chooses tokens itself, they must be the sampler's.
 fn check_choice(device: &mut dyn Inspect, config: &Config) -> Result<(), String> {
     let drawn =
         Sampling { temperature: 0.8, top_k: 20, top_p: 0.9, seed: 1, ..Sampling::default() };
@@ -155,7 +156,7 @@ fn check_choice(device: &mut dyn Inspect, config: &Config) -> Result<(), String>
         let Some(token) = device.chosen(0) else { continue };
         let defined = sampler.clone().sample(device.logits(0)).map_err(|e| e.to_string())?;
         if token != defined.token {
-            return Err("the device does not choose the token that the sampler does".to_owned());
+            return Err("the device chooses another token than the sampler".to_owned());
         }
     }
     Ok(())
@@ -166,13 +167,13 @@ fn are_near(ours: &[f32], theirs: &[f32], tolerance: f32) -> bool {
     ours.iter().zip(theirs).all(|(a, b)| (a - b).abs() <= tolerance * size)
 }
 
-/// How far two ways of rounding may lie apart after two layers, as a share of the largest logit.
+/// Maximum difference of logits after two layers, relative to the largest logit.
 const TOLERANCE: f32 = 0.1;
 
-/// And after one op: two roundings to bf16 of the largest value.
+/// Maximum difference after one op: two roundings of the largest value to bf16.
 const OP_TOLERANCE: f32 = 0.02;
 
-/// Tokens of the test's prompt: more than the kernels for few tokens take.
+/// Tokens of the test's prompt: more than the kernels for few tokens handle.
 const N_TOKENS: usize = 12;
 
 const TEST_MODEL: &[u8] = br#"{"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2,
@@ -209,7 +210,7 @@ impl Prompt {
     }
 }
 
-/// Runs the prompt in blocks and gives the last token's logits.
+/// Runs the prompt in blocks, and returns the last token's logits.
 fn prefill(device: &mut dyn Inspect, config: &Config, block: usize) -> Result<Vec<f32>, String> {
     let (prompt, ops) = (Prompt::new(), plan(config));
     for start in (0..N_TOKENS).step_by(block) {
@@ -227,7 +228,7 @@ mod tests {
 
     use super::*;
 
-    /// Weights of which one is off.
+    /// Weights with one wrong value.
     struct Off {
         tensor: Tensor,
         random: RandomWeights,

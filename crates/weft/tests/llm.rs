@@ -1,4 +1,4 @@
-//! The front door, on the bundled model: asked, streamed from, talked to, kept on disk.
+//! Tests of the front door with the bundled model: ask, stream, chat, and the disk cache.
 #![cfg(feature = "bundled")]
 
 use weft::weft_core::chunk::Tier;
@@ -63,6 +63,27 @@ fn questions_side_by_side_are_answered_as_each_alone() {
 }
 
 #[test]
+fn agents_share_the_rows_of_their_documents() {
+    let mut llm = llm();
+    let documents = [TOWN, SHIP].map(|text| llm.document(text).unwrap());
+    let question = Question::new("Who is the captain of the Papokro?").documents(&documents);
+    let question = question.reuse(Reuse::Isolated).temperature(0.0);
+    let agents = ["Answer in one word.", "Answer in a full sentence."];
+    let answers = llm.ask_all(agents.map(|agent| question.clone().system(agent))).unwrap();
+    let [word, sentence] = &answers[..] else { panic!("two agents") };
+    assert!(sentence.text.len() > word.text.len() && sentence.text.contains(&word.text));
+    for document in &documents {
+        let of_document = |answer: &weft::Answer| {
+            let mut pieces = answer.report.pieces.iter();
+            let piece = pieces.find(|piece| piece.chunk == Some(*document.id())).unwrap();
+            piece.tokens - piece.cached_tokens
+        };
+        let computed = [of_document(word), of_document(sentence)];
+        assert!(computed.contains(&0) && computed != [0, 0], "once: {computed:?}");
+    }
+}
+
+#[test]
 fn a_conversation_is_remembered_and_a_refused_turn_is_not() {
     let mut llm = llm();
     let settings = Question::default().temperature(0.0).max_tokens(20);
@@ -102,7 +123,7 @@ fn a_folder_that_cannot_be_used_is_a_warning() {
     let options = Options::new().device(DeviceChoice::Cpu).disk_cache(file.path(), 1 << 20);
     let mut llm = options.load(weft::bundled_model().unwrap()).unwrap();
     let warnings = llm.take_warnings();
-    assert!(warnings[0].contains("not kept on disk"), "{warnings:?}");
+    assert!(warnings[0].contains("not saved on disk"), "{warnings:?}");
     assert!(llm.take_warnings().is_empty());
 }
 

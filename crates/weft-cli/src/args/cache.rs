@@ -1,4 +1,4 @@
-//! Flags of what is kept, where, and how much of it.
+//! Flags of the KV cache and the chunk library.
 
 use std::path::PathBuf;
 
@@ -6,32 +6,32 @@ use clap::Args;
 
 use crate::size;
 
-/// Under which `--help` lists them.
-const HEADING: &str = "What is kept";
+/// The heading in `--help`.
+const HEADING: &str = "Cache";
 
-/// Where KV rows and chunks are kept.
+/// Sizes and folders for KV rows and chunks.
 #[derive(Args, Clone, Default)]
 pub(crate) struct CacheArgs {
     /// Memory for KV rows on the device (like 2g; default: two contexts, if a quarter of the free
     /// memory holds them)
     #[arg(help_heading = HEADING, long, value_name = "SIZE", value_parser = size::parse_bytes)]
     pub(crate) kv_memory: Option<u64>,
-    /// Contexts that pages are wanted for, where it is not for one user's one answer
+    /// Number of contexts to size the KV memory for; set by commands, not by a flag
     #[arg(skip)]
     pub(crate) contexts: Option<usize>,
-    /// Main memory for rows that left the device (default: up to 256m; 0 for none)
+    /// Main memory for KV rows evicted from the device (default: up to 256m; 0 for none)
     #[arg(help_heading = HEADING, long, value_name = "SIZE", value_parser = size::parse_bytes)]
     pub(crate) ram_cache: Option<u64>,
-    /// Disk for rows (default: 4g; 0 for none)
+    /// Disk space for KV rows (default: 4g; 0 for none)
     #[arg(help_heading = HEADING, long, value_name = "SIZE", value_parser = size::parse_bytes)]
     pub(crate) disk_cache: Option<u64>,
-    /// The folder of rows on disk (default: weft/kv in the user's cache folder)
+    /// Folder for KV rows on disk (default: weft/kv in the user's cache folder)
     #[arg(help_heading = HEADING, long, value_name = "DIR")]
     pub(crate) cache_dir: Option<PathBuf>,
-    /// The folder of registered chunks (default: weft/chunks in the user's data folder)
+    /// Folder for registered chunks (default: weft/chunks in the user's data folder)
     #[arg(help_heading = HEADING, long, value_name = "DIR")]
     pub(crate) chunk_dir: Option<PathBuf>,
-    /// Compute everything afresh: neither use rows that are kept nor keep any
+    /// Compute everything from scratch, without reading or writing cached rows
     #[arg(help_heading = HEADING, long)]
     pub(crate) no_cache: bool,
 }

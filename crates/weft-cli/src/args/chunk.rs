@@ -22,21 +22,21 @@ pub(crate) enum ChunkCommand {
     Add(AddArgs),
     /// List the registered chunks
     List(ListChunksArgs),
-    /// Print a chunk: its text, and what is kept of it
+    /// Print a chunk: its text and the state of its KV rows
     Show(ShowChunkArgs),
-    /// Compute the rows of chunks ahead, in the order in which a prompt will have them
+    /// Compute the KV rows of chunks in advance, in the order of a later prompt
     Warm(WarmArgs),
-    /// Keep the rows of chunks from being evicted
+    /// Exempt the KV rows of chunks from eviction
     Pin(PinArgs),
-    /// Let the rows of chunks be evicted again
+    /// Allow the KV rows of chunks to be evicted again
     Unpin(PinArgs),
-    /// Forget chunks and their rows
+    /// Delete chunks and their KV rows
     Rm(RmArgs),
-    /// Write a chunk and its rows to a file, to pass it on
+    /// Write a chunk and its KV rows to a file for another machine
     Export(ExportArgs),
-    /// Register the chunk in a file that `export` wrote, with those of its rows that fit
+    /// Register a chunk from a file of `export`, with the KV rows that fit this machine
     Import(ImportArgs),
-    /// Sweep the folder of rows: damaged and left-over files, rows over the budget
+    /// Clean the folder of KV rows: damaged files, leftovers, rows beyond the size limit
     Gc(GcArgs),
 }
 
@@ -45,13 +45,13 @@ pub(crate) struct AddArgs {
     /// The file with the text; `-` reads stdin
     #[arg(value_name = "FILE")]
     pub(crate) file: String,
-    /// What it is
+    /// Kind of the chunk
     #[arg(long, value_enum, default_value_t = KindArg::Context)]
     pub(crate) kind: KindArg,
-    /// What to call it
+    /// Name of the chunk
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
-    /// What else to note of it; may be given several times
+    /// Metadata; may be given several times
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_meta)]
     pub(crate) meta: Vec<(String, String)>,
     #[command(flatten)]
@@ -60,16 +60,16 @@ pub(crate) struct AddArgs {
     pub(crate) cache: CacheArgs,
 }
 
-/// Which chunks.
+/// A filter for chunks.
 #[derive(Args)]
 pub(crate) struct WhichArgs {
-    /// Of this kind
+    /// Only chunks of this kind
     #[arg(long, value_enum)]
     pub(crate) kind: Option<KindArg>,
-    /// Registered at least this long ago (like 90s, 30m, 12h, 7d or 2w)
+    /// Only chunks registered at least this long ago (like 90s, 30m, 12h, 7d or 2w)
     #[arg(long, value_name = "AGE", value_parser = size::parse_age)]
     pub(crate) older_than: Option<Duration>,
-    /// With this note; may be given several times
+    /// Only chunks with this metadata; may be given several times
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_meta)]
     pub(crate) meta: Vec<(String, String)>,
 }
@@ -106,10 +106,10 @@ pub(crate) struct WarmArgs {
     /// The chunks
     #[arg(value_name = "ID", num_args = 1.., required = true)]
     pub(crate) ids: Vec<String>,
-    /// The system chunk that stands before them
+    /// System chunk that comes before them
     #[arg(long, value_name = "ID")]
     pub(crate) system: Option<String>,
-    /// How they will be used again: exact, anchored or isolated
+    /// How a later prompt reuses them: exact, anchored or isolated
     #[arg(long, value_name = "HOW", default_value_t = Reuse::Exact)]
     pub(crate) reuse: Reuse,
     #[command(flatten)]
@@ -136,7 +136,7 @@ pub(crate) struct RmArgs {
     pub(crate) ids: Vec<String>,
     #[command(flatten)]
     pub(crate) which: WhichArgs,
-    /// All of them
+    /// Delete all chunks
     #[arg(long)]
     pub(crate) all: bool,
     #[command(flatten)]
@@ -150,7 +150,7 @@ pub(crate) struct ExportArgs {
     /// The chunk
     #[arg(value_name = "ID")]
     pub(crate) id: String,
-    /// A file that does not exist yet
+    /// The new file
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
     #[command(flatten)]
@@ -164,7 +164,7 @@ pub(crate) struct ImportArgs {
     /// The file
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
-    /// What to call it here
+    /// Name of the chunk on this machine
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
     #[command(flatten)]
@@ -175,7 +175,7 @@ pub(crate) struct ImportArgs {
 
 #[derive(Args)]
 pub(crate) struct GcArgs {
-    /// Remove the rows of all models but this one on this device
+    /// Remove the KV rows of all other models and devices
     #[arg(long)]
     pub(crate) other_models: bool,
     #[command(flatten)]
@@ -184,7 +184,7 @@ pub(crate) struct GcArgs {
     pub(crate) cache: CacheArgs,
 }
 
-/// Kinds that can be registered: a query is asked, not kept.
+/// Kinds that can be registered: all except queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum KindArg {
     /// A system prompt
@@ -208,6 +208,6 @@ impl From<KindArg> for Kind {
 fn parse_meta(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => Err(format!("`{text}` is not KEY=VALUE")),
+        _ => Err(format!("`{text}` is not of the form KEY=VALUE")),
     }
 }

@@ -1,4 +1,4 @@
-//! Commands and flags, in both dialects that people know.
+//! Commands and flags, with the names of llama.cpp and of vLLM.
 
 mod cache;
 mod chunk;
@@ -22,7 +22,8 @@ pub(crate) use self::serve::ServeArgs;
 
 /// The whole command line.
 #[derive(Parser)]
-#[command(name = "weft", version = env!("WEFT_VERSION"), about = "LLM inference for one user on one machine")]
+#[command(name = "weft", version = env!("WEFT_VERSION"))]
+#[command(about = "LLM inference for one user on one machine")]
 #[command(disable_help_subcommand = true, propagate_version = true)]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -37,19 +38,19 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Talk with a model
     Chat(ChatArgs),
-    /// Answer like `ask`, then tell how far the answer is from one computed afresh
+    /// Answer like `ask`, then compare with an answer computed from scratch
     Verify(Box<AskArgs>),
-    /// Texts that are computed once: register, list, warm, pin, remove, pass on
+    /// Manage chunks, texts that are computed once: register, list, warm, pin, remove, export
     Chunk(Box<ChunkArgs>),
-    /// Answer over HTTP, as OpenAI's clients ask, and show a page
+    /// Serve OpenAI's API over HTTP, and a chat page
     Serve(Box<ServeArgs>),
-    /// Print a model's shape, size and memory need
+    /// Print a model's dimensions, size and memory
     Show(ShowArgs),
     /// List the models in the hub cache
     List(ListArgs),
     /// Download a model into the hub cache
     Pull(PullArgs),
-    /// Measure the speed, against what this machine could do
+    /// Measure the speed, and compare it with the limits of this machine
     Bench(Box<BenchArgs>),
     /// Check this machine: device, memory, cache, self-test
     Doctor(DoctorArgs),
@@ -59,25 +60,24 @@ pub(crate) enum Command {
 
 #[derive(Args)]
 pub(crate) struct AskArgs {
-    /// More documents, as after `--context docs/*.txt`, and the question
+    /// Further documents (as from `--context docs/*.txt`), then the question
     #[arg(value_name = "[FILE]... QUESTION", num_args = 1.., required = true)]
     pub(crate) words: Vec<String>,
-    /// A document that the answer may come from: a file, or a registered chunk; may be given several
-    /// times
+    /// Document to answer from: a file or a registered chunk; may be given several times
     #[arg(long, value_name = "FILE|ID", action = clap::ArgAction::Append)]
     pub(crate) context: Vec<String>,
-    /// How rows of documents are used again: exact (after the same documents), anchored (after the
+    /// How KV rows of documents are reused: exact (after the same documents), anchored (after the
     /// same system prompt, in any order; approximate) or isolated (anywhere; approximate)
     #[arg(long, value_name = "HOW", default_value_t = Reuse::Exact)]
     pub(crate) reuse: Reuse,
-    /// What is recomputed of moved documents: none, link:K (the first K tokens of each) or blend:R
-    /// (the share R that deviates most)
+    /// Which tokens of moved documents are recomputed: none, link:K (the first K of each) or
+    /// blend:R (the share R that deviates most)
     #[arg(long, value_name = "WHAT", default_value_t = Repair::None)]
     pub(crate) repair: Repair,
-    /// Show where each part of the context came from, and how much the answer looked at it
+    /// Show where each part of the context came from, and how much attention it got
     #[arg(long)]
     pub(crate) stats: bool,
-    /// Rerun the answer afresh, and tell how far they are apart
+    /// Compute the answer again from scratch, and print the differences
     #[arg(long)]
     pub(crate) verify: bool,
     #[command(flatten)]
@@ -88,7 +88,7 @@ pub(crate) struct AskArgs {
     pub(crate) prompt: PromptArgs,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
-    /// Print the answer and its figures as JSON
+    /// Print the answer and its statistics as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -102,20 +102,20 @@ pub(crate) struct RunArgs {
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
-    /// Whether the flag itself named the model, and not the environment or a file
+    /// Whether the flag named the model, rather than the environment or a file
     #[arg(skip)]
     pub(crate) model_by_flag: bool,
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
-    /// Read the prompt, or text that stands before it, from a file
+    /// Read the prompt, or a text before it, from a file
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
     /// Continue the prompt as it is, without a chat template
     #[arg(long)]
     pub(crate) raw: bool,
-    /// Print the answer and its figures as JSON
+    /// Print the answer and its statistics as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -161,7 +161,7 @@ pub(crate) struct PullArgs {
     /// `org/name[@revision]`
     #[arg(value_name = "MODEL")]
     pub(crate) name: String,
-    /// Print nothing but errors
+    /// Print only errors
     #[arg(short, long)]
     pub(crate) quiet: bool,
 }
@@ -181,7 +181,7 @@ pub(crate) struct CompletionsArgs {
     pub(crate) shell: clap_complete::Shell,
 }
 
-/// Which model, on what.
+/// The model and its device.
 #[derive(Args, Default)]
 pub(crate) struct ModelArgs {
     /// A folder, or `org/name[@revision]`
@@ -191,10 +191,10 @@ pub(crate) struct ModelArgs {
     #[arg(short, long, visible_alias = "max-model-len",
           value_name = "TOKENS", value_parser = size::parse_count)]
     pub(crate) ctx_size: Option<usize>,
-    /// What computes
+    /// Device
     #[arg(long, value_enum, default_value_t = DeviceKind::Auto)]
     pub(crate) device: DeviceKind,
-    /// How it computes
+    /// Kernels
     #[arg(long, value_enum, default_value_t = Kernels::Auto)]
     pub(crate) kernels: Kernels,
     /// Threads of the CPU device (default: all cores)
@@ -203,17 +203,17 @@ pub(crate) struct ModelArgs {
     /// Never use the network
     #[arg(long)]
     pub(crate) offline: bool,
-    /// Print nothing but the answer and errors
+    /// Print only the answer and errors
     #[arg(short, long)]
     pub(crate) quiet: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DeviceKind {
-    /// The best there is
+    /// The GPU if there is one, else the CPU
     #[default]
     Auto,
-    /// An NVIDIA GPU, or an error
+    /// An NVIDIA GPU; an error if there is none
     Cuda,
     /// The CPU
     Cpu,
@@ -224,32 +224,32 @@ pub(crate) enum Kernels {
     /// The fastest that passes its self-test
     #[default]
     Auto,
-    /// Tokens in one CUDA kernel that stays
+    /// One persistent CUDA kernel for many tokens
     Persistent,
-    /// A token as one CUDA graph
+    /// One CUDA graph per token
     Graph,
     /// One launch per op
     Ops,
-    /// Plain loops: the definition of every op
+    /// Plain loops that define every op; slow
     Reference,
 }
 
-/// What is said to the model besides the prompt.
+/// Settings of the prompt.
 #[derive(Args)]
 pub(crate) struct PromptArgs {
     /// The system prompt: a text, `@FILE`, or a registered system chunk
     #[arg(long, value_name = "TEXT|@FILE|ID")]
     pub(crate) system: Option<String>,
-    /// Let the model think before it answers
+    /// Let the model reason before it answers
     #[arg(long, overrides_with = "no_think")]
     pub(crate) think: bool,
-    /// Have it answer at once
+    /// Answer at once, without reasoning
     #[arg(long, overrides_with = "think")]
     pub(crate) no_think: bool,
 }
 
 impl PromptArgs {
-    /// Whether the model shall think; unset leaves it to the template.
+    /// Whether the model should reason; `None` leaves it to the template.
     pub(crate) fn thinking(&self) -> Option<bool> {
         match (self.think, self.no_think) {
             (true, _) => Some(true),
@@ -259,41 +259,41 @@ impl PromptArgs {
     }
 }
 
-/// How tokens are drawn. What is not given comes from the model's generation_config.json.
+/// Sampling. Defaults come from the model's generation_config.json.
 #[derive(Args, Default)]
 pub(crate) struct SamplingArgs {
-    /// Tokens to generate at most
+    /// Maximum number of tokens to generate
     #[arg(short = 'n', long, value_name = "TOKENS",
           value_parser = size::parse_count)]
     pub(crate) max_tokens: Option<usize>,
-    /// 0 takes the likeliest token
+    /// Sampling temperature; 0 always takes the most likely token
     #[arg(long, visible_alias = "temp", value_name = "T")]
     pub(crate) temperature: Option<f32>,
-    /// Draw from the K likeliest tokens (0: from all)
+    /// Sample from the K most likely tokens (0: from all)
     #[arg(long, value_name = "K")]
     pub(crate) top_k: Option<usize>,
-    /// Draw from the likeliest tokens that make up this probability
+    /// Sample from the most likely tokens with this total probability
     #[arg(long, value_name = "P")]
     pub(crate) top_p: Option<f32>,
-    /// Draw from tokens at least this share as likely as the likeliest
+    /// Sample from tokens with at least this share of the largest probability
     #[arg(long, value_name = "P")]
     pub(crate) min_p: Option<f32>,
-    /// Divide the logits of tokens seen before
+    /// Divide the logits of tokens in the prompt or the answer
     #[arg(long, visible_alias = "repeat-penalty", value_name = "X")]
     pub(crate) repetition_penalty: Option<f32>,
-    /// Lower the logits of tokens the answer has
+    /// Lower the logits of tokens in the answer
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) presence_penalty: Option<f32>,
-    /// Lower the logits of tokens by how often the answer has them
+    /// Lower the logits of tokens by their number in the answer
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) frequency_penalty: Option<f32>,
-    /// The same seed gives the same answer
+    /// Seed of the sampler: the same seed gives the same answer
     #[arg(short, long, value_name = "N")]
     pub(crate) seed: Option<u64>,
     /// End the answer before this text; may be given several times
     #[arg(long, value_name = "TEXT")]
     pub(crate) stop: Vec<String>,
-    /// Go on at end tokens
+    /// Continue after end tokens
     #[arg(long)]
     pub(crate) ignore_eos: bool,
 }

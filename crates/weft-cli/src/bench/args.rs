@@ -1,7 +1,6 @@
-//! Flags of `weft bench` and its helpers, named as llama-bench names them where it has them.
+//! Flags of `weft bench`, with the names of llama-bench if it has them.
 //!
-//! It owns what a user may type; whether a model has room for it is checked where the model is
-//! known.
+//! Sizes are checked against the model later, when it is known.
 
 use std::path::PathBuf;
 
@@ -27,17 +26,17 @@ pub(crate) struct BenchArgs {
 
 #[derive(Subcommand)]
 pub(crate) enum BenchCommand {
-    /// Time each op of the plan alone
+    /// Time each op of the plan separately
     Ops(OpsArgs),
-    /// Time a first token with its context cold, and kept in each tier
+    /// Time the first token with a cold context, and with one cached in each tier
     FirstToken(FirstTokenArgs),
-    /// Time whole answers: scheduling, sampling and text included
+    /// Time whole answers, including scheduling, sampling and text
     Generate(GenerateArgs),
     /// Compare two saved runs, test by test
     Compare(CompareArgs),
-    /// Draw saved runs
+    /// Plot saved runs
     Plot(PlotArgs),
-    /// Write random weights of a shape as the files of a model
+    /// Write a model folder with random weights of a shape
     #[command(hide = true)]
     Export(ExportArgs),
     /// Write the logits of given tokens
@@ -45,7 +44,7 @@ pub(crate) enum BenchCommand {
     Forced(ForcedArgs),
 }
 
-/// What is measured, and where the figures go.
+/// The tests, and where to write the results.
 #[derive(Args)]
 pub(crate) struct TestArgs {
     #[command(flatten)]
@@ -58,10 +57,10 @@ pub(crate) struct TestArgs {
     #[arg(short = 'n', long, value_name = "TOKENS", default_value = "32",
           value_parser = count_or_zero)]
     pub(crate) n_gen: usize,
-    /// Write a trace of one token's ops, at the first depth and batch, for Perfetto or chrome://tracing
+    /// Write a trace of one token's ops, at the first depth and batch, for Perfetto
     #[arg(long, value_name = "FILE")]
     pub(crate) timeline: Option<PathBuf>,
-    /// Decode also with tokens that follow one another, chosen by the device where it can
+    /// Also decode consecutive tokens, chosen by the device if it can
     #[arg(long)]
     pub(crate) follow: bool,
     #[command(flatten)]
@@ -76,10 +75,10 @@ pub(crate) struct OpsArgs {
     pub(crate) grid: GridArgs,
 }
 
-/// The points at which decoding is measured.
+/// The depths and batches of decoding tests.
 #[derive(Args)]
 pub(crate) struct GridArgs {
-    /// Tokens that stand in the context before the test begins
+    /// Tokens in the context before the test starts
     #[arg(short = 'd', long, value_name = "TOKENS", value_delimiter = ',', default_value = "0",
           value_parser = count_or_zero)]
     pub(crate) n_depth: Vec<usize>,
@@ -87,7 +86,7 @@ pub(crate) struct GridArgs {
     #[arg(short, long, value_name = "LANES", value_delimiter = ',', default_value = "1,2,4",
           value_parser = lanes)]
     pub(crate) batch: Vec<usize>,
-    /// How often each test is repeated
+    /// Number of repetitions of each test
     #[arg(short, long, value_name = "N", default_value = "5", value_parser = size::parse_count)]
     pub(crate) repetitions: usize,
 }
@@ -95,7 +94,7 @@ pub(crate) struct GridArgs {
 /// Random weights.
 #[derive(Args)]
 pub(crate) struct ShapeArgs {
-    /// Random weights of a shape: a name (like qwen3-0.6b) or a config.json; wins over --model
+    /// Random weights of a shape: a name (like qwen3-0.6b) or a config.json; overrides --model
     #[arg(long, value_name = "NAME")]
     pub(crate) shape: Option<String>,
     /// Seed of random weights
@@ -103,7 +102,7 @@ pub(crate) struct ShapeArgs {
     pub(crate) seed: u64,
 }
 
-/// The model, what computes it, and how the result is told.
+/// The model, its device and the output format.
 #[derive(Args)]
 pub(crate) struct SubjectArgs {
     #[command(flatten)]
@@ -111,32 +110,32 @@ pub(crate) struct SubjectArgs {
     /// Real weights: a folder, or `org/name[@revision]` in the hub cache
     #[arg(short, long, value_name = "MODEL")]
     pub(crate) model: Option<String>,
-    /// What computes
+    /// Device
     #[arg(long, value_enum, default_value_t = DeviceKind::Auto)]
     pub(crate) device: DeviceKind,
-    /// How it computes
+    /// Kernels
     #[arg(long, value_enum, default_value_t = Kernels::Auto)]
     pub(crate) kernels: Kernels,
-    /// Threads that work (all cores unless given)
+    /// Threads of the CPU device (default: all cores)
     #[arg(short, long, value_name = "N", value_parser = size::parse_count)]
     pub(crate) threads: Option<usize>,
-    /// Instructions to use: portable, avx2, avx512 or avx512bf16
+    /// Instruction set: portable, avx2, avx512 or avx512bf16
     #[arg(long, hide = true)]
     pub(crate) isa: Option<Isa>,
-    /// Tokens of a prompt that one step runs
+    /// Prompt tokens per step
     #[arg(long, value_name = "TOKENS", default_value = "128", value_parser = size::parse_count)]
     pub(crate) step_tokens: usize,
-    /// Size of the buffer that the read bandwidth is measured on
+    /// Size of the buffer for measuring the read bandwidth
     #[arg(long, hide = true, value_name = "MIB", default_value = "1024",
           value_parser = size::parse_count)]
     pub(crate) bandwidth_mib: usize,
-    /// How the figures are printed
+    /// Output format
     #[arg(short, long, value_enum, default_value_t = Format::Table)]
     pub(crate) output: Format,
-    /// Write the figures with all raw samples to a JSON file
+    /// Write the results with all raw samples to a JSON file
     #[arg(long, value_name = "FILE")]
     pub(crate) save: Option<PathBuf>,
-    /// Print nothing but the figures and errors
+    /// Print only the results and errors
     #[arg(short, long)]
     pub(crate) quiet: bool,
 }
@@ -166,7 +165,7 @@ pub(crate) struct PlotArgs {
     /// Saved runs
     #[arg(value_name = "RUN.json", required = true)]
     pub(crate) runs: Vec<PathBuf>,
-    /// The drawing
+    /// The SVG file to write
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) out: PathBuf,
 }
@@ -178,6 +177,6 @@ fn count_or_zero(text: &str) -> Result<usize, String> {
 fn lanes(text: &str) -> Result<usize, String> {
     match size::parse_count(text)? {
         n if n <= MAX_LANES => Ok(n),
-        n => Err(format!("{n} lanes are too many; a step holds up to {MAX_LANES}")),
+        n => Err(format!("{n} lanes are too many; the limit is {MAX_LANES}")),
     }
 }

@@ -1,13 +1,13 @@
-//! What makes figures worthless, and what makes them doubtful.
+//! Checks of a bench's results.
 //!
-//! Problems fail the run; notes are printed beside it.
+//! Problems make the results invalid and fail the run; notes are printed with the results.
 
 use super::report::{Report, Row};
 
-/// How much the read bandwidth of an idle machine may differ from one time to another.
+/// Maximum variation of the read bandwidth on an idle machine.
 const STEADY: f64 = 1.25;
 
-/// Logits that are no numbers, and lanes that do not compute what they compute alone.
+/// Logits that are not finite, and lanes whose results depend on the other lanes.
 pub(crate) fn problems(rows: &[Row]) -> Vec<String> {
     let mut problems = Vec::new();
     for row in rows {
@@ -15,7 +15,7 @@ pub(crate) fn problems(rows: &[Row]) -> Vec<String> {
         if !logits.finite {
             problems.push(format!("{}: logits are not finite", row.name()));
         }
-        // The same tokens in the fewest lanes that were measured.
+        // The same test with the smallest measured number of lanes.
         let alone = rows.iter().find(|other| other.test == row.test && other.batch < row.batch);
         let Some(alone) = alone.and_then(|row| row.logits.as_ref()) else { continue };
         let pairs = logits.lane_hashes.iter().zip(&alone.lane_hashes);
@@ -29,7 +29,7 @@ pub(crate) fn problems(rows: &[Row]) -> Vec<String> {
     problems
 }
 
-/// What a reader should know before believing the figures.
+/// Reasons to doubt the results.
 pub(crate) fn notes(report: &Report) -> Vec<String> {
     let mut notes = Vec::new();
     if report.debug_build {

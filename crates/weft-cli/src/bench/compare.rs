@@ -1,7 +1,7 @@
-//! `weft bench compare A B`: what changed between two saved runs.
+//! `weft bench compare A B`: compares two saved runs.
 //!
-//! A difference counts only where the ranges that hold four fifths of the samples do not touch, so
-//! noise is never sold as progress. Other logits are told before anything else.
+//! A difference counts only if the ranges of p10 to p90 do not overlap, so that noise does not look
+//! like progress. Different logits are reported first.
 
 use std::process::ExitCode;
 
@@ -28,7 +28,7 @@ pub(super) fn run(args: &CompareArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The comparison, for people.
+/// The comparison as text.
 fn compared(a: &Report, b: &Report) -> String {
     let pairs: Vec<(&Row, &Row)> =
         a.rows.iter().filter_map(|row| Some((row, same_test(row, b)?))).collect();
@@ -43,7 +43,7 @@ fn compared(a: &Report, b: &Report) -> String {
         .collect();
     if !differing.is_empty() {
         text += &format!(
-            "\n**THE LOGITS DIFFER in {} of {} tests: {}.** One of the runs computes something else.\n",
+            "\n**THE LOGITS DIFFER in {} of {} tests: {}.** One of the runs is wrong.\n",
             differing.len(),
             pairs.len(),
             differing.join(", "),
@@ -65,7 +65,7 @@ fn same_test<'r>(row: &Row, report: &'r Report) -> Option<&'r Row> {
     report.rows.iter().find(|other| other.name() == row.name())
 }
 
-/// Whether both ended with the same logits; none where one has none.
+/// Whether both ended with the same logits; `None` if one has no logits.
 fn same_logits(a: &Row, b: &Row) -> Option<bool> {
     Some(a.logits.as_ref()?.hash == b.logits.as_ref()?.hash)
 }
@@ -107,7 +107,7 @@ fn about(report: &Report) -> String {
     )
 }
 
-/// What makes the runs hard to compare.
+/// Differences between the runs that make a comparison doubtful.
 fn differences(a: &Report, b: &Report) -> Vec<String> {
     let checks = [
         (a.model != b.model, "the models differ, so logits and speeds do"),
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn other_logits_are_told_first() {
+    fn other_logits_are_reported_first() {
         let a = report(&[(0, 1, 10.0, "aa"), (0, 2, 15.0, "cc")]);
         let b = report(&[(0, 1, 10.0, "ab"), (0, 2, 15.0, "cc")]);
         let text = compared(&a, &b);

@@ -1,4 +1,4 @@
-//! What benches of a whole engine have in common: who measured what where, and how the report is printed.
+//! The common part of all engine benches: the header of a report, and printing.
 
 use serde_json::{Value, json};
 use weft_core::engine::Engine;
@@ -10,7 +10,7 @@ use super::subject::Subject;
 use crate::answer::print;
 use crate::error::CliError;
 
-/// A report: what was measured where, then a bench's own figures, an object.
+/// A report: model, device and machine, then the bench's own results, an object.
 pub(super) fn report(subject: &Subject, engine: &Engine, figures: Value) -> Value {
     let mut report = json!({
         "weft_version": env!("CARGO_PKG_VERSION"),
@@ -28,7 +28,7 @@ pub(super) fn report(subject: &Subject, engine: &Engine, figures: Value) -> Valu
     report
 }
 
-/// Prints a report, as a table where that is asked for, and saves it where that is.
+/// Prints a report in the requested format, and saves it if requested.
 pub(super) fn print_report(
     report: &Value,
     args: &SubjectArgs,

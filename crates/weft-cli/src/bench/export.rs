@@ -1,5 +1,5 @@
-//! `weft bench export`: random weights as the files of a model, so that other programs can run what
-//! weft runs. Writes as it reads, one row at a time; it does not know what the weights are for.
+//! `weft bench export`: writes a model folder with random weights, so that other programs can run
+//! the same model. It writes one row at a time.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -21,7 +21,7 @@ use crate::error::CliError;
 pub(crate) struct ExportArgs {
     #[command(flatten)]
     shape: ShapeArgs,
-    /// The folder, which is made
+    /// The folder to create
     #[arg(long, value_name = "FOLDER")]
     out: PathBuf,
 }

@@ -1,11 +1,11 @@
-//! How files are laid out and put in their place. Knows text, not what it says.
+//! Formats and writes result files.
 
 use std::path::Path;
 
 use crate::error::CliError;
 
-/// Indented JSON with each list of numbers on a line of its own: hundreds of samples, one each,
-/// would bury the rest.
+/// Indented JSON with each list of numbers on one line: hundreds of samples, one per line, would
+/// bury the rest.
 pub(crate) fn lists_on_one_line(json: &str) -> String {
     let mut text = String::new();
     let mut in_list = false;
@@ -23,14 +23,14 @@ pub(crate) fn lists_on_one_line(json: &str) -> String {
     text + "\n"
 }
 
-/// Writes a file beside its place and moves it there, so that no reader sees half of it.
+/// Writes a temporary file and renames it, so that no reader sees a partial file.
 pub(crate) fn write_whole(path: &Path, text: &str) -> Result<(), CliError> {
     let failed = || CliError::io(path.display().to_string());
     let mut beside = path.as_os_str().to_owned();
     beside.push(format!(".{}.part", std::process::id()));
     std::fs::write(&beside, text).map_err(failed())?;
     std::fs::rename(&beside, path).map_err(|error| {
-        // The error that is told is the first one.
+        // The first error is the one to report.
         let _ = std::fs::remove_file(&beside);
         failed()(error)
     })

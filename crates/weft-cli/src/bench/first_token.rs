@@ -1,9 +1,10 @@
-//! `weft bench first-token`: how long a first token takes with its context cold, and with its rows
-//! kept in each tier.
+//! `weft bench first-token`: the time to the first token with a cold context, and with one cached
+//! in each tier.
 //!
-//! Unlike the other benches it drives a whole `Engine`: finding, bringing and promising rows is what
-//! a warm first token consists of. Every case must give the same token with the same log-probabilities, or the
-//! figures are worthless; those are asked for in a round that is not timed, because they are work of their own.
+//! It measures a whole `Engine`, because a warm first token consists of finding, loading and
+//! allocating rows. Every case must give the same token with the same log-probabilities; otherwise
+//! the results are invalid. Log-probabilities are checked in a round that is not timed, because
+//! they cost time themselves.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -40,12 +41,12 @@ pub(crate) struct FirstTokenArgs {
     #[arg(short = 'n', long, value_name = "TOKENS", default_value = "16",
           value_parser = size::parse_count)]
     query: usize,
-    /// How often each case is repeated
+    /// Number of repetitions of each case
     #[arg(short, long, value_name = "N", default_value = "5", value_parser = size::parse_count)]
     repetitions: usize,
 }
 
-/// Where the context's rows are when the request comes: nowhere, or in a tier.
+/// The tier of the context's rows when the request arrives, if any.
 const CASES: [(&str, Option<Tier>); 4] = [
     ("cold", None),
     ("device", Some(Tier::Device)),
@@ -59,7 +60,7 @@ pub(crate) fn run(args: &FirstTokenArgs) -> Result<ExitCode, CliError> {
     subject.check_positions(n_rows)?;
     let folder = std::env::temp_dir().join(format!("weft-bench-{}", std::process::id()));
     let result = measure(&subject, args, n_rows, &folder);
-    // Rows of random tokens are worth nothing to anybody.
+    // Rows of random tokens are useless afterwards.
     let _ = std::fs::remove_dir_all(&folder);
     let report = result?;
     engine_report::print_report(&report, &args.subject, table)?;
@@ -78,7 +79,7 @@ fn measure(
     let mut engine = engine(subject, args, n_rows, folder)?;
     let prompt = prompt(args);
     let mut samples: Vec<Vec<Duration>> = vec![Vec::new(); CASES.len()];
-    // Also warms the machine up.
+    // This round also warms up the machine.
     let checked = CASES.map(|(_, tier)| ask(&mut engine, &prompt, tier, Some(5)));
     let checked = checked.into_iter().collect::<Result<Vec<_>, _>>()?;
     let (expected, _) = &checked[0];
@@ -106,7 +107,7 @@ fn engine(
         step_tokens: args.subject.step_tokens.max(MAX_LANES),
         step_outputs: MAX_LANES,
         positions: n_rows,
-        // More than the copies of pages that rows may go on in.
+        // One spare page per piece, for copies of partly filled pages.
         pages: pages_for(n_rows) + n_pieces,
     };
     let store = Store::open(folder, u64::MAX >> 1)
@@ -126,7 +127,7 @@ fn prompt(args: &FirstTokenArgs) -> Composition {
     Composition { pieces, repair: Repair::None }
 }
 
-/// One first token, with the context's rows in a tier, and the query's nowhere.
+/// One first token, with the context's rows in a tier and the query's rows not cached.
 fn ask(
     engine: &mut Engine,
     prompt: &Composition,

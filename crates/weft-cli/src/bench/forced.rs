@@ -1,5 +1,5 @@
-//! `weft bench forced`: the logits of given tokens, each predicted from those before it, for a
-//! comparison with what other programs compute from the same weights. Knows neither of them.
+//! `weft bench forced`: writes the logits after each of the given tokens, for a comparison with
+//! other programs on the same weights.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -23,7 +23,7 @@ pub(crate) struct ForcedArgs {
     /// The tokens: a JSON list of ids
     #[arg(long, value_name = "FILE")]
     tokens: PathBuf,
-    /// Where the logits go: little-endian f32, one row of the vocabulary per token
+    /// The file for the logits: little-endian f32, one row of the vocabulary per token
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
 }
@@ -71,10 +71,14 @@ fn read_tokens(path: &Path, vocab: usize) -> Result<Vec<u32>, CliError> {
     let name = path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(CliError::io(&name))?;
     let tokens: Vec<u32> = serde_json::from_str(&text)
-        .map_err(|error| CliError::Usage(format!("{name} is no list of token ids: {error}")))?;
+        .map_err(|error| CliError::Usage(format!("{name} is not a list of token ids: {error}")))?;
     match tokens.iter().find(|token| **token as usize >= vocab) {
-        Some(token) => Err(CliError::Usage(format!("{name}: token {token} is not below {vocab}"))),
-        None if tokens.is_empty() => Err(CliError::Usage(format!("{name} has no tokens"))),
+        Some(token) => Err(CliError::Usage(format!(
+            "{name}: token {token} is not below the vocabulary's {vocab}"
+        ))),
+        None if tokens.is_empty() => {
+            Err(CliError::Usage(format!("{name} has no tokens; give at least one")))
+        }
         None => Ok(tokens),
     }
 }

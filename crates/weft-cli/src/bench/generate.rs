@@ -1,7 +1,7 @@
-//! `weft bench generate`: how fast answers come, by every way of choosing their tokens.
+//! `weft bench generate`: the speed of whole answers, for each way of choosing tokens.
 //!
-//! Unlike the other benches of tokens it drives a whole `Engine`: scheduling, sampling, text and reports are
-//! in the figures. Every repetition must give the same tokens, or the figures are worthless.
+//! It measures a whole `Engine`, including scheduling, sampling, text and reports. Every repetition
+//! must give the same tokens; otherwise the results are invalid.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -30,7 +30,7 @@ pub(crate) struct GenerateArgs {
     #[arg(short = 'n', long, value_name = "TOKENS", default_value = "128",
           value_parser = size::parse_count)]
     n_gen: usize,
-    /// Chunks that the prompt is made of; the tokens must be the same for all numbers
+    /// Chunks of the prompt; the tokens must be the same for all numbers
     #[arg(long, value_name = "N,…", default_value = "1", value_delimiter = ',',
           value_parser = size::parse_count)]
     chunks: Vec<usize>,
@@ -38,7 +38,7 @@ pub(crate) struct GenerateArgs {
     grid: GridArgs,
 }
 
-/// What is measured: answers side by side after a prompt of some chunks.
+/// One measurement: answers side by side after a prompt of some chunks.
 #[derive(Clone, Copy)]
 struct Point {
     depth: usize,
@@ -46,7 +46,7 @@ struct Point {
     chunks: usize,
 }
 
-/// The ways of choosing a token that are told apart.
+/// The ways of choosing a token that are measured.
 fn ways() -> [(&'static str, Sampling); 4] {
     let thinking = Sampling { seed: 1, ..Sampling::thinking() };
     [
@@ -66,7 +66,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode, CliError> {
         step_tokens: args.subject.step_tokens.max(MAX_LANES),
         step_outputs: MAX_LANES,
         positions,
-        // Those of the answers before have not gone yet.
+        // The pages of the previous answers may still be in use.
         pages: 2 * most(&args.grid.batch) * (pages_for(positions) + most(&args.chunks) + 1),
     };
     let mut engine = subject.engine(&args.subject, limits, Tiers::default())?;
@@ -104,9 +104,9 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode, CliError> {
     Err(CliError::Unhealthy("repetitions, or other chunks, gave other tokens".to_owned()))
 }
 
-/// What repetitions of the same answers gave.
+/// The results of repeated answers.
 struct Timed {
-    /// Over all lanes, from the step that gave the last lane its first token on.
+    /// Over all lanes, starting with the step of the last lane's first token.
     tokens_per_s: Vec<f64>,
     answers: Vec<Vec<u32>>,
     same_tokens: bool,
@@ -129,7 +129,7 @@ fn measure(
     Ok(timed)
 }
 
-/// Cold answers side by side: their tokens, and how many came in a second.
+/// Cold answers side by side: their tokens, and the tokens per second.
 fn answer(
     engine: &mut Engine,
     Point { depth, batch, chunks }: Point,

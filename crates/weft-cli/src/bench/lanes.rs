@@ -1,30 +1,29 @@
-//! The sequences that a bench runs: fixed tokens, KV pages of their own.
+//! The sequences of a bench: fixed tokens in their own KV pages.
 //!
-//! A lane's token depends on the lane and the position alone, so the same positions give the same
-//! logits whatever was run before, and tests can share what is in the KV pages. It knows steps; it
-//! does not know clocks.
+//! A token depends only on its lane and position. The same positions therefore give the same logits
+//! whatever ran before, and tests can share the contents of the KV pages.
 
 use std::ops::Range;
 
 use weft_core::device::{Lane, Outputs, Span, Step};
 use weft_core::kv::{PAGE_ROWS, PageId, Slot, pages_for};
 
-/// The lanes of a device, all from position 0 on.
+/// The lanes of a device, all starting at position 0.
 pub(crate) struct Lanes {
     tokens: Tokens,
     /// The pages of each lane.
     pages: Vec<Vec<PageId>>,
 }
 
-/// Where tokens come from.
+/// The source of tokens.
 enum Tokens {
-    /// Made up, below the size of a vocabulary.
+    /// Generated, below the size of a vocabulary.
     Made(usize),
     /// Given, the same for every lane.
     Given(Vec<u32>),
 }
 
-/// One lane's part of a step, with what it borrows.
+/// One lane's part of a step, with everything that it borrows.
 struct Part {
     tokens: Vec<u32>,
     positions: Vec<u32>,
@@ -58,13 +57,13 @@ impl Lanes {
         Self { tokens: Tokens::Given(tokens), ..lanes }
     }
 
-    /// Pages that lanes of these rows take.
+    /// Number of pages for lanes with these numbers of rows.
     pub(crate) fn pages_for(rows: &[usize]) -> usize {
         rows.iter().map(|rows| pages_for(*rows)).sum()
     }
 
-    /// Calls `run` with a step of the tokens at `positions` in each of `lanes`, which see all that
-    /// stands before them.
+    /// Calls `run` with a step of the tokens at `positions` in each of `lanes`. The tokens see
+    /// everything before them.
     pub(crate) fn step<R>(
         &self,
         lanes: Range<usize>,
@@ -77,7 +76,7 @@ impl Lanes {
         run(&Step { lanes: &lanes })
     }
 
-    /// The same with one token in each lane, as given.
+    /// The same with one given token in each lane.
     pub(crate) fn step_of<R>(
         &self,
         tokens: &[u32],
@@ -91,7 +90,7 @@ impl Lanes {
         run(&Step { lanes: &lanes })
     }
 
-    /// How many rows after that of `position` lie in the same page.
+    /// Number of rows after that of `position` in the same page.
     pub(crate) fn rows_left(position: usize) -> usize {
         PAGE_ROWS - 1 - position % PAGE_ROWS
     }

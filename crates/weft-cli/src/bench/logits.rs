@@ -1,24 +1,22 @@
-//! Fingerprints of logits: equal bits give equal hashes, so that a fast wrong run shows.
-//!
-//! It knows nothing of how the logits came about.
+//! Fingerprints of logits: equal bits give equal hashes, which exposes a fast but wrong run.
 
 use serde::{Deserialize, Serialize};
 
-/// What is known of the logits that a test ended with.
+/// A summary of the logits at the end of a test.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Logits {
-    /// The hash of all lanes; of batch 1, that of its lane.
+    /// The hash of all lanes; at batch 1, the hash of its lane.
     pub(crate) hash: String,
-    /// The hash of each lane. A lane's depends on weights and its tokens alone.
+    /// The hash of each lane. It depends only on the weights and the lane's tokens.
     pub(crate) lane_hashes: Vec<String>,
     /// The largest magnitude.
     pub(crate) max_abs: f64,
-    /// Whether every one is a number.
+    /// Whether all of them are finite.
     pub(crate) finite: bool,
 }
 
 impl Logits {
-    /// Of one row of logits per lane.
+    /// From one row of logits per lane.
     pub(crate) fn of<'l>(lanes: impl Iterator<Item = &'l [f32]>) -> Self {
         let mut hashes = Vec::new();
         let (mut max_abs, mut finite) = (0.0_f32, true);
@@ -73,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_told() {
+    fn logits_that_are_not_finite_are_reported() {
         for bad in [f32::NAN, f32::INFINITY] {
             assert!(!of(&[&[1.0], &[bad]]).finite);
         }

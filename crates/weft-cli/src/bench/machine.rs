@@ -1,6 +1,6 @@
-//! What stands beside every figure: the machine, the commit, the command, the time.
+//! The context of a measurement: the machine, the commit, the command, the time.
 //!
-//! All of it is best effort: what a system does not tell is left out, never guessed.
+//! If the system does not report a fact, the fact is left out, never guessed.
 
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -10,19 +10,19 @@ use weft_cpu::Isa;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Machine {
-    /// What the CPU calls itself.
+    /// The CPU's name.
     pub(crate) cpu: Option<String>,
     pub(crate) cores: usize,
-    /// The best instructions that there are kernels for.
+    /// The best instruction set with kernels.
     pub(crate) isa: String,
     pub(crate) memory_bytes: Option<u64>,
-    /// Whether programs may have huge pages: the system's own words.
+    /// The system's setting for transparent huge pages.
     pub(crate) huge_pages: Option<String>,
     pub(crate) system: String,
 }
 
 impl Machine {
-    /// This one.
+    /// This machine.
     pub(crate) fn this() -> Self {
         let huge_pages = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
         Self {
@@ -62,13 +62,13 @@ fn sysctl(name: &str) -> Option<String> {
     (output.status.success() && !value.is_empty()).then_some(value)
 }
 
-/// The commit that the program was built from, with `-dirty` if the tree differed from it; none if
-/// it was built outside a checkout.
+/// The commit of the build, with `-dirty` if the tree had changes; `None` if it was built outside a
+/// checkout.
 pub(crate) fn commit() -> Option<String> {
     option_env!("WEFT_COMMIT").map(str::to_owned)
 }
 
-/// The command line that takes the run again.
+/// The command line that repeats the run.
 pub(crate) fn command() -> Vec<String> {
     std::iter::once("weft".to_owned()).chain(std::env::args().skip(1)).collect()
 }
@@ -81,7 +81,8 @@ pub(crate) fn now() -> String {
 
 fn timestamp(seconds: u64) -> String {
     let (days, second) = (seconds / 86_400, seconds % 86_400);
-    // Years that begin in March put the leap day last. From 0000-03-01, in eras of 400 years.
+    // Years start in March, so that the leap day comes last; counted from 0000-03-01, in eras of
+    // 400 years.
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);
     let year_of_era =

@@ -1,8 +1,7 @@
-//! Running the tests: prompts and single tokens, timed.
+//! Runs and times the tests: prompts and single tokens.
 //!
-//! A sample is the time of `Device::run` and nothing else, or, where tokens follow one another, of a step and
-//! the choice of its tokens. It owns the order of things (warm-up,
-//! repetitions, what is in the KV pages); what the samples mean is told elsewhere.
+//! A sample is the time of `Device::run` alone. If tokens follow one another, a sample is the time
+//! of a step and of choosing its tokens.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -19,36 +18,36 @@ use super::report::{Kind, Row};
 use super::stats::Spread;
 use crate::error::CliError;
 
-/// Steps before each decode test that are not counted.
+/// Steps before each decode test that are not timed.
 const WARM_UP: usize = 2;
 
-/// A device with the lanes that are run on it.
+/// A device with its lanes.
 pub(crate) struct Bench<'a> {
     pub(crate) config: &'a Config,
     pub(crate) device: &'a mut dyn Inspect,
     lanes: Lanes,
     pub(crate) ops: Vec<Op>,
-    /// Rows of each lane that hold what its tokens give.
+    /// Number of rows of each lane that hold the results of its tokens.
     filled: Vec<usize>,
 }
 
-/// What the samples of a test are of.
+/// The description of a test's samples.
 pub(crate) struct Test {
     pub(crate) name: String,
     pub(crate) kind: Kind,
     pub(crate) depth: usize,
     pub(crate) batch: usize,
     pub(crate) n_tokens: usize,
-    /// Of one sample.
+    /// Bytes of one sample.
     pub(crate) bytes: u64,
     pub(crate) flops: u64,
 }
 
-/// What was found that makes figures worthless.
+/// Reasons why the results are invalid.
 pub(crate) type Problems = Vec<String>;
 
 impl<'a> Bench<'a> {
-    /// Lanes with room for these numbers of rows, all empty.
+    /// Empty lanes with room for these numbers of rows.
     pub(crate) fn new(config: &'a Config, device: &'a mut dyn Inspect, rows: &[usize]) -> Self {
         Self {
             config,
@@ -59,7 +58,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Prefills the first `batch` lanes up to `depth`. What is there already is not run again.
+    /// Prefills the first `batch` lanes up to `depth`. Rows that exist are not computed again.
     pub(crate) fn fill(&mut self, batch: usize, depth: usize) -> Result<(), CliError> {
         for lane in 0..batch {
             if self.filled[lane] < depth {
@@ -114,7 +113,7 @@ impl<'a> Bench<'a> {
         Ok(row(test, samples, Some(logits)))
     }
 
-    /// `n` tokens in each lane, each the most likely one after the one before, chosen by the device where it
+    /// `n` consecutive tokens in each lane, each the most likely one, chosen by the device if it
     /// can, `repetitions` times.
     pub(crate) fn follow(
         &mut self,
@@ -127,7 +126,7 @@ impl<'a> Bench<'a> {
         for repetition in 0..=repetitions {
             let (times, tokens) = self.follow_once(n, (depth, batch))?;
             said.push(tokens);
-            // The first round warms the machine up.
+            // The first round warms up the machine.
             if repetition > 0 {
                 samples.extend(times);
             }
@@ -137,7 +136,7 @@ impl<'a> Bench<'a> {
         if said.iter().any(|tokens| *tokens != said[0]) {
             problems.push(format!("{} b{batch}: repetitions gave other tokens", test.name));
         }
-        // The rows after the depth are those of other tokens now.
+        // The rows after the depth now belong to other tokens.
         self.filled.iter_mut().take(batch).for_each(|filled| *filled = depth.min(*filled));
         Ok(row(test, samples, None))
     }
@@ -175,14 +174,14 @@ impl<'a> Bench<'a> {
         Ok((times, said))
     }
 
-    /// One step of a token in each of the first `batch` lanes; its time in µs.
+    /// Runs one step with a token in each of the first `batch` lanes; returns its time in µs.
     pub(crate) fn token(&mut self, batch: usize, position: usize) -> Result<f64, CliError> {
         let Self { lanes, device, ops, .. } = self;
         let run = |step: &Step<'_>| timed(*device, ops, step);
         lanes.step(0..batch, position..position + 1, Outputs::Last, run)
     }
 
-    /// The same, op by op: the time of each op of the plan in µs.
+    /// The same, op by op: returns the time of each op of the plan in µs.
     pub(crate) fn token_by_ops(
         &mut self,
         batch: usize,
@@ -194,7 +193,7 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// The times that ops of such a step take the device itself, in µs, where it can tell.
+    /// The device's own times for the ops of such a step, in µs, if it has a clock.
     pub(crate) fn time_on_device(
         &mut self,
         ops: &[Op],
@@ -218,7 +217,7 @@ impl<'a> Bench<'a> {
         Logits::of((0..batch).map(|output| self.device.logits(output)))
     }
 
-    /// Runs tokens of one lane in blocks; the time in µs.
+    /// Runs tokens of one lane in blocks; returns the time in µs.
     fn prefill(
         &mut self,
         lane: usize,
@@ -270,7 +269,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// A test's name as llama-bench writes it.
+/// A test's name in llama-bench's notation.
 pub(crate) fn at_depth(test: &str, depth: usize) -> String {
     if depth == 0 { test.to_owned() } else { format!("{test} @ d{depth}") }
 }
@@ -288,7 +287,7 @@ fn timed(device: &mut dyn Inspect, ops: &[Op], step: &Step<'_>) -> Result<f64, C
     Ok(start.elapsed().as_nanos() as f64 / 1e3)
 }
 
-/// The row of a test. The share of the bandwidth is added when the bandwidth is known.
+/// The row of a test. The share of the bandwidth is added later, when the bandwidth is known.
 pub(crate) fn row(test: Test, samples_us: Vec<f64>, logits: Option<Logits>) -> Row {
     let time_us = Spread::of(&samples_us);
     Row {
@@ -308,7 +307,7 @@ pub(crate) fn row(test: Test, samples_us: Vec<f64>, logits: Option<Logits>) -> R
     }
 }
 
-/// The logits that all repetitions ended with.
+/// The logits of all repetitions, which must be equal.
 fn one_of(repetitions: &[Logits], test: &Test, problems: &mut Problems) -> Logits {
     let last = repetitions.last().expect("at least one repetition");
     if repetitions.iter().any(|logits| logits != last) {

@@ -1,8 +1,8 @@
-//! `weft bench`: how fast a model runs, against what the machine could do.
+//! `weft bench`: measures the speed of a model, and compares it with the limits of the machine.
 //!
-//! It drives a `Device` with steps of its own, so that no sampling and no scheduling is in the
-//! figures. Beside each figure stands what keeps it honest: the read bandwidth of the same run, the
-//! spread of the samples, and the hash of the logits that were computed.
+//! It calls a `Device` directly, so that the results include neither sampling nor scheduling. Each
+//! result comes with the read bandwidth of the same run, the spread of the samples, and a hash of
+//! the logits.
 
 mod args;
 mod check;
@@ -43,7 +43,7 @@ use crate::terminal;
 
 pub(crate) use self::args::BenchArgs;
 
-/// Passes of each way to read memory, each time it is measured.
+/// Passes of each way to read memory, per measurement.
 const BANDWIDTH_PASSES: usize = 5;
 
 pub(crate) fn run(args: BenchArgs) -> Result<ExitCode, CliError> {
@@ -65,7 +65,9 @@ fn tests(mut args: TestArgs) -> Result<ExitCode, CliError> {
     in_order(&mut args.n_prompt);
     args.grid.sort();
     if args.n_prompt.is_empty() && args.n_gen == 0 {
-        return Err(CliError::Usage("nothing to measure: both -p and -n are 0".to_owned()));
+        return Err(CliError::Usage(
+            "nothing to measure: both -p and -n are 0; raise one".to_owned(),
+        ));
     }
     let subject = Subject::find(&args.subject)?;
     let prompt = args.n_prompt.last().copied().unwrap_or(0);
@@ -120,17 +122,17 @@ fn print_speed(row: Option<&Row>, args: &SubjectArgs) {
     }
 }
 
-/// What tests leave besides their rows.
+/// Results of tests besides their rows.
 #[derive(Default)]
 struct Findings {
-    /// What makes the figures worthless.
+    /// Reasons why the results are invalid.
     problems: Vec<String>,
     /// The read bandwidth before each test.
     bandwidth: Vec<Vec<BandwidthPass>>,
 }
 
-/// Makes the device, measures, and tells the result. Each test takes the read bandwidth before it
-/// begins.
+/// Creates the device, measures, and reports the result. Each test measures the read bandwidth
+/// first.
 fn measured(
     subject: &Subject,
     args: &SubjectArgs,
@@ -184,7 +186,7 @@ fn measured(
     Ok(report)
 }
 
-/// Reads the device's memory as fast as it can be read.
+/// Measures the read bandwidth of the device's memory.
 fn bandwidth(args: &SubjectArgs) -> Vec<BandwidthPass> {
     let bytes = args.bandwidth_mib << 20;
     let on_gpu =
@@ -225,15 +227,15 @@ fn print_report(
     Ok(())
 }
 
-/// A run with worthless figures fails.
+/// Fails if the results are invalid.
 fn finish(report: &Report) -> Result<ExitCode, CliError> {
     if report.problems.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
-    Err(CliError::Unhealthy(format!("the figures are worthless: {}", report.problems.join("; "))))
+    Err(CliError::Unhealthy(format!("the results are invalid: {}", report.problems.join("; "))))
 }
 
-/// Each once, rising: what one depth leaves in the KV pages serves the next.
+/// Sorts and removes duplicates, because one depth reuses the KV rows of the previous one.
 fn in_order(values: &mut Vec<usize>) {
     values.sort_unstable();
     values.dedup();
@@ -254,7 +256,7 @@ impl GridArgs {
         self.n_depth.iter().flat_map(with_batches)
     }
 
-    /// KV rows that each lane needs for tests of `n_gen` tokens, and the first for prompts too.
+    /// KV rows that each lane needs for tests of `n_gen` tokens; the first lane also for prompts.
     fn rows(&self, n_gen: usize, n_prompt: usize) -> Vec<usize> {
         let depth = self.n_depth.last().copied().unwrap_or(0);
         let lanes = if n_gen == 0 { 1 } else { self.batch.last().copied().unwrap_or(1) };

@@ -1,9 +1,9 @@
-//! `weft bench ops`: where a token's time goes.
+//! `weft bench ops`: the time of each op of a token.
 //!
-//! Each op of the plan is run alone, in the plan's order: weights come from memory as they do in a
-//! whole step, buffers hold what they hold there, and the sum can be compared with it. The logits
-//! at the end must be those of the whole step. A device that times itself is asked for all layers of an op at
-//! once, with its caches cold; the host is not in its figures.
+//! Each op runs separately, in the plan's order: weights come from memory as in a whole step,
+//! buffers hold the same values, and the sum is comparable with a whole step. The logits at the end
+//! must equal those of the whole step. A device with its own clock times all layers of an op at
+//! once, with cold caches and without the host.
 
 use std::process::ExitCode;
 
@@ -21,9 +21,9 @@ use crate::terminal;
 /// Steps of each kind in one repetition.
 const STEPS: usize = 8;
 
-/// The name of the row that holds the step run whole.
+/// The name of the row for the whole step.
 const WHOLE: &str = "whole step";
-/// The name of the row that holds the sum of the ops.
+/// The name of the row for the sum of the ops.
 const SUM: &str = "sum of ops";
 
 pub(super) fn run(mut args: OpsArgs) -> Result<ExitCode, CliError> {
@@ -60,7 +60,7 @@ fn measure(
     }
 }
 
-/// What the device says of itself, if it does.
+/// The device's own times, if it has a clock.
 fn measure_on_device(
     bench: &mut Bench<'_>,
     at: (usize, usize),
@@ -81,7 +81,7 @@ fn measure_on_device(
     Ok(Some(rows))
 }
 
-/// Whole steps and steps op by op, in turn, so that both see the same machine.
+/// Whole steps and steps op by op, in turn, under the same conditions.
 fn measure_by_clock(
     bench: &mut Bench<'_>,
     (depth, batch): (usize, usize),
@@ -124,7 +124,7 @@ fn names(ops: &[Op]) -> Vec<&'static str> {
     names
 }
 
-/// The work of all ops of a name; of all ops, where no op has it.
+/// The work of all ops with a name, or of all ops if no op has this name.
 fn of_ops(bench: &Bench<'_>, name: &str, (depth, batch): (usize, usize)) -> Test {
     let work = bench.token_work(batch, depth);
     let all = name == SUM || name == WHOLE;

@@ -1,7 +1,7 @@
-//! `weft bench plot`: saved runs as a drawing.
+//! `weft bench plot`: plots saved runs.
 //!
-//! Left, tokens per second against the depth of the context, a line per batch, with the floor that
-//! the read bandwidth sets. Right, the share of that floor that each decode test reached.
+//! Left: tokens per second against the depth of the context, a line per batch, with the limit set
+//! by the read bandwidth. Right: the share of that limit that each decode test reached.
 
 use std::process::ExitCode;
 
@@ -14,7 +14,7 @@ use super::table::short;
 use crate::error::CliError;
 
 const WIDTH: f64 = 900.0;
-/// Where panels begin, below the title.
+/// The top of the panels, below the title.
 const TOP: f64 = 82.0;
 /// The left panel's axes: x from, x to.
 const LEFT: (f64, f64) = (58.0, 440.0);
@@ -33,7 +33,9 @@ pub(super) fn run(args: &PlotArgs) -> Result<ExitCode, CliError> {
     let runs = args.runs.iter().map(|path| Report::read(path)).collect::<Result<Vec<_>, _>>()?;
     let series = series(&runs);
     if series.is_empty() {
-        return Err(CliError::Usage("these runs have no decode test to draw".to_owned()));
+        return Err(CliError::Usage(
+            "these runs have no decode test to plot; run `weft bench` with -n above 0".to_owned(),
+        ));
     }
     write_whole(&args.out, &drawn(&runs, &series))?;
     Ok(ExitCode::SUCCESS)
@@ -41,12 +43,12 @@ pub(super) fn run(args: &PlotArgs) -> Result<ExitCode, CliError> {
 
 /// The decode tests of one batch of one run.
 struct Series<'r> {
-    /// Names the run, where there are several.
+    /// The name of the run, if there are several.
     run: String,
-    /// Names the model, where there are several.
+    /// The name of the model, if there are several.
     model: Option<&'r str>,
     batch: usize,
-    /// Rising depth.
+    /// Sorted by depth.
     rows: Vec<&'r Row>,
     class: String,
 }
@@ -77,7 +79,7 @@ fn series(runs: &[Report]) -> Vec<Series<'_>> {
     all
 }
 
-/// What tells a run from the others: its model, else its day and commit.
+/// A run's distinguishing name: its model, else its day and commit.
 fn run_name(run: &Report, runs: &[Report]) -> String {
     let same_model = runs.iter().filter(|other| other.model.name == run.model.name).count();
     let (name, day) = (&run.model.name, run.date.get(..10).unwrap_or(&run.date));
@@ -168,7 +170,7 @@ fn speeds(svg: &mut Svg, series: &[Series<'_>], height: f64) {
     }
 }
 
-/// Tokens per second if memory were read at full speed.
+/// Tokens per second at the full read bandwidth.
 fn floor(row: &Row) -> Option<f64> {
     row.bandwidth_share.map(|share| row.tokens_per_s.median / share)
 }
@@ -214,7 +216,7 @@ fn shares(svg: &mut Svg, series: &[Series<'_>], height: f64) {
     }
 }
 
-/// A count of tokens as people say it.
+/// A token count as text.
 fn count(tokens: f64) -> String {
     if tokens >= 1024.0 { format!("{}k", tokens / 1024.0) } else { tokens.to_string() }
 }
@@ -224,7 +226,7 @@ mod tests {
     use super::super::report::tests::report;
     use super::*;
 
-    /// Every element is closed, in order, and no text has a bare sign.
+    /// Every element is closed, in order, and no text has an unescaped character.
     fn assert_well_formed(svg: &str) {
         let mut open: Vec<&str> = Vec::new();
         for part in svg.split('<').skip(1) {
@@ -259,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn several_runs_are_told_apart() {
+    fn several_runs_have_distinct_names() {
         let mut runs = [report(&[(0, 1, 10.0, "a")]), report(&[(0, 1, 3.0, "b")])];
         runs[1].model.name = "a <odd> & name".into();
         let svg = drawn(&runs, &series(&runs));

@@ -1,7 +1,7 @@
-//! A run as it is saved: everything needed to judge its figures and to take it again.
+//! A saved run, with everything needed to judge and to repeat it.
 //!
-//! It owns the file format. [`FORMAT`] rises when a field changes its meaning, and readers refuse
-//! what they do not know.
+//! It defines the file format. [`FORMAT`] increases when a field changes its meaning, and readers
+//! refuse unknown formats.
 
 use std::path::Path;
 
@@ -20,9 +20,9 @@ pub(crate) const FORMAT: u32 = 1;
 pub(crate) struct Report {
     pub(crate) format: u32,
     pub(crate) weft_version: String,
-    /// Of the build: see [`machine::commit`](super::machine::commit).
+    /// The commit of the build: see [`machine::commit`](super::machine::commit).
     pub(crate) commit: Option<String>,
-    /// Whether the program was built with debug assertions: figures of such a build mean little.
+    /// Whether the program was built with debug assertions, which makes the results meaningless.
     pub(crate) debug_build: bool,
     /// UTC.
     pub(crate) date: String,
@@ -30,12 +30,12 @@ pub(crate) struct Report {
     pub(crate) machine: Machine,
     pub(crate) model: ModelFacts,
     pub(crate) device: String,
-    /// Threads that the device worked with.
+    /// Threads of the device.
     pub(crate) threads: usize,
     pub(crate) step_tokens: usize,
     pub(crate) bandwidth: Bandwidth,
     pub(crate) rows: Vec<Row>,
-    /// What makes the figures worthless: logits that are no numbers, or that changed.
+    /// Reasons why the results are invalid: logits that are not finite, or that changed.
     pub(crate) problems: Vec<String>,
 }
 
@@ -56,10 +56,10 @@ pub(crate) struct Bandwidth {
     pub(crate) buffer_bytes: u64,
     pub(crate) threads: usize,
     pub(crate) before: Vec<BandwidthPass>,
-    /// The passes before each test but the first.
+    /// The passes before each test except the first.
     pub(crate) between: Vec<Vec<BandwidthPass>>,
     pub(crate) after: Vec<BandwidthPass>,
-    /// The fastest pass of all: what shares are taken of.
+    /// The fastest pass of all. Shares refer to it.
     pub(crate) best_gb_per_s: f64,
 }
 
@@ -92,19 +92,20 @@ pub(crate) struct Row {
     pub(crate) n_tokens: usize,
     pub(crate) tokens_per_s: Spread,
     pub(crate) time_us: Spread,
-    /// Bytes that one sample must move; the mean, where samples differ.
+    /// Bytes that one sample must move; the mean, if samples differ.
     pub(crate) bytes: u64,
     pub(crate) gb_per_s: f64,
-    /// gb_per_s of the best read bandwidth; none for prefill, which arithmetic bounds.
+    /// gb_per_s relative to the best read bandwidth. `None` for prefill, which is bound by
+    /// arithmetic.
     pub(crate) bandwidth_share: Option<f64>,
     pub(crate) gflop_per_s: f64,
-    /// Of the last step; none for ops.
+    /// Logits of the last step; `None` for ops.
     pub(crate) logits: Option<Logits>,
     pub(crate) samples_us: Vec<f64>,
 }
 
 impl Row {
-    /// The test with its batch, as rows are told apart.
+    /// The test with its batch.
     pub(crate) fn name(&self) -> String {
         match self.kind {
             Kind::Prefill => self.test.clone(),
@@ -114,7 +115,7 @@ impl Row {
 }
 
 impl Bandwidth {
-    /// From all times it was taken, in order.
+    /// From all measurements, in order.
     pub(crate) fn new(
         (buffer_bytes, threads): (u64, usize),
         mut taken: Vec<Vec<BandwidthPass>>,
@@ -126,7 +127,7 @@ impl Bandwidth {
         Self { buffer_bytes, threads, before, between: rest.collect(), after, best_gb_per_s }
     }
 
-    /// The slowest and the fastest of the times it was measured, GB/s.
+    /// The slowest and the fastest measurement, GB/s.
     pub(crate) fn range(&self) -> (f64, f64) {
         let all = self.between.iter().chain([&self.before, &self.after]);
         all.map(|passes| best(passes))
@@ -149,7 +150,7 @@ impl Report {
         lists_on_one_line(&json)
     }
 
-    /// Writes the file whole or not at all.
+    /// Writes the file atomically.
     pub(crate) fn save(&self, path: &Path) -> Result<(), CliError> {
         write_whole(path, &self.to_json())
     }

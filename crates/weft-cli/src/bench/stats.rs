@@ -1,8 +1,8 @@
-//! Samples → median and spread. Knows numbers only.
+//! Median and spread of samples.
 
 use serde::{Deserialize, Serialize};
 
-/// The middle of some samples, and the range that four fifths of them lie in.
+/// The median of some samples, and the range from p10 to p90.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Spread {
     pub(crate) median: f64,
@@ -12,7 +12,7 @@ pub(crate) struct Spread {
 
 impl Spread {
     /// # Panics
-    /// Without a sample.
+    /// Without samples.
     pub(crate) fn of(samples: &[f64]) -> Self {
         let mut sorted = samples.to_vec();
         sorted.sort_unstable_by(f64::total_cmp);
@@ -20,7 +20,8 @@ impl Spread {
         Self { median: at(0.5), p10: at(0.1), p90: at(0.9) }
     }
 
-    /// What `n` things per sample of time in µs are per second. Slow is p10, as with any rate.
+    /// The rate per second of `n` items per sample, for samples in µs. p10 is the slow end, as for
+    /// any rate.
     pub(crate) fn rate(self, n: f64) -> Self {
         let rate = |time_us: f64| n * 1e6 / time_us;
         Self { median: rate(self.median), p10: rate(self.p90), p90: rate(self.p10) }
@@ -32,7 +33,7 @@ impl Spread {
     }
 }
 
-/// The value below which a share of the sorted samples lies, between two of them by proportion.
+/// A percentile of sorted samples, interpolated linearly.
 fn percentile(sorted: &[f64], share: f64) -> f64 {
     let place = share * (sorted.len() - 1) as f64;
     let (below, above) = (sorted[place.floor() as usize], sorted[place.ceil() as usize]);

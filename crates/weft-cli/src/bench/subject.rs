@@ -1,7 +1,6 @@
-//! What is measured: a model's shape, its weights, and the device that runs it.
+//! The subject of a bench: a model's dimensions, its weights, and its device.
 //!
-//! It owns the way from flags to a device with room for the tests; it does not know what the tests
-//! are.
+//! It leads from flags to a device with room for the tests.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -27,13 +26,13 @@ use crate::load;
 use crate::size;
 use crate::terminal;
 
-/// What is measured where nothing is named.
+/// The default shape.
 const DEFAULT_SHAPE: &str = "qwen3-0.6b";
 
-/// A model before it is on a device.
+/// A model before it is loaded onto a device.
 pub(crate) struct Subject {
     pub(crate) name: String,
-    /// Where the weights come from, for people.
+    /// The source of the weights, as text.
     pub(crate) source: String,
     pub(crate) config: Config,
     pub(crate) weights: Box<dyn Weights>,
@@ -44,7 +43,7 @@ impl ShapeArgs {
         self.shape.as_deref().unwrap_or(DEFAULT_SHAPE)
     }
 
-    /// The shape, as a model's folder has it.
+    /// The dimensions as a `config.json`.
     pub(crate) fn config_json(&self) -> Result<String, CliError> {
         let name = self.name();
         if name.ends_with(".json") {
@@ -52,7 +51,7 @@ impl ShapeArgs {
         }
         shapes::json(name).map(str::to_owned).ok_or_else(|| {
             let known = shapes::NAMES.join(", ");
-            CliError::Usage(format!("--shape {name}: known are {known}, or give a config.json"))
+            CliError::Usage(format!("--shape {name} is unknown; give {known}, or a config.json"))
         })
     }
 }
@@ -66,7 +65,7 @@ impl Subject {
         }
     }
 
-    /// Shape and weights; what people say to the model and it to them is not measured.
+    /// Dimensions and weights of a real model. Tokenizer and template are not measured.
     fn from_model(name: &str) -> Result<Self, CliError> {
         let folder = hub::resolve(&ModelRef::parse(name)?, &HubEnv::from_env()?)?;
         let config = Config::from_file(&folder.join("config.json"))?;
@@ -88,24 +87,24 @@ impl Subject {
         })
     }
 
-    /// Refuses tests that reach beyond the model's positions.
+    /// Refuses tests that exceed the model's positions.
     pub(crate) fn check_positions(&self, rows: usize) -> Result<(), CliError> {
         let most = self.config.max_positions;
         if rows <= most {
             return Ok(());
         }
         Err(CliError::Usage(format!(
-            "the tests need {rows} positions and {} has {most}; lower -d, -p or -n",
+            "the tests need {rows} positions, and {} has {most}; lower -d, -p or -n",
             self.name
         )))
     }
 
-    /// Puts the model on the device that the flags ask for.
+    /// Loads the model onto the device that the flags ask for.
     pub(crate) fn open(&self, args: &SubjectArgs, limits: Limits) -> Result<OnDevice, CliError> {
         let launches = load::wanted_launches(args.device, args.kernels)?;
         self.check_fits(args, &limits, launches.is_some())?;
         let start = Instant::now();
-        terminal::note(args.quiet, &format!("{} ({}): making the device", self.name, self.source));
+        terminal::note(args.quiet, &format!("{} ({}): loading", self.name, self.source));
         let (config, weights) = (&self.config, &*self.weights);
         let (threads, device): (usize, Box<dyn Inspect>) = match (launches, args.kernels) {
             (Some(launches), _) => (1, Chosen::Cuda(launches).make(config, weights, limits, None)?),
@@ -121,11 +120,11 @@ impl Subject {
             }
         };
         let took = start.elapsed().as_secs_f64();
-        terminal::note(args.quiet, &format!("{} · made in {took:.1} s", device.describe()));
+        terminal::note(args.quiet, &format!("{} · loaded in {took:.1} s", device.describe()));
         Ok(OnDevice { device, threads })
     }
 
-    /// An engine with the model, and with tokens that any model has.
+    /// An engine with the model, and with the bundled model's tokenizer.
     pub(crate) fn engine(
         &self,
         args: &SubjectArgs,
@@ -142,7 +141,7 @@ impl Subject {
             )));
         }
         let OnDevice { device, .. } = self.open(args, limits)?;
-        // The device has the weights; these only name the rows.
+        // The device has the weights; these only identify the rows.
         let model = Model {
             name: self.name.clone(),
             ..Model::random(self.config.clone(), args.random.seed, tokenizer)
@@ -150,7 +149,7 @@ impl Subject {
         Ok(Engine::with_tiers(&model, device, tiers))
     }
 
-    /// Refuses what the memory cannot hold, before the system kills somebody for it.
+    /// Checks that the model fits into the free memory, before the system kills a process for it.
     fn check_fits(
         &self,
         args: &SubjectArgs,
@@ -172,8 +171,8 @@ impl Subject {
             return Ok(());
         }
         Err(CliError::Memory(format!(
-            "the bench needs {} ({} of weights, {} of KV) and {} are free{}; \
-             take a smaller shape, depth or batch",
+            "the bench needs {} ({} of weights, {} of KV) and only {} is free{}; \
+             use a smaller shape, depth or batch",
             size::bytes(need),
             size::bytes(weights),
             size::bytes(kv),
@@ -186,7 +185,7 @@ impl Subject {
 /// A model on its device.
 pub(crate) struct OnDevice {
     pub(crate) device: Box<dyn Inspect>,
-    /// Threads that the device works with.
+    /// Threads of the device.
     pub(crate) threads: usize,
 }
 

@@ -1,11 +1,10 @@
-//! The little of SVG that a chart needs: text, lines, bars, axes.
+//! The parts of SVG that a chart needs: text, lines, bars, axes.
 //!
-//! Colours are classes, and the style at the top of the file has them for light and for dark pages.
-//! It knows pixels; it does not know what is drawn.
+//! Colours are classes; the style at the top of the file defines them for light and dark pages.
 
 use std::fmt::Write;
 
-/// Series that have a colour of their own.
+/// Number of series with their own colours.
 pub(super) const COLOURS: usize = 8;
 
 const STYLE: &str = "\
@@ -30,14 +29,14 @@ text { fill: #e6edf3 } .small { fill: #9198a1 } .grid { stroke: #30363d } .axis 
 .c6 { stroke: #39c5cf; fill: #39c5cf } .c7 { stroke: #8b949e; fill: #8b949e }
 }";
 
-/// A drawing in the making.
+/// An SVG under construction.
 pub(super) struct Svg {
     body: String,
     width: f64,
     height: f64,
 }
 
-/// Which end of a text stands at its point.
+/// The end of a text that is placed at its point.
 #[derive(Clone, Copy)]
 pub(super) enum Anchor {
     Start,
@@ -109,7 +108,7 @@ pub(super) fn ticks(top: f64) -> Vec<f64> {
     steps(step.into_iter().find(|step| *step >= rough * 0.999).unwrap_or(10.0 * power), top)
 }
 
-/// The same for counts that people give in powers of two.
+/// The same for counts in powers of two.
 pub(super) fn binary_ticks(top: f64) -> Vec<f64> {
     let step = (top / 5.0).max(1.0).log2().ceil().exp2();
     steps(step, top)

@@ -1,11 +1,9 @@
-//! A report as people paste it: llama-bench's markdown table, and lines of commas.
-//!
-//! It owns columns and digits; it computes nothing.
+//! Formats a report as llama-bench's markdown table, and as CSV.
 
 use super::report::{Kind, Report, Row, best};
 use crate::size;
 
-/// A column: its head, and whether it holds numbers.
+/// A column: its heading, and whether it holds numbers.
 pub(crate) type Column = (&'static str, bool);
 
 const TESTS: [Column; 14] = [
@@ -53,7 +51,7 @@ fn test_line(report: &Report, row: &Row) -> Vec<String> {
     ]
 }
 
-/// What stands below every table: the denominator, the machine, the build.
+/// The lines below every table: the read bandwidth, the machine, the build.
 pub(crate) fn footer(report: &Report) -> String {
     let bandwidth = &report.bandwidth;
     let mut text = format!(
@@ -100,7 +98,7 @@ pub(crate) fn number(value: f64) -> String {
     }
 }
 
-/// A markdown table whose source lines up too.
+/// A markdown table with aligned source.
 pub(crate) fn markdown(columns: &[Column], lines: &[Vec<String>]) -> String {
     let width = |column: usize| {
         let cells = lines.iter().map(|line| line[column].chars().count());
@@ -125,7 +123,7 @@ pub(crate) fn markdown(columns: &[Column], lines: &[Vec<String>]) -> String {
     text
 }
 
-/// One line per row, all figures in full.
+/// One line per row, with all digits.
 pub(crate) fn csv(report: &Report) -> String {
     let mut text = String::from(
         "model,dtype,device,threads,commit,date,test,batch,depth,n_tokens,tokens_per_s,\

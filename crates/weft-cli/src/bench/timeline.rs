@@ -1,7 +1,7 @@
-//! `weft bench --timeline`: one token's ops one after the other, as a trace that Perfetto and Chrome open.
+//! `weft bench --timeline`: one token's ops in sequence, as a trace for Perfetto and Chrome.
 //!
-//! Each op is timed alone, so where a device overlaps ops the trace is longer than the token; the token as a
-//! whole stands above them.
+//! Each op is timed separately. If a device overlaps ops, the trace is longer than the token; the
+//! whole token is shown above the ops.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use super::measure::Bench;
 use super::stats::Spread;
 use crate::error::CliError;
 
-/// How often each op is timed.
+/// Number of measurements of each op.
 const REPEATS: usize = 5;
 
 /// Times a token in each of `batch` lanes after `depth` others, and writes the trace.
@@ -48,7 +48,7 @@ pub(super) fn write(
     write_whole(path, &format!("{trace:#}\n"))
 }
 
-/// An event of a trace: `at` is where it begins and how long it takes, µs.
+/// An event of a trace; `at` is its start and its duration in µs.
 fn event(name: &str, thread: u32, at: (f64, f64), about: &Value) -> Value {
     json!({"name": name, "ph": "X", "pid": 1, "tid": thread, "ts": at.0, "dur": at.1, "args": about})
 }

@@ -1,7 +1,7 @@
 //! `weft ask --context FILE… QUESTION`: one answer over chunks.
 //!
-//! Each document is a context chunk. Its rows are filed after the answer, so that the next question
-//! about the same documents finds them.
+//! Each document is a context chunk. Its rows are saved after the answer, so that the next question
+//! about the same documents reuses them.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -40,7 +40,7 @@ pub(crate) fn run(args: &AskArgs) -> Result<ExitCode, CliError> {
     finish(&answer, args.json, verification.as_ref())
 }
 
-/// Saves rows of chunks for the next question, and prints what went wrong with it.
+/// Saves the rows of chunks for the next question, and prints warnings.
 fn keep(args: &AskArgs, resolver: &mut ChunkResolver, loaded: &mut Loaded) {
     if !args.cache.no_cache {
         loaded.engine.save(false);
@@ -49,7 +49,7 @@ fn keep(args: &AskArgs, resolver: &mut ChunkResolver, loaded: &mut Loaded) {
     loaded.print_warnings();
 }
 
-/// What was asked, files read.
+/// The question and its documents, with files read.
 struct Asked {
     system: Option<Source>,
     documents: Vec<Source>,
@@ -57,7 +57,7 @@ struct Asked {
 }
 
 impl Asked {
-    /// Before a model is loaded: a missing file is reported at once.
+    /// Runs before a model is loaded, so that a missing file is reported at once.
     fn read(args: &AskArgs) -> Result<Self, CliError> {
         let (files, question) = split_words(&args.words);
         let system = args.prompt.system.as_deref().filter(|text| !text.trim().is_empty());
@@ -87,8 +87,8 @@ impl Asked {
     }
 }
 
-/// A shell turns `--context docs/*.txt "question"` into several words after the first file: words
-/// that are files, and not the last, are documents too.
+/// A shell turns `--context docs/*.txt "question"` into several words after the first file. Words
+/// that are files, except the last word, are documents too.
 fn split_words(words: &[String]) -> (impl Iterator<Item = &str>, String) {
     let before_last = &words[..words.len().saturating_sub(1)];
     let n_files = before_last.iter().take_while(|word| Path::new(word).is_file()).count();

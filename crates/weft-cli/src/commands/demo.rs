@@ -1,4 +1,4 @@
-//! `weft` alone: documents, questions, answers, on the bundled model, offline.
+//! `weft` without a command: a demo with documents, questions and answers, offline.
 
 use std::process::ExitCode;
 
@@ -35,7 +35,7 @@ Go on with:
 
 pub(crate) fn run() -> Result<ExitCode, CliError> {
     interrupt::install();
-    // Nobody asked for files to be written.
+    // A demo must not write files.
     let in_memory = CacheArgs { disk_cache: Some(0), ..CacheArgs::default() };
     let mut loaded = load::load(&ModelArgs::default(), &in_memory)?;
     for document in DOCUMENTS {

@@ -1,4 +1,4 @@
-//! `weft doctor`: is this machine fit, and if not, what cures it.
+//! `weft doctor`: checks this machine, and prints what to do about faults.
 
 use std::process::ExitCode;
 
@@ -14,10 +14,10 @@ use crate::error::CliError;
 use crate::size;
 use crate::tiers::Budget;
 
-/// The outcome of one check.
+/// The result of one check.
 struct Check {
     name: &'static str,
-    /// What was found; or what is wrong and what cures it.
+    /// What was found, or what is wrong and how to fix it.
     found: Result<String, String>,
 }
 
@@ -61,7 +61,7 @@ fn cpu() -> String {
     format!("{} threads, {}{}", weft_cpu::n_cores(), std::env::consts::ARCH, vector_sets())
 }
 
-/// A GPU is not needed; one that is there must compute what the reference does.
+/// A GPU is optional. If there is one, it must pass the self-test.
 fn gpu() -> Result<String, String> {
     match weft_cuda::probe() {
         Err(error) => Ok(format!("not used: {error}")),
@@ -91,10 +91,10 @@ fn vector_sets() -> String {
 }
 
 fn memory() -> Result<String, String> {
-    /// What the smallest real model takes with a short context.
+    /// The memory of the smallest real model with a short context.
     const SMALL_MODEL: u64 = 2_000_000_000;
     match available_memory() {
-        None => Ok("unknown: this system does not tell".to_owned()),
+        None => Ok("unknown: this system does not report it".to_owned()),
         Some(free) if free < SMALL_MODEL => Err(format!(
             "{} free; a 0.6B model needs about {}: close other programs",
             size::bytes(free),
@@ -104,7 +104,7 @@ fn memory() -> Result<String, String> {
     }
 }
 
-/// The folder of rows can be made, listed and written in.
+/// Checks that the folder of KV rows can be created, listed and written to.
 fn kept_rows(args: &CacheArgs) -> Result<String, String> {
     let budget = Budget::new(args);
     let Some(store) = budget.open_store()? else { return Ok(budget.describe()) };

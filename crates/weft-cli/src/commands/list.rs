@@ -20,7 +20,7 @@ pub(crate) fn run(args: &ListArgs) -> Result<ExitCode, CliError> {
         print(&format!("{:#}\n", Value::Array(all)))?;
     } else if models.is_empty() {
         let cache = env.cache.display();
-        terminal::note(false, &format!("no models in {cache}; `weft pull org/name` brings one"));
+        terminal::note(false, &format!("no models in {cache}; `weft pull org/name` downloads one"));
     } else {
         print(&table(&models))?;
     }
@@ -48,7 +48,7 @@ fn table(models: &[CachedModel]) -> String {
     text
 }
 
-/// A branch or tag where there is one, else the first digits of the commit.
+/// A branch or tag if there is one, else the first digits of the commit.
 fn name(revision: &CachedRevision) -> String {
     match revision.refs.first() {
         Some(name) => name.clone(),
@@ -63,7 +63,7 @@ fn state(revision: &CachedRevision) -> String {
     }
 }
 
-/// How long ago, for people.
+/// How long ago, as text.
 pub(crate) fn age(time: Option<SystemTime>) -> String {
     let Some(age) = time.and_then(|time| time.elapsed().ok()) else { return String::new() };
     const MINUTE: u64 = 60;

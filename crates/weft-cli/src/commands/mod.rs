@@ -1,7 +1,6 @@
-//! One file per command.
+//! One file per command. `weft bench` has its own module, [`crate::bench`].
 
 pub(crate) mod ask;
-pub(crate) mod bench;
 pub(crate) mod chat;
 pub(crate) mod chunk;
 pub(crate) mod completions;

@@ -1,4 +1,4 @@
-//! What the commands that answer share: a composition sampled and shown.
+//! Samples and shows the answer to a composition, for all commands that answer.
 
 use std::process::ExitCode;
 
@@ -14,16 +14,16 @@ use crate::error::{CliError, INTERRUPTED};
 use crate::load::Loaded;
 use crate::terminal;
 
-/// How a prompt is answered.
+/// The settings of an answer.
 pub(crate) struct Reply<'a> {
     pub(crate) thinking: Option<bool>,
     pub(crate) sampling: &'a SamplingArgs,
     pub(crate) style: Style,
-    /// Whether kept rows are used, and new ones kept.
+    /// Whether cached rows are used, and new ones cached.
     pub(crate) use_cache: bool,
 }
 
-/// Answers a prompt that the model's own template rendered.
+/// Answers a prompt that was rendered by the model's template.
 pub(crate) fn reply(
     loaded: &mut Loaded,
     prompt: Composition,
@@ -37,7 +37,7 @@ pub(crate) fn reply(
     answer::answer(engine, &end, request, how.style)
 }
 
-/// The model's chat template, or what to do without one.
+/// The model's chat template, or an error that says what to do without one.
 pub(crate) fn template(model: &Model) -> Result<&Template, CliError> {
     model.template.as_deref().ok_or_else(|| {
         CliError::Usage(
@@ -46,7 +46,7 @@ pub(crate) fn template(model: &Model) -> Result<&Template, CliError> {
     })
 }
 
-/// Ends a command with its one answer: as JSON where that was asked for.
+/// Ends a command with its one answer, as JSON if requested.
 pub(crate) fn finish(
     answer: &Answer,
     as_json: bool,

@@ -36,7 +36,7 @@ pub(crate) fn run(mut args: RunArgs) -> Result<ExitCode, CliError> {
     finish(&answer, args.json, None)
 }
 
-/// Answers a text as the one turn of a conversation.
+/// Answers a text as the only turn of a conversation.
 fn converse(
     loaded: &mut Loaded,
     args: &RunArgs,
@@ -55,7 +55,7 @@ fn converse(
     reply(loaded, prompt, &Reply { thinking, sampling: &args.sampling, style, use_cache })
 }
 
-/// Continues a text as it is, without a template.
+/// Continues a text without a template.
 fn continue_text(
     loaded: &mut Loaded,
     args: &RunArgs,
@@ -72,8 +72,8 @@ fn continue_text(
     answer::answer(engine, text, request, style)
 }
 
-/// The first word is the model where it can be one, whatever else names a model by default; where
-/// `-m` names one too, the word is part of the prompt.
+/// The first word is the model if it looks like one, whatever model is set by default. If `-m`
+/// names a model, the word is part of the prompt.
 fn take_model(args: &mut RunArgs) -> Vec<String> {
     let mut words = std::mem::take(&mut args.words);
     if !args.model_by_flag && words.first().is_some_and(|word| looks_like_model(word)) {
@@ -82,7 +82,7 @@ fn take_model(args: &mut RunArgs) -> Vec<String> {
     words
 }
 
-/// A folder, or `org/name`: a word of a prompt is hardly ever either.
+/// Whether a word is a folder or `org/name`. Words of a prompt rarely are.
 fn looks_like_model(word: &str) -> bool {
     let is_path = word.starts_with(['/', '.', '~']) && word.contains('/');
     let parts = word.split_once('/');
@@ -92,7 +92,7 @@ fn looks_like_model(word: &str) -> bool {
             && parts.is_some_and(|(org, name)| !org.is_empty() && !name.is_empty()))
 }
 
-/// The prompt's text: what a file or a pipe holds, a blank line, what the command line says.
+/// The prompt's text: the content of a file or a pipe, a blank line, the text on the command line.
 fn prompt(words: &[String], args: &RunArgs) -> Result<Option<String>, CliError> {
     let mut parts = Vec::new();
     if let Some(path) = &args.file {
@@ -106,7 +106,7 @@ fn prompt(words: &[String], args: &RunArgs) -> Result<Option<String>, CliError> 
     Ok((!parts.is_empty()).then(|| parts.join("\n\n")))
 }
 
-/// `weft run MODEL` without a prompt, at a terminal, is a chat.
+/// At a terminal, `weft run MODEL` without a prompt starts a chat.
 fn chat_instead(args: RunArgs) -> Result<ExitCode, CliError> {
     if !stdin().is_terminal() {
         return Err(CliError::Usage("the prompt is empty; give one after the model".to_owned()));

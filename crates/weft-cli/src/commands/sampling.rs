@@ -6,7 +6,7 @@ use weft_core::sampling::{Sampling, random_seed};
 use crate::args::SamplingArgs;
 use crate::error::CliError;
 
-/// Checks the flags alone, so that a wrong one is reported before a model is loaded.
+/// Checks the flags alone, so that an invalid one is reported before a model is loaded.
 pub(crate) fn check(args: &SamplingArgs) -> Result<(), CliError> {
     let mut sampling = Sampling::default();
     set_flags(&mut sampling, args);

@@ -1,4 +1,4 @@
-//! `weft serve [MODEL]`: the server, with the engine that the other commands use.
+//! `weft serve [MODEL]`: runs the server with the same engine as the other commands.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -14,13 +14,13 @@ use crate::load;
 use crate::terminal;
 use crate::tiers::RegisteredChunks;
 
-/// What clients call the bundled model.
+/// The bundled model's name for clients.
 const BUNDLED: &str = "weft-tiny";
 
 pub(crate) fn run(args: ServeArgs) -> Result<ExitCode, CliError> {
     let ServeArgs { name, mut model, mut cache, .. } = args;
     model.model = name.or(model.model);
-    // An answer that says no limit is promised a whole context, and as many run as there are lanes.
+    // A request without a limit is promised a whole context, and there can be one request per lane.
     cache.contexts = Some(MAX_LANES);
     load::wanted_launches(model.device, model.kernels)?;
     let options = Options {
@@ -52,14 +52,14 @@ fn load(args: &ModelArgs, cache: &CacheArgs) -> Result<Loaded, CliError> {
             Some(shelf).filter(|_| !cache.no_cache)
         }
         Err(error) => {
-            terminal::warn(&format!("chunks are forgotten at the end: {error}"));
+            terminal::warn(&format!("chunks are lost when the server ends: {error}"));
             None
         }
     };
     Ok(Loaded { id: id(args.model.as_deref()), model, engine, shelf })
 }
 
-/// What clients call a model: its name on the hub, or its folder's own name.
+/// The model's name for clients: its name on the hub, or the name of its folder.
 fn id(model: Option<&str>) -> String {
     let Some(model) = model else { return BUNDLED.to_owned() };
     let is_path = Path::new(model).is_dir() || model.starts_with(['/', '.', '~']);
@@ -68,7 +68,7 @@ fn id(model: Option<&str>) -> String {
 }
 
 impl CliError {
-    /// An engine that cannot be loaded fails as it does in any command.
+    /// A loading error gets the same exit code as in any other command.
     fn serve(error: ServeError) -> Self {
         match error {
             ServeError::NoKey { .. } => Self::Usage(error.to_string()),

@@ -1,4 +1,4 @@
-//! `weft show MODEL`: the true shape, the parameter count, the memory need.
+//! `weft show MODEL`: prints dimensions, parameter count and memory.
 
 use std::process::ExitCode;
 
@@ -28,7 +28,7 @@ pub(crate) fn run(args: &ShowArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What there is to know, for people.
+/// The facts as a table.
 fn rows(model: &Model, plan: &MemoryPlan, budget: &Budget) -> Vec<(&'static str, String)> {
     let config = &model.config;
     let per_token = config.kv_bytes_per_token(config.dtype);
@@ -75,7 +75,7 @@ fn rope(config: &Config) -> String {
     }
 }
 
-/// The same, for programs.
+/// The facts as JSON.
 fn facts(model: &Model, plan: &MemoryPlan, budget: &Budget) -> Value {
     let config = &model.config;
     json!({

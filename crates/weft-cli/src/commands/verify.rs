@@ -1,7 +1,7 @@
-//! `weft verify`: an answer like `ask`'s, then how far it is from one computed afresh.
+//! `weft verify`: answers like `ask`, then compares with an answer computed from scratch.
 //!
-//! The engine runs the answer's tokens once over the context as it was used and once over the same
-//! tokens cold, and compares what each would have said next.
+//! The engine runs the answer's tokens twice, over the context as it was used and over the same
+//! tokens without the cache, and compares the distributions of the next token.
 
 use std::process::ExitCode;
 
@@ -23,7 +23,7 @@ pub(crate) fn verify(loaded: &mut Loaded, answer: &Answer) -> Result<Verificatio
     Ok(loaded.engine.verify(&answer.prompt, &answer.tokens)?)
 }
 
-/// The comparison, for people.
+/// The comparison as text.
 pub(crate) fn describe(verification: &Verification) -> String {
     let Verification { tokens, differing, mean_difference, max_difference, divergence, .. } =
         verification;
@@ -34,7 +34,7 @@ pub(crate) fn describe(verification: &Verification) -> String {
     )
 }
 
-/// The same, for programs.
+/// The comparison as JSON.
 pub(crate) fn facts(verification: &Verification) -> Value {
     json!({
         "exact": verification.is_exact(),

@@ -7,7 +7,7 @@ use crate::home::{ANSWER, DOCUMENTS, Home, QUESTION, SYSTEM, pieces, sources};
 const COMPUTED: &str = "computed";
 const DISK: &str = "disk";
 
-/// An answer without the figures that differ from run to run.
+/// An answer without the values that differ from run to run.
 fn said(answer: &Value) -> (String, u64) {
     (answer["text"].as_str().unwrap().to_owned(), answer["prompt_tokens"].as_u64().unwrap())
 }
@@ -95,7 +95,7 @@ fn without_a_cache_nothing_is_read_or_written() {
     home.ask(&DOCUMENTS, &[]);
     let again = home.ask(&DOCUMENTS, &["--no-cache"]);
     assert_eq!((again["cached_tokens"].as_u64(), said(&again)), (Some(0), said(&cold)));
-    // The switch may stand in the environment too.
+    // The environment can set the switch too.
     let args = ["ask", "-q", "--json", "--system", SYSTEM, "--context", DOCUMENTS[0], QUESTION];
     let by_variable = home.run_with(&args, ("WEFT_NO_CACHE", "1")).json();
     assert_eq!(by_variable["cached_tokens"], 0);
@@ -103,7 +103,7 @@ fn without_a_cache_nothing_is_read_or_written() {
 }
 
 #[test]
-fn verify_tells_exact_from_approximate() {
+fn verify_distinguishes_exact_from_approximate() {
     let home = Home::new();
     let [a, b, c] = DOCUMENTS;
     home.ask(&[a, b, c], &[]);
@@ -116,9 +116,9 @@ fn verify_tells_exact_from_approximate() {
     assert_eq!(moved["verification"]["exact"], false);
     assert!(of(&moved, "kl") > 0.0);
     assert!(of(&moved, "max_abs_logprob_difference") >= of(&moved, "mean_abs_logprob_difference"));
-    let told = home.run(&["verify", "--context", a, "--", QUESTION]).ok();
-    assert!(told.stderr.contains("exact: no bit differs · 0 of"), "{}", told.stderr);
-    assert_eq!(told.stdout, format!("{ANSWER}\n"));
+    let ran = home.run(&["verify", "--context", a, "--", QUESTION]).ok();
+    assert!(ran.stderr.contains("exact: no bit differs · 0 of"), "{}", ran.stderr);
+    assert_eq!(ran.stdout, format!("{ANSWER}\n"));
 }
 
 #[test]
@@ -127,11 +127,11 @@ fn the_ribbon_in_a_pipe_is_letters_in_80_columns() {
     let [a, b, _] = DOCUMENTS;
     let args = ["ask", "-q", "--stats", "--context", a, "--context", b, "--", QUESTION];
     home.run(&args).ok();
-    let told = home.run(&args).ok();
-    assert_eq!(told.stdout, format!("{ANSWER}\n"), "the answer alone");
-    assert!(!told.stderr.contains('\x1b'), "{:?}", told.stderr);
-    let lines: Vec<&str> = told.stderr.lines().collect();
-    assert!(lines.iter().all(|line| line.chars().count() < 80), "{}", told.stderr);
+    let ran = home.run(&args).ok();
+    assert_eq!(ran.stdout, format!("{ANSWER}\n"), "the answer alone");
+    assert!(!ran.stderr.contains('\x1b'), "{:?}", ran.stderr);
+    let lines: Vec<&str> = ran.stderr.lines().collect();
+    assert!(lines.iter().all(|line| line.chars().count() < 80), "{}", ran.stderr);
     let segments: Vec<&str> = lines[0].split('|').collect();
     let letters: Vec<char> = segments.iter().map(|s| s.chars().next().unwrap()).collect();
     assert_eq!(letters, ['c', 'd', 'd', 'c'], "{}", lines[0]);

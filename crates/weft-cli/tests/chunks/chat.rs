@@ -4,8 +4,8 @@ use std::path::Path;
 
 use crate::home::{Home, Ran};
 
-/// The bundled model behind a template that knows thinking: without it, an empty thought stands at
-/// the end of the prompt, which is not in the history.
+/// The bundled model with a template that supports thinking: if it is off, the prompt ends with an
+/// empty thought, which is not in the history.
 fn thinking_model(home: &Home) -> String {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let (assets, prompts) =
@@ -19,13 +19,13 @@ fn thinking_model(home: &Home) -> String {
     folder.to_str().unwrap().to_owned()
 }
 
-/// One answer's figures.
+/// One answer's statistics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Figures {
     prompt: usize,
     cached: usize,
     generated: usize,
-    /// Tokens of its last piece, as `/chunks` tells.
+    /// Tokens of its last piece, from `/chunks`.
     query: usize,
 }
 
@@ -104,8 +104,8 @@ fn without_thinking_the_last_turn_is_computed_again_and_no_other() {
     let (answers, figures) = talk(&home, &model, &["--no-think"]);
     assert_eq!(figures[0].cached, 0);
     for (turn, pair) in figures.windows(2).enumerate() {
-        // The question ended in an empty thought then, and does not now. What is the same of it is
-        // used if it is worth a span of its own.
+        // The question ended in an empty thought then, and does not now. The common part is reused
+        // if it is long enough.
         let same = pair[0].query - thought;
         let before = pair[0].prompt - pair[0].query;
         let known = before + if same >= 32 { same } else { 0 };
@@ -140,16 +140,17 @@ fn documents_belong_to_the_next_turn_and_stay() {
     let says = |text: &str| ran.stderr.matches(text).count();
     assert_eq!(says("no answer yet, and no document"), 1, "{}", ran.stderr);
     assert_eq!(says("before the next message"), 2, "{}", ran.stderr);
-    let told = |when: &str, name: &str| {
-        let is_told = |line: &&str| line.starts_with(when) && line.ends_with(name);
-        ran.stderr.lines().filter(is_told).count()
+    let listed = |when: &str, name: &str| {
+        let is_listed = |line: &&str| line.starts_with(when) && line.ends_with(name);
+        ran.stderr.lines().filter(is_listed).count()
     };
-    assert_eq!((told("waiting", "nusonix.txt"), told("said", "nusonix.txt")), (1, 2));
-    assert_eq!((told("waiting", "ship"), told("said", "ship")), (0, 1));
-    assert_eq!((says("ship is out"), says("ship is no document")), (1, 1), "{}", ran.stderr);
+    assert_eq!((listed("waiting", "nusonix.txt"), listed("said", "nusonix.txt")), (1, 2));
+    assert_eq!((listed("waiting", "ship"), listed("said", "ship")), (0, 1));
+    assert_eq!((says("ship is removed"), says("ship is not a document")), (1, 1), "{}", ran.stderr);
     assert_eq!(says("exact: no bit differs · 0 of"), 1, "{}", ran.stderr);
     assert_eq!(home.chunk(&["show", "ship", "--json"]).json()["uses"], 1);
-    // The documents' rows are filed at the end: system and first document stand as they would here.
+    // The documents' rows are saved at the end. System prompt and first document have the same
+    // positions here.
     let again =
         home.feed(&["chat", "--system", "Answer in one word."], "/context nusonix.txt\nhm\n");
     assert!(again.ok().stderr.contains(" 113 disk"), "the document is found");
@@ -166,10 +167,10 @@ fn commands_that_cannot_be_carried_out_do_not_end_the_chat() {
     assert_eq!(ran.stdout, "Vubegok\n", "{}", ran.stderr);
     for says in [
         "neither a file nor a chunk",
-        "no chunk is called \"absent\"",
-        "empty.txt: a context chunk needs a text",
+        "no chunk has the name \"absent\"",
+        "empty.txt: the text of a context chunk must not be empty",
         "no answer yet\n",
-        "is no document of this conversation",
+        "is not a document of this conversation",
         "absent: No such file",
         "no answer yet, and no document",
     ] {

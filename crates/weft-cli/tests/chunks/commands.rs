@@ -1,10 +1,10 @@
-//! `weft chunk …`, what it does and what it refuses.
+//! `weft chunk …`: its effects and its refusals.
 
 use serde_json::Value;
 
 use crate::home::{ANSWER, DOCUMENTS, Home, QUESTION, SYSTEM, sources};
 
-/// Registers the documents under the begin of their names, and a system prompt.
+/// Registers the documents under the start of their names, and a system prompt.
 fn stocked() -> Home {
     let home = Home::new();
     for document in DOCUMENTS {
@@ -69,8 +69,8 @@ fn chunks_are_shown_by_name_and_by_the_begin_of_their_id() {
 #[test]
 fn a_warm_chunk_is_found_by_the_first_question() {
     let home = stocked();
-    let told = home.chunk(&["warm", "nusonix", "kehujax", "--system", "brief"]).ok().stderr;
-    assert!(told.contains("tokens warm") && told.contains("3 files"), "{told}");
+    let stderr = home.chunk(&["warm", "nusonix", "kehujax", "--system", "brief"]).ok().stderr;
+    assert!(stderr.contains("tokens warm") && stderr.contains("3 files"), "{stderr}");
     assert_eq!(home.chunk(&["show", "nusonix", "--json"]).json()["rows_on_disk"]["files"], 1);
     let args = ["ask", "-q", "--json", "--system", "brief", "--context", "nusonix", "--context"];
     let answer = home.run(&[&args[..], &["kehujax", QUESTION]].concat()).json();
@@ -110,7 +110,7 @@ fn pinned_rows_stay_when_others_have_to_go() {
         "{freed}"
     );
     assert_eq!((rows("nusonix"), rows("krogaste")), (1, 0), "gc: {freed}");
-    // Another question needs the room, and may not have it all.
+    // Another question needs the room, and must not get all of it.
     home.ask(&["kehujax"], &["--disk-cache", "1300k"]);
     home.ask(&["krogaste"], &["--disk-cache", "1300k"]);
     assert_eq!(rows("nusonix"), 1);
@@ -124,8 +124,8 @@ fn what_is_removed_is_gone_with_its_rows() {
     let home = stocked();
     home.ask(&["nusonix", "krogaste"], &[]);
     assert_eq!(home.rows().len(), 3);
-    let told = home.chunk(&["rm", "krogaste"]).ok().stderr;
-    assert!(told.contains("removed 1 chunks"), "{told}");
+    let stderr = home.chunk(&["rm", "krogaste"]).ok().stderr;
+    assert!(stderr.contains("removed 1 chunks"), "{stderr}");
     assert_eq!(home.rows().len(), 2);
     assert_eq!(names(&home, &[]), ["nusonix", "kehujax", "brief"]);
     home.chunk(&["rm", "--kind", "system"]).ok();
@@ -143,14 +143,14 @@ fn nothing_is_removed_by_a_slip() {
     let home = stocked();
     for (args, says) in [
         (&["rm"][..], "--all"),
-        (&["rm", "nusonix", "--all"], "not several"),
+        (&["rm", "nusonix", "--all"], "either IDs"),
         (&["rm", "nusonix", "absent"], "absent"),
     ] {
         let refused = home.chunk(args);
         assert_ne!(refused.code, 0, "{args:?}");
         assert!(refused.stderr.contains(says), "{args:?}: {}", refused.stderr);
     }
-    // Which chunks are meant is never a matter of settings.
+    // Settings must never select chunks.
     assert_eq!(home.run_with(&["chunk", "rm"], ("WEFT_ALL", "1")).code, 2);
     assert_eq!(names(&home, &[]).len(), 4);
 }
@@ -173,7 +173,7 @@ fn a_parcel_carries_text_notes_and_rows() {
     let after = other.ask(&["nusonix"], &[]);
     assert_eq!(after["text"], before["text"]);
     assert_eq!(sources(&after), ["computed", "disk", "computed"], "its own rows, not the system's");
-    // Here the name is taken by another text.
+    // Here, another text has the name.
     other.chunk(&["rm", "--all"]).ok();
     other.chunk(&["add", "kehujax.txt", "--name", "nusonix"]).ok();
     let taken = other.chunk(&["import", path]);
@@ -189,12 +189,12 @@ fn rows_of_another_device_are_refused_and_the_text_is_not() {
     home.ask(&["nusonix.txt"], &[]);
     let parcel = other.file("nusonix.chunk");
     home.chunk(&["export", "nusonix", parcel.to_str().unwrap()]).ok();
-    // The reference device rounds otherwise, so its rows are others.
+    // The reference device rounds differently, so its rows do not fit.
     let args = ["import", parcel.to_str().unwrap(), "--kernels", "reference"];
     let imported = other.chunk(&args).ok();
     assert!(imported.stderr.contains("another model"), "{}", imported.stderr);
     assert_eq!((names(&other, &[]), other.rows().len()), (vec!["nusonix".to_owned()], 0));
-    // A flipped bit in the rows is found, and costs the rows alone.
+    // A flipped bit in the rows is detected, and only the rows are lost.
     let mut bytes = std::fs::read(&parcel).unwrap();
     let last = bytes.len() - 7;
     bytes[last] ^= 1;
@@ -223,7 +223,7 @@ fn errors_name_what_is_wrong_and_what_to_do() {
     refused(&["show", &"0".repeat(32)], 1, &["there is no chunk"]);
     refused(&["pin", "nusonix", "absent"], 1, &["absent"]);
     refused(&["add", "/no/such/file"], 1, &["/no/such/file"]);
-    refused(&["add", "empty.txt"], 2, &["empty.txt", "needs a text"]);
+    refused(&["add", "empty.txt"], 2, &["empty.txt", "must not be empty"]);
     refused(&["add", "krogaste.txt", "--name", "nusonix"], 2, &["nusonix", "belongs to"]);
     refused(&["add", "krogaste.txt", "--name", "two words"], 2, &["one word"]);
     refused(&["add", "krogaste.txt", "--meta", "no-value"], 2, &["KEY=VALUE"]);
@@ -244,7 +244,7 @@ fn errors_name_what_is_wrong_and_what_to_do() {
 #[test]
 fn an_abbreviation_of_two_ids_is_refused() {
     let home = Home::new();
-    // Ids are hashes: some two of a few hundred share their first four digits.
+    // Ids are hashes: among a few hundred, two share their first four digits.
     let mut seen = std::collections::BTreeMap::new();
     let shelf = home.file("shelf.txt");
     for n in 0..2000 {
@@ -258,13 +258,13 @@ fn an_abbreviation_of_two_ids_is_refused() {
         }
         let refused = home.chunk(&["show", &id[..4]]);
         assert_eq!(refused.code, 1);
-        assert!(refused.stderr.contains("any of 2 chunks"), "{}", refused.stderr);
+        assert!(refused.stderr.contains("matches 2 chunks"), "{}", refused.stderr);
         return;
     }
     panic!("no two ids share four digits");
 }
 
-/// The id that the bundled model's tokens give a document.
+/// The id of a document with the bundled model's tokens.
 fn id_of(text: &str) -> String {
     use std::sync::OnceLock;
     use weft_core::chunk::{Kind, Library};

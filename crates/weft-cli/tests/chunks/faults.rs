@@ -1,4 +1,4 @@
-//! Disks that fail: the answer is the same, and the user is told once.
+//! Disks that fail: the answer is the same, and the user gets one warning.
 
 use std::path::Path;
 
@@ -26,10 +26,10 @@ fn a_damaged_file_of_rows_costs_time_and_no_answer() {
     let mut args = vec!["ask", "-q", "--system", "Answer in one word."];
     args.extend(DOCUMENTS.iter().flat_map(|document| ["--context", document]));
     args.push(QUESTION);
-    let told = home.run(&args).ok();
-    assert_eq!(told.stdout, format!("{ANSWER}\n"));
-    assert_eq!(told.stderr.matches("weft: warning: chunk ").count(), 2, "{}", told.stderr);
-    assert!(told.stderr.contains("checksum") && told.stderr.contains("quarantine"));
+    let ran = home.run(&args).ok();
+    assert_eq!(ran.stdout, format!("{ANSWER}\n"));
+    assert_eq!(ran.stderr.matches("weft: warning: chunk ").count(), 2, "{}", ran.stderr);
+    assert!(ran.stderr.contains("checksum") && ran.stderr.contains("quarantine"));
     assert_eq!(quarantined(&home), 2);
     assert_eq!(home.rows(), rows, "what was lost is written anew");
     let warm = home.ask(&DOCUMENTS, &[]);
@@ -41,11 +41,11 @@ fn a_damaged_file_of_rows_costs_time_and_no_answer() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_used_is_told_once() {
+fn a_folder_that_cannot_be_used_is_reported_once() {
     let home = Home::new();
     home.write("file", "");
-    // Below a file there can be no folder, whoever asks.
-    let told = home.run(&[
+    // There can be no folder below a file, for any user.
+    let ran = home.run(&[
         "ask",
         "-q",
         "--cache-dir",
@@ -55,9 +55,13 @@ fn a_folder_that_cannot_be_used_is_told_once() {
         "--",
         QUESTION,
     ]);
-    assert_eq!((told.code, told.stdout.as_str()), (0, "Vubegok\n"));
-    assert_eq!(told.stderr.lines().count(), 1, "{}", told.stderr);
-    assert!(told.stderr.starts_with("weft: warning: rows are not kept on disk"), "{}", told.stderr);
+    assert_eq!((ran.code, ran.stdout.as_str()), (0, "Vubegok\n"));
+    assert_eq!(ran.stderr.lines().count(), 1, "{}", ran.stderr);
+    assert!(
+        ran.stderr.starts_with("weft: warning: KV rows are not saved on disk"),
+        "{}",
+        ran.stderr
+    );
     let doctor = home.run(&["doctor", "--cache-dir", "file/kv"]);
     assert_eq!(doctor.code, 1);
     assert!(doctor.stdout.contains("FAIL  kept rows"), "{}", doctor.stdout);
@@ -80,7 +84,7 @@ fn left_over_files_are_swept_and_rows_of_others_if_asked() {
 }
 
 #[test]
-fn a_file_on_the_shelf_that_holds_no_chunk_is_told_and_left() {
+fn a_file_on_the_shelf_without_a_chunk_is_reported_and_stays() {
     let home = Home::new();
     home.chunk(&["add", "nusonix.txt", "--name", "town"]).ok();
     let shelf = std::fs::read_dir(home.file(".local/share/weft/chunks")).unwrap();

@@ -1,4 +1,4 @@
-//! A user's home with documents in it, and the binary run there.
+//! A user's home folder with documents, and the binary run in it.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ pub(crate) const ANSWER: &str = "Vubegok";
 pub(crate) const SYSTEM: &str = "Answer in one word.";
 pub(crate) const DOCUMENTS: [&str; 3] = ["nusonix.txt", "krogaste.txt", "kehujax.txt"];
 
-/// A folder of its own for each test. Commands run in it.
+/// Each test has its own folder. Commands run in it.
 pub(crate) struct Home(tempfile::TempDir);
 
-/// What a command did.
+/// The result of a command.
 pub(crate) struct Ran {
     pub(crate) code: i32,
     pub(crate) stdout: String,
@@ -22,13 +22,13 @@ pub(crate) struct Ran {
 }
 
 impl Ran {
-    /// The same, having gone well.
+    /// The same, after checking that it succeeded.
     pub(crate) fn ok(self) -> Self {
         assert_eq!(self.code, 0, "{}", self.stderr);
         self
     }
 
-    /// Its one word of output.
+    /// Its output, one word.
     pub(crate) fn word(self) -> String {
         self.ok().stdout.trim().to_owned()
     }
@@ -56,7 +56,7 @@ impl Home {
         std::fs::write(self.file(name), text).unwrap();
     }
 
-    /// The files of rows.
+    /// The files of KV rows.
     pub(crate) fn rows(&self) -> Vec<PathBuf> {
         let folder = self.file(".cache/weft/kv");
         let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
@@ -83,7 +83,7 @@ impl Home {
         ran(self.command(args).output().unwrap())
     }
 
-    /// The same, with a variable of the environment.
+    /// The same, with an environment variable.
     pub(crate) fn run_with(&self, args: &[&str], variable: (&str, &str)) -> Ran {
         ran(self.command(args).env(variable.0, variable.1).output().unwrap())
     }
@@ -125,7 +125,7 @@ fn ran(output: Output) -> Ran {
     }
 }
 
-/// Kind, tokens, kept tokens, source and shift of each piece of an answer's context.
+/// Kind, tokens, cached tokens, source and shift of each piece of an answer's context.
 pub(crate) fn pieces(answer: &Value) -> Vec<(String, u64, u64, String, i64)> {
     let word = |value: &Value| value.as_str().unwrap().to_owned();
     let chunks = answer["chunk_report"]["chunks"].as_array().unwrap();

@@ -1,5 +1,5 @@
-//! Chunks as users of the binary meet them: what a second process finds, what it says of it, and that
-//! no answer ever depends on it.
+//! Chunks from a user's view: what a second process finds and reports, and that no answer ever
+//! depends on it.
 
 mod ask;
 mod chat;

@@ -1,4 +1,4 @@
-//! Whole answers: their shape, their settings, and every way to ask wrongly.
+//! Whole answers: their shape, their settings, and all invalid requests.
 
 use std::collections::BTreeSet;
 
@@ -113,8 +113,8 @@ fn what_is_malformed_is_refused_with_the_field() {
         ("reuse", json!("sometimes")),
         ("repair", json!("link:1000")),
     ] {
-        let told = server.refusal(CHAT, &chat_with(json!({field: value})), 400);
-        assert!(told.contains(field.split('_').next().unwrap()), "{field}: {told}");
+        let message = server.refusal(CHAT, &chat_with(json!({field: value})), 400);
+        assert!(message.contains(field.split('_').next().unwrap()), "{field}: {message}");
     }
     let huge = server.refusal(CHAT, &json!({"messages": "x".repeat(1 << 20)}), 400);
     assert!(huge.len() < 1000, "a message does not repeat megabytes");
@@ -126,10 +126,10 @@ fn a_prompt_that_is_too_long_is_refused_with_both_numbers() {
     for stream in [false, true] {
         let body = json!({"stream": stream, "messages":
             [{"role": "user", "content": "word ".repeat(1000)}]});
-        let told = server.refusal(CHAT, &body, 400);
-        let numbers = told.split(' ').filter_map(|word| word.parse::<usize>().ok());
+        let message = server.refusal(CHAT, &body, 400);
+        let numbers = message.split(' ').filter_map(|word| word.parse::<usize>().ok());
         let numbers: Vec<usize> = numbers.collect();
-        assert!(told.contains("256") && numbers.iter().any(|n| *n > 1000), "{told}");
+        assert!(message.contains("256") && numbers.iter().any(|n| *n > 1000), "{message}");
     }
     let (status, long) = server.post(COMPLETIONS, &json!({"prompt": vec![5; 256]}));
     assert_eq!((status, &long["error"]["code"]), (400, &json!("context_length_exceeded")));
@@ -305,7 +305,7 @@ fn logprobs_of_completions_hold_the_chosen_token_and_count_characters() {
         {
             let all = all.as_object().unwrap();
             assert!((top.max(1)..=top + 1).contains(&all.len()), "{all:?}");
-            // Two tokens that are part of a character each may have one text.
+            // Two tokens that are each a part of a character may have the same text.
             assert_eq!(all[token.as_str().unwrap()], logprob, "{token}: {all:?}");
         }
         let world = tokens.iter().position(|t| t.as_str().unwrap().starts_with(" w"));

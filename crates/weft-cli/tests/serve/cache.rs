@@ -1,4 +1,4 @@
-//! What is kept: turns of a conversation, chunks, and what of them outlives the server.
+//! The cache of the server: turns of a conversation, chunks, and what survives a restart.
 
 use serde_json::{Value, json};
 
@@ -31,7 +31,7 @@ fn a_conversation_computes_only_what_is_new() {
         assert_eq!(cached(&again), count(&again, "prompt_tokens"), "all of it is kept now");
         let cold = server.ask(&merged(body.clone(), json!({"cache_prompt": false})));
         assert_eq!((text(&again), text(&cold)), (text(&answer), text(&answer)));
-        // The end token was said and never run.
+        // The end token was chosen and never run.
         kept = count(&answer, "prompt_tokens") + count(&answer, "completion_tokens") - 1;
         let turns = body["messages"].as_array_mut().unwrap();
         turns.push(json!({"role": "assistant", "content": text(&answer)}));
@@ -197,7 +197,7 @@ fn what_was_answered_survives_a_kill_at_once() {
     assert_eq!(server.get(&format!("/v1/chunks/{registered}")).0, 200);
 }
 
-/// Whether a chunk has a file: what the next server would know of it.
+/// Whether a chunk has a file, from which the next server restores it.
 fn is_on_shelf(server: &Server, id: &str) -> bool {
     let shelves = std::fs::read_dir(server.folder.path().join("chunks")).unwrap();
     let file = format!("{id}.json");

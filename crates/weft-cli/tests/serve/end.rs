@@ -1,4 +1,4 @@
-//! Clients that leave, servers that end, and what is counted of it all.
+//! Clients that leave, servers that shut down, and the metrics of both.
 
 use std::io::{BufRead, Read};
 use std::net::TcpStream;
@@ -104,7 +104,7 @@ fn what_is_counted_is_what_was_answered() {
         generated += usage["completion_tokens"].as_u64().unwrap();
         last = answer["id"].clone();
     }
-    // Rows that are computed ahead, or for a comparison, are no answers.
+    // Rows computed in advance, or for a comparison, are not answers.
     let chunk = server.post("/v1/chunks", &json!({"text": "A document."})).1;
     let warm = format!("/v1/chunks/{}/warm", chunk["id"].as_str().unwrap());
     assert_eq!(server.post(&warm, &json!({})).0, 200);
@@ -154,7 +154,7 @@ fn a_head_that_never_ends_is_not_waited_for() {
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let mut answer = Vec::new();
     let start = Instant::now();
-    // Closed with or without a word; a timeout of ours would be an error.
+    // The server may close with or without a message; our own timeout would be an error.
     stream.read_to_end(&mut answer).unwrap();
     assert!(start.elapsed() < Duration::from_secs(15));
     let huge = format!("GET /health HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(1 << 20));

@@ -1,4 +1,4 @@
-//! Starts servers, asks them, and cleans up behind them.
+//! Starts servers, sends requests, and cleans up.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -26,7 +26,7 @@ pub fn chat() -> Value {
     json!({"messages": [{"role": "user", "content": format!("{}\n\n{QUESTION}", document())}]})
 }
 
-/// The same with some fields more.
+/// The same with further fields.
 pub fn chat_with(more: Value) -> Value {
     merged(chat(), more)
 }
@@ -37,7 +37,7 @@ pub fn merged(mut json: Value, more: Value) -> Value {
     json
 }
 
-/// An answer that goes on and on.
+/// An answer that does not end by itself.
 pub fn endless(max_tokens: usize) -> Value {
     chat_with(json!({"stream": true, "ignore_eos": true, "max_tokens": max_tokens}))
 }
@@ -57,14 +57,14 @@ impl Server {
         Self::start_in(tempfile::tempdir().unwrap(), args)
     }
 
-    /// Starts with the chunks and rows that an earlier one left.
+    /// Starts with the chunks and rows of an earlier server.
     pub fn start_in(folder: TempDir, args: &[&str]) -> Self {
         let server = Self::spawn(folder, args);
         server.until("it is healthy", || server.get("/health").0 == 200);
         server
     }
 
-    /// Starts, and does not wait for the model.
+    /// Starts without waiting for the model.
     pub fn spawn(folder: TempDir, args: &[&str]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_weft"))
             .args(["serve", "--port", "0", "--threads", "1", "--cache-dir"])
@@ -80,7 +80,7 @@ impl Server {
         let first = lines.next().unwrap().unwrap();
         let port = first.split("127.0.0.1:").nth(1).and_then(|rest| rest.split(' ').next());
         let port = port.and_then(|port| port.parse().ok()).unwrap_or_else(|| panic!("{first}"));
-        // Read on, so that the server never waits for us.
+        // Reads continuously, so that the server never waits for this test.
         let log = Arc::new(Mutex::new(vec![first.clone()]));
         let kept = Arc::clone(&log);
         std::thread::spawn(move || {
@@ -113,14 +113,14 @@ impl Server {
         (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
     }
 
-    /// An answer that must come.
+    /// Sends a request that must be answered.
     pub fn ask(&self, body: &Value) -> Value {
         let (status, answer) = self.post("/v1/chat/completions", body);
         assert_eq!(status, 200, "{answer}");
         answer
     }
 
-    /// A refusal that must come, and its message.
+    /// Sends a request that must be refused; returns the message.
     pub fn refusal(&self, path: &str, body: &Value, wanted: u16) -> String {
         let (status, answer) = self.post(path, body);
         assert_eq!(status, wanted, "{body}: {answer}");
@@ -128,7 +128,7 @@ impl Server {
         answer["error"]["message"].as_str().unwrap().to_owned()
     }
 
-    /// Errors have OpenAI's form, and tell nothing that only the machine should know.
+    /// Errors have OpenAI's form, and reveal nothing about the machine.
     pub fn check_error(&self, answer: &Value) {
         let error = answer["error"].as_object().unwrap_or_else(|| panic!("{answer}"));
         for field in ["message", "type", "param", "code"] {
@@ -137,11 +137,11 @@ impl Server {
         let text = answer.to_string();
         let folder = self.folder.path().to_string_lossy().into_owned();
         for secret in [&folder, "0x", ".rs:", "/home", "/root"] {
-            assert!(!text.contains(secret), "{text} tells {secret}");
+            assert!(!text.contains(secret), "{text} reveals {secret}");
         }
     }
 
-    /// One request on a connection of its own: status, head, body.
+    /// One request on its own connection: status, head, body.
     pub fn send(
         &self,
         method: &str,
@@ -185,7 +185,7 @@ impl Server {
         }
         head += &format!("Content-Length: {}\r\n\r\n", body.len());
         stream.write_all(head.as_bytes()).unwrap();
-        // A server may refuse before it has read all.
+        // A server may refuse before it has read everything.
         let _ = stream.write_all(body);
         stream
     }
@@ -222,7 +222,7 @@ impl Server {
         line.rsplit_once(' ').unwrap().1.parse().unwrap()
     }
 
-    /// All that the server has said to its operator.
+    /// Everything that the server has printed.
     pub fn log(&self) -> String {
         self.log.lock().unwrap().join("\n")
     }
@@ -237,7 +237,7 @@ impl Server {
         assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
     }
 
-    /// Waits for the end; gives the exit code, and the folders for the next.
+    /// Waits for the end; returns the exit code, and the folders for the next server.
     pub fn wait(mut self) -> (Option<i32>, TempDir) {
         let code = self.child.wait().unwrap().code();
         let folder = std::mem::replace(&mut self.folder, tempfile::tempdir().unwrap());
@@ -249,7 +249,7 @@ impl Server {
         self.memory_line("VmRSS:")
     }
 
-    /// The most that it ever was.
+    /// The peak of the resident memory.
     pub fn peak_memory(&self) -> u64 {
         self.memory_line("VmHWM:")
     }

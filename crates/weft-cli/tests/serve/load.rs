@@ -1,4 +1,4 @@
-//! Many clients at once, some of whom leave: afterwards everything is as it was.
+//! Many clients at once, some of which leave: afterwards, the server's state is as before.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -9,12 +9,12 @@ use crate::harness::{JSON, Server, chat, chat_with, endless};
 
 const CLIENTS: usize = 200;
 
-/// Seconds of load; `WEFT_LOAD_SECONDS` asks for more than everyday tests need.
+/// Seconds of load; `WEFT_LOAD_SECONDS` sets more than the default of everyday tests.
 fn seconds() -> u64 {
     std::env::var("WEFT_LOAD_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(8)
 }
 
-/// What became of the clients' requests.
+/// Counts of the clients' requests.
 #[derive(Default)]
 struct Tally {
     answered: AtomicUsize,
@@ -24,12 +24,12 @@ struct Tally {
 
 #[test]
 fn two_hundred_clients_leave_no_trace() {
-    // Little to keep rows in, so that it is full before anything is compared.
+    // Little room for rows, so that it is full before the comparison.
     let flags =
         ["--queue", "256", "--kv-memory", "64m", "--ram-cache", "8m", "--disk-cache", "16m"];
     let server = Server::start(&flags);
     let at_start = server.memory();
-    // Everything that is taken once is taken now.
+    // One-time allocations happen now.
     run(&server, Duration::from_secs(seconds().div_ceil(2)), &Tally::default());
     server.until("it is idle", || server.is_idle());
     let before = server.memory();
@@ -70,7 +70,7 @@ fn large_bodies_are_read_a_few_at_a_time() {
     assert_eq!(server.ask(&chat())["choices"][0]["finish_reason"], "stop");
 }
 
-/// Tells the figures, and writes them to the file `WEFT_LOAD_REPORT` where it is set.
+/// Prints the results, and writes them to the file `WEFT_LOAD_REPORT` if it is set.
 fn report(figures: &Value) {
     println!("{figures}");
     if let Some(file) = std::env::var_os("WEFT_LOAD_REPORT") {
@@ -105,7 +105,7 @@ fn answer(server: &Server, turn: usize, tally: &Tally) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Asks for much and goes away after a while.
+/// Sends a long request and leaves after a while.
 fn leave(server: &Server, turn: usize, tally: &Tally) {
     let stream = server.open_stream(&endless(500));
     std::thread::sleep(Duration::from_millis(turn as u64 * 7 % 97));

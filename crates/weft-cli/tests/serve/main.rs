@@ -1,5 +1,5 @@
-//! `weft serve` as clients meet it: the binary, the bundled model, real sockets. The names of the
-//! tests follow the list of what a server must do for the clients that people use.
+//! `weft serve` from a client's view: the binary, the bundled model, real sockets. The names of the
+//! tests follow the list of requirements of common clients.
 
 mod answers;
 mod cache;

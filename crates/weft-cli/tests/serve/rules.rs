@@ -1,4 +1,4 @@
-//! Answers that follow a rule: JSON, schemas, tools.
+//! Answers with constraints: JSON, schemas, tools.
 
 use std::path::Path;
 
@@ -140,13 +140,13 @@ fn calls_and_their_results_are_part_of_a_conversation() {
     assert!(answer["usage"]["completion_tokens"].as_u64().unwrap() > 0);
 }
 
-/// An answer that is this text, whatever the model makes of it.
+/// A request for an answer with exactly this text.
 fn saying(text: &str, more: Value) -> Value {
     merged(chat_with(json!({"structured_outputs": {"choice": [text]}})), more)
 }
 
 #[test]
-fn thoughts_are_told_apart_from_the_answer() {
+fn thoughts_are_separated_from_the_answer() {
     let server = Server::start(&[]);
     let asked = saying("<think>\nA ship.\n</think>\n\nProbrosur", json!({"logprobs": true}));
     let answer = server.ask(&asked);
@@ -161,7 +161,7 @@ fn thoughts_are_told_apart_from_the_answer() {
     assert_eq!((joined(&events).as_str(), thought.as_str()), ("Probrosur", "A ship.\n"));
 }
 
-/// The bundled model with Qwen3's template, which knows how to think and how not to.
+/// The bundled model with Qwen3's template, which can switch thinking on and off.
 fn thinking_model() -> tempfile::TempDir {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let folder = tempfile::tempdir().unwrap();
@@ -188,7 +188,7 @@ fn thinking_is_switched_off_by_the_request() {
     for thinking in [json!(true), json!(null)] {
         assert!(prompt(thinking).ends_with("<|im_start|>assistant\n"));
     }
-    // An answer that goes on after the begin of a thought is that thought.
+    // An answer that continues the start of a thought is that thought.
     let mut open = chat_with(json!({"continue_final_message": true, "max_tokens": 4,
         "ignore_eos": true}));
     let turns = open["messages"].as_array_mut().unwrap();
@@ -197,7 +197,7 @@ fn thinking_is_switched_off_by_the_request() {
     assert_eq!(message["content"], "");
     assert!(!message["reasoning_content"].as_str().unwrap().is_empty(), "{message}");
     let id = server.get("/v1/models").1["data"][0]["id"].clone();
-    assert!(!id.as_str().unwrap().contains('/'), "a path is not told: {id}");
+    assert!(!id.as_str().unwrap().contains('/'), "a path is not revealed: {id}");
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn characters_of_several_tokens_are_streamed_whole() {
         .flat_map(|entry| entry["bytes"].as_array().unwrap())
         .map(|byte| u8::try_from(byte.as_u64().unwrap()).unwrap())
         .collect();
-    assert_eq!(bytes, said.as_bytes(), "the parts of a character are told as bytes");
+    assert_eq!(bytes, said.as_bytes(), "the parts of a character are reported as bytes");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Who is let in, and what is told before anything is answered.
+//! Who may connect, and what the server reports before it answers.
 
 use serde_json::{Value, json};
 
@@ -73,8 +73,8 @@ fn foreign_pages_and_foreign_names_are_refused() {
     }
     let (status, head, _) =
         server.send("GET", "/v1/models", &[("Origin", "http://localhost:3000")], b"");
-    let told = "access-control-allow-origin: http://localhost:3000";
-    assert!(status == 200 && head.to_lowercase().contains(told), "{head}");
+    let text = "access-control-allow-origin: http://localhost:3000";
+    assert!(status == 200 && head.to_lowercase().contains(text), "{head}");
     let preflight = |origin| {
         let headers = [
             ("Origin", origin),
@@ -130,8 +130,8 @@ fn other_machines_are_not_let_in_by_mistake() {
     };
     let open = weft(&["--host", "0.0.0.0", "--port", "0"]);
     assert_eq!(open.status.code(), Some(2));
-    let told = String::from_utf8(open.stderr).unwrap();
-    assert!(told.contains("--api-key") && told.contains("--insecure"), "{told}");
+    let text = String::from_utf8(open.stderr).unwrap();
+    assert!(text.contains("--api-key") && text.contains("--insecure"), "{text}");
     let missing = weft(&["--port", "0", "--offline", "no/such-model"]);
     assert_eq!(missing.status.code(), Some(3));
 }

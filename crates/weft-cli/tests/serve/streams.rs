@@ -89,7 +89,7 @@ fn characters_come_whole() {
 
 #[test]
 fn a_long_prompt_is_accompanied_by_comments() {
-    // Plain loops take seconds for a long prompt.
+    // The reference kernels take seconds for a long prompt.
     let server = Server::start(&["--kernels", "reference"]);
     let body = json!({"stream": true, "max_tokens": 1,
         "messages": [{"role": "user", "content": "word ".repeat(1500)}]});

@@ -1,9 +1,9 @@
-//! Kept KV rows: which there are, where they lie, and what has to go when there is no room.
+//! The cache of KV rows: which rows exist, where they lie, and which are evicted.
 //!
-//! Nodes hold the rows of some tokens after a context. They are found by what they attended to, live
-//! in the device's pages, in main memory and on disk, and move down when others need the room. Rows
-//! that a lane reads are never moved, and pages that were promised to a lane can always be had. The
-//! cache knows tokens and pages; it does not know requests.
+//! A node holds the rows of some tokens after a context. Nodes are found by the context that they
+//! attended to. They lie in the device's pages, in main memory or on disk, and move down a tier
+//! when others need the space. Rows that a lane reads are never moved, and pages promised to a lane
+//! are always available. The cache knows tokens and pages, but not requests.
 
 mod node;
 mod prefix;
@@ -29,19 +29,19 @@ pub(crate) use self::prefix::Prefix;
 pub use self::stats::{CacheStats, TierStats};
 pub(crate) use self::tiers::Gone;
 
-/// A match of only a few tokens at the beginning of a node is not worth copying a page for.
+/// A shorter match at the start of a node is not worth copying a page for.
 const LEAST_PARTIAL_MATCH: usize = 32;
 
-/// Where rows may be kept, and how much of them.
+/// The storage tiers below the device, and their sizes.
 #[derive(Default)]
 pub struct Tiers {
-    /// Bytes of main memory for rows that left the device's pages.
+    /// Bytes of main memory for rows evicted from the device's pages.
     pub ram_bytes: u64,
-    /// Files.
+    /// Files on disk.
     pub store: Option<Store>,
 }
 
-/// The size of rows.
+/// The dimensions of a row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowShape {
     pub(crate) layers: usize,
@@ -70,17 +70,17 @@ pub(crate) struct Cache {
     fingerprint: String,
     shape: RowShape,
     pool: PagePool,
-    /// Pages that lanes will take, and that are kept free or evictable for them.
+    /// Pages promised to lanes. They are kept free or evictable.
     promised: usize,
     nodes: BTreeMap<NodeId, Node>,
-    /// Public nodes by the key of what they attended to.
+    /// Public nodes, by the key of the context that they attended to.
     children: HashMap<KvKey, Vec<NodeId>>,
     next: u64,
     tiers: Tiers,
     ram_used: u64,
-    /// Grows with each use.
+    /// Counts uses.
     clock: u64,
-    /// The worth of what was evicted last.
+    /// The worth of the node that was evicted last.
     worth: f64,
     stats: CacheStats,
 }
@@ -90,23 +90,23 @@ pub(crate) struct NewNode {
     pub(crate) parent: KvKey,
     pub(crate) home: usize,
     pub(crate) tokens: Vec<u32>,
-    /// Rows of the first page that stand before its own.
+    /// Rows of the first page before the node's own.
     pub(crate) lead: usize,
     pub(crate) chunk: Option<ChunkId>,
     pub(crate) is_public: bool,
 }
 
-/// Where a node's rows begin in its first page.
+/// Where a node's rows start in its first page.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Begin {
-    /// Rows of the page that stand before its own.
+    /// Rows of the page before the node's own.
     pub(crate) lead: usize,
-    /// The page, if it is the last one of the rows before, and has been taken with them.
+    /// The page, if it is the last page of the preceding rows and belongs to the same lane.
     pub(crate) page: Option<PageId>,
 }
 
 impl Cache {
-    /// All of a device's pages, and what earlier runs left on disk.
+    /// A cache for all pages of a device, with the files that earlier processes wrote.
     pub(crate) fn new(fingerprint: String, shape: RowShape, pages: usize, tiers: Tiers) -> Self {
         let mut cache = Self {
             fingerprint,
@@ -143,8 +143,8 @@ impl Cache {
         self.nodes.get_mut(&id).expect("a lane's nodes live as long as the lane")
     }
 
-    /// The node after `parent` that has the most of `tokens` in its first rows, and how many: all of
-    /// them, all of its own, or enough to be worth it.
+    /// The node after `parent` that shares the longest start with `tokens`, and the length of that
+    /// start: all of `tokens`, the whole node, or enough to be worth it.
     pub(crate) fn longest(&self, parent: &KvKey, tokens: &[u32]) -> Option<(NodeId, usize)> {
         let candidates = self.children.get(parent)?.iter().map(|id| (*id, &self.nodes[id]));
         candidates
@@ -152,13 +152,12 @@ impl Cache {
             .filter(|(_, node, n)| {
                 *n >= LEAST_PARTIAL_MATCH.min(node.len()).min(tokens.len()).max(1)
             })
-            // The longest match; of equals the fastest, then the oldest.
+            // The longest match; of equal ones the fastest tier, then the oldest node.
             .min_by_key(|(id, node, n)| (std::cmp::Reverse(*n), node.tier(), *id))
             .map(|(id, _, n)| (id, n))
     }
 
-    /// Pages that are free, or would be if all was evicted that may be while the nodes `held` are in
-    /// use.
+    /// Pages that are free, or that eviction could free while the nodes `held` are in use.
     fn free_or_evictable(&self, held: &[NodeId]) -> usize {
         let is_evictable =
             |(id, node): &(&NodeId, &Node)| node.is_evictable() && !held.contains(id);
@@ -166,12 +165,12 @@ impl Cache {
         for (_, node) in self.nodes.iter().filter(is_evictable) {
             node.pages.iter().for_each(|page| holders[*page as usize] -= 1);
         }
-        // A page is free once all that hold it let go.
+        // A page is free once it has no references.
         holders.iter().filter(|holders| **holders == 0).count()
     }
 
-    /// Whether pages could be promised, if the nodes `held` were in use. Holding nodes alone may be
-    /// too much: their pages may be all that could be evicted for others.
+    /// Whether pages can be promised while the nodes `held` are in use. Using these nodes alone may
+    /// be impossible, because their pages may be the only evictable ones.
     pub(crate) fn check_promise(&self, pages: usize, held: &[NodeId]) -> Result<(), OutOfPages> {
         let there = self.free_or_evictable(held);
         if self.promised + pages > there {
@@ -181,7 +180,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Promises pages to a lane that will hold the nodes `held`.
+    /// Promises pages to a lane that will use the nodes `held`.
     pub(crate) fn promise(&mut self, pages: usize, held: &[NodeId]) -> Result<(), OutOfPages> {
         self.check_promise(pages, held)?;
         self.promised += pages;
@@ -193,7 +192,7 @@ impl Cache {
         self.promised
     }
 
-    /// Whether a node is still there.
+    /// Whether a node still exists.
     pub(crate) fn has(&self, id: NodeId) -> bool {
         self.nodes.contains_key(&id)
     }
@@ -216,12 +215,12 @@ impl Cache {
         self.pool.give_back(pages);
     }
 
-    /// A lane reads pages: they are not free while it does, whatever becomes of their nodes.
+    /// Adds a lane's references to pages: they stay allocated whatever happens to their nodes.
     pub(crate) fn hold_pages(&mut self, pages: &[PageId]) {
         self.pool.hold(pages);
     }
 
-    /// Promised pages for rows that begin somewhere in a page.
+    /// Takes promised pages for rows that start somewhere in a page.
     fn take_pages_from(
         &mut self,
         begin: Begin,
@@ -235,7 +234,7 @@ impl Cache {
         first.into_iter().chain(more).collect()
     }
 
-    /// A node for tokens that a lane will compute, in promised pages.
+    /// Adds a node for tokens that a lane will compute, in promised pages.
     pub(crate) fn insert(
         &mut self,
         new: NewNode,
@@ -248,8 +247,8 @@ impl Cache {
         self.add_node(new, pages, 0, Some(filler))
     }
 
-    /// Has nodes that end in page `from` end in page `to` instead, which holds the same rows and more:
-    /// one page is enough for both. Nothing is done if other nodes need `from` all the same.
+    /// Makes nodes that end in page `from` end in page `to` instead, which holds the same rows and
+    /// more: one page serves both. Does nothing if other nodes need `from`.
     pub(crate) fn move_ends(&mut self, nodes: &[NodeId], from: PageId, to: PageId) {
         let needs =
             |node: &Node| node.pages.first() == Some(&from) || node.pages.last() == Some(&from);
@@ -266,7 +265,7 @@ impl Cache {
         }
     }
 
-    /// A node of rows that a lane has computed in pages of its own, unless there are such rows.
+    /// Adds a node for rows that a lane has computed in its own pages, unless the cache has them.
     pub(crate) fn adopt(&mut self, new: NewNode, pages: Vec<PageId>, cost: Duration) {
         let filled = new.tokens.len();
         if self.longest(&new.parent, &new.tokens).is_some_and(|(_, n)| n == filled) {
@@ -320,13 +319,13 @@ impl Cache {
         id
     }
 
-    /// A lane begins to read a node.
+    /// A lane starts to read a node.
     pub(crate) fn hold(&mut self, id: NodeId) {
         self.node_mut(id).users += 1;
     }
 
-    /// A lane is done with a node. Nobody finishes it any more if that was the last one: what is
-    /// computed of it stays, if it can be found.
+    /// A lane has finished with a node. If it was the last one, an incomplete node stays
+    /// incomplete; its computed rows stay if they can be found.
     pub(crate) fn let_go(&mut self, id: NodeId) {
         self.touch(id);
         let node = self.node_mut(id);
@@ -364,13 +363,13 @@ impl Cache {
         }
     }
 
-    /// The key under which a node's rows are filed.
+    /// The key of a node's file.
     fn key_of(node: &Node) -> KvKey {
         KvKey::of_rows(&node.parent, &node.tokens)
     }
 
-    /// Sets whether the rows of a chunk must stay where they are. Refused where pages that were
-    /// promised to lanes could not be had any more.
+    /// Pins or unpins the rows of a chunk. Refused if pages promised to lanes would no longer be
+    /// available.
     pub(crate) fn pin(&mut self, chunk: &ChunkId, pinned: bool) -> Result<(), OutOfPages> {
         let is_of_chunk = |node: &Node| node.chunk.as_ref() == Some(chunk);
         let nodes = self.nodes.iter().filter(|(_, node)| is_of_chunk(node));
@@ -382,8 +381,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Sets whether files with the rows of a chunk must stay. What earlier runs wrote is known by its
-    /// tokens alone.
+    /// Pins or unpins the files of a chunk. Files of earlier processes are found by their tokens.
     pub(crate) fn pin_files(&mut self, chunk: &Chunk, pinned: bool) {
         let Some(store) = &mut self.tiers.store else { return };
         for node in self.nodes.values().filter(|node| node.on_disk && chunk.is_in(&node.tokens)) {
@@ -396,7 +394,8 @@ impl Cache {
         }
     }
 
-    /// The fastest place that has rows of a chunk. What earlier runs wrote is known by its tokens.
+    /// The fastest tier that holds rows of a chunk. Files of earlier processes are found by their
+    /// tokens.
     pub(crate) fn tier_of(&self, chunk: &Chunk) -> Option<Tier> {
         let is_its = |node: &&Node| match node.chunk {
             Some(id) => id == chunk.id,
@@ -406,9 +405,10 @@ impl Cache {
         filled.filter(is_its).filter_map(Node::tier).min()
     }
 
-    /// Forgets all rows of a chunk, in every tier; those that a lane reads stay until it is done.
+    /// Removes all rows of a chunk from every tier. Rows that a lane reads stay until it has
+    /// finished.
     pub(crate) fn forget(&mut self, chunk: &Chunk) {
-        // A node may hold a part of the chunk, where another text begins as it does.
+        // A node may hold a part of the chunk, if another text starts in the same way.
         let is_of = |node: &Node| node.chunk == Some(chunk.id) || chunk.is_in(&node.tokens);
         let ids: Vec<NodeId> =
             self.nodes.iter().filter(|(_, node)| is_of(node)).map(|(id, _)| *id).collect();
@@ -417,7 +417,7 @@ impl Cache {
         }
     }
 
-    /// Forgets everything that no lane reads.
+    /// Removes everything that no lane reads.
     pub(crate) fn clear(&mut self) {
         let ids: Vec<NodeId> = self.nodes.keys().copied().collect();
         for id in ids {
@@ -444,7 +444,7 @@ impl Cache {
         }
     }
 
-    /// Panics unless every page has the holders that are counted and every figure adds up.
+    /// Panics unless all reference counts and totals are correct.
     #[cfg(test)]
     pub(crate) fn check(&self, elsewhere: &[PageId]) {
         let mut holders = vec![0; self.pool.total()];

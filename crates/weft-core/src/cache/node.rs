@@ -1,4 +1,4 @@
-//! Rows that are kept: of which tokens, after which context, and where they are.
+//! A node: the KV rows of some tokens after a context, and where they lie.
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -13,28 +13,29 @@ use crate::store::{KvKey, Rows};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LaneId(pub(crate) u64);
 
-/// A node's name while the engine lives. Never reused.
+/// A node's id within this engine. Never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct NodeId(pub(super) u64);
 
 /// The KV rows of some tokens after a context.
 #[derive(Debug)]
 pub(crate) struct Node {
-    /// What the rows attended to besides one another.
+    /// The key of the context that the rows attended to.
     pub(crate) parent: KvKey,
-    /// The position that the first row's key was rotated for: the length of what it attended to.
+    /// The position that the first row's key was rotated for: the length of that context.
     pub(crate) home: usize,
     pub(crate) tokens: Vec<u32>,
-    /// Rows of the first page that stand before the node's own: copies of what it attended to, so that
-    /// a page holds the rows of 64 positions. Told by the parent; known once there are pages.
+    /// Rows of the first page before the node's own: copies of the last rows of the context, so
+    /// that a page holds the rows of 64 positions. The parent determines it; it is known once there
+    /// are pages.
     pub(crate) lead: usize,
-    /// Whether those rows are there.
+    /// Whether those rows have been copied.
     pub(crate) has_lead: bool,
-    /// The library's chunk that the tokens came from, where one is known.
+    /// The library's chunk with these tokens, if known.
     pub(crate) chunk: Option<ChunkId>,
-    /// The device's pages; none where the rows are elsewhere.
+    /// The device's pages; empty if the rows lie in another tier.
     pub(crate) pages: Vec<PageId>,
-    /// Rows that are computed; fewer than the tokens while a lane is at it.
+    /// Number of computed rows; fewer than the tokens while a lane computes them.
     pub(crate) filled: usize,
     /// The lane that computes them.
     pub(crate) filler: Option<LaneId>,
@@ -42,17 +43,17 @@ pub(crate) struct Node {
     pub(super) ram: Option<InRam>,
     /// Whether there is a file.
     pub(super) on_disk: bool,
-    /// Whether later requests may find it.
+    /// Whether later requests can find it.
     pub(super) is_public: bool,
-    /// What computing it took.
+    /// The time to compute it.
     pub(crate) cost: Duration,
-    /// Lanes that read it.
+    /// Number of lanes that read it.
     pub(super) users: usize,
     pub(super) pinned: bool,
     pub(super) worth: Worth,
 }
 
-/// Rows in main memory, or on their way there.
+/// Rows in main memory, or being copied there.
 #[derive(Debug)]
 pub(super) enum InRam {
     There(Arc<Rows>),
@@ -60,7 +61,7 @@ pub(super) enum InRam {
 }
 
 impl InRam {
-    /// The rows, once they have come.
+    /// The rows, after waiting for the copy.
     pub(super) fn rows(self) -> Arc<Rows> {
         match self {
             Self::There(rows) => rows,
@@ -69,16 +70,16 @@ impl InRam {
     }
 }
 
-/// Rows that a device was asked to send.
+/// Waits for rows from the device.
 pub(super) fn received(rows: &Receiver<Rows>) -> Rows {
     rows.recv().expect("the device sends what it was asked for, unless it failed")
 }
 
-/// How much a node is worth keeping; the least goes first.
+/// The worth of keeping a node; the smallest is evicted first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
 pub(super) struct Worth {
-    /// What recomputing a page of it costs, on top of the worth of what was evicted before its last
-    /// use: rows that are dear stay longer, and none stays for ever.
+    /// The cost of recomputing one of its pages, plus the worth of the node evicted last before its
+    /// last use. Expensive rows stay longer, and none stays forever.
     pub(super) value: f64,
     pub(super) last_use: u64,
 }
@@ -101,7 +102,7 @@ impl Node {
         DeviceRows { pages: &self.pages, first_row: self.lead, len: self.len() }
     }
 
-    /// The fastest place that has the rows.
+    /// The fastest tier that holds the rows.
     pub(crate) fn tier(&self) -> Option<Tier> {
         if !self.pages.is_empty() {
             Some(Tier::Device)
@@ -112,7 +113,7 @@ impl Node {
         }
     }
 
-    /// Whether its pages may be taken.
+    /// Whether its pages may be evicted.
     pub(super) fn is_evictable(&self) -> bool {
         self.users == 0 && !self.pinned && !self.pages.is_empty()
     }

@@ -1,17 +1,17 @@
-//! What rows attended to, as a key.
+//! The key of the context that rows attended to.
 //!
-//! A prefix is a hash of all that stands before some rows: the model, the device's way of computing,
-//! and the tokens from the first on. How the tokens were cut into pieces does not show in it. Where a
-//! piece is used approximately, the prefix says so, because what follows has attended to that.
+//! A prefix is a hash of everything before some rows: the model, the device's family, and all
+//! tokens from the first. It does not depend on how the tokens were cut into pieces. Approximate
+//! pieces are marked in the hash, because the rows after them attended to them.
 
 use crate::chunk::Repair;
 use crate::store::KvKey;
 
-/// A context so far. Cheap to copy.
+/// A context as a running hash. Cheap to copy.
 #[derive(Clone)]
 pub(crate) struct Prefix(blake3::Hasher);
 
-/// Stand around what is used approximately; no vocabulary has such tokens.
+/// Delimit approximate pieces. No vocabulary has these tokens.
 const BEGIN: u32 = u32::MAX;
 const END: u32 = u32::MAX - 1;
 
@@ -23,14 +23,14 @@ impl Prefix {
         Self(hasher)
     }
 
-    /// Tokens that attend to all before them.
+    /// Adds tokens that attend to everything before them.
     pub(crate) fn add(&mut self, tokens: &[u32]) {
         for token in tokens {
             self.0.update(&token.to_le_bytes());
         }
     }
 
-    /// Rows that were computed after `parent` and stand here now.
+    /// Adds rows that were computed after `parent` and moved here.
     pub(crate) fn add_moved(&mut self, parent: &KvKey, repair: Repair, tokens: &[u32]) {
         self.add(&[BEGIN]);
         self.0.update(parent.as_bytes()).update(repair.to_string().as_bytes());

@@ -1,21 +1,21 @@
-//! What the cache holds and what it has done.
+//! Contents and counters of the cache.
 
 use crate::store::StoreStats;
 
 /// One tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierStats {
-    /// Pieces of rows that are there.
+    /// Number of nodes.
     pub nodes: usize,
     /// Their tokens.
     pub tokens: usize,
-    /// Bytes they take.
+    /// Bytes used.
     pub used_bytes: u64,
-    /// Bytes they may take.
+    /// Maximum bytes.
     pub budget_bytes: u64,
 }
 
-/// All tiers, and what happened since the engine was made.
+/// All tiers, and counters since the engine was created.
 #[derive(Clone, Debug, Default)]
 pub struct CacheStats {
     /// The device's pages.
@@ -28,16 +28,16 @@ pub struct CacheStats {
     pub cached_tokens: u64,
     /// Prompt tokens that were computed.
     pub computed_tokens: u64,
-    /// Times that rows left the device's pages.
+    /// Number of evictions from the device's pages.
     pub evicted_from_device: u64,
-    /// Times that rows left main memory.
+    /// Number of evictions from main memory.
     pub evicted_from_ram: u64,
-    /// Times that rows were lost, having no place to go.
+    /// Number of nodes lost because no tier had room.
     pub dropped: u64,
-    /// Times that rows were brought back from main memory.
+    /// Number of nodes loaded from main memory.
     pub brought_from_ram: u64,
-    /// Times that rows were brought back from a file.
+    /// Number of nodes loaded from files.
     pub brought_from_disk: u64,
-    /// What the files tell, where there are any.
+    /// Counters of the store, if there is one.
     pub store: Option<StoreStats>,
 }

@@ -1,5 +1,5 @@
-//! The cache against a naive model under random operations: every page is in one place, rows that are
-//! held stay where they are, and rows that come back are the rows that were put there.
+//! Compares the cache with a naive model under random operations: every page has one place, rows in
+//! use stay where they are, and rows that are loaded equal the rows that were stored.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::weights::RandomWeights;
 
 const PAGES: usize = 12;
 
-/// A device that is only used for its pages.
+/// A device of which only the pages are used.
 fn device() -> Box<dyn Inspect> {
     let json = r#"{"model_type": "llama", "hidden_size": 4, "num_hidden_layers": 2,
         "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 4,
@@ -31,8 +31,8 @@ fn device() -> Box<dyn Inspect> {
 
 const ROW_BYTES: u64 = 2 * 2 * 4 * 2;
 
-/// What the naive model knows of a node: its length, its mark, how often it is held, and its pages
-/// while it is.
+/// The naive model's record of a node: its length, its mark, its number of users, and its pages
+/// while it is used.
 #[derive(Debug)]
 struct Known {
     len: usize,
@@ -45,7 +45,7 @@ struct World {
     cache: Cache,
     device: Box<dyn Inspect>,
     known: BTreeMap<NodeId, Known>,
-    /// Pages that a lane has taken for itself.
+    /// Pages that a lane has taken.
     taken: Vec<PageId>,
     promised: usize,
     marks: u32,
@@ -219,7 +219,7 @@ fn random_operations_lose_no_page_and_no_row() {
 #[test]
 fn what_is_dear_and_what_was_used_last_stays() {
     let mut world = World::new(0, None);
-    // Three nodes of four pages: dear, cheap and used again, cheap.
+    // Three nodes of four pages: expensive; cheap and used again; cheap.
     for cost in [9000, 10, 10] {
         world.add(4 * PAGE_ROWS, cost);
     }
@@ -249,7 +249,7 @@ fn what_is_dear_does_not_stay_for_ever() {
         turns += 1;
         assert!(turns < 100);
     }
-    // Nine times as dear, and two others fit beside it.
+    // Nine times as expensive, and two others fit beside it.
     assert!(turns > 9, "{turns}");
 }
 
@@ -305,7 +305,7 @@ fn a_node_may_be_dropped_while_others_are_demoted() {
     world.let_go(1);
     world.cache.demote(Tier::Ram, &mut *world.device);
     world.let_go(0);
-    // There is room for one of them, and no disk: the second goes when the first comes.
+    // There is room for one of them, and no disk: loading the first drops the second.
     world.cache.demote(Tier::Disk, &mut *world.device);
     let tiers: Vec<_> = world.cache.nodes.values().map(Node::tier).collect();
     assert_eq!((tiers.as_slice(), world.cache.stats.dropped), (&[Some(Tier::Ram)][..], 1));
@@ -336,7 +336,7 @@ fn only_files_of_this_model_that_hold_what_they_are_named_for_are_found() {
         Cache::new(fingerprint.to_owned(), world.cache.shape, PAGES, tiers).stats().disk.nodes
     };
     assert_eq!((found("model"), found("another")), (2, 0));
-    // A sound file under the key of other rows.
+    // An intact file under the key of other rows.
     let mut store = Store::open(folder.path(), 100_000).unwrap();
     let (key, entry) = store.entries().map(|(key, entry)| (*key, entry.clone())).next().unwrap();
     let rows = store.get(&key, &entry.header).unwrap();

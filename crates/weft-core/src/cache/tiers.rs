@@ -1,8 +1,8 @@
-//! How rows move between the device's pages, main memory and disk.
+//! Moves rows between the device's pages, main memory and disk.
 //!
-//! Down: what is worth least goes first, to the next tier that has room for it. Up: rows are brought
-//! whole. Copies between pages and main memory are begun here and go on beside steps; who needs the
-//! rows waits for them. A file that does not prove what it claims is as good as none.
+//! Down: the node with the smallest worth goes first, to the next tier that has room. Up: nodes are
+//! loaded as a whole. Copies between pages and main memory are started here and run beside steps;
+//! readers wait for them. A damaged file counts as absent.
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -14,15 +14,15 @@ use crate::chunk::Tier;
 use crate::device::{Device, MAX_LANES};
 use crate::store::{Header, KvKey, Put, Rows, Store, StoreStats};
 
-/// Rows that were to be brought turned out not to be there: they have to be computed.
+/// Rows could not be loaded and have to be computed.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Gone;
 
-/// Pages that are freed before lanes take them, one for each.
+/// Number of pages that are freed before lanes take them, one for each lane.
 const SPARE_PAGES: usize = MAX_LANES;
 
 impl Cache {
-    /// Makes nodes of the files that fit this model and device.
+    /// Adds nodes for the files that fit this model and device.
     pub(super) fn find_files(&mut self) {
         let Some(store) = &self.tiers.store else { return };
         let found: Vec<_> = store
@@ -57,8 +57,8 @@ impl Cache {
         }
     }
 
-    /// Has a node's rows copied into the device's pages, which were promised if it has none, and tells
-    /// where they were and how long it took to send them on their way.
+    /// Starts to copy a node's rows into the device's pages, promised ones if the node has none.
+    /// Returns the tier that held the rows, and the time to start the copy.
     pub(crate) fn bring(
         &mut self,
         id: NodeId,
@@ -98,14 +98,14 @@ impl Cache {
         rows.ok_or(Gone)
     }
 
-    /// Moves all nodes that are not in use down to a tier; returns when they are there.
+    /// Moves all unused nodes down to a tier, and waits for the copies.
     pub(crate) fn demote(&mut self, tier: Tier, device: &mut dyn Device) {
         if tier == Tier::Disk {
             self.save(device, |_| true);
         }
         let ids: Vec<NodeId> = self.nodes.keys().copied().collect();
         for id in ids {
-            // Making room for one may have dropped another.
+            // Making room for one node may have dropped another.
             let Some(node) = self.nodes.get(&id) else { continue };
             let is_filed = tier == Tier::Disk && node.on_disk;
             if is_filed {
@@ -120,14 +120,14 @@ impl Cache {
         }
     }
 
-    /// Frees the pages of the node that is worth least.
+    /// Frees the pages of the node with the smallest worth.
     pub(super) fn evict_one(&mut self, device: &mut dyn Device) {
         let victim = self.least(Node::is_evictable);
         self.evict(victim.expect("promised pages are free or evictable"), true, device);
     }
 
-    /// Frees pages that lanes are going to take, a node at a time: rows are then copied out of them while
-    /// steps run, and no step waits for it. Without main memory to copy to there is nothing to wait for.
+    /// Frees pages that lanes will take, one node at a time. The rows are copied while steps run,
+    /// so no step waits for them. Without a RAM tier there is no copy to wait for.
     pub(crate) fn evict_ahead(&mut self, device: &mut dyn Device) {
         let is_short = self.pool.free() < self.promised.min(SPARE_PAGES);
         if is_short
@@ -138,8 +138,7 @@ impl Cache {
         }
     }
 
-    /// Frees the pages of a node; `to_ram` where the next tier is to have its rows, and not only a file
-    /// that does.
+    /// Frees the pages of a node. `to_ram` copies its rows to main memory even if there is a file.
     fn evict(&mut self, id: NodeId, to_ram: bool, device: &mut dyn Device) {
         self.worth = self.worth.max(self.node(id).worth.value);
         self.stats.evicted_from_device += 1;
@@ -154,7 +153,7 @@ impl Cache {
         }
     }
 
-    /// Keeps rows in main memory, or else in a file, or else nowhere.
+    /// Moves rows to main memory, or else to a file, or else drops them.
     fn keep_below(&mut self, id: NodeId, device: &mut dyn Device) {
         let needed = self.shape.node_bytes(self.node(id));
         if self.make_room_in_ram(needed) {
@@ -167,7 +166,7 @@ impl Cache {
         }
     }
 
-    /// Has the device copy a node's rows out of its pages.
+    /// Starts to copy a node's rows out of its pages.
     fn send(&self, id: NodeId, device: &mut dyn Device) -> Receiver<Rows> {
         let node = self.node(id);
         let room = || vec![0; self.shape.bytes(self.shape.layers, node.len())];
@@ -175,13 +174,13 @@ impl Cache {
         device.send_kv(layers, &node.rows(), Rows { k: room(), v: room() })
     }
 
-    /// Moves what is worth least out of main memory until there is room; false where there cannot be.
+    /// Evicts from main memory until there is room. Returns false if that is impossible.
     fn make_room_in_ram(&mut self, needed: u64) -> bool {
         if needed > self.tiers.ram_bytes {
             return false;
         }
         while self.ram_used + needed > self.tiers.ram_bytes {
-            // Rows that a lane is about to bring have no other place.
+            // A lane is about to load these rows, and they are in no other tier.
             let is_in_use = |node: &Node| node.users > 0 && node.pages.is_empty();
             let may_go = |node: &Node| node.ram.is_some() && !node.pinned && !is_in_use(node);
             let Some(victim) = self.least(may_go) else { return false };
@@ -219,7 +218,8 @@ impl Cache {
         is_there
     }
 
-    /// Writes the rows of nodes to files; the nodes stay where they are. Tells how many are filed.
+    /// Writes the rows of nodes to files, and keeps the nodes where they are. Returns the number of
+    /// nodes with a file.
     pub(crate) fn save(&mut self, device: &mut dyn Device, which: impl Fn(&Node) -> bool) -> usize {
         let is_chosen = |node: &Node| node.is_public && node.is_filled() && which(node);
         let ids: Vec<NodeId> =
@@ -240,7 +240,7 @@ impl Cache {
         self.put_on_disk(id, &rows)
     }
 
-    /// The key and header that a node's file has.
+    /// The key and header of a node's file.
     fn filed(&self, id: NodeId) -> (KvKey, Header) {
         let node = self.node(id);
         let header = Header {
@@ -248,7 +248,8 @@ impl Cache {
             dtype: self.shape.dtype,
             layers: self.shape.layers,
             kv_width: self.shape.kv_width,
-            // Rows are exact for what they attended to; how a prompt uses them is the prompt's.
+            // Rows are exact for the context that they attended to. Only a prompt uses them
+            // approximately.
             reuse: "exact".to_owned(),
             parent: node.parent,
             home_position: node.home,
@@ -258,7 +259,7 @@ impl Cache {
         (Self::key_of(node), header)
     }
 
-    /// The node that is worth least; of equals the one that was used longest ago.
+    /// The node with the smallest worth; of equal ones the least recently used.
     fn least(&self, which: impl Fn(&Node) -> bool) -> Option<NodeId> {
         let nodes = self.nodes.iter().filter(|(_, node)| which(node));
         let least = nodes.min_by(|(_, a), (_, b)| {
@@ -268,7 +269,7 @@ impl Cache {
         least.map(|(id, _)| *id)
     }
 
-    /// What the tiers hold now.
+    /// The current contents of the tiers.
     pub(crate) fn stats(&self) -> CacheStats {
         let tier = |which: &dyn Fn(&Node) -> bool, budget_bytes: u64| {
             let nodes: Vec<&Node> = self.nodes.values().filter(|node| which(node)).collect();
@@ -297,12 +298,12 @@ impl Cache {
         self.stats.computed_tokens += computed as u64;
     }
 
-    /// What went wrong with files since the last call.
+    /// Returns the warnings about files since the last call.
     pub(crate) fn take_warnings(&mut self) -> Vec<String> {
         self.tiers.store.as_mut().map(Store::take_warnings).unwrap_or_default()
     }
 
-    /// Computing time per token over all that was computed, for rows that were made by decoding.
+    /// Mean computing time per token, as an estimate for rows that were computed by decoding.
     pub(crate) fn mean_cost(&self) -> Duration {
         let (mut cost, mut tokens) = (Duration::ZERO, 0);
         for node in self.nodes.values().filter(|node| node.is_filled()) {

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{Chunk, ChunkId, Kind};
 
-/// What is written of a chunk. The tokens are written too, so that a reader who only lists need not
-/// encode every text again; the id proves them.
+/// The JSON form of a chunk. It includes the tokens, so that listing chunks does not encode every
+/// text again. The id is a hash of the tokens and proves them.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Card {
@@ -38,11 +38,11 @@ impl Card {
         }
     }
 
-    /// The chunk, or why this is none.
+    /// The chunk, or why the JSON does not describe one.
     pub(super) fn chunk(self) -> Result<Chunk, String> {
         let id = ChunkId::of(self.kind, &self.tokens);
         if id.to_string() != self.id {
-            return Err(format!("it calls itself {} and holds chunk {id}", self.id));
+            return Err(format!("its id is {}, but it holds chunk {id}", self.id));
         }
         Ok(Chunk {
             id,
@@ -63,7 +63,7 @@ fn milliseconds(time: SystemTime) -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A time that the system cannot hold is as good as the beginning.
+/// A time that the system cannot represent becomes the epoch.
 fn time(milliseconds: u64) -> SystemTime {
     UNIX_EPOCH.checked_add(Duration::from_millis(milliseconds)).unwrap_or(UNIX_EPOCH)
 }

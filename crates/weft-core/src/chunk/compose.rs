@@ -1,9 +1,9 @@
-//! From chunks or messages to a composition, through the model's template.
+//! Composes chunks or messages into a [`Composition`], through the model's template.
 //!
-//! The template renders the whole prompt; it is cut before each text of the conversation, so that a
-//! piece is a text and what the template writes after it. What stands before the first text goes with
-//! it, or is a piece by itself where a context would come first: a document must not depend on what
-//! it is the first of.
+//! The template renders the whole prompt. The result is cut before each text of the conversation,
+//! so a piece is a text plus the template's tokens after it. Tokens before the first text belong to
+//! that text, or form their own piece if the first text is a context: the rows of a document must
+//! not depend on whether it comes first.
 
 use super::{Chunk, ChunkError, ChunkId, Composition, Kind, Library, Piece, Prompt, Repair, Reuse};
 use crate::prompt::{Content, Conversation, Message, PromptError, Segment, Template};
@@ -12,7 +12,7 @@ use crate::tokenizer::Tokenizer;
 /// A text of the conversation, in the order in which the template writes them.
 struct Text<'c> {
     kind: Kind,
-    /// The chunk that it is, if it is one; its tokens need not be encoded again.
+    /// The chunk with this text, if there is one; its tokens are known already.
     chunk: Option<&'c Chunk>,
     text: String,
 }
@@ -63,15 +63,15 @@ fn text_of<'c>(
     Ok(Text { kind: chunk.kind, chunk: Some(chunk), text: chunk.in_prompt() })
 }
 
-/// Contexts and outputs are used again this way.
+/// Sets how contexts and outputs may be reused.
 pub(super) fn set_reuse(composition: &mut Composition, reuse: Reuse) {
     for piece in composition.pieces.iter_mut().filter(|piece| piece.kind.level() == 1) {
         piece.reuse = reuse;
     }
 }
 
-/// Renders a conversation; each turn is a piece, and each document of a turn. A text that is one of
-/// `chunks` as it stands in a prompt is reported as that chunk.
+/// Renders a conversation. Each turn is a piece, and so is each document of a turn. A text that
+/// equals a chunk of `chunks`, as it appears in a prompt, is reported as that chunk.
 pub fn compose_conversation<'c>(
     template: &Template,
     tokenizer: &Tokenizer,
@@ -110,8 +110,8 @@ fn texts_of<'c>(message: &Message) -> Vec<Text<'c>> {
     texts.into_iter().map(|text| Text { kind, chunk: None, text }).collect()
 }
 
-/// Renders, encodes and cuts. A text that the template changed beyond recognition is not cut off: it
-/// stays with the piece before it.
+/// Renders, encodes and cuts. If the template changed a text beyond recognition, the text is not
+/// cut off; it stays in the piece before it.
 fn cut(
     template: &Template,
     tokenizer: &Tokenizer,
@@ -145,7 +145,7 @@ fn cut(
     Ok(Composition { pieces, repair: Repair::None })
 }
 
-/// The text that a segment shows, if it shows one; those before it were left out.
+/// The text that a segment shows, if any. Texts before it were left out by the template.
 fn next_text<'t, 'c>(
     texts: &mut std::slice::Iter<'t, Text<'c>>,
     segment: &Segment,
@@ -171,7 +171,7 @@ mod tests {
 
     use super::*;
 
-    /// Composes prompts of chunks that are registered here.
+    /// Composes prompts from chunks that are registered here.
     struct Desk {
         template: Template,
         tokenizer: Tokenizer,
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_composed_is_told_apart() {
+    fn invalid_prompts_have_distinct_errors() {
         let mut desk = Desk::new();
         let system = desk.add(Kind::System, "be brief");
         let other = desk.add(Kind::System, "be long");

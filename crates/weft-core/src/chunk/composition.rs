@@ -1,7 +1,8 @@
-//! A composition: the pieces of a prompt in their order, as the engine runs them.
+//! A composition: the pieces of a prompt in order, as the engine runs them.
 //!
-//! A piece is the tokens of a chunk with the template's own tokens around it. Pieces decide where KV
-//! rows are cut and what is told about them, never what an exact prompt computes.
+//! A piece is the tokens of a chunk, with the template's own tokens around it. Pieces determine
+//! where KV rows are cut and how they are reported. They never change the result of an exact
+//! prompt.
 
 use super::{ChunkId, Kind, Repair, Reuse};
 use crate::device::{MAX_MARKS, MAX_SPANS};
@@ -9,40 +10,40 @@ use crate::tokenizer::Tokenizer;
 
 const _: () = assert!(Composition::MAX_PIECES <= MAX_SPANS, "a piece is one span at most");
 
-/// A part of a prompt that is kept, and told about, by itself.
+/// A part of a prompt that is cached and reported separately.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Piece {
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
-    /// The chunk it came from, where it is of the library.
+    /// The chunk it came from, if that is registered in the library.
     pub chunk: Option<ChunkId>,
-    /// Its tokens, those of the template around it included.
+    /// Its tokens, including the template's tokens around it.
     pub tokens: Vec<u32>,
-    /// What it attends to. Only contexts and outputs may be other than exact.
+    /// Which tokens it attends to. Only contexts and outputs may be approximate.
     pub reuse: Reuse,
 }
 
 impl Piece {
-    /// A piece that attends to all that stands before it.
+    /// A piece that attends to everything before it.
     pub fn exact(kind: Kind, tokens: Vec<u32>) -> Self {
         Self { kind, chunk: None, tokens, reuse: Reuse::Exact }
     }
 }
 
-/// All pieces of a prompt.
+/// A whole prompt, as pieces.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Composition {
-    /// The pieces. Empty ones are passed over.
+    /// The pieces. Empty ones are skipped.
     pub pieces: Vec<Piece>,
-    /// What is recomputed of approximate pieces.
+    /// Which rows of approximate pieces are recomputed.
     pub repair: Repair,
 }
 
 impl Composition {
-    /// Pieces of a prompt at most. A piece begins one span at most, and there is a mark at its end.
+    /// Maximum number of pieces. A piece starts at most one span, and ends with a mark.
     pub const MAX_PIECES: usize = MAX_MARKS;
 
-    /// Joins the oldest pieces after the first, all of them exact, until there are few enough.
+    /// Joins the oldest pieces after the first until the limit holds. All of them must be exact.
     pub(super) fn join_oldest(&mut self) {
         let len = self.pieces.len();
         if len > Self::MAX_PIECES {
@@ -57,12 +58,12 @@ impl Composition {
         self.pieces.iter().map(|piece| piece.tokens.len()).sum()
     }
 
-    /// Whether there is no token.
+    /// Whether there are no tokens.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// All tokens in their order.
+    /// All tokens in order.
     pub fn tokens(&self) -> Vec<u32> {
         self.pieces.iter().flat_map(|piece| &piece.tokens).copied().collect()
     }
@@ -74,15 +75,15 @@ impl Composition {
         tokenizer.decode(&last[last.len().saturating_sub(TOKENS)..], false)
     }
 
-    /// The same tokens, each piece attending to all before it.
+    /// The same tokens, with every piece attending to everything before it.
     pub fn exact(&self) -> Self {
         let exact = |piece: &Piece| Piece { reuse: Reuse::Exact, ..piece.clone() };
         let pieces = self.pieces.iter().filter(|piece| !piece.tokens.is_empty());
         Self { pieces: pieces.map(exact).collect(), repair: Repair::None }
     }
 
-    /// The same, to be answered: the logits of its last token are where the answer begins, so its last
-    /// piece attends to all before it.
+    /// The same composition with an exact last piece. Its last token's logits start the answer, so
+    /// it must attend to everything before it.
     pub(crate) fn answered(mut self) -> Self {
         self.pieces.retain(|piece| !piece.tokens.is_empty());
         if let Some(last) = self.pieces.last_mut() {

@@ -1,6 +1,7 @@
-//! The chunks that are known by name: their texts, metadata and how often they were used.
+//! The registered chunks: their texts, metadata and use counts.
 //!
-//! It owns no KV rows: a chunk may be registered long before it is computed, and outlives its rows.
+//! The library holds no KV rows. A chunk may be registered long before its rows are computed, and
+//! it outlives them.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -9,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use super::{ChunkError, ChunkId, Kind};
 use crate::tokenizer::Tokenizer;
 
-/// An id may be abbreviated to this many digits.
+/// Minimum number of digits of an abbreviated id.
 const LEAST_ID_DIGITS: usize = 4;
 
 /// A registered chunk.
@@ -17,26 +18,26 @@ const LEAST_ID_DIGITS: usize = 4;
 pub struct Chunk {
     /// Its id.
     pub id: ChunkId,
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
     /// Its text.
     pub text: String,
-    /// The text's tokens, as they stand in a prompt.
+    /// The tokens of the text as it appears in a prompt.
     pub tokens: Vec<u32>,
-    /// What its owner says of it.
+    /// Key-value pairs from its owner.
     pub metadata: BTreeMap<String, String>,
-    /// When it was registered first.
+    /// When it was first registered.
     pub created: SystemTime,
     /// When it was last part of a prompt.
     pub last_used: Option<SystemTime>,
-    /// In how many prompts it was.
+    /// Number of prompts that contained it.
     pub uses: u64,
-    /// Whether its rows must not be evicted.
+    /// Whether its rows are exempt from eviction.
     pub pinned: bool,
 }
 
 impl Chunk {
-    /// A text as a chunk that nobody has used.
+    /// A chunk that no prompt has used yet.
     pub fn new(
         tokenizer: &Tokenizer,
         kind: Kind,
@@ -60,17 +61,17 @@ impl Chunk {
         })
     }
 
-    /// The text as it stands in a prompt: a blank line after a document.
+    /// The text as it appears in a prompt: a document is followed by a blank line.
     pub fn in_prompt(&self) -> String {
         in_prompt(self.kind, &self.text)
     }
 
-    /// What its owner calls it.
+    /// Its name, from the metadata.
     pub fn name(&self) -> Option<&str> {
         self.metadata.get("name").map(String::as_str)
     }
 
-    /// Whether it is part of these tokens.
+    /// Whether these tokens contain it.
     pub fn is_in(&self, tokens: &[u32]) -> bool {
         tokens.windows(self.tokens.len().max(1)).any(|window| window == self.tokens)
     }
@@ -83,14 +84,14 @@ fn in_prompt(kind: Kind, text: &str) -> String {
     }
 }
 
-/// Which chunks of a library; all that say nothing else.
+/// A filter for the chunks of a library. The default matches all.
 #[derive(Clone, Debug, Default)]
 pub struct Which {
-    /// Of this kind.
+    /// The chunk's kind.
     pub kind: Option<Kind>,
-    /// Registered at least this long ago.
+    /// Minimum age since registration.
     pub older_than: Option<Duration>,
-    /// With all of these.
+    /// Metadata that the chunk must have.
     pub metadata: BTreeMap<String, String>,
 }
 
@@ -110,7 +111,7 @@ pub struct Library {
 }
 
 impl Library {
-    /// Registers a text; the same text again is the same chunk, with the new metadata added.
+    /// Registers a text. If the text is already registered, only the metadata is added.
     pub fn add(
         &mut self,
         tokenizer: &Tokenizer,
@@ -121,7 +122,7 @@ impl Library {
         Ok(self.register(Chunk::new(tokenizer, kind, text, metadata)?))
     }
 
-    /// Registers a chunk; one of the same content stays, with the new metadata added.
+    /// Registers a chunk. If its content is already registered, only the metadata is added.
     pub fn register(&mut self, chunk: Chunk) -> ChunkId {
         let id = chunk.id;
         match self.chunks.entry(id) {
@@ -131,17 +132,17 @@ impl Library {
         id
     }
 
-    /// Puts back a chunk that was registered before.
+    /// Restores a chunk that was registered before.
     pub fn restore(&mut self, chunk: Chunk) {
         self.chunks.insert(chunk.id, chunk);
     }
 
-    /// A chunk.
+    /// Looks up a chunk by id.
     pub fn get(&self, id: &ChunkId) -> Result<&Chunk, ChunkError> {
         self.chunks.get(id).ok_or(ChunkError::Unknown { id: *id })
     }
 
-    /// The chunk with this id, or that is called so, or, failing these, whose id begins so.
+    /// Finds a chunk by its id, else by its name, else by the first digits of its id.
     pub fn find(&self, name: &str) -> Result<&Chunk, ChunkError> {
         if let Ok(id) = name.parse() {
             return self.get(&id);
@@ -162,7 +163,7 @@ impl Library {
         }
     }
 
-    /// The chunks asked for, oldest first.
+    /// The chunks that match a filter, oldest first.
     pub fn list(&self, which: &Which) -> Vec<&Chunk> {
         let now = SystemTime::now();
         let mut chunks: Vec<_> =
@@ -171,23 +172,23 @@ impl Library {
         chunks
     }
 
-    /// Forgets a chunk.
+    /// Removes a chunk.
     pub fn delete(&mut self, id: &ChunkId) -> Result<Chunk, ChunkError> {
         self.chunks.remove(id).ok_or(ChunkError::Unknown { id: *id })
     }
 
-    /// Sets whether a chunk's rows must stay.
+    /// Pins a chunk's rows, or unpins them.
     pub fn pin(&mut self, id: &ChunkId, pinned: bool) -> Result<(), ChunkError> {
         self.chunks.get_mut(id).ok_or(ChunkError::Unknown { id: *id })?.pinned = pinned;
         Ok(())
     }
 
-    /// Whether a chunk's rows must stay.
+    /// Whether a chunk's rows are exempt from eviction.
     pub fn is_pinned(&self, id: &ChunkId) -> bool {
         self.chunks.get(id).is_some_and(|chunk| chunk.pinned)
     }
 
-    /// Notes that a chunk is part of a prompt.
+    /// Counts one more use of a chunk.
     pub fn count_use(&mut self, id: &ChunkId) {
         if let Some(chunk) = self.chunks.get_mut(id) {
             chunk.uses += 1;
@@ -229,7 +230,7 @@ mod tests {
         for name in ["", "c", &digits[..3]] {
             assert!(matches!(library.find(name), Err(ChunkError::NotFound { .. })), "{name}");
         }
-        // A name wins over the digits of another chunk's id.
+        // A name takes precedence over the digits of another chunk's id.
         let named = chunk(vec![5], Some(&digits[..4]));
         library.restore(named.clone());
         assert_eq!(library.find(&digits[..4]).unwrap().id, named.id);

@@ -1,9 +1,9 @@
-//! Chunks: the pieces that contexts are made of.
+//! Chunks: the texts that contexts are composed of.
 //!
-//! A chunk is a text with a kind: a system prompt, a document, a query, a kept answer. A
-//! [`Prompt`] is made of chunks, the model's template turns it into a [`Composition`] of tokens, and
-//! the engine runs that, using the KV rows that it has kept. This module owns what chunks are and how
-//! they may be composed; where rows lie is the cache's.
+//! A chunk is a text with a kind: a system prompt, a document, a query or a kept answer. A
+//! [`Prompt`] names chunks. The model's template turns it into a [`Composition`] of tokens. The
+//! engine runs the composition and reuses cached KV rows. This module defines chunks and how they
+//! are composed; the cache decides where their rows lie.
 
 mod card;
 mod compose;
@@ -29,25 +29,25 @@ pub use self::report::{PieceReport, Report, Tier};
 pub use self::reuse::{ParseError, Repair, Reuse};
 pub use self::shelf::{Shelf, Shelved};
 
-/// What a chunk is.
+/// The kind of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// A system prompt: the most shared.
+    /// A system prompt: shared by most prompts.
     System,
     /// A document.
     Context,
-    /// A question, or what else is to be answered: the least shared.
+    /// A question or another instruction: shared by the fewest prompts.
     Query,
-    /// An answer that was kept.
+    /// A kept answer.
     Output,
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 4] = [Self::System, Self::Context, Self::Query, Self::Output];
 
-    /// Where it stands in a prompt: the lower, the more prompts share it.
+    /// Its rank in a prompt: the lower, the more prompts share it.
     pub const fn level(self) -> u8 {
         match self {
             Self::System => 0,
@@ -73,12 +73,12 @@ impl fmt::Display for Kind {
     }
 }
 
-/// A chunk's name: a hash of its kind and tokens, so that the same content is the same chunk.
+/// A chunk's id: a hash of its kind and tokens. The same content has the same id.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ChunkId([u8; 16]);
 
 impl ChunkId {
-    /// The id of a chunk of this kind and these tokens.
+    /// The id of a chunk with this kind and these tokens.
     pub fn of(kind: Kind, tokens: &[u32]) -> Self {
         let mut hasher = blake3::Hasher::new();
         hasher.update(kind.name().as_bytes()).update(&[0]);

@@ -1,9 +1,9 @@
-//! A chunk with its KV rows as one file, to pass on.
+//! A parcel: a chunk and its KV rows in one file, for another machine.
 //!
-//! The file is a line of JSON with the chunk, then for each of its KV files a line of JSON that tells
-//! how many bytes follow, and these bytes: a safetensors file as the store writes it. Rows are of use
-//! only to the same model on the same kind of device; the text is of use to every model. So the text
-//! comes in first, and rows that do not fit are told and left out.
+//! The file starts with a line of JSON that holds the chunk. For each KV file, a line of JSON with
+//! its length and the file itself follow, as the store writes it (safetensors). Rows fit only the
+//! same model on the same kind of device; the text fits every model. The text is therefore imported
+//! first, and rows that do not fit are reported and skipped.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -20,7 +20,7 @@ use crate::store::{KvKey, Reason, Store, StoreError};
 const FORMAT: &str = "weft-chunk";
 const VERSION: u32 = 1;
 
-/// The most bytes of a line that are read: more than any text that a context holds.
+/// Maximum bytes of a line: longer than any text that fits a context.
 const LINE_LIMIT: u64 = 256 << 20;
 
 #[derive(Serialize, Deserialize)]
@@ -29,41 +29,41 @@ struct First {
     format: String,
     version: u32,
     chunk: Card,
-    /// Another tokenizer gives the chunk another id, so that cannot prove the text.
+    /// The chunk's id depends on the tokenizer, so it cannot prove the text.
     text_blake3: String,
 }
 
-/// Announces a KV file.
+/// The header of a KV file.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Section {
     rows_bytes: u64,
 }
 
-/// What was written.
+/// The result of an export.
 #[derive(Debug, Default)]
 pub struct Exported {
-    /// KV files.
+    /// Number of KV files.
     pub files: usize,
     /// Their bytes.
     pub bytes: u64,
-    /// What was left out, and why.
+    /// KV files that were skipped, and why.
     pub left_out: Vec<String>,
 }
 
-/// What became of the KV files of a parcel.
+/// The result of importing a parcel's KV files.
 #[derive(Debug, Default)]
 pub struct Imported {
-    /// Those that were stored.
+    /// Number of files stored.
     pub files: usize,
-    /// Why others were not.
+    /// Why the other files were refused.
     pub refused: Vec<String>,
 }
 
-/// Writes a chunk, and what the store has of its rows, to a file that does not exist yet.
+/// Writes a chunk and its stored rows to a new file.
 ///
 /// # Errors
-/// When the file cannot be written; then none is left.
+/// If the file cannot be written. A partial file is removed.
 pub fn export(
     chunk: &Chunk,
     store: Option<&mut Store>,
@@ -72,7 +72,7 @@ pub fn export(
     let failed = |error: io::Error| file_error(path, error.to_string());
     let mut file = create_private_file(path).map_err(failed)?;
     write(chunk, store, path, &mut file).map_err(failed).inspect_err(|_| {
-        // Nobody is to find half a parcel; the error that matters is the one of writing.
+        // A partial parcel must not remain. The error of writing is the one to report.
         let _ = fs::remove_file(path);
     })
 }
@@ -111,7 +111,7 @@ fn keys_of(store: &Store, chunk: &Chunk) -> Vec<KvKey> {
     entries.map(|(key, _)| *key).collect()
 }
 
-/// By way of a file beside the parcel: only a copy that was checked to its last byte is added.
+/// Copies the rows to a file beside the parcel first; only a fully checked copy is appended.
 fn append_rows(
     store: &mut Store,
     key: &KvKey,
@@ -141,7 +141,7 @@ fn append_rows(
     Ok(())
 }
 
-/// A parcel whose chunk was read.
+/// A parcel whose chunk has been read.
 pub struct Parcel {
     path: PathBuf,
     file: BufReader<File>,
@@ -152,15 +152,14 @@ impl Parcel {
     /// Opens a parcel and reads its chunk.
     ///
     /// # Errors
-    /// When the file cannot be read, is no parcel, or its text is damaged.
+    /// If the file cannot be read, is not a parcel, or has a damaged text.
     pub fn open(path: &Path) -> Result<Self, ChunkError> {
         let refused = |reason: String| file_error(path, reason);
         let file = File::open(path).map_err(|error| refused(error.to_string()))?;
         let mut file = BufReader::new(file);
         let line = read_line(&mut file).map_err(|error| refused(error.to_string()))?;
-        let first: First = serde_json::from_slice(&line).map_err(|error| {
-            refused(format!("it is no chunk that `weft chunk export` wrote: {error}"))
-        })?;
+        let first: First = serde_json::from_slice(&line)
+            .map_err(|error| refused(format!("`weft chunk export` did not write it: {error}")))?;
         if (first.format.as_str(), first.version) != (FORMAT, VERSION) {
             let First { format, version, .. } = first;
             return Err(refused(format!(
@@ -168,12 +167,14 @@ impl Parcel {
             )));
         }
         if blake3::hash(first.chunk.text.as_bytes()).to_string() != first.text_blake3 {
-            return Err(refused("its text does not match its checksum: it was damaged".to_owned()));
+            return Err(refused(
+                "its text does not match its checksum; export it again".to_owned(),
+            ));
         }
         Ok(Self { path: path.to_owned(), file, card: first.chunk })
     }
 
-    /// What the chunk is.
+    /// The chunk's kind.
     pub fn kind(&self) -> Kind {
         self.card.kind
     }
@@ -183,7 +184,7 @@ impl Parcel {
         &self.card.text
     }
 
-    /// What its owner says of it.
+    /// The chunk's metadata.
     pub fn metadata(&self) -> &std::collections::BTreeMap<String, String> {
         &self.card.metadata
     }
@@ -191,7 +192,7 @@ impl Parcel {
     /// Whether there are rows to import.
     ///
     /// # Errors
-    /// When the file cannot be read.
+    /// If the file cannot be read.
     pub fn has_rows(&mut self) -> Result<bool, ChunkError> {
         let at_hand = self.file.fill_buf().map(|bytes| !bytes.is_empty());
         at_hand.map_err(|error| file_error(&self.path, error.to_string()))
@@ -200,7 +201,7 @@ impl Parcel {
     /// Stores the rows that fit this model and device.
     ///
     /// # Errors
-    /// When the file ends early or cannot be read; what was stored by then stays.
+    /// If the file ends early or cannot be read. Rows stored before the error stay.
     pub fn import_rows(
         mut self,
         store: &mut Store,
@@ -217,7 +218,7 @@ impl Parcel {
         Ok(imported)
     }
 
-    /// Stores one KV file, or tells why it is refused.
+    /// Stores one KV file, or returns why it is refused.
     fn import_section(
         &mut self,
         store: &mut Store,
@@ -225,10 +226,12 @@ impl Parcel {
     ) -> io::Result<Result<(), String>> {
         let Section { rows_bytes } = serde_json::from_slice(&read_line(&mut self.file)?)?;
         if rows_bytes > store.budget_bytes() {
-            // Not even copied: a parcel may claim what it likes.
+            // Skipped without copying: the length is only the parcel's claim.
             self.file.seek_relative(i64::try_from(rows_bytes).map_err(io::Error::other)?)?;
             let budget = store.budget_bytes();
-            return Ok(Err(format!("{rows_bytes} bytes of rows, and the budget is {budget}")));
+            return Ok(Err(format!(
+                "its rows have {rows_bytes} bytes, and the budget is {budget}"
+            )));
         }
         let mut temp = TempFile::create(store.folder())?;
         let copied = io::copy(&mut (&mut self.file).take(rows_bytes), &mut temp.file)?;
@@ -252,12 +255,12 @@ fn store_rows(store: &mut Store, path: &Path, fingerprint: &str) -> Result<(), S
     })?;
     if KvKey::of_rows(&header.parent, &header.tokens) != key {
         store.remove(&key);
-        return Err(format!("rows that call themselves {key} are others"));
+        return Err(format!("the rows under key {key} are those of other tokens"));
     }
     Ok(())
 }
 
-/// A line without its end.
+/// Reads a line, without its line feed.
 fn read_line(file: &mut impl BufRead) -> io::Result<Vec<u8>> {
     let mut line = Vec::new();
     file.take(LINE_LIMIT).read_until(b'\n', &mut line)?;
@@ -302,7 +305,7 @@ mod tests {
         Store::open(&outer.path().join(name), 1 << 20).unwrap()
     }
 
-    /// A parcel of the chunk with one file of rows, under this key or, by default, the right one.
+    /// A parcel of the chunk with one KV file, under this key or, by default, under the right one.
     fn parcel(outer: &TempDir, key: Option<KvKey>) -> PathBuf {
         let header = Header {
             fingerprint: "model".to_owned(),
@@ -336,7 +339,7 @@ mod tests {
         let mut to = store(&outer, "to");
         let foreign = parcel(&outer, Some(KvKey::from_bytes([9; 32])));
         let imported = Parcel::open(&foreign).unwrap().import_rows(&mut to, "model").unwrap();
-        assert!(imported.refused[0].contains("call themselves"), "{:?}", imported.refused);
+        assert!(imported.refused[0].contains("those of other tokens"), "{:?}", imported.refused);
         assert_eq!((imported.files, to.entries().count()), (0, 0));
     }
 
@@ -353,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_that_calls_itself_another_chunk_is_refused() {
+    fn a_card_with_the_id_of_another_chunk_is_refused() {
         let card = |id: &str| {
             let mut json = serde_json::to_value(Card::of(&chunk())).unwrap();
             json["id"] = id.into();
@@ -361,6 +364,6 @@ mod tests {
         };
         assert_eq!(card(&chunk().id.to_string()).unwrap(), chunk());
         let other = ChunkId::of(Kind::Context, &[1]).to_string();
-        assert!(card(&other).unwrap_err().contains("calls itself"));
+        assert!(card(&other).unwrap_err().contains("but it holds chunk"));
     }
 }

@@ -1,4 +1,4 @@
-//! A prompt made of chunks, and why it cannot be one.
+//! Prompts made of chunks, and the errors of composing them.
 
 use thiserror::Error;
 
@@ -7,7 +7,7 @@ use crate::kv::OutOfPages;
 use crate::prompt::PromptError;
 use crate::tokenizer::TokenizerError;
 
-/// Which chunks a prompt is made of: at most one system, contexts and outputs in any order, a query.
+/// The chunks of a prompt: at most one system chunk, contexts and outputs in any order, one query.
 #[derive(Clone, Debug, Default)]
 pub struct Prompt {
     pub(super) systems: Vec<ChunkId>,
@@ -19,143 +19,141 @@ pub struct Prompt {
 }
 
 impl Prompt {
-    /// An empty prompt: it needs a query.
+    /// An empty prompt. It needs a query.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Puts a system chunk first.
+    /// Adds the system chunk, which comes first.
     pub fn system(mut self, id: &ChunkId) -> Self {
         self.systems.push(*id);
         self
     }
 
-    /// Adds a context or output chunk after those that are there.
+    /// Adds a context or output chunk after the others.
     pub fn context(mut self, id: &ChunkId) -> Self {
         self.contexts.push(*id);
         self
     }
 
-    /// Adds several.
+    /// Adds several context or output chunks.
     pub fn contexts<'i>(mut self, ids: impl IntoIterator<Item = &'i ChunkId>) -> Self {
         self.contexts.extend(ids);
         self
     }
 
-    /// What is to be answered.
+    /// Adds the query.
     pub fn query(mut self, text: &str) -> Self {
         self.queries.push(text.to_owned());
         self
     }
 
-    /// How contexts are used again; exact if nothing is said.
+    /// Sets how contexts may be reused. The default is exact.
     pub fn reuse(mut self, reuse: Reuse) -> Self {
         self.reuse = reuse;
         self
     }
 
-    /// What is recomputed of moved contexts; nothing if nothing is said.
+    /// Sets which rows of moved contexts are recomputed. The default is none.
     pub fn repair(mut self, repair: Repair) -> Self {
         self.repair = repair;
         self
     }
 
-    /// Whether the model should think first; `None` leaves it to the template.
+    /// Sets whether the model should reason first. `None` leaves it to the template.
     pub fn thinking(mut self, thinking: Option<bool>) -> Self {
         self.thinking = thinking;
         self
     }
 }
 
-/// Why a chunk or a prompt of chunks is refused.
+/// Why a chunk, or a prompt of chunks, is refused.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ChunkError {
-    /// A word that is no id.
-    #[error("{id:?} is no chunk id: ids have 32 hexadecimal digits; `weft chunk list` shows them")]
+    /// The text is not a chunk id.
+    #[error("{id:?} is not a chunk id of 32 hexadecimal digits; `weft chunk list` shows all ids")]
     BadId {
-        /// The word.
+        /// The text.
         id: String,
     },
-    /// A word that is neither a name nor the begin of an id.
-    #[error("no chunk is called {name:?}, and no id begins so; `weft chunk list` shows them")]
+    /// The text is neither a name nor the start of an id.
+    #[error("no chunk has the name {name:?} or an id that starts with it; see `weft chunk list`")]
     NotFound {
-        /// The word.
+        /// The text.
         name: String,
     },
-    /// A word that several chunks go by.
-    #[error("{name:?} may mean any of {count} chunks; give more digits of the id")]
+    /// The text matches several chunks.
+    #[error("{name:?} matches {count} chunks; give more digits of the id")]
     Ambiguous {
-        /// The word.
+        /// The text.
         name: String,
-        /// How many they are.
+        /// Number of chunks that match.
         count: usize,
     },
-    /// An id that names nothing.
-    #[error("there is no chunk {id}; it was deleted, or belongs to another model")]
+    /// No chunk has this id.
+    #[error(
+        "there is no chunk {id}: it was deleted or belongs to another model; add its text again"
+    )]
     Unknown {
         /// The id.
         id: ChunkId,
     },
     /// The text is empty.
-    #[error("a {kind} chunk needs a text; this one is empty")]
+    #[error("the text of a {kind} chunk must not be empty")]
     Empty {
-        /// What it was to be.
+        /// The kind of chunk it was meant for.
         kind: Kind,
     },
-    /// More than one system chunk.
+    /// The prompt has more than one system chunk.
     #[error("a prompt has at most one system chunk, and this one has {count}; join their texts")]
     TwoSystems {
-        /// How many there are.
+        /// Number of system chunks.
         count: usize,
     },
-    /// Nothing to answer.
-    #[error("a prompt needs a query: say what is to be answered")]
+    /// The prompt has no query.
+    #[error("a prompt needs a query; add a question")]
     NoQuery,
-    /// More than one thing to answer.
-    #[error("a prompt has one query, and this one has {count}; ask them one after the other")]
+    /// The prompt has more than one query.
+    #[error("a prompt has one query, and this one has {count}; ask one after the other")]
     TwoQueries {
-        /// How many there are.
+        /// Number of queries.
         count: usize,
     },
-    /// A chunk where its kind cannot stand.
-    #[error("chunk {id} is a {kind} chunk and cannot stand where a {wanted} belongs")]
+    /// The chunk's kind does not fit its place in the prompt.
+    #[error("chunk {id} is a {kind} chunk, and a {wanted} is needed here")]
     WrongKind {
         /// The chunk.
         id: ChunkId,
-        /// What it is.
+        /// Its kind.
         kind: Kind,
-        /// What may stand there.
+        /// The kinds that fit.
         wanted: &'static str,
     },
-    /// A library file of another model.
-    #[error(
-        "chunk {id} was made with the tokens of another model; add its text again for this one"
-    )]
+    /// The chunk was tokenised for another model.
+    #[error("chunk {id} was tokenised for another model; add its text again for this one")]
     OtherModel {
         /// The chunk.
         id: ChunkId,
     },
-    /// A library file that cannot be read or written.
+    /// A library file cannot be read or written.
     #[error("{path}: {reason}")]
     File {
         /// The file.
         path: String,
-        /// What is wrong.
+        /// Why it cannot.
         reason: String,
     },
     /// Running requests need the pages.
-    #[error(
-        "the chunk cannot be pinned now: {0} for running requests; try again when they are done"
-    )]
+    #[error("the chunk cannot be pinned now: {0} for running requests; try again when they end")]
     NoRoom(#[from] OutOfPages),
     /// The model has no chat template.
-    #[error("this model has no chat template, so chunks cannot be composed into a prompt")]
+    #[error("this model has no chat template, so it cannot compose chunks; choose a chat model")]
     NoTemplate,
-    /// The template refused.
+    /// The template refused the conversation.
     #[error(transparent)]
     Template(#[from] PromptError),
-    /// A text could not be encoded.
+    /// The text could not be tokenised.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
 }

@@ -1,5 +1,4 @@
-//! What an answer tells about its context: where each piece came from, what it cost, how much of the
-//! attention it had.
+//! The report on an answer's context: where each piece came from, its cost, and its attention.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{ChunkId, Kind, Reuse};
 
-/// Where KV rows were kept.
+/// A storage tier of KV rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tier {
     /// The device's pages.
@@ -32,32 +31,33 @@ impl fmt::Display for Tier {
 /// One piece of the context.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PieceReport {
-    /// The library's chunk, where it is one.
+    /// The chunk, if the piece is one of the library.
     pub chunk: Option<ChunkId>,
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
     /// Its tokens.
     pub tokens: usize,
-    /// Those of them whose rows were there already.
+    /// Tokens whose rows were found in the cache.
     pub cached_tokens: usize,
-    /// Where they were, the slowest place if several; none where a token had to be computed.
+    /// The tier they were found in, or the slowest if there were several. `None` if any token had
+    /// to be computed.
     pub source: Option<Tier>,
-    /// How it was used.
+    /// Which tokens it attends to.
     pub reuse: Reuse,
-    /// How far it stands from where it was computed.
+    /// The distance from the position that it was computed at.
     pub shift: i64,
-    /// Its tokens that were recomputed to repair it.
+    /// Tokens recomputed to repair it.
     pub repaired_tokens: usize,
     /// Its share of the answer's attention.
     pub attention: f64,
-    /// What computing, bringing and repairing it took.
+    /// Time to compute, load and repair it.
     pub time: Duration,
-    /// What computing its cached tokens took when it was done.
+    /// Time that was once spent on computing its cached tokens.
     pub saved: Duration,
 }
 
 impl PieceReport {
-    /// Where it came from, in one word.
+    /// Its source, in one word.
     pub fn source_name(&self) -> String {
         self.source.map_or_else(|| "computed".to_owned(), |tier| tier.to_string())
     }
@@ -79,36 +79,36 @@ impl PieceReport {
     }
 }
 
-/// The context of one answer.
+/// The report on one answer's context.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
-    /// Its pieces in their order.
+    /// Its pieces in order.
     pub pieces: Vec<PieceReport>,
-    /// What the answer gave to its own tokens. With the pieces' it sums to 1.
+    /// The answer's share of attention to its own tokens. All shares sum to 1.
     pub answer_attention: f64,
 }
 
 impl Report {
-    /// Tokens whose rows were there already.
+    /// Tokens whose rows were found in the cache.
     pub fn cached_tokens(&self) -> usize {
         self.pieces.iter().map(|piece| piece.cached_tokens).sum()
     }
 
-    /// The time that cached rows saved: what computing them took, less what bringing them took.
+    /// Time saved by the cache: the time to compute the cached rows, minus the time to load them.
     pub fn saved(&self) -> Duration {
         let cached = self.pieces.iter().filter(|piece| piece.source.is_some());
         let brought: Duration = cached.map(|piece| piece.time).sum();
         self.pieces.iter().map(|piece| piece.saved).sum::<Duration>().saturating_sub(brought)
     }
 
-    /// What the context would have taken with nothing cached.
+    /// Estimated time of the same context with an empty cache.
     pub fn cold_estimate(&self) -> Duration {
         let computed = self.pieces.iter().filter(|piece| piece.source.is_none());
         self.pieces.iter().map(|piece| piece.saved).sum::<Duration>()
             + computed.map(|piece| piece.time).sum::<Duration>()
     }
 
-    /// The report as answers carry it.
+    /// The report as JSON, as responses contain it.
     pub fn json(&self) -> Value {
         json!({
             "chunks": self.pieces.iter().map(PieceReport::json).collect::<Vec<_>>(),

@@ -1,27 +1,29 @@
-//! How a chunk's KV rows may be used again, and how an approximate use is repaired.
+//! How a chunk's KV rows may be reused, and how an approximate reuse is repaired.
 
 use std::fmt;
 use std::str::FromStr;
 
 use thiserror::Error;
 
-/// What a context chunk attends to when it is computed, and so where its rows can be used again.
+/// Which tokens a context chunk attends to, and therefore where its rows can be reused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Reuse {
-    /// Everything before it. Used again where all of that is the same; warm equals cold bit for bit.
+    /// Everything before it. Its rows are reused only after the same context. A warm answer equals
+    /// a cold one, bit for bit.
     #[default]
     Exact,
-    /// The system chunk only. Used again after the same system chunk, in any order; approximate.
+    /// Only the system chunk. Its rows are reused after the same system chunk, in any order.
+    /// Approximate.
     Anchored,
-    /// Nothing. Used again anywhere; approximate.
+    /// Only itself. Its rows are reused anywhere. Approximate.
     Isolated,
 }
 
 impl Reuse {
-    /// All of them, the exact one first.
+    /// All variants, the exact one first.
     pub const ALL: [Self; 3] = [Self::Exact, Self::Anchored, Self::Isolated];
 
-    /// Its name, as flags and files have it.
+    /// Its name in flags and files.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Exact => "exact",
@@ -43,29 +45,29 @@ impl FromStr for Reuse {
     fn from_str(text: &str) -> Result<Self, ParseError> {
         let found = Self::ALL.into_iter().find(|reuse| reuse.name() == text);
         found.ok_or_else(|| ParseError {
-            what: "reuse",
+            what: "kind of reuse",
             value: text.to_owned(),
             expected: "exact, anchored or isolated",
         })
     }
 }
 
-/// What is recomputed of approximate chunks that stand elsewhere than where they were computed.
-/// Recomputed rows belong to the request alone.
+/// Which rows of an approximate chunk are recomputed if it was moved from the position it was
+/// computed at. The recomputed rows belong to one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Repair {
     /// Nothing.
     #[default]
     None,
-    /// The first tokens of each moved chunk, with full sight of what stands before it: the cure for
-    /// the attention that each chunk's first tokens draw when they were computed as a beginning.
+    /// The first tokens of each moved chunk, now attending to everything before it. The first
+    /// tokens of a chunk that was computed alone draw too much attention; this corrects it.
     Link(usize),
-    /// The share of tokens whose rows deviate most, chosen at an early layer.
+    /// The given share of tokens, those whose rows deviate most in an early layer.
     Blend(f64),
 }
 
 impl Repair {
-    /// Tokens that `Link` may recompute of a chunk.
+    /// Maximum tokens that `Link` recomputes per chunk.
     pub const MAX_LINK: usize = 64;
 }
 
@@ -96,16 +98,16 @@ impl FromStr for Repair {
             _ => None,
         };
         repair.ok_or_else(|| ParseError {
-            what: "repair",
+            what: "kind of repair",
             value: text.to_owned(),
             expected: "none, link:K with K from 1 to 64, or blend:R with R above 0 and up to 1",
         })
     }
 }
 
-/// A word that names no way of reuse or repair.
+/// A text that does not name a kind of reuse or repair.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[error("{value:?} is no {what}; give {expected}")]
+#[error("{value:?} is not a {what}; give {expected}")]
 pub struct ParseError {
     what: &'static str,
     value: String,

@@ -1,9 +1,9 @@
-//! Registered chunks kept in a folder, one JSON file each, named by id.
+//! The shelf: registered chunks in a folder, one JSON file each, named by id.
 //!
-//! A chunk's tokens are of one tokenizer, so each tokenizer has a subfolder of its own, named by a
-//! hash of its vocabulary: models that share a tokenizer share their chunks, and none ever meets a
-//! chunk of another. The shelf holds texts, and nothing of KV rows. Several processes may share it:
-//! files appear whole, and the last writer of a chunk wins.
+//! A chunk's tokens depend on the tokenizer, so each tokenizer has its own subfolder, named by a
+//! hash of its vocabulary. Models with the same tokenizer share their chunks. The shelf holds texts
+//! and no KV rows. Several processes may share it: files are written atomically, and the last
+//! writer of a chunk wins.
 
 use std::fs;
 use std::io::{self, Write};
@@ -18,10 +18,10 @@ use crate::tokenizer::Tokenizer;
 
 const ENDING: &str = ".json";
 
-/// The most bytes of a file that are read: more than any text that a context holds.
+/// Maximum bytes of a file: longer than any text that fits a context.
 const FILE_LIMIT: u64 = 256 << 20;
 
-/// Digits of the tokenizer's hash that name its subfolder.
+/// Digits of the tokenizer's hash in the subfolder's name.
 const HASH_DIGITS: usize = 16;
 
 /// The chunks of one tokenizer.
@@ -30,22 +30,22 @@ pub struct Shelf {
     folder: PathBuf,
 }
 
-/// What a shelf holds.
+/// The contents of a shelf.
 #[derive(Debug, Default)]
 pub struct Shelved {
     /// The chunks.
     pub library: Library,
-    /// Files that hold none, and why. They are left where they are.
+    /// Files that do not hold a chunk, and why. They stay where they are.
     pub broken: Vec<ChunkError>,
 }
 
 impl Shelf {
-    /// The shelf of a tokenizer below a folder. Nothing is made before something is kept.
+    /// The shelf of a tokenizer below a folder. The folder is created with the first chunk.
     pub fn new(root: &Path, tokenizer: &Tokenizer) -> Self {
         Self { folder: root.join(&vocabulary_hash(tokenizer)[..HASH_DIGITS]) }
     }
 
-    /// Where its files are.
+    /// The folder of its files.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -53,7 +53,7 @@ impl Shelf {
     /// Reads all chunks.
     ///
     /// # Errors
-    /// When the folder is there and cannot be listed.
+    /// If the folder exists and cannot be listed.
     pub fn load(&self) -> Result<Shelved, ChunkError> {
         let mut shelved = Shelved::default();
         let entries = match fs::read_dir(&self.folder) {
@@ -72,15 +72,15 @@ impl Shelf {
         Ok(shelved)
     }
 
-    /// Writes a chunk's file, or writes it anew.
+    /// Writes a chunk's file, or replaces it.
     ///
     /// # Errors
-    /// When the folder or the file cannot be written.
+    /// If the folder or the file cannot be written.
     pub fn keep(&self, chunk: &Chunk) -> Result<(), ChunkError> {
         let path = self.file_of(&chunk.id);
         let write = || {
             create_private_folder(&self.folder)?;
-            // What a crash left is no reason not to go on.
+            // Leftover files of a crash do no harm if they cannot be removed.
             let _ = temp::sweep(&self.folder);
             let mut temp = TempFile::create(&self.folder)?;
             let json = serde_json::to_vec_pretty(&Card::of(chunk))?;
@@ -92,10 +92,10 @@ impl Shelf {
         write().map_err(|error| failed(&path, &error))
     }
 
-    /// Removes a chunk's file; one that is not there is no error.
+    /// Removes a chunk's file, if it exists.
     ///
     /// # Errors
-    /// When the file is there and cannot be removed.
+    /// If the file exists and cannot be removed.
     pub fn remove(&self, id: &ChunkId) -> Result<(), ChunkError> {
         let path = self.file_of(id);
         match fs::remove_file(&path) {
@@ -121,8 +121,8 @@ fn read(path: &Path, stem: &str) -> Result<Chunk, String> {
     Ok(chunk)
 }
 
-/// Two tokenizers of the same tokens under the same ids are taken for one. Where they split texts
-/// differently all the same, a chunk of one is refused by the other when it is used.
+/// Two tokenizers with the same tokens under the same ids count as one. If they split texts
+/// differently all the same, each refuses the other's chunks when they are used.
 fn vocabulary_hash(tokenizer: &Tokenizer) -> String {
     let mut hasher = blake3::Hasher::new();
     for id in 0..tokenizer.vocab_size() {
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_files_are_told_and_the_rest_is_read() {
+    fn broken_files_are_reported_and_the_rest_is_read() {
         let root = tempfile::tempdir().unwrap();
         let shelf = Shelf::new(root.path(), &tokenizer());
         let (sound, damaged) = (chunk("sound"), chunk("damaged"));
@@ -208,10 +208,13 @@ mod tests {
         let shelved = shelf.load().unwrap();
         assert_eq!(shelved.library.list(&Which::default()).len(), 1);
         assert!(shelved.library.get(&sound.id).is_ok());
-        let mut told: Vec<String> = shelved.broken.iter().map(ToString::to_string).collect();
-        told.sort();
-        assert_eq!(told.len(), 3, "{told:?}");
-        assert!(told.iter().any(|told| told.contains(&damaged.id.to_string())), "{told:?}");
-        assert!(told.iter().any(|told| told.contains("renamed")), "{told:?}");
+        let mut reasons: Vec<String> = shelved.broken.iter().map(ToString::to_string).collect();
+        reasons.sort();
+        assert_eq!(reasons.len(), 3, "{reasons:?}");
+        assert!(
+            reasons.iter().any(|reason| reason.contains(&damaged.id.to_string())),
+            "{reasons:?}"
+        );
+        assert!(reasons.iter().any(|reason| reason.contains("renamed")), "{reasons:?}");
     }
 }

@@ -1,7 +1,7 @@
-//! The shape of a model: what `config.json` says, checked and in weft's own words.
+//! The dimensions of a model: a checked `config.json`, in weft's own terms.
 //!
-//! Everything that sizes memory comes from here, so every field is bounded before anything is
-//! allocated. This module knows file formats and families; it does not know tensors or devices.
+//! Every size of memory comes from here, so every field is bounded before anything is allocated.
+//! This module knows file formats and families, but neither tensors nor devices.
 
 mod parse;
 mod rope;
@@ -15,7 +15,7 @@ use crate::dtype::Dtype;
 
 pub use rope::{RopeConfig, RopeScaling};
 
-/// The families that one plan runs.
+/// The model families that the plan supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// Qwen3: per-head norm of q and k.
@@ -36,10 +36,10 @@ impl fmt::Display for Family {
     }
 }
 
-/// The shape of a decoder, as every device needs it.
+/// The dimensions of a decoder, as every device needs them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// Which family the model is of.
+    /// The model's family.
     pub family: Family,
     /// Width of the residual stream x.
     pub hidden: usize,
@@ -57,19 +57,19 @@ pub struct Config {
     pub vocab: usize,
     /// Epsilon of every RMSNorm.
     pub norm_eps: f32,
-    /// Rotary embedding.
+    /// Settings of the rotary embedding.
     pub rope: RopeConfig,
-    /// Positions the model was made for.
+    /// Maximum number of positions.
     pub max_positions: usize,
     /// Whether q, k and v have a bias.
     pub qkv_bias: bool,
     /// Whether q and k are normalised per head.
     pub qk_norm: bool,
-    /// Whether the head is the embedding.
+    /// Whether the output head shares the embedding's weights.
     pub tied_head: bool,
-    /// The format the weights are meant to be computed in.
+    /// The number format of the computation.
     pub dtype: Dtype,
-    /// Tokens that end an answer, as far as `config.json` says.
+    /// End tokens that `config.json` names.
     pub eos_ids: Vec<u32>,
 }
 
@@ -99,7 +99,7 @@ impl Config {
         self.heads / self.kv_heads
     }
 
-    /// Bytes of keys and values that one token leaves behind in all layers.
+    /// Bytes of the keys and values of one token in all layers.
     pub fn kv_bytes_per_token(&self, dtype: Dtype) -> u64 {
         (2 * self.layers * self.kv_width() * dtype.bytes()) as u64
     }
@@ -114,11 +114,11 @@ pub enum ConfigError {
     Read {
         /// The file.
         path: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The file is larger than any config.
-    #[error("{path} has {bytes} bytes; a config.json has at most {limit}")]
+    /// The file is too large for a config.
+    #[error("{path} has {bytes} bytes; a config.json has at most {limit}, so download it again")]
     TooLarge {
         /// The file.
         path: String,
@@ -127,10 +127,10 @@ pub enum ConfigError {
         /// The limit.
         limit: u64,
     },
-    /// The text is not the JSON of a config.
+    /// The text is not valid JSON for a config.
     #[error("config.json is not valid: {0}")]
     Json(#[from] serde_json::Error),
-    /// A field is needed and absent.
+    /// A required field is missing.
     #[error("config.json has no `{field}`, which a {model_type} model needs")]
     Missing {
         /// The field.
@@ -138,17 +138,17 @@ pub enum ConfigError {
         /// The model type.
         model_type: String,
     },
-    /// A field's value is outside what weft runs.
-    #[error("config.json: `{field}` is {value}; weft takes {expected}")]
+    /// weft does not support a field's value.
+    #[error("config.json: `{field}` is {value}; weft supports {expected}")]
     Value {
         /// The field.
         field: &'static str,
         /// Its value.
         value: String,
-        /// What would have been fine.
+        /// The supported values.
         expected: String,
     },
-    /// The model is of a family weft does not run.
+    /// weft does not support the model's family.
     #[error("model type `{model_type}` is not supported: {reason}")]
     Unsupported {
         /// The `model_type`.

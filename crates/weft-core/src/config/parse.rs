@@ -1,7 +1,7 @@
-//! `config.json` → [`Config`]: which keys each family writes, and the bounds each must keep.
+//! Parses `config.json` into a [`Config`]: the keys of each family, and the bounds of each value.
 //!
-//! Bounds are generous for real models and small enough that no product of two of them overflows
-//! or asks for absurd memory before the weight files have confirmed it.
+//! The bounds are generous for real models. They are small enough that no product of two overflows,
+//! or asks for absurd amounts of memory before the weight files confirm it.
 
 use std::fmt::Display;
 use std::fs::File;
@@ -22,7 +22,7 @@ const LIMIT_HEAD_DIM: usize = 512;
 const LIMIT_VOCAB: usize = 1 << 22;
 const LIMIT_POSITIONS: usize = 1 << 24;
 
-/// The keys of a `config.json` that weft looks at; all others are ignored.
+/// The keys of `config.json` that weft reads. It ignores all others.
 #[derive(Deserialize)]
 struct Raw {
     model_type: Option<String>,
@@ -127,14 +127,14 @@ fn family(model_type: &str) -> Result<Family, ConfigError> {
              weft runs qwen3, qwen2 and llama"
         }
         "qwen3_moe" | "qwen2_moe" | "mixtral" => {
-            "mixtures of experts are not built yet; weft runs qwen3, qwen2 and llama"
+            "weft has no mixtures of experts yet; it supports qwen3, qwen2 and llama"
         }
-        _ => "weft runs qwen3, qwen2 (Qwen2.5 too) and llama",
+        _ => "weft supports qwen3, qwen2 (Qwen2.5 too) and llama",
     };
     Err(ConfigError::Unsupported { model_type: model_type.to_owned(), reason })
 }
 
-/// Features that would change the result silently if they were ignored.
+/// Refuses features that would silently change the result if they were ignored.
 fn refuse_what_no_op_computes(
     raw: &Raw,
     family: Family,
@@ -158,7 +158,7 @@ fn refuse_what_no_op_computes(
         return Err(value("hidden_act", act, "silu"));
     }
     if raw.quantization_config.as_ref().is_some_and(|quantization| !quantization.is_null()) {
-        let reason = "its weights are quantized; weft takes bf16, f16 and f32 safetensors";
+        let reason = "its weights are quantized; weft reads bf16, f16 and f32 safetensors";
         return Err(ConfigError::Unsupported { model_type: model_type.to_owned(), reason });
     }
     Ok(())
@@ -191,14 +191,14 @@ fn head_dim(raw: &Raw, hidden: usize, heads: usize) -> Result<usize, ConfigError
 fn norm_eps(raw: &Raw, family: Family) -> Result<f32, ConfigError> {
     let default = if family == Family::Llama { 1e-5 } else { 1e-6 };
     let eps = raw.rms_norm_eps.unwrap_or(default);
-    // Below, a row of zeros would divide by zero in f32.
+    // With a smaller eps, a row of zeros would divide by zero in f32.
     if !(1e-30..1.0).contains(&eps) {
         return Err(value("rms_norm_eps", eps, "a number between 1e-30 and 1"));
     }
     Ok(eps as f32)
 }
 
-/// The compute format: float32 models stay float32, everything else is computed in bf16.
+/// The number format of the computation: f32 for float32 models, bf16 for all others.
 fn dtype(raw: &Raw) -> Result<Dtype, ConfigError> {
     match raw.dtype.as_deref().or(raw.torch_dtype.as_deref()) {
         Some("float32") => Ok(Dtype::F32),

@@ -1,5 +1,5 @@
-//! The rotary embedding's settings, from the newer `rope_parameters` or the older
-//! `rope_theta` + `rope_scaling` keys. What the settings compute is in [`crate::rope`].
+//! Settings of the rotary embedding, from the newer `rope_parameters` or the older `rope_theta` and
+//! `rope_scaling` keys. [`crate::rope`] computes with them.
 
 use serde::Deserialize;
 
@@ -11,13 +11,13 @@ use super::parse::value;
 pub struct RopeConfig {
     /// The base of the frequencies.
     pub theta: f64,
-    /// How the frequencies are stretched for contexts beyond the trained one.
+    /// Scaling of the frequencies for contexts longer than the trained one.
     pub scaling: RopeScaling,
 }
 
 impl RopeConfig {
-    /// Positions that YaRN stretches the trained ones to. Its makers ask users to add it to a
-    /// config and leave `max_position_embeddings` as it was.
+    /// The context length after YaRN scaling. Its authors ask users to add YaRN to a config and to
+    /// leave `max_position_embeddings` unchanged.
     pub(super) fn stretched_positions(&self) -> usize {
         match self.scaling {
             RopeScaling::Yarn { factor, original_positions, .. } => {
@@ -28,10 +28,10 @@ impl RopeConfig {
     }
 }
 
-/// How rotary frequencies are stretched.
+/// Scaling of the rotary frequencies.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RopeScaling {
-    /// As trained.
+    /// No scaling.
     None,
     /// Llama 3: low frequencies divided by `factor`, a smooth ramp between.
     Llama3 {
@@ -39,7 +39,7 @@ pub enum RopeScaling {
         factor: f64,
         /// Wavelengths above `original_positions / low_freq_factor` are divided.
         low_freq_factor: f64,
-        /// Wavelengths below `original_positions / high_freq_factor` stay.
+        /// Wavelengths below `original_positions / high_freq_factor` are unchanged.
         high_freq_factor: f64,
         /// The trained context.
         original_positions: f64,
@@ -48,9 +48,9 @@ pub enum RopeScaling {
     Yarn {
         /// Divisor of the low frequencies.
         factor: f64,
-        /// Rotations over the trained context above which a dimension stays.
+        /// Dimensions with more rotations than this over the trained context are unchanged.
         beta_fast: f64,
-        /// Rotations over the trained context below which a dimension is divided.
+        /// Dimensions with fewer rotations than this over the trained context are divided.
         beta_slow: f64,
         /// The trained context.
         original_positions: f64,
@@ -88,7 +88,7 @@ struct RawScaling {
     partial_rotary_factor: Option<f64>,
 }
 
-/// The base of the first rotary models, and what a file without one means.
+/// The base of the first rotary models, which is the default if a file has none.
 const DEFAULT_THETA: f64 = 10_000.0;
 
 pub(super) fn parse(raw: &RawRope, max_positions: usize) -> Result<RopeConfig, ConfigError> {
@@ -157,7 +157,7 @@ fn yarn(raw: &RawScaling, max_positions: f64) -> Result<RopeScaling, ConfigError
     })
 }
 
-/// YaRN's temperature for a stretch of `factor`.
+/// YaRN's temperature for a scaling by `factor`.
 fn yarn_mscale(factor: f64, mscale: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 }
 }

@@ -1,11 +1,11 @@
-//! What tests, benches and the self-test see of a device. The engine uses none of it.
+//! Access to a device's buffers for tests, benches and the self-test. The engine does not use it.
 
 use super::{Device, DeviceError, Lane, Outputs, Span, Step};
 use crate::config::Config;
 use crate::kv::{PageId, Slot};
 use crate::plan::Op;
 
-/// A device that shows what lies between its ops.
+/// A device that gives access to the values between its ops.
 pub trait Inspect: Device {
     /// The contents of a buffer after the last run, for parity tests.
     fn read(&self, buffer: Buffer) -> Vec<f32>;
@@ -19,8 +19,8 @@ pub trait Inspect: Device {
     /// Overwrites the key and the value in a slot of a layer, for poisoning unused memory.
     fn write_kv_row(&mut self, layer: u16, slot: Slot, k: &[f32], v: &[f32]);
 
-    /// Runs ops on a step `repeats` times, and tells how long each time took the device itself in µs, with its
-    /// caches cold and without the host. Nothing where only a clock outside can tell.
+    /// Runs ops on a step `repeats` times, and returns the device's own times in µs, with cold
+    /// caches and without the host's share. `None` if the device has no clock.
     fn time_us(
         &mut self,
         ops: &[Op],
@@ -64,7 +64,7 @@ impl Buffer {
     }
 }
 
-/// A lane of one token that needs logits, with all that it borrows: what measurements decode.
+/// A lane of one token that needs logits, with everything that it borrows. Measurements decode it.
 #[derive(Clone, Debug)]
 pub struct OneToken {
     tokens: [u32; 1],
@@ -74,7 +74,7 @@ pub struct OneToken {
 }
 
 impl OneToken {
-    /// The `nth` of lanes that have so many pages each. The token's row is the last of `rows`.
+    /// The `nth` of several lanes with `pages` pages each. The token's row is the last of `rows`.
     pub fn new(nth: usize, pages: usize, rows: usize, token: u32) -> Self {
         let pages = (nth * pages..(nth + 1) * pages).map(|page| page as PageId).collect();
         let span = Span { pages, first_row: 0, len: rows, home_position: 0, position: 0 };
@@ -86,7 +86,7 @@ impl OneToken {
         }
     }
 
-    /// As a step takes it.
+    /// The lane for a step.
     pub fn lane(&self) -> Lane<'_> {
         Lane {
             tokens: &self.tokens,

@@ -1,24 +1,24 @@
-//! How much memory a device takes, and for what.
+//! The memory that a device needs.
 
 use crate::config::Config;
 use crate::dtype::Dtype;
 use crate::kv::PAGE_ROWS;
 use crate::weights::parameters;
 
-/// How much memory a device takes when it is made.
+/// The sizes that a device is created for. They determine its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Tokens in one step, over all lanes.
     pub step_tokens: usize,
     /// Logit rows in one step, over all lanes.
     pub step_outputs: usize,
-    /// Positions, and with them the longest context of a lane.
+    /// Maximum number of positions, and so the longest context of a lane.
     pub positions: usize,
     /// KV pages.
     pub pages: usize,
 }
 
-/// Bytes that a device takes.
+/// The memory that a device needs, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Need {
     /// Weights.
@@ -30,7 +30,7 @@ pub struct Need {
 }
 
 impl Need {
-    /// What a device takes that keeps everything in this format, as the model has it.
+    /// The memory of a device that stores all tensors in this format without padding.
     pub fn unpadded(config: &Config, limits: &Limits, dtype: Dtype) -> Self {
         let (q, kv) = (config.q_width(), config.kv_width());
         let row = config.hidden + 2 * q + 2 * kv + config.intermediate;
@@ -44,7 +44,7 @@ impl Need {
         }
     }
 
-    /// All of it.
+    /// The sum.
     pub fn total(&self) -> u64 {
         self.weights + self.kv + self.scratch
     }

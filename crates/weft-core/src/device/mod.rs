@@ -1,8 +1,8 @@
-//! The border between what is computed and what computes it.
+//! The interface between the engine and the devices.
 //!
-//! A [`Device`] owns weights, KV pages and scratch memory, all taken when it is made, and runs ops
-//! of the plan on a [`Step`]. Nothing below this border knows prompts, requests or chunks: there
-//! are lanes, and each lane attends to a list of spans.
+//! A [`Device`] owns weights, KV pages and scratch memory, all allocated when it is created. It
+//! runs ops of the plan on a [`Step`]. Devices know nothing of prompts, requests or chunks: a step
+//! has lanes, and each lane attends to a list of spans.
 
 mod inspect;
 mod memory;
@@ -24,40 +24,41 @@ pub use self::inspect::{Buffer, Inspect, OneToken};
 pub use self::memory::{Limits, Need};
 pub use self::step::{Lane, Outputs, Rows, Span, Step};
 
-/// Lanes that can share a step.
+/// Maximum number of lanes in a step.
 pub const MAX_LANES: usize = 8;
 
-/// Spans that a lane can attend to.
+/// Maximum number of spans of a lane.
 pub const MAX_SPANS: usize = 256;
 
-/// Marks that a lane can have.
+/// Maximum number of marks of a lane.
 pub const MAX_MARKS: usize = 256;
 
-/// Something that runs the plan.
+/// A processor that runs the plan.
 pub trait Device: Send {
-    /// Name and compute format, for people: `reference (bf16)`.
+    /// Name and number format, for users: `reference (bf16)`.
     fn describe(&self) -> String;
 
     /// The format of activations and KV rows.
     fn dtype(&self) -> Dtype;
 
-    /// What the device was made for.
+    /// The sizes that the device was created for.
     fn limits(&self) -> Limits;
 
-    /// Runs ops of the plan, in order, on a step. Panics if the step breaks a limit: callers
-    /// check requests, see [`Step::check`].
+    /// Runs ops of the plan, in order, on a step. Panics if the step exceeds a limit: callers check
+    /// requests first, see [`Step::check`].
     fn run(&mut self, ops: &[Op], step: &Step<'_>) -> Result<(), DeviceError>;
 
-    /// Runs the plan on a step as [`Device::run`] does, and chooses the next token of the lanes that have a
-    /// sampler, as the sampler would: see [`Device::chosen`]. Each such lane has one row of logits.
+    /// Runs the plan on a step like [`Device::run`]. For each lane with a sampler, also chooses the
+    /// next token as the sampler would; see [`Device::chosen`]. Each such lane has one row of
+    /// logits.
     ///
-    /// `ahead` is how many more steps may be begun before they are asked for, if every lane has one token
-    /// and a sampler: in each the lanes' chosen tokens follow, one row further in the page of the last
-    /// row. A later call that asks for just that finds it done. What was begun and is not asked for
-    /// leaves nothing behind but rows after the lanes' last, which are written again before anybody sees
-    /// them.
+    /// `ahead` is the number of further steps that the device may start early, if every lane has
+    /// one token and a sampler. In each of them, every lane runs its chosen token, stored one row
+    /// further in the page of the last row. A later call for exactly that step finds it done. Steps
+    /// that were started and never requested leave only rows after the lanes' last ones, which are
+    /// overwritten before they are read.
     ///
-    /// The default chooses nothing, and begins nothing.
+    /// The default chooses no tokens and starts no steps early.
     fn decode(
         &mut self,
         ops: &[Op],
@@ -69,8 +70,8 @@ pub trait Device: Send {
         self.run(ops, step)
     }
 
-    /// The token that the last [`Device::decode`] chose for a lane; nothing where the caller's sampler is
-    /// to choose from the logits. Where there is one, the logits may be gone.
+    /// The token that the last [`Device::decode`] chose for a lane. If it is `None`, the caller's
+    /// sampler chooses from the logits. If it is `Some`, the logits may no longer be available.
     fn chosen(&self, lane: usize) -> Option<u32> {
         let _ = lane;
         None
@@ -79,28 +80,28 @@ pub trait Device: Send {
     /// Row `output` of the logits of the last run, f32 \[vocab\].
     fn logits(&self, output: usize) -> &[f32];
 
-    /// How the last token of a lane spread its attention over the stretches between the lane's marks
-    /// in the last run, one share more than there are marks: the squared probabilities of each
-    /// stretch's rows, summed over the heads and layers that were run, as shares of 1. Squares,
-    /// because most heads spread their attention over all rows and tell nothing, and the few that
-    /// look somewhere should be heard.
+    /// The attention of a lane's last token in the last run, as one share for each stretch between
+    /// the lane's marks (one more than there are marks). A share is the sum of squared
+    /// probabilities over the stretch's rows and over all heads and layers that ran; all shares sum
+    /// to 1. Squares give weight to the few heads that attend to specific rows; most heads spread
+    /// their attention over all rows.
     fn attention(&self, lane: usize) -> Vec<f32>;
 
-    /// What decides the bits of a KV row beside model and tokens: device, kernels and format. Rows
-    /// of two devices are interchangeable where this is equal.
+    /// Everything that determines the bits of a KV row besides model and tokens: device, kernels
+    /// and number format. Two devices can exchange rows if their families are equal.
     fn kv_family(&self) -> String;
 
     /// Copies rows out of pages, for layers `layers`: keys to `k` and values to `v`, each
-    /// \[layers\]\[rows\]\[kv_width\] of the device's format, little endian.
+    /// \[layers\]\[rows\]\[kv_width\] in the device's number format, little endian.
     fn read_kv(&self, layers: Range<u16>, rows: &Rows<'_>, k: &mut [u8], v: &mut [u8]);
 
-    /// Copies rows into pages, in every layer; the layout is that of [`Device::read_kv`].
+    /// Copies rows into pages, in every layer. The layout is that of [`Device::read_kv`].
     fn write_kv(&mut self, rows: &Rows<'_>, k: &[u8], v: &[u8]);
 
-    /// Begins to copy rows out of pages as [`Device::read_kv`] does, and hands them over when they are
-    /// there. The pages may serve others at once: what writes to them waits for the copy.
+    /// Starts to copy rows out of pages like [`Device::read_kv`], and hands them over when the copy
+    /// is complete. The pages may be reused at once: writes to them wait for the copy.
     ///
-    /// The default is done when it returns.
+    /// The default has finished when it returns.
     fn send_kv(
         &mut self,
         layers: Range<u16>,
@@ -113,14 +114,16 @@ pub trait Device: Send {
         receiver
     }
 
-    /// Begins to copy rows into pages as [`Device::write_kv`] does; what reads the pages waits for it.
+    /// Starts to copy rows into pages like [`Device::write_kv`]. Reads of the pages wait for the
+    /// copy.
     ///
-    /// The default is done when it returns.
+    /// The default has finished when it returns.
     fn bring_kv(&mut self, rows: &Rows<'_>, from: Arc<HostRows>) {
         self.write_kv(rows, &from.k, &from.v);
     }
 
-    /// Whether no copy that was begun is still at these pages: a step that uses them would not wait.
+    /// Whether all copies from and to these pages are complete, so that a step can use them without
+    /// waiting.
     fn is_settled(&self, pages: &[PageId]) -> bool {
         let _ = pages;
         true
@@ -136,7 +139,7 @@ pub trait Device: Send {
     fn copy_rows(&mut self, from: PageId, to: PageId, rows: usize);
 }
 
-/// A fault of the machine that runs the ops; the step's results are lost.
+/// A fault of the device. The step's results are lost.
 #[derive(Debug, Error)]
 #[error("{device} failed in {op}: {reason}")]
 pub struct DeviceError {
@@ -144,11 +147,11 @@ pub struct DeviceError {
     pub device: String,
     /// The op that failed.
     pub op: String,
-    /// What the device said.
+    /// The device's error message.
     pub reason: String,
 }
 
-/// Sums of attention to stretches as shares of their total; nothing where nothing attended.
+/// Sums of attention as shares of their total. All shares are 0 if the total is 0.
 pub fn shares(sums: &[f32]) -> Vec<f32> {
     let total: f32 = sums.iter().sum();
     let share = |sum: &f32| if total > 0.0 { sum / total } else { 0.0 };

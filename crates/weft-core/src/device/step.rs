@@ -1,31 +1,31 @@
-//! What a device runs at once: a few tokens of each lane, and the stored rows that they attend to.
+//! A step: a few tokens of each lane, and the stored rows that they attend to.
 //!
-//! [`Step::check`] is where the host refuses an index that lies outside the device's memory.
+//! [`Step::check`] refuses every index that lies outside the device's memory.
 
 use super::{Limits, MAX_LANES, MAX_MARKS, MAX_SPANS};
 use crate::config::Config;
 use crate::kv::{PAGE_ROWS, PageId, Slot, pages_for};
 use crate::plan::Work;
 
-/// Rows of stored keys and values that follow one another, placed somewhere in a context.
+/// Consecutive rows of stored keys and values, placed at some position of a context.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Where the rows lie, from `first_row` of the first page on, page after page.
+    /// The pages that hold the rows, from `first_row` of the first page on.
     pub pages: Vec<PageId>,
-    /// The row of the first page that the span begins with. Rows of that page before it belong to
-    /// something else, and have been written.
+    /// The row of the first page that the span starts with. Earlier rows of that page belong to
+    /// another span, and have been written.
     pub first_row: usize,
     /// Number of rows.
     pub len: usize,
     /// The position that the first row's key was rotated for when it was stored.
     pub home_position: usize,
-    /// The position of the first row in this context. Where it differs from the home position the
-    /// *query* is rotated by the difference less: (R_m q)·(R_{n+Δ} k) = (R_{m−Δ} q)·(R_n k).
+    /// The position of the first row in this context. If it differs from the home position by Δ,
+    /// the *query* is rotated by Δ less: (R_m q)·(R_{n+Δ} k) = (R_{m−Δ} q)·(R_n k).
     pub position: usize,
 }
 
 impl Span {
-    /// How many of its rows a token at `position` sees: those not after it.
+    /// The number of rows that a token at `position` sees: all rows up to its position.
     pub fn rows_seen_from(&self, position: usize) -> usize {
         (position + 1).saturating_sub(self.position).min(self.len)
     }
@@ -40,38 +40,39 @@ fn slot(pages: &[PageId], row: usize) -> Slot {
     pages[row / PAGE_ROWS] * PAGE_ROWS as Slot + (row % PAGE_ROWS) as Slot
 }
 
-/// Which tokens of a lane need logits.
+/// The tokens of a lane that need logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outputs {
-    /// None: the prompt goes on.
+    /// None: the prompt continues in a later step.
     None,
-    /// The last one.
+    /// The last token.
     Last,
-    /// Every one.
+    /// Every token.
     All,
 }
 
-/// One sequence's part of a step. The slices of tokens are equally long.
+/// The tokens of one sequence in a step. The slices of tokens have equal lengths.
 #[derive(Clone, Copy, Debug)]
 pub struct Lane<'a> {
     /// The tokens to run.
     pub tokens: &'a [u32],
-    /// Each token's position in the context, rising.
+    /// Each token's position in the context, ascending.
     pub positions: &'a [u32],
-    /// The position that each token's key is rotated for: its own, or, where the row belongs to a
-    /// span that was moved, the one it has at the span's home.
+    /// The position that each token's key is rotated for: its own, or, if its row belongs to a
+    /// moved span, its position at the span's home.
     pub key_positions: &'a [u32],
-    /// Where each token's key and value go. Rows of this step are visible to it, so the spans
+    /// The slot for each token's key and value. Tokens of this step see these rows, so the spans
     /// cover them too.
     pub store_at: &'a [Slot],
-    /// What the tokens attend to: every row whose position is not after the token's own. In the
-    /// order of their positions, without overlap; there may be gaps. Where one span ends and the next
-    /// begins, and with which row of a page, can show in the last bits; which pages they are cannot.
+    /// The spans that the tokens attend to. A token sees every row up to its own position. Spans
+    /// are in the order of their positions, without overlap; gaps are allowed. The last bits of the
+    /// result can depend on where one span ends and the next starts, and on the row of a page that
+    /// it starts with, but never on which pages they are.
     pub spans: &'a [Span],
-    /// Positions at which one stretch of the context ends and the next begins, rising:
-    /// [`Device::attention`] reports a share for each stretch. Marks change nothing else.
+    /// Positions that divide the context into stretches, ascending: [`Device::attention`] reports a
+    /// share for each stretch. Marks change nothing else.
     pub marks: &'a [u32],
-    /// Which of the tokens need logits.
+    /// The tokens that need logits.
     pub outputs: Outputs,
 }
 
@@ -85,8 +86,8 @@ impl Lane<'_> {
         }
     }
 
-    /// How many rows of each stretch between marks a token at `position` sees. Rows of a stretch
-    /// follow one another in the list of spans.
+    /// The number of rows that a token at `position` sees in each stretch between marks. The rows
+    /// of a stretch are consecutive in the list of spans.
     pub fn rows_of_stretches(&self, position: usize) -> impl Iterator<Item = usize> {
         let last_seen = move |mark: &u32| (*mark as usize - 1).min(position);
         let ends = self.marks.iter().map(last_seen).chain([position]);
@@ -99,28 +100,28 @@ impl Lane<'_> {
 /// What one run computes. Logit rows come in lane order, then token order.
 #[derive(Clone, Copy, Debug)]
 pub struct Step<'a> {
-    /// One to [`MAX_LANES`] lanes. Each computes what it would compute alone, bit for bit.
+    /// One to [`MAX_LANES`] lanes. Each lane's results are bit for bit the same as if it ran alone.
     pub lanes: &'a [Lane<'a>],
 }
 
-/// Rows that follow one another in a list of pages.
+/// Consecutive rows in a list of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows<'a> {
     /// The pages.
     pub pages: &'a [PageId],
-    /// The row of the first page that they begin with.
+    /// The row of the first page that they start with.
     pub first_row: usize,
     /// Number of rows.
     pub len: usize,
 }
 
 impl Rows<'_> {
-    /// Where each row lies.
+    /// The slot of each row.
     pub fn slots(&self) -> impl Iterator<Item = Slot> + '_ {
         (self.first_row..self.first_row + self.len).map(|row| slot(self.pages, row))
     }
 
-    /// The pages that they lie in.
+    /// The number of pages that hold the rows.
     pub fn n_pages(&self) -> usize {
         pages_for(self.first_row + self.len)
     }
@@ -144,7 +145,7 @@ impl Step<'_> {
         self.lanes.iter().map(Lane::n_outputs).sum()
     }
 
-    /// What it asks of the ops.
+    /// The amount of work for the ops.
     pub fn work(&self) -> Work {
         let mut work = Work {
             n_tokens: self.n_tokens() as u64,
@@ -159,7 +160,7 @@ impl Step<'_> {
         work
     }
 
-    /// Panics unless every index that a device will follow lies inside its memory.
+    /// Panics unless every index in the step lies inside the device's memory.
     pub fn check(&self, config: &Config, limits: &Limits) {
         assert!((1..=MAX_LANES).contains(&self.lanes.len()), "{} lanes", self.lanes.len());
         assert!(self.n_tokens() <= limits.step_tokens, "{} tokens in a step", self.n_tokens());

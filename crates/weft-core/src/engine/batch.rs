@@ -1,16 +1,16 @@
-//! Several requests side by side, to the end.
+//! Runs several requests side by side to their ends.
 
 use std::collections::{HashMap, VecDeque};
 
 use super::{Engine, Event, Finished, GenerateError, LaneId, Request, RequestError, Token};
 use crate::sampling::SamplingError;
 
-/// A whole answer.
+/// A complete answer.
 #[derive(Debug)]
 pub struct Completion {
     /// Its tokens.
     pub tokens: Vec<Token>,
-    /// How it ended, or why it broke off.
+    /// How it ended, or why it failed.
     pub ending: Result<Finished, SamplingError>,
 }
 
@@ -22,8 +22,8 @@ impl Completion {
 }
 
 impl Engine {
-    /// Answers all requests, in their order, as many at a time as there are lanes and memory for.
-    /// Refuses them all if one is wrong in itself.
+    /// Answers all requests, and returns the answers in the same order. As many run at a time as
+    /// lanes and memory allow. If one request is invalid, all are refused.
     pub fn generate_batch(
         &mut self,
         requests: Vec<Request>,
@@ -35,7 +35,7 @@ impl Engine {
         }
         let mut running = HashMap::new();
         let done = self.run_batch(requests, &mut running);
-        // An error leaves nobody behind who would listen to the others.
+        // After an error, nobody receives the other lanes' events.
         self.discard(|lane| running.contains_key(&lane));
         done
     }
@@ -71,15 +71,15 @@ impl Engine {
         Ok(tokens.into_iter().zip(endings).map(completion).collect())
     }
 
-    /// Admits waiting requests until one does not fit beside those that run.
+    /// Admits waiting requests until one does not fit beside the running ones.
     fn admit(
         &mut self,
         waiting: &mut VecDeque<(usize, Request)>,
         running: &mut HashMap<LaneId, usize>,
     ) -> Result<(), RequestError> {
         while let Some((index, request)) = waiting.front() {
-            // Asked before anything is made: most steps find no room. And again when it is: rows that
-            // were counted on may turn out to be damaged.
+            // Checked first, because most steps find no room. Adding can still fail: cached rows
+            // that were counted on may turn out to be damaged.
             let added = self.check_room(request).and_then(|()| self.add(request.clone()));
             match added {
                 Err(_) if self.running() > 0 => break,

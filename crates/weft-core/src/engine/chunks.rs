@@ -1,4 +1,4 @@
-//! Chunks as callers use them: register, compose, look ahead, warm, pin, forget, save.
+//! The engine's operations on chunks: register, compose, preview, warm, pin, delete, save.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,29 +13,30 @@ use crate::chunk::{
 use crate::prompt::{Conversation, Template};
 use crate::sampling::Sampling;
 
-/// What an answer would find.
+/// The cache's contents for a prompt, before it runs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Preview {
-    /// Its pieces in their order.
+    /// Its pieces in order.
     pub pieces: Vec<PiecePreview>,
-    /// Bytes of KV rows that the prompt takes.
+    /// Bytes of the prompt's KV rows.
     pub bytes: u64,
-    /// What computing the rest should take, as far as that is known.
+    /// Estimated time to compute the missing rows, if known.
     pub estimate: Option<Duration>,
 }
 
 /// One piece of a prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PiecePreview {
-    /// The library's chunk, where it is one.
+    /// The chunk, if the piece is one of the library.
     pub chunk: Option<ChunkId>,
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
     /// Its tokens.
     pub tokens: usize,
-    /// Those whose rows are kept.
+    /// Tokens whose rows are cached.
     pub cached_tokens: usize,
-    /// Where they are, the slowest place if several; none where a token has to be computed.
+    /// The tier that holds them, or the slowest if there are several. `None` if any token has to be
+    /// computed.
     pub source: Option<Tier>,
 }
 
@@ -45,19 +46,19 @@ impl Preview {
         self.pieces.iter().map(|piece| piece.tokens).sum()
     }
 
-    /// Those whose rows are kept.
+    /// Tokens whose rows are cached.
     pub fn cached_tokens(&self) -> usize {
         self.pieces.iter().map(|piece| piece.cached_tokens).sum()
     }
 }
 
 impl Engine {
-    /// Registers a text; nothing is computed yet. The same content is the same chunk.
+    /// Registers a text, without computing anything. The same content gives the same chunk.
     pub fn chunk(&mut self, kind: Kind, text: &str) -> Result<ChunkId, ChunkError> {
         self.chunk_with(kind, text, BTreeMap::new())
     }
 
-    /// The same, with what its owner says of it.
+    /// The same, with metadata.
     pub fn chunk_with(
         &mut self,
         kind: Kind,
@@ -67,17 +68,12 @@ impl Engine {
         self.library.add(&self.tokenizer, kind, text, metadata)
     }
 
-    /// Registers a chunk whose text was encoded elsewhere; the same content is the same chunk.
+    /// Registers a chunk whose text was encoded elsewhere. The same content gives the same chunk.
     pub fn register(&mut self, chunk: Chunk) -> ChunkId {
         self.library.register(chunk)
     }
 
-    /// Keeps an answer as a chunk that later prompts can have among their contexts.
-    pub fn keep_output(&mut self, text: &str) -> Result<ChunkId, ChunkError> {
-        self.chunk(Kind::Output, text)
-    }
-
-    /// Puts back a chunk that was registered before.
+    /// Restores a chunk that was registered before.
     pub fn restore(&mut self, chunk: Chunk) -> Result<(), ChunkError> {
         let id = ChunkId::of(chunk.kind, &self.tokenizer.encode_text(&chunk.in_prompt())?);
         if id != chunk.id {
@@ -95,25 +91,25 @@ impl Engine {
         &self.library
     }
 
-    /// Forgets a chunk and its rows, in every tier.
+    /// Deletes a chunk and its rows, in every tier.
     pub fn delete(&mut self, id: &ChunkId) -> Result<(), ChunkError> {
         let chunk = self.library.delete(id)?;
         self.cache.forget(&chunk);
         Ok(())
     }
 
-    /// Forgets all chunks asked for, and their rows; tells how many.
+    /// Deletes all chunks that match a filter, and their rows; returns their number.
     pub fn clear(&mut self, which: &Which) -> usize {
         let ids: Vec<ChunkId> = self.library.list(which).iter().map(|chunk| chunk.id).collect();
         ids.iter().filter(|id| self.delete(id).is_ok()).count()
     }
 
-    /// Drops all kept rows, in every tier; chunks stay registered.
+    /// Drops all cached rows, in every tier. Chunks stay registered.
     pub fn drop_rows(&mut self) {
         self.cache.clear();
     }
 
-    /// Sets whether a chunk's rows must stay where they are.
+    /// Pins or unpins a chunk's rows.
     pub fn pin(&mut self, id: &ChunkId, pinned: bool) -> Result<(), ChunkError> {
         self.library.get(id)?;
         self.cache.pin(id, pinned)?;
@@ -126,12 +122,12 @@ impl Engine {
         self.template.as_deref().ok_or(ChunkError::NoTemplate)
     }
 
-    /// A prompt of chunks as the tokens that are run.
+    /// Composes a prompt of chunks into tokens.
     pub fn compose(&self, prompt: &Prompt) -> Result<Composition, ChunkError> {
         compose_prompt(self.template()?, &self.tokenizer, &self.library, prompt)
     }
 
-    /// A conversation, each turn a piece by itself.
+    /// Composes a conversation; each turn is a piece.
     pub fn compose_chat(&self, conversation: &Conversation) -> Result<Composition, ChunkError> {
         Ok(compose_conversation(self.template()?, &self.tokenizer, conversation, [])?)
     }
@@ -141,7 +137,7 @@ impl Engine {
         Ok(Request::new(self.compose(prompt)?, sampling))
     }
 
-    /// What an answer to this prompt would find.
+    /// The cache's contents for a prompt.
     pub fn preview(&self, prompt: &Composition) -> Preview {
         let placement = Placement::look_up(&self.cache, prompt, usize::MAX);
         let mut start = 0;
@@ -172,7 +168,7 @@ impl Engine {
         Preview { pieces, bytes, estimate: mean.map(|mean| mean * missing as u32) }
     }
 
-    /// Computes a prompt's rows ahead, but for its query.
+    /// Computes a prompt's rows in advance, except those of its query.
     pub fn warm(&mut self, prompt: &Composition) -> Result<(), GenerateError> {
         match self.add_warm(prompt, &Cancel::default())? {
             Some(lane) => self.finish_lane(lane),
@@ -180,8 +176,8 @@ impl Engine {
         }
     }
 
-    /// Admits a lane that computes a prompt's rows, but for its query, and says nothing; none where
-    /// there is nothing to compute.
+    /// Admits a lane that computes a prompt's rows, except those of its query, and generates
+    /// nothing. `None` if all rows are cached.
     pub fn add_warm(
         &mut self,
         prompt: &Composition,
@@ -198,28 +194,29 @@ impl Engine {
         self.admit_lane(request, policy).map(Some)
     }
 
-    /// Where rows of a chunk are kept, the fastest place of several.
+    /// The fastest tier that holds rows of a chunk.
     pub fn tier_of(&self, chunk: &Chunk) -> Option<Tier> {
         self.cache.tier_of(chunk)
     }
 
-    /// Writes kept rows to files, those of the registered chunks or all; tells how many are filed.
+    /// Writes cached rows to files, those of registered chunks or all; returns the number of nodes
+    /// with a file.
     pub fn save(&mut self, all: bool) -> usize {
         self.cache.save(&mut *self.device, |node| all || node.chunk.is_some())
     }
 
-    /// Moves all rows that no lane reads down to a tier, those that have a place there: frees the
+    /// Moves all rows that no lane reads down to a tier, if the tier has room. This frees the
     /// device's pages, or main memory too.
     pub fn demote(&mut self, tier: Tier) {
         self.cache.demote(tier, &mut *self.device);
     }
 
-    /// What is kept where, and what became of it.
+    /// Contents and counters of the cache.
     pub fn cache_stats(&self) -> CacheStats {
         self.cache.stats()
     }
 
-    /// What went wrong with files since the last call; the answers are unaffected.
+    /// Returns the warnings about files since the last call. Such faults never change an answer.
     pub fn take_warnings(&mut self) -> Vec<String> {
         self.cache.take_warnings()
     }

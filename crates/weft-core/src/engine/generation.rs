@@ -8,7 +8,7 @@ use super::{Engine, Event, Finished, LaneId, RequestError, Token};
 use crate::device::DeviceError;
 use crate::sampling::SamplingError;
 
-/// The tokens of one answer, as they come. Dropping it ends the request.
+/// The tokens of one answer, while they are generated. Dropping it cancels the request.
 pub struct Generation<'e> {
     engine: &'e mut Engine,
     lane: LaneId,
@@ -18,11 +18,11 @@ pub struct Generation<'e> {
     on_prefill: Option<Box<dyn FnMut(usize, usize) + 'e>>,
 }
 
-/// Why an answer broke off.
+/// Why an answer failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum GenerateError {
-    /// The request was not taken.
+    /// The request was refused.
     #[error(transparent)]
     Request(#[from] RequestError),
     /// The device failed.
@@ -39,18 +39,18 @@ impl<'e> Generation<'e> {
         Self { engine, lane, ready, finished: None, over: false, on_prefill: None }
     }
 
-    /// Calls back with (done, total) prompt tokens after each block of the prompt.
+    /// Calls `callback` with (done, total) prompt tokens after each block of the prompt.
     pub fn on_prefill(mut self, callback: impl FnMut(usize, usize) + 'e) -> Self {
         self.on_prefill = Some(Box::new(callback));
         self
     }
 
-    /// How it ended, once the iterator has.
+    /// How the answer ended, once the iterator has ended.
     pub fn finished(&self) -> Option<Finished> {
         self.finished.clone()
     }
 
-    /// Runs the engine until this lane has a token or is over.
+    /// Runs the engine until this lane has a token or has ended.
     fn advance(&mut self) -> Result<(), GenerateError> {
         while self.ready.is_empty() && !self.over {
             for event in self.engine.step_for(|lane| lane == self.lane)? {

@@ -1,4 +1,5 @@
-//! What a lane holds while it runs: the nodes of its prompt with their pages, and pages promised to it.
+//! The memory of a running lane: the nodes of its prompt with their pages, and pages promised to
+//! it.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -11,27 +12,28 @@ use crate::device::{Device, Span};
 use crate::kv::{OutOfPages, PAGE_ROWS, PageId, Slot, pages_for};
 use crate::store::KvKey;
 
-/// A node of the cache as one prompt uses it: all its rows or the first of them.
+/// A cache node as one prompt uses it: all its rows or the first ones.
 #[derive(Debug)]
 pub(super) struct HeldNode {
     pub(super) node: NodeId,
     /// Its positions in the prompt.
     pub(super) range: Range<usize>,
-    /// The position its first key is rotated for.
+    /// The position that its first key is rotated for.
     pub(super) home: usize,
-    /// How many nodes at the beginning of the prompt it sees while it is computed.
+    /// Number of nodes at the start of the prompt that it attends to.
     pub(super) sees: usize,
-    /// Rows of its first page that belong to what it sees.
+    /// Rows of its first page that belong to these nodes.
     pub(super) lead: usize,
-    /// The pages of its rows, which the lane holds: the node's, or, if rows are repaired, copies.
+    /// The pages of its rows, referenced by the lane: the node's, or copies if rows are repaired.
     pub(super) pages: Vec<PageId>,
-    /// Where the rows were; none if this lane computes them, or waits for one that does.
+    /// The tier that held the rows. `None` if this lane computes them, or waits for a lane that
+    /// does.
     pub(super) source: Option<Tier>,
-    /// What computing, bringing or repairing it took this lane.
+    /// This lane's time for computing, loading or repairing it.
     pub(super) time: Duration,
-    /// What computing its cached rows took.
+    /// Time that was once spent on computing its cached rows.
     pub(super) saved: Duration,
-    /// Rows that this lane computed, and that it repaired.
+    /// Rows that this lane computed, and rows that it repaired.
     pub(super) computed: usize,
     pub(super) repaired: usize,
 }
@@ -41,23 +43,23 @@ impl HeldNode {
         self.range.start != self.home
     }
 
-    /// The page that its last row lies in.
+    /// The page of its last row.
     pub(super) fn last_page(&self) -> PageId {
         *self.pages.last().expect("a node has rows")
     }
 
-    /// Where row `row` lies.
+    /// The slot of row `row`.
     pub(super) fn slot(&self, row: usize) -> Slot {
         let row = self.lead + row;
         self.pages[row / PAGE_ROWS] * PAGE_ROWS as Slot + (row % PAGE_ROWS) as Slot
     }
 
-    /// Its rows where they stand in the prompt, after those of the nodes before.
+    /// Adds its rows at their place in the prompt, after those of the nodes before.
     pub(super) fn add_to(&self, spans: &mut Vec<Span>) {
         self.add_rows_to(spans, self.range.start, self.range.len());
     }
 
-    /// Its first `len` rows, standing somewhere. Rows at home go on with the span before them.
+    /// Adds its first `len` rows at a position. Rows at home continue the span before them.
     pub(super) fn add_rows_to(&self, spans: &mut Vec<Span>, position: usize, len: usize) {
         let pages = &self.pages[..pages_for(self.lead + len)];
         let goes_on = |span: &&mut Span| {
@@ -80,15 +82,14 @@ impl HeldNode {
     }
 }
 
-/// Adds rows to the end of a span: the first of their pages is the span's last, or holds the rows of
-/// that too.
+/// Adds rows to the end of a span: their first page is the span's last, or also holds its rows.
 pub(super) fn extend(span: &mut Span, pages: &[PageId], len: usize) {
     span.pages.truncate((span.first_row + span.len) / PAGE_ROWS);
     span.pages.extend(pages);
     span.len += len;
 }
 
-/// What a lane holds: its nodes, and the pages it may still take.
+/// A lane's memory: its nodes, and the pages that it may still take.
 pub(super) struct Holding {
     pub(super) nodes: Vec<HeldNode>,
     pub(super) answer: AnswerStart,
@@ -96,14 +97,14 @@ pub(super) struct Holding {
     pub(super) promised: usize,
 }
 
-/// Where the answer's rows go.
+/// Where the answer's rows start.
 pub(super) struct AnswerStart {
-    /// What the answer attends to.
+    /// The key of the context that the answer attends to.
     pub(super) parent: KvKey,
     pub(super) begin: Begin,
 }
 
-/// How many pages a request needs: for its prompt, and later.
+/// The number of pages that a request needs: for its prompt, and later.
 struct Need {
     prompt: usize,
     later: usize,
@@ -126,9 +127,9 @@ impl Need {
 /// How a lane uses the cache.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Policy {
-    /// Tokens of the prompt that are looked up.
+    /// Number of prompt tokens that are looked up.
     pub(super) limit: usize,
-    /// Whether what is computed is kept.
+    /// Whether computed rows are cached.
     pub(super) keeps: bool,
     /// Whether the prompt is answered, or only run.
     pub(super) answers: bool,
@@ -139,10 +140,12 @@ impl Policy {
     pub(super) const COLD: Self = Self { limit: 0, keeps: false, answers: true };
 }
 
-/// Where a prompt's rows come from, and the pages that takes; an error if there is no room now.
+/// Finds where a prompt's rows come from, and the pages that this takes. Fails if there is no room
+/// now.
 ///
-/// Kept rows of which a part is used take all their pages. If these leave no room for the rest, the
-/// prompt is computed anew as one piece, and what it was pieced together from can be evicted.
+/// If a prompt uses only a part of cached nodes, these still occupy all their pages. If this leaves
+/// too little room for the rest, the prompt is computed from scratch as one piece, and those nodes
+/// can be evicted.
 fn fit(
     cache: &Cache,
     prompt: &Composition,
@@ -162,7 +165,7 @@ fn fit(
     })
 }
 
-/// Whether a prompt that can have `answer` rows of answer would find room now.
+/// Whether there is room now for a prompt and up to `answer` rows of answer.
 pub(super) fn check_room(
     cache: &Cache,
     prompt: &Composition,
@@ -172,7 +175,7 @@ pub(super) fn check_room(
     fit(cache, prompt, policy, answer).map(|_| ())
 }
 
-/// Holds what is kept of a prompt, brings it to the device, and makes nodes for the rest.
+/// Takes the cached nodes of a prompt, loads them onto the device, and adds nodes for the rest.
 pub(super) fn take(
     cache: &mut Cache,
     device: &mut dyn Device,
@@ -181,7 +184,7 @@ pub(super) fn take(
     policy: Policy,
     answer: usize,
 ) -> Result<Holding, OutOfPages> {
-    // A file may turn out to be no good; then its rows are computed like any that are missing.
+    // A file may turn out to be damaged. Its rows are then computed like any other missing ones.
     loop {
         let (placement, need) = fit(cache, prompt, policy, answer)?;
         let found = placement.found();
@@ -200,7 +203,7 @@ pub(super) fn take(
         let nodes = maker.nodes;
         let taken = promised - cache.n_promised();
         cache.release_promise(need.prompt + need.later - taken);
-        // New nodes go, they have no rows yet; rows that were brought are where others find them.
+        // New nodes have no rows yet and are removed. Rows that were loaded stay for others.
         let new = nodes.iter().map(|held| held.node).filter(|id| !found.contains(id));
         for id in new.chain(found.iter().copied()).filter(|id| cache.has(*id)).collect::<Vec<_>>() {
             cache.let_go(id);
@@ -209,8 +212,8 @@ pub(super) fn take(
     }
 }
 
-/// Makes the nodes of a prompt, one after the other: while rows of one are copied to the device, a
-/// file with those of the next is read.
+/// Makes the nodes of a prompt, one after the other. While the rows of one are copied to the
+/// device, the file of the next is read.
 struct Maker<'a> {
     cache: &'a mut Cache,
     device: &'a mut dyn Device,
@@ -218,7 +221,7 @@ struct Maker<'a> {
     policy: Policy,
     tokens: Vec<u32>,
     nodes: Vec<HeldNode>,
-    /// The last page so far, if it was taken for this lane, and what follows may go on in it.
+    /// The last page up to now, if it was taken for this lane and the next rows may continue in it.
     open: Option<PageId>,
 }
 
@@ -258,7 +261,7 @@ impl Maker<'_> {
     ) -> HeldNode {
         let PlannedNode { range, chunk, home, sees, lead, .. } = planned;
         let kept = self.cache.node_mut(node);
-        debug_assert_eq!(kept.lead, lead, "the parent tells where rows begin in a page");
+        debug_assert_eq!(kept.lead, lead, "the parent determines where rows start in a page");
         kept.chunk = kept.chunk.or(chunk);
         let pages = kept.pages[..pages_for(lead + range.len())].to_vec();
         let share = range.len() as f64 / kept.len() as f64;

@@ -1,8 +1,8 @@
-//! The main path: requests go in, tokens come out.
+//! The engine: requests go in, tokens come out.
 //!
-//! [`Engine::step`] is the whole loop: choose how many tokens each lane runs, run the plan on the
-//! device, sample the lanes that reached the end of what they know, retire those that are done.
-//! [`Engine::generate`] drives it for one request and gives its tokens as an iterator.
+//! [`Engine::step`] is the main loop: it chooses how many tokens each lane runs, runs the plan on
+//! the device, samples the lanes that have run all their tokens, and removes finished lanes.
+//! [`Engine::generate`] calls it for one request and returns the tokens as an iterator.
 
 mod batch;
 mod chunks;
@@ -43,14 +43,14 @@ use self::held::Policy;
 use self::output::OutputProcessor;
 use self::sequence::Sequence;
 
-/// What happened to a lane in a step.
+/// An event of a lane in a step.
 #[derive(Debug)]
 pub enum Event {
-    /// More of the prompt was run.
+    /// Another block of the prompt was run.
     Prefill {
         /// The lane.
         lane: LaneId,
-        /// Prompt tokens run so far.
+        /// Prompt tokens run up to now.
         done: usize,
         /// Prompt tokens in all.
         total: usize,
@@ -62,14 +62,14 @@ pub enum Event {
         /// The token.
         token: Token,
     },
-    /// The lane is done and gone.
+    /// The lane has finished.
     Done {
         /// The lane.
         lane: LaneId,
-        /// Why, and what it took.
+        /// Why, with its times and counts.
         finished: Finished,
     },
-    /// The lane ended without an answer.
+    /// The lane failed.
     Failed {
         /// The lane.
         lane: LaneId,
@@ -79,7 +79,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// The lane that it happened to.
+    /// The lane of the event.
     pub fn lane(&self) -> LaneId {
         match self {
             Self::Prefill { lane, .. }
@@ -90,42 +90,42 @@ impl Event {
     }
 }
 
-/// One token as the caller sees it.
+/// A token of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Token {
     /// Its id.
     pub id: u32,
-    /// The text that became certain with it: whole characters, never part of a stop string. Empty
-    /// while text is held back; the last token brings what is left.
+    /// The text that this token completes: whole characters, never part of a stop string. Empty
+    /// while text is held back; the last token releases the rest.
     pub text: String,
-    /// Log-probabilities, where they were asked for.
+    /// Log-probabilities, if the request asks for them.
     pub logprobs: Option<Logprobs>,
 }
 
-/// A model on a device, the lanes that run on it, and the rows that are kept.
+/// A model on a device, its running lanes, and the cached rows.
 pub struct Engine {
     plan: Vec<Op>,
     device: Box<dyn Device>,
     tokenizer: Arc<Tokenizer>,
     template: Option<Arc<Template>>,
     stop_ids: Vec<u32>,
-    /// Tokens that can be given and drawn. A model may have more rows than its tokenizer has
-    /// tokens; those are padding.
+    /// Number of tokens that prompts may contain and that may be drawn. If the model has more rows
+    /// than the tokenizer has tokens, the others are padding.
     vocab: usize,
     cache: Cache,
     library: Library,
     lanes: Vec<Sequence>,
     next_id: u64,
-    /// Events of lanes that ran beside one that was run to its end: the next step reports them.
+    /// Events of lanes that ran while another was run to its end. The next step reports them.
     unreported: Vec<Event>,
-    /// How many steps the device may begin before they are asked for.
+    /// Number of steps that the device may start early.
     reach: usize,
 }
 
-/// A lane's part of what a step computed.
+/// A lane's part of a step's results.
 struct Results<'a> {
     device: &'a dyn Device,
-    /// Tokens that can be drawn; logits of others are padding.
+    /// Number of tokens that can be drawn; the other logits are padding.
     vocab: usize,
     lane: usize,
     first_output: usize,
@@ -137,7 +137,7 @@ impl Results<'_> {
         &self.device.logits(self.first_output + output)[..self.vocab]
     }
 
-    /// The token that the device chose, if it did.
+    /// The token that the device chose, if any.
     fn chosen(&self) -> Option<u32> {
         self.device.chosen(self.lane)
     }
@@ -148,12 +148,13 @@ impl Results<'_> {
 }
 
 impl Engine {
-    /// Puts a model on a device that was made for it. Rows are kept in the device's pages only.
+    /// An engine for a model on a device that was created for it. Rows are cached only in the
+    /// device's pages.
     pub fn new(model: &Model, device: Box<dyn Device>) -> Self {
         Self::with_tiers(model, device, Tiers::default())
     }
 
-    /// The same, with room for rows in main memory and on disk.
+    /// The same, with tiers in main memory and on disk.
     pub fn with_tiers(model: &Model, device: Box<dyn Device>, tiers: Tiers) -> Self {
         let limits = device.limits();
         assert!(
@@ -183,13 +184,13 @@ impl Engine {
         &*self.device
     }
 
-    /// The longest context: prompt and answer together.
+    /// Maximum length of a context: prompt and answer together.
     pub fn context(&self) -> usize {
         self.device.limits().positions
     }
 
-    /// Admits a request. All memory it can need is promised to it now, so that it never fails later
-    /// for want of it.
+    /// Admits a request, and promises it all the memory that it can need. It never fails later for
+    /// lack of memory.
     pub fn add(&mut self, request: Request) -> Result<LaneId, RequestError> {
         request.sampling.check(self.vocab)?;
         let request = request.settled();
@@ -198,7 +199,7 @@ impl Engine {
     }
 
     fn admit_lane(&mut self, request: Request, policy: Policy) -> Result<LaneId, RequestError> {
-        // Bringing kept rows is part of the time to the first token.
+        // Loading cached rows is part of the time to the first token.
         let started = Instant::now();
         let answer = self.check(&request)?;
         self.check_lane()?;
@@ -226,15 +227,15 @@ impl Engine {
         for id in prompt.pieces.iter().filter_map(|piece| piece.chunk) {
             self.library.count_use(&id);
             if self.library.is_pinned(&id) {
-                // The lane holds these rows now, so nothing that was promised is lost.
+                // The lane references these rows now, so the promise still holds.
                 let _ = self.cache.pin(&id, true);
             }
         }
     }
 
-    /// Checks a prompt, and gives the rows that its answer can need at most.
+    /// Checks a request, and returns the maximum number of rows of its answer.
     fn check(&self, request: &Request) -> Result<usize, RequestError> {
-        // A prompt whose rows are all kept runs its last token again, and needs a row for it.
+        // If all rows of a prompt are cached, its last token runs again and needs a row.
         Ok(request.check(self.vocab, self.context())?.max(1))
     }
 
@@ -242,38 +243,38 @@ impl Engine {
         if self.lanes.len() == MAX_LANES { Err(RequestError::NoLane) } else { Ok(()) }
     }
 
-    /// Whether a lane and pages are free for a request beside the lanes that run.
+    /// Whether a lane and pages are free for a request, beside the running lanes.
     pub fn check_room(&self, request: &Request) -> Result<(), RequestError> {
         let answer = self.check(request)?;
         self.check_lane()?;
         Ok(held::check_room(&self.cache, &request.prompt, request.policy(), answer)?)
     }
 
-    /// Generates an answer; the iterator gives its tokens as they come.
+    /// Generates an answer, and returns an iterator over its tokens.
     pub fn generate(&mut self, request: Request) -> Result<Generation<'_>, RequestError> {
         let lane = self.add(request)?;
         Ok(Generation::new(self, lane))
     }
 
-    /// Lanes that are running.
+    /// Number of running lanes.
     pub fn running(&self) -> usize {
         self.lanes.len()
     }
 
-    /// Has a lane wait, or go on: one whose reader is slow must not fill memory with what nobody
-    /// reads. Its rows and its promise stay. A lane that is gone is no error.
+    /// Pauses a lane, or resumes it, so that unread tokens of a slow reader do not fill memory. The
+    /// lane keeps its rows and its promised pages. Does nothing if the lane has ended.
     pub fn pause(&mut self, id: LaneId, paused: bool) {
         if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.id() == id) {
             lane.paused = paused;
         }
     }
 
-    /// Whether a step would do anything: some lane is not paused, or is to be taken out.
+    /// Whether a step would do anything: a lane is not paused, or has to be removed.
     pub fn has_work(&self) -> bool {
         self.lanes.iter().any(|lane| !lane.paused || lane.is_over())
     }
 
-    /// Runs a lane to its end, with those beside it, and lets its tokens go.
+    /// Runs a lane to its end, together with the others, and drops its tokens.
     fn finish_lane(&mut self, id: LaneId) -> Result<(), GenerateError> {
         while self.lanes.iter().any(|lane| lane.id() == id) {
             for event in self.step_for(|lane| lane == id)? {
@@ -285,9 +286,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Advances every lane: a block of its prompt, or one token of its answer; nothing where all are
-    /// paused. Also reports what happened to lanes while [`Engine::generate`], [`Engine::warm`] or
-    /// [`Engine::verify`] ran beside them. A device error ends all lanes.
+    /// Advances every lane by a block of its prompt or one token of its answer, except paused
+    /// lanes. Also reports events of other lanes during [`Engine::generate`], [`Engine::warm`] or
+    /// [`Engine::verify`]. A device error ends all lanes.
     pub fn step(&mut self) -> Result<Vec<Event>, DeviceError> {
         let mut events = std::mem::take(&mut self.unreported);
         self.retire(&mut events);
@@ -307,14 +308,14 @@ impl Engine {
         Ok(events)
     }
 
-    /// A step for the sake of some lanes: a later step reports what happens to the others.
+    /// Runs a step for some lanes. A later step reports the events of the others.
     fn step_for(&mut self, is_mine: impl Fn(LaneId) -> bool) -> Result<Vec<Event>, DeviceError> {
         let (mine, others) = self.step()?.into_iter().partition(|event| is_mine(event.lane()));
         self.unreported = others;
         Ok(mine)
     }
 
-    /// Has lanes wait whose pages are not settled. Where no other can go on, the first is waited for.
+    /// Lets lanes with unsettled pages wait. If no other lane can run, waits for the first of them.
     pub(in crate::engine) fn await_copies(&mut self) {
         let Self { lanes, device, cache, .. } = self;
         lanes.iter_mut().for_each(|lane| lane.check_settled(&**device));
@@ -338,8 +339,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Gives every lane that can go on one token of the step, and what room is left to lanes that
-    /// have more to run. A lane that needs rows which another is computing waits.
+    /// Gives each lane that can run one token of the step, and distributes the remaining space to
+    /// lanes with more tokens. A lane waits if another one is computing rows that it needs.
     fn schedule_and_run(&mut self) -> Result<(), DeviceError> {
         let Self { lanes, cache, device, .. } = self;
         let limits = device.limits();
@@ -362,14 +363,15 @@ impl Engine {
         let samplers: Vec<_> = active.iter().map(|lane| lane.sampler()).collect();
         let lanes: Vec<Lane<'_>> = active.iter().filter_map(|lane| lane.lane()).collect();
         device.decode(&self.plan, &Step { lanes: &lanes }, &samplers, ahead.min(self.reach))?;
-        // A device that left a choice to the sampler may do so again: what it began would be in vain.
+        // If the device left one choice to the sampler, it may do so again, and steps started early
+        // would be wasted.
         let left_one =
             (0..lanes.len()).any(|i| samplers[i].is_some() && device.chosen(i).is_none());
         self.reach = if left_one { 0 } else { self.reach.saturating_mul(2).saturating_add(1) };
         Ok(())
     }
 
-    /// Reads the step's results: each lane's rows of logits follow those of the lane before it.
+    /// Reads the step's results. The logits of all lanes are consecutive, in lane order.
     fn advance(&mut self, time: Duration, events: &mut Vec<Event>) {
         let Self { lanes, cache, device, tokenizer, vocab, .. } = self;
         let n_tokens = |lane: &Sequence| lane.lane().map_or(0, |lane| lane.tokens.len());
@@ -388,20 +390,20 @@ impl Engine {
         }
     }
 
-    /// Pages that lanes hold.
+    /// Pages that lanes reference.
     #[cfg(test)]
     fn lane_pages(&self) -> Vec<crate::kv::PageId> {
         self.lanes.iter().flat_map(Sequence::pages).collect()
     }
 
-    /// Takes out the lanes that are done, cancelled or failed; what they computed is kept.
+    /// Removes the lanes that are finished, cancelled or failed, and caches their rows.
     fn retire(&mut self, events: &mut Vec<Event>) {
         for lane in self.lanes.extract_if(.., |lane| lane.is_over()) {
             events.push(lane.finish(&mut self.cache));
         }
     }
 
-    /// Takes out lanes at once, without an event.
+    /// Removes lanes at once, without an event.
     fn discard(&mut self, which: impl Fn(LaneId) -> bool) {
         for lane in self.lanes.extract_if(.., |lane| which(lane.id())) {
             lane.finish(&mut self.cache);

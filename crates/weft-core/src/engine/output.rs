@@ -1,5 +1,5 @@
-//! From logits to what a caller sees: the next token, its text, its log-probabilities, and whether
-//! the answer ends with it.
+//! From logits to a reported token: its text, its log-probabilities, and whether it ends the
+//! answer.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ pub(super) struct OutputProcessor {
     text: TextStream,
     echo: TextStream,
     generated: usize,
-    /// Tokens that the context has room for.
+    /// Number of tokens that still fit the context.
     room: usize,
 }
 
@@ -39,18 +39,18 @@ impl OutputProcessor {
         self.sampling.echo && self.sampling.logprobs.is_some()
     }
 
-    /// What chooses the next token, if one is wanted.
+    /// The sampler of the next token, if there is one.
     pub(super) fn sampler(&self) -> Option<&Sampler> {
         (self.left() > 0).then_some(&self.sampler)
     }
 
-    /// Tokens that the answer may still have.
+    /// Maximum number of further tokens.
     pub(super) fn left(&self) -> usize {
         self.room.min(self.sampling.max_tokens.unwrap_or(usize::MAX)) - self.generated
     }
 
-    /// The next token, if one is wanted, and why the answer ends with it, if it does: the one that the
-    /// device chose, or one chosen here from its logits.
+    /// The next token, if there is one, and why it ends the answer, if it does. The device has
+    /// chosen it, or it is sampled here from the logits.
     pub(super) fn next<'l>(
         &mut self,
         chosen: Option<u32>,
@@ -75,7 +75,7 @@ impl OutputProcessor {
         Ok((Some(Token { id, text, logprobs }), reason))
     }
 
-    /// The text that a token makes certain, and why the answer ends with it, if it does.
+    /// The text that a token completes, and why it ends the answer, if it does.
     fn read_out(&mut self, id: u32, tokenizer: &Tokenizer) -> (String, Option<FinishReason>) {
         if self.sampler.is_end(id) {
             return (self.text.finish(), Some(FinishReason::Stop));
@@ -91,9 +91,9 @@ impl OutputProcessor {
         (piece.text, None)
     }
 
-    /// The prompt's tokens `range`, which a step has run, as events. A row of logits tells of the
-    /// token after it, so these echo the tokens from the second of the range to the one after it, and
-    /// the very first token has no log-probability.
+    /// Reports the prompt's tokens `range`, which a step has run, as events. A row of logits
+    /// predicts the token after it. This therefore echoes the tokens from the second of the range
+    /// to the one after it, and the very first token has no log-probability.
     pub(super) fn echo<'l>(
         &mut self,
         prompt: &[u32],

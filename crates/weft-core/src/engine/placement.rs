@@ -1,12 +1,12 @@
-//! Where the rows of a composition come from: what is kept already, what has to be computed.
+//! Finds the rows of a composition: which are cached, and which have to be computed.
 //!
-//! Exact pieces are looked up by their tokens and all before them, wherever they were cut when they
-//! were computed. An approximate piece is looked up after what it may attend to: the system piece, or
-//! nothing. One that stands where it was computed is exact, and treated so.
+//! Exact pieces are looked up by their tokens and everything before them, wherever they were cut
+//! when they were computed. An approximate piece is looked up after the context that it may attend
+//! to: the system piece, or nothing. If it stands where it was computed, it is treated as exact.
 //!
-//! Rows that stand at home one after the other are a *run*, and one span for devices: from the run's
-//! first row on, each page holds the rows of 64 positions, whatever nodes they belong to. So where
-//! a prompt was cut, and what of it was kept, does not show.
+//! Consecutive rows at home form a *run*, which is one span for devices: from the run's first row
+//! on, each page holds the rows of 64 positions, whatever nodes they belong to. The result
+//! therefore depends neither on where a prompt was cut nor on which rows were cached.
 
 use std::ops::Range;
 
@@ -15,36 +15,36 @@ use crate::chunk::{ChunkId, Composition, Kind, Piece, Reuse, Tier};
 use crate::kv::{PAGE_ROWS, pages_for};
 use crate::store::KvKey;
 
-/// Tokens of the prompt whose rows are one node of the cache: one that was found, or a new one.
+/// Tokens of the prompt whose rows are one cache node: an existing one or a new one.
 #[derive(Debug)]
 pub(super) struct PlannedNode {
     /// Its positions in the prompt.
     pub(super) range: Range<usize>,
-    /// The piece it belongs to; the first one, if a node spans several.
+    /// Its chunk; that of the first piece, if a node spans several.
     pub(super) chunk: Option<ChunkId>,
-    /// What its rows attended to, and how many rows that is.
+    /// The key and length of the context that its rows attended to.
     pub(super) parent: KvKey,
     pub(super) home: usize,
-    /// How many nodes at the beginning of the prompt it sees while it is computed.
+    /// Number of nodes at the start of the prompt that it attends to.
     pub(super) sees: usize,
-    /// Rows of its first page that belong to what it sees.
+    /// Rows of its first page that belong to these nodes.
     pub(super) lead: usize,
-    /// The node that has its rows.
+    /// The node that holds its rows, if they are cached.
     pub(super) found: Option<NodeId>,
 }
 
 impl PlannedNode {
-    /// Whether it stands elsewhere than it was computed.
+    /// Whether it was moved from the position that it was computed at.
     pub(super) fn is_moved(&self) -> bool {
         self.range.start != self.home
     }
 }
 
-/// A whole prompt.
+/// The nodes of a whole prompt.
 #[derive(Debug)]
 pub(super) struct Placement {
     pub(super) nodes: Vec<PlannedNode>,
-    /// What the answer attends to.
+    /// The key of the context that the answer attends to.
     pub(super) end: KvKey,
     /// Rows of the answer's first page that belong to the prompt.
     pub(super) answer_lead: usize,
@@ -83,16 +83,16 @@ impl Placement {
         Self { end: planner.prefix.key(), nodes: planner.nodes, answer_lead }
     }
 
-    /// Nodes that were found.
+    /// The cached nodes.
     pub(super) fn found(&self) -> Vec<NodeId> {
         self.nodes.iter().filter_map(|planned| planned.found).collect()
     }
 
-    /// Pages that have to be taken for the prompt's rows, and for `answer` rows after them.
+    /// Pages to take for the prompt's rows, and for `answer` rows after them.
     pub(super) fn n_pages(&self, cache: &Cache, answer: usize) -> (usize, usize) {
         let mut brought: Vec<NodeId> = Vec::new();
         let mut pages = 0;
-        // Whether what follows may go on in the last page: nobody else has it yet.
+        // Whether the next rows may continue in the last page: no other lane has it yet.
         let mut is_open = false;
         let taken = |lead: usize, rows: usize, is_open: bool| {
             pages_for(lead + rows) - usize::from(is_open && lead > 0)
@@ -129,7 +129,7 @@ struct Anchor {
 
 struct Planner<'c> {
     cache: &'c Cache,
-    /// Tokens that are looked up.
+    /// Number of tokens that are looked up.
     limit: usize,
     tokens: Vec<u32>,
     has_anchored: bool,
@@ -138,17 +138,17 @@ struct Planner<'c> {
     prefix: Prefix,
     nodes: Vec<PlannedNode>,
     at: usize,
-    /// Where the run of rows at home begins that goes on here.
+    /// The start of the current run of rows at home.
     run_start: usize,
 }
 
 impl Planner<'_> {
-    /// Rows of the run in the page that its next row belongs to.
+    /// Rows of the run in the page of its next row.
     fn lead(&self) -> usize {
         (self.at - self.run_start) % PAGE_ROWS
     }
 
-    /// Where a piece would be computed.
+    /// The position that a piece would be computed at.
     fn home(&self, reuse: Reuse, position: usize) -> usize {
         match reuse {
             Reuse::Exact => position,
@@ -157,9 +157,8 @@ impl Planner<'_> {
         }
     }
 
-    /// How many of the pieces stand where they are computed, one after the other. A system piece is
-    /// by itself where others are anchored to it; elsewhere rows that span it and what follows are as
-    /// good as any.
+    /// The number of consecutive pieces that stand where they are computed. A system piece counts
+    /// alone if others are anchored to it; otherwise rows may span it and the pieces after it.
     fn exact_run(&self, pieces: &[Piece]) -> usize {
         let mut position = self.at;
         let is_exact = |piece: &&Piece| {
@@ -179,7 +178,7 @@ impl Planner<'_> {
         }
     }
 
-    /// The longest kept match of a stretch of the prompt after a context.
+    /// The longest cached match for a range of the prompt after a context.
     fn longest(&self, parent: &KvKey, range: Range<usize>) -> Option<(NodeId, usize)> {
         let end = range.end.min(self.limit);
         if range.start >= end {
@@ -193,7 +192,7 @@ impl Planner<'_> {
         self.anchor = Anchor { key: self.prefix.key(), len, nodes, run_start };
     }
 
-    /// Exact pieces that follow one another: nodes may span them, new ones are cut between them.
+    /// Consecutive exact pieces: cached nodes may span them, new ones are cut between them.
     fn place_exact(&mut self, run: &[Piece]) {
         let end = self.at + run.iter().map(|piece| piece.tokens.len()).sum::<usize>();
         let mut piece_end = self.at;
@@ -219,7 +218,7 @@ impl Planner<'_> {
         }
     }
 
-    /// A piece that stands elsewhere than it is computed. An empty one has no node.
+    /// A piece that was moved from the position it is computed at. An empty one has no node.
     fn place_moved(&mut self, piece: &Piece, composition: &Composition) {
         if piece.tokens.is_empty() {
             return;

@@ -1,9 +1,9 @@
-//! Repairing moved nodes: some of their rows are computed again, seeing all that stands before them.
+//! Repairs moved nodes: recomputes some of their rows, which then attend to everything before them.
 //!
-//! Repaired rows go into copies of the pages they lie in, rotated for their home like the rows beside
-//! them, so that the node stays one span and nothing that others read is changed. `link` takes the
-//! first rows of each moved node; `blend` computes two layers' worth of every row, and takes those
-//! whose keys and values changed most.
+//! Repaired rows go into copies of their pages, rotated for their home like the rows beside them.
+//! The node stays one span, and rows that others read are unchanged. `link` recomputes the first
+//! rows of each moved node. `blend` computes two layers of every row, and recomputes the rows whose
+//! keys and values changed most.
 
 use std::time::Duration;
 
@@ -15,13 +15,14 @@ use crate::device::{Device, DeviceError, Lane, Outputs, Rows, Span, Step};
 use crate::kv::{PAGE_ROWS, pages_for};
 use crate::plan::Op;
 
-/// What a lane repairs, and how far it is.
+/// The repairs of a lane, and their progress.
 pub(super) struct Repairs {
     repair: Repair,
-    /// Where each run of moved nodes ends, the next one last. A run is repaired before the node after it
-    /// is computed, which attends to it: what comes later in a prompt changes nothing before it.
+    /// The end of each run of moved nodes, the next one last. A run is repaired before the node
+    /// after it, which attends to it, is computed. Later parts of a prompt change nothing before
+    /// them.
     ends: Vec<usize>,
-    /// Node and row of each token of a run to compute again, in the order of their positions.
+    /// Node and row of each token of a run to recompute, in the order of their positions.
     rows: Vec<(usize, usize)>,
     is_chosen: bool,
     done: usize,
@@ -35,12 +36,12 @@ impl Repairs {
         Self { repair, ends, rows: Vec::new(), is_chosen: false, done: 0 }
     }
 
-    /// Whether node `at` has to wait until repairs are done.
+    /// Whether node `at` has to wait for repairs.
     pub(super) fn is_due(&self, at: usize) -> bool {
         self.ends.last() == Some(&at)
     }
 
-    /// Whether it is time to find out which rows are repaired.
+    /// Whether the rows to repair have to be chosen now.
     pub(super) fn is_to_choose(&self, at: usize) -> bool {
         self.is_due(at) && !self.is_chosen
     }
@@ -54,7 +55,7 @@ impl Repairs {
         self.rows[self.done..self.done + n].iter().copied()
     }
 
-    /// The next `n` rows were computed.
+    /// Records that the next `n` rows were computed.
     pub(super) fn advance(&mut self, n: usize, nodes: &mut [HeldNode], time: Duration) {
         for (index, _) in &self.rows[self.done..self.done + n] {
             nodes[*index].repaired += 1;
@@ -64,7 +65,7 @@ impl Repairs {
         self.end_run();
     }
 
-    /// Turns to the next run, if all rows of this one are computed.
+    /// Moves to the next run, if all rows of this one are computed.
     fn end_run(&mut self) {
         if self.pending() == 0 {
             self.ends.pop();
@@ -125,8 +126,8 @@ fn copy_pages(
     }
 }
 
-/// The share of a run's rows whose keys and values change most, at the first layer that depends on
-/// what a row attended to, when they see all that stands before them.
+/// The share of a run's rows whose keys and values change most when they attend to everything
+/// before them, in the first layer that depends on the context.
 fn most_deviating(
     lane: &Sequence,
     moved: &[usize],
@@ -152,7 +153,7 @@ fn most_deviating(
         let row_len = 2 * shape.kv_width;
         let rows = before.chunks_exact(row_len).zip(after.chunks_exact(row_len));
         deviations.extend(rows.enumerate().map(|(row, (a, b))| (distance(a, b), *index, row)));
-        // What the partial run wrote was for looking at only.
+        // The partial run served only to measure the deviations.
         for (from, to) in stored.iter().zip(&held.pages) {
             device.copy_rows(*from, *to, PAGE_ROWS);
         }
@@ -164,7 +165,7 @@ fn most_deviating(
     Ok(rows)
 }
 
-/// Runs the first ops on all moved rows where they stand, storing into their copies.
+/// Runs the first ops on all moved rows at their positions, and stores into their copies.
 fn run_moved(
     lane: &Sequence,
     moved: &[usize],

@@ -1,4 +1,4 @@
-//! What a caller asks for, and why it can be refused.
+//! Requests, and why they can be refused.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,18 +12,18 @@ use crate::sampling::{Constraint, Sampling, SamplingError};
 
 const MAX_PIECES: usize = Composition::MAX_PIECES;
 
-/// A prompt and how to answer it.
+/// A prompt and the settings of its answer.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The prompt, in pieces.
     pub prompt: Composition,
-    /// How to sample, and when to stop.
+    /// Sampling settings and end conditions.
     pub sampling: Sampling,
-    /// The handle that ends the request early.
+    /// The handle that cancels the request.
     pub cancel: Cancel,
-    /// Whether kept rows are used, and new ones kept.
+    /// Whether cached rows are used, and new ones cached.
     pub use_cache: bool,
-    /// What the answer may say; anything, if nothing is said.
+    /// A constraint on the answer, if any.
     pub constraint: Option<Box<dyn Constraint>>,
 }
 
@@ -39,15 +39,16 @@ impl Request {
         }
     }
 
-    /// The same, neither using kept rows nor keeping any.
+    /// The same request without the cache: it neither uses cached rows nor adds any.
     pub fn cold(self) -> Self {
         Self { use_cache: false, ..self }
     }
 
-    /// The same, as it is run.
+    /// The request as it runs.
     pub(super) fn settled(self) -> Self {
         if self.sampling.echo {
-            // Kept rows have no logits, and rows that were computed elsewhere others.
+            // Cached rows carry no logits, and rows computed on another device may differ in the
+            // last bits.
             return Self { prompt: self.prompt.exact(), ..self.cold() };
         }
         Self { prompt: self.prompt.answered(), ..self }
@@ -57,7 +58,7 @@ impl Request {
         if self.use_cache { Policy::WARM } else { Policy::COLD }
     }
 
-    /// Checks the prompt, and gives the number of tokens that its answer can have at most.
+    /// Checks the prompt, and returns the maximum number of tokens of its answer.
     pub(super) fn check(&self, vocab: usize, context: usize) -> Result<usize, RequestError> {
         let tokens = self.prompt.len();
         if tokens == 0 {
@@ -79,30 +80,30 @@ impl Request {
     }
 }
 
-/// Ends a request from anywhere, within one step.
+/// Cancels a request from any thread, within one step.
 #[derive(Clone, Debug, Default)]
 pub struct Cancel(Arc<AtomicBool>);
 
 impl Cancel {
-    /// Asks the request to end.
+    /// Cancels the request.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it was asked to.
+    /// Whether the request was cancelled.
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// Why a request is not taken.
+/// Why a request is refused.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum RequestError {
-    /// There is nothing to answer.
-    #[error("the prompt has no tokens")]
+    /// The prompt is empty.
+    #[error("the prompt has no tokens; give it a text")]
     EmptyPrompt,
-    /// A token the model does not have.
+    /// The model does not have this token.
     #[error("token {token} is not in the vocabulary of {vocab}")]
     UnknownToken {
         /// The token.
@@ -113,7 +114,7 @@ pub enum RequestError {
     /// The prompt leaves no room for an answer.
     #[error(
         "the prompt has {tokens} tokens and the context holds {context}, answer included; \
-         shorten it, or raise --ctx-size if the model has more positions"
+         shorten the prompt, or raise --ctx-size if the model has more positions"
     )]
     TooLong {
         /// Tokens of the prompt.
@@ -121,10 +122,10 @@ pub enum RequestError {
         /// Tokens of the context.
         context: usize,
     },
-    /// More pieces than a lane has spans for.
-    #[error("the prompt has {pieces} chunks and a prompt holds {MAX_PIECES}; join some of them")]
+    /// The prompt has more pieces than a lane has spans.
+    #[error("the prompt has {pieces} pieces, and the limit is {MAX_PIECES}; join some of them")]
     TooManyPieces {
-        /// Its pieces.
+        /// Number of pieces.
         pieces: usize,
     },
     /// The sampling settings are out of range.
@@ -133,7 +134,7 @@ pub enum RequestError {
     /// Every lane is busy.
     #[error("all {} lanes are busy; wait for one to finish", crate::device::MAX_LANES)]
     NoLane,
-    /// The memory that is free does not hold prompt and answer.
+    /// There is too little free memory for prompt and answer.
     #[error(
         "{0}; wait for a running request, unpin chunks, lower --max-tokens or raise --kv-memory"
     )]

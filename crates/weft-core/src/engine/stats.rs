@@ -1,4 +1,4 @@
-//! How a lane ended, and what it took.
+//! How a lane ended, with its times and token counts.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,7 +12,7 @@ pub enum FinishReason {
     Stop,
     /// `max_tokens`, or the end of the context.
     Length,
-    /// The caller cancelled.
+    /// The caller cancelled the request.
     Cancelled,
 }
 
@@ -31,20 +31,20 @@ impl fmt::Display for FinishReason {
 pub struct Finished {
     /// Why it ended.
     pub reason: FinishReason,
-    /// What it took.
+    /// Times and token counts.
     pub stats: Stats,
-    /// What its context was made of.
+    /// Where its context came from.
     pub report: Report,
 }
 
-/// What an answer took.
+/// Times and token counts of an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stats {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Those of them whose rows were kept.
+    /// Prompt tokens whose rows were cached.
     pub cached_tokens: usize,
-    /// Tokens generated, an end token included.
+    /// Tokens generated, including an end token.
     pub generated_tokens: usize,
     /// From admission to the first generated token.
     pub first_token: Duration,
@@ -53,7 +53,8 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Tokens per second after the first, which is prefill's; none where there is but one.
+    /// Tokens per second after the first one, which belongs to prefill. `None` if there is only
+    /// one.
     pub fn tokens_per_second(&self) -> Option<f64> {
         let decode = self.total.saturating_sub(self.first_token).as_secs_f64();
         let tokens = self.generated_tokens.saturating_sub(1);

@@ -1,5 +1,5 @@
-//! The engine with chunks, on a small model of random weights: what is exact is compared bit for bit
-//! with a cold run of the same tokens, whatever happened before.
+//! The engine with chunks, on a small model with random weights. Exact results are compared bit for
+//! bit with a cold run of the same tokens, after any history.
 
 mod ahead;
 mod failing;
@@ -55,7 +55,7 @@ fn engine() -> Engine {
     engine_with(80, Tiers::default())
 }
 
-/// `n` tokens of plain text, the same for the same seed.
+/// `n` tokens of plain text from a seed.
 fn tokens(n: usize, seed: u32) -> Vec<u32> {
     (0..n as u32).map(|i| (i * 7 + seed * 31 + (i * i * seed) % 13) % 256).collect()
 }
@@ -107,7 +107,7 @@ fn sampling() -> Sampling {
     }
 }
 
-/// Tokens with their log-probabilities: equal where all logits are.
+/// Tokens with their log-probabilities, which are equal if all logits are.
 fn answer(engine: &mut Engine, request: Request) -> (Vec<Token>, Finished) {
     let mut generation = engine.generate(request).unwrap();
     let tokens = generation.by_ref().map(Result::unwrap).collect();
@@ -146,7 +146,7 @@ fn any_split_of_a_prompt_is_the_unsplit_prompt() {
             let unsplit = Composition::from(whole);
             let first = ask(&mut engine, &split).0;
             prop_assert_eq!(&first, &cold(&unsplit));
-            // The rows that were cut one way serve the prompt cut another way.
+            // Rows that were cut one way serve a prompt that is cut another way.
             let (again, finished) = ask(&mut engine, &unsplit);
             prop_assert_eq!(again, first);
             prop_assert_eq!(finished.stats.cached_tokens, finished.stats.prompt_tokens);
@@ -165,7 +165,7 @@ fn a_second_answer_finds_what_the_first_computed() {
     assert_eq!(again, first);
     assert_eq!(finished.stats.cached_tokens, finished.stats.prompt_tokens);
     assert_eq!(sources(&finished), [Some(Tier::Device); 4]);
-    // Another question: all but it. Another order: the system only.
+    // Another question finds everything else. Another order finds only the system prompt.
     let (other, finished) = ask(&mut engine, &exact(&[1, 2], 2));
     assert_eq!(other, cold(&exact(&[1, 2], 2)));
     assert_eq!(sources(&finished)[..3], [Some(Tier::Device); 3]);
@@ -198,7 +198,7 @@ fn the_next_turn_finds_the_answer() {
         let (tokens, finished) = ask(&mut engine, &prompt);
         assert_eq!(tokens, cold(&prompt));
         assert_eq!(finished.stats.cached_tokens, before);
-        // The last token was never run: its row is not there.
+        // The last token was never run, so it has no row.
         before = prompt.len() + tokens.len() - 1;
         let said: Vec<u32> = tokens.iter().map(|token| token.id).collect();
         prompt.pieces.push(Piece::exact(Kind::Output, said));
@@ -206,7 +206,7 @@ fn the_next_turn_finds_the_answer() {
     }
 }
 
-/// What can happen between two answers.
+/// An event between two answers.
 #[derive(Clone, Debug)]
 enum Happening {
     Ask { documents: Vec<u32>, question: u32, reuse: Reuse, repair: Repair },
@@ -236,8 +236,8 @@ fn happenings() -> impl Strategy<Value = Vec<Happening>> {
 }
 
 /// Warm, cold, evicted and recomputed, from main memory, from disk, after a restart, beside others,
-/// after cancelled neighbours: exact answers have the same bits, and so have approximate ones. Pages
-/// are few, so that nearly everything is evicted now and then.
+/// after cancelled neighbours: exact answers have the same bits, and so do approximate ones. There
+/// are few pages, so that nearly everything is evicted from time to time.
 #[test]
 fn whatever_happened_before_does_not_show() {
     let truths: RefCell<HashMap<String, Vec<Token>>> = RefCell::default();
@@ -307,7 +307,7 @@ fn rows_come_back_from_main_memory_and_from_disk() {
 
     let mut engine = open(10_000_000);
     ask(&mut engine, &prompt);
-    // Not by filling the pages: what has to go first depends on how long computing it took.
+    // Not by filling the pages: which rows are evicted first depends on the time to compute them.
     engine.demote(Tier::Ram);
     let (said, finished) = ask(&mut engine, &prompt);
     assert_eq!(said, truth);
@@ -384,7 +384,7 @@ fn pinned_rows_stay() {
     engine.cache.pin(&id, true).unwrap();
     (10..16).for_each(|seed| drop(ask(&mut engine, &exact(&[seed, seed + 1], 1))));
     let kept = |engine: &Engine| engine.preview(&prompt).pieces[1].source;
-    // What it attended to may be gone; its own rows are not.
+    // Its context may be evicted; its own rows are not.
     assert_eq!(kept(&engine), Some(Tier::Device));
     engine.cache.pin(&id, false).unwrap();
     (20..26).for_each(|seed| drop(ask(&mut engine, &exact(&[seed, seed + 1], 1))));
@@ -436,7 +436,8 @@ fn repairs_bring_an_answer_nearer_and_change_nothing_that_is_kept() {
             (found.divergence, found.mean_difference)
         };
         let plain = divergence(Repair::None);
-        // Everything computed again is the plain prompt, but for the rounding of rotated keys.
+        // If everything is recomputed, the result is the plain prompt's, up to the rounding of
+        // rotated keys.
         let all = divergence(Repair::Blend(1.0));
         assert!(all.0 < plain.0 * 0.1, "{reuse}: {all:?} against {plain:?}");
         let some = divergence(Repair::Blend(0.5));

@@ -1,7 +1,8 @@
-//! How far an answer over chunks is from one over the plain prompt.
+//! Compares an answer over chunks with one over the plain prompt.
 //!
-//! The answer's tokens are given to both: to the composition as it was used, and to the same tokens
-//! computed cold, each attending to all before it. What differs is the distribution of each next token.
+//! The answer's tokens are run twice: after the composition as it was used, and after the same
+//! tokens computed from scratch, each attending to everything before it. The distributions of each
+//! next token are compared.
 
 use std::sync::mpsc;
 
@@ -11,30 +12,30 @@ use super::{Cancel, Engine, GenerateError, LaneId, Request, RequestError};
 use crate::chunk::{Composition, Kind, Piece};
 use crate::sampling::Sampling;
 
-/// How an answer compares with the plain prompt's.
+/// The comparison of an answer with the plain prompt's.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Verification {
     /// Tokens of the answer.
     pub tokens: usize,
-    /// Those that the plain prompt's most likely token differs from the composition's.
+    /// Tokens for which the most likely token differs.
     pub differing: usize,
     /// Mean |Δ log-probability| of the answer's tokens.
     pub mean_difference: f64,
-    /// The largest.
+    /// The largest of these differences.
     pub max_difference: f64,
-    /// Those that any bit of any logit differs for.
+    /// Tokens for which any bit of any logit differs.
     pub changed: usize,
     /// Mean Kullback-Leibler divergence of the composition from the plain prompt, in nats.
     pub divergence: f64,
 }
 
 impl Verification {
-    /// Whether no bit of any logit differed.
+    /// Whether all logits are equal bit for bit.
     pub fn is_exact(&self) -> bool {
         self.changed == 0
     }
 
-    /// Compares rows of logits, each of which a token of the answer was drawn from.
+    /// Compares the logits from which each token of the answer was drawn.
     pub fn of(answer: &[u32], ours: &[Vec<f32>], cold: &[Vec<f32>]) -> Self {
         assert!(ours.len() == answer.len() && cold.len() == answer.len(), "a row for each token");
         let mut total = Self { tokens: answer.len(), ..Self::default() };
@@ -59,7 +60,7 @@ impl Verification {
 }
 
 impl Engine {
-    /// Reruns an answer cold and compares. Nothing of either run is kept.
+    /// Runs an answer again without the cache, and compares. Neither run adds to the cache.
     pub fn verify(
         &mut self,
         prompt: &Composition,
@@ -70,8 +71,8 @@ impl Engine {
         Ok(Verification::of(answer, &ours, &cold))
     }
 
-    /// The logits that each token of an answer was drawn from. The query and what follows is always
-    /// computed; what stands before it may be kept rows.
+    /// The logits from which each token of an answer was drawn. The query and everything after it
+    /// is always computed; the rows before it may be cached.
     pub fn score(
         &mut self,
         prompt: &Composition,
@@ -86,7 +87,7 @@ impl Engine {
         Ok(rows.into_iter().collect())
     }
 
-    /// Admits a lane that sends the logits which each token of an answer was drawn from, in order.
+    /// Admits a lane that sends the logits from which each token of an answer was drawn, in order.
     pub fn add_score(
         &mut self,
         prompt: &Composition,
@@ -97,7 +98,7 @@ impl Engine {
         let mut whole = prompt.clone().answered();
         let n_prompt = whole.len();
         let n_query = whole.pieces.last().map_or(0, |piece| piece.tokens.len());
-        // The last token is drawn and never run: an answer may end where the context does.
+        // The last token is drawn but never run: an answer may end at the end of the context.
         let run = answer.split_last().map_or(answer, |(_, run)| run);
         if !run.is_empty() {
             whole.pieces.push(Piece::exact(Kind::Output, run.to_vec()));

@@ -1,8 +1,8 @@
-//! The environment that the hub's own tools read.
+//! The environment variables of the hub's own tools.
 //!
-//! Owns the meaning of `HF_HUB_CACHE`, `HF_HOME`, `XDG_CACHE_HOME`, `HF_ENDPOINT`, `HF_TOKEN` and
-//! `HF_HUB_OFFLINE`. All of it comes through one look-up function, so that tests need not touch the
-//! process environment; nothing else in weft reads these variables.
+//! It interprets `HF_HUB_CACHE`, `HF_HOME`, `XDG_CACHE_HOME`, `HF_ENDPOINT`, `HF_TOKEN` and
+//! `HF_HUB_OFFLINE`. All values come through one look-up function, so that tests need not change
+//! the process environment. Nothing else in weft reads these variables.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,16 +12,16 @@ use super::HubError;
 
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 
-/// Where the hub and its cache are, and how to speak to it.
+/// Addresses of the hub and of its cache, and how to access them.
 #[derive(Debug, Clone)]
 pub struct HubEnv {
     /// The folder that holds the `models--org--name` folders.
     pub cache: PathBuf,
-    /// The hub's address, without a slash at its end.
+    /// The hub's URL, without a trailing slash.
     pub endpoint: String,
     /// The user's access token.
     pub token: Option<Token>,
-    /// Whether the network must not be touched.
+    /// Whether network access is forbidden.
     pub offline: bool,
 }
 
@@ -30,14 +30,14 @@ pub struct HubEnv {
 pub struct Token(String);
 
 impl Token {
-    /// Checks a token's form: visible ASCII characters only, so that it cannot break out of a
+    /// Checks a token: visible ASCII characters only, so that it cannot break out of an HTTP
     /// header.
     pub fn new(text: &str) -> Option<Self> {
         let is_valid = !text.is_empty() && text.bytes().all(|b| b.is_ascii_graphic());
         is_valid.then(|| Token(text.to_owned()))
     }
 
-    /// The secret itself, for the header of a request.
+    /// The secret, for the header of a request.
     pub fn reveal(&self) -> &str {
         &self.0
     }
@@ -53,16 +53,16 @@ impl HubEnv {
     /// Reads the process environment.
     ///
     /// # Errors
-    /// When no place for the cache can be found, or a value cannot be used.
+    /// If there is no folder for the cache, or a value is invalid.
     pub fn from_env() -> Result<Self, HubError> {
         HubEnv::from_lookup(|name| std::env::var_os(name))
     }
 
-    /// Reads an environment given as a function from a variable's name to its value. An empty value
-    /// counts as unset.
+    /// Reads an environment, given as a function from a variable's name to its value. An empty
+    /// value counts as unset.
     ///
     /// # Errors
-    /// When no place for the cache can be found, or a value cannot be used.
+    /// If there is no folder for the cache, or a value is invalid.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, HubError> {
         let value = |name: &str| lookup(name).filter(|value| !value.is_empty());
         let text = |name: &str| value(name).map(|v| v.to_string_lossy().into_owned());
@@ -88,7 +88,7 @@ impl HubEnv {
     }
 }
 
-/// The shell leaves a `~` alone in `HF_HOME="~/x"`; the hub's own tools expand it, so this does too.
+/// The shell does not expand `~` in `HF_HOME="~/x"`. The hub's own tools do, and so does weft.
 fn expand_home(path: PathBuf, user_home: Option<&Path>) -> PathBuf {
     match (path.strip_prefix("~"), user_home) {
         (Ok(rest), Some(home)) => home.join(rest),
@@ -96,7 +96,7 @@ fn expand_home(path: PathBuf, user_home: Option<&Path>) -> PathBuf {
     }
 }
 
-/// The values that `huggingface_hub` takes for true.
+/// The values that `huggingface_hub` reads as true.
 fn is_true(value: &str) -> bool {
     ["1", "on", "yes", "true"].contains(&value.to_ascii_lowercase().as_str())
 }
@@ -120,7 +120,7 @@ fn token_from_file(hf_home: Option<&Path>) -> Result<Option<Token>, HubError> {
     match fs::read_to_string(&path) {
         Ok(text) if text.trim().is_empty() => Ok(None),
         Ok(text) => read_token(&text, &path.display().to_string()).map(Some),
-        // No file is the common case; one that cannot be read must not keep public models away.
+        // Usually there is no file. An unreadable one must not block access to public models.
         Err(_) => Ok(None),
     }
 }

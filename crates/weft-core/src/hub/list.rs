@@ -1,8 +1,7 @@
-//! What the cache holds.
+//! Lists the cached models.
 //!
-//! Owns the walk over the cache that `weft list` shows: models, their revisions, their size with
-//! each blob counted once. It reads folders only, changes nothing, and leaves out what is not a
-//! model of the hub's layout.
+//! It walks the cache for `weft list`: models, their revisions, and their sizes with each blob
+//! counted once. It changes nothing, and ignores everything outside the hub's layout.
 
 use std::collections::HashSet;
 use std::fs;
@@ -19,10 +18,10 @@ pub struct CachedModel {
     pub id: String,
     /// Its snapshots, by commit.
     pub revisions: Vec<CachedRevision>,
-    /// What the whole repository takes on disk, blobs shared by revisions counted once,
-    /// unfinished downloads included.
+    /// Bytes of the whole repository on disk. Blobs shared by revisions count once; unfinished
+    /// downloads count too.
     pub size_bytes: u64,
-    /// When a file of it last changed.
+    /// When one of its files last changed.
     pub last_modified: Option<SystemTime>,
 }
 
@@ -35,17 +34,17 @@ pub struct CachedRevision {
     pub refs: Vec<String>,
     /// The size of its files, each blob counted once.
     pub size_bytes: u64,
-    /// When a file of it last changed.
+    /// When one of its files last changed.
     pub last_modified: Option<SystemTime>,
-    /// What keeps the snapshot from being run: names of missing files, or an index that cannot be
-    /// read. Empty for a complete one.
+    /// Why the snapshot cannot run: missing files, or an index that cannot be read. Empty if the
+    /// snapshot is complete.
     pub missing: Vec<String>,
 }
 
-/// Lists the models in the cache, sorted by name. A cache that does not exist has none.
+/// Lists the models in the cache, sorted by name. If the cache does not exist, the list is empty.
 ///
 /// # Errors
-/// When the cache's folder cannot be read.
+/// If the cache's folder cannot be read.
 pub fn list(env: &HubEnv) -> Result<Vec<CachedModel>, HubError> {
     let entries = match fs::read_dir(&env.cache) {
         Ok(entries) => entries,
@@ -113,7 +112,7 @@ pub(super) fn read_refs(refs: &Path) -> Vec<(String, String)> {
     found
 }
 
-/// Files seen, so that a blob that several links lead to counts once.
+/// The files seen up to now, so that a blob with several links counts once.
 #[derive(Default)]
 struct FileSet {
     seen: HashSet<PathBuf>,
@@ -136,8 +135,8 @@ impl FileSet {
     }
 }
 
-/// Calls `visit` for every entry that is no folder. A link is an entry: a link to a folder is not
-/// entered, so the walk ends.
+/// Calls `visit` for every entry that is not a folder. Links are entries too and are not followed,
+/// so the walk ends.
 fn walk(folder: &Path, visit: &mut dyn FnMut(&Path)) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         match entry.file_type() {

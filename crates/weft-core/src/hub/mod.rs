@@ -1,9 +1,9 @@
 //! Model references and the Hugging Face cache layout.
 //!
-//! Owns how a user names a model (a folder, or `org/name[@revision]`), where the hub cache lies,
-//! and how a cached repository is read: `models--org--name/{refs,snapshots,blobs}`, the layout that
-//! `huggingface_hub` and `hf-hub` write, so that there is never a second store. It knows nothing of
-//! the network: a model that is not there is an error that says how to get it.
+//! A user names a model by a folder, or by `org/name[@revision]`. This module finds the hub cache
+//! and reads cached repositories, `models--org--name/{refs,snapshots,blobs}`: the layout that
+//! `huggingface_hub` and `hf-hub` write, so that weft needs no second store. It has no network
+//! access. If a model is missing, the error says how to get it.
 
 mod env;
 mod list;
@@ -23,15 +23,15 @@ pub use env::{HubEnv, Token};
 pub use list::{CachedModel, CachedRevision, list};
 pub use reference::{ModelRef, RepoRef};
 
-/// The file that every model folder has.
+/// The file that every model folder contains.
 pub const CONFIG_FILE: &str = "config.json";
 
 /// Hex digits of a full commit sha.
 const SHA_LEN: usize = 40;
-/// Fewer digits than git's own abbreviation are too likely to be a branch name.
+/// A shorter prefix than git's abbreviation is probably a branch name.
 const MIN_SHA_PREFIX: usize = 7;
 
-/// What can be wrong with a model reference, the cache, or its environment.
+/// Errors of a model reference, the cache, or its environment.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
     /// The text is neither a folder nor `org/name`.
@@ -40,32 +40,32 @@ pub enum HubError {
          `Qwen/Qwen3-0.6B` ({reason})"
     )]
     InvalidReference {
-        /// What the user wrote.
+        /// The user's text.
         text: String,
-        /// The rule that it breaks.
+        /// The rule that the text breaks.
         reason: &'static str,
     },
     /// The part after `@` is not a branch, tag or commit name.
     #[error("{text:?} is not a revision: {reason}; expected a branch, a tag or a commit sha")]
     InvalidRevision {
-        /// What stood after the `@`.
+        /// The text after the `@`.
         text: String,
-        /// The rule that it breaks.
+        /// The rule that the text breaks.
         reason: &'static str,
     },
-    /// The text is a path, and no folder is there.
+    /// The text is a path, and there is no folder.
     #[error("no such model folder: {path:?}; check the path, or name a model as `org/name`")]
     FolderNotFound {
         /// The path as given.
         path: PathBuf,
     },
-    /// The path leads to a file.
+    /// The path is a file.
     #[error("{path:?} is a file; name the folder that holds config.json and *.safetensors")]
     NotAFolder {
         /// The path as given.
         path: PathBuf,
     },
-    /// The cache has nothing of this repository.
+    /// The repository is not in the cache.
     #[error("{repo} is not in the hub cache: looked for {looked_for:?}; run `weft pull {pull}`")]
     NotCached {
         /// `org/name`.
@@ -75,7 +75,7 @@ pub enum HubError {
         /// The argument that `weft pull` needs.
         pull: String,
     },
-    /// The cache has the repository at other revisions only.
+    /// The repository is in the cache, but at other revisions.
     #[error(
         "{repo} is in the hub cache, but not at revision {revision:?}: looked in {looked_in:?}, \
          which has {}; run `weft pull {pull}`",
@@ -84,29 +84,29 @@ pub enum HubError {
     RevisionNotCached {
         /// `org/name`.
         repo: String,
-        /// The revision that was asked for.
+        /// The requested revision.
         revision: String,
         /// The repository's folder in the cache.
         looked_in: PathBuf,
-        /// The revisions that are there: refs, then commits.
+        /// The cached revisions: refs, then commits.
         known: Vec<String>,
         /// The argument that `weft pull` needs.
         pull: String,
     },
-    /// A shortened commit sha fits several snapshots.
+    /// An abbreviated commit sha matches several snapshots.
     #[error(
-        "revision {revision:?} of {repo} fits {} cached commits ({}); write more digits",
+        "revision {revision:?} of {repo} matches {} cached commits ({}); write more digits",
         candidates.len(), candidates.join(", ")
     )]
     AmbiguousRevision {
         /// `org/name`.
         repo: String,
-        /// The digits that were given.
+        /// The given digits.
         revision: String,
-        /// All commits that begin with them.
+        /// All commits that start with them.
         candidates: Vec<String>,
     },
-    /// The snapshot lacks files that a model cannot do without.
+    /// The snapshot lacks required files.
     #[error(
         "{repo} is incomplete: {snapshot:?} lacks {}; run `weft pull {pull}` to fetch the rest",
         missing.join(", ")
@@ -116,17 +116,17 @@ pub enum HubError {
         repo: String,
         /// The snapshot folder.
         snapshot: PathBuf,
-        /// The files that are not there.
+        /// The missing files.
         missing: Vec<String>,
         /// The argument that `weft pull` needs.
         pull: String,
     },
-    /// A ref file holds something else than a commit.
+    /// A ref file does not contain a commit.
     #[error("{path:?} holds {text:?}, not a commit sha of 40 hex digits; run `weft pull {pull}`")]
     BadRef {
         /// The ref file.
         path: PathBuf,
-        /// What it holds.
+        /// Its content.
         text: String,
         /// The argument that `weft pull` needs.
         pull: String,
@@ -136,20 +136,20 @@ pub enum HubError {
     BadIndex {
         /// The index file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why it cannot be used.
         reason: String,
     },
-    /// Nothing in the environment says where the cache is.
-    #[error("no place for the hub cache: set HF_HOME or HF_HUB_CACHE (HOME is not set either)")]
+    /// No environment variable says where the cache is.
+    #[error("no folder for the hub cache: set HF_HOME or HF_HUB_CACHE (HOME is not set either)")]
     NoHome,
-    /// `HF_ENDPOINT` is no web address.
+    /// `HF_ENDPOINT` is not a URL.
     #[error("HF_ENDPOINT is {value:?}; expected http://host or https://host[/path]")]
     BadEndpoint {
         /// The value as given.
         value: String,
     },
     /// The token cannot be sent.
-    #[error("the token from {source_name} has characters that no token has; set it again")]
+    #[error("the token from {source_name} has invalid characters; set it again")]
     BadToken {
         /// Where the token came from; its value is never shown.
         source_name: String,
@@ -159,7 +159,7 @@ pub enum HubError {
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -174,10 +174,10 @@ fn list_or_none(names: &[String]) -> String {
     if names.is_empty() { "no revision".to_owned() } else { names.join(", ") }
 }
 
-/// Finds the folder of a model: a folder as it is, a repository through its cached snapshot.
+/// Finds the folder of a model: the folder itself, or a repository's cached snapshot.
 ///
 /// # Errors
-/// When the repository or the revision is not cached, or the snapshot lacks files.
+/// If the repository or the revision is not cached, or the snapshot lacks files.
 pub fn resolve(reference: &ModelRef, env: &HubEnv) -> Result<PathBuf, HubError> {
     let repo = match reference {
         ModelRef::Folder(path) => return Ok(path.clone()),
@@ -200,7 +200,7 @@ pub fn resolve(reference: &ModelRef, env: &HubEnv) -> Result<PathBuf, HubError> 
     }
 }
 
-/// A ref wins over a commit of the same name, as in git and `huggingface_hub`.
+/// A ref takes precedence over a commit of the same name, as in git and `huggingface_hub`.
 fn find_snapshot(repo: &RepoRef, folder: &Path) -> Result<PathBuf, HubError> {
     let snapshots = folder.join("snapshots");
     let ref_path = folder.join("refs").join(repo.revision());
@@ -229,7 +229,7 @@ fn read_ref(path: &Path, repo: &RepoRef) -> Result<String, HubError> {
     }
 }
 
-/// The head of a file that should hold no more than a sha, trimmed.
+/// Reads the start of a file that should contain only a sha, and trims it.
 fn read_short(path: &Path) -> io::Result<String> {
     let mut head = Vec::new();
     fs::File::open(path)?.take(128).read_to_end(&mut head)?;
@@ -255,7 +255,7 @@ fn sha_by_prefix(repo: &RepoRef, snapshots: &Path) -> Result<Option<String>, Hub
     Ok(fits.pop())
 }
 
-/// The commits that have a snapshot folder, sorted; none where the folder cannot be read.
+/// The commits that have a snapshot folder, sorted. Empty if the folder cannot be read.
 fn snapshot_shas(snapshots: &Path) -> Vec<String> {
     let mut shas: Vec<String> = fs::read_dir(snapshots)
         .into_iter()
@@ -267,7 +267,7 @@ fn snapshot_shas(snapshots: &Path) -> Vec<String> {
     shas
 }
 
-/// The names under which a snapshot is there: refs that lead to one, then commits.
+/// The names of the cached snapshots: refs that point to one, then commits.
 fn known_revisions(folder: &Path) -> Vec<String> {
     let shas = snapshot_shas(&folder.join("snapshots"));
     let mut known: Vec<String> = list::read_refs(&folder.join("refs"))
@@ -283,11 +283,11 @@ pub fn is_commit_sha(text: &str) -> bool {
     text.len() == SHA_LEN && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// The files a model cannot do without that a folder lacks: `config.json`, and the weights, which
-/// are the shards of the index where there is one. A link to a blob that is gone counts as lacking.
+/// The required files that a folder lacks: `config.json` and the weights. If there is an index, the
+/// weights are its shards. A link to a deleted blob counts as missing.
 ///
 /// # Errors
-/// When the index is there but cannot be used.
+/// If there is an index and it cannot be used.
 pub fn missing_files(folder: &Path) -> Result<Vec<String>, HubError> {
     let mut missing = Vec::new();
     if !folder.join(CONFIG_FILE).is_file() {
@@ -306,7 +306,7 @@ pub fn missing_files(folder: &Path) -> Result<Vec<String>, HubError> {
 /// The weight files that an index names.
 ///
 /// # Errors
-/// When the file cannot be read, is no index, or names a file outside of its folder.
+/// If the file cannot be read, is not an index, or names a file outside its folder.
 pub fn shards_of_index(path: &Path) -> Result<Vec<String>, HubError> {
     weights::shards_of_index(path)
         .map_err(|error| HubError::BadIndex { path: path.to_owned(), reason: error.to_string() })

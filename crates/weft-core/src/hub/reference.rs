@@ -1,26 +1,26 @@
-//! How a user names a model.
+//! Parses the name of a model.
 //!
-//! Owns the parsing and the rules of names: those of the hub, read strictly, because a name becomes
-//! a path in the cache and a part of a URL. It knows nothing of what the cache holds.
+//! It applies the hub's rules for names strictly, because a name becomes a path in the cache and a
+//! part of a URL. It does not read the cache.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use super::{HubEnv, HubError};
 
-/// The branch that is meant where no revision is named.
+/// The branch if no revision is named.
 const DEFAULT_REVISION: &str = "main";
 /// The hub's limit for an organisation's and for a model's name.
 const MAX_NAME_LEN: usize = 96;
-/// Longer ones do not fit a file name on common systems.
+/// Longer names do not fit a file name on common systems.
 const MAX_REVISION_LEN: usize = 200;
 
-/// A model as a user names it.
+/// A model reference from a user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelRef {
-    /// A folder that exists.
+    /// An existing folder.
     Folder(PathBuf),
-    /// A repository of the hub.
+    /// A repository on the hub.
     Repo(RepoRef),
 }
 
@@ -33,10 +33,10 @@ pub struct RepoRef {
 }
 
 impl ModelRef {
-    /// Reads a reference. A folder that exists wins over a repository of the same name.
+    /// Parses a reference. An existing folder takes precedence over a repository of the same name.
     ///
     /// # Errors
-    /// When the text is neither a folder nor a valid `org/name[@revision]`.
+    /// If the text is neither a folder nor a valid `org/name[@revision]`.
     pub fn parse(text: &str) -> Result<Self, HubError> {
         let path = Path::new(text);
         if !text.is_empty() && path.is_dir() {
@@ -52,7 +52,7 @@ impl ModelRef {
     }
 }
 
-/// No repository can look like this, so the user meant a folder.
+/// Whether the user meant a folder: a repository name cannot look like this.
 fn looks_like_path(text: &str) -> bool {
     let id = text.split('@').next().unwrap_or_default();
     text.starts_with(['/', '.', '~']) || id.contains('\\') || id.matches('/').count() > 1
@@ -68,10 +68,10 @@ impl fmt::Display for ModelRef {
 }
 
 impl RepoRef {
-    /// Reads `org/name[@revision]`, never as a folder.
+    /// Parses `org/name[@revision]`, never as a folder.
     ///
     /// # Errors
-    /// When a part is missing or breaks the hub's rules for names.
+    /// If a part is missing or breaks the hub's rules for names.
     pub fn parse(text: &str) -> Result<Self, HubError> {
         let invalid = |reason| HubError::InvalidReference { text: text.to_owned(), reason };
         let (id, revision) = match text.split_once('@') {
@@ -92,7 +92,7 @@ impl RepoRef {
         Ok(RepoRef { org: org.to_owned(), name: name.to_owned(), revision: revision.to_owned() })
     }
 
-    /// Reads the name of a repository's folder in the cache, `models--org--name`.
+    /// Parses the name of a repository's folder in the cache, `models--org--name`.
     pub(super) fn from_cache_folder(folder_name: &str) -> Option<Self> {
         let (org, name) = folder_name.strip_prefix("models--")?.split_once("--")?;
         RepoRef::parse(&format!("{org}/{name}")).ok()
@@ -103,7 +103,7 @@ impl RepoRef {
         format!("{}/{}", self.org, self.name)
     }
 
-    /// The branch, tag or commit; `main` where none was named.
+    /// The branch, tag or commit; `main` by default.
     pub fn revision(&self) -> &str {
         &self.revision
     }
@@ -119,7 +119,7 @@ impl RepoRef {
     }
 }
 
-/// As a user would write it: without `@main`.
+/// The short form: without `@main`.
 impl fmt::Display for RepoRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.org, self.name)?;
@@ -138,7 +138,7 @@ fn check_name(part: &str) -> Result<(), &'static str> {
         return Err("a name has only ASCII letters, digits, `-`, `_` and `.`");
     }
     if part.starts_with(['-', '.']) || part.ends_with(['-', '.']) {
-        return Err("a name cannot begin or end with `-` or `.`");
+        return Err("a name cannot start or end with `-` or `.`");
     }
     if part.contains("--") || part.contains("..") {
         return Err("a name cannot contain `--` or `..`");
@@ -146,7 +146,7 @@ fn check_name(part: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// git's rules for refs, cut down to what is also safe as a path below `refs/`.
+/// git's rules for refs, restricted to names that are also safe as a path below `refs/`.
 fn check_revision(revision: &str) -> Result<(), &'static str> {
     if revision.is_empty() {
         return Err("it is empty");
@@ -159,11 +159,11 @@ fn check_revision(revision: &str) -> Result<(), &'static str> {
         return Err("only ASCII letters, digits, `-`, `_`, `.`, `+` and `/` are allowed");
     }
     if revision.starts_with('-') {
-        return Err("it cannot begin with `-`");
+        return Err("it cannot start with `-`");
     }
     for part in revision.split('/') {
         if part.is_empty() || part.starts_with('.') || part.ends_with('.') || part.contains("..") {
-            return Err("a part between slashes is empty, or has a `.` where none may be");
+            return Err("a part between slashes is empty, or has a misplaced `.`");
         }
     }
     Ok(())

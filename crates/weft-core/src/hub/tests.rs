@@ -45,7 +45,7 @@ impl Cache {
         fs::write(path, sha).unwrap();
     }
 
-    /// A blob, and a relative link to it as the hub's tools make it.
+    /// A blob, and a relative link to it, as the hub's tools write them.
     fn add_file(&self, id: &str, sha: &str, name: &str, etag: &str, content: &[u8]) {
         let blobs = self.repo(id).join("blobs");
         let snapshot = self.repo(id).join("snapshots").join(sha);
@@ -168,7 +168,7 @@ fn revision_that_breaks_a_rule() {
 }
 
 proptest! {
-    /// Whatever is accepted stays inside the cache, and is read back from its folder's name.
+    /// Every accepted reference stays inside the cache, and can be parsed from its folder's name.
     #[test]
     fn reference_stays_inside_the_cache(text in "[-a-zA-Z0-9._/@\\\\: ~]{0,40}") {
         if let Ok(repo) = RepoRef::parse(&text) {

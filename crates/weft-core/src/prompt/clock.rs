@@ -1,18 +1,17 @@
-//! The function `strftime_now` of chat templates, in UTC.
+//! The template function `strftime_now`, in UTC.
 //!
-//! Owns the calendar and the format codes. Python uses the machine's time zone; prompts here do
-//! not depend on it.
+//! Python uses the machine's time zone; here, prompts do not depend on it.
 
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 const MONTHS: &str =
     "January February March April May June July August September October November December";
-/// From the day of the week that 1970-01-01 was.
+/// The days of the week, starting with that of 1970-01-01.
 const DAYS: &str = "Thursday Friday Saturday Sunday Monday Tuesday Wednesday";
 
-/// `time` as `format` says, with the codes of C's `strftime` that have a fixed meaning in every
-/// locale. Others stay as they are.
+/// Formats `time`. It supports the codes of C's `strftime` that mean the same in every locale, and
+/// leaves others unchanged.
 pub(super) fn strftime(time: SystemTime, format: &str) -> String {
     let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let (days, second) = (seconds / 86_400, seconds % 86_400);
@@ -66,7 +65,7 @@ pub(super) fn strftime(time: SystemTime, format: &str) -> String {
     text
 }
 
-/// Year, month, day and day of the year (all from 1) of a day counted from 1970-01-01.
+/// Year, month, day and day of the year (all from 1), for a day counted from 1970-01-01.
 fn civil(mut days: u64) -> (u64, u64, u64, u64) {
     let every = |year: u64, years| year.is_multiple_of(years);
     let is_leap = |year| every(year, 4) && (!every(year, 100) || every(year, 400));

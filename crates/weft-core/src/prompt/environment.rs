@@ -1,7 +1,7 @@
-//! The Jinja environment of chat templates, set up as transformers does.
+//! The Jinja environment of chat templates, set up like that of transformers.
 //!
-//! Owns filters, functions and limits, and the [`Session`] that one rendering shares with them. It
-//! knows nothing of conversations.
+//! It defines filters, functions and limits, and the [`Session`] that they share during one
+//! rendering.
 
 use std::borrow::Cow;
 use std::error::Error as _;
@@ -18,7 +18,7 @@ use minijinja::{
 use super::marks::{self, Marks};
 use super::{PromptError, clock, json, methods};
 
-/// Instructions that a template may run. Those of models run a few hundred per message.
+/// Instructions that a template may execute. Real templates need a few hundred per message.
 pub(super) const MAX_FUEL: u64 = 5_000_000;
 /// Columns that a template may indent or pad to.
 const MAX_WIDTH: usize = 1000;
@@ -27,13 +27,13 @@ pub(super) const NAME: &str = "chat_template";
 /// The variable that holds the session. No template can write a name with a space.
 pub(super) const SESSION: &str = "the session";
 
-/// What filters and methods need to know of the rendering they run in.
+/// The state of one rendering, for filters and methods.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) marks: Option<Marks>,
-    /// The same for all renderings of a conversation, whose texts are compared.
+    /// The same for all renderings of a conversation, because their texts are compared.
     pub(super) now: SystemTime,
-    /// Bytes that string methods and `{{ }}` have touched, and how many they may.
+    /// Bytes that string methods and `{{ }}` have processed, and the limit.
     pub(super) work_bytes: AtomicUsize,
     pub(super) max_work_bytes: usize,
 }
@@ -45,7 +45,7 @@ impl Object for Session {
 }
 
 impl Session {
-    /// Counts work that fuel does not see.
+    /// Counts work that the interpreter's fuel does not cover.
     pub(super) fn spend(&self, bytes: usize) -> Result<(), Error> {
         let before = self.work_bytes.fetch_add(bytes, Ordering::Relaxed);
         if before.saturating_add(bytes) <= self.max_work_bytes {
@@ -67,7 +67,7 @@ pub(super) fn session(state: &State<'_, '_>) -> Result<Arc<Session>, Error> {
     session.ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "there is no session"))
 }
 
-/// Errors of this module on their way through the interpreter.
+/// An error of this module, wrapped in an error of the interpreter.
 #[derive(Debug, thiserror::Error)]
 enum Cause {
     #[error("{0}")]
@@ -81,7 +81,7 @@ pub(super) fn environment(source: String) -> Result<Environment<'static>, Error>
     let mut env = Environment::new();
     env.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     env.set_auto_escape_callback(|_| AutoEscape::None);
-    // Debug information would copy the conversation into errors.
+    // Debug information would copy the conversation into error messages.
     env.set_debug(false);
     env.set_fuel(Some(MAX_FUEL));
     env.set_unknown_method_callback(methods::call);
@@ -114,7 +114,7 @@ pub(super) fn environment(source: String) -> Result<Environment<'static>, Error>
     for name in ["upper", "lower", "capitalize", "replace", "split"] {
         env.add_filter(name, methods::filter(name));
     }
-    // As Python sees it, `none` has no items, and strings and dicts are sequences too.
+    // As in Python: `none` has no items, and strings and dicts are sequences too.
     env.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
     env.add_test("sequence", |value: &Value| !value.is_none() && value.try_iter().is_ok());
     env.add_template_owned(NAME, source)?;
@@ -165,14 +165,14 @@ pub(super) fn check_format(format: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Says what went wrong in this module's words.
+/// Converts an error of the interpreter into one of this module.
 pub(super) fn explain(error: &Error) -> PromptError {
     let mut source = error.source();
     while let Some(cause) = source {
         match cause.downcast_ref() {
             Some(Cause::Raised(message)) => return PromptError::Raised(message.clone()),
             Some(&Cause::Worked(limit)) => {
-                let what = "the number of bytes that the chat template works on";
+                let what = "the number of bytes that the chat template processes";
                 return PromptError::Limit { what, limit };
             }
             None => {}

@@ -1,7 +1,6 @@
-//! The chat template in a model's folder.
+//! Finds the chat template in a model's folder.
 //!
-//! Owns which files are read, how far, and which of several templates is taken. It knows nothing
-//! of the template language.
+//! It decides which files are read, up to which size, and which of several templates is taken.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -11,12 +10,12 @@ use serde::Deserialize;
 use super::{PromptError, Template};
 use crate::files::read_capped;
 
-/// The largest `chat_template.jinja` that is read: 1 MB (real ones have up to 20 kB).
+/// Maximum size of `chat_template.jinja`: 1 MB (real ones have up to 20 kB).
 const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
-/// The largest `tokenizer_config.json` that is read: 16 MB.
+/// Maximum size of `tokenizer_config.json`: 16 MB.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
-/// The fields of `tokenizer_config.json` that matter here.
+/// The fields of `tokenizer_config.json` that weft reads.
 #[derive(Debug, Default, Deserialize)]
 struct Config {
     chat_template: Option<Templates>,
@@ -57,7 +56,8 @@ impl Token {
 
 impl Template {
     /// The template of the model in `folder`: `chat_template.jinja`, else `chat_template` in
-    /// `tokenizer_config.json` (of several the one named `default`). `None` where there is none.
+    /// `tokenizer_config.json` (the one named `default`, if there are several). `None` if there is
+    /// neither.
     pub fn from_folder(folder: &Path) -> Result<Option<Self>, PromptError> {
         let path = folder.join("tokenizer_config.json");
         let malformed = |reason: String| PromptError::Malformed { path: path.clone(), reason };
@@ -90,7 +90,7 @@ impl Template {
     }
 }
 
-/// The bytes of a file that may be missing.
+/// The bytes of a file; `None` if it does not exist.
 fn read(path: &Path, what: &'static str, limit: u64) -> Result<Option<Vec<u8>>, PromptError> {
     match read_capped(path, limit) {
         Ok(Some(bytes)) => Ok(Some(bytes)),

@@ -1,8 +1,8 @@
-//! The filter `tojson` as transformers defines it: Python's `json.dumps` with
-//! `ensure_ascii=False`, keys in their order, nothing escaped for HTML.
+//! The filter `tojson` as transformers defines it: Python's `json.dumps` with `ensure_ascii=False`,
+//! keys in their order, nothing escaped for HTML.
 //!
-//! Owns the JSON text of a value. What holds content becomes content as a whole: quotes and braces
-//! around a user's string are data too. It knows nothing of templates.
+//! If a value contains content of the conversation, its whole JSON becomes content: the quotes and
+//! braces around a user's string are data too.
 
 use minijinja::value::{DynObject, Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
@@ -12,7 +12,7 @@ use super::environment::check_width;
 use super::marks::{Marks, plain};
 use super::values;
 
-/// Deeper values are refused, for each level takes stack.
+/// Deeper values are refused, because each level uses stack.
 const MAX_DEPTH: usize = 200;
 
 struct Writer {
@@ -25,7 +25,7 @@ struct Writer {
     ensure_ascii: bool,
 }
 
-/// The JSON of `value`, between marks if anything in it is.
+/// The JSON of `value`, between marks if anything in it is marked.
 pub(super) fn to_json(
     marks: Option<Marks>,
     value: &Value,
@@ -64,7 +64,7 @@ impl Writer {
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         let refuse = |why: String| Err(Error::new(ErrorKind::BadSerialization, why));
         if depth > MAX_DEPTH {
-            return refuse(format!("tojson takes at most {MAX_DEPTH} levels of nesting"));
+            return refuse(format!("tojson supports at most {MAX_DEPTH} levels of nesting"));
         }
         match value.kind() {
             ValueKind::None => self.json.push_str("null"),
@@ -121,7 +121,7 @@ impl Writer {
         }
     }
 
-    /// Python writes numbers, booleans and `None` as keys by their JSON.
+    /// Python writes keys that are numbers, booleans or `None` as their JSON.
     fn key(&mut self, key: &Value) -> Result<(), Error> {
         match key.as_str() {
             Some(key) => self.string(key),
@@ -154,7 +154,7 @@ impl Writer {
     }
 }
 
-/// A float as Python's `repr` writes it.
+/// Formats a float like Python's `repr`.
 fn float(number: f64) -> String {
     if number.is_nan() {
         return "NaN".to_owned();

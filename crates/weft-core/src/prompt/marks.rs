@@ -1,8 +1,7 @@
-//! Marks: the pair of characters that stands around each string of a conversation while a template
-//! renders it, and strings that carry such marks.
+//! Marks: a pair of characters around each string of a conversation while a template renders it.
 //!
-//! Owns how marks are chosen, read and written. A [`Marked`] string can be cut anywhere and each
-//! piece stays balanced. It knows neither templates nor conversations.
+//! This module chooses, reads and writes marks. A [`Marked`] string can be cut anywhere, and the
+//! marks of each piece stay balanced.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -15,7 +14,7 @@ use minijinja::{Error, ErrorKind};
 pub(super) struct Marks {
     begin: char,
     end: char,
-    /// Stands between contents that touch and are to be tokenised each on its own.
+    /// Separates adjacent contents that are tokenised separately.
     border: char,
 }
 
@@ -29,12 +28,12 @@ impl Marks {
         Some(Self { begin: free.next()?, end: free.next()?, border: free.next()? })
     }
 
-    /// `text` between marks; an empty text stays empty, so that it stays false in conditions.
+    /// `text` between marks. An empty text stays empty, so that it stays false in conditions.
     pub(super) fn wrap(self, text: &str) -> String {
         if text.is_empty() { String::new() } else { format!("{}{text}{}", self.begin, self.end) }
     }
 
-    /// Texts one after the other, each between marks, with borders where they touch.
+    /// Texts one after the other, each between marks, with borders between adjacent ones.
     pub(super) fn wrap_pieces(self, pieces: &[String]) -> String {
         let wrapped: Vec<String> =
             pieces.iter().filter(|piece| !piece.is_empty()).map(|piece| self.wrap(piece)).collect();
@@ -54,25 +53,25 @@ pub(super) fn plain(marks: Option<Marks>, string: &str) -> Cow<'_, str> {
     }
 }
 
-/// Whether `char` is one of the noncharacters, which marks are chosen from.
+/// Whether `char` is a noncharacter, from which marks are chosen.
 pub(super) fn is_nonchar(char: char) -> bool {
     matches!(char, '\u{fdd0}'..='\u{fdef}') || u32::from(char) & 0xfffe == 0xfffe
 }
 
-/// A string of which parts are content.
+/// A string with parts that are content of the conversation.
 #[derive(Debug)]
 pub(super) struct Marked<'t> {
-    /// Without marks.
+    /// The string without marks.
     pub(super) text: Cow<'t, str>,
-    /// The bytes of `text` that are content: ascending, not empty. Two that touch have a border
-    /// between them.
+    /// The ranges of `text` that are content: ascending, never empty. Two adjacent ranges have a
+    /// border between them.
     runs: Vec<Range<usize>>,
     marks: Option<Marks>,
 }
 
 impl<'t> Marked<'t> {
-    /// Reads a string with marks. An error where they do not pair: something cut the string that
-    /// did not know of marks.
+    /// Parses a string with marks. Fails if the marks are unbalanced, because something that
+    /// ignores marks has cut the string.
     pub(super) fn parse(string: &'t str, marks: Option<Marks>) -> Result<Self, Error> {
         let Some(Marks { begin, end, border }) = marks.filter(|marks| string.contains(marks.all()))
         else {
@@ -82,7 +81,7 @@ impl<'t> Marked<'t> {
             || Error::new(ErrorKind::InvalidOperation, "a content was cut inside its marks");
         let (mut text, mut runs) = (String::with_capacity(string.len()), Vec::new());
         let (mut depth, mut start, mut done) = (0_usize, 0, 0);
-        // Where the last border stood.
+        // The position of the last border.
         let mut cut = None;
         for (at, mark) in string.match_indices([begin, end, border]) {
             text.push_str(&string[done..at]);
@@ -108,7 +107,8 @@ impl<'t> Marked<'t> {
         Ok(Self { text: Cow::Owned(text), runs, marks })
     }
 
-    /// The parts of a range of `text`, each with whether it is content. None is empty.
+    /// The parts of a range of `text`, each with a flag that says whether it is content. None is
+    /// empty.
     pub(super) fn pieces(&self, range: Range<usize>) -> impl Iterator<Item = (&str, bool)> {
         let mut next = self.runs.partition_point(|run| run.end <= range.start);
         let mut at = range.start;
@@ -135,7 +135,7 @@ impl<'t> Marked<'t> {
         self.map(range, str::to_owned)
     }
 
-    /// A range of `text` with its marks, each piece of it changed by `change`.
+    /// A range of `text` with its marks, after applying `change` to each piece.
     pub(super) fn map(
         &self,
         range: Range<usize>,
@@ -162,7 +162,7 @@ impl<'t> Marked<'t> {
     }
 }
 
-/// Adds a run of content, to the one before where they touch without a border at `cut`.
+/// Adds a range of content. Extends the last one if both touch and there is no border at `cut`.
 fn push_run(runs: &mut Vec<Range<usize>>, run: Range<usize>, cut: Option<usize>) {
     match runs.last_mut() {
         _ if run.is_empty() => {}

@@ -1,6 +1,6 @@
-//! A conversation as clients write it, in the shape of OpenAI's chat completions.
+//! A conversation, in the format of OpenAI's chat completions.
 //!
-//! Owns the types and their JSON form, nothing of how they are rendered.
+//! This module defines the types and their JSON form.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -8,20 +8,20 @@ use serde_json::{Map, Value};
 /// One message of a conversation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Message {
-    /// `system`, `user`, `assistant`, `tool`, or what else the model's template knows.
+    /// `system`, `user`, `assistant`, `tool`, or another role that the model's template knows.
     pub role: String,
-    /// What was said; `None` where an assistant only called tools.
+    /// The text; `None` if an assistant only called tools.
     #[serde(default)]
     pub content: Option<Content>,
-    /// What the assistant thought before it answered.
+    /// The assistant's reasoning before the answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
-    /// Calls of tools: `{"type": "function", "function": {"name", "arguments"}}`, where
-    /// `arguments` is an object, or a string with the JSON of one. Templates that write
-    /// `arguments | tojson` want the object.
+    /// Tool calls: `{"type": "function", "function": {"name", "arguments"}}`, where `arguments` is
+    /// an object, or a string with the JSON of one. Templates that write `arguments | tojson` need
+    /// the object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_calls: Option<Vec<Value>>,
-    /// Who of several speakers with the same role, or which tool, speaks.
+    /// The speaker, if several have the same role, or the tool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// The call that a `tool` message answers.
@@ -45,7 +45,7 @@ impl Message {
         Self::new("assistant", content)
     }
 
-    /// A message with the role `user` whose pieces are tokenised apart.
+    /// A message with the role `user` whose pieces are tokenised separately.
     pub fn user_pieces(pieces: Vec<String>) -> Self {
         Self { content: Some(Content::Pieces(pieces)), ..Self::user("") }
     }
@@ -60,7 +60,7 @@ impl Message {
     }
 }
 
-/// What a message says: a text, or a list of texts.
+/// The content of a message: one text, or several.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(
     untagged,
@@ -71,13 +71,13 @@ pub enum Content {
     Text(String),
     /// Texts that templates see as one, joined by newlines.
     Parts(Vec<Part>),
-    /// Texts that templates see as one, with nothing between them, and that are tokenised each
-    /// apart: documents, then a question. Has no JSON form.
+    /// Texts that templates see as one, joined without a separator, and that are tokenised
+    /// separately: documents, then a question. They have no JSON form.
     #[serde(skip)]
     Pieces(Vec<String>),
 }
 
-/// One of several parts of a content. Text only.
+/// A part of a content. Only text is supported.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum Part {
@@ -89,7 +89,7 @@ pub enum Part {
 }
 
 impl Content {
-    /// The text, of all parts where there are several.
+    /// The text, of all parts if there are several.
     pub fn text(&self) -> String {
         match self {
             Self::Text(text) => text.clone(),
@@ -114,7 +114,7 @@ impl From<String> for Content {
     }
 }
 
-/// All that a template renders.
+/// The input of a template.
 #[derive(Clone, Debug, Default)]
 pub struct Conversation {
     /// The messages, oldest first.
@@ -123,16 +123,16 @@ pub struct Conversation {
     pub tools: Vec<Value>,
     /// Whether the prompt ends with the opening of an assistant's turn.
     pub add_generation_prompt: bool,
-    /// Whether the prompt ends with the text of the last message, which the answer goes on with.
+    /// Whether the prompt ends with the text of the last message, and the answer continues it.
     pub continue_last: bool,
-    /// Whether the model should think first; `None` leaves it to the template.
+    /// Whether the model should reason first. `None` leaves it to the template.
     pub enable_thinking: Option<bool>,
-    /// Further variables for the template. They cannot replace those above.
+    /// Further variables for the template. They cannot replace the ones above.
     pub extra: Map<String, Value>,
 }
 
 impl Conversation {
-    /// A conversation without tools that the assistant is to continue.
+    /// A conversation without tools, to be continued by the assistant.
     pub fn new(messages: Vec<Message>, enable_thinking: Option<bool>) -> Self {
         Self { messages, add_generation_prompt: true, enable_thinking, ..Self::default() }
     }

@@ -1,8 +1,8 @@
-//! Python's string methods and Jinja's string filters, on strings with marks.
+//! Python's string methods and Jinja's string filters, for strings with marks.
 //!
-//! Owns those whose result is a string or several: they keep the marks balanced. Methods that only
-//! look at a string get it without marks and are `minijinja-contrib`'s, as are those of dicts and
-//! lists. It knows nothing of conversations.
+//! The methods here return one or more strings, and keep the marks balanced. Methods that only
+//! inspect a string get it without marks; they come from `minijinja-contrib`, and so do those of
+//! dicts and lists.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use minijinja_contrib::pycompat;
 use super::environment::{Session, check_format, session};
 use super::marks::Marked;
 
-/// The method `method` of `value`, for values whose own methods do not include it.
+/// Calls `method` of `value`, if the value's own type does not define it.
 pub(super) fn call(
     state: &mut State<'_, '_>,
     value: &Value,
@@ -48,7 +48,7 @@ pub(super) fn call(
             check_format(string)?;
             pycompat::unknown_method_callback(state, value, method, args)?
         }
-        // As `format` does, it puts strings together, which leaves marks as they are.
+        // Like `format`, it concatenates strings, which leaves marks intact.
         "join" => pycompat::unknown_method_callback(state, value, method, args)?,
         _ => {
             let plain = |arg: &Value| arg.as_str().map(|arg| Value::from(&*session.plain(arg)));
@@ -59,7 +59,8 @@ pub(super) fn call(
     })
 }
 
-/// The filter `trim`: a value's text without white space, or `chars`, around it.
+/// The filter `trim`: a value's text without surrounding white space, or without surrounding
+/// `chars`.
 pub(super) fn trim(
     state: &mut State<'_, '_>,
     value: &Value,
@@ -69,7 +70,7 @@ pub(super) fn trim(
     call(state, &as_string(value), "strip", &args)
 }
 
-/// The filter `length`: how many characters or items a value has.
+/// The filter `length`: the number of characters or items of a value.
 pub(super) fn length(state: &mut State<'_, '_>, value: &Value) -> Result<usize, Error> {
     if let Some(string) = value.as_str() {
         let session = session(state)?;
@@ -80,7 +81,7 @@ pub(super) fn length(state: &mut State<'_, '_>, value: &Value) -> Result<usize, 
     value.len().ok_or_else(|| Error::new(ErrorKind::InvalidOperation, unsized_()))
 }
 
-/// The filter `title`, which unlike the method knows what starts a word.
+/// The filter `title`. It detects the start of a word differently from the method.
 pub(super) fn title(state: &mut State<'_, '_>, value: &Value) -> Result<Value, Error> {
     let string = value.to_string();
     let session = session(state)?;
@@ -88,7 +89,7 @@ pub(super) fn title(state: &mut State<'_, '_>, value: &Value) -> Result<Value, E
     Ok(Value::from(recase(&Marked::parse(&string, session.marks)?, "title filter")))
 }
 
-/// A filter that is the method of the same name on the value's text.
+/// A filter that equals the method of the same name, applied to the value's text.
 pub(super) fn filter(
     method: &'static str,
 ) -> impl Fn(&mut State<'_, '_>, &Value, Rest<Value>) -> Result<Value, Error> {
@@ -184,7 +185,7 @@ fn recase(marked: &Marked<'_>, to: &str) -> String {
     }
 }
 
-/// The lines of `text`, which end where Python's `splitlines` ends them.
+/// The lines of `text`, as defined by Python's `splitlines`.
 fn lines(text: &str, keep_ends: bool) -> Vec<Range<usize>> {
     let is_end = |char: char| matches!(char, '\n'..='\r' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}');
     let (mut lines, mut start) = (Vec::new(), 0);

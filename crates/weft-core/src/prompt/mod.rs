@@ -1,20 +1,23 @@
-//! Chat templates: a conversation to the tokens of a prompt.
+//! Chat templates: from a conversation to the tokens of a prompt.
 //!
-//! Owns the conversation as clients write it, the Jinja environment that model folders expect, and
-//! the border between what a template wrote and what the conversation said. It knows the
-//! tokenizer's two ways to encode, and neither models nor requests.
+//! This module defines the conversation as clients write it and the Jinja environment that model
+//! folders expect. It separates the template's own text from the text of the conversation.
 //!
 //! Each string of the conversation is rendered between two marks, noncharacters that occur nowhere
-//! else; string methods and filters see through them. What ends up between marks is
-//! [`Segment::Content`] and is encoded as data, the rest is [`Segment::Scaffold`]: a user's
-//! `<|im_end|>` stays text. The same rendering without marks is the truth: if the two texts differ
-//! (the template slices or compares contents), the short words of tools are left unmarked, and
-//! if that does not help either, the whole prompt is one scaffold. What stayed unmarked (roles
-//! always do, being compared) may then hold no text of an added token: [`Rendered::tokens`] refuses.
+//! else. String methods and filters see through the marks. Text between marks becomes
+//! [`Segment::Content`] and is encoded as data; all other text is [`Segment::Scaffold`]. So a
+//! user's `<|im_end|>` stays text.
 //!
-//! Fuel, the size of the output and the bytes that string methods and `{{ }}` touch are limited;
-//! what operators and literals build inside the interpreter (`x ~ x`, `[[[x]]]`, in a loop) is not,
-//! which is bearable because templates come from the model's folder and never from a request.
+//! A second rendering without marks checks the result. If the two texts differ (because the
+//! template slices or compares contents), the short words of tools are left unmarked. If they still
+//! differ, the whole prompt becomes one scaffold. Unmarked strings (roles are always unmarked,
+//! because templates compare them) may not contain the text of an added token: [`Rendered::tokens`]
+//! refuses it.
+//!
+//! There are limits on fuel, on the size of the output, and on the bytes that string methods and
+//! `{{ }}` process. There is no limit on values that operators and literals build inside the
+//! interpreter (`x ~ x`, `[[[x]]]`, in a loop). This is acceptable because templates come from the
+//! model's folder, never from a request.
 
 mod clock;
 mod environment;
@@ -38,7 +41,7 @@ pub use template::Template;
 
 use crate::tokenizer::TokenizerError;
 
-/// Why a template could not be loaded or a conversation not rendered.
+/// Why a template could not be loaded, or a conversation could not be rendered.
 #[derive(Debug, Error)]
 pub enum PromptError {
     /// A file of the model's folder could not be read.
@@ -46,23 +49,23 @@ pub enum PromptError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A file of the model's folder has another form than it should.
+    /// A file of the model's folder is malformed.
     #[error("{path} is malformed: {reason}; download the model again or repair the file")]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why it is malformed.
         reason: String,
     },
-    /// The template is not Jinja.
+    /// The template is not valid Jinja.
     #[error("the chat template is malformed in line {line}: {reason}; repair the model's template")]
     Syntax {
         /// Line of the template, from 1.
         line: usize,
-        /// What the parser said.
+        /// The parser's message.
         reason: String,
     },
     /// The template called `raise_exception`.
@@ -76,33 +79,33 @@ pub enum PromptError {
     Failed {
         /// Line of the template, from 1.
         line: usize,
-        /// What the interpreter said.
+        /// The interpreter's message.
         reason: String,
     },
-    /// Something is larger, or goes on for longer, than it may.
+    /// A limit was exceeded.
     #[error("{what} exceeds the limit of {limit}; shorten the conversation or check the template")]
     Limit {
-        /// What is too large.
+        /// The quantity that is too large.
         what: &'static str,
         /// The limit, in the unit that `what` names.
         limit: u64,
     },
-    /// No two noncharacters are left to mark contents with.
+    /// There are too few unused noncharacters to mark contents.
     #[error(
         "the conversation uses all Unicode noncharacters (U+FDD0 and so on), so its contents \
-         cannot be told apart from the template; remove them"
+         cannot be separated from the template; remove them"
     )]
     NoMarks,
-    /// Content that cannot be kept apart from the template has the text of an added token.
+    /// Content that cannot be separated from the template contains the text of an added token.
     #[error(
-        "the text {token:?} is a token of the model, and where it occurs in the conversation this \
-         chat template cannot keep it apart from its own tokens; remove it from the conversation"
+        "the text {token:?} is a token of the model, and this chat template cannot keep the \
+         conversation's text apart from its own tokens; remove it from the conversation"
     )]
     Inseparable {
         /// The token's text.
         token: String,
     },
-    /// What the template writes after the last message's text cannot be told apart from it.
+    /// The text of the last message cannot be separated from the template's text after it.
     #[error(
         "the last message cannot be continued: it has no text, or this chat template changes it; \
          leave out continue_final_message"

@@ -1,19 +1,18 @@
-//! A rendered prompt: what the template wrote and what the conversation said, apart.
+//! A rendered prompt, with the template's text and the conversation's text kept apart.
 //!
-//! Owns how each is encoded, and the refusal where they could not be kept apart. It knows nothing
-//! of how they were told apart.
+//! It encodes each kind in its own way, and refuses prompts in which they could not be kept apart.
 
 use std::collections::BTreeSet;
 
 use super::{Content, Conversation, PromptError};
 use crate::tokenizer::Tokenizer;
 
-/// A part of a prompt. None is empty.
+/// A part of a prompt, never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Segment {
-    /// Written by the template: added tokens in it are recognised.
+    /// Text of the template. Added tokens in it are recognised.
     Scaffold(String),
-    /// Said in the conversation: all of it is text.
+    /// Text of the conversation. It is encoded as plain text.
     Content(String),
 }
 
@@ -30,7 +29,7 @@ impl Segment {
 #[derive(Clone, Debug)]
 pub struct Rendered {
     pub(super) segments: Vec<Segment>,
-    /// Strings of the conversation that may be in the scaffold.
+    /// Strings of the conversation that may occur in the scaffold.
     pub(super) unmarked: BTreeSet<String>,
 }
 
@@ -45,14 +44,15 @@ impl Rendered {
         &self.segments
     }
 
-    /// Cuts off what the template wrote after the text of the last message. Nothing follows that text
-    /// but scaffold, so it is the last content, unless the template left it out or changed it.
+    /// Removes the template's text after the text of the last message. Only scaffold follows that
+    /// text, so it is the last content, unless the template left it out or changed it.
     pub(super) fn end_with_last_of(&mut self, said: &Conversation) -> Result<(), PromptError> {
         let is_content = |segment: &Segment| matches!(segment, Segment::Content(_));
         let last = self.segments.iter().rposition(is_content).ok_or(PromptError::NotContinued)?;
         let wanted = said.messages.last().and_then(|message| message.content.as_ref());
         let wanted = wanted.map(Content::text).ok_or(PromptError::NotContinued)?;
-        // A content of several pieces is as many segments; its end has to be there.
+        // A content of several pieces becomes several segments. The last segment must end the
+        // content.
         if !wanted.trim().ends_with(self.segments[last].text().trim()) {
             return Err(PromptError::NotContinued);
         }
@@ -65,8 +65,8 @@ impl Rendered {
         Ok(self.encode(tokenizer, |_| None)?.concat())
     }
 
-    /// The tokens of each segment. Each is encoded on its own, so no token crosses a border. A text
-    /// whose tokens are `known` is not encoded again.
+    /// The tokens of each segment. Each is encoded separately, so no token crosses a border. Texts
+    /// whose tokens are `known` are not encoded again.
     pub fn encode<'t>(
         &self,
         tokenizer: &Tokenizer,
@@ -88,7 +88,7 @@ impl Rendered {
     }
 }
 
-/// The first added token that `string` would be read to contain, were it markup.
+/// The first added token in `string`, if it were encoded as markup.
 fn added_token_in(tokenizer: &Tokenizer, string: &str) -> Result<Option<String>, PromptError> {
     let (markup, text) = (tokenizer.encode_markup(string)?, tokenizer.encode_text(string)?);
     if markup == text {

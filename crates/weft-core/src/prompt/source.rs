@@ -1,20 +1,20 @@
-//! The source of a template before it is compiled.
+//! Prepares the source of a template for the compiler.
 //!
-//! Owns what the interpreter lacks: the tags that training adds, and limits on chains (`1+1+…`,
-//! `not not …`, `elif`), which its parser takes stack for without counting. It knows where tags
-//! begin and end, and not what they mean.
+//! It adds what the interpreter lacks: the tags that training uses, and limits on chains (`1+1+…`,
+//! `not not …`, `elif`), for which the parser uses stack without counting.
 
 use std::ops::Range;
 
 use super::PromptError;
 
-/// Bytes of one tag beside its strings and white space: as deep as an expression can get.
+/// Maximum bytes of one tag besides its strings and white space. It bounds the depth of an
+/// expression.
 const MAX_TAG_BYTES: usize = 4096;
-/// `elif` tags of a template.
+/// Maximum number of `elif` tags in a template.
 const MAX_ELIFS: usize = 500;
 
-/// The source to compile. `{% generation %}` blocks mark what training learns from, and render as
-/// what is in them.
+/// The source to compile. `{% generation %}` blocks, which mark training targets, render as their
+/// contents.
 pub(super) fn prepare(source: &str) -> Result<String, PromptError> {
     let limit = |what, limit: usize| PromptError::Limit { what, limit: limit as u64 };
     let (mut prepared, mut done, mut n_elifs) = (String::with_capacity(source.len()), 0, 0);
@@ -58,7 +58,7 @@ pub(super) fn prepare(source: &str) -> Result<String, PromptError> {
     Ok(prepared)
 }
 
-/// Where the tag ends whose inside begins at `start`, and its bytes that count.
+/// The end of the tag whose inside starts at `start`, and the number of its bytes that count.
 fn tag_end(source: &str, start: usize) -> (usize, usize) {
     let (mut n_bytes, mut quote, mut escaped) = (0, None, false);
     let bytes = source.as_bytes();

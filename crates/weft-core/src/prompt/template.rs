@@ -1,7 +1,7 @@
-//! A compiled chat template, and how it renders a conversation.
+//! A compiled chat template.
 //!
-//! Owns the order of renderings: first without marks, which is the truth, then with marks until a
-//! rendering agrees with it. It knows neither files nor tokens.
+//! It renders a conversation first without marks, which gives the correct text, and then with marks
+//! until a rendering agrees with that text.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -17,24 +17,24 @@ use super::rendered::{Rendered, Segment};
 use super::values::{Values, View};
 use super::{PromptError, source};
 
-/// No prompt has more bytes.
+/// Maximum bytes of a prompt.
 const MAX_OUTPUT_BYTES: usize = 64 << 20;
-/// Bytes that a template may add to the conversation's own, which it may write twice.
+/// Bytes that a template may add to those of the conversation, which it may write twice.
 const MAX_SCAFFOLD_BYTES: usize = 1 << 20;
-/// Bytes that string methods may touch beside 64 times the conversation's.
+/// Bytes that string methods may process, in addition to 64 times those of the conversation.
 const MAX_WORK_BYTES: usize = 64 << 20;
 
 /// A chat template. Immutable and shared freely between threads.
 #[derive(Debug)]
 pub struct Template {
     env: Environment<'static>,
-    /// The tokens that templates know by name.
+    /// The special tokens that templates refer to by name.
     tokens: Vec<(&'static str, String)>,
-    /// Noncharacters that the template writes itself.
+    /// Noncharacters in the template itself.
     nonchars: BTreeSet<char>,
 }
 
-/// What one rendering gave.
+/// The result of one rendering.
 struct Output {
     text: String,
     unmarked: BTreeSet<String>,
@@ -72,8 +72,8 @@ impl Template {
         let now = SystemTime::now();
         let mut view = View { marks: None, mark_words: true, fill_content: false };
         let mut plain = self.render_once(conversation, view, now);
-        // Clients write a null content where the assistant only called tools. Some templates
-        // look for it, others take every content for a string.
+        // Clients send a null content if the assistant only called tools. Some templates test for
+        // it, others expect every content to be a string.
         if plain.is_err() && conversation.messages.iter().any(|m| m.content.is_none()) {
             view.fill_content = true;
             plain = self.render_once(conversation, view, now).or(plain);
@@ -134,7 +134,7 @@ fn segment((text, is_content): (&str, bool)) -> Segment {
     if is_content { Segment::Content(text) } else { Segment::Scaffold(text) }
 }
 
-/// Takes at most `limit` bytes.
+/// Accepts at most `limit` bytes.
 struct Writer {
     bytes: Vec<u8>,
     limit: usize,

@@ -1,7 +1,6 @@
 //! A conversation as values of the template language, its strings between marks.
 //!
-//! Owns which strings are marked and which are not, and remembers the latter. It knows nothing of
-//! how templates use them.
+//! It decides which strings are marked, and records the others.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,12 +15,12 @@ use super::message::{Content, Conversation, Message};
 /// How one rendering sees the conversation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View {
-    /// Without marks no string is marked.
+    /// The marks; `None` leaves every string unmarked.
     pub(super) marks: Option<Marks>,
-    /// Whether words in tools, calls and names are marked too: names of fields and types, which
-    /// some templates compare.
+    /// Whether words in tools, calls and names are marked too. Some templates compare names of
+    /// fields and types.
     pub(super) mark_words: bool,
-    /// Whether a missing content is an empty string and not `none`.
+    /// Whether a missing content becomes an empty string rather than `none`.
     pub(super) fill_content: bool,
 }
 
@@ -40,9 +39,9 @@ impl Values {
         Self { view, unmarked: BTreeSet::new(), n_bytes: 0 }
     }
 
-    /// The variables that a template finds.
+    /// The variables of a template.
     pub(super) fn variables(&mut self, conversation: &Conversation) -> Vec<(String, Value)> {
-        // transformers passes `none` where there are no documents, and templates compare with it.
+        // transformers passes `none` if there are no documents, and templates compare with it.
         let mut variables = vec![("documents".to_owned(), Value::from(()))];
         let marks = self.view.marks.take();
         for (name, value) in &conversation.extra {
@@ -63,7 +62,7 @@ impl Values {
     }
 
     fn message(&mut self, message: &Message) -> Value {
-        // Templates compare roles with literals, so they carry no marks.
+        // Templates compare roles with literals, so roles have no marks.
         self.unmarked.insert(message.role.clone());
         let mut fields = vec![("role", Value::from(&*message.role))];
         fields.push((
@@ -108,7 +107,7 @@ impl Values {
         }
     }
 
-    /// A string that may be a name or say something.
+    /// A string that is either a name or a text.
     fn word(&mut self, text: &str) -> Value {
         let is_word = |char: char| char.is_ascii_alphanumeric() || matches!(char, '_' | '-' | '.');
         if !self.view.mark_words && text.chars().all(is_word) {
@@ -119,7 +118,7 @@ impl Values {
         self.text(text)
     }
 
-    /// Strings one after the other, to be tokenised apart.
+    /// Strings one after the other, to be tokenised separately.
     fn pieces(&mut self, pieces: &[String]) -> Value {
         match self.view.marks {
             Some(marks) => {
@@ -140,8 +139,8 @@ impl Values {
     }
 }
 
-/// A JSON object of the conversation. Its keys are marked where they are listed, for they are
-/// content, and found by their plain text, for templates ask for them by name.
+/// A JSON object of the conversation. Its keys are marked when they are listed, because they are
+/// content. They are looked up by their plain text, because templates ask for them by name.
 #[derive(Debug)]
 pub(super) struct Dict {
     entries: Vec<(Value, Value)>,
@@ -168,7 +167,7 @@ impl Object for Dict {
     }
 }
 
-/// Whether `object` came from the conversation as it is.
+/// Whether `object` is an unchanged object of the conversation.
 pub(super) fn is_dict(object: &DynObject) -> bool {
     object.downcast_ref::<Dict>().is_some()
 }

@@ -1,10 +1,9 @@
 //! `attend`: a = softmax(q · kᵀ / √head_dim) · v over every row that a token sees.
 //!
-//! A token sees the rows of its lane's spans whose position is not after its own. Rows are taken in
-//! the order of the span list, so where spans or pages are cut does not show in the result. For
-//! each span q is rotated to the token's position less the span's shift: the span is scored as if
-//! the query stood where the span is at home.
-//! Rounding: the rotated query once; probabilities never; a once.
+//! A token sees the rows of its lane's spans up to its own position. Rows are taken in the order of
+//! the span list, so the result does not depend on where spans or pages are cut. For each span, q
+//! is rotated to the token's position minus the span's shift: the span is scored as if the query
+//! stood near the span's home. Rounding: the rotated query once; probabilities never; a once.
 
 use super::Reference;
 use super::math::{dot, widen};
@@ -26,7 +25,7 @@ pub(super) fn run<E: Element>(device: &mut Reference<E>, step: &Step<'_>, layer:
     }
 }
 
-/// Adds what the head that was just run gave to each stretch.
+/// Adds the current head's attention to each stretch.
 fn add_shares<E: Element>(
     device: &mut Reference<E>,
     index: usize,

@@ -1,10 +1,10 @@
-//! The three pieces of arithmetic that ops share: dot products, RMSNorm, SiLU.
+//! Arithmetic that the ops share: dot products, RMSNorm, SiLU.
 
 use super::weights::Matrix;
 use crate::dtype::Element;
 
-/// Partial sums of a dot product: element i belongs to sum i % 16. Fixed, because a sum's order is
-/// part of its value; 16, so that the compiler turns the loop into vector instructions.
+/// Partial sums of a dot product: element i belongs to sum i % 16. The order is fixed, because it
+/// is part of the result. There are 16 sums so that the compiler vectorises the loop.
 const PARTIALS: usize = 16;
 
 /// Σ a·b in f32.
@@ -56,7 +56,7 @@ pub(super) fn project<E: Element>(
     }
 }
 
-/// RMSNorm of one row. Rounds twice, as the models were trained with: the normalised value to `E`,
+/// RMSNorm of one row. It rounds twice, as in the models' training: the normalised value to `E`,
 /// then its product with the weight to `E`.
 pub(super) fn rms_norm<E: Element>(x: &[E], weight: &[E], eps: f32, out: &mut [f32]) {
     widen(x, out);

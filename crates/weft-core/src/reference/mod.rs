@@ -1,8 +1,9 @@
 //! The reference device: plain loops that *are* the definition of every op.
 //!
-//! Each op is one file. Buffers are of the element type `E`, so storing a value is the rounding
-//! point; everything between two stores is f32. Sums run in one fixed order that depends on
-//! neither the number of tokens nor that of lanes, so a prompt cut differently gives the same bits.
+//! Each op is one file. Buffers have the element type `E`, so storing a value is a rounding point;
+//! everything between two stores is f32. Every sum has one fixed order that depends neither on the
+//! number of tokens nor on the number of lanes. A prompt therefore gives the same bits however it
+//! is cut.
 
 mod attend;
 mod down_add;
@@ -31,7 +32,7 @@ use crate::weights::{Weights, WeightsError};
 
 use self::weights::ModelWeights;
 
-/// Makes a reference device that computes in the model's own format.
+/// Creates a reference device that computes in the model's own number format.
 pub fn open(
     config: &Config,
     weights: &dyn Weights,
@@ -43,7 +44,7 @@ pub fn open(
     })
 }
 
-/// The device that defines the ops, computing in `E`.
+/// The reference device, computing in `E`.
 pub struct Reference<E> {
     config: Config,
     limits: Limits,
@@ -83,7 +84,7 @@ impl<E: Element> Kv<E> {
     }
 }
 
-/// What ops hand to one another; one row per token of the step.
+/// The buffers between ops; one row per token of the step.
 struct Buffers<E> {
     /// \[tokens\]\[hidden\]
     x: Vec<E>,
@@ -161,7 +162,7 @@ impl Scratch {
 }
 
 impl<E: Element> Reference<E> {
-    /// Reads the weights, rounds them to `E`, and takes all memory that runs will need.
+    /// Reads the weights, rounds them to `E`, and allocates all memory that runs need.
     pub fn new(
         config: &Config,
         weights: &dyn Weights,
@@ -171,7 +172,7 @@ impl<E: Element> Reference<E> {
             config: config.clone(),
             limits,
             weights: ModelWeights::read(config, weights)?,
-            // A query may stand up to a whole context beyond a span's home, see `attend`.
+            // A query may lie up to a whole context beyond a span's home, see `attend`.
             rope: RopeTable::new(&config.rope, config.head_dim, 2 * limits.positions),
             kv: Kv::new(config, limits.pages),
             buffers: Buffers::new(config, limits.step_tokens),

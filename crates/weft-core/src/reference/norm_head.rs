@@ -1,4 +1,4 @@
-//! `norm_head`: logits = rms_norm(x) · W_head, for the tokens whose logits were asked for.
+//! `norm_head`: logits = rms_norm(x) · W_head, for the tokens that need logits.
 //!
 //! Rounding: the norm as RMSNorm rounds; logits never.
 

@@ -1,6 +1,6 @@
-//! `rope_store`: per-head norm of q and k where the model has it, RoPE of k, k and v into KV.
+//! `rope_store`: per-head norm of q and k if the model has one, RoPE of k, k and v into KV.
 //!
-//! q is normalised and stays unrotated: each span turns it by another angle, see `attend`.
+//! q is normalised and stays unrotated: each span rotates it by another angle, see `attend`.
 //! Rounding: the norms as RMSNorm rounds; the rotated key once.
 
 use super::Reference;

@@ -4,7 +4,7 @@ use crate::config::Config;
 use crate::dtype::Element;
 use crate::weights::{LayerTensor, Tensor, Weights, WeightsError};
 
-/// A matrix \[rows\]\[width\]; row i makes output i.
+/// A matrix \[rows\]\[width\]; row i gives output i.
 pub(super) struct Matrix<E> {
     values: Vec<E>,
     width: usize,
@@ -24,7 +24,7 @@ pub(super) struct ModelWeights<E> {
     pub(super) embed: Matrix<E>,
     pub(super) layers: Vec<LayerWeights<E>>,
     pub(super) final_norm: Vec<E>,
-    /// None where the head is the embedding.
+    /// `None` if the head shares the embedding's weights.
     head: Option<Matrix<E>>,
 }
 
@@ -33,9 +33,9 @@ pub(super) struct LayerWeights<E> {
     pub(super) q: Matrix<E>,
     pub(super) k: Matrix<E>,
     pub(super) v: Matrix<E>,
-    /// Of q, k and v, where the model has them.
+    /// Of q, k and v, if the model has them.
     pub(super) bias: Option<[Vec<E>; 3]>,
-    /// Of q and k, where the model has them.
+    /// Of q and k, if the model has them.
     pub(super) head_norms: Option<[Vec<E>; 2]>,
     pub(super) o: Matrix<E>,
     pub(super) mlp_norm: Vec<E>,

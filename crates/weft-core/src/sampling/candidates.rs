@@ -1,6 +1,7 @@
-//! The tokens that may still be chosen, ranked by score descending and then by id, found without
-//! sorting the vocabulary: one pass keeps the best `k`, and only those that someone asks for are
-//! sorted. It must not know what a score means or how a rank is picked.
+//! The tokens that may still be chosen, ranked by score descending and then by id.
+//!
+//! The vocabulary is never sorted: one pass keeps the best `k`, and only the ranks that a caller
+//! asks for are sorted.
 
 use super::SamplingError;
 
@@ -11,23 +12,24 @@ pub(super) struct Candidate {
     pub(super) score: f32,
 }
 
-/// A candidate as one integer, the better one less: its score turned so that larger floats are
-/// smaller integers, then its id. Selecting and sorting spend their time in comparisons, and those
-/// of integers need no branches. Scores here are never NaN.
+/// A candidate as one integer; better candidates are smaller. The score, transformed so that larger
+/// floats give smaller integers, comes first, then the id. Selecting and sorting spend their time
+/// in comparisons, and integers compare without branches. Scores here are never NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key(u64);
 
 impl Key {
     fn new(token: u32, score: f32) -> Self {
-        // Adding zero makes -0 to 0, as the two are a tie.
+        // Adding zero turns -0 into 0, because the two are a tie.
         let bits = (score + 0.0).to_bits();
-        // The bits of negative floats rise as these fall, which is the order wanted; those of
-        // positive floats are turned round and put before.
+        // The bits of negative floats ascend as their values fall, which is the order wanted. The
+        // bits of positive floats are inverted and sorted before them.
         let falling = if bits >> 31 == 1 { bits } else { !bits & !(1 << 31) };
         Self(u64::from(falling) << 32 | u64::from(token))
     }
 
-    /// The least key that a candidate can have whose score fulfils a condition which all lower scores fulfil too.
+    /// The smallest key of a candidate whose score satisfies a condition. All lower scores must
+    /// satisfy the condition too.
     fn first(condition: impl Fn(f32) -> bool) -> Self {
         let upper_half = |score| Self::new(0, score).0 >> 32;
         let (mut start, mut end) = (upper_half(f32::MAX), upper_half(f32::MIN) + 1);
@@ -49,26 +51,26 @@ impl Key {
     }
 }
 
-/// Reused for every token: memory is taken by [`Candidates::new`] only.
+/// Reused for every token; only [`Candidates::new`] allocates.
 #[derive(Clone)]
 pub(super) struct Candidates {
-    /// How many of the best are kept.
+    /// Number of best candidates to keep.
     k: usize,
-    /// When so many have been gathered, all but the best `k` are thrown away.
+    /// At this many candidates, all but the best `k` are dropped.
     room: usize,
     items: Vec<Key>,
 }
 
 impl Candidates {
-    /// Room for the best `k` of `vocab` tokens; `k` = 0 keeps all.
+    /// Space for the best `k` of `vocab` tokens; `k` = 0 keeps all.
     pub(super) fn new(k: usize, vocab: usize) -> Self {
         let k = if k == 0 { vocab } else { k.min(vocab) };
-        // Gathering twice as many as are kept makes each selection pay for k new ones.
+        // With twice as much room as is kept, each selection is shared by k new candidates.
         let room = k.saturating_mul(2).max(128).min(vocab.max(1));
         Self { k, room, items: Vec::with_capacity(room) }
     }
 
-    /// Replaces the candidates by the best `k` of `scores` (one per token), leaving out -inf.
+    /// Replaces the candidates by the best `k` of `scores` (one per token), without those at -inf.
     /// Fails on NaN, on +inf, and if nothing is left; `index` is for the message.
     pub(super) fn gather(&mut self, scores: &[f32], index: usize) -> Result<(), SamplingError> {
         self.items.clear();
@@ -96,37 +98,38 @@ impl Candidates {
         if self.items.is_empty() { Err(SamplingError::NoCandidate { index }) } else { Ok(()) }
     }
 
-    /// Throws away all but the best `k`; returns the score of the worst of these.
+    /// Drops all but the best `k`, and returns the worst score of these.
     fn keep_best(&mut self) -> f32 {
         let (_, &mut worst, _) = self.items.select_nth_unstable(self.k - 1);
         self.items.truncate(self.k);
         worst.candidate().score
     }
 
-    /// Throws away all but those of certain scores, in no order.
+    /// Drops all candidates whose scores are not wanted. The order is unspecified.
     pub(super) fn keep(&mut self, mut is_wanted: impl FnMut(f32) -> bool) {
         let mut n = 0;
         for i in 0..self.items.len() {
             let key = self.items[i];
-            // No branch: nobody could foretell it. What is not wanted is overwritten by the next.
+            // Without a branch, which would be unpredictable. An unwanted candidate is overwritten
+            // by the next.
             self.items[n] = key;
             n += usize::from(is_wanted(key.candidate().score));
         }
         self.items.truncate(n);
     }
 
-    /// The first rank.
+    /// The best candidate.
     pub(super) fn best(&self) -> Option<Candidate> {
         self.items.iter().min().map(|key| key.candidate())
     }
 
-    /// All of them, by rank.
+    /// All candidates, by rank.
     pub(super) fn ranked(&mut self) -> impl Iterator<Item = Candidate> {
         self.ranked_between(|_| true, |_| false)
     }
 
-    /// Those from the first that `is_in` to the last before one that `is_past`, by rank. Others are not sorted. Whatever
-    /// is in or past must stay so for all lower scores.
+    /// The candidates from the first one that `is_in` to the last one before one that `is_past`, by
+    /// rank. The others are not sorted. Both conditions must also hold for all lower scores.
     pub(super) fn ranked_between(
         &mut self,
         is_in: impl Fn(f32) -> bool,
@@ -134,10 +137,10 @@ impl Candidates {
     ) -> impl Iterator<Item = Candidate> {
         let (start, end) = (Key::first(is_in).0, Key::first(is_past).0);
         let mut n = 0;
-        // Those wanted are brought to the front in the order in which they are found. Equals were gathered in rank
-        // order: sorting has little to do where there are many.
+        // Moves the wanted candidates to the front in the order in which they are found. Equal ones
+        // were gathered in rank order, so sorting many of them is cheap.
         for i in 0..self.items.len() {
-            // One comparison for both ends: of two, neither could be foretold.
+            // One comparison for both ends, because two branches would be unpredictable.
             if self.items[i].0.wrapping_sub(start) < end - start {
                 self.items.swap(n, i);
                 n += 1;

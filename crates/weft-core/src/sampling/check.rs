@@ -1,33 +1,31 @@
-//! The border of a request's settings: every range and every cap, checked once before anything is
-//! allocated for the request. Past this point the sampler relies on them. It must not know where
-//! the settings came from.
+//! Checks a request's settings: every range and every limit, once, before anything is allocated for
+//! the request. The sampler relies on it.
 
 use super::{Sampling, SamplingError};
 
 impl Sampling {
-    /// The flattest temperature.
+    /// Maximum temperature.
     pub const MAX_TEMPERATURE: f32 = 100.0;
-    /// The strongest repetition penalty.
+    /// Maximum repetition penalty.
     pub const MAX_REPETITION_PENALTY: f32 = 10.0;
-    /// The smallest repetition penalty. Logits are divided by it, and have to stay numbers.
+    /// Minimum repetition penalty. Logits are divided by it, and must stay finite.
     pub const MIN_REPETITION_PENALTY: f32 = 0.01;
-    /// The strongest presence or frequency penalty, of either sign.
+    /// Maximum absolute presence or frequency penalty.
     pub const MAX_PENALTY: f32 = 2.0;
-    /// The strongest bias of one token, of either sign.
+    /// Maximum absolute bias of one token.
     pub const MAX_LOGIT_BIAS: f32 = 100.0;
-    /// The most tokens with a bias.
+    /// Maximum number of tokens with a bias.
     pub const MAX_LOGIT_BIASES: usize = 1024;
-    /// The most stop strings.
+    /// Maximum number of stop strings.
     pub const MAX_STOPS: usize = 16;
-    /// The longest stop string.
+    /// Maximum length of a stop string.
     pub const MAX_STOP_BYTES: usize = 1024;
-    /// The most stop tokens besides the model's.
+    /// Maximum number of stop tokens besides the model's.
     pub const MAX_STOP_IDS: usize = 128;
-    /// The most alternatives reported for one token.
+    /// Maximum number of alternatives reported for one token.
     pub const MAX_LOGPROBS: usize = 20;
 
-    /// Whether a model of `vocab` tokens can be sampled with these settings; the first reason why
-    /// not.
+    /// Checks these settings for a model of `vocab` tokens; returns the first error.
     pub fn check(&self, vocab: usize) -> Result<(), SamplingError> {
         self.check_numbers()?;
         self.check_tokens(vocab)?;
@@ -36,7 +34,7 @@ impl Sampling {
     }
 
     fn check_numbers(&self) -> Result<(), SamplingError> {
-        // Written so that NaN, for which every comparison is false, is refused.
+        // NaN must be refused. Every comparison with NaN is false.
         let ranges = [
             (
                 "temperature",
@@ -124,7 +122,7 @@ fn at_most(name: &'static str, count: usize, limit: usize) -> Result<(), Samplin
     if count > limit { Err(SamplingError::TooMany { name, count, limit }) } else { Ok(()) }
 }
 
-/// Whether `token` is one of the model's ids.
+/// Checks that `token` is one of the model's ids.
 pub(super) fn check_token(
     name: &'static str,
     token: u32,

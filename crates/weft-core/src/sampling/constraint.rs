@@ -1,19 +1,18 @@
-//! What an answer may say: a rule, such as a grammar, that allows some tokens at each step. Owns the
-//! border to whoever implements one. It must not know what the rule is, or how tokens are drawn.
+//! Constraints on an answer, such as a grammar: a rule that allows some tokens at each step.
 
 use std::fmt;
 
 /// A rule that an answer follows, token by token.
 pub trait Constraint: Send + fmt::Debug {
     /// Sets the bits of the tokens that may come next: bit `t % 32` of word `t / 32` for token `t`.
-    /// All bits are clear before the call. Where nothing may follow, the end token may. The error
-    /// says why the rule cannot go on.
+    /// All bits are clear before the call. If the answer must end here, sets the end token's bit.
+    /// The error says why the rule cannot continue.
     fn allow(&mut self, mask: &mut [u32]) -> Result<(), String>;
 
-    /// A token was chosen; it was allowed.
+    /// Advances by a chosen token, which was allowed.
     fn accept(&mut self, token: u32) -> Result<(), String>;
 
-    /// The same rule at the same place, to be followed independently.
+    /// An independent copy of the rule in the same state.
     fn boxed_clone(&self) -> Box<dyn Constraint>;
 }
 
@@ -35,7 +34,7 @@ impl Constrained {
         Self { rule, mask: vec![0; vocab.div_ceil(32)] }
     }
 
-    /// Rules out what is not allowed.
+    /// Sets the scores of forbidden tokens to -inf.
     pub(super) fn apply(&mut self, scores: &mut [f32]) -> Result<(), String> {
         self.mask.fill(0);
         self.rule.allow(&mut self.mask)?;
@@ -57,7 +56,7 @@ mod tests {
     use super::super::{Sampler, Sampling, SamplingError};
     use super::*;
 
-    /// Allows the tokens of a list, one after the other.
+    /// Allows the tokens of a list in order.
     #[derive(Clone, Debug)]
     struct Recite(Vec<u32>);
 

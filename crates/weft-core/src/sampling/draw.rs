@@ -1,10 +1,10 @@
-//! What decides a token besides its logits, as plain numbers, for devices that choose by themselves. Owns
-//! nothing but the numbers; what they mean is written in the description of [`Sampler`](super::Sampler).
+//! The parameters of one choice, as plain numbers, for devices that choose tokens themselves.
+//! [`Sampler`](super::Sampler) defines their meaning.
 
 use super::weight;
 
-/// The numbers of one choice. Two choices from the same logits with equal draws, and equal
-/// [adjustments](super::Sampler::adjustments) where there are any, are the same token.
+/// The parameters of one choice. Two choices from the same logits with equal draws, and with equal
+/// [adjustments](super::Sampler::adjustments) if there are any, give the same token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Draw {
     /// 0 takes the first rank.
@@ -15,31 +15,32 @@ pub struct Draw {
     pub top_p: f32,
     /// 0 is off.
     pub min_p: f32,
-    /// Of tokens that an adjustment calls seen.
+    /// Applies to tokens that an adjustment calls seen.
     pub repetition_penalty: f32,
-    /// Of tokens that the output has.
+    /// Applies to tokens in the output.
     pub frequency_penalty: f32,
-    /// Of tokens that the output has.
+    /// Applies to tokens in the output.
     pub presence_penalty: f32,
-    /// Decides the draw together with the index.
+    /// Determines the draw, together with the index.
     pub seed: u64,
     /// Tokens generated before this one.
     pub index: usize,
-    /// Until so many are generated, some tokens are ruled out.
+    /// Some tokens are masked until this many are generated.
     pub min_tokens: usize,
-    /// Tokens that can be chosen: ids below this.
+    /// Number of tokens that can be chosen: ids below this.
     pub vocab: usize,
     /// Whether the logits of some tokens are adjusted.
     pub adjusts: bool,
 }
 
 impl Draw {
-    /// What a difference of logits is multiplied by for the logarithm of a weight: half the weight is 2^32.
+    /// The factor from a difference of logits to the logarithm of a weight: 2^32 is half the
+    /// weight.
     pub fn scale(&self) -> f64 {
         weight::scale(self.temperature)
     }
 
-    /// The least weight that `min_p` leaves, where the first rank's is 2^40.
+    /// The minimum weight that `min_p` keeps; the first rank weighs 2^40.
     pub fn least_weight(&self) -> u64 {
         weight::least(self.min_p)
     }
@@ -50,27 +51,27 @@ impl Draw {
     }
 }
 
-/// A token whose logit is not taken as it comes.
+/// A token whose logit is changed before the choice.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Adjustment {
     /// The token.
     pub token: u32,
     /// Added to its logit.
     pub bias: f32,
-    /// How often the output has it, where penalties know it at all.
+    /// Number of occurrences in the output, if penalties apply to the token.
     pub seen: Option<u32>,
-    /// Whether it may be chosen.
+    /// When it is masked.
     pub ruled_out: RuledOut,
 }
 
-/// When a token may not be chosen.
+/// When a token is masked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RuledOut {
-    /// It may always be.
+    /// It is never masked.
     #[default]
     Never,
-    /// While fewer than `min_tokens` are generated.
+    /// It is masked while fewer than `min_tokens` are generated.
     Early,
-    /// It may never be.
+    /// It is always masked.
     Always,
 }

@@ -1,98 +1,97 @@
-//! What can be wrong with a request's settings, or with the logits they are applied to. Every
-//! message names the thing, its value and its limit, in the words a client of the service used.
-//! It must not know which protocol the settings arrived by.
+//! Errors of a request's settings, or of the logits that they apply to. Every message names the
+//! setting as clients write it, its value and its limit.
 
-/// A refused setting, or logits no token can be chosen from.
+/// An invalid setting, or logits from which no token can be chosen.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SamplingError {
-    /// A number outside its range, NaN included.
+    /// A number is outside its range, or NaN.
     #[error("{name} is {value}: it must be {limits}")]
     Range {
         /// The setting.
         name: &'static str,
-        /// What it was.
+        /// Its value.
         value: f32,
-        /// What it may be.
+        /// The allowed range.
         limits: &'static str,
     },
-    /// The bias of one token is outside its range.
+    /// The bias of a token is outside its range.
     #[error("logit_bias of token {token} is {value}: it must be from -100 to 100")]
     Bias {
-        /// The token whose bias it is.
+        /// The token.
         token: u32,
-        /// What it was.
+        /// Its bias.
         value: f32,
     },
-    /// A token id the model does not have.
+    /// The model has no token with this id.
     #[error("{name} has token {token}: ids go from 0 to {last}", last = vocab.saturating_sub(1))]
     UnknownToken {
         /// The setting.
         name: &'static str,
         /// The id.
         token: u32,
-        /// The number of ids there are.
+        /// The number of ids.
         vocab: usize,
     },
-    /// More entries than one request may have.
+    /// A setting has too many entries.
     #[error("{name} has {count} entries: at most {limit} are allowed")]
     TooMany {
         /// The setting.
         name: &'static str,
-        /// How many there were.
+        /// Number of entries.
         count: usize,
-        /// How many there may be.
+        /// Maximum.
         limit: usize,
     },
-    /// More top log-probabilities than one request may ask for.
+    /// The request asks for too many log-probabilities.
     #[error("logprobs is {count}: at most {limit} of the most likely tokens are reported")]
     TooManyLogprobs {
-        /// How many were asked for.
+        /// Number requested.
         count: usize,
-        /// How many there may be.
+        /// Maximum.
         limit: usize,
     },
-    /// A stop string without text would end every answer at once.
+    /// A stop string is empty, and would end every answer at once.
     #[error("stop string {index} is empty: it must have at least one character")]
     EmptyStop {
         /// Which stop string, from 0.
         index: usize,
     },
-    /// A stop string longer than is held back.
+    /// A stop string is too long.
     #[error("stop string {index} has {bytes} bytes: at most {limit} are allowed")]
     LongStop {
         /// Which stop string, from 0.
         index: usize,
         /// Its length.
         bytes: usize,
-        /// The longest allowed.
+        /// Maximum.
         limit: usize,
     },
-    /// A request for nothing.
+    /// The request asks for no tokens.
     #[error("max_tokens is 0: it must be at least 1, or 0 together with echo")]
     NoTokens,
-    /// More tokens demanded than allowed.
+    /// `min_tokens` is larger than `max_tokens`.
     #[error("min_tokens is {min}: it must not exceed max_tokens, which is {max}")]
     MinOverMax {
-        /// The fewest tokens asked for.
+        /// `min_tokens`.
         min: usize,
-        /// The most tokens asked for.
+        /// `max_tokens`.
         max: usize,
     },
-    /// A logit that says nothing: NaN or +inf, from the model or from an overflow of penalties.
+    /// A logit is NaN or +inf, from the model or from an overflow of penalties.
     #[error("logit of token {token} is {value} at generated token {index}: it must be below inf")]
     BadLogit {
         /// The index of the generated token, from 0.
         index: usize,
-        /// The token whose logit it is.
+        /// The token.
         token: u32,
         /// NaN or +inf.
         value: f32,
     },
-    /// The rule that the answer follows cannot go on.
-    #[error("the answer cannot follow its rule any further: {0}")]
+    /// The constraint cannot continue.
+    #[error("the answer cannot satisfy its constraint any further: {0}")]
     Constraint(String),
-    /// Every token has a logit of -inf, or is an end token that may not be chosen yet.
+    /// Every token has a logit of -inf, or is masked.
     #[error("no token can be chosen at generated token {index}: every logit is -inf or masked")]
     NoCandidate {
         /// The index of the generated token, from 0.

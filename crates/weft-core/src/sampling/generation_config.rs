@@ -1,16 +1,15 @@
-//! The sampling settings a model was published with: generation_config.json. Owns which of its keys
-//! are read and what they mean here; every key is optional, others are ignored. It must not know
-//! where the file is, or what a request asks for.
+//! The sampling settings that a model was published with: generation_config.json. Every key is
+//! optional, and unknown keys are ignored.
 
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::{Sampling, SamplingError};
 
-/// What generation_config.json says; `None` where it is silent.
+/// The settings in generation_config.json; `None` for absent keys.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationConfig {
-    /// `false` means greedy, whatever the temperature.
+    /// `false` means greedy, at any temperature.
     pub do_sample: Option<bool>,
     /// See [`Sampling::temperature`].
     pub temperature: Option<f32>,
@@ -26,8 +25,8 @@ pub struct GenerationConfig {
     pub max_new_tokens: Option<usize>,
     /// See [`Sampling::min_tokens`].
     pub min_new_tokens: Option<usize>,
-    /// The model's end tokens, from one id or a list. They belong to the model rather than to a
-    /// request, so [`apply`](Self::apply) leaves them to whoever makes a
+    /// The model's end tokens, from one id or a list. They belong to the model, not to a request,
+    /// so [`apply`](Self::apply) ignores them; the caller passes them to the
     /// [`Sampler`](super::Sampler).
     pub eos_token_id: Vec<u32>,
 }
@@ -36,26 +35,26 @@ pub struct GenerationConfig {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GenerationConfigError {
-    /// Not JSON, or not an object.
+    /// The file is not JSON, or not an object.
     #[error("generation_config.json is not a JSON object: {0}")]
     Json(#[from] serde_json::Error),
-    /// A key with a value of the wrong type.
+    /// The value of a key has the wrong type.
     #[error("{key} in generation_config.json is {value}: it must be {expected}")]
     Type {
         /// The key.
         key: &'static str,
         /// Its value as JSON, shortened.
         value: String,
-        /// What it may be.
+        /// The allowed values.
         expected: &'static str,
     },
-    /// A number out of range.
+    /// A number is out of range.
     #[error("generation_config.json: {0}")]
     Value(#[from] SamplingError),
 }
 
 impl GenerationConfig {
-    /// Reads the content of a generation_config.json. A key set to `null` counts as absent.
+    /// Parses a generation_config.json. A key set to `null` counts as absent.
     pub fn parse(json: &[u8]) -> Result<Self, GenerationConfigError> {
         const NUMBER: &str = "a number";
         const COUNT: &str = "a whole number from 0";
@@ -71,20 +70,20 @@ impl GenerationConfig {
             min_new_tokens: field(&map, "min_new_tokens", COUNT)?,
             eos_token_id: ids(&map, "eos_token_id")?,
         };
-        // Once, with the file's name, rather than at every request.
+        // Checked once, with the file's name in the error, rather than with every request.
         let mut settings = Sampling::default();
         config.apply(&mut settings);
         settings.check(usize::MAX)?;
         Ok(config)
     }
 
-    /// Lets what the file says win over `settings`.
+    /// Overrides `settings` by those of the file.
     pub fn apply(&self, settings: &mut Sampling) {
         fn set<T: Copy>(setting: &mut T, value: Option<T>) {
             *setting = value.unwrap_or(*setting);
         }
         set(&mut settings.temperature, self.temperature);
-        // Where the key is absent, transformers would be greedy; every server samples.
+        // If the key is absent, transformers is greedy; every server samples.
         if self.do_sample == Some(false) {
             settings.temperature = 0.0;
         }

@@ -1,27 +1,27 @@
-//! Log-probabilities as they are reported: of the model's own distribution, the log-softmax of the
-//! logits before any bias, penalty, temperature or filter, so that they mean the same under every
-//! setting. It must not know how the token was chosen.
+//! Log-probabilities of the model's own distribution: the log-softmax of the logits before any
+//! bias, penalty, temperature or filter. They mean the same under every setting.
 
 use super::{SamplingError, candidates::Candidates};
 
-/// The log-probability of one token and of its likeliest alternatives. Every number is finite.
+/// The log-probability of a token and of its likeliest alternatives. Every number is finite.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logprobs {
     /// Of the token that was chosen.
     pub chosen: f32,
-    /// The most likely tokens, by log-probability descending, then by id; the chosen one is among
-    /// them only if it is that likely. Fewer than asked for where fewer tokens are possible.
+    /// The most likely tokens, by log-probability descending, then by id. The chosen token is
+    /// included only if it is that likely. There are fewer than requested if fewer tokens are
+    /// possible.
     pub top: Vec<(u32, f32)>,
 }
 
 impl Logprobs {
-    /// What is reported in place of anything lower, -inf included: JSON has no infinities, and
-    /// clients of vLLM know this number.
+    /// Reported for anything lower, including -inf. JSON has no infinities, and clients of vLLM
+    /// know this number.
     pub const FLOOR: f32 = -9999.0;
 
     /// The log-probability of `token` and of the `n_top` most likely tokens, from the logits
-    /// (`[vocab]`) that predict position `index`: what an echoed prompt reports, where no token is
-    /// drawn. Fails on NaN, on +inf, and if every logit is -inf. `token` must have a logit.
+    /// (`[vocab]`) that predict position `index`. An echoed prompt reports these, because no token
+    /// is drawn. Fails on NaN, on +inf, and if every logit is -inf. `token` must have a logit.
     pub fn of(
         logits: &[f32],
         token: u32,
@@ -32,7 +32,7 @@ impl Logprobs {
     }
 }
 
-/// Finds [`Logprobs`] token after token; only the results are allocated.
+/// Computes [`Logprobs`] token after token; allocates only the results.
 #[derive(Clone)]
 pub(super) struct LogprobsReader {
     n_top: usize,
@@ -41,7 +41,7 @@ pub(super) struct LogprobsReader {
 
 impl LogprobsReader {
     pub(super) fn new(n_top: usize, vocab: usize) -> Self {
-        // The largest logit is needed even where no alternatives are.
+        // The largest logit is needed even without alternatives.
         Self { n_top, best: Candidates::new(n_top.max(1), vocab) }
     }
 
@@ -60,7 +60,7 @@ impl LogprobsReader {
 
         let ranks = self.best.ranked().take(self.n_top);
         let mut top: Vec<_> = ranks.map(|c| (c.token, logprob(c.score))).collect();
-        // Different logits may round to the same log-probability; then the id decides.
+        // Different logits may round to the same log-probability. Then the id decides.
         top.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         Ok(Logprobs { chosen: logprob(logits[chosen as usize]), top })
     }

@@ -1,8 +1,7 @@
-//! Everything between logits and text: a request's settings, the token they choose, and the
-//! characters that may leave for the user.
+//! From logits to text: a request's settings, the token that they choose, and the text that may be
+//! shown.
 //!
-//! This is the host's definition of sampling; samplers on devices are compared with it. It must not
-//! know how logits are computed, what a tokenizer or a template is, or who reads the text.
+//! This is the definition of sampling; the samplers of devices are compared with it.
 
 mod candidates;
 mod check;
@@ -27,10 +26,9 @@ pub use random::{choice_seed, random_seed, uniform};
 pub use sampler::{Choice, Sampler};
 pub use text_stream::{Piece, TextStream};
 
-/// The settings of one request. What each step does, and in which order, is written in the
-/// description of [`Sampler`].
+/// The settings of one request. [`Sampler`] defines each step and their order.
 ///
-/// The default changes nothing about the model's own distribution: temperature 1, every filter and
+/// The default leaves the model's own distribution unchanged: temperature 1, every filter and
 /// penalty off, no limit but the context.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
@@ -38,8 +36,8 @@ pub struct Sampling {
     pub temperature: f32,
     /// Only the `top_k` most likely tokens may be drawn. 0 is off.
     pub top_k: usize,
-    /// Only the fewest most likely tokens that together have at least this probability may be drawn.
-    /// 1 is off.
+    /// Only the smallest set of most likely tokens with at least this total probability may be
+    /// drawn. 1 is off.
     pub top_p: f32,
     /// Only tokens at least this likely, relative to the most likely one, may be drawn. 0 is off.
     pub min_p: f32,
@@ -52,22 +50,23 @@ pub struct Sampling {
     pub frequency_penalty: f32,
     /// Added to the logits of these tokens. A token named twice gets both.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Decides every draw, together with the index of the generated token and nothing else. Whoever
-    /// makes a request without a seed picks one at random.
+    /// Determines every draw, together with the index of the generated token. A caller without a
+    /// seed should pick one at random.
     pub seed: u64,
-    /// Texts that end the answer; neither they nor what follows is part of it.
+    /// Texts that end the answer. The answer contains neither them nor what follows.
     pub stop: Vec<String>,
-    /// Tokens that end the answer, besides those of the model.
+    /// Tokens that end the answer, besides the model's end tokens.
     pub stop_ids: Vec<u32>,
-    /// At most this many tokens are generated. `None`: as many as the context holds.
+    /// Maximum number of generated tokens. `None`: as many as the context holds.
     pub max_tokens: Option<usize>,
-    /// No end token, of the model or of [`stop_ids`](Self::stop_ids), before this many tokens.
+    /// Minimum number of tokens before an end token of the model or of
+    /// [`stop_ids`](Self::stop_ids).
     pub min_tokens: usize,
     /// The model's end tokens are never chosen. `stop_ids` still end the answer.
     pub ignore_eos: bool,
     /// `Some(k)`: report the log-probability of each chosen token and of the `k` most likely ones.
     pub logprobs: Option<usize>,
-    /// The answer begins with the prompt.
+    /// Whether the answer starts with the prompt.
     pub echo: bool,
 }
 
@@ -95,28 +94,29 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// What Qwen3 advises while it thinks. Greedy thinking can loop. A model's
-    /// [`GenerationConfig`] wins over this, the request over both.
+    /// Qwen3's recommendation with reasoning. Greedy reasoning can loop. A model's
+    /// [`GenerationConfig`] overrides it, and the request overrides both.
     pub fn thinking() -> Self {
         Self { temperature: 0.6, top_k: 20, top_p: 0.95, ..Self::default() }
     }
 
-    /// What Qwen3 advises without thinking. A model's [`GenerationConfig`] wins over this, the
-    /// request over both.
+    /// Qwen3's recommendation without reasoning. A model's [`GenerationConfig`] overrides it, and
+    /// the request overrides both.
     pub fn non_thinking() -> Self {
         Self { temperature: 0.7, top_k: 20, top_p: 0.8, ..Self::default() }
     }
 
-    /// Settings if a request says nothing: what Qwen3 advises, then the model's own.
+    /// The default settings of a request: Qwen3's recommendation, then the model's own.
     pub fn defaults(thinks: bool, own: &GenerationConfig) -> Self {
         let mut sampling = if thinks { Self::thinking() } else { Self::non_thinking() };
         own.apply(&mut sampling);
         sampling
     }
 
-    /// The settings of each of a request's `n` choices: the same but for the seed, which is
-    /// [`choice_seed`]. The first choice keeps the seed, so it is what a request for one choice
-    /// gets; raising `n` leaves the earlier choices as they were. Lazy: a huge `n` costs nothing.
+    /// The settings of each of a request's `n` choices. They differ only in the seed, which is
+    /// [`choice_seed`]. The first choice keeps the seed, so it equals the result of a request for
+    /// one choice. A larger `n` does not change the earlier choices. Lazy: a huge `n` costs
+    /// nothing.
     pub fn samples(&self, n: usize) -> impl Iterator<Item = Sampling> {
         (0..n as u64).map(|choice| Self { seed: choice_seed(self.seed, choice), ..self.clone() })
     }

@@ -1,19 +1,18 @@
-//! What was said already, and what saying it again costs. Owns the counts of seen tokens and the
-//! arithmetic of the three penalties, all in f32, one rounding per operation and no fused
-//! multiply-add. It must not know how a token is chosen afterwards.
+//! The penalties for repeated tokens: counts of seen tokens, and the arithmetic of the three
+//! penalties, all in f32, one rounding per operation and no fused multiply-add.
 
 use super::Sampling;
 
-/// Counts take a word per vocabulary entry; none are kept while every penalty is off.
+/// Counts use a word per vocabulary entry. There are none while every penalty is off.
 #[derive(Clone)]
 pub(super) struct Penalties {
     repetition: f32,
     frequency: f32,
     presence: f32,
-    /// `[vocab]`: `None` for tokens never seen, else how often the output has the token; 0 for one
-    /// that only the prompt has. Empty while every penalty is off.
+    /// `[vocab]`: `None` for tokens never seen, else the number of occurrences in the output; 0 for
+    /// a token that occurs only in the prompt. Empty while every penalty is off.
     counts: Vec<Option<u32>>,
-    /// The tokens whose count is `Some`, so that a step touches no others.
+    /// The tokens whose count is `Some`, so that a step visits only these.
     seen: Vec<u32>,
 }
 
@@ -31,14 +30,14 @@ impl Penalties {
             penalties.counts = vec![None; vocab];
             penalties.seen.reserve_exact(vocab);
         }
-        // Only the repetition penalty looks at the prompt.
+        // Only the repetition penalty considers the prompt.
         if penalties.repetition != 1.0 {
             prompt.iter().for_each(|&token| _ = penalties.see(token));
         }
         penalties
     }
 
-    /// Whether any penalty does anything.
+    /// Whether any penalty has an effect.
     pub(super) fn are_on(&self) -> bool {
         self.repetition != 1.0 || self.frequency != 0.0 || self.presence != 0.0
     }
@@ -50,7 +49,7 @@ impl Penalties {
         }
     }
 
-    /// The tokens seen, and how often the output has each.
+    /// The tokens seen, with their number of occurrences in the output.
     pub(super) fn seen(&self) -> impl Iterator<Item = (u32, u32)> {
         let count = |token: u32| self.counts[token as usize].unwrap_or_default();
         self.seen.iter().map(move |&token| (token, count(token)))

@@ -38,14 +38,14 @@ pub fn uniform(seed: u64, index: u64) -> f64 {
     (bits(seed, index) >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
 }
 
-/// `uniform(seed, index)` times `total`, rounded down, without an error: a number below `total`.
+/// `uniform(seed, index)` times `total`, rounded down exactly: a number below `total`.
 pub(super) fn below(seed: u64, index: u64, total: u64) -> u64 {
     ((u128::from(bits(seed, index) >> 11) * u128::from(total)) >> 53) as u64
 }
 
 /// The seed of a request's choice number `choice` (from 0): the first keeps `seed`, the others get
-/// `mix(seed + 0x9E3779B97F4A7C15 * choice)`, where `mix` is the finaliser of splitmix64. As `mix`
-/// is one-to-one, these never coincide with each other.
+/// `mix(seed + 0x9E3779B97F4A7C15 * choice)`, where `mix` is the finaliser of splitmix64. `mix` is
+/// one-to-one, so all these seeds differ.
 pub fn choice_seed(seed: u64, choice: u64) -> u64 {
     match choice {
         0 => seed,
@@ -53,8 +53,8 @@ pub fn choice_seed(seed: u64, choice: u64) -> u64 {
     }
 }
 
-/// A seed for a request that has none, from the system's randomness by way of the standard
-/// hasher's keys.
+/// A seed for a request without one, from the system's randomness through the standard hasher's
+/// keys.
 pub fn random_seed() -> u64 {
     RandomState::new().hash_one(0)
 }

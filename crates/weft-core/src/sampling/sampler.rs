@@ -1,6 +1,5 @@
-//! Logits to a token. Owns the order of the steps, the draw, and what one request remembers between
-//! tokens: a counter, and the counts of its penalties. It must not know how logits are made, what a
-//! token looks like as text, or that other requests exist.
+//! Chooses a token from logits. It defines the order of the steps and the draw, and keeps one
+//! request's state between tokens: a counter, and the counts of its penalties.
 
 use std::collections::HashMap;
 
@@ -21,7 +20,7 @@ use super::{
 pub struct Choice {
     /// Its id.
     pub token: u32,
-    /// Where the request asked for them.
+    /// Log-probabilities, if the request asks for them.
     pub logprobs: Option<Logprobs>,
 }
 
@@ -33,34 +32,36 @@ pub struct Choice {
 /// 1. `logit_bias`: `l[t] += bias` for each entry, in the order given.
 /// 2. `repetition_penalty` r, once for each token in the prompt or the output:
 ///    `l[t] = l[t] < 0 ? l[t] * r : l[t] / r`.
-/// 3. `frequency_penalty` f and `presence_penalty` p, for each token that the output has `n > 0`
-///    times: `l[t] -= f * n`, then `l[t] -= p`.
+/// 3. `frequency_penalty` f and `presence_penalty` p, for each token that occurs `n > 0` times in
+///    the output: `l[t] -= f * n`, then `l[t] -= p`.
 /// 4. End tokens become -inf: the model's under `ignore_eos` or while `i < min_tokens`, those of
-///    `stop_ids` while `i < min_tokens`. So do tokens that the answer's [`Constraint`] does not allow.
-/// 5. Tokens are ranked by `l` descending, ties by id ascending (0 and -0 are a tie); a token at
-///    -inf has no rank. Temperature 0 chooses the first; no random number is used.
-/// 6. Otherwise every ranked token has a weight: `exp((l - l_max) / temperature)` in units of 2^-40, an
-///    integer. How it is computed is written below; it never rises from one rank to the next.
-/// 7. `top_k`: the first k ranks stay.
-/// 8. `top_p` below 1: the shortest run of first ranks whose weights sum to at least `top_p` times
-///    the sum over all that step 7 left; `top_p` is rounded down to a multiple of 2^-32.
-/// 9. `min_p`: those of a weight of at least `min_p * 2^40` stay, which is a probability of at least `min_p` times
-///    the largest, as the first rank weighs 2^40. The first rank survives steps 7 to 9.
-/// 10. Draw: `u = ` [`uniform`](super::uniform)`(seed, i)`; the first rank at which the running sum of the weights
-///     that stayed exceeds `u` times their total.
+///    `stop_ids` while `i < min_tokens`. So do tokens that the answer's [`Constraint`] forbids.
+/// 5. Tokens are ranked by `l` descending, ties by id ascending (0 and -0 are a tie). A token at
+///    -inf has no rank. Temperature 0 chooses the first rank without a random number.
+/// 6. Otherwise every rank has a weight: `exp((l - l_max) / temperature)` in units of 2^-40, an
+///    integer, computed as below. It never rises from one rank to the next.
+/// 7. `top_k`: keeps the first k ranks.
+/// 8. `top_p` below 1: keeps the shortest run of first ranks whose weights sum to at least `top_p`
+///    times the sum over all ranks of step 7. `top_p` is rounded down to a multiple of 2^-32.
+/// 9. `min_p`: keeps the ranks with a weight of at least `min_p * 2^40`. The first rank weighs
+///    2^40, so these have at least `min_p` times the largest probability. The first rank survives
+///    steps 7 to 9.
+/// 10. Draw: `u = ` [`uniform`](super::uniform)`(seed, i)`. The first rank is chosen at which the
+///     running sum of the kept weights exceeds `u` times their total.
 ///
-/// Steps 1 to 4 are f32, each operation rounded. From step 6 on all is integers and compared without an error, so no
-/// order of summation matters: whoever follows the definition chooses the same token, always.
+/// Steps 1 to 4 are f32, each operation rounded. From step 6 on, all numbers are integers and
+/// compared exactly, so the order of summation does not matter: every implementation of this
+/// definition chooses the same token.
 ///
-/// The weight of a rank, in f64 up to `distance` and in unsigned integers from there:
+/// The weight of a rank, in f64 up to `distance` and in unsigned integers after it:
 ///
 /// ```text
 /// distance = (l_max - l) * (log2(e) * 2^32 / temperature), rounded down
 /// n, f     = distance >> 32, distance & (2^32 - 1)
-/// weight   = 2^(40 - n - f / 2^32), rounded; the power by a polynomial of fixed point numbers (weight.rs)
+/// weight   = 2^(40 - n - f / 2^32), rounded; the power by a fixed-point polynomial (weight.rs)
 /// ```
 ///
-/// All memory is taken by [`Sampler::new`]; a step allocates nothing but the [`Logprobs`] it returns.
+/// [`Sampler::new`] allocates all memory; a step allocates only the [`Logprobs`] that it returns.
 #[derive(Clone)]
 pub struct Sampler {
     settings: Sampling,
@@ -70,7 +71,7 @@ pub struct Sampler {
     vocab: usize,
     n_generated: usize,
     has_double_bias: bool,
-    /// `[vocab]`: the logits after steps 1 to 4. Empty if the request can do without them.
+    /// `[vocab]`: the logits after steps 1 to 4. Empty if the request does not need them.
     scores: Vec<f32>,
     candidates: Candidates,
     sums: Sums,
@@ -79,10 +80,10 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// A sampler for one answer to `prompt` by a model of `vocab` tokens. Fails where the settings
-    /// do not pass [`Sampling::check`] or the prompt has ids outside the vocabulary.
-    /// Ids in `stop_ids_of_model` that are outside it can never be generated and are left out:
-    /// published configurations have some.
+    /// A sampler for one answer to `prompt` by a model of `vocab` tokens. Fails if the settings do
+    /// not pass [`Sampling::check`], or if the prompt has ids outside the vocabulary. Ids in
+    /// `stop_ids_of_model` outside the vocabulary can never be generated and are ignored: some
+    /// published configurations have them.
     pub fn new(
         settings: &Sampling,
         prompt: &[u32],
@@ -113,17 +114,17 @@ impl Sampler {
         Ok(sampler)
     }
 
-    /// Has the answer follow a rule.
+    /// Adds a constraint that the answer follows.
     pub fn constrain(&mut self, rule: Box<dyn Constraint>) {
         self.constraint = Some(Constrained::new(rule, self.vocab));
         self.scores.resize(self.vocab, 0.0);
     }
 
-    /// Chooses the next token from the model's logits (`[vocab]`) and counts it as generated. After
-    /// an error the sampler is as it was before the call.
+    /// Chooses the next token from the model's logits (`[vocab]`) and counts it as generated. An
+    /// error leaves the sampler unchanged.
     ///
     /// # Panics
-    /// If there is not one logit per token of the vocabulary.
+    /// If the number of logits differs from the size of the vocabulary.
     pub fn sample(&mut self, logits: &[f32]) -> Result<Choice, SamplingError> {
         assert_eq!(logits.len(), self.vocab, "one logit per token of the vocabulary");
         if self.changes_logits() {
@@ -144,15 +145,15 @@ impl Sampler {
         Ok(Choice { token, logprobs })
     }
 
-    /// Counts a token as generated that somebody else chose by [`Sampler::next_draw`].
+    /// Counts a generated token that a device chose by [`Sampler::next_draw`].
     pub fn accept(&mut self, token: u32) {
         self.penalties.record(token);
         self.n_generated += 1;
     }
 
-    /// What decides the next token besides its logits. Nothing where that takes more than numbers:
-    /// where the answer follows a rule, log-probabilities are told, or a token has two biases, whose
-    /// sums round one after the other.
+    /// The parameters of the next choice. `None` if numbers do not suffice: if the answer has a
+    /// constraint, if log-probabilities are reported, or if a token has two biases, whose sums
+    /// round one after the other.
     pub fn next_draw(&self) -> Option<Draw> {
         let Sampling { temperature, top_k, top_p, min_p, seed, min_tokens, .. } = self.settings;
         let needs_more =
@@ -173,7 +174,7 @@ impl Sampler {
         })
     }
 
-    /// The tokens whose logits steps 1 to 4 change, each once, in no order.
+    /// The tokens whose logits steps 1 to 4 change, each once, in unspecified order.
     pub fn adjustments(&self) -> Vec<Adjustment> {
         let mut of_token: HashMap<u32, Adjustment> = HashMap::new();
         let mut of = |token: u32, change: &dyn Fn(&mut Adjustment)| {
@@ -202,12 +203,12 @@ impl Sampler {
         self.ends.contains(&token) || self.settings.stop_ids.contains(&token)
     }
 
-    /// How many tokens were generated.
+    /// Number of generated tokens.
     pub fn n_generated(&self) -> usize {
         self.n_generated
     }
 
-    /// Whether steps 1 to 4 do anything to the next token. Once false it stays false.
+    /// Whether steps 1 to 4 affect the next token. Once false, it stays false.
     fn changes_logits(&self) -> bool {
         self.constraint.is_some()
             || !self.settings.logit_bias.is_empty()
@@ -215,7 +216,7 @@ impl Sampler {
             || self.masked().next().is_some()
     }
 
-    /// The tokens that step 4 rules out.
+    /// The tokens that step 4 masks.
     fn masked(&self) -> impl Iterator<Item = u32> {
         let early = self.n_generated < self.settings.min_tokens;
         let ends: &[u32] = if early || self.settings.ignore_eos { &self.ends } else { &[] };
@@ -234,7 +235,7 @@ impl Sampler {
         let mut bad = None;
         for token in self.masked() {
             let score = &mut scores[token as usize];
-            // A mask must not hide that the model went wrong.
+            // A mask must not hide a fault of the model.
             if score.is_nan() || *score == f32::INFINITY {
                 let (index, value) = (self.n_generated, *score);
                 bad = Some(SamplingError::BadLogit { index, token, value });
@@ -249,7 +250,7 @@ impl Sampler {
         bad.map_or(Ok(()), Err)
     }
 
-    /// Steps 5 to 10, where `candidates` are what `top_k` left.
+    /// Steps 5 to 10; `candidates` are the ranks that `top_k` kept.
     fn draw(&mut self) -> Result<u32, SamplingError> {
         let index = self.n_generated;
         let nothing = SamplingError::NoCandidate { index };
@@ -260,16 +261,18 @@ impl Sampler {
         }
         let measure = Measure { max: f64::from(first.score), scale: weight::scale(temperature) };
         let target = below(seed, index as u64, self.kept(measure));
-        // What is kept are first ranks, and the target is below their sum: there is no need to know how many they are.
+        // The kept ranks come first, and the target is below their sum, so their number is not
+        // needed.
         let chosen = self.sums.first_beyond(target, &mut self.candidates, measure);
         chosen.map_or(Err(nothing), |(candidate, _)| Ok(candidate.token))
     }
 
-    /// Steps 8 and 9: the sum of the weights that stay. Both leave first ranks, so it is the lesser of two.
+    /// Steps 8 and 9: the sum of the weights that are kept. Both steps keep first ranks, so it is
+    /// the smaller of two sums.
     fn kept(&mut self, measure: Measure) -> u64 {
         let (sums, least) = (&mut self.sums, weight::least(self.settings.min_p));
         if self.settings.top_p == 1.0 {
-            // Weights that are too small count for nothing.
+            // Weights that are too small contribute nothing.
             sums.add_up(&mut self.candidates, measure, weight::end_of(least), least);
             return sums.large();
         }
@@ -287,7 +290,7 @@ fn has_double(biases: &[(u32, f32)]) -> bool {
     tokens.windows(2).any(|pair| pair[0] == pair[1])
 }
 
-/// The first logit that says nothing.
+/// The first logit that is NaN or +inf.
 fn bad_logit(logits: &[f32], index: usize) -> Option<SamplingError> {
     let (token, value) =
         (0..).zip(logits).find(|(_, logit)| logit.is_nan() || **logit == f32::INFINITY)?;

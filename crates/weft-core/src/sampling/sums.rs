@@ -1,18 +1,18 @@
-//! Sums of weights, and the rank at which a running sum exceeds a number. Ranks are not sorted for that: weights are
-//! added up by ranges of distances, and only the ranks of the range that has the answer are looked at one by one. It
-//! must not know what the sums are compared with.
+//! Sums of weights, and the rank at which a running sum exceeds a number. Ranks are not sorted for
+//! this: weights are added by ranges of distances, and only the ranks in the relevant range are
+//! examined one by one.
 
 use super::{
     candidates::{Candidate, Candidates},
     weight::{self, BLOCK, NOTHING_FROM},
 };
 
-/// The logarithm of how many distances a range has: each halving of the weight is 32 ranges, so that few ranks share
-/// one even if there are hundreds of thousands.
+/// The logarithm of the number of distances in a range. Each halving of the weight has 32 ranges,
+/// so that few ranks share one even if there are hundreds of thousands.
 const RANGE_BITS: u32 = 27;
 const N_RANGES: usize = (NOTHING_FROM >> RANGE_BITS) as usize;
 
-/// How scores become distances from the first rank (`weight.rs`).
+/// Converts scores to distances from the first rank (`weight.rs`).
 #[derive(Clone, Copy)]
 pub(super) struct Measure {
     pub(super) max: f64,
@@ -20,7 +20,7 @@ pub(super) struct Measure {
 }
 
 impl Measure {
-    /// Not rounded. It is below a whole number where the rounded one is.
+    /// Not rounded. It is below a whole number exactly if the rounded one is.
     fn distance(self, score: f32) -> f64 {
         (self.max - f64::from(score)) * self.scale
     }
@@ -30,11 +30,11 @@ impl Measure {
     }
 }
 
-/// Reused for every token: memory is taken by [`Sums::new`] only.
+/// Reused for every token; only [`Sums::new`] allocates.
 #[derive(Clone)]
 pub(super) struct Sums {
     of_ranges: Vec<u64>,
-    /// Of all weights that were added.
+    /// Of all added weights.
     all: u64,
     /// Of those that are large enough.
     large: u64,
@@ -45,8 +45,8 @@ impl Sums {
         Self { of_ranges: vec![0; N_RANGES], all: 0, large: 0 }
     }
 
-    /// Throws away all candidates but those that are nearer than `end`, which is at most [`NOTHING_FROM`], and replaces
-    /// the sums by those over what is left. Weights from `least` on are large.
+    /// Drops all candidates at a distance of `end` or more (`end` is at most [`NOTHING_FROM`]), and
+    /// replaces the sums by those of the remaining ones. Weights from `least` on are large.
     pub(super) fn add_up(
         &mut self,
         candidates: &mut Candidates,
@@ -59,7 +59,7 @@ impl Sums {
         let end = end as f64;
         let (mut near, mut n) = ([0.0; BLOCK], 0);
         candidates.keep(|score| {
-            // What is not near is overwritten by the next.
+            // A distant candidate is overwritten by the next.
             let distance = measure.distance(score);
             let is_near = distance < end;
             near[n] = distance;
@@ -86,18 +86,18 @@ impl Sums {
         }
     }
 
-    /// The sum of all weights that were added.
+    /// The sum of all added weights.
     pub(super) fn all(&self) -> u64 {
         self.all
     }
 
-    /// The sum of those that are large.
+    /// The sum of the large weights.
     pub(super) fn large(&self) -> u64 {
         self.large
     }
 
-    /// The first rank at which the running sum exceeds `target`, and that sum. Nothing if `target` is not below the
-    /// sum of all.
+    /// The first rank at which the running sum exceeds `target`, and that sum. `None` if `target`
+    /// is not below the sum of all.
     pub(super) fn first_beyond(
         &self,
         target: u64,

@@ -1,28 +1,28 @@
-//! Bytes of tokens to text that may be shown: only whole characters, and nothing that may yet turn
-//! out to be part of a stop string. Owns the bytes of an unfinished character and the text held
-//! back. It must not know tokens, templates, or where the text goes.
+//! Converts the bytes of tokens to text that may be shown: only complete characters, and nothing
+//! that could still become part of a stop string.
 
-/// The text that one token set free.
+/// The text that one token released.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Piece {
-    /// Possibly empty.
+    /// The text, possibly empty.
     pub text: String,
-    /// Which stop string ended the text, if one did, by its place in the list given.
+    /// The index of the stop string that ended the text, if one did.
     pub stopped: Option<usize>,
 }
 
-/// Turns the bytes of one answer's tokens into its text.
+/// Converts the bytes of one answer's tokens to its text.
 ///
 /// Bytes become characters as in [`String::from_utf8_lossy`] over all bytes together: an invalid
-/// sequence becomes U+FFFD, an unfinished one waits for its rest. The text ends before the stop
-/// string that is complete first; of several complete at the same character, the one that began
-/// first. So how the bytes are cut into tokens makes no difference to the text or where it ends.
+/// sequence becomes U+FFFD, an incomplete one waits for its rest. The text ends before the stop
+/// string that is completed first; if several are completed by the same character, before the one
+/// that started first. The text and its end therefore do not depend on how the bytes are cut into
+/// tokens.
 #[derive(Clone)]
 pub struct TextStream {
     matchers: Vec<Matcher>,
-    /// The beginning of a character: at most three bytes between calls.
+    /// The start of a character: at most three bytes between calls.
     unfinished: Vec<u8>,
-    /// Text that is the beginning of a stop string.
+    /// Text that is the start of a stop string.
     held: String,
     stopped: Option<usize>,
 }
@@ -34,8 +34,8 @@ impl TextStream {
         Self { matchers, unfinished: Vec::new(), held: String::new(), stopped: None }
     }
 
-    /// Takes the bytes of the next token; returns what may be shown now. Once a stop string was
-    /// found, every further call returns no text and the same stop.
+    /// Takes the bytes of the next token, and returns the text that may be shown now. After a stop
+    /// string, every further call returns no text and the same stop.
     pub fn push(&mut self, bytes: &[u8]) -> Piece {
         if self.stopped.is_none() {
             self.unfinished.extend_from_slice(bytes);
@@ -48,21 +48,21 @@ impl TextStream {
         Piece { text, stopped: self.stopped }
     }
 
-    /// Ends the stream: returns what was held back, an unfinished character as U+FFFD. Empty if a
-    /// stop string was found.
+    /// Ends the stream, and returns the text that was held back, with U+FFFD for an incomplete
+    /// character. Empty if a stop string was found.
     pub fn finish(&mut self) -> String {
         if self.stopped.is_none() && !self.unfinished.is_empty() {
             self.unfinished.clear();
             self.extend("\u{FFFD}");
         }
         let held = std::mem::take(&mut self.held);
-        // Nothing the stop strings have seen may match text that is pushed after the end.
+        // Text before the end must not match together with text that is pushed after it.
         self.matchers.iter_mut().for_each(|matcher| matcher.n_matched = 0);
         held
     }
 
-    /// Reads the characters of `bytes` up to an unfinished one at the end; returns how many bytes
-    /// that was.
+    /// Reads the characters of `bytes` up to an incomplete one at the end, and returns the number
+    /// of bytes read.
     fn read(&mut self, bytes: &[u8]) -> usize {
         let mut n_read = 0;
         for chunk in bytes.utf8_chunks() {
@@ -80,7 +80,7 @@ impl TextStream {
         n_read
     }
 
-    /// Appends text to what is held, up to the first complete stop string, which is cut off.
+    /// Appends text to the held text, up to the first complete stop string, which is cut off.
     fn extend(&mut self, text: &str) {
         if self.stopped.is_some() {
             return;
@@ -96,9 +96,9 @@ impl TextStream {
         self.held.push_str(text);
     }
 
-    /// Shows every matcher one byte; the stop string it completes and its length, the longest of
-    /// several and never an empty one. Stop strings are whole characters, so a match begins and ends
-    /// between characters.
+    /// Feeds one byte to every matcher. Returns the completed stop string and its length: the
+    /// longest of several, never an empty one. Stop strings are whole characters, so a match starts
+    /// and ends between characters.
     fn advance(&mut self, byte: u8) -> Option<(usize, usize)> {
         let mut found: Option<(usize, usize)> = None;
         for (stop, matcher) in self.matchers.iter_mut().enumerate() {
@@ -110,7 +110,7 @@ impl TextStream {
         found
     }
 
-    /// Takes from what is held all that no stop string can begin with.
+    /// Takes the part of the held text with which no stop string can start.
     fn release(&mut self) -> String {
         let n_kept = match self.stopped {
             Some(_) => 0,
@@ -121,7 +121,7 @@ impl TextStream {
     }
 }
 
-/// Whether these bytes are the beginning of a character.
+/// Whether these bytes are the start of a character.
 fn may_become_valid(bytes: &[u8]) -> bool {
     std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
 }
@@ -130,9 +130,9 @@ fn may_become_valid(bytes: &[u8]) -> bool {
 #[derive(Clone)]
 struct Matcher {
     stop: Vec<u8>,
-    /// For each length of a matched beginning, the next shorter beginning that is also its end.
+    /// For each length of a matched prefix, the next shorter prefix that is also its suffix.
     shorter: Vec<usize>,
-    /// How many bytes of the stop string the text now ends with.
+    /// Number of bytes of the stop string that the text now ends with.
     n_matched: usize,
 }
 
@@ -151,7 +151,7 @@ impl Matcher {
         Self { stop, shorter, n_matched: 0 }
     }
 
-    /// Whether this byte completes the stop string. Not to be called after it did.
+    /// Whether this byte completes the stop string. Must not be called after that.
     fn advance(&mut self, byte: u8) -> bool {
         while self.n_matched > 0 && self.stop[self.n_matched] != byte {
             self.n_matched = self.shorter[self.n_matched];
@@ -169,7 +169,7 @@ mod tests {
         TextStream::new(&stops.iter().map(|&s| s.to_owned()).collect::<Vec<_>>())
     }
 
-    /// The pieces of each push, `|` after each, then the flushed rest; and which stop was found.
+    /// The pieces of each push, `|` after each, then the flushed rest; and the stop string found.
     fn show(stops: &[&str], tokens: &[&[u8]]) -> (String, Option<usize>) {
         let mut stream = stream(stops);
         let (mut shown, mut stopped) = (String::new(), None);
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn invalid_bytes_become_replacement_characters() {
         assert_eq!(show(&[], &[b"a\xFFb", b"\x80"]), ("a\u{FFFD}b|\u{FFFD}|".into(), None));
-        // A lead byte whose continuation never comes is one character, and what follows is kept.
+        // A lead byte without its continuation is one character, and the text after it is kept.
         assert_eq!(show(&[], &[b"\xF0\x9F", b"x"]), ("|\u{FFFD}x|".into(), None));
         assert_eq!(show(&[], &[b"x\xF0\x9F"]), ("x|\u{FFFD}".into(), None));
     }
@@ -223,7 +223,7 @@ mod tests {
         let smile = "😀".as_bytes();
         let (shown, stopped) = show(&["é😀"], &[b"x\xC3", b"\xA9", &smile[..2], &smile[2..], b"y"]);
         assert_eq!((shown.as_str(), stopped), ("x|||||", Some(0)));
-        // The same lead bytes, another character: é is set free with it.
+        // The same lead bytes, another character: é is released with it.
         let grin = "😁".as_bytes();
         let (shown, stopped) = show(&["é😀"], &[b"x\xC3\xA9", &grin[..3], &grin[3..]]);
         assert_eq!((shown.as_str(), stopped), ("x||é😁|", None));

@@ -1,8 +1,7 @@
-//! Weights as integers: what a rank counts for in a draw. Sums of integers do not depend on their order and
-//! nothing here rounds differently elsewhere, so that whoever computes them draws the same token. It must not
-//! know how ranks are found or what draws are made for.
+//! Weights as integers: the probability of a rank in a draw. Sums of integers do not depend on
+//! their order, and nothing here rounds differently elsewhere, so all devices draw the same token.
 //!
-//! With `l` a rank's logit, `l_max` that of the first rank, and f64 arithmetic in the first two lines:
+//! `l` is a rank's logit, `l_max` that of the first rank. The first two lines are f64 arithmetic:
 //!
 //! ```text
 //! scale    = log2(e) * 2^32 / temperature
@@ -10,22 +9,23 @@
 //! n, f     = distance >> 32, distance & (2^32 - 1)
 //! q        = C9;  then for k = 8 to 1:  q = Ck - (q * f >> 32)
 //! p        = 2^63 - ((q * f >> 32) >> 1)                (2^(63 - f / 2^32), within 2^-44 of it)
-//! weight   = (p >> (23 + n)) rounded half up, 0 where n > 40
+//! weight   = (p >> (23 + n)) rounded half up, 0 if n > 40
 //! ```
 //!
-//! A weight is `exp((l - l_max) / temperature)` in units of 2^-40, to within one unit and 2^-32 of itself. It
-//! never rises where the logit falls. Logits are f32: what they were rounded by is far more.
+//! A weight is `exp((l - l_max) / temperature)` in units of 2^-40, to within one unit and a
+//! relative error of 2^-32. It never rises as the logit falls. The rounding of f32 logits is far
+//! larger.
 
 /// The weight of the first rank.
 pub(super) const ONE: u64 = 1 << ONE_BITS;
 const ONE_BITS: u32 = 40;
 /// The first distance at which weights are 0.
 pub(super) const NOTHING_FROM: u64 = (ONE_BITS as u64 + 1) << 32;
-/// How many weights are computed at once: what is in between stays in the fastest cache.
+/// Number of weights computed at once. Intermediate values stay in the L1 cache.
 pub(super) const BLOCK: usize = 256;
 
-/// `C9` to `C1` in units of 2^-64: the polynomial in f of degree 9 that is 1 at 0 and 2^-f elsewhere, as near as
-/// interpolation at Chebyshev's points comes.
+/// `C9` to `C1` in units of 2^-64: a polynomial in f of degree 9 that is 1 at 0 and approximates
+/// 2^-f, by interpolation at Chebyshev's points.
 const COEFFICIENTS: [u64; 9] = [
     0x0000_0140_F3AA_7C4A,
     0x0000_155D_E549_41DD,
@@ -38,7 +38,7 @@ const COEFFICIENTS: [u64; 9] = [
     0xB172_17F7_D1C4_08AA,
 ];
 
-/// What differences of logits are multiplied by.
+/// The factor from a difference of logits to a distance.
 pub(super) fn scale(temperature: f32) -> f64 {
     std::f64::consts::LOG2_E * (1u64 << 32) as f64 / f64::from(temperature)
 }
@@ -57,8 +57,8 @@ fn at(distance: u64) -> u64 {
     rounded(power(q, distance), distance)
 }
 
-/// Replaces distances below [`NOTHING_FROM`] by their weights. One step is done for all of them before the next, as
-/// compilers make vector instructions of such loops: it takes a third of the time that one after the other takes.
+/// Replaces distances below [`NOTHING_FROM`] by their weights. Each operation runs over all
+/// distances before the next one, which compilers vectorise: it takes a third of the time.
 pub(super) fn replace_by_weights(distances: &mut [u64; BLOCK]) {
     let mut q = [0; BLOCK];
     for coefficient in COEFFICIENTS {
@@ -102,9 +102,9 @@ pub(super) fn end_of(least: u64) -> u64 {
     end
 }
 
-/// The least weight that `min_p` leaves. A rank of no weight is never drawn.
+/// The smallest weight that `min_p` keeps. A rank without weight is never drawn.
 pub(super) fn least(min_p: f32) -> u64 {
-    // The product is exact: it only moves the exponent.
+    // The product is exact: it only changes the exponent.
     ((f64::from(min_p) * ONE as f64).ceil() as u64).max(1)
 }
 
@@ -113,7 +113,7 @@ pub(super) fn share(top_p: f32) -> u64 {
     (f64::from(top_p) * (1u64 << 32) as f64) as u64
 }
 
-/// The least sum of first ranks that is this share of `total`. The first rank alone always is one.
+/// The smallest sum that is this share of `total`; at least 1, so that the first rank is kept.
 pub(super) fn border(share: u64, total: u64) -> u64 {
     ((u128::from(share) * u128::from(total)).div_ceil(1 << 32) as u64).max(1)
 }

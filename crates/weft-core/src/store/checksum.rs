@@ -1,7 +1,8 @@
-//! The checksum of rows while they are read, by several threads.
+//! The checksum of rows, computed by several threads while the rows are read.
 //!
-//! BLAKE3 is a tree: pieces are hashed apart and joined, and the result is the hash of the whole. A
-//! thread hashes what it has just read, while it is still in the core's cache.
+//! BLAKE3 is a tree: pieces are hashed separately and joined, and the result is the hash of the
+//! whole. A thread hashes the piece that it has just read, while the piece is still in the core's
+//! cache.
 
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -13,13 +14,14 @@ use blake3::hazmat::{
 use super::Rows;
 use super::platform::MOST_READERS;
 
-/// Bytes of a piece: a power of two, so that each is a tree of its own.
+/// Bytes of a piece: a power of two, so that each piece is a subtree.
 const PIECE_BYTES: usize = 1 << 18;
 
-/// A stretch of `k`, then one of `v`; only the piece between them has both.
+/// A slice of `k`, then one of `v`. Only the piece at the border between them has both.
 type Piece<'a> = (&'a mut [u8], &'a mut [u8]);
 
-/// Fills rows by `read`, which gets offsets in `k` followed by `v`, and tells the checksum of both.
+/// Fills rows by `read`, which gets offsets in `k` followed by `v`, and returns the checksum of
+/// both.
 pub(super) fn fill<E: Send>(
     rows: &mut Rows,
     read: impl Fn(usize, &mut [u8]) -> Result<(), E> + Sync,
@@ -57,7 +59,7 @@ pub(super) fn fill<E: Send>(
     Ok(root(&hashers))
 }
 
-/// Cuts `k` followed by `v`; at least one piece, if an empty one.
+/// Cuts `k` followed by `v` into pieces; at least one, possibly empty.
 fn pieces(rows: &mut Rows) -> Vec<Piece<'_>> {
     let (mut k, mut v) = (&mut rows.k[..], &mut rows.v[..]);
     let mut pieces = Vec::new();
@@ -71,7 +73,7 @@ fn pieces(rows: &mut Rows) -> Vec<Piece<'_>> {
     pieces
 }
 
-/// The hash of pieces that follow one another.
+/// The joined hash of consecutive pieces.
 fn root(pieces: &[blake3::Hasher]) -> blake3::Hash {
     match pieces {
         [whole] => whole.finalize(),
@@ -92,7 +94,7 @@ fn subtree(pieces: &[blake3::Hasher]) -> ChainingValue {
     }
 }
 
-/// The left half is the largest power of two that leaves something to the right.
+/// The left half is the largest power of two that leaves at least one piece on the right.
 fn halves(pieces: &[blake3::Hasher]) -> (&[blake3::Hasher], &[blake3::Hasher]) {
     pieces.split_at(pieces.len().div_ceil(2).next_power_of_two())
 }

@@ -1,4 +1,4 @@
-//! What a user of the store can get wrong. A failing disk is not among it: that is a miss.
+//! Errors of using the store. A failing disk is not an error here, but a miss.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,66 +6,66 @@ use std::path::PathBuf;
 use super::reason::Reason;
 use super::{KvKey, Put};
 
-/// Why a store could not be opened, or an entry not carried in or out.
+/// Why a store could not be opened, or an entry could not be exported or imported.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The folder is not there and cannot be made, or is no folder.
-    #[error("cannot make the chunk folder {folder:?}: {source}; name a folder that can be made")]
+    /// The folder does not exist and cannot be created, or is not a folder.
+    #[error("cannot create the chunk folder {folder:?}: {source}; choose another folder")]
     Folder {
         /// The folder as given.
         folder: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The folder is there and its content cannot be listed.
+    /// The folder cannot be listed.
     #[error("cannot list the chunk folder {folder:?}: {source}; check its owner and permissions")]
     List {
         /// The folder as given.
         folder: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The folder is there and nothing can be written in it.
+    /// The folder is not writable.
     #[error(
-        "cannot write in the chunk folder {folder:?}: {source}; name a folder of your own, or run \
+        "cannot write in the chunk folder {folder:?}: {source}; choose another folder, or run \
          without one"
     )]
     Unwritable {
         /// The folder as given.
         folder: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// No entry has this key, or its file turned out to be damaged.
-    #[error("the chunk store has no sound entry {key}: {reason}")]
+    /// No entry has this key, or its file is damaged.
+    #[error("the chunk store has no intact entry {key}: {reason}")]
     NoEntry {
         /// The key as given.
         key: KvKey,
-        /// What is wrong with it.
+        /// Why it cannot be used.
         reason: Reason,
     },
-    /// The file to carry out to exists already, or cannot be written.
-    #[error("cannot write {path:?}: {source}; name a file that does not exist")]
+    /// The export file already exists, or cannot be written.
+    #[error("cannot write {path:?}: {source}; name a new file")]
     Export {
         /// The file as given.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The file to carry in is not a sound one of this model.
+    /// The imported file is damaged, or belongs to another model.
     #[error("{path:?} is refused: {reason}")]
     Refused {
         /// The file as given.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why it is refused.
         reason: Reason,
     },
-    /// The file to carry in is sound and was not stored.
+    /// The imported file is intact, but was not stored.
     #[error("{path:?} is not stored: {outcome}")]
     NotStored {
         /// The file as given.
         path: PathBuf,
-        /// What became of it.
+        /// The result of storing it.
         outcome: Put,
     },
 }

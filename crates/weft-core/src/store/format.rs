@@ -1,9 +1,9 @@
 //! The bytes of a header.
 //!
-//! A file is safetensors: a length, a JSON header, then `k` and `v`. What weft needs to know stands
-//! in the header's `__metadata__`. There is one way to write a given header and nothing else is
-//! read: what was parsed is written again and compared, so that no changed bit goes unnoticed, not
-//! even one in the padding.
+//! A file is safetensors: a length, a JSON header, then `k` and `v`. weft's own fields are in the
+//! header's `__metadata__`. A given header has exactly one encoding, and only this encoding is
+//! accepted: the parsed header is encoded again and compared. So every changed bit is noticed, even
+//! in the padding.
 
 use safetensors::Dtype as FileDtype;
 use safetensors::tensor::TensorInfo;
@@ -13,17 +13,17 @@ use super::reason::Reason;
 use super::{Header, KvKey, Rows};
 use crate::dtype::Dtype;
 
-/// The most bytes of a header that are read or written: room for two million tokens.
+/// Maximum bytes of a header: room for two million tokens.
 pub(super) const HEADER_LIMIT: u64 = 16 << 20;
 
-/// Bytes of the length that opens a file.
+/// Bytes of the length at the start of a file.
 pub(super) const LENGTH_BYTES: u64 = 8;
 
 const FORMAT: &str = "weft-kv";
 const VERSION: &str = "1";
 const LAYOUT: &str = "k, v: [layers][rows][kv_width], little-endian, keys rotated";
 
-/// Tensors begin at a multiple of this, as safetensors wants it.
+/// Tensors start at a multiple of this, as safetensors requires.
 const ALIGNMENT: usize = 8;
 
 /// A header as JSON.
@@ -36,7 +36,7 @@ struct Json {
     v: TensorInfo,
 }
 
-/// `__metadata__`, whose values safetensors wants to be strings.
+/// `__metadata__`. safetensors requires string values.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Fields {
@@ -57,7 +57,7 @@ struct Fields {
     header_blake3: String,
 }
 
-/// As much as every version of the format has.
+/// The fields that every version of the format has.
 #[derive(Deserialize)]
 struct AnyVersion {
     #[serde(rename = "__metadata__")]
@@ -67,11 +67,11 @@ struct AnyVersion {
 #[derive(Deserialize)]
 struct AnyVersionFields {
     format: String,
-    /// Other people's files have none; that is not what is wrong with them.
+    /// Files of other programs have no version; another error is reported for them.
     version: Option<String>,
 }
 
-/// A header that was read, and what it says of its file.
+/// A decoded header, and what it implies for its file.
 #[derive(Debug)]
 pub(super) struct Decoded {
     pub(super) key: KvKey,
@@ -83,7 +83,7 @@ pub(super) struct Decoded {
 }
 
 impl Decoded {
-    /// Compares the checksum of what was read with that of what was written.
+    /// Compares the checksum of the rows read with that of the rows written.
     pub(super) fn check_payload(&self, read: blake3::Hash) -> Result<(), Reason> {
         let (expected, found) = (self.payload_checksum.clone(), read.to_string());
         if found != expected {
@@ -93,13 +93,13 @@ impl Decoded {
     }
 }
 
-/// The checksum of rows, as a header holds it.
+/// The checksum of rows, as in a header.
 pub(super) fn hash_rows(rows: &Rows) -> blake3::Hash {
     blake3::Hasher::new().update(&rows.k).update(&rows.v).finalize()
 }
 
-/// The bytes that precede the tensors: length, JSON, padding. None where the header is not one that
-/// would be read: beyond the limit, or of tensors that no file can hold.
+/// The bytes before the tensors: length, JSON, padding. `None` if the header could not be read
+/// again: it exceeds the limit, or its tensors are too large for a file.
 pub(super) fn encode(key: &KvKey, header: &Header, payload_checksum: &str) -> Option<Vec<u8>> {
     let tensor_bytes = header.tensor_bytes()?;
     let info = |start| TensorInfo {
@@ -137,12 +137,12 @@ fn fields(key: &KvKey, header: &Header, payload_checksum: &str) -> Fields {
     }
 }
 
-/// Reads what [`encode`] wrote, less the length, and nothing else.
+/// Decodes the output of [`encode`], without the length, and nothing else.
 pub(super) fn decode(text: &[u8]) -> Result<Decoded, Reason> {
     check_version(text)?;
     let json: Json = serde_json::from_slice(text).map_err(|e| Reason::HeaderText(e.to_string()))?;
     let (key, header) = parse(&json).ok_or_else(|| {
-        Reason::HeaderText("a number, a key or a number format is not one".to_owned())
+        Reason::HeaderText("a number, a key or a number format is invalid".to_owned())
     })?;
     let payload_checksum = json.metadata.payload_blake3;
     let again = encode(&key, &header, &payload_checksum);
@@ -153,7 +153,7 @@ pub(super) fn decode(text: &[u8]) -> Result<Decoded, Reason> {
     Ok(Decoded { key, header, payload_checksum, tensor_bytes })
 }
 
-/// First of all, so that a file of another version is called that and not damaged.
+/// Checked first, so that a file of another version is reported as such and not as damaged.
 fn check_version(text: &[u8]) -> Result<(), Reason> {
     let any: AnyVersion =
         serde_json::from_slice(text).map_err(|e| Reason::HeaderText(e.to_string()))?;
@@ -168,7 +168,8 @@ fn check_version(text: &[u8]) -> Result<(), Reason> {
     }
 }
 
-/// The header in its own types. Spelling and redundant parts are left to the comparison.
+/// Converts the header to typed fields. Spelling and redundant fields are checked by the
+/// comparison.
 fn parse(json: &Json) -> Option<(KvKey, Header)> {
     let fields = &json.metadata;
     let [layers, _, kv_width] = json.k.shape[..] else { return None };

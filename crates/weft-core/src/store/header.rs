@@ -1,17 +1,18 @@
-//! What is known of stored rows, and when they are the rows that were asked for.
+//! The description of stored rows, and its comparison with the requested rows.
 //!
-//! How a header lies in a file is not known here, see `format.rs`.
+//! `format.rs` defines the encoding of a header in a file.
 
 use super::KvKey;
 use super::reason::Reason;
 use crate::dtype::Dtype;
 
-/// What a file says of its rows. All of it but `prefill_us` must be as the reader expects.
+/// The description of a file's rows. Everything except `prefill_us` must equal the reader's
+/// expectation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Model and device family, as the caller names them.
+    /// Model and device family, as named by the caller.
     pub fingerprint: String,
-    /// The format of every element.
+    /// The number format of every element.
     pub dtype: Dtype,
     /// Layers of the model.
     pub layers: usize,
@@ -19,13 +20,13 @@ pub struct Header {
     pub kv_width: usize,
     /// How the rows may be reused: `exact`, `anchored` or `isolated`.
     pub reuse: String,
-    /// The key of what the rows attended to.
+    /// The key of the rows that these rows attended to.
     pub parent: KvKey,
     /// The position that the first key was rotated for.
     pub home_position: usize,
     /// The tokens, one row each.
     pub tokens: Vec<u32>,
-    /// What computing the rows took: what losing them would cost.
+    /// The time to compute the rows: the cost of losing them.
     pub prefill_us: u64,
 }
 
@@ -39,15 +40,15 @@ pub struct Rows {
 }
 
 impl Header {
-    /// Bytes of `k`, and of `v`; none where the product does not fit a file.
+    /// Bytes of `k`, and of `v`. `None` if the product does not fit a file.
     pub fn tensor_bytes(&self) -> Option<usize> {
         let elements = self.layers.checked_mul(self.tokens.len())?.checked_mul(self.kv_width)?;
         let bytes = elements.checked_mul(self.dtype.bytes())?;
-        // Both tensors and their header have to be countable together.
+        // The total of both tensors and their header must not overflow.
         (bytes < usize::MAX / 4).then_some(bytes)
     }
 
-    /// The first thing in which `found` is not what `self` expects.
+    /// The first field in which `found` differs from `self`.
     pub(super) fn mismatch(&self, found: &Self) -> Option<Reason> {
         let differs = |field, expected: String, found: String| {
             (expected != found).then_some(Reason::Mismatch { field, expected, found })
@@ -65,7 +66,7 @@ impl Header {
             .or_else(|| self.token_mismatch(found))
     }
 
-    /// Tells the first token that differs: whole lists would fill the log.
+    /// Reports only the first token that differs: whole lists would fill the log.
     fn token_mismatch(&self, found: &Self) -> Option<Reason> {
         let (ours, theirs) = (&self.tokens, &found.tokens);
         if ours == theirs {

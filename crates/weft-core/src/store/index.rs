@@ -1,7 +1,7 @@
-//! What the folder holds, by key, as far as headers tell.
+//! An index of the folder's files by key, from their headers.
 //!
-//! The folder is the truth and this a copy of it: other processes write and remove files too. The
-//! time of last use is the file's time of modification, which costs one system call per hit and
+//! The folder is authoritative and the index a copy: other processes write and remove files too.
+//! The time of last use is the file's modification time, which costs one system call per hit and
 //! survives restarts.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,18 +16,18 @@ use super::{Header, KvKey};
 
 const ENDING: &str = ".safetensors";
 
-/// What is known of a stored chunk without reading its rows.
+/// A stored chunk, without its rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// What its file says of the rows.
+    /// The description of its rows.
     pub header: Header,
     /// Size of the file.
     pub bytes: u64,
-    /// When it was last written or served.
+    /// When it was last written or read.
     pub last_use: SystemTime,
 }
 
-/// The entries and what they take.
+/// The entries and their total size.
 #[derive(Default)]
 pub(super) struct Index {
     entries: BTreeMap<KvKey, Entry>,
@@ -62,10 +62,10 @@ impl Index {
         }
     }
 
-    /// Takes over what the folder holds now. Returns the files that are no entries, and why.
+    /// Reads the folder again. Returns the files that are not valid entries, and why.
     ///
     /// # Errors
-    /// When the folder cannot be listed; then nothing is changed.
+    /// If the folder cannot be listed. Then nothing changes.
     pub(super) fn refresh(&mut self, folder: &Path) -> io::Result<Vec<(KvKey, Reason)>> {
         let present = keys(folder)?;
         self.retain(&present);
@@ -85,7 +85,7 @@ impl Index {
         self.used_bytes = self.entries.values().map(|entry| entry.bytes).sum();
     }
 
-    /// Another process may have served the file since. False where it is not the file that is known.
+    /// Another process may have read the file since. Returns false if the file was replaced.
     fn update_last_use(&mut self, folder: &Path, key: &KvKey) -> bool {
         let Some(entry) = self.entries.get_mut(key) else { return false };
         let Ok(metadata) = fs::symlink_metadata(file_of(folder, key)) else { return false };
@@ -110,7 +110,7 @@ pub(super) fn file_of(folder: &Path, key: &KvKey) -> PathBuf {
     folder.join(format!("{key}{ENDING}"))
 }
 
-/// Opens the file of a key and checks its header, the key it gives itself included.
+/// Opens the file of a key and checks its header, including its own key.
 pub(super) fn open(folder: &Path, key: &KvKey) -> Result<Opened, Reason> {
     let opened = read::header(&file_of(folder, key))?;
     match opened.decoded.key {
@@ -120,7 +120,7 @@ pub(super) fn open(folder: &Path, key: &KvKey) -> Result<Opened, Reason> {
 }
 
 /// Opens the file of a key and checks that it holds the rows that `expected` describes, before
-/// anybody takes memory for them.
+/// memory is allocated for them.
 pub(super) fn open_expected(
     folder: &Path,
     key: &KvKey,
@@ -133,7 +133,7 @@ pub(super) fn open_expected(
     }
 }
 
-/// The keys that files are named after. Files of other names are none of the store's business.
+/// The keys in file names. Files with other names do not belong to the store.
 fn keys(folder: &Path) -> io::Result<BTreeSet<KvKey>> {
     let mut keys = BTreeSet::new();
     for entry in fs::read_dir(folder)? {

@@ -1,14 +1,14 @@
-//! The name of one chunk's KV rows.
+//! The key of KV rows.
 //!
 //! A key is a hash of everything that the rows depend on. It has one spelling, lower-case hex, so
-//! that no two file names can mean the same entry.
+//! that two file names never mean the same entry.
 
 use std::fmt;
 use std::str::FromStr;
 
 const KEY_BYTES: usize = 32;
 
-/// What names the KV rows of a chunk: a hash of model, layout, reuse, what they attended to, tokens.
+/// The key of KV rows: a hash of model, layout, kind of reuse, attended context and tokens.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KvKey([u8; KEY_BYTES]);
 
@@ -23,7 +23,7 @@ impl KvKey {
     /// The parent of rows that attended to nothing.
     pub const NOTHING: Self = Self([0; KEY_BYTES]);
 
-    /// The key of the rows of `tokens` that attended to `parent`, and to one another.
+    /// The key of the rows of `tokens` that attended to `parent` and to each other.
     pub fn of_rows(parent: &Self, tokens: &[u32]) -> Self {
         let mut hasher = blake3::Hasher::new();
         hasher.update(b"weft kv key 1\0").update(parent.as_bytes());

@@ -1,9 +1,10 @@
-//! Chunks on disk: the KV rows of one chunk per file.
+//! Chunks on disk: one file per chunk holds its KV rows.
 //!
-//! Owns the folder, the format, what is checked before rows are served, and what goes when the
-//! budget is spent. It knows neither engine nor device: rows are bytes, keys and fingerprints are
-//! the caller's. Whatever is wrong with a file is a miss and never an error of the caller's answer.
-//! Several processes may share a folder: the files are the truth, and each is whole or absent.
+//! The store defines the folder, the file format, the checks before rows are returned, and
+//! eviction. It knows neither engine nor device: rows are bytes, and keys and fingerprints come
+//! from the caller. A damaged file is a miss; it never fails the caller's request. Several
+//! processes may share a folder: the files are authoritative, and each is either complete or
+//! absent.
 
 mod checksum;
 mod error;
@@ -43,12 +44,12 @@ use put::WriteBytes;
 use read::Opened;
 use stats::Warnings;
 
-/// A folder of chunks and what is known of it.
+/// A folder of chunks, with an index of its files.
 pub struct Store {
     folder: PathBuf,
     budget_bytes: u64,
     index: Index,
-    /// Never evicted by this process; another one does not know of them.
+    /// Never evicted by this process. Other processes do not know these pins.
     pins: HashSet<KvKey>,
     stats: StoreStats,
     warnings: Warnings,
@@ -56,12 +57,12 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens a folder, which is made where it is not there: removes what crashes left behind and
-    /// reads the headers of all files. Nothing is evicted, even above the budget, before something
-    /// is stored or [`set_budget`](Self::set_budget) is called.
+    /// Opens a folder, and creates it if it does not exist. Removes leftovers of crashes and reads
+    /// the headers of all files. Even above the budget, nothing is evicted before something is
+    /// stored or [`set_budget`](Self::set_budget) is called.
     ///
     /// # Errors
-    /// When the folder cannot be made, listed or written in.
+    /// If the folder cannot be created, listed or written to.
     pub fn open(folder: &Path, budget_bytes: u64) -> Result<Self, StoreError> {
         let at = || folder.to_owned();
         platform::create_private_folder(folder)
@@ -98,7 +99,7 @@ impl Store {
         Ok(())
     }
 
-    /// The entry of a key, as far as it is known. Its rows may turn out to be damaged.
+    /// The entry of a key, from the index. Its rows may still turn out to be damaged.
     pub fn find(&self, key: &KvKey) -> Option<&Entry> {
         self.index.get(key)
     }
@@ -108,15 +109,15 @@ impl Store {
         self.index.iter()
     }
 
-    /// Takes notice of what other processes wrote, used and removed.
+    /// Updates the index with the changes of other processes.
     pub fn refresh(&mut self) {
         if let Err(error) = self.reindex() {
             self.warnings.add(format!("cannot list the chunk folder {:?}: {error}", self.folder));
         }
     }
 
-    /// Reads the rows of a key, if they are all that `expected` says and every byte is as it was
-    /// written. Anything else is a miss; a file that is at fault is moved to quarantine.
+    /// Reads the rows of a key, if they match `expected` and every byte is as it was written.
+    /// Anything else is a miss; a damaged file is moved to quarantine.
     pub fn get(&mut self, key: &KvKey, expected: &Header) -> Option<Rows> {
         match self.read(key, expected) {
             Ok((opened, rows)) => {
@@ -132,22 +133,22 @@ impl Store {
         }
     }
 
-    /// The file is opened even where the index has no entry: another process may have written it.
+    /// Opens the file even if the index has no entry: another process may have written it.
     fn read(&self, key: &KvKey, expected: &Header) -> Result<(Opened, Rows), Reason> {
         let opened = index::open_expected(&self.folder, key, expected)?;
         let rows = read::rows(&opened)?;
         Ok((opened, rows))
     }
 
-    /// Notes that an entry was used now.
+    /// Records that an entry was used now.
     fn touch(&mut self, opened: Opened) {
         let now = SystemTime::now();
-        // A time that cannot be written is lost at the next start, no more.
+        // If the time cannot be written, only the age after the next start is wrong.
         let _ = opened.file.set_modified(now);
         self.index.insert(opened, now);
     }
 
-    /// Counts why a file is not used, and puts it out of reach if it is at fault.
+    /// Counts why a file is not used, and moves it to quarantine if it is damaged.
     fn refuse(&mut self, key: &KvKey, reason: &Reason) {
         self.stats.add_reason(reason);
         let what_now = match reason {
@@ -158,7 +159,7 @@ impl Store {
         self.warnings.add(format!("chunk {key} is not used: {reason}{what_now}"));
     }
 
-    /// Moves a file out of reach; tells where it is now.
+    /// Moves a file to quarantine, and returns its new path.
     fn quarantine(&mut self, key: &KvKey) -> String {
         self.index.remove(key);
         match quarantine::move_in(&self.folder, key, self.budget_bytes) {
@@ -173,13 +174,13 @@ impl Store {
         }
     }
 
-    /// Deletes an entry, pinned or not. False where there was none.
+    /// Deletes an entry, pinned or not. Returns false if there was none.
     pub fn remove(&mut self, key: &KvKey) -> bool {
         self.index.remove(key);
         fs::remove_file(file_of(&self.folder, key)).is_ok()
     }
 
-    /// Keeps this process from evicting an entry, stored now or later.
+    /// Prevents this process from evicting an entry, stored now or later.
     pub fn pin(&mut self, key: &KvKey) {
         self.pins.insert(*key);
     }
@@ -189,7 +190,7 @@ impl Store {
         self.pins.remove(key);
     }
 
-    /// Whether an entry is kept from eviction.
+    /// Whether an entry is exempt from eviction.
     pub fn is_pinned(&self, key: &KvKey) -> bool {
         self.pins.contains(key)
     }
@@ -198,7 +199,7 @@ impl Store {
         self.pins.iter().filter_map(|key| self.index.get(key)).map(|entry| entry.bytes).sum()
     }
 
-    /// Changes the budget, and evicts at once what is above it. Writing that was off is tried again.
+    /// Changes the budget, and evicts at once down to it. If writing was off, it is tried again.
     pub fn set_budget(&mut self, budget_bytes: u64) {
         self.budget_bytes = budget_bytes;
         self.stats.off = None;
@@ -206,42 +207,42 @@ impl Store {
         self.evict(self.used_bytes().saturating_sub(budget_bytes));
     }
 
-    /// What all entries take. Quarantine is not included: it takes at most an eighth of the budget,
-    /// or one file.
+    /// Bytes of all entries. Quarantine is not included: it has at most an eighth of the budget, or
+    /// one file.
     pub fn used_bytes(&self) -> u64 {
         self.index.used_bytes()
     }
 
-    /// Where the files are.
+    /// The folder of its files.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Deletes the files that were put out of reach; tells how many, and their bytes.
+    /// Deletes the files in quarantine, and returns their number and their bytes.
     ///
     /// # Errors
-    /// When one cannot be deleted.
+    /// If a file cannot be deleted.
     pub fn empty_quarantine(&mut self) -> io::Result<(u64, u64)> {
         quarantine::empty(&self.folder)
     }
 
-    /// What entries may take.
+    /// Maximum bytes of all entries.
     pub fn budget_bytes(&self) -> u64 {
         self.budget_bytes
     }
 
-    /// What happened since the store was opened.
+    /// Counts since the store was opened.
     pub fn stats(&self) -> &StoreStats {
         &self.stats
     }
 
-    /// What the user should be told, each once.
+    /// Warnings for the user, each returned once.
     pub fn take_warnings(&mut self) -> Vec<String> {
         self.warnings.take()
     }
 }
 
-/// A full disk is no reason to refuse: what is there can be read, and room be made.
+/// A full disk is accepted: stored entries can be read, and eviction makes room.
 fn check_writable(folder: &Path) -> io::Result<()> {
     match temp::TempFile::create(folder) {
         Err(error) if !put::is_disk_full(&error) => Err(error),

@@ -1,12 +1,12 @@
-//! What the systems do differently: private files, reads at an offset, folders made durable.
+//! Differences between operating systems: private files, reads at an offset, durable folders.
 //!
-//! Elsewhere than on Unix, privacy is left to the folder that the user's profile gives.
+//! On systems other than Unix, privacy depends on the folder in the user's profile.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::Path;
 
-/// Makes a folder and those above it, for its owner alone.
+/// Creates a folder and its parents, accessible to the owner only.
 pub(crate) fn create_private_folder(folder: &Path) -> io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true);
@@ -15,7 +15,7 @@ pub(crate) fn create_private_folder(folder: &Path) -> io::Result<()> {
     builder.create(folder)
 }
 
-/// Makes a file that was not there, for its owner alone.
+/// Creates a new file, accessible to the owner only.
 pub(crate) fn create_private_file(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);
@@ -24,7 +24,7 @@ pub(crate) fn create_private_file(path: &Path) -> io::Result<File> {
     options.open(path)
 }
 
-/// Whether others than the owner may enter or list a folder.
+/// Whether users other than the owner may enter or list a folder.
 pub(super) fn is_open_to_others(folder: &Path) -> io::Result<bool> {
     let permissions = fs::metadata(folder)?.permissions();
     #[cfg(unix)]
@@ -42,14 +42,14 @@ pub(super) fn has_a_name(file: &File) -> io::Result<bool> {
     let metadata = file.metadata()?;
     #[cfg(unix)]
     let n_names = std::os::unix::fs::MetadataExt::nlink(&metadata);
-    // Elsewhere an open file cannot lose its name.
+    // Here, an open file cannot lose its name.
     #[cfg(not(unix))]
     let n_names = u64::from(metadata.is_file());
     Ok(n_names > 0)
 }
 
-/// Threads that read one file: a core neither hashes nor copies as fast as disks and page caches give.
-/// Elsewhere than on Unix, reads of a file share a cursor.
+/// Maximum number of threads that read one file. One core hashes and copies more slowly than disks
+/// and page caches deliver. On systems other than Unix, reads of a file share a cursor.
 pub(super) const MOST_READERS: usize = if cfg!(unix) { 16 } else { 1 };
 
 /// Fills `bytes` from an offset, without a shared cursor.
@@ -66,7 +66,7 @@ pub(super) fn read_exact_at(mut file: &File, bytes: &mut [u8], offset: u64) -> i
     file.read_exact(bytes)
 }
 
-/// Makes renames in a folder survive a power cut.
+/// Makes renames in a folder survive a power failure.
 pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
     if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
 }

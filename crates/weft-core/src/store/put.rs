@@ -1,7 +1,8 @@
-//! Writing an entry: room first, then a temporary file, then the name.
+//! Writes an entry: makes room, writes a temporary file, then renames it.
 //!
-//! A reader sees a whole file or none, whenever the power goes: content is on disk before it has its
-//! name. Nothing that fails here concerns the caller's answer, so failures are outcomes, not errors.
+//! A reader sees a complete file or none, even after a power failure: the content is on disk before
+//! the file gets its name. Failures do not affect the caller's answer, so they are outcomes, not
+//! errors.
 
 use std::fmt;
 use std::fs::File;
@@ -13,28 +14,28 @@ use super::reason::Reason;
 use super::temp::TempFile;
 use super::{Header, KvKey, Rows, Store, evict, format, platform};
 
-/// What became of rows that were to be stored.
+/// The result of storing rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Put {
-    /// They are on disk.
+    /// The rows are on disk.
     Stored,
-    /// The same rows were there already.
+    /// The same rows were already stored.
     Present,
-    /// They alone are more than the budget, or their header is more than is ever read.
+    /// The rows exceed the budget, or their header exceeds its limit.
     TooLarge {
-        /// Size of the file they would make.
+        /// Size that the file would have.
         bytes: u64,
         /// The budget.
         budget_bytes: u64,
     },
     /// Pinned entries leave too little of the budget.
     NoRoom {
-        /// Size of the file they would make.
+        /// Size that the file would have.
         bytes: u64,
-        /// What pinned entries take.
+        /// Bytes of pinned entries.
         pinned_bytes: u64,
     },
-    /// Nothing is written any more, see [`StoreStats::off`](super::StoreStats::off).
+    /// Writing has been turned off, see [`StoreStats::off`](super::StoreStats::off).
     Off,
 }
 
@@ -58,20 +59,20 @@ impl fmt::Display for Put {
     }
 }
 
-/// Writes bytes to a file: the system's own way, or a test's that fails.
+/// Writes bytes to a file. Tests replace it by one that fails.
 pub(super) type WriteBytes = Box<dyn FnMut(&mut File, &[u8]) -> io::Result<()> + Send>;
 
-/// The system's own way.
+/// The system's own write.
 pub(super) fn write_bytes() -> WriteBytes {
     Box::new(File::write_all)
 }
 
 impl Store {
-    /// Stores rows under a key, evicting others where the budget asks for it. Rows are immutable:
-    /// those that are there already stay.
+    /// Stores rows under a key, and evicts others if the budget requires it. Rows are immutable: if
+    /// the key is already stored, its rows stay.
     ///
     /// # Panics
-    /// When `k` or `v` is not as long as the header says.
+    /// If the length of `k` or `v` differs from the header's.
     pub fn put(&mut self, key: &KvKey, header: &Header, rows: &Rows) -> Put {
         let tensor_bytes = header.tensor_bytes();
         assert_eq!(Some(rows.k.len()), tensor_bytes, "bytes of k");
@@ -98,7 +99,7 @@ impl Store {
         }
     }
 
-    /// Whether the file is there, sound as far as its header goes, and of the same content.
+    /// Whether the file exists with a valid header and the same content.
     fn is_present(&mut self, key: &KvKey, header: &Header) -> bool {
         match index::open_expected(&self.folder, key, header) {
             Ok(opened) => {
@@ -113,10 +114,10 @@ impl Store {
         }
     }
 
-    /// Evicts until `bytes` fit the budget. Evicts nothing where they cannot: then the bytes that
-    /// are pinned are returned.
+    /// Evicts until `bytes` fit the budget. If that is impossible, evicts nothing and returns the
+    /// pinned bytes.
     fn make_room(&mut self, bytes: u64) -> Result<(), u64> {
-        // What other processes wrote counts too.
+        // Files of other processes count too.
         self.refresh();
         let pinned_bytes = self.pinned_bytes();
         if pinned_bytes + bytes > self.budget_bytes {
@@ -126,7 +127,7 @@ impl Store {
         Ok(())
     }
 
-    /// Evicts entries of `bytes` in all, or all that may go.
+    /// Evicts entries of `bytes` in total, or all that are not pinned.
     pub(super) fn evict(&mut self, bytes: u64) {
         let unpinned = self.index.iter().filter(|(key, _)| !self.pins.contains(key));
         for key in evict::victims(unpinned, bytes, SystemTime::now()) {
@@ -136,7 +137,7 @@ impl Store {
         }
     }
 
-    /// Writes a file. Where the disk is full, evicts as much as it takes and tries once more.
+    /// Writes a file. If the disk is full, evicts as much as needed and tries once more.
     fn write_evicting(&mut self, key: &KvKey, parts: &[&[u8]]) -> io::Result<()> {
         let result = self.write(key, parts);
         match result {
@@ -153,14 +154,15 @@ impl Store {
         for part in parts {
             (self.write_bytes)(&mut temp.file, part)?;
         }
-        // The kernel's own stamp is coarse: what was served a moment before could look newer.
+        // The kernel's own timestamp is coarse: an entry that was read a moment before could look
+        // newer.
         temp.file.set_modified(SystemTime::now())?;
         temp.file.sync_all()?;
         temp.rename(&file_of(&self.folder, key))?;
         platform::sync_folder(&self.folder)
     }
 
-    /// Indexes what was written, as another process would see it.
+    /// Indexes the new file, as another process would see it.
     fn stored(&mut self, key: &KvKey) -> Put {
         self.stats.stored += 1;
         match index::open(&self.folder, key) {
@@ -168,7 +170,7 @@ impl Store {
                 let last_use = opened.last_use;
                 self.index.insert(opened, last_use);
             }
-            // Evicted by another process already.
+            // Another process has already evicted it.
             Err(reason) => self.refuse(key, &reason),
         }
         Put::Stored

@@ -1,7 +1,7 @@
-//! Where files go that must not be served.
+//! The quarantine: a folder for damaged files.
 //!
-//! They are moved, not deleted: a damaged file is the evidence of a failing disk or a bug. So that
-//! evidence does not fill the disk, the oldest go when there are too many.
+//! Damaged files are moved, not deleted, because they are evidence of a failing disk or a bug. The
+//! oldest are deleted if there are too many, so that they do not fill the disk.
 
 use std::fs;
 use std::io;
@@ -13,21 +13,21 @@ use super::{KvKey, platform};
 
 const FOLDER: &str = "quarantine";
 
-/// Most files that are kept.
+/// Maximum number of files.
 pub(super) const MAX_FILES: usize = 8;
 
-/// Most that they take, as a share of the store's budget. The newest is kept whatever its size.
+/// They take at most 1/8 of the store's budget. The newest is kept whatever its size.
 const BUDGET_SHARE: u64 = 8;
 
-/// Moves the file of a key out of reach; returns where it is now.
+/// Moves the file of a key to quarantine, and returns its new path.
 pub(super) fn move_in(folder: &Path, key: &KvKey, budget_bytes: u64) -> io::Result<PathBuf> {
     let quarantine = folder.join(FOLDER);
     platform::create_private_folder(&quarantine)?;
     let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    // The time first, so that names sort by age, and a key may come in more than once.
+    // The time comes first, so that names sort by age. A key may be moved in more than once.
     let to = quarantine.join(format!("{:020}-{key}.safetensors", time.as_nanos()));
     fs::rename(file_of(folder, key), &to)?;
-    // The file is out of reach; that older ones could not be removed changes nothing about it.
+    // The file is in quarantine, even if older ones could not be removed.
     let _ = keep_newest(&quarantine, budget_bytes / BUDGET_SHARE);
     Ok(to)
 }
@@ -49,7 +49,7 @@ fn keep_newest(quarantine: &Path, max_bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Deletes all that was moved in; tells how many files, and their bytes.
+/// Deletes all files in quarantine, and returns their number and their bytes.
 pub(super) fn empty(folder: &Path) -> io::Result<(u64, u64)> {
     let entries = match fs::read_dir(folder.join(FOLDER)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((0, 0)),

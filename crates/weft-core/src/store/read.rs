@@ -1,9 +1,9 @@
-//! Reading a file that anything may have happened to since it was written.
+//! Reads files that may have been damaged since they were written.
 //!
-//! Two degrees of trust: [`header`] reads and checks the header and the file's length, enough for
-//! the index; [`rows`] also checks every byte of the rows, each time. Memory is taken only for what
-//! the file's own length, and then the caller, confirm. Files are read, never mapped: a map of a
-//! file that shrinks is a crash.
+//! There are two levels of checks. [`header`] checks the header and the file's length, which
+//! suffices for the index. [`rows`] also checks every byte of the rows, each time. Memory is
+//! allocated only after the file's own length, and then the caller, have confirmed the size. Files
+//! are read, never mapped: if a mapped file shrinks, the process crashes.
 
 use std::fs::{self, File};
 use std::io;
@@ -16,14 +16,14 @@ use super::format::{self, Decoded, HEADER_LIMIT, LENGTH_BYTES};
 use super::platform::read_exact_at;
 use super::reason::Reason;
 
-/// A file whose header is sound and whose length is right.
+/// A file with a valid header and the right length.
 pub(super) struct Opened {
     pub(super) file: File,
     pub(super) decoded: Decoded,
     /// Length of the file.
     pub(super) bytes: u64,
     pub(super) last_use: SystemTime,
-    /// Where `k` begins.
+    /// Offset of `k`.
     pub(super) data_start: u64,
 }
 
@@ -34,9 +34,9 @@ impl Opened {
     }
 }
 
-/// Opens a file and checks its header, and that it is as long as the header says.
+/// Opens a file, and checks its header and its length.
 pub(super) fn header(path: &Path) -> Result<Opened, Reason> {
-    // Asked before opening: to open a pipe would wait for its other end.
+    // Checked before opening: opening a pipe would wait for its other end.
     if !fs::symlink_metadata(path)?.is_file() {
         return Err(Reason::NotAFile);
     }
@@ -70,7 +70,7 @@ fn header_text(file: &File, bytes: u64) -> Result<Vec<u8>, Reason> {
     Ok(text)
 }
 
-/// Reads the rows and checks them against the checksum that was written with them.
+/// Reads the rows and compares them with their stored checksum.
 pub(super) fn rows(opened: &Opened) -> Result<Rows, Reason> {
     let room = || vec![0; opened.decoded.tensor_bytes];
     let mut rows = Rows { k: room(), v: room() };
@@ -80,7 +80,7 @@ pub(super) fn rows(opened: &Opened) -> Result<Rows, Reason> {
     Ok(rows)
 }
 
-/// A file that ends early was cut while it was open.
+/// A file that ends early was truncated while it was open.
 fn read(file: &File, to: &mut [u8], offset: u64, file_bytes: u64) -> Result<(), Reason> {
     read_exact_at(file, to, offset).map_err(|error| match error.kind() {
         io::ErrorKind::UnexpectedEof => {

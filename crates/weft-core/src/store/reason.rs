@@ -1,84 +1,84 @@
-//! Why a file was not served.
+//! Why a file was not used.
 //!
-//! A reason is told twice: in words, with the value that was found, and as a name to count by.
+//! Each reason has a message with the value that was found, and a name under which it is counted.
 
 use std::io;
 
 use super::KvKey;
 
-/// Why a file's rows were not served. None of them is an error: the rows are computed again.
+/// Why a file's rows were not used. None of them is an error: the rows are computed again.
 #[derive(Debug, thiserror::Error)]
 pub enum Reason {
-    /// No file has this key: never written, evicted, or removed by another process.
-    #[error("no file has this key; its rows are computed")]
+    /// No file has this key: it was never written, was evicted, or was removed by another process.
+    #[error("no file has this key; its rows are computed again")]
     Absent,
-    /// The system could not read it.
-    #[error("it cannot be read: {0}; it is left where it is, and its rows are computed again")]
+    /// The system could not read the file.
+    #[error("it cannot be read: {0}; it stays in the folder, and its rows are computed again")]
     Unreadable(io::Error),
-    /// A folder, a link, a pipe.
+    /// The path is a folder, a link or a pipe.
     #[error("it is not a plain file; only files that weft wrote belong in this folder")]
     NotAFile,
-    /// The file has too few bytes for its header, or more than one can have.
-    #[error("its header claims {claimed} bytes, at most {limit} fit; the file was cut or damaged")]
+    /// The file is too short for its header, or the header exceeds its limit.
+    #[error("its header claims {claimed} bytes, and at most {limit} fit; the file is damaged")]
     HeaderLength {
-        /// What the first eight bytes say.
+        /// The length in the first eight bytes.
         claimed: u64,
-        /// What the file has room for, or the most that is ever read.
+        /// The space in the file, or the maximum for any header.
         limit: u64,
     },
-    /// The header is no description of KV rows.
-    #[error("its header cannot be read: {0}; the file was damaged, or is not one of weft's")]
+    /// The header does not describe KV rows.
+    #[error("its header cannot be read: {0}; the file is damaged, or weft did not write it")]
     HeaderText(String),
-    /// Written by another version of weft.
-    #[error("it has format version {found:?}, this weft reads {expected:?}; its rows are computed")]
+    /// Another version of weft wrote the file.
+    #[error("it has format version {found:?}, expected {expected:?}; its rows are computed again")]
     Version {
         /// The version in the file.
         found: String,
-        /// The version that is written here.
+        /// The version that this program writes.
         expected: &'static str,
     },
-    /// The header is not byte for byte what its content would be written as.
+    /// The header differs from the encoding of its content.
     #[error("its header does not match its checksum {found}; the file was damaged after writing")]
     HeaderChecksum {
         /// The checksum in the header.
         found: String,
     },
-    /// The file names itself otherwise than its name does.
-    #[error("it holds the rows of {found}; the file was renamed, or copied by hand")]
+    /// The key in the header differs from the file's name.
+    #[error("it holds the rows of {found}; the file was renamed or copied by hand")]
     Key {
-        /// The key that its header gives.
+        /// The key in the header.
         found: KvKey,
     },
-    /// The file is shorter or longer than its header says.
-    #[error("it has {found} bytes, its header asks for {expected}; the file was cut or extended")]
+    /// The file's length differs from the header's.
+    #[error("it has {found} bytes, but its header says {expected}; the file is damaged")]
     Length {
-        /// Bytes that there should be.
+        /// The length according to the header.
         expected: u64,
-        /// Bytes that there are.
+        /// The length of the file.
         found: u64,
     },
-    /// The header is sound and describes other rows than were asked for.
-    #[error("its {field} is {found:?}, expected {expected:?}; its rows are of no use here")]
+    /// The header is valid, but describes other rows than the requested ones.
+    #[error("its {field} is {found:?}, expected {expected:?}; its rows cannot be used here")]
     Mismatch {
         /// The field of [`Header`](super::Header) that differs.
         field: &'static str,
-        /// What was asked for.
+        /// The requested value.
         expected: String,
-        /// What the file has.
+        /// The value in the file.
         found: String,
     },
-    /// The rows are not those that were written.
-    #[error("its rows have checksum {found}, written was {expected}; check the disk for errors")]
+    /// The rows have changed since they were written.
+    #[error("the checksum of its rows is {found}, expected {expected}; check the disk for errors")]
     PayloadChecksum {
         /// The checksum in the header.
         expected: String,
-        /// The checksum of what was read.
+        /// The checksum of the rows read.
         found: String,
     },
 }
 
 impl Reason {
-    /// What it is counted under.
+    /// The name under which it is counted.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Absent => "absent",

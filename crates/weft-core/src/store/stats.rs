@@ -1,18 +1,18 @@
-//! What a store counts, and what it has to say. The library prints nothing; the caller does.
+//! Counts and warnings of a store. The library prints nothing; the caller does.
 
 use std::collections::BTreeMap;
 
 use super::reason::Reason;
 
-/// Warnings that wait for the caller; further ones are only counted.
+/// Maximum number of warnings between two calls; further ones are only counted.
 const MAX_WARNINGS: usize = 32;
 
-/// What happened since the store was opened.
+/// Counts since the store was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoreStats {
-    /// Reads that were served.
+    /// Reads that returned rows.
     pub hits: u64,
-    /// Reads that were not.
+    /// Reads that did not.
     pub misses: u64,
     /// Entries written.
     pub stored: u64,
@@ -20,16 +20,16 @@ pub struct StoreStats {
     pub evicted: u64,
     /// Files moved to quarantine.
     pub quarantined: u64,
-    /// Temporary files of dead processes, removed at the start.
+    /// Temporary files of dead processes, removed on opening.
     pub swept_temp_files: u64,
-    /// Files not served and files not indexed, by [`Reason::name`].
+    /// Files not used or not indexed, by [`Reason::name`].
     pub reasons: BTreeMap<&'static str, u64>,
-    /// Why nothing is written any more; none while writing works. Reads go on.
+    /// Why writing has been turned off; `None` while writing works. Reads continue.
     pub off: Option<String>,
 }
 
 impl StoreStats {
-    /// How often a reason came up.
+    /// Number of occurrences of a reason.
     pub fn count(&self, reason: &str) -> u64 {
         self.reasons.get(reason).copied().unwrap_or_default()
     }
@@ -39,7 +39,7 @@ impl StoreStats {
     }
 }
 
-/// Messages for the user, in the order in which they came up.
+/// Messages for the user, in order of occurrence.
 #[derive(Default)]
 pub(super) struct Warnings {
     texts: Vec<String>,
@@ -47,7 +47,7 @@ pub(super) struct Warnings {
 }
 
 impl Warnings {
-    /// A thousand damaged files are one broken disk: memory and log stay bounded.
+    /// A failing disk can damage a thousand files; memory and log stay bounded.
     pub(super) fn add(&mut self, text: String) {
         if self.texts.len() < MAX_WARNINGS {
             self.texts.push(text);

@@ -1,8 +1,8 @@
-//! Files that are being written, and the sweep of those that a crash left.
+//! Temporary files during a write, and the removal of those that a crash left.
 //!
-//! The writer of a temporary file holds a lock on it for as long as it lives. The system lets go of
-//! the lock with the process, however that ends, so a file that can be locked is stale. This holds
-//! across processes, containers and reused process ids, which a pid in the name would not.
+//! The writer of a temporary file holds a lock on it. The system releases the lock when the process
+//! ends in any way, so a file that can be locked is stale. Unlike a pid in the name, this works
+//! across processes, containers and reused process ids.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -14,13 +14,13 @@ use super::platform;
 
 const ENDING: &str = ".tmp";
 
-/// Names that other processes may have taken before one is given up on.
+/// Number of names to try before giving up.
 const MAX_ATTEMPTS: usize = 1000;
 
-/// Counts the names of this process, whichever store they belong to.
+/// Numbers the temporary files of this process, for all stores.
 static NEXT_NAME: AtomicU64 = AtomicU64::new(0);
 
-/// A new file, locked, and removed when dropped unless it was renamed.
+/// A new, locked file. It is removed when dropped, unless it was renamed.
 pub(crate) struct TempFile {
     pub(crate) file: File,
     path: PathBuf,
@@ -28,7 +28,7 @@ pub(crate) struct TempFile {
 }
 
 impl TempFile {
-    /// Makes a file for its owner alone, under a name that no other has.
+    /// Creates a file under a unique name, accessible to the owner only.
     pub(crate) fn create(folder: &Path) -> io::Result<Self> {
         for _ in 0..MAX_ATTEMPTS {
             let n = NEXT_NAME.fetch_add(1, Ordering::Relaxed);
@@ -44,12 +44,12 @@ impl TempFile {
         Err(io::Error::new(io::ErrorKind::AlreadyExists, "all names of temporary files are taken"))
     }
 
-    /// Where it is for now.
+    /// Its temporary path.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Gives the finished file its name. Its content must be on disk by then.
+    /// Gives the finished file its final name. Its content must be on disk before.
     pub(crate) fn rename(mut self, to: &Path) -> io::Result<()> {
         fs::rename(&self.path, to)?;
         self.is_renamed = true;
@@ -60,24 +60,24 @@ impl TempFile {
 impl Drop for TempFile {
     fn drop(&mut self) {
         if !self.is_renamed {
-            // What cannot be removed now is swept at the next start.
+            // If it cannot be removed now, the next start removes it.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// Locks a file just made. Between the two another process may have taken it for stale: then it is
-/// locked by that process, or already without a name.
+/// Locks a new file. Between creation and locking, another process may have mistaken it for stale:
+/// then that process holds the lock, or the file has no name any more.
 fn is_ours(file: &File) -> io::Result<bool> {
     match file.try_lock() {
         Ok(()) => platform::has_a_name(file),
         Err(TryLockError::WouldBlock) => Ok(false),
-        // Without locks nobody sweeps, see below.
+        // Without locks, nobody removes stale files, see below.
         Err(TryLockError::Error(_)) => Ok(true),
     }
 }
 
-/// Removes the temporary files of processes that are no more; returns how many.
+/// Removes the temporary files of dead processes, and returns their number.
 pub(crate) fn sweep(folder: &Path) -> io::Result<u64> {
     let mut swept = 0;
     for entry in fs::read_dir(folder)? {
@@ -90,7 +90,7 @@ pub(crate) fn sweep(folder: &Path) -> io::Result<u64> {
     Ok(swept)
 }
 
-/// Whether a name is of the kind made above: the folder may hold other people's `.tmp` files.
+/// Whether a name has the form used above: the folder may hold `.tmp` files of other programs.
 fn is_temp_name(name: &str) -> bool {
     let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
     name.strip_suffix(ENDING)
@@ -98,7 +98,7 @@ fn is_temp_name(name: &str) -> bool {
         .is_some_and(|(pid, n)| is_number(pid) && is_number(n))
 }
 
-/// Where files cannot be locked, none is shown to be stale, and none is removed.
+/// If files cannot be locked, none can be proven stale, and none is removed.
 fn remove_if_stale(path: &Path) -> bool {
     let Ok(file) = File::open(path) else { return false };
     file.try_lock().is_ok() && fs::remove_file(path).is_ok()

@@ -1,4 +1,5 @@
-//! Tests that need what no caller sees: a disk that fails on demand, files that are being written.
+//! Tests that need internals of the store: a disk that fails on demand, files that are being
+//! written.
 
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -14,7 +15,7 @@ fn key(n: u8) -> KvKey {
     KvKey::from_bytes([n; 32])
 }
 
-/// One layer of one token; the rows of each `n` are its own.
+/// One layer of one token; each `n` has its own rows.
 fn sample(n: u8) -> (KvKey, Header, Rows) {
     let header = Header {
         fingerprint: "model".to_owned(),
@@ -117,8 +118,8 @@ fn another_failure_evicts_nothing() {
     assert!((1..=3).all(|n| is_served(&mut store, n)));
 }
 
-/// File systems stamp with a clock of milliseconds; an entry must not look older than one that was
-/// served before it was written.
+/// File systems use a clock of milliseconds. An entry must not look older than one that was read
+/// before it was written.
 #[test]
 fn the_time_of_writing_is_exact() {
     let (_folder, mut store) = failing(0, ErrorKind::Other);

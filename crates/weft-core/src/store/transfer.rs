@@ -1,7 +1,7 @@
-//! Carrying entries out of the store and into it, as files that users pass on.
+//! Exports entries to files for other machines, and imports them.
 //!
-//! A file that comes in is a stranger's: header, length, rows and model are checked before anything
-//! is stored. Whether its key is the hash of its content only the caller can tell.
+//! An imported file is not trusted: header, length, rows and model are checked before anything is
+//! stored. The caller must check that the key is the hash of the content.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -11,14 +11,14 @@ use super::read::Opened;
 use super::reason::Reason;
 use super::{Header, KvKey, Put, Store, StoreError, format, index, platform, read};
 
-/// Bytes that are copied at a time.
+/// Bytes copied at a time.
 const BLOCK_BYTES: usize = 1 << 20;
 
 impl Store {
-    /// Copies an entry to a file that does not exist yet, checking every byte on the way.
+    /// Copies an entry to a new file, and checks every byte on the way.
     ///
     /// # Errors
-    /// When there is no sound entry, or the file cannot be written. No file is left then.
+    /// If there is no intact entry, or the file cannot be written. A partial file is removed.
     pub fn export(&mut self, key: &KvKey, path: &Path) -> Result<(), StoreError> {
         let exported = index::open(&self.folder, key)
             .map_err(ExportError::Source)
@@ -33,10 +33,10 @@ impl Store {
     }
 
     /// Stores the entry in a file, and returns its key and header. The caller compares the key with
-    /// the one that it computes from the header, and removes an entry whose key is not its own.
+    /// the one computed from the header, and removes the entry if they differ.
     ///
     /// # Errors
-    /// When the file is damaged, of another model, or does not fit.
+    /// If the file is damaged, belongs to another model, or does not fit.
     pub fn import(
         &mut self,
         path: &Path,
@@ -50,7 +50,7 @@ impl Store {
         if let Some(reason) = ours.mismatch(&header) {
             return Err(refused(reason));
         }
-        // Before memory is taken for the rows: a file may be as large as it likes.
+        // Checked before memory is allocated for the rows: the file's size is not trusted.
         if opened.bytes > self.budget_bytes {
             let (bytes, budget_bytes) = (opened.bytes, self.budget_bytes);
             return Err(not_stored(Put::TooLarge { bytes, budget_bytes }));
@@ -63,7 +63,7 @@ impl Store {
     }
 }
 
-/// Which end of a copy failed.
+/// Which side of a copy failed.
 enum ExportError {
     Source(Reason),
     Target(io::Error),
@@ -72,12 +72,12 @@ enum ExportError {
 fn copy_to_new(opened: &Opened, path: &Path) -> Result<(), ExportError> {
     let mut file = platform::create_private_file(path).map_err(ExportError::Target)?;
     copy(opened, &mut file).inspect_err(|_| {
-        // Nobody is to find half a file; the error that matters is the one of copying.
+        // A partial file must not remain. The error of copying is the one to report.
         let _ = fs::remove_file(path);
     })
 }
 
-/// In blocks: an entry may be larger than memory.
+/// Copies in blocks: an entry may be larger than memory.
 fn copy(opened: &Opened, to: &mut File) -> Result<(), ExportError> {
     let decoded = &opened.decoded;
     let head = format::encode(&decoded.key, &decoded.header, &decoded.payload_checksum);

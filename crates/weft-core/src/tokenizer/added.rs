@@ -1,7 +1,6 @@
-//! Added tokens: strings such as `<|im_end|>` that are one token wherever markup contains them.
+//! Added tokens: strings such as `<|im_end|>` that are one token wherever they occur in markup.
 //!
-//! Owns how they are found in a text, with the options that Hugging Face gives them. It knows
-//! neither words nor merges.
+//! This module finds them in a text, with the options that Hugging Face defines.
 
 use std::borrow::Cow;
 
@@ -16,16 +15,16 @@ pub(super) struct AddedToken {
     pub(super) content: String,
     #[serde(default)]
     pub(super) special: bool,
-    /// Only where no letter, digit or underscore touches it.
+    /// Matches only if no letter, digit or underscore is adjacent.
     #[serde(default)]
     single_word: bool,
-    /// Swallows white space before it.
+    /// Includes white space before it.
     #[serde(default)]
     lstrip: bool,
-    /// Swallows white space after it.
+    /// Includes white space after it.
     #[serde(default)]
     rstrip: bool,
-    /// Looked for in the normalised text, not in the text as written.
+    /// Searched in the normalised text, not in the original.
     #[serde(default)]
     normalized: bool,
 }
@@ -42,13 +41,13 @@ pub(super) enum Piece<'t> {
 /// The added tokens of a tokenizer.
 #[derive(Debug, Default)]
 pub(super) struct Added {
-    /// By id, so that one is found by binary search.
+    /// Sorted by id, for binary search.
     tokens: Vec<AddedToken>,
     as_written: Finder,
     normalized: Finder,
 }
 
-/// Tokens to look for (as indices), by their first byte, the longest first.
+/// Tokens to search for (as indices), by their first byte, the longest first.
 #[derive(Debug)]
 struct Finder {
     by_first_byte: Vec<Vec<usize>>,
@@ -100,8 +99,8 @@ impl Added {
         self.tokens.iter().find(|token| token.content == content).map(|token| token.id)
     }
 
-    /// Cuts `text` at the added tokens: first those to find as written, then, in what is between
-    /// them, those to find after `normalize`.
+    /// Cuts `text` at the added tokens: first those that match the original text, then, between
+    /// them, those that match after `normalize`.
     pub(super) fn pieces<'t>(
         &self,
         text: &'t str,
@@ -134,7 +133,7 @@ impl Added {
         pieces
     }
 
-    /// The leftmost longest tokens of `finder` in `text`, and what is between them.
+    /// The leftmost longest tokens of `finder` in `text`, and the text between them.
     fn find<'t>(&self, finder: &Finder, text: &'t str) -> Vec<(Option<u32>, &'t str)> {
         let (mut found, mut done, mut at) = (Vec::new(), 0, 0);
         while at < text.len() {

@@ -1,9 +1,8 @@
 //! Reads `tokenizer.json` into the parts of a [`Tokenizer`](super::Tokenizer).
 //!
-//! Owns the file's shape and every check on it: a file is data from strangers, so whatever it says
-//! must end in a tokenizer or in an error, never in a panic or a huge allocation. It knows nothing
-//! of how the parts are used. Steps that would change the bytes of a text (a prefix space, lower
-//! case) are refused here, so that encoding never does.
+//! The file is not trusted: whatever it contains must result in a tokenizer or in an error, never
+//! in a panic or a huge allocation. Steps that would change the bytes of a text (a prefix space,
+//! lower case) are refused, so that encoding never changes them.
 
 use std::collections::HashMap;
 
@@ -16,13 +15,14 @@ use super::normal::Form;
 use super::shape::{Merge, Vocab};
 use super::split::{GPT2, Splitter};
 
-/// Larger ids are refused: they would only size tables (real vocabularies end below 300 000).
+/// Larger ids are refused, because they determine the sizes of tables (real vocabularies end below
+/// 300 000).
 const MAX_IDS: u32 = 1 << 22;
 
 /// For each id the start and end of its bytes.
 type Spans = Vec<(u32, u32)>;
 
-/// What a [`Tokenizer`](super::Tokenizer) is made of.
+/// The parts of a [`Tokenizer`](super::Tokenizer).
 pub(super) struct Parts {
     pub(super) arena: Vec<u8>,
     pub(super) spans: Spans,
@@ -33,7 +33,8 @@ pub(super) struct Parts {
     pub(super) bos: Vec<u32>,
 }
 
-/// The kind of tokenizer, read first: the vocabulary of another kind has another shape.
+/// The kind of tokenizer. It is read first, because the vocabularies of other kinds have other
+/// shapes.
 #[derive(Deserialize)]
 struct Head {
     model: ModelHead,
@@ -118,7 +119,7 @@ pub(super) fn parse(json: &[u8]) -> Result<Parts, TokenizerError> {
         model.vocab.0.iter().map(|(token, id)| (token.0.as_ref(), *id)).collect();
     let mut added_tokens = file.added_tokens;
     for token in &mut added_tokens {
-        // As in Hugging Face: where the vocabulary has the token, its id counts.
+        // As in Hugging Face: if the vocabulary has the token, the vocabulary's id counts.
         token.id = ids.get(token.content.as_str()).copied().unwrap_or(token.id);
     }
     let added = Added::new(added_tokens)?;
@@ -145,7 +146,7 @@ impl Component {
     }
 }
 
-/// The bytes of every token and where they lie.
+/// The bytes of every token, and their offsets.
 fn table(vocab: &Vocab, added: &Added) -> Result<(Vec<u8>, Spans), TokenizerError> {
     let tokens = vocab.0.iter().map(|(token, id)| (*id, token_bytes(&token.0), &*token.0));
     let added = added.iter().map(|t| (t.id, t.content.clone().into_bytes(), t.content.as_str()));
@@ -171,7 +172,7 @@ fn table(vocab: &Vocab, added: &Added) -> Result<(Vec<u8>, Spans), TokenizerErro
         arena.extend_from_slice(&bytes);
         *span = (start, arena.len() as u32);
     }
-    // An added token may stand in the vocabulary as well; its content counts.
+    // If an added token is in the vocabulary too, the added token's content counts.
     for (id, bytes, _) in added {
         let start = arena.len() as u32;
         arena.extend_from_slice(&bytes);
@@ -184,7 +185,7 @@ fn merges(model: &Model, ids: &HashMap<&str, u32>) -> Result<Merges, TokenizerEr
     let mut byte_ids = [u32::MAX; 256];
     for byte in 0..=u8::MAX {
         let id = ids.get(byte_char(byte).encode_utf8(&mut [0; 4]) as &str);
-        // These bytes are in no UTF-8 text; a vocabulary may do without them.
+        // UTF-8 never contains these bytes, so a vocabulary may lack them.
         let unused = matches!(byte, 0xc0 | 0xc1 | 0xf5..);
         if id.is_none() && !unused {
             return Err(unsupported(format!(
@@ -217,7 +218,7 @@ fn merges(model: &Model, ids: &HashMap<&str, u32>) -> Result<Merges, TokenizerEr
     Ok(Merges::new(table.into_iter(), byte_ids, whole))
 }
 
-/// The ids that a template post-processor puts before the text.
+/// The ids that a template post-processor inserts before the text.
 fn bos(processor: &Component, spans: &[(u32, u32)]) -> Result<Vec<u32>, TokenizerError> {
     let mut bos = Vec::new();
     for part in &processor.processors {
@@ -269,7 +270,7 @@ fn splitter(pre_tokenizer: Option<&Component>) -> Result<Splitter, TokenizerErro
         return Err(unsupported("its last pre-tokenizer is not \"ByteLevel\"".into()));
     };
     if last.add_prefix_space {
-        return Err(unsupported("it puts a space before every text".into()));
+        return Err(unsupported("it adds a space before every text".into()));
     }
     let mut splitter = Splitter::default();
     for step in steps {
@@ -299,14 +300,14 @@ fn flatten<'c>(component: &'c Component, steps: &mut Vec<&'c Component>) {
     }
 }
 
-/// An expression that matches `text` and nothing else.
+/// An expression that matches only `text`.
 fn quote(text: &str) -> String {
     let escape = |c: char| if c.is_ascii_punctuation() { format!("\\{c}") } else { c.into() };
     text.chars().map(escape).collect()
 }
 
-/// The character that stands for a byte in a byte-level vocabulary (GPT-2's table): printable
-/// bytes stand for themselves, the others are moved to U+0100 and up.
+/// The character that represents a byte in a byte-level vocabulary (GPT-2's table): printable bytes
+/// represent themselves, the others are moved to U+0100 and up.
 fn byte_char(byte: u8) -> char {
     let moved = match byte {
         0..=0x20 => u32::from(byte),
@@ -328,12 +329,12 @@ fn char_byte(c: char) -> Option<u8> {
     u8::try_from(byte).ok().filter(|&byte| byte_char(byte) == c)
 }
 
-/// The bytes that a vocabulary entry stands for; `None` if it is not written in byte characters.
+/// The bytes of a vocabulary entry; `None` if it is not written in byte characters.
 fn byte_level(token: &str) -> Option<Vec<u8>> {
     token.chars().map(char_byte).collect()
 }
 
-/// As Hugging Face decodes: an entry that is not written in byte characters stands for itself.
+/// As in Hugging Face: an entry that is not written in byte characters represents itself.
 fn token_bytes(token: &str) -> Vec<u8> {
     byte_level(token).unwrap_or_else(|| token.as_bytes().to_vec())
 }

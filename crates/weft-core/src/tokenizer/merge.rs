@@ -1,7 +1,6 @@
 //! Byte-pair merging of one word.
 //!
-//! Owns the merge table and the order in which merges happen: always the pair of lowest rank, the
-//! leftmost of equals. It knows neither how a text was cut into words nor added tokens.
+//! It applies the merge table in order: always the pair of lowest rank, the leftmost of equals.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -12,31 +11,32 @@ const NONE: u32 = u32::MAX;
 /// The merge table of a vocabulary.
 #[derive(Debug)]
 pub(super) struct Merges {
-    /// (left id, right id, rank), sorted; looked up by halving between two entries of `starts`,
-    /// which is faster than a hash that strangers cannot make collide.
+    /// (left id, right id, rank), sorted. A binary search between two entries of `starts` is faster
+    /// than a hash table that resists chosen collisions.
     pairs: Vec<(u32, u32, u32)>,
-    /// For each left id where its entries in `pairs` start.
+    /// For each left id, the start of its entries in `pairs`.
     starts: Vec<u32>,
-    /// The id that the merge of each rank makes.
+    /// The resulting id of each merge, by rank.
     merged: Vec<u32>,
     /// The id of each byte; [`NONE`] for bytes that no UTF-8 text contains.
     byte_ids: [u32; 256],
-    /// Where the tokenizer takes a word that is a token as it stands, without merging
-    /// (`ignore_merges`): all tokens by their bytes.
+    /// All tokens by their bytes, if the tokenizer takes a word that is a token without merging
+    /// (`ignore_merges`).
     whole: Option<HashMap<Box<[u8]>, u32>>,
 }
 
-/// A run of bytes that is one token so far; a list linked by positions in the word.
+/// A run of bytes that is one token up to now; a list linked by positions in the word.
 #[derive(Clone, Copy, Debug)]
 struct Symbol {
     id: u32,
-    /// Rank of the merge with the next symbol, or [`NONE`]. A queue entry with another rank is stale.
+    /// Rank of the merge with the next symbol, or [`NONE`]. A queue entry with another rank is
+    /// stale.
     rank: u32,
     previous: u32,
     next: u32,
 }
 
-/// Buffers that outlive a word.
+/// Buffers that are reused between words.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     symbols: Vec<Symbol>,
@@ -61,7 +61,7 @@ impl Merges {
             pairs.push((left, right, rank));
             merged.push(id);
         }
-        // A pair listed twice has its last rank, as in Hugging Face.
+        // If a pair is listed twice, its last rank counts, as in Hugging Face.
         pairs.sort_unstable_by_key(|&(left, right, rank)| (left, right, Reverse(rank)));
         pairs.dedup_by_key(|&mut (left, right, _)| (left, right));
         let n_left = pairs.last().map_or(0, |&(left, ..)| left + 1);
@@ -125,7 +125,7 @@ impl Merges {
         *queue = BinaryHeap::from(entries);
     }
 
-    /// Merges the symbol at `at` with the next one and queues the pairs that this makes.
+    /// Merges the symbol at `at` with the next one, and queues the resulting pairs.
     fn merge(
         &self,
         at: u32,

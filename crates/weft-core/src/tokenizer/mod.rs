@@ -1,12 +1,12 @@
 //! Text to token ids and back, for byte-level BPE tokenizers in Hugging Face's `tokenizer.json`.
 //!
-//! Owns the vocabulary, the merges and the added tokens, and the border between *data* and
-//! *markup*: [`Tokenizer::encode_text`] never yields an added token, so a user's `<|im_end|>` stays
-//! text; only [`Tokenizer::encode_markup`] recognises them. It knows neither templates nor models.
+//! This module separates *data* from *markup*. [`Tokenizer::encode_text`] never returns an added
+//! token, so a user's `<|im_end|>` stays text. Only [`Tokenizer::encode_markup`] recognises added
+//! tokens.
 //!
-//! The `tokenizers` crate supplies the regular expressions and the Unicode normal forms; splitting
-//! and merging are done here on bytes, because the crate carries an alignment of 16 bytes for each
-//! byte of text, and ends a text silently where its regex engine gives up (see `split.rs`).
+//! The `tokenizers` crate supplies the regular expressions and the Unicode normal forms. Splitting
+//! and merging are done here on bytes, because the crate stores 16 bytes of alignment for each byte
+//! of text, and silently ends a text where its regex engine gives up (see `split.rs`).
 
 mod added;
 mod file;
@@ -27,15 +27,15 @@ use thiserror::Error;
 
 use crate::files::read_capped;
 
-/// The largest `tokenizer.json` that is read: 64 MB (real ones have 2 to 35 MB).
+/// Maximum size of a `tokenizer.json`: 64 MB (real ones have 2 to 35 MB).
 pub const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// Words longer than this are merged each time they occur: they rarely recur.
+/// Longer words are not cached, because they rarely recur.
 const MAX_CACHED_WORD_BYTES: usize = 48;
-/// Bounds the memory of the word cache of one call.
+/// Maximum number of words in the cache of one call; bounds its memory.
 const MAX_CACHED_WORDS: usize = 1 << 17;
 
-/// Why a tokenizer could not be loaded or a text not encoded.
+/// Why a tokenizer could not be loaded, or a text could not be encoded.
 #[derive(Debug, Error)]
 pub enum TokenizerError {
     /// The file could not be read.
@@ -43,26 +43,26 @@ pub enum TokenizerError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The file is larger than any tokenizer should be.
-    #[error("tokenizer.json is larger than the limit of {limit} bytes")]
+    /// The file is too large for a tokenizer.
+    #[error("tokenizer.json is larger than the limit of {limit} bytes; download it again")]
     TooLarge {
         /// The limit in bytes.
         limit: u64,
     },
-    /// Not JSON, or JSON of another shape.
+    /// The file is not JSON, or not that of a tokenizer.
     #[error("tokenizer.json is malformed: {0}")]
     Malformed(#[from] serde_json::Error),
-    /// Well-formed, but its parts contradict each other.
+    /// The file is well-formed, but its parts contradict each other.
     #[error("tokenizer.json is inconsistent: {0}")]
     Inconsistent(String),
-    /// A kind of tokenizer that is not byte-level BPE, or an option that has no support here.
+    /// The tokenizer is not byte-level BPE, or has an unsupported option.
     #[error("this tokenizer is not supported: {0} (weft runs byte-level BPE tokenizers)")]
     Unsupported(String),
-    /// The text is longer than token positions can count.
-    #[error("the text has {bytes} bytes, more than the limit of {limit}")]
+    /// The text is too long for 32-bit positions.
+    #[error("the text has {bytes} bytes, more than the limit of {limit}; shorten it")]
     TextTooLong {
         /// Length of the text in bytes.
         bytes: usize,
@@ -74,9 +74,9 @@ pub enum TokenizerError {
 /// A byte-level BPE tokenizer. Immutable and shared freely between threads.
 #[derive(Debug)]
 pub struct Tokenizer {
-    /// The bytes of all tokens, one after the other.
+    /// The bytes of all tokens, concatenated.
     arena: Vec<u8>,
-    /// For each id the start and end of its bytes in `arena`; empty where the id has no token.
+    /// For each id, the start and end of its bytes in `arena`; empty if the id has no token.
     spans: Vec<(u32, u32)>,
     merges: Merges,
     added: Added,
@@ -105,8 +105,8 @@ impl Tokenizer {
 
     /// Encodes `text` as data: no added token is recognised, special or not.
     ///
-    /// The bytes of the tokens, joined, equal the text. Where the tokenizer has a Unicode
-    /// normalizer (Qwen: NFC), they equal the text in that normal form instead.
+    /// The concatenated bytes of the tokens equal the text. If the tokenizer has a Unicode
+    /// normalizer (Qwen: NFC), they equal the text in that normal form.
     pub fn encode_text(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         check_length(text)?;
         let mut ids = Vec::with_capacity(text.len() / 3);
@@ -114,8 +114,8 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// Encodes `text` as markup: added tokens are recognised wherever they are written. Only for
-    /// text written by a template, never for what a user sent. Adds no BOS.
+    /// Encodes `text` as markup: added tokens are recognised wherever they occur. Use it only for a
+    /// template's text, never for a user's. Adds no BOS.
     pub fn encode_markup(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         check_length(text)?;
         let mut ids = Vec::new();
@@ -135,25 +135,27 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// The ids that the tokenizer's post-processor puts before a text (Llama 3: one; Qwen: none).
+    /// The ids that the tokenizer's post-processor inserts before a text (Llama 3: one; Qwen:
+    /// none).
     pub fn bos(&self) -> &[u32] {
         &self.bos
     }
 
-    /// The exact bytes of a token, which need not be UTF-8 alone. `None` for an id without a token
+    /// The exact bytes of a token, which may be incomplete UTF-8. `None` for an id without a token
     /// (models pad their vocabulary).
     pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
         let &(start, end) = self.spans.get(id as usize)?;
         (start < end).then(|| &self.arena[start as usize..end as usize])
     }
 
-    /// Whether `id` is an added token that is marked special (`<|im_end|>` is, `<think>` is not).
+    /// Whether `id` is an added token that is marked as special (`<|im_end|>` is, `<think>` is
+    /// not).
     pub fn is_special(&self, id: u32) -> bool {
         self.added.is_special(id)
     }
 
-    /// The id of the token with this content: an added token first, else one of the vocabulary
-    /// with these bytes. Reads the whole vocabulary: not for inner loops.
+    /// The id of the token with this content: an added token first, else a vocabulary entry with
+    /// these bytes. Searches the whole vocabulary, so it is slow.
     pub fn id_of(&self, content: &str) -> Option<u32> {
         self.added.id_of(content).or_else(|| {
             let wanted = content.as_bytes();
@@ -166,8 +168,8 @@ impl Tokenizer {
         self.spans.len() as u32
     }
 
-    /// The text of `ids`, for people to read: bytes that are no UTF-8 become U+FFFD, ids without a
-    /// token nothing. For streams join [`Tokenizer::token_bytes`] instead.
+    /// The text of `ids`, for display: invalid UTF-8 becomes U+FFFD, and ids without a token are
+    /// skipped. For streams, concatenate [`Tokenizer::token_bytes`] instead.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
         let mut bytes = Vec::new();
         for &id in ids {
@@ -178,7 +180,7 @@ impl Tokenizer {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// `text` in the normal form that the tokenizer encodes (unchanged where it has none).
+    /// `text` in the normal form that the tokenizer encodes; unchanged if it has none.
     pub fn normalize<'t>(&self, text: &'t str) -> std::borrow::Cow<'t, str> {
         normal::apply(&self.forms, text)
     }
@@ -192,8 +194,8 @@ impl Tokenizer {
         self.push_words(&self.normalize(text), ids);
     }
 
-    /// Splits normalised text into words and merges each, remembering where in `ids` a word was
-    /// first written, so that a word that recurs is copied.
+    /// Splits normalised text into words and merges each. It records where in `ids` a word was
+    /// first written, and copies the tokens of a recurring word.
     fn push_words(&self, text: &str, ids: &mut Vec<u32>) {
         let mut seen: HashMap<&str, (usize, usize)> = HashMap::new();
         let mut scratch = Scratch::default();
@@ -211,7 +213,7 @@ impl Tokenizer {
     }
 }
 
-/// Positions inside a word are 32 bits wide.
+/// Positions inside a word have 32 bits.
 fn check_length(text: &str) -> Result<(), TokenizerError> {
     let limit = i32::MAX as usize;
     if text.len() > limit {

@@ -1,7 +1,6 @@
 //! Unicode normal forms, applied to a text of any length in bounded memory.
 //!
-//! Owns where a text may be cut so that its pieces, normalised apart and joined, equal the text
-//! normalised whole. It knows nothing of tokens.
+//! A text is cut into blocks so that the normalised blocks, joined, equal the normalised text.
 
 use std::borrow::Cow;
 
@@ -16,7 +15,8 @@ pub(super) enum Form {
     Nfkd,
 }
 
-/// The normaliser needs some 20 bytes for each byte of text, so long texts go through in blocks.
+/// The normaliser needs about 20 bytes for each byte of text, so long texts are processed in
+/// blocks.
 const BLOCK_BYTES: usize = 16 << 10;
 
 /// Applies `forms` one after the other. ASCII is in every normal form.
@@ -44,8 +44,8 @@ fn normalize(form: Form, block: &str) -> String {
     normalized.get().to_owned()
 }
 
-/// Cuts `text` before characters that neither combine with nor reorder around what is before them:
-/// ASCII and the unified ideographs. A block without any grows until there is one.
+/// Cuts `text` before characters that neither combine with nor reorder around the text before them:
+/// ASCII and the unified ideographs. A block without any of them grows until there is one.
 fn blocks(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {

@@ -1,7 +1,7 @@
-//! The large parts of `tokenizer.json`, read without copying what needs no copy.
+//! The large parts of `tokenizer.json`, borrowed from the file if possible.
 //!
-//! Owns how the vocabulary and the merges are spelled in the file, old spellings included. It
-//! checks nothing beyond that; [`super::file`] does.
+//! It parses the vocabulary and the merges, including older spellings. All other checks are in
+//! [`super::file`].
 
 use std::borrow::Cow;
 use std::fmt;
@@ -9,7 +9,7 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 
-/// A string borrowed from the file where it has no escapes.
+/// A string, borrowed from the file if it has no escapes.
 pub(super) struct Str<'a>(pub(super) Cow<'a, str>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Str<'a> {

@@ -1,22 +1,21 @@
-//! Cuts a text into words, inside which byte pairs merge.
+//! Cuts a text into words. Byte pairs merge only inside a word.
 //!
-//! Owns the regular expressions of a tokenizer's pre-tokenizer. It knows neither ids nor merges.
-//!
-//! Nearly every such expression ends in `|\s+(?!\S)|\s+`: a run of white space leaves its last
-//! character to the word after it. The look-ahead forces the regex crate into backtracking with a
-//! stack of a million entries, and `tokenizers` takes the overflow for the end of the text: all
-//! that follows a longer run of white space becomes one word. So the look-ahead is taken out of the
-//! expression and done by hand, which is exact for any text and faster.
+//! It runs the regular expressions of a tokenizer's pre-tokenizer. Nearly every one ends in
+//! `|\s+(?!\S)|\s+`: a run of white space leaves its last character to the next word. The
+//! look-ahead forces the regex crate into backtracking with a stack of a million entries.
+//! `tokenizers` takes an overflow of this stack for the end of the text: everything after a longer
+//! run of white space becomes one word. Here, the look-ahead is removed from the expression and
+//! done by hand, which is exact for any text and faster.
 
 use tokenizers::utils::SysRegex;
 
 use super::TokenizerError;
 
-/// What GPT-2 used, and what the `ByteLevel` step uses where it has no expression of its own.
+/// GPT-2's expression, and the default of the `ByteLevel` step.
 pub(super) const GPT2: &str =
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
-/// The end of an expression that gives the last white space of a run to the next word.
+/// The end of an expression that leaves the last white space of a run to the next word.
 const GIVE_BACK: &str = r"|\s+(?!\S)|\s+";
 
 /// The splitting steps of a tokenizer, in order; each cuts the pieces of the one before it.
@@ -25,7 +24,7 @@ pub(super) struct Splitter {
     steps: Vec<Step>,
 }
 
-/// One expression: its matches and what lies between them are the pieces.
+/// One expression: its matches and the text between them are the pieces.
 #[derive(Debug)]
 enum Step {
     AsWritten(SysRegex),
@@ -55,7 +54,7 @@ impl Splitter {
         Ok(())
     }
 
-    /// Calls `each` with every word of `text`, in order. The words, joined, are the text.
+    /// Calls `each` with every word of `text`, in order. The concatenated words are the text.
     pub(super) fn words<'t>(&self, text: &'t str, each: &mut dyn FnMut(&'t str)) {
         Self::cut(&self.steps, text, each);
     }
@@ -71,7 +70,7 @@ impl Splitter {
 
 impl Step {
     fn cut<'t>(&self, text: &'t str, each: &mut dyn FnMut(&'t str)) {
-        // The text is searched from `from`; up to `done` it has been handed out.
+        // The search starts at `from`; the text up to `done` has been returned.
         let (mut from, mut done) = (0, 0);
         'search: loop {
             let regex = match self {
@@ -92,8 +91,8 @@ impl Step {
         }
     }
 
-    /// Where the match `start..end` really ends, if it is a run of white space by `\s+(?!\S)`
-    /// that has more than one character and does not end the text.
+    /// The corrected end of the match `start..end`, if the match is a run of white space by
+    /// `\s+(?!\S)` with more than one character that does not end the text.
     fn give_back(&self, text: &str, start: usize, end: usize) -> Option<usize> {
         let Self::GiveBack { head, .. } = self else { return None };
         let run = &text[start..end];
@@ -101,15 +100,14 @@ impl Step {
         if end == text.len() || last.len_utf8() == run.len() || !run.trim_start().is_empty() {
             return None;
         }
-        // An earlier alternative (`\s*[\r\n]+`) may have matched white space, too; it gives nothing
-        // back.
+        // An earlier alternative (`\s*[\r\n]+`) may have matched white space too; it leaves
+        // nothing.
         let by_head = head.find_iter(&text[start..]).next().is_some();
         (!by_head).then(|| end - last.len_utf8())
     }
 }
 
-/// Whether no part of the expression looks at the text around its match, so that it may be
-/// matched at the start of a slice.
+/// Whether the expression has no look-around, so that it can be matched at the start of a slice.
 fn is_blind(pattern: &str) -> bool {
     let looks = ["(?=", "(?!", "(?<", r"\b", r"\B", r"\A", r"\z", r"\Z", r"\G", "$"];
     let mut before = None;

@@ -1,8 +1,8 @@
-//! The header of one safetensors file, read and checked without touching the tensors.
+//! Reads and checks the header of one safetensors file, without reading the tensors.
 //!
-//! The `safetensors` crate checks that the tensors tile the data without hole or overlap and that
-//! shape times format is each one's length. Added here: the header is bounded by the file before it
-//! is read, and the file must be exactly as long as its header says.
+//! The `safetensors` crate checks that the tensors tile the data without hole or overlap, and that
+//! each length equals shape times format. This module adds two checks: the header must fit the file
+//! before it is read, and the file must be exactly as long as its header says.
 
 use std::fs::File;
 use std::io::{Cursor, Read, Seek};
@@ -15,10 +15,10 @@ use super::WeightsError;
 /// Real headers are below 1 MiB even for models of hundreds of layers.
 const HEADER_LIMIT: u64 = 16 << 20;
 
-/// Bytes of the length that opens a file.
+/// Bytes of the length at the start of a file.
 const LENGTH_BYTES: u64 = 8;
 
-/// What tensors can be read from: an open file, or one in memory.
+/// A source of tensors: an open file, or bytes in memory.
 pub(super) trait Source: Read + Seek + Send {}
 
 impl<S: Read + Seek + Send> Source for S {}
@@ -26,10 +26,10 @@ impl<S: Read + Seek + Send> Source for S {}
 pub(super) struct Header {
     /// Its name in messages.
     pub(super) name: String,
-    /// The file, open, so that what was checked is what is read later.
+    /// The open file, so that the checked file is the one that is read later.
     pub(super) source: Box<dyn Source>,
     pub(super) metadata: Metadata,
-    /// Where the tensors begin in the file.
+    /// Offset of the tensors in the file.
     pub(super) data_start: u64,
 }
 
@@ -51,7 +51,7 @@ fn read(name: String, mut source: Box<dyn Source>, bytes: u64) -> Result<Header,
     let broken = |reason: String| WeightsError::Header { file: name.clone(), reason };
     let failed = |source| WeightsError::Read { file: name.clone(), source };
     if bytes < LENGTH_BYTES {
-        return Err(broken(format!("it has {bytes} bytes, a header alone needs more")));
+        return Err(broken(format!("it has {bytes} bytes, fewer than a header")));
     }
     let mut length = [0; LENGTH_BYTES as usize];
     source.read_exact(&mut length).map_err(failed)?;

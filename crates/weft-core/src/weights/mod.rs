@@ -1,7 +1,7 @@
-//! Weights: which tensors a model has, and where their values come from.
+//! Weights: the tensors of a model, and the sources of their values.
 //!
-//! A device asks for each tensor once, row by row, and keeps it in whatever layout it computes
-//! from; nothing here holds a whole model. Sources are [`Safetensors`] files and [`RandomWeights`].
+//! A device reads each tensor once, row by row, and stores it in its own layout. Nothing here holds
+//! a whole model. The sources are [`Safetensors`] files and [`RandomWeights`].
 
 mod header;
 mod random;
@@ -17,7 +17,7 @@ pub(crate) use self::shards::other_weight_files;
 pub use self::shards::{INDEX_FILE, SINGLE_WEIGHTS_FILE, is_plain_file_name, shards_of_index};
 pub use self::tensor::{LayerTensor, Tensor, TensorShape, parameters, tensors};
 
-/// A source of weights. Several threads may read from it, each a tensor of its own.
+/// A source of weights. Several threads may read different tensors at once.
 pub trait Weights: Sync {
     /// Calls `visit(row, values)` for each row of the tensor, in order. A vector is one row.
     fn read(
@@ -26,7 +26,7 @@ pub trait Weights: Sync {
         visit: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), WeightsError>;
 
-    /// Tells these weights from others: differs where any tensor differs as a whole.
+    /// A hash that differs if any tensor differs.
     fn fingerprint(&self) -> [u8; 32];
 }
 
@@ -34,64 +34,64 @@ pub trait Weights: Sync {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum WeightsError {
-    /// The system failed to read a file.
+    /// A file cannot be read.
     #[error("{file}: {source}")]
     Read {
         /// The file.
         file: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// There are no weight files.
     #[error(
-        "{folder} has no safetensors files; weft reads no other weights, so convert them first"
+        "{folder} has no safetensors files; weft reads only these, so convert the weights first"
     )]
     NoFiles {
         /// The model's folder.
         folder: String,
     },
-    /// The list of shards is broken.
-    #[error("{file} is not a list of shards: {reason}")]
+    /// The list of shards is invalid.
+    #[error("{file} is not a list of shards: {reason}; download it again")]
     Index {
         /// The index file.
         file: String,
-        /// What is wrong.
+        /// Why it is invalid.
         reason: String,
     },
-    /// A safetensors header is broken.
+    /// A safetensors header is invalid.
     #[error("{file} is not a valid safetensors file: {reason}; download it again")]
     Header {
         /// The file.
         file: String,
-        /// What is wrong.
+        /// Why it is invalid.
         reason: String,
     },
-    /// A file ends early or late.
-    #[error("{file} has {found} bytes where its header says {expected}; download it again")]
+    /// The length of a file is wrong.
+    #[error("{file} has {found} bytes, but its header says {expected}; download it again")]
     Length {
         /// The file.
         file: String,
-        /// Length that header and tensors add up to.
+        /// Length according to header and tensors.
         expected: u64,
         /// Length of the file.
         found: u64,
     },
-    /// A tensor the model needs is in no file.
-    #[error("tensor `{name}` is missing: config.json asks for it, no weight file has it")]
+    /// A required tensor is in no file.
+    #[error("tensor `{name}` is missing: config.json requires it, and no weight file has it")]
     Missing {
         /// Its name.
         name: String,
     },
-    /// A tensor that the model has no place for.
-    #[error("tensor `{name}` in {file} has no place in this model; config.json does not fit it")]
+    /// A tensor does not belong to the model.
+    #[error("tensor `{name}` in {file} is not part of this model; config.json does not match it")]
     Surplus {
         /// Its name.
         name: String,
         /// The file that has it.
         file: String,
     },
-    /// A tensor that two files have.
-    #[error("tensor `{name}` is in {first} and in {second}; one of them is left over")]
+    /// Two files contain the same tensor.
+    #[error("tensor `{name}` is in {first} and in {second}; remove the outdated file")]
     Twice {
         /// Its name.
         name: String,
@@ -100,27 +100,27 @@ pub enum WeightsError {
         /// The other.
         second: String,
     },
-    /// A tensor of another shape than the config says.
-    #[error("tensor `{name}` has shape {found:?}; config.json makes it {expected:?}")]
+    /// The shape of a tensor differs from the config's.
+    #[error("tensor `{name}` has shape {found:?}; config.json requires {expected:?}")]
     Shape {
         /// Its name.
         name: String,
         /// The shape in the file.
         found: Vec<usize>,
-        /// The shape the config asks for.
+        /// The shape according to the config.
         expected: Vec<usize>,
     },
-    /// A tensor in a format weft does not read.
+    /// weft does not support a tensor's number format.
     #[error("tensor `{name}` is stored as {found}; weft reads BF16, F16 and F32")]
     Format {
         /// Its name.
         name: String,
-        /// The format in the file.
+        /// The number format in the file.
         found: String,
     },
-    /// The weights hold a value no computation survives.
+    /// A weight is NaN or infinite.
     #[error(
-        "tensor `{name}` holds {value} in row {row}; the file is damaged or was never finished"
+        "tensor `{name}` holds {value} in row {row}; the file is damaged, so download it again"
     )]
     NotFinite {
         /// Its name.

@@ -1,7 +1,8 @@
-//! Weights made from a seed, for benchmarks and tests on real shapes without a download.
+//! Weights from a seed, for benchmarks and tests on real shapes without a download.
 //!
-//! Values are those of an untrained model, with the trait of trained ones that breaks careless
-//! kernels: a few channels of the key norm are about 96 times the others, as in Qwen3-0.6B.
+//! The values are those of an untrained model, with one property of trained models that breaks
+//! careless kernels: a few channels of the key norm are about 96 times the others, as in
+//! Qwen3-0.6B.
 
 use super::{LayerTensor, Tensor, TensorShape, Weights, WeightsError};
 use crate::config::Config;
@@ -12,7 +13,7 @@ const SPREAD: f32 = 0.02;
 const OUTLIER: f32 = 96.0;
 const OUTLIER_EVERY: usize = 37;
 
-/// Weights of a given shape, the same for the same seed.
+/// Random weights for given dimensions; the same seed gives the same weights.
 pub struct RandomWeights {
     config: Config,
     seed: u64,
@@ -48,7 +49,7 @@ impl Weights for RandomWeights {
     }
 }
 
-/// The value of one weight, from a random number of mean 0 and deviation 1.
+/// The value of one weight, from a random number with mean 0 and deviation 1.
 fn make(tensor: Tensor, channel: usize, noise: f32) -> f32 {
     match tensor {
         Tensor::Layer(_, LayerTensor::KNorm) if channel.is_multiple_of(OUTLIER_EVERY) => OUTLIER,
@@ -64,7 +65,7 @@ fn make(tensor: Tensor, channel: usize, noise: f32) -> f32 {
     }
 }
 
-/// The sum of four uniform numbers: near enough to normal, and one multiplication each.
+/// The sum of four uniform numbers: close to a normal distribution, for one multiplication each.
 fn spread_about_zero(state: &mut u64) -> f32 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     let bits = *state ^ (*state >> 29);

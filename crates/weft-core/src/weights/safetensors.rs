@@ -1,8 +1,9 @@
 //! Weights in safetensors files, single or sharded.
 //!
-//! Opening checks everything that can be checked without reading a tensor: every tensor the config
-//! asks for is there once, in the right shape and a known format, and nothing else is. Only then
-//! does anybody allocate. Files are read, never mapped: a map of a file that shrinks is a crash.
+//! Opening checks everything that can be checked without reading a tensor: every tensor of the
+//! config exists exactly once, in the right shape and a supported format, and there are no others.
+//! Memory is allocated only after that. Files are read, never mapped: if a mapped file shrinks, the
+//! process crashes.
 
 use std::collections::HashMap;
 use std::io::SeekFrom;
@@ -20,7 +21,7 @@ use crate::config::Config;
 /// Bytes read from a file at a time.
 const BLOCK_BYTES: usize = 1 << 20;
 
-/// Bytes of a tensor that are looked at in one place to tell it from others.
+/// Bytes per sample of a tensor, for the fingerprint.
 const SAMPLE_BYTES: usize = 4096;
 
 /// The weight files of one model, open and checked.
@@ -31,7 +32,7 @@ pub struct Safetensors {
     fingerprint: [u8; 32],
 }
 
-/// Where a tensor lies.
+/// The location of a tensor.
 struct Place {
     file: usize,
     /// Offset of its first byte in the file.
@@ -49,7 +50,7 @@ impl Safetensors {
         Self::checked(headers, config)
     }
 
-    /// The same for one file in memory, called `name` in messages.
+    /// Opens one file in memory, named `name` in messages.
     pub fn from_bytes(
         name: &str,
         bytes: &'static [u8],
@@ -93,7 +94,7 @@ impl Safetensors {
 }
 
 impl Safetensors {
-    /// Holds the file no longer than reading takes: what is made of the bytes is the reader's time.
+    /// Locks the file only while it reads; the bytes are processed after that.
     fn read_at(&self, file: usize, offset: u64, bytes: &mut [u8]) -> std::io::Result<()> {
         let mut file = self.files[file].lock().unwrap_or_else(PoisonError::into_inner);
         file.seek(SeekFrom::Start(offset))?;
@@ -170,12 +171,12 @@ fn place_all(headers: &[Header], config: &Config) -> Result<HashMap<Tensor, Plac
     }
 }
 
-/// Tensors that well-known files carry and that no computation uses.
+/// Tensors that some well-known files contain and that no computation uses.
 fn is_known_leftover(name: &str, config: &Config) -> bool {
     name.ends_with(".rotary_emb.inv_freq") || (config.tied_head && name == "lm_head.weight")
 }
 
-/// Little-endian values of a file as f32, without loss.
+/// Converts a file's little-endian values to f32, without loss.
 fn widen(dtype: FileDtype, bytes: &[u8], values: &mut [f32]) {
     match dtype {
         FileDtype::F32 => {

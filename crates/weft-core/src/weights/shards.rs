@@ -1,4 +1,4 @@
-//! Which files of a folder hold its weights.
+//! Finds the weight files in a folder.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -9,16 +9,16 @@ use serde::Deserialize;
 
 use super::WeightsError;
 
-/// The list of shards, where there are several.
+/// The list of shards, if there are several.
 pub const INDEX_FILE: &str = "model.safetensors.index.json";
-/// The weights, where they are one file.
+/// The weights, if they are in one file.
 pub const SINGLE_WEIGHTS_FILE: &str = "model.safetensors";
 
 const INDEX_LIMIT: u64 = 64 << 20;
 const SHARD_LIMIT: usize = 4096;
 
-/// The weight files of a folder: the shards of the index where there is one, else the single file,
-/// else every safetensors file there is.
+/// The weight files of a folder: the shards of the index, else the single file, else all
+/// safetensors files.
 pub(super) fn weight_files(folder: &Path) -> Result<Vec<PathBuf>, WeightsError> {
     let index = folder.join(INDEX_FILE);
     if index.exists() {
@@ -36,7 +36,7 @@ pub(super) fn weight_files(folder: &Path) -> Result<Vec<PathBuf>, WeightsError> 
     Ok(files)
 }
 
-/// Weights under other names than the usual one, sorted.
+/// Weight files under unusual names, sorted.
 pub(crate) fn other_weight_files(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let files: BTreeSet<PathBuf> = entries
@@ -46,7 +46,7 @@ pub(crate) fn other_weight_files(folder: &Path) -> Vec<PathBuf> {
     files.into_iter().collect()
 }
 
-/// The weight files that an index names: sorted, each once, each in the index' own folder.
+/// The weight files that an index names: sorted, each once, each in the same folder as the index.
 pub fn shards_of_index(index: &Path) -> Result<Vec<String>, WeightsError> {
     #[derive(Deserialize)]
     struct Index {
@@ -58,7 +58,7 @@ pub fn shards_of_index(index: &Path) -> Result<Vec<String>, WeightsError> {
     let opened = File::open(index).map_err(failed)?;
     let bytes = opened.metadata().map_err(failed)?.len();
     if bytes > INDEX_LIMIT {
-        return Err(broken(format!("it has {bytes} bytes, the limit is {INDEX_LIMIT}")));
+        return Err(broken(format!("it has {bytes} bytes, and the limit is {INDEX_LIMIT}")));
     }
     let mut json = Vec::new();
     opened.take(INDEX_LIMIT).read_to_end(&mut json).map_err(failed)?;
@@ -66,15 +66,15 @@ pub fn shards_of_index(index: &Path) -> Result<Vec<String>, WeightsError> {
 
     let shards: BTreeSet<String> = parsed.weight_map.into_values().collect();
     if shards.is_empty() || shards.len() > SHARD_LIMIT {
-        return Err(broken(format!("it names {} files, 1 to {SHARD_LIMIT} fit", shards.len())));
+        return Err(broken(format!("it names {} files, not 1 to {SHARD_LIMIT}", shards.len())));
     }
     match shards.iter().find(|name| !is_plain_file_name(name) || !name.ends_with(".safetensors")) {
-        Some(name) => Err(broken(format!("{name:?} is not the name of a weight file beside it"))),
+        Some(name) => Err(broken(format!("{name:?} is not a weight file in the same folder"))),
         None => Ok(shards.into_iter().collect()),
     }
 }
 
-/// Whether the text can name a file inside a folder, and nothing outside of it, on any system.
+/// Whether the text names a file inside a folder, and never one outside, on any system.
 pub fn is_plain_file_name(name: &str) -> bool {
     !name.is_empty()
         && name.len() <= 255

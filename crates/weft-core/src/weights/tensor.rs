@@ -11,11 +11,11 @@ pub enum Tensor {
     Layer(u16, LayerTensor),
     /// Weight of the last RMSNorm, \[hidden\].
     FinalNorm,
-    /// Output head, \[vocab, hidden\]; absent where it is tied to the embedding.
+    /// Output head, \[vocab, hidden\]; absent if it is tied to the embedding.
     Head,
 }
 
-/// One tensor of a decoder layer. Matrices are \[out, in\]: a row makes one output.
+/// One tensor of a decoder layer. Matrices are \[out, in\]: a row gives one output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LayerTensor {
     /// RMSNorm before attention, \[hidden\].

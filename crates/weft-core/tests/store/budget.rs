@@ -1,4 +1,5 @@
-//! What fits, what goes first, and what must stay. Ages are set on the files, so no test waits.
+//! The budget: which entries fit, which are evicted first, and which stay. Ages are set on the
+//! files, so no test waits.
 
 use std::fs;
 use std::path::Path;
@@ -26,7 +27,7 @@ fn file_bytes(folder: &Path, entry: &Sample) -> u64 {
     fs::metadata(entry.file(folder)).unwrap().len()
 }
 
-/// Stores one entry more than there is room for, and names those of `entries` that are left.
+/// Stores one entry more than fits, and returns which of `entries` are left.
 fn survivors(folder: &Path, entries: &[&Sample]) -> Vec<usize> {
     let used = open(folder).used_bytes();
     let mut store = Store::open(folder, used).unwrap();

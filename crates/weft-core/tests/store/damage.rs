@@ -1,5 +1,5 @@
-//! Files that changed since they were written, and files that are not what they are asked for. Each
-//! must be a miss with a reason, and lie in quarantine as it was found.
+//! Files that changed since they were written, and files with other rows than requested. Each must
+//! be a miss with a reason, and lie unchanged in quarantine.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::samples::{
     AMPLE, Random, Sample, find, folder_with, key, names, new_folder, open, quarantined, sample,
 };
 
-/// The damaged file is a miss, is counted under one reason, and lies in quarantine as it was.
+/// The damaged file is a miss, is counted under one reason, and lies unchanged in quarantine.
 fn assert_refused(store: &mut Store, folder: &Path, entry: &Sample, damaged: &[u8], what: &str) {
     let before = store.stats().clone();
     assert!(!entry.is_served(store), "{what}");
@@ -86,7 +86,8 @@ fn a_file_cut_or_extended_anywhere_is_refused() {
     }
 }
 
-/// A sound file that is asked for as something else is a miss, under the name of what differs.
+/// An intact file with other rows than requested is a miss, under the name of the field that
+/// differs.
 #[test]
 fn each_field_must_be_as_expected() {
     let entry = sample(1, 5);
@@ -114,7 +115,7 @@ fn each_field_must_be_as_expected() {
     }
     let (_outer, folder, _) = folder_with(&entry);
     let dearer = Header { prefill_us: 1, ..header() };
-    assert!(open(&folder).get(&entry.key, &dearer).is_some(), "what it cost is no condition");
+    assert!(open(&folder).get(&entry.key, &dearer).is_some(), "the cost does not matter");
 }
 
 #[test]
@@ -142,7 +143,7 @@ fn a_file_of_another_version_is_called_that() {
     let mut store = open(&folder);
     assert_eq!(store.stats().count("version"), 1);
     let warning = store.take_warnings().remove(0);
-    for part in [entry.key.to_string().as_str(), "version \"2\"", "reads \"1\"", "quarantine"] {
+    for part in [entry.key.to_string().as_str(), "version \"2\"", "expected \"1\"", "quarantine"] {
         assert!(warning.contains(part), "`{warning}` does not say `{part}`");
     }
 }
@@ -156,7 +157,8 @@ fn a_renamed_file_is_not_taken_for_another_entry() {
     assert_eq!((store.entries().count(), store.stats().count("key")), (0, 1));
 }
 
-/// Sizes that a file only claims; the allocator of this program ends the test that believes them.
+/// Sizes that a file only claims. The allocator of this program ends the test if they are
+/// allocated.
 #[test]
 fn claimed_header_sizes_take_no_memory() {
     let entry = sample(1, 5);
@@ -171,7 +173,7 @@ fn claimed_header_sizes_take_no_memory() {
     }
 }
 
-/// A header with a right checksum and tensors of half a tebibyte, over a file that is a hole.
+/// A header with a valid checksum and tensors of half a tebibyte, over a sparse file.
 fn forge_huge(path: &Path, entry: &Sample, bytes: &[u8]) {
     let header_bytes = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     let text = String::from_utf8(bytes[8..8 + header_bytes].to_vec()).unwrap();

@@ -1,5 +1,5 @@
-//! Disks that are full, read-only, or not there. They are mounted in a namespace of the test's own;
-//! if that is not allowed the tests are skipped, and `src/store/tests.rs` has the same by injection.
+//! Disks that are full, read-only or absent. They are mounted in the test's own namespace. If that
+//! is not allowed, the tests are skipped; `src/store/tests.rs` injects the same faults.
 
 use std::fs;
 use std::process::Command;
@@ -9,7 +9,7 @@ use weft_testing::{Missing, skip};
 
 use crate::samples::{AMPLE, child_in_namespace, folder_of_child, names, new_folder, open, sample};
 
-/// Runs a test of this program on a disk of its own; false where none can be mounted.
+/// Runs a test of this program on its own disk; returns false if none can be mounted.
 fn ran_on_mount(options: &str, test: &str) -> bool {
     let (_outer, folder) = new_folder();
     fs::create_dir(&folder).unwrap();
@@ -67,7 +67,7 @@ fn a_read_only_folder_is_an_error_that_says_so() {
     let error = Store::open(&folder, AMPLE).map(|_| ()).unwrap_err();
     assert!(matches!(error, StoreError::Unwritable { .. }), "{error}");
     let error = error.to_string();
-    for part in [&format!("{folder:?}"), "Read-only", "name a folder of your own"] {
+    for part in [&format!("{folder:?}"), "Read-only", "choose another folder"] {
         assert!(error.contains(part), "{error}");
     }
 }

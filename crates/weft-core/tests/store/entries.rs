@@ -1,5 +1,5 @@
-//! One entry: written, found, served, named, described, removed. Its file is also read as others
-//! would, by the safetensors crate and by hand.
+//! One entry: written, found, read, named, described, removed. Its file is also read by the
+//! safetensors crate and by hand.
 
 use std::collections::HashMap;
 use std::fs;
@@ -40,7 +40,7 @@ fn what_was_put_is_served_now_and_after_a_restart() {
 }
 
 #[test]
-fn the_index_tells_header_size_and_last_use() {
+fn the_index_has_header_size_and_last_use() {
     let (_outer, folder) = new_folder();
     let entry = sample(1, 5);
     let mut store = open(&folder);

@@ -1,6 +1,7 @@
-//! Chunks on disk: what is served is what was written, whatever happens to disk and processes.
+//! Chunks on disk: the store returns exactly the rows that were written, whatever happens to disk
+//! and processes.
 //!
-//! Each module takes one kind of mishap. Tests that need another process start this program again,
+//! Each module tests one kind of fault. Tests that need another process start this program again,
 //! with the name of the test and a folder in the environment.
 
 #![cfg(unix)]
@@ -16,7 +17,7 @@ mod transfer;
 
 use cap::Cap;
 
-/// More than this at once, and the whole test ends: no file may make the store take it, whatever
+/// The test ends if more than this is allocated: no file may make the store allocate it, whatever
 /// sizes it claims.
 const MEMORY_LIMIT: usize = 96 << 20;
 

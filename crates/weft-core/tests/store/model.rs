@@ -1,5 +1,5 @@
-//! The store against a list of keys in order of use, under random operations. A second store in the
-//! same folder stands for another process.
+//! Compares the store with a list of keys in order of use, under random operations. A second store
+//! in the same folder represents another process.
 
 use std::collections::HashSet;
 use std::fs;
@@ -47,13 +47,14 @@ fn operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
-/// What a store should hold. All entries have one size and one cost, so the oldest goes first.
+/// The expected contents of a store. All entries have one size and one cost, so the oldest is
+/// evicted first.
 struct Model {
     /// Keys by last use, the oldest first.
     order: Vec<u64>,
     damaged: HashSet<u64>,
     pinned: HashSet<u64>,
-    /// In entries.
+    /// Number of entries.
     budget: usize,
 }
 
@@ -106,7 +107,7 @@ impl Model {
     }
 }
 
-/// The store, another process's view of the same folder, and what both should show.
+/// The store, another process's view of the same folder, and the expected contents of both.
 struct Pair {
     _outer: TempDir,
     folder: PathBuf,
@@ -165,7 +166,7 @@ impl Pair {
                 }
             }
             Operation::OtherPuts(n) => {
-                // Its budget is ample: it evicts nothing.
+                // Its budget is ample, so it evicts nothing.
                 entry(n).put(other);
                 model.touch(n);
             }
@@ -187,7 +188,7 @@ impl Pair {
     }
 }
 
-/// Changes one bit of the rows, and not the time of last use.
+/// Changes one bit of the rows, but not the time of last use.
 fn damage(entry: &Sample, folder: &std::path::Path) {
     let path = entry.file(folder);
     let modified = fs::metadata(&path).unwrap().modified().unwrap();

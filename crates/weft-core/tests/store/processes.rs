@@ -1,5 +1,5 @@
-//! Several processes in one folder, and processes that are killed. Whatever they did to each other,
-//! only right rows are served and no half file is left.
+//! Several processes in one folder, and processes that are killed. In the end, only correct rows
+//! are returned, and no partial file is left.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -34,7 +34,7 @@ fn a_writer_killed_at_any_moment_leaves_nothing_wrong() {
     assert!(n_stored > N_KILLS && n_swept > 0, "the kills came at the wrong moments");
 }
 
-/// Tells each entry once it is stored.
+/// Prints each entry once it is stored.
 fn write_until_killed(folder: &Path) -> ! {
     let entries: Vec<_> = (0..100).map(|n| sample(n, KILLED_TOKENS)).collect();
     eprintln!("ready");
@@ -48,21 +48,21 @@ fn write_until_killed(folder: &Path) -> ! {
     }
 }
 
-/// Kills a writer a moment after one of its first entries, or while it opens the folder. Returns how
-/// many entries it had told of: the first so many are stored.
+/// Kills a writer a moment after one of its first entries, or while it opens the folder. Returns
+/// the number of entries that it printed; these are stored.
 fn kill_a_writer(folder: &Path, random: &mut Random) -> u64 {
     let test = "processes::a_writer_killed_at_any_moment_leaves_nothing_wrong";
-    let (mut writer, mut told) = start(test, folder);
-    // Entries, not time alone: a busy machine would have the writer killed before its first.
+    let (mut writer, mut stderr) = start(test, folder);
+    // Counts entries, not only time: a busy machine could kill the writer before its first entry.
     let n_awaited = random.below(8);
     for _ in 0..n_awaited {
-        wait_for("stored\n", &mut told);
+        wait_for("stored\n", &mut stderr);
     }
     thread::sleep(Duration::from_micros(random.below(3_000)));
     writer.kill().unwrap();
     writer.wait().unwrap();
     let mut rest = String::new();
-    told.read_to_string(&mut rest).unwrap();
+    stderr.read_to_string(&mut rest).unwrap();
     n_awaited + rest.lines().filter(|line| *line == "stored").count() as u64
 }
 
@@ -70,24 +70,25 @@ fn kill_a_writer(folder: &Path, random: &mut Random) -> u64 {
 fn start(test: &str, folder: &Path) -> (Child, BufReader<ChildStderr>) {
     let mut child =
         child(test, folder).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut told = BufReader::new(child.stderr.take().unwrap());
-    wait_for("ready\n", &mut told);
-    (child, told)
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    wait_for("ready\n", &mut stderr);
+    (child, stderr)
 }
 
-fn wait_for(text: &str, told: &mut BufReader<ChildStderr>) {
+fn wait_for(text: &str, stderr: &mut BufReader<ChildStderr>) {
     let mut line = String::new();
     while line != text {
         line.clear();
-        assert!(told.read_line(&mut line).unwrap() > 0, "the child ended early");
+        assert!(stderr.read_line(&mut line).unwrap() > 0, "the child ended early");
     }
 }
 
-/// All that was told to be stored is served, all that is there is right, and no half file is left.
+/// All entries that were reported as stored are returned, all rows are correct, and no partial file
+/// is left.
 fn check_after_kill(folder: &Path, n_stored: u64) -> u64 {
     let n_temp = names(folder, ".tmp").len() as u64;
     let mut store = open(folder);
-    // The probe that opening makes may have been cut short too.
+    // The probe of opening may have been interrupted too.
     assert_eq!(store.stats().swept_temp_files, n_temp);
     assert_eq!(names(folder, ".tmp"), [""; 0]);
     let n_files = names(folder, ".safetensors").len() as u64;
@@ -122,12 +123,12 @@ fn processes_share_a_folder() {
     let test = "processes::processes_share_a_folder";
     let children = [start(test, &folder), start(test, &folder)];
     let mut hits = vec![write_and_read(&folder, 1)];
-    for (mut child, mut told) in children {
+    for (mut child, mut stderr) in children {
         let mut rest = String::new();
-        told.read_to_string(&mut rest).unwrap();
+        stderr.read_to_string(&mut rest).unwrap();
         assert!(child.wait().unwrap().success(), "{rest}");
-        let told_hits = rest.lines().find_map(|line| line.strip_prefix("hits "));
-        hits.push(told_hits.unwrap().parse().unwrap());
+        let n_hits = rest.lines().find_map(|line| line.strip_prefix("hits "));
+        hits.push(n_hits.unwrap().parse().unwrap());
     }
     println!("hits of the three processes: {hits:?}");
     assert!(hits.iter().all(|hits| *hits > 50), "{hits:?}");
@@ -141,8 +142,8 @@ fn processes_share_a_folder() {
     assert!(store.used_bytes() <= shared_budget() + 2 * entry_bytes);
 }
 
-/// Reads and writes entries at random, opening the folder anew now and then: what others are
-/// writing is not swept, what others evicted is a plain miss, and nothing is ever damaged.
+/// Reads and writes entries at random, and reopens the folder from time to time: files that others
+/// are writing stay, entries that others evicted are plain misses, and nothing is ever damaged.
 fn write_and_read(folder: &Path, seed: u64) -> u64 {
     let mut random = Random(seed);
     let budget = shared_budget();

@@ -1,5 +1,5 @@
-//! Entries to store, and what the tests ask of a folder. Every entry follows from a number, so that
-//! another process knows it too.
+//! Sample entries, and helpers for folders. Every entry follows from a number, so that another
+//! process knows it too.
 
 use std::ffi::OsString;
 use std::fs;
@@ -71,7 +71,7 @@ impl Sample {
         store.put(&self.key, &self.header, &self.rows)
     }
 
-    /// Whether the entry is served. Served rows must be the right ones.
+    /// Whether the entry is returned. Returned rows must be correct.
     pub fn is_served(&self, store: &mut Store) -> bool {
         let found = store.get(&self.key, &self.header);
         assert!(found.is_none() || found.as_ref() == Some(&self.rows), "wrong rows were served");
@@ -83,7 +83,7 @@ impl Sample {
     }
 }
 
-/// A folder that is not there yet, in one that goes away with the value returned.
+/// A folder that does not exist yet, inside one that is removed with the returned value.
 pub fn new_folder() -> (TempDir, PathBuf) {
     let outer = TempDir::new().unwrap();
     let folder = outer.path().join("chunks");
@@ -102,12 +102,12 @@ pub fn folder_with(sample: &Sample) -> (TempDir, PathBuf, Vec<u8>) {
     (outer, folder, bytes)
 }
 
-/// Where a text begins in a file.
+/// The offset of a text in a file.
 pub fn find(bytes: &[u8], text: &str) -> usize {
     bytes.windows(text.len()).position(|window| window == text.as_bytes()).unwrap()
 }
 
-/// Names in a folder with an ending, sorted; none where there is no folder.
+/// Names in a folder with an ending, sorted; empty if there is no folder.
 pub fn names(folder: &Path, ending: &str) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten();
     let mut names: Vec<String> = entries
@@ -124,10 +124,10 @@ pub fn quarantined(folder: &Path) -> Vec<PathBuf> {
     names(&quarantine, "").into_iter().map(|name| quarantine.join(name)).collect()
 }
 
-/// Names the folder that a test, started as another process, works in.
+/// The variable with the folder of a test that was started as another process.
 const FOLDER_VARIABLE: &str = "WEFT_STORE_TEST_FOLDER";
 
-/// The folder, where this process was started by a test.
+/// The folder, if a test started this process.
 pub fn folder_of_child() -> Option<PathBuf> {
     std::env::var_os(FOLDER_VARIABLE).map(PathBuf::from)
 }
@@ -139,7 +139,7 @@ pub fn command_of(test: &str) -> Vec<OsString> {
     std::iter::once(program).chain(arguments.map(OsString::from)).collect()
 }
 
-/// A process that runs one test of this binary as a child with a folder to work in.
+/// A process that runs one test of this binary as a child, with a folder to work in.
 pub fn child(test: &str, folder: &Path) -> Command {
     let parts = command_of(test);
     let mut command = Command::new(&parts[0]);
@@ -147,7 +147,7 @@ pub fn child(test: &str, folder: &Path) -> Command {
     command
 }
 
-/// The same in a mount namespace of its own, after a shell command that finds the folder as `$1`.
+/// The same in its own mount namespace, after a shell command that gets the folder as `$1`.
 pub fn child_in_namespace(setup: &str, test: &str, folder: &Path) -> Command {
     let mut command = Command::new("unshare");
     command.args(["-rm", "sh", "-c", &format!("{setup} && shift && exec \"$@\""), "sh"]);

@@ -1,5 +1,5 @@
-//! Entries carried out of one store and into another. What is refused must say why, and harm
-//! neither file nor store.
+//! Entries exported from one store and imported into another. A refusal must say why, and must not
+//! change the file or the store.
 
 use std::fs;
 
@@ -43,7 +43,7 @@ fn nothing_is_exported_over_a_file_or_from_a_damaged_entry() {
     let file = outer.path().join("mine");
     fs::write(&file, "mine").unwrap();
     let error = store.export(&entry.key, &file).unwrap_err().to_string();
-    assert!(error.contains("name a file that does not exist"), "{error}");
+    assert!(error.contains("name a new file"), "{error}");
     assert_eq!(fs::read(&file).unwrap(), b"mine");
 
     *bytes.last_mut().unwrap() ^= 1;
@@ -58,7 +58,7 @@ fn nothing_is_exported_over_a_file_or_from_a_damaged_entry() {
     assert!(error.contains("no file has this key"), "{error}");
 }
 
-/// What is refused says what it is and why; nothing is stored, the file stays as it is.
+/// A refusal says what and why; nothing is stored, and the file is unchanged.
 #[test]
 fn damaged_and_foreign_files_are_not_imported() {
     let entry = sample(1, 5);
@@ -72,9 +72,9 @@ fn damaged_and_foreign_files_are_not_imported() {
     let foreign = [&(foreign.len() as u64).to_le_bytes()[..], foreign].concat();
     let in_tokens = find(&bytes, r#""tokens":""#) + 12;
     let cases: [(&str, Vec<u8>, &str); 6] = [
-        ("rows", changed(bytes.len() - 1), "its rows have checksum"),
+        ("rows", changed(bytes.len() - 1), "the checksum of its rows"),
         ("header", changed(in_tokens), "its header does not match its checksum"),
-        ("cut", bytes[..bytes.len() - 1].to_vec(), "the file was cut"),
+        ("cut", bytes[..bytes.len() - 1].to_vec(), "its header says"),
         ("empty", Vec::new(), "it has 0 bytes"),
         ("foreign", foreign, "its format is \"pt\""),
         ("text", b"no header at all, but long enough for one".to_vec(), "its header claims"),

@@ -69,7 +69,7 @@ pub fn engine(model: &Model, contexts: usize) -> Result<Engine, Box<dyn Error>> 
     Ok(Engine::new(model, Box::new(device)))
 }
 
-/// An answer's whole text, and how it ended.
+/// The text of an answer, and how it ended.
 pub fn answer(engine: &mut Engine, request: Request) -> Result<(String, Finished), Box<dyn Error>> {
     let mut generation = engine.generate(request)?;
     let mut text = String::new();

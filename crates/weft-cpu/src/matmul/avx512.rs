@@ -19,7 +19,8 @@ const VECTORS: usize = BLOCK_ROWS / 16;
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 pub(super) fn multiply<const T: usize>(block: &[bf16], x: [&[bf16]; T], sums: &mut Sums) {
     let (pairs, _) = block.as_chunks::<{ 2 * BLOCK_ROWS }>();
-    // Half of the rows at a time: the sums of a whole tile and the widened weights fit the registers.
+    // Half of the rows at a time, so that the sums of a whole tile and the widened weights fit the
+    // registers.
     for half in 0..2 {
         let mut acc = [[_mm512_setzero_ps(); VECTORS / 2]; T];
         for (p, weights) in pairs.iter().enumerate() {

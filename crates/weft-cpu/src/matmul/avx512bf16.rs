@@ -33,11 +33,11 @@ pub(super) fn multiply_pair<const T: usize>(
     multiply_blocks(blocks, x, sums);
 }
 
-/// `B` blocks side by side: as many streams from memory, which a core reads faster than one.
+/// `B` blocks side by side: a core reads several streams from memory faster than one.
 ///
-/// A sum is that of the first half of the columns plus that of the second, whatever `B` and `T`.
-/// One token reads both halves at once, so that there are twice as many streams; more tokens, which
-/// need the registers, read one after the other.
+/// A sum is that of the first half of the columns plus that of the second, for any `B` and `T`. One
+/// token reads both halves at once, which doubles the number of streams. More tokens need the
+/// registers, so they read one half after the other.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 fn multiply_blocks<const B: usize, const T: usize>(
@@ -77,8 +77,8 @@ fn add_pair<const B: usize, const T: usize>(
     let w: [[__m512bh; VECTORS]; B] =
         std::array::from_fn(|b| std::array::from_fn(|v| load(&pairs[b][p], v)));
     for t in 0..T {
-        // The kernel's caller gives rows as long as the blocks have columns: the check is cheap
-        // beside 4 · 16 products.
+        // The caller passes rows as long as the blocks' columns. The bounds check is cheap beside 4
+        // · 16 products.
         let x = broadcast(x[t][p]);
         for b in 0..B {
             for v in 0..VECTORS {

@@ -1,8 +1,8 @@
 //! The matrix product: a block of 64 rows times a few tokens, in f32.
 //!
 //! A kernel takes up to [`TILE`] tokens at once and reads the block's weights once for them. Each
-//! output is one sum over the columns, in their order, whatever the tile: a token's results do not
-//! depend on its neighbours. Kernels differ by instruction set only, and so in their last bits.
+//! output is one sum over the columns in order, for any tile: a token's results do not depend on
+//! its neighbours. Kernels of different instruction sets may differ in the last bits.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -17,7 +17,7 @@ use half::bf16;
 use crate::isa::Isa;
 use crate::pack::BLOCK_ROWS;
 
-/// Tokens that one pass over a block serves.
+/// Tokens per pass over a block.
 pub(crate) const TILE: usize = 6;
 
 /// Sums of one tile: f32 \[tokens\]\[64 rows\].
@@ -36,11 +36,11 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// A kernel for `T` tokens: weights of a block, `T` rows of activations as long as it has columns,
-/// and `T` rows of sums to write.
+/// A kernel for `T` tokens. Its arguments are the weights of a block, `T` rows of activations as
+/// long as the block's columns, and `T` rows of sums to write.
 ///
 /// # Safety
-/// The machine has the instruction set that the kernel was compiled for.
+/// The machine supports the instruction set that the kernel was compiled for.
 type Kernel<const T: usize> = unsafe fn(&[bf16], [&[bf16]; T], &mut Sums);
 
 /// The kernels of one instruction set, by number of tokens.
@@ -78,8 +78,8 @@ fn kernels(isa: Isa) -> &'static Kernels {
     }
 }
 
-/// The product of a block and tokens `first..first + n`, at most [`TILE`] of them. `columns` are the
-/// block's, padding included; the activations have as many.
+/// The product of a block and tokens `first..first + n`, at most [`TILE`] of them. `columns`
+/// includes padding, and the activations have as many.
 pub(crate) fn multiply(
     isa: Isa,
     block: &[bf16],
@@ -92,8 +92,8 @@ pub(crate) fn multiply(
     assert_eq!(block.len(), columns * BLOCK_ROWS);
     let row = |t: usize| x.row(first + t, columns);
     let k = kernels(isa);
-    // SAFETY: an `Isa` other than `Portable` comes from `Isa::detect` or was asked
-    // `is_available`, see `CpuDevice::new`.
+    // SAFETY: an `Isa` other than `Portable` comes from `Isa::detect`, or `is_available` was
+    // checked; see `CpuDevice::new`.
     unsafe {
         match n {
             1 => (k.one)(block, [row(0)], sums),
@@ -111,8 +111,8 @@ pub(crate) fn multiply(
 #[cfg(target_arch = "x86_64")]
 type PairKernel<const T: usize> = unsafe fn([&[bf16]; 2], [&[bf16]; T], [&mut Sums; 2]);
 
-/// The product of two blocks and a tile, as [`multiply`] computes each. For few tokens, where memory
-/// sets the pace, both are read at the same time.
+/// The product of two blocks and a tile, each as in [`multiply`]. For few tokens, when memory is
+/// the limit, both blocks are read at the same time.
 pub(crate) fn multiply_pair(
     isa: Isa,
     blocks: [&[bf16]; 2],
@@ -146,7 +146,7 @@ pub(crate) fn multiply_pair(
 mod tests {
     use super::*;
 
-    /// Numbers of mixed size and sign that bf16 holds.
+    /// bf16 values of mixed size and sign.
     fn numbers(n: usize, seed: usize) -> Vec<bf16> {
         (0..n).map(|i| bf16::from_f32(((i * 37 + seed * 11) % 97) as f32 / 31.0 - 1.5)).collect()
     }

@@ -1,4 +1,4 @@
-//! The matrix product in plain loops, for machines without a kernel of their own.
+//! The matrix product in plain loops, for machines without a specific kernel.
 
 use half::bf16;
 use weft_core::dtype::Element;

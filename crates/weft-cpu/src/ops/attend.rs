@@ -1,8 +1,9 @@
 //! `attend`: a = softmax(q · kᵀ / √head_dim) · v over every row that a token sees.
 //!
-//! An item is one KV head and a tile of tokens: they read each page together, see [`tiles`]. Scores
-//! of a page are a matrix product, each one sum over the head; a value's sum adds rows in the order
-//! of the span list. So where spans and pages are cut, and who shares a tile, does not show.
+//! An item is one KV head and a tile of tokens, which read each page together; see [`tiles`]. The
+//! scores of a page are a matrix product, each one sum over the head. A sum of values adds rows in
+//! the order of the span list. The result therefore depends neither on where spans and pages are
+//! cut nor on how tokens share a tile.
 
 use std::ops::Range;
 
@@ -34,11 +35,11 @@ pub(crate) fn run(device: &mut CpuDevice, step: &Step<'_>, layer: u16) {
     let (scratch, shares) = (Disjoint::new(scratch), shares.parts());
     pool.for_each(lists.tiles.len() * config.kv_heads, |thread, item| {
         let (tile, head) = (lists.tiles.get(item / config.kv_heads), item % config.kv_heads);
-        // SAFETY: a thread has scratch of its own.
+        // SAFETY: each thread has its own scratch.
         let scratch = unsafe { &mut scratch.part(thread, 1)[0] };
         attention.tile(tile, head, scratch);
         for (i, Attending { token, .. }) in tile.iter().enumerate() {
-            // SAFETY: an item has columns of its own in its tokens' rows.
+            // SAFETY: each item has its own columns in its tokens' rows.
             let a = unsafe { a.part(token * a_stride + head * width, width) };
             attention.store(i, scratch, a);
             if lists.is_last_of_lane(*token) {
@@ -51,7 +52,7 @@ pub(crate) fn run(device: &mut CpuDevice, step: &Step<'_>, layer: u16) {
     });
 }
 
-/// What all items share.
+/// Data that all items share.
 struct Attention<'a> {
     config: &'a Config,
     isa: Isa,
@@ -64,22 +65,22 @@ struct Attention<'a> {
     positions: usize,
 }
 
-/// Pages of a span and the tokens of a tile that read them together.
+/// Pages of a span, and the tokens of a tile that read them together.
 struct Reading<'a> {
     span: &'a Span,
-    /// Which of the span's pages they are.
+    /// Indices of the span's pages.
     pages: Range<usize>,
-    /// Which of the tile's tokens the readers are.
+    /// Index of the first reader in the tile.
     first: usize,
     readers: &'a [Attending],
-    /// Rows of the span that the last of them sees, which sees most.
+    /// Rows of the span that the last reader sees, which sees the most.
     rows: usize,
-    /// Rows that they saw before the span.
+    /// Rows that the readers see before the span.
     n_rows: usize,
 }
 
 impl Reading<'_> {
-    /// The pages, each with the row of the list that it begins with, and its rows that are seen.
+    /// The pages, each with its first row in the list and its visible rows.
     fn pages(&self) -> impl Iterator<Item = (PageId, usize, Range<usize>)> {
         self.pages.clone().map(|index| {
             let own = RowsOfPage::new(index, self.span.first_row, self.rows);
@@ -98,7 +99,7 @@ impl Attention<'_> {
     /// tile's token i.
     fn tile(&self, tile: &[Attending], head: usize, scratch: &mut Scratch) {
         let group = self.config.group();
-        // For what distance each token's queries are rotated; none yet.
+        // The distance that each token's queries are rotated for; none yet.
         let mut rotated_for = [None; tiles::MAX_TOKENS];
         self.for_each_reading(tile, |reading| {
             self.rotate(reading, head, scratch, &mut rotated_for);
@@ -132,7 +133,7 @@ impl Attention<'_> {
                 let (mut n_pages, mut n_rows) = (0, 0);
                 for span in lane.spans {
                     let rows = span.rows_seen_from(last_position);
-                    // Spans stand in the order of their positions: no later one is seen either.
+                    // Spans are in the order of their positions, so no later one is visible either.
                     if rows == 0 || n_pages >= stage.end {
                         break;
                     }
@@ -148,8 +149,8 @@ impl Attention<'_> {
         }
     }
 
-    /// Rotates the readers' queries to where they stand from the span's home, and rounds them.
-    /// Those that read other pages of the span before are rotated already.
+    /// Rotates the readers' queries for their distance from the span's home, and rounds them.
+    /// Queries that have read other pages of the span are rotated already.
     fn rotate(
         &self,
         reading: &Reading<'_>,
@@ -161,7 +162,7 @@ impl Attention<'_> {
         let Scratch { head: unrotated, rotated, queries, .. } = scratch;
         let span = reading.span;
         for (i, Attending { token, .. }) in (reading.first..).zip(reading.readers) {
-            // A token before the span does not see it; its scores are never read.
+            // A token before the span does not see it, and its scores are never read.
             let position = self.tokens[*token].position.max(span.position);
             let from_home = span.home_position + (position - span.position);
             if rotated_for[i].replace(from_home) == Some(from_home) {
@@ -201,9 +202,9 @@ impl Attention<'_> {
         }
     }
 
-    /// Turns the scores of a token's queries into weights, and keeps their sums.
+    /// Turns the scores of a token's queries into weights, and stores their sums.
     fn softmax(&self, token: &TokenPlace, queries: Range<usize>, scratch: &mut Scratch) {
-        // Spans stand in the order of their positions: what a token sees of them is a prefix.
+        // Spans are in the order of their positions, so a token sees a prefix of them.
         let spans = self.lanes[token.lane].spans;
         let seen = spans.iter().map(|span| span.rows_seen_from(token.position)).sum();
         for query in queries {
@@ -220,7 +221,7 @@ impl Attention<'_> {
         let seen = |query: usize| seen[query].saturating_sub(n_rows).min(values.len() / stride);
         let weights =
             |query: usize, rows: Range<usize>| &scores[query * self.positions + n_rows..][rows];
-        // What all see, together; then the rest of each. Queries see more from first to last.
+        // First the rows that all queries see, then the rest of each. Later queries see more rows.
         let common = seen(queries.start);
         let mut together: [&[f32]; TILE] = [&[]; TILE];
         for (slot, query) in together.iter_mut().zip(queries.clone()) {
@@ -237,8 +238,8 @@ impl Attention<'_> {
         }
     }
 
-    /// Adds to each stretch's share what the heads of token i gave to its rows. A stretch's sum
-    /// begins with its own first row, so that it shows no cut.
+    /// Adds the attention of token i's heads to each stretch's share. A stretch's sum starts with
+    /// its own first row, so that it does not depend on cuts.
     fn share(&self, i: usize, scratch: &Scratch, rows: &[usize], shares: &mut [f32]) {
         let group = self.config.group();
         for query in i * group..(i + 1) * group {

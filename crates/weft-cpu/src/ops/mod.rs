@@ -1,4 +1,4 @@
-//! The ops, one file each, and what they share: the norm of all tokens, products over pairs of blocks.
+//! The ops, one file each, and their common parts: norms, and products over pairs of blocks.
 
 pub(crate) mod attend;
 pub(crate) mod down_add;
@@ -29,7 +29,7 @@ fn rms_norms(
     let (width, stride) = (norm.width, norm.stride);
     let out = Disjoint::new(norm.all_mut());
     pool.for_each(n, |_, i| {
-        // SAFETY: each item has a row of its own.
+        // SAFETY: each item has its own row.
         let out = unsafe { out.part(i * stride, width) };
         vector::rms_norm(isa, x.row(token(i)), weight, eps, out);
     });
@@ -40,8 +40,8 @@ fn n_pairs(matrix: &Packed) -> usize {
     matrix.n_blocks().div_ceil(2)
 }
 
-/// Hands the products of one pair of blocks with rows `0..n` of x to `store(row, column, sums)`, tile
-/// by tile.
+/// Passes the products of one pair of blocks with rows `0..n` of x to `store(row, column, sums)`,
+/// tile by tile.
 fn products(
     isa: Isa,
     matrix: &Packed,
@@ -84,7 +84,7 @@ fn add_product(
     let x = Disjoint::new(x.all_mut());
     pool.for_each(n_pairs(matrix), |_, pair| {
         products(isa, matrix, pair, input, n_tokens, |token, column, sums| {
-            // SAFETY: each item has columns of its own in every row.
+            // SAFETY: each item has its own columns in every row.
             let x = unsafe { x.part(token * stride + column, sums.len()) };
             vector::add_sums(isa, sums, x);
         });

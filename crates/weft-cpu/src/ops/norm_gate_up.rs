@@ -28,7 +28,7 @@ pub(crate) fn run(device: &mut CpuDevice, layer: u16) {
             let [gate, up] = &sums;
             for t in 0..n {
                 let start = (first + t) * stride + block * BLOCK_ROWS;
-                // SAFETY: each item has columns of its own in every row.
+                // SAFETY: each item has its own columns in every row.
                 let h = unsafe { h.part(start, rows) };
                 vector::silu_product(isa, &gate[t], &up[t], h);
             }

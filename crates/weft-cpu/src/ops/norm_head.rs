@@ -1,4 +1,4 @@
-//! `norm_head`: logits = rms_norm(x) · W_head, for the tokens whose logits were asked for.
+//! `norm_head`: logits = rms_norm(x) · W_head, for the tokens that need logits.
 
 use super::{n_pairs, products, rms_norms};
 use crate::CpuDevice;
@@ -16,7 +16,7 @@ pub(crate) fn run(device: &mut CpuDevice) {
     pool.for_each(n_pairs(head), |_, pair| {
         products(isa, head, pair, norm, n_outputs, |output, column, sums| {
             let start = output * config.vocab + column;
-            // SAFETY: each item has columns of its own in every row.
+            // SAFETY: each item has its own columns in every row.
             unsafe { logits.part(start, sums.len()) }.copy_from_slice(sums);
         });
     });

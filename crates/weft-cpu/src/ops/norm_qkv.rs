@@ -25,7 +25,7 @@ pub(crate) fn run(device: &mut CpuDevice, layer: u16) {
         }
         let bias = layer.bias.as_ref().map(|bias| &bias[which]);
         products(isa, &layer.qkv[which], pair, norm, n_tokens, |token, column, sums| {
-            // SAFETY: each item has columns of its own in every row of its buffer.
+            // SAFETY: each item has its own columns in every row of its buffer.
             let to = unsafe { to[which].part(token * strides[which] + column, sums.len()) };
             vector::store_sums(isa, sums, bias.map(|bias| &bias[column..]), to);
         });

@@ -1,4 +1,4 @@
-//! `rope_store`: per-head norm of q and k where the model has it, RoPE of k, k and v into KV.
+//! `rope_store`: per-head norm of q and k if the model has one, RoPE of k, k and v into KV.
 
 use half::bf16;
 use weft_core::dtype::Element;
@@ -22,8 +22,8 @@ pub(crate) fn run(device: &mut CpuDevice, layer: u16) {
     pool.for_each(lists.tokens.len() * config.kv_heads, |thread, item| {
         let (t, head) = (item / config.kv_heads, item % config.kv_heads);
         let (page, row) = layout.place(layer, lists.tokens[t].slot, head);
-        // SAFETY: a thread has scratch of its own; an item has heads of its own in every buffer,
-        // and no two tokens of a step are stored in one slot.
+        // SAFETY: each thread has its own scratch, each item has its own heads in every buffer, and
+        // no two tokens of a step have the same slot.
         let (scratch, queries, key, value) = unsafe {
             (
                 &mut scratch.part(thread, 1)[0],

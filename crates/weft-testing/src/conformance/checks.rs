@@ -1,4 +1,4 @@
-//! What a device must refuse: every index that it would follow out of its memory.
+//! Every device must refuse indices that lie outside its memory.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -8,7 +8,7 @@ use weft_core::plan::plan;
 
 use super::{LIMITS, Make, Work, config, run, span, tokens};
 
-/// A lane that is right but for one thing, and what is said of it.
+/// A message, and a change that makes a valid lane invalid in one way.
 type Wrong = (&'static str, fn(&mut Work));
 
 const WRONG: [Wrong; 21] = [
@@ -40,7 +40,7 @@ const WRONG: [Wrong; 21] = [
     ("sees nothing", |lane| lane.spans[0].position = 1),
 ];
 
-/// Steps with an index beyond the device's memory are refused before anything is computed.
+/// Steps with an index outside the device's memory are refused before anything is computed.
 pub fn wrong_steps_are_refused(make: Make<'_>) {
     let config = config("qwen3");
     let mut device = make(&config, LIMITS);

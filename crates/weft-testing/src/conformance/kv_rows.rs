@@ -1,4 +1,4 @@
-//! Rows of keys and values copied out, in, and by the page.
+//! Rows of keys and values are copied out, in, and by the page.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
@@ -14,8 +14,8 @@ use crate::{Work, config, fill_before, run, span_from, tokens};
 /// A row's key and value.
 type Row = (Vec<f32>, Vec<f32>);
 
-/// Rows come out in the order they are promised in, and go in where they are told to and nowhere
-/// else: not into the rest of a page, not into another.
+/// Rows come out in the promised order, and go in exactly where the caller says: neither into the
+/// rest of a page nor into another page.
 pub fn rows_come_out_and_go_in_as_they_are(make: Make<'_>) {
     let pages = Just((0..LIMITS.pages as PageId).collect::<Vec<_>>()).prop_shuffle();
     let cases = (1_usize..260, pages, [first_row(), first_row()]);
@@ -64,15 +64,15 @@ pub fn rows_copied_elsewhere_give_the_same_bits(make: Make<'_>) {
     }
 }
 
-/// So they do if they begin with another row of their first page there. A device that cuts its
-/// sums where pages end need not keep this.
+/// The same holds if they start at another row of their first page there. A device that cuts its
+/// sums at page borders need not satisfy this.
 pub fn where_a_page_is_entered_does_not_show(make: Make<'_>) {
     for (len, first_rows) in [(1, [0, 63]), (64, [0, 1]), (65, [63, 0]), (150, [0, 40])] {
         copied_rows_give_the_same_bits(make, len, first_rows);
     }
 }
 
-/// Rows begin with one row of their first page where they are computed, and with one where they are
+/// Rows start at one row of their first page where they are computed, and at another where they are
 /// copied to.
 fn copied_rows_give_the_same_bits(make: Make<'_>, len: usize, [here, there]: [usize; 2]) {
     let config = config("qwen3");
@@ -100,7 +100,7 @@ fn copied_rows_give_the_same_bits(make: Make<'_>, len: usize, [here, there]: [us
     assert_eq!(asked, ask(&mut *other, away), "{len} rows from {here}, from {there}");
 }
 
-/// A copied page, or its first rows, is the page in every layer, and nothing else changes.
+/// A copied page, or its first rows, equals the page in every layer, and nothing else changes.
 pub fn a_copied_page_is_the_page(make: Make<'_>) {
     let config = config("qwen3");
     for (from, to) in [(3, 7), (7, 3), (0, 23), (23, 0), (5, 5)] {
@@ -132,7 +132,7 @@ fn read(
     (k, v)
 }
 
-/// Bytes of the device's format as numbers.
+/// Converts bytes in the device's number format.
 fn numbers(device: &dyn Inspect, bytes: &[u8]) -> Vec<f32> {
     fn widen<E: Element>(bytes: &[u8]) -> Vec<f32> {
         let mut elements = vec![E::default(); bytes.len() / E::DTYPE.bytes()];
@@ -145,8 +145,8 @@ fn numbers(device: &dyn Inspect, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// Fills every row of every layer with whole numbers that no format rounds, so that a row that was
-/// put elsewhere shows.
+/// Fills every row of every layer with whole numbers that no format rounds, to detect misplaced
+/// rows.
 fn number_all_rows(device: &mut dyn Inspect, config: &Config) {
     for layer in 0..config.layers as u16 {
         for slot in 0..(LIMITS.pages * PAGE_ROWS) as Slot {

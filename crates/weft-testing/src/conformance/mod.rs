@@ -1,5 +1,6 @@
-//! What every device must keep, one function each: cuts, neighbours and moves that must not show.
-//! A device's own test file calls them with a way to make the device.
+//! Properties that every device must have, one function each: results must not depend on cuts, on
+//! other lanes, or on moves. The test file of a device calls them with a function that creates the
+//! device.
 
 mod checks;
 mod kv_rows;
@@ -32,12 +33,12 @@ pub use repair::{
 pub use shares::{shares_are_the_lane_s_own, the_span_with_the_matching_key_gets_the_share};
 pub use sharing::lanes_that_share_spans_equal_each_alone;
 
-/// Makes a device for a model, with that much memory.
+/// Creates a device for a model, with these limits.
 pub type Make<'m> = &'m dyn Fn(&Config, Limits) -> Box<dyn Inspect>;
 
 const FAMILIES: [&str; 3] = ["qwen3", "qwen2", "llama"];
 
-/// Llama 3 and YaRN scalings small enough to matter within a test's positions.
+/// Llama 3 and YaRN scalings that are small enough to matter within a test's positions.
 const SCALINGS: [&str; 3] = [
     r#""rope_scaling": null"#,
     r#""rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
@@ -56,17 +57,17 @@ fn poisoned_with(make: Make<'_>, config: &Config, limits: Limits) -> Box<dyn Ins
     device
 }
 
-/// Rows of a page that a span may begin with.
+/// Rows of a page at which a span may start.
 fn first_row() -> impl Strategy<Value = usize> {
     prop_oneof![Just(0), Just(1), Just(PAGE_ROWS - 1), 0..PAGE_ROWS]
 }
 
-/// Marks below `end`, wherever.
+/// Marks anywhere below `end`.
 fn marks(end: u32) -> impl Strategy<Value = Vec<u32>> {
     prop::collection::btree_set(1..end, 0..12).prop_map(|marks| marks.into_iter().collect())
 }
 
-/// Logits of all lanes, and what each attended to.
+/// Logits and attention of all lanes.
 type Results = (Vec<Vec<f32>>, Vec<Vec<f32>>);
 
 /// Runs the plan on lanes.
@@ -75,7 +76,7 @@ fn results(device: &mut dyn Inspect, config: &Config, works: &[Work]) -> Results
     (logits, (0..works.len()).map(|lane| device.attention(lane)).collect())
 }
 
-/// Cuts of up to 150 tokens: sizes of parts, the last one as large as need be.
+/// Cuts of up to 150 tokens: sizes of parts, the last one as large as necessary.
 fn parts() -> impl Strategy<Value = Vec<usize>> {
     prop::collection::vec(1_usize..80, 0..6).prop_map(|mut parts| {
         parts.push(150);
@@ -83,7 +84,7 @@ fn parts() -> impl Strategy<Value = Vec<usize>> {
     })
 }
 
-/// Prefill in any split equals prefill at once, bit for bit.
+/// Prefill in any split equals prefill in one step, bit for bit.
 pub fn a_prompt_cut_anywhere_gives_the_same_bits(make: Make<'_>) {
     let family = prop::sample::select(&FAMILIES[..]);
     let cases = (1_usize..150, any::<u32>(), family, parts(), first_row());
@@ -133,7 +134,8 @@ pub fn neighbours_do_not_show(make: Make<'_>) {
         .unwrap();
 }
 
-/// Where a context is cut into spans does not show: each has pages of its own, partly used.
+/// The result does not depend on where a context is cut into spans. Each span has its own pages,
+/// partly filled.
 pub fn cuts_between_spans_do_not_show(make: Make<'_>) {
     let first_rows = prop::collection::vec(first_row(), 7);
     let cases = (3_usize..150, any::<u32>(), parts(), first_rows);
@@ -177,8 +179,8 @@ pub fn two_runs_give_the_same_bits(make: Make<'_>) {
     assert_eq!(once(), once());
 }
 
-/// A span used elsewhere than at home scores as if it had been prefilled there, within `tolerance`
-/// of the largest logit; one whose shift is lost is told apart.
+/// A moved span scores as if it had been prefilled at its new position, within `tolerance` of the
+/// largest logit. A span that loses its shift is detected.
 pub fn a_moved_span_equals_one_prefilled_there(make: Make<'_>, tolerance: f32) {
     for scaling in SCALINGS {
         let config = config_with("qwen3", scaling);
@@ -190,14 +192,14 @@ pub fn a_moved_span_equals_one_prefilled_there(make: Make<'_>, tolerance: f32) {
             let moved = max_difference(&there, &logits(home, home, position));
             assert!(moved <= tolerance * size, "{scaling} {home} → {position}: {moved} of {size}");
             let shift_lost = max_difference(&there, &logits(home, position, position));
-            let told_apart = home.abs_diff(position) == 1 || shift_lost > 2.0 * moved;
-            assert!(told_apart, "{scaling} {home} → {position}: a lost shift hides");
+            let is_detected = home.abs_diff(position) == 1 || shift_lost > 2.0 * moved;
+            assert!(is_detected, "{scaling} {home} → {position}: a lost shift hides");
         }
     }
 }
 
 /// The logits of a query after a span that was prefilled alone at `stored_at`, is used at
-/// `position`, and says that its home is `home`.
+/// `position`, and claims `home` as its home.
 fn after_moved_span(
     make: Make<'_>,
     config: &Config,

@@ -1,4 +1,4 @@
-//! Contexts that are one span each, and page tables that begin with the same pages and then part.
+//! Contexts of one span each, and page tables that share their first pages.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
@@ -12,25 +12,25 @@ use crate::{Work, config, fill_before, fill_rows, poison, tokens};
 /// Page tables of eight lanes that share little; prompts of several pages in one step.
 const WIDE: Limits = Limits { step_tokens: 400, step_outputs: 400, positions: 900, pages: 48 };
 
-/// A lane whose table begins with that of an earlier one.
+/// A lane whose table starts with that of an earlier one.
 #[derive(Clone, Debug)]
 struct Branch {
-    /// Which one, of those before it, and how many of its rows.
+    /// The index of that lane, and the number of shared rows.
     of: prop::sample::Index,
     at: Place,
-    /// Rows of its own after them, and new tokens.
+    /// Its own rows after them, and new tokens.
     n_old: usize,
     n_new: usize,
-    /// The tokens stand this far before their rows and do not see all that is shared.
+    /// The tokens' distance before their rows: they do not see all shared rows.
     back: usize,
     marks: Vec<u32>,
 }
 
-/// Where a lane parts from another.
+/// Where a lane's table diverges from another.
 #[derive(Clone, Copy, Debug)]
 enum Place {
     Anywhere(prop::sample::Index),
-    /// Where one of its pages ends.
+    /// At the end of one of its pages.
     EndOfPage(prop::sample::Index),
     /// After its last row.
     End,
@@ -54,9 +54,9 @@ struct Context {
     n_old: usize,
 }
 
-/// Lanes of one span each that begin with the same pages, and part where a page ends or inside one
-/// that the second then has a copy of, equal each alone bit for bit, in their logits and in what
-/// they attended to.
+/// Lanes of one span each share their first pages. They diverge at the end of a page, or inside a
+/// page of which the second lane has a copy. Their logits and attention equal those of each lane
+/// alone, bit for bit.
 pub fn pages_that_lanes_share_in_part(make: Make<'_>) {
     let branches = prop::collection::vec(branch(), 2..=8);
     let first = (first_row(), prop::sample::select(vec![0, 0, 33]));
@@ -82,8 +82,8 @@ pub fn pages_that_lanes_share_in_part(make: Make<'_>) {
         .unwrap();
 }
 
-/// Writes the old rows of all lanes: those of a page that lanes part inside are copied. `n_old` rows
-/// are there before the first lane. All begin with the same row of a page, at the same home.
+/// Writes the old rows of all lanes. A page inside which lanes diverge is copied. There are `n_old`
+/// rows before the first lane. All lanes start at the same row of a page, at the same home.
 fn lay_out(
     device: &mut dyn Inspect,
     config: &Config,
@@ -131,9 +131,9 @@ fn lay_out(
     works
 }
 
-/// A prompt run cold in one span equals the same prompt where another lane computed a prefix: whole
-/// pages are that lane's, the last one is a copy of its first rows, and the rest is run after them
-/// in blocks of any size, beside the other lane. All logits and shares are the same bits.
+/// A prompt that runs cold in one span equals the same prompt after a prefix that another lane
+/// computed. Whole pages belong to that lane, the last page is a copy of its first rows, and the
+/// rest runs in blocks of any size beside the other lane. All logits and shares have the same bits.
 pub fn a_context_in_one_span_shows_no_cut(make: Make<'_>) {
     let blocks = prop_oneof![
         prop::collection::vec(1_usize..4, 1..9),
@@ -166,7 +166,7 @@ pub fn a_context_in_one_span_shows_no_cut(make: Make<'_>) {
         .unwrap();
 }
 
-/// A device that computes each prompt at once.
+/// A device that computes each prompt in one step.
 struct Cold<'a> {
     device: Box<dyn Inspect>,
     config: &'a Config,
@@ -179,7 +179,7 @@ impl<'a> Cold<'a> {
         Self { device: poisoned_with(make, config, WIDE), config, prompt, marks }
     }
 
-    /// Logits of the prompt's first `n` tokens, and the shares of the last of them.
+    /// Logits of the prompt's first `n` tokens, and the shares of the last one.
     fn run(&mut self, n: usize) -> (Vec<Vec<f32>>, Vec<f32>) {
         let marks = self.marks.to_vec();
         let own = crate::span(0, n, 0);
@@ -189,14 +189,14 @@ impl<'a> Cold<'a> {
     }
 }
 
-/// A device on which another lane has computed what it shares with the prompt, and more.
+/// A device on which another lane has computed the shared prefix, and more.
 struct Warm<'a> {
     device: Box<dyn Inspect>,
     config: &'a Config,
     prompt: &'a [u32],
     marks: &'a [u32],
     own: Span,
-    /// The other lane, how many rows it has, and what it goes on with.
+    /// The other lane, its number of rows, and its further tokens.
     other: Span,
     n_other: usize,
 }
@@ -215,7 +215,7 @@ impl<'a> Warm<'a> {
         let (other_pages, pages) = pages.split_at(WIDE.pages / 2);
         let place = |pages: Vec<PageId>| Span { pages, ..crate::span(0, 0, 0) };
         let other = place(other_pages.to_vec());
-        // It goes on with something else, so that a row of its that is seen shows.
+        // The other lane continues differently, so that a wrongly visible row changes the result.
         let mut others = prompt[..cut].to_vec();
         others.extend(tokens(1 + cut % 90, 77, config.vocab));
         let mut n_other = 0;
@@ -238,8 +238,8 @@ impl<'a> Warm<'a> {
         Self { device, config, prompt, marks, own: place(table), other, n_other }
     }
 
-    /// Runs a block of the prompt, and a token of the other lane before it in the step. Logits of
-    /// the block, and the shares of its last token.
+    /// Runs a block of the prompt, preceded in the step by a token of the other lane. Returns the
+    /// logits of the block, and the shares of its last token.
     fn run(&mut self, block: std::ops::Range<usize>) -> (Vec<Vec<f32>>, Vec<f32>) {
         let beside = Work::new(&[5], self.n_other, Vec::new(), self.other.clone());
         let marks = self.marks.to_vec();

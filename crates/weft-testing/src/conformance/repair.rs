@@ -1,4 +1,4 @@
-//! Rows of a moved span that are computed anew where it stands, and stored for its home.
+//! Repair: rows of a moved span are recomputed at its position, and stored for its home.
 
 use weft_core::config::Config;
 use weft_core::device::{Inspect, Limits, Outputs, Span};
@@ -9,9 +9,9 @@ use crate::{
     Work, config, config_with, fill_before, max_difference, poison, run, span, span_from, tokens,
 };
 
-/// A row stored into a moved span, its key rotated for the span's home, equals the row stored there
-/// at its own position, within `tolerance` of the largest logit of a query after it; one whose key
-/// is rotated for where the span stands is told apart.
+/// A row stored into a moved span, its key rotated for the span's home, equals the row stored at
+/// its own position, within `tolerance` of the largest logit of a query after it. A key that is
+/// rotated for the span's new position is detected.
 pub fn a_row_repaired_in_a_moved_span_equals_one_there(make: Make<'_>, tolerance: f32) {
     let limits = Limits { positions: 30_200, ..LIMITS };
     for scaling in SCALINGS {
@@ -27,14 +27,14 @@ pub fn a_row_repaired_in_a_moved_span_equals_one_there(make: Make<'_>, tolerance
             let moved = max_difference(&there, &logits(0, 0));
             assert!(moved <= tolerance * size, "{scaling} by {shift}: {moved} of {size}");
             let not_for_home = max_difference(&there, &logits(0, shift));
-            let told_apart = not_for_home > 5.0 * tolerance * size;
-            assert!(told_apart, "{scaling} by {shift}: {not_for_home} of {size} hides");
+            let is_detected = not_for_home > 5.0 * tolerance * size;
+            assert!(is_detected, "{scaling} by {shift}: {not_for_home} of {size} hides");
         }
     }
 }
 
-/// The logits of a query after a document that stands at `position` and was prefilled at `home`,
-/// most of its rows computed anew where it stands; their keys are `key_shift` off their place.
+/// The logits of a query after a document at `position` that was prefilled at `home`. Most of its
+/// rows are recomputed at `position`; their keys are off by `key_shift`.
 fn after_repair(
     device: &mut dyn Inspect,
     config: &Config,
@@ -57,19 +57,19 @@ fn after_repair(
     run(device, &ops, &[work]).remove(0)
 }
 
-/// Rows of the moved document of [`repair`] that are computed anew.
+/// Rows of the moved document of [`repair`] that are recomputed.
 const REPAIRED: [usize; 5] = [3, 10, 64, 65, 120];
 
-/// Whether a device leaves rows that a token does not see out of its sums, or weighs them with nothing, so that what
-/// is not a number shows in all tokens of a step if it shows in one.
+/// How a device treats rows that a token does not see: it skips them, or it gives them zero weight.
+/// In the second case, a NaN reaches all tokens of a step if it reaches one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Unseen {
     LeftOut,
     WeighsNothing,
 }
 
-/// Rows scattered over a moved span and computed anew in one step see every row before them, those
-/// of the same step included, and none after.
+/// Scattered rows of a moved span, recomputed in one step, see every row before them, including
+/// those of the same step, and none after them.
 pub fn repaired_rows_see_all_before_them(make: Make<'_>, unseen: Unseen) {
     let config = config("qwen3");
     let device = |poisoned: Option<usize>| moved_document(make, &config, poisoned);
@@ -87,7 +87,7 @@ pub fn repaired_rows_see_all_before_them(make: Make<'_>, unseen: Unseen) {
     for poisoned in [0, 2, 4, 10, 63, 64, 66, 119] {
         let logits = run(&mut *device(Some(poisoned)), &ops, &[repair(&config, &REPAIRED)]);
         for ((row, logits), clean) in REPAIRED.iter().zip(&logits).zip(&at_once) {
-            // What a row was before it is computed anew is seen by nobody.
+            // No token sees a row's value from before it is recomputed.
             let is_poison = !REPAIRED.contains(&poisoned);
             let sees_poison = poisoned < *row && is_poison;
             let may_see = is_poison && unseen == Unseen::WeighsNothing;
@@ -98,13 +98,13 @@ pub fn repaired_rows_see_all_before_them(make: Make<'_>, unseen: Unseen) {
     }
 }
 
-/// Where the document of 150 rows stands, behind 30 others.
+/// The spans of 30 rows and of the document of 150 rows after them.
 fn places() -> [Span; 2] {
     [span(0, 30, 0), Span { position: 30, ..span_from(1, 9, 150, 200) }]
 }
 
-/// A device that holds both, the document prefilled alone at home. One of its rows may be poison;
-/// those after the last that is repaired are.
+/// A device that holds both, with the document prefilled alone at home. One of its rows may be
+/// poisoned; all rows after the last repaired one are.
 fn moved_document(make: Make<'_>, config: &Config, poison: Option<usize>) -> Box<dyn Inspect> {
     let mut device = poisoned(make, config);
     let [system, document] = places();
@@ -123,7 +123,7 @@ fn moved_document(make: Make<'_>, config: &Config, poison: Option<usize>) -> Box
     device
 }
 
-/// Work that computes some rows of the moved document anew.
+/// Work that recomputes some rows of the moved document.
 fn repair(config: &Config, rows: &[usize]) -> Work {
     let spans = places().to_vec();
     let document = &spans[1];

@@ -1,4 +1,4 @@
-//! How a lane's last token spreads its attention over the stretches between the lane's marks.
+//! The attention of a lane's last token to the stretches between the lane's marks.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
@@ -9,7 +9,7 @@ use weft_core::plan::Op;
 use super::{LIMITS, Make, Results, first_row, marks, poisoned, poisoned_with, results};
 use crate::{Work, config, fill, fill_before, run, span, span_from, tokens};
 
-/// Two spans of two pages and one more if they begin late, for each lane.
+/// Two spans of two pages for each lane, plus one page if they start late in a page.
 const WIDE: Limits = Limits { pages: 32, ..LIMITS };
 
 #[derive(Clone, Debug)]
@@ -21,13 +21,13 @@ struct LaneCase {
 }
 
 fn lane_case() -> impl Strategy<Value = LaneCase> {
-    // Some marks are beyond what is seen.
+    // Some marks are beyond the visible rows.
     (1_usize..90, 1_usize..20, [first_row(), first_row()], marks(160))
         .prop_map(|(n_old, n_new, first_rows, marks)| LaneCase { n_old, n_new, first_rows, marks })
 }
 
-/// Shares sum to 1, are those of the rows between the marks, and are the same bits alone or in a
-/// batch. Marks change nothing else.
+/// Shares sum to 1, equal the attention to the rows between the marks, and have the same bits alone
+/// or in a batch. Marks change nothing else.
 pub fn shares_are_the_lane_s_own(make: Make<'_>) {
     let cases = (prop::collection::vec(lane_case(), 1..=6), any::<u32>());
     TestRunner::new(Cases::with_cases(20))
@@ -36,7 +36,7 @@ pub fn shares_are_the_lane_s_own(make: Make<'_>) {
             let lanes = lanes.iter().enumerate();
             let works: Vec<Work> = lanes.map(|(i, lane)| after_a_span(i, lane)).collect();
             let (logits, together) = run_filled(make, &config, &works, seed);
-            // As many marks as there may be: what each position gets.
+            // The maximum number of marks: the share of each position.
             let all: Vec<u32> = (1..=MAX_MARKS as u32).collect();
             let marked = |work: &Work| Work { marks: all.clone(), ..work.clone() };
             let marked: Vec<Work> = works.iter().map(marked).collect();
@@ -71,7 +71,7 @@ fn after_a_span(lane: usize, case: &LaneCase) -> Work {
     Work { marks, ..Work::new(&tokens(n_new, page, 101), 0, vec![old], own) }
 }
 
-/// A whole run, old spans filled.
+/// A whole run with filled old spans.
 fn run_filled(make: Make<'_>, config: &Config, works: &[Work], seed: u32) -> Results {
     let mut device = poisoned_with(make, config, WIDE);
     for work in works {
@@ -81,18 +81,18 @@ fn run_filled(make: Make<'_>, config: &Config, works: &[Work], seed: u32) -> Res
     results(&mut *device, config, works)
 }
 
-/// The stretch that holds the only key that matches the last token's query gets that layer's share:
-/// with another such stretch in each of two layers, half each. Other tokens look elsewhere and do
-/// not count.
+/// The stretch with the only key that matches the last token's query gets that layer's share. With
+/// one such stretch in each of two layers, each gets half. Queries of other tokens match other keys
+/// and do not count.
 pub fn the_span_with_the_matching_key_gets_the_share(make: Make<'_>) {
     let config = config("llama");
     let moved = Span { home_position: 300, ..span_from(2, 50, 30, 70) };
     let new = tokens(5, 1, config.vocab);
     let by_span = Work::new(&new, 35, vec![span(0, 70, 0), moved], span_from(4, 7, 40, 100));
-    // In the middle of a page, where a page or a span ends, one row long, and never seen.
+    // Inside a page, at the end of a page or span, one row long, and never visible.
     let anywhere = Work { marks: vec![1, 37, 64, 67, 68, 70, 84, 99, 137, 140], ..by_span.clone() };
     let without = Work { marks: Vec::new(), ..by_span.clone() };
-    // One device for all: what an earlier run attended to must not show.
+    // One device for all runs: attention of an earlier run must not count.
     let mut device = poisoned(make, &config);
     for (work, positions) in [
         (&by_span, &[67, 97, 137][..]),
@@ -116,8 +116,8 @@ pub fn the_span_with_the_matching_key_gets_the_share(make: Make<'_>) {
     }
 }
 
-/// Gives a lane one key in each of two layers that [`ask_with_the_last`] looks for. Rows before its
-/// spans match too, and are none of its own.
+/// Gives a lane one key in each of two layers that matches the query of [`ask_with_the_last`]. Rows
+/// before its spans match too, but do not belong to it.
 fn write_matching_keys(device: &mut dyn Inspect, config: &Config, work: &Work, at: [u32; 2]) {
     let (zeros, matching) = (vec![0.0; config.kv_width()], slow_channel(config.kv_heads));
     for (layer, position) in at.into_iter().enumerate() {
@@ -134,7 +134,8 @@ fn write_matching_keys(device: &mut dyn Inspect, config: &Config, work: &Work, a
     }
 }
 
-/// Attends, the last token with a query that matches [`slow_channel`], the others with none.
+/// Runs `attend`. The last token's query matches [`slow_channel`], those of the others match no
+/// key.
 fn ask_with_the_last(device: &mut dyn Inspect, config: &Config, work: &Work) {
     let mut queries = vec![0.0; (work.tokens.len() - 1) * config.q_width()];
     queries.extend(slow_channel(config.heads));
@@ -142,8 +143,8 @@ fn ask_with_the_last(device: &mut dyn Inspect, config: &Config, work: &Work) {
     run(device, &[Op::Attend { layer: 0 }, Op::Attend { layer: 1 }], std::slice::from_ref(work));
 }
 
-/// Heads of 10 that are all in the pair of channels that turns slowest, so that rotation within a
-/// test's positions hardly shows: two of them score 126.
+/// Heads of value 10 in the pair of channels that rotates slowest, so that rotation within a test's
+/// positions has little effect: two of them score 126.
 fn slow_channel(heads: usize) -> Vec<f32> {
     [0.0, 0.0, 0.0, 0.0, 20.0, 0.0, 0.0, 0.0, 0.0, 0.0].repeat(heads)
 }

@@ -1,4 +1,4 @@
-//! Lanes of one step that begin with the same spans.
+//! Lanes of one step that start with the same spans.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
@@ -9,9 +9,9 @@ use weft_core::kv::{PAGE_ROWS, PageId};
 use super::{LIMITS, Make, Results, first_row, marks, poisoned_with, results};
 use crate::{Work, config, fill, fill_before, span_from, tokens};
 
-/// Spans that begin late in a page take one more.
+/// Spans that start late in a page need one more page.
 const WIDE: Limits = Limits { pages: COMMON_PAGES + 8 * 4, ..LIMITS };
-/// Pages of the common list; each lane has four of its own after them.
+/// Pages of the common list. Each lane has four of its own after them.
 const COMMON_PAGES: usize = 9;
 
 /// How a lane's first spans relate to those of the others.
@@ -20,13 +20,13 @@ enum Prefix {
     Same,
     /// Its last span is a row shorter.
     Shorter,
-    /// Its last span stands a position further on.
+    /// Its last span is one position later.
     Shifted,
     /// Its last span has another home.
     Rehomed,
-    /// Its last span begins a row later in the same page.
+    /// Its last span starts one row later in the same page.
     Narrowed,
-    /// The tokens stand in the middle of it and do not see all.
+    /// The tokens are inside the prefix and do not see all of it.
     SeenInPart,
 }
 
@@ -35,10 +35,10 @@ struct LaneCase {
     /// Spans that it takes from the common list.
     n_spans: usize,
     prefix: Prefix,
-    /// Rows of an old span of its own after them; 0 for no such span.
+    /// Rows of its own old span after them; 0 for none.
     n_old: usize,
     n_new: usize,
-    /// Where its own spans begin in their pages.
+    /// The rows of their pages at which its own spans start.
     first_rows: [usize; 2],
     marks: Vec<u32>,
 }
@@ -49,7 +49,7 @@ fn lane_case() -> impl Strategy<Value = LaneCase> {
         Same, Same, Same, Shorter, Shifted, Rehomed, Narrowed, SeenInPart,
     ]);
     let first_rows = [first_row(), first_row()];
-    // Two draws of the length, the larger counts: long prefixes that several lanes share.
+    // The larger of two random lengths, so that several lanes share long prefixes.
     (0_usize..4, 0_usize..4, prefix, 0_usize..40, 1_usize..9, first_rows, marks(300)).prop_map(
         |(a, b, prefix, n_old, n_new, first_rows, marks)| {
             let n_spans = a.max(b);
@@ -58,8 +58,8 @@ fn lane_case() -> impl Strategy<Value = LaneCase> {
     )
 }
 
-/// Lanes that begin with the same spans, nearly the same, or others, equal each alone bit for bit, in
-/// their logits and in what they attended to.
+/// Lanes that start with the same, nearly the same, or other spans equal each lane alone bit for
+/// bit, in their logits and attention.
 pub fn lanes_that_share_spans_equal_each_alone(make: Make<'_>) {
     let common = prop::collection::vec((2_usize..120, 0_usize..60, first_row()), 3);
     let lanes = prop::collection::vec(lane_case(), 2..=8);
@@ -82,8 +82,7 @@ pub fn lanes_that_share_spans_equal_each_alone(make: Make<'_>) {
         .unwrap();
 }
 
-/// Spans of (rows, gap before it, first row of the page), on pages of their own from the first on,
-/// all away from home.
+/// Spans of (rows, gap before it, first row of the page), on their own pages, all away from home.
 fn place(common: &[(usize, usize, usize)]) -> Vec<Span> {
     let (mut page, mut position) = (0, 0);
     let place = |(rows, gap, first_row): &(usize, usize, usize)| {
@@ -97,7 +96,7 @@ fn place(common: &[(usize, usize, usize)]) -> Vec<Span> {
     common.iter().map(place).collect()
 }
 
-/// A lane's work, its own rows on pages of its own.
+/// A lane's work, with its own rows on its own pages.
 fn work(config: &Config, common: &[Span], lane: &LaneCase, index: usize) -> Work {
     let mut spans = common[..lane.n_spans].to_vec();
     if let Some(last) = spans.last_mut() {
@@ -129,8 +128,8 @@ fn work(config: &Config, common: &[Span], lane: &LaneCase, index: usize) -> Work
     work
 }
 
-/// Logits and attention of a run of lanes whose old spans, and all common ones, are filled; all
-/// else is poison.
+/// Logits and attention of lanes whose old spans and common spans are filled; all other rows are
+/// poisoned.
 fn run_filled(
     make: Make<'_>,
     config: &Config,
@@ -143,7 +142,7 @@ fn run_filled(
     common.iter().for_each(&mut fill);
     let is_own = |span: &&Span| span.pages[0] as usize >= COMMON_PAGES;
     for work in works {
-        // The last is that of the new rows.
+        // The last span is that of the new rows.
         let (_, old) = work.spans.split_last().unwrap();
         old.iter().filter(is_own).for_each(&mut fill);
     }

@@ -1,4 +1,4 @@
-//! The answers of the fake hub: what the real one says to each path, then spoilt by a fault.
+//! The responses of the fake hub: those of the real hub, possibly changed by a fault.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -11,7 +11,7 @@ struct Answer {
     body: Vec<u8>,
 }
 
-/// Answers a request, well or badly.
+/// Responds to a request, correctly or with a fault.
 pub(super) fn answer(
     shared: &Shared,
     request: &Request,
@@ -34,7 +34,7 @@ pub(super) fn answer(
         out.extend(&answer.body[..n_sent.min(answer.body.len())]);
     }
     let mut stream = stream;
-    // A client that went away is its own affair.
+    // The client may have closed the connection.
     let _ = stream.write_all(&out).and_then(|()| stream.flush());
     if stalls {
         shared.wait_until(|_| false);
@@ -63,7 +63,8 @@ impl Answer {
         answer
     }
 
-    /// With a body of its own, as real redirects have: its length must not be taken for the file's.
+    /// It has its own body, like real redirects: the length of this body must not be taken for the
+    /// file's.
     fn redirect(status: u16, to: &str) -> Self {
         let mut answer = Answer::new(status, b"Found. Redirecting".to_vec());
         answer.set("Location", to);
@@ -159,7 +160,7 @@ fn list(state: &State, repo: &str, revision: &str) -> Answer {
     Answer::new(200, body.to_string().into_bytes())
 }
 
-/// A redirect to the CDN that says what the file is.
+/// A redirect to the CDN, with the headers of the file.
 fn elsewhere(shared: &Shared, file: &StoredFile) -> Answer {
     let StoredFile { repo, sha, name, content } = file;
     let mut answer = Answer::redirect(302, &format!("http://{}/{repo}/{sha}/{name}", shared.cdn));

@@ -1,9 +1,9 @@
-//! A hub for tests: serves repositories from memory over HTTP/1.1 on the loopback, keeps a log of
-//! what it was asked, and misbehaves on demand.
+//! A fake hub for tests. It serves repositories from memory over HTTP/1.1 on the loopback address,
+//! logs all requests, and misbehaves on demand.
 //!
-//! Like the real one it answers small files itself and sends readers of weights to a second server,
-//! the CDN, which listens on another port and must never see a token. Dropping it ends all its
-//! threads, also those that stall on purpose.
+//! Like the real hub, it serves small files itself and redirects requests for weights to a second
+//! server, the CDN, which has another port and must never receive a token. Dropping it ends all its
+//! threads, including those that stall on purpose.
 
 mod answer;
 mod serve;
@@ -15,19 +15,19 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
-/// Which of the two servers.
+/// One of the two servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Server {
     /// The hub itself.
     Hub,
-    /// The host that large files come from.
+    /// The host of large files.
     Cdn,
 }
 
-/// A request as it arrived.
+/// A received request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// Who was asked.
+    /// The server that received it.
     pub server: Server,
     /// `GET` or `HEAD`.
     pub method: String,
@@ -39,22 +39,22 @@ pub struct Request {
     pub authorization: Option<String>,
 }
 
-/// How an answer goes wrong.
+/// A fault in a response.
 #[derive(Debug, Clone)]
 pub enum Fault {
     /// Another status, with this `X-Error-Code` unless it is empty.
     Status(u16, &'static str),
-    /// The connection is closed after so many bytes of the body.
+    /// The connection is closed after this many bytes of the body.
     CutAfter(usize),
-    /// Nothing more comes after so many bytes of the body, but the connection stays open.
+    /// After this many bytes of the body, nothing more is sent, and the connection stays open.
     StallAfter(usize),
-    /// All of the file, whatever range was asked for.
+    /// The whole file, for any requested range.
     IgnoreRange,
-    /// Both: the same first bytes of the file, again and again.
+    /// Both: the same first bytes of the file, every time.
     IgnoreRangeAndCutAfter(usize),
-    /// A range that begins elsewhere than asked for.
+    /// A range that starts elsewhere than requested.
     ShiftRange(u64),
-    /// A body of so many bytes, with that length in the header.
+    /// A body of this many bytes, with that length in the header.
     SayLength(usize),
     /// A body without a length in the header, ended by closing the connection.
     NoLength,
@@ -64,7 +64,7 @@ pub enum Fault {
     Header(&'static str, String),
     /// A redirect to this address.
     Redirect(String),
-    /// No answer before [`FakeHub::open_gate`] is called.
+    /// No response before [`FakeHub::open_gate`] is called.
     Hold,
 }
 
@@ -111,7 +111,7 @@ struct PlannedFault {
 }
 
 impl StoredFile {
-    /// Weights are large files, which the hub keeps elsewhere and names by their sha-256.
+    /// Weights are large files, which the hub stores on the CDN and names by their sha-256.
     fn is_large(&self) -> bool {
         self.name.ends_with(".safetensors")
     }
@@ -121,10 +121,10 @@ impl StoredFile {
     }
 }
 
-/// The name that the blob of a file gets in a cache.
+/// The name of a file's blob in a cache.
 pub fn etag(name: &str, content: &[u8]) -> String {
     let hash: String = Sha256::digest(content).iter().map(|b| format!("{b:02x}")).collect();
-    // Not a git object id, but it has the form of one.
+    // It has the form of a git object id, but is none.
     if name.ends_with(".safetensors") { hash } else { hash[..40].to_owned() }
 }
 
@@ -154,7 +154,7 @@ impl FakeHub {
         format!("http://{}", self.addresses[0])
     }
 
-    /// The address of the server that large files come from.
+    /// The address of the CDN.
     pub fn cdn_endpoint(&self) -> String {
         format!("http://{}", self.addresses[1])
     }
@@ -179,22 +179,23 @@ impl FakeHub {
         refs.push((repo.to_owned(), revision.to_owned(), sha.to_owned()));
     }
 
-    /// Answers 401 on the hub to whoever does not send this token.
+    /// Responds with 401 on the hub to requests without this token.
     pub fn require_token(&self, token: &str) {
         self.shared.lock().token = Some(token.to_owned());
     }
 
-    /// Sends readers of small files to another path of the hub first, as the real one does.
+    /// Redirects requests for small files to another path of the hub first, like the real hub.
     pub fn redirect_small_files(&self) {
         self.shared.lock().redirects_small_files = true;
     }
 
-    /// Spoils the next answer to a request whose path ends like this. Faults are used up in order.
+    /// Adds a fault to the next response to a request whose path ends like this. Faults are used in
+    /// order.
     pub fn fault(&self, server: Server, method: &'static str, path_end: &str, fault: Fault) {
         self.plan(server, method, path_end, fault, false);
     }
 
-    /// Spoils all such answers.
+    /// Adds a fault to all such responses.
     pub fn always(&self, server: Server, method: &'static str, end: &str, fault: Fault) {
         self.plan(server, method, end, fault, true);
     }
@@ -205,18 +206,18 @@ impl FakeHub {
         self.shared.lock().faults.push(planned);
     }
 
-    /// Lets held answers go.
+    /// Sends the held responses.
     pub fn open_gate(&self) {
         self.shared.lock().is_gate_open = true;
         self.shared.changed.notify_all();
     }
 
-    /// All requests so far, oldest first.
+    /// All requests up to now, oldest first.
     pub fn requests(&self) -> Vec<Request> {
         self.shared.lock().log.clone()
     }
 
-    /// The ranges of the requests for a file's content, oldest first; `None` for all of it.
+    /// The ranges of the requests for a file's content, oldest first; `None` for the whole file.
     pub fn content_requests(&self, file: &str) -> Vec<Option<String>> {
         let server = if file.ends_with(".safetensors") { Server::Cdn } else { Server::Hub };
         self.requests()
@@ -226,7 +227,7 @@ impl FakeHub {
             .collect()
     }
 
-    /// Waits until a request with such a path has arrived; panics after 10 s.
+    /// Waits for a request with such a path; panics after 10 s.
     pub fn wait_for_request(&self, server: Server, method: &str, path_end: &str) {
         let arrived =
             |r: &Request| r.server == server && r.method == method && r.path.ends_with(path_end);
@@ -255,13 +256,13 @@ impl Drop for FakeHub {
 }
 
 impl Shared {
-    /// A test that panics elsewhere must not make the hub panic as well.
+    /// If a test panics elsewhere, the hub must not panic too.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Waits until the hub stops, or until `is_over` says so; not forever, so that a client without
-    /// a time limit fails its test instead of hanging it.
+    /// Waits until the hub stops, or until `is_over` returns true. The time is limited, so that a
+    /// client without a timeout fails its test instead of hanging it.
     fn wait_until(&self, is_over: impl Fn(&State) -> bool) {
         let (state, limit) = (self.lock(), Duration::from_secs(20));
         let waits = |state: &mut State| !state.is_stopping && !is_over(state);

@@ -1,4 +1,4 @@
-//! The connections of the fake hub: reads a request, logs it, and has it answered.
+//! The connections of the fake hub: reads a request, logs it, and responds.
 
 use std::io::{BufRead, BufReader};
 use std::net::{TcpListener, TcpStream};
@@ -50,7 +50,7 @@ fn read_request(server: Server, stream: &TcpStream) -> Option<Request> {
 }
 
 impl State {
-    /// The oldest fault that is planned for such a request.
+    /// The oldest fault for such a request.
     fn take_fault(&mut self, request: &Request) -> Option<Fault> {
         let i = self.faults.iter().position(|f| {
             f.server == request.server

@@ -1,8 +1,8 @@
-//! Speaking HTTP with the hub.
+//! The HTTP client for the hub.
 //!
-//! Owns the requests, the redirects and the meaning of status codes. Redirects are followed here,
-//! not by the HTTP library, because the token may go to the hub's own origin (scheme, host and
-//! port) and nowhere else. It knows nothing of the cache on disk.
+//! It sends requests, follows redirects and interprets status codes. It follows redirects itself,
+//! because the HTTP library would not keep the token to the hub's own origin (scheme, host and
+//! port). The cache on disk is handled elsewhere.
 
 use serde::Deserialize;
 use ureq::http::Response;
@@ -19,7 +19,7 @@ const MAX_REDIRECTS: usize = 10;
 /// The list of a repository with 100 000 files is about 10 MB.
 const MAX_LIST_BYTES: u64 = 32 << 20;
 
-/// The hub, as seen for one repository.
+/// The hub's API for one repository.
 pub(super) struct Client<'a> {
     agent: Agent,
     env: &'a HubEnv,
@@ -31,11 +31,11 @@ pub(super) struct Client<'a> {
 pub(super) struct Listing {
     /// The commit.
     pub(super) sha: String,
-    /// All its files, unchecked.
+    /// The names of all its files, not yet checked.
     pub(super) files: Vec<String>,
 }
 
-/// What a request asks for, to word its failure.
+/// What a request asks for; used in error messages.
 #[derive(Clone, Copy)]
 enum Asked<'a> {
     Listing,
@@ -54,7 +54,7 @@ impl<'a> Client<'a> {
             .http_status_as_error(false)
             .max_redirects(0)
             .max_redirects_will_error(false)
-            // Lengths and ranges must be those of the file itself.
+            // Lengths and ranges must refer to the file itself, not to a compressed form.
             .accept_encoding("identity")
             .user_agent(concat!("weft/", env!("CARGO_PKG_VERSION")))
             .timeout_resolve(Some(limits.connect))
@@ -62,7 +62,7 @@ impl<'a> Client<'a> {
             .timeout_per_read(Some(limits.stall))
             .timeout_per_write(Some(limits.stall));
         if is_loopback(&env.endpoint) {
-            // No proxy can reach this machine's own loopback.
+            // A proxy cannot reach this machine's loopback address.
             config = config.proxy(None);
         }
         Client { agent: config.build().new_agent(), env, repo }
@@ -95,8 +95,8 @@ impl<'a> Client<'a> {
         Ok(Listing { sha: answer.sha, files })
     }
 
-    /// Asks for the length and the blob name of a file. Redirects are followed on the hub only:
-    /// what it says of a large file stands in the answer that leads away to another host.
+    /// Asks for the length and the blob name of a file. Redirects are followed on the hub only: for
+    /// a large file, both are in the headers of the response that redirects to another host.
     pub(super) fn file_info(&self, sha: &str, file: &str) -> Result<FileInfo, Failure> {
         let mut url = self.file_url(sha, file);
         for _ in 0..MAX_REDIRECTS {
@@ -117,8 +117,8 @@ impl<'a> Client<'a> {
         Err(PullError::BadAnswer { url, reason }.into())
     }
 
-    /// Asks for the content of a file from `from` on. The answer is 200 (all of it), 206 (from
-    /// `from` on) or 416 (nothing there).
+    /// Asks for the content of a file from byte `from` on. The status is 200 (the whole file), 206
+    /// (from `from` on) or 416 (`from` is past the end).
     pub(super) fn open(&self, sha: &str, file: &str, from: u64) -> Result<Response<Body>, Failure> {
         let range = (from > 0).then(|| format!("bytes={from}-"));
         let asked = Asked::File { file, sha };
@@ -130,7 +130,7 @@ impl<'a> Client<'a> {
         format!("{endpoint}/{id}/resolve/{sha}/{}", percent_encode(file, true))
     }
 
-    /// Sends a request, and follows redirects to wherever they lead.
+    /// Sends a request, and follows all redirects.
     fn follow(
         &self,
         method: Method,
@@ -179,7 +179,7 @@ impl<'a> Client<'a> {
         origin(url).is_some_and(|other| Some(other) == origin(&self.env.endpoint))
     }
 
-    /// Where a redirect leads; `None` for any other answer.
+    /// The target of a redirect; `None` for any other response.
     fn redirect_target(
         &self,
         url: &str,
@@ -191,7 +191,7 @@ impl<'a> Client<'a> {
         let location = response.headers().get(LOCATION).and_then(|value| value.to_str().ok());
         let next = location.and_then(|location| join(url, location)).ok_or_else(|| {
             let reason = format!(
-                "a redirect to {:?}, which is no address to follow from here",
+                "a redirect to {:?}, which is not a valid target",
                 location.unwrap_or_default()
             );
             PullError::BadAnswer { url: url.to_owned(), reason }

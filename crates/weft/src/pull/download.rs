@@ -1,8 +1,8 @@
-//! Fetching one file into its blob.
+//! Downloads one file into its blob.
 //!
-//! Owns resumption, the checks of length and hash, and the order that keeps the cache sound under a
-//! kill at any moment: bytes go to `<etag>.incomplete`, are checked there, and only then get the
-//! blob's name. It knows neither addresses nor which files make a model.
+//! It resumes, checks length and hash, and keeps the cache valid if the process is killed at any
+//! moment: bytes go to `<etag>.incomplete`, are checked there, and only then get the blob's name.
+//! URLs and the choice of files are handled elsewhere.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -34,7 +34,7 @@ pub(super) struct Download<'a> {
 }
 
 impl Download<'_> {
-    /// Makes the blob exist, whole and checked.
+    /// Ensures that the blob exists, complete and checked.
     pub(super) fn run(&self) -> Result<(), PullError> {
         let (file, etag) = (self.file, self.info.etag.as_str());
         let _lock = self.layout.lock(etag, || self.progress.report(Event::Waiting { file }))?;
@@ -54,7 +54,7 @@ impl Download<'_> {
         self.layout.incomplete(&self.info.etag)
     }
 
-    /// One connection: fetches what is not there yet.
+    /// One connection: fetches the missing bytes.
     fn attempt(&self) -> Result<(), Failure> {
         let (path, size_bytes) = (self.path(), self.info.size_bytes);
         let open = File::options().create(true).append(true).open(&path);
@@ -74,7 +74,7 @@ impl Download<'_> {
                 self.restart(&out)?;
                 return Err(Failure::Passing("the server has nothing at this offset".to_owned()));
             }
-            // All of it, whatever was asked for.
+            // The server sent the whole file, whatever the request asked for.
             _ => {
                 self.check_length(&response)?;
                 if have_bytes > 0 {
@@ -86,13 +86,13 @@ impl Download<'_> {
         self.copy(response, &mut out, have_bytes)
     }
 
-    /// Throws away what is there; returns what is left.
+    /// Discards the bytes on disk; returns how many are left.
     fn restart(&self, out: &File) -> Result<u64, PullError> {
         out.set_len(0).map_err(|e| PullError::write(&self.path(), e))?;
         Ok(0)
     }
 
-    /// A partial answer must continue exactly where the file on disk ends.
+    /// Checks that a partial response starts exactly at the end of the file on disk.
     fn check_range(
         &self,
         response: &Response<Body>,
@@ -156,8 +156,8 @@ impl Download<'_> {
         Ok(())
     }
 
-    /// Large files are named by their sha-256; small ones by a git object id, which is not checked:
-    /// their length is, and their readers check their form.
+    /// Large files are named by their sha-256. Small ones are named by a git object id, which is
+    /// not checked; their length is checked, and so is their syntax when they are read.
     fn verify(&self) -> Result<(), PullError> {
         let (path, expected) = (self.path(), &self.info.etag);
         if expected.len() != 64 || !expected.bytes().all(|b| b.is_ascii_hexdigit()) {
@@ -168,7 +168,7 @@ impl Download<'_> {
         if actual.eq_ignore_ascii_case(expected) {
             return Ok(());
         }
-        // Kept, it would fail every later pull in the same way.
+        // A damaged file would make every later pull fail in the same way.
         fs::remove_file(&path).map_err(|e| PullError::write(&path, e))?;
         let (file, expected) = (self.file.to_owned(), expected.clone());
         Err(PullError::WrongHash { file, expected, actual })

@@ -1,31 +1,31 @@
-//! What can go wrong while a model is fetched.
+//! Errors of downloading a model.
 //!
-//! Owns the words: each message says what failed, with which value, against which limit, and what
-//! to do next. Text that came from the network is quoted with `{:?}`, so that it cannot drive a
-//! terminal; the token is never part of a message.
+//! Each message says what failed, with which value, against which limit, and what to do next. Text
+//! from the network is quoted with `{:?}`, so that it cannot control a terminal. No message
+//! contains the token.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use weft_core::hub::HubError;
 
-/// Why a model could not be fetched. What was received stays on disk, and the next pull resumes,
-/// unless a message says otherwise.
+/// Why a model could not be downloaded. Unless a message says otherwise, the bytes received stay on
+/// disk and the next pull resumes.
 #[derive(Debug, thiserror::Error)]
 pub enum PullError {
-    /// The reference is a folder.
+    /// The reference is a local folder.
     #[error("{path:?} is a folder on this machine: there is nothing to pull")]
     NotARepo {
         /// The folder.
         path: PathBuf,
     },
-    /// The user forbade the network.
+    /// The user has forbidden network access.
     #[error("HF_HUB_OFFLINE is set, so {repo} is not fetched; unset it to pull")]
     Offline {
         /// `org/name`.
         repo: String,
     },
-    /// 401 or 403.
+    /// The hub answered 401 or 403.
     #[error("the hub denied {what} of {repo} (HTTP {status}): {cure}")]
     Denied {
         /// The file, or the list of files.
@@ -34,10 +34,10 @@ pub enum PullError {
         repo: String,
         /// 401 or 403.
         status: u16,
-        /// What to do, which depends on whether a token was sent.
+        /// Advice for the user; it depends on whether a token was sent.
         cure: String,
     },
-    /// 404 for the repository.
+    /// The hub answered 404 for the repository.
     #[error("no model {repo} at {endpoint}; check the name (it is case-sensitive)")]
     RepoNotFound {
         /// `org/name`.
@@ -45,15 +45,15 @@ pub enum PullError {
         /// The hub's address.
         endpoint: String,
     },
-    /// 404 for the revision.
+    /// The hub answered 404 for the revision.
     #[error("{repo} has no revision {revision:?}; check the branch, tag or commit after the `@`")]
     RevisionNotFound {
         /// `org/name`.
         repo: String,
-        /// What was asked for.
+        /// The branch, tag or commit.
         revision: String,
     },
-    /// 404 for a file that the hub itself listed.
+    /// The hub answered 404 for a file that it listed.
     #[error("{repo} lists {file:?}, but has no such file at commit {sha}; pull again later")]
     FileNotFound {
         /// `org/name`.
@@ -63,15 +63,15 @@ pub enum PullError {
         /// The commit.
         sha: String,
     },
-    /// The repository cannot be run by weft.
+    /// weft cannot run this model.
     #[error("{repo} cannot be used: {reason}")]
     Unsuitable {
         /// `org/name`.
         repo: String,
-        /// What it lacks.
+        /// What is missing or unsupported.
         reason: String,
     },
-    /// A file name that leads outside of the model's folder.
+    /// A file name leads outside the model's folder.
     #[error("{repo} has a file named {file:?}, which is not a safe file name; nothing was fetched")]
     UnsafeFileName {
         /// `org/name`.
@@ -79,74 +79,74 @@ pub enum PullError {
         /// The name as the hub gave it.
         file: String,
     },
-    /// An answer that a hub does not give.
+    /// The response is not one that a hub sends.
     #[error("unexpected answer from {url}: {reason}; check HF_ENDPOINT and any proxy")]
     BadAnswer {
-        /// Where it came from.
+        /// The URL that sent it.
         url: String,
-        /// What is wrong with it.
+        /// Why the response is invalid.
         reason: String,
     },
-    /// The length is not the one that was announced.
+    /// The length differs from the announced one.
     #[error("{file} should have {expected} bytes, but the server {actual}; pull again later")]
     WrongLength {
         /// The file.
         file: String,
-        /// As announced.
+        /// The announced length.
         expected: u64,
-        /// What the server did instead.
+        /// What the server sent instead.
         actual: String,
     },
-    /// The content is not the one that was announced.
+    /// The hash differs from the announced one.
     #[error(
-        "{file} arrived damaged: its sha-256 is {actual}, expected {expected}; what was received \
-         is deleted, pull again"
+        "{file} arrived damaged: its sha-256 is {actual}, expected {expected}; the received \
+         bytes were deleted, pull again"
     )]
     WrongHash {
         /// The file.
         file: String,
-        /// As announced.
+        /// The announced hash.
         expected: String,
-        /// Of what arrived.
+        /// The hash of the received bytes.
         actual: String,
     },
-    /// Too many failures in a row.
+    /// There were too many failures in a row.
     #[error(
-        "gave up on {what} after {attempts} attempts without progress: {reason}; what was received \
-         is kept, pull again to resume"
+        "gave up on {what} after {attempts} attempts without progress: {reason}; the received \
+         bytes are kept, pull again to resume"
     )]
     GaveUp {
         /// The file, or the list of files.
         what: String,
-        /// The limit.
+        /// Number of attempts.
         attempts: u32,
         /// The last failure.
         reason: String,
     },
     /// The disk is full.
     #[error(
-        "the disk is full: {path:?} could not be written; free some space (the cache is where \
-         HF_HUB_CACHE says) and pull again to resume"
+        "the disk is full: {path:?} could not be written; free some space (HF_HUB_CACHE \
+         sets the cache's folder) and pull again to resume"
     )]
     DiskFull {
         /// The file.
         path: PathBuf,
     },
-    /// Any other trouble with the cache.
-    #[error("cannot write {path:?}: {source}")]
+    /// Any other I/O error in the cache.
+    #[error("cannot write {path:?}: {source}; check its owner and permissions")]
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// What was fetched is not a usable snapshot.
+    /// The downloaded files are not a usable model.
     #[error(transparent)]
     Hub(#[from] HubError),
 }
 
 impl PullError {
-    /// A failure to write, told apart from a full disk, which has another cure.
+    /// An error of writing a file. A full disk gets its own variant, because the advice differs.
     pub(super) fn write(path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
         match source.kind() {

@@ -1,7 +1,6 @@
-//! What the hub announces of a file, read from the headers of an answer.
+//! A file's length and blob name, as the hub announces them in response headers.
 //!
-//! Owns the blob's name and the length, and the check that the name, which comes from the network
-//! and becomes a file's name, is harmless. It sends nothing.
+//! The blob name comes from the network and becomes a file name, so it is checked here.
 
 use ureq::Body;
 use ureq::http::Response;
@@ -9,7 +8,7 @@ use ureq::http::header::{CONTENT_LENGTH, ETAG};
 
 use super::error::PullError;
 
-/// What the hub announces of a file.
+/// The hub's headers for a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FileInfo {
     /// The name of its blob: a sha-256 for large files, a git object id for small ones.
@@ -18,8 +17,8 @@ pub(super) struct FileInfo {
     pub(super) size_bytes: u64,
 }
 
-/// The announced length and blob name, where an answer has both. The length of a redirect's own
-/// body is not the file's.
+/// The announced length and blob name, if a response has both. The `Content-Length` of a redirect
+/// is that of its own body, not of the file.
 pub(super) fn read_info(
     url: &str,
     response: &Response<Body>,
@@ -33,12 +32,12 @@ pub(super) fn read_info(
     };
     let bad = |reason: String| PullError::BadAnswer { url: url.to_owned(), reason };
     Ok(Some(FileInfo {
-        etag: blob_name(etag).ok_or_else(|| bad(format!("etag {etag:?} is no blob name")))?,
+        etag: blob_name(etag).ok_or_else(|| bad(format!("etag {etag:?} is not a blob name")))?,
         size_bytes: size.trim().parse().map_err(|_| bad(format!("length {size:?}")))?,
     }))
 }
 
-/// The bare etag, if it can name a file and cannot be mistaken for another file of the cache.
+/// The bare etag, if it is a safe file name and differs from all other names in the cache.
 fn blob_name(etag: &str) -> Option<String> {
     let etag = etag.trim();
     let bare = etag.strip_prefix("W/").unwrap_or(etag).trim_matches('"');

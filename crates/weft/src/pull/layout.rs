@@ -1,8 +1,8 @@
-//! The folder of one repository in the hub cache, as it is written.
+//! Writes the folder of one repository in the hub cache.
 //!
-//! Owns the places of blobs, snapshots, refs and locks, and makes each change in one step that is
-//! either seen whole or not at all: rename for files, a link for snapshot entries. It knows nothing
-//! of the network and nothing of what a file holds.
+//! It knows the paths of blobs, snapshots, refs and locks. It makes each change atomically: rename
+//! for files, a link for snapshot entries. The network and the contents of files are handled
+//! elsewhere.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -13,7 +13,7 @@ use weft_core::hub::{HubEnv, RepoRef};
 
 use super::error::PullError;
 
-/// Where a repository's files go.
+/// The paths of a repository's files.
 pub(super) struct Layout {
     repo: PathBuf,
     locks: PathBuf,
@@ -23,7 +23,8 @@ impl Layout {
     pub(super) fn new(env: &HubEnv, repo: &RepoRef) -> Self {
         Layout {
             repo: repo.cache_folder(env),
-            // The place where huggingface_hub has its locks, so that both wait for each other.
+            // The same lock files that huggingface_hub uses, so that both tools wait for each
+            // other.
             locks: env.cache.join(".locks").join(repo.cache_folder_name()),
         }
     }
@@ -40,8 +41,9 @@ impl Layout {
         self.repo.join("snapshots").join(sha)
     }
 
-    /// Makes the blobs folder and takes the blob's lock, which the system lets go of when the
-    /// returned file is closed, also by a kill. `on_wait` is called if another process holds it.
+    /// Creates the blobs folder and takes the blob's lock. The system releases the lock when the
+    /// returned file is closed, even if the process is killed. `on_wait` is called if another
+    /// process holds the lock.
     pub(super) fn lock(&self, etag: &str, on_wait: impl FnOnce()) -> Result<File, PullError> {
         make_folder(&self.repo.join("blobs"))?;
         make_folder(&self.locks)?;
@@ -50,15 +52,15 @@ impl Layout {
         loop {
             let file = lock_file(&path, || on_wait.take().map_or((), |call| call()))
                 .map_err(|e| PullError::write(&path, e))?;
-            // Other tools delete the lock file when they are done: a lock on a deleted file
-            // excludes nobody.
+            // Other tools delete the lock file when they are done, and a lock on a deleted file has
+            // no effect.
             if is_file_at(&file, &path) {
                 return Ok(file);
             }
         }
     }
 
-    /// Moves a finished download into its place, durably.
+    /// Moves a finished download to its final path, durably.
     pub(super) fn publish_blob(&self, etag: &str) -> Result<(), PullError> {
         let (from, to) = (self.incomplete(etag), self.blob(etag));
         let sync = File::open(&from).and_then(|file| file.sync_all());
@@ -68,8 +70,8 @@ impl Layout {
         Ok(())
     }
 
-    /// Makes `snapshots/<sha>/<file>` lead to a blob: by a relative link, so that the cache can be
-    /// moved, or by a copy where the system has no links.
+    /// Makes `snapshots/<sha>/<file>` point to a blob: by a relative link, so that the cache can be
+    /// moved, or by a copy if the system has no links.
     pub(super) fn link(&self, sha: &str, file: &str, etag: &str) -> Result<(), PullError> {
         let snapshot = self.snapshot(sha);
         make_folder(&snapshot)?;
@@ -78,7 +80,7 @@ impl Layout {
             return Ok(());
         }
         if at.is_symlink() {
-            // It leads to a blob that is gone.
+            // The link points to a deleted blob.
             fs::remove_file(&at).map_err(|e| PullError::write(&at, e))?;
         }
         let target = Path::new("..").join("..").join("blobs").join(etag);
@@ -97,7 +99,7 @@ impl Layout {
             .map_err(|e| PullError::write(at, e))
     }
 
-    /// Points a branch or tag to a commit. A revision that is the commit needs no ref.
+    /// Points a branch or tag to a commit. If the revision is the commit itself, it needs no ref.
     pub(super) fn write_ref(&self, revision: &str, sha: &str) -> Result<(), PullError> {
         let path = self.repo.join("refs").join(revision);
         // A cache that is up to date may be read-only.
@@ -112,7 +114,7 @@ impl Layout {
             .map_err(|e| PullError::write(&path, e))
     }
 
-    /// A name that no other thread or process uses, outside of the folders that are listed.
+    /// A unique name, outside the folders that are listed.
     fn temporary(&self) -> PathBuf {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -135,7 +137,8 @@ fn lock_file(path: &Path, on_wait: impl FnOnce()) -> io::Result<File> {
         Err(TryLockError::Error(e)) => Err(e),
     };
     match locked {
-        // Some network file systems have no locks; better to fetch than to refuse.
+        // Some network file systems have no locks. Downloading without a lock is better than
+        // failing.
         Err(e) if e.kind() != io::ErrorKind::Unsupported => Err(e),
         _ => Ok(file),
     }
@@ -152,7 +155,7 @@ fn is_file_at(file: &File, path: &Path) -> bool {
 
 #[cfg(not(unix))]
 fn is_file_at(_file: &File, _path: &Path) -> bool {
-    // A file that is open cannot be deleted here.
+    // This system cannot delete an open file.
     true
 }
 
@@ -171,7 +174,7 @@ fn symlink(_target: &Path, _at: &Path) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// Makes a rename durable where a folder can be synced; elsewhere the rename has to do.
+/// Makes a rename durable, if the system can sync a folder.
 fn sync_folder(path: &Path) {
     if let Ok(folder) = File::open(path) {
         let _ = folder.sync_all();

@@ -1,8 +1,8 @@
-//! Fetches a model from the hub into the hub's own cache layout.
+//! Downloads a model from the hub into the hub's own cache layout.
 //!
-//! Owns the order of a pull: ask which commit a revision is, choose the files, fetch the small ones,
-//! then the weights, and point the ref to the commit last, so that a pull that is cut off is never
-//! taken for a model. It prints nothing itself and parses no command line.
+//! The order of a pull: ask for the revision's commit, choose the files, download the small ones,
+//! then the weights, and write the ref last. An interrupted pull is thus never mistaken for a
+//! complete model. Nothing here prints or parses a command line.
 
 mod client;
 mod download;
@@ -29,8 +29,8 @@ use layout::Layout;
 use retry::{Limits, with_retries};
 use select::{SelectError, Selection, Weights};
 
-/// Fetches what weft needs of a repository, or what is still missing of it. Returns the snapshot's
-/// folder, which [`hub::resolve`] finds from now on.
+/// Downloads all files of a repository that weft needs and that are not yet in the cache. Returns
+/// the snapshot's folder; [`hub::resolve`] finds it from now on.
 ///
 /// # Errors
 /// See [`PullError`]. A later call resumes.
@@ -62,7 +62,7 @@ fn pull_with(
     Pull { repo, client, layout, listing, progress, limits }.run()
 }
 
-/// A pull whose commit is known.
+/// A pull after its commit is known.
 struct Pull<'a> {
     repo: &'a RepoRef,
     client: Client<'a>,
@@ -96,15 +96,15 @@ impl Pull<'_> {
         })
     }
 
-    /// The weight files that the index names, which must all be in the repository: better to say so
-    /// now than after gigabytes.
+    /// The weight files that the index names. Checks that the repository has all of them, before
+    /// gigabytes are downloaded.
     fn shards(&self) -> Result<Vec<String>, PullError> {
         let shards = hub::shards_of_index(&self.snapshot().join(INDEX_FILE))?;
         match shards.iter().find(|shard| !self.listing.files.contains(shard)) {
             None => Ok(shards),
             Some(shard) => Err(PullError::Unsuitable {
                 repo: self.repo.id(),
-                reason: format!("its {INDEX_FILE} names {shard:?}, which it does not have"),
+                reason: format!("its {INDEX_FILE} names {shard:?}, which is missing"),
             }),
         }
     }
@@ -114,7 +114,7 @@ impl Pull<'_> {
     }
 
     fn fetch(&self, file: &str) -> Result<(), PullError> {
-        // A link is made only to a whole blob, and a commit never changes.
+        // A link always points to a complete blob, and the files of a commit never change.
         if self.snapshot().join(file).is_file() {
             self.progress.report(Event::Cached { file });
             return Ok(());

@@ -1,23 +1,23 @@
-//! When to try again, and when to give up.
+//! Retries: when to try again, and when to give up.
 //!
-//! Owns the limits of time and patience, the count of failures, and the judgement which failures of
-//! a connection may pass by themselves. It sends nothing and knows nothing of files.
+//! It owns the time limits, the count of failures, and the decision which failures are temporary.
+//! It sends nothing.
 
 use std::time::Duration;
 
 use super::error::PullError;
 use crate::progress::{Event, Progress};
 
-/// How long to wait, and how often to try. Tests shorten all of it.
+/// Time limits and number of attempts. Tests shorten them.
 #[derive(Debug, Clone)]
 pub(crate) struct Limits {
-    /// For a name look-up, and for a connection.
+    /// Limit for a name look-up, and for a connection.
     pub(crate) connect: Duration,
-    /// For the next byte of an answer; there is no limit on the whole.
+    /// Limit for the next byte of a response. The whole response has no limit.
     pub(crate) stall: Duration,
-    /// Failures in a row, with no new byte in between.
+    /// Failures in a row, without a new byte between them.
     pub(crate) attempts: u32,
-    /// The pause after the first failure; it doubles with each further one.
+    /// The pause after the first failure. It doubles with each further failure.
     pub(crate) first_pause: Duration,
 }
 
@@ -32,12 +32,12 @@ impl Default for Limits {
     }
 }
 
-/// How an attempt failed.
+/// A failed attempt.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// It may pass: a broken connection, a busy server. In words for the user.
+    /// A temporary failure, such as a broken connection or a busy server, as text for the user.
     Passing(String),
-    /// It will not.
+    /// A permanent failure.
     Lasting(PullError),
 }
 
@@ -47,11 +47,11 @@ impl From<PullError> for Failure {
     }
 }
 
-/// Whether a failure of the HTTP library may pass by itself.
+/// Decides whether an error of the HTTP library is temporary.
 pub(super) fn classify(url: &str, error: ureq::Error) -> Failure {
     use ureq::Error;
     match error {
-        // A bad certificate arrives in this clothing.
+        // The library reports a bad certificate as invalid data.
         Error::Io(e) if e.kind() == std::io::ErrorKind::InvalidData => {
             PullError::BadAnswer { url: url.to_owned(), reason: e.to_string() }.into()
         }
@@ -64,9 +64,9 @@ pub(super) fn classify(url: &str, error: ureq::Error) -> Failure {
     }
 }
 
-/// Calls `attempt` until it succeeds, fails for good, or fails `limits.attempts` times in a row.
-/// `reached` says after a failure how far the work has come: a new mark starts the count again, so
-/// a long download over a bad line ends, and a server that makes no headway is left.
+/// Calls `attempt` until it succeeds, fails permanently, or fails `limits.attempts` times in a row.
+/// After each failure, `reached` returns how far the work has come; progress resets the count. A
+/// long download over a bad line therefore completes, and a server that sends nothing is given up.
 pub(super) fn with_retries<T>(
     what: &str,
     limits: &Limits,

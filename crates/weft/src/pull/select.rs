@@ -1,12 +1,12 @@
-//! Which files of a repository weft needs.
+//! Chooses the files of a repository that weft needs.
 //!
-//! Owns the choice: configuration, tokenizer, template and safetensors weights at the top of the
-//! repository; never pickled weights, never code. The names come from the network and become paths,
-//! so each one that is chosen is checked first.
+//! These are configuration, tokenizer, template and safetensors weights at the top of the
+//! repository; never pickled weights, never code. Names come from the network and become paths, so
+//! each chosen name is checked first.
 
 use weft_core::hub::{self, CONFIG_FILE, INDEX_FILE, SINGLE_WEIGHTS_FILE};
 
-/// Fetched where they exist. `config.json` comes first: without it the rest is of no use.
+/// Downloaded if they exist. `config.json` comes first, because nothing works without it.
 const SMALL_FILES: [&str; 6] = [
     CONFIG_FILE,
     "generation_config.json",
@@ -19,28 +19,28 @@ const SMALL_FILES: [&str; 6] = [
 /// The files to fetch.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Selection {
-    /// All but the weights.
+    /// All files except the weights.
     pub(super) small: Vec<String>,
-    /// The weights, unless the index has to be read for them.
+    /// The weights.
     pub(super) weights: Weights,
 }
 
 /// Where the weights are.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Weights {
-    /// In the shards that the index names. It wins over a single file beside it, which holds the
-    /// same weights once more.
+    /// In the shards that the index names. The index takes precedence over a single file beside it,
+    /// which holds the same weights again.
     ByIndex,
     /// In these files.
     Files(Vec<String>),
 }
 
-/// Why nothing can be chosen.
+/// Why no files can be chosen.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum SelectError {
-    /// A file that would be needed has a name that is not safe.
+    /// The name of a needed file is not safe.
     UnsafeName(String),
-    /// Files are missing, in words.
+    /// Files are missing; the text names them.
     Unsuitable(String),
 }
 
@@ -84,14 +84,14 @@ fn is_weights(name: &str) -> bool {
     name.ends_with(".safetensors")
 }
 
-/// By the last part of the name, so that `../config.json` is looked at and refused, while odd names
-/// of files that weft does not need are of no concern.
+/// Compares the last component of the name. So `../config.json` is found and refused, and odd names
+/// of other files do not matter.
 fn is_wanted(name: &str) -> bool {
     let last = name.rsplit(['/', '\\']).next().unwrap_or(name);
     SMALL_FILES.contains(&last) || is_weights(last)
 }
 
-/// A relative path whose every part is a plain file name.
+/// Whether this is a relative path whose every component is a plain file name.
 fn is_safe(name: &str) -> bool {
     name.split('/').all(hub::is_plain_file_name)
 }

@@ -1,12 +1,10 @@
-//! The few things a pull does with web addresses.
+//! Helpers for URLs: escaping, redirect targets, and the comparison of origins.
 //!
-//! Owns the escaping of names, the resolution of redirect targets and the comparison of origins,
-//! which decides who sees the token. It sends nothing.
+//! The comparison of origins decides who receives the token.
 
 use ureq::http::Uri;
 
-/// Escapes all but the characters that mean themselves anywhere in an address; slashes stay where
-/// the text is a path.
+/// Escapes all characters with a special meaning in a URL. Slashes stay if the text is a path.
 pub(super) fn percent_encode(text: &str, is_path: bool) -> String {
     use std::fmt::Write;
     let mut out = String::with_capacity(text.len());
@@ -21,7 +19,7 @@ pub(super) fn percent_encode(text: &str, is_path: bool) -> String {
     out
 }
 
-/// Scheme, host and port: two addresses are of one server only if all three are equal.
+/// Scheme, host and port. Two URLs belong to one server only if all three are equal.
 pub(super) fn origin(url: &str) -> Option<(String, String, u16)> {
     let uri: Uri = url.parse().ok()?;
     let scheme = uri.scheme_str()?.to_ascii_lowercase();
@@ -30,14 +28,14 @@ pub(super) fn origin(url: &str) -> Option<(String, String, u16)> {
         "http" => 80,
         _ => return None,
     };
-    // `https://hub@other/` leads to `other`; no redirect needs that form.
+    // `https://hub@other/` leads to `other`. No legitimate redirect needs that form.
     let authority = uri.authority().filter(|authority| !authority.as_str().contains('@'))?;
     let port = authority.port_u16().unwrap_or(default_port);
     Some((scheme, authority.host().to_ascii_lowercase(), port))
 }
 
-/// The absolute address of a redirect's target; `None` where it is no web address, or one that would
-/// give up encryption.
+/// The absolute URL of a redirect's target; `None` if it is not an HTTP URL, or if it would leave
+/// HTTPS.
 pub(super) fn join(base: &str, location: &str) -> Option<String> {
     let location = location.split('#').next().filter(|location| !location.is_empty())?;
     let (scheme, rest) = base.split_once("://")?;
@@ -58,7 +56,7 @@ pub(super) fn join(base: &str, location: &str) -> Option<String> {
     keeps_encryption.then_some(url)
 }
 
-/// Whether an address is of this machine itself.
+/// Whether a URL points to this machine itself.
 pub(super) fn is_loopback(url: &str) -> bool {
     origin(url).is_some_and(|(_, host, _)| {
         host == "localhost" || host == "[::1]" || host.starts_with("127.")
@@ -76,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn origin_tells_servers_apart() {
+    fn origins_distinguish_servers() {
         assert_eq!(origin("https://Hub.co/x"), origin("https://hub.co:443/y?z"));
         let others =
             ["http://hub.co", "https://hub.co:444", "https://hub.co.evil.org", "https://x"];

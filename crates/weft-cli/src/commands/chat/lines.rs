@@ -1,4 +1,4 @@
-//! Lines from the user, edited where stdin is a terminal, with a history.
+//! Lines from the user. If stdin is a terminal, they can be edited and have a history.
 
 use std::path::PathBuf;
 
@@ -23,13 +23,13 @@ impl Lines {
         let mut editor = Editor::with_history(config, lines).map_err(failed)?;
         let history = history_file();
         if let Some(path) = &history {
-            // There is none the first time.
+            // There is no history the first time.
             let _ = editor.load_history(path);
         }
         Ok(Self { editor, history })
     }
 
-    /// The next line; none at the end of input.
+    /// The next line; `None` at the end of input.
     pub(super) fn next(&mut self) -> Result<Option<String>, CliError> {
         match self.editor.readline("> ") {
             Ok(line) => Ok(Some(line)),
@@ -38,7 +38,7 @@ impl Lines {
         }
     }
 
-    /// Keeps the history after each line: an answer may be the last thing that happens.
+    /// Saves the history after each line, because the program may end during an answer.
     pub(super) fn save(&mut self) {
         let Some(path) = &self.history else { return };
         let folder = path.parent().map_or(Ok(()), std::fs::create_dir_all);

@@ -1,4 +1,4 @@
-//! `weft chat`: a conversation, each turn and each document a chunk by itself.
+//! `weft chat`: a conversation in which each turn and each document is a chunk.
 
 mod dialogue;
 mod lines;
@@ -25,13 +25,13 @@ const HELP: &str = "\
 /system TEXT   set the system prompt (or @FILE, or a chunk) and start over
 /context FILE  put a document before the next message
 /use ID        put a registered chunk before the next message
-/drop ID       take a document out of the conversation, by name or id
+/drop ID       remove a document from the conversation, by name or id
 /chunks        show where the last answer's context came from, and the documents
-/verify        rerun the last answer afresh, and tell how far they are apart
-/think         let the model think before it answers
-/no_think      have it answer at once
+/verify        compute the last answer again from scratch, and show the differences
+/think         let the model reason before it answers
+/no_think      let the model answer at once
 /clear         forget the conversation
-/stats         show the last answer's figures
+/stats         show the last answer's statistics
 /help          this list
 /quit          leave (Ctrl-D does too; Ctrl-C ends an answer)";
 
@@ -57,7 +57,7 @@ struct Chat {
     last: Option<Answer>,
 }
 
-/// What a line asks for.
+/// The effect of a line.
 enum Turn {
     Say(String),
     Nothing,
@@ -91,7 +91,7 @@ impl Chat {
         Ok(())
     }
 
-    /// Files what may be of use to a later run.
+    /// Saves rows for later runs.
     fn end(&mut self) {
         if !self.args.cache.no_cache {
             self.loaded.engine.save(false);
@@ -100,12 +100,12 @@ impl Chat {
         self.loaded.print_warnings();
     }
 
-    /// Prints what the user asked for.
+    /// Prints a reply to a command.
     fn note(&self, text: &str) {
         terminal::note(false, text);
     }
 
-    /// Carries out a command, or finds what to say to the model.
+    /// Runs a command, or returns the message for the model.
     fn read(&mut self, line: &str) -> Result<Turn, CliError> {
         let (command, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         match command {
@@ -122,7 +122,7 @@ impl Chat {
             "/no_think" => self.thinking = Some(false),
             "/stats" => self.show_stats(),
             _ if command.starts_with('/') => {
-                self.note(&format!("{command} is no command; /help lists them"));
+                self.note(&format!("{command} is not a command; /help lists all commands"));
             }
             _ => return Ok(Turn::Say(line.to_owned())),
         }
@@ -135,7 +135,7 @@ impl Chat {
         Ok(())
     }
 
-    /// A document or a chunk for the next message.
+    /// Adds a document or a chunk to the next message.
     fn add_document(&mut self, command: &str, word: &str) -> Result<(), CliError> {
         let engine = &mut self.loaded.engine;
         let id = match command {
@@ -145,7 +145,7 @@ impl Chat {
         let chunk = engine.library().get(&id)?;
         let tokens = chunk.tokens.len();
         if chunk.kind == Kind::System {
-            self.note(&format!("{word} is a system prompt; /system {word} begins with it"));
+            self.note(&format!("{word} is a system prompt; /system {word} starts over with it"));
         } else {
             self.dialogue.add_document(id);
             self.note(&format!(
@@ -156,7 +156,7 @@ impl Chat {
         Ok(())
     }
 
-    /// A document's name, or the begin of its id.
+    /// A document's name, or the start of its id.
     fn display_name(&self, id: &ChunkId) -> String {
         self.resolver.name(id).unwrap_or_else(|| id.to_string()[..8].to_owned())
     }
@@ -167,8 +167,8 @@ impl Chat {
         };
         let found = self.dialogue.documents().find(is_meant).copied();
         match found {
-            Some(id) if self.dialogue.drop(&id) => self.note(&format!("{word} is out")),
-            _ => self.note(&format!("{word} is no document of this conversation; see /chunks")),
+            Some(id) if self.dialogue.drop(&id) => self.note(&format!("{word} is removed")),
+            _ => self.note(&format!("{word} is not a document of this conversation; see /chunks")),
         }
     }
 
@@ -205,7 +205,7 @@ impl Chat {
         Ok(())
     }
 
-    /// Answers one message. A request that is refused is reported and forgotten; the chat goes on.
+    /// Answers one message. A refused request is reported and forgotten, and the chat continues.
     fn say(&mut self, text: &str) -> Result<(), CliError> {
         self.dialogue.say(text);
         let answer = self.answer();

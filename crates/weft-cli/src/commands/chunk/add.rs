@@ -1,4 +1,4 @@
-//! `weft chunk add FILE`: a text gets an id, and a name if wanted.
+//! `weft chunk add FILE`: registers a text, with a name if one is given.
 
 use std::collections::BTreeMap;
 use std::io::stdin;
@@ -19,7 +19,7 @@ pub(super) fn run(args: AddArgs) -> Result<(), CliError> {
         "-" => read_text(stdin().lock(), "stdin")?,
         file => read_file(Path::new(file))?,
     };
-    // The line feed that editors end a file with is no part of a text.
+    // A line feed at the end of a file is not part of the text.
     let text = text.trim_end();
     let mut metadata: BTreeMap<String, String> = args.meta.into_iter().collect();
     metadata.extend(args.name.map(|name| ("name".to_owned(), name)));
@@ -29,7 +29,7 @@ pub(super) fn run(args: AddArgs) -> Result<(), CliError> {
     print(&format!("{id}\n"))
 }
 
-/// Puts a text on the shelf. The same text again keeps what it has, with the new notes added.
+/// Writes a text to the shelf. If the text is registered, only the metadata is added.
 pub(super) fn register(
     registered: &mut RegisteredChunks,
     tokenizer: &Tokenizer,

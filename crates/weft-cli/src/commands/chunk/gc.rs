@@ -1,4 +1,4 @@
-//! `weft chunk gc`: sweeps the folder of rows, and tells what that freed.
+//! `weft chunk gc`: cleans the folder of KV rows, and prints what was freed.
 
 use weft_core::store::{KvKey, Store};
 
@@ -14,7 +14,9 @@ pub(super) fn run(args: &GcArgs) -> Result<(), CliError> {
     let budget = Budget::new(&args.cache);
     let folder = budget.folder.clone().unwrap_or_default();
     let Some(mut store) = budget.open_store().map_err(CliError::NoSource)? else {
-        return Err(CliError::Usage("with --disk-cache 0 there is no folder to sweep".to_owned()));
+        return Err(CliError::Usage(
+            "with --disk-cache 0 there is no folder to clean; leave it out".to_owned(),
+        ));
     };
     let (model, registered) = super::open(&args.model, &args.cache)?;
     pin(&mut store, &registered);
@@ -50,7 +52,7 @@ pub(super) fn run(args: &GcArgs) -> Result<(), CliError> {
     print(&text)
 }
 
-/// Rows of pinned chunks stay, even over the budget.
+/// Rows of pinned chunks stay, even beyond the budget.
 fn pin(store: &mut Store, registered: &RegisteredChunks) {
     let chunks = registered.library.list(&weft_core::chunk::Which::default());
     for chunk in chunks.into_iter().filter(|chunk| chunk.pinned) {

@@ -11,7 +11,7 @@ use crate::commands::list::age;
 use crate::error::CliError;
 use crate::terminal;
 
-/// Digits of an id that people get to see.
+/// Digits of an id in tables.
 const ID_DIGITS: usize = 12;
 
 pub(super) fn run(args: &ListChunksArgs) -> Result<(), CliError> {
@@ -51,7 +51,7 @@ pub(crate) fn table(chunks: &[&Chunk]) -> String {
     text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
 }
 
-/// A chunk, for programs.
+/// A chunk as JSON.
 pub(super) fn facts(chunk: &Chunk) -> Value {
     let milliseconds = |time: SystemTime| {
         u64::try_from(time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()).ok()

@@ -1,7 +1,7 @@
-//! `weft chunk …`: the registered chunks and the rows that are kept of them.
+//! `weft chunk …`: the registered chunks and their cached rows.
 //!
-//! Only `warm`, `import` of rows and `gc --other-models` need a device; the rest reads the model's
-//! tokenizer, the shelf and the headers of the files of rows.
+//! Only `warm`, `import` of rows and `gc --other-models` need a device. The other commands read the
+//! model's tokenizer, the shelf and the headers of row files.
 
 mod add;
 mod gc;
@@ -47,7 +47,7 @@ fn open(model: &ModelArgs, cache: &CacheArgs) -> Result<(Model, RegisteredChunks
     Ok((model, registered))
 }
 
-/// The rows on disk; none where there are none, or the folder cannot be used, which is reported.
+/// The rows on disk; `None` if there are none, or if the folder cannot be used, which is reported.
 fn store(cache: &CacheArgs) -> Option<Store> {
     if cache.no_cache {
         return None;
@@ -64,7 +64,7 @@ fn print_warnings(store: &mut Store) {
     store.take_warnings().iter().for_each(|warning| terminal::warn(warning));
 }
 
-/// The files that hold rows of a chunk, of whatever model and device, and their bytes.
+/// The files that hold rows of a chunk, for all models and devices, and their bytes.
 fn rows_of(store: &Store, chunk: &Chunk) -> Vec<(KvKey, u64)> {
     let entries = store.entries().filter(|(_, entry)| chunk.is_in(&entry.header.tokens));
     entries.map(|(key, entry)| (*key, entry.bytes)).collect()
@@ -78,7 +78,7 @@ fn which(args: &WhichArgs) -> Which {
     }
 }
 
-/// Refuses a name that is another chunk's, or that could be taken for an id.
+/// Refuses a name that belongs to another chunk, or that looks like an id.
 fn check_name(
     library: &Library,
     name: &str,

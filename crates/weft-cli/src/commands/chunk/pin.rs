@@ -7,7 +7,7 @@ use crate::error::CliError;
 
 pub(super) fn run(args: &PinArgs, pinned: bool) -> Result<(), CliError> {
     let (_, mut registered) = super::open(&args.model, &args.cache)?;
-    // All are found before any is changed.
+    // All ids are looked up before any chunk is changed.
     let found: Result<Vec<Chunk>, _> =
         args.ids.iter().map(|id| registered.library.find(id).cloned()).collect();
     for chunk in found? {

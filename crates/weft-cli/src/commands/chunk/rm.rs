@@ -1,4 +1,4 @@
-//! `weft chunk rm`: chunks and all rows of them, of whatever model and device.
+//! `weft chunk rm`: deletes chunks and all their rows, for all models and devices.
 
 use weft_core::chunk::{Chunk, Which};
 
@@ -28,7 +28,7 @@ pub(super) fn run(args: &RmArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// A slip must not cost all chunks: they are named, or chosen, or `--all` is said.
+/// The user must give ids, a filter or `--all`, so that a slip does not delete all chunks.
 fn check(args: &RmArgs) -> Result<(), CliError> {
     let which = &args.which;
     let chooses = which.kind.is_some() || which.older_than.is_some() || !which.meta.is_empty();
@@ -36,11 +36,10 @@ fn check(args: &RmArgs) -> Result<(), CliError> {
     match ways.iter().filter(|way| **way).count() {
         1 => Ok(()),
         0 => Err(CliError::Usage(
-            "say which chunks: by ID, by --kind, --older-than or --meta, or --all".to_owned(),
+            "no chunks selected; give IDs, --kind, --older-than or --meta, or --all".to_owned(),
         )),
         _ => Err(CliError::Usage(
-            "give IDs, or --kind, --older-than and --meta, or --all; not several of these"
-                .to_owned(),
+            "give either IDs, or --kind, --older-than and --meta, or --all".to_owned(),
         )),
     }
 }

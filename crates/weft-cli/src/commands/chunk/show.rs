@@ -1,4 +1,4 @@
-//! `weft chunk show ID`: the text to stdout, what is known of it to stderr.
+//! `weft chunk show ID`: prints the text to stdout, and its metadata to stderr.
 
 use serde_json::{Value, json};
 use weft_core::chunk::Chunk;

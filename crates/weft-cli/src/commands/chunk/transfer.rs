@@ -40,13 +40,15 @@ pub(super) fn import(args: &ImportArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The chunk is there already; what is wrong with its rows costs time and no text.
+/// The chunk is registered already. Rows that cannot be imported cost only time.
 fn import_rows(args: &ImportArgs, model: Model, parcel: Parcel) -> Result<(), CliError> {
     let Some(mut store) = super::store(&args.cache) else {
-        terminal::warn("rows are not imported: there is no folder of rows");
+        terminal::warn(
+            "KV rows are not imported, because there is no folder for them; give --cache-dir",
+        );
         return Ok(());
     };
-    // Only a device knows which rows are its own.
+    // Only a device knows which rows fit it.
     let without_files = CacheArgs { no_cache: true, ..args.cache.clone() };
     let fingerprint = load::load_model(model, &args.model, &without_files)?.fingerprint();
     let imported = parcel.import_rows(&mut store, &fingerprint)?;

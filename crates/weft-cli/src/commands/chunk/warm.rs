@@ -1,4 +1,4 @@
-//! `weft chunk warm ID…`: rows computed before somebody waits for them.
+//! `weft chunk warm ID…`: computes rows before a question needs them.
 
 use weft_core::chunk::{Kind, Prompt};
 
@@ -9,12 +9,14 @@ use crate::load;
 use crate::sources::ChunkResolver;
 use crate::terminal;
 
-/// A prompt needs a query; its rows are not computed.
+/// A prompt needs a query. The query's rows are not computed.
 const ANY_QUERY: &str = "?";
 
 pub(super) fn run(args: &WarmArgs) -> Result<(), CliError> {
     if args.cache.no_cache {
-        return Err(CliError::Usage("with --no-cache there is nothing to warm".to_owned()));
+        return Err(CliError::Usage(
+            "with --no-cache there is nothing to warm; leave it out".to_owned(),
+        ));
     }
     interrupt::install();
     let mut loaded = load::load(&args.model, &args.cache)?;

@@ -1,7 +1,7 @@
-//! How a lane computes the nodes of its prompt that nobody has.
+//! Computes the nodes of a lane's prompt that are not cached.
 //!
-//! A step takes rows of the node that the lane is at, and of those after it as far as they go on where it ends: so a
-//! prompt of many pieces takes no more steps than one of the same length in one piece.
+//! A step takes rows of the current node, and of the nodes that continue where it ends. A prompt of
+//! many pieces thus takes no more steps than one piece of the same length.
 
 use std::time::Duration;
 
@@ -14,7 +14,8 @@ use crate::sampling::SamplingError;
 use crate::tokenizer::Tokenizer;
 
 impl Sequence {
-    /// Tokens of nodes that this lane can fill now; none where another lane fills the one it is at.
+    /// Number of tokens that this lane can compute now; 0 if another lane computes the current
+    /// node.
     pub(super) fn fillable(&self, cache: &mut Cache) -> usize {
         let first = cache.node_mut(self.nodes[self.at].node);
         if *first.filler.get_or_insert(self.id) != self.id {
@@ -26,8 +27,8 @@ impl Sequence {
         left(self.at) + self.nodes_after(cache).map(left).sum::<usize>()
     }
 
-    /// The nodes after the one at hand that go on where it ends, in the same page. What each row of
-    /// them sees is then told by its position alone.
+    /// The nodes after the current one that continue where it ends, in the same page. Which rows
+    /// each of their tokens sees then depends only on its position.
     fn nodes_after(&self, cache: &Cache) -> impl Iterator<Item = usize> {
         let sees_all = |index: usize| {
             let held: &HeldNode = &self.nodes[index];
@@ -41,7 +42,8 @@ impl Sequence {
             let can_follow = is_own && node.filled == 0 && !needs_copy;
             sees_all(index) && can_follow && !self.repairs.is_due(index)
         };
-        // Rows whose logits are wanted are told apart by their node.
+        // If logits of the prompt are requested, nodes run one by one, because they are assigned by
+        // node.
         let is_plain = !self.output.echoes() && self.scores.is_none() && sees_all(self.at);
         let after = if is_plain { self.at + 1..self.nodes.len() } else { 0..0 };
         after.take_while(move |index| goes_on(*index))
@@ -68,7 +70,7 @@ impl Sequence {
                 let position = held.home + row;
                 self.step.push(node.tokens[row], position, position, held.slot(row));
             }
-            // While it is computed a node stands at home, after what it may see.
+            // A node is computed at its home position, after the context that it attends to.
             held.add_rows_to(&mut self.step.spans, held.home, rows.end);
             ends_prompt =
                 index + 1 == self.nodes.len() && rows.end == held.range.len() && !held.is_moved();
@@ -80,7 +82,7 @@ impl Sequence {
         };
     }
 
-    /// Takes in the rows of a step that filled nodes.
+    /// Takes the results of a step that filled nodes.
     pub(super) fn fill(
         &mut self,
         cache: &mut Cache,
@@ -103,7 +105,7 @@ impl Sequence {
             node.filled = rows.end;
             node.cost += share;
             if node.filled >= held.range.len() {
-                // A lane that needs more of the node goes on with it.
+                // A lane that needs more of the node continues it.
                 node.filler = None;
             }
             left -= rows.len();
@@ -114,7 +116,7 @@ impl Sequence {
         Ok(())
     }
 
-    /// Hands the logits of a range of the prompt to whoever wants them.
+    /// Sends the logits of a range of the prompt to the receiver, if there is one.
     fn send_logits(
         &mut self,
         range: std::ops::Range<usize>,
@@ -131,7 +133,7 @@ impl Sequence {
             && self.nodes[self.at].range.end > *from
         {
             for position in range.start.max(*from)..range.end {
-                // Whoever asked may have lost interest.
+                // The receiver may be gone.
                 let _ = to.send(results.logits(position - range.start).to_vec());
             }
         }

@@ -1,8 +1,8 @@
-//! One lane: its prompt in nodes, the node it is at, and its answer's rows.
+//! A sequence: a running request with the nodes of its prompt and the rows of its answer.
 //!
-//! A lane fills the nodes whose rows nobody has, in their order, waits for those that another lane is
-//! filling, repairs what was moved, and then adds one row per token of the answer. All of
-//! `impl Sequence` lies in this folder; what a token means for the caller is in [`OutputProcessor`].
+//! It computes the nodes that are not cached, in order, waits for nodes that another lane computes,
+//! repairs moved nodes, and then adds one row per token of the answer. All of `impl Sequence` lies
+//! in this folder; [`OutputProcessor`] turns tokens into output.
 
 mod filling;
 mod paging;
@@ -35,32 +35,32 @@ pub(super) struct Sequence {
     pub(super) tokens: Vec<u32>,
     pub(super) prompt_len: usize,
     pub(super) pieces: Vec<Piece>,
-    /// Where the pieces end.
+    /// The ends of the pieces.
     marks: Vec<u32>,
     pub(super) nodes: Vec<HeldNode>,
-    /// How many nodes have first pages that hold the rows before theirs.
+    /// Number of nodes whose first pages hold the rows before theirs.
     pub(super) n_complete: usize,
-    /// The node that is filled or waited for; all are ready where it is beyond them.
+    /// The node that is computed or waited for. All nodes are ready if it is past the last.
     pub(super) at: usize,
     pub(super) repairs: Repairs,
     answer: Answer,
-    /// The step in hand.
+    /// The lane's part of the current step.
     pub(super) step: Prepared,
     pub(super) output: OutputProcessor,
     attention: Attention,
     pub(super) scores: Option<Scores>,
-    /// What it waits for before it begins.
+    /// Copies that it waits for before it starts.
     pub(super) settling: Option<Settling>,
-    /// Whether its reader is to catch up first.
+    /// Whether it is paused for a slow reader.
     pub(super) paused: bool,
     end: Option<End>,
     pub(super) started: Instant,
     first_token: Option<Duration>,
 }
 
-/// Where logits of the prompt's later tokens go.
+/// The receiver for the logits of the prompt's later tokens.
 pub(super) struct Scores {
-    /// The first token whose logits are wanted.
+    /// The first token whose logits are sent.
     pub(super) from: usize,
     pub(super) to: Sender<Vec<f32>>,
 }
@@ -70,22 +70,22 @@ enum End {
     Failed(SamplingError),
 }
 
-/// What the tokens of a step are.
+/// The kind of tokens in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
-    /// Nothing: another lane is filling what this one needs.
+    /// None: another lane computes rows that this one needs.
     Wait,
     /// Rows of a node.
     Fill,
-    /// Rows that are recomputed.
+    /// Repaired rows.
     Repair,
-    /// The prompt's last token, once more, where its row is kept and its logits are not.
+    /// The prompt's last token again: its row is cached, and its logits are not.
     Again,
     /// The answer's last token.
     Answer,
 }
 
-/// A lane's part of a step, as the device gets it.
+/// A lane's part of a step, in the device's format.
 pub(super) struct Prepared {
     work: Work,
     pub(super) tokens: Vec<u32>,
@@ -173,7 +173,7 @@ impl Sequence {
         &self.tokens[..self.prompt_len]
     }
 
-    /// Whether each token of the prompt needs its logits.
+    /// Whether every token of the prompt needs logits.
     pub(super) fn wants_all_outputs(&self) -> bool {
         let is_scored = |held: &HeldNode| {
             self.scores.as_ref().is_some_and(|scores| held.range.end > scores.from)
@@ -181,7 +181,7 @@ impl Sequence {
         self.nodes.get(self.at).is_some_and(|held| self.output.echoes_logprobs() || is_scored(held))
     }
 
-    /// Has the logits of the prompt's tokens sent somewhere. Their rows must not be kept ones.
+    /// Sets a receiver for the logits of the prompt's tokens. Their rows must not be cached ones.
     pub(super) fn score(&mut self, scores: Scores) {
         self.scores = Some(scores);
     }
@@ -197,14 +197,14 @@ impl Sequence {
         cache.take_pages(n, device)
     }
 
-    /// Whether what has to be repaired is to be found out now.
+    /// Whether the rows to repair have to be chosen now.
     pub(super) fn has_to_choose_repairs(&mut self, cache: &Cache) -> bool {
         self.pass_ready_nodes(cache);
         self.settling.is_none() && self.repairs.is_to_choose(self.at)
     }
 
-    /// Tokens that can be run now; none while another lane fills what this one needs, or its pages are
-    /// not settled.
+    /// Number of tokens that can run now; 0 while another lane computes rows that this one needs,
+    /// or while its pages are not settled.
     pub(super) fn pending(&mut self, cache: &mut Cache) -> usize {
         self.pass_ready_nodes(cache);
         if self.paused || self.settling.is_some() {
@@ -221,13 +221,13 @@ impl Sequence {
         while !self.repairs.is_due(self.at)
             && let Some(held) = self.nodes.get_mut(self.at).filter(|held| is_ready(held))
         {
-            // Where another lane computed it meanwhile, it was there for this one.
+            // If another lane has computed it meanwhile, this lane found it in the device's pages.
             held.source = held.source.or((held.computed == 0).then_some(Tier::Device));
             self.at += 1;
         }
     }
 
-    /// Puts the next `n` of the pending tokens into the step.
+    /// Puts the next `n` pending tokens into the step.
     pub(super) fn prepare(&mut self, n: usize, cache: &mut Cache, device: &mut dyn Device) {
         if n == 0 {
             self.step.clear(Work::Wait);
@@ -250,7 +250,7 @@ impl Sequence {
         }
     }
 
-    /// Has the step attend to the first `n` nodes where they stand.
+    /// Makes the step attend to the first `n` nodes at their positions.
     fn add_spans(&mut self, n: usize) {
         self.step.spans.clear();
         self.nodes[..n].iter().for_each(|held| held.add_to(&mut self.step.spans));
@@ -278,7 +278,7 @@ impl Sequence {
         self.step.push(self.tokens[position], position, position, slot);
         self.step.outputs = Outputs::Last;
         if is_again {
-            // Its row is among the kept ones; the new one, of the same bits, is overwritten by that of
+            // Its row is cached. The new one has the same bits, and is overwritten by the row of
             // the answer's first token.
             return;
         }
@@ -297,7 +297,7 @@ impl Sequence {
     pub(super) fn lane(&self) -> Option<Lane<'_>> {
         let Prepared { work, tokens, positions, key_positions, store_at, spans, outputs } =
             &self.step;
-        // Nobody asks how tokens attended that bring no logits.
+        // Attention is only reported for tokens with logits.
         let marks = if *outputs == Outputs::None { &[] } else { &self.marks[..] };
         (*work != Work::Wait).then_some(Lane {
             tokens,
@@ -310,13 +310,13 @@ impl Sequence {
         })
     }
 
-    /// What chooses the token that this step brings, if it brings one.
+    /// The sampler for the token of this step, if it gives one.
     pub(super) fn sampler(&self) -> Option<&Sampler> {
         (self.step.outputs == Outputs::Last).then(|| self.output.sampler()).flatten()
     }
 
-    /// How many steps may follow this one without anything new: each adds a row to the answer's last page,
-    /// and a token to the answer.
+    /// Number of further steps that need nothing new: each adds a row to the answer's last page and
+    /// a token to the answer.
     pub(super) fn steps_ahead(&self) -> usize {
         match self.step.work {
             Work::Answer => {
@@ -327,7 +327,7 @@ impl Sequence {
         }
     }
 
-    /// Takes in the step's results, of which `time` is its share of what the step took.
+    /// Takes the step's results. `time` is the lane's share of the step's time.
     pub(super) fn advance(
         &mut self,
         cache: &mut Cache,
@@ -371,7 +371,7 @@ impl Sequence {
         rest.iter().all(|held| cache.node(held.node).filled >= held.range.len())
     }
 
-    /// The answer's next token.
+    /// Chooses the answer's next token.
     fn choose(
         &mut self,
         results: &Results<'_>,
@@ -390,7 +390,7 @@ impl Sequence {
         Ok(())
     }
 
-    /// Pages that it holds.
+    /// Pages that it references.
     #[cfg(test)]
     pub(super) fn pages(&self) -> Vec<PageId> {
         let nodes = self.nodes.iter().flat_map(|held| &held.pages);
@@ -403,12 +403,12 @@ impl Sequence {
         end.saturating_sub(held.range.start.max(range.start))
     }
 
-    /// Whether the lane has nothing more to run.
+    /// Whether the lane has finished.
     pub(super) fn is_over(&self) -> bool {
         self.end.is_some() || self.cancel.is_cancelled()
     }
 
-    /// Ends the lane: its rows are kept or given back, and what became of it is told.
+    /// Ends the lane: caches its rows or frees them, and reports how it ended.
     pub(super) fn finish(mut self, cache: &mut Cache) -> Event {
         let report = self.report();
         let stats = Stats {
@@ -432,7 +432,7 @@ impl Sequence {
         }
     }
 
-    /// Gives back what the lane holds; the rows of its answer are kept for the next turn.
+    /// Releases the lane's memory, and caches the rows of its answer for the next turn.
     fn give_back(&mut self, cache: &mut Cache) {
         let mut pages = std::mem::take(&mut self.answer.pages);
         let rows = if self.answer.is_kept { self.answer.stored } else { 0 };

@@ -1,7 +1,7 @@
-//! How a lane's rows lie in pages: those of a node may go on in a page that holds rows before them.
+//! Pages of a lane's rows. The rows of a node may continue in a page that holds earlier rows.
 //!
-//! A lane writes only to pages that were taken for it. What such a page holds of earlier rows is
-//! copied into it when they are all there, before a step uses the page.
+//! A lane writes only to pages that were taken for it. Earlier rows of such a page are copied into
+//! it once they are all computed, before a step uses the page.
 
 use super::Sequence;
 use crate::cache::{Begin, Cache, NodeId};
@@ -9,14 +9,14 @@ use crate::device::Device;
 use crate::engine::held::{AnswerStart, HeldNode};
 use crate::kv::PageId;
 
-/// The answer's rows: pages of its own, taken one by one of those that were promised.
+/// The answer's rows, in their own pages, taken one by one from the promised ones.
 pub(super) struct Answer {
-    /// None before the first row.
+    /// Empty before the first row.
     pub(super) pages: Vec<PageId>,
     pub(super) start: AnswerStart,
     pub(super) promised: usize,
     pub(super) stored: usize,
-    /// Whether its rows are kept.
+    /// Whether its rows are cached.
     pub(super) is_kept: bool,
 }
 
@@ -28,8 +28,8 @@ impl Answer {
 }
 
 impl Sequence {
-    /// Copies what is missing of the rows before those of nodes in their first pages, for the first
-    /// `n` nodes. All that those see is there.
+    /// Copies the missing earlier rows into the first pages of the first `n` nodes. All rows that
+    /// these nodes attend to have been computed.
     pub(in crate::engine) fn complete_pages(
         &mut self,
         n: usize,
@@ -53,20 +53,20 @@ impl Sequence {
         self.n_complete = self.n_complete.max(n);
     }
 
-    /// Has nodes that end in the last page of the first `n` nodes end in page `to` instead, which holds
-    /// their rows too.
+    /// Makes nodes that end in the last page of the first `n` nodes end in page `to` instead, which
+    /// also holds their rows.
     fn move_ends(&self, n: usize, to: PageId, cache: &mut Cache) {
         let from = self.nodes[n - 1].last_page();
         let ends_there = |held: &&HeldNode| held.last_page() == from;
         let nodes = self.nodes[..n].iter().rev().take_while(ends_there);
-        // A node of which the prompt uses a part has rows after it.
+        // If the prompt uses only a part of a node, the node has rows after it.
         let whole = nodes.filter(|held| held.range.len() == cache.node(held.node).len());
         let nodes: Vec<NodeId> = whole.map(|held| held.node).collect();
         cache.move_ends(&nodes, from, to);
     }
 
-    /// Gives the answer its first page, unless that begins with its first row: the prompt's last page,
-    /// or a copy of it.
+    /// Gives the answer its first page, unless that page starts with the answer's first row: the
+    /// prompt's last page, or a copy of it.
     pub(super) fn begin_answer(&mut self, cache: &mut Cache, device: &mut dyn Device) {
         let Begin { lead, page } = self.answer.start.begin;
         if lead == 0 {

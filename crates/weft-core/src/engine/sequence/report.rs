@@ -1,11 +1,11 @@
-//! What a lane's context was made of, and where its answer looked.
+//! The report of a sequence: where its context came from, and how its answer attended to it.
 
 use std::time::Duration;
 
 use super::Sequence;
 use crate::chunk::{PieceReport, Report, Tier};
 
-/// The attention of an answer's tokens to the pieces of the prompt, and to the answer itself.
+/// The attention of an answer's tokens to each piece of the prompt, and to the answer itself.
 pub(super) struct Attention {
     sums: Vec<f64>,
     to_answer: f64,
@@ -16,7 +16,7 @@ impl Attention {
         Self { sums: vec![0.0; n_pieces], to_answer: 0.0 }
     }
 
-    /// Adds one token's shares: those of the pieces, then that of the answer.
+    /// Adds one token's shares: those of the pieces, then the answer's.
     pub(super) fn add(&mut self, shares: &[f32]) {
         let (to_pieces, to_answer) = shares.split_at(self.sums.len());
         self.sums.iter_mut().zip(to_pieces).for_each(|(sum, share)| *sum += f64::from(*share));
@@ -39,8 +39,8 @@ impl Attention {
 }
 
 impl Sequence {
-    /// The report of chunks. The time of a node that spans several pieces, because its rows were
-    /// computed when the prompt was cut elsewhere, is split by their tokens.
+    /// The report on all pieces. If a node spans several pieces, because its prompt was cut
+    /// elsewhere, its time is split in proportion to their tokens.
     pub(super) fn report(&self) -> Report {
         let mut start = 0;
         let mut pieces = Vec::new();
@@ -67,7 +67,7 @@ impl Sequence {
                 }
                 let share = common as f64 / held.range.len() as f64;
                 report.cached_tokens += if held.source.is_some() { common } else { 0 };
-                // The slowest of several; computing is slower than any.
+                // The slowest of several; computing is the slowest.
                 report.source = report.source.zip(held.source).map(|(a, b)| a.max(b));
                 report.shift = held.range.start as i64 - held.home as i64;
                 report.repaired_tokens += held.repaired;

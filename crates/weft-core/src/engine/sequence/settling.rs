@@ -1,7 +1,7 @@
-//! Lanes whose pages are still copied to, or from: they wait, and those beside them go on.
+//! Waits for copies of a new lane's pages, while other lanes run.
 //!
-//! A device keeps the order by itself: a step that uses such a page waits for the copy. But all lanes of
-//! a step would wait with it, so a new lane joins in when its pages are settled.
+//! A device orders steps and copies by itself: a step waits for copies of its pages. But all lanes
+//! of the step would wait with it, so a new lane joins only when its pages are settled.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use crate::device::Device;
 use crate::engine::held::HeldNode;
 use crate::kv::PageId;
 
-/// What a new lane waits for.
+/// The copies that a new lane waits for.
 pub(in crate::engine) struct Settling {
     since: Instant,
     pages: Vec<PageId>,
@@ -25,7 +25,7 @@ impl Settling {
 }
 
 impl Sequence {
-    /// Goes on if its pages are settled.
+    /// Starts the lane if its pages are settled.
     pub(in crate::engine) fn check_settled(&mut self, device: &dyn Device) {
         if self.settling.as_ref().is_some_and(|wait| device.is_settled(&wait.pages)) {
             self.end_settling();
@@ -40,7 +40,7 @@ impl Sequence {
         }
     }
 
-    /// What was waited for is what bringing its rows took.
+    /// The time of waiting counts as loading its rows.
     fn end_settling(&mut self) {
         let Some(wait) = self.settling.take() else { return };
         let is_brought = |held: &&mut HeldNode| matches!(held.source, Some(Tier::Ram | Tier::Disk));

@@ -1,5 +1,5 @@
-//! A device that chooses tokens and begins steps before they are asked for: what the engine says, reports
-//! and keeps is what it is with a device that does neither.
+//! A device that chooses tokens and starts steps early: the engine's answers, reports and cache
+//! equal those with a device that does neither.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -51,19 +51,19 @@ impl HeldNode {
     }
 }
 
-/// The results of a step that was begun.
+/// The results of a step that was started early.
 struct Begun {
     nodes: Vec<HeldNode>,
     chosen: Vec<Option<u32>>,
     attention: Vec<Vec<f32>>,
 }
 
-/// Chooses by copies of the samplers, and runs every step that it may ahead of its time.
+/// Chooses by copies of the samplers, and runs as many steps early as it may.
 struct Ahead {
     device: Box<dyn Device>,
-    /// The step asked for last, then those begun.
+    /// The last requested step, then the steps started early.
     begun: Vec<Begun>,
-    /// Leaves every so many choices to the engine.
+    /// Leaves every n-th choice to the engine.
     leaves: usize,
     n_choices: usize,
     served: Arc<AtomicUsize>,
@@ -182,17 +182,20 @@ fn settings(kind: u32) -> Sampling {
     }
 }
 
-/// What is told of an answer: its tokens, how it ended, and where it looked.
-fn told(engine: &mut Engine, requests: Vec<Request>) -> Vec<(Vec<Token>, FinishReason, Vec<f64>)> {
+/// The reported parts of an answer: its tokens, how it ended, and its attention.
+fn outcomes(
+    engine: &mut Engine,
+    requests: Vec<Request>,
+) -> Vec<(Vec<Token>, FinishReason, Vec<f64>)> {
     let answers = engine.generate_batch(requests).unwrap();
-    let told = answers.into_iter().map(|answer| {
+    let outcomes = answers.into_iter().map(|answer| {
         let finished = answer.ending.unwrap();
         let report = finished.report;
         let looked = report.pieces.iter().map(|piece| piece.attention);
         let looked = looked.chain([report.answer_attention]).collect();
         (answer.tokens, finished.reason, looked)
     });
-    told.collect()
+    outcomes.collect()
 }
 
 #[test]
@@ -207,20 +210,24 @@ fn answers_are_those_of_a_device_that_waits_to_be_asked() {
         };
         let (mut ours, served) = ahead_engine(leaves);
         let mut theirs = engine();
-        assert_eq!(told(&mut ours, requests()), told(&mut theirs, requests()), "{kinds:?}");
+        assert_eq!(outcomes(&mut ours, requests()), outcomes(&mut theirs, requests()), "{kinds:?}");
         assert!(served.load(Ordering::Relaxed) > 10, "{kinds:?}: steps were begun and used");
-        // The rows that are kept are the answers', and nothing of what was begun in vain.
-        assert_eq!(told(&mut ours, requests()), told(&mut theirs, requests()), "{kinds:?} again");
+        // The cached rows are those of the answers; no wasted step left any.
+        assert_eq!(
+            outcomes(&mut ours, requests()),
+            outcomes(&mut theirs, requests()),
+            "{kinds:?} again"
+        );
         ours.cache.check(&[]);
         assert_eq!(ours.cache.n_promised(), 0);
     }
 }
 
 #[test]
-fn tokens_are_told_one_by_one_and_a_cancel_ends_an_answer_at_once() {
+fn tokens_are_reported_one_by_one_and_a_cancel_ends_an_answer_at_once() {
     let (mut engine, served) = ahead_engine(1000);
     let prompt = exact(&[1], 0);
-    let truth = told(&mut self::engine(), vec![Request::new(prompt.clone(), settings(0))]);
+    let truth = outcomes(&mut self::engine(), vec![Request::new(prompt.clone(), settings(0))]);
     let request = Request::new(prompt.clone(), settings(0));
     let cancel = request.cancel.clone();
     engine.add(request).unwrap();
@@ -228,7 +235,7 @@ fn tokens_are_told_one_by_one_and_a_cancel_ends_an_answer_at_once() {
     while said.len() < 20 {
         let events = engine.step().unwrap();
         let tokens = events.iter().filter(|event| matches!(event, Event::Token { .. })).count();
-        assert!(tokens <= 1, "a step tells a token of a lane, no more");
+        assert!(tokens <= 1, "a step reports at most one token of a lane");
         said.extend(events.into_iter().filter_map(|event| match event {
             Event::Token { token, .. } => Some(token),
             _ => None,
@@ -240,7 +247,7 @@ fn tokens_are_told_one_by_one_and_a_cancel_ends_an_answer_at_once() {
     assert!(matches!(&events[..], [Event::Done { finished, .. }]
         if finished.reason == FinishReason::Cancelled));
     assert_eq!(said, truth[0].0[..20]);
-    // What the cancelled answer kept serves the same prompt with its answer's first tokens.
+    // The rows of the cancelled answer serve the same prompt with the answer's first tokens.
     let mut turn = prompt;
     turn.pieces.push(Piece::exact(Kind::Context, said.iter().map(|token| token.id).collect()));
     turn.pieces.push(query(4));

@@ -1,11 +1,11 @@
-//! A device that fails: lanes end, nothing half computed is served, and nothing is lost.
+//! A device that fails: lanes end, no partial rows are used, and no memory is lost.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::wrapped::{wrapped, wrapped_results};
 use super::*;
 
-/// Runs as many times as it is told to, then fails.
+/// Runs a given number of times, then fails.
 struct Failing {
     device: Box<dyn Device>,
     runs: Arc<AtomicUsize>,
@@ -14,7 +14,7 @@ struct Failing {
 impl Device for Failing {
     fn run(&mut self, ops: &[Op], step: &Step<'_>) -> Result<(), DeviceError> {
         if self.runs.load(Ordering::Relaxed) == 0 {
-            // Half of the work is done, as a real fault would leave it.
+            // Half of the work is done, as after a real fault.
             self.device.run(&ops[..ops.len() / 2], step)?;
             let [device, op, reason] = ["a device", "an op", "a fault"].map(str::to_owned);
             return Err(DeviceError { device, op, reason });

@@ -1,5 +1,4 @@
-//! What is told and what is left behind: reports that add up, runs that keep nothing, files that say
-//! what they hold.
+//! Reports that add up, runs that cache nothing, and files that match their headers.
 
 use super::*;
 use crate::device::Rows;
@@ -11,7 +10,7 @@ fn nodes(engine: &Engine) -> usize {
 }
 
 #[test]
-fn rows_that_span_several_pieces_are_told_once() {
+fn rows_that_span_several_pieces_are_reported_once() {
     let mut engine = engine();
     let whole = Composition::from(tokens(150, 5));
     ask(&mut engine, &whole);
@@ -29,7 +28,7 @@ fn rows_that_span_several_pieces_are_told_once() {
     assert!((attention + report.answer_attention - 1.0).abs() < 1e-6, "{attention}");
     let difference = saved(&finished).abs_diff(all);
     assert!(difference < Duration::from_micros(1), "{difference:?} of {all:?}");
-    // The first 60 tokens of a node are worth 60 tokens.
+    // A match of 60 tokens at the start of a node counts as 60 tokens.
     let begin = Composition::from(tokens(60, 5));
     let held = saved(&ask(&mut engine, &begin).1);
     let difference = held.abs_diff(all.mul_f64(60.0 / 150.0));
@@ -44,7 +43,7 @@ fn cold_answers_and_verifications_leave_nothing_behind() {
     let request = Request::new(exact(&[1, 2], 1), sampling()).cold();
     let lane = engine.add(request.clone()).unwrap();
     (0..4).for_each(|_| drop(engine.step().unwrap()));
-    assert_eq!(engine.save(true), 0, "rows that nobody may find are no file");
+    assert_eq!(engine.save(true), 0, "rows that cannot be found are not saved");
     engine.discard(|id| id == lane);
     answer(&mut engine, request);
     assert_eq!(nodes(&engine), 0);
@@ -56,7 +55,7 @@ fn cold_answers_and_verifications_leave_nothing_behind() {
     named.pieces[2].chunk = Some(id);
     engine.verify(&named, &tokens(5, 7)).unwrap();
     assert_eq!(nodes(&engine), 0);
-    assert_eq!(engine.library.get(&id).unwrap().uses, 0, "to check a use is no other use");
+    assert_eq!(engine.library.get(&id).unwrap().uses, 0, "checking does not count as a use");
     answer(&mut engine, Request::new(named, sampling()).cold());
     assert_eq!(engine.library.get(&id).unwrap().uses, 1);
 }
@@ -71,7 +70,7 @@ fn the_same_answer_twice_is_kept_once() {
 }
 
 #[test]
-fn files_tell_where_their_rows_stand_and_go_with_their_chunk() {
+fn files_have_the_positions_of_their_rows_and_go_with_their_chunk() {
     let folder = tempfile::tempdir().unwrap();
     let open = || {
         let store = Store::open(folder.path(), 10_000_000).unwrap();
@@ -90,7 +89,7 @@ fn files_tell_where_their_rows_stand_and_go_with_their_chunk() {
         homes
     };
     assert_eq!(homes(), [0, 20]);
-    // Another run, which knows the document by its tokens alone.
+    // Another process, which finds the document by its tokens.
     open().cache.forget(&chunk_of(document(1)));
     assert_eq!(homes(), [0]);
 }
@@ -104,7 +103,7 @@ fn a_document_that_stands_twice_is_brought_once() {
     let first = ask(&mut engine, &prompt).0;
     engine.demote(Tier::Ram);
     assert_eq!(engine.cache_stats().device.used_bytes, 0);
-    // Two pages are promised to somebody else: those of the second time.
+    // Two pages are promised to another lane: those of the second copy.
     engine.cache.promise(2, &[]).unwrap();
     let (again, finished) = answer(&mut engine, Request::new(prompt, sampling()));
     assert_eq!(again, first);
@@ -150,7 +149,7 @@ fn blend_changes_the_rows_it_chose_and_no_other() {
 
 #[test]
 fn chunks_are_not_pinned_into_promised_pages() {
-    // Thirteen pages, of which a running lane takes or was promised all but one.
+    // Thirteen pages; a running lane has taken or was promised all but one.
     let mut engine = engine_with(13, Tiers::default());
     let mut prompt = exact(&[2], 1);
     let id = ChunkId::of(Kind::Context, &prompt.pieces[1].tokens);
@@ -202,7 +201,7 @@ fn a_damaged_file_among_others_costs_its_rows_and_no_page() {
     ask(&mut engine, &prompt);
     engine.save(true);
     let mut engine = open();
-    // The second document's file, after the index was made of its header.
+    // The second document's file, changed after its header was indexed.
     let home = 20 + document(1).tokens.len();
     let store = Store::open(folder.path(), 10_000_000).unwrap();
     let is_second = |entry: &&(&KvKey, &crate::store::Entry)| entry.1.header.home_position == home;

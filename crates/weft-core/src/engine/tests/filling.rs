@@ -1,8 +1,8 @@
-//! How many steps a prompt takes that nobody has rows of.
+//! The number of steps of a prompt without cached rows.
 
 use super::*;
 
-/// How far the prompt was after each step of it.
+/// The prompt tokens done after each step.
 fn progress(engine: &mut Engine, prompt: Composition) -> Vec<usize> {
     engine.add(Request::new(prompt, sampling())).unwrap();
     let mut progress = Vec::new();
@@ -32,7 +32,7 @@ fn many_short_pieces_take_no_more_steps_than_one_long_one() {
 fn what_is_kept_is_not_computed_again() {
     let mut engine = engine();
     progress(&mut engine, pieces(3, 10));
-    // Three pieces are there; the fourth begins after them.
+    // Three pieces are cached; the fourth starts after them.
     assert_eq!(progress(&mut engine, pieces(12, 10)), [94, 120]);
 }
 

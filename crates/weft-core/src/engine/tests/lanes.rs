@@ -1,8 +1,8 @@
-//! Lanes beside one another: what they share, wait for and take over never shows in what they say.
+//! Lanes beside one another: sharing, waiting and taking over never change the answers.
 
 use super::*;
 
-/// What can happen while lanes run.
+/// An event while lanes run.
 #[derive(Clone, Debug)]
 enum Doing {
     Add { documents: Vec<u32>, keep: usize, reuse: Reuse, repair: Repair },
@@ -39,7 +39,7 @@ fn cut(mut prompt: Composition, keep: usize) -> Composition {
     prompt
 }
 
-/// A lane of the test's own: what it was asked, and what it has said.
+/// A lane of the test: its prompt, and its answer up to now.
 struct Asked {
     prompt: Composition,
     cancel: Cancel,
@@ -127,7 +127,7 @@ fn lanes_that_come_and_go_say_what_they_would_say_alone() {
         .unwrap();
 }
 
-/// What a lane said, the step it ended in, and its cached tokens.
+/// A lane's answer, the step in which it ended, and its cached tokens.
 #[derive(Default)]
 struct Said {
     tokens: Vec<Token>,
@@ -157,7 +157,7 @@ fn run_all(engine: &mut Engine) -> HashMap<LaneId, Said> {
 
 #[test]
 fn a_lane_that_needs_the_begin_of_a_node_takes_over_no_more_than_that() {
-    // The node fits one step; what ends the second prompt stands in its middle.
+    // The node fits one step; the end of the second prompt lies in its middle.
     let whole = Composition::from(tokens(60, 3));
     let begin = Composition::from(tokens(40, 3));
     let mut engine = engine();
@@ -168,7 +168,7 @@ fn a_lane_that_needs_the_begin_of_a_node_takes_over_no_more_than_that() {
     cancel.cancel();
     let said = run_all(&mut engine);
     assert_eq!((&said[&second].tokens, said[&second].cached), (&cold(&begin), 0));
-    // What it computed is there for who needs more.
+    // Its rows are cached for a longer prompt.
     let (again, finished) = ask(&mut engine, &whole);
     assert_eq!((again, finished.stats.cached_tokens), (cold(&whole), 40));
 }
@@ -201,7 +201,7 @@ fn what_was_computed_of_a_cancelled_prompt_is_kept() {
     cancel.cancel();
     engine.step().unwrap();
     engine.cache.check(&[]);
-    // 64 tokens a step, in pages of 64: what is left of the node is free again.
+    // 64 tokens per step, in pages of 64: the rest of the node is free again.
     assert_eq!(engine.cache_stats().device.tokens, 128);
     let (said, finished) = ask(&mut engine, &prompt);
     assert_eq!((said, finished.stats.cached_tokens), (cold(&prompt), 128));
@@ -225,7 +225,7 @@ fn repairs_depend_on_what_stands_before_alone() {
 }
 
 #[test]
-fn what_happens_beside_a_verification_or_an_answer_is_told_later() {
+fn events_beside_a_verification_or_an_answer_are_reported_later() {
     let mut engine = engine();
     let prompt = exact(&[1], 1);
     let lane = engine.add(Request::new(prompt.clone(), sampling())).unwrap();
@@ -242,7 +242,7 @@ fn ask_beside(engine: &mut Engine, prompt: &Composition) -> Vec<Token> {
 
 #[test]
 fn an_echo_in_a_batch_waits_for_the_room_that_it_needs() {
-    // Six pages: what the first request keeps serves the second, but not one that echoes.
+    // Six pages: the rows of the first request serve the second, but not one that echoes.
     let mut engine = engine_with(6, Tiers::default());
     let prompt = Composition::from(tokens(200, 3));
     ask(&mut engine, &prompt);

@@ -1,11 +1,11 @@
-//! How contexts lie in pages: an exact one is one span of pages aligned with positions, whatever it
-//! was pieced together from, and contexts share pages up to where they part.
+//! Contexts in pages: an exact context is one span of pages aligned with positions, however it was
+//! composed, and contexts share pages up to the point where they diverge.
 
 use super::wrapped::wrapped;
 use super::*;
 use crate::kv::{PAGE_ROWS, pages_for};
 
-/// Refuses steps whose lanes attend to more than one span, or to one that begins inside a page.
+/// Refuses steps whose lanes attend to more than one span, or to one that starts inside a page.
 struct OneSpan {
     device: Box<dyn Device>,
 }
@@ -63,7 +63,7 @@ fn an_exact_context_is_one_span() {
     }
 }
 
-/// A hit that ends inside a page goes on in a copy of it.
+/// A match that ends inside a page continues in a copy of the page.
 #[test]
 fn a_context_that_parts_from_another_inside_a_page_leaves_it_as_it_is() {
     for n in [33, 63, 64, 65, 100, 127, 128, 130] {
@@ -84,7 +84,7 @@ fn a_context_that_parts_from_another_inside_a_page_leaves_it_as_it_is() {
     }
 }
 
-/// A conversation of turns that are shorter than a page takes the pages of its tokens.
+/// A conversation with turns shorter than a page takes only the pages of its tokens.
 #[test]
 fn a_conversation_takes_the_pages_of_its_tokens() {
     let mut engine = engine_of_one_span(80, 2400, Tiers::default());
@@ -104,7 +104,7 @@ fn a_conversation_takes_the_pages_of_its_tokens() {
     assert!(prompt.len() > 1900);
 }
 
-/// Rows after which contexts part take one page more for each point where they do.
+/// Contexts that diverge take one more page for each point where they diverge.
 #[test]
 fn contexts_take_a_page_more_for_each_point_where_they_part() {
     let mut engine = engine_of_one_span(80, CONTEXT, Tiers::default());

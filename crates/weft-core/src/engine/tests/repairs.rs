@@ -1,11 +1,11 @@
-//! Which rows a repair computes again.
+//! The rows that a repair recomputes.
 
 use std::sync::Mutex;
 
 use super::wrapped::{wrapped, wrapped_results};
 use super::*;
 
-/// Writes down where it computes rows that are stored for another position.
+/// Records the positions of rows that are stored for another position.
 struct Recording {
     device: Box<dyn Device>,
     /// Position, and the position that the key is rotated for.

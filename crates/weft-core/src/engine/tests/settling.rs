@@ -1,4 +1,4 @@
-//! A device whose copies take a while: lanes whose pages are settled do not wait for it.
+//! A device with slow copies: lanes whose pages are settled do not wait for them.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
@@ -9,18 +9,18 @@ use crate::device::Rows;
 use crate::kv::{PAGE_ROWS, PageId, Slot};
 use crate::store::Rows as HostRows;
 
-/// Steps that a copy lasts.
+/// Duration of a copy, in steps.
 const STEPS: usize = 3;
 
-/// A copy that was begun.
+/// A copy in progress.
 struct Copy {
     pages: Vec<PageId>,
     steps_left: usize,
-    /// What will be in the pages, from which row on and how much; nothing if rows are only read.
+    /// The rows to write, from which row on and how many; `None` if rows are only read.
     brings: Option<(usize, usize, Arc<HostRows>)>,
 }
 
-/// Copies one after the other, each beside so many steps.
+/// Copies one after the other, each during several steps.
 struct Slow {
     device: Box<dyn Device>,
     copies: Vec<Copy>,
@@ -31,11 +31,11 @@ struct Slow {
 struct Counts {
     /// Steps that had to wait for a copy.
     waits: AtomicUsize,
-    /// Steps that ran beside one.
+    /// Steps that ran during a copy.
     beside: AtomicUsize,
-    /// Copies that were waited for with nothing else to do.
+    /// Copies that were waited for without other work.
     settled: AtomicUsize,
-    /// Lists of rows that left.
+    /// Lists of rows that were sent.
     sent: AtomicUsize,
 }
 
@@ -54,7 +54,7 @@ impl Slow {
         self.copies.push(Copy { pages, steps_left: STEPS, brings });
     }
 
-    /// Ends copies up to the last one at some pages; false where there is none.
+    /// Ends copies up to the last one that uses some pages; returns false if there is none.
     fn end_at(&mut self, is_used: impl Fn(PageId) -> bool) -> bool {
         let last =
             self.copies.iter().rposition(|copy| copy.pages.iter().any(|page| is_used(*page)));
@@ -142,7 +142,8 @@ fn load(count: &AtomicUsize) -> usize {
     count.load(Ordering::Relaxed)
 }
 
-/// Runs lanes to their end; the tokens of each, and how many steps brought tokens to `of` alone.
+/// Runs lanes to their end; returns the tokens of each, and the number of steps with tokens for
+/// `of` alone.
 fn finish(engine: &mut Engine, lanes: &[LaneId], of: LaneId) -> (Vec<Vec<Token>>, usize) {
     let mut tokens: Vec<Vec<Token>> = lanes.iter().map(|_| Vec::new()).collect();
     let mut alone = 0;
@@ -165,7 +166,7 @@ fn a_lane_goes_on_while_the_rows_of_another_are_brought() {
     let (ours, theirs) = (exact(&[3], 1), exact(&[1, 2], 2));
     ask(&mut engine, &theirs);
     engine.demote(Tier::Ram);
-    // All that was sent is out of the way before anything is counted.
+    // All copies are complete before counting starts.
     engine.device.settle(&(0..80).collect::<Vec<_>>());
     let long = Sampling { max_tokens: Some(40), ..sampling() };
     let first = engine.add(Request::new(ours.clone(), long.clone())).unwrap();
@@ -198,7 +199,7 @@ fn a_lane_by_itself_waits_for_its_rows() {
 
 #[test]
 fn pages_are_free_before_an_answer_takes_them() {
-    // Room for what is kept, and for the answer only if some of that goes.
+    // Room for the cached rows, and for the answer only if some of them are evicted.
     let (mut engine, counts) = slow_engine(12, None);
     for question in 0..4 {
         ask(&mut engine, &exact(&[question], question));
@@ -206,7 +207,7 @@ fn pages_are_free_before_an_answer_takes_them() {
     let long = Sampling { max_tokens: Some(200), ..sampling() };
     let prompt = exact(&[9], 1);
     let lane = engine.add(Request::new(prompt.clone(), long.clone())).unwrap();
-    // Its first pages were taken from others a moment ago.
+    // Its first pages have just been taken from other nodes.
     (0..30).for_each(|_| drop(engine.step().unwrap()));
     assert!(load(&counts.beside) > 0, "pages are left beside steps");
     counts.reset();

@@ -1,6 +1,7 @@
-//! What a device of a test that wraps another leaves to it.
+//! The parts of a test's device that it leaves to the device that it wraps.
 
-/// All of [`Device`](crate::device::Device) but running steps and what they give, of `self.device`.
+/// All of [`Device`](crate::device::Device) except running steps and their results, from
+/// `self.device`.
 macro_rules! wrapped {
     () => {
         fn describe(&self) -> String {
@@ -39,7 +40,7 @@ macro_rules! wrapped {
     };
 }
 
-/// What its steps give.
+/// The results of its steps.
 macro_rules! wrapped_results {
     () => {
         fn logits(&self, output: usize) -> &[f32] {

@@ -1,6 +1,5 @@
-//! What one step does, by values small enough to check by hand. That whole answers follow the
-//! definition under any settings is tested from outside, against an implementation that sorts
-//! everything.
+//! Single steps of the sampler, with values small enough to check by hand.
+//! `tests/sampling_sampler.rs` compares whole answers with an implementation that sorts everything.
 
 use super::*;
 
@@ -151,7 +150,7 @@ fn plain(settings: &Sampling, logits: &[f32]) -> u32 {
     drawn.unwrap().0
 }
 
-/// Logits of many shapes from one random number each, which is from 0 to 1.
+/// Logits of many shapes, from one random number in [0, 1) each.
 const SHAPES: [fn(f32) -> f32; 8] = [
     |u| u * 20.0,
     |u| (u * 12.0).floor(),

@@ -1,4 +1,4 @@
-//! Pulls that cannot end well: wrong bytes, no bytes, no room.
+//! Pulls that fail: wrong bytes, no bytes, no space on disk.
 
 use super::*;
 
@@ -117,7 +117,7 @@ fn server_that_is_not_there_is_said_so() {
     assert!(error.to_string().contains("connection"), "{error}");
 }
 
-/// `/dev/full` takes no byte, like a disk without room.
+/// `/dev/full` accepts no bytes, like a full disk.
 #[cfg(target_os = "linux")]
 #[test]
 fn full_disk_is_said_so_and_the_rest_is_kept() {

@@ -1,4 +1,4 @@
-//! Pulls from a hub that behaves: what is fetched, and what the cache looks like afterwards.
+//! Pulls from a well-behaved hub: the downloaded files, and the cache afterwards.
 
 use weft_core::hub::resolve;
 
@@ -114,7 +114,7 @@ fn pull_escapes_names_in_addresses() {
     let scene = Scene::new();
     let name = "weights é #1?.safetensors";
     scene.hub.add_commit(REPO, SHA, &[("config.json", b"{}"), (name, b"w")]);
-    // The fake hub does not escape its redirects, so this one is told where to send the reader.
+    // The fake hub does not escape its redirects, so this test gives it the escaped target.
     let location = format!(
         "{}/org/name/{SHA}/weights%20%C3%A9%20%231%3F.safetensors",
         scene.hub.cdn_endpoint()

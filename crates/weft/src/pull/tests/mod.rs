@@ -1,4 +1,4 @@
-//! End-to-end tests of a pull against a fake hub. Here: what they share.
+//! End-to-end tests of a pull against a fake hub. This file holds their common helpers.
 
 mod broken;
 mod fresh;
@@ -23,7 +23,7 @@ const SHA: &str = "1111111111111111111111111111111111111111";
 const SHA_2: &str = "2222222222222222222222222222222222222222";
 const WEIGHTS: &str = "model.safetensors";
 
-/// A hub, an empty cache, and the settings of a user.
+/// A hub, an empty cache, and a user's settings.
 struct Scene {
     hub: FakeHub,
     cache: TempDir,
@@ -79,7 +79,7 @@ impl Scene {
         fs::read(self.repo().join("snapshots").join(SHA).join(name)).unwrap()
     }
 
-    /// Leaves what a process killed in mid-download leaves.
+    /// Leaves the files that a process killed during a download leaves.
     fn leave_incomplete(&self, content: &[u8]) -> PathBuf {
         let path = self.incomplete();
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -96,7 +96,7 @@ impl Scene {
     }
 }
 
-/// Content larger than the buffers on its way, and without a period.
+/// Content that is larger than all buffers and that does not repeat.
 fn weights() -> Vec<u8> {
     let mut x = 1_u32;
     let step = |_| {
@@ -106,7 +106,7 @@ fn weights() -> Vec<u8> {
     (0..700_000).map(step).collect()
 }
 
-/// Keeps the events of a pull, in words.
+/// Records the events of a pull as text.
 #[derive(Default)]
 struct Recorder(Mutex<Vec<String>>);
 

@@ -1,5 +1,5 @@
-//! Pulls that are refused: by the hub, by the user's settings, or because the hub is not to be
-//! trusted.
+//! Pulls that are refused: by the hub, by the user's settings, or because the hub is not
+//! trustworthy.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Pulls that are cut off: what a later attempt, or a later process, makes of the rest.
+//! Interrupted pulls: how a later attempt, or a later process, resumes them.
 
 use std::sync::mpsc;
 
@@ -159,7 +159,7 @@ fn stalled_server_is_left_and_asked_again() {
     assert!(retries[0].contains("time limit"), "{retries:?}");
 }
 
-/// Tells when a pull waits for another one.
+/// Sends a message when a pull waits for another one.
 struct Watch(mpsc::Sender<()>);
 
 impl Progress for Watch {
@@ -180,7 +180,8 @@ fn two_pulls_at_once_fetch_each_blob_once() {
         scene.hub.wait_for_request(Server::Cdn, "GET", WEIGHTS);
         let scene = &scene;
         let second = scope.spawn(move || scene.pull_watched(REPO, &Watch(sender)));
-        // The first one holds the lock until its held answer comes, so the second one must wait.
+        // The first pull holds the lock until its delayed response arrives, so the second one must
+        // wait.
         let waited = waits.recv_timeout(Duration::from_secs(10));
         scene.hub.open_gate();
         let (first, second) = (first.join().unwrap().unwrap(), second.join().unwrap().unwrap());
