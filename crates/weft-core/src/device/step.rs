@@ -69,7 +69,7 @@ pub struct Lane<'a> {
     /// result can depend on where one span ends and the next starts, and on the row of a page that
     /// it starts with, but never on which pages they are.
     pub spans: &'a [Span],
-    /// Positions that divide the context into stretches, ascending: [`Device::attention`] reports a
+    /// Positions that divide the context into stretches, ascending: [`attention`](super::Device::attention) reports a
     /// share for each stretch. Marks change nothing else.
     pub marks: &'a [u32],
     /// The tokens that need logits.
