@@ -69,8 +69,9 @@ pub struct Lane<'a> {
     /// result can depend on where one span ends and the next starts, and on the row of a page that
     /// it starts with, but never on which pages they are.
     pub spans: &'a [Span],
-    /// Positions that divide the context into stretches, ascending: [`Device::attention`] reports a
-    /// share for each stretch. Marks change nothing else.
+    /// Positions that divide the context into stretches, ascending. The device reports a share of
+    /// attention for each stretch, see [`attention`](super::Device::attention). Marks change
+    /// nothing else.
     pub marks: &'a [u32],
     /// The tokens that need logits.
     pub outputs: Outputs,
