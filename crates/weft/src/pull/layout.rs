@@ -79,15 +79,12 @@ impl Layout {
         if at.is_file() {
             return Ok(());
         }
-        if at.is_symlink() {
-            // The link points to a deleted blob.
-            fs::remove_file(&at).map_err(|e| PullError::write(&at, e))?;
-        }
+        // The link is made elsewhere and renamed, so that it replaces one to a deleted blob, or an
+        // equal one of another pull, without a moment in which there is none.
         let target = Path::new("..").join("..").join("blobs").join(etag);
-        match symlink(&target, &at) {
+        let part = self.temporary();
+        match symlink(&target, &part).and_then(|()| fs::rename(&part, &at)) {
             Ok(()) => Ok(()),
-            // Another pull was faster.
-            Err(_) if at.is_file() => Ok(()),
             Err(_) => self.copy_blob(etag, &at),
         }
     }
