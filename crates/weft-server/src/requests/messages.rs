@@ -285,7 +285,7 @@ mod tests {
             (json!({"role": "user", "content": 1}), "a string, null or a list"),
             (json!({"role": "user", "content": [1]}), "needs a type"),
             (json!({"role": "user", "content": [{"type": "image_url"}]}), "image_url"),
-            (json!({"role": "user", "content": [{"type": "chunk", "id": "x"}]}), "no chunk id"),
+            (json!({"role": "user", "content": [{"type": "chunk", "id": "x"}]}), "not a chunk id"),
         ] {
             let refusal = refusal(message);
             assert!(refusal.contains(reason), "{refusal}");
