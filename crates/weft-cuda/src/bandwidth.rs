@@ -1,8 +1,7 @@
-//! How fast this GPU reads its memory: the floor that every decode step is measured against.
+//! Measures how fast this GPU reads its memory: the bound that every decode step is compared with.
 //!
-//! Every multiprocessor reads a buffer and does nothing else with it, so a kernel that only streams
-//! could reach the figure. This file owns the measuring; what the figure is compared with is the
-//! caller's.
+//! Every multiprocessor only reads a buffer, so a kernel that only streams could reach the figure.
+//! This file measures; the caller does the comparison.
 
 use crate::driver::{self, Launch, Memory};
 use crate::error::CudaError;
@@ -14,11 +13,11 @@ const THREADS: usize = 256;
 /// Blocks that share a multiprocessor.
 const BLOCKS_PER_SM: usize = 8;
 
-/// Reads a buffer of `bytes` `passes` times: bytes per second of each pass. The buffer must be several
-/// times larger than the L2 cache. The first pass is not counted.
+/// Reads a buffer of `bytes` `passes` times; returns the bytes per second of each pass. The buffer
+/// must be several times larger than the L2 cache. The first pass is not counted.
 pub fn read_bandwidth(bytes: usize, passes: usize) -> Result<Vec<f64>, CudaError> {
     let gpu = driver::open(0)?;
-    // Any small model's constants will do: the kernel uses none of them.
+    // The constants of any small model will do: the kernel uses none of them.
     let shape = weft_core::shapes::config("qwen3-0.6b").expect("a named shape");
     let program = kernels::program(&shape, gpu.facts.chip, false)?;
     let cubin = compile::cubin(&program, &gpu.facts.arch())?;

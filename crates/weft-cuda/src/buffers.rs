@@ -1,4 +1,4 @@
-//! What ops hand to one another, on the GPU.
+//! The buffers on the GPU that ops pass to one another.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub(crate) struct Activations {
     stride: usize,
 }
 
-/// Kernels may read units beyond the last row, and use none of them (`multiply_read`).
+/// Kernels may read units beyond the last row, but do not use them (`multiply_read`).
 pub(crate) const READ_BEYOND: usize = 1 << 10;
 
 impl Activations {
@@ -54,7 +54,7 @@ impl Activations {
     }
 }
 
-/// Every byte of a word that nobody sent yet, see `sent.cuh`.
+/// Every byte of a word that has not been sent yet, see `sent.cuh`.
 pub(crate) const NOTHING: u8 = u8::MAX;
 
 /// Words of one part of one head: kernels call it `SENT_ROW`.
@@ -75,11 +75,12 @@ pub(crate) struct Buffers {
     pub(crate) h: Activations,
     /// f32 \[outputs\]\[vocab\]
     pub(crate) logits: Memory,
-    /// Parts of attention that blocks of a launch hand to one another: f32 \[partials\]\[heads\]\[`sent_row`\]
+    /// Parts of attention that blocks of one launch pass to one another: f32
+    /// \[partials\]\[heads\]\[`sent_row`\]
     pub(crate) sent: Memory,
-    /// Cells that they do: f32 \[cells\]\[heads\]\[2\]
+    /// Cells that these blocks pass to one another: f32 \[cells\]\[heads\]\[2\]
     pub(crate) sent_cells: Memory,
-    /// Parts of attention that are folded by another launch: f32 \[partials\]\[heads\]\[dim\]
+    /// Parts of attention that another launch combines: f32 \[partials\]\[heads\]\[dim\]
     pub(crate) sums: Memory,
     /// Their maxima and weights: f32 \[partials\]\[heads\]\[2\]
     pub(crate) weights: Memory,

@@ -1,8 +1,8 @@
-//! From kernel sources to a cubin: NVRTC, and a cache on disk.
+//! Compiles kernel sources to a cubin with NVRTC and caches it on disk.
 //!
 //! A cubin's name is the hash of everything it depends on: sources, options and the compiler's
-//! version. A file that is not what was written is compiled again; a cache that cannot be written is
-//! no error. It knows nothing of what the kernels compute.
+//! version. A damaged file is compiled again; a cache that cannot be written is not an error. This
+//! file does not know what the kernels compute.
 
 use std::ffi::{CString, c_char};
 use std::io::Write;
@@ -17,25 +17,26 @@ use crate::error::CudaError;
 /// Sources of kernels.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// What is compiled.
+    /// The source to compile.
     pub source: String,
-    /// What it includes: each file's name, as `#include` has it, and its text.
+    /// The files it includes: each file's name, as in `#include`, and its text.
     pub files: Vec<(String, String)>,
 }
 
-/// What the compiler made, and what it said: registers and spills of each kernel.
+/// The compiler's output, and its report on registers and spills of each kernel.
 pub struct Compiled {
     /// The machine code.
     pub cubin: Vec<u8>,
-    /// The compiler's report; empty where the cubin came from the cache.
+    /// The compiler's report; empty if the cubin came from the cache.
     pub report: String,
 }
 
-/// Options besides the architecture. Sums are contracted only where the
-/// source says so, because two kernels must round alike.
+/// Options besides the architecture. Multiplications and additions are fused only where the source
+/// says so, because two kernels must round alike.
 const OPTIONS: [&str; 4] = ["-std=c++17", "-fmad=false", "-default-device", "--ptxas-options=-v"];
 
-/// Kernels side by side, on all cores; the machine code is the same. Earlier compilers may not know it.
+/// Compiles kernels in parallel on all cores; the machine code is the same. Earlier compilers may
+/// not have this option.
 const SPLIT: &str = "--split-compile=0";
 const SPLITS_SINCE: i32 = 13;
 
@@ -48,11 +49,11 @@ fn options(arch: &str, major: i32) -> Vec<String> {
         .collect()
 }
 
-/// Whether the compiler is there; if not, how to get it.
+/// Checks that the compiler is installed; the error says how to install it.
 pub(crate) fn version() -> Result<(i32, i32), CudaError> {
     let missing = || {
         CudaError::Unavailable(
-            "libnvrtc is not there; install the CUDA toolkit, or `pip install nvidia-cuda-nvrtc` \
+            "libnvrtc was not found; install the CUDA toolkit, or `pip install nvidia-cuda-nvrtc` \
              and put its folder on LD_LIBRARY_PATH"
                 .to_owned(),
         )
@@ -87,7 +88,7 @@ fn key(program: &Program, options: &[String], version: (i32, i32)) -> String {
     hex(&hash.finalize())
 }
 
-/// Compiles, or takes from the cache what was compiled before.
+/// Compiles the program, or takes its cubin from the cache.
 pub(crate) fn cubin(program: &Program, arch: &str) -> Result<Vec<u8>, CudaError> {
     let version = version()?;
     let key = key(program, &options(arch, version.0), version);
@@ -97,7 +98,7 @@ pub(crate) fn cubin(program: &Program, arch: &str) -> Result<Vec<u8>, CudaError>
     }
     let cubin = compile(program, arch)?.cubin;
     if let Some(entry) = entry {
-        // The next start compiles again, no more.
+        // If it fails, the next start only compiles again.
         let _ = write_entry(&entry, &cubin);
     }
     Ok(cubin)
@@ -157,7 +158,7 @@ unsafe fn take_cubin(program: sys::nvrtcProgram) -> Result<Vec<u8>, result::Nvrt
     }
 }
 
-/// `$WEFT_KERNEL_CACHE`, or the place where the system keeps what can be made again.
+/// `$WEFT_KERNEL_CACHE`, or the system's folder for caches.
 fn cache_folder() -> Option<PathBuf> {
     let from = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     from("WEFT_KERNEL_CACHE").map(PathBuf::from).or_else(|| {
@@ -174,7 +175,7 @@ fn read_entry(path: &Path) -> Option<Vec<u8>> {
     (Sha256::digest(cubin).as_slice() == hash).then(|| cubin.to_vec())
 }
 
-/// Written beside its place and moved there, so that nobody reads half of it.
+/// Written to a temporary file and renamed, so that nobody reads a partial file.
 fn write_entry(path: &Path, cubin: &[u8]) -> std::io::Result<()> {
     let folder = path.parent().expect("an entry lies in a folder");
     std::fs::create_dir_all(folder)?;

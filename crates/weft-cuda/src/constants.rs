@@ -1,8 +1,8 @@
 //! `generated/constants.cuh`: every constant that host and kernels share, emitted once, from here.
 //!
-//! Each constant is defined where the host uses it; this file lists them for the kernels. Those of a
-//! model and a GPU come from [`Shape`]. A copy for one model lies in the tree, for editors; a test
-//! holds that it is what this file emits.
+//! Each constant is defined where the host uses it; this file lists them for the kernels. Those of
+//! a model and a GPU come from [`Shape`]. A copy for one model is in the source tree, for editors;
+//! a test checks that it equals what this file emits.
 
 use std::fmt::Write;
 
@@ -13,7 +13,7 @@ use crate::persistent::{self, Chooses, OpKind, SharedMemory};
 use crate::shape::Shape;
 use crate::{bandwidth, buffers, ops, sampling, shape, tables};
 
-/// A header as it is written.
+/// A header while it is written.
 struct Header(String);
 
 impl Header {

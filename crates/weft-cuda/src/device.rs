@@ -35,25 +35,26 @@ use crate::weights::ModelWeights;
 /// How the ops of a step are launched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Launches {
-    /// As one kernel or as a graph, whichever was faster for such steps when the device was made.
+    /// As one kernel or as a graph: whichever was faster for such steps when the device was
+    /// created.
     Auto,
-    /// A token, or many, is one kernel; what it cannot run is a graph.
+    /// One or more tokens run in one persistent kernel; all other steps run as a graph.
     Persistent,
-    /// A token is one graph, its kernels overlapping.
+    /// A token is one graph with overlapping kernels.
     #[default]
     Graph,
-    /// Every op is a launch of its own.
+    /// Every op has its own launch.
     Ops,
 }
 
-/// What a device is made with besides the model.
+/// The options of a device besides the model.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Memory to take.
+    /// How much memory the device takes.
     pub limits: Limits,
     /// How ops are launched.
     pub launches: Launches,
-    /// A smaller GPU to compute as; for tests.
+    /// A smaller GPU to compute like; for tests.
     pub chip: Option<Chip>,
 }
 
@@ -91,11 +92,12 @@ pub struct CudaDevice {
     pub(crate) gpu: Arc<Gpu>,
 }
 
-/// Writing so much leaves nothing else in the L2 cache of any GPU.
+/// Writing this many bytes evicts everything else from the L2 cache of any GPU.
 const COLD_BYTES: usize = 256 << 20;
 
 impl Drop for CudaDevice {
-    /// Steps that were begun in vain still write where the host reads, and copies are still at pages.
+    /// Waits for the GPU: unused steps that were started ahead may still write to the host's
+    /// memory, and copies may still use pages.
     fn drop(&mut self) {
         self.gpu.bind();
         self.stop();
@@ -105,7 +107,8 @@ impl Drop for CudaDevice {
 }
 
 impl CudaDevice {
-    /// Compiles the kernels, puts the weights on the GPU, and takes all memory that runs will need.
+    /// Compiles the kernels, copies the weights to the GPU, and allocates all memory that runs will
+    /// need.
     pub fn new(
         config: &Config,
         weights: &dyn Weights,
@@ -163,21 +166,21 @@ impl CudaDevice {
         Ok(device)
     }
 
-    /// Bytes of the GPU's memory that it took.
+    /// Bytes of the GPU's memory that this device has allocated.
     pub fn memory_bytes(&self) -> u64 {
         self.gpu.taken_bytes()
     }
 
-    /// Sets the shares of attention to nothing, in the stream.
+    /// Clears the shares of attention, in the stream.
     pub(crate) fn clear_shares(&self, counts: &Counts) -> Result<(), CudaError> {
         let bytes = counts.n_cells * self.config.heads * 4;
         let shares = &self.buffers.shares;
         self.gpu.clear(shares, 0..bytes.min(shares.bytes))
     }
 
-    /// The time in µs that the GPU takes for ops on a step, without the host: recorded once, replayed
-    /// `repeats` times, each with nothing in the L2 cache that they need. Steps of few tokens overlap their
-    /// kernels as decoding does.
+    /// The time in µs that the GPU takes for ops on a step, without the host. The ops are recorded
+    /// once and replayed `repeats` times, each time with a cold L2 cache. Steps of few tokens
+    /// overlap their kernels as decoding does.
     pub fn replay_us(
         &mut self,
         ops: &[Op],
@@ -205,8 +208,8 @@ impl CudaDevice {
         (0..repeats).map(|_| time()).collect()
     }
 
-    /// The shares of attention of cells, summed over heads in their order, as kernels sum those
-    /// that they tell.
+    /// The shares of attention of cells, summed over heads in order, as kernels sum the shares that
+    /// they publish.
     fn cell_shares(&self, cells: Range<usize>) -> Result<Vec<f32>, CudaError> {
         self.stop();
         let heads = self.config.heads;
@@ -227,7 +230,7 @@ fn split_rule(config: &Config, gpu: &Gpu, limits: &Limits) -> SplitRule {
 }
 
 fn rope_table(gpu: &Arc<Gpu>, config: &Config, limits: &Limits) -> Result<Memory, CudaError> {
-    // A query may stand up to a whole context beyond a span's home.
+    // A query's position may be up to a whole context beyond a span's home.
     let positions = 2 * limits.positions;
     let table = RopeTable::new(&config.rope, config.head_dim, positions);
     let mut pairs = Vec::with_capacity(positions * config.head_dim);
@@ -240,7 +243,7 @@ fn rope_table(gpu: &Arc<Gpu>, config: &Config, limits: &Limits) -> Result<Memory
     Ok(memory)
 }
 
-/// Calls of the trait that cannot fail by their signature; the GPU can.
+/// For methods of the trait that cannot return an error: panics if the GPU failed.
 fn expect<T>(result: Result<T, CudaError>) -> T {
     result.unwrap_or_else(|error| panic!("the GPU failed: {error}"))
 }
@@ -289,7 +292,7 @@ impl Device for CudaDevice {
         if ops.is_empty() {
             return Ok(());
         }
-        // A launch that was stopped for something else does not tell what it was begun for.
+        // A launch that was stopped for another call does not publish the results of this one.
         if self.persistent.as_ref().is_some_and(Persistent::is_stopped) {
             self.in_flight.forget();
         }
@@ -328,7 +331,7 @@ impl Device for CudaDevice {
     fn kv_family(&self) -> String {
         let (major, minor) = self.gpu.facts.capability;
         let order = self.shape.order_of_sums();
-        // Rows of before were summed in sections that began with each piece of a prompt.
+        // Earlier versions summed rows in sections that began with each piece of a prompt.
         format!("CUDA (sm_{major}{minor}, bf16, sections by position, {order})")
     }
 

@@ -1,7 +1,7 @@
-//! The CUDA driver, as much of it as the device needs: a context, memory, launches, graphs.
+//! The part of the CUDA driver that the device needs: a context, memory, launches, graphs.
 //!
-//! Everything unsafe about the driver is here. A [`Gpu`] is made only where library, driver and GPU
-//! were found; memory frees itself; a launch takes its arguments as typed values.
+//! All unsafe calls of the driver are here. A [`Gpu`] exists only if library, driver and GPU were
+//! found; memory frees itself; a launch takes its arguments as typed values.
 
 use std::ffi::{CString, c_void};
 use std::panic::catch_unwind;
@@ -17,10 +17,10 @@ pub(crate) use self::memory::{Address, Done, Memory, Pinned};
 use crate::error::CudaError;
 use crate::shape::Chip;
 
-/// What work of a device goes through, each in an order of its own.
+/// The streams of a device. Each runs its work in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stream {
-    /// Steps, and all that is not said to be elsewhere.
+    /// Steps, and everything that names no other stream.
     Compute,
     /// Rows between pages and the host.
     Copies,
@@ -33,24 +33,24 @@ pub(crate) struct Gpu {
     stream: sys::CUstream,
     copies: sys::CUstream,
     pub(crate) facts: GpuFacts,
-    /// Bytes of its memory that are taken through it.
+    /// Bytes of GPU memory that were allocated through this handle.
     taken: AtomicU64,
 }
 
-/// What a GPU says of itself.
+/// Facts that a GPU reports about itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuFacts {
     /// Its name.
     pub name: String,
     /// Compute capability, major and minor.
     pub capability: (u32, u32),
-    /// What decides how kernels are cut.
+    /// What decides how work is split among blocks.
     pub chip: Chip,
     /// Memory in bytes.
     pub memory_bytes: usize,
-    /// Memory that was free when it was asked.
+    /// Memory in bytes that was free when the driver was asked.
     pub free_bytes: usize,
-    /// The largest CUDA version that the driver serves, as 13000 for 13.0.
+    /// The largest CUDA version that the driver supports, such as 13000 for 13.0.
     pub driver_version: u32,
 }
 
@@ -71,14 +71,14 @@ unsafe impl Sync for Gpu {}
 /// Kernels need cp.async, bf16 products and barriers in shared memory.
 const OLDEST: (u32, u32) = (8, 0);
 
-/// The GPU with this number, or a line that says what is missing.
+/// The GPU with this number, or an error that says what is missing.
 pub(crate) fn open(ordinal: i32) -> Result<Arc<Gpu>, CudaError> {
     let unavailable = |reason: &str| CudaError::Unavailable(reason.to_owned());
     // SAFETY: opens and closes the library by name, nothing else.
     if !unsafe { sys::is_culib_present() } {
-        return Err(unavailable("libcuda is not there; install the NVIDIA driver"));
+        return Err(unavailable("libcuda was not found; install the NVIDIA driver"));
     }
-    // A stub of the library lacks functions, and the binding panics where one is missing.
+    // A stub of the library lacks functions, and the binding panics if one is missing.
     let opened = catch_unwind(|| open_device(ordinal))
         .map_err(|_| unavailable("libcuda is not the driver's; install the NVIDIA driver"))?;
     let gpu = opened.map_err(|error| CudaError::Unavailable(describe(error)))?;
@@ -112,7 +112,8 @@ fn open_device(ordinal: i32) -> Result<Gpu, DriverError> {
     let context = unsafe {
         sys::cuDriverGetVersion(&mut driver_version).result()?;
         let flags = sys::CUctx_flags_enum::CU_CTX_SCHED_SPIN as u32;
-        // Refused where another part of the process has the context already; then it stays as it is.
+        // Refused if another part of the process has already created the context; then its flags
+        // stay.
         let _ = sys::cuDevicePrimaryCtxSetFlags_v2(device, flags);
         result::primary_ctx::retain(device)?
     };
@@ -133,8 +134,8 @@ fn open_device(ordinal: i32) -> Result<Gpu, DriverError> {
     Ok(Gpu { device, context, stream, copies, facts, taken: AtomicU64::new(0) })
 }
 
-/// Keeps the context to the end of the process: making one takes a quarter of a second, and a process that
-/// looked for a GPU is about to use it.
+/// Retains the context until the process ends: creating one takes a quarter of a second, and a
+/// process that looked for a GPU is about to use it.
 fn keep_context(device: sys::CUdevice) -> Result<(), DriverError> {
     static KEPT: AtomicBool = AtomicBool::new(false);
     if !KEPT.swap(true, Ordering::Relaxed) {
@@ -156,8 +157,8 @@ pub(crate) fn failed(call: &'static str) -> impl FnOnce(DriverError) -> CudaErro
 impl Drop for Gpu {
     fn drop(&mut self) {
         self.bind();
-        // SAFETY: the streams are ours and nobody holds them any more; the context was retained once. A
-        // failure at the end leaves nothing to do.
+        // SAFETY: the streams are ours and nobody holds them any more; the context was retained
+        // once. A failure at the end leaves nothing to do.
         unsafe {
             let _ = result::stream::destroy(self.stream);
             let _ = result::stream::destroy(self.copies);
@@ -167,7 +168,7 @@ impl Drop for Gpu {
 }
 
 impl Gpu {
-    /// Makes the context that of this thread: a device may move between threads.
+    /// Binds the context to this thread: a device may move between threads.
     pub(crate) fn bind(&self) {
         // SAFETY: the context lives as long as `self`. It cannot fail for a retained context; if it
         // did, the next call would say so.
@@ -181,13 +182,13 @@ impl Gpu {
         }
     }
 
-    /// Waits until all steps that were asked for are done.
+    /// Waits until all launched steps are done.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         // SAFETY: the stream is ours.
         unsafe { result::stream::synchronize(self.stream) }.map_err(failed("waiting for the GPU"))
     }
 
-    /// Whether all steps that were asked for are done.
+    /// Whether all launched steps are done.
     pub(crate) fn is_idle(&self) -> Result<bool, CudaError> {
         self.bind();
         // SAFETY: the stream is ours.
@@ -197,7 +198,7 @@ impl Gpu {
         }
     }
 
-    /// Bytes of memory that are taken through it.
+    /// Bytes of memory that were allocated through this handle.
     pub(crate) fn taken_bytes(&self) -> u64 {
         self.taken.load(Ordering::Relaxed)
     }
@@ -216,7 +217,7 @@ impl Gpu {
         Ok(Module { gpu: self.clone(), module: module.map_err(failed("loading the kernels"))? })
     }
 
-    /// Records what `work` asks for instead of running it.
+    /// Records the launches of `work` instead of running them.
     pub(crate) fn capture(
         self: &Arc<Self>,
         work: impl FnOnce() -> Result<(), CudaError>,
@@ -241,7 +242,7 @@ impl Gpu {
         Ok(Graph { gpu: self.clone(), executable })
     }
 
-    /// A pair of times on the stream, in ms, around `work`.
+    /// The time in ms that `work` takes on the stream.
     pub(crate) fn time_ms(
         &self,
         work: impl FnOnce() -> Result<(), CudaError>,
@@ -310,13 +311,13 @@ pub(crate) struct Launch {
     pub(crate) grid: (usize, usize),
     /// Threads of a block.
     pub(crate) threads: usize,
-    /// Whether it may start before the kernel before it has ended; it waits inside.
+    /// Whether the kernel may start before the previous kernel has ended; it then waits inside.
     pub(crate) early: bool,
     /// Whether all its blocks must run at once: they wait for one another.
     pub(crate) cooperative: bool,
 }
 
-/// A value that a kernel takes.
+/// A value that can be a kernel argument.
 ///
 /// # Safety
 /// The driver copies as many bytes from its address as the kernel declares, so an implementation is
@@ -336,25 +337,25 @@ impl Kernel {
     /// The kernel with this much dynamic shared memory.
     pub(crate) fn with_shared(self, shared_bytes: usize) -> Result<Self, CudaError> {
         use sys::CUfunction_attribute_enum as Attribute;
-        // Kernels of one graph share multiprocessors, and one that wants another split between
-        // cache and shared memory would wait until they are empty: all take the largest.
+        // Kernels of one graph share multiprocessors. A kernel with another split between cache and
+        // shared memory would wait until they are idle, so all kernels use the largest split.
         let attributes = [
             (Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes as i32),
             (Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100),
         ];
         for (attribute, value) in attributes {
-            // SAFETY: the function is of a loaded module.
+            // SAFETY: the function belongs to a loaded module.
             unsafe { result::function::set_function_attribute(self.function, attribute, value) }
                 .map_err(failed("reserving shared memory"))?;
         }
         Ok(Self { shared_bytes, ..self })
     }
 
-    /// Shared memory that it has besides.
+    /// Its static shared memory.
     pub(crate) fn static_shared_bytes(&self) -> Result<usize, CudaError> {
         let which = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
         let mut bytes = 0;
-        // SAFETY: the function is of a loaded module; writes one integer.
+        // SAFETY: the function belongs to a loaded module; writes one integer.
         unsafe { sys::cuFuncGetAttribute(&mut bytes, which, self.function) }
             .result()
             .map_err(failed("asking for a kernel's shared memory"))?;
@@ -371,7 +372,7 @@ impl Kernel {
         self.launch_in(gpu, Stream::Compute, launch, arguments)
     }
 
-    /// The same in a stream.
+    /// The same in a given stream.
     pub(crate) fn launch_in(
         &self,
         gpu: &Gpu,
@@ -393,7 +394,10 @@ impl Kernel {
                 Value { programmaticStreamSerializationAllowed: 1 },
             ),
         };
-        assert!(!(launch.early && launch.cooperative), "a launch that cannot be both");
+        assert!(
+            !(launch.early && launch.cooperative),
+            "a launch cannot be both early and cooperative"
+        );
         let mut attribute = sys::CUlaunchAttribute { id, pad: [0; 4], value };
         let config = sys::CUlaunchConfig {
             gridDimX: launch.grid.0 as u32,
@@ -430,7 +434,8 @@ unsafe impl Send for Graph {}
 
 impl Graph {
     pub(crate) fn launch(&self) -> Result<(), CudaError> {
-        // SAFETY: the graph is ours; the memory it uses lives as long as the device that holds both.
+        // SAFETY: the graph is ours; the memory it uses lives as long as the device that holds
+        // both.
         unsafe { result::graph::launch(self.executable, self.gpu.stream) }
             .map_err(failed("launching a token"))
     }

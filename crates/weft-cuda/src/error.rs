@@ -1,4 +1,4 @@
-//! What can go wrong between this program and a GPU, each with what to do next.
+//! Errors between this program and a GPU; each says what to do next.
 
 use thiserror::Error;
 use weft_core::weights::WeightsError;
@@ -10,18 +10,18 @@ pub enum CudaError {
     /// No driver, no compiler or no GPU: one line that says which.
     #[error("no CUDA device: {0}")]
     Unavailable(String),
-    /// The model is outside what the kernels were written for.
+    /// The kernels do not support this model.
     #[error("the CUDA device does not run this model: {0}")]
     Unsupported(String),
-    /// The kernels do not compile; a fault of this program.
+    /// The kernels do not compile: a bug in this program.
     #[error("the CUDA kernels do not compile for {arch}: {log}")]
     Compile {
         /// The GPU they were compiled for.
         arch: String,
-        /// What the compiler said.
+        /// The compiler's output.
         log: String,
     },
-    /// The GPU has not enough memory.
+    /// The GPU does not have enough memory.
     #[error(
         "the GPU has {free} MiB free and {wanted} MiB are needed for {what}; \
          lower --ctx-size, close other programs or take a smaller model"
@@ -40,9 +40,9 @@ pub enum CudaError {
     /// A call of the driver failed.
     #[error("{call} failed: {reason}")]
     Driver {
-        /// What was called.
+        /// The call that failed.
         call: &'static str,
-        /// What the driver said.
+        /// The driver's error.
         reason: String,
     },
 }

@@ -1,9 +1,9 @@
-//! A token as one launch: the plan recorded once, replayed for every step of few tokens.
+//! One launch per token: the plan is recorded once and replayed for every step of few tokens.
 //!
-//! No argument of a kernel changes between steps: all that does lies in the lists, which are copied
-//! before, or which the step before has moved on. A graph serves steps of up to a number of items
-//! of attention, a power of two, so that a short context does not wait for the blocks of a long
-//! one; and of up to a number of shares, which it begins by clearing.
+//! Kernel arguments do not change between steps: everything that changes is in the lists, which are
+//! copied before a step or updated by the previous one. A graph serves steps of up to a number of
+//! attention items, a power of two, so that a short context does not wait for the blocks of a long
+//! one. It also serves up to a number of shares, which it clears first.
 
 use std::collections::HashMap;
 
@@ -16,10 +16,10 @@ use crate::ops::Pass;
 use crate::sampling::Chosen;
 use crate::tables::{Counts, FEW, Family};
 
-/// Shares that any graph clears: to clear fewer takes as long.
+/// The fewest shares that a graph clears: clearing fewer takes as long.
 const FEWEST_CELLS: usize = 256;
 
-/// What a graph was recorded for.
+/// The steps that a graph was recorded for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
     n_items: usize,
@@ -42,7 +42,7 @@ pub(crate) struct Graphs {
     recorded: HashMap<Key, Graph>,
 }
 
-/// Replays the plan on the lists that lie on the GPU, `times` times.
+/// Replays the plan on the lists that are on the GPU, `times` times.
 pub(crate) fn run(
     device: &mut CudaDevice,
     plan: &[Op],

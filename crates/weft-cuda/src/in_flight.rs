@@ -1,10 +1,11 @@
-//! Steps that are begun before they are asked for.
+//! Steps that are started before they are requested.
 //!
-//! Where all lanes have one token and draw it on the GPU, a step leaves there all that the next one needs:
-//! the same graph is launched again and again, or one launch of the persistent kernel goes on, and the host only
-//! reads what is told. A call that asks for just the step that was begun gets its results; any other begins anew.
-//! Graphs that were begun in vain run to their end before anything that comes after them, in the order of the
-//! stream; the persistent kernel is told to stop. It owns what is expected, and launches nothing (`step_launch.rs`).
+//! If all lanes have one token and draw it on the GPU, a step leaves on the GPU all that the next
+//! step needs: the same graph is launched again and again, or one launch of the persistent kernel
+//! continues, and the host only reads the published tokens. A call for the step that was started
+//! ahead gets its results; any other call starts over. Unused graphs run to their end before later
+//! work, in stream order; the persistent kernel is stopped. This file tracks the expected steps and
+//! launches nothing (`step_launch.rs` does).
 
 use std::time::{Duration, Instant};
 
@@ -17,13 +18,13 @@ use crate::error::CudaError;
 use crate::sampling::{Chosen, Sampling};
 use crate::tables::{FEW, Family};
 
-/// Graphs that are begun beyond the one that is waited for: while the host reads one token, the GPU is at
-/// the next, and the one after it is at hand.
+/// Graphs that are launched ahead of the awaited one: while the host reads one token, the GPU
+/// computes the next, and the one after it is ready to run.
 pub(crate) const BEYOND: usize = 2;
-/// How long a step may take before the GPU is asked whether it is still there.
+/// How long a step may take before the host checks whether the GPU still runs.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// A lane as the next step would have it, if it follows.
+/// A lane as the next step has it if that step follows directly.
 #[derive(Clone, Debug, PartialEq)]
 struct Expected {
     position: u32,
@@ -34,24 +35,24 @@ struct Expected {
     draw: Draw,
 }
 
-/// The steps in flight, and the tokens of the last one that was asked for.
+/// The steps in flight, and the tokens of the last requested one.
 pub(crate) struct InFlight {
-    /// What the next step is if it follows; nothing where none may.
+    /// The next step if it follows directly; empty if no step may follow.
     expected: Vec<Expected>,
-    /// The number that the next step gets.
+    /// The number of the next step.
     next_number: u32,
-    /// The number of the step that was asked for last.
+    /// The number of the step that was requested last.
     number: u32,
     /// How the tokens of the last step are chosen.
     how: Chosen,
-    /// Whether it told shares of attention too.
+    /// Whether it also published shares of attention.
     tells_shares: bool,
     /// The output of each lane that draws on the GPU.
     outputs: Vec<Option<usize>>,
     chosen: Vec<Option<u32>>,
 }
 
-/// What a call is: the step that was begun, or another.
+/// Whether a call is for the step that was started ahead or for another one.
 pub(crate) enum Asked<'a> {
     Begun,
     Anew(Vec<(usize, &'a Sampler, Draw)>),
@@ -61,7 +62,7 @@ impl Default for InFlight {
     fn default() -> Self {
         Self {
             expected: Vec::new(),
-            // Memory that was never told anything is zero, so no step has that number.
+            // Memory that was never written is zero, so no step has the number 0.
             next_number: 1,
             number: 0,
             how: Chosen::ByHost,
@@ -73,7 +74,7 @@ impl Default for InFlight {
 }
 
 impl InFlight {
-    /// Forgets what was begun.
+    /// Forgets the steps that were started ahead.
     pub(crate) fn forget(&mut self) {
         self.expected.clear();
         self.how = Chosen::ByHost;
@@ -81,7 +82,7 @@ impl InFlight {
         self.chosen.clear();
     }
 
-    /// Takes in a call of `decode`.
+    /// Records a call of `decode`.
     pub(crate) fn ask<'a>(
         &mut self,
         step: &Step<'_>,
@@ -113,12 +114,12 @@ impl InFlight {
         Asked::Anew(draws)
     }
 
-    /// Whether steps may follow the one that was asked for.
+    /// Whether steps may follow the requested one.
     pub(crate) fn is_followed(&self) -> bool {
         !self.expected.is_empty()
     }
 
-    /// How the tokens of the step that was asked for are chosen.
+    /// How the tokens of the requested step are chosen.
     pub(crate) fn how(&self) -> Chosen {
         self.how
     }
@@ -127,12 +128,12 @@ impl InFlight {
         self.number
     }
 
-    /// How many more steps to begin so that `ahead` of them are begun beyond the one asked for.
+    /// How many more steps to start so that `ahead` steps are started beyond the requested one.
     pub(crate) fn launches_for(&mut self, ahead: usize) -> usize {
         let rows_left = self.expected.iter().map(Expected::rows_left).min();
         let ahead = ahead.min(rows_left.unwrap_or(0));
         let wanted = self.number.wrapping_add(1 + ahead as u32);
-        // Less than nothing where more was begun than is asked for now.
+        // Negative if more steps were started than are needed now.
         let missing = (wanted.wrapping_sub(self.next_number) as i32).max(0) as u32;
         self.next_number = self.next_number.wrapping_add(missing);
         missing as usize
@@ -154,7 +155,7 @@ impl InFlight {
         is_launched && same_lanes && (0..step.lanes.len()).all(fits)
     }
 
-    /// Waits for the tokens of the step that was asked for.
+    /// Waits for the tokens of the requested step.
     pub(crate) fn wait(&mut self, gpu: &Gpu, sampling: &Sampling) -> Result<(), CudaError> {
         self.chosen.clear();
         for output in &self.outputs {
@@ -171,7 +172,7 @@ impl InFlight {
         self.chosen.get(lane).copied().flatten()
     }
 
-    /// The shares of cells that the lane's last token gave, where the step told them.
+    /// The shares that the lane's last token gave to cells, if the step published them.
     pub(crate) fn shares(
         &self,
         gpu: &Gpu,
@@ -209,7 +210,7 @@ impl Expected {
         }
     }
 
-    /// Rows from the next one on to the end of its page; the first of a page is in a page of its own.
+    /// Rows from the next one to the end of its page; 0 if the next one begins a new page.
     fn rows_left(&self) -> usize {
         self.slot.wrapping_neg() as usize % PAGE_ROWS
     }
@@ -231,8 +232,8 @@ fn is_followed(lane: &Lane<'_>) -> bool {
         && last.is_some_and(|span| span.len > 0 && span.slot(span.len - 1) == lane.store_at[0])
 }
 
-/// The output of each lane that draws on the GPU: it has one, among the first, and numbers that kernels
-/// serve.
+/// The output of each lane that draws on the GPU: the lane has one, among the first outputs, and
+/// its sampling settings are supported by the kernels.
 fn outputs(
     step: &Step<'_>,
     samplers: &[Option<&Sampler>],
@@ -251,7 +252,7 @@ fn outputs(
         .collect()
 }
 
-/// Reads until there is something. A GPU that failed, or has nothing more to do, never tells it.
+/// Reads until a value is there. A GPU that failed or is idle never publishes one.
 fn spin<T>(gpu: &Gpu, read: impl Fn() -> Option<T>) -> Result<T, CudaError> {
     let mut asked = Instant::now();
     loop {
@@ -267,7 +268,7 @@ fn spin<T>(gpu: &Gpu, read: impl Fn() -> Option<T>) -> Result<T, CudaError> {
                 return Ok(value);
             }
             if is_idle {
-                let reason = "the step ended and told no token".to_owned();
+                let reason = "the step ended without publishing a token".to_owned();
                 return Err(CudaError::Driver { call: "waiting for a token", reason });
             }
             asked = Instant::now();

@@ -1,4 +1,4 @@
-//! Which calls find their step begun, without a GPU.
+//! Tests which calls find their step started ahead, without a GPU.
 
 use super::*;
 use weft_core::device::Span;
@@ -30,7 +30,8 @@ fn asking(token: u32, row: u32) -> Asking {
 }
 
 impl Asking {
-    /// Asks, as `decode` does: whether the step was begun, and how many launches it takes.
+    /// Makes a call as `decode` does; returns whether the step was started ahead, and how many
+    /// launches it takes.
     fn ask(&self, in_flight: &mut InFlight, ahead: usize) -> (bool, usize) {
         let lane = Lane {
             tokens: &self.tokens,
@@ -69,8 +70,8 @@ fn the_step_that_follows_is_begun_and_only_that() {
     }
 }
 
-/// Steps that follow add to the last stretch, so a mark that a lane comes to later is not passed
-/// ahead of its time.
+/// Steps that follow add to the last stretch, so steps started ahead do not pass a mark that the
+/// lane reaches later.
 #[test]
 fn no_step_goes_beyond_a_mark() {
     let with = |row, mark| Asking { marks: vec![1, mark], ..asking(9, row) };
@@ -84,7 +85,7 @@ fn no_step_goes_beyond_a_mark() {
     assert_eq!(with(5, 4).ask(&mut in_flight, 2), (false, 3), "another mark");
 }
 
-/// A launch of many steps serves as many calls; the one after its last begins anew.
+/// A launch of many steps serves as many calls; the next call after them starts over.
 #[test]
 fn all_steps_of_a_launch_are_begun() {
     let mut in_flight = InFlight::default();

@@ -1,4 +1,4 @@
-//! The kernels: the files that they are compiled from, and each loaded by name.
+//! The kernels: the files that they are compiled from, and the loaded kernels by name.
 
 use weft_core::config::Config;
 use weft_core::kv::PAGE_ROWS;
@@ -10,12 +10,12 @@ use crate::shape::{Chip, Shape};
 use crate::tables::{Counts, Lists};
 use crate::{constants, layouts};
 
-/// Files and their texts, by the name that `#include` knows them by.
+/// Files and their texts, by the name used in `#include`.
 macro_rules! files {
     ($($name:literal),* $(,)?) => { [$(($name, include_str!($name))),*] };
 }
 
-/// Files with kernels of the ops and of what goes with them.
+/// Files with the kernels of the ops and their helpers.
 const KERNELS: &[(&str, &str)] = &files![
     "ops/embed.cu",
     "ops/norm_rows.cu",
@@ -35,7 +35,7 @@ const KERNELS: &[(&str, &str)] = &files![
 /// The file with the kernels that run a whole plan.
 const PERSISTENT: (&str, &str) = ("persistent/decode.cu", include_str!("persistent/decode.cu"));
 
-/// What they include.
+/// The files that they include.
 const HEADERS: &[(&str, &str)] = &files![
     "kernels/attention_head.cuh",
     "kernels/base.cuh",
@@ -76,7 +76,7 @@ const CONSTANTS: &str = "generated/constants.cuh";
 const LAYOUTS: &str = "generated/layouts.cuh";
 
 /// A model's kernels for a GPU. Those that run a whole plan take as long to compile as all others,
-/// so they are left out where nobody asks for them.
+/// so they are compiled only on request.
 pub fn program(config: &Config, chip: Chip, with_persistent: bool) -> Result<Program, CudaError> {
     let shape = Shape::new(config, chip)?;
     let persistent = with_persistent.then_some(&PERSISTENT);
@@ -135,17 +135,18 @@ pub(crate) struct Kernels {
     pub(crate) put_rows: Kernel,
     pub(crate) get_rows: Kernel,
     pub(crate) copy_rows: Kernel,
-    /// What the kernels are part of.
+    /// The module that the kernels belong to.
     module: Module,
 }
 
-/// Kernels that run a whole plan, without `_drawn`, and how many tokens they are made for: all of them outputs, and no section has more
-/// queries than there are tokens. The last one takes what the others do not.
+/// Kernels that run a whole plan, without `_drawn`, and the number of tokens that each is compiled
+/// for. All of these tokens are outputs, and no section has more queries than there are tokens. The
+/// last kernel takes all other steps.
 pub const WHOLE_PLANS: [(&str, Option<usize>); 4] =
     [("decode_one", Some(1)), ("decode_two", Some(2)), ("decode_four", Some(4)), ("decode", None)];
 
-/// Which of them runs a step, by the most queries that a section has. A single token may be no output; that it asks no section twice
-/// `Persistent::takes` sees to.
+/// Which of these kernels runs a step, by the most queries that a section has. A single token need
+/// not be an output; `Persistent::takes` ensures that it does not query a section twice.
 pub(crate) fn plan_for(counts: &Counts, most_queries: usize) -> usize {
     let Counts { n_tokens, n_outputs, .. } = *counts;
     let is_plain = n_tokens == 1 || n_outputs == n_tokens && most_queries <= n_tokens;
@@ -153,13 +154,13 @@ pub(crate) fn plan_for(counts: &Counts, most_queries: usize) -> usize {
     WHOLE_PLANS.iter().position(is_for).expect("the last one takes anything")
 }
 
-/// One of them: where the next tokens are the best, or nobody asks for them, and where they are drawn.
+/// The two forms of such a kernel: one for greedy tokens or none, one for drawn tokens.
 struct WholePlan {
     best: Kernel,
     drawn: Kernel,
 }
 
-/// All of them.
+/// All kernels that run a whole plan.
 pub(crate) struct WholePlans(Vec<WholePlan>);
 
 impl WholePlans {
@@ -169,14 +170,14 @@ impl WholePlans {
         if is_drawn { &plan.drawn } else { &plan.best }
     }
 
-    /// Shared memory that any of them takes in any case.
+    /// The largest static shared memory of these kernels.
     pub(crate) fn static_shared_bytes(&self) -> Result<usize, CudaError> {
         let all = self.0.iter().flat_map(|plan| [&plan.best, &plan.drawn]);
         let bytes: Result<Vec<usize>, CudaError> = all.map(Kernel::static_shared_bytes).collect();
         Ok(bytes?.into_iter().max().unwrap_or(0))
     }
 
-    /// The same with shared memory of a launch.
+    /// The same kernels with a launch's dynamic shared memory.
     pub(crate) fn with_shared(self, bytes: usize) -> Result<Self, CudaError> {
         let with = |plan: WholePlan| -> Result<WholePlan, CudaError> {
             let (best, drawn) = (plan.best.with_shared(bytes)?, plan.drawn.with_shared(bytes)?);
@@ -187,7 +188,7 @@ impl WholePlans {
 }
 
 impl Kernels {
-    /// Those that run all ops. Their shared memory depends on the GPU.
+    /// Loads the kernels that run all ops. Their shared memory depends on the GPU.
     pub(crate) fn persistent(&self) -> Result<WholePlans, CudaError> {
         let plan = |(name, _): (&str, _)| -> Result<WholePlan, CudaError> {
             let best = self.module.kernel(name, 0)?;
@@ -263,7 +264,7 @@ mod tests {
         assert_eq!(given, on_disk());
     }
 
-    /// Editors read the copies in `generated/`. `WEFT_WRITE_HEADERS=1` writes them anew.
+    /// Editors read the copies in `generated/`. `WEFT_WRITE_HEADERS=1` rewrites them.
     #[test]
     fn generated_headers_in_the_tree_are_what_is_emitted() {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
@@ -305,7 +306,7 @@ mod tests {
         assert_eq!(plan(2, 2, 1), "decode_two");
         assert_eq!(plan(4, 4, 4), "decode_four");
         assert_eq!(plan(3, 3, 3), "decode");
-        // Tokens of a prompt, and lanes that have the same pages twice.
+        // Tokens of a prompt, and lanes that contain the same pages twice.
         assert_eq!(plan(2, 1, 2), "decode");
         assert_eq!(plan(2, 2, 3), "decode");
     }

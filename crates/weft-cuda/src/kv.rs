@@ -1,7 +1,7 @@
-//! KV pages on the GPU: where rows lie, and the way in and out for the host.
+//! KV pages on the GPU: where rows are, and how the host reads and writes them.
 //!
-//! Memory is \[layer\]\[page\]\[KV head\]\[keys, values\]; `kernels/attention_head.cuh` says the same and why. Kernels
-//! write rows one by one; the host moves whole pages and sorts their elements here.
+//! Memory is \[layer\]\[page\]\[KV head\]\[keys, values\]; `kernels/attention_head.cuh` explains
+//! why. Kernels write rows one by one; the host moves whole pages and sorts their elements here.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use weft_core::kv::{PAGE_ROWS, PageId, Slot};
 use crate::driver::{Address, Gpu, Kernel, Launch, Memory};
 use crate::error::CudaError;
 
-/// What a thread copies of a page, and threads of a block that do.
+/// Bytes of a page that a thread copies, and threads of a block that copies.
 const CHUNK_BYTES: usize = 16;
 const COPY_THREADS: usize = 256;
 
@@ -31,12 +31,12 @@ struct Page {
     values: Vec<bf16>,
 }
 
-/// Where an element of a key lies in its side of a page.
+/// The index of a key's element in the keys of a page.
 fn key_offset(dim: usize, row: usize, d: usize) -> usize {
     (row / 8 * (dim / 32) + d / 32) * 256 + (row % 8 * 4 + d % 32 / 8) * 8 + d % 8
 }
 
-/// Where an element of a value lies in its side of a page.
+/// The index of a value's element in the values of a page.
 fn value_offset(row: usize, d: usize) -> usize {
     (d / 8 * 2 + row / 32) * 256 + (d % 8 * 4 + row % 8 / 2) * 8 + row % 32 / 8 * 2 + row % 2
 }
@@ -77,7 +77,7 @@ impl Kv {
         self.memory.write(self.start(layer, page), &from.values)
     }
 
-    /// Copies the first rows of a page in every layer, in the stream of steps; nobody waits for it.
+    /// Copies the first rows of a page in every layer, in the stream of steps, without waiting.
     pub(crate) fn copy_rows(
         &self,
         gpu: &Gpu,
@@ -182,8 +182,8 @@ mod tests {
         }
     }
 
-    /// Lane 4g + c of a unit of values holds, for dimension g, the rows that the scores of lane c are
-    /// for: 2c and 2c + 1 of each eighth.
+    /// Lane 4g + c of a unit of values holds, for dimension g, the rows that the scores of lane c
+    /// are for: 2c and 2c + 1 of each eighth.
     #[test]
     fn values_lie_in_the_order_of_the_scores() {
         let rows = |lane: usize| -> Vec<usize> {

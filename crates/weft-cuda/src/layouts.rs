@@ -1,13 +1,14 @@
-//! `generated/layouts.cuh`: structs that host and kernels both know, with sizes and offsets asserted.
+//! `generated/layouts.cuh`: structs that host and kernels share, with sizes and offsets asserted.
 //!
-//! The host computes where each field lies, and kernels do not compile if they think otherwise. Every
-//! `repr(C)` struct of this crate is listed by the module that owns it, with all of its fields.
+//! The host computes the offset of each field, and kernels with another layout do not compile.
+//! Every `repr(C)` struct of this crate is listed by the module that owns it, with all of its
+//! fields.
 
 use std::fmt::Write;
 
 use crate::{ops, persistent, rows, sampling, tables};
 
-/// A struct on both sides of the border.
+/// A struct that host and kernels share.
 pub(crate) struct Layout {
     /// Its name in Rust, and in the kernels.
     pub(crate) name: &'static str,
@@ -17,7 +18,7 @@ pub(crate) struct Layout {
     pub(crate) fields: Vec<(&'static str, usize, usize)>,
 }
 
-/// The layout of a struct from the names of all its fields: with one left out it does not compile.
+/// The layout of a struct from the names of all its fields. If one is missing, it does not compile.
 macro_rules! layout {
     ($name:ident as $kernel_name:literal { $($field:ident),* $(,)? }) => {{
         fn bytes_of<F>(_: impl FnOnce(&$name) -> &F) -> usize {

@@ -1,9 +1,9 @@
 //! The CUDA device: weights packed for tensor cores, one kernel per op, a token as one graph.
 //!
-//! It runs the plan that [`weft_core::plan`] makes and is compared with [`weft_core::reference`], op by op.
-//! Kernels are compiled when a device is made, for the GPU that is there and the model's shape.
+//! It runs the plan that [`weft_core::plan`] makes and is compared with [`weft_core::reference`],
+//! op by op. Kernels are compiled when a device is created, for its GPU and the model's shape.
 //! Every output is one sum in one order, whatever the number of tokens or lanes, and whichever
-//! family of kernels runs it. It knows steps and spans; it does not know where they come from.
+//! family of kernels runs it. The device knows steps and spans, but not where they come from.
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod bandwidth;
@@ -39,7 +39,7 @@ pub use kernels::{DECODE_KERNELS, WHOLE_PLANS, program};
 pub use need::{need, page_bytes};
 pub use shape::Chip;
 
-/// The GPU that a device would use, if there is all that one needs: driver, compiler, GPU.
+/// The GPU that a device would use, if driver, compiler and GPU are all present.
 pub fn probe() -> Result<GpuFacts, CudaError> {
     let gpu = driver::open(0)?;
     compile::version()?;

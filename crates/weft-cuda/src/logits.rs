@@ -1,4 +1,4 @@
-//! Rows of logits on the host, copied when they are first asked for.
+//! Rows of logits on the host, copied on first use.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ pub(crate) struct HostLogits {
     /// f32 \[outputs\]\[vocab\]
     rows: Pinned,
     vocab: usize,
-    /// Which rows are those of the last run.
+    /// Which rows have been copied since the last run.
     there: Vec<Cell<bool>>,
 }
 
@@ -20,7 +20,7 @@ impl HostLogits {
         Ok(Self { rows, vocab, there: vec![Cell::new(false); outputs] })
     }
 
-    /// The rows are those of an earlier run.
+    /// Marks all rows as outdated.
     pub(crate) fn forget(&mut self) {
         self.there.iter().for_each(|there| there.set(false));
     }
@@ -30,8 +30,8 @@ impl HostLogits {
         let vocab = self.vocab;
         let row = self.rows.row(output * vocab, vocab);
         if !self.there[output].get() {
-            // SAFETY: nobody holds the row: it is handed out below only once it is there, and `forget`,
-            // which takes it back, needs all rows alone.
+            // SAFETY: nobody holds the row: it is handed out below only once it is there, and
+            // `forget`, which takes it back, needs all rows alone.
             let row = unsafe { std::slice::from_raw_parts_mut(row, vocab) };
             from.read(output * vocab * 4, row)?;
             self.there[output].set(true);

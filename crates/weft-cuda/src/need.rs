@@ -1,4 +1,4 @@
-//! How much memory of the GPU a device takes, before it is made: the same sums that making it takes.
+//! Predicts how much GPU memory a device takes, with the same sums that its creation uses.
 
 use weft_core::config::Config;
 use weft_core::device::{Limits, Need};
@@ -11,10 +11,10 @@ use crate::sampling::Sampling;
 use crate::shape::{BLOCK_ROWS, TILE_ROWS, padded};
 use crate::tables::{FEW, Family, GroupCounts, Tables, max_cells, max_partials};
 
-/// What the driver takes beside what it is asked for: kernels, graphs, and the gaps between pieces of memory.
+/// What the driver takes in addition: kernels, graphs, and gaps between allocations.
 const DRIVER_BYTES: u64 = 96 << 20;
 
-/// What a device with these limits takes.
+/// Bytes that a device with these limits takes.
 pub fn need(config: &Config, limits: &Limits) -> Need {
     Need {
         weights: weights(config),

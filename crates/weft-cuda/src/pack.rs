@@ -1,8 +1,9 @@
-//! Weight matrices in the order in which tensor cores take them.
+//! Weight matrices in the order in which tensor cores read them.
 //!
-//! A unit is 8 rows × 32 columns, 512 bytes: lane 4g + c of a warp holds columns 8c to 8c + 7 of row g,
-//! 16 bytes as they lie in the row. Units of a tile of 8 rows follow one another by columns or in strips
-//! ([`unit_place`]), tiles by rows. The same packing serves one token and a block of them.
+//! A unit is 8 rows × 32 columns, 512 bytes: lane 4g + c of a warp holds columns 8c to 8c + 7 of
+//! row g, 16 bytes as they lie in the row. Units of a tile of 8 rows follow one another by columns
+//! or in strips ([`unit_place`]), tiles by rows. The same packing serves one token and a block of
+//! them.
 
 use half::bf16;
 use weft_core::weights::{Tensor, Weights, WeightsError};
@@ -20,14 +21,14 @@ pub(crate) struct Packed {
 }
 
 impl Packed {
-    /// A matrix of zeros; up to `longest_strip` units of a warp lie in one piece.
+    /// A matrix of zeros; up to `longest_strip` units of a warp are contiguous.
     pub(crate) fn zeroed(rows: usize, columns: usize, longest_strip: usize) -> Self {
         let stride = padded(columns);
         let values = vec![bf16::ZERO; rows.next_multiple_of(BLOCK_ROWS) * stride];
         Self { values, stride, longest_strip }
     }
 
-    /// Reads a tensor into the rows that `row` names for its rows.
+    /// Copies each row of a tensor into the packed row that `row` returns for it.
     pub(crate) fn read(
         &mut self,
         from: &dyn Weights,
@@ -55,18 +56,20 @@ impl Packed {
     }
 }
 
-/// Units that a warp's eighth of a tile may have to lie in one piece, on any GPU, and those of each piece where it
-/// has more.
+/// The most units of a warp's eighth of a tile that are contiguous, on any GPU, and the units of
+/// each strip if the eighth has more.
 pub(crate) const LONGEST_STRIP: usize = 12;
 pub(crate) const SHORT_STRIP: usize = 4;
 
-/// Units of a warp that lie together in a tile whose eighth has `eighth` units, where `longest` may.
+/// Contiguous units of a warp in a tile whose eighth has `eighth` units; at most `longest` may be
+/// contiguous.
 pub(crate) fn strip_units(eighth: usize, longest: usize) -> usize {
     if eighth <= longest { eighth } else { SHORT_STRIP }
 }
 
-/// Where a unit of a tile lies: each of eight warps computes an eighth of the columns, and what all of them need
-/// next lies together, so that it is copied in one piece. `unit_place` of the kernels does the same.
+/// The index of a unit in its tile. Each of eight warps computes an eighth of the columns, and the
+/// units that all of them need next are contiguous, so that one copy moves them. The kernels'
+/// `unit_place` does the same.
 fn unit_place(eighth: usize, longest: usize, unit: usize) -> usize {
     let long = strip_units(eighth, longest);
     let (warp, own) = (unit / eighth, unit % eighth);
@@ -74,7 +77,7 @@ fn unit_place(eighth: usize, longest: usize, unit: usize) -> usize {
     strip * WARPS * long + warp * long.min(eighth - strip * long) + own % long
 }
 
-/// The packed row of a gate row: tiles of gate and up take turns. The up row comes 8 later.
+/// The packed row of a gate row: tiles of gate and up alternate. The up row is 8 rows later.
 pub(crate) fn gate_row(row: usize) -> usize {
     row / TILE_ROWS * 2 * TILE_ROWS + row % TILE_ROWS
 }

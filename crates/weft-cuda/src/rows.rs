@@ -1,8 +1,8 @@
-//! Rows between KV pages and the host, beside steps.
+//! Copies rows between KV pages and the host, concurrently with steps.
 //!
-//! A thread of its own carries them, one job after the other, in a stream of its own. Events keep the
-//! order where data demands it: a copy comes after all that was asked of the GPU before it, and a step
-//! comes after the copies that are at its pages, whichever way they go.
+//! A separate thread copies them, one job after the other, in its own stream. Events keep the order
+//! that data requires: a copy runs after all earlier work of the GPU, and a step runs after the
+//! copies to or from its pages.
 
 mod carrier;
 pub(crate) use carrier::layout;
@@ -26,10 +26,10 @@ use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::kv::Kv;
 
-/// Rows to carry.
+/// Rows to copy.
 struct Job {
     layers: Range<u16>,
-    /// Of the copy's pages: the first row of the first page, and one after the last.
+    /// Row range within the copy's pages, counted from row 0 of the first page.
     rows: Range<usize>,
     way: Way,
     copy: Arc<Copy>,
@@ -41,12 +41,12 @@ enum Way {
     Out(HostRows, Sender<HostRows>),
 }
 
-/// A copy that was begun.
+/// A copy that was started.
 struct Copy {
     pages: Vec<PageId>,
-    /// What was asked of the GPU before it: steps may still be at its pages.
+    /// The GPU's earlier work: steps may still use the copy's pages.
     ready: Done,
-    /// Its end on the GPU, once it is told.
+    /// Its end on the GPU, once it is known.
     over: Done,
     told: Mutex<Option<Result<(), String>>>,
     is_told: Condvar,
@@ -63,7 +63,7 @@ impl Copy {
         })
     }
 
-    /// Tells that all of it has been asked of the GPU, or why it has not.
+    /// Reports that the whole copy has been submitted to the GPU, or why it has not.
     fn tell(&self, result: &Result<(), CudaError>) {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         *told = Some(match result {
@@ -73,7 +73,7 @@ impl Copy {
         self.is_told.notify_all();
     }
 
-    /// Waits until all of it has been asked of the GPU.
+    /// Waits until the whole copy has been submitted to the GPU.
     fn asked(&self) -> Result<(), CudaError> {
         let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         let told = self.is_told.wait_while(told, |told| told.is_none());
@@ -83,7 +83,7 @@ impl Copy {
 
     fn is_over(&self) -> bool {
         let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        // A copy that failed is kept for whoever waits for it.
+        // A failed copy keeps its error for the caller that waits for it.
         matches!(*told, Some(Ok(()))) && self.over.is_over()
     }
 
@@ -105,18 +105,18 @@ impl Copy {
     }
 }
 
-/// The way in and out of pages.
+/// Copies rows into and out of pages.
 pub(crate) struct Mover {
     gpu: Arc<Gpu>,
     /// None once it is closed.
     jobs: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
-    /// Copies that may not be over, in the order of their jobs.
+    /// Copies that may not be done, in the order of their jobs.
     begun: RefCell<VecDeque<Arc<Copy>>>,
 }
 
 impl Mover {
-    /// For pages that live until it is closed.
+    /// Creates it for pages that live until it is closed.
     pub(crate) fn new(
         gpu: &Arc<Gpu>,
         config: &Config,
@@ -135,16 +135,16 @@ impl Mover {
         Ok(Self { gpu: Arc::clone(gpu), jobs: Some(jobs), thread: Some(thread), begun })
     }
 
-    /// Ends what was begun; nothing uses the pages any more.
+    /// Finishes all started copies; afterwards nothing uses the pages.
     pub(crate) fn close(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // It has told whoever waits for it what went wrong.
+            // The thread has already reported the error to whoever waits for it.
             let _ = thread.join();
         }
     }
 
-    /// Begins to write rows into pages.
+    /// Starts to write rows into pages.
     pub(crate) fn bring(
         &self,
         layers: Range<u16>,
@@ -154,7 +154,7 @@ impl Mover {
         self.begin(layers, rows, Way::In(from)).map(|_| ())
     }
 
-    /// Begins to read rows out of pages.
+    /// Starts to read rows from pages.
     pub(crate) fn send(
         &self,
         layers: Range<u16>,
@@ -166,7 +166,7 @@ impl Mover {
         Ok(receiver)
     }
 
-    /// Reads rows out of pages.
+    /// Reads rows from pages.
     pub(crate) fn read(
         &self,
         layers: Range<u16>,
@@ -176,7 +176,7 @@ impl Mover {
         let (sender, receiver) = channel();
         let copy = self.begin(layers, rows, Way::Out(to, sender))?;
         copy.asked()?;
-        Ok(receiver.recv().expect("what was read is sent before it is told"))
+        Ok(receiver.recv().expect("rows are sent before the end is reported"))
     }
 
     fn begin(&self, layers: Range<u16>, rows: &Rows<'_>, way: Way) -> Result<Arc<Copy>, CudaError> {
@@ -195,19 +195,20 @@ impl Mover {
         Ok(copy)
     }
 
-    /// Forgets copies that are over.
+    /// Forgets copies that are done.
     fn forget_ended(&self) {
         self.begun.borrow_mut().retain(|copy| !copy.is_over());
     }
 
-    /// Whether no copy is at these pages. One that failed is over for whoever asks: the next step that needs it tells why.
+    /// Whether no copy uses these pages. A failed copy counts as done here; the next step that
+    /// needs it reports the error.
     pub(crate) fn is_settled(&self, pages: &[PageId]) -> bool {
         self.gpu.bind();
         self.forget_ended();
         !self.begun.borrow().iter().any(|copy| copy.is_at(pages) && !copy.has_failed())
     }
 
-    /// Waits until no copy is at these pages.
+    /// Waits until no copy uses these pages.
     pub(crate) fn settle(&self, pages: &[PageId]) -> Result<(), CudaError> {
         self.gpu.bind();
         // They end in the order they began.
@@ -219,7 +220,7 @@ impl Mover {
         Ok(())
     }
 
-    /// What is asked of the GPU from now on comes after the copies that are at these pages.
+    /// Makes later work of the GPU wait for the copies that use these pages.
     pub(crate) fn order(&self, pages: &[PageId]) -> Result<(), CudaError> {
         self.order_after(|copy| copy.is_at(pages))
     }

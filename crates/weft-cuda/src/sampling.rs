@@ -1,9 +1,9 @@
-//! Draws on the GPU: what lanes' tokens are chosen by, and where the chosen ones are told.
+//! Draws on the GPU: the settings that choose tokens, and where the chosen tokens are published.
 //!
-//! The numbers of a draw are copied once and then moved on by the GPU itself, token by token. Tokens and
-//! shares of attention come back through memory of this machine that kernels write to: each word carries
-//! the number of its step, so that one read tells whether it is there. `kernels/sampling.cuh` says how a
-//! token is chosen.
+//! The numbers of a draw are copied once; the GPU then updates them itself, token by token. Kernels
+//! write tokens and shares of attention to pinned host memory. Each word carries the number of its
+//! step, so that one read shows whether it has arrived. `kernels/sampling.cuh` says how a token is
+//! chosen.
 
 use std::sync::Arc;
 
@@ -19,19 +19,19 @@ use crate::tables::{FEW, max_cells};
 
 /// Ranks that one block weighs.
 pub(crate) const MOST_RANKS: usize = 128;
-/// Blocks that draw a token together, among more ranks. They wait for one another.
+/// Blocks that draw a token together if there are more ranks. They wait for one another.
 pub(crate) const WIDE_BLOCKS: usize = 16;
-/// Threads of each of these blocks, and the most rows that one of them keeps.
+/// Threads of each of these blocks, and the most rows that one of them holds.
 pub(crate) const WIDE_THREADS: usize = 512;
 pub(crate) const MOST_WIDE_ROWS: usize = 62;
-/// Sums that each block leaves for the others, in turn in one place and another: one for every value
-/// of eight bits of a score.
+/// Sums that each block publishes to the others, alternating between two places: one for every
+/// value of eight bits of a score.
 pub(crate) const DIGITS: usize = 256;
 /// Steps whose tokens and shares the host may still read.
 pub(crate) const TOLD_STEPS: usize = 64;
-/// What a kernel tells where it leaves the choice to the host.
+/// The token that a kernel publishes if it leaves the choice to the host.
 pub(crate) const DECLINED: u32 = u32::MAX;
-/// Rows whose best score is kept together.
+/// Rows that share one best score.
 pub(crate) const SCORE_ROWS: usize = 16;
 const THREADS: usize = 256;
 const PARTS_BYTES: usize = FEW * 2 * WIDE_BLOCKS * DIGITS * 8;
@@ -76,7 +76,7 @@ impl DrawWords {
         Self {
             flags,
             vocab: draw.vocab as u32,
-            // More ranks than tokens are all of them.
+            // More ranks than tokens means all tokens.
             top_k: draw.top_k.min(draw.vocab) as u32,
             index: draw.index as u32,
             repetition: draw.repetition_penalty,
@@ -121,7 +121,7 @@ impl AdjustmentWords {
     }
 }
 
-/// What kernels get. They call it `Sampling`.
+/// The kernels' arguments. They call it `Sampling`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct SamplingAddresses {
@@ -139,7 +139,7 @@ pub(crate) struct SamplingAddresses {
 // SAFETY: `repr(C)`, with the fields of the kernels' `Sampling`.
 unsafe impl Argument for SamplingAddresses {}
 
-/// What kernels must lay out as it is here.
+/// Structs that kernels must lay out as here.
 pub(crate) fn layouts() -> [Layout; 3] {
     [
         layout!(DrawWords as "Draw" {
@@ -159,9 +159,9 @@ pub(crate) enum Chosen {
     /// From logits that it fetches.
     #[default]
     ByHost,
-    /// By one block an output.
+    /// On the GPU, by one block per output.
     AmongFew,
-    /// Some by many blocks an output.
+    /// On the GPU, some by many blocks per output.
     AmongAll,
 }
 
@@ -196,9 +196,10 @@ pub(crate) struct Sampling {
     marks: Memory,
     /// `AdjustmentWords` \[FEW · vocab at most\]
     adjustments: Memory,
-    /// \[TOLD_STEPS\]\[FEW\], then \[TOLD_STEPS\]\[cells\]: numbers of steps above what they tell
+    /// \[TOLD_STEPS\]\[FEW\], then \[TOLD_STEPS\]\[cells\]: the step's number in the upper half,
+    /// the value in the lower
     told: Pinned,
-    /// What blocks that draw together leave for one another: \[FEW\]\[2\]\[blocks\]\[words\]
+    /// Sums that blocks that draw together publish to one another: \[FEW\]\[2\]\[blocks\]\[words\]
     parts: Memory,
     /// How often one of them has waited for the others: \[FEW\]
     gates: Memory,
@@ -223,7 +224,7 @@ impl Sampling {
             told: Pinned::new(gpu, TOLD_STEPS * (FEW + n_cells) * 8)?,
             parts: memory(PARTS_BYTES)?,
             gates: memory(FEW * 4)?,
-            // Blocks that wait for one another must all be there.
+            // Blocks that wait for one another must all be resident.
             serves_wide: vocab <= WIDE_BLOCKS * WIDE_THREADS * MOST_WIDE_ROWS
                 && gpu.facts.chip.n_sms >= WIDE_BLOCKS,
             n_cells,
@@ -231,7 +232,7 @@ impl Sampling {
         })
     }
 
-    /// What it takes on the GPU.
+    /// Bytes that it takes on the GPU.
     pub(crate) fn bytes(config: &Config) -> usize {
         let groups = n_best(config.vocab);
         let of_token = 2 * 4 + size_of::<AdjustmentWords>();
@@ -258,8 +259,8 @@ impl Sampling {
         }
     }
 
-    /// Puts the draws of a step's outputs on the GPU, in the stream. The first step after it is number
-    /// `number`; where `followed`, steps after that need nothing from here.
+    /// Copies the draws of a step's outputs to the GPU, in the stream. The next step has the number
+    /// `number`; if `followed`, the steps after it need no further copy.
     pub(crate) fn upload(
         &mut self,
         gpu: &Gpu,
@@ -293,15 +294,16 @@ impl Sampling {
         gpu.upload(Stream::Compute, &self.draws, &self.pinned_draws, size_of_val(&all))
     }
 
-    /// The token that step `number` told for an output, once it has: `Some(None)` where the host is to
-    /// choose.
+    /// The token that step `number` published for an output, if it has arrived; `Some(None)` if the
+    /// host must choose.
     pub(crate) fn token(&self, number: u32, output: usize) -> Option<Option<u32>> {
         let told = self.told.load(number as usize % TOLD_STEPS * FEW + output);
         let token = (told >> 32 == u64::from(number)).then_some(told as u32)?;
         Some((token != DECLINED).then_some(token))
     }
 
-    /// The sum over heads that step `number` told of a cell's share of attention, once it has.
+    /// A cell's share of attention, summed over heads, that step `number` published, if it has
+    /// arrived.
     pub(crate) fn share(&self, number: u32, cell: usize) -> Option<f32> {
         let shares = TOLD_STEPS * FEW + number as usize % TOLD_STEPS * self.n_cells;
         let told = self.told.load(shares + cell);

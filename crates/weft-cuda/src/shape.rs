@@ -1,7 +1,7 @@
 //! A model's shape as the kernels need it: padded widths, how matrices are cut, the constants.
 //!
-//! Kernels are compiled with these numbers; nothing about a model is typed twice. What a cut means
-//! is told in `kernels/matvec.cuh`.
+//! Kernels are compiled with these numbers; nothing about a model is typed twice.
+//! `kernels/matvec.cuh` explains cuts.
 
 use weft_core::config::Config;
 use weft_core::kv::PAGE_ROWS;
@@ -10,9 +10,9 @@ use crate::error::CudaError;
 use crate::pack::{LONGEST_STRIP, SHORT_STRIP, strip_units};
 use crate::tables::SECTION_PAGES;
 
-/// Columns come in eighths of units of 32.
+/// Columns are padded to eighths of units of 32.
 pub(crate) const COLUMN_STEP: usize = 256;
-/// Rows come in tiles of 8, and blocks of tokens take 16 tiles at once.
+/// Rows are in tiles of 8, and the kernels for blocks of tokens take 16 tiles at once.
 pub(crate) const TILE_ROWS: usize = 8;
 pub(crate) const BLOCK_ROWS: usize = 128;
 /// Tokens of a block of them.
@@ -20,33 +20,34 @@ pub(crate) const BLOCK_TOKENS: usize = 128;
 /// Bytes of 8 rows × 32 columns.
 pub(crate) const UNIT_BYTES: usize = 512;
 pub(crate) const WARPS: usize = 8;
-/// Shared memory that a ring of weights takes at most: where two blocks share a multiprocessor, and where a block is
-/// alone, because it holds more units of its input in registers than `TWO_BLOCKS_UNITS` or the GPU has little.
+/// The most shared memory of a ring of weights: if two blocks share a multiprocessor, and if a
+/// block is alone because it holds more units of its input in registers than `TWO_BLOCKS_UNITS` or
+/// the GPU has little shared memory.
 const PAIR_RING_BYTES: usize = 96 << 10;
 const LONE_RING_BYTES: usize = 192 << 10;
 const TWO_BLOCKS_UNITS: usize = 4;
 /// Less than this is too little to share.
 const LEAST_PAIR_RING: usize = 64 << 10;
-/// Shared memory that a block takes besides its ring, and that the system takes of each block.
+/// Shared memory that a block takes besides its ring, and that the system reserves per block.
 const BESIDE_RING: usize = 17 << 10;
 const OF_THE_SYSTEM: usize = 1 << 10;
 /// Shared memory that `attend` takes besides pages, and a stage of `matmul.cuh`.
 const BESIDE_PAGES: usize = 28 << 10;
 pub(crate) const BLOCK_STAGE: usize = 2 * BLOCK_ROWS * 64 * 2;
-/// Bytes on their way at once where a block's weights fit its ring: the kernels before it have loads of their
-/// own; and where they do not, and the memory must be kept busy for long.
+/// Bytes in flight at once: if a block's weights fit its ring, because earlier kernels have their
+/// own loads; and if they do not, because the memory must be kept busy for long.
 const SHORT_FLIGHT: usize = 32 << 10;
 const LONG_FLIGHT: usize = 64 << 10;
-/// Tiles that share the reading of their input at most: a warp keeps the sums of all.
+/// The most tiles that share the reading of their input: a warp holds the sums of all.
 const MAX_TILES: usize = 5;
-/// Tiles that are computed side by side at most.
+/// The most tiles that are computed side by side.
 const MAX_HELD_TILES: usize = 6;
 /// The most query heads that share a KV head: a tile of queries has 16 rows.
 const MAX_GROUP: usize = 16;
-/// The widest head: a block of `attend` keeps a section of it in shared memory.
+/// The widest head: a block of `attend` holds a section of it in shared memory.
 const MAX_HEAD_DIM: usize = 160;
 
-/// What of a GPU decides how kernels are cut.
+/// The properties of a GPU that decide how work is split among blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chip {
     /// Multiprocessors.
@@ -59,7 +60,7 @@ impl Chip {
     /// An H100 or H200: what kernels are tuned for.
     pub const HOPPER: Self = Self { n_sms: 132, shared_bytes: 227 << 10 };
 
-    /// Bytes for the ring of each of two blocks; none where they would be too few.
+    /// Bytes for the ring of each of two blocks; none if they would be too few.
     fn pair_ring(&self) -> Option<usize> {
         let each = (self.shared_bytes - OF_THE_SYSTEM) / 2;
         let ring = each.saturating_sub(BESIDE_RING).min(PAIR_RING_BYTES);
@@ -71,7 +72,7 @@ impl Chip {
         self.shared_bytes.saturating_sub(BESIDE_RING).min(LONE_RING_BYTES)
     }
 
-    /// Units of a warp that may lie in one piece: two tiles in one piece fit the smallest ring.
+    /// Units of a warp that may be contiguous: two such tiles fit the smallest ring.
     pub(crate) fn longest_strip(&self) -> usize {
         let ring = self.pair_ring().unwrap_or(self.lone_ring() / 2);
         (ring / (WARPS * UNIT_BYTES)).min(LONGEST_STRIP)
@@ -100,7 +101,7 @@ pub(crate) fn padded(columns: usize) -> usize {
     columns.next_multiple_of(COLUMN_STEP)
 }
 
-/// How the product of a matrix with a few tokens is shared out.
+/// How the product of a matrix with a few tokens is split among blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cut {
     /// Tiles of 8 rows that a block computes together.
@@ -119,8 +120,9 @@ pub(crate) struct Cut {
 }
 
 impl Cut {
-    /// Cuts a matrix whose input is held in registers. Where a block's ring holds all of its tiles, they are computed side
-    /// by side; otherwise two at a time, or one where that keeps the busiest block from more.
+    /// Cuts a matrix whose input is held in registers. If a block's ring holds all of its tiles,
+    /// they are computed side by side; otherwise two at a time, or one if that gives the busiest
+    /// block less work.
     fn held(rows: usize, columns: usize, chip: &Chip) -> Self {
         let n_tiles = rows.div_ceil(TILE_ROWS);
         let busiest = |tiles: usize| n_tiles.div_ceil(tiles).div_ceil(chip.n_sms) * tiles;
@@ -128,7 +130,7 @@ impl Cut {
         Self::held_in_tiles(n_tiles, columns, chip, tiles)
     }
 
-    /// The same in groups of `tiles`, or of as many as a block has where all fit.
+    /// The same in groups of `tiles`, or of all the block's tiles if they fit.
     fn held_in_tiles(n_tiles: usize, columns: usize, chip: &Chip, tiles: usize) -> Self {
         let shares = padded(columns) / COLUMN_STEP <= TWO_BLOCKS_UNITS;
         let pair_ring = chip.pair_ring().filter(|_| shares);
@@ -161,15 +163,15 @@ impl Cut {
         Self { tiles, all_tiles: n_tiles, groups, stages, stage_bytes, strips, blocks }
     }
 
-    /// Stages on their way at once.
+    /// Stages in flight at once.
     fn in_flight(&self) -> usize {
         let all = self.groups.div_ceil(self.blocks) * self.tiles * self.strips;
         let bytes = if all <= self.stages { SHORT_FLIGHT } else { LONG_FLIGHT };
         bytes.div_ceil(self.stage_bytes).min(self.stages)
     }
 
-    /// Chains in which a warp adds up a row: two where a block has a single tile, all of it at hand, and would wait for
-    /// one chain.
+    /// Chains in which a warp adds up a row: two if a block has a single tile that is entirely in
+    /// its ring, because one chain would make it wait.
     fn chains(&self) -> usize {
         let is_at_hand = self.stages == 1 && self.groups == self.blocks;
         let is_long = self.stage_bytes > WARPS * UNIT_BYTES;
@@ -204,7 +206,7 @@ impl Shape {
     pub(crate) fn new(config: &Config, chip: Chip) -> Result<Self, CudaError> {
         let refuse = |what: &str, value: usize, limit: usize| {
             Err(CudaError::Unsupported(format!(
-                "{what} is {value}; its kernels take up to {limit}"
+                "{what} is {value}; the kernels support up to {limit}"
             )))
         };
         if config.group() > MAX_GROUP {
@@ -234,12 +236,13 @@ impl Shape {
         })
     }
 
-    /// In what order products are added up, as far as it depends on the GPU: rows of two orders differ in their last bits.
+    /// The order in which products are added up, as far as it depends on the GPU: rows of two
+    /// orders differ in their last bits.
     pub(crate) fn order_of_sums(&self) -> String {
         format!("chains {} {}", self.proj.chains(), self.down.chains())
     }
 
-    /// Shared memory of `attend` besides what it always has.
+    /// Dynamic shared memory of `attend`.
     pub(crate) fn attend_bytes(&self) -> usize {
         (1 + usize::from(self.chip.has_both_sides(self.dim))) * Chip::side_bytes(self.dim)
     }
@@ -249,7 +252,7 @@ impl Shape {
         self.chip.block_stages().1 * BLOCK_STAGE
     }
 
-    /// What kernels must know of a model and its cuts, by name.
+    /// The constants of a model and its cuts, by their names in the kernels.
     pub(crate) fn constants(&self, config: &Config) -> Vec<(String, usize)> {
         let own = |(name, value): (&str, usize)| (name.to_owned(), value);
         let mut all = [
@@ -340,7 +343,7 @@ mod tests {
         let chains = |cut: Cut| cut.chains();
         let small = cuts("qwen3-0.6b");
         assert_eq!([small.proj, small.down, small.qkv, small.gate_up].map(chains), [2, 2, 1, 1]);
-        // Two tiles a block, and rows of so many columns that they come in strips.
+        // Two tiles per block, and rows of so many columns that they are in strips.
         assert_eq!([cuts("qwen3-1.7b").down, cuts("qwen2.5-0.5b").down].map(chains), [1, 1]);
         // A GPU that adds up in another order has rows of another kind.
         let config = shapes::config("qwen3-0.6b").unwrap();

@@ -1,7 +1,7 @@
-//! How a step is launched: op by op, as a graph or in the persistent kernel; and those that follow it.
+//! Launches a step, op by op, as a graph or in the persistent kernel, and the steps that follow it.
 //!
-//! Steps that are begun ahead run where the one before them did: as graphs that wait in the stream, or inside one
-//! launch of the persistent kernel. To whoever asks for them it is the same (`in_flight.rs`).
+//! Steps that are started ahead run as the previous step did: as graphs that wait in the stream, or
+//! inside one launch of the persistent kernel. The caller sees no difference (`in_flight.rs`).
 
 use weft_core::device::Step;
 use weft_core::plan::Op;
@@ -17,7 +17,7 @@ use crate::persistent::{self, Chooses, Run};
 use crate::sampling::{Chosen, TOLD_STEPS};
 use crate::tables::Family;
 
-/// An output that is chosen for on the GPU, its sampler, and the draw.
+/// An output whose token is chosen on the GPU, its sampler, and the draw.
 pub(crate) type OutputDraw<'a> = (usize, &'a Sampler, Draw);
 
 /// How ops on a step are launched.
@@ -27,12 +27,12 @@ enum Way {
     Ops,
     /// As one graph.
     Graph,
-    /// In one kernel, and the steps that follow with them.
+    /// In one kernel, together with the steps that follow.
     Persistent,
 }
 
 impl Way {
-    /// Steps that may be begun beyond the one that is asked for.
+    /// Steps that may be started beyond the requested one.
     fn most_ahead(self) -> usize {
         match self {
             Self::Ops => 0,
@@ -42,7 +42,7 @@ impl Way {
     }
 }
 
-/// A step whose lists lie where the GPU fetches them.
+/// A step whose lists are in pinned memory, ready for the GPU.
 struct Prepared {
     family: Family,
     bytes: usize,
@@ -59,7 +59,7 @@ impl CudaDevice {
         self.wait_for_end()
     }
 
-    /// Runs a step that was not begun yet, and begins those that may follow.
+    /// Runs a step that was not started ahead, and starts those that may follow.
     pub(crate) fn begin(
         &mut self,
         ops: &[Op],
@@ -80,7 +80,8 @@ impl CudaDevice {
         self.launch(ops, &prepared, Chooses::by(draws, step.n_outputs()), n)
     }
 
-    /// Begins steps beyond the one that was begun and is asked for now. The persistent kernel has its own in it.
+    /// Starts steps beyond the requested one, which was started ahead. A launch of the persistent
+    /// kernel already contains its next steps.
     pub(crate) fn begin_more(&mut self, ahead: usize) -> Result<(), (Op, CudaError)> {
         if self.persistent.as_ref().is_some_and(|kernel| kernel.is_running) {
             return Ok(());
@@ -89,7 +90,7 @@ impl CudaDevice {
         if n == 0 { Ok(()) } else { self.launch_graph(self.in_flight.how(), n) }
     }
 
-    /// Waits for a step's tokens; where it tells none, for its end.
+    /// Waits for a step's tokens or, if it publishes none, for its end.
     pub(crate) fn wait(&mut self) -> Result<(), (Op, CudaError)> {
         if self.in_flight.how() == Chosen::ByHost {
             return self.wait_for_end();
@@ -97,19 +98,19 @@ impl CudaDevice {
         let Self { in_flight, gpu, sampling, plan, .. } = self;
         let last = *plan.last().expect("a plan has ops");
         in_flight.wait(gpu, sampling).map_err(|error| {
-            // A launch that ended without its tokens may know why.
+            // A launch that ended without its tokens may have recorded the reason.
             self.end_launch().err().unwrap_or((last, error))
         })
     }
 
-    /// Ends what the persistent kernel still runs, and waits until it is gone. Graphs that were begun in vain run to
-    /// their end, before anything that comes after them.
+    /// Stops the persistent kernel and waits until it has ended. Unused graphs run to their end
+    /// before any later work.
     pub(crate) fn end_launch(&mut self) -> Result<(), (Op, CudaError)> {
         self.stop();
         persistent::finish(self).map_err(|fault| fault.in_plan(&self.plan))
     }
 
-    /// Has the persistent kernel end with the token it is at. What is asked of the GPU from here on waits for that.
+    /// Ends the persistent kernel after its current token. Later work of the GPU waits for that.
     pub(crate) fn stop(&self) {
         if let Some(kernel) = &self.persistent {
             kernel.stop();
@@ -122,7 +123,8 @@ impl CudaDevice {
         persistent::finish(self).map_err(|fault| fault.in_plan(&self.plan))
     }
 
-    /// Has a step wait for the copies that it needs, makes its lists, and decides how ops on them are launched.
+    /// Makes a step wait for the copies that it needs, builds its lists, and decides how its ops
+    /// are launched.
     fn prepare(
         &mut self,
         ops: &[Op],
@@ -138,7 +140,7 @@ impl CudaDevice {
         };
         let bytes = tables.write(step, &self.lists);
         let is_whole = ops == self.plan;
-        // A launch chooses at the plan's end, by one block an output.
+        // A launch chooses at the plan's end, by one block per output.
         let is_served = match chosen {
             Chosen::ByHost => true,
             Chosen::AmongFew => is_whole,
@@ -154,7 +156,8 @@ impl CudaDevice {
         Ok(Prepared { family, bytes, way, chosen })
     }
 
-    /// Copies a step's lists to the GPU and launches ops on them, and on the `n - 1` steps that follow.
+    /// Copies a step's lists to the GPU and launches ops on them, and on the `n - 1` steps that
+    /// follow.
     fn launch(
         &mut self,
         ops: &[Op],
@@ -178,8 +181,8 @@ impl CudaDevice {
             Way::Graph => self.launch_graph(chosen, n),
             Way::Ops => {
                 self.clear_shares(&counts).map_err(first)?;
-                // Only a graph may join kernels of few tokens: alone, an op must leave what the next would have made
-                // with it.
+                // Only a graph may join kernels of few tokens: an op launched alone must leave its
+                // own result.
                 let joined = family == Family::Many && self.launches != Launches::Ops;
                 Pass { device: self, step, family, counts, joined, chosen }.run(ops)
             }

@@ -2,9 +2,9 @@
 //!
 //! There are two families of kernels: one for steps of up to [`FEW`] tokens, one for more. Both
 //! compute the same bits; which one runs is a matter of speed. Attention is cut into sections of
-//! four pages, the same in both; what a section and a stretch between two marks have in common is a
-//! cell, of which the lane's last token keeps a share of its attention. Every index in the lists
-//! was checked by `Step::check`.
+//! four pages, the same in both; the intersection of a section and a stretch between two marks is a
+//! cell, and the share of attention that the lane's last token gives to it is recorded. Every index
+//! in the lists was checked by `Step::check`.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -36,12 +36,12 @@ const ITEM_QUERIES: usize = 16;
 pub(crate) const TILE_QUERIES: usize = 64;
 /// Numbers before the lists.
 const COUNTS: usize = 8;
-/// Words of each token in the lists: four of its own, four that tell of its parts and cells.
+/// Words of each token in the lists: four of its own, four about its parts and cells.
 const TOKEN_WORDS: usize = 8;
 pub(crate) const NOWHERE: u32 = u32::MAX;
 /// Words of a bit for each row of a section.
 const MARK_WORDS: usize = SECTION_ROWS / 32;
-/// The query's token keeps no share of its attention: it is not its lane's last.
+/// The query's token records no shares of attention: it is not its lane's last.
 pub(crate) const NO_CELL: u16 = u16::MAX;
 
 /// Which kernels run a step.
@@ -72,7 +72,7 @@ pub(crate) struct Section {
     position: u32,
     home: u32,
     n_rows: u16,
-    /// Rows before it are not the section's.
+    /// Rows before it do not belong to the section.
     first: u16,
     n_marks: u16,
     /// The first of its cells, of those of the lane.
@@ -111,7 +111,7 @@ struct QueryTile {
 
 words!(Section, Item, QueryTile);
 
-/// What kernels must lay out as it is here.
+/// Structs that kernels must lay out as here.
 pub(crate) fn layouts() -> [Layout; 5] {
     [
         layout!(Section as "Section" {
@@ -133,11 +133,12 @@ pub(crate) struct Counts {
     pub(crate) n_outputs: usize,
     pub(crate) n_items: usize,
     pub(crate) n_tiles: usize,
-    /// Blocks that share the sections of a tile; with more than one, every token's result is folded.
+    /// Blocks that share the sections of a tile; if more than one, every token's result is
+    /// combined.
     pub(crate) n_splits: usize,
-    /// Parts of results that are folded.
+    /// Parts of results that are combined.
     pub(crate) n_partials: usize,
-    /// Shares of attention that are kept.
+    /// Shares of attention that are recorded.
     pub(crate) n_cells: usize,
 }
 
@@ -155,7 +156,7 @@ struct Open {
     /// The lane of its first query. Lanes come one after the other, so all queries that see more or
     /// less are this lane's.
     lane: usize,
-    /// How far all of them see, if they see as far.
+    /// How far all of them see, if they all see equally far.
     seen: Option<u16>,
     before: Option<usize>,
 }
@@ -168,23 +169,23 @@ fn lane_sections(limits: &Limits) -> usize {
     limits.positions.min((limits.positions + MAX_SPANS * beside) / SECTION_ROWS)
 }
 
-/// Parts of each of few tokens that there is room for beyond its sections: larger steps use it, and so
-/// a query of a hundred tokens after a long context can be split over the GPU.
+/// Additional parts for each of few tokens beyond its sections. Larger steps use them, so that a
+/// query of a hundred tokens after a long context can be split over the GPU.
 const SPLIT_PARTS: usize = 1024;
 
-/// Most parts that results are folded from.
+/// The most parts that results are combined from.
 pub(crate) fn max_partials(limits: &Limits) -> usize {
     let few = lane_sections(limits)
         .max(limits.positions.min(limits.positions / SECTION_ROWS + SPLIT_PARTS));
     FEW.max(MAX_LANES) * few
 }
 
-/// Most shares of attention that are kept: those of each lane's last token.
+/// The most shares of attention that are recorded: those of each lane's last token.
 pub(crate) fn max_cells(limits: &Limits) -> usize {
     MAX_LANES * (lane_sections(limits) + MAX_MARKS)
 }
 
-/// The lists, and room to make them.
+/// The lists, and scratch memory to build them.
 #[derive(Default)]
 pub(crate) struct Lists {
     split: SplitRule,
@@ -192,9 +193,10 @@ pub(crate) struct Lists {
     lanes: Vec<Range<usize>>,
     items: Vec<Item>,
     tiles: Vec<QueryTile>,
-    /// How many parts each token has, and the first; how many cells, and the first.
+    /// For each token: the number of its parts, its first part, the number of its cells, its first
+    /// cell.
     partials: Vec<[u32; 4]>,
-    /// The last item of some pages; and of each item who may join it.
+    /// The last item of each set of pages; and for each item, which queries may join it.
     open_items: HashMap<[PageId; SECTION_PAGES], usize>,
     open: Vec<Open>,
     pub(crate) shares: Vec<LaneShares>,
@@ -206,7 +208,7 @@ impl Lists {
         Self { split, ..Self::default() }
     }
 
-    /// Makes the lists of a step. `group` query heads share a KV head.
+    /// Builds the lists of a step. `group` query heads share a KV head.
     pub(crate) fn fill(&mut self, step: &Step<'_>, group: usize) {
         self.sections.clear();
         self.lanes.clear();
@@ -234,13 +236,13 @@ impl Lists {
         self.counts.n_tiles = self.tiles.len();
     }
 
-    /// Queries of each item: none where a token does not see its own row, several of one token where a lane has
-    /// the same pages twice.
+    /// The number of queries of each item: zero if a token does not see its own row, several of one
+    /// token if a lane contains the same pages twice.
     pub(crate) fn queries_of_items(&self) -> impl Iterator<Item = u32> {
         self.items.iter().map(|item| item.n_queries)
     }
 
-    /// Those of the item that has the most.
+    /// The largest number of queries of an item.
     pub(crate) fn most_queries(&self) -> usize {
         self.queries_of_items().max().unwrap_or(0) as usize
     }
@@ -264,7 +266,7 @@ impl Lists {
         self.counts.n_cells += shares.stretches.len();
     }
 
-    /// How many cells a token of a lane has, and the first: only the last has any.
+    /// The number of cells of a lane's token, and the first: only the last token has any.
     fn cells_of(&self, index: usize, lane: &Lane<'_>, position: u32) -> [u32; 2] {
         let shares = &self.shares[index];
         match lane.positions.last() == Some(&position) {
@@ -306,10 +308,11 @@ impl Lists {
         self.add_stores(step);
     }
 
-    /// Queries that see the same rows share an item, as far as a tile holds them. Those of one lane
-    /// also if some see less. Those of others may not: a row that one lane stores now, and another
-    /// does not see, would enter the other's sums with a weight of zero, and zero times infinity is
-    /// no number. Kernels count on it that all results of an item are folded from parts, or none.
+    /// Queries that see the same rows share an item, as far as a tile holds them. Queries of one
+    /// lane also share it if some see less. Those of different lanes may not: a row that one lane
+    /// stores now, and another does not see, would enter the other's sums with a weight of zero,
+    /// and zero times infinity is not a number. Kernels rely on this: either all results of an item
+    /// are combined from parts, or none.
     fn add_query(&mut self, lane: usize, section: &Section, query: Query, most: usize) {
         let mut next = self.open_items.get(&section.pages).copied();
         while let Some(index) = next {
@@ -332,8 +335,8 @@ impl Lists {
         self.items.push(item);
     }
 
-    /// Every item whose rows a token of this step writes makes them itself. A row that no item has
-    /// gets one without queries.
+    /// Every item that contains rows written in this step computes them itself. A row that is in no
+    /// item gets an item without queries.
     fn add_stores(&mut self, step: &Step<'_>) {
         let slots = step.lanes.iter().flat_map(|lane| lane.store_at);
         for (token, slot) in slots.enumerate() {
@@ -425,7 +428,8 @@ fn marks(lane: &Lane<'_>, positions: Range<usize>, first: usize) -> (u16, Marks)
     })
 }
 
-/// A number of parts or cells as queries hold it: contexts of millions of rows have as many.
+/// A number of parts or cells in the width of a query's field, which suffices for contexts of
+/// millions of rows.
 fn short(n: usize) -> u16 {
     u16::try_from(n).ok().filter(|n| *n != NO_CELL).expect("sections of a lane are bounded")
 }

@@ -1,4 +1,4 @@
-//! The lists of a step, against what a step says, without a GPU.
+//! Tests the lists of a step against the step, without a GPU.
 
 use super::*;
 use weft_core::device::{Outputs, Span};
@@ -42,7 +42,7 @@ fn a_span_that_stands_twice_is_asked_twice_by_one_token() {
 
 #[test]
 fn lanes_that_share_a_span_share_its_items() {
-    // 300 shared rows, then one row of each lane's own; the second lane stands 7 further on.
+    // 300 shared rows, then one row for each lane; the second lane is 7 positions further on.
     let shared = span(0, 300, 0);
     let moved = Span { position: 7, ..shared.clone() };
     let (a, b) = ([shared, span(9, 1, 300)], [moved, span(10, 1, 307)]);
@@ -56,7 +56,7 @@ fn lanes_that_share_a_span_share_its_items() {
         first.queries[0],
         Query { token: 0, n_parts: 3, seen: 256, cell: 0, rotate_at: 300, partial: 0 }
     );
-    // Seen from the span's home the second lane's query stands at 300 too.
+    // Relative to the span's home, the second lane's query is also at 300.
     assert_eq!(
         first.queries[1],
         Query { token: 1, n_parts: 3, seen: 256, cell: 3, rotate_at: 300, partial: 3 }
@@ -76,7 +76,11 @@ fn a_full_tile_of_queries_begins_another_item() {
     let queries: Vec<_> = lists.items.iter().map(|item| item.n_queries).collect();
     assert_eq!(queries, [3, 3, 2], "16 rows hold three tokens of five heads");
     let rows: Vec<_> = lists.items.iter().map(|item| (item.n_rows, item.n_stores)).collect();
-    assert_eq!(rows, [(3, 3), (6, 6), (8, 8)], "each makes the rows it reads, and reads no more");
+    assert_eq!(
+        rows,
+        [(3, 3), (6, 6), (8, 8)],
+        "each computes the rows it reads, and reads no more"
+    );
     assert_eq!(lists.items[1].queries[0].seen, 4);
 }
 
@@ -107,8 +111,8 @@ fn blocks_of_tokens_see_no_section_after_their_last() {
 
 #[test]
 fn sections_fit_where_memory_was_taken_for_them() {
-    // The worst that there is: spans that begin with the last row of a page, and just reach into a
-    // second section.
+    // The worst case: spans that begin with the last row of a page and just reach into a second
+    // section.
     for (len, n_sections) in [(1, MAX_SPANS), (2, MAX_SPANS), (194, 2 * MAX_SPANS)] {
         let positions = MAX_SPANS * len;
         let limits = Limits { step_tokens: 8, step_outputs: 8, positions, pages: 64 };
@@ -130,7 +134,7 @@ fn sections_fit_where_memory_was_taken_for_them() {
 #[test]
 fn marks_cut_sections_into_cells() {
     let a = [span(0, 600, 0)];
-    // One is where a section begins; one comes later than the token.
+    // One is where a section begins; one is after the token.
     let marks = [10, 64, 256, 300, 700];
     let lanes = [Lane { marks: &marks, ..lane(&[1], &[599], &[599], &a) }];
     let mut lists = Lists::default();
@@ -142,7 +146,7 @@ fn marks_cut_sections_into_cells() {
     assert_eq!(lists.shares[0].stretches, [0, 1, 2, 3, 4, 4]);
     assert_eq!((lists.shares[0].n_stretches, lists.counts.n_cells), (6, 6));
     assert_eq!(lists.partials, [[3, 0, 6, 0]]);
-    // A mark in rows that the last token does not see is none for it.
+    // A mark in rows that the last token does not see does not count for it.
     let lanes = [Lane { marks: &marks, ..lane(&[1], &[40], &[40], &a) }];
     lists.fill(&Step { lanes: &lanes }, 2);
     assert_eq!(lists.shares[0].stretches, [0, 1]);
@@ -170,7 +174,11 @@ fn stretches_know_the_halves_of_pages_that_they_have_rows_in() {
     assert_eq!((one.n_marks, one.cuts, one.first_pages), (1, [32, 32, 6, 0, 0, 0, 0, 0], 2));
     assert_eq!(item(0, 256, &[128]).cuts, [32, 32, 32, 32, 0, 0, 0, 0]);
     assert_eq!(item(0, 256, &[128]).first_pages, 2);
-    assert_eq!(item(0, 256, &[10]).has_inner, 0, "the two halves of its sums are all there is");
+    assert_eq!(
+        item(0, 256, &[10]).has_inner,
+        0,
+        "there is nothing besides the two halves of its sums"
+    );
     // A stretch that ends inside a half has rows there; one that ends where a half begins has none.
     let two = item(0, 256, &[70, 128]);
     let halves = [(0b111, 0), none, (0b1100, 1), none, (0b1111_0000, 2), none, none, none];
@@ -215,7 +223,10 @@ fn a_span_begins_anywhere_in_a_page() {
     let lanes = [lane(&[1], &[120], &[5], &a)];
     lists.fill(&Step { lanes: &lanes }, 2);
     assert_eq!((lists.items[1].queries[0].seen, lists.items[1].n_rows), (61, 61));
-    assert_eq!(lists.items[2].n_queries, 0, "a row before the span's first is not the span's");
+    assert_eq!(
+        lists.items[2].n_queries, 0,
+        "a row before the span's first does not belong to the span"
+    );
 }
 
 #[test]
@@ -272,7 +283,7 @@ fn a_few_tokens_behind_a_long_context_are_shared_out_by_sections() {
     assert_eq!((lists.counts.n_tiles, lists.counts.n_splits), (1, 8));
     assert_eq!(lists.counts.n_partials, 32 * 8);
     assert_eq!((lists.partials[0], lists.partials[31]), ([8, 0, 0, 0], [8, 31 * 8, 8, 0]));
-    assert_eq!(lists.counts.n_cells, 8, "shares are the last token's");
+    assert_eq!(lists.counts.n_cells, 8, "shares belong to the last token");
     for too_much in [SplitRule { most_partials: 255, ..split }, SplitRule { at_once: 15, ..split }]
     {
         let mut lists = Lists::new(too_much);

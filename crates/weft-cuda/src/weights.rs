@@ -1,4 +1,4 @@
-//! The weights as the CUDA device keeps them: matrices packed, all on the GPU.
+//! The weights of the CUDA device: matrices packed, all on the GPU.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -16,11 +16,11 @@ pub(crate) struct ModelWeights {
     pub(crate) embed: Memory,
     pub(crate) layers: Vec<LayerWeights>,
     pub(crate) final_norm: Memory,
-    /// None where the head is the embedding.
+    /// None if the head is the embedding.
     head: Option<Memory>,
 }
 
-/// Vectors that a model does not have are 16 bytes that no kernel reads.
+/// Vectors that a model lacks are 16 bytes that no kernel reads.
 pub(crate) struct LayerWeights {
     pub(crate) attention_norm: Memory,
     /// Rows of q, then k, then v.
@@ -30,7 +30,7 @@ pub(crate) struct LayerWeights {
     pub(crate) k_norm: Memory,
     pub(crate) o: Memory,
     pub(crate) mlp_norm: Memory,
-    /// Tiles of gate and of up in turn.
+    /// Tiles of gate and up, alternating.
     pub(crate) gate_up: Memory,
     pub(crate) down: Memory,
 }
@@ -43,7 +43,8 @@ impl ModelWeights {
         longest_strip: usize,
     ) -> Result<Self, CudaError> {
         let reader = &Reader { gpu, config, from, longest_strip };
-        // Packing is what takes the time, so every core has its share. The largest matrices come first.
+        // Packing takes most of the time, so every core does a part. The largest matrices come
+        // first.
         std::thread::scope(|scope| {
             let embed = scope.spawn(|| reader.matrix(Tensor::Embed));
             let head = (!config.tied_head).then(|| scope.spawn(|| reader.matrix(Tensor::Head)));
@@ -65,7 +66,7 @@ impl ModelWeights {
 
 type Thread<'s> = std::thread::ScopedJoinHandle<'s, Result<Memory, CudaError>>;
 
-/// Threads that pack layers: more than these would wait for memory.
+/// Threads that pack layers: more would only wait for memory.
 fn n_threads() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get().min(12))
 }
@@ -78,7 +79,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// All layers, each by the thread that comes to it first.
+    /// Packs all layers, each on the first free thread.
     fn layers(&self) -> Result<Vec<LayerWeights>, CudaError> {
         let n = u16::try_from(self.config.layers).expect("Config bounds the number of layers");
         let next = AtomicU16::new(0);

@@ -1,7 +1,7 @@
-//! Refusals and failures as OpenAI's clients read them.
+//! Refusals and failures in the form that OpenAI's clients read.
 //!
-//! Every message says what is wrong, with which value, and what would do. What the machine knows and
-//! a client must not (paths, addresses) never gets here: errors of files become one general sentence.
+//! Every message says what is wrong, with which value, and what would be accepted. Clients must not
+//! see paths or addresses of the machine, so file errors become one general sentence.
 
 use std::convert::Infallible;
 
@@ -19,7 +19,7 @@ use weft_core::tokenizer::TokenizerError;
 const RETRY_AFTER_S: u64 = 1;
 const MAX_MESSAGE_BYTES: usize = 600;
 
-/// An answer that is none.
+/// An error response.
 #[derive(Clone, Debug)]
 pub(crate) struct ApiError {
     status: StatusCode,
@@ -27,7 +27,7 @@ pub(crate) struct ApiError {
     code: Option<&'static str>,
     param: Option<String>,
     message: String,
-    /// Tokens of a prompt that is too long, and of the context.
+    /// Tokens of the prompt and of the context, if the prompt is too long.
     lengths: Option<(usize, usize)>,
 }
 
@@ -37,33 +37,30 @@ impl ApiError {
         Self { status, kind, code: None, param: None, message, lengths: None }
     }
 
-    /// A request that makes no sense as it is.
+    /// A request that is invalid as it stands.
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
     }
 
-    /// The same with another status than 400.
+    /// The same with a status other than 400.
     pub(crate) fn refused(status: StatusCode, message: impl Into<String>) -> Self {
         Self::new(status, "invalid_request_error", message)
     }
 
     pub(crate) fn unauthorized() -> Self {
-        let message = "this server wants its API key: send `Authorization: Bearer KEY` or \
+        let message = "this server requires its API key: send `Authorization: Bearer KEY` or \
                        `X-Api-Key: KEY`";
         Self::new(StatusCode::UNAUTHORIZED, "authentication_error", message).code("invalid_api_key")
     }
 
     pub(crate) fn unknown_model(name: &str, ours: &str) -> Self {
-        let message = format!("the model {name:?} is not served here; {ours:?} is");
+        let message = format!("the model {name:?} is not served here; use {ours:?}");
         Self::refused(StatusCode::NOT_FOUND, message).code("model_not_found").param("model")
     }
 
     /// A prompt that leaves no room for an answer.
     pub(crate) fn too_long(tokens: usize, context: usize) -> Self {
-        let message = format!(
-            "the prompt has {tokens} tokens and the context holds {context}, answer included; \
-             shorten the prompt, or serve with a larger --ctx-size"
-        );
+        let message = RequestError::TooLong { tokens, context }.to_string();
         let error = Self::invalid(message).code("context_length_exceeded");
         Self { lengths: Some((tokens, context)), ..error }
     }
@@ -95,7 +92,7 @@ impl ApiError {
         Self { param: Some(param.into()), ..self }
     }
 
-    /// The body of the answer, or the data of an event in a stream.
+    /// The body of the response, or the data of an event in a stream.
     pub(crate) fn json(&self) -> Value {
         let mut error = json!({
             "message": self.message,
@@ -103,7 +100,7 @@ impl ApiError {
             "param": self.param,
             "code": self.code,
         });
-        // By the names that llama.cpp gives them.
+        // llama.cpp's names.
         if let Some((tokens, context)) = self.lengths {
             error["n_prompt_tokens"] = tokens.into();
             error["n_ctx"] = context.into();
@@ -112,7 +109,7 @@ impl ApiError {
     }
 }
 
-/// Messages quote what was sent, which may be megabytes.
+/// Shortens a message: it may quote megabytes of what was sent.
 fn shortened(mut message: String) -> String {
     if message.len() > MAX_MESSAGE_BYTES {
         message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
@@ -158,7 +155,7 @@ impl From<SamplingError> for ApiError {
             (SamplingError::BadLogit { .. } | SamplingError::NoCandidate { .. }, _) => {
                 Self::fault(format!("the model's output cannot be sampled: {error}"))
             }
-            // Clients know it by vLLM's name.
+            // Clients use vLLM's name for it.
             (_, Some("stop_ids")) => {
                 let message = error.to_string().replace("stop_ids", "stop_token_ids");
                 Self::invalid(message).param("stop_token_ids")

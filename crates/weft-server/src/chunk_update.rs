@@ -1,8 +1,8 @@
 //! Updates registered chunks in the engine and on disk, in the same order.
 //!
 //! The engine holds the chunks; blocking threads write their files. One lock is held over both, so
-//! that a deletion cannot be overtaken by the write of the chunk that it deletes. An update that has
-//! begun is finished even if its client has gone.
+//! that the write of a chunk cannot overtake its deletion. An update that has started is finished
+//! even if its client has gone.
 
 use std::sync::Arc;
 

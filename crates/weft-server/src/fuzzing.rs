@@ -1,6 +1,6 @@
-//! The readers of requests, within reach of the fuzz targets in `fuzz/`.
+//! Gives the fuzz targets in `fuzz/` access to the request parsers.
 //!
-//! What a body goes through before the engine hears of it, and no socket and no thread around it.
+//! Runs every check that a body passes before it reaches the engine, without a socket or a thread.
 
 use std::collections::BTreeMap;
 
@@ -41,12 +41,12 @@ impl Reader {
         read().is_ok()
     }
 
-    /// Compiles a rule and asks it for the first token.
+    /// Compiles a rule and computes which first tokens it allows.
     fn follow(&self, rule: Option<&Rule>) -> Result<(), ApiError> {
         let Some(rule) = rule else { return Ok(()) };
         let mut constraint = self.0.constraint(rule)?;
         let mut mask = vec![0; self.0.vocab().div_ceil(32)];
-        // A rule that cannot be followed is an error of the answer, not of the reader.
+        // If a rule cannot be followed, the answer fails; the parser has done its part.
         let _ = constraint.allow(&mut mask);
         Ok(())
     }

@@ -1,8 +1,8 @@
-//! Answers that follow a rule: JSON of a schema, or the call of a tool.
+//! Answers that follow a rule: JSON that matches a schema, a regular expression, or a tool call.
 //!
-//! llguidance turns a rule into a grammar and returns, token by token, which tokens may follow. It gets the
-//! vocabulary from our tokenizer; special tokens are marked, so that no text of a rule ever means
-//! one. Its limits bound what a schema of a stranger can cost.
+//! llguidance turns a rule into a grammar and returns, token by token, which tokens may follow. It
+//! gets the vocabulary from our tokenizer. Special tokens are marked, so that text in a rule never
+//! matches one. llguidance's limits bound the cost of an untrusted schema.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,19 +16,18 @@ use weft_core::tokenizer::Tokenizer;
 
 use crate::api_error::ApiError;
 
-/// The largest rule: a schema as JSON, an expression, all choices together.
+/// Bytes of the largest rule: a schema as JSON, a regular expression, or all choices together.
 const MAX_RULE_BYTES: usize = 256 << 10;
 
-/// The most properties of a schema, over all its objects: the time that a grammar takes grows with
-/// their square.
+/// The most properties of a schema, over all its objects: compile time grows with their square.
 const MAX_PROPERTIES: usize = 1000;
 
-/// What an answer has to be.
+/// What an answer must match.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Rule {
-    /// JSON of this schema.
+    /// JSON that matches this schema.
     Json(Value),
-    /// A text that this regular expression matches as a whole.
+    /// Text that this regular expression matches as a whole.
     Regex(String),
     /// One of these texts.
     Choice(Vec<String>),
@@ -42,7 +41,7 @@ impl Rule {
             Self::Json(schema) => TopLevelGrammar::from_json_schema(with_form(schema.clone())),
             Self::Regex(regex) => TopLevelGrammar::from_regex(regex),
             Self::Choice(texts) => {
-                // Strings of the grammar's language are written as JSON's are.
+                // The grammar language writes strings as JSON does.
                 let texts: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
                 TopLevelGrammar::from_lark(format!("start: {}", texts.join(" | ")))
             }
@@ -85,7 +84,8 @@ fn n_properties(schema: &Value) -> usize {
     }
 }
 
-/// One line, one space after commas and colons: a small model must not lose itself in white space.
+/// One line, one space after commas and colons: otherwise a small model may write white space
+/// without end.
 fn with_form(mut schema: Value) -> Value {
     if let Some(schema) = schema.as_object_mut() {
         let form = json!({
@@ -96,7 +96,7 @@ fn with_form(mut schema: Value) -> Value {
     schema
 }
 
-/// The schema of a call of the tool that is the `index`-th of all.
+/// The schema of a call of tool number `index`.
 fn call_schema((index, tool): (usize, &Value)) -> Value {
     let name = tool.pointer("/function/name").unwrap_or(&Value::Null);
     let parameters = tool.pointer("/function/parameters").filter(|schema| schema.is_object());
@@ -110,7 +110,7 @@ fn call_schema((index, tool): (usize, &Value)) -> Value {
     })
 }
 
-/// Has references from the root of a schema lead to where that root stands now.
+/// Rewrites references to the root of a schema so that they point to where that root is now.
 fn move_references(schema: &mut Value, root: &str) {
     match schema {
         Value::Array(items) => items.iter_mut().for_each(|item| move_references(item, root)),
@@ -153,18 +153,17 @@ impl Grammars {
         Ok(Self(factory))
     }
 
-    /// What follows a rule.
+    /// Compiles a rule into a grammar.
     pub(crate) fn compile(&self, rule: &Rule) -> Result<Box<dyn Constraint>, ApiError> {
         let bytes = rule.bytes();
         if bytes > MAX_RULE_BYTES {
-            let message =
-                format!("the rule has {bytes} bytes, and at most {MAX_RULE_BYTES} may be");
+            let message = format!("the rule has {bytes} bytes, and the limit is {MAX_RULE_BYTES}");
             return Err(ApiError::invalid(message));
         }
         let properties = rule.properties();
         if properties > MAX_PROPERTIES {
             let message = format!(
-                "the schemas have {properties} properties, and at most {MAX_PROPERTIES} may be"
+                "the schemas have {properties} properties, and the limit is {MAX_PROPERTIES}"
             );
             return Err(ApiError::invalid(message));
         }
@@ -176,12 +175,12 @@ impl Grammars {
     }
 }
 
-/// An error without the mark that it could be longer.
+/// The text of an error, without llguidance's mark for shortened messages.
 fn in_short(error: &impl fmt::Display) -> String {
     error.to_string().replace("<non-verbose/>", "").trim().to_owned()
 }
 
-/// An answer on its way through a grammar.
+/// The state of an answer within a grammar.
 struct Follower(Matcher);
 
 impl fmt::Debug for Follower {
@@ -200,7 +199,8 @@ impl Constraint for Follower {
     }
 
     fn accept(&mut self, token: u32) -> Result<(), String> {
-        // After the grammar's end comes the answer's, which the grammar does not know.
+        // Once the grammar has ended, only the token that ends the answer may follow; the grammar
+        // does not contain it.
         if self.0.is_stopped() {
             return Ok(());
         }
@@ -223,7 +223,7 @@ mod tests {
         Tokenizer::from_bytes(json).unwrap()
     }
 
-    /// Whether a text may be said as a whole.
+    /// Whether the rule accepts a text as a whole.
     fn follows(rule: &Rule, text: &str) -> bool {
         let tokenizer = tokenizer();
         let end = tokenizer.id_of(END).unwrap();
@@ -254,7 +254,7 @@ mod tests {
         }
         let any = Rule::Json(json!({"type": "object"}));
         assert!(follows(&any, "{\"a\": [1, {\"b\": null}]}") && !follows(&any, "[1]"));
-        assert!(!follows(&any, "{\"a\": \"<|im_end|>"), "a special token is no text");
+        assert!(!follows(&any, "{\"a\": \"<|im_end|>"), "a special token is not text");
     }
 
     #[test]
@@ -300,7 +300,7 @@ mod tests {
             assert!(grammars.compile(&Rule::Json(wrong.clone())).is_err(), "{wrong}");
         }
         assert!(grammars.compile(&Rule::Regex("[.*".into())).is_err());
-        // As many properties as may be are followed, and one more is refused.
+        // The largest number of properties is accepted, and one more is refused.
         let object = |n: usize| {
             let fields = (0..n).map(|i| (format!("p{i}"), json!({"type": "null"})));
             json!({"anyOf": [{"type": "object", "properties": Value::Object(fields.collect())}]})

@@ -2,8 +2,8 @@
 //!
 //! The engine lives in its own thread (`worker`) and never waits for a socket. Requests are parsed
 //! and checked first (`requests`) and become jobs for that thread. Its events are written as a
-//! response, complete or streamed (`responses`). The crate prints nothing and knows no device: the
-//! caller passes a function that loads the engine and one that takes log lines.
+//! response, complete or streamed (`responses`). The crate prints nothing and depends on no device:
+//! the caller passes a function that loads the engine and one that takes log lines.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 

@@ -1,7 +1,7 @@
-//! What the server counts, in the text format of Prometheus.
+//! The server's metrics, in the text format of Prometheus.
 //!
-//! Written by hand: a few counters, gauges and two histograms need no library. Counting is atomic
-//! adds; only the table of routes takes a lock, once per request.
+//! Written by hand: a few counters, gauges and two histograms need no library. Counters are atomic;
+//! only the table of routes takes a lock, once per request.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use weft_core::chunk::Tier;
 use weft_core::engine::{CacheStats, Engine, FinishReason, Finished, TierStats};
 
-/// Upper borders of the histograms' buckets, in microseconds.
+/// Upper bounds of the histograms' buckets, in microseconds.
 const BORDERS_US: [u64; 16] = [
     250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000,
     2_500_000, 5_000_000, 10_000_000, 60_000_000,
@@ -52,7 +52,7 @@ impl Histogram {
     }
 }
 
-/// All of it.
+/// All metrics.
 #[derive(Default)]
 pub(crate) struct Metrics {
     pub(crate) first_token: Histogram,
@@ -76,7 +76,7 @@ const ANSWERS: [&str; 4] = ["stop", "length", "cancelled", "error"];
 const TIERS: [Tier; 3] = [Tier::Device, Tier::Ram, Tier::Disk];
 
 impl Metrics {
-    /// Counts an answered HTTP request. `route` is the pattern, so that ids make no series.
+    /// Counts an answered HTTP request. `route` is the pattern, so that ids do not create series.
     pub(crate) fn count_request(&self, route: &str, status: u16) {
         if let Ok(mut requests) = self.requests.lock() {
             *requests.entry((route.to_owned(), status)).or_default() += 1;
@@ -122,7 +122,7 @@ impl Metrics {
         }
     }
 
-    /// What is kept where.
+    /// The cache's contents by tier.
     pub(crate) fn cache(&self) -> CacheStats {
         self.cache.lock().map(|cache| cache.clone()).unwrap_or_default()
     }
@@ -150,7 +150,7 @@ impl Metrics {
             let count = count.load(Ordering::Relaxed);
             line(text, format_args!("{name}{{reason=\"{reason}\"}}"), count);
         }
-        let help = "Faults of the engine, after which it was loaded again or gave up.";
+        let help = "Engine faults; after each, the engine was loaded again or stayed down.";
         counter(text, "weft_engine_faults_total", help, &self.faults);
     }
 
@@ -171,14 +171,18 @@ impl Metrics {
     fn write_tokens(&self, text: &mut String) {
         let counters = [
             ("weft_prompt_tokens_total", "Tokens of prompts.", &self.prompt_tokens),
-            ("weft_cached_tokens_total", "Those whose KV rows were kept.", &self.cached_tokens),
+            (
+                "weft_cached_tokens_total",
+                "Prompt tokens whose KV rows were cached.",
+                &self.cached_tokens,
+            ),
             ("weft_generated_tokens_total", "Tokens generated.", &self.generated_tokens),
         ];
         for (name, help, value) in counters {
             counter(text, name, help, value);
         }
         let name = "weft_saved_seconds_total";
-        head(text, name, "Time that kept rows saved.", "counter");
+        head(text, name, "Time saved by cached rows.", "counter");
         let seconds = self.saved_us.load(Ordering::Relaxed) as f64 / 1e6;
         line(text, format_args!("{name}"), seconds);
     }
@@ -199,9 +203,9 @@ fn write_cache(text: &mut String, cache: &CacheStats) {
     let tiers = [("device", &cache.device), ("ram", &cache.ram), ("disk", &cache.disk)];
     type Read = fn(&TierStats) -> u64;
     let gauges: [(&str, &str, Read); 3] = [
-        ("weft_cache_bytes", "Bytes of kept rows.", |tier| tier.used_bytes),
-        ("weft_cache_budget_bytes", "Bytes they may take.", |tier| tier.budget_bytes),
-        ("weft_cache_tokens", "Tokens whose rows are kept.", |tier| tier.tokens as u64),
+        ("weft_cache_bytes", "Bytes of cached rows.", |tier| tier.used_bytes),
+        ("weft_cache_budget_bytes", "Bytes that cached rows may take.", |tier| tier.budget_bytes),
+        ("weft_cache_tokens", "Tokens whose rows are cached.", |tier| tier.tokens as u64),
     ];
     for (name, help, read) in gauges {
         head(text, name, help, "gauge");
@@ -210,13 +214,13 @@ fn write_cache(text: &mut String, cache: &CacheStats) {
         }
     }
     let name = "weft_cache_evictions_total";
-    head(text, name, "Times that rows left a tier.", "counter");
+    head(text, name, "Times that rows were evicted from a tier.", "counter");
     line(text, format_args!("{name}{{tier=\"device\"}}"), cache.evicted_from_device);
     line(text, format_args!("{name}{{tier=\"ram\"}}"), cache.evicted_from_ram);
     let store = cache.store.clone().unwrap_or_default();
     line(text, format_args!("{name}{{tier=\"disk\"}}"), store.evicted);
     let name = "weft_cache_corrupt_files_total";
-    head(text, name, "Files of rows that were damaged and put aside.", "counter");
+    head(text, name, "Damaged row files that were moved to quarantine.", "counter");
     line(text, format_args!("{name}"), store.quarantined);
 }
 

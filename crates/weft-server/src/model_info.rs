@@ -21,17 +21,17 @@ pub type Load = Box<dyn FnMut() -> Result<Loaded, LoadError> + Send>;
 
 /// A model ready to answer.
 pub struct Loaded {
-    /// What clients call it. Never a path.
+    /// The name that clients use for the model. Never a path.
     pub id: String,
     /// The model.
     pub model: Model,
     /// The engine, with the chunks of the shelf.
     pub engine: Engine,
-    /// Where registered chunks are saved, if they outlive the server.
+    /// Where registered chunks are saved, if they are to outlive the server.
     pub shelf: Option<Shelf>,
 }
 
-/// The facts of a loaded model, shared by all requests.
+/// Facts about a loaded model, shared by all requests.
 pub(crate) struct ModelInfo {
     pub(crate) id: String,
     pub(crate) tokenizer: Arc<Tokenizer>,
@@ -68,12 +68,12 @@ impl ModelInfo {
         }
     }
 
-    /// Tokens that can be given and drawn.
+    /// Number of tokens that can be given and drawn.
     pub(crate) fn vocab(&self) -> usize {
         self.tokenizer.vocab_size() as usize
     }
 
-    /// The model's chat template, or the refusal of a chat.
+    /// The model's chat template, or the error for a chat if it has none.
     pub(crate) fn template(&self) -> Result<&Template, ApiError> {
         self.template.as_deref().ok_or_else(|| {
             ApiError::invalid(
@@ -82,7 +82,7 @@ impl ModelInfo {
         })
     }
 
-    /// The model's sampling, for the settings that a request leaves out.
+    /// The model's sampling settings, for those that a request omits.
     pub(crate) fn sampling(&self, thinking: Option<bool>) -> Sampling {
         let thinks = thinking.unwrap_or(true) && self.can_think;
         Sampling::defaults(thinks, &self.generation)
@@ -111,7 +111,7 @@ impl ModelInfo {
     }
 }
 
-/// The token that ends an assistant's turn, of those that end answers.
+/// The token that ends an assistant's turn, among those that end answers.
 fn chat_end(model: &Model) -> Option<u32> {
     let turns = ["<|im_end|>", "<|eot_id|>"].iter().filter_map(|end| model.tokenizer.id_of(end));
     turns.chain(model.stop_ids.iter().copied()).find(|end| model.stop_ids.contains(end))

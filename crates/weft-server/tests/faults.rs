@@ -108,7 +108,7 @@ fn clients_hear_comments_while_nothing_happens() {
     control.step_us.store(2_500_000, Ordering::Relaxed);
     let mut stream = ask(address, 1);
     until(&mut stream, "\"role\":\"assistant\"");
-    let comment = until(&mut stream, ": still at it");
+    let comment = until(&mut stream, ": still working");
     assert!(comment.starts_with(':'));
     until(&mut stream, "data: [DONE]");
 }

@@ -1,4 +1,4 @@
-//! Memory of the GPU, memory of this machine that the GPU reaches, and places in streams to wait for.
+//! GPU memory, pinned host memory that the GPU can access, and events in streams.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -69,7 +69,7 @@ impl Gpu {
         }
     }
 
-    /// What is asked of a stream from now on waits for a place in another.
+    /// Makes all later work of a stream wait for an event in another.
     pub(crate) fn order(&self, stream: Stream, after: &Done) -> Result<(), CudaError> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: stream and event are ours.
@@ -89,7 +89,7 @@ impl Address {
     }
 }
 
-/// Memory on the GPU, all zeros when it is made.
+/// Memory on the GPU, zeroed when it is allocated.
 pub(crate) struct Memory {
     gpu: Arc<Gpu>,
     at: Address,
@@ -124,7 +124,7 @@ impl Memory {
         self.at.0 + offset as u64
     }
 
-    /// Writes values at a byte offset; returns when they are there.
+    /// Writes values at a byte offset; returns when the copy is done.
     pub(crate) fn write<T: Copy>(&self, offset: usize, values: &[T]) -> Result<(), CudaError> {
         let to = self.place(offset, size_of_val(values));
         self.gpu.bind();
@@ -138,7 +138,8 @@ impl Memory {
     pub(crate) fn read<T: Copy>(&self, offset: usize, values: &mut [T]) -> Result<(), CudaError> {
         let from = self.place(offset, size_of_val(values));
         self.gpu.bind();
-        // SAFETY: the range was checked; the copy is over before `values` can go. `T` is plain numbers.
+        // SAFETY: the range was checked; the copy is over before `values` can go. `T` is plain
+        // numbers.
         unsafe { result::memcpy_dtoh_async(values, from, self.gpu.stream) }
             .map_err(failed("copying from the GPU"))?;
         self.gpu.synchronize()
@@ -154,7 +155,7 @@ impl Drop for Memory {
     }
 }
 
-/// Memory of this machine that the GPU copies from, and kernels write to, without help.
+/// Pinned host memory: the GPU copies from it, and kernels write to it directly.
 pub(crate) struct Pinned {
     gpu: Arc<Gpu>,
     at: *mut c_void,
@@ -176,14 +177,14 @@ impl Pinned {
         Ok(Self { gpu: gpu.clone(), at, bytes })
     }
 
-    /// Where `len` floats from `first` on lie.
+    /// The address of `len` floats from `first` on.
     pub(crate) fn row(&self, first: usize, len: usize) -> *mut f32 {
         assert!((first + len) * 4 <= self.bytes, "beyond pinned memory");
         // SAFETY: inside the memory, as was just checked.
         unsafe { self.at.cast::<f32>().add(first) }
     }
 
-    /// Where kernels find it.
+    /// Its address for kernels.
     pub(crate) fn address(&self) -> Address {
         let mut at = 0;
         // SAFETY: writes one address; the memory is pinned, and pinned memory is mapped.
@@ -192,15 +193,15 @@ impl Pinned {
         Address(at)
     }
 
-    /// Word pair `index`, which a kernel may be writing.
+    /// Pair of words `index`, which a kernel may be writing.
     pub(crate) fn load(&self, index: usize) -> u64 {
         assert!((index + 1) * 8 <= self.bytes, "beyond pinned memory");
-        // SAFETY: inside the memory, as was just checked, and aligned as its start is. Everybody who
-        // shares it, here and on the GPU, reads and writes whole pairs at once.
+        // SAFETY: inside the memory, as was just checked, and aligned as its start is. Everybody
+        // who shares it, here and on the GPU, reads and writes whole pairs at once.
         unsafe { (*self.at.cast::<AtomicU64>().add(index)).load(Ordering::Relaxed) }
     }
 
-    /// A word that a running kernel and the host both reach.
+    /// A word that a running kernel and the host both access.
     pub(crate) fn shared_word(&self, index: usize) -> &AtomicU32 {
         assert!((index + 1) * 4 <= self.bytes, "beyond pinned memory");
         // SAFETY: inside the memory and aligned; both sides access it atomically.
@@ -239,7 +240,7 @@ impl Drop for Pinned {
     }
 }
 
-/// A place in a stream that can be waited for.
+/// An event: a point in a stream that can be waited for.
 pub(crate) struct Done {
     gpu: Arc<Gpu>,
     event: sys::CUevent,
@@ -259,14 +260,15 @@ impl Done {
         Ok(Self { gpu: gpu.clone(), event })
     }
 
-    /// It is done when all that was asked of the stream so far is.
+    /// Records the event: it is done when all work that is in the stream now is done.
     pub(crate) fn record(&self, stream: Stream) -> Result<(), CudaError> {
         // SAFETY: event and stream are ours.
         unsafe { result::event::record(self.event, self.gpu.handle(stream)) }
             .map_err(failed("recording an event"))
     }
 
-    /// Whether it is done. A GPU that failed is done with everything; the next call tells.
+    /// Whether the event is done. After a GPU failure everything counts as done; the next call
+    /// reports the failure.
     pub(crate) fn is_over(&self) -> bool {
         // SAFETY: the event is ours.
         let said = unsafe { sys::cuEventQuery(self.event) };

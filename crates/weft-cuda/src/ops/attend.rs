@@ -25,12 +25,12 @@ struct Attended {
 // SAFETY: `repr(C)`, with the fields of the kernels' `Attended`.
 unsafe impl Argument for Attended {}
 
-/// What kernels must lay out as it is here.
+/// Structs that kernels must lay out as here.
 pub(crate) fn layout() -> Layout {
     layout!(Attended as "Attended" { a, sent, sent_cells, sums, weights, cells, shares })
 }
 
-/// With `stores` it runs rope_store too.
+/// With `stores`, the launch also runs rope_store.
 pub(crate) fn launch(pass: &Pass<'_>, layer: u16, stores: bool) -> Result<(), CudaError> {
     let CudaDevice { config, gpu, kernels, weights, buffers, kv, rope, .. } = pass.device;
     let weights = &weights.layers[usize::from(layer)];
@@ -45,7 +45,7 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16, stores: bool) -> Result<(), Cu
     };
     match pass.family {
         Family::Few => {
-            // Where there are more items than blocks fit, a block takes several.
+            // If there are more items than resident blocks, a block takes several.
             let most = gpu.facts.chip.n_sms;
             let grid = ((pass.counts.n_items * config.kv_heads).min(most), 1);
             let arguments: &[&dyn Argument] = &[

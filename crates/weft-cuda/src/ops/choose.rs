@@ -1,4 +1,5 @@
-//! The tokens of a step's outputs, chosen where their logits are. No op of the plan: a sequel to `norm_head`.
+//! Chooses the tokens of a step's outputs on the GPU. Not an op of the plan: it follows
+//! `norm_head`.
 
 use super::{Pass, THREADS};
 use crate::CudaDevice;
@@ -7,7 +8,7 @@ use crate::error::CudaError;
 use crate::sampling::{Chosen, WIDE_BLOCKS, WIDE_THREADS};
 use crate::tables::FEW;
 
-/// One block chooses for an output, a second tells how its token attended.
+/// One block chooses for an output; a second publishes the token's shares of attention.
 const BLOCKS_PER_OUTPUT: usize = 2;
 
 pub(crate) fn launch(pass: &Pass<'_>) -> Result<(), CudaError> {

@@ -7,7 +7,7 @@ use crate::error::CudaError;
 
 pub(crate) fn launch(pass: &Pass<'_>) -> Result<(), CudaError> {
     let CudaDevice { gpu, kernels, weights, buffers, .. } = pass.device;
-    // Copies stand before it, not kernels: it cannot start early.
+    // It comes after copies, not after a kernel, so it cannot start early.
     let launch = Launch {
         grid: (pass.counts.n_tokens, 1),
         threads: THREADS,

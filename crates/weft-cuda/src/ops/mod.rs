@@ -24,10 +24,10 @@ use crate::tables::{Counts, FEW, Family, SEVERAL, SIXTEEN, StepAddresses};
 // SAFETY: `repr(C)`, with the fields of the kernels' `Step`.
 unsafe impl Argument for StepAddresses {}
 
-/// Threads of a block: eight warps that compute, and a ninth that copies where a ring is used.
+/// Threads of a block: eight warps that compute, and a ninth that copies if a ring is used.
 const THREADS: usize = WARPS * 32;
 pub(crate) const RING_THREADS: usize = THREADS + 32;
-/// Threads where blocks of tokens meet blocks of rows.
+/// Threads of the kernels that multiply blocks of tokens by blocks of rows.
 pub(crate) const BLOCK_THREADS: usize = 256;
 
 /// One run of ops over the lists of a step.
@@ -35,10 +35,10 @@ pub(crate) struct Pass<'a> {
     pub(crate) device: &'a CudaDevice,
     pub(crate) step: StepAddresses,
     pub(crate) family: Family,
-    /// What grids are sized for: the step's own counts, or the most that a graph serves.
+    /// The counts that grids are sized for: the step's own, or the most that a graph serves.
     pub(crate) counts: Counts,
-    /// Whether kernels that may start before the one before has ended do; and, in steps of few tokens, rope_store runs
-    /// inside attend.
+    /// Whether kernels may start before the previous one has ended and, in steps of few tokens,
+    /// rope_store runs inside attend.
     pub(crate) joined: bool,
     /// How tokens are chosen after the head.
     pub(crate) chosen: Chosen,
@@ -62,7 +62,8 @@ struct AddProduct<'a> {
 }
 
 impl Pass<'_> {
-    /// The tokens in groups of a few; nothing where they are so many that blocks of them meet blocks of rows.
+    /// The tokens in groups of a few; none if there are so many that blocks of tokens are
+    /// multiplied by blocks of rows.
     fn groups_of_few(&self) -> Option<Vec<Group>> {
         let n = self.counts.n_tokens;
         match self.family {
@@ -79,7 +80,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Streams a matrix past a group. Weights do not depend on the kernel before, so it may start early.
+    /// Streams a matrix past a group. Weights do not depend on the previous kernel, so this one may
+    /// start early.
     fn stream(
         &self,
         kernel: &ByWidth,
@@ -93,7 +95,7 @@ impl Pass<'_> {
         kernel.launch(&self.device.gpu, launch, arguments)
     }
 
-    /// x += input · matrix: what both residual ops are.
+    /// x += input · matrix, which is what both residual ops compute.
     fn add_product(&self, product: &AddProduct<'_>) -> Result<(), CudaError> {
         let CudaDevice { config, buffers, .. } = self.device;
         let AddProduct { matrix, input, kernel, block_kernel, cut } = product;
@@ -108,7 +110,7 @@ impl Pass<'_> {
         self.launch(block_kernel, grid, BLOCK_THREADS, &[&self.step, matrix, &input, &x])
     }
 
-    /// Launches ops in order. Where ops are joined, the second of a pair runs both.
+    /// Launches ops in order. If ops are joined, the second of a pair runs both.
     pub(crate) fn run(&self, ops: &[Op]) -> Result<(), (Op, CudaError)> {
         for (i, op) in ops.iter().enumerate() {
             let next = ops.get(i + 1);
@@ -140,7 +142,7 @@ impl Pass<'_> {
         self.joined && self.family == Family::Few && next == Some(&Op::Attend { layer })
     }
 
-    /// Launches a kernel; one that may, before the kernel before it has ended.
+    /// Launches a kernel; if it may start early, it need not wait for the previous one to end.
     fn launch(
         &self,
         kernel: &Kernel,

@@ -18,7 +18,7 @@ pub(crate) struct QkvStore {
 // SAFETY: `repr(C)`, with the fields of the kernels' `QkvStore`.
 unsafe impl Argument for QkvStore {}
 
-/// What kernels must lay out as it is here.
+/// Structs that kernels must lay out as here.
 pub(crate) fn layout() -> Layout {
     layout!(QkvStore as "QkvStore" { bias, q, k, v })
 }

@@ -1,4 +1,4 @@
-//! `rope_store`: per-head norm of q and k where the model has it, RoPE of k, k and v into KV.
+//! `rope_store`: per-head norm of q and k if the model has it, RoPE of k, k and v into KV.
 
 use super::{Pass, THREADS};
 use crate::CudaDevice;
@@ -14,7 +14,7 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
     let CudaDevice { config, kernels, weights, buffers, kv, rope, .. } = pass.device;
     let weights = &weights.layers[usize::from(layer)];
     let heads = pass.counts.n_tokens * (config.heads + config.kv_heads);
-    // The values of blocks of tokens have a kernel of their own.
+    // The values of blocks of tokens have their own kernel.
     let with_values = pass.family == Family::Few;
     let arguments: &[&dyn Argument] = &[
         &pass.step,

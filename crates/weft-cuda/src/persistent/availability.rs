@@ -1,4 +1,4 @@
-//! Whether there is a persistent kernel, and whether a step runs in it.
+//! Decides whether there is a persistent kernel and whether a step runs in it.
 
 use weft_core::config::Config;
 use weft_core::plan::Op;
@@ -12,13 +12,13 @@ use crate::shape::Shape;
 use crate::tables::{Family, Lists};
 use crate::{CudaDevice, Launches};
 
-/// Whether the kernels are compiled: where somebody asks for them, and they can be.
+/// Whether the kernels are compiled: only if they are requested and can be compiled.
 pub(crate) fn is_compiled(config: &Config, shape: &Shape, launches: Launches) -> bool {
     let is_asked = matches!(launches, Launches::Auto | Launches::Persistent);
     is_asked && SharedMemory::new(config, shape, shape.chip.shared_bytes).refusal().is_none()
 }
 
-/// The kernel where it is asked for, or why `Auto` goes without.
+/// The kernel if it is requested, or the reason why `Auto` does not use it.
 pub(crate) fn make(
     parts: &Parts<'_>,
     kernels: &Kernels,
@@ -58,16 +58,19 @@ impl CudaDevice {
             && self.persistent.as_ref().is_some_and(takes)
     }
 
-    /// From now on launches ops in another way; persistently only where the device was made for it.
+    /// Changes how ops are launched. The persistent kernel is available only if the device was
+    /// created with it.
     pub fn use_launches(&mut self, launches: Launches) -> Result<(), CudaError> {
         if launches == Launches::Persistent && self.persistent.is_none() {
-            return Err(CudaError::Unsupported("it was not made for the persistent kernel".into()));
+            return Err(CudaError::Unsupported(
+                "the device was not created with the persistent kernel".into(),
+            ));
         }
         self.launches = launches;
         Ok(())
     }
 
-    /// The first block of a persistent kernel keeps the results of an op to itself. For tests.
+    /// Makes the first block of a persistent kernel withhold the results of an op. For tests.
     pub fn withhold(&mut self, op: Option<usize>) {
         if let Some(persistent) = &mut self.persistent {
             persistent.withhold(op);

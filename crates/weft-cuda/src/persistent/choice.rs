@@ -1,5 +1,6 @@
-//! Whether tokens run faster in the persistent kernel or as graphs: measured when a device is made, on the model and the
-//! GPU that are there, and only if both compute the same bits. What was measured is kept for the process.
+//! Measures whether tokens run faster in the persistent kernel or as graphs. The measurement runs
+//! when a device is created, on its model and GPU, and the kernel is used only if both compute the
+//! same bits. The process caches the result.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -15,18 +16,20 @@ use crate::device::Launches;
 use crate::kernels::WHOLE_PLANS;
 use crate::tables::{Counts, SECTION_ROWS};
 
-/// Lanes that are measured: those that kernels are made for, and the most that the one for all others takes.
+/// Numbers of lanes that are measured: those that kernels are compiled for, and the most that the
+/// general kernel takes.
 const LANES: [usize; WHOLE_PLANS.len()] = [1, 2, 4, 8];
-/// Rows of each. A step goes the way of the most rows that it has; between two it goes the way of the nearer one.
+/// Rows of each lane. A step is decided by the measured number of rows that is nearest to its mean
+/// rows per token.
 const ROWS: [usize; 4] = [72, 2056, 8008, 32_008];
-/// From here on a step is nearer to the second, third and last.
+/// From these numbers of rows on, a step is nearer to the second, third and last point.
 const NEARER_ROWS: [usize; 3] = [1024, 5120, 20_480];
-/// Tokens of every lane that are run for a point: they stay in the page of its last row.
+/// Tokens of every lane that are run for a point: they fit in the page of its last row.
 const TOKENS: usize = 6;
-/// Runs of a point in each way, the fastest of which counts; one will do where it takes long.
+/// Runs of a point in each way, of which the fastest counts; one is enough if it takes long.
 const RUNS: usize = 2;
 const LONG: Duration = Duration::from_millis(8);
-/// When this is over no more points are begun. Those of few lanes and rows come first.
+/// After this time no more points are measured. Those with few lanes and rows come first.
 const ALL: Duration = Duration::from_millis(250);
 
 /// One measured point: the time of a token in µs.
@@ -42,23 +45,24 @@ impl Point {
     }
 }
 
-/// What was measured, and what follows.
+/// The measurements and the decision.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Choice {
-    /// By lanes, then by rows; none where the device is too small for it, or the time was over.
+    /// By lanes, then by rows; none if the device is too small for the point or the time was over.
     points: [[Option<Point>; 4]; 4],
     /// Why the persistent kernel is not used at all.
     refused: Option<String>,
 }
 
 impl Choice {
-    /// The graph alone, and why.
+    /// Only graphs, and the reason why.
     pub(crate) fn refuse(reason: String) -> Self {
         Self { refused: Some(reason), ..Self::default() }
     }
 
-    /// Whether a step with these counts runs in the persistent kernel, which would be one of `WHOLE_PLANS`. What was not measured
-    /// goes as shorter contexts do; where no number of rows was, as a graph.
+    /// Whether a step with these counts runs in the persistent kernel, which would be one of
+    /// `WHOLE_PLANS`. A point that was not measured is decided like shorter contexts; if none was
+    /// measured, the step runs as a graph.
     pub(crate) fn is_persistent(&self, counts: &Counts, plan: usize) -> bool {
         let of_lanes = &self.points[plan];
         let rows = counts.n_partials * SECTION_ROWS / counts.n_tokens.max(1);
@@ -89,11 +93,11 @@ impl fmt::Display for Choice {
     }
 }
 
-/// What decides the times of a device: its GPU, model and limits, as text.
+/// The key of a device's measurements: its GPU, model and limits, as text.
 type Key = String;
 static MEASURED: Mutex<Vec<(Key, Choice)>> = Mutex::new(Vec::new());
 
-/// Measures all points that the device has room for, and there is time for; once in a process.
+/// Measures all points that the device has room and time for, once per process.
 pub(crate) fn measure(device: &mut CudaDevice) -> Choice {
     let key = format!("{:?} {:?} {:?}", device.gpu.facts.name, device.config, device.limits);
     let mut measured = MEASURED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -136,7 +140,7 @@ fn fits(limits: &Limits, lanes: usize, rows: usize) -> bool {
         && lanes <= limits.step_tokens.min(limits.step_outputs)
 }
 
-/// One point in both ways; nothing where their tokens or logits differ.
+/// Measures one point in both ways; returns none if their tokens or logits differ.
 fn compare(
     device: &mut CudaDevice,
     lanes: usize,
@@ -168,8 +172,9 @@ struct Said {
     logits: Vec<Vec<u32>>,
 }
 
-/// Decodes some tokens of every lane, begun ahead as an answer's are: the time of one in µs, without the launch before
-/// the first. The rows before are whatever the pages hold: a new device's are zeros.
+/// Decodes some tokens of every lane, started ahead like those of an answer. Returns the time of
+/// one in µs, without the launch before the first. The rows of the context are whatever the pages
+/// hold: zeros on a new device.
 fn time_tokens(
     device: &mut CudaDevice,
     lanes: usize,
@@ -234,7 +239,7 @@ mod tests {
         let goes = |n_tokens, rows| is_persistent(&choice, n_tokens, rows);
         assert!(goes(1, 300) && goes(1, 3000) && goes(2, 700));
         assert!(!goes(1, 9000) && !goes(4, 100));
-        // What was not measured goes as the shorter context does, or as a graph.
+        // A point that was not measured is decided like the shorter context, or runs as a graph.
         assert!(!goes(1, 30_000) && goes(2, 9000) && !goes(8, 100));
         let points = [one, [point(99.0); 4], [point(99.0); 4], [point(101.0); 4]];
         let choice = Choice { points, refused: None };

@@ -1,4 +1,4 @@
-//! The memory through which blocks hand results to one another: words of 8 bytes, see `hop.cuh`.
+//! The memory through which blocks pass results to one another: words of 8 bytes, see `hop.cuh`.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::shape::{Shape, padded};
 use crate::tables::{FEW, max_cells, max_partials};
 
 const WORD_BYTES: usize = 8;
-/// Parts of attention that there is room for: eight lanes of 64k rows. Steps of more run as a graph.
+/// Parts of attention that there is room for: eight lanes of 64k rows. Larger steps run as a graph.
 const MOST_PARTIALS: usize = 2048;
 /// Shares of attention that there is room for.
 const MOST_CELLS: usize = 2 * MOST_PARTIALS;
@@ -21,7 +21,7 @@ pub(crate) struct Words {
     /// x, qkv, a, h, sums and weights of parts, cells, candidates for the next token, who is done,
     /// the next token.
     memories: [Memory; 10],
-    /// Shares of attention of every second step; those of the others lie where a graph leaves them.
+    /// Shares of attention of every second step; those of the others are where a graph leaves them.
     pub(crate) other_shares: Memory,
     pub(crate) most_partials: usize,
     pub(crate) most_cells: usize,
@@ -56,7 +56,7 @@ impl Words {
         })
     }
 
-    /// How many words there are of each.
+    /// The number of words of each kind.
     fn counts(config: &Config, dim: usize, limits: &Limits, n_blocks: usize) -> [usize; 10] {
         // Two columns to a word.
         let rows = |columns: usize| FEW * columns.div_ceil(2);
@@ -75,7 +75,7 @@ impl Words {
         ]
     }
 
-    /// What they take on the GPU.
+    /// Bytes that the words take on the GPU.
     pub(crate) fn bytes(config: &Config, dim: usize, limits: &Limits, n_blocks: usize) -> usize {
         let words: usize = Self::counts(config, dim, limits, n_blocks).iter().sum();
         words * WORD_BYTES + most_cells(limits) * config.heads * 4
@@ -85,7 +85,7 @@ impl Words {
         self.memories.each_ref().map(Memory::address)
     }
 
-    /// Sets all words to nothing, in the stream.
+    /// Clears all words, in the stream.
     pub(crate) fn clear(&self, gpu: &Gpu) -> Result<(), CudaError> {
         self.memories.iter().try_for_each(|memory| gpu.clear(memory, 0..memory.bytes))
     }

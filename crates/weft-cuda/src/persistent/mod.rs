@@ -1,9 +1,10 @@
-//! A token, or many, in one launch: the persistent kernel.
+//! The persistent kernel: one or more tokens in one launch.
 //!
-//! One block per multiprocessor stays for the whole launch and interprets the plan, or its first ops. Blocks hand
-//! results to one another through words of memory (`hop.cuh`); a step's lists are those of the graph, and so are
-//! the bits. Where several tokens are wanted it chooses them as the graph's kernels do, and tells the host each; a word
-//! in the host's memory ends the launch. It knows nothing of why they are wanted (`step_launch.rs`).
+//! One block per multiprocessor runs for the whole launch and interprets the plan, or its first
+//! ops. Blocks pass results to one another through words of memory (`hop.cuh`). The step's lists
+//! and the resulting bits are those of the graph. If several tokens are requested, the kernel
+//! chooses them as the graph's kernels do and publishes each to the host; a word in the host's
+//! memory ends the launch. `step_launch.rs` decides how many tokens to request.
 
 mod availability;
 pub(crate) mod choice;
@@ -40,12 +41,12 @@ pub(crate) use shared_memory::{
 
 /// No op is withheld.
 const NONE: u32 = u32::MAX;
-/// No block has given up.
+/// No block has timed out.
 pub(crate) const NOBODY: u32 = u32::MAX;
-/// How long a block waits for what another one computes.
+/// How long a block waits for another block's results.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Where a layer's weights and pages lie.
+/// The addresses of a layer's weights and pages.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct LayerAddresses {
@@ -61,7 +62,7 @@ struct LayerAddresses {
     kv: Address,
 }
 
-/// Results of ops as ordinary memory holds them.
+/// Results of ops in ordinary memory.
 #[repr(C)]
 struct PlainBuffers {
     x: Address,
@@ -70,7 +71,7 @@ struct PlainBuffers {
     h: Address,
 }
 
-/// What the host and a launch tell one another while it runs.
+/// Words that the host and a running launch exchange.
 #[repr(C)]
 struct Mailbox {
     stop: u32,
@@ -115,7 +116,7 @@ struct Arguments {
 // SAFETY: `repr(C)`, with the fields of the kernels' `Launch`.
 unsafe impl Argument for Arguments {}
 
-/// What kernels must lay out as it is here.
+/// Structs that kernels must lay out as here.
 pub(crate) fn layouts() -> [Layout; 4] {
     [
         layout!(LayerAddresses as "LayerAddresses" {
@@ -141,26 +142,27 @@ pub(crate) struct Persistent {
     ops: Memory,
     given_up: Memory,
     mailbox: Pinned,
-    /// The number of the last op of the last launch; words bear the number of the op that made them.
+    /// The number of the last op of the last launch. Each word carries the number of the op that
+    /// wrote it.
     number: u32,
     withheld: u32,
-    /// Whether nobody has waited yet for the end of the last launch.
+    /// Whether the end of the last launch has not been awaited yet.
     pub(crate) is_running: bool,
 }
 
-/// How the next token of every lane is found.
+/// How the next token of every lane is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Chooses {
     /// Not at all.
     Nothing = 0,
     /// As the best logit of every output.
     Best = 1,
-    /// As draws say.
+    /// By draws.
     ByDraws = 2,
 }
 
 impl Chooses {
-    /// By the names that kernels know.
+    /// The variants by the kernels' names.
     pub(crate) const ALL: [(&str, Self); 3] = [
         ("CHOOSES_NOTHING", Self::Nothing),
         ("CHOOSES_BEST", Self::Best),
@@ -181,16 +183,16 @@ impl Chooses {
 /// What a launch runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Run {
-    /// Ops of the plan, from the first on.
+    /// Number of ops of the plan, from the first on.
     pub(crate) n_ops: usize,
-    /// Tokens of every lane; more than one only where they are chosen.
+    /// Tokens of every lane; more than one only if the launch chooses them.
     pub(crate) n_steps: usize,
     pub(crate) chooses: Chooses,
 }
 
-/// Why a launch ended before its time.
+/// Why a launch ended early.
 pub(crate) enum Fault {
-    /// Blocks waited in vain, the first of them in this op of the plan.
+    /// A block timed out; the first one did so in this op of the plan.
     Stuck(usize),
     /// The driver failed.
     Driver(CudaError),
@@ -206,7 +208,7 @@ impl Fault {
                 CudaError::Driver {
                     call: "the persistent kernel",
                     reason: format!(
-                        "a block waited for {} s for what another one computes",
+                        "a block waited {} s for another block's results",
                         PATIENCE.as_secs()
                     ),
                 },
@@ -221,7 +223,7 @@ impl From<CudaError> for Fault {
     }
 }
 
-/// What the kernel is made from.
+/// What the kernel is created from.
 #[derive(Clone, Copy)]
 pub(crate) struct Parts<'a> {
     pub(crate) gpu: &'a Arc<Gpu>,
@@ -233,7 +235,7 @@ pub(crate) struct Parts<'a> {
 }
 
 impl Persistent {
-    /// Takes all memory; a line that says why where the GPU cannot run it.
+    /// Allocates all memory; returns the reason if the GPU cannot run the kernel.
     pub(crate) fn new(
         parts: &Parts<'_>,
         kernels: WholePlans,
@@ -287,8 +289,8 @@ impl Persistent {
         Ok(Ok(persistent))
     }
 
-    /// Whether a launch can run the lists: every item is waited for by somebody, a single token asks none of them twice,
-    /// and there is room for parts and inputs.
+    /// Whether a launch can run the lists: some block waits for every item, a single token queries
+    /// no item twice, and there is room for parts and inputs.
     pub(crate) fn takes(&self, lists: &Lists) -> bool {
         let counts = &lists.counts;
         lists.queries_of_items().all(|n| n == 1 || n > 1 && counts.n_tokens > 1)
@@ -297,7 +299,7 @@ impl Persistent {
             && self.shared.n_stages(counts.n_tokens).is_some()
     }
 
-    /// The first block keeps the results of an op to itself: the launch must notice. For tests.
+    /// Makes the first block withhold the results of an op; the launch must detect it. For tests.
     pub(crate) fn withhold(&mut self, op: Option<usize>) {
         self.withheld = op.map_or(NONE, |op| op as u32);
     }
@@ -306,12 +308,12 @@ impl Persistent {
         self.mailbox.shared_word(offset_of!(Mailbox, stop) / 4)
     }
 
-    /// Has a launch end with the token it is at.
+    /// Ends a launch after its current token.
     pub(crate) fn stop(&self) {
         self.stop_word().store(1, Ordering::Relaxed);
     }
 
-    /// Whether a launch, which may be at its end already, was told to.
+    /// Whether a launch was requested to stop; it may already have ended.
     pub(crate) fn is_stopped(&self) -> bool {
         self.is_running && self.stop_word().load(Ordering::Relaxed) != 0
     }
@@ -320,8 +322,9 @@ impl Persistent {
         self.mailbox.shared_word(offset_of!(Mailbox, fault) / 4)
     }
 
-    /// Numbers for the ops of a run. Where they would begin anew, no word may keep an old one. Blocks compare them by their
-    /// difference, so half of all numbers are used.
+    /// Numbers for the ops of a run. When the numbers restart, all words are cleared, so that none
+    /// carries an old number. Blocks compare numbers by their difference, so only half of the range
+    /// is used.
     fn take_numbers(&mut self, gpu: &Gpu, run: Run) -> Result<u32, CudaError> {
         let wanted = (run.n_ops * run.n_steps) as u32;
         if self.number + wanted > i32::MAX as u32 {
@@ -334,7 +337,7 @@ impl Persistent {
     }
 }
 
-/// What launches take on a GPU of as many multiprocessors as any has.
+/// Bytes that launches take on a GPU with the most multiprocessors that any has.
 pub(crate) fn bytes(config: &Config, limits: &Limits) -> usize {
     let layers = config.layers * size_of::<LayerAddresses>();
     Words::bytes(config, config.head_dim.next_multiple_of(32), limits, 256) + layers + (64 << 10)
@@ -354,7 +357,7 @@ pub(crate) enum OpKind {
 }
 
 impl OpKind {
-    /// By the names that kernels know.
+    /// The variants by the kernels' names.
     pub(crate) const ALL: [(&str, Self); 8] = [
         ("EMBED", Self::Embed),
         ("NORM_QKV", Self::NormQkv),
@@ -382,7 +385,7 @@ fn code(op: Op) -> u32 {
     kind as u32 | u32::from(op.layer().unwrap_or(0)) << 8
 }
 
-/// Asks for a run on the lists, and the draws, that lie on the GPU. No other is running.
+/// Launches a run on the lists and draws that are on the GPU. No other launch may be running.
 pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError> {
     let persistent = device.persistent.as_mut().expect("callers ask only where there is one");
     let number = persistent.take_numbers(&device.gpu, run)?;
@@ -445,7 +448,7 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError>
     kernel.launch(gpu, launch, &[&arguments])
 }
 
-/// Waits for the end of a launch, if there is one, and looks whether it was the right one.
+/// Waits for the end of a launch, if there is one, and checks whether a block timed out.
 pub(crate) fn finish(device: &mut CudaDevice) -> Result<(), Fault> {
     let Some(persistent) = device.persistent.as_mut().filter(|kernel| kernel.is_running) else {
         return Ok(());

@@ -8,11 +8,13 @@ use crate::shape::{COLUMN_STEP, Shape, UNIT_BYTES, WARPS, padded};
 pub(crate) const PORTION_UNITS: usize = 4;
 /// Bytes of 32 columns of one token.
 pub(crate) const X_UNIT_BYTES: usize = 64;
-/// Up to so many tokens have room there for all that a warp has of rows of up to `longest_strip` units.
+/// Up to this many tokens, there is room for all of a warp's part of rows of up to `longest_strip`
+/// units.
 pub(crate) const WHOLE_TOKENS: usize = 4;
-/// A section's keys and values are in the ring at once, and the tiles that are computed together.
+/// The fewest stages: a section's keys and values are in the ring at once, and so are tiles that
+/// are computed together.
 const FEWEST_STAGES: usize = 8;
-/// Stages that barriers are made for.
+/// The most stages that there are barriers for.
 pub(crate) const MOST_STAGES: usize = 16;
 
 /// How dynamic shared memory is used, by the number of tokens of a step.
@@ -40,7 +42,8 @@ impl SharedMemory {
         self.stage_bytes
     }
 
-    /// Why the kernel cannot run, if so; where norms' weights do not fit a stage it does not even compile.
+    /// Why the kernel cannot run, if so. If the weights of norms do not fit a stage, it does not
+    /// even compile.
     pub(crate) fn refusal(&self) -> Option<String> {
         if self.hidden_units * COLUMN_STEP * 2 > self.stage_bytes {
             return Some("the model's rows are too wide for its ring".to_owned());
@@ -52,14 +55,15 @@ impl SharedMemory {
         self.n_stages(1).is_none().then(reason)
     }
 
-    /// Units, each of one token, in a warp's stage for inputs. A norm needs all of a row before any of it can be multiplied; of
-    /// other rows there is room for a portion of each of eight tokens, or for all that a warp has of a few.
+    /// Units, each of one token, in a warp's stage for inputs. A norm needs a whole row before any
+    /// of it can be multiplied. For other rows there is room for a portion of each of eight tokens,
+    /// or for a warp's whole part of a few tokens.
     pub(crate) fn x_units(&self, n_tokens: usize) -> usize {
         let whole = if n_tokens <= WHOLE_TOKENS { n_tokens * self.longest_strip } else { 0 };
         (self.hidden_units * n_tokens).max(whole).max(PORTION_UNITS * 8)
     }
 
-    /// Stages of the ring in steps of some tokens; none where they do not fit.
+    /// Stages of the ring in steps of some tokens; none if they do not fit.
     pub(crate) fn n_stages(&self, n_tokens: usize) -> Option<usize> {
         let x_bytes = WARPS * self.x_units(n_tokens) * X_UNIT_BYTES;
         let ring_bytes = self.dynamic_bytes.checked_sub(x_bytes)?;
@@ -78,7 +82,7 @@ mod tests {
     fn sizes(name: &str, shared_kib: usize, n_tokens: usize) -> Option<(usize, usize)> {
         let config = shapes::config(name).unwrap();
         let shape = Shape::new(&config, Chip::HOPPER).unwrap();
-        // About what the kernel takes besides.
+        // Approximately the kernel's static shared memory.
         let shared = SharedMemory::new(&config, &shape, (shared_kib << 10) - 32_000);
         shared.n_stages(n_tokens).map(|n_stages| (n_stages, shared.x_units(n_tokens)))
     }

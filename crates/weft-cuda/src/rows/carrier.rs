@@ -1,8 +1,8 @@
-//! Carries rows between KV pages and lists of the host, a piece of a layer at a time, through pinned
-//! memory.
+//! Copies rows between KV pages and lists on the host, one piece of a layer at a time, through
+//! pinned memory.
 //!
-//! Kernels sort elements, the GPU copies, and threads of this machine move bytes between lists and
-//! pinned memory: while one piece is copied, another is moved.
+//! Kernels reorder elements, the GPU copies, and host threads move bytes between lists and pinned
+//! memory: while one piece is copied, another is moved.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,15 +20,15 @@ use crate::kernels::Kernels;
 use crate::kv::Kv;
 use crate::layouts::{Layout, layout};
 
-/// Threads that move bytes, each with pieces of its own: one core does not keep the bus busy.
+/// Threads that move bytes, each with its own pieces: one core does not keep the bus busy.
 const MOVERS: usize = 8;
-/// Pieces that a thread has on their way.
+/// Pieces that a thread has in flight.
 const IN_FLIGHT: usize = 2;
 /// The most rows of a piece.
 const PIECE_ROWS: usize = 512;
 const PAGES_BYTES: usize = PIECE_ROWS / PAGE_ROWS * 4;
 const THREADS: usize = 256;
-/// The most jobs that are carried together.
+/// The most jobs in a batch.
 const BATCH: usize = 8;
 
 /// Kernels call it `RowsPlace`.
@@ -42,12 +42,12 @@ struct RowsPlace {
 // SAFETY: `repr(C)`, with the fields of the kernels' `RowsPlace`.
 unsafe impl Argument for RowsPlace {}
 
-/// What kernels must lay out as it is here.
+/// Structs that kernels must lay out as here.
 pub(crate) fn layout() -> Layout {
     layout!(RowsPlace as "RowsPlace" { pages, n_rows, first_row })
 }
 
-/// A job whose rows go in.
+/// A job that writes rows into pages.
 struct Coming {
     layers: Range<u16>,
     rows: Range<usize>,
@@ -59,14 +59,14 @@ struct Coming {
 struct Piece<'a> {
     layer: u16,
     pages: &'a [PageId],
-    /// The row of the first page that they begin with.
+    /// Their first row in the first page.
     first_row: usize,
     n_rows: usize,
-    /// Where they lie in the caller's lists.
+    /// Their byte range in the caller's lists.
     bytes: Range<usize>,
 }
 
-/// Room for a piece on both sides: its pages, keys, then values.
+/// Memory for a piece on the host and on the GPU: its pages, keys, then values.
 struct Stage {
     pinned: Pinned,
     memory: Memory,
@@ -74,7 +74,7 @@ struct Stage {
     done: Done,
 }
 
-/// What carries rows.
+/// Copies rows; owned by the thread in `rows.rs`.
 pub(super) struct Carrier {
     gpu: Arc<Gpu>,
     put_rows: Kernel,
@@ -86,7 +86,7 @@ pub(super) struct Carrier {
     row_bytes: usize,
 }
 
-/// What stages take on the GPU.
+/// Bytes that stages take on the GPU.
 pub(crate) fn bytes(config: &Config) -> usize {
     MOVERS * IN_FLIGHT * stage_bytes(config)
 }
@@ -96,7 +96,7 @@ fn stage_bytes(config: &Config) -> usize {
 }
 
 impl Carrier {
-    /// For pages that outlive it.
+    /// Creates it for pages that outlive it.
     pub(super) fn new(
         gpu: &Arc<Gpu>,
         config: &Config,
@@ -122,7 +122,7 @@ impl Carrier {
         })
     }
 
-    /// Carries rows until nobody asks any more.
+    /// Runs jobs until the channel closes.
     pub(super) fn carry(&self, jobs: &Receiver<Job>) {
         let mut next = None;
         while let Some(first) = next.take().or_else(|| jobs.recv().ok()) {
@@ -143,8 +143,8 @@ impl Carrier {
         }
     }
 
-    /// Adds jobs that wait already, so that threads do not wait for one another after each. The first job
-    /// that is none of them is returned.
+    /// Adds jobs that are already queued, so that threads do not wait for one another after each
+    /// job. Returns the first job that cannot be added.
     fn gather(&self, batch: &mut Vec<Coming>, jobs: &Receiver<Job>) -> Option<Job> {
         while batch.len() < BATCH {
             let job = jobs.try_recv().ok()?;
@@ -170,7 +170,7 @@ impl Carrier {
         self.gpu.order(Stream::Copies, &copy.ready)?;
         self.read(pieces, &mut to.k, &mut to.v)?;
         copy.over.record(Stream::Copies)?;
-        // Whoever asked may have lost interest.
+        // The caller may have gone.
         let _ = receiver.send(to);
         Ok(())
     }
@@ -189,7 +189,7 @@ impl Carrier {
         batch.iter().try_for_each(|job| job.copy.over.record(Stream::Copies))
     }
 
-    /// Writes pieces into pages; they are on their way when it returns.
+    /// Writes pieces into pages; the copies may still run when it returns.
     fn write<'a>(
         &self,
         pieces: impl Iterator<Item = (Piece<'a>, &'a [u8], &'a [u8])>,
@@ -210,7 +210,7 @@ impl Carrier {
         })
     }
 
-    /// Reads pieces out of pages; returns when they are there.
+    /// Reads pieces from pages; returns when they have arrived.
     fn read<'a>(
         &self,
         pieces: impl Iterator<Item = Piece<'a>>,
@@ -224,7 +224,7 @@ impl Carrier {
         });
         self.share_out(pieces, |stages, pieces| {
             self.gpu.bind();
-            // A piece is asked for before the one before it is taken.
+            // The next copy is started before the previous piece is taken.
             let mut asked: Option<(usize, &mut [u8], &mut [u8])> = None;
             for (turn, (piece, k, v)) in pieces.into_iter().enumerate() {
                 let stage = &mut stages[turn % IN_FLIGHT];
@@ -263,7 +263,7 @@ impl Carrier {
         kernel.launch_in(&self.gpu, Stream::Copies, launch, &[&place, &k, &v, &layer])
     }
 
-    /// Deals pieces out to threads, each with stages of its own.
+    /// Distributes pieces to threads, each with its own stages.
     fn share_out<P: Send>(
         &self,
         pieces: impl Iterator<Item = P>,
@@ -279,7 +279,7 @@ impl Carrier {
                 .filter(|(_, hand)| !hand.is_empty())
                 .map(|(stages, hand)| {
                     scope.spawn(move || {
-                        // A thread that failed left nothing half done that matters.
+                        // A failed thread leaves no partial state that matters.
                         work(&mut stages.lock().unwrap_or_else(PoisonError::into_inner), hand)
                     })
                 })
@@ -292,7 +292,7 @@ impl Carrier {
 }
 
 impl Drop for Carrier {
-    /// The GPU may still be at the last pieces.
+    /// The GPU may still be copying the last pieces.
     fn drop(&mut self) {
         self.gpu.bind();
         for stages in &mut self.stages {
@@ -307,7 +307,8 @@ fn panicked() -> Result<(), CudaError> {
     Err(CudaError::Driver { call: "moving rows", reason })
 }
 
-/// What `carry` returns, or that it panicked: whoever waits for a copy must be told.
+/// The result of `carry`, or an error if it panicked: a caller that waits for a copy must get an
+/// answer.
 fn guarded(carry: impl FnOnce() -> Result<(), CudaError>) -> Result<(), CudaError> {
     catch_unwind(AssertUnwindSafe(carry)).unwrap_or_else(|_| panicked())
 }
@@ -340,7 +341,7 @@ fn pieces(
 }
 
 impl Stage {
-    /// Hands out what the GPU left in pinned memory, once it has.
+    /// Moves what the GPU copied to pinned memory to the caller's lists, once the copy is done.
     fn take(&mut self, k: &mut [u8], v: &mut [u8]) -> Result<(), CudaError> {
         self.done.wait()?;
         let len = k.len();

@@ -1,4 +1,4 @@
-//! The counts that kernels for few tokens see of a larger step.
+//! The counts for kernels for few tokens when they run a larger step.
 
 use std::sync::Arc;
 
@@ -6,13 +6,14 @@ use super::{COUNTS, FEW};
 use crate::driver::{Address, Gpu, Memory};
 use crate::error::CudaError;
 
-/// The most tokens whose matrices are still streamed past them, a few at a time: blocks of rows would be so
-/// few that most of the GPU had nothing to do.
+/// Up to this many tokens, matrices are streamed past a few tokens at a time: there would be so few
+/// blocks of rows that most of the GPU would be idle.
 pub(crate) const SEVERAL: usize = 4 * FEW;
 /// The most tokens that a matrix is streamed past at once.
 pub(crate) const SIXTEEN: usize = 2 * FEW;
 
-/// The counts of steps of one to [`SIXTEEN`] tokens: for kernels that take some tokens of a larger step.
+/// The counts of steps of one to [`SIXTEEN`] tokens: for kernels that take some tokens of a larger
+/// step.
 pub(crate) struct GroupCounts {
     memory: Memory,
 }
@@ -28,7 +29,7 @@ impl GroupCounts {
         Ok(Self { memory })
     }
 
-    /// Those of `n` tokens.
+    /// The counts of `n` tokens.
     pub(crate) fn of(&self, n: usize) -> Address {
         assert!((1..=SIXTEEN).contains(&n), "{n} tokens");
         self.memory.address().offset((n - 1) * COUNTS * 4)

@@ -1,4 +1,4 @@
-//! Queries against one section, and the stretches that marks cut it into, as kernels want them.
+//! Queries against one section, and the stretches that marks cut it into, as kernels read them.
 
 use super::{FEW, MARK_WORDS, Marks, PAGE_ROWS, PageId, SECTION_PAGES};
 use crate::layouts::{Layout, layout};
@@ -8,7 +8,7 @@ use crate::layouts::{Layout, layout};
 #[repr(C)]
 pub(super) struct Query {
     pub(super) token: u16,
-    /// Parts that the token's result is folded from.
+    /// Parts that the token's result is combined from.
     pub(super) n_parts: u16,
     pub(super) seen: u16,
     pub(super) cell: u16,
@@ -25,7 +25,7 @@ pub(super) struct Item {
     pub(super) n_queries: u32,
     pub(super) n_stores: u32,
     pub(super) first: u8,
-    /// Of rows that the queries see.
+    /// Number of rows that the queries see.
     pub(super) n_marks: u8,
     pub(super) first_pages: u8,
     pub(super) has_inner: u8,
@@ -36,7 +36,7 @@ pub(super) struct Item {
     pub(super) queries: [Query; FEW],
 }
 
-/// What kernels must lay out as it is here.
+/// Structs that kernels must lay out as here.
 pub(super) fn item_layout() -> Layout {
     layout!(Item as "Item" {
         pages, n_rows, n_queries, n_stores, first, n_marks, first_pages, has_inner, stores, cuts,
@@ -60,8 +60,9 @@ impl Item {
         self.n_queries += 1;
     }
 
-    /// Numbers the stretches of rows that its queries see, once all of these are there. Queries that
-    /// keep shares see all of them: the last of a lane, and those of other lanes that see as far.
+    /// Numbers the stretches of rows that its queries see, once all of these are there. Queries
+    /// that record shares see all of them: the last of a lane, and those of other lanes that see as
+    /// far.
     pub(super) fn number_stretches(&mut self) {
         for (half, marks) in self.marks.iter_mut().enumerate() {
             let rows = self.n_rows.saturating_sub(half as u32 * 32);
@@ -83,7 +84,7 @@ impl Item {
         self.cut_halves();
     }
 
-    /// Says where the squares of each half of a page are cut in two.
+    /// Sets where the squares of each half of a page are cut in two.
     fn cut_halves(&mut self) {
         let half = self.marks.iter().position(|marks| *marks != 0).unwrap_or_default();
         let mark = half * 32 + self.marks[half].trailing_zeros() as usize;

@@ -12,7 +12,7 @@ use crate::driver::{Address, Gpu, Memory, Pinned, Stream};
 use crate::error::CudaError;
 use crate::layouts::{Layout, layout};
 
-/// Where the lists lie on the GPU. Kernels call it `Step`.
+/// The addresses of the lists on the GPU. Kernels call it `Step`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct StepAddresses {
@@ -27,14 +27,14 @@ pub(crate) struct StepAddresses {
 }
 
 impl StepAddresses {
-    /// What kernels must lay out as it is here.
+    /// Structs that kernels must lay out as here.
     pub(super) fn layout() -> Layout {
         layout!(StepAddresses as "Step" {
             counts, tokens, positions, key_positions, slots, outputs, partials, attention,
         })
     }
 
-    /// The same with counts elsewhere.
+    /// The same with counts at another address.
     pub(crate) fn with_counts(self, counts: Address) -> Self {
         Self { counts, ..self }
     }
@@ -68,7 +68,7 @@ impl Tables {
         }
     }
 
-    /// What the lists take.
+    /// Bytes that the lists take.
     pub(crate) fn bytes(limits: &Limits, family: Family) -> usize {
         let sections = max_partials(limits);
         let attention = match family {
@@ -101,12 +101,12 @@ impl Tables {
         }
     }
 
-    /// Items that there is room for; in the lists for few tokens.
+    /// Items that there is room for in the lists for few tokens.
     pub(crate) fn most_items(&self) -> usize {
         (self.memory.bytes / 4 - self.start_of_attention()) / Item::LEN
     }
 
-    /// Writes the lists into pinned memory; how many bytes of it they take.
+    /// Writes the lists into pinned memory; returns how many bytes they take.
     pub(crate) fn write(&mut self, step: &Step<'_>, lists: &Lists) -> usize {
         let (tokens, start) = (self.tokens, self.start_of_attention());
         let words = self.pinned.words();

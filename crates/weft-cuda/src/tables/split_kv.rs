@@ -4,8 +4,8 @@ use weft_core::device::Step;
 
 use super::Lists;
 
-/// When blocks share the sections of a tile: where there are so few tiles that most of the GPU would
-/// have nothing to do.
+/// When blocks share the sections of a tile: if there are so few tiles that most of the GPU would
+/// be idle.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SplitRule {
     pub(crate) kv_heads: usize,
@@ -28,7 +28,8 @@ impl SplitRule {
 }
 
 impl Lists {
-    /// Gives every token of a step parts to fold, where that pays: one for each section that it sees.
+    /// Gives every token of a step parts to combine if that is faster: one for each section that it
+    /// sees.
     pub(super) fn split_tiles(&mut self, step: &Step<'_>) {
         let seen = |lane: usize, position: u32| {
             let own = &self.sections[self.lanes[lane].clone()];

@@ -1,6 +1,6 @@
 //! Structs of words, written as words into the lists of a step.
 
-/// Structs of words, as words.
+/// Converts structs of words to words.
 pub(super) trait Words: Copy {
     const LEN: usize = size_of::<Self>() / 4;
     fn put(&self, to: &mut [u32]);

@@ -1,4 +1,4 @@
-//! A request's body: JSON, of a size that was agreed on, read into a type that checks it.
+//! A request's body: JSON of limited size, read into a type that checks it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,12 +16,12 @@ use crate::requests::FromJson;
 
 /// The largest body.
 const MAX_BYTES: usize = 16 << 20;
-/// What is read and thrown away of a larger one, so that its sender gets to read why.
+/// Bytes of a larger body that are read and discarded, so that the client can read the error.
 const MAX_WASTE_BYTES: usize = 64 << 20;
 /// How long a body may take to arrive.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A body that is a `T`, and its size.
+/// A body parsed as a `T`, and its size.
 pub(crate) struct Body<T> {
     pub(crate) value: T,
     pub(crate) bytes: usize,
@@ -44,7 +44,7 @@ impl<T: FromJson> FromRequest<Arc<App>> for Body<T> {
     }
 }
 
-/// JSON and nothing else: other types can be sent by any page without asking first.
+/// Accepts only JSON: browsers let any page send other types without a preflight request.
 fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let given = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let essence = given.unwrap_or_default().split(';').next().unwrap_or_default().trim();
@@ -56,14 +56,16 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
 }
 
 async fn read(body: body::Body) -> Result<Vec<u8>, ApiError> {
-    let late = |_| ApiError::refused(StatusCode::REQUEST_TIMEOUT, "the body took too long to come");
+    let late =
+        |_| ApiError::refused(StatusCode::REQUEST_TIMEOUT, "the body took too long to arrive");
     tokio::time::timeout(TIMEOUT, read_limited(body)).await.map_err(late)?
 }
 
 async fn read_limited(mut body: body::Body) -> Result<Vec<u8>, ApiError> {
     let mut bytes = Vec::new();
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|_| ApiError::invalid("the body broke off"))?;
+        let frame =
+            frame.map_err(|_| ApiError::invalid("the connection closed before the body ended"))?;
         let Some(data) = frame.data_ref() else { continue };
         if bytes.len() + data.len() > MAX_BYTES {
             drop(bytes);
@@ -81,9 +83,9 @@ async fn waste(body: body::Body) -> ApiError {
     ApiError::refused(StatusCode::PAYLOAD_TOO_LARGE, message)
 }
 
-/// Reads JSON. The parser bounds how deep it nests.
+/// Parses JSON. The parser limits the nesting depth.
 pub(crate) fn parse<T: FromJson>(bytes: &[u8]) -> Result<T, ApiError> {
     let json: Value = serde_json::from_slice(bytes)
-        .map_err(|error| ApiError::invalid(format!("the body is no JSON: {error}")))?;
+        .map_err(|error| ApiError::invalid(format!("the body is not valid JSON: {error}")))?;
     T::from_json(&json)
 }

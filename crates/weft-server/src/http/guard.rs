@@ -1,4 +1,4 @@
-//! What every request passes first: the host it names, the page it comes from, the key it brings.
+//! Checks every request first: the host it names, the page it comes from, the key it sends.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::routes;
 const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE, OPTIONS");
 const PREFLIGHT_AGE_S: u32 = 600;
 
-/// Lets a request through, or answers it; counts it by its route.
+/// Passes a request on or refuses it, and counts it by its route.
 pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let route = request
         .extensions()
@@ -24,7 +24,7 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: N
     let origin = request.headers().get(header::ORIGIN).cloned();
     let response = match check(&app.options, &request) {
         Err(error) => error.into_response(),
-        // A browser asks first, without the key, whether it may send what it wants to.
+        // A preflight request: the browser asks, without the key, whether it may send the real one.
         Ok(()) if is_preflight(&request) => preflight(request.headers()),
         Ok(()) => match check_key(&app.options, &request) {
             Err(error) => with_origin(error.into_response(), origin),
@@ -39,7 +39,8 @@ fn check(options: &Options, request: &Request) -> Result<(), ApiError> {
     let text = |name: HeaderName| {
         request.headers().get(name).map(|value| value.to_str().unwrap_or_default())
     };
-    let host = text(header::HOST).ok_or_else(|| ApiError::invalid("there is no Host header"))?;
+    let host =
+        text(header::HOST).ok_or_else(|| ApiError::invalid("the request has no Host header"))?;
     let refused = |what| Err(ApiError::refused(StatusCode::FORBIDDEN, what));
     if !hosts::is_ours(host, options) {
         return refused(
@@ -73,7 +74,7 @@ fn check_key(options: &Options, request: &Request) -> Result<(), ApiError> {
     }
 }
 
-/// Compares in a time that tells nothing of where two keys differ.
+/// Compares in constant time: the time does not show where two keys differ.
 fn is_same(given: &[u8], key: &[u8]) -> bool {
     let mut difference = usize::from(given.len() != key.len());
     for (index, byte) in given.iter().enumerate() {
@@ -88,7 +89,7 @@ fn is_preflight(request: &Request) -> bool {
         && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }
 
-/// The page's origin was checked: it may send whatever it asks for.
+/// The page's origin has been checked, so every header and method it asks for is allowed.
 fn preflight(asked: &HeaderMap) -> Response {
     let mut response = StatusCode::OK.into_response();
     let headers = response.headers_mut();

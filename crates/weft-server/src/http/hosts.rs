@@ -1,14 +1,14 @@
-//! Which names and origins a request may come by.
+//! Which host names and origins are accepted.
 //!
-//! A page of the open web can have a browser send requests to this machine, directly (then its origin
-//! is foreign) or by a name that it makes resolve to this machine (then the host is foreign). An
-//! address cannot be made to resolve elsewhere, so it is as good as `localhost`.
+//! A web page can make a browser send requests to this machine: directly (then its origin is
+//! foreign), or by a name that its owner lets resolve to this machine (then the host is foreign).
+//! An IP address is not resolved, so it is as safe as `localhost`.
 
 use std::net::IpAddr;
 
 use super::Options;
 
-/// Whether a `Host` header, or the authority of an origin, means this server.
+/// Whether a `Host` header, or the authority of an origin, names this server.
 pub(super) fn is_ours(authority: &str, options: &Options) -> bool {
     let Some(host) = host_of(authority) else { return false };
     match host.parse::<IpAddr>() {
@@ -20,7 +20,7 @@ pub(super) fn is_ours(authority: &str, options: &Options) -> bool {
     }
 }
 
-/// Whether an `Origin` header is of a page that may use this server.
+/// Whether an `Origin` header belongs to a page that may use this server.
 pub(super) fn is_own_origin(origin: &str, options: &Options) -> bool {
     let authority = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
     authority.is_some_and(|authority| is_ours(authority, options))

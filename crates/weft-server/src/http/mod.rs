@@ -1,4 +1,4 @@
-//! Sockets: where the server listens, how connections are model, how it ends.
+//! Sockets: where the server listens, how it serves connections, how it shuts down.
 
 mod body;
 mod guard;
@@ -40,24 +40,24 @@ const HEADER_BYTES: usize = 64 << 10;
 const CONNECTIONS: usize = 1024;
 /// How long a lane waits for a client that does not read.
 const SLOW_READER: Duration = Duration::from_secs(60);
-/// How long answers may go on after a shutdown was requested, and then connections.
+/// How long answers may continue after a shutdown request, and then how long connections may.
 const DRAIN: Duration = Duration::from_secs(60);
 const LAST_BYTES: Duration = Duration::from_secs(5);
-/// How long a listener that cannot accept (no file descriptors) waits before it tries again.
+/// How long the listener waits before it tries again if it cannot accept (no file descriptors).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Why the server did not serve.
 #[derive(Debug, Error)]
 pub enum ServeError {
-    /// The address cannot be listened on.
-    #[error("cannot listen on {address}: {source}; choose another --port, or end what has it")]
+    /// The server cannot listen on the address.
+    #[error("cannot listen on {address}: {source}; choose another --port, or stop what uses it")]
     Bind {
         /// The address.
         address: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// Others could reach the server, and nothing would keep them out.
+    /// Other machines could reach the server without a key.
     #[error(
         "--host {host} lets other machines in: give an --api-key that they must send, or \
          --insecure if anybody may use this server"
@@ -74,7 +74,7 @@ pub enum ServeError {
     System(#[from] std::io::Error),
 }
 
-/// A server that has its address and does not answer yet.
+/// A server that is bound to its address and does not answer yet.
 pub struct Server {
     listener: TcpListener,
     options: Options,
@@ -82,7 +82,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Takes the address. `log` is called with what an operator should know.
+    /// Binds the address. `log` gets the lines that an operator should read.
     pub fn bind(
         options: Options,
         log: impl Fn(&str) + Send + Sync + 'static,
@@ -98,13 +98,13 @@ impl Server {
         Ok(Self { listener, options, log: Arc::new(log) })
     }
 
-    /// Where it listens.
+    /// The address that the server listens on.
     pub fn address(&self) -> std::io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// Serves until SIGTERM or Ctrl-C; then running answers are finished and rows are saved. The
-    /// engine is loaded in the meantime, and requests before that are refused with 503.
+    /// Serves until SIGTERM or Ctrl-C, then finishes running answers and saves rows. The engine is
+    /// loaded in the background; requests that arrive before it is ready get status 503.
     pub fn run(self, load: Load) -> Result<(), ServeError> {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         let metrics = Arc::new(Metrics::default());
@@ -152,7 +152,7 @@ async fn serve(
     if let Some(error) = unloadable {
         return Err(ServeError::Load(error));
     }
-    log("finishing running answers; again to leave at once");
+    log("finishing running answers; send the signal again to exit at once");
     tokio::select! {
         () = drain(graceful, engine) => {}
         ended = shutdown_signal() => ended?,
@@ -162,7 +162,7 @@ async fn serve(
 
 /// Waits for the engine's thread, then for the last bytes of answers.
 async fn drain(graceful: GracefulShutdown, engine: JoinHandle<()>) {
-    // A panic of the thread was logged already.
+    // A panic of the thread has already been logged.
     let _ = tokio::task::spawn_blocking(move || engine.join()).await;
     let _ = tokio::time::timeout(LAST_BYTES, graceful.shutdown()).await;
 }
@@ -192,13 +192,13 @@ async fn accept(listener: &tokio::net::TcpListener, router: Router, graceful: &G
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
-        // Tokens are small and must leave at once.
+        // Tokens are small and must be sent at once.
         let _ = stream.set_nodelay(true);
         let service = TowerToHyperService::new(router.clone());
         let connection = builder.serve_connection(TokioIo::new(stream), service);
         let connection = graceful.watch(connection);
         tokio::spawn(async move {
-            // A client may break the connection at any time.
+            // A client may close the connection at any time.
             let _ = connection.await;
             drop(permit);
         });

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use super::ServeError;
 
-/// Requests that wait for a lane unless more are wanted.
+/// The default number of requests that may wait for a lane.
 const QUEUE: usize = 64;
 
 /// Where to listen and whom to let in.
@@ -12,11 +12,11 @@ const QUEUE: usize = 64;
 pub struct Options {
     /// The address.
     pub address: SocketAddr,
-    /// What clients must send; none lets in all who reach the address.
+    /// The key that clients must send; without one, everybody who can reach the address is let in.
     pub api_key: Option<String>,
-    /// Whether an address that others reach needs no key.
+    /// Allows an address that other machines can reach without a key.
     pub insecure: bool,
-    /// Names beside `localhost` and addresses that clients may call this server by.
+    /// Host names that clients may use for this server, besides `localhost` and IP addresses.
     pub allowed_hosts: Vec<String>,
     /// Requests that may wait for a lane.
     pub queue: usize,
@@ -28,7 +28,7 @@ impl Options {
         Self { address, api_key: None, insecure: false, allowed_hosts: Vec::new(), queue: QUEUE }
     }
 
-    /// Refuses to be open to others by mistake.
+    /// Refuses options that would open the server to other machines by mistake.
     pub(super) fn check(&self) -> Result<(), ServeError> {
         let host = self.address.ip();
         let is_open = !host.is_loopback() && self.api_key.is_none() && !self.insecure;

@@ -1,4 +1,4 @@
-//! The part of a path that names something, as what it names.
+//! Parses the last part of a path.
 
 use std::str::FromStr;
 
@@ -7,7 +7,7 @@ use axum::http::request::Parts;
 
 use crate::api_error::ApiError;
 
-/// What the last part of a path names. One that cannot be read names nothing.
+/// The parsed last part of a path. If it cannot be parsed, the response is 404.
 pub(crate) struct PathParam<T>(pub(crate) T);
 
 impl<S, T> FromRequestParts<S> for PathParam<T>

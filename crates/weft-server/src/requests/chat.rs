@@ -1,4 +1,4 @@
-//! The body of a chat: messages, tools, and how the answer is wanted.
+//! The body of a chat: messages, tools, and settings of the answer.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use crate::api_error::ApiError;
 use crate::grammars::Rule;
 use crate::model_info::ModelInfo;
 
-/// The most messages of one request: more are no conversation.
+/// The most messages of one request.
 const MAX_MESSAGES: usize = 4096;
 
 /// A chat.
@@ -57,7 +57,7 @@ impl ChatRequest {
         let chat = &self.chat;
         if chat.messages.len() > MAX_MESSAGES {
             let n = chat.messages.len();
-            let message = format!("there are {n} messages, and at most {MAX_MESSAGES} may be");
+            let message = format!("there are {n} messages, and the limit is {MAX_MESSAGES}");
             return Err(ApiError::invalid(message).param("messages"));
         }
         if chat.top_logprobs.is_some_and(|n| n.count() > 0) && !chat.logprobs.unwrap_or(false) {
@@ -68,7 +68,7 @@ impl ChatRequest {
         self.check_ending()?;
         match &chat.tool_choice {
             Some(ToolChoice::Named(name)) if self.tools().find(name).is_none() => {
-                let message = format!("tool_choice names {name:?}, which is none of the tools");
+                let message = format!("tool_choice names {name:?}, which is not among the tools");
                 Err(ApiError::invalid(message).param("tool_choice"))
             }
             Some(ToolChoice::Required) if self.tools().0.is_empty() => {
@@ -79,17 +79,17 @@ impl ChatRequest {
         }
     }
 
-    /// An answer begins a turn of its own, or goes on where the last message ends.
+    /// Checks that the answer either begins its own turn or continues the last message.
     fn check_ending(&self) -> Result<(), ApiError> {
         let refused =
             |message: &str| Err(ApiError::invalid(message).param("continue_final_message"));
         match (self.continues(), self.chat.add_generation_prompt) {
             (true, Some(true)) => {
-                refused("continue_final_message and add_generation_prompt exclude each other")
+                refused("continue_final_message and add_generation_prompt cannot both be true")
             }
             (true, _) if self.rule().is_some() => refused(
-                "continue_final_message cannot go with a form or a required tool, which an answer \
-                 has from its begin",
+                "continue_final_message cannot be combined with an output format or a \
+                 required tool, which applies from the first token of the answer",
             ),
             _ => Ok(()),
         }
@@ -113,7 +113,7 @@ impl ChatRequest {
         self.chat.messages.iter().flat_map(ApiMessage::chunk_ids).collect()
     }
 
-    /// The rule that the answer has to follow, if there is one. A tool that must be called goes first.
+    /// The rule that the answer must follow, if there is one. A required tool takes precedence.
     pub(crate) fn rule(&self) -> Option<Rule> {
         let tools = self.tools();
         match &self.chat.tool_choice {
@@ -128,7 +128,7 @@ impl ChatRequest {
     fn thinking(&self) -> Result<Option<bool>, ApiError> {
         let kwargs = self.chat.chat_template_kwargs.as_ref();
         match kwargs.and_then(|kwargs| kwargs.get("enable_thinking")) {
-            // A thought is not part of any rule.
+            // Rules do not cover thinking.
             _ if self.rule().is_some() => Ok(Some(false)),
             None | Some(Value::Null) => Ok(None),
             Some(Value::Bool(thinking)) => Ok(Some(*thinking)),
@@ -154,7 +154,8 @@ impl ChatRequest {
         })
     }
 
-    /// The prompt that the engine runs. Chunks are reused as the request says; turns always exactly.
+    /// The prompt that the engine runs. Chunks are reused as the request says; turns always
+    /// exactly.
     pub(crate) fn compose(
         &self,
         model: &ModelInfo,

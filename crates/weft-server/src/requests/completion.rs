@@ -16,7 +16,7 @@ use crate::model_info::ModelInfo;
 /// The most answers of one request, over all its prompts.
 const MAX_ANSWERS: usize = 32;
 
-/// Tokens that no context holds: what has more is not even read.
+/// More tokens than any context holds: a longer prompt is refused before it is read.
 const MAX_PROMPT_TOKENS: usize = 1 << 20;
 
 /// A completion.
@@ -33,7 +33,7 @@ struct Completion {
     logprobs: Option<Bounded<0, 20>>,
     best_of: Option<Count>,
     suffix: Option<String>,
-    /// Whether `<|im_end|>` and the like in a text are read as tokens.
+    /// Whether special tokens such as `<|im_end|>` in a text are read as tokens.
     parse_special: Option<bool>,
 }
 
@@ -59,7 +59,7 @@ impl FromJson for CompletionRequest {
     fn from_json(json: &Value) -> Result<Self, ApiError> {
         let n = json.get("prompt").and_then(Value::as_array).map_or(0, Vec::len);
         if n > MAX_PROMPT_TOKENS {
-            let message = format!("the prompt has {n} entries, and no context holds so many");
+            let message = format!("the prompt has {n} entries, more than any context holds");
             return Err(ApiError::invalid(message).param("prompt"));
         }
         let (settings, format) = (fields(json)?, fields(json)?);
@@ -77,15 +77,15 @@ impl CompletionRequest {
         let n = self.settings.choices();
         let answers = self.prompts().len() * n;
         if answers > MAX_ANSWERS {
-            let message = format!("that is {answers} answers, and at most {MAX_ANSWERS} are given");
+            let message = format!("that is {answers} answers, and the limit is {MAX_ANSWERS}");
             return Err(ApiError::invalid(message).param("prompt"));
         }
         if self.completion.best_of.is_some_and(|best| best.count() != n) {
-            let message = "best_of must equal n: answers are not chosen among more";
+            let message = "best_of must equal n: weft does not choose among more answers";
             return Err(ApiError::invalid(message).param("best_of"));
         }
         if self.completion.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
-            let message = "suffix is not supported: text is continued, not filled in";
+            let message = "suffix is not supported: weft continues text and does not fill in";
             return Err(ApiError::invalid(message).param("suffix"));
         }
         Ok(())
@@ -99,7 +99,7 @@ impl CompletionRequest {
         }
     }
 
-    /// The rule that the answer has to follow, if there is one.
+    /// The rule that the answer must follow, if there is one.
     pub(crate) fn rule(&self) -> Option<Rule> {
         self.format.rule()
     }
@@ -145,7 +145,7 @@ impl Prompt {
                 let vocab = model.vocab();
                 if let Some(id) = ids.iter().find(|id| id.count() >= vocab) {
                     let message = format!(
-                        "token {} is out of vocabulary: ids go from 0 to {}",
+                        "token {} is not in the vocabulary: ids go from 0 to {}",
                         id.get(),
                         vocab.saturating_sub(1)
                     );

@@ -5,12 +5,12 @@ use serde_json::Value;
 
 use crate::api_error::ApiError;
 
-/// Something that a body can be.
+/// A type that a body can be parsed into.
 pub(crate) trait FromJson: Sized + Send + 'static {
-    /// Whether nothing at all is as good as an empty object.
+    /// Whether an empty body counts as an empty object.
     const EMPTY_IS_FINE: bool = false;
 
-    /// Reads it, or says which field is wrong.
+    /// Parses it, or returns an error that names the field.
     fn from_json(json: &Value) -> Result<Self, ApiError>;
 }
 
@@ -20,7 +20,7 @@ impl FromJson for Value {
     }
 }
 
-/// Reads some of an object's fields; others are let pass.
+/// Reads some of an object's fields and ignores the others.
 pub(crate) fn fields<'j, T: Deserialize<'j>>(json: &'j Value) -> Result<T, ApiError> {
     if !json.is_object() {
         return Err(ApiError::invalid("the body must be a JSON object"));
@@ -35,7 +35,7 @@ pub(crate) fn fields<'j, T: Deserialize<'j>>(json: &'j Value) -> Result<T, ApiEr
     })
 }
 
-/// Names of Rust's types say little to clients.
+/// Replaces names of Rust types, which mean little to clients.
 fn in_plain_words(message: &str) -> String {
     let words = [
         ("expected f32", "expected a number"),

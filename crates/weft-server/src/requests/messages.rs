@@ -1,7 +1,7 @@
-//! Messages as clients write them, and as templates take them.
+//! Messages as clients write them, converted to what templates take.
 //!
-//! Content is text, or parts: texts, and chunks by their ids. Parts after which a client wants the
-//! cache cut (`cache_control`) end a piece, and so does each chunk.
+//! Content is text, or a list of parts: texts, and chunks by their ids. A part that a client marks
+//! with `cache_control` ends a piece, and so does each chunk.
 
 use std::collections::BTreeMap;
 
@@ -13,11 +13,11 @@ use weft_core::prompt::{Content, Message, Part};
 
 use crate::api_error::ApiError;
 
-/// Who speaks.
+/// Who wrote a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Role {
-    /// A developer's word is the system's: models know no difference.
+    /// A developer's message is a system message: models do not know the difference.
     #[serde(alias = "developer")]
     System,
     User,
@@ -88,13 +88,15 @@ fn read_part(part: &Value) -> Result<ApiPart, String> {
         Some("chunk") => {
             field("id")?.parse().map(ApiPart::Chunk).map_err(|error| error.to_string())
         }
-        Some(other) => Err(format!("parts of type {other:?} cannot be read, only text and chunk")),
+        Some(other) => {
+            Err(format!("parts of type {other:?} are not supported, only text and chunk"))
+        }
         None => Err("a part needs a type: \"text\" or \"chunk\"".to_owned()),
     }
 }
 
 impl ApiMessage {
-    /// The chunks that it is made of.
+    /// The chunks in this message.
     pub(crate) fn chunk_ids(&self) -> impl Iterator<Item = ChunkId> {
         let parts = match &self.content {
             Some(ApiContent::Parts(parts)) => &parts[..],
@@ -114,7 +116,7 @@ impl ApiMessage {
         };
         let speaks = content.is_some() || self.tool_calls.as_ref().is_some_and(|c| !c.is_empty());
         if !speaks {
-            return Err(format!("a message of the {} needs a content", self.role.name()));
+            return Err(format!("a message of the {} needs content", self.role.name()));
         }
         Ok(Message {
             role: self.role.name().to_owned(),
@@ -141,14 +143,14 @@ impl ApiMessage {
         }
         let pieces = self.pieces(parts, chunks)?;
         Ok(match (&pieces[..], self.role) {
-            // A system prompt that is one chunk is that chunk's text.
+            // If a system prompt is a single chunk, its text is the chunk's text.
             ([text], Role::System) => Content::Text(text.clone()),
             _ => Content::Pieces(pieces),
         })
     }
 
-    /// Texts that are kept each by itself. Between texts of a content stands a line feed, as templates
-    /// write it where they join parts themselves.
+    /// The texts that are cached separately. A line feed separates the texts of a message, as in
+    /// templates that join parts themselves.
     fn pieces(
         &self,
         parts: &[ApiPart],
@@ -180,24 +182,25 @@ impl ApiMessage {
         Ok(pieces)
     }
 
-    /// A chunk stands where its kind belongs: a system prompt alone, documents before a question.
+    /// Checks that a chunk is in a message where its kind belongs: a system chunk alone in the
+    /// system message, documents in the user's messages.
     fn check_place(&self, chunk: &Chunk, n_parts: usize) -> Result<(), String> {
         let (id, kind, role) = (chunk.id, chunk.kind, self.role.name());
         match (self.role, kind) {
             (Role::User, Kind::Context | Kind::Output) => Ok(()),
             (Role::System, Kind::System) if n_parts == 1 => Ok(()),
             (Role::System, Kind::System) => {
-                Err(format!("chunk {id} must be all that the system message says"))
+                Err(format!("chunk {id} must be the only content of the system message"))
             }
             _ => Err(format!(
-                "chunk {id} is a {kind} chunk and cannot stand in a message of the {role}: context \
+                "chunk {id} is a {kind} chunk and cannot be in a message of the {role}: context \
                  and output chunks belong to the user's messages, system chunks to the system's"
             )),
         }
     }
 }
 
-/// A tool call whose arguments are an object, as templates want them; clients send its JSON.
+/// A tool call with its arguments as an object, as templates expect; clients send JSON text.
 fn opened(call: &Value) -> Value {
     let mut call = call.clone();
     if let Some(arguments) = call.pointer_mut("/function/arguments")
@@ -217,14 +220,14 @@ pub(crate) fn to_messages(
     chunks: &BTreeMap<ChunkId, Chunk>,
 ) -> Result<Vec<Message>, ApiError> {
     if messages.is_empty() {
-        return Err(ApiError::invalid("messages is empty; say something").param("messages"));
+        return Err(ApiError::invalid("messages is empty; give at least one").param("messages"));
     }
     let asks_nothing = |message: &ApiMessage| {
         matches!(&message.content, Some(ApiContent::Parts(parts))
             if matches!(parts.last(), Some(ApiPart::Chunk(_))))
     };
     if messages.last().is_some_and(asks_nothing) {
-        let message = "the last message ends with a chunk; say after it what is to be answered";
+        let message = "the last message ends with a chunk; add the question as text after it";
         return Err(ApiError::invalid(message).param("messages"));
     }
     let place = |index: usize, reason: String| {
@@ -281,11 +284,11 @@ mod tests {
             (json!({}), "role"),
             (json!({"role": 1}), "expected string"),
             (json!({"role": "king", "content": "x"}), "king"),
-            (json!({"role": "user"}), "needs a content"),
+            (json!({"role": "user"}), "needs content"),
             (json!({"role": "user", "content": 1}), "a string, null or a list"),
             (json!({"role": "user", "content": [1]}), "needs a type"),
             (json!({"role": "user", "content": [{"type": "image_url"}]}), "image_url"),
-            (json!({"role": "user", "content": [{"type": "chunk", "id": "x"}]}), "no chunk id"),
+            (json!({"role": "user", "content": [{"type": "chunk", "id": "x"}]}), "not a chunk id"),
         ] {
             let refusal = refusal(message);
             assert!(refusal.contains(reason), "{refusal}");

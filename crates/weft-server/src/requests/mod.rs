@@ -1,8 +1,8 @@
-//! What clients send, read into types that hold only what may be asked for.
+//! Request bodies, parsed into types that hold only valid values.
 //!
-//! Every range and every cap is checked here, before anything is allocated for a request: numbers by
-//! newtypes, sampling by the library's own check. Unknown fields are let pass, as clients of many
-//! servers send them. Nothing here knows the engine.
+//! Every range and limit is checked here, before anything is allocated for a request: numbers by
+//! newtypes, sampling by weft-core's own check. Unknown fields are ignored, because clients written
+//! for other servers send them. Nothing here depends on the engine.
 
 mod chat;
 mod completion;

@@ -1,4 +1,4 @@
-//! Numbers and words of a range. What has passed here needs no second look.
+//! Numbers and words with a valid range. Values of these types need no further check.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 
-/// A whole number from `MIN` to `MAX`. `2.0` is one too: JSON knows no difference.
+/// A whole number from `MIN` to `MAX`. `2.0` is one too: JSON does not distinguish them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bounded<const MIN: i64, const MAX: i64>(i64);
 
@@ -15,7 +15,7 @@ impl<const MIN: i64, const MAX: i64> Bounded<MIN, MAX> {
         self.0
     }
 
-    /// The number, or 0 where it is negative.
+    /// The number, or 0 if it is negative.
     pub(crate) fn count(self) -> usize {
         usize::try_from(self.0).unwrap_or_default()
     }
@@ -58,19 +58,19 @@ impl<const MIN: i64, const MAX: i64> Visitor<'_> for BoundedVisitor<MIN, MAX> {
     }
 
     fn visit_f64<E: de::Error>(self, number: f64) -> Result<Self::Value, E> {
-        // Beyond 2^53 a float names no single whole number.
+        // Beyond 2^53 a float does not identify a single whole number.
         let is_whole = number.fract() == 0.0 && number.abs() < 9e15;
         self.take(is_whole.then_some(number as i64), de::Unexpected::Float(number))
     }
 }
 
-/// A count that the context bounds soon enough.
+/// A count without its own limit: the context bounds it.
 pub(crate) type Count = Bounded<0, { u32::MAX as i64 }>;
 
-/// A token's id; whether the model has it is asked later.
+/// A token's id. Whether the model has it is checked later.
 pub(crate) type TokenId = Bounded<0, { u32::MAX as i64 }>;
 
-/// A 64-bit seed. Negative numbers are taken for what their bits are: clients draw both kinds.
+/// A 64-bit seed. A negative number is reinterpreted by its bits: clients send both kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seed(pub(crate) u64);
 
@@ -106,7 +106,7 @@ impl<'de> Deserialize<'de> for Seed {
     }
 }
 
-/// A word that its type reads.
+/// A word that its type parses.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Parsed<T>(pub(crate) T);
 

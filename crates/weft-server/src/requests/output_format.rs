@@ -1,5 +1,5 @@
-//! What form an answer is to have, in the words of OpenAI (`response_format`), of vLLM
-//! (`structured_outputs`) and of llama.cpp (`json_schema`).
+//! The format of an answer, in the fields of OpenAI (`response_format`), vLLM
+//! (`structured_outputs`) and llama.cpp (`json_schema`).
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer};
@@ -8,13 +8,14 @@ use serde_json::{Value, json};
 use crate::api_error::ApiError;
 use crate::grammars::Rule;
 
-/// The fields that say what form an answer is to have. At most one of them may ask for something.
+/// The fields that set the format of an answer. At most one of them may set one.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(crate) struct OutputFormat {
     response_format: Option<ResponseFormat>,
     structured_outputs: Option<StructuredOutputs>,
     json_schema: Option<Schema>,
-    /// Not followed, and not passed over either: an answer of another form would be worse.
+    /// Not supported, and refused rather than ignored: an answer in the wrong format would be
+    /// worse.
     grammar: Option<String>,
 }
 
@@ -26,14 +27,14 @@ impl OutputFormat {
             return Err(ApiError::invalid(message).param("grammar"));
         }
         if self.rules().count() > 1 {
-            let message = "response_format, structured_outputs and json_schema exclude each other; \
-                           give one";
+            let message = "response_format, structured_outputs and json_schema cannot be \
+                           combined; give one";
             return Err(ApiError::invalid(message).param("response_format"));
         }
         Ok(())
     }
 
-    /// The rule that the answer has to follow, if there is one.
+    /// The rule that the answer must follow, if there is one.
     pub(crate) fn rule(&self) -> Option<Rule> {
         self.rules().next()
     }
@@ -49,7 +50,7 @@ impl OutputFormat {
     }
 }
 
-/// A schema, as far as it looks like one: the grammar's compiler checks the rest.
+/// A schema. Only its type is checked here; the grammar compiler checks the rest.
 #[derive(Clone, Debug)]
 struct Schema(Value);
 
@@ -58,21 +59,21 @@ impl<'de> Deserialize<'de> for Schema {
         let schema = Value::deserialize(deserializer)?;
         match schema {
             Value::Object(_) | Value::Bool(_) => Ok(Self(schema)),
-            // What vLLM's users write.
+            // vLLM's users send the schema as text.
             Value::String(text) => match serde_json::from_str(&text) {
                 Ok(schema @ Value::Object(_)) => Ok(Self(schema)),
-                _ => Err(de::Error::custom("must be a JSON schema, and the text is none")),
+                _ => Err(de::Error::custom("must be a JSON schema, and the text is not one")),
             },
             _ => Err(de::Error::custom("must be a JSON schema, which is an object")),
         }
     }
 }
 
-/// OpenAI's way.
+/// OpenAI's `response_format`.
 #[derive(Clone, Debug)]
 enum ResponseFormat {
     Text,
-    /// JSON of this schema.
+    /// JSON that matches this schema.
     Json(Value),
 }
 
@@ -87,7 +88,7 @@ impl<'de> Deserialize<'de> for ResponseFormat {
         let schema = || schema().map_err(|error| de::Error::custom(format!("the schema {error}")));
         match format.get("type").and_then(Value::as_str) {
             Some("text") => Ok(Self::Text),
-            // llama.cpp takes a schema here too.
+            // llama.cpp accepts a schema here too.
             Some("json_object") => Ok(Self::Json(schema()?.unwrap_or(json!({"type": "object"})))),
             Some("json_schema") => schema()?.map(Self::Json).ok_or_else(|| {
                 de::Error::custom("json_schema needs {\"name\": …, \"schema\": {…}}")
@@ -99,7 +100,7 @@ impl<'de> Deserialize<'de> for ResponseFormat {
     }
 }
 
-/// vLLM's way.
+/// vLLM's `structured_outputs`.
 #[derive(Clone, Debug)]
 struct StructuredOutputs(Rule);
 
@@ -117,7 +118,7 @@ impl<'de> Deserialize<'de> for StructuredOutputs {
         let json = json.map(|Schema(schema)| Rule::Json(schema));
         let is_empty = |texts: &Vec<String>| texts.is_empty() || texts.iter().any(String::is_empty);
         if choice.as_ref().is_some_and(is_empty) {
-            return Err(de::Error::custom("choice needs texts, none of them empty"));
+            return Err(de::Error::custom("choice needs at least one text, and none may be empty"));
         }
         let mut rules = [json, object, regex.map(Rule::Regex), choice.map(Rule::Choice)];
         let mut rules = rules.iter_mut().filter_map(Option::take);
@@ -167,11 +168,14 @@ mod tests {
             (json!({"structured_outputs": {}}), "needs one of"),
             (json!({"structured_outputs": {"regex": "a", "choice": ["a"]}}), "needs one of"),
             (json!({"structured_outputs": {"regex": {"1": "a"}}}), "expected a string"),
-            (json!({"structured_outputs": {"choice": []}}), "needs texts"),
-            (json!({"structured_outputs": {"choice": ["a", ""]}}), "needs texts"),
+            (json!({"structured_outputs": {"choice": []}}), "at least one text"),
+            (json!({"structured_outputs": {"choice": ["a", ""]}}), "at least one text"),
             (json!({"structured_outputs": {"json": "no schema"}}), "JSON schema"),
             (json!({"grammar": "root ::= \"a\""}), "not supported"),
-            (json!({"json_schema": {}, "structured_outputs": {"regex": "a"}}), "exclude"),
+            (
+                json!({"json_schema": {}, "structured_outputs": {"regex": "a"}}),
+                "cannot be combined",
+            ),
         ] {
             let refusal = rule(form.clone()).unwrap_err();
             assert!(refusal.contains(reason), "{form}: {refusal}");

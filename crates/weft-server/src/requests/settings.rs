@@ -14,7 +14,7 @@ use crate::model_info::ModelInfo;
 /// Answers to one prompt: as many as there are lanes.
 pub(crate) type Choices = Bounded<1, 8>;
 
-/// How a request wants its answer.
+/// The settings of an answer.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct Settings {
     pub(crate) model: Option<String>,
@@ -23,7 +23,7 @@ pub(crate) struct Settings {
     n: Option<Choices>,
     temperature: Option<f32>,
     top_p: Option<f32>,
-    /// -1 is off, as in vLLM, and so is 0.
+    /// -1 means off, as in vLLM, and so does 0.
     top_k: Option<Bounded<-1, { u32::MAX as i64 }>>,
     min_p: Option<f32>,
     #[serde(alias = "repeat_penalty")]
@@ -35,12 +35,12 @@ pub(crate) struct Settings {
     stop_token_ids: Option<Vec<TokenId>>,
     max_tokens: Option<Count>,
     max_completion_tokens: Option<Count>,
-    /// llama.cpp's word; -1 is as many as there is room for.
+    /// llama.cpp's name; -1 means as many as there is room for.
     n_predict: Option<Bounded<-1, { u32::MAX as i64 }>>,
     min_tokens: Option<Count>,
     ignore_eos: Option<bool>,
     logit_bias: Option<LogitBias>,
-    /// Whether kept rows are used, and new ones kept.
+    /// Whether cached rows are used and new rows are cached.
     cache_prompt: Option<bool>,
 }
 
@@ -57,7 +57,7 @@ enum Stops {
     Many(Vec<String>),
 }
 
-/// Biases by token. Keys are ids, as JSON writes them.
+/// Biases by token. Keys are ids, written as strings because JSON keys are strings.
 #[derive(Debug)]
 struct LogitBias(Vec<(u32, f32)>);
 
@@ -66,7 +66,9 @@ impl<'de> Deserialize<'de> for LogitBias {
         let entries = BTreeMap::<String, f32>::deserialize(deserializer)?;
         let entries = entries.into_iter().map(|(key, bias)| {
             let id = key.parse().map_err(|_| {
-                de::Error::custom(format!("{key:?} is no token id: ids are whole numbers from 0"))
+                de::Error::custom(format!(
+                    "{key:?} is not a token id: ids are whole numbers from 0"
+                ))
             })?;
             Ok((id, bias))
         });
@@ -75,7 +77,7 @@ impl<'de> Deserialize<'de> for LogitBias {
 }
 
 impl Settings {
-    /// Whether the answer comes in pieces.
+    /// Whether the answer is streamed.
     pub(crate) fn streams(&self) -> bool {
         self.stream.unwrap_or(false)
     }
@@ -94,7 +96,7 @@ impl Settings {
         self.cache_prompt.unwrap_or(true)
     }
 
-    /// Checks what can be wrong between fields.
+    /// Checks fields against one another.
     pub(crate) fn check(&self) -> Result<(), ApiError> {
         if self.stream_options.is_some() && !self.streams() {
             let message = "stream_options is for streams only; set stream to true, or leave it out";
@@ -103,19 +105,19 @@ impl Settings {
         Ok(())
     }
 
-    /// Refuses settings that a rule for the answer has no use for.
+    /// Refuses settings that conflict with a rule for the answer.
     pub(crate) fn check_rule(&self, rule: Option<&Rule>) -> Result<(), ApiError> {
         let forbids_the_end =
             self.ignore_eos.unwrap_or(false) || self.min_tokens.is_some_and(|n| n.count() > 0);
         if rule.is_some() && forbids_the_end {
-            let message = "ignore_eos and min_tokens cannot go with response_format or a required \
-                           tool: the answer ends where its rule does";
+            let message = "ignore_eos and min_tokens cannot be combined with response_format or a \
+                           required tool: the answer ends where its rule ends";
             return Err(ApiError::invalid(message).param("response_format"));
         }
         Ok(())
     }
 
-    /// The sampling that was asked for, over the model's own; checked.
+    /// The request's sampling settings over the model's own; checked.
     pub(crate) fn sampling(
         &self,
         model: &ModelInfo,
@@ -128,7 +130,7 @@ impl Settings {
         self.set_ends(&mut sampling);
         sampling.logprobs = logprobs;
         sampling.echo = echo;
-        // Ids too large for the type are as little in the vocabulary as others beyond its end.
+        // Ids too large for the type are outside the vocabulary like any other id beyond its end.
         sampling.check(model.vocab())?;
         Ok(sampling)
     }

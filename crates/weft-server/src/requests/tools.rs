@@ -7,7 +7,7 @@ use serde_json::Value;
 /// The most tools of one request.
 const MAX_TOOLS: usize = 128;
 
-/// Descriptions of functions, as templates render them.
+/// Descriptions of functions, passed to the template as they are.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tools(pub(crate) Vec<Value>);
 
@@ -15,8 +15,7 @@ impl<'de> Deserialize<'de> for Tools {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let tools = Vec::<Value>::deserialize(deserializer)?;
         if tools.len() > MAX_TOOLS {
-            let message =
-                format!("there are {} tools, and at most {MAX_TOOLS} may be", tools.len());
+            let message = format!("there are {} tools, and the limit is {MAX_TOOLS}", tools.len());
             return Err(de::Error::custom(message));
         }
         for tool in &tools {
@@ -49,7 +48,7 @@ pub(crate) enum ToolChoice {
     #[default]
     Auto,
     Required,
-    /// This one.
+    /// The model must call this one.
     Named(String),
 }
 

@@ -127,7 +127,7 @@ impl ChatWriter {
     }
 }
 
-/// Why a choice ended. One that was cut off may have had more to call.
+/// Why a choice ended. One that was cut off keeps its reason: more calls might have followed.
 fn finish_reason(n_calls: usize, finished: &Finished) -> &'static str {
     match (n_calls, reason(finished)) {
         (0, reason) | (_, reason @ "length") => reason,
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
     use crate::model_info::Loaded;
 
-    /// The events of a stream, or the whole answer, of a model that says some texts and ends.
+    /// The events of a stream, or the whole answer, of a model that writes some texts and ends.
     fn answered(texts: &[&str], tools: ToolMode, streams: bool) -> (Vec<Value>, Value) {
         let model = stub::model();
         let engine = stub::engine(&model, "a", &Arc::default());
@@ -255,8 +255,8 @@ mod tests {
         (events, writer.into_response())
     }
 
-    /// Text that may be the beginning of a tag is held back until that is decided, at the latest
-    /// until the answer ends.
+    /// Text that may begin a tag is held back until that is certain, at the latest until the answer
+    /// ends.
     #[test]
     fn text_that_was_held_back_is_sent_at_the_end() {
         let cases = [

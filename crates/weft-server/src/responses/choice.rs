@@ -24,7 +24,7 @@ impl Delta {
             && self.logprobs.is_empty()
     }
 
-    /// Adds what came later.
+    /// Appends a later delta.
     pub(super) fn append(&mut self, later: Self) {
         self.reasoning.push_str(&later.reasoning);
         self.content.push_str(&later.content);
@@ -51,7 +51,7 @@ pub(super) struct Choice {
 }
 
 impl Choice {
-    /// `prompt_end` shows whether a thought is open already.
+    /// `prompt_end` shows whether the prompt has already opened a thought.
     pub(super) fn new(prompt_end: &str, tools: ToolMode) -> Self {
         Self {
             reasoning: ReasoningStream::after(prompt_end),
@@ -67,11 +67,11 @@ impl Choice {
         self.split(parts, logprobs)
     }
 
-    /// What was held back.
+    /// Returns the text that was held back.
     pub(super) fn finish(&mut self) -> Delta {
         let parts = self.reasoning.finish();
         let mut delta = self.split(parts, Vec::new());
-        // A call that was cut off is text, unless the text had to be a call.
+        // A call that was cut off becomes text, unless the answer had to be a call.
         if let Some(calls) = self.calls.as_mut().filter(|_| !self.is_call) {
             delta.content.push_str(&calls.finish());
         }

@@ -1,4 +1,4 @@
-//! Log-probabilities beside the text, in the shapes of chats and of completions.
+//! Log-probabilities beside the text, in the formats of chats and completions.
 //!
 //! Entries are sent with the text of their tokens and never before it: a token that turns out to be
 //! part of a stop string is cut with it.
@@ -10,14 +10,14 @@ use serde_json::{Map, Value, json};
 use weft_core::engine::Token;
 use weft_core::tokenizer::Tokenizer;
 
-/// One token's log-probability, and the most likely ones in its place.
+/// One token's log-probability, and the most likely tokens in its place.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Entry {
     bytes: Vec<u8>,
-    /// None of the first token of an echoed prompt, which nothing predicted.
+    /// None for the first token of an echoed prompt, which nothing predicted.
     logprob: Option<f32>,
     top: Vec<(Vec<u8>, f32)>,
-    /// Where it begins: in bytes of all tokens, and in characters of the whole text.
+    /// Where the token begins: in bytes of all tokens, and in characters of the whole text.
     offset: usize,
     text_offset: usize,
 }
@@ -26,15 +26,16 @@ pub(super) struct Entry {
 #[derive(Default)]
 pub(super) struct Pending {
     entries: VecDeque<Entry>,
-    /// Bytes of all tokens so far, characters that begin in them, and bytes of the text that was sent.
+    /// Bytes of all tokens so far, characters that begin in them, and bytes of the text that was
+    /// sent.
     token_bytes: usize,
     token_chars: usize,
     text_bytes: usize,
 }
 
 impl Pending {
-    /// Takes a token; returns the entries whose text has begun to be sent. Tokens without text (the end
-    /// of an answer) have no entry.
+    /// Takes a token; returns the entries whose text has begun to be sent. Tokens without text (the
+    /// end of an answer) have no entry.
     pub(super) fn push(&mut self, token: &Token, tokenizer: &Tokenizer) -> Vec<Entry> {
         self.text_bytes += token.text.len();
         let bytes = tokenizer.token_bytes(token.id).unwrap_or_default();
@@ -91,7 +92,7 @@ impl Entry {
     }
 }
 
-/// A token as text. One that is only part of a character is written as OpenAI does.
+/// A token as text. A token that is only part of a character is written as OpenAI writes it.
 fn token_text(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) => text.to_owned(),
@@ -103,18 +104,18 @@ fn token_text(bytes: &[u8]) -> String {
     }
 }
 
-/// The shape of chats.
+/// The format of chats.
 pub(super) fn of_chat(entries: &[Entry]) -> Value {
     json!({"content": entries.iter().map(Entry::json).collect::<Vec<_>>(), "refusal": null})
 }
 
-/// The shape of completions. The token that was chosen is among the most likely ones, or beside them.
+/// The format of completions. The chosen token is among the most likely ones or is added to them.
 pub(super) fn of_completion(entries: &[Entry]) -> Value {
     let top = |entry: &Entry| {
         let Some(chosen) = entry.logprob else { return Value::Null };
         let mut all = Map::from_iter([(entry.token(), json!(chosen))]);
         for (bytes, logprob) in &entry.top {
-            // Of two tokens with the same text, the likelier one is kept.
+            // Of two tokens with the same text, the more likely one stays.
             all.entry(token_text(bytes)).or_insert_with(|| json!(logprob));
         }
         Value::Object(all)

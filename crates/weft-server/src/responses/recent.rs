@@ -1,4 +1,4 @@
-//! The last answers, kept so that one of them can be verified.
+//! The latest answers, held in memory so that one of them can be verified.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -7,10 +7,11 @@ use weft_core::chunk::Composition;
 
 use crate::app::App;
 
-/// Answers that are kept. Each is a prompt's tokens, so this bounds some megabytes.
+/// The most answers that are held. Each holds a prompt's tokens, so this bounds them to some
+/// megabytes.
 const MAX: usize = 32;
 
-/// An answer: what it was about, and its tokens.
+/// An answer: its prompt and its tokens.
 #[derive(Clone, Debug)]
 pub(crate) struct Answered {
     pub(crate) id: String,
@@ -18,7 +19,7 @@ pub(crate) struct Answered {
     pub(crate) tokens: Vec<u32>,
 }
 
-/// The last answers.
+/// The latest answers.
 #[derive(Default)]
 pub(crate) struct Recent(Mutex<VecDeque<Answered>>);
 
@@ -36,7 +37,7 @@ impl Recent {
     }
 }
 
-/// Records an answer's first choice, and keeps it.
+/// Records an answer's first choice and adds it to the latest answers.
 pub(crate) struct Recorder {
     app: Arc<App>,
     answered: Answered,

@@ -1,9 +1,9 @@
 //! A response that is sent while it is written: server-sent events.
 //!
-//! Events that are ready together leave in one write, and after the first token writes keep a small
-//! distance: otherwise each token of a fast model would wake two threads and cost a system call.
-//! While a long prompt is computed, comments keep the connection alive. A failure in the middle is
-//! sent as an event, because the status has already been sent.
+//! Events that are ready together are sent in one write, and after the first token there is a short
+//! pause between writes: otherwise each token of a fast model would wake two threads and cost a
+//! system call. While a long prompt is computed, comments keep the connection alive. A failure
+//! during the stream is sent as an event, because the status has already been sent.
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
@@ -20,12 +20,12 @@ use crate::worker::{ChoiceEvent, JobError, JobEvent, JobHandle};
 
 /// How long a connection may be silent.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
-/// How long an answer may wait for its lane before the client hears that it is accepted. Refusals
-/// that come sooner have their own status.
+/// How long an answer may wait for its lane before the client gets the status 200. Errors that
+/// occur sooner are sent with their own status.
 const ADMISSION: Duration = Duration::from_secs(2);
 /// The time between two writes: too short for a reader to notice.
 const GATHER: Duration = Duration::from_millis(2);
-/// Bytes that are gathered before they leave.
+/// Bytes that are collected before they are sent.
 const WRITE_BYTES: usize = 16 << 10;
 
 /// A stream that is being sent.
@@ -87,7 +87,7 @@ impl<W: ResponseWriter> EventStream<W> {
         while self.bytes.is_empty() && !self.is_over {
             match tokio::time::timeout(KEEP_ALIVE, self.handle.events.recv()).await {
                 Ok(event) => self.write_event(event),
-                Err(_) => self.bytes.extend_from_slice(b": still at it\n\n"),
+                Err(_) => self.bytes.extend_from_slice(b": still working\n\n"),
             }
         }
         while !self.is_over && self.bytes.len() < WRITE_BYTES {
@@ -129,7 +129,7 @@ impl<W: ResponseWriter> EventStream<W> {
 
     fn finish(&mut self) {
         self.writer.usage().iter().for_each(|event| write(&mut self.bytes, event));
-        // Kept before the client reads the end of it, and can ask for it.
+        // Recorded before the client reads the end of the answer and can ask to verify it.
         self.recorder.take().into_iter().for_each(Recorder::keep);
         self.end();
     }

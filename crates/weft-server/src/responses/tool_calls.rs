@@ -1,8 +1,8 @@
 //! Splits streamed text into tool calls and other text.
 //!
-//! Models of the Hermes habit (Qwen among them) write `<tool_call>` around the JSON of a call. A call
-//! is sent when it is complete; text that only looks like one stays text. Text that may yet turn out
-//! to be a tag is held back.
+//! Models that follow the Hermes format (Qwen among them) write `<tool_call>` around the JSON of a
+//! call. A call is sent when it is complete; text that only resembles a call stays text. Text that
+//! may still turn out to be a tag is held back.
 
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ use super::response_id;
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
 
-/// A call of a function.
+/// A function call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Call {
     pub(super) id: String,
@@ -25,14 +25,14 @@ pub(super) struct Call {
 pub(super) struct ToolCallStream {
     held: String,
     is_inside: bool,
-    /// White space before the tag that was opened: text only if that is no call.
+    /// White space before the open tag. It is text only if the tag does not become a call.
     gap: String,
-    /// Whether a call was found: white space between calls is no text.
+    /// Whether a call was found: white space between calls is not text.
     has_called: bool,
 }
 
 impl ToolCallStream {
-    /// Takes more text; gives the text and the calls that are certain.
+    /// Takes more text; returns the text and the calls that are certain.
     pub(super) fn push(&mut self, text: &str) -> (String, Vec<Call>) {
         self.held.push_str(text);
         let (mut content, mut calls) = (String::new(), Vec::new());
@@ -40,7 +40,7 @@ impl ToolCallStream {
         (content, calls)
     }
 
-    /// The end: an unfinished call is text after all.
+    /// Takes the end: an unfinished call becomes text.
     pub(super) fn finish(&mut self) -> String {
         let rest = std::mem::take(&mut self.held);
         let is_space = self.has_called && rest.trim().is_empty();
@@ -51,7 +51,7 @@ impl ToolCallStream {
         }
     }
 
-    /// Moves held text on; whether there may be more to do.
+    /// Processes held text; returns whether there may be more to process.
     fn advance(&mut self, content: &mut String, calls: &mut Vec<Call>) -> bool {
         let tag = if self.is_inside { CLOSE } else { OPEN };
         let Some((before, rest)) = self.held.split_once(tag) else {
@@ -76,8 +76,8 @@ impl ToolCallStream {
         true
     }
 
-    /// Lets go of the text that no tag can begin in. White space before a call is part of its form,
-    /// so it waits to see what follows.
+    /// Releases the text in which no tag can begin. White space before a call belongs to the call's
+    /// format, so it is held until the next text is known.
     fn release(&mut self, content: &mut String) {
         let may_begin = (1..OPEN.len()).rev().find(|n| self.held.ends_with(&OPEN[..*n]));
         let certain = self.held.len() - may_begin.unwrap_or(0);
@@ -88,7 +88,7 @@ impl ToolCallStream {
     }
 }
 
-/// The call that the text between two tags is. Arguments may come as an object, or as its JSON.
+/// Parses the text between two tags as a call. Arguments may be an object or its JSON text.
 fn read(text: &str) -> Option<Call> {
     let json: Value = serde_json::from_str(text.trim()).ok()?;
     let name = json.get("name")?.as_str()?.to_owned();
@@ -104,7 +104,7 @@ fn read(text: &str) -> Option<Call> {
 mod tests {
     use super::*;
 
-    /// The text and the calls, whatever the pieces.
+    /// The text and the calls, for any division into pieces.
     fn read_all(text: &str, size: usize) -> (String, Vec<(String, String)>) {
         let mut stream = ToolCallStream::default();
         let (mut content, mut calls) = (String::new(), Vec::new());

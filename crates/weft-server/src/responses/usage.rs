@@ -19,7 +19,7 @@ pub(super) fn usage(finished: &[Option<Finished>], choices_per_prompt: usize) ->
     })
 }
 
-/// What an answer took.
+/// The times and tokens of an answer.
 pub(super) fn timings(stats: &Stats) -> Value {
     let Stats { prompt_tokens, cached_tokens, generated_tokens, first_token, total } = *stats;
     let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
@@ -41,13 +41,13 @@ pub(super) fn timings(stats: &Stats) -> Value {
     })
 }
 
-/// Adds what an answer took, and where its context came from.
+/// Adds an answer's timings and where its context came from.
 pub(super) fn add_costs(answer: &mut Value, finished: &Finished) {
     answer["timings"] = timings(&finished.stats);
     answer["chunk_report"] = finished.report.json();
 }
 
-/// Adds what the first choice took to the event with the usage, as llama.cpp does.
+/// Adds the first choice's timings to the event with the usage, as llama.cpp does.
 pub(super) fn add_timings(event: &mut Value, finished: &[Option<Finished>]) {
     if let Some(Some(first)) = finished.first() {
         event["timings"] = timings(&first.stats);

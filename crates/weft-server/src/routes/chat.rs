@@ -55,7 +55,7 @@ pub(super) async fn create(
     Ok(Json(complete(handle, writer, recorder).await?).into_response())
 }
 
-/// One job per choice: the same request with other seeds.
+/// One job per choice: the same request with different seeds.
 pub(super) fn answer_jobs(request: &Request, choices: usize) -> Vec<Job> {
     let answer = |sampling| {
         let cancel = Cancel::default();
@@ -74,7 +74,7 @@ pub(super) async fn compile_rule(
     off_thread(SLOW, move || model.constraint(&rule).map(Some)).await
 }
 
-/// The prompt that a chat comes to, with its chunks.
+/// The prompt of a chat, with its chunks.
 pub(super) async fn compose(
     app: &Arc<App>,
     model: &Arc<ModelInfo>,

@@ -20,12 +20,12 @@ use crate::http::{Body, PathParam};
 use crate::requests::{ChatRequest, FromJson, Parsed, fields};
 use crate::worker::{Job, JobError, JobEvent, JobHandle};
 
-/// The most notes on a chunk, and the longest.
+/// The most metadata entries of a chunk, and the most bytes of one.
 const MAX_NOTES: usize = 32;
 const MAX_NOTE_BYTES: usize = 1024;
-/// Tokens of an answer that are verified: each needs two rows of logits.
+/// The most tokens of an answer that are verified: each needs two rows of logits.
 const MAX_VERIFIED: usize = 256;
-/// A prompt needs a query; its rows are not computed.
+/// A query, because a prompt needs one; its rows are not computed.
 const ANY_QUERY: &str = "?";
 
 /// A text to register.
@@ -47,14 +47,14 @@ impl FromJson for NewChunk {
     fn from_json(json: &Value) -> Result<Self, ApiError> {
         let mut new: Self = fields(json)?;
         if new.kind == Kind::Query {
-            let message = "a query is not kept: register system, context or output chunks";
+            let message = "a query is not cached: register system, context or output chunks";
             return Err(ApiError::invalid(message).param("kind"));
         }
         new.metadata.extend(new.name.take().map(|name| ("name".to_owned(), name)));
         let is_long = |(key, value): (&String, &String)| key.len() + value.len() > MAX_NOTE_BYTES;
         if new.metadata.len() > MAX_NOTES || new.metadata.iter().any(is_long) {
             let message =
-                format!("metadata has at most {MAX_NOTES} entries of {MAX_NOTE_BYTES} bytes");
+                format!("metadata may have {MAX_NOTES} entries of up to {MAX_NOTE_BYTES} bytes");
             return Err(ApiError::invalid(message).param("metadata"));
         }
         Ok(new)
@@ -193,7 +193,7 @@ pub(super) async fn pin(
     Ok(Json(update_chunks(&app, model, pin).await?))
 }
 
-/// For which prompts a chunk is computed ahead.
+/// The prompt that a chunk is computed ahead for.
 #[derive(Deserialize)]
 pub(super) struct Warm {
     system: Option<Parsed<ChunkId>>,
@@ -241,7 +241,7 @@ pub(super) async fn warm(
     })))
 }
 
-/// What an answer to a chat would find.
+/// Reports which rows of a chat are cached.
 pub(super) async fn preview(
     State(app): State<Arc<App>>,
     body: Body<ChatRequest>,
@@ -272,7 +272,7 @@ fn preview_json(preview: &Preview) -> Value {
     })
 }
 
-/// Which answer is compared with one computed afresh.
+/// The answer that is compared with one computed without the cache.
 #[derive(Deserialize)]
 pub(super) struct Verify {
     completion: String,
@@ -290,14 +290,14 @@ pub(super) async fn verify(
 ) -> Result<Json<Value>, ApiError> {
     let model = app.worker.model()?;
     let answered = app.recent.find(&body.value.completion).ok_or_else(|| {
-        ApiError::not_found("that answer is not among the last ones; ask again, then verify")
+        ApiError::not_found("that answer is not among the latest ones; ask again, then verify")
             .param("completion")
     })?;
     let prompt = answered.prompt;
     let mut answer = answered.tokens;
-    // An answer may end where the context does; its last token needs no room, being never run.
+    // An answer may end where the context ends; its last token is never run and needs no room.
     answer.truncate(MAX_VERIFIED.min(model.context.saturating_sub(prompt.len() + 1)));
-    // Rows of logits are large: those of one verification at a time.
+    // Rows of logits are large, so only one verification runs at a time.
     let _alone = app.verifying.lock().await;
     let ours = score(&app, &prompt, &answer, true).await?;
     let cold = score(&app, &prompt.exact(), &answer, false).await?;

@@ -1,4 +1,4 @@
-//! One file per family of routes; each handler is a few steps over what the other modules do.
+//! One file per family of routes; each handler combines a few steps of the other modules.
 
 mod chat;
 mod chunks;
@@ -44,7 +44,7 @@ fn api() -> Routes {
     ]
 }
 
-/// Routes that are found without `/v1` too: many clients are given an address without it.
+/// Routes that also work without `/v1`: many clients are given an address without it.
 const WITHOUT_VERSION: [&str; 4] =
     ["/v1/models", "/v1/models/{*id}", "/v1/chat/completions", "/v1/completions"];
 
@@ -63,7 +63,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
     router
         .fallback(async || ApiError::not_found("there is no such route; /openapi.json lists them"))
         .method_not_allowed_fallback(async || {
-            let message = "this route does not know that method; /openapi.json lists them";
+            let message = "this route does not support that method; /openapi.json lists them";
             ApiError::refused(StatusCode::METHOD_NOT_ALLOWED, message)
         })
         .layer(from_fn_with_state(Arc::clone(&app), guard))

@@ -1,4 +1,4 @@
-//! The one model that is model.
+//! The one model that is served.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! The page, which is part of the binary: plain files, and the rules by which a browser loads and
-//! runs nothing else.
+//! The page, which is part of the binary: plain files, and a policy that stops browsers from
+//! loading or running anything else.
 
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
@@ -27,7 +27,7 @@ macro_rules! files {
     };
 }
 
-/// All of them, by path. A test compares this list with the folder.
+/// All files, by path. A test compares this list with the folder.
 pub(super) static FILES: [File; 19] = files![
     "/" HTML "index.html",
     "/style.css" CSS "style.css",
@@ -55,7 +55,8 @@ impl IntoResponse for &'static File {
         let headers: [(HeaderName, HeaderValue); 4] = [
             (header::CONTENT_TYPE, HeaderValue::from_static(self.kind)),
             (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY)),
-            // Another binary has another page; it is small, and asked for again.
+            // Another binary may have another page. The page is small, so the browser fetches it
+            // every time.
             (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
             (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
         ];

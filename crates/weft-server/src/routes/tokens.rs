@@ -1,4 +1,4 @@
-//! Texts to tokens and back, and conversations to the prompts they become.
+//! Converts texts to tokens and back, and conversations to prompts.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,25 +15,26 @@ use crate::http::Body;
 use crate::model_info::ModelInfo;
 use crate::requests::{ChatRequest, FromJson, TokenId, fields};
 
-/// What is to become tokens: a text, or a conversation as it is prompted.
+/// The input to tokenize: a text, or a conversation as a prompt.
 pub(super) enum TokenizeInput {
     Text(Text),
     Chat(Box<ChatRequest>),
 }
 
-/// A text, by the name that llama.cpp gives it or the one that vLLM does.
+/// A text, by llama.cpp's name or vLLM's.
 #[derive(Deserialize)]
 pub(super) struct Text {
     content: Option<String>,
     prompt: Option<String>,
-    /// Whether what the tokenizer puts before a text is put there; vLLM does unless told not to.
+    /// Whether the tokens that the tokenizer puts before a text are added; vLLM adds them by
+    /// default.
     #[serde(alias = "add_special_tokens")]
     add_special: Option<bool>,
-    /// Whether `<|im_end|>` and the like are read as tokens.
+    /// Whether special tokens such as `<|im_end|>` are read as tokens.
     parse_special: Option<bool>,
 }
 
-/// How tokens are returned, in the words of llama.cpp and of vLLM.
+/// How tokens are returned, by the names of llama.cpp and vLLM.
 #[derive(Clone, Copy, Deserialize)]
 struct TokenizeOptions {
     with_pieces: Option<bool>,
@@ -101,7 +102,7 @@ pub(super) async fn tokenize(
 
 fn tokens_json(tokens: &[u32], options: TokenizeOptions, model: &ModelInfo) -> Value {
     let bytes = |id: &u32| model.tokenizer.token_bytes(*id).unwrap_or_default();
-    // Part of a character has no text: it is returned as bytes.
+    // A token that is part of a character has no text: it is returned as bytes.
     let piece = |id: &u32| match std::str::from_utf8(bytes(id)) {
         Ok(text) => json!({"id": id, "piece": text}),
         Err(_) => json!({"id": id, "piece": bytes(id)}),
@@ -143,7 +144,7 @@ pub(super) async fn detokenize(
         let vocab = model.vocab();
         let unknown = body.value.tokens.iter().find(|id| id.count() >= vocab);
         if let Some(id) = unknown {
-            let message = format!("token {} is out of vocabulary, which has {vocab}", id.get());
+            let message = format!("token {} is not in the vocabulary of {vocab}", id.get());
             return Err(ApiError::invalid(message).param("tokens"));
         }
         let ids: Vec<u32> = body.value.tokens.iter().map(|id| id.get() as u32).collect();

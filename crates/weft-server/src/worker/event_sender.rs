@@ -1,5 +1,5 @@
-//! Sends a job's events to its request. A full channel is not a closed one: events that do not fit
-//! are held here, and the scheduler pauses the lane until its reader has caught up.
+//! Sends a job's events to its request. If the channel is full, events are held here, and the
+//! scheduler pauses the lane until its reader has caught up.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ pub(crate) struct ChoiceEvent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reader {
     KeepsUp,
-    /// Events have been held for it for this long.
+    /// It does not: events have been held for this long.
     Behind(Duration),
     Gone,
 }

@@ -11,7 +11,7 @@ use weft_core::sampling::SamplingError;
 use super::event_sender::EventSender;
 use crate::api_error::ApiError;
 
-/// What a lane is to do.
+/// The task of a lane.
 pub(crate) enum Job {
     /// Answer a prompt.
     Answer(Box<Request>),
@@ -43,7 +43,7 @@ pub(crate) enum JobError {
     Refused(#[from] RequestError),
     #[error(transparent)]
     Sampling(#[from] SamplingError),
-    #[error("the engine failed and this request was lost; it is being restarted, try again")]
+    #[error("the engine failed and this request was lost; the engine is restarting, try again")]
     Fault,
     #[error("the answer was ended: its client did not read it, or the server is shutting down")]
     Ended,
@@ -74,7 +74,7 @@ pub(super) enum Admission {
     Admitted(LaneId),
     /// There was nothing to compute.
     NothingToDo,
-    /// It has to wait for the lanes that run.
+    /// It must wait for running lanes.
     NoRoom,
     Refused(RequestError),
 }
@@ -95,7 +95,7 @@ impl QueuedJob {
 
     pub(super) fn admit(&mut self, engine: &mut Engine) -> Admission {
         let lane = match &mut self.job {
-            // Checked before the request is copied: most tries find no room.
+            // Checked before the request is copied: most attempts find no room.
             Job::Answer(request) => match engine.check_room(request) {
                 Ok(()) => engine.add((**request).clone()).map(Some),
                 Err(error) => Err(error),

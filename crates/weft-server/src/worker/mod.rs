@@ -34,7 +34,7 @@ pub(crate) use self::job::{Job, JobError, JobEvent};
 const EVENTS: usize = 256;
 /// Commands in the channel beside queued jobs.
 const COMMANDS: usize = 64;
-/// How long a request looks for a place in a full queue.
+/// How long a request tries to enter a full queue.
 const QUEUE_WAIT: Duration = Duration::from_millis(400);
 
 /// The limits of the engine's thread.
@@ -44,7 +44,7 @@ pub(crate) struct Limits {
     pub(crate) queue: usize,
     /// How long a lane waits for its reader.
     pub(crate) slow_reader: Duration,
-    /// How long running requests may go on after a shutdown was requested.
+    /// How long running requests may continue after a shutdown request.
     pub(crate) drain: Duration,
 }
 
@@ -69,7 +69,7 @@ enum Command {
     Submit(Vec<QueuedJob>),
     /// Call a quick function between two steps.
     Call(Box<dyn FnOnce(&mut Engine) + Send>),
-    /// Finish the jobs that are there, and end.
+    /// Finish the queued and running jobs, and end.
     Drain,
 }
 
@@ -135,7 +135,7 @@ impl Worker {
         self.phase.clone()
     }
 
-    /// The loaded model, or why there is none now.
+    /// The loaded model, or the reason why there is none now.
     pub(crate) fn model(&self) -> Result<Arc<ModelInfo>, ApiError> {
         if self.shared.draining.load(Ordering::Relaxed) {
             return Err(ApiError::unavailable("the server is shutting down"));
@@ -202,7 +202,8 @@ impl Worker {
     /// Refuses new jobs, finishes running ones, saves rows and ends the thread.
     pub(crate) fn drain(&self) {
         self.shared.draining.store(true, Ordering::Relaxed);
-        // A full channel is emptied within a step. If the thread has ended, the command is not needed.
+        // A full channel is emptied within a step. If the thread has ended, the command is not
+        // needed.
         let commands = self.commands.clone();
         std::thread::spawn(move || commands.send(Command::Drain));
     }

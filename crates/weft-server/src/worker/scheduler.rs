@@ -35,7 +35,7 @@ pub(super) struct Scheduler {
     running: HashMap<LaneId, RunningJob>,
     /// Senders of finished jobs whose readers have not caught up yet.
     closing: Vec<EventSender>,
-    /// Whether a lane or a job has come since the last try to admit.
+    /// Whether a lane has become free or a job has arrived since the last attempt to admit jobs.
     may_admit: bool,
     /// When a shutdown was requested.
     draining: Option<Instant>,
@@ -80,7 +80,7 @@ impl Scheduler {
         self.queue.is_empty() && self.running.is_empty() && self.closing.is_empty()
     }
 
-    /// Handles the commands that have come; waits for one if there is nothing else to do.
+    /// Handles the commands that have arrived; waits for one if there is nothing else to do.
     fn receive(&mut self, engine: &mut Engine) {
         let mut next = if engine.has_work() { self.commands.try_recv().ok() } else { self.wait() };
         while let Some(command) = next {
@@ -94,7 +94,7 @@ impl Scheduler {
         if !self.is_idle() || self.draining.is_some() {
             return self.commands.recv_timeout(PAUSED_WAIT).ok();
         }
-        // If the worker's handle is gone, no command can come any more.
+        // If the worker's handle is gone, no more commands can arrive.
         Some(self.commands.recv().unwrap_or(Command::Drain))
     }
 
@@ -122,7 +122,7 @@ impl Scheduler {
         self.shared.waiting.fetch_sub(n, Ordering::Relaxed);
     }
 
-    /// Gives lanes to queued jobs, in their order, until one does not fit beside those that run.
+    /// Gives lanes to queued jobs, in order, until one does not fit beside the running ones.
     fn admit(&mut self, engine: &mut Engine) {
         if !std::mem::take(&mut self.may_admit) {
             return;
@@ -250,7 +250,7 @@ impl Scheduler {
         self.shared.metrics.set_lanes(0, 0);
     }
 
-    /// Refuses every command until a shutdown is requested: there is no engine any more.
+    /// Refuses every command until a shutdown is requested: the engine is gone.
     pub(super) fn refuse_until_drained(&mut self) {
         while self.draining.is_none() {
             match self.commands.recv() {

@@ -11,10 +11,10 @@ use super::Phase;
 use super::scheduler::Scheduler;
 use crate::model_info::{Load, LoadError, ModelInfo};
 
-/// How often a failed engine is loaded again. What fails twice would fail again.
+/// How often a failed engine is loaded again. An engine that fails twice would fail again.
 const RESTARTS: usize = 1;
 
-/// The life of the engine's thread.
+/// Runs the engine's thread.
 pub(super) fn run(
     mut load: Load,
     mut scheduler: Scheduler,
@@ -45,7 +45,7 @@ pub(super) fn run(
         scheduler.fail_all();
         scheduler.shared.metrics.count_fault();
         log(&format!("the engine failed: {fault}"));
-        // Dropping what a panic left behind may panic again.
+        // Dropping an engine that panicked may panic again.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(engine)));
     }
     phases.send_replace(Phase::Down);
@@ -59,7 +59,7 @@ fn save_use_counts(model: &ModelInfo, engine: &Engine) {
     let Some(shelf) = &model.shelf else { return };
     for chunk in engine.library().list(&Which::default()) {
         if chunk.uses > 0 {
-            // A lost count must not keep the server from ending.
+            // A lost count must not stop the server from shutting down.
             let _ = shelf.keep(chunk);
         }
     }

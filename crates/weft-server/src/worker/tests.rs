@@ -108,14 +108,14 @@ fn requests_run_side_by_side_and_the_queue_has_an_end() {
     let refused = bench.submit(5).err().unwrap().json().to_string();
     assert!(refused.contains("4 requests are waiting"), "{refused}");
     drop(waiting.pop());
-    bench.until("who left frees the place", || bench.submit(5).is_ok());
+    bench.until("a client that left frees its place", || bench.submit(5).is_ok());
     for handle in running.iter_mut() {
         assert_eq!(end(handle), (60, Ok(())));
     }
     for handle in waiting.iter_mut() {
         assert_eq!(end(handle), (5, Ok(())));
     }
-    bench.until("all is over", || bench.metric("weft_lanes_running") == 0);
+    bench.until("all jobs are done", || bench.metric("weft_lanes_running") == 0);
     assert_eq!(bench.metric("weft_requests_waiting"), 0);
 }
 
