@@ -61,28 +61,30 @@ fn is_model(word: &str) -> bool {
 /// Checks the words of a question: one text in quotes, or several words without any file's or
 /// model's name among them.
 fn check(question: &[&str], has_model: bool) -> Result<(), CliError> {
-    if let Some(file) = question.iter().find(|word| is_document(word)) {
-        return usage(format!(
-            "the document {file} stands between the words of the question; put the question into \
-             quotes"
-        ));
-    }
-    let is_quoted = |word: &&str| word.contains(char::is_whitespace);
-    let n_quoted = question.iter().copied().filter(|word| is_quoted(&word)).count();
+    let mut texts = question.iter().copied().filter(|word| !is_document(word)).collect::<Vec<_>>();
+    let is_quoted = |word: &str| word.contains(char::is_whitespace);
+    let n_quoted = texts.iter().filter(|word| is_quoted(word)).count();
     if n_quoted > 1 {
-        let texts: Vec<String> = question.iter().map(|word| format!("{word:?}")).collect();
+        texts.retain(|word| is_quoted(word));
         return usage(format!(
-            "which is the question: {}? Give one text in quotes; the others are not files here",
-            texts.join(" or ")
+            "which is the question: {texts:?}? Give one text in quotes; the others are not files"
         ));
     }
-    for (n, word) in question.iter().copied().enumerate().filter(|(_, word)| !is_quoted(word)) {
+    for (n, word) in texts.iter().copied().enumerate().filter(|(_, word)| !is_quoted(word)) {
         let near = || if n == 0 && !has_model { models::nearest(word) } else { None };
         if n_quoted == 1 || looks_like_path(word) || near().is_some() {
-            return Err(missing(word, near(), question));
+            let near = near();
+            texts.retain(|other| if n_quoted == 1 { is_quoted(other) } else { *other != word });
+            return Err(missing(word, near, &texts.join(" ")));
         }
     }
-    Ok(())
+    match question.iter().find(|word| is_document(word)) {
+        None => Ok(()),
+        Some(file) => usage(format!(
+            "the document {file} stands between the words of the question; put the question into \
+             quotes"
+        )),
+    }
 }
 
 fn looks_like_path(word: &str) -> bool {
@@ -99,18 +101,17 @@ fn has_ending(word: &str) -> bool {
 }
 
 /// The error for a word that is neither a file nor a model.
-fn missing(word: &str, near: Option<String>, question: &[&str]) -> CliError {
+fn missing(word: &str, near: Option<String>, question: &str) -> CliError {
     if Path::new(word).is_dir() {
         return CliError::Usage(format!(
             "{word:?} is a folder, and a document is a file; name its files, as {}/*",
             word.trim_end_matches('/')
         ));
     }
-    let rest: Vec<&str> = question.iter().copied().filter(|other| *other != word).collect();
     let next = match near.or_else(|| nearest_file(word)) {
-        Some(near) if rest.is_empty() => format!("did you mean {near}?"),
+        Some(near) if question.is_empty() => format!("did you mean {near}?"),
         Some(near) => {
-            format!("did you mean `weft ask {near} {}`?", models::example(&rest.join(" ")))
+            format!("did you mean `weft ask {near} {}`?", models::example(question))
         }
         None => format!(
             "check the name, or give `--context {word}` for a registered chunk, or `-m {word}` for \
@@ -185,6 +186,7 @@ mod tests {
             (&["Who is it?", "absent.txt"], "absent.txt"),
             (&["absent.txt"], "absent.txt"),
             (&["minutes", "Who is it?"], "--context minutes"),
+            (&["Cargo", "build.rs", "Who is it?"], "`weft ask Cargo.toml \"Who is it?\"`"),
             (&["llama3.2", "Who is it?"], "meta-llama/Llama-3.2-1B-Instruct"),
             (&["qwen3:0.6b", "Who?"], "Qwen/Qwen3-0.6B"),
             (&["Cargo.toml", "Qwen/Qwen3-0.6B", "Who?"], "Qwen/Qwen3-0.6B"),
