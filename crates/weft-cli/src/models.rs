@@ -115,8 +115,15 @@ fn distance(word: &str, name: &str) -> usize {
     row.into_iter().min().unwrap_or(usize::MAX)
 }
 
-/// The error for a first word that should be a model: the nearest name, and what to type.
-pub(crate) fn unknown(command: &str, word: &str, rest: &str) -> CliError {
+/// The error of `weft run` for a first word that is not a model: the nearest name, and what to type.
+pub(crate) fn not_a_model(word: &str, prompt: &str) -> CliError {
+    let prompt = example(prompt);
+    if Path::new(word).is_file() {
+        return CliError::Usage(format!(
+            "{word:?} is a file, not a model; type `weft ask {word} {prompt}` to ask about it, or \
+             `weft run -f {word} {prompt}` to put it before the prompt"
+        ));
+    }
     let (model, what) = match nearest(word) {
         Some(near) => (near.clone(), format!("the nearest name that weft knows is {near}")),
         None => (
@@ -125,9 +132,8 @@ pub(crate) fn unknown(command: &str, word: &str, rest: &str) -> CliError {
         ),
     };
     CliError::Usage(format!(
-        "{word:?} is not a model: {what}; type `weft {command} {model} {}`, or put the whole prompt \
-         into quotes if {word:?} is part of it",
-        example(rest)
+        "{word:?} is not a model: {what}; type `weft run {model} {prompt}`, or put the whole prompt \
+         into quotes if {word:?} is part of it"
     ))
 }
 

@@ -140,6 +140,10 @@ fn a_first_word_that_is_no_model_is_refused_with_the_nearest_name() {
     refused(&["run", "qwen3:0.6b", "hi"], "Qwen/Qwen3-0.6B");
     refused(&["run", "nope", "hi there"], "Qwen/Qwen3-0.6B");
     refused(&["ask", "llama3.2", "Why is the sky blue?"], llama);
+    let mut command = weft(&["run", "Cargo.toml", "sum up"]);
+    command.current_dir(env!("CARGO_MANIFEST_DIR"));
+    let (code, _, stderr) = output(command);
+    assert!(code == 2 && stderr.contains("`weft run -f Cargo.toml \"sum up\"`"), "{stderr}");
     let (code, _, stderr) = output(weft(&["run", "-q", "-n", "2", "weft-tiny", "hi there"]));
     assert_eq!(code, 0, "the bundled model has a name: {stderr}");
     let (code, _, stderr) = output(weft(&["run", "-q", "-n", "2", "llama3.2"]));

@@ -84,7 +84,7 @@ fn take_model(args: &mut RunArgs) -> Result<Vec<String>, CliError> {
     if looks_like_model(&words[0]) || (words.len() > 1 && models::is_model(&words[0])) {
         args.model.model = Some(words.remove(0));
     } else if words.len() > 1 {
-        return Err(models::unknown("run", &words[0], &words[1..].join(" ")));
+        return Err(models::not_a_model(&words[0], &words[1..].join(" ")));
     }
     Ok(words)
 }

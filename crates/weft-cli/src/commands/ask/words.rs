@@ -25,12 +25,12 @@ impl<'a> Words<'a> {
     /// Sorts words. If a flag names the model, no word does.
     pub(super) fn sort(words: &'a [String], model_by_flag: bool) -> Result<Self, CliError> {
         let mut words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let has_model = !model_by_flag && words.len() > 1 && is_model(words[0]);
+        let has_model = !model_by_flag && is_model(words[0]);
         let model = has_model.then(|| words.remove(0));
         let files = words.iter().copied().filter(|word| is_document(word)).collect();
         let is_text = |word: &&str| !is_document(word);
         let question = match words.iter().position(is_text) {
-            None => return Err(no_question(&words)),
+            None => return Err(no_question(model, &words)),
             Some(first) => {
                 let last = words.iter().rposition(is_text).unwrap_or(first);
                 &words[first..=last]
@@ -53,7 +53,8 @@ fn is_model(word: &str) -> bool {
     let is_folder = Path::new(word).join("config.json").exists();
     let in_folder = Path::new(word)
         .parent()
-        .is_some_and(|folder| !folder.as_os_str().is_empty() && folder.is_dir());
+        .is_some_and(|folder| !folder.as_os_str().is_empty() && folder.is_dir())
+        && models::nearest(word).is_none();
     is_folder
         || (models::is_model(word) && !Path::new(word).is_dir() && !in_folder && !has_ending(word))
 }
@@ -71,11 +72,12 @@ fn check(question: &[&str], has_model: bool) -> Result<(), CliError> {
         ));
     }
     for (n, word) in texts.iter().copied().enumerate().filter(|(_, word)| !is_quoted(word)) {
-        let near = || if n == 0 && !has_model { models::nearest(word) } else { None };
-        if n_quoted == 1 || looks_like_path(word) || near().is_some() {
-            let near = near();
+        let may_be_model = n == 0 && !has_model && !has_ending(word);
+        let near = if may_be_model { models::nearest(word) } else { None };
+        if n_quoted == 1 || looks_like_path(word) || near.is_some() {
             texts.retain(|other| if n_quoted == 1 { is_quoted(other) } else { *other != word });
-            return Err(missing(word, near, &texts.join(" ")));
+            let what = if may_be_model { "neither a file nor a model" } else { "not a file" };
+            return Err(missing(word, what, near, &texts.join(" ")));
         }
     }
     match question.iter().find(|word| is_document(word)) {
@@ -100,8 +102,8 @@ fn has_ending(word: &str) -> bool {
         && ending.chars().all(|c| c.is_ascii_alphanumeric())
 }
 
-/// The error for a word that is neither a file nor a model.
-fn missing(word: &str, near: Option<String>, question: &str) -> CliError {
+/// The error for a word that is not what it seems to be.
+fn missing(word: &str, what: &str, near: Option<String>, question: &str) -> CliError {
     if Path::new(word).is_dir() {
         return CliError::Usage(format!(
             "{word:?} is a folder, and a document is a file; name its files, as {}/*",
@@ -114,13 +116,13 @@ fn missing(word: &str, near: Option<String>, question: &str) -> CliError {
             format!("did you mean `weft ask {near} {}`?", models::example(question))
         }
         None => format!(
-            "check the name, or give `--context {word}` for a registered chunk, or `-m {word}` for \
-             a model."
+            "check the name, or give `--context {word}` for a registered chunk, `-m {word}` for a \
+             model."
         ),
     };
     CliError::Usage(format!(
-        "there is no file {word:?}, and no model of this name: {next} If it is part of the \
-         question, put the whole question into quotes"
+        "{word:?} is {what}: {next} If it is part of the question, put the whole question into \
+         quotes"
     ))
 }
 
@@ -137,9 +139,10 @@ fn nearest_file(word: &str) -> Option<String> {
     Some(folder.join(near).display().to_string())
 }
 
-fn no_question(words: &[&str]) -> CliError {
-    let files = words.join(" ");
-    CliError::Usage(format!("there is no question; type `weft ask {files} \"your question\"`"))
+fn no_question(model: Option<&str>, files: &[&str]) -> CliError {
+    let words: Vec<&str> = model.into_iter().chain(files.iter().copied()).collect();
+    let words = words.join(" ");
+    CliError::Usage(format!("there is no question; type `weft ask {words} \"your question\"`"))
 }
 
 fn usage<T>(text: String) -> Result<T, CliError> {
@@ -194,6 +197,7 @@ mod tests {
             (&["My Notes.txt", "Who is it?"], "which is the question"),
             (&["What", "is", "Cargo.toml", "for"], "between the words"),
             (&["Cargo.toml"], "there is no question"),
+            (&["Qwen/Qwen3-0.6B"], "`weft ask Qwen/Qwen3-0.6B \"your question\"`"),
         ] {
             let error = sort(words).unwrap_err();
             assert!(error.contains(says), "{words:?}: {error}");
