@@ -115,7 +115,7 @@ fn distance(word: &str, name: &str) -> usize {
     row.into_iter().min().unwrap_or(usize::MAX)
 }
 
-/// The error of `weft run` for a first word that is not a model: the nearest name, and what to type.
+/// The error of `weft run` for a first word that is not a model, with the nearest name.
 pub(crate) fn not_a_model(word: &str, prompt: &str) -> CliError {
     let prompt = example(prompt);
     if Path::new(word).is_file() {
@@ -132,8 +132,8 @@ pub(crate) fn not_a_model(word: &str, prompt: &str) -> CliError {
         ),
     };
     CliError::Usage(format!(
-        "{word:?} is not a model: {what}; type `weft run {model} {prompt}`, or put the whole prompt \
-         into quotes if {word:?} is part of it"
+        "{word:?} is not a model: {what}; type `weft run {model} {prompt}`, or put the whole \
+         prompt into quotes if {word:?} is part of it"
     ))
 }
 

@@ -36,7 +36,7 @@ impl<'a> Words<'a> {
                 &words[first..=last]
             }
         };
-        check(question, model_by_flag || has_model)?;
+        check(question, words.first().filter(|_| !model_by_flag && !has_model))?;
         Ok(Self { model, files, question: question.join(" ") })
     }
 }
@@ -60,8 +60,8 @@ fn is_model(word: &str) -> bool {
 }
 
 /// Checks the words of a question: one text in quotes, or several words without any file's or
-/// model's name among them.
-fn check(question: &[&str], has_model: bool) -> Result<(), CliError> {
+/// model's name among them. `first` is the word where a model could stand.
+fn check(question: &[&str], first: Option<&&str>) -> Result<(), CliError> {
     let mut texts = question.iter().copied().filter(|word| !is_document(word)).collect::<Vec<_>>();
     let is_quoted = |word: &str| word.contains(char::is_whitespace);
     let n_quoted = texts.iter().filter(|word| is_quoted(word)).count();
@@ -71,8 +71,8 @@ fn check(question: &[&str], has_model: bool) -> Result<(), CliError> {
             "which is the question: {texts:?}? Give one text in quotes; the others are not files"
         ));
     }
-    for (n, word) in texts.iter().copied().enumerate().filter(|(_, word)| !is_quoted(word)) {
-        let may_be_model = n == 0 && !has_model && !has_ending(word);
+    for word in texts.iter().copied().filter(|word| !is_quoted(word)) {
+        let may_be_model = first == Some(&word) && !has_ending(word);
         let near = if may_be_model { models::nearest(word) } else { None };
         if n_quoted == 1 || looks_like_path(word) || near.is_some() {
             texts.retain(|other| if n_quoted == 1 { is_quoted(other) } else { *other != word });
@@ -192,7 +192,7 @@ mod tests {
             (&["Cargo", "build.rs", "Who is it?"], "`weft ask Cargo.toml \"Who is it?\"`"),
             (&["llama3.2", "Who is it?"], "meta-llama/Llama-3.2-1B-Instruct"),
             (&["qwen3:0.6b", "Who?"], "Qwen/Qwen3-0.6B"),
-            (&["Cargo.toml", "Qwen/Qwen3-0.6B", "Who?"], "Qwen/Qwen3-0.6B"),
+            (&["Cargo.toml", "Qwen/Qwen3-0.6B", "Who?"], "`-m Qwen/Qwen3-0.6B` for a model"),
             (&["src", "Who is it?"], "src/*"),
             (&["My Notes.txt", "Who is it?"], "which is the question"),
             (&["What", "is", "Cargo.toml", "for"], "between the words"),
