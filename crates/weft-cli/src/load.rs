@@ -13,6 +13,7 @@ use weft_cuda::Launches;
 
 use crate::args::{CacheArgs, DeviceKind, Kernels, ModelArgs};
 use crate::error::CliError;
+use crate::models;
 use crate::progress;
 use crate::size;
 use crate::terminal;
@@ -37,12 +38,14 @@ impl Loaded {
     }
 }
 
-/// Opens a model: a folder, a model on the hub (downloaded if the cache lacks it or a part of it),
-/// or, without a name, the bundled model.
+/// Opens a model: a folder, a model on the hub (downloaded if the cache lacks it or a part of it), a
+/// name in the cache without its organisation, or, without a name, the bundled model.
 pub(crate) fn open(name: Option<&str>, args: &ModelArgs) -> Result<Model, CliError> {
     match name.or(args.model.as_deref()) {
-        None => Ok(weft::bundled_model()?),
-        Some(name) => Ok(options(args).find(name)?),
+        Some(name) if !models::is_bundled(Some(name)) => {
+            Ok(options(args).find(&models::full_name(name))?)
+        }
+        _ => Ok(weft::bundled_model()?),
     }
 }
 
@@ -50,6 +53,19 @@ pub(crate) fn open(name: Option<&str>, args: &ModelArgs) -> Result<Model, CliErr
 pub(crate) fn load(args: &ModelArgs, cache: &CacheArgs) -> Result<Loaded, CliError> {
     wanted_launches(args.device, args.kernels)?;
     load_model(open(None, args)?, args, cache)
+}
+
+/// Says what the bundled model is, if it is the one in use, and how to get another.
+pub(crate) fn introduce(args: &ModelArgs, quiet: bool) {
+    if models::is_bundled(args.model.as_deref()) {
+        let text = format!(
+            "{}, the bundled demo model: answers only about documents it is given; \
+             `-m {}` downloads a real model",
+            models::BUNDLED,
+            models::SMALL
+        );
+        terminal::note(quiet, &text);
+    }
 }
 
 /// Loads an opened model onto the device that the user asked for.

@@ -12,6 +12,7 @@ mod error;
 mod input;
 mod interrupt;
 mod load;
+mod models;
 mod progress;
 mod settings;
 mod size;
@@ -44,7 +45,7 @@ fn run(cli: Cli) -> Result<ExitCode, CliError> {
         return commands::demo::run();
     };
     match command {
-        Command::Ask(args) => commands::ask::run(&args),
+        Command::Ask(args) => commands::ask::run(*args),
         Command::Verify(args) => commands::verify::run(*args),
         Command::Chunk(args) => commands::chunk::run(args.command),
         Command::Run(args) => commands::run::run(args),

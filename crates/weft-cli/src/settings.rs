@@ -64,7 +64,10 @@ fn settle(command: &mut Command, flags: &ArgMatches) {
             args.model_by_flag = by_flag("model");
             &mut args.prompt
         }
-        Command::Ask(args) | Command::Verify(args) => &mut args.prompt,
+        Command::Ask(args) | Command::Verify(args) => {
+            args.model_by_flag = by_flag("model");
+            &mut args.prompt
+        }
         Command::Chat(args) => &mut args.prompt,
         _ => return,
     };

@@ -3,13 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::time::Duration;
 
 use weft_core::chunk::{Chunk, ChunkError, ChunkId, Kind};
 use weft_core::engine::Engine;
 
 use crate::args::CacheArgs;
 use crate::error::CliError;
-use crate::input::read_file;
+use crate::input::{self, Piped, read_file};
 use crate::load::Loaded;
 use crate::terminal;
 use crate::tiers::RegisteredChunks;
@@ -33,6 +34,36 @@ impl Source {
         Ok(Self::Text { name, text: read_file(path)? })
     }
 
+    /// The document on stdin, however long it takes to come.
+    pub(crate) fn stdin() -> Result<Self, CliError> {
+        Ok(Self::Text { name: Some("stdin".to_owned()), text: input::read_stdin()? })
+    }
+
+    /// The document that another program or a file sends to stdin, if any. A pipe may be a parent's
+    /// that nobody writes to: if it stays silent, it is an error only if there are no others.
+    pub(crate) fn piped(has_others: bool, quiet: bool) -> Result<Option<Self>, CliError> {
+        let patience = if has_others { SHORT_WAIT } else { LONG_WAIT };
+        match input::piped(patience)? {
+            Piped::Nothing => Ok(None),
+            Piped::Text(text) => {
+                terminal::note(quiet, &format!("stdin is a document of {} bytes", text.len()));
+                Ok(Some(Self::Text { name: Some("stdin".to_owned()), text }))
+            }
+            Piped::Silent => {
+                let seconds = patience.as_secs();
+                let reason = format!("stdin is a pipe, and nothing came for {seconds} s");
+                if !has_others {
+                    return Err(CliError::Usage(format!(
+                        "{reason}; give `--context -` to wait for it, or `</dev/null` to ask \
+                         without it"
+                    )));
+                }
+                terminal::warn(&format!("{reason}, so it is not read; `--context -` waits for it"));
+                Ok(None)
+            }
+        }
+    }
+
     /// A system prompt: `@FILE`; a single word may be a chunk; anything else is the text itself.
     pub(crate) fn system(word: &str) -> Result<Self, CliError> {
         match word.strip_prefix('@') {
@@ -45,6 +76,11 @@ impl Source {
         }
     }
 }
+
+/// How long a silent pipe may delay a question that has other documents.
+const SHORT_WAIT: Duration = Duration::from_secs(1);
+/// How long a pipe that is the only document may take for its first byte.
+const LONG_WAIT: Duration = Duration::from_secs(10);
 
 /// Finds or registers the chunks of a run.
 pub(crate) struct ChunkResolver {

@@ -128,6 +128,51 @@ fn the_first_word_may_be_the_model() {
 }
 
 #[test]
+fn a_first_word_that_is_no_model_is_refused_with_the_nearest_name() {
+    let refused = |args: &[&str], near: &str| {
+        let (code, stdout, stderr) = output(weft(args));
+        assert_eq!((code, stdout.as_str()), (2, ""), "{args:?}: {stderr}");
+        let next = format!("`weft {} {near} \"{}\"`", args[0], args.last().unwrap());
+        assert!(stderr.contains(args[1]) && stderr.contains(&next), "{args:?}: {stderr}");
+    };
+    let llama = "meta-llama/Llama-3.2-1B-Instruct";
+    refused(&["run", "llama3.2", "Why is the sky blue?"], llama);
+    refused(&["run", "qwen3:0.6b", "hi"], "Qwen/Qwen3-0.6B");
+    refused(&["run", "nope", "hi there"], "Qwen/Qwen3-0.6B");
+    refused(&["ask", "llama3.2", "Why is the sky blue?"], llama);
+    let mut command = weft(&["run", "Cargo.toml", "sum up"]);
+    command.current_dir(env!("CARGO_MANIFEST_DIR"));
+    let (code, _, stderr) = output(command);
+    assert!(code == 2 && stderr.contains("`weft run -f Cargo.toml \"sum up\"`"), "{stderr}");
+    let (code, _, stderr) = output(weft(&["run", "-q", "-n", "2", "weft-tiny", "hi there"]));
+    assert_eq!(code, 0, "the bundled model has a name: {stderr}");
+    let (code, _, stderr) = output(weft(&["run", "-q", "-n", "2", "llama3.2"]));
+    assert_eq!(code, 0, "one word is the prompt: {stderr}");
+}
+
+#[test]
+fn the_bundled_model_says_what_it_is() {
+    let says = "weft-tiny, the bundled demo model: answers only about documents it is given; \
+                `-m Qwen/Qwen3-0.6B` downloads a real model";
+    let stderr = |args: &[&str]| {
+        let (code, _, stderr) = output(weft(args));
+        assert_eq!(code, 0, "{args:?}: {stderr}");
+        stderr
+    };
+    let count = |args: &[&str]| stderr(args).lines().filter(|line| *line == says).count();
+    assert_eq!(count(&["run", "-n", "2", "hello"]), 1);
+    assert_eq!(count(&["chat"]), 1);
+    assert_eq!(count(&["run", "-n", "2", "--json", "hello"]), 0);
+    assert_eq!(count(&["run", "-n", "2", "-q", "hello"]), 0);
+    assert_eq!(count(&["run", "-n", "2", "-m", model().to_str().unwrap(), "hello"]), 0);
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo/nusonix.txt");
+    assert_eq!(count(&["ask", "-n", "2", file.to_str().unwrap(), "Who rules Nusonix?"]), 1);
+    let warned = stderr(&["ask", "-n", "2", "Who rules Nusonix?"]);
+    assert!(warned.contains("warning: no document") && warned.contains("--context"), "{warned}");
+    assert_eq!(stderr(&["ask", "-n", "2", "-q", "Who rules Nusonix?"]), "");
+}
+
+#[test]
 fn json_has_the_answer_and_its_figures() {
     let text = output(run(&["-q", "hello"])).1;
     let json: Value = serde_json::from_str(&output(run(&["--json", "hello"])).1).unwrap();
@@ -237,7 +282,8 @@ fn a_model_named_first_wins_over_the_environment() {
     };
     let model = model().to_str().unwrap();
     assert_eq!(ask(&[model, "hello"]).0, 0);
-    assert_eq!(ask(&["hello", "there"]).0, 3, "the environment's model, which does not exist");
+    assert_eq!(ask(&["hello there"]).0, 3, "the environment's model, which does not exist");
+    assert_eq!(ask(&["hello", "there"]).0, 2, "the first of several words must be a model");
     let words =
         output(weft(&["run", "-m", model, "-q", "-n", "4", "--temp", "0", "hello", "there"]));
     assert_eq!(words.1, ask(&[model, "hello there"]).1, "words make one prompt");
@@ -376,6 +422,8 @@ fn a_model_is_pulled_listed_and_run_by_its_name() {
         at_hub(&["run", "org/tiny", "hello", "-n", "8", "--temp", "0", "-q"]);
     assert_eq!(code, 0, "{stderr}");
     assert_eq!(answer, output(run(&["-q", "hello"])).1);
+    let short = at_hub(&["run", "Tiny", "hello", "-n", "8", "--temp", "0", "-q"]);
+    assert_eq!(short, (0, answer, String::new()), "a cached name without its organisation");
     assert_eq!(hub.requests().len(), requests, "a model in the cache needs no network");
 }
 

@@ -60,10 +60,12 @@ pub(crate) enum Command {
 
 #[derive(Args)]
 pub(crate) struct AskArgs {
-    /// Further documents (as from `--context docs/*.txt`), then the question
-    #[arg(value_name = "[FILE]... QUESTION", num_args = 1.., required = true)]
+    /// The model, if --model is not given; documents; the question, in quotes. Files may stand on
+    /// either side of it
+    #[arg(value_name = "[MODEL] [FILE]... QUESTION", num_args = 1.., required = true)]
     pub(crate) words: Vec<String>,
-    /// Document to answer from: a file or a registered chunk; may be given several times
+    /// Document to answer from: a file, a registered chunk, or `-` for stdin; may be given several
+    /// times. A pipe or a file on stdin is a document without this flag too
     #[arg(long, value_name = "FILE|ID", action = clap::ArgAction::Append)]
     pub(crate) context: Vec<String>,
     /// How KV rows of documents are reused: exact (after the same documents), anchored (after the
@@ -80,6 +82,9 @@ pub(crate) struct AskArgs {
     /// Compute the answer again from scratch, and print the differences
     #[arg(long)]
     pub(crate) verify: bool,
+    /// Whether the flag named the model, rather than the environment or a file
+    #[arg(skip)]
+    pub(crate) model_by_flag: bool,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     #[command(flatten)]
@@ -95,7 +100,8 @@ pub(crate) struct AskArgs {
 
 #[derive(Args)]
 pub(crate) struct RunArgs {
-    /// The model, if --model is not given, and the prompt
+    /// The model, if --model is not given, then the prompt, in quotes. One word or text alone is
+    /// the prompt
     #[arg(value_name = "[MODEL] PROMPT", num_args = 0..)]
     pub(crate) words: Vec<String>,
     #[command(flatten)]

@@ -12,20 +12,22 @@ use super::{chat, sampling};
 use crate::answer::{self, Answer, Style};
 use crate::args::{ChatArgs, RunArgs};
 use crate::error::CliError;
-use crate::input::{read_file, read_text};
+use crate::input::{read_file, read_stdin};
 use crate::interrupt;
 use crate::load::{self, Loaded};
+use crate::models;
 use crate::sources::{ChunkResolver, Source};
 use crate::terminal;
 
 pub(crate) fn run(mut args: RunArgs) -> Result<ExitCode, CliError> {
-    let words = take_model(&mut args);
+    let words = take_model(&mut args)?;
     let Some(text) = prompt(&words, &args)? else {
         return chat_instead(args);
     };
     sampling::check(&args.sampling)?;
     interrupt::install();
     let mut loaded = load::load(&args.model, &args.cache)?;
+    load::introduce(&args.model, args.model.quiet || args.json);
     let style = Style { stream: !args.json, quiet: args.model.quiet };
     let answer = if args.raw || loaded.model.template.is_none() {
         continue_text(&mut loaded, &args, &text, style)?
@@ -72,17 +74,22 @@ fn continue_text(
     answer::answer(engine, text, request, style)
 }
 
-/// The first word is the model if it looks like one, whatever model is set by default. If `-m`
-/// names a model, the word is part of the prompt.
-fn take_model(args: &mut RunArgs) -> Vec<String> {
+/// Takes the model from the words. Of several words, the first must be one; a single word is the
+/// model if it looks like one, else the prompt. If `-m` names a model, all words are the prompt.
+fn take_model(args: &mut RunArgs) -> Result<Vec<String>, CliError> {
     let mut words = std::mem::take(&mut args.words);
-    if !args.model_by_flag && words.first().is_some_and(|word| looks_like_model(word)) {
-        args.model.model = Some(words.remove(0));
+    if args.model_by_flag || words.is_empty() {
+        return Ok(words);
     }
-    words
+    if looks_like_model(&words[0]) || (words.len() > 1 && models::is_model(&words[0])) {
+        args.model.model = Some(words.remove(0));
+    } else if words.len() > 1 {
+        return Err(models::not_a_model(&words[0], &words[1..].join(" ")));
+    }
+    Ok(words)
 }
 
-/// Whether a word is a folder or `org/name`. Words of a prompt rarely are.
+/// Whether a word is a model's folder, a path or `org/name`. Words of a prompt rarely are.
 fn looks_like_model(word: &str) -> bool {
     let is_path = word.starts_with(['/', '.', '~']) && word.contains('/');
     let parts = word.split_once('/');
@@ -99,7 +106,7 @@ fn prompt(words: &[String], args: &RunArgs) -> Result<Option<String>, CliError> 
         parts.push(read_file(path)?);
     }
     if !stdin().is_terminal() {
-        parts.push(read_text(stdin().lock(), "stdin")?);
+        parts.push(read_stdin()?);
     }
     parts.push(words.join(" "));
     parts.retain(|part| !part.trim().is_empty());

@@ -11,11 +11,9 @@ use weft_server::{Loaded, Options, ServeError, Server};
 use crate::args::{CacheArgs, ModelArgs, ServeArgs};
 use crate::error::CliError;
 use crate::load;
+use crate::models;
 use crate::terminal;
 use crate::tiers::RegisteredChunks;
-
-/// The bundled model's name for clients.
-const BUNDLED: &str = "weft-tiny";
 
 pub(crate) fn run(args: ServeArgs) -> Result<ExitCode, CliError> {
     let ServeArgs { name, mut model, mut cache, .. } = args;
@@ -41,6 +39,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<ExitCode, CliError> {
 
 fn load(args: &ModelArgs, cache: &CacheArgs) -> Result<Loaded, CliError> {
     let load::Loaded { model, mut engine } = load::load(args, cache)?;
+    load::introduce(args, args.quiet);
     let registered = RegisteredChunks::open(cache, &model.tokenizer);
     let shelf = match registered {
         Ok(RegisteredChunks { shelf, library }) => {
@@ -61,7 +60,7 @@ fn load(args: &ModelArgs, cache: &CacheArgs) -> Result<Loaded, CliError> {
 
 /// The model's name for clients: its name on the hub, or the name of its folder.
 fn id(model: Option<&str>) -> String {
-    let Some(model) = model else { return BUNDLED.to_owned() };
+    let Some(model) = model else { return models::BUNDLED.to_owned() };
     let is_path = Path::new(model).is_dir() || model.starts_with(['/', '.', '~']);
     let last = Path::new(model).file_name().filter(|_| is_path);
     last.map_or_else(|| model.to_owned(), |name| name.to_string_lossy().into_owned())

@@ -15,7 +15,7 @@ use crate::error::CliError;
 use crate::load::Loaded;
 
 pub(crate) fn run(args: AskArgs) -> Result<ExitCode, CliError> {
-    ask::run(&AskArgs { verify: true, ..args })
+    ask::run(AskArgs { verify: true, ..args })
 }
 
 /// Compares an answer with a cold run.

@@ -1,5 +1,7 @@
 //! `weft ask` in one process after another.
 
+use std::process::Stdio;
+
 use serde_json::Value;
 
 use crate::home::{ANSWER, DOCUMENTS, Home, QUESTION, SYSTEM, pieces, sources};
@@ -206,4 +208,85 @@ fn settings_come_from_flag_environment_and_file() {
     assert!(home.file("elsewhere").exists() && !home.file(".cache").exists());
     let doctor = home.run(&["doctor", "--cache-dir", "elsewhere"]).ok().stdout;
     assert!(doctor.contains("elsewhere; 4 files"), "{doctor}");
+}
+
+#[test]
+fn files_stand_on_either_side_of_the_question() {
+    let home = Home::new();
+    let [a, b, _] = DOCUMENTS;
+    let cold = home.run(&["ask", "-q", "--json", "--context", a, "--context", b, QUESTION]).json();
+    for words in [[a, b, QUESTION], [a, QUESTION, b], [QUESTION, a, b]] {
+        let answer = home.run(&[&["ask", "-q", "--json"], &words[..]].concat()).json();
+        assert_eq!(said(&answer), said(&cold), "{words:?}");
+    }
+    let answer = home.run(&["ask", "-q", "weft-tiny", a, QUESTION]).word();
+    assert_eq!(answer, ANSWER, "a model before the documents");
+}
+
+#[test]
+fn a_file_or_a_model_that_is_not_there_is_an_error() {
+    let home = Home::new();
+    let refused = |args: &[&str], code: i32, says: &[&str]| {
+        let ran = home.run(&[&["ask"], args].concat());
+        assert_eq!((ran.code, ran.stdout.as_str()), (code, ""), "{args:?}: {}", ran.stderr);
+        for part in says {
+            assert!(ran.stderr.contains(part), "{args:?}: no `{part}` in {}", ran.stderr);
+        }
+    };
+    refused(&["nusonx.txt", QUESTION], 2, &["nusonx.txt", "`weft ask nusonix.txt"]);
+    refused(&["nusonx.txt", "Who?"], 2, &["nusonx.txt", "`weft ask nusonix.txt"]);
+    refused(&[QUESTION, "docs/nusonx.txt"], 2, &["docs/nusonx.txt"]);
+    refused(&["minutes", QUESTION], 2, &["--context minutes"]);
+    refused(&["nusonix.txt"], 2, &["no question"]);
+    refused(&["Qwen/Qwen3-0.6B", "nusonix.txt", "Who?"], 3, &["Qwen/Qwen3-0.6B", "weft pull"]);
+}
+
+#[test]
+fn stdin_is_a_document() {
+    let home = Home::new();
+    let text = std::fs::read_to_string(home.file(DOCUMENTS[0])).unwrap();
+    fn ask<'a>(args: &[&'a str]) -> Vec<&'a str> {
+        [&["ask", "-q", "--json", "--system", SYSTEM], args].concat()
+    }
+    let by_name = home.ask(&[DOCUMENTS[0]], &[]);
+    for args in [&[QUESTION][..], &["--context", "-", QUESTION], &["-", QUESTION]] {
+        let piped = home.feed(&ask(args), &text).json();
+        assert_eq!(said(&piped), said(&by_name), "{args:?}");
+        assert_eq!(sources(&piped), [DISK, DISK, COMPUTED], "the same text is the same chunk");
+    }
+    let file = std::fs::File::open(home.file(DOCUMENTS[0])).unwrap();
+    let output = home.command(&ask(&[QUESTION])).stdin(file).output().unwrap();
+    assert_eq!(said(&serde_json::from_slice(&output.stdout).unwrap()), said(&by_name));
+    let both = home.feed(&ask(&[DOCUMENTS[1], QUESTION]), &text).json();
+    assert_eq!(said(&both), said(&home.ask(&[DOCUMENTS[1], DOCUMENTS[0]], &[])), "it comes last");
+    assert!(home.feed(&["ask", QUESTION], &text).ok().stderr.contains("stdin is a document"));
+    // Stdin of `run` is /dev/null.
+    let alone = home.run(&ask(&[QUESTION])).json();
+    assert_eq!(pieces(&alone).len(), 2, "the system prompt and the question");
+    assert_eq!(said(&home.feed(&ask(&[QUESTION]), "\n").json()), said(&alone));
+    let empty = home.run(&["ask", "--context", "-", QUESTION]);
+    assert!(empty.code == 2 && empty.stderr.contains("stdin: "), "{}", empty.stderr);
+    let twice = home.run(&["ask", "--context", "-", "-", QUESTION]);
+    assert!(twice.code == 2 && twice.stderr.contains("only once"), "{}", twice.stderr);
+}
+
+#[test]
+fn a_pipe_that_stays_silent_does_not_hang_a_question() {
+    let home = Home::new();
+    let start = |args: &[&str]| {
+        let mut command = home.command(&[&["ask"], args].concat());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    // `wait_with_output` would close the pipe first, so it is held here.
+    let mut children = [start(&["-q", DOCUMENTS[0], QUESTION]), start(&["-q", QUESTION])];
+    let pipes = children.each_mut().map(|child| child.stdin.take().unwrap());
+    let [with_document, alone] = children.map(|child| child.wait_with_output().unwrap());
+    drop(pipes);
+    let stderr = String::from_utf8(with_document.stderr).unwrap();
+    assert_eq!(String::from_utf8(with_document.stdout).unwrap(), format!("{ANSWER}\n"), "{stderr}");
+    assert!(stderr.contains("stdin is a pipe") && stderr.contains("--context -"), "{stderr}");
+    let stderr = String::from_utf8(alone.stderr).unwrap();
+    assert_eq!((alone.status.code(), alone.stdout.as_slice()), (Some(2), &[][..]), "{stderr}");
+    assert!(stderr.contains("--context -") && stderr.contains("</dev/null"), "{stderr}");
 }

@@ -67,7 +67,7 @@ impl Home {
         paths
     }
 
-    fn command(&self, args: &[&str]) -> Command {
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_weft"));
         command
             .args(args)

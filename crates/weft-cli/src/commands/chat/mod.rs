@@ -41,6 +41,7 @@ pub(crate) fn run(mut args: ChatArgs) -> Result<ExitCode, CliError> {
     interrupt::install();
     let loaded = load::load(&args.model, &args.cache)?;
     template(&loaded.model)?;
+    load::introduce(&args.model, args.model.quiet);
     terminal::note(args.model.quiet, "/help lists the commands");
     let mut chat = Chat::new(args, loaded)?;
     chat.talk()?;

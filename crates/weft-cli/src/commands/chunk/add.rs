@@ -1,7 +1,6 @@
 //! `weft chunk add FILE`: registers a text, with a name if one is given.
 
 use std::collections::BTreeMap;
-use std::io::stdin;
 use std::path::Path;
 
 use weft_core::chunk::{Chunk, ChunkId, Kind, Library};
@@ -11,12 +10,12 @@ use super::check_name;
 use crate::answer::print;
 use crate::args::AddArgs;
 use crate::error::CliError;
-use crate::input::{read_file, read_text};
+use crate::input::{read_file, read_stdin};
 use crate::tiers::RegisteredChunks;
 
 pub(super) fn run(args: AddArgs) -> Result<(), CliError> {
     let text = match args.file.as_str() {
-        "-" => read_text(stdin().lock(), "stdin")?,
+        "-" => read_stdin()?,
         file => read_file(Path::new(file))?,
     };
     // A line feed at the end of a file is not part of the text.

@@ -1,13 +1,15 @@
-//! `weft ask --context FILE… QUESTION`: one answer over chunks.
+//! `weft ask [MODEL] [FILE]... QUESTION`: one answer over chunks.
 //!
 //! Each document is a context chunk. Its rows are saved after the answer, so that the next question
 //! about the same documents reuses them.
 
-use std::path::Path;
+mod words;
+
 use std::process::ExitCode;
 
 use weft_core::chunk::Prompt;
 
+use self::words::{STDIN, Words};
 use super::reply::{Reply, finish, reply};
 use super::{sampling, verify};
 use crate::answer::Style;
@@ -16,14 +18,17 @@ use crate::context_report;
 use crate::error::CliError;
 use crate::interrupt;
 use crate::load::{self, Loaded};
+use crate::models;
 use crate::sources::{ChunkResolver, Source};
 use crate::terminal;
 
-pub(crate) fn run(args: &AskArgs) -> Result<ExitCode, CliError> {
-    let asked = Asked::read(args)?;
+pub(crate) fn run(mut args: AskArgs) -> Result<ExitCode, CliError> {
+    let asked = Asked::read(&mut args)?;
+    let args = &args;
     sampling::check(&args.sampling)?;
     interrupt::install();
     let mut loaded = load::load(&args.model, &args.cache)?;
+    asked.introduce(args);
     let mut resolver = ChunkResolver::open(&args.cache, &mut loaded);
     let prompt = asked.prompt(args, &mut resolver, &mut loaded)?;
     let style = Style { stream: !args.json, quiet: args.model.quiet };
@@ -58,15 +63,40 @@ struct Asked {
 
 impl Asked {
     /// Runs before a model is loaded, so that a missing file is reported at once.
-    fn read(args: &AskArgs) -> Result<Self, CliError> {
-        let (files, question) = split_words(&args.words);
+    fn read(args: &mut AskArgs) -> Result<Self, CliError> {
+        let Words { model, files, question } = Words::sort(&args.words, args.model_by_flag)?;
         let system = args.prompt.system.as_deref().filter(|text| !text.trim().is_empty());
-        let documents = args.context.iter().map(String::as_str).chain(files);
-        Ok(Self {
-            system: system.map(Source::system).transpose()?,
-            documents: documents.map(Source::document).collect::<Result<_, _>>()?,
-            question,
-        })
+        let system = system.map(Source::system).transpose()?;
+        let names: Vec<&str> = args.context.iter().map(String::as_str).chain(files).collect();
+        let n_stdin = names.iter().filter(|name| **name == STDIN).count();
+        if n_stdin > 1 {
+            return Err(CliError::Usage("`-` is given twice; stdin can be read only once".into()));
+        }
+        let read = |name| if name == STDIN { Source::stdin() } else { Source::document(name) };
+        let mut documents = names.into_iter().map(read).collect::<Result<Vec<_>, _>>()?;
+        // The last document, so that rows of the others are found again if it changes.
+        if n_stdin == 0 {
+            documents.extend(Source::piped(!documents.is_empty(), args.model.quiet)?);
+        }
+        if let Some(model) = model.map(str::to_owned) {
+            args.model.model = Some(model);
+        }
+        Ok(Self { system, documents, question })
+    }
+
+    /// Says what the bundled model can do, before it answers without a document.
+    fn introduce(&self, args: &AskArgs) {
+        if !self.documents.is_empty() {
+            return load::introduce(&args.model, args.model.quiet || args.json);
+        }
+        if models::is_bundled(args.model.model.as_deref()) && !args.model.quiet {
+            terminal::warn(&format!(
+                "no document is given, and {}, the bundled demo model, answers only about \
+                 documents; add `--context FILE`, or `-m {}` for a real model",
+                models::BUNDLED,
+                models::SMALL
+            ));
+        }
     }
 
     fn prompt(
@@ -85,13 +115,4 @@ impl Asked {
         }
         Ok(prompt.thinking(args.prompt.thinking()))
     }
-}
-
-/// A shell turns `--context docs/*.txt "question"` into several words after the first file. Words
-/// that are files, except the last word, are documents too.
-fn split_words(words: &[String]) -> (impl Iterator<Item = &str>, String) {
-    let before_last = &words[..words.len().saturating_sub(1)];
-    let n_files = before_last.iter().take_while(|word| Path::new(word).is_file()).count();
-    let files = words[..n_files].iter().map(String::as_str);
-    (files, words[n_files..].join(" "))
 }
