@@ -11,8 +11,8 @@ use weft_core::engine::{Cancel, Request};
 use weft_core::sampling::Constraint;
 
 use crate::api_error::ApiError;
-use crate::app::{App, SLOW, off_thread};
-use crate::grammars::Rule;
+use crate::app::{App, off_thread};
+use crate::grammars::{self, Rule};
 use crate::http::Body;
 use crate::model_info::ModelInfo;
 use crate::requests::ChatRequest;
@@ -69,9 +69,10 @@ pub(super) async fn compile_rule(
     model: &Arc<ModelInfo>,
     rule: Option<Rule>,
 ) -> Result<Option<Box<dyn Constraint>>, ApiError> {
-    let Some(rule) = rule else { return Ok(None) };
-    let model = Arc::clone(model);
-    off_thread(SLOW, move || model.constraint(&rule).map(Some)).await
+    match rule {
+        Some(rule) => grammars::compile(Arc::clone(model), rule).await.map(Some),
+        None => Ok(None),
+    }
 }
 
 /// The prompt that a chat comes to, with its chunks.

@@ -2,7 +2,11 @@
 //!
 //! llguidance turns a rule into a grammar and returns, token by token, which tokens may follow. It gets the
 //! vocabulary from our tokenizer; special tokens are marked, so that no text of a rule ever means
-//! one. Its limits bound what a schema of a stranger can cost.
+//! one. `bounds` and llguidance's own limits bound what a rule of a stranger can cost, `turns` how
+//! many rules are compiled at once.
+
+mod bounds;
+mod turns;
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,18 +14,24 @@ use std::sync::Arc;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use weft_core::sampling::Constraint;
 use weft_core::tokenizer::Tokenizer;
 
 use crate::api_error::ApiError;
 
-/// The largest rule: a schema as JSON, an expression, all choices together.
-const MAX_RULE_BYTES: usize = 256 << 10;
+pub(crate) use self::turns::compile;
 
-/// The most properties of a schema, over all its objects: the time that a grammar takes grows with
-/// their square.
-const MAX_PROPERTIES: usize = 1000;
+/// The stack of a thread that compiles. A schema within the bounds takes a tenth of it at most, and
+/// only what is used is ever taken from the system.
+const STACK_BYTES: usize = 256 << 20;
+/// llguidance's limits, where its own are too large for a server. States of the lexer stay as long
+/// as an answer and take 1 to 2 kB each.
+const MAX_LEXER_STATES: usize = 50_000;
+const MAX_GRAMMAR_SYMBOLS: usize = 100_000;
+/// As many as the properties and choices that may be need at once; llguidance's 2000 end an answer
+/// that has more.
+const MAX_ITEMS: usize = 20_000;
 
 /// What an answer has to be.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,8 +57,7 @@ impl Rule {
                 TopLevelGrammar::from_lark(format!("start: {}", texts.join(" | ")))
             }
             Self::Call(tools) => {
-                let calls: Vec<Value> = tools.iter().enumerate().map(call_schema).collect();
-                let schema = with_form(json!({"anyOf": calls}));
+                let schema = with_form(calls_schema(tools));
                 TopLevelGrammar::from_lark(format!(
                     "start: \"<tool_call>\\n\" call \"\\n</tool_call>\"\ncall: %json {schema}"
                 ))
@@ -56,32 +65,20 @@ impl Rule {
         }
     }
 
-    fn bytes(&self) -> usize {
+    /// Refuses a rule that could cost more than a server can give.
+    fn check(&self) -> Result<(), String> {
         match self {
-            Self::Json(schema) => schema.to_string().len(),
-            Self::Regex(regex) => regex.len(),
-            Self::Choice(texts) => texts.iter().map(String::len).sum(),
-            Self::Call(tools) => tools.iter().map(|tool| tool.to_string().len()).sum(),
+            Self::Json(schema) => {
+                bounds::check_sizes([schema])?;
+                bounds::check_shape(schema)
+            }
+            Self::Regex(regex) => bounds::check_expression(regex),
+            Self::Choice(texts) => bounds::check_choices(texts),
+            Self::Call(tools) => {
+                bounds::check_sizes(tools)?;
+                bounds::check_shape(&calls_schema(tools))
+            }
         }
-    }
-
-    fn properties(&self) -> usize {
-        match self {
-            Self::Json(schema) => n_properties(schema),
-            Self::Call(tools) => tools.iter().map(n_properties).sum(),
-            Self::Regex(_) | Self::Choice(_) => 0,
-        }
-    }
-}
-
-fn n_properties(schema: &Value) -> usize {
-    match schema {
-        Value::Array(items) => items.iter().map(n_properties).sum(),
-        Value::Object(fields) => {
-            let own = schema.get("properties").and_then(Value::as_object).map_or(0, Map::len);
-            own + fields.values().map(n_properties).sum::<usize>()
-        }
-        _ => 0,
     }
 }
 
@@ -94,6 +91,11 @@ fn with_form(mut schema: Value) -> Value {
         schema.insert("x-guidance".to_owned(), form);
     }
     schema
+}
+
+/// The schema of a call of any of these tools.
+fn calls_schema(tools: &[Value]) -> Value {
+    json!({"anyOf": tools.iter().enumerate().map(call_schema).collect::<Vec<_>>()})
 }
 
 /// The schema of a call of the tool that is the `index`-th of all.
@@ -149,28 +151,29 @@ impl Grammars {
         let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
             .map_err(|_| ApiError::fault("this model's tokens cannot be constrained"))?;
         factory.quiet();
-        factory.limits_mut().verbose_errors = false;
+        let limits = factory.limits_mut();
+        limits.verbose_errors = false;
+        limits.max_lexer_states = MAX_LEXER_STATES;
+        limits.max_grammar_size = MAX_GRAMMAR_SYMBOLS;
+        limits.max_items_in_row = MAX_ITEMS;
         Ok(Self(factory))
     }
 
-    /// What follows a rule.
+    /// What follows a rule. It is compiled on a thread that has stack enough.
     pub(crate) fn compile(&self, rule: &Rule) -> Result<Box<dyn Constraint>, ApiError> {
-        let bytes = rule.bytes();
-        if bytes > MAX_RULE_BYTES {
-            let message =
-                format!("the rule has {bytes} bytes, and at most {MAX_RULE_BYTES} may be");
-            return Err(ApiError::invalid(message));
-        }
-        let properties = rule.properties();
-        if properties > MAX_PROPERTIES {
-            let message = format!(
-                "the schemas have {properties} properties, and at most {MAX_PROPERTIES} may be"
-            );
-            return Err(ApiError::invalid(message));
-        }
-        let parser = self.0.create_parser(rule.grammar());
+        rule.check().map_err(ApiError::invalid)?;
+        let thread = std::thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES);
+        let parser = std::thread::scope(|scope| {
+            let compiling = thread.spawn_scoped(scope, || {
+                // What a parser was made from goes deep too, and is gone when this returns.
+                self.0.create_parser(rule.grammar()).map_err(|error| format!("{error:#}"))
+            });
+            let busy = |_| ApiError::unavailable("there is no memory to compile the rule");
+            let compiled = compiling.map_err(busy)?.join();
+            compiled.map_err(|_| ApiError::invalid("the rule for the answer cannot be compiled"))
+        })?;
         let parser = parser.map_err(|error| {
-            ApiError::invalid(format!("the rule for the answer cannot be followed: {error:#}"))
+            ApiError::invalid(format!("the rule for the answer cannot be followed: {error}"))
         })?;
         Ok(Box::new(Follower(Matcher::new(Ok(parser)))))
     }
@@ -219,7 +222,7 @@ mod tests {
     const END: &str = "<|im_end|>";
 
     fn tokenizer() -> Tokenizer {
-        let json = include_bytes!("../../../assets/weft-tiny/tokenizer.json");
+        let json = include_bytes!("../../../../assets/weft-tiny/tokenizer.json");
         Tokenizer::from_bytes(json).unwrap()
     }
 
@@ -295,7 +298,7 @@ mod tests {
     fn what_is_no_schema_is_refused() {
         let tokenizer = tokenizer();
         let grammars = Grammars::new(&tokenizer, tokenizer.id_of(END).unwrap()).unwrap();
-        let huge = json!({"const": "x".repeat(MAX_RULE_BYTES)});
+        let huge = json!({"const": "x".repeat(bounds::MAX_TEXT_BYTES + 1)});
         for wrong in [json!({"type": "king"}), json!({"$ref": "http://evil.com/x"}), huge] {
             assert!(grammars.compile(&Rule::Json(wrong.clone())).is_err(), "{wrong}");
         }
@@ -305,8 +308,9 @@ mod tests {
             let fields = (0..n).map(|i| (format!("p{i}"), json!({"type": "null"})));
             json!({"anyOf": [{"type": "object", "properties": Value::Object(fields.collect())}]})
         };
-        assert!(grammars.compile(&Rule::Json(object(MAX_PROPERTIES))).is_ok());
-        let refused = grammars.compile(&Rule::Json(object(MAX_PROPERTIES + 1))).unwrap_err();
+        assert!(grammars.compile(&Rule::Json(object(bounds::MAX_PROPERTIES))).is_ok());
+        let refused =
+            grammars.compile(&Rule::Json(object(bounds::MAX_PROPERTIES + 1))).unwrap_err();
         assert!(format!("{refused:?}").contains("1001 properties"), "{refused:?}");
     }
 }

@@ -1,0 +1,46 @@
+//! Turns at compiling: a few rules at once, a bounded queue before them, and a bound on the wait.
+//!
+//! A compilation cannot be interrupted, so the bounds see to it that none takes long. A client that
+//! leaves before its turn takes none.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use weft_core::sampling::Constraint;
+
+use super::Rule;
+use crate::api_error::ApiError;
+use crate::model_info::ModelInfo;
+
+/// Rules that are compiled at once.
+const AT_ONCE: usize = 2;
+/// Rules that are compiled or wait for it.
+const PLACES: usize = 32;
+/// How long a client waits for its rule.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+static TURNS: Semaphore = Semaphore::const_new(AT_ONCE);
+static QUEUE: Semaphore = Semaphore::const_new(PLACES);
+
+/// Compiles a rule when it is its turn.
+pub(crate) async fn compile(
+    model: Arc<ModelInfo>,
+    rule: Rule,
+) -> Result<Box<dyn Constraint>, ApiError> {
+    let busy = "too many schemas, expressions and tools are being compiled; try again in a second";
+    let busy = || ApiError::unavailable(busy);
+    let _place = QUEUE.try_acquire().map_err(|_| busy())?;
+    let compiled = timeout(PATIENCE, async {
+        let turn = TURNS.acquire().await;
+        // The turn lasts as long as the work, even if the client has left.
+        tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            model.constraint(&rule)
+        })
+        .await
+    });
+    let compiled = compiled.await.map_err(|_| busy())?;
+    compiled.unwrap_or_else(|_| Err(ApiError::fault("the rule for the answer was not compiled")))
+}
