@@ -94,9 +94,10 @@ fn rules_that_ended_the_process_are_refused_at_once() {
     bodies.push(json!({"structured_outputs": {"choice": many}}));
     for body in bodies {
         let (status, answer, time) = chat(address, &body);
-        let body = body.to_string();
+        let (param, body) = (body.as_object().unwrap().keys().next().unwrap(), body.to_string());
         let body = &body[..body.len().min(200)];
         assert_eq!(status, 400, "{body}: {answer}");
+        assert!(answer.contains(&format!("\"param\":\"{param}\"")), "{param}: {answer}");
         assert!(answer.contains("at most") || answer.contains("more than"), "{body}: {answer}");
         assert!(time < SOON, "{body}: {time:?}");
         let (status, _, time) = chat(address, &json!({}));
@@ -114,6 +115,33 @@ fn rules_of_a_size_that_people_write_are_followed() {
         assert_eq!(chat(address, &with_tool(&schema)).0, 200);
     }
     assert_eq!(chat(address, &with_regex(&"[a-z]{2,9} ".repeat(180))).0, 200);
+}
+
+/// As pydantic, zod, LangChain and instructor write them.
+#[test]
+fn schemas_of_ordinary_libraries_are_followed() {
+    let (address, _) = serve();
+    for schema in [
+        json!({"type": "object", "propertyNames": {"type": "string"},
+            "additionalProperties": {"type": "number"}}),
+        json!({"type": "object", "propertyNames": {"enum": ["a.b", "c"]},
+            "additionalProperties": {"type": "number"}}),
+        json!({"type": "array", "items": {"type": "string"}, "uniqueItems": true}),
+        json!({"oneOf": [{"type": "integer"}, {"type": "integer", "minimum": 3}]}),
+        json!({"oneOf": [{"properties": {"a": {"type": "string"}}, "type": "object"},
+            {"properties": {"b": {"type": "string"}}, "type": "object"}]}),
+    ] {
+        for body in [with_schema(&schema), with_tool(&schema)] {
+            let (status, answer, _) = chat(address, &body);
+            assert_eq!(status, 200, "{schema}: {answer}");
+        }
+    }
+    for format in
+        ["password", "binary", "byte", "path", "file-path", "uri-reference", "json-pointer"]
+    {
+        let schema = json!({"type": "string", "format": format});
+        assert_eq!(chat(address, &with_schema(&schema)).0, 200, "{format}");
+    }
 }
 
 /// Many clients with costly rules at once: each is answered or sent away, and others go on.

@@ -231,21 +231,20 @@ impl<'v> Shape<'v> {
             return Ok(*size);
         }
         self.sizes.insert(reference, 1);
-        let target = match reference {
-            "#" | "#/" => Some(self.root),
-            _ => reference.strip_prefix("#/").and_then(|path| find(self.root, path)),
-        };
         // The compiler says which reference it is that leads nowhere.
-        let Some(target) = target else { return Ok(1) };
+        let Some(target) = resolve(self.root, reference) else { return Ok(1) };
         let size = self.size_of(target, depth + 1)?;
         self.sizes.insert(reference, size);
         Ok(size)
     }
 }
 
-/// What a path leads to, by the names as they are written: so does the compiler.
-fn find<'v>(root: &'v Value, path: &str) -> Option<&'v Value> {
-    path.split('/').try_fold(root, |value, step| match value {
+/// What a reference leads to, by names as they are written: the compiler does the same.
+pub(super) fn resolve<'v>(root: &'v Value, reference: &str) -> Option<&'v Value> {
+    if ["#", "#/"].contains(&reference) {
+        return Some(root);
+    }
+    reference.strip_prefix("#/")?.split('/').try_fold(root, |value, step| match value {
         Value::Array(items) => items.get(step.parse::<usize>().ok()?),
         value => value.get(step),
     })

@@ -6,6 +6,7 @@
 //! many rules are compiled at once.
 
 mod bounds;
+mod dialect;
 mod turns;
 
 use std::fmt;
@@ -47,62 +48,63 @@ pub(crate) enum Rule {
 }
 
 impl Rule {
-    fn grammar(&self) -> TopLevelGrammar {
-        match self {
-            Self::Json(schema) => TopLevelGrammar::from_json_schema(with_form(schema.clone())),
-            Self::Regex(regex) => TopLevelGrammar::from_regex(regex),
+    /// What llguidance compiles, or why it must not.
+    fn grammar(&self) -> Result<TopLevelGrammar, String> {
+        Ok(match self {
+            Self::Json(schema) => {
+                bounds::check_sizes([schema])?;
+                TopLevelGrammar::from_json_schema(checked_schema(schema)?)
+            }
+            Self::Regex(regex) => {
+                bounds::check_expression(regex)?;
+                TopLevelGrammar::from_regex(regex)
+            }
             Self::Choice(texts) => {
+                bounds::check_choices(texts)?;
                 // Strings of the grammar's language are written as JSON's are.
                 let texts: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
                 TopLevelGrammar::from_lark(format!("start: {}", texts.join(" | ")))
             }
             Self::Call(tools) => {
-                let schema = with_form(calls_schema(tools));
+                bounds::check_sizes(tools)?;
+                let calls: Vec<Value> = tools.iter().enumerate().map(call_schema).collect();
+                let schema = checked_schema(&json!({"anyOf": calls}))?;
                 TopLevelGrammar::from_lark(format!(
                     "start: \"<tool_call>\\n\" call \"\\n</tool_call>\"\ncall: %json {schema}"
                 ))
             }
-        }
-    }
-
-    /// Refuses a rule that could cost more than a server can give.
-    fn check(&self) -> Result<(), String> {
-        match self {
-            Self::Json(schema) => {
-                bounds::check_sizes([schema])?;
-                bounds::check_shape(schema)
-            }
-            Self::Regex(regex) => bounds::check_expression(regex),
-            Self::Choice(texts) => bounds::check_choices(texts),
-            Self::Call(tools) => {
-                bounds::check_sizes(tools)?;
-                bounds::check_shape(&calls_schema(tools))
-            }
-        }
+        })
     }
 }
 
+/// A schema of a bounded size, rewritten for llguidance and checked again: what is rewritten may be
+/// larger.
+fn checked_schema(schema: &Value) -> Result<Value, String> {
+    bounds::check_shape(schema)?;
+    let schema = dialect::rewritten(schema);
+    bounds::check_sizes([&schema])?;
+    bounds::check_shape(&schema)?;
+    Ok(with_form(schema))
+}
+
 /// One line, one space after commas and colons: a small model must not lose itself in white space.
+/// Of `oneOf`, one option or more may hold: "one alone" cannot be followed token by token.
 fn with_form(mut schema: Value) -> Value {
     if let Some(schema) = schema.as_object_mut() {
         let form = json!({
             "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": ",
+            "coerce_one_of": true,
         });
         schema.insert("x-guidance".to_owned(), form);
     }
     schema
 }
 
-/// The schema of a call of any of these tools.
-fn calls_schema(tools: &[Value]) -> Value {
-    json!({"anyOf": tools.iter().enumerate().map(call_schema).collect::<Vec<_>>()})
-}
-
 /// The schema of a call of the tool that is the `index`-th of all.
 fn call_schema((index, tool): (usize, &Value)) -> Value {
     let name = tool.pointer("/function/name").unwrap_or(&Value::Null);
     let parameters = tool.pointer("/function/parameters").filter(|schema| schema.is_object());
-    let mut parameters = parameters.cloned().unwrap_or(json!({"type": "object"}));
+    let mut parameters = parameters.cloned().unwrap_or(json!({"properties": {}, "type": "object"}));
     move_references(&mut parameters, &format!("#/anyOf/{index}/properties/arguments"));
     json!({
         "type": "object",
@@ -161,12 +163,12 @@ impl Grammars {
 
     /// What follows a rule. It is compiled on a thread that has stack enough.
     pub(crate) fn compile(&self, rule: &Rule) -> Result<Box<dyn Constraint>, ApiError> {
-        rule.check().map_err(ApiError::invalid)?;
+        let grammar = rule.grammar().map_err(ApiError::invalid)?;
         let thread = std::thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES);
         let parser = std::thread::scope(|scope| {
-            let compiling = thread.spawn_scoped(scope, || {
+            let compiling = thread.spawn_scoped(scope, move || {
                 // What a parser was made from goes deep too, and is gone when this returns.
-                self.0.create_parser(rule.grammar()).map_err(|error| format!("{error:#}"))
+                self.0.create_parser(grammar).map_err(|error| format!("{error:#}"))
             });
             let busy = |_| ApiError::unavailable("there is no memory to compile the rule");
             let compiled = compiling.map_err(busy)?.join();
@@ -258,6 +260,27 @@ mod tests {
         let any = Rule::Json(json!({"type": "object"}));
         assert!(follows(&any, "{\"a\": [1, {\"b\": null}]}") && !follows(&any, "[1]"));
         assert!(!follows(&any, "{\"a\": \"<|im_end|>"), "a special token is no text");
+    }
+
+    #[test]
+    fn objects_have_the_properties_that_are_listed_and_no_others() {
+        let integer = json!({"type": "integer"});
+        let listed = Rule::Json(json!({"type": "object", "properties": {"a": integer}}));
+        assert!(follows(&listed, "{\"a\": 1}") && !follows(&listed, "{\"a\": 1, \"b\": 2}"));
+        let all = Rule::Json(json!({"allOf": [{"type": "object", "properties": {"a": integer}},
+            {"type": "object", "properties": {"b": integer}}]}));
+        assert!(follows(&all, "{\"a\": 1, \"b\": 2}"), "each leaves room for the other");
+        let named = json!({"type": "object", "propertyNames": {"enum": ["x.y", "z"]},
+            "additionalProperties": integer});
+        assert!(follows(&Rule::Json(named.clone()), "{\"x.y\": 1, \"z\": 2}"));
+        assert!(!follows(&Rule::Json(named), "{\"xzy\": 1}"));
+        let tool = json!({"type": "function", "function": {"name": "now"}});
+        let call = |arguments| {
+            let json = format!("{{\"name\": \"now\", \"arguments\": {arguments}}}");
+            format!("<tool_call>\n{json}\n</tool_call>")
+        };
+        let rule = Rule::Call(vec![tool]);
+        assert!(follows(&rule, &call("{}")) && !follows(&rule, &call("{\"a\": 1}")));
     }
 
     #[test]

@@ -24,10 +24,11 @@ const PATIENCE: Duration = Duration::from_secs(10);
 static TURNS: Semaphore = Semaphore::const_new(AT_ONCE);
 static QUEUE: Semaphore = Semaphore::const_new(PLACES);
 
-/// Compiles a rule when it is its turn.
+/// Compiles a rule when it is its turn. A refusal names `param`, the field that the rule comes from.
 pub(crate) async fn compile(
     model: Arc<ModelInfo>,
     rule: Rule,
+    param: &'static str,
 ) -> Result<Box<dyn Constraint>, ApiError> {
     let busy = "too many schemas, expressions and tools are being compiled; try again in a second";
     let busy = || ApiError::unavailable(busy);
@@ -37,7 +38,7 @@ pub(crate) async fn compile(
         // The turn lasts as long as the work, even if the client has left.
         tokio::task::spawn_blocking(move || {
             let _turn = turn;
-            model.constraint(&rule)
+            model.constraint(&rule).map_err(|error| error.param(param))
         })
         .await
     });
