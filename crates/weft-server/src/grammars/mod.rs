@@ -21,7 +21,7 @@ use weft_core::tokenizer::Tokenizer;
 
 use crate::api_error::ApiError;
 
-pub(crate) use self::turns::compile;
+pub(crate) use self::turns::{Turns, compile};
 
 /// The stack of a thread that compiles. A schema within the bounds takes a tenth of it at most, and
 /// only what is used is ever taken from the system.

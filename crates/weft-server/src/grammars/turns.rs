@@ -21,8 +21,17 @@ const PLACES: usize = 32;
 /// How long a client waits for its rule.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-static TURNS: Semaphore = Semaphore::const_new(AT_ONCE);
-static QUEUE: Semaphore = Semaphore::const_new(PLACES);
+/// Turns at one model's grammars.
+pub(crate) struct Turns {
+    turns: Arc<Semaphore>,
+    places: Semaphore,
+}
+
+impl Default for Turns {
+    fn default() -> Self {
+        Self { turns: Arc::new(Semaphore::new(AT_ONCE)), places: Semaphore::new(PLACES) }
+    }
+}
 
 /// Compiles a rule when it is its turn. A refusal names `param`, the field that the rule comes from.
 pub(crate) async fn compile(
@@ -32,10 +41,12 @@ pub(crate) async fn compile(
 ) -> Result<Box<dyn Constraint>, ApiError> {
     let busy = "too many schemas, expressions and tools are being compiled; try again in a second";
     let busy = || ApiError::unavailable(busy);
-    let _place = QUEUE.try_acquire().map_err(|_| busy())?;
+    let Turns { turns, places } = &model.turns;
+    let _place = places.try_acquire().map_err(|_| busy())?;
     let compiled = timeout(PATIENCE, async {
-        let turn = TURNS.acquire().await;
+        let turn = Arc::clone(turns).acquire_owned().await;
         // The turn lasts as long as the work, even if the client has left.
+        let model = Arc::clone(&model);
         tokio::task::spawn_blocking(move || {
             let _turn = turn;
             model.constraint(&rule).map_err(|error| error.param(param))
