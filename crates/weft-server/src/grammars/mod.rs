@@ -48,25 +48,28 @@ pub(crate) enum Rule {
 }
 
 impl Rule {
-    /// What llguidance compiles, or why it must not.
+    /// Refuses a rule that is too large. Takes a millisecond at most, however large it is.
+    fn check(&self) -> Result<(), ApiError> {
+        let checked = match self {
+            Self::Json(schema) => bounds::check_sizes([schema]),
+            Self::Regex(regex) => bounds::check_expression(regex),
+            Self::Choice(texts) => bounds::check_choices(texts),
+            Self::Call(tools) => bounds::check_sizes(tools),
+        };
+        checked.map_err(ApiError::invalid)
+    }
+
+    /// What llguidance compiles of a rule that is not too large, or why it must not.
     fn grammar(&self) -> Result<TopLevelGrammar, String> {
         Ok(match self {
-            Self::Json(schema) => {
-                bounds::check_sizes([schema])?;
-                TopLevelGrammar::from_json_schema(checked_schema(schema)?)
-            }
-            Self::Regex(regex) => {
-                bounds::check_expression(regex)?;
-                TopLevelGrammar::from_regex(regex)
-            }
+            Self::Json(schema) => TopLevelGrammar::from_json_schema(checked_schema(schema)?),
+            Self::Regex(regex) => TopLevelGrammar::from_regex(regex),
             Self::Choice(texts) => {
-                bounds::check_choices(texts)?;
                 // Strings of the grammar's language are written as JSON's are.
                 let texts: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
                 TopLevelGrammar::from_lark(format!("start: {}", texts.join(" | ")))
             }
             Self::Call(tools) => {
-                bounds::check_sizes(tools)?;
                 let calls: Vec<Value> = tools.iter().enumerate().map(call_schema).collect();
                 let schema = checked_schema(&json!({"anyOf": calls}))?;
                 TopLevelGrammar::from_lark(format!(
@@ -163,6 +166,7 @@ impl Grammars {
 
     /// What follows a rule. It is compiled on a thread that has stack enough.
     pub(crate) fn compile(&self, rule: &Rule) -> Result<Box<dyn Constraint>, ApiError> {
+        rule.check()?;
         let grammar = rule.grammar().map_err(ApiError::invalid)?;
         let thread = std::thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES);
         let parser = std::thread::scope(|scope| {

@@ -39,6 +39,8 @@ pub(crate) async fn compile(
     rule: Rule,
     param: &'static str,
 ) -> Result<Box<dyn Constraint>, ApiError> {
+    // A large rule does not wait: the queue would hold gigabytes.
+    rule.check().map_err(|error| error.param(param))?;
     let busy = "too many schemas, expressions and tools are being compiled; try again in a second";
     let busy = || ApiError::unavailable(busy);
     let Turns { turns, places } = &model.turns;
