@@ -11,7 +11,7 @@ use weft_core::sampling::{Constraint, GenerationConfig, Sampling};
 use weft_core::tokenizer::Tokenizer;
 
 use crate::api_error::ApiError;
-use crate::grammars::{Grammars, Rule};
+use crate::grammars::{Grammars, Rule, Turns};
 
 /// Why the engine could not be loaded.
 pub type LoadError = Box<dyn Error + Send + Sync>;
@@ -47,6 +47,7 @@ pub(crate) struct ModelInfo {
     /// The token that ends an answer, if the model has one.
     end: Option<u32>,
     grammars: OnceLock<Result<Grammars, ApiError>>,
+    pub(crate) turns: Turns,
 }
 
 impl ModelInfo {
@@ -65,6 +66,7 @@ impl ModelInfo {
             can_think: model.thinks(None),
             end: chat_end(model),
             grammars: OnceLock::new(),
+            turns: Turns::default(),
         }
     }
 

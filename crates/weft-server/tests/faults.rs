@@ -1,53 +1,16 @@
 //! The server on a device that computes nothing: what a stream says when the engine fails under it,
 //! and how it keeps quiet clients.
 
-use std::io::{BufRead, BufReader, Read, Write};
+mod harness;
+
+use std::io::{BufRead, BufReader, Read};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use weft_server::{Loaded, Options, Server};
+use weft_testing::stub::Control;
 
-use weft_testing::stub::{self, Control};
-
-/// A server whose engine is under our control; it lives as long as the test's process.
-fn serve() -> (SocketAddr, Arc<Control>) {
-    let control = Arc::new(Control::default());
-    control.step_us.store(500, Ordering::Relaxed);
-    let server = Server::bind(Options::new("127.0.0.1:0".parse().unwrap()), |_| {}).unwrap();
-    let address = server.address().unwrap();
-    let in_server = Arc::clone(&control);
-    std::thread::spawn(move || {
-        server.run(Box::new(move || {
-            let model = stub::model();
-            let engine = stub::engine(&model, "a", &in_server);
-            Ok(Loaded { id: "stub".into(), model, engine, shelf: None })
-        }))
-    });
-    while !get(address, "/health").starts_with("HTTP/1.1 200") {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    (address, control)
-}
-
-fn send(address: SocketAddr, method: &str, path: &str, body: &str) -> TcpStream {
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-    let n = body.len();
-    let head = format!(
-        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
-         Content-Type: application/json\r\nContent-Length: {n}\r\n\r\n{body}"
-    );
-    stream.write_all(head.as_bytes()).unwrap();
-    stream
-}
-
-fn get(address: SocketAddr, path: &str) -> String {
-    let mut answer = String::new();
-    send(address, "GET", path, "").read_to_string(&mut answer).unwrap();
-    answer
-}
+use self::harness::{get, send, serve};
 
 fn ask(address: SocketAddr, max_tokens: usize) -> BufReader<TcpStream> {
     let body = format!(

@@ -125,6 +125,14 @@ impl ChatRequest {
         }
     }
 
+    /// The field that the rule comes from.
+    pub(crate) fn rule_param(&self) -> &'static str {
+        match &self.chat.tool_choice {
+            Some(ToolChoice::Required | ToolChoice::Named(_)) => "tools",
+            _ => self.format.param(),
+        }
+    }
+
     fn thinking(&self) -> Result<Option<bool>, ApiError> {
         let kwargs = self.chat.chat_template_kwargs.as_ref();
         match kwargs.and_then(|kwargs| kwargs.get("enable_thinking")) {

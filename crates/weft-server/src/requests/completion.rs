@@ -104,6 +104,11 @@ impl CompletionRequest {
         self.format.rule()
     }
 
+    /// The field that the rule comes from.
+    pub(crate) fn rule_param(&self) -> &'static str {
+        self.format.param()
+    }
+
     /// Whether the answer begins with the prompt.
     pub(crate) fn echoes(&self) -> bool {
         self.completion.echo.unwrap_or(false)

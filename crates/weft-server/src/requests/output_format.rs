@@ -39,6 +39,15 @@ impl OutputFormat {
         self.rules().next()
     }
 
+    /// The field that the rule comes from.
+    pub(crate) fn param(&self) -> &'static str {
+        match (&self.response_format, &self.structured_outputs) {
+            (Some(ResponseFormat::Json(_)), _) => "response_format",
+            (_, Some(_)) => "structured_outputs",
+            _ => "json_schema",
+        }
+    }
+
     fn rules(&self) -> impl Iterator<Item = Rule> {
         let format = match &self.response_format {
             Some(ResponseFormat::Json(schema)) => Some(Rule::Json(schema.clone())),

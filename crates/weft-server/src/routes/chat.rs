@@ -11,8 +11,8 @@ use weft_core::engine::{Cancel, Request};
 use weft_core::sampling::Constraint;
 
 use crate::api_error::ApiError;
-use crate::app::{App, SLOW, off_thread};
-use crate::grammars::Rule;
+use crate::app::{App, off_thread};
+use crate::grammars::{self, Rule};
 use crate::http::Body;
 use crate::model_info::ModelInfo;
 use crate::requests::ChatRequest;
@@ -29,14 +29,14 @@ pub(super) async fn create(
     let sampling = body.value.sampling(&model)?;
     let (choices, streams) = (settings.choices(), settings.streams());
     let (use_cache, includes_usage) = (settings.uses_cache(), settings.includes_usage());
-    let rule = body.value.rule();
+    let (rule, rule_param) = (body.value.rule(), body.value.rule_param());
     let tools = match &rule {
         Some(Rule::Call(_)) => ToolMode::Required,
         _ if body.value.tools().0.is_empty() => ToolMode::None,
         _ => ToolMode::Auto,
     };
     let prompt = compose(&app, &model, body).await?;
-    let constraint = compile_rule(&model, rule).await?;
+    let constraint = compile_rule(&model, rule, rule_param).await?;
     let options = ChatOptions {
         choices,
         prompt_end: &prompt.end_text(&model.tokenizer),
@@ -64,14 +64,16 @@ pub(super) fn answer_jobs(request: &Request, choices: usize) -> Vec<Job> {
     request.sampling.samples(choices).map(answer).collect()
 }
 
-/// Compiles a rule for the answer, if there is one.
+/// Compiles a rule for the answer, if there is one. `param` is the field that it comes from.
 pub(super) async fn compile_rule(
     model: &Arc<ModelInfo>,
     rule: Option<Rule>,
+    param: &'static str,
 ) -> Result<Option<Box<dyn Constraint>>, ApiError> {
-    let Some(rule) = rule else { return Ok(None) };
-    let model = Arc::clone(model);
-    off_thread(SLOW, move || model.constraint(&rule).map(Some)).await
+    match rule {
+        Some(rule) => grammars::compile(Arc::clone(model), rule, param).await.map(Some),
+        None => Ok(None),
+    }
 }
 
 /// The prompt of a chat, with its chunks.

@@ -27,7 +27,7 @@ pub(super) async fn create(
         move || Ok((request.compose(&model)?, request))
     };
     let (prompts, request) = off_thread(bytes, compose).await?;
-    let constraint = compile_rule(&model, request.rule()).await?;
+    let constraint = compile_rule(&model, request.rule(), request.rule_param()).await?;
     let settings = &request.settings;
     let per_prompt = settings.choices();
     let options = CompletionOptions {

@@ -2,7 +2,12 @@
 //!
 //! llguidance turns a rule into a grammar and returns, token by token, which tokens may follow. It
 //! gets the vocabulary from our tokenizer. Special tokens are marked, so that text in a rule never
-//! matches one. llguidance's limits bound the cost of an untrusted schema.
+//! matches one. `bounds` and llguidance's own limits bound the cost of an untrusted rule; `turns`
+//! bounds how many rules are compiled at once.
+
+mod bounds;
+mod dialect;
+mod turns;
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,17 +15,24 @@ use std::sync::Arc;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use weft_core::sampling::Constraint;
 use weft_core::tokenizer::Tokenizer;
 
 use crate::api_error::ApiError;
 
-/// Bytes of the largest rule: a schema as JSON, a regular expression, or all choices together.
-const MAX_RULE_BYTES: usize = 256 << 10;
+pub(crate) use self::turns::{Turns, compile};
 
-/// The most properties of a schema, over all its objects: compile time grows with their square.
-const MAX_PROPERTIES: usize = 1000;
+/// The stack of a thread that compiles. A schema within the bounds takes a tenth of it at most, and
+/// only what is used is ever taken from the system.
+const STACK_BYTES: usize = 256 << 20;
+/// llguidance's limits, where its own are too large for a server. States of the lexer stay as long
+/// as an answer and take 1 to 2 kB each.
+const MAX_LEXER_STATES: usize = 50_000;
+const MAX_GRAMMAR_SYMBOLS: usize = 100_000;
+/// As many as the properties and choices that may be need at once; llguidance's 2000 end an answer
+/// that has more.
+const MAX_ITEMS: usize = 20_000;
 
 /// What an answer must match.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,9 +48,21 @@ pub(crate) enum Rule {
 }
 
 impl Rule {
-    fn grammar(&self) -> TopLevelGrammar {
-        match self {
-            Self::Json(schema) => TopLevelGrammar::from_json_schema(with_form(schema.clone())),
+    /// Refuses a rule that is too large. Takes a millisecond at most, however large it is.
+    fn check(&self) -> Result<(), ApiError> {
+        let checked = match self {
+            Self::Json(schema) => bounds::check_sizes([schema]),
+            Self::Regex(regex) => bounds::check_expression(regex),
+            Self::Choice(texts) => bounds::check_choices(texts),
+            Self::Call(tools) => bounds::check_sizes(tools),
+        };
+        checked.map_err(ApiError::invalid)
+    }
+
+    /// What llguidance compiles of a rule that is not too large, or why it must not.
+    fn grammar(&self) -> Result<TopLevelGrammar, String> {
+        Ok(match self {
+            Self::Json(schema) => TopLevelGrammar::from_json_schema(checked_schema(schema)?),
             Self::Regex(regex) => TopLevelGrammar::from_regex(regex),
             Self::Choice(texts) => {
                 // The grammar language writes strings as JSON does.
@@ -47,49 +71,32 @@ impl Rule {
             }
             Self::Call(tools) => {
                 let calls: Vec<Value> = tools.iter().enumerate().map(call_schema).collect();
-                let schema = with_form(json!({"anyOf": calls}));
+                let schema = checked_schema(&json!({"anyOf": calls}))?;
                 TopLevelGrammar::from_lark(format!(
                     "start: \"<tool_call>\\n\" call \"\\n</tool_call>\"\ncall: %json {schema}"
                 ))
             }
-        }
-    }
-
-    fn bytes(&self) -> usize {
-        match self {
-            Self::Json(schema) => schema.to_string().len(),
-            Self::Regex(regex) => regex.len(),
-            Self::Choice(texts) => texts.iter().map(String::len).sum(),
-            Self::Call(tools) => tools.iter().map(|tool| tool.to_string().len()).sum(),
-        }
-    }
-
-    fn properties(&self) -> usize {
-        match self {
-            Self::Json(schema) => n_properties(schema),
-            Self::Call(tools) => tools.iter().map(n_properties).sum(),
-            Self::Regex(_) | Self::Choice(_) => 0,
-        }
+        })
     }
 }
 
-fn n_properties(schema: &Value) -> usize {
-    match schema {
-        Value::Array(items) => items.iter().map(n_properties).sum(),
-        Value::Object(fields) => {
-            let own = schema.get("properties").and_then(Value::as_object).map_or(0, Map::len);
-            own + fields.values().map(n_properties).sum::<usize>()
-        }
-        _ => 0,
-    }
+/// A schema of a bounded size, rewritten for llguidance and checked again: what is rewritten may be
+/// larger.
+fn checked_schema(schema: &Value) -> Result<Value, String> {
+    bounds::check_shape(schema)?;
+    let schema = dialect::rewritten(schema);
+    bounds::check_sizes([&schema])?;
+    bounds::check_shape(&schema)?;
+    Ok(with_form(schema))
 }
 
-/// One line, one space after commas and colons: otherwise a small model may write white space
-/// without end.
+/// One line, one space after commas and colons: a small model must not lose itself in white space.
+/// Of `oneOf`, one option or more may hold: "one alone" cannot be followed token by token.
 fn with_form(mut schema: Value) -> Value {
     if let Some(schema) = schema.as_object_mut() {
         let form = json!({
             "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": ",
+            "coerce_one_of": true,
         });
         schema.insert("x-guidance".to_owned(), form);
     }
@@ -100,7 +107,7 @@ fn with_form(mut schema: Value) -> Value {
 fn call_schema((index, tool): (usize, &Value)) -> Value {
     let name = tool.pointer("/function/name").unwrap_or(&Value::Null);
     let parameters = tool.pointer("/function/parameters").filter(|schema| schema.is_object());
-    let mut parameters = parameters.cloned().unwrap_or(json!({"type": "object"}));
+    let mut parameters = parameters.cloned().unwrap_or(json!({"properties": {}, "type": "object"}));
     move_references(&mut parameters, &format!("#/anyOf/{index}/properties/arguments"));
     json!({
         "type": "object",
@@ -149,27 +156,30 @@ impl Grammars {
         let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
             .map_err(|_| ApiError::fault("this model's tokens cannot be constrained"))?;
         factory.quiet();
-        factory.limits_mut().verbose_errors = false;
+        let limits = factory.limits_mut();
+        limits.verbose_errors = false;
+        limits.max_lexer_states = MAX_LEXER_STATES;
+        limits.max_grammar_size = MAX_GRAMMAR_SYMBOLS;
+        limits.max_items_in_row = MAX_ITEMS;
         Ok(Self(factory))
     }
 
-    /// Compiles a rule into a grammar.
+    /// What follows a rule. It is compiled on a thread that has stack enough.
     pub(crate) fn compile(&self, rule: &Rule) -> Result<Box<dyn Constraint>, ApiError> {
-        let bytes = rule.bytes();
-        if bytes > MAX_RULE_BYTES {
-            let message = format!("the rule has {bytes} bytes, and the limit is {MAX_RULE_BYTES}");
-            return Err(ApiError::invalid(message));
-        }
-        let properties = rule.properties();
-        if properties > MAX_PROPERTIES {
-            let message = format!(
-                "the schemas have {properties} properties, and the limit is {MAX_PROPERTIES}"
-            );
-            return Err(ApiError::invalid(message));
-        }
-        let parser = self.0.create_parser(rule.grammar());
+        rule.check()?;
+        let grammar = rule.grammar().map_err(ApiError::invalid)?;
+        let thread = std::thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES);
+        let parser = std::thread::scope(|scope| {
+            let compiling = thread.spawn_scoped(scope, move || {
+                // What a parser was made from goes deep too, and is gone when this returns.
+                self.0.create_parser(grammar).map_err(|error| format!("{error:#}"))
+            });
+            let busy = |_| ApiError::unavailable("there is no memory to compile the rule");
+            let compiled = compiling.map_err(busy)?.join();
+            compiled.map_err(|_| ApiError::invalid("the rule for the answer cannot be compiled"))
+        })?;
         let parser = parser.map_err(|error| {
-            ApiError::invalid(format!("the rule for the answer cannot be followed: {error:#}"))
+            ApiError::invalid(format!("the rule for the answer cannot be followed: {error}"))
         })?;
         Ok(Box::new(Follower(Matcher::new(Ok(parser)))))
     }
@@ -219,7 +229,7 @@ mod tests {
     const END: &str = "<|im_end|>";
 
     fn tokenizer() -> Tokenizer {
-        let json = include_bytes!("../../../assets/weft-tiny/tokenizer.json");
+        let json = include_bytes!("../../../../assets/weft-tiny/tokenizer.json");
         Tokenizer::from_bytes(json).unwrap()
     }
 
@@ -255,6 +265,27 @@ mod tests {
         let any = Rule::Json(json!({"type": "object"}));
         assert!(follows(&any, "{\"a\": [1, {\"b\": null}]}") && !follows(&any, "[1]"));
         assert!(!follows(&any, "{\"a\": \"<|im_end|>"), "a special token is not text");
+    }
+
+    #[test]
+    fn objects_have_the_properties_that_are_listed_and_no_others() {
+        let integer = json!({"type": "integer"});
+        let listed = Rule::Json(json!({"type": "object", "properties": {"a": integer}}));
+        assert!(follows(&listed, "{\"a\": 1}") && !follows(&listed, "{\"a\": 1, \"b\": 2}"));
+        let all = Rule::Json(json!({"allOf": [{"type": "object", "properties": {"a": integer}},
+            {"type": "object", "properties": {"b": integer}}]}));
+        assert!(follows(&all, "{\"a\": 1, \"b\": 2}"), "each leaves room for the other");
+        let named = json!({"type": "object", "propertyNames": {"enum": ["x.y", "z"]},
+            "additionalProperties": integer});
+        assert!(follows(&Rule::Json(named.clone()), "{\"x.y\": 1, \"z\": 2}"));
+        assert!(!follows(&Rule::Json(named), "{\"xzy\": 1}"));
+        let tool = json!({"type": "function", "function": {"name": "now"}});
+        let call = |arguments| {
+            let json = format!("{{\"name\": \"now\", \"arguments\": {arguments}}}");
+            format!("<tool_call>\n{json}\n</tool_call>")
+        };
+        let rule = Rule::Call(vec![tool]);
+        assert!(follows(&rule, &call("{}")) && !follows(&rule, &call("{\"a\": 1}")));
     }
 
     #[test]
@@ -295,7 +326,7 @@ mod tests {
     fn what_is_no_schema_is_refused() {
         let tokenizer = tokenizer();
         let grammars = Grammars::new(&tokenizer, tokenizer.id_of(END).unwrap()).unwrap();
-        let huge = json!({"const": "x".repeat(MAX_RULE_BYTES)});
+        let huge = json!({"const": "x".repeat(bounds::MAX_TEXT_BYTES + 1)});
         for wrong in [json!({"type": "king"}), json!({"$ref": "http://evil.com/x"}), huge] {
             assert!(grammars.compile(&Rule::Json(wrong.clone())).is_err(), "{wrong}");
         }
@@ -305,8 +336,9 @@ mod tests {
             let fields = (0..n).map(|i| (format!("p{i}"), json!({"type": "null"})));
             json!({"anyOf": [{"type": "object", "properties": Value::Object(fields.collect())}]})
         };
-        assert!(grammars.compile(&Rule::Json(object(MAX_PROPERTIES))).is_ok());
-        let refused = grammars.compile(&Rule::Json(object(MAX_PROPERTIES + 1))).unwrap_err();
+        assert!(grammars.compile(&Rule::Json(object(bounds::MAX_PROPERTIES))).is_ok());
+        let refused =
+            grammars.compile(&Rule::Json(object(bounds::MAX_PROPERTIES + 1))).unwrap_err();
         assert!(format!("{refused:?}").contains("1001 properties"), "{refused:?}");
     }
 }

@@ -1,0 +1,264 @@
+//! What a rule may cost, checked before it is compiled.
+//!
+//! llguidance compiles schemas by recursion, writes out every combination of schemas that must hold
+//! together, and takes memory in proportion to the square of an expression's length. A stack or a
+//! memory that overflows ends the process, so a rule that could get there is refused here. Nothing
+//! here goes deeper than the bounds: sizes are counted with a list, and the walk along references
+//! stops at [`MAX_DEPTH`].
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value};
+
+/// Bytes of a rule: all texts of a schema, an expression, all choices together.
+pub(super) const MAX_BYTES: usize = 256 << 10;
+/// Bytes of one expression: the time and memory that it takes grow with their square.
+pub(super) const MAX_EXPRESSION_BYTES: usize = 2 << 10;
+/// Bytes of all expressions of a schema together.
+pub(super) const MAX_EXPRESSIONS_BYTES: usize = 8 << 10;
+/// Bytes of one text that is to be written as it stands. Following it takes its square in memory.
+pub(super) const MAX_TEXT_BYTES: usize = 8 << 10;
+/// Texts to choose from.
+pub(super) const MAX_CHOICES: usize = 2000;
+/// Values of a schema: objects, lists, texts, numbers.
+pub(super) const MAX_VALUES: usize = 10_000;
+/// Properties over all objects of a schema. The time that a grammar takes grows with their square.
+pub(super) const MAX_PROPERTIES: usize = 1000;
+/// Patterns for names of properties. Each is compared with each.
+pub(super) const MAX_PATTERN_PROPERTIES: usize = 32;
+/// Schemas inside each other, references followed.
+pub(super) const MAX_DEPTH: usize = 256;
+/// Schemas that are written out because several must hold at once.
+pub(super) const MAX_COMBINATIONS: u64 = 50_000;
+
+/// Keywords of a schema that only describe.
+const ANNOTATIONS: [&str; 15] = [
+    "$anchor",
+    "$defs",
+    "definitions",
+    "$schema",
+    "$id",
+    "id",
+    "$comment",
+    "title",
+    "description",
+    "default",
+    "readOnly",
+    "writeOnly",
+    "examples",
+    "contentMediaType",
+    "contentEncoding",
+];
+
+fn within(n: usize, max: usize, who: &str, what: &str) -> Result<(), String> {
+    if n <= max { Ok(()) } else { Err(format!("{who} {n} {what}, and at most {max} may be")) }
+}
+
+/// Checks an expression that an answer has to match.
+pub(super) fn check_expression(regex: &str) -> Result<(), String> {
+    let n = regex.len();
+    within(n, MAX_EXPRESSION_BYTES, "the expression has", "bytes")
+}
+
+/// Checks texts of which an answer has to be one.
+pub(super) fn check_choices(texts: &[String]) -> Result<(), String> {
+    let (n, bytes) = (texts.len(), texts.iter().map(String::len).sum::<usize>());
+    within(n, MAX_CHOICES, "there are", "choices")?;
+    within(bytes, MAX_BYTES, "the choices have", "bytes")?;
+    let longest = texts.iter().map(String::len).max().unwrap_or_default();
+    within(longest, MAX_TEXT_BYTES, "a choice has", "bytes")
+}
+
+/// Checks how large schemas are. Stops at the first bound that is passed.
+pub(super) fn check_sizes<'v>(schemas: impl IntoIterator<Item = &'v Value>) -> Result<(), String> {
+    let mut sizes = Sizes::default();
+    let mut left: Vec<&Value> = schemas.into_iter().collect();
+    while let Some(value) = left.pop() {
+        sizes.values += 1;
+        match value {
+            Value::Array(items) => left.extend(items),
+            Value::Object(fields) => {
+                sizes.add_fields(fields)?;
+                left.extend(fields.values());
+            }
+            Value::String(text) => sizes.add_text(text)?,
+            _ => sizes.bytes += 8,
+        }
+        // What waits is counted too, or a long list would be walked to its end.
+        let n = sizes.values + left.len();
+        within(n, MAX_VALUES, "the schema has", "values or more")?;
+    }
+    Ok(())
+}
+
+#[derive(Default)]
+struct Sizes {
+    values: usize,
+    bytes: usize,
+    properties: usize,
+    pattern_properties: usize,
+    expression_bytes: usize,
+}
+
+impl Sizes {
+    fn add_text(&mut self, text: &str) -> Result<(), String> {
+        self.bytes += text.len();
+        let n = self.bytes;
+        within(n, MAX_BYTES, "the schema has", "bytes or more")
+    }
+
+    fn add_fields(&mut self, fields: &Map<String, Value>) -> Result<(), String> {
+        for (key, value) in fields {
+            self.add_text(key)?;
+            within(key.len(), MAX_TEXT_BYTES, "a name has", "bytes")?;
+            match (key.as_str(), value) {
+                ("properties", Value::Object(properties)) => self.properties += properties.len(),
+                ("patternProperties", Value::Object(patterns)) => {
+                    self.pattern_properties += patterns.len();
+                    patterns.keys().try_for_each(|pattern| self.add_expression(pattern))?;
+                }
+                ("pattern", Value::String(pattern)) => self.add_expression(pattern)?,
+                ("const", Value::String(text)) => check_text(text)?,
+                ("enum", Value::Array(texts)) => {
+                    texts.iter().filter_map(Value::as_str).try_for_each(check_text)?;
+                }
+                _ => {}
+            }
+        }
+        let n = self.properties;
+        within(n, MAX_PROPERTIES, "the schemas have", "properties")?;
+        let n = self.pattern_properties;
+        within(n, MAX_PATTERN_PROPERTIES, "there are", "patterns for properties")
+    }
+
+    fn add_expression(&mut self, regex: &str) -> Result<(), String> {
+        check_expression(regex)?;
+        self.expression_bytes += regex.len();
+        let n = self.expression_bytes;
+        within(n, MAX_EXPRESSIONS_BYTES, "the expressions of the schema have", "bytes or more")
+    }
+}
+
+fn check_text(text: &str) -> Result<(), String> {
+    within(text.len(), MAX_TEXT_BYTES, "a text has", "bytes")
+}
+
+/// Checks how deep a schema goes if its references are followed, and how many schemas are written
+/// out where several must hold at once.
+pub(super) fn check_shape(root: &Value) -> Result<(), String> {
+    Shape { root, sizes: HashMap::new(), combinations: 0 }.size_of(root, 1).map(drop)
+}
+
+/// A walk along references, each followed once: the compiler does the same.
+struct Shape<'v> {
+    root: &'v Value,
+    /// The size of what a reference leads to. Inside itself it counts as one schema.
+    sizes: HashMap<&'v str, u64>,
+    combinations: u64,
+}
+
+impl<'v> Shape<'v> {
+    /// The number of schemas that this one comes to if every reference in it is written out.
+    fn size_of(&mut self, schema: &'v Value, depth: usize) -> Result<u64, String> {
+        within(depth, MAX_DEPTH, "the schema, references followed, goes", "levels deep or more")?;
+        let Some(fields) = schema.as_object() else { return Ok(1) };
+        // The keywords between two of these are one part; all parts hold at once.
+        let mut parts = Vec::new();
+        let mut plain: Option<u64> = None;
+        for (key, value) in fields {
+            if ANNOTATIONS.contains(&key.as_str()) {
+                continue;
+            }
+            let part = match (key.as_str(), value) {
+                ("$ref", Value::String(reference)) => self.target_size(reference, depth)?,
+                ("const" | "enum", value) => n_values(value),
+                ("anyOf" | "oneOf", Value::Array(options)) => self.sum(options, depth)?,
+                ("allOf", Value::Array(all)) => {
+                    for schema in all {
+                        parts.extend(plain.take());
+                        parts.push(self.size_of(schema, depth + 1)?);
+                    }
+                    continue;
+                }
+                (key, value) => {
+                    let size = self.keyword_size(key, value, depth)?;
+                    plain = Some(plain.unwrap_or(1).saturating_add(size));
+                    continue;
+                }
+            };
+            parts.extend(plain.take());
+            parts.push(part);
+        }
+        parts.extend(plain);
+        let size = parts.iter().fold(1, |size: u64, part| size.saturating_mul(*part));
+        if parts.len() > 1 {
+            self.combinations = self.combinations.saturating_add(size);
+            if self.combinations > MAX_COMBINATIONS {
+                return Err(format!(
+                    "the schemas that must hold at once (allOf, or anyOf, oneOf and $ref beside \
+                     other keywords) make more than {MAX_COMBINATIONS} combinations"
+                ));
+            }
+        }
+        Ok(size)
+    }
+
+    fn keyword_size(&mut self, key: &str, value: &'v Value, depth: usize) -> Result<u64, String> {
+        match (key, value) {
+            ("properties" | "patternProperties", Value::Object(fields)) => {
+                self.sum(fields.values(), depth)
+            }
+            ("items" | "prefixItems", Value::Array(items)) => self.sum(items, depth),
+            ("items" | "additionalItems" | "additionalProperties", value) => {
+                self.size_of(value, depth + 1)
+            }
+            _ => Ok(0),
+        }
+    }
+
+    fn sum(
+        &mut self,
+        schemas: impl IntoIterator<Item = &'v Value>,
+        depth: usize,
+    ) -> Result<u64, String> {
+        schemas.into_iter().try_fold(1, |sum: u64, schema| {
+            Ok(sum.saturating_add(self.size_of(schema, depth + 1)?))
+        })
+    }
+
+    fn target_size(&mut self, reference: &'v str, depth: usize) -> Result<u64, String> {
+        if let Some(size) = self.sizes.get(reference) {
+            return Ok(*size);
+        }
+        self.sizes.insert(reference, 1);
+        // The compiler says which reference it is that leads nowhere.
+        let Some(target) = resolve(self.root, reference) else { return Ok(1) };
+        let size = self.size_of(target, depth + 1)?;
+        self.sizes.insert(reference, size);
+        Ok(size)
+    }
+}
+
+/// What a reference leads to, by names as they are written: the compiler does the same.
+pub(super) fn resolve<'v>(root: &'v Value, reference: &str) -> Option<&'v Value> {
+    if ["#", "#/"].contains(&reference) {
+        return Some(root);
+    }
+    reference.strip_prefix("#/")?.split('/').try_fold(root, |value, step| match value {
+        Value::Array(items) => items.get(step.parse::<usize>().ok()?),
+        value => value.get(step),
+    })
+}
+
+fn n_values(value: &Value) -> u64 {
+    let (mut n, mut left) = (0, vec![value]);
+    while let Some(value) = left.pop() {
+        n += 1;
+        match value {
+            Value::Array(items) => left.extend(items),
+            Value::Object(fields) => left.extend(fields.values()),
+            _ => {}
+        }
+    }
+    n
+}
