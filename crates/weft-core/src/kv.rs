@@ -16,6 +16,11 @@ pub type PageId = u32;
 /// One row in a device's KV memory: page · [`PAGE_ROWS`] + row in the page.
 pub type Slot = u32;
 
+/// The slot of row `row` of a list of pages.
+pub(crate) fn slot(pages: &[PageId], row: usize) -> Slot {
+    pages[row / PAGE_ROWS] * PAGE_ROWS as Slot + (row % PAGE_ROWS) as Slot
+}
+
 /// The number of pages for `rows` rows.
 pub const fn pages_for(rows: usize) -> usize {
     rows.div_ceil(PAGE_ROWS)

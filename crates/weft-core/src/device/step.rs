@@ -4,7 +4,7 @@
 
 use super::{Limits, MAX_LANES, MAX_MARKS, MAX_SPANS};
 use crate::config::Config;
-use crate::kv::{PAGE_ROWS, PageId, Slot, pages_for};
+use crate::kv::{PAGE_ROWS, PageId, Slot, pages_for, slot};
 use crate::plan::Work;
 
 /// Consecutive rows of stored keys and values, placed at some position of a context.
@@ -34,10 +34,6 @@ impl Span {
     pub fn slot(&self, row: usize) -> Slot {
         slot(&self.pages, self.first_row + row)
     }
-}
-
-fn slot(pages: &[PageId], row: usize) -> Slot {
-    pages[row / PAGE_ROWS] * PAGE_ROWS as Slot + (row % PAGE_ROWS) as Slot
 }
 
 /// The tokens of a lane that need logits.

@@ -9,7 +9,7 @@ use super::placement::{Placement, PlannedNode};
 use crate::cache::{Begin, Cache, Gone, NewNode, NodeId};
 use crate::chunk::{Composition, Repair, Reuse, Tier};
 use crate::device::{Device, Span};
-use crate::kv::{OutOfPages, PAGE_ROWS, PageId, Slot, pages_for};
+use crate::kv::{OutOfPages, PAGE_ROWS, PageId, Slot, pages_for, slot};
 use crate::store::KvKey;
 
 /// A cache node as one prompt uses it: all its rows or the first ones.
@@ -50,8 +50,7 @@ impl HeldNode {
 
     /// The slot of row `row`.
     pub(super) fn slot(&self, row: usize) -> Slot {
-        let row = self.lead + row;
-        self.pages[row / PAGE_ROWS] * PAGE_ROWS as Slot + (row % PAGE_ROWS) as Slot
+        slot(&self.pages, self.lead + row)
     }
 
     /// Adds its rows at their place in the prompt, after those of the nodes before.

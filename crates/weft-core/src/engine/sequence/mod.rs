@@ -20,7 +20,7 @@ use super::{Cancel, Event, FinishReason, Finished, LaneId, Results, Stats};
 use crate::cache::{Cache, NewNode};
 use crate::chunk::{Composition, Piece, Tier};
 use crate::device::{Device, Lane, Outputs, Span};
-use crate::kv::{PAGE_ROWS, PageId, Slot, pages_for};
+use crate::kv::{PAGE_ROWS, PageId, Slot, pages_for, slot};
 use crate::sampling::{Sampler, SamplingError};
 use crate::tokenizer::Tokenizer;
 
@@ -273,8 +273,7 @@ impl Sequence {
         if is_first {
             self.add_spans(self.nodes.len());
         }
-        let slot =
-            self.answer.pages[row / PAGE_ROWS] * PAGE_ROWS as Slot + (row % PAGE_ROWS) as Slot;
+        let slot = slot(&self.answer.pages, row);
         self.step.push(self.tokens[position], position, position, slot);
         self.step.outputs = Outputs::Last;
         if is_again {
