@@ -3,6 +3,8 @@
 //! A device reads each tensor once, row by row, and stores it in its own layout. Nothing here holds
 //! a whole model. The sources are [`Safetensors`] files and [`RandomWeights`].
 
+mod form;
+mod forms;
 mod header;
 mod random;
 mod safetensors;
@@ -11,6 +13,10 @@ mod tensor;
 
 use thiserror::Error;
 
+pub use self::form::{
+    Code, Coded, CodedRow, Form, Offset, Offsets, Scale, Scales, Table, UNIT_COLUMNS, fp8,
+};
+pub use self::forms::Forms;
 pub use self::random::RandomWeights;
 pub use self::safetensors::Safetensors;
 pub(crate) use self::shards::other_weight_files;
@@ -19,12 +25,30 @@ pub use self::tensor::{LayerTensor, Tensor, TensorShape, parameters, tensors};
 
 /// A source of weights. Several threads may read different tensors at once.
 pub trait Weights: Sync {
-    /// Calls `visit(row, values)` for each row of the tensor, in order. A vector is one row.
+    /// Calls `visit(row, values)` for each row of the tensor, in order. A vector is one row. The
+    /// rows of a coded matrix are widened to f32.
     fn read(
         &self,
         tensor: Tensor,
         visit: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), WeightsError>;
+
+    /// The form of a tensor. Vectors are plain.
+    fn form(&self, _tensor: Tensor) -> Form {
+        Form::Plain
+    }
+
+    /// Calls `visit(row, codes)` for each row of a coded matrix, in order.
+    ///
+    /// # Panics
+    /// If the tensor's form is plain.
+    fn read_coded(
+        &self,
+        tensor: Tensor,
+        _visit: &mut dyn FnMut(usize, &CodedRow<'_>),
+    ) -> Result<(), WeightsError> {
+        panic!("{tensor:?} is plain");
+    }
 
     /// A hash that differs if any tensor differs.
     fn fingerprint(&self) -> [u8; 32];
