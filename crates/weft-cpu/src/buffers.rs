@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use half::bf16;
+use half::vec::HalfBitsVecExt;
 use weft_core::config::Config;
 use weft_core::device::{Buffer, Limits};
 use weft_core::kv::{PAGE_ROWS, PageId, Slot};
@@ -21,7 +22,9 @@ pub(crate) struct Activations {
 impl Activations {
     fn new(tokens: usize, width: usize) -> Self {
         let stride = width.next_multiple_of(2);
-        Self { values: vec![bf16::ZERO; tokens * stride], width, stride }
+        // Zero bits take memory when they are first written.
+        let values = vec![0; tokens * stride].reinterpret_into();
+        Self { values, width, stride }
     }
 
     pub(crate) fn all_mut(&mut self) -> &mut [bf16] {

@@ -1,60 +1,57 @@
-//! Memory for the kernels: aligned to cache lines, on huge pages if the system has them, and shared
-//! between threads that write disjoint parts.
-
-use std::mem::MaybeUninit;
+//! Memory for the kernels: aligned to cache lines, on huge pages if the system has them, resident
+//! when it is first used, and shared between threads that write disjoint parts.
 
 use half::bf16;
+use half::slice::HalfBitsSliceExt;
 
 /// Elements of one cache line.
 pub(crate) const LINE: usize = 32;
 
-/// A cache line of bf16 numbers.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([bf16; LINE]);
-
-/// bf16 numbers that start on a cache line.
-pub(crate) struct Lines(Vec<Line>);
+/// bf16 numbers that start on a cache line. They take memory when they are first written, not when
+/// they are allocated.
+pub(crate) struct Lines {
+    /// The numbers' bits, with spare elements in front.
+    bits: Vec<u16>,
+    start: usize,
+    len: usize,
+}
 
 impl Lines {
-    /// `len` zeros.
+    /// `len` zeros, rounded up to whole cache lines.
     pub(crate) fn zeroed(len: usize) -> Self {
-        let n_lines = len.div_ceil(LINE);
-        let mut lines = Vec::with_capacity(n_lines);
+        let len = len.next_multiple_of(LINE);
+        // The system's zero pages. An allocation with an alignment would be filled by hand.
+        let bits = vec![0; len + LINE];
         // This must precede the first write, when the system assigns pages.
-        ask_for_huge_pages(lines.spare_capacity_mut());
-        lines.resize(n_lines, Line([bf16::ZERO; LINE]));
-        Self(lines)
+        ask_for_huge_pages(&bits);
+        let start = bits.as_ptr().align_offset(LINE * size_of::<u16>());
+        Self { bits, start, len }
     }
 
     pub(crate) fn get(&self) -> &[bf16] {
-        // SAFETY: a `Line` is `LINE` bf16 without padding (64 bytes, aligned to 64), so n lines are
-        // n · LINE initialised bf16.
-        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.0.len() * LINE) }
+        self.bits[self.start..][..self.len].reinterpret_cast()
     }
 
     pub(crate) fn get_mut(&mut self) -> &mut [bf16] {
-        let len = self.0.len() * LINE;
-        // SAFETY: as in `get`; the borrow is unique because that of `self` is.
-        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), len) }
+        self.bits[self.start..][..self.len].reinterpret_cast_mut()
     }
 }
 
 /// With 4 KiB pages, streaming gigabytes spends a tenth of the time on address translation.
 #[cfg(target_os = "linux")]
-fn ask_for_huge_pages(lines: &[MaybeUninit<Line>]) {
+fn ask_for_huge_pages(bits: &[u16]) {
     const HUGE: usize = 2 << 20;
-    let start = (lines.as_ptr() as usize).next_multiple_of(HUGE);
-    let end = lines.as_ptr_range().end as usize / HUGE * HUGE;
+    let start = (bits.as_ptr() as usize).next_multiple_of(HUGE);
+    let end = bits.as_ptr_range().end as usize / HUGE * HUGE;
     if start < end {
-        // SAFETY: the range lies inside `lines`, and the advice changes no contents. If the system
+        // SAFETY: the range lies inside `bits`, and the advice changes no contents. If the system
         // refuses it, pages are small.
         unsafe { libc::madvise(start as *mut libc::c_void, end - start, libc::MADV_HUGEPAGE) };
     }
 }
 
 #[cfg(not(target_os = "linux"))]
-fn ask_for_huge_pages(_: &[MaybeUninit<Line>]) {}
+fn ask_for_huge_pages(_: &[u16]) {}
 
 /// A buffer that several threads write, each its own part.
 pub(crate) struct Disjoint<'a, T> {
