@@ -6,6 +6,7 @@
 mod form;
 mod forms;
 mod header;
+mod quantise;
 mod random;
 mod safetensors;
 mod shards;
@@ -17,6 +18,7 @@ pub use self::form::{
     Code, Coded, CodedRow, Form, Offset, Offsets, Scale, Scales, Table, UNIT_COLUMNS, fp8,
 };
 pub use self::forms::Forms;
+pub use self::quantise::{Quantised, Quantiser};
 pub use self::random::RandomWeights;
 pub use self::safetensors::Safetensors;
 pub(crate) use self::shards::other_weight_files;
@@ -52,6 +54,32 @@ pub trait Weights: Sync {
 
     /// A hash that differs if any tensor differs.
     fn fingerprint(&self) -> [u8; 32];
+}
+
+impl<W: Weights + ?Sized> Weights for Box<W> {
+    fn read(
+        &self,
+        tensor: Tensor,
+        visit: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), WeightsError> {
+        (**self).read(tensor, visit)
+    }
+
+    fn form(&self, tensor: Tensor) -> Form {
+        (**self).form(tensor)
+    }
+
+    fn read_coded(
+        &self,
+        tensor: Tensor,
+        visit: &mut dyn FnMut(usize, &CodedRow<'_>),
+    ) -> Result<(), WeightsError> {
+        (**self).read_coded(tensor, visit)
+    }
+
+    fn fingerprint(&self) -> [u8; 32] {
+        (**self).fingerprint()
+    }
 }
 
 /// Why weights cannot be used.
