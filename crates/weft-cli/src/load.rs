@@ -9,6 +9,7 @@ use weft_core::config::Config;
 use weft_core::dtype::Dtype;
 use weft_core::engine::Engine;
 use weft_core::model::Model;
+use weft_core::weights::Forms;
 use weft_cuda::Launches;
 
 use crate::args::{CacheArgs, DeviceKind, Kernels, ModelArgs};
@@ -140,12 +141,13 @@ fn with_room(mut options: Options, cache: &CacheArgs) -> Options {
 /// The memory that a model needs on this machine's CPU.
 pub(crate) fn memory(
     config: &Config,
+    forms: &Forms,
     args: &ModelArgs,
     cache: &CacheArgs,
 ) -> Result<MemoryPlan, CliError> {
     let room = with_room(options(args), cache).room(config)?;
     let device = if config.dtype == Dtype::Bf16 { Chosen::Cpu } else { Chosen::Reference };
-    Ok(MemoryPlan::new(config, &room, device)?)
+    Ok(MemoryPlan::new(config, forms, &room, device)?)
 }
 
 /// How the GPU launches ops. `None` if the flags ask for another device, or if they leave the

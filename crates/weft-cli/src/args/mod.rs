@@ -4,10 +4,12 @@ mod cache;
 mod chunk;
 mod serve;
 
+use std::fmt;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use weft_core::chunk::{Repair, Reuse};
+use weft_core::weights::Coded;
 
 use crate::bench::BenchArgs;
 use crate::size;
@@ -238,6 +240,33 @@ pub(crate) enum Kernels {
     Ops,
     /// Plain loops that define every op; slow
     Reference,
+}
+
+/// A form that weights are quantised to while they are loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Quantize {
+    /// 8 bits and a scale for each 32 columns
+    Int8,
+    /// 4 bits and a scale for each 32 columns
+    Int4,
+}
+
+impl Quantize {
+    pub(crate) fn form(self) -> Coded {
+        match self {
+            Self::Int8 => Coded::int(8),
+            Self::Int4 => Coded::int(4),
+        }
+    }
+}
+
+impl fmt::Display for Quantize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Int8 => "int8",
+            Self::Int4 => "int4",
+        })
+    }
 }
 
 /// Settings of the prompt.

@@ -12,7 +12,7 @@ use super::export::ExportArgs;
 use super::first_token::FirstTokenArgs;
 use super::forced::ForcedArgs;
 use super::generate::GenerateArgs;
-use crate::args::{DeviceKind, Kernels};
+use crate::args::{DeviceKind, Kernels, Quantize};
 use crate::size;
 
 #[derive(Args)]
@@ -110,6 +110,9 @@ pub(crate) struct SubjectArgs {
     /// Real weights: a folder, or `org/name[@revision]` in the hub cache
     #[arg(short, long, value_name = "MODEL")]
     pub(crate) model: Option<String>,
+    /// Quantise the weights while loading
+    #[arg(long, value_enum, value_name = "FORM")]
+    pub(crate) quantize: Option<Quantize>,
     /// Device
     #[arg(long, value_enum, default_value_t = DeviceKind::Auto)]
     pub(crate) device: DeviceKind,

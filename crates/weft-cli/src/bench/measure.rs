@@ -11,6 +11,7 @@ use weft_core::device::{DeviceError, Inspect, Outputs, Step};
 use weft_core::engine::GenerateError;
 use weft_core::plan::{Op, Work, plan};
 use weft_core::sampling::{Sampler, Sampling};
+use weft_core::weights::Forms;
 
 use super::lanes::Lanes;
 use super::logits::Logits;
@@ -24,6 +25,7 @@ const WARM_UP: usize = 2;
 /// A device with its lanes.
 pub(crate) struct Bench<'a> {
     pub(crate) config: &'a Config,
+    pub(crate) forms: Forms,
     pub(crate) device: &'a mut dyn Inspect,
     lanes: Lanes,
     pub(crate) ops: Vec<Op>,
@@ -48,9 +50,15 @@ pub(crate) type Problems = Vec<String>;
 
 impl<'a> Bench<'a> {
     /// Empty lanes with room for these numbers of rows.
-    pub(crate) fn new(config: &'a Config, device: &'a mut dyn Inspect, rows: &[usize]) -> Self {
+    pub(crate) fn new(
+        config: &'a Config,
+        forms: Forms,
+        device: &'a mut dyn Inspect,
+        rows: &[usize],
+    ) -> Self {
         Self {
             config,
+            forms,
             device,
             lanes: Lanes::new(rows, config.vocab),
             ops: plan(config),
@@ -262,7 +270,8 @@ impl<'a> Bench<'a> {
     fn total(&self, works: impl Iterator<Item = Work>) -> (u64, u64) {
         let dtype = self.device.dtype();
         works.fold((0, 0), |(bytes, flops), work| {
-            let of_step: u64 = self.ops.iter().map(|op| op.bytes(self.config, dtype, &work)).sum();
+            let bytes_of = |op: &Op| op.bytes(self.config, &self.forms, dtype, &work);
+            let of_step: u64 = self.ops.iter().map(bytes_of).sum();
             let flops_of_step: u64 = self.ops.iter().map(|op| op.flops(self.config, &work)).sum();
             (bytes + of_step, flops + flops_of_step)
         })

@@ -148,7 +148,7 @@ fn measured(
     };
     let OnDevice { mut device, threads } = subject.open(args, limits)?;
     let mut findings = Findings::default();
-    let mut bench = Bench::new(&subject.config, &mut *device, rows);
+    let mut bench = Bench::new(&subject.config, subject.forms(), &mut *device, rows);
     let mut rows = measure(&mut bench, &mut findings)?;
     let Findings { mut problems, bandwidth: mut taken } = findings;
     taken.push(bandwidth(args));
@@ -172,7 +172,7 @@ fn measured(
             name: subject.name.clone(),
             weights: subject.source.clone(),
             parameters,
-            weight_bytes: parameters * device.dtype().bytes() as u64,
+            weight_bytes: subject.forms().total_bytes(&subject.config, device.dtype()),
             dtype: device.dtype().to_string(),
         },
         device: device.describe(),

@@ -136,7 +136,7 @@ fn of_ops(bench: &Bench<'_>, name: &str, (depth, batch): (usize, usize)) -> Test
         depth,
         batch,
         n_tokens: batch,
-        bytes: ops().map(|op| op.bytes(bench.config, dtype, &work)).sum(),
+        bytes: ops().map(|op| op.bytes(bench.config, &bench.forms, dtype, &work)).sum(),
         flops: ops().map(|op| op.flops(bench.config, &work)).sum(),
     }
 }
