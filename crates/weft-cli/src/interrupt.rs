@@ -24,18 +24,65 @@ pub(crate) fn install() {
     });
 }
 
-/// Makes Ctrl-C end this answer until the guard is dropped.
+/// Makes Ctrl-C end this answer until the guard is dropped. The terminal does not write `^C` into
+/// the answer.
 pub(crate) fn ends(answer: &Cancel) -> Guard {
     INTERRUPTED_ONCE.store(false, Ordering::Relaxed);
     set(Some(answer.clone()));
-    Guard
+    Guard { _echo: echo::Hidden::new() }
 }
 
-pub(crate) struct Guard;
+pub(crate) struct Guard {
+    _echo: echo::Hidden,
+}
 
 impl Drop for Guard {
     fn drop(&mut self) {
         set(None);
+    }
+}
+
+/// How a terminal echoes control characters.
+#[cfg(unix)]
+mod echo {
+    use std::io::stdin;
+
+    use nix::sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr};
+
+    /// Keeps a terminal from showing Ctrl-C as `^C`. Everything else is still echoed, so a process
+    /// that is killed leaves a terminal that works.
+    pub(super) struct Hidden(Option<Termios>);
+
+    impl Hidden {
+        pub(super) fn new() -> Self {
+            let before = tcgetattr(stdin()).ok();
+            if let Some(before) = &before {
+                let mut hidden = before.clone();
+                hidden.local_flags.remove(LocalFlags::ECHOCTL);
+                // A terminal that refuses shows `^C`, and nothing else goes wrong.
+                let _ = tcsetattr(stdin(), SetArg::TCSANOW, &hidden);
+            }
+            Self(before)
+        }
+    }
+
+    impl Drop for Hidden {
+        fn drop(&mut self) {
+            if let Some(before) = &self.0 {
+                let _ = tcsetattr(stdin(), SetArg::TCSANOW, before);
+            }
+        }
+    }
+}
+
+#[cfg(not(unix))]
+mod echo {
+    pub(super) struct Hidden;
+
+    impl Hidden {
+        pub(super) fn new() -> Self {
+            Self
+        }
     }
 }
 

@@ -39,11 +39,12 @@ impl Loaded {
 }
 
 /// Opens a model: a folder, a model on the hub (downloaded if the cache lacks it or a part of it), a
-/// name in the cache without its organisation, or, without a name, the bundled model.
+/// name in the cache without its organisation, a name like `qwen3:0.6b`, or, without a name, the
+/// bundled model.
 pub(crate) fn open(name: Option<&str>, args: &ModelArgs) -> Result<Model, CliError> {
     match name.or(args.model.as_deref()) {
         Some(name) if !models::is_bundled(Some(name)) => {
-            Ok(options(args).find(&models::full_name(name))?)
+            Ok(options(args).find(&models::resolve(name, args.quiet))?)
         }
         _ => Ok(weft::bundled_model()?),
     }

@@ -30,7 +30,7 @@ fn main() -> ExitCode {
     match std::panic::catch_unwind(|| settings::parse().and_then(run)) {
         Ok(Ok(code)) => code,
         Ok(Err(error)) => {
-            eprintln!("weft: {}", terminal::without_controls(&error.to_string()));
+            terminal::error(&error.to_string());
             error.exit_code()
         }
         Err(_) => {

@@ -40,6 +40,12 @@ pub(crate) fn warn(text: &str) {
     eprintln!("weft: warning: {}", without_controls(text));
 }
 
+/// An error, as the program prints it at its end and a chat prints it in the middle.
+pub(crate) fn error(text: &str) {
+    let head = if has_colour() { "\x1b[1;31mweft: error:\x1b[0m" } else { "weft: error:" };
+    eprintln!("{head} {}", without_controls(text));
+}
+
 /// A model's text, safe for printing: on a terminal, escape sequences of a hostile or confused
 /// model could move the cursor or worse. A pipe gets the text unchanged.
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {

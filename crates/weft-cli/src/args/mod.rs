@@ -128,9 +128,12 @@ pub(crate) struct RunArgs {
 
 #[derive(Args)]
 pub(crate) struct ChatArgs {
-    /// The model, if --model is not given
-    #[arg(value_name = "MODEL")]
-    pub(crate) name: Option<String>,
+    /// The model, if --model is not given, and documents for the first message
+    #[arg(value_name = "[MODEL] [FILE]...", num_args = 0..)]
+    pub(crate) words: Vec<String>,
+    /// Document for the first message: a file or a registered chunk; may be given several times
+    #[arg(long, value_name = "FILE|ID", action = clap::ArgAction::Append)]
+    pub(crate) context: Vec<String>,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     #[command(flatten)]

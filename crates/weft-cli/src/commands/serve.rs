@@ -61,9 +61,10 @@ fn load(args: &ModelArgs, cache: &CacheArgs) -> Result<Loaded, CliError> {
 /// The model's name for clients: its name on the hub, or the name of its folder.
 fn id(model: Option<&str>) -> String {
     let Some(model) = model else { return models::BUNDLED.to_owned() };
+    let model = &models::full_name(model);
     let is_path = Path::new(model).is_dir() || model.starts_with(['/', '.', '~']);
     let last = Path::new(model).file_name().filter(|_| is_path);
-    last.map_or_else(|| model.to_owned(), |name| name.to_string_lossy().into_owned())
+    last.map_or_else(|| model.clone(), |name| name.to_string_lossy().into_owned())
 }
 
 impl CliError {

@@ -1,0 +1,31 @@
+//! The words of `weft chat [MODEL] [FILE]...`: which is the model, and which are documents.
+
+use std::path::Path;
+
+use crate::args::ChatArgs;
+use crate::error::CliError;
+use crate::sources::Source;
+
+/// Moves the model to its flag and reads the documents, before a model is loaded.
+pub(super) fn take(args: &mut ChatArgs) -> Result<Vec<Source>, CliError> {
+    let words = std::mem::take(&mut args.words);
+    let is_file = |word: &String| Path::new(word).exists() && !Path::new(word).is_dir();
+    let (files, mut models): (Vec<String>, Vec<String>) = words.into_iter().partition(is_file);
+    if models.len() > 1 {
+        return Err(CliError::Usage(format!(
+            "{:?} is not a file; check the name, or give `--context {}` for a registered chunk",
+            models[1], models[1]
+        )));
+    }
+    if let Some(model) = models.pop() {
+        args.model.model = Some(model);
+    }
+    let documents = args.context.iter().chain(&files);
+    if documents.clone().any(|name| name == "-") {
+        return Err(CliError::Usage(
+            "a chat reads its messages from stdin, so `-` cannot be a document; save it to a file"
+                .to_owned(),
+        ));
+    }
+    documents.map(|name| Source::document(name)).collect()
+}
