@@ -121,6 +121,19 @@ pub(crate) fn short_name(name: Option<&str>) -> String {
     last.to_owned()
 }
 
+/// Refuses a folder that holds no model.
+pub(crate) fn check_folder(name: &str) -> Result<(), CliError> {
+    let folder = Path::new(name);
+    if !folder.is_dir() || folder.join(hub::CONFIG_FILE).exists() {
+        return Ok(());
+    }
+    Err(CliError::Usage(format!(
+        "{name} is not a model folder: it has no {}; give a folder with that file and \
+         *.safetensors, or `org/name`",
+        hub::CONFIG_FILE
+    )))
+}
+
 /// Whether a word is `family:size` of a family on the hub. Words of a prompt never are.
 pub(crate) fn is_family(word: &str) -> bool {
     by_family(word).is_some()

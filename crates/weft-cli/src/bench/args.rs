@@ -3,6 +3,7 @@
 //! Sizes are checked against the model later, when it is known.
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand, ValueEnum};
 use weft_core::device::MAX_LANES;
@@ -83,12 +84,32 @@ pub(crate) struct GridArgs {
           value_parser = count_or_zero)]
     pub(crate) n_depth: Vec<usize>,
     /// Lanes that decode together
-    #[arg(short, long, value_name = "LANES", value_delimiter = ',', default_value = "1,2,4",
+    #[arg(short, long, value_name = "LANES", value_delimiter = ',', default_value = "1,4",
           value_parser = lanes)]
     pub(crate) batch: Vec<usize>,
-    /// Number of repetitions of each test
-    #[arg(short, long, value_name = "N", default_value = "5", value_parser = size::parse_count)]
-    pub(crate) repetitions: usize,
+    /// Number of repetitions of each test (default: up to 5, and no new one after 3 s)
+    #[arg(short, long, value_name = "N", value_parser = size::parse_count)]
+    pub(crate) repetitions: Option<usize>,
+}
+
+/// Repetitions of a test if the user does not say how many.
+const REPETITIONS: usize = 5;
+
+/// How long such a test goes on to begin repetitions.
+const SHORT_RUN: Duration = Duration::from_secs(3);
+
+impl GridArgs {
+    /// The number of repetitions, whatever time they take.
+    pub(crate) fn repetitions(&self) -> usize {
+        self.repetitions.unwrap_or(REPETITIONS)
+    }
+
+    /// Counts repetitions from now on, and ends if a short run has taken its time.
+    pub(crate) fn rounds(&self) -> impl Iterator<Item = usize> + use<> {
+        let (start, is_short) = (Instant::now(), self.repetitions.is_none());
+        (0..self.repetitions())
+            .take_while(move |n| *n == 0 || !is_short || start.elapsed() < SHORT_RUN)
+    }
 }
 
 /// Random weights.
@@ -117,7 +138,7 @@ pub(crate) struct SubjectArgs {
     #[arg(long, value_enum, default_value_t = Kernels::Auto)]
     pub(crate) kernels: Kernels,
     /// Threads of the CPU device (default: all cores)
-    #[arg(short, long, value_name = "N", value_parser = size::parse_count)]
+    #[arg(short, long, value_name = "N", value_parser = size::parse_threads)]
     pub(crate) threads: Option<usize>,
     /// Instruction set: portable, avx2, avx512 or avx512bf16
     #[arg(long, hide = true)]

@@ -125,7 +125,7 @@ fn what_is_removed_is_gone_with_its_rows() {
     home.ask(&["nusonix", "krogaste"], &[]);
     assert_eq!(home.rows().len(), 3);
     let stderr = home.chunk(&["rm", "krogaste"]).ok().stderr;
-    assert!(stderr.contains("removed 1 chunks"), "{stderr}");
+    assert!(stderr.contains("removed 1 chunk"), "{stderr}");
     assert_eq!(home.rows().len(), 2);
     assert_eq!(names(&home, &[]), ["nusonix", "kehujax", "brief"]);
     home.chunk(&["rm", "--kind", "system"]).ok();

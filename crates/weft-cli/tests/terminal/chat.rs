@@ -80,9 +80,11 @@ fn errors_look_like_errors_and_name_the_nearest_command() {
         Send("/contxt x\r"),
         Expect(red),
         Expect("did you mean /context?"),
+        Expect("weft-tiny> "),
         Send("/context absent.txt\r"),
         Expect(red),
         Expect("neither a file nor a chunk"),
+        Expect("weft-tiny> "),
         Send(CTRL_D),
     ];
     let (code, shown) = at_terminal(home().path(), &["chat"], &steps);

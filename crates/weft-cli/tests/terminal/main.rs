@@ -2,6 +2,7 @@
 #![cfg(unix)]
 
 mod chat;
+mod models;
 
 use std::io::Write;
 use std::path::Path;

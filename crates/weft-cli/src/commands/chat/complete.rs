@@ -31,7 +31,7 @@ pub(super) fn path(text: &str) -> PathBuf {
 }
 
 fn commands(start: &str) -> Vec<Pair> {
-    let fits = COMMANDS.iter().filter(|(name, ..)| name.starts_with(start) && start.len() > 0);
+    let fits = COMMANDS.iter().filter(|(name, ..)| name.starts_with(start) && !start.is_empty());
     fits.map(|(name, argument, _)| {
         let space = if argument.is_empty() { "" } else { " " };
         Pair { display: (*name).to_owned(), replacement: format!("{name}{space}") }

@@ -21,6 +21,7 @@ use crate::error::CliError;
 use crate::interrupt;
 use crate::load::{self, Loaded};
 use crate::models;
+use crate::size;
 use crate::sources::{ChunkResolver, Source};
 use crate::terminal;
 
@@ -176,7 +177,8 @@ impl Chat {
             )));
         }
         self.dialogue.add_document(id);
-        self.note(&format!("{name}: {tokens} tokens, before the next message"));
+        let tokens = size::plural(tokens, "token");
+        self.note(&format!("{name}: {tokens}, before the next message"));
         Ok(())
     }
 
