@@ -38,15 +38,18 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Answer a question about documents
     #[command(after_help = examples::ASK)]
+    #[command(override_usage = "weft ask [OPTIONS] [MODEL] [FILE]... QUESTION")]
     Ask(Box<AskArgs>),
     /// Answer one prompt
     #[command(after_help = examples::RUN)]
+    #[command(override_usage = "weft run [OPTIONS] [MODEL] PROMPT")]
     Run(RunArgs),
     /// Talk with a model
-    #[command(after_help = examples::CHAT)]
+    #[command(after_help = examples::CHAT, override_usage = "weft chat [OPTIONS] [MODEL] [FILE]...")]
     Chat(ChatArgs),
     /// Answer like `ask`, then compare with an answer computed from scratch
     #[command(after_help = examples::VERIFY)]
+    #[command(override_usage = "weft verify [OPTIONS] [MODEL] [FILE]... QUESTION")]
     Verify(Box<AskArgs>),
     /// Manage chunks, texts that are computed once: register, list, warm, pin, remove, export
     #[command(after_help = examples::CHUNK)]
@@ -151,7 +154,7 @@ pub(crate) struct RunArgs {
 #[derive(Args)]
 pub(crate) struct ChatArgs {
     /// The model, if --model is not given, and documents for the first message
-    #[arg(value_name = "[MODEL] [FILE]...", num_args = 0..)]
+    #[arg(value_name = "MODEL|FILE", num_args = 0..)]
     pub(crate) words: Vec<String>,
     /// Document for the first message: a file or a registered chunk; may be given several times
     #[arg(long, value_name = "FILE|ID", action = clap::ArgAction::Append)]
