@@ -127,6 +127,16 @@ fn every_flag_can_be_set_in_the_environment_and_in_the_file() {
 }
 
 #[test]
+fn a_list_in_the_file_sets_a_flag_several_times() {
+    let args = ["weft", "run", "hi"].map(OsString::from).to_vec();
+    let file = read("stop = [\"a\", \"b,c\"]\nverbose = true").unwrap();
+    let cli = parse_from(args, &file, &nothing).unwrap();
+    assert!(cli.verbose, "a flag of all commands");
+    let Some(Command::Run(run)) = cli.command else { panic!("not `run`") };
+    assert_eq!(run.sampling.stop, ["a", "b,c"]);
+}
+
+#[test]
 fn a_key_means_the_same_in_all_commands() {
     for (key, args) in keys() {
         let taken = |arg: &clap::Arg| VALUES.map(|value| accepts(arg, value).is_ok());
