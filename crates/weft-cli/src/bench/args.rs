@@ -201,3 +201,18 @@ fn lanes(text: &str) -> Result<usize, String> {
         n => Err(format!("{n} lanes are too many; the limit is {MAX_LANES}")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_run_begins_no_repetition_after_its_time() {
+        let grid = |repetitions| GridArgs { n_depth: vec![0], batch: vec![1], repetitions };
+        assert_eq!(grid(None).rounds().count(), REPETITIONS, "if they are quick");
+        let (mut short, mut long) = (grid(None).rounds(), grid(Some(2)).rounds());
+        assert_eq!((short.next(), long.next()), (Some(0), Some(0)));
+        std::thread::sleep(SHORT_RUN);
+        assert_eq!((short.next(), long.next()), (None, Some(1)));
+    }
+}

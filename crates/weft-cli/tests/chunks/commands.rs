@@ -106,7 +106,7 @@ fn pinned_rows_stay_when_others_have_to_go() {
     assert_eq!(home.chunk(&["list", "--json"]).json()[0]["pinned"], true);
     let freed = home.chunk(&["gc", "--disk-cache", "1m"]).ok().stdout;
     assert!(
-        freed.contains("freed 1 files over the budget") || freed.contains("freed 2 files"),
+        freed.contains("freed 1 file over the budget") || freed.contains("freed 2 files"),
         "{freed}"
     );
     assert_eq!((rows("nusonix"), rows("krogaste")), (1, 0), "gc: {freed}");
