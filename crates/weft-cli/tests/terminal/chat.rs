@@ -108,6 +108,8 @@ fn documents_of_the_command_line_stand_before_the_first_message() {
     for (args, says) in [
         (&["chat", "--context", "-"][..], "cannot be a document"),
         (&["chat", "weft-tiny", "absent.txt"], "is not a file"),
+        (&["chat", "absent.txt"], "neither a model nor a file"),
+        (&["chat", "llama3.2"], "did you mean meta-llama/Llama-3.2-1B-Instruct?"),
     ] {
         let (code, shown) = at_terminal(home().path(), args, &[Expect(says)]);
         assert_eq!(code, 2, "{shown}");
