@@ -19,7 +19,10 @@ pub(crate) fn install() {
         let answer = ANSWER.lock().ok().and_then(|answer| answer.clone());
         match answer {
             Some(answer) if !INTERRUPTED_ONCE.swap(true, Ordering::Relaxed) => answer.cancel(),
-            _ => std::process::exit(i32::from(INTERRUPTED)),
+            _ => {
+                echo::restore();
+                std::process::exit(i32::from(INTERRUPTED))
+            }
         }
     });
 }
@@ -46,31 +49,40 @@ impl Drop for Guard {
 #[cfg(unix)]
 mod echo {
     use std::io::stdin;
+    use std::sync::Mutex;
 
     use nix::sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr};
 
+    /// The terminal's settings before an answer.
+    static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
+
     /// Keeps a terminal from showing Ctrl-C as `^C`. Everything else is still echoed, so a process
     /// that is killed leaves a terminal that works.
-    pub(super) struct Hidden(Option<Termios>);
+    pub(super) struct Hidden;
 
     impl Hidden {
         pub(super) fn new() -> Self {
-            let before = tcgetattr(stdin()).ok();
-            if let Some(before) = &before {
-                let mut hidden = before.clone();
+            if let (Ok(settings), Ok(mut before)) = (tcgetattr(stdin()), BEFORE.lock()) {
+                let mut hidden = settings.clone();
                 hidden.local_flags.remove(LocalFlags::ECHOCTL);
                 // A terminal that refuses shows `^C`, and nothing else goes wrong.
                 let _ = tcsetattr(stdin(), SetArg::TCSANOW, &hidden);
+                *before = Some(settings);
             }
-            Self(before)
+            Self
         }
     }
 
     impl Drop for Hidden {
         fn drop(&mut self) {
-            if let Some(before) = &self.0 {
-                let _ = tcsetattr(stdin(), SetArg::TCSANOW, before);
-            }
+            restore();
+        }
+    }
+
+    /// Also called before the program ends without unwinding.
+    pub(super) fn restore() {
+        if let Some(before) = BEFORE.lock().ok().and_then(|mut before| before.take()) {
+            let _ = tcsetattr(stdin(), SetArg::TCSANOW, &before);
         }
     }
 }
@@ -84,6 +96,8 @@ mod echo {
             Self
         }
     }
+
+    pub(super) fn restore() {}
 }
 
 fn set(answer: Option<Cancel>) {
