@@ -9,6 +9,7 @@ use weft_core::reasoning::{Parts, ReasoningStream};
 
 use crate::error::CliError;
 use crate::interrupt;
+use crate::size;
 use crate::terminal;
 
 /// How an answer is shown.
@@ -124,15 +125,15 @@ pub(crate) fn stats_line(finished: &Finished) -> String {
         Some(speed) => format!(" · {speed:.1} tok/s"),
         None => String::new(),
     };
-    let saved = match finished.report.saved().as_secs_f64() * 1e3 {
-        saved if saved >= 0.5 => format!(" (saved {saved:.0} ms)"),
+    let saved = match finished.report.saved() {
+        saved if saved.as_secs_f64() >= 5e-4 => format!(" (saved {})", size::time(saved)),
         _ => String::new(),
     };
     format!(
-        "{} tok prompt{} · first token {:.0} ms{saved} · {} tok{speed} · {}",
+        "{} tok prompt{} · first token {}{saved} · {} tok{speed} · {}",
         stats.prompt_tokens,
         cached(&finished.report),
-        stats.first_token.as_secs_f64() * 1e3,
+        size::time(stats.first_token),
         stats.generated_tokens,
         finished.reason
     )

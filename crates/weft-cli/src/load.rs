@@ -40,11 +40,14 @@ impl Loaded {
 }
 
 /// Opens a model: a folder, a model on the hub (downloaded if the cache lacks it or a part of it), a
-/// name in the cache without its organisation, or, without a name, the bundled model.
+/// name in the cache without its organisation, a name like `qwen3:0.6b`, or, without a name, the
+/// bundled model.
 pub(crate) fn open(name: Option<&str>, args: &ModelArgs) -> Result<Model, CliError> {
     match name.or(args.model.as_deref()) {
         Some(name) if !models::is_bundled(Some(name)) => {
-            Ok(options(args).find(&models::full_name(name))?)
+            let name = models::resolve(name, args.quiet);
+            models::check_folder(&name)?;
+            Ok(options(args).find(&name)?)
         }
         _ => Ok(weft::bundled_model()?),
     }
@@ -86,15 +89,31 @@ pub(crate) fn load_model(
     llm.take_warnings().iter().for_each(|warning| terminal::warn(warning));
     let no_gpu = args.device == DeviceKind::Auto && launches.is_none();
     let no_gpu = if no_gpu && weft_cuda::probe().is_err() { " (no CUDA device)" } else { "" };
-    terminal::note(args.quiet, &describe(&llm, no_gpu, start));
+    let line = if terminal::is_verbose() {
+        describe(&llm, no_gpu, start)
+    } else {
+        banner(&models::short_name(args.model.as_deref()), &llm, start)
+    };
+    terminal::note(args.quiet, &line);
     let (model, engine) = llm.into_parts();
     Ok(Loaded { model, engine })
 }
 
-/// The line after loading a model.
+/// The line after loading a model: its name, the device, and how long it took.
+fn banner(name: &str, llm: &Llm, start: Instant) -> String {
+    let device = llm.device();
+    let device = device.split(" (").next().unwrap_or_default();
+    let failed = match llm.tested() {
+        Tested::Failed(_) => " · SELF-TEST FAILED",
+        Tested::Passed(_) | Tested::NotNeeded => "",
+    };
+    format!("{name} · {device}{failed} · {:.1} s", start.elapsed().as_secs_f64())
+}
+
+/// The same with details.
 fn describe(llm: &Llm, no_gpu: &str, start: Instant) -> String {
     let tested = match llm.tested() {
-        Tested::Passed(passed) => format!(" · self-test {:.0} ms", passed.time_ms()),
+        Tested::Passed(passed) => format!(" · self-test {}", size::time_ms(passed.time_ms())),
         Tested::Failed(_) => " · SELF-TEST FAILED".to_owned(),
         Tested::NotNeeded => String::new(),
     };

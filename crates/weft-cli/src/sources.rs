@@ -115,6 +115,11 @@ impl ChunkResolver {
         self.registered.iter().flat_map(|registered| registered.library.list(&Default::default()))
     }
 
+    /// The names of the registered chunks.
+    pub(crate) fn registered_names(&self) -> impl Iterator<Item = String> {
+        self.all().filter_map(|chunk| chunk.name().map(str::to_owned))
+    }
+
     /// The user's name for a chunk.
     pub(crate) fn name(&self, id: &ChunkId) -> Option<String> {
         let registered =

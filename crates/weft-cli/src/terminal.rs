@@ -2,8 +2,20 @@
 
 use std::borrow::Cow;
 use std::io::{IsTerminal, stderr, stdout};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Whether the user asked for details.
+static VERBOSE: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn set_verbose(verbose: bool) {
+    VERBOSE.store(verbose, Ordering::Relaxed);
+}
+
+pub(crate) fn is_verbose() -> bool {
+    VERBOSE.load(Ordering::Relaxed)
+}
 
 /// Dims a text, if stderr is a terminal with colours.
 pub(crate) fn dim(text: &str) -> String {
@@ -38,6 +50,12 @@ fn wants_colour() -> bool {
 /// A warning that does not affect the answer.
 pub(crate) fn warn(text: &str) {
     eprintln!("weft: warning: {}", without_controls(text));
+}
+
+/// An error, as the program prints it at its end and a chat prints it in the middle.
+pub(crate) fn error(text: &str) {
+    let head = if has_colour() { "\x1b[1;31mweft: error:\x1b[0m" } else { "weft: error:" };
+    eprintln!("{head} {}", without_controls(text));
 }
 
 /// A model's text, safe for printing: on a terminal, escape sequences of a hostile or confused

@@ -31,6 +31,9 @@ pub(crate) struct ServeArgs {
     /// Host name that clients may use, besides localhost; may be given several times
     #[arg(long, value_name = "NAME")]
     pub(crate) allow_host: Vec<String>,
+    /// Open the page in the browser
+    #[arg(long)]
+    pub(crate) open: bool,
     /// Maximum number of waiting requests; the server refuses more with status 429
     #[arg(long, value_name = "N", value_parser = size::parse_count, default_value = "64")]
     pub(crate) queue: usize,

@@ -32,7 +32,8 @@ pub(super) fn run(mut args: OpsArgs) -> Result<ExitCode, CliError> {
     let rows = args.grid.rows(1, 0);
     subject.check_positions(rows[0])?;
     let report = measured(&subject, &args.subject, &rows, table, |bench, findings| {
-        let GridArgs { n_depth, batch, repetitions } = &args.grid;
+        let GridArgs { n_depth, batch, .. } = &args.grid;
+        let repetitions = args.grid.repetitions();
         let mut rows = Vec::new();
         for depth in n_depth {
             for batch in batch {

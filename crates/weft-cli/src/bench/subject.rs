@@ -23,6 +23,7 @@ use super::args::{ShapeArgs, SubjectArgs};
 use crate::args::Kernels;
 use crate::error::CliError;
 use crate::load;
+use crate::models;
 use crate::size;
 use crate::terminal;
 
@@ -60,7 +61,7 @@ impl Subject {
     /// The model that the flags name.
     pub(crate) fn find(args: &SubjectArgs) -> Result<Self, CliError> {
         let subject = match (&args.random.shape, &args.model) {
-            (None, Some(model)) => Self::from_model(model)?,
+            (None, Some(model)) => Self::from_model(&models::resolve(model, args.quiet))?,
             _ => Self::of_shape(&args.random)?,
         };
         Ok(match args.quantize {

@@ -81,7 +81,9 @@ fn take_model(args: &mut RunArgs) -> Result<Vec<String>, CliError> {
     if args.model_by_flag || words.is_empty() {
         return Ok(words);
     }
-    if looks_like_model(&words[0]) || (words.len() > 1 && models::is_model(&words[0])) {
+    let first = &words[0];
+    let is_model = looks_like_model(first) || models::is_family(first);
+    if is_model || (words.len() > 1 && models::is_model(first)) {
         args.model.model = Some(words.remove(0));
     } else if words.len() > 1 {
         return Err(models::not_a_model(&words[0], &words[1..].join(" ")));
@@ -119,7 +121,8 @@ fn chat_instead(args: RunArgs) -> Result<ExitCode, CliError> {
         return Err(CliError::Usage("the prompt is empty; give one after the model".to_owned()));
     }
     chat::run(ChatArgs {
-        name: None,
+        words: Vec::new(),
+        context: Vec::new(),
         model: args.model,
         cache: args.cache,
         prompt: args.prompt,

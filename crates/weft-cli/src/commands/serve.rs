@@ -1,8 +1,8 @@
 //! `weft serve [MODEL]`: runs the server with the same engine as the other commands.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{ExitCode, Stdio};
 
 use weft_core::chunk::Which;
 use weft_core::device::MAX_LANES;
@@ -33,8 +33,37 @@ pub(crate) fn run(args: ServeArgs) -> Result<ExitCode, CliError> {
     let server = server.map_err(CliError::serve)?;
     let address = server.address().map_err(CliError::io("the server's address"))?;
     terminal::note(quiet, &format!("http://{address} · Ctrl-C ends"));
+    if args.open {
+        open_page(&page(address));
+    }
     server.run(Box::new(move || Ok(load(&model, &cache)?))).map_err(CliError::serve)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The page's address on this machine, for a server that listens on all its addresses too.
+fn page(address: SocketAddr) -> String {
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    format!("http://{}/", SocketAddr::new(ip, address.port()))
+}
+
+/// Opens the user's browser. The server goes on if there is none.
+fn open_page(url: &str) {
+    let (program, args): (&str, &[&str]) = match std::env::consts::OS {
+        "macos" => ("open", &[]),
+        "windows" => ("cmd", &["/c", "start", ""]),
+        _ => ("xdg-open", &[]),
+    };
+    let mut command = std::process::Command::new(program);
+    let command = command.args(args).arg(url).stdin(Stdio::null()).stdout(Stdio::null());
+    match command.stderr(Stdio::null()).spawn() {
+        // Waits for the program, so that no dead process stays behind.
+        Ok(mut child) => drop(std::thread::spawn(move || child.wait())),
+        Err(error) => terminal::warn(&format!("{program} does not start ({error}); open {url}")),
+    }
 }
 
 fn load(args: &ModelArgs, cache: &CacheArgs) -> Result<Loaded, CliError> {
@@ -61,9 +90,10 @@ fn load(args: &ModelArgs, cache: &CacheArgs) -> Result<Loaded, CliError> {
 /// The model's name for clients: its name on the hub, or the name of its folder.
 fn id(model: Option<&str>) -> String {
     let Some(model) = model else { return models::BUNDLED.to_owned() };
+    let model = &models::full_name(model);
     let is_path = Path::new(model).is_dir() || model.starts_with(['/', '.', '~']);
     let last = Path::new(model).file_name().filter(|_| is_path);
-    last.map_or_else(|| model.to_owned(), |name| name.to_string_lossy().into_owned())
+    last.map_or_else(|| model.clone(), |name| name.to_string_lossy().into_owned())
 }
 
 impl CliError {

@@ -25,6 +25,17 @@ pub enum PullError {
         /// `org/name`.
         repo: String,
     },
+    /// There is no connection to the hub.
+    #[error(
+        "{endpoint} cannot be reached: {reason}; check the network, or HF_ENDPOINT and any proxy \
+         (`weft list` shows the models that are here)"
+    )]
+    Unreachable {
+        /// The hub's address.
+        endpoint: String,
+        /// The failure.
+        reason: String,
+    },
     /// The hub answered 401 or 403.
     #[error("the hub denied {what} of {repo} (HTTP {status}): {cure}")]
     Denied {

@@ -26,7 +26,7 @@ pub use error::PullError;
 use client::{Client, Listing};
 use download::Download;
 use layout::Layout;
-use retry::{Limits, with_retries};
+use retry::{Failure, Limits, with_retries};
 use select::{SelectError, Selection, Weights};
 
 /// Downloads all files of a repository that weft needs and that are not yet in the cache. Returns
@@ -57,7 +57,14 @@ fn pull_with(
     }
     let client = Client::new(env, repo, limits);
     let what = format!("the list of files of {}", repo.id());
-    let listing = with_retries(&what, limits, progress, || 0, || client.list())?;
+    // Without a network nothing has begun, and the user need not wait for more attempts.
+    let list = || match client.list() {
+        Err(Failure::Unreachable(reason)) => {
+            Err(PullError::Unreachable { endpoint: env.endpoint.clone(), reason }.into())
+        }
+        listed => listed,
+    };
+    let listing = with_retries(&what, limits, progress, || 0, list)?;
     let layout = Layout::new(env, repo);
     Pull { repo, client, layout, listing, progress, limits }.run()
 }

@@ -7,7 +7,7 @@ mod words;
 
 use std::process::ExitCode;
 
-use weft_core::chunk::Prompt;
+use weft_core::chunk::{Prompt, Repair, Reuse};
 
 use self::words::{STDIN, Words};
 use super::reply::{Reply, finish, reply};
@@ -26,6 +26,12 @@ pub(crate) fn run(mut args: AskArgs) -> Result<ExitCode, CliError> {
     let asked = Asked::read(&mut args)?;
     let args = &args;
     sampling::check(&args.sampling)?;
+    if args.reuse == Reuse::Exact && args.repair != Repair::None {
+        terminal::warn(
+            "--repair does nothing with --reuse exact, which needs no repair; give --reuse \
+             anchored or isolated, or leave it out",
+        );
+    }
     interrupt::install();
     let mut loaded = load::load(&args.model, &args.cache)?;
     asked.introduce(args);

@@ -1,7 +1,9 @@
 //! `weft chat`: a conversation in which each turn and each document is a chunk.
 
+mod complete;
 mod dialogue;
 mod lines;
+mod words;
 
 use std::process::ExitCode;
 
@@ -18,25 +20,33 @@ use crate::context_report;
 use crate::error::CliError;
 use crate::interrupt;
 use crate::load::{self, Loaded};
+use crate::models;
+use crate::size;
 use crate::sources::{ChunkResolver, Source};
 use crate::terminal;
 
-const HELP: &str = "\
-/system TEXT   set the system prompt (or @FILE, or a chunk) and start over
-/context FILE  put a document before the next message
-/use ID        put a registered chunk before the next message
-/drop ID       remove a document from the conversation, by name or id
-/chunks        show where the last answer's context came from, and the documents
-/verify        compute the last answer again from scratch, and show the differences
-/think         let the model reason before it answers
-/no_think      let the model answer at once
-/clear         forget the conversation
-/stats         show the last answer's statistics
-/help          this list
-/quit          leave (Ctrl-D does too; Ctrl-C ends an answer)";
+/// Commands: name, argument, what they do.
+const COMMANDS: [(&str, &str, &str); 12] = [
+    ("/system", "TEXT", "set the system prompt (or @FILE, or a chunk) and start over"),
+    ("/context", "FILE", "put a document before the next message"),
+    ("/use", "ID", "put a registered chunk before the next message"),
+    ("/drop", "ID", "remove a document from the conversation, by name or id"),
+    ("/chunks", "", "show where the last answer's context came from, and the documents"),
+    ("/verify", "", "compute the last answer again from scratch, and show the differences"),
+    ("/think", "", "let the model reason before it answers"),
+    ("/no_think", "", "let the model answer at once"),
+    ("/clear", "", "forget the conversation"),
+    ("/stats", "", "show the last answer's statistics"),
+    ("/help", "", "this list"),
+    ("/quit", "", "leave"),
+];
+
+const KEYS: &str = "\
+Tab            completes commands, files and names of chunks
+Ctrl-C         clears the line, or ends an answer; Ctrl-D leaves";
 
 pub(crate) fn run(mut args: ChatArgs) -> Result<ExitCode, CliError> {
-    args.model.model = args.name.take().or(args.model.model);
+    let documents = words::take(&mut args)?;
     sampling::check(&args.sampling)?;
     interrupt::install();
     let loaded = load::load(&args.model, &args.cache)?;
@@ -44,6 +54,10 @@ pub(crate) fn run(mut args: ChatArgs) -> Result<ExitCode, CliError> {
     load::introduce(&args.model, args.model.quiet);
     terminal::note(args.model.quiet, "/help lists the commands");
     let mut chat = Chat::new(args, loaded)?;
+    for document in &documents {
+        let id = chat.resolver.document(&mut chat.loaded.engine, document)?;
+        chat.add_document(id)?;
+    }
     chat.talk()?;
     chat.end();
     Ok(ExitCode::SUCCESS)
@@ -79,17 +93,26 @@ impl Chat {
     }
 
     fn talk(&mut self) -> Result<(), CliError> {
-        let mut lines = Lines::open()?;
-        while let Some(line) = lines.next()? {
+        let mut lines = Lines::open(&models::short_name(self.args.model.model.as_deref()))?;
+        while let Some(line) = lines.next(self.names())? {
             lines.save();
             match self.read(line.trim()) {
                 Ok(Turn::Say(text)) => self.say(&text)?,
                 Ok(Turn::Nothing) => {}
                 Ok(Turn::Leave) => break,
-                Err(error) => self.note(&format!("weft: {error}")),
+                Err(error) => terminal::error(&error.to_string()),
             }
         }
         Ok(())
+    }
+
+    /// The names that `/use` and `/drop` take.
+    fn names(&self) -> Vec<String> {
+        let said = self.dialogue.documents().map(|id| self.display_name(id));
+        let mut names: Vec<String> = self.resolver.registered_names().chain(said).collect();
+        names.sort();
+        names.dedup();
+        names
     }
 
     /// Saves rows for later runs.
@@ -112,18 +135,26 @@ impl Chat {
         match command {
             "" => {}
             "/quit" | "/exit" | "/bye" => return Ok(Turn::Leave),
-            "/help" | "/?" => self.note(HELP),
+            "/help" | "/?" => self.note(&help()),
             "/clear" => self.dialogue.clear(),
             "/system" => self.set_system(rest)?,
-            "/context" | "/use" => self.add_document(command, rest.trim())?,
-            "/drop" => self.drop(rest.trim()),
+            "/context" => {
+                let source = Source::document(&complete::path(rest.trim()).to_string_lossy())?;
+                let id = self.resolver.document(&mut self.loaded.engine, &source)?;
+                self.add_document(id)?;
+            }
+            "/use" => {
+                let id = self.resolver.registered(&mut self.loaded.engine, rest.trim())?;
+                self.add_document(id)?;
+            }
+            "/drop" => self.drop(rest.trim())?,
             "/chunks" => self.show_chunks(),
             "/verify" => self.verify()?,
             "/think" => self.thinking = Some(true),
             "/no_think" => self.thinking = Some(false),
             "/stats" => self.show_stats(),
             _ if command.starts_with('/') => {
-                self.note(&format!("{command} is not a command; /help lists all commands"));
+                return Err(unknown(command));
             }
             _ => return Ok(Turn::Say(line.to_owned())),
         }
@@ -136,24 +167,18 @@ impl Chat {
         Ok(())
     }
 
-    /// Adds a document or a chunk to the next message.
-    fn add_document(&mut self, command: &str, word: &str) -> Result<(), CliError> {
-        let engine = &mut self.loaded.engine;
-        let id = match command {
-            "/use" => self.resolver.registered(engine, word)?,
-            _ => self.resolver.document(engine, &Source::document(word)?)?,
-        };
-        let chunk = engine.library().get(&id)?;
-        let tokens = chunk.tokens.len();
+    /// Puts a document before the next message.
+    fn add_document(&mut self, id: ChunkId) -> Result<(), CliError> {
+        let chunk = self.loaded.engine.library().get(&id)?;
+        let (name, tokens) = (self.display_name(&id), chunk.tokens.len());
         if chunk.kind == Kind::System {
-            self.note(&format!("{word} is a system prompt; /system {word} starts over with it"));
-        } else {
-            self.dialogue.add_document(id);
-            self.note(&format!(
-                "{}: {tokens} tokens, before the next message",
-                self.display_name(&id)
-            ));
+            return Err(CliError::Usage(format!(
+                "{name} is a system prompt; /system {name} starts over with it"
+            )));
         }
+        self.dialogue.add_document(id);
+        let tokens = size::plural(tokens, "token");
+        self.note(&format!("{name}: {tokens}, before the next message"));
         Ok(())
     }
 
@@ -162,15 +187,18 @@ impl Chat {
         self.resolver.name(id).unwrap_or_else(|| id.to_string()[..8].to_owned())
     }
 
-    fn drop(&mut self, word: &str) {
+    fn drop(&mut self, word: &str) -> Result<(), CliError> {
         let is_meant = |id: &&ChunkId| {
             !word.is_empty() && (self.display_name(id) == word || id.to_string().starts_with(word))
         };
         let found = self.dialogue.documents().find(is_meant).copied();
-        match found {
-            Some(id) if self.dialogue.drop(&id) => self.note(&format!("{word} is removed")),
-            _ => self.note(&format!("{word} is not a document of this conversation; see /chunks")),
+        if !found.is_some_and(|id| self.dialogue.drop(&id)) {
+            return Err(CliError::Usage(format!(
+                "{word:?} is not a document of this conversation; /chunks lists them"
+            )));
         }
+        self.note(&format!("{word} is removed"));
+        Ok(())
     }
 
     fn show_chunks(&self) {
@@ -219,7 +247,7 @@ impl Chat {
             }
             Err(error @ (CliError::Request(_) | CliError::Prompt(_) | CliError::Chunk(_))) => {
                 self.dialogue.unsay();
-                self.note(&format!("weft: {error}"));
+                terminal::error(&error.to_string());
                 Ok(())
             }
             Err(error) => Err(error),
@@ -246,4 +274,19 @@ impl Chat {
             None => self.note("no answer yet"),
         }
     }
+}
+
+fn help() -> String {
+    let line = |(name, argument, does): &(&str, &str, &str)| {
+        format!("{:<15}{does}\n", format!("{name} {argument}"))
+    };
+    COMMANDS.iter().map(line).collect::<String>() + KEYS
+}
+
+/// The error for a command that does not exist, with the nearest one.
+fn unknown(command: &str) -> CliError {
+    let known = COMMANDS.iter().map(|(name, ..)| (*name).to_owned());
+    let near = models::nearest_of(command, known);
+    let near = near.map_or_else(String::new, |near| format!("did you mean {near}? "));
+    CliError::Usage(format!("{command} is not a command; {near}/help lists all commands"))
 }

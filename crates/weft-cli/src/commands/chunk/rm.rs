@@ -23,7 +23,8 @@ pub(super) fn run(args: &RmArgs) -> Result<(), CliError> {
             }
         }
     }
-    let text = format!("removed {} chunks, {} of rows", chunks.len(), size::bytes(freed));
+    let text =
+        format!("removed {}, {} of rows", size::plural(chunks.len(), "chunk"), size::bytes(freed));
     terminal::note(args.model.quiet, &text);
     Ok(())
 }

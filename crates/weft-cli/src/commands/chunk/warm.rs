@@ -6,7 +6,8 @@ use crate::args::WarmArgs;
 use crate::error::CliError;
 use crate::interrupt;
 use crate::load;
-use crate::sources::ChunkResolver;
+use crate::size;
+use crate::sources::{ChunkResolver, Source};
 use crate::terminal;
 
 /// A prompt needs a query. The query's rows are not computed.
@@ -22,7 +23,11 @@ pub(super) fn run(args: &WarmArgs) -> Result<(), CliError> {
     let mut loaded = load::load(&args.model, &args.cache)?;
     let mut resolver = ChunkResolver::open(&args.cache, &mut loaded);
     let mut prompt = Prompt::new().query(ANY_QUERY).reuse(args.reuse);
-    for word in args.system.iter().chain(&args.ids) {
+    if let Some(system) = args.system.as_deref().filter(|text| !text.trim().is_empty()) {
+        let id = resolver.system(&mut loaded.engine, &Source::system(system)?)?;
+        prompt = prompt.system(&id);
+    }
+    for word in &args.ids {
         let id = resolver.registered(&mut loaded.engine, word)?;
         prompt = match loaded.engine.library().get(&id)?.kind {
             Kind::System => prompt.system(&id),
@@ -41,7 +46,8 @@ pub(super) fn run(args: &WarmArgs) -> Result<(), CliError> {
         tokens += piece.tokens;
         kept += piece.cached_tokens;
     }
-    let text = format!("{tokens} tokens warm, {} computed now, {n_files} files", tokens - kept);
+    let (tokens, computed) = (size::plural(tokens, "token"), tokens - kept);
+    let text = format!("{tokens} warm, {computed} computed now, {}", size::plural(n_files, "file"));
     terminal::note(args.model.quiet, &text);
     Ok(())
 }

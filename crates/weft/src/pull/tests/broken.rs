@@ -107,14 +107,14 @@ fn server_that_stays_busy_is_left() {
 }
 
 #[test]
-fn server_that_is_not_there_is_said_so() {
+fn server_that_is_not_there_is_said_so_at_once() {
     let scene = Scene::with_model();
     let endpoint = FakeHub::start().endpoint();
     let reference = ModelRef::Repo(RepoRef::parse(REPO).unwrap());
     let env = HubEnv { endpoint, ..scene.env() };
     let error = pull_with(&reference, &env, &Recorder::default(), &scene.limits).unwrap_err();
-    assert!(matches!(error, PullError::GaveUp { .. }), "{error}");
-    assert!(error.to_string().contains("connection"), "{error}");
+    assert!(matches!(error, PullError::Unreachable { .. }), "{error}");
+    assert!(error.to_string().contains(&env.endpoint), "{error}");
 }
 
 /// `/dev/full` accepts no bytes, like a full disk.
