@@ -108,6 +108,14 @@ impl ChatRequest {
         }
     }
 
+    /// The tool that a required call names, if it can be no other.
+    pub(crate) fn only_tool(&self) -> Option<String> {
+        match &self.chat.tool_choice {
+            Some(ToolChoice::Named(name)) => Some(name.clone()),
+            _ => self.tools().only_name(),
+        }
+    }
+
     /// The chunks that the messages are made of.
     pub(crate) fn chunk_ids(&self) -> Vec<ChunkId> {
         self.chat.messages.iter().flat_map(ApiMessage::chunk_ids).collect()

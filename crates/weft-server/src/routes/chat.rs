@@ -31,7 +31,7 @@ pub(super) async fn create(
     let (use_cache, includes_usage) = (settings.uses_cache(), settings.includes_usage());
     let (rule, rule_param) = (body.value.rule(), body.value.rule_param());
     let tools = match &rule {
-        Some(Rule::Call(_)) => ToolMode::Required,
+        Some(Rule::Call(_)) => ToolMode::Required(body.value.only_tool()),
         _ if body.value.tools().0.is_empty() => ToolMode::None,
         _ => ToolMode::Auto,
     };
