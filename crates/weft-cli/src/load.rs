@@ -14,7 +14,6 @@ use weft_cuda::Launches;
 use crate::args::{CacheArgs, DeviceKind, Kernels, ModelArgs};
 use crate::error::CliError;
 use crate::models;
-use crate::progress;
 use crate::size;
 use crate::terminal;
 use crate::tiers;
@@ -51,8 +50,21 @@ pub(crate) fn open(name: Option<&str>, args: &ModelArgs) -> Result<Model, CliErr
 
 /// Opens a model and loads it onto the device that the user asked for.
 pub(crate) fn load(args: &ModelArgs, cache: &CacheArgs) -> Result<Loaded, CliError> {
+    load_after(args, cache, |_| Ok(()))
+}
+
+/// The same, with a check of what else the user named, between the model's small files and its
+/// weights.
+pub(crate) fn load_after(
+    args: &ModelArgs,
+    cache: &CacheArgs,
+    check: impl FnOnce(&Model) -> Result<(), CliError>,
+) -> Result<Loaded, CliError> {
     wanted_launches(args.device, args.kernels)?;
-    load_model(open(None, args)?, args, cache)
+    let _shown = args.bars().begin();
+    let model = open(None, args)?;
+    check(&model)?;
+    load_model(model, args, cache)
 }
 
 /// Says what the bundled model is, if it is the one in use, and how to get another.
@@ -86,7 +98,10 @@ pub(crate) fn load_model(
     let no_gpu = args.device == DeviceKind::Auto && launches.is_none();
     let no_gpu = if no_gpu && weft_cuda::probe().is_err() { " (no CUDA device)" } else { "" };
     terminal::note(args.quiet, &describe(&llm, no_gpu, start));
-    let (model, engine) = llm.into_parts();
+    let (model, mut engine) = llm.into_parts();
+    if cache.no_cache {
+        engine.disable_cache();
+    }
     Ok(Loaded { model, engine })
 }
 
@@ -116,8 +131,7 @@ fn describe(llm: &Llm, no_gpu: &str, start: Instant) -> String {
 
 /// The flags of a model, except its device.
 fn options(args: &ModelArgs) -> Options {
-    let bars = progress::Bars::new(args.quiet);
-    let mut options = Options::new().offline(args.offline).progress(bars);
+    let mut options = Options::new().offline(args.offline).progress(args.bars().clone());
     if let Some(context) = args.ctx_size {
         options = options.context(context);
     }

@@ -57,6 +57,9 @@ fn forms_are_asked_for_in_the_words_of_other_servers_too() {
     let choice = said(json!({"structured_outputs": {"choice": choices}, "temperature": 2.0}));
     assert!(choices.contains(&&*choice), "{choice}");
     assert_eq!(said(json!({"structured_outputs": {"regex": "a{3}b{2}"}})), "aaabb");
+    assert_eq!(said(json!({"guided_regex": "a{3}b{2}"})), "aaabb");
+    assert_eq!(said(json!({"guided_json": {"const": "42"}})), "\"42\"");
+    assert_eq!(said(json!({"guided_choice": ["the only one"]})), "the only one");
     let completion = json!({"prompt": "x", "structured_outputs": {"regex": "[0-9]{2}-[0-9]{2}"}});
     let completion = server.post("/v1/completions", &completion).1;
     let digits = completion["choices"][0]["text"].as_str().unwrap();
@@ -74,8 +77,8 @@ fn forms_are_asked_for_in_the_words_of_other_servers_too() {
 
 /// The parts of tool calls in a stream, in order.
 fn call_deltas(events: &[Value]) -> Vec<&Value> {
-    let calls = |event: &'_ Value| event["choices"][0]["delta"]["tool_calls"].as_array();
-    events.iter().filter_map(calls).flatten().collect()
+    let deltas = events.iter().map(|event| &event["choices"][0]["delta"]["tool_calls"]);
+    deltas.filter_map(Value::as_array).flatten().collect()
 }
 
 /// The arguments of a stream's one call.

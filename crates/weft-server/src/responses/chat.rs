@@ -7,7 +7,7 @@ use weft_core::engine::{Finished, Token};
 
 use super::choice::{Choice, Delta, ToolMode};
 use super::tool_calls::{Beginning, CallDelta};
-use super::usage::{add_costs, add_timings, reason, usage};
+use super::usage::{add_costs, add_usage, reason, usage};
 use super::{FINGERPRINT, ResponseWriter, logprobs, response_id, seconds_now};
 use crate::model_info::ModelInfo;
 
@@ -174,13 +174,13 @@ impl ResponseWriter for ChatWriter {
     fn end(&mut self, choice: usize, finished: Finished) -> Vec<Value> {
         let delta = self.choices[choice].choice.finish();
         let mut events: Vec<Value> = self.write(choice, delta).into_iter().collect();
+        let reason = finish_reason(&self.choices[choice].choice, &finished);
+        self.finished[choice] = Some(finished);
         if self.streams {
-            let reason = finish_reason(&self.choices[choice].choice, &finished);
             let mut last = self.event(choice, json!({}), Value::Null, Some(reason));
-            add_costs(&mut last, &finished);
+            add_costs(&mut last, &self.finished[choice..=choice], 1);
             events.push(last);
         }
-        self.finished[choice] = Some(finished);
         events
     }
 
@@ -189,8 +189,7 @@ impl ResponseWriter for ChatWriter {
             return None;
         }
         let mut event = self.envelope("chat.completion.chunk", json!([]));
-        event["usage"] = usage(&self.finished, self.choices.len());
-        add_timings(&mut event, &self.finished);
+        add_usage(&mut event, &self.finished, self.choices.len());
         Some(event)
     }
 
@@ -207,9 +206,7 @@ impl ResponseWriter for ChatWriter {
         }
         let mut answer = self.envelope("chat.completion", choices.into());
         answer["usage"] = usage(&self.finished, n);
-        if let Some(Some(first)) = self.finished.first() {
-            add_costs(&mut answer, first);
-        }
+        add_costs(&mut answer, &self.finished, n);
         answer
     }
 }

@@ -38,12 +38,13 @@ const HELP: &str = "\
 pub(crate) fn run(mut args: ChatArgs) -> Result<ExitCode, CliError> {
     args.model.model = args.name.take().or(args.model.model);
     sampling::check(&args.sampling)?;
+    let system = args.prompt.system.as_deref().map(Source::system).transpose()?;
     interrupt::install();
     let loaded = load::load(&args.model, &args.cache)?;
     template(&loaded.model)?;
     load::introduce(&args.model, args.model.quiet);
     terminal::note(args.model.quiet, "/help lists the commands");
-    let mut chat = Chat::new(args, loaded)?;
+    let mut chat = Chat::new(args, system.as_ref(), loaded)?;
     chat.talk()?;
     chat.end();
     Ok(ExitCode::SUCCESS)
@@ -66,14 +67,17 @@ enum Turn {
 }
 
 impl Chat {
-    fn new(args: ChatArgs, mut loaded: Loaded) -> Result<Self, CliError> {
+    fn new(
+        args: ChatArgs,
+        system: Option<&Source>,
+        mut loaded: Loaded,
+    ) -> Result<Self, CliError> {
         let resolver = ChunkResolver::open(&args.cache, &mut loaded);
         let thinking = args.prompt.thinking();
-        let system = args.prompt.system.clone();
         let dialogue = Dialogue::default();
         let mut chat = Self { args, loaded, resolver, dialogue, thinking, last: None };
         if let Some(system) = system {
-            chat.set_system(&system)?;
+            chat.set_system(system)?;
         }
         Ok(chat)
     }
@@ -114,7 +118,7 @@ impl Chat {
             "/quit" | "/exit" | "/bye" => return Ok(Turn::Leave),
             "/help" | "/?" => self.note(HELP),
             "/clear" => self.dialogue.clear(),
-            "/system" => self.set_system(rest)?,
+            "/system" => self.set_system(&Source::system(rest)?)?,
             "/context" | "/use" => self.add_document(command, rest.trim())?,
             "/drop" => self.drop(rest.trim()),
             "/chunks" => self.show_chunks(),
@@ -130,8 +134,8 @@ impl Chat {
         Ok(Turn::Nothing)
     }
 
-    fn set_system(&mut self, word: &str) -> Result<(), CliError> {
-        let text = self.resolver.system_text(&mut self.loaded.engine, &Source::system(word)?)?;
+    fn set_system(&mut self, source: &Source) -> Result<(), CliError> {
+        let text = self.resolver.system_text(&mut self.loaded.engine, source)?;
         self.dialogue = Dialogue::new(text);
         Ok(())
     }
