@@ -96,14 +96,6 @@ fn what_is_malformed_is_refused_with_the_field() {
         ("stop", json!(vec!["x"; 17])),
         ("stop", json!("x".repeat(2000))),
         ("max_tokens", json!(-2)),
-        ("functions", json!([{"name": "f"}])),
-        ("function_call", json!({"name": "f"})),
-        ("guided_grammar", json!("root ::= \"a\"")),
-        ("allowed_token_ids", json!([1, 2])),
-        ("bad_words", json!(["x"])),
-        ("use_beam_search", json!(true)),
-        ("truncate_prompt_tokens", json!(8)),
-        ("chat_template", json!("{{ 'say something else' }}")),
         ("max_tokens", json!(0)),
         ("logit_bias", json!({"x": 1})),
         ("logit_bias", json!({"1.5": 1})),
@@ -124,14 +116,28 @@ fn what_is_malformed_is_refused_with_the_field() {
         let message = server.refusal(CHAT, &chat_with(json!({field: value})), 400);
         assert!(message.contains(field.split('_').next().unwrap()), "{field}: {message}");
     }
-    for (field, value) in [("functions", json!([{"name": "f"}])), ("bad_words", json!(["x"]))] {
+    let huge = server.refusal(CHAT, &json!({"messages": "x".repeat(1 << 20)}), 400);
+    assert!(huge.len() < 1000, "a message does not repeat megabytes");
+}
+
+#[test]
+fn fields_that_would_change_the_answer_are_refused_by_name() {
+    let server = Server::start(&[]);
+    for (field, value) in [
+        ("functions", json!([{"name": "f"}])),
+        ("function_call", json!({"name": "f"})),
+        ("guided_grammar", json!("root ::= \"a\"")),
+        ("allowed_token_ids", json!([1, 2])),
+        ("bad_words", json!(["x"])),
+        ("use_beam_search", json!(true)),
+        ("truncate_prompt_tokens", json!(8)),
+        ("chat_template", json!("{{ 'say something else' }}")),
+    ] {
         for (path, body) in [(CHAT, chat()), (COMPLETIONS, json!({"prompt": "x"}))] {
             let (status, answer) = server.post(path, &merged(body, json!({field: value})));
             assert_eq!((status, &answer["error"]["param"]), (400, &json!(field)), "{answer}");
         }
     }
-    let huge = server.refusal(CHAT, &json!({"messages": "x".repeat(1 << 20)}), 400);
-    assert!(huge.len() < 1000, "a message does not repeat megabytes");
 }
 
 #[test]

@@ -66,7 +66,8 @@ fn choices_without_the_cache_compute_their_prompt_once() {
         let more = json!({"cache_prompt": false, "n": n, "temperature": 2.0, "seed": 5,
             "max_tokens": 6, "ignore_eos": true});
         let answer = server.ask(&merged(chat(), more));
-        let computed = server.metric("weft_prompt_tokens_total") - before
+        let computed = server.metric("weft_prompt_tokens_total")
+            - before
             - (server.metric("weft_cached_tokens_total") - before_cached);
         assert_eq!(cached(&answer), 0);
         (computed as u64, answer)

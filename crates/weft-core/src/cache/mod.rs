@@ -23,8 +23,8 @@ use crate::dtype::Dtype;
 use crate::kv::{OutOfPages, PageId, PagePool, pages_for};
 use crate::store::{KvKey, Store};
 
-pub use self::group::RowGroup;
 pub(crate) use self::group::GroupId;
+pub use self::group::RowGroup;
 use self::group::Waiting;
 pub use self::node::LaneId;
 use self::node::Worth;

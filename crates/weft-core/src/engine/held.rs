@@ -137,7 +137,8 @@ pub(super) struct Policy {
 }
 
 impl Policy {
-    pub(super) const WARM: Self = Self { limit: usize::MAX, keeps: true, answers: true, group: None };
+    pub(super) const WARM: Self =
+        Self { limit: usize::MAX, keeps: true, answers: true, group: None };
     pub(super) const COLD: Self = Self { limit: 0, keeps: false, answers: true, group: None };
 
     /// Without the cache, except for rows of the same group.

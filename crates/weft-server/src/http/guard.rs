@@ -58,9 +58,9 @@ fn check(options: &Options, request: &Request) -> Result<(), ApiError> {
         );
     }
     match text(header::ORIGIN) {
-        Some(origin) if !is_allowed(origin, options) => refused(
-            "pages of that Origin may not use this server; --allow-origin allows one",
-        ),
+        Some(origin) if !is_allowed(origin, options) => {
+            refused("pages of that Origin may not use this server; --allow-origin allows one")
+        }
         _ => Ok(()),
     }
 }

@@ -34,8 +34,8 @@ pub(crate) use self::body::{Body, parse};
 pub(crate) use self::guard::guard;
 pub use self::options::Options;
 pub use self::origins::AllowedOrigin;
-pub use self::progress::{LoadProgress, LoadStage};
 pub(crate) use self::path::PathParam;
+pub use self::progress::{LoadProgress, LoadStage};
 
 /// How long a client may take to send its headers.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);

@@ -296,7 +296,8 @@ mod tests {
     #[test]
     fn arguments_are_sent_as_they_come() {
         let arguments = "{\"a\":[{}, \"\\\"} </tool_call>\\\\\"],\"b\":{\"c\":2}}";
-        let text = format!("<tool_call>\n{{\"name\": \"f\", \"arguments\": {arguments}}}\n</tool_call>");
+        let text =
+            format!("<tool_call>\n{{\"name\": \"f\", \"arguments\": {arguments}}}\n</tool_call>");
         let compact = arguments.replace("}, ", "},");
         let mut stream = ToolCallStream::default();
         let deltas: Vec<CallDelta> =

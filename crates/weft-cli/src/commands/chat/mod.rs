@@ -67,11 +67,7 @@ enum Turn {
 }
 
 impl Chat {
-    fn new(
-        args: ChatArgs,
-        system: Option<&Source>,
-        mut loaded: Loaded,
-    ) -> Result<Self, CliError> {
+    fn new(args: ChatArgs, system: Option<&Source>, mut loaded: Loaded) -> Result<Self, CliError> {
         let resolver = ChunkResolver::open(&args.cache, &mut loaded);
         let thinking = args.prompt.thinking();
         let dialogue = Dialogue::default();

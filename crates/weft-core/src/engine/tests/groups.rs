@@ -35,9 +35,8 @@ fn run(engine: &mut Engine) -> (Vec<(Vec<Token>, usize)>, usize) {
 fn a_group_computes_its_prompt_once_and_leaves_nothing() {
     for reuse in Reuse::ALL {
         let prompt = composition(&[1, 2], 3, reuse, Repair::Link(8));
-        let alone: Vec<Vec<Token>> = (0..8)
-            .map(|seed| answer(&mut engine(), cold_request(&prompt, seed, None)).0)
-            .collect();
+        let alone: Vec<Vec<Token>> =
+            (0..8).map(|seed| answer(&mut engine(), cold_request(&prompt, seed, None)).0).collect();
         let mut engine = engine();
         // Kept rows of the same prompt, which a cold request must not use.
         ask(&mut engine, &prompt);
@@ -65,7 +64,7 @@ fn a_group_computes_its_prompt_once_and_leaves_nothing() {
 fn rows_of_a_group_wait_for_its_last_request() {
     let (prompt, group) = (exact(&[1, 2], 3), RowGroup::default());
     let mut engine = engine();
-    let mut cached = |engine: &mut Engine, group: &RowGroup| {
+    let cached = |engine: &mut Engine, group: &RowGroup| {
         engine.add(cold_request(&prompt, 0, Some(group))).unwrap();
         run(engine).0[0].1
     };
