@@ -63,7 +63,7 @@ pub(crate) fn answer(
 ) -> Result<Answer, CliError> {
     let _guard = interrupt::ends(&request.cancel);
     let composition = request.prompt.clone();
-    let bar = terminal::bar(style.quiet, request.prompt.len() as u64, "prefill", false);
+    let bar = terminal::bar(style.quiet, request.prompt.len() as u64, "prefill");
     let in_bar = bar.clone();
     let mut reasoning = ReasoningStream::after(prompt);
     let (mut parts, mut tokens) = (Parts::default(), Vec::new());

@@ -15,7 +15,6 @@ use weft_cuda::Launches;
 use crate::args::{CacheArgs, DeviceKind, Kernels, ModelArgs};
 use crate::error::CliError;
 use crate::models;
-use crate::progress;
 use crate::size;
 use crate::terminal;
 use crate::tiers;
@@ -55,8 +54,21 @@ pub(crate) fn open(name: Option<&str>, args: &ModelArgs) -> Result<Model, CliErr
 
 /// Opens a model and loads it onto the device that the user asked for.
 pub(crate) fn load(args: &ModelArgs, cache: &CacheArgs) -> Result<Loaded, CliError> {
+    load_after(args, cache, |_| Ok(()))
+}
+
+/// The same, with a check of what else the user named, between the model's small files and its
+/// weights.
+pub(crate) fn load_after(
+    args: &ModelArgs,
+    cache: &CacheArgs,
+    check: impl FnOnce(&Model) -> Result<(), CliError>,
+) -> Result<Loaded, CliError> {
     wanted_launches(args.device, args.kernels)?;
-    load_model(open(None, args)?, args, cache)
+    let _shown = args.bars().begin();
+    let model = open(None, args)?;
+    check(&model)?;
+    load_model(model, args, cache)
 }
 
 /// Says what the bundled model is, if it is the one in use, and how to get another.
@@ -95,7 +107,10 @@ pub(crate) fn load_model(
         banner(&models::short_name(args.model.as_deref()), &llm, start)
     };
     terminal::note(args.quiet, &line);
-    let (model, engine) = llm.into_parts();
+    let (model, mut engine) = llm.into_parts();
+    if cache.no_cache {
+        engine.disable_cache();
+    }
     Ok(Loaded { model, engine })
 }
 
@@ -136,8 +151,7 @@ fn describe(llm: &Llm, no_gpu: &str, start: Instant) -> String {
 
 /// The flags of a model, except its device.
 fn options(args: &ModelArgs) -> Options {
-    let bars = progress::Bars::new(args.quiet);
-    let mut options = Options::new().offline(args.offline).progress(bars);
+    let mut options = Options::new().offline(args.offline).progress(args.bars().clone());
     if let Some(context) = args.ctx_size {
         options = options.context(context);
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use weft_core::chunk::{Chunk, ChunkError, ChunkId, Kind};
 use weft_core::engine::Engine;
+use weft_core::tokenizer::Tokenizer;
 
 use crate::args::CacheArgs;
 use crate::error::CliError;
@@ -64,6 +65,14 @@ impl Source {
         }
     }
 
+    /// The chunk that it names, if it is one.
+    fn chunk_name(&self) -> Option<&str> {
+        match self {
+            Self::Chunk(word) => Some(word),
+            Self::Text { .. } => None,
+        }
+    }
+
     /// A system prompt: `@FILE`; a single word may be a chunk; anything else is the text itself.
     pub(crate) fn system(word: &str) -> Result<Self, CliError> {
         match word.strip_prefix('@') {
@@ -74,6 +83,30 @@ impl Source {
             }
             None => Ok(Self::Chunk(word.to_owned())),
         }
+    }
+}
+
+/// Checks, before a model is loaded, that the chunks which documents name are registered.
+pub(crate) fn check_documents(
+    documents: &[Source],
+    args: &CacheArgs,
+    tokenizer: &Tokenizer,
+) -> Result<(), CliError> {
+    let chunks = || documents.iter().filter_map(Source::chunk_name);
+    if chunks().next().is_none() {
+        return Ok(());
+    }
+    let library = RegisteredChunks::open(args, tokenizer)?.library;
+    chunks().try_for_each(|word| library.find(word).map(drop).map_err(|error| missing(word, error)))
+}
+
+/// The error for a document that is neither a file nor a chunk.
+fn missing(word: &str, error: ChunkError) -> CliError {
+    match error {
+        ChunkError::NotFound { .. } => CliError::NoSource(format!(
+            "{word} is neither a file nor a chunk; `weft chunk list` shows the chunks"
+        )),
+        error => error.into(),
     }
 }
 
@@ -183,9 +216,7 @@ impl ChunkResolver {
             }
             Source::Chunk(word) => {
                 let chunk = self.find(word).map_err(|error| match error {
-                    CliError::Chunk(ChunkError::NotFound { .. }) => CliError::NoSource(format!(
-                        "{word} is neither a file nor a chunk; `weft chunk list` shows the chunks"
-                    )),
+                    CliError::Chunk(error) => missing(word, error),
                     error => error,
                 })?;
                 self.take(engine, chunk)

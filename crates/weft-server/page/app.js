@@ -6,6 +6,7 @@ import { Chat } from './chat.js';
 import { $, count, fill, h, head, time, tokens } from './dom.js';
 import { asJson, asMarkdown, download } from './export.js';
 import { placeIcons } from './icons.js';
+import { whileLoading } from './loading.js';
 import { askKey, explain } from './notice.js';
 import { compose } from './prompt.js';
 import { Settings } from './settings.js';
@@ -57,6 +58,7 @@ async function connect({ wrongKey = false, quiet = false } = {}) {
       $('api-key').focus();
       return;
     }
+    if (error.kind === 'loading' && await whileLoading($('served'))) return connect({ quiet });
     if (error.kind !== 'loading' && !quiet) fill($('composer-notice'), explain(error, null, { 'Try again': () => connect() }));
     if (error.kind === 'loading' || error.kind === 'gone') connecting = setTimeout(() => connect({ quiet }), RETRY_MS);
   }

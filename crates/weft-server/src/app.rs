@@ -1,12 +1,13 @@
 //! State that all requests share.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tokio::sync::{Mutex, Semaphore};
 
 use crate::api_error::ApiError;
 use crate::chunk_update::ChunkLock;
-use crate::http::Options;
+use crate::http::{LoadProgress, Options};
 use crate::metrics::Metrics;
 use crate::responses::Recent;
 use crate::worker::Worker;
@@ -26,6 +27,10 @@ pub(crate) struct App {
     pub(crate) worker: Worker,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) options: Options,
+    pub(crate) log: Arc<dyn Fn(&str) + Send + Sync>,
+    pub(crate) progress: LoadProgress,
+    /// Names of other models that requests gave and that were logged.
+    pub(crate) other_names: Mutex<BTreeSet<String>>,
     /// The latest answers, each of which can be verified.
     pub(crate) recent: Recent,
     pub(crate) chunk_lock: ChunkLock,

@@ -7,12 +7,14 @@ mod serve;
 
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use weft_core::chunk::{Repair, Reuse};
 use weft_core::weights::Coded;
 
 use crate::bench::BenchArgs;
+use crate::progress::Bars;
 use crate::size;
 
 pub(crate) use self::cache::CacheArgs;
@@ -288,6 +290,16 @@ pub(crate) struct ModelArgs {
     /// Print only the answer and errors
     #[arg(short, long)]
     pub(crate) quiet: bool,
+    /// What is shown while the model is opened; made when it is first needed
+    #[arg(skip)]
+    pub(crate) bars: OnceLock<Bars>,
+}
+
+impl ModelArgs {
+    /// What is shown while the model is opened.
+    pub(crate) fn bars(&self) -> &Bars {
+        self.bars.get_or_init(|| Bars::new(self.quiet))
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

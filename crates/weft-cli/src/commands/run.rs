@@ -25,6 +25,7 @@ pub(crate) fn run(mut args: RunArgs) -> Result<ExitCode, CliError> {
         return chat_instead(args);
     };
     sampling::check(&args.sampling)?;
+    let system = args.prompt.system.as_deref().map(Source::system).transpose()?;
     interrupt::install();
     let mut loaded = load::load(&args.model, &args.cache)?;
     load::introduce(&args.model, args.model.quiet || args.json);
@@ -32,7 +33,7 @@ pub(crate) fn run(mut args: RunArgs) -> Result<ExitCode, CliError> {
     let answer = if args.raw || loaded.model.template.is_none() {
         continue_text(&mut loaded, &args, &text, style)?
     } else {
-        converse(&mut loaded, &args, &text, style)?
+        converse(&mut loaded, &args, system.as_ref(), &text, style)?
     };
     loaded.print_warnings();
     finish(&answer, args.json, None)
@@ -42,13 +43,14 @@ pub(crate) fn run(mut args: RunArgs) -> Result<ExitCode, CliError> {
 fn converse(
     loaded: &mut Loaded,
     args: &RunArgs,
+    system: Option<&Source>,
     text: &str,
     style: Style,
 ) -> Result<Answer, CliError> {
     let mut messages = vec![Message::user(text)];
-    if let Some(system) = &args.prompt.system {
+    if let Some(system) = system {
         let mut resolver = ChunkResolver::open(&args.cache, loaded);
-        let system = resolver.system_text(&mut loaded.engine, &Source::system(system)?)?;
+        let system = resolver.system_text(&mut loaded.engine, system)?;
         messages.insert(0, Message::system(&system));
     }
     let thinking = args.prompt.thinking();

@@ -12,6 +12,7 @@ use crate::args::{CacheArgs, ModelArgs, ServeArgs};
 use crate::error::CliError;
 use crate::load;
 use crate::models;
+use crate::progress::Bars;
 use crate::terminal;
 use crate::tiers::RegisteredChunks;
 
@@ -21,7 +22,12 @@ pub(crate) fn run(args: ServeArgs) -> Result<ExitCode, CliError> {
     // A request without a limit is promised a whole context, and there can be one request per lane.
     cache.contexts = Some(MAX_LANES);
     load::wanted_launches(model.device, model.kernels)?;
+    let mut names = args.served_model_name.into_iter();
+    let id = names.next().unwrap_or_else(|| id(model.model.as_deref()));
     let options = Options {
+        allowed_origins: args.allow_origin,
+        aliases: names.collect(),
+        strict_model: args.strict_model,
         api_key: args.api_key,
         insecure: args.insecure,
         allowed_hosts: args.allow_host,
@@ -36,7 +42,8 @@ pub(crate) fn run(args: ServeArgs) -> Result<ExitCode, CliError> {
     if args.open {
         open_page(&page(address));
     }
-    server.run(Box::new(move || Ok(load(&model, &cache)?))).map_err(CliError::serve)?;
+    model.bars = Bars::reporting_to(quiet, server.progress()).into();
+    server.run(Box::new(move || Ok(load(&id, &model, &cache)?))).map_err(CliError::serve)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -66,7 +73,7 @@ fn open_page(url: &str) {
     }
 }
 
-fn load(args: &ModelArgs, cache: &CacheArgs) -> Result<Loaded, CliError> {
+fn load(id: &str, args: &ModelArgs, cache: &CacheArgs) -> Result<Loaded, CliError> {
     let load::Loaded { model, mut engine } = load::load(args, cache)?;
     load::introduce(args, args.quiet);
     let registered = RegisteredChunks::open(cache, &model.tokenizer);
@@ -84,7 +91,7 @@ fn load(args: &ModelArgs, cache: &CacheArgs) -> Result<Loaded, CliError> {
             None
         }
     };
-    Ok(Loaded { id: id(args.model.as_deref()), model, engine, shelf })
+    Ok(Loaded { id: id.to_owned(), model, engine, shelf })
 }
 
 /// The model's name for clients: its name on the hub, or the name of its folder.

@@ -38,6 +38,47 @@ fn a_conversation_computes_only_what_is_new() {
     }
 }
 
+#[test]
+fn a_server_without_a_cache_keeps_nothing() {
+    let server = Server::start(&["--no-cache"]);
+    let first = server.ask(&chat());
+    for _ in 0..2 {
+        let again = server.ask(&chat());
+        assert_eq!((cached(&again), text(&again)), (0, text(&first)));
+    }
+    assert_eq!(server.post("/v1/chunks/preview", &chat()).1["cached_tokens"], 0);
+    let id = register(&server, "context", &document());
+    server.ask(&about(&[&id], json!({})));
+    server.refusal(&format!("/v1/chunks/{id}/warm"), &json!({}), 400);
+    server.signal("-TERM");
+    let (code, folder) = server.wait();
+    assert_eq!(code, Some(0));
+    let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(Result::unwrap).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn choices_without_the_cache_compute_their_prompt_once() {
+    let server = Server::start(&[]);
+    let ask = |n: usize| {
+        let before = server.metric("weft_prompt_tokens_total");
+        let before_cached = server.metric("weft_cached_tokens_total");
+        let more = json!({"cache_prompt": false, "n": n, "temperature": 2.0, "seed": 5,
+            "max_tokens": 6, "ignore_eos": true});
+        let answer = server.ask(&merged(chat(), more));
+        let computed = server.metric("weft_prompt_tokens_total")
+            - before
+            - (server.metric("weft_cached_tokens_total") - before_cached);
+        assert_eq!(cached(&answer), 0);
+        (computed as u64, answer)
+    };
+    let (one, alone) = ask(1);
+    let (eight, answer) = ask(8);
+    assert_eq!((one, eight), (count(&alone, "prompt_tokens"), one), "one prompt, not eight");
+    assert_eq!(text(&answer), text(&alone));
+    assert_eq!(cached(&server.ask(&chat())), 0, "nothing is left of them");
+}
+
 fn register(server: &Server, kind: &str, words: &str) -> String {
     let (status, chunk) = server.post("/v1/chunks", &json!({"kind": kind, "text": words}));
     assert_eq!(status, 201, "{chunk}");

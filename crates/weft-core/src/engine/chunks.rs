@@ -139,7 +139,7 @@ impl Engine {
 
     /// The cache's contents for a prompt.
     pub fn preview(&self, prompt: &Composition) -> Preview {
-        let placement = Placement::look_up(&self.cache, prompt, usize::MAX);
+        let placement = Placement::look_up(&self.cache, prompt, usize::MAX, None);
         let mut start = 0;
         let mut pieces = Vec::new();
         for piece in &prompt.pieces {
@@ -177,7 +177,7 @@ impl Engine {
     }
 
     /// Admits a lane that computes a prompt's rows, except those of its query, and generates
-    /// nothing. `None` if all rows are cached.
+    /// nothing. `None` if there is nothing to compute.
     pub fn add_warm(
         &mut self,
         prompt: &Composition,
@@ -185,6 +185,9 @@ impl Engine {
     ) -> Result<Option<LaneId>, RequestError> {
         let mut prompt = prompt.clone();
         prompt.pieces.retain(|piece| piece.kind != Kind::Query && !piece.tokens.is_empty());
+        if !self.keeps {
+            return Err(RequestError::KeepsNothing);
+        }
         if prompt.is_empty() {
             return Ok(None);
         }

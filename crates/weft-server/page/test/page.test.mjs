@@ -435,6 +435,24 @@ describe('failures are told where they happen', () => {
     await lastAnswer(page).getByText('Probrosur').waitFor();
   });
 
+  test('a server that is still loading', async () => {
+    const page = await visit({ expects: ['503'] });
+    const notReady = (progress) => ({ status: 503, contentType: 'application/json', body: JSON.stringify({ status: 'loading', progress, error: { message: 'the model is loading', code: 'unavailable' } }) });
+    let done = 0.42;
+    await page.route('**/v1/models', (route) => (done < 1 ? route.fulfill(notReady(done)) : route.continue()));
+    await page.route('**/health', (route) => (done < 1 ? route.fulfill(notReady(done)) : route.continue()));
+    await page.reload();
+    await page.locator('#served', { hasText: 'loading the model · 42 %' }).waitFor();
+    assert.equal(await page.locator('#served progress').evaluate((bar) => bar.value), 0.42);
+    await shot(page, 'loading');
+    done = 0.9;
+    await page.locator('#served', { hasText: '90 %' }).waitFor();
+    done = 1;
+    await page.locator('#served', { hasText: 'weft-tiny' }).waitFor();
+    await addExamples(page);
+    await ask(page, ...CAPTAIN);
+  });
+
   test('a server that is gone, and comes back', async () => {
     await withServer([], async (own) => {
       const page = await visit({ address: own.address, expects: ['ERR_CONNECTION_REFUSED', 'ERR_CONNECTION_RESET', 'ERR_EMPTY_RESPONSE', '503'] });

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::body;
 use axum::extract::{FromRequest, Request};
-use axum::http::header::CONTENT_TYPE;
+use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use axum::http::{HeaderMap, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use serde_json::Value;
@@ -35,6 +35,7 @@ impl<T: FromJson> FromRequest<Arc<App>> for Body<T> {
         if !may_be_absent {
             check_type(request.headers())?;
         }
+        check_encoding(request.headers())?;
         let mut bytes = read(request.into_body()).await?;
         if may_be_absent && bytes.is_empty() {
             bytes.extend_from_slice(b"{}");
@@ -52,6 +53,16 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
         return Ok(());
     }
     let message = "the body must be JSON, sent with `Content-Type: application/json`";
+    Err(ApiError::refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
+}
+
+/// Refuses a compressed body: what it unpacks to is not known before it is unpacked.
+fn check_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
+    let mut encodings = headers.get_all(CONTENT_ENCODING).iter();
+    if encodings.all(|value| value.as_bytes().eq_ignore_ascii_case(b"identity")) {
+        return Ok(());
+    }
+    let message = "compressed bodies are not read; send the JSON without a Content-Encoding";
     Err(ApiError::refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
 }
 

@@ -4,7 +4,10 @@ mod body;
 mod guard;
 mod hosts;
 mod options;
+mod origins;
 mod path;
+mod progress;
+mod request_id;
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -30,7 +33,9 @@ use crate::worker::{Limits, Phase, Worker};
 pub(crate) use self::body::{Body, parse};
 pub(crate) use self::guard::guard;
 pub use self::options::Options;
+pub use self::origins::AllowedOrigin;
 pub(crate) use self::path::PathParam;
+pub use self::progress::{LoadProgress, LoadStage};
 
 /// How long a client may take to send its headers.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -79,6 +84,7 @@ pub struct Server {
     listener: TcpListener,
     options: Options,
     log: Arc<dyn Fn(&str) + Send + Sync>,
+    progress: LoadProgress,
 }
 
 impl Server {
@@ -95,7 +101,13 @@ impl Server {
             Ok(listener)
         };
         let listener = bind().map_err(|source| ServeError::Bind { address, source })?;
-        Ok(Self { listener, options, log: Arc::new(log) })
+        let progress = LoadProgress::default();
+        Ok(Self { listener, options, log: Arc::new(log), progress })
+    }
+
+    /// Where to report how far the model is loaded; `/health` shows it.
+    pub fn progress(&self) -> LoadProgress {
+        self.progress.clone()
     }
 
     /// The address that the server listens on.
@@ -115,6 +127,9 @@ impl Server {
             worker,
             metrics,
             options: self.options,
+            log: Arc::clone(&self.log),
+            progress: self.progress,
+            other_names: Mutex::default(),
             recent: Recent::default(),
             chunk_lock: ChunkLock::default(),
             verifying: Mutex::default(),
@@ -131,8 +146,8 @@ async fn serve(
 ) -> Result<(), ServeError> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let graceful = GracefulShutdown::new();
+    let mut accepting = Box::pin(accept(&listener, routes::router(Arc::clone(&app)), &graceful));
     let unloadable = {
-        let accepting = accept(&listener, routes::router(Arc::clone(&app)), &graceful);
         let mut phase = app.worker.phase();
         let unloadable = async {
             let phase = phase.wait_for(|phase| matches!(phase, Phase::Unloadable(_))).await;
@@ -142,29 +157,31 @@ async fn serve(
             }
         };
         tokio::select! {
-            () = accepting => None,
+            () = &mut accepting => None,
             error = unloadable => Some(error),
             ended = shutdown_signal() => ended.map(|()| None)?,
         }
     };
-    drop(listener);
     app.worker.drain();
     if let Some(error) = unloadable {
         return Err(ServeError::Load(error));
     }
     log("finishing running answers; send the signal again to exit at once");
+    // A panic of the thread has already been logged.
+    let running = tokio::task::spawn_blocking(move || engine.join());
+    // New requests and health checks are answered meanwhile, with status 503.
     tokio::select! {
-        () = drain(graceful, engine) => {}
+        _ = running => {}
+        () = &mut accepting => {}
+        ended = shutdown_signal() => return Ok(ended?),
+    }
+    drop(accepting);
+    drop(listener);
+    tokio::select! {
+        _ = tokio::time::timeout(LAST_BYTES, graceful.shutdown()) => {}
         ended = shutdown_signal() => ended?,
     }
     Ok(())
-}
-
-/// Waits for the engine's thread, then for the last bytes of answers.
-async fn drain(graceful: GracefulShutdown, engine: JoinHandle<()>) {
-    // A panic of the thread has already been logged.
-    let _ = tokio::task::spawn_blocking(move || engine.join()).await;
-    let _ = tokio::time::timeout(LAST_BYTES, graceful.shutdown()).await;
 }
 
 /// SIGTERM, or Ctrl-C.

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use super::ServeError;
+use super::{AllowedOrigin, ServeError};
 
 /// The default number of requests that may wait for a lane.
 const QUEUE: usize = 64;
@@ -18,6 +18,12 @@ pub struct Options {
     pub insecure: bool,
     /// Host names that clients may use for this server, besides `localhost` and IP addresses.
     pub allowed_hosts: Vec<String>,
+    /// Origins of pages and apps that may use this server, besides its own.
+    pub allowed_origins: Vec<AllowedOrigin>,
+    /// Other names of the model.
+    pub aliases: Vec<String>,
+    /// Refuses requests that name another model, instead of answering them with the one there is.
+    pub strict_model: bool,
     /// Requests that may wait for a lane.
     pub queue: usize,
 }
@@ -25,7 +31,16 @@ pub struct Options {
 impl Options {
     /// Listens on an address, with the usual queue and without a key.
     pub fn new(address: SocketAddr) -> Self {
-        Self { address, api_key: None, insecure: false, allowed_hosts: Vec::new(), queue: QUEUE }
+        Self {
+            address,
+            api_key: None,
+            insecure: false,
+            allowed_hosts: Vec::new(),
+            allowed_origins: Vec::new(),
+            aliases: Vec::new(),
+            strict_model: false,
+            queue: QUEUE,
+        }
     }
 
     /// Refuses options that would open the server to other machines by mistake.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use weft_core::engine::{Finished, Token};
 
 use super::logprobs::{Entry, Pending};
-use super::usage::{add_costs, add_timings, reason, usage};
+use super::usage::{add_costs, add_usage, reason, usage};
 use super::{FINGERPRINT, ResponseWriter, logprobs, response_id, seconds_now};
 use crate::model_info::ModelInfo;
 
@@ -122,13 +122,14 @@ impl ResponseWriter for CompletionWriter {
 
     fn end(&mut self, choice: usize, finished: Finished) -> Vec<Value> {
         let mut events = Vec::new();
+        let reason = reason(&finished);
+        self.finished[choice] = Some(finished);
         if self.streams {
-            let last = self.choice(choice, "", &[], Some(reason(&finished)));
+            let last = self.choice(choice, "", &[], Some(reason));
             let mut last = self.event(last);
-            add_costs(&mut last, &finished);
+            add_costs(&mut last, &self.finished[choice..=choice], 1);
             events.push(last);
         }
-        self.finished[choice] = Some(finished);
         events
     }
 
@@ -137,8 +138,7 @@ impl ResponseWriter for CompletionWriter {
             return None;
         }
         let mut event = self.envelope(json!([]));
-        event["usage"] = usage(&self.finished, self.choices_per_prompt);
-        add_timings(&mut event, &self.finished);
+        add_usage(&mut event, &self.finished, self.choices_per_prompt);
         Some(event)
     }
 
@@ -150,9 +150,7 @@ impl ResponseWriter for CompletionWriter {
         });
         let mut answer = self.envelope(choices.collect());
         answer["usage"] = usage(&self.finished, self.choices_per_prompt);
-        if let Some(Some(first)) = self.finished.first() {
-            add_costs(&mut answer, first);
-        }
+        add_costs(&mut answer, &self.finished, self.choices_per_prompt);
         answer
     }
 }

@@ -28,7 +28,7 @@ macro_rules! files {
 }
 
 /// All files, by path. A test compares this list with the folder.
-pub(super) static FILES: [File; 19] = files![
+pub(super) static FILES: [File; 20] = files![
     "/" HTML "index.html",
     "/style.css" CSS "style.css",
     "/icon.svg" SVG "icon.svg",
@@ -38,6 +38,7 @@ pub(super) static FILES: [File; 19] = files![
     "/dom.js" SCRIPT "dom.js",
     "/export.js" SCRIPT "export.js",
     "/icons.js" SCRIPT "icons.js",
+    "/loading.js" SCRIPT "loading.js",
     "/markdown.js" SCRIPT "markdown.js",
     "/notice.js" SCRIPT "notice.js",
     "/prompt.js" SCRIPT "prompt.js",

@@ -150,6 +150,19 @@ impl Worker {
         }
     }
 
+    /// The state of the engine as one word, for `/health`.
+    pub(crate) fn phase_name(&self) -> &'static str {
+        if self.shared.draining.load(Ordering::Relaxed) {
+            return "draining";
+        }
+        match &*self.phase.borrow() {
+            Phase::Ready(_) => "ok",
+            Phase::Loading => "loading",
+            Phase::Down | Phase::Unloadable(_) => "failed",
+            Phase::Ended => "draining",
+        }
+    }
+
     /// Queues jobs, each for its own lane.
     pub(crate) async fn submit(&self, jobs: Vec<Job>) -> Result<JobHandle, ApiError> {
         let n = jobs.len();

@@ -19,7 +19,7 @@ use crate::error::CliError;
 use crate::interrupt;
 use crate::load::{self, Loaded};
 use crate::models;
-use crate::sources::{ChunkResolver, Source};
+use crate::sources::{self, ChunkResolver, Source};
 use crate::terminal;
 
 pub(crate) fn run(mut args: AskArgs) -> Result<ExitCode, CliError> {
@@ -33,7 +33,9 @@ pub(crate) fn run(mut args: AskArgs) -> Result<ExitCode, CliError> {
         );
     }
     interrupt::install();
-    let mut loaded = load::load(&args.model, &args.cache)?;
+    let mut loaded = load::load_after(&args.model, &args.cache, |model| {
+        sources::check_documents(&asked.documents, &args.cache, &model.tokenizer)
+    })?;
     asked.introduce(args);
     let mut resolver = ChunkResolver::open(&args.cache, &mut loaded);
     let prompt = asked.prompt(args, &mut resolver, &mut loaded)?;

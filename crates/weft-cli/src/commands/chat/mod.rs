@@ -48,12 +48,13 @@ Ctrl-C         clears the line, or ends an answer; Ctrl-D leaves";
 pub(crate) fn run(mut args: ChatArgs) -> Result<ExitCode, CliError> {
     let documents = words::take(&mut args)?;
     sampling::check(&args.sampling)?;
+    let system = args.prompt.system.as_deref().map(Source::system).transpose()?;
     interrupt::install();
     let loaded = load::load(&args.model, &args.cache)?;
     template(&loaded.model)?;
     load::introduce(&args.model, args.model.quiet);
     terminal::note(args.model.quiet, "/help lists the commands");
-    let mut chat = Chat::new(args, loaded)?;
+    let mut chat = Chat::new(args, system.as_ref(), loaded)?;
     for document in &documents {
         let id = chat.resolver.document(&mut chat.loaded.engine, document)?;
         chat.add_document(id)?;
@@ -80,14 +81,13 @@ enum Turn {
 }
 
 impl Chat {
-    fn new(args: ChatArgs, mut loaded: Loaded) -> Result<Self, CliError> {
+    fn new(args: ChatArgs, system: Option<&Source>, mut loaded: Loaded) -> Result<Self, CliError> {
         let resolver = ChunkResolver::open(&args.cache, &mut loaded);
         let thinking = args.prompt.thinking();
-        let system = args.prompt.system.clone();
         let dialogue = Dialogue::default();
         let mut chat = Self { args, loaded, resolver, dialogue, thinking, last: None };
         if let Some(system) = system {
-            chat.set_system(&system)?;
+            chat.set_system(system)?;
         }
         Ok(chat)
     }
@@ -137,7 +137,7 @@ impl Chat {
             "/quit" | "/exit" | "/bye" => return Ok(Turn::Leave),
             "/help" | "/?" => self.note(&help()),
             "/clear" => self.dialogue.clear(),
-            "/system" => self.set_system(rest)?,
+            "/system" => self.set_system(&Source::system(rest)?)?,
             "/context" => {
                 let source = Source::document(&complete::path(rest.trim()).to_string_lossy())?;
                 let id = self.resolver.document(&mut self.loaded.engine, &source)?;
@@ -161,8 +161,8 @@ impl Chat {
         Ok(Turn::Nothing)
     }
 
-    fn set_system(&mut self, word: &str) -> Result<(), CliError> {
-        let text = self.resolver.system_text(&mut self.loaded.engine, &Source::system(word)?)?;
+    fn set_system(&mut self, source: &Source) -> Result<(), CliError> {
+        let text = self.resolver.system_text(&mut self.loaded.engine, source)?;
         self.dialogue = Dialogue::new(text);
         Ok(())
     }
