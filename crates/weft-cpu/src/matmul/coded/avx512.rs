@@ -10,7 +10,7 @@ use weft_core::dtype::Element;
 
 use super::super::Sums;
 use super::RunSums;
-use super::unpack512::{Tables, VECTORS, numbers, tables, unpack};
+use super::unpack512::{VECTORS, numbers, tables, unpack};
 use crate::coded::{CodedBlock, RUN};
 
 macro_rules! kernels {
@@ -27,58 +27,73 @@ macro_rules! kernels {
                 sums: [&mut Sums; B],
             ) {
                 let CodedBlock { group, run, kind, .. } = *blocks[0];
-                let tables: [Tables; B] = std::array::from_fn(|b| tables::<K>(blocks[b]));
-                let (low_bytes, high_bytes) = (kind.low_bytes(), kind.high_bytes());
                 let n_runs = x[0].len() / RUN;
-                let planes = blocks.map(|block| {
+                for block in blocks {
                     assert!(block.kind as u8 == K && block.run == run && block.group == group);
-                    block.planes(n_runs)
-                });
+                }
+                let mut tables = [tables::<K>(blocks[0]); B];
+                let mut planes = [blocks[0].planes(n_runs); B];
+                for b in 1..B {
+                    tables[b] = super::tables::<K>(blocks[b]);
+                    planes[b] = blocks[b].planes(n_runs);
+                }
                 let x: [&[[bf16; RUN]]; T] = x.map(|x| x.as_chunks().0);
                 let mut total = [[[_mm512_setzero_ps(); VECTORS]; T]; B];
-                // A run of 32 columns is one sum or two.
+                // 32 columns are one run or two.
                 let steps = run / 4;
-                for (r, first) in
-                    (0..n_runs).flat_map(|r| (0..8).step_by(steps).map(move |j| (r, j)))
-                {
-                    let mut acc = [[[_mm512_setzero_ps(); VECTORS]; T]; B];
-                    for (j, b) in (first..first + steps).flat_map(|j| (0..B).map(move |b| (j, b))) {
-                        for v in 0..VECTORS {
-                            // SAFETY: the run is one of the block's, see above.
-                            let [even, odd] = unsafe {
-                                let low = planes[b][0].add(r * low_bytes);
-                                let high = planes[b][1].add(r * high_bytes);
-                                unpack::<K>(low, high, tables[b], j, v)
-                            };
-                            for t in 0..T {
-                                let x = &x[t][r];
-                                let sum = $dot(acc[b][t][v], even, [x[4 * j], x[4 * j + 1]]);
-                                acc[b][t][v] = $dot(sum, odd, [x[4 * j + 2], x[4 * j + 3]]);
+                for r in 0..n_runs {
+                    let mut first = 0;
+                    while first < 8 {
+                        let mut acc = [[[_mm512_setzero_ps(); VECTORS]; T]; B];
+                        for j in first..first + steps {
+                            for b in 0..B {
+                                for v in 0..VECTORS {
+                                    // SAFETY: `planes` checked that the run is one of the block's.
+                                    let [even, odd] = unsafe {
+                                        let low = planes[b][0].add(r * kind.low_bytes());
+                                        let high = planes[b][1].add(r * kind.high_bytes());
+                                        unpack::<K>(low, high, tables[b], j, v)
+                                    };
+                                    for t in 0..T {
+                                        let x = &x[t][r];
+                                        let sum =
+                                            $dot(acc[b][t][v], even, [x[4 * j], x[4 * j + 1]]);
+                                        acc[b][t][v] = $dot(sum, odd, [x[4 * j + 2], x[4 * j + 3]]);
+                                    }
+                                }
                             }
                         }
-                    }
-                    let column = r * RUN + 4 * first;
-                    let of_group = column / group;
-                    for (b, v) in (0..B).flat_map(|b| (0..VECTORS).map(move |v| (b, v))) {
-                        // SAFETY: the group is one of the block's.
-                        let scale = unsafe { numbers(&blocks[b].scales, of_group, group, v) };
-                        for t in 0..T {
-                            total[b][t][v] = _mm512_fmadd_ps(scale, acc[b][t][v], total[b][t][v]);
+                        let column = r * RUN + 4 * first;
+                        let of_group = column / group;
+                        for b in 0..B {
+                            for v in 0..VECTORS {
+                                // SAFETY: the group is one of the block's.
+                                let scale =
+                                    unsafe { numbers(&blocks[b].scales, of_group, group, v) };
+                                for t in 0..T {
+                                    total[b][t][v] =
+                                        _mm512_fmadd_ps(scale, acc[b][t][v], total[b][t][v]);
+                                }
+                            }
+                            let Some(minimums) = &blocks[b].minimums else { continue };
+                            for v in 0..VECTORS {
+                                // SAFETY: as above.
+                                let minimum = unsafe { numbers(minimums, of_group, group, v) };
+                                for t in 0..T {
+                                    let x = _mm512_set1_ps(x_sums[t].of(column, run));
+                                    total[b][t][v] = _mm512_fmadd_ps(minimum, x, total[b][t][v]);
+                                }
+                            }
                         }
-                        let Some(minimums) = &blocks[b].minimums else { continue };
-                        // SAFETY: as above.
-                        let minimum = unsafe { numbers(minimums, of_group, group, v) };
-                        for t in 0..T {
-                            let x = _mm512_set1_ps(x_sums[t].of(column, run));
-                            total[b][t][v] = _mm512_fmadd_ps(minimum, x, total[b][t][v]);
-                        }
+                        first += steps;
                     }
                 }
-                for (total, sums) in total.iter().zip(sums) {
-                    for (total, sums) in total.iter().zip(sums) {
-                        for (total, part) in total.iter().zip(sums.as_chunks_mut::<16>().0) {
-                            // SAFETY: `part` is 16 f32.
-                            unsafe { _mm512_storeu_ps(part.as_mut_ptr(), *total) };
+                for b in 0..B {
+                    for t in 0..T {
+                        let (parts, _) = sums[b][t].as_chunks_mut::<16>();
+                        for v in 0..VECTORS {
+                            // SAFETY: a part is 16 f32.
+                            unsafe { _mm512_storeu_ps(parts[v].as_mut_ptr(), total[b][t][v]) };
                         }
                     }
                 }
