@@ -85,7 +85,9 @@ fn layered(arg: clap::Arg, defaults: &[Default]) -> clap::Arg {
         arg = arg.value_parser(FalseyValueParser::new());
     }
     let variable = format!("WEFT_{}", long.to_ascii_uppercase().replace('-', "_"));
-    if std::env::var_os(&variable).is_some_and(|value| !value.is_empty()) {
+    // An empty variable is as good as none, but an empty key must be refused, not ignored.
+    let counts = |value: OsString| !value.is_empty() || long == "api-key";
+    if std::env::var_os(&variable).is_some_and(counts) {
         arg = arg.env(variable).hide_env(true);
     }
     match defaults.iter().find(|(name, _)| *name == long) {

@@ -78,7 +78,8 @@ impl Server {
         let guard = DieWithUs::new(&child);
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let first = lines.next().unwrap().unwrap();
-        let port = first.split("127.0.0.1:").nth(1).and_then(|rest| rest.split(' ').next());
+        let address = first.split("http://").nth(1).and_then(|rest| rest.split(' ').next());
+        let port = address.and_then(|address| address.rsplit(':').next());
         let port = port.and_then(|port| port.parse().ok()).unwrap_or_else(|| panic!("{first}"));
         // Reads continuously, so that the server never waits for this test.
         let log = Arc::new(Mutex::new(vec![first.clone()]));

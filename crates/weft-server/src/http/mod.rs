@@ -12,7 +12,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use axum::Router;
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
@@ -28,6 +31,7 @@ use crate::routes;
 use crate::worker::{Limits, Phase, Worker};
 
 pub(crate) use self::body::{Body, parse};
+use self::guard::LocalAddress;
 pub(crate) use self::guard::guard;
 pub use self::options::Options;
 pub(crate) use self::path::PathParam;
@@ -66,6 +70,12 @@ pub enum ServeError {
         /// The host.
         host: std::net::IpAddr,
     },
+    /// The key is empty: everybody would know it.
+    #[error(
+        "the --api-key is empty (the flag, WEFT_API_KEY, or api-key in the config file): give a \
+         key, or remove the setting to serve without one"
+    )]
+    EmptyKey,
     /// The engine could not be loaded.
     #[error("{0}")]
     Load(Arc<LoadError>),
@@ -194,7 +204,12 @@ async fn accept(listener: &tokio::net::TcpListener, router: Router, graceful: &G
         };
         // Tokens are small and must be sent at once.
         let _ = stream.set_nodelay(true);
-        let service = TowerToHyperService::new(router.clone());
+        let local = stream.local_addr().ok().map(|address| LocalAddress(address.ip()));
+        let router = TowerToHyperService::new(router.clone());
+        let service = service_fn(move |mut request: Request<Incoming>| {
+            local.map(|local| request.extensions_mut().insert(local));
+            router.call(request)
+        });
         let connection = builder.serve_connection(TokioIo::new(stream), service);
         let connection = graceful.watch(connection);
         tokio::spawn(async move {
