@@ -30,7 +30,7 @@ use crate::responses::Recent;
 use crate::routes;
 use crate::worker::{Limits, Phase, Worker};
 
-pub(crate) use self::body::{Body, parse};
+pub(crate) use self::body::{Body, BodyBudget, parse};
 use self::guard::LocalAddress;
 pub(crate) use self::guard::guard;
 pub use self::options::Options;
@@ -44,6 +44,8 @@ const HEADER_BYTES: usize = 64 << 10;
 const CONNECTIONS: usize = 1024;
 /// How long a lane waits for a client that does not read.
 const SLOW_READER: Duration = Duration::from_secs(60);
+/// The same if other requests wait for a lane.
+const GIVE_WAY: Duration = Duration::from_secs(2);
 /// How long answers may continue after a shutdown request, and then how long connections may.
 const DRAIN: Duration = Duration::from_secs(60);
 const LAST_BYTES: Duration = Duration::from_secs(5);
@@ -118,7 +120,12 @@ impl Server {
     pub fn run(self, load: Load) -> Result<(), ServeError> {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         let metrics = Arc::new(Metrics::default());
-        let limits = Limits { queue: self.options.queue, slow_reader: SLOW_READER, drain: DRAIN };
+        let limits = Limits {
+            queue: self.options.queue,
+            slow_reader: SLOW_READER,
+            give_way: GIVE_WAY,
+            drain: DRAIN,
+        };
         let (worker, thread) =
             Worker::start(load, limits, Arc::clone(&metrics), Arc::clone(&self.log))?;
         let app = Arc::new(App {
@@ -127,6 +134,7 @@ impl Server {
             options: self.options,
             recent: Recent::default(),
             chunk_lock: ChunkLock::default(),
+            body_budget: BodyBudget::default(),
             verifying: Mutex::default(),
         });
         runtime.block_on(serve(self.listener, app, &*self.log, thread))

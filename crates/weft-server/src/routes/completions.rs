@@ -19,7 +19,7 @@ pub(super) async fn create(
     body: Body<CompletionRequest>,
 ) -> Result<Response, ApiError> {
     let model = app.worker.model()?;
-    let Body { value: request, bytes } = body;
+    let Body { value: request, bytes, share } = body;
     model.check_name(request.settings.model.as_deref())?;
     let sampling = request.sampling(&model)?;
     let compose = {
@@ -27,6 +27,7 @@ pub(super) async fn create(
         move || Ok((request.compose(&model)?, request))
     };
     let (prompts, request) = off_thread(bytes, compose).await?;
+    drop(share);
     let constraint = compile_rule(&model, request.rule(), request.rule_param()).await?;
     let settings = &request.settings;
     let per_prompt = settings.choices();
