@@ -142,7 +142,7 @@ impl Metrics {
         self.write_chunks(&mut text);
         let cache = self.cache();
         write_cache(&mut text, &cache);
-        self.write_disk(&mut text, cache.store.unwrap_or_default());
+        self.write_disk(&mut text, &cache.store.unwrap_or_default());
         text
     }
 
@@ -195,7 +195,7 @@ impl Metrics {
         line(text, format_args!("{name}"), seconds);
     }
 
-    fn write_disk(&self, text: &mut String, store: StoreStats) {
+    fn write_disk(&self, text: &mut String, store: &StoreStats) {
         let name = "weft_disk_write_failures_total";
         head(text, name, "Files that could not be written.", "counter");
         line(text, format_args!("{name}{{what=\"rows\"}}"), store.failed_writes);

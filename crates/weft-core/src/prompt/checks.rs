@@ -6,7 +6,7 @@
 
 use std::cell::Cell;
 
-use minijinja::value::{Rest, Tuple, ValueKind, ValueOrKwargs};
+use minijinja::value::{DynObject, Rest, Tuple, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
 
 use super::environment::Cause;
@@ -83,7 +83,7 @@ fn add_size(value: &Value, depth: usize, size: &mut Size) -> Result<(), Error> {
         return Err(Error::new(ErrorKind::InvalidOperation, why));
     }
     if is_map {
-        let pairs = value.as_object().and_then(|object| object.try_iter_pairs());
+        let pairs = value.as_object().and_then(DynObject::try_iter_pairs);
         for (key, value) in pairs.into_iter().flatten() {
             add_size(&key, depth + 1, size)?;
             add_size(&value, depth + 1, size)?;
