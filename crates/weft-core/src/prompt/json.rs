@@ -63,7 +63,7 @@ pub(super) fn to_json(
 
 impl Writer {
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
-        // The filter pays for what it writes before it writes it; a list may occur a thousand times.
+        // Paid before it is written: one list may occur a thousand times.
         let indent = self.indent.map_or(1, |indent| 1 + indent * depth);
         spend(indent + value.as_str().map_or(ITEM_BYTES, str::len))?;
         let refuse = |why: String| Err(Error::new(ErrorKind::BadSerialization, why));

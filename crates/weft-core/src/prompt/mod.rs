@@ -14,9 +14,9 @@
 //! because templates compare them) may not contain the text of an added token: [`Rendered::tokens`]
 //! refuses it.
 //!
-//! There are limits on fuel, on the size of the output, on the depth and size of every value, and on
-//! the bytes and items that a template makes, writes and compares. So a template that was written
-//! to do harm ends with an error.
+//! There are limits on fuel, on the size of the output, on the depth and size of every value, and
+//! on the bytes and items that a template makes, writes and compares. So a template that was
+//! written to do harm ends with an error.
 
 mod checks;
 mod clock;

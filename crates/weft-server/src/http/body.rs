@@ -60,7 +60,7 @@ impl Share {
         let taken = timeout(PATIENCE, Arc::clone(&budget.0).acquire_many_owned(more)).await;
         let Ok(Ok(taken)) = taken else {
             return Err(ApiError::unavailable(
-                "the bodies of other requests take all the memory for bodies; try again in a second",
+                "the bodies of other requests take all memory for bodies; try again in a second",
             ));
         };
         match &mut self.0 {
