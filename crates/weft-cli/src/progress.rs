@@ -167,6 +167,9 @@ impl Bar {
                 let wait_s = wait.as_secs_f32();
                 self.line(&format!("{what}: {reason}; trying again in {wait_s:.1} s"));
             }
+            Event::Damaged { file } => {
+                self.line(&format!("{file} in the cache is damaged; downloading it again"));
+            }
             Event::Waiting { file } => {
                 self.line(&format!("waiting for another process that downloads {file}"));
             }

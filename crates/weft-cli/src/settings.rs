@@ -133,7 +133,9 @@ fn layered(arg: clap::Arg, file: &[Setting], lookup: Lookup<'_>) -> clap::Arg {
         let (_, values) = file.iter().find(|(name, _)| *name == key)?;
         Some(values.iter().map(OsString::from).collect())
     };
-    let set = lookup(&variable(&key)).filter(|value| !value.is_empty());
+    // An empty variable is as good as none, but an empty key must be refused, not ignored.
+    let counts = |value: &OsString| !value.is_empty() || key == "api-key";
+    let set = lookup(&variable(&key)).filter(counts);
     match set.map(|value| vec![value]).or_else(in_file) {
         Some(values) => arg.required(false).default_values(values),
         None => arg,

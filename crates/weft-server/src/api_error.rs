@@ -195,6 +195,11 @@ impl From<ChunkError> for ApiError {
             ChunkError::Unknown { .. } | ChunkError::BadId { .. } | ChunkError::NotFound { .. } => {
                 Self::not_found(error.to_string()).code("chunk_not_found")
             }
+            ChunkError::DiskFull { .. } => {
+                let message = "the server's disk is full, so nothing was changed; free space there";
+                Self::new(StatusCode::INSUFFICIENT_STORAGE, "server_error", message)
+                    .code("disk_full")
+            }
             ChunkError::File { .. } => Self::fault("the folder of chunks cannot be used"),
             ChunkError::Template(error) => error.into(),
             ChunkError::Tokenizer(error) => error.into(),

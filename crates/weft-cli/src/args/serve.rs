@@ -29,7 +29,8 @@ pub(crate) struct ServeArgs {
     /// Accept other machines without a key
     #[arg(long)]
     pub(crate) insecure: bool,
-    /// Host name that clients may use, besides localhost; may be given several times
+    /// Host name or address that clients may use, besides localhost and the address that they
+    /// connect to; may be given several times
     #[arg(long, value_name = "NAME")]
     pub(crate) allow_host: Vec<String>,
     /// Origin of a page or a desktop app that may use this server, such as tauri://localhost,

@@ -107,7 +107,7 @@ impl CliError {
     /// A loading error gets the same exit code as in any other command.
     fn serve(error: ServeError) -> Self {
         match error {
-            ServeError::NoKey { .. } => Self::Usage(error.to_string()),
+            ServeError::NoKey { .. } | ServeError::EmptyKey => Self::Usage(error.to_string()),
             error => Self::Serve(error),
         }
     }

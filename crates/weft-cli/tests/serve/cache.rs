@@ -292,3 +292,39 @@ fn chunks_and_their_rows_survive_a_kill_and_an_orderly_end() {
     assert_eq!(cached(&third), count(&third, "prompt_tokens"), "an orderly end keeps all rows");
     assert_eq!(server.get(&format!("/v1/chunks/{id}")).1["uses"], 2);
 }
+
+#[test]
+fn a_full_disk_is_reported_and_the_server_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start_on_full_disk(folder, 1);
+    // The file of a short text fits into a block, and its rows do not.
+    let short = register(&server, "context", "A document.");
+    let (status, warmed) = server.post(&format!("/v1/chunks/{short}/warm"), &json!({}));
+    assert_eq!((status, &warmed["saved"]), (200, &json!(false)), "{warmed}");
+    assert!(warmed["warning"].as_str().unwrap().contains("the disk is full"), "{warmed}");
+    assert_eq!(server.metric("weft_disk_full"), 1.0);
+    assert!(server.metric("weft_disk_write_failures_total{what=\"rows\"}") >= 1.0);
+
+    let long = json!({"kind": "context", "text": document()});
+    let (status, error) = server.post("/v1/chunks", &long);
+    assert_eq!(status, 507, "{error}");
+    server.check_error(&error);
+    assert!(error["error"]["message"].as_str().unwrap().contains("disk is full"), "{error}");
+    assert_eq!(server.metric("weft_disk_write_failures_total{what=\"chunks\"}"), 1.0);
+    let listed = server.get("/v1/chunks").1;
+    assert_eq!(listed["data"].as_array().unwrap().len(), 1, "what is not saved is not registered");
+
+    let log = server.log();
+    assert!(log.contains("chunks are no longer written"), "{log}");
+    assert!(log.contains("a chunk was not saved: the disk is full"), "{log}");
+    assert_eq!(text(&server.ask(&chat())), ANSWER);
+}
+
+#[test]
+fn what_is_warmed_is_said_to_be_saved() {
+    let server = Server::start(&[]);
+    let id = register(&server, "context", &document());
+    let (status, warmed) = server.post(&format!("/v1/chunks/{id}/warm"), &json!({}));
+    assert_eq!((status, &warmed["saved"]), (200, &json!(true)), "{warmed}");
+    assert!(warmed.get("warning").is_none(), "{warmed}");
+}

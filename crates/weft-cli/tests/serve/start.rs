@@ -239,6 +239,55 @@ fn other_machines_are_not_let_in_by_mistake() {
 }
 
 #[test]
+fn an_empty_key_is_refused_wherever_it_comes_from() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("config.toml");
+    std::fs::write(&config, "api-key = \"\"\n").unwrap();
+    let weft = || {
+        let mut weft = std::process::Command::new(env!("CARGO_BIN_EXE_weft"));
+        weft.args(["serve", "--port", "0", "--offline", "no/such-model"]);
+        weft
+    };
+    for (mut weft, source) in [
+        (weft(), "nothing"),
+        (weft(), "flag"),
+        (weft(), "environment"),
+        (weft(), "config"),
+        (weft(), "blank"),
+    ] {
+        match source {
+            "flag" => weft.args(["--api-key", ""]),
+            "environment" => weft.env("WEFT_API_KEY", ""),
+            "config" => weft.env("WEFT_CONFIG", &config),
+            "blank" => weft.env("WEFT_API_KEY", " "),
+            _ => &mut weft,
+        };
+        let ended = weft.output().unwrap();
+        let wanted = if source == "nothing" { 3 } else { 2 };
+        assert_eq!(ended.status.code(), Some(wanted), "{source}");
+        let text = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!(text.contains("--api-key is empty"), wanted == 2, "{source}: {text}");
+    }
+}
+
+#[test]
+fn an_address_that_nobody_connected_to_is_foreign() {
+    let server = Server::start(&["--host", "0.0.0.0", "--insecure"]);
+    let get = |headers: &[(&str, &str)]| server.send("GET", "/v1/models", headers, b"");
+    for host in ["6.6.6.6", "10.0.0.1:8080", "0.0.0.0", "[fd00::1]"] {
+        assert_eq!(get(&[("Host", host)]).0, 403, "{host}");
+    }
+    for origin in ["http://6.6.6.6", "http://6.6.6.6:8080", "https://[fd00::1]"] {
+        let (status, head, _) = get(&[("Origin", origin)]);
+        assert_eq!(status, 403, "{origin}");
+        assert!(!head.to_lowercase().contains("access-control-allow"), "{head}");
+    }
+    let own = format!("127.0.0.1:{}", server.port);
+    let origin = format!("http://{own}");
+    assert_eq!(get(&[("Host", &own), ("Origin", &origin)]).0, 200);
+}
+
+#[test]
 fn the_page_and_the_document_are_there() {
     let server = Server::start(&[]);
     let (status, head, body) = server.send("GET", "/", &[], b"");

@@ -111,6 +111,11 @@ impl Node {
     }
 
     /// The fastest tier that holds the rows.
+    /// Whether a file has its rows.
+    pub(crate) fn is_on_disk(&self) -> bool {
+        self.on_disk
+    }
+
     pub(crate) fn tier(&self) -> Option<Tier> {
         if !self.pages.is_empty() {
             Some(Tier::Device)

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::held::Policy;
-use super::placement::Placement;
+use super::placement::{Placement, PlannedNode};
 use super::{CacheStats, Cancel, Engine, GenerateError, LaneId, Request, RequestError};
 use crate::chunk::{
     Chunk, ChunkError, ChunkId, Composition, Kind, Library, Prompt, Tier, Which,
@@ -200,6 +200,23 @@ impl Engine {
     /// The fastest tier that holds rows of a chunk.
     pub fn tier_of(&self, chunk: &Chunk) -> Option<Tier> {
         self.cache.tier_of(chunk)
+    }
+
+    /// Whether the rows of all chunks of a prompt are in files.
+    pub fn is_saved(&self, prompt: &Composition) -> bool {
+        let placement = Placement::look_up(&self.cache, prompt, usize::MAX, None);
+        let mut start = 0;
+        prompt.pieces.iter().all(|piece| {
+            let range = start..start + piece.tokens.len();
+            start = range.end;
+            let is_in_file = |planned: &PlannedNode| {
+                planned.found.is_some_and(|id| self.cache.node(id).is_on_disk())
+            };
+            let overlaps = |planned: &&PlannedNode| {
+                planned.range.start < range.end && range.start < planned.range.end
+            };
+            piece.chunk.is_none() || placement.nodes.iter().filter(overlaps).all(is_in_file)
+        })
     }
 
     /// Writes cached rows to files, those of registered chunks or all; returns the number of nodes

@@ -1,5 +1,6 @@
 //! Checks every request first: the host it names, the page it comes from, the key it sends.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::extract::{MatchedPath, Request, State};
@@ -17,6 +18,10 @@ const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE, OPTION
 /// Headers of responses that pages may read.
 const EXPOSED: HeaderValue = HeaderValue::from_static("x-request-id, x-weft-model, retry-after");
 const PREFLIGHT_AGE_S: u32 = 600;
+
+/// The address of this side of a request's connection.
+#[derive(Clone, Copy)]
+pub(super) struct LocalAddress(pub(super) IpAddr);
 
 /// Passes a request on or refuses it, and counts it by its route.
 pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
@@ -51,22 +56,23 @@ fn check(options: &Options, request: &Request) -> Result<(), ApiError> {
     let host =
         text(header::HOST).ok_or_else(|| ApiError::invalid("the request has no Host header"))?;
     let refused = |what| Err(ApiError::refused(StatusCode::FORBIDDEN, what));
-    if !hosts::is_ours(host, options) {
+    let local = request.extensions().get::<LocalAddress>().map(|address| address.0);
+    if !hosts::is_ours(host, local, options) {
         return refused(
-            "this server is not called by that Host; use localhost, its address, or a name given \
-             with --allow-host",
+            "this server is not called by that Host; use localhost, the address that it is bound \
+             to, or a name or address given with --allow-host",
         );
     }
     match text(header::ORIGIN) {
-        Some(origin) if !is_allowed(origin, options) => {
+        Some(origin) if !is_allowed(origin, host, options) => {
             refused("pages of that Origin may not use this server; --allow-origin allows one")
         }
         _ => Ok(()),
     }
 }
 
-fn is_allowed(origin: &str, options: &Options) -> bool {
-    hosts::is_own_origin(origin, options)
+fn is_allowed(origin: &str, host: &str, options: &Options) -> bool {
+    hosts::is_own_origin(origin, host, options)
         || options.allowed_origins.iter().any(|allowed| allowed.allows(origin))
 }
 

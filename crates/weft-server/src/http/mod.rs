@@ -15,7 +15,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use axum::Router;
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
@@ -30,7 +33,8 @@ use crate::responses::Recent;
 use crate::routes;
 use crate::worker::{Limits, Phase, Worker};
 
-pub(crate) use self::body::{Body, parse};
+pub(crate) use self::body::{Body, BodyBudget, parse};
+use self::guard::LocalAddress;
 pub(crate) use self::guard::guard;
 pub use self::options::Options;
 pub use self::origins::AllowedOrigin;
@@ -45,6 +49,8 @@ const HEADER_BYTES: usize = 64 << 10;
 const CONNECTIONS: usize = 1024;
 /// How long a lane waits for a client that does not read.
 const SLOW_READER: Duration = Duration::from_secs(60);
+/// The same if other requests wait for a lane.
+const GIVE_WAY: Duration = Duration::from_secs(2);
 /// How long answers may continue after a shutdown request, and then how long connections may.
 const DRAIN: Duration = Duration::from_secs(60);
 const LAST_BYTES: Duration = Duration::from_secs(5);
@@ -71,6 +77,12 @@ pub enum ServeError {
         /// The host.
         host: std::net::IpAddr,
     },
+    /// The key is empty: everybody would know it.
+    #[error(
+        "the --api-key is empty (the flag, WEFT_API_KEY, or api-key in the config file): give a \
+         key, or remove the setting to serve without one"
+    )]
+    EmptyKey,
     /// The engine could not be loaded.
     #[error("{0}")]
     Load(Arc<LoadError>),
@@ -120,7 +132,12 @@ impl Server {
     pub fn run(self, load: Load) -> Result<(), ServeError> {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         let metrics = Arc::new(Metrics::default());
-        let limits = Limits { queue: self.options.queue, slow_reader: SLOW_READER, drain: DRAIN };
+        let limits = Limits {
+            queue: self.options.queue,
+            slow_reader: SLOW_READER,
+            give_way: GIVE_WAY,
+            drain: DRAIN,
+        };
         let (worker, thread) =
             Worker::start(load, limits, Arc::clone(&metrics), Arc::clone(&self.log))?;
         let app = Arc::new(App {
@@ -132,6 +149,7 @@ impl Server {
             other_names: Mutex::default(),
             recent: Recent::default(),
             chunk_lock: ChunkLock::default(),
+            body_budget: BodyBudget::default(),
             verifying: Mutex::default(),
         });
         runtime.block_on(serve(self.listener, app, &*self.log, thread))
@@ -211,7 +229,12 @@ async fn accept(listener: &tokio::net::TcpListener, router: Router, graceful: &G
         };
         // Tokens are small and must be sent at once.
         let _ = stream.set_nodelay(true);
-        let service = TowerToHyperService::new(router.clone());
+        let local = stream.local_addr().ok().map(|address| LocalAddress(address.ip()));
+        let router = TowerToHyperService::new(router.clone());
+        let service = service_fn(move |mut request: Request<Incoming>| {
+            local.map(|local| request.extensions_mut().insert(local));
+            router.call(request)
+        });
         let connection = builder.serve_connection(TokioIo::new(stream), service);
         let connection = graceful.watch(connection);
         tokio::spawn(async move {

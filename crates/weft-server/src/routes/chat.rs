@@ -85,7 +85,7 @@ pub(super) async fn compose(
     model: &Arc<ModelInfo>,
     body: Body<ChatRequest>,
 ) -> Result<Composition, ApiError> {
-    let Body { value: request, bytes } = body;
+    let Body { value: request, bytes, share: _share } = body;
     let chunks = find_chunks(app, request.chunk_ids()).await?;
     let bytes = bytes + chunks.values().map(|chunk| chunk.text.len()).sum::<usize>();
     let model = Arc::clone(model);

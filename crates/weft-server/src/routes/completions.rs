@@ -20,7 +20,7 @@ pub(super) async fn create(
     body: Body<CompletionRequest>,
 ) -> Result<Response, ApiError> {
     let model = app.worker.model()?;
-    let Body { value: request, bytes } = body;
+    let Body { value: request, bytes, share } = body;
     let asked = request.settings.model.as_deref();
     let substitute = Substitute::check(&app, &model, asked).await?;
     let sampling = request.sampling(&model)?;
@@ -29,6 +29,7 @@ pub(super) async fn create(
         move || Ok((request.compose(&model)?, request))
     };
     let (prompts, request) = off_thread(bytes, compose).await?;
+    drop(share);
     let constraint = compile_rule(&model, request.rule(), request.rule_param()).await?;
     let settings = &request.settings;
     let per_prompt = settings.choices();

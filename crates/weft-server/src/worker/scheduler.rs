@@ -69,11 +69,18 @@ impl Scheduler {
                 events.into_iter().for_each(|event| self.dispatch(event, engine));
             }
             self.publish(engine);
+            self.log_warnings(engine);
             if self.draining.is_some() && self.is_idle() {
                 engine.save(true);
+                self.log_warnings(engine);
                 return Ok(());
             }
         }
+    }
+
+    /// Reports damaged files, and rows that could not be written.
+    fn log_warnings(&self, engine: &mut Engine) {
+        engine.take_warnings().iter().for_each(|warning| (self.shared.log)(warning));
     }
 
     fn is_idle(&self) -> bool {
@@ -159,6 +166,8 @@ impl Scheduler {
     fn check_readers(&mut self, engine: &mut Engine) {
         let limits = &self.shared.limits;
         let is_out_of_time = self.draining.is_some_and(|since| since.elapsed() > limits.drain);
+        // The lane whose reader is behind for the longest time, and whether one is ending already.
+        let (mut slowest, mut is_one_ending) = (None, false);
         for (lane, job) in &mut self.running {
             let reader = job.events.flush();
             match reader {
@@ -174,9 +183,23 @@ impl Scheduler {
                 job.paused = is_behind;
                 engine.pause(*lane, is_behind);
             }
+            is_one_ending |= job.cancel.is_cancelled();
+            if let Reader::Behind(time) = reader
+                && time > limits.give_way
+            {
+                slowest = slowest.max(Some((time, *lane)));
+            }
+        }
+        // Jobs that are still queued need a lane: the slowest reader gives way, one at a time.
+        if let Some((_, lane)) = slowest.filter(|_| !self.queue.is_empty() && !is_one_ending) {
+            self.running.get(&lane).iter().for_each(|job| job.cancel.cancel());
         }
         self.closing.retain_mut(|events| match events.flush() {
-            Reader::Behind(time) => time <= limits.slow_reader && !is_out_of_time,
+            Reader::Behind(time) if time > limits.slow_reader || is_out_of_time => {
+                events.end_with(JobEvent::Failed(JobError::Ended));
+                false
+            }
+            Reader::Behind(_) => true,
             Reader::KeepsUp | Reader::Gone => false,
         });
     }
@@ -227,9 +250,10 @@ impl Scheduler {
     /// Sends a job's last event. Its lane is free; its reader may have to catch up.
     fn end(&mut self, lane: LaneId, last: JobEvent) {
         self.may_admit = true;
-        if let Some(RunningJob { mut events, .. }) = self.running.remove(&lane)
-            && let Reader::Behind(_) = events.send(last)
-        {
+        let Some(RunningJob { mut events, .. }) = self.running.remove(&lane) else { return };
+        if let JobEvent::Failed(_) = last {
+            events.end_with(last);
+        } else if let Reader::Behind(_) = events.send(last) {
             self.closing.push(events);
         }
     }
@@ -241,7 +265,7 @@ impl Scheduler {
         let queued = self.queue.drain(..).map(|job| job.events);
         let n_queued = queued.len();
         for mut events in running.chain(queued) {
-            events.send(JobEvent::Failed(JobError::Fault));
+            events.end_with(JobEvent::Failed(JobError::Fault));
         }
         self.free_places(n_queued);
         while let Ok(command) = self.commands.try_recv() {

@@ -110,13 +110,13 @@ pub enum PullError {
     },
     /// The hash differs from the announced one.
     #[error(
-        "{file} arrived damaged: its sha-256 is {actual}, expected {expected}; the received \
-         bytes were deleted, pull again"
+        "{file} arrived damaged: it has {actual}, expected {expected}; the received bytes were \
+         deleted, pull again"
     )]
     WrongHash {
         /// The file.
         file: String,
-        /// The announced hash.
+        /// The announced hash, and of which kind it is.
         expected: String,
         /// The hash of the received bytes.
         actual: String,

@@ -76,11 +76,8 @@ impl Layout {
         let snapshot = self.snapshot(sha);
         make_folder(&snapshot)?;
         let at = snapshot.join(file);
-        if at.is_file() {
-            return Ok(());
-        }
-        // The link is made elsewhere and renamed, so that it replaces one to a deleted blob, or an
-        // equal one of another pull, without a moment in which there is none.
+        // The link is made elsewhere and renamed, so that it replaces one to a deleted or damaged
+        // blob, or an equal one of another pull, without a moment in which there is none.
         let target = Path::new("..").join("..").join("blobs").join(etag);
         let part = self.temporary();
         match symlink(&target, &part).and_then(|()| fs::rename(&part, &at)) {

@@ -46,7 +46,7 @@ fn pull_again_fetches_nothing() {
 
     let again = &scene.hub.requests()[n_requests..];
     assert_eq!(again.len(), 1, "{again:?}");
-    assert_eq!(again[0].path, "/api/models/org/name/revision/main");
+    assert_eq!(again[0].path, "/api/models/org/name/revision/main?blobs=true");
     assert_eq!(tree(scene.cache.path()), before);
     assert_eq!(progress.events("Cached").len(), 2);
     assert_eq!(progress.events("Started").len(), 0);
@@ -99,7 +99,10 @@ fn pull_of_a_named_revision() {
     let snapshot = scene.pull("org/name@refs/pr/1").unwrap();
     assert!(snapshot.ends_with(SHA));
     assert_eq!(fs::read_to_string(scene.repo().join("refs/refs/pr/1")).unwrap(), SHA);
-    assert_eq!(scene.hub.requests()[0].path, "/api/models/org/name/revision/refs%2Fpr%2F1");
+    assert_eq!(
+        scene.hub.requests()[0].path,
+        "/api/models/org/name/revision/refs%2Fpr%2F1?blobs=true"
+    );
 
     let by_commit = scene.pull(&format!("org/name@{SHA_2}")).unwrap();
     assert!(by_commit.ends_with(SHA_2));
