@@ -4,6 +4,8 @@
 use serde_json::{Value, json};
 use weft_core::engine::{FinishReason, Finished, Stats};
 
+use crate::worker::Progress;
+
 /// Tokens of all choices. Choices of one prompt share it, so it counts once.
 pub(super) fn usage(finished: &[Option<Finished>], choices_per_prompt: usize) -> Value {
     let stats = |choice: &Option<Finished>| choice.as_ref().map(|f| f.stats).unwrap_or_default();
@@ -45,6 +47,18 @@ pub(super) fn timings(stats: &Stats) -> Value {
 pub(super) fn add_costs(answer: &mut Value, finished: &Finished) {
     answer["timings"] = timings(&finished.stats);
     answer["chunk_report"] = finished.report.json();
+}
+
+/// Adds how far the prompt is, in llama.cpp's form, and where its context came from so far.
+pub(super) fn add_progress(event: &mut Value, progress: &Progress) {
+    let Progress { processed, time, report } = progress;
+    event["prompt_progress"] = json!({
+        "total": report.pieces.iter().map(|piece| piece.tokens).sum::<usize>(),
+        "cache": report.cached_tokens(),
+        "processed": processed,
+        "time_ms": (time.as_secs_f64() * 1e6).round() / 1e3,
+    });
+    event["chunk_report"] = report.json();
 }
 
 /// Adds the first choice's timings to the event with the usage, as llama.cpp does.
