@@ -26,6 +26,9 @@ pub(super) async fn show(
 }
 
 fn describe(model: &ModelInfo) -> Value {
+    let sampling = model.sampling(None);
+    // As decimal fractions: 0.6, not the f32 that is nearest to it.
+    let number = |value: f32| (f64::from(value) * 1e6).round() / 1e6;
     json!({
         "id": model.id,
         "object": "model",
@@ -37,6 +40,12 @@ fn describe(model: &ModelInfo) -> Value {
             "n_ctx": model.context,
             "n_params": model.parameters,
             "device": model.device,
+            "sampling": {
+                "temperature": number(sampling.temperature),
+                "top_p": number(sampling.top_p),
+                "top_k": sampling.top_k,
+                "min_p": number(sampling.min_p),
+            },
         },
     })
 }
