@@ -39,8 +39,7 @@ function block(token) {
 }
 
 function list({ ordered, start, items }) {
-  const isTasks = items.some(({ task }) => task);
-  return h(ordered ? 'ol' : 'ul', { start: ordered && start !== 1 ? start : undefined, class: isTasks ? 'tasks' : undefined, dir: 'auto' },
+  return h(ordered ? 'ol' : 'ul', { start: ordered && start !== 1 ? start : undefined, dir: 'auto' },
     items.map(({ tokens, task, checked }) => h('li', { dir: 'auto', class: task ? 'task' : undefined },
       task && h('input', { type: 'checkbox', disabled: true, checked, 'aria-label': checked ? 'done' : 'to do' }),
       tokens.filter(({ type }) => type !== 'space' && type !== 'checkbox').flatMap((token) => (token.type === 'text' ? inline(token.tokens ?? [token]) : [block(token)])))));

@@ -58,7 +58,7 @@ export function sums(report, timings = null) {
 }
 
 /** A share of tokens; not all of them are never 100 %. */
-export const keptShare = ({ kept, prompt }) => (kept === prompt ? '100 %' : percent(Math.floor((kept / prompt) * 100) / 100));
+export const keptShare = ({ kept, prompt }) => (kept === prompt ? '100 %' : kept < prompt / 100 ? '< 1 %' : percent(Math.floor((kept / prompt) * 100) / 100));
 
 /** An answer's ribbon: the strip, and the details. Both are drawn from `turn`, and fill as it goes on. */
 export class Ribbon {

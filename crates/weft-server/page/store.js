@@ -41,11 +41,17 @@ export class Store extends EventTarget {
       Object.defineProperty(this.data, name, { get: () => this.conversation[name], set: (value) => { this.conversation[name] = value; } });
     }
     // Version 0.2.0 kept one conversation, beside the settings.
-    if (Array.isArray(turns) || Array.isArray(contexts)) this.#add({ ...newConversation(), turns: turns ?? [], contexts: contexts ?? [] });
+    if (Array.isArray(turns) || Array.isArray(contexts)) this.#add({ ...newConversation(), turns: settled(turns ?? []), contexts: contexts ?? [] });
     if (!this.conversations.has(this.data.current)) this.#add(this.list()[0] ?? newConversation());
     this.save();
     addEventListener('storage', ({ key }) => {
-      if (!key?.startsWith(KEY_OF_CONVERSATION) || key.endsWith(this.data.current)) return;
+      if (!key?.startsWith(KEY_OF_CONVERSATION)) return;
+      if (key.endsWith(this.data.current)) {
+        // Another tab went on with it. If nothing was said here, this tab begins one of its own.
+        const { turns: said, contexts: documents } = this.conversation;
+        if (said.length) return;
+        this.#add(newConversation(documents));
+      }
       this.#readConversations();
       this.dispatchEvent(new Event('change'));
     });
@@ -146,9 +152,7 @@ export class Store extends EventTarget {
     for (const conversation of found) {
       const { id, turns, contexts } = conversation;
       if (!id || !Array.isArray(turns) || !Array.isArray(contexts)) continue;
-      // An answer that was cut off by a reload is not being written any more.
-      for (const turn of turns) if (turn.state === 'writing') turn.state = 'stopped';
-      this.conversations.set(id, conversation);
+      this.conversations.set(id, { ...conversation, turns: settled(turns) });
     }
     if (open) this.conversations.set(open.id, open);
   }
@@ -162,6 +166,9 @@ export class Store extends EventTarget {
     }
   }
 }
+
+/** An answer that was cut off by a reload is not being written any more. */
+const settled = (turns) => turns.map((turn) => (turn.state === 'writing' ? { ...turn, state: 'stopped' } : turn));
 
 function read(from) {
   try {

@@ -54,10 +54,10 @@ export class AnswerView {
     this.ribbon = new Ribbon(on.usesOf);
     this.isOpen = false;
     this.words = h('span', { class: 'summary-words' });
-    this.summary = h('button', { type: 'button', class: 'summary', 'aria-expanded': 'false', on: { click: () => this.#open(!this.isOpen) } }, this.words, icon('right'));
+    this.summary = h('button', { type: 'button', class: 'summary', 'aria-expanded': 'false', on: { click: () => this.#toggle() } }, this.words, icon('right'));
     this.verdict = h('div', { class: 'verdict' });
     this.details = h('div', { class: 'details', hidden: true }, this.ribbon.details, this.verdict);
-    this.ribbon.strip.addEventListener('click', () => this.#open(!this.isOpen));
+    this.ribbon.strip.addEventListener('click', () => this.#toggle());
     this.context = h('div', { class: 'context' }, this.summary, this.ribbon.strip, this.details);
     this.thinkingText = h('div', { class: 'thinking-text', dir: 'auto' });
     this.thinkingWord = h('summary', { text: 'Thinking' });
@@ -130,6 +130,12 @@ export class AnswerView {
     this.details.hidden = !isOpen;
     this.context.classList.toggle('open', isOpen);
     this.summary.setAttribute('aria-expanded', String(isOpen));
+  }
+
+  /** Opens the details if they are closed, and the other way round. */
+  #toggle() {
+    this.#open(!this.isOpen);
+    if (this.isOpen) this.context.scrollIntoView({ block: 'nearest' });
   }
 
   #drawTrouble(turn) {
