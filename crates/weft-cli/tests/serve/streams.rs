@@ -116,10 +116,8 @@ fn the_progress_of_a_prompt_comes_first_and_only_when_asked_for() {
     assert_eq!(joined(&events), joined(&plain));
     let shown: Vec<&Value> =
         events.iter().filter(|event| event.get("prompt_progress").is_some()).collect();
-    let processed: Vec<u64> = shown
-        .iter()
-        .map(|event| event["prompt_progress"]["processed"].as_u64().unwrap())
-        .collect();
+    let processed: Vec<u64> =
+        shown.iter().map(|event| event["prompt_progress"]["processed"].as_u64().unwrap()).collect();
     let total = shown[0]["prompt_progress"]["total"].as_u64().unwrap();
     assert!(processed.len() > 2 && processed.is_sorted(), "{processed:?} of {total}");
     assert_eq!((processed[0], processed.last()), (0, Some(&total)));
