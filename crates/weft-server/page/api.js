@@ -17,10 +17,11 @@ export class Api {
     this.keyOf = keyOf;
   }
 
-  /** The served models. */
+  /** The served models. Other names of one model (`root` is its own) are left out. */
   async models() {
     const { data } = await this.#json('GET', '/v1/models');
-    return data?.length ? data : [{ id: '' }];
+    const models = (data ?? []).filter(({ id, root }) => !root || root === id);
+    return models.length ? models : [{ id: '' }];
   }
 
   /** Whether the server answers: ready, loading or gone. */

@@ -58,7 +58,8 @@ export class AnswerView {
     this.verdict = h('div', { class: 'verdict' });
     this.details = h('div', { class: 'details', hidden: true }, this.ribbon.details, this.verdict);
     this.ribbon.strip.addEventListener('click', () => this.#toggle());
-    this.context = h('div', { class: 'context' }, this.summary, this.ribbon.strip, this.details);
+    // The log is read aloud as it grows; how far the prompt is would be too much of it.
+    this.context = h('div', { class: 'context', 'aria-live': 'off' }, this.summary, this.ribbon.strip, this.details);
     this.thinkingText = h('div', { class: 'thinking-text', dir: 'auto' });
     this.thinkingWord = h('summary', { text: 'Thinking' });
     this.thinking = h('details', { class: 'thinking', hidden: true }, this.thinkingWord, this.thinkingText);

@@ -136,10 +136,11 @@ test('several models can be chosen from, and one needs no choice', async () => {
   await page.route('**/v1/models', async (route) => {
     const response = await route.fetch();
     const { data } = await response.json();
-    await route.fulfill({ response, json: { data: [data[0], { ...data[0], id: 'another' }] } });
+    await route.fulfill({ response, json: { data: [data[0], { ...data[0], id: 'another' }, { ...data[0], id: 'its nickname', root: 'another' }] } });
   });
   await page.reload();
   await page.locator('#model').selectOption('another');
+  assert.equal(await page.locator('#model option').count(), 2, 'another name is not another model');
   const asked = page.waitForRequest('**/v1/chat/completions');
   await page.route('**/v1/chat/completions', (route) => route.fulfill({ contentType: 'text/event-stream', body: `${delta({ content: 'I am another.' })}${END}` }));
   await ask(page, 'Who are you?', 'I am another');
