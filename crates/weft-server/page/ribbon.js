@@ -270,9 +270,11 @@ function lookedAt(pieces) {
 }
 
 function attentionWords(pieces, { answer_attention: own }, state) {
-  if (state === 'writing') return h('p', { class: 'looked-at', text: 'What the answer looks at is known at its end.' });
+  // As high while it is not known as when it is.
+  const name = pieces.filter((piece) => piece.row === 'document').length > 1 ? 'looked-at of-many' : 'looked-at';
+  if (state === 'writing') return h('p', { class: name, text: 'What the answer looks at is known at its end.' });
   const found = lookedAt(pieces);
-  return h('p', { class: 'looked-at' },
+  return h('p', { class: name },
     found && ['Of the documents, the answer looked most at ', h('strong', { text: found.best.name }), `: ${percent(found.share)} of what they got. `],
     own > 0 && `${percent(own)} of the attention was on the answer itself.`);
 }

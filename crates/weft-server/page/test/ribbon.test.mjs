@@ -81,18 +81,26 @@ describe('the ribbon', () => {
     }
   }
 
-  test('does not move the answer while its details are open', async () => {
-    await withScript(slow, async (page) => {
-      await page.getByLabel('Your question').fill('What is this?');
-      await page.keyboard.press('Enter');
-      await lastAnswer(page).locator('.strip .segment').nth(2).waitFor({ state: 'attached' });
-      await openDetails(page);
-      await follow(page);
-      await finished(page);
-      const seen = await page.evaluate(() => [...window.seen]);
-      assert.equal(seen.length, 2, String(seen));
+  for (const width of [390, 1280]) {
+    test(`does not move the answer while its details are open: ${width} px`, async () => {
+      // With two documents there is more to say at the end.
+      const two = (text) => text.replace(/("kind":"context",.*?"tokens":)900(.*?)(\},\{"id":null,"kind":"query")/, '$1450$2},{"id":"b","kind":"context","level":1,"tokens":450,"cached_tokens":0,"source":"computed","reuse":"exact","shift":0,"repaired_tokens":0,"attention":0.05,"ms":0$3').replace('{"id":null,"kind":"context"', '{"id":"a","kind":"context"');
+      function* script() {
+        for (const part of slow()) yield typeof part === 'string' ? two(part) : part;
+      }
+      await withScript(script, async (page) => {
+        await page.getByLabel('Your question').fill('What is this?');
+        await page.keyboard.press('Enter');
+        await lastAnswer(page).locator('.strip .segment').nth(2).waitFor({ state: 'attached' });
+        await openDetails(page);
+        await follow(page);
+        await finished(page);
+        const seen = await page.evaluate(() => [...window.seen]);
+        assert.equal(seen.length, 2, String(seen));
+        assert.match(await lastAnswer(page).locator('.looked-at').innerText(), /looked most at/);
+      }, { width });
     });
-  });
+  }
 
   test('stays with an answer that was stopped, also after a reload', async () => {
     function* half() {
