@@ -1,5 +1,5 @@
 // The ribbon: an answer's context as one segment per chunk. A segment is as wide as the chunk has
-// tokens, and tells by colour and pattern where its rows came from; segments that are being computed
+// tokens, and shows by colour and pattern where its rows came from; segments that are being computed
 // fill as the prompt is read. It is drawn twice: as a strip of one row, and woven in rows with names,
 // attention and times for those who want the details. It draws reports, also those that are not
 // complete yet; it knows neither the server nor the conversation.

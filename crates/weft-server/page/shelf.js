@@ -54,7 +54,7 @@ export class Shelf extends EventTarget {
     this.draw();
   }
 
-  /** Stores files, and tells of each that was. */
+  /** Stores files, and reports each that was stored. */
   async addFiles(files) {
     this.tell(null);
     for (const file of files) {
