@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::cache::{Cache, RowShape};
-use crate::chunk::{Composition, Library};
+use crate::chunk::{Composition, Library, Report};
 use crate::device::{Device, DeviceError, Lane, MAX_LANES, Step};
 use crate::model::Model;
 use crate::plan::{Op, plan};
@@ -272,6 +272,11 @@ impl Engine {
     /// Number of running lanes.
     pub fn running(&self) -> usize {
         self.lanes.len()
+    }
+
+    /// The report on a running lane, so far. `None` if the lane has ended.
+    pub fn report(&self, id: LaneId) -> Option<Report> {
+        self.lanes.iter().find(|lane| lane.id() == id).map(Sequence::report)
     }
 
     /// Pauses a lane, or resumes it, so that unread tokens of a slow reader do not fill memory. The

@@ -46,6 +46,8 @@ pub(crate) struct Settings {
     logit_bias: Option<LogitBias>,
     /// Whether cached rows are used and new rows are cached.
     cache_prompt: Option<bool>,
+    /// Whether a stream says how far its prompt is; llama.cpp's name.
+    return_progress: Option<bool>,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
@@ -94,6 +96,11 @@ impl Settings {
     /// Answers to one prompt.
     pub(crate) fn choices(&self) -> usize {
         self.n.map_or(1, Bounded::count)
+    }
+
+    /// Whether events with the progress of the prompt come before the first token.
+    pub(crate) fn sends_progress(&self) -> bool {
+        self.streams() && self.return_progress.unwrap_or(false)
     }
 
     pub(crate) fn uses_cache(&self) -> bool {

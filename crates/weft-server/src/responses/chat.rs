@@ -7,9 +7,10 @@ use weft_core::engine::{Finished, Token};
 
 use super::choice::{Choice, Delta, ToolMode};
 use super::tool_calls::{Beginning, CallDelta};
-use super::usage::{add_costs, add_usage, reason, usage};
+use super::usage::{add_costs, add_progress, add_usage, reason, usage};
 use super::{FINGERPRINT, ResponseWriter, logprobs, response_id, seconds_now};
 use crate::model_info::ModelInfo;
+use crate::worker::Progress;
 
 /// Writes the answer to a chat.
 pub(crate) struct ChatWriter {
@@ -164,6 +165,12 @@ impl ResponseWriter for ChatWriter {
     fn start(&mut self) -> Vec<Value> {
         let delta = || json!({"role": "assistant", "content": null});
         (0..self.choices.len()).map(|index| self.event(index, delta(), Value::Null, None)).collect()
+    }
+
+    fn progress(&self, choice: usize, progress: &Progress) -> Value {
+        let mut event = self.event(choice, json!({}), Value::Null, None);
+        add_progress(&mut event, progress);
+        event
     }
 
     fn token(&mut self, choice: usize, token: Token) -> Option<Value> {

@@ -26,7 +26,7 @@ pub(crate) async fn complete(
                 left -= 1;
             }
             JobEvent::Failed(error) => return Err(error.into()),
-            JobEvent::Admitted | JobEvent::Rows(_) => {}
+            JobEvent::Admitted | JobEvent::Progress(_) | JobEvent::Rows(_) => {}
         }
     }
     recorder.keep();

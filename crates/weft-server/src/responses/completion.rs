@@ -6,9 +6,10 @@ use serde_json::{Value, json};
 use weft_core::engine::{Finished, Token};
 
 use super::logprobs::{Entry, Pending};
-use super::usage::{add_costs, add_usage, reason, usage};
+use super::usage::{add_costs, add_progress, add_usage, reason, usage};
 use super::{FINGERPRINT, ResponseWriter, logprobs, response_id, seconds_now};
 use crate::model_info::ModelInfo;
+use crate::worker::Progress;
 
 /// Writes a completion.
 pub(crate) struct CompletionWriter {
@@ -100,6 +101,12 @@ impl CompletionWriter {
 impl ResponseWriter for CompletionWriter {
     fn start(&mut self) -> Vec<Value> {
         Vec::new()
+    }
+
+    fn progress(&self, choice: usize, progress: &Progress) -> Value {
+        let mut event = self.event(self.choice(choice, "", &[], None));
+        add_progress(&mut event, progress);
+        event
     }
 
     fn token(&mut self, choice: usize, token: Token) -> Option<Value> {

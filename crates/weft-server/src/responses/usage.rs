@@ -4,6 +4,8 @@
 use serde_json::{Value, json};
 use weft_core::engine::{FinishReason, Finished, Stats};
 
+use crate::worker::Progress;
+
 /// Tokens of all choices, and the time from the start to their last end. Choices of one prompt
 /// share it, so it counts once.
 fn total(finished: &[Option<Finished>], choices_per_prompt: usize) -> Stats {
@@ -61,6 +63,18 @@ pub(super) fn add_costs(answer: &mut Value, finished: &[Option<Finished>], per_p
     if let Some(Some(first)) = finished.first() {
         answer["chunk_report"] = first.report.json();
     }
+}
+
+/// Adds how far the prompt is, in llama.cpp's form, and where its context came from so far.
+pub(super) fn add_progress(event: &mut Value, progress: &Progress) {
+    let Progress { processed, time, report } = progress;
+    event["prompt_progress"] = json!({
+        "total": report.pieces.iter().map(|piece| piece.tokens).sum::<usize>(),
+        "cache": report.cached_tokens(),
+        "processed": processed,
+        "time_ms": (time.as_secs_f64() * 1e6).round() / 1e3,
+    });
+    event["chunk_report"] = report.json();
 }
 
 /// Adds the usage and timings of all choices to the last event of a stream, as llama.cpp does.

@@ -30,6 +30,7 @@ pub(super) async fn create(
     let sampling = body.value.sampling(&model)?;
     let (choices, streams) = (settings.choices(), settings.streams());
     let (use_cache, includes_usage) = (settings.uses_cache(), settings.includes_usage());
+    let sends_progress = settings.sends_progress();
     let (rule, rule_param) = (body.value.rule(), body.value.rule_param());
     let tools = match &rule {
         Some(Rule::Call(_)) => ToolMode::Required(body.value.only_tool()),
@@ -49,7 +50,7 @@ pub(super) async fn create(
     let writer = ChatWriter::new(Arc::clone(&model), &options);
     let recorder = Recorder::new(&app, writer.id(), prompt.clone());
     let request = Request { use_cache, constraint, ..Request::new(prompt, sampling) };
-    let handle = app.worker.submit(answer_jobs(request, choices)).await?;
+    let handle = app.worker.submit(answer_jobs(request, choices, sends_progress)).await?;
     Ok(substitute.mark(match streams {
         true => stream(handle, writer, recorder).await?,
         false => Json(complete(handle, writer, recorder).await?).into_response(),
@@ -58,11 +59,12 @@ pub(super) async fn create(
 
 /// One job per choice: the same request with different seeds. Without the cache, the choices still
 /// share the rows of their prompt.
-pub(super) fn answer_jobs(request: Request, choices: usize) -> Vec<Job> {
+pub(super) fn answer_jobs(request: Request, choices: usize, sends_progress: bool) -> Vec<Job> {
     let request = Request { group: (choices > 1).then(RowGroup::default), ..request };
     let answer = |sampling| {
         let cancel = Cancel::default();
-        Job::Answer(Box::new(Request { sampling, cancel, ..request.clone() }))
+        let request = Box::new(Request { sampling, cancel, ..request.clone() });
+        Job::Answer { request, sends_progress }
     };
     request.sampling.samples(choices).map(answer).collect()
 }

@@ -364,7 +364,7 @@ async fn wait_until_done(
             JobEvent::Rows(found) => rows = Some(found),
             JobEvent::Done(_) => return Ok(rows),
             JobEvent::Failed(error) => return Err(error.into()),
-            JobEvent::Admitted | JobEvent::Token(_) => {}
+            JobEvent::Admitted | JobEvent::Progress(_) | JobEvent::Token(_) => {}
         }
     }
 }

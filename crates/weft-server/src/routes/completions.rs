@@ -51,7 +51,7 @@ pub(super) async fn create(
                 constraint: constraint.clone(),
                 ..Request::new(prompt.clone(), sampling.clone())
             };
-            answer_jobs(request, per_prompt)
+            answer_jobs(request, per_prompt, settings.sends_progress())
         })
         .collect();
     let handle = app.worker.submit(jobs).await?;

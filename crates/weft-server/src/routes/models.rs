@@ -79,17 +79,27 @@ async fn log_once(app: &App, model: &ModelInfo, asked: &str) {
 }
 
 fn describe(model: &ModelInfo, name: &str) -> Value {
+    let sampling = model.sampling(None);
+    // As decimal fractions: 0.6, not the f32 that is nearest to it.
+    let number = |value: f32| (f64::from(value) * 1e6).round() / 1e6;
     json!({
         "id": name,
         "object": "model",
         "created": model.created,
         "owned_by": "weft",
+        "root": model.id,
         "max_model_len": model.context,
         "meta": {
             "n_vocab": model.vocab(),
             "n_ctx": model.context,
             "n_params": model.parameters,
             "device": model.device,
+            "sampling": {
+                "temperature": number(sampling.temperature),
+                "top_p": number(sampling.top_p),
+                "top_k": sampling.top_k,
+                "min_p": number(sampling.min_p),
+            },
         },
     })
 }

@@ -28,7 +28,7 @@ use crate::metrics::Metrics;
 use crate::model_info::{Load, LoadError, ModelInfo};
 
 pub(crate) use self::event_sender::ChoiceEvent;
-pub(crate) use self::job::{Job, JobError, JobEvent};
+pub(crate) use self::job::{Job, JobError, JobEvent, Progress};
 
 /// Events that a request may be behind before its lane is paused.
 const EVENTS: usize = 256;

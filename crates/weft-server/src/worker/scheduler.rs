@@ -11,7 +11,7 @@ use weft_core::device::DeviceError;
 use weft_core::engine::{Cancel, Engine, Event, FinishReason, Finished, LaneId, Stats};
 
 use super::event_sender::{EventSender, Reader};
-use super::job::{Admission, JobError, JobEvent, QueuedJob};
+use super::job::{Admission, JobError, JobEvent, Progress, QueuedJob};
 use super::{Command, Shared};
 
 /// How often paused lanes are checked if nothing else happens.
@@ -21,8 +21,10 @@ const PAUSED_WAIT: Duration = Duration::from_millis(5);
 struct RunningJob {
     events: EventSender,
     is_answer: bool,
+    sends_progress: bool,
     cancel: Cancel,
     since: Instant,
+    admitted: Instant,
     last_token: Option<Instant>,
     paused: bool,
 }
@@ -149,12 +151,19 @@ impl Scheduler {
                     job.events.send(JobEvent::Done(Box::new(finished)));
                 }
                 Admission::Admitted(lane) => {
-                    let is_answer = job.is_answer();
-                    let QueuedJob { mut events, cancel, since, .. } = job;
-                    events.send(JobEvent::Admitted);
-                    let (last_token, paused) = (None, false);
-                    let job = RunningJob { events, is_answer, cancel, since, last_token, paused };
+                    job.events.send(JobEvent::Admitted);
+                    let job = RunningJob {
+                        is_answer: job.is_answer(),
+                        sends_progress: job.sends_progress(),
+                        events: job.events,
+                        cancel: job.cancel,
+                        since: job.since,
+                        admitted: Instant::now(),
+                        last_token: None,
+                        paused: false,
+                    };
                     self.running.insert(lane, job);
+                    self.send_progress(lane, None, engine);
                 }
             }
             self.free_places(1);
@@ -207,8 +216,7 @@ impl Scheduler {
     /// Sends an event of the engine to the job that it belongs to.
     fn dispatch(&mut self, event: Event, engine: &mut Engine) {
         match event {
-            // Clients are not sent the progress of a prompt.
-            Event::Prefill { .. } => {}
+            Event::Prefill { lane, done, .. } => self.send_progress(lane, Some(done), engine),
             Event::Token { lane, token } => {
                 let metrics = &self.shared.metrics;
                 let Some(job) = self.running.get_mut(&lane) else { return };
@@ -234,6 +242,18 @@ impl Scheduler {
                 self.shared.metrics.count_failure();
                 self.end(lane, JobEvent::Failed(error.into()));
             }
+        }
+    }
+
+    /// Sends how far a prompt is, if its client asked for that. Before the first block of a prompt
+    /// `processed` is `None`, and what is cached is all there is.
+    fn send_progress(&mut self, lane: LaneId, processed: Option<usize>, engine: &Engine) {
+        let job = self.running.get_mut(&lane).filter(|job| job.sends_progress);
+        // A lane that ended in this step sends its whole report instead.
+        if let (Some(job), Some(report)) = (job, engine.report(lane)) {
+            let processed = processed.unwrap_or_else(|| report.cached_tokens());
+            let time = job.admitted.elapsed();
+            job.events.send(JobEvent::Progress(Box::new(Progress { processed, time, report })));
         }
     }
 

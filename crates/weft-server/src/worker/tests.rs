@@ -82,7 +82,8 @@ impl Bench {
 fn answer(max_tokens: usize) -> Job {
     let sampling =
         Sampling { max_tokens: Some(max_tokens), temperature: 0.0, ..Sampling::default() };
-    Job::Answer(Box::new(Request::new(vec![5, 6, 7], sampling)))
+    let request = Box::new(Request::new(vec![5, 6, 7], sampling));
+    Job::Answer { request, sends_progress: false }
 }
 
 /// How a handle ends, and how many tokens came before.
@@ -93,7 +94,7 @@ fn end(handle: &mut JobHandle) -> (usize, Result<(), String>) {
             JobEvent::Token(_) => n_tokens += 1,
             JobEvent::Done(_) => return (n_tokens, Ok(())),
             JobEvent::Failed(error) => return (n_tokens, Err(error.to_string())),
-            JobEvent::Admitted | JobEvent::Rows(_) => {}
+            JobEvent::Admitted | JobEvent::Progress(_) | JobEvent::Rows(_) => {}
         }
     }
     (n_tokens, Err("closed".to_owned()))
