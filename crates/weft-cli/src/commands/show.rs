@@ -72,6 +72,7 @@ fn rope(config: &Config) -> String {
         RopeScaling::None => format!("theta {theta}"),
         RopeScaling::Llama3 { factor, .. } => format!("theta {theta}, Llama 3 scaling × {factor}"),
         RopeScaling::Yarn { factor, .. } => format!("theta {theta}, YaRN × {factor}"),
+        RopeScaling::Factors(_) => format!("theta {theta}, scaled by the factors of the file"),
     }
 }
 
