@@ -7,6 +7,7 @@ pub mod conformance;
 mod die_with_us;
 pub mod exact;
 pub mod fake_hub;
+pub mod gguf;
 pub mod golden;
 pub mod parity;
 mod skip;

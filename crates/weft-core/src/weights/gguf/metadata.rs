@@ -118,11 +118,6 @@ impl Metadata {
         self.values.insert(key, value).is_none()
     }
 
-    /// Whether there is a value.
-    pub(crate) fn has(&self, key: &str) -> bool {
-        self.values.contains_key(key)
-    }
-
     /// A number from 0. A list counts as one number if all its numbers are equal.
     pub(crate) fn count(&self, key: &str) -> Result<Option<u64>, Wrong> {
         const EXPECTED: &str = "a whole number from 0, the same in every layer";
