@@ -21,7 +21,9 @@ use weft_core::rope::RopeTable;
 use weft_core::sampling::GenerationConfig;
 use weft_core::store::Store;
 use weft_core::tokenizer::Tokenizer;
-use weft_core::weights::{Form, Gguf, Safetensors, Weights, shards_of_index, tensors};
+use weft_core::weights::{
+    Form, Forms, Gguf, Safetensors, Weights, parameters, shards_of_index, tensors,
+};
 use weft_server::Loaded;
 use weft_server::fuzzing::Reader;
 use weft_testing::stub;
@@ -48,8 +50,8 @@ pub const CONFIG: &str = r#"{"model_type": "qwen3", "hidden_size": 4, "num_hidde
 pub fn config(input: &[u8]) {
     let Ok(config) = Config::from_json(input) else { return };
     let limits = Limits { step_tokens: 256, step_outputs: 16, positions: 64, pages: 4 };
-    assert!(config.parameters() > 0);
-    assert!(Need::unpadded(&config, &limits, Dtype::Bf16).total() > 0);
+    assert!(parameters(&config) > 0);
+    assert!(Need::unpadded(&config, &Forms::default(), &limits, Dtype::Bf16).total() > 0);
     assert!(!plan(&config).is_empty() && !tensors(&config).is_empty());
     RopeTable::new(&config.rope, config.head_dim, limits.positions);
 }
