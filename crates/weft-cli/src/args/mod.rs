@@ -143,7 +143,7 @@ pub(crate) struct ChatArgs {
 
 #[derive(Args)]
 pub(crate) struct ShowArgs {
-    /// A folder, or `org/name[@revision]`
+    /// A folder, a GGUF file, or `org/name[:TAG][@revision]`
     #[arg(value_name = "MODEL")]
     pub(crate) name: Option<String>,
     #[command(flatten)]
@@ -164,7 +164,7 @@ pub(crate) struct ListArgs {
 
 #[derive(Args)]
 pub(crate) struct PullArgs {
-    /// `org/name[@revision]`
+    /// `org/name[:TAG][@revision]`
     #[arg(value_name = "MODEL")]
     pub(crate) name: String,
     /// Print only errors
@@ -190,7 +190,7 @@ pub(crate) struct CompletionsArgs {
 /// The model and its device.
 #[derive(Args, Default)]
 pub(crate) struct ModelArgs {
-    /// A folder, or `org/name[@revision]`
+    /// A folder, a GGUF file, or `org/name[:TAG][@revision]`
     #[arg(short, long, value_name = "MODEL")]
     pub(crate) model: Option<String>,
     /// Tokens of context, prompt and answer together (like 8192 or 32k)

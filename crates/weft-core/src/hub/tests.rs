@@ -191,7 +191,7 @@ fn reference_that_breaks_a_rule() {
         "org/name.git",
         "org/na me",
         "org/näme",
-        "org/na:me",
+        "org/na:m e",
         "org/..",
         "../name",
         "org/na\nme",
