@@ -265,6 +265,8 @@ fn f16_at(block: &[u8], at: usize) -> f32 {
 
 /// 16 bytes: the low nibbles are the first 16 codes, the high nibbles the others.
 fn nibbles(packed: &[u8], codes: &mut [u8; 32]) {
+    // A length that the compiler knows.
+    let packed = &packed.as_chunks::<16>().0[0];
     let (low, high) = codes.split_at_mut(16);
     for ((low, high), byte) in low.iter_mut().zip(high).zip(packed) {
         (*low, *high) = (byte & 15, byte >> 4);

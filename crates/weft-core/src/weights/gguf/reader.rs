@@ -102,7 +102,7 @@ impl GgufWeights {
     fn rows(
         &self,
         place: &Place,
-        visit: &mut dyn FnMut(usize, &[u8]) -> Result<(), WeightsError>,
+        mut visit: impl FnMut(usize, &[u8]) -> Result<(), WeightsError>,
     ) -> Result<(), WeightsError> {
         let row_bytes = place.row_bytes();
         let at_once = match place.head {
@@ -134,7 +134,7 @@ impl GgufWeights {
         let place = self.place(tensor)?;
         let Form::Coded(coded) = place.kind.form() else { panic!("{tensor:?} is plain") };
         let mut unpacked = Unpacked::new(place.kind, &coded, place.columns);
-        self.rows(place, &mut |row, bytes| {
+        self.rows(place, |row, bytes| {
             unpacked.unpack(bytes).map_err(|value| not_finite(tensor, row, value))?;
             visit(row, &unpacked.row());
             Ok(())
@@ -157,7 +157,7 @@ impl Weights for GgufWeights {
                 visit(row, &values);
             });
         }
-        self.rows(place, &mut |row, bytes| {
+        self.rows(place, |row, bytes| {
             widen(place.kind, bytes, &mut values);
             match values.iter().find(|value| !value.is_finite()) {
                 Some(value) => Err(not_finite(tensor, row, *value)),
