@@ -71,7 +71,8 @@ pub enum WeightsError {
     },
     /// There are no weight files.
     #[error(
-        "{folder} has no safetensors files; weft reads only these, so convert the weights first"
+        "{folder} has no safetensors files; if it holds a GGUF file, name that file, otherwise \
+         convert the weights first"
     )]
     NoFiles {
         /// The model's folder.
