@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use weft_core::hub::{self, HubEnv, RepoRef};
+use weft_core::model::is_gguf;
 
 use crate::error::CliError;
 use crate::terminal;
@@ -139,10 +140,12 @@ pub(crate) fn is_family(word: &str) -> bool {
     by_family(word).is_some()
 }
 
-/// Whether a word names a model: the bundled one, a folder, `org/name`, or a name in the hub cache.
+/// Whether a word names a model: the bundled one, a folder, a GGUF file, `org/name`, or a name in
+/// the hub cache.
 pub(crate) fn is_model(word: &str) -> bool {
     let path = Path::new(word);
     path.is_dir()
+        || (path.is_file() && is_gguf(path))
         || (!path.exists()
             && (is_bundled(Some(word))
                 || RepoRef::parse(word).is_ok()

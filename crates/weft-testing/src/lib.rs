@@ -8,6 +8,7 @@ mod die_with_us;
 pub mod exact;
 pub mod fake_hub;
 pub mod forms;
+pub mod gguf;
 pub mod golden;
 pub mod parity;
 mod skip;

@@ -138,7 +138,7 @@ impl Options {
         self
     }
 
-    /// Opens a model: a folder, or a name on the Hugging Face hub. A model that is not in the hub's
+    /// Opens a model: a folder, a GGUF file, or a name on the Hugging Face hub. A model that is not in the hub's
     /// cache is downloaded.
     ///
     /// # Errors
@@ -266,7 +266,7 @@ impl Weights for Counted<'_> {
         tensor: Tensor,
         visit: &mut dyn FnMut(usize, &CodedRow<'_>),
     ) -> Result<(), WeightsError> {
-        let form = self.weights.form(tensor);
+        let form = self.form(tensor);
         self.weights.read_coded(tensor, &mut |row, codes| {
             self.count(form.bytes(1, codes.codes.len(), self.config.dtype));
             visit(row, codes);

@@ -175,7 +175,8 @@ pub(crate) struct ChatArgs {
 
 #[derive(Args)]
 pub(crate) struct ShowArgs {
-    /// A folder, `org/name[@revision]`, or a name like qwen3:0.6b (default: the bundled demo model)
+    /// A folder, a GGUF file, `org/name[:TAG][@revision]`, or a name like qwen3:0.6b (default: the
+    /// bundled demo model)
     #[arg(value_name = "MODEL")]
     pub(crate) name: Option<String>,
     #[command(flatten)]
@@ -196,7 +197,7 @@ pub(crate) struct ListArgs {
 
 #[derive(Args)]
 pub(crate) struct PullArgs {
-    /// `org/name[@revision]`, or a name like qwen3:0.6b
+    /// `org/name[:TAG][@revision]`, or a name like qwen3:0.6b
     #[arg(value_name = "MODEL")]
     pub(crate) name: String,
     /// Print only errors
@@ -267,7 +268,8 @@ pub(crate) struct CompletionsArgs {
 /// The model and its device.
 #[derive(Args, Default)]
 pub(crate) struct ModelArgs {
-    /// A folder, `org/name[@revision]`, or a name like qwen3:0.6b (default: the bundled demo model)
+    /// A folder, a GGUF file, `org/name[:TAG][@revision]`, or a name like qwen3:0.6b (default: the
+    /// bundled demo model)
     #[arg(short, long, value_name = "MODEL")]
     pub(crate) model: Option<String>,
     /// Tokens of context, prompt and answer together (like 32k; default: 8192, or less if the model

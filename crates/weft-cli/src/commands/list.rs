@@ -65,7 +65,8 @@ fn name(revision: &CachedRevision) -> String {
 
 fn state(revision: &CachedRevision) -> String {
     match revision.missing.as_slice() {
-        [] => "ready".to_owned(),
+        [] if revision.gguf.is_empty() => "ready".to_owned(),
+        [] => format!("ready: {}", revision.gguf.join(", ")),
         missing => format!("incomplete: {}", missing.join(", ")),
     }
 }
@@ -92,6 +93,7 @@ fn facts(model: &CachedModel) -> Value {
             "sha": revision.sha,
             "refs": revision.refs,
             "size_bytes": revision.size_bytes,
+            "gguf": revision.gguf,
             "missing": revision.missing,
         })
     };

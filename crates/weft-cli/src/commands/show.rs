@@ -74,10 +74,11 @@ fn rows(model: &Model, plan: &MemoryPlan, budget: &Budget) -> Vec<(&'static str,
 
 fn rope(config: &Config) -> String {
     let theta = config.rope.theta;
-    match config.rope.scaling {
+    match &config.rope.scaling {
         RopeScaling::None => format!("theta {theta}"),
         RopeScaling::Llama3 { factor, .. } => format!("theta {theta}, Llama 3 scaling × {factor}"),
         RopeScaling::Yarn { factor, .. } => format!("theta {theta}, YaRN × {factor}"),
+        RopeScaling::Factors(_) => format!("theta {theta}, scaled by the factors of the file"),
     }
 }
 

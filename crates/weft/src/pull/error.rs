@@ -13,10 +13,10 @@ use weft_core::hub::HubError;
 /// disk and the next pull resumes.
 #[derive(Debug, thiserror::Error)]
 pub enum PullError {
-    /// The reference is a local folder.
-    #[error("{path:?} is a folder on this machine: there is nothing to pull")]
+    /// The reference is a local folder or file.
+    #[error("{path:?} is on this machine: there is nothing to pull")]
     NotARepo {
-        /// The folder.
+        /// The folder or file.
         path: PathBuf,
     },
     /// The user has forbidden network access.

@@ -19,7 +19,7 @@ mod tests;
 
 use std::path::{Path, PathBuf};
 
-use weft_core::hub::{self, HubEnv, HubError, INDEX_FILE, ModelRef, RepoRef};
+use weft_core::hub::{self, HubEnv, INDEX_FILE, ModelRef, RepoRef};
 
 use crate::progress::{Event, Progress};
 pub use error::PullError;
@@ -33,8 +33,8 @@ use retry::{Failure, Limits, with_retries};
 use select::{SelectError, Selection, Weights};
 
 /// Downloads all files of a repository that weft needs and that are not yet in the cache, or are
-/// damaged there: every file with a hash is checked. Returns the snapshot's folder;
-/// [`hub::resolve`] finds it from now on.
+/// damaged there: every file with a hash is checked. Returns the snapshot's folder, or the GGUF file
+/// in it; [`hub::resolve`] finds it from now on.
 ///
 /// # Errors
 /// See [`PullError`]. A later call resumes.
@@ -53,7 +53,9 @@ fn pull_with(
     limits: &Limits,
 ) -> Result<PathBuf, PullError> {
     let repo = match reference {
-        ModelRef::Folder(path) => return Err(PullError::NotARepo { path: path.clone() }),
+        ModelRef::Folder(path) | ModelRef::File(path) => {
+            return Err(PullError::NotARepo { path: path.clone() });
+        }
         ModelRef::Repo(repo) => repo,
     };
     if env.offline {
@@ -101,7 +103,7 @@ impl Pull<'_> {
 
     fn select(&self) -> Result<Selection, PullError> {
         let repo = self.repo.id();
-        select::select(&self.listing.files).map_err(|error| match error {
+        select::select(&self.listing.files, self.repo.pick()).map_err(|error| match error {
             SelectError::UnsafeName(file) => PullError::UnsafeFileName { repo, file },
             SelectError::Unsuitable(reason) => PullError::Unsuitable { repo, reason },
         })
@@ -160,13 +162,8 @@ impl Pull<'_> {
     }
 
     fn finish(&self) -> Result<PathBuf, PullError> {
-        let snapshot = self.snapshot();
-        let missing = hub::missing_files(&snapshot)?;
-        if !missing.is_empty() {
-            let (repo, pull) = (self.repo.id(), self.repo.to_string());
-            return Err(HubError::Incomplete { repo, snapshot, missing, pull }.into());
-        }
+        let model = hub::find_model(self.repo, &self.snapshot())?;
         self.layout.write_ref(self.repo.revision(), &self.listing.sha)?;
-        Ok(snapshot)
+        Ok(model)
     }
 }

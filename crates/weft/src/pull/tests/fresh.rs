@@ -158,3 +158,29 @@ fn pull_reports_its_progress() {
     assert!(received.len() > 2, "{received:?}");
     assert_eq!(progress.events("Finished").len(), 2);
 }
+
+#[test]
+fn pull_takes_all_parts_of_one_gguf_model() {
+    let scene = Scene::new();
+    let parts = ["1", "2"].map(|n| format!("Q4_K_M/m-Q4_K_M-0000{n}-of-00002.gguf"));
+    let files: [(&str, &[u8]); 5] = [
+        ("config.json", b"{}"),
+        ("m-Q8_0.gguf", b"eight"),
+        (&parts[0], b"one"),
+        (&parts[1], b"two"),
+        ("m-F16.gguf", b"sixteen"),
+    ];
+    scene.hub.add_commit(REPO, SHA, &files);
+    let model = scene.pull("org/name:q4_k_m").unwrap();
+    let snapshot = scene.repo().join("snapshots").join(SHA);
+    assert_eq!(model, snapshot.join(&parts[0]));
+    assert_eq!(fs::read(snapshot.join(&parts[1])).unwrap(), b"two");
+    for other in ["m-Q8_0.gguf", "m-F16.gguf", "config.json"] {
+        assert!(!snapshot.join(other).exists(), "{other}");
+    }
+    assert_eq!(scene.pull("org/name/m-Q8_0.gguf").unwrap(), snapshot.join("m-Q8_0.gguf"));
+    let reference = ModelRef::Repo(RepoRef::parse("org/name:Q4_K_M").unwrap());
+    assert_eq!(resolve(&reference, &scene.env()).unwrap(), model);
+    let error = scene.pull("org/name:Q2_K").unwrap_err().to_string();
+    assert!(error.contains("m-F16.gguf, m-Q8_0.gguf"), "{error}");
+}
