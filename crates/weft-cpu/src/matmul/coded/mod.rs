@@ -1,7 +1,7 @@
 //! The matrix product of coded blocks: 64 rows times a few tokens, in f32.
 //!
 //! The products of a run of 16 or 32 columns are summed, the sum is scaled, and the scaled sums are
-//! added in the order of the columns. One or two tokens are multiplied with codes that are unpacked
+//! added in the order of the columns. Up to four tokens are multiplied with codes that are unpacked
 //! in registers, if the instruction set can do that. For more tokens a block is unpacked once, and
 //! all tiles read the unpacked codes. Both give the same bits.
 
@@ -29,7 +29,7 @@ const UINT8: u8 = Kind::Uint8 as u8;
 const FP8: u8 = Kind::Fp8 as u8;
 
 /// Most tokens that are multiplied with codes directly.
-const DIRECT_TOKENS: usize = 2;
+const DIRECT_TOKENS: usize = 4;
 
 /// Sums of 16 activations each, of one token; empty if no matrix needs them.
 #[derive(Clone, Copy)]
@@ -53,7 +53,7 @@ impl RunSums<'_> {
 type Kernel<const B: usize, const T: usize> =
     unsafe fn([&CodedBlock<'_>; B], [&[bf16]; T], [RunSums<'_>; T], [&mut Sums; B]);
 
-/// The kernel for one kind of codes. More than two tokens are multiplied with unpacked ones.
+/// The kernel for one kind of codes. More than four tokens are multiplied with unpacked ones.
 #[cfg(target_arch = "x86_64")]
 macro_rules! of_kind {
     ($module:path, $kind:ident, $b:ident, $t:ident) => {{
