@@ -16,7 +16,7 @@ use weft_core::kv::PAGE_ROWS;
 use weft_core::model::{Model, ModelError};
 use weft_core::reference;
 use weft_core::shapes;
-use weft_core::weights::{Forms, Quantised, RandomWeights, Safetensors, Weights};
+use weft_core::weights::{Forms, Gguf, Quantised, RandomWeights, Safetensors, Weights};
 use weft_cpu::{CpuDevice, Isa, Options};
 
 use super::args::{ShapeArgs, SubjectArgs};
@@ -76,11 +76,19 @@ impl Subject {
 
     /// Dimensions and weights of a real model. Tokenizer and template are not measured.
     fn from_model(name: &str) -> Result<Self, CliError> {
-        let folder = hub::resolve(&ModelRef::parse(name)?, &HubEnv::from_env()?)?;
-        let config = Config::from_file(&folder.join("config.json"))?;
-        let weights = Safetensors::open(&folder, &config).map_err(ModelError::from)?;
+        let path = hub::resolve(&ModelRef::parse(name)?, &HubEnv::from_env()?)?;
+        let (config, weights): (Config, Box<dyn Weights>) = if path.is_file() {
+            let gguf = Gguf::open(&path).map_err(ModelError::from)?;
+            let config = gguf.config()?;
+            let weights = gguf.weights(&config).map_err(ModelError::from)?;
+            (config, Box::new(weights))
+        } else {
+            let config = Config::from_file(&path.join("config.json"))?;
+            let weights = Safetensors::open(&path, &config).map_err(ModelError::from)?;
+            (config, Box::new(weights))
+        };
         let name = name.trim_end_matches('/').rsplit('/').next().unwrap_or(name).to_owned();
-        Ok(Self { name, source: "files".to_owned(), config, weights: Box::new(weights) })
+        Ok(Self { name, source: "files".to_owned(), config, weights })
     }
 
     /// Random weights.
