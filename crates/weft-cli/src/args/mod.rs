@@ -44,6 +44,10 @@ pub(crate) enum Command {
     Chunk(Box<ChunkArgs>),
     /// Serve OpenAI's API over HTTP, and a chat page
     Serve(Box<ServeArgs>),
+    /// List your running servers
+    Ps(PsArgs),
+    /// End a server after its running answers
+    Stop(StopArgs),
     /// Print a model's dimensions, size and memory
     Show(ShowArgs),
     /// List the models in the hub cache
@@ -156,6 +160,20 @@ pub(crate) struct ShowArgs {
 }
 
 #[derive(Args)]
+pub(crate) struct PsArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct StopArgs {
+    /// The server's model or process number, if there are several (see `weft ps`)
+    #[arg(value_name = "NAME|PID")]
+    pub(crate) which: Option<String>,
+}
+
+#[derive(Args)]
 pub(crate) struct ListArgs {
     /// Print JSON
     #[arg(long)]
@@ -188,7 +206,7 @@ pub(crate) struct CompletionsArgs {
 }
 
 /// The model and its device.
-#[derive(Args, Default)]
+#[derive(Args, Clone, Default)]
 pub(crate) struct ModelArgs {
     /// A folder, or `org/name[@revision]`
     #[arg(short, long, value_name = "MODEL")]
@@ -209,6 +227,9 @@ pub(crate) struct ModelArgs {
     /// Never use the network
     #[arg(long)]
     pub(crate) offline: bool,
+    /// Load the model even if a `weft serve` of yours has it; in `serve`: serve HTTP alone
+    #[arg(long)]
+    pub(crate) no_resident: bool,
     /// Print only the answer and errors
     #[arg(short, long)]
     pub(crate) quiet: bool,

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
 
+use weft::DEFAULT_CONTEXT;
 use weft_core::chunk::Which;
 use weft_core::device::MAX_LANES;
 use weft_server::{Loaded, Options, ServeError, Server};
@@ -12,6 +13,7 @@ use crate::args::{CacheArgs, ModelArgs, ServeArgs};
 use crate::error::CliError;
 use crate::load;
 use crate::models;
+use crate::resident::{self, Identity};
 use crate::terminal;
 use crate::tiers::RegisteredChunks;
 
@@ -26,6 +28,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<ExitCode, CliError> {
         insecure: args.insecure,
         allowed_hosts: args.allow_host,
         queue: args.queue,
+        resident: if model.no_resident { None } else { resident::folder() },
         ..Options::new(SocketAddr::new(args.host, args.port))
     };
     let quiet = model.quiet;
@@ -55,7 +58,20 @@ fn load(args: &ModelArgs, cache: &CacheArgs) -> Result<Loaded, CliError> {
             None
         }
     };
-    Ok(Loaded { id: id(args.model.as_deref()), model, engine, shelf })
+    let about = resident::Loaded {
+        on_gpu: engine.device().kv_family().starts_with("CUDA"),
+        has_gpu: weft_cuda::probe().is_ok(),
+        kernels: resident::kernels(args.kernels),
+        context: engine.context(),
+        default_context: DEFAULT_CONTEXT.min(model.config.max_positions),
+        no_cache: cache.no_cache,
+        kv_memory: cache.kv_memory,
+        ram_cache: cache.ram_cache,
+        disk_cache: cache.disk_cache,
+    };
+    let identity = Identity::of_server(args, cache, about);
+    let identity = serde_json::to_value(identity).unwrap_or_default();
+    Ok(Loaded { id: id(args.model.as_deref()), model, engine, shelf, identity })
 }
 
 /// The model's name for clients: its name on the hub, or the name of its folder.

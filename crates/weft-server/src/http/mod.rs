@@ -5,6 +5,8 @@ mod guard;
 mod hosts;
 mod options;
 mod path;
+#[cfg(unix)]
+mod resident;
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -17,7 +19,8 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use thiserror::Error;
-use tokio::sync::{Mutex, Semaphore};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 
 use crate::app::App;
 use crate::chunk_update::ChunkLock;
@@ -111,6 +114,8 @@ impl Server {
         let limits = Limits { queue: self.options.queue, slow_reader: SLOW_READER, drain: DRAIN };
         let (worker, thread) =
             Worker::start(load, limits, Arc::clone(&metrics), Arc::clone(&self.log))?;
+        #[cfg(unix)]
+        let resident = crate::resident::State::new(self.listener.local_addr()?);
         let app = Arc::new(App {
             worker,
             metrics,
@@ -118,6 +123,8 @@ impl Server {
             recent: Recent::default(),
             chunk_lock: ChunkLock::default(),
             verifying: Mutex::default(),
+            #[cfg(unix)]
+            resident,
         });
         runtime.block_on(serve(self.listener, app, &*self.log, thread))
     }
@@ -131,6 +138,10 @@ async fn serve(
 ) -> Result<(), ServeError> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let graceful = GracefulShutdown::new();
+    #[cfg(unix)]
+    let (socket, resident) = resident::accept(&app, log, &graceful);
+    #[cfg(not(unix))]
+    let resident = std::future::pending::<()>();
     let unloadable = {
         let accepting = accept(&listener, routes::router(Arc::clone(&app)), &graceful);
         let mut phase = app.worker.phase();
@@ -143,11 +154,14 @@ async fn serve(
         };
         tokio::select! {
             () = accepting => None,
+            () = resident => None,
             error = unloadable => Some(error),
             ended = shutdown_signal() => ended.map(|()| None)?,
         }
     };
     drop(listener);
+    #[cfg(unix)]
+    drop(socket);
     app.worker.drain();
     if let Some(error) = unloadable {
         return Err(ServeError::Load(error));
@@ -184,8 +198,6 @@ async fn shutdown_signal() -> std::io::Result<()> {
 
 async fn accept(listener: &tokio::net::TcpListener, router: Router, graceful: &GracefulShutdown) {
     let permits = Arc::new(Semaphore::new(CONNECTIONS));
-    let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(HEADER_BYTES);
     loop {
         let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
         let Ok((stream, _)) = listener.accept().await else {
@@ -194,13 +206,24 @@ async fn accept(listener: &tokio::net::TcpListener, router: Router, graceful: &G
         };
         // Tokens are small and must be sent at once.
         let _ = stream.set_nodelay(true);
-        let service = TowerToHyperService::new(router.clone());
-        let connection = builder.serve_connection(TokioIo::new(stream), service);
-        let connection = graceful.watch(connection);
-        tokio::spawn(async move {
-            // A client may close the connection at any time.
-            let _ = connection.await;
-            drop(permit);
-        });
+        spawn_connection(stream, &router, graceful, permit);
     }
+}
+
+/// Answers the requests of one client.
+fn spawn_connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    stream: S,
+    router: &Router,
+    graceful: &GracefulShutdown,
+    permit: OwnedSemaphorePermit,
+) {
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(HEADER_BYTES);
+    let service = TowerToHyperService::new(router.clone());
+    let connection = graceful.watch(builder.serve_connection(TokioIo::new(stream), service));
+    tokio::spawn(async move {
+        // A client may close the connection at any time.
+        let _ = connection.await;
+        drop(permit);
+    });
 }

@@ -20,12 +20,21 @@ pub struct Options {
     pub allowed_hosts: Vec<String>,
     /// Requests that may wait for a lane.
     pub queue: usize,
+    /// A folder for the socket through which other programs of the same user find this server.
+    pub resident: Option<std::path::PathBuf>,
 }
 
 impl Options {
     /// Listens on an address, with the usual queue and without a key.
     pub fn new(address: SocketAddr) -> Self {
-        Self { address, api_key: None, insecure: false, allowed_hosts: Vec::new(), queue: QUEUE }
+        Self {
+            address,
+            api_key: None,
+            insecure: false,
+            allowed_hosts: Vec::new(),
+            queue: QUEUE,
+            resident: None,
+        }
     }
 
     /// Refuses options that would open the server to other machines by mistake.

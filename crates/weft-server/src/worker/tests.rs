@@ -34,7 +34,13 @@ fn bench() -> Bench {
             loads.fetch_add(1, Ordering::Relaxed);
             let model = stub::model();
             let engine = stub::engine(&model, "a", &control);
-            Ok(Loaded { id: "stub".into(), model, engine, shelf: None })
+            Ok(Loaded {
+                id: "stub".into(),
+                model,
+                engine,
+                shelf: None,
+                identity: Default::default(),
+            })
         })
     };
     let metrics = Arc::new(Metrics::default());

@@ -6,19 +6,19 @@ mod lines;
 use std::process::ExitCode;
 
 use weft_core::chunk::{ChunkId, Kind};
-use weft_core::prompt::Conversation;
+use weft_server::resident::protocol::{Find, Question};
 
-use self::dialogue::Dialogue;
+use self::dialogue::{Dialogue, Document};
 use self::lines::Lines;
-use super::reply::{Reply, reply, template};
 use super::{sampling, verify};
 use crate::answer::{self, Answer, Style};
 use crate::args::ChatArgs;
 use crate::context_report;
 use crate::error::CliError;
 use crate::interrupt;
-use crate::load::{self, Loaded};
-use crate::sources::{ChunkResolver, Source};
+use crate::load;
+use crate::session::Session;
+use crate::sources::{self, Source};
 use crate::terminal;
 
 const HELP: &str = "\
@@ -39,11 +39,14 @@ pub(crate) fn run(mut args: ChatArgs) -> Result<ExitCode, CliError> {
     args.model.model = args.name.take().or(args.model.model);
     sampling::check(&args.sampling)?;
     interrupt::install();
-    let loaded = load::load(&args.model, &args.cache)?;
-    template(&loaded.model)?;
+    let session = Session::open(&args.model, &args.cache)?;
+    if !session.has_template() {
+        let message = "this model has no chat template; `weft run --raw` continues a text";
+        return Err(CliError::Usage(message.to_owned()));
+    }
     load::introduce(&args.model, args.model.quiet);
     terminal::note(args.model.quiet, "/help lists the commands");
-    let mut chat = Chat::new(args, loaded)?;
+    let mut chat = Chat::new(args, session)?;
     chat.talk()?;
     chat.end();
     Ok(ExitCode::SUCCESS)
@@ -51,8 +54,7 @@ pub(crate) fn run(mut args: ChatArgs) -> Result<ExitCode, CliError> {
 
 struct Chat {
     args: ChatArgs,
-    loaded: Loaded,
-    resolver: ChunkResolver,
+    session: Session,
     dialogue: Dialogue,
     thinking: Option<bool>,
     last: Option<Answer>,
@@ -66,12 +68,11 @@ enum Turn {
 }
 
 impl Chat {
-    fn new(args: ChatArgs, mut loaded: Loaded) -> Result<Self, CliError> {
-        let resolver = ChunkResolver::open(&args.cache, &mut loaded);
+    fn new(args: ChatArgs, session: Session) -> Result<Self, CliError> {
         let thinking = args.prompt.thinking();
         let system = args.prompt.system.clone();
         let dialogue = Dialogue::default();
-        let mut chat = Self { args, loaded, resolver, dialogue, thinking, last: None };
+        let mut chat = Self { args, session, dialogue, thinking, last: None };
         if let Some(system) = system {
             chat.set_system(&system)?;
         }
@@ -94,11 +95,7 @@ impl Chat {
 
     /// Saves rows for later runs.
     fn end(&mut self) {
-        if !self.args.cache.no_cache {
-            self.loaded.engine.save(false);
-        }
-        self.resolver.save_use_counts(&self.loaded.engine);
-        self.loaded.print_warnings();
+        self.session.save();
     }
 
     /// Prints a reply to a command.
@@ -131,42 +128,39 @@ impl Chat {
     }
 
     fn set_system(&mut self, word: &str) -> Result<(), CliError> {
-        let text = self.resolver.system_text(&mut self.loaded.engine, &Source::system(word)?)?;
+        let text = self.session.system_text(&sources::system(word)?)?;
         self.dialogue = Dialogue::new(text);
         Ok(())
     }
 
     /// Adds a document or a chunk to the next message.
     fn add_document(&mut self, command: &str, word: &str) -> Result<(), CliError> {
-        let engine = &mut self.loaded.engine;
-        let id = match command {
-            "/use" => self.resolver.registered(engine, word)?,
-            _ => self.resolver.document(engine, &Source::document(word)?)?,
+        let (source, find) = match command {
+            "/use" => (Source::Chunk(word.to_owned()), Find::Registered(word.to_owned())),
+            _ => {
+                let source = sources::document(word)?;
+                (source.clone(), Find::Document(source))
+            }
         };
-        let chunk = engine.library().get(&id)?;
-        let tokens = chunk.tokens.len();
-        if chunk.kind == Kind::System {
+        let found = self.session.find(find)?;
+        if found.kind == Kind::System {
             self.note(&format!("{word} is a system prompt; /system {word} starts over with it"));
         } else {
-            self.dialogue.add_document(id);
+            let document = Document::new(source, found);
             self.note(&format!(
-                "{}: {tokens} tokens, before the next message",
-                self.display_name(&id)
+                "{}: {} tokens, before the next message",
+                document.name, document.tokens
             ));
+            self.dialogue.add_document(document);
         }
         Ok(())
     }
 
-    /// A document's name, or the start of its id.
-    fn display_name(&self, id: &ChunkId) -> String {
-        self.resolver.name(id).unwrap_or_else(|| id.to_string()[..8].to_owned())
-    }
-
     fn drop(&mut self, word: &str) {
-        let is_meant = |id: &&ChunkId| {
-            !word.is_empty() && (self.display_name(id) == word || id.to_string().starts_with(word))
+        let is_meant = |document: &&Document| {
+            !word.is_empty() && (document.name == word || document.id.to_string().starts_with(word))
         };
-        let found = self.dialogue.documents().find(is_meant).copied();
+        let found = self.dialogue.documents().find(is_meant).map(|document| document.id);
         match found {
             Some(id) if self.dialogue.drop(&id) => self.note(&format!("{word} is removed")),
             _ => self.note(&format!("{word} is not a document of this conversation; see /chunks")),
@@ -175,20 +169,16 @@ impl Chat {
 
     fn show_chunks(&self) {
         if let Some(answer) = &self.last {
-            let name = |id: &ChunkId| self.resolver.name(id);
+            let name = |id: &ChunkId| answer.names.get(id).cloned();
             eprint!(
                 "{}",
                 context_report::draw(&answer.finished.report, &name, terminal::has_colour())
             );
         }
-        let library = self.loaded.engine.library();
-        for chunk in self.dialogue.documents().filter_map(|id| library.get(id).ok()) {
-            let when = if self.dialogue.is_waiting(&chunk.id) { "waiting" } else { "said" };
-            let (id, tokens) = (&chunk.id.to_string()[..8], chunk.tokens.len());
-            self.note(&format!(
-                "{when:<8}{id}  {tokens:>6} tokens  {}",
-                self.display_name(&chunk.id)
-            ));
+        for Document { id, name, tokens, .. } in self.dialogue.documents() {
+            let when = if self.dialogue.is_waiting(id) { "waiting" } else { "said" };
+            let id = &id.to_string()[..8];
+            self.note(&format!("{when:<8}{id}  {tokens:>6} tokens  {name}"));
         }
         if self.last.is_none() && self.dialogue.documents().next().is_none() {
             self.note("no answer yet, and no document");
@@ -198,7 +188,7 @@ impl Chat {
     fn verify(&mut self) -> Result<(), CliError> {
         match &self.last {
             Some(answer) => {
-                let verification = verify::verify(&mut self.loaded, answer)?;
+                let verification = self.session.verify(answer)?;
                 self.note(&verify::describe(&verification));
             }
             None => self.note("no answer yet"),
@@ -210,14 +200,14 @@ impl Chat {
     fn say(&mut self, text: &str) -> Result<(), CliError> {
         self.dialogue.say(text);
         let answer = self.answer();
-        self.loaded.print_warnings();
+        self.session.print_warnings();
         match answer {
             Ok(answer) => {
                 self.dialogue.answer(&answer.parts.answer);
                 self.last = Some(answer);
                 Ok(())
             }
-            Err(error @ (CliError::Request(_) | CliError::Prompt(_) | CliError::Chunk(_))) => {
+            Err(error) if error.is_refusal() => {
                 self.dialogue.unsay();
                 self.note(&format!("weft: {error}"));
                 Ok(())
@@ -227,17 +217,14 @@ impl Chat {
     }
 
     fn answer(&mut self) -> Result<Answer, CliError> {
-        let engine = &self.loaded.engine;
-        let messages = self.dialogue.messages(engine.library());
-        let mut prompt = engine.compose_chat(&Conversation::new(messages, self.thinking))?;
-        self.dialogue.name_documents(&mut prompt, engine.library());
-        let how = Reply {
+        let question = Question {
+            asked: self.dialogue.asked(),
             thinking: self.thinking,
-            sampling: &self.args.sampling,
-            style: Style { stream: true, quiet: self.args.model.quiet },
+            sampling: sampling::overrides(&self.args.sampling),
             use_cache: !self.args.cache.no_cache,
         };
-        reply(&mut self.loaded, prompt, &how)
+        let style = Style { stream: true, quiet: self.args.model.quiet };
+        self.session.answer(&question, style)
     }
 
     fn show_stats(&self) {
