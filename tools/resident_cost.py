@@ -5,13 +5,16 @@
 
 Starts a server, asks once so that the rows are kept, and then measures in turn: the time from the
 start of `weft ask` to the first byte of its answer, and the time from connecting to the first text of
-the same question that this program sends to the server's socket. Also writes what the idle server
+the same question that this program sends to the server's socket. On a busy machine the engine's own
+time varies much more than the rest, so the time that the engine reports is subtracted from both: what
+is left is the way to the engine and back. Also writes what the idle server
 holds in main memory (`--save-memory`). Needs Python's standard library and Linux.
 """
 
 import argparse
 import json
 import os
+import re
 import shlex
 import socket
 import statistics
@@ -24,27 +27,31 @@ QUESTION = "What is this document about?"
 SAMPLING = {"temperature": 0.0, "max_tokens": 4, "seed": 1, "stop": [], "ignore_eos": True}
 
 
-def over_http(path: str, text: str) -> float:
-    """Seconds to the first text."""
+def over_http(path: str, text: str) -> tuple[float, float]:
+    """Milliseconds to the first text, and the engine's own until then."""
     source = {"Text": {"name": "document.txt", "text": text}}
     documents = {"system": None, "documents": [source], "question": QUESTION, "reuse": "Exact", "repair": "None"}
     body = json.dumps(
         {"asked": {"Documents": documents}, "thinking": False, "sampling": SAMPLING, "use_cache": True}
     ).encode()
-    start = time.perf_counter()
+    start, seconds = time.perf_counter(), None
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
         head = "POST /resident/answer HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         with connection.makefile("rb") as response:
             for line in response:
-                if line.startswith(b'{"Text":"') and line != b'{"Text":""}\n':
-                    return time.perf_counter() - start
+                if line.startswith(b'{"Text":"') and line != b'{"Text":""}\n' and seconds is None:
+                    seconds = time.perf_counter() - start
+                if line.startswith(b'{"Done":'):
+                    spent = json.loads(line)["Done"]["finished"]["stats"]["first_token"]
+                    # The command line reports whole milliseconds.
+                    return seconds * 1e3, round(spent["secs"] * 1e3 + spent["nanos"] / 1e6)
     raise SystemExit("the server sent no text")
 
 
-def by_command(command: list[str], env: dict) -> float:
-    """Seconds from the start of the process to the first byte of its answer."""
+def by_command(command: list[str], env: dict) -> tuple[float, float]:
+    """Milliseconds from the start of the process to the first byte of its answer, and the engine's."""
     start = time.perf_counter()
     with subprocess.Popen(
         command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -55,7 +62,7 @@ def by_command(command: list[str], env: dict) -> float:
         errors = process.stderr.read().decode()
     if not first or "resident server" not in errors:
         raise SystemExit(f"no answer of the resident server: {errors}")
-    return seconds
+    return seconds * 1e3, int(re.search(r"first token (\d+) ms", errors).group(1))
 
 
 def memory(pid: int, name: str) -> int:
@@ -114,14 +121,21 @@ def main() -> None:
         finally:
             server.terminate()
             server.wait()
-    command, http = ([round(pair[i] * 1e3, 3) for pair in samples] for i in range(2))
-    added = statistics.median(command) - statistics.median(http)
+    names = ["command", "http"]
+    columns = {f"{name}_ms": [round(pair[i][0], 3) for pair in samples] for i, name in enumerate(names)}
+    columns |= {f"{name}_engine_ms": [pair[i][1] for pair in samples] for i, name in enumerate(names)}
+    beside = {
+        f"{name}_beside_engine_ms": round(
+            statistics.median(a - b for a, b in zip(columns[f"{name}_ms"], columns[f"{name}_engine_ms"])), 3
+        )
+        for name in names
+    }
     with open("/proc/loadavg", encoding="utf-8") as load:
         about["load_average"] = load.read().strip()
-    medians = {"command_ms": statistics.median(command), "http_ms": statistics.median(http)}
-    medians["added_ms"] = round(added, 3)
+    medians = {name: statistics.median(values) for name, values in columns.items()} | beside
+    medians["added_ms"] = round(beside["command_beside_engine_ms"] - beside["http_beside_engine_ms"], 3)
     with open(args.save, "w", encoding="utf-8") as file:
-        json.dump({**about, **medians, "samples": {"command_ms": command, "http_ms": http}}, file, indent=1)
+        json.dump({**about, "medians": medians, "samples": columns}, file, indent=1)
     print(json.dumps(medians))
 
 

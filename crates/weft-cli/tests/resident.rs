@@ -303,9 +303,11 @@ fn only_the_user_can_enter_and_stale_sockets_go() {
     // Without the socket, the server serves HTTP alone.
     home.run(&["stop"]);
     server.end();
-    let quiet = home.command(&["serve", "--port", "0", "--no-resident"]).spawn().unwrap();
-    let guard = DieWithUs::new(&quiet);
+    let mut alone = home.command(&["serve", "--port", "0", "--no-resident"]);
+    let mut alone = alone.stderr(Stdio::null()).spawn().unwrap();
     std::thread::sleep(Duration::from_millis(500));
-    assert_eq!(fs::read_dir(home.sockets()).unwrap().count(), 0);
-    drop(guard);
+    let n_sockets = fs::read_dir(home.sockets()).unwrap().count();
+    alone.kill().unwrap();
+    alone.wait().unwrap();
+    assert_eq!(n_sockets, 0);
 }
