@@ -67,7 +67,7 @@ impl Server {
     /// Starts without waiting for the model.
     pub fn spawn(folder: TempDir, args: &[&str]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_weft"))
-            .args(["serve", "--port", "0", "--threads", "1", "--cache-dir"])
+            .args(["serve", "--no-resident", "--port", "0", "--threads", "1", "--cache-dir"])
             .arg(folder.path().join("kv"))
             .arg("--chunk-dir")
             .arg(folder.path().join("chunks"))
