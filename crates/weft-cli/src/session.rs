@@ -27,7 +27,7 @@ pub(crate) struct Session {
 
 enum Answering {
     Own(Box<Own>),
-    Resident(Client),
+    Resident(Box<Client>),
 }
 
 /// A model that this process has loaded.
@@ -44,7 +44,7 @@ impl Session {
         let engine = match resident::find(model, cache) {
             Some(client) => {
                 terminal::note(model.quiet, &client.describe());
-                Answering::Resident(client)
+                Answering::Resident(Box::new(client))
             }
             None => Answering::Own(Box::new(Own::load(model, cache)?)),
         };

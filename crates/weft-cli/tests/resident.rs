@@ -249,7 +249,7 @@ fn ps_lists_servers_and_stop_ends_one() {
     let pid = server.child.id().to_string();
     let servers: Value = serde_json::from_str(&home.run(&["ps", "--json"]).1).unwrap();
     assert_eq!(servers.as_array().unwrap().len(), 2);
-    let find = |server: &&Value| server["pid"].to_string() == pid;
+    let find = |found: &&Value| found["pid"] == server.child.id();
     let ours = servers.as_array().unwrap().iter().find(find).unwrap();
     assert_eq!((&ours["model"], &ours["lanes"]), (&"weft-tiny".into(), &8.into()));
     assert!(ours["memory_bytes"].as_u64().unwrap() > 1 << 20);

@@ -1,6 +1,7 @@
 //! The routes of the resident socket: what other commands of the same user ask of this server.
 
 use std::convert::Infallible;
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,7 +57,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
 struct Refused(Refusal);
 
 impl Refused {
-    fn new(fault: Fault, message: impl ToString) -> Self {
+    fn new(fault: Fault, message: &(impl Display + ?Sized)) -> Self {
         Self(Refusal { fault, message: message.to_string() })
     }
 }
@@ -77,15 +78,15 @@ impl From<ApiError> for Refused {
 
 impl From<ChunkError> for Refused {
     fn from(error: ChunkError) -> Self {
-        Self::new(Fault::Request, error)
+        Self::new(Fault::Request, &error)
     }
 }
 
 impl From<AskError> for Refused {
     fn from(error: AskError) -> Self {
         match error {
-            AskError::Document { .. } => Self::new(Fault::Usage, error),
-            error => Self::new(Fault::Request, error),
+            AskError::Document { .. } => Self::new(Fault::Usage, &error),
+            error => Self::new(Fault::Request, &error),
         }
     }
 }
@@ -93,9 +94,9 @@ impl From<AskError> for Refused {
 impl From<JobError> for Refused {
     fn from(error: JobError) -> Self {
         match error {
-            JobError::Refused(_) | JobError::Sampling(_) => Self::new(Fault::Request, error),
-            JobError::Fault => Self::new(Fault::Engine, error),
-            JobError::Ended => Self::new(Fault::Busy, error),
+            JobError::Fault => Self::new(Fault::Engine, &error),
+            // Nothing here is `Busy`: part of the answer may have been printed.
+            error => Self::new(Fault::Request, &error),
         }
     }
 }
@@ -275,7 +276,7 @@ async fn warm(State(app): State<Arc<App>>, Json(warm): Json<Warm>) -> Answered<W
     let (composition, before) = app.worker.call(look).await??;
     let length = RequestError::TooLong { tokens: composition.len(), context: model.context };
     if composition.len() >= model.context {
-        return Err(Refused::new(Fault::Request, length));
+        return Err(Refused::new(Fault::Request, &length));
     }
     let mut handle = app.worker.submit(vec![Job::Warm(composition)]).await?;
     wait_until_done(&mut handle).await?;

@@ -90,6 +90,7 @@ fn end(handle: &mut JobHandle) -> (usize, Result<(), String>) {
         match event {
             JobEvent::Token(_) => n_tokens += 1,
             JobEvent::Done(_) => return (n_tokens, Ok(())),
+            JobEvent::Cancelled(_) => return (n_tokens, Err(JobError::Ended.to_string())),
             JobEvent::Failed(error) => return (n_tokens, Err(error.to_string())),
             JobEvent::Admitted | JobEvent::Rows(_) => {}
         }
