@@ -14,6 +14,7 @@ use weft_core::dtype::Dtype;
 use weft_core::store::{Header, KvKey, Put, Rows, Store};
 use weft_core::weights::tensors;
 use weft_fuzz::{CONFIG, FINGERPRINT};
+use weft_testing::gguf::GgufFile;
 
 /// Merges that are kept of a tokenizer: a seed is small.
 const MERGES: usize = 8;
@@ -29,7 +30,9 @@ fn main() {
         write("template", name, &read(data.join(format!("prompts/{name}.jinja"))));
     }
     write("template", "tiny", &read(project.join("assets/weft-tiny/chat_template.jinja")));
-    write("tokenizer", "small", &small_tokenizer(&read(data.join("prompts/tokenizer.json"))));
+    let tokenizer = small_tokenizer(&read(data.join("prompts/tokenizer.json")));
+    write("tokenizer", "small", &tokenizer);
+    ggufs(&tokenizer);
     let index = data.join("golden/qwen2/model.safetensors.index.json");
     write("safetensors", "index", &read(index));
     write("safetensors", "weights", &weights());
@@ -78,6 +81,25 @@ fn weights() -> Vec<u8> {
         (shape.tensor.name(), view.expect("a tensor"))
     });
     safetensors::serialize(views, None).expect("a file")
+}
+
+/// Models without and with a tokenizer, and one of llama.
+fn ggufs(tokenizer: &[u8]) {
+    let mut file = GgufFile::tiny();
+    write("gguf", "qwen3", &file.bytes());
+    file.tensors.clear();
+    let json = serde_json::from_slice(tokenizer).expect("a tokenizer");
+    file.add_tokenizer(&json, "qwen2", 300);
+    file.set_text("tokenizer.chat_template", "{{ messages[0].content }}");
+    file.set_f32("general.sampling.temp", 0.5);
+    write("gguf", "tokenizer", &file.bytes());
+    let mut llama = GgufFile::tiny();
+    for (key, _) in &mut llama.keys {
+        *key = key.replace("qwen3.", "llama.");
+    }
+    llama.set_text("general.architecture", "llama");
+    llama.tensors.retain(|t| !t.name.contains("attn_q_norm") && !t.name.contains("attn_k_norm"));
+    write("gguf", "llama", &llama.bytes());
 }
 
 /// Chats of the test data's conversations, and one of each kind of question.

@@ -18,9 +18,12 @@ use weft_core::dtype::Dtype;
 use weft_core::plan::plan;
 use weft_core::prompt::{Conversation, Message, Template};
 use weft_core::rope::RopeTable;
+use weft_core::sampling::GenerationConfig;
 use weft_core::store::Store;
 use weft_core::tokenizer::Tokenizer;
-use weft_core::weights::{Safetensors, Weights, shards_of_index, tensors};
+use weft_core::weights::{
+    Form, Forms, Gguf, Safetensors, Weights, parameters, shards_of_index, tensors,
+};
 use weft_server::Loaded;
 use weft_server::fuzzing::Reader;
 use weft_testing::stub;
@@ -47,8 +50,8 @@ pub const CONFIG: &str = r#"{"model_type": "qwen3", "hidden_size": 4, "num_hidde
 pub fn config(input: &[u8]) {
     let Ok(config) = Config::from_json(input) else { return };
     let limits = Limits { step_tokens: 256, step_outputs: 16, positions: 64, pages: 4 };
-    assert!(config.parameters() > 0);
-    assert!(Need::unpadded(&config, &limits, Dtype::Bf16).total() > 0);
+    assert!(parameters(&config) > 0);
+    assert!(Need::unpadded(&config, &Forms::default(), &limits, Dtype::Bf16).total() > 0);
     assert!(!plan(&config).is_empty() && !tensors(&config).is_empty());
     RopeTable::new(&config.rope, config.head_dim, limits.positions);
 }
@@ -77,10 +80,36 @@ pub fn safetensors(input: &[u8]) {
     drop(unsafe { Box::from_raw(bytes) });
 }
 
+/// A GGUF file: config, tokenizer, template, settings, and the rows of all tensors.
+pub fn gguf(input: &[u8]) {
+    let Ok(gguf) = Gguf::from_bytes("input", input.to_vec()) else { return };
+    let _ = GenerationConfig::from_gguf(gguf.metadata());
+    if let Ok(tokenizer) = Tokenizer::from_gguf(gguf.metadata()) {
+        encode(&tokenizer);
+        let _ = Template::from_gguf(gguf.metadata(), &tokenizer);
+    }
+    let Ok(config) = Config::from_gguf(&gguf) else { return };
+    RopeTable::new(&config.rope, config.head_dim, 64);
+    let Ok(weights) = gguf.weights(&config) else { return };
+    for shape in tensors(&config) {
+        let mut elements = 0;
+        if weights.read(shape.tensor, &mut |_, row| elements += row.len()).is_ok() {
+            assert_eq!(elements, shape.elements());
+        }
+        if weights.form(shape.tensor) != Form::Plain {
+            let _ = weights.read_coded(shape.tensor, &mut |_, _| {});
+        }
+    }
+}
+
 /// `tokenizer.json`: what it encodes, it decodes.
 pub fn tokenizer(input: &[u8]) {
-    const TEXT: &str = "It's 12 <|im_end|>\r\n  a\u{301} ſ東\u{200d}🦀 \0xx\t{\"a\": 1}";
     let Ok(tokenizer) = Tokenizer::from_bytes(input) else { return };
+    encode(&tokenizer);
+}
+
+fn encode(tokenizer: &Tokenizer) {
+    const TEXT: &str = "It's 12 <|im_end|>\r\n  a\u{301} ſ東\u{200d}🦀 \0xx\t{\"a\": 1}";
     for ids in [tokenizer.encode_text(TEXT), tokenizer.encode_markup(TEXT)].into_iter().flatten() {
         assert!(ids.iter().all(|id| *id < tokenizer.vocab_size()));
         tokenizer.decode(&ids, false);

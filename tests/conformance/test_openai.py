@@ -151,16 +151,32 @@ class Chat(unittest.TestCase):
         deltas = [d for c in chunks for d in c.choices[0].delta.tool_calls or []]
         self.assertEqual({delta.index for delta in deltas}, {0})
         self.assertEqual(len([delta for delta in deltas if delta.id]), 1)
+        self.assertGreater(len(deltas), 2)
+        streamed = "".join(delta.function.arguments for delta in deltas)
+        self.assertEqual(json.loads(streamed).keys(), {"days"})
+        cut = self.chat(tools=[TOOL], tool_choice="required", max_tokens=12).choices[0]
+        self.assertEqual(cut.finish_reason, "length")
+        self.assertEqual(cut.message.tool_calls[0].function.name, "weather")
         result = {"role": "tool", "tool_call_id": call.id, "content": "Rain."}
         turns = MESSAGES + [answer.choices[0].message.model_dump(exclude_none=True), result]
         self.assertTrue(self.chat(turns, tools=[TOOL], max_tokens=4).choices)
 
     def test_refusals(self):
-        self.refused(404, model="gpt-4")
+        self.refused(400, extra_body={"bad_words": ["x"]})
         long = self.refused(400, messages=[{"role": "user", "content": "word " * 9000}])
         self.assertEqual(long.code, "context_length_exceeded")
+        self.assertIn("This model's maximum context length is ", long.body["message"])
         self.refused(400, messages=[{"role": "user", "content": "word " * 9000}], stream=True)
         self.refused(400, messages=[{"role": "user", "content": 123}])
+
+    def test_what_other_clients_send(self):
+        raw = client().chat.completions.with_raw_response.create(
+            messages=MESSAGES, model="gpt-4", max_tokens=-1, top_p=0,
+            extra_headers={"X-Request-Id": "mine"},
+        )
+        self.assertEqual(raw.headers["x-weft-model"], "weft-tiny")
+        self.assertEqual(raw.headers["x-request-id"], "mine")
+        self.assertEqual(raw.parse().choices[0].message.content, ANSWER)
 
     def test_chunks(self):
         made = client().post("/chunks", body={"text": DOCUMENT}, cast_to=object)

@@ -10,6 +10,7 @@ use weft_core::engine::{FinishReason, Finished, Stats};
 use weft_core::reasoning::{Parts, ReasoningStream};
 
 use crate::error::CliError;
+use crate::size;
 use crate::terminal;
 
 /// How an answer is shown.
@@ -74,7 +75,7 @@ pub(crate) struct Printer {
 impl Printer {
     /// `end` is the text of the prompt's last tokens.
     pub(crate) fn new(style: Style, prompt_tokens: usize, end: &str) -> Self {
-        let bar = terminal::bar(style.quiet, prompt_tokens as u64, "prefill", false);
+        let bar = terminal::bar(style.quiet, prompt_tokens as u64, "prefill");
         Self { style, bar, reasoning: ReasoningStream::after(end), parts: Parts::default() }
     }
 
@@ -144,15 +145,15 @@ pub(crate) fn stats_line(finished: &Finished) -> String {
         Some(speed) => format!(" · {speed:.1} tok/s"),
         None => String::new(),
     };
-    let saved = match finished.report.saved().as_secs_f64() * 1e3 {
-        saved if saved >= 0.5 => format!(" (saved {saved:.0} ms)"),
+    let saved = match finished.report.saved() {
+        saved if saved.as_secs_f64() >= 5e-4 => format!(" (saved {})", size::time(saved)),
         _ => String::new(),
     };
     format!(
-        "{} tok prompt{} · first token {:.0} ms{saved} · {} tok{speed} · {}",
+        "{} tok prompt{} · first token {}{saved} · {} tok{speed} · {}",
         stats.prompt_tokens,
         cached(&finished.report),
-        stats.first_token.as_secs_f64() * 1e3,
+        size::time(stats.first_token),
         stats.generated_tokens,
         finished.reason
     )

@@ -4,10 +4,10 @@
 //! colours, a letter shows the source. Everything fits 80 columns.
 
 use std::fmt::Write;
-use std::time::Duration;
 
 use weft_core::chunk::{ChunkId, PieceReport, Report, Tier};
 
+use crate::size;
 use crate::terminal;
 
 /// Columns of the bar and of the table.
@@ -96,7 +96,7 @@ fn legend(report: &Report, colour: bool) -> String {
 fn table(report: &Report, name: &dyn Fn(&ChunkId) -> Option<String>) -> String {
     let mut text = format!(
         "{:<8}{:<NAME$} {:>6} {:>6}  {:<9}{:<9}{:>6} {:>10} {:>7}\n",
-        "kind", "chunk", "tokens", "kept", "source", "reuse", "shift", "attention", "ms"
+        "kind", "chunk", "tokens", "kept", "source", "reuse", "shift", "attention", "time"
     );
     for piece in &report.pieces {
         text += &row(piece, name);
@@ -104,9 +104,8 @@ fn table(report: &Report, name: &dyn Fn(&ChunkId) -> Option<String>) -> String {
     let bar = share(report.answer_attention);
     // Infallible: it writes to a string.
     let _ = writeln!(text, "{:<61}{bar}", "answer");
-    let ms = |time: Duration| time.as_secs_f64() * 1e3;
-    let (saved, cold) = (ms(report.saved()), ms(report.cold_estimate()));
-    let _ = writeln!(text, "saved {saved:.1} ms of {cold:.1} ms");
+    let (saved, cold) = (size::time(report.saved()), size::time(report.cold_estimate()));
+    let _ = writeln!(text, "saved {saved} of {cold}");
     text
 }
 
@@ -117,7 +116,7 @@ fn row(piece: &PieceReport, name: &dyn Fn(&ChunkId) -> Option<String>) -> String
     );
     let called = terminal::without_controls(&called).replace(['\n', '\t'], " ");
     format!(
-        "{:<8}{:<NAME$} {:>6} {:>6}  {:<9}{:<9}{:>6} {} {:>7.1}\n",
+        "{:<8}{:<NAME$} {:>6} {:>6}  {:<9}{:<9}{:>6} {} {:>7}\n",
         piece.kind.name(),
         shortened(&called),
         piece.tokens,
@@ -126,7 +125,7 @@ fn row(piece: &PieceReport, name: &dyn Fn(&ChunkId) -> Option<String>) -> String
         piece.reuse.name(),
         piece.shift,
         share(piece.attention),
-        piece.time.as_secs_f64() * 1e3,
+        size::time(piece.time),
     )
 }
 
@@ -149,6 +148,8 @@ fn shortened(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use weft_core::chunk::{Kind, Reuse};
 
     use super::*;

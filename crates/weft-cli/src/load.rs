@@ -9,12 +9,12 @@ use weft_core::config::Config;
 use weft_core::dtype::Dtype;
 use weft_core::engine::Engine;
 use weft_core::model::Model;
+use weft_core::weights::Forms;
 use weft_cuda::Launches;
 
 use crate::args::{CacheArgs, DeviceKind, Kernels, ModelArgs};
 use crate::error::CliError;
 use crate::models;
-use crate::progress;
 use crate::size;
 use crate::terminal;
 use crate::tiers;
@@ -39,11 +39,14 @@ impl Loaded {
 }
 
 /// Opens a model: a folder, a model on the hub (downloaded if the cache lacks it or a part of it), a
-/// name in the cache without its organisation, or, without a name, the bundled model.
+/// name in the cache without its organisation, a name like `qwen3:0.6b`, or, without a name, the
+/// bundled model.
 pub(crate) fn open(name: Option<&str>, args: &ModelArgs) -> Result<Model, CliError> {
     match name.or(args.model.as_deref()) {
         Some(name) if !models::is_bundled(Some(name)) => {
-            Ok(options(args).find(&models::full_name(name))?)
+            let name = models::resolve(name, args.quiet);
+            models::check_folder(&name)?;
+            Ok(options(args).find(&name)?)
         }
         _ => Ok(weft::bundled_model()?),
     }
@@ -51,8 +54,21 @@ pub(crate) fn open(name: Option<&str>, args: &ModelArgs) -> Result<Model, CliErr
 
 /// Opens a model and loads it onto the device that the user asked for.
 pub(crate) fn load(args: &ModelArgs, cache: &CacheArgs) -> Result<Loaded, CliError> {
+    load_after(args, cache, |_| Ok(()))
+}
+
+/// The same, with a check of what else the user named, between the model's small files and its
+/// weights.
+pub(crate) fn load_after(
+    args: &ModelArgs,
+    cache: &CacheArgs,
+    check: impl FnOnce(&Model) -> Result<(), CliError>,
+) -> Result<Loaded, CliError> {
     wanted_launches(args.device, args.kernels)?;
-    load_model(open(None, args)?, args, cache)
+    let _shown = args.bars().begin();
+    let model = open(None, args)?;
+    check(&model)?;
+    load_model(model, args, cache)
 }
 
 /// Says what the bundled model is, if it is the one in use, and how to get another.
@@ -85,15 +101,34 @@ pub(crate) fn load_model(
     llm.take_warnings().iter().for_each(|warning| terminal::warn(warning));
     let no_gpu = args.device == DeviceKind::Auto && launches.is_none();
     let no_gpu = if no_gpu && weft_cuda::probe().is_err() { " (no CUDA device)" } else { "" };
-    terminal::note(args.quiet, &describe(&llm, no_gpu, start));
-    let (model, engine) = llm.into_parts();
+    let line = if terminal::is_verbose() {
+        describe(&llm, no_gpu, start)
+    } else {
+        banner(&models::short_name(args.model.as_deref()), &llm, start)
+    };
+    terminal::note(args.quiet, &line);
+    let (model, mut engine) = llm.into_parts();
+    if cache.no_cache {
+        engine.disable_cache();
+    }
     Ok(Loaded { model, engine })
 }
 
-/// The line after loading a model.
+/// The line after loading a model: its name, the device, and how long it took.
+fn banner(name: &str, llm: &Llm, start: Instant) -> String {
+    let device = llm.device();
+    let device = device.split(" (").next().unwrap_or_default();
+    let failed = match llm.tested() {
+        Tested::Failed(_) => " · SELF-TEST FAILED",
+        Tested::Passed(_) | Tested::NotNeeded => "",
+    };
+    format!("{name} · {device}{failed} · {:.1} s", start.elapsed().as_secs_f64())
+}
+
+/// The same with details.
 fn describe(llm: &Llm, no_gpu: &str, start: Instant) -> String {
     let tested = match llm.tested() {
-        Tested::Passed(passed) => format!(" · self-test {:.0} ms", passed.time_ms()),
+        Tested::Passed(passed) => format!(" · self-test {}", size::time_ms(passed.time_ms())),
         Tested::Failed(_) => " · SELF-TEST FAILED".to_owned(),
         Tested::NotNeeded => String::new(),
     };
@@ -116,8 +151,7 @@ fn describe(llm: &Llm, no_gpu: &str, start: Instant) -> String {
 
 /// The flags of a model, except its device.
 fn options(args: &ModelArgs) -> Options {
-    let bars = progress::Bars::new(args.quiet);
-    let mut options = Options::new().offline(args.offline).progress(bars);
+    let mut options = Options::new().offline(args.offline).progress(args.bars().clone());
     if let Some(context) = args.ctx_size {
         options = options.context(context);
     }
@@ -140,12 +174,13 @@ fn with_room(mut options: Options, cache: &CacheArgs) -> Options {
 /// The memory that a model needs on this machine's CPU.
 pub(crate) fn memory(
     config: &Config,
+    forms: &Forms,
     args: &ModelArgs,
     cache: &CacheArgs,
 ) -> Result<MemoryPlan, CliError> {
     let room = with_room(options(args), cache).room(config)?;
     let device = if config.dtype == Dtype::Bf16 { Chosen::Cpu } else { Chosen::Reference };
-    Ok(MemoryPlan::new(config, &room, device)?)
+    Ok(MemoryPlan::new(config, forms, &room, device)?)
 }
 
 /// How the GPU launches ops. `None` if the flags ask for another device, or if they leave the

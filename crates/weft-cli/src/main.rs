@@ -32,7 +32,7 @@ fn main() -> ExitCode {
     match std::panic::catch_unwind(|| settings::parse().and_then(run)) {
         Ok(Ok(code)) => code,
         Ok(Err(error)) => {
-            eprintln!("weft: {}", terminal::without_controls(&error.to_string()));
+            terminal::error(&error.to_string());
             error.exit_code()
         }
         Err(_) => {
@@ -43,6 +43,7 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Result<ExitCode, CliError> {
+    terminal::set_verbose(cli.verbose);
     let Some(command) = cli.command else {
         return commands::demo::run();
     };
@@ -58,6 +59,8 @@ fn run(cli: Cli) -> Result<ExitCode, CliError> {
         Command::Show(args) => commands::show::run(&args),
         Command::List(args) => commands::list::run(&args),
         Command::Pull(args) => commands::pull::run(&args),
+        Command::Rm(args) => commands::rm::run(&args),
+        Command::Config(args) => commands::config::run(&args.command),
         Command::Bench(args) => bench::run(*args),
         Command::Doctor(args) => commands::doctor::run(&args),
         Command::Completions(args) => commands::completions::run(&args),

@@ -4,8 +4,10 @@
 use std::path::Path;
 
 use weft_core::hub::{self, HubEnv, RepoRef};
+use weft_core::model::is_gguf;
 
 use crate::error::CliError;
+use crate::terminal;
 
 /// The bundled model's name.
 pub(crate) const BUNDLED: &str = "weft-tiny";
@@ -13,22 +15,76 @@ pub(crate) const BUNDLED: &str = "weft-tiny";
 /// A small model for examples and suggestions.
 pub(crate) const SMALL: &str = "Qwen/Qwen3-0.6B";
 
-/// Models of the supported families, for suggestions only.
-const ON_THE_HUB: [&str; 13] = [
-    SMALL,
-    "Qwen/Qwen3-1.7B",
-    "Qwen/Qwen3-4B",
-    "Qwen/Qwen3-8B",
-    "Qwen/Qwen3-14B",
-    "Qwen/Qwen3-32B",
-    "Qwen/Qwen2.5-0.5B-Instruct",
-    "Qwen/Qwen2.5-1.5B-Instruct",
-    "Qwen/Qwen2.5-3B-Instruct",
-    "Qwen/Qwen2.5-7B-Instruct",
-    "meta-llama/Llama-3.2-1B-Instruct",
-    "meta-llama/Llama-3.2-3B-Instruct",
-    "meta-llama/Llama-3.1-8B-Instruct",
+/// A family on the hub: the name that other programs use, and the parts of its names on the hub
+/// before and after the size.
+struct Family {
+    name: &'static str,
+    before: &'static str,
+    after: &'static str,
+    sizes: &'static [&'static str],
+}
+
+/// Families that weft runs and that users know by names like `qwen3:0.6b`.
+const FAMILIES: [Family; 7] = [
+    Family {
+        name: "qwen3",
+        before: "Qwen/Qwen3-",
+        after: "",
+        sizes: &["0.6B", "1.7B", "4B", "8B", "14B", "32B"],
+    },
+    Family {
+        name: "qwen2.5",
+        before: "Qwen/Qwen2.5-",
+        after: "-Instruct",
+        sizes: &["0.5B", "1.5B", "3B", "7B", "14B", "32B", "72B"],
+    },
+    Family {
+        name: "qwen2.5-coder",
+        before: "Qwen/Qwen2.5-Coder-",
+        after: "-Instruct",
+        sizes: &["0.5B", "1.5B", "3B", "7B", "14B", "32B"],
+    },
+    Family {
+        name: "qwen2",
+        before: "Qwen/Qwen2-",
+        after: "-Instruct",
+        sizes: &["0.5B", "1.5B", "7B", "72B"],
+    },
+    Family {
+        name: "llama3.2",
+        before: "meta-llama/Llama-3.2-",
+        after: "-Instruct",
+        sizes: &["1B", "3B"],
+    },
+    Family {
+        name: "llama3.1",
+        before: "meta-llama/Llama-3.1-",
+        after: "-Instruct",
+        sizes: &["8B", "70B"],
+    },
+    Family {
+        name: "llama3.3",
+        before: "meta-llama/Llama-3.3-",
+        after: "-Instruct",
+        sizes: &["70B"],
+    },
 ];
+
+/// The names of all sizes of all families on the hub.
+fn on_the_hub() -> impl Iterator<Item = String> {
+    FAMILIES.iter().flat_map(|family| {
+        let name = |size: &&str| format!("{}{size}{}", family.before, family.after);
+        family.sizes.iter().map(name)
+    })
+}
+
+/// The name on the hub for `family:size` as other programs write it: `qwen3:0.6b`.
+fn by_family(name: &str) -> Option<String> {
+    let (family, size) = name.split_once(':')?;
+    let family = FAMILIES.iter().find(|known| known.name.eq_ignore_ascii_case(family))?;
+    let size = family.sizes.iter().find(|known| known.eq_ignore_ascii_case(size))?;
+    Some(format!("{}{size}{}", family.before, family.after))
+}
 
 /// A shorter beginning of a name fits too many names.
 const LEAST_BEGINNING: usize = 4;
@@ -41,17 +97,60 @@ pub(crate) fn is_bundled(name: Option<&str>) -> bool {
     name.is_none_or(|name| name == BUNDLED && !Path::new(name).is_dir())
 }
 
-/// The full name of a cached model that is named without its organisation; other names as they are.
+/// The name on the hub for `qwen3:0.6b`, or for a cached model that is named without its
+/// organisation; other names as they are.
 pub(crate) fn full_name(name: &str) -> String {
-    in_cache(name).unwrap_or_else(|| name.to_owned())
+    in_cache(name).or_else(|| by_family(name)).unwrap_or_else(|| name.to_owned())
 }
 
-/// Whether a word names a model: the bundled one, a folder, `org/name`, or a name in the hub cache.
+/// The same, and says so if the name changed.
+pub(crate) fn resolve(name: &str, quiet: bool) -> String {
+    let full = full_name(name);
+    if full != name {
+        terminal::note(quiet, &format!("{name} is {full} on the hub"));
+    }
+    full
+}
+
+/// A model's name without organisation, revision and folders, for a prompt.
+pub(crate) fn short_name(name: Option<&str>) -> String {
+    let Some(name) = name else { return BUNDLED.to_owned() };
+    let full = full_name(name);
+    let last = full.trim_end_matches('/').rsplit('/').next().unwrap_or(&full);
+    let last =
+        if Path::new(&full).is_dir() { last } else { last.split('@').next().unwrap_or(last) };
+    last.to_owned()
+}
+
+/// Refuses a folder that holds no model.
+pub(crate) fn check_folder(name: &str) -> Result<(), CliError> {
+    let folder = Path::new(name);
+    if !folder.is_dir() || folder.join(hub::CONFIG_FILE).exists() {
+        return Ok(());
+    }
+    Err(CliError::Usage(format!(
+        "{name} is not a model folder: it has no {}; give a folder with that file and \
+         *.safetensors, or `org/name`",
+        hub::CONFIG_FILE
+    )))
+}
+
+/// Whether a word is `family:size` of a family on the hub. Words of a prompt never are.
+pub(crate) fn is_family(word: &str) -> bool {
+    by_family(word).is_some()
+}
+
+/// Whether a word names a model: the bundled one, a folder, a GGUF file, `org/name`, or a name in
+/// the hub cache.
 pub(crate) fn is_model(word: &str) -> bool {
     let path = Path::new(word);
     path.is_dir()
+        || (path.is_file() && is_gguf(path))
         || (!path.exists()
-            && (is_bundled(Some(word)) || RepoRef::parse(word).is_ok() || in_cache(word).is_some()))
+            && (is_bundled(Some(word))
+                || RepoRef::parse(word).is_ok()
+                || is_family(word)
+                || in_cache(word).is_some()))
 }
 
 /// The cached `org/name` for a name without its organisation, if there is exactly one.
@@ -74,8 +173,7 @@ fn cached() -> Vec<String> {
 
 /// The known name that is most like a word; cached models come first.
 pub(crate) fn nearest(word: &str) -> Option<String> {
-    let known = [&ON_THE_HUB[..], &[BUNDLED]].concat();
-    nearest_of(word, cached().into_iter().chain(known.into_iter().map(str::to_owned)))
+    nearest_of(word, cached().into_iter().chain(on_the_hub()).chain([BUNDLED.to_owned()]))
 }
 
 /// The same among given names.
@@ -149,7 +247,7 @@ mod tests {
     use super::*;
 
     fn near(word: &str) -> Option<String> {
-        nearest_of(word, ON_THE_HUB.iter().chain([&BUNDLED]).map(|name| (*name).to_owned()))
+        nearest_of(word, on_the_hub().chain([BUNDLED.to_owned()]))
     }
 
     #[test]
@@ -169,5 +267,26 @@ mod tests {
         for word in ["nope", "What", "Who", "when", "", "Why is the sky blue?"] {
             assert_eq!(near(word), None, "{word}");
         }
+    }
+
+    #[test]
+    fn names_with_a_size_are_those_of_the_hub() {
+        for (word, id) in [
+            ("qwen3:0.6b", SMALL),
+            ("Qwen3:32B", "Qwen/Qwen3-32B"),
+            ("qwen2.5-coder:7b", "Qwen/Qwen2.5-Coder-7B-Instruct"),
+            ("llama3.2:3b", "meta-llama/Llama-3.2-3B-Instruct"),
+        ] {
+            assert_eq!(by_family(word).as_deref(), Some(id), "{word}");
+            assert!(RepoRef::parse(id).is_ok() && is_model(word), "{word}");
+        }
+        // Quantised forms, sizes and families that weft does not have.
+        for word in ["qwen3", "qwen3:latest", "qwen3:0.6b-q4_K_M", "qwen3:9b", "gemma3:1b", ":8b"] {
+            assert_eq!(by_family(word), None, "{word}");
+        }
+        assert_eq!(short_name(Some("qwen3:0.6b")), "Qwen3-0.6B");
+        assert_eq!(short_name(Some("org/name@v1")), "name");
+        assert_eq!(short_name(Some("/srv/models/mine/")), "mine");
+        assert_eq!(short_name(None), BUNDLED);
     }
 }

@@ -1,49 +1,112 @@
 //! Progress bars for downloading and loading, on standard error.
 
 use std::io::IsTerminal;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use weft::{Event, Progress};
+use weft_server::{LoadProgress, LoadStage};
 
 use crate::terminal;
 
 const TEMPLATE: &str = "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
 
-/// Everything that the command line shows while it opens a model.
-pub(crate) struct Bars {
+/// How often the bar is drawn before it is known how much there is to load.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Everything that is shown while a model is opened. Clones show the same.
+#[derive(Clone)]
+pub(crate) struct Bars(Arc<Shown>);
+
+struct Shown {
     quiet: bool,
     download: Bar,
     loading: Mutex<Option<ProgressBar>>,
+    /// Clients of a server see it too.
+    clients: LoadProgress,
 }
 
 impl Bars {
     /// If `quiet`, they show only what makes answers slow or wrong.
     pub(crate) fn new(quiet: bool) -> Self {
-        Self { quiet, download: Bar::default(), loading: Mutex::default() }
+        Self::reporting_to(quiet, LoadProgress::default())
+    }
+
+    /// The same, and reports to the clients of a server.
+    pub(crate) fn reporting_to(quiet: bool, clients: LoadProgress) -> Self {
+        let (download, loading) = (Bar::default(), Mutex::default());
+        Self(Arc::new(Shown { quiet, download, loading, clients }))
+    }
+
+    /// Shows a bar at once, before anything is known about the model. It goes when the model is
+    /// loaded, or when the result is dropped.
+    pub(crate) fn begin(&self) -> impl Drop {
+        struct End(Bars);
+        impl Drop for End {
+            fn drop(&mut self) {
+                self.0.end();
+            }
+        }
+        self.0.clients.set(LoadStage::Loading, 0.0);
+        if !self.0.quiet {
+            let bar = terminal::waiting_bar("loading");
+            bar.enable_steady_tick(TICK);
+            *self.loading() = Some(bar);
+        }
+        End(self.clone())
+    }
+
+    fn loading(&self) -> MutexGuard<'_, Option<ProgressBar>> {
+        self.0.loading.lock().expect("no bar panics")
+    }
+
+    fn end(&self) {
+        if let Some(bar) = self.loading().take() {
+            bar.finish_and_clear();
+        }
     }
 }
 
 impl Progress for Bars {
     fn report(&self, event: Event<'_>) {
+        let share = |have: u64, size: u64| have as f64 / size.max(1) as f64;
+        match event {
+            Event::Loading { have_bytes, size_bytes } => {
+                self.0.clients.set(LoadStage::Loading, share(have_bytes, size_bytes));
+            }
+            Event::Started { size_bytes, have_bytes, .. } => {
+                self.0.clients.set(LoadStage::Downloading, share(have_bytes, size_bytes));
+            }
+            Event::Received { have_bytes } => {
+                let size_bytes = self.0.download.bar.length().unwrap_or_default();
+                self.0.clients.set(LoadStage::Downloading, share(have_bytes, size_bytes));
+            }
+            _ => {}
+        }
         match event {
             Event::SelfTestFailed { reason } => eprintln!(
                 "weft: SELF-TEST FAILED: {reason}; answering slowly, on the reference device"
             ),
-            _ if self.quiet => {}
+            Event::Started { size_bytes, .. } if self.0.quiet => {
+                self.0.download.bar.set_length(size_bytes);
+            }
+            _ if self.0.quiet => {}
             Event::Loading { have_bytes, size_bytes } => {
-                let mut bar = self.loading.lock().expect("no bar panics");
-                let bar =
-                    bar.get_or_insert_with(|| terminal::bar(false, size_bytes, "loading", true));
+                let mut bar = self.loading();
+                let bar = bar.get_or_insert_with(|| terminal::waiting_bar("loading"));
+                if bar.length().is_none() {
+                    terminal::show_bytes(bar, size_bytes);
+                }
                 // Several threads report; the bar must not move backwards.
                 bar.set_position(have_bytes.max(bar.position()));
             }
-            Event::Loaded => {
-                if let Some(bar) = self.loading.lock().expect("no bar panics").take() {
-                    bar.finish_and_clear();
-                }
+            Event::Loaded => self.end(),
+            event => {
+                // The bar of a download takes the place of the bar without a length.
+                self.end();
+                self.0.download.report(&event);
             }
-            event => self.download.report(&event),
         }
     }
 }
@@ -103,6 +166,9 @@ impl Bar {
             Event::Retrying { what, reason, wait } => {
                 let wait_s = wait.as_secs_f32();
                 self.line(&format!("{what}: {reason}; trying again in {wait_s:.1} s"));
+            }
+            Event::Damaged { file } => {
+                self.line(&format!("{file} in the cache is damaged; downloading it again"));
             }
             Event::Waiting { file } => {
                 self.line(&format!("waiting for another process that downloads {file}"));

@@ -5,8 +5,9 @@ use std::io;
 
 use weft_core::chunk::{Asked, Chunk, ChunkId, Library};
 use weft_core::engine::{Request, Verification};
+use weft_core::model::Model;
 use weft_core::sampling::Sampling;
-use weft_server::resident::protocol::{Fault, Find, Found, Question, Refusal};
+use weft_server::resident::protocol::{Fault, Find, Found, Question, Refusal, Warm, Warmed};
 
 use crate::answer::{Answer, Origin, Printer, Style};
 use crate::args::{CacheArgs, ModelArgs};
@@ -41,12 +42,22 @@ struct Own {
 impl Session {
     /// Finds a resident server, or loads the model.
     pub(crate) fn open(model: &ModelArgs, cache: &CacheArgs) -> Result<Self, CliError> {
+        Self::open_after(model, cache, |_| Ok(()))
+    }
+
+    /// The same, with a check of what else the user named, before weights are loaded. A server
+    /// makes this check itself.
+    pub(crate) fn open_after(
+        model: &ModelArgs,
+        cache: &CacheArgs,
+        check: impl FnOnce(&Model) -> Result<(), CliError>,
+    ) -> Result<Self, CliError> {
         let engine = match resident::find(model, cache) {
             Some(client) => {
                 terminal::note(model.quiet, &client.describe());
                 Answering::Resident(Box::new(client))
             }
-            None => Answering::Own(Box::new(Own::load(model, cache)?)),
+            None => Answering::Own(Box::new(Own::load(model, cache, check)?)),
         };
         Ok(Self { model: model.clone(), cache: cache.clone(), engine })
     }
@@ -67,7 +78,10 @@ impl Session {
         match client.answer(question, style) {
             Err(error) if is_unavailable(&error) => {
                 terminal::note(self.model.quiet, &format!("{error}; loading the model"));
-                self.engine = Answering::Own(Box::new(Own::load(&self.model, &self.cache)?));
+                self.engine = {
+                    let own = Own::load(&self.model, &self.cache, |_| Ok(()))?;
+                    Answering::Own(Box::new(own))
+                };
                 self.answer(question, style)
             }
             answered => answered,
@@ -103,6 +117,26 @@ impl Session {
         }
     }
 
+    /// The names of the registered chunks.
+    pub(crate) fn chunk_names(&self) -> Vec<String> {
+        let library = match &self.engine {
+            Answering::Own(own) => own.library(false),
+            Answering::Resident(client) => client.library(),
+        };
+        // Names are only offered to the user; if they cannot be read, none are.
+        let library = library.unwrap_or_default();
+        let chunks = library.list(&Default::default()).into_iter();
+        chunks.filter_map(|chunk| chunk.name().map(str::to_owned)).collect()
+    }
+
+    /// Computes the rows of chunks ahead, and saves them.
+    pub(crate) fn warm(&mut self, warm: &Warm) -> Result<Warmed, CliError> {
+        match &mut self.engine {
+            Answering::Own(own) => own.warm(warm),
+            Answering::Resident(client) => client.warm(warm),
+        }
+    }
+
     /// Saves the rows of chunks for later runs, and prints warnings. A server does this itself.
     pub(crate) fn save(&mut self) {
         let Answering::Own(own) = &mut self.engine else { return };
@@ -132,8 +166,12 @@ fn is_unavailable(error: &CliError) -> bool {
 
 impl Own {
     /// Rows of pinned chunks must stay, even if this run does not use them.
-    fn load(model: &ModelArgs, cache: &CacheArgs) -> Result<Self, CliError> {
-        let mut loaded = load::load(model, cache)?;
+    fn load(
+        model: &ModelArgs,
+        cache: &CacheArgs,
+        check: impl FnOnce(&Model) -> Result<(), CliError>,
+    ) -> Result<Self, CliError> {
+        let mut loaded = load::load_after(model, cache, check)?;
         let registered =
             RegisteredChunks::open(cache, &loaded.model.tokenizer).map_err(|e| e.to_string());
         let all = registered.iter().flat_map(|chunks| chunks.library.list(&Default::default()));
@@ -204,6 +242,23 @@ impl Own {
         let parts = printer.finish(&finished)?;
         let origin = Origin::Own { prompt, tokens };
         Ok(Answer { origin, parts, finished, names: composed.names })
+    }
+
+    fn warm(&mut self, warm: &Warm) -> Result<Warmed, CliError> {
+        let library = self.library(true)?;
+        let Loaded { model, engine } = &mut self.loaded;
+        let prompt = warm.compose(model.template.as_deref(), &model.tokenizer, &library)?;
+        let ids = prompt.pieces.iter().filter_map(|piece| piece.chunk);
+        for chunk in ids.filter_map(|id| library.get(&id).ok()) {
+            self.used.insert(chunk.id);
+            engine.restore(chunk.clone())?;
+        }
+        let before = engine.preview(&prompt);
+        engine.warm(&prompt)?;
+        let files = engine.save(false);
+        self.save_use_counts();
+        self.loaded.print_warnings();
+        Ok(Warmed::new(&before, files))
     }
 
     /// Saves the use counts of registered chunks.

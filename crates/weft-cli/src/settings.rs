@@ -2,45 +2,67 @@
 //! config file, else the default.
 //!
 //! Every long flag has the same name in all of them: `--ctx-size`, `WEFT_CTX_SIZE`, `ctx-size =
-//! "32k"`. The config file is `$WEFT_CONFIG`, or `weft/config.toml` in the user's configuration
+//! "32k"`. A flag that may be given several times takes a list in the file. The config file is `$WEFT_CONFIG`, or `weft/config.toml` in the user's configuration
 //! folder.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::builder::{FalseyValueParser, Resettable};
+use clap::builder::FalseyValueParser;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, CommandFactory, FromArgMatches};
 
 use crate::args::{Cli, Command};
 use crate::error::CliError;
+use crate::models;
+
+/// Commands that must work with a broken config file: they explain or repair it.
+const WITHOUT_FILE: [&str; 3] = ["config", "help", "completions"];
 
 /// Parses the command line, the environment and the config file.
 pub(crate) fn parse() -> Result<Cli, CliError> {
-    let defaults = match config_file() {
+    let args: Vec<OsString> = std::env::args_os().collect();
+    let is_free = args.get(1).is_some_and(|first| WITHOUT_FILE.iter().any(|name| first == name));
+    let file = if is_free { Vec::new() } else { read_file()? };
+    parse_from(args, &file, &|name| std::env::var_os(name))
+}
+
+/// The settings of the config file; none if there is no file.
+fn read_file() -> Result<Vec<Setting>, CliError> {
+    match config_file() {
         // A file that the user names must exist.
         Some((path, is_named)) if is_named || path.exists() => {
             let name = path.display().to_string();
             let text = std::fs::read_to_string(&path)
                 .map_err(|error| CliError::Usage(format!("{name}: {error}")))?;
-            read_defaults(&text).map_err(|reason| CliError::Usage(format!("{name}: {reason}")))?
+            read(&text).map_err(|reason| CliError::Usage(format!("{name}: {reason}")))
         }
-        _ => Vec::new(),
-    };
-    parse_from(std::env::args_os().collect(), &defaults)
+        _ => Ok(Vec::new()),
+    }
 }
 
-/// A flag's long name and its value in the config file.
-type Default = (String, String);
+/// A flag's long name and its values in the config file; a list may have several.
+pub(crate) type Setting = (String, Vec<String>);
 
-fn parse_from(args: Vec<OsString>, defaults: &[Default]) -> Result<Cli, CliError> {
+/// Looks up an environment variable.
+type Lookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
+
+fn parse_from(args: Vec<OsString>, file: &[Setting], lookup: Lookup<'_>) -> Result<Cli, CliError> {
     let mut command = Cli::command();
     command.build();
-    refuse_unknown(&command, defaults)?;
+    let keys = keys();
+    if let Some((key, _)) = file.iter().find(|(key, _)| !keys.contains_key(key)) {
+        return Err(CliError::Usage(format!("the config file sets {}", unknown(key))));
+    }
     // The last of a repeated flag counts, so that an alias can be overridden.
-    let command = command.mut_subcommands(|sub| layer(sub, defaults));
-    let matches = command.try_get_matches_from(args).unwrap_or_else(|error| error.exit());
+    let command = layer(command, file, lookup);
+    let matches = command.try_get_matches_from(args);
+    let matches = matches.or_else(|error| match wrong_setting(&error, file, lookup) {
+        Some(reason) => Err(CliError::Usage(reason)),
+        None => error.exit(),
+    })?;
     let mut cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     if let (Some(command), Some((_, flags))) = (&mut cli.command, matches.subcommand()) {
         settle(command, flags);
@@ -49,11 +71,34 @@ fn parse_from(args: Vec<OsString>, defaults: &[Default]) -> Result<Cli, CliError
 }
 
 /// Adds all sources to the flags of a command and of its subcommands.
-fn layer(command: clap::Command, defaults: &[Default]) -> clap::Command {
+fn layer(command: clap::Command, file: &[Setting], lookup: Lookup<'_>) -> clap::Command {
     command
         .args_override_self(true)
-        .mut_args(|arg| layered(arg, defaults))
-        .mut_subcommands(|sub| layer(sub, defaults))
+        .mut_args(|arg| layered(arg, file, lookup))
+        .mut_subcommands(|sub| layer(sub, file, lookup))
+}
+
+/// The reason of an error that a value in the environment or the file caused.
+fn wrong_setting(error: &clap::Error, file: &[Setting], lookup: Lookup<'_>) -> Option<String> {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    if !matches!(error.kind(), ErrorKind::ValueValidation | ErrorKind::InvalidValue) {
+        return None;
+    }
+    let (arg, value) = (text(ContextKind::InvalidArg)?, text(ContextKind::InvalidValue)?);
+    let key = arg.strip_prefix("--")?.split(' ').next()?;
+    let variable = variable(key);
+    let source = if lookup(&variable).is_some_and(|set| set == value) {
+        variable
+    } else {
+        let set = file.iter().find(|(name, _)| name == key)?;
+        set.1.iter().any(|set| set == value).then(|| format!("the config file's `{key}`"))?
+    };
+    let reason = error.to_string();
+    let reason = reason.lines().next().unwrap_or_default().trim_start_matches("error: ");
+    Some(format!("{source}: {reason}"))
 }
 
 /// Settles everything that depends on a value's source.
@@ -76,57 +121,136 @@ fn settle(command: &mut Command, flags: &ArgMatches) {
     prompt.no_think &= !by_flag("think");
 }
 
-/// Adds the environment variable and the line of the config file to a flag.
-fn layered(arg: clap::Arg, defaults: &[Default]) -> clap::Arg {
-    let Some(long) = settable(&arg) else { return arg };
+/// Adds the value of the environment, or else of the config file, to a flag.
+fn layered(arg: clap::Arg, file: &[Setting], lookup: Lookup<'_>) -> clap::Arg {
+    let Some(key) = settable(&arg) else { return arg };
     let mut arg = arg;
-    if matches!(arg.get_action(), ArgAction::SetTrue) {
+    if is_switch(&arg) {
         // For `WEFT_QUIET=1`: any value except 0, no, off or false switches on.
         arg = arg.value_parser(FalseyValueParser::new());
     }
-    let variable = format!("WEFT_{}", long.to_ascii_uppercase().replace('-', "_"));
-    if std::env::var_os(&variable).is_some_and(|value| !value.is_empty()) {
-        arg = arg.env(variable).hide_env(true);
-    }
-    match defaults.iter().find(|(name, _)| *name == long) {
-        Some((_, value)) => arg.default_value(Resettable::Value(value.clone().into())),
+    let in_file = || {
+        let (_, values) = file.iter().find(|(name, _)| *name == key)?;
+        Some(values.iter().map(OsString::from).collect())
+    };
+    // An empty variable is as good as none, but an empty key must be refused, not ignored.
+    let counts = |value: &OsString| !value.is_empty() || key == "api-key";
+    let set = lookup(&variable(&key)).filter(counts);
+    match set.map(|value| vec![value]).or_else(in_file) {
+        Some(values) => arg.required(false).default_values(values),
         None => arg,
     }
 }
 
-/// Flags that only a command line may set. Above all, a line in a file must never select the chunks
-/// to delete.
-const OF_ONE_CALL: [&str; 8] =
-    ["help", "version", "all", "kind", "older-than", "meta", "name", "other-models"];
+fn is_switch(arg: &clap::Arg) -> bool {
+    matches!(arg.get_action(), ArgAction::SetTrue)
+}
 
-/// The long name of a flag that a file may set.
+/// Whether a flag may be given several times, or takes a list.
+fn is_list(arg: &clap::Arg) -> bool {
+    matches!(arg.get_action(), ArgAction::Append) || arg.get_value_delimiter().is_some()
+}
+
+/// The environment variable of a flag.
+pub(crate) fn variable(key: &str) -> String {
+    format!("WEFT_{}", key.to_ascii_uppercase().replace('-', "_"))
+}
+
+/// Flags that only a command line may set: they say what one call is about. Above all, a line in a
+/// file must never select what is deleted, or agree to it.
+pub(crate) const OF_ONE_CALL: [&str; 11] = [
+    "help",
+    "version",
+    "all",
+    "yes",
+    "kind",
+    "older-than",
+    "meta",
+    "name",
+    "other-models",
+    "file",
+    "out",
+];
+
+/// The long name of a flag that the environment and a file may set.
 fn settable(arg: &clap::Arg) -> Option<String> {
     let long = arg.get_long()?;
     (!OF_ONE_CALL.contains(&long)).then(|| long.to_owned())
 }
 
-fn refuse_unknown(command: &clap::Command, defaults: &[Default]) -> Result<(), CliError> {
-    let mut known = BTreeSet::new();
-    add_settable(command, &mut known);
-    match defaults.iter().find(|(name, _)| !known.contains(name)) {
-        Some((name, _)) => Err(CliError::Usage(format!(
-            "the config file sets `{name}`, which is not a flag of weft; the flags are {}",
-            known.into_iter().collect::<Vec<_>>().join(", ")
-        ))),
-        None => Ok(()),
+/// All flags that can be set, each with its forms in different commands.
+fn keys() -> BTreeMap<String, Vec<clap::Arg>> {
+    fn add(command: &clap::Command, keys: &mut BTreeMap<String, Vec<clap::Arg>>) {
+        for arg in command.get_arguments() {
+            if let Some(key) = settable(arg) {
+                keys.entry(key).or_default().push(arg.clone());
+            }
+        }
+        command.get_subcommands().for_each(|sub| add(sub, keys));
     }
+    let mut keys = BTreeMap::new();
+    add(&Cli::command(), &mut keys);
+    keys
 }
 
-/// The flags of a command's subcommands, recursively.
-fn add_settable(command: &clap::Command, known: &mut BTreeSet<String>) {
-    for sub in command.get_subcommands() {
-        known.extend(sub.get_arguments().filter_map(settable));
-        add_settable(sub, known);
+/// The names of all flags that can be set.
+pub(crate) fn known_keys() -> impl Iterator<Item = String> {
+    keys().into_keys()
+}
+
+/// Describes a key that is not a flag, with the nearest one.
+fn unknown(key: &str) -> String {
+    let next = match models::nearest_of(key, keys().into_keys()) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None if OF_ONE_CALL.contains(&key) => "give it on the command line".to_owned(),
+        None => "`weft help ask` and `weft help serve` list the flags".to_owned(),
+    };
+    format!("`{key}`, which is not a flag that can be set; {next}")
+}
+
+/// Checks a setting as the command line would.
+pub(crate) fn check(key: &str, values: &[String]) -> Result<(), CliError> {
+    let keys = keys();
+    let Some(args) = keys.get(key) else {
+        return Err(CliError::Usage(format!("you gave {}", unknown(key))));
+    };
+    if values.len() > 1 && !args.iter().any(is_list) {
+        return Err(CliError::Usage(format!("`{key}` takes one value, not {}", values.len())));
+    }
+    values.iter().try_for_each(|value| {
+        let taken = args.iter().try_for_each(|arg| accepts(arg, value));
+        taken.map_err(|reason| CliError::Usage(format!("`{key}`: {reason}")))
+    })
+}
+
+/// Whether a flag takes a value.
+fn accepts(arg: &clap::Arg, value: &str) -> Result<(), String> {
+    if is_switch(arg) {
+        let is_known = ["true", "false", "1", "0", "yes", "no", "on", "off"].contains(&value);
+        return if is_known { Ok(()) } else { Err(format!("{value:?} is not true or false")) };
+    }
+    let mut alone = clap::Arg::new("value")
+        .long("value")
+        .allow_hyphen_values(true)
+        .value_parser(arg.get_value_parser().clone());
+    if let Some(delimiter) = arg.get_value_delimiter() {
+        alone = alone.value_delimiter(delimiter);
+    }
+    let command = clap::Command::new("weft").no_binary_name(true).arg(alone);
+    match command.try_get_matches_from([format!("--value={value}")]) {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            let text = error.to_string();
+            let lines: Vec<&str> = text.lines().map(str::trim).filter(|l| !l.is_empty()).collect();
+            let reason = lines.iter().take_while(|line| !line.starts_with("For more")).copied();
+            let reason = reason.collect::<Vec<_>>().join(" ").replace(" for '--value <value>'", "");
+            Err(reason.trim_start_matches("error: ").to_owned())
+        }
     }
 }
 
 /// The config file, and whether the user named it.
-fn config_file() -> Option<(PathBuf, bool)> {
+pub(crate) fn config_file() -> Option<(PathBuf, bool)> {
     if let Some(named) = path_variable("WEFT_CONFIG") {
         return Some((named, true));
     }
@@ -144,56 +268,38 @@ pub(crate) fn path_variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// Reads the flags from the text of a config file.
-fn read_defaults(text: &str) -> Result<Vec<Default>, String> {
+/// Reads the settings from the text of a config file.
+pub(crate) fn read(text: &str) -> Result<Vec<Setting>, String> {
     let table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.to_string())?;
+    let one = |value: &toml::Value| match value {
+        toml::Value::String(text) => Some(text.clone()),
+        toml::Value::Integer(number) => Some(number.to_string()),
+        toml::Value::Float(number) => Some(number.to_string()),
+        toml::Value::Boolean(flag) => Some(flag.to_string()),
+        _ => None,
+    };
     table
         .into_iter()
-        .map(|(name, value)| match value {
-            toml::Value::String(text) => Ok((name, text)),
-            toml::Value::Integer(number) => Ok((name, number.to_string())),
-            toml::Value::Float(number) => Ok((name, number.to_string())),
-            toml::Value::Boolean(flag) => Ok((name, flag.to_string())),
-            _ => Err(format!("`{name}` must be a text, a number, true or false")),
+        .map(|(key, value)| {
+            let values = match &value {
+                toml::Value::Array(list) => list.iter().map(one).collect(),
+                value => one(value).map(|value| vec![value]),
+            };
+            match values {
+                Some(values) if values.len() < 2 || is_list_key(&key) => Ok((key, values)),
+                Some(values) => Err(format!("`{key}` takes one value, not {}", values.len())),
+                None => Err(format!(
+                    "`{key}` must be a text, a number, true or false, or a list of them"
+                )),
+            }
         })
         .collect()
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::args::ModelArgs;
-
-    fn model_args(args: &[&str], file: &str) -> ModelArgs {
-        let args = args.iter().map(OsString::from).collect();
-        match parse_from(args, &read_defaults(file).unwrap()).unwrap().command {
-            Some(Command::Run(run)) => run.model,
-            _ => panic!("not `run`"),
-        }
-    }
-
-    #[test]
-    fn the_file_sets_what_the_flag_does_not() {
-        let file = "ctx-size = \"32k\"\noffline = true\nmodel = \"a/b\"";
-        let args = model_args(&["weft", "run", "hi"], file);
-        assert_eq!((args.ctx_size, args.offline), (Some(32_768), true));
-        assert_eq!(args.model.as_deref(), Some("a/b"));
-        let args = model_args(&["weft", "run", "--ctx-size", "1k", "-m", "c/d", "hi"], file);
-        assert_eq!((args.ctx_size, args.model.as_deref()), (Some(1024), Some("c/d")));
-    }
-
-    #[test]
-    fn a_key_that_is_no_flag_is_refused() {
-        let Err(error) = parse_from(vec!["weft".into()], &read_defaults("colour = 1").unwrap())
-        else {
-            panic!("accepted")
-        };
-        assert!(error.to_string().contains("`colour`"), "{error}");
-    }
-
-    #[test]
-    fn a_file_that_is_no_toml_says_where() {
-        assert!(read_defaults("ctx-size = ").unwrap_err().contains("line 1"));
-        assert!(read_defaults("stop = [1]").unwrap_err().contains("`stop`"));
-    }
+/// Unknown keys are reported elsewhere.
+fn is_list_key(key: &str) -> bool {
+    keys().get(key).is_none_or(|args| args.iter().any(is_list))
 }
+
+#[cfg(test)]
+mod tests;

@@ -48,16 +48,39 @@ pub(crate) fn parse_age(text: &str) -> Result<Duration, String> {
     age.ok_or_else(|| format!("`{text}` is not an age like 90s, 30m, 12h, 7d or 2w"))
 }
 
-/// Maximum number of threads.
-const MAX_THREADS: usize = 1024;
+/// Threads that any machine may be asked for.
+const FEW_THREADS: usize = 16;
 
-/// Parses a number of threads.
+/// Parses a number of threads. Many more than there are cores make everything slower.
 pub(crate) fn parse_threads(text: &str) -> Result<usize, String> {
+    let cores = weft_cpu::n_cores();
+    let most = FEW_THREADS.max(2 * cores);
     match parse_count(text)? {
-        threads if threads > MAX_THREADS => {
-            Err(format!("{threads} threads are too many; give 1 to {MAX_THREADS}"))
-        }
+        threads if threads > most => Err(format!(
+            "{threads} threads are too many for {}; give 1 to {most}",
+            plural(cores, "core")
+        )),
         threads => Ok(threads),
+    }
+}
+
+/// A number of things: `1 chunk`, `2 chunks`.
+pub(crate) fn plural(n: usize, thing: &str) -> String {
+    format!("{n} {thing}{}", if n == 1 { "" } else { "s" })
+}
+
+/// A duration: `3.6 ms`, `41 ms`, `1.2 s`, `120 s`.
+pub(crate) fn time(time: Duration) -> String {
+    time_ms(time.as_secs_f64() * 1e3)
+}
+
+/// The same for a number of milliseconds.
+pub(crate) fn time_ms(ms: f64) -> String {
+    match ms {
+        ..9.95 => format!("{ms:.1} ms"),
+        ..999.5 => format!("{ms:.0} ms"),
+        ..99_950.0 => format!("{:.1} s", ms / 1e3),
+        _ => format!("{:.0} s", ms / 1e3),
     }
 }
 
@@ -103,5 +126,23 @@ mod tests {
         for bad in ["", "7", "d", "-1d", "1y", "99999999999999999999w"] {
             assert!(parse_age(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn times_above_a_second_are_in_seconds() {
+        let times = [0.4, 41.2, 999.4, 999.6, 45_000.0, 120_000.0].map(time_ms);
+        assert_eq!(times, ["0.4 ms", "41 ms", "999 ms", "1.0 s", "45.0 s", "120 s"]);
+    }
+
+    #[test]
+    fn one_thing_has_no_plural() {
+        assert_eq!([0, 1, 2].map(|n| plural(n, "file")), ["0 files", "1 file", "2 files"]);
+    }
+
+    #[test]
+    fn far_more_threads_than_cores_are_refused() {
+        assert_eq!(parse_threads("2"), Ok(2));
+        let error = parse_threads("100000").unwrap_err();
+        assert!(error.contains("100000") && error.contains("core"), "{error}");
     }
 }

@@ -4,10 +4,14 @@ use std::path::Path;
 use std::time::Duration;
 
 pub(crate) use weft_core::chunk::Source;
+use weft_core::chunk::{AskError, ChunkError};
+use weft_core::tokenizer::Tokenizer;
 
+use crate::args::CacheArgs;
 use crate::error::CliError;
 use crate::input::{self, Piped, read_file};
 use crate::terminal;
+use crate::tiers::RegisteredChunks;
 
 /// How long a silent pipe may delay a question that has other documents.
 const SHORT_WAIT: Duration = Duration::from_secs(1);
@@ -64,4 +68,23 @@ pub(crate) fn system(word: &str) -> Result<Source, CliError> {
         }
         None => Ok(Source::Chunk(word.to_owned())),
     }
+}
+
+/// Checks, before a model is loaded, that the chunks which documents name are registered.
+pub(crate) fn check_documents(
+    documents: &[Source],
+    args: &CacheArgs,
+    tokenizer: &Tokenizer,
+) -> Result<(), CliError> {
+    let words = || documents.iter().filter_map(Source::word);
+    if words().next().is_none() {
+        return Ok(());
+    }
+    let library = RegisteredChunks::open(args, tokenizer)?.library;
+    words().try_for_each(|word| match library.find(word) {
+        Err(ChunkError::NotFound { .. }) => {
+            Err(AskError::NoSource { word: word.to_owned() }.into())
+        }
+        found => Ok(found.map(drop)?),
+    })
 }

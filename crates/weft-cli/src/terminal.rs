@@ -2,8 +2,20 @@
 
 use std::borrow::Cow;
 use std::io::{IsTerminal, stderr, stdout};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Whether the user asked for details.
+static VERBOSE: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn set_verbose(verbose: bool) {
+    VERBOSE.store(verbose, Ordering::Relaxed);
+}
+
+pub(crate) fn is_verbose() -> bool {
+    VERBOSE.load(Ordering::Relaxed)
+}
 
 /// Dims a text, if stderr is a terminal with colours.
 pub(crate) fn dim(text: &str) -> String {
@@ -40,6 +52,12 @@ pub(crate) fn warn(text: &str) {
     eprintln!("weft: warning: {}", without_controls(text));
 }
 
+/// An error, as the program prints it at its end and a chat prints it in the middle.
+pub(crate) fn error(text: &str) {
+    let head = if has_colour() { "\x1b[1;31mweft: error:\x1b[0m" } else { "weft: error:" };
+    eprintln!("{head} {}", without_controls(text));
+}
+
 /// A model's text, safe for printing: on a terminal, escape sequences of a hostile or confused
 /// model could move the cursor or worse. A pipe gets the text unchanged.
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {
@@ -56,14 +74,43 @@ pub(crate) fn without_controls(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// A bar on stderr; hidden without a terminal or if `quiet`.
-pub(crate) fn bar(quiet: bool, total: u64, what: &'static str, in_bytes: bool) -> ProgressBar {
+/// A bar for tokens on stderr; hidden without a terminal or if `quiet`.
+pub(crate) fn bar(quiet: bool, total: u64, what: &'static str) -> ProgressBar {
     let target = if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
-    let counts = if in_bytes { "{bytes}/{total_bytes}" } else { "{pos}/{len} tokens" };
-    let style = ProgressStyle::with_template(&format!("{{msg}} [{{bar:30}}] {counts} {{eta}}"))
+    let bar = ProgressBar::with_draw_target(Some(total), target).with_message(what);
+    bar.with_style(bar_style("{pos}/{len} tokens"))
+}
+
+/// A bar on stderr whose length is not known yet; hidden without a terminal.
+pub(crate) fn waiting_bar(what: &'static str) -> ProgressBar {
+    let target = ProgressDrawTarget::stderr();
+    let style = ProgressStyle::with_template("{msg} [{spinner}] {elapsed}");
+    let style = style.unwrap_or_else(|_| ProgressStyle::default_spinner());
+    let style = style.tick_strings(&WAITING);
+    ProgressBar::with_draw_target(None, target).with_message(what).with_style(style)
+}
+
+/// Gives a waiting bar its length in bytes.
+pub(crate) fn show_bytes(bar: &ProgressBar, total: u64) {
+    bar.set_style(bar_style("{bytes}/{total_bytes}"));
+    bar.set_length(total);
+    bar.reset_eta();
+}
+
+/// A bar that moves to and fro.
+const WAITING: [&str; 6] = [
+    "==>                           ",
+    "        ==>                   ",
+    "                ==>           ",
+    "                        ==>   ",
+    "                ==>           ",
+    "        ==>                   ",
+];
+
+fn bar_style(counts: &str) -> ProgressStyle {
+    ProgressStyle::with_template(&format!("{{msg}} [{{bar:30}}] {counts} {{eta}}"))
         .unwrap_or_else(|_| ProgressStyle::default_bar())
-        .progress_chars("=> ");
-    ProgressBar::with_draw_target(Some(total), target).with_style(style).with_message(what)
+        .progress_chars("=> ")
 }
 
 #[cfg(test)]

@@ -136,12 +136,31 @@ fn the_reference_device_can_be_measured() {
 }
 
 #[test]
+fn a_run_without_repetitions_is_short_and_says_how_to_do_more() {
+    let args = ["--shape", "small.json", "--bandwidth-mib", "8", "-p", "20", "-n", "4"];
+    let folder = Folder::new();
+    let (code, table, stderr) = folder.bench(&args);
+    assert_eq!(code, 0, "{stderr}");
+    assert!(stderr.contains("a short run; `weft bench -r 5"), "{stderr}");
+    assert!(table.lines().all(|line| line.chars().count() <= 120), "{table}");
+    let (_, _, stderr) = folder.bench(&[&args[..], &["-r", "1"]].concat());
+    assert!(!stderr.contains("a short run"), "{stderr}");
+}
+
+#[test]
 fn table_and_csv_have_a_line_for_each_test() {
     let folder = Folder::new();
     let (code, table, stderr) = folder.bench(&SMALL);
     assert_eq!((code, stderr.as_str()), (0, ""), "quiet is quiet");
-    assert!(table.starts_with("| model "), "{table}");
-    assert_eq!(table.lines().filter(|line| line.starts_with("| small bf16")).count(), 6, "{table}");
+    assert!(table.starts_with("small bf16 · "), "{table}");
+    assert_eq!(
+        table
+            .lines()
+            .filter(|line| line.starts_with("| pp20") || line.starts_with("| tg4"))
+            .count(),
+        6,
+        "{table}"
+    );
     assert!(table.contains("read bandwidth: "), "{table}");
     let (_, csv, _) = folder.bench(&[&SMALL[..], &["-o", "csv"]].concat());
     assert_eq!(csv.lines().count(), 7, "{csv}");

@@ -84,18 +84,38 @@ fn output(mut command: Command) -> (i32, String, String) {
 }
 
 #[test]
-fn alone_it_answers_and_says_what_to_do_next() {
+fn alone_it_answers_twice_and_says_how_much_sooner_and_what_to_do_next() {
     let (code, stdout, stderr) = output(weft(&[]));
     assert_eq!(code, 0, "{stderr}");
     let answers: Vec<&str> =
         stdout.lines().filter_map(|line| line.strip_prefix("answer   ")).collect();
-    assert_eq!(answers, ["Melubo", "The captain of the Krogaste is Probrosur.", "LION"]);
-    assert_eq!(stderr.matches("tok prompt ·").count(), 3, "{stderr}");
-    let first = stderr.lines().next().unwrap();
-    for part in ["CPU (", "bf16", "self-test", "KV", "no CUDA device"] {
-        assert!(first.contains(part), "the first line does not show {part}: {first}");
+    assert_eq!(answers[0], "The captain of the Krogaste is Probrosur.", "{stdout}");
+    assert!(answers.len() == 2 && answers[1].contains("Melubo"), "{stdout}");
+    assert!(stderr.lines().any(|line| line.contains("cached: ")), "{stderr}");
+    let sooner = stdout.lines().find_map(|line| line.strip_prefix("second question: ")).unwrap();
+    let times: f64 = sooner.split(' ').next().unwrap().parse().unwrap();
+    assert!(times > 1.5 && sooner.contains(" × sooner"), "{sooner}");
+    assert!(stdout.contains("\n  weft serve"), "{stdout}");
+    assert!(stdout.lines().skip_while(|line| *line != "Go on with:").count() >= 5, "{stdout}");
+}
+
+#[test]
+fn the_banner_is_one_short_line_and_details_come_with_v() {
+    let banner = |args: &[&str]| output(run(args)).2.lines().next().unwrap().to_owned();
+    let short = banner(&["hello"]);
+    let name = model().file_name().unwrap().to_str().unwrap();
+    assert!(short.starts_with(&format!("{name} · reference · ")), "{short}");
+    assert!(short.ends_with(" s") && short.len() < 60, "{short}");
+    let long = banner(&["-v", "hello"]);
+    for part in ["reference (f32)", "KV", "context 512", "no CUDA device"] {
+        assert!(long.contains(part), "-v does not show {part}: {long}");
     }
-    assert_eq!(stdout.matches("\n  weft ").count(), 3, "{stdout}");
+    let (_, _, before) = output({
+        let mut command = weft(&["-v", "run", "-m", model().to_str().unwrap()]);
+        command.args(["-n", "8", "hello"]);
+        command
+    });
+    assert!(before.contains("no CUDA device"), "-v stands before the command too: {before}");
 }
 
 #[test]
@@ -103,8 +123,7 @@ fn the_answer_is_on_stdout_and_all_else_on_stderr() {
     let (code, stdout, stderr) = output(run(&["hello"]));
     assert_eq!(code, 0, "{stderr}");
     assert!(stdout.ends_with('\n') && stdout.len() > 1);
-    assert!(stderr.contains("reference (f32)"), "a float32 model: {stderr}");
-    assert!(stderr.contains("no CUDA device"), "{stderr}");
+    assert!(stderr.contains(" · reference · "), "a float32 model: {stderr}");
     assert!(stderr.contains("tok prompt · first token") && stderr.contains("· length"), "{stderr}");
     let (_, quiet, nothing) = output(run(&["--quiet", "hello"]));
     assert_eq!((quiet, nothing), (stdout, String::new()));
@@ -137,7 +156,6 @@ fn a_first_word_that_is_no_model_is_refused_with_the_nearest_name() {
     };
     let llama = "meta-llama/Llama-3.2-1B-Instruct";
     refused(&["run", "llama3.2", "Why is the sky blue?"], llama);
-    refused(&["run", "qwen3:0.6b", "hi"], "Qwen/Qwen3-0.6B");
     refused(&["run", "nope", "hi there"], "Qwen/Qwen3-0.6B");
     refused(&["ask", "llama3.2", "Why is the sky blue?"], llama);
     let mut command = weft(&["run", "Cargo.toml", "sum up"]);
@@ -256,11 +274,14 @@ fn exit_codes_show_what_went_wrong() {
     refused(&["run", "-m", "org/absent", "hi"], 3, &["org/absent", "weft pull"]);
     refused(&["run", "-m", "/no/such/folder", "hi"], 3, &["/no/such/folder"]);
     refused(&["pull", "org/absent"], 1, &["HF_HUB_OFFLINE"]);
+    refused(&["run", "-m", model, "-t", "999", "hi"], 2, &["999 threads are too many"]);
+    let folder = env!("CARGO_MANIFEST_DIR");
+    refused(&["show", folder], 2, &["not a model folder", "config.json"]);
     refused(&["pull", "nonsense"], 2, &["nonsense", "org/name"]);
     refused(&["run", "-m", model, "--device", "cuda", "hi"], 5, &["CUDA"]);
     refused(&["run", "-m", model, "--kernels", "graph", "hi"], 5, &["--kernels"]);
     refused(&["run", "-m", model, "--top-p", "7", "hi"], 2, &["top_p", "7"]);
-    refused(&["run", "-m", model, "--threads", "100000", "hi"], 2, &["100000", "1024"]);
+    refused(&["run", "-m", model, "--threads", "100000", "hi"], 2, &["100000", "core"]);
 }
 
 #[test]

@@ -14,7 +14,7 @@ pub mod config;
 pub mod device;
 pub mod dtype;
 pub mod engine;
-mod files;
+pub mod files;
 pub mod hub;
 pub mod kv;
 pub mod model;

@@ -1,6 +1,7 @@
-//! Opens a model's folder: reads all files, and checks the weights without loading them.
+//! Opens a model's folder or GGUF file: reads everything except the weights, which are checked and
+//! not yet loaded.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -10,7 +11,9 @@ use crate::files::read_capped;
 use crate::prompt::{PromptError, Template};
 use crate::sampling::{GenerationConfig, GenerationConfigError};
 use crate::tokenizer::{Tokenizer, TokenizerError};
-use crate::weights::{RandomWeights, Safetensors, Weights, WeightsError};
+use crate::weights::{
+    GGUF_SUFFIX, Gguf, PartName, RandomWeights, Safetensors, Weights, WeightsError,
+};
 
 /// End tokens of the families' chat formats. Model files often name only one of them.
 const END_TOKENS: [&str; 4] = ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>"];
@@ -67,17 +70,39 @@ impl Model {
         }
     }
 
-    /// Opens a model's folder.
-    pub fn open(folder: &Path) -> Result<Self, ModelError> {
-        let name = folder.display().to_string();
-        if !folder.is_dir() {
+    /// Opens a model's folder, or its GGUF file: the first one, if there are several parts. A
+    /// folder without config.json may hold one GGUF model.
+    pub fn open(path: &Path) -> Result<Self, ModelError> {
+        let name = path.display().to_string();
+        if path.is_file() && is_gguf(path) {
+            return Self::open_gguf(path);
+        }
+        if !path.is_dir() {
             return Err(ModelError::NoFolder { folder: name });
+        }
+        let folder = path;
+        if !folder.join("config.json").exists()
+            && let Some(file) = gguf_in(folder)?
+        {
+            return Self::open_gguf(&file);
         }
         let config = Config::from_file(&folder.join("config.json"))?;
         let weights = Safetensors::open(folder, &config)?;
         let tokenizer = Tokenizer::from_file(folder.join("tokenizer.json"))?;
         let template = Template::from_folder(folder)?;
-        Self::new(name, config, weights, tokenizer, template, generation_config(folder)?)
+        let generation = generation_config(folder)?;
+        Self::new(name, config, Box::new(weights), tokenizer, template, generation)
+    }
+
+    fn open_gguf(file: &Path) -> Result<Self, ModelError> {
+        let gguf = Gguf::open(file)?;
+        let metadata = gguf.metadata();
+        let config = Config::from_gguf(&gguf)?;
+        let tokenizer = Tokenizer::from_gguf(metadata)?;
+        let template = Template::from_gguf(metadata, &tokenizer)?;
+        let generation = GenerationConfig::from_gguf(metadata)?;
+        let weights = Box::new(gguf.weights(&config)?);
+        Self::new(file.display().to_string(), config, weights, tokenizer, template, generation)
     }
 
     /// Opens a model whose files are in memory.
@@ -87,13 +112,14 @@ impl Model {
         let tokenizer = Tokenizer::from_bytes(files.tokenizer)?;
         let template = Template::new(files.template, None, None)?;
         let generation = GenerationConfig::parse(files.generation)?;
-        Self::new(files.name.to_owned(), config, weights, tokenizer, Some(template), generation)
+        let name = files.name.to_owned();
+        Self::new(name, config, Box::new(weights), tokenizer, Some(template), generation)
     }
 
     fn new(
         name: String,
         config: Config,
-        weights: Safetensors,
+        weights: Box<dyn Weights>,
         tokenizer: Tokenizer,
         template: Option<Template>,
         generation: GenerationConfig,
@@ -106,7 +132,7 @@ impl Model {
             name,
             stop_ids: stop_ids(&config, &generation, &tokenizer),
             config,
-            weights: Box::new(weights),
+            weights,
             tokenizer: Arc::new(tokenizer),
             template: template.map(Arc::new),
             generation,
@@ -126,6 +152,39 @@ impl Model {
         hasher.update(format!("{:?}\0{kv_family}\0", self.config).as_bytes());
         hasher.update(&self.weights.fingerprint());
         hasher.finalize().to_hex().to_string()
+    }
+}
+
+/// Whether a file's name is that of a GGUF file.
+pub fn is_gguf(path: &Path) -> bool {
+    let name = path.file_name().map(|name| name.to_string_lossy().to_ascii_lowercase());
+    name.is_some_and(|name| name.ends_with(GGUF_SUFFIX))
+}
+
+/// The one GGUF model in a folder, by its only or its first file; `None` if there is no GGUF file.
+fn gguf_in(folder: &Path) -> Result<Option<PathBuf>, ModelError> {
+    let read = |source| ModelError::Read { path: folder.display().to_string(), source };
+    let mut names: Vec<String> = std::fs::read_dir(folder)
+        .map_err(read)?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| is_gguf(path) && path.is_file())
+        .filter_map(|path| Some(path.file_name()?.to_str()?.to_owned()))
+        // Projectors of images are no models.
+        .filter(|name| !name.to_ascii_lowercase().starts_with("mmproj"))
+        .collect();
+    names.sort();
+    // The parts of a split model count once. If the first is missing, opening names it.
+    names.dedup_by_key(|name| {
+        let part = PartName::parse(name).and_then(|part| part.files().next());
+        part.unwrap_or_else(|| name.clone())
+    });
+    match &names[..] {
+        [] => Ok(None),
+        [name] => {
+            let first = PartName::parse(name).and_then(|part| part.files().next());
+            Ok(Some(folder.join(first.as_ref().unwrap_or(name))))
+        }
+        _ => Err(ModelError::SeveralGguf { folder: folder.display().to_string(), files: names }),
     }
 }
 
@@ -157,10 +216,18 @@ fn stop_ids(config: &Config, generation: &GenerationConfig, tokenizer: &Tokenize
 #[non_exhaustive]
 pub enum ModelError {
     /// The folder does not exist.
-    #[error("{folder} is not a folder; give a model's folder or `org/name`")]
+    #[error("{folder} is not a folder; give a model's folder, its GGUF file or `org/name`")]
     NoFolder {
         /// The path.
         folder: String,
+    },
+    /// The folder holds several GGUF models.
+    #[error("{folder} holds several GGUF models ({}); name one of the files", files.join(", "))]
+    SeveralGguf {
+        /// The folder.
+        folder: String,
+        /// The files; of a split model, the first part.
+        files: Vec<String>,
     },
     /// A file cannot be read.
     #[error("{path}: {source}")]
@@ -195,8 +262,8 @@ pub enum ModelError {
     Generation(#[from] GenerationConfigError),
     /// The tokenizer has more tokens than the model has embeddings.
     #[error(
-        "tokenizer.json has {tokens} tokens, but the vocab_size of config.json is {vocab}; they \
-         belong to different models, so download them again"
+        "the tokenizer has {tokens} tokens, but the model's vocabulary has {vocab}; they belong to \
+         different models, so download them again"
     )]
     Vocabulary {
         /// Tokens of the tokenizer.

@@ -8,6 +8,7 @@ use std::fmt;
 
 use crate::config::Config;
 use crate::dtype::Dtype;
+use crate::weights::{Forms, LayerTensor, Tensor, TensorShape};
 
 /// One fused operation of the forward pass.
 ///
@@ -112,41 +113,47 @@ pub struct Work {
 }
 
 impl Op {
-    /// Weight elements that the op reads, for any number of tokens. The embedding is read by rows
-    /// and does not count here.
-    pub fn weight_elements(self, config: &Config) -> u64 {
-        let Config { hidden, intermediate, head_dim, vocab, .. } = *config;
-        let (q, kv) = (config.q_width(), config.kv_width());
-        let elements = match self {
-            Self::Embed | Self::Attend { .. } => 0,
-            Self::NormQkv { .. } => {
-                let bias = if config.qkv_bias { q + 2 * kv } else { 0 };
-                hidden + (q + 2 * kv) * hidden + bias
-            }
-            Self::RopeStore { .. } if config.qk_norm => 2 * head_dim,
-            Self::RopeStore { .. } => 0,
-            Self::ProjAdd { .. } => hidden * q,
-            Self::NormGateUp { .. } => hidden + 2 * intermediate * hidden,
-            Self::DownAdd { .. } => hidden * intermediate,
-            Self::NormHead => hidden + vocab * hidden,
+    /// The tensors that the op reads in full, for any number of tokens. The embedding is read by
+    /// rows and does not count here, but as the head.
+    pub fn tensors(self, config: &Config) -> Vec<TensorShape> {
+        use LayerTensor as T;
+        let head = if config.tied_head { Tensor::Embed } else { Tensor::Head };
+        let of_layer = |layer, kinds: &[T]| {
+            kinds.iter().map(|kind| Tensor::Layer(layer, *kind)).collect::<Vec<_>>()
         };
-        elements as u64
+        let tensors = match self {
+            Self::Embed | Self::Attend { .. } => Vec::new(),
+            Self::NormQkv { layer } if config.qkv_bias => {
+                of_layer(layer, &[T::AttentionNorm, T::Q, T::K, T::V, T::QBias, T::KBias, T::VBias])
+            }
+            Self::NormQkv { layer } => of_layer(layer, &[T::AttentionNorm, T::Q, T::K, T::V]),
+            Self::RopeStore { layer } if config.qk_norm => of_layer(layer, &[T::QNorm, T::KNorm]),
+            Self::RopeStore { .. } => Vec::new(),
+            Self::ProjAdd { layer } => of_layer(layer, &[T::O]),
+            Self::NormGateUp { layer } => of_layer(layer, &[T::MlpNorm, T::Gate, T::Up]),
+            Self::DownAdd { layer } => of_layer(layer, &[T::Down]),
+            Self::NormHead => vec![Tensor::FinalNorm, head],
+        };
+        tensors.into_iter().map(|tensor| TensorShape::new(tensor, config)).collect()
     }
 
     /// Bytes that the op must move between memory and processor: its weights, once for all tokens;
     /// the KV rows that it reads, once per lane; and the rows that it stores. Activations and
     /// logits are left out, because caches hold them. A bandwidth computed from this count is a
-    /// lower bound.
-    pub fn bytes(self, config: &Config, dtype: Dtype, work: &Work) -> u64 {
-        let row = 2 * config.kv_width() as u64;
-        let elements = match self {
-            Self::Embed => work.n_tokens * config.hidden as u64,
-            Self::RopeStore { .. } => self.weight_elements(config) + work.n_tokens * row,
+    /// lower bound. Plain weights are stored as `dtype`.
+    pub fn bytes(self, config: &Config, forms: &Forms, dtype: Dtype, work: &Work) -> u64 {
+        let row = (2 * config.kv_width() * dtype.bytes()) as u64;
+        let weights = || self.tensors(config).iter().map(|t| forms.bytes(t, dtype)).sum::<u64>();
+        match self {
+            Self::Embed => {
+                let form = forms.of_tensor(Tensor::Embed);
+                work.n_tokens * form.bytes(1, config.hidden, dtype)
+            }
+            Self::RopeStore { .. } => weights() + work.n_tokens * row,
             Self::Attend { .. } => work.n_rows * row,
             Self::NormHead if work.n_outputs == 0 => 0,
-            _ => self.weight_elements(config),
-        };
-        elements * dtype.bytes() as u64
+            _ => weights(),
+        }
     }
 
     /// Floating-point operations of the op's matrix products and attention; a multiply-add counts
@@ -183,14 +190,15 @@ mod tests {
     const ONE_TOKEN: Work = Work { n_tokens: 1, n_outputs: 1, n_rows: 0, n_pairs: 0 };
 
     fn bytes(config: &Config, work: &Work) -> u64 {
-        plan(config).iter().map(|op| op.bytes(config, Dtype::Bf16, work)).sum()
+        plan(config).iter().map(|op| op.bytes(config, &Forms::default(), Dtype::Bf16, work)).sum()
     }
 
     #[test]
     fn weights_of_the_plan_are_those_of_the_model() {
         for name in shapes::NAMES {
             let config = shapes::config(name).unwrap();
-            let read: u64 = plan(&config).iter().map(|op| op.weight_elements(&config)).sum();
+            let read = plan(&config).into_iter().flat_map(|op| op.tensors(&config));
+            let read: u64 = read.map(|tensor| tensor.elements() as u64).sum();
             // If the embedding is not also the head, it is only read by rows.
             let rows = if config.tied_head { 0 } else { config.vocab * config.hidden };
             assert_eq!(read, crate::weights::parameters(&config) - rows as u64, "{name}");

@@ -26,7 +26,7 @@ impl RopeTable {
         let frequencies = frequencies(config, head_dim);
         let scale = match config.scaling {
             RopeScaling::Yarn { attention_factor, .. } => attention_factor,
-            RopeScaling::None | RopeScaling::Llama3 { .. } => 1.0,
+            RopeScaling::None | RopeScaling::Llama3 { .. } | RopeScaling::Factors(_) => 1.0,
         };
         let angles = (0..positions)
             .flat_map(|position| frequencies.iter().map(move |f| position as f64 * f64::from(*f)));
@@ -58,8 +58,11 @@ pub fn frequencies(config: &RopeConfig, head_dim: usize) -> Vec<f32> {
     let half = head_dim / 2;
     let base: Vec<f64> =
         (0..half).map(|i| config.theta.powf(-((2 * i) as f64) / head_dim as f64)).collect();
-    let scaled = match config.scaling {
+    let scaled = match &config.scaling {
         RopeScaling::None => base,
+        RopeScaling::Factors(factors) => {
+            base.iter().zip(factors).map(|(f, factor)| f / f64::from(*factor)).collect()
+        }
         RopeScaling::Llama3 { .. } => base.iter().map(|f| llama3(*f, &config.scaling)).collect(),
         RopeScaling::Yarn { .. } => yarn(&base, config, head_dim),
     };
@@ -153,6 +156,27 @@ mod tests {
         assert!((attention_factor - 1.138_629_436_111_989).abs() < 1e-12);
         let (absent, _) = stretched("");
         check(&absent, &[(23, 0.006_978_306), (25, 0.004_331_661), (40, 5.230_233_4e-5)]);
+    }
+
+    /// Factors of a GGUF file give the frequencies that the scaling gives which they stand for.
+    #[test]
+    fn factors_divide_each_frequency() {
+        let scaling = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_positions: 8192.0,
+        };
+        let scaled = frequencies(&RopeConfig { theta: 5e5, scaling }, 128);
+        let plain = frequencies(&RopeConfig { theta: 5e5, scaling: RopeScaling::None }, 128);
+        let factors: Vec<f32> = plain.iter().zip(&scaled).map(|(a, b)| a / b).collect();
+        assert!(factors[0] == 1.0 && factors[63] == 8.0);
+        assert!(factors.iter().any(|factor| *factor > 1.1 && *factor < 7.9));
+        let scaling = RopeScaling::Factors(factors);
+        let divided = frequencies(&RopeConfig { theta: 5e5, scaling }, 128);
+        for (ours, theirs) in divided.iter().zip(&scaled) {
+            assert!((ours - theirs).abs() <= 2e-7 * theirs, "{ours} {theirs}");
+        }
     }
 
     #[test]

@@ -6,25 +6,30 @@ use half::bf16;
 use half::vec::HalfBitsVecExt;
 use weft_core::config::Config;
 use weft_core::device::{Buffer, Limits};
+use weft_core::dtype::Element;
 use weft_core::kv::{PAGE_ROWS, PageId, Slot};
 
+use crate::coded::RUN;
 use crate::matmul::Rows;
 use crate::memory::{Disjoint, LINE, Lines};
+use crate::pool::Pool;
 
-/// Rows of activations, bf16 \[tokens\]\[width\], each padded with zeros to an even length, because
-/// matrices are read in pairs of columns.
+/// Rows of activations, bf16 \[tokens\]\[width\], each padded with zeros to a multiple of 32,
+/// because matrices are read in pairs of columns, and codes in runs of 32.
 pub(crate) struct Activations {
     values: Vec<bf16>,
+    /// Sums of 16 activations each, f32 \[tokens\]\[stride/16\], if [`Self::sum_runs`] computed them.
+    sums: Vec<f32>,
     pub(crate) width: usize,
     pub(crate) stride: usize,
 }
 
 impl Activations {
     fn new(tokens: usize, width: usize) -> Self {
-        let stride = width.next_multiple_of(2);
+        let stride = width.next_multiple_of(RUN);
         // Zero bits take memory when they are first written.
         let values = vec![0; tokens * stride].reinterpret_into();
-        Self { values, width, stride }
+        Self { values, sums: vec![0.0; tokens * stride / 16], width, stride }
     }
 
     pub(crate) fn all_mut(&mut self) -> &mut [bf16] {
@@ -37,7 +42,21 @@ impl Activations {
 
     /// The rows for a matrix product.
     pub(crate) fn rows(&self) -> Rows<'_> {
-        Rows { values: &self.values, stride: self.stride }
+        Rows { values: &self.values, stride: self.stride, sums: &self.sums }
+    }
+
+    /// Sums each 16 activations of the first `n` rows, for matrices whose codes have minimums.
+    pub(crate) fn sum_runs(&mut self, pool: &Pool, n: usize) {
+        let (values, stride) = (&self.values, self.stride);
+        let sums = Disjoint::new(&mut self.sums);
+        pool.for_each(n, |_, token| {
+            // SAFETY: each item has its own row.
+            let sums = unsafe { sums.part(token * stride / 16, stride / 16) };
+            let (runs, _) = values[token * stride..][..stride].as_chunks::<16>();
+            for (sum, run) in sums.iter_mut().zip(runs) {
+                *sum = run.iter().map(|x| Element::to_f32(*x)).sum();
+            }
+        });
     }
 
     fn tokens(&self) -> usize {

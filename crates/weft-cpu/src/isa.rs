@@ -14,7 +14,7 @@ pub const ISA_VARIABLE: &str = "WEFT_CPU_ISA";
 pub enum Isa {
     /// Plain loops, vectorised by the compiler.
     Portable,
-    /// x86-64 with AVX2 and FMA.
+    /// x86-64 with AVX2, FMA and F16C.
     Avx2,
     /// x86-64 with AVX-512 F, BW and VL.
     Avx512,
@@ -48,7 +48,7 @@ impl Isa {
         use std::is_x86_feature_detected as has;
         match self {
             Self::Portable => true,
-            Self::Avx2 => has!("avx2") && has!("fma"),
+            Self::Avx2 => has!("avx2") && has!("fma") && has!("f16c"),
             Self::Avx512 => {
                 Self::Avx2.is_available()
                     && has!("avx512f")

@@ -8,9 +8,11 @@
 
 mod bandwidth;
 mod buffers;
+mod coded;
 mod isa;
 mod kv_rows;
 mod matmul;
+mod matrix;
 mod memory;
 mod ops;
 mod pack;
@@ -30,7 +32,7 @@ use weft_core::dtype::Dtype;
 use weft_core::kv::{PageId, Slot};
 use weft_core::plan::Op;
 use weft_core::rope::RopeTable;
-use weft_core::weights::{Weights, WeightsError};
+use weft_core::weights::{Forms, Weights, WeightsError};
 
 use buffers::{Buffers, Kv};
 use pool::Pool;
@@ -42,8 +44,8 @@ pub use bandwidth::{BandwidthSample, read_bandwidth};
 pub use isa::{ISA_VARIABLE, Isa, IsaError};
 
 /// The memory that a device with these limits needs.
-pub fn need(config: &Config, limits: &Limits) -> Need {
-    Need::unpadded(config, limits, Dtype::Bf16)
+pub fn need(config: &Config, forms: &Forms, limits: &Limits) -> Need {
+    Need::unpadded(config, forms, limits, Dtype::Bf16)
 }
 
 /// The CPU device. It computes in bf16, for any format of the model.
@@ -106,6 +108,7 @@ impl CpuDevice {
         assert!(isa.is_available(), "this machine has no {isa}");
         assert!(threads > 0, "no thread to work");
         let kv = Kv::new(config, limits.pages);
+        let coded = !Forms::of(weights, config).all_plain();
         Ok(Self {
             weights: ModelWeights::read(config, weights)?,
             // A query may lie up to a whole context beyond a span's home.
@@ -114,7 +117,7 @@ impl CpuDevice {
             logits: vec![0.0; limits.step_outputs * config.vocab],
             shares: Shares::new(config),
             scratch: (0..threads)
-                .map(|_| Scratch::new(config, &limits, kv.layout().stride))
+                .map(|_| Scratch::new(config, &limits, kv.layout().stride, coded))
                 .collect(),
             lists: Lists::new(config, &limits, threads),
             kv,

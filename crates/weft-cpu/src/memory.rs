@@ -6,6 +6,7 @@ use half::slice::HalfBitsSliceExt;
 
 /// Elements of one cache line.
 pub(crate) const LINE: usize = 32;
+const LINE_BYTES: usize = LINE * size_of::<u16>();
 
 /// bf16 numbers that start on a cache line. They take memory when they are first written, not when
 /// they are allocated.
@@ -24,7 +25,7 @@ impl Lines {
         let bits = vec![0; len + LINE];
         // This must precede the first write, when the system assigns pages.
         ask_for_huge_pages(&bits);
-        let start = bits.as_ptr().align_offset(LINE * size_of::<u16>());
+        let start = bits.as_ptr().align_offset(LINE_BYTES);
         Self { bits, start, len }
     }
 
@@ -37,21 +38,46 @@ impl Lines {
     }
 }
 
+/// Bytes that start on a cache line. They take memory when they are first written.
+pub(crate) struct Bytes {
+    bytes: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl Bytes {
+    /// `len` zeros.
+    pub(crate) fn zeroed(len: usize) -> Self {
+        let bytes = vec![0; len + LINE_BYTES];
+        ask_for_huge_pages(&bytes);
+        let start = bytes.as_ptr().align_offset(LINE_BYTES);
+        Self { bytes, start, len }
+    }
+
+    pub(crate) fn get(&self) -> &[u8] {
+        &self.bytes[self.start..][..self.len]
+    }
+
+    pub(crate) fn get_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..][..self.len]
+    }
+}
+
 /// With 4 KiB pages, streaming gigabytes spends a tenth of the time on address translation.
 #[cfg(target_os = "linux")]
-fn ask_for_huge_pages(bits: &[u16]) {
+fn ask_for_huge_pages<T>(numbers: &[T]) {
     const HUGE: usize = 2 << 20;
-    let start = (bits.as_ptr() as usize).next_multiple_of(HUGE);
-    let end = bits.as_ptr_range().end as usize / HUGE * HUGE;
+    let start = (numbers.as_ptr() as usize).next_multiple_of(HUGE);
+    let end = numbers.as_ptr_range().end as usize / HUGE * HUGE;
     if start < end {
-        // SAFETY: the range lies inside `bits`, and the advice changes no contents. If the system
+        // SAFETY: the range lies inside `numbers`, and the advice changes no contents. If the system
         // refuses it, pages are small.
         unsafe { libc::madvise(start as *mut libc::c_void, end - start, libc::MADV_HUGEPAGE) };
     }
 }
 
 #[cfg(not(target_os = "linux"))]
-fn ask_for_huge_pages(_: &[u16]) {}
+fn ask_for_huge_pages<T>(_: &[T]) {}
 
 /// A buffer that several threads write, each its own part.
 pub(crate) struct Disjoint<'a, T> {

@@ -72,23 +72,13 @@ impl Packed {
         self.columns.next_multiple_of(2) * BLOCK_ROWS
     }
 
-    /// Columns, including the padding of an odd width.
-    pub(crate) fn padded_columns(&self) -> usize {
-        self.columns.next_multiple_of(2)
-    }
-
-    pub(crate) fn n_blocks(&self) -> usize {
-        self.rows.div_ceil(BLOCK_ROWS)
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
     }
 
     /// The weights of one block.
     pub(crate) fn block(&self, block: usize) -> &[bf16] {
         &self.values.get()[block * self.block_len()..][..self.block_len()]
-    }
-
-    /// Rows of a block without padding.
-    pub(crate) fn rows_in(&self, block: usize) -> usize {
-        (self.rows - block * BLOCK_ROWS).min(BLOCK_ROWS)
     }
 }
 
@@ -118,8 +108,6 @@ mod tests {
                 packed.copy_row(row, &mut out);
                 assert!(out.iter().enumerate().all(|(c, v)| v.to_f32() == value(row, c)));
             }
-            assert_eq!(packed.n_blocks(), rows.div_ceil(64));
-            assert_eq!(packed.rows_in(packed.n_blocks() - 1), (rows - 1) % 64 + 1);
         }
     }
 }

@@ -5,6 +5,8 @@ use weft_core::config::Config;
 use weft_core::device::{Limits, Step};
 use weft_core::kv::Slot;
 
+use crate::coded::RUN;
+use crate::pack::BLOCK_ROWS;
 use crate::tiles::{self, Tiles};
 
 /// One thread's memory inside an op.
@@ -24,12 +26,16 @@ pub(crate) struct Scratch {
     pub(crate) totals: Vec<f32>,
     /// Their weighted sums of values, f32 \[queries\]\[stride of values\].
     pub(crate) sums: Vec<f32>,
+    /// Two blocks of codes as bf16, \[2\]\[widest matrix\]\[64\]; empty if all weights are plain.
+    pub(crate) unpacked: Vec<bf16>,
 }
 
 impl Scratch {
-    pub(crate) fn new(config: &Config, limits: &Limits, kv_stride: usize) -> Self {
+    pub(crate) fn new(config: &Config, limits: &Limits, kv_stride: usize, coded: bool) -> Self {
         let dim = config.head_dim;
         let queries = tiles::MAX_TOKENS * config.group();
+        let widest = config.hidden.max(config.q_width()).max(config.intermediate);
+        let unpacked = if coded { 2 * widest.next_multiple_of(RUN) * BLOCK_ROWS } else { 0 };
         Self {
             head: vec![0.0; dim],
             rotated: vec![0.0; dim],
@@ -39,6 +45,7 @@ impl Scratch {
             seen: vec![0; queries],
             totals: vec![0.0; queries],
             sums: vec![0.0; queries * kv_stride],
+            unpacked: vec![bf16::ZERO; unpacked],
         }
     }
 }

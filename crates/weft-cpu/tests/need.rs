@@ -5,7 +5,7 @@ use std::alloc::System;
 use cap::Cap;
 use weft_core::config::Config;
 use weft_core::device::Limits;
-use weft_core::weights::RandomWeights;
+use weft_core::weights::{Forms, RandomWeights};
 use weft_cpu::{CpuDevice, Options, need};
 
 #[global_allocator]
@@ -31,7 +31,7 @@ fn a_device_takes_what_it_says() {
         ("scratch", config(1), Limits { step_tokens: 8192, step_outputs: 2048, ..limits }),
     ];
     for (most, config, limits) in cases {
-        let said = need(&config, &limits).total();
+        let said = need(&config, &Forms::default(), &limits).total();
         let before = ALLOCATOR.allocated();
         let options = Options { threads: 1, ..Options::new(limits).unwrap() };
         let device = CpuDevice::new(&config, &RandomWeights::new(&config, 1), options).unwrap();

@@ -13,7 +13,7 @@ use weft_core::kv::{PAGE_ROWS, pages_for};
 use weft_core::plan::{Op, plan};
 use weft_core::sampling::{Sampler, Sampling};
 use weft_core::shapes;
-use weft_core::weights::RandomWeights;
+use weft_core::weights::{Forms, RandomWeights};
 use weft_cuda::{CudaDevice, Launches, Options};
 
 const ROUNDS: usize = 8;
@@ -152,7 +152,10 @@ fn measure(
     }
     let [graph, persistent] = samples;
     let replay = median(device.replay_us(&ops, &step, 20)?);
-    let bytes: u64 = ops.iter().map(|op| op.bytes(config, device.dtype(), &step.work())).sum();
+    let bytes: u64 = ops
+        .iter()
+        .map(|op| op.bytes(config, &Forms::default(), device.dtype(), &step.work()))
+        .sum();
     let time = median(persistent.ahead.clone());
     println!(
         r#"{{"shape": "{name}", "context": {context}, "lanes": {n_lanes}, "same_bits": {same}, "persistent_us": {time:.1}, "tok_per_s": {:.0}, "gb_per_s": {:.0}, "persistent_drawn_us": {:.1}, "persistent_one_token_us": {:.1}, "graph_us": {:.1}, "graph_ahead_us": {:.1}, "graph_drawn_us": {:.1}, "graph_replay_us": {replay:.1}, "over_graph": {:.3}, "ahead_samples_us": {:.1?}}}"#,

@@ -10,7 +10,7 @@ use weft_core::device::{Device, Lane, Limits, Outputs, Span, Step};
 use weft_core::kv::{PAGE_ROWS, pages_for};
 use weft_core::plan::{Op, plan};
 use weft_core::shapes;
-use weft_core::weights::RandomWeights;
+use weft_core::weights::{Forms, RandomWeights};
 use weft_cuda::{CudaDevice, Options};
 
 const REPEATS: usize = 20;
@@ -64,7 +64,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let mut samples = device.replay_us(&ops, &step, REPEATS)?;
         samples.sort_by(f64::total_cmp);
         let median = samples[samples.len() / 2];
-        let bytes: u64 = ops.iter().map(|op| op.bytes(&config, device.dtype(), &work)).sum();
+        let bytes: u64 =
+            ops.iter().map(|op| op.bytes(&config, &Forms::default(), device.dtype(), &work)).sum();
         let flops: u64 = ops.iter().map(|op| op.flops(&config, &work)).sum();
         println!(
             r#"{{"shape": "{name}", "context": {context}, "tokens": {n_tokens}, "ops": "{label}", "n": {}, "median_us": {median:.2}, "gb_per_s": {:.1}, "tflop_per_s": {:.2}, "samples_us": {samples:.2?}}}"#,

@@ -1,16 +1,17 @@
 //! Compiles kernel sources to a cubin with NVRTC and caches it on disk.
 //!
 //! A cubin's name is the hash of everything it depends on: sources, options and the compiler's
-//! version. A damaged file is compiled again; a cache that cannot be written is not an error. This
-//! file does not know what the kernels compute.
+//! version. A damaged file is compiled again, and so is one in a folder that other users can write
+//! to; a cache that cannot be written is not an error. This file does not know what the kernels
+//! compute.
 
 use std::ffi::{CString, c_char};
-use std::io::Write;
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 
 use cudarc::nvrtc::{result, sys};
 use sha2::{Digest, Sha256};
+use weft_core::files::{read_private, write_private};
 
 use crate::error::CudaError;
 
@@ -168,23 +169,18 @@ fn cache_folder() -> Option<PathBuf> {
     })
 }
 
+/// No cubin is as large.
+const MAX_ENTRY_BYTES: u64 = 256 << 20;
+
 /// An entry is the hash of the cubin, then the cubin.
 fn read_entry(path: &Path) -> Option<Vec<u8>> {
-    let entry = std::fs::read(path).ok()?;
+    let entry = read_private(path, MAX_ENTRY_BYTES).ok()??;
     let (hash, cubin) = entry.split_at_checked(32)?;
     (Sha256::digest(cubin).as_slice() == hash).then(|| cubin.to_vec())
 }
 
-/// Written to a temporary file and renamed, so that nobody reads a partial file.
 fn write_entry(path: &Path, cubin: &[u8]) -> std::io::Result<()> {
-    let folder = path.parent().expect("an entry lies in a folder");
-    std::fs::create_dir_all(folder)?;
-    let draft = path.with_extension(format!("{}.tmp", std::process::id()));
-    let mut file = std::fs::File::create(&draft)?;
-    file.write_all(&Sha256::digest(cubin))?;
-    file.write_all(cubin)?;
-    file.sync_all()?;
-    std::fs::rename(&draft, path)
+    write_private(path, &[&Sha256::digest(cubin), cubin])
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -230,6 +226,19 @@ mod tests {
         std::fs::write(&path, &entry[..20]).unwrap();
         assert_eq!(read_entry(&path), None);
         assert_eq!(read_entry(&folder.join("absent.cubin")), None);
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+            assert_eq!((mode(&folder), mode(&path)), (0o700, 0o600));
+            write_entry(&path, b"machine code").unwrap();
+            let link = folder.join("link.cubin");
+            std::os::unix::fs::symlink(&path, &link).unwrap();
+            assert_eq!(read_entry(&link), None, "a link is not followed");
+            std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o777)).unwrap();
+            assert_eq!(read_entry(&path), None, "others can write here");
+            assert!(write_entry(&path, b"machine code").is_err());
+        }
         std::fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -17,10 +17,20 @@ export class Api {
     this.keyOf = keyOf;
   }
 
-  /** The served model. */
-  async model() {
+  /** The served models. Other names of one model (`root` is its own) are left out. */
+  async models() {
     const { data } = await this.#json('GET', '/v1/models');
-    return data?.[0] ?? { id: '' };
+    const models = (data ?? []).filter(({ id, root }) => !root || root === id);
+    return models.length ? models : [{ id: '' }];
+  }
+
+  /** Whether the server answers: ready, loading or gone. */
+  async health() {
+    try {
+      return (await fetch('/health', { cache: 'no-store' })).ok ? 'ready' : 'loading';
+    } catch {
+      return 'gone';
+    }
   }
 
   /** The stored chunks, and what the tiers hold. */
@@ -29,13 +39,14 @@ export class Api {
     return { chunks: body.data ?? [], tiers: body.tiers ?? null };
   }
 
-  /** Registers a text. The same text again is the same chunk. */
+  /** Registers a text. The same text again is the same chunk; with a name it gets that name. */
   addChunk(kind, text, name) {
     return this.#json('POST', '/v1/chunks', { kind, text, name });
   }
 
-  deleteChunk(id) {
-    return this.#json('DELETE', `/v1/chunks/${encodeURIComponent(id)}`);
+  /** `keepalive`: also if the page is being closed. */
+  deleteChunk(id, keepalive = false) {
+    return this.#json('DELETE', `/v1/chunks/${encodeURIComponent(id)}`, undefined, undefined, keepalive);
   }
 
   pinChunk(id, pinned) {
@@ -53,11 +64,12 @@ export class Api {
   }
 
   /**
-   * Answers a prompt. `on` hears {text} and {thinking} as they come; the result has what the stream
-   * told at its end: id, finish, usage, timings, report.
+   * Answers a prompt. `on` hears {progress, report} while the prompt is read, then {text} and
+   * {thinking} as they come; the result has what the stream told at its end: id, finish, usage,
+   * timings, report.
    */
   async chat(prompt, signal, on) {
-    const body = { ...prompt, stream: true, stream_options: { include_usage: true } };
+    const body = { ...prompt, stream: true, stream_options: { include_usage: true }, return_progress: true };
     const response = await this.#send('POST', '/v1/chat/completions', body, signal);
     const end = { id: null, finish: null, usage: null, timings: null, report: null };
     for await (const data of events(response.body, signal)) {
@@ -66,6 +78,10 @@ export class Api {
       if (event.error) throw failure(event.error.code === 'context_length_exceeded' ? 400 : 500, event, null);
       const choice = event.choices?.[0];
       end.id = event.id ?? end.id;
+      if (event.prompt_progress) {
+        on({ progress: event.prompt_progress, report: event.chunk_report });
+        continue;
+      }
       if (choice?.delta?.reasoning_content) on({ thinking: choice.delta.reasoning_content });
       if (choice?.delta?.content) on({ text: choice.delta.content });
       if (choice?.finish_reason) end.finish = choice.finish_reason;
@@ -76,18 +92,18 @@ export class Api {
     throw new ApiError('broken', 'The answer broke off: the server closed the connection before its end.');
   }
 
-  async #json(method, path, body, signal) {
-    const response = await this.#send(method, path, body, signal);
+  async #json(method, path, body, signal, keepalive = false) {
+    const response = await this.#send(method, path, body, signal, keepalive);
     const text = await response.text();
     return text ? parse(text) : {};
   }
 
-  async #send(method, path, body, signal) {
+  async #send(method, path, body, signal, keepalive = false) {
     const headers = {};
     const key = this.keyOf();
     if (key) headers.Authorization = `Bearer ${key}`;
     if (body !== undefined) headers['Content-Type'] = 'application/json';
-    const request = { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) };
+    const request = { method, headers, signal, keepalive, body: body === undefined ? undefined : JSON.stringify(body) };
     let response;
     try {
       response = await fetch(path, request);

@@ -3,24 +3,29 @@
 
 import { Api } from './api.js';
 import { Chat } from './chat.js';
+import { Conversations } from './conversations.js';
 import { $, count, fill, h, head, time, tokens } from './dom.js';
 import { asJson, asMarkdown, download } from './export.js';
 import { placeIcons } from './icons.js';
+import { whileLoading } from './loading.js';
 import { askKey, explain } from './notice.js';
 import { compose } from './prompt.js';
 import { Settings } from './settings.js';
 import { DRAGGED, Shelf, nameOf } from './shelf.js';
 import { Store } from './store.js';
+import { Toast } from './toast.js';
 import { Tray } from './tray.js';
 import { welcome } from './welcome.js';
 
 const RETRY_MS = 1500;
+const WATCH_MS = 4000;
 const PREVIEW_MS = 350;
 
 placeIcons(document);
 const store = new Store();
 const api = new Api(() => store.key);
 const speak = (words) => { $('spoken').textContent = words; };
+const toast = new Toast($('toast'));
 let model = '';
 
 const shelf = new Shelf({ api, list: $('chunks'), tiers: $('tiers'), notice: $('shelf-notice'), counter: $('shelf-count') });
@@ -32,6 +37,17 @@ const chat = new Chat({
   usesOf: (id) => shelf.byId(id)?.uses ?? null,
   keep: keepAnswer,
 });
+const conversations = new Conversations({
+  store, list: $('conversations'), search: $('search'),
+  on: {
+    open: (id) => { chat.open(() => store.open(id)); closeShelf(); question.focus(); },
+    removed: (id, title) => {
+      let undo;
+      chat.open(() => { undo = store.remove(id); });
+      toast.show(`“${title}” was deleted.`, { undo: () => chat.open(undo) });
+    },
+  },
+});
 
 // The server
 
@@ -41,9 +57,12 @@ let connecting = 0;
 async function connect({ wrongKey = false, quiet = false } = {}) {
   clearTimeout(connecting);
   try {
-    const served = await api.model();
+    const models = await api.models();
+    const served = models.find(({ id }) => id === store.data.model) ?? models[0];
     model = served.id;
-    $('served').textContent = [served.id, served.meta?.device].filter(Boolean).join(' · ');
+    drawModels(models);
+    settings.describe(served);
+    $('served').textContent = [models.length > 1 ? '' : served.id, served.meta?.device].filter(Boolean).join(' · ');
     $('served').title = served.max_model_len ? `${$('served').textContent} · a context of ${tokens(served.max_model_len)}` : '';
     document.body.dataset.server = 'ready';
     fill($('composer-notice'));
@@ -57,19 +76,64 @@ async function connect({ wrongKey = false, quiet = false } = {}) {
       $('api-key').focus();
       return;
     }
+    if (error.kind === 'loading' && await whileLoading($('served'))) return connect({ quiet });
     if (error.kind !== 'loading' && !quiet) fill($('composer-notice'), explain(error, null, { 'Try again': () => connect() }));
     if (error.kind === 'loading' || error.kind === 'gone') connecting = setTimeout(() => connect({ quiet }), RETRY_MS);
   }
 }
 
+/** The models to choose from, if there are several. */
+function drawModels(models) {
+  $('models').hidden = models.length < 2;
+  fill($('model'), models.map(({ id }) => h('option', { value: id, selected: id === model, text: id })));
+}
+$('model').addEventListener('change', ({ target }) => {
+  store.update((data) => { data.model = target.value; });
+  connect();
+});
+
+// The dot follows the server, also while nothing is asked of it.
+async function watch() {
+  if (!document.hidden && ['ready', 'gone', 'loading'].includes(document.body.dataset.server)) {
+    const state = await api.health();
+    if (state !== document.body.dataset.server) await connect({ quiet: true });
+  }
+  setTimeout(watch, WATCH_MS);
+}
+setTimeout(watch, WATCH_MS);
+
 // The shelf and the tray
+
+let before = null;
 
 shelf.addEventListener('pick', ({ detail: chunk }) => {
   if (tray.has(chunk.id)) tray.take(chunk.id);
   else tray.put(chunk);
 });
-shelf.addEventListener('added', ({ detail: chunk }) => tray.put(chunk));
-shelf.addEventListener('gone', ({ detail: chunk }) => tray.take(chunk.id));
+shelf.addEventListener('added', ({ detail: { chunk, encoding } }) => {
+  tray.put(chunk);
+  if (encoding) toast.show(`${nameOf(chunk)} was read as ${encoding}.`);
+});
+shelf.addEventListener('renamed', ({ detail: chunk }) => {
+  const at = store.data.contexts.findIndex(({ id }) => id === chunk.id);
+  if (at >= 0) tray.put(chunk, at);
+});
+shelf.addEventListener('gone', ({ detail: chunk }) => {
+  // The documents of the prompt as they were before the first of several deletions.
+  before ??= store.data.contexts;
+  tray.take(chunk.id);
+  const n = shelf.deleted.size;
+  toast.show(n === 1 ? `${nameOf(chunk)} was deleted.` : `${count(n)} chunks were deleted.`, {
+    kind: 'deleted',
+    undo: () => {
+      shelf.restore();
+      store.update((data) => { data.contexts = before; });
+      before = null;
+    },
+    end: () => { before = null; shelf.commit(); },
+  });
+});
+addEventListener('pagehide', () => shelf.commit(true));
 shelf.addEventListener('load', () => {
   // What another deleted cannot be sent.
   if (shelf.loaded) {
@@ -97,10 +161,10 @@ async function addFiles(files) {
 async function keepAnswer(turn) {
   try {
     const chunk = await shelf.add('output', turn.text, `answer: ${head(turn.text, 40)}`);
-    toast(`Kept on the shelf as “${nameOf(chunk)}”.`);
+    toast.show(`Kept on the shelf as “${nameOf(chunk)}”.`);
   } catch (error) {
     shelf.tell(error, 'The answer was not kept');
-    toast(`The answer was not kept. ${error.message}`);
+    toast.show(`The answer was not kept. ${error.message}`);
   }
   await shelf.load();
 }
@@ -133,6 +197,7 @@ function openShelf(isOpen) {
   $('open-shelf').setAttribute('aria-expanded', String(isOpen));
   (isOpen ? $('close-shelf') : $('open-shelf')).focus();
 }
+const closeShelf = () => { if ($('shelf').classList.contains('open')) openShelf(false); };
 $('open-shelf').addEventListener('click', () => openShelf(true));
 $('close-shelf').addEventListener('click', () => openShelf(false));
 $('scrim').addEventListener('click', () => openShelf(false));
@@ -150,8 +215,26 @@ function submit() {
   const text = question.value.trim();
   if (!text || chat.writing) return;
   question.value = '';
+  recalled = null;
   fit();
   chat.ask(text);
+}
+
+// ArrowUp in an empty field brings earlier questions back, ArrowDown later ones.
+let recalled = null;
+
+function recall(step) {
+  const asked = store.data.turns.filter(({ role }) => role === 'user').map(({ text }) => text);
+  if (question.value && (recalled === null || question.value !== asked[recalled])) return false;
+  if (recalled === null && step > 0) return false;
+  const to = (recalled ?? asked.length) + step;
+  if (to < 0 || !asked.length) return false;
+  recalled = to < asked.length ? to : null;
+  question.value = recalled === null ? '' : asked[recalled];
+  fit();
+  drawSend();
+  preview();
+  return true;
 }
 
 $('composer').addEventListener('submit', (event) => { event.preventDefault(); submit(); });
@@ -160,6 +243,8 @@ question.addEventListener('keydown', (event) => {
     event.preventDefault();
     submit();
   }
+  const step = { ArrowUp: -1, ArrowDown: 1 }[event.key];
+  if (step && !event.isComposing && recall(step)) event.preventDefault();
 });
 question.addEventListener('input', () => { fit(); drawSend(); preview(); });
 $('stop').addEventListener('click', () => { chat.stop(); question.focus(); });
@@ -170,15 +255,7 @@ addEventListener('keydown', (event) => {
   else if (chat.writing) chat.stop();
 });
 
-const NOTES = {
-  exact: 'Equal to a plain prompt.',
-  anchored: 'Documents see only the system prompt. Approximate.',
-  isolated: 'Documents see only themselves. Approximate.',
-};
-
-for (const name of ['reuse', 'repair']) {
-  $(name).addEventListener('change', ({ target }) => store.update((data) => { data[name] = target.value; }));
-}
+$('reuse-chip').addEventListener('click', () => settings.open('reuse'));
 
 function drawSend() {
   const writing = Boolean(chat.writing);
@@ -189,10 +266,8 @@ function drawSend() {
 
 function drawComposer() {
   const { reuse, repair, contexts } = store.data;
-  $('reuse').value = reuse;
-  $('repair').value = repair;
-  $('repair-option').hidden = reuse === 'exact';
-  $('reuse-note').textContent = NOTES[reuse];
+  $('reuse-chip').hidden = reuse === 'exact';
+  $('reuse-chip').textContent = `Reuse: ${reuse}${repair === 'none' ? '' : `, repair ${repair.replace(':', ' ')}`} · approximate`;
   question.placeholder = contexts.length ? `Ask about ${contexts.length === 1 ? contexts[0].name : `these ${count(contexts.length)} documents`}` : 'Ask something';
   drawSend();
 }
@@ -228,9 +303,8 @@ function previewWords({ tokens: n, cached_tokens: kept, estimate_ms: ms }) {
 // The header
 
 $('new-chat').addEventListener('click', () => {
-  const had = store.data.turns.length;
-  const undo = chat.clear();
-  if (had) toast('The conversation is gone.', { Undo: undo });
+  chat.open(() => store.begin());
+  closeShelf();
   question.focus();
 });
 $('open-settings').addEventListener('click', () => settings.open());
@@ -267,36 +341,25 @@ $('theme').addEventListener('click', () => {
   store.update((data) => { data.theme = isDark ? 'light' : 'dark'; });
 });
 
-let toastTimer = 0;
-
-function toast(words, actions = {}) {
-  const close = () => { $('toast').hidden = true; };
-  const buttons = Object.entries(actions).map(([word, does]) => {
-    const button = document.createElement('button');
-    button.type = 'button';
-    button.textContent = word;
-    button.addEventListener('click', () => { does(); close(); });
-    return button;
-  });
-  fill($('toast'), words, buttons);
-  $('toast').hidden = false;
-  clearTimeout(toastTimer);
-  toastTimer = setTimeout(close, 8000);
-}
-
 // Drawing
 
 function draw() {
   drawTheme();
   drawComposer();
   tray.draw();
+  conversations.draw();
   shelf.mark(store.data.contexts.map(({ id }) => id));
   welcome($('welcome'), store.data, { addFile: () => $('file').click(), addTexts, ask: (text) => chat.ask(text) });
   document.body.classList.toggle('is-empty', store.data.turns.length === 0);
 }
 
 store.addEventListener('change', () => { draw(); preview(); });
-chat.addEventListener('begin', () => { draw(); });
+store.addEventListener('full', () => toast.show('This browser has no room to keep more. Delete old conversations.'));
+chat.addEventListener('begin', () => { store.touch(); draw(); });
+// What was removed cannot come back into a conversation that has gone on.
+chat.addEventListener('ask', () => { if (toast.kind === 'removed') toast.close(); });
+chat.addEventListener('removed', ({ detail: { words, undo } }) => toast.show(words, { undo, kind: 'removed' }));
+chat.addEventListener('open', () => { recalled = null; });
 chat.addEventListener('end', () => {
   draw();
   const { error } = store.data.turns.at(-1) ?? {};

@@ -28,7 +28,7 @@ export class Chat extends EventTarget {
 
   /** Asks a question after all that was said. */
   ask(text) {
-    this.#cutTo(this.turns.length);
+    this.dispatchEvent(new Event('ask'));
     this.turns.push({ role: 'user', text });
     return this.#answer();
   }
@@ -38,23 +38,18 @@ export class Chat extends EventTarget {
     this.writing?.abort();
   }
 
-  /** Forgets the conversation; answers with what undoes that. */
-  clear() {
+  /** Goes to another conversation: `change` changes which one the store has. */
+  open(change) {
     this.stop();
-    const turns = this.turns;
-    const replace = (with_) => {
-      this.store.update((data) => { data.turns = with_; });
-      this.draw();
-    };
-    replace([]);
-    return () => replace(turns);
+    change();
+    this.draw();
+    this.dispatchEvent(new Event('open'));
   }
 
   /** Draws the whole conversation. */
   draw() {
     this.views = this.turns.map((turn, index) => this.#view(turn, index));
     this.log.replaceChildren(...this.views.map((view) => view.node ?? view));
-    this.#foldEarlier();
     this.#keepUp(true);
   }
 
@@ -66,7 +61,7 @@ export class Chat extends EventTarget {
   }
 
   #view(turn, index) {
-    if (turn.role === 'user') return questionView(turn, { edit: (text) => this.#edit(index, text) });
+    if (turn.role === 'user') return questionView(turn, { edit: (text) => this.#edit(index, text), removes: () => this.#removes(index) });
     return new AnswerView(turn, {
       regenerate: () => this.#regenerate(index),
       verify: () => this.#verify(index),
@@ -77,23 +72,35 @@ export class Chat extends EventTarget {
   }
 
   #edit(index, text) {
-    this.stop();
-    this.#cutTo(index);
+    this.#cutTo(index, 'Edited');
     this.turns.push({ role: 'user', text });
     this.#answer();
   }
 
   #regenerate(index) {
-    this.stop();
-    this.#cutTo(index);
+    this.#cutTo(index, 'Asked again');
     this.#answer();
   }
 
-  /** Forgets turns from an index on. */
-  #cutTo(index) {
-    this.turns.length = index;
+  /** What an edit of a question removes, in words. */
+  #removes(index) {
+    const words = removed(this.turns.slice(index + 1));
+    return words ? `This removes ${words}. You can undo it.` : '';
+  }
+
+  /** Forgets turns from an index on, and offers to bring them back. */
+  #cutTo(index, word) {
+    this.stop();
+    const { id } = this.store.conversation;
+    const gone = this.turns.splice(index);
     for (const view of this.views.splice(index)) (view.node ?? view).remove();
-    // Views that were drawn for turns stay; a question without its view gets one when it is answered.
+    const words = removed(gone.filter((turn) => turn !== gone[0] || turn.role !== 'user'));
+    if (!words) return;
+    const undo = () => this.open(() => {
+      this.store.open(id);
+      this.store.update(() => { this.turns.splice(index, Infinity, ...gone); });
+    });
+    this.dispatchEvent(new CustomEvent('removed', { detail: { words: `${word}: removed ${words}.`, undo } }));
   }
 
   /** Has the last question answered. */
@@ -106,7 +113,6 @@ export class Chat extends EventTarget {
       this.views.push(view);
       this.log.append(view.node ?? view);
     }
-    this.#foldEarlier();
     const view = this.views.at(-1);
     const abort = new AbortController();
     this.writing = abort;
@@ -124,11 +130,6 @@ export class Chat extends EventTarget {
     this.speak(spoken(turn));
   }
 
-  /** The last ribbon is whole; earlier ones show their segments. */
-  #foldEarlier() {
-    for (const view of this.views.slice(0, -1)) view.fold?.();
-  }
-
   async #stream(turn, view, body, abort) {
     const started = performance.now();
     let first = 0;
@@ -141,13 +142,19 @@ export class Chat extends EventTarget {
       view.write(turn);
       this.#keepUp();
     };
-    const hear = ({ text = '', thinking = '' }) => {
+    const hear = ({ text = '', thinking = '', progress = null, report = null }) => {
       const now = performance.now();
+      if (progress) {
+        turn.progress = { ...progress, begun: turn.progress?.begun ?? progress.processed };
+        turn.report = report;
+        view.read(turn);
+        this.#keepUp();
+        return;
+      }
       if (!first) first = now;
       n += 1;
       turn.text += text;
       turn.thinking += thinking;
-      turn.firstMs = first - started;
       turn.live = { tokens: n, ms: now - first };
       drawn ||= requestAnimationFrame(show);
       if (now - saved > SAVE_MS) {
@@ -158,6 +165,7 @@ export class Chat extends EventTarget {
     try {
       const { id, finish, usage, timings, report } = await this.api.chat(body, abort.signal, hear);
       Object.assign(turn, { id, finish, usage, timings, report, state: 'done' });
+      delete turn.progress;
     } catch (error) {
       if (abort.signal.aborted) {
         turn.state = 'stopped';
@@ -203,4 +211,14 @@ function spoken(turn) {
   if (!turn.report) return 'The answer is complete.';
   const { prompt, kept } = sums(turn.report);
   return `The answer is complete. ${count(kept)} of ${tokens(prompt)} of its prompt were kept.`;
+}
+
+/** Turns in words, with how many questions and answers they are; empty if nothing is lost. */
+function removed(turns) {
+  const answers = turns.filter(({ role, text }) => role === 'assistant' && text).length;
+  const questions = turns.filter(({ role }) => role === 'user').length;
+  if (!answers && !questions) return '';
+  const later = questions === 1 ? '1 later question' : `${count(questions)} later questions`;
+  if (!questions) return 'its answer';
+  return answers ? `${later} and ${answers === 1 ? '1 answer' : `${count(answers)} answers`}` : later;
 }

@@ -27,14 +27,14 @@ export function compose(data, turns, model) {
   const sent = [];
   if (settings.system.trim()) {
     messages.push({ role: 'system', content: settings.system });
-    sent.push({ name: 'system prompt', text: head(settings.system, 160) });
+    sent.push({ name: 'system prompt', text: head(settings.system, 160), row: 'system' });
   }
   said.forEach((turn, index) => {
     const chunks = index === 0 ? contexts : [];
-    for (const { id, name, text } of chunks) sent.push({ name, text: text ?? '', id });
+    for (const { id, name, text } of chunks) sent.push({ name, text: text ?? '', id, row: 'document' });
     const number = Math.floor(index / 2) + 1;
     const name = turn === question ? 'this question' : `${turn.role === 'user' ? 'question' : 'answer'} ${number}`;
-    sent.push({ name, text: head(turn.text, 160) });
+    sent.push({ name, text: head(turn.text, 160), row: turn === question ? 'question' : 'turn' });
     const parts = chunks.map(({ id }) => ({ type: 'chunk', id }));
     messages.push({ role: turn.role, content: parts.length ? [...parts, { type: 'text', text: turn.text }] : turn.text });
   });

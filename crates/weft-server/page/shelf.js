@@ -3,15 +3,13 @@
 // shelf only says that a chunk was picked.
 
 import { bytes, count, fill, h, percent, tokens } from './dom.js';
+import { readText } from './files.js';
 import { icon } from './icons.js';
 import { explain } from './notice.js';
 import { SOURCES, sourceOf } from './ribbon.js';
 
 /** The type by which a chunk is dragged. */
 export const DRAGGED = 'application/x-weft-chunk';
-
-/** Bytes of a file that the server would take, with room for what JSON makes of them. */
-const MAX_FILE_BYTES = 12_000_000;
 
 export class Shelf extends EventTarget {
   constructor({ api, list, tiers, notice, counter }) {
@@ -21,12 +19,18 @@ export class Shelf extends EventTarget {
     notice.before(this.unread);
     this.chunks = [];
     this.inPrompt = new Set();
+    // Chunks that were deleted here and can still be brought back: the server has them yet.
+    this.deleted = new Set();
     this.loaded = false;
     this.draw();
   }
 
   byId(id) {
-    return this.chunks.find((chunk) => chunk.id === id);
+    return this.shown.find((chunk) => chunk.id === id);
+  }
+
+  get shown() {
+    return this.chunks.filter(({ id }) => !this.deleted.has(id));
   }
 
   /** Reads the shelf anew. */
@@ -50,13 +54,14 @@ export class Shelf extends EventTarget {
     this.draw();
   }
 
-  /** Stores files, and tells of each that was. */
+  /** Stores files, and reports each that was stored. */
   async addFiles(files) {
     this.tell(null);
     for (const file of files) {
       try {
-        const text = await readText(file);
-        this.dispatchEvent(new CustomEvent('added', { detail: await this.add('context', text, file.name) }));
+        const { text, encoding } = await readText(file);
+        const chunk = await this.add('context', text, file.name);
+        this.dispatchEvent(new CustomEvent('added', { detail: { chunk, encoding } }));
       } catch (error) {
         this.tell(error, `${file.name} was not added`);
       }
@@ -64,12 +69,34 @@ export class Shelf extends EventTarget {
     await this.load();
   }
 
-  /** Stores a text and answers with its entry. */
+  /** Stores a text and returns its entry. If it is there under another name, that name stays, and the shelf asks. */
   async add(kind, text, name) {
-    const chunk = await this.api.addChunk(kind, text, name);
+    const size = new TextEncoder().encode(text).length;
+    // Only a text of the same length can be the same; the server knows.
+    const mayBeThere = this.chunks.some((chunk) => chunk.kind === kind && chunk.bytes === size && nameOf(chunk) !== name);
+    let chunk = await this.api.addChunk(kind, text, mayBeThere ? undefined : name);
+    if (mayBeThere && !chunk.name) chunk = await this.api.addChunk(kind, text, name);
+    this.deleted.delete(chunk.id);
     if (!this.byId(chunk.id)) this.chunks.unshift(chunk);
+    if (nameOf(chunk) !== name) this.#askName(chunk, kind, text, name);
     this.draw();
     return chunk;
+  }
+
+  #askName(chunk, kind, text, name) {
+    const rename = async () => {
+      box.remove();
+      await this.#change(chunk, 'renamed', async () => {
+        this.dispatchEvent(new CustomEvent('renamed', { detail: await this.api.addChunk(kind, text, name) }));
+      });
+    };
+    const box = h('div', { class: 'notice asks', role: 'alert' },
+      h('p', { class: 'notice-title', text: `${name} is on the shelf as ${nameOf(chunk)}` }),
+      h('p', { class: 'notice-cure', text: 'The text is the same, so it is stored once. Which name shall it have?' }),
+      h('p', { class: 'notice-actions' },
+        h('button', { type: 'button', class: 'outline', text: `Keep ${nameOf(chunk)}`, on: { click: () => box.remove() } }),
+        h('button', { type: 'button', class: 'outline', text: `Rename to ${name}`, on: { click: rename } })));
+    this.notice.append(box);
   }
 
   pick(chunk) {
@@ -93,16 +120,17 @@ export class Shelf extends EventTarget {
   }
 
   draw() {
-    this.counter.textContent = this.chunks.length ? count(this.chunks.length) : '';
+    const { shown } = this;
+    this.counter.textContent = shown.length ? count(shown.length) : '';
     const focused = this.list.contains(document.activeElement) ? document.activeElement.dataset.focus : null;
-    fill(this.list, this.chunks.length ? this.chunks.map((chunk) => this.#entry(chunk)) : this.#empty());
+    fill(this.list, shown.length ? shown.map((chunk) => this.#entry(chunk)) : this.#empty());
     if (focused) this.list.querySelector(`[data-focus="${CSS.escape(focused)}"]`)?.focus();
     this.#drawTiers();
   }
 
   #empty() {
     return h('li', { class: 'chunks-empty' }, this.loaded
-      ? 'Empty. Files that you add are computed once and kept, and can be part of any prompt.'
+      ? 'Empty. Files that you add are read once and kept, and can be part of any prompt.'
       : 'Reading the shelf…');
   }
 
@@ -125,7 +153,7 @@ export class Shelf extends EventTarget {
           on: { click: () => this.#change(chunk, 'pinned', () => this.api.pinChunk(chunk.id, !chunk.pinned)) },
         }, icon('pin')),
         h('button', {
-          type: 'button', class: 'ghost small', 'aria-label': `Delete ${name}`, title: 'Delete it and its rows',
+          type: 'button', class: 'ghost small', 'aria-label': `Delete ${name}`, title: 'Delete it and what was computed of it',
           on: { click: () => this.#delete(chunk) },
         }, icon('trash'))));
     entry.addEventListener('dragstart', (event) => {
@@ -135,10 +163,34 @@ export class Shelf extends EventTarget {
     return entry;
   }
 
-  async #delete(chunk) {
+  /** Takes a chunk off the shelf. The server forgets it when that is final; see `commit`. */
+  #delete(chunk) {
+    this.deleted.add(chunk.id);
+    this.draw();
     this.dispatchEvent(new CustomEvent('gone', { detail: chunk }));
-    await this.#change(chunk, 'deleted', () => this.api.deleteChunk(chunk.id));
     (this.list.querySelector('button') ?? document.getElementById('add-file')).focus();
+  }
+
+  /** Brings back what was deleted and is not yet forgotten. */
+  restore() {
+    this.deleted.clear();
+    this.draw();
+  }
+
+  /** Has the server forget what was deleted. `isLeaving`: the page is being closed. */
+  async commit(isLeaving = false) {
+    const ids = [...this.deleted];
+    for (const id of ids) {
+      const chunk = this.chunks.find((one) => one.id === id) ?? { id, name: id };
+      try {
+        await (isLeaving ? void this.api.deleteChunk(id, true).catch(() => {}) : this.api.deleteChunk(id));
+      } catch (error) {
+        this.tell(error, `${nameOf(chunk)} was not deleted`);
+      }
+      this.chunks = this.chunks.filter((one) => one.id !== id);
+      this.deleted.delete(id);
+    }
+    if (ids.length && !isLeaving) await this.load();
   }
 
   #drawTiers() {
@@ -166,18 +218,4 @@ function facts(chunk) {
     h('span', { class: 'place' }, h('i', { class: `swatch ${place ? `from-${place}` : 'from-nowhere'}` }), place ? SOURCES[place].place : 'not computed'),
     chunk.uses ? h('span', { text: chunk.uses === 1 ? '1 use' : `${count(chunk.uses)} uses` }) : '',
   ].filter(Boolean);
-}
-
-async function readText(file) {
-  if (file.size > MAX_FILE_BYTES) throw new Error(`It has ${bytes(file.size)}, and at most ${bytes(MAX_FILE_BYTES)} can be sent. Cut it into parts.`);
-  const data = new Uint8Array(await file.arrayBuffer());
-  let text;
-  try {
-    text = new TextDecoder('utf-8', { fatal: true }).decode(data);
-  } catch {
-    throw new Error('It is not text in UTF-8. Only text can be read: convert it first.');
-  }
-  if (text.includes('\0')) throw new Error('It is not text. Only text can be read: convert it first.');
-  if (!text.trim()) throw new Error('It is empty.');
-  return text;
 }

@@ -1,20 +1,22 @@
-// One turn as elements: a question, or an answer with the ribbon of its context above it. It draws what
-// it is given and reports what was clicked; it sends nothing and remembers nothing.
+// One turn as elements: a question, or an answer with the line about its context above it. It draws
+// what it is given and reports what was clicked; it sends nothing and remembers nothing but which
+// details are open.
 
+import { copyButton } from './copy.js';
 import { count, fill, h, time, tokens } from './dom.js';
 import { icon } from './icons.js';
 import { draw as drawMarkdown } from './markdown.js';
 import { askKey, explain } from './notice.js';
-import { isApproximate, nameChunks, ribbon, sums } from './ribbon.js';
+import { Ribbon, isApproximate, keptShare, sums } from './ribbon.js';
 
-/** A question. `on`: edit(text). */
+/** A question. `on`: edit(text), removes() in words. */
 export function questionView(turn, on) {
-  const text = h('p', { class: 'question-text', text: turn.text });
+  const text = h('p', { class: 'question-text', dir: 'auto', text: turn.text });
   const view = h('article', { class: 'turn question', 'aria-label': 'Question' });
   const show = () => fill(view, text, h('div', { class: 'actions' },
-    action('edit', 'Edit', () => fill(view, editor())), copyAction(() => turn.text)));
+    action('edit', 'Edit', () => fill(view, editor())), copyButton(() => turn.text)));
   const editor = () => {
-    const area = h('textarea', { 'aria-label': 'Edit the question', rows: Math.min(turn.text.split('\n').length + 1, 12) });
+    const area = h('textarea', { 'aria-label': 'Edit the question', dir: 'auto', rows: Math.min(turn.text.split('\n').length + 1, 12) });
     area.value = turn.text;
     const back = () => { show(); view.querySelector('button').focus(); };
     const form = h('form', {
@@ -24,7 +26,10 @@ export function questionView(turn, on) {
           if (area.value.trim()) on.edit(area.value.trim());
         },
         keydown: (event) => {
-          if (event.key === 'Escape') back();
+          if (event.key === 'Escape') {
+            event.stopPropagation();
+            back();
+          }
           if (event.key === 'Enter' && !event.shiftKey && !event.isComposing) {
             event.preventDefault();
             form.requestSubmit();
@@ -32,7 +37,7 @@ export function questionView(turn, on) {
         },
       },
     }, area, h('div', { class: 'editor-foot' },
-      h('span', { class: 'hint', text: 'What follows is asked anew.' }),
+      h('span', { class: 'hint', text: on.removes() }),
       h('button', { type: 'button', class: 'ghost', text: 'Cancel', on: { click: back } }),
       h('button', { type: 'submit', class: 'solid', text: 'Ask again' })));
     queueMicrotask(() => { area.focus(); area.setSelectionRange(area.value.length, area.value.length); });
@@ -46,8 +51,16 @@ export function questionView(turn, on) {
 export class AnswerView {
   constructor(turn, on) {
     this.on = on;
-    this.context = h('div', { class: 'context' });
-    this.thinkingText = h('div', { class: 'thinking-text' });
+    this.ribbon = new Ribbon(on.usesOf);
+    this.isOpen = false;
+    this.words = h('span', { class: 'summary-words' });
+    this.summary = h('button', { type: 'button', class: 'summary', 'aria-expanded': 'false', on: { click: () => this.#toggle() } }, this.words, icon('right'));
+    this.verdict = h('div', { class: 'verdict' });
+    this.details = h('div', { class: 'details', hidden: true }, this.ribbon.details, this.verdict);
+    this.ribbon.strip.addEventListener('click', () => this.#toggle());
+    // The log is read aloud as it grows; how far the prompt is would be too much of it.
+    this.context = h('div', { class: 'context', 'aria-live': 'off' }, this.summary, this.ribbon.strip, this.details);
+    this.thinkingText = h('div', { class: 'thinking-text', dir: 'auto' });
     this.thinkingWord = h('summary', { text: 'Thinking' });
     this.thinking = h('details', { class: 'thinking', hidden: true }, this.thinkingWord, this.thinkingText);
     this.body = h('div', { class: 'prose' });
@@ -76,8 +89,20 @@ export class AnswerView {
       this.thinkingText.textContent = turn.thinking;
       this.thinkingWord.textContent = turn.state === 'writing' && !turn.text ? 'Thinking…' : 'Thought before answering';
     }
-    this.node.classList.toggle('waiting', turn.state === 'writing' && !turn.text && !turn.thinking);
-    if (turn.state === 'writing') this.#drawLive(turn);
+    if (turn.state === 'writing') {
+      fill(this.words, summary(turn, this.ribbon));
+      this.#drawLive(turn);
+    }
+  }
+
+  /** Draws how far the prompt was read. */
+  read(turn) {
+    if (this.ribbon.pieces?.length === turn.report.chunks.length) {
+      this.ribbon.advance(turn);
+      fill(this.words, summary(turn, this.ribbon));
+    } else {
+      this.#drawContext(turn);
+    }
   }
 
   #drawLive({ live }) {
@@ -86,55 +111,36 @@ export class AnswerView {
     return fill(this.foot, h('p', { class: 'stats', text: `${tokens(live.tokens)}${speed}` }));
   }
 
+  /** The line, the strip and the details. They are as high while the prompt is read as they are at the end. */
   #drawContext(turn) {
-    if (turn.report?.chunks?.length) {
-      const names = nameChunks(turn.report, turn.sent ?? []);
-      fill(this.context, this.#summary(turn), verdict(turn), ribbon(turn.report, names, this.on.usesOf));
-      this.#fold(this.folded ?? false);
-    } else if (turn.state === 'writing') {
-      fill(this.context, h('div', { class: 'loom', 'aria-hidden': 'true' }, h('i'), h('i'), h('i')));
-    } else {
-      fill(this.context, '');
+    const hasReport = Boolean(turn.report?.chunks?.length);
+    this.context.hidden = !hasReport && turn.state !== 'writing';
+    this.summary.disabled = !hasReport;
+    this.context.classList.toggle('waits', !hasReport);
+    if (hasReport) {
+      this.ribbon.draw(turn);
+      fill(this.verdict, verdict(turn, this.on.verify));
     }
+    fill(this.words, summary(turn, this.ribbon));
+    this.#open(this.isOpen && hasReport);
   }
 
-  /** Folds the ribbon to its segments, or shows the rest of it too. */
-  #fold(isFolded) {
-    this.folded = isFolded;
-    this.context.classList.toggle('folded', isFolded);
-    const button = this.context.querySelector('.fold');
-    button?.setAttribute('aria-expanded', String(!isFolded));
+  #open(isOpen) {
+    if (isOpen && this.summary.disabled) return;
+    this.isOpen = isOpen;
+    this.details.hidden = !isOpen;
+    this.context.classList.toggle('open', isOpen);
+    this.summary.setAttribute('aria-expanded', String(isOpen));
   }
 
-  /** Folds the ribbon of an answer that is no longer the last one. */
-  fold() {
-    this.#fold(true);
-  }
-
-  /** What came of the context in one line, and the badge. */
-  #summary(turn) {
-    const { prompt, kept, saved } = sums(turn.report);
-    return h('header', { class: 'summary' },
-      h('p', {}, [
-        h('strong', { text: kept > 0 ? `${count(kept)} of ${count(prompt)}` : tokens(prompt) }),
-        kept > 0 ? ' prompt tokens kept' : ' computed for this prompt',
-        saved > 0 && h('span', { class: 'saved-short' }, ' · ', h('strong', { text: `${time(saved)} saved` }))]),
-      this.#badge(turn),
-      h('button', { type: 'button', class: 'ghost small fold', title: 'Legend and times', 'aria-label': 'Legend and times', 'aria-expanded': 'true', on: { click: () => this.#fold(!this.folded) } }, icon('down')));
-  }
-
-  #badge(turn) {
-    const approximate = isApproximate(turn.report);
-    const { verified, verifying } = turn;
-    const word = verified ? (verified.exact ? 'exact' : `approximate (KL ${number(verified.kl)})`) : approximate ? 'approximate' : 'exact';
-    const title = word === 'exact' ? 'The same as with a plain prompt, computed cold' : 'Documents did not see all that stood before them, so the answer may differ from a plain prompt’s';
-    return h('div', { class: 'verdict' },
-      h('span', { class: `badge ${word === 'exact' ? 'is-exact' : 'is-approximate'}`, title }, verified && icon('check'), word),
-      !verified && turn.id && turn.state === 'done' && h('button', { type: 'button', class: 'verify', disabled: verifying, title: 'Rerun this answer cold and compare', text: verifying ? 'verifying…' : 'verify', on: { click: () => this.on.verify() } }));
+  /** Opens the details if they are closed, and the other way round. */
+  #toggle() {
+    this.#open(!this.isOpen);
+    if (this.isOpen) this.context.scrollIntoView({ block: 'nearest' });
   }
 
   #drawTrouble(turn) {
-    if (turn.state === 'stopped') fill(this.trouble, h('p', { class: 'hint', text: 'Stopped. What came is kept in the conversation; a report comes only with a whole answer.' }));
+    if (turn.state === 'stopped') fill(this.trouble, h('p', { class: 'hint', text: turn.text ? 'Stopped. What came is kept in the conversation.' : 'Stopped before the first token.' }));
     else if (turn.state !== 'failed') fill(this.trouble, '');
     else if (turn.error.kind === 'key') fill(this.trouble, askKey((key) => this.on.key(key), turn.error.wrongKey));
     else {
@@ -150,57 +156,69 @@ export class AnswerView {
     const stats = [
       usage && tokens(usage.completion_tokens),
       timings?.predicted_per_second > 0 && `${count(timings.predicted_per_second)} tok/s`,
-      turn.firstMs && `first token after ${time(turn.firstMs)}`,
+      timings?.prompt_ms > 0 && `first token after ${time(timings.prompt_ms)}`,
       turn.finish === 'length' && 'cut off at its longest',
       turn.finish === 'length' ? null : turn.state === 'stopped' && 'stopped',
     ].filter(Boolean);
     fill(this.foot,
       h('div', { class: 'actions' },
-        turn.text && copyAction(() => turn.text),
+        turn.text && copyButton(() => turn.text),
         action('redo', 'Regenerate', () => this.on.regenerate()),
         turn.text && turn.state === 'done' && action('keep', 'Keep on the shelf', () => this.on.keep())),
       stats.length > 0 && h('p', { class: 'stats', text: stats.join(' · ') }));
   }
 }
 
-/** What verifying found. */
-function verdict({ verified, verifyError }) {
-  if (verifyError) return h('p', { class: 'verdict-details wrong', role: 'alert', text: verifyError });
-  if (!verified) return null;
-  const found = verified.exact
+/** The line above an answer. */
+function summary(turn, ribbon) {
+  const { report, progress, state } = turn;
+  if (!report?.chunks?.length) return state === 'writing' ? 'Waiting for the server' : '';
+  const { prompt, kept, saved } = sums(report);
+  const isRead = !progress || progress.processed >= prompt || turn.text || turn.thinking;
+  if (!isRead && ribbon.pieces) {
+    const share = `${Math.floor((progress.processed / prompt) * 100)} %`;
+    if (state !== 'writing') return [h('strong', { text: tokens(prompt) }), ` · stopped at ${share}`];
+    const left = timeLeft(progress);
+    return ['Reading ', h('strong', { text: ribbon.at(turn).name }), ` · ${share}${left ? ` · ${left}` : ''}`];
+  }
+  return [
+    h('strong', { text: tokens(prompt) }),
+    kept > 0 ? ` · ${keptShare({ kept, prompt })} kept` : ' · none kept yet',
+    saved >= 1 && [' · ', h('strong', { class: 'saved-time', text: `${time(saved)} saved` })],
+    isApproximate(report) && ' · approximate',
+  ].flat();
+}
+
+/** How long the rest of the prompt will take, once that can be told. */
+function timeLeft({ total, processed, begun, time_ms: ms }) {
+  const done = processed - begun;
+  if (done <= 0 || ms < 400) return '';
+  const left = (ms / done) * (total - processed);
+  return left >= 1000 ? `about ${time(left)} left` : '';
+}
+
+/** Whether the answer is what a plain prompt would give, and what verifying found. */
+function verdict(turn, verify) {
+  const { verified, verifying, verifyError, report } = turn;
+  const approximate = isApproximate(report);
+  const word = verified ? (verified.exact ? 'exact' : `approximate (KL ${number(verified.kl)})`) : approximate ? 'approximate' : 'exact';
+  const title = word === 'exact' ? 'The same as with a plain prompt, computed cold' : 'Documents did not see all that stood before them, so the answer may differ from a plain prompt’s';
+  return [
+    h('span', { class: `badge ${word === 'exact' ? 'is-exact' : 'is-approximate'}`, title }, verified && icon('check'), word),
+    !verified && turn.id && turn.state === 'done' && h('button', { type: 'button', class: 'verify', disabled: verifying, title: 'Rerun this answer cold and compare', text: verifying ? 'verifying…' : 'verify', on: { click: verify } }),
+    verifyError && h('p', { class: 'verdict-details wrong', role: 'alert', text: verifyError }),
+    verified && h('p', { class: 'verdict-details', text: `Rerun cold: ${found(verified)}.` }),
+  ];
+}
+
+function found(verified) {
+  return verified.exact
     ? `no bit of any logit differs over ${tokens(verified.tokens)}`
     : `${count(verified.differing_tokens)} of ${tokens(verified.tokens)} would differ; |Δ log-probability| ${number(verified.mean_abs_logprob_difference)} on average, ${number(verified.max_abs_logprob_difference)} at most`;
-  return h('p', { class: 'verdict-details', text: `Rerun cold: ${found}.` });
 }
 
 function action(name, words, does) {
   return h('button', { type: 'button', class: 'ghost small', title: words, on: { click: does } }, icon(name), h('span', { class: 'action-word', text: words }));
-}
-
-function copyAction(textOf) {
-  const word = h('span', { class: 'action-word', text: 'Copy' });
-  const button = h('button', { type: 'button', class: 'ghost small', title: 'Copy' }, icon('copy'), word);
-  button.addEventListener('click', async () => {
-    word.textContent = (await copy(textOf())) ? 'Copied' : 'Not allowed';
-    setTimeout(() => { word.textContent = 'Copy'; }, 1500);
-  });
-  return button;
-}
-
-async function copy(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-    return true;
-  } catch {
-    // Without a secure origin there is no clipboard but the old one.
-    const area = h('textarea', { class: 'sr' });
-    area.value = text;
-    document.body.append(area);
-    area.select();
-    const copied = document.execCommand('copy');
-    area.remove();
-    return copied;
-  }
 }
 
 /** A small number in few digits. */

@@ -33,7 +33,7 @@ export function welcome(node, { contexts, turns }, { addFile, addTexts, ask }) {
         h('p', { text: 'The first answer computes the document: its segments are outlined.' }),
         isExample && h('p', { class: 'step-actions' }, QUESTIONS.slice(0, 2).map((question) => h('button', { type: 'button', class: 'outline', text: question, on: { click: () => ask(question) } })))),
       step(3, false, 'Ask again',
-        h('p', {}, 'Now its segments are solid: kept, not computed. Below them stands the time saved.')),
+        h('p', {}, 'Now its segments are solid: kept, not computed. The line above them says how much time that saved.')),
     ),
     sample()));
 }

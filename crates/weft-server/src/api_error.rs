@@ -60,7 +60,12 @@ impl ApiError {
 
     /// A prompt that leaves no room for an answer.
     pub(crate) fn too_long(tokens: usize, context: usize) -> Self {
-        let message = RequestError::TooLong { tokens, context }.to_string();
+        // litellm and others look for the first words.
+        let message = format!(
+            "This model's maximum context length is {context} tokens, answer included, and the \
+             prompt has {tokens} tokens; shorten the prompt, or start the server with a larger \
+             --ctx-size if the model has more positions"
+        );
         let error = Self::invalid(message).code("context_length_exceeded");
         Self { lengths: Some((tokens, context)), ..error }
     }
@@ -120,7 +125,15 @@ fn shortened(mut message: String) -> String {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut response = (self.status, Json(self.json())).into_response();
+        let body = self.json();
+        self.with_body(body)
+    }
+}
+
+impl ApiError {
+    /// The response with this body.
+    pub(crate) fn with_body(&self, body: Value) -> Response {
+        let mut response = (self.status, Json(body)).into_response();
         let headers = response.headers_mut();
         if matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
             headers.insert(header::RETRY_AFTER, RETRY_AFTER_S.into());
@@ -181,6 +194,11 @@ impl From<ChunkError> for ApiError {
         match error {
             ChunkError::Unknown { .. } | ChunkError::BadId { .. } | ChunkError::NotFound { .. } => {
                 Self::not_found(error.to_string()).code("chunk_not_found")
+            }
+            ChunkError::DiskFull { .. } => {
+                let message = "the server's disk is full, so nothing was changed; free space there";
+                Self::new(StatusCode::INSUFFICIENT_STORAGE, "server_error", message)
+                    .code("disk_full")
             }
             ChunkError::File { .. } => Self::fault("the folder of chunks cannot be used"),
             ChunkError::Template(error) => error.into(),

@@ -1,12 +1,13 @@
 //! State that all requests share.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tokio::sync::{Mutex, Semaphore};
 
 use crate::api_error::ApiError;
 use crate::chunk_update::ChunkLock;
-use crate::http::Options;
+use crate::http::{BodyBudget, LoadProgress, Options};
 use crate::metrics::Metrics;
 use crate::responses::Recent;
 use crate::worker::Worker;
@@ -18,17 +19,22 @@ const INLINE_BYTES: usize = 16 << 10;
 /// gigabyte, so a few such bodies at once could fill a machine's memory.
 const LARGE_BYTES: usize = 1 << 20;
 static TURNS: Semaphore = Semaphore::const_new(2);
-/// Bytes that work counts for if it takes time but has no text.
-pub(crate) const SLOW: usize = LARGE_BYTES;
+/// Bytes that work counts for if it takes time but has no text. It takes a turn.
+pub(crate) const SLOW: usize = LARGE_BYTES + 1;
 
 /// The server's state.
 pub(crate) struct App {
     pub(crate) worker: Worker,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) options: Options,
+    pub(crate) log: Arc<dyn Fn(&str) + Send + Sync>,
+    pub(crate) progress: LoadProgress,
+    /// Names of other models that requests gave and that were logged.
+    pub(crate) other_names: Mutex<BTreeSet<String>>,
     /// The latest answers, each of which can be verified.
     pub(crate) recent: Recent,
     pub(crate) chunk_lock: ChunkLock,
+    pub(crate) body_budget: BodyBudget,
     /// Held while a verification runs.
     pub(crate) verifying: Mutex<()>,
     /// The state of the resident socket.
@@ -54,4 +60,22 @@ pub(crate) async fn off_thread<T: Send + 'static>(
     });
     let done = done.await;
     done.unwrap_or_else(|_| Err(ApiError::fault("the request could not be read")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn slow_work_waits_for_its_turn() {
+        let turns = TURNS.acquire_many(2).await.unwrap();
+        let slow = off_thread(SLOW, || Ok(7));
+        let mut slow = std::pin::pin!(slow);
+        assert!(tokio::time::timeout(Duration::from_millis(100), &mut slow).await.is_err());
+        assert_eq!(off_thread(LARGE_BYTES, || Ok(8)).await.unwrap(), 8);
+        drop(turns);
+        assert_eq!(slow.await.unwrap(), 7);
+    }
 }

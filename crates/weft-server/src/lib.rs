@@ -23,5 +23,5 @@ mod responses;
 mod routes;
 mod worker;
 
-pub use self::http::{Options, ServeError, Server};
+pub use self::http::{AllowedOrigin, LoadProgress, LoadStage, Options, ServeError, Server};
 pub use self::model_info::{Load, LoadError, Loaded};

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use weft_core::chunk::Tier;
 use weft_core::engine::{CacheStats, Engine, FinishReason, Finished, TierStats};
+use weft_core::store::StoreStats;
 
 /// Upper bounds of the histograms' buckets, in microseconds.
 const BORDERS_US: [u64; 16] = [
@@ -67,6 +68,7 @@ pub(crate) struct Metrics {
     hits: [AtomicU64; 3],
     computed_pieces: AtomicU64,
     faults: AtomicU64,
+    unwritten_chunks: AtomicU64,
     cache: Mutex<CacheStats>,
     /// By route and status.
     requests: Mutex<BTreeMap<(String, u16), u64>>,
@@ -111,6 +113,10 @@ impl Metrics {
         add(&self.faults, 1);
     }
 
+    pub(crate) fn count_unwritten_chunk(&self) {
+        add(&self.unwritten_chunks, 1);
+    }
+
     pub(crate) fn set_lanes(&self, running: usize, waiting: usize) {
         self.lanes.store(running as u64, Ordering::Relaxed);
         self.waiting.store(waiting as u64, Ordering::Relaxed);
@@ -140,7 +146,9 @@ impl Metrics {
         self.write_lanes(&mut text);
         self.write_tokens(&mut text);
         self.write_chunks(&mut text);
-        write_cache(&mut text, &self.cache());
+        let cache = self.cache();
+        write_cache(&mut text, &cache);
+        self.write_disk(&mut text, &cache.store.unwrap_or_default());
         text
     }
 
@@ -191,6 +199,17 @@ impl Metrics {
         head(text, name, "Time saved by cached rows.", "counter");
         let seconds = self.saved_us.load(Ordering::Relaxed) as f64 / 1e6;
         line(text, format_args!("{name}"), seconds);
+    }
+
+    fn write_disk(&self, text: &mut String, store: &StoreStats) {
+        let name = "weft_disk_write_failures_total";
+        head(text, name, "Files that could not be written.", "counter");
+        line(text, format_args!("{name}{{what=\"rows\"}}"), store.failed_writes);
+        let chunks = self.unwritten_chunks.load(Ordering::Relaxed);
+        line(text, format_args!("{name}{{what=\"chunks\"}}"), chunks);
+        let name = "weft_disk_full";
+        head(text, name, "1 if rows are not written because the disk is full.", "gauge");
+        line(text, format_args!("{name}"), u8::from(store.disk_is_full));
     }
 
     fn write_chunks(&self, text: &mut String) {

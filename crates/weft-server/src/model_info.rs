@@ -104,14 +104,6 @@ impl ModelInfo {
         grammars.as_ref().map_err(Clone::clone)?.compile(rule)
     }
 
-    /// Refuses a request that names another model.
-    pub(crate) fn check_name(&self, model: Option<&str>) -> Result<(), ApiError> {
-        match model {
-            Some(other) if other != self.id => Err(ApiError::unknown_model(other, &self.id)),
-            _ => Ok(()),
-        }
-    }
-
     /// Refuses a prompt that leaves no room for an answer.
     pub(crate) fn check_length(&self, tokens: usize) -> Result<(), ApiError> {
         if tokens < self.context { Ok(()) } else { Err(ApiError::too_long(tokens, self.context)) }

@@ -7,6 +7,8 @@ pub mod conformance;
 mod die_with_us;
 pub mod exact;
 pub mod fake_hub;
+pub mod forms;
+pub mod gguf;
 pub mod golden;
 pub mod parity;
 mod skip;

@@ -4,6 +4,7 @@ use weft_core::config::Config;
 use weft_core::device::{Limits, MAX_LANES, Need};
 use weft_core::dtype::Dtype;
 use weft_core::kv::{PAGE_ROWS, pages_for};
+use weft_core::weights::Forms;
 
 use crate::device::Chosen;
 use crate::error::Error;
@@ -51,9 +52,9 @@ impl MemoryPlan {
     ///
     /// # Errors
     /// [`Error::KvMemory`] if `room` has too few bytes; [`Error::Gpu`] if the GPU reports an error.
-    pub fn new(config: &Config, room: &Room, device: Chosen) -> Result<Self, Error> {
+    pub fn new(config: &Config, forms: &Forms, room: &Room, device: Chosen) -> Result<Self, Error> {
         let free = device.free_memory()?;
-        Self::with_free(config, room, device, free)
+        Self::with_free(config, forms, room, device, free)
     }
 
     /// The same, with a given amount of free memory.
@@ -62,6 +63,7 @@ impl MemoryPlan {
     /// [`Error::KvMemory`]
     pub fn with_free(
         config: &Config,
+        forms: &Forms,
         room: &Room,
         device: Chosen,
         free: Option<u64>,
@@ -84,8 +86,8 @@ impl MemoryPlan {
             #[cfg(feature = "cuda")]
             Chosen::Cuda(_) => (weft_cuda::need(config, &limits), true),
             #[cfg(feature = "cpu")]
-            Chosen::Cpu => (weft_cpu::need(config, &limits), false),
-            Chosen::Reference => (Need::unpadded(config, &limits, config.dtype), false),
+            Chosen::Cpu => (weft_cpu::need(config, forms, &limits), false),
+            Chosen::Reference => (Need::unpadded(config, forms, &limits, config.dtype), false),
         };
         Ok(Self { limits, need, free, on_gpu })
     }
@@ -200,7 +202,7 @@ mod tests {
         let plan = |name, free| {
             let config = shapes::config(name).unwrap();
             let cuda = Chosen::Cuda(weft_cuda::Launches::Auto);
-            MemoryPlan::with_free(&config, &room, cuda, Some(free)).unwrap()
+            MemoryPlan::with_free(&config, &Forms::default(), &room, cuda, Some(free)).unwrap()
         };
         plan("qwen3-8b", 24 << 30).check_fits().unwrap();
         let refused = plan("qwen3-8b", 12 << 30).check_fits().unwrap_err().to_string();

@@ -10,7 +10,7 @@ use weft_core::hub::HubError;
 use weft_core::hub::{self, HubEnv, ModelRef};
 use weft_core::model::Model;
 use weft_core::store::Store;
-use weft_core::weights::{Tensor, Weights, WeightsError};
+use weft_core::weights::{CodedRow, Form, Forms, Tensor, Weights, WeightsError};
 
 use crate::device::{DeviceChoice, DeviceOptions, Tested};
 use crate::error::Error;
@@ -138,7 +138,7 @@ impl Options {
         self
     }
 
-    /// Opens a model: a folder, or a name on the Hugging Face hub. A model that is not in the hub's
+    /// Opens a model: a folder, a GGUF file, or a name on the Hugging Face hub. A model that is not in the hub's
     /// cache is downloaded.
     ///
     /// # Errors
@@ -175,11 +175,12 @@ impl Options {
     pub fn load(self, model: Model) -> Result<Llm, Error> {
         let config = &model.config;
         let room = self.room(config)?;
-        let (device, tested) = self.device_options.choose(config)?;
+        let forms = Forms::of(&*model.weights, config);
+        let (device, tested) = self.device_options.choose(config, &forms)?;
         if let Tested::Failed(reason) = &tested {
             self.progress.report(Event::SelfTestFailed { reason });
         }
-        let memory = MemoryPlan::new(config, &room, device)?;
+        let memory = MemoryPlan::new(config, &forms, &room, device)?;
         memory.check_fits()?;
         let counted = Counted {
             weights: &*model.weights,
@@ -233,6 +234,16 @@ struct Counted<'a> {
     progress: &'a dyn Progress,
 }
 
+impl Counted<'_> {
+    fn count(&self, more: u64) {
+        let before = self.have_bytes.fetch_add(more, Ordering::Relaxed);
+        let have_bytes = before + more;
+        if before / REPORT_BYTES != have_bytes / REPORT_BYTES {
+            self.progress.report(Event::Loading { have_bytes, size_bytes: self.size_bytes });
+        }
+    }
+}
+
 impl Weights for Counted<'_> {
     fn read(
         &self,
@@ -241,13 +252,24 @@ impl Weights for Counted<'_> {
     ) -> Result<(), WeightsError> {
         let bytes = self.config.dtype.bytes();
         self.weights.read(tensor, &mut |row, values| {
-            let more = (values.len() * bytes) as u64;
-            let before = self.have_bytes.fetch_add(more, Ordering::Relaxed);
-            let have_bytes = before + more;
-            if before / REPORT_BYTES != have_bytes / REPORT_BYTES {
-                self.progress.report(Event::Loading { have_bytes, size_bytes: self.size_bytes });
-            }
+            self.count((values.len() * bytes) as u64);
             visit(row, values);
+        })
+    }
+
+    fn form(&self, tensor: Tensor) -> Form {
+        self.weights.form(tensor)
+    }
+
+    fn read_coded(
+        &self,
+        tensor: Tensor,
+        visit: &mut dyn FnMut(usize, &CodedRow<'_>),
+    ) -> Result<(), WeightsError> {
+        let form = self.form(tensor);
+        self.weights.read_coded(tensor, &mut |row, codes| {
+            self.count(form.bytes(1, codes.codes.len(), self.config.dtype));
+            visit(row, codes);
         })
     }
 

@@ -11,6 +11,11 @@ pub enum Event<'a> {
         /// The file.
         file: &'a str,
     },
+    /// The file in the cache does not have the hub's hash, and is downloaded again.
+    Damaged {
+        /// The file.
+        file: &'a str,
+    },
     /// A download starts, or continues an earlier one.
     Started {
         /// The file.
@@ -39,7 +44,7 @@ pub enum Event<'a> {
         /// The file.
         file: &'a str,
     },
-    /// The download is complete, and its hash is being checked.
+    /// The file is on disk, and its hash is being checked.
     Verifying {
         /// The file.
         file: &'a str,

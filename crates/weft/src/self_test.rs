@@ -31,7 +31,11 @@ impl Passed {
 
 impl fmt::Display for Passed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} against reference, {:.0} ms", self.device, self.time_ms())
+        write!(f, "{} against reference, ", self.device)?;
+        match self.time_ms() {
+            ms @ ..1000.0 => write!(f, "{ms:.0} ms"),
+            ms => write!(f, "{:.1} s", ms / 1e3),
+        }
     }
 }
 

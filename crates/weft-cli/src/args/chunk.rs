@@ -48,7 +48,7 @@ pub(crate) struct AddArgs {
     /// Kind of the chunk
     #[arg(long, value_enum, default_value_t = KindArg::Context)]
     pub(crate) kind: KindArg,
-    /// Name of the chunk
+    /// Name of the chunk (default: the file's name without its ending)
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
     /// Metadata; may be given several times
@@ -106,8 +106,8 @@ pub(crate) struct WarmArgs {
     /// The chunks
     #[arg(value_name = "ID", num_args = 1.., required = true)]
     pub(crate) ids: Vec<String>,
-    /// System chunk that comes before them
-    #[arg(long, value_name = "ID")]
+    /// System prompt that comes before them: a text, `@FILE`, or a registered system chunk
+    #[arg(long, value_name = "TEXT|@FILE|ID")]
     pub(crate) system: Option<String>,
     /// How a later prompt reuses them: exact, anchored or isolated
     #[arg(long, value_name = "HOW", default_value_t = Reuse::Exact)]

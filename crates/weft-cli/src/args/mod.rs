@@ -2,14 +2,19 @@
 
 mod cache;
 mod chunk;
+mod examples;
 mod serve;
 
+use std::fmt;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use weft_core::chunk::{Repair, Reuse};
+use weft_core::weights::Coded;
 
 use crate::bench::BenchArgs;
+use crate::progress::Bars;
 use crate::size;
 
 pub(crate) use self::cache::CacheArgs;
@@ -24,41 +29,65 @@ pub(crate) use self::serve::ServeArgs;
 #[derive(Parser)]
 #[command(name = "weft", version = env!("WEFT_VERSION"))]
 #[command(about = "LLM inference for one user on one machine")]
-#[command(disable_help_subcommand = true, propagate_version = true)]
+#[command(propagate_version = true, after_help = examples::WEFT)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
+    /// Print details: the device, the memory, the self-test
+    #[arg(short, long, global = true)]
+    pub(crate) verbose: bool,
 }
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
     /// Answer a question about documents
+    #[command(after_help = examples::ASK)]
+    #[command(override_usage = "weft ask [OPTIONS] [MODEL] [FILE]... QUESTION")]
     Ask(Box<AskArgs>),
     /// Answer one prompt
+    #[command(after_help = examples::RUN)]
+    #[command(override_usage = "weft run [OPTIONS] [MODEL] PROMPT")]
     Run(RunArgs),
     /// Talk with a model
+    #[command(after_help = examples::CHAT, override_usage = "weft chat [OPTIONS] [MODEL] [FILE]...")]
     Chat(ChatArgs),
     /// Answer like `ask`, then compare with an answer computed from scratch
+    #[command(after_help = examples::VERIFY)]
+    #[command(override_usage = "weft verify [OPTIONS] [MODEL] [FILE]... QUESTION")]
     Verify(Box<AskArgs>),
     /// Manage chunks, texts that are computed once: register, list, warm, pin, remove, export
+    #[command(after_help = examples::CHUNK)]
     Chunk(Box<ChunkArgs>),
     /// Serve OpenAI's API over HTTP, and a chat page
+    #[command(after_help = examples::SERVE)]
     Serve(Box<ServeArgs>),
     /// List your running servers
     Ps(PsArgs),
     /// End a server after its running answers
     Stop(StopArgs),
     /// Print a model's dimensions, size and memory
+    #[command(after_help = examples::SHOW)]
     Show(ShowArgs),
-    /// List the models in the hub cache
+    /// List the bundled model and those in the hub cache
+    #[command(after_help = examples::LIST)]
     List(ListArgs),
     /// Download a model into the hub cache
+    #[command(after_help = examples::PULL)]
     Pull(PullArgs),
+    /// Delete models from the hub cache
+    #[command(after_help = examples::RM)]
+    Rm(RmModelArgs),
+    /// Show and change the settings in config.toml
+    #[command(after_help = examples::CONFIG)]
+    Config(ConfigArgs),
     /// Measure the speed, and compare it with the limits of this machine
+    #[command(after_help = examples::BENCH)]
     Bench(Box<BenchArgs>),
     /// Check this machine: device, memory, cache, self-test
+    #[command(after_help = examples::DOCTOR)]
     Doctor(DoctorArgs),
     /// Print a completion script for a shell
+    #[command(after_help = examples::COMPLETIONS)]
     Completions(CompletionsArgs),
 }
 
@@ -132,9 +161,12 @@ pub(crate) struct RunArgs {
 
 #[derive(Args)]
 pub(crate) struct ChatArgs {
-    /// The model, if --model is not given
-    #[arg(value_name = "MODEL")]
-    pub(crate) name: Option<String>,
+    /// The model, if --model is not given, and documents for the first message
+    #[arg(value_name = "MODEL|FILE", num_args = 0..)]
+    pub(crate) words: Vec<String>,
+    /// Document for the first message: a file or a registered chunk; may be given several times
+    #[arg(long, value_name = "FILE|ID", action = clap::ArgAction::Append)]
+    pub(crate) context: Vec<String>,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     #[command(flatten)]
@@ -147,7 +179,8 @@ pub(crate) struct ChatArgs {
 
 #[derive(Args)]
 pub(crate) struct ShowArgs {
-    /// A folder, or `org/name[@revision]`
+    /// A folder, a GGUF file, `org/name[:TAG][@revision]`, or a name like qwen3:0.6b (default: the
+    /// bundled demo model)
     #[arg(value_name = "MODEL")]
     pub(crate) name: Option<String>,
     #[command(flatten)]
@@ -182,12 +215,57 @@ pub(crate) struct ListArgs {
 
 #[derive(Args)]
 pub(crate) struct PullArgs {
-    /// `org/name[@revision]`
+    /// `org/name[:TAG][@revision]`, or a name like qwen3:0.6b
     #[arg(value_name = "MODEL")]
     pub(crate) name: String,
     /// Print only errors
     #[arg(short, long)]
     pub(crate) quiet: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct RmModelArgs {
+    /// The models: `org/name`, or a name like qwen3:0.6b
+    #[arg(value_name = "MODEL", num_args = 1.., required = true)]
+    pub(crate) names: Vec<String>,
+    /// Delete without asking
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct ConfigArgs {
+    #[command(subcommand)]
+    pub(crate) command: ConfigCommand,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Print all settings and where each comes from
+    Show,
+    /// Set a flag for all later commands
+    Set(SetArgs),
+    /// Remove a setting
+    Unset(UnsetArgs),
+    /// Print the path of the config file
+    Path,
+}
+
+#[derive(Args)]
+pub(crate) struct SetArgs {
+    /// The flag's long name, such as ctx-size
+    #[arg(value_name = "KEY")]
+    pub(crate) key: String,
+    /// Its value; several for a flag that may be given several times
+    #[arg(value_name = "VALUE", num_args = 1.., required = true, allow_hyphen_values = true)]
+    pub(crate) values: Vec<String>,
+}
+
+#[derive(Args)]
+pub(crate) struct UnsetArgs {
+    /// The flag's long name
+    #[arg(value_name = "KEY")]
+    pub(crate) key: String,
 }
 
 #[derive(Args)]
@@ -208,10 +286,12 @@ pub(crate) struct CompletionsArgs {
 /// The model and its device.
 #[derive(Args, Clone, Default)]
 pub(crate) struct ModelArgs {
-    /// A folder, or `org/name[@revision]`
+    /// A folder, a GGUF file, `org/name[:TAG][@revision]`, or a name like qwen3:0.6b (default: the
+    /// bundled demo model)
     #[arg(short, long, value_name = "MODEL")]
     pub(crate) model: Option<String>,
-    /// Tokens of context, prompt and answer together (like 8192 or 32k)
+    /// Tokens of context, prompt and answer together (like 32k; default: 8192, or less if the model
+    /// has fewer positions)
     #[arg(short, long, visible_alias = "max-model-len",
           value_name = "TOKENS", value_parser = size::parse_count)]
     pub(crate) ctx_size: Option<usize>,
@@ -233,6 +313,16 @@ pub(crate) struct ModelArgs {
     /// Print only the answer and errors
     #[arg(short, long)]
     pub(crate) quiet: bool,
+    /// What is shown while the model is opened; made when it is first needed
+    #[arg(skip)]
+    pub(crate) bars: OnceLock<Bars>,
+}
+
+impl ModelArgs {
+    /// What is shown while the model is opened.
+    pub(crate) fn bars(&self) -> &Bars {
+        self.bars.get_or_init(|| Bars::new(self.quiet))
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -261,13 +351,40 @@ pub(crate) enum Kernels {
     Reference,
 }
 
+/// A form that weights are quantised to while they are loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Quantize {
+    /// 8 bits and a scale for each 32 columns
+    Int8,
+    /// 4 bits and a scale for each 32 columns
+    Int4,
+}
+
+impl Quantize {
+    pub(crate) fn form(self) -> Coded {
+        match self {
+            Self::Int8 => Coded::int(8),
+            Self::Int4 => Coded::int(4),
+        }
+    }
+}
+
+impl fmt::Display for Quantize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Int8 => "int8",
+            Self::Int4 => "int4",
+        })
+    }
+}
+
 /// Settings of the prompt.
 #[derive(Args)]
 pub(crate) struct PromptArgs {
     /// The system prompt: a text, `@FILE`, or a registered system chunk
     #[arg(long, value_name = "TEXT|@FILE|ID")]
     pub(crate) system: Option<String>,
-    /// Let the model reason before it answers
+    /// Let the model reason before it answers (default: the model's own)
     #[arg(long, overrides_with = "no_think")]
     pub(crate) think: bool,
     /// Answer at once, without reasoning
@@ -289,11 +406,12 @@ impl PromptArgs {
 /// Sampling. Defaults come from the model's generation_config.json.
 #[derive(Args, Default)]
 pub(crate) struct SamplingArgs {
-    /// Maximum number of tokens to generate
+    /// Maximum number of tokens to generate (default: as many as the context holds)
     #[arg(short = 'n', long, value_name = "TOKENS",
           value_parser = size::parse_count)]
     pub(crate) max_tokens: Option<usize>,
-    /// Sampling temperature; 0 always takes the most likely token
+    /// Sampling temperature; 0 always takes the most likely token (default of this and of the next
+    /// six: the model's own)
     #[arg(long, visible_alias = "temp", value_name = "T")]
     pub(crate) temperature: Option<f32>,
     /// Sample from the K most likely tokens (0: from all)
@@ -314,7 +432,7 @@ pub(crate) struct SamplingArgs {
     /// Lower the logits of tokens by their number in the answer
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) frequency_penalty: Option<f32>,
-    /// Seed of the sampler: the same seed gives the same answer
+    /// Seed of the sampler: the same seed gives the same answer (default: another one each time)
     #[arg(short, long, value_name = "N")]
     pub(crate) seed: Option<u64>,
     /// End the answer before this text; may be given several times

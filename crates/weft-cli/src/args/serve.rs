@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use clap::Args;
+use weft_server::AllowedOrigin;
 
 use super::{CacheArgs, ModelArgs};
 use crate::size;
@@ -28,9 +29,25 @@ pub(crate) struct ServeArgs {
     /// Accept other machines without a key
     #[arg(long)]
     pub(crate) insecure: bool,
-    /// Host name that clients may use, besides localhost; may be given several times
+    /// Host name or address that clients may use, besides localhost and the address that they
+    /// connect to; may be given several times
     #[arg(long, value_name = "NAME")]
     pub(crate) allow_host: Vec<String>,
+    /// Origin of a page or a desktop app that may use this server, such as tauri://localhost,
+    /// app://obsidian.md, vscode-webview://* or chrome-extension://ID; may be given several times
+    #[arg(long, value_name = "ORIGIN", value_delimiter = ',')]
+    pub(crate) allow_origin: Vec<AllowedOrigin>,
+    /// Name that clients use for the model, instead of its own; may be given several times. Answers
+    /// carry the first one
+    #[arg(long, value_name = "NAME", value_delimiter = ',',
+          value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub(crate) served_model_name: Vec<String>,
+    /// Refuse requests for other models with status 404 (default: the one model answers them)
+    #[arg(long)]
+    pub(crate) strict_model: bool,
+    /// Open the page in the browser
+    #[arg(long)]
+    pub(crate) open: bool,
     /// Maximum number of waiting requests; the server refuses more with status 429
     #[arg(long, value_name = "N", value_parser = size::parse_count, default_value = "64")]
     pub(crate) queue: usize,

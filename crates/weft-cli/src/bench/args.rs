@@ -3,6 +3,7 @@
 //! Sizes are checked against the model later, when it is known.
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand, ValueEnum};
 use weft_core::device::MAX_LANES;
@@ -12,7 +13,7 @@ use super::export::ExportArgs;
 use super::first_token::FirstTokenArgs;
 use super::forced::ForcedArgs;
 use super::generate::GenerateArgs;
-use crate::args::{DeviceKind, Kernels};
+use crate::args::{DeviceKind, Kernels, Quantize};
 use crate::size;
 
 #[derive(Args)]
@@ -83,12 +84,32 @@ pub(crate) struct GridArgs {
           value_parser = count_or_zero)]
     pub(crate) n_depth: Vec<usize>,
     /// Lanes that decode together
-    #[arg(short, long, value_name = "LANES", value_delimiter = ',', default_value = "1,2,4",
+    #[arg(short, long, value_name = "LANES", value_delimiter = ',', default_value = "1,4",
           value_parser = lanes)]
     pub(crate) batch: Vec<usize>,
-    /// Number of repetitions of each test
-    #[arg(short, long, value_name = "N", default_value = "5", value_parser = size::parse_count)]
-    pub(crate) repetitions: usize,
+    /// Number of repetitions of each test (default: up to 5, and no new one after 3 s)
+    #[arg(short, long, value_name = "N", value_parser = size::parse_count)]
+    pub(crate) repetitions: Option<usize>,
+}
+
+/// Repetitions of a test if the user does not say how many.
+const REPETITIONS: usize = 5;
+
+/// How long such a test goes on to begin repetitions.
+const SHORT_RUN: Duration = Duration::from_secs(3);
+
+impl GridArgs {
+    /// The number of repetitions, whatever time they take.
+    pub(crate) fn repetitions(&self) -> usize {
+        self.repetitions.unwrap_or(REPETITIONS)
+    }
+
+    /// Counts repetitions from now on, and ends if a short run has taken its time.
+    pub(crate) fn rounds(&self) -> impl Iterator<Item = usize> + use<> {
+        let (start, is_short) = (Instant::now(), self.repetitions.is_none());
+        (0..self.repetitions())
+            .take_while(move |n| *n == 0 || !is_short || start.elapsed() < SHORT_RUN)
+    }
 }
 
 /// Random weights.
@@ -110,6 +131,9 @@ pub(crate) struct SubjectArgs {
     /// Real weights: a folder, or `org/name[@revision]` in the hub cache
     #[arg(short, long, value_name = "MODEL")]
     pub(crate) model: Option<String>,
+    /// Quantise the weights while loading
+    #[arg(long, value_enum, value_name = "FORM")]
+    pub(crate) quantize: Option<Quantize>,
     /// Device
     #[arg(long, value_enum, default_value_t = DeviceKind::Auto)]
     pub(crate) device: DeviceKind,
@@ -117,7 +141,7 @@ pub(crate) struct SubjectArgs {
     #[arg(long, value_enum, default_value_t = Kernels::Auto)]
     pub(crate) kernels: Kernels,
     /// Threads of the CPU device (default: all cores)
-    #[arg(short, long, value_name = "N", value_parser = size::parse_count)]
+    #[arg(short, long, value_name = "N", value_parser = size::parse_threads)]
     pub(crate) threads: Option<usize>,
     /// Instruction set: portable, avx2, avx512 or avx512bf16
     #[arg(long, hide = true)]
@@ -178,5 +202,20 @@ fn lanes(text: &str) -> Result<usize, String> {
     match size::parse_count(text)? {
         n if n <= MAX_LANES => Ok(n),
         n => Err(format!("{n} lanes are too many; the limit is {MAX_LANES}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_run_begins_no_repetition_after_its_time() {
+        let grid = |repetitions| GridArgs { n_depth: vec![0], batch: vec![1], repetitions };
+        assert_eq!(grid(None).rounds().count(), REPETITIONS, "if they are quick");
+        let (mut short, mut long) = (grid(None).rounds(), grid(Some(2)).rounds());
+        assert_eq!((short.next(), long.next()), (Some(0), Some(0)));
+        std::thread::sleep(SHORT_RUN);
+        assert_eq!((short.next(), long.next()), (None, Some(1)));
     }
 }

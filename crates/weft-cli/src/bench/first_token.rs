@@ -31,9 +31,9 @@ pub(crate) struct FirstTokenArgs {
     #[command(flatten)]
     subject: SubjectArgs,
     /// Tokens of context, in chunks of --chunk tokens
-    #[arg(short = 'p', long, value_name = "TOKENS", default_value = "2048",
+    #[arg(short = 'p', long, alias = "context", value_name = "TOKENS", default_value = "2048",
           value_parser = size::parse_count)]
-    context: usize,
+    n_context: usize,
     /// Tokens of one chunk
     #[arg(long, value_name = "TOKENS", default_value = "256", value_parser = size::parse_count)]
     chunk: usize,
@@ -56,7 +56,7 @@ const CASES: [(&str, Option<Tier>); 4] = [
 
 pub(crate) fn run(args: &FirstTokenArgs) -> Result<ExitCode, CliError> {
     let subject = Subject::find(&args.subject)?;
-    let n_rows = args.context + args.query + 1;
+    let n_rows = args.n_context + args.query + 1;
     subject.check_positions(n_rows)?;
     let folder = std::env::temp_dir().join(format!("weft-bench-{}", std::process::id()));
     let result = measure(&subject, args, n_rows, &folder);
@@ -87,7 +87,7 @@ fn measure(
     for _ in 0..args.repetitions {
         for ((name, tier), samples) in CASES.iter().zip(&mut samples) {
             let (token, time) = ask(&mut engine, &prompt, *tier, None)?;
-            terminal::note(args.subject.quiet, &format!("{name}: {:.2} ms", ms(time)));
+            terminal::note(args.subject.quiet, &format!("{name}: {}", size::time(time)));
             same_bits &= token.id == expected.id;
             samples.push(time);
         }
@@ -102,7 +102,7 @@ fn engine(
     n_rows: usize,
     folder: &std::path::Path,
 ) -> Result<Engine, CliError> {
-    let n_pieces = args.context.div_ceil(args.chunk) + 2;
+    let n_pieces = args.n_context.div_ceil(args.chunk) + 2;
     let limits = Limits {
         step_tokens: args.subject.step_tokens.max(MAX_LANES),
         step_outputs: MAX_LANES,
@@ -118,11 +118,11 @@ fn engine(
 
 fn prompt(args: &FirstTokenArgs) -> Composition {
     let token = |position: usize| 100 + (position * 7919 % 1000) as u32;
-    let context: Vec<u32> = (0..args.context).map(token).collect();
+    let context: Vec<u32> = (0..args.n_context).map(token).collect();
     let chunks = context.chunks(args.chunk);
     let mut pieces: Vec<Piece> =
         chunks.map(|chunk| Piece::exact(Kind::Context, chunk.to_vec())).collect();
-    let query = (args.context..args.context + args.query).map(token).collect();
+    let query = (args.n_context..args.n_context + args.query).map(token).collect();
     pieces.push(Piece::exact(Kind::Query, query));
     Composition { pieces, repair: Repair::None }
 }
@@ -173,7 +173,7 @@ fn report(
         })
     });
     let figures = json!({
-        "context_tokens": args.context,
+        "context_tokens": args.n_context,
         "chunk_tokens": args.chunk,
         "query_tokens": args.query,
         "same_bits": same_bits,
@@ -192,7 +192,7 @@ fn ms(time: Duration) -> f64 {
 
 fn table(report: &Value) -> String {
     let mut lines = format!(
-        "{} · {} · {} tokens of context, {} of query\n\n| rows | first token, ms | p10 – p90 | against cold |\n|---|--:|--:|--:|\n",
+        "{} · {} · {} tokens of context, {} of query\n\n| rows | first token | p10 – p90 | against cold |\n|---|--:|--:|--:|\n",
         report["model"].as_str().unwrap_or_default(),
         report["device"].as_str().unwrap_or_default(),
         report["context_tokens"],
@@ -202,11 +202,11 @@ fn table(report: &Value) -> String {
         let number = |value: &Value| value.as_f64().unwrap_or_default();
         let time = &case["first_token_ms"];
         lines += &format!(
-            "| {} | {:.2} | {:.2} – {:.2} | {:.1} × |\n",
+            "| {} | {} | {} – {} | {:.1} × |\n",
             case["rows"].as_str().unwrap_or_default(),
-            number(&time["median"]),
-            number(&time["p10"]),
-            number(&time["p90"]),
+            size::time_ms(number(&time["median"])),
+            size::time_ms(number(&time["p10"])),
+            size::time_ms(number(&time["p90"])),
             number(&case["times_faster_than_cold"]),
         );
     }

@@ -77,7 +77,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode, CliError> {
             let mut truth = None;
             for chunks in args.chunks.iter().copied() {
                 let point = Point { depth, batch, chunks };
-                let timed = measure(&mut engine, args.grid.repetitions, point, &sampling)?;
+                let timed = measure(&mut engine, args.grid.repetitions(), point, &sampling)?;
                 let same_tokens = timed.same_tokens
                     && *truth.get_or_insert_with(|| timed.answers.clone()) == timed.answers;
                 let spread = Spread::of(&timed.tokens_per_s);

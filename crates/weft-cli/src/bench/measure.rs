@@ -11,6 +11,7 @@ use weft_core::device::{DeviceError, Inspect, Outputs, Step};
 use weft_core::engine::GenerateError;
 use weft_core::plan::{Op, Work, plan};
 use weft_core::sampling::{Sampler, Sampling};
+use weft_core::weights::Forms;
 
 use super::lanes::Lanes;
 use super::logits::Logits;
@@ -24,6 +25,7 @@ const WARM_UP: usize = 2;
 /// A device with its lanes.
 pub(crate) struct Bench<'a> {
     pub(crate) config: &'a Config,
+    pub(crate) forms: Forms,
     pub(crate) device: &'a mut dyn Inspect,
     lanes: Lanes,
     pub(crate) ops: Vec<Op>,
@@ -48,9 +50,15 @@ pub(crate) type Problems = Vec<String>;
 
 impl<'a> Bench<'a> {
     /// Empty lanes with room for these numbers of rows.
-    pub(crate) fn new(config: &'a Config, device: &'a mut dyn Inspect, rows: &[usize]) -> Self {
+    pub(crate) fn new(
+        config: &'a Config,
+        forms: Forms,
+        device: &'a mut dyn Inspect,
+        rows: &[usize],
+    ) -> Self {
         Self {
             config,
+            forms,
             device,
             lanes: Lanes::new(rows, config.vocab),
             ops: plan(config),
@@ -69,12 +77,12 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// A prompt at some depth, `repetitions` times.
+    /// A prompt at some depth, once for each round.
     pub(crate) fn prompt(
         &mut self,
         n_tokens: usize,
         depth: usize,
-        repetitions: usize,
+        rounds: impl Iterator<Item = usize>,
         problems: &mut Problems,
     ) -> Result<Row, CliError> {
         let end = depth + n_tokens;
@@ -82,7 +90,7 @@ impl<'a> Bench<'a> {
         self.prefill(0, depth..end.min(depth + block), Outputs::None)?;
         let test = self.prompt_test(n_tokens, depth);
         let (mut samples, mut logits) = (Vec::new(), Vec::new());
-        for _ in 0..repetitions {
+        for _ in rounds {
             samples.push(self.prefill(0, depth..end, Outputs::Last)?);
             logits.push(self.logits(1));
         }
@@ -90,19 +98,19 @@ impl<'a> Bench<'a> {
         Ok(row(test, samples, Some(logits)))
     }
 
-    /// `n` tokens in each lane, one step each, `repetitions` times.
+    /// `n` tokens in each lane, one step each, once for each round.
     pub(crate) fn decode(
         &mut self,
         n: usize,
         (depth, batch): (usize, usize),
-        repetitions: usize,
+        rounds: impl Iterator<Item = usize>,
         problems: &mut Problems,
     ) -> Result<Row, CliError> {
         for i in 0..WARM_UP.min(n) {
             self.token(batch, depth + i)?;
         }
         let (mut samples, mut logits) = (Vec::new(), Vec::new());
-        for _ in 0..repetitions {
+        for _ in rounds {
             for i in 0..n {
                 samples.push(self.token(batch, depth + i)?);
             }
@@ -114,22 +122,21 @@ impl<'a> Bench<'a> {
     }
 
     /// `n` consecutive tokens in each lane, each the most likely one, chosen by the device if it
-    /// can, `repetitions` times.
+    /// can, once for each round.
     pub(crate) fn follow(
         &mut self,
         n: usize,
         (depth, batch): (usize, usize),
-        repetitions: usize,
+        rounds: impl Iterator<Item = usize>,
         problems: &mut Problems,
     ) -> Result<Row, CliError> {
         let (mut samples, mut said) = (Vec::new(), Vec::new());
-        for repetition in 0..=repetitions {
+        // Warms up the machine.
+        said.push(self.follow_once(n, (depth, batch))?.1);
+        for _ in rounds {
             let (times, tokens) = self.follow_once(n, (depth, batch))?;
             said.push(tokens);
-            // The first round warms up the machine.
-            if repetition > 0 {
-                samples.extend(times);
-            }
+            samples.extend(times);
         }
         let test =
             Test { name: at_depth(&format!("gen{n}"), depth), ..self.decode_test(n, depth, batch) };
@@ -262,7 +269,8 @@ impl<'a> Bench<'a> {
     fn total(&self, works: impl Iterator<Item = Work>) -> (u64, u64) {
         let dtype = self.device.dtype();
         works.fold((0, 0), |(bytes, flops), work| {
-            let of_step: u64 = self.ops.iter().map(|op| op.bytes(self.config, dtype, &work)).sum();
+            let bytes_of = |op: &Op| op.bytes(self.config, &self.forms, dtype, &work);
+            let of_step: u64 = self.ops.iter().map(bytes_of).sum();
             let flops_of_step: u64 = self.ops.iter().map(|op| op.flops(self.config, &work)).sum();
             (bytes + of_step, flops + flops_of_step)
         })

@@ -81,33 +81,45 @@ fn tests(mut args: TestArgs) -> Result<ExitCode, CliError> {
         }
         Ok(rows)
     })?;
+    if args.grid.repetitions.is_none() {
+        terminal::note(args.subject.quiet, MORE);
+    }
     finish(&report)
 }
+
+/// What a user of a short run can do next.
+const MORE: &str = "a short run; `weft bench -r 5 -b 1,2,4,8 -d 0,4096` measures more, \
+                    `-m MODEL` a real model, `--save run.json` keeps all samples";
 
 fn measure_all(
     bench: &mut Bench<'_>,
     args: &TestArgs,
     findings: &mut Findings,
 ) -> Result<Vec<Row>, CliError> {
-    let GridArgs { n_depth, batch, repetitions } = &args.grid;
+    let GridArgs { n_depth, batch, .. } = &args.grid;
     let mut rows: Vec<Row> = Vec::new();
     for depth in n_depth {
         for n_tokens in &args.n_prompt {
             bench.fill(1, *depth)?;
             findings.bandwidth.push(bandwidth(&args.subject));
             let problems = &mut findings.problems;
-            rows.push(bench.prompt(*n_tokens, *depth, *repetitions, problems)?);
+            rows.push(bench.prompt(*n_tokens, *depth, args.grid.rounds(), problems)?);
             print_speed(rows.last(), &args.subject);
         }
         for batch in batch.iter().filter(|_| args.n_gen > 0) {
             bench.fill(*batch, *depth)?;
             findings.bandwidth.push(bandwidth(&args.subject));
             let problems = &mut findings.problems;
-            rows.push(bench.decode(args.n_gen, (*depth, *batch), *repetitions, problems)?);
+            rows.push(bench.decode(args.n_gen, (*depth, *batch), args.grid.rounds(), problems)?);
             print_speed(rows.last(), &args.subject);
             if args.follow {
                 let problems = &mut findings.problems;
-                rows.push(bench.follow(args.n_gen, (*depth, *batch), *repetitions, problems)?);
+                rows.push(bench.follow(
+                    args.n_gen,
+                    (*depth, *batch),
+                    args.grid.rounds(),
+                    problems,
+                )?);
                 print_speed(rows.last(), &args.subject);
             }
         }
@@ -148,7 +160,7 @@ fn measured(
     };
     let OnDevice { mut device, threads } = subject.open(args, limits)?;
     let mut findings = Findings::default();
-    let mut bench = Bench::new(&subject.config, &mut *device, rows);
+    let mut bench = Bench::new(&subject.config, subject.forms(), &mut *device, rows);
     let mut rows = measure(&mut bench, &mut findings)?;
     let Findings { mut problems, bandwidth: mut taken } = findings;
     taken.push(bandwidth(args));
@@ -172,7 +184,7 @@ fn measured(
             name: subject.name.clone(),
             weights: subject.source.clone(),
             parameters,
-            weight_bytes: parameters * device.dtype().bytes() as u64,
+            weight_bytes: subject.forms().total_bytes(&subject.config, device.dtype()),
             dtype: device.dtype().to_string(),
         },
         device: device.describe(),

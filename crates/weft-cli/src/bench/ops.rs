@@ -32,7 +32,8 @@ pub(super) fn run(mut args: OpsArgs) -> Result<ExitCode, CliError> {
     let rows = args.grid.rows(1, 0);
     subject.check_positions(rows[0])?;
     let report = measured(&subject, &args.subject, &rows, table, |bench, findings| {
-        let GridArgs { n_depth, batch, repetitions } = &args.grid;
+        let GridArgs { n_depth, batch, .. } = &args.grid;
+        let repetitions = args.grid.repetitions();
         let mut rows = Vec::new();
         for depth in n_depth {
             for batch in batch {
@@ -136,7 +137,7 @@ fn of_ops(bench: &Bench<'_>, name: &str, (depth, batch): (usize, usize)) -> Test
         depth,
         batch,
         n_tokens: batch,
-        bytes: ops().map(|op| op.bytes(bench.config, dtype, &work)).sum(),
+        bytes: ops().map(|op| op.bytes(bench.config, &bench.forms, dtype, &work)).sum(),
         flops: ops().map(|op| op.flops(bench.config, &work)).sum(),
     }
 }

@@ -16,13 +16,14 @@ use weft_core::kv::PAGE_ROWS;
 use weft_core::model::{Model, ModelError};
 use weft_core::reference;
 use weft_core::shapes;
-use weft_core::weights::{RandomWeights, Safetensors, Weights};
+use weft_core::weights::{Forms, Quantised, RandomWeights, Safetensors, Weights};
 use weft_cpu::{CpuDevice, Isa, Options};
 
 use super::args::{ShapeArgs, SubjectArgs};
 use crate::args::Kernels;
 use crate::error::CliError;
 use crate::load;
+use crate::models;
 use crate::size;
 use crate::terminal;
 
@@ -59,10 +60,18 @@ impl ShapeArgs {
 impl Subject {
     /// The model that the flags name.
     pub(crate) fn find(args: &SubjectArgs) -> Result<Self, CliError> {
-        match (&args.random.shape, &args.model) {
-            (None, Some(model)) => Self::from_model(model),
-            _ => Self::of_shape(&args.random),
-        }
+        let subject = match (&args.random.shape, &args.model) {
+            (None, Some(model)) => Self::from_model(&models::resolve(model, args.quiet))?,
+            _ => Self::of_shape(&args.random)?,
+        };
+        Ok(match args.quantize {
+            None => subject,
+            Some(quantize) => Self {
+                weights: Box::new(Quantised::new(subject.weights, quantize.form())),
+                source: format!("{}, {quantize}", subject.source),
+                ..subject
+            },
+        })
     }
 
     /// Dimensions and weights of a real model. Tokenizer and template are not measured.
@@ -85,6 +94,11 @@ impl Subject {
             weights: Box::new(RandomWeights::new(&config, args.seed)),
             config,
         })
+    }
+
+    /// The forms of its matrices.
+    pub(crate) fn forms(&self) -> Forms {
+        Forms::of(&*self.weights, &self.config)
     }
 
     /// Refuses tests that exceed the model's positions.
@@ -163,7 +177,7 @@ impl Subject {
         } else {
             let dtype = self.config.dtype;
             let rows = (limits.pages * PAGE_ROWS) as u64;
-            let weights = weft_core::weights::parameters(&self.config) * dtype.bytes() as u64;
+            let weights = self.forms().total_bytes(&self.config, dtype);
             (weights, rows * self.config.kv_bytes_per_token(dtype), available_memory())
         };
         let need = weights + kv + ((args.bandwidth_mib as u64) << 20);

@@ -6,44 +6,46 @@ use crate::size;
 /// A column: its heading, and whether it holds numbers.
 pub(crate) type Column = (&'static str, bool);
 
-const TESTS: [Column; 14] = [
-    ("model", false),
-    ("size", true),
-    ("params", true),
-    ("backend", false),
-    ("threads", true),
-    ("test", true),
+const TESTS: [Column; 9] = [
+    ("test", false),
     ("batch", true),
     ("t/s", true),
     ("p10 – p90", true),
-    ("ms", true),
+    ("time", true),
     ("GB/s", true),
-    ("% of read bandwidth", true),
+    ("of read bandwidth", true),
     ("GFLOP/s", true),
     ("logits", false),
 ];
 
-/// The tests of a report.
+/// The tests of a report, below a line about the model and the device.
 pub(crate) fn tests(report: &Report) -> String {
-    let line = |row: &Row| test_line(report, row);
-    let lines: Vec<Vec<String>> = report.rows.iter().map(line).collect();
-    markdown(&TESTS, &lines) + "\n" + &footer(report)
+    let lines: Vec<Vec<String>> = report.rows.iter().map(test_line).collect();
+    format!("{}\n\n{}\n{}", heading(report), markdown(&TESTS, &lines), footer(report))
 }
 
-fn test_line(report: &Report, row: &Row) -> Vec<String> {
+fn heading(report: &Report) -> String {
+    let model = &report.model;
+    format!(
+        "{} {} · {} parameters, {} · {} · {}",
+        model.name,
+        model.dtype,
+        size::count(model.parameters),
+        size::bytes(model.weight_bytes),
+        report.device,
+        size::plural(report.threads, "thread"),
+    )
+}
+
+fn test_line(row: &Row) -> Vec<String> {
     let decode = row.kind == Kind::Decode;
     let only = |show: bool, text: String| if show { text } else { String::new() };
     vec![
-        format!("{} {}", report.model.name, report.model.dtype),
-        size::bytes(report.model.weight_bytes),
-        size::count(report.model.parameters),
-        report.device.clone(),
-        report.threads.to_string(),
         row.test.clone(),
         row.batch.to_string(),
         number(row.tokens_per_s.median),
         format!("{} – {}", number(row.tokens_per_s.p10), number(row.tokens_per_s.p90)),
-        number(row.time_us.median / 1e3),
+        size::time_ms(row.time_us.median / 1e3),
         only(decode, number(row.gb_per_s)),
         percent(row.bandwidth_share),
         only(!decode, number(row.gflop_per_s)),
@@ -56,7 +58,7 @@ pub(crate) fn footer(report: &Report) -> String {
     let bandwidth = &report.bandwidth;
     let mut text = format!(
         "read bandwidth: {:.1} GB/s before, {:.1} after, {:.1} at best ({} passes over {}, \
-         {} threads); shares are of the best\n",
+         {} threads)\n",
         best(&bandwidth.before),
         best(&bandwidth.after),
         bandwidth.best_gb_per_s,
@@ -173,9 +175,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_markdown_of_even_width() {
-        let table = tests(&report(&[(0, 1, 10.0, "ab"), (1024, 4, 30.0, "cd")]));
-        let lines: Vec<&str> = table.lines().take_while(|line| line.starts_with('|')).collect();
+    fn the_table_is_markdown_of_even_width_and_fits_120_columns() {
+        let hash = "0123456789abcdef";
+        let mut report = report(&[(0, 1, 10.0, "ab"), (1024, 4, 30.0, "cd")]);
+        report.rows[0].logits.as_mut().unwrap().hash = hash.to_owned();
+        report.rows[1].test = "tg128 @ d131072".to_owned();
+        report.device = "CPU (AVX-512 BF16, 2 threads, bf16)".to_owned();
+        let wide = tests(&report);
+        assert!(wide.contains(hash) && wide.contains("AVX-512"), "{wide}");
+        assert!(wide.lines().all(|line| line.chars().count() <= 120), "{wide}");
+        report.rows[1].test = "tg32 @ d1024".to_owned();
+        let table = tests(&report);
+        let lines: Vec<&str> = table.lines().filter(|line| line.starts_with('|')).collect();
         assert_eq!(lines.len(), 4, "{table}");
         let width = lines[0].chars().count();
         assert!(lines.iter().all(|line| line.chars().count() == width), "{table}");

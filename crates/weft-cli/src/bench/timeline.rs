@@ -27,7 +27,7 @@ pub(super) fn write(
     let (times, whole) = times(bench, &ops, (depth, batch))?;
     let work = bench.token_work(batch, depth);
     let dtype = bench.device.dtype();
-    let bytes = |op: &Op| op.bytes(bench.config, dtype, &work);
+    let bytes = |op: &Op| op.bytes(bench.config, &bench.forms, dtype, &work);
     let name = format!("a token in {batch} lanes, {depth} before it");
     let mut events = vec![
         json!({"name": "thread_name", "ph": "M", "pid": 1, "tid": 1, "args": {"name": "whole"}}),

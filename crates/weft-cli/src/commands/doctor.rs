@@ -60,7 +60,12 @@ fn as_json(checks: &[Check]) -> String {
 }
 
 fn cpu() -> String {
-    format!("{} threads, {}{}", weft_cpu::n_cores(), std::env::consts::ARCH, vector_sets())
+    format!(
+        "{}, {}{}",
+        size::plural(weft_cpu::n_cores(), "thread"),
+        std::env::consts::ARCH,
+        vector_sets()
+    )
 }
 
 /// A GPU is optional. If there is one, it must pass the self-test.
@@ -118,8 +123,8 @@ fn context(args: &CacheArgs) -> String {
 fn kept_rows(args: &CacheArgs) -> Result<String, String> {
     let budget = Budget::new(args);
     let Some(store) = budget.open_store()? else { return Ok(budget.describe()) };
-    let (files, used) = (store.entries().count(), size::bytes(store.used_bytes()));
-    Ok(format!("{}; {files} files, {used}", budget.describe()))
+    let files = size::plural(store.entries().count(), "file");
+    Ok(format!("{}; {files}, {}", budget.describe(), size::bytes(store.used_bytes())))
 }
 
 fn hub_cache() -> Result<String, String> {
@@ -128,5 +133,6 @@ fn hub_cache() -> Result<String, String> {
     let models = hub::list(&env)
         .map_err(|error| format!("{error}; check the folder's owner or set HF_HUB_CACHE"))?;
     let offline = if env.offline { ", offline" } else { "" };
-    Ok(format!("{} models in {cache}, hub {}{offline}", models.len(), env.endpoint))
+    let models = size::plural(models.len(), "model");
+    Ok(format!("{models} in {cache}, hub {}{offline}", env.endpoint))
 }

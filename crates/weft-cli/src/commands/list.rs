@@ -1,51 +1,58 @@
-//! `weft list`: the models in the hub cache.
+//! `weft list`: the models in the hub cache, and the bundled one.
 
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 use weft_core::hub::{self, CachedModel, CachedRevision, HubEnv};
+use weft_core::weights::parameters;
 
 use crate::answer::print;
 use crate::args::ListArgs;
 use crate::error::CliError;
+use crate::models::{BUNDLED, SMALL};
 use crate::size;
 use crate::terminal;
 
 pub(crate) fn run(args: &ListArgs) -> Result<ExitCode, CliError> {
     let env = HubEnv::from_env()?;
     let models = hub::list(&env)?;
+    let bundled = &weft::bundled_model()?.config;
+    let bundled = parameters(bundled) * bundled.dtype.bytes() as u64;
     if args.json {
-        let all: Vec<Value> = models.iter().map(facts).collect();
+        let all: Vec<Value> = models.iter().map(facts).chain([bundled_facts(bundled)]).collect();
         print(&format!("{:#}\n", Value::Array(all)))?;
-    } else if models.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    print(&table(&models, bundled))?;
+    if models.is_empty() {
         let cache = env.cache.display();
-        terminal::note(false, &format!("no models in {cache}; `weft pull org/name` downloads one"));
-    } else {
-        print(&table(&models))?;
+        let next = format!("nothing else in {cache}; `weft pull {SMALL}` downloads a model");
+        terminal::note(false, &next);
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn table(models: &[CachedModel]) -> String {
-    let width = models.iter().map(|model| model.id.len()).max().unwrap_or(0).max("model".len());
-    let mut text = format!(
-        "{:<width$}  {:<10}  {:>8}  {:<12}  state\n",
-        "model", "revision", "size", "changed"
-    );
+/// The cached models, then the bundled one.
+fn table(models: &[CachedModel], bundled: u64) -> String {
+    let ids = models.iter().map(|model| model.id.len());
+    let width = ids.chain([BUNDLED.len()]).max().unwrap_or(0);
+    let line = |model: &str, revision: &str, size: &str, changed: &str, state: &str| {
+        format!("{model:<width$}  {revision:<10}  {size:>8}  {changed:<12}  {state}\n")
+    };
+    let mut text = line("model", "revision", "size", "changed", "state");
     for model in models {
         for revision in &model.revisions {
-            text += &format!(
-                "{:<width$}  {:<10}  {:>8}  {:<12}  {}\n",
-                model.id,
-                name(revision),
-                size::bytes(revision.size_bytes),
-                age(revision.last_modified),
-                state(revision),
-            );
+            let size = size::bytes(revision.size_bytes);
+            let changed = age(revision.last_modified);
+            text += &line(&model.id, &name(revision), &size, &changed, &state(revision));
         }
     }
-    text
+    text + &line(BUNDLED, "bundled", &size::bytes(bundled), "", "ready, a demo")
+}
+
+fn bundled_facts(bytes: u64) -> Value {
+    json!({ "id": BUNDLED, "size_bytes": bytes, "bundled": true, "revisions": [] })
 }
 
 /// A branch or tag if there is one, else the first digits of the commit.
@@ -58,7 +65,8 @@ fn name(revision: &CachedRevision) -> String {
 
 fn state(revision: &CachedRevision) -> String {
     match revision.missing.as_slice() {
-        [] => "ready".to_owned(),
+        [] if revision.gguf.is_empty() => "ready".to_owned(),
+        [] => format!("ready: {}", revision.gguf.join(", ")),
         missing => format!("incomplete: {}", missing.join(", ")),
     }
 }
@@ -72,7 +80,10 @@ pub(crate) fn age(time: Option<SystemTime>) -> String {
     match age {
         age if age < Duration::from_secs(HOUR) => format!("{} min ago", age.as_secs() / MINUTE),
         age if age < Duration::from_secs(DAY) => format!("{} h ago", age.as_secs() / HOUR),
-        age => format!("{} days ago", age.as_secs() / DAY),
+        age => {
+            let days = usize::try_from(age.as_secs() / DAY).unwrap_or(usize::MAX);
+            format!("{} ago", size::plural(days, "day"))
+        }
     }
 }
 
@@ -82,6 +93,7 @@ fn facts(model: &CachedModel) -> Value {
             "sha": revision.sha,
             "refs": revision.refs,
             "size_bytes": revision.size_bytes,
+            "gguf": revision.gguf,
             "missing": revision.missing,
         })
     };

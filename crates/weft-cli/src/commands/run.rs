@@ -26,6 +26,7 @@ pub(crate) fn run(mut args: RunArgs) -> Result<ExitCode, CliError> {
         return chat_instead(args);
     };
     sampling::check(&args.sampling)?;
+    let system = args.prompt.system.as_deref().map(sources::system).transpose()?;
     interrupt::install();
     let mut session = Session::open(&args.model, &args.cache)?;
     load::introduce(&args.model, args.model.quiet || args.json);
@@ -36,7 +37,6 @@ pub(crate) fn run(mut args: RunArgs) -> Result<ExitCode, CliError> {
         }
         Asked::Text(text)
     } else {
-        let system = args.prompt.system.as_deref().map(sources::system).transpose()?;
         let system = system.map(|system| session.system_text(&system)).transpose()?;
         Asked::Chat { system, turns: vec![Turn { documents: Vec::new(), text, answer: None }] }
     };
@@ -58,7 +58,9 @@ fn take_model(args: &mut RunArgs) -> Result<Vec<String>, CliError> {
     if args.model_by_flag || words.is_empty() {
         return Ok(words);
     }
-    if looks_like_model(&words[0]) || (words.len() > 1 && models::is_model(&words[0])) {
+    let first = &words[0];
+    let is_model = looks_like_model(first) || models::is_family(first);
+    if is_model || (words.len() > 1 && models::is_model(first)) {
         args.model.model = Some(words.remove(0));
     } else if words.len() > 1 {
         return Err(models::not_a_model(&words[0], &words[1..].join(" ")));
@@ -96,7 +98,8 @@ fn chat_instead(args: RunArgs) -> Result<ExitCode, CliError> {
         return Err(CliError::Usage("the prompt is empty; give one after the model".to_owned()));
     }
     chat::run(ChatArgs {
-        name: None,
+        words: Vec::new(),
+        context: Vec::new(),
         model: args.model,
         cache: args.cache,
         prompt: args.prompt,

@@ -1,8 +1,8 @@
 //! `weft serve [MODEL]`: runs the server with the same engine as the other commands.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{ExitCode, Stdio};
 
 use weft::DEFAULT_CONTEXT;
 use weft_core::chunk::Which;
@@ -13,6 +13,7 @@ use crate::args::{CacheArgs, ModelArgs, ServeArgs};
 use crate::error::CliError;
 use crate::load;
 use crate::models;
+use crate::progress::Bars;
 use crate::resident::{self, Identity};
 use crate::terminal;
 use crate::tiers::RegisteredChunks;
@@ -23,7 +24,12 @@ pub(crate) fn run(args: ServeArgs) -> Result<ExitCode, CliError> {
     // A request without a limit is promised a whole context, and there can be one request per lane.
     cache.contexts = Some(MAX_LANES);
     load::wanted_launches(model.device, model.kernels)?;
+    let mut names = args.served_model_name.into_iter();
+    let id = names.next().unwrap_or_else(|| id(model.model.as_deref()));
     let options = Options {
+        allowed_origins: args.allow_origin,
+        aliases: names.collect(),
+        strict_model: args.strict_model,
         api_key: args.api_key,
         insecure: args.insecure,
         allowed_hosts: args.allow_host,
@@ -36,11 +42,41 @@ pub(crate) fn run(args: ServeArgs) -> Result<ExitCode, CliError> {
     let server = server.map_err(CliError::serve)?;
     let address = server.address().map_err(CliError::io("the server's address"))?;
     terminal::note(quiet, &format!("http://{address} · Ctrl-C ends"));
-    server.run(Box::new(move || Ok(load(&model, &cache)?))).map_err(CliError::serve)?;
+    if args.open {
+        open_page(&page(address));
+    }
+    model.bars = Bars::reporting_to(quiet, server.progress()).into();
+    server.run(Box::new(move || Ok(load(&id, &model, &cache)?))).map_err(CliError::serve)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn load(args: &ModelArgs, cache: &CacheArgs) -> Result<Loaded, CliError> {
+/// The page's address on this machine, for a server that listens on all its addresses too.
+fn page(address: SocketAddr) -> String {
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    format!("http://{}/", SocketAddr::new(ip, address.port()))
+}
+
+/// Opens the user's browser. The server goes on if there is none.
+fn open_page(url: &str) {
+    let (program, args): (&str, &[&str]) = match std::env::consts::OS {
+        "macos" => ("open", &[]),
+        "windows" => ("cmd", &["/c", "start", ""]),
+        _ => ("xdg-open", &[]),
+    };
+    let mut command = std::process::Command::new(program);
+    let command = command.args(args).arg(url).stdin(Stdio::null()).stdout(Stdio::null());
+    match command.stderr(Stdio::null()).spawn() {
+        // Waits for the program, so that no dead process stays behind.
+        Ok(mut child) => drop(std::thread::spawn(move || child.wait())),
+        Err(error) => terminal::warn(&format!("{program} does not start ({error}); open {url}")),
+    }
+}
+
+fn load(id: &str, args: &ModelArgs, cache: &CacheArgs) -> Result<Loaded, CliError> {
     let load::Loaded { model, mut engine } = load::load(args, cache)?;
     load::introduce(args, args.quiet);
     let registered = RegisteredChunks::open(cache, &model.tokenizer);
@@ -71,22 +107,23 @@ fn load(args: &ModelArgs, cache: &CacheArgs) -> Result<Loaded, CliError> {
     };
     let identity = Identity::of_server(args, cache, about);
     let identity = serde_json::to_value(identity).unwrap_or_default();
-    Ok(Loaded { id: id(args.model.as_deref()), model, engine, shelf, identity })
+    Ok(Loaded { id: id.to_owned(), model, engine, shelf, identity })
 }
 
 /// The model's name for clients: its name on the hub, or the name of its folder.
 fn id(model: Option<&str>) -> String {
     let Some(model) = model else { return models::BUNDLED.to_owned() };
+    let model = &models::full_name(model);
     let is_path = Path::new(model).is_dir() || model.starts_with(['/', '.', '~']);
     let last = Path::new(model).file_name().filter(|_| is_path);
-    last.map_or_else(|| model.to_owned(), |name| name.to_string_lossy().into_owned())
+    last.map_or_else(|| model.clone(), |name| name.to_string_lossy().into_owned())
 }
 
 impl CliError {
     /// A loading error gets the same exit code as in any other command.
     fn serve(error: ServeError) -> Self {
         match error {
-            ServeError::NoKey { .. } => Self::Usage(error.to_string()),
+            ServeError::NoKey { .. } | ServeError::EmptyKey => Self::Usage(error.to_string()),
             error => Self::Serve(error),
         }
     }

@@ -7,6 +7,7 @@ use weft::memory::MemoryPlan;
 use weft_core::config::{Config, RopeScaling};
 use weft_core::kv::PAGE_ROWS;
 use weft_core::model::Model;
+use weft_core::weights::Forms;
 
 use crate::answer::print;
 use crate::args::ShowArgs;
@@ -17,7 +18,12 @@ use crate::tiers::Budget;
 
 pub(crate) fn run(args: &ShowArgs) -> Result<ExitCode, CliError> {
     let model = load::open(args.name.as_deref(), &args.model)?;
-    let plan = load::memory(&model.config, &args.model, &args.cache)?;
+    let plan = load::memory(
+        &model.config,
+        &Forms::of(&*model.weights, &model.config),
+        &args.model,
+        &args.cache,
+    )?;
     let budget = Budget::new(&args.cache);
     let text = if args.json {
         format!("{:#}\n", facts(&model, &plan, &budget))
@@ -74,10 +80,11 @@ fn rows(model: &Model, plan: &MemoryPlan, budget: &Budget) -> Vec<(&'static str,
 
 fn rope(config: &Config) -> String {
     let theta = config.rope.theta;
-    match config.rope.scaling {
+    match &config.rope.scaling {
         RopeScaling::None => format!("theta {theta}"),
         RopeScaling::Llama3 { factor, .. } => format!("theta {theta}, Llama 3 scaling × {factor}"),
         RopeScaling::Yarn { factor, .. } => format!("theta {theta}, YaRN × {factor}"),
+        RopeScaling::Factors(_) => format!("theta {theta}, scaled by the factors of the file"),
     }
 }
 

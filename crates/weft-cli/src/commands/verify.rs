@@ -11,6 +11,7 @@ use weft_core::engine::Verification;
 use super::ask;
 use crate::args::AskArgs;
 use crate::error::CliError;
+use crate::size;
 
 pub(crate) fn run(args: AskArgs) -> Result<ExitCode, CliError> {
     ask::run(AskArgs { verify: true, ..args })
@@ -20,10 +21,14 @@ pub(crate) fn run(args: AskArgs) -> Result<ExitCode, CliError> {
 pub(crate) fn describe(verification: &Verification) -> String {
     let Verification { tokens, differing, mean_difference, max_difference, divergence, .. } =
         verification;
-    let verdict = if verification.is_exact() { "exact: no bit differs" } else { "approximate" };
+    let verdict = match differing {
+        0 if verification.is_exact() => "same answer, bit for bit".to_owned(),
+        0 => "same answer".to_owned(),
+        _ => format!("differs in {differing} of {}", size::plural(*tokens, "token")),
+    };
     format!(
-        "{verdict} · {differing} of {tokens} tokens differ · |Δlogprob| mean {mean_difference:.2e}, \
-         max {max_difference:.2e} · KL {divergence:.2e}"
+        "{verdict} · |Δlogprob| mean {mean_difference:.2e}, max {max_difference:.2e} · KL \
+         {divergence:.2e}"
     )
 }
 
@@ -37,4 +42,19 @@ pub(crate) fn facts(verification: &Verification) -> Value {
         "max_abs_logprob_difference": verification.max_difference,
         "kl": verification.divergence,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_verdict_comes_first() {
+        let same = Verification { tokens: 31, ..Verification::default() };
+        assert!(describe(&same).starts_with("same answer, bit for bit · "));
+        let close = Verification { changed: 9, max_difference: 1e-3, ..same };
+        assert!(describe(&close).starts_with("same answer · "));
+        let other = Verification { differing: 2, ..close };
+        assert!(describe(&other).starts_with("differs in 2 of 31 tokens · "));
+    }
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use weft_core::chunk::{Library, Shelf};
 use weft_core::engine::{Cancel, Verification};
 use weft_server::resident::protocol::{
     self, Event, Facts, Find, Found, Question, Refusal, Warm, Warmed,
@@ -19,6 +20,7 @@ use weft_server::resident::protocol::{
 use crate::answer::{Answer, Origin, Printer, Style};
 use crate::error::CliError;
 use crate::interrupt;
+use crate::tiers::RegisteredChunks;
 
 /// How often Ctrl-C is looked for.
 const WATCH: Duration = Duration::from_millis(20);
@@ -103,6 +105,14 @@ impl Client {
 
     pub(crate) fn find(&self, find: &Find) -> Result<Found, CliError> {
         self.call(protocol::FIND, find)
+    }
+
+    /// The registered chunks, from their files.
+    pub(crate) fn library(&self) -> Result<Library, CliError> {
+        match &self.facts.shelf {
+            Some(folder) => Ok(RegisteredChunks::load(Shelf::at(folder.clone()))?.library),
+            None => Ok(Library::default()),
+        }
     }
 
     pub(crate) fn warm(&self, warm: &Warm) -> Result<Warmed, CliError> {

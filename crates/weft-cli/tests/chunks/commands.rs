@@ -106,7 +106,7 @@ fn pinned_rows_stay_when_others_have_to_go() {
     assert_eq!(home.chunk(&["list", "--json"]).json()[0]["pinned"], true);
     let freed = home.chunk(&["gc", "--disk-cache", "1m"]).ok().stdout;
     assert!(
-        freed.contains("freed 1 files over the budget") || freed.contains("freed 2 files"),
+        freed.contains("freed 1 file over the budget") || freed.contains("freed 2 files"),
         "{freed}"
     );
     assert_eq!((rows("nusonix"), rows("krogaste")), (1, 0), "gc: {freed}");
@@ -125,7 +125,7 @@ fn what_is_removed_is_gone_with_its_rows() {
     home.ask(&["nusonix", "krogaste"], &[]);
     assert_eq!(home.rows().len(), 3);
     let stderr = home.chunk(&["rm", "krogaste"]).ok().stderr;
-    assert!(stderr.contains("removed 1 chunks"), "{stderr}");
+    assert!(stderr.contains("removed 1 chunk"), "{stderr}");
     assert_eq!(home.rows().len(), 2);
     assert_eq!(names(&home, &[]), ["nusonix", "kehujax", "brief"]);
     home.chunk(&["rm", "--kind", "system"]).ok();

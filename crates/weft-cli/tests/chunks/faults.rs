@@ -74,7 +74,7 @@ fn left_over_files_are_swept_and_rows_of_others_if_asked() {
     home.ask(&["nusonix.txt"], &[]);
     home.write(".cache/weft/kv/999999999-0.tmp", "half");
     let freed = home.chunk(&["gc", "-q"]).ok().stdout;
-    assert!(freed.contains("freed 1 left-over files"), "{freed}");
+    assert!(freed.contains("freed 1 left-over file"), "{freed}");
     home.ask(&["nusonix.txt"], &["--kernels", "reference"]);
     assert_eq!(home.rows().len(), 4, "two devices, two sets of rows");
     let freed = home.chunk(&["gc", "-q", "--other-models"]).ok().stdout;

@@ -81,7 +81,7 @@ fn what_is_malformed_is_refused_with_the_field() {
         ("n", json!("2")),
         ("temperature", json!(-0.1)),
         ("temperature", json!("hot")),
-        ("top_p", json!(0)),
+        ("top_p", json!(-0.1)),
         ("top_p", json!(1.5)),
         ("top_k", json!(-2)),
         ("min_p", json!(2)),
@@ -95,7 +95,7 @@ fn what_is_malformed_is_refused_with_the_field() {
         ("stop", json!([""])),
         ("stop", json!(vec!["x"; 17])),
         ("stop", json!("x".repeat(2000))),
-        ("max_tokens", json!(-1)),
+        ("max_tokens", json!(-2)),
         ("max_tokens", json!(0)),
         ("logit_bias", json!({"x": 1})),
         ("logit_bias", json!({"1.5": 1})),
@@ -121,6 +121,26 @@ fn what_is_malformed_is_refused_with_the_field() {
 }
 
 #[test]
+fn fields_that_would_change_the_answer_are_refused_by_name() {
+    let server = Server::start(&[]);
+    for (field, value) in [
+        ("functions", json!([{"name": "f"}])),
+        ("function_call", json!({"name": "f"})),
+        ("guided_grammar", json!("root ::= \"a\"")),
+        ("allowed_token_ids", json!([1, 2])),
+        ("bad_words", json!(["x"])),
+        ("use_beam_search", json!(true)),
+        ("truncate_prompt_tokens", json!(8)),
+        ("chat_template", json!("{{ 'say something else' }}")),
+    ] {
+        for (path, body) in [(CHAT, chat()), (COMPLETIONS, json!({"prompt": "x"}))] {
+            let (status, answer) = server.post(path, &merged(body, json!({field: value})));
+            assert_eq!((status, &answer["error"]["param"]), (400, &json!(field)), "{answer}");
+        }
+    }
+}
+
+#[test]
 fn a_prompt_that_is_too_long_is_refused_with_both_numbers() {
     let server = Server::start(&["--ctx-size", "256"]);
     for stream in [false, true] {
@@ -129,6 +149,8 @@ fn a_prompt_that_is_too_long_is_refused_with_both_numbers() {
         let message = server.refusal(CHAT, &body, 400);
         let numbers = message.split(' ').filter_map(|word| word.parse::<usize>().ok());
         let numbers: Vec<usize> = numbers.collect();
+        // litellm looks for these words.
+        assert!(message.starts_with("This model's maximum context length is 256 tokens"));
         assert!(message.contains("256") && numbers.iter().any(|n| *n > 1000), "{message}");
     }
     let (status, long) = server.post(COMPLETIONS, &json!({"prompt": vec![5; 256]}));
@@ -150,6 +172,10 @@ fn several_choices_differ_and_the_first_is_the_only_one() {
         choices.iter().map(|c| c["message"]["content"].as_str().unwrap()).collect();
     assert_eq!((choices.len(), texts.len()), (3, 3));
     assert_eq!(answer["usage"]["completion_tokens"], 24);
+    assert_eq!(answer["timings"]["predicted_n"], 24, "of all choices");
+    let streamed = merged(settings.clone(), json!({"stream_options": {"include_usage": true}}));
+    let events = server.events(CHAT, &chat_with(streamed));
+    assert_eq!(events.last().unwrap()["timings"]["predicted_n"], 24);
     let mut one = settings;
     one["n"] = json!(1);
     assert_eq!(text(&server.ask(&chat_with(one))), text(&answer));
@@ -222,9 +248,11 @@ fn stops_biases_and_odd_settings_do_what_they_say() {
         json!({"chat_template_kwargs": {"enable_thinking": false}}),
         json!({"user": "me", "parallel_tool_calls": true, "store": false, "metadata": {}}),
         json!({"max_tokens": 100_000, "top_k": -1, "n": 1.0}),
+        json!({"max_tokens": -1}),
+        json!({"max_completion_tokens": -1, "temperature": 2.0, "top_p": 0}),
+        json!({"functions": [], "function_call": "none", "bad_words": [], "mirostat": 0}),
         json!({"n_predict": -1, "grammar": "", "continue_final_message": false}),
         json!({"response_format": {"type": "text"}, "tools": [], "tool_choice": "auto"}),
-        json!({"chat_template": "{{ 'say something else' }}"}),
         json!({"chat_template_kwargs": {"messages": [], "chat_template": "x"}}),
     ] {
         assert_eq!(text(&server.ask(&chat_with(fine))), ANSWER);

@@ -38,6 +38,47 @@ fn a_conversation_computes_only_what_is_new() {
     }
 }
 
+#[test]
+fn a_server_without_a_cache_keeps_nothing() {
+    let server = Server::start(&["--no-cache"]);
+    let first = server.ask(&chat());
+    for _ in 0..2 {
+        let again = server.ask(&chat());
+        assert_eq!((cached(&again), text(&again)), (0, text(&first)));
+    }
+    assert_eq!(server.post("/v1/chunks/preview", &chat()).1["cached_tokens"], 0);
+    let id = register(&server, "context", &document());
+    server.ask(&about(&[&id], json!({})));
+    server.refusal(&format!("/v1/chunks/{id}/warm"), &json!({}), 400);
+    server.signal("-TERM");
+    let (code, folder) = server.wait();
+    assert_eq!(code, Some(0));
+    let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(Result::unwrap).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn choices_without_the_cache_compute_their_prompt_once() {
+    let server = Server::start(&[]);
+    let ask = |n: usize| {
+        let before = server.metric("weft_prompt_tokens_total");
+        let before_cached = server.metric("weft_cached_tokens_total");
+        let more = json!({"cache_prompt": false, "n": n, "temperature": 2.0, "seed": 5,
+            "max_tokens": 6, "ignore_eos": true});
+        let answer = server.ask(&merged(chat(), more));
+        let computed = server.metric("weft_prompt_tokens_total")
+            - before
+            - (server.metric("weft_cached_tokens_total") - before_cached);
+        assert_eq!(cached(&answer), 0);
+        (computed as u64, answer)
+    };
+    let (one, alone) = ask(1);
+    let (eight, answer) = ask(8);
+    assert_eq!((one, eight), (count(&alone, "prompt_tokens"), one), "one prompt, not eight");
+    assert_eq!(text(&answer), text(&alone));
+    assert_eq!(cached(&server.ask(&chat())), 0, "nothing is left of them");
+}
+
 fn register(server: &Server, kind: &str, words: &str) -> String {
     let (status, chunk) = server.post("/v1/chunks", &json!({"kind": kind, "text": words}));
     assert_eq!(status, 201, "{chunk}");
@@ -250,4 +291,40 @@ fn chunks_and_their_rows_survive_a_kill_and_an_orderly_end() {
     let third = server.ask(&asked);
     assert_eq!(cached(&third), count(&third, "prompt_tokens"), "an orderly end keeps all rows");
     assert_eq!(server.get(&format!("/v1/chunks/{id}")).1["uses"], 2);
+}
+
+#[test]
+fn a_full_disk_is_reported_and_the_server_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start_on_full_disk(folder, 1);
+    // The file of a short text fits into a block, and its rows do not.
+    let short = register(&server, "context", "A document.");
+    let (status, warmed) = server.post(&format!("/v1/chunks/{short}/warm"), &json!({}));
+    assert_eq!((status, &warmed["saved"]), (200, &json!(false)), "{warmed}");
+    assert!(warmed["warning"].as_str().unwrap().contains("the disk is full"), "{warmed}");
+    assert_eq!(server.metric("weft_disk_full"), 1.0);
+    assert!(server.metric("weft_disk_write_failures_total{what=\"rows\"}") >= 1.0);
+
+    let long = json!({"kind": "context", "text": document()});
+    let (status, error) = server.post("/v1/chunks", &long);
+    assert_eq!(status, 507, "{error}");
+    server.check_error(&error);
+    assert!(error["error"]["message"].as_str().unwrap().contains("disk is full"), "{error}");
+    assert_eq!(server.metric("weft_disk_write_failures_total{what=\"chunks\"}"), 1.0);
+    let listed = server.get("/v1/chunks").1;
+    assert_eq!(listed["data"].as_array().unwrap().len(), 1, "what is not saved is not registered");
+
+    let log = server.log();
+    assert!(log.contains("chunks are no longer written"), "{log}");
+    assert!(log.contains("a chunk was not saved: the disk is full"), "{log}");
+    assert_eq!(text(&server.ask(&chat())), ANSWER);
+}
+
+#[test]
+fn what_is_warmed_is_said_to_be_saved() {
+    let server = Server::start(&[]);
+    let id = register(&server, "context", &document());
+    let (status, warmed) = server.post(&format!("/v1/chunks/{id}/warm"), &json!({}));
+    assert_eq!((status, &warmed["saved"]), (200, &json!(true)), "{warmed}");
+    assert!(warmed.get("warning").is_none(), "{warmed}");
 }

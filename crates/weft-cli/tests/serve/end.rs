@@ -67,9 +67,9 @@ fn an_orderly_end_finishes_what_runs_and_refuses_what_comes() {
     running.read_line(&mut String::new()).unwrap();
     server.until("it runs", || server.metric("weft_lanes_running") == 1.0);
     server.signal("-TERM");
-    std::thread::sleep(Duration::from_millis(100));
-    let refused = TcpStream::connect(("127.0.0.1", server.port));
-    assert!(refused.is_err(), "nothing listens any more");
+    server.until("it is draining", || server.get("/health").0 == 503);
+    assert_eq!(server.get("/health").1["status"], "draining");
+    server.refusal("/v1/chat/completions", &chat(), 503);
     let mut rest = String::new();
     running.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("\"finish_reason\":\"length\"") && rest.contains("[DONE]"));

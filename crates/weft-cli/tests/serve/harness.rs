@@ -66,7 +66,22 @@ impl Server {
 
     /// Starts without waiting for the model.
     pub fn spawn(folder: TempDir, args: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_weft"))
+        Self::spawn_by(Command::new(env!("CARGO_BIN_EXE_weft")), folder, args)
+    }
+
+    /// Starts where no file can have more than this many blocks, as on a disk that is full.
+    pub fn start_on_full_disk(folder: TempDir, blocks: u32) -> Self {
+        let mut shell = Command::new("sh");
+        // The signal would end the process; ignored, the write fails.
+        let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\"");
+        shell.args(["-c", &script, env!("CARGO_BIN_EXE_weft")]);
+        let server = Self::spawn_by(shell, folder, &[]);
+        server.until("it is healthy", || server.get("/health").0 == 200);
+        server
+    }
+
+    fn spawn_by(mut program: Command, folder: TempDir, args: &[&str]) -> Self {
+        let mut child = program
             .args(["serve", "--no-resident", "--port", "0", "--threads", "1", "--cache-dir"])
             .arg(folder.path().join("kv"))
             .arg("--chunk-dir")
@@ -78,7 +93,8 @@ impl Server {
         let guard = DieWithUs::new(&child);
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let first = lines.next().unwrap().unwrap();
-        let port = first.split("127.0.0.1:").nth(1).and_then(|rest| rest.split(' ').next());
+        let address = first.split("http://").nth(1).and_then(|rest| rest.split(' ').next());
+        let port = address.and_then(|address| address.rsplit(':').next());
         let port = port.and_then(|port| port.parse().ok()).unwrap_or_else(|| panic!("{first}"));
         // Reads continuously, so that the server never waits for this test.
         let log = Arc::new(Mutex::new(vec![first.clone()]));

@@ -57,6 +57,9 @@ fn forms_are_asked_for_in_the_words_of_other_servers_too() {
     let choice = said(json!({"structured_outputs": {"choice": choices}, "temperature": 2.0}));
     assert!(choices.contains(&&*choice), "{choice}");
     assert_eq!(said(json!({"structured_outputs": {"regex": "a{3}b{2}"}})), "aaabb");
+    assert_eq!(said(json!({"guided_regex": "a{3}b{2}"})), "aaabb");
+    assert_eq!(said(json!({"guided_json": {"const": "42"}})), "\"42\"");
+    assert_eq!(said(json!({"guided_choice": ["the only one"]})), "the only one");
     let completion = json!({"prompt": "x", "structured_outputs": {"regex": "[0-9]{2}-[0-9]{2}"}});
     let completion = server.post("/v1/completions", &completion).1;
     let digits = completion["choices"][0]["text"].as_str().unwrap();
@@ -72,19 +75,54 @@ fn forms_are_asked_for_in_the_words_of_other_servers_too() {
     }
 }
 
+/// The parts of tool calls in a stream, in order.
+fn call_deltas(events: &[Value]) -> Vec<&Value> {
+    let deltas = events.iter().map(|event| &event["choices"][0]["delta"]["tool_calls"]);
+    deltas.filter_map(Value::as_array).flatten().collect()
+}
+
+/// The arguments of a stream's one call.
+fn streamed_arguments(events: &[Value]) -> String {
+    let deltas = call_deltas(events);
+    deltas.iter().filter_map(|delta| delta["function"]["arguments"].as_str()).collect()
+}
+
 #[test]
-fn a_required_call_that_is_cut_off_is_no_text() {
+fn a_required_call_that_is_cut_off_has_what_there_was() {
     let server = Server::start(&[]);
-    for max_tokens in [1, 3, 9] {
-        let more =
-            json!({"tools": [weather()], "tool_choice": "required", "max_tokens": max_tokens});
-        let answer = server.ask(&chat_with(more.clone()));
+    let asked = |tools: Value, max_tokens: u64| {
+        chat_with(json!({"tools": tools, "tool_choice": "required", "max_tokens": max_tokens,
+            "temperature": 0}))
+    };
+    let whole = server.ask(&asked(json!([weather()]), 400));
+    let whole_arguments = &whole["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"];
+    let whole_arguments = whole_arguments.as_str().unwrap();
+    let n_tokens = whole["usage"]["completion_tokens"].as_u64().unwrap();
+    let mut lengths = Vec::new();
+    for max_tokens in 1..n_tokens {
+        let body = asked(json!([weather()]), max_tokens);
+        let answer = server.ask(&body);
         let choice = &answer["choices"][0];
         assert_eq!(choice["finish_reason"], "length");
-        assert_eq!((text(&answer), &choice["message"]["tool_calls"]), ("", &json!(null)));
-        let events = server.events("/v1/chat/completions", &chat_with(more));
-        assert_eq!(joined(&events), "");
+        assert!(choice["message"]["content"].is_null(), "{answer}");
+        let call = &choice["message"]["tool_calls"][0]["function"];
+        let arguments = call["arguments"].as_str().unwrap();
+        assert_eq!(call["name"], "weather");
+        assert!(whole_arguments.starts_with(arguments), "{arguments}");
+        lengths.push(arguments.len());
+        let events = server.events("/v1/chat/completions", &body);
+        assert_eq!((joined(&events).as_str(), &*streamed_arguments(&events)), ("", arguments));
+        assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "length");
     }
+    lengths.dedup();
+    assert!(lengths[0] == 0 && lengths.len() > 4, "{lengths:?}");
+
+    // Which of two tools is meant is open before its name is complete.
+    let mut other = weather();
+    other["function"]["name"] = json!("news");
+    let answer = server.ask(&asked(json!([weather(), other]), 1));
+    let message = &answer["choices"][0]["message"];
+    assert_eq!((text(&answer), &message["tool_calls"]), ("", &json!(null)));
 }
 
 #[test]
@@ -107,17 +145,13 @@ fn required_tools_are_called() {
         assert!((1..=9).contains(&arguments["days"].as_i64().unwrap()), "{arguments}");
 
         let events = server.events("/v1/chat/completions", &chat_with(more));
-        let deltas: Vec<&Value> = events
-            .iter()
-            .filter_map(|event| event["choices"][0]["delta"]["tool_calls"].as_array())
-            .flatten()
-            .collect();
+        let deltas = call_deltas(&events);
+        assert!(deltas.len() > 4, "arguments are sent as they come: {deltas:?}");
         assert!(deltas.iter().all(|delta| delta["index"] == 0));
         assert_eq!(deltas.iter().filter(|delta| delta["id"].is_string()).count(), 1);
         assert_eq!(deltas.iter().filter(|d| d["function"]["name"].is_string()).count(), 1);
-        let streamed: String =
-            deltas.iter().filter_map(|d| d["function"]["arguments"].as_str()).collect();
-        assert_eq!(serde_json::from_str::<Value>(&streamed).unwrap(), arguments);
+        let streamed: Value = serde_json::from_str(&streamed_arguments(&events)).unwrap();
+        assert_eq!(streamed, arguments);
         assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
     }
     let none = server.ask(&chat_with(json!({"tools": [weather()], "tool_choice": "none"})));
@@ -231,12 +265,10 @@ fn tools_are_called_where_the_model_wants_to() {
     assert_eq!(arguments, [Some("{\"days\":2}"), Some("{}")]);
     assert_ne!(calls[0]["id"], calls[1]["id"]);
     let events = server.events("/v1/chat/completions", &asked);
-    let indices: Vec<u64> = events
-        .iter()
-        .filter_map(|event| event["choices"][0]["delta"]["tool_calls"].as_array())
-        .flatten()
-        .map(|delta| delta["index"].as_u64().unwrap())
-        .collect();
+    let mut indices: Vec<u64> =
+        call_deltas(&events).iter().map(|delta| delta["index"].as_u64().unwrap()).collect();
+    assert!(indices.len() > 4, "arguments are sent as they come: {indices:?}");
+    indices.dedup();
     assert_eq!((joined(&events).as_str(), indices), ("Let me see.", vec![0, 1]));
     let unasked = server.ask(&saying(said, json!({})));
     assert_eq!(text(&unasked), said, "without tools it is a text");

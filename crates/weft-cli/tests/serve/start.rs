@@ -9,19 +9,121 @@ fn health_is_503_while_the_model_loads_and_then_200_and_needs_no_key() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::spawn(folder, &["--api-key", "secret", "--kernels", "reference"]);
     let no_key = [("X-Api-Key", "wrong")];
-    let health = || server.send("GET", "/health", &no_key, b"");
-    let mut seen = vec![health().0];
-    while *seen.last().unwrap() != 200 {
-        seen.push(health().0);
+    let health = || {
+        let (status, _, body) = server.send("GET", "/health", &no_key, b"");
+        (status, serde_json::from_slice::<Value>(&body).unwrap())
+    };
+    let mut seen = vec![health()];
+    while seen.last().unwrap().0 != 200 {
+        seen.push(health());
     }
-    assert!(seen.iter().all(|status| matches!(status, 200 | 503)), "{seen:?}");
+    for (status, body) in &seen[..seen.len() - 1] {
+        assert_eq!((*status, &body["status"]), (503, &json!("loading")), "{body}");
+        assert!((0.0..=1.0).contains(&body["progress"].as_f64().unwrap()), "{body}");
+        assert!(body["error"]["message"].as_str().unwrap().contains("loading"), "{body}");
+    }
+    assert_eq!(seen.last().unwrap().1, json!({"status": "ok"}));
     let (status, models) = server.get("/v1/models");
     assert_eq!(status, 200);
     let ids: Vec<&Value> = models["data"].as_array().unwrap().iter().map(|m| &m["id"]).collect();
     assert_eq!(ids, ["weft-tiny"]);
     assert_eq!(server.get("/v1/models/weft-tiny").0, 200);
     assert_eq!(server.get("/v1/models/other").0, 404);
-    server.refusal("/v1/chat/completions", &merged(chat(), json!({"model": "gpt-4"})), 404);
+}
+
+fn header<'h>(head: &'h str, name: &str) -> Option<&'h str> {
+    let mut lines = head.lines().filter_map(|line| line.split_once(": "));
+    lines.find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+}
+
+#[test]
+fn any_name_is_answered_by_the_one_model_and_strict_names_are_not() {
+    let server = Server::start(&[]);
+    let ask = |server: &Server, more: Value| {
+        let body = merged(chat(), more).to_string();
+        let (status, head, body) =
+            server.send("POST", "/v1/chat/completions", &JSON, body.as_bytes());
+        (status, head, String::from_utf8(body).unwrap())
+    };
+    for more in [json!({"model": "gpt-4\n"}), json!({"model": "gpt-4\n", "stream": true})] {
+        let (status, head, body) = ask(&server, more);
+        assert_eq!((status, header(&head, "x-weft-model")), (200, Some("weft-tiny")), "{body}");
+        assert!(body.contains("\"model\":\"weft-tiny\""), "{body}");
+    }
+    let completion = json!({"prompt": "x", "max_tokens": 1, "model": "davinci"});
+    assert_eq!(server.post("/v1/completions", &completion).0, 200);
+    let log = server.log();
+    assert_eq!(log.matches("gpt-4\\n").count(), 1, "once: {log}");
+    assert!(log.contains("davinci"), "{log}");
+    for its_own in [json!({"model": "weft-tiny"}), json!({})] {
+        let (status, head, _) = ask(&server, its_own);
+        assert_eq!((status, header(&head, "x-weft-model")), (200, None));
+    }
+
+    let names = ["--served-model-name", "gpt-4o,local", "--served-model-name", "third"];
+    let server = Server::start(&[&names[..], &["--strict-model"]].concat());
+    let models = server.get("/v1/models").1;
+    let ids: Vec<&Value> = models["data"].as_array().unwrap().iter().map(|m| &m["id"]).collect();
+    assert_eq!(ids, ["gpt-4o", "local", "third"]);
+    for name in ["gpt-4o", "local", "third"] {
+        let (status, _, body) = ask(&server, json!({"model": name}));
+        assert_eq!(status, 200, "{body}");
+        assert!(body.contains("\"model\":\"gpt-4o\""), "{body}");
+        assert_eq!(server.get(&format!("/v1/models/{name}")).1["id"], name);
+    }
+    let (status, _, body) = ask(&server, json!({"model": "other"}));
+    assert_eq!(status, 404, "{body}");
+    assert!(body.contains("model_not_found"), "{body}");
+}
+
+#[test]
+fn requests_have_an_id_one_host_and_a_plain_body() {
+    let server = Server::start(&["--api-key", "secret"]);
+    let id = |path: &str, headers: &[(&str, &str)]| {
+        let (status, head, _) = server.send("GET", path, headers, b"");
+        (status, header(&head, "x-request-id").unwrap().to_owned())
+    };
+    assert_eq!(id("/health", &[("X-Request-Id", "trace-7")]), (200, "trace-7".to_owned()));
+    let refused = [("X-Request-Id", "trace-8"), ("X-Api-Key", "wrong")];
+    assert_eq!(id("/v1/models", &refused), (401, "trace-8".to_owned()));
+    let long = "x".repeat(1000);
+    assert_eq!(id("/health", &[("X-Request-Id", &long)]).1.len(), 128);
+    assert_ne!(id("/health", &[]).1, id("/health", &[]).1, "each has its own");
+
+    let two = [("Host", "localhost"), ("Host", "localhost")];
+    assert_eq!(server.send("GET", "/health", &two, b"").0, 400);
+    let path = "/v1/chat/completions";
+    let gzip = [JSON[0], ("Content-Encoding", "gzip")];
+    assert_eq!(server.send("POST", path, &gzip, &[0x1f, 0x8b, 8, 0]).0, 415);
+    let identity = [JSON[0], ("Content-Encoding", "identity")];
+    assert_eq!(server.send("POST", path, &identity, chat().to_string().as_bytes()).0, 200);
+}
+
+#[test]
+fn desktop_apps_are_let_in_by_their_origins() {
+    let apps = "tauri://localhost,app://obsidian.md,vscode-webview://*,chrome-extension://abc";
+    let server = Server::start(&["--allow-origin", apps]);
+    let get = |origin: &str| server.send("GET", "/v1/models", &[("Origin", origin)], b"");
+    for origin in [
+        "tauri://localhost",
+        "app://obsidian.md",
+        "vscode-webview://0k3abc",
+        "chrome-extension://abc",
+        "http://localhost:3000",
+    ] {
+        let (status, head, _) = get(origin);
+        let allowed = header(&head, "access-control-allow-origin");
+        assert_eq!((status, allowed), (200, Some(origin)));
+        let exposed = header(&head, "access-control-expose-headers").unwrap();
+        assert!(exposed.contains("x-request-id"), "{exposed}");
+    }
+    for origin in ["tauri://evil", "chrome-extension://abd", "https://obsidian.md", "null"] {
+        assert_eq!(get(origin).0, 403, "{origin}");
+    }
+    let weft = env!("CARGO_BIN_EXE_weft");
+    let any = ["serve", "--port", "0", "--allow-origin", "http://*"];
+    let any = std::process::Command::new(weft).args(any).output().unwrap();
+    assert_eq!(any.status.code(), Some(2));
 }
 
 #[test]
@@ -134,6 +236,55 @@ fn other_machines_are_not_let_in_by_mistake() {
     assert!(text.contains("--api-key") && text.contains("--insecure"), "{text}");
     let missing = weft(&["--port", "0", "--offline", "no/such-model"]);
     assert_eq!(missing.status.code(), Some(3));
+}
+
+#[test]
+fn an_empty_key_is_refused_wherever_it_comes_from() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("config.toml");
+    std::fs::write(&config, "api-key = \"\"\n").unwrap();
+    let weft = || {
+        let mut weft = std::process::Command::new(env!("CARGO_BIN_EXE_weft"));
+        weft.args(["serve", "--port", "0", "--offline", "no/such-model"]);
+        weft
+    };
+    for (mut weft, source) in [
+        (weft(), "nothing"),
+        (weft(), "flag"),
+        (weft(), "environment"),
+        (weft(), "config"),
+        (weft(), "blank"),
+    ] {
+        match source {
+            "flag" => weft.args(["--api-key", ""]),
+            "environment" => weft.env("WEFT_API_KEY", ""),
+            "config" => weft.env("WEFT_CONFIG", &config),
+            "blank" => weft.env("WEFT_API_KEY", " "),
+            _ => &mut weft,
+        };
+        let ended = weft.output().unwrap();
+        let wanted = if source == "nothing" { 3 } else { 2 };
+        assert_eq!(ended.status.code(), Some(wanted), "{source}");
+        let text = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!(text.contains("--api-key is empty"), wanted == 2, "{source}: {text}");
+    }
+}
+
+#[test]
+fn an_address_that_nobody_connected_to_is_foreign() {
+    let server = Server::start(&["--host", "0.0.0.0", "--insecure"]);
+    let get = |headers: &[(&str, &str)]| server.send("GET", "/v1/models", headers, b"");
+    for host in ["6.6.6.6", "10.0.0.1:8080", "0.0.0.0", "[fd00::1]"] {
+        assert_eq!(get(&[("Host", host)]).0, 403, "{host}");
+    }
+    for origin in ["http://6.6.6.6", "http://6.6.6.6:8080", "https://[fd00::1]"] {
+        let (status, head, _) = get(&[("Origin", origin)]);
+        assert_eq!(status, 403, "{origin}");
+        assert!(!head.to_lowercase().contains("access-control-allow"), "{head}");
+    }
+    let own = format!("127.0.0.1:{}", server.port);
+    let origin = format!("http://{own}");
+    assert_eq!(get(&[("Host", &own), ("Origin", &origin)]).0, 200);
 }
 
 #[test]

@@ -98,3 +98,44 @@ fn a_long_prompt_is_accompanied_by_comments() {
     let comment = lines.iter().position(|line| line.starts_with(": "));
     assert!(comment.is_some() && comment < first_word, "{lines:?}");
 }
+
+/// With `return_progress` a stream says how far its prompt is before its first token, and nobody
+/// else is sent an event that clients of OpenAI do not know.
+#[test]
+fn the_progress_of_a_prompt_comes_first_and_only_when_asked_for() {
+    let server = Server::start(&[]);
+    let long = "The bells ring at noon. The candles burned until late. ".repeat(100);
+    let asked = |more: Value| {
+        let mut body = json!({"max_tokens": 2, "messages": [{"role": "user", "content": long}]});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let plain = server.events(CHAT, &asked(json!({"cache_prompt": false})));
+    assert!(plain.iter().all(|event| event.get("prompt_progress").is_none()));
+    let events = server.events(CHAT, &asked(json!({"return_progress": true})));
+    assert_eq!(joined(&events), joined(&plain));
+    let shown: Vec<&Value> =
+        events.iter().filter(|event| event.get("prompt_progress").is_some()).collect();
+    let processed: Vec<u64> =
+        shown.iter().map(|event| event["prompt_progress"]["processed"].as_u64().unwrap()).collect();
+    let total = shown[0]["prompt_progress"]["total"].as_u64().unwrap();
+    assert!(processed.len() > 2 && processed.is_sorted(), "{processed:?} of {total}");
+    assert_eq!((processed[0], processed.last()), (0, Some(&total)));
+    assert_eq!(shown[0]["choices"][0]["delta"], json!({}));
+    // The pieces are known at once, and are those of the whole report.
+    let sizes = |event: &Value| -> Vec<u64> {
+        let chunks = event["chunk_report"]["chunks"].as_array().unwrap();
+        chunks.iter().map(|chunk| chunk["tokens"].as_u64().unwrap()).collect()
+    };
+    assert_eq!(sizes(shown[0]), sizes(events.last().unwrap()));
+    assert!(!events[0]["choices"][0]["delta"]["role"].is_null(), "the role is first");
+    let last = events.iter().rposition(|event| event.get("prompt_progress").is_some());
+    let has_text = |event: &Value| event["choices"][0]["delta"]["content"].is_string();
+    assert!(last < events.iter().position(has_text));
+    // A prompt that is kept is there from the beginning.
+    let again = server.events(CHAT, &asked(json!({"return_progress": true})));
+    assert_eq!(again[1]["prompt_progress"]["processed"], total);
+    let completion = json!({"prompt": long, "max_tokens": 1, "return_progress": true});
+    let events = server.events("/v1/completions", &completion);
+    assert!(events[0]["prompt_progress"]["total"].is_number(), "{}", events[0]);
+}

@@ -5,6 +5,7 @@
 //! when others need the space. Rows that a lane reads are never moved, and pages promised to a lane
 //! are always available. The cache knows tokens and pages, but not requests.
 
+mod group;
 mod node;
 mod prefix;
 mod stats;
@@ -22,6 +23,9 @@ use crate::dtype::Dtype;
 use crate::kv::{OutOfPages, PageId, PagePool, pages_for};
 use crate::store::{KvKey, Store};
 
+pub(crate) use self::group::GroupId;
+pub use self::group::RowGroup;
+use self::group::Waiting;
 pub use self::node::LaneId;
 use self::node::Worth;
 pub(crate) use self::node::{Node, NodeId};
@@ -73,8 +77,9 @@ pub(crate) struct Cache {
     /// Pages promised to lanes. They are kept free or evictable.
     promised: usize,
     nodes: BTreeMap<NodeId, Node>,
-    /// Public nodes, by the key of the context that they attended to.
+    /// Nodes that other requests can find, by the key of the context that they attended to.
     children: HashMap<KvKey, Vec<NodeId>>,
+    groups: HashMap<GroupId, Waiting>,
     next: u64,
     tiers: Tiers,
     ram_used: u64,
@@ -94,6 +99,7 @@ pub(crate) struct NewNode {
     pub(crate) lead: usize,
     pub(crate) chunk: Option<ChunkId>,
     pub(crate) is_public: bool,
+    pub(crate) group: Option<GroupId>,
 }
 
 /// Where a node's rows start in its first page.
@@ -115,6 +121,7 @@ impl Cache {
             promised: 0,
             nodes: BTreeMap::new(),
             children: HashMap::new(),
+            groups: HashMap::new(),
             next: 0,
             tiers,
             ram_used: 0,
@@ -287,7 +294,7 @@ impl Cache {
         filled: usize,
         filler: Option<LaneId>,
     ) -> NodeId {
-        let NewNode { parent, home, tokens, lead, chunk, is_public } = new;
+        let NewNode { parent, home, tokens, lead, chunk, is_public, group } = new;
         let node = Node {
             parent,
             home,
@@ -301,6 +308,7 @@ impl Cache {
             ram: None,
             on_disk: false,
             is_public,
+            group,
             cost: Duration::ZERO,
             users: 0,
             pinned: false,
@@ -312,7 +320,7 @@ impl Cache {
     fn index(&mut self, node: Node) -> NodeId {
         let id = NodeId(self.next);
         self.next += 1;
-        if node.is_public {
+        if node.is_found() {
             self.children.entry(node.parent).or_default().push(id);
         }
         self.nodes.insert(id, node);
@@ -333,10 +341,12 @@ impl Cache {
         if node.users > 0 {
             return;
         }
-        if !node.is_public || node.filled == 0 {
+        let node = self.node(id);
+        if node.filled == 0 || !(node.is_public || self.is_awaited(node)) {
             self.drop_node(id);
             return;
         }
+        let node = self.node_mut(id);
         node.tokens.truncate(node.filled);
         let spare = node.pages.split_off(node.n_pages().min(node.pages.len()));
         self.pool.give_back(spare);
@@ -461,7 +471,7 @@ impl Cache {
         assert!(ram <= self.tiers.ram_bytes);
         let free = self.free_or_evictable(&[]);
         assert!(free >= self.promised, "{} promised of {free}", self.promised);
-        let public = self.nodes.values().filter(|n| n.is_public).count();
+        let public = self.nodes.values().filter(|n| n.is_found()).count();
         assert_eq!(self.children.values().map(Vec::len).sum::<usize>(), public);
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
+use super::GroupId;
 use crate::chunk::{ChunkId, Tier};
 use crate::device::Rows as DeviceRows;
 use crate::kv::{PageId, pages_for};
@@ -43,8 +44,10 @@ pub(crate) struct Node {
     pub(super) ram: Option<InRam>,
     /// Whether there is a file.
     pub(super) on_disk: bool,
-    /// Whether later requests can find it.
+    /// Whether all later requests can find it.
     pub(super) is_public: bool,
+    /// The group whose requests can find it.
+    pub(super) group: Option<GroupId>,
     /// The time to compute it.
     pub(crate) cost: Duration,
     /// Number of lanes that read it.
@@ -89,6 +92,11 @@ impl Node {
         self.tokens.len()
     }
 
+    /// Whether any other request can find it.
+    pub(super) fn is_found(&self) -> bool {
+        self.is_public || self.group.is_some()
+    }
+
     pub(crate) fn is_filled(&self) -> bool {
         self.filled == self.tokens.len()
     }
@@ -103,6 +111,11 @@ impl Node {
     }
 
     /// The fastest tier that holds the rows.
+    /// Whether a file has its rows.
+    pub(crate) fn is_on_disk(&self) -> bool {
+        self.on_disk
+    }
+
     pub(crate) fn tier(&self) -> Option<Tier> {
         if !self.pages.is_empty() {
             Some(Tier::Device)

@@ -14,6 +14,8 @@ pub(crate) struct Prefix(blake3::Hasher);
 /// Delimit approximate pieces. No vocabulary has these tokens.
 const BEGIN: u32 = u32::MAX;
 const END: u32 = u32::MAX - 1;
+/// Begins the contexts of a group.
+const GROUP: u32 = u32::MAX - 2;
 
 impl Prefix {
     /// The empty context of a model on a device.
@@ -28,6 +30,11 @@ impl Prefix {
         for token in tokens {
             self.0.update(&token.to_le_bytes());
         }
+    }
+
+    /// Sets the contexts of a group apart from all others.
+    pub(super) fn add_group(&mut self, id: u64) {
+        self.add(&[GROUP, id as u32, (id >> 32) as u32]);
     }
 
     /// Adds rows that were computed after `parent` and moved here.

@@ -81,7 +81,7 @@ impl World {
         let tokens = vec![self.marks; len];
         let parent = self.cache.root().key();
         let (home, lead, chunk) = (0, 0, None);
-        let new = NewNode { parent, home, tokens, lead, chunk, is_public: true };
+        let new = NewNode { parent, home, tokens, lead, chunk, is_public: true, group: None };
         let id = self.cache.insert(new, None, LaneId(0), &mut *self.device);
         self.cache.hold(id);
         let mark = self.marks as f32;
@@ -268,7 +268,7 @@ fn a_match_is_whole_or_worth_a_page() {
     assert_eq!(longest(&of(0, 20)), None);
     assert_eq!(world.cache.longest(&KvKey::of_rows(&parent, &[1]), &of(100, 0)), None);
     let (tokens, chunk) = (of(50, 9), None);
-    let new = NewNode { parent, home: 0, tokens, lead: 0, chunk, is_public: true };
+    let new = NewNode { parent, home: 0, tokens, lead: 0, chunk, is_public: true, group: None };
     world.cache.promise(1, &[]).unwrap();
     let pages = world.cache.take_pages(1, &mut *world.device);
     world.cache.adopt(new, pages, Duration::ZERO);

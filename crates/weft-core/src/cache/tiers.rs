@@ -49,6 +49,7 @@ impl Cache {
                 ram: None,
                 on_disk: true,
                 is_public: true,
+                group: None,
                 cost: Duration::from_micros(header.prefill_us),
                 users: 0,
                 pinned: false,
@@ -142,7 +143,8 @@ impl Cache {
     fn evict(&mut self, id: NodeId, to_ram: bool, device: &mut dyn Device) {
         self.worth = self.worth.max(self.node(id).worth.value);
         self.stats.evicted_from_device += 1;
-        if to_ram && self.node(id).ram.is_none() {
+        // Rows of a group leave nothing behind.
+        if to_ram && self.node(id).is_public && self.node(id).ram.is_none() {
             self.keep_below(id, device);
         }
         let pages = std::mem::take(&mut self.node_mut(id).pages);

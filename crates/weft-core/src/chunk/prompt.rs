@@ -136,6 +136,12 @@ pub enum ChunkError {
         /// The chunk.
         id: ChunkId,
     },
+    /// The disk is full.
+    #[error("the disk is full, so {path} was not written; free some space")]
+    DiskFull {
+        /// The file.
+        path: String,
+    },
     /// A library file cannot be read or written.
     #[error("{path}: {reason}")]
     File {

@@ -6,14 +6,15 @@
 //! writer of a chunk wins.
 
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use super::card::Card;
 use super::{Chunk, ChunkError, ChunkId, Library};
-use crate::files::read_capped;
-use crate::store::platform::{create_private_folder, sync_folder};
-use crate::store::temp::{self, TempFile};
+use crate::files::{read_private, write_private};
+use crate::store::platform::check_ours;
+use crate::store::put::is_disk_full;
+use crate::store::temp;
 use crate::tokenizer::Tokenizer;
 
 const ENDING: &str = ".json";
@@ -58,13 +59,14 @@ impl Shelf {
     /// Reads all chunks.
     ///
     /// # Errors
-    /// If the folder exists and cannot be listed.
+    /// If the folder exists and cannot be listed, or if other users can write to it.
     pub fn load(&self) -> Result<Shelved, ChunkError> {
         let mut shelved = Shelved::default();
         let entries = match fs::read_dir(&self.folder) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(shelved),
             entries => entries.map_err(|error| failed(&self.folder, &error))?,
         };
+        check_ours(&self.folder).map_err(|error| failed(&self.folder, &error))?;
         for entry in entries {
             let path = entry.map_err(|error| failed(&self.folder, &error))?.path();
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -83,18 +85,14 @@ impl Shelf {
     /// If the folder or the file cannot be written.
     pub fn keep(&self, chunk: &Chunk) -> Result<(), ChunkError> {
         let path = self.file_of(&chunk.id);
-        let write = || {
-            create_private_folder(&self.folder)?;
-            // Leftover files of a crash do no harm if they cannot be removed.
-            let _ = temp::sweep(&self.folder);
-            let mut temp = TempFile::create(&self.folder)?;
-            let json = serde_json::to_vec_pretty(&Card::of(chunk))?;
-            temp.file.write_all(&json)?;
-            temp.file.sync_all()?;
-            temp.rename(&path)?;
-            sync_folder(&self.folder)
-        };
-        write().map_err(|error| failed(&path, &error))
+        // Leftover files of a crash do no harm if they cannot be removed.
+        let _ = temp::sweep(&self.folder);
+        let json = serde_json::to_vec_pretty(&Card::of(chunk)).map_err(io::Error::from);
+        let written = json.and_then(|json| write_private(&path, &[&json]));
+        written.map_err(|error| match is_disk_full(&error) {
+            true => ChunkError::DiskFull { path: path.display().to_string() },
+            false => failed(&path, &error),
+        })
     }
 
     /// Removes a chunk's file, if it exists.
@@ -115,7 +113,7 @@ impl Shelf {
 }
 
 fn read(path: &Path, stem: &str) -> Result<Chunk, String> {
-    let bytes = read_capped(path, FILE_LIMIT)
+    let bytes = read_private(path, FILE_LIMIT)
         .map_err(|error| error.to_string())?
         .ok_or_else(|| format!("it has more than {FILE_LIMIT} bytes"))?;
     let card: Card = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
@@ -195,6 +193,27 @@ mod tests {
         shelf.keep(&chunk).unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(shelf.folder()), mode(&shelf.file_of(&chunk.id))), (0o700, 0o600));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_are_not_followed_and_a_shared_folder_is_not_read() {
+        use std::os::unix::fs::PermissionsExt;
+        let root = tempfile::tempdir().unwrap();
+        let shelf = Shelf::new(root.path(), &tokenizer());
+        let chunk = chunk("a text");
+        shelf.keep(&chunk).unwrap();
+        let (file, away) = (shelf.file_of(&chunk.id), root.path().join("away.json"));
+        fs::rename(&file, &away).unwrap();
+        std::os::unix::fs::symlink(&away, &file).unwrap();
+        let shelved = shelf.load().unwrap();
+        assert_eq!((shelved.library.list(&Which::default()).len(), shelved.broken.len()), (0, 1));
+        fs::rename(&away, &file).unwrap();
+        assert_eq!(shelf.load().unwrap().broken.len(), 0);
+        fs::set_permissions(shelf.folder(), fs::Permissions::from_mode(0o777)).unwrap();
+        for result in [shelf.load().map(drop), shelf.keep(&chunk)] {
+            assert!(result.unwrap_err().to_string().contains("chmod 700"));
+        }
     }
 
     #[test]

@@ -1,8 +1,10 @@
-//! The dimensions of a model: a checked `config.json`, in weft's own terms.
+//! The dimensions of a model: a checked `config.json`, or the metadata of a GGUF file, in weft's
+//! own terms.
 //!
 //! Every size of memory comes from here, so every field is bounded before anything is allocated.
 //! This module knows file formats and families, but neither tensors nor devices.
 
+mod gguf;
 mod parse;
 mod rope;
 
@@ -12,6 +14,7 @@ use std::path::Path;
 use thiserror::Error;
 
 use crate::dtype::Dtype;
+use crate::weights::WeightsError;
 
 pub use rope::{RopeConfig, RopeScaling};
 
@@ -148,6 +151,19 @@ pub enum ConfigError {
         /// The supported values.
         expected: String,
     },
+    /// weft does not support a value in the metadata of a GGUF file.
+    #[error("the GGUF file's metadata: `{key}` is {value}; weft supports {expected}")]
+    Metadata {
+        /// The key.
+        key: String,
+        /// Its value.
+        value: String,
+        /// The supported values.
+        expected: String,
+    },
+    /// A tensor that belongs to the config of a GGUF file cannot be used.
+    #[error(transparent)]
+    Tensor(#[from] Box<WeightsError>),
     /// weft does not support the model's family.
     #[error("model type `{model_type}` is not supported: {reason}")]
     Unsupported {

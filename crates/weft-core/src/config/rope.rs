@@ -7,7 +7,7 @@ use super::ConfigError;
 use super::parse::value;
 
 /// Base and scaling of the rotary embedding.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RopeConfig {
     /// The base of the frequencies.
     pub theta: f64,
@@ -23,13 +23,13 @@ impl RopeConfig {
             RopeScaling::Yarn { factor, original_positions, .. } => {
                 (original_positions * factor) as usize
             }
-            RopeScaling::None | RopeScaling::Llama3 { .. } => 0,
+            RopeScaling::None | RopeScaling::Llama3 { .. } | RopeScaling::Factors(_) => 0,
         }
     }
 }
 
 /// Scaling of the rotary frequencies.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     /// No scaling.
     None,
@@ -59,6 +59,8 @@ pub enum RopeScaling {
         /// Whether the ramp's ends are rounded to whole dimensions.
         truncate: bool,
     },
+    /// The divisor of each frequency, \[head_dim/2\]: how GGUF files store Llama 3's scaling.
+    Factors(Vec<f32>),
 }
 
 /// The keys as files write them.

@@ -3,7 +3,7 @@
 use crate::config::Config;
 use crate::dtype::Dtype;
 use crate::kv::PAGE_ROWS;
-use crate::weights::parameters;
+use crate::weights::Forms;
 
 /// The sizes that a device is created for. They determine its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,15 +30,15 @@ pub struct Need {
 }
 
 impl Need {
-    /// The memory of a device that stores all tensors in this format without padding.
-    pub fn unpadded(config: &Config, limits: &Limits, dtype: Dtype) -> Self {
+    /// The memory of a device that computes in this format and stores tensors without padding.
+    pub fn unpadded(config: &Config, forms: &Forms, limits: &Limits, dtype: Dtype) -> Self {
         let (q, kv) = (config.q_width(), config.kv_width());
         let row = config.hidden + 2 * q + 2 * kv + config.intermediate;
         let activations = limits.step_tokens * row * dtype.bytes();
         let rotations = 2 * limits.positions * config.head_dim * 4;
         let logits = limits.step_outputs * config.vocab * 4;
         Self {
-            weights: parameters(config) * dtype.bytes() as u64,
+            weights: forms.total_bytes(config, dtype),
             kv: (limits.pages * PAGE_ROWS) as u64 * config.kv_bytes_per_token(dtype),
             scratch: (activations + rotations + logits) as u64,
         }

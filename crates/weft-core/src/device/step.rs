@@ -215,6 +215,7 @@ mod tests {
     use crate::dtype::Dtype;
     use crate::plan::Op;
     use crate::shapes;
+    use crate::weights::Forms;
 
     #[test]
     fn a_step_says_what_it_asks_for() {
@@ -238,6 +239,14 @@ mod tests {
         let config = shapes::config("qwen3-0.6b").unwrap();
         let flops = Op::Attend { layer: 0 }.flops(&config, &once);
         assert_eq!(flops, once.n_pairs * 4 * 2048);
-        assert_eq!(Op::NormHead.bytes(&config, Dtype::Bf16, &Work { n_outputs: 0, ..once }), 0);
+        assert_eq!(
+            Op::NormHead.bytes(
+                &config,
+                &Forms::default(),
+                Dtype::Bf16,
+                &Work { n_outputs: 0, ..once }
+            ),
+            0
+        );
     }
 }

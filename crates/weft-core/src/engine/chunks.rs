@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::held::Policy;
-use super::placement::Placement;
+use super::placement::{Placement, PlannedNode};
 use super::{CacheStats, Cancel, Engine, GenerateError, LaneId, Request, RequestError};
 use crate::chunk::{
     Chunk, ChunkError, ChunkId, Composition, Kind, Library, Prompt, Tier, Which,
@@ -139,7 +139,7 @@ impl Engine {
 
     /// The cache's contents for a prompt.
     pub fn preview(&self, prompt: &Composition) -> Preview {
-        let placement = Placement::look_up(&self.cache, prompt, usize::MAX);
+        let placement = Placement::look_up(&self.cache, prompt, usize::MAX, None);
         let mut start = 0;
         let mut pieces = Vec::new();
         for piece in &prompt.pieces {
@@ -177,7 +177,7 @@ impl Engine {
     }
 
     /// Admits a lane that computes a prompt's rows, except those of its query, and generates
-    /// nothing. `None` if all rows are cached.
+    /// nothing. `None` if there is nothing to compute.
     pub fn add_warm(
         &mut self,
         prompt: &Composition,
@@ -185,6 +185,9 @@ impl Engine {
     ) -> Result<Option<LaneId>, RequestError> {
         let mut prompt = prompt.clone();
         prompt.pieces.retain(|piece| piece.kind != Kind::Query && !piece.tokens.is_empty());
+        if !self.keeps {
+            return Err(RequestError::KeepsNothing);
+        }
         if prompt.is_empty() {
             return Ok(None);
         }
@@ -197,6 +200,23 @@ impl Engine {
     /// The fastest tier that holds rows of a chunk.
     pub fn tier_of(&self, chunk: &Chunk) -> Option<Tier> {
         self.cache.tier_of(chunk)
+    }
+
+    /// Whether the rows of all chunks of a prompt are in files.
+    pub fn is_saved(&self, prompt: &Composition) -> bool {
+        let placement = Placement::look_up(&self.cache, prompt, usize::MAX, None);
+        let mut start = 0;
+        prompt.pieces.iter().all(|piece| {
+            let range = start..start + piece.tokens.len();
+            start = range.end;
+            let is_in_file = |planned: &PlannedNode| {
+                planned.found.is_some_and(|id| self.cache.node(id).is_on_disk())
+            };
+            let overlaps = |planned: &&PlannedNode| {
+                planned.range.start < range.end && range.start < planned.range.end
+            };
+            piece.chunk.is_none() || placement.nodes.iter().filter(overlaps).all(is_in_file)
+        })
     }
 
     /// Writes cached rows to files, those of registered chunks or all; returns the number of nodes

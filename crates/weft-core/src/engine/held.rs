@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::LaneId;
 use super::placement::{Placement, PlannedNode};
-use crate::cache::{Begin, Cache, Gone, NewNode, NodeId};
+use crate::cache::{Begin, Cache, Gone, GroupId, NewNode, NodeId};
 use crate::chunk::{Composition, Repair, Reuse, Tier};
 use crate::device::{Device, Span};
 use crate::kv::{OutOfPages, PAGE_ROWS, PageId, Slot, pages_for, slot};
@@ -132,11 +132,19 @@ pub(super) struct Policy {
     pub(super) keeps: bool,
     /// Whether the prompt is answered, or only run.
     pub(super) answers: bool,
+    /// The requests that share rows with this one; with all others if there is none.
+    pub(super) group: Option<GroupId>,
 }
 
 impl Policy {
-    pub(super) const WARM: Self = Self { limit: usize::MAX, keeps: true, answers: true };
-    pub(super) const COLD: Self = Self { limit: 0, keeps: false, answers: true };
+    pub(super) const WARM: Self =
+        Self { limit: usize::MAX, keeps: true, answers: true, group: None };
+    pub(super) const COLD: Self = Self { limit: 0, keeps: false, answers: true, group: None };
+
+    /// Without the cache, except for rows of the same group.
+    pub(super) const fn of_group(group: GroupId) -> Self {
+        Self { limit: usize::MAX, group: Some(group), ..Self::COLD }
+    }
 }
 
 /// Finds where a prompt's rows come from, and the pages that this takes. Fails if there is no room
@@ -152,7 +160,7 @@ fn fit(
     answer: usize,
 ) -> Result<(Placement, Need), OutOfPages> {
     let fits = |prompt: &Composition, limit| {
-        let placement = Placement::look_up(cache, prompt, limit);
+        let placement = Placement::look_up(cache, prompt, limit, policy.group);
         let need = Need::new(cache, &placement, prompt, answer);
         cache.check_promise(need.prompt + need.later, &placement.found())?;
         Ok((placement, need))
@@ -246,6 +254,7 @@ impl Maker<'_> {
             lead: planned.lead,
             chunk: planned.chunk,
             is_public: self.policy.keeps,
+            group: self.policy.group,
         };
         let id = self.cache.insert(new, begins_in, self.lane, self.device);
         self.cache.hold(id);

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::cache::{Cache, RowShape};
-use crate::chunk::{Composition, Library};
+use crate::chunk::{Composition, Library, Report};
 use crate::device::{Device, DeviceError, Lane, MAX_LANES, Step};
 use crate::model::Model;
 use crate::plan::{Op, plan};
@@ -37,7 +37,7 @@ pub use self::request::{Cancel, Request, RequestError};
 pub use self::stats::{FinishReason, Finished, Stats};
 
 pub use self::verify::Verification;
-pub use crate::cache::{CacheStats, LaneId, TierStats, Tiers};
+pub use crate::cache::{CacheStats, LaneId, RowGroup, TierStats, Tiers};
 
 use self::held::Policy;
 use self::output::OutputProcessor;
@@ -120,6 +120,8 @@ pub struct Engine {
     unreported: Vec<Event>,
     /// Number of steps that the device may start early.
     reach: usize,
+    /// Whether rows are kept for later requests.
+    keeps: bool,
 }
 
 /// A lane's part of a step's results.
@@ -176,7 +178,13 @@ impl Engine {
             next_id: 0,
             unreported: Vec::new(),
             reach: 0,
+            keeps: true,
         }
+    }
+
+    /// Keeps no rows for later requests, and uses none of earlier ones.
+    pub fn disable_cache(&mut self) {
+        self.keeps = false;
     }
 
     /// The device the plan runs on.
@@ -194,8 +202,12 @@ impl Engine {
     pub fn add(&mut self, request: Request) -> Result<LaneId, RequestError> {
         request.sampling.check(self.vocab)?;
         let request = request.settled();
-        let policy = request.policy();
+        let policy = self.policy(&request);
         self.admit_lane(request, policy)
+    }
+
+    fn policy(&self, request: &Request) -> Policy {
+        request.policy(request.use_cache && self.keeps)
     }
 
     fn admit_lane(&mut self, request: Request, policy: Policy) -> Result<LaneId, RequestError> {
@@ -203,7 +215,7 @@ impl Engine {
         let started = Instant::now();
         let answer = self.check(&request)?;
         self.check_lane()?;
-        let Request { prompt, sampling, cancel, constraint, .. } = request;
+        let Request { prompt, sampling, cancel, constraint, group, .. } = request;
         let tokens = prompt.tokens();
         let mut sampler = Sampler::new(&sampling, &tokens, &self.stop_ids, self.vocab)?;
         if let Some(rule) = constraint {
@@ -212,6 +224,7 @@ impl Engine {
         let room = if policy.answers { self.context() - tokens.len() } else { 0 };
         let output = OutputProcessor::new(sampling, sampler, room);
         let id = LaneId(self.next_id);
+        group.iter().for_each(|group| self.cache.join(group));
         let holding = held::take(&mut self.cache, &mut *self.device, id, &prompt, policy, answer)?;
         self.next_id += 1;
         if policy.keeps || policy.answers {
@@ -247,7 +260,7 @@ impl Engine {
     pub fn check_room(&self, request: &Request) -> Result<(), RequestError> {
         let answer = self.check(request)?;
         self.check_lane()?;
-        Ok(held::check_room(&self.cache, &request.prompt, request.policy(), answer)?)
+        Ok(held::check_room(&self.cache, &request.prompt, self.policy(request), answer)?)
     }
 
     /// Generates an answer, and returns an iterator over its tokens.
@@ -259,6 +272,11 @@ impl Engine {
     /// Number of running lanes.
     pub fn running(&self) -> usize {
         self.lanes.len()
+    }
+
+    /// The report on a running lane, so far. `None` if the lane has ended.
+    pub fn report(&self, id: LaneId) -> Option<Report> {
+        self.lanes.iter().find(|lane| lane.id() == id).map(Sequence::report)
     }
 
     /// Pauses a lane, or resumes it, so that unread tokens of a slow reader do not fill memory. The
@@ -401,6 +419,7 @@ impl Engine {
         for lane in self.lanes.extract_if(.., |lane| lane.is_over()) {
             events.push(lane.finish(&mut self.cache));
         }
+        self.cache.drop_unawaited();
     }
 
     /// Removes lanes at once, without an event.

@@ -10,7 +10,7 @@
 
 use std::ops::Range;
 
-use crate::cache::{Cache, NodeId, Prefix};
+use crate::cache::{Cache, GroupId, NodeId, Prefix};
 use crate::chunk::{ChunkId, Composition, Kind, Piece, Reuse, Tier};
 use crate::kv::{PAGE_ROWS, pages_for};
 use crate::store::KvKey;
@@ -51,9 +51,14 @@ pub(super) struct Placement {
 }
 
 impl Placement {
-    /// Looks up the pieces of the prompt's first `limit` tokens.
-    pub(super) fn look_up(cache: &Cache, composition: &Composition, limit: usize) -> Self {
-        let root = cache.root();
+    /// Looks up the pieces of the prompt's first `limit` tokens, among the rows of a group or of all.
+    pub(super) fn look_up(
+        cache: &Cache,
+        composition: &Composition,
+        limit: usize,
+        group: Option<GroupId>,
+    ) -> Self {
+        let root = cache.root_of(group);
         let mut planner = Planner {
             cache,
             limit,

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use thiserror::Error;
 
 use super::held::Policy;
+use crate::cache::RowGroup;
 use crate::chunk::Composition;
 use crate::kv::OutOfPages;
 use crate::sampling::{Constraint, Sampling, SamplingError};
@@ -23,6 +24,8 @@ pub struct Request {
     pub cancel: Cancel,
     /// Whether cached rows are used, and new ones cached.
     pub use_cache: bool,
+    /// The requests that share rows with this one even without the cache.
+    pub group: Option<RowGroup>,
     /// A constraint on the answer, if any.
     pub constraint: Option<Box<dyn Constraint>>,
 }
@@ -35,6 +38,7 @@ impl Request {
             sampling,
             cancel: Cancel::default(),
             use_cache: true,
+            group: None,
             constraint: None,
         }
     }
@@ -49,13 +53,17 @@ impl Request {
         if self.sampling.echo {
             // Cached rows carry no logits, and rows computed on another device may differ in the
             // last bits.
-            return Self { prompt: self.prompt.exact(), ..self.cold() };
+            return Self { prompt: self.prompt.exact(), group: None, ..self.cold() };
         }
         Self { prompt: self.prompt.answered(), ..self }
     }
 
-    pub(super) fn policy(&self) -> Policy {
-        if self.use_cache { Policy::WARM } else { Policy::COLD }
+    pub(super) fn policy(&self, use_cache: bool) -> Policy {
+        match &self.group {
+            _ if use_cache => Policy::WARM,
+            Some(group) => Policy::of_group(group.id()),
+            None => Policy::COLD,
+        }
     }
 
     /// Checks the prompt, and returns the maximum number of tokens of its answer.
@@ -134,6 +142,9 @@ pub enum RequestError {
     /// Every lane is busy.
     #[error("all {} lanes are busy; wait for one to finish", crate::device::MAX_LANES)]
     NoLane,
+    /// Rows cannot be computed in advance.
+    #[error("no rows are kept (--no-cache), so computing them in advance is of no use")]
+    KeepsNothing,
     /// There is too little free memory for prompt and answer.
     #[error(
         "{0}; wait for a running request, unpin chunks, lower --max-tokens or raise --kv-memory"

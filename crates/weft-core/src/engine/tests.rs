@@ -5,6 +5,7 @@ mod ahead;
 mod failing;
 mod figures;
 mod filling;
+mod groups;
 mod lanes;
 mod pages;
 mod repairs;

@@ -107,7 +107,7 @@ impl Engine {
         }
         let sampling = Sampling { max_tokens: Some(1), ..Sampling::default() };
         let limit = if use_cache { n_prompt - n_query } else { 0 };
-        let policy = Policy { limit, keeps: false, answers: false };
+        let policy = Policy { limit, answers: false, ..Policy::COLD };
         let request = Request { cancel: cancel.clone(), ..Request::new(whole, sampling) };
         let id = self.admit_lane(request, policy)?;
         let (to, rows) = mpsc::channel();

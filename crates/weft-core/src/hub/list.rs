@@ -9,7 +9,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use super::{HubEnv, HubError, RepoRef, is_commit_sha, missing_files, read_short, snapshot_shas};
+use super::gguf::gguf_files;
+use super::{
+    HubEnv, HubError, RepoRef, gguf_models, is_commit_sha, missing_files, read_short, snapshot_shas,
+};
 
 /// A repository in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +39,8 @@ pub struct CachedRevision {
     pub size_bytes: u64,
     /// When one of its files last changed.
     pub last_modified: Option<SystemTime>,
+    /// The GGUF models in it: the file of each, or its first part.
+    pub gguf: Vec<String>,
     /// Why the snapshot cannot run: missing files, or an index that cannot be read. Empty if the
     /// snapshot is complete.
     pub missing: Vec<String>,
@@ -92,6 +97,7 @@ fn describe_revision(sha: String, snapshot: &Path, refs: &[(String, String)]) ->
         refs: names.collect(),
         size_bytes: files.size_bytes,
         last_modified: files.last_modified,
+        gguf: gguf_models(&gguf_files(snapshot)),
         missing: missing_files(snapshot).unwrap_or_else(|error| vec![error.to_string()]),
         sha,
     }

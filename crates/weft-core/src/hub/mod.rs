@@ -1,11 +1,13 @@
 //! Model references and the Hugging Face cache layout.
 //!
-//! A user names a model by a folder, or by `org/name[@revision]`. This module finds the hub cache
+//! A user names a model by a folder, a GGUF file, or `org/name[:TAG][@revision]`. This module finds
+//! the hub cache
 //! and reads cached repositories, `models--org--name/{refs,snapshots,blobs}`: the layout that
 //! `huggingface_hub` and `hf-hub` write, so that weft needs no second store. It has no network
 //! access. If a model is missing, the error says how to get it.
 
 mod env;
+mod gguf;
 mod list;
 mod reference;
 
@@ -20,6 +22,7 @@ use crate::weights;
 
 pub use crate::weights::{INDEX_FILE, SINGLE_WEIGHTS_FILE, is_plain_file_name};
 pub use env::{HubEnv, Token};
+pub use gguf::{Pick, PickError, gguf_models, pick_gguf};
 pub use list::{CachedModel, CachedRevision, list};
 pub use reference::{ModelRef, RepoRef};
 
@@ -36,8 +39,8 @@ const MIN_SHA_PREFIX: usize = 7;
 pub enum HubError {
     /// The text is neither a folder nor `org/name`.
     #[error(
-        "{text:?} is not a model: expected an existing folder, or `org/name[@revision]` such as \
-         `Qwen/Qwen3-0.6B` ({reason})"
+        "{text:?} is not a model: expected an existing folder or GGUF file, or \
+         `org/name[:TAG][@revision]` such as `Qwen/Qwen3-0.6B` ({reason})"
     )]
     InvalidReference {
         /// The user's text.
@@ -60,7 +63,10 @@ pub enum HubError {
         path: PathBuf,
     },
     /// The path is a file.
-    #[error("{path:?} is a file; name the folder that holds config.json and *.safetensors")]
+    #[error(
+        "{path:?} is a file; name a GGUF file, or the folder that holds config.json and \
+         *.safetensors"
+    )]
     NotAFolder {
         /// The path as given.
         path: PathBuf,
@@ -105,6 +111,14 @@ pub enum HubError {
         revision: String,
         /// All commits that start with them.
         candidates: Vec<String>,
+    },
+    /// The name fits several GGUF files.
+    #[error("{repo}: {reason}")]
+    WhichFile {
+        /// `org/name`.
+        repo: String,
+        /// The files, and what to do.
+        reason: String,
     },
     /// The snapshot lacks required files.
     #[error(
@@ -174,13 +188,13 @@ fn list_or_none(names: &[String]) -> String {
     if names.is_empty() { "no revision".to_owned() } else { names.join(", ") }
 }
 
-/// Finds the folder of a model: the folder itself, or a repository's cached snapshot.
+/// Finds a model: its folder or GGUF file itself, or a repository's cached snapshot or GGUF file.
 ///
 /// # Errors
 /// If the repository or the revision is not cached, or the snapshot lacks files.
 pub fn resolve(reference: &ModelRef, env: &HubEnv) -> Result<PathBuf, HubError> {
     let repo = match reference {
-        ModelRef::Folder(path) => return Ok(path.clone()),
+        ModelRef::Folder(path) | ModelRef::File(path) => return Ok(path.clone()),
         ModelRef::Repo(repo) => repo,
     };
     let folder = repo.cache_folder(env);
@@ -192,12 +206,50 @@ pub fn resolve(reference: &ModelRef, env: &HubEnv) -> Result<PathBuf, HubError> 
         });
     }
     let snapshot = find_snapshot(repo, &folder)?;
-    let missing = missing_files(&snapshot)?;
-    if missing.is_empty() {
-        Ok(snapshot)
-    } else {
-        Err(HubError::Incomplete { repo: repo.id(), snapshot, missing, pull: repo.to_string() })
+    find_model(repo, &snapshot)
+}
+
+/// The model of a snapshot: the snapshot itself, or the first file of a GGUF model in it.
+///
+/// # Errors
+/// If the snapshot lacks files, or several GGUF models fit the name.
+pub fn find_model(repo: &RepoRef, snapshot: &Path) -> Result<PathBuf, HubError> {
+    let incomplete = |missing: Vec<String>| HubError::Incomplete {
+        repo: repo.id(),
+        snapshot: snapshot.to_owned(),
+        missing,
+        pull: repo.to_string(),
+    };
+    let files = gguf::gguf_files(snapshot);
+    if repo.pick().is_none() && (files.is_empty() || has_safetensors(snapshot)) {
+        let missing = missing_files(snapshot)?;
+        return if missing.is_empty() { Ok(snapshot.to_owned()) } else { Err(incomplete(missing)) };
     }
+    let parts = match pick_gguf(&files, repo.pick()) {
+        Ok(parts) => parts,
+        Err(PickError::NoneFits(_)) => {
+            let missing = match repo.pick() {
+                Some(Pick::File(file)) => file.clone(),
+                Some(Pick::Tag(tag)) => format!("a GGUF file {tag}"),
+                None => "a GGUF file".to_owned(),
+            };
+            return Err(incomplete(vec![missing]));
+        }
+        Err(error) => {
+            let reason = error.describe(repo.pick());
+            return Err(HubError::WhichFile { repo: repo.id(), reason });
+        }
+    };
+    let missing: Vec<String> =
+        parts.iter().filter(|part| !snapshot.join(part).is_file()).cloned().collect();
+    match &parts[..] {
+        [first, ..] if missing.is_empty() => Ok(snapshot.join(first)),
+        _ => Err(incomplete(missing)),
+    }
+}
+
+fn has_safetensors(snapshot: &Path) -> bool {
+    snapshot.join(INDEX_FILE).is_file() || !weights::other_weight_files(snapshot).is_empty()
 }
 
 /// A ref takes precedence over a commit of the same name, as in git and `huggingface_hub`.
@@ -284,12 +336,21 @@ pub fn is_commit_sha(text: &str) -> bool {
 }
 
 /// The required files that a folder lacks: `config.json` and the weights. If there is an index, the
-/// weights are its shards. A link to a deleted blob counts as missing.
+/// weights are its shards. A link to a deleted blob counts as missing. A folder that holds GGUF
+/// models instead lacks only their missing parts.
 ///
 /// # Errors
 /// If there is an index and it cannot be used.
 pub fn missing_files(folder: &Path) -> Result<Vec<String>, HubError> {
     let mut missing = Vec::new();
+    let files = gguf::gguf_files(folder);
+    if !files.is_empty() && !has_safetensors(folder) {
+        for model in gguf_models(&files) {
+            let parts = pick_gguf(&files, Some(&Pick::File(model))).unwrap_or_default();
+            missing.extend(parts.into_iter().filter(|part| !folder.join(part).is_file()));
+        }
+        return Ok(missing);
+    }
     if !folder.join(CONFIG_FILE).is_file() {
         missing.push(CONFIG_FILE.to_owned());
     }

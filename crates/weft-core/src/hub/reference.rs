@@ -6,7 +6,9 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::{HubEnv, HubError};
+use super::{HubEnv, HubError, Pick, is_plain_file_name};
+use crate::model::is_gguf;
+use crate::weights::GGUF_SUFFIX;
 
 /// The branch if no revision is named.
 const DEFAULT_REVISION: &str = "main";
@@ -20,27 +22,35 @@ const MAX_REVISION_LEN: usize = 200;
 pub enum ModelRef {
     /// An existing folder.
     Folder(PathBuf),
+    /// An existing GGUF file.
+    File(PathBuf),
     /// A repository on the hub.
     Repo(RepoRef),
 }
 
-/// `org/name@revision`, every part checked.
+/// `org/name@revision`, `org/name:TAG@revision` or `org/name/FILE.gguf@revision`, every part
+/// checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RepoRef {
     org: String,
     name: String,
+    pick: Option<Pick>,
     revision: String,
 }
 
 impl ModelRef {
-    /// Parses a reference. An existing folder takes precedence over a repository of the same name.
+    /// Parses a reference. An existing folder or file takes precedence over a repository of the same
+    /// name.
     ///
     /// # Errors
-    /// If the text is neither a folder nor a valid `org/name[@revision]`.
+    /// If the text is neither a folder, nor a GGUF file, nor a valid name of a repository.
     pub fn parse(text: &str) -> Result<Self, HubError> {
         let path = Path::new(text);
         if !text.is_empty() && path.is_dir() {
             return Ok(ModelRef::Folder(path.to_owned()));
+        }
+        if path.is_file() && is_gguf(path) {
+            return Ok(ModelRef::File(path.to_owned()));
         }
         if !text.is_empty() && path.exists() {
             return Err(HubError::NotAFolder { path: path.to_owned() });
@@ -52,23 +62,27 @@ impl ModelRef {
     }
 }
 
-/// Whether the user meant a folder: a repository name cannot look like this.
+/// Whether the user meant a path: a repository name cannot look like this.
 fn looks_like_path(text: &str) -> bool {
     let id = text.split('@').next().unwrap_or_default();
-    text.starts_with(['/', '.', '~']) || id.contains('\\') || id.matches('/').count() > 1
+    let is_file = id.to_ascii_lowercase().ends_with(GGUF_SUFFIX);
+    text.starts_with(['/', '.', '~'])
+        || id.contains('\\')
+        || (is_file && id.matches('/').count() < 2)
+        || (!is_file && id.matches('/').count() > 1)
 }
 
 impl fmt::Display for ModelRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ModelRef::Folder(path) => write!(f, "{}", path.display()),
+            ModelRef::Folder(path) | ModelRef::File(path) => write!(f, "{}", path.display()),
             ModelRef::Repo(repo) => write!(f, "{repo}"),
         }
     }
 }
 
 impl RepoRef {
-    /// Parses `org/name[@revision]`, never as a folder.
+    /// Parses `org/name[:TAG][@revision]` or `org/name/FILE.gguf[@revision]`, never as a path.
     ///
     /// # Errors
     /// If a part is missing or breaks the hub's rules for names.
@@ -78,9 +92,20 @@ impl RepoRef {
             Some((id, revision)) => (id, revision),
             None => (text, DEFAULT_REVISION),
         };
-        let (org, name) = id.split_once('/').ok_or_else(|| {
+        let (org, rest) = id.split_once('/').ok_or_else(|| {
             invalid(if id.is_empty() { "it is empty" } else { "the organisation is missing" })
         })?;
+        let (name, pick) = match (rest.split_once('/'), rest.split_once(':')) {
+            (Some((name, file)), _) => {
+                check_file(file).map_err(invalid)?;
+                (name, Some(Pick::File(file.to_owned())))
+            }
+            (None, Some((name, tag))) => {
+                check_tag(tag).map_err(invalid)?;
+                (name, Some(Pick::Tag(tag.to_owned())))
+            }
+            (None, None) => (rest, None),
+        };
         for part in [org, name] {
             check_name(part).map_err(invalid)?;
         }
@@ -89,7 +114,8 @@ impl RepoRef {
         }
         check_revision(revision)
             .map_err(|reason| HubError::InvalidRevision { text: revision.to_owned(), reason })?;
-        Ok(RepoRef { org: org.to_owned(), name: name.to_owned(), revision: revision.to_owned() })
+        let (org, name, revision) = (org.to_owned(), name.to_owned(), revision.to_owned());
+        Ok(RepoRef { org, name, pick, revision })
     }
 
     /// Parses the name of a repository's folder in the cache, `models--org--name`.
@@ -101,6 +127,11 @@ impl RepoRef {
     /// `org/name`.
     pub fn id(&self) -> String {
         format!("{}/{}", self.org, self.name)
+    }
+
+    /// Which GGUF model of the repository is meant, if the name says so.
+    pub fn pick(&self) -> Option<&Pick> {
+        self.pick.as_ref()
     }
 
     /// The branch, tag or commit; `main` by default.
@@ -123,8 +154,31 @@ impl RepoRef {
 impl fmt::Display for RepoRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.org, self.name)?;
+        match &self.pick {
+            Some(Pick::Tag(tag)) => write!(f, ":{tag}")?,
+            Some(Pick::File(file)) => write!(f, "/{file}")?,
+            None => {}
+        }
         if self.revision == DEFAULT_REVISION { Ok(()) } else { write!(f, "@{}", self.revision) }
     }
+}
+
+/// A tag is compared with the ends of file names.
+fn check_tag(tag: &str) -> Result<(), &'static str> {
+    let is_allowed = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
+    if tag.is_empty() || tag.len() > MAX_NAME_LEN || !tag.bytes().all(is_allowed) {
+        return Err("a tag after `:` has 1 to 96 ASCII letters, digits, `-`, `_` and `.`");
+    }
+    Ok(())
+}
+
+/// A file name becomes a path in the cache.
+fn check_file(file: &str) -> Result<(), &'static str> {
+    if !file.split('/').all(is_plain_file_name) || !file.to_ascii_lowercase().ends_with(GGUF_SUFFIX)
+    {
+        return Err("only a GGUF file can follow `org/name/`");
+    }
+    Ok(())
 }
 
 fn check_name(part: &str) -> Result<(), &'static str> {

@@ -110,13 +110,66 @@ fn reference_to_a_folder() {
 
     let file = folder.path().join("model.gguf");
     fs::write(&file, b"x").unwrap();
-    let error = ModelRef::parse(file.to_str().unwrap()).unwrap_err();
+    assert_eq!(ModelRef::parse(file.to_str().unwrap()).unwrap(), ModelRef::File(file.clone()));
+    let other = folder.path().join("model.bin");
+    fs::write(&other, b"x").unwrap();
+    let error = ModelRef::parse(other.to_str().unwrap()).unwrap_err();
     assert!(matches!(error, HubError::NotAFolder { .. }), "{error}");
 
     for text in ["./nowhere", "/nowhere/at/all", "~/nowhere", "a/b/c", "a\\b"] {
         let error = ModelRef::parse(text).unwrap_err();
         assert!(matches!(error, HubError::FolderNotFound { .. }), "{text}: {error}");
     }
+}
+
+#[test]
+fn reference_to_a_gguf_model() {
+    let of = |text: &str| RepoRef::parse(text).unwrap();
+    let tag = of("org/name:Q4_K_M@v1");
+    assert_eq!(tag.pick(), Some(&Pick::Tag("Q4_K_M".to_owned())));
+    assert_eq!((tag.id().as_str(), tag.revision()), ("org/name", "v1"));
+    assert_eq!(tag.to_string(), "org/name:Q4_K_M@v1");
+    let file = of("org/name/sub/a-Q8_0.gguf");
+    assert_eq!(file.pick(), Some(&Pick::File("sub/a-Q8_0.gguf".to_owned())));
+    assert_eq!(file.to_string(), "org/name/sub/a-Q8_0.gguf");
+    assert!(matches!(ModelRef::parse("org/name/a.gguf").unwrap(), ModelRef::Repo(_)));
+    for text in
+        ["org/name:", "org/name:a b", "org/name/a.bin", "org/name/../a.gguf", "org/name//a.gguf"]
+    {
+        assert!(RepoRef::parse(text).is_err(), "{text}");
+    }
+    // One folder and a file: a path.
+    let error = ModelRef::parse("folder/a.gguf").unwrap_err();
+    assert!(matches!(error, HubError::FolderNotFound { .. }), "{error}");
+}
+
+#[test]
+fn gguf_models_are_found_in_the_cache() {
+    let cache = Cache::new();
+    cache.add_ref("o/n", "main", SHA_A);
+    for name in ["n-Q8_0.gguf", "n-BF16-00001-of-00002.gguf"] {
+        cache.add_file("o/n", SHA_A, name, name, b"x");
+    }
+    let snapshot = cache.snapshot("o/n", SHA_A);
+    assert_eq!(cache.resolve("o/n:q8_0").unwrap(), snapshot.join("n-Q8_0.gguf"));
+    assert_eq!(cache.resolve("o/n/n-Q8_0.gguf").unwrap(), snapshot.join("n-Q8_0.gguf"));
+    let error = cache.resolve("o/n:bf16").unwrap_err();
+    assert!(
+        error.to_string().contains("lacks n-BF16-00002-of-00002.gguf; run `weft pull o/n:bf16`"),
+        "{error}"
+    );
+    let error = cache.resolve("o/n:Q4_K_M").unwrap_err();
+    assert!(matches!(error, HubError::Incomplete { .. }), "{error}");
+    let error = cache.resolve("o/n").unwrap_err();
+    assert!(error.to_string().contains("several GGUF files fit"), "{error}");
+    let listed = list(&cache.env()).unwrap();
+    let revision = &listed[0].revisions[0];
+    assert_eq!(revision.gguf, ["n-BF16-00001-of-00002.gguf", "n-Q8_0.gguf"]);
+    assert_eq!(revision.missing, ["n-BF16-00002-of-00002.gguf"]);
+    cache.add_file("o/n", SHA_A, "n-BF16-00002-of-00002.gguf", "2", b"x");
+    let first = snapshot.join("n-BF16-00001-of-00002.gguf");
+    assert_eq!(cache.resolve("o/n:BF16").unwrap(), first);
+    assert!(list(&cache.env()).unwrap()[0].revisions[0].missing.is_empty());
 }
 
 #[test]
@@ -138,7 +191,7 @@ fn reference_that_breaks_a_rule() {
         "org/name.git",
         "org/na me",
         "org/näme",
-        "org/na:me",
+        "org/na:m e",
         "org/..",
         "../name",
         "org/na\nme",

@@ -6,7 +6,6 @@
 use std::borrow::Cow;
 use std::error::Error as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::SystemTime;
 
 use minijinja::syntax::SyntaxConfig;
@@ -15,13 +14,15 @@ use minijinja::{
     AutoEscape, Environment, Error, ErrorKind, State, Value, escape_formatter, filters,
 };
 
+use super::checks::{self, pay_format, seen, spend};
 use super::marks::{self, Marks};
 use super::{PromptError, clock, json, methods};
 
-/// Instructions that a template may execute. Real templates need a few hundred per message.
-pub(super) const MAX_FUEL: u64 = 5_000_000;
+/// Instructions that a template may execute, checks included. Real templates need a few hundred per
+/// message.
+pub(super) const MAX_FUEL: u64 = 10_000_000;
 /// Columns that a template may indent or pad to.
-const MAX_WIDTH: usize = 1000;
+pub(super) const MAX_WIDTH: usize = 1000;
 /// Name of the compiled template.
 pub(super) const NAME: &str = "chat_template";
 /// The variable that holds the session. No template can write a name with a space.
@@ -33,9 +34,6 @@ pub(super) struct Session {
     pub(super) marks: Option<Marks>,
     /// The same for all renderings of a conversation, because their texts are compared.
     pub(super) now: SystemTime,
-    /// Bytes that string methods and `{{ }}` have processed, and the limit.
-    pub(super) work_bytes: AtomicUsize,
-    pub(super) max_work_bytes: usize,
 }
 
 impl Object for Session {
@@ -45,16 +43,6 @@ impl Object for Session {
 }
 
 impl Session {
-    /// Counts work that the interpreter's fuel does not cover.
-    pub(super) fn spend(&self, bytes: usize) -> Result<(), Error> {
-        let before = self.work_bytes.fetch_add(bytes, Ordering::Relaxed);
-        if before.saturating_add(bytes) <= self.max_work_bytes {
-            return Ok(());
-        }
-        let cause = Cause::Worked(self.max_work_bytes as u64);
-        Err(Error::from(ErrorKind::OutOfFuel).with_source(cause))
-    }
-
     /// `string` without marks.
     pub(super) fn plain<'t>(&self, string: &'t str) -> Cow<'t, str> {
         marks::plain(self.marks, string)
@@ -69,25 +57,28 @@ pub(super) fn session(state: &State<'_, '_>) -> Result<Arc<Session>, Error> {
 
 /// An error of this module, wrapped in an error of the interpreter.
 #[derive(Debug, thiserror::Error)]
-enum Cause {
+pub(super) enum Cause {
     #[error("{0}")]
     Raised(String),
     #[error("more than {0} bytes")]
     Worked(u64),
 }
 
-/// An environment that holds `source` as its one template.
-pub(super) fn environment(source: String) -> Result<Environment<'static>, Error> {
+/// The syntax of chat templates.
+pub(super) fn syntax() -> Result<SyntaxConfig, Error> {
+    SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()
+}
+
+/// The environment of a template.
+pub(super) fn environment() -> Environment<'static> {
     let mut env = Environment::new();
-    env.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     env.set_auto_escape_callback(|_| AutoEscape::None);
     // Debug information would copy the conversation into error messages.
     env.set_debug(false);
     env.set_fuel(Some(MAX_FUEL));
     env.set_unknown_method_callback(methods::call);
     env.set_formatter(|out, state, value| {
-        let bytes = value.as_str().map_or(0, str::len);
-        session(state)?.spend(bytes)?;
+        seen(value)?;
         escape_formatter(out, state, value)
     });
     env.remove_global("debug");
@@ -102,7 +93,6 @@ pub(super) fn environment(source: String) -> Result<Environment<'static>, Error>
     env.add_filter("tojson", |state: &State, value: &Value, kwargs: Kwargs| {
         let session = session(state)?;
         let json = json::to_json(session.marks, value, &kwargs)?;
-        session.spend(json.len())?;
         Ok::<_, Error>(json)
     });
     add_bounded_filters(&mut env);
@@ -117,8 +107,8 @@ pub(super) fn environment(source: String) -> Result<Environment<'static>, Error>
     // As in Python: `none` has no items, and strings and dicts are sequences too.
     env.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
     env.add_test("sequence", |value: &Value| !value.is_none() && value.try_iter().is_ok());
-    env.add_template_owned(NAME, source)?;
-    Ok(env)
+    checks::add(&mut env);
+    env
 }
 
 /// Filters that would write as many columns or items as they are asked for.
@@ -130,12 +120,18 @@ fn add_bounded_filters(env: &mut Environment<'static>) {
          first: Option<bool>,
          blank: Option<bool>,
          kwargs: Kwargs| {
-            check_width(width.or(kwargs.peek("width")?).unwrap_or_default())?;
+            let columns = width.or(kwargs.peek("width")?).unwrap_or_default();
+            check_width(columns)?;
+            let n_lines = value.as_str().matches('\n').count() + 1;
+            spend(value.as_str().len() + n_lines.saturating_mul(columns))?;
             filters::indent(value, width, first, blank, kwargs)
         },
     );
     env.add_filter("format", |state: &mut State, format: &Value, args: Rest<ValueOrKwargs>| {
-        check_format(format.as_str().unwrap_or_default())?;
+        let text = format.as_str().unwrap_or_default();
+        check_format(text)?;
+        let values: Vec<Value> = args.0.iter().map(|arg| (**arg).clone()).collect();
+        pay_format(text.matches('%').count(), MAX_WIDTH, &values)?;
         filters::format(state, format, args)
     });
     // No chat template has columns.

@@ -1,4 +1,4 @@
-//! Finds the chat template in a model's folder.
+//! Finds the chat template in a model's folder, or in the metadata of its GGUF file.
 //!
 //! It decides which files are read, up to which size, and which of several templates is taken.
 
@@ -9,6 +9,8 @@ use serde::Deserialize;
 
 use super::{PromptError, Template};
 use crate::files::read_capped;
+use crate::tokenizer::Tokenizer;
+use crate::weights::{Metadata, Wrong};
 
 /// Maximum size of `chat_template.jinja`: 1 MB (real ones have up to 20 kB).
 const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
@@ -87,6 +89,29 @@ impl Template {
         let bos = config.bos_token.as_ref().map(Token::text);
         let eos = config.eos_token.as_ref().map(Token::text);
         Self::new(&source, bos, eos).map(Some)
+    }
+
+    /// The template in the metadata of a GGUF file, if there is one.
+    pub fn from_gguf(
+        metadata: &Metadata,
+        tokenizer: &Tokenizer,
+    ) -> Result<Option<Self>, PromptError> {
+        let key = "tokenizer.chat_template";
+        let malformed = |wrong: Wrong| PromptError::Malformed {
+            path: wrong.key.into(),
+            reason: format!("it is {}, not {}", wrong.found, wrong.expected),
+        };
+        let Some(source) = metadata.text(key).map_err(malformed)? else { return Ok(None) };
+        if source.len() as u64 > MAX_TEMPLATE_BYTES {
+            let what = "the chat template's size in bytes";
+            return Err(PromptError::Limit { what, limit: MAX_TEMPLATE_BYTES });
+        }
+        let token = |name: &str| {
+            let id = metadata.count(&format!("tokenizer.ggml.{name}_token_id")).ok()??;
+            let bytes = tokenizer.token_bytes(u32::try_from(id).ok()?)?;
+            std::str::from_utf8(bytes).ok()
+        };
+        Self::new(source, token("bos"), token("eos")).map(Some)
     }
 }
 

@@ -8,6 +8,7 @@ use minijinja::value::{DynObject, Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 use serde_json::Value as Json;
 
+use super::checks::{ITEM_BYTES, spend};
 use super::environment::check_width;
 use super::marks::{Marks, plain};
 use super::values;
@@ -62,6 +63,9 @@ pub(super) fn to_json(
 
 impl Writer {
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
+        // Paid before it is written: one list may occur a thousand times.
+        let indent = self.indent.map_or(1, |indent| 1 + indent * depth);
+        spend(indent + value.as_str().map_or(ITEM_BYTES, str::len))?;
         let refuse = |why: String| Err(Error::new(ErrorKind::BadSerialization, why));
         if depth > MAX_DEPTH {
             return refuse(format!("tojson supports at most {MAX_DEPTH} levels of nesting"));

@@ -10,7 +10,8 @@ use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat;
 
-use super::environment::{Session, check_format, session};
+use super::checks::{pay_format, pay_join, seen, spend};
+use super::environment::{MAX_WIDTH, Session, check_format, session};
 use super::marks::Marked;
 
 /// Calls `method` of `value`, if the value's own type does not define it.
@@ -21,10 +22,12 @@ pub(super) fn call(
     args: &[Value],
 ) -> Result<Value, Error> {
     let Some(string) = value.as_str() else {
+        // `count` compares.
+        args.iter().chain([value].into_iter().filter(|_| method == "count")).try_for_each(seen)?;
         return pycompat::unknown_method_callback(state, value, method, args);
     };
     let session = session(state)?;
-    session.spend(string.len())?;
+    spend(string.len())?;
     let marked = Marked::parse(string, session.marks)?;
     let text = &*marked.text;
     Ok(match method {
@@ -46,10 +49,14 @@ pub(super) fn call(
         }
         "format" => {
             check_format(string)?;
+            pay_format(string.matches('{').count(), MAX_WIDTH, args)?;
             pycompat::unknown_method_callback(state, value, method, args)?
         }
         // Like `format`, it concatenates strings, which leaves marks intact.
-        "join" => pycompat::unknown_method_callback(state, value, method, args)?,
+        "join" => {
+            pay_join(args.first().unwrap_or(&Value::UNDEFINED), string.len())?;
+            pycompat::unknown_method_callback(state, value, method, args)?
+        }
         _ => {
             let plain = |arg: &Value| arg.as_str().map(|arg| Value::from(&*session.plain(arg)));
             let args: Vec<Value> =
@@ -74,7 +81,7 @@ pub(super) fn trim(
 pub(super) fn length(state: &mut State<'_, '_>, value: &Value) -> Result<usize, Error> {
     if let Some(string) = value.as_str() {
         let session = session(state)?;
-        session.spend(string.len())?;
+        spend(string.len())?;
         return Ok(session.plain(string).chars().count());
     }
     let unsized_ = || format!("a value of type {} has no length", value.kind());
@@ -85,7 +92,7 @@ pub(super) fn length(state: &mut State<'_, '_>, value: &Value) -> Result<usize, 
 pub(super) fn title(state: &mut State<'_, '_>, value: &Value) -> Result<Value, Error> {
     let string = value.to_string();
     let session = session(state)?;
-    session.spend(string.len())?;
+    spend(string.len())?;
     Ok(Value::from(recase(&Marked::parse(&string, session.marks)?, "title filter")))
 }
 
@@ -151,7 +158,7 @@ fn replace(session: &Session, marked: &Marked<'_>, args: &[Value]) -> Result<Val
     let count = count.and_then(|count| usize::try_from(count).ok()).unwrap_or(usize::MAX);
     let (mut string, mut start) = (String::new(), 0);
     for (at, _) in text.match_indices(&*old).take(count) {
-        session.spend(new.len())?;
+        spend(new.len())?;
         string.push_str(&marked.slice(start..at));
         string.push_str(new);
         start = at + old.len();

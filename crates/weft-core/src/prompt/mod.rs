@@ -14,12 +14,13 @@
 //! because templates compare them) may not contain the text of an added token: [`Rendered::tokens`]
 //! refuses it.
 //!
-//! There are limits on fuel, on the size of the output, and on the bytes that string methods and
-//! `{{ }}` process. There is no limit on values that operators and literals build inside the
-//! interpreter (`x ~ x`, `[[[x]]]`, in a loop). This is acceptable because templates come from the
-//! model's folder, never from a request.
+//! There are limits on fuel, on the size of the output, on the depth and size of every value, and
+//! on the bytes and items that a template makes, writes and compares. So a template that was
+//! written to do harm ends with an error.
 
+mod checks;
 mod clock;
+mod compiled;
 mod environment;
 mod folder;
 mod json;

@@ -4,13 +4,13 @@
 //! until a rendering agrees with that text.
 
 use std::collections::BTreeSet;
-use std::io::Write;
-use std::sync::atomic::AtomicUsize;
 use std::time::SystemTime;
 
 use minijinja::{Environment, Value};
 
-use super::environment::{self, NAME, SESSION, Session};
+use super::checks;
+use super::compiled::Compiled;
+use super::environment::{self, SESSION, Session};
 use super::marks::{Marked, Marks, is_nonchar};
 use super::message::Conversation;
 use super::rendered::{Rendered, Segment};
@@ -28,6 +28,7 @@ const MAX_WORK_BYTES: usize = 64 << 20;
 #[derive(Debug)]
 pub struct Template {
     env: Environment<'static>,
+    compiled: Compiled,
     /// The special tokens that templates refer to by name.
     tokens: Vec<(&'static str, String)>,
     /// Noncharacters in the template itself.
@@ -47,8 +48,10 @@ impl Template {
         bos_token: Option<&str>,
         eos_token: Option<&str>,
     ) -> Result<Self, PromptError> {
-        let env = environment::environment(source::prepare(source)?);
-        let env = env.map_err(|error| environment::explain(&error))?;
+        let prepared = source::prepare(source)?;
+        let compiled = environment::syntax().and_then(|syntax| Compiled::new(&prepared, syntax));
+        let compiled = compiled.map_err(|error| environment::explain(&error))?;
+        let env = environment::environment();
         let tokens = [("bos_token", bos_token), ("eos_token", eos_token)];
         let tokens: Vec<_> = tokens
             .into_iter()
@@ -56,7 +59,7 @@ impl Template {
             .collect();
         let texts = tokens.iter().flat_map(|(_, token)| token.chars());
         let nonchars = source.chars().chain(texts).filter(|&char| is_nonchar(char)).collect();
-        Ok(Self { env, tokens, nonchars })
+        Ok(Self { env, compiled, tokens, nonchars })
     }
 
     /// Renders a conversation.
@@ -110,21 +113,19 @@ impl Template {
             variables.push(((*name).to_owned(), Value::from(&**token)));
         }
         let max_work_bytes = values.n_bytes.saturating_mul(64).saturating_add(MAX_WORK_BYTES);
-        let work_bytes = AtomicUsize::new(0);
-        let session = Session { marks: view.marks, now, work_bytes, max_work_bytes };
+        checks::begin(max_work_bytes);
+        let session = Session { marks: view.marks, now };
         variables.push((SESSION.to_owned(), Value::from_object(session)));
         let limit = values.n_bytes.saturating_mul(4).saturating_add(MAX_SCAFFOLD_BYTES);
-        let mut writer =
-            Writer { bytes: Vec::new(), limit: limit.min(MAX_OUTPUT_BYTES), full: false };
-        let template = self.env.get_template(NAME).map_err(|error| environment::explain(&error))?;
-        let result = template.render_captured_to(Value::from_pairs(variables), &mut writer);
-        if writer.full {
-            let limit = writer.limit as u64;
+        let limit = limit.min(MAX_OUTPUT_BYTES);
+        let (text, error) = self.compiled.render(&self.env, Value::from_pairs(variables));
+        if text.len() > limit {
+            let limit = limit as u64;
             return Err(PromptError::Limit { what: "the rendered prompt's size in bytes", limit });
         }
-        result.map_err(|error| environment::explain(&error))?;
-        let text = String::from_utf8(writer.bytes)
-            .map_err(|error| PromptError::Failed { line: 1, reason: error.to_string() })?;
+        if let Some(error) = error {
+            return Err(environment::explain(&error));
+        }
         Ok(Output { text, unmarked: values.unmarked })
     }
 }
@@ -132,26 +133,4 @@ impl Template {
 fn segment((text, is_content): (&str, bool)) -> Segment {
     let text = text.to_owned();
     if is_content { Segment::Content(text) } else { Segment::Scaffold(text) }
-}
-
-/// Accepts at most `limit` bytes.
-struct Writer {
-    bytes: Vec<u8>,
-    limit: usize,
-    full: bool,
-}
-
-impl Write for Writer {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        if bytes.len() > self.limit - self.bytes.len() {
-            self.full = true;
-            return Err(std::io::ErrorKind::FileTooLarge.into());
-        }
-        self.bytes.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
 }

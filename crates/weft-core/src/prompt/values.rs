@@ -9,6 +9,7 @@ use minijinja::Value;
 use minijinja::value::{DynObject, Enumerator, Object};
 use serde_json::Value as Json;
 
+use super::checks::charge;
 use super::marks::{Marks, plain};
 use super::message::{Content, Conversation, Message};
 
@@ -153,6 +154,8 @@ impl Object for Dict {
     }
 
     fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
+        // All keys may be compared.
+        charge(self.entries.len() / 8);
         let wanted = plain(self.marks, key);
         let found = |key: &Value| key.as_str().is_some_and(|key| plain(self.marks, key) == wanted);
         self.entries.iter().find(|(key, _)| found(key)).map(|(_, value)| value.clone())

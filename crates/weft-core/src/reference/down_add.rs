@@ -1,7 +1,8 @@
 //! `down_add`: x += h · W_down. Rounding: the sum, once.
 
 use super::Reference;
-use super::math::{project, widen};
+use super::math::widen;
+use super::matrix::project;
 use crate::device::Step;
 use crate::dtype::Element;
 

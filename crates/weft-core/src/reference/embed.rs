@@ -8,6 +8,6 @@ pub(super) fn run<E: Element>(device: &mut Reference<E>, step: &Step<'_>) {
     let hidden = device.config.hidden;
     let tokens = step.lanes.iter().flat_map(|lane| lane.tokens);
     for (x, token) in device.buffers.x.chunks_exact_mut(hidden).zip(tokens) {
-        x.copy_from_slice(device.weights.embed.row(*token as usize));
+        device.weights.embed.copy_row(*token as usize, x);
     }
 }

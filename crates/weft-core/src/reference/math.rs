@@ -1,6 +1,5 @@
 //! Arithmetic that the ops share: dot products, RMSNorm, SiLU.
 
-use super::weights::Matrix;
 use crate::dtype::Element;
 
 /// Partial sums of a dot product: element i belongs to sum i % 16. The order is fixed, because it
@@ -43,17 +42,6 @@ pub(super) fn widen<E: Element>(from: &[E], to: &mut [f32]) {
 /// Rounds a row to `E`.
 pub(super) fn round<E: Element>(from: &[f32], to: &mut [E]) {
     to.iter_mut().zip(from).for_each(|(to, from)| *to = E::from_f32(*from));
-}
-
-/// out\[i\] = row i of the matrix · x, handed to `store` in f32.
-pub(super) fn project<E: Element>(
-    matrix: &Matrix<E>,
-    x: &[f32],
-    mut store: impl FnMut(usize, f32),
-) {
-    for (i, row) in matrix.rows().enumerate() {
-        store(i, dot(x, row));
-    }
 }
 
 /// RMSNorm of one row. It rounds twice, as in the models' training: the normalised value to `E`,

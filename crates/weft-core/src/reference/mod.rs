@@ -9,6 +9,7 @@ mod attend;
 mod down_add;
 mod embed;
 mod math;
+mod matrix;
 mod norm_gate_up;
 mod norm_head;
 mod norm_qkv;

@@ -3,7 +3,7 @@
 //! Rounding: n as RMSNorm rounds; gate, up and SiLU never; h once.
 
 use super::Reference;
-use super::math::{dot, rms_norm, silu};
+use super::math::{rms_norm, silu};
 use crate::device::Step;
 use crate::dtype::Element;
 
@@ -15,8 +15,9 @@ pub(super) fn run<E: Element>(device: &mut Reference<E>, step: &Step<'_>, layer:
         let x = &buffers.x[t * config.hidden..][..config.hidden];
         rms_norm(x, &weights.mlp_norm, config.norm_eps, norm);
         let h = &mut buffers.h[t * config.intermediate..];
-        for (i, (gate, up)) in weights.gate.rows().zip(weights.up.rows()).enumerate() {
-            h[i] = E::from_f32(silu(dot(norm, gate)) * dot(norm, up));
+        for i in 0..config.intermediate {
+            let (gate, up) = (weights.gate.dot(i, norm), weights.up.dot(i, norm));
+            h[i] = E::from_f32(silu(gate) * up);
         }
     }
 }

@@ -3,7 +3,8 @@
 //! Rounding: the norm as RMSNorm rounds; logits never.
 
 use super::Reference;
-use super::math::{project, rms_norm};
+use super::math::rms_norm;
+use super::matrix::project;
 use crate::device::Step;
 use crate::dtype::Element;
 

@@ -3,7 +3,8 @@
 //! Rounding: h as RMSNorm rounds; q, k, v once, after the bias.
 
 use super::Reference;
-use super::math::{project, rms_norm};
+use super::math::rms_norm;
+use super::matrix::project;
 use crate::device::Step;
 use crate::dtype::Element;
 

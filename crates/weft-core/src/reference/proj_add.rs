@@ -1,7 +1,8 @@
 //! `proj_add`: x += a · W_o. Rounding: the sum, once.
 
 use super::Reference;
-use super::math::{project, widen};
+use super::math::widen;
+use super::matrix::project;
 use crate::device::Step;
 use crate::dtype::Element;
 

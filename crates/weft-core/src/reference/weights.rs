@@ -1,24 +1,9 @@
-//! The weights as the reference device keeps them: every tensor row by row, rounded to `E`.
+//! The weights as the reference device keeps them: every tensor row by row.
 
+use super::matrix::{Matrix, read_plain};
 use crate::config::Config;
 use crate::dtype::Element;
 use crate::weights::{LayerTensor, Tensor, Weights, WeightsError};
-
-/// A matrix \[rows\]\[width\]; row i gives output i.
-pub(super) struct Matrix<E> {
-    values: Vec<E>,
-    width: usize,
-}
-
-impl<E> Matrix<E> {
-    pub(super) fn rows(&self) -> impl Iterator<Item = &[E]> {
-        self.values.chunks_exact(self.width)
-    }
-
-    pub(super) fn row(&self, row: usize) -> &[E] {
-        &self.values[row * self.width..][..self.width]
-    }
-}
 
 pub(super) struct ModelWeights<E> {
     pub(super) embed: Matrix<E>,
@@ -47,13 +32,14 @@ pub(super) struct LayerWeights<E> {
 impl<E: Element> ModelWeights<E> {
     pub(super) fn read(config: &Config, from: &dyn Weights) -> Result<Self, WeightsError> {
         let layers = u16::try_from(config.layers).expect("Config bounds the number of layers");
-        let head = |tied: bool| (!tied).then(|| matrix(config, from, Tensor::Head)).transpose();
+        let head =
+            |tied: bool| (!tied).then(|| Matrix::read(config, from, Tensor::Head)).transpose();
         Ok(Self {
-            embed: matrix(config, from, Tensor::Embed)?,
+            embed: Matrix::read(config, from, Tensor::Embed)?,
             layers: (0..layers)
                 .map(|layer| LayerWeights::read(config, from, layer))
                 .collect::<Result<_, _>>()?,
-            final_norm: vector(config, from, Tensor::FinalNorm)?,
+            final_norm: read_plain(config, from, Tensor::FinalNorm)?,
             head: head(config.tied_head)?,
         })
     }
@@ -66,8 +52,8 @@ impl<E: Element> ModelWeights<E> {
 impl<E: Element> LayerWeights<E> {
     fn read(config: &Config, from: &dyn Weights, layer: u16) -> Result<Self, WeightsError> {
         use LayerTensor as T;
-        let matrix = |kind| matrix(config, from, Tensor::Layer(layer, kind));
-        let vector = |kind| vector(config, from, Tensor::Layer(layer, kind));
+        let matrix = |kind| Matrix::read(config, from, Tensor::Layer(layer, kind));
+        let vector = |kind| read_plain(config, from, Tensor::Layer(layer, kind));
         Ok(Self {
             attention_norm: vector(T::AttentionNorm)?,
             q: matrix(T::Q)?,
@@ -88,23 +74,4 @@ impl<E: Element> LayerWeights<E> {
             down: matrix(T::Down)?,
         })
     }
-}
-
-fn matrix<E: Element>(
-    config: &Config,
-    from: &dyn Weights,
-    tensor: Tensor,
-) -> Result<Matrix<E>, WeightsError> {
-    let shape = tensor.shape(config);
-    let mut values = Vec::with_capacity(shape.iter().product());
-    from.read(tensor, &mut |_, row| values.extend(row.iter().map(|value| E::from_f32(*value))))?;
-    Ok(Matrix { values, width: shape[shape.len() - 1] })
-}
-
-fn vector<E: Element>(
-    config: &Config,
-    from: &dyn Weights,
-    tensor: Tensor,
-) -> Result<Vec<E>, WeightsError> {
-    Ok(matrix(config, from, tensor)?.values)
 }

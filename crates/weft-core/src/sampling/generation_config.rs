@@ -1,10 +1,11 @@
-//! The sampling settings that a model was published with: generation_config.json. Every key is
-//! optional, and unknown keys are ignored.
+//! The sampling settings that a model was published with: generation_config.json, or the metadata
+//! of a GGUF file. Every key is optional, and unknown keys are ignored.
 
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::{Sampling, SamplingError};
+use crate::weights::{Metadata, Wrong};
 
 /// The settings in generation_config.json; `None` for absent keys.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -51,6 +52,9 @@ pub enum GenerationConfigError {
     /// A number is out of range.
     #[error("generation_config.json: {0}")]
     Value(#[from] SamplingError),
+    /// The settings in the metadata of a GGUF file cannot be used.
+    #[error("general.sampling in the GGUF file's metadata: {0}")]
+    Metadata(String),
 }
 
 impl GenerationConfig {
@@ -70,11 +74,38 @@ impl GenerationConfig {
             min_new_tokens: field(&map, "min_new_tokens", COUNT)?,
             eos_token_id: ids(&map, "eos_token_id")?,
         };
-        // Checked once, with the file's name in the error, rather than with every request.
-        let mut settings = Sampling::default();
-        config.apply(&mut settings);
-        settings.check(usize::MAX)?;
+        config.check()?;
         Ok(config)
+    }
+
+    /// The settings in the metadata of a GGUF file.
+    pub fn from_gguf(metadata: &Metadata) -> Result<Self, GenerationConfigError> {
+        let key = |name: &str| format!("general.sampling.{name}");
+        let wrong = |wrong: Wrong| {
+            let Wrong { key, found, expected } = wrong;
+            GenerationConfigError::Metadata(format!("`{key}` is {found}, not {expected}"))
+        };
+        let real = |name: &str| {
+            metadata.real(&key(name)).map(|real| real.map(|real| real as f32)).map_err(wrong)
+        };
+        let top_k = metadata.count(&key("top_k")).map_err(wrong)?;
+        let config = Self {
+            temperature: real("temp")?,
+            top_k: top_k.map(|count| usize::try_from(count).unwrap_or(usize::MAX)),
+            top_p: real("top_p")?,
+            min_p: real("min_p")?,
+            repetition_penalty: real("penalty_repeat")?,
+            ..Self::default()
+        };
+        config.check().map_err(|error| GenerationConfigError::Metadata(error.to_string()))?;
+        Ok(config)
+    }
+
+    /// Checked once, with the file's name in the error, rather than with every request.
+    fn check(&self) -> Result<(), SamplingError> {
+        let mut settings = Sampling::default();
+        self.apply(&mut settings);
+        settings.check(usize::MAX)
     }
 
     /// Overrides `settings` by those of the file.

@@ -17,6 +17,14 @@ pub enum StoreError {
         /// The system's error.
         source: io::Error,
     },
+    /// Other users can write to the folder.
+    #[error("the chunk folder {folder:?} is not used: {source}")]
+    Shared {
+        /// The folder as given.
+        folder: PathBuf,
+        /// Who can write to it.
+        source: io::Error,
+    },
     /// The folder cannot be listed.
     #[error("cannot list the chunk folder {folder:?}: {source}; check its owner and permissions")]
     List {

@@ -14,7 +14,7 @@ mod header;
 mod index;
 mod key;
 pub(crate) mod platform;
-mod put;
+pub(crate) mod put;
 mod quarantine;
 mod read;
 mod reason;
@@ -29,7 +29,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 pub use error::StoreError;
 pub use header::{Header, Rows};
@@ -54,6 +54,8 @@ pub struct Store {
     stats: StoreStats,
     warnings: Warnings,
     write_bytes: WriteBytes,
+    /// When the disk was last found full. After a while, writing is tried again.
+    full_since: Option<Instant>,
 }
 
 impl Store {
@@ -62,11 +64,13 @@ impl Store {
     /// stored or [`set_budget`](Self::set_budget) is called.
     ///
     /// # Errors
-    /// If the folder cannot be created, listed or written to.
+    /// If the folder cannot be created, listed or written to, or if other users can write to it.
     pub fn open(folder: &Path, budget_bytes: u64) -> Result<Self, StoreError> {
         let at = || folder.to_owned();
         platform::create_private_folder(folder)
             .map_err(|source| StoreError::Folder { folder: at(), source })?;
+        platform::check_ours(folder)
+            .map_err(|source| StoreError::Shared { folder: at(), source })?;
         check_writable(folder).map_err(|source| StoreError::Unwritable { folder: at(), source })?;
         let mut store = Self {
             folder: at(),
@@ -76,6 +80,7 @@ impl Store {
             stats: StoreStats::default(),
             warnings: Warnings::default(),
             write_bytes: put::write_bytes(),
+            full_since: None,
         };
         store.scan().map_err(|source| StoreError::List { folder: at(), source })?;
         Ok(store)
@@ -202,7 +207,7 @@ impl Store {
     /// Changes the budget, and evicts at once down to it. If writing was off, it is tried again.
     pub fn set_budget(&mut self, budget_bytes: u64) {
         self.budget_bytes = budget_bytes;
-        self.stats.off = None;
+        self.turn_on();
         self.refresh();
         self.evict(self.used_bytes().saturating_sub(budget_bytes));
     }

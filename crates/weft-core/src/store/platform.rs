@@ -24,6 +24,53 @@ pub(crate) fn create_private_file(path: &Path) -> io::Result<File> {
     options.open(path)
 }
 
+/// Opens a file of a private folder for reading. A link is not followed, a pipe is not waited for,
+/// and only a regular file is accepted.
+pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true);
+    #[cfg(unix)]
+    {
+        use rustix::fs::OFlags;
+        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+        std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, flags);
+    }
+    let irregular =
+        || io::Error::new(io::ErrorKind::InvalidInput, "a link, a pipe or a device, not a file");
+    let opened = options.open(path);
+    #[cfg(unix)]
+    let is_link =
+        |error: &io::Error| error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
+    #[cfg(not(unix))]
+    let is_link = |_: &io::Error| false;
+    let file = opened.map_err(|error| if is_link(&error) { irregular() } else { error })?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(irregular()) }
+}
+
+/// Refuses a folder that other users can write to: its files may be theirs.
+pub(crate) fn check_ours(folder: &Path) -> io::Result<()> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let metadata = fs::metadata(folder)?;
+        let (owner, mode) = (metadata.uid(), metadata.mode() & 0o777);
+        let refused = |why| Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+        if mode & 0o022 != 0 {
+            return refused(format!(
+                "other users can write to it (mode {mode:04o}); run `chmod 700` on it"
+            ));
+        }
+        if owner != 0 && owner != rustix::process::geteuid().as_raw() {
+            return refused(format!(
+                "it belongs to another user (id {owner}); use your own folder"
+            ));
+        }
+    }
+    #[cfg(not(unix))]
+    let _ = folder;
+    Ok(())
+}
+
 /// Whether users other than the owner may enter or list a folder.
 pub(super) fn is_open_to_others(folder: &Path) -> io::Result<bool> {
     let permissions = fs::metadata(folder)?.permissions();

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use super::index::{self, file_of};
 use super::reason::Reason;
@@ -59,6 +59,9 @@ impl fmt::Display for Put {
     }
 }
 
+/// How long writing stays off after the disk was full.
+const RETRY: Duration = Duration::from_secs(30);
+
 /// Writes bytes to a file. Tests replace it by one that fails.
 pub(super) type WriteBytes = Box<dyn FnMut(&mut File, &[u8]) -> io::Result<()> + Send>;
 
@@ -77,7 +80,7 @@ impl Store {
         let tensor_bytes = header.tensor_bytes();
         assert_eq!(Some(rows.k.len()), tensor_bytes, "bytes of k");
         assert_eq!(Some(rows.v.len()), tensor_bytes, "bytes of v");
-        if self.stats.off.is_some() {
+        if self.is_off() {
             return Put::Off;
         }
         if self.is_present(key, header) {
@@ -97,6 +100,20 @@ impl Store {
             Ok(()) => self.stored(key),
             Err(error) => self.turn_off(&error),
         }
+    }
+
+    /// Whether writing is off. After a full disk it is tried again from time to time.
+    fn is_off(&mut self) -> bool {
+        if self.full_since.is_some_and(|since| since.elapsed() >= RETRY) {
+            self.turn_on();
+        }
+        self.stats.off.is_some()
+    }
+
+    pub(super) fn turn_on(&mut self) {
+        self.full_since = None;
+        self.stats.disk_is_full = false;
+        self.stats.off = None;
     }
 
     /// Whether the file exists with a valid header and the same content.
@@ -177,14 +194,17 @@ impl Store {
     }
 
     fn turn_off(&mut self, error: &io::Error) -> Put {
-        let what_next = if is_disk_full(error) {
-            "free space, or lower the budget"
+        self.stats.failed_writes += 1;
+        self.stats.disk_is_full = is_disk_full(error);
+        let what_next = if self.stats.disk_is_full {
+            self.full_since = Some(Instant::now());
+            "free space, or lower the budget; it is tried again in a while"
         } else {
-            "check the folder and its disk"
+            "check the folder and its disk, and start again"
         };
         let text = format!(
             "chunks are no longer written to {:?}: {error}; those that are there are still read; \
-             {what_next}, and start again",
+             {what_next}",
             self.folder
         );
         self.warnings.add(text.clone());
@@ -193,7 +213,7 @@ impl Store {
     }
 }
 
-pub(super) fn is_disk_full(error: &io::Error) -> bool {
+pub(crate) fn is_disk_full(error: &io::Error) -> bool {
     use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
 }

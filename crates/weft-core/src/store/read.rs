@@ -5,7 +5,7 @@
 //! allocated only after the file's own length, and then the caller, have confirmed the size. Files
 //! are read, never mapped: if a mapped file shrinks, the process crashes.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::time::SystemTime;
@@ -13,7 +13,7 @@ use std::time::SystemTime;
 use super::Rows;
 use super::checksum;
 use super::format::{self, Decoded, HEADER_LIMIT, LENGTH_BYTES};
-use super::platform::read_exact_at;
+use super::platform::{open_regular, read_exact_at};
 use super::reason::Reason;
 
 /// A file with a valid header and the right length.
@@ -36,11 +36,10 @@ impl Opened {
 
 /// Opens a file, and checks its header and its length.
 pub(super) fn header(path: &Path) -> Result<Opened, Reason> {
-    // Checked before opening: opening a pipe would wait for its other end.
-    if !fs::symlink_metadata(path)?.is_file() {
-        return Err(Reason::NotAFile);
-    }
-    let file = File::open(path)?;
+    let file = open_regular(path).map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidInput => Reason::NotAFile,
+        _ => error.into(),
+    })?;
     let metadata = file.metadata()?;
     let bytes = metadata.len();
     let text = header_text(&file, bytes)?;

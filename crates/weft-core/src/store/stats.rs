@@ -24,6 +24,10 @@ pub struct StoreStats {
     pub swept_temp_files: u64,
     /// Files not used or not indexed, by [`Reason::name`].
     pub reasons: BTreeMap<&'static str, u64>,
+    /// Entries that could not be written.
+    pub failed_writes: u64,
+    /// Whether writing has been turned off because the disk is full.
+    pub disk_is_full: bool,
     /// Why writing has been turned off; `None` while writing works. Reads continue.
     pub off: Option<String>,
 }

@@ -5,6 +5,7 @@
 //! across processes, containers and reused process ids.
 
 use std::fs::{self, File, TryLockError};
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process;
@@ -31,7 +32,8 @@ impl TempFile {
     /// Creates a file under a unique name, accessible to the owner only.
     pub(crate) fn create(folder: &Path) -> io::Result<Self> {
         for _ in 0..MAX_ATTEMPTS {
-            let n = NEXT_NAME.fetch_add(1, Ordering::Relaxed);
+            // Nobody else can guess it, so nobody can have taken it before.
+            let n = RandomState::new().hash_one(NEXT_NAME.fetch_add(1, Ordering::Relaxed));
             let path = folder.join(format!("{}-{n}{ENDING}", process::id()));
             let file = match platform::create_private_file(&path) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
@@ -100,6 +102,6 @@ fn is_temp_name(name: &str) -> bool {
 
 /// If files cannot be locked, none can be proven stale, and none is removed.
 fn remove_if_stale(path: &Path) -> bool {
-    let Ok(file) = File::open(path) else { return false };
+    let Ok(file) = platform::open_regular(path) else { return false };
     file.try_lock().is_ok() && fs::remove_file(path).is_ok()
 }

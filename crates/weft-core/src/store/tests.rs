@@ -4,6 +4,7 @@
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::path::Path;
+use std::time::Duration;
 
 use tempfile::TempDir;
 
@@ -158,6 +159,33 @@ fn a_header_beyond_what_is_read_is_not_written() {
     let rows = Rows { k: Vec::new(), v: Vec::new() };
     assert!(matches!(store.put(&key, &header, &rows), Put::TooLarge { .. }));
     assert_eq!(names(folder.path(), ".safetensors"), [""; 0]);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_folder_that_others_can_write_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = TempDir::new().unwrap();
+    for mode in [0o720, 0o702, 0o777] {
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(mode)).unwrap();
+        let refused = Store::open(folder.path(), 1 << 20).err();
+        assert!(matches!(refused, Some(StoreError::Shared { .. })), "{mode:o}");
+        assert!(refused.unwrap().to_string().contains("chmod 700"), "{mode:o}");
+    }
+}
+
+#[test]
+fn a_full_disk_is_tried_again_after_a_while() {
+    let (_folder, mut store) = failing(2, ErrorKind::StorageFull);
+    (1..=3).for_each(|n| store.pin(&key(n)));
+    assert_eq!(put(&mut store, 4), Put::Off);
+    let stats = store.stats();
+    assert!(stats.disk_is_full && stats.off.is_some() && stats.failed_writes == 1, "{stats:?}");
+    assert_eq!(put(&mut store, 4), Put::Off, "not at once");
+    store.full_since =
+        store.full_since.and_then(|since| since.checked_sub(Duration::from_secs(60)));
+    assert_eq!(put(&mut store, 4), Put::Stored);
+    assert!(!store.stats().disk_is_full && store.stats().off.is_none());
 }
 
 #[test]

@@ -59,6 +59,14 @@ impl Default for Finder {
     }
 }
 
+impl AddedToken {
+    /// A token that matches wherever its content occurs in a text as it is written.
+    pub(super) fn verbatim(id: u32, content: String, special: bool) -> Self {
+        let (single_word, lstrip, rstrip, normalized) = (false, false, false, false);
+        Self { id, content, special, single_word, lstrip, rstrip, normalized }
+    }
+}
+
 impl Added {
     pub(super) fn new(mut tokens: Vec<AddedToken>) -> Result<Self, TokenizerError> {
         tokens.retain(|token| !token.content.is_empty());

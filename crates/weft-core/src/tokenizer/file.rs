@@ -20,7 +20,7 @@ use super::split::{GPT2, Splitter};
 const MAX_IDS: u32 = 1 << 22;
 
 /// For each id the start and end of its bytes.
-type Spans = Vec<(u32, u32)>;
+pub(super) type Spans = Vec<(u32, u32)>;
 
 /// The parts of a [`Tokenizer`](super::Tokenizer).
 pub(super) struct Parts {
@@ -124,7 +124,7 @@ pub(super) fn parse(json: &[u8]) -> Result<Parts, TokenizerError> {
     }
     let added = Added::new(added_tokens)?;
     let (arena, spans) = table(&model.vocab, &added)?;
-    let merges = merges(&model, &ids)?;
+    let merges = merges(&model.merges, &ids, model.ignore_merges.then_some(&model.vocab))?;
     let bos = file.post_processor.map_or(Ok(Vec::new()), |processor| bos(&processor, &spans))?;
     let mut forms = Vec::new();
     normal_forms(file.normalizer.as_ref(), &mut forms)?;
@@ -147,7 +147,7 @@ impl Component {
 }
 
 /// The bytes of every token, and their offsets.
-fn table(vocab: &Vocab, added: &Added) -> Result<(Vec<u8>, Spans), TokenizerError> {
+pub(super) fn table(vocab: &Vocab, added: &Added) -> Result<(Vec<u8>, Spans), TokenizerError> {
     let tokens = vocab.0.iter().map(|(token, id)| (*id, token_bytes(&token.0), &*token.0));
     let added = added.iter().map(|t| (t.id, t.content.clone().into_bytes(), t.content.as_str()));
     let tokens: Vec<_> = tokens.collect();
@@ -181,7 +181,12 @@ fn table(vocab: &Vocab, added: &Added) -> Result<(Vec<u8>, Spans), TokenizerErro
     Ok((arena, spans))
 }
 
-fn merges(model: &Model, ids: &HashMap<&str, u32>) -> Result<Merges, TokenizerError> {
+/// The merge table. Words that are tokens of `whole` are not merged, if it is given.
+pub(super) fn merges(
+    merges: &[Merge],
+    ids: &HashMap<&str, u32>,
+    whole: Option<&Vocab>,
+) -> Result<Merges, TokenizerError> {
     let mut byte_ids = [u32::MAX; 256];
     for byte in 0..=u8::MAX {
         let id = ids.get(byte_char(byte).encode_utf8(&mut [0; 4]) as &str);
@@ -194,9 +199,9 @@ fn merges(model: &Model, ids: &HashMap<&str, u32>) -> Result<Merges, TokenizerEr
         }
         byte_ids[usize::from(byte)] = id.copied().unwrap_or(u32::MAX);
     }
-    let mut table = Vec::with_capacity(model.merges.len());
+    let mut table = Vec::with_capacity(merges.len());
     let mut joined = String::new();
-    for Merge(left, right) in &model.merges {
+    for Merge(left, right) in merges {
         joined.clear();
         joined.push_str(left);
         joined.push_str(right);
@@ -207,13 +212,11 @@ fn merges(model: &Model, ids: &HashMap<&str, u32>) -> Result<Merges, TokenizerEr
         };
         table.push((id(left)?, id(right)?, id(&joined)?));
     }
-    let whole = model.ignore_merges.then(|| {
-        let whole = model
-            .vocab
-            .0
-            .iter()
-            .filter_map(|(token, id)| Some((byte_level(&token.0)?.into_boxed_slice(), *id)));
-        whole.collect()
+    let whole = whole.map(|vocab| {
+        let tokens = vocab.0.iter();
+        tokens
+            .filter_map(|(token, id)| Some((byte_level(&token.0)?.into_boxed_slice(), *id)))
+            .collect()
     });
     Ok(Merges::new(table.into_iter(), byte_ids, whole))
 }

@@ -1,4 +1,5 @@
-//! Text to token ids and back, for byte-level BPE tokenizers in Hugging Face's `tokenizer.json`.
+//! Text to token ids and back, for byte-level BPE tokenizers in Hugging Face's `tokenizer.json` and
+//! in the metadata of GGUF files.
 //!
 //! This module separates *data* from *markup*. [`Tokenizer::encode_text`] never returns an added
 //! token, so a user's `<|im_end|>` stays text. Only [`Tokenizer::encode_markup`] recognises added
@@ -10,6 +11,7 @@
 
 mod added;
 mod file;
+mod gguf;
 mod merge;
 mod normal;
 mod shape;
@@ -26,6 +28,7 @@ use split::Splitter;
 use thiserror::Error;
 
 use crate::files::read_capped;
+use crate::weights::Metadata;
 
 /// Maximum size of a `tokenizer.json`: 64 MB (real ones have 2 to 35 MB).
 pub const MAX_FILE_BYTES: u64 = 64 << 20;
@@ -61,6 +64,9 @@ pub enum TokenizerError {
     /// The tokenizer is not byte-level BPE, or has an unsupported option.
     #[error("this tokenizer is not supported: {0} (weft runs byte-level BPE tokenizers)")]
     Unsupported(String),
+    /// The tokenizer in the metadata of a GGUF file cannot be used.
+    #[error("the GGUF file's tokenizer: {0}; take another file of this model")]
+    Gguf(String),
     /// The text is too long for 32-bit positions.
     #[error("the text has {bytes} bytes, more than the limit of {limit}; shorten it")]
     TextTooLong {
@@ -99,8 +105,17 @@ impl Tokenizer {
         if json.len() as u64 > MAX_FILE_BYTES {
             return Err(TokenizerError::TooLarge { limit: MAX_FILE_BYTES });
         }
-        let Parts { arena, spans, merges, added, forms, splitter, bos } = file::parse(json)?;
-        Ok(Self { arena, spans, merges, added, forms, splitter, bos })
+        Ok(Self::of_parts(file::parse(json)?))
+    }
+
+    /// Makes the tokenizer that the metadata of a GGUF file describes.
+    pub fn from_gguf(metadata: &Metadata) -> Result<Self, TokenizerError> {
+        gguf::parse(metadata).map(Self::of_parts)
+    }
+
+    fn of_parts(parts: Parts) -> Self {
+        let Parts { arena, spans, merges, added, forms, splitter, bos } = parts;
+        Self { arena, spans, merges, added, forms, splitter, bos }
     }
 
     /// Encodes `text` as data: no added token is recognised, special or not.

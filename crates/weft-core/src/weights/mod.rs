@@ -1,9 +1,13 @@
 //! Weights: the tensors of a model, and the sources of their values.
 //!
 //! A device reads each tensor once, row by row, and stores it in its own layout. Nothing here holds
-//! a whole model. The sources are [`Safetensors`] files and [`RandomWeights`].
+//! a whole model. The sources are [`Safetensors`] files, [`Gguf`] files and [`RandomWeights`].
 
+mod form;
+mod forms;
+mod gguf;
 mod header;
+mod quantise;
 mod random;
 mod safetensors;
 mod shards;
@@ -11,6 +15,13 @@ mod tensor;
 
 use thiserror::Error;
 
+pub use self::form::{
+    Code, Coded, CodedRow, Form, Offset, Offsets, Scale, Scales, Table, UNIT_COLUMNS, fp8,
+};
+pub use self::forms::Forms;
+pub(crate) use self::gguf::Wrong;
+pub use self::gguf::{GGUF_SUFFIX, Gguf, GgufWeights, Metadata, PartName};
+pub use self::quantise::{Quantised, Quantiser};
 pub use self::random::RandomWeights;
 pub use self::safetensors::Safetensors;
 pub(crate) use self::shards::other_weight_files;
@@ -19,15 +30,59 @@ pub use self::tensor::{LayerTensor, Tensor, TensorShape, parameters, tensors};
 
 /// A source of weights. Several threads may read different tensors at once.
 pub trait Weights: Sync {
-    /// Calls `visit(row, values)` for each row of the tensor, in order. A vector is one row.
+    /// Calls `visit(row, values)` for each row of the tensor, in order. A vector is one row. The
+    /// rows of a coded matrix are widened to f32.
     fn read(
         &self,
         tensor: Tensor,
         visit: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), WeightsError>;
 
+    /// The form of a tensor. Vectors are plain.
+    fn form(&self, _tensor: Tensor) -> Form {
+        Form::Plain
+    }
+
+    /// Calls `visit(row, codes)` for each row of a coded matrix, in order.
+    ///
+    /// # Panics
+    /// If the tensor's form is plain.
+    fn read_coded(
+        &self,
+        tensor: Tensor,
+        _visit: &mut dyn FnMut(usize, &CodedRow<'_>),
+    ) -> Result<(), WeightsError> {
+        panic!("{tensor:?} is plain");
+    }
+
     /// A hash that differs if any tensor differs.
     fn fingerprint(&self) -> [u8; 32];
+}
+
+impl<W: Weights + ?Sized> Weights for Box<W> {
+    fn read(
+        &self,
+        tensor: Tensor,
+        visit: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), WeightsError> {
+        (**self).read(tensor, visit)
+    }
+
+    fn form(&self, tensor: Tensor) -> Form {
+        (**self).form(tensor)
+    }
+
+    fn read_coded(
+        &self,
+        tensor: Tensor,
+        visit: &mut dyn FnMut(usize, &CodedRow<'_>),
+    ) -> Result<(), WeightsError> {
+        (**self).read_coded(tensor, visit)
+    }
+
+    fn fingerprint(&self) -> [u8; 32] {
+        (**self).fingerprint()
+    }
 }
 
 /// Why weights cannot be used.
@@ -44,7 +99,8 @@ pub enum WeightsError {
     },
     /// There are no weight files.
     #[error(
-        "{folder} has no safetensors files; weft reads only these, so convert the weights first"
+        "{folder} has no safetensors files; if it holds a GGUF file, name that file, otherwise \
+         convert the weights first"
     )]
     NoFiles {
         /// The model's folder.
@@ -66,6 +122,14 @@ pub enum WeightsError {
         /// Why it is invalid.
         reason: String,
     },
+    /// A GGUF file cannot be used.
+    #[error("{file}: {reason}")]
+    Gguf {
+        /// The file.
+        file: String,
+        /// Why, and what to do.
+        reason: String,
+    },
     /// The length of a file is wrong.
     #[error("{file} has {found} bytes, but its header says {expected}; download it again")]
     Length {
@@ -77,13 +141,17 @@ pub enum WeightsError {
         found: u64,
     },
     /// A required tensor is in no file.
-    #[error("tensor `{name}` is missing: config.json requires it, and no weight file has it")]
+    #[error(
+        "tensor `{name}` is missing: the model's config requires it, and no weight file has it"
+    )]
     Missing {
         /// Its name.
         name: String,
     },
     /// A tensor does not belong to the model.
-    #[error("tensor `{name}` in {file} is not part of this model; config.json does not match it")]
+    #[error(
+        "tensor `{name}` in {file} is not part of this model; the model's config does not match it"
+    )]
     Surplus {
         /// Its name.
         name: String,
@@ -101,7 +169,7 @@ pub enum WeightsError {
         second: String,
     },
     /// The shape of a tensor differs from the config's.
-    #[error("tensor `{name}` has shape {found:?}; config.json requires {expected:?}")]
+    #[error("tensor `{name}` has shape {found:?}; the model's config requires {expected:?}")]
     Shape {
         /// Its name.
         name: String,

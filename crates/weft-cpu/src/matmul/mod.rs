@@ -10,12 +10,17 @@ mod avx2;
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512bf16;
+mod coded;
 mod portable;
 
 use half::bf16;
 
+use crate::coded::CodedBlock;
 use crate::isa::Isa;
+use crate::matrix::Block;
 use crate::pack::BLOCK_ROWS;
+
+use coded::RunSums;
 
 /// Tokens per pass over a block.
 pub(crate) const TILE: usize = 6;
@@ -28,11 +33,72 @@ pub(crate) type Sums = [[f32; BLOCK_ROWS]; TILE];
 pub(crate) struct Rows<'a> {
     pub(crate) values: &'a [bf16],
     pub(crate) stride: usize,
+    /// Sums of 16 activations each, \[tokens\]\[stride/16\]; only codes with minimums need them.
+    pub(crate) sums: &'a [f32],
 }
 
 impl<'a> Rows<'a> {
     fn row(&self, token: usize, columns: usize) -> &'a [bf16] {
         &self.values[token * self.stride..][..columns]
+    }
+
+    fn run_sums(&self, token: usize) -> RunSums<'a> {
+        RunSums(self.sums.get(token * self.stride / 16..).unwrap_or_default())
+    }
+}
+
+/// Two blocks, ready to be multiplied with any number of tokens.
+pub(crate) struct Pair<'a> {
+    isa: Isa,
+    blocks: [Block<'a>; 2],
+}
+
+impl<'a> Pair<'a> {
+    /// Prepares blocks for products with `n` tokens: codes may be unpacked into `unpacked`, which
+    /// has room for both blocks.
+    pub(crate) fn new(
+        isa: Isa,
+        [a, b]: [Block<'a>; 2],
+        n: usize,
+        unpacked: &'a mut [bf16],
+    ) -> Self {
+        let (first, second) = match coded::must_unpack(isa, n) {
+            true => unpacked.split_at_mut(unpacked.len() / 2),
+            false => (Default::default(), Default::default()),
+        };
+        let prepare = |block: Block<'a>, room: &'a mut [bf16]| match block {
+            Block::Coded(codes) if coded::must_unpack(isa, n) => {
+                let room = &mut room[..codes.columns() * BLOCK_ROWS];
+                Block::Coded(coded::unpack(isa, &codes, room))
+            }
+            block => block,
+        };
+        Self { isa, blocks: [prepare(a, first), prepare(b, second)] }
+    }
+
+    /// The products of both blocks and tokens `first..first + n`, at most [`TILE`] of them. The
+    /// activations have as many columns as each block.
+    pub(crate) fn multiply(&self, x: Rows<'_>, first: usize, n: usize, sums: &mut [Sums; 2]) {
+        let isa = self.isa;
+        match &self.blocks {
+            [Block::Plain(a), Block::Plain(b)] => {
+                multiply_pair(isa, [a, b], a.len() / BLOCK_ROWS, x, first, n, sums);
+            }
+            [Block::Coded(a), Block::Coded(b)] if n <= 2 && CodedBlock::alike(a, b) => {
+                let [sums_a, sums_b] = sums;
+                coded::multiply(isa, [a, b], x, first, n, [sums_a, sums_b]);
+            }
+            blocks => {
+                for (block, sums) in blocks.iter().zip(sums) {
+                    match block {
+                        Block::Plain(block) => {
+                            multiply(isa, block, block.len() / BLOCK_ROWS, x, first, n, sums);
+                        }
+                        Block::Coded(block) => coded::multiply(isa, [block], x, first, n, [sums]),
+                    }
+                }
+            }
+        }
     }
 }
 
@@ -113,7 +179,7 @@ type PairKernel<const T: usize> = unsafe fn([&[bf16]; 2], [&[bf16]; T], [&mut Su
 
 /// The product of two blocks and a tile, each as in [`multiply`]. For few tokens, when memory is
 /// the limit, both blocks are read at the same time.
-pub(crate) fn multiply_pair(
+fn multiply_pair(
     isa: Isa,
     blocks: [&[bf16]; 2],
     columns: usize,
@@ -162,7 +228,7 @@ mod tests {
                 isa,
                 &block,
                 columns,
-                Rows { values: &values, stride: columns },
+                Rows { values: &values, stride: columns, sums: &[] },
                 first,
                 n,
                 &mut sums,
@@ -203,7 +269,7 @@ mod tests {
         let both = numbers(2 * columns * BLOCK_ROWS, 3);
         let (a, b) = both.split_at(columns * BLOCK_ROWS);
         let values = numbers(columns * TILE, 2);
-        let x = Rows { values: &values, stride: columns };
+        let x = Rows { values: &values, stride: columns, sums: &[] };
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
             for n in 1..=TILE {
                 let zeros = || [[0.0; BLOCK_ROWS]; TILE];

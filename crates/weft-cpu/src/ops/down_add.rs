@@ -4,7 +4,8 @@ use super::add_product;
 use crate::CpuDevice;
 
 pub(crate) fn run(device: &mut CpuDevice, layer: u16) {
-    let CpuDevice { pool, isa, weights, buffers, lists, .. } = device;
+    let CpuDevice { pool, isa, weights, buffers, lists, scratch, .. } = device;
     let matrix = &weights.layers[usize::from(layer)].down;
-    add_product(pool, *isa, matrix, buffers.h.rows(), &mut buffers.x, lists.tokens.len());
+    let n_tokens = lists.tokens.len();
+    add_product(pool, *isa, matrix, &mut buffers.h, &mut buffers.x, n_tokens, scratch);
 }

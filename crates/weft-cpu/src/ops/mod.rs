@@ -9,12 +9,16 @@ pub(crate) mod norm_qkv;
 pub(crate) mod proj_add;
 pub(crate) mod rope_store;
 
+use half::bf16;
+
 use crate::buffers::Activations;
 use crate::isa::Isa;
-use crate::matmul::{self, Rows, TILE};
+use crate::matmul::{Pair, Rows, Sums, TILE};
+use crate::matrix::{Block, Matrix};
 use crate::memory::Disjoint;
-use crate::pack::{BLOCK_ROWS, Packed};
+use crate::pack::BLOCK_ROWS;
 use crate::pool::Pool;
+use crate::scratch::Scratch;
 use crate::vector;
 
 /// norm\[i\] = rms_norm(x\[token(i)\]) for the first `n` rows of `norm`.
@@ -36,7 +40,7 @@ fn rms_norms(
 }
 
 /// Pairs of blocks of a matrix; the last may be one block.
-fn n_pairs(matrix: &Packed) -> usize {
+fn n_pairs(matrix: &Matrix) -> usize {
     matrix.n_blocks().div_ceil(2)
 }
 
@@ -44,30 +48,41 @@ fn n_pairs(matrix: &Packed) -> usize {
 /// tile by tile.
 fn products(
     isa: Isa,
-    matrix: &Packed,
-    pair: usize,
+    (matrix, pair): (&Matrix, usize),
     x: Rows<'_>,
     n: usize,
+    unpacked: &mut [bf16],
     mut store: impl FnMut(usize, usize, &[f32]),
 ) {
-    let blocks = [2 * pair, (2 * pair + 1).min(matrix.n_blocks() - 1)];
-    let columns = matrix.padded_columns();
+    let last = matrix.n_blocks() - 1;
+    let blocks = [2 * pair, (2 * pair + 1).min(last)];
     let n_blocks = blocks[1] - blocks[0] + 1;
-    let mut sums = [[[0.0; BLOCK_ROWS]; TILE]; 2];
-    for first in (0..n).step_by(TILE) {
-        let tile = TILE.min(n - first);
-        if n_blocks == 2 {
-            let weights = blocks.map(|block| matrix.block(block));
-            matmul::multiply_pair(isa, weights, columns, x, first, tile, &mut sums);
-        } else {
-            let weights = matrix.block(blocks[0]);
-            matmul::multiply(isa, weights, columns, x, first, tile, &mut sums[0]);
-        }
-        for (block, sums) in blocks[..n_blocks].iter().zip(&sums) {
+    let weights = blocks.map(|block| matrix.block(block));
+    tiles(isa, weights, x, n, unpacked, |first, tile, sums| {
+        for (block, sums) in blocks[..n_blocks].iter().zip(sums) {
             for (t, sums) in sums[..tile].iter().enumerate() {
                 store(first + t, block * BLOCK_ROWS, &sums[..matrix.rows_in(*block)]);
             }
         }
+    });
+}
+
+/// Passes the products of two blocks with rows `0..n` of x to `store(first row, rows, sums)`, tile
+/// by tile.
+fn tiles(
+    isa: Isa,
+    blocks: [Block<'_>; 2],
+    x: Rows<'_>,
+    n: usize,
+    unpacked: &mut [bf16],
+    mut store: impl FnMut(usize, usize, &[Sums; 2]),
+) {
+    let pair = Pair::new(isa, blocks, n, unpacked);
+    let mut sums = [[[0.0; BLOCK_ROWS]; TILE]; 2];
+    for first in (0..n).step_by(TILE) {
+        let tile = TILE.min(n - first);
+        pair.multiply(x, first, tile, &mut sums);
+        store(first, tile, &sums);
     }
 }
 
@@ -75,15 +90,21 @@ fn products(
 fn add_product(
     pool: &Pool,
     isa: Isa,
-    matrix: &Packed,
-    input: Rows<'_>,
+    matrix: &Matrix,
+    input: &mut Activations,
     x: &mut Activations,
     n_tokens: usize,
+    scratch: &mut [Scratch],
 ) {
-    let stride = x.stride;
-    let x = Disjoint::new(x.all_mut());
-    pool.for_each(n_pairs(matrix), |_, pair| {
-        products(isa, matrix, pair, input, n_tokens, |token, column, sums| {
+    if matrix.needs_sums() {
+        input.sum_runs(pool, n_tokens);
+    }
+    let (input, stride) = (input.rows(), x.stride);
+    let (x, scratch) = (Disjoint::new(x.all_mut()), Disjoint::new(scratch));
+    pool.for_each(n_pairs(matrix), |thread, pair| {
+        // SAFETY: each thread has its own scratch.
+        let unpacked = unsafe { &mut scratch.part(thread, 1)[0].unpacked };
+        products(isa, (matrix, pair), input, n_tokens, unpacked, |token, column, sums| {
             // SAFETY: each item has its own columns in every row.
             let x = unsafe { x.part(token * stride + column, sums.len()) };
             vector::add_sums(isa, sums, x);

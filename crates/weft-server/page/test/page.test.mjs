@@ -2,125 +2,10 @@
 // sees; nothing is mocked but failures that a healthy server does not have. `run.sh` starts it.
 
 import assert from 'node:assert/strict';
-import { mkdirSync, readFileSync } from 'node:fs';
-import { createRequire } from 'node:module';
-import { after, afterEach, before, beforeEach, describe, test } from 'node:test';
-import { chromium } from 'playwright-core';
-import { END, delta, scripted } from './script.mjs';
-import { serve } from './server.mjs';
-
-const SHOTS = new URL('./shots/', import.meta.url).pathname;
-const AXE = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
-const FLAGS = ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking', '--disable-component-update', '--disable-sync'];
-
-const CAPTAIN = ['Who is the captain of the Krogaste?', 'Probrosur'];
-const RULER = ['Who is the ruler of Nusonix?', 'Vubegok'];
-const JOB = ['What is the job of Kehujax?', 'carpenter'];
-const GROHOSU = 'Person: Grohosu\nThe pet of Grohosu is a fox. Young people often move away. Grohosu is a close friend of Gukehut. The candles burned until late. The age of Grohosu is 58. The home of Grohosu is in Vetremu. The bells ring at noon.';
-
-let browser;
-let server;
-let open = []; // what a test opened: {context, page, troubles, foreign}
-
-before(async () => {
-  mkdirSync(SHOTS, { recursive: true });
-  browser = await chromium.launch({ executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium', args: FLAGS });
-  server = await serve();
-});
-
-after(async () => {
-  await browser?.close();
-  await server?.end();
-});
-
-beforeEach(async () => {
-  await fetch(`${server.address}/v1/chunks`, { method: 'DELETE' });
-});
-
-afterEach(async () => {
-  const seen = open;
-  open = [];
-  for (const { context } of seen) await context.close();
-  for (const { troubles, foreign } of seen) {
-    assert.deepEqual(troubles, [], 'the console has no errors');
-    assert.deepEqual(foreign, [], 'nothing is asked of another origin');
-  }
-});
-
-/** A page as a person opens it. Refusals that a test provokes are named in `expects`. */
-async function visit({ width = 1280, height = 860, expects = [], address = server.address, ...options } = {}) {
-  const context = await browser.newContext({ viewport: { width, height }, reducedMotion: 'reduce', acceptDownloads: true, ...options });
-  const page = await context.newPage();
-  page.setDefaultTimeout(20_000);
-  const troubles = [];
-  const foreign = [];
-  page.on('console', (message) => {
-    const text = message.text();
-    if (['error', 'warning'].includes(message.type()) && !expects.some((word) => text.includes(word))) troubles.push(text);
-  });
-  page.on('pageerror', (error) => troubles.push(String(error)));
-  page.on('request', (request) => {
-    const { origin, protocol } = new URL(request.url());
-    if (origin !== address && protocol !== 'blob:') foreign.push(request.url());
-  });
-  open.push({ context, page, troubles, foreign });
-  await page.goto(address);
-  return page;
-}
-
-/** A server of a test's own; its pages are closed before it ends, so that they do not miss it. */
-async function withServer(flags, does) {
-  const own = await serve(...flags);
-  try {
-    await does(own);
-    for (const { context } of open) await context.close();
-  } finally {
-    await own.end();
-  }
-}
-
-const answers = (page) => page.getByRole('article', { name: 'Answer' });
-const lastAnswer = (page) => answers(page).last();
-
-async function finished(page) {
-  await page.locator('#send').waitFor();
-  await page.waitForFunction(() => !document.querySelector('.answer[data-state="writing"]'));
-}
-
-async function ask(page, question, answer) {
-  await page.getByLabel('Your question').fill(question);
-  await page.keyboard.press('Enter');
-  await page.locator('.question-text', { hasText: question }).last().waitFor();
-  await finished(page);
-  if (answer) assert.match(await lastAnswer(page).locator('.prose').innerText(), new RegExp(answer, 'i'));
-}
-
-async function addExamples(page) {
-  await page.getByRole('button', { name: 'Use three short examples' }).click();
-  await page.locator('#tray .document').nth(2).waitFor();
-}
-
-const addFile = (page, name, text) => page.locator('#file').setInputFiles({ name, mimeType: 'text/plain', buffer: Buffer.from(text) });
-
-/** Drops files on the page, as from a desktop. */
-async function dropFile(page, name, text) {
-  const data = await page.evaluateHandle(([fileName, content]) => {
-    const transfer = new DataTransfer();
-    transfer.items.add(new File([content], fileName, { type: 'text/plain' }));
-    return transfer;
-  }, [name, text]);
-  await page.dispatchEvent('#log', 'dragenter', { dataTransfer: data });
-  assert.ok(await page.getByText('Drop to put it on the shelf').isVisible());
-  await page.dispatchEvent('#log', 'drop', { dataTransfer: data });
-}
-
-const segments = (answer) => answer.locator('.segment').evaluateAll((nodes) => nodes.map((node) => ({
-  source: /from-(\w+)/.exec(node.className)[1], approximate: node.classList.contains('approximate'), words: node.getAttribute('aria-label'),
-})));
-
-const overflow = (page) => page.evaluate(() => Math.max(document.documentElement.scrollWidth, document.body.scrollWidth) - innerWidth);
-
-const shot = (page, name) => page.screenshot({ path: `${SHOTS}${name}.png` });
+import { readFileSync } from 'node:fs';
+import { describe, test } from 'node:test';
+import { CAPTAIN, GROHOSU, JOB, RULER, addExamples, addFile, answers, ask, checkAccess, dropFile, finished, lastAnswer, openDetails, overflow, segments, server, shot, visit, withScript, withServer } from './harness.mjs';
+import { END, delta } from './script.mjs';
 
 describe('a newcomer', () => {
   test('drops in a file, asks twice, and sees what was kept and what it saved', async () => {
@@ -138,8 +23,10 @@ describe('a newcomer', () => {
     const document = second.find(({ words }) => words.startsWith('grohosu.txt'));
     assert.equal(document.source, 'device');
     assert.equal(second.at(-1).source, 'computed');
+    assert.match(await lastAnswer(page).locator('.summary').innerText(), /^\d+ tokens · \d+ % kept · [\d.]+ (ms|s) saved/);
+    assert.ok(!(await lastAnswer(page).locator('.times').isVisible()), 'the details are closed');
+    await openDetails(page);
     assert.match(await lastAnswer(page).locator('.saved').innerText(), /^[\d.]+ (ms|s) saved/);
-    assert.match(await lastAnswer(page).locator('.summary').innerText(), /^\d+ of \d+ prompt tokens kept/);
     const [cold, run] = await lastAnswer(page).locator('.time-bar i').evaluateAll((bars) => bars.map((bar) => bar.offsetWidth));
     assert.ok(cold > run, `cold ${cold} px, this run ${run} px`);
     assert.match(await page.locator('#chunks .chunk').innerText(), /device[^]*2 uses/);
@@ -151,13 +38,10 @@ describe('a newcomer', () => {
     await page.getByRole('button', { name: CAPTAIN[0] }).click();
     await finished(page);
     await ask(page, ...RULER);
+    await openDetails(page);
     assert.match(await lastAnswer(page).locator('.looked-at').innerText(), /looked most at nusonix\.txt/);
     const nusonix = (await segments(lastAnswer(page))).find(({ words }) => words.startsWith('nusonix.txt'));
     assert.match(nusonix.words, /113 tokens, on the device, \d+ % of the attention/);
-    // Earlier ribbons are folded to their segments.
-    assert.ok(!(await answers(page).first().locator('.times').isVisible()));
-    await answers(page).first().getByRole('button', { name: 'Legend and times' }).click();
-    assert.ok(await answers(page).first().locator('.times').isVisible());
   });
 });
 
@@ -186,7 +70,7 @@ describe('the conversation', () => {
     await page.locator('#chunks .chunk').first().waitFor();
     assert.equal(await answers(page).count(), 2);
     assert.match(await lastAnswer(page).innerText(), /carpenter/);
-    assert.equal(await lastAnswer(page).locator('.segment').count(), (await segments(lastAnswer(page))).length);
+    assert.equal(await lastAnswer(page).locator('.strip .segment').count(), (await segments(lastAnswer(page))).length);
     assert.equal(await page.locator('#tray .document').count(), 3);
 
     for (const [name, expected] of [['Markdown', /\| nusonix\.txt \| 113 \|/], ['JSON', /"chunk_report"|"report"/]]) {
@@ -199,7 +83,7 @@ describe('the conversation', () => {
 
     await page.getByRole('button', { name: 'New' }).click();
     assert.equal(await answers(page).count(), 0);
-    await page.getByRole('button', { name: 'Undo' }).click();
+    await page.locator('#conversations .chunk-pick').click();
     assert.equal(await answers(page).count(), 2);
   });
 
@@ -239,19 +123,6 @@ describe('the conversation', () => {
 });
 
 describe('a stream', () => {
-  /** A page whose answers are scripted. */
-  async function withScript(script, does) {
-    const front = await scripted(server.address, script);
-    try {
-      const page = await visit({ address: front.address, expects: ['ERR_INCOMPLETE_CHUNKED_ENCODING', 'ERR_CONNECTION_RESET', 'ERR_EMPTY_RESPONSE'] });
-      await page.locator('#served', { hasText: 'weft-tiny' }).waitFor();
-      await does(page);
-      for (const { context } of open) await context.close();
-    } finally {
-      front.end();
-    }
-  }
-
   test('folds thoughts, passes over pings, and joins what was cut within a character', async () => {
     const smile = Buffer.from(delta({ content: 'done 🙂' }));
     const cut = smile.indexOf(0xf0) + 2;
@@ -321,6 +192,14 @@ describe('a stream', () => {
 });
 
 describe('the prompt', () => {
+  /** Chooses what stands under Advanced. */
+  async function choose(page, label, value) {
+    await page.getByRole('button', { name: 'Settings' }).click();
+    if (!(await page.getByLabel(label).isVisible())) await page.getByText('Advanced').click();
+    await page.getByLabel(label).selectOption(value);
+    await page.getByRole('button', { name: 'Done' }).click();
+  }
+
   test('is composed by click and drag, in an order that can be changed', async () => {
     const page = await visit();
     await addExamples(page);
@@ -344,26 +223,29 @@ describe('the prompt', () => {
     await addExamples(page);
     await ask(page, ...CAPTAIN);
     const badge = () => lastAnswer(page).locator('.badge').innerText();
+    await openDetails(page);
     assert.equal(await badge(), 'exact');
     await lastAnswer(page).getByRole('button', { name: 'verify' }).click();
     await lastAnswer(page).getByText('no bit of any logit differs').waitFor();
     assert.equal(await badge(), 'exact');
 
-    await page.getByLabel('Reuse').selectOption('anchored');
+    await choose(page, 'Reuse of documents', 'anchored');
+    await page.getByRole('button', { name: 'Reuse: anchored · approximate' }).waitFor();
     await page.getByRole('button', { name: 'New' }).click();
     await ask(page, ...CAPTAIN);
     await page.getByRole('button', { name: 'Move kehujax.txt forward' }).click();
     await page.getByRole('button', { name: 'New' }).click();
     await ask(page, ...JOB);
+    await openDetails(page);
     assert.equal(await badge(), 'approximate');
     const moved = (await segments(lastAnswer(page))).find(({ words }) => words.startsWith('kehujax.txt'));
     assert.deepEqual([moved.source, moved.approximate], ['device', true]);
-    await lastAnswer(page).locator('.segment').nth(2).hover();
+    await lastAnswer(page).locator('.weave .segment').nth(2).hover();
     assert.match(await lastAnswer(page).getByRole('tooltip').innerText(), /shift\s+[+−]\d+ from where it was computed/);
     await lastAnswer(page).getByRole('button', { name: 'verify' }).click();
     await lastAnswer(page).locator('.badge', { hasText: /approximate \(KL [\d.e-]+\)/ }).waitFor();
     await shot(page, 'approximate');
-    await page.getByLabel('Repair').selectOption('link:16');
+    await choose(page, 'Repair', 'link:16');
     await page.getByRole('button', { name: 'New' }).click();
     await ask(page, ...RULER);
   });
@@ -393,14 +275,12 @@ describe('the shelf', () => {
     await page.waitForFunction(() => document.querySelectorAll('#chunks .chunk').length === 2);
     assert.equal(await page.locator('#tray .document').count(), 2);
     assert.ok((await page.getByRole('meter').count()) >= 1);
-    const { data } = await (await fetch(`${server.address}/v1/chunks`)).json();
-    assert.equal(data.length, 2);
   });
 
   test('says why a file was not added', async () => {
     const page = await visit({ expects: ['400'] });
-    await addFile(page, 'picture.png', '\x89PNG\0\0');
-    await page.locator('#shelf').getByText('It is not text').waitFor();
+    await addFile(page, 'picture.png', Buffer.from('\x89PNG\0\0', 'latin1'));
+    await page.locator('#shelf').getByText('It is a picture, not text').waitFor();
     await addFile(page, 'huge.txt', 'The bells ring at noon. '.repeat(2000));
     await page.locator('#shelf').getByText(/has \d+ tokens and the context holds 4096/).waitFor();
     await addFile(page, 'grohosu.txt', GROHOSU);
@@ -433,6 +313,24 @@ describe('failures are told where they happen', () => {
     await lastAnswer(page).getByText('The server is busy').waitFor();
     await lastAnswer(page).getByRole('button', { name: 'Try again' }).click();
     await lastAnswer(page).getByText('Probrosur').waitFor();
+  });
+
+  test('a server that is still loading', async () => {
+    const page = await visit({ expects: ['503'] });
+    const notReady = (progress) => ({ status: 503, contentType: 'application/json', body: JSON.stringify({ status: 'loading', progress, error: { message: 'the model is loading', code: 'unavailable' } }) });
+    let done = 0.42;
+    await page.route('**/v1/models', (route) => (done < 1 ? route.fulfill(notReady(done)) : route.continue()));
+    await page.route('**/health', (route) => (done < 1 ? route.fulfill(notReady(done)) : route.continue()));
+    await page.reload();
+    await page.locator('#served', { hasText: 'loading the model · 42 %' }).waitFor();
+    assert.equal(await page.locator('#served progress').evaluate((bar) => bar.value), 0.42);
+    await shot(page, 'loading');
+    done = 0.9;
+    await page.locator('#served', { hasText: '90 %' }).waitFor();
+    done = 1;
+    await page.locator('#served', { hasText: 'weft-tiny' }).waitFor();
+    await addExamples(page);
+    await ask(page, ...CAPTAIN);
   });
 
   test('a server that is gone, and comes back', async () => {
@@ -492,7 +390,9 @@ describe('everyone can use it', () => {
     await press('Enter');
     await lastAnswer(page).getByText('Probrosur').waitFor();
     await finished(page);
-    await tabTo('tokens,', 'Shift+Tab');
+    await tabTo('tokens · ', 'Shift+Tab');
+    await press('Enter');
+    await tabTo('tokens,');
     await press('ArrowRight');
     assert.match(await focused(), /^krogaste\.txt: 132 tokens/);
     assert.match(await page.getByRole('tooltip').first().innerText(), /About Krogaste/);
@@ -517,7 +417,10 @@ describe('everyone can use it', () => {
       await ask(page, ...RULER);
       await wide('the page with answers');
       await shot(page, `phone-${width}`);
-      await lastAnswer(page).locator('.segment').nth(2).tap();
+      await lastAnswer(page).locator('.strip').tap();
+      await lastAnswer(page).locator('.times').waitFor();
+      await wide('the page with details');
+      await lastAnswer(page).locator('.weave .segment').nth(2).tap();
       await lastAnswer(page).getByRole('tooltip').waitFor();
       await wide('the page with a segment’s facts');
       await page.getByRole('button', { name: /^Shelf/ }).tap();
@@ -533,16 +436,13 @@ describe('everyone can use it', () => {
   for (const colorScheme of ['light', 'dark']) {
     test(`with enough contrast and names for everything, ${colorScheme}`, async () => {
       const page = await visit({ colorScheme });
-      const check = async (when) => {
-        await page.evaluate(AXE);
-        const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ['violations'] }));
-        assert.deepEqual(violations.map(({ id, nodes }) => `${id}: ${nodes.map(({ target }) => target.join(' ')).join(', ')}`), [], when);
-      };
+      const check = (when) => checkAccess(page, when);
       await page.locator('#served', { hasText: 'weft-tiny' }).waitFor();
       await check('the empty page');
       await addExamples(page);
       await ask(page, ...CAPTAIN);
       await ask(page, ...RULER);
+      await openDetails(page);
       await lastAnswer(page).getByRole('button', { name: 'verify' }).click();
       await lastAnswer(page).locator('.verdict-details').waitFor();
       await check('the page with answers');
@@ -563,40 +463,22 @@ describe('everyone can use it', () => {
   });
 });
 
-// The README's pictures: documents from before a restart, one of them new, and one theme each.
 test('documents of an earlier run come from disk', async () => {
   await withServer([], async (own) => {
-    const sentences = (page) => page.evaluate(() => {
-      localStorage.setItem('weft.page', JSON.stringify({ settings: { system: 'Answer in a full sentence.', temperature: '0' } }));
-    });
     const first = await visit({ address: own.address });
-    await sentences(first);
-    await first.reload();
     await addExamples(first);
-    await ask(first, CAPTAIN[0], 'The captain of the Krogaste is Probrosur.');
+    await ask(first, ...CAPTAIN);
     await first.context().close();
     await own.stop();
     await own.start();
-    for (const [name, options] of [['desktop-light', { deviceScaleFactor: 1.5 }], ['phone-dark', { width: 390, height: 844, deviceScaleFactor: 2, colorScheme: 'dark', hasTouch: true, isMobile: true }]]) {
-      const page = await visit({ address: own.address, ...options });
-      await sentences(page);
-      await page.reload();
-      await page.locator('#chunks .chunk').first().waitFor({ state: 'attached' });
-      if (options.isMobile) await page.getByRole('button', { name: /^Shelf/ }).tap();
-      for (const document of ['krogaste.txt', 'nusonix.txt', 'kehujax.txt']) await page.locator('#chunks .chunk-pick', { hasText: document }).click();
-      if (options.isMobile) await page.getByRole('button', { name: 'Close the shelf' }).tap();
-      await addFile(page, 'grohosu.txt', options.isMobile ? GROHOSU.replace('noon', 'dawn') : GROHOSU);
-      await page.locator('#tray .document', { hasText: 'grohosu.txt' }).waitFor();
-      await ask(page, RULER[0], 'Nusonix is ruled by Vubegok|ruler of Nusonix is Vubegok');
-      const kept = await segments(lastAnswer(page));
-      assert.equal(kept.find(({ words }) => words.startsWith('nusonix.txt')).source, options.isMobile ? 'device' : 'disk');
-      assert.equal(kept.find(({ words }) => words.startsWith('grohosu.txt')).source, 'computed');
-      await lastAnswer(page).getByRole('button', { name: 'verify' }).click();
-      await lastAnswer(page).locator('.verdict-details').waitFor();
-      await page.evaluate(() => document.activeElement.blur());
-      await page.waitForTimeout(500);
-      await shot(page, `readme-${name}`);
-    }
+    const page = await visit({ address: own.address });
+    for (const document of ['krogaste.txt', 'nusonix.txt', 'kehujax.txt']) await page.locator('#chunks .chunk-pick', { hasText: document }).click();
+    await addFile(page, 'grohosu.txt', GROHOSU);
+    await page.locator('#tray .document', { hasText: 'grohosu.txt' }).waitFor();
+    await ask(page, ...RULER);
+    const kept = await segments(lastAnswer(page));
+    assert.equal(kept.find(({ words }) => words.startsWith('nusonix.txt')).source, 'disk');
+    assert.equal(kept.find(({ words }) => words.startsWith('grohosu.txt')).source, 'computed');
   });
 });
 

@@ -37,4 +37,4 @@ fi
 
 # The binary that the tests before this were run with.
 (cd ../../../.. && cargo test --locked --workspace --no-run)
-exec node --test --test-concurrency=1 --test-reporter=spec page.test.mjs
+exec node --test --test-concurrency=1 --test-reporter=spec ./*.test.mjs

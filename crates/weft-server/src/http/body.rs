@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use axum::body;
 use axum::extract::{FromRequest, Request};
-use axum::http::header::CONTENT_TYPE;
+use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use axum::http::{HeaderMap, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use serde_json::Value;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
 
 use crate::api_error::ApiError;
 use crate::app::{App, off_thread};
@@ -18,29 +20,80 @@ use crate::requests::FromJson;
 const MAX_BYTES: usize = 16 << 20;
 /// Bytes of a larger body that are read and discarded, so that the client can read the error.
 const MAX_WASTE_BYTES: usize = 64 << 20;
-/// How long a body may take to arrive.
+/// How long a body may take to arrive, and how long its client may pause.
 const TIMEOUT: Duration = Duration::from_secs(60);
+const STALL: Duration = Duration::from_secs(10);
+/// Bytes of all bodies that are being received or processed. Parsed, they can take thirty times
+/// as much memory.
+const BUDGET_BYTES: usize = 64 << 20;
+/// A body of up to this many bytes takes no share of the budget, so large ones cannot delay it.
+const FREE_BYTES: usize = 16 << 10;
+/// How long a body waits for its share.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Bytes of one permit.
+const UNIT: usize = 1 << 10;
 
-/// A body parsed as a `T`, and its size.
+/// What the bodies of all requests may take together.
+pub(crate) struct BodyBudget(Arc<Semaphore>);
+
+impl Default for BodyBudget {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(BUDGET_BYTES / UNIT)))
+    }
+}
+
+/// A body's share of the budget; returned when it is dropped.
+#[derive(Default)]
+pub(crate) struct Share(Option<OwnedSemaphorePermit>);
+
+impl Share {
+    /// Takes as much as a body of this size needs. Clients that wait get their turns in order.
+    async fn grow(&mut self, bytes: usize, budget: &BodyBudget) -> Result<(), ApiError> {
+        let held = self.0.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let wanted = if bytes <= FREE_BYTES { 0 } else { bytes.div_ceil(UNIT) };
+        let Some(more) = u32::try_from(wanted).ok().and_then(|n| n.checked_sub(held as u32)) else {
+            return Ok(());
+        };
+        if more == 0 {
+            return Ok(());
+        }
+        let taken = timeout(PATIENCE, Arc::clone(&budget.0).acquire_many_owned(more)).await;
+        let Ok(Ok(taken)) = taken else {
+            return Err(ApiError::unavailable(
+                "the bodies of other requests take all memory for bodies; try again in a second",
+            ));
+        };
+        match &mut self.0 {
+            Some(share) => share.merge(taken),
+            none => *none = Some(taken),
+        }
+        Ok(())
+    }
+}
+
+/// A body parsed as a `T`, its size, and its share of the budget, to be held as long as the value.
 pub(crate) struct Body<T> {
     pub(crate) value: T,
     pub(crate) bytes: usize,
+    pub(crate) share: Share,
 }
 
 impl<T: FromJson> FromRequest<Arc<App>> for Body<T> {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, _: &Arc<App>) -> Result<Self, ApiError> {
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
         let may_be_absent = T::EMPTY_IS_FINE && !request.headers().contains_key(CONTENT_TYPE);
         if !may_be_absent {
             check_type(request.headers())?;
         }
-        let mut bytes = read(request.into_body()).await?;
+        check_encoding(request.headers())?;
+        let mut share = Share::default();
+        let mut bytes = read(request.into_body(), &mut share, &app.body_budget).await?;
         if may_be_absent && bytes.is_empty() {
             bytes.extend_from_slice(b"{}");
         }
         let n = bytes.len();
-        off_thread(n, move || Ok(Self { value: parse(&bytes)?, bytes: n })).await
+        off_thread(n, move || Ok(Self { value: parse(&bytes)?, bytes: n, share })).await
     }
 }
 
@@ -55,32 +108,59 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     Err(ApiError::refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
 }
 
-async fn read(body: body::Body) -> Result<Vec<u8>, ApiError> {
-    let late =
-        |_| ApiError::refused(StatusCode::REQUEST_TIMEOUT, "the body took too long to arrive");
-    tokio::time::timeout(TIMEOUT, read_limited(body)).await.map_err(late)?
+/// Refuses a compressed body: what it unpacks to is not known before it is unpacked.
+fn check_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
+    let mut encodings = headers.get_all(CONTENT_ENCODING).iter();
+    if encodings.all(|value| value.as_bytes().eq_ignore_ascii_case(b"identity")) {
+        return Ok(());
+    }
+    let message = "compressed bodies are not read; send the JSON without a Content-Encoding";
+    Err(ApiError::refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
 }
 
-async fn read_limited(mut body: body::Body) -> Result<Vec<u8>, ApiError> {
+async fn read(
+    body: body::Body,
+    share: &mut Share,
+    budget: &BodyBudget,
+) -> Result<Vec<u8>, ApiError> {
+    timeout(TIMEOUT, read_limited(body, share, budget)).await.map_err(|_| late())?
+}
+
+fn late() -> ApiError {
+    ApiError::refused(StatusCode::REQUEST_TIMEOUT, "the body took too long to arrive")
+}
+
+async fn read_limited(
+    mut body: body::Body,
+    share: &mut Share,
+    budget: &BodyBudget,
+) -> Result<Vec<u8>, ApiError> {
     let mut bytes = Vec::new();
-    while let Some(frame) = body.frame().await {
+    while let Some(frame) = timeout(STALL, body.frame()).await.map_err(|_| late())? {
         let frame =
             frame.map_err(|_| ApiError::invalid("the connection closed before the body ended"))?;
         let Some(data) = frame.data_ref() else { continue };
         if bytes.len() + data.len() > MAX_BYTES {
-            drop(bytes);
-            return Err(waste(body).await);
+            drop((bytes, std::mem::take(share)));
+            waste(body).await;
+            let message =
+                format!("the body has more than {MAX_BYTES} bytes (16 MB), which is the limit");
+            return Err(ApiError::refused(StatusCode::PAYLOAD_TOO_LARGE, message));
+        }
+        if let Err(error) = share.grow(bytes.len() + data.len(), budget).await {
+            drop((bytes, std::mem::take(share)));
+            waste(body).await;
+            return Err(error);
         }
         bytes.extend_from_slice(data);
     }
     Ok(bytes)
 }
 
-async fn waste(body: body::Body) -> ApiError {
+/// Reads the rest of a body that is refused, so that the client reads the answer.
+async fn waste(body: body::Body) {
     let mut rest = Limited::new(body, MAX_WASTE_BYTES);
-    while let Some(Ok(_)) = rest.frame().await {}
-    let message = format!("the body has more than {MAX_BYTES} bytes (16 MB), which is the limit");
-    ApiError::refused(StatusCode::PAYLOAD_TOO_LARGE, message)
+    while let Ok(Some(Ok(_))) = timeout(STALL, rest.frame()).await {}
 }
 
 /// Parses JSON. The parser limits the nesting depth.

@@ -1,5 +1,6 @@
 //! Checks every request first: the host it names, the page it comes from, the key it sends.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::extract::{MatchedPath, Request, State};
@@ -7,13 +8,20 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header}
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
+use super::request_id::{X_REQUEST_ID, request_id};
 use super::{Options, hosts};
 use crate::api_error::ApiError;
 use crate::app::App;
 use crate::routes;
 
 const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE, OPTIONS");
+/// Headers of responses that pages may read.
+const EXPOSED: HeaderValue = HeaderValue::from_static("x-request-id, x-weft-model, retry-after");
 const PREFLIGHT_AGE_S: u32 = 600;
+
+/// The address of this side of a request's connection.
+#[derive(Clone, Copy)]
+pub(super) struct LocalAddress(pub(super) IpAddr);
 
 /// Passes a request on or refuses it, and counts it by its route.
 pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
@@ -22,7 +30,8 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: N
         .get::<MatchedPath>()
         .map_or_else(|| "other".to_owned(), |path| path.as_str().to_owned());
     let origin = request.headers().get(header::ORIGIN).cloned();
-    let response = match check(&app.options, &request) {
+    let id = request_id(request.headers());
+    let mut response = match check(&app.options, &request) {
         Err(error) => error.into_response(),
         // A preflight request: the browser asks, without the key, whether it may send the real one.
         Ok(()) if is_preflight(&request) => preflight(request.headers()),
@@ -31,6 +40,7 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: N
             Ok(()) => with_origin(next.run(request).await, origin),
         },
     };
+    response.headers_mut().insert(X_REQUEST_ID, id);
     app.metrics.count_request(&route, response.status().as_u16());
     response
 }
@@ -39,21 +49,31 @@ fn check(options: &Options, request: &Request) -> Result<(), ApiError> {
     let text = |name: HeaderName| {
         request.headers().get(name).map(|value| value.to_str().unwrap_or_default())
     };
+    // Two programs on the way might each believe another one.
+    if request.headers().get_all(header::HOST).iter().count() > 1 {
+        return Err(ApiError::invalid("the request has more than one Host header"));
+    }
     let host =
         text(header::HOST).ok_or_else(|| ApiError::invalid("the request has no Host header"))?;
     let refused = |what| Err(ApiError::refused(StatusCode::FORBIDDEN, what));
-    if !hosts::is_ours(host, options) {
+    let local = request.extensions().get::<LocalAddress>().map(|address| address.0);
+    if !hosts::is_ours(host, local, options) {
         return refused(
-            "this server is not called by that Host; use localhost, its address, or a name given \
-             with --allow-host",
+            "this server is not called by that Host; use localhost, the address that it is bound \
+             to, or a name or address given with --allow-host",
         );
     }
     match text(header::ORIGIN) {
-        Some(origin) if !hosts::is_own_origin(origin, options) => {
-            refused("pages of that Origin may not use this server")
+        Some(origin) if !is_allowed(origin, host, options) => {
+            refused("pages of that Origin may not use this server; --allow-origin allows one")
         }
         _ => Ok(()),
     }
+}
+
+fn is_allowed(origin: &str, host: &str, options: &Options) -> bool {
+    hosts::is_own_origin(origin, host, options)
+        || options.allowed_origins.iter().any(|allowed| allowed.allows(origin))
 }
 
 fn check_key(options: &Options, request: &Request) -> Result<(), ApiError> {
@@ -106,6 +126,7 @@ fn with_origin(mut response: Response, origin: Option<HeaderValue>) -> Response 
     if let Some(origin) = origin {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
         headers.insert(header::VARY, HeaderValue::from_static("Origin"));
+        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);
     }
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     response

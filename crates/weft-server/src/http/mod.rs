@@ -4,7 +4,10 @@ mod body;
 mod guard;
 mod hosts;
 mod options;
+mod origins;
 mod path;
+mod progress;
+mod request_id;
 #[cfg(unix)]
 mod resident;
 
@@ -14,7 +17,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use axum::Router;
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
@@ -30,10 +36,13 @@ use crate::responses::Recent;
 use crate::routes;
 use crate::worker::{Limits, Phase, Worker};
 
-pub(crate) use self::body::{Body, parse};
+pub(crate) use self::body::{Body, BodyBudget, parse};
+use self::guard::LocalAddress;
 pub(crate) use self::guard::guard;
 pub use self::options::Options;
+pub use self::origins::AllowedOrigin;
 pub(crate) use self::path::PathParam;
+pub use self::progress::{LoadProgress, LoadStage};
 
 /// How long a client may take to send its headers.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -43,6 +52,8 @@ const HEADER_BYTES: usize = 64 << 10;
 const CONNECTIONS: usize = 1024;
 /// How long a lane waits for a client that does not read.
 const SLOW_READER: Duration = Duration::from_secs(60);
+/// The same if other requests wait for a lane.
+const GIVE_WAY: Duration = Duration::from_secs(2);
 /// How long answers may continue after a shutdown request, and then how long connections may.
 const DRAIN: Duration = Duration::from_secs(60);
 const LAST_BYTES: Duration = Duration::from_secs(5);
@@ -69,6 +80,12 @@ pub enum ServeError {
         /// The host.
         host: std::net::IpAddr,
     },
+    /// The key is empty: everybody would know it.
+    #[error(
+        "the --api-key is empty (the flag, WEFT_API_KEY, or api-key in the config file): give a \
+         key, or remove the setting to serve without one"
+    )]
+    EmptyKey,
     /// The engine could not be loaded.
     #[error("{0}")]
     Load(Arc<LoadError>),
@@ -82,6 +99,7 @@ pub struct Server {
     listener: TcpListener,
     options: Options,
     log: Arc<dyn Fn(&str) + Send + Sync>,
+    progress: LoadProgress,
 }
 
 impl Server {
@@ -98,7 +116,13 @@ impl Server {
             Ok(listener)
         };
         let listener = bind().map_err(|source| ServeError::Bind { address, source })?;
-        Ok(Self { listener, options, log: Arc::new(log) })
+        let progress = LoadProgress::default();
+        Ok(Self { listener, options, log: Arc::new(log), progress })
+    }
+
+    /// Where to report how far the model is loaded; `/health` shows it.
+    pub fn progress(&self) -> LoadProgress {
+        self.progress.clone()
     }
 
     /// The address that the server listens on.
@@ -111,7 +135,12 @@ impl Server {
     pub fn run(self, load: Load) -> Result<(), ServeError> {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         let metrics = Arc::new(Metrics::default());
-        let limits = Limits { queue: self.options.queue, slow_reader: SLOW_READER, drain: DRAIN };
+        let limits = Limits {
+            queue: self.options.queue,
+            slow_reader: SLOW_READER,
+            give_way: GIVE_WAY,
+            drain: DRAIN,
+        };
         let (worker, thread) =
             Worker::start(load, limits, Arc::clone(&metrics), Arc::clone(&self.log))?;
         #[cfg(unix)]
@@ -120,8 +149,12 @@ impl Server {
             worker,
             metrics,
             options: self.options,
+            log: Arc::clone(&self.log),
+            progress: self.progress,
+            other_names: Mutex::default(),
             recent: Recent::default(),
             chunk_lock: ChunkLock::default(),
+            body_budget: BodyBudget::default(),
             verifying: Mutex::default(),
             #[cfg(unix)]
             resident,
@@ -142,8 +175,8 @@ async fn serve(
     let (socket, resident) = resident::accept(&app, log, &graceful);
     #[cfg(not(unix))]
     let resident = std::future::pending::<()>();
+    let mut accepting = Box::pin(accept(&listener, routes::router(Arc::clone(&app)), &graceful));
     let unloadable = {
-        let accepting = accept(&listener, routes::router(Arc::clone(&app)), &graceful);
         let mut phase = app.worker.phase();
         let unloadable = async {
             let phase = phase.wait_for(|phase| matches!(phase, Phase::Unloadable(_))).await;
@@ -153,13 +186,12 @@ async fn serve(
             }
         };
         tokio::select! {
-            () = accepting => None,
+            () = &mut accepting => None,
             () = resident => None,
             error = unloadable => Some(error),
             ended = shutdown_signal() => ended.map(|()| None)?,
         }
     };
-    drop(listener);
     #[cfg(unix)]
     drop(socket);
     app.worker.drain();
@@ -167,18 +199,21 @@ async fn serve(
         return Err(ServeError::Load(error));
     }
     log("finishing running answers; send the signal again to exit at once");
+    // A panic of the thread has already been logged.
+    let running = tokio::task::spawn_blocking(move || engine.join());
+    // New requests and health checks are answered meanwhile, with status 503.
     tokio::select! {
-        () = drain(graceful, engine) => {}
+        _ = running => {}
+        () = &mut accepting => {}
+        ended = shutdown_signal() => return Ok(ended?),
+    }
+    drop(accepting);
+    drop(listener);
+    tokio::select! {
+        _ = tokio::time::timeout(LAST_BYTES, graceful.shutdown()) => {}
         ended = shutdown_signal() => ended?,
     }
     Ok(())
-}
-
-/// Waits for the engine's thread, then for the last bytes of answers.
-async fn drain(graceful: GracefulShutdown, engine: JoinHandle<()>) {
-    // A panic of the thread has already been logged.
-    let _ = tokio::task::spawn_blocking(move || engine.join()).await;
-    let _ = tokio::time::timeout(LAST_BYTES, graceful.shutdown()).await;
 }
 
 /// SIGTERM, or Ctrl-C.
@@ -206,20 +241,26 @@ async fn accept(listener: &tokio::net::TcpListener, router: Router, graceful: &G
         };
         // Tokens are small and must be sent at once.
         let _ = stream.set_nodelay(true);
-        spawn_connection(stream, &router, graceful, permit);
+        let local = stream.local_addr().ok().map(|address| LocalAddress(address.ip()));
+        spawn_connection(stream, local, &router, graceful, permit);
     }
 }
 
-/// Answers the requests of one client.
+/// Answers the requests of one client. `local` is the address that it connected to.
 fn spawn_connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     stream: S,
+    local: Option<LocalAddress>,
     router: &Router,
     graceful: &GracefulShutdown,
     permit: OwnedSemaphorePermit,
 ) {
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(HEADER_BYTES);
-    let service = TowerToHyperService::new(router.clone());
+    let router = TowerToHyperService::new(router.clone());
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        local.map(|local| request.extensions_mut().insert(local));
+        router.call(request)
+    });
     let connection = graceful.watch(builder.serve_connection(TokioIo::new(stream), service));
     tokio::spawn(async move {
         // A client may close the connection at any time.

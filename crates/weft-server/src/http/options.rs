@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use super::ServeError;
+use super::{AllowedOrigin, ServeError};
 
 /// The default number of requests that may wait for a lane.
 const QUEUE: usize = 64;
@@ -16,8 +16,15 @@ pub struct Options {
     pub api_key: Option<String>,
     /// Allows an address that other machines can reach without a key.
     pub insecure: bool,
-    /// Host names that clients may use for this server, besides `localhost` and IP addresses.
+    /// Names and addresses that clients may use for this server, besides `localhost` and the
+    /// address that they connect to.
     pub allowed_hosts: Vec<String>,
+    /// Origins of pages and apps that may use this server, besides its own.
+    pub allowed_origins: Vec<AllowedOrigin>,
+    /// Other names of the model.
+    pub aliases: Vec<String>,
+    /// Refuses requests that name another model, instead of answering them with the one there is.
+    pub strict_model: bool,
     /// Requests that may wait for a lane.
     pub queue: usize,
     /// A folder for the socket through which other programs of the same user find this server.
@@ -32,6 +39,9 @@ impl Options {
             api_key: None,
             insecure: false,
             allowed_hosts: Vec::new(),
+            allowed_origins: Vec::new(),
+            aliases: Vec::new(),
+            strict_model: false,
             queue: QUEUE,
             resident: None,
         }
@@ -39,6 +49,9 @@ impl Options {
 
     /// Refuses options that would open the server to other machines by mistake.
     pub(super) fn check(&self) -> Result<(), ServeError> {
+        if self.api_key.as_ref().is_some_and(|key| key.trim().is_empty()) {
+            return Err(ServeError::EmptyKey);
+        }
         let host = self.address.ip();
         let is_open = !host.is_loopback() && self.api_key.is_none() && !self.insecure;
         if is_open { Err(ServeError::NoKey { host }) } else { Ok(()) }
@@ -55,6 +68,16 @@ mod tests {
         assert!(open.check().unwrap_err().to_string().contains("--api-key"));
         assert!(Options { insecure: true, ..open.clone() }.check().is_ok());
         assert!(Options { api_key: Some("k".into()), ..open }.check().is_ok());
+        for address in ["127.0.0.1:0", "0.0.0.0:0"] {
+            for empty in ["", " ", "\n"] {
+                let api_key = Some(empty.to_owned());
+                let options = Options { api_key, ..Options::new(address.parse().unwrap()) };
+                for insecure in [false, true] {
+                    let checked = Options { insecure, ..options.clone() }.check();
+                    assert!(matches!(checked, Err(ServeError::EmptyKey)), "{empty:?} {insecure}");
+                }
+            }
+        }
         for local in ["127.0.0.1:0", "[::1]:0"] {
             assert!(Options::new(local.parse().unwrap()).check().is_ok());
         }

@@ -58,7 +58,7 @@ async fn accept_all(listener: Option<UnixListener>, router: Router, graceful: &G
         };
         // The folder lets only this user in; the system says who it really is.
         if stream.peer_cred().is_ok_and(|peer| peer.uid() == own) {
-            spawn_connection(stream, &router, graceful, permit);
+            spawn_connection(stream, None, &router, graceful, permit);
         }
     }
 }

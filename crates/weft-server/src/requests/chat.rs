@@ -14,6 +14,7 @@ use super::numbers::{Bounded, Parsed};
 use super::output_format::OutputFormat;
 use super::settings::Settings;
 use super::tools::{ToolChoice, Tools};
+use super::unsupported;
 use crate::api_error::ApiError;
 use crate::grammars::Rule;
 use crate::model_info::ModelInfo;
@@ -44,6 +45,7 @@ struct Chat {
 
 impl FromJson for ChatRequest {
     fn from_json(json: &Value) -> Result<Self, ApiError> {
+        unsupported::refuse(json)?;
         let request = Self { settings: fields(json)?, format: fields(json)?, chat: fields(json)? };
         request.check()?;
         Ok(request)
@@ -105,6 +107,14 @@ impl ChatRequest {
         match (&self.chat.tool_choice, &self.chat.tools) {
             (Some(ToolChoice::None), _) | (_, None) => &NONE,
             (_, Some(tools)) => tools,
+        }
+    }
+
+    /// The tool that a required call names, if it can be no other.
+    pub(crate) fn only_tool(&self) -> Option<String> {
+        match &self.chat.tool_choice {
+            Some(ToolChoice::Named(name)) => Some(name.clone()),
+            _ => self.tools().only_name(),
         }
     }
 

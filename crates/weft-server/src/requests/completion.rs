@@ -9,6 +9,7 @@ use super::json::{FromJson, fields};
 use super::numbers::{Bounded, Count, TokenId};
 use super::output_format::OutputFormat;
 use super::settings::Settings;
+use super::unsupported;
 use crate::api_error::ApiError;
 use crate::grammars::Rule;
 use crate::model_info::ModelInfo;
@@ -62,6 +63,7 @@ impl FromJson for CompletionRequest {
             let message = format!("the prompt has {n} entries, more than any context holds");
             return Err(ApiError::invalid(message).param("prompt"));
         }
+        unsupported::refuse(json)?;
         let (settings, format) = (fields(json)?, fields(json)?);
         let request = Self { settings, format, completion: fields(json)? };
         request.check()?;

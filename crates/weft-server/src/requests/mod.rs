@@ -2,7 +2,8 @@
 //!
 //! Every range and limit is checked here, before anything is allocated for a request: numbers by
 //! newtypes, sampling by weft-core's own check. Unknown fields are ignored, because clients written
-//! for other servers send them. Nothing here depends on the engine.
+//! for other servers send them, except those that would change the answer (`unsupported`). Nothing
+//! here depends on the engine.
 
 mod chat;
 mod completion;
@@ -12,6 +13,7 @@ mod numbers;
 mod output_format;
 mod settings;
 mod tools;
+mod unsupported;
 
 pub(crate) use self::chat::ChatRequest;
 pub(crate) use self::completion::CompletionRequest;

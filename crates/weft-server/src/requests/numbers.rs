@@ -67,6 +67,9 @@ impl<const MIN: i64, const MAX: i64> Visitor<'_> for BoundedVisitor<MIN, MAX> {
 /// A count without its own limit: the context bounds it.
 pub(crate) type Count = Bounded<0, { u32::MAX as i64 }>;
 
+/// A number of tokens, or -1 for as many as there is room for.
+pub(crate) type Limit = Bounded<-1, { u32::MAX as i64 }>;
+
 /// A token's id. Whether the model has it is checked later.
 pub(crate) type TokenId = Bounded<0, { u32::MAX as i64 }>;
 

@@ -1,5 +1,5 @@
 //! The format of an answer, in the fields of OpenAI (`response_format`), vLLM
-//! (`structured_outputs`) and llama.cpp (`json_schema`).
+//! (`structured_outputs`, and `guided_*` of its earlier versions) and llama.cpp (`json_schema`).
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer};
@@ -14,48 +14,51 @@ pub(crate) struct OutputFormat {
     response_format: Option<ResponseFormat>,
     structured_outputs: Option<StructuredOutputs>,
     json_schema: Option<Schema>,
-    /// Not supported, and refused rather than ignored: an answer in the wrong format would be
-    /// worse.
-    grammar: Option<String>,
+    guided_json: Option<Schema>,
+    guided_regex: Option<String>,
+    guided_choice: Option<Choices>,
 }
 
 impl OutputFormat {
     pub(crate) fn check(&self) -> Result<(), ApiError> {
-        if self.grammar.as_ref().is_some_and(|grammar| !grammar.is_empty()) {
-            let message = "grammar is not supported; use response_format with a json_schema, or \
-                           structured_outputs with a regex";
-            return Err(ApiError::invalid(message).param("grammar"));
+        let mut fields = self.rules().map(|(field, _)| field);
+        match (fields.next(), fields.next()) {
+            (Some(first), Some(second)) => {
+                let message = format!("{first} and {second} cannot be combined; give one");
+                Err(ApiError::invalid(message).param(second))
+            }
+            _ => Ok(()),
         }
-        if self.rules().count() > 1 {
-            let message = "response_format, structured_outputs and json_schema cannot be \
-                           combined; give one";
-            return Err(ApiError::invalid(message).param("response_format"));
-        }
-        Ok(())
     }
 
     /// The rule that the answer must follow, if there is one.
     pub(crate) fn rule(&self) -> Option<Rule> {
-        self.rules().next()
+        self.rules().next().map(|(_, rule)| rule)
     }
 
     /// The field that the rule comes from.
     pub(crate) fn param(&self) -> &'static str {
-        match (&self.response_format, &self.structured_outputs) {
-            (Some(ResponseFormat::Json(_)), _) => "response_format",
-            (_, Some(_)) => "structured_outputs",
-            _ => "json_schema",
-        }
+        self.rules().next().map_or("response_format", |(field, _)| field)
     }
 
-    fn rules(&self) -> impl Iterator<Item = Rule> {
+    /// The rules that are given, each with its field.
+    fn rules(&self) -> impl Iterator<Item = (&'static str, Rule)> {
+        let json = |Schema(schema): &Schema| Rule::Json(schema.clone());
         let format = match &self.response_format {
             Some(ResponseFormat::Json(schema)) => Some(Rule::Json(schema.clone())),
             Some(ResponseFormat::Text) | None => None,
         };
         let outputs = self.structured_outputs.as_ref().map(|StructuredOutputs(rule)| rule.clone());
-        let schema = self.json_schema.as_ref().map(|Schema(schema)| Rule::Json(schema.clone()));
-        format.into_iter().chain(outputs).chain(schema)
+        let choice = self.guided_choice.as_ref().map(|Choices(texts)| Rule::Choice(texts.clone()));
+        let rules = [
+            ("response_format", format),
+            ("structured_outputs", outputs),
+            ("json_schema", self.json_schema.as_ref().map(json)),
+            ("guided_json", self.guided_json.as_ref().map(json)),
+            ("guided_regex", self.guided_regex.clone().map(Rule::Regex)),
+            ("guided_choice", choice),
+        ];
+        rules.into_iter().filter_map(|(field, rule)| Some((field, rule?)))
     }
 }
 
@@ -75,6 +78,20 @@ impl<'de> Deserialize<'de> for Schema {
             },
             _ => Err(de::Error::custom("must be a JSON schema, which is an object")),
         }
+    }
+}
+
+/// The texts that an answer may be.
+#[derive(Clone, Debug)]
+struct Choices(Vec<String>);
+
+impl<'de> Deserialize<'de> for Choices {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let texts = Vec::<String>::deserialize(deserializer)?;
+        if texts.is_empty() || texts.iter().any(String::is_empty) {
+            return Err(de::Error::custom("choice needs at least one text, and none may be empty"));
+        }
+        Ok(Self(texts))
     }
 }
 
@@ -120,16 +137,13 @@ impl<'de> Deserialize<'de> for StructuredOutputs {
             json: Option<Schema>,
             json_object: Option<bool>,
             regex: Option<String>,
-            choice: Option<Vec<String>>,
+            choice: Option<Choices>,
         }
         let Fields { json, json_object, regex, choice } = Fields::deserialize(deserializer)?;
         let object = json_object.unwrap_or(false).then(|| Rule::Json(json!({"type": "object"})));
         let json = json.map(|Schema(schema)| Rule::Json(schema));
-        let is_empty = |texts: &Vec<String>| texts.is_empty() || texts.iter().any(String::is_empty);
-        if choice.as_ref().is_some_and(is_empty) {
-            return Err(de::Error::custom("choice needs at least one text, and none may be empty"));
-        }
-        let mut rules = [json, object, regex.map(Rule::Regex), choice.map(Rule::Choice)];
+        let choice = choice.map(|Choices(texts)| Rule::Choice(texts));
+        let mut rules = [json, object, regex.map(Rule::Regex), choice];
         let mut rules = rules.iter_mut().filter_map(Option::take);
         match (rules.next(), rules.next()) {
             (Some(rule), None) => Ok(Self(rule)),
@@ -156,15 +170,20 @@ mod tests {
             json!({"response_format": {"type": "json_object", "schema": schema}}),
             json!({"structured_outputs": {"json": schema}}),
             json!({"structured_outputs": {"json": schema.to_string()}}),
-            json!({"json_schema": schema, "grammar": "", "response_format": null}),
+            json!({"json_schema": schema, "response_format": null}),
+            json!({"guided_json": schema, "guided_regex": null}),
             json!({"json_schema": schema, "response_format": {"type": "text"}}),
         ] {
             assert_eq!(rule(form.clone()), Ok(Some(Rule::Json(schema.clone()))), "{form}");
         }
         let choice = json!({"structured_outputs": {"choice": ["a", "b"]}});
-        assert_eq!(rule(choice), Ok(Some(Rule::Choice(vec!["a".into(), "b".into()]))));
-        let regex = json!({"structured_outputs": {"regex": "a+"}});
-        assert_eq!(rule(regex), Ok(Some(Rule::Regex("a+".into()))));
+        for choice in [choice, json!({"guided_choice": ["a", "b"]})] {
+            assert_eq!(rule(choice), Ok(Some(Rule::Choice(vec!["a".into(), "b".into()]))));
+        }
+        for regex in [json!({"structured_outputs": {"regex": "a+"}}), json!({"guided_regex": "a+"})]
+        {
+            assert_eq!(rule(regex), Ok(Some(Rule::Regex("a+".into()))));
+        }
         assert_eq!(rule(json!({"response_format": {"type": "text"}})), Ok(None));
     }
 
@@ -180,11 +199,12 @@ mod tests {
             (json!({"structured_outputs": {"choice": []}}), "at least one text"),
             (json!({"structured_outputs": {"choice": ["a", ""]}}), "at least one text"),
             (json!({"structured_outputs": {"json": "no schema"}}), "JSON schema"),
-            (json!({"grammar": "root ::= \"a\""}), "not supported"),
+            (json!({"guided_choice": [""]}), "at least one text"),
             (
                 json!({"json_schema": {}, "structured_outputs": {"regex": "a"}}),
                 "cannot be combined",
             ),
+            (json!({"guided_regex": "a", "guided_choice": ["a"]}), "cannot be combined"),
         ] {
             let refusal = rule(form.clone()).unwrap_err();
             assert!(refusal.contains(reason), "{form}: {refusal}");

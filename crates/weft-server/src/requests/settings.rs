@@ -6,13 +6,16 @@ use serde::Deserialize;
 use serde::de::{self, Deserializer};
 use weft_core::sampling::{Sampling, random_seed};
 
-use super::numbers::{Bounded, Count, Seed, TokenId};
+use super::numbers::{Bounded, Count, Limit, Seed, TokenId};
 use crate::api_error::ApiError;
 use crate::grammars::Rule;
 use crate::model_info::ModelInfo;
 
 /// Answers to one prompt: as many as there are lanes.
 pub(crate) type Choices = Bounded<1, 8>;
+
+/// Only the most likely token has this share of the probability for certain, in any vocabulary.
+const SMALLEST_TOP_P: f32 = 1e-6;
 
 /// The settings of an answer.
 #[derive(Debug, Default, Deserialize)]
@@ -33,15 +36,18 @@ pub(crate) struct Settings {
     seed: Option<Seed>,
     stop: Option<Stops>,
     stop_token_ids: Option<Vec<TokenId>>,
-    max_tokens: Option<Count>,
-    max_completion_tokens: Option<Count>,
-    /// llama.cpp's name; -1 means as many as there is room for.
-    n_predict: Option<Bounded<-1, { u32::MAX as i64 }>>,
+    /// LM Studio's clients send -1.
+    max_tokens: Option<Limit>,
+    max_completion_tokens: Option<Limit>,
+    /// llama.cpp's name.
+    n_predict: Option<Limit>,
     min_tokens: Option<Count>,
     ignore_eos: Option<bool>,
     logit_bias: Option<LogitBias>,
     /// Whether cached rows are used and new rows are cached.
     cache_prompt: Option<bool>,
+    /// Whether a stream says how far its prompt is; llama.cpp's name.
+    return_progress: Option<bool>,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
@@ -92,6 +98,11 @@ impl Settings {
         self.n.map_or(1, Bounded::count)
     }
 
+    /// Whether events with the progress of the prompt come before the first token.
+    pub(crate) fn sends_progress(&self) -> bool {
+        self.streams() && self.return_progress.unwrap_or(false)
+    }
+
     pub(crate) fn uses_cache(&self) -> bool {
         self.cache_prompt.unwrap_or(true)
     }
@@ -138,7 +149,8 @@ impl Settings {
     fn set_numbers(&self, sampling: &mut Sampling) {
         let set = |to: &mut f32, wanted: Option<f32>| *to = wanted.unwrap_or(*to);
         set(&mut sampling.temperature, self.temperature);
-        set(&mut sampling.top_p, self.top_p);
+        // OpenAI's clients send 0 for the most likely token alone.
+        set(&mut sampling.top_p, self.top_p.map(|p| if p == 0.0 { SMALLEST_TOP_P } else { p }));
         set(&mut sampling.min_p, self.min_p);
         set(&mut sampling.repetition_penalty, self.repetition_penalty);
         set(&mut sampling.presence_penalty, self.presence_penalty);
@@ -151,9 +163,9 @@ impl Settings {
     }
 
     fn set_ends(&self, sampling: &mut Sampling) {
-        let max = self.max_completion_tokens.or(self.max_tokens).map(Bounded::count);
-        let predict = self.n_predict.filter(|n| n.get() >= 0).map(Bounded::count);
-        sampling.max_tokens = max.or(predict).or(sampling.max_tokens);
+        if let Some(limit) = self.max_completion_tokens.or(self.max_tokens).or(self.n_predict) {
+            sampling.max_tokens = (limit.get() >= 0).then(|| limit.count());
+        }
         sampling.min_tokens = self.min_tokens.map_or(sampling.min_tokens, Bounded::count);
         sampling.ignore_eos = self.ignore_eos.unwrap_or(false);
         sampling.stop = match &self.stop {

@@ -39,6 +39,14 @@ impl Tools {
     pub(crate) fn find(&self, name: &str) -> Option<&Value> {
         self.0.iter().find(|tool| name_of(tool) == Some(name))
     }
+
+    /// The name of the only tool.
+    pub(super) fn only_name(&self) -> Option<String> {
+        match &self.0[..] {
+            [tool] => name_of(tool).map(str::to_owned),
+            _ => None,
+        }
+    }
 }
 
 /// Whether the model calls tools.

@@ -7,9 +7,14 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use weft_core::chunk::{Asked, ChunkId, Kind, Reuse, Source};
-use weft_core::engine::Finished;
+use weft_core::chunk::{
+    AskError, Asked, ChunkError, ChunkId, Composition, Kind, Library, Prompt, Reuse, Source,
+    compose_prompt,
+};
+use weft_core::engine::{Finished, Preview};
+use weft_core::prompt::Template;
 use weft_core::sampling::Overrides;
+use weft_core::tokenizer::Tokenizer;
 
 /// `GET`: [`Facts`].
 pub const FACTS: &str = "/resident";
@@ -153,13 +158,48 @@ pub struct Found {
     pub text: String,
 }
 
+/// A query, because a prompt needs one; its rows are not computed.
+const ANY_QUERY: &str = "?";
+
 /// Registered chunks to compute ahead, in the order of the prompt.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Warm {
+    /// The system prompt. The name of no chunk is the text itself.
+    pub system: Option<Source>,
     /// Their names or ids.
     pub words: Vec<String>,
     /// How their rows will be reused.
     pub reuse: Reuse,
+}
+
+impl Warm {
+    /// Composes the prompt. `registered` has the chunks that it names.
+    ///
+    /// # Errors
+    /// See [`AskError`].
+    pub fn compose(
+        &self,
+        template: Option<&Template>,
+        tokenizer: &Tokenizer,
+        registered: &Library,
+    ) -> Result<Composition, AskError> {
+        let mut library = registered.clone();
+        let mut prompt = Prompt::new().query(ANY_QUERY).reuse(self.reuse);
+        if let Some(system) = &self.system {
+            let chunk = system.system(tokenizer, registered)?;
+            prompt = prompt.system(&chunk.id);
+            library.restore(chunk);
+        }
+        for word in &self.words {
+            let chunk = registered.find(word)?;
+            prompt = match chunk.kind {
+                Kind::System => prompt.system(&chunk.id),
+                _ => prompt.context(&chunk.id),
+            };
+        }
+        let template = template.ok_or(ChunkError::NoTemplate)?;
+        Ok(compose_prompt(template, tokenizer, &library, &prompt)?)
+    }
 }
 
 /// What was computed ahead.
@@ -171,4 +211,14 @@ pub struct Warmed {
     pub cached: usize,
     /// Files of rows afterwards.
     pub files: usize,
+}
+
+impl Warmed {
+    /// Counts the tokens of a prompt as the cache had them before.
+    pub fn new(before: &Preview, files: usize) -> Self {
+        let pieces = || before.pieces.iter().filter(|piece| piece.kind != Kind::Query);
+        let tokens = pieces().map(|piece| piece.tokens).sum();
+        let cached = pieces().map(|piece| piece.cached_tokens).sum();
+        Self { tokens, cached, files }
+    }
 }

@@ -6,10 +6,11 @@ use serde_json::{Value, json};
 use weft_core::engine::{Finished, Token};
 
 use super::choice::{Choice, Delta, ToolMode};
-use super::tool_calls::Call;
-use super::usage::{add_costs, add_timings, reason, usage};
+use super::tool_calls::{Beginning, CallDelta};
+use super::usage::{add_costs, add_progress, add_usage, reason, usage};
 use super::{FINGERPRINT, ResponseWriter, logprobs, response_id, seconds_now};
 use crate::model_info::ModelInfo;
+use crate::worker::Progress;
 
 /// Writes the answer to a chat.
 pub(crate) struct ChatWriter {
@@ -27,7 +28,6 @@ struct ChoiceState {
     choice: Choice,
     /// Everything so far, for a complete response.
     collected: Delta,
-    n_calls: usize,
 }
 
 /// How a chat's answer is written.
@@ -44,9 +44,8 @@ pub(crate) struct ChatOptions<'a> {
 impl ChatWriter {
     pub(crate) fn new(model: Arc<ModelInfo>, options: &ChatOptions<'_>) -> Self {
         let state = || ChoiceState {
-            choice: Choice::new(options.prompt_end, options.tools),
+            choice: Choice::new(options.prompt_end, &options.tools),
             collected: Delta::default(),
-            n_calls: 0,
         };
         Self {
             model,
@@ -91,11 +90,8 @@ impl ChatWriter {
 
     /// Returns a delta as an event, or collects it for a complete response.
     fn write(&mut self, index: usize, delta: Delta) -> Option<Value> {
-        let state = &mut self.choices[index];
-        let first_call = state.n_calls;
-        state.n_calls += delta.calls.len();
         if !self.streams {
-            state.collected.append(delta);
+            self.choices[index].collected.append(delta);
             return None;
         }
         if delta.is_empty() {
@@ -105,18 +101,18 @@ impl ChatWriter {
             true => logprobs::of_chat(&delta.logprobs),
             false => Value::Null,
         };
-        Some(self.event(index, delta_json(delta, first_call), entries, None))
+        Some(self.event(index, delta_json(delta), entries, None))
     }
 
-    fn message(&self, index: usize, state: ChoiceState) -> Value {
-        let ChoiceState { collected, n_calls, .. } = state;
-        let only_calls = collected.content.is_empty() && n_calls > 0;
+    fn message(&self, index: usize, collected: Delta) -> Value {
+        let has_calls = !collected.calls.is_empty();
+        let only_calls = collected.content.is_empty() && has_calls;
         let content = if only_calls { Value::Null } else { collected.content.into() };
         let mut message = json!({"role": "assistant", "content": content});
         if !collected.reasoning.is_empty() {
             message["reasoning_content"] = collected.reasoning.into();
         }
-        if n_calls > 0 {
+        if has_calls {
             message["tool_calls"] = collected.calls.iter().map(call_json).collect();
         }
         let entries = match self.has_logprobs {
@@ -127,20 +123,26 @@ impl ChatWriter {
     }
 }
 
-/// Why a choice ended. One that was cut off keeps its reason: more calls might have followed.
-fn finish_reason(n_calls: usize, finished: &Finished) -> &'static str {
-    match (n_calls, reason(finished)) {
-        (0, reason) | (_, reason @ "length") => reason,
-        _ => "tool_calls",
+/// Why a choice ended. One that was cut off keeps its reason: a call may be incomplete, or more
+/// calls might have followed.
+fn finish_reason(choice: &Choice, finished: &Finished) -> &'static str {
+    match reason(finished) {
+        "stop" if choice.has_complete_calls() => "tool_calls",
+        reason => reason,
     }
 }
 
-fn call_json(call: &Call) -> Value {
-    let function = json!({"name": call.name, "arguments": call.arguments});
-    json!({"id": call.id, "type": "function", "function": function})
+fn call_json(call: &CallDelta) -> Value {
+    let mut json = json!({"function": {"arguments": call.arguments}});
+    if let Some(Beginning { id, name }) = &call.beginning {
+        json["id"] = id.as_str().into();
+        json["type"] = "function".into();
+        json["function"]["name"] = name.as_str().into();
+    }
+    json
 }
 
-fn delta_json(delta: Delta, first_call: usize) -> Value {
+fn delta_json(delta: Delta) -> Value {
     let mut json = json!({});
     if !delta.reasoning.is_empty() {
         json["reasoning_content"] = delta.reasoning.into();
@@ -149,9 +151,9 @@ fn delta_json(delta: Delta, first_call: usize) -> Value {
         json["content"] = delta.content.into();
     }
     if !delta.calls.is_empty() {
-        let calls = delta.calls.iter().enumerate().map(|(n, call)| {
+        let calls = delta.calls.iter().map(|call| {
             let mut json = call_json(call);
-            json["index"] = (first_call + n).into();
+            json["index"] = call.index.into();
             json
         });
         json["tool_calls"] = calls.collect();
@@ -165,6 +167,12 @@ impl ResponseWriter for ChatWriter {
         (0..self.choices.len()).map(|index| self.event(index, delta(), Value::Null, None)).collect()
     }
 
+    fn progress(&self, choice: usize, progress: &Progress) -> Value {
+        let mut event = self.event(choice, json!({}), Value::Null, None);
+        add_progress(&mut event, progress);
+        event
+    }
+
     fn token(&mut self, choice: usize, token: Token) -> Option<Value> {
         let delta = self.choices[choice].choice.push(&token, &self.model.tokenizer);
         self.write(choice, delta)
@@ -173,13 +181,13 @@ impl ResponseWriter for ChatWriter {
     fn end(&mut self, choice: usize, finished: Finished) -> Vec<Value> {
         let delta = self.choices[choice].choice.finish();
         let mut events: Vec<Value> = self.write(choice, delta).into_iter().collect();
+        let reason = finish_reason(&self.choices[choice].choice, &finished);
+        self.finished[choice] = Some(finished);
         if self.streams {
-            let reason = finish_reason(self.choices[choice].n_calls, &finished);
             let mut last = self.event(choice, json!({}), Value::Null, Some(reason));
-            add_costs(&mut last, &finished);
+            add_costs(&mut last, &self.finished[choice..=choice], 1);
             events.push(last);
         }
-        self.finished[choice] = Some(finished);
         events
     }
 
@@ -188,8 +196,7 @@ impl ResponseWriter for ChatWriter {
             return None;
         }
         let mut event = self.envelope("chat.completion.chunk", json!([]));
-        event["usage"] = usage(&self.finished, self.choices.len());
-        add_timings(&mut event, &self.finished);
+        add_usage(&mut event, &self.finished, self.choices.len());
         Some(event)
     }
 
@@ -198,17 +205,15 @@ impl ResponseWriter for ChatWriter {
         let n = states.len();
         let mut choices = Vec::new();
         for (index, state) in states.into_iter().enumerate() {
-            let n_calls = state.n_calls;
-            let mut choice = self.message(index, state);
             let finished = self.finished[index].as_ref();
-            choice["finish_reason"] = finished.map(|f| finish_reason(n_calls, f)).into();
+            let reason = finished.map(|finished| finish_reason(&state.choice, finished));
+            let mut choice = self.message(index, state.collected);
+            choice["finish_reason"] = reason.into();
             choices.push(choice);
         }
         let mut answer = self.envelope("chat.completion", choices.into());
         answer["usage"] = usage(&self.finished, n);
-        if let Some(Some(first)) = self.finished.first() {
-            add_costs(&mut answer, first);
-        }
+        add_costs(&mut answer, &self.finished, n);
         answer
     }
 }
@@ -225,7 +230,7 @@ mod tests {
     use crate::model_info::Loaded;
 
     /// The events of a stream, or the whole answer, of a model that writes some texts and ends.
-    fn answered(texts: &[&str], tools: ToolMode, streams: bool) -> (Vec<Value>, Value) {
+    fn answered(texts: &[&str], tools: &ToolMode, streams: bool) -> (Vec<Value>, Value) {
         let model = stub::model();
         let engine = stub::engine(&model, "a", &Arc::default());
         let (id, identity) = ("stub".to_owned(), Value::Null);
@@ -233,7 +238,7 @@ mod tests {
         let options = ChatOptions {
             choices: 1,
             prompt_end: "",
-            tools,
+            tools: tools.clone(),
             has_logprobs: false,
             streams,
             includes_usage: false,
@@ -266,17 +271,17 @@ mod tests {
             (&["Yes <tool_call>\n{\"name\":"][..], ToolMode::Auto, "Yes <tool_call>\n{\"name\":"),
         ];
         for (texts, tools, said) in cases {
-            let (events, _) = answered(texts, tools, true);
+            let (events, _) = answered(texts, &tools, true);
             let content = |event: &Value| {
                 event["choices"][0]["delta"]["content"].as_str().unwrap_or_default().to_owned()
             };
             assert_eq!(events.iter().map(content).collect::<String>(), said);
             let last = &events.last().unwrap()["choices"][0];
             assert_eq!(last["finish_reason"], "length", "the reason comes after the text");
-            let (_, whole) = answered(texts, tools, false);
+            let (_, whole) = answered(texts, &tools, false);
             assert_eq!(whole["choices"][0]["message"]["content"], said);
         }
-        let (events, _) = answered(&["<think>\nhm </thi"], ToolMode::None, true);
+        let (events, _) = answered(&["<think>\nhm </thi"], &ToolMode::None, true);
         let thought = |event: &Value| {
             event["choices"][0]["delta"]["reasoning_content"]
                 .as_str()

@@ -5,14 +5,14 @@ use weft_core::reasoning::{Parts, ReasoningStream};
 use weft_core::tokenizer::Tokenizer;
 
 use super::logprobs::{Entry, Pending};
-use super::tool_calls::{Call, ToolCallStream};
+use super::tool_calls::{CallDelta, ToolCallStream, append};
 
 /// The parts of a choice that became certain.
 #[derive(Debug, Default)]
 pub(super) struct Delta {
     pub(super) reasoning: String,
     pub(super) content: String,
-    pub(super) calls: Vec<Call>,
+    pub(super) calls: Vec<CallDelta>,
     pub(super) logprobs: Vec<Entry>,
 }
 
@@ -28,37 +28,44 @@ impl Delta {
     pub(super) fn append(&mut self, later: Self) {
         self.reasoning.push_str(&later.reasoning);
         self.content.push_str(&later.content);
-        self.calls.extend(later.calls);
+        append(&mut self.calls, later.calls);
         self.logprobs.extend(later.logprobs);
     }
 }
 
 /// Whether a text may call tools.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ToolMode {
     None,
     Auto,
-    /// The text is one call and nothing else.
-    Required,
+    /// The text is one call and nothing else; of this tool, if it can be no other.
+    Required(Option<String>),
 }
 
 /// Splits the text of a choice.
 pub(super) struct Choice {
     reasoning: ReasoningStream,
     calls: Option<ToolCallStream>,
-    is_call: bool,
     logprobs: Pending,
 }
 
 impl Choice {
     /// `prompt_end` shows whether the prompt has already opened a thought.
-    pub(super) fn new(prompt_end: &str, tools: ToolMode) -> Self {
+    pub(super) fn new(prompt_end: &str, tools: &ToolMode) -> Self {
         Self {
             reasoning: ReasoningStream::after(prompt_end),
-            calls: (tools != ToolMode::None).then(ToolCallStream::default),
-            is_call: tools == ToolMode::Required,
+            calls: match tools {
+                ToolMode::None => None,
+                ToolMode::Auto => Some(ToolCallStream::default()),
+                ToolMode::Required(only) => Some(ToolCallStream::required(only.clone())),
+            },
             logprobs: Pending::default(),
         }
+    }
+
+    /// Whether it calls tools and no call was cut off.
+    pub(super) fn has_complete_calls(&self) -> bool {
+        self.calls.as_ref().is_some_and(ToolCallStream::has_complete_calls)
     }
 
     pub(super) fn push(&mut self, token: &Token, tokenizer: &Tokenizer) -> Delta {
@@ -71,8 +78,7 @@ impl Choice {
     pub(super) fn finish(&mut self) -> Delta {
         let parts = self.reasoning.finish();
         let mut delta = self.split(parts, Vec::new());
-        // A call that was cut off becomes text, unless the answer had to be a call.
-        if let Some(calls) = self.calls.as_mut().filter(|_| !self.is_call) {
+        if let Some(calls) = &mut self.calls {
             delta.content.push_str(&calls.finish());
         }
         delta

@@ -6,9 +6,10 @@ use serde_json::{Value, json};
 use weft_core::engine::{Finished, Token};
 
 use super::logprobs::{Entry, Pending};
-use super::usage::{add_costs, add_timings, reason, usage};
+use super::usage::{add_costs, add_progress, add_usage, reason, usage};
 use super::{FINGERPRINT, ResponseWriter, logprobs, response_id, seconds_now};
 use crate::model_info::ModelInfo;
+use crate::worker::Progress;
 
 /// Writes a completion.
 pub(crate) struct CompletionWriter {
@@ -102,6 +103,12 @@ impl ResponseWriter for CompletionWriter {
         Vec::new()
     }
 
+    fn progress(&self, choice: usize, progress: &Progress) -> Value {
+        let mut event = self.event(self.choice(choice, "", &[], None));
+        add_progress(&mut event, progress);
+        event
+    }
+
     fn token(&mut self, choice: usize, token: Token) -> Option<Value> {
         let choice_text = &mut self.choices[choice];
         let is_first = !std::mem::replace(&mut choice_text.has_begun, true);
@@ -122,13 +129,14 @@ impl ResponseWriter for CompletionWriter {
 
     fn end(&mut self, choice: usize, finished: Finished) -> Vec<Value> {
         let mut events = Vec::new();
+        let reason = reason(&finished);
+        self.finished[choice] = Some(finished);
         if self.streams {
-            let last = self.choice(choice, "", &[], Some(reason(&finished)));
+            let last = self.choice(choice, "", &[], Some(reason));
             let mut last = self.event(last);
-            add_costs(&mut last, &finished);
+            add_costs(&mut last, &self.finished[choice..=choice], 1);
             events.push(last);
         }
-        self.finished[choice] = Some(finished);
         events
     }
 
@@ -137,8 +145,7 @@ impl ResponseWriter for CompletionWriter {
             return None;
         }
         let mut event = self.envelope(json!([]));
-        event["usage"] = usage(&self.finished, self.choices_per_prompt);
-        add_timings(&mut event, &self.finished);
+        add_usage(&mut event, &self.finished, self.choices_per_prompt);
         Some(event)
     }
 
@@ -150,9 +157,7 @@ impl ResponseWriter for CompletionWriter {
         });
         let mut answer = self.envelope(choices.collect());
         answer["usage"] = usage(&self.finished, self.choices_per_prompt);
-        if let Some(Some(first)) = self.finished.first() {
-            add_costs(&mut answer, first);
-        }
+        add_costs(&mut answer, &self.finished, self.choices_per_prompt);
         answer
     }
 }

@@ -19,6 +19,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::Value;
 use weft_core::engine::{Finished, Token};
 
+use crate::worker::Progress;
+
 pub(crate) use self::chat::{ChatOptions, ChatWriter};
 pub(crate) use self::choice::ToolMode;
 pub(crate) use self::complete::complete;
@@ -30,6 +32,9 @@ pub(crate) use self::stream::stream;
 pub(crate) trait ResponseWriter: Send + 'static {
     /// The first events of a stream.
     fn start(&mut self) -> Vec<Value>;
+
+    /// The event that says how far a choice's prompt is.
+    fn progress(&self, choice: usize, progress: &Progress) -> Value;
 
     /// Takes a choice's token; returns the event that a stream sends now, if any.
     fn token(&mut self, choice: usize, token: Token) -> Option<Value>;

@@ -103,6 +103,9 @@ impl<W: ResponseWriter> EventStream<W> {
     fn write_event(&mut self, event: Option<ChoiceEvent>) {
         let Some(ChoiceEvent { choice, event }) = event else { return self.fail(JobError::Fault) };
         match event {
+            JobEvent::Progress(progress) => {
+                write(&mut self.bytes, &self.writer.progress(choice, &progress));
+            }
             JobEvent::Token(token) => {
                 self.last_write.get_or_insert_with(Instant::now);
                 self.recorder.iter_mut().for_each(|recorder| recorder.record(choice, token.id));

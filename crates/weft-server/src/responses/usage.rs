@@ -4,28 +4,44 @@
 use serde_json::{Value, json};
 use weft_core::engine::{FinishReason, Finished, Stats};
 
-/// Tokens of all choices. Choices of one prompt share it, so it counts once.
-pub(super) fn usage(finished: &[Option<Finished>], choices_per_prompt: usize) -> Value {
+use crate::worker::Progress;
+
+/// Tokens of all choices, and the time from the start to their last end. Choices of one prompt
+/// share it, so it counts once.
+fn total(finished: &[Option<Finished>], choices_per_prompt: usize) -> Stats {
     let stats = |choice: &Option<Finished>| choice.as_ref().map(|f| f.stats).unwrap_or_default();
-    let firsts = || finished.iter().step_by(choices_per_prompt.max(1)).map(stats);
-    let prompt: usize = firsts().map(|stats| stats.prompt_tokens).sum();
-    let cached: usize = firsts().map(|stats| stats.cached_tokens).sum();
-    let generated: usize = finished.iter().map(|f| stats(f).generated_tokens).sum();
+    let all = || finished.iter().map(stats);
+    let firsts = || all().step_by(choices_per_prompt.max(1));
+    Stats {
+        prompt_tokens: firsts().map(|stats| stats.prompt_tokens).sum(),
+        cached_tokens: firsts().map(|stats| stats.cached_tokens).sum(),
+        generated_tokens: all().map(|stats| stats.generated_tokens).sum(),
+        first_token: all().map(|stats| stats.first_token).min().unwrap_or_default(),
+        total: all().map(|stats| stats.total).max().unwrap_or_default(),
+    }
+}
+
+/// The tokens of all choices.
+pub(super) fn usage(finished: &[Option<Finished>], choices_per_prompt: usize) -> Value {
+    let Stats { prompt_tokens, cached_tokens, generated_tokens, .. } =
+        total(finished, choices_per_prompt);
     json!({
-        "prompt_tokens": prompt,
-        "completion_tokens": generated,
-        "total_tokens": prompt + generated,
-        "prompt_tokens_details": {"cached_tokens": cached},
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": generated_tokens,
+        "total_tokens": prompt_tokens + generated_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
     })
 }
 
-/// The times and tokens of an answer.
-pub(super) fn timings(stats: &Stats) -> Value {
-    let Stats { prompt_tokens, cached_tokens, generated_tokens, first_token, total } = *stats;
+/// The times and tokens of all choices.
+fn timings(finished: &[Option<Finished>], choices_per_prompt: usize) -> Value {
+    let Stats { prompt_tokens, cached_tokens, generated_tokens, first_token, total } =
+        total(finished, choices_per_prompt);
     let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
     let computed = prompt_tokens.saturating_sub(cached_tokens);
     let decode_ms = ms(total.saturating_sub(first_token));
-    let decoded = generated_tokens.saturating_sub(1);
+    // The first token of each choice comes from its prompt.
+    let decoded = generated_tokens.saturating_sub(finished.len());
     let per = |time: f64, n: usize| if n > 0 { time / n as f64 } else { 0.0 };
     let rate = |n: usize, time: f64| if time > 0.0 { n as f64 * 1e3 / time } else { 0.0 };
     json!({
@@ -41,17 +57,30 @@ pub(super) fn timings(stats: &Stats) -> Value {
     })
 }
 
-/// Adds an answer's timings and where its context came from.
-pub(super) fn add_costs(answer: &mut Value, finished: &Finished) {
-    answer["timings"] = timings(&finished.stats);
-    answer["chunk_report"] = finished.report.json();
+/// Adds the timings of choices, and where the context of the first came from.
+pub(super) fn add_costs(answer: &mut Value, finished: &[Option<Finished>], per_prompt: usize) {
+    answer["timings"] = timings(finished, per_prompt);
+    if let Some(Some(first)) = finished.first() {
+        answer["chunk_report"] = first.report.json();
+    }
 }
 
-/// Adds the first choice's timings to the event with the usage, as llama.cpp does.
-pub(super) fn add_timings(event: &mut Value, finished: &[Option<Finished>]) {
-    if let Some(Some(first)) = finished.first() {
-        event["timings"] = timings(&first.stats);
-    }
+/// Adds how far the prompt is, in llama.cpp's form, and where its context came from so far.
+pub(super) fn add_progress(event: &mut Value, progress: &Progress) {
+    let Progress { processed, time, report } = progress;
+    event["prompt_progress"] = json!({
+        "total": report.pieces.iter().map(|piece| piece.tokens).sum::<usize>(),
+        "cache": report.cached_tokens(),
+        "processed": processed,
+        "time_ms": (time.as_secs_f64() * 1e6).round() / 1e3,
+    });
+    event["chunk_report"] = report.json();
+}
+
+/// Adds the usage and timings of all choices to the last event of a stream, as llama.cpp does.
+pub(super) fn add_usage(event: &mut Value, finished: &[Option<Finished>], per_prompt: usize) {
+    event["usage"] = usage(finished, per_prompt);
+    event["timings"] = timings(finished, per_prompt);
 }
 
 /// Why an answer ended, in OpenAI's words.

@@ -7,9 +7,10 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use weft_core::chunk::{Chunk, ChunkId, Composition};
-use weft_core::engine::{Cancel, Request};
+use weft_core::engine::{Cancel, Request, RowGroup};
 use weft_core::sampling::Constraint;
 
+use super::models::Substitute;
 use crate::api_error::ApiError;
 use crate::app::{App, off_thread};
 use crate::grammars::{self, Rule};
@@ -25,13 +26,14 @@ pub(super) async fn create(
 ) -> Result<Response, ApiError> {
     let model = app.worker.model()?;
     let settings = &body.value.settings;
-    model.check_name(settings.model.as_deref())?;
+    let substitute = Substitute::check(&app, &model, settings.model.as_deref()).await?;
     let sampling = body.value.sampling(&model)?;
     let (choices, streams) = (settings.choices(), settings.streams());
     let (use_cache, includes_usage) = (settings.uses_cache(), settings.includes_usage());
+    let sends_progress = settings.sends_progress();
     let (rule, rule_param) = (body.value.rule(), body.value.rule_param());
     let tools = match &rule {
-        Some(Rule::Call(_)) => ToolMode::Required,
+        Some(Rule::Call(_)) => ToolMode::Required(body.value.only_tool()),
         _ if body.value.tools().0.is_empty() => ToolMode::None,
         _ => ToolMode::Auto,
     };
@@ -48,18 +50,21 @@ pub(super) async fn create(
     let writer = ChatWriter::new(Arc::clone(&model), &options);
     let recorder = Recorder::new(&app, writer.id(), prompt.clone());
     let request = Request { use_cache, constraint, ..Request::new(prompt, sampling) };
-    let handle = app.worker.submit(answer_jobs(&request, choices)).await?;
-    if streams {
-        return stream(handle, writer, recorder).await;
-    }
-    Ok(Json(complete(handle, writer, recorder).await?).into_response())
+    let handle = app.worker.submit(answer_jobs(request, choices, sends_progress)).await?;
+    Ok(substitute.mark(match streams {
+        true => stream(handle, writer, recorder).await?,
+        false => Json(complete(handle, writer, recorder).await?).into_response(),
+    }))
 }
 
-/// One job per choice: the same request with different seeds.
-pub(super) fn answer_jobs(request: &Request, choices: usize) -> Vec<Job> {
+/// One job per choice: the same request with different seeds. Without the cache, the choices still
+/// share the rows of their prompt.
+pub(super) fn answer_jobs(request: Request, choices: usize, sends_progress: bool) -> Vec<Job> {
+    let request = Request { group: (choices > 1).then(RowGroup::default), ..request };
     let answer = |sampling| {
         let cancel = Cancel::default();
-        Job::Answer(Box::new(Request { sampling, cancel, ..request.clone() }))
+        let request = Box::new(Request { sampling, cancel, ..request.clone() });
+        Job::Answer { request, sends_progress }
     };
     request.sampling.samples(choices).map(answer).collect()
 }
@@ -82,7 +87,7 @@ pub(super) async fn compose(
     model: &Arc<ModelInfo>,
     body: Body<ChatRequest>,
 ) -> Result<Composition, ApiError> {
-    let Body { value: request, bytes } = body;
+    let Body { value: request, bytes, share: _share } = body;
     let chunks = find_chunks(app, request.chunk_ids()).await?;
     let bytes = bytes + chunks.values().map(|chunk| chunk.text.len()).sum::<usize>();
     let model = Arc::clone(model);

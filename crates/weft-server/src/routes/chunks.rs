@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use weft_core::chunk::{Chunk, ChunkId, Kind, Prompt, Reuse, Tier, Which};
 use weft_core::engine::{Engine, Preview, TierStats, Verification};
+use weft_core::store::StoreStats;
 
 use super::chat::compose;
 use crate::api_error::ApiError;
@@ -77,9 +78,10 @@ pub(super) async fn register(
         .await?
     };
     let put = move |engine: &mut Engine| {
+        let before = engine.library().get(&chunk.id).ok().cloned();
         let id = engine.register(chunk);
         let chunk = engine.library().get(&id)?;
-        Ok((describe(chunk, engine.tier_of(chunk)), FileChange::Keep(Box::new(chunk.clone()))))
+        Ok((describe(chunk, engine.tier_of(chunk)), FileChange::keep(chunk, before)))
     };
     Ok((StatusCode::CREATED, Json(update_chunks(&app, model, put).await?)))
 }
@@ -186,9 +188,10 @@ pub(super) async fn pin(
     let model = app.worker.model()?;
     let pinned = body.value.pinned.unwrap_or(true);
     let pin = move |engine: &mut Engine| {
+        let before = engine.library().get(&id).ok().cloned();
         engine.pin(&id, pinned)?;
         let chunk = engine.library().get(&id)?;
-        Ok((describe(chunk, engine.tier_of(chunk)), FileChange::Keep(Box::new(chunk.clone()))))
+        Ok((describe(chunk, engine.tier_of(chunk)), FileChange::keep(chunk, before)))
     };
     Ok(Json(update_chunks(&app, model, pin).await?))
 }
@@ -228,17 +231,37 @@ pub(super) async fn warm(
         Ok((composition, preview))
     };
     let (composition, before) = app.worker.call(find).await??;
-    let mut handle = app.worker.submit(vec![Job::Warm(composition)]).await?;
+    let mut handle = app.worker.submit(vec![Job::Warm(composition.clone())]).await?;
     wait_until_done(&mut handle).await?;
+    let is_saved = app.worker.call(move |engine| engine.is_saved(&composition)).await?;
     let pieces = || before.pieces.iter().filter(|piece| piece.kind != Kind::Query);
     let tokens: usize = pieces().map(|piece| piece.tokens).sum();
     let cached: usize = pieces().map(|piece| piece.cached_tokens).sum();
-    Ok(Json(json!({
+    let mut warmed = json!({
         "id": id.to_string(),
         "object": "chunk",
         "tokens": tokens,
         "computed_tokens": tokens - cached,
-    })))
+        "saved": is_saved,
+    });
+    if !is_saved {
+        warmed["warning"] = unsaved(app.metrics.cache().store.as_ref()).into();
+    }
+    Ok(Json(warmed))
+}
+
+/// Why rows are in memory only. It names no folder.
+fn unsaved(store: Option<&StoreStats>) -> &'static str {
+    match store {
+        None => "there is no disk tier, so the rows are lost when the server ends",
+        Some(store) if store.disk_is_full => {
+            "the disk is full, so the rows are lost when the server ends; free space"
+        }
+        Some(store) if store.off.is_some() => {
+            "the folder of rows cannot be written, so they are lost when the server ends"
+        }
+        Some(_) => "the rows do not fit the disk budget, so they are lost when the server ends",
+    }
 }
 
 /// Reports which rows of a chat are cached.
@@ -347,7 +370,7 @@ pub(super) async fn wait_until_done(
             JobEvent::Done(_) => return Ok(rows),
             JobEvent::Cancelled(_) => return Err(JobError::Ended.into()),
             JobEvent::Failed(error) => return Err(error.into()),
-            JobEvent::Admitted | JobEvent::Token(_) => {}
+            JobEvent::Admitted | JobEvent::Progress(_) | JobEvent::Token(_) => {}
         }
     }
 }

@@ -8,6 +8,7 @@ use axum::response::{IntoResponse, Response};
 use weft_core::engine::Request;
 
 use super::chat::{answer_jobs, compile_rule};
+use super::models::Substitute;
 use crate::api_error::ApiError;
 use crate::app::{App, off_thread};
 use crate::http::Body;
@@ -19,14 +20,16 @@ pub(super) async fn create(
     body: Body<CompletionRequest>,
 ) -> Result<Response, ApiError> {
     let model = app.worker.model()?;
-    let Body { value: request, bytes } = body;
-    model.check_name(request.settings.model.as_deref())?;
+    let Body { value: request, bytes, share } = body;
+    let asked = request.settings.model.as_deref();
+    let substitute = Substitute::check(&app, &model, asked).await?;
     let sampling = request.sampling(&model)?;
     let compose = {
         let model = Arc::clone(&model);
         move || Ok((request.compose(&model)?, request))
     };
     let (prompts, request) = off_thread(bytes, compose).await?;
+    drop(share);
     let constraint = compile_rule(&model, request.rule(), request.rule_param()).await?;
     let settings = &request.settings;
     let per_prompt = settings.choices();
@@ -48,12 +51,12 @@ pub(super) async fn create(
                 constraint: constraint.clone(),
                 ..Request::new(prompt.clone(), sampling.clone())
             };
-            answer_jobs(&request, per_prompt)
+            answer_jobs(request, per_prompt, settings.sends_progress())
         })
         .collect();
     let handle = app.worker.submit(jobs).await?;
-    if settings.streams() {
-        return stream(handle, writer, recorder).await;
-    }
-    Ok(Json(complete(handle, writer, recorder).await?).into_response())
+    Ok(substitute.mark(match settings.streams() {
+        true => stream(handle, writer, recorder).await?,
+        false => Json(complete(handle, writer, recorder).await?).into_response(),
+    }))
 }

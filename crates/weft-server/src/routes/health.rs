@@ -5,16 +5,29 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use axum::http::header;
-use axum::response::IntoResponse;
-use serde_json::{Value, json};
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
 
-use crate::api_error::ApiError;
 use crate::app::App;
+use crate::http::LoadStage;
 
 /// 200 if requests are answered; 503 while the model loads, after a fault, and during a shutdown.
-pub(super) async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    app.worker.model()?;
-    Ok(Json(json!({"status": "ok"})))
+pub(super) async fn health(State(app): State<Arc<App>>) -> Response {
+    let error = match app.worker.model() {
+        Ok(_) => return Json(json!({"status": "ok"})).into_response(),
+        Err(error) => error,
+    };
+    let mut body = error.json();
+    body["status"] = match app.worker.phase_name() {
+        "loading" => {
+            let (stage, done) = app.progress.get();
+            body["progress"] = done.into();
+            if stage == LoadStage::Downloading { "downloading" } else { "loading" }
+        }
+        name => name,
+    }
+    .into();
+    error.with_body(body)
 }
 
 /// The metrics, for Prometheus.

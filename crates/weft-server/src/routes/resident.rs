@@ -13,7 +13,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use futures_util::stream::unfold;
 use serde::Serialize;
-use weft_core::chunk::{AskError, Chunk, ChunkError, Composed, Kind, Library, Prompt, Which};
+use weft_core::chunk::{AskError, Chunk, ChunkError, Composed, Library, Source, Which};
 use weft_core::device::MAX_LANES;
 use weft_core::engine::{
     Engine, FinishReason, Finished, Request, RequestError, Stats, Verification,
@@ -33,8 +33,6 @@ use crate::worker::{Job, JobError, JobEvent, JobHandle};
 const MAX_BYTES: usize = 256 << 20;
 /// How long a stream may be silent.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
-/// A query, because a prompt needs one; its rows are not computed.
-const ANY_QUERY: &str = "?";
 
 type Answered<T> = Result<Json<T>, Refused>;
 
@@ -149,7 +147,8 @@ async fn answer(
     let request = Request { use_cache, ..Request::new(prompt, sampling) };
     app.resident.add(&id, request.cancel.clone());
     let running = Running { app: Arc::clone(&app), id: id.clone() };
-    let handle = app.worker.submit(vec![Job::Answer(Box::new(request))]).await?;
+    let job = Job::Answer { request: Box::new(request), sends_progress: true };
+    let handle = app.worker.submit(vec![job]).await?;
     let first = Event::Started { id, prompt_tokens, end };
     let stream =
         AnswerStream { first: Some(first), handle, recorder: Some(recorder), names, running };
@@ -203,6 +202,7 @@ impl AnswerStream {
                     (line(&Event::Done { finished, names }), true)
                 }
                 JobEvent::Failed(error) => (line(&Event::Failed(Refused::from(error).0)), true),
+                JobEvent::Progress(progress) => (line(&Event::Prefill(progress.processed)), false),
                 JobEvent::Admitted | JobEvent::Rows(_) => continue,
             };
         }
@@ -259,21 +259,18 @@ async fn find(State(app): State<Arc<App>>, Json(find): Json<Find>) -> Answered<F
 
 async fn warm(State(app): State<Arc<App>>, Json(warm): Json<Warm>) -> Answered<Warmed> {
     let model = app.worker.model()?;
-    let library = named(&app, &model, warm.words.iter().map(String::as_str).collect()).await?;
-    let mut prompt = Prompt::new().query(ANY_QUERY).reuse(warm.reuse);
-    for word in &warm.words {
-        let chunk = library.find(word)?;
-        prompt = match chunk.kind {
-            Kind::System => prompt.system(&chunk.id),
-            _ => prompt.context(&chunk.id),
-        };
-    }
+    let words = warm.system.iter().filter_map(Source::word);
+    let words = words.chain(warm.words.iter().map(String::as_str)).collect();
+    let library = named(&app, &model, words).await?;
+    let read = Arc::clone(&model);
+    let composition =
+        blocking(move || Ok(warm.compose(read.template.as_deref(), &read.tokenizer, &library)?))
+            .await?;
     let look = move |engine: &mut Engine| {
-        let composition = engine.compose(&prompt)?;
         let preview = engine.preview(&composition);
-        Ok::<_, ChunkError>((composition, preview))
+        (composition, preview)
     };
-    let (composition, before) = app.worker.call(look).await??;
+    let (composition, before) = app.worker.call(look).await?;
     let length = RequestError::TooLong { tokens: composition.len(), context: model.context };
     if composition.len() >= model.context {
         return Err(Refused::new(Fault::Request, &length));
@@ -281,10 +278,7 @@ async fn warm(State(app): State<Arc<App>>, Json(warm): Json<Warm>) -> Answered<W
     let mut handle = app.worker.submit(vec![Job::Warm(composition)]).await?;
     wait_until_done(&mut handle).await?;
     let files = app.worker.call(|engine| engine.save(false)).await?;
-    let pieces = || before.pieces.iter().filter(|piece| piece.kind != Kind::Query);
-    let tokens = pieces().map(|piece| piece.tokens).sum();
-    let cached = pieces().map(|piece| piece.cached_tokens).sum();
-    Ok(Json(Warmed { tokens, cached, files }))
+    Ok(Json(Warmed::new(&before, files)))
 }
 
 async fn refresh(State(app): State<Arc<App>>) -> Answered<()> {

@@ -159,7 +159,7 @@ pub(super) async fn apply_template(
     body: Body<ChatRequest>,
 ) -> Result<Json<Value>, ApiError> {
     let model = app.worker.model()?;
-    let Body { value: request, bytes } = body;
+    let Body { value: request, bytes, share: _share } = body;
     let chunks = find_chunks(&app, request.chunk_ids()).await?;
     off_thread(bytes, move || {
         let rendered = model.template()?.render(&request.conversation(&chunks)?)?;

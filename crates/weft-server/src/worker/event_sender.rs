@@ -28,13 +28,15 @@ pub(super) enum Reader {
 pub(super) struct EventSender {
     channel: Sender<ChoiceEvent>,
     choice: usize,
+    /// Places of the channel that are left for the last events of the request's jobs.
+    reserved: usize,
     held: VecDeque<JobEvent>,
     behind_since: Option<Instant>,
 }
 
 impl EventSender {
-    pub(super) fn new(channel: Sender<ChoiceEvent>, choice: usize) -> Self {
-        Self { channel, choice, held: VecDeque::new(), behind_since: None }
+    pub(super) fn new(channel: Sender<ChoiceEvent>, choice: usize, reserved: usize) -> Self {
+        Self { channel, choice, reserved, held: VecDeque::new(), behind_since: None }
     }
 
     /// Sends an event, now or as soon as there is room for it.
@@ -43,16 +45,24 @@ impl EventSender {
         self.flush()
     }
 
+    /// Drops the held events and sends the last one, for which there is always room. A reader that
+    /// comes back learns why its answer ended.
+    pub(super) fn end_with(&mut self, last: JobEvent) {
+        self.held.clear();
+        self.send(last);
+    }
+
     /// Sends as many held events as there is room for.
     pub(super) fn flush(&mut self) -> Reader {
         while let Some(event) = self.held.pop_front() {
+            let is_last = matches!(event, JobEvent::Done(_) | JobEvent::Failed(_));
+            let has_room = is_last || self.channel.capacity() > self.reserved;
+            if !has_room && !self.channel.is_closed() {
+                return self.hold(event);
+            }
             match self.channel.try_send(ChoiceEvent { choice: self.choice, event }) {
                 Ok(()) => self.behind_since = None,
-                Err(TrySendError::Full(unsent)) => {
-                    self.held.push_front(unsent.event);
-                    let since = *self.behind_since.get_or_insert_with(Instant::now);
-                    return Reader::Behind(since.elapsed());
-                }
+                Err(TrySendError::Full(unsent)) => return self.hold(unsent.event),
                 Err(TrySendError::Closed(_)) => {
                     self.held.clear();
                     return Reader::Gone;
@@ -60,6 +70,11 @@ impl EventSender {
             }
         }
         Reader::KeepsUp
+    }
+
+    fn hold(&mut self, event: JobEvent) -> Reader {
+        self.held.push_front(event);
+        Reader::Behind(self.behind_since.get_or_insert_with(Instant::now).elapsed())
     }
 }
 
@@ -72,15 +87,29 @@ mod tests {
 
     #[test]
     fn events_that_do_not_fit_come_later_and_in_order() {
-        let (channel, mut events) = mpsc::channel(1);
-        let mut sender = EventSender::new(channel, 3);
+        let (channel, mut events) = mpsc::channel(2);
+        let mut sender = EventSender::new(channel, 3, 1);
         assert_eq!(sender.send(JobEvent::Admitted), Reader::KeepsUp);
+        assert!(matches!(sender.send(JobEvent::Admitted), Reader::Behind(_)));
         assert!(matches!(sender.send(JobEvent::Failed(JobError::Fault)), Reader::Behind(_)));
         let first = events.try_recv().unwrap();
         assert!(matches!(first, ChoiceEvent { choice: 3, event: JobEvent::Admitted }));
         assert_eq!(sender.flush(), Reader::KeepsUp);
+        assert!(matches!(events.try_recv().unwrap().event, JobEvent::Admitted));
         assert!(matches!(events.try_recv().unwrap().event, JobEvent::Failed(_)));
         drop(events);
         assert_eq!(sender.send(JobEvent::Admitted), Reader::Gone);
+    }
+
+    #[test]
+    fn the_last_event_has_its_own_place() {
+        let (channel, mut events) = mpsc::channel(2);
+        let mut sender = EventSender::new(channel, 0, 1);
+        for _ in 0..3 {
+            sender.send(JobEvent::Admitted);
+        }
+        sender.end_with(JobEvent::Failed(JobError::Ended));
+        assert!(matches!(events.try_recv().unwrap().event, JobEvent::Admitted));
+        assert!(matches!(events.try_recv().unwrap().event, JobEvent::Failed(JobError::Ended)));
     }
 }

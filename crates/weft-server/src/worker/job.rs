@@ -1,10 +1,10 @@
 //! A job: what one lane does for a request, how it waits in the queue, and what can happen to it.
 
 use std::sync::mpsc::Receiver;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use thiserror::Error;
-use weft_core::chunk::Composition;
+use weft_core::chunk::{Composition, Report};
 use weft_core::engine::{Cancel, Engine, Finished, LaneId, Request, RequestError, Token};
 use weft_core::sampling::SamplingError;
 
@@ -13,8 +13,8 @@ use crate::api_error::ApiError;
 
 /// The task of a lane.
 pub(crate) enum Job {
-    /// Answer a prompt.
-    Answer(Box<Request>),
+    /// Answer a prompt; the progress of the prompt is sent if the client asked for it.
+    Answer { request: Box<Request>, sends_progress: bool },
     /// Compute a prompt's rows ahead.
     Warm(Composition),
     /// Compute the logits that an answer's tokens were drawn from.
@@ -28,6 +28,8 @@ pub(crate) enum JobEvent {
     Admitted,
     /// The channel that a score's rows come from.
     Rows(Receiver<Vec<f32>>),
+    /// Another block of its prompt was run.
+    Progress(Box<Progress>),
     /// A token was generated.
     Token(Token),
     /// It is done.
@@ -36,6 +38,17 @@ pub(crate) enum JobEvent {
     Cancelled(Box<Finished>),
     /// It ended without an answer.
     Failed(JobError),
+}
+
+/// How far a prompt has been computed.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    /// Prompt tokens whose rows are there, cached ones included.
+    pub(crate) processed: usize,
+    /// Time since the job got its lane.
+    pub(crate) time: Duration,
+    /// Its pieces, so far.
+    pub(crate) report: Report,
 }
 
 /// Why a job ended without an answer.
@@ -84,7 +97,7 @@ pub(super) enum Admission {
 impl QueuedJob {
     pub(super) fn new(job: Job, events: EventSender) -> Self {
         let cancel = match &job {
-            Job::Answer(request) => request.cancel.clone(),
+            Job::Answer { request, .. } => request.cancel.clone(),
             Job::Warm(_) | Job::Score { .. } => Cancel::default(),
         };
         Self { job, events, cancel, since: Instant::now() }
@@ -92,13 +105,17 @@ impl QueuedJob {
 
     /// Whether it writes an answer; other jobs only compute rows.
     pub(super) fn is_answer(&self) -> bool {
-        matches!(self.job, Job::Answer(_))
+        matches!(self.job, Job::Answer { .. })
+    }
+
+    pub(super) fn sends_progress(&self) -> bool {
+        matches!(self.job, Job::Answer { sends_progress: true, .. })
     }
 
     pub(super) fn admit(&mut self, engine: &mut Engine) -> Admission {
         let lane = match &mut self.job {
             // Checked before the request is copied: most attempts find no room.
-            Job::Answer(request) => match engine.check_room(request) {
+            Job::Answer { request, .. } => match engine.check_room(request) {
                 Ok(()) => engine.add((**request).clone()).map(Some),
                 Err(error) => Err(error),
             },

@@ -28,7 +28,7 @@ use crate::metrics::Metrics;
 use crate::model_info::{Load, LoadError, ModelInfo};
 
 pub(crate) use self::event_sender::ChoiceEvent;
-pub(crate) use self::job::{Job, JobError, JobEvent};
+pub(crate) use self::job::{Job, JobError, JobEvent, Progress};
 
 /// Events that a request may be behind before its lane is paused.
 const EVENTS: usize = 256;
@@ -44,6 +44,8 @@ pub(crate) struct Limits {
     pub(crate) queue: usize,
     /// How long a lane waits for its reader.
     pub(crate) slow_reader: Duration,
+    /// The same if other requests wait for a lane.
+    pub(crate) give_way: Duration,
     /// How long running requests may continue after a shutdown request.
     pub(crate) drain: Duration,
 }
@@ -80,6 +82,8 @@ struct Shared {
     draining: AtomicBool,
     metrics: Arc<Metrics>,
     limits: Limits,
+    /// Takes the lines that an operator should read.
+    log: Arc<dyn Fn(&str) + Send + Sync>,
 }
 
 /// The handle of the engine's thread.
@@ -122,11 +126,12 @@ impl Worker {
             draining: AtomicBool::new(false),
             metrics,
             limits,
+            log,
         });
         let scheduler = scheduler::Scheduler::new(receiver, Arc::clone(&shared));
         let thread = std::thread::Builder::new()
             .name("weft-engine".to_owned())
-            .spawn(move || supervisor::run(load, scheduler, &phases, &*log))?;
+            .spawn(move || supervisor::run(load, scheduler, &phases))?;
         Ok((Self { commands, shared, phase }, thread))
     }
 
@@ -150,14 +155,33 @@ impl Worker {
         }
     }
 
+    /// The state of the engine as one word, for `/health`.
+    pub(crate) fn phase_name(&self) -> &'static str {
+        if self.shared.draining.load(Ordering::Relaxed) {
+            return "draining";
+        }
+        match &*self.phase.borrow() {
+            Phase::Ready(_) => "ok",
+            Phase::Loading => "loading",
+            Phase::Down | Phase::Unloadable(_) => "failed",
+            Phase::Ended => "draining",
+        }
+    }
+
+    /// Writes a line for the operator.
+    pub(crate) fn log(&self, text: &str) {
+        (self.shared.log)(text);
+    }
+
     /// Queues jobs, each for its own lane.
     pub(crate) async fn submit(&self, jobs: Vec<Job>) -> Result<JobHandle, ApiError> {
         let n = jobs.len();
         self.take_places(n).await?;
-        let (channel, events) = mpsc::channel(EVENTS * n.max(1));
+        // The last event of each job has a place of its own.
+        let (channel, events) = mpsc::channel((EVENTS + 1) * n.max(1));
         let jobs: Vec<_> = (0..)
             .zip(jobs)
-            .map(|(choice, job)| QueuedJob::new(job, EventSender::new(channel.clone(), choice)))
+            .map(|(choice, job)| QueuedJob::new(job, EventSender::new(channel.clone(), choice, n)))
             .collect();
         let cancels = jobs.iter().map(|job| job.cancel.clone()).collect();
         match self.send(Command::Submit(jobs)) {

@@ -11,7 +11,7 @@ use weft_core::device::DeviceError;
 use weft_core::engine::{Cancel, Engine, Event, FinishReason, Finished, LaneId, Stats};
 
 use super::event_sender::{EventSender, Reader};
-use super::job::{Admission, JobError, JobEvent, QueuedJob};
+use super::job::{Admission, JobError, JobEvent, Progress, QueuedJob};
 use super::{Command, Shared};
 
 /// How often paused lanes are checked if nothing else happens.
@@ -21,8 +21,10 @@ const PAUSED_WAIT: Duration = Duration::from_millis(5);
 struct RunningJob {
     events: EventSender,
     is_answer: bool,
+    sends_progress: bool,
     cancel: Cancel,
     since: Instant,
+    admitted: Instant,
     last_token: Option<Instant>,
     paused: bool,
 }
@@ -69,11 +71,18 @@ impl Scheduler {
                 events.into_iter().for_each(|event| self.dispatch(event, engine));
             }
             self.publish(engine);
+            self.log_warnings(engine);
             if self.draining.is_some() && self.is_idle() {
                 engine.save(true);
+                self.log_warnings(engine);
                 return Ok(());
             }
         }
+    }
+
+    /// Reports damaged files, and rows that could not be written.
+    fn log_warnings(&self, engine: &mut Engine) {
+        engine.take_warnings().iter().for_each(|warning| (self.shared.log)(warning));
     }
 
     fn is_idle(&self) -> bool {
@@ -142,12 +151,19 @@ impl Scheduler {
                     job.events.send(JobEvent::Done(Box::new(finished)));
                 }
                 Admission::Admitted(lane) => {
-                    let is_answer = job.is_answer();
-                    let QueuedJob { mut events, cancel, since, .. } = job;
-                    events.send(JobEvent::Admitted);
-                    let (last_token, paused) = (None, false);
-                    let job = RunningJob { events, is_answer, cancel, since, last_token, paused };
+                    job.events.send(JobEvent::Admitted);
+                    let job = RunningJob {
+                        is_answer: job.is_answer(),
+                        sends_progress: job.sends_progress(),
+                        events: job.events,
+                        cancel: job.cancel,
+                        since: job.since,
+                        admitted: Instant::now(),
+                        last_token: None,
+                        paused: false,
+                    };
                     self.running.insert(lane, job);
+                    self.send_progress(lane, None, engine);
                 }
             }
             self.free_places(1);
@@ -159,6 +175,8 @@ impl Scheduler {
     fn check_readers(&mut self, engine: &mut Engine) {
         let limits = &self.shared.limits;
         let is_out_of_time = self.draining.is_some_and(|since| since.elapsed() > limits.drain);
+        // The lane whose reader is behind for the longest time, and whether one is ending already.
+        let (mut slowest, mut is_one_ending) = (None, false);
         for (lane, job) in &mut self.running {
             let reader = job.events.flush();
             match reader {
@@ -174,9 +192,23 @@ impl Scheduler {
                 job.paused = is_behind;
                 engine.pause(*lane, is_behind);
             }
+            is_one_ending |= job.cancel.is_cancelled();
+            if let Reader::Behind(time) = reader
+                && time > limits.give_way
+            {
+                slowest = slowest.max(Some((time, *lane)));
+            }
+        }
+        // Jobs that are still queued need a lane: the slowest reader gives way, one at a time.
+        if let Some((_, lane)) = slowest.filter(|_| !self.queue.is_empty() && !is_one_ending) {
+            self.running.get(&lane).iter().for_each(|job| job.cancel.cancel());
         }
         self.closing.retain_mut(|events| match events.flush() {
-            Reader::Behind(time) => time <= limits.slow_reader && !is_out_of_time,
+            Reader::Behind(time) if time > limits.slow_reader || is_out_of_time => {
+                events.end_with(JobEvent::Failed(JobError::Ended));
+                false
+            }
+            Reader::Behind(_) => true,
             Reader::KeepsUp | Reader::Gone => false,
         });
     }
@@ -184,8 +216,7 @@ impl Scheduler {
     /// Sends an event of the engine to the job that it belongs to.
     fn dispatch(&mut self, event: Event, engine: &mut Engine) {
         match event {
-            // Clients are not sent the progress of a prompt.
-            Event::Prefill { .. } => {}
+            Event::Prefill { lane, done, .. } => self.send_progress(lane, Some(done), engine),
             Event::Token { lane, token } => {
                 let metrics = &self.shared.metrics;
                 let Some(job) = self.running.get_mut(&lane) else { return };
@@ -214,6 +245,18 @@ impl Scheduler {
         }
     }
 
+    /// Sends how far a prompt is, if its client asked for that. Before the first block of a prompt
+    /// `processed` is `None`, and what is cached is all there is.
+    fn send_progress(&mut self, lane: LaneId, processed: Option<usize>, engine: &Engine) {
+        let job = self.running.get_mut(&lane).filter(|job| job.sends_progress);
+        // A lane that ended in this step sends its whole report instead.
+        if let (Some(job), Some(report)) = (job, engine.report(lane)) {
+            let processed = processed.unwrap_or_else(|| report.cached_tokens());
+            let time = job.admitted.elapsed();
+            job.events.send(JobEvent::Progress(Box::new(Progress { processed, time, report })));
+        }
+    }
+
     /// Saves the rows of chunks that a job had to compute. A client that reads the end of the job
     /// can rely on them, however this process ends.
     fn save_new_chunks(&self, report: &Report, engine: &mut Engine) {
@@ -227,9 +270,10 @@ impl Scheduler {
     /// Sends a job's last event. Its lane is free; its reader may have to catch up.
     fn end(&mut self, lane: LaneId, last: JobEvent) {
         self.may_admit = true;
-        if let Some(RunningJob { mut events, .. }) = self.running.remove(&lane)
-            && let Reader::Behind(_) = events.send(last)
-        {
+        let Some(RunningJob { mut events, .. }) = self.running.remove(&lane) else { return };
+        if let JobEvent::Failed(_) = last {
+            events.end_with(last);
+        } else if let Reader::Behind(_) = events.send(last) {
             self.closing.push(events);
         }
     }
@@ -241,7 +285,7 @@ impl Scheduler {
         let queued = self.queue.drain(..).map(|job| job.events);
         let n_queued = queued.len();
         for mut events in running.chain(queued) {
-            events.send(JobEvent::Failed(JobError::Fault));
+            events.end_with(JobEvent::Failed(JobError::Fault));
         }
         self.free_places(n_queued);
         while let Ok(command) = self.commands.try_recv() {

@@ -15,12 +15,8 @@ use crate::model_info::{Load, LoadError, ModelInfo};
 const RESTARTS: usize = 1;
 
 /// Runs the engine's thread.
-pub(super) fn run(
-    mut load: Load,
-    mut scheduler: Scheduler,
-    phases: &Sender<Phase>,
-    log: &(dyn Fn(&str) + Send + Sync),
-) {
+pub(super) fn run(mut load: Load, mut scheduler: Scheduler, phases: &Sender<Phase>) {
+    let log = Arc::clone(&scheduler.shared.log);
     for _ in 0..=RESTARTS {
         phases.send_replace(Phase::Loading);
         let loaded = match catch_unwind(AssertUnwindSafe(&mut load)) {

@@ -21,10 +21,18 @@ struct Bench {
     loads: Arc<AtomicUsize>,
 }
 
-const LIMITS: Limits =
-    Limits { queue: 4, slow_reader: Duration::from_millis(300), drain: Duration::from_secs(5) };
+const LIMITS: Limits = Limits {
+    queue: 4,
+    slow_reader: Duration::from_millis(300),
+    give_way: Duration::from_secs(60),
+    drain: Duration::from_secs(5),
+};
 
 fn bench() -> Bench {
+    bench_with(LIMITS)
+}
+
+fn bench_with(limits: Limits) -> Bench {
     let control = Arc::new(Control::default());
     control.step_us.store(200, Ordering::Relaxed);
     let loads = Arc::new(AtomicUsize::new(0));
@@ -45,7 +53,7 @@ fn bench() -> Bench {
     };
     let metrics = Arc::new(Metrics::default());
     let log = Arc::new(|_: &str| {});
-    let (worker, thread) = Worker::start(load, LIMITS, Arc::clone(&metrics), log).unwrap();
+    let (worker, thread) = Worker::start(load, limits, Arc::clone(&metrics), log).unwrap();
     let bench = Bench { worker, thread, control, metrics, loads };
     bench.until("it is ready", || bench.worker.model().is_ok());
     bench
@@ -80,7 +88,8 @@ impl Bench {
 fn answer(max_tokens: usize) -> Job {
     let sampling =
         Sampling { max_tokens: Some(max_tokens), temperature: 0.0, ..Sampling::default() };
-    Job::Answer(Box::new(Request::new(vec![5, 6, 7], sampling)))
+    let request = Box::new(Request::new(vec![5, 6, 7], sampling));
+    Job::Answer { request, sends_progress: false }
 }
 
 /// How a handle ends, and how many tokens came before.
@@ -92,7 +101,7 @@ fn end(handle: &mut JobHandle) -> (usize, Result<(), String>) {
             JobEvent::Done(_) => return (n_tokens, Ok(())),
             JobEvent::Cancelled(_) => return (n_tokens, Err(JobError::Ended.to_string())),
             JobEvent::Failed(error) => return (n_tokens, Err(error.to_string())),
-            JobEvent::Admitted | JobEvent::Rows(_) => {}
+            JobEvent::Admitted | JobEvent::Progress(_) | JobEvent::Rows(_) => {}
         }
     }
     (n_tokens, Err("closed".to_owned()))
@@ -175,7 +184,7 @@ fn a_slow_reader_pauses_its_lane_alone_and_is_given_up() {
     bench.until("it is given up", || bench.metric("weft_lanes_running") == 0);
     let (n_tokens, ending) = end(&mut slow);
     assert!((EVENTS..4000).contains(&n_tokens), "{n_tokens}");
-    assert!(ending.is_err(), "{ending:?}");
+    assert!(ending.as_ref().unwrap_err().contains("did not read"), "{ending:?}");
 }
 
 #[test]
@@ -218,6 +227,27 @@ fn a_fault_fails_its_waiters_at_once_and_is_survived_once() {
         bench.worker.drain();
         bench.thread.join().unwrap();
     }
+}
+
+#[test]
+fn readers_that_are_behind_give_way_to_requests_that_wait() {
+    let (slow_reader, give_way) = (Duration::from_secs(60), Duration::from_millis(300));
+    let bench = bench_with(Limits { slow_reader, give_way, ..LIMITS });
+    let mut slow: Vec<JobHandle> = Vec::new();
+    for _ in 0..8 {
+        slow.push(bench.submit(1000).unwrap());
+        let n = slow.len() as u64;
+        bench.until("it runs", || bench.metric("weft_lanes_running") == n);
+    }
+    bench.until("all are behind", || slow.iter().all(|handle| handle.events.len() == EVENTS));
+    let start = Instant::now();
+    assert_eq!(end(&mut bench.submit(5).unwrap()), (5, Ok(())));
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    // One gave way and learns why; the others go on when they are read.
+    let endings: Vec<_> = slow.iter_mut().map(end).collect();
+    let refused: Vec<_> = endings.iter().filter_map(|(_, ending)| ending.clone().err()).collect();
+    assert!(refused.len() == 1 && refused[0].contains("did not read"), "{refused:?}");
+    assert_eq!(endings.iter().filter(|ending| **ending == (1000, Ok(()))).count(), 7);
 }
 
 #[test]

@@ -99,7 +99,8 @@ fn spoil(answer: &mut Answer, fault: Option<&Fault>) {
 
 fn route(shared: &Shared, request: &Request, fault: Option<&Fault>) -> Answer {
     let state = shared.lock();
-    let path: Vec<String> = request.path.split('/').skip(1).map(unescape).collect();
+    let path = request.path.split('?').next().unwrap_or_default();
+    let path: Vec<String> = path.split('/').skip(1).map(unescape).collect();
     let path: Vec<&str> = path.iter().map(String::as_str).collect();
     let expected = state.token.as_ref().map(|token| format!("Bearer {token}"));
     if request.server == Server::Hub && expected.is_some() && request.authorization != expected {
@@ -155,7 +156,16 @@ fn list(state: &State, repo: &str, revision: &str) -> Answer {
     let sha = by_ref.map(|(_, _, sha)| sha).or(by_sha.map(|f| &f.sha));
     let Some(sha) = sha else { return Answer::error(404, "RevisionNotFound") };
     let files = state.files.iter().filter(|f| f.repo == repo && f.sha == *sha);
-    let siblings: Vec<_> = files.map(|f| serde_json::json!({ "rfilename": f.name })).collect();
+    let sibling = |file: &StoredFile| match (state.lists_names_alone, file.is_large()) {
+        (true, _) => serde_json::json!({"rfilename": file.name}),
+        (false, true) => {
+            // The blob of a large file is a pointer to its content.
+            let (pointer, lfs) = ("0".repeat(40), serde_json::json!({"sha256": file.etag()}));
+            serde_json::json!({"rfilename": file.name, "blobId": pointer, "lfs": lfs})
+        }
+        (false, false) => serde_json::json!({"rfilename": file.name, "blobId": file.etag()}),
+    };
+    let siblings: Vec<_> = files.map(sibling).collect();
     let body = serde_json::json!({ "id": repo, "sha": sha, "siblings": siblings });
     Answer::new(200, body.to_string().into_bytes())
 }

@@ -13,6 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
 /// One of the two servers.
@@ -90,6 +91,7 @@ struct State {
     log: Vec<Request>,
     token: Option<String>,
     redirects_small_files: bool,
+    lists_names_alone: bool,
     is_gate_open: bool,
     is_stopping: bool,
 }
@@ -121,11 +123,14 @@ impl StoredFile {
     }
 }
 
-/// The name of a file's blob in a cache.
+/// The name of a file's blob in a cache: a SHA-256, or the id of a git object.
 pub fn etag(name: &str, content: &[u8]) -> String {
-    let hash: String = Sha256::digest(content).iter().map(|b| format!("{b:02x}")).collect();
-    // It has the form of a git object id, but is none.
-    if name.ends_with(".safetensors") { hash } else { hash[..40].to_owned() }
+    let hex = |hash: &[u8]| hash.iter().map(|byte| format!("{byte:02x}")).collect();
+    if name.ends_with(".safetensors") {
+        return hex(&Sha256::digest(content));
+    }
+    let header = format!("blob {}\0", content.len());
+    hex(&Sha1::new_with_prefix(header).chain_update(content).finalize())
 }
 
 impl FakeHub {
@@ -187,6 +192,11 @@ impl FakeHub {
     /// Redirects requests for small files to another path of the hub first, like the real hub.
     pub fn redirect_small_files(&self) {
         self.shared.lock().redirects_small_files = true;
+    }
+
+    /// Lists files without their hashes, as some mirrors of the hub do.
+    pub fn list_names_alone(&self) {
+        self.shared.lock().lists_names_alone = true;
     }
 
     /// Adds a fault to the next response to a request whose path ends like this. Faults are used in

@@ -4,6 +4,8 @@
 //! because the HTTP library would not keep the token to the hub's own origin (scheme, host and
 //! port). The cache on disk is handled elsewhere.
 
+use std::collections::HashMap;
+
 use serde::Deserialize;
 use ureq::http::Response;
 use ureq::http::header::{AUTHORIZATION, LOCATION, RANGE};
@@ -11,6 +13,7 @@ use ureq::{Agent, Body};
 use weft_core::hub::{self, HubEnv, RepoRef};
 
 use super::error::PullError;
+use super::hash::Hash;
 use super::info::{FileInfo, read_info};
 use super::retry::{Failure, Limits, classify};
 use super::url::{is_loopback, join, origin, percent_encode};
@@ -33,6 +36,8 @@ pub(super) struct Listing {
     pub(super) sha: String,
     /// The names of all its files, not yet checked.
     pub(super) files: Vec<String>,
+    /// The hashes of its files, as far as the hub lists them.
+    pub(super) hashes: HashMap<String, Hash>,
 }
 
 /// What a request asks for; used in error messages.
@@ -78,10 +83,18 @@ impl<'a> Client<'a> {
         #[derive(Deserialize)]
         struct Sibling {
             rfilename: String,
+            #[serde(rename = "blobId")]
+            blob_id: Option<String>,
+            lfs: Option<Lfs>,
+        }
+        // The blob of such a file holds a pointer, so its id says nothing about the content.
+        #[derive(Deserialize)]
+        struct Lfs {
+            sha256: String,
         }
         let (endpoint, id) = (&self.env.endpoint, self.repo.id());
         let revision = percent_encode(self.repo.revision(), false);
-        let url = format!("{endpoint}/api/models/{id}/revision/{revision}");
+        let url = format!("{endpoint}/api/models/{id}/revision/{revision}?blobs=true");
         let mut response = self.follow(Method::Get, &url, None, Asked::Listing)?;
         let bad = |reason: String| PullError::BadAnswer { url: url.clone(), reason };
         let body = response.body_mut().with_config().limit(MAX_LIST_BYTES).read_to_vec();
@@ -91,8 +104,15 @@ impl<'a> Client<'a> {
         if !hub::is_commit_sha(&answer.sha) {
             return Err(bad(format!("{:?} is not a commit sha", answer.sha)).into());
         }
-        let files = answer.siblings.into_iter().map(|sibling| sibling.rfilename).collect();
-        Ok(Listing { sha: answer.sha, files })
+        let (mut files, mut hashes) = (Vec::new(), HashMap::new());
+        for Sibling { rfilename, blob_id, lfs } in answer.siblings {
+            let hash = lfs.map(|lfs| lfs.sha256).or(blob_id);
+            if let Some(hash) = hash.as_deref().and_then(Hash::parse) {
+                hashes.insert(rfilename.clone(), hash);
+            }
+            files.push(rfilename);
+        }
+        Ok(Listing { sha: answer.sha, files, hashes })
     }
 
     /// Asks for the length and the blob name of a file. Redirects are followed on the hub only: for

@@ -8,50 +8,51 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
-use sha2::{Digest, Sha256};
 use ureq::Body;
 use ureq::http::Response;
 use ureq::http::header::{CONTENT_LENGTH, CONTENT_RANGE};
 
-use super::client::Client;
+use super::Pull;
 use super::error::PullError;
+use super::hash::Hash;
 use super::info::FileInfo;
-use super::layout::Layout;
-use super::retry::{Failure, Limits, classify, with_retries};
-use crate::progress::{Event, Progress};
+use super::retry::{Failure, classify, with_retries};
+use crate::progress::Event;
 
 const BUFFER_BYTES: usize = 256 << 10;
 
 /// One file to fetch.
 pub(super) struct Download<'a> {
-    pub(super) client: &'a Client<'a>,
-    pub(super) layout: &'a Layout,
-    pub(super) limits: &'a Limits,
-    pub(super) progress: &'a dyn Progress,
-    pub(super) sha: &'a str,
+    pub(super) pull: &'a Pull<'a>,
     pub(super) file: &'a str,
     pub(super) info: FileInfo,
+    /// The file's hash, if the hub announces one.
+    pub(super) hash: Option<Hash>,
 }
 
 impl Download<'_> {
     /// Ensures that the blob exists, complete and checked.
     pub(super) fn run(&self) -> Result<(), PullError> {
+        let &Pull { ref layout, limits, progress, .. } = self.pull;
         let (file, etag) = (self.file, self.info.etag.as_str());
-        let _lock = self.layout.lock(etag, || self.progress.report(Event::Waiting { file }))?;
-        if len_of(&self.layout.blob(etag)) == Some(self.info.size_bytes) {
-            self.progress.report(Event::Cached { file });
+        let _lock = layout.lock(etag, || progress.report(Event::Waiting { file }))?;
+        let blob = layout.blob(etag);
+        if len_of(&blob) == Some(self.info.size_bytes)
+            && self.pull.is_sound(file, &blob, self.hash.as_ref())?
+        {
+            progress.report(Event::Cached { file });
             return Ok(());
         }
         let reached = || len_of(&self.path()).unwrap_or(0);
-        with_retries(file, self.limits, self.progress, reached, || self.attempt())?;
+        with_retries(file, limits, progress, reached, || self.attempt())?;
         self.verify()?;
-        self.layout.publish_blob(etag)?;
-        self.progress.report(Event::Finished { file, size_bytes: self.info.size_bytes });
+        layout.publish_blob(etag)?;
+        progress.report(Event::Finished { file, size_bytes: self.info.size_bytes });
         Ok(())
     }
 
     fn path(&self) -> PathBuf {
-        self.layout.incomplete(&self.info.etag)
+        self.pull.layout.incomplete(&self.info.etag)
     }
 
     /// One connection: fetches the missing bytes.
@@ -63,11 +64,11 @@ impl Download<'_> {
         if have_bytes > size_bytes {
             have_bytes = self.restart(&out)?;
         }
-        self.progress.report(Event::Started { file: self.file, size_bytes, have_bytes });
+        self.pull.progress.report(Event::Started { file: self.file, size_bytes, have_bytes });
         if have_bytes == size_bytes {
             return Ok(());
         }
-        let response = self.client.open(self.sha, self.file, have_bytes)?;
+        let response = self.pull.client.open(&self.pull.listing.sha, self.file, have_bytes)?;
         match response.status().as_u16() {
             206 => self.check_range(&response, have_bytes, &out)?,
             416 => {
@@ -79,7 +80,7 @@ impl Download<'_> {
                 self.check_length(&response)?;
                 if have_bytes > 0 {
                     have_bytes = self.restart(&out)?;
-                    self.progress.report(Event::Received { have_bytes });
+                    self.pull.progress.report(Event::Received { have_bytes });
                 }
             }
         }
@@ -147,7 +148,7 @@ impl Download<'_> {
             }
             out.write_all(&buffer[..n]).map_err(|e| PullError::write(&self.path(), e))?;
             have_bytes += n as u64;
-            self.progress.report(Event::Received { have_bytes });
+            self.pull.progress.report(Event::Received { have_bytes });
         }
         if have_bytes < size_bytes {
             let reason = format!("the answer ended at byte {have_bytes} of {size_bytes}");
@@ -156,21 +157,19 @@ impl Download<'_> {
         Ok(())
     }
 
-    /// Large files are named by their sha-256. Small ones are named by a git object id, which is
-    /// not checked; their length is checked, and so is their syntax when they are read.
+    /// Checks the received bytes by their hash.
     fn verify(&self) -> Result<(), PullError> {
-        let (path, expected) = (self.path(), &self.info.etag);
-        if expected.len() != 64 || !expected.bytes().all(|b| b.is_ascii_hexdigit()) {
-            return Ok(());
-        }
-        self.progress.report(Event::Verifying { file: self.file });
-        let actual = sha256_of(&path).map_err(|e| PullError::write(&path, e))?;
-        if actual.eq_ignore_ascii_case(expected) {
+        let Some(expected) = &self.hash else { return Ok(()) };
+        let path = self.path();
+        self.pull.progress.report(Event::Verifying { file: self.file });
+        let actual = expected.of_file(&path).map_err(|e| PullError::write(&path, e))?;
+        if actual == *expected {
             return Ok(());
         }
         // A damaged file would make every later pull fail in the same way.
         fs::remove_file(&path).map_err(|e| PullError::write(&path, e))?;
-        let (file, expected) = (self.file.to_owned(), expected.clone());
+        let (file, expected, actual) =
+            (self.file.to_owned(), expected.to_string(), actual.to_string());
         Err(PullError::WrongHash { file, expected, actual })
     }
 }
@@ -185,18 +184,4 @@ fn parse_content_range(text: &str) -> Option<(u64, Option<u64>)> {
     let start = range.split_once('-')?.0.parse().ok()?;
     let total = if total == "*" { None } else { Some(total.parse().ok()?) };
     Some((start, total))
-}
-
-fn sha256_of(path: &Path) -> std::io::Result<String> {
-    let mut file = File::open(path)?;
-    let mut hash = Sha256::new();
-    let mut buffer = vec![0; BUFFER_BYTES];
-    loop {
-        let n = file.read(&mut buffer)?;
-        if n == 0 {
-            break;
-        }
-        hash.update(&buffer[..n]);
-    }
-    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }

@@ -13,10 +13,10 @@ use weft_core::hub::HubError;
 /// disk and the next pull resumes.
 #[derive(Debug, thiserror::Error)]
 pub enum PullError {
-    /// The reference is a local folder.
-    #[error("{path:?} is a folder on this machine: there is nothing to pull")]
+    /// The reference is a local folder or file.
+    #[error("{path:?} is on this machine: there is nothing to pull")]
     NotARepo {
-        /// The folder.
+        /// The folder or file.
         path: PathBuf,
     },
     /// The user has forbidden network access.
@@ -24,6 +24,17 @@ pub enum PullError {
     Offline {
         /// `org/name`.
         repo: String,
+    },
+    /// There is no connection to the hub.
+    #[error(
+        "{endpoint} cannot be reached: {reason}; check the network, or HF_ENDPOINT and any proxy \
+         (`weft list` shows the models that are here)"
+    )]
+    Unreachable {
+        /// The hub's address.
+        endpoint: String,
+        /// The failure.
+        reason: String,
     },
     /// The hub answered 401 or 403.
     #[error("the hub denied {what} of {repo} (HTTP {status}): {cure}")]
@@ -99,13 +110,13 @@ pub enum PullError {
     },
     /// The hash differs from the announced one.
     #[error(
-        "{file} arrived damaged: its sha-256 is {actual}, expected {expected}; the received \
-         bytes were deleted, pull again"
+        "{file} arrived damaged: it has {actual}, expected {expected}; the received bytes were \
+         deleted, pull again"
     )]
     WrongHash {
         /// The file.
         file: String,
-        /// The announced hash.
+        /// The announced hash, and of which kind it is.
         expected: String,
         /// The hash of the received bytes.
         actual: String,

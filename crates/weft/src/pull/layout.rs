@@ -73,15 +73,12 @@ impl Layout {
     /// Makes `snapshots/<sha>/<file>` point to a blob: by a relative link, so that the cache can be
     /// moved, or by a copy if the system has no links.
     pub(super) fn link(&self, sha: &str, file: &str, etag: &str) -> Result<(), PullError> {
-        let snapshot = self.snapshot(sha);
-        make_folder(&snapshot)?;
-        let at = snapshot.join(file);
-        if at.is_file() {
-            return Ok(());
-        }
-        // The link is made elsewhere and renamed, so that it replaces one to a deleted blob, or an
-        // equal one of another pull, without a moment in which there is none.
-        let target = Path::new("..").join("..").join("blobs").join(etag);
+        let at = self.snapshot(sha).join(file);
+        make_folder(at.parent().unwrap_or(&self.repo))?;
+        // The link is made elsewhere and renamed, so that it replaces one to a deleted or damaged
+        // blob, or an equal one of another pull, without a moment in which there is none.
+        let up = "../".repeat(2 + file.matches('/').count());
+        let target = Path::new(&up).join("blobs").join(etag);
         let part = self.temporary();
         match symlink(&target, &part).and_then(|()| fs::rename(&part, &at)) {
             Ok(()) => Ok(()),

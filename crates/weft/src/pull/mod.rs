@@ -7,6 +7,7 @@
 mod client;
 mod download;
 mod error;
+mod hash;
 mod info;
 mod layout;
 mod retry;
@@ -16,21 +17,24 @@ mod url;
 #[cfg(test)]
 mod tests;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use weft_core::hub::{self, HubEnv, HubError, INDEX_FILE, ModelRef, RepoRef};
+use weft_core::hub::{self, HubEnv, INDEX_FILE, ModelRef, RepoRef};
 
 use crate::progress::{Event, Progress};
 pub use error::PullError;
 
 use client::{Client, Listing};
 use download::Download;
+use hash::Hash;
+use info::FileInfo;
 use layout::Layout;
-use retry::{Limits, with_retries};
+use retry::{Failure, Limits, with_retries};
 use select::{SelectError, Selection, Weights};
 
-/// Downloads all files of a repository that weft needs and that are not yet in the cache. Returns
-/// the snapshot's folder; [`hub::resolve`] finds it from now on.
+/// Downloads all files of a repository that weft needs and that are not yet in the cache, or are
+/// damaged there: every file with a hash is checked. Returns the snapshot's folder, or the GGUF file
+/// in it; [`hub::resolve`] finds it from now on.
 ///
 /// # Errors
 /// See [`PullError`]. A later call resumes.
@@ -49,7 +53,9 @@ fn pull_with(
     limits: &Limits,
 ) -> Result<PathBuf, PullError> {
     let repo = match reference {
-        ModelRef::Folder(path) => return Err(PullError::NotARepo { path: path.clone() }),
+        ModelRef::Folder(path) | ModelRef::File(path) => {
+            return Err(PullError::NotARepo { path: path.clone() });
+        }
         ModelRef::Repo(repo) => repo,
     };
     if env.offline {
@@ -57,7 +63,14 @@ fn pull_with(
     }
     let client = Client::new(env, repo, limits);
     let what = format!("the list of files of {}", repo.id());
-    let listing = with_retries(&what, limits, progress, || 0, || client.list())?;
+    // Without a network nothing has begun, and the user need not wait for more attempts.
+    let list = || match client.list() {
+        Err(Failure::Unreachable(reason)) => {
+            Err(PullError::Unreachable { endpoint: env.endpoint.clone(), reason }.into())
+        }
+        listed => listed,
+    };
+    let listing = with_retries(&what, limits, progress, || 0, list)?;
     let layout = Layout::new(env, repo);
     Pull { repo, client, layout, listing, progress, limits }.run()
 }
@@ -90,7 +103,7 @@ impl Pull<'_> {
 
     fn select(&self) -> Result<Selection, PullError> {
         let repo = self.repo.id();
-        select::select(&self.listing.files).map_err(|error| match error {
+        select::select(&self.listing.files, self.repo.pick()).map_err(|error| match error {
             SelectError::UnsafeName(file) => PullError::UnsafeFileName { repo, file },
             SelectError::Unsuitable(reason) => PullError::Unsuitable { repo, reason },
         })
@@ -114,28 +127,43 @@ impl Pull<'_> {
     }
 
     fn fetch(&self, file: &str) -> Result<(), PullError> {
-        // A link always points to a complete blob, and the files of a commit never change.
-        if self.snapshot().join(file).is_file() {
-            self.progress.report(Event::Cached { file });
-            return Ok(());
+        let at = self.snapshot().join(file);
+        let (mut hash, mut info) = (self.listing.hashes.get(file).cloned(), None);
+        if at.is_file() {
+            // A mirror of the hub may list names alone.
+            if hash.is_none() {
+                let asked = self.file_info(file)?;
+                (hash, info) = (Hash::parse(&asked.etag), Some(asked));
+            }
+            if self.is_sound(file, &at, hash.as_ref())? {
+                self.progress.report(Event::Cached { file });
+                return Ok(());
+            }
+            self.progress.report(Event::Damaged { file });
         }
-        let (client, sha) = (&self.client, self.listing.sha.as_str());
-        let ask = || client.file_info(sha, file);
-        let info = with_retries(file, self.limits, self.progress, || 0, ask)?;
+        let info = info.map_or_else(|| self.file_info(file), Ok)?;
+        let hash = hash.or_else(|| Hash::parse(&info.etag));
         let etag = info.etag.clone();
-        let (layout, limits, progress) = (&self.layout, self.limits, self.progress);
-        Download { client, layout, limits, progress, sha, file, info }.run()?;
-        self.layout.link(sha, file, &etag)
+        Download { pull: self, file, info, hash }.run()?;
+        self.layout.link(&self.listing.sha, file, &etag)
+    }
+
+    fn file_info(&self, file: &str) -> Result<FileInfo, PullError> {
+        let ask = || self.client.file_info(&self.listing.sha, file);
+        with_retries(file, self.limits, self.progress, || 0, ask)
+    }
+
+    /// Whether a file in the cache has its hash. Without a hash there is nothing to compare.
+    fn is_sound(&self, file: &str, at: &Path, hash: Option<&Hash>) -> Result<bool, PullError> {
+        let Some(hash) = hash else { return Ok(true) };
+        self.progress.report(Event::Verifying { file });
+        let actual = hash.of_file(at).map_err(|e| PullError::write(at, e))?;
+        Ok(actual == *hash)
     }
 
     fn finish(&self) -> Result<PathBuf, PullError> {
-        let snapshot = self.snapshot();
-        let missing = hub::missing_files(&snapshot)?;
-        if !missing.is_empty() {
-            let (repo, pull) = (self.repo.id(), self.repo.to_string());
-            return Err(HubError::Incomplete { repo, snapshot, missing, pull }.into());
-        }
+        let model = hub::find_model(self.repo, &self.snapshot())?;
         self.layout.write_ref(self.repo.revision(), &self.listing.sha)?;
-        Ok(snapshot)
+        Ok(model)
     }
 }

@@ -37,6 +37,8 @@ impl Default for Limits {
 pub(super) enum Failure {
     /// A temporary failure, such as a broken connection or a busy server, as text for the user.
     Passing(String),
+    /// No connection to the server, as text for the user. Temporary in the middle of a pull.
+    Unreachable(String),
     /// A permanent failure.
     Lasting(PullError),
 }
@@ -55,13 +57,26 @@ pub(super) fn classify(url: &str, error: ureq::Error) -> Failure {
         Error::Io(e) if e.kind() == std::io::ErrorKind::InvalidData => {
             PullError::BadAnswer { url: url.to_owned(), reason: e.to_string() }.into()
         }
+        Error::Timeout(which @ (ureq::Timeout::Resolve | ureq::Timeout::Connect)) => {
+            Failure::Unreachable(format!("the time limit was reached ({which})"))
+        }
         Error::Timeout(which) => Failure::Passing(format!("the time limit was reached ({which})")),
-        Error::HostNotFound => Failure::Passing(format!("the host of {url} was not found")),
-        Error::Io(_) | Error::ConnectionFailed | Error::Protocol(_) | Error::BodyStalled => {
+        Error::HostNotFound => Failure::Unreachable("the host was not found".to_owned()),
+        Error::ConnectionFailed => Failure::Unreachable(error.to_string()),
+        Error::Io(e) if is_unreachable(&e) => Failure::Unreachable(e.to_string()),
+        Error::Io(_) | Error::Protocol(_) | Error::BodyStalled => {
             Failure::Passing(format!("the connection failed ({error})"))
         }
         _ => PullError::BadAnswer { url: url.to_owned(), reason: error.to_string() }.into(),
     }
+}
+
+/// Whether an error means that there is no way to the server, or no server.
+fn is_unreachable(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkDown, NetworkUnreachable};
+    // The system reports a failed look-up without a kind.
+    matches!(error.kind(), ConnectionRefused | HostUnreachable | NetworkDown | NetworkUnreachable)
+        || error.to_string().contains("lookup address")
 }
 
 /// Calls `attempt` until it succeeds, fails permanently, or fails `limits.attempts` times in a row.
@@ -79,7 +94,7 @@ pub(super) fn with_retries<T>(
         let reason = match attempt() {
             Ok(value) => return Ok(value),
             Err(Failure::Lasting(error)) => return Err(error),
-            Err(Failure::Passing(reason)) => reason,
+            Err(Failure::Passing(reason) | Failure::Unreachable(reason)) => reason,
         };
         let now = reached();
         n_failed = if now > mark { 1 } else { n_failed + 1 };

@@ -1,10 +1,10 @@
 //! Chooses the files of a repository that weft needs.
 //!
 //! These are configuration, tokenizer, template and safetensors weights at the top of the
-//! repository; never pickled weights, never code. Names come from the network and become paths, so
+//! repository, or one GGUF model; never pickled weights, never code. Names come from the network and become paths, so
 //! each chosen name is checked first.
 
-use weft_core::hub::{self, CONFIG_FILE, INDEX_FILE, SINGLE_WEIGHTS_FILE};
+use weft_core::hub::{self, CONFIG_FILE, INDEX_FILE, Pick, SINGLE_WEIGHTS_FILE};
 
 /// Downloaded if they exist. `config.json` comes first, because nothing works without it.
 const SMALL_FILES: [&str; 6] = [
@@ -44,8 +44,22 @@ pub(super) enum SelectError {
     Unsuitable(String),
 }
 
-/// Chooses from the names that the hub lists.
-pub(super) fn select(listed: &[String]) -> Result<Selection, SelectError> {
+/// Chooses from the names that the hub lists: the GGUF model that is meant, or that is there instead
+/// of safetensors; otherwise the safetensors and the files beside them.
+pub(super) fn select(listed: &[String], pick: Option<&Pick>) -> Result<Selection, SelectError> {
+    let is_only_gguf =
+        || !listed.iter().any(|name| is_weights(name)) && !hub::gguf_models(listed).is_empty();
+    if pick.is_some() || is_only_gguf() {
+        let files = hub::pick_gguf(listed, pick)
+            .map_err(|error| SelectError::Unsuitable(error.describe(pick)))?;
+        if let Some(name) = files.iter().find(|name| !is_safe(name)) {
+            return Err(SelectError::UnsafeName(name.clone()));
+        }
+        if let Some(part) = files.iter().find(|part| !listed.contains(part)) {
+            return Err(SelectError::Unsuitable(format!("its part {part:?} is missing")));
+        }
+        return Ok(Selection { small: Vec::new(), weights: Weights::Files(files) });
+    }
     if let Some(name) = listed.iter().find(|name| is_wanted(name) && !is_safe(name)) {
         return Err(SelectError::UnsafeName(name.clone()));
     }
@@ -71,10 +85,10 @@ fn other_weights(listed: &[String]) -> Result<Vec<String>, SelectError> {
     names.sort();
     names.dedup();
     if names.is_empty() {
-        let other = listed.iter().find(|n| n.ends_with(".bin") || n.ends_with(".gguf"));
+        let other = listed.iter().find(|n| n.ends_with(".bin"));
         let other = other.map(|n| format!(" (only others, such as {n:?})")).unwrap_or_default();
         return Err(SelectError::Unsuitable(format!(
-            "it has no *.safetensors weights{other}; choose a repository that has them"
+            "it has no *.safetensors or *.gguf weights{other}; choose a repository that has them"
         )));
     }
     Ok(names)
@@ -124,7 +138,7 @@ mod tests {
             "generation_config.json",
             "vocab.json",
         ]);
-        let selection = select(&listed).unwrap();
+        let selection = select(&listed, None).unwrap();
         let small = [
             "config.json",
             "generation_config.json",
@@ -144,7 +158,7 @@ mod tests {
             INDEX_FILE,
             "model-00001-of-00001.safetensors",
         ]);
-        let selection = select(&listed).unwrap();
+        let selection = select(&listed, None).unwrap();
         assert_eq!(selection.small, ["config.json", INDEX_FILE]);
         assert_eq!(selection.weights, Weights::ByIndex);
     }
@@ -153,13 +167,38 @@ mod tests {
     fn select_takes_weights_under_other_names() {
         let listed = names(&["config.json", "b.safetensors", "a.safetensors", "x/c.safetensors"]);
         let expected = Weights::Files(names(&["a.safetensors", "b.safetensors"]));
-        assert_eq!(select(&listed).unwrap().weights, expected);
+        assert_eq!(select(&listed, None).unwrap().weights, expected);
+    }
+
+    #[test]
+    fn select_takes_one_gguf_model_and_nothing_else() {
+        let listed = names(&[
+            "config.json",
+            "a-Q8_0.gguf",
+            "BF16/a-BF16-00001-of-00002.gguf",
+            "BF16/a-BF16-00002-of-00002.gguf",
+            "../b-F16.gguf",
+            "c-Q5_0-00001-of-00002.gguf",
+        ]);
+        let tag = |tag: &str| select(&listed, Some(&Pick::Tag(tag.to_owned())));
+        let selection = tag("q8_0").unwrap();
+        assert_eq!(selection.small, [""; 0]);
+        assert_eq!(selection.weights, Weights::Files(names(&["a-Q8_0.gguf"])));
+        assert_eq!(tag("bf16").unwrap().weights, Weights::Files(listed[2..4].to_vec()));
+        assert_eq!(tag("F16").unwrap_err(), SelectError::UnsafeName("../b-F16.gguf".to_owned()));
+        let SelectError::Unsuitable(reason) = tag("Q5_0").unwrap_err() else { panic!() };
+        assert!(reason.contains("c-Q5_0-00002-of-00002.gguf"), "{reason}");
+        let SelectError::Unsuitable(reason) = tag("Q2_K").unwrap_err() else { panic!() };
+        assert!(reason.contains("a-Q8_0.gguf"), "{reason}");
+        assert_eq!(select(&listed[..2], None).unwrap(), selection);
+        let both = names(&["config.json", "model.safetensors", "a-Q8_0.gguf"]);
+        assert_eq!(select(&both, None).unwrap().small, ["config.json"]);
     }
 
     #[test]
     fn select_refuses_what_cannot_be_run() {
         for listed in [&["model.safetensors"][..], &["config.json", "pytorch_model.bin"], &[]] {
-            let error = select(&names(listed)).unwrap_err();
+            let error = select(&names(listed), None).unwrap_err();
             assert!(matches!(error, SelectError::Unsuitable(_)), "{listed:?}: {error:?}");
         }
     }
@@ -180,9 +219,12 @@ mod tests {
         ];
         for name in unsafe_names {
             let listed = names(&["config.json", "model.safetensors", name]);
-            assert_eq!(select(&listed).unwrap_err(), SelectError::UnsafeName(name.to_owned()));
+            assert_eq!(
+                select(&listed, None).unwrap_err(),
+                SelectError::UnsafeName(name.to_owned())
+            );
         }
         let odd_but_not_needed = names(&["config.json", "model.safetensors", "..\\notes.txt"]);
-        assert!(select(&odd_but_not_needed).is_ok());
+        assert!(select(&odd_but_not_needed, None).is_ok());
     }
 }

@@ -7,7 +7,7 @@ mod words;
 
 use std::process::ExitCode;
 
-use weft_core::chunk::Asked as Prompt;
+use weft_core::chunk::{Asked as Prompt, Repair, Reuse};
 use weft_server::resident::protocol::Question;
 
 use self::words::{STDIN, Words};
@@ -28,8 +28,16 @@ pub(crate) fn run(mut args: AskArgs) -> Result<ExitCode, CliError> {
     let asked = Asked::read(&mut args)?;
     let args = &args;
     sampling::check(&args.sampling)?;
+    if args.reuse == Reuse::Exact && args.repair != Repair::None {
+        terminal::warn(
+            "--repair does nothing with --reuse exact, which needs no repair; give --reuse \
+             anchored or isolated, or leave it out",
+        );
+    }
     interrupt::install();
-    let mut session = Session::open(&args.model, &args.cache)?;
+    let mut session = Session::open_after(&args.model, &args.cache, |model| {
+        sources::check_documents(&asked.documents, &args.cache, &model.tokenizer)
+    })?;
     asked.introduce(args);
     let style = Style { stream: !args.json, quiet: args.model.quiet };
     let answer = session.answer(&asked.question(args), style)?;

@@ -178,6 +178,7 @@ mod tests {
         assert_eq!(sort(&["-", "Who?"]), of(None, &["-"], "Who?"));
         let model = "Qwen/Qwen3-0.6B";
         assert_eq!(sort(&[model, file, "Who?"]), of(Some(model), &[file], "Who?"));
+        assert_eq!(sort(&["qwen3:0.6b", "Who?"]), of(Some("qwen3:0.6b"), &[], "Who?"));
         assert_eq!(sort(&["weft-tiny", "Who?"]), of(Some("weft-tiny"), &[], "Who?"));
     }
 
@@ -191,7 +192,6 @@ mod tests {
             (&["minutes", "Who is it?"], "--context minutes"),
             (&["Cargo", "build.rs", "Who is it?"], "`weft ask Cargo.toml \"Who is it?\"`"),
             (&["llama3.2", "Who is it?"], "meta-llama/Llama-3.2-1B-Instruct"),
-            (&["qwen3:0.6b", "Who?"], "Qwen/Qwen3-0.6B"),
             (&["Cargo.toml", "Qwen/Qwen3-0.6B", "Who?"], "`-m Qwen/Qwen3-0.6B` for a model"),
             (&["src", "Who is it?"], "src/*"),
             (&["My Notes.txt", "Who is it?"], "which is the question"),

@@ -1,7 +1,9 @@
 //! `weft chat`: a conversation in which each turn and each document is a chunk.
 
+mod complete;
 mod dialogue;
 mod lines;
+mod words;
 
 use std::process::ExitCode;
 
@@ -17,27 +19,36 @@ use crate::context_report;
 use crate::error::CliError;
 use crate::interrupt;
 use crate::load;
+use crate::models;
 use crate::session::Session;
+use crate::size;
 use crate::sources::{self, Source};
 use crate::terminal;
 
-const HELP: &str = "\
-/system TEXT   set the system prompt (or @FILE, or a chunk) and start over
-/context FILE  put a document before the next message
-/use ID        put a registered chunk before the next message
-/drop ID       remove a document from the conversation, by name or id
-/chunks        show where the last answer's context came from, and the documents
-/verify        compute the last answer again from scratch, and show the differences
-/think         let the model reason before it answers
-/no_think      let the model answer at once
-/clear         forget the conversation
-/stats         show the last answer's statistics
-/help          this list
-/quit          leave (Ctrl-D does too; Ctrl-C ends an answer)";
+/// Commands: name, argument, what they do.
+const COMMANDS: [(&str, &str, &str); 12] = [
+    ("/system", "TEXT", "set the system prompt (or @FILE, or a chunk) and start over"),
+    ("/context", "FILE", "put a document before the next message"),
+    ("/use", "ID", "put a registered chunk before the next message"),
+    ("/drop", "ID", "remove a document from the conversation, by name or id"),
+    ("/chunks", "", "show where the last answer's context came from, and the documents"),
+    ("/verify", "", "compute the last answer again from scratch, and show the differences"),
+    ("/think", "", "let the model reason before it answers"),
+    ("/no_think", "", "let the model answer at once"),
+    ("/clear", "", "forget the conversation"),
+    ("/stats", "", "show the last answer's statistics"),
+    ("/help", "", "this list"),
+    ("/quit", "", "leave"),
+];
+
+const KEYS: &str = "\
+Tab            completes commands, files and names of chunks
+Ctrl-C         clears the line, or ends an answer; Ctrl-D leaves";
 
 pub(crate) fn run(mut args: ChatArgs) -> Result<ExitCode, CliError> {
-    args.model.model = args.name.take().or(args.model.model);
+    let documents = words::take(&mut args)?;
     sampling::check(&args.sampling)?;
+    let system = args.prompt.system.as_deref().map(sources::system).transpose()?;
     interrupt::install();
     let session = Session::open(&args.model, &args.cache)?;
     if !session.has_template() {
@@ -46,7 +57,10 @@ pub(crate) fn run(mut args: ChatArgs) -> Result<ExitCode, CliError> {
     }
     load::introduce(&args.model, args.model.quiet);
     terminal::note(args.model.quiet, "/help lists the commands");
-    let mut chat = Chat::new(args, session)?;
+    let mut chat = Chat::new(args, system.as_ref(), session)?;
+    for document in documents {
+        chat.add_document(document.clone(), Find::Document(document))?;
+    }
     chat.talk()?;
     chat.end();
     Ok(ExitCode::SUCCESS)
@@ -55,6 +69,8 @@ pub(crate) fn run(mut args: ChatArgs) -> Result<ExitCode, CliError> {
 struct Chat {
     args: ChatArgs,
     session: Session,
+    /// The names of the registered chunks.
+    registered: Vec<String>,
     dialogue: Dialogue,
     thinking: Option<bool>,
     last: Option<Answer>,
@@ -68,29 +84,38 @@ enum Turn {
 }
 
 impl Chat {
-    fn new(args: ChatArgs, session: Session) -> Result<Self, CliError> {
+    fn new(args: ChatArgs, system: Option<&Source>, session: Session) -> Result<Self, CliError> {
         let thinking = args.prompt.thinking();
-        let system = args.prompt.system.clone();
         let dialogue = Dialogue::default();
-        let mut chat = Self { args, session, dialogue, thinking, last: None };
+        let registered = session.chunk_names();
+        let mut chat = Self { args, session, registered, dialogue, thinking, last: None };
         if let Some(system) = system {
-            chat.set_system(&system)?;
+            chat.set_system(system)?;
         }
         Ok(chat)
     }
 
     fn talk(&mut self) -> Result<(), CliError> {
-        let mut lines = Lines::open()?;
-        while let Some(line) = lines.next()? {
+        let mut lines = Lines::open(&models::short_name(self.args.model.model.as_deref()))?;
+        while let Some(line) = lines.next(self.names())? {
             lines.save();
             match self.read(line.trim()) {
                 Ok(Turn::Say(text)) => self.say(&text)?,
                 Ok(Turn::Nothing) => {}
                 Ok(Turn::Leave) => break,
-                Err(error) => self.note(&format!("weft: {error}")),
+                Err(error) => terminal::error(&error.to_string()),
             }
         }
         Ok(())
+    }
+
+    /// The names that `/use` and `/drop` take.
+    fn names(&self) -> Vec<String> {
+        let said = self.dialogue.documents().map(|document| document.name.clone());
+        let mut names: Vec<String> = self.registered.iter().cloned().chain(said).collect();
+        names.sort();
+        names.dedup();
+        names
     }
 
     /// Saves rows for later runs.
@@ -109,62 +134,66 @@ impl Chat {
         match command {
             "" => {}
             "/quit" | "/exit" | "/bye" => return Ok(Turn::Leave),
-            "/help" | "/?" => self.note(HELP),
+            "/help" | "/?" => self.note(&help()),
             "/clear" => self.dialogue.clear(),
-            "/system" => self.set_system(rest)?,
-            "/context" | "/use" => self.add_document(command, rest.trim())?,
-            "/drop" => self.drop(rest.trim()),
+            "/system" => self.set_system(&sources::system(rest)?)?,
+            "/context" => {
+                let source = sources::document(&complete::path(rest.trim()).to_string_lossy())?;
+                self.add_document(source.clone(), Find::Document(source))?;
+            }
+            "/use" => {
+                let word = rest.trim().to_owned();
+                self.add_document(Source::Chunk(word.clone()), Find::Registered(word))?;
+            }
+            "/drop" => self.drop(rest.trim())?,
             "/chunks" => self.show_chunks(),
             "/verify" => self.verify()?,
             "/think" => self.thinking = Some(true),
             "/no_think" => self.thinking = Some(false),
             "/stats" => self.show_stats(),
             _ if command.starts_with('/') => {
-                self.note(&format!("{command} is not a command; /help lists all commands"));
+                return Err(unknown(command));
             }
             _ => return Ok(Turn::Say(line.to_owned())),
         }
         Ok(Turn::Nothing)
     }
 
-    fn set_system(&mut self, word: &str) -> Result<(), CliError> {
-        let text = self.session.system_text(&sources::system(word)?)?;
+    fn set_system(&mut self, source: &Source) -> Result<(), CliError> {
+        let text = self.session.system_text(source)?;
         self.dialogue = Dialogue::new(text);
         Ok(())
     }
 
-    /// Adds a document or a chunk to the next message.
-    fn add_document(&mut self, command: &str, word: &str) -> Result<(), CliError> {
-        let (source, find) = match command {
-            "/use" => (Source::Chunk(word.to_owned()), Find::Registered(word.to_owned())),
-            _ => {
-                let source = sources::document(word)?;
-                (source.clone(), Find::Document(source))
-            }
-        };
+    /// Puts a document before the next message.
+    fn add_document(&mut self, source: Source, find: Find) -> Result<(), CliError> {
         let found = self.session.find(find)?;
-        if found.kind == Kind::System {
-            self.note(&format!("{word} is a system prompt; /system {word} starts over with it"));
-        } else {
-            let document = Document::new(source, found);
-            self.note(&format!(
-                "{}: {} tokens, before the next message",
-                document.name, document.tokens
-            ));
-            self.dialogue.add_document(document);
+        let kind = found.kind;
+        let document = Document::new(source, found);
+        let name = &document.name;
+        if kind == Kind::System {
+            return Err(CliError::Usage(format!(
+                "{name} is a system prompt; /system {name} starts over with it"
+            )));
         }
+        let tokens = size::plural(document.tokens, "token");
+        self.note(&format!("{name}: {tokens}, before the next message"));
+        self.dialogue.add_document(document);
         Ok(())
     }
 
-    fn drop(&mut self, word: &str) {
+    fn drop(&mut self, word: &str) -> Result<(), CliError> {
         let is_meant = |document: &&Document| {
             !word.is_empty() && (document.name == word || document.id.to_string().starts_with(word))
         };
         let found = self.dialogue.documents().find(is_meant).map(|document| document.id);
-        match found {
-            Some(id) if self.dialogue.drop(&id) => self.note(&format!("{word} is removed")),
-            _ => self.note(&format!("{word} is not a document of this conversation; see /chunks")),
+        if !found.is_some_and(|id| self.dialogue.drop(&id)) {
+            return Err(CliError::Usage(format!(
+                "{word:?} is not a document of this conversation; /chunks lists them"
+            )));
         }
+        self.note(&format!("{word} is removed"));
+        Ok(())
     }
 
     fn show_chunks(&self) {
@@ -209,7 +238,7 @@ impl Chat {
             }
             Err(error) if error.is_refusal() => {
                 self.dialogue.unsay();
-                self.note(&format!("weft: {error}"));
+                terminal::error(&error.to_string());
                 Ok(())
             }
             Err(error) => Err(error),
@@ -233,4 +262,19 @@ impl Chat {
             None => self.note("no answer yet"),
         }
     }
+}
+
+fn help() -> String {
+    let line = |(name, argument, does): &(&str, &str, &str)| {
+        format!("{:<15}{does}\n", format!("{name} {argument}"))
+    };
+    COMMANDS.iter().map(line).collect::<String>() + KEYS
+}
+
+/// The error for a command that does not exist, with the nearest one.
+fn unknown(command: &str) -> CliError {
+    let known = COMMANDS.iter().map(|(name, ..)| (*name).to_owned());
+    let near = models::nearest_of(command, known);
+    let near = near.map_or_else(String::new, |near| format!("did you mean {near}? "));
+    CliError::Usage(format!("{command} is not a command; {near}/help lists all commands"))
 }

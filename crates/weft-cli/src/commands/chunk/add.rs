@@ -1,4 +1,4 @@
-//! `weft chunk add FILE`: registers a text, with a name if one is given.
+//! `weft chunk add FILE`: registers a text under a name, by default that of its file.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,6 +13,8 @@ use crate::args::AddArgs;
 use crate::error::CliError;
 use crate::input::{read_file, read_stdin};
 use crate::resident;
+use crate::size;
+use crate::terminal;
 use crate::tiers::RegisteredChunks;
 
 pub(super) fn run(args: AddArgs) -> Result<(), CliError> {
@@ -23,6 +25,7 @@ pub(super) fn run(args: AddArgs) -> Result<(), CliError> {
     // A line feed at the end of a file is not part of the text.
     let text = text.trim_end();
     let mut metadata: BTreeMap<String, String> = args.meta.into_iter().collect();
+    let is_named = args.name.is_some() || metadata.contains_key("name");
     metadata.extend(args.name.map(|name| ("name".to_owned(), name)));
     let kind: Kind = args.kind.into();
     let (chunk, mut registered, server) = match resident::find(&args.model, &args.cache) {
@@ -40,8 +43,38 @@ pub(super) fn run(args: AddArgs) -> Result<(), CliError> {
     let id = chunk
         .and_then(|chunk| register(&mut registered, chunk, metadata))
         .map_err(|error| error.about(&args.file))?;
+    if !is_named && args.file != "-" {
+        name_after(&args.file, &mut registered, &id)?;
+    }
     super::refresh(server.as_ref())?;
-    print(&format!("{id}\n"))
+    let chunk = registered.library.get(&id)?;
+    let (name, tokens) = (chunk.name().map(str::to_owned), chunk.tokens.len());
+    print(&format!("{id}\n"))?;
+    if let Some(name) = name {
+        let use_it = format!("`weft ask --context {name} \"your question\"` uses it");
+        let tokens = size::plural(tokens, "token");
+        terminal::note(args.model.quiet, &format!("{name}: {tokens}; {use_it}"));
+    }
+    Ok(())
+}
+
+/// Gives a chunk without a name that of its file, without ending, if the name is free.
+fn name_after(file: &str, registered: &mut RegisteredChunks, id: &ChunkId) -> Result<(), CliError> {
+    let stem = Path::new(file).file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    let chunk = registered.library.get(id)?;
+    let Some(stem) = stem.filter(|_| chunk.name().is_none()) else { return Ok(()) };
+    let name = stem.split_whitespace().collect::<Vec<_>>().join("-");
+    match check_name(&registered.library, &name, |other| other.id == *id) {
+        Ok(()) => {
+            let mut chunk = chunk.clone();
+            chunk.metadata.insert("name".to_owned(), name);
+            registered.keep(&chunk)
+        }
+        Err(error) => {
+            terminal::warn(&format!("the chunk has no name: {error} (--name)"));
+            Ok(())
+        }
+    }
 }
 
 /// A text that a server has encoded.

@@ -24,27 +24,35 @@ pub(super) fn run(args: &GcArgs) -> Result<(), CliError> {
     let (damaged, damaged_bytes) =
         store.empty_quarantine().map_err(CliError::io(folder.display().to_string()))?;
     let mut freed = vec![
-        format!("{temp_files} left-over files"),
-        format!("{damaged} damaged files, {}", size::bytes(damaged_bytes)),
+        size::plural(temp_files as usize, "left-over file"),
+        format!(
+            "{}, {}",
+            size::plural(damaged as usize, "damaged file"),
+            size::bytes(damaged_bytes)
+        ),
     ];
     if args.other_models {
         let without_files = CacheArgs { no_cache: true, ..args.cache.clone() };
         let ours = load::load_model(model, &args.model, &without_files)?.fingerprint();
         let (files, bytes) = remove_others(&mut store, &ours);
-        freed.push(format!("{files} files of other models, {}", size::bytes(bytes)));
+        freed.push(format!(
+            "{} of other models, {}",
+            size::plural(files, "file"),
+            size::bytes(bytes)
+        ));
     }
     let (used, evicted) = (store.used_bytes(), store.stats().evicted);
     store.set_budget(budget.disk_bytes);
     freed.push(format!(
-        "{} files over the budget, {}",
-        store.stats().evicted - evicted,
+        "{} over the budget, {}",
+        size::plural((store.stats().evicted - evicted) as usize, "file"),
         size::bytes(used - store.used_bytes())
     ));
     print_warnings(&mut store);
     let mut text: String = freed.iter().map(|freed| format!("freed {freed}\n")).collect();
     text += &format!(
-        "left  {} files, {} of {} in {}\n",
-        store.entries().count(),
+        "left  {}, {} of {} in {}\n",
+        size::plural(store.entries().count(), "file"),
         size::bytes(store.used_bytes()),
         size::bytes(budget.disk_bytes),
         folder.display()

@@ -24,7 +24,8 @@ pub(super) fn run(args: &RmArgs) -> Result<(), CliError> {
         }
     }
     super::refresh(server.as_ref())?;
-    let text = format!("removed {} chunks, {} of rows", chunks.len(), size::bytes(freed));
+    let text =
+        format!("removed {}, {} of rows", size::plural(chunks.len(), "chunk"), size::bytes(freed));
     terminal::note(args.model.quiet, &text);
     Ok(())
 }

@@ -22,7 +22,7 @@ pub(super) fn run(args: &ShowChunkArgs) -> Result<(), CliError> {
     }
     let rows = match n_files {
         0 => "no rows on disk; `weft chunk warm` computes them".to_owned(),
-        n => format!("rows in {n} files on disk, {}", size::bytes(bytes)),
+        n => format!("rows in {} on disk, {}", size::plural(n, "file"), size::bytes(bytes)),
     };
     let notes = chunk.metadata.iter().map(|(key, value)| format!("{key}={value}\n"));
     let about = format!("{}\n{}{}{rows}", chunk.id, notes.collect::<String>(), table(&[chunk]));

@@ -18,12 +18,9 @@ pub(super) fn export(args: &ExportArgs) -> Result<(), CliError> {
     let mut store = super::store(&args.cache);
     let exported = chunk::export(chunk, store.as_mut(), &args.file)?;
     exported.left_out.iter().for_each(|reason| terminal::warn(reason));
-    let (files, bytes) = (exported.files, size::bytes(exported.bytes));
+    let (files, bytes) = (size::plural(exported.files, "file"), size::bytes(exported.bytes));
     let file = args.file.display();
-    terminal::note(
-        args.model.quiet,
-        &format!("{file}: the text, and {files} files of rows, {bytes}"),
-    );
+    terminal::note(args.model.quiet, &format!("{file}: the text, and {files} of rows, {bytes}"));
     Ok(())
 }
 
@@ -58,6 +55,9 @@ fn import_rows(args: &ImportArgs, model: Model, parcel: Parcel) -> Result<(), Cl
     let imported = parcel.import_rows(&mut store, &fingerprint)?;
     imported.refused.iter().for_each(|reason| terminal::warn(reason));
     super::print_warnings(&mut store);
-    terminal::note(args.model.quiet, &format!("{} files of rows imported", imported.files));
+    terminal::note(
+        args.model.quiet,
+        &format!("{} of rows imported", size::plural(imported.files, "file")),
+    );
     Ok(())
 }

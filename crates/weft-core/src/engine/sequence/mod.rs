@@ -442,7 +442,8 @@ impl Sequence {
             let tokens = self.tokens[self.prompt_len..self.prompt_len + rows].to_vec();
             let cost = cache.mean_cost() * rows as u32;
             let (home, lead) = (self.prompt_len, begin.lead);
-            let new = NewNode { parent, home, tokens, lead, chunk: None, is_public: true };
+            let (is_public, group) = (true, None);
+            let new = NewNode { parent, home, tokens, lead, chunk: None, is_public, group };
             cache.adopt(new, pages, cost);
         }
         for held in &mut self.nodes {

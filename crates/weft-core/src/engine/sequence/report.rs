@@ -41,7 +41,7 @@ impl Attention {
 impl Sequence {
     /// The report on all pieces. If a node spans several pieces, because its prompt was cut
     /// elsewhere, its time is split in proportion to their tokens.
-    pub(super) fn report(&self) -> Report {
+    pub(in crate::engine) fn report(&self) -> Report {
         let mut start = 0;
         let mut pieces = Vec::new();
         for (index, piece) in self.pieces.iter().enumerate() {

@@ -19,6 +19,34 @@ fn wrong_hash_is_refused_and_not_kept() {
 }
 
 #[test]
+fn small_files_are_checked_by_their_git_ids() {
+    for lists_names_alone in [false, true] {
+        let scene = Scene::with_model();
+        if lists_names_alone {
+            scene.hub.list_names_alone();
+        }
+        scene.hub.fault(Server::Hub, "GET", "config.json", Fault::Body(b"[]".to_vec()));
+        let error = scene.pull(REPO).unwrap_err();
+        assert!(matches!(error, PullError::WrongHash { .. }), "{error}");
+        assert!(error.to_string().contains(&etag("config.json", b"{}")), "{error}");
+        scene.pull(REPO).unwrap();
+        assert_eq!(scene.snapshot_file("config.json"), b"{}");
+    }
+}
+
+#[test]
+fn what_the_hub_lists_counts_more_than_the_name_of_a_blob() {
+    let scene = Scene::with_model();
+    let name = Fault::Header("ETag", "\"of-a-proxy\"".to_owned());
+    scene.hub.always(Server::Hub, "HEAD", "config.json", name);
+    scene.hub.fault(Server::Hub, "GET", "config.json", Fault::Body(b"[]".to_vec()));
+    let error = scene.pull(REPO).unwrap_err();
+    assert!(matches!(error, PullError::WrongHash { .. }), "{error}");
+    scene.pull(REPO).unwrap();
+    assert_eq!(scene.snapshot_file("config.json"), b"{}");
+}
+
+#[test]
 fn wrong_length_is_refused() {
     for n in [699_999, 700_001] {
         let scene = Scene::with_model();
@@ -86,7 +114,7 @@ fn gives_up_on_a_server_that_never_gets_further() {
 fn busy_server_is_asked_again() {
     let scene = Scene::with_model();
     for status in [503, 429] {
-        scene.hub.fault(Server::Hub, "GET", "/revision/main", Fault::Status(status, ""));
+        scene.hub.fault(Server::Hub, "GET", LIST, Fault::Status(status, ""));
         scene.hub.fault(Server::Hub, "HEAD", WEIGHTS, Fault::Status(status, ""));
         scene.hub.fault(Server::Cdn, "GET", WEIGHTS, Fault::Status(status, ""));
     }
@@ -99,7 +127,7 @@ fn busy_server_is_asked_again() {
 #[test]
 fn server_that_stays_busy_is_left() {
     let scene = Scene::with_model();
-    scene.hub.always(Server::Hub, "GET", "/revision/main", Fault::Status(500, ""));
+    scene.hub.always(Server::Hub, "GET", LIST, Fault::Status(500, ""));
     let error = scene.pull(REPO).unwrap_err();
     assert!(matches!(error, PullError::GaveUp { attempts: 3, .. }), "{error}");
     assert!(error.to_string().contains("500"), "{error}");
@@ -107,14 +135,14 @@ fn server_that_stays_busy_is_left() {
 }
 
 #[test]
-fn server_that_is_not_there_is_said_so() {
+fn server_that_is_not_there_is_said_so_at_once() {
     let scene = Scene::with_model();
     let endpoint = FakeHub::start().endpoint();
     let reference = ModelRef::Repo(RepoRef::parse(REPO).unwrap());
     let env = HubEnv { endpoint, ..scene.env() };
     let error = pull_with(&reference, &env, &Recorder::default(), &scene.limits).unwrap_err();
-    assert!(matches!(error, PullError::GaveUp { .. }), "{error}");
-    assert!(error.to_string().contains("connection"), "{error}");
+    assert!(matches!(error, PullError::Unreachable { .. }), "{error}");
+    assert!(error.to_string().contains(&env.endpoint), "{error}");
 }
 
 /// `/dev/full` accepts no bytes, like a full disk.

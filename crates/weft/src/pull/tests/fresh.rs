@@ -46,7 +46,7 @@ fn pull_again_fetches_nothing() {
 
     let again = &scene.hub.requests()[n_requests..];
     assert_eq!(again.len(), 1, "{again:?}");
-    assert_eq!(again[0].path, "/api/models/org/name/revision/main");
+    assert_eq!(again[0].path, "/api/models/org/name/revision/main?blobs=true");
     assert_eq!(tree(scene.cache.path()), before);
     assert_eq!(progress.events("Cached").len(), 2);
     assert_eq!(progress.events("Started").len(), 0);
@@ -99,7 +99,10 @@ fn pull_of_a_named_revision() {
     let snapshot = scene.pull("org/name@refs/pr/1").unwrap();
     assert!(snapshot.ends_with(SHA));
     assert_eq!(fs::read_to_string(scene.repo().join("refs/refs/pr/1")).unwrap(), SHA);
-    assert_eq!(scene.hub.requests()[0].path, "/api/models/org/name/revision/refs%2Fpr%2F1");
+    assert_eq!(
+        scene.hub.requests()[0].path,
+        "/api/models/org/name/revision/refs%2Fpr%2F1?blobs=true"
+    );
 
     let by_commit = scene.pull(&format!("org/name@{SHA_2}")).unwrap();
     assert!(by_commit.ends_with(SHA_2));
@@ -154,4 +157,30 @@ fn pull_reports_its_progress() {
     assert_eq!(received.last().unwrap(), "Received { have_bytes: 700000 }");
     assert!(received.len() > 2, "{received:?}");
     assert_eq!(progress.events("Finished").len(), 2);
+}
+
+#[test]
+fn pull_takes_all_parts_of_one_gguf_model() {
+    let scene = Scene::new();
+    let parts = ["1", "2"].map(|n| format!("Q4_K_M/m-Q4_K_M-0000{n}-of-00002.gguf"));
+    let files: [(&str, &[u8]); 5] = [
+        ("config.json", b"{}"),
+        ("m-Q8_0.gguf", b"eight"),
+        (&parts[0], b"one"),
+        (&parts[1], b"two"),
+        ("m-F16.gguf", b"sixteen"),
+    ];
+    scene.hub.add_commit(REPO, SHA, &files);
+    let model = scene.pull("org/name:q4_k_m").unwrap();
+    let snapshot = scene.repo().join("snapshots").join(SHA);
+    assert_eq!(model, snapshot.join(&parts[0]));
+    assert_eq!(fs::read(snapshot.join(&parts[1])).unwrap(), b"two");
+    for other in ["m-Q8_0.gguf", "m-F16.gguf", "config.json"] {
+        assert!(!snapshot.join(other).exists(), "{other}");
+    }
+    assert_eq!(scene.pull("org/name/m-Q8_0.gguf").unwrap(), snapshot.join("m-Q8_0.gguf"));
+    let reference = ModelRef::Repo(RepoRef::parse("org/name:Q4_K_M").unwrap());
+    assert_eq!(resolve(&reference, &scene.env()).unwrap(), model);
+    let error = scene.pull("org/name:Q2_K").unwrap_err().to_string();
+    assert!(error.contains("m-F16.gguf, m-Q8_0.gguf"), "{error}");
 }

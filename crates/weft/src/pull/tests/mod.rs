@@ -22,6 +22,8 @@ const REPO: &str = "org/name";
 const SHA: &str = "1111111111111111111111111111111111111111";
 const SHA_2: &str = "2222222222222222222222222222222222222222";
 const WEIGHTS: &str = "model.safetensors";
+/// The end of the address of the list of files.
+const LIST: &str = "/revision/main?blobs=true";
 
 /// A hub, an empty cache, and a user's settings.
 struct Scene {

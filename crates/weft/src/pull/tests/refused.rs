@@ -164,7 +164,7 @@ fn unsafe_headers() {
 #[test]
 fn endless_redirects() {
     let scene = Scene::with_model();
-    scene.hub.always(Server::Hub, "GET", "/revision/main", Fault::Redirect("main".to_owned()));
+    scene.hub.always(Server::Hub, "GET", LIST, Fault::Redirect("main?blobs=true".to_owned()));
     let error = scene.pull(REPO).unwrap_err();
     assert!(matches!(error, PullError::BadAnswer { .. }), "{error}");
     assert_eq!(scene.hub.requests().len(), 11);
@@ -180,7 +180,7 @@ fn lists_that_no_hub_sends() {
     ];
     for body in bodies {
         let scene = Scene::with_model();
-        scene.hub.fault(Server::Hub, "GET", "/revision/main", Fault::Body(body.to_vec()));
+        scene.hub.fault(Server::Hub, "GET", LIST, Fault::Body(body.to_vec()));
         let error = scene.pull(REPO).unwrap_err();
         assert!(matches!(error, PullError::BadAnswer { .. }), "{error}");
         assert!(error.to_string().contains("HF_ENDPOINT"), "{error}");

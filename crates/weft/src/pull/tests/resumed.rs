@@ -85,6 +85,55 @@ fn blob_of_a_wrong_length_is_fetched_again() {
     assert_eq!(scene.snapshot_file(WEIGHTS), weights());
 }
 
+/// Changes one byte of a blob and keeps its length.
+fn damage(scene: &Scene, name: &str, content: &[u8]) {
+    let blob = scene.repo().join("blobs").join(etag(name, content));
+    let mut bytes = fs::read(&blob).unwrap();
+    bytes[0] ^= 1;
+    fs::write(&blob, bytes).unwrap();
+}
+
+#[test]
+fn damaged_files_of_the_cache_are_found_by_their_hashes_and_fetched_again() {
+    for lists_names_alone in [false, true] {
+        for (name, content) in [(WEIGHTS, weights()), ("config.json", b"{}".to_vec())] {
+            let scene = Scene::with_model();
+            if lists_names_alone {
+                scene.hub.list_names_alone();
+            }
+            scene.pull(REPO).unwrap();
+            damage(&scene, name, &content);
+            let progress = Recorder::default();
+            scene.pull_watched(REPO, &progress).unwrap();
+            assert_eq!(progress.events("Damaged").len(), 1, "{name} {lists_names_alone}");
+            assert_eq!(progress.events("Started").len(), 1, "{name} {lists_names_alone}");
+            assert_eq!(scene.snapshot_file(name), content, "{name} {lists_names_alone}");
+        }
+    }
+}
+
+#[test]
+fn damaged_blob_without_a_link_is_fetched_again() {
+    let scene = Scene::with_model();
+    scene.pull(REPO).unwrap();
+    fs::remove_dir_all(scene.repo().join("snapshots")).unwrap();
+    damage(&scene, WEIGHTS, &weights());
+    scene.pull(REPO).unwrap();
+    assert_eq!(scene.snapshot_file(WEIGHTS), weights());
+}
+
+#[test]
+fn copy_that_is_damaged_is_replaced() {
+    let scene = Scene::with_model();
+    let snapshot = scene.pull(REPO).unwrap();
+    // A system without links has copies of blobs.
+    let file = snapshot.join("config.json");
+    fs::remove_file(&file).unwrap();
+    fs::write(&file, b"[]").unwrap();
+    scene.pull(REPO).unwrap();
+    assert_eq!(scene.snapshot_file("config.json"), b"{}");
+}
+
 #[test]
 fn lost_blob_is_fetched_again() {
     let scene = Scene::with_model();

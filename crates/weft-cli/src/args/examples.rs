@@ -1,0 +1,65 @@
+//! The end of each command's help: examples, and where else flags can be set.
+
+/// Examples, then the other sources of flags.
+macro_rules! help {
+    ($($line:literal)*) => {
+        concat!(
+            "Examples:\n",
+            $("  ", $line, "\n",)*
+            "\nMost flags can also be set by WEFT_* in the environment (WEFT_CTX_SIZE=32k) or in\n\
+             config.toml (ctx-size = \"32k\"): see `weft config`."
+        )
+    };
+}
+
+pub(super) const WEFT: &str = help! {
+    "weft                                            a demo, offline"
+    "weft ask notes.txt \"Who signs?\"                 a question about a document"
+    "weft run qwen3:0.6b \"Why is the sky blue?\"      a model of the hub, downloaded once"
+    "weft chat qwen3:0.6b --context notes.txt"
+    "weft serve qwen3:0.6b --open                    a page and an API on this machine"
+};
+pub(super) const ASK: &str = help! {
+    "weft ask notes.txt \"Who signs?\""
+    "git diff | weft ask qwen3:0.6b \"What changed?\""
+    "weft ask --stats --system \"Answer in one word.\" --context *.txt \"Who rules Nusonix?\""
+};
+pub(super) const RUN: &str = help! {
+    "weft run qwen3:0.6b \"Why is the sky blue?\""
+    "weft run qwen3:0.6b -f notes.txt \"Sum this up.\""
+    "weft run -m ./my-model --raw \"Once upon a time\""
+};
+pub(super) const CHAT: &str = help! {
+    "weft chat qwen3:0.6b --no-think"
+    "weft chat qwen3:0.6b --context notes.txt --system \"Answer briefly.\""
+};
+pub(super) const VERIFY: &str = help! {
+    "weft verify --reuse anchored --context minutes.txt handbook.txt \"Who signs?\""
+};
+pub(super) const CHUNK: &str = help! {
+    "weft chunk add handbook.txt        then: weft ask --context handbook \"Who signs?\""
+    "weft chunk warm handbook           compute it before somebody waits for it"
+    "weft chunk rm --older-than 30d"
+};
+pub(super) const SERVE: &str = help! {
+    "weft serve qwen3:0.6b --open"
+    "weft serve Qwen/Qwen3-0.6B --ctx-size 32k --port 9000"
+    "WEFT_API_KEY=secret weft serve --host 0.0.0.0"
+};
+pub(super) const SHOW: &str = help! { "weft show qwen3:0.6b --ctx-size 32k" };
+pub(super) const LIST: &str = help! { "weft list --json" };
+pub(super) const PULL: &str = help! { "weft pull qwen3:0.6b" "weft pull Qwen/Qwen3-0.6B@main" };
+pub(super) const RM: &str = help! { "weft rm qwen3:0.6b" "weft rm -y Qwen/Qwen3-0.6B" };
+pub(super) const CONFIG: &str = help! {
+    "weft config set model qwen3:0.6b"
+    "weft config set stop END STOP      a flag that may be given several times"
+    "weft config show"
+};
+pub(super) const BENCH: &str = help! {
+    "weft bench                                      a short run, random weights"
+    "weft bench -m qwen3:0.6b -d 0,4096 -b 1,2,4,8 -r 5"
+    "weft bench first-token --save run.json"
+};
+pub(super) const DOCTOR: &str = help! { "weft doctor" };
+pub(super) const COMPLETIONS: &str =
+    help! { "weft completions bash >~/.local/share/bash-completion/completions/weft" };

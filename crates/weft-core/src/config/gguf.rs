@@ -1,0 +1,213 @@
+//! The config of a GGUF model, from the file's metadata.
+//!
+//! The keys are translated to those of `config.json`, so that both pass the same checks. Errors
+//! name the keys of the metadata.
+
+use serde_json::{Map, Value, json};
+
+use super::{Config, ConfigError, RopeScaling, parse};
+use crate::weights::{Gguf, Metadata, Wrong};
+
+/// The key in the metadata for each key of `config.json` that it has, below the architecture.
+const COUNTS: [(&str, &str); 7] = [
+    ("hidden_size", "embedding_length"),
+    ("num_hidden_layers", "block_count"),
+    ("num_attention_heads", "attention.head_count"),
+    ("num_key_value_heads", "attention.head_count_kv"),
+    ("head_dim", "attention.key_length"),
+    ("intermediate_size", "feed_forward_length"),
+    ("max_position_embeddings", "context_length"),
+];
+const REALS: [(&str, &str); 2] =
+    [("rms_norm_eps", "attention.layer_norm_rms_epsilon"), ("rope_theta", "rope.freq_base")];
+const SCALING: [(&str, &str); 5] = [
+    ("factor", "rope.scaling.factor"),
+    ("original_max_position_embeddings", "rope.scaling.original_context_length"),
+    ("attention_factor", "rope.scaling.yarn_attn_factor"),
+    ("beta_fast", "rope.scaling.yarn_beta_fast"),
+    ("beta_slow", "rope.scaling.yarn_beta_slow"),
+];
+
+/// Keys that change the result, and the only value for which weft's ops compute it.
+const NEUTRAL: [(&str, f64); 10] = [
+    ("expert_count", 0.0),
+    ("attention.sliding_window", 0.0),
+    ("attention.max_alibi_bias", 0.0),
+    ("attention.clamp_kqv", 0.0),
+    ("rope.scale_linear", 1.0),
+    ("rope.scaling.attn_factor", 1.0),
+    ("rope.scaling.yarn_ext_factor", 1.0),
+    ("rope.scaling.yarn_log_multiplier", 0.0),
+    ("logit_scale", 1.0),
+    ("residual_scale", 1.0),
+];
+
+impl Config {
+    /// The config of a model in GGUF files.
+    pub fn from_gguf(gguf: &Gguf) -> Result<Self, ConfigError> {
+        let metadata = gguf.metadata();
+        let architecture = match metadata.text("general.architecture").map_err(wrong)? {
+            Some(name @ ("qwen3" | "qwen2" | "llama")) => name,
+            Some(name) => return Err(unsupported(name)),
+            None => {
+                return Err(ConfigError::Metadata {
+                    key: "general.architecture".to_owned(),
+                    value: "absent".to_owned(),
+                    expected: "qwen3, qwen2 or llama".to_owned(),
+                });
+            }
+        };
+        refuse_what_no_op_computes(metadata, architecture)?;
+        let mut keys = translate(metadata, architecture)?;
+        keys.insert("vocab_size".to_owned(), json!(gguf.vocab()));
+        keys.insert("tie_word_embeddings".to_owned(), json!(gguf.has_tied_head()));
+        let json = Value::Object(keys).to_string();
+        let mut config =
+            parse::from_json(json.as_bytes()).map_err(|error| renamed(error, architecture))?;
+        config.dtype = gguf.dtype();
+        check_rotation(metadata, architecture, config.head_dim)?;
+        if architecture == "llama"
+            && let Some(factors) = gguf.rope_factors(config.head_dim).map_err(Box::new)?
+        {
+            if config.rope.scaling != RopeScaling::None {
+                return Err(ConfigError::Metadata {
+                    key: format!("{architecture}.rope.scaling.type"),
+                    value: "set, beside rope_freqs.weight".to_owned(),
+                    expected: "one kind of scaling".to_owned(),
+                });
+            }
+            config.rope.scaling = RopeScaling::Factors(factors);
+        }
+        Ok(config)
+    }
+}
+
+/// The keys of `config.json` that the metadata stands for.
+fn translate(metadata: &Metadata, architecture: &str) -> Result<Map<String, Value>, ConfigError> {
+    let key = |key: &str| format!("{architecture}.{key}");
+    let mut keys = Map::new();
+    keys.insert("model_type".to_owned(), json!(architecture));
+    for (ours, theirs) in COUNTS {
+        if let Some(count) = metadata.count(&key(theirs)).map_err(wrong)? {
+            keys.insert(ours.to_owned(), json!(count));
+        }
+    }
+    let real = |keys: &mut Map<String, Value>, ours: &str, theirs: &str| {
+        let Some(number) = metadata.real(&key(theirs)).map_err(wrong)? else { return Ok(()) };
+        // JSON has no infinities.
+        if !number.is_finite() {
+            return Err(ConfigError::Metadata {
+                key: key(theirs),
+                value: number.to_string(),
+                expected: "a finite number".to_owned(),
+            });
+        }
+        keys.insert(ours.to_owned(), json!(number));
+        Ok(())
+    };
+    for (ours, theirs) in REALS {
+        real(&mut keys, ours, theirs)?;
+    }
+    match metadata.text(&key("rope.scaling.type")).map_err(wrong)? {
+        None | Some("none") => {}
+        Some(kind) => {
+            let mut scaling = Map::new();
+            scaling.insert("rope_type".to_owned(), json!(kind));
+            for (ours, theirs) in SCALING {
+                real(&mut scaling, ours, theirs)?;
+            }
+            keys.insert("rope_scaling".to_owned(), Value::Object(scaling));
+        }
+    }
+    let mut ends = Vec::new();
+    for name in ["eos", "eot", "eom"] {
+        ends.extend(metadata.count(&format!("tokenizer.ggml.{name}_token_id")).map_err(wrong)?);
+    }
+    // Ids beyond the vocabulary end nothing; some files write -1 as an unsigned number.
+    ends.retain(|id| u32::try_from(*id).is_ok());
+    keys.insert("eos_token_id".to_owned(), json!(ends));
+    Ok(keys)
+}
+
+/// Refuses features that would silently change the result if they were ignored.
+fn refuse_what_no_op_computes(metadata: &Metadata, architecture: &str) -> Result<(), ConfigError> {
+    for (key, neutral) in NEUTRAL {
+        let key = format!("{architecture}.{key}");
+        match metadata.real(&key).map_err(wrong)? {
+            Some(number) if number != neutral => {
+                return Err(ConfigError::Metadata {
+                    key,
+                    value: number.to_string(),
+                    expected: format!("{neutral}, or no such key"),
+                });
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Values are as wide as keys, and the whole head is rotated.
+fn check_rotation(
+    metadata: &Metadata,
+    architecture: &str,
+    head_dim: usize,
+) -> Result<(), ConfigError> {
+    for key in ["attention.value_length", "rope.dimension_count"] {
+        let key = format!("{architecture}.{key}");
+        match metadata.count(&key).map_err(wrong)? {
+            Some(found) if found != head_dim as u64 => {
+                return Err(ConfigError::Metadata {
+                    key,
+                    value: found.to_string(),
+                    expected: format!("{head_dim}, the width of a head"),
+                });
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn unsupported(architecture: &str) -> ConfigError {
+    let reason = match architecture {
+        "qwen3moe" | "qwen2moe" | "qwen3vlmoe" => {
+            "weft has no mixtures of experts yet; take a dense Qwen3, Qwen2.5 or Llama 3 model"
+        }
+        "qwen35" | "qwen35moe" | "qwen3next" => {
+            "its recurrent layers keep a state that no chunk of context can be cut from; take a \
+             Qwen3, Qwen2.5 or Llama 3 model"
+        }
+        _ => "weft runs GGUF files of the architectures qwen3, qwen2 (Qwen2.5 too) and llama",
+    };
+    ConfigError::Unsupported { model_type: architecture.to_owned(), reason }
+}
+
+fn wrong(wrong: Wrong) -> ConfigError {
+    let Wrong { key, found, expected } = wrong;
+    ConfigError::Metadata { key, value: found, expected: expected.to_owned() }
+}
+
+/// An error about a key of `config.json`, with the key of the metadata instead.
+fn renamed(error: ConfigError, architecture: &str) -> ConfigError {
+    let key = |field: &str| {
+        let mut all = COUNTS.iter().chain(&REALS).chain(&SCALING);
+        match all.find(|(ours, _)| *ours == field) {
+            Some((_, theirs)) => format!("{architecture}.{theirs}"),
+            None if field == "rope_type" => format!("{architecture}.rope.scaling.type"),
+            None if field == "vocab_size" => "the number of rows of token_embd.weight".to_owned(),
+            None => field.to_owned(),
+        }
+    };
+    match error {
+        ConfigError::Missing { field, model_type } => ConfigError::Metadata {
+            key: key(field),
+            value: "absent".to_owned(),
+            expected: format!("a number, which a {model_type} model needs"),
+        },
+        ConfigError::Value { field, value, expected } => {
+            ConfigError::Metadata { key: key(field), value, expected }
+        }
+        other => other,
+    }
+}

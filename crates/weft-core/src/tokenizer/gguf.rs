@@ -1,0 +1,169 @@
+//! Makes a tokenizer from the metadata of a GGUF file: its tokens, their types, the merges, and the
+//! name of the expression that splits words.
+//!
+//! The result equals the `tokenizer.json` of the same model. The metadata says nothing about
+//! normal forms, so these follow from the name of the expression too.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use super::TokenizerError;
+use super::added::{Added, AddedToken};
+use super::file::{Parts, merges, table};
+use super::normal::Form;
+use super::shape::{Merge, Str, Vocab};
+use super::split::{GPT2, Splitter};
+use crate::weights::{Metadata, Wrong};
+
+const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// What the name of a kind of splitting stands for.
+struct Pre {
+    expressions: &'static [&'static str],
+    nfc: bool,
+    /// Whether a word that is a token is taken without merging.
+    ignore_merges: bool,
+    /// Whether texts begin with the first token, if the file does not say.
+    add_bos: bool,
+}
+
+impl Pre {
+    fn named(name: &str) -> Option<Self> {
+        let pre = |expressions, nfc, ignore_merges, add_bos| {
+            Some(Self { expressions, nfc, ignore_merges, add_bos })
+        };
+        match name {
+            "qwen2" | "deepseek-r1-qwen" => pre(&[QWEN2], true, false, false),
+            "qwen35" => pre(&[QWEN35], true, false, false),
+            "llama-bpe" | "llama3" | "llama-v3" => pre(&[LLAMA3], false, true, true),
+            "tekken" => pre(&[TEKKEN], false, true, true),
+            "smollm" | "starcoder" => pre(&[r"\p{N}", GPT2], false, false, false),
+            "gpt-2" => pre(&[GPT2], false, false, false),
+            _ => None,
+        }
+    }
+}
+
+/// The types of tokens that are read in another way than as pieces of words.
+const CONTROL: i64 = 3;
+const USER_DEFINED: i64 = 4;
+const UNUSED: i64 = 5;
+
+/// The parts of the tokenizer that the metadata describes.
+pub(super) fn parse(metadata: &Metadata) -> Result<Parts, TokenizerError> {
+    match metadata.text("tokenizer.ggml.model").map_err(wrong)? {
+        Some("gpt2") => {}
+        Some(kind @ ("llama" | "t5" | "gemma4" | "plamo2")) => {
+            return Err(TokenizerError::Unsupported(format!(
+                "the GGUF file has a SentencePiece tokenizer ({kind:?}); take a Qwen3, Qwen2.5 or \
+                 Llama 3 model"
+            )));
+        }
+        Some(kind) => {
+            return Err(TokenizerError::Unsupported(format!(
+                "the GGUF file has a tokenizer of the kind {kind:?}, not \"gpt2\""
+            )));
+        }
+        None => return Err(absent("tokenizer.ggml.model")),
+    }
+    let pre = pre(metadata)?;
+    let texts = |key: &str| metadata.texts(key).map_err(wrong)?.ok_or_else(|| absent(key));
+    let (tokens, pairs) = (texts("tokenizer.ggml.tokens")?, texts("tokenizer.ggml.merges")?);
+    let types = metadata.whole_numbers("tokenizer.ggml.token_type").map_err(wrong)?;
+    let types = types.ok_or_else(|| absent("tokenizer.ggml.token_type"))?;
+    if types.len() != tokens.len() {
+        return Err(TokenizerError::Gguf(format!(
+            "it has {} tokens and {} types of tokens",
+            tokens.len(),
+            types.len()
+        )));
+    }
+    build(&tokens, &types, &pairs, &pre, metadata).map_err(|error| match error {
+        TokenizerError::Inconsistent(what) => TokenizerError::Gguf(what),
+        other => other,
+    })
+}
+
+fn build(
+    tokens: &[&str],
+    types: &[i64],
+    pairs: &[&str],
+    pre: &Pre,
+    metadata: &Metadata,
+) -> Result<Parts, TokenizerError> {
+    let (mut vocab, mut added, mut ids) = (Vec::new(), Vec::new(), HashMap::new());
+    for ((token, kind), id) in tokens.iter().zip(types).zip(0..) {
+        match *kind {
+            UNUSED => {}
+            kind @ (CONTROL | USER_DEFINED) => {
+                added.push(AddedToken::verbatim(id, (*token).to_owned(), kind == CONTROL));
+                // A merge may still make it; a piece of a word with the same text takes precedence.
+                ids.entry(*token).or_insert(id);
+            }
+            _ => {
+                vocab.push((Str(Cow::Borrowed(*token)), id));
+                ids.insert(*token, id);
+            }
+        }
+    }
+    let vocab = Vocab(vocab);
+    let pairs: Result<Vec<Merge>, _> = pairs.iter().map(|pair| merge(pair)).collect();
+    let added = Added::new(added)?;
+    let (arena, spans) = table(&vocab, &added)?;
+    let merges = merges(&pairs?, &ids, pre.ignore_merges.then_some(&vocab))?;
+    let mut splitter = Splitter::default();
+    for expression in pre.expressions {
+        splitter.push(expression)?;
+    }
+    let forms = if pre.nfc { vec![Form::Nfc] } else { Vec::new() };
+    let bos = bos(metadata, pre, &spans)?;
+    Ok(Parts { arena, spans, merges, added, forms, splitter, bos })
+}
+
+fn merge<'a>(pair: &'a str) -> Result<Merge<'a>, TokenizerError> {
+    let (left, right) = pair
+        .split_once(' ')
+        .ok_or_else(|| TokenizerError::Gguf(format!("its merge {pair:?} has no space")))?;
+    Ok(Merge(Cow::Borrowed(left), Cow::Borrowed(right)))
+}
+
+fn pre(metadata: &Metadata) -> Result<Pre, TokenizerError> {
+    let name = metadata.text("tokenizer.ggml.pre").map_err(wrong)?.unwrap_or("default");
+    Pre::named(name).ok_or_else(|| {
+        let why = match name {
+            "default" => "the GGUF file does not say how its tokenizer splits words".to_owned(),
+            _ => format!("the GGUF file's tokenizer splits words by {name:?}"),
+        };
+        TokenizerError::Unsupported(format!(
+            "{why}; weft knows qwen2, qwen35, llama-bpe, tekken, smollm and gpt-2, so take a file \
+             of another conversion"
+        ))
+    })
+}
+
+/// The tokens that texts begin with.
+fn bos(metadata: &Metadata, pre: &Pre, spans: &[(u32, u32)]) -> Result<Vec<u32>, TokenizerError> {
+    let wanted = metadata.flag("tokenizer.ggml.add_bos_token").map_err(wrong)?;
+    if !wanted.unwrap_or(pre.add_bos) {
+        return Ok(Vec::new());
+    }
+    let key = "tokenizer.ggml.bos_token_id";
+    let id = metadata.count(key).map_err(wrong)?.ok_or_else(|| absent(key))?;
+    let known = usize::try_from(id).ok().and_then(|id| spans.get(id));
+    match known {
+        Some((start, end)) if start < end => Ok(vec![id as u32]),
+        _ => Err(TokenizerError::Gguf(format!("`{key}` is {id}, which is not a token"))),
+    }
+}
+
+fn wrong(wrong: Wrong) -> TokenizerError {
+    let Wrong { key, found, expected } = wrong;
+    TokenizerError::Gguf(format!("`{key}` is {found}, not {expected}"))
+}
+
+fn absent(key: &str) -> TokenizerError {
+    TokenizerError::Gguf(format!("the file has no `{key}`"))
+}

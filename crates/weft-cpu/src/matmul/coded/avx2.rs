@@ -1,0 +1,271 @@
+//! Products of coded blocks with AVX2, FMA and F16C: a block is unpacked first, by byte shuffles.
+
+use std::arch::x86_64::{
+    __m256, __m256i, _mm_cvtsi32_si128, _mm_loadu_si64, _mm_loadu_si128, _mm256_add_epi16,
+    _mm256_and_si256, _mm256_blendv_epi8, _mm256_broadcastsi128_si256, _mm256_castsi256_ps,
+    _mm256_cmpgt_epi16, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi16,
+    _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_loadu_ps,
+    _mm256_loadu_si256, _mm256_mul_ps, _mm256_or_si256, _mm256_packus_epi32,
+    _mm256_permute2x128_si256, _mm256_permute4x64_epi64, _mm256_set1_epi8, _mm256_set1_epi16,
+    _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_shuffle_epi8, _mm256_sll_epi16,
+    _mm256_slli_epi16, _mm256_slli_epi32, _mm256_srli_epi16, _mm256_srli_epi32, _mm256_storeu_ps,
+    _mm256_storeu_si256, _mm256_unpackhi_epi8, _mm256_unpacklo_epi8,
+};
+
+use half::bf16;
+use weft_core::dtype::Element;
+use weft_core::weights::{Scale, UNIT_COLUMNS};
+
+use super::super::Sums;
+use super::RunSums;
+use crate::coded::{CodedBlock, Kind, NumbersOfBlock, RUN};
+use crate::pack::BLOCK_ROWS;
+
+/// Rows of one pass over the block, in two vectors of 8.
+const ROWS: usize = 16;
+/// Bytes of a pair of columns of a block, at one byte each.
+const PAIR: usize = 2 * BLOCK_ROWS;
+
+/// See [`super::unpack`].
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn unpack_block(block: &CodedBlock<'_>, to: &mut [bf16]) {
+    let kind = block.kind;
+    let (runs, _) = to.as_chunks_mut::<{ RUN * BLOCK_ROWS }>();
+    let [low, high] = block.planes(runs.len());
+    let tables = Tables::new(block);
+    for (r, to) in runs.iter_mut().enumerate() {
+        for (pair, to) in to.as_chunks_mut::<PAIR>().0.iter_mut().enumerate() {
+            for (part, to) in to.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+                // SAFETY: the run is one of the block's: `planes` checks it.
+                let words = unsafe {
+                    let low = low.add(r * kind.low_bytes() + 32 * part);
+                    let high = high.add(r * kind.high_bytes() + 32 * part);
+                    match kind {
+                        Kind::Int8 | Kind::Uint8 => {
+                            let at = low.add(pair * PAIR);
+                            [int8(kind, at), int8(kind, at.add(16))]
+                        }
+                        Kind::Fp8 => {
+                            let at = low.add(pair * PAIR);
+                            [fp8(at, &tables), fp8(at.add(16), &tables)]
+                        }
+                        _ => tables.lookup(kind, low, high, pair),
+                    }
+                };
+                // SAFETY: 32 bf16 are two vectors.
+                unsafe {
+                    _mm256_storeu_si256(to.as_mut_ptr().cast(), words[0]);
+                    _mm256_storeu_si256(to.as_mut_ptr().add(16).cast(), words[1]);
+                }
+            }
+        }
+    }
+}
+
+/// The lower and the upper bytes of 16 numbers each.
+struct Tables([[__m256i; 2]; 4]);
+
+impl Tables {
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn new(block: &CodedBlock<'_>) -> Self {
+        // For e4m3: the subnormal numbers m / 512.
+        let number = |i: usize| match block.kind {
+            Kind::Fp8 => ((i % 8) as f32 / 512.0).to_bits() >> 16,
+            _ => u32::from(block.table[i].to_bits()),
+        };
+        let bytes = |table: usize, shift: u32| {
+            let bytes: [u8; 16] = std::array::from_fn(|i| (number(16 * table + i) >> shift) as u8);
+            // SAFETY: 16 bytes.
+            _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) })
+        };
+        Self(std::array::from_fn(|table| [bytes(table, 0), bytes(table, 8)]))
+    }
+
+    /// 16 rows of a pair of columns: their codes of up to 6 bits as bf16.
+    ///
+    /// # Safety
+    /// `low` and `high` are the planes of a run, and `pair` < 16.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn lookup(
+        &self,
+        kind: Kind,
+        low: *const u8,
+        high: *const u8,
+        pair: usize,
+    ) -> [__m256i; 2] {
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { _mm256_loadu_si256(low.add(pair / 2 * PAIR).cast()) };
+        let bytes = if pair % 2 == 0 { bytes } else { _mm256_srli_epi16::<4>(bytes) };
+        let nibbles = _mm256_and_si256(bytes, _mm256_set1_epi8(15));
+        // Bit `bit` of each byte of the high plane, moved to bit 7.
+        let bit = |pairs: usize, bit: usize| {
+            // SAFETY: the caller's promise.
+            let bytes = unsafe { _mm256_loadu_si256(high.add(pair / pairs * PAIR).cast()) };
+            _mm256_sll_epi16(bytes, _mm_cvtsi32_si128(7 - bit as i32))
+        };
+        let byte = |which: usize| {
+            let of = |table: usize| _mm256_shuffle_epi8(self.0[table][which], nibbles);
+            match kind {
+                Kind::Five => _mm256_blendv_epi8(of(0), of(1), bit(8, pair % 8)),
+                Kind::Six => {
+                    let first = bit(4, pair % 4 * 2);
+                    let a = _mm256_blendv_epi8(of(0), of(1), first);
+                    let b = _mm256_blendv_epi8(of(2), of(3), first);
+                    _mm256_blendv_epi8(a, b, bit(4, pair % 4 * 2 + 1))
+                }
+                _ => of(0),
+            }
+        };
+        let (lower, upper) = (byte(0), byte(1));
+        let a = _mm256_unpacklo_epi8(lower, upper);
+        let b = _mm256_unpackhi_epi8(lower, upper);
+        [_mm256_permute2x128_si256::<0x20>(a, b), _mm256_permute2x128_si256::<0x31>(a, b)]
+    }
+}
+
+/// 16 integers as bf16: as f32, of which the upper halves are exact.
+///
+/// # Safety
+/// There are 16 bytes.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn int8(kind: Kind, at: *const u8) -> __m256i {
+    let half = |at: *const u8| {
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { _mm_loadu_si64(at) };
+        let integers = match kind {
+            Kind::Int8 => _mm256_cvtepi8_epi32(bytes),
+            _ => _mm256_cvtepu8_epi32(bytes),
+        };
+        // SAFETY: both are 32 bytes, and any bits are a valid vector.
+        let bits = unsafe { std::mem::transmute::<__m256, __m256i>(_mm256_cvtepi32_ps(integers)) };
+        _mm256_srli_epi32::<16>(bits)
+    };
+    // SAFETY: the second half is inside the 16 bytes.
+    let second = unsafe { at.add(8) };
+    _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(half(at), half(second)))
+}
+
+/// 16 numbers of e4m3 as bf16.
+///
+/// # Safety
+/// There are 16 bytes.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn fp8(at: *const u8, tables: &Tables) -> __m256i {
+    // SAFETY: the caller's promise.
+    let words = _mm256_cvtepu8_epi16(unsafe { _mm_loadu_si128(at.cast()) });
+    let magnitude = _mm256_and_si256(words, _mm256_set1_epi16(0x7f));
+    // Exponents have bias 7 there and 127 here.
+    let normal = _mm256_add_epi16(_mm256_slli_epi16::<4>(magnitude), _mm256_set1_epi16(120 << 7));
+    let [lower, upper] = tables.0[0];
+    // The upper byte of each index is 0, and so is what it finds.
+    let upper = _mm256_slli_epi16::<8>(_mm256_shuffle_epi8(upper, magnitude));
+    let subnormal = _mm256_or_si256(_mm256_shuffle_epi8(lower, magnitude), upper);
+    let is_subnormal = _mm256_cmpgt_epi16(_mm256_set1_epi16(8), magnitude);
+    let bits = _mm256_blendv_epi8(normal, subnormal, is_subnormal);
+    let sign = _mm256_and_si256(_mm256_slli_epi16::<8>(words), _mm256_set1_epi16(i16::MIN));
+    _mm256_or_si256(bits, sign)
+}
+
+/// See [`super::Kernel`]; needs unpacked codes.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn multiply<const B: usize, const T: usize>(
+    blocks: [&CodedBlock<'_>; B],
+    x: [&[bf16]; T],
+    x_sums: [RunSums<'_>; T],
+    sums: [&mut Sums; B],
+) {
+    for (block, sums) in blocks.into_iter().zip(sums) {
+        sums[..T].fill([0.0; BLOCK_ROWS]);
+        for first in (0..BLOCK_ROWS).step_by(ROWS) {
+            for column in (0..x[0].len()).step_by(block.run) {
+                add_run(block, [column, first], x, x_sums, sums);
+            }
+        }
+    }
+}
+
+/// Adds the scaled sums of one run for [`ROWS`] rows from `first` on.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn add_run<const T: usize>(
+    block: &CodedBlock<'_>,
+    [column, first]: [usize; 2],
+    x: [&[bf16]; T],
+    x_sums: [RunSums<'_>; T],
+    sums: &mut Sums,
+) {
+    let mut acc = [[_mm256_setzero_ps(); 2]; T];
+    let pairs = &block.unpacked[column * BLOCK_ROWS..][..block.run * BLOCK_ROWS];
+    for (p, weights) in pairs.as_chunks::<PAIR>().0.iter().enumerate() {
+        let w: [[__m256; 2]; 2] = std::array::from_fn(|v| load(weights, first + 8 * v));
+        for t in 0..T {
+            let even = _mm256_set1_ps(Element::to_f32(x[t][column + 2 * p]));
+            let odd = _mm256_set1_ps(Element::to_f32(x[t][column + 2 * p + 1]));
+            for v in 0..2 {
+                acc[t][v] = _mm256_fmadd_ps(w[v][0], even, acc[t][v]);
+                acc[t][v] = _mm256_fmadd_ps(w[v][1], odd, acc[t][v]);
+            }
+        }
+    }
+    let group = column / block.group;
+    for v in 0..2 {
+        let row = first + 8 * v;
+        let scale = numbers(&block.scales, group, block.group, row);
+        let minimum = block.minimums.map(|m| numbers(&m, group, block.group, row));
+        for t in 0..T {
+            let part: &mut [f32; 8] = sums[t][row..].first_chunk_mut().expect("8 of 64 rows");
+            // SAFETY: `part` is 8 f32.
+            let mut sum = unsafe { _mm256_loadu_ps(part.as_ptr()) };
+            sum = _mm256_fmadd_ps(scale, acc[t][v], sum);
+            if let Some(minimum) = minimum {
+                let x_sum = _mm256_set1_ps(x_sums[t].of(column, block.run));
+                sum = _mm256_fmadd_ps(minimum, x_sum, sum);
+            }
+            // SAFETY: as above.
+            unsafe { _mm256_storeu_ps(part.as_mut_ptr(), sum) };
+        }
+    }
+}
+
+/// 8 rows of a pair of columns, the even and the odd one.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn load(weights: &[bf16; PAIR], row: usize) -> [__m256; 2] {
+    let part = &weights[2 * row..2 * row + 16];
+    // SAFETY: `part` is 16 bf16, 32 bytes.
+    let pair: __m256i = unsafe { _mm256_loadu_si256(part.as_ptr().cast()) };
+    let high = _mm256_set1_epi32(0xffff_0000_u32.cast_signed());
+    let even = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pair));
+    [even, _mm256_castsi256_ps(_mm256_and_si256(pair, high))]
+}
+
+/// The numbers of 8 rows for a group of `width` columns.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn numbers(of: &NumbersOfBlock<'_>, group: usize, width: usize, row: usize) -> __m256 {
+    let at = group * BLOCK_ROWS + row;
+    let halves = |bytes: &[u8], at: usize| {
+        let part = &bytes[2 * at..2 * at + 16];
+        // SAFETY: 16 bytes.
+        unsafe { _mm_loadu_si128(part.as_ptr().cast()) }
+    };
+    match of.scale {
+        Scale::F16 => _mm256_cvtph_ps(halves(of.numbers, at)),
+        Scale::Bf16 => {
+            let wide = _mm256_cvtepu16_epi32(halves(of.numbers, at));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+        }
+        Scale::F32 => {
+            let part = &of.numbers[4 * at..4 * at + 32];
+            // SAFETY: 32 bytes.
+            unsafe { _mm256_loadu_ps(part.as_ptr().cast()) }
+        }
+        Scale::Steps => {
+            let part = &of.numbers[at..at + 8];
+            // SAFETY: 8 bytes.
+            let steps = _mm256_cvtepi8_epi32(unsafe { _mm_loadu_si64(part.as_ptr()) });
+            let unit = group * width / UNIT_COLUMNS * BLOCK_ROWS + row;
+            _mm256_mul_ps(_mm256_cvtph_ps(halves(of.units, unit)), _mm256_cvtepi32_ps(steps))
+        }
+    }
+}
