@@ -6,6 +6,7 @@ use std::time::UNIX_EPOCH;
 
 use serde::{Deserialize, Serialize};
 use weft_core::hub::{self, HubEnv, ModelRef};
+use weft_core::weights::PartName;
 
 use crate::args::{CacheArgs, DeviceKind, Kernels, ModelArgs};
 use crate::models;
@@ -15,9 +16,9 @@ use crate::tiers::{Budget, chunk_folder};
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Identity {
     version: String,
-    /// The model's folder; `None` for the bundled model.
-    folder: Option<PathBuf>,
-    /// Name, length and time of change of each file in it.
+    /// The model's folder or GGUF file; `None` for the bundled model.
+    path: Option<PathBuf>,
+    /// Name, length and time of change of each file.
     files: Vec<(String, u64, u64)>,
     cache_dir: Option<PathBuf>,
     chunk_dir: Option<PathBuf>,
@@ -48,18 +49,17 @@ impl Identity {
     /// What a command with these flags would load; `None` if its files are not here.
     pub(crate) fn wanted(model: &ModelArgs, cache: &CacheArgs) -> Option<Self> {
         let name = model.model.as_deref().filter(|name| !models::is_bundled(Some(name)));
-        let folder = match name {
+        let path = match name {
             None => None,
             Some(name) => {
                 let reference = ModelRef::parse(&models::full_name(name)).ok()?;
-                let folder = hub::resolve(&reference, &HubEnv::from_env().ok()?).ok()?;
-                Some(folder.canonicalize().ok()?)
+                Some(full_path(&hub::resolve(&reference, &HubEnv::from_env().ok()?).ok()?)?)
             }
         };
         Some(Self {
             version: env!("WEFT_VERSION").to_owned(),
-            files: folder.as_deref().map_or_else(Vec::new, files),
-            folder,
+            files: path.as_deref().map_or_else(Vec::new, files),
+            path,
             cache_dir: Budget::new(cache).folder.map(absolute),
             chunk_dir: chunk_folder(cache).ok().map(absolute),
             isa: std::env::var(weft_cpu::ISA_VARIABLE).ok(),
@@ -94,8 +94,8 @@ impl Identity {
             && is_size(cache.kv_memory, ours.kv_memory)
             && is_size(cache.ram_cache, ours.ram_cache)
             && is_size(cache.disk_cache, ours.disk_cache)
-            && (&self.version, &self.folder, &self.files)
-                == (&wanted.version, &wanted.folder, &wanted.files)
+            && (&self.version, &self.path, &self.files)
+                == (&wanted.version, &wanted.path, &wanted.files)
             && (&self.cache_dir, &self.chunk_dir, &self.isa)
                 == (&wanted.cache_dir, &wanted.chunk_dir, &wanted.isa)
     }
@@ -109,14 +109,31 @@ fn absolute(path: PathBuf) -> PathBuf {
     path.canonicalize().or_else(|_| std::path::absolute(&path)).unwrap_or(path)
 }
 
-/// The files of a folder; links of the hub's cache lead to files that are named by their contents.
-fn files(folder: &Path) -> Vec<(String, u64, u64)> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut files: Vec<_> = entries
-        .filter_map(|entry| {
-            let metadata = fs::metadata(entry.path()).ok().filter(fs::Metadata::is_file)?;
+/// A path without links, except that a file keeps its name, which names its other parts.
+fn full_path(path: &Path) -> Option<PathBuf> {
+    if path.is_dir() {
+        return path.canonicalize().ok();
+    }
+    Some(std::path::absolute(path).ok()?.parent()?.canonicalize().ok()?.join(path.file_name()?))
+}
+
+/// The files of a folder, or the parts of a GGUF file. Links of the hub's cache lead to files that
+/// are named by their contents.
+fn files(path: &Path) -> Vec<(String, u64, u64)> {
+    let name = path.file_name().and_then(|name| name.to_str()).filter(|_| path.is_file());
+    let paths: Vec<PathBuf> = match name.map(PartName::parse) {
+        Some(Some(part)) => part.files().map(|name| path.with_file_name(name)).collect(),
+        Some(None) => vec![path.to_owned()],
+        None => {
+            fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+        }
+    };
+    let mut files: Vec<_> = paths
+        .iter()
+        .filter_map(|path| {
+            let metadata = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
             let changed = metadata.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
-            let name = entry.file_name().to_string_lossy().into_owned();
+            let name = path.file_name()?.to_string_lossy().into_owned();
             Some((name, metadata.len(), u64::try_from(changed.as_nanos()).ok()?))
         })
         .collect();
@@ -162,5 +179,27 @@ mod tests {
         assert!(!serves(&model(), &CacheArgs { kv_memory: Some(1 << 30), ..cache.clone() }));
         fs::write(folder.path().join("config.json"), "{} ").unwrap();
         assert!(!serves(&model(), &cache), "the files have changed");
+    }
+
+    #[test]
+    fn a_gguf_file_is_known_by_its_own_parts() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let wanted = |name: &str| {
+            let model =
+                ModelArgs { model: path(name).to_str().map(str::to_owned), ..<_>::default() };
+            Identity::wanted(&model, &CacheArgs::default()).unwrap()
+        };
+        let (whole, part) = ("whole.gguf", "split-00001-of-00002.gguf");
+        for name in [whole, part, "split-00002-of-00002.gguf"] {
+            fs::write(path(name), "GGUF").unwrap();
+        }
+        let before = (wanted(whole), wanted(part));
+        assert_ne!(before.0, before.1);
+        fs::write(path("split-00002-of-00002.gguf"), "other").unwrap();
+        assert_eq!(wanted(whole), before.0, "another model of the folder has changed");
+        assert_ne!(wanted(part), before.1, "its second part has changed");
+        fs::write(path(whole), "other").unwrap();
+        assert_ne!(wanted(whole), before.0);
     }
 }
