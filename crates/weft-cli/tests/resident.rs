@@ -2,14 +2,16 @@
 #![cfg(unix)]
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use weft_core::chunk::Asked;
+use weft_server::resident::protocol::{ANSWER, Event, Question};
 use weft_testing::DieWithUs;
 
 const QUESTION: &str = "Who is the ruler of Nusonix?";
@@ -49,7 +51,7 @@ impl Home {
     }
 
     fn serve(&self, args: &[&str]) -> Server {
-        let mut command = self.command(&["serve", "--port", "0", "--threads", "1"]);
+        let mut command = self.command(&["serve", "-v", "--port", "0", "--threads", "1"]);
         let mut child = command.args(args).stderr(Stdio::piped()).spawn().unwrap();
         let guard = DieWithUs::new(&child);
         let mut lines = BufReader::new(child.stderr.take().unwrap());
@@ -169,6 +171,14 @@ fn chunks_of_commands_and_of_the_server_are_the_same() {
     assert_eq!(code, 0);
     let warm = home.run(&["chunk", "warm", "nusonix"]);
     assert!(is_resident(&warm) && warm.2.contains("computed now"), "{}", warm.2);
+    // The system prompt may be a text; it is no registered chunk afterwards.
+    for more in [&[][..], &["--no-resident"]] {
+        let args = &["chunk", "warm", "nusonix", "--system", "Answer in one word."][..];
+        let warm = home.run(&[args, more].concat());
+        assert!(warm.0 == 0 && warm.2.contains(" warm, "), "{more:?}: {}", warm.2);
+        assert_eq!(is_resident(&warm), more.is_empty(), "{}", warm.2);
+    }
+    assert!(!home.run(&["chunk", "list"]).1.contains("system"));
     let asked = home.run(&["ask", "--context", "nusonix", "--stats", QUESTION]);
     assert!(is_resident(&asked) && asked.1.contains("Vubegok"), "{}{}", asked.1, asked.2);
     assert!(asked.2.contains("cached") && asked.2.contains("nusonix"), "{}", asked.2);
@@ -180,6 +190,39 @@ fn chunks_of_commands_and_of_the_server_are_the_same() {
     let (code, _, stderr) = home.run(&["ask", "--context", "nusonix", QUESTION]);
     assert!(code == 1 && stderr.contains("neither a file nor a chunk"), "{stderr}");
     assert!(!home.run(&["chunk", "list"]).1.contains("nusonix"));
+    home.run(&["stop"]);
+    server.end();
+}
+
+/// The bar of a terminal needs them.
+#[test]
+fn the_progress_of_a_prompt_is_sent() {
+    let home = Home::new();
+    let server = home.serve(&[]);
+    let text = fs::read_to_string(home.0.path().join("nusonix.txt")).unwrap();
+    let question = Question {
+        asked: Asked::Text(text),
+        thinking: None,
+        sampling: Default::default(),
+        use_cache: false,
+    };
+    let body = serde_json::to_string(&question).unwrap();
+    let socket = home.sockets().join(format!("{}.sock", server.child.id()));
+    let mut stream = UnixStream::connect(socket).unwrap();
+    let head = "content-type: application/json\r\nhost: localhost";
+    let length = body.len();
+    write!(stream, "POST {ANSWER} HTTP/1.0\r\n{head}\r\ncontent-length: {length}\r\n\r\n{body}")
+        .unwrap();
+    let mut said = String::new();
+    stream.read_to_string(&mut said).unwrap();
+    let (_, events) = said.split_once("\r\n\r\n").unwrap();
+    let events = events.lines().filter(|line| !line.is_empty());
+    let events: Vec<Event> = events.map(|line| serde_json::from_str(line).unwrap()).collect();
+    let Event::Started { prompt_tokens, .. } = events[0] else { panic!("{said}") };
+    let is_text = |event: &Event| matches!(event, Event::Text(_));
+    let first = events.iter().position(is_text).unwrap();
+    let is_whole = |event: &Event| matches!(event, Event::Prefill(done) if *done == prompt_tokens);
+    assert!(events[..first].iter().any(is_whole), "{said}");
     home.run(&["stop"]);
     server.end();
 }
@@ -198,7 +241,7 @@ fn a_chat_goes_through_the_server() {
             .unwrap();
         let lines =
             format!("/context nusonix.txt\n{QUESTION}\n/chunks\n/context absent\n/verify\n/quit\n");
-        std::io::Write::write_all(&mut child.stdin.take().unwrap(), lines.as_bytes()).unwrap();
+        Write::write_all(&mut child.stdin.take().unwrap(), lines.as_bytes()).unwrap();
         let output = child.wait_with_output().unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
@@ -206,7 +249,9 @@ fn a_chat_goes_through_the_server() {
     let (resident, own) = (said(&[]), said(&["--no-resident"]));
     assert!(is_resident(&resident) && !is_resident(&own), "{}", resident.2);
     assert_eq!((resident.0, &resident.1), (own.0, &own.1), "{}", resident.2);
-    for part in ["tokens, before the next message", "nusonix.txt", "absent is neither", "differ"] {
+    for part in
+        ["tokens, before the next message", "nusonix.txt", "absent is neither", "same answer"]
+    {
         assert!(resident.2.contains(part) && own.2.contains(part), "{part}: {}", resident.2);
     }
     home.run(&["stop"]);

@@ -62,8 +62,10 @@ pub(crate) enum Command {
     #[command(after_help = examples::SERVE)]
     Serve(Box<ServeArgs>),
     /// List your running servers
+    #[command(after_help = examples::PS)]
     Ps(PsArgs),
     /// End a server after its running answers
+    #[command(after_help = examples::STOP)]
     Stop(StopArgs),
     /// Print a model's dimensions, size and memory
     #[command(after_help = examples::SHOW)]

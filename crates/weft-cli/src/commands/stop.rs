@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use crate::args::StopArgs;
 use crate::error::CliError;
+use crate::models;
 use crate::resident::{self, Client};
 use crate::terminal;
 
@@ -34,9 +35,11 @@ pub(crate) fn run(args: &StopArgs) -> Result<ExitCode, CliError> {
     }
 }
 
-/// By process, by the whole name or by the name without its organisation.
+/// By process, by a name that means its model, or by the name without its organisation.
 fn is_called(server: &Client, which: &str) -> bool {
     let model = &server.facts.model;
     let short = model.rsplit('/').next().unwrap_or(model);
-    server.facts.pid.to_string() == which || model == which || short.eq_ignore_ascii_case(which)
+    server.facts.pid.to_string() == which
+        || *model == models::full_name(which)
+        || short.eq_ignore_ascii_case(which)
 }

@@ -20,6 +20,7 @@ use weft_server::resident::protocol::{
 use crate::answer::{Answer, Origin, Printer, Style};
 use crate::error::CliError;
 use crate::interrupt;
+use crate::terminal;
 use crate::tiers::RegisteredChunks;
 
 /// How often Ctrl-C is looked for.
@@ -45,6 +46,10 @@ impl Client {
     /// The line that takes the place of the one after loading.
     pub(crate) fn describe(&self) -> String {
         let Facts { model, device, pid, .. } = &self.facts;
+        let device = match device.split_once(" (") {
+            Some((short, _)) if !terminal::is_verbose() => short,
+            _ => device,
+        };
         format!("{model} · {device} · resident server, process {pid}")
     }
 
