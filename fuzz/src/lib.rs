@@ -88,7 +88,7 @@ pub fn gguf(input: &[u8]) {
         encode(&tokenizer);
         let _ = Template::from_gguf(gguf.metadata(), &tokenizer);
     }
-    let Ok(config) = Config::from_gguf(&gguf) else { return };
+    let Ok(config) = gguf.config() else { return };
     RopeTable::new(&config.rope, config.head_dim, 64);
     let Ok(weights) = gguf.weights(&config) else { return };
     for shape in tensors(&config) {

@@ -97,7 +97,7 @@ impl Model {
     fn open_gguf(file: &Path) -> Result<Self, ModelError> {
         let gguf = Gguf::open(file)?;
         let metadata = gguf.metadata();
-        let config = Config::from_gguf(&gguf)?;
+        let config = gguf.config()?;
         let tokenizer = Tokenizer::from_gguf(metadata)?;
         let template = Template::from_gguf(metadata, &tokenizer)?;
         let generation = GenerationConfig::from_gguf(metadata)?;

@@ -27,7 +27,7 @@ fn path(name: &str) -> PathBuf {
 
 fn open(name: &str) -> (Config, Box<dyn Weights>) {
     let gguf = Gguf::open(&path(name)).unwrap();
-    let config = Config::from_gguf(&gguf).unwrap();
+    let config = gguf.config().unwrap();
     let weights = gguf.weights(&config).unwrap();
     (config, Box::new(weights))
 }

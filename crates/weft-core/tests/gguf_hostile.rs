@@ -8,7 +8,6 @@ use std::path::Path;
 
 use cap::Cap;
 use proptest::prelude::*;
-use weft_core::config::Config;
 use weft_core::prompt::Template;
 use weft_core::sampling::GenerationConfig;
 use weft_core::tokenizer::Tokenizer;
@@ -23,7 +22,7 @@ static ALLOCATOR: Cap<std::alloc::System> = Cap::new(std::alloc::System, MEMORY_
 
 /// Opens a file and reads everything in it.
 fn load(gguf: Gguf) -> Result<usize, String> {
-    let config = Config::from_gguf(&gguf).map_err(|e| e.to_string())?;
+    let config = gguf.config().map_err(|e| e.to_string())?;
     if let Ok(tokenizer) = Tokenizer::from_gguf(gguf.metadata()) {
         let _ = Template::from_gguf(gguf.metadata(), &tokenizer);
     }
@@ -305,7 +304,7 @@ fn rows_of_llama_move_as_a_whole() {
         block[2..].fill(row as u8);
     }
     let gguf = Gguf::from_bytes("input", file.bytes()).unwrap();
-    let config = Config::from_gguf(&gguf).unwrap();
+    let config = gguf.config().unwrap();
     let weights = gguf.weights(&config).unwrap();
     let mut rows = Vec::new();
     let q = Tensor::Layer(0, weft_core::weights::LayerTensor::Q);

@@ -61,7 +61,7 @@ fn a_file_that_is_no_toml_says_where() {
 }
 
 /// Values of which every flag takes at least one.
-const VALUES: [&str; 13] = [
+const VALUES: [&str; 15] = [
     "true",
     "1",
     "0.5",
@@ -73,8 +73,10 @@ const VALUES: [&str; 13] = [
     "none",
     "json",
     "avx2",
+    "int8",
     "127.0.0.1",
     "some/text",
+    "tauri://localhost",
 ];
 
 /// Calls for each command with its words, `weft` first.

@@ -4,7 +4,6 @@
 //! Every size of memory comes from here, so every field is bounded before anything is allocated.
 //! This module knows file formats and families, but neither tensors nor devices.
 
-mod gguf;
 mod parse;
 mod rope;
 
@@ -14,7 +13,6 @@ use std::path::Path;
 use thiserror::Error;
 
 use crate::dtype::Dtype;
-use crate::weights::WeightsError;
 
 pub use rope::{RopeConfig, RopeScaling};
 
@@ -162,8 +160,8 @@ pub enum ConfigError {
         expected: String,
     },
     /// A tensor that belongs to the config of a GGUF file cannot be used.
-    #[error(transparent)]
-    Tensor(#[from] Box<WeightsError>),
+    #[error("{0}")]
+    Tensor(String),
     /// weft does not support the model's family.
     #[error("model type `{model_type}` is not supported: {reason}")]
     Unsupported {

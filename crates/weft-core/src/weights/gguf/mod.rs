@@ -5,6 +5,7 @@
 //! read later, row by row, from the files that were checked. Files are read, never mapped.
 
 mod blocks;
+mod config;
 mod container;
 mod kind;
 mod metadata;

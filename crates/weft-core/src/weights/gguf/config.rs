@@ -5,8 +5,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Config, ConfigError, RopeScaling, parse};
-use crate::weights::{Gguf, Metadata, Wrong};
+use super::{Gguf, Metadata, Wrong};
+use crate::config::{Config, ConfigError, RopeScaling};
 
 /// The key in the metadata for each key of `config.json` that it has, below the architecture.
 const COUNTS: [(&str, &str); 7] = [
@@ -42,10 +42,10 @@ const NEUTRAL: [(&str, f64); 10] = [
     ("residual_scale", 1.0),
 ];
 
-impl Config {
-    /// The config of a model in GGUF files.
-    pub fn from_gguf(gguf: &Gguf) -> Result<Self, ConfigError> {
-        let metadata = gguf.metadata();
+impl Gguf {
+    /// The config of the model.
+    pub fn config(&self) -> Result<Config, ConfigError> {
+        let metadata = self.metadata();
         let architecture = match metadata.text("general.architecture").map_err(wrong)? {
             Some(name @ ("qwen3" | "qwen2" | "llama")) => name,
             Some(name) => return Err(unsupported(name)),
@@ -59,15 +59,17 @@ impl Config {
         };
         refuse_what_no_op_computes(metadata, architecture)?;
         let mut keys = translate(metadata, architecture)?;
-        keys.insert("vocab_size".to_owned(), json!(gguf.vocab()));
-        keys.insert("tie_word_embeddings".to_owned(), json!(gguf.has_tied_head()));
+        keys.insert("vocab_size".to_owned(), json!(self.vocab()));
+        keys.insert("tie_word_embeddings".to_owned(), json!(self.has_tied_head()));
         let json = Value::Object(keys).to_string();
         let mut config =
-            parse::from_json(json.as_bytes()).map_err(|error| renamed(error, architecture))?;
-        config.dtype = gguf.dtype();
+            Config::from_json(json.as_bytes()).map_err(|error| renamed(error, architecture))?;
+        config.dtype = self.dtype();
         check_rotation(metadata, architecture, config.head_dim)?;
         if architecture == "llama"
-            && let Some(factors) = gguf.rope_factors(config.head_dim).map_err(Box::new)?
+            && let Some(factors) = self
+                .rope_factors(config.head_dim)
+                .map_err(|error| ConfigError::Tensor(error.to_string()))?
         {
             if config.rope.scaling != RopeScaling::None {
                 return Err(ConfigError::Metadata {
