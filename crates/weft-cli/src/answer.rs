@@ -1,14 +1,15 @@
 //! Streams one answer: reasoning to stderr, the answer to stdout, then one line of statistics.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
+use indicatif::ProgressBar;
 use serde_json::json;
-use weft_core::chunk::{Composition, Report, Tier};
-use weft_core::engine::{Engine, FinishReason, Finished, Request, Stats};
+use weft_core::chunk::{ChunkId, Composition, Report, Tier};
+use weft_core::engine::{FinishReason, Finished, Stats};
 use weft_core::reasoning::{Parts, ReasoningStream};
 
 use crate::error::CliError;
-use crate::interrupt;
 use crate::size;
 use crate::terminal;
 
@@ -23,10 +24,19 @@ pub(crate) struct Style {
 
 /// A complete answer.
 pub(crate) struct Answer {
-    pub(crate) prompt: Composition,
-    pub(crate) tokens: Vec<u32>,
+    pub(crate) origin: Origin,
     pub(crate) parts: Parts,
     pub(crate) finished: Finished,
+    /// The names of its chunks.
+    pub(crate) names: BTreeMap<ChunkId, String>,
+}
+
+/// What is needed to compute an answer again.
+pub(crate) enum Origin {
+    /// This process answered.
+    Own { prompt: Composition, tokens: Vec<u32> },
+    /// A resident server answered, and calls the answer this.
+    Resident(String),
 }
 
 impl Answer {
@@ -54,39 +64,49 @@ impl Answer {
     }
 }
 
-/// Generates an answer and shows it. `prompt` is the text of the request's last tokens.
-pub(crate) fn answer(
-    engine: &mut Engine,
-    prompt: &str,
-    request: Request,
+/// Shows an answer while it is generated.
+pub(crate) struct Printer {
     style: Style,
-) -> Result<Answer, CliError> {
-    let _guard = interrupt::ends(&request.cancel);
-    let composition = request.prompt.clone();
-    let bar = terminal::bar(style.quiet, request.prompt.len() as u64, "prefill");
-    let in_bar = bar.clone();
-    let mut reasoning = ReasoningStream::after(prompt);
-    let (mut parts, mut tokens) = (Parts::default(), Vec::new());
-    let mut generation = engine.generate(request)?.on_prefill(move |done, total| {
-        in_bar.set_position(done as u64);
-        if done == total {
-            in_bar.finish_and_clear();
+    bar: ProgressBar,
+    reasoning: ReasoningStream,
+    parts: Parts,
+}
+
+impl Printer {
+    /// `end` is the text of the prompt's last tokens.
+    pub(crate) fn new(style: Style, prompt_tokens: usize, end: &str) -> Self {
+        let bar = terminal::bar(style.quiet, prompt_tokens as u64, "prefill");
+        Self { style, bar, reasoning: ReasoningStream::after(end), parts: Parts::default() }
+    }
+
+    /// Shows how many tokens of the prompt are computed.
+    pub(crate) fn prefill(bar: &ProgressBar, done: usize) {
+        bar.set_position(done as u64);
+        if bar.length() == Some(done as u64) {
+            bar.finish_and_clear();
         }
-    });
-    for token in generation.by_ref() {
-        let token = token?;
-        tokens.push(token.id);
-        let more = reasoning.push(&token.text);
-        show(&more, &mut parts, style)?;
     }
-    bar.finish_and_clear();
-    let finished = generation.finished().expect("the iterator ended without an error");
-    show(&reasoning.finish(), &mut parts, style)?;
-    if style.stream {
-        end_line(&parts)?;
+
+    pub(crate) fn bar(&self) -> ProgressBar {
+        self.bar.clone()
     }
-    terminal::note(style.quiet, &stats_line(&finished));
-    Ok(Answer { prompt: composition, tokens, parts, finished })
+
+    pub(crate) fn text(&mut self, text: &str) -> Result<(), CliError> {
+        self.bar.finish_and_clear();
+        let more = self.reasoning.push(text);
+        show(&more, &mut self.parts, self.style)
+    }
+
+    /// Shows the end of the answer and its statistics.
+    pub(crate) fn finish(mut self, finished: &Finished) -> Result<Parts, CliError> {
+        self.bar.finish_and_clear();
+        show(&self.reasoning.finish(), &mut self.parts, self.style)?;
+        if self.style.stream {
+            end_line(&self.parts)?;
+        }
+        terminal::note(self.style.quiet, &stats_line(finished));
+        Ok(self.parts)
+    }
 }
 
 /// Prints a piece and adds it to the answer.

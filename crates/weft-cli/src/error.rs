@@ -4,12 +4,13 @@ use std::process::ExitCode;
 
 use thiserror::Error;
 use weft::pull::PullError;
-use weft_core::chunk::ChunkError;
+use weft_core::chunk::{AskError, ChunkError};
 use weft_core::config::ConfigError;
 use weft_core::engine::{GenerateError, RequestError};
 use weft_core::hub::HubError;
 use weft_core::model::ModelError;
 use weft_core::prompt::PromptError;
+use weft_server::resident::protocol::{Fault, Refusal};
 
 use crate::size;
 
@@ -51,11 +52,25 @@ pub(crate) enum CliError {
     /// The server failed.
     #[error(transparent)]
     Serve(weft_server::ServeError),
+    /// A resident server refused.
+    #[error("{}", .0.message)]
+    Resident(Refusal),
     /// The machine failed a check.
     #[error("{0}")]
     Unhealthy(String),
     #[error("{what}: {source}")]
     Io { what: String, source: std::io::Error },
+}
+
+impl From<AskError> for CliError {
+    fn from(error: AskError) -> Self {
+        match error {
+            AskError::Chunk(error) => error.into(),
+            AskError::Prompt(error) => error.into(),
+            error @ AskError::NoSource { .. } => Self::NoSource(error.to_string()),
+            error => Self::Usage(error.to_string()),
+        }
+    }
 }
 
 /// Rewords errors about the library's settings in terms of flags.
@@ -99,7 +114,19 @@ impl CliError {
         match self {
             Self::Chunk(error) => Self::Usage(format!("{what}: {error}")),
             Self::Usage(reason) => Self::Usage(format!("{what}: {reason}")),
+            Self::Resident(Refusal { fault: Fault::Request, message }) => {
+                Self::Usage(format!("{what}: {message}"))
+            }
             error => error,
+        }
+    }
+
+    /// Whether the user may try another request.
+    pub(crate) fn is_refusal(&self) -> bool {
+        match self {
+            Self::Request(_) | Self::Prompt(_) | Self::Chunk(_) => true,
+            Self::Resident(refusal) => refusal.fault == Fault::Request,
+            _ => false,
         }
     }
 
@@ -109,6 +136,8 @@ impl CliError {
             Self::Hub(error) => hub_code(error),
             Self::Model(ModelError::NoFolder { .. })
             | Self::Pull(PullError::RepoNotFound { .. } | PullError::RevisionNotFound { .. }) => 3,
+            Self::Resident(Refusal { fault: Fault::Usage, .. }) => 2,
+            Self::Resident(Refusal { fault: Fault::Engine, .. }) => ENGINE_FAULT,
             Self::Memory(_) => 4,
             Self::Gpu(_) => 5,
             Self::Generate(GenerateError::Device(_)) => ENGINE_FAULT,

@@ -14,6 +14,8 @@ mod interrupt;
 mod load;
 mod models;
 mod progress;
+mod resident;
+mod session;
 mod settings;
 mod size;
 mod sources;
@@ -51,6 +53,8 @@ fn run(cli: Cli) -> Result<ExitCode, CliError> {
         Command::Chunk(args) => commands::chunk::run(args.command),
         Command::Run(args) => commands::run::run(args),
         Command::Chat(args) => commands::chat::run(args),
+        Command::Ps(args) => commands::ps::run(&args),
+        Command::Stop(args) => commands::stop::run(&args),
         Command::Serve(args) => commands::serve::run(*args),
         Command::Show(args) => commands::show::run(&args),
         Command::List(args) => commands::list::run(&args),

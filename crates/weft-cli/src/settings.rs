@@ -264,7 +264,7 @@ pub(crate) fn user_folder(variable: &str, usual: &str) -> Option<PathBuf> {
     Some(path_variable(variable).or_else(below_home)?.join("weft"))
 }
 
-fn path_variable(name: &str) -> Option<PathBuf> {
+pub(crate) fn path_variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 

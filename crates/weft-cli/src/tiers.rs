@@ -48,6 +48,21 @@ impl Budget {
         format!("up to {ram} in memory, {disk} on disk{place}")
     }
 
+    /// What a context costs on the device, in memory and on disk, where a KV row has the same
+    /// size, and how many tokens the two budgets hold.
+    pub(crate) fn context_cost(&self, bytes_per_token: u64, context: usize) -> String {
+        let bytes = |tokens: usize| size::bytes(bytes_per_token * tokens as u64);
+        let tokens = |budget: u64| budget / bytes_per_token.max(1);
+        format!(
+            "{} per 1k tokens, {} for {context}, on the device, in memory or on disk; memory holds \
+             {} tokens, disk {}",
+            bytes(1024),
+            bytes(context),
+            tokens(self.ram_bytes),
+            tokens(self.disk_bytes)
+        )
+    }
+
     /// Opens the folder of KV rows; `None` if the disk tier is off.
     pub(crate) fn open_store(&self) -> Result<Option<Store>, String> {
         if self.disk_bytes == 0 {
@@ -84,7 +99,11 @@ pub(crate) struct RegisteredChunks {
 impl RegisteredChunks {
     /// Reads the shelf. Files that do not hold a chunk are reported and skipped.
     pub(crate) fn open(args: &CacheArgs, tokenizer: &Tokenizer) -> Result<Self, CliError> {
-        let shelf = Shelf::new(&chunk_folder(args)?, tokenizer);
+        Self::load(Shelf::new(&chunk_folder(args)?, tokenizer))
+    }
+
+    /// The same for a known shelf.
+    pub(crate) fn load(shelf: Shelf) -> Result<Self, CliError> {
         let registered = shelf.load()?;
         for broken in registered.broken {
             terminal::warn(&format!("not a chunk: {broken}"));

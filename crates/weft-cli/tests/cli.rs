@@ -383,6 +383,10 @@ fn show_prints_the_true_shape() {
     assert_eq!((json["heads"].as_u64(), json["kv_heads"].as_u64()), (Some(4), Some(2)));
     let text = output(weft(&["show", model().to_str().unwrap()])).1;
     assert!(text.contains("4 query, 2 key/value, of 16") && text.contains("memory"), "{text}");
+    assert_eq!(json["kv_bytes_per_1k_tokens"].as_u64(), Some(1024 * 2 * 2 * 32 * 4));
+    assert_eq!(json["kv_bytes_of_context"].as_u64(), Some(512 * 2 * 2 * 32 * 4));
+    assert!(text.contains("524 kB per 1k tokens, 262 kB for 512, on the device"), "{text}");
+    assert!(text.contains("reserved for a context of 512"), "{text}");
 }
 
 #[test]
@@ -390,6 +394,7 @@ fn doctor_finds_this_machine_fit() {
     let (code, stdout, stderr) = output(weft(&["doctor"]));
     assert_eq!(code, 0, "{stdout}{stderr}");
     assert!(stdout.contains("self-test") && !stdout.contains("FAIL"), "{stdout}");
+    assert!(stdout.contains("117 MB per 1k tokens, 940 MB for 8192"), "{stdout}");
 }
 
 #[test]

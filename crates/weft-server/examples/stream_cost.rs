@@ -113,7 +113,13 @@ fn serve(control: &Arc<Control>) -> SocketAddr {
         server.run(Box::new(move || {
             let model = stub::model();
             let engine = stub::engine(&model, "a", &control);
-            Ok(Loaded { id: "stub".into(), model, engine, shelf: None })
+            Ok(Loaded {
+                id: "stub".into(),
+                model,
+                engine,
+                shelf: None,
+                identity: Default::default(),
+            })
         }))
     });
     while !is_up(address) {

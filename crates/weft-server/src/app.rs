@@ -37,6 +37,9 @@ pub(crate) struct App {
     pub(crate) body_budget: BodyBudget,
     /// Held while a verification runs.
     pub(crate) verifying: Mutex<()>,
+    /// The state of the resident socket.
+    #[cfg(unix)]
+    pub(crate) resident: crate::resident::State,
 }
 
 /// Runs work that takes time in proportion to `bytes`: on this thread if it is short, otherwise on

@@ -18,6 +18,14 @@ use crate::model_info::ModelInfo;
 #[derive(Default)]
 pub(crate) struct ChunkLock(Mutex<()>);
 
+impl ChunkLock {
+    /// Waits for its turn.
+    #[cfg(unix)]
+    pub(crate) async fn lock(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.0.lock().await
+    }
+}
+
 /// What an update changes on disk.
 pub(crate) enum FileChange {
     /// Saves the chunk at once, so that it outlives a crash of the server. `before` is the chunk

@@ -17,6 +17,8 @@ mod http;
 mod metrics;
 mod model_info;
 mod requests;
+#[cfg(unix)]
+pub mod resident;
 mod responses;
 mod routes;
 mod worker;

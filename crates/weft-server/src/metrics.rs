@@ -122,6 +122,12 @@ impl Metrics {
         self.waiting.store(waiting as u64, Ordering::Relaxed);
     }
 
+    /// Answers that run now.
+    #[cfg(unix)]
+    pub(crate) fn running(&self) -> usize {
+        usize::try_from(self.lanes.load(Ordering::Relaxed)).unwrap_or(usize::MAX)
+    }
+
     pub(crate) fn set_cache(&self, engine: &Engine) {
         if let Ok(mut cache) = self.cache.lock() {
             *cache = engine.cache_stats();

@@ -29,13 +29,15 @@ pub struct Loaded {
     pub engine: Engine,
     /// Where registered chunks are saved, if they are to outlive the server.
     pub shelf: Option<Shelf>,
+    /// What a program must know to see whether this is the model it would load itself.
+    pub identity: serde_json::Value,
 }
 
 /// Facts about a loaded model, shared by all requests.
 pub(crate) struct ModelInfo {
     pub(crate) id: String,
     pub(crate) tokenizer: Arc<Tokenizer>,
-    template: Option<Arc<Template>>,
+    pub(crate) template: Option<Arc<Template>>,
     generation: GenerationConfig,
     pub(crate) context: usize,
     /// Seconds since 1970.
@@ -43,6 +45,8 @@ pub(crate) struct ModelInfo {
     pub(crate) device: String,
     pub(crate) parameters: u64,
     pub(crate) shelf: Option<Shelf>,
+    #[cfg_attr(not(unix), expect(dead_code, reason = "there is no socket"))]
+    pub(crate) identity: serde_json::Value,
     can_think: bool,
     /// The token that ends an answer, if the model has one.
     end: Option<u32>,
@@ -52,7 +56,7 @@ pub(crate) struct ModelInfo {
 
 impl ModelInfo {
     pub(crate) fn new(loaded: &Loaded) -> Self {
-        let Loaded { id, model, engine, shelf } = loaded;
+        let Loaded { id, model, engine, shelf, identity } = loaded;
         Self {
             id: id.clone(),
             tokenizer: Arc::clone(&model.tokenizer),
@@ -63,6 +67,7 @@ impl ModelInfo {
             device: engine.device().describe(),
             parameters: weft_core::weights::parameters(&model.config),
             shelf: shelf.clone(),
+            identity: identity.clone(),
             can_think: model.thinks(None),
             end: chat_end(model),
             grammars: OnceLock::new(),

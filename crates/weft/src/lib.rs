@@ -52,7 +52,7 @@ pub use self::chat::Chat;
 pub use self::device::DeviceChoice;
 pub use self::error::Error;
 pub use self::llm::Llm;
-pub use self::open::Options;
+pub use self::open::{DEFAULT_CONTEXT, Options};
 pub use self::progress::{Event, Progress, Silent};
 pub use self::question::{Document, Question};
 

@@ -19,7 +19,7 @@ use crate::memory::{CONTEXTS, MemoryPlan, Room, default_ram_cache};
 use crate::progress::{Event, Progress, Silent};
 
 /// Default length of the context: enough for a long document, and small enough for any machine.
-const DEFAULT_CONTEXT: usize = 8192;
+pub const DEFAULT_CONTEXT: usize = 8192;
 
 /// Bytes of weights between two progress reports.
 const REPORT_BYTES: u64 = 1 << 20;

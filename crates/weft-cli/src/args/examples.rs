@@ -46,6 +46,11 @@ pub(super) const SERVE: &str = help! {
     "weft serve Qwen/Qwen3-0.6B --ctx-size 32k --port 9000"
     "WEFT_API_KEY=secret weft serve --host 0.0.0.0"
 };
+pub(super) const PS: &str = help! { "weft ps" "weft ps --json" };
+pub(super) const STOP: &str = help! {
+    "weft stop                          if one server is running"
+    "weft stop qwen3:0.6b"
+};
 pub(super) const SHOW: &str = help! { "weft show qwen3:0.6b --ctx-size 32k" };
 pub(super) const LIST: &str = help! { "weft list --json" };
 pub(super) const PULL: &str = help! { "weft pull qwen3:0.6b" "weft pull Qwen/Qwen3-0.6B@main" };

@@ -61,6 +61,12 @@ pub(crate) enum Command {
     /// Serve OpenAI's API over HTTP, and a chat page
     #[command(after_help = examples::SERVE)]
     Serve(Box<ServeArgs>),
+    /// List your running servers
+    #[command(after_help = examples::PS)]
+    Ps(PsArgs),
+    /// End a server after its running answers
+    #[command(after_help = examples::STOP)]
+    Stop(StopArgs),
     /// Print a model's dimensions, size and memory
     #[command(after_help = examples::SHOW)]
     Show(ShowArgs),
@@ -189,6 +195,20 @@ pub(crate) struct ShowArgs {
 }
 
 #[derive(Args)]
+pub(crate) struct PsArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct StopArgs {
+    /// The server's model or process number, if there are several (see `weft ps`)
+    #[arg(value_name = "NAME|PID")]
+    pub(crate) which: Option<String>,
+}
+
+#[derive(Args)]
 pub(crate) struct ListArgs {
     /// Print JSON
     #[arg(long)]
@@ -266,7 +286,7 @@ pub(crate) struct CompletionsArgs {
 }
 
 /// The model and its device.
-#[derive(Args, Default)]
+#[derive(Args, Clone, Default)]
 pub(crate) struct ModelArgs {
     /// A folder, a GGUF file, `org/name[:TAG][@revision]`, or a name like qwen3:0.6b (default: the
     /// bundled demo model)
@@ -289,6 +309,9 @@ pub(crate) struct ModelArgs {
     /// Never use the network
     #[arg(long)]
     pub(crate) offline: bool,
+    /// Load the model even if a `weft serve` of yours has it; in `serve`: serve HTTP alone
+    #[arg(long)]
+    pub(crate) no_resident: bool,
     /// Print only the answer and errors
     #[arg(short, long)]
     pub(crate) quiet: bool,

@@ -3,14 +3,14 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use weft_core::prompt::{Conversation, Message};
+use weft_core::chunk::{Asked, Source, Turn};
+use weft_server::resident::protocol::Question;
 
-use super::reply::{Reply, reply};
 use crate::answer::{Style, print};
-use crate::args::{CacheArgs, ModelArgs, SamplingArgs};
+use crate::args::{CacheArgs, ModelArgs};
 use crate::error::{CliError, INTERRUPTED};
 use crate::interrupt;
-use crate::load;
+use crate::session::Session;
 use crate::size;
 use crate::terminal;
 
@@ -40,7 +40,8 @@ pub(crate) fn run() -> Result<ExitCode, CliError> {
     interrupt::install();
     // A demo must not write files.
     let in_memory = CacheArgs { disk_cache: Some(0), ..CacheArgs::default() };
-    let mut loaded = load::load(&ModelArgs::default(), &in_memory)?;
+    let model = ModelArgs { no_resident: true, ..ModelArgs::default() };
+    let mut session = Session::open(&model, &in_memory)?;
     for document in DOCUMENTS {
         print(&format!("{}\n{}\n", terminal::dim_out("document"), document))?;
     }
@@ -48,14 +49,13 @@ pub(crate) fn run() -> Result<ExitCode, CliError> {
     for question in QUESTIONS {
         print(&format!("{} {question}\n", terminal::dim_out("question")))?;
         print(&format!("{} ", terminal::dim_out("answer  ")))?;
-        let prompt = loaded.engine.compose_chat(&conversation(question))?;
-        let how = Reply {
+        let question = Question {
+            asked: conversation(question),
             thinking: None,
-            sampling: &SamplingArgs::default(),
-            style: Style { stream: true, quiet: false },
+            sampling: Default::default(),
             use_cache: true,
         };
-        let answer = reply(&mut loaded, prompt, &how)?;
+        let answer = session.answer(&question, Style { stream: true, quiet: false })?;
         if answer.was_interrupted() {
             return Ok(ExitCode::from(INTERRUPTED));
         }
@@ -79,11 +79,12 @@ fn sooner(first: Duration, second: Duration) -> String {
     )
 }
 
-/// One user turn: each document and a blank line, then the question.
-fn conversation(question: &str) -> Conversation {
-    let documents = DOCUMENTS.map(|text| format!("{}\n\n", text.trim_end()));
-    let pieces = documents.into_iter().chain([question.to_owned()]).collect();
-    Conversation::new(vec![Message::system(SYSTEM), Message::user_pieces(pieces)], None)
+/// One user turn: the documents, then the question.
+fn conversation(question: &str) -> Asked {
+    let document = |text: &str| Source::Text { name: None, text: text.to_owned() };
+    let documents = DOCUMENTS.into_iter().map(document).collect();
+    let turn = Turn { documents, text: question.to_owned(), answer: None };
+    Asked::Chat { system: Some(SYSTEM.to_owned()), turns: vec![turn] }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use serde_json::json;
 use weft::memory::available_memory;
 use weft::self_test;
 use weft_core::hub::{self, HubEnv};
+use weft_core::shapes;
 use weft_cuda::Launches;
 
 use crate::answer::print;
@@ -28,6 +29,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, CliError> {
         Check { name: "memory", found: memory() },
         Check { name: "gpu", found: gpu() },
         Check { name: "hub cache", found: hub_cache() },
+        Check { name: "context", found: Ok(context(&args.cache)) },
         Check { name: "kept rows", found: kept_rows(&args.cache) },
         Check { name: "self-test", found: self_test::cpu().map(|passed| passed.to_string()) },
     ];
@@ -107,6 +109,14 @@ fn memory() -> Result<String, String> {
         )),
         Some(free) => Ok(format!("{} free", size::bytes(free))),
     }
+}
+
+/// What a context costs with the smallest of the usual models; `weft show` says it for any other.
+fn context(args: &CacheArgs) -> String {
+    const CONTEXT: usize = 8192;
+    let config = shapes::config("qwen3-0.6b").expect("a named shape");
+    let per_token = config.kv_bytes_per_token(config.dtype);
+    format!("a 0.6B model: {}", Budget::new(args).context_cost(per_token, CONTEXT))
 }
 
 /// Checks that the folder of KV rows can be created, listed and written to.

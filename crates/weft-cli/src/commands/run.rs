@@ -4,19 +4,20 @@ use std::io::{IsTerminal, stdin};
 use std::path::Path;
 use std::process::ExitCode;
 
-use weft_core::engine::Request;
-use weft_core::prompt::{Conversation, Message, PromptError};
+use weft_core::chunk::{Asked, Turn};
+use weft_server::resident::protocol::Question;
 
-use super::reply::{Reply, finish, reply};
+use super::reply::finish;
 use super::{chat, sampling};
-use crate::answer::{self, Answer, Style};
+use crate::answer::Style;
 use crate::args::{ChatArgs, RunArgs};
 use crate::error::CliError;
 use crate::input::{read_file, read_stdin};
 use crate::interrupt;
-use crate::load::{self, Loaded};
+use crate::load;
 use crate::models;
-use crate::sources::{ChunkResolver, Source};
+use crate::session::Session;
+use crate::sources;
 use crate::terminal;
 
 pub(crate) fn run(mut args: RunArgs) -> Result<ExitCode, CliError> {
@@ -25,55 +26,29 @@ pub(crate) fn run(mut args: RunArgs) -> Result<ExitCode, CliError> {
         return chat_instead(args);
     };
     sampling::check(&args.sampling)?;
-    let system = args.prompt.system.as_deref().map(Source::system).transpose()?;
+    let system = args.prompt.system.as_deref().map(sources::system).transpose()?;
     interrupt::install();
-    let mut loaded = load::load(&args.model, &args.cache)?;
+    let mut session = Session::open(&args.model, &args.cache)?;
     load::introduce(&args.model, args.model.quiet || args.json);
     let style = Style { stream: !args.json, quiet: args.model.quiet };
-    let answer = if args.raw || loaded.model.template.is_none() {
-        continue_text(&mut loaded, &args, &text, style)?
+    let asked = if args.raw || !session.has_template() {
+        if !args.raw {
+            terminal::note(style.quiet, "no chat template: the prompt is continued as it is");
+        }
+        Asked::Text(text)
     } else {
-        converse(&mut loaded, &args, system.as_ref(), &text, style)?
+        let system = system.map(|system| session.system_text(&system)).transpose()?;
+        Asked::Chat { system, turns: vec![Turn { documents: Vec::new(), text, answer: None }] }
     };
-    loaded.print_warnings();
+    let question = Question {
+        asked,
+        thinking: args.prompt.thinking(),
+        sampling: sampling::overrides(&args.sampling),
+        use_cache: !args.cache.no_cache,
+    };
+    let answer = session.answer(&question, style)?;
+    session.print_warnings();
     finish(&answer, args.json, None)
-}
-
-/// Answers a text as the only turn of a conversation.
-fn converse(
-    loaded: &mut Loaded,
-    args: &RunArgs,
-    system: Option<&Source>,
-    text: &str,
-    style: Style,
-) -> Result<Answer, CliError> {
-    let mut messages = vec![Message::user(text)];
-    if let Some(system) = system {
-        let mut resolver = ChunkResolver::open(&args.cache, loaded);
-        let system = resolver.system_text(&mut loaded.engine, system)?;
-        messages.insert(0, Message::system(&system));
-    }
-    let thinking = args.prompt.thinking();
-    let prompt = loaded.engine.compose_chat(&Conversation::new(messages, thinking))?;
-    let use_cache = !args.cache.no_cache;
-    reply(loaded, prompt, &Reply { thinking, sampling: &args.sampling, style, use_cache })
-}
-
-/// Continues a text without a template.
-fn continue_text(
-    loaded: &mut Loaded,
-    args: &RunArgs,
-    text: &str,
-    style: Style,
-) -> Result<Answer, CliError> {
-    if !args.raw {
-        terminal::note(style.quiet, "no chat template: the prompt is continued as it is");
-    }
-    let Loaded { model, engine } = loaded;
-    let tokens = model.tokenizer.encode_with_bos(text).map_err(PromptError::from)?;
-    let settings = sampling::settings(&args.sampling, model, false);
-    let request = Request { use_cache: !args.cache.no_cache, ..Request::new(tokens, settings) };
-    answer::answer(engine, text, request, style)
 }
 
 /// Takes the model from the words. Of several words, the first must be one; a single word is the

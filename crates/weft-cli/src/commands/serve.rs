@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::process::{ExitCode, Stdio};
 
+use weft::DEFAULT_CONTEXT;
 use weft_core::chunk::Which;
 use weft_core::device::MAX_LANES;
 use weft_server::{Loaded, Options, ServeError, Server};
@@ -13,6 +14,7 @@ use crate::error::CliError;
 use crate::load;
 use crate::models;
 use crate::progress::Bars;
+use crate::resident::{self, Identity};
 use crate::terminal;
 use crate::tiers::RegisteredChunks;
 
@@ -32,6 +34,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<ExitCode, CliError> {
         insecure: args.insecure,
         allowed_hosts: args.allow_host,
         queue: args.queue,
+        resident: if model.no_resident { None } else { resident::folder() },
         ..Options::new(SocketAddr::new(args.host, args.port))
     };
     let quiet = model.quiet;
@@ -91,7 +94,20 @@ fn load(id: &str, args: &ModelArgs, cache: &CacheArgs) -> Result<Loaded, CliErro
             None
         }
     };
-    Ok(Loaded { id: id.to_owned(), model, engine, shelf })
+    let about = resident::Loaded {
+        on_gpu: engine.device().kv_family().starts_with("CUDA"),
+        has_gpu: weft_cuda::probe().is_ok(),
+        kernels: resident::kernels(args.kernels),
+        context: engine.context(),
+        default_context: DEFAULT_CONTEXT.min(model.config.max_positions),
+        no_cache: cache.no_cache,
+        kv_memory: cache.kv_memory,
+        ram_cache: cache.ram_cache,
+        disk_cache: cache.disk_cache,
+    };
+    let identity = Identity::of_server(args, cache, about);
+    let identity = serde_json::to_value(identity).unwrap_or_default();
+    Ok(Loaded { id: id.to_owned(), model, engine, shelf, identity })
 }
 
 /// The model's name for clients: its name on the hub, or the name of its folder.

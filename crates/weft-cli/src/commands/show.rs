@@ -64,10 +64,16 @@ fn rows(model: &Model, plan: &MemoryPlan, budget: &Budget) -> Vec<(&'static str,
     let pages = plan.limits.pages * PAGE_ROWS;
     let kv = format!("{} per token, pages for {pages}", size::bytes(per_token));
     rows.push(("KV", kv));
+    rows.push(("context", budget.context_cost(per_token, plan.limits.positions)));
     rows.push(("kept rows", budget.describe()));
     rows.push((
         "memory",
-        format!("{} with a context of {}", size::bytes(plan.need.total()), plan.limits.positions),
+        format!(
+            "{} reserved for a context of {}; in use at first: {} of weights",
+            size::bytes(plan.need.total()),
+            plan.limits.positions,
+            size::bytes(plan.need.weights)
+        ),
     ));
     rows
 }
@@ -106,6 +112,9 @@ fn facts(model: &Model, plan: &MemoryPlan, budget: &Budget) -> Value {
         "weight_bytes": plan.need.weights,
         "kv_bytes_per_token": config.kv_bytes_per_token(config.dtype),
         "context": plan.limits.positions,
+        "kv_bytes_per_1k_tokens": 1024 * config.kv_bytes_per_token(config.dtype),
+        "kv_bytes_of_context":
+            plan.limits.positions as u64 * config.kv_bytes_per_token(config.dtype),
         "memory_bytes": plan.need.total(),
         "kv_page_bytes": plan.need.kv,
         "ram_cache_bytes": budget.ram_bytes,

@@ -9,19 +9,12 @@ use serde_json::{Value, json};
 use weft_core::engine::Verification;
 
 use super::ask;
-use crate::answer::Answer;
 use crate::args::AskArgs;
 use crate::error::CliError;
-use crate::load::Loaded;
 use crate::size;
 
 pub(crate) fn run(args: AskArgs) -> Result<ExitCode, CliError> {
     ask::run(AskArgs { verify: true, ..args })
-}
-
-/// Compares an answer with a cold run.
-pub(crate) fn verify(loaded: &mut Loaded, answer: &Answer) -> Result<Verification, CliError> {
-    Ok(loaded.engine.verify(&answer.prompt, &answer.tokens)?)
 }
 
 /// The comparison as text.

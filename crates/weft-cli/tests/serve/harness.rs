@@ -82,7 +82,7 @@ impl Server {
 
     fn spawn_by(mut program: Command, folder: TempDir, args: &[&str]) -> Self {
         let mut child = program
-            .args(["serve", "--port", "0", "--threads", "1", "--cache-dir"])
+            .args(["serve", "--no-resident", "--port", "0", "--threads", "1", "--cache-dir"])
             .arg(folder.path().join("kv"))
             .arg("--chunk-dir")
             .arg(folder.path().join("chunks"))

@@ -5,6 +5,7 @@
 //! engine runs the composition and reuses cached KV rows. This module defines chunks and how they
 //! are composed; the cache decides where their rows lie.
 
+mod asked;
 mod card;
 mod compose;
 mod composition;
@@ -20,6 +21,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::asked::{AskError, Asked, Composed, Source, Turn};
 pub use self::compose::{compose_conversation, compose_prompt};
 pub use self::composition::{Composition, Piece};
 pub use self::library::{Chunk, Library, Which};
@@ -74,7 +76,8 @@ impl fmt::Display for Kind {
 }
 
 /// A chunk's id: a hash of its kind and tokens. The same content has the same id.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub struct ChunkId([u8; 16]);
 
 impl ChunkId {
@@ -88,6 +91,20 @@ impl ChunkId {
         let mut id = [0; 16];
         hasher.finalize_xof().fill(&mut id);
         Self(id)
+    }
+}
+
+impl From<ChunkId> for String {
+    fn from(id: ChunkId) -> Self {
+        id.to_string()
+    }
+}
+
+impl TryFrom<String> for ChunkId {
+    type Error = ChunkError;
+
+    fn try_from(text: String) -> Result<Self, ChunkError> {
+        text.parse()
     }
 }
 

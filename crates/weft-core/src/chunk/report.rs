@@ -3,12 +3,13 @@
 use std::fmt;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{ChunkId, Kind, Reuse};
 
 /// A storage tier of KV rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Tier {
     /// The device's pages.
     Device,
@@ -29,7 +30,7 @@ impl fmt::Display for Tier {
 }
 
 /// One piece of the context.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PieceReport {
     /// The chunk, if the piece is one of the library.
     pub chunk: Option<ChunkId>,
@@ -80,7 +81,7 @@ impl PieceReport {
 }
 
 /// The report on one answer's context.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// Its pieces in order.
     pub pieces: Vec<PieceReport>,

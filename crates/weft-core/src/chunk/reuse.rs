@@ -3,10 +3,11 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// Which tokens a context chunk attends to, and therefore where its rows can be reused.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Reuse {
     /// Everything before it. Its rows are reused only after the same context. A warm answer equals
     /// a cold one, bit for bit.
@@ -54,7 +55,7 @@ impl FromStr for Reuse {
 
 /// Which rows of an approximate chunk are recomputed if it was moved from the position it was
 /// computed at. The recomputed rows belong to one request.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub enum Repair {
     /// Nothing.
     #[default]

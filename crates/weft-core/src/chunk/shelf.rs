@@ -46,6 +46,11 @@ impl Shelf {
         Self { folder: root.join(&vocabulary_hash(tokenizer)[..HASH_DIGITS]) }
     }
 
+    /// A shelf whose own folder is known.
+    pub fn at(folder: PathBuf) -> Self {
+        Self { folder }
+    }
+
     /// The folder of its files.
     pub fn folder(&self) -> &Path {
         &self.folder

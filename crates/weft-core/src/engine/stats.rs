@@ -3,10 +3,12 @@
 use std::fmt;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::chunk::Report;
 
 /// Why an answer ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FinishReason {
     /// An end token or a stop string.
     Stop,
@@ -27,7 +29,7 @@ impl fmt::Display for FinishReason {
 }
 
 /// The end of a lane.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Finished {
     /// Why it ended.
     pub reason: FinishReason,
@@ -38,7 +40,7 @@ pub struct Finished {
 }
 
 /// Times and token counts of an answer.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stats {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,

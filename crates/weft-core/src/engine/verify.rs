@@ -6,6 +6,8 @@
 
 use std::sync::mpsc;
 
+use serde::{Deserialize, Serialize};
+
 use super::held::Policy;
 use super::sequence::Scores;
 use super::{Cancel, Engine, GenerateError, LaneId, Request, RequestError};
@@ -13,7 +15,7 @@ use crate::chunk::{Composition, Kind, Piece};
 use crate::sampling::Sampling;
 
 /// The comparison of an answer with the plain prompt's.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Verification {
     /// Tokens of the answer.
     pub tokens: usize,

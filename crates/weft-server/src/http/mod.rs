@@ -8,6 +8,8 @@ mod origins;
 mod path;
 mod progress;
 mod request_id;
+#[cfg(unix)]
+mod resident;
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -23,7 +25,8 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use thiserror::Error;
-use tokio::sync::{Mutex, Semaphore};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 
 use crate::app::App;
 use crate::chunk_update::ChunkLock;
@@ -140,6 +143,8 @@ impl Server {
         };
         let (worker, thread) =
             Worker::start(load, limits, Arc::clone(&metrics), Arc::clone(&self.log))?;
+        #[cfg(unix)]
+        let resident = crate::resident::State::new(self.listener.local_addr()?);
         let app = Arc::new(App {
             worker,
             metrics,
@@ -151,6 +156,8 @@ impl Server {
             chunk_lock: ChunkLock::default(),
             body_budget: BodyBudget::default(),
             verifying: Mutex::default(),
+            #[cfg(unix)]
+            resident,
         });
         runtime.block_on(serve(self.listener, app, &*self.log, thread))
     }
@@ -164,6 +171,10 @@ async fn serve(
 ) -> Result<(), ServeError> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let graceful = GracefulShutdown::new();
+    #[cfg(unix)]
+    let (socket, resident) = resident::accept(&app, log, &graceful);
+    #[cfg(not(unix))]
+    let resident = std::future::pending::<()>();
     let mut accepting = Box::pin(accept(&listener, routes::router(Arc::clone(&app)), &graceful));
     let unloadable = {
         let mut phase = app.worker.phase();
@@ -176,10 +187,13 @@ async fn serve(
         };
         tokio::select! {
             () = &mut accepting => None,
+            () = resident => None,
             error = unloadable => Some(error),
             ended = shutdown_signal() => ended.map(|()| None)?,
         }
     };
+    #[cfg(unix)]
+    drop(socket);
     app.worker.drain();
     if let Some(error) = unloadable {
         return Err(ServeError::Load(error));
@@ -219,8 +233,6 @@ async fn shutdown_signal() -> std::io::Result<()> {
 
 async fn accept(listener: &tokio::net::TcpListener, router: Router, graceful: &GracefulShutdown) {
     let permits = Arc::new(Semaphore::new(CONNECTIONS));
-    let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(HEADER_BYTES);
     loop {
         let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
         let Ok((stream, _)) = listener.accept().await else {
@@ -230,17 +242,29 @@ async fn accept(listener: &tokio::net::TcpListener, router: Router, graceful: &G
         // Tokens are small and must be sent at once.
         let _ = stream.set_nodelay(true);
         let local = stream.local_addr().ok().map(|address| LocalAddress(address.ip()));
-        let router = TowerToHyperService::new(router.clone());
-        let service = service_fn(move |mut request: Request<Incoming>| {
-            local.map(|local| request.extensions_mut().insert(local));
-            router.call(request)
-        });
-        let connection = builder.serve_connection(TokioIo::new(stream), service);
-        let connection = graceful.watch(connection);
-        tokio::spawn(async move {
-            // A client may close the connection at any time.
-            let _ = connection.await;
-            drop(permit);
-        });
+        spawn_connection(stream, local, &router, graceful, permit);
     }
+}
+
+/// Answers the requests of one client. `local` is the address that it connected to.
+fn spawn_connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    stream: S,
+    local: Option<LocalAddress>,
+    router: &Router,
+    graceful: &GracefulShutdown,
+    permit: OwnedSemaphorePermit,
+) {
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(HEADER_BYTES);
+    let router = TowerToHyperService::new(router.clone());
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        local.map(|local| request.extensions_mut().insert(local));
+        router.call(request)
+    });
+    let connection = graceful.watch(builder.serve_connection(TokioIo::new(stream), service));
+    tokio::spawn(async move {
+        // A client may close the connection at any time.
+        let _ = connection.await;
+        drop(permit);
+    });
 }

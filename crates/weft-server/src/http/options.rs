@@ -27,6 +27,8 @@ pub struct Options {
     pub strict_model: bool,
     /// Requests that may wait for a lane.
     pub queue: usize,
+    /// A folder for the socket through which other programs of the same user find this server.
+    pub resident: Option<std::path::PathBuf>,
 }
 
 impl Options {
@@ -41,6 +43,7 @@ impl Options {
             aliases: Vec::new(),
             strict_model: false,
             queue: QUEUE,
+            resident: None,
         }
     }
 

@@ -233,7 +233,8 @@ mod tests {
     fn answered(texts: &[&str], tools: &ToolMode, streams: bool) -> (Vec<Value>, Value) {
         let model = stub::model();
         let engine = stub::engine(&model, "a", &Arc::default());
-        let info = ModelInfo::new(&Loaded { id: "stub".to_owned(), model, engine, shelf: None });
+        let (id, identity) = ("stub".to_owned(), Value::Null);
+        let info = ModelInfo::new(&Loaded { id, model, engine, shelf: None, identity });
         let options = ChatOptions {
             choices: 1,
             prompt_end: "",

@@ -25,6 +25,7 @@ pub(crate) async fn complete(
                 writer.end(choice, *finished);
                 left -= 1;
             }
+            JobEvent::Cancelled(_) => return Err(JobError::Ended.into()),
             JobEvent::Failed(error) => return Err(error.into()),
             JobEvent::Admitted | JobEvent::Progress(_) | JobEvent::Rows(_) => {}
         }

@@ -120,6 +120,7 @@ impl<W: ResponseWriter> EventStream<W> {
                     self.finish();
                 }
             }
+            JobEvent::Cancelled(_) => self.fail(JobError::Ended),
             JobEvent::Failed(error) => self.fail(error),
             JobEvent::Admitted | JobEvent::Rows(_) => {}
         }

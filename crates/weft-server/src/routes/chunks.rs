@@ -311,8 +311,24 @@ pub(super) async fn verify(
     State(app): State<Arc<App>>,
     body: Body<Verify>,
 ) -> Result<Json<Value>, ApiError> {
+    let completion = body.value.completion;
+    let found = compare(&app, &completion).await?;
+    Ok(Json(json!({
+        "object": "verification",
+        "completion": completion,
+        "exact": found.is_exact(),
+        "tokens": found.tokens,
+        "differing_tokens": found.differing,
+        "mean_abs_logprob_difference": found.mean_difference,
+        "max_abs_logprob_difference": found.max_difference,
+        "kl": found.divergence,
+    })))
+}
+
+/// Compares one of the latest answers with one computed without the cache.
+pub(super) async fn compare(app: &Arc<App>, completion: &str) -> Result<Verification, ApiError> {
     let model = app.worker.model()?;
-    let answered = app.recent.find(&body.value.completion).ok_or_else(|| {
+    let answered = app.recent.find(completion).ok_or_else(|| {
         ApiError::not_found("that answer is not among the latest ones; ask again, then verify")
             .param("completion")
     })?;
@@ -322,20 +338,9 @@ pub(super) async fn verify(
     answer.truncate(MAX_VERIFIED.min(model.context.saturating_sub(prompt.len() + 1)));
     // Rows of logits are large, so only one verification runs at a time.
     let _alone = app.verifying.lock().await;
-    let ours = score(&app, &prompt, &answer, true).await?;
-    let cold = score(&app, &prompt.exact(), &answer, false).await?;
-    let compare = move || Ok(Verification::of(&answer, &ours, &cold));
-    let found = off_thread(SLOW, compare).await?;
-    Ok(Json(json!({
-        "object": "verification",
-        "completion": answered.id,
-        "exact": found.is_exact(),
-        "tokens": found.tokens,
-        "differing_tokens": found.differing,
-        "mean_abs_logprob_difference": found.mean_difference,
-        "max_abs_logprob_difference": found.max_difference,
-        "kl": found.divergence,
-    })))
+    let ours = score(app, &prompt, &answer, true).await?;
+    let cold = score(app, &prompt.exact(), &answer, false).await?;
+    off_thread(SLOW, move || Ok(Verification::of(&answer, &ours, &cold))).await
 }
 
 async fn score(
@@ -355,7 +360,7 @@ async fn score(
 }
 
 /// Waits for a job without text; returns the channel of its rows, if it has any.
-async fn wait_until_done(
+pub(super) async fn wait_until_done(
     handle: &mut JobHandle,
 ) -> Result<Option<std::sync::mpsc::Receiver<Vec<f32>>>, ApiError> {
     let mut rows = None;
@@ -363,6 +368,7 @@ async fn wait_until_done(
         match handle.events.recv().await.ok_or(JobError::Fault)?.event {
             JobEvent::Rows(found) => rows = Some(found),
             JobEvent::Done(_) => return Ok(rows),
+            JobEvent::Cancelled(_) => return Err(JobError::Ended.into()),
             JobEvent::Failed(error) => return Err(error.into()),
             JobEvent::Admitted | JobEvent::Progress(_) | JobEvent::Token(_) => {}
         }

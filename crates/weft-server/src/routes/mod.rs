@@ -7,6 +7,8 @@ mod health;
 mod models;
 mod openapi;
 mod page;
+#[cfg(unix)]
+mod resident;
 mod tokens;
 
 use std::sync::Arc;
@@ -19,6 +21,9 @@ use axum::routing::{MethodRouter, get, post};
 use crate::api_error::ApiError;
 use crate::app::App;
 use crate::http::guard;
+
+#[cfg(unix)]
+pub(crate) use self::resident::router as resident_router;
 
 type Routes = Vec<(&'static str, MethodRouter<Arc<App>>)>;
 

@@ -34,6 +34,8 @@ pub(crate) enum JobEvent {
     Token(Token),
     /// It is done.
     Done(Box<Finished>),
+    /// It was cancelled.
+    Cancelled(Box<Finished>),
     /// It ended without an answer.
     Failed(JobError),
 }

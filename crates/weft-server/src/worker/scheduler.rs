@@ -233,7 +233,7 @@ impl Scheduler {
                     self.shared.metrics.count_answer(&finished);
                 }
                 let last = match finished.reason {
-                    FinishReason::Cancelled => JobEvent::Failed(JobError::Ended),
+                    FinishReason::Cancelled => JobEvent::Cancelled(Box::new(finished)),
                     _ => JobEvent::Done(Box::new(finished)),
                 };
                 self.end(lane, last);

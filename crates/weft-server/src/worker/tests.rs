@@ -42,7 +42,13 @@ fn bench_with(limits: Limits) -> Bench {
             loads.fetch_add(1, Ordering::Relaxed);
             let model = stub::model();
             let engine = stub::engine(&model, "a", &control);
-            Ok(Loaded { id: "stub".into(), model, engine, shelf: None })
+            Ok(Loaded {
+                id: "stub".into(),
+                model,
+                engine,
+                shelf: None,
+                identity: Default::default(),
+            })
         })
     };
     let metrics = Arc::new(Metrics::default());
@@ -93,6 +99,7 @@ fn end(handle: &mut JobHandle) -> (usize, Result<(), String>) {
         match event {
             JobEvent::Token(_) => n_tokens += 1,
             JobEvent::Done(_) => return (n_tokens, Ok(())),
+            JobEvent::Cancelled(_) => return (n_tokens, Err(JobError::Ended.to_string())),
             JobEvent::Failed(error) => return (n_tokens, Err(error.to_string())),
             JobEvent::Admitted | JobEvent::Progress(_) | JobEvent::Rows(_) => {}
         }

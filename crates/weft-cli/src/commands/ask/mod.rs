@@ -7,19 +7,21 @@ mod words;
 
 use std::process::ExitCode;
 
-use weft_core::chunk::{Prompt, Repair, Reuse};
+use weft_core::chunk::{Asked as Prompt, Repair, Reuse};
+use weft_server::resident::protocol::Question;
 
 use self::words::{STDIN, Words};
-use super::reply::{Reply, finish, reply};
-use super::{sampling, verify};
+use super::reply::finish;
+use super::sampling;
 use crate::answer::Style;
 use crate::args::AskArgs;
 use crate::context_report;
 use crate::error::CliError;
 use crate::interrupt;
-use crate::load::{self, Loaded};
+use crate::load;
 use crate::models;
-use crate::sources::{self, ChunkResolver, Source};
+use crate::session::Session;
+use crate::sources::{self, Source};
 use crate::terminal;
 
 pub(crate) fn run(mut args: AskArgs) -> Result<ExitCode, CliError> {
@@ -33,33 +35,19 @@ pub(crate) fn run(mut args: AskArgs) -> Result<ExitCode, CliError> {
         );
     }
     interrupt::install();
-    let mut loaded = load::load_after(&args.model, &args.cache, |model| {
+    let mut session = Session::open_after(&args.model, &args.cache, |model| {
         sources::check_documents(&asked.documents, &args.cache, &model.tokenizer)
     })?;
     asked.introduce(args);
-    let mut resolver = ChunkResolver::open(&args.cache, &mut loaded);
-    let prompt = asked.prompt(args, &mut resolver, &mut loaded)?;
     let style = Style { stream: !args.json, quiet: args.model.quiet };
-    let thinking = args.prompt.thinking();
-    let composition = loaded.engine.compose(&prompt)?;
-    let how = Reply { thinking, sampling: &args.sampling, style, use_cache: !args.cache.no_cache };
-    let answer = reply(&mut loaded, composition, &how)?;
+    let answer = session.answer(&asked.question(args), style)?;
     if args.stats {
-        let name = |id: &_| resolver.name(id);
+        let name = |id: &_| answer.names.get(id).cloned();
         eprint!("{}", context_report::draw(&answer.finished.report, &name, terminal::has_colour()));
     }
-    keep(args, &mut resolver, &mut loaded);
-    let verification = args.verify.then(|| verify::verify(&mut loaded, &answer)).transpose()?;
+    session.save();
+    let verification = args.verify.then(|| session.verify(&answer)).transpose()?;
     finish(&answer, args.json, verification.as_ref())
-}
-
-/// Saves the rows of chunks for the next question, and prints warnings.
-fn keep(args: &AskArgs, resolver: &mut ChunkResolver, loaded: &mut Loaded) {
-    if !args.cache.no_cache {
-        loaded.engine.save(false);
-    }
-    resolver.save_use_counts(&loaded.engine);
-    loaded.print_warnings();
 }
 
 /// The question and its documents, with files read.
@@ -74,17 +62,17 @@ impl Asked {
     fn read(args: &mut AskArgs) -> Result<Self, CliError> {
         let Words { model, files, question } = Words::sort(&args.words, args.model_by_flag)?;
         let system = args.prompt.system.as_deref().filter(|text| !text.trim().is_empty());
-        let system = system.map(Source::system).transpose()?;
+        let system = system.map(sources::system).transpose()?;
         let names: Vec<&str> = args.context.iter().map(String::as_str).chain(files).collect();
         let n_stdin = names.iter().filter(|name| **name == STDIN).count();
         if n_stdin > 1 {
             return Err(CliError::Usage("`-` is given twice; stdin can be read only once".into()));
         }
-        let read = |name| if name == STDIN { Source::stdin() } else { Source::document(name) };
+        let read = |name| if name == STDIN { sources::stdin() } else { sources::document(name) };
         let mut documents = names.into_iter().map(read).collect::<Result<Vec<_>, _>>()?;
         // The last document, so that rows of the others are found again if it changes.
         if n_stdin == 0 {
-            documents.extend(Source::piped(!documents.is_empty(), args.model.quiet)?);
+            documents.extend(sources::piped(!documents.is_empty(), args.model.quiet)?);
         }
         if let Some(model) = model.map(str::to_owned) {
             args.model.model = Some(model);
@@ -107,20 +95,18 @@ impl Asked {
         }
     }
 
-    fn prompt(
-        &self,
-        args: &AskArgs,
-        resolver: &mut ChunkResolver,
-        loaded: &mut Loaded,
-    ) -> Result<Prompt, CliError> {
-        let engine = &mut loaded.engine;
-        let mut prompt = Prompt::new().query(&self.question).reuse(args.reuse).repair(args.repair);
-        if let Some(system) = &self.system {
-            prompt = prompt.system(&resolver.system(engine, system)?);
+    fn question(self, args: &AskArgs) -> Question {
+        Question {
+            asked: Prompt::Documents {
+                system: self.system,
+                documents: self.documents,
+                question: self.question,
+                reuse: args.reuse,
+                repair: args.repair,
+            },
+            thinking: args.prompt.thinking(),
+            sampling: sampling::overrides(&args.sampling),
+            use_cache: !args.cache.no_cache,
         }
-        for document in &self.documents {
-            prompt = prompt.context(&resolver.document(engine, document)?);
-        }
-        Ok(prompt.thinking(args.prompt.thinking()))
     }
 }

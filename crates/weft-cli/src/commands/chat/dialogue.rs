@@ -1,12 +1,34 @@
 //! The turns of a chat, and the documents of each turn.
 
-use weft_core::chunk::{Chunk, ChunkId, Composition, Library};
-use weft_core::prompt::Message;
+use weft_core::chunk::{self, Asked, ChunkId, Source};
+use weft_server::resident::protocol::Found;
+
+/// A document of a turn.
+#[derive(Clone)]
+pub(super) struct Document {
+    pub(super) id: ChunkId,
+    /// Its name, or the start of its id.
+    pub(super) name: String,
+    pub(super) tokens: usize,
+    source: Source,
+}
+
+impl Document {
+    pub(super) fn new(source: Source, found: Found) -> Self {
+        let of_text = match &source {
+            Source::Text { name, .. } => name.clone(),
+            Source::Chunk(_) => None,
+        };
+        let Found { id, tokens, name, .. } = found;
+        let name = of_text.or(name).unwrap_or_else(|| id.to_string()[..8].to_owned());
+        Self { id, name, tokens: tokens.len(), source }
+    }
+}
 
 /// One turn of the user, and the answer.
 struct Turn {
     /// They come before the text.
-    documents: Vec<ChunkId>,
+    documents: Vec<Document>,
     text: String,
     answer: Option<String>,
 }
@@ -17,7 +39,7 @@ pub(super) struct Dialogue {
     system: Option<String>,
     turns: Vec<Turn>,
     /// Documents for the next turn.
-    waiting: Vec<ChunkId>,
+    waiting: Vec<Document>,
 }
 
 impl Dialogue {
@@ -33,7 +55,7 @@ impl Dialogue {
     }
 
     /// Adds a document to the next turn.
-    pub(super) fn add_document(&mut self, document: ChunkId) {
+    pub(super) fn add_document(&mut self, document: Document) {
         self.waiting.push(document);
     }
 
@@ -60,45 +82,29 @@ impl Dialogue {
     /// Removes a document from all turns; returns whether it was in one.
     pub(super) fn drop(&mut self, document: &ChunkId) -> bool {
         let before = self.documents().count();
-        self.waiting.retain(|id| id != document);
-        self.turns.iter_mut().for_each(|turn| turn.documents.retain(|id| id != document));
+        let stays = |other: &Document| other.id != *document;
+        self.waiting.retain(stays);
+        self.turns.iter_mut().for_each(|turn| turn.documents.retain(stays));
         self.documents().count() < before
     }
 
     /// The documents in order, the waiting ones last.
-    pub(super) fn documents(&self) -> impl Iterator<Item = &ChunkId> {
+    pub(super) fn documents(&self) -> impl Iterator<Item = &Document> {
         self.turns.iter().flat_map(|turn| &turn.documents).chain(&self.waiting)
     }
 
     /// Whether a document waits for the next turn.
     pub(super) fn is_waiting(&self, document: &ChunkId) -> bool {
-        self.waiting.contains(document)
+        self.waiting.iter().any(|waiting| waiting.id == *document)
     }
 
-    /// The conversation as messages for the template.
-    pub(super) fn messages(&self, library: &Library) -> Vec<Message> {
-        let mut messages: Vec<Message> = self.system.iter().map(|s| Message::system(s)).collect();
-        for turn in &self.turns {
-            let documents = turn.documents.iter().filter_map(|id| library.get(id).ok());
-            let mut pieces: Vec<String> = documents.map(Chunk::in_prompt).collect();
-            pieces.push(turn.text.clone());
-            messages.push(match pieces.len() {
-                1 => Message::user(&turn.text),
-                _ => Message::user_pieces(pieces),
-            });
-            messages.extend(turn.answer.iter().map(|answer| Message::assistant(answer)));
-        }
-        messages
-    }
-
-    /// Marks the pieces of the conversation that are documents, so that their rows are cached and
-    /// reported as those chunks.
-    pub(super) fn name_documents(&self, prompt: &mut Composition, library: &Library) {
-        let mut pieces = prompt.pieces.iter_mut();
-        for chunk in self.documents().filter_map(|id| library.get(id).ok()) {
-            if let Some(piece) = pieces.find(|piece| piece.tokens.starts_with(&chunk.tokens)) {
-                piece.chunk = Some(chunk.id);
-            }
-        }
+    /// The conversation as a prompt.
+    pub(super) fn asked(&self) -> Asked {
+        let turns = self.turns.iter().map(|turn| chunk::Turn {
+            documents: turn.documents.iter().map(|document| document.source.clone()).collect(),
+            text: turn.text.clone(),
+            answer: turn.answer.clone(),
+        });
+        Asked::Chat { system: self.system.clone(), turns: turns.collect() }
     }
 }

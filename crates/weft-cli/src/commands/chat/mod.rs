@@ -8,21 +8,21 @@ mod words;
 use std::process::ExitCode;
 
 use weft_core::chunk::{ChunkId, Kind};
-use weft_core::prompt::Conversation;
+use weft_server::resident::protocol::{Find, Question};
 
-use self::dialogue::Dialogue;
+use self::dialogue::{Dialogue, Document};
 use self::lines::Lines;
-use super::reply::{Reply, reply, template};
 use super::{sampling, verify};
 use crate::answer::{self, Answer, Style};
 use crate::args::ChatArgs;
 use crate::context_report;
 use crate::error::CliError;
 use crate::interrupt;
-use crate::load::{self, Loaded};
+use crate::load;
 use crate::models;
+use crate::session::Session;
 use crate::size;
-use crate::sources::{ChunkResolver, Source};
+use crate::sources::{self, Source};
 use crate::terminal;
 
 /// Commands: name, argument, what they do.
@@ -48,16 +48,18 @@ Ctrl-C         clears the line, or ends an answer; Ctrl-D leaves";
 pub(crate) fn run(mut args: ChatArgs) -> Result<ExitCode, CliError> {
     let documents = words::take(&mut args)?;
     sampling::check(&args.sampling)?;
-    let system = args.prompt.system.as_deref().map(Source::system).transpose()?;
+    let system = args.prompt.system.as_deref().map(sources::system).transpose()?;
     interrupt::install();
-    let loaded = load::load(&args.model, &args.cache)?;
-    template(&loaded.model)?;
+    let session = Session::open(&args.model, &args.cache)?;
+    if !session.has_template() {
+        let message = "this model has no chat template; `weft run --raw` continues a text";
+        return Err(CliError::Usage(message.to_owned()));
+    }
     load::introduce(&args.model, args.model.quiet);
     terminal::note(args.model.quiet, "/help lists the commands");
-    let mut chat = Chat::new(args, system.as_ref(), loaded)?;
-    for document in &documents {
-        let id = chat.resolver.document(&mut chat.loaded.engine, document)?;
-        chat.add_document(id)?;
+    let mut chat = Chat::new(args, system.as_ref(), session)?;
+    for document in documents {
+        chat.add_document(document.clone(), Find::Document(document))?;
     }
     chat.talk()?;
     chat.end();
@@ -66,8 +68,9 @@ pub(crate) fn run(mut args: ChatArgs) -> Result<ExitCode, CliError> {
 
 struct Chat {
     args: ChatArgs,
-    loaded: Loaded,
-    resolver: ChunkResolver,
+    session: Session,
+    /// The names of the registered chunks.
+    registered: Vec<String>,
     dialogue: Dialogue,
     thinking: Option<bool>,
     last: Option<Answer>,
@@ -81,11 +84,11 @@ enum Turn {
 }
 
 impl Chat {
-    fn new(args: ChatArgs, system: Option<&Source>, mut loaded: Loaded) -> Result<Self, CliError> {
-        let resolver = ChunkResolver::open(&args.cache, &mut loaded);
+    fn new(args: ChatArgs, system: Option<&Source>, session: Session) -> Result<Self, CliError> {
         let thinking = args.prompt.thinking();
         let dialogue = Dialogue::default();
-        let mut chat = Self { args, loaded, resolver, dialogue, thinking, last: None };
+        let registered = session.chunk_names();
+        let mut chat = Self { args, session, registered, dialogue, thinking, last: None };
         if let Some(system) = system {
             chat.set_system(system)?;
         }
@@ -108,8 +111,8 @@ impl Chat {
 
     /// The names that `/use` and `/drop` take.
     fn names(&self) -> Vec<String> {
-        let said = self.dialogue.documents().map(|id| self.display_name(id));
-        let mut names: Vec<String> = self.resolver.registered_names().chain(said).collect();
+        let said = self.dialogue.documents().map(|document| document.name.clone());
+        let mut names: Vec<String> = self.registered.iter().cloned().chain(said).collect();
         names.sort();
         names.dedup();
         names
@@ -117,11 +120,7 @@ impl Chat {
 
     /// Saves rows for later runs.
     fn end(&mut self) {
-        if !self.args.cache.no_cache {
-            self.loaded.engine.save(false);
-        }
-        self.resolver.save_use_counts(&self.loaded.engine);
-        self.loaded.print_warnings();
+        self.session.save();
     }
 
     /// Prints a reply to a command.
@@ -137,15 +136,14 @@ impl Chat {
             "/quit" | "/exit" | "/bye" => return Ok(Turn::Leave),
             "/help" | "/?" => self.note(&help()),
             "/clear" => self.dialogue.clear(),
-            "/system" => self.set_system(&Source::system(rest)?)?,
+            "/system" => self.set_system(&sources::system(rest)?)?,
             "/context" => {
-                let source = Source::document(&complete::path(rest.trim()).to_string_lossy())?;
-                let id = self.resolver.document(&mut self.loaded.engine, &source)?;
-                self.add_document(id)?;
+                let source = sources::document(&complete::path(rest.trim()).to_string_lossy())?;
+                self.add_document(source.clone(), Find::Document(source))?;
             }
             "/use" => {
-                let id = self.resolver.registered(&mut self.loaded.engine, rest.trim())?;
-                self.add_document(id)?;
+                let word = rest.trim().to_owned();
+                self.add_document(Source::Chunk(word.clone()), Find::Registered(word))?;
             }
             "/drop" => self.drop(rest.trim())?,
             "/chunks" => self.show_chunks(),
@@ -162,36 +160,33 @@ impl Chat {
     }
 
     fn set_system(&mut self, source: &Source) -> Result<(), CliError> {
-        let text = self.resolver.system_text(&mut self.loaded.engine, source)?;
+        let text = self.session.system_text(source)?;
         self.dialogue = Dialogue::new(text);
         Ok(())
     }
 
     /// Puts a document before the next message.
-    fn add_document(&mut self, id: ChunkId) -> Result<(), CliError> {
-        let chunk = self.loaded.engine.library().get(&id)?;
-        let (name, tokens) = (self.display_name(&id), chunk.tokens.len());
-        if chunk.kind == Kind::System {
+    fn add_document(&mut self, source: Source, find: Find) -> Result<(), CliError> {
+        let found = self.session.find(find)?;
+        let kind = found.kind;
+        let document = Document::new(source, found);
+        let name = &document.name;
+        if kind == Kind::System {
             return Err(CliError::Usage(format!(
                 "{name} is a system prompt; /system {name} starts over with it"
             )));
         }
-        self.dialogue.add_document(id);
-        let tokens = size::plural(tokens, "token");
+        let tokens = size::plural(document.tokens, "token");
         self.note(&format!("{name}: {tokens}, before the next message"));
+        self.dialogue.add_document(document);
         Ok(())
     }
 
-    /// A document's name, or the start of its id.
-    fn display_name(&self, id: &ChunkId) -> String {
-        self.resolver.name(id).unwrap_or_else(|| id.to_string()[..8].to_owned())
-    }
-
     fn drop(&mut self, word: &str) -> Result<(), CliError> {
-        let is_meant = |id: &&ChunkId| {
-            !word.is_empty() && (self.display_name(id) == word || id.to_string().starts_with(word))
+        let is_meant = |document: &&Document| {
+            !word.is_empty() && (document.name == word || document.id.to_string().starts_with(word))
         };
-        let found = self.dialogue.documents().find(is_meant).copied();
+        let found = self.dialogue.documents().find(is_meant).map(|document| document.id);
         if !found.is_some_and(|id| self.dialogue.drop(&id)) {
             return Err(CliError::Usage(format!(
                 "{word:?} is not a document of this conversation; /chunks lists them"
@@ -203,20 +198,16 @@ impl Chat {
 
     fn show_chunks(&self) {
         if let Some(answer) = &self.last {
-            let name = |id: &ChunkId| self.resolver.name(id);
+            let name = |id: &ChunkId| answer.names.get(id).cloned();
             eprint!(
                 "{}",
                 context_report::draw(&answer.finished.report, &name, terminal::has_colour())
             );
         }
-        let library = self.loaded.engine.library();
-        for chunk in self.dialogue.documents().filter_map(|id| library.get(id).ok()) {
-            let when = if self.dialogue.is_waiting(&chunk.id) { "waiting" } else { "said" };
-            let (id, tokens) = (&chunk.id.to_string()[..8], chunk.tokens.len());
-            self.note(&format!(
-                "{when:<8}{id}  {tokens:>6} tokens  {}",
-                self.display_name(&chunk.id)
-            ));
+        for Document { id, name, tokens, .. } in self.dialogue.documents() {
+            let when = if self.dialogue.is_waiting(id) { "waiting" } else { "said" };
+            let id = &id.to_string()[..8];
+            self.note(&format!("{when:<8}{id}  {tokens:>6} tokens  {name}"));
         }
         if self.last.is_none() && self.dialogue.documents().next().is_none() {
             self.note("no answer yet, and no document");
@@ -226,7 +217,7 @@ impl Chat {
     fn verify(&mut self) -> Result<(), CliError> {
         match &self.last {
             Some(answer) => {
-                let verification = verify::verify(&mut self.loaded, answer)?;
+                let verification = self.session.verify(answer)?;
                 self.note(&verify::describe(&verification));
             }
             None => self.note("no answer yet"),
@@ -238,14 +229,14 @@ impl Chat {
     fn say(&mut self, text: &str) -> Result<(), CliError> {
         self.dialogue.say(text);
         let answer = self.answer();
-        self.loaded.print_warnings();
+        self.session.print_warnings();
         match answer {
             Ok(answer) => {
                 self.dialogue.answer(&answer.parts.answer);
                 self.last = Some(answer);
                 Ok(())
             }
-            Err(error @ (CliError::Request(_) | CliError::Prompt(_) | CliError::Chunk(_))) => {
+            Err(error) if error.is_refusal() => {
                 self.dialogue.unsay();
                 terminal::error(&error.to_string());
                 Ok(())
@@ -255,17 +246,14 @@ impl Chat {
     }
 
     fn answer(&mut self) -> Result<Answer, CliError> {
-        let engine = &self.loaded.engine;
-        let messages = self.dialogue.messages(engine.library());
-        let mut prompt = engine.compose_chat(&Conversation::new(messages, self.thinking))?;
-        self.dialogue.name_documents(&mut prompt, engine.library());
-        let how = Reply {
+        let question = Question {
+            asked: self.dialogue.asked(),
             thinking: self.thinking,
-            sampling: &self.args.sampling,
-            style: Style { stream: true, quiet: self.args.model.quiet },
+            sampling: sampling::overrides(&self.args.sampling),
             use_cache: !self.args.cache.no_cache,
         };
-        reply(&mut self.loaded, prompt, &how)
+        let style = Style { stream: true, quiet: self.args.model.quiet };
+        self.session.answer(&question, style)
     }
 
     fn show_stats(&self) {

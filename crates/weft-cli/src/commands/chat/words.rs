@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::args::ChatArgs;
 use crate::error::CliError;
 use crate::models;
-use crate::sources::Source;
+use crate::sources::{self, Source};
 
 /// Moves the model to its flag and reads the documents, before a model is loaded.
 pub(super) fn take(args: &mut ChatArgs) -> Result<Vec<Source>, CliError> {
@@ -33,5 +33,5 @@ pub(super) fn take(args: &mut ChatArgs) -> Result<Vec<Source>, CliError> {
                 .to_owned(),
         ));
     }
-    documents.map(|name| Source::document(name)).collect()
+    documents.map(|name| sources::document(name)).collect()
 }

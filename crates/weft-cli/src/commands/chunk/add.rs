@@ -2,15 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::SystemTime;
 
-use weft_core::chunk::{Chunk, ChunkId, Kind, Library};
-use weft_core::tokenizer::Tokenizer;
+use weft_core::chunk::{Chunk, ChunkId, Kind, Shelf};
+use weft_server::resident::protocol::{Find, Found};
 
 use super::check_name;
 use crate::answer::print;
 use crate::args::AddArgs;
 use crate::error::CliError;
 use crate::input::{read_file, read_stdin};
+use crate::resident;
 use crate::size;
 use crate::terminal;
 use crate::tiers::RegisteredChunks;
@@ -25,12 +27,26 @@ pub(super) fn run(args: AddArgs) -> Result<(), CliError> {
     let mut metadata: BTreeMap<String, String> = args.meta.into_iter().collect();
     let is_named = args.name.is_some() || metadata.contains_key("name");
     metadata.extend(args.name.map(|name| ("name".to_owned(), name)));
-    let (model, mut registered) = super::open(&args.model, &args.cache)?;
-    let id = register(&mut registered, &model.tokenizer, args.kind.into(), text, metadata)
+    let kind: Kind = args.kind.into();
+    let (chunk, mut registered, server) = match resident::find(&args.model, &args.cache) {
+        Some(server) if server.facts.shelf.is_some() => {
+            let folder = server.facts.shelf.clone().unwrap_or_default();
+            let found = server.find(&Find::Text(kind, text.to_owned()));
+            (found.map(of_server), RegisteredChunks::load(Shelf::at(folder))?, Some(server))
+        }
+        _ => {
+            let (model, registered) = super::open(&args.model, &args.cache)?;
+            let chunk = Chunk::new(&model.tokenizer, kind, text, BTreeMap::new());
+            (chunk.map_err(CliError::from), registered, None)
+        }
+    };
+    let id = chunk
+        .and_then(|chunk| register(&mut registered, chunk, metadata))
         .map_err(|error| error.about(&args.file))?;
     if !is_named && args.file != "-" {
         name_after(&args.file, &mut registered, &id)?;
     }
+    super::refresh(server.as_ref())?;
     let chunk = registered.library.get(&id)?;
     let (name, tokens) = (chunk.name().map(str::to_owned), chunk.tokens.len());
     print(&format!("{id}\n"))?;
@@ -61,25 +77,29 @@ fn name_after(file: &str, registered: &mut RegisteredChunks, id: &ChunkId) -> Re
     }
 }
 
-/// Writes a text to the shelf. If the text is registered, only the metadata is added.
+/// A text that a server has encoded.
+fn of_server(found: Found) -> Chunk {
+    let Found { id, kind, tokens, text, .. } = found;
+    let (created, metadata) = (SystemTime::now(), BTreeMap::new());
+    Chunk { id, kind, text, tokens, metadata, created, last_used: None, uses: 0, pinned: false }
+}
+
+/// Writes a chunk to the shelf. If its text is registered, only the metadata is added.
 pub(super) fn register(
     registered: &mut RegisteredChunks,
-    tokenizer: &Tokenizer,
-    kind: Kind,
-    text: &str,
+    new: Chunk,
     metadata: BTreeMap<String, String>,
 ) -> Result<ChunkId, CliError> {
-    let mut library = Library::default();
+    let (id, text) = (new.id, new.text.clone());
     let name = metadata.get("name").cloned();
-    let id = library.add(tokenizer, kind, text, BTreeMap::new())?;
     if let Some(name) = name {
         check_name(&registered.library, &name, |other| other.id == id)?;
     }
     let mut chunk = match registered.library.get(&id) {
         Ok(known) => known.clone(),
-        Err(_) => library.delete(&id)?,
+        Err(_) => new,
     };
     chunk.metadata.extend(metadata);
-    registered.keep(&Chunk { text: text.to_owned(), ..chunk })?;
+    registered.keep(&Chunk { text, ..chunk })?;
     Ok(id)
 }

@@ -15,7 +15,7 @@ use crate::terminal;
 const ID_DIGITS: usize = 12;
 
 pub(super) fn run(args: &ListChunksArgs) -> Result<(), CliError> {
-    let (_, registered) = super::open(&args.model, &args.cache)?;
+    let (registered, _) = super::registered(&args.model, &args.cache)?;
     let chunks = registered.library.list(&super::which(&args.which));
     if args.json {
         let all: Vec<Value> = chunks.into_iter().map(facts).collect();

@@ -14,13 +14,14 @@ mod warm;
 
 use std::process::ExitCode;
 
-use weft_core::chunk::{Chunk, Library, Which};
+use weft_core::chunk::{Chunk, Library, Shelf, Which};
 use weft_core::model::Model;
 use weft_core::store::{KvKey, Store};
 
 use crate::args::{CacheArgs, ChunkCommand, ModelArgs, WhichArgs};
 use crate::error::CliError;
 use crate::load;
+use crate::resident::{self, Client};
 use crate::terminal;
 use crate::tiers::{Budget, RegisteredChunks};
 
@@ -45,6 +46,25 @@ fn open(model: &ModelArgs, cache: &CacheArgs) -> Result<(Model, RegisteredChunks
     let model = load::open(None, model)?;
     let registered = RegisteredChunks::open(cache, &model.tokenizer)?;
     Ok((model, registered))
+}
+
+/// The registered chunks, and the resident server that has them too, if there is one. The server
+/// knows their folder, so that no tokenizer is read.
+fn registered(
+    model: &ModelArgs,
+    cache: &CacheArgs,
+) -> Result<(RegisteredChunks, Option<Client>), CliError> {
+    if let Some(server) = resident::find(model, cache)
+        && let Some(folder) = server.facts.shelf.clone()
+    {
+        return Ok((RegisteredChunks::load(Shelf::at(folder))?, Some(server)));
+    }
+    Ok((open(model, cache)?.1, None))
+}
+
+/// Reports changed chunks to the resident server, if there is one.
+fn refresh(server: Option<&Client>) -> Result<(), CliError> {
+    server.map_or(Ok(()), Client::refresh)
 }
 
 /// The rows on disk; `None` if there are none, or if the folder cannot be used, which is reported.

@@ -11,7 +11,7 @@ use crate::tiers::RegisteredChunks;
 
 pub(super) fn run(args: &RmArgs) -> Result<(), CliError> {
     check(args)?;
-    let (_, registered) = super::open(&args.model, &args.cache)?;
+    let (registered, server) = super::registered(&args.model, &args.cache)?;
     let chunks = chosen(args, &registered)?;
     let mut store = super::store(&args.cache);
     let mut freed = 0;
@@ -23,6 +23,7 @@ pub(super) fn run(args: &RmArgs) -> Result<(), CliError> {
             }
         }
     }
+    super::refresh(server.as_ref())?;
     let text =
         format!("removed {}, {} of rows", size::plural(chunks.len(), "chunk"), size::bytes(freed));
     terminal::note(args.model.quiet, &text);

@@ -12,7 +12,7 @@ use crate::size;
 use crate::terminal;
 
 pub(super) fn run(args: &ShowChunkArgs) -> Result<(), CliError> {
-    let (_, registered) = super::open(&args.model, &args.cache)?;
+    let (registered, _) = super::registered(&args.model, &args.cache)?;
     let chunk = registered.library.find(&args.id)?;
     let store = super::store(&args.cache);
     let rows = store.as_ref().map(|store| rows_of(store, chunk)).unwrap_or_default();

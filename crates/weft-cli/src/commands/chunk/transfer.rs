@@ -1,6 +1,6 @@
 //! `weft chunk export ID FILE` and `weft chunk import FILE`
 
-use weft_core::chunk::{self, Parcel};
+use weft_core::chunk::{self, Chunk, Parcel};
 use weft_core::model::Model;
 
 use super::add::register;
@@ -8,11 +8,12 @@ use crate::answer::print;
 use crate::args::{CacheArgs, ExportArgs, ImportArgs};
 use crate::error::CliError;
 use crate::load;
+use crate::resident;
 use crate::size;
 use crate::terminal;
 
 pub(super) fn export(args: &ExportArgs) -> Result<(), CliError> {
-    let (_, registered) = super::open(&args.model, &args.cache)?;
+    let (registered, _) = super::registered(&args.model, &args.cache)?;
     let chunk = registered.library.find(&args.id)?;
     let mut store = super::store(&args.cache);
     let exported = chunk::export(chunk, store.as_mut(), &args.file)?;
@@ -28,13 +29,16 @@ pub(super) fn import(args: &ImportArgs) -> Result<(), CliError> {
     let (model, mut registered) = super::open(&args.model, &args.cache)?;
     let mut metadata = parcel.metadata().clone();
     metadata.extend(args.name.iter().map(|name| ("name".to_owned(), name.clone())));
-    let id = register(&mut registered, &model.tokenizer, parcel.kind(), parcel.text(), metadata)
+    let chunk = Chunk::new(&model.tokenizer, parcel.kind(), parcel.text(), Default::default());
+    let id = chunk
+        .map_err(CliError::from)
+        .and_then(|chunk| register(&mut registered, chunk, metadata))
         .map_err(|error| error.about(&format!("{} (see --name)", args.file.display())))?;
     print(&format!("{id}\n"))?;
     if parcel.has_rows()? {
         import_rows(args, model, parcel)?;
     }
-    Ok(())
+    super::refresh(resident::find(&args.model, &args.cache).as_ref())
 }
 
 /// The chunk is registered already. Rows that cannot be imported cost only time.
