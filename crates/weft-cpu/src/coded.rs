@@ -184,12 +184,9 @@ impl CodedMatrix {
             let high = &mut self.high.get_mut()[(first_run + r) * high_bytes..][..high_bytes];
             for (c, code) in codes.iter().enumerate().filter(|_| high_bytes > 0) {
                 let (pair, at) = (c / 2, row * 2 + c % 2);
-                match self.kind {
-                    Kind::Five => {
-                        high[pair / 8 * (2 * BLOCK_ROWS) + at] |= (code >> 4) << (pair % 8)
-                    }
-                    _ => high[pair / 4 * (2 * BLOCK_ROWS) + at] |= (code >> 4) << (pair % 4 * 2),
-                }
+                // Pairs of a byte, and bits of each.
+                let (pairs, bits) = if self.kind == Kind::Five { (8, 1) } else { (4, 2) };
+                high[pair / pairs * (2 * BLOCK_ROWS) + at] |= (code >> 4) << (pair % pairs * bits);
             }
         }
     }
@@ -318,14 +315,11 @@ impl Numbers {
         }
         for (g, number) in from.units.iter().enumerate() {
             let at = bytes(self.scale) * place(g, self.groups);
+            let to = &mut numbers[at..at + bytes(self.scale)];
             match self.scale {
-                Scale::F16 => {
-                    numbers[at..at + 2].copy_from_slice(&f16::from_f32(*number).to_le_bytes())
-                }
-                Scale::Bf16 => {
-                    numbers[at..at + 2].copy_from_slice(&bf16::from_f32(*number).to_le_bytes())
-                }
-                _ => numbers[at..at + 4].copy_from_slice(&number.to_le_bytes()),
+                Scale::F16 => to.copy_from_slice(&f16::from_f32(*number).to_le_bytes()),
+                Scale::Bf16 => to.copy_from_slice(&bf16::from_f32(*number).to_le_bytes()),
+                _ => to.copy_from_slice(&number.to_le_bytes()),
             }
         }
     }

@@ -10,7 +10,7 @@ use crate::pack::{BLOCK_ROWS, Packed};
 /// A matrix \[rows, columns\].
 pub(crate) enum Matrix {
     Plain(Packed),
-    Coded(CodedMatrix),
+    Coded(Box<CodedMatrix>),
 }
 
 /// The weights of 64 rows.
@@ -34,7 +34,7 @@ impl Matrix {
             Form::Coded(form) => {
                 let mut coded = CodedMatrix::zeroed(&form, shape[0], shape[1]);
                 from.read_coded(tensor, &mut |row, codes| coded.set_row(row, codes))?;
-                Ok(Self::Coded(coded))
+                Ok(Self::Coded(Box::new(coded)))
             }
         }
     }

@@ -14,10 +14,10 @@ pub(super) fn run<E: Element>(device: &mut Reference<E>, step: &Step<'_>, layer:
     for t in 0..step.n_tokens() {
         let x = &buffers.x[t * config.hidden..][..config.hidden];
         rms_norm(x, &weights.mlp_norm, config.norm_eps, norm);
-        let h = &mut buffers.h[t * config.intermediate..];
-        for i in 0..config.intermediate {
+        let h = &mut buffers.h[t * config.intermediate..][..config.intermediate];
+        for (i, h) in h.iter_mut().enumerate() {
             let (gate, up) = (weights.gate.dot(i, norm), weights.up.dot(i, norm));
-            h[i] = E::from_f32(silu(gate) * up);
+            *h = E::from_f32(silu(gate) * up);
         }
     }
 }

@@ -124,7 +124,9 @@ impl Quantiser {
         let Self { form, values, codes, scales, zeros, minimums } = self;
         let most = values.iter().copied().fold(f32::MIN, f32::max);
         let least = values.iter().copied().fold(f32::MAX, f32::min);
-        (scales.wanted.clear(), minimums.wanted.clear(), zeros.clear());
+        scales.wanted.clear();
+        minimums.wanted.clear();
+        zeros.clear();
         for group in weights.chunks(form.group) {
             let high = group.iter().copied().fold(0.0, f32::max);
             let low = group.iter().copied().fold(0.0, f32::min);
@@ -194,7 +196,8 @@ impl Numbers {
     }
 
     fn store_steps(&mut self, group: usize) {
-        (self.units.clear(), self.steps.clear());
+        self.units.clear();
+        self.steps.clear();
         for wanted in self.wanted.chunks(UNIT_COLUMNS / group) {
             let most = wanted.iter().copied().max_by(|a, b| a.abs().total_cmp(&b.abs()));
             let unit = f16::from_f32(most.unwrap_or(0.0) / MAX_STEP).to_f32();

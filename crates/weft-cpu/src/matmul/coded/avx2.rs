@@ -95,7 +95,7 @@ impl Tables {
     ) -> [__m256i; 2] {
         // SAFETY: the caller's promise.
         let bytes = unsafe { _mm256_loadu_si256(low.add(pair / 2 * PAIR).cast()) };
-        let bytes = if pair % 2 == 0 { bytes } else { _mm256_srli_epi16::<4>(bytes) };
+        let bytes = if pair.is_multiple_of(2) { bytes } else { _mm256_srli_epi16::<4>(bytes) };
         let nibbles = _mm256_and_si256(bytes, _mm256_set1_epi8(15));
         // Bit `bit` of each byte of the high plane, moved to bit 7.
         let bit = |pairs: usize, bit: usize| {
@@ -208,6 +208,7 @@ fn add_run<const T: usize>(
         }
     }
     let group = column / block.group;
+    #[allow(clippy::needless_range_loop, reason = "acc and rows are indexed alike")]
     for v in 0..2 {
         let row = first + 8 * v;
         let scale = numbers(&block.scales, group, block.group, row);

@@ -1,8 +1,9 @@
 //! Products of coded blocks with AVX-512, with BF16 and without.
 
 use std::arch::x86_64::{
-    __m512, __m512i, _mm512_and_si512, _mm512_castsi512_ps, _mm512_dpbf16_ps, _mm512_fmadd_ps,
-    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32, _mm512_storeu_ps,
+    __m512, __m512bh, __m512i, _mm512_and_si512, _mm512_castsi512_ps, _mm512_dpbf16_ps,
+    _mm512_fmadd_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32,
+    _mm512_storeu_ps,
 };
 
 use half::bf16;
@@ -66,10 +67,10 @@ macro_rules! kernels {
                         let column = r * RUN + 4 * first;
                         let of_group = column / group;
                         for b in 0..B {
+                            let scales = &blocks[b].scales;
                             for v in 0..VECTORS {
                                 // SAFETY: the group is one of the block's.
-                                let scale =
-                                    unsafe { numbers(&blocks[b].scales, of_group, group, v) };
+                                let scale = unsafe { numbers(scales, of_group, group, v) };
                                 for t in 0..T {
                                     total[b][t][v] =
                                         _mm512_fmadd_ps(scale, acc[b][t][v], total[b][t][v]);
@@ -112,8 +113,8 @@ fn dot_bf16(sum: __m512, weights: __m512i, [even, odd]: [bf16; 2]) -> __m512 {
     let x = u32::from(even.to_bits()) | u32::from(odd.to_bits()) << 16;
     // SAFETY: all are 64 bytes, and any bits are a valid vector.
     unsafe {
-        let x = std::mem::transmute(_mm512_set1_epi32(x.cast_signed()));
-        _mm512_dpbf16_ps(sum, std::mem::transmute(weights), x)
+        let x = std::mem::transmute::<__m512i, __m512bh>(_mm512_set1_epi32(x.cast_signed()));
+        _mm512_dpbf16_ps(sum, std::mem::transmute::<__m512i, __m512bh>(weights), x)
     }
 }
 
