@@ -61,7 +61,8 @@ fn large_bodies_are_read_a_few_at_a_time() {
         for _ in 0..6 {
             scope.spawn(|| {
                 let sent = server.send("POST", "/v1/completions", &JSON, body.as_bytes());
-                assert_eq!(sent.0, 400);
+                // On a busy machine some wait too long for their share and get 503.
+                assert!(matches!(sent.0, 400 | 503), "{}", sent.0);
             });
         }
     });
