@@ -5,6 +5,7 @@
 //! This module knows file formats and families, but neither tensors nor devices.
 
 mod gguf;
+mod packing;
 mod parse;
 mod rope;
 
@@ -16,6 +17,7 @@ use thiserror::Error;
 use crate::dtype::Dtype;
 use crate::weights::WeightsError;
 
+pub use packing::{CompressedLayout, GptqSettings, ModuleGroup, Packing, Shared};
 pub use rope::{RopeConfig, RopeScaling};
 
 /// The model families that the plan supports.
@@ -74,6 +76,8 @@ pub struct Config {
     pub dtype: Dtype,
     /// End tokens that `config.json` names.
     pub eos_ids: Vec<u32>,
+    /// How the matrices in safetensors files are packed.
+    pub packing: Packing,
 }
 
 impl Config {
@@ -164,6 +168,14 @@ pub enum ConfigError {
     /// A tensor that belongs to the config of a GGUF file cannot be used.
     #[error(transparent)]
     Tensor(#[from] Box<WeightsError>),
+    /// weft does not read the format of quantized weights.
+    #[error("the weights are quantized as {format}: {reason}")]
+    Packing {
+        /// The format.
+        format: String,
+        /// Why, and what to take instead.
+        reason: String,
+    },
     /// weft does not support the model's family.
     #[error("model type `{model_type}` is not supported: {reason}")]
     Unsupported {

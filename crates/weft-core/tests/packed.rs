@@ -1,0 +1,246 @@
+//! Packed safetensors by the formats' own tools: every value is the tool's, to the last bit.
+//!
+//! `tools/golden_packed.py` wrote the models and the hashes of their dequantised rows.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::{Dtype as FileDtype, SafeTensors, TensorView};
+use weft_core::config::Config;
+use weft_core::weights::{
+    Code, Form, Offset, Safetensors, Scale, Tensor, TensorShape, Weights, tensors,
+};
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/packed").join(name)
+}
+
+fn all() -> Vec<String> {
+    let entries = fs::read_dir(folder("")).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+fn open(folder: &Path) -> Result<(Config, Safetensors), String> {
+    let config = Config::from_file(&folder.join("config.json")).map_err(|e| e.to_string())?;
+    let weights = Safetensors::open(folder, &config).map_err(|e| e.to_string())?;
+    Ok((config, weights))
+}
+
+/// FNV-1a of the bits of each row.
+fn hash(values: &[f32]) -> String {
+    let bytes = values.iter().flat_map(|value| value.to_le_bytes());
+    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+    });
+    format!("{hash:016x}")
+}
+
+#[test]
+fn every_value_is_that_of_the_format_s_own_tool() {
+    assert_eq!(all().len(), 19, "{:?}", all());
+    for name in all() {
+        let (config, weights) = open(&folder(&name)).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let truth = fs::read(folder(&name).join("truth.json")).unwrap();
+        let truth: BTreeMap<String, Vec<String>> = serde_json::from_slice(&truth).unwrap();
+        let shapes = tensors(&config);
+        assert_eq!(truth.len(), shapes.len(), "{name}");
+        for shape in shapes {
+            let expected = &truth[&shape.tensor.name()];
+            let mut rows = 0;
+            let mut check = |row: usize, values: &[f32]| {
+                assert_eq!(row, rows);
+                let place = format!("{name} {} row {row}", shape.tensor.name());
+                assert_eq!(hash(values), expected[row], "{place}: {:?}", &values[..16]);
+                rows += 1;
+            };
+            weights.read(shape.tensor, &mut check).unwrap();
+            assert_eq!(rows, expected.len(), "{name}");
+        }
+    }
+}
+
+/// The codes and scales are the values, up to the last rounding of bitsandbytes' bytes.
+#[test]
+fn codes_and_scales_give_the_values() {
+    for name in all() {
+        let (config, weights) = open(&folder(&name)).unwrap();
+        for TensorShape { tensor, shape } in tensors(&config) {
+            let Form::Coded(coded) = weights.form(tensor) else { continue };
+            let mut rows = Vec::new();
+            weights.read(tensor, &mut |_, values| rows.push(values.to_vec())).unwrap();
+            let codes = coded.code.values();
+            let mut widened = vec![0.0; shape[1]];
+            let mut seen = 0;
+            weights
+                .read_coded(tensor, &mut |row, from| {
+                    assert_eq!(from.codes.len(), shape[1]);
+                    assert_eq!(from.scales.units.len(), coded.n_groups(shape[1]), "{name}");
+                    from.widen(coded.group, &codes, &mut widened);
+                    let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 2e-7 * a.abs();
+                    match name.as_str() {
+                        "bnb_int8" => assert!(widened.iter().zip(&rows[row]).all(near)),
+                        _ => assert_eq!(widened, rows[row], "{name} {tensor:?} {row}"),
+                    }
+                    seen += 1;
+                })
+                .unwrap();
+            assert_eq!(seen, shape[0]);
+        }
+    }
+}
+
+#[test]
+fn forms_are_as_small_as_the_files() {
+    use weft_core::weights::LayerTensor as T;
+    let int = |bits| Code::Int { bits };
+    let uint = |bits| Code::Uint { bits };
+    let expected = [
+        ("fp8_block", T::Q, Code::Fp8, 128, Scale::Bf16, Offset::None),
+        ("fp8_block", T::K, Code::Fp8, 128, Scale::F16, Offset::None),
+        ("fp8_block", T::V, Code::Fp8, 128, Scale::F32, Offset::None),
+        ("fp8_tensor", T::Q, Code::Fp8, 160, Scale::F32, Offset::None),
+        ("ct_float", T::Q, Code::Fp8, 160, Scale::Bf16, Offset::None),
+        ("ct_float", T::Gate, Code::Fp8, 128, Scale::Bf16, Offset::None),
+        ("ct_float", T::Down, Code::Fp8, 64, Scale::Bf16, Offset::None),
+        ("ct_int8", T::Q, int(8), 160, Scale::F32, Offset::None),
+        ("ct_int4", T::Q, int(4), 32, Scale::Bf16, Offset::None),
+        ("ct_int4", T::Gate, int(8), 160, Scale::Bf16, Offset::None),
+        ("ct_zeros", T::Q, uint(4), 32, Scale::F16, Offset::Zero),
+        ("ct_zeros", T::Down, int(8), 64, Scale::F16, Offset::Zero),
+        ("ct_actorder", T::Q, uint(4), 32, Scale::Bf16, Offset::Zero),
+        ("awq", T::Q, uint(4), 32, Scale::F16, Offset::Zero),
+        ("gptq_v1", T::Q, int(4), 32, Scale::F16, Offset::None),
+        ("gptq_v1", T::Down, int(8), 64, Scale::F16, Offset::None),
+        ("gptq_v2", T::Q, uint(4), 32, Scale::F16, Offset::Zero),
+        ("gptq_v2", T::Down, int(8), 64, Scale::F16, Offset::Zero),
+        ("gptq_order", T::K, uint(4), 32, Scale::F16, Offset::Zero),
+        ("bnb_int8", T::Q, int(8), 160, Scale::F32, Offset::None),
+    ];
+    for (name, kind, code, group, scale, offset) in expected {
+        let (_, weights) = open(&folder(name)).unwrap();
+        let Form::Coded(form) = weights.form(Tensor::Layer(0, kind)) else {
+            panic!("{name} {kind:?} is plain")
+        };
+        assert_eq!((form.code, form.group, form.scale, form.offset), (code, group, scale, offset));
+    }
+    for (name, kind, group) in [
+        ("ct_nvfp4", T::Q, 16),
+        ("ct_mxfp4", T::Q, 32),
+        ("bnb_nf4", T::Q, 32),
+        ("bnb_fp4", T::Down, 64),
+    ] {
+        let (_, weights) = open(&folder(name)).unwrap();
+        let Form::Coded(form) = weights.form(Tensor::Layer(0, kind)) else { panic!("{name}") };
+        assert!(matches!(form.code, Code::Table(_)));
+        assert_eq!(form.group, group, "{name}");
+    }
+    // Groups that are not contiguous are widened; ignored modules and embeddings are plain.
+    for (name, kind) in [("ct_actorder", T::K), ("gptq_order", T::Q), ("ct_int4", T::Down)] {
+        assert_eq!(open(&folder(name)).unwrap().1.form(Tensor::Layer(0, kind)), Form::Plain);
+    }
+    for name in all() {
+        let (_, weights) = open(&folder(&name)).unwrap();
+        for tensor in [Tensor::Embed, Tensor::Head, Tensor::FinalNorm] {
+            assert_eq!(weights.form(tensor), Form::Plain, "{name}");
+        }
+    }
+}
+
+type Tensors = BTreeMap<String, (FileDtype, Vec<usize>, Vec<u8>)>;
+
+/// A copy of a model whose tensors a test changes.
+fn changed(name: &str, change: impl FnOnce(&mut Tensors)) -> tempfile::TempDir {
+    let bytes = fs::read(folder(name).join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mut tensors: Tensors = file
+        .tensors()
+        .into_iter()
+        .map(|(name, view)| (name, (view.dtype(), view.shape().to_vec(), view.data().to_vec())))
+        .collect();
+    change(&mut tensors);
+    let views = tensors.iter().map(|(name, (dtype, shape, data))| {
+        (name, TensorView::new(*dtype, shape.clone(), data).unwrap())
+    });
+    let copy = tempfile::tempdir().unwrap();
+    let bytes = safetensors::serialize(views, None).unwrap();
+    fs::write(copy.path().join("model.safetensors"), bytes).unwrap();
+    for file in ["config.json", "hf_quant_config.json"] {
+        let _ = fs::copy(folder(name).join(file), copy.path().join(file));
+    }
+    copy
+}
+
+/// Each tensor of a matrix is needed, and the error names it.
+#[test]
+fn a_missing_tensor_is_named() {
+    const SIDES: &[(&str, &[&str])] = &[
+        ("fp8_block", &["weight", "weight_scale_inv"]),
+        ("fp8_tensor", &["weight", "weight_scale"]),
+        ("ct_float", &["weight", "weight_scale"]),
+        ("ct_int8", &["weight", "weight_scale"]),
+        ("ct_int4", &["weight_packed", "weight_scale", "weight_shape"]),
+        ("ct_zeros", &["weight_packed", "weight_scale", "weight_shape", "weight_zero_point"]),
+        ("ct_nvfp4", &["weight_packed", "weight_scale", "weight_global_scale"]),
+        ("ct_mxfp4", &["weight_packed", "weight_scale"]),
+        ("awq", &["qweight", "qzeros", "scales"]),
+        ("gptq_v1", &["qweight", "qzeros", "scales"]),
+        ("bnb_nf4", &["weight", "weight.absmax", "weight.quant_map"]),
+        ("bnb_nf4", &["weight.quant_state.bitsandbytes__nf4"]),
+        ("bnb_fp4", &["weight.nested_absmax", "weight.nested_quant_map"]),
+        ("bnb_int8", &["weight"]),
+        ("modelopt_fp8", &["weight", "weight_scale"]),
+        ("modelopt_nvfp4", &["weight", "weight_scale", "weight_scale_2"]),
+    ];
+    for (name, sides) in SIDES {
+        for side in *sides {
+            let missing = format!("model.layers.0.mlp.up_proj.{side}");
+            let copy = changed(name, |tensors| drop(tensors.remove(&missing).unwrap()));
+            let error = open(copy.path()).err().unwrap_or_else(|| panic!("{name} {side} opened"));
+            assert!(error.contains(&format!("`{missing}` is missing")), "{name}: {error}");
+        }
+    }
+}
+
+/// Every tensor of every fixture, changed in shape, in format, and in one byte.
+#[test]
+fn a_wrong_shape_or_format_is_refused_and_a_changed_byte_changes_the_fingerprint() {
+    for name in all() {
+        let first = open(&folder(&name)).unwrap().1.fingerprint();
+        let mut names = Vec::new();
+        changed(&name, |tensors| names.extend(tensors.keys().cloned()));
+        for tensor in names.iter().filter(|tensor| tensor.contains("up_proj")) {
+            if tensor.ends_with("input_scale") || tensor.ends_with(".bias") {
+                continue;
+            }
+            let copy = changed(&name, |tensors| {
+                let (_, shape, _) = tensors.get_mut(tensor).unwrap();
+                shape.push(1);
+                shape.insert(0, 1);
+                shape.insert(0, 1);
+            });
+            let error = open(copy.path()).err();
+            assert!(error.is_some(), "{name} {tensor} opened in another shape");
+            let copy = changed(&name, |tensors| {
+                let (dtype, shape, data) = tensors.get_mut(tensor).unwrap();
+                (*dtype, *shape) = (FileDtype::BOOL, vec![data.len()]);
+            });
+            let error = open(copy.path()).err();
+            assert!(error.is_some(), "{name} {tensor} opened in another format");
+            let copy = changed(&name, |tensors| {
+                let (_, _, data) = tensors.get_mut(tensor).unwrap();
+                let last = data.len() - 1;
+                data[last] ^= 1;
+            });
+            if let Ok((_, weights)) = open(copy.path()) {
+                let said = tensor.ends_with("g_idx") || tensor.contains("quant_state");
+                assert!(said || weights.fingerprint() != first, "{name} {tensor}");
+            }
+        }
+    }
+}
