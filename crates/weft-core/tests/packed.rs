@@ -1,4 +1,5 @@
-//! Packed safetensors by the formats' own tools: every value is the tool's, to the last bit.
+//! Packed safetensors by the formats' own tools: every value is the tool's, to the last bit. Broken
+//! and hostile ones give a clear error, never a panic, and never use much memory.
 //!
 //! `tools/golden_packed.py` wrote the models and the hashes of their dequantised rows.
 
@@ -8,11 +9,20 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use cap::Cap;
+use proptest::prelude::*;
+use proptest::sample::{Index, select};
 use safetensors::tensor::{Dtype as FileDtype, SafeTensors, TensorView};
 use weft_core::config::Config;
 use weft_core::weights::{
     Code, Form, Offset, Safetensors, Scale, Tensor, TensorShape, Weights, tensors,
 };
+
+/// The test ends if more than this is allocated: nothing below may need it, whatever a file claims.
+const MEMORY_LIMIT: usize = 96 << 20;
+
+#[global_allocator]
+static ALLOCATOR: Cap<std::alloc::System> = Cap::new(std::alloc::System, MEMORY_LIMIT);
 
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/packed").join(name)
@@ -242,5 +252,163 @@ fn a_wrong_shape_or_format_is_refused_and_a_changed_byte_changes_the_fingerprint
                 assert!(said || weights.fingerprint() != first, "{name} {tensor}");
             }
         }
+    }
+}
+
+/// Opens a model and reads all of it.
+fn load(folder: &Path) -> Result<usize, String> {
+    let (config, weights) = open(folder)?;
+    let mut elements = 0;
+    for TensorShape { tensor, .. } in tensors(&config) {
+        weights.read(tensor, &mut |_, row| elements += row.len()).map_err(|e| e.to_string())?;
+        if weights.form(tensor) != Form::Plain {
+            weights.read_coded(tensor, &mut |_, _| {}).map_err(|e| e.to_string())?;
+        }
+    }
+    Ok(elements)
+}
+
+/// A model with a change in one tensor is refused, and the message has all these parts.
+fn assert_refused(name: &str, tensor: &str, change: fn(&mut Vec<u8>), expected: &[&str]) {
+    let tensor = format!("model.layers.0.mlp.up_proj.{tensor}");
+    let copy = changed(name, |tensors| change(&mut tensors.get_mut(&tensor).unwrap().2));
+    let error = load(copy.path()).expect_err("a broken model was loaded");
+    for part in expected {
+        assert!(error.contains(part), "{name}: `{error}` does not say `{part}`");
+    }
+}
+
+#[test]
+fn values_that_cannot_be_are_refused() {
+    let damaged = &["up_proj", "download it again"];
+    // A code that is NaN, scales that are infinite or make values so, and no global scale.
+    assert_refused("fp8_block", "weight", |bytes| bytes[161] = 0x7f, damaged);
+    assert_refused("fp8_block", "weight", |bytes| bytes[161] = 0xff, damaged);
+    let infinite: fn(&mut Vec<u8>) =
+        |bytes| bytes[..4].copy_from_slice(&f32::INFINITY.to_le_bytes());
+    assert_refused("fp8_tensor", "weight_scale", infinite, damaged);
+    let large: fn(&mut Vec<u8>) = |bytes| bytes[..4].copy_from_slice(&1e37_f32.to_le_bytes());
+    assert_refused("fp8_tensor", "weight_scale", large, damaged);
+    assert_refused("ct_mxfp4", "weight_scale", |bytes| bytes[3] = 255, damaged);
+    assert_refused("ct_mxfp4", "weight_scale", |bytes| bytes[3] = 254, damaged);
+    assert_refused("ct_nvfp4", "weight_global_scale", |bytes| bytes.fill(0), damaged);
+    assert_refused("bnb_nf4", "weight.quant_map", infinite, damaged);
+    assert_refused("bnb_fp4", "weight.nested_absmax", infinite, damaged);
+    assert_refused("awq", "scales", |bytes| bytes[..2].fill(0xff), damaged);
+    // What contradicts the config.
+    assert_refused("ct_int4", "weight_shape", |bytes| bytes[0] = 1, &["weight_shape", "[64, 160]"]);
+    assert_refused("gptq_order", "g_idx", |bytes| bytes[0] = 5, &["g_idx", "group 5", "are 5"]);
+    assert_refused("gptq_order", "g_idx", |bytes| bytes[..4].fill(0xff), &["group -1"]);
+    assert_refused("gptq_order", "qzeros", |bytes| bytes[0] = 0xff, &["row 0", "gptq_v2"]);
+    assert_refused("gptq_v1", "bias", |bytes| bytes[0] = 1, &["up_proj.bias", "not part"]);
+    let state = "weight.quant_state.bitsandbytes__nf4";
+    assert_refused("bnb_nf4", state, |bytes| bytes[0] = b'!', &[state]);
+}
+
+/// A copy of a model with another `quantization_config`.
+fn configured(name: &str, change: impl FnOnce(&mut serde_json::Value)) -> tempfile::TempDir {
+    let copy = changed(name, |_| {});
+    let path = copy.path().join("config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    change(&mut config["quantization_config"]);
+    fs::write(&path, config.to_string()).unwrap();
+    copy
+}
+
+#[test]
+fn expressions_are_anchored_at_the_start_and_bounded() {
+    let ignoring = |list: &[&str]| {
+        let copy = configured("ct_int8", |config| config["ignore"] = list.into());
+        load(copy.path()).map(drop)
+    };
+    // The head is plain in the file, so it need not be ignored.
+    assert_eq!(ignoring(&[]), Ok(()));
+    // An ignored matrix must be plain; an expression need not reach the end of a name.
+    for ignored in ["re:model.*up", "re:.*up_proj", "model.layers.0.mlp.up_proj"] {
+        let error = ignoring(&[ignored]).unwrap_err();
+        assert!(error.contains("up_proj") && error.contains("I8"), "{ignored}: {error}");
+    }
+    for other in ["re:layers", "re:up_proj", "up_proj", "model.layers.0.mlp.up", "Conv2d"] {
+        assert_eq!(ignoring(&[other]), Ok(()), "{other}");
+    }
+    for bad in ["re:(", "re:(?:(?:a{1000}){1000}){1000}", r"re:(.*)*(.*)*(.*)*\1\2\3x"] {
+        let error = ignoring(&[bad]).unwrap_err();
+        assert!(error.contains("regular expression"), "{bad}: {error}");
+    }
+    let error = ignoring(&vec!["re:a"; 300]).unwrap_err();
+    assert!(error.contains("more than 256"), "{error}");
+}
+
+/// A wrong version, group or width of codes never gives other values silently.
+#[test]
+fn settings_that_do_not_fit_the_tensors_are_refused() {
+    let with = |name: &str, key: &str, value: serde_json::Value| {
+        let copy = configured(name, |config| config[key] = value);
+        load(copy.path()).unwrap_err()
+    };
+    for (name, key, value) in [
+        ("awq", "group_size", 64.into()),
+        ("awq", "group_size", (-1).into()),
+        ("gptq_v1", "bits", 8.into()),
+        ("gptq_v1", "group_size", 16.into()),
+        ("gptq_v1", "dynamic", serde_json::Value::Null),
+        ("fp8_block", "weight_block_size", vec![64, 128].into()),
+        ("fp8_block", "weight_block_size", serde_json::Value::Null),
+        ("modelopt_nvfp4", "quant_algo", "FP8".into()),
+    ] {
+        let error = with(name, key, value);
+        assert!(error.contains("tensor `model.layers.0."), "{name} {key}: {error}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 192, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn changed_tensors_never_panic(
+        name in select(all()),
+        tensor in any::<Index>(),
+        shape in prop::option::of(prop::collection::vec(0_usize..200, 0..4)),
+        dtype in prop::option::of(select(vec![
+            FileDtype::U8, FileDtype::I8, FileDtype::F8_E4M3, FileDtype::F8_E8M0,
+            FileDtype::F8_E5M2, FileDtype::BF16, FileDtype::F16, FileDtype::I32, FileDtype::F32,
+            FileDtype::I64,
+        ])),
+        bytes in prop::collection::vec((any::<Index>(), any::<u8>()), 0..8),
+    ) {
+        let copy = changed(&name, |tensors| {
+            let names: Vec<String> = tensors.keys().cloned().collect();
+            let (old, sizes, data) = tensors.get_mut(tensor.get(&names)).unwrap();
+            *sizes = shape.unwrap_or_else(|| sizes.clone());
+            *old = dtype.unwrap_or(*old);
+            let bits: usize = sizes.iter().product::<usize>() * old.bitsize();
+            data.resize(bits / 8, 0x11);
+            let edits = if data.is_empty() { &[] } else { &bytes[..] };
+            for (at, byte) in edits {
+                let at = at.index(data.len());
+                data[at] = *byte;
+            }
+        });
+        let _ = load(copy.path());
+    }
+
+    #[test]
+    fn changed_headers_and_configs_never_panic(
+        name in select(all()),
+        config in any::<bool>(),
+        edits in prop::collection::vec((any::<Index>(), any::<u8>()), 1..4),
+        cut in prop::option::of(any::<Index>()),
+    ) {
+        let copy = changed(&name, |_| {});
+        let path = copy.path().join(if config { "config.json" } else { "model.safetensors" });
+        let mut bytes = fs::read(&path).unwrap();
+        let header = if config { bytes.len() } else { bytes.len().min(4000) };
+        for (at, byte) in edits {
+            // Digits and signs keep the JSON valid more often than other bytes.
+            bytes[at.index(header)] = b"0123456789-.\"[]{},:ntf"[usize::from(byte) % 22];
+        }
+        bytes.truncate(cut.map_or(bytes.len(), |cut| cut.index(bytes.len())));
+        fs::write(&path, bytes).unwrap();
+        let _ = load(copy.path());
     }
 }

@@ -221,7 +221,7 @@ fn place_all(
     }
     packed::drop_zero_biases(&patterns, &mut found, files)?;
     found.0.retain(|name, _| {
-        !is_known_leftover(name, config) && !(is_packed && packed::is_for_activations(name))
+        !(is_known_leftover(name, config) || is_packed && packed::is_for_activations(name))
     });
     // The first by name, so that the same broken folder always gives the same message.
     match (found.0.into_iter().min_by(|a, b| a.0.cmp(&b.0)), missing) {

@@ -3,9 +3,12 @@
 //! A [`Packed`] knows where the codes, scales and zeros of one matrix lie. It reads them in bands of
 //! rows, so its memory is bounded even if the file stores the matrix transposed.
 
+mod bits_and_bytes;
+mod compressed;
 mod modules;
 mod part;
 mod schemes;
+mod transposed;
 
 use std::ops::Range;
 
