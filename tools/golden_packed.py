@@ -310,6 +310,19 @@ def compressed_models():
         model.add(module, truth, **packed)
     model.write()
 
+    bytes8 = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "group",
+              "group_size": 32}
+    model = Model("ct_mxfp8", ct_config("mxfp8-quantized", [(["Linear"], bytes8)]))
+    compressor = BaseCompressor.get_value_from_registry("mxfp8-quantized")
+    for module, w in model.matrices():
+        scale = 2.0 ** (w.reshape(w.shape[0], -1, 32).abs().amax(2) / 448).log2().ceil()
+        packed = compressor.compress({"weight": w, "weight_scale": scale}, scheme(**bytes8))
+        assert packed["weight_scale"].dtype == torch.uint8
+        truth = dequantize(packed["weight"].float(), scale, args=scheme(**bytes8).weights,
+                           dtype=torch.float32)
+        model.add(module, truth, **packed)
+    model.write()
+
 
 def unpack_fp4(packed):
     pairs = torch.stack([packed & 15, packed >> 4], 2).reshape(packed.shape[0], -1)

@@ -14,9 +14,12 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use safetensors::tensor::{Dtype as FileDtype, SafeTensors, TensorView};
 use weft_core::config::Config;
+use weft_core::plan::plan;
+use weft_core::reference::Reference;
 use weft_core::weights::{
-    Code, Form, Offset, Safetensors, Scale, Tensor, TensorShape, Weights, tensors,
+    Code, Form, Offset, Safetensors, Scale, Tensor, TensorShape, Weights, WeightsError, tensors,
 };
+use weft_testing::{LIMITS, Work, max_difference, run, span};
 
 /// The test ends if more than this is allocated: nothing below may need it, whatever a file claims.
 const MEMORY_LIMIT: usize = 96 << 20;
@@ -53,7 +56,7 @@ fn hash(values: &[f32]) -> String {
 
 #[test]
 fn every_value_is_that_of_the_format_s_own_tool() {
-    assert_eq!(all().len(), 19, "{:?}", all());
+    assert_eq!(all().len(), 20, "{:?}", all());
     for name in all() {
         let (config, weights) = open(&folder(&name)).unwrap_or_else(|e| panic!("{name}: {e}"));
         let truth = fs::read(folder(&name).join("truth.json")).unwrap();
@@ -102,6 +105,39 @@ fn codes_and_scales_give_the_values() {
                 .unwrap();
             assert_eq!(seen, shape[0]);
         }
+    }
+}
+
+/// The same values without codes.
+struct Widened(Safetensors);
+
+impl Weights for Widened {
+    fn read(
+        &self,
+        tensor: Tensor,
+        visit: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), WeightsError> {
+        self.0.read(tensor, visit)
+    }
+
+    fn fingerprint(&self) -> [u8; 32] {
+        self.0.fingerprint()
+    }
+}
+
+#[test]
+fn packed_models_have_the_logits_of_their_values() {
+    for name in all() {
+        let (config, weights) = open(&folder(&name)).unwrap();
+        let logits = |weights: &dyn Weights| {
+            let mut device = Reference::<f32>::new(&config, weights, LIMITS).unwrap();
+            let work = Work::new(&[1, 5, 2, 7, 3], 0, Vec::new(), span(2, 5, 0));
+            run(&mut device, &plan(&config), &[work]).concat()
+        };
+        let (ours, theirs) = (logits(&weights), logits(&Widened(weights)));
+        let largest = theirs.iter().fold(0.0_f32, |most, logit| most.max(logit.abs()));
+        let difference = max_difference(&ours, &theirs);
+        assert!(largest > 0.1 && difference < 1e-5 * largest, "{name}: {difference} {largest}");
     }
 }
 
@@ -198,6 +234,7 @@ fn a_missing_tensor_is_named() {
         ("ct_zeros", &["weight_packed", "weight_scale", "weight_shape", "weight_zero_point"]),
         ("ct_nvfp4", &["weight_packed", "weight_scale", "weight_global_scale"]),
         ("ct_mxfp4", &["weight_packed", "weight_scale"]),
+        ("ct_mxfp8", &["weight", "weight_scale"]),
         ("awq", &["qweight", "qzeros", "scales"]),
         ("gptq_v1", &["qweight", "qzeros", "scales"]),
         ("bnb_nf4", &["weight", "weight.absmax", "weight.quant_map"]),
