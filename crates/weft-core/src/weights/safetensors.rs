@@ -244,3 +244,39 @@ fn check_finite(tensor: Tensor, row: usize, values: &[f32]) -> Result<(), Weight
         None => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// Each row of a matrix, read in bands of `at_once` rows.
+    fn rows(opened: &Safetensors, packed: &Packed, at_once: usize) -> Vec<String> {
+        let mut rows = Vec::new();
+        let mut visit = |row: usize, coded: &CodedRow<'_>| rows.push(format!("{row} {coded:?}"));
+        packed.bands(&opened.files, at_once, 1.0, &mut visit).unwrap();
+        rows
+    }
+
+    #[test]
+    fn bands_of_any_height_give_the_same_rows() {
+        let packed = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/packed");
+        let mut matrices = 0;
+        for entry in fs::read_dir(packed).unwrap() {
+            let folder = entry.unwrap().path();
+            let config = Config::from_file(&folder.join("config.json")).unwrap();
+            let opened = Safetensors::open(&folder, &config).unwrap();
+            for (tensor, place) in &opened.places {
+                let Place::Packed(packed) = place else { continue };
+                let whole = rows(&opened, packed, 1 << 10);
+                for at_once in [32, 96] {
+                    let bands = rows(&opened, packed, at_once);
+                    assert!(whole == bands, "{} {tensor:?} {at_once}", folder.display());
+                }
+                matrices += 1;
+            }
+        }
+        assert!(matrices > 100);
+    }
+}

@@ -163,7 +163,7 @@ impl Packed {
             Factor::After(factor) => factor,
             _ => 1.0,
         };
-        self.bands(files, after, visit)
+        self.bands(files, self.rows_at_once(), after, visit)
     }
 
     /// Calls `visit(row, values)` for each row, in order.
@@ -174,7 +174,7 @@ impl Packed {
     ) -> Result<(), WeightsError> {
         let codes = self.form.code.values();
         let mut values = vec![0.0; self.columns];
-        self.bands(files, 1.0, &mut |row, coded| {
+        self.bands(files, self.rows_at_once(), 1.0, &mut |row, coded| {
             match &self.order {
                 None => coded.widen(self.form.group, &codes, &mut values),
                 Some(order) => {
@@ -195,18 +195,24 @@ impl Packed {
         })
     }
 
-    fn bands(
-        &self,
-        files: &Files,
-        after: f32,
-        visit: &mut dyn FnMut(usize, &CodedRow<'_>),
-    ) -> Result<(), WeightsError> {
+    /// Rows of a band.
+    fn rows_at_once(&self) -> usize {
         let most = match self.layout {
             Layout::Awq | Layout::Gptq => TRANSPOSED_BAND_BYTES,
             _ => BAND_BYTES,
         };
         let row_bytes = (self.columns * self.form.code.bits()).div_ceil(8);
-        let at_once = (most / row_bytes).max(1).next_multiple_of(BAND_ROWS);
+        (most / row_bytes).max(1).next_multiple_of(BAND_ROWS)
+    }
+
+    /// Reads bands of `at_once` rows. Scales are multiplied by `after`.
+    pub(super) fn bands(
+        &self,
+        files: &Files,
+        at_once: usize,
+        after: f32,
+        visit: &mut dyn FnMut(usize, &CodedRow<'_>),
+    ) -> Result<(), WeightsError> {
         let groups = self.groups();
         let mut band = Band::default();
         let mut codes = vec![0; self.columns];
