@@ -218,6 +218,7 @@ impl Packed {
         let mut codes = vec![0; self.columns];
         // Widened by every value of the code and every zero, a scale must stay finite.
         let values = self.form.code.values();
+        let has_nan = values.iter().any(|value| value.is_nan());
         let most = values.iter().filter(|v| v.is_finite()).fold(0.0_f32, |m, v| m.max(v.abs()));
         let most = if self.form.offset == Offset::Zero { 2.0 * most + 1.0 } else { most };
         for first in (0..self.rows).step_by(at_once) {
@@ -234,7 +235,7 @@ impl Packed {
                 if let Some(value) = scales.iter().find(unfit) {
                     return Err(self.not_finite(row, *value));
                 }
-                if codes.iter().any(|code| !values[usize::from(*code)].is_finite()) {
+                if has_nan && codes.iter().any(|code| values[usize::from(*code)].is_nan()) {
                     return Err(self.not_finite(row, f32::NAN));
                 }
                 let offsets = match self.form.offset {
