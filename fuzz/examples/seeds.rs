@@ -13,8 +13,8 @@ use weft_core::chunk::{Chunk, ChunkId, Kind, export};
 use weft_core::config::Config;
 use weft_core::dtype::Dtype;
 use weft_core::store::{Header, KvKey, Put, Rows, Store};
-use weft_core::weights::{Tensor, tensors};
-use weft_fuzz::{CONFIG, FINGERPRINT, PACKED_CONFIG};
+use weft_core::weights::{Safetensors, Tensor, tensors};
+use weft_fuzz::{CONFIG, FINGERPRINT, PACKED_CONFIG, packed_configs};
 use weft_testing::gguf::GgufFile;
 
 /// Merges that are kept of a tokenizer: a seed is small.
@@ -38,7 +38,10 @@ fn main() {
     write("safetensors", "index", &read(index));
     write("safetensors", "weights", &weights());
     for (name, sides) in PACKED {
-        write("safetensors", name, &packed(sides));
+        let bytes: &'static [u8] = packed(sides).leak();
+        let opens = |config: Config| Safetensors::from_bytes(name, bytes, &config).is_ok();
+        assert!(packed_configs().any(opens), "{name} is no valid seed");
+        write("safetensors", name, bytes);
     }
     requests(&read(data.join("prompts/conversations.json")));
     rows();

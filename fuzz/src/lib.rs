@@ -80,6 +80,15 @@ pub const PACKINGS: [&str; 13] = [
         {"a": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "float"}}}}"#,
 ];
 
+/// The configs of packed seeds.
+pub fn packed_configs() -> impl Iterator<Item = Config> {
+    PACKINGS.iter().map(|packing| {
+        let config = PACKED_CONFIG.trim_end_matches('}');
+        let json = format!(r#"{config}, "quantization_config": {packing}}}"#);
+        Config::from_json(json.as_bytes()).expect("a config")
+    })
+}
+
 /// `config.json`: what is read must be of a size that can be planned.
 pub fn config(input: &[u8]) {
     let Ok(config) = Config::from_json(input) else { return };
@@ -101,12 +110,8 @@ pub fn safetensors(input: &[u8]) {
     }
     static CONFIGS: OnceLock<Vec<Config>> = OnceLock::new();
     let configs = CONFIGS.get_or_init(|| {
-        let packed = PACKINGS.iter().map(|packing| {
-            let config = PACKED_CONFIG.trim_end_matches('}');
-            format!(r#"{config}, "quantization_config": {packing}}}"#)
-        });
-        let all = std::iter::once(CONFIG.to_owned()).chain(packed);
-        all.map(|json| Config::from_json(json.as_bytes()).expect("a config")).collect()
+        let plain = Config::from_json(CONFIG.as_bytes()).expect("a config");
+        std::iter::once(plain).chain(packed_configs()).collect()
     });
     let bytes: *mut [u8] = Box::into_raw(input.to_vec().into_boxed_slice());
     for config in configs {
