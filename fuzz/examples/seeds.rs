@@ -6,14 +6,15 @@ use std::path::{Path, PathBuf};
 
 // Its counters, in case that this is built with cargo-fuzz's flags.
 use libfuzzer_sys as _;
+use safetensors::Dtype as Format;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 use weft_core::chunk::{Chunk, ChunkId, Kind, export};
 use weft_core::config::Config;
 use weft_core::dtype::Dtype;
 use weft_core::store::{Header, KvKey, Put, Rows, Store};
-use weft_core::weights::tensors;
-use weft_fuzz::{CONFIG, FINGERPRINT};
+use weft_core::weights::{Safetensors, Tensor, tensors};
+use weft_fuzz::{CONFIG, FINGERPRINT, PACKED_CONFIG, packed_configs};
 use weft_testing::gguf::GgufFile;
 
 /// Merges that are kept of a tokenizer: a seed is small.
@@ -36,6 +37,12 @@ fn main() {
     let index = data.join("golden/qwen2/model.safetensors.index.json");
     write("safetensors", "index", &read(index));
     write("safetensors", "weights", &weights());
+    for (name, sides) in PACKED {
+        let bytes: &'static [u8] = packed(sides).leak();
+        let opens = |config: Config| Safetensors::from_bytes(name, bytes, &config).is_ok();
+        assert!(packed_configs().any(opens), "{name} is no valid seed");
+        write("safetensors", name, bytes);
+    }
     requests(&read(data.join("prompts/conversations.json")));
     rows();
 }
@@ -79,6 +86,139 @@ fn weights() -> Vec<u8> {
         let bytes = &zeros[..2 * shape.elements()];
         let view = TensorView::new(safetensors::Dtype::BF16, shape.shape.clone(), bytes);
         (shape.tensor.name(), view.expect("a tensor"))
+    });
+    safetensors::serialize(views, None).expect("a file")
+}
+
+/// A tensor beside a packed matrix of `[n, k]`: its name, format and shape.
+type Side = (&'static str, Format, fn(usize, usize) -> Vec<usize>);
+
+/// Each packed format, and the tensors of its matrices.
+const PACKED: &[(&str, &[Side])] = &[
+    (
+        "fp8_block",
+        &[
+            ("weight", Format::F8_E4M3, |n, k| vec![n, k]),
+            ("weight_scale_inv", Format::BF16, |_, _| vec![1, 1]),
+        ],
+    ),
+    (
+        "fp8_tensor",
+        &[
+            ("weight", Format::F8_E4M3, |n, k| vec![n, k]),
+            ("weight_scale", Format::F32, |_, _| vec![]),
+        ],
+    ),
+    (
+        "modelopt_nvfp4",
+        &[
+            ("weight", Format::U8, |n, k| vec![n, k / 2]),
+            ("weight_scale", Format::F8_E4M3, |n, k| vec![n, k.div_ceil(16)]),
+            ("weight_scale_2", Format::F32, |_, _| vec![]),
+        ],
+    ),
+    (
+        "awq",
+        &[
+            ("qweight", Format::I32, |n, k| vec![k, n / 8]),
+            ("qzeros", Format::I32, |n, k| vec![k.div_ceil(16), n / 8]),
+            ("scales", Format::F16, |n, k| vec![k.div_ceil(16), n]),
+        ],
+    ),
+    (
+        "gptq4",
+        &[
+            ("qweight", Format::I32, |n, k| vec![k / 8, n]),
+            ("qzeros", Format::I32, |n, k| vec![k.div_ceil(16), n / 8]),
+            ("scales", Format::F16, |n, k| vec![k.div_ceil(16), n]),
+            ("g_idx", Format::I32, |_, k| vec![k]),
+        ],
+    ),
+    (
+        "gptq8",
+        &[
+            ("qweight", Format::I32, |n, k| vec![k / 4, n]),
+            ("qzeros", Format::I32, |n, _| vec![1, n / 4]),
+            ("scales", Format::F16, |n, _| vec![1, n]),
+        ],
+    ),
+    (
+        "bnb_int8",
+        &[("weight", Format::I8, |n, k| vec![n, k]), ("SCB", Format::F32, |n, _| vec![n])],
+    ),
+    (
+        "ct_float",
+        &[
+            ("weight", Format::F8_E4M3, |n, k| vec![n, k]),
+            ("weight_scale", Format::BF16, |n, _| vec![n, 1]),
+        ],
+    ),
+    (
+        "ct_int8",
+        &[
+            ("weight", Format::I8, |n, k| vec![n, k]),
+            ("weight_scale", Format::BF16, |_, _| vec![1]),
+        ],
+    ),
+    (
+        "ct_int4",
+        &[
+            ("weight_packed", Format::I32, |n, k| vec![n, k / 8]),
+            ("weight_scale", Format::BF16, |n, k| vec![n, k.div_ceil(16)]),
+            ("weight_zero_point", Format::I32, |n, k| vec![n / 8, k.div_ceil(16)]),
+            ("weight_shape", Format::I64, |_, _| vec![2]),
+        ],
+    ),
+    (
+        "ct_nvfp4",
+        &[
+            ("weight_packed", Format::U8, |n, k| vec![n, k / 2]),
+            ("weight_scale", Format::F8_E4M3, |n, k| vec![n, k.div_ceil(16)]),
+            ("weight_global_scale", Format::F32, |_, _| vec![1]),
+        ],
+    ),
+    (
+        "ct_mxfp4",
+        &[
+            ("weight_packed", Format::U8, |n, k| vec![n, k / 2]),
+            ("weight_scale", Format::U8, |n, k| vec![n, k.div_ceil(32)]),
+        ],
+    ),
+];
+
+/// A packed model: every number of a format of floats is small, all others are zero.
+fn packed(sides: &[Side]) -> Vec<u8> {
+    let config = Config::from_json(PACKED_CONFIG.as_bytes()).expect("a config");
+    let mut all = Vec::new();
+    for shape in tensors(&config) {
+        let name = shape.tensor.name();
+        let is_packed = shape.shape.len() == 2 && shape.tensor != Tensor::Embed;
+        let Some(module) = name.strip_suffix(".weight").filter(|_| is_packed) else {
+            all.push((name, Format::BF16, shape.shape));
+            continue;
+        };
+        let (n, k) = (shape.rows(), shape.row());
+        all.extend(sides.iter().map(|side| (format!("{module}.{}", side.0), side.1, side.2(n, k))));
+    }
+    let data: Vec<Vec<u8>> = all
+        .iter()
+        .map(|(name, format, shape)| {
+            let n: usize = shape.iter().product();
+            match format {
+                // The shape of the matrix that it describes.
+                Format::I64 => {
+                    let name = name.replace("weight_shape", "weight");
+                    let matrix = tensors(&config).into_iter().find(|s| s.tensor.name() == name);
+                    let shape = matrix.expect("a matrix").shape;
+                    shape.iter().flat_map(|size| (*size as u64).to_le_bytes()).collect()
+                }
+                Format::F32 => 0.5_f32.to_le_bytes().repeat(n),
+                _ => vec![0; n * format.bitsize() / 8],
+            }
+        })
+        .collect();
+    let views = all.iter().zip(&data).map(|((name, format, shape), data)| {
+        (name, TensorView::new(*format, shape.clone(), data).expect("a tensor"))
     });
     safetensors::serialize(views, None).expect("a file")
 }

@@ -46,6 +46,49 @@ pub const CONFIG: &str = r#"{"model_type": "qwen3", "hidden_size": 4, "num_hidde
     "vocab_size": 4, "max_position_embeddings": 64, "rope_theta": 10000.0,
     "tie_word_embeddings": true, "dtype": "bfloat16"}"#;
 
+/// The model of packed seeds, without its `quantization_config`.
+pub const PACKED_CONFIG: &str = r#"{"model_type": "qwen3", "hidden_size": 32,
+    "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8,
+    "intermediate_size": 16, "vocab_size": 2, "max_position_embeddings": 64,
+    "tie_word_embeddings": true, "dtype": "bfloat16"}"#;
+
+/// Every format that packs matrices: its `quantization_config`.
+pub const PACKINGS: [&str; 13] = [
+    r#"{"quant_method": "fp8", "weight_block_size": [128, 128]}"#,
+    r#"{"quant_method": "modelopt", "quant_algo": "FP8"}"#,
+    r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#,
+    r#"{"quant_method": "awq", "bits": 4, "group_size": 16}"#,
+    r#"{"quant_method": "gptq", "bits": 4, "group_size": 16}"#,
+    r#"{"quant_method": "gptq", "bits": 8, "group_size": -1, "format": "gptq_v2"}"#,
+    r#"{"quant_method": "bitsandbytes", "load_in_4bit": true}"#,
+    r#"{"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups":
+        {"a": {"targets": ["Linear"], "weights":
+        {"num_bits": 8, "type": "float", "strategy": "channel"}}}}"#,
+    r#"{"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups":
+        {"a": {"targets": ["Linear"], "weights":
+        {"num_bits": 8, "type": "int", "strategy": "tensor"}}}}"#,
+    r#"{"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups":
+        {"a": {"targets": ["re:.*"], "weights":
+        {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 16,
+         "symmetric": false}}}}"#,
+    r#"{"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups":
+        {"a": {"targets": ["Linear"], "weights":
+        {"num_bits": 8, "type": "int", "strategy": "channel"}}}}"#,
+    r#"{"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "config_groups":
+        {"a": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "float"}}}}"#,
+    r#"{"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized", "config_groups":
+        {"a": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "float"}}}}"#,
+];
+
+/// The configs of packed seeds.
+pub fn packed_configs() -> impl Iterator<Item = Config> {
+    PACKINGS.iter().map(|packing| {
+        let config = PACKED_CONFIG.trim_end_matches('}');
+        let json = format!(r#"{config}, "quantization_config": {packing}}}"#);
+        Config::from_json(json.as_bytes()).expect("a config")
+    })
+}
+
 /// `config.json`: what is read must be of a size that can be planned.
 pub fn config(input: &[u8]) {
     let Ok(config) = Config::from_json(input) else { return };
@@ -56,7 +99,7 @@ pub fn config(input: &[u8]) {
     RopeTable::new(&config.rope, config.head_dim, limits.positions);
 }
 
-/// A file of weights, or (if it begins as JSON does) the index of several.
+/// A file of weights, plain or packed, or (if it begins as JSON does) the index of several.
 pub fn safetensors(input: &[u8]) {
     static FOLDER: OnceLock<TempDir> = OnceLock::new();
     if input.starts_with(b"{") {
@@ -65,14 +108,23 @@ pub fn safetensors(input: &[u8]) {
         let _ = shards_of_index(&file);
         return;
     }
-    let config = Config::from_json(CONFIG.as_bytes()).expect("a config");
+    static CONFIGS: OnceLock<Vec<Config>> = OnceLock::new();
+    let configs = CONFIGS.get_or_init(|| {
+        let plain = Config::from_json(CONFIG.as_bytes()).expect("a config");
+        std::iter::once(plain).chain(packed_configs()).collect()
+    });
     let bytes: *mut [u8] = Box::into_raw(input.to_vec().into_boxed_slice());
-    // SAFETY: the bytes are freed below, after everything that borrows them.
-    if let Ok(weights) = Safetensors::from_bytes("input", unsafe { &*bytes }, &config) {
-        for shape in tensors(&config) {
+    for config in configs {
+        // SAFETY: the bytes are freed below, after everything that borrows them.
+        let opened = Safetensors::from_bytes("input", unsafe { &*bytes }, config);
+        let Ok(weights) = opened else { continue };
+        for shape in tensors(config) {
             let mut elements = 0;
             if weights.read(shape.tensor, &mut |_, row| elements += row.len()).is_ok() {
                 assert_eq!(elements, shape.elements());
+            }
+            if weights.form(shape.tensor) != Form::Plain {
+                let _ = weights.read_coded(shape.tensor, &mut |_, _| {});
             }
         }
     }

@@ -172,7 +172,71 @@ const BROKEN_CONFIGS: &[(&str, &str, &[&str])] = &[
     ("mlp_bias", "true", &["mlp_bias"]),
     ("use_sliding_window", "true", &["use_sliding_window"]),
     ("layer_types", r#"["full_attention", "sliding_attention"]"#, &["sliding_attention"]),
-    ("quantization_config", r#"{"bits": 4}"#, &["quantized"]),
+    ("quantization_config", r#"{"bits": 4}"#, &["quantized", "no quant_method", "GGUF"]),
+    ("quantization_config", r#"{"quant_method": "exl3"}"#, &["as exl3", "GGUF"]),
+    ("quantization_config", r#"{"quant_method": "mxfp4"}"#, &["mxfp4", "experts"]),
+    ("quantization_config", r#"{"quant_method": 7}"#, &["not valid"]),
+    ("quantization", r#"{"group_size": 64, "bits": 4}"#, &["as MLX", "GGUF"]),
+    (
+        "quantization_config",
+        r#"{"quant_method": "fp8", "fmt": "e5m2"}"#,
+        &["fp8 e5m2", "e4m3", "take the model's bf16"],
+    ),
+    (
+        "quantization_config",
+        r#"{"quant_method": "fp8", "weight_block_size": [0, 128]}"#,
+        &["blocks of 0 rows"],
+    ),
+    (
+        "quantization_config",
+        r#"{"quant_method": "fp8", "weight_block_size": [128, 18446744073709551615]}"#,
+        &["multiple of 16"],
+    ),
+    (
+        "quantization_config",
+        r#"{"quant_method": "awq", "bits": 4, "version": "gemv"}"#,
+        &["awq gemv", "version gemm"],
+    ),
+    ("quantization_config", r#"{"quant_method": "awq", "bits": 3}"#, &["awq", "4 bits"]),
+    (
+        "quantization_config",
+        r#"{"quant_method": "awq", "bits": 4, "group_size": 0}"#,
+        &["groups of 0 columns", "multiple of 16"],
+    ),
+    (
+        "quantization_config",
+        r#"{"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}"#,
+        &["gptq marlin", "gptq_v2"],
+    ),
+    ("quantization_config", r#"{"quant_method": "gptq", "bits": 3}"#, &["4 and 8 bits"]),
+    ("quantization_config", r#"{"quant_method": "bitsandbytes"}"#, &["load_in_4bit"]),
+    (
+        "quantization_config",
+        r#"{"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}"#,
+        &["modelopt W4A8_AWQ", "NVFP4"],
+    ),
+    (
+        "quantization_config",
+        r#"{"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups":
+            {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int"}}}}"#,
+        &["compressed-tensors marlin-24", "pack-quantized"],
+    ),
+    (
+        "quantization_config",
+        r#"{"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups":
+            {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 3, "type": "int"}}}}"#,
+        &["int of 3 bits", "4 or 8 bits"],
+    ),
+    (
+        "quantization_config",
+        r#"{"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-24"}}"#,
+        &["sparse-24", "no sparse weights"],
+    ),
+    (
+        "quantization_config",
+        r#"{"quant_method": "compressed-tensors", "transform_config": {"config_groups": {}}}"#,
+        &["transforms"],
+    ),
     ("dtype", r#""float8_e4m3fn""#, &["float8_e4m3fn", "bfloat16"]),
     ("rope_theta", "0", &["rope_theta"]),
     ("rope_scaling", r#"{"rope_type": "longrope", "factor": 2}"#, &["longrope", "yarn"]),

@@ -1,13 +1,16 @@
 //! Compares coded weights on the CPU device with the reference, for every form and every
 //! instruction set of this machine, and checks that bits do not depend on neighbours or cuts.
 
+use std::fs;
+use std::path::Path;
+
 use half::bf16;
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 use weft_core::config::Config;
 use weft_core::device::Inspect;
 use weft_core::reference::Reference;
-use weft_core::weights::{Coded, Quantised, RandomWeights};
+use weft_core::weights::{Coded, Quantised, RandomWeights, Safetensors};
 use weft_cpu::{CpuDevice, ISA_VARIABLE, Isa, Options};
 use weft_testing::parity::{Layout, Noise, Sizes, compare, shapes, works};
 use weft_testing::{LIMITS, conformance, forms, poison};
@@ -50,6 +53,25 @@ fn every_form_matches_the_reference() {
                     compare(&config, &mut ours, &mut theirs, &works, NOISE)
                 })
                 .unwrap_or_else(|error| panic!("{isa} {form:?}: {error}"));
+        }
+    }
+}
+
+/// Files that other tools packed: their forms differ from one matrix to the next.
+#[test]
+fn packed_models_match_the_reference() {
+    let packed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../weft-core/tests/packed");
+    for entry in fs::read_dir(packed).unwrap() {
+        let folder = entry.unwrap().path();
+        let config = Config::from_file(&folder.join("config.json")).unwrap();
+        let weights = Safetensors::open(&folder, &config).unwrap();
+        for isa in available() {
+            let options = Options { limits: LIMITS, threads: 2, isa };
+            let mut ours = CpuDevice::new(&config, &weights, options).unwrap();
+            let mut theirs = Reference::<bf16>::new(&config, &weights, LIMITS).unwrap();
+            let works = works(&config, &mut theirs, &[(vec![(7, 3)], 5), (vec![], 1)], 11);
+            compare(&config, &mut ours, &mut theirs, &works, NOISE)
+                .unwrap_or_else(|error| panic!("{} {isa}: {error}", folder.display()));
         }
     }
 }

@@ -4,6 +4,7 @@
 //! Every size of memory comes from here, so every field is bounded before anything is allocated.
 //! This module knows file formats and families, but neither tensors nor devices.
 
+mod packing;
 mod parse;
 mod rope;
 
@@ -14,6 +15,7 @@ use thiserror::Error;
 
 use crate::dtype::Dtype;
 
+pub use packing::{CompressedLayout, GptqSettings, ModuleGroup, Packing, Shared};
 pub use rope::{RopeConfig, RopeScaling};
 
 /// The model families that the plan supports.
@@ -72,6 +74,8 @@ pub struct Config {
     pub dtype: Dtype,
     /// End tokens that `config.json` names.
     pub eos_ids: Vec<u32>,
+    /// How the matrices in safetensors files are packed.
+    pub packing: Packing,
 }
 
 impl Config {
@@ -162,6 +166,14 @@ pub enum ConfigError {
     /// A tensor that belongs to the config of a GGUF file cannot be used.
     #[error("{0}")]
     Tensor(String),
+    /// weft does not read the format of quantized weights.
+    #[error("the weights are quantized as {format}: {reason}")]
+    Packing {
+        /// The format.
+        format: String,
+        /// Why, and what to take instead.
+        reason: String,
+    },
     /// weft does not support the model's family.
     #[error("model type `{model_type}` is not supported: {reason}")]
     Unsupported {

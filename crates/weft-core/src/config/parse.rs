@@ -10,9 +10,13 @@ use std::path::Path;
 
 use serde::Deserialize;
 
+use super::packing;
 use super::rope::{self, RawRope};
-use super::{Config, ConfigError, Family};
+use super::{Config, ConfigError, Family, Packing};
 use crate::dtype::Dtype;
+
+/// ModelOpt's settings, if config.json has none.
+const MODELOPT_FILE: &str = "hf_quant_config.json";
 
 const FILE_LIMIT: u64 = 1 << 20;
 const LIMIT_WIDTH: usize = 1 << 17;
@@ -42,6 +46,7 @@ struct Raw {
     layer_types: Option<Vec<String>>,
     hidden_act: Option<String>,
     quantization_config: Option<serde_json::Value>,
+    quantization: Option<serde_json::Value>,
     torch_dtype: Option<String>,
     dtype: Option<String>,
     eos_token_id: Option<OneOrMany>,
@@ -56,7 +61,18 @@ enum OneOrMany {
     Many(Vec<u32>),
 }
 
+/// Reads `config.json`. ModelOpt may say in a file beside it how the weights are packed.
 pub(super) fn from_file(path: &Path) -> Result<Config, ConfigError> {
+    let mut config = from_json(&read(path)?)?;
+    let beside = path.with_file_name(MODELOPT_FILE);
+    if config.packing == Packing::None && beside.exists() {
+        let value = serde_json::from_slice(&read(&beside)?)?;
+        config.packing = packing::parse_modelopt(&value)?;
+    }
+    Ok(config)
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, ConfigError> {
     let name = path.display().to_string();
     let read = |source| ConfigError::Read { path: name.clone(), source };
     let file = File::open(path).map_err(read)?;
@@ -66,14 +82,14 @@ pub(super) fn from_file(path: &Path) -> Result<Config, ConfigError> {
     }
     let mut json = Vec::new();
     file.take(FILE_LIMIT).read_to_end(&mut json).map_err(read)?;
-    from_json(&json)
+    Ok(json)
 }
 
 pub(super) fn from_json(json: &[u8]) -> Result<Config, ConfigError> {
     let raw: Raw = serde_json::from_slice(json)?;
     let model_type = raw.model_type.clone().unwrap_or_default();
     let family = family(&model_type)?;
-    refuse_what_no_op_computes(&raw, family, &model_type)?;
+    refuse_what_no_op_computes(&raw, family)?;
 
     let need = |field, value: Option<usize>| {
         value.ok_or_else(|| ConfigError::Missing { field, model_type: model_type.clone() })
@@ -114,6 +130,11 @@ pub(super) fn from_json(json: &[u8]) -> Result<Config, ConfigError> {
             Some(OneOrMany::Many(ids)) => ids,
             None => Vec::new(),
         },
+        packing: match raw.quantization_config {
+            Some(quantization) if !quantization.is_null() => packing::parse(&quantization)?,
+            _ if raw.quantization.is_some() => return Err(packing::mlx()),
+            _ => Packing::None,
+        },
     })
 }
 
@@ -135,11 +156,7 @@ fn family(model_type: &str) -> Result<Family, ConfigError> {
 }
 
 /// Refuses features that would silently change the result if they were ignored.
-fn refuse_what_no_op_computes(
-    raw: &Raw,
-    family: Family,
-    model_type: &str,
-) -> Result<(), ConfigError> {
+fn refuse_what_no_op_computes(raw: &Raw, family: Family) -> Result<(), ConfigError> {
     if raw.attention_bias == Some(true) && family != Family::Qwen2 {
         return Err(value("attention_bias", true, "false for this model type"));
     }
@@ -156,10 +173,6 @@ fn refuse_what_no_op_computes(
     let act = raw.hidden_act.as_deref().unwrap_or("silu");
     if act != "silu" && act != "swish" {
         return Err(value("hidden_act", act, "silu"));
-    }
-    if raw.quantization_config.as_ref().is_some_and(|quantization| !quantization.is_null()) {
-        let reason = "its weights are quantized; weft reads bf16, f16 and f32 safetensors";
-        return Err(ConfigError::Unsupported { model_type: model_type.to_owned(), reason });
     }
     Ok(())
 }

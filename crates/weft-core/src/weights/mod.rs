@@ -3,10 +3,12 @@
 //! A device reads each tensor once, row by row, and stores it in its own layout. Nothing here holds
 //! a whole model. The sources are [`Safetensors`] files, [`Gguf`] files and [`RandomWeights`].
 
+mod files;
 mod form;
 mod forms;
 mod gguf;
 mod header;
+mod packed;
 mod quantise;
 mod random;
 mod safetensors;
@@ -128,6 +130,22 @@ pub enum WeightsError {
         /// The file.
         file: String,
         /// Why, and what to do.
+        reason: String,
+    },
+    /// A tensor of a packed matrix cannot be used.
+    #[error("tensor `{name}`: {reason}")]
+    Packed {
+        /// Its name.
+        name: String,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// A regular expression in the model's config cannot be used.
+    #[error("the regular expression `{text}` in quantization_config: {reason}")]
+    Expression {
+        /// The expression.
+        text: String,
+        /// Why.
         reason: String,
     },
     /// The length of a file is wrong.

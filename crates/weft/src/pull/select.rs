@@ -7,8 +7,9 @@
 use weft_core::hub::{self, CONFIG_FILE, INDEX_FILE, Pick, SINGLE_WEIGHTS_FILE};
 
 /// Downloaded if they exist. `config.json` comes first, because nothing works without it.
-const SMALL_FILES: [&str; 6] = [
+const SMALL_FILES: [&str; 7] = [
     CONFIG_FILE,
+    "hf_quant_config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -125,6 +126,7 @@ mod tests {
             "README.md",
             "model.safetensors",
             "config.json",
+            "hf_quant_config.json",
             "merges.txt",
             "onnx/model.safetensors",
             "original/config.json",
@@ -141,6 +143,7 @@ mod tests {
         let selection = select(&listed, None).unwrap();
         let small = [
             "config.json",
+            "hf_quant_config.json",
             "generation_config.json",
             "tokenizer.json",
             "tokenizer_config.json",

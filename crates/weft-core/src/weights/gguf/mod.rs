@@ -14,9 +14,8 @@ mod reader;
 mod split;
 
 use std::collections::HashMap;
-use std::io::SeekFrom;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 pub use self::metadata::Metadata;
 pub(crate) use self::metadata::Wrong;
@@ -25,7 +24,7 @@ pub use self::split::{GGUF_SUFFIX, PartName};
 
 use self::container::{Container, Stored};
 use self::kind::Kind;
-use super::header::Source;
+use super::files::Files;
 use super::{Tensor, WeightsError, tensors};
 use crate::config::{Config, Family};
 use crate::dtype::Dtype;
@@ -36,23 +35,6 @@ pub struct Gguf {
     metadata: Metadata,
     /// The tensors by name, each with the number of its file.
     tensors: HashMap<String, (usize, Stored)>,
-}
-
-/// Open files and their names.
-struct Files {
-    sources: Vec<Mutex<Box<dyn Source>>>,
-    names: Vec<String>,
-}
-
-impl Files {
-    /// Locks the file only while it reads.
-    fn read(&self, file: usize, offset: u64, bytes: &mut [u8]) -> Result<(), WeightsError> {
-        let mut source = self.sources[file].lock().unwrap_or_else(PoisonError::into_inner);
-        source
-            .seek(SeekFrom::Start(offset))
-            .and_then(|_| source.read_exact(bytes))
-            .map_err(|source| WeightsError::Read { file: self.names[file].clone(), source })
-    }
 }
 
 impl Gguf {
@@ -67,7 +49,7 @@ impl Gguf {
     }
 
     fn joined(parts: Vec<Container>) -> Result<Self, WeightsError> {
-        let mut files = Files { sources: Vec::new(), names: Vec::new() };
+        let mut files = Files::default();
         let mut metadata = None;
         let mut tensors: HashMap<String, (usize, Stored)> = HashMap::new();
         for (file, part) in parts.into_iter().enumerate() {

@@ -7,8 +7,9 @@ use half::{bf16, f16};
 use super::blocks::Unpacked;
 use super::container::Stored;
 use super::kind::Kind;
-use super::{Files, is_permuted, names};
+use super::{is_permuted, names};
 use crate::config::Config;
+use crate::weights::files::Files;
 use crate::weights::{CodedRow, Form, Tensor, Weights, WeightsError};
 
 /// Bytes read from a file at a time, unless a row or a permuted head has more.
