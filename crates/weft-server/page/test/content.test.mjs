@@ -136,7 +136,7 @@ test('several models can be chosen from, and one needs no choice', async () => {
   await page.route('**/v1/models', async (route) => {
     const response = await route.fetch();
     const { data } = await response.json();
-    await route.fulfill({ response, json: { data: [data[0], { ...data[0], id: 'another' }, { ...data[0], id: 'its nickname', root: 'another' }] } });
+    await route.fulfill({ response, json: { data: [data[0], { ...data[0], id: 'another', root: 'another' }, { ...data[0], id: 'its nickname', root: 'another' }] } });
   });
   await page.reload();
   await page.locator('#model').selectOption('another');

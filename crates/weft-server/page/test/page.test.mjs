@@ -282,7 +282,7 @@ describe('the shelf', () => {
     await addFile(page, 'picture.png', Buffer.from('\x89PNG\0\0', 'latin1'));
     await page.locator('#shelf').getByText('It is a picture, not text').waitFor();
     await addFile(page, 'huge.txt', 'The bells ring at noon. '.repeat(2000));
-    await page.locator('#shelf').getByText(/has \d+ tokens and the context holds 4096/).waitFor();
+    await page.locator('#shelf').getByText(/maximum context length is 4096 tokens/).waitFor();
     await addFile(page, 'grohosu.txt', GROHOSU);
     await page.locator('#chunks .chunk', { hasText: 'grohosu.txt' }).waitFor();
   });
@@ -297,7 +297,7 @@ describe('failures are told where they happen', () => {
       await page.locator('#tray .document', { hasText: name }).waitFor();
     }
     await ask(page, 'What rings at noon?');
-    await lastAnswer(page).getByText(/has \d+ tokens and the context holds 4096/).waitFor();
+    await lastAnswer(page).getByText(/maximum context length is 4096 tokens/).waitFor();
     await lastAnswer(page).getByText('Take a document out of the prompt').waitFor();
     await shot(page, 'too-long');
   });
