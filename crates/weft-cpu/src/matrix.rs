@@ -29,10 +29,15 @@ impl Matrix {
         tensor: Tensor,
     ) -> Result<Self, WeightsError> {
         let shape = tensor.shape(config);
+        let (rows, columns) = (shape[0], shape[1]);
         match from.form(tensor) {
-            Form::Plain => Ok(Self::Plain(Packed::read(config, from, tensor)?)),
+            Form::Plain => {
+                let mut packed = Packed::zeroed(rows, columns);
+                from.read(tensor, &mut |row, values| packed.set_row(row, values))?;
+                Ok(Self::Plain(packed))
+            }
             Form::Coded(form) => {
-                let mut coded = CodedMatrix::zeroed(&form, shape[0], shape[1]);
+                let mut coded = CodedMatrix::zeroed(&form, rows, columns);
                 from.read_coded(tensor, &mut |row, codes| coded.set_row(row, codes))?;
                 Ok(Self::Coded(Box::new(coded)))
             }

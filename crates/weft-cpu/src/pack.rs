@@ -5,7 +5,6 @@
 //! read from front to back, and no sum runs across a vector.
 
 use half::bf16;
-use weft_core::config::Config;
 use weft_core::dtype::Element;
 use weft_core::weights::{Tensor, Weights, WeightsError};
 
@@ -23,25 +22,13 @@ pub(crate) struct Packed {
 }
 
 impl Packed {
-    /// Reads a tensor, rounding it to bf16.
-    pub(crate) fn read(
-        config: &Config,
-        from: &dyn Weights,
-        tensor: Tensor,
-    ) -> Result<Self, WeightsError> {
-        let shape = tensor.shape(config);
-        let (rows, columns) = (shape[0], shape[1]);
-        let mut packed = Self::zeroed(rows, columns);
-        from.read(tensor, &mut |row, values| packed.set_row(row, values))?;
-        Ok(packed)
-    }
-
-    fn zeroed(rows: usize, columns: usize) -> Self {
+    pub(crate) fn zeroed(rows: usize, columns: usize) -> Self {
         let values = Lines::zeroed(rows.next_multiple_of(BLOCK_ROWS) * columns.next_multiple_of(2));
         Self { values, rows, columns }
     }
 
-    fn set_row(&mut self, row: usize, values: &[f32]) {
+    /// Stores a row, rounded to bf16.
+    pub(crate) fn set_row(&mut self, row: usize, values: &[f32]) {
         let first = self.first_of(row);
         let to = self.values.get_mut();
         for (column, value) in values.iter().enumerate() {

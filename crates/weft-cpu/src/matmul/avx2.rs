@@ -45,7 +45,7 @@ pub(super) fn multiply<const T: usize>(block: &[bf16], x: [&[bf16]; T], sums: &m
 /// 8 rows of a pair of columns, the even and the odd one.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn load(weights: &[bf16; 2 * BLOCK_ROWS], row: usize) -> [__m256; 2] {
+pub(super) fn load(weights: &[bf16; 2 * BLOCK_ROWS], row: usize) -> [__m256; 2] {
     let part = &weights[2 * row..2 * row + 16];
     // SAFETY: `part` is 16 bf16, 32 bytes.
     let pair: __m256i = unsafe { _mm256_loadu_si256(part.as_ptr().cast()) };

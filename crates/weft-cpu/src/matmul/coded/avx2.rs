@@ -7,9 +7,9 @@ use std::arch::x86_64::{
     _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_loadu_ps,
     _mm256_loadu_si256, _mm256_mul_ps, _mm256_or_si256, _mm256_packus_epi32,
     _mm256_permute2x128_si256, _mm256_permute4x64_epi64, _mm256_set1_epi8, _mm256_set1_epi16,
-    _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_shuffle_epi8, _mm256_sll_epi16,
-    _mm256_slli_epi16, _mm256_slli_epi32, _mm256_srli_epi16, _mm256_srli_epi32, _mm256_storeu_ps,
-    _mm256_storeu_si256, _mm256_unpackhi_epi8, _mm256_unpacklo_epi8,
+    _mm256_set1_ps, _mm256_setzero_ps, _mm256_shuffle_epi8, _mm256_sll_epi16, _mm256_slli_epi16,
+    _mm256_slli_epi32, _mm256_srli_epi16, _mm256_srli_epi32, _mm256_storeu_ps, _mm256_storeu_si256,
+    _mm256_unpackhi_epi8, _mm256_unpacklo_epi8,
 };
 
 use half::bf16;
@@ -17,6 +17,7 @@ use weft_core::dtype::Element;
 use weft_core::weights::{Scale, UNIT_COLUMNS};
 
 use super::super::Sums;
+use super::super::avx2::load;
 use super::RunSums;
 use crate::coded::{CodedBlock, Kind, NumbersOfBlock, RUN};
 use crate::pack::BLOCK_ROWS;
@@ -226,18 +227,6 @@ fn add_run<const T: usize>(
             unsafe { _mm256_storeu_ps(part.as_mut_ptr(), sum) };
         }
     }
-}
-
-/// 8 rows of a pair of columns, the even and the odd one.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn load(weights: &[bf16; PAIR], row: usize) -> [__m256; 2] {
-    let part = &weights[2 * row..2 * row + 16];
-    // SAFETY: `part` is 16 bf16, 32 bytes.
-    let pair: __m256i = unsafe { _mm256_loadu_si256(part.as_ptr().cast()) };
-    let high = _mm256_set1_epi32(0xffff_0000_u32.cast_signed());
-    let even = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pair));
-    [even, _mm256_castsi256_ps(_mm256_and_si256(pair, high))]
 }
 
 /// The numbers of 8 rows for a group of `width` columns.
