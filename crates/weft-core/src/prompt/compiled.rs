@@ -127,26 +127,18 @@ fn with_checks(
         | Instruction::CallFunction(..)
         | Instruction::CallMethod(..)
         | Instruction::CallObject(_) => vec![original, check(MADE)],
-        // What is compared with a literal is compared at once.
         Instruction::Eq
         | Instruction::Ne
         | Instruction::Lt
         | Instruction::Lte
         | Instruction::Gt
         | Instruction::Gte
-        | Instruction::In
-            if matches!(before, Some(Instruction::LoadConst(_))) =>
-        {
-            vec![original]
-        }
-        Instruction::Eq
-        | Instruction::Ne
-        | Instruction::Lt
-        | Instruction::Lte
-        | Instruction::Gt
-        | Instruction::Gte
-        | Instruction::In
-        | Instruction::CompareAndPreserve(_) => vec![check(SEEN), original],
+        | Instruction::In => match before {
+            // What is compared with a literal is compared at once.
+            Some(Instruction::LoadConst(_)) => vec![original],
+            _ => vec![check(SEEN), original],
+        },
+        Instruction::CompareAndPreserve(_) => vec![check(SEEN), original],
         // The namespace lies above the value.
         Instruction::SetAttr(_) => {
             vec![Instruction::Swap, check(KEPT), Instruction::Swap, original]
