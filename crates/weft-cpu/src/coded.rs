@@ -2,9 +2,10 @@
 //!
 //! As with plain ones, 64 rows form a block, and the codes of one pair of columns lie together, row
 //! after row. 32 columns are a run, \[16 pairs\]\[64 rows\]\[2\] codes: bytes if a code has 8 bits,
-//! otherwise two planes. The low plane has 4 bits of each code, \[8\]\[64\]\[2\] bytes: pair 2j in
-//! the lower half of byte j, pair 2j + 1 in the upper half. The high plane has the fifth bit,
-//! \[2\]\[64\]\[2\] bytes of 8 pairs, or the last two, \[4\]\[64\]\[2\] bytes of 4 pairs.
+//! otherwise two planes of 16-bit words, so that a word needs no more than a shift to index a
+//! table. The low plane has 4 bits of each code, \[4\]\[64\]\[2\] words of 4 pairs, the first in the
+//! lowest bits. The high plane has the fifth bit, \[64\]\[2\] words of 16 pairs, or the last two,
+//! \[2\]\[64\]\[2\] words of 8 pairs.
 
 use half::{bf16, f16};
 use weft_core::weights::{Code, Coded, CodedRow, Offset, Offsets, Scale, Scales, UNIT_COLUMNS};
@@ -55,12 +56,20 @@ impl Kind {
         }
     }
 
+    /// Bits of a code in the high plane.
+    const fn high_bits(self) -> Option<usize> {
+        match self {
+            Self::Five => Some(1),
+            Self::Six => Some(2),
+            _ => None,
+        }
+    }
+
     /// Bytes of a run's high plane.
     pub(crate) const fn high_bytes(self) -> usize {
-        match self {
-            Self::Five => RUN * BLOCK_ROWS / 8,
-            Self::Six => RUN * BLOCK_ROWS / 4,
-            _ => 0,
+        match self.high_bits() {
+            Some(bits) => bits * RUN * BLOCK_ROWS / 8,
+            None => 0,
         }
     }
 }
@@ -177,16 +186,13 @@ impl CodedMatrix {
                 }
                 continue;
             }
+            let high = &mut self.high.get_mut()[(first_run + r) * high_bytes..][..high_bytes];
             for (c, code) in codes.iter().enumerate() {
                 let (pair, at) = (c / 2, row * 2 + c % 2);
-                low[pair / 2 * (2 * BLOCK_ROWS) + at] |= (code & 15) << (pair % 2 * 4);
-            }
-            let high = &mut self.high.get_mut()[(first_run + r) * high_bytes..][..high_bytes];
-            for (c, code) in codes.iter().enumerate().filter(|_| high_bytes > 0) {
-                let (pair, at) = (c / 2, row * 2 + c % 2);
-                // Pairs of a byte, and bits of each.
-                let (pairs, bits) = if self.kind == Kind::Five { (8, 1) } else { (4, 2) };
-                high[pair / pairs * (2 * BLOCK_ROWS) + at] |= (code >> 4) << (pair % pairs * bits);
+                set_bits(low, 4, pair, at, code & 15);
+                if let Some(bits) = self.kind.high_bits() {
+                    set_bits(high, bits, pair, at, code >> 4);
+                }
             }
         }
     }
@@ -264,19 +270,13 @@ impl CodedBlock<'_> {
         let (pair, at) = (c / 2, row * 2 + c % 2);
         let low = &self.low[run * self.kind.low_bytes()..];
         let high = &self.high[run * self.kind.high_bytes()..];
-        let nibble = || low[pair / 2 * (2 * BLOCK_ROWS) + at] >> (pair % 2 * 4) & 15;
+        let nibble = || bits_of(low, 4, pair, at);
         let byte = || low[pair * (2 * BLOCK_ROWS) + at];
         let of_table = |code: u8| self.table[usize::from(code)].to_f32();
         match self.kind {
             Kind::Four => of_table(nibble()),
-            Kind::Five => {
-                let bit = high[pair / 8 * (2 * BLOCK_ROWS) + at] >> (pair % 8) & 1;
-                of_table(nibble() | bit << 4)
-            }
-            Kind::Six => {
-                let bits = high[pair / 4 * (2 * BLOCK_ROWS) + at] >> (pair % 4 * 2) & 3;
-                of_table(nibble() | bits << 4)
-            }
+            Kind::Five => of_table(nibble() | bits_of(high, 1, pair, at) << 4),
+            Kind::Six => of_table(nibble() | bits_of(high, 2, pair, at) << 4),
             Kind::Int8 => f32::from(byte().cast_signed()),
             Kind::Uint8 => f32::from(byte()),
             Kind::Fp8 => weft_core::weights::fp8(byte()),
@@ -353,6 +353,24 @@ impl NumbersOfBlock<'_> {
             }
         }
     }
+}
+
+/// Where a plane with some bits of each code has those of a pair's code: the byte, and its bits.
+/// `at` is twice the row, plus 1 for the second code of the pair.
+fn place(bits: usize, pair: usize, at: usize) -> (usize, usize) {
+    let pairs = 16 / bits;
+    let (word, shift) = (pair / pairs * (2 * BLOCK_ROWS) + at, pair % pairs * bits);
+    (2 * word + shift / 8, shift % 8)
+}
+
+fn set_bits(plane: &mut [u8], bits: usize, pair: usize, at: usize, value: u8) {
+    let (byte, shift) = place(bits, pair, at);
+    plane[byte] |= value << shift;
+}
+
+fn bits_of(plane: &[u8], bits: usize, pair: usize, at: usize) -> u8 {
+    let (byte, shift) = place(bits, pair, at);
+    plane[byte] >> shift & ((1 << bits) - 1)
 }
 
 /// Bytes of a number.

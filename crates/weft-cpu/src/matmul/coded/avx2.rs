@@ -5,10 +5,10 @@ use std::arch::x86_64::{
     _mm256_and_si256, _mm256_blendv_epi8, _mm256_broadcastsi128_si256, _mm256_castsi256_ps,
     _mm256_cmpgt_epi16, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi16,
     _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_loadu_ps,
-    _mm256_loadu_si256, _mm256_mul_ps, _mm256_or_si256, _mm256_packus_epi32,
-    _mm256_permute2x128_si256, _mm256_permute4x64_epi64, _mm256_set1_epi8, _mm256_set1_epi16,
-    _mm256_set1_ps, _mm256_setzero_ps, _mm256_shuffle_epi8, _mm256_sll_epi16, _mm256_slli_epi16,
-    _mm256_slli_epi32, _mm256_srli_epi16, _mm256_srli_epi32, _mm256_storeu_ps, _mm256_storeu_si256,
+    _mm256_loadu_si256, _mm256_mul_ps, _mm256_or_si256, _mm256_packus_epi16, _mm256_packus_epi32,
+    _mm256_permute4x64_epi64, _mm256_set1_epi16, _mm256_set1_ps, _mm256_setzero_ps,
+    _mm256_setzero_si256, _mm256_shuffle_epi8, _mm256_slli_epi16, _mm256_slli_epi32,
+    _mm256_srl_epi16, _mm256_srli_epi32, _mm256_storeu_ps, _mm256_storeu_si256,
     _mm256_unpackhi_epi8, _mm256_unpacklo_epi8,
 };
 
@@ -39,18 +39,15 @@ pub(super) fn unpack_block(block: &CodedBlock<'_>, to: &mut [bf16]) {
             for (part, to) in to.as_chunks_mut::<32>().0.iter_mut().enumerate() {
                 // SAFETY: the run is one of the block's: `planes` checks it.
                 let words = unsafe {
-                    let low = low.add(r * kind.low_bytes() + 32 * part);
-                    let high = high.add(r * kind.high_bytes() + 32 * part);
+                    let low = low.add(r * kind.low_bytes());
+                    let high = high.add(r * kind.high_bytes());
+                    let bytes = || low.add(pair * PAIR + 32 * part);
                     match kind {
                         Kind::Int8 | Kind::Uint8 => {
-                            let at = low.add(pair * PAIR);
-                            [int8(kind, at), int8(kind, at.add(16))]
+                            [int8(kind, bytes()), int8(kind, bytes().add(16))]
                         }
-                        Kind::Fp8 => {
-                            let at = low.add(pair * PAIR);
-                            [fp8(at, &tables), fp8(at.add(16), &tables)]
-                        }
-                        _ => tables.lookup(kind, low, high, pair),
+                        Kind::Fp8 => [fp8(bytes(), &tables), fp8(bytes().add(16), &tables)],
+                        _ => tables.lookup(kind, low.add(64 * part), high.add(64 * part), pair),
                     }
                 };
                 // SAFETY: 32 bf16 are two vectors.
@@ -85,7 +82,7 @@ impl Tables {
     /// 16 rows of a pair of columns: their codes of up to 6 bits as bf16.
     ///
     /// # Safety
-    /// `low` and `high` are the planes of a run, and `pair` < 16.
+    /// `low` and `high` are those rows' words in the planes of a run, and `pair` < 16.
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn lookup(
         &self,
@@ -95,33 +92,51 @@ impl Tables {
         pair: usize,
     ) -> [__m256i; 2] {
         // SAFETY: the caller's promise.
-        let bytes = unsafe { _mm256_loadu_si256(low.add(pair / 2 * PAIR).cast()) };
-        let bytes = if pair.is_multiple_of(2) { bytes } else { _mm256_srli_epi16::<4>(bytes) };
-        let nibbles = _mm256_and_si256(bytes, _mm256_set1_epi8(15));
-        // Bit `bit` of each byte of the high plane, moved to bit 7.
-        let bit = |pairs: usize, bit: usize| {
-            // SAFETY: the caller's promise.
-            let bytes = unsafe { _mm256_loadu_si256(high.add(pair / pairs * PAIR).cast()) };
-            _mm256_sll_epi16(bytes, _mm_cvtsi32_si128(7 - bit as i32))
+        let (nibbles, high) = unsafe {
+            let bits = match kind {
+                Kind::Five => bits_of::<1>(high, pair),
+                Kind::Six => bits_of::<2>(high, pair),
+                _ => _mm256_setzero_si256(),
+            };
+            (bits_of::<4>(low, pair), bits)
         };
+        // A blend looks at bit 7 of each byte.
+        let (first, second) = (_mm256_slli_epi16::<7>(high), _mm256_slli_epi16::<6>(high));
         let byte = |which: usize| {
             let of = |table: usize| _mm256_shuffle_epi8(self.0[table][which], nibbles);
             match kind {
-                Kind::Five => _mm256_blendv_epi8(of(0), of(1), bit(8, pair % 8)),
+                Kind::Five => _mm256_blendv_epi8(of(0), of(1), first),
                 Kind::Six => {
-                    let first = bit(4, pair % 4 * 2);
                     let a = _mm256_blendv_epi8(of(0), of(1), first);
                     let b = _mm256_blendv_epi8(of(2), of(3), first);
-                    _mm256_blendv_epi8(a, b, bit(4, pair % 4 * 2 + 1))
+                    _mm256_blendv_epi8(a, b, second)
                 }
                 _ => of(0),
             }
         };
         let (lower, upper) = (byte(0), byte(1));
-        let a = _mm256_unpacklo_epi8(lower, upper);
-        let b = _mm256_unpackhi_epi8(lower, upper);
-        [_mm256_permute2x128_si256::<0x20>(a, b), _mm256_permute2x128_si256::<0x31>(a, b)]
+        [_mm256_unpacklo_epi8(lower, upper), _mm256_unpackhi_epi8(lower, upper)]
     }
+}
+
+/// What a plane of `BITS` bits a code has of a pair, for 16 rows, in bytes: in each half of the
+/// vector, 8 of the first 16 codes come before 8 of the others.
+///
+/// # Safety
+/// `plane` points at those rows' words in a run, and `pair` < 16.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn bits_of<const BITS: usize>(plane: *const u8, pair: usize) -> __m256i {
+    let pairs = 16 / BITS;
+    let shift = _mm_cvtsi32_si128((pair % pairs * BITS) as i32);
+    let mask = _mm256_set1_epi16((1 << BITS) - 1);
+    let words = |i: usize| {
+        // SAFETY: the caller's promise.
+        let words =
+            unsafe { _mm256_loadu_si256(plane.add(pair / pairs * 2 * PAIR + 32 * i).cast()) };
+        _mm256_and_si256(_mm256_srl_epi16(words, shift), mask)
+    };
+    _mm256_packus_epi16(words(0), words(1))
 }
 
 /// 16 integers as bf16: as f32, of which the upper halves are exact.

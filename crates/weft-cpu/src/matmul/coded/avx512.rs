@@ -40,31 +40,32 @@ macro_rules! kernels {
                 }
                 let x: [&[[bf16; RUN]]; T] = x.map(|x| x.as_chunks().0);
                 let mut total = [[[_mm512_setzero_ps(); VECTORS]; T]; B];
-                // 32 columns are one run or two.
-                let steps = run / 4;
+                // Four pairs at a time; 32 columns are one run or two.
+                let words = run / 8;
                 for r in 0..n_runs {
                     let mut first = 0;
-                    while first < 8 {
+                    while first < 4 {
                         let mut acc = [[[_mm512_setzero_ps(); VECTORS]; T]; B];
-                        for j in first..first + steps {
+                        for w in first..first + words {
                             for b in 0..B {
                                 for v in 0..VECTORS {
                                     // SAFETY: `planes` checked that the run is one of the block's.
-                                    let [even, odd] = unsafe {
+                                    let pairs = unsafe {
                                         let low = planes[b][0].add(r * kind.low_bytes());
                                         let high = planes[b][1].add(r * kind.high_bytes());
-                                        unpack::<K>(low, high, tables[b], j, v)
+                                        unpack::<K>(low, high, tables[b], w, v)
                                     };
                                     for t in 0..T {
                                         let x = &x[t][r];
-                                        let sum =
-                                            $dot(acc[b][t][v], even, [x[4 * j], x[4 * j + 1]]);
-                                        acc[b][t][v] = $dot(sum, odd, [x[4 * j + 2], x[4 * j + 3]]);
+                                        for (i, pair) in pairs.into_iter().enumerate() {
+                                            let x = [x[8 * w + 2 * i], x[8 * w + 2 * i + 1]];
+                                            acc[b][t][v] = $dot(acc[b][t][v], pair, x);
+                                        }
                                     }
                                 }
                             }
                         }
-                        let column = r * RUN + 4 * first;
+                        let column = r * RUN + 8 * first;
                         let of_group = column / group;
                         for b in 0..B {
                             let scales = &blocks[b].scales;
@@ -86,7 +87,7 @@ macro_rules! kernels {
                                 }
                             }
                         }
-                        first += steps;
+                        first += words;
                     }
                 }
                 for b in 0..B {

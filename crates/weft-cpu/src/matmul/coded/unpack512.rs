@@ -2,13 +2,14 @@
 //! turns codes of up to 6 bits into it by one instruction.
 
 use std::arch::x86_64::{
-    __m512, __m512i, _mm_cvtsi32_si128, _mm_loadu_si128, _mm256_loadu_si256, _mm512_add_epi16,
-    _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps, _mm512_cmplt_epu16_mask,
-    _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi16, _mm512_cvtepu8_epi32,
-    _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_loadu_ps, _mm512_loadu_si512,
-    _mm512_mask_permutexvar_epi16, _mm512_mul_ps, _mm512_permutex2var_epi16,
-    _mm512_permutexvar_epi16, _mm512_set1_epi16, _mm512_slli_epi16, _mm512_slli_epi32,
-    _mm512_srl_epi16, _mm512_srli_epi16, _mm512_storeu_si512, _mm512_ternarylogic_epi32,
+    __m128i, __m512, __m512i, _mm_cvtsi32_si128, _mm_loadu_si128, _mm256_loadu_si256,
+    _mm512_add_epi16, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps,
+    _mm512_cmplt_epu16_mask, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi16,
+    _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_loadu_ps,
+    _mm512_loadu_si512, _mm512_mask_permutexvar_epi16, _mm512_mul_ps, _mm512_permutex2var_epi16,
+    _mm512_permutexvar_epi16, _mm512_set1_epi16, _mm512_sll_epi16, _mm512_slli_epi16,
+    _mm512_slli_epi32, _mm512_srl_epi16, _mm512_srli_epi16, _mm512_storeu_si512,
+    _mm512_ternarylogic_epi32,
 };
 
 use half::bf16;
@@ -20,8 +21,6 @@ use crate::pack::BLOCK_ROWS;
 
 /// Vectors of 16 rows in a block.
 pub(super) const VECTORS: usize = BLOCK_ROWS / 16;
-/// Bytes of 16 rows of a pair of columns, at one byte each.
-const PART: usize = 32;
 
 /// What unpacking needs in registers.
 #[derive(Clone, Copy)]
@@ -67,96 +66,78 @@ pub(super) fn tables<const K: u8>(block: &CodedBlock<'_>) -> Tables {
     }
 }
 
-/// 16 rows of pairs 2j and 2j + 1 of a run, as bf16.
+/// 16 rows of the four pairs from 4w on of a run, as bf16.
 ///
 /// # Safety
-/// `low` and `high` have a whole run of kind `K`, j < 8 and v < 4.
+/// `low` and `high` have a whole run of kind `K`, w < 4 and v < 4.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn unpack<const K: u8>(
     low: *const u8,
     high: *const u8,
     tables: Tables,
-    j: usize,
+    w: usize,
     v: usize,
-) -> [__m512i; 2] {
+) -> [__m512i; 4] {
     // SAFETY: the caller promises that all these bytes are in the run.
     unsafe {
+        let words = |plane: *const u8, i: usize| {
+            _mm512_loadu_si512(plane.add((i * VECTORS + v) * 64).cast())
+        };
+        let bytes = |i: usize| low.add(((4 * w + i) * VECTORS + v) * 32);
         match K {
-            UNPACKED => {
-                let at = low.add((2 * j * VECTORS + v) * 64);
-                [_mm512_loadu_si512(at.cast()), _mm512_loadu_si512(at.add(VECTORS * 64).cast())]
-            }
-            INT8 | UINT8 => {
-                let at = low.add((2 * j * VECTORS + v) * PART);
-                [int8::<K>(at, tables.first), int8::<K>(at.add(VECTORS * PART), tables.first)]
-            }
-            FP8 => {
-                let at = low.add((2 * j * VECTORS + v) * PART);
-                [fp8(words(at), tables.first), fp8(words(at.add(VECTORS * PART)), tables.first)]
-            }
+            UNPACKED => std::array::from_fn(|i| words(low, 4 * w + i)),
+            INT8 | UINT8 => std::array::from_fn(|i| int8::<K>(bytes(i), tables.first)),
+            FP8 => std::array::from_fn(|i| fp8(bytes(i), tables.first)),
             FIVE => {
-                let bits = words(high.add((j / 4 * VECTORS + v) * PART));
-                let shift = 2 * (j % 4);
-                let [even, odd] = indices(low, bits, [shift, shift + 1], j, v);
-                [
-                    _mm512_permutexvar_epi16(even, tables.first),
-                    _mm512_permutexvar_epi16(odd, tables.first),
-                ]
+                let high = _mm512_srl_epi16(words(high, 0), count(4 * w));
+                indices::<1>(words(low, w), high)
+                    .map(|index| _mm512_permutexvar_epi16(index, tables.first))
             }
             SIX => {
-                let bits = words(high.add((j / 2 * VECTORS + v) * PART));
-                let shift = 4 * (j % 2);
-                let [even, odd] = indices(low, bits, [shift, shift + 2], j, v);
-                [
-                    _mm512_permutex2var_epi16(tables.first, even, tables.second),
-                    _mm512_permutex2var_epi16(tables.first, odd, tables.second),
-                ]
+                let high = _mm512_srl_epi16(words(high, w / 2), count(8 * (w % 2)));
+                indices::<2>(words(low, w), high)
+                    .map(|index| _mm512_permutex2var_epi16(tables.first, index, tables.second))
             }
             // The table has its 16 entries twice, so bit 4 does not matter.
-            _ => {
-                let nibbles = words(low.add((j * VECTORS + v) * PART));
-                [
-                    _mm512_permutexvar_epi16(nibbles, tables.first),
-                    _mm512_permutexvar_epi16(_mm512_srli_epi16::<4>(nibbles), tables.first),
-                ]
-            }
+            _ => nibbles(words(low, w)).map(|index| _mm512_permutexvar_epi16(index, tables.first)),
         }
     }
 }
 
-/// The indices of pairs 2j and 2j + 1: four bits of `low`, and those of `high` after the shifts.
-/// Bits above the table's are left as they are.
-///
-/// # Safety
-/// As for [`unpack`].
+/// The codes of four pairs, each in the lowest bits of a word; those above are left as they are.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn indices(
-    low: *const u8,
-    high: __m512i,
-    shifts: [usize; 2],
-    j: usize,
-    v: usize,
-) -> [__m512i; 2] {
-    // SAFETY: the caller's promise.
-    let nibbles = unsafe { words(low.add((j * VECTORS + v) * PART)) };
-    let high = _mm512_slli_epi16::<4>(high);
-    let shifted = |shift: usize| _mm512_srl_epi16(high, _mm_cvtsi32_si128(shift as i32));
-    // 15 ? low : high
-    let merge = |low, high| _mm512_ternarylogic_epi32::<0xca>(_mm512_set1_epi16(15), low, high);
-    [merge(nibbles, shifted(shifts[0])), merge(_mm512_srli_epi16::<4>(nibbles), shifted(shifts[1]))]
+fn nibbles(words: __m512i) -> [__m512i; 4] {
+    [
+        words,
+        _mm512_srli_epi16::<4>(words),
+        _mm512_srli_epi16::<8>(words),
+        _mm512_srli_epi16::<12>(words),
+    ]
 }
 
-/// 32 bytes, each as 16 bits.
-///
-/// # Safety
-/// There are 32 bytes.
+/// The indices of four pairs: four bits of `low` each, and above them `BITS` bits of `high` each.
+/// Bits above the table's are left as they are.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn words(at: *const u8) -> __m512i {
-    // SAFETY: the caller's promise.
-    _mm512_cvtepu8_epi16(unsafe { _mm256_loadu_si256(at.cast()) })
+fn indices<const BITS: usize>(low: __m512i, high: __m512i) -> [__m512i; 4] {
+    let low = nibbles(low);
+    std::array::from_fn(|i| {
+        let high = match BITS * i {
+            bit @ 0..4 => _mm512_sll_epi16(high, count(4 - bit)),
+            bit => _mm512_srl_epi16(high, count(bit - 4)),
+        };
+        // 15 ? low : high
+        _mm512_ternarylogic_epi32::<0xca>(_mm512_set1_epi16(15), low[i], high)
+    })
+}
+
+/// A number of bits to shift by.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn count(bits: usize) -> __m128i {
+    _mm_cvtsi32_si128(bits as i32)
 }
 
 /// 32 integers as bf16: as f32, of which the upper halves are exact.
@@ -176,10 +157,15 @@ unsafe fn int8<const K: u8>(at: *const u8, upper: __m512i) -> __m512i {
     _mm512_permutex2var_epi16(bits(a), upper, bits(b))
 }
 
-/// e4m3 in 16 bits each, as bf16.
+/// 32 numbers of e4m3 as bf16.
+///
+/// # Safety
+/// There are 32 bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-fn fp8(words: __m512i, subnormal: __m512i) -> __m512i {
+unsafe fn fp8(at: *const u8, subnormal: __m512i) -> __m512i {
+    // SAFETY: the caller's promise.
+    let words = _mm512_cvtepu8_epi16(unsafe { _mm256_loadu_si256(at.cast()) });
     let magnitude = _mm512_and_si512(words, _mm512_set1_epi16(0x7f));
     let is_subnormal = _mm512_cmplt_epu16_mask(magnitude, _mm512_set1_epi16(8));
     // Exponents have bias 7 there and 127 here.
@@ -232,13 +218,13 @@ pub(super) fn unpack_block<const K: u8>(block: &CodedBlock<'_>, to: &mut [bf16])
     let [low, high] = block.planes(runs.len());
     for (r, to) in runs.iter_mut().enumerate() {
         let (parts, _) = to.as_chunks_mut::<32>();
-        for (j, v) in (0..8).flat_map(|j| (0..VECTORS).map(move |v| (j, v))) {
+        for (w, v) in (0..4).flat_map(|w| (0..VECTORS).map(move |v| (w, v))) {
             // SAFETY: the run is one of the block's, see above.
-            let [even, odd] = unsafe {
-                unpack::<K>(low.add(r * low_bytes), high.add(r * high_bytes), tables, j, v)
+            let pairs = unsafe {
+                unpack::<K>(low.add(r * low_bytes), high.add(r * high_bytes), tables, w, v)
             };
-            for (part, pair) in [(2 * j, even), (2 * j + 1, odd)] {
-                let to = parts[part * VECTORS + v].as_mut_ptr();
+            for (i, pair) in pairs.into_iter().enumerate() {
+                let to = parts[(4 * w + i) * VECTORS + v].as_mut_ptr();
                 // SAFETY: 32 bf16 are 64 bytes.
                 unsafe { _mm512_storeu_si512(to.cast(), pair) };
             }
