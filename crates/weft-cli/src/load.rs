@@ -40,16 +40,20 @@ impl Loaded {
 
 /// Opens a model: a folder, a model on the hub (downloaded if the cache lacks it or a part of it), a
 /// name in the cache without its organisation, a name like `qwen3:0.6b`, or, without a name, the
-/// bundled model.
+/// bundled model. Its weights are quantised when they are read if the user asks for that.
 pub(crate) fn open(name: Option<&str>, args: &ModelArgs) -> Result<Model, CliError> {
-    match name.or(args.model.as_deref()) {
+    let model = match name.or(args.model.as_deref()) {
         Some(name) if !models::is_bundled(Some(name)) => {
             let name = models::resolve(name, args.quiet);
             models::check_folder(&name)?;
-            Ok(options(args).find(&name)?)
+            options(args).find(&name)?
         }
-        _ => Ok(weft::bundled_model()?),
-    }
+        _ => weft::bundled_model()?,
+    };
+    Ok(match args.quantize {
+        Some(quantize) => model.quantised(quantize.form()).map_err(weft::Error::from)?,
+        None => model,
+    })
 }
 
 /// Opens a model and loads it onto the device that the user asked for.
@@ -104,7 +108,7 @@ pub(crate) fn load_model(
     let line = if terminal::is_verbose() {
         describe(&llm, no_gpu, start)
     } else {
-        banner(&models::short_name(args.model.as_deref()), &llm, start)
+        banner(args, &llm, start)
     };
     terminal::note(args.quiet, &line);
     let (model, mut engine) = llm.into_parts();
@@ -115,14 +119,16 @@ pub(crate) fn load_model(
 }
 
 /// The line after loading a model: its name, the device, and how long it took.
-fn banner(name: &str, llm: &Llm, start: Instant) -> String {
+fn banner(args: &ModelArgs, llm: &Llm, start: Instant) -> String {
+    let name = models::short_name(args.model.as_deref());
+    let form = args.quantize.map_or_else(String::new, |form| format!(" {form}"));
     let device = llm.device();
     let device = device.split(" (").next().unwrap_or_default();
     let failed = match llm.tested() {
         Tested::Failed(_) => " · SELF-TEST FAILED",
         Tested::Passed(_) | Tested::NotNeeded => "",
     };
-    format!("{name} · {device}{failed} · {:.1} s", start.elapsed().as_secs_f64())
+    format!("{name}{form} · {device}{failed} · {:.1} s", start.elapsed().as_secs_f64())
 }
 
 /// The same with details.

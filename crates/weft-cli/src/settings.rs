@@ -2,8 +2,8 @@
 //! config file, else the default.
 //!
 //! Every long flag has the same name in all of them: `--ctx-size`, `WEFT_CTX_SIZE`, `ctx-size =
-//! "32k"`. A flag that may be given several times takes a list in the file. The config file is `$WEFT_CONFIG`, or `weft/config.toml` in the user's configuration
-//! folder.
+//! "32k"`. A flag that may be given several times takes a list in the file. The config file is
+//! `$WEFT_CONFIG`, or `weft/config.toml` in the user's configuration folder.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

@@ -228,6 +228,23 @@ fn the_bundled_model_answers_about_files() {
 }
 
 #[test]
+fn weights_are_quantised_while_loading() {
+    let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo/nusonix.txt");
+    let args = ["ask", "--context", document.to_str().unwrap(), "--quantize"];
+    for form in ["int8", "int4"] {
+        let question = [form, "In which year was Nusonix founded?"];
+        let (code, answer, stderr) = output(weft(&[&args[..], &question].concat()));
+        assert_eq!((code, answer.as_str()), (0, "1376\n"), "{stderr}");
+        assert!(stderr.contains(&format!("weft-tiny {form} · ")), "{stderr}");
+    }
+    let weights = |more: &[&str]| {
+        let stdout = output(weft(&[&["show", "--json"], more].concat())).1;
+        serde_json::from_str::<Value>(&stdout).unwrap()["weight_bytes"].as_u64().unwrap()
+    };
+    assert!(weights(&["--quantize", "int4"]) * 10 < weights(&[]) * 4);
+}
+
+#[test]
 fn pipes_and_files_stand_before_the_prompt() {
     let mut child = run(&["--json", "sum this up"])
         .stdin(Stdio::piped())

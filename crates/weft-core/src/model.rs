@@ -12,7 +12,8 @@ use crate::prompt::{PromptError, Template};
 use crate::sampling::{GenerationConfig, GenerationConfigError};
 use crate::tokenizer::{Tokenizer, TokenizerError};
 use crate::weights::{
-    GGUF_SUFFIX, Gguf, PartName, RandomWeights, Safetensors, Weights, WeightsError,
+    Coded, Forms, GGUF_SUFFIX, Gguf, PartName, Quantised, RandomWeights, Safetensors, Weights,
+    WeightsError,
 };
 
 /// End tokens of the families' chat formats. Model files often name only one of them.
@@ -139,6 +140,18 @@ impl Model {
         })
     }
 
+    /// The same model, whose matrices are quantised when they are read.
+    ///
+    /// # Errors
+    /// [`ModelError::AlreadyQuantised`]
+    pub fn quantised(mut self, form: Coded) -> Result<Self, ModelError> {
+        if !Forms::of(&*self.weights, &self.config).all_plain() {
+            return Err(ModelError::AlreadyQuantised);
+        }
+        self.weights = Box::new(Quantised::new(self.weights, form));
+        Ok(self)
+    }
+
     /// Whether an answer starts with reasoning: the model supports it, and the caller does not
     /// forbid it.
     pub fn thinks(&self, wanted: Option<bool>) -> bool {
@@ -260,6 +273,9 @@ pub enum ModelError {
     /// Its `generation_config.json` cannot be used.
     #[error(transparent)]
     Generation(#[from] GenerationConfigError),
+    /// The caller wants to quantise weights that have codes.
+    #[error("the model's weights are quantised already; leave out --quantize")]
+    AlreadyQuantised,
     /// The tokenizer has more tokens than the model has embeddings.
     #[error(
         "the tokenizer has {tokens} tokens, but the model's vocabulary has {vocab}; they belong to \

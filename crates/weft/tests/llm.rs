@@ -2,6 +2,7 @@
 #![cfg(feature = "bundled")]
 
 use weft::weft_core::chunk::Tier;
+use weft::weft_core::weights::Coded;
 use weft::{DeviceChoice, Document, Error, Llm, Options, Question, Reuse};
 
 const TOWN: &str = "Piranul has 49 bridges. The river that flows through Piranul is the Gukatror. \
@@ -141,4 +142,29 @@ fn wrong_settings_say_what_is_right() {
     assert!(matches!(much, Error::TooLarge { on_gpu: false, .. }), "{much}");
     let missing = weft::open("./no/such/folder").err().unwrap();
     assert!(missing.to_string().contains("no/such/folder"), "{missing}");
+}
+
+#[test]
+fn quantised_weights_answer_too_and_have_rows_of_their_own() {
+    let open = |bits: Option<u8>| {
+        let options = Options::new().device(DeviceChoice::Cpu).context(512);
+        let options = bits.into_iter().fold(options, |o, bits| o.quantize(Coded::int(bits)));
+        options.load(weft::bundled_model().unwrap()).unwrap()
+    };
+    let mut weights = Vec::new();
+    let mut fingerprints = Vec::new();
+    for bits in [None, Some(8), Some(4)] {
+        let mut llm = open(bits);
+        let town = llm.document(TOWN).unwrap();
+        let answer = llm.ask(question("When was Piranul founded?", &town)).unwrap();
+        assert!(answer.text.contains("1535"), "{bits:?}: {}", answer.text);
+        weights.push(llm.memory().need.weights);
+        fingerprints.push(llm.into_parts().0.fingerprint("rows"));
+    }
+    assert!(weights[1] * 10 < weights[0] * 6 && weights[2] * 10 < weights[0] * 4, "{weights:?}");
+    fingerprints.dedup();
+    assert_eq!(fingerprints.len(), 3, "rows of one form are not those of another");
+    let quantised = weft::bundled_model().unwrap().quantised(Coded::int(4)).unwrap();
+    let twice = Options::new().quantize(Coded::int(8)).load(quantised).err().unwrap();
+    assert!(twice.to_string().contains("quantised already"), "{twice}");
 }

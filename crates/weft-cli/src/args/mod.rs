@@ -303,6 +303,9 @@ pub(crate) struct ModelArgs {
     /// Kernels
     #[arg(long, value_enum, default_value_t = Kernels::Auto)]
     pub(crate) kernels: Kernels,
+    /// Quantise the weights while loading
+    #[arg(long, value_enum, value_name = "FORM")]
+    pub(crate) quantize: Option<Quantize>,
     /// Threads of the CPU device (default: all cores)
     #[arg(short, long, value_name = "N", value_parser = size::parse_threads)]
     pub(crate) threads: Option<usize>,

@@ -24,6 +24,8 @@ pub(crate) struct Identity {
     chunk_dir: Option<PathBuf>,
     /// The instruction set that the environment asks for.
     isa: Option<String>,
+    /// What the weights are quantised to while loading.
+    quantize: Option<String>,
     /// Only a server knows these.
     #[serde(default)]
     loaded: Loaded,
@@ -63,6 +65,7 @@ impl Identity {
             cache_dir: Budget::new(cache).folder.map(absolute),
             chunk_dir: chunk_folder(cache).ok().map(absolute),
             isa: std::env::var(weft_cpu::ISA_VARIABLE).ok(),
+            quantize: model.quantize.map(|form| form.to_string()),
             loaded: Loaded::default(),
         })
     }
@@ -96,8 +99,8 @@ impl Identity {
             && is_size(cache.disk_cache, ours.disk_cache)
             && (&self.version, &self.path, &self.files)
                 == (&wanted.version, &wanted.path, &wanted.files)
-            && (&self.cache_dir, &self.chunk_dir, &self.isa)
-                == (&wanted.cache_dir, &wanted.chunk_dir, &wanted.isa)
+            && (&self.cache_dir, &self.chunk_dir) == (&wanted.cache_dir, &wanted.chunk_dir)
+            && (&self.isa, &self.quantize) == (&wanted.isa, &wanted.quantize)
     }
 }
 
@@ -144,6 +147,7 @@ fn files(path: &Path) -> Vec<(String, u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::Quantize;
 
     #[test]
     fn a_server_serves_commands_that_would_load_the_same() {
@@ -171,6 +175,7 @@ mod tests {
             ModelArgs { ctx_size: Some(4096), ..model() },
             ModelArgs { device: DeviceKind::Cuda, ..model() },
             ModelArgs { kernels: Kernels::Reference, ..model() },
+            ModelArgs { quantize: Some(Quantize::Int4), ..model() },
         ] {
             assert!(!serves(&other, &cache));
         }
