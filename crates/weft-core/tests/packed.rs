@@ -17,7 +17,8 @@ use weft_core::config::Config;
 use weft_core::plan::plan;
 use weft_core::reference::Reference;
 use weft_core::weights::{
-    Code, Form, Offset, Safetensors, Scale, Tensor, TensorShape, Weights, WeightsError, tensors,
+    Code, Form, LayerTensor, Offset, Safetensors, Scale, Tensor, TensorShape, Weights,
+    WeightsError, tensors,
 };
 use weft_testing::{LIMITS, Work, max_difference, run, span};
 
@@ -220,6 +221,25 @@ fn changed(name: &str, change: impl FnOnce(&mut Tensors)) -> tempfile::TempDir {
         let _ = fs::copy(folder(name).join(file), copy.path().join(file));
     }
     copy
+}
+
+/// Early GPTQ and AWQ models say in a file of their own how they are packed.
+#[test]
+fn a_file_beside_the_config_may_say_how_weights_are_packed() {
+    for (name, file) in [("gptq_v1", "quantize_config.json"), ("awq", "quant_config.json")] {
+        let copy = changed(name, |_| {});
+        let path = copy.path().join("config.json");
+        let mut config: serde_json::Value =
+            serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        let mut packing = config.as_object_mut().unwrap().remove("quantization_config").unwrap();
+        packing.as_object_mut().unwrap().remove("quant_method").unwrap();
+        fs::write(&path, config.to_string()).unwrap();
+        assert!(open(copy.path()).is_err(), "{name}: nothing says how it is packed");
+        fs::write(copy.path().join(file), packing.to_string()).unwrap();
+        let opened = [copy.path(), &folder(name)].map(|at| open(at).unwrap());
+        let forms = opened.map(|(_, weights)| weights.form(Tensor::Layer(0, LayerTensor::Up)));
+        assert!(forms[0] == forms[1] && forms[0] != Form::Plain, "{name}: {forms:?}");
+    }
 }
 
 /// Each tensor of a matrix is needed, and the error names it.

@@ -136,11 +136,11 @@ struct Raw {
     transform_config: Option<Value>,
 }
 
-/// Parses the value of `quantization_config`.
-pub(super) fn parse(value: &Value) -> Result<Packing, ConfigError> {
+/// Parses the value of `quantization_config`, or a file like it. `method` is its format if it does
+/// not name one.
+pub(super) fn parse(value: &Value, method: &str) -> Result<Packing, ConfigError> {
     let raw = Raw::deserialize(value)?;
-    let method = raw.quant_method.clone().unwrap_or_default();
-    match method.as_str() {
+    match raw.quant_method.as_deref().unwrap_or(method) {
         "fp8" => fp8(&raw),
         "compressed-tensors" => compressed(&raw),
         "awq" => awq(&raw),

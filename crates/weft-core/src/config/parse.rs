@@ -15,8 +15,16 @@ use super::rope::{self, RawRope};
 use super::{Config, ConfigError, Family, Packing};
 use crate::dtype::Dtype;
 
-/// ModelOpt's settings, if config.json has none.
-const MODELOPT_FILE: &str = "hf_quant_config.json";
+/// A parser of how weights are packed.
+type ParsePacking = fn(&serde_json::Value) -> Result<Packing, ConfigError>;
+
+/// Files that may say how the weights are packed if config.json does not: ModelOpt's, and those of
+/// early GPTQ and AWQ models.
+const PACKING_FILES: [(&str, ParsePacking); 3] = [
+    ("hf_quant_config.json", packing::parse_modelopt),
+    ("quantize_config.json", |value| packing::parse(value, "gptq")),
+    ("quant_config.json", |value| packing::parse(value, "awq")),
+];
 
 const FILE_LIMIT: u64 = 1 << 20;
 const LIMIT_WIDTH: usize = 1 << 17;
@@ -61,13 +69,14 @@ enum OneOrMany {
     Many(Vec<u32>),
 }
 
-/// Reads `config.json`. ModelOpt may say in a file beside it how the weights are packed.
+/// Reads `config.json`. A file beside it may say how the weights are packed.
 pub(super) fn from_file(path: &Path) -> Result<Config, ConfigError> {
     let mut config = from_json(&read(path)?)?;
-    let beside = path.with_file_name(MODELOPT_FILE);
-    if config.packing == Packing::None && beside.exists() {
-        let value = serde_json::from_slice(&read(&beside)?)?;
-        config.packing = packing::parse_modelopt(&value)?;
+    for (name, parse) in PACKING_FILES {
+        let beside = path.with_file_name(name);
+        if config.packing == Packing::None && beside.exists() {
+            config.packing = parse(&serde_json::from_slice(&read(&beside)?)?)?;
+        }
     }
     Ok(config)
 }
@@ -131,7 +140,7 @@ pub(super) fn from_json(json: &[u8]) -> Result<Config, ConfigError> {
             None => Vec::new(),
         },
         packing: match raw.quantization_config {
-            Some(quantization) if !quantization.is_null() => packing::parse(&quantization)?,
+            Some(quantization) if !quantization.is_null() => packing::parse(&quantization, "")?,
             _ if raw.quantization.is_some() => return Err(packing::mlx()),
             _ => Packing::None,
         },

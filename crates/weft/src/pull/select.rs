@@ -1,15 +1,17 @@
 //! Chooses the files of a repository that weft needs.
 //!
 //! These are configuration, tokenizer, template and safetensors weights at the top of the
-//! repository, or one GGUF model; never pickled weights, never code. Names come from the network and become paths, so
-//! each chosen name is checked first.
+//! repository, or one GGUF model; never pickled weights, never code. Names come from the network and
+//! become paths, so each chosen name is checked first.
 
 use weft_core::hub::{self, CONFIG_FILE, INDEX_FILE, Pick, SINGLE_WEIGHTS_FILE};
 
 /// Downloaded if they exist. `config.json` comes first, because nothing works without it.
-const SMALL_FILES: [&str; 7] = [
+const SMALL_FILES: [&str; 9] = [
     CONFIG_FILE,
     "hf_quant_config.json",
+    "quantize_config.json",
+    "quant_config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
