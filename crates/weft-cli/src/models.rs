@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use weft_core::hub::{self, HubEnv, RepoRef};
+use weft_core::hub::{self, HubEnv, HubError, ModelRef, RepoRef};
 use weft_core::model::is_gguf;
 
 use crate::error::CliError;
@@ -125,14 +125,34 @@ pub(crate) fn short_name(name: Option<&str>) -> String {
 /// Refuses a folder that holds no model.
 pub(crate) fn check_folder(name: &str) -> Result<(), CliError> {
     let folder = Path::new(name);
-    if !folder.is_dir() || folder.join(hub::CONFIG_FILE).exists() {
+    let has_gguf = || {
+        let entries = folder.read_dir().into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).any(|path| is_gguf(&path))
+    };
+    if !folder.is_dir() || folder.join(hub::CONFIG_FILE).exists() || has_gguf() {
         return Ok(());
     }
     Err(CliError::Usage(format!(
-        "{name} is not a model folder: it has no {}; give a folder with that file and \
-         *.safetensors, or `org/name`",
+        "{name} is not a model folder: it has no {} and no GGUF file; give a folder with that \
+         file and *.safetensors, a GGUF file, or `org/name`",
         hub::CONFIG_FILE
     )))
+}
+
+/// Refuses a name that cannot be a model here, without using the network or reading weights.
+pub(crate) fn check_name(name: &str, offline: bool) -> Result<(), CliError> {
+    let name = full_name(name);
+    check_folder(&name)?;
+    let mut env = HubEnv::from_env()?;
+    env.offline |= offline;
+    match hub::resolve(&ModelRef::parse(&name)?, &env) {
+        Err(
+            HubError::NotCached { .. }
+            | HubError::RevisionNotCached { .. }
+            | HubError::Incomplete { .. },
+        ) if !env.offline => Ok(()),
+        found => Ok(found.map(drop)?),
+    }
 }
 
 /// Whether a word is `family:size` of a family on the hub. Words of a prompt never are.

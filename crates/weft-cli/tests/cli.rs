@@ -302,6 +302,16 @@ fn exit_codes_show_what_went_wrong() {
 }
 
 #[test]
+fn serve_refuses_a_wrong_name_before_it_listens() {
+    let empty = tempfile::tempdir().unwrap();
+    for name in [empty.path().to_str().unwrap(), "/no/such/folder", "Qwen/Qwen3-0.6B"] {
+        let (code, _, stderr) = output(weft(&["serve", "--port", "0", "--offline", name]));
+        assert!(code != 0 && stderr.contains("error"), "{name}: {stderr}");
+        assert!(!stderr.contains("http://"), "{name}: {stderr}");
+    }
+}
+
+#[test]
 fn hostile_text_in_errors_cannot_steer_a_terminal() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("config.json"), r#"{"model_type": "\u001b[31mred\u0007"}"#)

@@ -24,6 +24,9 @@ pub(crate) fn run(args: ServeArgs) -> Result<ExitCode, CliError> {
     // A request without a limit is promised a whole context, and there can be one request per lane.
     cache.contexts = Some(MAX_LANES);
     load::wanted_launches(model.device, model.kernels)?;
+    if let Some(name) = model.model.as_deref().filter(|name| !models::is_bundled(Some(name))) {
+        models::check_name(name, model.offline)?;
+    }
     let mut names = args.served_model_name.into_iter();
     let id = names.next().unwrap_or_else(|| id(model.model.as_deref()));
     let options = Options {
