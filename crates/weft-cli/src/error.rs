@@ -7,6 +7,7 @@ use weft::pull::PullError;
 use weft_core::chunk::{AskError, ChunkError};
 use weft_core::config::ConfigError;
 use weft_core::engine::{GenerateError, RequestError};
+use weft_core::export::ExportError;
 use weft_core::hub::HubError;
 use weft_core::model::ModelError;
 use weft_core::prompt::PromptError;
@@ -30,6 +31,8 @@ pub(crate) enum CliError {
     Model(#[from] ModelError),
     #[error(transparent)]
     Config(#[from] ConfigError),
+    #[error(transparent)]
+    Export(#[from] ExportError),
     #[error(transparent)]
     Pull(#[from] PullError),
     #[error(transparent)]
@@ -132,7 +135,7 @@ impl CliError {
 
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
-            Self::Usage(_) => 2,
+            Self::Usage(_) | Self::Export(ExportError::Target { .. }) => 2,
             Self::Hub(error) => hub_code(error),
             Self::Model(ModelError::NoFolder { .. })
             | Self::Pull(PullError::RepoNotFound { .. } | PullError::RevisionNotFound { .. }) => 3,

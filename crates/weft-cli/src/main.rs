@@ -60,6 +60,7 @@ fn run(cli: Cli) -> Result<ExitCode, CliError> {
         Command::List(args) => commands::list::run(&args),
         Command::Pull(args) => commands::pull::run(&args),
         Command::Rm(args) => commands::rm::run(&args),
+        Command::Quantize(args) => commands::quantize::run(&args),
         Command::Config(args) => commands::config::run(&args.command),
         Command::Bench(args) => bench::run(*args),
         Command::Doctor(args) => commands::doctor::run(&args),

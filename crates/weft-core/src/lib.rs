@@ -14,6 +14,7 @@ pub mod config;
 pub mod device;
 pub mod dtype;
 pub mod engine;
+pub mod export;
 pub mod files;
 pub mod hub;
 pub mod kv;

@@ -17,7 +17,8 @@ use crate::weights::{
 };
 
 /// End tokens of the families' chat formats. Model files often name only one of them.
-const END_TOKENS: [&str; 4] = ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>"];
+pub(crate) const END_TOKENS: [&str; 4] =
+    ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>"];
 
 const GENERATION_CONFIG_LIMIT: u64 = 1 << 20;
 
@@ -37,6 +38,31 @@ pub struct Model {
     pub generation: GenerationConfig,
     /// Its end tokens.
     pub stop_ids: Vec<u32>,
+    /// Where its files are.
+    pub origin: Origin,
+}
+
+/// Where a model's files are.
+#[derive(Clone)]
+pub enum Origin {
+    /// It has none.
+    None,
+    /// In this folder.
+    Folder(PathBuf),
+    /// In this GGUF file: the first one, if there are several parts.
+    Gguf(PathBuf),
+    /// In memory.
+    Memory(ModelBytes),
+}
+
+impl Origin {
+    /// The folder or the file.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Folder(path) | Self::Gguf(path) => Some(path),
+            Self::None | Self::Memory(_) => None,
+        }
+    }
 }
 
 /// A model's files, in memory.
@@ -54,6 +80,8 @@ pub struct ModelBytes {
     pub template: &'static str,
     /// generation_config.json
     pub generation: &'static [u8],
+    /// tokenizer_config.json
+    pub tokenizer_config: &'static [u8],
 }
 
 impl Model {
@@ -67,6 +95,7 @@ impl Model {
             template: None,
             generation: GenerationConfig::default(),
             stop_ids: Vec::new(),
+            origin: Origin::None,
             config,
         }
     }
@@ -92,7 +121,8 @@ impl Model {
         let tokenizer = Tokenizer::from_file(folder.join("tokenizer.json"))?;
         let template = Template::from_folder(folder)?;
         let generation = generation_config(folder)?;
-        Self::new(name, config, Box::new(weights), tokenizer, template, generation)
+        let model = Self::new(name, config, Box::new(weights), tokenizer, template, generation)?;
+        Ok(Self { origin: Origin::Folder(folder.to_owned()), ..model })
     }
 
     fn open_gguf(file: &Path) -> Result<Self, ModelError> {
@@ -103,7 +133,9 @@ impl Model {
         let template = Template::from_gguf(metadata, &tokenizer)?;
         let generation = GenerationConfig::from_gguf(metadata)?;
         let weights = Box::new(gguf.weights(&config)?);
-        Self::new(file.display().to_string(), config, weights, tokenizer, template, generation)
+        let name = file.display().to_string();
+        let model = Self::new(name, config, weights, tokenizer, template, generation)?;
+        Ok(Self { origin: Origin::Gguf(file.to_owned()), ..model })
     }
 
     /// Opens a model whose files are in memory.
@@ -114,7 +146,9 @@ impl Model {
         let template = Template::new(files.template, None, None)?;
         let generation = GenerationConfig::parse(files.generation)?;
         let name = files.name.to_owned();
-        Self::new(name, config, Box::new(weights), tokenizer, Some(template), generation)
+        let weights = Box::new(weights);
+        let model = Self::new(name, config, weights, tokenizer, Some(template), generation)?;
+        Ok(Self { origin: Origin::Memory(files), ..model })
     }
 
     fn new(
@@ -137,6 +171,7 @@ impl Model {
             tokenizer: Arc::new(tokenizer),
             template: template.map(Arc::new),
             generation,
+            origin: Origin::None,
         })
     }
 

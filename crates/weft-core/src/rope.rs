@@ -69,6 +69,16 @@ pub fn frequencies(config: &RopeConfig, head_dim: usize) -> Vec<f32> {
     scaled.into_iter().map(|f| f as f32).collect()
 }
 
+/// The divisor of each frequency, f32 \[head_dim/2\], as GGUF files store Llama 3's scaling.
+pub(crate) fn factors(config: &RopeConfig, head_dim: usize) -> Vec<f32> {
+    if let RopeScaling::Factors(factors) = &config.scaling {
+        return factors.clone();
+    }
+    let base = |i: usize| config.theta.powf(-((2 * i) as f64) / head_dim as f64);
+    let divisor = |frequency: f64| frequency / llama3(frequency, &config.scaling);
+    (0..head_dim / 2).map(|i| divisor(base(i)) as f32).collect()
+}
+
 /// Llama 3: long wavelengths are divided by the factor, short ones are unchanged, with a ramp
 /// between.
 fn llama3(frequency: f64, scaling: &RopeScaling) -> f64 {

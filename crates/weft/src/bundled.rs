@@ -15,6 +15,7 @@ const WEFT_TINY: ModelBytes = ModelBytes {
     tokenizer: asset!(include_bytes, "tokenizer.json"),
     template: asset!(include_str, "chat_template.jinja"),
     generation: asset!(include_bytes, "generation_config.json"),
+    tokenizer_config: asset!(include_bytes, "tokenizer_config.json"),
 };
 
 /// Reads the bundled model. It answers only questions about documents in its prompt.

@@ -3,6 +3,7 @@
 mod cache;
 mod chunk;
 mod examples;
+mod quantize;
 mod serve;
 
 use std::fmt;
@@ -23,6 +24,7 @@ pub(crate) use self::chunk::{
     RmArgs, ShowChunkArgs, WarmArgs, WhichArgs,
 };
 
+pub(crate) use self::quantize::QuantizeArgs;
 pub(crate) use self::serve::ServeArgs;
 
 /// The whole command line.
@@ -79,6 +81,9 @@ pub(crate) enum Command {
     /// Delete models from the hub cache
     #[command(after_help = examples::RM)]
     Rm(RmModelArgs),
+    /// Write a model with 8 or 4 bits per weight: compressed-tensors or GGUF
+    #[command(after_help = examples::QUANTIZE)]
+    Quantize(QuantizeArgs),
     /// Show and change the settings in config.toml
     #[command(after_help = examples::CONFIG)]
     Config(ConfigArgs),

@@ -10,6 +10,7 @@ pub(crate) mod doctor;
 pub(crate) mod list;
 pub(crate) mod ps;
 pub(crate) mod pull;
+pub(crate) mod quantize;
 pub(crate) mod reply;
 pub(crate) mod rm;
 pub(crate) mod run;

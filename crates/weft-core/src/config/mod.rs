@@ -7,6 +7,7 @@
 mod packing;
 mod parse;
 mod rope;
+mod write;
 
 use std::fmt;
 use std::path::Path;

@@ -28,6 +28,18 @@ impl RopeConfig {
     }
 }
 
+impl RopeConfig {
+    /// Whether YaRN scales cos and sin as its authors do.
+    pub(crate) fn has_default_attention_factor(&self) -> bool {
+        match self.scaling {
+            RopeScaling::Yarn { factor, attention_factor, .. } => {
+                (yarn_mscale(factor, 1.0) - attention_factor).abs() < 1e-6
+            }
+            _ => true,
+        }
+    }
+}
+
 /// Scaling of the rotary frequencies.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {

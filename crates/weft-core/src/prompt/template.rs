@@ -27,6 +27,7 @@ const MAX_WORK_BYTES: usize = 64 << 20;
 /// A chat template. Immutable and shared freely between threads.
 #[derive(Debug)]
 pub struct Template {
+    source: String,
     env: Environment<'static>,
     compiled: Compiled,
     /// The special tokens that templates refer to by name.
@@ -59,7 +60,12 @@ impl Template {
             .collect();
         let texts = tokens.iter().flat_map(|(_, token)| token.chars());
         let nonchars = source.chars().chain(texts).filter(|&char| is_nonchar(char)).collect();
-        Ok(Self { env, compiled, tokens, nonchars })
+        Ok(Self { source: source.to_owned(), env, compiled, tokens, nonchars })
+    }
+
+    /// The template as its file has it.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// Renders a conversation.

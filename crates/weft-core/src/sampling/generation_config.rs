@@ -5,7 +5,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::{Sampling, SamplingError};
-use crate::weights::{Metadata, Wrong};
+use crate::weights::{Metadata, NewMetadata, Wrong};
 
 /// The settings in generation_config.json; `None` for absent keys.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -99,6 +99,43 @@ impl GenerationConfig {
         };
         config.check().map_err(|error| GenerationConfigError::Metadata(error.to_string()))?;
         Ok(config)
+    }
+
+    /// Writes the settings to the metadata of a new GGUF file.
+    pub(crate) fn describe(&self, metadata: &mut NewMetadata) {
+        let key = |name: &str| format!("general.sampling.{name}");
+        let greedy = (self.do_sample == Some(false)).then_some(0.0);
+        for (name, value) in [
+            ("temp", greedy.or(self.temperature)),
+            ("top_p", self.top_p),
+            ("min_p", self.min_p),
+            ("penalty_repeat", self.repetition_penalty),
+        ] {
+            if let Some(value) = value {
+                metadata.real(&key(name), value);
+            }
+        }
+        if let Some(top_k) = self.top_k {
+            metadata.count(&key("top_k"), u32::try_from(top_k).unwrap_or(u32::MAX));
+        }
+    }
+
+    /// The content of a generation_config.json with these end tokens.
+    pub(crate) fn to_json(&self, eos: &[u32]) -> Value {
+        let mut map = Map::new();
+        let mut set = |key: &str, value: Option<Value>| {
+            map.extend(value.map(|value| (key.to_owned(), value)));
+        };
+        // The shortest decimal fraction, as people write it.
+        let real = |value: Option<f32>| value.and_then(|v| v.to_string().parse::<Value>().ok());
+        set("do_sample", self.do_sample.map(Value::from));
+        set("temperature", real(self.temperature));
+        set("top_k", self.top_k.map(Value::from));
+        set("top_p", real(self.top_p));
+        set("min_p", real(self.min_p));
+        set("repetition_penalty", real(self.repetition_penalty));
+        set("eos_token_id", Some(eos.into()));
+        Value::Object(map)
     }
 
     /// Checked once, with the file's name in the error, rather than with every request.

@@ -65,6 +65,11 @@ impl AddedToken {
         let (single_word, lstrip, rstrip, normalized) = (false, false, false, false);
         Self { id, content, special, single_word, lstrip, rstrip, normalized }
     }
+
+    /// Whether it matches wherever its content occurs, and takes nothing around it.
+    pub(super) fn is_verbatim(&self) -> bool {
+        !(self.single_word || self.lstrip || self.rstrip)
+    }
 }
 
 impl Added {

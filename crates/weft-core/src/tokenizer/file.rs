@@ -47,25 +47,26 @@ struct ModelHead {
     kind: Option<String>,
 }
 
+/// A `tokenizer.json`.
 #[derive(Deserialize)]
-struct File<'a> {
+pub(super) struct File<'a> {
     #[serde(default)]
-    added_tokens: Vec<AddedToken>,
-    normalizer: Option<Component>,
-    pre_tokenizer: Option<Component>,
+    pub(super) added_tokens: Vec<AddedToken>,
+    pub(super) normalizer: Option<Component>,
+    pub(super) pre_tokenizer: Option<Component>,
     post_processor: Option<Component>,
     #[serde(borrow)]
-    model: Model<'a>,
+    pub(super) model: Model<'a>,
 }
 
 #[derive(Deserialize)]
-struct Model<'a> {
+pub(super) struct Model<'a> {
     #[serde(borrow)]
-    vocab: Vocab<'a>,
+    pub(super) vocab: Vocab<'a>,
     #[serde(borrow)]
-    merges: Vec<Merge<'a>>,
+    pub(super) merges: Vec<Merge<'a>>,
     #[serde(default)]
-    ignore_merges: bool,
+    pub(super) ignore_merges: bool,
     dropout: Option<f32>,
     continuing_subword_prefix: Option<String>,
     end_of_word_suffix: Option<String>,
@@ -74,7 +75,7 @@ struct Model<'a> {
 /// A normalizer, pre-tokenizer, post-processor or decoder: the fields of all kinds in one.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Component {
+pub(super) struct Component {
     #[serde(rename = "type")]
     kind: String,
     normalizers: Vec<Component>,
@@ -128,7 +129,10 @@ pub(super) fn parse(json: &[u8]) -> Result<Parts, TokenizerError> {
     let bos = file.post_processor.map_or(Ok(Vec::new()), |processor| bos(&processor, &spans))?;
     let mut forms = Vec::new();
     normal_forms(file.normalizer.as_ref(), &mut forms)?;
-    let splitter = splitter(file.pre_tokenizer.as_ref())?;
+    let mut splitter = Splitter::default();
+    for expression in expressions(file.pre_tokenizer.as_ref())? {
+        splitter.push(&expression)?;
+    }
     Ok(Parts { arena, spans, merges, added, forms, splitter, bos })
 }
 
@@ -243,7 +247,7 @@ fn bos(processor: &Component, spans: &[(u32, u32)]) -> Result<Vec<u32>, Tokenize
     Ok(bos)
 }
 
-fn normal_forms(
+pub(super) fn normal_forms(
     normalizer: Option<&Component>,
     forms: &mut Vec<Form>,
 ) -> Result<(), TokenizerError> {
@@ -263,7 +267,10 @@ fn normal_forms(
     Ok(())
 }
 
-fn splitter(pre_tokenizer: Option<&Component>) -> Result<Splitter, TokenizerError> {
+/// The expressions of a pre-tokenizer, in order.
+pub(super) fn expressions(
+    pre_tokenizer: Option<&Component>,
+) -> Result<Vec<String>, TokenizerError> {
     let mut steps = Vec::new();
     if let Some(component) = pre_tokenizer {
         flatten(component, &mut steps);
@@ -275,15 +282,17 @@ fn splitter(pre_tokenizer: Option<&Component>) -> Result<Splitter, TokenizerErro
     if last.add_prefix_space {
         return Err(unsupported("it adds a space before every text".into()));
     }
-    let mut splitter = Splitter::default();
+    let mut expressions = Vec::new();
     for step in steps {
         match (step.kind.as_str(), step.behavior.as_deref(), &step.pattern) {
-            ("Split", Some("Isolated"), Some(Pattern::Regex(regex))) => splitter.push(regex)?,
-            ("Split", Some("Isolated"), Some(Pattern::String(text))) => {
-                splitter.push(&quote(text))?;
+            ("Split", Some("Isolated"), Some(Pattern::Regex(regex))) => {
+                expressions.push(regex.clone());
             }
-            ("Digits", ..) if step.individual_digits => splitter.push(r"\p{N}")?,
-            ("Digits", ..) => splitter.push(r"\p{N}+")?,
+            ("Split", Some("Isolated"), Some(Pattern::String(text))) => {
+                expressions.push(quote(text));
+            }
+            ("Digits", ..) if step.individual_digits => expressions.push(r"\p{N}".to_owned()),
+            ("Digits", ..) => expressions.push(r"\p{N}+".to_owned()),
             (kind, behavior, _) => {
                 let behavior = behavior.map_or(String::new(), |name| format!(" ({name:?})"));
                 return Err(unsupported(format!("it has a pre-tokenizer {kind:?}{behavior}")));
@@ -291,9 +300,9 @@ fn splitter(pre_tokenizer: Option<&Component>) -> Result<Splitter, TokenizerErro
         }
     }
     if last.use_regex != Some(false) {
-        splitter.push(GPT2)?;
+        expressions.push(GPT2.to_owned());
     }
-    Ok(splitter)
+    Ok(expressions)
 }
 
 fn flatten<'c>(component: &'c Component, steps: &mut Vec<&'c Component>) {

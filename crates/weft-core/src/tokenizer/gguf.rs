@@ -21,17 +21,21 @@ const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// What the name of a kind of splitting stands for.
-struct Pre {
-    expressions: &'static [&'static str],
-    nfc: bool,
+pub(super) struct Pre {
+    pub(super) expressions: &'static [&'static str],
+    pub(super) nfc: bool,
     /// Whether a word that is a token is taken without merging.
-    ignore_merges: bool,
+    pub(super) ignore_merges: bool,
     /// Whether texts begin with the first token, if the file does not say.
     add_bos: bool,
 }
 
 impl Pre {
-    fn named(name: &str) -> Option<Self> {
+    /// One name of each kind.
+    pub(super) const NAMES: [&str; 6] =
+        ["qwen2", "qwen35", "llama-bpe", "tekken", "smollm", "gpt-2"];
+
+    pub(super) fn named(name: &str) -> Option<Self> {
         let pre = |expressions, nfc, ignore_merges, add_bos| {
             Some(Self { expressions, nfc, ignore_merges, add_bos })
         };
@@ -47,53 +51,85 @@ impl Pre {
     }
 }
 
-/// The types of tokens that are read in another way than as pieces of words.
-const CONTROL: i64 = 3;
-const USER_DEFINED: i64 = 4;
-const UNUSED: i64 = 5;
+/// The types of tokens: pieces of words, and those that are read in another way.
+pub(super) const NORMAL: i64 = 1;
+pub(super) const CONTROL: i64 = 3;
+pub(super) const USER_DEFINED: i64 = 4;
+pub(super) const UNUSED: i64 = 5;
+
+/// The tables of the metadata.
+pub(super) struct Raw<'m> {
+    pub(super) tokens: Vec<&'m str>,
+    pub(super) types: Vec<i64>,
+    pairs: Vec<&'m str>,
+    pub(super) pre: Pre,
+    metadata: &'m Metadata,
+}
 
 /// The parts of the tokenizer that the metadata describes.
 pub(super) fn parse(metadata: &Metadata) -> Result<Parts, TokenizerError> {
-    match metadata.text("tokenizer.ggml.model").map_err(wrong)? {
-        Some("gpt2") => {}
-        Some(kind @ ("llama" | "t5" | "gemma4" | "plamo2")) => {
-            return Err(TokenizerError::Unsupported(format!(
-                "the GGUF file has a SentencePiece tokenizer ({kind:?}); take a Qwen3, Qwen2.5 or \
-                 Llama 3 model"
-            )));
-        }
-        Some(kind) => {
-            return Err(TokenizerError::Unsupported(format!(
-                "the GGUF file has a tokenizer of the kind {kind:?}, not \"gpt2\""
-            )));
-        }
-        None => return Err(absent("tokenizer.ggml.model")),
-    }
-    let pre = pre(metadata)?;
-    let texts = |key: &str| metadata.texts(key).map_err(wrong)?.ok_or_else(|| absent(key));
-    let (tokens, pairs) = (texts("tokenizer.ggml.tokens")?, texts("tokenizer.ggml.merges")?);
-    let types = metadata.whole_numbers("tokenizer.ggml.token_type").map_err(wrong)?;
-    let types = types.ok_or_else(|| absent("tokenizer.ggml.token_type"))?;
-    if types.len() != tokens.len() {
-        return Err(TokenizerError::Gguf(format!(
-            "it has {} tokens and {} types of tokens",
-            tokens.len(),
-            types.len()
-        )));
-    }
-    build(&tokens, &types, &pairs, &pre, metadata).map_err(|error| match error {
+    build(&Raw::new(metadata)?).map_err(|error| match error {
         TokenizerError::Inconsistent(what) => TokenizerError::Gguf(what),
         other => other,
     })
 }
 
-fn build(
-    tokens: &[&str],
-    types: &[i64],
-    pairs: &[&str],
-    pre: &Pre,
-    metadata: &Metadata,
-) -> Result<Parts, TokenizerError> {
+impl<'m> Raw<'m> {
+    pub(super) fn new(metadata: &'m Metadata) -> Result<Self, TokenizerError> {
+        match metadata.text("tokenizer.ggml.model").map_err(wrong)? {
+            Some("gpt2") => {}
+            Some(kind @ ("llama" | "t5" | "gemma4" | "plamo2")) => {
+                return Err(TokenizerError::Unsupported(format!(
+                    "the GGUF file has a SentencePiece tokenizer ({kind:?}); take a Qwen3, Qwen2.5 or \
+                     Llama 3 model"
+                )));
+            }
+            Some(kind) => {
+                return Err(TokenizerError::Unsupported(format!(
+                    "the GGUF file has a tokenizer of the kind {kind:?}, not \"gpt2\""
+                )));
+            }
+            None => return Err(absent("tokenizer.ggml.model")),
+        }
+        let pre = pre(metadata)?;
+        let texts = |key: &str| metadata.texts(key).map_err(wrong)?.ok_or_else(|| absent(key));
+        let (tokens, pairs) = (texts("tokenizer.ggml.tokens")?, texts("tokenizer.ggml.merges")?);
+        let types = metadata.whole_numbers("tokenizer.ggml.token_type").map_err(wrong)?;
+        let types = types.ok_or_else(|| absent("tokenizer.ggml.token_type"))?;
+        if types.len() != tokens.len() {
+            return Err(TokenizerError::Gguf(format!(
+                "it has {} tokens and {} types of tokens",
+                tokens.len(),
+                types.len()
+            )));
+        }
+        Ok(Self { tokens, types, pairs, pre, metadata })
+    }
+
+    pub(super) fn merges(&self) -> Result<Vec<Merge<'m>>, TokenizerError> {
+        self.pairs.iter().map(|pair| merge(pair)).collect()
+    }
+
+    /// The token that texts begin with.
+    pub(super) fn bos(&self) -> Result<Option<u32>, TokenizerError> {
+        let wanted = self.metadata.flag("tokenizer.ggml.add_bos_token").map_err(wrong)?;
+        if !wanted.unwrap_or(self.pre.add_bos) {
+            return Ok(None);
+        }
+        let key = "tokenizer.ggml.bos_token_id";
+        let id = self.metadata.count(key).map_err(wrong)?.ok_or_else(|| absent(key))?;
+        let known = usize::try_from(id).ok().and_then(|id| Some((id, *self.types.get(id)?)));
+        match known {
+            Some((id, kind)) if kind != UNUSED && !self.tokens[id].is_empty() => {
+                Ok(Some(id as u32))
+            }
+            _ => Err(TokenizerError::Gguf(format!("`{key}` is {id}, which is not a token"))),
+        }
+    }
+}
+
+fn build(raw: &Raw<'_>) -> Result<Parts, TokenizerError> {
+    let Raw { tokens, types, pre, .. } = raw;
     let (mut vocab, mut added, mut ids) = (Vec::new(), Vec::new(), HashMap::new());
     for ((token, kind), id) in tokens.iter().zip(types).zip(0..) {
         match *kind {
@@ -110,16 +146,15 @@ fn build(
         }
     }
     let vocab = Vocab(vocab);
-    let pairs: Result<Vec<Merge>, _> = pairs.iter().map(|pair| merge(pair)).collect();
     let added = Added::new(added)?;
     let (arena, spans) = table(&vocab, &added)?;
-    let merges = merges(&pairs?, &ids, pre.ignore_merges.then_some(&vocab))?;
+    let merges = merges(&raw.merges()?, &ids, pre.ignore_merges.then_some(&vocab))?;
     let mut splitter = Splitter::default();
     for expression in pre.expressions {
         splitter.push(expression)?;
     }
     let forms = if pre.nfc { vec![Form::Nfc] } else { Vec::new() };
-    let bos = bos(metadata, pre, &spans)?;
+    let bos = raw.bos()?.into_iter().collect();
     Ok(Parts { arena, spans, merges, added, forms, splitter, bos })
 }
 
@@ -142,21 +177,6 @@ fn pre(metadata: &Metadata) -> Result<Pre, TokenizerError> {
              of another conversion"
         ))
     })
-}
-
-/// The tokens that texts begin with.
-fn bos(metadata: &Metadata, pre: &Pre, spans: &[(u32, u32)]) -> Result<Vec<u32>, TokenizerError> {
-    let wanted = metadata.flag("tokenizer.ggml.add_bos_token").map_err(wrong)?;
-    if !wanted.unwrap_or(pre.add_bos) {
-        return Ok(Vec::new());
-    }
-    let key = "tokenizer.ggml.bos_token_id";
-    let id = metadata.count(key).map_err(wrong)?.ok_or_else(|| absent(key))?;
-    let known = usize::try_from(id).ok().and_then(|id| spans.get(id));
-    match known {
-        Some((start, end)) if start < end => Ok(vec![id as u32]),
-        _ => Err(TokenizerError::Gguf(format!("`{key}` is {id}, which is not a token"))),
-    }
 }
 
 fn wrong(wrong: Wrong) -> TokenizerError {

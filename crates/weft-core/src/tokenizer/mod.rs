@@ -12,6 +12,7 @@
 mod added;
 mod file;
 mod gguf;
+mod gguf_tables;
 mod merge;
 mod normal;
 mod shape;
@@ -22,6 +23,7 @@ use std::path::{Path, PathBuf};
 
 use added::{Added, Piece};
 use file::Parts;
+pub(crate) use gguf_tables::{GgufTables, to_json};
 use merge::{Merges, Scratch};
 use normal::Form;
 use split::Splitter;

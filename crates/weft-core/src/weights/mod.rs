@@ -8,6 +8,7 @@ mod form;
 mod forms;
 mod gguf;
 mod header;
+mod output;
 mod packed;
 mod quantise;
 mod random;
@@ -21,8 +22,11 @@ pub use self::form::{
     Code, Coded, CodedRow, Form, Offset, Offsets, Scale, Scales, Table, UNIT_COLUMNS, fp8,
 };
 pub use self::forms::Forms;
-pub(crate) use self::gguf::Wrong;
+pub(crate) use self::gguf::{Blocks, NewGguf, NewMetadata, Wrong, describe_config};
 pub use self::gguf::{GGUF_SUFFIX, Gguf, GgufWeights, Metadata, PartName};
+pub(crate) use self::output::Meter;
+pub use self::output::WriteError;
+pub(crate) use self::packed::NewFolder;
 pub use self::quantise::{Quantised, Quantiser};
 pub use self::random::RandomWeights;
 pub use self::safetensors::Safetensors;

@@ -14,6 +14,11 @@ pub const INDEX_FILE: &str = "model.safetensors.index.json";
 /// The weights, if they are in one file.
 pub const SINGLE_WEIGHTS_FILE: &str = "model.safetensors";
 
+/// The name of a shard, numbered from 1.
+pub(super) fn shard_name(number: usize, count: usize) -> String {
+    format!("model-{number:05}-of-{count:05}.safetensors")
+}
+
 const INDEX_LIMIT: u64 = 64 << 20;
 const SHARD_LIMIT: usize = 4096;
 

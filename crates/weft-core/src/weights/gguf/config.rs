@@ -5,8 +5,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Gguf, Metadata, Wrong};
-use crate::config::{Config, ConfigError, RopeScaling};
+use super::{Gguf, Metadata, NewMetadata, Wrong};
+use crate::config::{Config, ConfigError, Family, RopeConfig, RopeScaling};
 
 /// The key in the metadata for each key of `config.json` that it has, below the architecture.
 const COUNTS: [(&str, &str); 7] = [
@@ -129,6 +129,40 @@ fn translate(metadata: &Metadata, architecture: &str) -> Result<Map<String, Valu
     ends.retain(|id| u32::try_from(*id).is_ok());
     keys.insert("eos_token_id".to_owned(), json!(ends));
     Ok(keys)
+}
+
+/// Writes the config to the metadata of a new file. Divisors of the rotary frequencies are a tensor.
+pub(crate) fn describe_config(config: &Config, metadata: &mut NewMetadata) {
+    let architecture = config.family.model_type();
+    let key = |key: &str| format!("{architecture}.{key}");
+    let rope = RopeConfig { scaling: RopeScaling::None, ..config.rope.clone() };
+    let unscaled = Config { rope, ..config.clone() };
+    let keys = unscaled.to_json().expect("only divisors cannot be written");
+    for (ours, theirs) in COUNTS {
+        metadata.count(&key(theirs), keys[ours].as_u64().unwrap_or_default() as u32);
+    }
+    for (ours, theirs) in REALS {
+        metadata.real(&key(theirs), keys[ours].as_f64().unwrap_or_default() as f32);
+    }
+    metadata.count(&key("attention.value_length"), config.head_dim as u32);
+    if config.family == Family::Llama {
+        metadata.count(&key("rope.dimension_count"), config.head_dim as u32);
+        metadata.count(&key("vocab_size"), config.vocab as u32);
+    }
+    let RopeScaling::Yarn { .. } = config.rope.scaling else { return };
+    let scaled = config.to_json().expect("YaRN can be written");
+    let scaling = &scaled["rope_scaling"];
+    metadata.text(&key("rope.scaling.type"), "yarn");
+    for (ours, theirs) in SCALING {
+        match (ours, scaling[ours].as_u64(), scaling[ours].as_f64()) {
+            // llama.cpp computes it itself, and multiplies what the file says.
+            ("attention_factor", ..) if config.rope.has_default_attention_factor() => {}
+            ("original_max_position_embeddings", Some(count), _) => {
+                metadata.count(&key(theirs), count as u32);
+            }
+            (_, _, number) => metadata.real(&key(theirs), number.unwrap_or_default() as f32),
+        }
+    }
 }
 
 /// Refuses features that would silently change the result if they were ignored.

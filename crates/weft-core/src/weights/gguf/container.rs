@@ -26,10 +26,15 @@ const NAME_LIMIT: u64 = 1 << 10;
 /// Sizes of a tensor's shape.
 const DIMENSION_LIMIT: u32 = 4;
 const ALIGNMENT_LIMIT: u64 = 1 << 16;
-const DEFAULT_ALIGNMENT: u64 = 32;
+pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
 
-const TYPE_TEXT: u32 = 8;
-const TYPE_LIST: u32 = 9;
+/// What a file begins with.
+pub(super) const MAGIC: [u8; 4] = *b"GGUF";
+/// The version that weft writes.
+pub(super) const VERSION: u32 = 3;
+
+pub(super) const TYPE_TEXT: u32 = 8;
+pub(super) const TYPE_LIST: u32 = 9;
 
 /// One file, open and checked.
 pub(super) struct Container {
@@ -208,7 +213,7 @@ fn scalar(key: &str, id: u32) -> Result<Scalar, Fault> {
 fn parse(mut reader: Reader<'_>, bytes: u64) -> Result<(Metadata, Vec<Stored>), Fault> {
     let mut magic = [0; 4];
     reader.fill(&mut magic)?;
-    if &magic != b"GGUF" {
+    if magic != MAGIC {
         return broken(format!("it begins with {magic:?}, not with \"GGUF\""));
     }
     match reader.u32()? {

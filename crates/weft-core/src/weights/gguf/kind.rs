@@ -86,6 +86,16 @@ impl Kind {
         Err(name.to_owned())
     }
 
+    /// The number of the format in files.
+    pub(super) fn id(self) -> u32 {
+        (0..).find(|id| Self::of(*id) == Ok(self)).expect("every format has a number")
+    }
+
+    /// Bytes of a row of whole blocks.
+    pub(super) fn row_bytes(self, columns: usize) -> usize {
+        columns / self.block() * self.block_bytes()
+    }
+
     /// Elements of a block.
     pub(super) fn block(self) -> usize {
         match self {

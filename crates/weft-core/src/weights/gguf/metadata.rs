@@ -75,6 +75,11 @@ impl Scalar {
         })
     }
 
+    /// The number of the type in files.
+    pub(super) fn id(self) -> u32 {
+        (0..).find(|id| Self::of(*id) == Some(self)).expect("every type has a number")
+    }
+
     pub(super) fn bytes(self) -> usize {
         match self {
             Self::U8 | Self::I8 | Self::Bool => 1,

@@ -7,20 +7,24 @@
 mod blocks;
 mod config;
 mod container;
+mod encode;
 mod kind;
 mod metadata;
 mod names;
 mod reader;
 mod split;
+mod writer;
 
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Mutex;
 
+pub(crate) use self::config::describe_config;
 pub use self::metadata::Metadata;
 pub(crate) use self::metadata::Wrong;
 pub use self::reader::GgufWeights;
 pub use self::split::{GGUF_SUFFIX, PartName};
+pub(crate) use self::writer::{Blocks, NewGguf, NewMetadata};
 
 use self::container::{Container, Stored};
 use self::kind::Kind;

@@ -10,6 +10,7 @@ use super::kind::Kind;
 use super::{is_permuted, names};
 use crate::config::Config;
 use crate::weights::files::Files;
+use crate::weights::output::permuted;
 use crate::weights::{CodedRow, Form, Tensor, Weights, WeightsError};
 
 /// Bytes read from a file at a time, unless a row or a permuted head has more.
@@ -40,7 +41,7 @@ struct Place {
 
 impl Place {
     fn row_bytes(&self) -> usize {
-        self.columns / self.kind.block() * self.kind.block_bytes()
+        self.kind.row_bytes(self.columns)
     }
 }
 
@@ -117,7 +118,7 @@ impl GgufWeights {
             self.files.read(place.file, place.start + (first * row_bytes) as u64, block)?;
             for i in 0..rows {
                 let from = match place.head {
-                    Some(head) => in_file(i, head),
+                    Some(head) => permuted(i, head),
                     None => i,
                 };
                 visit(first + i, &block[from * row_bytes..][..row_bytes])?;
@@ -186,13 +187,6 @@ impl Weights for GgufWeights {
     fn fingerprint(&self) -> [u8; 32] {
         self.fingerprint
     }
-}
-
-/// Where the file has row `i` of a head of `head` rows, if it is permuted for a rotation of
-/// neighbours: the two halves of the head take turns.
-fn in_file(i: usize, head: usize) -> usize {
-    let half = head / 2;
-    2 * (i % half) + i / half
 }
 
 /// Converts a file's little-endian values to f32, without loss.

@@ -7,22 +7,25 @@ use super::{Factor, Layout, Packed, Spread, Zeros};
 use crate::config::{CompressedLayout, ModuleGroup};
 use crate::weights::{Code, WeightsError};
 
+/// The tensors of a matrix in words: the codes, their scales, and the shape.
+pub(super) const PACKED: &str = "weight_packed";
+pub(super) const SCALE: &str = "weight_scale";
+pub(super) const SHAPE: &str = "weight_shape";
+
 impl Module<'_> {
     pub(super) fn compressed(mut self, group: &ModuleGroup) -> Result<Packed, WeightsError> {
         match group.layout {
-            CompressedLayout::Fp8 => self.fp8("weight_scale", PLAIN, group.shared),
-            CompressedLayout::Mxfp8 => self.fp8("weight_scale", EXPONENTS, group.shared),
+            CompressedLayout::Fp8 => self.fp8(SCALE, PLAIN, group.shared),
+            CompressedLayout::Mxfp8 => self.fp8(SCALE, EXPONENTS, group.shared),
             CompressedLayout::Mxfp4 => {
-                let codes = self.take_pairs("weight_packed")?;
-                let scales = self.take_scales("weight_scale", EXPONENTS, group.shared)?;
+                let codes = self.take_pairs(PACKED)?;
+                let scales = self.take_scales(SCALE, EXPONENTS, group.shared)?;
                 Ok(self.packed(Code::Table(FP4), codes, scales, Zeros::None))
             }
-            CompressedLayout::Nvfp4 => {
-                self.nvfp4("weight_packed", "weight_global_scale", Factor::Over)
-            }
+            CompressedLayout::Nvfp4 => self.nvfp4(PACKED, "weight_global_scale", Factor::Over),
             CompressedLayout::Int8 => {
                 let codes = self.take_bytes(Dtype::I8, 0x80)?;
-                let scales = self.take_scales("weight_scale", PLAIN, group.shared)?;
+                let scales = self.take_scales(SCALE, PLAIN, group.shared)?;
                 let zeros = self.take_zeros(group, &scales, 8)?;
                 Ok(self.packed(Code::Int { bits: 8 }, codes, scales, zeros))
             }
@@ -33,7 +36,7 @@ impl Module<'_> {
     /// compressed-tensors' integers in words.
     fn words(mut self, group: &ModuleGroup, bits: u8) -> Result<Packed, WeightsError> {
         let words = (self.columns * usize::from(bits)).div_ceil(32);
-        let mut codes = self.take("weight_packed", &[Dtype::I32], &[&[self.rows, words]])?;
+        let mut codes = self.take(PACKED, &[Dtype::I32], &[&[self.rows, words]])?;
         // In little-endian words, the first code is in the lowest bits of the first byte.
         (codes.dtype, codes.columns) = (Dtype::U8, 4 * words);
         let layout = match bits {
@@ -41,7 +44,7 @@ impl Module<'_> {
             _ => Layout::LowFirst,
         };
         self.check_shape()?;
-        let scales = self.take_scales("weight_scale", PLAIN, group.shared)?;
+        let scales = self.take_scales(SCALE, PLAIN, group.shared)?;
         let zeros = self.take_zeros(group, &scales, bits)?;
         let code = match (&zeros, bits) {
             // Zeros in words count from 0, as the codes beside them do.
@@ -58,7 +61,7 @@ impl Module<'_> {
 
     /// The shape that is stored beside words must be that of the config.
     fn check_shape(&mut self) -> Result<(), WeightsError> {
-        let part = self.take("weight_shape", &[Dtype::I64, Dtype::I32], &[&[2]])?;
+        let part = self.take(SHAPE, &[Dtype::I64, Dtype::I32], &[&[2]])?;
         let bytes = part.read_all(self.files)?;
         let found: Vec<usize> = bytes
             .chunks_exact(part.dtype.bitsize() / 8)
@@ -71,9 +74,7 @@ impl Module<'_> {
         let expected = vec![self.rows, self.columns];
         match found == expected {
             true => Ok(()),
-            false => {
-                Err(WeightsError::Shape { name: self.name_of("weight_shape"), found, expected })
-            }
+            false => Err(WeightsError::Shape { name: self.name_of(SHAPE), found, expected }),
         }
     }
 

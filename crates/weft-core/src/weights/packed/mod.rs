@@ -9,6 +9,7 @@ mod modules;
 mod part;
 mod schemes;
 mod transposed;
+mod writer;
 
 use std::ops::Range;
 
@@ -18,6 +19,7 @@ use super::{Coded, CodedRow, Form, Offset, Offsets, Scales, WeightsError};
 pub(super) use self::modules::Patterns;
 pub(super) use self::part::{Part, widen};
 pub(super) use self::schemes::{Found, Stored, drop_zero_biases, is_for_activations, pack};
+pub(crate) use self::writer::NewFolder;
 
 /// Bytes of codes that are read at a time.
 const BAND_BYTES: usize = 1 << 20;

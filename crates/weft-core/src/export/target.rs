@@ -1,0 +1,118 @@
+//! Where a model is written: beside the target under a temporary name, which is renamed at the end.
+
+use std::fs;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::{ExportError, ExportForm};
+use crate::model::is_gguf;
+use crate::store::platform::sync_folder;
+use crate::weights::WriteError;
+
+/// What is being written. If it is dropped before [`Target::commit`], nothing is left.
+pub(super) struct Target {
+    to: PathBuf,
+    temporary: PathBuf,
+    /// Where the replaced folder is kept until the new one has its name.
+    replaced: PathBuf,
+}
+
+impl Target {
+    /// Checks that `to` can be written. `from` is what the model is read from.
+    pub(super) fn new(
+        to: &Path,
+        form: ExportForm,
+        force: bool,
+        from: Option<&Path>,
+    ) -> Result<Self, ExportError> {
+        let refuse = |reason: String| ExportError::Target { path: to.to_owned(), reason };
+        match (form.is_gguf(), is_gguf(to)) {
+            (true, false) => {
+                let reason = format!("{form} is written as a file whose name ends in .gguf");
+                return Err(refuse(reason));
+            }
+            (false, true) => {
+                let reason = format!("{form} is written as a folder; --form q4_0 writes a file");
+                return Err(refuse(reason));
+            }
+            _ => {}
+        }
+        let Some(name) = to.file_name() else {
+            return Err(refuse("it is no name of a new file or folder".to_owned()));
+        };
+        let parent = match to.parent() {
+            Some(parent) if parent != Path::new("") => parent,
+            _ => Path::new("."),
+        };
+        if !parent.is_dir() {
+            return Err(refuse(format!("{} is not a folder; make it first", parent.display())));
+        }
+        if let Ok(found) = fs::canonicalize(to) {
+            if from.and_then(|from| fs::canonicalize(from).ok()).as_ref() == Some(&found) {
+                return Err(refuse("it is the model that is read; name another path".to_owned()));
+            }
+            if !force {
+                return Err(refuse("it exists already; --force replaces it".to_owned()));
+            }
+            let is_replaceable =
+                if form.is_gguf() { found.is_file() } else { is_model_folder(&found) };
+            if !is_replaceable {
+                let what = if form.is_gguf() { "a file" } else { "a folder with a model only" };
+                return Err(refuse(format!("it is not {what}, so weft does not replace it")));
+            }
+        }
+        // Nobody else can guess it, so nobody can have taken it before.
+        let number = RandomState::new().hash_one(std::process::id());
+        let beside =
+            |end: &str| parent.join(format!(".{}.{number:016x}.{end}", name.to_string_lossy()));
+        Ok(Self { to: to.to_owned(), temporary: beside("tmp"), replaced: beside("old") })
+    }
+
+    /// The path to write to.
+    pub(super) fn temporary(&self) -> &Path {
+        &self.temporary
+    }
+
+    /// Gives what was written its name.
+    pub(super) fn commit(self) -> Result<(), ExportError> {
+        self.rename().map_err(|source| {
+            ExportError::Write(WriteError::Write { path: self.to.clone(), source })
+        })
+    }
+
+    fn rename(&self) -> io::Result<()> {
+        if self.temporary.is_dir() {
+            sync_folder(&self.temporary)?;
+        }
+        // A file is replaced at once; a folder has to make room first.
+        if self.temporary.is_dir() && self.to.exists() {
+            fs::rename(&self.to, &self.replaced)?;
+            if let Err(error) = fs::rename(&self.temporary, &self.to) {
+                fs::rename(&self.replaced, &self.to)?;
+                return Err(error);
+            }
+            fs::remove_dir_all(&self.replaced)?;
+        } else {
+            fs::rename(&self.temporary, &self.to)?;
+        }
+        sync_folder(self.temporary.parent().unwrap_or(Path::new(".")))
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        // After a commit neither exists.
+        let _ = match self.temporary.is_dir() {
+            true => fs::remove_dir_all(&self.temporary),
+            false => fs::remove_file(&self.temporary),
+        };
+    }
+}
+
+/// Whether a folder holds a model and nothing that could be missed: no other folders.
+fn is_model_folder(folder: &Path) -> bool {
+    let Ok(entries) = fs::read_dir(folder) else { return false };
+    let no_folders = entries.flatten().all(|entry| !entry.path().is_dir());
+    no_folders && folder.join("config.json").is_file()
+}
