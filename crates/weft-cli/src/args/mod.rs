@@ -2,6 +2,7 @@
 
 mod cache;
 mod chunk;
+mod compare;
 mod examples;
 mod serve;
 
@@ -23,6 +24,7 @@ pub(crate) use self::chunk::{
     RmArgs, ShowChunkArgs, WarmArgs, WhichArgs,
 };
 
+pub(crate) use self::compare::CompareArgs;
 pub(crate) use self::serve::ServeArgs;
 
 /// The whole command line.
@@ -55,6 +57,9 @@ pub(crate) enum Command {
     #[command(after_help = examples::VERIFY)]
     #[command(override_usage = "weft verify [OPTIONS] [MODEL] [FILE]... QUESTION")]
     Verify(Box<AskArgs>),
+    /// Measure how far a model, such as a quantised one, is from another
+    #[command(after_help = examples::COMPARE, override_usage = compare::USAGE)]
+    Compare(Box<CompareArgs>),
     /// Manage chunks, texts that are computed once: register, list, warm, pin, remove, export
     #[command(after_help = examples::CHUNK)]
     Chunk(Box<ChunkArgs>),
