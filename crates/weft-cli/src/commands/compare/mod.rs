@@ -119,6 +119,10 @@ impl Opened {
     ) -> Result<Self, CliError> {
         let args = args.model(name, window);
         let model = quantised(load::open(None, &args)?, form);
+        let most = model.config.max_positions;
+        if window > most {
+            return Err(weft::Error::ContextTooLong { wanted: window, most }.into());
+        }
         Ok(Self { model, form, args })
     }
 
