@@ -23,6 +23,7 @@ fn compare_with(args: &[&str], variables: &[(&str, &str)]) -> (i32, String, Stri
         .arg("compare")
         .args(args)
         .env_clear()
+        .env("HF_HUB_CACHE", env!("CARGO_TARGET_TMPDIR"))
         .env("HF_HUB_OFFLINE", "1")
         .envs(variables.iter().copied())
         .stdin(Stdio::null())

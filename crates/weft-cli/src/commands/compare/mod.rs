@@ -191,7 +191,7 @@ fn other_token(a: &Tokenizer, b: &Tokenizer) -> Option<u32> {
 
 /// Where A's distributions come from.
 enum Source {
-    Model(Loaded, Option<Saving>),
+    Model(Box<Loaded>, Option<Saving>),
     File(Base),
 }
 
@@ -207,7 +207,7 @@ impl Source {
         let vocab = a.model.config.vocab;
         let saving = |path: &Path| Saving::new(path, window, vocab, tokens);
         let saving = args.save_base.as_deref().map(saving).transpose()?;
-        Ok(Self::Model(a.load()?, saving))
+        Ok(Self::Model(Box::new(a.load()?), saving))
     }
 
     fn finish(self) -> Result<(), CliError> {
