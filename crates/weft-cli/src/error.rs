@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use thiserror::Error;
 use weft::pull::PullError;
 use weft_core::chunk::{AskError, ChunkError};
+use weft_core::compare::BaseError;
 use weft_core::config::ConfigError;
 use weft_core::engine::{GenerateError, RequestError};
 use weft_core::export::ExportError;
@@ -61,6 +62,9 @@ pub(crate) enum CliError {
     /// The machine failed a check.
     #[error("{0}")]
     Unhealthy(String),
+    /// A file of distributions cannot be used.
+    #[error("{file}: {source}")]
+    Base { file: String, source: BaseError },
     #[error("{what}: {source}")]
     Io { what: String, source: std::io::Error },
 }

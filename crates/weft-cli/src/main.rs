@@ -50,6 +50,7 @@ fn run(cli: Cli) -> Result<ExitCode, CliError> {
     match command {
         Command::Ask(args) => commands::ask::run(*args),
         Command::Verify(args) => commands::verify::run(*args),
+        Command::Compare(args) => commands::compare::run(&args),
         Command::Chunk(args) => commands::chunk::run(args.command),
         Command::Run(args) => commands::run::run(args),
         Command::Chat(args) => commands::chat::run(args),

@@ -158,7 +158,7 @@ pub(crate) fn variable(key: &str) -> String {
 
 /// Flags that only a command line may set: they say what one call is about. Above all, a line in a
 /// file must never select what is deleted, or agree to it.
-pub(crate) const OF_ONE_CALL: [&str; 11] = [
+pub(crate) const OF_ONE_CALL: [&str; 17] = [
     "help",
     "version",
     "all",
@@ -170,12 +170,21 @@ pub(crate) const OF_ONE_CALL: [&str; 11] = [
     "other-models",
     "file",
     "out",
+    "text",
+    "base",
+    "save-base",
+    "quantize-a",
+    "quantize-b",
+    "windows",
 ];
+
+/// `compare --ctx-size`: a part of what is measured, not the room that other commands give a model.
+const WINDOW: &str = "window";
 
 /// The long name of a flag that the environment and a file may set.
 fn settable(arg: &clap::Arg) -> Option<String> {
     let long = arg.get_long()?;
-    (!OF_ONE_CALL.contains(&long)).then(|| long.to_owned())
+    (!OF_ONE_CALL.contains(&long) && arg.get_id() != WINDOW).then(|| long.to_owned())
 }
 
 /// All flags that can be set, each with its forms in different commands.

@@ -10,6 +10,7 @@
 
 mod cache;
 pub mod chunk;
+pub mod compare;
 pub mod config;
 pub mod device;
 pub mod dtype;

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use weft_core::chunk::Composition;
 use weft_core::config::Config;
 use weft_core::device::{Device, Limits, MAX_LANES};
 use weft_core::engine::{Engine, Event, FinishReason, GenerateError, Request, RequestError, Token};
@@ -298,4 +299,27 @@ fn an_exact_answer_is_the_cold_one_whatever_is_kept() {
     for seed in 0..4 {
         answers_are_the_cold_ones(&model, &make, &make, size, seed);
     }
+}
+
+#[test]
+fn a_text_is_scored_as_an_answer_is_and_padding_comes_with_it() {
+    let tokens = prompt(90, 4);
+    let vocab = model().tokenizer.vocab_size() as usize;
+    for from in [1, 2, 45, 89] {
+        let mut engine = engine();
+        let before: Composition = tokens[..from].to_vec().into();
+        let wanted = engine.score(&before, &tokens[from..], false).unwrap();
+        let rows: Vec<Vec<f32>> =
+            engine.score_text(&tokens, from).unwrap().map(Result::unwrap).collect();
+        assert_eq!(rows.len(), tokens.len() - from);
+        assert!(rows.iter().all(|row| row.len() == vocab + 7));
+        let cut: Vec<&[f32]> = rows.iter().map(|row| &row[..vocab]).collect();
+        assert_eq!(cut, wanted, "from {from}");
+        assert_eq!(engine.running(), 0);
+    }
+    let mut engine = engine();
+    // As many tokens as the context: the last one is drawn and never run.
+    assert_eq!(engine.score_text(&prompt(CONTEXT, 5), 190).unwrap().count(), CONTEXT - 190);
+    drop(engine.score_text(&tokens, 5).unwrap().next());
+    assert_eq!(engine.running(), 0, "a lane whose rows nobody takes ends");
 }

@@ -1,7 +1,9 @@
 //! Answers the held-out questions of the bundled model on the CPU device, and counts right answers:
 //!
-//!     cargo run --release -p weft-cpu --example eval_tiny -- [TRIPLES] [RESULT.json]
+//!     cargo run --release -p weft-cpu --example eval_tiny -- \
+//!         [TRIPLES] [RESULT.json] [--model FOLDER|FILE.gguf] [--quantize int8|int4]
 //!
+//! The model is the bundled one, or another form of it with the same tokenizer.
 //! An answer counts if its whole text is right and it ended by itself. Sampling is greedy;
 //! documents are in the file's order and tokenised separately, as in `weft ask`.
 
@@ -10,6 +12,7 @@ mod held_out;
 
 use std::collections::BTreeMap;
 use std::error::Error;
+use std::path::Path;
 
 use held_out::{HeldOut, Triple, folder};
 use serde_json::json;
@@ -18,6 +21,7 @@ use weft_core::engine::{Completion, FinishReason, Request};
 use weft_core::model::Model;
 use weft_core::prompt::{Conversation, Message};
 use weft_core::sampling::Sampling;
+use weft_core::weights::{Coded, Quantised};
 
 /// Right and wrong answers.
 #[derive(Default)]
@@ -41,14 +45,25 @@ impl Result {
     }
 }
 
+/// The bundled model or another form of it, with its matrices quantised if that is asked for.
+pub fn open(path: &Path, form: Option<Coded>) -> std::result::Result<Model, Box<dyn Error>> {
+    let bundled = Model::open(&folder())?;
+    let mut model = Model::open(path)?;
+    model.template = bundled.template;
+    model.stop_ids = bundled.stop_ids;
+    if let Some(form) = form {
+        model.weights = Box::new(Quantised::new(model.weights, form));
+    }
+    Ok(model)
+}
+
 /// Answers the first `n` triples, as many at a time as there are lanes.
-pub fn evaluate(n: usize) -> std::result::Result<Result, Box<dyn Error>> {
-    let model = Model::open(&folder())?;
-    let mut engine = held_out::engine(&model, MAX_LANES)?;
+pub fn evaluate(model: &Model, n: usize) -> std::result::Result<Result, Box<dyn Error>> {
+    let mut engine = held_out::engine(model, MAX_LANES)?;
     let HeldOut { documents, triples } = HeldOut::read()?;
     let mut result = Result::default();
     for some in triples[..n.min(triples.len())].chunks(MAX_LANES) {
-        let requests = some.iter().map(|triple| request(&model, triple, &documents));
+        let requests = some.iter().map(|triple| request(model, triple, &documents));
         let requests = requests.collect::<std::result::Result<_, _>>()?;
         for (triple, completion) in some.iter().zip(engine.generate_batch(requests)?) {
             count(triple, &completion, &mut result);
@@ -85,9 +100,24 @@ fn count(triple: &Triple, completion: &Completion, result: &mut Result) {
 
 #[allow(dead_code, reason = "a test includes this file for the functions above")]
 fn main() -> std::result::Result<(), Box<dyn Error>> {
+    let (mut words, mut path, mut form) = (Vec::new(), folder(), None);
     let mut args = std::env::args().skip(1);
-    let n = args.next().map_or(Ok(usize::MAX), |n| n.parse())?;
-    let result = evaluate(n)?;
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--model" => path = args.next().ok_or("--model needs a folder or a file")?.into(),
+            "--quantize" => {
+                form = Some(match args.next().as_deref() {
+                    Some("int8") => Coded::int(8),
+                    Some("int4") => Coded::int(4),
+                    other => return Err(format!("--quantize {other:?}: give int8 or int4").into()),
+                });
+            }
+            _ => words.push(arg),
+        }
+    }
+    let mut words = words.into_iter();
+    let n = words.next().map_or(Ok(usize::MAX), |n| n.parse())?;
+    let result = evaluate(&open(&path, form)?, n)?;
     let share = |(right, all): (usize, usize)| right as f64 / all as f64;
     let forms: std::collections::BTreeSet<_> = result.counts.keys().map(|key| &key.1).collect();
     let sizes: std::collections::BTreeSet<_> = result.counts.keys().map(|key| key.0).collect();
@@ -99,7 +129,7 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
         "mistakes": result.mistakes,
     });
     println!("{report:#}");
-    if let Some(file) = args.next() {
+    if let Some(file) = words.next() {
         std::fs::write(file, format!("{report:#}\n"))?;
     }
     Ok(())

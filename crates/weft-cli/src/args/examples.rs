@@ -36,6 +36,12 @@ pub(super) const CHAT: &str = help! {
 pub(super) const VERIFY: &str = help! {
     "weft verify --reuse anchored --context minutes.txt handbook.txt \"Who signs?\""
 };
+pub(super) const COMPARE: &str = help! {
+    "weft compare qwen3:0.6b model-Q4_K_M.gguf --text wiki.txt"
+    "weft compare qwen3:0.6b qwen3:0.6b --quantize-b int4 --text wiki.txt"
+    "weft compare qwen3:0.6b --text wiki.txt --save-base base.bin"
+    "weft compare --base base.bin model-Q8_0.gguf --output json"
+};
 pub(super) const CHUNK: &str = help! {
     "weft chunk add handbook.txt        then: weft ask --context handbook \"Who signs?\""
     "weft chunk warm handbook           compute it before somebody waits for it"

@@ -2,6 +2,7 @@
 
 mod cache;
 mod chunk;
+mod compare;
 mod examples;
 mod quantize;
 mod serve;
@@ -24,6 +25,7 @@ pub(crate) use self::chunk::{
     RmArgs, ShowChunkArgs, WarmArgs, WhichArgs,
 };
 
+pub(crate) use self::compare::CompareArgs;
 pub(crate) use self::quantize::QuantizeArgs;
 pub(crate) use self::serve::ServeArgs;
 
@@ -57,6 +59,9 @@ pub(crate) enum Command {
     #[command(after_help = examples::VERIFY)]
     #[command(override_usage = "weft verify [OPTIONS] [MODEL] [FILE]... QUESTION")]
     Verify(Box<AskArgs>),
+    /// Measure how far a model, such as a quantised one, is from another
+    #[command(after_help = examples::COMPARE, override_usage = compare::USAGE)]
+    Compare(Box<CompareArgs>),
     /// Manage chunks, texts that are computed once: register, list, warm, pin, remove, export
     #[command(after_help = examples::CHUNK)]
     Chunk(Box<ChunkArgs>),

@@ -15,7 +15,7 @@ mod forced;
 mod generate;
 mod lanes;
 mod logits;
-mod machine;
+pub(crate) mod machine;
 mod measure;
 mod ops;
 mod plot;
@@ -31,7 +31,7 @@ use std::process::ExitCode;
 
 use weft_core::device::{Limits, MAX_LANES};
 
-use self::args::{BenchCommand, Format, GridArgs, SubjectArgs, TestArgs};
+use self::args::{BenchCommand, GridArgs, SubjectArgs, TestArgs};
 use self::lanes::Lanes;
 use self::measure::Bench;
 use self::report::{Bandwidth, BandwidthPass, FORMAT, Kind, ModelFacts, Report, Row};
@@ -41,7 +41,7 @@ use crate::error::CliError;
 use crate::load;
 use crate::terminal;
 
-pub(crate) use self::args::BenchArgs;
+pub(crate) use self::args::{BenchArgs, Format};
 
 /// Passes of each way to read memory, per measurement.
 const BANDWIDTH_PASSES: usize = 5;

@@ -3,6 +3,7 @@
 pub(crate) mod ask;
 pub(crate) mod chat;
 pub(crate) mod chunk;
+pub(crate) mod compare;
 pub(crate) mod completions;
 pub(crate) mod config;
 pub(crate) mod demo;

@@ -36,7 +36,7 @@ pub use self::generation::{GenerateError, Generation};
 pub use self::request::{Cancel, Request, RequestError};
 pub use self::stats::{FinishReason, Finished, Stats};
 
-pub use self::verify::Verification;
+pub use self::verify::{ScoredRows, Verification};
 pub use crate::cache::{CacheStats, LaneId, RowGroup, TierStats, Tiers};
 
 use self::held::Policy;
@@ -136,7 +136,13 @@ struct Results<'a> {
 impl Results<'_> {
     /// Row `output` of the lane's logits.
     fn logits(&self, output: usize) -> &[f32] {
-        &self.device.logits(self.first_output + output)[..self.vocab]
+        self.logits_of(output, self.vocab)
+    }
+
+    /// The same, with at most `width` columns; those after the tokens are padding.
+    fn logits_of(&self, output: usize, width: usize) -> &[f32] {
+        let row = self.device.logits(self.first_output + output);
+        &row[..width.min(row.len())]
     }
 
     /// The token that the device chose, if any.

@@ -1,8 +1,9 @@
-//! Compares an answer over chunks with one over the plain prompt.
+//! The logits from which given tokens are drawn, and the comparison of an answer over chunks with one
+//! over the plain prompt.
 //!
-//! The answer's tokens are run twice: after the composition as it was used, and after the same
-//! tokens computed from scratch, each attending to everything before it. The distributions of each
-//! next token are compared.
+//! To compare, the answer's tokens are run twice: after the composition as it was used, and after the
+//! same tokens computed from scratch, each attending to everything before it. The distributions of
+//! each next token are compared.
 
 use std::sync::mpsc;
 
@@ -10,8 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use super::held::Policy;
 use super::sequence::Scores;
-use super::{Cancel, Engine, GenerateError, LaneId, Request, RequestError};
+use super::{Cancel, Engine, Event, GenerateError, LaneId, Request, RequestError};
 use crate::chunk::{Composition, Kind, Piece};
+use crate::compare::{argmax, log_softmax};
 use crate::sampling::Sampling;
 
 /// The comparison of an answer with the plain prompt's.
@@ -85,8 +87,7 @@ impl Engine {
             return Ok(Vec::new());
         }
         let (lane, rows) = self.add_score(prompt, answer, use_cache, &Cancel::default())?;
-        self.finish_lane(lane)?;
-        Ok(rows.into_iter().collect())
+        ScoredRows { engine: self, lane, rows }.collect()
     }
 
     /// Admits a lane that sends the logits from which each token of an answer was drawn, in order.
@@ -96,6 +97,41 @@ impl Engine {
         answer: &[u32],
         use_cache: bool,
         cancel: &Cancel,
+    ) -> Result<(LaneId, mpsc::Receiver<Vec<f32>>), RequestError> {
+        self.admit_scored(prompt, answer, use_cache, cancel, self.vocab)
+    }
+
+    /// The logits from which the tokens from `from` on were drawn, each after all tokens before it.
+    /// Rows come as they are computed, so few are in memory. They are as wide as the model's head,
+    /// padding included. Nothing is taken from the cache, and nothing is added.
+    ///
+    /// # Panics
+    /// If `from` is 0 or not before the last token.
+    pub fn score_text(
+        &mut self,
+        tokens: &[u32],
+        from: usize,
+    ) -> Result<ScoredRows<'_>, RequestError> {
+        assert!((1..tokens.len()).contains(&from), "tokens to draw after tokens");
+        // Only the last piece of a prompt computes logits: one token of it is enough.
+        let (before, last) = tokens[..from].split_at(from - 1);
+        let pieces = [(Kind::Context, before), (Kind::Query, last)];
+        let piece = |(kind, tokens): (Kind, &[u32])| Piece::exact(kind, tokens.to_vec());
+        let pieces = pieces.map(piece).into();
+        let prompt = Composition { pieces, ..Composition::default() };
+        let cancel = Cancel::default();
+        let (lane, rows) =
+            self.admit_scored(&prompt, &tokens[from..], false, &cancel, usize::MAX)?;
+        Ok(ScoredRows { engine: self, lane, rows })
+    }
+
+    fn admit_scored(
+        &mut self,
+        prompt: &Composition,
+        answer: &[u32],
+        use_cache: bool,
+        cancel: &Cancel,
+        width: usize,
     ) -> Result<(LaneId, mpsc::Receiver<Vec<f32>>), RequestError> {
         let mut whole = prompt.clone().answered();
         let n_prompt = whole.len();
@@ -112,18 +148,52 @@ impl Engine {
         let id = self.admit_lane(request, policy)?;
         let (to, rows) = mpsc::channel();
         if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.id() == id) {
-            lane.score(Scores { from: n_prompt.saturating_sub(1), to });
+            lane.score(Scores { from: n_prompt.saturating_sub(1), width, to });
         }
         Ok((id, rows))
     }
 }
 
-fn argmax(logits: &[f32]) -> Option<usize> {
-    (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b]).then(b.cmp(a)))
+/// The logits of a text's tokens, while they are computed. Dropping it ends the lane.
+pub struct ScoredRows<'e> {
+    engine: &'e mut Engine,
+    lane: LaneId,
+    rows: mpsc::Receiver<Vec<f32>>,
 }
 
-fn log_softmax(logits: &[f32]) -> Vec<f64> {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|logit| f64::from(logit - max).exp()).sum();
-    logits.iter().map(|logit| f64::from(logit - max) - sum.ln()).collect()
+impl ScoredRows<'_> {
+    /// Runs a step, if the lane has not ended.
+    fn step(&mut self) -> Option<Result<(), GenerateError>> {
+        self.engine.lanes.iter().find(|lane| lane.id() == self.lane)?;
+        let events = match self.engine.step_for(|lane| lane == self.lane) {
+            Ok(events) => events,
+            Err(error) => return Some(Err(error.into())),
+        };
+        let error = events.into_iter().find_map(|event| match event {
+            Event::Failed { error, .. } => Some(error),
+            _ => None,
+        });
+        Some(error.map_or(Ok(()), |error| Err(error.into())))
+    }
+}
+
+impl Iterator for ScoredRows<'_> {
+    type Item = Result<Vec<f32>, GenerateError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if let Ok(row) = self.rows.try_recv() {
+                return Some(Ok(row));
+            }
+            if let Err(error) = self.step()? {
+                return Some(Err(error));
+            }
+        }
+    }
+}
+
+impl Drop for ScoredRows<'_> {
+    fn drop(&mut self) {
+        self.engine.discard(|lane| lane == self.lane);
+    }
 }

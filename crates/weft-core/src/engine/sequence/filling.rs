@@ -129,12 +129,13 @@ impl Sequence {
             let logits = |row| results.logits(row);
             self.output.echo(prompt, range.clone(), &logits, tokenizer, self.id, events)?;
         }
-        if let Some(Scores { from, to }) = &self.scores
+        if let Some(Scores { from, width, to }) = &self.scores
             && self.nodes[self.at].range.end > *from
         {
             for position in range.start.max(*from)..range.end {
                 // The receiver may be gone.
-                let _ = to.send(results.logits(position - range.start).to_vec());
+                let row = results.logits_of(position - range.start, *width);
+                let _ = to.send(row.to_vec());
             }
         }
         Ok(())

@@ -62,6 +62,8 @@ pub(super) struct Sequence {
 pub(super) struct Scores {
     /// The first token whose logits are sent.
     pub(super) from: usize,
+    /// Columns of a row, at most.
+    pub(super) width: usize,
     pub(super) to: Sender<Vec<f32>>,
 }
 
