@@ -170,6 +170,9 @@ pub(crate) const OF_ONE_CALL: [&str; 11] = [
     "other-models",
     "file",
     "out",
+    "output",
+    "form",
+    "force",
 ];
 
 /// The long name of a flag that the environment and a file may set.
