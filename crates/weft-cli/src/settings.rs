@@ -158,7 +158,7 @@ pub(crate) fn variable(key: &str) -> String {
 
 /// Flags that only a command line may set: they say what one call is about. Above all, a line in a
 /// file must never select what is deleted, or agree to it.
-pub(crate) const OF_ONE_CALL: [&str; 11] = [
+pub(crate) const OF_ONE_CALL: [&str; 14] = [
     "help",
     "version",
     "all",
