@@ -12,6 +12,8 @@ types.gguf, types.truth
 qwen3.gguf, qwen3_yarn.gguf, qwen2-0000n-of-00002.gguf, llama3.gguf
     The golden models as llama.cpp's converter writes them (conversion/base.py, llama.py): its
     names, norms as F32, rows of q and k permuted for llama, `rope_freqs.weight`.
+blocks.f32, blocks.q8_0, blocks.q4_0
+    Values, and the blocks that gguf-py's `quantize` makes of them.
 chat.gguf
     The tokenizer, the template and the settings of the bundled model, with random weights.
 """
@@ -111,6 +113,19 @@ def write_types() -> None:
     end(writer)
     raw = b"".join(truth[name].astype("<f4").tobytes() for name in sorted(truth))
     (OUT / "types.truth").write_bytes(raw)
+
+
+def write_blocks() -> None:
+    random = np.random.default_rng(22)
+    values = random.normal(0, 1, (64, 32)).astype(np.float32)
+    values *= np.float32(10.0) ** random.integers(-4, 2, (64, 1)).astype(np.float32)
+    values[0] = 0
+    values[1, ::2] = -values[1, 0]
+    values[2] = np.arange(-16, 16) / 2
+    values[3] = np.arange(-127, 129, 8) + 0.5
+    (OUT / "blocks.f32").write_bytes(values.astype("<f4").tobytes())
+    (OUT / "blocks.q8_0").write_bytes(quantize(values, Type.Q8_0).tobytes())
+    (OUT / "blocks.q4_0").write_bytes(quantize(values, Type.Q4_0).tobytes())
 
 
 def read_safetensors(folder: Path) -> dict[str, np.ndarray]:
@@ -277,6 +292,7 @@ def write_chat() -> None:
 def main() -> None:
     OUT.mkdir(exist_ok=True)
     write_types()
+    write_blocks()
     write_golden("qwen3", "qwen3", Type.BF16)
     write_golden("qwen3_yarn", "qwen3", Type.F16)
     write_golden("qwen2", "qwen2", Type.F16, split_max_tensors=14)

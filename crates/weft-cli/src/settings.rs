@@ -158,7 +158,7 @@ pub(crate) fn variable(key: &str) -> String {
 
 /// Flags that only a command line may set: they say what one call is about. Above all, a line in a
 /// file must never select what is deleted, or agree to it.
-pub(crate) const OF_ONE_CALL: [&str; 17] = [
+pub(crate) const OF_ONE_CALL: [&str; 20] = [
     "help",
     "version",
     "all",
@@ -176,6 +176,9 @@ pub(crate) const OF_ONE_CALL: [&str; 17] = [
     "quantize-a",
     "quantize-b",
     "windows",
+    "output",
+    "form",
+    "force",
 ];
 
 /// `compare --ctx-size`: a part of what is measured, not the room that other commands give a model.

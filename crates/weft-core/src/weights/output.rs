@@ -206,9 +206,10 @@ pub(crate) fn for_each_tensor(
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..cores.min(THREAD_LIMIT)).map(|_| scope.spawn(work)).collect();
-        threads.into_iter().fold(Ok(()), |outcome, thread| {
-            let ended = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            outcome.and(ended)
-        })
+        let ended = threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        // The scope waits for the others.
+        ended.collect()
     })
 }

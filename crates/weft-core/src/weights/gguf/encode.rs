@@ -55,3 +55,36 @@ fn q4_0(values: &[f32; BLOCK], to: &mut [u8; 18]) {
 fn inverse(scale: f32) -> f32 {
     if scale == 0.0 { 0.0 } else { 1.0 / scale }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The blocks that gguf-py makes (`tools/golden_gguf.py`).
+    macro_rules! golden {
+        ($name:literal) => {
+            include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/gguf/", $name))
+        };
+    }
+
+    #[test]
+    fn blocks_are_those_of_gguf_py() {
+        let values: Vec<f32> = golden!("blocks.f32")
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|word| f32::from_le_bytes(*word))
+            .collect();
+        let q8_0: &[u8] = golden!("blocks.q8_0");
+        let q4_0: &[u8] = golden!("blocks.q4_0");
+        for (kind, theirs) in [(Kind::Q8_0, q8_0), (Kind::Q4_0, q4_0)] {
+            let mut ours = vec![0; kind.row_bytes(values.len())];
+            encode(kind, &values, &mut ours);
+            let bytes = kind.block_bytes();
+            for (i, pair) in ours.chunks(bytes).zip(theirs.chunks(bytes)).enumerate() {
+                assert_eq!(pair.0, pair.1, "{kind:?}, block {i}");
+            }
+            assert_eq!(ours.len(), theirs.len());
+        }
+    }
+}

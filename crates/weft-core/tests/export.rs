@@ -1,0 +1,158 @@
+//! Models that weft quantises and writes are read back to the same codes, scales and words, and an
+//! output has its name only if it is complete.
+//!
+//! That other programs read them was checked by hand, with the bundled model: transformers 5.22 and
+//! compressed-tensors 0.20 decompress int8 and int4 to the values `code * scale` in f32 and answer
+//! the demo question; llama.cpp's llama-bench and llama-perplexity load Q8_0 and Q4_0. All tensors of
+//! both files have the bytes that convert_hf_to_gguf.py (told that the tokenizer splits as qwen2) and
+//! `llama-quantize` write, for Q4_0 with `--output-tensor-type q8_0`.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use cap::Cap;
+use weft_core::export::{ExportError, ExportForm, export};
+use weft_core::model::{Model, Origin};
+use weft_core::weights::{Coded, Form, Quantised, Tensor, Weights, WriteError, tensors};
+
+#[global_allocator]
+static ALLOCATOR: Cap<std::alloc::System> = Cap::new(std::alloc::System, usize::MAX);
+
+/// One test at a time, because all share the allocator.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn tiny() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/weft-tiny")
+}
+
+fn write(model: &Model, form: ExportForm, to: &Path) -> Result<u64, ExportError> {
+    export(model, form, to, false, &|_, _| true)
+}
+
+/// The rows of a coded matrix, as text.
+fn codes(weights: &dyn Weights, tensor: Tensor) -> Vec<String> {
+    let mut rows = Vec::new();
+    weights.read_coded(tensor, &mut |row, codes| rows.push(format!("{row} {codes:?}"))).unwrap();
+    rows
+}
+
+fn values(weights: &dyn Weights, tensor: Tensor) -> Vec<f32> {
+    let mut all = Vec::new();
+    weights.read(tensor, &mut |_, row| all.extend_from_slice(row)).unwrap();
+    all
+}
+
+#[test]
+fn a_folder_has_the_codes_and_scales_of_the_quantiser() {
+    let _alone = ALONE.lock();
+    let folder = tempfile::tempdir().unwrap();
+    let model = Model::open(&tiny()).unwrap();
+    for (form, bits) in [(ExportForm::Int8, 8), (ExportForm::Int4, 4)] {
+        let to = folder.path().join(form.to_string());
+        write(&model, form, &to).unwrap();
+        let read = Model::open(&to).unwrap();
+        let quantised = Quantised::new(Model::open(&tiny()).unwrap().weights, Coded::int(bits));
+        for shape in tensors(&model.config) {
+            let tensor = shape.tensor;
+            if matches!(tensor, Tensor::Layer(..)) && shape.shape.len() == 2 {
+                assert_eq!(read.weights.form(tensor), Form::Coded(Coded::int(bits)));
+                assert!(codes(&*read.weights, tensor) == codes(&quantised, tensor), "{tensor:?}");
+            } else {
+                let same = values(&*read.weights, tensor) == values(&*model.weights, tensor);
+                assert!(same, "{tensor:?}");
+            }
+        }
+        assert_eq!(read.stop_ids, model.stop_ids);
+        for name in ["tokenizer.json", "chat_template.jinja", "tokenizer_config.json"] {
+            assert_eq!(fs::read(to.join(name)).unwrap(), fs::read(tiny().join(name)).unwrap());
+        }
+    }
+}
+
+#[test]
+fn a_gguf_file_has_the_config_the_words_and_the_template() {
+    let _alone = ALONE.lock();
+    let folder = tempfile::tempdir().unwrap();
+    let model = Model::open(&tiny()).unwrap();
+    let text = "Grüße! <|im_end|> 12 bridges,\n\n  and  a swan: <think>";
+    for form in [ExportForm::Q8_0, ExportForm::Q4_0] {
+        let to = folder.path().join(format!("{form}.gguf"));
+        write(&model, form, &to).unwrap();
+        let read = Model::open(&to).unwrap();
+        assert_eq!(read.config, model.config);
+        assert_eq!(read.stop_ids, model.stop_ids);
+        let (ours, theirs) = (&read.tokenizer, &model.tokenizer);
+        assert_eq!(ours.encode_text(text).unwrap(), theirs.encode_text(text).unwrap());
+        assert_eq!(ours.encode_markup(text).unwrap(), theirs.encode_markup(text).unwrap());
+        let template = |model: &Model| model.template.as_ref().unwrap().source().to_owned();
+        assert_eq!(template(&read), template(&model));
+        for shape in tensors(&model.config) {
+            let (ours, plain) =
+                (values(&*read.weights, shape.tensor), values(&*model.weights, shape.tensor));
+            let most = plain.iter().fold(0.0_f32, |most, v| most.max(v.abs()));
+            let error = if shape.shape.len() == 1 { 0.0 } else { most / 7.0 };
+            let near = |(a, b): (&f32, &f32)| (a - b).abs() <= error;
+            assert!(ours.iter().zip(&plain).all(near), "{:?}", shape.tensor);
+        }
+        // What is quantised stays so.
+        let again = folder.path().join("again");
+        let refused = write(&read, ExportForm::Int4, &again).unwrap_err();
+        assert!(matches!(refused, ExportError::Quantised { .. }), "{refused}");
+    }
+}
+
+#[test]
+fn an_output_has_its_name_only_if_it_is_complete() {
+    let _alone = ALONE.lock();
+    let folder = tempfile::tempdir().unwrap();
+    let names = || fs::read_dir(folder.path()).unwrap().count();
+    let model = Model::open(&tiny()).unwrap();
+    for (form, name) in [(ExportForm::Int4, "int4"), (ExportForm::Q4_0, "q4.gguf")] {
+        let to = folder.path().join(name);
+        let before = names();
+        let ended = export(&model, form, &to, false, &|done, total| done < total / 2);
+        assert!(matches!(ended, Err(ExportError::Write(WriteError::Cancelled))));
+        assert_eq!(names(), before, "nothing is left");
+        write(&model, form, &to).unwrap();
+        let refused = write(&model, form, &to).unwrap_err().to_string();
+        assert!(refused.contains("--force"), "{refused}");
+        export(&model, form, &to, true, &|_, _| true).unwrap();
+        assert_eq!(names(), before + 1);
+        Model::open(&to).unwrap();
+    }
+    // A folder with other things is never replaced, and a form has its own kind of path.
+    fs::create_dir(folder.path().join("int4/more")).unwrap();
+    for (form, name) in [
+        (ExportForm::Int4, "int4"),
+        (ExportForm::Int4, "x.gguf"),
+        (ExportForm::Q4_0, "x"),
+        (ExportForm::Int4, "absent/x"),
+    ] {
+        let refused = export(&model, form, &folder.path().join(name), true, &|_, _| true);
+        assert!(matches!(refused, Err(ExportError::Target { .. })), "{name}");
+    }
+    let itself = export(&model, ExportForm::Int4, &tiny(), true, &|_, _| true).unwrap_err();
+    assert!(itself.to_string().contains("that is read"), "{itself}");
+}
+
+#[test]
+fn memory_is_bounded_by_the_largest_tensor() {
+    let _alone = ALONE.lock();
+    let folder = tempfile::tempdir().unwrap();
+    let mut tiny_config = Model::open(&tiny()).unwrap().config;
+    tiny_config.layers = 60;
+    let tokenizer = Model::open(&tiny()).unwrap().tokenizer;
+    let model =
+        Model { origin: Origin::Folder(tiny()), ..Model::random(tiny_config, 1, tokenizer) };
+    let total: usize = tensors(&model.config).iter().map(|shape| 4 * shape.elements()).sum();
+    let limit = 60 << 20;
+    assert!(total > 3 * limit);
+    ALLOCATOR.set_limit(ALLOCATOR.allocated() + limit).unwrap();
+    for (form, name) in [(ExportForm::Int8, "int8"), (ExportForm::Q8_0, "q8.gguf")] {
+        write(&model, form, &folder.path().join(name)).unwrap();
+    }
+    ALLOCATOR.set_limit(usize::MAX).unwrap();
+}
