@@ -28,7 +28,7 @@ from golden_gguf import TINY, add_tokenizer, begin, end, gguf_name, read_safeten
 QUANTISED = ["int8", "int4"]
 OF_LLAMA_QUANTIZE = [
     "Q8_0", "Q6_K", "Q5_K_M", "Q5_1", "Q5_0", "Q4_K_M", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS",
-    "Q3_K_M", "Q2_K",
+    "Q3_K_M", "Q2_K", "Q4_0 --pure",
 ]  # fmt: skip
 OF_GGUF_PY = ["BF16", "MXFP4"]
 DOCUMENTS = 100
@@ -79,7 +79,8 @@ def measure(args: argparse.Namespace, scratch: Path) -> None:
         if form in done or args.forms and form not in args.forms:
             continue
         if form in OF_LLAMA_QUANTIZE:
-            run(args.llama / "llama-quantize", bf16, words[0], form)
+            kind, *pure = form.split()  # --pure quantises the embedding as the other matrices
+            run(args.llama / "llama-quantize", *pure, bf16, words[0], kind)
         result = json.loads(
             run(args.weft, "compare", "weft-tiny", *words, "--text", text, "--output", "json", "-q")
         )
@@ -96,7 +97,7 @@ def measure(args: argparse.Namespace, scratch: Path) -> None:
                 row[key] = of_llama(perplexity, "-m", words[0], *with_base)
         rows.append(row)
         report = {
-            "command": ["python", "tools/quality.py", *sys.argv[1:]],
+            "command": ["python", "tools/quality.py", *(w.rpartition("/")[2] for w in sys.argv[1:])],
             "commit": result["commit"],
             "debug_build": result["debug_build"],
             "date": result["date"],
