@@ -28,7 +28,7 @@ from golden_gguf import TINY, add_tokenizer, begin, end, gguf_name, read_safeten
 QUANTISED = ["int8", "int4"]
 OF_LLAMA_QUANTIZE = [
     "Q8_0", "Q6_K", "Q5_K_M", "Q5_1", "Q5_0", "Q4_K_M", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS",
-    "Q3_K_M", "Q2_K",
+    "Q3_K_M", "Q2_K", "Q4_0 --pure",
 ]  # fmt: skip
 OF_GGUF_PY = ["BF16", "MXFP4"]
 DOCUMENTS = 100
@@ -37,10 +37,9 @@ DOCUMENTS = 100
 
 def main() -> None:
     args = arguments()
-    with tempfile.TemporaryDirectory() as scratch:
-        report = measured(args, Path(scratch))
     args.save.parent.mkdir(parents=True, exist_ok=True)
-    args.save.write_text(json.dumps(report, indent=1) + "\n")
+    with tempfile.TemporaryDirectory() as scratch:
+        measure(args, Path(scratch))
 
 
 def arguments() -> argparse.Namespace:
@@ -50,11 +49,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--llama", type=Path, required=True, help="the folder of its programs")
     parser.add_argument("--save", type=Path, required=True, help="the file")
     parser.add_argument("--questions", type=int, default=1000)
+    parser.add_argument("--forms", nargs="*", metavar="FORM", help="measure only these")
     parser.add_argument("--answer", nargs="*", metavar="FORM", help="only these answer questions")
     return parser.parse_args()
 
 
-def measured(args: argparse.Namespace, scratch: Path) -> dict:
+def measure(args: argparse.Namespace, scratch: Path) -> None:
+    """Writes the file after each form; a run that was cut goes on with the next one."""
     text = scratch / "documents.txt"
     lines = (TINY / "heldout.jsonl").read_text().splitlines()
     documents = [json.loads(line)["text"] for line in lines if line.startswith('{"text"')]
@@ -70,12 +71,16 @@ def measured(args: argparse.Namespace, scratch: Path) -> dict:
     forms: list[tuple[str, list]] = [("bf16", ["weft-tiny"])]
     forms += [(form, ["weft-tiny", "--quantize-b", form]) for form in QUANTISED]
     for kind in [*OF_GGUF_PY, *OF_LLAMA_QUANTIZE]:
-        path = scratch / f"{kind}.gguf"
-        if kind in OF_LLAMA_QUANTIZE:
-            run(args.llama / "llama-quantize", bf16, path, kind)
-        forms.append((kind, [path]))
-    rows, facts = [], {}
+        forms.append((kind, [scratch / f"{kind}.gguf"]))
+    rows = json.loads(args.save.read_text())["rows"] if args.save.exists() else []
+    version = re.search(r"version: (.*)", run(perplexity, "--version"))[1]
+    done = {row["form"] for row in rows}
     for form, words in forms:
+        if form in done or args.forms and form not in args.forms:
+            continue
+        if form in OF_LLAMA_QUANTIZE:
+            kind, *pure = form.split()  # --pure quantises the embedding as the other matrices
+            run(args.llama / "llama-quantize", *pure, bf16, words[0], kind)
         result = json.loads(
             run(args.weft, "compare", "weft-tiny", *words, "--text", text, "--output", "json", "-q")
         )
@@ -89,25 +94,24 @@ def measured(args: argparse.Namespace, scratch: Path) -> dict:
             for name, base in bases.items():
                 with_base = ["--kl-divergence-base", base, "--kl-divergence", "-c", "512"]
                 key = "llama.cpp" if name == "llama" else "llama_on_weft_base"
-                row[key] = of_llama(run(perplexity, "-m", words[0], *with_base))
+                row[key] = of_llama(perplexity, "-m", words[0], *with_base)
         rows.append(row)
-        facts = facts or result
+        report = {
+            "command": ["python", "tools/quality.py", *(w.rpartition("/")[2] for w in sys.argv[1:])],
+            "commit": result["commit"],
+            "debug_build": result["debug_build"],
+            "date": result["date"],
+            "machine": result["machine"],
+            "model": "weft-tiny",
+            "text": f"the first {DOCUMENTS} documents of heldout.jsonl, a blank line between them",
+            "text_tokens": result["text_tokens"],
+            "window_tokens": result["window_tokens"],
+            "questions": args.questions,
+            "llama.cpp": version,
+            "rows": rows,
+        }
+        args.save.write_text(json.dumps(report, indent=1) + "\n")
         print(json.dumps(row), file=sys.stderr, flush=True)
-    version = run(perplexity, "--version")
-    return {
-        "command": ["python", "tools/quality.py", *sys.argv[1:]],
-        "commit": facts["commit"],
-        "debug_build": facts["debug_build"],
-        "date": facts["date"],
-        "machine": facts["machine"],
-        "model": "weft-tiny",
-        "text": f"the first {DOCUMENTS} documents of heldout.jsonl, a blank line between them",
-        "text_tokens": facts["text_tokens"],
-        "window_tokens": facts["window_tokens"],
-        "questions": args.questions,
-        "llama.cpp": re.search(r"version: (.*)", version)[1],
-        "rows": rows,
-    }
 
 
 def write_gguf(path: Path, kind: Type) -> None:
@@ -137,16 +141,21 @@ def accuracy(args: argparse.Namespace, form: str, model: str | Path) -> float:
     return json.loads(run(args.eval, args.questions, *words))["accuracy"]
 
 
-def of_llama(output: str) -> dict:
-    """The figures that llama-perplexity prints."""
+def of_llama(*command: object) -> dict:
+    """The figures that llama-perplexity prints. Its log may end early, so it is asked again."""
     patterns = {
         "kl_mean": r"Mean +KLD: +(\S+)", "kl_error": r"Mean +KLD: +\S+ ± +(\S+)",
         "kl_median": r"Median +KLD: +(\S+)", "kl_p99": r"99\.0% +KLD: +(\S+)",
         "kl_max": r"Maximum KLD: +(\S+)", "same_top": r"Same top p: +(\S+)",
         "perplexity_a": r"Mean PPL\(base\) +: +(\S+)", "perplexity_b": r"Mean PPL\(Q\) +: +(\S+)",
     }  # fmt: skip
-    figures = {name: float(re.search(pattern, output)[1]) for name, pattern in patterns.items()}
-    return figures | {"same_top": round(figures["same_top"] / 100, 5)}
+    for _ in range(10):
+        output = run(*command)
+        found = {name: re.search(pattern, output) for name, pattern in patterns.items()}
+        if all(found.values()):
+            figures = {name: float(match[1]) for name, match in found.items() if match}
+            return figures | {"same_top": round(figures["same_top"] / 100, 5)}
+    raise SystemExit(f"{command}: no figures in\n{output}")
 
 
 def run(*command: object) -> str:
