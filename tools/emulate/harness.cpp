@@ -93,7 +93,7 @@ static u16 *random_vector(int n, float around) {
 static constexpr size_t KV_VALUES = (size_t)PAGES * KV_HEADS * 2 * PAGE_SIDE;
 static LayerAddresses random_layer() {
     const float of_hidden = 1.7f / sqrtf(HIDDEN);
-    LayerAddresses layer;
+    LayerAddresses layer = {};
     layer.attention_norm = (const uint4 *)random_vector(HIDDEN, 1);
     layer.qkv = random_matrix(QKV_ROWS, HIDDEN, of_hidden).bytes();
     layer.bias = random_vector(QKV_ROWS, 0);

@@ -20,7 +20,7 @@ use weft_core::kv::pages_for;
 use weft_core::plan::{Op, plan};
 use weft_core::reference::Reference;
 use weft_core::shapes;
-use weft_core::weights::{LayerTensor, Tensor, TensorShape, Weights, WeightsError};
+use weft_core::weights::{Forms, LayerTensor, Tensor, TensorShape, Weights, WeightsError};
 use weft_cuda::{Chip, program};
 use weft_testing::Work;
 use weft_testing::parity::{Noise, assert_close, assert_shares_close};
@@ -57,7 +57,9 @@ fn write_headers(config: &Config, n_sms: usize, folder: &str) -> Result<(), Box<
     let chip = Chip { n_sms, ..Chip::HOPPER };
     let generated = |(name, _): &(String, String)| name.starts_with("generated/");
     std::fs::create_dir_all(Path::new(folder).join("generated"))?;
-    for (name, text) in program(config, chip, true)?.files.into_iter().filter(generated) {
+    for (name, text) in
+        program(config, &Forms::default(), chip, true)?.files.into_iter().filter(generated)
+    {
         std::fs::write(Path::new(folder).join(name), text)?;
     }
     Ok(())

@@ -19,6 +19,7 @@ mod kernels;
 mod kv;
 mod layouts;
 mod logits;
+mod matrices;
 mod need;
 mod ops;
 mod pack;
@@ -28,6 +29,7 @@ mod sampling;
 mod shape;
 mod step_launch;
 mod tables;
+mod units;
 mod weights;
 
 pub use bandwidth::read_bandwidth;

@@ -6,6 +6,7 @@
 
 use weft_core::config::Config;
 use weft_core::shapes;
+use weft_core::weights::Forms;
 use weft_cuda::{Chip, CudaError, DECODE_KERNELS, Program, WHOLE_PLANS, compile, program};
 use weft_testing::{Missing, skip};
 
@@ -24,7 +25,12 @@ fn chip(arch: &str) -> Chip {
 
 /// The compiler's report for a shape; none without a compiler.
 fn report(config: &Config, arch: &str, with_persistent: bool) -> Option<String> {
-    compiled(&program(config, chip(arch), with_persistent).unwrap(), arch)
+    compiled(&program(config, &Forms::default(), chip(arch), with_persistent).unwrap(), arch)
+}
+
+fn plain_program(with_persistent: bool) -> Program {
+    let config = shapes::config("qwen3-0.6b").unwrap();
+    program(&config, &Forms::default(), chip("sm_90a"), with_persistent).unwrap()
 }
 
 fn compiled(program: &Program, arch: &str) -> Option<String> {
@@ -112,7 +118,7 @@ fn every_file_includes_what_it_uses() {
                               #undef __launch_bounds__\n#define __launch_bounds__(...)\n\
                               #undef __grid_constant__\n#define __grid_constant__\n";
     const ONE_KERNEL: &str = "extern \"C\" __attribute__((global)) void nothing() {}\n";
-    let all = program(&shapes::config("qwen3-0.6b").unwrap(), chip("sm_90a"), true).unwrap();
+    let all = plain_program(true);
     for (name, _) in &all.files {
         let source = format!("{NO_KERNELS}#include \"{name}\"\n{ONE_KERNEL}");
         let Some(_) = compiled(&Program { source, ..all.clone() }, "sm_90a") else { return };
@@ -122,7 +128,7 @@ fn every_file_includes_what_it_uses() {
 /// A struct whose fields lie elsewhere than the host thinks is no program.
 #[test]
 fn fields_in_another_order_do_not_compile() {
-    let all = program(&shapes::config("qwen3-0.6b").unwrap(), chip("sm_90a"), false).unwrap();
+    let all = plain_program(false);
     let breaks = [
         (
             "kernels/section.cuh",

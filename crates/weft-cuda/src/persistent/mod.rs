@@ -60,6 +60,10 @@ struct LayerAddresses {
     gate_up: Address,
     down: Address,
     kv: Address,
+    qkv_forms: u16,
+    gate_up_forms: u16,
+    proj_variant: u16,
+    down_variant: u16,
 }
 
 /// Results of ops in ordinary memory.
@@ -120,7 +124,8 @@ unsafe impl Argument for Arguments {}
 pub(crate) fn layouts() -> [Layout; 4] {
     [
         layout!(LayerAddresses as "LayerAddresses" {
-            attention_norm, qkv, bias, q_norm, k_norm, o, mlp_norm, gate_up, down, kv,
+            attention_norm, qkv, bias, q_norm, k_norm, o, mlp_norm, gate_up, down, kv, qkv_forms,
+            gate_up_forms, proj_variant, down_variant,
         }),
         layout!(PlainBuffers as "PlainBuffers" { x, qkv, a, h }),
         layout!(Mailbox as "Mailbox" { stop, fault }),
@@ -251,6 +256,7 @@ impl Persistent {
         if shape.chip.n_sms < config.kv_heads {
             return Ok(Err("fewer multiprocessors than KV heads".to_owned()));
         }
+        let matrices = &shape.matrices;
         let codes: Vec<u32> = plan.iter().map(|op| code(*op)).collect();
         let layers: Vec<LayerAddresses> = (0..config.layers)
             .map(|layer| {
@@ -266,6 +272,10 @@ impl Persistent {
                     gate_up: own.gate_up.address(),
                     down: own.down.address(),
                     kv: kv.layer(layer as u16),
+                    qkv_forms: matrices.norm_forms_of(matrices.qkv.forms(layer)) as u16,
+                    gate_up_forms: matrices.norm_forms_of(matrices.gate_up.forms(layer)) as u16,
+                    proj_variant: matrices.proj.of(layer) as u16,
+                    down_variant: matrices.down.of(layer) as u16,
                 }
             })
             .collect();

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kernels/base.cuh"
+#include "persistent/coded_product.cuh"
 #include "persistent/ring.cuh"
 
 // What a block owns of a matrix: tiles of eight rows, of `n_units` units a warp.
@@ -49,7 +50,6 @@ struct OwnTiles {
         gate_up = own_range<GateUpRows>(), vocabulary = own_range<VocabularyRows>();
     }
 };
-__device__ __forceinline__ Tiles tiles_of(const TileRange &own, const u8 *weights, u32 n_units) { return {weights, own.first, own.end, n_units}; }
 
 // Tiles computed at once.
 constexpr int NORM_TILES = 6;
@@ -72,7 +72,7 @@ template <int MOST, class Work> __device__ __forceinline__ void for_count(int n,
 
 // The copying warp: stages in the order `multiply_tiles` takes them in. False where the block has
 // left.
-__device__ __forceinline__ bool load_tiles(Copier &copier, const Tiles &own, int at_once) {
+__device__ __forceinline__ bool load_plain_tiles(Copier &copier, const Tiles &own, int at_once) {
     static_assert(SHORT_STRIP == PORTION_UNITS, "a strip is a portion");
     const u32 n_portions = own.n_portions();
     for (int first = own.first; first < own.end; first += at_once) {
@@ -91,6 +91,16 @@ __device__ __forceinline__ bool load_tiles(Copier &copier, const Tiles &own, int
         }
     }
     return true;
+}
+
+// The same for a matrix in any form; `in_flight` full stages are on their way at once.
+template <class W, int UNITS> __device__ __forceinline__ bool load_tiles(Copier &copier, const TileRange &own, const u8 *weights, int at_once, int in_flight) {
+    copier.in_flight = in_flight;
+    if constexpr (W::IS_PLAIN) return load_plain_tiles(copier, {weights, own.first, own.end, UNITS}, at_once);
+    else {
+        copier.in_flight = CodedStage<W, UNITS>::in_flight(in_flight);
+        return load_coded_tiles<W, UNITS>(copier, weights, own.first, own.end, at_once);
+    }
 }
 
 // A warp's units of an input in shared memory, as `AwaitedRows` puts them there.
@@ -208,12 +218,31 @@ __device__ __forceinline__ void sum_tiles(Stages &stages, WarpSums &sums, u32 fl
         }
 }
 
+// Those of N tiles in any form. So many coded units are unpacked before the input is awaited.
+constexpr int MOST_UNPACKED = 16;
+template <class W, int N, int UNITS, int CHAINS, class Input>
+__device__ __forceinline__ void sum_any_tiles(Stages &stages, WarpSums &sums, u32 flip, int first_tile, u32 n_tokens, int warp, int lane, Input &input) {
+    if constexpr (W::IS_PLAIN) {
+        if (input.holds()) sum_held_tiles<N, UNITS, CHAINS>(stages, sums, flip, n_tokens, warp, lane, input);
+        else sum_tiles<N, UNITS, CHAINS>(stages, sums, flip, n_tokens, warp, lane, input);
+    } else {
+        constexpr int FIT = MOST_UNPACKED / N, STRIP = CodedStage<W, UNITS>::STRIP;
+        float sum[N][4] = {};
+        if (W::IS_UNIFORM && input.unpacks_early()) sum_coded_tiles<W, N, UNITS, W::IS_UNIFORM ? FIT < STRIP ? FIT : STRIP : 0>(stages, sum, first_tile, warp, lane, input);
+        else sum_coded_tiles<W, N, UNITS, 0>(stages, sum, first_tile, warp, lane, input);
+        if (lane / 4 < n_tokens)
+#pragma unroll
+            for (int tile = 0; tile < N; ++tile) *(float2 *)&sums.of[flip][tile][warp][lane * 2] = make_float2(sum[tile][0], sum[tile][1]);
+    }
+}
+
 // The computing warps. `input.begin(portion)` is told before a portion of this warp's input is
-// needed, `input.unit(portion, u)` is a unit of it, `input.next()` goes on to other tiles; sums go
+// needed, `input.unit(portion, u)` is a unit of it, `input.next()` goes on to other tiles; for
+// coded tiles `input.next_unit(u)` awaits and returns one unit after the other. Sums go
 // to `store(first of TOGETHER tiles, token, row in the tile, sums, whether there is such a row)`,
 // called by whole warps.
-template <int TILES, int TOGETHER, int UNITS, int CHAINS, class Input, class Store>
-__device__ __forceinline__ void multiply_tiles(Stages &stages, WarpSums &sums, u32 &flip, const Tiles &own, u32 n_tokens, int warp, int lane,
+template <class W, int TILES, int TOGETHER, int UNITS, int CHAINS, class Input, class Store>
+__device__ __forceinline__ void multiply_tiles(Stages &stages, WarpSums &sums, u32 &flip, const TileRange &own, u32 n_tokens, int warp, int lane,
                                                Input input, Store store) {
     static_assert(TILES / TOGETHER <= 6, "all counts of groups are told apart");
     // Rows are shared out as if there were 1, 2, 4 or 8 tokens.
@@ -227,8 +256,7 @@ __device__ __forceinline__ void multiply_tiles(Stages &stages, WarpSums &sums, u
         const auto sum = [&](auto n) {
             constexpr int N = decltype(n)::VALUE * TOGETHER;
             static_assert(N * CHAINS <= MOST_TILES_AT_ONCE, "every chain's sums have a place");
-            if (input.holds()) sum_held_tiles<N, UNITS, CHAINS>(stages, sums, flip, n_tokens, warp, lane, input);
-            else sum_tiles<N, UNITS, CHAINS>(stages, sums, flip, n_tokens, warp, lane, input);
+            sum_any_tiles<W, N, UNITS, CHAINS>(stages, sums, flip, first, n_tokens, warp, lane, input);
         };
         for_count<TILES / TOGETHER>(n_groups, sum);
         meet();

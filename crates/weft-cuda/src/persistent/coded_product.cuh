@@ -1,0 +1,87 @@
+// Products of coded matrices in the persistent kernel: the sums of `matvec.cuh` in their order, so
+// the same bits. A stage holds a strip of a tile; where a warp has few units of each tile, it holds
+// several tiles.
+#pragma once
+
+#include "kernels/coded.cuh"
+#include "persistent/ring.cuh"
+
+template <class W, int UNITS> struct CodedStage {
+    static constexpr int STRIP = strip_units(UNITS, W::CODED_BYTES), STRIPS = strips(UNITS, W::CODED_BYTES);
+    static constexpr int STRIP_ROOM = WARPS * STRIP * W::BYTES;
+    static constexpr int TILES = STRIPS > 1 ? 1 : LONG_STAGE_BYTES / STRIP_ROOM;
+    static_assert(TILES > 0, "a stage holds a strip");
+    // Stages on their way at once, instead of `n` full ones.
+    static constexpr int in_flight(int n) { return (n * WEIGHT_STAGE_BYTES + TILES * STRIP_ROOM - 1) / (TILES * STRIP_ROOM); }
+    // Stages of some tiles.
+    static constexpr int stages(int n_tiles) { return (n_tiles + TILES - 1) / TILES; }
+};
+
+// The copying warp: stages in the order `sum_coded_tiles` takes them in. False where the block has
+// left.
+template <class W, int UNITS> __device__ __forceinline__ bool load_coded_tiles(Copier &copier, const u8 *weights, int first_tile, int end_tile, int at_once) {
+    using Stage = CodedStage<W, UNITS>;
+    for (int group = first_tile; group < end_tile; group += at_once)
+        for (int strip = 0; strip < Stage::STRIPS; ++strip) {
+            const int end = min(group + at_once, end_tile), units = min(Stage::STRIP, UNITS - strip * Stage::STRIP);
+            for (int tile = group; tile < end; tile += Stage::TILES) {
+                const u64 from = tile_place<W>(tile, UNITS);
+                // Several tiles follow one another; of one, a strip does.
+                const u32 unit_bytes = W::unit_bytes(tile);
+                const u32 bytes = Stage::TILES > 1 ? tile_place<W>(min(tile + Stage::TILES, end), UNITS) - from : WARPS * units * unit_bytes;
+                const u8 *first = weights + from + strip * (WARPS * Stage::STRIP) * unit_bytes;
+                const bool pushed = copier.push(bytes, [&](u8 *stage, u64 *full) { copy(stage, first, bytes, full, copier.lane); });
+                if (!pushed) return false;
+            }
+        }
+    return true;
+}
+
+// A warp's sums of N tiles from `first_tile` on. Tokens are the rows of a product, which all tiles
+// share. Up to EARLY units of each tile are unpacked before the input is awaited; if there are
+// any, all tiles have one form.
+template <class W, int N, int UNITS, int EARLY, class Input>
+__device__ __forceinline__ void sum_coded_tiles(Stages &stages, float (&sum)[N][4], int first_tile, int warp, int lane, Input &input) {
+    using Stage = CodedStage<W, UNITS>;
+    constexpr int N_STAGES = Stage::stages(N);
+    const u32 zero = unknown_zero();
+#pragma unroll 1
+    for (int strip = 0; strip < Stage::STRIPS; ++strip) {
+        const int width = Stage::STRIPS == 1 ? UNITS : min(Stage::STRIP, UNITS - strip * Stage::STRIP);
+        stages.wait_for_all(N_STAGES, lane);
+        // This warp's units of each tile.
+        const u8 *tiles[N];
+#pragma unroll
+        for (int tile = 0; tile < N; ++tile) {
+            const int in_stage = first_tile + tile / Stage::TILES * Stage::TILES; // the first of its stage
+            const u32 before = Stage::TILES > 1 ? (u32)(tile_place<W>(first_tile + tile, UNITS) - tile_place<W>(in_stage, UNITS)) : 0;
+            tiles[tile] = stages.at(tile / Stage::TILES) + before + warp * width * W::unit_bytes(first_tile + tile);
+        }
+        uint4 early[N][EARLY > 0 ? EARLY : 1];
+        if constexpr (EARLY > 0)
+            W::with(0, [&](auto form) {
+#pragma unroll
+                for (int i = 0; i < N * EARLY; ++i)
+                    if (i % EARLY < width) early[i / EARLY][i % EARLY] = unpack<decltype(form)>(tiles[i / EARLY] + i % EARLY * decltype(form)::BYTES, lane);
+            });
+#pragma unroll(EARLY > 0 ? Stage::STRIP : N > 2 ? 2 : 4)
+        for (int u = 0; u < Stage::STRIP; ++u) {
+            if (Stage::STRIPS > 1 && u >= width) break;
+            const Interleaved x(input.next_unit(strip * Stage::STRIP + u), make_uint4(0, 0, 0, 0), zero);
+            constexpr int SHARED_BY = W::IS_UNIFORM ? N : 1;
+#pragma unroll
+            for (int from = 0; from < N; from += SHARED_BY)
+                W::with(first_tile + from, [&](auto form) {
+                    using F = decltype(form);
+                    const UnitInput<F> of_unit(x, lane);
+#pragma unroll
+                    for (int tile = from; tile < from + SHARED_BY; ++tile) {
+                        const u8 *unit = tiles[tile] + u * F::BYTES;
+                        if (EARLY > 0 && u < EARLY) add_unit<F, false>(sum[tile], of_unit, unit, early[tile][EARLY > 0 && u < EARLY ? u : 0], lane);
+                        else add_unit<F, false>(sum[tile], of_unit, unit, lane);
+                    }
+                });
+        }
+        stages.release(N_STAGES, lane);
+    }
+}
