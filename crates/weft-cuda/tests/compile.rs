@@ -6,7 +6,7 @@
 
 use weft_core::config::Config;
 use weft_core::shapes;
-use weft_core::weights::Forms;
+use weft_core::weights::{Form, Forms, LayerTensor, Tensor, Weights, WeightsError};
 use weft_cuda::{Chip, CudaError, DECODE_KERNELS, Program, WHOLE_PLANS, compile, program};
 use weft_testing::{Missing, skip};
 
@@ -107,6 +107,49 @@ fn every_named_shape_compiles() {
         // Wider inputs than this do not fit into the registers of one warp in eight.
         let holds = config.hidden <= 4096;
         assert!(spilled.is_empty() || !holds, "{name}: {spilled:?}");
+    }
+}
+
+/// Says which form each tensor has; has no values.
+struct Mixed;
+
+impl Weights for Mixed {
+    fn read(&self, _: Tensor, _: &mut dyn FnMut(usize, &[f32])) -> Result<(), WeightsError> {
+        Ok(())
+    }
+
+    /// Every kind of code, and q, k and v, gate and up of different forms.
+    fn form(&self, tensor: Tensor) -> Form {
+        let all = weft_testing::forms::all();
+        let Tensor::Layer(layer, kind) = tensor else { return Form::Plain };
+        let place = usize::from(layer) * 4;
+        let of = |i: usize| Form::Coded(all[(place + i) % all.len()]);
+        match kind {
+            LayerTensor::Q => of(0),
+            LayerTensor::K | LayerTensor::Gate => of(1),
+            LayerTensor::V | LayerTensor::O => of(2),
+            LayerTensor::Up | LayerTensor::Down => of(3),
+            _ => Form::Plain,
+        }
+    }
+
+    fn fingerprint(&self) -> [u8; 32] {
+        [0; 32]
+    }
+}
+
+#[test]
+fn kernels_of_every_form_compile() {
+    let mut config = shapes::config("qwen3-0.6b").unwrap();
+    config.layers = 5;
+    let forms = Forms::of(&Mixed, &config);
+    for arch in ["sm_80", "sm_90a"] {
+        let program = program(&config, &forms, chip(arch), false).unwrap();
+        let Some(report) = compiled(&program, arch) else { return };
+        let names: Vec<String> = spills(&report).into_iter().map(|(name, _)| name).collect();
+        for kernel in ["norm_qkv", "norm_qkv_block_4", "down_add_sixteen_3"] {
+            assert!(names.iter().any(|name| name == kernel), "{arch}: no {kernel}");
+        }
     }
 }
 

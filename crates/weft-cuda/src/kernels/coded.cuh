@@ -178,6 +178,54 @@ template <class F, bool SECOND> __device__ __forceinline__ void add_unit(float (
     add_unit<F, SECOND>(sum, x, unit, unpack<F>(unit, lane), lane);
 }
 
+// A unit of the input of up to 8 tokens where they are the columns of a product.
+template <class F> struct ColumnInput {
+    uint4 runs[F::RUNS];
+    float sums[F::RUNS][4];
+    __device__ __forceinline__ ColumnInput(uint4 x, int lane, u32 zero) {
+        const uint4 ones = make_uint4(ONES, ONES, ONES, ONES);
+#pragma unroll
+        for (int run = 0; run < F::RUNS; ++run) {
+            runs[run] = F::RUNS > 1 && lane % 4 / 2 != run ? make_uint4(0, 0, 0, 0) : x;
+#pragma unroll
+            for (int e = 0; e < 4; ++e) sums[run][e] = 0.0f;
+            if (F::HAS_OFFSET) mma32(sums[run], Interleaved(ones, ones, zero), runs[run]);
+        }
+    }
+};
+// Two coded units as the rows of a product, unpacked, with the scales and minimums of rows g.
+template <class F> struct UnitPair {
+    Interleaved codes;
+    float scales[2][F::RUNS], minimums[2][F::RUNS];
+    __device__ __forceinline__ UnitPair() {}
+    // `lower` may be null.
+    __device__ __forceinline__ UnitPair(const u8 *upper, const u8 *lower, int lane, u32 zero)
+        : codes(unpack<F>(upper, lane), lower ? unpack<F>(lower, lane) : make_uint4(0, 0, 0, 0), zero) {
+#pragma unroll
+        for (int run = 0; run < F::RUNS; ++run)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const u8 *unit = i == 0 ? upper : lower;
+                scales[i][run] = unit ? number_at<F::SCALE, F::RUNS>(unit + F::SCALES, run, lane / 4) : 0.0f;
+                if constexpr (F::HAS_OFFSET) minimums[i][run] = unit ? minimum_at<F>(unit, scales[i][run], run, lane / 4) : 0.0f;
+            }
+    }
+    // What `add_unit` adds: those of rows g of both with tokens 2c and 2c + 1, in lane 4g + c; of
+    // ONE token, only those with even ones.
+    template <bool ONE> __device__ __forceinline__ void add(float (&sum)[4], const ColumnInput<F> &x) const {
+#pragma unroll
+        for (int run = 0; run < F::RUNS; ++run) {
+            float of_run[4] = {};
+            mma32(of_run, codes, x.runs[run]);
+#pragma unroll
+            for (int e = 0; e < 4; e += ONE ? 2 : 1) sum[e] = __fmaf_rn(scales[e / 2][run], of_run[e], sum[e]);
+            if constexpr (F::HAS_OFFSET)
+#pragma unroll
+                for (int e = 0; e < 4; e += ONE ? 2 : 1) sum[e] = __fmaf_rn(minimums[e / 2][run], x.sums[run][e], sum[e]);
+        }
+    }
+};
+
 // Eight columns of a row of a unit, rounded to bf16.
 template <class F> __device__ __forceinline__ uint4 widened(const u8 *unit, int row, int chunk) {
     const uint4 codes = unpack<F>(unit, row * 4 + chunk);
@@ -199,6 +247,7 @@ template <class F> __device__ __forceinline__ uint4 widened(const u8 *unit, int 
 // Which form a tile of eight rows has, and where it lies. BYTES are those of the largest unit; if
 // not all units are plain, they decide how units of a tile are put into strips.
 template <class F> struct OneForm {
+    using Form = F;
     static constexpr bool IS_PLAIN = F::IS_PLAIN, IS_UNIFORM = true;
     static constexpr int BYTES = F::BYTES, CODED_BYTES = IS_PLAIN ? 0 : BYTES;
     static __device__ __forceinline__ int unit_bytes(int) { return BYTES; }

@@ -37,51 +37,99 @@ template <class W, int UNITS> __device__ __forceinline__ bool load_coded_tiles(C
     return true;
 }
 
-// A warp's sums of N tiles from `first_tile` on. Tokens are the rows of a product, which all tiles
-// share. Up to EARLY units of each tile are unpacked before the input is awaited; if there are
-// any, all tiles have one form.
-template <class W, int N, int UNITS, int EARLY, class Input>
-__device__ __forceinline__ void sum_coded_tiles(Stages &stages, float (&sum)[N][4], int first_tile, int warp, int lane, Input &input) {
+// This warp's units of each of N tiles, in the stages of a strip.
+template <class W, int N, int UNITS> struct StripUnits {
     using Stage = CodedStage<W, UNITS>;
-    constexpr int N_STAGES = Stage::stages(N);
-    const u32 zero = unknown_zero();
-#pragma unroll 1
-    for (int strip = 0; strip < Stage::STRIPS; ++strip) {
-        const int width = Stage::STRIPS == 1 ? UNITS : min(Stage::STRIP, UNITS - strip * Stage::STRIP);
-        stages.wait_for_all(N_STAGES, lane);
-        // This warp's units of each tile.
-        const u8 *tiles[N];
+    int width; // units of each
+    const u8 *tiles[N];
+    __device__ __forceinline__ StripUnits(Stages &stages, int strip, int first_tile, int warp, int lane)
+        : width(Stage::STRIPS == 1 ? UNITS : min(Stage::STRIP, UNITS - strip * Stage::STRIP)) {
+        stages.wait_for_all(Stage::stages(N), lane);
 #pragma unroll
         for (int tile = 0; tile < N; ++tile) {
             const int in_stage = first_tile + tile / Stage::TILES * Stage::TILES; // the first of its stage
             const u32 before = Stage::TILES > 1 ? (u32)(tile_place<W>(first_tile + tile, UNITS) - tile_place<W>(in_stage, UNITS)) : 0;
             tiles[tile] = stages.at(tile / Stage::TILES) + before + warp * width * W::unit_bytes(first_tile + tile);
         }
+    }
+};
+
+// A warp's sums of N tiles from `first_tile` on. Tokens are the rows of a product, which all tiles
+// share. Units are taken four at a time: `input.ready(first, n)` awaits them, `input.at(unit)` is
+// one of them. Up to EARLY units of each tile are unpacked before; then all tiles have one form.
+constexpr int UNITS_AT_ONCE = 4;
+template <class W, int N, int UNITS, int EARLY, class Input>
+__device__ __forceinline__ void sum_coded_tiles(Stages &stages, float (&sum)[N][4], int first_tile, int warp, int lane, Input &input) {
+    using Stage = CodedStage<W, UNITS>;
+    const u32 zero = unknown_zero();
+#pragma unroll 1
+    for (int strip = 0; strip < Stage::STRIPS; ++strip) {
+        const StripUnits<W, N, UNITS> units(stages, strip, first_tile, warp, lane);
         uint4 early[N][EARLY > 0 ? EARLY : 1];
         if constexpr (EARLY > 0)
-            W::with(0, [&](auto form) {
 #pragma unroll
-                for (int i = 0; i < N * EARLY; ++i)
-                    if (i % EARLY < width) early[i / EARLY][i % EARLY] = unpack<decltype(form)>(tiles[i / EARLY] + i % EARLY * decltype(form)::BYTES, lane);
-            });
-#pragma unroll(EARLY > 0 ? Stage::STRIP : N > 2 ? 2 : 4)
-        for (int u = 0; u < Stage::STRIP; ++u) {
-            if (Stage::STRIPS > 1 && u >= width) break;
-            const Interleaved x(input.next_unit(strip * Stage::STRIP + u), make_uint4(0, 0, 0, 0), zero);
-            constexpr int SHARED_BY = W::IS_UNIFORM ? N : 1;
+            for (int i = 0; i < N * EARLY; ++i)
+                early[i / EARLY][i % EARLY] = unpack<typename W::Form>(units.tiles[i / EARLY] + i % EARLY * W::BYTES, lane);
+#pragma unroll 1
+        for (int first = 0; first < units.width; first += UNITS_AT_ONCE) {
+            input.ready(strip * Stage::STRIP + first, min(UNITS_AT_ONCE, units.width - first));
 #pragma unroll
-            for (int from = 0; from < N; from += SHARED_BY)
-                W::with(first_tile + from, [&](auto form) {
-                    using F = decltype(form);
-                    const UnitInput<F> of_unit(x, lane);
+            for (int i = 0; i < UNITS_AT_ONCE; ++i) {
+                const int u = first + i;
+                if (u >= units.width) break;
+                const Interleaved x(input.at(strip * Stage::STRIP + u), make_uint4(0, 0, 0, 0), zero);
+                constexpr int SHARED_BY = W::IS_UNIFORM ? N : 1;
 #pragma unroll
-                    for (int tile = from; tile < from + SHARED_BY; ++tile) {
-                        const u8 *unit = tiles[tile] + u * F::BYTES;
-                        if (EARLY > 0 && u < EARLY) add_unit<F, false>(sum[tile], of_unit, unit, early[tile][EARLY > 0 && u < EARLY ? u : 0], lane);
-                        else add_unit<F, false>(sum[tile], of_unit, unit, lane);
-                    }
-                });
+                for (int from = 0; from < N; from += SHARED_BY)
+                    W::with(first_tile + from, [&](auto form) {
+                        using F = decltype(form);
+                        const UnitInput<F> of_unit(x, lane);
+#pragma unroll
+                        for (int tile = from; tile < from + SHARED_BY; ++tile) {
+                            const u8 *unit = units.tiles[tile] + u * F::BYTES;
+                            if (i < EARLY) add_unit<F, false>(sum[tile], of_unit, unit, early[tile][i < EARLY ? i : 0], lane);
+                            else add_unit<F, false>(sum[tile], of_unit, unit, lane);
+                        }
+                    });
+            }
         }
-        stages.release(N_STAGES, lane);
+        stages.release(Stage::stages(N), lane);
+    }
+}
+
+// The same for a few tokens of a narrow model: two tiles take the rows of a product, tokens its
+// columns. As many units as registers can hold are unpacked before the input is awaited.
+constexpr int MOST_HELD_NUMBERS = 64;
+template <class W, int N, int UNITS, bool ONE, class Input>
+__device__ __forceinline__ void sum_held_coded_tiles(Stages &stages, float (&sum)[(N + 1) / 2][4], int first_tile, int warp, int lane, Input &input) {
+    using Stage = CodedStage<W, UNITS>;
+    using F = typename W::Form;
+    constexpr int PAIRS = (N + 1) / 2, ALL = PAIRS * Stage::STRIP, FIT = MOST_HELD_NUMBERS / (8 + 2 * F::RUNS * (1 + F::HAS_OFFSET));
+    constexpr int HELD = FIT < ALL ? FIT : ALL;
+    const u32 zero = unknown_zero();
+#pragma unroll 1
+    for (int strip = 0; strip < Stage::STRIPS; ++strip) {
+        const StripUnits<W, N, UNITS> units(stages, strip, first_tile, warp, lane);
+        const auto pair = [&](int i) {
+            const int u = i / PAIRS, tile = i % PAIRS * 2;
+            const u8 *lower = tile + 1 < N ? units.tiles[tile + 1 < N ? tile + 1 : 0] + u * F::BYTES : nullptr;
+            return UnitPair<F>(units.tiles[tile] + u * F::BYTES, lower, lane, zero);
+        };
+        UnitPair<F> held[HELD];
+#pragma unroll
+        for (int i = 0; i < HELD; ++i)
+            if (i / PAIRS < units.width) held[i] = pair(i);
+        input.ready(strip * Stage::STRIP, units.width);
+#pragma unroll
+        for (int u = 0; u < Stage::STRIP; ++u) {
+            if (u >= units.width) break;
+            const ColumnInput<F> x(input.at(strip * Stage::STRIP + u), lane, zero);
+#pragma unroll
+            for (int i = u * PAIRS; i < (u + 1) * PAIRS; ++i) {
+                if (i < HELD) held[i < HELD ? i : 0].template add<ONE>(sum[i % PAIRS], x);
+                else pair(i).template add<ONE>(sum[i % PAIRS], x);
+            }
+        }
+        stages.release(Stage::stages(N), lane);
     }
 }

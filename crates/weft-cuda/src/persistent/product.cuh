@@ -126,6 +126,19 @@ template <int N, int UNITS> struct PortionUnits {
     }
 };
 
+// Leaves a warp's sums where tokens are the columns of a product: `sum(tile, chain, e)` is that of
+// token 2c + e and row g, in lane 4g + c.
+template <int N, int CHAINS, class Sum>
+__device__ __forceinline__ void leave_pairs(WarpSums &sums, u32 flip, u32 n_tokens, int warp, int lane, Sum sum) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+        const u32 token = lane % 4 * 2 + e;
+        if (token >= n_tokens) continue;
+#pragma unroll
+        for (int i = 0; i < N * CHAINS; ++i) sums.of[flip][i][warp][token * 8 + lane / 4] = sum(i / CHAINS, i % CHAINS, e);
+    }
+}
+
 // A warp's sums of N tiles, of UNITS units a warp each. They all have their own registers: what is
 // computed only sometimes is computed one after the other. As many weights as registers can hold
 // are read, and their stages given back, before the input is awaited: they are there first as a
@@ -166,14 +179,7 @@ __device__ __forceinline__ void sum_held_tiles(Stages &stages, WarpSums &sums, u
             }
         }
     }
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-        const u32 token = lane % 4 * 2 + e;
-        if (token >= n_tokens) continue;
-#pragma unroll
-        for (int i = 0; i < N * CHAINS; ++i)
-            sums.of[flip][i][warp][token * 8 + lane / 4] = sum[i % CHAINS][i / CHAINS / 2][i / CHAINS % 2 * 2 + e];
-    }
+    leave_pairs<N, CHAINS>(sums, flip, n_tokens, warp, lane, [&](int tile, int chain, int e) { return sum[chain][tile / 2][tile % 2 * 2 + e]; });
 }
 
 // The same where several tokens leave fewer registers: portion by portion, tokens the rows of a
@@ -226,9 +232,17 @@ __device__ __forceinline__ void sum_any_tiles(Stages &stages, WarpSums &sums, u3
         if (input.holds()) sum_held_tiles<N, UNITS, CHAINS>(stages, sums, flip, n_tokens, warp, lane, input);
         else sum_tiles<N, UNITS, CHAINS>(stages, sums, flip, n_tokens, warp, lane, input);
     } else {
-        constexpr int FIT = MOST_UNPACKED / N, STRIP = CodedStage<W, UNITS>::STRIP;
+        if constexpr (W::IS_UNIFORM)
+            if (input.holds()) {
+                float sum[(N + 1) / 2][4] = {};
+                if (n_tokens == 1) sum_held_coded_tiles<W, N, UNITS, true>(stages, sum, first_tile, warp, lane, input);
+                else sum_held_coded_tiles<W, N, UNITS, false>(stages, sum, first_tile, warp, lane, input);
+                return leave_pairs<N, 1>(sums, flip, n_tokens, warp, lane, [&](int tile, int, int e) { return sum[tile / 2][tile % 2 * 2 + e]; });
+            }
+        using Stage = CodedStage<W, UNITS>;
+        constexpr int FIT = MOST_UNPACKED / N, EARLY = !W::IS_UNIFORM || Stage::STRIPS > 1 || UNITS > UNITS_AT_ONCE ? 0 : FIT < UNITS ? FIT : UNITS;
         float sum[N][4] = {};
-        if (W::IS_UNIFORM && input.unpacks_early()) sum_coded_tiles<W, N, UNITS, W::IS_UNIFORM ? FIT < STRIP ? FIT : STRIP : 0>(stages, sum, first_tile, warp, lane, input);
+        if (EARLY > 0 && input.unpacks_early()) sum_coded_tiles<W, N, UNITS, EARLY>(stages, sum, first_tile, warp, lane, input);
         else sum_coded_tiles<W, N, UNITS, 0>(stages, sum, first_tile, warp, lane, input);
         if (lane / 4 < n_tokens)
 #pragma unroll
@@ -237,9 +251,8 @@ __device__ __forceinline__ void sum_any_tiles(Stages &stages, WarpSums &sums, u3
 }
 
 // The computing warps. `input.begin(portion)` is told before a portion of this warp's input is
-// needed, `input.unit(portion, u)` is a unit of it, `input.next()` goes on to other tiles; for
-// coded tiles `input.next_unit(u)` awaits and returns one unit after the other. Sums go
-// to `store(first of TOGETHER tiles, token, row in the tile, sums, whether there is such a row)`,
+// needed, `input.unit(portion, u)` is a unit of it, `input.next()` goes on to other tiles. Coded
+// tiles have `input.ready(first, n)`, which awaits some units, and `input.at(unit)`. Sums go to `store(first of TOGETHER tiles, token, row in the tile, sums, whether there is such a row)`,
 // called by whole warps.
 template <class W, int TILES, int TOGETHER, int UNITS, int CHAINS, class Input, class Store>
 __device__ __forceinline__ void multiply_tiles(Stages &stages, WarpSums &sums, u32 &flip, const TileRange &own, u32 n_tokens, int warp, int lane,

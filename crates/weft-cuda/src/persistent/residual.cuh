@@ -41,15 +41,14 @@ struct AwaitedInput {
     __device__ __forceinline__ bool holds() const { return block.holds_weights(); }
     __device__ __forceinline__ void next() const {}
     __device__ __forceinline__ bool unpacks_early() const { return block.holds_weights(); }
-    __device__ __forceinline__ uint4 next_unit(u32 u) {
+    __device__ __forceinline__ void ready(u32 u, u32 n) {
         const u32 at_once = portions_at_once * PORTION_UNITS;
-        if (u == 0 || u == first + at_once) {
-            first = u;
-            __syncwarp();
-            rows.into(block.x, block.warp * n_units + u, min(at_once, n_units - u), block.n_tokens, block.lane, block.watch);
-        }
-        return StagedUnits{block.x, block.n_tokens, block.lane}[u - first];
+        if (u > 0 && u + n <= first + at_once) return;
+        first = u;
+        __syncwarp();
+        rows.into(block.x, block.warp * n_units + u, min(at_once, n_units - u), block.n_tokens, block.lane, block.watch);
     }
+    __device__ __forceinline__ uint4 at(u32 u) const { return StagedUnits{block.x, block.n_tokens, block.lane}[u - first]; }
 };
 
 // x += input * W, rounded once. The residual stream of a block's own rows stays in its shared
