@@ -11,7 +11,7 @@ use weft_core::kv::PAGE_ROWS;
 
 use crate::persistent::{self, Chooses, OpKind, SharedMemory};
 use crate::shape::Shape;
-use crate::{bandwidth, buffers, ops, pack, sampling, shape, tables};
+use crate::{bandwidth, buffers, ops, sampling, shape, tables};
 
 /// A header while it is written.
 struct Header(String);
@@ -68,7 +68,6 @@ pub(crate) fn header(config: &Config, shape: &Shape) -> String {
     to.numbers([
         ("WARPS", shape::WARPS),
         ("UNIT_BYTES", shape::UNIT_BYTES),
-        ("STRIP_BYTES", pack::STRIP_BYTES),
         ("READ_PIECE", bandwidth::READ_PIECE),
         ("BLOCK_TOKENS", shape::BLOCK_TOKENS),
         ("BLOCK_ROWS", shape::BLOCK_ROWS),

@@ -40,6 +40,7 @@ pub use error::CudaError;
 pub use kernels::{DECODE_KERNELS, WHOLE_PLANS, program};
 pub use need::{need, page_bytes};
 pub use shape::Chip;
+pub use weights::packed_matrices;
 
 /// The GPU that a device would use, if driver, compiler and GPU are all present.
 pub fn probe() -> Result<GpuFacts, CudaError> {

@@ -196,9 +196,17 @@ impl Matrices {
     }
 
     /// Their index.
-    pub(crate) fn norm_forms_of(&self, forms: &TileForms) -> usize {
+    fn norm_forms_of(&self, forms: &TileForms) -> usize {
         let found = self.norm_forms().iter().position(|known| known == forms);
         found.expect("all forms after norms are listed")
+    }
+
+    /// What the persistent kernel has to know of a layer: the forms of its matrices after norms, and
+    /// the variants of the others (`LayerAddresses`).
+    pub(crate) fn variants_of(&self, layer: usize) -> [u16; 4] {
+        let norm = |variants: &Variants| self.norm_forms_of(variants.forms(layer));
+        let others = [self.proj.of(layer), self.down.of(layer)];
+        [norm(&self.qkv), norm(&self.gate_up), others[0], others[1]].map(|i| i as u16)
     }
 
     /// Bytes of all of them.

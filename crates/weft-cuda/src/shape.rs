@@ -9,7 +9,7 @@ use weft_core::weights::Forms;
 
 use crate::error::CudaError;
 use crate::matrices::{Matrices, TileForms};
-use crate::pack::{LONGEST_STRIP, SHORT_STRIP, strip_units};
+use crate::pack::{LONGEST_STRIP, SHORT_STRIP, STRIP_BYTES, strip_units};
 use crate::tables::SECTION_PAGES;
 
 /// Columns are padded to eighths of units of 32.
@@ -297,6 +297,7 @@ impl Shape {
             ("BLOCK_STAGES", self.chip.block_stages().1),
             ("LONGEST_STRIP", self.chip.longest_strip()),
             ("SHORT_STRIP", SHORT_STRIP),
+            ("STRIP_BYTES", STRIP_BYTES),
             ("TWO_BLOCKS_UNITS", TWO_BLOCKS_UNITS),
         ]
         .map(own)

@@ -256,11 +256,12 @@ impl Persistent {
         if shape.chip.n_sms < config.kv_heads {
             return Ok(Err("fewer multiprocessors than KV heads".to_owned()));
         }
-        let matrices = &shape.matrices;
         let codes: Vec<u32> = plan.iter().map(|op| code(*op)).collect();
         let layers: Vec<LayerAddresses> = (0..config.layers)
             .map(|layer| {
                 let own = &weights.layers[layer];
+                let [qkv_forms, gate_up_forms, proj_variant, down_variant] =
+                    shape.matrices.variants_of(layer);
                 LayerAddresses {
                     attention_norm: own.attention_norm.address(),
                     qkv: own.qkv.address(),
@@ -272,10 +273,10 @@ impl Persistent {
                     gate_up: own.gate_up.address(),
                     down: own.down.address(),
                     kv: kv.layer(layer as u16),
-                    qkv_forms: matrices.norm_forms_of(matrices.qkv.forms(layer)) as u16,
-                    gate_up_forms: matrices.norm_forms_of(matrices.gate_up.forms(layer)) as u16,
-                    proj_variant: matrices.proj.of(layer) as u16,
-                    down_variant: matrices.down.of(layer) as u16,
+                    qkv_forms,
+                    gate_up_forms,
+                    proj_variant,
+                    down_variant,
                 }
             })
             .collect();
