@@ -25,6 +25,7 @@ constexpr int BLOCK_AT_ONCE = 2;
 constexpr int BLOCK_STAGES = 6;
 constexpr int LONGEST_STRIP = 12;
 constexpr int SHORT_STRIP = 4;
+constexpr int STRIP_BYTES = 16384;
 constexpr int TWO_BLOCKS_UNITS = 4;
 constexpr int HIDDEN_STRIDE = 1024;
 constexpr int HIDDEN_UNITS = 4;
@@ -38,7 +39,6 @@ constexpr float SCALE_LOG2 = 0x8293eep-26f;
 // How matrices are packed and multiplied (shape.rs, ops/).
 constexpr int WARPS = 8;
 constexpr int UNIT_BYTES = 512;
-constexpr int STRIP_BYTES = 16384;
 constexpr int READ_PIECE = 16384;
 constexpr int BLOCK_TOKENS = 128;
 constexpr int BLOCK_ROWS = 128;

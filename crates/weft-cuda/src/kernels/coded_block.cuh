@@ -92,7 +92,7 @@ __device__ __forceinline__ void multiply_coded_block(const u8 *weights, const u1
             constexpr int SHARED_BY = W::IS_UNIFORM ? WARP_TILES : 1;
 #pragma unroll
             for (int from = 0; from < WARP_TILES; from += SHARED_BY)
-                W::with(first_tile + warp_tile + from, [&](auto form) {
+                W::with(first_tile + warp_tile + from, [&](auto form) INLINED {
                     using F = decltype(form);
                     const UnitInput<F> inputs[SLABS] = {UnitInput<F>(slabs[0], lane), UnitInput<F>(slabs[1], lane)};
 #pragma unroll

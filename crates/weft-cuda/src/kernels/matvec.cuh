@@ -189,7 +189,7 @@ __device__ __forceinline__ void multiply_portion(Ring<M> &ring, const u8 *stages
         const u32 zero = unknown_zero();
 #pragma unroll
         for (int from = 0; from < N; from += SHARED_BY)
-            W::with(first_tile + from, [&](auto form) {
+            W::with(first_tile + from, [&](auto form) INLINED {
                 using F = decltype(form);
 #pragma unroll
                 for (int u = 0; u < UNITS; ++u) {

@@ -78,19 +78,23 @@ __device__ __forceinline__ void sum_coded_tiles(Stages &stages, float (&sum)[N][
                 const int u = first + i;
                 if (u >= units.width) break;
                 const Interleaved x(input.at(strip * Stage::STRIP + u), make_uint4(0, 0, 0, 0), zero);
-                constexpr int SHARED_BY = W::IS_UNIFORM ? N : 1;
+                if constexpr (W::IS_UNIFORM) {
+                    using F = typename W::Form;
+                    const UnitInput<F> of_unit(x, lane);
 #pragma unroll
-                for (int from = 0; from < N; from += SHARED_BY)
-                    W::with(first_tile + from, [&](auto form) {
-                        using F = decltype(form);
-                        const UnitInput<F> of_unit(x, lane);
+                    for (int tile = 0; tile < N; ++tile) {
+                        const u8 *unit = units.tiles[tile] + u * F::BYTES;
+                        if (i < EARLY) add_unit<F, false>(sum[tile], of_unit, unit, early[tile][i < EARLY ? i : 0], lane);
+                        else add_unit<F, false>(sum[tile], of_unit, unit, lane);
+                    }
+                } else {
 #pragma unroll
-                        for (int tile = from; tile < from + SHARED_BY; ++tile) {
-                            const u8 *unit = units.tiles[tile] + u * F::BYTES;
-                            if (i < EARLY) add_unit<F, false>(sum[tile], of_unit, unit, early[tile][i < EARLY ? i : 0], lane);
-                            else add_unit<F, false>(sum[tile], of_unit, unit, lane);
-                        }
-                    });
+                    for (int tile = 0; tile < N; ++tile)
+                        W::with(first_tile + tile, [&](auto form) INLINED {
+                            using F = decltype(form);
+                            add_unit<F, false>(sum[tile], UnitInput<F>(x, lane), units.tiles[tile] + u * F::BYTES, lane);
+                        });
+                }
             }
         }
         stages.release(Stage::stages(N), lane);
@@ -110,7 +114,7 @@ __device__ __forceinline__ void sum_held_coded_tiles(Stages &stages, float (&sum
 #pragma unroll 1
     for (int strip = 0; strip < Stage::STRIPS; ++strip) {
         const StripUnits<W, N, UNITS> units(stages, strip, first_tile, warp, lane);
-        const auto pair = [&](int i) {
+        const auto pair = [&](int i) INLINED {
             const int u = i / PAIRS, tile = i % PAIRS * 2;
             const u8 *lower = tile + 1 < N ? units.tiles[tile + 1 < N ? tile + 1 : 0] + u * F::BYTES : nullptr;
             return UnitPair<F>(units.tiles[tile] + u * F::BYTES, lower, lane, zero);

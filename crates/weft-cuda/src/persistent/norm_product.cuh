@@ -36,7 +36,7 @@ __device__ __forceinline__ bool load_norm_product(Copier &copier, const Launch &
     const bool pushed = copier.push(HIDDEN_STRIDE * 2, [&](u8 *stage, u64 *full) { copy(stage, norm, HIDDEN_STRIDE * 2, full, copier.lane); });
     bool here = pushed;
     if (here)
-        with_norm_forms(layer, kind, [&](auto forms) {
+        with_norm_forms(layer, kind, [&](auto forms) INLINED {
             here = load_tiles<decltype(forms), HIDDEN_UNITS>(copier, own, norm_matrix(launch, layer, kind), NORM_TILES, in_flight);
         });
     return here;
@@ -64,7 +64,7 @@ __device__ __forceinline__ u64 multiply_norm(Block &block, OpKind kind) {
     if (own.first == own.end) return best;
     NormInput input(block, kind, n_rows);
     if (!block.holds_weights()) input.await_rows(), input.next();
-    with_norm_forms(block.layer(), kind, [&](auto forms) {
+    with_norm_forms(block.layer(), kind, [&](auto forms) INLINED {
         multiply_tiles<decltype(forms), NORM_TILES, 2, HIDDEN_UNITS, 1>(block.stages, block.shared.scratch.sums, block.flip, own, n_rows, block.warp, block.lane,
                                                                         input, NormStore{block, kind, best});
     });

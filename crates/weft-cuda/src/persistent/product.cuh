@@ -179,7 +179,7 @@ __device__ __forceinline__ void sum_held_tiles(Stages &stages, WarpSums &sums, u
             }
         }
     }
-    leave_pairs<N, CHAINS>(sums, flip, n_tokens, warp, lane, [&](int tile, int chain, int e) { return sum[chain][tile / 2][tile % 2 * 2 + e]; });
+    leave_pairs<N, CHAINS>(sums, flip, n_tokens, warp, lane, [&](int tile, int chain, int e) INLINED { return sum[chain][tile / 2][tile % 2 * 2 + e]; });
 }
 
 // The same where several tokens leave fewer registers: portion by portion, tokens the rows of a
@@ -237,7 +237,7 @@ __device__ __forceinline__ void sum_any_tiles(Stages &stages, WarpSums &sums, u3
                 float sum[(N + 1) / 2][4] = {};
                 if (n_tokens == 1) sum_held_coded_tiles<W, N, UNITS, true>(stages, sum, first_tile, warp, lane, input);
                 else sum_held_coded_tiles<W, N, UNITS, false>(stages, sum, first_tile, warp, lane, input);
-                return leave_pairs<N, 1>(sums, flip, n_tokens, warp, lane, [&](int tile, int, int e) { return sum[tile / 2][tile % 2 * 2 + e]; });
+                return leave_pairs<N, 1>(sums, flip, n_tokens, warp, lane, [&](int tile, int, int e) INLINED { return sum[tile / 2][tile % 2 * 2 + e]; });
             }
         using Stage = CodedStage<W, UNITS>;
         constexpr int FIT = MOST_UNPACKED / N, EARLY = !W::IS_UNIFORM || Stage::STRIPS > 1 || UNITS > UNITS_AT_ONCE ? 0 : FIT < UNITS ? FIT : UNITS;
