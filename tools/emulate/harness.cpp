@@ -109,7 +109,7 @@ static LayerAddresses random_layer() {
     LayerAddresses layer = {};
     if (matrices) {
         const u16 *variants = (const u16 *)next_matrix();
-        layer.qkv_forms = variants[0], layer.gate_up_forms = variants[1], layer.proj_variant = variants[2], layer.down_variant = variants[3];
+        layer.variants = {variants[0], variants[1], variants[2], variants[3]};
     }
     layer.attention_norm = (const uint4 *)random_vector(HIDDEN, 1);
     layer.qkv = random_matrix(QKV_ROWS, HIDDEN, of_hidden);

@@ -139,10 +139,7 @@ static_assert(OFFSET_OF(LayerAddresses, mlp_norm) == 48 && sizeof(LayerAddresses
 static_assert(OFFSET_OF(LayerAddresses, gate_up) == 56 && sizeof(LayerAddresses::gate_up) == 8, "LayerAddresses::gate_up");
 static_assert(OFFSET_OF(LayerAddresses, down) == 64 && sizeof(LayerAddresses::down) == 8, "LayerAddresses::down");
 static_assert(OFFSET_OF(LayerAddresses, kv) == 72 && sizeof(LayerAddresses::kv) == 8, "LayerAddresses::kv");
-static_assert(OFFSET_OF(LayerAddresses, qkv_forms) == 80 && sizeof(LayerAddresses::qkv_forms) == 2, "LayerAddresses::qkv_forms");
-static_assert(OFFSET_OF(LayerAddresses, gate_up_forms) == 82 && sizeof(LayerAddresses::gate_up_forms) == 2, "LayerAddresses::gate_up_forms");
-static_assert(OFFSET_OF(LayerAddresses, proj_variant) == 84 && sizeof(LayerAddresses::proj_variant) == 2, "LayerAddresses::proj_variant");
-static_assert(OFFSET_OF(LayerAddresses, down_variant) == 86 && sizeof(LayerAddresses::down_variant) == 2, "LayerAddresses::down_variant");
+static_assert(OFFSET_OF(LayerAddresses, variants) == 80 && sizeof(LayerAddresses::variants) == 8, "LayerAddresses::variants");
 
 // The host's `PlainBuffers`.
 static_assert(sizeof(PlainBuffers) == 56, "PlainBuffers");

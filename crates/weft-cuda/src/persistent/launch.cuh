@@ -17,8 +17,10 @@ struct LayerAddresses {
     const uint4 *mlp_norm;
     const u8 *gate_up, *down;
     u16 *kv;
-    u16 qkv_forms, gate_up_forms;     // of those of all norms (generated/matrices.cuh)
-    u16 proj_variant, down_variant;
+    struct {
+        u16 qkv, gate_up; // of the forms after all norms (generated/matrices.cuh)
+        u16 proj, down;
+    } variants;
 };
 // A case of a list of matrices.
 #define CALL_WITH_MATRIX(SUFFIX, W) if (W::IS_LAST || variant == W::ID) return work(W{});

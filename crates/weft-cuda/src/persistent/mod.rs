@@ -60,10 +60,8 @@ struct LayerAddresses {
     gate_up: Address,
     down: Address,
     kv: Address,
-    qkv_forms: u16,
-    gate_up_forms: u16,
-    proj_variant: u16,
-    down_variant: u16,
+    /// [`crate::matrices::Matrices::variants_of`].
+    variants: [u16; 4],
 }
 
 /// Results of ops in ordinary memory.
@@ -124,8 +122,7 @@ unsafe impl Argument for Arguments {}
 pub(crate) fn layouts() -> [Layout; 4] {
     [
         layout!(LayerAddresses as "LayerAddresses" {
-            attention_norm, qkv, bias, q_norm, k_norm, o, mlp_norm, gate_up, down, kv, qkv_forms,
-            gate_up_forms, proj_variant, down_variant,
+            attention_norm, qkv, bias, q_norm, k_norm, o, mlp_norm, gate_up, down, kv, variants,
         }),
         layout!(PlainBuffers as "PlainBuffers" { x, qkv, a, h }),
         layout!(Mailbox as "Mailbox" { stop, fault }),
@@ -260,8 +257,6 @@ impl Persistent {
         let layers: Vec<LayerAddresses> = (0..config.layers)
             .map(|layer| {
                 let own = &weights.layers[layer];
-                let [qkv_forms, gate_up_forms, proj_variant, down_variant] =
-                    shape.matrices.variants_of(layer);
                 LayerAddresses {
                     attention_norm: own.attention_norm.address(),
                     qkv: own.qkv.address(),
@@ -273,10 +268,7 @@ impl Persistent {
                     gate_up: own.gate_up.address(),
                     down: own.down.address(),
                     kv: kv.layer(layer as u16),
-                    qkv_forms,
-                    gate_up_forms,
-                    proj_variant,
-                    down_variant,
+                    variants: shape.matrices.variants_of(layer),
                 }
             })
             .collect();

@@ -12,7 +12,7 @@
 
 // Calls `work` with the forms of an op's matrix.
 template <class Work> __device__ __forceinline__ void with_norm_forms(const LayerAddresses &layer, OpKind kind, Work work) {
-    const u32 variant = kind == NORM_QKV ? layer.qkv_forms : kind == NORM_GATE_UP ? layer.gate_up_forms : HEAD_FORMS;
+    const u32 variant = kind == NORM_QKV ? layer.variants.qkv : kind == NORM_GATE_UP ? layer.variants.gate_up : HEAD_FORMS;
     NORM_FORMS(CALL_WITH_MATRIX)
 }
 __device__ __forceinline__ const TileRange &norm_tiles(const OwnTiles &own, OpKind kind) {

@@ -17,8 +17,8 @@ template <class Work> __device__ __forceinline__ void with_down(u32 variant, Wor
 __device__ __forceinline__ bool load_add(Copier &copier, const LayerAddresses &layer, const OwnTiles &own, OpKind kind, int in_flight) {
     bool here = true;
     if (kind == PROJ_ADD)
-        with_proj(layer.proj_variant, [&](auto matrix) INLINED { here = load_tiles<decltype(matrix), ProjAdd::UNITS>(copier, own.hidden, layer.o, ADD_TILES, in_flight); });
-    else with_down(layer.down_variant, [&](auto matrix) INLINED { here = load_tiles<decltype(matrix), DownAdd::UNITS>(copier, own.hidden, layer.down, ADD_TILES, in_flight); });
+        with_proj(layer.variants.proj, [&](auto matrix) INLINED { here = load_tiles<decltype(matrix), ProjAdd::UNITS>(copier, own.hidden, layer.o, ADD_TILES, in_flight); });
+    else with_down(layer.variants.down, [&](auto matrix) INLINED { here = load_tiles<decltype(matrix), DownAdd::UNITS>(copier, own.hidden, layer.down, ADD_TILES, in_flight); });
     return here;
 }
 
@@ -75,6 +75,6 @@ template <class Op, class W> __device__ __forceinline__ void add_matrix(Block &b
 }
 __device__ __forceinline__ void compute_add(Block &block, OpKind kind) {
     const LayerAddresses &layer = block.layer();
-    if (kind == PROJ_ADD) with_proj(layer.proj_variant, [&](auto matrix) INLINED { add_matrix<ProjAdd, decltype(matrix)>(block); });
-    else with_down(layer.down_variant, [&](auto matrix) INLINED { add_matrix<DownAdd, decltype(matrix)>(block); });
+    if (kind == PROJ_ADD) with_proj(layer.variants.proj, [&](auto matrix) INLINED { add_matrix<ProjAdd, decltype(matrix)>(block); });
+    else with_down(layer.variants.down, [&](auto matrix) INLINED { add_matrix<DownAdd, decltype(matrix)>(block); });
 }
