@@ -59,6 +59,12 @@ inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline double __dmul_rn(double a, double b) { return a * b; }
 inline double __dsub_rn(double a, double b) { return a - b; }
+inline u32 __byte_perm(u32 a, u32 b, u32 choice) {
+    const u64 bytes = (u64)b << 32 | a;
+    u32 chosen = 0;
+    for (int i = 0; i < 4; ++i) chosen |= (u32)(bytes >> (choice >> i * 4 & 7) * 8 & 0xff) << i * 8;
+    return chosen;
+}
 inline u64 __double2ull_rz(double value) { return (u64)value; }
 inline u64 __umul64hi(u64 a, u64 b) { return (u64)((unsigned __int128)a * b >> 64); }
 template <class T, class V> T atomicAdd(T *at, V value) {

@@ -30,6 +30,11 @@ LONG = dict(hidden_size=64, num_attention_heads=8, num_key_value_heads=2, head_d
 MODELS = {"tiny": ("qwen3", TINY, 8), "bias": ("qwen2", TINY, 8), "odd": ("llama", ODD, 12), "long": ("qwen3", LONG, 6)}
 # More blocks than tiles: some owe the others nothing, and are late.
 MODELS |= {"spare": ("qwen3", TINY, 20)}
+# Coded weights: the forms of `emulation.rs`; rows in one strip and in several.
+CODED = dict(hidden_size=300, num_attention_heads=4, num_key_value_heads=2, head_dim=40, intermediate_size=4500, vocab_size=61)
+NARROW = dict(CODED, intermediate_size=600)
+FORMS = {"int4": "1", "int8": "0", "mixed": "mixed", "fp8": "13", "table": "15"}
+MODELS |= {name: ("qwen3", CODED if name == "mixed" else NARROW, 6) for name in FORMS}
 # How a lane's rows lie: one span; one with marks inside sections; spans that begin in the middle of
 # a page, with marks.
 PLAIN, MARKED, IN_SPANS = range(3)
@@ -38,6 +43,7 @@ CASES = [(1, 1, 0, 2, 8, PLAIN), (1, 1, 600, 6, 10, PLAIN), (1, 1, 16800, 2, 10,
 CASES += [(3, 1, 200, 8, 9, PLAIN), (8, 1, 5, 3, 16, PLAIN), (4, 2, 60, 1, 11, PLAIN), (3, 2, 250, 1, 8, PLAIN)]
 CASES += [(1, 1, 150, 6, 8, MARKED), (1, 1, 600, 6, 10, MARKED), (4, 1, 60, 6, 10, MARKED), (3, 2, 250, 1, 8, MARKED)]
 CASES += [(1, 1, 290, 6, 10, IN_SPANS), (2, 1, 900, 3, 10, IN_SPANS), (4, 2, 60, 1, 11, IN_SPANS)]
+CODED_CASES = [(1, 1, 60, 2, 10, PLAIN), (2, 1, 60, 2, 10, PLAIN), (4, 1, 60, 2, 10, PLAIN), (3, 2, 60, 1, 8, PLAIN)]
 SPARE_CASES = [(2, 1, 250, 8, 10, PLAIN), (3, 1, 200, 8, 9, PLAIN), (8, 1, 5, 3, 16, PLAIN), (2, 1, 600, 6, 10, MARKED)]
 
 
@@ -74,7 +80,8 @@ def host(*arguments):
 
 def build(folder, model, revision):
     program = folder / f"{model}-{revision or 'here'}"
-    failed = host("headers", config(model), MODELS[model][2], folder)
+    (folder / "matrices").unlink(missing_ok=True)
+    failed = host("headers", config(model), FORMS.get(model, "plain"), MODELS[model][2], folder)
     if failed:
         sys.exit(failed)
     # The first folder that has a file wins: emitted headers, then ptx.cuh of this folder, then what kernels are.
@@ -85,7 +92,10 @@ def build(folder, model, revision):
 
 
 def run(program, case, seed, *dump):
-    ran = subprocess.run([program, *map(str, case), str(seed), *dump], capture_output=True, text=True, timeout=300)
+    matrices = program.parent / "matrices"
+    environment = dict(os.environ, **({"WEFT_MATRICES": str(matrices)} if matrices.exists() else {}))
+    command = [program, *map(str, case), str(seed), *dump]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     return ran.stdout if ran.returncode == 0 else f"failed: {ran.returncode}\n{ran.stdout[-500:]}"
 
 
@@ -95,7 +105,7 @@ def check(model, case, here, there, folder):
     outputs = [run(here, case, 1, dump), run(here, case, 2)] + ([run(there, case, 1)] if there else [])
     if outputs[0].startswith("failed"):
         return False, outputs[0]
-    wrong = host("check", config(model), dump)
+    wrong = host("check", config(model), FORMS.get(model, "plain"), dump)
     dump.unlink()
     same = len(set(outputs)) == 1
     n_hashes = outputs[0].count("\n  ")
@@ -114,7 +124,7 @@ def main():
         for model in arguments.models:
             here = build(pathlib.Path(folder), model, None)
             there = build(pathlib.Path(folder), model, arguments.against) if arguments.against else None
-            cases = CASES if model != "spare" else SPARE_CASES
+            cases = SPARE_CASES if model == "spare" else CODED_CASES if model in FORMS else CASES
             with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
                 jobs = [pool.submit(check, model, case, here, there, pathlib.Path(folder)) for case in cases]
                 for case, job in zip(cases, jobs):

@@ -53,6 +53,17 @@ static u16 dumped(float value) {
     return dump_all(&rounded, 1), rounded;
 }
 
+// Matrices as the host packed them, one after the other, each after its length; none of a plain
+// model. The reference has them already.
+static FILE *matrices;
+static const u8 *next_matrix() {
+    u64 bytes = 0;
+    if (fread(&bytes, 8, 1, matrices) != 1) printf("a matrix is missing\n"), exit(1);
+    u8 *matrix = guarded<u8>(bytes);
+    if (fread(matrix, 1, bytes, matrices) != bytes) printf("a matrix is cut\n"), exit(1);
+    return matrix;
+}
+
 // A matrix packed as pack.rs packs it.
 static int place_of_unit(int unit, int eighth) {
     const int most = eighth <= LONGEST_STRIP ? eighth : SHORT_STRIP;
@@ -70,18 +81,20 @@ struct Packed {
     }
     const u8 *bytes() const { return (const u8 *)values; }
 };
-static Packed random_matrix(int rows, int columns, float size) {
+static const u8 *random_matrix(int rows, int columns, float size) {
+    if (matrices) return next_matrix();
     Packed matrix(rows, columns);
     for (int row = 0; row < rows; ++row)
         for (int column = 0; column < columns; ++column) matrix.set(row, column, weights_from.number() * size);
-    return matrix;
+    return matrix.bytes();
 }
-static Packed random_gate_up(float size) {
+static const u8 *random_gate_up(float size) {
+    if (matrices) return next_matrix();
     Packed matrix((INTER + 7) / 8 * 16, HIDDEN);
     for (int row = 0; row < INTER; ++row)
         for (int column = 0; column < 2 * HIDDEN; ++column)
             matrix.set(row / 8 * 16 + column / HIDDEN * 8 + row % 8, column % HIDDEN, weights_from.number() * size);
-    return matrix;
+    return matrix.bytes();
 }
 static u16 *random_vector(int n, float around) {
     u16 *values = guarded<u16>((n + 255) / 256 * 256);
@@ -93,16 +106,20 @@ static u16 *random_vector(int n, float around) {
 static constexpr size_t KV_VALUES = (size_t)PAGES * KV_HEADS * 2 * PAGE_SIDE;
 static LayerAddresses random_layer() {
     const float of_hidden = 1.7f / sqrtf(HIDDEN);
-    LayerAddresses layer;
+    LayerAddresses layer = {};
+    if (matrices) {
+        const u16 *variants = (const u16 *)next_matrix();
+        layer.variants = {variants[0], variants[1], variants[2], variants[3]};
+    }
     layer.attention_norm = (const uint4 *)random_vector(HIDDEN, 1);
-    layer.qkv = random_matrix(QKV_ROWS, HIDDEN, of_hidden).bytes();
+    layer.qkv = random_matrix(QKV_ROWS, HIDDEN, of_hidden);
     layer.bias = random_vector(QKV_ROWS, 0);
     layer.q_norm = random_vector(HEAD_DIM, 1);
     layer.k_norm = random_vector(HEAD_DIM, 1);
-    layer.o = random_matrix(HIDDEN, Q_WIDTH, 1.7f / sqrtf(Q_WIDTH)).bytes();
+    layer.o = random_matrix(HIDDEN, Q_WIDTH, 1.7f / sqrtf(Q_WIDTH));
     layer.mlp_norm = (const uint4 *)random_vector(HIDDEN, 1);
-    layer.gate_up = random_gate_up(of_hidden).bytes();
-    layer.down = random_matrix(HIDDEN, INTER, 1.7f / sqrtf(INTER)).bytes();
+    layer.gate_up = random_gate_up(of_hidden);
+    layer.down = random_matrix(HIDDEN, INTER, 1.7f / sqrtf(INTER));
     layer.kv = guarded<u16>(KV_VALUES);
     for (size_t i = 0; i < KV_VALUES; ++i) layer.kv[i] = to_bf16(weights_from.number());
     return layer;
@@ -701,7 +718,8 @@ int main(int n_arguments, char **arguments) {
     const bool fits = lists.n_pages <= PAGES && lists.n_partials <= MOST_PARTS && lists.n_cells <= MOST_CELLS && lists.counts[0] <= 8;
     if (!fits) return printf("too large\n"), 1;
 
-    const Packed embedding = random_matrix(VOCAB, HIDDEN, 1), head = random_matrix(VOCAB, HIDDEN, 1.7f / sqrtf(HIDDEN));
+    if (const char *path = getenv("WEFT_MATRICES")) matrices = fopen(path, "rb");
+    const u8 *embedding = random_matrix(VOCAB, HIDDEN, 1), *head = random_matrix(VOCAB, HIDDEN, 1.7f / sqrtf(HIDDEN));
     std::vector<LayerAddresses> layers;
     std::vector<std::vector<u16>> stored;
     for (int layer = 0; layer < LAYERS; ++layer) {
@@ -717,7 +735,7 @@ int main(int n_arguments, char **arguments) {
     Launch launch = {};
     launch.step = {lists.counts, lists.tokens, lists.positions, lists.positions, nullptr, lists.outputs, lists.partials, (const u32 *)lists.items.data()};
     launch.layers = layers.data(), launch.ops = ops.data();
-    launch.embedding = embedding.bytes(), launch.head = head.bytes();
+    launch.embedding = embedding, launch.head = head;
     launch.final_norm = (const uint4 *)random_vector(HIDDEN, 1), launch.rope = rotations();
     launch.x = guarded<u64>(8 * HIDDEN_STRIDE / 2), launch.qkv = guarded<u64>(8 * QKV_WORDS);
     launch.a = guarded<u64>(8 * Q_STRIDE / 2), launch.h = guarded<u64>(8 * INTER_STRIDE / 2);

@@ -158,7 +158,7 @@ pub(crate) fn variable(key: &str) -> String {
 
 /// Flags that only a command line may set: they say what one call is about. Above all, a line in a
 /// file must never select what is deleted, or agree to it.
-pub(crate) const OF_ONE_CALL: [&str; 20] = [
+pub(crate) const OF_ONE_CALL: [&str; 19] = [
     "help",
     "version",
     "all",
@@ -176,7 +176,6 @@ pub(crate) const OF_ONE_CALL: [&str; 20] = [
     "quantize-a",
     "quantize-b",
     "windows",
-    "output",
     "form",
     "force",
 ];

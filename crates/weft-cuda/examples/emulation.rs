@@ -1,10 +1,10 @@
 //! What `tools/emulate` needs of the host: the headers that kernels are compiled with, and the
 //! reference, which computes again what the emulated kernels wrote.
 //!
-//!     cargo run -p weft-cuda --example emulation -- headers '{"model_type": "qwen3", ...}' 8 folder
-//!     cargo run -p weft-cuda --example emulation -- check '{"model_type": "qwen3", ...}' dump...
+//!     cargo run -p weft-cuda --example emulation -- headers '{"model_type": "qwen3", ...}' plain 8 folder
+//!     cargo run -p weft-cuda --example emulation -- check '{"model_type": "qwen3", ...}' plain dump...
 //!
-//! The model is a named shape, or the text of a config.json. `headers` writes `generated/*.cuh` into a
+//! The model is a named shape, or the text of a config.json; then its forms (`Mixed::named`). `headers` writes `generated/*.cuh` into a
 //! folder, for a GPU of so many multiprocessors, of which each has as much shared memory as an H100's.
 //! `check` reads dumps of `harness.cpp`: every op, on the inputs that the kernel had, must give what
 //! the reference gives, within the bounds of `tests/parity.rs`.
@@ -20,8 +20,11 @@ use weft_core::kv::pages_for;
 use weft_core::plan::{Op, plan};
 use weft_core::reference::Reference;
 use weft_core::shapes;
-use weft_core::weights::{LayerTensor, Tensor, TensorShape, Weights, WeightsError};
-use weft_cuda::{Chip, program};
+use weft_core::weights::{
+    Coded, CodedRow, Form, Forms, LayerTensor, Quantised, RandomWeights, Tensor, TensorShape,
+    Weights, WeightsError,
+};
+use weft_cuda::{Chip, packed_matrices, program};
 use weft_testing::Work;
 use weft_testing::parity::{Noise, assert_close, assert_shares_close};
 
@@ -34,12 +37,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments.as_slice() {
-        ["headers", model, n_sms, folder] => write_headers(&config(model)?, n_sms.parse()?, folder),
-        ["check", model, dumps @ ..] if !dumps.is_empty() => {
+        ["headers", model, forms, n_sms, folder] => {
+            let config = config(model)?;
+            write_headers(&config, Mixed::named(&config, forms)?, n_sms.parse()?, folder)
+        }
+        ["check", model, forms, dumps @ ..] if !dumps.is_empty() => {
             let config = config(model)?;
             dumps.iter().try_for_each(|path| {
                 let bytes = std::fs::read(path)?;
-                check(&config, Dump(&bytes)).map_err(|error| format!("{path}: {error}").into())
+                let coded = Mixed::named(&config, forms)?;
+                let checked = check(&config, coded, Dump(&bytes));
+                checked.map_err(|error| format!("{path}: {error}").into())
             })
         }
         _ => Err("`headers` or `check` and what they take are wanted, see the source".into()),
@@ -53,14 +61,83 @@ fn config(model: &str) -> Result<Config, Box<dyn Error>> {
     })
 }
 
-fn write_headers(config: &Config, n_sms: usize, folder: &str) -> Result<(), Box<dyn Error>> {
-    let chip = Chip { n_sms, ..Chip::HOPPER };
-    let generated = |(name, _): &(String, String)| name.starts_with("generated/");
-    std::fs::create_dir_all(Path::new(folder).join("generated"))?;
-    for (name, text) in program(config, chip, true)?.files.into_iter().filter(generated) {
-        std::fs::write(Path::new(folder).join(name), text)?;
+/// Coded matrices of random weights.
+struct Mixed {
+    coded: Vec<Quantised<RandomWeights>>,
+    /// Of each tensor.
+    which: fn(Tensor) -> usize,
+}
+
+impl Mixed {
+    /// The forms that a name stands for: none for a plain model, one of `weft_testing::forms`, or
+    /// several in the parts of each matrix.
+    fn named(config: &Config, name: &str) -> Result<Option<Self>, Box<dyn Error>> {
+        let all = weft_testing::forms::all();
+        let (forms, which): (Vec<Coded>, fn(Tensor) -> usize) = match name {
+            "plain" => return Ok(None),
+            "mixed" => (vec![all[5], all[8], all[0]], |tensor| match tensor {
+                Tensor::Layer(_, LayerTensor::K | LayerTensor::Gate) | Tensor::Head => 1,
+                Tensor::Layer(1, LayerTensor::V | LayerTensor::Down) => 1,
+                Tensor::Layer(1, LayerTensor::O) => 2,
+                _ => 0,
+            }),
+            number => (vec![all[number.parse::<usize>()?]], |_| 0),
+        };
+        let coded =
+            forms.iter().map(|form| Quantised::new(RandomWeights::new(config, 7), *form)).collect();
+        Ok(Some(Self { coded, which }))
     }
-    Ok(())
+
+    fn of(&self, tensor: Tensor) -> &Quantised<RandomWeights> {
+        &self.coded[(self.which)(tensor)]
+    }
+}
+
+impl Weights for Mixed {
+    fn read(
+        &self,
+        tensor: Tensor,
+        visit: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), WeightsError> {
+        self.of(tensor).read(tensor, visit)
+    }
+
+    fn form(&self, tensor: Tensor) -> Form {
+        self.of(tensor).form(tensor)
+    }
+
+    fn read_coded(
+        &self,
+        tensor: Tensor,
+        visit: &mut dyn FnMut(usize, &CodedRow<'_>),
+    ) -> Result<(), WeightsError> {
+        self.of(tensor).read_coded(tensor, visit)
+    }
+
+    fn fingerprint(&self) -> [u8; 32] {
+        [0; 32]
+    }
+}
+
+/// Writes the headers; for a coded model also its matrices, each after its length.
+fn write_headers(
+    config: &Config,
+    coded: Option<Mixed>,
+    n_sms: usize,
+    folder: &str,
+) -> Result<(), Box<dyn Error>> {
+    let (chip, folder) = (Chip { n_sms, ..Chip::HOPPER }, Path::new(folder));
+    let generated = |(name, _): &(String, String)| name.starts_with("generated/");
+    std::fs::create_dir_all(folder.join("generated"))?;
+    let forms = coded.as_ref().map_or_else(Forms::default, |weights| Forms::of(weights, config));
+    for (name, text) in program(config, &forms, chip, true)?.files.into_iter().filter(generated) {
+        std::fs::write(folder.join(name), text)?;
+    }
+    let Some(weights) = coded else { return Ok(()) };
+    let matrices = packed_matrices(config, &weights, chip)?;
+    let with_length = |bytes: Vec<u8>| [&(bytes.len() as u64).to_le_bytes(), &bytes[..]].concat();
+    let all: Vec<u8> = matrices.into_iter().flat_map(with_length).collect();
+    Ok(std::fs::write(folder.join("matrices"), all)?)
 }
 
 /// What is left of a dump; `dump_*` in `harness.cpp` write what is read here, in this order.
@@ -111,6 +188,8 @@ impl Dump<'_> {
 /// The tensors of a dump, in the order of their use.
 struct DumpedWeights {
     config: Config,
+    /// Matrices that are not in the dump.
+    coded: Option<Mixed>,
     embed: Vec<f32>,
     head: Vec<f32>,
     layers: Vec<DumpedLayer>,
@@ -131,24 +210,26 @@ struct DumpedLayer {
 }
 
 impl DumpedWeights {
-    fn read(config: &Config, from: &mut Dump<'_>) -> Self {
+    fn read(config: &Config, coded: Option<Mixed>, from: &mut Dump<'_>) -> Self {
         let Config { hidden, vocab, intermediate, head_dim, .. } = *config;
         let qkv_rows = config.q_width() + 2 * config.kv_width();
+        let is_plain = usize::from(coded.is_none());
         Self {
             config: config.clone(),
-            embed: from.values(vocab * hidden),
-            head: from.values(vocab * hidden),
+            coded,
+            embed: from.values(is_plain * vocab * hidden),
+            head: from.values(is_plain * vocab * hidden),
             layers: (0..config.layers)
                 .map(|_| DumpedLayer {
                     attention_norm: from.values(hidden),
-                    qkv: from.values(qkv_rows * hidden),
+                    qkv: from.values(is_plain * qkv_rows * hidden),
                     bias: from.values(qkv_rows),
                     q_norm: from.values(head_dim),
                     k_norm: from.values(head_dim),
-                    o: from.values(hidden * config.q_width()),
+                    o: from.values(is_plain * hidden * config.q_width()),
                     mlp_norm: from.values(hidden),
-                    gate_up: from.values(2 * intermediate * hidden),
-                    down: from.values(hidden * intermediate),
+                    gate_up: from.values(is_plain * 2 * intermediate * hidden),
+                    down: from.values(is_plain * hidden * intermediate),
                 })
                 .collect(),
             final_norm: from.values(hidden),
@@ -192,10 +273,25 @@ impl Weights for DumpedWeights {
         visit: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), WeightsError> {
         let shape = TensorShape::new(tensor, &self.config);
+        if let (Form::Coded(_), Some(coded)) = (self.form(tensor), &self.coded) {
+            return coded.read(tensor, visit);
+        }
         let (list, first, apart) = self.place(tensor);
         let rows = list.chunks_exact(shape.row()).skip(first).step_by(apart);
         rows.take(shape.rows()).enumerate().for_each(|(row, values)| visit(row, values));
         Ok(())
+    }
+
+    fn form(&self, tensor: Tensor) -> Form {
+        self.coded.as_ref().map_or(Form::Plain, |coded| coded.form(tensor))
+    }
+
+    fn read_coded(
+        &self,
+        tensor: Tensor,
+        visit: &mut dyn FnMut(usize, &CodedRow<'_>),
+    ) -> Result<(), WeightsError> {
+        self.coded.as_ref().expect("plain matrices have no codes").read_coded(tensor, visit)
     }
 
     fn fingerprint(&self) -> [u8; 32] {
@@ -215,8 +311,8 @@ fn written(op: Op) -> &'static [Buffer] {
 }
 
 /// Runs every op of the plan on the reference, with the inputs that the kernel had.
-fn check(config: &Config, mut dump: Dump<'_>) -> Result<(), TestCaseError> {
-    let weights = DumpedWeights::read(config, &mut dump);
+fn check(config: &Config, coded: Option<Mixed>, mut dump: Dump<'_>) -> Result<(), TestCaseError> {
+    let weights = DumpedWeights::read(config, coded, &mut dump);
     let works: Vec<Work> = (0..dump.number()).map(|_| dump.lane()).collect();
     let lanes: Vec<Lane<'_>> = works.iter().map(Work::lane).collect();
     let step = Step { lanes: &lanes };

@@ -3,6 +3,8 @@
 //! Every multiprocessor only reads a buffer, so a kernel that only streams could reach the figure.
 //! This file measures; the caller does the comparison.
 
+use weft_core::weights::Forms;
+
 use crate::driver::{self, Launch, Memory};
 use crate::error::CudaError;
 use crate::{compile, kernels};
@@ -19,7 +21,7 @@ pub fn read_bandwidth(bytes: usize, passes: usize) -> Result<Vec<f64>, CudaError
     let gpu = driver::open(0)?;
     // The constants of any small model will do: the kernel uses none of them.
     let shape = weft_core::shapes::config("qwen3-0.6b").expect("a named shape");
-    let program = kernels::program(&shape, gpu.facts.chip, false)?;
+    let program = kernels::program(&shape, &Forms::default(), gpu.facts.chip, false)?;
     let cubin = compile::cubin(&program, &gpu.facts.arch())?;
     let module = gpu.load(&cubin)?;
     let kernel = module.kernel("read_memory", 0)?;

@@ -12,7 +12,7 @@ use weft_core::plan::{Op, plan};
 use weft_core::rope::RopeTable;
 use weft_core::sampling::Sampler;
 use weft_core::store::Rows as HostRows;
-use weft_core::weights::Weights;
+use weft_core::weights::{Forms, Weights};
 
 use crate::buffers::Buffers;
 use crate::compile;
@@ -117,15 +117,16 @@ impl CudaDevice {
         let Options { limits, launches, chip } = options;
         let gpu = driver::open(0)?;
         let chip = chip.unwrap_or(gpu.facts.chip);
-        let shape = Shape::new(config, chip)?;
+        let forms = Forms::of(weights, config);
+        let shape = Shape::new(config, &forms, chip)?;
         let with_persistent = persistent::is_compiled(config, &shape, launches);
-        let program = kernels::program(config, chip, with_persistent)?;
+        let program = kernels::program(config, &forms, chip, with_persistent)?;
         let cubin = compile::cubin(&program, &gpu.facts.arch())?;
         let rows = limits.step_outputs.max(1);
         let kernels = Kernels::load(gpu.load(&cubin)?, &shape)?;
         let kv = Kv::new(&gpu, config, shape.dim, limits.pages)?;
         let plan = plan(config);
-        let weights = ModelWeights::read(&gpu, config, weights, shape.chip.longest_strip())?;
+        let weights = ModelWeights::read(&gpu, config, weights, &shape)?;
         let parts = persistent::Parts {
             gpu: &gpu,
             config,

@@ -52,6 +52,7 @@ __device__ float __uint_as_float(unsigned bits);
 __device__ unsigned __float_as_uint(float value);
 __device__ float __fmaf_rn(float a, float b, float c);
 __device__ float __fmul_rn(float a, float b);
+__device__ unsigned __byte_perm(unsigned a, unsigned b, unsigned choice);
 __device__ double __dmul_rn(double a, double b);
 __device__ double __dsub_rn(double a, double b);
 __device__ unsigned long long __double2ull_rz(double value);

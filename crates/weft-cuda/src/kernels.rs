@@ -2,11 +2,13 @@
 
 use weft_core::config::Config;
 use weft_core::kv::PAGE_ROWS;
+use weft_core::weights::Forms;
 
 use crate::compile::Program;
 use crate::driver::{Kernel, Module};
 use crate::error::CudaError;
-use crate::shape::{Chip, Shape};
+use crate::matrices::Variants;
+use crate::shape::{Chip, Cut, Shape};
 use crate::tables::{Counts, Lists};
 use crate::{constants, layouts};
 
@@ -39,6 +41,8 @@ const PERSISTENT: (&str, &str) = ("persistent/decode.cu", include_str!("persiste
 const HEADERS: &[(&str, &str)] = &files![
     "kernels/attention_head.cuh",
     "kernels/base.cuh",
+    "kernels/coded.cuh",
+    "kernels/coded_block.cuh",
     "kernels/matmul.cuh",
     "kernels/matvec.cuh",
     "kernels/norm.cuh",
@@ -55,6 +59,7 @@ const HEADERS: &[(&str, &str)] = &files![
     "ops/norm_gate_up.cuh",
     "ops/norm_qkv.cuh",
     "persistent/attend.cuh",
+    "persistent/coded_product.cuh",
     "persistent/down_add.cuh",
     "persistent/embed.cuh",
     "persistent/hop.cuh",
@@ -71,14 +76,20 @@ const HEADERS: &[(&str, &str)] = &files![
     "persistent/ring.cuh",
 ];
 
-/// The headers that are emitted (`constants.rs`, `layouts.rs`).
+/// The headers that are emitted (`constants.rs`, `matrices.rs`, `layouts.rs`).
 const CONSTANTS: &str = "generated/constants.cuh";
+const MATRICES: &str = "generated/matrices.cuh";
 const LAYOUTS: &str = "generated/layouts.cuh";
 
 /// A model's kernels for a GPU. Those that run a whole plan take as long to compile as all others,
 /// so they are compiled only on request.
-pub fn program(config: &Config, chip: Chip, with_persistent: bool) -> Result<Program, CudaError> {
-    let shape = Shape::new(config, chip)?;
+pub fn program(
+    config: &Config,
+    forms: &Forms,
+    chip: Chip,
+    with_persistent: bool,
+) -> Result<Program, CudaError> {
+    let shape = Shape::new(config, forms, chip)?;
     let persistent = with_persistent.then_some(&PERSISTENT);
     let kernels = KERNELS.iter().chain(persistent);
     let included = kernels.clone().map(|(name, _)| *name).chain([LAYOUTS]);
@@ -86,6 +97,7 @@ pub fn program(config: &Config, chip: Chip, with_persistent: bool) -> Result<Pro
     let own = |(name, text): &(&str, &str)| ((*name).to_owned(), (*text).to_owned());
     let mut files: Vec<(String, String)> = kernels.chain(HEADERS).map(own).collect();
     files.push((CONSTANTS.to_owned(), constants::header(config, &shape)));
+    files.push((MATRICES.to_owned(), shape.matrices.header()));
     files.push((LAYOUTS.to_owned(), layouts::header()));
     Ok(Program { source, files })
 }
@@ -103,31 +115,29 @@ pub const DECODE_KERNELS: [&str; 9] = [
     "choose_wide",
 ];
 
-/// A matrix product that is streamed past tokens.
-pub(crate) struct ByWidth {
-    /// Past up to eight.
+/// The product of a matrix, in one of its variants, with tokens.
+pub(crate) struct Product {
+    /// With up to eight that the matrix is streamed past.
     pub(crate) eight: Kernel,
-    /// Past up to sixteen.
+    /// With up to sixteen.
     pub(crate) sixteen: Kernel,
+    /// With blocks of them.
+    pub(crate) block: Kernel,
 }
 
-/// The kernels, loaded.
+/// The kernels, loaded. Products are those of each variant.
 pub(crate) struct Kernels {
     pub(crate) embed: Kernel,
     pub(crate) norm_rows: Kernel,
-    pub(crate) norm_qkv: ByWidth,
-    pub(crate) norm_qkv_block: Kernel,
+    pub(crate) norm_qkv: Vec<Product>,
     pub(crate) rope_store: Kernel,
     pub(crate) store_values: Kernel,
     pub(crate) attend: Kernel,
     pub(crate) attend_block: Kernel,
     pub(crate) attend_fold: Kernel,
-    pub(crate) proj_add: ByWidth,
-    pub(crate) proj_add_block: Kernel,
-    pub(crate) norm_gate_up: ByWidth,
-    pub(crate) norm_gate_up_block: Kernel,
-    pub(crate) down_add: ByWidth,
-    pub(crate) down_add_block: Kernel,
+    pub(crate) proj_add: Vec<Product>,
+    pub(crate) norm_gate_up: Vec<Product>,
+    pub(crate) down_add: Vec<Product>,
     pub(crate) norm_head: Kernel,
     pub(crate) choose: Kernel,
     pub(crate) choose_wide: Kernel,
@@ -201,28 +211,33 @@ impl Kernels {
     pub(crate) fn load(module: Module, shape: &Shape) -> Result<Self, CudaError> {
         let page_bytes = 2 * PAGE_ROWS * shape.dim * 2;
         let plain = |name| module.kernel(name, 0);
-        let block = |name| module.kernel(name, shape.block_ring_bytes());
-        let by_width = |name: &str, bytes| -> Result<ByWidth, CudaError> {
-            let sixteen = module.kernel(&format!("{name}_sixteen"), bytes)?;
-            Ok(ByWidth { eight: module.kernel(name, bytes)?, sixteen })
+        let products = |name: &str, variants: &Variants| -> Result<Vec<Product>, CudaError> {
+            let product = |(i, (_, cut)): (usize, &(_, Cut))| {
+                let kernel = |kind, bytes| {
+                    module.kernel(&format!("{name}{kind}{}", Variants::suffix(i)), bytes)
+                };
+                Ok(Product {
+                    eight: kernel("", cut.ring_bytes())?,
+                    sixteen: kernel("_sixteen", cut.ring_bytes())?,
+                    block: kernel("_block", shape.block_ring_bytes())?,
+                })
+            };
+            variants.all.iter().enumerate().map(product).collect()
         };
+        let matrices = &shape.matrices;
         Ok(Self {
             embed: plain("embed")?,
             norm_rows: plain("norm_rows")?,
-            norm_qkv: by_width("norm_qkv", shape.qkv.ring_bytes())?,
-            norm_qkv_block: block("norm_qkv_block")?,
+            norm_qkv: products("norm_qkv", &matrices.qkv)?,
             rope_store: plain("rope_store")?,
             store_values: plain("store_values")?,
             attend: module.kernel("attend", shape.attend_bytes())?,
             attend_block: module.kernel("attend_block", 2 * page_bytes)?,
             attend_fold: plain("attend_fold")?,
-            proj_add: by_width("proj_add", shape.proj.ring_bytes())?,
-            proj_add_block: block("proj_add_block")?,
-            norm_gate_up: by_width("norm_gate_up", shape.gate_up.ring_bytes())?,
-            norm_gate_up_block: block("norm_gate_up_block")?,
-            down_add: by_width("down_add", shape.down.ring_bytes())?,
-            down_add_block: block("down_add_block")?,
-            norm_head: module.kernel("norm_head", shape.head.ring_bytes())?,
+            proj_add: products("proj_add", &matrices.proj)?,
+            norm_gate_up: products("norm_gate_up", &matrices.gate_up)?,
+            down_add: products("down_add", &matrices.down)?,
+            norm_head: module.kernel("norm_head", matrices.head.1.ring_bytes())?,
             choose: plain("choose")?,
             choose_wide: plain("choose_wide")?,
             mark_tokens: plain("mark_tokens")?,
@@ -239,7 +254,8 @@ mod tests {
     use super::*;
 
     fn hopper() -> Program {
-        program(&weft_core::shapes::config("qwen3-0.6b").unwrap(), Chip::HOPPER, true).unwrap()
+        let config = weft_core::shapes::config("qwen3-0.6b").unwrap();
+        program(&config, &Forms::default(), Chip::HOPPER, true).unwrap()
     }
 
     /// Files of this folder that kernels are made from.

@@ -19,6 +19,7 @@ mod kernels;
 mod kv;
 mod layouts;
 mod logits;
+mod matrices;
 mod need;
 mod ops;
 mod pack;
@@ -28,6 +29,7 @@ mod sampling;
 mod shape;
 mod step_launch;
 mod tables;
+mod units;
 mod weights;
 
 pub use bandwidth::read_bandwidth;
@@ -38,6 +40,7 @@ pub use error::CudaError;
 pub use kernels::{DECODE_KERNELS, WHOLE_PLANS, program};
 pub use need::{need, page_bytes};
 pub use shape::Chip;
+pub use weights::packed_matrices;
 
 /// The GPU that a device would use, if driver, compiler and GPU are all present.
 pub fn probe() -> Result<GpuFacts, CudaError> {

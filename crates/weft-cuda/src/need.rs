@@ -3,21 +3,23 @@
 use weft_core::config::Config;
 use weft_core::device::{Limits, Need};
 use weft_core::kv::PAGE_ROWS;
+use weft_core::weights::Forms;
 
 use crate::buffers::{READ_BEYOND, sent_row};
+use crate::matrices::Matrices;
 use crate::persistent;
 use crate::rows;
 use crate::sampling::Sampling;
-use crate::shape::{BLOCK_ROWS, TILE_ROWS, padded};
+use crate::shape::{Chip, padded};
 use crate::tables::{FEW, Family, GroupCounts, Tables, max_cells, max_partials};
 
 /// What the driver takes in addition: kernels, graphs, and gaps between allocations.
 const DRIVER_BYTES: u64 = 96 << 20;
 
-/// Bytes that a device with these limits takes.
-pub fn need(config: &Config, limits: &Limits) -> Need {
+/// Bytes that a device with these limits takes, if it can run the forms at all.
+pub fn need(config: &Config, forms: &Forms, limits: &Limits) -> Need {
     Need {
-        weights: weights(config),
+        weights: weights(config, forms),
         kv: limits.pages as u64 * page_bytes(config),
         scratch: scratch(config, limits) + DRIVER_BYTES,
     }
@@ -29,21 +31,14 @@ pub fn page_bytes(config: &Config) -> u64 {
     (config.layers * config.kv_heads * 2 * PAGE_ROWS * dim * 2) as u64
 }
 
-fn weights(config: &Config) -> u64 {
-    let matrix =
-        |rows: usize, columns: usize| (rows.next_multiple_of(BLOCK_ROWS) * padded(columns)) as u64;
+fn weights(config: &Config, forms: &Forms) -> u64 {
+    // How matrices are cut depends on the GPU, but not what they take.
+    let matrices = Matrices::new(config, forms, &Chip::HOPPER);
+    let matrices = matrices.map_or(0, |matrices| matrices.bytes(config));
     let (hidden, q, kv) = (config.hidden, config.q_width(), config.kv_width());
-    let gate_up = 2 * config.intermediate.next_multiple_of(TILE_ROWS);
-    let layer = matrix(q + 2 * kv, hidden)
-        + matrix(hidden, q)
-        + matrix(gate_up, hidden)
-        + matrix(hidden, config.intermediate)
-        // Two norms of the stream, two of heads, a bias.
-        + (2 * padded(hidden) + 2 * padded(config.head_dim) + q + 2 * kv) as u64;
-    let n_heads = if config.tied_head { 1 } else { 2 };
-    2 * (config.layers as u64 * layer
-        + n_heads * matrix(config.vocab, hidden)
-        + padded(hidden) as u64)
+    // Two norms of the stream, two of heads, a bias; then the last norm.
+    let vectors = 2 * padded(hidden) + 2 * padded(config.head_dim) + q + 2 * kv;
+    (matrices + 2 * (config.layers * vectors + padded(hidden))) as u64
 }
 
 fn scratch(config: &Config, limits: &Limits) -> u64 {
@@ -72,7 +67,8 @@ mod tests {
     fn weights_are_those_of_the_shape_and_little_padding() {
         for name in shapes::NAMES {
             let config = shapes::config(name).unwrap();
-            let (own, plain) = (weights(&config), 2 * weft_core::weights::parameters(&config));
+            let (own, plain) =
+                (weights(&config, &Forms::default()), 2 * weft_core::weights::parameters(&config));
             assert!(own >= plain && own < plain + plain / 8, "{name}: {own} of {plain}");
         }
     }
@@ -81,10 +77,10 @@ mod tests {
     fn more_pages_take_more_and_nothing_else_does() {
         let config = shapes::config("qwen3-0.6b").unwrap();
         let limits = Limits { step_tokens: 2048, step_outputs: 16, positions: 8192, pages: 200 };
-        let before = need(&config, &limits);
+        let before = need(&config, &Forms::default(), &limits);
         // 112 KiB a token.
         assert_eq!(before.kv, 200 * 64 * 112 * 1024);
-        let more = need(&config, &Limits { pages: 300, ..limits });
+        let more = need(&config, &Forms::default(), &Limits { pages: 300, ..limits });
         assert_eq!(more.total() - before.total(), 100 * 64 * 112 * 1024);
     }
 }

@@ -1,31 +1,35 @@
 //! Weight matrices in the order in which tensor cores read them.
 //!
-//! A unit is 8 rows × 32 columns, 512 bytes: lane 4g + c of a warp holds columns 8c to 8c + 7 of
-//! row g, 16 bytes as they lie in the row. Units of a tile of 8 rows follow one another by columns
-//! or in strips ([`unit_place`]), tiles by rows. The same packing serves one token and a block of
-//! them.
+//! A unit is 8 rows × 32 columns ([`crate::units`]). Units of a tile of 8 rows follow one another by
+//! columns or in strips ([`unit_place`]), tiles by rows. The same packing serves one token and a
+//! block of them.
 
 use half::bf16;
-use weft_core::weights::{Tensor, Weights, WeightsError};
+use weft_core::weights::{CodedRow, Form, Tensor, Weights, WeightsError};
 
-use crate::shape::{BLOCK_ROWS, TILE_ROWS, WARPS, padded};
-
-const CHUNK: usize = 8;
-const UNIT: usize = 256;
+use crate::matrices::TileForms;
+use crate::shape::{COLUMN_STEP, TILE_ROWS, WARPS, padded};
+use crate::units::CHUNK;
 
 /// A matrix in units; rows and columns beyond it are zeros.
 pub(crate) struct Packed {
-    pub(crate) values: Vec<bf16>,
-    stride: usize,
+    pub(crate) bytes: Vec<u8>,
+    forms: TileForms,
+    /// Units of a warp in a tile.
+    eighth: usize,
     longest_strip: usize,
 }
 
 impl Packed {
-    /// A matrix of zeros; up to `longest_strip` units of a warp are contiguous.
-    pub(crate) fn zeroed(rows: usize, columns: usize, longest_strip: usize) -> Self {
-        let stride = padded(columns);
-        let values = vec![bf16::ZERO; rows.next_multiple_of(BLOCK_ROWS) * stride];
-        Self { values, stride, longest_strip }
+    /// A matrix of zeros; up to `longest_strip` plain units of a warp are contiguous.
+    pub(crate) fn zeroed(
+        forms: &TileForms,
+        rows: usize,
+        columns: usize,
+        longest_strip: usize,
+    ) -> Self {
+        let bytes = vec![0; forms.bytes(rows, columns)];
+        Self { bytes, forms: *forms, eighth: padded(columns) / COLUMN_STEP, longest_strip }
     }
 
     /// Copies each row of a tensor into the packed row that `row` returns for it.
@@ -35,24 +39,37 @@ impl Packed {
         tensor: Tensor,
         row: impl Fn(usize) -> usize,
     ) -> Result<(), WeightsError> {
-        from.read(tensor, &mut |i, values| self.set_row(row(i), values))
+        match from.form(tensor) {
+            Form::Plain => from.read(tensor, &mut |i, values| self.set_row(row(i), values)),
+            Form::Coded(coded) => from.read_coded(tensor, &mut |i, codes| {
+                self.set_coded_row(row(i), codes, coded.group);
+            }),
+        }
     }
 
     fn set_row(&mut self, row: usize, values: &[f32]) {
+        let unit_at = self.units_of(row / TILE_ROWS);
         for (chunk, values) in values.chunks(CHUNK).enumerate() {
-            let at = self.place(row, chunk);
-            for (to, value) in self.values[at..].iter_mut().zip(values) {
-                *to = bf16::from_f32(*value);
+            let at = unit_at(chunk / 4) + (row % TILE_ROWS * 4 + chunk % 4) * 16;
+            for (to, value) in self.bytes[at..].chunks_exact_mut(2).zip(values) {
+                to.copy_from_slice(&bf16::from_f32(*value).to_le_bytes());
             }
         }
     }
 
-    /// Where eight columns of a row lie.
-    fn place(&self, row: usize, chunk: usize) -> usize {
-        let units = self.stride / 32;
-        let unit =
-            row / TILE_ROWS * units + unit_place(units / WARPS, self.longest_strip, chunk / 4);
-        unit * UNIT + (row % TILE_ROWS * 4 + chunk % 4) * CHUNK
+    fn set_coded_row(&mut self, row: usize, codes: &CodedRow<'_>, group: usize) {
+        let tile = row / TILE_ROWS;
+        let unit_at = self.units_of(tile);
+        let form = self.forms.of(tile);
+        form.write_row(&mut self.bytes, unit_at, row % TILE_ROWS, codes, group);
+    }
+
+    /// Where each unit of a tile begins.
+    fn units_of(&self, tile: usize) -> impl Fn(usize) -> usize + use<> {
+        let (eighth, bytes) = (self.eighth, self.forms.of(tile).bytes());
+        let first = self.forms.place(tile) * (eighth * WARPS);
+        let strip = strip_units(eighth, self.longest_strip, self.forms.coded_bytes());
+        move |unit| first + unit_place(eighth, strip, unit) * bytes
     }
 }
 
@@ -61,17 +78,24 @@ impl Packed {
 pub(crate) const LONGEST_STRIP: usize = 12;
 pub(crate) const SHORT_STRIP: usize = 4;
 
-/// Contiguous units of a warp in a tile whose eighth has `eighth` units; at most `longest` may be
-/// contiguous.
-pub(crate) fn strip_units(eighth: usize, longest: usize) -> usize {
-    if eighth <= longest { eighth } else { SHORT_STRIP }
+/// Bytes of a strip of coded units, at most: it is a stage of the persistent kernel's ring.
+pub(crate) const STRIP_BYTES: usize = 16 << 10;
+
+/// Contiguous units of a warp in a tile whose eighth has `eighth` units. At most `longest` plain
+/// units may be contiguous. If there are coded units, strips are of equal length, and as few as
+/// their largest unit allows.
+pub(crate) fn strip_units(eighth: usize, longest: usize, coded_bytes: Option<usize>) -> usize {
+    match coded_bytes {
+        None if eighth <= longest => eighth,
+        None => SHORT_STRIP,
+        Some(bytes) => eighth.div_ceil(eighth.div_ceil(STRIP_BYTES / (WARPS * bytes))),
+    }
 }
 
 /// The index of a unit in its tile. Each of eight warps computes an eighth of the columns, and the
-/// units that all of them need next are contiguous, so that one copy moves them. The kernels'
-/// `unit_place` does the same.
-fn unit_place(eighth: usize, longest: usize, unit: usize) -> usize {
-    let long = strip_units(eighth, longest);
+/// units that all of them need next are contiguous, `long` of each, so that one copy moves them.
+/// The kernels' `unit_place` does the same.
+fn unit_place(eighth: usize, long: usize, unit: usize) -> usize {
     let (warp, own) = (unit / eighth, unit % eighth);
     let strip = own / long;
     strip * WARPS * long + warp * long.min(eighth - strip * long) + own % long
@@ -93,31 +117,44 @@ pub(crate) fn read_vector(from: &dyn Weights, tensor: Tensor) -> Result<Vec<bf16
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::UnitForm;
 
     /// What lane 4g + c of unit (tile, k) holds is row 8 · tile + g, columns 32k + 8c on.
     #[test]
     fn a_lane_s_chunk_is_eight_columns_of_its_row() {
         let (rows, columns) = (20, 300);
-        let mut packed = Packed::zeroed(rows, columns, LONGEST_STRIP);
+        let plain = TileForms::One(UnitForm::PLAIN);
+        let mut packed = Packed::zeroed(&plain, rows, columns, LONGEST_STRIP);
         for row in 0..rows {
             // Whole numbers below 256 are exact in bf16.
             let values: Vec<f32> = (0..columns).map(|k| ((row * 7 + k) % 251) as f32).collect();
             packed.set_row(row, &values);
         }
-        let units = packed.stride / 32;
-        for (i, value) in packed.values.iter().enumerate() {
+        let units = packed.eighth * WARPS;
+        for (i, value) in packed.bytes.chunks_exact(2).enumerate() {
             let (unit, lane, e) = (i / 256, i % 256 / 8, i % 8);
             let (row, k) = (unit / units * 8 + lane / 4, unit % units * 32 + lane % 4 * 8 + e);
             let expected = if row < rows && k < columns { (row * 7 + k) % 251 } else { 0 };
-            assert_eq!(value.to_f32(), expected as f32, "row {row} column {k}");
+            let value = bf16::from_le_bytes([value[0], value[1]]).to_f32();
+            assert_eq!(value, expected as f32, "row {row} column {k}");
         }
-        assert_eq!(packed.values.len(), 128 * 512);
+        assert_eq!(packed.bytes.len(), 2 * 128 * 512);
+    }
+
+    #[test]
+    fn coded_units_are_in_equal_strips() {
+        let strips = |bytes| [4, 12, 16, 48].map(|eighth| strip_units(eighth, 12, bytes));
+        assert_eq!(strips(Some(144)), [4, 12, 8, 12]);
+        assert_eq!(strips(Some(272)), [4, 6, 6, 7]);
+        assert_eq!(strips(Some(512)), [4, 4, 4, 4]);
+        assert_eq!(strips(None), [4, 12, 4, 4]);
     }
 
     #[test]
     fn a_strip_of_all_warps_lies_together() {
         let places = |eighth: usize| {
-            (0..8 * eighth).map(|unit| unit_place(eighth, 12, unit)).collect::<Vec<_>>()
+            let long = strip_units(eighth, 12, None);
+            (0..8 * eighth).map(|unit| unit_place(eighth, long, unit)).collect::<Vec<_>>()
         };
         assert_eq!(places(12), (0..96).collect::<Vec<_>>());
         for eighth in [13, 16, 19, 38, 48] {
@@ -138,9 +175,10 @@ mod tests {
             );
         }
         // The last strip is short.
-        assert_eq!((unit_place(38, 12, 36), unit_place(38, 12, 38 + 37)), (9 * 32, 9 * 32 + 3));
+        assert_eq!((unit_place(38, 4, 36), unit_place(38, 4, 38 + 37)), (9 * 32, 9 * 32 + 3));
         // A small GPU has shorter strips.
-        assert_eq!((unit_place(12, 12, 5), unit_place(12, 8, 5)), (5, 33));
+        assert_eq!((strip_units(12, 12, None), strip_units(12, 8, None)), (12, 4));
+        assert_eq!((unit_place(12, 12, 5), unit_place(12, 4, 5)), (5, 33));
     }
 
     #[test]

@@ -5,9 +5,11 @@
 
 use weft_core::config::Config;
 use weft_core::kv::PAGE_ROWS;
+use weft_core::weights::Forms;
 
 use crate::error::CudaError;
-use crate::pack::{LONGEST_STRIP, SHORT_STRIP, strip_units};
+use crate::matrices::{Matrices, TileForms};
+use crate::pack::{LONGEST_STRIP, SHORT_STRIP, STRIP_BYTES, strip_units};
 use crate::tables::SECTION_PAGES;
 
 /// Columns are padded to eighths of units of 32.
@@ -117,50 +119,60 @@ pub(crate) struct Cut {
     strips: usize,
     /// Blocks.
     pub(crate) blocks: usize,
+    /// Whether its sums may be cut into chains: those of plain matrices whose input is read part by
+    /// part.
+    may_chain: bool,
 }
 
 impl Cut {
     /// Cuts a matrix whose input is held in registers. If a block's ring holds all of its tiles,
     /// they are computed side by side; otherwise two at a time, or one if that gives the busiest
     /// block less work.
-    fn held(rows: usize, columns: usize, chip: &Chip) -> Self {
+    pub(crate) fn held(rows: usize, columns: usize, forms: &TileForms, chip: &Chip) -> Self {
         let n_tiles = rows.div_ceil(TILE_ROWS);
         let busiest = |tiles: usize| n_tiles.div_ceil(tiles).div_ceil(chip.n_sms) * tiles;
         let tiles = if busiest(2) <= busiest(1) { 2 } else { 1 };
-        Self::held_in_tiles(n_tiles, columns, chip, tiles)
+        Self::held_in_tiles(n_tiles, columns, forms, chip, tiles)
     }
 
     /// The same in groups of `tiles`, or of all the block's tiles if they fit.
-    fn held_in_tiles(n_tiles: usize, columns: usize, chip: &Chip, tiles: usize) -> Self {
+    pub(crate) fn held_in_tiles(
+        n_tiles: usize,
+        columns: usize,
+        forms: &TileForms,
+        chip: &Chip,
+        tiles: usize,
+    ) -> Self {
+        let stage = Stage::new(columns, forms, chip);
         let shares = padded(columns) / COLUMN_STEP <= TWO_BLOCKS_UNITS;
         let pair_ring = chip.pair_ring().filter(|_| shares);
         let ring = pair_ring.unwrap_or(chip.lone_ring());
         let all = n_tiles.div_ceil(tiles).div_ceil(chip.n_sms) * tiles;
-        let fits = all <= MAX_HELD_TILES && all <= ring / stage_bytes(columns, chip);
-        let is_whole = padded(columns) / COLUMN_STEP <= chip.longest_strip();
-        let tiles = if fits && is_whole { all } else { tiles };
-        Self::in_tiles(n_tiles, columns, chip, tiles, ring)
+        let fits = all <= MAX_HELD_TILES && all <= ring / stage.bytes;
+        let tiles = if fits && stage.strips == 1 { all } else { tiles };
+        Self::in_tiles(n_tiles, &stage, chip, tiles, ring)
     }
 
     /// Cuts a matrix whose input is read part by part: all tiles of a block share the reading.
-    fn streamed(rows: usize, columns: usize, chip: &Chip) -> Self {
+    pub(crate) fn streamed(rows: usize, columns: usize, forms: &TileForms, chip: &Chip) -> Self {
+        let stage = Stage::new(columns, forms, chip);
         let n_tiles = rows.div_ceil(TILE_ROWS);
         let of_a_block = n_tiles.div_ceil(chip.n_sms);
         let ring = chip.pair_ring().unwrap_or(chip.lone_ring());
-        let most = MAX_TILES.min(ring / stage_bytes(columns, chip));
+        let most = MAX_TILES.min(ring / stage.bytes);
         let tiles = of_a_block.div_ceil(of_a_block.div_ceil(most));
-        Self::in_tiles(n_tiles, columns, chip, tiles, ring)
+        let may_chain = forms.coded_bytes().is_none();
+        Self { may_chain, ..Self::in_tiles(n_tiles, &stage, chip, tiles, ring) }
     }
 
-    fn in_tiles(n_tiles: usize, columns: usize, chip: &Chip, tiles: usize, ring: usize) -> Self {
+    fn in_tiles(n_tiles: usize, stage: &Stage, chip: &Chip, tiles: usize, ring: usize) -> Self {
         let groups = n_tiles.div_ceil(tiles);
         let of_a_block = groups.div_ceil(chip.n_sms);
-        let stage_bytes = stage_bytes(columns, chip);
-        let eighth = padded(columns) / COLUMN_STEP;
-        let strips = eighth.div_ceil(strip_units(eighth, chip.longest_strip()));
+        let Stage { bytes: stage_bytes, strips } = *stage;
         let stages = (of_a_block * strips * tiles).min(ring / stage_bytes);
         let blocks = groups.div_ceil(of_a_block);
-        Self { tiles, all_tiles: n_tiles, groups, stages, stage_bytes, strips, blocks }
+        let may_chain = false;
+        Self { tiles, all_tiles: n_tiles, groups, stages, stage_bytes, strips, blocks, may_chain }
     }
 
     /// Stages in flight at once.
@@ -170,12 +182,24 @@ impl Cut {
         bytes.div_ceil(self.stage_bytes).min(self.stages)
     }
 
-    /// Chains in which a warp adds up a row: two if a block has a single tile that is entirely in
-    /// its ring, because one chain would make it wait.
+    /// Chains in which a warp adds up a row: two if a block has a single plain tile that is entirely
+    /// in its ring, because one chain would make it wait.
     fn chains(&self) -> usize {
-        let is_at_hand = self.stages == 1 && self.groups == self.blocks;
+        let is_at_hand = self.may_chain && self.stages == 1 && self.groups == self.blocks;
         let is_long = self.stage_bytes > WARPS * UNIT_BYTES;
         if self.tiles == 1 && is_at_hand && is_long { 2 } else { 1 }
+    }
+
+    /// The numbers of the cut, by their names in the kernels.
+    pub(crate) fn constants(&self) -> [(&'static str, usize); 6] {
+        [
+            ("TILES", self.tiles),
+            ("ALL_TILES", self.all_tiles),
+            ("STAGES", self.stages),
+            ("OWN", self.groups.div_ceil(self.blocks)),
+            ("IN_FLIGHT", self.in_flight()),
+            ("CHAINS", self.chains()),
+        ]
     }
 
     pub(crate) fn ring_bytes(&self) -> usize {
@@ -183,27 +207,32 @@ impl Cut {
     }
 }
 
-/// Bytes of a stage: a strip of a tile.
-fn stage_bytes(columns: usize, chip: &Chip) -> usize {
-    let eighth = padded(columns) / COLUMN_STEP;
-    WARPS * strip_units(eighth, chip.longest_strip()) * UNIT_BYTES
+/// A stage of the ring: a strip of a tile.
+struct Stage {
+    bytes: usize,
+    /// Strips of a tile.
+    strips: usize,
 }
 
-/// The cuts of a model's matrices.
-#[derive(Clone, Copy, Debug)]
+impl Stage {
+    fn new(columns: usize, forms: &TileForms, chip: &Chip) -> Self {
+        let eighth = padded(columns) / COLUMN_STEP;
+        let units = strip_units(eighth, chip.longest_strip(), forms.coded_bytes());
+        Self { bytes: WARPS * units * forms.unit_bytes(), strips: eighth.div_ceil(units) }
+    }
+}
+
+/// A model's matrices and the GPU that they are cut for.
+#[derive(Clone, Debug)]
 pub(crate) struct Shape {
-    pub(crate) qkv: Cut,
-    pub(crate) proj: Cut,
-    pub(crate) gate_up: Cut,
-    pub(crate) down: Cut,
-    pub(crate) head: Cut,
+    pub(crate) matrices: Matrices,
     /// Head width, padded to whole units.
     pub(crate) dim: usize,
     pub(crate) chip: Chip,
 }
 
 impl Shape {
-    pub(crate) fn new(config: &Config, chip: Chip) -> Result<Self, CudaError> {
+    pub(crate) fn new(config: &Config, forms: &Forms, chip: Chip) -> Result<Self, CudaError> {
         let refuse = |what: &str, value: usize, limit: usize| {
             Err(CudaError::Unsupported(format!(
                 "{what} is {value}; the kernels support up to {limit}"
@@ -223,23 +252,15 @@ impl Shape {
                 chip.shared_bytes >> 10
             )));
         }
-        let pairs = 2 * config.intermediate.div_ceil(TILE_ROWS);
-        let vocab = config.vocab.div_ceil(TILE_ROWS);
-        Ok(Self {
-            qkv: Cut::held(config.q_width() + 2 * config.kv_width(), config.hidden, &chip),
-            proj: Cut::streamed(config.hidden, config.q_width(), &chip),
-            gate_up: Cut::held_in_tiles(pairs, config.hidden, &chip, 2),
-            down: Cut::streamed(config.hidden, config.intermediate, &chip),
-            head: Cut::held_in_tiles(vocab, config.hidden, &chip, 2),
-            dim,
-            chip,
-        })
+        Ok(Self { matrices: Matrices::new(config, forms, &chip)?, dim, chip })
     }
 
     /// The order in which products are added up, as far as it depends on the GPU: rows of two
     /// orders differ in their last bits.
     pub(crate) fn order_of_sums(&self) -> String {
-        format!("chains {} {}", self.proj.chains(), self.down.chains())
+        let chains = |cut: &Cut| cut.chains().to_string();
+        let of = |all: &[(_, Cut)]| all.iter().map(|(_, cut)| chains(cut)).collect::<String>();
+        format!("chains {} {}", of(&self.matrices.proj.all), of(&self.matrices.down.all))
     }
 
     /// Dynamic shared memory of `attend`.
@@ -252,7 +273,7 @@ impl Shape {
         self.chip.block_stages().1 * BLOCK_STAGE
     }
 
-    /// The constants of a model and its cuts, by their names in the kernels.
+    /// The constants of a model and its GPU, by their names in the kernels.
     pub(crate) fn constants(&self, config: &Config) -> Vec<(String, usize)> {
         let own = |(name, value): (&str, usize)| (name.to_owned(), value);
         let mut all = [
@@ -276,6 +297,7 @@ impl Shape {
             ("BLOCK_STAGES", self.chip.block_stages().1),
             ("LONGEST_STRIP", self.chip.longest_strip()),
             ("SHORT_STRIP", SHORT_STRIP),
+            ("STRIP_BYTES", STRIP_BYTES),
             ("TWO_BLOCKS_UNITS", TWO_BLOCKS_UNITS),
         ]
         .map(own)
@@ -287,23 +309,6 @@ impl Shape {
             add(name, "STRIDE", padded(columns));
             add(name, "UNITS", padded(columns) / COLUMN_STEP);
         }
-        let cuts = [
-            ("QKV", self.qkv),
-            ("PROJ", self.proj),
-            ("GATE_UP", self.gate_up),
-            ("DOWN", self.down),
-            ("HEAD", self.head),
-        ];
-        for (name, cut) in cuts {
-            add(name, "TILES", cut.tiles);
-            add(name, "ALL_TILES", cut.all_tiles);
-            add(name, "STAGES", cut.stages);
-            add(name, "OWN", cut.groups.div_ceil(cut.blocks));
-            add(name, "IN_FLIGHT", cut.in_flight());
-        }
-        for (name, cut) in [("PROJ", self.proj), ("DOWN", self.down)] {
-            add(name, "CHAINS", cut.chains());
-        }
         all
     }
 }
@@ -313,8 +318,27 @@ mod tests {
     use super::*;
     use weft_core::shapes;
 
-    fn cuts(name: &str) -> Shape {
-        Shape::new(&shapes::config(name).unwrap(), Chip::HOPPER).unwrap()
+    /// The cuts of a model's matrices.
+    struct Cuts {
+        qkv: Cut,
+        proj: Cut,
+        gate_up: Cut,
+        down: Cut,
+        head: Cut,
+    }
+
+    fn shape(name: &str, chip: Chip) -> Shape {
+        Shape::new(&shapes::config(name).unwrap(), &Forms::default(), chip).unwrap()
+    }
+
+    fn cuts_of(shape: &Shape) -> Cuts {
+        let Matrices { qkv, proj, gate_up, down, head, .. } = &shape.matrices;
+        let [qkv, proj, gate_up, down] = [qkv, proj, gate_up, down].map(|all| *all.cut(0));
+        Cuts { qkv, proj, gate_up, down, head: head.1 }
+    }
+
+    fn cuts(name: &str) -> Cuts {
+        cuts_of(&shape(name, Chip::HOPPER))
     }
 
     /// A100; RTX 3090, 4090 and 5090.
@@ -346,16 +370,16 @@ mod tests {
         // Two tiles per block, and rows of so many columns that they are in strips.
         assert_eq!([cuts("qwen3-1.7b").down, cuts("qwen2.5-0.5b").down].map(chains), [1, 1]);
         // A GPU that adds up in another order has rows of another kind.
-        let config = shapes::config("qwen3-0.6b").unwrap();
-        let smaller = Shape::new(&config, Chip { n_sms: 114, ..Chip::HOPPER }).unwrap();
-        assert_ne!(small.order_of_sums(), smaller.order_of_sums());
+        let order = |n_sms| shape("qwen3-0.6b", Chip { n_sms, ..Chip::HOPPER }).order_of_sums();
+        assert_ne!(order(132), order(114));
     }
 
     #[test]
     fn rings_fit_and_hold_what_is_used_together() {
         for (name, chip) in shapes::NAMES.iter().flat_map(|name| OTHERS.map(|chip| (name, chip))) {
-            let shape = Shape::new(&shapes::config(name).unwrap(), chip).unwrap();
-            for cut in [shape.qkv, shape.proj, shape.gate_up, shape.down, shape.head] {
+            let shape = shape(name, chip);
+            let Cuts { qkv, proj, gate_up, down, head } = cuts_of(&shape);
+            for cut in [qkv, proj, gate_up, down, head] {
                 let bytes = cut.ring_bytes() + BESIDE_RING;
                 assert!(bytes <= chip.shared_bytes, "{name}, {chip:?}: {cut:?}");
                 assert!(cut.blocks <= chip.n_sms, "{name}, {chip:?}: {cut:?}");
@@ -371,7 +395,7 @@ mod tests {
 
     #[test]
     fn what_is_tuned_for_takes_all_it_can() {
-        let shape = cuts("qwen3-0.6b");
+        let shape = shape("qwen3-0.6b", Chip::HOPPER);
         assert_eq!(shape.chip.longest_strip(), LONGEST_STRIP);
         assert_eq!(shape.chip.pair_ring(), Some(PAIR_RING_BYTES));
         assert_eq!(shape.chip.block_stages(), (2, 6));

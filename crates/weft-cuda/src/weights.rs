@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use half::bf16;
 use weft_core::config::Config;
-use weft_core::weights::{LayerTensor, Tensor, Weights};
+use weft_core::weights::{Forms, LayerTensor, Tensor, Weights};
 
 use crate::driver::{Gpu, Memory};
 use crate::error::CudaError;
+use crate::matrices::{TileForms, Variants};
 use crate::pack::{Packed, gate_row, read_vector};
-use crate::shape::TILE_ROWS;
+use crate::shape::{Chip, Shape, TILE_ROWS};
 
 pub(crate) struct ModelWeights {
     pub(crate) embed: Memory,
@@ -40,14 +40,16 @@ impl ModelWeights {
         gpu: &Arc<Gpu>,
         config: &Config,
         from: &dyn Weights,
-        longest_strip: usize,
+        shape: &Shape,
     ) -> Result<Self, CudaError> {
-        let reader = &Reader { gpu, config, from, longest_strip };
+        let reader = &Reader { gpu, config, from, shape };
+        let (embed, head) = (&shape.matrices.embed, &shape.matrices.head.0);
         // Packing takes most of the time, so every core does a part. The largest matrices come
         // first.
         std::thread::scope(|scope| {
-            let embed = scope.spawn(|| reader.matrix(Tensor::Embed));
-            let head = (!config.tied_head).then(|| scope.spawn(|| reader.matrix(Tensor::Head)));
+            let embed = scope.spawn(|| reader.matrix(Tensor::Embed, embed));
+            let read_head = || reader.matrix(Tensor::Head, head);
+            let head = (!config.tied_head).then(|| scope.spawn(read_head));
             let layers = reader.layers()?;
             let joined = |thread: Thread<'_>| thread.join().expect("reading weights panicked");
             Ok(Self {
@@ -75,7 +77,7 @@ struct Reader<'a> {
     gpu: &'a Arc<Gpu>,
     config: &'a Config,
     from: &'a dyn Weights,
-    longest_strip: usize,
+    shape: &'a Shape,
 }
 
 impl Reader<'_> {
@@ -100,17 +102,18 @@ impl Reader<'_> {
         Ok(layers.into_iter().map(|(_, weights)| weights).collect())
     }
 
-    fn upload(&self, values: &[bf16]) -> Result<Memory, CudaError> {
+    fn upload<T: Copy>(&self, values: &[T]) -> Result<Memory, CudaError> {
         let memory = Memory::new(self.gpu, "weights", size_of_val(values))?;
         memory.write(0, values)?;
         Ok(memory)
     }
 
-    fn matrix(&self, tensor: Tensor) -> Result<Memory, CudaError> {
-        let shape = tensor.shape(self.config);
-        let mut packed = Packed::zeroed(shape[0], shape[1], self.longest_strip);
-        packed.read(self.from, tensor, |row| row)?;
-        self.upload(&packed.values)
+    fn matrix(&self, tensor: Tensor, forms: &TileForms) -> Result<Memory, CudaError> {
+        self.upload(&self.packer().matrix(tensor, forms)?)
+    }
+
+    fn packer(&self) -> Packer<'_> {
+        Packer { config: self.config, from: self.from, shape: self.shape }
     }
 
     fn vector(&self, tensor: Tensor) -> Result<Memory, CudaError> {
@@ -119,7 +122,10 @@ impl Reader<'_> {
 
     fn layer(&self, layer: u16) -> Result<LayerWeights, CudaError> {
         use LayerTensor as T;
-        let matrix = |kind| self.matrix(Tensor::Layer(layer, kind));
+        let matrices = &self.shape.matrices;
+        let matrix = |kind, of: &Variants| {
+            self.matrix(Tensor::Layer(layer, kind), of.forms(usize::from(layer)))
+        };
         let vector = |kind| self.vector(Tensor::Layer(layer, kind));
         let vector_if = |there: bool, kind| match there {
             true => vector(kind),
@@ -127,25 +133,15 @@ impl Reader<'_> {
         };
         Ok(LayerWeights {
             attention_norm: vector(T::AttentionNorm)?,
-            qkv: self.qkv(layer)?,
+            qkv: self.upload(&self.packer().qkv(layer)?)?,
             bias: self.bias(layer)?,
             q_norm: vector_if(self.config.qk_norm, T::QNorm)?,
             k_norm: vector_if(self.config.qk_norm, T::KNorm)?,
-            o: matrix(T::O)?,
+            o: matrix(T::O, &matrices.proj)?,
             mlp_norm: vector(T::MlpNorm)?,
-            gate_up: self.gate_up(layer)?,
-            down: matrix(T::Down)?,
+            gate_up: self.upload(&self.packer().gate_up(layer)?)?,
+            down: matrix(T::Down, &matrices.down)?,
         })
-    }
-
-    fn qkv(&self, layer: u16) -> Result<Memory, CudaError> {
-        let (q, kv) = (self.config.q_width(), self.config.kv_width());
-        let mut packed = Packed::zeroed(q + 2 * kv, self.config.hidden, self.longest_strip);
-        let parts = [(LayerTensor::Q, 0), (LayerTensor::K, q), (LayerTensor::V, q + kv)];
-        for (kind, first) in parts {
-            packed.read(self.from, Tensor::Layer(layer, kind), |row| first + row)?;
-        }
-        self.upload(&packed.values)
     }
 
     fn bias(&self, layer: u16) -> Result<Memory, CudaError> {
@@ -161,13 +157,69 @@ impl Reader<'_> {
         }
         self.upload(&bias)
     }
+}
 
-    fn gate_up(&self, layer: u16) -> Result<Memory, CudaError> {
+/// Packs matrices.
+struct Packer<'a> {
+    config: &'a Config,
+    from: &'a dyn Weights,
+    shape: &'a Shape,
+}
+
+impl Packer<'_> {
+    fn zeroed(&self, forms: &TileForms, rows: usize, columns: usize) -> Packed {
+        Packed::zeroed(forms, rows, columns, self.shape.chip.longest_strip())
+    }
+
+    fn matrix(&self, tensor: Tensor, forms: &TileForms) -> Result<Vec<u8>, CudaError> {
+        let shape = tensor.shape(self.config);
+        let mut packed = self.zeroed(forms, shape[0], shape[1]);
+        packed.read(self.from, tensor, |row| row)?;
+        Ok(packed.bytes)
+    }
+
+    fn qkv(&self, layer: u16) -> Result<Vec<u8>, CudaError> {
+        let (q, kv) = (self.config.q_width(), self.config.kv_width());
+        let forms = self.shape.matrices.qkv.forms(usize::from(layer));
+        let mut packed = self.zeroed(forms, q + 2 * kv, self.config.hidden);
+        let parts = [(LayerTensor::Q, 0), (LayerTensor::K, q), (LayerTensor::V, q + kv)];
+        for (kind, first) in parts {
+            packed.read(self.from, Tensor::Layer(layer, kind), |row| first + row)?;
+        }
+        Ok(packed.bytes)
+    }
+
+    fn gate_up(&self, layer: u16) -> Result<Vec<u8>, CudaError> {
         let rows = 2 * self.config.intermediate.next_multiple_of(TILE_ROWS);
-        let mut packed = Packed::zeroed(rows, self.config.hidden, self.longest_strip);
+        let forms = self.shape.matrices.gate_up.forms(usize::from(layer));
+        let mut packed = self.zeroed(forms, rows, self.config.hidden);
         packed.read(self.from, Tensor::Layer(layer, LayerTensor::Gate), gate_row)?;
         let up_row = |row| gate_row(row) + TILE_ROWS;
         packed.read(self.from, Tensor::Layer(layer, LayerTensor::Up), up_row)?;
-        self.upload(&packed.values)
+        Ok(packed.bytes)
     }
+}
+
+/// The matrices of a model with its own head as a device packs them: embedding, head, then each
+/// layer's qkv, o, gate and up, down, after its variants. For the emulator of kernels.
+pub fn packed_matrices(
+    config: &Config,
+    from: &dyn Weights,
+    chip: Chip,
+) -> Result<Vec<Vec<u8>>, CudaError> {
+    let shape = &Shape::new(config, &Forms::of(from, config), chip)?;
+    let packer = Packer { config, from, shape };
+    let matrices = &shape.matrices;
+    let mut all = vec![packer.matrix(Tensor::Embed, &matrices.embed)?];
+    all.push(packer.matrix(Tensor::Head, &matrices.head.0)?);
+    for layer in 0..config.layers {
+        let (at, tensor) = (layer as u16, |kind| Tensor::Layer(layer as u16, kind));
+        let variants = matrices.variants_of(layer);
+        all.push(variants.iter().flat_map(|variant| variant.to_le_bytes()).collect());
+        all.push(packer.qkv(at)?);
+        all.push(packer.matrix(tensor(LayerTensor::O), matrices.proj.forms(layer))?);
+        all.push(packer.gate_up(at)?);
+        all.push(packer.matrix(tensor(LayerTensor::Down), matrices.down.forms(layer))?);
+    }
+    Ok(all)
 }

@@ -6,6 +6,7 @@
 
 use weft_core::config::Config;
 use weft_core::shapes;
+use weft_core::weights::{Form, Forms, LayerTensor, Tensor, Weights, WeightsError};
 use weft_cuda::{Chip, CudaError, DECODE_KERNELS, Program, WHOLE_PLANS, compile, program};
 use weft_testing::{Missing, skip};
 
@@ -24,7 +25,12 @@ fn chip(arch: &str) -> Chip {
 
 /// The compiler's report for a shape; none without a compiler.
 fn report(config: &Config, arch: &str, with_persistent: bool) -> Option<String> {
-    compiled(&program(config, chip(arch), with_persistent).unwrap(), arch)
+    compiled(&program(config, &Forms::default(), chip(arch), with_persistent).unwrap(), arch)
+}
+
+fn plain_program(with_persistent: bool) -> Program {
+    let config = shapes::config("qwen3-0.6b").unwrap();
+    program(&config, &Forms::default(), chip("sm_90a"), with_persistent).unwrap()
 }
 
 fn compiled(program: &Program, arch: &str) -> Option<String> {
@@ -104,6 +110,49 @@ fn every_named_shape_compiles() {
     }
 }
 
+/// Says which form each tensor has; has no values.
+struct Mixed;
+
+impl Weights for Mixed {
+    fn read(&self, _: Tensor, _: &mut dyn FnMut(usize, &[f32])) -> Result<(), WeightsError> {
+        Ok(())
+    }
+
+    /// Every kind of code, and q, k and v, gate and up of different forms.
+    fn form(&self, tensor: Tensor) -> Form {
+        let all = weft_testing::forms::all();
+        let Tensor::Layer(layer, kind) = tensor else { return Form::Plain };
+        let place = usize::from(layer) * 4;
+        let of = |i: usize| Form::Coded(all[(place + i) % all.len()]);
+        match kind {
+            LayerTensor::Q => of(0),
+            LayerTensor::K | LayerTensor::Gate => of(1),
+            LayerTensor::V | LayerTensor::O => of(2),
+            LayerTensor::Up | LayerTensor::Down => of(3),
+            _ => Form::Plain,
+        }
+    }
+
+    fn fingerprint(&self) -> [u8; 32] {
+        [0; 32]
+    }
+}
+
+#[test]
+fn kernels_of_every_form_compile() {
+    let mut config = shapes::config("qwen3-0.6b").unwrap();
+    config.layers = 5;
+    let forms = Forms::of(&Mixed, &config);
+    for arch in ["sm_80", "sm_90a"] {
+        let program = program(&config, &forms, chip(arch), false).unwrap();
+        let Some(report) = compiled(&program, arch) else { return };
+        let names: Vec<String> = spills(&report).into_iter().map(|(name, _)| name).collect();
+        for kernel in ["norm_qkv", "norm_qkv_block_4", "down_add_sixteen_3"] {
+            assert!(names.iter().any(|name| name == kernel), "{arch}: no {kernel}");
+        }
+    }
+}
+
 /// Editors open one file at a time, so each includes what it uses. Kernels are read as functions
 /// that nobody calls: that takes no time.
 #[test]
@@ -112,7 +161,7 @@ fn every_file_includes_what_it_uses() {
                               #undef __launch_bounds__\n#define __launch_bounds__(...)\n\
                               #undef __grid_constant__\n#define __grid_constant__\n";
     const ONE_KERNEL: &str = "extern \"C\" __attribute__((global)) void nothing() {}\n";
-    let all = program(&shapes::config("qwen3-0.6b").unwrap(), chip("sm_90a"), true).unwrap();
+    let all = plain_program(true);
     for (name, _) in &all.files {
         let source = format!("{NO_KERNELS}#include \"{name}\"\n{ONE_KERNEL}");
         let Some(_) = compiled(&Program { source, ..all.clone() }, "sm_90a") else { return };
@@ -122,7 +171,7 @@ fn every_file_includes_what_it_uses() {
 /// A struct whose fields lie elsewhere than the host thinks is no program.
 #[test]
 fn fields_in_another_order_do_not_compile() {
-    let all = program(&shapes::config("qwen3-0.6b").unwrap(), chip("sm_90a"), false).unwrap();
+    let all = plain_program(false);
     let breaks = [
         (
             "kernels/section.cuh",

@@ -12,7 +12,7 @@ use weft_core::config::Config;
 use weft_core::device::{Device, Lane, Limits, Outputs, Span, Step};
 use weft_core::plan::plan;
 use weft_core::sampling::{Sampler, Sampling, SamplingError, uniform};
-use weft_core::weights::{RandomWeights, Tensor, Weights, WeightsError};
+use weft_core::weights::{Forms, RandomWeights, Tensor, Weights, WeightsError};
 use weft_cuda::{CudaDevice, Launches, Options};
 use weft_testing::{Work, span, tokens};
 
@@ -237,7 +237,7 @@ fn a_device_takes_what_was_said() {
     for vocab in [101, 151_936] {
         let config = config(vocab);
         let taken = device(&config, &RandomWeights::new(&config, 1)).memory_bytes();
-        let said = weft_cuda::need(&config, &LIMITS).total();
+        let said = weft_cuda::need(&config, &Forms::default(), &LIMITS).total();
         let rest = said.checked_sub(taken).expect("no more than was said");
         assert!(rest < 100 << 20, "{said} said, {taken} taken");
     }

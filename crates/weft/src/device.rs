@@ -5,7 +5,7 @@ use weft_core::device::{Inspect, Limits};
 use weft_core::dtype::Dtype;
 use weft_core::model::ModelError;
 use weft_core::reference;
-use weft_core::weights::{Forms, Weights};
+use weft_core::weights::Weights;
 
 use crate::error::Error;
 use crate::memory::available_memory;
@@ -62,8 +62,8 @@ pub(crate) struct DeviceOptions {
 impl DeviceOptions {
     /// Chooses a device and tests it. The fast devices compute in bf16. A float32 model therefore
     /// runs on the reference device, and keeps its precision.
-    pub(crate) fn choose(&self, config: &Config, forms: &Forms) -> Result<(Chosen, Tested), Error> {
-        let fast = self.fast_device(forms)?;
+    pub(crate) fn choose(&self, config: &Config) -> Result<(Chosen, Tested), Error> {
+        let fast = self.fast_device()?;
         if fast == Chosen::Reference || config.dtype != Dtype::Bf16 {
             return Ok((Chosen::Reference, Tested::NotNeeded));
         }
@@ -74,7 +74,7 @@ impl DeviceOptions {
     }
 
     /// The fastest device that is both allowed and present.
-    fn fast_device(&self, forms: &Forms) -> Result<Chosen, Error> {
+    fn fast_device(&self) -> Result<Chosen, Error> {
         let on_cpu = || {
             #[cfg(feature = "cpu")]
             return Ok(weft_cpu::Isa::choose().map(|_| Chosen::Cpu)?);
@@ -84,9 +84,7 @@ impl DeviceOptions {
         match self.device {
             DeviceChoice::Reference => Ok(Chosen::Reference),
             DeviceChoice::Cpu => on_cpu(),
-            DeviceChoice::Cuda if !forms.all_plain() => Err(Error::QuantisedOnGpu),
             DeviceChoice::Cuda => self.gpu(),
-            DeviceChoice::Auto if !forms.all_plain() => on_cpu(),
             DeviceChoice::Auto => self.gpu().or_else(|_| on_cpu()),
         }
     }

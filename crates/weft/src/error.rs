@@ -71,11 +71,6 @@ pub enum Error {
         /// Whether the GPU's memory is too small, rather than main memory.
         on_gpu: bool,
     },
-    /// The weights are quantised, and the device is a GPU.
-    #[error(
-        "the model is quantised, and weft runs quantised models on the CPU only; use --device cpu"
-    )]
-    QuantisedOnGpu,
     /// The caller asked for a GPU, and it cannot be used.
     #[error("{0}")]
     Gpu(String),

@@ -84,7 +84,7 @@ impl MemoryPlan {
         };
         let (need, on_gpu) = match device {
             #[cfg(feature = "cuda")]
-            Chosen::Cuda(_) => (weft_cuda::need(config, &limits), true),
+            Chosen::Cuda(_) => (weft_cuda::need(config, forms, &limits), true),
             #[cfg(feature = "cpu")]
             Chosen::Cpu => (weft_cpu::need(config, forms, &limits), false),
             Chosen::Reference => (Need::unpadded(config, forms, &limits, config.dtype), false),

@@ -190,7 +190,7 @@ impl Options {
         let config = &model.config;
         let room = self.room(config)?;
         let forms = Forms::of(&*model.weights, config);
-        let (device, tested) = self.device_options.choose(config, &forms)?;
+        let (device, tested) = self.device_options.choose(config)?;
         if let Tested::Failed(reason) = &tested {
             self.progress.report(Event::SelfTestFailed { reason });
         }

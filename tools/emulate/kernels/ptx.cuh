@@ -13,6 +13,14 @@ inline u32 to_bf16(float value) {
     return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 inline u32 round_pair(float first, float second) { return to_bf16(first) | to_bf16(second) << 16; }
+inline u32 fma_pair(u32 a, u32 b, u32 c) {
+    const auto upper = [](u32 pair) { return __uint_as_float(pair & 0xffff0000u); };
+    return round_pair(fmaf(upper(a << 16), upper(b << 16), upper(c << 16)), fmaf(upper(a), upper(b), upper(c)));
+}
+inline float half_to_float(u16 half) {
+    const float magnitude = __uint_as_float((half & 0x7fffu) << 13) * 0x1p112f;
+    return half & 0x8000 ? -magnitude : magnitude;
+}
 inline float exp2_of(float x) { return exp2f(x); }
 inline void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     const u32 lane = current->thread % 32;

@@ -13,11 +13,11 @@ pub(crate) struct QuantizeArgs {
     pub(crate) name: String,
     /// The new folder; for q8_0 and q4_0 the new file, whose name ends in .gguf
     #[arg(short, long, value_name = "PATH")]
-    pub(crate) output: PathBuf,
+    pub(crate) out: PathBuf,
     /// The form of the new model's weights
     #[arg(long, value_enum, default_value_t = NewForm::Int4)]
     pub(crate) form: NewForm,
-    /// Replace the output if it exists
+    /// Replace what is there
     #[arg(long)]
     pub(crate) force: bool,
     /// Never use the network

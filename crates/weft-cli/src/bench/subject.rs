@@ -179,7 +179,7 @@ impl Subject {
         on_gpu: bool,
     ) -> Result<(), CliError> {
         let (weights, kv, free) = if on_gpu {
-            let need = weft_cuda::need(&self.config, limits);
+            let need = weft_cuda::need(&self.config, &self.forms(), limits);
             let facts = weft_cuda::probe().map_err(|error| CliError::Gpu(error.to_string()))?;
             (need.weights, need.kv + need.scratch, Some(facts.free_bytes as u64))
         } else {

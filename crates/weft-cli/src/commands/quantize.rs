@@ -26,7 +26,7 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<ExitCode, CliError> {
     let ctrl_c = interrupt::ends(&cancel);
     let bar = (!quiet).then(|| terminal::waiting_bar("writing"));
     let form = args.form.export();
-    let written = export(&model, form, &args.output, args.force, &|done, total| {
+    let written = export(&model, form, &args.out, args.force, &|done, total| {
         if let Some(bar) = &bar {
             if bar.length().is_none() {
                 terminal::show_bytes(bar, total);
@@ -53,7 +53,7 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<ExitCode, CliError> {
         size::bytes(written),
         size::bytes(before),
         start.elapsed().as_secs_f64(),
-        args.output.display()
+        args.out.display()
     );
     terminal::note(quiet, &line);
     Ok(ExitCode::SUCCESS)

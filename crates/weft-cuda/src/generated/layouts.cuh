@@ -128,7 +128,7 @@ static_assert(OFFSET_OF(RowsPlace, n_rows) == 8 && sizeof(RowsPlace::n_rows) == 
 static_assert(OFFSET_OF(RowsPlace, first_row) == 12 && sizeof(RowsPlace::first_row) == 4, "RowsPlace::first_row");
 
 // The host's `LayerAddresses`.
-static_assert(sizeof(LayerAddresses) == 80, "LayerAddresses");
+static_assert(sizeof(LayerAddresses) == 88, "LayerAddresses");
 static_assert(OFFSET_OF(LayerAddresses, attention_norm) == 0 && sizeof(LayerAddresses::attention_norm) == 8, "LayerAddresses::attention_norm");
 static_assert(OFFSET_OF(LayerAddresses, qkv) == 8 && sizeof(LayerAddresses::qkv) == 8, "LayerAddresses::qkv");
 static_assert(OFFSET_OF(LayerAddresses, bias) == 16 && sizeof(LayerAddresses::bias) == 8, "LayerAddresses::bias");
@@ -139,6 +139,7 @@ static_assert(OFFSET_OF(LayerAddresses, mlp_norm) == 48 && sizeof(LayerAddresses
 static_assert(OFFSET_OF(LayerAddresses, gate_up) == 56 && sizeof(LayerAddresses::gate_up) == 8, "LayerAddresses::gate_up");
 static_assert(OFFSET_OF(LayerAddresses, down) == 64 && sizeof(LayerAddresses::down) == 8, "LayerAddresses::down");
 static_assert(OFFSET_OF(LayerAddresses, kv) == 72 && sizeof(LayerAddresses::kv) == 8, "LayerAddresses::kv");
+static_assert(OFFSET_OF(LayerAddresses, variants) == 80 && sizeof(LayerAddresses::variants) == 8, "LayerAddresses::variants");
 
 // The host's `PlainBuffers`.
 static_assert(sizeof(PlainBuffers) == 56, "PlainBuffers");

@@ -46,13 +46,18 @@ constexpr int UNIT = UNIT_BYTES / 16;
 // Of a tile's units each of eight warps owns an eighth that follow one another. They lie in that
 // order where an eighth is short; where it is long, in strips: the first few of every warp, then
 // the next few. A strip is copied in one piece.
-constexpr int strip_units(int eighth) { return eighth <= LONGEST_STRIP ? eighth : SHORT_STRIP; }
-constexpr int strips(int eighth) { return (eighth + strip_units(eighth) - 1) / strip_units(eighth); }
+// If there are coded units, which are smaller, strips are of equal length, and as few as stages can
+// hold units of `coded_bytes`.
+constexpr int equal_parts(int n, int most) { return (n + (n + most - 1) / most - 1) / ((n + most - 1) / most); }
+constexpr int strip_units(int eighth, int coded_bytes = 0) {
+    return coded_bytes > 0 ? equal_parts(eighth, STRIP_BYTES / (8 * coded_bytes)) : eighth <= LONGEST_STRIP ? eighth : SHORT_STRIP;
+}
+constexpr int strips(int eighth, int coded_bytes = 0) { return (eighth + strip_units(eighth, coded_bytes) - 1) / strip_units(eighth, coded_bytes); }
 // Units of each chain but the last.
 constexpr int chain_units(int eighth, int chains) { return (eighth + chains - 1) / chains; }
 // Where a unit of a tile lies, counted in units.
-template <int EIGHTH> __device__ __forceinline__ int unit_place(int unit) {
-    constexpr int LONG = strip_units(EIGHTH);
+template <int EIGHTH, int CODED_BYTES = 0> __device__ __forceinline__ int unit_place(int unit) {
+    constexpr int LONG = strip_units(EIGHTH, CODED_BYTES);
     if (LONG == EIGHTH) return unit;
     const int warp = unit / EIGHTH, own = unit % EIGHTH, strip = own / LONG;
     return strip * 8 * LONG + warp * min(LONG, EIGHTH - strip * LONG) + own % LONG;

@@ -12,31 +12,33 @@
 #pragma once
 
 #include "kernels/base.cuh"
+#include "kernels/coded.cuh"
 #include "kernels/norm.cuh"
 
 // Units that a warp has in registers at most: of its input, and of weights.
 constexpr int MOST_KEPT = 15;
 
-// How the host cut a matrix: units of a warp in a row, tiles that share the reading of the input,
-// stages of the ring, groups of tiles that a block has at most, stages on their way at once, halves
-// of a product's 16 tokens that there are, and chains. A stage is a strip of one tile, which lies
-// in memory in one piece (base.cuh).
-template <int UNITS_, int TILES_, int STAGES_, int GROUPS_, int IN_FLIGHT_, int HALVES_ = 1, int CHAINS_ = 1> struct Cut {
-    static constexpr int UNITS = UNITS_, TILES = TILES_, STAGES = STAGES_, IN_FLIGHT = IN_FLIGHT_, HALVES = HALVES_, CHAINS = CHAINS_;
+// How the host cut a matrix W (generated/matrices.cuh): units of a warp in a row, tiles that share
+// the reading of the input, stages of the ring, groups of tiles that a block has at most, stages on
+// their way at once, halves of a product's 16 tokens that there are, and chains. A stage is a strip
+// of one tile, which lies in memory in one piece (base.cuh).
+template <class W_, int UNITS_, int HALVES_ = 1> struct Cut {
+    using W = W_;
+    static constexpr int UNITS = UNITS_, TILES = W::TILES, STAGES = W::STAGES, IN_FLIGHT = W::IN_FLIGHT, HALVES = HALVES_, CHAINS = W::CHAINS, GROUPS = W::OWN;
     // Groups whose sums are added at once; halves take turns with the room of one.
-    static constexpr int BATCH = HALVES > 1 ? 1 : GROUPS_ <= 4 ? GROUPS_ : 2;
-    static constexpr int BATCHES = HALVES == 1 && GROUPS_ > BATCH ? 2 : 1; // of which the next does not wait
+    static constexpr int BATCH = HALVES > 1 ? 1 : GROUPS <= 4 ? GROUPS : 2;
+    static constexpr int BATCHES = HALVES == 1 && GROUPS > BATCH ? 2 : 1; // of which the next does not wait
     static constexpr int STORED = TILES % 2 == 0 ? 2 : 1;          // tiles whose sums a thread stores together: a set
     static constexpr int SETS = BATCH * TILES / STORED;           // such sets of a batch
-    static constexpr int STRIPS = strips(UNITS), STRIP = strip_units(UNITS);
+    static constexpr int STRIPS = strips(UNITS, W::CODED_BYTES), STRIP = strip_units(UNITS, W::CODED_BYTES);
     static constexpr int MOST = (TILES == 1 ? 6 : 4) / HALVES;    // units of the input that are read at once, by registers
     static constexpr int PORTIONS = (STRIP + MOST - 1) / MOST;     // such portions of a strip
     static constexpr int PORTION = (STRIP + PORTIONS - 1) / PORTIONS;
-    static constexpr int STAGE_BYTES = WARPS * STRIP * UNIT_BYTES;
-    static constexpr bool GOES_ROUND = GROUPS_ * TILES * STRIPS > STAGES; // otherwise no stage is used twice
-    // Whether a block's only group lies in the ring at once; then so many units of its tiles are
-    // kept in registers.
-    static constexpr bool IS_WHOLE = !GOES_ROUND && GROUPS_ == 1 && STRIPS == 1;
+    static constexpr int STAGE_BYTES = WARPS * STRIP * W::BYTES;
+    static constexpr bool GOES_ROUND = GROUPS * TILES * STRIPS > STAGES; // otherwise no stage is used twice
+    // Whether a block's only group of plain tiles lies in the ring at once; then so many units of
+    // its tiles are kept in registers.
+    static constexpr bool IS_WHOLE = W::IS_PLAIN && !GOES_ROUND && GROUPS == 1 && STRIPS == 1;
     static constexpr int ROOM = MOST_KEPT > HALVES * UNITS ? (MOST_KEPT - HALVES * UNITS) / TILES : 0;
     static constexpr int KEPT = ROOM < UNITS ? ROOM : UNITS;
     static_assert(CHAINS == 1 || (IS_WHOLE && TILES == 1), "chains are those of one tile at hand");
@@ -97,7 +99,6 @@ __device__ __forceinline__ bool starts_late(const Step &step) {
 // way at once where `hurries`.
 template <class M>
 __device__ __forceinline__ void stream_weights(Ring<M> &ring, u8 *stages, const u8 *weights, int n_tiles, Groups own, bool hurries, int lane) {
-    constexpr u64 TILE_BYTES = WARPS * M::UNITS * UNIT_BYTES;
 #if __CUDA_ARCH__ >= 900
     if (lane != 0) return; // one lane begins bulk copies
 #endif
@@ -106,9 +107,10 @@ __device__ __forceinline__ void stream_weights(Ring<M> &ring, u8 *stages, const 
     for (int group = own.first; group < own.end; ++group) {
         for (int i = 0; i < M::STRIPS * M::TILES; ++i) {
             const int strip = i / M::TILES, tile = i % M::TILES;
-            const u32 bytes = WARPS * min(M::STRIP, M::UNITS - strip * M::STRIP) * UNIT_BYTES;
             // The last group may have fewer tiles than others: what is copied instead is not used.
-            const u8 *from = weights + min(group * M::TILES + tile, n_tiles - 1) * TILE_BYTES + strip * M::STAGE_BYTES;
+            const int own_tile = min(group * M::TILES + tile, n_tiles - 1), unit_bytes = M::W::unit_bytes(own_tile);
+            const u32 bytes = WARPS * min(M::STRIP, M::UNITS - strip * M::STRIP) * unit_bytes;
+            const u8 *from = weights + tile_place<typename M::W>(own_tile, M::UNITS) + strip * (WARPS * M::STRIP) * unit_bytes;
             if (on_their_way == M::IN_FLIGHT && !hurries) {
                 barrier_wait(&ring.full[oldest.stage], oldest.parity);
                 oldest.next();
@@ -157,26 +159,48 @@ struct Piece {
     bool begins, ends; // whether it is the first of its strip, and the last
 };
 
-// One portion of N tiles, whose chains of products run side by side. x are the input's units of
-// each half.
+// One portion of N tiles from one on, whose chains of products run side by side. x are the input's
+// units of each half.
 template <class M, int N, int UNITS>
 __device__ __forceinline__ void multiply_portion(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const uint4 *const (&x)[M::HALVES],
-                                              Piece portion, float (*sum)[4]) {
+                                              Piece portion, int first_tile, float (*sum)[4]) {
+    using W = typename M::W;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const uint4 *units[N];
+    const u8 *stage[N];
     u64 *used[N];
 #pragma unroll
     for (int tile = 0; tile < N; ++tile) {
         if (portion.begins) barrier_wait(&ring.full[place.stage], place.parity);
-        units[tile] = (const uint4 *)(stages + place.stage * M::STAGE_BYTES) + (warp * portion.width + portion.first) * UNIT + lane;
+        stage[tile] = stages + place.stage * M::STAGE_BYTES;
         used[tile] = &ring.empty[place.stage];
         place.next();
     }
+    const auto lower = [&](int u) { return M::HALVES > 1 ? x[M::HALVES - 1][u] : make_uint4(0, 0, 0, 0); };
+    const int first = warp * portion.width + portion.first;
+    if constexpr (W::IS_PLAIN) {
 #pragma unroll
-    for (int u = 0; u < UNITS; ++u)
-        if (portion.first + u < portion.width)
+        for (int u = 0; u < UNITS; ++u)
+            if (portion.first + u < portion.width)
 #pragma unroll
-            for (int tile = 0; tile < N; ++tile) mma32(sum[tile], x[0][u], M::HALVES > 1 ? x[M::HALVES - 1][u] : make_uint4(0, 0, 0, 0), units[tile][u * UNIT]);
+                for (int tile = 0; tile < N; ++tile) mma32(sum[tile], x[0][u], lower(u), ((const uint4 *)stage[tile])[(first + u) * UNIT + lane]);
+    } else {
+        // Tiles of one form share what is made of the input.
+        constexpr int SHARED_BY = W::IS_UNIFORM ? N : 1;
+        const u32 zero = unknown_zero();
+#pragma unroll
+        for (int from = 0; from < N; from += SHARED_BY)
+            W::with(first_tile + from, [&](auto form) INLINED {
+                using F = decltype(form);
+#pragma unroll
+                for (int u = 0; u < UNITS; ++u) {
+                    if (portion.first + u >= portion.width) break;
+                    const UnitInput<F> input(Interleaved(x[0][u], lower(u), zero), lane);
+#pragma unroll
+                    for (int tile = from; tile < from + SHARED_BY; ++tile)
+                        add_unit<F, (M::HALVES > 1)>(sum[tile], input, stage[tile] + (first + u) * F::BYTES, lane);
+                }
+            });
+    }
     if (!M::GOES_ROUND || !portion.ends) return;
     // Loads from shared memory may still wait behind others when a warp goes on, and a copy begun
     // by then would overwrite what they are to read.
@@ -190,13 +214,13 @@ __device__ __forceinline__ void multiply_portion(Ring<M> &ring, const u8 *stages
 // The same of all tiles of a group; `place` goes on to the stages of the next strip.
 template <class M, int UNITS>
 __device__ __forceinline__ void multiply_tiles(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const uint4 *const (&x)[M::HALVES],
-                                               Piece portion, float (&sum)[M::TILES][4]) {
+                                               Piece portion, int first_tile, float (&sum)[M::TILES][4]) {
     // Where all weights are at hand nothing but the chains takes time, and all of them run at once.
     constexpr int AT_ONCE = M::GOES_ROUND ? 2 : M::TILES;
 #pragma unroll
     for (int tile = 0; tile < M::TILES; tile += AT_ONCE) {
-        if (tile + AT_ONCE <= M::TILES) multiply_portion<M, AT_ONCE, UNITS>(ring, stages, place, x, portion, &sum[tile]);
-        else multiply_portion<M, 1, UNITS>(ring, stages, place, x, portion, &sum[tile]);
+        if (tile + AT_ONCE <= M::TILES) multiply_portion<M, AT_ONCE, UNITS>(ring, stages, place, x, portion, first_tile + tile, &sum[tile]);
+        else multiply_portion<M, 1, UNITS>(ring, stages, place, x, portion, first_tile + tile, &sum[tile]);
     }
 }
 
@@ -212,11 +236,11 @@ template <class M, int N> struct Halves {
 // The sums of a group whose input is held in registers.
 template <class M, int N>
 __device__ __forceinline__ void multiply_held(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const uint4 (&held)[M::HALVES][N],
-                                              float (&sum)[M::TILES][4]) {
+                                              int first_tile, float (&sum)[M::TILES][4]) {
 #pragma unroll
     for (int strip = 0; strip < M::STRIPS; ++strip) {
         const Piece whole{0, min(M::STRIP, M::UNITS - strip * M::STRIP), true, true};
-        multiply_tiles<M, M::STRIP>(ring, stages, place, Halves<M, N>(held, strip * M::STRIP).of, whole, sum);
+        multiply_tiles<M, M::STRIP>(ring, stages, place, Halves<M, N>(held, strip * M::STRIP).of, whole, first_tile, sum);
     }
 }
 
@@ -224,7 +248,7 @@ __device__ __forceinline__ void multiply_held(Ring<M> &ring, const u8 *stages, R
 // beyond the last is not used.
 template <class M>
 __device__ __forceinline__ void multiply_read(Ring<M> &ring, const u8 *stages, RingPlace<M> &place, const Rows<M::HALVES> &rows,
-                                              float (&sum)[M::TILES][4]) {
+                                              int first_tile, float (&sum)[M::TILES][4]) {
     const int own = threadIdx.x / 32 * M::UNITS;
     uint4 ahead[M::HALVES][M::PORTION], now[M::HALVES][M::PORTION];
     rows.load(ahead, own);
@@ -242,7 +266,7 @@ __device__ __forceinline__ void multiply_read(Ring<M> &ring, const u8 *stages, R
             if (!ends || strip + 1 < M::STRIPS)
                 rows.load(ahead, own + (ends ? (strip + 1) * M::STRIP : strip * M::STRIP + (portion + 1) * M::PORTION));
             place = begin;
-            multiply_tiles<M, M::PORTION>(ring, stages, place, Halves<M, M::PORTION>(now, 0).of, Piece{portion * M::PORTION, width, portion == 0, ends}, sum);
+            multiply_tiles<M, M::PORTION>(ring, stages, place, Halves<M, M::PORTION>(now, 0).of, Piece{portion * M::PORTION, width, portion == 0, ends}, first_tile, sum);
         }
     }
 }
@@ -279,8 +303,8 @@ __device__ __forceinline__ void multiply(Ring<M> &ring, const u8 *stages, Sums<M
     int in_batch = 0;
     for (int group = own.first; group < own.end; ++group) {
         float sum[M::TILES][4] = {};
-        if constexpr (HELD) multiply_held(ring, stages, place, held, sum);
-        else multiply_read(ring, stages, place, rows, sum);
+        if constexpr (HELD) multiply_held(ring, stages, place, held, group * M::TILES, sum);
+        else multiply_read(ring, stages, place, rows, group * M::TILES, sum);
         auto &batch = sums.of[in_batch / M::BATCH];
 #pragma unroll
         for (int half = 0; half < M::HALVES; ++half) {

@@ -13,6 +13,18 @@ __device__ __forceinline__ u32 round_pair(float first, float second) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
     return pair;
 }
+// a * b + c of two bf16, rounded once.
+__device__ __forceinline__ u32 fma_pair(u32 a, u32 b, u32 c) {
+    u32 pair;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(a), "r"(b), "r"(c));
+    return pair;
+}
+// Of an f16.
+__device__ __forceinline__ float half_to_float(u16 half) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
+    return value;
+}
 __device__ __forceinline__ float exp2_of(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

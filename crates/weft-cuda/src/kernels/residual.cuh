@@ -1,7 +1,7 @@
 // Products that are added to the residual stream: `proj_add` and `down_add`.
 #pragma once
 
-#include "kernels/matmul.cuh"
+#include "kernels/coded_block.cuh"
 #include "kernels/matvec.cuh"
 
 // Adds sums to the residual stream, rounding once.
@@ -45,10 +45,10 @@ __device__ __forceinline__ void add_product(const Step &step, const u8 *weights,
 }
 
 // And with blocks of tokens.
-template <int UNITS, int CHAINS>
+template <class W, int UNITS>
 __device__ __forceinline__ void add_product_block(const Step &step, const u8 *weights, const u16 *input, int stride,
                                                   AddStore to) {
-    multiply_block<UNITS, CHAINS>(weights, input, stride, n_tokens(step),
+    multiply_matrix_block<W, UNITS>(weights, input, stride, n_tokens(step),
                           [&](u32 token, u32 tile, u32 column, const float (&sums)[4][2]) {
         // Rows are padded to whole pairs. All four are read before any is written.
         u32 before[4];

@@ -12,3 +12,6 @@ typedef unsigned long long u64;
 #else
 #define OFFSET_OF(type, field) __builtin_offsetof(type, field)
 #endif
+
+// For lambdas that hold a kernel's registers: a call would put them into memory.
+#define INLINED __attribute__((always_inline))

@@ -6,11 +6,11 @@ use crate::error::CudaError;
 
 pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
     let CudaDevice { kernels, weights, buffers, shape, .. } = pass.device;
+    let (layer, variants) = (usize::from(layer), &shape.matrices.down);
     pass.add_product(&AddProduct {
-        matrix: weights.layers[usize::from(layer)].down.address(),
+        matrix: weights.layers[layer].down.address(),
         input: &buffers.h,
-        kernel: &kernels.down_add,
-        block_kernel: &kernels.down_add_block,
-        cut: &shape.down,
+        kernels: &kernels.down_add[variants.of(layer)],
+        cut: variants.cut(layer),
     })
 }

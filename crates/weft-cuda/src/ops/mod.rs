@@ -16,7 +16,7 @@ use crate::CudaDevice;
 use crate::buffers::Activations;
 use crate::driver::{Address, Argument, Kernel, Launch};
 use crate::error::CudaError;
-use crate::kernels::ByWidth;
+use crate::kernels::Product;
 use crate::sampling::Chosen;
 use crate::shape::{BLOCK_ROWS, BLOCK_TOKENS, Cut, WARPS};
 use crate::tables::{Counts, FEW, Family, SEVERAL, SIXTEEN, StepAddresses};
@@ -56,8 +56,7 @@ struct Group {
 struct AddProduct<'a> {
     matrix: Address,
     input: &'a Activations,
-    kernel: &'a ByWidth,
-    block_kernel: &'a Kernel,
+    kernels: &'a Product,
     cut: &'a Cut,
 }
 
@@ -84,12 +83,12 @@ impl Pass<'_> {
     /// start early.
     fn stream(
         &self,
-        kernel: &ByWidth,
+        kernels: &Product,
         group: &Group,
         cut: &Cut,
         arguments: &[&dyn Argument],
     ) -> Result<(), CudaError> {
-        let kernel = if group.len <= FEW { &kernel.eight } else { &kernel.sixteen };
+        let kernel = if group.len <= FEW { &kernels.eight } else { &kernels.sixteen };
         let grid = (cut.blocks, 1);
         let launch = Launch { grid, threads: RING_THREADS, early: self.joined, cooperative: false };
         kernel.launch(&self.device.gpu, launch, arguments)
@@ -98,16 +97,16 @@ impl Pass<'_> {
     /// x += input · matrix, which is what both residual ops compute.
     fn add_product(&self, product: &AddProduct<'_>) -> Result<(), CudaError> {
         let CudaDevice { config, buffers, .. } = self.device;
-        let AddProduct { matrix, input, kernel, block_kernel, cut } = product;
+        let AddProduct { matrix, input, kernels, cut } = product;
         if let Some(groups) = self.groups_of_few() {
             return groups.iter().try_for_each(|group| {
                 let (input, x) = (input.row(group.first), buffers.x.row(group.first));
-                self.stream(kernel, group, cut, &[&group.step, matrix, &input, &x])
+                self.stream(kernels, group, cut, &[&group.step, matrix, &input, &x])
             });
         }
         let (input, x) = (input.address(), buffers.x.address());
         let grid = self.block_grid(config.hidden);
-        self.launch(block_kernel, grid, BLOCK_THREADS, &[&self.step, matrix, &input, &x])
+        self.launch(&kernels.block, grid, BLOCK_THREADS, &[&self.step, matrix, &input, &x])
     }
 
     /// Launches ops in order. If ops are joined, the second of a pair runs both.

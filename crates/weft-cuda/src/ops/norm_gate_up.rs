@@ -7,18 +7,19 @@ use crate::error::CudaError;
 
 pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
     let CudaDevice { config, kernels, weights, buffers, shape, .. } = pass.device;
-    let weights = &weights.layers[usize::from(layer)];
+    let (layer, variants) = (usize::from(layer), &shape.matrices.gate_up);
+    let (weights, kernels) = (&weights.layers[layer], &kernels.norm_gate_up[variants.of(layer)]);
     let (matrix, norm) = (weights.gate_up.address(), weights.mlp_norm.address());
     if let Some(groups) = pass.groups_of_few() {
         return groups.iter().try_for_each(|group| {
             let (x, h) = (buffers.x.row(group.first), buffers.h.row(group.first));
             let arguments: &[&dyn Argument] = &[&group.step, &matrix, &norm, &x, &h];
-            pass.stream(&kernels.norm_gate_up, group, &shape.gate_up, arguments)
+            pass.stream(kernels, group, variants.cut(layer), arguments)
         });
     }
     pass.norm_rows(norm)?;
     let grid = pass.block_grid(2 * config.intermediate.next_multiple_of(8));
     let (n, h) = (buffers.norm.address(), buffers.h.address());
     let arguments: &[&dyn Argument] = &[&pass.step, &matrix, &n, &h];
-    pass.launch(&kernels.norm_gate_up_block, grid, BLOCK_THREADS, arguments)
+    pass.launch(&kernels.block, grid, BLOCK_THREADS, arguments)
 }

@@ -1,3 +1,4 @@
+#include "generated/matrices.cuh"
 #include "kernels/matvec.cuh"
 #include "kernels/sampling.cuh"
 
@@ -13,7 +14,7 @@
 extern "C" __global__ void MATVEC_BOUNDS(HIDDEN_UNITS)
 norm_head(Step step, u32 first, const u8 *weights, const uint4 *norm, const u16 *x, float *logits,
           u32 draws, Sampling sampling) {
-    using M = Cut<HIDDEN_UNITS, HEAD_TILES, HEAD_STAGES, HEAD_OWN, HEAD_IN_FLIGHT>;
+    using M = Cut<HeadMatrix, HIDDEN_UNITS>;
     static_assert(M::STORED * 8 == SCORE_ROWS, "a set of tiles leaves one best score");
     const u32 outputs = n_outputs(step), count = min(8u, outputs - min(first, outputs));
     // Draws do not change while a step runs, so they are read early. Before they are used the block
@@ -21,7 +22,7 @@ norm_head(Step step, u32 first, const u8 *weights, const uint4 *norm, const u16 
     __shared__ Draw near[8];
     if (threadIdx.x < sizeof(near) / 4)
         ((u32 *)near)[threadIdx.x] = draws && first == 0 ? load_fresh((const u32 *)sampling.draws + threadIdx.x) : 0;
-    multiply_norms<M>(weights, HEAD_ALL_TILES, x, norm, count, false, [&](u32 i) { return load_fresh(step.outputs + first + i); },
+    multiply_norms<M>(weights, HeadMatrix::ALL_TILES, x, norm, count, false, [&](u32 i) { return load_fresh(step.outputs + first + i); },
                       [&](int set, int, bool, u32 token, u32 row, const float (&sums)[M::STORED]) {
 #pragma unroll
         for (int tile = 0; tile < M::STORED; ++tile) {

@@ -20,7 +20,12 @@ pub(crate) fn launch(pass: &Pass<'_>) -> Result<(), CudaError> {
             &u32::from(pass.chosen != Chosen::ByHost),
             &sampling.addresses(),
         ];
-        pass.launch(&kernels.norm_head, (shape.head.blocks, 1), RING_THREADS, arguments)?;
+        pass.launch(
+            &kernels.norm_head,
+            (shape.matrices.head.1.blocks, 1),
+            RING_THREADS,
+            arguments,
+        )?;
     }
     Ok(())
 }

@@ -25,7 +25,8 @@ pub(crate) fn layout() -> Layout {
 
 pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
     let CudaDevice { config, kernels, weights, buffers, shape, .. } = pass.device;
-    let weights = &weights.layers[usize::from(layer)];
+    let (layer, variants) = (usize::from(layer), &shape.matrices.qkv);
+    let (weights, kernels) = (&weights.layers[layer], &kernels.norm_qkv[variants.of(layer)]);
     let to = |first: usize| QkvStore {
         bias: weights.bias.address(),
         q: buffers.q.row(first),
@@ -37,11 +38,11 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
         return groups.iter().try_for_each(|group| {
             let (x, to) = (buffers.x.row(group.first), to(group.first));
             let arguments: &[&dyn Argument] = &[&group.step, &matrix, &norm, &x, &to];
-            pass.stream(&kernels.norm_qkv, group, &shape.qkv, arguments)
+            pass.stream(kernels, group, variants.cut(layer), arguments)
         });
     }
     pass.norm_rows(norm)?;
     let grid = pass.block_grid(config.q_width() + 2 * config.kv_width());
     let arguments: &[&dyn Argument] = &[&pass.step, &matrix, &buffers.norm.address(), &to(0)];
-    pass.launch(&kernels.norm_qkv_block, grid, BLOCK_THREADS, arguments)
+    pass.launch(&kernels.block, grid, BLOCK_THREADS, arguments)
 }

@@ -6,11 +6,11 @@ use crate::error::CudaError;
 
 pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
     let CudaDevice { kernels, weights, buffers, shape, .. } = pass.device;
+    let (layer, variants) = (usize::from(layer), &shape.matrices.proj);
     pass.add_product(&AddProduct {
-        matrix: weights.layers[usize::from(layer)].o.address(),
+        matrix: weights.layers[layer].o.address(),
         input: &buffers.a,
-        kernel: &kernels.proj_add,
-        block_kernel: &kernels.proj_add_block,
-        cut: &shape.proj,
+        kernels: &kernels.proj_add[variants.of(layer)],
+        cut: variants.cut(layer),
     })
 }

@@ -22,6 +22,7 @@ __device__ __forceinline__ bool load_attend(Copier &copier, const BlockShared &s
                                              u32 n_attended) {
     const u32 n_work = shared.n_work, n_blocks = shared.n_attending;
     if (blockIdx.x >= n_blocks) return true;
+    copier.in_flight = few_in_flight(shared);
     ItemHead item(launch.step, blockIdx.x, n_work, copier.lane);
     for (u32 work = blockIdx.x; work < n_work; work += n_blocks) {
         const ItemHead next(launch.step, work + n_blocks, n_work, copier.lane);

@@ -99,7 +99,8 @@ static MEASURED: Mutex<Vec<(Key, Choice)>> = Mutex::new(Vec::new());
 
 /// Measures all points that the device has room and time for, once per process.
 pub(crate) fn measure(device: &mut CudaDevice) -> Choice {
-    let key = format!("{:?} {:?} {:?}", device.gpu.facts.name, device.config, device.limits);
+    let CudaDevice { gpu, config, limits, shape, .. } = &*device;
+    let key = format!("{:?} {config:?} {limits:?} {shape:?}", gpu.facts.name);
     let mut measured = MEASURED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, choice)) = measured.iter().find(|(of, _)| *of == key) {
         return choice.clone();

@@ -13,8 +13,8 @@ __device__ __forceinline__ void compute_op(Block &block, OpKind kind) {
     case EMBED: return compute_embed(block);
     case ROPE_STORE:
     case ATTEND: return compute_attend(block, kind == ROPE_STORE);
-    case PROJ_ADD: return compute_add<ProjAdd>(block);
-    case DOWN_ADD: return compute_add<DownAdd>(block);
+    case PROJ_ADD:
+    case DOWN_ADD: return compute_add(block, kind);
     default: return compute_norm_product(block, kind);
     }
 }
@@ -47,11 +47,11 @@ __device__ __forceinline__ bool load_op(Copier &copier, const BlockShared &share
     case ROPE_STORE: if (op + 1 < launch.n_ops) return true; // fall through
     case ATTEND: return load_attend(copier, shared, launch, layer.kv, step, ++n_attended - LAYERS);
     case PROJ_ADD:
-    case DOWN_ADD: return load_add(copier, layer, shared.own, kind);
+    case DOWN_ADD: return load_add(copier, layer, shared.own, kind, few_in_flight(shared));
     default:
         if (kind == NORM_QKV) fetch_norms(layer, copier.lane);
-        copier.in_flight = kind == NORM_HEAD ? MANY_IN_FLIGHT : few_in_flight(shared);
-        return kind == NORM_HEAD && shared.n_outputs == 0 || load_norm_product(copier, launch, layer, shared.own, kind);
+        return kind == NORM_HEAD && shared.n_outputs == 0 ||
+               load_norm_product(copier, launch, layer, shared.own, kind, kind == NORM_HEAD ? MANY_IN_FLIGHT : few_in_flight(shared));
     }
 }
 

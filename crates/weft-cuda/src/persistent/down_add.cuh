@@ -1,14 +1,12 @@
-// `down_add` in the persistent kernel: what it loads, and what it awaits. The product itself is
-// that of both residual ops (residual.cuh).
+// `down_add` in the persistent kernel: what it awaits. The product itself is that of both residual ops
+// (residual.cuh).
 #pragma once
 
 #include "persistent/hop.cuh"
 #include "persistent/launch.cuh"
 
 struct DownAdd {
-    static constexpr int UNITS = INTER_UNITS, CHAINS = DOWN_CHAINS;
-    // Loaded: tiles of the block's own rows of the residual stream.
-    static __device__ __forceinline__ const u8 *weights(const LayerAddresses &layer) { return layer.down; }
+    static constexpr int UNITS = INTER_UNITS;
     // Awaited: what `norm_gate_up` published.
     static __device__ __forceinline__ AwaitedRows input(const Launch &launch, u32 number) { return {launch.h, INTER_STRIDE / 2, INTER, number}; }
 };

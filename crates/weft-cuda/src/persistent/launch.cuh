@@ -17,7 +17,13 @@ struct LayerAddresses {
     const uint4 *mlp_norm;
     const u8 *gate_up, *down;
     u16 *kv;
+    struct {
+        u16 qkv, gate_up; // of the forms after all norms (generated/matrices.cuh)
+        u16 proj, down;
+    } variants;
 };
+// A case of a list of matrices.
+#define CALL_WITH_MATRIX(SUFFIX, W) if (W::IS_LAST || variant == W::ID) return work(W{});
 
 // Results of ops as ordinary memory holds them; only the last op of a launch writes there, for
 // tests.

@@ -60,6 +60,8 @@ struct LayerAddresses {
     gate_up: Address,
     down: Address,
     kv: Address,
+    /// [`crate::matrices::Matrices::variants_of`].
+    variants: [u16; 4],
 }
 
 /// Results of ops in ordinary memory.
@@ -120,7 +122,7 @@ unsafe impl Argument for Arguments {}
 pub(crate) fn layouts() -> [Layout; 4] {
     [
         layout!(LayerAddresses as "LayerAddresses" {
-            attention_norm, qkv, bias, q_norm, k_norm, o, mlp_norm, gate_up, down, kv,
+            attention_norm, qkv, bias, q_norm, k_norm, o, mlp_norm, gate_up, down, kv, variants,
         }),
         layout!(PlainBuffers as "PlainBuffers" { x, qkv, a, h }),
         layout!(Mailbox as "Mailbox" { stop, fault }),
@@ -266,6 +268,7 @@ impl Persistent {
                     gate_up: own.gate_up.address(),
                     down: own.down.address(),
                     kv: kv.layer(layer as u16),
+                    variants: shape.matrices.variants_of(layer),
                 }
             })
             .collect();

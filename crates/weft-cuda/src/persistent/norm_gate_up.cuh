@@ -7,11 +7,8 @@
 #include "persistent/product.cuh"
 
 struct NormGateUp {
-    // Loaded: the norm's weights, then tiles of gate and up in turn.
+    // Loaded: the norm's weights, before those of the product.
     static __device__ __forceinline__ const uint4 *norm(const LayerAddresses &layer) { return layer.mlp_norm; }
-    static __device__ __forceinline__ Tiles tiles(const LayerAddresses &layer, const OwnTiles &own) {
-        return tiles_of(own.gate_up, layer.gate_up, HIDDEN_UNITS);
-    }
     // Computed: row `r` of a token, for `down_add`.
     static __device__ __forceinline__ void store(Block &block, u32 r, u32 token, float gate, float up, bool there) {
         const u16 value = r < INTER ? round_one(gated(gate, up)) : 0;

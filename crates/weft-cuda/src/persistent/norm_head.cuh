@@ -9,11 +9,8 @@
 #include "persistent/product.cuh"
 
 struct NormHead {
-    // Loaded: the norm's weights, then tiles of the vocabulary.
+    // Loaded: the norm's weights, before those of the product.
     static __device__ __forceinline__ const uint4 *norm(const Launch &launch) { return launch.final_norm; }
-    static __device__ __forceinline__ Tiles tiles(const Launch &launch, const OwnTiles &own) {
-        return tiles_of(own.vocabulary, launch.head, HIDDEN_UNITS);
-    }
 
     // Computed: Logits of rows `first` and `first + 8` of an output; `best` is the best candidate
     // that this thread has seen. Where tokens are drawn, the best score of 16 rows, of which eight

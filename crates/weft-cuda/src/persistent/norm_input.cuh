@@ -34,8 +34,7 @@ struct NormInput {
     __device__ __forceinline__ void read_embedded(u32 (&pairs)[HIDDEN_UNITS], u32 row) const {
         const u32 word = own_word();
 #pragma unroll
-        for (int i = 0; i < HIDDEN_UNITS; ++i)
-            pairs[i] = ((const u32 *)embedded(block.launch, block.shared.tokens[token_of(row)], word / 4 + i * 4))[word % 4];
+        for (int i = 0; i < HIDDEN_UNITS; ++i) pairs[i] = embedded_pair(block.launch, block.shared.tokens[token_of(row)], word + i * 16);
     }
     // Those that other blocks make, from its first word on, and whether all are there.
     __device__ __forceinline__ bool ask_row(u32 (&pairs)[HIDDEN_UNITS], const u64 *words) const {
@@ -133,4 +132,9 @@ struct NormInput {
     }
     __device__ __forceinline__ uint4 unit(u32 portion, int u) const { return StagedUnits{block.x, n_rows, block.lane}[portion * PORTION_UNITS + u]; }
     __device__ __forceinline__ void next() { awaited = true; }
+    __device__ __forceinline__ bool unpacks_early() const { return block.holds_weights(); }
+    __device__ __forceinline__ void ready(u32 u, u32) const {
+        if (u == 0 && !awaited) await_rows();
+    }
+    __device__ __forceinline__ uint4 at(u32 u) const { return StagedUnits{block.x, n_rows, block.lane}[u]; }
 };

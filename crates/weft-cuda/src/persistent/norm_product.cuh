@@ -3,16 +3,23 @@
 // instructions; what an op loads and what it makes of its sums is in the file of its name.
 #pragma once
 
+#include "generated/matrices.cuh"
 #include "persistent/norm_gate_up.cuh"
 #include "persistent/norm_head.cuh"
 #include "persistent/norm_input.cuh"
 #include "persistent/norm_qkv.cuh"
 #include "persistent/product.cuh"
 
-__device__ __forceinline__ Tiles norm_tiles(const Launch &launch, const LayerAddresses &layer, const OwnTiles &own, OpKind kind) {
-    if (kind == NORM_QKV) return NormQkv::tiles(layer, own);
-    if (kind == NORM_GATE_UP) return NormGateUp::tiles(layer, own);
-    return NormHead::tiles(launch, own);
+// Calls `work` with the forms of an op's matrix.
+template <class Work> __device__ __forceinline__ void with_norm_forms(const LayerAddresses &layer, OpKind kind, Work work) {
+    const u32 variant = kind == NORM_QKV ? layer.variants.qkv : kind == NORM_GATE_UP ? layer.variants.gate_up : HEAD_FORMS;
+    NORM_FORMS(CALL_WITH_MATRIX)
+}
+__device__ __forceinline__ const TileRange &norm_tiles(const OwnTiles &own, OpKind kind) {
+    return kind == NORM_QKV ? own.qkv : kind == NORM_GATE_UP ? own.gate_up : own.vocabulary;
+}
+__device__ __forceinline__ const u8 *norm_matrix(const Launch &launch, const LayerAddresses &layer, OpKind kind) {
+    return kind == NORM_QKV ? layer.qkv : kind == NORM_GATE_UP ? layer.gate_up : launch.head;
 }
 __device__ __forceinline__ const uint4 *norm_weights(const Launch &launch, const LayerAddresses &layer, OpKind kind) {
     return kind == NORM_QKV ? NormQkv::norm(layer) : kind == NORM_GATE_UP ? NormGateUp::norm(layer) : NormHead::norm(launch);
@@ -20,13 +27,19 @@ __device__ __forceinline__ const uint4 *norm_weights(const Launch &launch, const
 
 // ---- loading -----------------------------------------------------------------------------------
 // The copying warp: a norm's weights, then those of its product.
-__device__ __forceinline__ bool load_norm_product(Copier &copier, const Launch &launch, const LayerAddresses &layer, const OwnTiles &all, OpKind kind) {
+__device__ __forceinline__ bool load_norm_product(Copier &copier, const Launch &launch, const LayerAddresses &layer, const OwnTiles &all, OpKind kind, int in_flight) {
     static_assert(HIDDEN_STRIDE * 2 <= LONG_STAGE_BYTES, "a norm's weights are one stage");
-    const Tiles own = norm_tiles(launch, layer, all, kind);
+    const TileRange own = norm_tiles(all, kind);
     const uint4 *norm = norm_weights(launch, layer, kind);
     if (own.first == own.end) return true;
+    copier.in_flight = in_flight;
     const bool pushed = copier.push(HIDDEN_STRIDE * 2, [&](u8 *stage, u64 *full) { copy(stage, norm, HIDDEN_STRIDE * 2, full, copier.lane); });
-    return pushed && load_tiles(copier, own, NORM_TILES);
+    bool here = pushed;
+    if (here)
+        with_norm_forms(layer, kind, [&](auto forms) INLINED {
+            here = load_tiles<decltype(forms), HIDDEN_UNITS>(copier, own, norm_matrix(launch, layer, kind), NORM_TILES, in_flight);
+        });
+    return here;
 }
 
 // ---- computing ---------------------------------------------------------------------------------
@@ -45,14 +58,16 @@ struct NormStore {
 
 // The product. The best of the logits that it computed, if any.
 __device__ __forceinline__ u64 multiply_norm(Block &block, OpKind kind) {
-    const Tiles own = norm_tiles(block.launch, block.layer(), block.shared.own, kind);
+    const TileRange own = norm_tiles(block.shared.own, kind);
     const u32 n_rows = kind == NORM_HEAD && !block.fixed ? block.shared.n_outputs : block.n_tokens;
     u64 best = NO_CANDIDATE;
     if (own.first == own.end) return best;
     NormInput input(block, kind, n_rows);
     if (!block.holds_weights()) input.await_rows(), input.next();
-    multiply_tiles<NORM_TILES, 2, HIDDEN_UNITS, 1>(block.stages, block.shared.scratch.sums, block.flip, own, n_rows, block.warp, block.lane,
-                                                input, NormStore{block, kind, best});
+    with_norm_forms(block.layer(), kind, [&](auto forms) INLINED {
+        multiply_tiles<decltype(forms), NORM_TILES, 2, HIDDEN_UNITS, 1>(block.stages, block.shared.scratch.sums, block.flip, own, n_rows, block.warp, block.lane,
+                                                                        input, NormStore{block, kind, best});
+    });
     return best;
 }
 

@@ -7,11 +7,8 @@
 #include "persistent/product.cuh"
 
 struct NormQkv {
-    // Loaded: the norm's weights, then tiles of the three projections.
+    // Loaded: the norm's weights, before those of the product.
     static __device__ __forceinline__ const uint4 *norm(const LayerAddresses &layer) { return layer.attention_norm; }
-    static __device__ __forceinline__ Tiles tiles(const LayerAddresses &layer, const OwnTiles &own) {
-        return tiles_of(own.qkv, layer.qkv, HIDDEN_UNITS);
-    }
     // Computed: row `r` of a token, rounded after its bias, for the blocks that attend.
     static __device__ __forceinline__ void store(Block &block, u32 r, u32 token, float sum, bool there) {
         const Launch &launch = block.launch;

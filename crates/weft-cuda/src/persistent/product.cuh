@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kernels/base.cuh"
+#include "persistent/coded_product.cuh"
 #include "persistent/ring.cuh"
 
 // What a block owns of a matrix: tiles of eight rows, of `n_units` units a warp.
@@ -49,7 +50,6 @@ struct OwnTiles {
         gate_up = own_range<GateUpRows>(), vocabulary = own_range<VocabularyRows>();
     }
 };
-__device__ __forceinline__ Tiles tiles_of(const TileRange &own, const u8 *weights, u32 n_units) { return {weights, own.first, own.end, n_units}; }
 
 // Tiles computed at once.
 constexpr int NORM_TILES = 6;
@@ -72,7 +72,7 @@ template <int MOST, class Work> __device__ __forceinline__ void for_count(int n,
 
 // The copying warp: stages in the order `multiply_tiles` takes them in. False where the block has
 // left.
-__device__ __forceinline__ bool load_tiles(Copier &copier, const Tiles &own, int at_once) {
+__device__ __forceinline__ bool load_plain_tiles(Copier &copier, const Tiles &own, int at_once) {
     static_assert(SHORT_STRIP == PORTION_UNITS, "a strip is a portion");
     const u32 n_portions = own.n_portions();
     for (int first = own.first; first < own.end; first += at_once) {
@@ -91,6 +91,16 @@ __device__ __forceinline__ bool load_tiles(Copier &copier, const Tiles &own, int
         }
     }
     return true;
+}
+
+// The same for a matrix in any form; `in_flight` full stages are on their way at once.
+template <class W, int UNITS> __device__ __forceinline__ bool load_tiles(Copier &copier, const TileRange &own, const u8 *weights, int at_once, int in_flight) {
+    copier.in_flight = in_flight;
+    if constexpr (W::IS_PLAIN) return load_plain_tiles(copier, {weights, own.first, own.end, UNITS}, at_once);
+    else {
+        copier.in_flight = CodedStage<W, UNITS>::in_flight(in_flight);
+        return load_coded_tiles<W, UNITS>(copier, weights, own.first, own.end, at_once);
+    }
 }
 
 // A warp's units of an input in shared memory, as `AwaitedRows` puts them there.
@@ -115,6 +125,19 @@ template <int N, int UNITS> struct PortionUnits {
         return tile < N && u < width ? ((const uint4 *)stages.at(first + tile))[(warp * width + u) * UNIT + lane] : make_uint4(0, 0, 0, 0);
     }
 };
+
+// Leaves a warp's sums where tokens are the columns of a product: `sum(tile, chain, e)` is that of
+// token 2c + e and row g, in lane 4g + c.
+template <int N, int CHAINS, class Sum>
+__device__ __forceinline__ void leave_pairs(WarpSums &sums, u32 flip, u32 n_tokens, int warp, int lane, Sum sum) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+        const u32 token = lane % 4 * 2 + e;
+        if (token >= n_tokens) continue;
+#pragma unroll
+        for (int i = 0; i < N * CHAINS; ++i) sums.of[flip][i][warp][token * 8 + lane / 4] = sum(i / CHAINS, i % CHAINS, e);
+    }
+}
 
 // A warp's sums of N tiles, of UNITS units a warp each. They all have their own registers: what is
 // computed only sometimes is computed one after the other. As many weights as registers can hold
@@ -156,14 +179,7 @@ __device__ __forceinline__ void sum_held_tiles(Stages &stages, WarpSums &sums, u
             }
         }
     }
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-        const u32 token = lane % 4 * 2 + e;
-        if (token >= n_tokens) continue;
-#pragma unroll
-        for (int i = 0; i < N * CHAINS; ++i)
-            sums.of[flip][i][warp][token * 8 + lane / 4] = sum[i % CHAINS][i / CHAINS / 2][i / CHAINS % 2 * 2 + e];
-    }
+    leave_pairs<N, CHAINS>(sums, flip, n_tokens, warp, lane, [&](int tile, int chain, int e) INLINED { return sum[chain][tile / 2][tile % 2 * 2 + e]; });
 }
 
 // The same where several tokens leave fewer registers: portion by portion, tokens the rows of a
@@ -208,12 +224,38 @@ __device__ __forceinline__ void sum_tiles(Stages &stages, WarpSums &sums, u32 fl
         }
 }
 
+// Those of N tiles in any form. So many coded units are unpacked before the input is awaited.
+constexpr int MOST_UNPACKED = 16;
+template <class W, int N, int UNITS, int CHAINS, class Input>
+__device__ __forceinline__ void sum_any_tiles(Stages &stages, WarpSums &sums, u32 flip, int first_tile, u32 n_tokens, int warp, int lane, Input &input) {
+    if constexpr (W::IS_PLAIN) {
+        if (input.holds()) sum_held_tiles<N, UNITS, CHAINS>(stages, sums, flip, n_tokens, warp, lane, input);
+        else sum_tiles<N, UNITS, CHAINS>(stages, sums, flip, n_tokens, warp, lane, input);
+    } else {
+        if constexpr (W::IS_UNIFORM)
+            if (input.holds()) {
+                float sum[(N + 1) / 2][4] = {};
+                if (n_tokens == 1) sum_held_coded_tiles<W, N, UNITS, true>(stages, sum, first_tile, warp, lane, input);
+                else sum_held_coded_tiles<W, N, UNITS, false>(stages, sum, first_tile, warp, lane, input);
+                return leave_pairs<N, 1>(sums, flip, n_tokens, warp, lane, [&](int tile, int, int e) INLINED { return sum[tile / 2][tile % 2 * 2 + e]; });
+            }
+        using Stage = CodedStage<W, UNITS>;
+        constexpr int FIT = MOST_UNPACKED / N, EARLY = !W::IS_UNIFORM || Stage::STRIPS > 1 || UNITS > UNITS_AT_ONCE ? 0 : FIT < UNITS ? FIT : UNITS;
+        float sum[N][4] = {};
+        if (EARLY > 0 && input.unpacks_early()) sum_coded_tiles<W, N, UNITS, EARLY>(stages, sum, first_tile, warp, lane, input);
+        else sum_coded_tiles<W, N, UNITS, 0>(stages, sum, first_tile, warp, lane, input);
+        if (lane / 4 < n_tokens)
+#pragma unroll
+            for (int tile = 0; tile < N; ++tile) *(float2 *)&sums.of[flip][tile][warp][lane * 2] = make_float2(sum[tile][0], sum[tile][1]);
+    }
+}
+
 // The computing warps. `input.begin(portion)` is told before a portion of this warp's input is
-// needed, `input.unit(portion, u)` is a unit of it, `input.next()` goes on to other tiles; sums go
-// to `store(first of TOGETHER tiles, token, row in the tile, sums, whether there is such a row)`,
+// needed, `input.unit(portion, u)` is a unit of it, `input.next()` goes on to other tiles. Coded
+// tiles have `input.ready(first, n)`, which awaits some units, and `input.at(unit)`. Sums go to `store(first of TOGETHER tiles, token, row in the tile, sums, whether there is such a row)`,
 // called by whole warps.
-template <int TILES, int TOGETHER, int UNITS, int CHAINS, class Input, class Store>
-__device__ __forceinline__ void multiply_tiles(Stages &stages, WarpSums &sums, u32 &flip, const Tiles &own, u32 n_tokens, int warp, int lane,
+template <class W, int TILES, int TOGETHER, int UNITS, int CHAINS, class Input, class Store>
+__device__ __forceinline__ void multiply_tiles(Stages &stages, WarpSums &sums, u32 &flip, const TileRange &own, u32 n_tokens, int warp, int lane,
                                                Input input, Store store) {
     static_assert(TILES / TOGETHER <= 6, "all counts of groups are told apart");
     // Rows are shared out as if there were 1, 2, 4 or 8 tokens.
@@ -227,8 +269,7 @@ __device__ __forceinline__ void multiply_tiles(Stages &stages, WarpSums &sums, u
         const auto sum = [&](auto n) {
             constexpr int N = decltype(n)::VALUE * TOGETHER;
             static_assert(N * CHAINS <= MOST_TILES_AT_ONCE, "every chain's sums have a place");
-            if (input.holds()) sum_held_tiles<N, UNITS, CHAINS>(stages, sums, flip, n_tokens, warp, lane, input);
-            else sum_tiles<N, UNITS, CHAINS>(stages, sums, flip, n_tokens, warp, lane, input);
+            sum_any_tiles<W, N, UNITS, CHAINS>(stages, sums, flip, first, n_tokens, warp, lane, input);
         };
         for_count<TILES / TOGETHER>(n_groups, sum);
         meet();

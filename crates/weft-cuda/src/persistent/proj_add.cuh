@@ -1,14 +1,12 @@
-// `proj_add` in the persistent kernel: what it loads, and what it awaits. The product itself is
-// that of both residual ops (residual.cuh).
+// `proj_add` in the persistent kernel: what it awaits. The product itself is that of both residual ops
+// (residual.cuh).
 #pragma once
 
 #include "persistent/hop.cuh"
 #include "persistent/launch.cuh"
 
 struct ProjAdd {
-    static constexpr int UNITS = Q_UNITS, CHAINS = PROJ_CHAINS;
-    // Loaded: tiles of the block's own rows of the residual stream.
-    static __device__ __forceinline__ const u8 *weights(const LayerAddresses &layer) { return layer.o; }
+    static constexpr int UNITS = Q_UNITS;
     // Awaited: what `attend` published.
     static __device__ __forceinline__ AwaitedRows input(const Launch &launch, u32 number) { return {launch.a, Q_STRIDE / 2, Q_WIDTH, number}; }
 };

@@ -2,19 +2,24 @@
 // stream. What an op loads, and what it awaits, is in the file of its name.
 #pragma once
 
+#include "generated/matrices.cuh"
 #include "persistent/down_add.cuh"
 #include "persistent/launch.cuh"
 #include "persistent/product.cuh"
 #include "persistent/proj_add.cuh"
 
+// Calls `work` with the matrix of an op in a layer.
+template <class Work> __device__ __forceinline__ void with_proj(u32 variant, Work work) { PROJ_MATRICES(CALL_WITH_MATRIX) }
+template <class Work> __device__ __forceinline__ void with_down(u32 variant, Work work) { DOWN_MATRICES(CALL_WITH_MATRIX) }
+
 // ---- loading -----------------------------------------------------------------------------------
-__device__ __forceinline__ Tiles add_tiles(const LayerAddresses &layer, const OwnTiles &own, OpKind kind) {
-    const u8 *weights = kind == PROJ_ADD ? ProjAdd::weights(layer) : DownAdd::weights(layer);
-    return tiles_of(own.hidden, weights, kind == PROJ_ADD ? ProjAdd::UNITS : DownAdd::UNITS);
-}
 // The copying warp: the weights of either product.
-__device__ __forceinline__ bool load_add(Copier &copier, const LayerAddresses &layer, const OwnTiles &own, OpKind kind) {
-    return load_tiles(copier, add_tiles(layer, own, kind), ADD_TILES);
+__device__ __forceinline__ bool load_add(Copier &copier, const LayerAddresses &layer, const OwnTiles &own, OpKind kind, int in_flight) {
+    bool here = true;
+    if (kind == PROJ_ADD)
+        with_proj(layer.variants.proj, [&](auto matrix) INLINED { here = load_tiles<decltype(matrix), ProjAdd::UNITS>(copier, own.hidden, layer.o, ADD_TILES, in_flight); });
+    else with_down(layer.variants.down, [&](auto matrix) INLINED { here = load_tiles<decltype(matrix), DownAdd::UNITS>(copier, own.hidden, layer.down, ADD_TILES, in_flight); });
+    return here;
 }
 
 // ---- computing ---------------------------------------------------------------------------------
@@ -23,6 +28,7 @@ struct AwaitedInput {
     Block &block;
     AwaitedRows rows;
     u32 n_units, portions_at_once;
+    u32 first = 0; // unit of those that are there, where tiles are coded
     __device__ __forceinline__ void begin(u32 portion) const {
         if (portion % portions_at_once != 0) return;
         const u32 first = portion * PORTION_UNITS, n = min(portions_at_once * PORTION_UNITS, n_units - first);
@@ -34,19 +40,28 @@ struct AwaitedInput {
     }
     __device__ __forceinline__ bool holds() const { return block.holds_weights(); }
     __device__ __forceinline__ void next() const {}
+    __device__ __forceinline__ bool unpacks_early() const { return block.holds_weights(); }
+    __device__ __forceinline__ void ready(u32 u, u32 n) {
+        const u32 at_once = portions_at_once * PORTION_UNITS;
+        if (u > 0 && u + n <= first + at_once) return;
+        first = u;
+        __syncwarp();
+        rows.into(block.x, block.warp * n_units + u, min(at_once, n_units - u), block.n_tokens, block.lane, block.watch);
+    }
+    __device__ __forceinline__ uint4 at(u32 u) const { return StagedUnits{block.x, block.n_tokens, block.lane}[u - first]; }
 };
 
 // x += input * W, rounded once. The residual stream of a block's own rows stays in its shared
 // memory.
-template <class Op> __device__ __forceinline__ void compute_add(Block &block) {
-    constexpr int UNITS = Op::UNITS, CHAINS = Op::CHAINS;
+template <class Op, class W> __device__ __forceinline__ void add_matrix(Block &block) {
+    constexpr int UNITS = Op::UNITS;
     const Launch &launch = block.launch;
-    const Tiles own = tiles_of(block.shared.own.hidden, Op::weights(block.layer()), UNITS);
+    const TileRange own = block.shared.own.hidden;
     const int first_row = own.first * 8;
     if (own.first == own.end) return;
     const AwaitedRows rows = Op::input(launch, block.number_before(1));
     const AwaitedInput input = {block, rows, UNITS, x_units(block.n_tokens) / block.n_tokens / PORTION_UNITS};
-    multiply_tiles<ADD_TILES, 1, UNITS, CHAINS>(block.stages, block.shared.scratch.sums, block.flip, own, block.n_tokens, block.warp, block.lane,
+    multiply_tiles<W, ADD_TILES, 1, UNITS, W::CHAINS>(block.stages, block.shared.scratch.sums, block.flip, own, block.n_tokens, block.warp, block.lane,
                                         input, [&](int tile, u32 token, u32 row, const float (&sum)[1], bool there) {
         const u32 r = tile * 8 + row;
         u16 value = 0;
@@ -57,4 +72,9 @@ template <class Op> __device__ __forceinline__ void compute_add(Block &block) {
         }
         publish_row(launch.x + token * (HIDDEN_STRIDE / 2), r, HIDDEN, there, value, block.number);
     });
+}
+__device__ __forceinline__ void compute_add(Block &block, OpKind kind) {
+    const LayerAddresses &layer = block.layer();
+    if (kind == PROJ_ADD) with_proj(layer.variants.proj, [&](auto matrix) INLINED { add_matrix<ProjAdd, decltype(matrix)>(block); });
+    else with_down(layer.variants.down, [&](auto matrix) INLINED { add_matrix<DownAdd, decltype(matrix)>(block); });
 }

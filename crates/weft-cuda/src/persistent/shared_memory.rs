@@ -77,11 +77,12 @@ mod tests {
     use super::*;
     use crate::shape::Chip;
     use weft_core::shapes;
+    use weft_core::weights::Forms;
 
     /// Stages, and units of a warp's stage for inputs.
     fn sizes(name: &str, shared_kib: usize, n_tokens: usize) -> Option<(usize, usize)> {
         let config = shapes::config(name).unwrap();
-        let shape = Shape::new(&config, Chip::HOPPER).unwrap();
+        let shape = Shape::new(&config, &Forms::default(), Chip::HOPPER).unwrap();
         // Approximately the kernel's static shared memory.
         let shared = SharedMemory::new(&config, &shape, (shared_kib << 10) - 32_000);
         shared.n_stages(n_tokens).map(|n_stages| (n_stages, shared.x_units(n_tokens)))
@@ -101,7 +102,7 @@ mod tests {
         let holds = |hidden: usize| {
             let mut config = shapes::config("qwen3-8b").unwrap();
             config.hidden = hidden;
-            let shape = Shape::new(&config, Chip::HOPPER).unwrap();
+            let shape = Shape::new(&config, &Forms::default(), Chip::HOPPER).unwrap();
             SharedMemory::new(&config, &shape, shape.chip.shared_bytes).refusal().is_none()
         };
         assert!(holds(8192) && !holds(8193));

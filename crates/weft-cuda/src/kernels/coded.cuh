@@ -1,0 +1,301 @@
+// Forms of weights: how a unit of 8 rows x 32 columns is stored, and what it adds to sums.
+//
+// A coded unit has its codes, its scales and its offsets in one piece. Lane 4g + c holds codes of
+// columns 8c .. 8c + 7 of row g, as `mma32` wants them. The products of a run of 32 columns, or of
+// 16, are summed from zero; then sum = scale * run + sum, rounded once, and the same with the
+// minimum and the sum of the input over the run. Every kernel adds runs by `add_unit`, so all give
+// the same bits.
+#pragma once
+
+#include "kernels/base.cuh"
+
+enum Codes { BITS, TABLE, INT8, UINT8, FP8 };
+enum Numbers { BF16, F16, F32, STEPS };
+enum Offsets { NO_OFFSET, ZERO, MINIMUM };
+
+struct Plain {
+    static constexpr bool IS_PLAIN = true, HAS_OFFSET = false;
+    static constexpr int BYTES = UNIT_BYTES, RUNS = 1;
+};
+
+// A table's 16 numbers: their lower bytes, and their upper bytes.
+template <u32 L0_, u32 L1_, u32 L2_, u32 L3_, u32 H0_, u32 H1_, u32 H2_, u32 H3_> struct Table {
+    static constexpr u32 L0 = L0_, L1 = L1_, L2 = L2_, L3 = L3_, H0 = H0_, H1 = H1_, H2 = H2_, H3 = H3_;
+};
+using NoTable = Table<0, 0, 0, 0, 0, 0, 0, 0>;
+
+// Bytes of one number of each row and run; steps have a unit of each row besides.
+constexpr int number_bytes(Numbers kind, int runs) {
+    return kind == F32 ? 32 * runs : kind == STEPS ? 8 * runs + 16 : 16 * runs;
+}
+
+// Codes of BITS bits, less than MIDDLE below zero; RUNS of a unit. It lies as `form.rs` packs it:
+// codes, or four bits of each and then their other bits; scales; zeros or minimums; up to 16 bytes
+// of nothing.
+template <Codes CODES_, int N_BITS_, int MIDDLE_, int RUNS_, Numbers SCALE_, Offsets OFFSET_, class Table_> struct Coded {
+    using Table = Table_;
+    static constexpr Codes CODES = CODES_;
+    static constexpr Numbers SCALE = SCALE_;
+    static constexpr Offsets OFFSET = OFFSET_;
+    static constexpr bool IS_PLAIN = false, HAS_OFFSET = OFFSET != NO_OFFSET;
+    static constexpr int N_BITS = N_BITS_, MIDDLE = MIDDLE_, RUNS = RUNS_;
+    static constexpr int LOW_BYTES = N_BITS == 8 ? 256 : 128;
+    static constexpr int SCALES = LOW_BYTES + (N_BITS == 8 ? 0 : (N_BITS - 4) * 32);
+    static constexpr int OFFSETS = SCALES + number_bytes(SCALE, RUNS);
+    static constexpr int END = OFFSETS + (OFFSET == ZERO ? 8 * RUNS : OFFSET == MINIMUM ? number_bytes(SCALE, RUNS) : 0);
+    static constexpr int BYTES = (END + 15) / 16 * 16;
+};
+
+// ---- codes -------------------------------------------------------------------------------------
+constexpr u32 ONES = 0x3f803f80u, MINUS_ONES = 0xbf80bf80u;
+// A bf16 of 128 to 255 has an integer's lower seven bits in its lower seven. Two of them.
+constexpr u32 AND_128 = 0x43004300u;
+constexpr u32 minus(int from_128_on) { return (0xc300u | (u32)(from_128_on - 128)) * 0x10001u; }
+
+// Codes of 4 to 6 bits: even columns in the lower half of a word, odd ones in the upper.
+template <class F> __device__ __forceinline__ uint4 unpack_bits(const u8 *unit, int lane) {
+    const u32 low = ((const u32 *)unit)[lane];
+    u32 high = 0;
+    if constexpr (F::N_BITS == 5) high = unit[F::LOW_BYTES + lane], high |= high << 12;
+    if constexpr (F::N_BITS == 6) high = __byte_perm(((const u16 *)(unit + F::LOW_BYTES))[lane], 0, 0x4140);
+    const auto pair = [&](int p) {
+        u32 code = low >> (p * 4) & 0x000f000fu | AND_128;
+        if (F::N_BITS == 5) code |= high << (4 - p) & 0x00100010u;
+        if (F::N_BITS == 6) code |= (p < 3 ? high << (4 - 2 * p) : high >> 2) & 0x00300030u;
+        return fma_pair(code, ONES, minus(128 + F::MIDDLE));
+    };
+    return make_uint4(pair(0), pair(1), pair(2), pair(3));
+}
+
+// Four codes of a table, each in half a byte: their bf16 as lower bytes and upper bytes.
+template <class T> __device__ __forceinline__ uint2 look_up(u32 codes) {
+    const u32 seven = codes & 0x7777u, upper = __byte_perm(0xff00u, 0, codes >> 3 & 0x1111u);
+    const auto choose = [&](u32 a, u32 b, u32 c, u32 d) { return __byte_perm(a, b, seven) & ~upper | __byte_perm(c, d, seven) & upper; };
+    return make_uint2(choose(T::L0, T::L1, T::L2, T::L3), choose(T::H0, T::H1, T::H2, T::H3));
+}
+template <class F> __device__ __forceinline__ uint4 unpack_table(const u8 *unit, int lane) {
+    const u32 codes = ((const u32 *)unit)[lane];
+    const uint2 even = look_up<typename F::Table>(codes), odd = look_up<typename F::Table>(codes >> 16);
+    const u32 evens[2] = {__byte_perm(even.x, even.y, 0x5140), __byte_perm(even.x, even.y, 0x7362)};
+    const u32 odds[2] = {__byte_perm(odd.x, odd.y, 0x5140), __byte_perm(odd.x, odd.y, 0x7362)};
+    return make_uint4(__byte_perm(evens[0], odds[0], 0x5410), __byte_perm(evens[0], odds[0], 0x7632),
+                      __byte_perm(evens[1], odds[1], 0x5410), __byte_perm(evens[1], odds[1], 0x7632));
+}
+
+// The lower bytes of both halves of a word. Integers are stored with a sign.
+template <class F> __device__ __forceinline__ u32 unpack_bytes(u32 word) {
+    if constexpr (F::CODES == FP8) return fma_pair(word << 4 & 0x07f007f0u | word << 8 & 0x80008000u, 0x7b807b80u, 0x80008000u); // times 2^120
+    const u32 signed_code = fma_pair(word & 0x00800080u | AND_128, MINUS_ONES, word & 0x007f007fu | AND_128);
+    return F::CODES == UINT8 ? fma_pair(signed_code, ONES, AND_128) : signed_code;
+}
+
+// What a lane's eight codes stand for, as bf16.
+template <class F> __device__ __forceinline__ uint4 unpack(const u8 *unit, int lane) {
+    if constexpr (F::IS_PLAIN) return ((const uint4 *)unit)[lane];
+    else if constexpr (F::CODES == BITS) return unpack_bits<F>(unit, lane);
+    else if constexpr (F::CODES == TABLE) return unpack_table<F>(unit, lane);
+    else {
+        const uint2 codes = ((const uint2 *)unit)[lane];
+        return make_uint4(unpack_bytes<F>(codes.x), unpack_bytes<F>(codes.x >> 8), unpack_bytes<F>(codes.y), unpack_bytes<F>(codes.y >> 8));
+    }
+}
+
+// ---- scales and offsets ------------------------------------------------------------------------
+// The number of a row in a run.
+template <Numbers KIND, int RUNS> __device__ __forceinline__ float number_at(const u8 *numbers, int run, int row) {
+    const int at = run * 8 + row;
+    if constexpr (KIND == F32) return ((const float *)numbers)[at];
+    else if constexpr (KIND == STEPS) return __fmul_rn(half_to_float(((const u16 *)(numbers + RUNS * 8))[row]), (float)((const signed char *)numbers)[at]);
+    else if constexpr (KIND == F16) return half_to_float(((const u16 *)numbers)[at]);
+    else return widen(((const u16 *)numbers)[at]);
+}
+// Those of two rows, of which the first is even.
+template <Numbers KIND, int RUNS> __device__ __forceinline__ float2 numbers_at(const u8 *numbers, int run, int row) {
+    const int at = run * 8 + row;
+    if constexpr (KIND == F32) return *(const float2 *)((const float *)numbers + at);
+    else if constexpr (KIND == STEPS) {
+        const u32 units = *(const u32 *)(numbers + RUNS * 8 + row * 2);
+        const u32 steps = *(const u16 *)(numbers + at);
+        return make_float2(__fmul_rn(half_to_float((u16)units), (float)(signed char)steps), __fmul_rn(half_to_float((u16)(units >> 16)), (float)(signed char)(steps >> 8)));
+    } else {
+        const u32 both = *(const u32 *)((const u16 *)numbers + at);
+        if constexpr (KIND == F16) return make_float2(half_to_float((u16)both), half_to_float((u16)(both >> 16)));
+        else return make_float2(low(both), high(both));
+    }
+}
+// A zero counts as the minimum -scale * zero.
+template <class F> __device__ __forceinline__ float minimum_at(const u8 *unit, float scale, int run, int row) {
+    if constexpr (F::OFFSET == MINIMUM) return number_at<F::SCALE, F::RUNS>(unit + F::OFFSETS, run, row);
+    else return __fmul_rn(-scale, (float)((const signed char *)unit)[F::OFFSETS + run * 8 + row]);
+}
+template <class F> __device__ __forceinline__ float2 minimums_at(const u8 *unit, float2 scales, int run, int row) {
+    if constexpr (F::OFFSET == MINIMUM) return numbers_at<F::SCALE, F::RUNS>(unit + F::OFFSETS, run, row);
+    else return make_float2(minimum_at<F>(unit, scales.x, run, row), minimum_at<F>(unit, scales.y, run, row + 1));
+}
+
+// ---- products ----------------------------------------------------------------------------------
+// A unit of the input of up to 16 tokens, which are the rows of a product: what each run of the
+// weights meets, and its sums.
+template <class F> struct UnitInput {
+    Interleaved runs[F::RUNS];
+    float sums[F::RUNS][4];
+    __device__ __forceinline__ UnitInput(const Interleaved &x, int lane) {
+#pragma unroll
+        for (int run = 0; run < F::RUNS; ++run) {
+            runs[run] = x;
+            // A run of 16 columns is that of two lanes of a quad.
+            if (F::RUNS > 1 && lane % 4 / 2 != run)
+#pragma unroll
+                for (int i = 0; i < 8; ++i) runs[run].of[i] = 0;
+#pragma unroll
+            for (int e = 0; e < 4; ++e) sums[run][e] = 0.0f;
+            if (F::HAS_OFFSET) mma32(sums[run], runs[run], make_uint4(ONES, ONES, ONES, ONES));
+        }
+    }
+};
+
+// Adds the products of some rows of input with a unit of weights: those of tokens g and g + 8 with
+// rows 2c and 2c + 1, in lane 4g + c. Tokens from 8 on only with SECOND.
+template <class F, bool SECOND> __device__ __forceinline__ void add_unit(float (&sum)[4], const UnitInput<F> &x, const u8 *unit, uint4 codes, int lane) {
+    if constexpr (F::IS_PLAIN) return mma32(sum, x.runs[0], codes);
+    else {
+#pragma unroll
+        for (int run = 0; run < F::RUNS; ++run) {
+            float of_run[4] = {};
+            mma32(of_run, x.runs[run], codes);
+            const float2 scales = numbers_at<F::SCALE, F::RUNS>(unit + F::SCALES, run, lane % 4 * 2);
+#pragma unroll
+            for (int e = 0; e < (SECOND ? 4 : 2); ++e) sum[e] = __fmaf_rn(e % 2 == 0 ? scales.x : scales.y, of_run[e], sum[e]);
+            if constexpr (F::HAS_OFFSET) {
+                const float2 minimums = minimums_at<F>(unit, scales, run, lane % 4 * 2);
+#pragma unroll
+                for (int e = 0; e < (SECOND ? 4 : 2); ++e) sum[e] = __fmaf_rn(e % 2 == 0 ? minimums.x : minimums.y, x.sums[run][e], sum[e]);
+            }
+        }
+    }
+}
+template <class F, bool SECOND> __device__ __forceinline__ void add_unit(float (&sum)[4], const UnitInput<F> &x, const u8 *unit, int lane) {
+    add_unit<F, SECOND>(sum, x, unit, unpack<F>(unit, lane), lane);
+}
+
+// A unit of the input of up to 8 tokens where they are the columns of a product.
+template <class F> struct ColumnInput {
+    uint4 runs[F::RUNS];
+    float sums[F::RUNS][4];
+    __device__ __forceinline__ ColumnInput(uint4 x, int lane, u32 zero) {
+        const uint4 ones = make_uint4(ONES, ONES, ONES, ONES);
+#pragma unroll
+        for (int run = 0; run < F::RUNS; ++run) {
+            runs[run] = F::RUNS > 1 && lane % 4 / 2 != run ? make_uint4(0, 0, 0, 0) : x;
+#pragma unroll
+            for (int e = 0; e < 4; ++e) sums[run][e] = 0.0f;
+            if (F::HAS_OFFSET) mma32(sums[run], Interleaved(ones, ones, zero), runs[run]);
+        }
+    }
+};
+// Two coded units as the rows of a product, unpacked, with the scales and minimums of rows g.
+template <class F> struct UnitPair {
+    Interleaved codes;
+    float scales[2][F::RUNS], minimums[2][F::RUNS];
+    __device__ __forceinline__ UnitPair() {}
+    // `lower` may be null.
+    __device__ __forceinline__ UnitPair(const u8 *upper, const u8 *lower, int lane, u32 zero)
+        : codes(unpack<F>(upper, lane), lower ? unpack<F>(lower, lane) : make_uint4(0, 0, 0, 0), zero) {
+#pragma unroll
+        for (int run = 0; run < F::RUNS; ++run)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const u8 *unit = i == 0 ? upper : lower;
+                scales[i][run] = unit ? number_at<F::SCALE, F::RUNS>(unit + F::SCALES, run, lane / 4) : 0.0f;
+                if constexpr (F::HAS_OFFSET) minimums[i][run] = unit ? minimum_at<F>(unit, scales[i][run], run, lane / 4) : 0.0f;
+            }
+    }
+    // What `add_unit` adds: those of rows g of both with tokens 2c and 2c + 1, in lane 4g + c; of
+    // ONE token, only those with even ones.
+    template <bool ONE> __device__ __forceinline__ void add(float (&sum)[4], const ColumnInput<F> &x) const {
+#pragma unroll
+        for (int run = 0; run < F::RUNS; ++run) {
+            float of_run[4] = {};
+            mma32(of_run, codes, x.runs[run]);
+#pragma unroll
+            for (int e = 0; e < 4; e += ONE ? 2 : 1) sum[e] = __fmaf_rn(scales[e / 2][run], of_run[e], sum[e]);
+            if constexpr (F::HAS_OFFSET)
+#pragma unroll
+                for (int e = 0; e < 4; e += ONE ? 2 : 1) sum[e] = __fmaf_rn(minimums[e / 2][run], x.sums[run][e], sum[e]);
+        }
+    }
+};
+
+// Eight columns of a row of a unit, rounded to bf16.
+template <class F> __device__ __forceinline__ uint4 widened(const u8 *unit, int row, int chunk) {
+    const uint4 codes = unpack<F>(unit, row * 4 + chunk);
+    if constexpr (F::IS_PLAIN) return codes;
+    else {
+        const int run = F::RUNS > 1 ? chunk / 2 : 0;
+        const float scale = number_at<F::SCALE, F::RUNS>(unit + F::SCALES, run, row);
+        const auto weight = [&](float value) {
+            if constexpr (F::OFFSET == ZERO) return __fmul_rn(scale, value - (float)((const signed char *)unit)[F::OFFSETS + run * 8 + row]);
+            else if constexpr (F::OFFSET == MINIMUM) return __fmul_rn(scale, value) + minimum_at<F>(unit, scale, run, row);
+            else return __fmul_rn(scale, value);
+        };
+        const auto pair = [&](u32 values) { return round_pair(weight(low(values)), weight(high(values))); };
+        return make_uint4(pair(codes.x), pair(codes.y), pair(codes.z), pair(codes.w));
+    }
+}
+
+// ---- matrices ----------------------------------------------------------------------------------
+// Which form a tile of eight rows has, and where it lies. BYTES are those of the largest unit; if
+// not all units are plain, they decide how units of a tile are put into strips.
+template <class F> struct OneForm {
+    using Form = F;
+    static constexpr bool IS_PLAIN = F::IS_PLAIN, IS_UNIFORM = true;
+    static constexpr int BYTES = F::BYTES, CODED_BYTES = IS_PLAIN ? 0 : BYTES;
+    static __device__ __forceinline__ int unit_bytes(int) { return BYTES; }
+    // Units of eight rows before a tile, in bytes of one unit a row of units.
+    static __device__ __forceinline__ u64 place(int tile) { return (u64)tile * BYTES; }
+    template <class Work> static __device__ __forceinline__ void with(int, Work work) { work(F{}); }
+};
+// Rows of q, k and v: tiles from FIRST_K and FIRST_V on.
+template <class Q, class K, class V, int FIRST_K, int FIRST_V> struct ThreeForms {
+    static constexpr bool IS_PLAIN = false, IS_UNIFORM = false;
+    static constexpr int BYTES = Q::BYTES > K::BYTES ? Q::BYTES > V::BYTES ? Q::BYTES : V::BYTES : K::BYTES > V::BYTES ? K::BYTES : V::BYTES, CODED_BYTES = BYTES;
+    static __device__ __forceinline__ int unit_bytes(int tile) { return tile < FIRST_K ? Q::BYTES : tile < FIRST_V ? K::BYTES : V::BYTES; }
+    static __device__ __forceinline__ u64 place(int tile) {
+        return (u64)min(tile, FIRST_K) * Q::BYTES + (u64)max(min(tile, FIRST_V) - FIRST_K, 0) * K::BYTES + (u64)max(tile - FIRST_V, 0) * V::BYTES;
+    }
+    template <class Work> static __device__ __forceinline__ void with(int tile, Work work) {
+        if (tile < FIRST_K) work(Q{});
+        else if (tile < FIRST_V) work(K{});
+        else work(V{});
+    }
+};
+// Tiles of gate and up in turn.
+template <class Gate, class Up> struct FormsInTurn {
+    static constexpr bool IS_PLAIN = false, IS_UNIFORM = false;
+    static constexpr int BYTES = Gate::BYTES > Up::BYTES ? Gate::BYTES : Up::BYTES, CODED_BYTES = BYTES;
+    static __device__ __forceinline__ int unit_bytes(int tile) { return tile % 2 == 0 ? Gate::BYTES : Up::BYTES; }
+    static __device__ __forceinline__ u64 place(int tile) { return (u64)(tile / 2) * (Gate::BYTES + Up::BYTES) + (tile % 2 == 0 ? 0 : Gate::BYTES); }
+    template <class Work> static __device__ __forceinline__ void with(int tile, Work work) {
+        if (tile % 2 == 0) work(Gate{});
+        else work(Up{});
+    }
+};
+// Where a tile of `units` units a warp begins.
+template <class W> __device__ __forceinline__ u64 tile_place(int tile, int units) { return W::place(tile) * (WARPS * units); }
+
+// A row of a matrix of HIDDEN columns in one form: eight of its columns, rounded to bf16.
+template <class W> __device__ __forceinline__ uint4 read_chunk(const u8 *weights, u32 row, int chunk) {
+    uint4 values;
+    W::with(0, [&](auto form) {
+        using F = decltype(form);
+        const u8 *unit = weights + tile_place<W>(row / 8, HIDDEN_UNITS) + (u64)unit_place<HIDDEN_UNITS, W::CODED_BYTES>(chunk / 4) * F::BYTES;
+        values = widened<F>(unit, row % 8, chunk % 4);
+    });
+    // Columns beyond the last may have codes of anything.
+    if constexpr (!W::IS_PLAIN && HIDDEN < HIDDEN_STRIDE) {
+        const auto keep = [&](u32 pair, int column) { return pair & (column + 1 < HIDDEN ? 0xffffffffu : column < HIDDEN ? 0xffffu : 0); };
+        const int first = chunk * 8;
+        values = make_uint4(keep(values.x, first), keep(values.y, first + 2), keep(values.z, first + 4), keep(values.w, first + 6));
+    }
+    return values;
+}

@@ -1,0 +1,343 @@
+//! The matrices of a model as the GPU has them: fused, in tiles of 8 rows, each in its own form.
+//!
+//! Layers may differ in their forms. Each combination that an op meets in some layer is a variant,
+//! and the op has kernels for every variant. `generated/matrices.cuh` lists them for the kernels.
+
+use std::fmt::Write;
+
+use weft_core::config::Config;
+use weft_core::weights::{Forms, LayerTensor, Tensor};
+
+use crate::error::CudaError;
+use crate::shape::{BLOCK_ROWS, COLUMN_STEP, Chip, Cut, TILE_ROWS, WARPS, padded};
+use crate::units::UnitForm;
+
+/// The forms of a matrix's tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TileForms {
+    /// All tiles have one form.
+    One(UnitForm),
+    /// Rows of q, k and v, and the first tiles of k and v.
+    Three([UnitForm; 3], [usize; 2]),
+    /// Tiles of gate and up in turn.
+    InTurn([UnitForm; 2]),
+}
+
+impl TileForms {
+    pub(crate) fn of(&self, tile: usize) -> UnitForm {
+        match self {
+            Self::One(form) => *form,
+            Self::Three(forms, first) => {
+                forms[first.iter().filter(|first| tile >= **first).count()]
+            }
+            Self::InTurn(forms) => forms[tile % 2],
+        }
+    }
+
+    /// Bytes of the largest unit.
+    pub(crate) fn unit_bytes(&self) -> usize {
+        let bytes = |forms: &[UnitForm]| forms.iter().map(UnitForm::bytes).max().unwrap_or(0);
+        match self {
+            Self::One(form) => form.bytes(),
+            Self::Three(forms, _) => bytes(forms),
+            Self::InTurn(forms) => bytes(forms),
+        }
+    }
+
+    /// The same if some units are coded.
+    pub(crate) fn coded_bytes(&self) -> Option<usize> {
+        (*self != Self::One(UnitForm::PLAIN)).then(|| self.unit_bytes())
+    }
+
+    /// Bytes of one unit of every tile before this one.
+    pub(crate) fn place(&self, tile: usize) -> usize {
+        match self {
+            Self::One(form) => tile * form.bytes(),
+            Self::Three([q, k, v], [first_k, first_v]) => {
+                tile.min(*first_k) * q.bytes()
+                    + tile.min(*first_v).saturating_sub(*first_k) * k.bytes()
+                    + tile.saturating_sub(*first_v) * v.bytes()
+            }
+            Self::InTurn([gate, up]) => {
+                tile / 2 * (gate.bytes() + up.bytes()) + tile % 2 * gate.bytes()
+            }
+        }
+    }
+
+    /// Bytes of a matrix of so many rows and columns.
+    pub(crate) fn bytes(&self, rows: usize, columns: usize) -> usize {
+        let tiles = rows.next_multiple_of(BLOCK_ROWS) / TILE_ROWS;
+        self.place(tiles) * (padded(columns) / COLUMN_STEP * WARPS)
+    }
+
+    fn kernel_type(&self) -> String {
+        let names = |forms: &[UnitForm]| {
+            forms.iter().map(UnitForm::kernel_type).collect::<Vec<_>>().join(", ")
+        };
+        match self {
+            Self::One(form) => format!("OneForm<{}>", form.kernel_type()),
+            Self::Three(forms, [k, v]) => format!("ThreeForms<{}, {k}, {v}>", names(forms)),
+            Self::InTurn(forms) => format!("FormsInTurn<{}>", names(forms)),
+        }
+    }
+}
+
+/// The variants of a matrix, and which of them each layer has.
+#[derive(Clone, Debug)]
+pub(crate) struct Variants {
+    pub(crate) all: Vec<(TileForms, Cut)>,
+    of_layers: Vec<usize>,
+}
+
+impl Variants {
+    fn new(of_layers: Vec<TileForms>, cut: impl Fn(&TileForms) -> Cut) -> Self {
+        let mut all: Vec<(TileForms, Cut)> = Vec::new();
+        let index = |forms: TileForms| {
+            all.iter().position(|(known, _)| *known == forms).unwrap_or_else(|| {
+                all.push((forms, cut(&forms)));
+                all.len() - 1
+            })
+        };
+        Self { of_layers: of_layers.into_iter().map(index).collect(), all }
+    }
+
+    /// The variant of a layer.
+    pub(crate) fn of(&self, layer: usize) -> usize {
+        self.of_layers[layer]
+    }
+
+    pub(crate) fn forms(&self, layer: usize) -> &TileForms {
+        &self.all[self.of(layer)].0
+    }
+
+    pub(crate) fn cut(&self, layer: usize) -> &Cut {
+        &self.all[self.of(layer)].1
+    }
+
+    /// The end of a variant's kernels' names.
+    pub(crate) fn suffix(variant: usize) -> String {
+        if variant == 0 { String::new() } else { format!("_{variant}") }
+    }
+}
+
+/// All matrices of a model.
+#[derive(Clone, Debug)]
+pub(crate) struct Matrices {
+    pub(crate) qkv: Variants,
+    pub(crate) proj: Variants,
+    pub(crate) gate_up: Variants,
+    pub(crate) down: Variants,
+    pub(crate) embed: TileForms,
+    pub(crate) head: (TileForms, Cut),
+}
+
+impl Matrices {
+    pub(crate) fn new(config: &Config, forms: &Forms, chip: &Chip) -> Result<Self, CudaError> {
+        let form = |tensor| UnitForm::new(forms.of_tensor(tensor));
+        let of_layer = |layer: usize, kind| form(Tensor::Layer(layer as u16, kind));
+        let one = |kind| -> Vec<TileForms> {
+            let forms = (0..config.layers).map(|layer| TileForms::One(of_layer(layer, kind)));
+            forms.collect()
+        };
+        let qkv = (0..config.layers).map(|layer| {
+            let forms =
+                [LayerTensor::Q, LayerTensor::K, LayerTensor::V].map(|t| of_layer(layer, t));
+            qkv_forms(config, forms)
+        });
+        let gate_up = (0..config.layers).map(|layer| {
+            match [LayerTensor::Gate, LayerTensor::Up].map(|kind| of_layer(layer, kind)) {
+                [gate, up] if gate == up => TileForms::One(gate),
+                forms => TileForms::InTurn(forms),
+            }
+        });
+        let (hidden, qkv_rows) = (config.hidden, config.q_width() + 2 * config.kv_width());
+        let pairs = 2 * config.intermediate.div_ceil(TILE_ROWS);
+        let vocab = config.vocab.div_ceil(TILE_ROWS);
+        let embed = TileForms::One(form(Tensor::Embed));
+        let head = if config.tied_head { embed } else { TileForms::One(form(Tensor::Head)) };
+        Ok(Self {
+            qkv: Variants::new(qkv.collect::<Result<_, _>>()?, |forms| {
+                Cut::held(qkv_rows, hidden, forms, chip)
+            }),
+            proj: Variants::new(one(LayerTensor::O), |forms| {
+                Cut::streamed(hidden, config.q_width(), forms, chip)
+            }),
+            gate_up: Variants::new(gate_up.collect(), |forms| {
+                Cut::held_in_tiles(pairs, hidden, forms, chip, 2)
+            }),
+            down: Variants::new(one(LayerTensor::Down), |forms| {
+                Cut::streamed(hidden, config.intermediate, forms, chip)
+            }),
+            embed,
+            head: (head, Cut::held_in_tiles(vocab, hidden, &head, chip, 2)),
+        })
+    }
+
+    /// The variants, by the names of their lists and of each in the kernels.
+    fn by_name(&self) -> [(&'static str, &'static str, &Variants); 4] {
+        [
+            ("QKV", "QkvMatrix", &self.qkv),
+            ("PROJ", "ProjMatrix", &self.proj),
+            ("GATE_UP", "GateUpMatrix", &self.gate_up),
+            ("DOWN", "DownMatrix", &self.down),
+        ]
+    }
+
+    /// The forms of the matrices that follow a norm: in the persistent kernel they are one product.
+    fn norm_forms(&self) -> Vec<TileForms> {
+        let all = self.qkv.all.iter().chain(&self.gate_up.all).chain([&self.head]);
+        let mut found = Vec::new();
+        for (forms, _) in all {
+            if !found.contains(forms) {
+                found.push(*forms);
+            }
+        }
+        found
+    }
+
+    /// Their index.
+    fn norm_forms_of(&self, forms: &TileForms) -> usize {
+        let found = self.norm_forms().iter().position(|known| known == forms);
+        found.expect("all forms after norms are listed")
+    }
+
+    /// What the persistent kernel has to know of a layer: the forms of its matrices after norms, and
+    /// the variants of the others (`LayerAddresses`).
+    pub(crate) fn variants_of(&self, layer: usize) -> [u16; 4] {
+        let norm = |variants: &Variants| self.norm_forms_of(variants.forms(layer));
+        let others = [self.proj.of(layer), self.down.of(layer)];
+        [norm(&self.qkv), norm(&self.gate_up), others[0], others[1]].map(|i| i as u16)
+    }
+
+    /// Bytes of all of them.
+    pub(crate) fn bytes(&self, config: &Config) -> usize {
+        let Config { hidden, intermediate, vocab, .. } = *config;
+        let (q, kv) = (config.q_width(), config.kv_width());
+        let gate_up = 2 * intermediate.next_multiple_of(TILE_ROWS);
+        let layer = |layer: usize| {
+            self.qkv.forms(layer).bytes(q + 2 * kv, hidden)
+                + self.proj.forms(layer).bytes(hidden, q)
+                + self.gate_up.forms(layer).bytes(gate_up, hidden)
+                + self.down.forms(layer).bytes(hidden, intermediate)
+        };
+        let head = if config.tied_head { 0 } else { self.head.0.bytes(vocab, hidden) };
+        (0..config.layers).map(layer).sum::<usize>() + self.embed.bytes(vocab, hidden) + head
+    }
+
+    /// `generated/matrices.cuh`.
+    pub(crate) fn header(&self) -> String {
+        let mut to = String::from(
+            "// A model's matrices: the forms of their tiles, and how the host cut them.\n\
+             // Emitted by matrices.rs: do not edit.\n#pragma once\n\n\
+             #include \"kernels/coded.cuh\"\n\n",
+        );
+        let mut line = |text: String| writeln!(to, "{text}").expect("strings take all");
+        let described = |name: &str, forms: &TileForms, numbers: &[(&str, usize)]| {
+            let numbers: Vec<String> =
+                numbers.iter().map(|(name, value)| format!("{name} = {value}")).collect();
+            format!(
+                "struct {name} : {} {{\n    static constexpr int {};\n}};\n\
+                 static_assert({name}::BYTES == {}, \"units are as large as the host packs them\");",
+                forms.kernel_type(),
+                numbers.join(", "),
+                forms.unit_bytes()
+            )
+        };
+        // A list of matrices: X(suffix, type) for each.
+        let mut list = |name: &str, of: &str, all: &[(TileForms, Vec<(&str, usize)>)]| {
+            let mut cases = String::new();
+            for (i, (forms, numbers)) in all.iter().enumerate() {
+                let suffix = Variants::suffix(i);
+                let own = format!("{of}{suffix}");
+                let is_last = usize::from(i + 1 == all.len());
+                let ids = [("ID", i), ("IS_LAST", is_last)];
+                line(described(&own, forms, &[numbers.as_slice(), &ids].concat()));
+                write!(cases, " X({suffix}, {own})").expect("strings take all");
+            }
+            line(format!("#define {name}(X){cases}\n"));
+        };
+        for (name, of, variants) in self.by_name() {
+            let all = variants.all.iter().map(|(forms, cut)| (*forms, cut.constants().to_vec()));
+            list(&format!("{name}_MATRICES"), of, &all.collect::<Vec<_>>());
+        }
+        let norms: Vec<_> = self.norm_forms().into_iter().map(|forms| (forms, vec![])).collect();
+        list("NORM_FORMS", "NormForms", &norms);
+        line(described("HeadMatrix", &self.head.0, &self.head.1.constants()));
+        line(format!("constexpr u32 HEAD_FORMS = {};", self.norm_forms_of(&self.head.0)));
+        line(format!("using EmbeddingMatrix = {};", self.embed.kernel_type()));
+        to
+    }
+}
+
+/// The forms of the three projections, whose rows follow one another.
+fn qkv_forms(config: &Config, forms: [UnitForm; 3]) -> Result<TileForms, CudaError> {
+    if forms.iter().all(|form| *form == forms[0]) {
+        return Ok(TileForms::One(forms[0]));
+    }
+    let (q, kv) = (config.q_width(), config.kv_width());
+    if !q.is_multiple_of(TILE_ROWS) || !kv.is_multiple_of(TILE_ROWS) {
+        return Err(CudaError::Unsupported(format!(
+            "q, k and v are stored in different forms and have {q} and {kv} rows; on the GPU \
+             these must be multiples of {TILE_ROWS}"
+        )));
+    }
+    Ok(TileForms::Three(forms, [q / TILE_ROWS, (q + kv) / TILE_ROWS]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weft_core::shapes;
+    use weft_core::weights::{Coded, Form, Weights, WeightsError};
+
+    /// Says which form each tensor has; has no values.
+    struct Named(fn(Tensor) -> Form);
+
+    impl Weights for Named {
+        fn read(&self, _: Tensor, _: &mut dyn FnMut(usize, &[f32])) -> Result<(), WeightsError> {
+            Ok(())
+        }
+
+        fn form(&self, tensor: Tensor) -> Form {
+            (self.0)(tensor)
+        }
+
+        fn fingerprint(&self) -> [u8; 32] {
+            [0; 32]
+        }
+    }
+
+    #[test]
+    fn layers_of_equal_forms_share_a_variant() {
+        let config = shapes::config("qwen3-0.6b").unwrap();
+        let mixed = Named(|tensor| match tensor {
+            Tensor::Layer(layer, LayerTensor::V | LayerTensor::Down) if layer % 2 == 1 => {
+                Form::Coded(Coded::int(8))
+            }
+            Tensor::Layer(_, LayerTensor::AttentionNorm) | Tensor::Embed => Form::Plain,
+            _ => Form::Coded(Coded::int(4)),
+        });
+        let forms = Forms::of(&mixed, &config);
+        let all = Matrices::new(&config, &forms, &Chip::HOPPER).unwrap();
+        assert_eq!(all.by_name().map(|(_, _, variants)| variants.all.len()), [2, 1, 1, 2]);
+        assert_eq!((all.qkv.of(0), all.qkv.of(1), all.qkv.of(2)), (0, 1, 0));
+        let TileForms::Three(_, first) = all.qkv.forms(1) else { panic!("q, k and v differ") };
+        assert_eq!(*first, [256, 384]);
+        assert_eq!(all.qkv.forms(1).place(385), 384 * 144 + 272);
+        assert_eq!(all.embed.unit_bytes(), 512);
+    }
+
+    #[test]
+    fn a_tile_has_one_form() {
+        let mut config = shapes::config("qwen3-0.6b").unwrap();
+        config.head_dim = 10;
+        config.heads = 3;
+        config.kv_heads = 1;
+        let mixed = Named(|tensor| match tensor {
+            Tensor::Layer(_, LayerTensor::V) => Form::Coded(Coded::int(8)),
+            _ => Form::Plain,
+        });
+        let refused = Matrices::new(&config, &Forms::of(&mixed, &config), &Chip::HOPPER);
+        assert!(refused.unwrap_err().to_string().contains("30 and 10 rows"));
+    }
+}

@@ -1,0 +1,243 @@
+//! Units: how 8 rows × 32 columns of a matrix lie in the GPU's memory, in each form.
+//!
+//! A plain unit is 512 bytes: lane 4g + c of a warp holds columns 8c to 8c + 7 of row g. A coded
+//! unit holds the codes of the same columns for each lane, then the scales and the offsets of its
+//! rows, so that one copy brings all of it. `kernels/coded.cuh` reads what is written here.
+
+use half::{bf16, f16};
+use weft_core::weights::{
+    Code, Coded, CodedRow, Form, Offset, Offsets, Scale, Scales, UNIT_COLUMNS,
+};
+
+use crate::shape::{TILE_ROWS, UNIT_BYTES};
+
+/// Columns of a unit, and those of a lane.
+pub(crate) const COLUMNS: usize = 32;
+pub(crate) const CHUNK: usize = 8;
+
+/// A form as the GPU stores it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct UnitForm(Form);
+
+impl UnitForm {
+    pub(crate) const PLAIN: Self = Self(Form::Plain);
+
+    /// Steps whose unit changes within a group are multiplied out.
+    pub(crate) fn new(form: Form) -> Self {
+        let Form::Coded(coded) = form else { return Self::PLAIN };
+        assert!(coded.group.is_multiple_of(16), "groups are a multiple of 16 columns");
+        let in_steps = coded.scale == Scale::Steps && UNIT_COLUMNS.is_multiple_of(coded.group);
+        let scale = match coded.scale {
+            Scale::Steps if !in_steps => Scale::F32,
+            scale => scale,
+        };
+        Self(Form::Coded(Coded { scale, ..coded }))
+    }
+
+    fn coded(&self) -> Option<&Coded> {
+        match &self.0 {
+            Form::Plain => None,
+            Form::Coded(coded) => Some(coded),
+        }
+    }
+
+    /// Bytes of a unit.
+    pub(crate) fn bytes(&self) -> usize {
+        self.coded().map_or(UNIT_BYTES, |coded| Places::of(coded).end.next_multiple_of(16))
+    }
+
+    /// The form as a type of the kernels.
+    pub(crate) fn kernel_type(&self) -> String {
+        let Some(coded) = self.coded() else { return "Plain".to_owned() };
+        let (codes, middle) = match coded.code {
+            Code::Fp8 => ("FP8", 0),
+            Code::Table(_) => ("TABLE", 0),
+            Code::Int { bits: 8 } => ("INT8", 0),
+            Code::Uint { bits: 8 } => ("UINT8", 0),
+            Code::Int { bits } => ("BITS", 1 << (bits - 1)),
+            Code::Uint { .. } => ("BITS", 0),
+        };
+        let scale = match coded.scale {
+            Scale::F16 => "F16",
+            Scale::Bf16 => "BF16",
+            Scale::F32 => "F32",
+            Scale::Steps => "STEPS",
+        };
+        let offset = match coded.offset {
+            Offset::None => "NO_OFFSET",
+            Offset::Zero => "ZERO",
+            Offset::Minimum => "MINIMUM",
+        };
+        let (bits, runs, table) = (coded.code.bits(), runs(coded), table(coded.code));
+        format!("Coded<{codes}, {bits}, {middle}, {runs}, {scale}, {offset}, {table}>")
+    }
+
+    /// Writes a row of a coded matrix; `unit_at` gives the place of each of its units.
+    pub(crate) fn write_row(
+        &self,
+        to: &mut [u8],
+        unit_at: impl Fn(usize) -> usize,
+        row: usize,
+        from: &CodedRow<'_>,
+        group: usize,
+    ) {
+        let coded = self.coded().expect("rows of codes are those of a coded form");
+        let places = Places::of(coded);
+        for (unit, codes) in from.codes.chunks(COLUMNS).enumerate() {
+            let to = &mut to[unit_at(unit)..][..places.end];
+            for (chunk, codes) in codes.chunks(CHUNK).enumerate() {
+                write_codes(to, coded.code, row * 4 + chunk, codes);
+            }
+            for run in 0..runs(coded) {
+                let column = unit * COLUMNS + run * COLUMNS / runs(coded);
+                if column >= from.codes.len() {
+                    continue;
+                }
+                let (g, at) = (column / group, run * TILE_ROWS + row);
+                write_number(&mut to[places.scales..], coded, at, &from.scales, g, group);
+                match from.offsets {
+                    Offsets::None => {}
+                    Offsets::Zeros(zeros) => to[places.offsets + at] = zeros[g].cast_unsigned(),
+                    Offsets::Minimums(minimums) => {
+                        write_number(&mut to[places.offsets..], coded, at, &minimums, g, group);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Runs of a unit.
+fn runs(coded: &Coded) -> usize {
+    COLUMNS / coded.run()
+}
+
+/// Where the parts of a unit begin, in bytes.
+struct Places {
+    scales: usize,
+    offsets: usize,
+    end: usize,
+}
+
+impl Places {
+    fn of(coded: &Coded) -> Self {
+        let scales = TILE_ROWS * COLUMNS * coded.code.bits() / 8;
+        let numbers = match coded.scale {
+            Scale::F16 | Scale::Bf16 => 2 * TILE_ROWS * runs(coded),
+            Scale::F32 => 4 * TILE_ROWS * runs(coded),
+            Scale::Steps => TILE_ROWS * runs(coded) + 2 * TILE_ROWS,
+        };
+        let offsets = scales + numbers;
+        let end = match coded.offset {
+            Offset::None => offsets,
+            Offset::Zero => offsets + TILE_ROWS * runs(coded),
+            Offset::Minimum => offsets + numbers,
+        };
+        Self { scales, offsets, end }
+    }
+}
+
+/// Writes a lane's codes. Those of even columns are in the lower half of a word, those of odd
+/// columns in the upper half, so that two of them become a pair of bf16 where they are.
+fn write_codes(to: &mut [u8], code: Code, lane: usize, codes: &[u8]) {
+    let bits = code.bits();
+    if bits == 8 {
+        // Integers are stored with a sign.
+        let flip = if code == Code::Fp8 { 0 } else { 0x80 };
+        for (c, code) in codes.iter().enumerate() {
+            to[lane * 8 + c / 4 * 4 + c % 2 * 2 + c / 2 % 2] = code ^ flip;
+        }
+        return;
+    }
+    let (mut low, mut high) = (0_u32, 0_u16);
+    for (c, code) in codes.iter().enumerate() {
+        let (pair, is_odd) = (c / 2, c % 2);
+        low |= u32::from(code & 15) << (pair * 4 + is_odd * 16);
+        high |= match bits {
+            5 => u16::from(code >> 4) << (pair + is_odd * 4),
+            6 => u16::from(code >> 4) << (pair * 2 + is_odd * 8),
+            _ => 0,
+        };
+    }
+    to[lane * 4..][..4].copy_from_slice(&low.to_le_bytes());
+    let (low_bytes, own) = (TILE_ROWS * COLUMNS / 2, bits - 4);
+    to[low_bytes + lane * own..][..own].copy_from_slice(&high.to_le_bytes()[..own]);
+}
+
+/// Writes the scale, or the minimum, of a group.
+fn write_number(
+    to: &mut [u8],
+    coded: &Coded,
+    at: usize,
+    from: &Scales<'_>,
+    group: usize,
+    width: usize,
+) {
+    let number = from.of(group, width);
+    match coded.scale {
+        Scale::F16 => to[at * 2..][..2].copy_from_slice(&f16::from_f32(number).to_le_bytes()),
+        Scale::Bf16 => to[at * 2..][..2].copy_from_slice(&bf16::from_f32(number).to_le_bytes()),
+        Scale::F32 => to[at * 4..][..4].copy_from_slice(&number.to_le_bytes()),
+        Scale::Steps => {
+            to[at] = from.steps[group].cast_unsigned();
+            let unit = f16::from_f32(from.units[group * width / UNIT_COLUMNS]);
+            let units = TILE_ROWS * runs(coded) + at % TILE_ROWS * 2;
+            to[units..][..2].copy_from_slice(&unit.to_le_bytes());
+        }
+    }
+}
+
+/// The numbers of a table, rounded to bf16, as the kernels' `Table`: lower bytes, then upper ones.
+fn table(code: Code) -> String {
+    if !matches!(code, Code::Table(_)) {
+        return "NoTable".to_owned();
+    }
+    let bits: Vec<u16> = code.values().iter().map(|v| bf16::from_f32(*v).to_bits()).collect();
+    let words = [0, 8].into_iter().flat_map(|shift| {
+        let word = |four: &[u16]| {
+            let bytes = four.iter().map(|bits| u32::from(bits >> shift & 0xff));
+            bytes.enumerate().fold(0, |word, (i, byte)| word | byte << (8 * i))
+        };
+        bits.chunks(4).map(word).map(|word| format!("{word:#x}u")).collect::<Vec<_>>()
+    });
+    format!("Table<{}>", words.collect::<Vec<_>>().join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unit(code: Code, group: usize, scale: Scale, offset: Offset) -> UnitForm {
+        UnitForm::new(Form::Coded(Coded { code, group, scale, offset }))
+    }
+
+    #[test]
+    fn a_unit_takes_little_more_than_its_codes() {
+        let (int, uint) = (|bits| Code::Int { bits }, |bits| Code::Uint { bits });
+        let bytes = |code, group, scale, offset| unit(code, group, scale, offset).bytes();
+        assert_eq!(bytes(int(4), 32, Scale::F16, Offset::None), 144);
+        assert_eq!(bytes(int(8), 32, Scale::Bf16, Offset::None), 272);
+        assert_eq!(bytes(uint(4), 32, Scale::Steps, Offset::Minimum), 176);
+        assert_eq!(bytes(int(6), 16, Scale::Steps, Offset::None), 224);
+        assert_eq!(bytes(int(4), 128, Scale::F16, Offset::Zero), 160);
+        assert_eq!(UnitForm::PLAIN.bytes(), 512);
+    }
+
+    #[test]
+    fn steps_of_odd_groups_are_multiplied_out() {
+        let kernel_type = |group| unit(Code::Int { bits: 4 }, group, Scale::Steps, Offset::None);
+        assert!(kernel_type(128).kernel_type().contains("STEPS"));
+        assert!(kernel_type(48).kernel_type().contains("F32"));
+    }
+
+    #[test]
+    fn codes_of_a_lane_are_pairs() {
+        let mut to = [0; 256];
+        write_codes(&mut to, Code::Int { bits: 4 }, 1, &[1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(to[4..8], 0x8642_7531_u32.to_le_bytes());
+        write_codes(&mut to, Code::Uint { bits: 6 }, 0, &[0x1f, 0x20, 0, 0, 0, 0, 0x30, 0]);
+        assert_eq!((to[0], to[2], to[128], to[129]), (0x0f, 0x00, 0xc1, 0x02));
+        write_codes(&mut to, Code::Fp8, 0, &[1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(to[..8], [1, 3, 2, 4, 5, 7, 6, 8]);
+    }
+}

@@ -1,0 +1,278 @@
+//! Coded weights on the CUDA device: every form against the reference, op by op; mixes of forms;
+//! and all families of kernels and ways of launching against one another, bit for bit.
+//!
+//! Without a GPU each test is skipped; with `WEFT_REQUIRE_GPU=1` it fails.
+
+mod gpu;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use gpu::gpu_is_there;
+use half::bf16;
+use weft_core::config::Config;
+use weft_core::device::{Device, Inspect};
+use weft_core::plan::plan;
+use weft_core::reference::Reference;
+use weft_core::weights::{
+    Code, Coded, CodedRow, Form, Forms, LayerTensor, Offset, Quantised, RandomWeights, Scale,
+    Tensor, Weights, WeightsError,
+};
+use weft_cuda::{CudaDevice, Launches, Options, need};
+use weft_testing::parity::{Noise, compare, works};
+use weft_testing::{LIMITS, Work, forms, poison, run, run_in_blocks, span, tokens};
+
+/// Sums of codes are larger than the weights that they stand for.
+const NOISE: Noise = Noise { sums: 5e-5, weights: 0.01 };
+/// Among many tokens some have squares so near to a tie that another order of summation moves a
+/// normalised value to the next bf16.
+const NOISE_OF_MANY: Noise = Noise { sums: 2e-3, ..NOISE };
+
+/// A model whose columns fill runs, units and eighths of rows in part.
+fn model(hidden: usize, intermediate: usize, layers: usize) -> Config {
+    let json = format!(
+        r#"{{"model_type": "qwen3", "hidden_size": {hidden}, "num_hidden_layers": {layers},
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 40,
+            "intermediate_size": {intermediate}, "vocab_size": 397, "rope_theta": 10000.0,
+            "max_position_embeddings": 512, "tie_word_embeddings": true}}"#
+    );
+    Config::from_json(json.as_bytes()).unwrap()
+}
+
+/// Forms as files mix them: by tensor and by layer, with plain matrices among them.
+struct Mixed {
+    plain: RandomWeights,
+    coded: Vec<Quantised<RandomWeights>>,
+    /// The form of a tensor, if it is coded.
+    which: fn(Tensor) -> Option<usize>,
+}
+
+impl Mixed {
+    fn new(config: &Config, all: &[Coded], which: fn(Tensor) -> Option<usize>) -> Self {
+        let random = || RandomWeights::new(config, 7);
+        let coded = all.iter().map(|form| Quantised::new(random(), *form)).collect();
+        Self { plain: random(), coded, which }
+    }
+
+    fn of(&self, tensor: Tensor) -> &dyn Weights {
+        (self.which)(tensor).map_or(&self.plain as &dyn Weights, |i| &self.coded[i])
+    }
+}
+
+impl Weights for Mixed {
+    fn read(
+        &self,
+        tensor: Tensor,
+        visit: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), WeightsError> {
+        self.of(tensor).read(tensor, visit)
+    }
+
+    fn form(&self, tensor: Tensor) -> Form {
+        self.of(tensor).form(tensor)
+    }
+
+    fn read_coded(
+        &self,
+        tensor: Tensor,
+        visit: &mut dyn FnMut(usize, &CodedRow<'_>),
+    ) -> Result<(), WeightsError> {
+        self.of(tensor).read_coded(tensor, visit)
+    }
+
+    fn fingerprint(&self) -> [u8; 32] {
+        self.plain.fingerprint()
+    }
+}
+
+fn uniform(config: &Config, form: Coded) -> Mixed {
+    Mixed::new(config, &[form], |_| Some(0))
+}
+
+/// Q4_K and Q6_K.
+fn k_quants() -> [Coded; 2] {
+    let four = Coded {
+        code: Code::Uint { bits: 4 },
+        group: 32,
+        scale: Scale::Steps,
+        offset: Offset::Minimum,
+    };
+    let six = Code::Int { bits: 6 };
+    [four, Coded { code: six, group: 16, scale: Scale::Steps, offset: Offset::None }]
+}
+
+/// Values and `down` have more bits in every other layer, the embedding in all.
+fn like_q4_k_m(config: &Config) -> Mixed {
+    Mixed::new(config, &k_quants(), |tensor| match tensor {
+        Tensor::Embed | Tensor::Head => Some(1),
+        Tensor::Layer(layer, LayerTensor::V | LayerTensor::Down) => Some(usize::from(layer % 2)),
+        _ => Some(0),
+    })
+}
+
+/// Every fused matrix has parts of different forms, plain ones among them, and the head is plain.
+fn like_none(config: &Config) -> Mixed {
+    let [four, six] = k_quants();
+    Mixed::new(config, &[four, six, Coded::int(8)], |tensor| match tensor {
+        Tensor::Embed | Tensor::Head => None,
+        Tensor::Layer(0, LayerTensor::Q | LayerTensor::Up) => None,
+        Tensor::Layer(_, LayerTensor::K | LayerTensor::Gate) => Some(1),
+        Tensor::Layer(1, LayerTensor::O) => Some(2),
+        _ => Some(0),
+    })
+}
+
+fn device(config: &Config, weights: &dyn Weights, launches: Launches) -> CudaDevice {
+    let options = Options { launches, ..Options::new(LIMITS) };
+    let mut device = CudaDevice::new(config, weights, options).unwrap();
+    poison(&mut device, config);
+    device
+}
+
+/// Runs jobs on several threads: most of the time kernels are compiled.
+fn for_each<T: Sync>(all: &[T], job: impl Fn(&T) + Sync) {
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| {
+                while let Some(one) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    job(one);
+                }
+            });
+        }
+    });
+}
+
+fn matches_the_reference(name: &str, config: &Config, weights: &dyn Weights) {
+    let mut ours = device(config, weights, Launches::Graph);
+    let mut theirs = Reference::<bf16>::new(config, weights, LIMITS).unwrap();
+    // Few tokens, up to sixteen, and a block of them.
+    for (lanes, noise) in [
+        (vec![(vec![(7, 3)], 1), (vec![(40, 0)], 2)], NOISE),
+        (vec![(vec![(70, 3)], 9), (vec![], 4)], NOISE_OF_MANY),
+        (vec![(vec![(20, 0)], 90), (vec![], 50)], NOISE_OF_MANY),
+    ] {
+        let works = works(config, &mut theirs, &lanes, 11);
+        compare(config, &mut ours, &mut theirs, &works, noise)
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+}
+
+/// A prompt gives the same bits in blocks of any size: by every family of kernels.
+fn blocks_do_not_show(name: &str, config: &Config, device: &mut dyn Inspect) {
+    let (prompt, own) = (tokens(300, 4, config.vocab), span(0, 300, 0));
+    let mut run = |blocks: &[usize]| {
+        let logits = run_in_blocks(device, config, &prompt, blocks, &own);
+        (logits, device.kv_row(1, own.slot(299)))
+    };
+    let truth = run(&[150, 150]);
+    assert!(truth.0.iter().flatten().all(|logit| logit.is_finite()), "{name}");
+    assert!(run(&[9, 33, 16, 8, 1, 83, 7, 143]) == truth, "{name}");
+}
+
+/// Lanes run alone and together, as ops, as a graph and in the persistent kernel.
+fn ways_do_not_show(name: &str, config: &Config, device: &mut CudaDevice) {
+    let ops = plan(config);
+    let mut works = Vec::new();
+    for lane in 0..8 {
+        let own = span(lane * 2, 65, 0);
+        let prompt = tokens(65, 40 + lane, config.vocab);
+        device.use_launches(Launches::Ops).unwrap();
+        run_in_blocks(device, config, &prompt[..64], &[64], &own);
+        works.push(Work::new(&prompt[64..], 64, Vec::new(), own));
+    }
+    let alone: Vec<_> =
+        works.iter().flat_map(|work| run(device, &ops, std::slice::from_ref(work))).collect();
+    assert!(alone.iter().flatten().all(|logit| logit.is_finite()), "{name}");
+    for launches in [Launches::Ops, Launches::Graph, Launches::Persistent] {
+        device.use_launches(launches).unwrap();
+        for n in [1, 2, 3, 4, 8] {
+            let together = run(device, &ops, &works[..n]);
+            assert!(together == alone[..n], "{name}: {n} lanes, {launches:?}");
+        }
+    }
+}
+
+#[test]
+fn every_form_matches_the_reference() {
+    if !gpu_is_there() {
+        return;
+    }
+    for_each(&forms::all(), |form| {
+        let config = model(300, 600, 2);
+        let weights = uniform(&config, *form);
+        matches_the_reference(&format!("{form:?}"), &config, &weights);
+        let mut device = device(&config, &weights, Launches::Graph);
+        blocks_do_not_show(&format!("{form:?}"), &config, &mut device);
+    });
+}
+
+#[test]
+fn mixes_match_the_reference() {
+    if !gpu_is_there() {
+        return;
+    }
+    // The second has rows in strips.
+    let configs = [model(300, 600, 2), model(2700, 9000, 2)];
+    for_each(&configs, |config| {
+        for (name, mix) in [("Q4_K_M", like_q4_k_m(config)), ("any", like_none(config))] {
+            matches_the_reference(name, config, &mix);
+        }
+    });
+}
+
+/// Rows of one eighth and of several strips of it.
+fn wide() -> Config {
+    model(2700, 9000, 2)
+}
+
+#[test]
+fn every_way_computes_the_same() {
+    if !gpu_is_there() {
+        return;
+    }
+    for_each(&forms::all(), |form| {
+        let config = model(300, 600, 2);
+        let mut device = device(&config, &uniform(&config, *form), Launches::Persistent);
+        ways_do_not_show(&format!("{form:?}"), &config, &mut device);
+    });
+}
+
+#[test]
+fn mixes_compute_the_same_every_way() {
+    if !gpu_is_there() {
+        return;
+    }
+    let small = model(1000, 3000, 2);
+    let [four, _] = k_quants();
+    let all: Vec<(&str, Config, Mixed)> = vec![
+        ("Q4_K_M", wide(), like_q4_k_m(&wide())),
+        ("int4", wide(), uniform(&wide(), Coded::int(4))),
+        ("small Q4_K", small.clone(), uniform(&small, four)),
+        ("small int8", small.clone(), uniform(&small, Coded::int(8))),
+        ("small any", small.clone(), like_none(&small)),
+    ];
+    for_each(&all, |(name, config, weights)| {
+        let mut device = device(config, weights, Launches::Persistent);
+        ways_do_not_show(name, config, &mut device);
+        device.use_launches(Launches::Graph).unwrap();
+        blocks_do_not_show(name, config, &mut device);
+    });
+}
+
+#[test]
+fn a_coded_model_takes_what_its_codes_take() {
+    if !gpu_is_there() {
+        return;
+    }
+    let config = wide();
+    let plain = need(&config, &Forms::default(), &LIMITS);
+    for (form, most) in [(Coded::int(4), 0.3), (Coded::int(8), 0.55)] {
+        let weights = uniform(&config, form);
+        let said = need(&config, &Forms::of(&weights, &config), &LIMITS);
+        assert!((said.weights as f64) < most * plain.weights as f64, "{form:?}: {said:?}");
+        let device = device(&config, &weights, Launches::Graph);
+        assert!(device.memory_bytes() <= said.total(), "{form:?}: {}", device.memory_bytes());
+        assert!(device.memory_bytes() >= said.weights, "{form:?}: {}", device.memory_bytes());
+        assert_eq!(device.limits(), LIMITS);
+    }
+}
