@@ -54,7 +54,7 @@ fn config(model: &str) -> Result<Config, Box<dyn Error>> {
 }
 
 fn write_headers(config: &Config, n_sms: usize, folder: &str) -> Result<(), Box<dyn Error>> {
-    let chip = Chip { n_sms, ..Chip::HOPPER };
+    let chip = Chip { n_sms, has_warpgroups: false, ..Chip::HOPPER };
     let generated = |(name, _): &(String, String)| name.starts_with("generated/");
     std::fs::create_dir_all(Path::new(folder).join("generated"))?;
     for (name, text) in program(config, chip, true)?.files.into_iter().filter(generated) {

@@ -1,12 +1,11 @@
 //! The kernels: the files that they are compiled from, and the loaded kernels by name.
 
 use weft_core::config::Config;
-use weft_core::kv::PAGE_ROWS;
 
 use crate::compile::Program;
 use crate::driver::{Kernel, Module};
 use crate::error::CudaError;
-use crate::shape::{Chip, Shape};
+use crate::shape::{Chip, Shape, TILED_SHARED, TILED_TOKENS};
 use crate::tables::{Counts, Lists};
 use crate::{constants, layouts};
 
@@ -22,7 +21,7 @@ const KERNELS: &[(&str, &str)] = &files![
     "ops/norm_qkv.cu",
     "ops/rope_store.cu",
     "ops/attend.cu",
-    "ops/attend_block.cu",
+    "ops/attend_fold.cu",
     "ops/proj_add.cu",
     "ops/norm_gate_up.cu",
     "ops/down_add.cu",
@@ -32,6 +31,18 @@ const KERNELS: &[(&str, &str)] = &files![
     "kernels/bandwidth.cu",
 ];
 
+/// Files with kernels that multiply by warpgroups.
+const TILED: &[(&str, &str)] = &files![
+    "ops/norm_qkv_tiled.cu",
+    "ops/proj_add_tiled.cu",
+    "ops/norm_gate_up_tiled.cu",
+    "ops/down_add_tiled.cu",
+];
+
+/// Files with the kernels that attend for prompts: by warps, or by warpgroups.
+const ATTEND_BLOCK: (&str, &str) = ("ops/attend_block.cu", include_str!("ops/attend_block.cu"));
+const ATTEND_TILED: (&str, &str) = ("ops/attend_tiled.cu", include_str!("ops/attend_tiled.cu"));
+
 /// The file with the kernels that run a whole plan.
 const PERSISTENT: (&str, &str) = ("persistent/decode.cu", include_str!("persistent/decode.cu"));
 
@@ -40,18 +51,23 @@ const HEADERS: &[(&str, &str)] = &files![
     "kernels/attention_head.cuh",
     "kernels/base.cuh",
     "kernels/matmul.cuh",
+    "kernels/matmul_tiled.cuh",
     "kernels/matvec.cuh",
     "kernels/norm.cuh",
     "kernels/ptx.cuh",
     "kernels/residual.cuh",
+    "kernels/residual_tiled.cuh",
     "kernels/rows.cuh",
     "kernels/sampling.cuh",
     "kernels/section.cuh",
     "kernels/sent.cuh",
     "kernels/softmax.cuh",
+    "kernels/tiled.cuh",
     "kernels/types.cuh",
+    "kernels/wgmma.cuh",
     "kernels/wide.cuh",
     "ops/attend.cuh",
+    "ops/attend_block.cuh",
     "ops/norm_gate_up.cuh",
     "ops/norm_qkv.cuh",
     "persistent/attend.cuh",
@@ -80,11 +96,14 @@ const LAYOUTS: &str = "generated/layouts.cuh";
 pub fn program(config: &Config, chip: Chip, with_persistent: bool) -> Result<Program, CudaError> {
     let shape = Shape::new(config, chip)?;
     let persistent = with_persistent.then_some(&PERSISTENT);
-    let kernels = KERNELS.iter().chain(persistent);
-    let included = kernels.clone().map(|(name, _)| *name).chain([LAYOUTS]);
+    let tiled = if shape.is_tiled() { TILED } else { &[] };
+    let attend = if shape.attends_tiled() { &ATTEND_TILED } else { &ATTEND_BLOCK };
+    let kernels = KERNELS.iter().chain([attend]).chain(tiled).chain(persistent);
+    let included = kernels.map(|(name, _)| *name).chain([LAYOUTS]);
     let source = included.map(|name| format!("#include \"{name}\"\n")).collect();
     let own = |(name, text): &(&str, &str)| ((*name).to_owned(), (*text).to_owned());
-    let mut files: Vec<(String, String)> = kernels.chain(HEADERS).map(own).collect();
+    let all = KERNELS.iter().chain(TILED).chain([&ATTEND_BLOCK, &ATTEND_TILED, &PERSISTENT]);
+    let mut files: Vec<(String, String)> = all.chain(HEADERS).map(own).collect();
     files.push((CONSTANTS.to_owned(), constants::header(config, &shape)));
     files.push((LAYOUTS.to_owned(), layouts::header()));
     Ok(Program { source, files })
@@ -111,23 +130,31 @@ pub(crate) struct ByWidth {
     pub(crate) sixteen: Kernel,
 }
 
+/// The matrix products of prompts, by what the GPU has.
+pub(crate) enum BlockProduct {
+    /// Warps multiply alone.
+    Warps(Kernel),
+    /// Four warps multiply together; a kernel for each of [`TILED_TOKENS`].
+    Warpgroups([Kernel; TILED_TOKENS.len()]),
+}
+
 /// The kernels, loaded.
 pub(crate) struct Kernels {
     pub(crate) embed: Kernel,
     pub(crate) norm_rows: Kernel,
     pub(crate) norm_qkv: ByWidth,
-    pub(crate) norm_qkv_block: Kernel,
+    pub(crate) norm_qkv_block: BlockProduct,
     pub(crate) rope_store: Kernel,
     pub(crate) store_values: Kernel,
     pub(crate) attend: Kernel,
     pub(crate) attend_block: Kernel,
     pub(crate) attend_fold: Kernel,
     pub(crate) proj_add: ByWidth,
-    pub(crate) proj_add_block: Kernel,
+    pub(crate) proj_add_block: BlockProduct,
     pub(crate) norm_gate_up: ByWidth,
-    pub(crate) norm_gate_up_block: Kernel,
+    pub(crate) norm_gate_up_block: BlockProduct,
     pub(crate) down_add: ByWidth,
-    pub(crate) down_add_block: Kernel,
+    pub(crate) down_add_block: BlockProduct,
     pub(crate) norm_head: Kernel,
     pub(crate) choose: Kernel,
     pub(crate) choose_wide: Kernel,
@@ -199,9 +226,17 @@ impl Kernels {
     }
 
     pub(crate) fn load(module: Module, shape: &Shape) -> Result<Self, CudaError> {
-        let page_bytes = 2 * PAGE_ROWS * shape.dim * 2;
+        let attend_block = if shape.attends_tiled() { "attend_tiled" } else { "attend_block" };
         let plain = |name| module.kernel(name, 0);
-        let block = |name| module.kernel(name, shape.block_ring_bytes());
+        let block = |name: &str| -> Result<BlockProduct, CudaError> {
+            if !shape.is_tiled() {
+                let bytes = shape.block_ring_bytes();
+                return module.kernel(&format!("{name}_block"), bytes).map(BlockProduct::Warps);
+            }
+            let tiled = |n: usize| module.kernel(&format!("{name}_tiled_{n}"), TILED_SHARED);
+            let [few, more, many] = TILED_TOKENS.map(tiled);
+            Ok(BlockProduct::Warpgroups([few?, more?, many?]))
+        };
         let by_width = |name: &str, bytes| -> Result<ByWidth, CudaError> {
             let sixteen = module.kernel(&format!("{name}_sixteen"), bytes)?;
             Ok(ByWidth { eight: module.kernel(name, bytes)?, sixteen })
@@ -210,18 +245,18 @@ impl Kernels {
             embed: plain("embed")?,
             norm_rows: plain("norm_rows")?,
             norm_qkv: by_width("norm_qkv", shape.qkv.ring_bytes())?,
-            norm_qkv_block: block("norm_qkv_block")?,
+            norm_qkv_block: block("norm_qkv")?,
             rope_store: plain("rope_store")?,
             store_values: plain("store_values")?,
             attend: module.kernel("attend", shape.attend_bytes())?,
-            attend_block: module.kernel("attend_block", 2 * page_bytes)?,
+            attend_block: module.kernel(attend_block, shape.attend_block_bytes())?,
             attend_fold: plain("attend_fold")?,
             proj_add: by_width("proj_add", shape.proj.ring_bytes())?,
-            proj_add_block: block("proj_add_block")?,
+            proj_add_block: block("proj_add")?,
             norm_gate_up: by_width("norm_gate_up", shape.gate_up.ring_bytes())?,
-            norm_gate_up_block: block("norm_gate_up_block")?,
+            norm_gate_up_block: block("norm_gate_up")?,
             down_add: by_width("down_add", shape.down.ring_bytes())?,
-            down_add_block: block("down_add_block")?,
+            down_add_block: block("down_add")?,
             norm_head: module.kernel("norm_head", shape.head.ring_bytes())?,
             choose: plain("choose")?,
             choose_wide: plain("choose_wide")?,

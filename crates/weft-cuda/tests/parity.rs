@@ -353,7 +353,7 @@ fn wide_models_keep_all_of_it() {
 }
 
 /// What a GPU of 82 multiprocessors with 99 KiB of shared memory would run.
-const SMALL: Chip = Chip { n_sms: 82, shared_bytes: 99 << 10 };
+const SMALL: Chip = Chip { n_sms: 82, shared_bytes: 99 << 10, has_warpgroups: false };
 
 /// Less shared memory: shorter rings and strips, keys and values in one place, fewer stages for blocks of tokens.
 #[test]

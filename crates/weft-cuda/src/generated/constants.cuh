@@ -21,6 +21,8 @@ constexpr int QKV_BIAS = 0;
 constexpr int LAYERS = 28;
 constexpr int N_BLOCKS = 132;
 constexpr int BOTH_SIDES = 1;
+constexpr int TILED = 1;
+constexpr int TILED_SHARED = 231424;
 constexpr int BLOCK_AT_ONCE = 2;
 constexpr int BLOCK_STAGES = 6;
 constexpr int LONGEST_STRIP = 12;
@@ -70,13 +72,17 @@ constexpr int BLOCK_TOKENS = 128;
 constexpr int BLOCK_ROWS = 128;
 constexpr int BLOCK_STAGE = 32768;
 constexpr int BLOCK_THREADS = 256;
+constexpr int TILED_THREADS = 384;
+constexpr int SQUARE = 64;
 constexpr int RING_THREADS = 288;
 
 // The lists of a step (tables.rs), and attention (ops/attend.rs, buffers.rs).
 constexpr int FEW = 8;
+constexpr int SEVERAL = 32;
 constexpr int PAGE_ROWS = 64;
 constexpr int SECTION_PAGES = 4;
-constexpr int TILE_QUERIES = 64;
+constexpr int TILE_QUERIES = 128;
+constexpr int ATTENDS_TILED = 1;
 constexpr int TILE_THREADS = 128;
 constexpr int VALUE_TOKENS = 32;
 constexpr int VALUE_THREADS = 128;
