@@ -73,19 +73,15 @@ pub(crate) fn header(config: &Config, shape: &Shape) -> String {
         ("BLOCK_ROWS", shape::BLOCK_ROWS),
         ("BLOCK_STAGE", shape::BLOCK_STAGE),
         ("BLOCK_THREADS", ops::BLOCK_THREADS),
-        ("TILED_THREADS", shape::TILED_THREADS),
-        ("SQUARE", shape::SQUARE),
         ("RING_THREADS", ops::RING_THREADS),
     ]);
 
     to.title("The lists of a step (tables.rs), and attention (ops/attend.rs, buffers.rs).");
     to.numbers([
         ("FEW", tables::FEW),
-        ("SEVERAL", tables::SEVERAL),
         ("PAGE_ROWS", PAGE_ROWS),
         ("SECTION_PAGES", tables::SECTION_PAGES),
         ("TILE_QUERIES", shape.tile_queries()),
-        ("ATTENDS_TILED", usize::from(shape.attends_tiled())),
         ("TILE_THREADS", ops::attend::TILE_THREADS),
         ("VALUE_TOKENS", ops::rope_store::VALUE_TOKENS),
         ("VALUE_THREADS", ops::rope_store::VALUE_THREADS),

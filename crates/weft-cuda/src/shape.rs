@@ -8,7 +8,7 @@ use weft_core::kv::PAGE_ROWS;
 
 use crate::error::CudaError;
 use crate::pack::{LONGEST_STRIP, SHORT_STRIP, strip_units};
-use crate::tables::{SECTION_PAGES, TILE_QUERIES};
+use crate::tables::{SECTION_PAGES, SEVERAL, TILE_QUERIES};
 
 /// Columns are padded to eighths of units of 32.
 pub(crate) const COLUMN_STEP: usize = 256;
@@ -309,6 +309,18 @@ impl Shape {
         self.chip.block_stages().1 * BLOCK_STAGE
     }
 
+    /// The constants of products and attention by warpgroups.
+    fn tiled_constants(&self) -> [(&'static str, usize); 6] {
+        [
+            ("TILED", usize::from(self.is_tiled())),
+            ("TILED_SHARED", TILED_SHARED),
+            ("TILED_THREADS", TILED_THREADS),
+            ("SQUARE", SQUARE),
+            ("SEVERAL", SEVERAL),
+            ("ATTENDS_TILED", usize::from(self.attends_tiled())),
+        ]
+    }
+
     /// The constants of a model and its cuts, by their names in the kernels.
     pub(crate) fn constants(&self, config: &Config) -> Vec<(String, usize)> {
         let own = |(name, value): (&str, usize)| (name.to_owned(), value);
@@ -329,8 +341,6 @@ impl Shape {
             ("LAYERS", config.layers),
             ("N_BLOCKS", self.chip.n_sms),
             ("BOTH_SIDES", usize::from(self.chip.has_both_sides(self.dim))),
-            ("TILED", usize::from(self.is_tiled())),
-            ("TILED_SHARED", TILED_SHARED),
             ("BLOCK_AT_ONCE", self.chip.block_stages().0),
             ("BLOCK_STAGES", self.chip.block_stages().1),
             ("LONGEST_STRIP", self.chip.longest_strip()),
@@ -339,6 +349,7 @@ impl Shape {
         ]
         .map(own)
         .to_vec();
+        all.extend(self.tiled_constants().map(own));
         let mut add = |name: &str, of: &str, value| all.push((format!("{name}_{of}"), value));
         let widths =
             [("HIDDEN", config.hidden), ("Q", config.q_width()), ("INTER", config.intermediate)];
