@@ -14,6 +14,7 @@
 #include "kernels/rows.cu"
 #include "ops/attend.cu"
 #include "ops/attend_block.cu"
+#include "ops/attend_fold.cu"
 #include "persistent/decode.cu"
 
 #include "generated/layouts.cuh"

@@ -126,7 +126,7 @@ fn write_headers(
     n_sms: usize,
     folder: &str,
 ) -> Result<(), Box<dyn Error>> {
-    let (chip, folder) = (Chip { n_sms, ..Chip::HOPPER }, Path::new(folder));
+    let (chip, folder) = (Chip { n_sms, has_warpgroups: false, ..Chip::HOPPER }, Path::new(folder));
     let generated = |(name, _): &(String, String)| name.starts_with("generated/");
     std::fs::create_dir_all(folder.join("generated"))?;
     let forms = coded.as_ref().map_or_else(Forms::default, |weights| Forms::of(weights, config));

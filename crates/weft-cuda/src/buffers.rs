@@ -8,12 +8,15 @@ use weft_core::device::{Buffer, Limits};
 
 use crate::driver::{Address, Gpu, Memory};
 use crate::error::CudaError;
-use crate::shape::padded;
-use crate::tables::{FEW, max_cells, max_partials};
+use crate::shape::{SQUARE, Shape, padded};
+use crate::tables::{FEW, SEVERAL, max_cells, max_partials};
 
 /// Rows of activations, bf16 \[tokens\]\[stride\]; columns beyond the width stay zero.
 pub(crate) struct Activations {
     memory: Memory,
+    /// The rows of steps of more than [`SEVERAL`] tokens if warpgroups multiply them: in squares
+    /// (`tiled.cuh`). Smaller steps use `memory`, which then has no more rows than that.
+    squares: Option<Memory>,
     tokens: usize,
     width: usize,
     stride: usize,
@@ -26,7 +29,15 @@ impl Activations {
     fn new(gpu: &Arc<Gpu>, tokens: usize, width: usize, stride: usize) -> Result<Self, CudaError> {
         let bytes = tokens.max(FEW) * stride * size_of::<bf16>() + READ_BEYOND;
         let memory = Memory::new(gpu, "activations", bytes)?;
-        Ok(Self { memory, tokens, width, stride })
+        Ok(Self { memory, squares: None, tokens, width, stride })
+    }
+
+    /// What warpgroups multiply.
+    fn in_squares(gpu: &Arc<Gpu>, tokens: usize, width: usize) -> Result<Self, CudaError> {
+        let stride = padded(width);
+        let bytes = tokens.next_multiple_of(SQUARE) * stride * size_of::<bf16>();
+        let squares = Some(Memory::new(gpu, "activations", bytes)?);
+        Ok(Self { squares, tokens, ..Self::new(gpu, tokens.min(SEVERAL), width, stride)? })
     }
 
     pub(crate) fn address(&self) -> Address {
@@ -38,9 +49,26 @@ impl Activations {
         self.address().offset(token * self.stride * size_of::<bf16>())
     }
 
-    pub(crate) fn read(&self) -> Result<Vec<f32>, CudaError> {
+    /// What the kernels for blocks of tokens read and write.
+    pub(crate) fn for_block(&self) -> Address {
+        self.squares.as_ref().map_or(self.address(), Memory::address)
+    }
+
+    /// All rows, as a step of `n_tokens` left them.
+    pub(crate) fn read(&self, n_tokens: usize) -> Result<Vec<f32>, CudaError> {
         let mut rows = vec![bf16::ZERO; self.tokens * self.stride];
-        self.memory.read(0, &mut rows)?;
+        match self.squares.as_ref().filter(|_| n_tokens > SEVERAL) {
+            Some(squares) => {
+                let mut values = vec![bf16::ZERO; squares.bytes / size_of::<bf16>()];
+                squares.read(0, &mut values)?;
+                let places = (0..rows.len()).map(|i| self.place_in_squares(i));
+                rows.iter_mut().zip(places).for_each(|(to, place)| *to = values[place]);
+            }
+            None => {
+                let own = self.own_rows() * self.stride;
+                self.memory.read(0, &mut rows[..own])?;
+            }
+        }
         let rows = rows.chunks_exact(self.stride).flat_map(|row| &row[..self.width]);
         Ok(rows.map(|value| value.to_f32()).collect())
     }
@@ -50,7 +78,26 @@ impl Activations {
         for (to, from) in rows.chunks_exact_mut(self.stride).zip(values.chunks(self.width)) {
             to.iter_mut().zip(from).for_each(|(to, from)| *to = bf16::from_f32(*from));
         }
-        self.memory.write(0, &rows)
+        if let Some(squares) = &self.squares {
+            let mut values = vec![bf16::ZERO; squares.bytes / size_of::<bf16>()];
+            rows.iter().enumerate().for_each(|(i, v)| values[self.place_in_squares(i)] = *v);
+            squares.write(0, &values)?;
+        }
+        self.memory.write(0, &rows[..self.own_rows() * self.stride])
+    }
+
+    /// Rows of `memory` that belong to tokens.
+    fn own_rows(&self) -> usize {
+        if self.squares.is_some() { self.tokens.min(SEVERAL) } else { self.tokens }
+    }
+
+    /// Where number `i` of all rows lies in squares, as the kernels' `tiled_place`.
+    fn place_in_squares(&self, i: usize) -> usize {
+        let (token, column) = (i / self.stride, i % self.stride);
+        let square = token / SQUARE * (self.stride / SQUARE) + column / SQUARE;
+        let chunk = (column / 32 % 2 * 4 + column % 8 / 2) ^ (token % 8);
+        let in_chunk = column % 32 / 8 * 2 + column % 2;
+        (square * SQUARE + token % SQUARE) * SQUARE + chunk * 8 + in_chunk
     }
 }
 
@@ -94,12 +141,16 @@ impl Buffers {
     pub(crate) fn new(
         gpu: &Arc<Gpu>,
         config: &Config,
-        dim: usize,
+        shape: &Shape,
         limits: &Limits,
     ) -> Result<Self, CudaError> {
-        let padded_rows =
-            |width: usize| Activations::new(gpu, limits.step_tokens, width, padded(width));
-        let rows = |width: usize| Activations::new(gpu, limits.step_tokens, width, width);
+        let (tokens, dim) = (limits.step_tokens, shape.dim);
+        let padded_rows = |width: usize| Activations::new(gpu, tokens, width, padded(width));
+        let multiplied = |width: usize| match shape.is_tiled() {
+            true => Activations::in_squares(gpu, tokens, width),
+            false => padded_rows(width),
+        };
+        let rows = |width: usize| Activations::new(gpu, tokens, width, width);
         let scratch = |bytes: usize| Memory::new(gpu, "scratch", bytes);
         let (partials, cells, heads) = (max_partials(limits), max_cells(limits), config.heads);
         let sent = scratch(partials * heads * sent_row(dim) * 4)?;
@@ -108,12 +159,12 @@ impl Buffers {
         gpu.fill(&sent_cells, 0..sent_cells.bytes, NOTHING)?;
         Ok(Self {
             x: padded_rows(config.hidden)?,
-            norm: padded_rows(config.hidden)?,
+            norm: multiplied(config.hidden)?,
             q: rows(config.q_width())?,
             k: rows(config.kv_width())?,
             v: rows(config.kv_width())?,
-            a: padded_rows(config.q_width())?,
-            h: padded_rows(config.intermediate)?,
+            a: multiplied(config.q_width())?,
+            h: multiplied(config.intermediate)?,
             logits: Memory::new(gpu, "logits", limits.step_outputs.max(FEW) * config.vocab * 4)?,
             sent,
             sent_cells,

@@ -81,7 +81,7 @@ pub(crate) fn header(config: &Config, shape: &Shape) -> String {
         ("FEW", tables::FEW),
         ("PAGE_ROWS", PAGE_ROWS),
         ("SECTION_PAGES", tables::SECTION_PAGES),
-        ("TILE_QUERIES", tables::TILE_QUERIES),
+        ("TILE_QUERIES", shape.tile_queries()),
         ("TILE_THREADS", ops::attend::TILE_THREADS),
         ("VALUE_TOKENS", ops::rope_store::VALUE_TOKENS),
         ("VALUE_THREADS", ops::rope_store::VALUE_THREADS),

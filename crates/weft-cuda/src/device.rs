@@ -144,12 +144,12 @@ impl CudaDevice {
             kernels,
             kv,
             rope: rope_table(&gpu, config, &limits)?,
-            buffers: Buffers::new(&gpu, config, shape.dim, &limits)?,
+            buffers: Buffers::new(&gpu, config, &shape, &limits)?,
             few: Tables::new(&gpu, &limits, Family::Few)?,
             many: Tables::new(&gpu, &limits, Family::Many)?,
             group_counts: GroupCounts::new(&gpu)?,
             weights,
-            lists: Lists::new(split_rule(config, &gpu, &limits)),
+            lists: Lists::new(split_rule(config, &shape, &limits)),
             sampling: Sampling::new(&gpu, config, &limits)?,
             mover,
             in_flight: InFlight::default(),
@@ -224,10 +224,16 @@ impl CudaDevice {
     }
 }
 
-fn split_rule(config: &Config, gpu: &Gpu, limits: &Limits) -> SplitRule {
-    // Two blocks share a multiprocessor.
-    let (kv_heads, at_once) = (config.kv_heads, 2 * gpu.facts.chip.n_sms);
-    SplitRule { kv_heads, at_once, most_partials: max_partials(limits) }
+fn split_rule(config: &Config, shape: &Shape, limits: &Limits) -> SplitRule {
+    // Two blocks share a multiprocessor, unless two warpgroups of a block attend.
+    let at_once = shape.chip.n_sms * if shape.attends_tiled() { 1 } else { 2 };
+    let tile_queries = Some(shape.tile_queries());
+    SplitRule {
+        kv_heads: config.kv_heads,
+        at_once,
+        most_partials: max_partials(limits),
+        tile_queries,
+    }
 }
 
 fn rope_table(gpu: &Arc<Gpu>, config: &Config, limits: &Limits) -> Result<Memory, CudaError> {
@@ -382,7 +388,7 @@ impl Device for CudaDevice {
 impl Inspect for CudaDevice {
     fn read(&self, buffer: Buffer) -> Vec<f32> {
         self.stop();
-        expect(self.buffers.get(buffer).read())
+        expect(self.buffers.get(buffer).read(self.lists.counts.n_tokens))
     }
 
     fn write(&mut self, buffer: Buffer, values: &[f32]) {

@@ -102,7 +102,9 @@ fn open_device(ordinal: i32) -> Result<Gpu, DriverError> {
         attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u32,
     );
     let shared = Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+    let has_warpgroups = capability == (9, 0);
     let chip = Chip {
+        has_warpgroups,
         n_sms: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize,
         shared_bytes: attribute(shared)? as usize,
     };

@@ -1,14 +1,13 @@
 //! The kernels: the files that they are compiled from, and the loaded kernels by name.
 
 use weft_core::config::Config;
-use weft_core::kv::PAGE_ROWS;
 use weft_core::weights::Forms;
 
 use crate::compile::Program;
 use crate::driver::{Kernel, Module};
 use crate::error::CudaError;
 use crate::matrices::Variants;
-use crate::shape::{Chip, Cut, Shape};
+use crate::shape::{Chip, Cut, Shape, TILED_SHARED, TILED_TOKENS};
 use crate::tables::{Counts, Lists};
 use crate::{constants, layouts};
 
@@ -24,7 +23,7 @@ const KERNELS: &[(&str, &str)] = &files![
     "ops/norm_qkv.cu",
     "ops/rope_store.cu",
     "ops/attend.cu",
-    "ops/attend_block.cu",
+    "ops/attend_fold.cu",
     "ops/proj_add.cu",
     "ops/norm_gate_up.cu",
     "ops/down_add.cu",
@@ -33,6 +32,18 @@ const KERNELS: &[(&str, &str)] = &files![
     "kernels/rows.cu",
     "kernels/bandwidth.cu",
 ];
+
+/// Files with kernels that multiply by warpgroups.
+const TILED: &[(&str, &str)] = &files![
+    "ops/norm_qkv_tiled.cu",
+    "ops/proj_add_tiled.cu",
+    "ops/norm_gate_up_tiled.cu",
+    "ops/down_add_tiled.cu",
+];
+
+/// Files with the kernels that attend for prompts: by warps, or by warpgroups.
+const ATTEND_BLOCK: (&str, &str) = ("ops/attend_block.cu", include_str!("ops/attend_block.cu"));
+const ATTEND_TILED: (&str, &str) = ("ops/attend_tiled.cu", include_str!("ops/attend_tiled.cu"));
 
 /// The file with the kernels that run a whole plan.
 const PERSISTENT: (&str, &str) = ("persistent/decode.cu", include_str!("persistent/decode.cu"));
@@ -44,18 +55,23 @@ const HEADERS: &[(&str, &str)] = &files![
     "kernels/coded.cuh",
     "kernels/coded_block.cuh",
     "kernels/matmul.cuh",
+    "kernels/matmul_tiled.cuh",
     "kernels/matvec.cuh",
     "kernels/norm.cuh",
     "kernels/ptx.cuh",
     "kernels/residual.cuh",
+    "kernels/residual_tiled.cuh",
     "kernels/rows.cuh",
     "kernels/sampling.cuh",
     "kernels/section.cuh",
     "kernels/sent.cuh",
     "kernels/softmax.cuh",
+    "kernels/tiled.cuh",
     "kernels/types.cuh",
+    "kernels/wgmma.cuh",
     "kernels/wide.cuh",
     "ops/attend.cuh",
+    "ops/attend_block.cuh",
     "ops/norm_gate_up.cuh",
     "ops/norm_qkv.cuh",
     "persistent/attend.cuh",
@@ -91,11 +107,14 @@ pub fn program(
 ) -> Result<Program, CudaError> {
     let shape = Shape::new(config, forms, chip)?;
     let persistent = with_persistent.then_some(&PERSISTENT);
-    let kernels = KERNELS.iter().chain(persistent);
-    let included = kernels.clone().map(|(name, _)| *name).chain([LAYOUTS]);
+    let tiled = if shape.is_tiled() { TILED } else { &[] };
+    let attend = if shape.attends_tiled() { &ATTEND_TILED } else { &ATTEND_BLOCK };
+    let kernels = KERNELS.iter().chain([attend]).chain(tiled).chain(persistent);
+    let included = kernels.map(|(name, _)| *name).chain([LAYOUTS]);
     let source = included.map(|name| format!("#include \"{name}\"\n")).collect();
     let own = |(name, text): &(&str, &str)| ((*name).to_owned(), (*text).to_owned());
-    let mut files: Vec<(String, String)> = kernels.chain(HEADERS).map(own).collect();
+    let all = KERNELS.iter().chain(TILED).chain([&ATTEND_BLOCK, &ATTEND_TILED, &PERSISTENT]);
+    let mut files: Vec<(String, String)> = all.chain(HEADERS).map(own).collect();
     files.push((CONSTANTS.to_owned(), constants::header(config, &shape)));
     files.push((MATRICES.to_owned(), shape.matrices.header()));
     files.push((LAYOUTS.to_owned(), layouts::header()));
@@ -122,7 +141,15 @@ pub(crate) struct Product {
     /// With up to sixteen.
     pub(crate) sixteen: Kernel,
     /// With blocks of them.
-    pub(crate) block: Kernel,
+    pub(crate) block: BlockProduct,
+}
+
+/// The product of a matrix with blocks of tokens, by what the GPU has.
+pub(crate) enum BlockProduct {
+    /// Warps multiply alone.
+    Warps(Kernel),
+    /// Four warps multiply together; a kernel for each of [`TILED_TOKENS`].
+    Warpgroups([Kernel; TILED_TOKENS.len()]),
 }
 
 /// The kernels, loaded. Products are those of each variant.
@@ -209,17 +236,27 @@ impl Kernels {
     }
 
     pub(crate) fn load(module: Module, shape: &Shape) -> Result<Self, CudaError> {
-        let page_bytes = 2 * PAGE_ROWS * shape.dim * 2;
+        let attend_block = if shape.attends_tiled() { "attend_tiled" } else { "attend_block" };
         let plain = |name| module.kernel(name, 0);
+        let block = |name: &str, suffix: &str| -> Result<BlockProduct, CudaError> {
+            if !shape.is_tiled() {
+                let kernel =
+                    module.kernel(&format!("{name}_block{suffix}"), shape.block_ring_bytes());
+                return kernel.map(BlockProduct::Warps);
+            }
+            let tiled = |n: usize| module.kernel(&format!("{name}_tiled_{n}"), TILED_SHARED);
+            let [few, more, many] = TILED_TOKENS.map(tiled);
+            Ok(BlockProduct::Warpgroups([few?, more?, many?]))
+        };
         let products = |name: &str, variants: &Variants| -> Result<Vec<Product>, CudaError> {
             let product = |(i, (_, cut)): (usize, &(_, Cut))| {
-                let kernel = |kind, bytes| {
-                    module.kernel(&format!("{name}{kind}{}", Variants::suffix(i)), bytes)
-                };
+                let suffix = Variants::suffix(i);
+                let kernel =
+                    |kind| module.kernel(&format!("{name}{kind}{suffix}"), cut.ring_bytes());
                 Ok(Product {
-                    eight: kernel("", cut.ring_bytes())?,
-                    sixteen: kernel("_sixteen", cut.ring_bytes())?,
-                    block: kernel("_block", shape.block_ring_bytes())?,
+                    eight: kernel("")?,
+                    sixteen: kernel("_sixteen")?,
+                    block: block(name, &suffix)?,
                 })
             };
             variants.all.iter().enumerate().map(product).collect()
@@ -232,7 +269,7 @@ impl Kernels {
             rope_store: plain("rope_store")?,
             store_values: plain("store_values")?,
             attend: module.kernel("attend", shape.attend_bytes())?,
-            attend_block: module.kernel("attend_block", 2 * page_bytes)?,
+            attend_block: module.kernel(attend_block, shape.attend_block_bytes())?,
             attend_fold: plain("attend_fold")?,
             proj_add: products("proj_add", &matrices.proj)?,
             norm_gate_up: products("norm_gate_up", &matrices.gate_up)?,

@@ -201,6 +201,12 @@ impl Matrices {
         found.expect("all forms after norms are listed")
     }
 
+    /// Whether no matrix of a layer is coded.
+    pub(crate) fn has_plain_layers(&self) -> bool {
+        let matrices = [&self.qkv, &self.proj, &self.gate_up, &self.down];
+        matrices.iter().all(|of| of.all.iter().all(|(forms, _)| forms.coded_bytes().is_none()))
+    }
+
     /// What the persistent kernel has to know of a layer: the forms of its matrices after norms, and
     /// the variants of the others (`LayerAddresses`).
     pub(crate) fn variants_of(&self, layer: usize) -> [u16; 4] {

@@ -10,8 +10,8 @@ use crate::matrices::Matrices;
 use crate::persistent;
 use crate::rows;
 use crate::sampling::Sampling;
-use crate::shape::{Chip, padded};
-use crate::tables::{FEW, Family, GroupCounts, Tables, max_cells, max_partials};
+use crate::shape::{Chip, SQUARE, padded};
+use crate::tables::{FEW, Family, GroupCounts, SEVERAL, Tables, max_cells, max_partials};
 
 /// What the driver takes in addition: kernels, graphs, and gaps between allocations.
 const DRIVER_BYTES: u64 = 96 << 20;
@@ -45,7 +45,9 @@ fn scratch(config: &Config, limits: &Limits) -> u64 {
     let (q, kv) = (config.q_width(), config.kv_width());
     let dim = config.head_dim.next_multiple_of(32);
     let row = 2 * padded(config.hidden) + q + 2 * kv + padded(q) + padded(config.intermediate);
-    let activations = limits.step_tokens.max(FEW) * row * 2 + 7 * READ_BEYOND;
+    // Where warpgroups multiply, three buffers have rows of several tokens and whole squares.
+    let tokens = limits.step_tokens.max(FEW).next_multiple_of(SQUARE) + SEVERAL;
+    let activations = tokens * row * 2 + 7 * READ_BEYOND;
     let logits = limits.step_outputs.max(FEW) * config.vocab * 4;
     let partials = max_partials(limits) * config.heads * ((dim + sent_row(dim)) * 4 + 8);
     let cells = max_cells(limits) * config.heads * 20;

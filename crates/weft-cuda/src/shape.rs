@@ -10,7 +10,7 @@ use weft_core::weights::Forms;
 use crate::error::CudaError;
 use crate::matrices::{Matrices, TileForms};
 use crate::pack::{LONGEST_STRIP, SHORT_STRIP, STRIP_BYTES, strip_units};
-use crate::tables::SECTION_PAGES;
+use crate::tables::{SECTION_PAGES, SEVERAL, TILE_QUERIES};
 
 /// Columns are padded to eighths of units of 32.
 pub(crate) const COLUMN_STEP: usize = 256;
@@ -28,6 +28,16 @@ pub(crate) const WARPS: usize = 8;
 const PAIR_RING_BYTES: usize = 96 << 10;
 const LONE_RING_BYTES: usize = 192 << 10;
 const TWO_BLOCKS_UNITS: usize = 4;
+/// Shared memory of the kernels that multiply by warpgroups, and their threads: two groups that
+/// compute, and one that copies.
+pub(crate) const TILED_SHARED: usize = 226 << 10;
+pub(crate) const TILED_THREADS: usize = 3 * 128;
+/// The most tokens that a block of theirs takes at once: one kernel each.
+pub(crate) const TILED_TOKENS: [usize; 3] = [64, 128, 192];
+/// What a tile costs beside its products, in tokens.
+const TILE_COST: usize = 32;
+/// Tokens and columns of a square, in which these kernels read activations (`tiled.cuh`).
+pub(crate) const SQUARE: usize = 64;
 /// Less than this is too little to share.
 const LEAST_PAIR_RING: usize = 64 << 10;
 /// Shared memory that a block takes besides its ring, and that the system reserves per block.
@@ -56,11 +66,14 @@ pub struct Chip {
     pub n_sms: usize,
     /// Shared memory that a block may take, in bytes.
     pub shared_bytes: usize,
+    /// Whether four warps multiply together (`wgmma`): only sm_90a can. Prompts then run through
+    /// other kernels, which give the same bits.
+    pub has_warpgroups: bool,
 }
 
 impl Chip {
     /// An H100 or H200: what kernels are tuned for.
-    pub const HOPPER: Self = Self { n_sms: 132, shared_bytes: 227 << 10 };
+    pub const HOPPER: Self = Self { n_sms: 132, shared_bytes: 227 << 10, has_warpgroups: true };
 
     /// Bytes for the ring of each of two blocks; none if they would be too few.
     fn pair_ring(&self) -> Option<usize> {
@@ -268,12 +281,69 @@ impl Shape {
         (1 + usize::from(self.chip.has_both_sides(self.dim))) * Chip::side_bytes(self.dim)
     }
 
+    /// Whether activations of prompts are in squares, for products by warpgroups. Those of coded
+    /// matrices have none yet.
+    pub(crate) fn is_tiled(&self) -> bool {
+        self.chip.has_warpgroups && self.matrices.has_plain_layers()
+    }
+
+    /// Which of [`TILED_TOKENS`] is fastest for a product with so many rows and tokens: clusters of
+    /// two blocks each take a share of the tiles.
+    pub(crate) fn tiled_width(&self, rows: usize, n_tokens: usize) -> usize {
+        let pairs = rows.div_ceil(2 * BLOCK_ROWS);
+        let cost = |n: usize| {
+            let tiles = pairs * n_tokens.div_ceil(n);
+            tiles.div_ceil(self.tiled_clusters()) * (n + TILE_COST)
+        };
+        let costs = TILED_TOKENS.map(cost);
+        (0..costs.len()).min_by_key(|i| costs[*i]).expect("there are kernels")
+    }
+
+    /// Clusters that are resident at once.
+    pub(crate) fn tiled_clusters(&self) -> usize {
+        self.chip.n_sms / 2
+    }
+
+    /// Whether warpgroups attend for prompts: if a warp's sums fit into its registers.
+    pub(crate) fn attends_tiled(&self) -> bool {
+        self.chip.has_warpgroups && self.dim <= 128
+    }
+
+    /// Rows of a tile of queries of a prompt.
+    pub(crate) fn tile_queries(&self) -> usize {
+        if self.attends_tiled() { 2 * TILE_QUERIES } else { TILE_QUERIES }
+    }
+
+    /// Dynamic shared memory of the kernel that attends for prompts: two pages, by warpgroups also
+    /// two in another order and a tile of queries.
+    pub(crate) fn attend_block_bytes(&self) -> usize {
+        let pages = 2 * 2 * PAGE_ROWS * self.dim * 2;
+        if !self.attends_tiled() {
+            return pages;
+        }
+        let in_order = 2 * (self.dim.next_multiple_of(64) + self.dim) * PAGE_ROWS * 2;
+        let queries = self.tile_queries() * (self.dim + 8).max(80) * 2;
+        (1 << 10) + pages + in_order + queries
+    }
+
     /// Shared memory of the kernels for blocks of tokens.
     pub(crate) fn block_ring_bytes(&self) -> usize {
         self.chip.block_stages().1 * BLOCK_STAGE
     }
 
-    /// The constants of a model and its GPU, by their names in the kernels.
+    /// The constants of products and attention by warpgroups.
+    fn tiled_constants(&self) -> [(&'static str, usize); 6] {
+        [
+            ("TILED", usize::from(self.is_tiled())),
+            ("TILED_SHARED", TILED_SHARED),
+            ("TILED_THREADS", TILED_THREADS),
+            ("SQUARE", SQUARE),
+            ("SEVERAL", SEVERAL),
+            ("ATTENDS_TILED", usize::from(self.attends_tiled())),
+        ]
+    }
+
+    /// The constants of a model and its cuts, by their names in the kernels.
     pub(crate) fn constants(&self, config: &Config) -> Vec<(String, usize)> {
         let own = |(name, value): (&str, usize)| (name.to_owned(), value);
         let mut all = [
@@ -302,6 +372,7 @@ impl Shape {
         ]
         .map(own)
         .to_vec();
+        all.extend(self.tiled_constants().map(own));
         let mut add = |name: &str, of: &str, value| all.push((format!("{name}_{of}"), value));
         let widths =
             [("HIDDEN", config.hidden), ("Q", config.q_width()), ("INTER", config.intermediate)];
@@ -343,10 +414,10 @@ mod tests {
 
     /// A100; RTX 3090, 4090 and 5090.
     const OTHERS: [Chip; 4] = [
-        Chip { n_sms: 108, shared_bytes: 163 << 10 },
-        Chip { n_sms: 82, shared_bytes: 99 << 10 },
-        Chip { n_sms: 128, shared_bytes: 99 << 10 },
-        Chip { n_sms: 170, shared_bytes: 99 << 10 },
+        Chip { n_sms: 108, shared_bytes: 163 << 10, has_warpgroups: false },
+        Chip { n_sms: 82, shared_bytes: 99 << 10, has_warpgroups: false },
+        Chip { n_sms: 128, shared_bytes: 99 << 10, has_warpgroups: false },
+        Chip { n_sms: 170, shared_bytes: 99 << 10, has_warpgroups: false },
     ];
 
     #[test]

@@ -362,7 +362,7 @@ impl Lists {
     }
 
     fn fill_tiles(&mut self, step: &Step<'_>, group: usize) {
-        let most = TILE_QUERIES / group;
+        let most = self.split.tile_queries.unwrap_or(TILE_QUERIES) / group;
         let mut token = 0;
         for (index, lane) in step.lanes.iter().enumerate() {
             let own = self.lanes[index].clone();

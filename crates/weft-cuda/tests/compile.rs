@@ -20,7 +20,7 @@ fn chip(arch: &str) -> Chip {
         "sm_100a" => (148, 227),
         _ => (170, 99),
     };
-    Chip { n_sms, shared_bytes: shared_kib << 10 }
+    Chip { n_sms, shared_bytes: shared_kib << 10, has_warpgroups: arch == "sm_90a" }
 }
 
 /// The compiler's report for a shape; none without a compiler.
@@ -159,6 +159,7 @@ fn kernels_of_every_form_compile() {
 fn every_file_includes_what_it_uses() {
     const NO_KERNELS: &str = "#undef __global__\n#define __global__ __device__ inline\n\
                               #undef __launch_bounds__\n#define __launch_bounds__(...)\n\
+                              #undef __cluster_dims__\n#define __cluster_dims__(...)\n\
                               #undef __grid_constant__\n#define __grid_constant__\n";
     const ONE_KERNEL: &str = "extern \"C\" __attribute__((global)) void nothing() {}\n";
     let all = plain_program(true);

@@ -272,6 +272,30 @@ fn blocks_of_any_size_give_the_same_bits() {
     }
 }
 
+/// Prompts run through other kernels where warpgroups multiply; the bits are the same.
+#[test]
+fn warpgroups_do_not_show() {
+    if !gpu_is_there() {
+        return;
+    }
+    let chip = weft_cuda::probe().unwrap().chip;
+    for family in ["qwen3", "qwen2", "llama"] {
+        let config = config(family);
+        let (prompt, own) = (tokens(500, 4, config.vocab), span(0, 500, 0));
+        let [with, without] = [chip, Chip { has_warpgroups: false, ..chip }].map(|chip| {
+            let options = Options { chip: Some(chip), ..Options::new(LIMITS) };
+            let weights = RandomWeights::new(&config, 7);
+            let mut device = CudaDevice::new(&config, &weights, options).unwrap();
+            poison(&mut device, &config);
+            let blocks = [150, 33, 117, 150, 50];
+            let logits = weft_testing::run_in_blocks(&mut device, &config, &prompt, &blocks, &own);
+            (logits, device.attention(0), device.kv_row(1, own.slot(499)))
+        });
+        assert!(with.0.iter().flatten().all(|logit| logit.is_finite()));
+        assert_eq!(with, without, "{family}");
+    }
+}
+
 /// Lanes that share a span read it once, and compute what each computes alone.
 #[test]
 fn sharing_a_span_does_not_show() {
@@ -353,7 +377,7 @@ fn wide_models_keep_all_of_it() {
 }
 
 /// What a GPU of 82 multiprocessors with 99 KiB of shared memory would run.
-const SMALL: Chip = Chip { n_sms: 82, shared_bytes: 99 << 10 };
+const SMALL: Chip = Chip { n_sms: 82, shared_bytes: 99 << 10, has_warpgroups: false };
 
 /// Less shared memory: shorter rings and strips, keys and values in one place, fewer stages for blocks of tokens.
 #[test]

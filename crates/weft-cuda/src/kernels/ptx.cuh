@@ -1,6 +1,6 @@
 // Everything that C++ has no word for: each function here is one PTX instruction, or a few. No
-// other file has inline assembly, so a test that runs kernels on a CPU puts another file in the
-// place of this one (tools/emulate).
+// other file has inline assembly (but wgmma.cuh, for one architecture), so a test that runs kernels
+// on a CPU puts another file in the place of this one (tools/emulate).
 #pragma once
 
 #include "generated/constants.cuh"

@@ -26,7 +26,7 @@ struct QueryTile {
 };
 // Where results go.
 struct Attended {
-    u16 *a;         // bf16 [tokens][Q_STRIDE]
+    u16 *a;         // bf16 [tokens][Q_STRIDE]; of attend_block also in squares (tiled.cuh)
     float *sent;    // f32 [partials][HEADS][SENT_ROW]: parts that blocks of one launch hand to one another (sent.cuh)
     float *sent_cells; // f32 [cells][HEADS][2]: cells that they do
     float *sums;    // f32 [partials][HEADS][DIM]: weighted sums of values, for attend_fold

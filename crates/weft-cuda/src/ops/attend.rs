@@ -5,7 +5,8 @@ use crate::CudaDevice;
 use crate::driver::{Address, Argument};
 use crate::error::CudaError;
 use crate::layouts::{Layout, layout};
-use crate::tables::Family;
+use crate::shape::TILED_THREADS;
+use crate::tables::{Family, SEVERAL};
 
 /// Threads of a block that takes a tile of tokens.
 pub(crate) const TILE_THREADS: usize = 128;
@@ -32,10 +33,11 @@ pub(crate) fn layout() -> Layout {
 
 /// With `stores`, the launch also runs rope_store.
 pub(crate) fn launch(pass: &Pass<'_>, layer: u16, stores: bool) -> Result<(), CudaError> {
-    let CudaDevice { config, gpu, kernels, weights, buffers, kv, rope, .. } = pass.device;
+    let CudaDevice { config, gpu, kernels, weights, buffers, kv, rope, shape, .. } = pass.device;
     let weights = &weights.layers[usize::from(layer)];
+    let in_squares = pass.family == Family::Many && pass.counts.n_tokens > SEVERAL;
     let to = Attended {
-        a: buffers.a.address(),
+        a: if in_squares { buffers.a.for_block() } else { buffers.a.address() },
         sent: buffers.sent.address(),
         sent_cells: buffers.sent_cells.address(),
         sums: buffers.sums.address(),
@@ -67,7 +69,8 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16, stores: bool) -> Result<(), Cu
             let grid = (pass.counts.n_tiles * config.kv_heads, n_splits);
             let (rope, q) = (rope.address(), buffers.q.address());
             let arguments: &[&dyn Argument] = &[&pass.step, &rope, &q, &kv.layer(layer), &to];
-            pass.launch(&kernels.attend_block, grid, TILE_THREADS, arguments)?;
+            let threads = if shape.attends_tiled() { TILED_THREADS } else { TILE_THREADS };
+            pass.launch(&kernels.attend_block, grid, threads, arguments)?;
             if n_splits == 1 {
                 return Ok(());
             }

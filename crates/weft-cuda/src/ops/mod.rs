@@ -16,9 +16,9 @@ use crate::CudaDevice;
 use crate::buffers::Activations;
 use crate::driver::{Address, Argument, Kernel, Launch};
 use crate::error::CudaError;
-use crate::kernels::Product;
+use crate::kernels::{BlockProduct, Product};
 use crate::sampling::Chosen;
-use crate::shape::{BLOCK_ROWS, BLOCK_TOKENS, Cut, WARPS};
+use crate::shape::{BLOCK_ROWS, BLOCK_TOKENS, Cut, TILED_THREADS, WARPS};
 use crate::tables::{Counts, FEW, Family, SEVERAL, SIXTEEN, StepAddresses};
 
 // SAFETY: `repr(C)`, with the fields of the kernels' `Step`.
@@ -104,9 +104,8 @@ impl Pass<'_> {
                 self.stream(kernels, group, cut, &[&group.step, matrix, &input, &x])
             });
         }
-        let (input, x) = (input.address(), buffers.x.address());
-        let grid = self.block_grid(config.hidden);
-        self.launch(&kernels.block, grid, BLOCK_THREADS, &[&self.step, matrix, &input, &x])
+        let (input, x) = (input.for_block(), buffers.x.address());
+        self.multiply_block(&kernels.block, config.hidden, &[&self.step, matrix, &input, &x])
     }
 
     /// Launches ops in order. If ops are joined, the second of a pair runs both.
@@ -149,14 +148,31 @@ impl Pass<'_> {
         threads: usize,
         arguments: &[&dyn Argument],
     ) -> Result<(), CudaError> {
-        let early = self.joined && self.family == Family::Few;
+        let may = self.family == Family::Few || self.device.shape.is_tiled();
+        let early = self.joined && may;
         let launch = Launch { grid, threads, early, cooperative: false };
         kernel.launch(&self.device.gpu, launch, arguments)
     }
 
-    /// Blocks of tokens × blocks of rows.
-    fn block_grid(&self, rows: usize) -> (usize, usize) {
-        (rows.div_ceil(BLOCK_ROWS), self.counts.n_tokens.div_ceil(BLOCK_TOKENS))
+    /// Multiplies blocks of tokens by blocks of a matrix's rows.
+    fn multiply_block(
+        &self,
+        kernel: &BlockProduct,
+        rows: usize,
+        arguments: &[&dyn Argument],
+    ) -> Result<(), CudaError> {
+        let n_tokens = self.counts.n_tokens;
+        match kernel {
+            BlockProduct::Warps(kernel) => {
+                let grid = (rows.div_ceil(BLOCK_ROWS), n_tokens.div_ceil(BLOCK_TOKENS));
+                self.launch(kernel, grid, BLOCK_THREADS, arguments)
+            }
+            BlockProduct::Warpgroups(kernels) => {
+                let shape = &self.device.shape;
+                let kernel = &kernels[shape.tiled_width(rows, n_tokens)];
+                self.launch(kernel, (2 * shape.tiled_clusters(), 1), TILED_THREADS, arguments)
+            }
+        }
     }
 
     /// norm = rms_norm(x), for blocks of tokens.
@@ -164,7 +180,7 @@ impl Pass<'_> {
         let CudaDevice { kernels, buffers, .. } = self.device;
         let grid = (self.counts.n_tokens.div_ceil(8), 1);
         let arguments: &[&dyn Argument] =
-            &[&self.step, &weight, &buffers.x.address(), &buffers.norm.address()];
+            &[&self.step, &weight, &buffers.x.address(), &buffers.norm.for_block()];
         self.launch(&kernels.norm_rows, grid, THREADS, arguments)
     }
 }

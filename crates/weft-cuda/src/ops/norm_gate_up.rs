@@ -1,6 +1,6 @@
 //! `norm_gate_up`: n = rms_norm(x); h = silu(n · W_gate) · (n · W_up).
 
-use super::{BLOCK_THREADS, Pass};
+use super::Pass;
 use crate::CudaDevice;
 use crate::driver::Argument;
 use crate::error::CudaError;
@@ -18,8 +18,8 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
         });
     }
     pass.norm_rows(norm)?;
-    let grid = pass.block_grid(2 * config.intermediate.next_multiple_of(8));
-    let (n, h) = (buffers.norm.address(), buffers.h.address());
+    let rows = 2 * config.intermediate.next_multiple_of(8);
+    let (n, h) = (buffers.norm.for_block(), buffers.h.for_block());
     let arguments: &[&dyn Argument] = &[&pass.step, &matrix, &n, &h];
-    pass.launch(&kernels.block, grid, BLOCK_THREADS, arguments)
+    pass.multiply_block(&kernels.block, rows, arguments)
 }

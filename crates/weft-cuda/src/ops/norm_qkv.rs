@@ -1,6 +1,6 @@
 //! `norm_qkv`: n = rms_norm(x); q, k, v = n · W (+ bias).
 
-use super::{BLOCK_THREADS, Pass};
+use super::Pass;
 use crate::CudaDevice;
 use crate::driver::{Address, Argument};
 use crate::error::CudaError;
@@ -42,7 +42,7 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
         });
     }
     pass.norm_rows(norm)?;
-    let grid = pass.block_grid(config.q_width() + 2 * config.kv_width());
-    let arguments: &[&dyn Argument] = &[&pass.step, &matrix, &buffers.norm.address(), &to(0)];
-    pass.launch(&kernels.block, grid, BLOCK_THREADS, arguments)
+    let rows = config.q_width() + 2 * config.kv_width();
+    let arguments: &[&dyn Argument] = &[&pass.step, &matrix, &buffers.norm.for_block(), &to(0)];
+    pass.multiply_block(&kernels.block, rows, arguments)
 }

@@ -1,8 +1,10 @@
 #include "kernels/base.cuh"
 #include "kernels/norm.cuh"
+#include "kernels/tiled.cuh"
 
 // Computes   n[t] = rms_norm(x[t]) for all tokens of a block step.
-// Layout     x, n: bf16 [tokens][HIDDEN_STRIDE]; weight: bf16 [HIDDEN_STRIDE].
+// Layout     x: bf16 [tokens][HIDDEN_STRIDE]; n: the same, or in squares where warpgroups multiply
+//            (tiled.cuh); weight: bf16 [HIDDEN_STRIDE].
 // Work split a block owns eight tokens, a warp an eighth of their columns, a quad one token.
 // Rounding   the normalised value, then its product with the weight.
 // Moves      x once in, n once out: bound by memory.
@@ -22,9 +24,16 @@ norm_rows(Step step, const uint4 *weight, const u16 *x, u16 *n) {
         row[i] = there ? load_fresh((const uint4 *)(x + (u64)token * HIDDEN_STRIDE + first + i * 32))
                        : make_uint4(0, 0, 0, 0);
     const float scale = norm_scale<UNITS, HIDDEN>(row, squares, warp, lane);
-    if (!there) return;
 #pragma unroll
-    for (int i = 0; i < UNITS; ++i)
-        *(uint4 *)(n + (u64)token * HIDDEN_STRIDE + first + i * 32) =
-            normalise(row[i], weight[(first + i * 32) / 8], scale);
+    for (int i = 0; i < UNITS; ++i) {
+        const u32 column = first + i * 32;
+        const uint4 chunk = normalise(row[i], weight[column / 8], scale);
+        if (TILED) {
+            const uint4 turned = quad_transpose(chunk, lane);
+            u8 *to = (u8 *)n + token_row(token, column, HIDDEN_STRIDE);
+            if (there) *(uint4 *)(to + half_chunk(token, column / 32 % 2, lane % 4)) = turned;
+        } else if (there) {
+            *(uint4 *)(n + (u64)token * HIDDEN_STRIDE + column) = chunk;
+        }
+    }
 }

@@ -50,6 +50,8 @@ rope_store(Step step, u32 with_values, const u16 *q_norm, const u16 *k_norm, con
 // Moves      v once in and out: bound by memory.
 extern "C" __global__ void __launch_bounds__(VALUE_THREADS)
 store_values(Step step, const u16 *v, u16 *kv) {
+    let_next_start();
+    wait_for_previous();
     __shared__ u16 rows[VALUE_TOKENS][DIM + 2]; // the gap spreads banks
     __shared__ u32 slots[VALUE_TOKENS];
     const u32 first = blockIdx.x * VALUE_TOKENS, there = min((u32)VALUE_TOKENS, n_tokens(step) - first);

@@ -13,6 +13,8 @@ pub(crate) struct SplitRule {
     pub(crate) at_once: usize,
     /// Parts that there is room for.
     pub(crate) most_partials: usize,
+    /// Rows of a tile of queries; [`TILE_QUERIES`](super::TILE_QUERIES) if none are named.
+    pub(crate) tile_queries: Option<usize>,
 }
 
 impl SplitRule {

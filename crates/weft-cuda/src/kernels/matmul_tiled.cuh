@@ -1,0 +1,237 @@
+// The product of a matrix with a block of tokens by products of warpgroups (sm_90a): what
+// `matmul.cuh` computes on other GPUs, at three times its speed and with the same bits.
+//
+// Two warpgroups compute 64 rows x TOKENS tokens each; a third one copies. Rows are the
+// first operand, from registers: a lane's 16 bytes of a packed unit are what two instructions take.
+// Tokens are the second, from shared memory, where their columns lie in the order that fits
+// (tiled.cuh). Two blocks of a cluster have neighbouring rows and the same tokens: each copies half
+// of them to both. Blocks stay for many tiles. Sums are cut and added as `matmul.cuh` does.
+#pragma once
+
+#include "kernels/tiled.cuh"
+#include "kernels/wgmma.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+constexpr int STAGE_ROWS_BYTES = 128 * 64 * 2;             // rows' part of a stage: 64 columns
+constexpr int STAGED_TOKENS = 64, STAGED_STRIDE = 144;     // of results on their way out; the gap spreads banks
+
+// A product has a kernel for each number of tokens of a tile; the host chooses (ops/mod.rs).
+#define EACH_TILED_WIDTH(KERNEL) KERNEL(64) KERNEL(128) KERNEL(192)
+#define TILED_BOUNDS __cluster_dims__(2, 1, 1) __launch_bounds__(TILED_THREADS, 1)
+
+template <int TOKENS> struct TiledShape {
+    static constexpr int STAGE = STAGE_ROWS_BYTES + TOKENS * 128;
+    static constexpr int STAGES = (TILED_SHARED - 1024 - 2 * STAGED_TOKENS * STAGED_STRIDE) / STAGE;
+    static_assert(STAGES >= 3, "a ring");
+};
+// What the blocks of a cluster take of a product in turn.
+struct TileWalk {
+    int pairs, first, step, end; // pairs of blocks of rows; tiles of this cluster
+    u32 n_blocks;                // of tokens
+    static constexpr u32 NEAR = 8; // blocks of tokens that are taken together for each pair of rows
+    __device__ __forceinline__ u32 pair(int tile) const { return tile % (pairs * NEAR) / width(tile); }
+    __device__ __forceinline__ u32 tokens(int tile) const { return tile / (pairs * NEAR) * NEAR + tile % (pairs * NEAR) % width(tile); }
+    __device__ __forceinline__ u32 width(int tile) const { return min(NEAR, n_blocks - tile / (pairs * NEAR) * NEAR); }
+};
+
+template <int STAGES> struct TiledRing {
+    u64 full[STAGES], empty[STAGES];
+};
+
+// Copies the stages of all tiles. Rows are small pieces of many places, which bulk copies bring too
+// slowly: each of four warps copies the units of four tiles.
+template <int UNITS, int TOKENS>
+__device__ __forceinline__ void copy_tiles(TiledRing<TiledShape<TOKENS>::STAGES> &ring, u8 *stages, const u8 *weights, int n_blocks,
+                                           const u8 *x, u32 n_squares, const TileWalk &walk, u32 rank, int warp, int lane) {
+    using Shape = TiledShape<TOKENS>;
+    constexpr int COLUMNS = UNITS * WARPS / 2;
+    constexpr u64 TILE_BYTES = (u64)WARPS * UNITS * UNIT_BYTES;
+    // This block's half of the tokens is of one square or two.
+    constexpr u32 HALF = TOKENS * 64, FIRST = HALF < SQUARE_BYTES ? HALF : SQUARE_BYTES;
+    const u32 cut = rank == 0 || FIRST == HALF ? FIRST : HALF - FIRST;
+    const u32 begin = rank * HALF + (lane == 0 ? 0 : cut), end = rank * HALF + (lane == 0 ? cut : HALF);
+    int stage = 0;
+    u32 parity = 1;
+    // Rows do not depend on the kernel before; tokens do, and so does all that is stored later.
+    if (warp == 0) wait_for_previous();
+    for (int tile = walk.first; tile < walk.end; tile += walk.step) {
+        const u32 block = min(walk.pair(tile) * 2 + rank, n_blocks - 1u), first = walk.tokens(tile) * (TOKENS / SQUARE);
+        const u8 *rows = weights + ((u64)block * 16 + warp * 4) * TILE_BYTES + lane * 16;
+        const u8 *tokens = x + (u64)min(first + begin / SQUARE_BYTES, n_squares - 1) * COLUMNS * SQUARE_BYTES + begin % SQUARE_BYTES;
+        for (int k = 0; k < COLUMNS; ++k) {
+            barrier_wait(&ring.empty[stage], parity);
+            u8 *to = stages + stage * Shape::STAGE;
+            if (warp == 0) {
+                expect_copies(&ring.full[stage], TOKENS * 128, lane);
+                __syncwarp();
+                if (lane < 2 && begin < end)
+                    copy_to_blocks(to + STAGE_ROWS_BYTES + begin, tokens + (u64)k * SQUARE_BYTES, end - begin, &ring.full[stage], 3);
+            }
+#pragma unroll
+            for (int unit = 0; unit < 2; ++unit) {
+                const u8 *from = rows + unit_place<UNITS>(2 * k + unit) * UNIT_BYTES;
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    copy_chunk(to + ((warp * 4 + i) * 2 + unit) * UNIT_BYTES + lane * 16, from + i * TILE_BYTES);
+            }
+            arrive_after_copies(&ring.full[stage]);
+            if (++stage == Shape::STAGES) stage = 0, parity ^= 1;
+        }
+    }
+}
+
+// A lane's part of 16 rows x 32 columns.
+struct RowUnit {
+    uint4 upper, lower;
+    __device__ __forceinline__ void load(const u8 *rows) {
+        upper = *(const uint4 *)rows, lower = *(const uint4 *)(rows + 2 * UNIT_BYTES);
+    }
+};
+template <int N> __device__ __forceinline__ void wgmma32(float (&d)[N], const RowUnit &a, u32 tokens, int adds) {
+    products_begin();
+    wgmma(d, a.upper.x, a.lower.x, a.upper.y, a.lower.y, swizzled(tokens), adds);
+    wgmma(d, a.upper.z, a.lower.z, a.upper.w, a.lower.w, swizzled(tokens + 32), 1);
+    products_commit();
+}
+
+// A group's place in the ring.
+template <int STAGES> struct Reader {
+    TiledRing<STAGES> &ring;
+    int stage = 0;
+    u32 parity = 0;
+    __device__ __forceinline__ void await() const { barrier_wait(&ring.full[stage], parity); }
+    __device__ __forceinline__ void next() {
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+    __device__ __forceinline__ void release(int done, int lane) const {
+        if (lane < 2) barrier_arrive_at(&ring.empty[done], lane);
+    }
+};
+
+// Whether chains end with stages, which hold two units.
+constexpr bool takes_stages(int units, int chains) { return units % 2 == 0 && chain_units(units, chains) % 2 == 0; }
+
+// The sums of a group's 64 rows x TOKENS tokens.
+template <int UNITS, int CHAINS, int TOKENS>
+__device__ __forceinline__ void sum_tile(float (&total)[TOKENS / 2], Reader<TiledShape<TOKENS>::STAGES> &reader, const u8 *stages,
+                                         int warp, int lane) {
+    using Shape = TiledShape<TOKENS>;
+    constexpr int N = TOKENS / 2, LONG = chain_units(UNITS, CHAINS);
+    constexpr bool EVEN = takes_stages(UNITS, CHAINS);
+    const u8 *rows = stages + warp * 4 * UNIT_BYTES + lane * 16;
+    const u32 tokens = shared_address(stages) + STAGE_ROWS_BYTES;
+    float sum[N];
+    RowUnit even, odd;
+#pragma unroll
+    for (int i = 0; i < N; ++i) total[i] = 0.0f;
+    reader.await();
+    even.load(rows + reader.stage * Shape::STAGE);
+    int before = -1; // the stage that is not released yet
+    int left = UNITS * WARPS / 2;
+#pragma unroll 1
+    for (int chain = 0; chain < WARPS * CHAINS; ++chain) {
+        if constexpr (EVEN) {
+            const int n = (chain % CHAINS == 0 ? LONG : UNITS - LONG) / 2;
+#pragma unroll 1
+            for (int s = 0; s < n; ++s) {
+                const int at = reader.stage * Shape::STAGE;
+                wgmma32(sum, even, tokens + at, s > 0);
+                products_await<1>();
+                if (before >= 0) reader.release(before, lane);
+                odd.load(rows + at + UNIT_BYTES);
+                wgmma32(sum, odd, tokens + at + 64, 1);
+                before = reader.stage;
+                reader.next();
+                products_await<1>();
+                if (--left > 0) {
+                    reader.await();
+                    even.load(rows + reader.stage * Shape::STAGE);
+                }
+            }
+        } else {
+            const int first = chain / CHAINS * UNITS + chain % CHAINS * LONG, n = chain % CHAINS == 0 ? LONG : UNITS - LONG;
+#pragma unroll 1
+            for (int u = 0; u < n; ++u) {
+                const int half = (first + u) % 2, at = reader.stage * Shape::STAGE;
+                if (u > 0 && half == 0) reader.await();
+                if (u > 0) even.load(rows + at + half * UNIT_BYTES);
+                wgmma32(sum, even, tokens + at + half * 64, u > 0);
+                products_await<0>();
+                if (half == 0) continue;
+                if (--left == 0) before = reader.stage;
+                else reader.release(reader.stage, lane);
+                reader.next();
+            }
+            if (left > 0) {
+                const int half = (first + n) % 2;
+                if (half == 0) reader.await();
+                even.load(rows + reader.stage * Shape::STAGE + half * UNIT_BYTES);
+            }
+        }
+        products_await<0>();
+        hold(sum);
+#pragma unroll
+        for (int i = 0; i < N; ++i) total[i] += sum[i];
+    }
+    reader.release(before, lane);
+}
+
+// ---- results -----------------------------------------------------------------------------------
+// A group's results go out 64 tokens at a time, by way of shared memory: [token][STAGED_STRIDE].
+// Lanes put them there transposed, 16 tokens x 16 rows at once; a thread then has whole chunks of
+// eight rows of a token, the same ones whenever it reads or writes chunks.
+struct Staged {
+    u8 *memory;
+    u32 thread, warp, lane; // of the group
+    __device__ __forceinline__ explicit Staged(u8 *memory)
+        : memory(memory), thread(threadIdx.x % 128), warp(threadIdx.x / 32 % 4), lane(threadIdx.x % 32) {}
+    __device__ __forceinline__ u32 token(int i) const { return i * 16 + thread / 8; }
+    __device__ __forceinline__ u32 row() const { return thread % 8 * 8; }
+    __device__ __forceinline__ uint4 *chunk(int i) const { return (uint4 *)(memory + token(i) * STAGED_STRIDE) + thread % 8; }
+    // A lane's row of the fragments of 16 tokens x 16 rows.
+    __device__ __forceinline__ u8 *fragments(int i) const {
+        return memory + (i * 16 + lane / 16 * 8 + lane % 8) * STAGED_STRIDE + warp * 32 + lane / 8 % 2 * 16;
+    }
+    __device__ __forceinline__ void meet() const { meet_group(threadIdx.x / 128); }
+};
+constexpr int STAGED_CHUNKS = STAGED_TOKENS * 8 / 128; // of a thread
+static_assert(STAGED_TOKENS == SQUARE, "results of a square of tokens");
+
+// Hands the sums of 64 rows x TOKENS tokens to `store(first token, first row, sums, memory for Staged)`.
+template <int UNITS, int CHAINS, int TOKENS, class Store>
+__device__ __forceinline__ void multiply_tiles(const u8 *weights, int n_blocks, const u8 *x, u32 tokens, Store store) {
+    using Shape = TiledShape<TOKENS>;
+    u8 *memory = dynamic_shared();
+    u8 *stages = memory + (1024 - shared_address(memory) % 1024) % 1024;
+    __shared__ TiledRing<Shape::STAGES> ring;
+    const int group = threadIdx.x / 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 rank = cluster_rank();
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < Shape::STAGES; ++i) barrier_init(&ring.full[i], 1 + 128), barrier_init(&ring.empty[i], 16);
+        barriers_made();
+    }
+    cluster_meet();
+    let_next_start();
+    const int pairs = (n_blocks + 1) / 2;
+    const u32 token_blocks = (tokens + TOKENS - 1) / TOKENS;
+    const TileWalk walk{pairs, (int)blockIdx.x / 2, (int)gridDim.x / 2, pairs * (int)token_blocks, token_blocks};
+    if (group == 2) {
+        leave_registers<TOKENS == 192 ? 56 : 72>();
+        copy_tiles<UNITS, TOKENS>(ring, stages, weights, n_blocks, x, (tokens + SQUARE - 1) / SQUARE, walk, rank, warp - 8, lane);
+    } else {
+        take_registers<TOKENS == 192 ? 224 : 216>();
+        Reader<Shape::STAGES> reader{ring};
+        u8 *staged = stages + Shape::STAGES * Shape::STAGE + group * STAGED_TOKENS * STAGED_STRIDE;
+        float total[TOKENS / 2];
+        for (int tile = walk.first; tile < walk.end; tile += walk.step) {
+            sum_tile<UNITS, CHAINS, TOKENS>(total, reader, stages, warp, lane);
+            const u32 block = walk.pair(tile) * 2 + rank;
+            if (block >= (u32)n_blocks) continue;
+            store(walk.tokens(tile) * TOKENS, block * 128 + group * 64, total, staged);
+        }
+    }
+    cluster_meet();
+}
+
+#endif

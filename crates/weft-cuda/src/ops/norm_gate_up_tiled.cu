@@ -1,0 +1,59 @@
+#include "generated/matrices.cuh"
+#include "kernels/matmul_tiled.cuh"
+#include "ops/norm_gate_up.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+template <int TOKENS>
+__device__ __forceinline__ void multiply_gate_up_tiles(const Step &step, const u8 *weights, const u8 *n, u8 *h) {
+    const u32 tokens = n_tokens(step);
+    multiply_tiles<HIDDEN_UNITS, 1, TOKENS>(weights, (GateUpMatrix::ALL_TILES * 8 + BLOCK_ROWS - 1) / BLOCK_ROWS, n, tokens,
+                                            [&](u32 first_token, u32 first_row, const float (&sums)[TOKENS / 2], u8 *memory) {
+        // A warp has a tile of gate and its tile of up: eight columns of h. A group has half a
+        // square of them. What is beyond the last column is zero, like its weights.
+        const Staged staged(memory);
+        const u32 column = first_row / 2;
+#pragma unroll
+        for (int part = 0; part < TOKENS / STAGED_TOKENS; ++part) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                u32 pairs[4];
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    const float *s = sums + (part * 8 + i * 4 + j) * 4;
+                    pairs[j] = round_pair(gated(s[0], s[2]), gated(s[1], s[3]));
+                }
+                store_transposed(memory + (i * 32 + staged.lane) * STAGED_STRIDE + staged.warp * 16, pairs[0], pairs[1], pairs[2], pairs[3]);
+            }
+            staged.meet();
+            const u32 own = staged.thread / 2, side = staged.thread % 2, token = first_token + part * STAGED_TOKENS + own;
+            uint2 words[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) words[i] = *(const uint2 *)(memory + own * STAGED_STRIDE + i * 16 + side * 8);
+            if (token < tokens) {
+                u8 *to = h + token_row(token, column, INTER_STRIDE);
+                const u32 half = column / 32 % 2;
+                *(uint4 *)(to + half_chunk(token, half, side * 2)) = make_uint4(words[0].x, words[1].x, words[2].x, words[3].x);
+                *(uint4 *)(to + half_chunk(token, half, side * 2 + 1)) = make_uint4(words[0].y, words[1].y, words[2].y, words[3].y);
+            }
+            staged.meet();
+        }
+    });
+}
+
+// Computes   h = silu(n * W_gate) * (n * W_up), for blocks of tokens; n is what norm_rows made.
+// Layout     weights: packed in units, tiles of eight gate rows and of eight up rows in turn; n, h:
+//            bf16 in squares (tiled.cuh).
+// Work split a cluster of two blocks owns some tokens x 256 rows at a time, half of them gate and
+//            half of them up (matmul_tiled.cuh).
+// Rounding   h once.
+// Moves      weights and n once from memory, then from L2: bound by arithmetic.
+#define KERNEL(TOKENS) \
+    extern "C" __global__ void TILED_BOUNDS \
+    norm_gate_up_tiled_##TOKENS(Step step, const u8 *weights, const u8 *n, u8 *h) { \
+        multiply_gate_up_tiles<TOKENS>(step, weights, n, h); \
+    }
+EACH_TILED_WIDTH(KERNEL)
+#undef KERNEL
+
+#endif
