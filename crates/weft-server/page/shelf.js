@@ -71,11 +71,9 @@ export class Shelf extends EventTarget {
 
   /** Stores a text and returns its entry. If it is there under another name, that name stays, and the shelf asks. */
   async add(kind, text, name) {
-    const size = new TextEncoder().encode(text).length;
-    // Only a text of the same length can be the same; the server knows.
-    const mayBeThere = this.chunks.some((chunk) => chunk.kind === kind && chunk.bytes === size && nameOf(chunk) !== name);
-    let chunk = await this.api.addChunk(kind, text, mayBeThere ? undefined : name);
-    if (mayBeThere && !chunk.name) chunk = await this.api.addChunk(kind, text, name);
+    // Only the server knows which texts are the same: without a name it changes nothing of what it has.
+    let chunk = await this.api.addChunk(kind, text);
+    if (!chunk.name) chunk = await this.api.addChunk(kind, text, name);
     this.deleted.delete(chunk.id);
     if (!this.byId(chunk.id)) this.chunks.unshift(chunk);
     if (nameOf(chunk) !== name) this.#askName(chunk, kind, text, name);
