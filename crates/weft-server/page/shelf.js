@@ -12,9 +12,9 @@ import { SOURCES, sourceOf } from './ribbon.js';
 export const DRAGGED = 'application/x-weft-chunk';
 
 export class Shelf extends EventTarget {
-  constructor({ api, list, tiers, notice, counter }) {
+  constructor({ api, list, tiers, notice, elsewhere, counter }) {
     super();
-    Object.assign(this, { api, list, tiers, notice, counter });
+    Object.assign(this, { api, list, tiers, notice, elsewhere, counter });
     this.unread = h('div');
     notice.before(this.unread);
     this.chunks = [];
@@ -94,7 +94,7 @@ export class Shelf extends EventTarget {
       h('p', { class: 'notice-actions' },
         h('button', { type: 'button', class: 'outline', text: `Keep ${nameOf(chunk)}`, on: { click: () => box.remove() } }),
         h('button', { type: 'button', class: 'outline', text: `Rename to ${name}`, on: { click: rename } })));
-    this.notice.append(box);
+    this.#show(box);
   }
 
   pick(chunk) {
@@ -112,9 +112,15 @@ export class Shelf extends EventTarget {
 
   /** Says what failed, until it is dismissed or files are added again; null says nothing. */
   tell(error, what) {
-    if (!error) return void fill(this.notice);
+    if (!error) return [this.notice, this.elsewhere].forEach((place) => fill(place));
     const notice = explain(error, what, { Dismiss: () => notice.remove() });
-    return void this.notice.append(notice);
+    return this.#show(notice);
+  }
+
+  /** Puts a message where it is seen: on the shelf, or `elsewhere` if the shelf is a closed drawer. */
+  #show(message) {
+    const isSeen = getComputedStyle(this.notice).visibility === 'visible';
+    (isSeen ? this.notice : this.elsewhere).append(message);
   }
 
   draw() {
