@@ -46,7 +46,7 @@ pub use self::progress::{LoadProgress, LoadStage};
 
 /// How long a client may take to send its headers.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes of a request's head.
+/// Bytes of a request's head. `guard` refuses longer ones; hyper may read twice as much.
 const HEADER_BYTES: usize = 64 << 10;
 /// Connections at a time; more wait to be accepted.
 const CONNECTIONS: usize = 1024;
