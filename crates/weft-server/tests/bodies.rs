@@ -1,5 +1,5 @@
-//! Sizes of requests: heads, bodies that are announced, empty ones, and large bodies of many clients,
-//! whose sum is bounded without small requests noticing.
+//! Sizes of what is sent: heads, bodies that are announced, empty ones, and large bodies of many clients,
+//! whose sum is bounded without small requests noticing; and answers that nobody reads.
 
 mod harness;
 
@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use self::harness::{read, send, serve};
+use self::harness::{get, read, send, serve};
 
 const LIMIT: usize = 16 << 20;
 
@@ -46,7 +46,9 @@ fn bodies_are_bounded_in_sum() {
     let (address, _) = serve();
     assert!(chat(address, 1 << 20).starts_with("HTTP/1.1 200"));
     let clients: Vec<TcpStream> = (0..4).map(|_| begun(address, LIMIT, LIMIT - 4096)).collect();
-    // What the clients sent may still be on its way.
+    // What the clients sent may still be on its way, and a chat that takes a share meanwhile can
+    // make one of them wait too long.
+    std::thread::sleep(Duration::from_secs(1));
     let sent = Instant::now();
     let (start, refused) = loop {
         let start = Instant::now();
@@ -127,4 +129,28 @@ fn an_empty_body_has_no_options() {
     );
     // Other routes need theirs.
     assert!(post("/v1/chunks").starts_with("HTTP/1.1 400"));
+}
+
+#[test]
+fn an_answer_that_nobody_reads_soon_waits() {
+    let (address, control) = serve();
+    control.step_us.store(50, std::sync::atomic::Ordering::Relaxed);
+    let body = r#"{"stream": true, "ignore_eos": true, "max_tokens": 4000,
+        "messages": [{"role": "user", "content": "x"}]}"#;
+    let _unread = send(address, "POST", "/v1/chat/completions", body);
+    let tokens = || -> u32 {
+        let metrics = get(address, "/metrics");
+        let count = metrics.lines().find_map(|line| line.strip_prefix("weft_token_seconds_count "));
+        count.unwrap().parse().unwrap()
+    };
+    let mut before = 0;
+    loop {
+        std::thread::sleep(Duration::from_secs(1));
+        let now = tokens();
+        if now > 0 && now == before {
+            break;
+        }
+        before = now;
+    }
+    assert!(before < 3000, "{before} tokens were computed for a client that does not read");
 }
