@@ -28,7 +28,9 @@ const speak = (words) => { $('spoken').textContent = words; };
 const toast = new Toast($('toast'));
 let model = '';
 
-const shelf = new Shelf({ api, list: $('chunks'), tiers: $('tiers'), notice: $('shelf-notice'), counter: $('shelf-count') });
+const shelf = new Shelf({
+  api, list: $('chunks'), tiers: $('tiers'), notice: $('shelf-notice'), elsewhere: $('file-notice'), counter: $('shelf-count'),
+});
 const settings = new Settings({ dialog: $('settings'), form: $('settings-form'), reset: $('reset-settings'), store });
 const tray = new Tray({ node: $('tray'), store, shelf, speak, editSystem: () => settings.open('system') });
 const chat = new Chat({

@@ -9,6 +9,9 @@ import { AnswerView, questionView } from './turn.js';
 /** How often what has come is kept while an answer is written. */
 const SAVE_MS = 1500;
 
+/** How long an answer waits for its turn before the page asks what its prompt is made of. */
+const TURN_MS = 600;
+
 export class Chat extends EventTarget {
   constructor({ api, store, log, scroll, speak, modelId, usesOf, keep }) {
     super();
@@ -142,8 +145,23 @@ export class Chat extends EventTarget {
       view.write(turn);
       this.#keepUp();
     };
+    // All lanes are busy: the prompt is known before the server takes it up.
+    const waiting = new AbortController();
+    const timer = setTimeout(async () => {
+      const found = await this.api.preview(body, waiting.signal).catch(() => null);
+      if (!found || waiting.signal.aborted || turn.state !== 'writing') return;
+      Object.assign(turn, { waits: true, report: foreseen(found, body), progress: { processed: 0, total: found.tokens } });
+      view.read(turn);
+    }, TURN_MS);
+    const endWait = () => {
+      clearTimeout(timer);
+      waiting.abort();
+      if (!turn.waits) return;
+      for (const key of ['waits', 'report', 'progress']) delete turn[key];
+    };
     const hear = ({ text = '', thinking = '', progress = null, report = null }) => {
       const now = performance.now();
+      endWait();
       if (progress) {
         turn.progress = { ...progress, begun: turn.progress?.begun ?? progress.processed };
         turn.report = report;
@@ -164,12 +182,17 @@ export class Chat extends EventTarget {
     };
     try {
       const { id, finish, usage, timings, report } = await this.api.chat(body, abort.signal, hear);
+      endWait();
       Object.assign(turn, { id, finish, usage, timings, report, state: 'done' });
       delete turn.progress;
     } catch (error) {
       if (abort.signal.aborted) {
+        clearTimeout(timer);
+        waiting.abort();
         turn.state = 'stopped';
+        delete turn.waits;
       } else {
+        endWait();
         turn.state = 'failed';
         const { kind, message, code } = error;
         turn.error = { kind: kind ?? 'fault', message, code, wrongKey: kind === 'key' && this.store.key !== '' };
@@ -203,6 +226,15 @@ export class Chat extends EventTarget {
     if (always) this.follows = true;
     if (this.follows) this.scroll.scrollTop = this.scroll.scrollHeight;
   }
+}
+
+/** A report of a prompt that waits for its turn, from what the server foresees. */
+function foreseen({ chunks }, { reuse }) {
+  const later = { shift: 0, repaired_tokens: 0, attention: 0, ms: 0 };
+  return {
+    chunks: chunks.map((chunk) => ({ ...chunk, ...later, source: chunk.source ?? 'computed', reuse: chunk.id && chunk.level === 1 ? reuse : 'exact' })),
+    answer_attention: 0, saved_ms: 0,
+  };
 }
 
 function spoken(turn) {

@@ -12,9 +12,9 @@ import { SOURCES, sourceOf } from './ribbon.js';
 export const DRAGGED = 'application/x-weft-chunk';
 
 export class Shelf extends EventTarget {
-  constructor({ api, list, tiers, notice, counter }) {
+  constructor({ api, list, tiers, notice, elsewhere, counter }) {
     super();
-    Object.assign(this, { api, list, tiers, notice, counter });
+    Object.assign(this, { api, list, tiers, notice, elsewhere, counter });
     this.unread = h('div');
     notice.before(this.unread);
     this.chunks = [];
@@ -71,11 +71,9 @@ export class Shelf extends EventTarget {
 
   /** Stores a text and returns its entry. If it is there under another name, that name stays, and the shelf asks. */
   async add(kind, text, name) {
-    const size = new TextEncoder().encode(text).length;
-    // Only a text of the same length can be the same; the server knows.
-    const mayBeThere = this.chunks.some((chunk) => chunk.kind === kind && chunk.bytes === size && nameOf(chunk) !== name);
-    let chunk = await this.api.addChunk(kind, text, mayBeThere ? undefined : name);
-    if (mayBeThere && !chunk.name) chunk = await this.api.addChunk(kind, text, name);
+    // Only the server knows which texts are the same: without a name it changes nothing of what it has.
+    let chunk = await this.api.addChunk(kind, text);
+    if (!chunk.name) chunk = await this.api.addChunk(kind, text, name);
     this.deleted.delete(chunk.id);
     if (!this.byId(chunk.id)) this.chunks.unshift(chunk);
     if (nameOf(chunk) !== name) this.#askName(chunk, kind, text, name);
@@ -96,7 +94,7 @@ export class Shelf extends EventTarget {
       h('p', { class: 'notice-actions' },
         h('button', { type: 'button', class: 'outline', text: `Keep ${nameOf(chunk)}`, on: { click: () => box.remove() } }),
         h('button', { type: 'button', class: 'outline', text: `Rename to ${name}`, on: { click: rename } })));
-    this.notice.append(box);
+    this.#show(box);
   }
 
   pick(chunk) {
@@ -114,9 +112,15 @@ export class Shelf extends EventTarget {
 
   /** Says what failed, until it is dismissed or files are added again; null says nothing. */
   tell(error, what) {
-    if (!error) return void fill(this.notice);
+    if (!error) return [this.notice, this.elsewhere].forEach((place) => fill(place));
     const notice = explain(error, what, { Dismiss: () => notice.remove() });
-    return void this.notice.append(notice);
+    return this.#show(notice);
+  }
+
+  /** Puts a message where it is seen: on the shelf, or `elsewhere` if the shelf is a closed drawer. */
+  #show(message) {
+    const isSeen = getComputedStyle(this.notice).visibility === 'visible';
+    (isSeen ? this.notice : this.elsewhere).append(message);
   }
 
   draw() {

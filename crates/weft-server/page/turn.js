@@ -97,12 +97,15 @@ export class AnswerView {
 
   /** Draws how far the prompt was read. */
   read(turn) {
-    if (this.ribbon.pieces?.length === turn.report.chunks.length) {
+    // What was foreseen while it waited may not be what the server finds.
+    const isForeseen = Boolean(turn.waits);
+    if (this.isForeseen === isForeseen && this.ribbon.pieces?.length === turn.report.chunks.length) {
       this.ribbon.advance(turn);
       fill(this.words, summary(turn, this.ribbon));
     } else {
       this.#drawContext(turn);
     }
+    this.isForeseen = isForeseen;
   }
 
   #drawLive({ live }) {
@@ -174,6 +177,7 @@ function summary(turn, ribbon) {
   const { report, progress, state } = turn;
   if (!report?.chunks?.length) return state === 'writing' ? 'Waiting for the server' : '';
   const { prompt, kept, saved } = sums(report);
+  if (turn.waits && state === 'writing') return ['Waiting for its turn · ', h('strong', { text: tokens(prompt) }), kept > 0 ? ` · ${keptShare({ kept, prompt })} kept` : ''];
   const isRead = !progress || progress.processed >= prompt || turn.text || turn.thinking;
   if (!isRead && ribbon.pieces) {
     const share = `${Math.floor((progress.processed / prompt) * 100)} %`;

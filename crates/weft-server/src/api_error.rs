@@ -168,6 +168,11 @@ impl From<SamplingError> for ApiError {
             (SamplingError::BadLogit { .. } | SamplingError::NoCandidate { .. }, _) => {
                 Self::fault(format!("the model's output cannot be sampled: {error}"))
             }
+            // From `grammars`: the field of the rule, and why the answer cannot follow it further.
+            (SamplingError::Constraint(refusal), _) => match refusal.split_once(": ") {
+                Some((param, reason)) => Self::invalid(reason).param(param),
+                None => Self::invalid(refusal.as_str()),
+            },
             // Clients use vLLM's name for it.
             (_, Some("stop_ids")) => {
                 let message = error.to_string().replace("stop_ids", "stop_token_ids");

@@ -44,7 +44,7 @@ impl Reader {
     /// Compiles a rule and computes which first tokens it allows.
     fn follow(&self, rule: Option<&Rule>) -> Result<(), ApiError> {
         let Some(rule) = rule else { return Ok(()) };
-        let mut constraint = self.0.constraint(rule)?;
+        let mut constraint = self.0.constraint(rule, "rule")?;
         let mut mask = vec![0; self.0.vocab().div_ceil(32)];
         // If a rule cannot be followed, the answer fails; the parser has done its part.
         let _ = constraint.allow(&mut mask);

@@ -95,13 +95,17 @@ impl ModelInfo {
         Sampling::defaults(thinks, &self.generation)
     }
 
-    /// Compiles a rule. Takes time: the first use reads the vocabulary.
-    pub(crate) fn constraint(&self, rule: &Rule) -> Result<Box<dyn Constraint>, ApiError> {
+    /// Compiles a rule of the field `param`. Takes time: the first use reads the vocabulary.
+    pub(crate) fn constraint(
+        &self,
+        rule: &Rule,
+        param: &'static str,
+    ) -> Result<Box<dyn Constraint>, ApiError> {
         let grammars = self.grammars.get_or_init(|| {
             let end = self.end.ok_or_else(|| ApiError::invalid("this model has no end token"))?;
             Grammars::new(&self.tokenizer, end)
         });
-        grammars.as_ref().map_err(Clone::clone)?.compile(rule)
+        grammars.as_ref().map_err(Clone::clone)?.compile(rule, param)
     }
 
     /// Refuses a prompt that leaves no room for an answer.

@@ -3,7 +3,7 @@
 
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import { CAPTAIN, addExamples, addFile, ask, checkAccess, lastAnswer, shot, visit, withScript, withServer } from './harness.mjs';
+import { CAPTAIN, GROHOSU, addExamples, addFile, ask, checkAccess, lastAnswer, shot, visit, withScript, withServer } from './harness.mjs';
 import { END, delta } from './script.mjs';
 
 const ANSWER = `A function in \`Rust\`:
@@ -91,6 +91,38 @@ describe('a file', () => {
       await addFile(page, name, bytes);
       await page.locator('#shelf .notice', { hasText: `${name} was not added` }).getByText(words).waitFor();
     }
+  });
+
+  test('is refused where a phone shows it, and a known text is asked about there', async () => {
+    const page = await visit({ width: 390, height: 844, expects: ['400'] });
+    const seen = async (words) => {
+      const box = page.getByRole('alert').filter({ hasText: words });
+      await box.waitFor();
+      await box.scrollIntoViewIfNeeded();
+      const { x, y, width, height } = await box.boundingBox();
+      assert.ok(x >= 0 && y >= 0 && x + width <= 390 && y + height <= 844, words);
+      return box;
+    };
+    for (const [name, bytes] of [
+      ['paper.pdf', Buffer.from('%PDF-1.7\n')], ['letter.docx', Buffer.from('PK\x03\x04', 'latin1')],
+      ['picture.png', Buffer.from('\x89PNG\0\0', 'latin1')], ['empty.txt', Buffer.from('')],
+      ['huge.txt', Buffer.from('The bells ring at noon. '.repeat(2000))],
+    ]) {
+      await addFile(page, name, bytes);
+      await seen(`${name} was not added`);
+      await checkAccess(page, name);
+    }
+    await shot(page, 'refused-phone');
+    await addFile(page, 'one.txt', GROHOSU);
+    await page.locator('#tray .document', { hasText: 'one.txt' }).waitFor();
+    await addFile(page, 'two.txt', GROHOSU);
+    const question = await seen('two.txt is on the shelf as one.txt');
+    await question.getByRole('button', { name: 'Keep one.txt' }).click();
+    // With the drawer open, it is the drawer that shows them.
+    await page.getByRole('button', { name: /^Shelf/ }).click();
+    await page.locator('#shelf.open').waitFor();
+    await addFile(page, 'paper.pdf', Buffer.from('%PDF-1.7\n'));
+    await page.locator('#shelf .notice', { hasText: 'paper.pdf was not added' }).waitFor();
   });
 });
 

@@ -64,6 +64,20 @@ describe('the same text under a new name', () => {
     await page.locator('#chunks .chunk', { hasText: 'three.txt' }).waitFor();
     assert.deepEqual(await stored(), ['three.txt', 'two.txt']);
   });
+
+  test('asks for what the server counts as the same text, also if it came after the page was opened', async () => {
+    const page = await visit();
+    await page.locator('#served', { hasText: 'weft-tiny' }).waitFor();
+    // `weft chunk add` stores a file without its last line break.
+    const body = JSON.stringify({ kind: 'context', name: 'cli.txt', text: GROHOSU });
+    await fetch(`${server.address}/v1/chunks`, { method: 'POST', headers: { 'Content-Type': 'application/json' }, body });
+    await addFile(page, 'page.txt', `${GROHOSU}\n`);
+    await page.getByText('page.txt is on the shelf as cli.txt').waitFor();
+    assert.deepEqual(await stored(), ['cli.txt'], 'nothing is renamed before it is asked');
+    await page.getByRole('button', { name: 'Rename to page.txt' }).click();
+    await page.locator('#chunks .chunk', { hasText: 'page.txt' }).waitFor();
+    assert.deepEqual(await stored(), ['page.txt']);
+  });
 });
 
 describe('editing a question', () => {

@@ -126,6 +126,30 @@ describe('the ribbon', () => {
     });
   });
 
+  test('is there while the prompt waits for a lane, and is read when its turn comes', async () => {
+    function* queued() {
+      yield 3000;
+      yield* slow();
+    }
+    await withScript(queued, async (page) => {
+      await addExamples(page);
+      await follow(page);
+      await page.getByLabel('Your question').fill(CAPTAIN[0]);
+      await page.keyboard.press('Enter');
+      const answer = lastAnswer(page);
+      await answer.locator('.summary', { hasText: 'Waiting for its turn' }).waitFor();
+      assert.match(await answer.locator('.summary').innerText(), /^Waiting for its turn · \d+ tokens/);
+      const names = await answer.locator('.strip .segment').evaluateAll((nodes) => nodes.map((node) => node.dataset.name));
+      assert.deepEqual(names.slice(-4), ['krogaste.txt', 'nusonix.txt', 'kehujax.txt', 'this question']);
+      assert.equal(await answer.locator('.strip .segment').last().evaluate((node) => node.style.getPropertyValue('--done')), '0');
+      await shot(page, 'waiting');
+      await finished(page);
+      assert.match(await answer.locator('.summary').innerText(), /^1,000 tokens · 5 % kept/);
+      const seen = await page.evaluate(() => [...window.seen]);
+      assert.equal(seen.filter((one) => one.startsWith('context')).length, 1, `the context changed its height: ${seen}`);
+    });
+  });
+
   test('is filled by the real server, block by block', async () => {
     const page = await visit();
     await addFile(page, 'long.txt', 'The bells ring at noon. The candles burned until late. Old songs tell of it. '.repeat(150));

@@ -7,6 +7,7 @@
 
 mod bounds;
 mod dialect;
+mod refusals;
 mod turns;
 
 use std::fmt;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
-use llguidance::{Matcher, ParserFactory};
+use llguidance::{Matcher, ParserFactory, TokenParser};
 use serde_json::{Value, json};
 use weft_core::sampling::Constraint;
 use weft_core::tokenizer::Tokenizer;
@@ -108,6 +109,12 @@ fn call_schema((index, tool): (usize, &Value)) -> Value {
     let name = tool.pointer("/function/name").unwrap_or(&Value::Null);
     let parameters = tool.pointer("/function/parameters").filter(|schema| schema.is_object());
     let mut parameters = parameters.cloned().unwrap_or(json!({"properties": {}, "type": "object"}));
+    // Arguments are an object, also if the schema leaves that open. Schemas that are made of others
+    // stay as they are: what stands beside those must hold too.
+    let decided = ["type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"];
+    if decided.iter().all(|key| parameters.get(key).is_none()) {
+        parameters["type"] = "object".into();
+    }
     move_references(&mut parameters, &format!("#/anyOf/{index}/properties/arguments"));
     json!({
         "type": "object",
@@ -164,8 +171,18 @@ impl Grammars {
         Ok(Self(factory))
     }
 
-    /// What follows a rule. It is compiled on a thread that has stack enough.
-    pub(crate) fn compile(&self, rule: &Rule) -> Result<Box<dyn Constraint>, ApiError> {
+    /// What follows a rule, compiled on a thread that has stack enough. Refusals name `param`, the
+    /// field that the rule comes from.
+    pub(crate) fn compile(
+        &self,
+        rule: &Rule,
+        param: &'static str,
+    ) -> Result<Box<dyn Constraint>, ApiError> {
+        let parser = self.parser(rule).map_err(|error| error.param(param))?;
+        Ok(Box::new(Follower { matcher: Matcher::new(Ok(parser)), param }))
+    }
+
+    fn parser(&self, rule: &Rule) -> Result<TokenParser, ApiError> {
         rule.check()?;
         let grammar = rule.grammar().map_err(ApiError::invalid)?;
         let thread = std::thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES);
@@ -178,20 +195,23 @@ impl Grammars {
             let compiled = compiling.map_err(busy)?.join();
             compiled.map_err(|_| ApiError::invalid("the rule for the answer cannot be compiled"))
         })?;
-        let parser = parser.map_err(|error| {
-            ApiError::invalid(format!("the rule for the answer cannot be followed: {error}"))
-        })?;
-        Ok(Box::new(Follower(Matcher::new(Ok(parser)))))
+        parser.map_err(|error| ApiError::invalid(refusals::in_plain_words(&error)))
     }
 }
 
-/// The text of an error, without llguidance's mark for shortened messages.
-fn in_short(error: &impl fmt::Display) -> String {
-    error.to_string().replace("<non-verbose/>", "").trim().to_owned()
+/// The state of an answer within a grammar.
+struct Follower {
+    matcher: Matcher,
+    /// The field that the rule comes from.
+    param: &'static str,
 }
 
-/// The state of an answer within a grammar.
-struct Follower(Matcher);
+impl Follower {
+    /// Why the answer cannot go on: the field and the reason, as [`ApiError`] takes them apart.
+    fn refusal(&self, error: &impl fmt::Display) -> String {
+        format!("{}: {}", self.param, refusals::in_plain_words(&error.to_string()))
+    }
+}
 
 impl fmt::Debug for Follower {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -201,7 +221,8 @@ impl fmt::Debug for Follower {
 
 impl Constraint for Follower {
     fn allow(&mut self, mask: &mut [u32]) -> Result<(), String> {
-        let allowed = self.0.compute_mask_or_eos().map_err(|error| in_short(&error))?;
+        let allowed = self.matcher.compute_mask_or_eos();
+        let allowed = allowed.map_err(|error| self.refusal(&error))?;
         for (word, allowed) in mask.iter_mut().zip(allowed.as_slice()) {
             *word = *allowed;
         }
@@ -211,14 +232,14 @@ impl Constraint for Follower {
     fn accept(&mut self, token: u32) -> Result<(), String> {
         // Once the grammar has ended, only the token that ends the answer may follow; the grammar
         // does not contain it.
-        if self.0.is_stopped() {
+        if self.matcher.is_stopped() {
             return Ok(());
         }
-        self.0.consume_token(token).map_err(|error| in_short(&error))
+        self.matcher.consume_token(token).map_err(|error| self.refusal(&error))
     }
 
     fn boxed_clone(&self) -> Box<dyn Constraint> {
-        Box::new(Self(self.0.deep_clone()))
+        Box::new(Self { matcher: self.matcher.deep_clone(), param: self.param })
     }
 }
 
@@ -238,7 +259,7 @@ mod tests {
         let tokenizer = tokenizer();
         let end = tokenizer.id_of(END).unwrap();
         let grammars = Grammars::new(&tokenizer, end).unwrap();
-        let mut follower = grammars.compile(rule).unwrap();
+        let mut follower = grammars.compile(rule, "x").unwrap();
         let mut tokens = tokenizer.encode_text(text).unwrap();
         tokens.push(end);
         tokens.iter().all(|token| {
@@ -286,6 +307,9 @@ mod tests {
         };
         let rule = Rule::Call(vec![tool]);
         assert!(follows(&rule, &call("{}")) && !follows(&rule, &call("{\"a\": 1}")));
+        let tool = json!({"type": "function", "function": {"name": "now", "parameters": {}}});
+        let rule = Rule::Call(vec![tool]);
+        assert!(follows(&rule, &call("{\"a\": 1}")) && !follows(&rule, &call("[1]")));
     }
 
     #[test]
@@ -328,17 +352,17 @@ mod tests {
         let grammars = Grammars::new(&tokenizer, tokenizer.id_of(END).unwrap()).unwrap();
         let huge = json!({"const": "x".repeat(bounds::MAX_TEXT_BYTES + 1)});
         for wrong in [json!({"type": "king"}), json!({"$ref": "http://evil.com/x"}), huge] {
-            assert!(grammars.compile(&Rule::Json(wrong.clone())).is_err(), "{wrong}");
+            assert!(grammars.compile(&Rule::Json(wrong.clone()), "x").is_err(), "{wrong}");
         }
-        assert!(grammars.compile(&Rule::Regex("[.*".into())).is_err());
+        assert!(grammars.compile(&Rule::Regex("[.*".into()), "x").is_err());
         // The largest number of properties is accepted, and one more is refused.
         let object = |n: usize| {
             let fields = (0..n).map(|i| (format!("p{i}"), json!({"type": "null"})));
             json!({"anyOf": [{"type": "object", "properties": Value::Object(fields.collect())}]})
         };
-        assert!(grammars.compile(&Rule::Json(object(bounds::MAX_PROPERTIES))).is_ok());
+        assert!(grammars.compile(&Rule::Json(object(bounds::MAX_PROPERTIES)), "x").is_ok());
         let refused =
-            grammars.compile(&Rule::Json(object(bounds::MAX_PROPERTIES + 1))).unwrap_err();
+            grammars.compile(&Rule::Json(object(bounds::MAX_PROPERTIES + 1)), "x").unwrap_err();
         assert!(format!("{refused:?}").contains("1001 properties"), "{refused:?}");
     }
 }

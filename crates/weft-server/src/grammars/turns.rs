@@ -51,7 +51,7 @@ pub(crate) async fn compile(
         let model = Arc::clone(&model);
         tokio::task::spawn_blocking(move || {
             let _turn = turn;
-            model.constraint(&rule).map_err(|error| error.param(param))
+            model.constraint(&rule, param)
         })
         .await
     });

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use axum::body;
 use axum::extract::{FromRequest, Request};
-use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::{HeaderMap, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::api_error::ApiError;
 use crate::app::{App, off_thread};
@@ -28,7 +28,7 @@ const STALL: Duration = Duration::from_secs(10);
 const BUDGET_BYTES: usize = 64 << 20;
 /// A body of up to this many bytes takes no share of the budget, so large ones cannot delay it.
 const FREE_BYTES: usize = 16 << 10;
-/// How long a body waits for its share.
+/// How long a body waits for its share, all its waits together.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Bytes of one permit.
 const UNIT: usize = 1 << 10;
@@ -44,12 +44,16 @@ impl Default for BodyBudget {
 
 /// A body's share of the budget; returned when it is dropped.
 #[derive(Default)]
-pub(crate) struct Share(Option<OwnedSemaphorePermit>);
+pub(crate) struct Share {
+    permit: Option<OwnedSemaphorePermit>,
+    /// How long it has waited.
+    waited: Duration,
+}
 
 impl Share {
     /// Takes as much as a body of this size needs. Clients that wait get their turns in order.
     async fn grow(&mut self, bytes: usize, budget: &BodyBudget) -> Result<(), ApiError> {
-        let held = self.0.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let held = self.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         let wanted = if bytes <= FREE_BYTES { 0 } else { bytes.div_ceil(UNIT) };
         let Some(more) = u32::try_from(wanted).ok().and_then(|n| n.checked_sub(held as u32)) else {
             return Ok(());
@@ -57,13 +61,16 @@ impl Share {
         if more == 0 {
             return Ok(());
         }
-        let taken = timeout(PATIENCE, Arc::clone(&budget.0).acquire_many_owned(more)).await;
+        let start = Instant::now();
+        let left = PATIENCE.saturating_sub(self.waited);
+        let taken = timeout(left, Arc::clone(&budget.0).acquire_many_owned(more)).await;
+        self.waited += start.elapsed();
         let Ok(Ok(taken)) = taken else {
             return Err(ApiError::unavailable(
                 "the bodies of other requests take all memory for bodies; try again in a second",
             ));
         };
-        match &mut self.0 {
+        match &mut self.permit {
             Some(share) => share.merge(taken),
             none => *none = Some(taken),
         }
@@ -87,9 +94,12 @@ impl<T: FromJson> FromRequest<Arc<App>> for Body<T> {
             check_type(request.headers())?;
         }
         check_encoding(request.headers())?;
+        if announced_bytes(request.headers()) > MAX_BYTES as u64 {
+            return Err(refuse(too_large(), request.into_body()));
+        }
         let mut share = Share::default();
         let mut bytes = read(request.into_body(), &mut share, &app.body_budget).await?;
-        if may_be_absent && bytes.is_empty() {
+        if T::EMPTY_IS_FINE && bytes.is_empty() {
             bytes.extend_from_slice(b"{}");
         }
         let n = bytes.len();
@@ -118,6 +128,17 @@ fn check_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
     Err(ApiError::refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
 }
 
+/// The size that a request announces; 0 if it announces none.
+fn announced_bytes(headers: &HeaderMap) -> u64 {
+    let given = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok());
+    given.and_then(|given| given.parse().ok()).unwrap_or(0)
+}
+
+fn too_large() -> ApiError {
+    let message = format!("the body has more than {MAX_BYTES} bytes (16 MB), which is the limit");
+    ApiError::refused(StatusCode::PAYLOAD_TOO_LARGE, message)
+}
+
 async fn read(
     body: body::Body,
     share: &mut Share,
@@ -141,26 +162,24 @@ async fn read_limited(
             frame.map_err(|_| ApiError::invalid("the connection closed before the body ended"))?;
         let Some(data) = frame.data_ref() else { continue };
         if bytes.len() + data.len() > MAX_BYTES {
-            drop((bytes, std::mem::take(share)));
-            waste(body).await;
-            let message =
-                format!("the body has more than {MAX_BYTES} bytes (16 MB), which is the limit");
-            return Err(ApiError::refused(StatusCode::PAYLOAD_TOO_LARGE, message));
+            return Err(refuse(too_large(), body));
         }
         if let Err(error) = share.grow(bytes.len() + data.len(), budget).await {
-            drop((bytes, std::mem::take(share)));
-            waste(body).await;
-            return Err(error);
+            return Err(refuse(error, body));
         }
         bytes.extend_from_slice(data);
     }
     Ok(bytes)
 }
 
-/// Reads the rest of a body that is refused, so that the client reads the answer.
-async fn waste(body: body::Body) {
-    let mut rest = Limited::new(body, MAX_WASTE_BYTES);
-    while let Ok(Some(Ok(_))) = timeout(STALL, rest.frame()).await {}
+/// Refuses a body. Its rest is read and discarded while the answer is sent: a client whose bytes
+/// nobody reads may not get to the answer.
+fn refuse(error: ApiError, rest: body::Body) -> ApiError {
+    let mut rest = Limited::new(rest, MAX_WASTE_BYTES);
+    tokio::spawn(timeout(TIMEOUT, async move {
+        while let Ok(Some(Ok(_))) = timeout(STALL, rest.frame()).await {}
+    }));
+    error
 }
 
 /// Parses JSON. The parser limits the nesting depth.

@@ -9,7 +9,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use super::request_id::{X_REQUEST_ID, request_id};
-use super::{Options, hosts};
+use super::{HEADER_BYTES, Options, hosts};
 use crate::api_error::ApiError;
 use crate::app::App;
 use crate::routes;
@@ -17,6 +17,8 @@ use crate::routes;
 const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE, OPTIONS");
 /// Headers of responses that pages may read.
 const EXPOSED: HeaderValue = HeaderValue::from_static("x-request-id, x-weft-model, retry-after");
+/// The spaces, the version and the line break of a request's line.
+const LINE_BYTES: usize = "  HTTP/1.1\r\n".len();
 const PREFLIGHT_AGE_S: u32 = 600;
 
 /// The address of this side of a request's connection.
@@ -45,7 +47,18 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: N
     response
 }
 
+/// Bytes of a request's line and headers as they were sent.
+fn head_bytes(request: &Request) -> usize {
+    let line = request.method().as_str().len() + request.uri().to_string().len() + LINE_BYTES;
+    let headers = request.headers().iter();
+    line + headers.map(|(name, value)| name.as_str().len() + value.len() + 4).sum::<usize>()
+}
+
 fn check(options: &Options, request: &Request) -> Result<(), ApiError> {
+    if head_bytes(request) > HEADER_BYTES {
+        let message = format!("the headers have more than {HEADER_BYTES} bytes; send shorter ones");
+        return Err(ApiError::refused(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, message));
+    }
     let text = |name: HeaderName| {
         request.headers().get(name).map(|value| value.to_str().unwrap_or_default())
     };

@@ -46,10 +46,14 @@ pub use self::progress::{LoadProgress, LoadStage};
 
 /// How long a client may take to send its headers.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes of a request's head.
+/// Bytes of a request's head. `guard` refuses longer ones; hyper may read twice as much.
 const HEADER_BYTES: usize = 64 << 10;
 /// Connections at a time; more wait to be accepted.
 const CONNECTIONS: usize = 1024;
+/// The system's buffer for what a client has not read yet. Left to itself it grows to megabytes, and
+/// a lane would compute thousands of tokens for a client that does not read before it waits.
+#[cfg(unix)]
+const SEND_BYTES: usize = 32 << 10;
 /// How long a lane waits for a client that does not read.
 const SLOW_READER: Duration = Duration::from_secs(60);
 /// The same if other requests wait for a lane.
@@ -241,6 +245,8 @@ async fn accept(listener: &tokio::net::TcpListener, router: Router, graceful: &G
         };
         // Tokens are small and must be sent at once.
         let _ = stream.set_nodelay(true);
+        #[cfg(unix)]
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&stream, SEND_BYTES);
         let local = stream.local_addr().ok().map(|address| LocalAddress(address.ip()));
         spawn_connection(stream, local, &router, graceful, permit);
     }

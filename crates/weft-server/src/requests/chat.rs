@@ -66,6 +66,7 @@ impl ChatRequest {
             let message = "top_logprobs needs logprobs to be true";
             return Err(ApiError::invalid(message).param("top_logprobs"));
         }
+        chat.tools.as_ref().map_or(Ok(()), Tools::check)?;
         self.settings.check_rule(self.rule().as_ref())?;
         self.check_ending()?;
         match &chat.tool_choice {

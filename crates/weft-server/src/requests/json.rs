@@ -27,12 +27,22 @@ pub(crate) fn fields<'j, T: Deserialize<'j>>(json: &'j Value) -> Result<T, ApiEr
     }
     serde_path_to_error::deserialize(json).map_err(|error| {
         let path = error.path().to_string();
+        let path = Some(path).filter(|path| path != ".");
         let inner = in_plain_words(&error.into_inner().to_string());
-        if path == "." {
-            return ApiError::invalid(inner);
+        if let Some(name) = missing_field(&inner) {
+            let name = path.map_or(name.to_owned(), |path| format!("{path}.{name}"));
+            return ApiError::invalid(format!("{name} is missing")).param(name);
         }
-        ApiError::invalid(format!("{path}: {inner}")).param(path)
+        match path {
+            Some(path) => ApiError::invalid(format!("{path}: {inner}")).param(path),
+            None => ApiError::invalid(inner),
+        }
     })
+}
+
+/// The field that serde did not find.
+fn missing_field(message: &str) -> Option<&str> {
+    message.strip_prefix("missing field `")?.split('`').next()
 }
 
 /// Replaces names of Rust types, which mean little to clients.

@@ -4,6 +4,8 @@ use serde::Deserialize;
 use serde::de::{self, Deserializer};
 use serde_json::Value;
 
+use crate::api_error::ApiError;
+
 /// The most tools of one request.
 const MAX_TOOLS: usize = 128;
 
@@ -35,6 +37,27 @@ fn name_of(tool: &Value) -> Option<&str> {
 }
 
 impl Tools {
+    /// Refuses parameters that are not those of an object: a call's arguments always are one.
+    pub(super) fn check(&self) -> Result<(), ApiError> {
+        for (index, tool) in self.0.iter().enumerate() {
+            let parameters = tool.pointer("/function/parameters").unwrap_or(&Value::Null);
+            let is_fine = match parameters {
+                Value::Null => true,
+                Value::Object(schema) => schema.get("type").is_none_or(|kind| kind == "object"),
+                _ => false,
+            };
+            if !is_fine {
+                let param = format!("tools[{index}].function.parameters");
+                let message = format!(
+                    "{param} must be a JSON schema of {{\"type\": \"object\"}}: the arguments of a \
+                     call are an object"
+                );
+                return Err(ApiError::invalid(message).param(param));
+            }
+        }
+        Ok(())
+    }
+
     /// The tool of this name.
     pub(crate) fn find(&self, name: &str) -> Option<&Value> {
         self.0.iter().find(|tool| name_of(tool) == Some(name))
