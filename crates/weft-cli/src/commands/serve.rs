@@ -44,9 +44,12 @@ pub(crate) fn run(args: ServeArgs) -> Result<ExitCode, CliError> {
     let server = Server::bind(options, move |text| terminal::note(quiet, text));
     let server = server.map_err(CliError::serve)?;
     let address = server.address().map_err(CliError::io("the server's address"))?;
-    terminal::note(quiet, &format!("http://{address} · Ctrl-C ends"));
+    let page = page(address);
+    let others =
+        if address.ip().is_unspecified() { " · other machines: this one's name" } else { "" };
+    terminal::note(quiet, &format!("{}{others} · Ctrl-C ends", page.trim_end_matches('/')));
     if args.open {
-        open_page(&page(address));
+        open_page(&page);
     }
     model.bars = Bars::reporting_to(quiet, server.progress()).into();
     server.run(Box::new(move || Ok(load(&id, &model, &cache)?))).map_err(CliError::serve)?;

@@ -9,7 +9,7 @@ use crate::resident::{self, Client};
 use crate::terminal;
 
 pub(crate) fn run(args: &StopArgs) -> Result<ExitCode, CliError> {
-    let mut servers = resident::servers();
+    let mut servers = resident::servers()?;
     if let Some(which) = &args.which {
         servers.retain(|server| is_called(server, which));
     }
