@@ -91,7 +91,7 @@ fn check(question: &[&str], first: Option<&&str>) -> Result<(), CliError> {
 
 fn looks_like_path(word: &str) -> bool {
     !word.ends_with('?')
-        && (word.contains(['/', '\\']) || word.starts_with('~') || has_ending(word))
+        && (word.contains(['/', '\\']) || word.starts_with(['~', '@']) || has_ending(word))
 }
 
 /// Whether a word ends like `.txt`. `Qwen3-0.6B` does not: its ending begins with a digit.
@@ -191,6 +191,7 @@ mod tests {
             (&["src/mian.rs", "Who is it?"], "src/main.rs"),
             (&["Who is it?", "absent.txt"], "absent.txt"),
             (&["absent.txt"], "absent.txt"),
+            (&["@absent", "Who?"], "\"@absent\" is not a file"),
             (&["minutes", "Who is it?"], "--context minutes"),
             (&["Cargo", "build.rs", "Who is it?"], "did you mean Cargo.toml?"),
             (&["mistral:7b", "Cargo.toml", "Who is it?"], "a name like qwen3:0.6b"),
