@@ -146,7 +146,7 @@ fn wrong_names_of_models_lead_to_the_nearest() {
     let (code, _, stderr) = weft(home.path(), &["ask", "mistral:7b", "nusonix.txt", "Who is it?"]);
     assert!(code == 2 && !stderr.contains("-m mistral:7b"), "{stderr}");
     let (code, _, stderr) = weft(home.path(), &["run", "-m", "./nope.gguf", "hi"]);
-    assert!(code == 3 && stderr.contains("no model at ./nope.gguf"), "{stderr}");
+    assert!(code == 3 && stderr.contains("no model at \"./nope.gguf\""), "{stderr}");
 }
 
 #[test]
