@@ -141,7 +141,7 @@ impl CliError {
         ExitCode::from(match self {
             Self::Usage(_)
             | Self::NoSource(_)
-            | Self::Chunk(ChunkError::NotFound { .. })
+            | Self::Chunk(ChunkError::NotFound { .. } | ChunkError::Unknown { .. })
             | Self::Export(ExportError::Target { .. }) => 2,
             Self::Hub(error) => hub_code(error),
             Self::Model(ModelError::NoFolder { .. })

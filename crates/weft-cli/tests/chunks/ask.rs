@@ -233,8 +233,8 @@ fn a_file_or_a_model_that_is_not_there_is_an_error() {
             assert!(ran.stderr.contains(part), "{args:?}: no `{part}` in {}", ran.stderr);
         }
     };
-    refused(&["nusonx.txt", QUESTION], 2, &["nusonx.txt", "`weft ask nusonix.txt"]);
-    refused(&["nusonx.txt", "Who?"], 2, &["nusonx.txt", "`weft ask nusonix.txt"]);
+    refused(&["nusonx.txt", QUESTION], 2, &["nusonx.txt", "did you mean nusonix.txt?"]);
+    refused(&["nusonx.txt", "Who?"], 2, &["nusonx.txt", "did you mean nusonix.txt?"]);
     refused(&[QUESTION, "docs/nusonx.txt"], 2, &["docs/nusonx.txt"]);
     refused(&["minutes", QUESTION], 2, &["--context minutes"]);
     refused(&["nusonix.txt"], 2, &["no question"]);

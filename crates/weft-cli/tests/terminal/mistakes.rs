@@ -218,6 +218,7 @@ fn serve_prints_an_address_that_works_and_ends_at_once_while_it_loads() {
         std::thread::sleep(Duration::from_millis(20));
     }
     let _ = child.kill();
+    child.wait().unwrap();
     let log = fs::read_to_string(&log).unwrap();
     assert!(code.is_some_and(|code| code.success()), "{log}");
     assert!(log.contains("http://127.0.0.1:") && !log.contains("finishing"), "{log}");

@@ -191,7 +191,7 @@ mod tests {
             (&["src/mian.rs", "Who is it?"], "src/main.rs"),
             (&["Who is it?", "absent.txt"], "absent.txt"),
             (&["absent.txt"], "absent.txt"),
-            (&["@absent", "Who?"], "\"@absent\" is not a file"),
+            (&["@absent", "Who?"], "\"@absent\" is neither a file"),
             (&["minutes", "Who is it?"], "--context minutes"),
             (&["Cargo", "build.rs", "Who is it?"], "did you mean Cargo.toml?"),
             (&["mistral:7b", "Cargo.toml", "Who is it?"], "a name like qwen3:0.6b"),
