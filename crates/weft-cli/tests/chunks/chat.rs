@@ -176,7 +176,7 @@ fn commands_that_cannot_be_carried_out_do_not_end_the_chat() {
         "empty.txt is empty",
         "no answer yet\n",
         "is not a document of this conversation",
-        "absent: No such file",
+        "absent: there is no such file",
         "no answer yet, and no document",
     ] {
         assert!(ran.stderr.contains(says), "`{says}` is missing: {}", ran.stderr);
