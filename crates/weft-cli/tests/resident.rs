@@ -287,7 +287,7 @@ fn ctrl_c_ends_the_answer_and_not_the_server() {
 #[test]
 fn ps_lists_servers_and_stop_ends_one() {
     let home = Home::new();
-    assert!(home.run(&["ps"]).2.contains("no server"));
+    assert!(home.run(&["ps"]).2.contains("chmod 700"));
     assert_eq!(home.run(&["stop"]).0, 1);
     let server = home.serve(&[]);
     let other = home.serve(&["-c", "300"]);
@@ -331,7 +331,7 @@ fn only_the_user_can_enter_and_stale_sockets_go() {
     fs::set_permissions(home.sockets(), fs::Permissions::from_mode(0o755)).unwrap();
     let asked = home.run(&["ask", "nusonix.txt", QUESTION]);
     assert!(!is_resident(&asked) && asked.0 == 0, "{}", asked.2);
-    assert!(home.run(&["ps"]).2.contains("no server"));
+    assert!(home.run(&["ps"]).2.contains("chmod 700"));
     let mut other = home.command(&["serve", "--port", "0"]);
     let mut other = other.stderr(Stdio::piped()).spawn().unwrap();
     let guard = DieWithUs::new(&other);
