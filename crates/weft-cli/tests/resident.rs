@@ -188,7 +188,7 @@ fn chunks_of_commands_and_of_the_server_are_the_same() {
     assert!(is_resident(&asked) && asked.1.contains("Probrosur"), "{}{}", asked.1, asked.2);
     assert_eq!(home.run(&["chunk", "rm", id.trim()]).0, 0);
     let (code, _, stderr) = home.run(&["ask", "--context", "nusonix", QUESTION]);
-    assert!(code == 1 && stderr.contains("neither a file nor a chunk"), "{stderr}");
+    assert!(code == 2 && stderr.contains("neither a file nor a chunk"), "{stderr}");
     assert!(!home.run(&["chunk", "list"]).1.contains("nusonix"));
     home.run(&["stop"]);
     server.end();
