@@ -139,7 +139,10 @@ impl CliError {
 
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
-            Self::Usage(_) | Self::Export(ExportError::Target { .. }) => 2,
+            Self::Usage(_)
+            | Self::NoSource(_)
+            | Self::Chunk(ChunkError::NotFound { .. } | ChunkError::Unknown { .. })
+            | Self::Export(ExportError::Target { .. }) => 2,
             Self::Hub(error) => hub_code(error),
             Self::Model(ModelError::NoFolder { .. })
             | Self::Pull(PullError::RepoNotFound { .. } | PullError::RevisionNotFound { .. }) => 3,

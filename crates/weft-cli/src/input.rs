@@ -1,7 +1,7 @@
 //! Texts from files and pipes.
 
 use std::fs::File;
-use std::io::{BufRead, IsTerminal, Read, stdin};
+use std::io::{BufRead, ErrorKind, IsTerminal, Read, stdin};
 use std::path::Path;
 use std::sync::mpsc;
 use std::thread;
@@ -12,10 +12,20 @@ use crate::error::CliError;
 /// Maximum bytes of a file or a pipe; more than fits any context.
 const INPUT_LIMIT: u64 = 64 << 20;
 
-/// The text of a file.
+/// The text of a file that the user names.
 pub(crate) fn read_file(path: &Path) -> Result<String, CliError> {
     let name = path.display().to_string();
-    read_text(File::open(path).map_err(CliError::io(&name))?, &name)
+    let wrong = |error: std::io::Error| {
+        let reason = match error.kind() {
+            ErrorKind::NotFound => "there is no such file".to_owned(),
+            ErrorKind::IsADirectory => "it is a folder; name a file".to_owned(),
+            _ => error.to_string(),
+        };
+        CliError::Usage(format!("{name}: {reason}"))
+    };
+    let is_folder = path.is_dir().then(|| ErrorKind::IsADirectory.into());
+    let file = is_folder.map_or_else(|| File::open(path), Err).map_err(wrong)?;
+    read_text(file, &name)
 }
 
 /// The text of anything.
@@ -27,7 +37,36 @@ pub(crate) fn read_text(from: impl Read, name: &str) -> Result<String, CliError>
             "{name} has more than {INPUT_LIMIT} bytes; shorten it"
         )));
     }
-    String::from_utf8(bytes).map_err(|_| CliError::Usage(format!("{name} is not UTF-8 text")))
+    decode(bytes).map_err(|reason| CliError::Usage(format!("{name} {reason}")))
+}
+
+/// The text of a file's bytes: UTF-8, or UTF-16 with a mark at its beginning. Refuses formats that
+/// look like text in places but are not.
+fn decode(bytes: Vec<u8>) -> Result<String, &'static str> {
+    let in_words = |word: fn([u8; 2]) -> u16, bytes: &[u8]| {
+        let words: Vec<u16> = bytes.chunks_exact(2).map(|pair| word([pair[0], pair[1]])).collect();
+        String::from_utf16(&words).map_err(|_| "is not UTF-16 text, though it begins like it")
+    };
+    let text = match bytes.as_slice() {
+        [b'%', b'P', b'D', b'F', b'-', ..] => {
+            return Err("is a PDF; make it a text first, as with pdftotext");
+        }
+        [b'P', b'K', 3, 4, ..] => {
+            return Err(
+                "is a zip archive or an office document (docx, odt, epub); make it a text \
+                        first, as with `pandoc -t plain`",
+            );
+        }
+        [0xff, 0xfe, rest @ ..] => in_words(u16::from_le_bytes, rest)?,
+        [0xfe, 0xff, rest @ ..] => in_words(u16::from_be_bytes, rest)?,
+        [0xef, 0xbb, 0xbf, rest @ ..] => utf8(rest.to_vec())?,
+        _ => utf8(bytes)?,
+    };
+    if text.contains('\0') { Err("is binary, not text: it has NUL bytes") } else { Ok(text) }
+}
+
+fn utf8(bytes: Vec<u8>) -> Result<String, &'static str> {
+    String::from_utf8(bytes).map_err(|_| "is not UTF-8 text")
 }
 
 /// The text of stdin, however long it takes to come.
@@ -37,8 +76,10 @@ pub(crate) fn read_stdin() -> Result<String, CliError> {
 
 /// What stdin holds if nobody asked for it.
 pub(crate) enum Piped {
-    /// A terminal, or no text.
+    /// A terminal or `/dev/null`: nobody sends anything.
     Nothing,
+    /// A pipe or a file without text.
+    Empty,
     Text(String),
     /// Neither a byte nor an end came in time. Nobody may be writing.
     Silent,
@@ -47,7 +88,7 @@ pub(crate) enum Piped {
 /// Reads stdin if it is not a terminal. Waits for the first byte or the end only as long as
 /// `patience`; after the first byte, until the end.
 pub(crate) fn piped(patience: Duration) -> Result<Piped, CliError> {
-    if stdin().is_terminal() {
+    if stdin().is_terminal() || is_device() {
         return Ok(Piped::Nothing);
     }
     let (begun, has_begun) = mpsc::channel();
@@ -63,5 +104,43 @@ pub(crate) fn piped(patience: Duration) -> Result<Piped, CliError> {
         return Ok(Piped::Silent);
     }
     let text = reader.join().expect("reading does not panic")?;
-    Ok(if text.trim().is_empty() { Piped::Nothing } else { Piped::Text(text) })
+    Ok(if text.trim().is_empty() { Piped::Empty } else { Piped::Text(text) })
+}
+
+/// Whether stdin is a device such as `/dev/null`.
+#[cfg(unix)]
+fn is_device() -> bool {
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::FileTypeExt;
+    let file = stdin().as_fd().try_clone_to_owned().map(File::from);
+    let metadata = file.and_then(|file| file.metadata());
+    metadata.is_ok_and(|metadata| metadata.file_type().is_char_device())
+}
+
+#[cfg(not(unix))]
+fn is_device() -> bool {
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_read_in_two_encodings_and_other_formats_are_refused() {
+        let little: Vec<u8> = "\u{feff}Größe".encode_utf16().flat_map(u16::to_le_bytes).collect();
+        let big: Vec<u8> = "\u{feff}Größe".encode_utf16().flat_map(u16::to_be_bytes).collect();
+        for bytes in [little, big, "\u{feff}Größe".into(), "Größe".into()] {
+            assert_eq!(decode(bytes).as_deref(), Ok("Größe"));
+        }
+        for (bytes, says) in [
+            (&b"%PDF-1.4\nplain text"[..], "pdftotext"),
+            (b"PK\x03\x04word/document.xml", "pandoc"),
+            (b"some\0bytes", "NUL"),
+            (b"\xff\xfe\x00\xd8", "UTF-16"),
+            (b"\xe4", "UTF-8"),
+        ] {
+            assert!(decode(bytes.to_vec()).unwrap_err().contains(says), "{bytes:?}");
+        }
+    }
 }

@@ -45,7 +45,7 @@ pub(crate) fn open(name: Option<&str>, args: &ModelArgs) -> Result<Model, CliErr
     let model = match name.or(args.model.as_deref()) {
         Some(name) if !models::is_bundled(Some(name)) => {
             let name = models::resolve(name, args.quiet);
-            models::check_folder(&name)?;
+            models::check_form(&name)?;
             options(args).find(&name)?
         }
         _ => weft::bundled_model()?,
@@ -79,9 +79,7 @@ pub(crate) fn load_after(
 pub(crate) fn introduce(args: &ModelArgs, quiet: bool) {
     if models::is_bundled(args.model.as_deref()) {
         let text = format!(
-            "{}, the bundled demo model: answers only about documents it is given; \
-             `-m {}` downloads a real model",
-            models::BUNDLED,
+            "the bundled demo model answers only about documents; `-m {}` gets a real one",
             models::SMALL
         );
         terminal::note(quiet, &text);

@@ -62,7 +62,7 @@ fn run(cli: Cli) -> Result<ExitCode, CliError> {
         Command::Pull(args) => commands::pull::run(&args),
         Command::Rm(args) => commands::rm::run(&args),
         Command::Quantize(args) => commands::quantize::run(&args),
-        Command::Config(args) => commands::config::run(&args.command),
+        Command::Config(args) => commands::config::run(args.command.as_ref()),
         Command::Bench(args) => bench::run(*args),
         Command::Doctor(args) => commands::doctor::run(&args),
         Command::Completions(args) => commands::completions::run(&args),

@@ -122,8 +122,11 @@ pub(crate) fn short_name(name: Option<&str>) -> String {
     last.to_owned()
 }
 
-/// Refuses a folder that holds no model.
-pub(crate) fn check_folder(name: &str) -> Result<(), CliError> {
+/// Refuses a name that cannot be a model's, and a folder that holds no model.
+pub(crate) fn check_form(name: &str) -> Result<(), CliError> {
+    if let Err(HubError::InvalidReference { .. }) = ModelRef::parse(name) {
+        return Err(CliError::Usage(format!("{name:?} is not a model: {}", instead(name))));
+    }
     let folder = Path::new(name);
     let has_gguf = || {
         let entries = folder.read_dir().into_iter().flatten().flatten();
@@ -142,7 +145,7 @@ pub(crate) fn check_folder(name: &str) -> Result<(), CliError> {
 /// Refuses a name that cannot be a model here, without using the network or reading weights.
 pub(crate) fn check_name(name: &str, offline: bool) -> Result<(), CliError> {
     let name = full_name(name);
-    check_folder(&name)?;
+    check_form(&name)?;
     let mut env = HubEnv::from_env()?;
     env.offline |= offline;
     match hub::resolve(&ModelRef::parse(&name)?, &env) {
@@ -193,6 +196,22 @@ fn cached() -> Vec<String> {
 
 /// The known name that is most like a word; cached models come first.
 pub(crate) fn nearest(word: &str) -> Option<String> {
+    nearest_size(word).or_else(|| nearest_known(word))
+}
+
+/// The nearest size of a family that weft knows: the 8B model for `qwen3:7b`.
+fn nearest_size(word: &str) -> Option<String> {
+    let (family, wanted) = word.split_once(':')?;
+    let family = FAMILIES.iter().find(|known| known.name.eq_ignore_ascii_case(family))?;
+    let number = |size: &str| size.trim_end_matches(['b', 'B']).parse::<f64>().ok();
+    let wanted = number(wanted)?;
+    let distance = |size: &str| number(size).map_or(f64::MAX, |size| (size - wanted).abs());
+    let nearest = |a: &&&str, b: &&&str| distance(a).total_cmp(&distance(b));
+    let size = family.sizes.iter().min_by(nearest)?;
+    Some(format!("{}{size}{}", family.before, family.after))
+}
+
+fn nearest_known(word: &str) -> Option<String> {
     nearest_of(word, cached().into_iter().chain(on_the_hub()).chain([BUNDLED.to_owned()]))
 }
 
@@ -234,32 +253,27 @@ fn distance(word: &str, name: &str) -> usize {
 }
 
 /// The error of `weft run` for a first word that is not a model, with the nearest name.
-pub(crate) fn not_a_model(word: &str, prompt: &str) -> CliError {
-    let prompt = example(prompt);
+pub(crate) fn not_a_model(word: &str) -> CliError {
     if Path::new(word).is_file() {
         return CliError::Usage(format!(
-            "{word:?} is a file, not a model; type `weft ask {word} {prompt}` to ask about it, or \
-             `weft run -f {word} {prompt}` to put it before the prompt"
+            "{word:?} is a file, not a model; `weft ask` answers questions about it, and \
+             `-f {word}` puts it before the prompt"
         ));
     }
-    let (model, what) = match nearest(word) {
-        Some(near) => (near.clone(), format!("the nearest name that weft knows is {near}")),
-        None => (
-            SMALL.to_owned(),
-            format!("expected a folder, `org/name` like {SMALL}, or a name from `weft list`"),
-        ),
-    };
     CliError::Usage(format!(
-        "{word:?} is not a model: {what}; type `weft run {model} {prompt}`, or put the whole \
-         prompt into quotes if {word:?} is part of it"
+        "{word:?} is not a model: {} If it is part of the prompt, put the whole prompt into quotes",
+        instead(word)
     ))
 }
 
-/// Words in quotes for a command that the user can type; long texts are left out.
-pub(crate) fn example(words: &str) -> String {
-    const MOST: usize = 60;
-    let is_plain = words.chars().count() <= MOST && !words.contains(['"', '`', '$', '\\', '\n']);
-    format!("\"{}\"", if is_plain { words } else { "…" })
+/// What to write instead of a name that is not a model.
+pub(crate) fn instead(word: &str) -> String {
+    match nearest(word) {
+        Some(near) => format!("did you mean {near}?"),
+        None => format!(
+            "give a folder, a GGUF file, `org/name` like {SMALL}, or a name from `weft list`."
+        ),
+    }
 }
 
 #[cfg(test)]
@@ -283,6 +297,11 @@ mod tests {
             ("weft-tny", BUNDLED),
         ] {
             assert_eq!(near(word).as_deref(), Some(id), "{word}");
+        }
+        for (word, id) in
+            [("qwen3:7b", "Qwen/Qwen3-8B"), ("qwen2.5:8b", "Qwen/Qwen2.5-7B-Instruct")]
+        {
+            assert_eq!(nearest(word).as_deref(), Some(id), "{word}");
         }
         for word in ["nope", "What", "Who", "when", "", "Why is the sky blue?"] {
             assert_eq!(near(word), None, "{word}");

@@ -12,19 +12,26 @@ use std::path::PathBuf;
 use clap::builder::FalseyValueParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
-use clap::{ArgAction, ArgMatches, CommandFactory, FromArgMatches};
+use clap::{ArgAction, ArgMatches, CommandFactory, FromArgMatches, Parser};
 
 use crate::args::{Cli, Command};
+use crate::commands::sampling;
 use crate::error::CliError;
 use crate::models;
 
 /// Commands that must work with a broken config file: they explain or repair it.
 const WITHOUT_FILE: [&str; 3] = ["config", "help", "completions"];
+/// Flags that must work too.
+const HELP: [&str; 4] = ["-h", "--help", "-V", "--version"];
 
 /// Parses the command line, the environment and the config file.
 pub(crate) fn parse() -> Result<Cli, CliError> {
     let args: Vec<OsString> = std::env::args_os().collect();
-    let is_free = args.get(1).is_some_and(|first| WITHOUT_FILE.iter().any(|name| first == name));
+    let is_free = args.get(1).is_some_and(|first| WITHOUT_FILE.iter().any(|name| first == name))
+        || args
+            .iter()
+            .take_while(|arg| *arg != "--")
+            .any(|arg| HELP.iter().any(|help| arg == help));
     let file = if is_free { Vec::new() } else { read_file()? };
     parse_from(args, &file, &|name| std::env::var_os(name))
 }
@@ -231,7 +238,17 @@ pub(crate) fn check(key: &str, values: &[String]) -> Result<(), CliError> {
     values.iter().try_for_each(|value| {
         let taken = args.iter().try_for_each(|arg| accepts(arg, value));
         taken.map_err(|reason| CliError::Usage(format!("`{key}`: {reason}")))
-    })
+    })?;
+    if key == "api-key" && values.iter().any(|value| value.trim().is_empty()) {
+        return Err(CliError::Usage(format!("`{key}` is empty; give a key, or unset it")));
+    }
+    let flags = values.iter().map(|value| format!("--{key}={value}"));
+    let line = ["weft", "run"].map(str::to_owned).into_iter().chain(flags);
+    match Cli::try_parse_from(line) {
+        Ok(Cli { command: Some(Command::Run(run)), .. }) => sampling::check(&run.sampling),
+        // A switch, or a flag of other commands, whose values need no more than the check above.
+        _ => Ok(()),
+    }
 }
 
 /// Whether a flag takes a value.

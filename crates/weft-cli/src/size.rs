@@ -23,6 +23,14 @@ pub(crate) fn parse_count(text: &str) -> Result<usize, String> {
     }
 }
 
+/// A limit that nothing reaches.
+pub(crate) const NO_LIMIT: usize = usize::MAX;
+
+/// Parses a count, or -1 for no limit.
+pub(crate) fn parse_limit(text: &str) -> Result<usize, String> {
+    if text == "-1" { Ok(NO_LIMIT) } else { parse_count(text) }
+}
+
 /// Parses a number of bytes: `64k`, `512m`, `4g`, `1t` (powers of 1024), optionally followed by `b`
 /// or `ib`.
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {

@@ -13,10 +13,8 @@ use crate::input::{self, Piped, read_file};
 use crate::terminal;
 use crate::tiers::RegisteredChunks;
 
-/// How long a silent pipe may delay a question that has other documents.
-const SHORT_WAIT: Duration = Duration::from_secs(1);
-/// How long a pipe that is the only document may take for its first byte.
-const LONG_WAIT: Duration = Duration::from_secs(10);
+/// How long a pipe may take for its first byte if nobody asked for it by `-`.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A document: a file if it exists, else the name of a chunk.
 pub(crate) fn document(word: &str) -> Result<Source, CliError> {
@@ -25,36 +23,42 @@ pub(crate) fn document(word: &str) -> Result<Source, CliError> {
         return Ok(Source::Chunk(word.to_owned()));
     }
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
-    Ok(Source::Text { name, text: read_file(path)? })
+    text(name, word, read_file(path)?)
 }
 
 /// The document on stdin, however long it takes to come.
 pub(crate) fn stdin() -> Result<Source, CliError> {
-    Ok(Source::Text { name: Some("stdin".to_owned()), text: input::read_stdin()? })
+    text(Some("stdin".to_owned()), "stdin", input::read_stdin()?)
 }
 
-/// The document that another program or a file sends to stdin, if any. A pipe may be a parent's
-/// that nobody writes to: if it stays silent, it is an error only if there are no others.
-pub(crate) fn piped(has_others: bool, quiet: bool) -> Result<Option<Source>, CliError> {
-    let patience = if has_others { SHORT_WAIT } else { LONG_WAIT };
-    match input::piped(patience)? {
+/// A document that has been read. Without text it is an error, which is found here so that no model
+/// is loaded for it.
+fn text(name: Option<String>, word: &str, text: String) -> Result<Source, CliError> {
+    if text.trim().is_empty() {
+        return Err(CliError::Usage(format!("{word} is empty; give a document with text")));
+    }
+    Ok(Source::Text { name, text })
+}
+
+/// The document that another program or a file sends to stdin, if any, for a question that names no
+/// document. A pipe may be a parent's that nobody writes to, so it may not stay silent.
+pub(crate) fn piped(quiet: bool) -> Result<Option<Source>, CliError> {
+    match input::piped(PATIENCE)? {
         Piped::Nothing => Ok(None),
+        Piped::Empty => Err(CliError::Usage(
+            "stdin is empty; check the command that writes to it, or give `</dev/null` to ask \
+             without a document"
+                .to_owned(),
+        )),
         Piped::Text(text) => {
             terminal::note(quiet, &format!("stdin is a document of {} bytes", text.len()));
             Ok(Some(Source::Text { name: Some("stdin".to_owned()), text }))
         }
-        Piped::Silent => {
-            let seconds = patience.as_secs();
-            let reason = format!("stdin is a pipe, and nothing came for {seconds} s");
-            if !has_others {
-                return Err(CliError::Usage(format!(
-                    "{reason}; give `--context -` to wait for it, or `</dev/null` to ask \
-                     without it"
-                )));
-            }
-            terminal::warn(&format!("{reason}, so it is not read; `--context -` waits for it"));
-            Ok(None)
-        }
+        Piped::Silent => Err(CliError::Usage(format!(
+            "stdin is a pipe, and nothing came for {} s; give `--context -` to wait for it, or \
+             `</dev/null` to ask without it",
+            PATIENCE.as_secs()
+        ))),
     }
 }
 

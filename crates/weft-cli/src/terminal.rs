@@ -45,6 +45,7 @@ pub(crate) fn has_colour() -> bool {
 
 fn wants_colour() -> bool {
     std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+        && std::env::var_os("TERM").is_none_or(|kind| kind != "dumb")
 }
 
 /// A warning that does not affect the answer.

@@ -151,8 +151,7 @@ fn a_first_word_that_is_no_model_is_refused_with_the_nearest_name() {
     let refused = |args: &[&str], near: &str| {
         let (code, stdout, stderr) = output(weft(args));
         assert_eq!((code, stdout.as_str()), (2, ""), "{args:?}: {stderr}");
-        let next = format!("`weft {} {near} \"{}\"`", args[0], args.last().unwrap());
-        assert!(stderr.contains(args[1]) && stderr.contains(&next), "{args:?}: {stderr}");
+        assert!(stderr.contains(args[1]) && stderr.contains(near), "{args:?}: {stderr}");
     };
     let llama = "meta-llama/Llama-3.2-1B-Instruct";
     refused(&["run", "llama3.2", "Why is the sky blue?"], llama);
@@ -161,7 +160,7 @@ fn a_first_word_that_is_no_model_is_refused_with_the_nearest_name() {
     let mut command = weft(&["run", "Cargo.toml", "sum up"]);
     command.current_dir(env!("CARGO_MANIFEST_DIR"));
     let (code, _, stderr) = output(command);
-    assert!(code == 2 && stderr.contains("`weft run -f Cargo.toml \"sum up\"`"), "{stderr}");
+    assert!(code == 2 && stderr.contains("`-f Cargo.toml`"), "{stderr}");
     let (code, _, stderr) = output(weft(&["run", "-q", "-n", "2", "weft-tiny", "hi there"]));
     assert_eq!(code, 0, "the bundled model has a name: {stderr}");
     let (code, _, stderr) = output(weft(&["run", "-q", "-n", "2", "llama3.2"]));
@@ -170,8 +169,8 @@ fn a_first_word_that_is_no_model_is_refused_with_the_nearest_name() {
 
 #[test]
 fn the_bundled_model_says_what_it_is() {
-    let says = "weft-tiny, the bundled demo model: answers only about documents it is given; \
-                `-m Qwen/Qwen3-0.6B` downloads a real model";
+    let says = "the bundled demo model answers only about documents; `-m Qwen/Qwen3-0.6B` gets a \
+                real one";
     let stderr = |args: &[&str]| {
         let (code, _, stderr) = output(weft(args));
         assert_eq!(code, 0, "{args:?}: {stderr}");
@@ -287,7 +286,7 @@ fn exit_codes_show_what_went_wrong() {
     refused(&["run", "-m", model, "--ctx-size", "4k", "hi"], 2, &["4096", "512"]);
     refused(&["run", "-m", model, "--ctx-size", "x", "hi"], 2, &["32k"]);
     refused(&["ask"], 2, &["QUESTION"]);
-    refused(&["ask", "--context", "/no/such/file", "--", "hi"], 1, &["/no/such/file"]);
+    refused(&["ask", "--context", "/no/such/file", "--", "hi"], 2, &["/no/such/file"]);
     refused(&["run", "-m", "org/absent", "hi"], 3, &["org/absent", "weft pull"]);
     refused(&["run", "-m", "/no/such/folder", "hi"], 3, &["/no/such/folder"]);
     refused(&["pull", "org/absent"], 1, &["HF_HUB_OFFLINE"]);

@@ -157,7 +157,7 @@ fn what_cannot_be_compared_is_refused_with_the_reason() {
     refused(&[tiny, tiny, text[0], text[1], "-c", "3"], 2, "give 4 or more");
     refused(&[tiny, tiny, text[0], text[1], "-c", "8192"], 2, "exceeds the model's 4096 positions");
     refused(&[tiny, "no/model", text[0], text[1]], 3, "no/model");
-    refused(&[tiny, tiny, "--text", "no.txt"], 1, "no.txt");
+    refused(&[tiny, tiny, "--text", "no.txt"], 2, "no.txt");
     refused(&["--base", path(&file), tiny], 1, "not a file of log-probabilities");
     refused(&["--base", path(&file), tiny, text[0], text[1]], 2, "--text");
     refused(&["--base", path(&file), tiny, tiny], 2, "--base FILE B");

@@ -133,7 +133,7 @@ fn what_is_named_and_missing_is_reported_before_the_model_is_loaded() {
         // Nobody sends the tokenizer: a command that waits for it would never end.
         let found = weft(&home, &[&command[..], &missing].concat()).output().unwrap();
         let text = String::from_utf8(found.stderr).unwrap();
-        assert_eq!(found.status.code(), Some(1), "{command:?}: {text}");
+        assert_eq!(found.status.code(), Some(2), "{command:?}: {text}");
         assert!(text.contains("/no/such/file"), "{command:?}: {text}");
     }
     let ask = ["ask", "--context", "no-such-chunk", "Who?"];

@@ -188,7 +188,7 @@ fn chunks_of_commands_and_of_the_server_are_the_same() {
     assert!(is_resident(&asked) && asked.1.contains("Probrosur"), "{}{}", asked.1, asked.2);
     assert_eq!(home.run(&["chunk", "rm", id.trim()]).0, 0);
     let (code, _, stderr) = home.run(&["ask", "--context", "nusonix", QUESTION]);
-    assert!(code == 1 && stderr.contains("neither a file nor a chunk"), "{stderr}");
+    assert!(code == 2 && stderr.contains("neither a file nor a chunk"), "{stderr}");
     assert!(!home.run(&["chunk", "list"]).1.contains("nusonix"));
     home.run(&["stop"]);
     server.end();
@@ -331,7 +331,7 @@ fn only_the_user_can_enter_and_stale_sockets_go() {
     fs::set_permissions(home.sockets(), fs::Permissions::from_mode(0o755)).unwrap();
     let asked = home.run(&["ask", "nusonix.txt", QUESTION]);
     assert!(!is_resident(&asked) && asked.0 == 0, "{}", asked.2);
-    assert!(home.run(&["ps"]).2.contains("no server"));
+    assert!(home.run(&["ps"]).2.contains("chmod 700"));
     let mut other = home.command(&["serve", "--port", "0"]);
     let mut other = other.stderr(Stdio::piped()).spawn().unwrap();
     let guard = DieWithUs::new(&other);

@@ -263,8 +263,8 @@ fn stop_ids(config: &Config, generation: &GenerationConfig, tokenizer: &Tokenize
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// The folder does not exist.
-    #[error("{folder} is not a folder; give a model's folder, its GGUF file or `org/name`")]
+    /// There is neither a folder nor a GGUF file.
+    #[error("there is no model at {folder}; give a model's folder, its GGUF file or `org/name`")]
     NoFolder {
         /// The path.
         folder: String,

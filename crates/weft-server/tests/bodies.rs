@@ -102,7 +102,7 @@ fn heads_are_bounded() {
     let answer = |bytes: usize| {
         let mut stream = TcpStream::connect(address).unwrap();
         let pad = "x".repeat(bytes);
-        let head = format!("GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n");
+        let head = "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n".to_owned();
         stream.write_all(format!("{head}X-Pad: {pad}\r\n\r\n").as_bytes()).unwrap();
         first_bytes(&stream)
     };

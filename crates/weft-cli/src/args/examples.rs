@@ -18,6 +18,8 @@ pub(super) const WEFT: &str = help! {
     "weft run qwen3:0.6b \"Why is the sky blue?\"      a model of the hub, downloaded once"
     "weft chat qwen3:0.6b --context notes.txt"
     "weft serve qwen3:0.6b --open                    a page and an API on this machine"
+    "Exit codes: 0 done, 1 failed, 2 a mistake in the command or a file that does not exist,"
+    "3 the model is not here, 4 too little memory, 5 no usable GPU, 70 a fault in weft, 130 Ctrl-C"
 };
 pub(super) const ASK: &str = help! {
     "weft ask notes.txt \"Who signs?\""

@@ -89,7 +89,7 @@ pub(crate) enum Command {
     /// Write a model with 8 or 4 bits per weight: compressed-tensors or GGUF
     #[command(after_help = examples::QUANTIZE)]
     Quantize(QuantizeArgs),
-    /// Show and change the settings in config.toml
+    /// Show (alone) and change the settings in config.toml
     #[command(after_help = examples::CONFIG)]
     Config(ConfigArgs),
     /// Measure the speed, and compare it with the limits of this machine
@@ -110,7 +110,7 @@ pub(crate) struct AskArgs {
     #[arg(value_name = "[MODEL] [FILE]... QUESTION", num_args = 1.., required = true)]
     pub(crate) words: Vec<String>,
     /// Document to answer from: a file, a registered chunk, or `-` for stdin; may be given several
-    /// times. A pipe or a file on stdin is a document without this flag too
+    /// times. If no document is named, a pipe or a file on stdin is one
     #[arg(long, value_name = "FILE|ID", action = clap::ArgAction::Append)]
     pub(crate) context: Vec<String>,
     /// How KV rows of documents are reused: exact (after the same documents), anchored (after the
@@ -248,7 +248,7 @@ pub(crate) struct RmModelArgs {
 #[derive(Args)]
 pub(crate) struct ConfigArgs {
     #[command(subcommand)]
-    pub(crate) command: ConfigCommand,
+    pub(crate) command: Option<ConfigCommand>,
 }
 
 #[derive(Subcommand)]
@@ -421,9 +421,9 @@ impl PromptArgs {
 /// Sampling. Defaults come from the model's generation_config.json.
 #[derive(Args, Default)]
 pub(crate) struct SamplingArgs {
-    /// Maximum number of tokens to generate (default: as many as the context holds)
-    #[arg(short = 'n', long, value_name = "TOKENS",
-          value_parser = size::parse_count)]
+    /// Maximum number of tokens to generate (default, and -1: as many as the context holds)
+    #[arg(short = 'n', long, value_name = "TOKENS", allow_negative_numbers = true,
+          value_parser = size::parse_limit)]
     pub(crate) max_tokens: Option<usize>,
     /// Sampling temperature; 0 always takes the most likely token (default of this and of the next
     /// six: the model's own)

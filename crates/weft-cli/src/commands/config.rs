@@ -12,11 +12,12 @@ use crate::terminal;
 /// Settings whose values are not printed.
 const SECRET: &str = "api-key";
 
-pub(crate) fn run(command: &ConfigCommand) -> Result<ExitCode, CliError> {
+/// Without a command, the settings are shown.
+pub(crate) fn run(command: Option<&ConfigCommand>) -> Result<ExitCode, CliError> {
     let Some((path, _)) = settings::config_file() else {
         return Err(CliError::Usage("there is no home folder; set WEFT_CONFIG".to_owned()));
     };
-    match command {
+    match command.unwrap_or(&ConfigCommand::Show) {
         ConfigCommand::Path => print(&format!("{}\n", path.display())),
         ConfigCommand::Show => show(&path),
         ConfigCommand::Set(SetArgs { key, values }) => set(&path, key, Some(values)),
@@ -29,19 +30,27 @@ pub(crate) fn run(command: &ConfigCommand) -> Result<ExitCode, CliError> {
 fn show(path: &Path) -> Result<(), CliError> {
     let text = read(path)?;
     let file = settings::read(&text).map_err(|reason| about(path, &reason))?;
+    let hidden = |key: &str, value: String| {
+        if key == SECRET && !value.is_empty() { "(hidden)".to_owned() } else { value }
+    };
+    let mut n_wrong = 0;
     let mut rows: Vec<(String, String, String)> = Vec::new();
     for key in settings::known_keys() {
         let variable = settings::variable(&key);
         if let Some(value) = std::env::var_os(&variable).filter(|value| !value.is_empty()) {
-            rows.push((key, value.to_string_lossy().into_owned(), variable));
+            let value = hidden(&key, value.to_string_lossy().into_owned());
+            rows.push((key, value, variable));
         }
     }
     for (key, values) in &file {
-        let value = values.join(", ");
+        let value = hidden(key, values.join(", "));
         let source = match settings::check(key, values) {
             Ok(()) if rows.iter().any(|(set, ..)| set == key) => "config.toml, overridden".into(),
             Ok(()) => "config.toml".to_owned(),
-            Err(error) => format!("WRONG: {error}"),
+            Err(error) => {
+                n_wrong += 1;
+                format!("WRONG: {error}")
+            }
         };
         rows.push((key.clone(), value, source));
     }
@@ -58,10 +67,14 @@ fn show(path: &Path) -> Result<(), CliError> {
     };
     let (keys, values) = (width(|row| &row.0), width(|row| &row.1));
     let line = |(key, value, source): &(String, String, String)| {
-        let value = if key == SECRET { "(hidden)" } else { value };
         format!("{key:<keys$}  {value:<values$}  {source}\n")
     };
-    print(&rows.iter().map(line).collect::<String>())
+    print(&rows.iter().map(line).collect::<String>())?;
+    match n_wrong {
+        0 => Ok(()),
+        1 => Err(about(path, "one setting is wrong")),
+        n => Err(about(path, &format!("{n} settings are wrong"))),
+    }
 }
 
 /// Writes or removes one line, and keeps everything else as it is.

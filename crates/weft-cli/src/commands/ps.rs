@@ -14,7 +14,7 @@ use crate::size;
 use crate::terminal;
 
 pub(crate) fn run(args: &PsArgs) -> Result<ExitCode, CliError> {
-    let servers: Vec<Facts> = resident::servers().into_iter().map(|server| server.facts).collect();
+    let servers: Vec<Facts> = resident::servers()?.into_iter().map(|server| server.facts).collect();
     if args.json {
         let all: Vec<Value> = servers.iter().map(facts).collect();
         print(&format!("{:#}\n", Value::Array(all)))?;

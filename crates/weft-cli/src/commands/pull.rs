@@ -11,7 +11,9 @@ use crate::models;
 use crate::progress::Bars;
 
 pub(crate) fn run(args: &PullArgs) -> Result<ExitCode, CliError> {
-    let reference = ModelRef::parse(&models::resolve(&args.name, args.quiet))?;
+    let name = models::resolve(&args.name, args.quiet);
+    models::check_form(&name)?;
+    let reference = ModelRef::parse(&name)?;
     let folder = weft::pull::pull(&reference, &HubEnv::from_env()?, &Bars::new(args.quiet))?;
     print(&format!("{}\n", folder.display()))?;
     Ok(ExitCode::SUCCESS)

@@ -59,11 +59,11 @@ fn take_model(args: &mut RunArgs) -> Result<Vec<String>, CliError> {
         return Ok(words);
     }
     let first = &words[0];
-    let is_model = looks_like_model(first) || models::is_family(first);
+    let is_model = looks_like_model(first) || models::is_family(first) || first == models::BUNDLED;
     if is_model || (words.len() > 1 && models::is_model(first)) {
         args.model.model = Some(words.remove(0));
     } else if words.len() > 1 {
-        return Err(models::not_a_model(&words[0], &words[1..].join(" ")));
+        return Err(models::not_a_model(&words[0]));
     }
     Ok(words)
 }

@@ -4,6 +4,7 @@ use weft_core::sampling::{Overrides, Sampling};
 
 use crate::args::SamplingArgs;
 use crate::error::CliError;
+use crate::size;
 
 /// Checks the flags alone, so that an invalid one is reported before a model is loaded.
 pub(crate) fn check(args: &SamplingArgs) -> Result<(), CliError> {
@@ -21,7 +22,7 @@ pub(crate) fn overrides(args: &SamplingArgs) -> Overrides {
         repetition_penalty: args.repetition_penalty,
         presence_penalty: args.presence_penalty,
         frequency_penalty: args.frequency_penalty,
-        max_tokens: args.max_tokens,
+        max_tokens: args.max_tokens.filter(|limit| *limit != size::NO_LIMIT),
         seed: args.seed,
         stop: args.stop.clone(),
         ignore_eos: args.ignore_eos,

@@ -24,9 +24,6 @@ pub(crate) fn run(args: ServeArgs) -> Result<ExitCode, CliError> {
     // A request without a limit is promised a whole context, and there can be one request per lane.
     cache.contexts = Some(MAX_LANES);
     load::wanted_launches(model.device, model.kernels)?;
-    if let Some(name) = model.model.as_deref().filter(|name| !models::is_bundled(Some(name))) {
-        models::check_name(name, model.offline)?;
-    }
     let mut names = args.served_model_name.into_iter();
     let id = names.next().unwrap_or_else(|| id(model.model.as_deref()));
     let options = Options {
@@ -43,10 +40,16 @@ pub(crate) fn run(args: ServeArgs) -> Result<ExitCode, CliError> {
     let quiet = model.quiet;
     let server = Server::bind(options, move |text| terminal::note(quiet, text));
     let server = server.map_err(CliError::serve)?;
+    if let Some(name) = model.model.as_deref().filter(|name| !models::is_bundled(Some(name))) {
+        models::check_name(name, model.offline)?;
+    }
     let address = server.address().map_err(CliError::io("the server's address"))?;
-    terminal::note(quiet, &format!("http://{address} · Ctrl-C ends"));
+    let page = page(address);
+    let others =
+        if address.ip().is_unspecified() { " · other machines: this one's name" } else { "" };
+    terminal::note(quiet, &format!("{}{others} · Ctrl-C ends", page.trim_end_matches('/')));
     if args.open {
-        open_page(&page(address));
+        open_page(&page);
     }
     model.bars = Bars::reporting_to(quiet, server.progress()).into();
     server.run(Box::new(move || Ok(load(&id, &model, &cache)?))).map_err(CliError::serve)?;

@@ -9,7 +9,7 @@ use crate::resident::{self, Client};
 use crate::terminal;
 
 pub(crate) fn run(args: &StopArgs) -> Result<ExitCode, CliError> {
-    let mut servers = resident::servers();
+    let mut servers = resident::servers()?;
     if let Some(which) = &args.which {
         servers.retain(|server| is_called(server, which));
     }
@@ -20,7 +20,7 @@ pub(crate) fn run(args: &StopArgs) -> Result<ExitCode, CliError> {
             terminal::note(false, &format!("{model} (process {pid}) has ended"));
             Ok(ExitCode::SUCCESS)
         }
-        [] => Err(CliError::NoSource(match &args.which {
+        [] => Err(CliError::Unhealthy(match &args.which {
             Some(which) => format!("no server of yours is {which:?}; `weft ps` lists them"),
             None => "no server of yours is running".to_owned(),
         })),

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use weft_server::resident::sockets;
 
 use crate::args::{CacheArgs, ModelArgs};
+use crate::error::CliError;
 use crate::settings::{path_variable, user_folder};
 
 pub(crate) use self::client::Client;
@@ -20,15 +21,18 @@ pub(crate) fn folder() -> Option<PathBuf> {
     runtime().or_else(beside_cache)
 }
 
-/// All servers of this user. A folder that cannot be trusted has none.
-pub(crate) fn servers() -> Vec<Client> {
-    let found = folder().and_then(|folder| sockets(&folder).ok()).unwrap_or_default();
-    found.into_iter().filter_map(|(path, stream)| Client::open(path, stream).ok()).collect()
+/// All servers of this user. A folder that cannot be trusted is an error.
+pub(crate) fn servers() -> Result<Vec<Client>, CliError> {
+    let found = folder().map(|folder| sockets(&folder)).transpose();
+    let found = found.map_err(CliError::io("the servers' folder"))?.unwrap_or_default();
+    let clients = found.into_iter();
+    Ok(clients.filter_map(|(path, stream)| Client::open(path, stream).ok()).collect())
 }
 
 /// A server that would give this command's answers.
 pub(crate) fn find(model: &ModelArgs, cache: &CacheArgs) -> Option<Client> {
-    let servers = if model.no_resident { Vec::new() } else { servers() };
+    // A command loads the model itself if the folder cannot be trusted.
+    let servers = if model.no_resident { Vec::new() } else { servers().unwrap_or_default() };
     let mut ready = servers.into_iter().filter(|server| server.facts.is_ready).peekable();
     ready.peek()?;
     let wanted = Identity::wanted(model, cache)?;

@@ -173,10 +173,10 @@ fn commands_that_cannot_be_carried_out_do_not_end_the_chat() {
     for says in [
         "neither a file nor a chunk",
         "no chunk has the name \"absent\"",
-        "empty.txt: the text of a context chunk must not be empty",
+        "empty.txt is empty",
         "no answer yet\n",
         "is not a document of this conversation",
-        "absent: No such file",
+        "absent: there is no such file",
         "no answer yet, and no document",
     ] {
         assert!(ran.stderr.contains(says), "`{says}` is missing: {}", ran.stderr);

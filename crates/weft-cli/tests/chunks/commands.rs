@@ -219,10 +219,10 @@ fn errors_name_what_is_wrong_and_what_to_do() {
             assert!(ran.stderr.contains(part), "{args:?}: `{}` lacks `{part}`", ran.stderr);
         }
     };
-    refused(&["show", "absent"], 1, &["absent", "weft chunk list"]);
-    refused(&["show", &"0".repeat(32)], 1, &["there is no chunk"]);
-    refused(&["pin", "nusonix", "absent"], 1, &["absent"]);
-    refused(&["add", "/no/such/file"], 1, &["/no/such/file"]);
+    refused(&["show", "absent"], 2, &["absent", "weft chunk list"]);
+    refused(&["show", &"0".repeat(32)], 2, &["there is no chunk"]);
+    refused(&["pin", "nusonix", "absent"], 2, &["absent"]);
+    refused(&["add", "/no/such/file"], 2, &["/no/such/file"]);
     refused(&["add", "empty.txt"], 2, &["empty.txt", "must not be empty"]);
     refused(&["add", "krogaste.txt", "--name", "nusonix"], 2, &["nusonix", "belongs to"]);
     refused(&["add", "krogaste.txt", "--name", "two words"], 2, &["one word"]);
@@ -235,7 +235,7 @@ fn errors_name_what_is_wrong_and_what_to_do() {
     let pinned = home.chunk(&["list", "--json"]).json();
     assert!(pinned.as_array().unwrap().iter().all(|chunk| chunk["pinned"] == false));
     let ask = home.run(&["ask", "--context", "absent", "--", QUESTION]);
-    assert_eq!(ask.code, 1);
+    assert_eq!(ask.code, 2);
     assert!(ask.stderr.contains("neither a file nor a chunk"), "{}", ask.stderr);
     let reuse = home.run(&["ask", "--reuse", "some", QUESTION]);
     assert!(reuse.code == 2 && reuse.stderr.contains("anchored"), "{}", reuse.stderr);

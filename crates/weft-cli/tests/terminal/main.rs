@@ -2,6 +2,7 @@
 #![cfg(unix)]
 
 mod chat;
+mod mistakes;
 mod models;
 
 use std::io::Write;
@@ -59,4 +60,24 @@ fn home() -> tempfile::TempDir {
         std::fs::copy(demo.join(name), home.path().join(name)).unwrap();
     }
     home
+}
+
+/// The binary in a home folder: exit code, stdout, stderr.
+fn weft(home: &Path, args: &[&str]) -> (i32, String, String) {
+    weft_with(home, args, &[])
+}
+
+fn weft_with(home: &Path, args: &[&str], env: &[(&str, &str)]) -> (i32, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_weft"))
+        .args(args)
+        .current_dir(home)
+        .env_clear()
+        .env("HOME", home)
+        .env("HF_HUB_OFFLINE", "1")
+        .envs(env.iter().copied())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
 }

@@ -5,27 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::Step::{Expect, Send};
-use crate::{at_terminal, home};
-
-/// The binary in a home folder: exit code, stdout, stderr.
-fn weft(home: &Path, args: &[&str]) -> (i32, String, String) {
-    weft_with(home, args, &[])
-}
-
-fn weft_with(home: &Path, args: &[&str], env: &[(&str, &str)]) -> (i32, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_weft"))
-        .args(args)
-        .current_dir(home)
-        .env_clear()
-        .env("HOME", home)
-        .env("HF_HUB_OFFLINE", "1")
-        .envs(env.iter().copied())
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
-}
+use crate::{at_terminal, home, weft, weft_with};
 
 /// Puts a model into the hub cache; returns its folder there.
 fn cache(home: &Path, id: &str) -> std::path::PathBuf {
@@ -133,6 +113,8 @@ fn settings_are_written_checked_and_shown() {
         (&["set", "max_tokens", "4"][..], "did you mean `max-tokens`?"),
         (&["set", "ctx-size", "many"], "32k"),
         (&["set", "device", "tpu"], "cuda"),
+        (&["set", "top-p", "7"], "top_p"),
+        (&["set", "api-key", ""], "is empty"),
         (&["set", "seed", "1", "2"], "takes one value"),
         (&["set", "yes", "true"], "command line"),
         (&["unset", "seed"], "is not set"),
@@ -143,13 +125,24 @@ fn settings_are_written_checked_and_shown() {
     assert_eq!(std::fs::read_to_string(&path).unwrap(), text, "refusals change nothing");
     let shown = weft_with(home.path(), &["config", "show"], &[("WEFT_SEED", "7")]).1;
     assert!(shown.contains("WEFT_SEED") && shown.contains("END, a,b"), "{shown}");
+    assert_eq!(weft_with(home.path(), &["config"], &[("WEFT_SEED", "7")]).1, shown);
+    let shown = weft_with(home.path(), &["config"], &[("WEFT_API_KEY", "a-long-long-secret")]).1;
+    let columns: Vec<_> =
+        shown.lines().map(|line| line.find("  WEFT").or(line.find("  conf"))).collect();
+    assert!(columns.windows(2).all(|pair| pair[0] == pair[1]), "{shown}");
+    assert!(shown.contains("(hidden)  WEFT_API_KEY"), "{shown}");
     let (code, stdout, stderr) = weft(home.path(), &["run", "--ignore-eos", "--json", "hello"]);
     assert_eq!(code, 0, "{stderr}");
     assert!(stdout.contains("\"generated_tokens\":4"), "{stdout}");
     std::fs::write(&path, "ctx_size = 1\n").unwrap();
     let (code, _, stderr) = weft(home.path(), &["list"]);
     assert!(code == 2 && stderr.contains("did you mean `ctx-size`?"), "{stderr}");
-    assert!(config(&["show"]).1.contains("WRONG"), "a broken file can be shown");
+    let (code, shown, _) = config(&["show"]);
+    assert!(code == 2 && shown.contains("WRONG"), "a broken file can be shown: {shown}");
+    for args in [&["--help"][..], &["ask", "-h"], &["--version"], &["help"], &["help", "ask"]] {
+        let (code, shown, stderr) = weft(home.path(), args);
+        assert!(code == 0 && shown.contains("weft"), "{args:?}: {stderr}");
+    }
     assert_eq!(config(&["unset", "ctx_size"]).0, 0, "and repaired");
     assert_eq!(weft(home.path(), &["list"]).0, 0);
 }

@@ -56,8 +56,8 @@ pub enum HubError {
         /// The rule that the text breaks.
         reason: &'static str,
     },
-    /// The text is a path, and there is no folder.
-    #[error("no such model folder: {path:?}; check the path, or name a model as `org/name`")]
+    /// The text is a path, and there is neither a folder nor a file.
+    #[error("there is no model at {path:?}; check the path, or name a model as `org/name`")]
     FolderNotFound {
         /// The path as given.
         path: PathBuf,

@@ -202,6 +202,10 @@ async fn serve(
     if let Some(error) = unloadable {
         return Err(ServeError::Load(error));
     }
+    if matches!(*app.worker.phase().borrow(), Phase::Loading) {
+        // There is no answer to finish. The loading thread ends with the process.
+        return Ok(());
+    }
     log("finishing running answers; send the signal again to exit at once");
     // A panic of the thread has already been logged.
     let running = tokio::task::spawn_blocking(move || engine.join());

@@ -83,7 +83,9 @@ impl From<ChunkError> for Refused {
 impl From<AskError> for Refused {
     fn from(error: AskError) -> Self {
         match error {
-            AskError::Document { .. } => Self::new(Fault::Usage, &error),
+            AskError::Document { .. } | AskError::NoSource { .. } => {
+                Self::new(Fault::Usage, &error)
+            }
             error => Self::new(Fault::Request, &error),
         }
     }

@@ -61,6 +61,9 @@ impl Asked {
     /// Runs before a model is loaded, so that a missing file is reported at once.
     fn read(args: &mut AskArgs) -> Result<Self, CliError> {
         let Words { model, files, question } = Words::sort(&args.words, args.model_by_flag)?;
+        if question.trim().is_empty() {
+            return Err(CliError::Usage("the question is empty; give one in quotes".to_owned()));
+        }
         let system = args.prompt.system.as_deref().filter(|text| !text.trim().is_empty());
         let system = system.map(sources::system).transpose()?;
         let names: Vec<&str> = args.context.iter().map(String::as_str).chain(files).collect();
@@ -70,9 +73,9 @@ impl Asked {
         }
         let read = |name| if name == STDIN { sources::stdin() } else { sources::document(name) };
         let mut documents = names.into_iter().map(read).collect::<Result<Vec<_>, _>>()?;
-        // The last document, so that rows of the others are found again if it changes.
-        if n_stdin == 0 {
-            documents.extend(sources::piped(!documents.is_empty(), args.model.quiet)?);
+        // Beside other documents, stdin may be the list of a loop, which must not be read.
+        if documents.is_empty() {
+            documents.extend(sources::piped(args.model.quiet)?);
         }
         if let Some(model) = model.map(str::to_owned) {
             args.model.model = Some(model);

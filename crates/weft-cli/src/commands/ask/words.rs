@@ -68,16 +68,16 @@ fn check(question: &[&str], first: Option<&&str>) -> Result<(), CliError> {
     if n_quoted > 1 {
         texts.retain(|word| is_quoted(word));
         return usage(format!(
-            "which is the question: {texts:?}? Give one text in quotes; the others are not files"
+            "which is the question: \"{}\"? Give one text in quotes; the others are not files",
+            texts.join("\" or \"")
         ));
     }
     for word in texts.iter().copied().filter(|word| !is_quoted(word)) {
         let may_be_model = first == Some(&word) && !has_ending(word);
         let near = if may_be_model { models::nearest(word) } else { None };
         if n_quoted == 1 || looks_like_path(word) || near.is_some() {
-            texts.retain(|other| if n_quoted == 1 { is_quoted(other) } else { *other != word });
             let what = if may_be_model { "neither a file nor a model" } else { "not a file" };
-            return Err(missing(word, what, near, &texts.join(" ")));
+            return Err(missing(word, what, near));
         }
     }
     match question.iter().find(|word| is_document(word)) {
@@ -91,7 +91,7 @@ fn check(question: &[&str], first: Option<&&str>) -> Result<(), CliError> {
 
 fn looks_like_path(word: &str) -> bool {
     !word.ends_with('?')
-        && (word.contains(['/', '\\']) || word.starts_with('~') || has_ending(word))
+        && (word.contains(['/', '\\']) || word.starts_with(['~', '@']) || has_ending(word))
 }
 
 /// Whether a word ends like `.txt`. `Qwen3-0.6B` does not: its ending begins with a digit.
@@ -103,7 +103,7 @@ fn has_ending(word: &str) -> bool {
 }
 
 /// The error for a word that is not what it seems to be.
-fn missing(word: &str, what: &str, near: Option<String>, question: &str) -> CliError {
+fn missing(word: &str, what: &str, near: Option<String>) -> CliError {
     if Path::new(word).is_dir() {
         return CliError::Usage(format!(
             "{word:?} is a folder, and a document is a file; name its files, as {}/*",
@@ -111,13 +111,15 @@ fn missing(word: &str, what: &str, near: Option<String>, question: &str) -> CliE
         ));
     }
     let next = match near.or_else(|| nearest_file(word)) {
-        Some(near) if question.is_empty() => format!("did you mean {near}?"),
-        Some(near) => {
-            format!("did you mean `weft ask {near} {}`?", models::example(question))
-        }
-        None => format!(
+        Some(near) => format!("did you mean {near}?"),
+        None if models::is_model(word) => format!(
             "check the name, or give `--context {word}` for a registered chunk, `-m {word}` for a \
              model."
+        ),
+        None => format!(
+            "check the name, or give `--context {word}` for a registered chunk. A model has a \
+             name like qwen3:0.6b or {}.",
+            models::SMALL
         ),
     };
     CliError::Usage(format!(
@@ -189,12 +191,14 @@ mod tests {
             (&["src/mian.rs", "Who is it?"], "src/main.rs"),
             (&["Who is it?", "absent.txt"], "absent.txt"),
             (&["absent.txt"], "absent.txt"),
+            (&["@absent", "Who?"], "\"@absent\" is neither a file"),
             (&["minutes", "Who is it?"], "--context minutes"),
-            (&["Cargo", "build.rs", "Who is it?"], "`weft ask Cargo.toml \"Who is it?\"`"),
+            (&["Cargo", "build.rs", "Who is it?"], "did you mean Cargo.toml?"),
+            (&["mistral:7b", "Cargo.toml", "Who is it?"], "a name like qwen3:0.6b"),
             (&["llama3.2", "Who is it?"], "meta-llama/Llama-3.2-1B-Instruct"),
             (&["Cargo.toml", "Qwen/Qwen3-0.6B", "Who?"], "`-m Qwen/Qwen3-0.6B` for a model"),
             (&["src", "Who is it?"], "src/*"),
-            (&["My Notes.txt", "Who is it?"], "which is the question"),
+            (&["My Notes.txt", "Who is it?"], "\"My Notes.txt\" or \"Who is it?\""),
             (&["What", "is", "Cargo.toml", "for"], "between the words"),
             (&["Cargo.toml"], "there is no question"),
             (&["Qwen/Qwen3-0.6B"], "`weft ask Qwen/Qwen3-0.6B \"your question\"`"),

@@ -20,9 +20,10 @@ pub(super) fn take(args: &mut ChatArgs) -> Result<Vec<Source>, CliError> {
     }
     if let Some(model) = names.pop() {
         if !model.contains(['/', '\\']) && !models::is_model(&model) {
-            let near = models::nearest(&model);
-            let near = near.map_or_else(String::new, |near| format!("; did you mean {near}?"));
-            return Err(CliError::Usage(format!("{model:?} is neither a model nor a file{near}")));
+            return Err(CliError::Usage(format!(
+                "{model:?} is neither a model nor a file: {}",
+                models::instead(&model)
+            )));
         }
         args.model.model = Some(model);
     }

@@ -13,7 +13,7 @@ use crate::tiers::{Budget, RegisteredChunks};
 pub(super) fn run(args: &GcArgs) -> Result<(), CliError> {
     let budget = Budget::new(&args.cache);
     let folder = budget.folder.clone().unwrap_or_default();
-    let Some(mut store) = budget.open_store().map_err(CliError::NoSource)? else {
+    let Some(mut store) = budget.open_store().map_err(CliError::Unhealthy)? else {
         return Err(CliError::Usage(
             "with --disk-cache 0 there is no folder to clean; leave it out".to_owned(),
         ));

@@ -23,7 +23,12 @@ pub(super) fn run(args: &ListChunksArgs) -> Result<(), CliError> {
     }
     if chunks.is_empty() {
         let folder = registered.shelf.folder().display();
-        terminal::note(args.model.quiet, &format!("no such chunks in {folder}"));
+        let text = if registered.library.list(&Default::default()).is_empty() {
+            format!("there are no chunks yet in {folder}; `weft chunk add FILE` registers one")
+        } else {
+            format!("no such chunks in {folder}")
+        };
+        terminal::note(args.model.quiet, &text);
         return Ok(());
     }
     print(&table(&chunks))
