@@ -4,10 +4,6 @@ use serde_json::{Map, Value, json};
 
 use super::{Config, ConfigError, Family, RopeConfig, RopeScaling};
 use crate::dtype::Dtype;
-use crate::rope;
-
-/// The settings of Llama 3.1 to 3.3, apart from the factor.
-const LLAMA3: (f64, f64, f64) = (1.0, 4.0, 8192.0);
 
 impl Family {
     /// The `model_type` of the family, which is also its architecture in GGUF files.
@@ -33,7 +29,7 @@ impl Config {
     /// The content of a `config.json`.
     ///
     /// # Errors
-    /// If a GGUF file has divisors of the rotary frequencies that are not those of Llama 3.
+    /// If the rotary frequencies have divisors, as in a GGUF file.
     pub(crate) fn to_json(&self) -> Result<Map<String, Value>, ConfigError> {
         let json = json!({
             "architectures": [self.family.class()],
@@ -60,7 +56,7 @@ impl Config {
                 ids => json!(ids),
             },
             "rope_theta": self.rope.theta,
-            "rope_scaling": scaling(&self.rope, self.head_dim)?,
+            "rope_scaling": scaling(&self.rope)?,
         });
         match json {
             Value::Object(keys) => Ok(keys),
@@ -74,7 +70,7 @@ fn shortest(number: f32) -> f64 {
     number.to_string().parse().unwrap_or(f64::from(number))
 }
 
-fn scaling(rope: &RopeConfig, head_dim: usize) -> Result<Value, ConfigError> {
+fn scaling(rope: &RopeConfig) -> Result<Value, ConfigError> {
     Ok(match rope.scaling {
         RopeScaling::None => Value::Null,
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_positions } => {
@@ -102,28 +98,12 @@ fn scaling(rope: &RopeConfig, head_dim: usize) -> Result<Value, ConfigError> {
             "attention_factor": attention_factor,
             "truncate": truncate,
         }),
-        RopeScaling::Factors(ref factors) => {
-            let largest = factors.iter().copied().fold(1.0, f32::max);
-            let (low_freq_factor, high_freq_factor, original_positions) = LLAMA3;
-            let factor = f64::from(largest);
-            let llama3 = RopeConfig {
-                scaling: RopeScaling::Llama3 {
-                    factor,
-                    low_freq_factor,
-                    high_freq_factor,
-                    original_positions,
-                },
-                ..rope.clone()
-            };
-            let near = |(a, b): (&f32, f32)| (a - b).abs() <= 1e-5 * b;
-            if !factors.iter().zip(rope::factors(&llama3, head_dim)).all(near) {
-                return Err(ConfigError::Tensor(
-                    "the GGUF file has divisors of the rotary frequencies that config.json has no \
-                     words for; write q8_0 or q4_0, or take the model's safetensors files"
-                        .to_owned(),
-                ));
-            }
-            scaling(&llama3, head_dim)?
+        RopeScaling::Factors(_) => {
+            return Err(ConfigError::Tensor(
+                "the GGUF file has divisors of the rotary frequencies that config.json has no \
+                 words for; write q8_0 or q4_0, or take the model's safetensors files"
+                    .to_owned(),
+            ));
         }
     })
 }

@@ -7,8 +7,10 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::ExportError;
+use crate::config::{Config, RopeConfig, RopeScaling};
 use crate::files::read_capped;
 use crate::model::{Model, Origin};
+use crate::rope;
 use crate::tokenizer::{self, MAX_FILE_BYTES};
 use crate::weights::Gguf;
 
@@ -104,7 +106,7 @@ impl ModelFiles {
         let generation = model.generation.to_json(&model.stop_ids);
         others.push(("generation_config.json".to_owned(), pretty(&generation)));
         Ok(Self {
-            config: model.config.to_json().map_err(|error| error.to_string()),
+            config: with_llama3_scaling(&model.config).to_json().map_err(|error| error.to_string()),
             tokenizer: serde_json::to_vec(&tokenizer::to_json(metadata)?).unwrap_or_default(),
             others,
         })
@@ -134,4 +136,23 @@ fn parse(json: &[u8]) -> Result<Map<String, Value>, String> {
 
 fn pretty(value: &Value) -> Vec<u8> {
     format!("{value:#}\n").into_bytes()
+}
+
+/// The same config, with the settings of Llama 3.1 to 3.3 if a GGUF file has the divisors of the
+/// rotary frequencies that follow from them.
+fn with_llama3_scaling(config: &Config) -> Config {
+    let mut config = config.clone();
+    let RopeScaling::Factors(factors) = &config.rope.scaling else { return config };
+    let scaling = RopeScaling::Llama3 {
+        factor: f64::from(factors.iter().copied().fold(1.0, f32::max)),
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_positions: 8192.0,
+    };
+    let rope = RopeConfig { scaling, ..config.rope.clone() };
+    let near = |(a, b): (&f32, f32)| (a - b).abs() <= 1e-5 * b;
+    if factors.iter().zip(rope::factors(&rope, config.head_dim)).all(near) {
+        config.rope = rope;
+    }
+    config
 }
