@@ -39,7 +39,7 @@ impl Target {
             _ => {}
         }
         let Some(name) = to.file_name() else {
-            return Err(refuse("it is no name of a new file or folder".to_owned()));
+            return Err(refuse("it does not name a new file or folder".to_owned()));
         };
         let parent = match to.parent() {
             Some(parent) if parent != Path::new("") => parent,

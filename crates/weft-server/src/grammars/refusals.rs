@@ -35,7 +35,7 @@ const MEANINGS: [(&str, &str); 13] = [
 /// The refusal of a rule, from llguidance's own message.
 pub(super) fn in_plain_words(message: &str) -> String {
     let message = message.replace("<non-verbose/>", "");
-    // An expression may contain anything, so its own errors are told apart first. The place of the
+    // An expression may contain anything, so its own errors are recognised first. The place of the
     // error is drawn below the expression, and the reason comes last.
     if let Some((_, reason)) = message.rsplit_once("\nerror: ")
         && !reason.contains("look-around")
