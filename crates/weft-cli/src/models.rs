@@ -149,11 +149,7 @@ pub(crate) fn check_name(name: &str, offline: bool) -> Result<(), CliError> {
     let mut env = HubEnv::from_env()?;
     env.offline |= offline;
     match hub::resolve(&ModelRef::parse(&name)?, &env) {
-        Err(
-            HubError::NotCached { .. }
-            | HubError::RevisionNotCached { .. }
-            | HubError::Incomplete { .. },
-        ) if !env.offline => Ok(()),
+        Err(error) if error.is_missing() && !env.offline => Ok(()),
         found => Ok(found.map(drop)?),
     }
 }

@@ -4,8 +4,9 @@
 //!     cargo run -p weft-cuda --example emulation -- headers '{"model_type": "qwen3", ...}' plain 8 folder
 //!     cargo run -p weft-cuda --example emulation -- check '{"model_type": "qwen3", ...}' plain dump...
 //!
-//! The model is a named shape, or the text of a config.json; then its forms (`Mixed::named`). `headers` writes `generated/*.cuh` into a
-//! folder, for a GPU of so many multiprocessors, of which each has as much shared memory as an H100's.
+//! The model is a named shape, or the text of a config.json; then its forms (see `coded`). `headers`
+//! writes `generated/*.cuh` into a folder, for a GPU of so many multiprocessors, of which each has as
+//! much shared memory as an H100's.
 //! `check` reads dumps of `harness.cpp`: every op, on the inputs that the kernel had, must give what
 //! the reference gives, within the bounds of `tests/parity.rs`.
 
@@ -21,11 +22,11 @@ use weft_core::plan::{Op, plan};
 use weft_core::reference::Reference;
 use weft_core::shapes;
 use weft_core::weights::{
-    Coded, CodedRow, Form, Forms, LayerTensor, Quantised, RandomWeights, Tensor, TensorShape,
-    Weights, WeightsError,
+    CodedRow, Form, Forms, LayerTensor, Tensor, TensorShape, Weights, WeightsError,
 };
 use weft_cuda::{Chip, packed_matrices, program};
 use weft_testing::Work;
+use weft_testing::forms::{self, Mixed};
 use weft_testing::parity::{Noise, assert_close, assert_shares_close};
 
 /// What `tests/parity.rs` grants kernels on a GPU.
@@ -39,14 +40,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     match arguments.as_slice() {
         ["headers", model, forms, n_sms, folder] => {
             let config = config(model)?;
-            write_headers(&config, Mixed::named(&config, forms)?, n_sms.parse()?, folder)
+            write_headers(&config, coded(&config, forms)?, n_sms.parse()?, folder)
         }
         ["check", model, forms, dumps @ ..] if !dumps.is_empty() => {
             let config = config(model)?;
             dumps.iter().try_for_each(|path| {
                 let bytes = std::fs::read(path)?;
-                let coded = Mixed::named(&config, forms)?;
-                let checked = check(&config, coded, Dump(&bytes));
+                let checked = check(&config, coded(&config, forms)?, Dump(&bytes));
                 checked.map_err(|error| format!("{path}: {error}").into())
             })
         }
@@ -61,62 +61,22 @@ fn config(model: &str) -> Result<Config, Box<dyn Error>> {
     })
 }
 
-/// Coded matrices of random weights.
-struct Mixed {
-    coded: Vec<Quantised<RandomWeights>>,
-    /// Of each tensor.
-    which: fn(Tensor) -> usize,
-}
-
-impl Mixed {
-    /// The forms that a name stands for: none for a plain model, one of `weft_testing::forms`, or
-    /// several in the parts of each matrix.
-    fn named(config: &Config, name: &str) -> Result<Option<Self>, Box<dyn Error>> {
-        let all = weft_testing::forms::all();
-        let (forms, which): (Vec<Coded>, fn(Tensor) -> usize) = match name {
-            "plain" => return Ok(None),
-            "mixed" => (vec![all[5], all[8], all[0]], |tensor| match tensor {
+/// The weights that a name stands for: none for a plain model, those of one of
+/// `weft_testing::forms`, or with several forms in the parts of each matrix.
+fn coded(config: &Config, name: &str) -> Result<Option<Mixed>, Box<dyn Error>> {
+    let all = forms::all();
+    Ok(match name {
+        "plain" => None,
+        "mixed" => Some(Mixed::new(config, &[all[5], all[8], all[0]], |tensor| {
+            Some(match tensor {
                 Tensor::Layer(_, LayerTensor::K | LayerTensor::Gate) | Tensor::Head => 1,
                 Tensor::Layer(1, LayerTensor::V | LayerTensor::Down) => 1,
                 Tensor::Layer(1, LayerTensor::O) => 2,
                 _ => 0,
-            }),
-            number => (vec![all[number.parse::<usize>()?]], |_| 0),
-        };
-        let coded =
-            forms.iter().map(|form| Quantised::new(RandomWeights::new(config, 7), *form)).collect();
-        Ok(Some(Self { coded, which }))
-    }
-
-    fn of(&self, tensor: Tensor) -> &Quantised<RandomWeights> {
-        &self.coded[(self.which)(tensor)]
-    }
-}
-
-impl Weights for Mixed {
-    fn read(
-        &self,
-        tensor: Tensor,
-        visit: &mut dyn FnMut(usize, &[f32]),
-    ) -> Result<(), WeightsError> {
-        self.of(tensor).read(tensor, visit)
-    }
-
-    fn form(&self, tensor: Tensor) -> Form {
-        self.of(tensor).form(tensor)
-    }
-
-    fn read_coded(
-        &self,
-        tensor: Tensor,
-        visit: &mut dyn FnMut(usize, &CodedRow<'_>),
-    ) -> Result<(), WeightsError> {
-        self.of(tensor).read_coded(tensor, visit)
-    }
-
-    fn fingerprint(&self) -> [u8; 32] {
-        [0; 32]
-    }
+            })
+        })),
+        number => Some(Mixed::new(config, &[all[number.parse::<usize>()?]], |_| Some(0))),
+    })
 }
 
 /// Writes the headers; for a coded model also its matrices, each after its length.

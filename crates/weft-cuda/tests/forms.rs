@@ -13,13 +13,11 @@ use weft_core::config::Config;
 use weft_core::device::{Device, Inspect};
 use weft_core::plan::plan;
 use weft_core::reference::Reference;
-use weft_core::weights::{
-    Code, Coded, CodedRow, Form, Forms, LayerTensor, Offset, Quantised, RandomWeights, Scale,
-    Tensor, Weights, WeightsError,
-};
+use weft_core::weights::{Code, Coded, Forms, LayerTensor, Offset, Scale, Tensor, Weights};
 use weft_cuda::{CudaDevice, Launches, Options, need};
+use weft_testing::forms::{self, Mixed};
 use weft_testing::parity::{Noise, compare, works};
-use weft_testing::{LIMITS, Work, forms, poison, run, run_in_blocks, span, tokens};
+use weft_testing::{LIMITS, Work, poison, run, run_in_blocks, span, tokens};
 
 /// Sums of codes are larger than the weights that they stand for.
 const NOISE: Noise = Noise { sums: 5e-5, weights: 0.01 };
@@ -36,52 +34,6 @@ fn model(hidden: usize, intermediate: usize, layers: usize) -> Config {
             "max_position_embeddings": 512, "tie_word_embeddings": true}}"#
     );
     Config::from_json(json.as_bytes()).unwrap()
-}
-
-/// Forms as files mix them: by tensor and by layer, with plain matrices among them.
-struct Mixed {
-    plain: RandomWeights,
-    coded: Vec<Quantised<RandomWeights>>,
-    /// The form of a tensor, if it is coded.
-    which: fn(Tensor) -> Option<usize>,
-}
-
-impl Mixed {
-    fn new(config: &Config, all: &[Coded], which: fn(Tensor) -> Option<usize>) -> Self {
-        let random = || RandomWeights::new(config, 7);
-        let coded = all.iter().map(|form| Quantised::new(random(), *form)).collect();
-        Self { plain: random(), coded, which }
-    }
-
-    fn of(&self, tensor: Tensor) -> &dyn Weights {
-        (self.which)(tensor).map_or(&self.plain as &dyn Weights, |i| &self.coded[i])
-    }
-}
-
-impl Weights for Mixed {
-    fn read(
-        &self,
-        tensor: Tensor,
-        visit: &mut dyn FnMut(usize, &[f32]),
-    ) -> Result<(), WeightsError> {
-        self.of(tensor).read(tensor, visit)
-    }
-
-    fn form(&self, tensor: Tensor) -> Form {
-        self.of(tensor).form(tensor)
-    }
-
-    fn read_coded(
-        &self,
-        tensor: Tensor,
-        visit: &mut dyn FnMut(usize, &CodedRow<'_>),
-    ) -> Result<(), WeightsError> {
-        self.of(tensor).read_coded(tensor, visit)
-    }
-
-    fn fingerprint(&self) -> [u8; 32] {
-        self.plain.fingerprint()
-    }
 }
 
 fn uniform(config: &Config, form: Coded) -> Mixed {

@@ -1,6 +1,10 @@
-//! Forms that devices are tested with: every kind of code, scale and offset.
+//! Forms that devices are tested with: every kind of code, scale and offset, alone and mixed.
 
-use weft_core::weights::{Code, Coded, Offset, Scale, Table};
+use weft_core::config::Config;
+use weft_core::weights::{
+    Code, Coded, CodedRow, Form, Offset, Quantised, RandomWeights, Scale, Table, Tensor, Weights,
+    WeightsError,
+};
 
 /// Numbers as unlike integers as those of a 4-bit float.
 const FP4: [f32; 16] =
@@ -32,4 +36,52 @@ pub fn all() -> Vec<Coded> {
         form(table, 32, Scale::Bf16, Offset::None),
         form(table, 16, Scale::F32, Offset::None),
     ]
+}
+
+/// Random weights in forms as files mix them: by tensor and by layer, with plain matrices among
+/// them.
+pub struct Mixed {
+    plain: RandomWeights,
+    coded: Vec<Quantised<RandomWeights>>,
+    /// The form of a tensor, if it is coded.
+    which: fn(Tensor) -> Option<usize>,
+}
+
+impl Mixed {
+    /// Weights of which each tensor has the form that `which` picks from `all`.
+    pub fn new(config: &Config, all: &[Coded], which: fn(Tensor) -> Option<usize>) -> Self {
+        let random = || RandomWeights::new(config, 7);
+        let coded = all.iter().map(|form| Quantised::new(random(), *form)).collect();
+        Self { plain: random(), coded, which }
+    }
+
+    fn of(&self, tensor: Tensor) -> &dyn Weights {
+        (self.which)(tensor).map_or(&self.plain as &dyn Weights, |i| &self.coded[i])
+    }
+}
+
+impl Weights for Mixed {
+    fn read(
+        &self,
+        tensor: Tensor,
+        visit: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), WeightsError> {
+        self.of(tensor).read(tensor, visit)
+    }
+
+    fn form(&self, tensor: Tensor) -> Form {
+        self.of(tensor).form(tensor)
+    }
+
+    fn read_coded(
+        &self,
+        tensor: Tensor,
+        visit: &mut dyn FnMut(usize, &CodedRow<'_>),
+    ) -> Result<(), WeightsError> {
+        self.of(tensor).read_coded(tensor, visit)
+    }
+
+    fn fingerprint(&self) -> [u8; 32] {
+        self.plain.fingerprint()
+    }
 }

@@ -5,8 +5,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use weft_core::config::Config;
 use weft_core::engine::{Engine, Tiers};
-#[cfg(feature = "hub")]
-use weft_core::hub::HubError;
 use weft_core::hub::{self, HubEnv, ModelRef};
 use weft_core::model::Model;
 use weft_core::store::Store;
@@ -168,11 +166,9 @@ impl Options {
         env.offline |= self.offline;
         let folder = match hub::resolve(&reference, &env) {
             #[cfg(feature = "hub")]
-            Err(
-                HubError::NotCached { .. }
-                | HubError::RevisionNotCached { .. }
-                | HubError::Incomplete { .. },
-            ) if !env.offline => crate::pull::pull(&reference, &env, &*self.progress)?,
+            Err(error) if error.is_missing() && !env.offline => {
+                crate::pull::pull(&reference, &env, &*self.progress)?
+            }
             found => found?,
         };
         Ok(Model::open(&folder)?)

@@ -179,6 +179,14 @@ pub enum HubError {
 }
 
 impl HubError {
+    /// Whether files are missing that a download would bring.
+    pub fn is_missing(&self) -> bool {
+        matches!(
+            self,
+            Self::NotCached { .. } | Self::RevisionNotCached { .. } | Self::Incomplete { .. }
+        )
+    }
+
     fn io(path: &Path, source: io::Error) -> Self {
         HubError::Io { path: path.to_owned(), source }
     }
