@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from peers import turns
@@ -106,16 +107,20 @@ def started(
     if args.megakernel:
         command = [*python, "peers.megakernel_worker", "--checkout", str(args.megakernel)]
         wanted.append(("AlpinDale's megakernel", [*command, "--model", str(model)]))
-    workers: list[Worker] = []
-    problems: list[str] = []
-    for name, command in wanted:
-        seconds = min(args.prepare_seconds, deadline - time.monotonic())
+    seconds = min(args.prepare_seconds, deadline - time.monotonic())
+
+    def start(wish: tuple[str, list[str]]) -> Worker | str:
         try:
-            workers.append(Worker(name, command, tests, seconds))
+            return Worker(*wish, tests, seconds)
         except ProgramError as error:
             print(error, file=sys.stderr, flush=True)
-            problems.append(str(error))
-    return workers, problems
+            return str(error)
+
+    # They load and compile side by side; nothing is measured before all are ready.
+    with ThreadPoolExecutor(max_workers=max(len(wanted), 1)) as pool:
+        tried = list(pool.map(start, wanted))
+    workers = [one for one in tried if isinstance(one, Worker)]
+    return workers, [one for one in tried if isinstance(one, str)]
 
 
 def table(report: dict) -> str:
