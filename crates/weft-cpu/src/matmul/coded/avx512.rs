@@ -12,7 +12,7 @@ use weft_core::weights::UNIT_COLUMNS;
 
 use super::super::Sums;
 use super::unpack512::{VECTORS, numbers, tables, units, unpack};
-use super::{RunSums, UNPACKED};
+use super::{FIVE, RunSums, SIX, UNPACKED};
 use crate::coded::{CodedBlock, Layout, RUN};
 use crate::pack::BLOCK_ROWS;
 
@@ -29,7 +29,7 @@ macro_rules! kernels {
                 x_sums: [RunSums<'_>; T],
                 sums: &mut Sums,
             ) {
-                let Layout { kind, run, scale, minimum, .. } = *block.layout;
+                let Layout { run, scale, minimum, .. } = *block.layout;
                 assert!(block.kind as u8 == K);
                 let (start, tables) = (block.start(), tables::<K>(block));
                 let x: [&[[bf16; RUN]]; T] = x.map(|x| x.as_chunks().0);
@@ -43,7 +43,8 @@ macro_rules! kernels {
                             UNPACKED => block.unpacked.as_ptr().add(r * RUN * BLOCK_ROWS).cast(),
                             _ => start.add(at.codes),
                         };
-                        if r % (UNIT_COLUMNS / RUN) == 0 {
+                        // More tokens need the registers, and widen the units of every run.
+                        if T > 2 || r % (UNIT_COLUMNS / RUN) == 0 {
                             let units_at = start.add(at.units);
                             of_scales = units(scale, units_at);
                             if let Some(minimum) = minimum {
@@ -58,11 +59,12 @@ macro_rules! kernels {
                     let mut first = 0;
                     while first < 4 {
                         let mut acc = [[_mm512_setzero_ps(); VECTORS]; T];
-                        // In the order of memory.
-                        let fours = if K == UNPACKED { 1 } else { kind.fours().min(words) };
-                        for start in (first..first + words).step_by(fours) {
+                        // In the order of memory. All bounds but the outermost are constants, so
+                        // that sums stay in registers.
+                        let mut w = first;
+                        while w < first + words {
                             for v in 0..VECTORS {
-                                for w in start..start + fours {
+                                for w in w..w + const { at_once(K) } {
                                     // SAFETY: as above.
                                     let pairs = unsafe { unpack::<K>(codes, tables, w, v) };
                                     for t in 0..T {
@@ -74,6 +76,7 @@ macro_rules! kernels {
                                     }
                                 }
                             }
+                            w += const { at_once(K) };
                         }
                         let numbers_at = numbers_at[first / 2];
                         for v in 0..VECTORS {
@@ -113,6 +116,14 @@ macro_rules! kernels {
 
 kernels!(with_bf16, "avx512f,avx512bw,avx512vl,avx512bf16", dot_bf16);
 kernels!(without_bf16, "avx512f,avx512bw,avx512vl", dot);
+
+/// Fours of pairs of the same rows that are read one after the other.
+const fn at_once(kind: u8) -> usize {
+    match kind {
+        FIVE | SIX => 2,
+        _ => 1,
+    }
+}
 
 /// Adds the products of a pair of columns by one instruction.
 #[inline]
