@@ -1,6 +1,7 @@
 //! The device allocates exactly the memory that it announces.
 
 use std::alloc::System;
+use std::sync::{Mutex, PoisonError};
 
 use cap::Cap;
 use weft_core::config::Config;
@@ -10,6 +11,9 @@ use weft_cpu::{CpuDevice, Options, need};
 
 #[global_allocator]
 static ALLOCATOR: Cap<System> = Cap::new(System, usize::MAX);
+
+/// Only one test at a time: they count the same memory.
+static ALONE: Mutex<()> = Mutex::new(());
 
 fn config(layers: usize) -> Config {
     let json = format!(
@@ -24,6 +28,7 @@ fn config(layers: usize) -> Config {
 /// In turn, weights, pages and scratch are the largest part.
 #[test]
 fn a_device_takes_what_it_says() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let limits = Limits { step_tokens: 64, step_outputs: 16, positions: 1024, pages: 32 };
     let cases = [
         ("weights", config(12), limits),
@@ -45,6 +50,7 @@ fn a_device_takes_what_it_says() {
 /// The codes of every form take the room that their file has for them, and a little for steps.
 #[test]
 fn coded_weights_take_what_they_say() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let config = config(4);
     let limits = Limits { step_tokens: 16, step_outputs: 1, positions: 64, pages: 1 };
     for form in weft_testing::forms::all() {
