@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
@@ -21,6 +22,7 @@ pub(crate) struct Job {
     entry: Option<PathBuf>,
     state: Mutex<State>,
     is_done: Condvar,
+    is_compiled: AtomicBool,
 }
 
 enum State {
@@ -34,8 +36,13 @@ impl Job {
     pub(crate) fn new(program: Program, arch: &str) -> Result<Arc<Self>, CudaError> {
         let key = compile::key_for(&program, arch)?;
         let entry = compile::entry(&format!("{key}.cubin"));
+        Ok(Arc::new(Self::waiting(program, arch, key, entry)))
+    }
+
+    fn waiting(program: Program, arch: &str, key: String, entry: Option<PathBuf>) -> Self {
         let (state, is_done) = (Mutex::new(State::Waiting), Condvar::new());
-        Ok(Arc::new(Self { program, arch: arch.to_owned(), key, entry, state, is_done }))
+        let is_compiled = AtomicBool::new(false);
+        Self { program, arch: arch.to_owned(), key, entry, state, is_done, is_compiled }
     }
 
     /// The hash of everything that the cubin depends on.
@@ -45,6 +52,11 @@ impl Job {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the cubin was compiled by this process, and not taken from the cache.
+    pub(crate) fn is_compiled(&self) -> bool {
+        self.is_compiled.load(Ordering::Relaxed)
     }
 
     /// Whether waiting for the cubin, or for an error, takes no time.
@@ -80,6 +92,7 @@ impl Job {
             // If it fails, the next start only compiles again.
             let _ = compile::write_entry(entry, cubin);
         }
+        self.is_compiled.store(compiled.is_ok(), Ordering::Relaxed);
         *self.state() = State::Done(compiled.map(Into::into));
         self.is_done.notify_all();
     }
@@ -131,14 +144,10 @@ mod tests {
     use super::*;
 
     fn job(state: State) -> Arc<Job> {
-        Arc::new(Job {
-            program: Program { source: String::new(), files: Vec::new() },
-            arch: "sm_90a".to_owned(),
-            key: "key".to_owned(),
-            entry: None,
-            state: Mutex::new(state),
-            is_done: Condvar::new(),
-        })
+        let program = Program { source: String::new(), files: Vec::new() };
+        let mut job = Job::waiting(program, "sm_90a", "key".to_owned(), None);
+        job.state = Mutex::new(state);
+        Arc::new(job)
     }
 
     #[test]

@@ -72,6 +72,8 @@ pub struct CudaDevice {
     pub(crate) persistent: Option<Persistent>,
     pub(crate) choice: Choice,
     pub(crate) coming: Coming,
+    /// Steps before the persistent kernel may take over; for tests.
+    pub(crate) delay: usize,
     pub(crate) kernels: Kernels,
     pub(crate) modules: Modules,
     pub(crate) weights: ModelWeights,
@@ -148,6 +150,9 @@ impl CudaDevice {
         let with_persistent = persistent::is_compiled(config, &shape, launches);
         let sources = kernels::modules(config, &forms, chip, with_persistent)?;
         let mut modules = Modules::begin(&gpu, sources)?;
+        if launches == Launches::Persistent {
+            modules.begin_persistent();
+        }
         let kernels = Kernels::of(&modules, &shape);
         started.end("sources");
         let kv = Kv::new(&gpu, config, shape.dim, limits.pages)?;
@@ -163,12 +168,13 @@ impl CudaDevice {
             kv: &kv,
             limits: &limits,
         };
-        let (persistent, choice) = persistent::make(&parts, &mut modules, &plan, launches)?;
+        let (persistent, choice) = persistent::make(&parts, &modules, &plan, launches)?;
         let mut device = Self {
             graphs: Graphs::default(),
             persistent,
             choice,
             coming: Coming::default(),
+            delay: 0,
             rope: rope_table(&gpu, config, &limits)?,
             buffers: Buffers::new(&gpu, config, &shape, &limits)?,
             few: Tables::new(&gpu, &limits, Family::Few)?,
@@ -314,11 +320,13 @@ impl Device for CudaDevice {
     }
 
     fn details(&self) -> Option<String> {
-        match (self.launches, self.coming) {
-            (Launches::Auto, Coming::Settled) => Some(self.choice.to_string()),
-            (Launches::Auto, _) => Some("graph; the persistent kernel is being compiled".into()),
-            _ => None,
-        }
+        let (all, here) = self.modules.compiled();
+        let modules = format!("{all} modules of kernels, {here} of them compiled now");
+        Some(match (self.launches, self.coming) {
+            (Launches::Auto, Coming::Settled) => format!("{}; {modules}", self.choice),
+            (Launches::Auto, _) => format!("graph until persistent is compiled; {modules}"),
+            _ => modules,
+        })
     }
 
     fn started(&self) -> Vec<(&'static str, f64)> {
@@ -434,6 +442,7 @@ impl Device for CudaDevice {
     fn bring_kv(&mut self, rows: &Rows<'_>, from: Arc<HostRows>) {
         rows.check(&self.limits);
         self.stop();
+        self.has_rows = true;
         expect(self.mover.bring(0..self.config.layers as u16, rows, from));
     }
 
@@ -474,6 +483,7 @@ impl Inspect for CudaDevice {
 
     fn write_kv_row(&mut self, layer: u16, slot: Slot, k: &[f32], v: &[f32]) {
         self.stop();
+        self.has_rows = true;
         expect(self.mover.order(&[place(slot).0]));
         expect(self.kv.write_row(layer, slot, k, v));
     }

@@ -63,6 +63,15 @@ impl GpuFacts {
         let (major, minor) = self.capability;
         format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" })
     }
+
+    /// The GPU and its driver, for the names of files whose content depends on both.
+    pub(crate) fn identity(&self) -> String {
+        // CUDA only knows the version that the driver supports; some systems know its build.
+        let build = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
+        let build = build.lines().next().unwrap_or_default();
+        let Self { name, capability, chip, driver_version, .. } = self;
+        format!("{name} {capability:?} {chip:?} {driver_version} {build}")
+    }
 }
 
 // SAFETY: contexts and streams may be used from any thread; each use binds the context first, and

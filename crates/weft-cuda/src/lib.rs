@@ -31,6 +31,7 @@ mod sampling;
 mod shape;
 mod step_launch;
 mod tables;
+mod test_record;
 mod units;
 mod weights;
 
@@ -43,6 +44,7 @@ pub use kernels::{DECODE_KERNELS, ModuleSource, Stage, modules, sources};
 pub use modules::WHOLE_PLANS;
 pub use need::{need, page_bytes};
 pub use shape::Chip;
+pub use test_record::TestRecord;
 pub use weights::packed_matrices;
 
 /// The GPU that a device would use, if driver, compiler and GPU are all present.

@@ -64,6 +64,12 @@ impl Modules {
         others.map(|(_, module)| module).try_for_each(|module| module.ready())
     }
 
+    /// How many modules are compiled, and how many of them by this process.
+    pub(crate) fn compiled(&self) -> (usize, usize) {
+        let all = || self.others.iter().chain(&self.persistent).filter(|job| job.is_done());
+        (all().count(), all().filter(|job| job.is_compiled()).count())
+    }
+
     /// What all cubins depend on.
     pub(crate) fn keys(&self) -> impl Iterator<Item = &str> {
         self.others.iter().chain(&self.persistent).map(|job| job.key())

@@ -235,3 +235,28 @@ fn spills_are_read_from_the_report() {
                   ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n";
     assert_eq!(spills(report), [("embed".to_owned(), 12), ("attend".to_owned(), 0)]);
 }
+
+/// Compilers run on threads that nobody waits for. A process that ends meanwhile must not crash: the
+/// library would take down objects that its compilers still use.
+#[test]
+fn a_process_may_end_while_it_compiles() {
+    const AFTER_MS: &str = "WEFT_TEST_ENDS_AFTER_MS";
+    const NAME: &str = "a_process_may_end_while_it_compiles";
+    let config = shapes::config("qwen3-0.6b").unwrap();
+    let all = modules(&config, &Forms::default(), chip("sm_90a"), true).unwrap();
+    if let Some(ms) = std::env::var(AFTER_MS).ok().and_then(|ms| ms.parse().ok()) {
+        let whole = all.into_iter().filter(|module| module.stage == Stage::Persistent).take(3);
+        for module in whole {
+            std::thread::spawn(move || compile(&module.program, "sm_90a"));
+        }
+        std::thread::sleep(std::time::Duration::from_millis(ms));
+        std::process::exit(0);
+    }
+    let Some(_) = compiled(&all[0].program, "sm_90a") else { return };
+    for ms in [50, 400, 1500, 4000] {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        let ran = child.args(["--exact", NAME, "--nocapture"]).env(AFTER_MS, ms.to_string());
+        let ran = ran.stdout(std::process::Stdio::null()).status().unwrap();
+        assert!(ran.success(), "after {ms} ms: {ran}");
+    }
+}

@@ -45,7 +45,7 @@ fn refusal(config: &Config, shape: &Shape) -> Option<String> {
 /// used, waits until it is compiled.
 pub(crate) fn make(
     parts: &Parts<'_>,
-    modules: &mut Modules,
+    modules: &Modules,
     plan: &[Op],
     launches: Launches,
 ) -> Result<(Option<Persistent>, Choice), CudaError> {
@@ -56,7 +56,6 @@ pub(crate) fn make(
         (Some(reason), Launches::Persistent) => Err(CudaError::Unsupported(reason)),
         (None, Launches::Persistent) => {
             let mut persistent = Persistent::new(parts, plan)?;
-            modules.begin_persistent();
             let taken = persistent.take(&modules.whole_plans(), parts.config, parts.shape)?;
             taken.map_err(CudaError::Unsupported)?;
             Ok((Some(persistent), Choice::default()))
@@ -115,8 +114,26 @@ impl CudaDevice {
     /// Called before a step of the whole plan: the kernel takes over if it has been compiled since
     /// the last one.
     pub(crate) fn before_step(&mut self, ops: &[Op]) {
-        if self.coming == Coming::Soon && ops == self.plan && self.modules.has_persistent() {
+        if self.coming == Coming::Settled || ops != self.plan {
+            return;
+        }
+        if self.delay > 0 {
+            self.delay -= 1;
+        } else if self.coming == Coming::Soon && self.modules.has_persistent() {
             self.take_over();
+        }
+    }
+
+    /// Takes the kernel away, as if it were being compiled, until some steps of the whole plan have
+    /// run. Then it takes over again, with the times that are on disk or with new ones. For tests.
+    pub fn delay_persistent(&mut self, n_steps: usize, measures: bool) {
+        self.await_persistent();
+        let Some(persistent) = &mut self.persistent else { return };
+        persistent.kernels = None;
+        self.choice = Choice::default();
+        (self.coming, self.delay) = (Coming::Soon, n_steps);
+        if measures {
+            choice::forget(self);
         }
     }
 

@@ -12,7 +12,7 @@ use weft_core::kv::{PageId, pages_for};
 use weft_core::plan::plan;
 use weft_core::sampling::{Sampler, Sampling};
 
-use super::record;
+use super::record::{self, Record};
 use crate::CudaDevice;
 use crate::device::Launches;
 use crate::error::CudaError;
@@ -106,21 +106,27 @@ impl fmt::Display for Choice {
 /// Takes the times that are on disk and compares the bits of a few tokens, or measures and keeps
 /// the times.
 pub(crate) fn decide(device: &mut CudaDevice) -> Choice {
-    let launches = device.launches;
+    let (launches, limits) = (device.launches, device.limits());
+    let fits = LANES.map(|lanes| ROWS.map(|rows| fits(&limits, lanes, rows)));
     let entry = record::entry(device);
-    let kept = entry.as_deref().and_then(record::read);
-    let choice = match kept {
-        Some(points) => check(device, points),
+    let kept = entry.as_deref().and_then(record::read).filter(|record| record.serves(&fits));
+    let choice = match &kept {
+        Some(record) => check(device, record.points),
         None => measure(device),
     };
     device.launches = launches;
-    if let (None, Some(entry)) = (&choice.refused, entry)
-        && kept.is_none()
-    {
+    if let (None, None, Some(entry)) = (&choice.refused, kept, entry) {
         // If it fails, the next start only measures again.
-        let _ = record::write(&entry, &choice.points);
+        let _ = record::write(&entry, &Record { fits, points: choice.points });
     }
     choice
+}
+
+/// Removes the times of a device from the disk. For tests.
+pub(crate) fn forget(device: &CudaDevice) {
+    if let Some(entry) = record::entry(device) {
+        let _ = std::fs::remove_file(entry);
+    }
 }
 
 /// Compares the bits of the shortest context in each kernel that the points let run.
@@ -179,7 +185,9 @@ fn compare(
         true => Some(device.save_pages(&pages).map_err(failed)?),
         false => None,
     };
+    let has_rows = device.has_rows;
     let compared = compare_ways(device, lanes, rows, runs);
+    device.has_rows = has_rows;
     if let Some(saved) = &saved {
         device.restore_pages(&pages, saved).map_err(failed)?;
     }
@@ -253,7 +261,9 @@ fn time_tokens(
         }
     }
     let time_us = first.elapsed().as_secs_f64() * 1e6 / (TOKENS - 1) as f64;
-    let bits = |lane| device.logits(lane).iter().map(|logit: &f32| logit.to_bits()).collect();
+    // Rows that others left may hold what is no number, and then neither do logits.
+    let bits = |logit: &f32| if logit.is_nan() { u32::MAX } else { logit.to_bits() };
+    let bits = |lane| device.logits(lane).iter().map(bits).collect();
     said.logits = (0..lanes).map(bits).collect();
     Ok((time_us, said))
 }
