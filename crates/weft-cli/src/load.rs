@@ -124,7 +124,7 @@ fn banner(args: &ModelArgs, llm: &Llm, start: Instant) -> String {
     let device = device.split(" (").next().unwrap_or_default();
     let failed = match llm.tested() {
         Tested::Failed(_) => " · SELF-TEST FAILED",
-        Tested::Passed(_) | Tested::NotNeeded => "",
+        Tested::Passed(_) | Tested::Earlier | Tested::NotNeeded => "",
     };
     format!("{name}{form} · {device}{failed} · {:.1} s", start.elapsed().as_secs_f64())
 }
@@ -133,13 +133,15 @@ fn banner(args: &ModelArgs, llm: &Llm, start: Instant) -> String {
 fn describe(llm: &Llm, no_gpu: &str, start: Instant) -> String {
     let tested = match llm.tested() {
         Tested::Passed(passed) => format!(" · self-test {}", size::time_ms(passed.time_ms())),
+        Tested::Earlier => " · self-test passed earlier".to_owned(),
         Tested::Failed(_) => " · SELF-TEST FAILED".to_owned(),
         Tested::NotNeeded => String::new(),
     };
+    let details = llm.device_details().map_or_else(String::new, |text| format!(" ({text})"));
     let MemoryPlan { limits, need, .. } = llm.memory();
     let config = llm.config();
     format!(
-        "{} {} · {}{no_gpu}{tested} · {} of weights + {} of KV + {} of scratch = {}, context {} · \
+        "{} {} · {}{details}{no_gpu}{tested} · {} of weights + {} of KV + {} of scratch = {}, context {} · \
          loaded in {:.1} s",
         config.family,
         size::count(weft_core::weights::parameters(config)),

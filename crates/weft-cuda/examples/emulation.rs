@@ -24,7 +24,7 @@ use weft_core::shapes;
 use weft_core::weights::{
     CodedRow, Form, Forms, LayerTensor, Tensor, TensorShape, Weights, WeightsError,
 };
-use weft_cuda::{Chip, packed_matrices, program};
+use weft_cuda::{Chip, packed_matrices, sources};
 use weft_testing::Work;
 use weft_testing::forms::{self, Mixed};
 use weft_testing::parity::{Noise, assert_close, assert_shares_close};
@@ -90,7 +90,7 @@ fn write_headers(
     let generated = |(name, _): &(String, String)| name.starts_with("generated/");
     std::fs::create_dir_all(folder.join("generated"))?;
     let forms = coded.as_ref().map_or_else(Forms::default, |weights| Forms::of(weights, config));
-    for (name, text) in program(config, &forms, chip, true)?.files.into_iter().filter(generated) {
+    for (name, text) in sources(config, &forms, chip)?.into_iter().filter(generated) {
         std::fs::write(folder.join(name), text)?;
     }
     let Some(weights) = coded else { return Ok(()) };

@@ -3,6 +3,8 @@
 //! Steps that are started ahead run as the previous step did: as graphs that wait in the stream, or
 //! inside one launch of the persistent kernel. The caller sees no difference (`in_flight.rs`).
 
+use std::sync::Arc;
+
 use weft_core::device::Step;
 use weft_core::plan::Op;
 use weft_core::sampling::{Draw, Sampler};
@@ -87,7 +89,12 @@ impl CudaDevice {
             return Ok(());
         }
         let n = self.in_flight.launches_for(ahead.min(BEYOND));
-        if n == 0 { Ok(()) } else { self.launch_graph(self.in_flight.how(), n) }
+        if n == 0 {
+            return Ok(());
+        }
+        let gpu = Arc::clone(&self.gpu);
+        let _turn = gpu.turn().map_err(|error| (self.plan[0], error))?;
+        self.launch_graph(self.in_flight.how(), n)
     }
 
     /// Waits for a step's tokens or, if it publishes none, for its end.
@@ -166,6 +173,8 @@ impl CudaDevice {
         n: usize,
     ) -> Result<(), (Op, CudaError)> {
         let first = |error| (ops[0], error);
+        let gpu = Arc::clone(&self.gpu);
+        let _turn = gpu.turn().map_err(first)?;
         let Prepared { family, bytes, way, chosen } = *prepared;
         let tables = match family {
             Family::Few => &self.few,

@@ -7,7 +7,9 @@
 use weft_core::config::Config;
 use weft_core::shapes;
 use weft_core::weights::{Form, Forms, LayerTensor, Tensor, Weights, WeightsError};
-use weft_cuda::{Chip, CudaError, DECODE_KERNELS, Program, WHOLE_PLANS, compile, program};
+use weft_cuda::{
+    Chip, CudaError, DECODE_KERNELS, Program, Stage, WHOLE_PLANS, compile, modules, sources,
+};
 use weft_testing::{Missing, skip};
 
 /// What the architecture's GPUs have for a block: how matrices are cut depends on it.
@@ -23,14 +25,31 @@ fn chip(arch: &str) -> Chip {
     Chip { n_sms, shared_bytes: shared_kib << 10, has_warpgroups: arch == "sm_90a" }
 }
 
-/// The compiler's report for a shape; none without a compiler.
-fn report(config: &Config, arch: &str, with_persistent: bool) -> Option<String> {
-    compiled(&program(config, &Forms::default(), chip(arch), with_persistent).unwrap(), arch)
+/// The compiler's reports for all modules of a shape, side by side on two cores; none without a
+/// compiler.
+fn report(
+    config: &Config,
+    forms: &Forms,
+    arch: &str,
+    with_persistent: bool,
+) -> Option<String> {
+    let all = modules(config, forms, chip(arch), with_persistent).unwrap();
+    let (first, second) = all.split_at(all.len() / 2);
+    let compiled_all = |modules: &[weft_cuda::ModuleSource]| -> Option<String> {
+        modules.iter().map(|module| compiled(&module.program, arch)).collect()
+    };
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| compiled_all(second));
+        let first = compiled_all(first)?;
+        Some(first + &second.join().unwrap()?)
+    })
 }
 
-fn plain_program(with_persistent: bool) -> Program {
+/// All files, and a source that includes some of them.
+fn plain_program(source: &str) -> Program {
     let config = shapes::config("qwen3-0.6b").unwrap();
-    program(&config, &Forms::default(), chip("sm_90a"), with_persistent).unwrap()
+    let files = sources(&config, &Forms::default(), chip("sm_90a")).unwrap();
+    Program { source: source.to_owned(), files }
 }
 
 fn compiled(program: &Program, arch: &str) -> Option<String> {
@@ -78,7 +97,7 @@ fn every_kernel_compiles(arch: &str) {
     let config = shapes::config("qwen3-0.6b").unwrap();
     // The persistent kernels need a block with much shared memory (`persistent/shared_memory.rs`).
     let with_persistent = chip(arch).shared_bytes > 128 << 10;
-    let Some(report) = report(&config, arch, with_persistent) else { return };
+    let Some(report) = report(&config, &Forms::default(), arch, with_persistent) else { return };
     let spills = spills(&report);
     let bytes_of = |kernel: &str| {
         let found = spills.iter().find(|(name, _)| name == kernel);
@@ -104,7 +123,7 @@ fn every_kernel_compiles(arch: &str) {
 fn every_named_shape_compiles() {
     for name in shapes::NAMES {
         let config = shapes::config(name).unwrap();
-        let Some(report) = report(&config, "sm_90a", false) else { return };
+        let Some(report) = report(&config, &Forms::default(), "sm_90a", false) else { return };
         let spilled: Vec<_> = { spills(&report).into_iter() }
             .filter(|(kernel, bytes)| *bytes > 0 && DECODE_KERNELS.contains(&kernel.as_str()))
             .collect();
@@ -148,8 +167,7 @@ fn kernels_of_every_form_compile() {
     config.layers = 5;
     let forms = Forms::of(&Mixed, &config);
     for arch in ["sm_80", "sm_90a"] {
-        let program = program(&config, &forms, chip(arch), false).unwrap();
-        let Some(report) = compiled(&program, arch) else { return };
+        let Some(report) = report(&config, &forms, arch, false) else { return };
         let names: Vec<String> = spills(&report).into_iter().map(|(name, _)| name).collect();
         for kernel in ["norm_qkv", "norm_qkv_block_4", "down_add_sixteen_3"] {
             assert!(names.iter().any(|name| name == kernel), "{arch}: no {kernel}");
@@ -166,7 +184,7 @@ fn every_file_includes_what_it_uses() {
                               #undef __cluster_dims__\n#define __cluster_dims__(...)\n\
                               #undef __grid_constant__\n#define __grid_constant__\n";
     const ONE_KERNEL: &str = "extern \"C\" __attribute__((global)) void nothing() {}\n";
-    let all = plain_program(true);
+    let all = plain_program("");
     for (name, _) in &all.files {
         let source = format!("{NO_KERNELS}#include \"{name}\"\n{ONE_KERNEL}");
         let Some(_) = compiled(&Program { source, ..all.clone() }, "sm_90a") else { return };
@@ -176,7 +194,15 @@ fn every_file_includes_what_it_uses() {
 /// A struct whose fields lie elsewhere than the host thinks is no program.
 #[test]
 fn fields_in_another_order_do_not_compile() {
-    let all = plain_program(false);
+    let config = shapes::config("qwen3-0.6b").unwrap();
+    let all = modules(&config, &Forms::default(), chip("sm_90a"), false).unwrap();
+    // One module of every model checks the layouts.
+    let checks = |module: &&weft_cuda::ModuleSource| {
+        module.program.files.iter().any(|(name, _)| name == "generated/layouts.cuh")
+    };
+    let [module] = all.iter().filter(checks).collect::<Vec<_>>()[..] else { panic!("one") };
+    assert_eq!(module.stage, Stage::Decode);
+    let all = &module.program;
     let breaks = [
         (
             "kernels/section.cuh",
@@ -208,4 +234,29 @@ fn spills_are_read_from_the_report() {
                   ptxas info    : Compiling entry function 'attend' for 'sm_90a'\n\
                   ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n";
     assert_eq!(spills(report), [("embed".to_owned(), 12), ("attend".to_owned(), 0)]);
+}
+
+/// Compilers run on threads that nobody waits for. A process that ends meanwhile must not crash: the
+/// library would take down objects that its compilers still use.
+#[test]
+fn a_process_may_end_while_it_compiles() {
+    const AFTER_MS: &str = "WEFT_TEST_ENDS_AFTER_MS";
+    const NAME: &str = "a_process_may_end_while_it_compiles";
+    let config = shapes::config("qwen3-0.6b").unwrap();
+    let all = modules(&config, &Forms::default(), chip("sm_90a"), true).unwrap();
+    if let Some(ms) = std::env::var(AFTER_MS).ok().and_then(|ms| ms.parse().ok()) {
+        let whole = all.into_iter().filter(|module| module.stage == Stage::Persistent).take(3);
+        for module in whole {
+            std::thread::spawn(move || compile(&module.program, "sm_90a"));
+        }
+        std::thread::sleep(std::time::Duration::from_millis(ms));
+        std::process::exit(0);
+    }
+    let Some(_) = compiled(&all[0].program, "sm_90a") else { return };
+    for ms in [50, 400, 1500, 4000] {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        let ran = child.args(["--exact", NAME, "--nocapture"]).env(AFTER_MS, ms.to_string());
+        let ran = ran.stdout(std::process::Stdio::null()).status().unwrap();
+        assert!(ran.success(), "after {ms} ms: {ran}");
+    }
 }

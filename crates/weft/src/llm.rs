@@ -116,6 +116,20 @@ impl Llm {
         self.engine.device().describe()
     }
 
+    /// Measurements behind [`device`](Self::device), and why it says what it says.
+    pub fn device_details(&self) -> Option<String> {
+        self.engine.device().details()
+    }
+
+    /// Waits until answers are as fast as they will be. On a GPU, kernels may still be compiled and
+    /// measured beside the first answers.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`] if the GPU reports an error.
+    pub fn warm_up(&mut self) -> Result<(), Error> {
+        self.engine.warm_up().map_err(|error| Error::Gpu(error.to_string()))
+    }
+
     /// The memory that the model uses.
     pub fn memory(&self) -> &MemoryPlan {
         &self.memory

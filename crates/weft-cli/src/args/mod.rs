@@ -284,6 +284,9 @@ pub(crate) struct UnsetArgs {
 pub(crate) struct DoctorArgs {
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
+    /// Also compile, test and time the GPU's kernels for a model, so that its first start is quick
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) warm: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

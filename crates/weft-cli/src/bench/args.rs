@@ -13,6 +13,7 @@ use super::export::ExportArgs;
 use super::first_token::FirstTokenArgs;
 use super::forced::ForcedArgs;
 use super::generate::GenerateArgs;
+use super::start::StartArgs;
 use crate::args::{DeviceKind, Kernels, Quantize};
 use crate::size;
 
@@ -33,6 +34,8 @@ pub(crate) enum BenchCommand {
     FirstToken(FirstTokenArgs),
     /// Time whole answers, including scheduling, sampling and text
     Generate(GenerateArgs),
+    /// Time a start, part by part: from the process to the first token
+    Start(StartArgs),
     /// Compare two saved runs, test by test
     Compare(CompareArgs),
     /// Plot saved runs

@@ -21,6 +21,7 @@ mod ops;
 mod plot;
 mod plot_first_token;
 mod report;
+mod start;
 mod stats;
 mod subject;
 mod svg;
@@ -52,6 +53,7 @@ pub(crate) fn run(args: BenchArgs) -> Result<ExitCode, CliError> {
         Some(BenchCommand::Ops(args)) => ops::run(args),
         Some(BenchCommand::FirstToken(args)) => first_token::run(&args),
         Some(BenchCommand::Generate(args)) => generate::run(&args),
+        Some(BenchCommand::Start(args)) => start::run(&args),
         Some(BenchCommand::Compare(args)) => compare::run(&args),
         Some(BenchCommand::Plot(args)) => plot::run(&args),
         Some(BenchCommand::Export(args)) => export::run(&args),
@@ -188,6 +190,7 @@ fn measured(
             dtype: device.dtype().to_string(),
         },
         device: device.describe(),
+        device_details: device.details(),
         threads,
         step_tokens: limits.step_tokens,
         bandwidth,

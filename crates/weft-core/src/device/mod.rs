@@ -38,6 +38,23 @@ pub trait Device: Send {
     /// Name and number format, for users: `reference (bf16)`.
     fn describe(&self) -> String;
 
+    /// Measurements behind [`Device::describe`], and why it says what it says, if there is more to
+    /// say.
+    fn details(&self) -> Option<String> {
+        None
+    }
+
+    /// What creating the device took, part by part, in ms. Empty if nobody measured it.
+    fn started(&self) -> Vec<(&'static str, f64)> {
+        Vec::new()
+    }
+
+    /// Waits until steps are as fast as they will be: a device may still compile or measure beside
+    /// its first steps. Steps that were started early are forgotten.
+    fn warm_up(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     /// The format of activations and KV rows.
     fn dtype(&self) -> Dtype;
 

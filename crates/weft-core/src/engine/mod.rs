@@ -198,6 +198,11 @@ impl Engine {
         &*self.device
     }
 
+    /// Waits until steps are as fast as they will be, see [`Device::warm_up`].
+    pub fn warm_up(&mut self) -> Result<(), DeviceError> {
+        self.device.warm_up()
+    }
+
     /// Maximum length of a context: prompt and answer together.
     pub fn context(&self) -> usize {
         self.device.limits().positions

@@ -128,12 +128,17 @@ template <u32 TOKENS, bool DRAWS> __device__ __forceinline__ void decode_tokens(
     extern "C" __global__ void __launch_bounds__(RING_THREADS, 1) name(const __grid_constant__ Launch launch) {                                  \
         decode_tokens<tokens, draws>(launch);                                                                                                       \
     }
-WHOLE_PLAN(decode, ANY, false)
-WHOLE_PLAN(decode_one, 1, false)
-WHOLE_PLAN(decode_two, 2, false)
-WHOLE_PLAN(decode_four, 4, false)
-// The same where tokens are drawn.
-WHOLE_PLAN(decode_drawn, ANY, true)
-WHOLE_PLAN(decode_one_drawn, 1, true)
-WHOLE_PLAN(decode_two_drawn, 2, true)
-WHOLE_PLAN(decode_four_drawn, 4, true)
+// The kernels of a program (`modules` in kernels.rs), all of them unless it lists its own: without
+// draws, and the same where tokens are drawn.
+#ifndef WHOLE_PLANS
+#define WHOLE_PLANS(PLAN)                                                                                                                            \
+    PLAN(decode, ANY, false)                                                                                                                         \
+    PLAN(decode_one, 1, false)                                                                                                                       \
+    PLAN(decode_two, 2, false)                                                                                                                       \
+    PLAN(decode_four, 4, false)                                                                                                                      \
+    PLAN(decode_drawn, ANY, true)                                                                                                                    \
+    PLAN(decode_one_drawn, 1, true)                                                                                                                  \
+    PLAN(decode_two_drawn, 2, true)                                                                                                                  \
+    PLAN(decode_four_drawn, 4, true)
+#endif
+WHOLE_PLANS(WHOLE_PLAN)
