@@ -102,8 +102,12 @@ pub(crate) fn header(config: &Config, shape: &Shape) -> String {
         ("WIDE_THREADS", sampling::WIDE_THREADS),
         ("MOST_WIDE_ROWS", sampling::MOST_WIDE_ROWS),
         ("DIGITS", sampling::DIGITS),
+        ("MASK_WORDS", sampling::n_mask_words(config.vocab)),
+        ("WEIGHT_BLOCKS", sampling::WEIGHT_BLOCKS),
     ]);
     to.line("u32", "TOLD_STEPS", &sampling::TOLD_STEPS.to_string());
+    to.line("u32", "REPORT_WORDS", &sampling::REPORT_WORDS.to_string());
+    to.line("u64", "MASK_PATIENCE_NS", &format!("{}ull", sampling::MASK_PATIENCE.as_nanos()));
     to.words(&[
         ("DECLINED", sampling::DECLINED),
         ("CHOSEN", sampling::CHOSEN),
@@ -111,6 +115,8 @@ pub(crate) fn header(config: &Config, shape: &Shape) -> String {
         ("ADJUSTED", sampling::ADJUSTED),
         ("FOLLOWED", sampling::FOLLOWED),
         ("WIDE", sampling::WIDE),
+        ("MASKED", sampling::MASKED),
+        ("REPORTED", sampling::REPORTED),
         ("RULED_OUT_EARLY", sampling::RULED_OUT_EARLY),
         ("RULED_OUT", sampling::RULED_OUT),
     ]);

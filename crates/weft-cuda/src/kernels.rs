@@ -54,11 +54,13 @@ const HEADERS: &[(&str, &str)] = &files![
     "kernels/base.cuh",
     "kernels/coded.cuh",
     "kernels/coded_block.cuh",
+    "kernels/mask.cuh",
     "kernels/matmul.cuh",
     "kernels/matmul_tiled.cuh",
     "kernels/matvec.cuh",
     "kernels/norm.cuh",
     "kernels/ptx.cuh",
+    "kernels/report.cuh",
     "kernels/residual.cuh",
     "kernels/residual_tiled.cuh",
     "kernels/rows.cuh",
@@ -122,7 +124,7 @@ pub fn program(
 }
 
 /// The kernels that must not spill: a token runs through each of them once per layer.
-pub const DECODE_KERNELS: [&str; 9] = [
+pub const DECODE_KERNELS: [&str; 11] = [
     "embed",
     "norm_qkv",
     "attend",
@@ -132,6 +134,8 @@ pub const DECODE_KERNELS: [&str; 9] = [
     "norm_head",
     "choose",
     "choose_wide",
+    "sum_weights",
+    "take_masks",
 ];
 
 /// The product of a matrix, in one of its variants, with tokens.
@@ -168,6 +172,8 @@ pub(crate) struct Kernels {
     pub(crate) norm_head: Kernel,
     pub(crate) choose: Kernel,
     pub(crate) choose_wide: Kernel,
+    pub(crate) sum_weights: Kernel,
+    pub(crate) take_masks: Kernel,
     pub(crate) mark_tokens: Kernel,
     pub(crate) put_rows: Kernel,
     pub(crate) get_rows: Kernel,
@@ -277,6 +283,8 @@ impl Kernels {
             norm_head: module.kernel("norm_head", matrices.head.1.ring_bytes())?,
             choose: plain("choose")?,
             choose_wide: plain("choose_wide")?,
+            sum_weights: plain("sum_weights")?,
+            take_masks: plain("take_masks")?,
             mark_tokens: plain("mark_tokens")?,
             put_rows: plain("put_rows")?,
             get_rows: plain("get_rows")?,

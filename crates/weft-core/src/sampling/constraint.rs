@@ -27,19 +27,30 @@ impl Clone for Box<dyn Constraint> {
 pub(super) struct Constrained {
     rule: Box<dyn Constraint>,
     mask: Vec<u32>,
+    /// Whether the mask is that of the next token, or why there is none. `None` if nobody asked.
+    filled: Option<Result<(), String>>,
 }
 
 impl Constrained {
     pub(super) fn new(rule: Box<dyn Constraint>, vocab: usize) -> Self {
-        Self { rule, mask: vec![0; vocab.div_ceil(32)] }
+        Self { rule, mask: vec![0; vocab.div_ceil(32)], filled: None }
+    }
+
+    /// The mask of the next token, computed when it is first asked for.
+    pub(super) fn mask(&mut self) -> Result<&[u32], String> {
+        let Self { rule, mask, filled } = self;
+        let fill = || {
+            mask.fill(0);
+            rule.allow(mask)
+        };
+        filled.get_or_insert_with(fill).clone().map(|()| &self.mask[..])
     }
 
     /// Sets the scores of forbidden tokens to -inf.
     pub(super) fn apply(&mut self, scores: &mut [f32]) -> Result<(), String> {
-        self.mask.fill(0);
-        self.rule.allow(&mut self.mask)?;
+        let mask = self.mask()?;
         for (token, score) in scores.iter_mut().enumerate() {
-            if self.mask[token / 32] >> (token % 32) & 1 == 0 {
+            if mask[token / 32] >> (token % 32) & 1 == 0 {
                 *score = f32::NEG_INFINITY;
             }
         }
@@ -47,6 +58,7 @@ impl Constrained {
     }
 
     pub(super) fn accept(&mut self, token: u32) -> Result<(), String> {
+        self.filled = None;
         self.rule.accept(token)
     }
 }

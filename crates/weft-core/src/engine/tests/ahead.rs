@@ -54,7 +54,7 @@ impl HeldNode {
 /// The results of a step that was started early.
 struct Begun {
     nodes: Vec<HeldNode>,
-    chosen: Vec<Option<u32>>,
+    chosen: Vec<Option<Choice>>,
     attention: Vec<Vec<f32>>,
 }
 
@@ -78,11 +78,10 @@ impl Ahead {
                 let sampler = sampler.as_mut()?;
                 output += 1;
                 self.n_choices += 1;
-                sampler.next_draw()?;
                 let vocab = sampler.next_draw()?.vocab;
                 let is_left = self.n_choices.is_multiple_of(self.leaves);
                 let logits = &self.device.logits(output - 1)[..vocab];
-                (!is_left).then(|| sampler.sample(logits).unwrap().token)
+                (!is_left).then(|| sampler.sample(logits).unwrap())
             })
             .collect();
         let attention = (0..samplers.len()).map(|lane| self.device.attention(lane)).collect();
@@ -103,7 +102,8 @@ impl Ahead {
             if is_single { step.lanes.iter().map(HeldNode::of).collect() } else { Vec::new() };
         self.begun = vec![self.choose(&mut copies, &nodes)];
         for _ in 0..ahead {
-            let Some(tokens) = self.begun.last().unwrap().chosen.iter().copied().collect() else {
+            let chosen = self.begun.last().unwrap().chosen.iter();
+            let Some(tokens) = chosen.map(|choice| Some(choice.as_ref()?.token)).collect() else {
                 break;
             };
             let tokens: Vec<u32> = tokens;
@@ -143,7 +143,11 @@ impl Device for Ahead {
     }
 
     fn chosen(&self, lane: usize) -> Option<u32> {
-        self.begun.first().and_then(|begun| begun.chosen[lane])
+        self.begun.first().and_then(|begun| Some(begun.chosen[lane].as_ref()?.token))
+    }
+
+    fn logprobs(&self, lane: usize) -> Option<Logprobs> {
+        self.begun.first().and_then(|begun| begun.chosen[lane].as_ref()?.logprobs.clone())
     }
 
     fn logits(&self, output: usize) -> &[f32] {
