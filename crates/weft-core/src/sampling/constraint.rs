@@ -112,6 +112,58 @@ mod tests {
         }
     }
 
+    /// A device reads the mask, chooses and has its token accepted: the sampler goes on as if it had
+    /// chosen itself, and the mask of a token is computed once.
+    #[test]
+    fn a_device_that_chooses_by_the_mask_gives_the_sampler_s_tokens() {
+        #[derive(Clone, Debug)]
+        struct Counted(Recite, std::sync::Arc<std::sync::atomic::AtomicUsize>);
+        impl Constraint for Counted {
+            fn allow(&mut self, mask: &mut [u32]) -> Result<(), String> {
+                self.1.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                self.0.allow(mask)
+            }
+            fn accept(&mut self, token: u32) -> Result<(), String> {
+                self.0.accept(token)
+            }
+            fn boxed_clone(&self) -> Box<dyn Constraint> {
+                Box::new(self.clone())
+            }
+        }
+        let n = std::sync::Arc::default();
+        let mut sampler = Sampler::new(&Sampling::default(), &[], &[], VOCAB).unwrap();
+        let unconstrained = sampler.next_draw().unwrap();
+        sampler.read_mask(|_| panic!("it has none")).unwrap();
+        let text = [69, 32, 31];
+        sampler.constrain(Box::new(Counted(Recite(text.to_vec()), std::sync::Arc::clone(&n))));
+        assert!(sampler.next_draw().unwrap().is_masked && !unconstrained.is_masked);
+        assert!(!sampler.next_draw().unwrap().adjusts);
+        let allowed = |sampler: &Sampler| {
+            let mut tokens = Vec::new();
+            let is_set = |mask: &[u32], token: u32| mask[token as usize / 32] >> (token % 32) & 1 == 1;
+            let read = sampler.read_mask(|mask| {
+                tokens.extend((0..VOCAB as u32).filter(|token| is_set(mask, *token)));
+            });
+            read.map(|()| tokens)
+        };
+        for (i, wanted) in text.into_iter().enumerate() {
+            for _ in 0..2 {
+                assert_eq!(allowed(&sampler).unwrap(), [wanted]);
+            }
+            assert_eq!(n.load(std::sync::atomic::Ordering::Relaxed), i + 1, "computed once");
+            // A choice that a device leaves to the sampler takes the same mask.
+            if i == 1 {
+                assert_eq!(sampler.sample(&[0.0; VOCAB]).unwrap().token, wanted);
+            } else {
+                sampler.accept(wanted).unwrap();
+            }
+        }
+        let over = Err(SamplingError::Constraint("the text is over".into()));
+        assert_eq!(allowed(&sampler), over);
+        assert_eq!(sampler.sample(&[0.0; VOCAB]).map(|_| Vec::new()), over);
+        assert_eq!(sampler.n_generated(), 3);
+    }
+
     #[test]
     fn a_rule_that_cannot_go_on_ends_the_answer() {
         let mut sampler = sampler(&Sampling::default(), &[]);

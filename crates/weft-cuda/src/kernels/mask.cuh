@@ -21,6 +21,7 @@ __device__ __forceinline__ bool take_mask(const Sampling &sampling, u32 output, 
             const u64 now = clock_ns();
             if (since == 0) since = now;
             if (now - since > MASK_PATIENCE_NS || stopped()) return false;
+            rest();
         }
         to[i] = (u32)word;
     }

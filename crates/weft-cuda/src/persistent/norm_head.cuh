@@ -60,6 +60,7 @@ struct NormHead {
         const u32 first = own.first * 8 / 32, end = own.first == own.end ? first : min((own.end * 8 + 31) / 32, MASK_WORDS);
         const auto stopped = [&] { return *(volatile u32 *)&block.launch.mailbox->stop != 0; };
         if (!take_mask(sampling, output, number, first + block.lane, end, 32, stopped)) sampling.late[output] = number;
+        __syncwarp();
     }
     // After it: what this block knows of the next token, from the best of the logits that it
     // computed.

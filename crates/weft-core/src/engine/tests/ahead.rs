@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::wrapped::wrapped;
 use super::*;
 use crate::device::{Outputs, Span};
+use crate::sampling::Constraint;
 
 /// A lane's part of a step, owned.
 #[derive(Clone, PartialEq)]
@@ -177,13 +178,59 @@ fn ahead_engine(leaves: usize) -> (Engine, Arc<AtomicUsize>) {
 /// Settings of several kinds, for answers long enough to fill pages.
 fn settings(kind: u32) -> Sampling {
     let plain = Sampling { max_tokens: Some(100), ignore_eos: true, ..Sampling::default() };
-    match kind % 5 {
+    match kind % 7 {
         0 => Sampling { temperature: 0.0, ..plain },
         1 => Sampling { top_k: 20, seed: 3, repetition_penalty: 1.2, ..plain },
         2 => Sampling { logprobs: Some(2), max_tokens: Some(9), ..plain },
         3 => Sampling { stop: vec!["e".into()], top_k: 40, seed: 8, ..plain },
-        _ => Sampling { presence_penalty: 1.0, logit_bias: vec![(9, 3.0)], seed: 1, ..plain },
+        4 => Sampling { presence_penalty: 1.0, logit_bias: vec![(9, 3.0)], seed: 1, ..plain },
+        // With a constraint.
+        5 => Sampling { temperature: 0.0, ..plain },
+        _ => Sampling { logprobs: Some(3), top_k: 30, seed: 4, presence_penalty: 1.0, ..plain },
     }
+}
+
+/// Allows tokens by the last one.
+#[derive(Clone, Debug)]
+struct Rule {
+    last: u32,
+}
+
+impl Rule {
+    fn allows(&self, token: u32) -> bool {
+        (token * 7 + self.last) % 3 == 0
+    }
+}
+
+impl Constraint for Rule {
+    fn allow(&mut self, mask: &mut [u32]) -> Result<(), String> {
+        for (word, bits) in (0..).zip(mask) {
+            let is_set = |bit: u32| u32::from(self.allows(word * 32 + bit)) << bit;
+            *bits = (0..32).map(is_set).sum();
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, token: u32) -> Result<(), String> {
+        if !self.allows(token) {
+            return Err(format!("{token} is forbidden"));
+        }
+        self.last = token;
+        Ok(())
+    }
+
+    fn boxed_clone(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
+    }
+}
+
+/// A request of some kind.
+fn request(kind: u32) -> Request {
+    let mut request = Request::new(exact(&[kind], kind), settings(kind));
+    if kind >= 5 {
+        request.constraint = Some(Box::new(Rule { last: 0 }));
+    }
+    request
 }
 
 /// The reported parts of an answer: its tokens, how it ended, and its attention.
@@ -207,11 +254,9 @@ fn answers_are_those_of_a_device_that_waits_to_be_asked() {
     for (kinds, leaves) in [(vec![0], 1000), (vec![1], 1000), (vec![0, 1, 4], 1000), (vec![1], 7)]
         .into_iter()
         .chain([(vec![0, 2, 1], 1000), (vec![3, 4, 0, 1], 11), (vec![3, 1], 1000)])
+        .chain([(vec![5], 1000), (vec![6], 9), (vec![6, 2, 5, 1], 1000), (vec![5, 3, 6], 13)])
     {
-        let requests = || -> Vec<Request> {
-            let request = |kind: &u32| Request::new(exact(&[*kind], *kind), settings(*kind));
-            kinds.iter().map(request).collect()
-        };
+        let requests = || kinds.iter().copied().map(request).collect();
         let (mut ours, served) = ahead_engine(leaves);
         let mut theirs = engine();
         assert_eq!(outcomes(&mut ours, requests()), outcomes(&mut theirs, requests()), "{kinds:?}");
