@@ -1,6 +1,6 @@
 """Measures the tokens per second that a client of `weft serve` sees, for each way of choosing tokens.
 
-    weft bench export --shape qwen3-0.6b m && cp tokenizer.json tokenizer_config.json m
+    weft bench export --shape qwen3-0.6b --out m && cp tokenizer.json chat_template.jinja m
     python3 tools/served_speed.py --weft target/release/weft --model m --device cuda \
         --commit "$(git rev-parse HEAD)" --machine "one NVIDIA H200" --save served.json
 
@@ -36,8 +36,8 @@ ITEM = {
 # More items than an answer has tokens, so that it never ends before its limit.
 SCHEMA = {"type": "array", "items": ITEM, "minItems": 2000}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "animals", "schema": SCHEMA}}
-GREEDY = {"temperature": 0, "ignore_eos": True}
-DRAWN = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "seed": 1, "ignore_eos": True}
+GREEDY = {"temperature": 0}
+DRAWN = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "seed": 1}
 WAYS = {
     "greedy": GREEDY,
     "top_p": DRAWN,
@@ -64,7 +64,7 @@ class Answer:
         connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
         response = connection.getresponse()
         if response.status != 200:
-            raise SystemExit(f"{response.status}: {response.read().decode()}")
+            raise RuntimeError(f"{response.status}: {response.read().decode()}")
         # Lines are taken apart afterwards: a client that is slow would be measured instead.
         lines = [(time.perf_counter(), line) for line in response]
         connection.close()
@@ -83,6 +83,8 @@ class Answer:
 
 
 def ask(port: int, way: dict, args: argparse.Namespace, client: int) -> Answer:
+    # An answer under a schema ends where the schema does.
+    way = way if "response_format" in way else {**way, "ignore_eos": True}
     prompt = "Write a list of animals. " + "This is only filler. " * (args.prompt_words // 4) + str(client)
     return Answer(port, {
         "model": args.name, "messages": [{"role": "user", "content": prompt}], "max_tokens": args.tokens,

@@ -95,8 +95,9 @@ impl Rule {
     fn allows(&self, token: u32) -> bool {
         let mixed = token.wrapping_mul(2_654_435_761).wrapping_add(self.last * 31 + self.n) >> 7;
         match self.grammar {
-            Grammar::Sparse => mixed % 97 == 0 || token == self.n % self.vocab,
-            Grammar::Forced => token == (self.last * 7 + self.n) % self.vocab,
+            Grammar::Sparse => mixed % 97 == 0 || token == 8 + self.n,
+            // Never one that ends an answer.
+            Grammar::Forced => token == 8 + (self.last * 7 + self.n) % (self.vocab - 8),
             _ => mixed % 7 != 0,
         }
     }
