@@ -99,7 +99,8 @@ impl InFlight {
         }
         self.forget();
         self.outputs = outputs(step, samplers, is_served);
-        let n_logprobs = |sampler: &Option<&Sampler>| sampler.and_then(Sampler::next_draw)?.n_logprobs;
+        let n_logprobs =
+            |sampler: &Option<&Sampler>| sampler.and_then(Sampler::next_draw)?.n_logprobs;
         self.n_logprobs = samplers.iter().map(n_logprobs).collect();
         self.number = self.next_number;
         let with_output = samplers.iter().zip(&self.outputs);

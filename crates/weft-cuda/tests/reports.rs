@@ -64,7 +64,8 @@ impl<F: Fn(usize, &mut Vec<f32>) + Send + Sync> Weights for Head<F> {
 
 fn device(config: &Config, change: impl Fn(usize, &mut Vec<f32>) + Send + Sync) -> CudaDevice {
     let options = Options { launches: Launches::Persistent, ..Options::new(LIMITS) };
-    CudaDevice::new(config, &Head { random: RandomWeights::new(config, 7), change }, options).unwrap()
+    CudaDevice::new(config, &Head { random: RandomWeights::new(config, 7), change }, options)
+        .unwrap()
 }
 
 /// How many tokens a rule allows.

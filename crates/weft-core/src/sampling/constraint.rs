@@ -140,7 +140,8 @@ mod tests {
         assert!(!sampler.next_draw().unwrap().adjusts);
         let allowed = |sampler: &Sampler| {
             let mut tokens = Vec::new();
-            let is_set = |mask: &[u32], token: u32| mask[token as usize / 32] >> (token % 32) & 1 == 1;
+            let is_set =
+                |mask: &[u32], token: u32| mask[token as usize / 32] >> (token % 32) & 1 == 1;
             let read = sampler.read_mask(|mask| {
                 tokens.extend((0..VOCAB as u32).filter(|token| is_set(mask, *token)));
             });

@@ -262,7 +262,11 @@ impl Sampler {
         }
         if let Some(constraint) = &mut self.constraint {
             bad = bad.or_else(|| bad_logit(&scores, self.n_generated));
-            bad = bad.or(constraint.get_mut().apply(&mut scores).map_err(SamplingError::Constraint).err());
+            bad = bad.or(constraint
+                .get_mut()
+                .apply(&mut scores)
+                .map_err(SamplingError::Constraint)
+                .err());
         }
         self.scores = scores;
         bad.map_or(Ok(()), Err)
