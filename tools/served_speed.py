@@ -41,11 +41,11 @@ DRAWN = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "seed": 1}
 WAYS = {
     "greedy": GREEDY,
     "top_p": DRAWN,
-    "greedy, top_logprobs 5": {**GREEDY, "logprobs": True, "top_logprobs": 5},
-    "top_p, top_logprobs 5": {**DRAWN, "logprobs": True, "top_logprobs": 5},
-    "greedy, JSON schema": {**GREEDY, "response_format": FORMAT},
-    "top_p, JSON schema": {**DRAWN, "response_format": FORMAT},
-    "top_p, JSON schema, top_logprobs 5": {**DRAWN, "response_format": FORMAT, "logprobs": True, "top_logprobs": 5},
+    "greedy with top_logprobs 5": {**GREEDY, "logprobs": True, "top_logprobs": 5},
+    "top_p with top_logprobs 5": {**DRAWN, "logprobs": True, "top_logprobs": 5},
+    "greedy under a schema": {**GREEDY, "response_format": FORMAT},
+    "top_p under a schema": {**DRAWN, "response_format": FORMAT},
+    "top_p under a schema with top_logprobs 5": {**DRAWN, "response_format": FORMAT, "logprobs": True, "top_logprobs": 5},
 }
 
 
@@ -145,6 +145,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--clients", type=int, nargs="*", default=[1])
     parser.add_argument("--flags", default="--ctx-size 4096", help="further flags of `weft serve`")
+    parser.add_argument("--about", default="", help="what the model is")
     parser.add_argument("--commit", default="")
     parser.add_argument("--machine", default="")
     parser.add_argument("--save")
@@ -171,7 +172,7 @@ def main() -> None:
         server.terminate()
         server.wait()
     report = {
-        "commit": args.commit, "machine": args.machine, "server": shlex.join(command),
+        "commit": args.commit, "machine": args.machine, "model": args.about or args.name, "server": shlex.join(command),
         "command": shlex.join(["python3", "tools/served_speed.py", *sys.argv[1:]]), "answer_tokens": args.tokens, "rows": rows,
     }
     if args.save:

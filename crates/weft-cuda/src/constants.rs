@@ -93,6 +93,28 @@ pub(crate) fn header(config: &Config, shape: &Shape) -> String {
         ("NOTHING", u32::from_ne_bytes([buffers::NOTHING; 4])),
     ]);
 
+    choosing(&mut to, config);
+
+    to.title("The persistent kernel (persistent/).");
+    let memory = SharedMemory::new(config, shape, shape.chip.shared_bytes);
+    to.numbers([
+        ("PORTION_UNITS", persistent::PORTION_UNITS),
+        ("MOST_STAGES", persistent::MOST_STAGES),
+        ("X_UNIT_BYTES", persistent::X_UNIT_BYTES),
+        ("LONG_STAGE_BYTES", memory.stage_bytes()),
+    ]);
+    to.line("u32", "WHOLE_TOKENS", &persistent::WHOLE_TOKENS.to_string());
+    let units: Vec<String> = (1..=tables::FEW).map(|n| memory.x_units(n).to_string()).collect();
+    to.line("u32", &format!("X_UNITS[{}]", tables::FEW), &format!("{{{}}}", units.join(", ")));
+    to.line("u64", "PATIENCE_NS", &format!("{}ull", persistent::PATIENCE.as_nanos()));
+    to.words(&[("NOBODY", persistent::NOBODY)]);
+    to.choices("Chooses", &Chooses::ALL.map(|(name, value)| (name, value as u32)));
+    to.choices("OpKind", &OpKind::ALL.map(|(name, kind)| (name, kind as u32)));
+    to.0
+}
+
+/// Constants of the kernels that choose tokens.
+fn choosing(to: &mut Header, config: &Config) {
     to.title("Choosing tokens (sampling.rs).");
     to.numbers([
         ("SCORE_ROWS", sampling::SCORE_ROWS),
@@ -120,23 +142,6 @@ pub(crate) fn header(config: &Config, shape: &Shape) -> String {
         ("RULED_OUT_EARLY", sampling::RULED_OUT_EARLY),
         ("RULED_OUT", sampling::RULED_OUT),
     ]);
-
-    to.title("The persistent kernel (persistent/).");
-    let memory = SharedMemory::new(config, shape, shape.chip.shared_bytes);
-    to.numbers([
-        ("PORTION_UNITS", persistent::PORTION_UNITS),
-        ("MOST_STAGES", persistent::MOST_STAGES),
-        ("X_UNIT_BYTES", persistent::X_UNIT_BYTES),
-        ("LONG_STAGE_BYTES", memory.stage_bytes()),
-    ]);
-    to.line("u32", "WHOLE_TOKENS", &persistent::WHOLE_TOKENS.to_string());
-    let units: Vec<String> = (1..=tables::FEW).map(|n| memory.x_units(n).to_string()).collect();
-    to.line("u32", &format!("X_UNITS[{}]", tables::FEW), &format!("{{{}}}", units.join(", ")));
-    to.line("u64", "PATIENCE_NS", &format!("{}ull", persistent::PATIENCE.as_nanos()));
-    to.words(&[("NOBODY", persistent::NOBODY)]);
-    to.choices("Chooses", &Chooses::ALL.map(|(name, value)| (name, value as u32)));
-    to.choices("OpKind", &OpKind::ALL.map(|(name, kind)| (name, kind as u32)));
-    to.0
 }
 
 #[cfg(test)]

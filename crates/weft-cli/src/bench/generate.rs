@@ -68,8 +68,8 @@ fn ways() -> Result<Vec<Way>, CliError> {
         way("penalties", penalties),
         way("logprobs", logprobs(0)),
         way("top_logprobs 5", logprobs(5)),
-        Way { name: "schema, greedy", sampling: greedy, rule: rule.clone() },
-        Way { name: "schema, top_logprobs 5", sampling: logprobs(5), rule },
+        Way { name: "schema", sampling: greedy, rule: rule.clone() },
+        Way { name: "schema and top_logprobs 5", sampling: logprobs(5), rule },
     ])
 }
 
