@@ -93,27 +93,7 @@ pub(crate) fn header(config: &Config, shape: &Shape) -> String {
         ("NOTHING", u32::from_ne_bytes([buffers::NOTHING; 4])),
     ]);
 
-    to.title("Choosing tokens (sampling.rs).");
-    to.numbers([
-        ("SCORE_ROWS", sampling::SCORE_ROWS),
-        ("N_BEST", sampling::n_best(config.vocab)),
-        ("MOST_RANKS", sampling::MOST_RANKS),
-        ("WIDE_BLOCKS", sampling::WIDE_BLOCKS),
-        ("WIDE_THREADS", sampling::WIDE_THREADS),
-        ("MOST_WIDE_ROWS", sampling::MOST_WIDE_ROWS),
-        ("DIGITS", sampling::DIGITS),
-    ]);
-    to.line("u32", "TOLD_STEPS", &sampling::TOLD_STEPS.to_string());
-    to.words(&[
-        ("DECLINED", sampling::DECLINED),
-        ("CHOSEN", sampling::CHOSEN),
-        ("DRAWN", sampling::DRAWN),
-        ("ADJUSTED", sampling::ADJUSTED),
-        ("FOLLOWED", sampling::FOLLOWED),
-        ("WIDE", sampling::WIDE),
-        ("RULED_OUT_EARLY", sampling::RULED_OUT_EARLY),
-        ("RULED_OUT", sampling::RULED_OUT),
-    ]);
+    choosing(&mut to, config);
 
     to.title("The persistent kernel (persistent/).");
     let memory = SharedMemory::new(config, shape, shape.chip.shared_bytes);
@@ -131,6 +111,37 @@ pub(crate) fn header(config: &Config, shape: &Shape) -> String {
     to.choices("Chooses", &Chooses::ALL.map(|(name, value)| (name, value as u32)));
     to.choices("OpKind", &OpKind::ALL.map(|(name, kind)| (name, kind as u32)));
     to.0
+}
+
+/// Constants of the kernels that choose tokens.
+fn choosing(to: &mut Header, config: &Config) {
+    to.title("Choosing tokens (sampling.rs).");
+    to.numbers([
+        ("SCORE_ROWS", sampling::SCORE_ROWS),
+        ("N_BEST", sampling::n_best(config.vocab)),
+        ("MOST_RANKS", sampling::MOST_RANKS),
+        ("WIDE_BLOCKS", sampling::WIDE_BLOCKS),
+        ("WIDE_THREADS", sampling::WIDE_THREADS),
+        ("MOST_WIDE_ROWS", sampling::MOST_WIDE_ROWS),
+        ("DIGITS", sampling::DIGITS),
+        ("MASK_WORDS", sampling::n_mask_words(config.vocab)),
+        ("WEIGHT_BLOCKS", sampling::WEIGHT_BLOCKS),
+    ]);
+    to.line("u32", "TOLD_STEPS", &sampling::TOLD_STEPS.to_string());
+    to.line("u32", "REPORT_WORDS", &sampling::REPORT_WORDS.to_string());
+    to.line("u64", "MASK_PATIENCE_NS", &format!("{}ull", sampling::MASK_PATIENCE.as_nanos()));
+    to.words(&[
+        ("DECLINED", sampling::DECLINED),
+        ("CHOSEN", sampling::CHOSEN),
+        ("DRAWN", sampling::DRAWN),
+        ("ADJUSTED", sampling::ADJUSTED),
+        ("FOLLOWED", sampling::FOLLOWED),
+        ("WIDE", sampling::WIDE),
+        ("MASKED", sampling::MASKED),
+        ("REPORTED", sampling::REPORTED),
+        ("RULED_OUT_EARLY", sampling::RULED_OUT_EARLY),
+        ("RULED_OUT", sampling::RULED_OUT),
+    ]);
 }
 
 #[cfg(test)]

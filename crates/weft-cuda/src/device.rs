@@ -11,7 +11,7 @@ use weft_core::dtype::Dtype;
 use weft_core::kv::{PAGE_ROWS, PageId, Slot};
 use weft_core::plan::{Op, plan};
 use weft_core::rope::RopeTable;
-use weft_core::sampling::Sampler;
+use weft_core::sampling::{Logprobs, Sampler};
 use weft_core::store::Rows as HostRows;
 use weft_core::weights::{Forms, Weights};
 
@@ -384,7 +384,10 @@ impl Device for CudaDevice {
             Asked::Begun => self.begin_more(ahead),
             Asked::Anew(draws) => self.begin(ops, step, &draws, ahead),
         };
-        let done = launched.and_then(|()| self.wait());
+        let done = launched.and_then(|()| {
+            self.give_masks(samplers);
+            self.wait()
+        });
         self.after_step();
         done.map_err(|failed| {
             self.in_flight.forget();
@@ -394,6 +397,10 @@ impl Device for CudaDevice {
 
     fn chosen(&self, lane: usize) -> Option<u32> {
         self.in_flight.chosen(lane)
+    }
+
+    fn logprobs(&self, lane: usize) -> Option<Logprobs> {
+        self.in_flight.logprobs(&self.gpu, &self.sampling, lane).map(expect)
     }
 
     fn logits(&self, output: usize) -> &[f32] {

@@ -91,11 +91,13 @@ const HEADERS: &[(&str, &str)] = &files![
     "kernels/base.cuh",
     "kernels/coded.cuh",
     "kernels/coded_block.cuh",
+    "kernels/mask.cuh",
     "kernels/matmul.cuh",
     "kernels/matmul_tiled.cuh",
     "kernels/matvec.cuh",
     "kernels/norm.cuh",
     "kernels/ptx.cuh",
+    "kernels/report.cuh",
     "kernels/residual.cuh",
     "kernels/residual_tiled.cuh",
     "kernels/rows.cuh",
@@ -223,7 +225,7 @@ fn with_includes(source: String, files: &[(String, String)]) -> Program {
 }
 
 /// The kernels that must not spill: a token runs through each of them once per layer.
-pub const DECODE_KERNELS: [&str; 9] = [
+pub const DECODE_KERNELS: [&str; 11] = [
     "embed",
     "norm_qkv",
     "attend",
@@ -233,6 +235,8 @@ pub const DECODE_KERNELS: [&str; 9] = [
     "norm_head",
     "choose",
     "choose_wide",
+    "sum_weights",
+    "take_masks",
 ];
 
 /// The product of a matrix, in one of its variants, with tokens.
@@ -269,6 +273,8 @@ pub(crate) struct Kernels {
     pub(crate) norm_head: Kernel,
     pub(crate) choose: Kernel,
     pub(crate) choose_wide: Kernel,
+    pub(crate) sum_weights: Kernel,
+    pub(crate) take_masks: Kernel,
     pub(crate) mark_tokens: Kernel,
     pub(crate) put_rows: Kernel,
     pub(crate) get_rows: Kernel,
@@ -320,6 +326,8 @@ impl Kernels {
                 .kernel("norm_head", matrices.head.1.ring_bytes()),
             choose: plain("kernels/choose.cu", "choose"),
             choose_wide: plain("kernels/choose.cu", "choose_wide"),
+            sum_weights: plain("kernels/choose.cu", "sum_weights"),
+            take_masks: plain("kernels/choose.cu", "take_masks"),
             mark_tokens: plain("kernels/choose.cu", "mark_tokens"),
             put_rows: plain("kernels/rows.cu", "put_rows"),
             get_rows: plain("kernels/rows.cu", "get_rows"),
@@ -332,8 +340,14 @@ impl Kernels {
     pub(crate) fn ready_for_tokens(&self, chosen: Chosen) -> Result<(), CudaError> {
         let Self { embed, norm_qkv, attend, proj_add, norm_gate_up, down_add, .. } = self;
         let products = [norm_qkv, proj_add, norm_gate_up, down_add].into_iter().flatten();
-        let wide = (chosen == Chosen::AmongAll).then_some(&self.choose_wide);
-        let all = [embed, attend, &self.norm_head, &self.choose].into_iter().chain(wide);
+        let needs = chosen.needs();
+        let needed = [
+            (needs.wide, &self.choose_wide),
+            (needs.reports, &self.sum_weights),
+            (needs.masks, &self.take_masks),
+        ];
+        let needed = needed.into_iter().filter_map(|(is_needed, kernel)| is_needed.then_some(kernel));
+        let all = [embed, attend, &self.norm_head, &self.choose].into_iter().chain(needed);
         all.chain(products.map(|product| &product.eight)).try_for_each(Kernel::ready)
     }
 }

@@ -16,7 +16,7 @@ use crate::graphs;
 use crate::in_flight::BEYOND;
 use crate::ops::Pass;
 use crate::persistent::{self, Chooses, Run};
-use crate::sampling::{Chosen, TOLD_STEPS};
+use crate::sampling::{Chosen, Needs, TOLD_STEPS};
 use crate::tables::Family;
 
 /// An output whose token is chosen on the GPU, its sampler, and the draw.
@@ -34,10 +34,12 @@ enum Way {
 }
 
 impl Way {
-    /// Steps that may be started beyond the requested one.
-    fn most_ahead(self) -> usize {
+    /// Steps that may be started beyond the requested one. A graph that waits for its mask cannot be
+    /// stopped, so none is started before it is requested.
+    fn most_ahead(self, needs: Needs) -> usize {
         match self {
             Self::Ops => 0,
+            Self::Graph if needs.masks => 0,
             Self::Graph => BEYOND,
             Self::Persistent => TOLD_STEPS - 1,
         }
@@ -72,7 +74,8 @@ impl CudaDevice {
         self.end_launch()?;
         let prepared = self.prepare(ops, step, self.in_flight.how())?;
         let number = self.in_flight.number();
-        let n = self.in_flight.launches_for(ahead.min(prepared.way.most_ahead()));
+        let most_ahead = prepared.way.most_ahead(prepared.chosen.needs());
+        let n = self.in_flight.launches_for(ahead.min(most_ahead));
         let Self { sampling, gpu, kernels, .. } = self;
         let uploaded = match draws {
             [] => Ok(()),
@@ -88,13 +91,25 @@ impl CudaDevice {
         if self.persistent.as_ref().is_some_and(|kernel| kernel.is_running) {
             return Ok(());
         }
-        let n = self.in_flight.launches_for(ahead.min(BEYOND));
+        let most_ahead = Way::Graph.most_ahead(self.in_flight.how().needs());
+        let n = self.in_flight.launches_for(ahead.min(most_ahead));
         if n == 0 {
             return Ok(());
         }
         let gpu = Arc::clone(&self.gpu);
         let _turn = gpu.turn().map_err(|error| (self.plan[0], error))?;
         self.launch_graph(self.in_flight.how(), n)
+    }
+
+    /// Computes the masks of the requested step, which runs meanwhile, and hands them to it.
+    pub(crate) fn give_masks(&self, samplers: &[Option<&Sampler>]) {
+        for (sampler, output) in samplers.iter().zip(self.in_flight.outputs()) {
+            if let (Some(sampler), Some(output)) = (sampler, output)
+                && sampler.next_draw().is_some_and(|draw| draw.is_masked)
+            {
+                self.sampling.give_mask(self.in_flight.number(), *output, sampler);
+            }
+        }
     }
 
     /// Waits for a step's tokens or, if it publishes none, for its end.
@@ -150,8 +165,7 @@ impl CudaDevice {
         // A launch chooses at the plan's end, by one block per output.
         let is_served = match chosen {
             Chosen::ByHost => true,
-            Chosen::AmongFew => is_whole,
-            Chosen::AmongAll => false,
+            Chosen::ByGpu(needs) => is_whole && !needs.wide,
         };
         let way = if is_served && self.is_persistent(ops, family) {
             Way::Persistent

@@ -71,7 +71,7 @@ fn decode(
         shares.push((0..works.len()).map(|lane| device.attention(lane)).collect());
         for (lane, token) in next.iter().enumerate() {
             let token = token.expect("the device chooses");
-            samplers[lane].accept(token);
+            samplers[lane].accept(token).unwrap();
             now[lane] = moved_on(&works[lane], token, n + 1);
         }
         tokens.push(next);

@@ -45,7 +45,7 @@ fn decode(device: &mut CudaDevice, config: &Config, sampling: &Sampling) -> (Vec
         let lanes: [Lane<'_>; 1] = [place.lane()];
         device.decode(&ops, &Step { lanes: &lanes }, &[Some(&sampler)], TOKENS - 1 - n).unwrap();
         next = device.chosen(0).expect("a token");
-        sampler.accept(next);
+        sampler.accept(next).unwrap();
         tokens.push(next);
     }
     (tokens, device.logits(0).iter().map(|logit| logit.to_bits()).collect())

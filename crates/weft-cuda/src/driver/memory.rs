@@ -217,6 +217,13 @@ impl Pinned {
         unsafe { (*self.at.cast::<AtomicU64>().add(index)).load(Ordering::Relaxed) }
     }
 
+    /// Replaces pair of words `index`, which a kernel may be reading.
+    pub(crate) fn store(&self, index: usize, pair: u64) {
+        assert!((index + 1) * 8 <= self.bytes, "beyond pinned memory");
+        // SAFETY: as for `load`.
+        unsafe { (*self.at.cast::<AtomicU64>().add(index)).store(pair, Ordering::Relaxed) }
+    }
+
     /// A word that a running kernel and the host both access.
     pub(crate) fn shared_word(&self, index: usize) -> &AtomicU32 {
         assert!((index + 1) * 4 <= self.bytes, "beyond pinned memory");

@@ -174,7 +174,10 @@ impl Chooses {
 
     /// For a step of some outputs, of which some have draws.
     pub(crate) fn by(draws: &[OutputDraw<'_>], n_outputs: usize) -> Self {
-        let is_best = |(_, _, draw): &OutputDraw<'_>| draw.temperature == 0.0 && !draw.adjusts;
+        let is_best = |(_, _, draw): &OutputDraw<'_>| {
+            let is_plain = !draw.adjusts && !draw.is_masked && draw.n_logprobs.is_none();
+            draw.temperature == 0.0 && is_plain
+        };
         match draws {
             [] => Self::Nothing,
             draws if draws.len() == n_outputs && draws.iter().all(is_best) => Self::Best,
@@ -472,9 +475,9 @@ mod tests {
         let sampler = |settings: &Sampling| Sampler::new(settings, &[], &[], 50).unwrap();
         let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
         let penalised = Sampling { presence_penalty: 1.0, ..greedy.clone() };
-        let [best, drawn, other] =
-            [&greedy, &Sampling { temperature: 1.0, top_k: 5, ..greedy.clone() }, &penalised]
-                .map(sampler);
+        let reported = Sampling { logprobs: Some(2), ..greedy.clone() };
+        let drawn = Sampling { temperature: 1.0, top_k: 5, ..greedy.clone() };
+        let [best, drawn, other, reported] = [&greedy, &drawn, &penalised, &reported].map(sampler);
         let by = |samplers: &[&Sampler], n_outputs| {
             let draws: Vec<OutputDraw<'_>> =
                 samplers.iter().enumerate().map(|(i, s)| (i, *s, s.next_draw().unwrap())).collect();
@@ -485,5 +488,6 @@ mod tests {
         assert_eq!(by(&[&best], 2), Chooses::ByDraws, "an output that the host chooses for");
         assert_eq!(by(&[&best, &drawn], 2), Chooses::ByDraws);
         assert_eq!(by(&[&other], 1), Chooses::ByDraws);
+        assert_eq!(by(&[&reported], 1), Chooses::ByDraws);
     }
 }

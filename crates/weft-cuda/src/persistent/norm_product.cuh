@@ -75,6 +75,7 @@ __device__ __forceinline__ void compute_norm_product(Block &block, OpKind kind) 
     if (kind == NORM_HEAD && block.shared.n_outputs == 0) return;
     const bool chooses = kind == NORM_HEAD && block.launch.chooses != CHOOSES_NOTHING;
     if (blockIdx.x == 0 && chooses) NormHead::begin(block);
+    if (block.draws && chooses) NormHead::take_masks(block);
     const u64 best = multiply_norm(block, kind);
     if (!chooses) return;
     NormHead::end(block, best);
