@@ -3,7 +3,6 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::time::Instant;
 
 use weft_core::config::Config;
 use weft_core::device::{Buffer, Device, DeviceError, Inspect, Limits, Rows, Step, shares};
@@ -30,6 +29,7 @@ use crate::persistent::{self, Coming, Persistent};
 use crate::rows::Mover;
 use crate::sampling::{Chosen, Sampling};
 use crate::shape::{Chip, Shape};
+use crate::start_parts::StartParts;
 use crate::tables::{Counts, Family, GroupCounts, Lists, SplitRule, Tables, max_partials};
 use crate::weights::ModelWeights;
 
@@ -96,26 +96,8 @@ pub struct CudaDevice {
     pub(crate) logits: HostLogits,
     /// Whether a step may have written to pages.
     pub(crate) has_rows: bool,
-    started: Parts,
+    started: StartParts,
     pub(crate) gpu: Arc<Gpu>,
-}
-
-/// What creating a device took, part by part, in ms.
-struct Parts {
-    all: Vec<(&'static str, f64)>,
-    since: Instant,
-}
-
-impl Parts {
-    fn begin() -> Self {
-        Self { all: Vec::new(), since: Instant::now() }
-    }
-
-    fn end(&mut self, part: &'static str) {
-        let now = Instant::now();
-        self.all.push((part, (now - self.since).as_secs_f64() * 1e3));
-        self.since = now;
-    }
 }
 
 /// Writing this many bytes evicts everything else from the L2 cache of any GPU.
@@ -140,7 +122,7 @@ impl CudaDevice {
         weights: &dyn Weights,
         options: Options,
     ) -> Result<Self, CudaError> {
-        let mut started = Parts::begin();
+        let mut started = StartParts::begin();
         let Options { limits, launches, chip } = options;
         let gpu = driver::open(0)?;
         started.end("context");

@@ -52,9 +52,7 @@ impl CudaError {
     pub(crate) fn again(&self) -> Self {
         match self {
             Self::Unavailable(reason) => Self::Unavailable(reason.clone()),
-            Self::Compile { arch, log } => {
-                Self::Compile { arch: arch.clone(), log: log.clone() }
-            }
+            Self::Compile { arch, log } => Self::Compile { arch: arch.clone(), log: log.clone() },
             other => Self::Driver { call: "compiling", reason: other.to_string() },
         }
     }

@@ -29,6 +29,7 @@ mod persistent;
 mod rows;
 mod sampling;
 mod shape;
+mod start_parts;
 mod step_launch;
 mod tables;
 mod test_record;

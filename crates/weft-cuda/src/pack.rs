@@ -4,6 +4,8 @@
 //! columns or in strips ([`unit_place`]), tiles by rows. The same packing serves one token and a
 //! block of them.
 
+use std::ops::Range;
+
 use half::bf16;
 use weft_core::weights::{CodedRow, Form, Tensor, Weights, WeightsError};
 
@@ -45,6 +47,17 @@ impl Packed {
                 self.set_coded_row(row(i), codes, coded.group);
             }),
         }
+    }
+
+    /// Copies some plain rows of a tensor, the first to row 0.
+    pub(crate) fn read_plain(
+        &mut self,
+        from: &dyn Weights,
+        tensor: Tensor,
+        rows: Range<usize>,
+    ) -> Result<(), WeightsError> {
+        let first = rows.start;
+        from.read_rows(tensor, rows, &mut |i, values| self.set_row(i - first, values))
     }
 
     fn set_row(&mut self, row: usize, values: &[f32]) {
@@ -139,6 +152,28 @@ mod tests {
             assert_eq!(value, expected as f32, "row {row} column {k}");
         }
         assert_eq!(packed.bytes.len(), 2 * 128 * 512);
+    }
+
+    #[test]
+    fn parts_of_a_matrix_follow_one_another() {
+        let config = weft_core::shapes::config("qwen3-0.6b").unwrap();
+        let config = weft_core::config::Config { vocab: 300, ..config };
+        let weights = weft_core::weights::RandomWeights::new(&config, 3);
+        let (plain, columns) = (TileForms::One(UnitForm::PLAIN), config.hidden);
+        let mut whole = Packed::zeroed(&plain, config.vocab, columns, LONGEST_STRIP);
+        whole.read(&weights, Tensor::Embed, |row| row).unwrap();
+        let parts = [0..128, 128..256, 256..300].map(|rows: Range<usize>| {
+            let mut part = Packed::zeroed(&plain, rows.len(), columns, LONGEST_STRIP);
+            let place = plain.bytes(rows.start, columns);
+            part.read_plain(&weights, Tensor::Embed, rows).unwrap();
+            (place, part.bytes)
+        });
+        let mut joined = Vec::new();
+        for (place, bytes) in parts {
+            assert_eq!(place, joined.len());
+            joined.extend(bytes);
+        }
+        assert!(joined == whole.bytes);
     }
 
     #[test]

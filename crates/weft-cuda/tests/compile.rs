@@ -27,12 +27,7 @@ fn chip(arch: &str) -> Chip {
 
 /// The compiler's reports for all modules of a shape, side by side on two cores; none without a
 /// compiler.
-fn report(
-    config: &Config,
-    forms: &Forms,
-    arch: &str,
-    with_persistent: bool,
-) -> Option<String> {
+fn report(config: &Config, forms: &Forms, arch: &str, with_persistent: bool) -> Option<String> {
     let all = modules(config, forms, chip(arch), with_persistent).unwrap();
     let (first, second) = all.split_at(all.len() / 2);
     let compiled_all = |modules: &[weft_cuda::ModuleSource]| -> Option<String> {

@@ -1,5 +1,6 @@
 //! Opens a model: finds its files, chooses a device, checks the memory and loads the weights.
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -271,6 +272,23 @@ impl Weights for Counted<'_> {
             self.count((values.len() * bytes) as u64);
             visit(row, values);
         })
+    }
+
+    fn read_rows(
+        &self,
+        tensor: Tensor,
+        rows: Range<usize>,
+        visit: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), WeightsError> {
+        let bytes = self.config.dtype.bytes();
+        self.weights.read_rows(tensor, rows, &mut |row, values| {
+            self.count((values.len() * bytes) as u64);
+            visit(row, values);
+        })
+    }
+
+    fn is_shared_by_rows(&self, tensor: Tensor) -> bool {
+        self.weights.is_shared_by_rows(tensor)
     }
 
     fn form(&self, tensor: Tensor) -> Form {

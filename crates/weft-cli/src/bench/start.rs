@@ -84,8 +84,10 @@ pub(crate) fn run(args: &StartArgs) -> Result<ExitCode, CliError> {
         parts.all.push((format!("device: {part}"), ms));
     }
     let test = match &tested {
-        Tested::Passed(passed) => format!("self-test ({:.0} ms beside it)", passed.time_ms()),
-        _ => "self-test: passed earlier".to_owned(),
+        Tested::Passed(passed) => {
+            format!("device: the rest, self-test ({:.0} ms) included", passed.time_ms())
+        }
+        _ => "device: the rest; self-test passed earlier".to_owned(),
     };
     parts.end(&test);
     if let Some(last) = parts.all.last_mut() {
@@ -93,10 +95,8 @@ pub(crate) fn run(args: &StartArgs) -> Result<ExitCode, CliError> {
     }
     let failed = |error: DeviceError| CliError::Gpu(error.to_string());
     let token = first_tokens(&mut *device, &subject, args.n_prompt, &mut parts).map_err(failed)?;
-    let to_first: f64 = { parts.all.iter() }
-        .take_while(|(part, _)| part != SECOND)
-        .map(|(_, ms)| ms)
-        .sum();
+    let to_first: f64 =
+        { parts.all.iter() }.take_while(|(part, _)| part != SECOND).map(|(_, ms)| ms).sum();
     if args.warm {
         device.warm_up().map_err(failed)?;
         parts.end("after it: all kernels compiled, tested, measured");
