@@ -122,6 +122,7 @@ pub(crate) fn header(config: &Config, shape: &Shape) -> String {
         ("MOST_STAGES", persistent::MOST_STAGES),
         ("X_UNIT_BYTES", persistent::X_UNIT_BYTES),
         ("LONG_STAGE_BYTES", memory.stage_bytes()),
+        ("CODED_STRIP", memory.coded_strip()),
     ]);
     to.line("u32", "WHOLE_TOKENS", &persistent::WHOLE_TOKENS.to_string());
     let units: Vec<String> = (1..=tables::FEW).map(|n| memory.x_units(n).to_string()).collect();

@@ -132,9 +132,9 @@ struct NormInput {
     }
     __device__ __forceinline__ uint4 unit(u32 portion, int u) const { return StagedUnits{block.x, n_rows, block.lane}[portion * PORTION_UNITS + u]; }
     __device__ __forceinline__ void next() { awaited = true; }
-    __device__ __forceinline__ bool unpacks_early() const { return block.holds_weights(); }
+    __device__ __forceinline__ bool holds_coded() const { return block.holds_weights(); }
     __device__ __forceinline__ void ready(u32 u, u32) const {
         if (u == 0 && !awaited) await_rows();
     }
-    __device__ __forceinline__ uint4 at(u32 u) const { return StagedUnits{block.x, n_rows, block.lane}[u]; }
+    __device__ __forceinline__ const uint4 *from(u32 u) const { return StagedUnits{block.x, n_rows, block.lane}.from(u); }
 };
