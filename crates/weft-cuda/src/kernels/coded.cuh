@@ -195,12 +195,10 @@ template <class F> struct ColumnInput {
         }
     }
 };
-// Two units of one form as the rows of a product, unpacked, with the scales and minimums of rows g.
-template <class F> struct UnitPair {
-    Interleaved codes;
+// The scales and minimums of rows g of two units of one form.
+template <class F> struct PairNumbers {
     float scales[2][F::RUNS], minimums[2][F::RUNS];
-    __device__ __forceinline__ UnitPair() {}
-    __device__ __forceinline__ UnitPair(const u8 *upper, const u8 *lower, int lane, u32 zero) : codes(unpack<F>(upper, lane), unpack<F>(lower, lane), F::IS_PLAIN ? zero : 0) {
+    __device__ __forceinline__ PairNumbers(const u8 *upper, const u8 *lower, int lane) {
         if constexpr (!F::IS_PLAIN)
 #pragma unroll
             for (int i = 0; i < 2 * F::RUNS; ++i) {
@@ -209,24 +207,33 @@ template <class F> struct UnitPair {
                 if constexpr (F::HAS_OFFSET) minimums[i % 2][i / 2] = minimum_at<F>(unit, scale, i / 2, lane / 4);
             }
     }
-    // What `add_unit` adds: those of rows g of both with tokens 2c and 2c + 1, in lane 4g + c; of
-    // ONE token, only those with even ones.
-    template <bool ONE> __device__ __forceinline__ void add(float (&sum)[4], const ColumnInput<F> &x) const {
-        if constexpr (F::IS_PLAIN) return mma32(sum, codes, x.runs[0]);
-        else {
+};
+// The codes of two units of one form as the rows of a product. `zero` as for `Interleaved`.
+template <class F> __device__ __forceinline__ Interleaved unpack_pair(const u8 *upper, const u8 *lower, int lane, u32 zero) {
+    return Interleaved(unpack<F>(upper, lane), unpack<F>(lower, lane), F::IS_PLAIN ? zero : 0);
+}
+// What `add_unit` adds, of two units: those of rows g of both with tokens 2c and 2c + 1, in lane
+// 4g + c; of ONE token, only those with even ones.
+template <class F, bool ONE>
+__device__ __forceinline__ void add_pair(float (&sum)[4], const Interleaved &codes, const PairNumbers<F> &numbers, const ColumnInput<F> &x) {
+    if constexpr (F::IS_PLAIN) return mma32(sum, codes, x.runs[0]);
+    else {
 #pragma unroll
-            for (int run = 0; run < F::RUNS; ++run) {
-                float of_run[4] = {};
-                mma32(of_run, codes, x.runs[run]);
+        for (int run = 0; run < F::RUNS; ++run) {
+            float of_run[4] = {};
+            mma32(of_run, codes, x.runs[run]);
 #pragma unroll
-                for (int e = 0; e < 4; e += ONE ? 2 : 1) sum[e] = __fmaf_rn(scales[e / 2][run], of_run[e], sum[e]);
-                if constexpr (F::HAS_OFFSET)
+            for (int e = 0; e < 4; e += ONE ? 2 : 1) sum[e] = __fmaf_rn(numbers.scales[e / 2][run], of_run[e], sum[e]);
+            if constexpr (F::HAS_OFFSET)
 #pragma unroll
-                    for (int e = 0; e < 4; e += ONE ? 2 : 1) sum[e] = __fmaf_rn(minimums[e / 2][run], x.sums[run][e], sum[e]);
-            }
+                for (int e = 0; e < 4; e += ONE ? 2 : 1) sum[e] = __fmaf_rn(numbers.minimums[e / 2][run], x.sums[run][e], sum[e]);
         }
     }
-};
+}
+template <class F, bool ONE>
+__device__ __forceinline__ void add_pair(float (&sum)[4], const u8 *upper, const u8 *lower, const ColumnInput<F> &x, int lane, u32 zero) {
+    add_pair<F, ONE>(sum, unpack_pair<F>(upper, lower, lane, zero), PairNumbers<F>(upper, lower, lane), x);
+}
 
 // Eight columns of a row of a unit, rounded to bf16.
 template <class F> __device__ __forceinline__ uint4 widened(const u8 *unit, int row, int chunk) {

@@ -204,7 +204,7 @@ __device__ __forceinline__ void multiply_portion(Ring<M> &ring, const u8 *stages
                         const ColumnInput<F> input(x[0][u], lane, zero);
 #pragma unroll
                         for (int tile = from; tile < from + SHARED_BY; tile += 2)
-                            UnitPair<F>(unit(tile), unit(tile + 1 < from + SHARED_BY ? tile + 1 : tile), lane, zero).template add<false>(sum[tile], input);
+                            add_pair<F, false>(sum[tile], unit(tile), unit(tile + 1 < from + SHARED_BY ? tile + 1 : tile), input, lane, zero);
                     } else {
                         const UnitInput<F> input(Interleaved(x[0][u], lower(u), zero), lane);
 #pragma unroll

@@ -51,7 +51,7 @@ template <class F, int N, bool ONE>
 __device__ __forceinline__ void add_pairs(float (&sum)[4], const u8 *upper, const u8 *lower, const uint4 *x, u32 n_tokens, int lane, u32 zero) {
 #pragma unroll
     for (int u = 0; u < N; ++u)
-        UnitPair<F>(upper + u * F::BYTES, lower + u * F::BYTES, lane, zero).template add<ONE>(sum, ColumnInput<F>(x[u * n_tokens * 4], lane, zero));
+        add_pair<F, ONE>(sum, upper + u * F::BYTES, lower + u * F::BYTES, ColumnInput<F>(x[u * n_tokens * 4], lane, zero), lane, zero);
 }
 template <class F, int STRIP, bool IS_EVEN, bool ONE>
 __device__ __forceinline__ void add_strip(float (&sum)[4], const u8 *upper, const u8 *lower, const uint4 *x, int width, u32 n_tokens, int lane, u32 zero) {
@@ -130,53 +130,47 @@ __device__ __forceinline__ void sum_coded_tiles(Stages &stages, int first_tile, 
 }
 
 // ---- weights that are there first --------------------------------------------------------------
-// This warp's units of each of N tiles, in the stages of a strip.
-template <class W, int N, int UNITS> struct StripUnits {
-    using Stage = CodedStage<W, UNITS>;
-    int width; // units of each
-    const u8 *tiles[N];
-    __device__ __forceinline__ StripUnits(Stages &stages, int strip, int warp, int lane)
-        : width(UNITS % Stage::STRIP == 0 ? Stage::STRIP : min(Stage::STRIP, UNITS - strip * Stage::STRIP)) {
-        stages.wait_for_all(Stage::stages(N), lane);
-#pragma unroll
-        for (int tile = 0; tile < N; ++tile)
-            tiles[tile] = stages.at(tile / Stage::TILES) + (tile % Stage::TILES * (WARPS * UNITS) + warp * width) * W::BYTES;
-    }
-};
-
-// The same for a few tokens of a narrow model, whose tiles have one form. As many units as
-// registers can hold are unpacked, and stages of which nothing is left are given back, before the
-// input is awaited.
-template <class W, int N, int UNITS, int MOST_NUMBERS, bool ONE, class Input>
+// The same for a few tokens of a narrow model, whose N tiles have one form. MOST_HELD pairs of units
+// are unpacked before the input is awaited. All strips are taken at once if so many pairs are all.
+template <class W, int N, int UNITS, int MOST_HELD, bool ONE, class Input>
 __device__ __forceinline__ void sum_held_coded_tiles(Stages &stages, float (&sum)[(N + 1) / 2][4], int warp, int lane, Input &input, u32 n_tokens) {
     using Stage = CodedStage<W, UNITS>;
     using F = typename W::Form;
-    constexpr int PAIRS = (N + 1) / 2, ALL = PAIRS * Stage::STRIP, FIT = MOST_NUMBERS / (8 + 2 * F::RUNS * (1 + F::HAS_OFFSET)), HELD = FIT < ALL ? FIT : ALL;
+    constexpr int PAIRS = (N + 1) / 2;
+    constexpr bool IS_WHOLE = Stage::STRIPS == 1 || PAIRS * UNITS <= MOST_HELD && Stage::stages(N) * Stage::STRIPS <= 4;
+    constexpr int STRIPS = IS_WHOLE ? Stage::STRIPS : 1, AT_ONCE = IS_WHOLE ? UNITS : Stage::STRIP; // strips and units that are taken at once
+    constexpr int ALL = PAIRS * AT_ONCE, HELD = MOST_HELD < ALL ? MOST_HELD : ALL;
     const u32 zero = unknown_zero();
 #pragma unroll 1
-    for (int strip = 0; strip < Stage::STRIPS; ++strip) {
-        const StripUnits<W, N, UNITS> units(stages, strip, warp, lane);
-        const auto pair = [&](int i) INLINED {
+    for (int first = 0; first < UNITS; first += AT_ONCE) {
+        const int width = min(Stage::STRIP, UNITS - first); // of a strip, but for the last of several
+        stages.wait_for_all(STRIPS * Stage::stages(N), lane);
+        const u8 *tiles[STRIPS][N];
+#pragma unroll
+        for (int i = 0; i < STRIPS * N; ++i) {
+            const int strip = i / N, tile = i % N, own = STRIPS > 1 && strip == STRIPS - 1 ? UNITS - strip * Stage::STRIP : width;
+            tiles[strip][tile] = stages.at(strip * Stage::stages(N) + tile / Stage::TILES) + (tile % Stage::TILES * (WARPS * UNITS) + warp * own) * F::BYTES;
+        }
+        const auto unit = [&](int i, int second) INLINED {
             const int u = i / PAIRS, tile = i % PAIRS * 2;
-            return UnitPair<F>(units.tiles[tile] + u * F::BYTES, units.tiles[tile + 1 < N ? tile + 1 : tile] + u * F::BYTES, lane, zero);
+            return tiles[u / Stage::STRIP][tile + 1 < N ? tile + second : tile] + u % Stage::STRIP * F::BYTES;
         };
-        UnitPair<F> held[HELD];
+        Interleaved held[HELD];
 #pragma unroll
         for (int i = 0; i < HELD; ++i)
-            if (i / PAIRS < units.width) held[i] = pair(i);
-        if (HELD == ALL) stages.release(Stage::stages(N), lane);
-        input.ready(strip * Stage::STRIP, units.width);
-        const uint4 *own = input.from(strip * Stage::STRIP);
+            if (STRIPS > 1 || i / PAIRS < width) held[i] = unpack_pair<F>(unit(i, 0), unit(i, 1), lane, zero);
+        input.ready(first, STRIPS > 1 ? UNITS : width);
+        const uint4 *own = input.from(first);
 #pragma unroll
-        for (int u = 0; u < Stage::STRIP; ++u) {
-            if (u >= units.width) break;
+        for (int u = 0; u < AT_ONCE; ++u) {
+            if (STRIPS == 1 && u >= width) break;
             const ColumnInput<F> x(own[u * n_tokens * 4], lane, zero);
 #pragma unroll
             for (int i = u * PAIRS; i < (u + 1) * PAIRS; ++i) {
-                if (i < HELD) held[i < HELD ? i : 0].template add<ONE>(sum[i % PAIRS], x);
-                else pair(i).template add<ONE>(sum[i % PAIRS], x);
+                const Interleaved codes = i < HELD ? held[i < HELD ? i : 0] : unpack_pair<F>(unit(i, 0), unit(i, 1), lane, zero);
+                add_pair<F, ONE>(sum[i % PAIRS], codes, PairNumbers<F>(unit(i, 0), unit(i, 1), lane), x);
             }
         }
-        if (HELD < ALL) stages.release(Stage::stages(N), lane);
+        stages.release(STRIPS * Stage::stages(N), lane);
     }
 }

@@ -95,7 +95,8 @@ struct NormInput {
     __device__ __forceinline__ bool holds() const { return block.holds_weights() && block.n_tokens == 1; }
     __device__ __forceinline__ void await_rows() const {
         if (n_rows <= 2) await_kept<1>();
-        else if (n_rows <= 4 && block.holds_weights()) await_kept<2>();
+        else if (n_rows <= 4 && block.fixed) await_kept<2>();
+        else if (block.holds_weights()) await_kept<4>();
         else await_staged();
         __syncwarp();
     }
