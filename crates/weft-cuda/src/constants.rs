@@ -115,6 +115,12 @@ pub(crate) fn header(config: &Config, shape: &Shape) -> String {
         ("RULED_OUT", sampling::RULED_OUT),
     ]);
 
+    persistent_kernel(&mut to, config, shape);
+    to.0
+}
+
+/// The constants of the persistent kernel.
+fn persistent_kernel(to: &mut Header, config: &Config, shape: &Shape) {
     to.title("The persistent kernel (persistent/).");
     let memory = SharedMemory::new(config, shape, shape.chip.shared_bytes);
     to.numbers([
@@ -131,7 +137,6 @@ pub(crate) fn header(config: &Config, shape: &Shape) -> String {
     to.words(&[("NOBODY", persistent::NOBODY)]);
     to.choices("Chooses", &Chooses::ALL.map(|(name, value)| (name, value as u32)));
     to.choices("OpKind", &OpKind::ALL.map(|(name, kind)| (name, kind as u32)));
-    to.0
 }
 
 #[cfg(test)]

@@ -131,13 +131,14 @@ __device__ __forceinline__ void sum_coded_tiles(Stages &stages, int first_tile, 
 
 // ---- weights that are there first --------------------------------------------------------------
 // The same for a few tokens of a narrow model, whose N tiles have one form. MOST_HELD pairs of units
-// are unpacked before the input is awaited. All strips are taken at once if so many pairs are all.
+// are unpacked before the input is awaited. All strips are taken at once if there is room for their
+// input.
 template <class W, int N, int UNITS, int MOST_HELD, bool ONE, class Input>
 __device__ __forceinline__ void sum_held_coded_tiles(Stages &stages, float (&sum)[(N + 1) / 2][4], int warp, int lane, Input &input, u32 n_tokens) {
     using Stage = CodedStage<W, UNITS>;
     using F = typename W::Form;
     constexpr int PAIRS = (N + 1) / 2;
-    constexpr bool IS_WHOLE = Stage::STRIPS == 1 || PAIRS * UNITS <= MOST_HELD && Stage::stages(N) * Stage::STRIPS <= 4;
+    constexpr bool IS_WHOLE = Stage::STRIPS == 1 || PAIRS * UNITS <= LONGEST_STRIP && Stage::stages(N) * Stage::STRIPS <= 4;
     constexpr int STRIPS = IS_WHOLE ? Stage::STRIPS : 1, AT_ONCE = IS_WHOLE ? UNITS : Stage::STRIP; // strips and units that are taken at once
     constexpr int ALL = PAIRS * AT_ONCE, HELD = MOST_HELD < ALL ? MOST_HELD : ALL;
     const u32 zero = unknown_zero();

@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+"""Runs the persistent kernel's source on the CPU, and those that it shares pages with: no GPU, no CUDA, a C++ compiler and cargo.
+
+    tools/emulate/emulate.py [--models MODEL ...] [--against REVISION] [--log FILE]
+
+Kernels are compiled as they lie in crates/weft-cuda/src, with kernels/ptx.cuh of this folder in the place of theirs.
+Each case is run with two orders of blocks and copies; everything that was written must be the same. Every op must give
+what the reference device gives for the same input, within the bounds that hold on a GPU (tests/parity.rs). Attention
+must be the same bits in `attend` and `attend_block`. With a revision, its kernels are run too, and must leave the same
+bits after every op. See cuda.h for what is emulated, and what is not.
+"""
+
+import argparse
+import concurrent.futures
+import functools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+KERNELS = "crates/weft-cuda/src/"
+TINY = dict(hidden_size=30, num_attention_heads=6, num_key_value_heads=2, head_dim=10, intermediate_size=37, vocab_size=101)
+ODD = dict(hidden_size=301, num_attention_heads=15, num_key_value_heads=3, head_dim=46, intermediate_size=533, vocab_size=397)
+# Rows of more than twelve units a warp, which are packed in strips.
+LONG = dict(hidden_size=64, num_attention_heads=8, num_key_value_heads=2, head_dim=16, intermediate_size=3500, vocab_size=61)
+MODELS = {"tiny": ("qwen3", TINY, 8), "bias": ("qwen2", TINY, 8), "odd": ("llama", ODD, 12), "long": ("qwen3", LONG, 6)}
+# More blocks than tiles: some owe the others nothing, and are late.
+MODELS |= {"spare": ("qwen3", TINY, 20)}
+# Coded weights: the forms of `emulation.rs`; rows in one strip and in several.
+CODED = dict(hidden_size=300, num_attention_heads=4, num_key_value_heads=2, head_dim=40, intermediate_size=4500, vocab_size=61)
+NARROW = dict(CODED, intermediate_size=600)
+FORMS = {"int4": "1", "int8": "0", "mixed": "mixed", "fp8": "13", "table": "15"}
+MODELS |= {name: ("qwen3", CODED if name == "mixed" else NARROW, 6) for name in FORMS}
+# How a lane's rows lie: one span; one with marks inside sections; spans that begin in the middle of
+# a page, with marks.
+PLAIN, MARKED, IN_SPANS = range(3)
+# Lanes, tokens of a lane, rows before, steps, stages, layout.
+CASES = [(1, 1, 0, 2, 8, PLAIN), (1, 1, 600, 6, 10, PLAIN), (1, 1, 16800, 2, 10, PLAIN), (2, 1, 250, 8, 10, PLAIN), (4, 1, 60, 6, 10, PLAIN)]
+CASES += [(3, 1, 200, 8, 9, PLAIN), (8, 1, 5, 3, 16, PLAIN), (4, 2, 60, 1, 11, PLAIN), (3, 2, 250, 1, 8, PLAIN)]
+CASES += [(1, 1, 150, 6, 8, MARKED), (1, 1, 600, 6, 10, MARKED), (4, 1, 60, 6, 10, MARKED), (3, 2, 250, 1, 8, MARKED)]
+CASES += [(1, 1, 290, 6, 10, IN_SPANS), (2, 1, 900, 3, 10, IN_SPANS), (4, 2, 60, 1, 11, IN_SPANS)]
+CODED_CASES = [(1, 1, 60, 2, 10, PLAIN), (2, 1, 60, 2, 10, PLAIN), (4, 1, 60, 2, 10, PLAIN), (3, 2, 60, 1, 8, PLAIN)]
+SPARE_CASES = [(2, 1, 250, 8, 10, PLAIN), (3, 1, 200, 8, 9, PLAIN), (8, 1, 5, 3, 16, PLAIN), (2, 1, 600, 6, 10, MARKED)]
+
+
+def kernels(folder, revision):
+    """The folder with the kernels' sources, of a revision or as they lie here."""
+    if revision is None:
+        return ROOT / KERNELS
+    archive = subprocess.run(["git", "archive", revision, KERNELS], cwd=ROOT, check=True, capture_output=True).stdout
+    subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
+    return folder / KERNELS
+
+
+def config(model):
+    """The text of a model's config.json."""
+    family, sizes, _ = MODELS[model]
+    of_all = dict(num_hidden_layers=2, max_position_embeddings=512, rope_theta=10000.0, tie_word_embeddings=False)
+    return json.dumps(dict(sizes, model_type=family, **of_all))
+
+
+@functools.cache
+def host_program():
+    """The program that answers for the host, built."""
+    command = ["cargo", "build", "--quiet", "-p", "weft-cuda", "--example", "emulation", "--message-format=json"]
+    built = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+    messages = map(json.loads, built.splitlines())
+    return next(m["executable"] for m in messages if m.get("target", {}).get("name") == "emulation" and m.get("executable"))
+
+
+def host(*arguments):
+    """Asks the host for something; what it prints if it fails."""
+    ran = subprocess.run([host_program(), *map(str, arguments)], capture_output=True, text=True)
+    return ran.stderr if ran.returncode else ""
+
+
+def build(folder, model, revision):
+    program = folder / f"{model}-{revision or 'here'}"
+    (folder / "matrices").unlink(missing_ok=True)
+    failed = host("headers", config(model), FORMS.get(model, "plain"), MODELS[model][2], folder)
+    if failed:
+        sys.exit(failed)
+    # The first folder that has a file wins: emitted headers, then ptx.cuh of this folder, then what kernels are.
+    folders = [f"-I{path}" for path in (folder, HERE, kernels(folder, revision))]
+    command = ["g++", "-O2", "-std=c++17", "-w", "-fpermissive", "-fno-strict-aliasing"]
+    subprocess.run([*command, *folders, str(HERE / "harness.cpp"), "-o", str(program)], check=True)
+    return program
+
+
+def run(program, case, seed, *dump):
+    matrices = program.parent / "matrices"
+    environment = dict(os.environ, **({"WEFT_MATRICES": str(matrices)} if matrices.exists() else {}))
+    command = [program, *map(str, case), str(seed), *dump]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=1700, env=environment)
+    return ran.stdout if ran.returncode == 0 else f"failed: {ran.returncode}\n{ran.stdout[-500:]}"
+
+
+def check(model, case, here, there, folder):
+    """Runs a case under both orders, and by an earlier build if there is one: whether all agree, and what to print."""
+    dump = folder / f"{model}-{'-'.join(map(str, case))}.dump"
+    outputs = [run(here, case, 1, dump), run(here, case, 2)] + ([run(there, case, 1)] if there else [])
+    if outputs[0].startswith("failed"):
+        return False, outputs[0]
+    wrong = host("check", config(model), FORMS.get(model, "plain"), dump)
+    dump.unlink()
+    same = len(set(outputs)) == 1
+    n_hashes = outputs[0].count("\n  ")
+    against = f"NOT AS THE REFERENCE: {wrong}" if wrong else "as the reference"
+    return same and not wrong, f"{'same' if same else 'DIFFERENT'}, {n_hashes} hashes, {against}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--against", metavar="REVISION", help="whose kernel must leave the same bits; its `Launch` and lists must be this one's")
+    parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--log", type=argparse.FileType("w"), default=sys.stdout)
+    arguments = parser.parse_args()
+    failures = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for model in arguments.models:
+            here = build(pathlib.Path(folder), model, None)
+            there = build(pathlib.Path(folder), model, arguments.against) if arguments.against else None
+            cases = SPARE_CASES if model == "spare" else CODED_CASES if model in FORMS else CASES
+            with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+                jobs = [pool.submit(check, model, case, here, there, pathlib.Path(folder)) for case in cases]
+                for case, job in zip(cases, jobs):
+                    good, said = job.result()
+                    failures += not good
+                    print(f"{model} {case}: {said}", file=arguments.log, flush=True)
+    sys.exit(failures > 0)
+
+
+if __name__ == "__main__":
+    main()
