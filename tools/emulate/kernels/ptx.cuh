@@ -18,6 +18,7 @@ inline u32 fma_pair(u32 a, u32 b, u32 c) {
     return round_pair(fmaf(upper(a << 16), upper(b << 16), upper(c << 16)), fmaf(upper(a), upper(b), upper(c)));
 }
 inline u32 and_or(u32 value, u32 mask, u32 bits) { return value & mask | bits; }
+inline u32 and_xor(u32 value, u32 mask, u32 bits) { return value & mask ^ bits; }
 inline float half_to_float(u16 half) {
     const float magnitude = __uint_as_float((half & 0x7fffu) << 13) * 0x1p112f;
     return half & 0x8000 ? -magnitude : magnitude;
