@@ -105,11 +105,11 @@ struct AwaitedRows {
         }
         return after;
     }
-    // All pieces where every lane has OF_ROW of each of TOKENS rows, of ALL from `first` on. With
-    // these known a poll is loads and comparisons; what `some` computes besides takes as long as
-    // the loads where there are several tokens.
-    template <int TOKENS, int OF_ROW, int ALL = TOKENS> __device__ __forceinline__ void even(uint4 *stage, int first_unit, int lane, Watch &watch, u32 first = 0) const {
-        const u64 *from = words + first * row_words + first_unit * 16 + lane * 2;
+    // All pieces where every lane has OF_ROW of each of TOKENS rows. With both known a poll is
+    // loads and comparisons; what `some` computes besides takes as long as the loads where there
+    // are several tokens.
+    template <int TOKENS, int OF_ROW> __device__ __forceinline__ void even(uint4 *stage, int first_unit, int lane, Watch &watch) const {
+        const u64 *from = words + first_unit * 16 + lane * 2;
         TwoWords got[TOKENS][OF_ROW];
         watch.until([&] {
             bool all = true;
@@ -120,18 +120,12 @@ struct AwaitedRows {
             }
             return all;
         });
-        uint2 *to = (uint2 *)stage + (lane / 8 * ALL + first) * 8 + lane % 8;
+        uint2 *to = (uint2 *)stage + lane / 8 * TOKENS * 8 + lane % 8;
 #pragma unroll
         for (int i = 0; i < TOKENS * OF_ROW; ++i) {
             const TwoWords two = got[i / OF_ROW][i % OF_ROW];
-            to[(i % OF_ROW * 4 * ALL + i / OF_ROW) * 8] = make_uint2(value_of(two.first), value_of(two.second));
+            to[(i % OF_ROW * 4 * TOKENS + i / OF_ROW) * 8] = make_uint2(value_of(two.first), value_of(two.second));
         }
-    }
-    // The same of eight tokens, as many at once as registers allow.
-    template <int OF_ROW> __device__ __forceinline__ void even_eight(uint4 *stage, int first_unit, int lane, Watch &watch) const {
-        constexpr int AT_ONCE = OF_ROW == 1 ? 8 : 4;
-#pragma unroll
-        for (u32 first = 0; first < 8; first += AT_ONCE) even<AT_ONCE, OF_ROW, 8>(stage, first_unit, lane, watch, first);
     }
     __device__ __forceinline__ void into(uint4 *stage, int first_unit, u32 n_units, u32 n_tokens, int lane, Watch &watch) const {
         const u32 of_row = n_units * 8;
@@ -153,9 +147,6 @@ struct AwaitedRows {
         else if (has(4, 2)) even<4, 2>(stage, first_unit, lane, watch);
         else if (has(4, 3)) even<4, 3>(stage, first_unit, lane, watch);
         else if (has(4, 4)) even<4, 4>(stage, first_unit, lane, watch);
-        else if (has(8, 1)) even_eight<1>(stage, first_unit, lane, watch);
-        else if (has(8, 2)) even_eight<2>(stage, first_unit, lane, watch);
-        else if (has(8, 3)) even_eight<3>(stage, first_unit, lane, watch);
         else
 #pragma unroll 1
             while (piece.token < n_tokens) piece = some<8>(stage, piece, first_unit, of_row, n_tokens, watch);

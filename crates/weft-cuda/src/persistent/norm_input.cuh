@@ -96,7 +96,6 @@ struct NormInput {
     __device__ __forceinline__ void await_rows() const {
         if (n_rows <= 2) await_kept<1>();
         else if (n_rows <= 4 && block.fixed) await_kept<2>();
-        else if (block.holds_weights()) await_kept<4>();
         else await_staged();
         __syncwarp();
     }
