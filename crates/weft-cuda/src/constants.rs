@@ -95,6 +95,12 @@ pub(crate) fn header(config: &Config, shape: &Shape) -> String {
 
     choosing(&mut to, config);
 
+    persistent_kernel(&mut to, config, shape);
+    to.0
+}
+
+/// The constants of the persistent kernel.
+fn persistent_kernel(to: &mut Header, config: &Config, shape: &Shape) {
     to.title("The persistent kernel (persistent/).");
     let memory = SharedMemory::new(config, shape, shape.chip.shared_bytes);
     to.numbers([
@@ -102,6 +108,7 @@ pub(crate) fn header(config: &Config, shape: &Shape) -> String {
         ("MOST_STAGES", persistent::MOST_STAGES),
         ("X_UNIT_BYTES", persistent::X_UNIT_BYTES),
         ("LONG_STAGE_BYTES", memory.stage_bytes()),
+        ("CODED_STRIP", memory.coded_strip()),
     ]);
     to.line("u32", "WHOLE_TOKENS", &persistent::WHOLE_TOKENS.to_string());
     let units: Vec<String> = (1..=tables::FEW).map(|n| memory.x_units(n).to_string()).collect();
@@ -110,7 +117,6 @@ pub(crate) fn header(config: &Config, shape: &Shape) -> String {
     to.words(&[("NOBODY", persistent::NOBODY)]);
     to.choices("Chooses", &Chooses::ALL.map(|(name, value)| (name, value as u32)));
     to.choices("OpKind", &OpKind::ALL.map(|(name, kind)| (name, kind as u32)));
-    to.0
 }
 
 /// Constants of the kernels that choose tokens.

@@ -104,6 +104,12 @@ pub(crate) fn plan_for(counts: &Counts, most_queries: usize) -> usize {
     WHOLE_PLANS.iter().position(is_for).expect("the last one takes anything")
 }
 
+/// The least number of tokens above `n` that has its own kernel, if `n` has none.
+pub(crate) fn next_plan(n: usize) -> Option<usize> {
+    let all = WHOLE_PLANS.iter().filter_map(|(_, tokens)| *tokens);
+    all.clone().find(|tokens| *tokens > n).filter(|_| all.clone().all(|tokens| tokens != n))
+}
+
 /// The two forms of such a kernel: one for greedy tokens or none, one for drawn tokens.
 struct WholePlan {
     best: Kernel,
