@@ -53,7 +53,7 @@ pub const PACKED_CONFIG: &str = r#"{"model_type": "qwen3", "hidden_size": 32,
     "tie_word_embeddings": true, "dtype": "bfloat16"}"#;
 
 /// Every format that packs matrices: its `quantization_config`.
-pub const PACKINGS: [&str; 13] = [
+pub const PACKINGS: [&str; 15] = [
     r#"{"quant_method": "fp8", "weight_block_size": [128, 128]}"#,
     r#"{"quant_method": "modelopt", "quant_algo": "FP8"}"#,
     r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#,
@@ -78,6 +78,12 @@ pub const PACKINGS: [&str; 13] = [
         {"a": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "float"}}}}"#,
     r#"{"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized", "config_groups":
         {"a": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "float"}}}}"#,
+    r#"{"quant_method": "compressed-tensors", "format": "mxfp8-quantized", "config_groups":
+        {"a": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}}}"#,
+    r#"{"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups":
+        {"a": {"targets": ["Linear"], "weights":
+        {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 16,
+         "symmetric": false, "actorder": "group"}}}}"#,
 ];
 
 /// The configs of packed seeds.
@@ -241,7 +247,8 @@ pub fn request(input: &[u8]) {
     let reader = READER.get_or_init(|| {
         let model = stub::model();
         let engine = stub::engine(&model, "a", &Arc::default());
-        Reader::new(&Loaded { id: "tiny".to_owned(), model, engine, shelf: None })
+        let (id, identity) = ("tiny".to_owned(), serde_json::Value::Null);
+        Reader::new(&Loaded { id, model, engine, shelf: None, identity })
     });
     match input.strip_prefix(b"0") {
         Some(body) => reader.completion(body),

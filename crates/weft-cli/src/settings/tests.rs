@@ -155,3 +155,26 @@ fn the_readme_lists_the_flags_that_cannot_be_set() {
         assert!(readme.contains(&format!("`--{name}`")), "README.md does not list --{name}");
     }
 }
+
+#[test]
+fn a_misspelt_variable_is_noticed_and_those_of_others_are_not() {
+    let of = |name: &str| misspelt(std::iter::once(OsString::from(name)));
+    let near = |name: &str| of(name).pop().map(|(_, near)| near);
+    assert_eq!(near("WEFT_CTX_SZIE").as_deref(), Some("WEFT_CTX_SIZE"));
+    assert_eq!(near("WEFT_CONTEXT").as_deref(), None);
+    assert_eq!(near("WEFT_THREDS").as_deref(), Some("WEFT_THREADS"));
+    assert_eq!(near("WEFT_CONFG").as_deref(), Some("WEFT_CONFIG"));
+    for other in [
+        "WEFT_CTX_SIZE",
+        "WEFT_CPU_ISA",
+        "WEFT_CONFIG",
+        "WEFT_SKIPPED",
+        "WEFT_TEST_QWEN3",
+        "WEFT_REQUIRE_GPU",
+        "WEFT_TEST_LIMIT_S",
+        "CTX_SZIE",
+        "PATH",
+    ] {
+        assert_eq!(near(other), None, "{other}");
+    }
+}

@@ -1,5 +1,7 @@
 //! Writes the seeds of all corpora, from the test data of the project: `cargo run --example seeds`.
 
+mod gguf;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +17,6 @@ use weft_core::dtype::Dtype;
 use weft_core::store::{Header, KvKey, Put, Rows, Store};
 use weft_core::weights::{Safetensors, Tensor, tensors};
 use weft_fuzz::{CONFIG, FINGERPRINT, PACKED_CONFIG, packed_configs};
-use weft_testing::gguf::GgufFile;
 
 /// Merges that are kept of a tokenizer: a seed is small.
 const MERGES: usize = 8;
@@ -33,7 +34,7 @@ fn main() {
     write("template", "tiny", &read(project.join("assets/weft-tiny/chat_template.jinja")));
     let tokenizer = small_tokenizer(&read(data.join("prompts/tokenizer.json")));
     write("tokenizer", "small", &tokenizer);
-    ggufs(&tokenizer);
+    gguf::seeds(&tokenizer).iter().for_each(|(name, bytes)| write("gguf", name, bytes));
     let index = data.join("golden/qwen2/model.safetensors.index.json");
     write("safetensors", "index", &read(index));
     write("safetensors", "weights", &weights());
@@ -184,7 +185,61 @@ const PACKED: &[(&str, &[Side])] = &[
             ("weight_scale", Format::U8, |n, k| vec![n, k.div_ceil(32)]),
         ],
     ),
+    (
+        "ct_mxfp8",
+        &[
+            ("weight", Format::F8_E4M3, |n, k| vec![n, k]),
+            ("weight_scale", Format::U8, |n, k| vec![n, k.div_ceil(32)]),
+        ],
+    ),
+    (
+        "ct_words8",
+        &[
+            ("weight_packed", Format::I32, |n, k| vec![n, k / 4]),
+            ("weight_scale", Format::BF16, |n, _| vec![n, 1]),
+            ("weight_shape", Format::I64, |_, _| vec![2]),
+        ],
+    ),
+    (
+        "ct_int4_order",
+        &[
+            ("weight_packed", Format::I32, |n, k| vec![n, k / 8]),
+            ("weight_scale", Format::BF16, |n, k| vec![n, k.div_ceil(16)]),
+            ("weight_zero_point", Format::I8, |n, k| vec![n, k.div_ceil(16)]),
+            ("weight_g_idx", Format::I32, |_, k| vec![k]),
+            ("weight_shape", Format::I64, |_, _| vec![2]),
+        ],
+    ),
+    (
+        "bnb_nf4",
+        &[
+            ("weight", Format::U8, |n, k| vec![n * k / 2, 1]),
+            ("weight.absmax", Format::F32, |n, k| vec![(n * k).div_ceil(64)]),
+            ("weight.quant_map", Format::F32, |_, _| vec![16]),
+            (STATE, Format::U8, |n, k| vec![state(n, k).len()]),
+        ],
+    ),
+    (
+        "bnb_nested",
+        &[
+            ("weight", Format::U8, |n, k| vec![n * k / 2, 1]),
+            ("weight.absmax", Format::U8, |n, k| vec![(n * k).div_ceil(64)]),
+            ("weight.nested_absmax", Format::F32, |n, k| vec![(n * k).div_ceil(64 * 4)]),
+            ("weight.nested_quant_map", Format::F32, |_, _| vec![256]),
+            ("weight.quant_map", Format::F32, |_, _| vec![16]),
+            (STATE, Format::U8, |n, k| vec![state(n, k).len()]),
+        ],
+    ),
 ];
+
+/// The settings that bitsandbytes stores with a matrix, and their tensor.
+const STATE: &str = "weight.quant_state.bitsandbytes__nf4";
+
+fn state(n: usize, k: usize) -> String {
+    json!({"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [n, k],
+        "nested_blocksize": 4, "nested_offset": 0.25})
+    .to_string()
+}
 
 /// A packed model: every number of a format of floats is small, all others are zero.
 fn packed(sides: &[Side]) -> Vec<u8> {
@@ -194,52 +249,28 @@ fn packed(sides: &[Side]) -> Vec<u8> {
         let name = shape.tensor.name();
         let is_packed = shape.shape.len() == 2 && shape.tensor != Tensor::Embed;
         let Some(module) = name.strip_suffix(".weight").filter(|_| is_packed) else {
-            all.push((name, Format::BF16, shape.shape));
+            let zeros = vec![0; 2 * shape.elements()];
+            all.push((name, Format::BF16, shape.shape, zeros));
             continue;
         };
         let (n, k) = (shape.rows(), shape.row());
-        all.extend(sides.iter().map(|side| (format!("{module}.{}", side.0), side.1, side.2(n, k))));
+        all.extend(sides.iter().map(|(suffix, format, shape)| {
+            let shape = shape(n, k);
+            let elements: usize = shape.iter().product();
+            let bytes = match format {
+                // The shape of the matrix.
+                Format::I64 => [n, k].iter().flat_map(|n| (*n as u64).to_le_bytes()).collect(),
+                Format::F32 => 0.5_f32.to_le_bytes().repeat(elements),
+                _ if *suffix == STATE => state(n, k).into_bytes(),
+                _ => vec![0; elements * format.bitsize() / 8],
+            };
+            (format!("{module}.{suffix}"), *format, shape, bytes)
+        }));
     }
-    let data: Vec<Vec<u8>> = all
-        .iter()
-        .map(|(name, format, shape)| {
-            let n: usize = shape.iter().product();
-            match format {
-                // The shape of the matrix that it describes.
-                Format::I64 => {
-                    let name = name.replace("weight_shape", "weight");
-                    let matrix = tensors(&config).into_iter().find(|s| s.tensor.name() == name);
-                    let shape = matrix.expect("a matrix").shape;
-                    shape.iter().flat_map(|size| (*size as u64).to_le_bytes()).collect()
-                }
-                Format::F32 => 0.5_f32.to_le_bytes().repeat(n),
-                _ => vec![0; n * format.bitsize() / 8],
-            }
-        })
-        .collect();
-    let views = all.iter().zip(&data).map(|((name, format, shape), data)| {
-        (name, TensorView::new(*format, shape.clone(), data).expect("a tensor"))
+    let views = all.iter().map(|(name, format, shape, bytes)| {
+        (name, TensorView::new(*format, shape.clone(), bytes).expect("a tensor"))
     });
     safetensors::serialize(views, None).expect("a file")
-}
-
-/// Models without and with a tokenizer, and one of llama.
-fn ggufs(tokenizer: &[u8]) {
-    let mut file = GgufFile::tiny();
-    write("gguf", "qwen3", &file.bytes());
-    file.tensors.clear();
-    let json = serde_json::from_slice(tokenizer).expect("a tokenizer");
-    file.add_tokenizer(&json, "qwen2", 300);
-    file.set_text("tokenizer.chat_template", "{{ messages[0].content }}");
-    file.set_f32("general.sampling.temp", 0.5);
-    write("gguf", "tokenizer", &file.bytes());
-    let mut llama = GgufFile::tiny();
-    for (key, _) in &mut llama.keys {
-        *key = key.replace("qwen3.", "llama.");
-    }
-    llama.set_text("general.architecture", "llama");
-    llama.tensors.retain(|t| !t.name.contains("attn_q_norm") && !t.name.contains("attn_k_norm"));
-    write("gguf", "llama", &llama.bytes());
 }
 
 /// Chats of the test data's conversations, and one of each kind of question.
