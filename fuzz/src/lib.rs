@@ -48,50 +48,75 @@ pub const CONFIG: &str = r#"{"model_type": "qwen3", "hidden_size": 4, "num_hidde
 
 /// The model of packed seeds, without its `quantization_config`.
 pub const PACKED_CONFIG: &str = r#"{"model_type": "qwen3", "hidden_size": 32,
-    "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8,
+    "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 16,
     "intermediate_size": 16, "vocab_size": 2, "max_position_embeddings": 64,
     "tie_word_embeddings": true, "dtype": "bfloat16"}"#;
 
-/// Every format that packs matrices: its `quantization_config`.
-pub const PACKINGS: [&str; 15] = [
-    r#"{"quant_method": "fp8", "weight_block_size": [128, 128]}"#,
-    r#"{"quant_method": "modelopt", "quant_algo": "FP8"}"#,
-    r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#,
-    r#"{"quant_method": "awq", "bits": 4, "group_size": 16}"#,
-    r#"{"quant_method": "gptq", "bits": 4, "group_size": 16}"#,
-    r#"{"quant_method": "gptq", "bits": 8, "group_size": -1, "format": "gptq_v2"}"#,
-    r#"{"quant_method": "bitsandbytes", "load_in_4bit": true}"#,
-    r#"{"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups":
+/// Every format that packs matrices: a name that its files have, and its `quantization_config`.
+pub const PACKINGS: [(&str, &str); 16] = [
+    ("weight_scale_inv", r#"{"quant_method": "fp8", "weight_block_size": [128, 128]}"#),
+    ("weight_scale", r#"{"quant_method": "modelopt", "quant_algo": "FP8"}"#),
+    ("weight_scale_2", r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#),
+    ("qweight", r#"{"quant_method": "awq", "bits": 4, "group_size": 16}"#),
+    ("qweight", r#"{"quant_method": "gptq", "bits": 4, "group_size": 16}"#),
+    ("qweight", r#"{"quant_method": "gptq", "bits": 8, "group_size": -1, "format": "gptq_v2"}"#),
+    ("SCB", r#"{"quant_method": "bitsandbytes", "load_in_4bit": true}"#),
+    ("quant_state", r#"{"quant_method": "bitsandbytes", "load_in_4bit": true}"#),
+    (
+        "weight_scale",
+        r#"{"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups":
         {"a": {"targets": ["Linear"], "weights":
         {"num_bits": 8, "type": "float", "strategy": "channel"}}}}"#,
-    r#"{"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups":
+    ),
+    (
+        "weight_scale",
+        r#"{"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups":
         {"a": {"targets": ["Linear"], "weights":
         {"num_bits": 8, "type": "int", "strategy": "tensor"}}}}"#,
-    r#"{"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups":
+    ),
+    (
+        "weight_packed",
+        r#"{"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups":
         {"a": {"targets": ["re:.*"], "weights":
         {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 16,
          "symmetric": false}}}}"#,
-    r#"{"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups":
+    ),
+    (
+        "weight_packed",
+        r#"{"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups":
         {"a": {"targets": ["Linear"], "weights":
         {"num_bits": 8, "type": "int", "strategy": "channel"}}}}"#,
-    r#"{"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "config_groups":
+    ),
+    (
+        "weight_packed",
+        r#"{"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "config_groups":
         {"a": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "float"}}}}"#,
-    r#"{"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized", "config_groups":
+    ),
+    (
+        "weight_packed",
+        r#"{"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized", "config_groups":
         {"a": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "float"}}}}"#,
-    r#"{"quant_method": "compressed-tensors", "format": "mxfp8-quantized", "config_groups":
+    ),
+    (
+        "weight_scale",
+        r#"{"quant_method": "compressed-tensors", "format": "mxfp8-quantized", "config_groups":
         {"a": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}}}"#,
-    r#"{"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups":
+    ),
+    (
+        "weight_packed",
+        r#"{"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups":
         {"a": {"targets": ["Linear"], "weights":
         {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 16,
          "symmetric": false, "actorder": "group"}}}}"#,
+    ),
 ];
 
-/// The configs of packed seeds.
-pub fn packed_configs() -> impl Iterator<Item = Config> {
-    PACKINGS.iter().map(|packing| {
+/// The configs of packed seeds, each with a name that its files have.
+pub fn packed_configs() -> impl Iterator<Item = (&'static str, Config)> {
+    PACKINGS.iter().map(|(name, packing)| {
         let config = PACKED_CONFIG.trim_end_matches('}');
         let json = format!(r#"{config}, "quantization_config": {packing}}}"#);
-        Config::from_json(json.as_bytes()).expect("a config")
+        (*name, Config::from_json(json.as_bytes()).expect("a config"))
     })
 }
 
@@ -114,13 +139,17 @@ pub fn safetensors(input: &[u8]) {
         let _ = shards_of_index(&file);
         return;
     }
-    static CONFIGS: OnceLock<Vec<Config>> = OnceLock::new();
+    static CONFIGS: OnceLock<Vec<(&str, Config)>> = OnceLock::new();
     let configs = CONFIGS.get_or_init(|| {
         let plain = Config::from_json(CONFIG.as_bytes()).expect("a config");
-        std::iter::once(plain).chain(packed_configs()).collect()
+        std::iter::once(("", plain)).chain(packed_configs()).collect()
     });
+    // Other formats refuse the file at once, for the name that is missing.
+    let has = |name: &str| {
+        name.is_empty() || input.windows(name.len()).any(|window| window == name.as_bytes())
+    };
     let bytes: *mut [u8] = Box::into_raw(input.to_vec().into_boxed_slice());
-    for config in configs {
+    for (_, config) in configs.iter().filter(|(name, _)| has(name)) {
         // SAFETY: the bytes are freed below, after everything that borrows them.
         let opened = Safetensors::from_bytes("input", unsafe { &*bytes }, config);
         let Ok(weights) = opened else { continue };

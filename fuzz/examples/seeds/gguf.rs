@@ -4,18 +4,8 @@ use weft_core::weights::Gguf;
 use weft_testing::gguf::{GgufFile, Stored};
 
 /// Formats whose blocks have 32 elements, or one: their number in files, and the bytes of 32.
-const SMALL_BLOCKS: [(u32, usize); 10] = [
-    (2, 18),
-    (3, 20),
-    (6, 22),
-    (7, 24),
-    (8, 34),
-    (20, 18),
-    (39, 17),
-    (0, 128),
-    (1, 64),
-    (30, 64),
-];
+const SMALL_BLOCKS: [(u32, usize); 10] =
+    [(2, 18), (3, 20), (6, 22), (7, 24), (8, 34), (20, 18), (39, 17), (0, 128), (1, 64), (30, 64)];
 
 /// Formats whose blocks have 256 elements, and the bytes of a block.
 const LARGE_BLOCKS: [(u32, usize); 6] =
