@@ -50,21 +50,17 @@ pub(crate) fn parse() -> Result<Cli, CliError> {
 /// Variables that are nearly those of a flag, each with the right one. Others, such as those of
 /// scripts around weft, are none of its business.
 fn misspelt(names: impl Iterator<Item = OsString>) -> Vec<(String, String)> {
-    let keys = keys();
-    let near = |name: &String| {
-        let key = name.strip_prefix(PREFIX)?.to_ascii_lowercase().replace('_', "-");
-        let is_known = keys.contains_key(&key) || OTHER_VARIABLES.contains(&name.as_str());
-        if is_known {
-            return None;
-        }
-        let others = OTHER_VARIABLES.iter().map(|name| (*name).to_owned());
-        models::nearest_of(name, keys.keys().map(|key| variable(key)).chain(others))
+    const MOST_MORE_LETTERS: usize = 2;
+    let key = |name: &str| Some(name.strip_prefix(PREFIX)?.to_ascii_lowercase().replace('_', "-"));
+    let mut known: Vec<String> = keys().into_keys().collect();
+    known.extend(OTHER_VARIABLES.into_iter().filter_map(key));
+    let near = |name: String| {
+        let key = key(&name).filter(|key| !known.contains(key))?;
+        let near = models::nearest_of(&key, known.iter().cloned())?;
+        let is_near = near.len().abs_diff(key.len()) <= MOST_MORE_LETTERS;
+        is_near.then(|| (name, variable(&near)))
     };
-    names
-        .filter_map(|name| name.into_string().ok())
-        .filter_map(|name| Some((near(&name)?, name)))
-        .map(|(near, name)| (name, near))
-        .collect()
+    names.filter_map(|name| name.into_string().ok()).filter_map(near).collect()
 }
 
 /// The settings of the config file; none if there is no file.

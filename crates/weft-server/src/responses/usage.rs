@@ -126,7 +126,10 @@ mod tests {
     fn speeds_count_what_was_computed_in_their_time() {
         let timings = timings(&[finished(10, 3, 300), finished(10, 5, 500)], 2);
         assert_eq!((&timings["cache_n"], &timings["prompt_n"]), (&json!(4), &json!(6)));
-        assert_eq!((&timings["prompt_ms"], &timings["predicted_ms"]), (&json!(100.0), &json!(400.0)));
+        assert_eq!(
+            (&timings["prompt_ms"], &timings["predicted_ms"]),
+            (&json!(100.0), &json!(400.0))
+        );
         assert_eq!(timings["predicted_n"], 8);
         assert_eq!(timings["prompt_per_second"], 60.0);
         assert_eq!(timings["predicted_per_second"], 15.0);
