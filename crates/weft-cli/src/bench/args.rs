@@ -14,7 +14,7 @@ use super::first_token::FirstTokenArgs;
 use super::forced::ForcedArgs;
 use super::generate::GenerateArgs;
 use super::start::StartArgs;
-use crate::args::{DeviceKind, Kernels, Quantize};
+use crate::args::{DeviceArgs, Quantize};
 use crate::size;
 
 #[derive(Args)]
@@ -137,15 +137,8 @@ pub(crate) struct SubjectArgs {
     /// Quantise the weights while loading
     #[arg(long, value_enum, value_name = "FORM")]
     pub(crate) quantize: Option<Quantize>,
-    /// Device
-    #[arg(long, value_enum, default_value_t = DeviceKind::Auto)]
-    pub(crate) device: DeviceKind,
-    /// Kernels
-    #[arg(long, value_enum, default_value_t = Kernels::Auto)]
-    pub(crate) kernels: Kernels,
-    /// Threads of the CPU device (default: all cores)
-    #[arg(short, long, value_name = "N", value_parser = size::parse_threads)]
-    pub(crate) threads: Option<usize>,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
     /// Instruction set: portable, avx2, avx512 or avx512bf16
     #[arg(long, hide = true)]
     pub(crate) isa: Option<Isa>,

@@ -204,8 +204,7 @@ fn measured(
 /// Measures the read bandwidth of the device's memory.
 fn bandwidth(args: &SubjectArgs) -> Vec<BandwidthPass> {
     let bytes = args.bandwidth_mib << 20;
-    let on_gpu =
-        load::wanted_launches(args.device, args.kernels).is_ok_and(|found| found.is_some());
+    let on_gpu = load::wanted_launches(&args.device).is_ok_and(|found| found.is_some());
     let passes: Vec<_> = if on_gpu {
         let samples = weft_cuda::read_bandwidth(bytes, BANDWIDTH_PASSES).unwrap_or_default();
         let pass = |bytes_per_s| BandwidthPass { streams: 1, gb_per_s: bytes_per_s / 1e9 };

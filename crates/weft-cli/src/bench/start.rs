@@ -64,7 +64,7 @@ pub(crate) fn run(args: &StartArgs) -> Result<ExitCode, CliError> {
     if let Some(ms) = process_ms() {
         parts.all.push(("process".to_owned(), ms));
     }
-    let launches = load::wanted_launches(args.subject.device, args.subject.kernels)?;
+    let launches = load::wanted_launches(&args.subject.device)?;
     parts.end("driver, compiler, context");
     let subject = Subject::find(&args.subject)?;
     subject.check_positions(args.n_prompt + 2)?;
@@ -76,7 +76,7 @@ pub(crate) fn run(args: &StartArgs) -> Result<ExitCode, CliError> {
         pages: CONTEXTS * pages_for(args.ctx_size.max(args.n_prompt + 2)),
     };
     parts.end("model");
-    let make = || chosen.make(&subject.config, &*subject.weights, limits, args.subject.threads);
+    let make = || chosen.make(&subject.config, &*subject.weights, limits, args.subject.device.threads);
     let (device, tested) = chosen.test_beside(make)?;
     let mut device = device.ok_or_else(|| CliError::Unhealthy(reason(&tested)))?;
     let created: f64 = device.started().iter().map(|(_, ms)| ms).sum();

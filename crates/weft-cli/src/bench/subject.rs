@@ -123,12 +123,12 @@ impl Subject {
 
     /// Loads the model onto the device that the flags ask for.
     pub(crate) fn open(&self, args: &SubjectArgs, limits: Limits) -> Result<OnDevice, CliError> {
-        let launches = load::wanted_launches(args.device, args.kernels)?;
+        let launches = load::wanted_launches(&args.device)?;
         self.check_fits(args, &limits, launches.is_some())?;
         let start = Instant::now();
         terminal::note(args.quiet, &format!("{} ({}): loading", self.name, self.source));
         let (config, weights) = (&self.config, &*self.weights);
-        let (threads, mut device): (usize, Box<dyn Inspect>) = match (launches, args.kernels) {
+        let (threads, mut device): (usize, Box<dyn Inspect>) = match (launches, args.device.kernels) {
             (Some(launches), _) => (1, Chosen::Cuda(launches).make(config, weights, limits, None)?),
             (None, Kernels::Reference) => {
                 (1, reference::open(config, weights, limits).map_err(ModelError::from)?)
@@ -218,5 +218,5 @@ pub(crate) struct OnDevice {
 
 /// Threads that the flags ask for.
 pub(crate) fn threads(args: &SubjectArgs) -> usize {
-    args.threads.unwrap_or_else(weft_cpu::n_cores)
+    args.device.threads.unwrap_or_else(weft_cpu::n_cores)
 }

@@ -6,6 +6,7 @@
 //! Memory is allocated only after that. Files are read, never mapped: if a mapped file shrinks, the
 //! process crashes.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
@@ -50,10 +51,10 @@ impl Safetensors {
     /// Opens one file in memory, named `name` in messages.
     pub fn from_bytes(
         name: &str,
-        bytes: &'static [u8],
+        bytes: impl Into<Cow<'static, [u8]>>,
         config: &Config,
     ) -> Result<Self, WeightsError> {
-        Self::checked(vec![header::of_bytes(name, bytes)?], config)
+        Self::checked(vec![header::of_bytes(name, bytes.into())?], config)
     }
 
     fn checked(headers: Vec<Header>, config: &Config) -> Result<Self, WeightsError> {
