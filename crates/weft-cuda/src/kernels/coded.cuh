@@ -114,7 +114,8 @@ template <class F> __device__ __forceinline__ uint4 unpack(const u8 *unit, int l
 }
 
 // ---- scales and offsets ------------------------------------------------------------------------
-// A byte with a sign as a number: 2^23 and more has an integer in its lower bits, and converting takes four times as long.
+// A byte with a sign as a number. 2^23 and more has an integer in its lower bits; converting takes
+// longer.
 __device__ __forceinline__ float signed_byte(u32 byte) { return __uint_as_float(byte ^ 0x4b000080u) - 8388736.0f; }
 // The scale of a row in a run, times FACTOR, and its minimum. A zero counts as the minimum
 // -scale * zero.
