@@ -137,7 +137,7 @@ impl Reader<'_> {
         let n_threads = if has_parts { n_threads() } else { 1 };
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..n_threads).map(|_| scope.spawn(work)).collect();
-            let mut joined = threads.into_iter().map(|thread| thread.join());
+            let mut joined = threads.into_iter().map(std::thread::ScopedJoinHandle::join);
             joined.try_for_each(|done| done.expect("reading weights panicked"))
         })?;
         Ok(memory)

@@ -76,7 +76,8 @@ pub(crate) fn run(args: &StartArgs) -> Result<ExitCode, CliError> {
         pages: CONTEXTS * pages_for(args.ctx_size.max(args.n_prompt + 2)),
     };
     parts.end("model");
-    let make = || chosen.make(&subject.config, &*subject.weights, limits, args.subject.device.threads);
+    let make =
+        || chosen.make(&subject.config, &*subject.weights, limits, args.subject.device.threads);
     let (device, tested) = chosen.test_beside(make)?;
     let mut device = device.ok_or_else(|| CliError::Unhealthy(reason(&tested)))?;
     let created: f64 = device.started().iter().map(|(_, ms)| ms).sum();

@@ -128,7 +128,8 @@ impl Subject {
         let start = Instant::now();
         terminal::note(args.quiet, &format!("{} ({}): loading", self.name, self.source));
         let (config, weights) = (&self.config, &*self.weights);
-        let (threads, mut device): (usize, Box<dyn Inspect>) = match (launches, args.device.kernels) {
+        let (threads, mut device): (usize, Box<dyn Inspect>) = match (launches, args.device.kernels)
+        {
             (Some(launches), _) => (1, Chosen::Cuda(launches).make(config, weights, limits, None)?),
             (None, Kernels::Reference) => {
                 (1, reference::open(config, weights, limits).map_err(ModelError::from)?)

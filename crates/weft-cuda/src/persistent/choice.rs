@@ -135,8 +135,8 @@ fn check(device: &mut CudaDevice, points: Points) -> Choice {
         if points[0].is_none() || !fits(&device.limits(), *lanes, ROWS[0]) {
             continue;
         }
-        if let Err(choice) = compare(device, *lanes, ROWS[0], 1) {
-            return choice;
+        if let Err(reason) = compare(device, *lanes, ROWS[0], 1) {
+            return Choice::refuse(reason);
         }
     }
     Choice { points, refused: None }
@@ -152,7 +152,7 @@ fn measure(device: &mut CudaDevice) -> Choice {
             }
             match compare(device, *lanes, *rows, RUNS) {
                 Ok(measured) => choice.points[at_lanes][at_rows] = Some(measured),
-                Err(choice) => return choice,
+                Err(reason) => return Choice::refuse(reason),
             }
         }
     }
@@ -169,15 +169,15 @@ fn fits(limits: &Limits, lanes: usize, rows: usize) -> bool {
         && lanes <= limits.step_tokens.min(limits.step_outputs)
 }
 
-/// Measures one point in both ways. Without a point, the kernel is refused: their tokens or logits
-/// differ, or something failed. Rows that the device has stay as they are.
+/// Measures one point in both ways. Without a point, the kernel is refused, for the reason given:
+/// their tokens or logits differ, or something failed. Rows that the device has stay as they are.
 fn compare(
     device: &mut CudaDevice,
     lanes: usize,
     rows: usize,
     runs: usize,
-) -> Result<Point, Choice> {
-    let failed = |error: CudaError| Choice::refuse(error.to_string());
+) -> Result<Point, String> {
+    let failed = |error: CudaError| error.to_string();
     // The tokens of a lane are in its last page.
     let per_lane = pages_for(rows + TOKENS);
     let pages: Vec<PageId> = (1..=lanes).map(|lane| (lane * per_lane - 1) as PageId).collect();
@@ -193,8 +193,8 @@ fn compare(
     }
     match compared {
         Ok(Some(point)) => Ok(point),
-        Ok(None) => Err(Choice::refuse("the persistent kernel gave other bits".to_owned())),
-        Err(error) => Err(Choice::refuse(error.to_string())),
+        Ok(None) => Err("the persistent kernel gave other bits".to_owned()),
+        Err(error) => Err(error.to_string()),
     }
 }
 
