@@ -44,6 +44,11 @@ impl Activations {
         self.memory.address()
     }
 
+    /// Columns, padded.
+    pub(crate) fn stride(&self) -> usize {
+        self.stride
+    }
+
     /// Where a token's row lies.
     pub(crate) fn row(&self, token: usize) -> Address {
         self.address().offset(token * self.stride * size_of::<bf16>())
@@ -120,6 +125,9 @@ pub(crate) struct Buffers {
     pub(crate) v: Activations,
     pub(crate) a: Activations,
     pub(crate) h: Activations,
+    /// Sums of a product's input over the runs of its columns, if some matrix needs them: f32
+    /// \[tokens / 64\]\[unit\]\[run\]\[64\]
+    pub(crate) run_sums: Memory,
     /// f32 \[outputs\]\[vocab\]
     pub(crate) logits: Memory,
     /// Parts of attention that blocks of one launch pass to one another: f32
@@ -165,6 +173,7 @@ impl Buffers {
             v: rows(config.kv_width())?,
             a: multiplied(config.q_width())?,
             h: multiplied(config.intermediate)?,
+            run_sums: scratch(shape.matrices.run_sums_bytes(config, tokens).max(16))?,
             logits: Memory::new(gpu, "logits", limits.step_outputs.max(FEW) * config.vocab * 4)?,
             sent,
             sent_cells,

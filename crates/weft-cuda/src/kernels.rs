@@ -6,8 +6,8 @@ use weft_core::weights::Forms;
 use crate::compile::Program;
 use crate::driver::{Kernel, Module};
 use crate::error::CudaError;
-use crate::matrices::Variants;
-use crate::shape::{Chip, Cut, Shape, TILED_SHARED, TILED_TOKENS};
+use crate::matrices::{TileForms, Variants};
+use crate::shape::{Chip, Cut, Shape, TILED_SHARED};
 use crate::tables::{Counts, Lists};
 use crate::{constants, layouts};
 
@@ -35,6 +35,7 @@ const KERNELS: &[(&str, &str)] = &files![
 
 /// Files with kernels that multiply by warpgroups.
 const TILED: &[(&str, &str)] = &files![
+    "ops/sum_runs.cu",
     "ops/norm_qkv_tiled.cu",
     "ops/proj_add_tiled.cu",
     "ops/norm_gate_up_tiled.cu",
@@ -54,6 +55,7 @@ const HEADERS: &[(&str, &str)] = &files![
     "kernels/base.cuh",
     "kernels/coded.cuh",
     "kernels/coded_block.cuh",
+    "kernels/coded_tiled.cuh",
     "kernels/matmul.cuh",
     "kernels/matmul_tiled.cuh",
     "kernels/matvec.cuh",
@@ -148,14 +150,18 @@ pub(crate) struct Product {
 pub(crate) enum BlockProduct {
     /// Warps multiply alone.
     Warps(Kernel),
-    /// Four warps multiply together; a kernel for each of [`TILED_TOKENS`].
-    Warpgroups([Kernel; TILED_TOKENS.len()]),
+    /// Four warps multiply together; kernels for the first of
+    /// [`TILED_TOKENS`](crate::shape::TILED_TOKENS), and the runs of a unit over which the input must
+    /// be summed before.
+    Warpgroups { kernels: Vec<Kernel>, summed_runs: usize },
 }
 
 /// The kernels, loaded. Products are those of each variant.
 pub(crate) struct Kernels {
     pub(crate) embed: Kernel,
     pub(crate) norm_rows: Kernel,
+    /// Only if warpgroups multiply.
+    pub(crate) sum_runs: Option<Kernel>,
     pub(crate) norm_qkv: Vec<Product>,
     pub(crate) rope_store: Kernel,
     pub(crate) store_values: Kernel,
@@ -238,25 +244,27 @@ impl Kernels {
     pub(crate) fn load(module: Module, shape: &Shape) -> Result<Self, CudaError> {
         let attend_block = if shape.attends_tiled() { "attend_tiled" } else { "attend_block" };
         let plain = |name| module.kernel(name, 0);
-        let block = |name: &str, suffix: &str| -> Result<BlockProduct, CudaError> {
-            if !shape.is_tiled() {
+        let block = |name: &str, suffix: &str, forms: &TileForms| {
+            if !shape.matrices.is_tiled(forms) {
                 let kernel =
                     module.kernel(&format!("{name}_block{suffix}"), shape.block_ring_bytes());
                 return kernel.map(BlockProduct::Warps);
             }
-            let tiled = |n: usize| module.kernel(&format!("{name}_tiled_{n}"), TILED_SHARED);
-            let [few, more, many] = TILED_TOKENS.map(tiled);
-            Ok(BlockProduct::Warpgroups([few?, more?, many?]))
+            let tiled =
+                |n: &usize| module.kernel(&format!("{name}_tiled_{n}{suffix}"), TILED_SHARED);
+            let kernels: Result<_, CudaError> = forms.tiled_tokens().iter().map(tiled).collect();
+            let summed_runs = forms.summed_runs();
+            Ok(BlockProduct::Warpgroups { kernels: kernels?, summed_runs })
         };
         let products = |name: &str, variants: &Variants| -> Result<Vec<Product>, CudaError> {
-            let product = |(i, (_, cut)): (usize, &(_, Cut))| {
+            let product = |(i, (forms, cut)): (usize, &(TileForms, Cut))| {
                 let suffix = Variants::suffix(i);
                 let kernel =
                     |kind| module.kernel(&format!("{name}{kind}{suffix}"), cut.ring_bytes());
                 Ok(Product {
                     eight: kernel("")?,
                     sixteen: kernel("_sixteen")?,
-                    block: block(name, &suffix)?,
+                    block: block(name, &suffix, forms)?,
                 })
             };
             variants.all.iter().enumerate().map(product).collect()
@@ -265,6 +273,7 @@ impl Kernels {
         Ok(Self {
             embed: plain("embed")?,
             norm_rows: plain("norm_rows")?,
+            sum_runs: shape.is_tiled().then(|| plain("sum_runs")).transpose()?,
             norm_qkv: products("norm_qkv", &matrices.qkv)?,
             rope_store: plain("rope_store")?,
             store_values: plain("store_values")?,

@@ -21,7 +21,7 @@ pub fn need(config: &Config, forms: &Forms, limits: &Limits) -> Need {
     Need {
         weights: weights(config, forms),
         kv: limits.pages as u64 * page_bytes(config),
-        scratch: scratch(config, limits) + DRIVER_BYTES,
+        scratch: scratch(config, limits) + run_sums(config, forms, limits) + DRIVER_BYTES,
     }
 }
 
@@ -39,6 +39,12 @@ fn weights(config: &Config, forms: &Forms) -> u64 {
     // Two norms of the stream, two of heads, a bias; then the last norm.
     let vectors = 2 * padded(hidden) + 2 * padded(config.head_dim) + q + 2 * kv;
     (matrices + 2 * (config.layers * vectors + padded(hidden))) as u64
+}
+
+/// Sums of products' input, where warpgroups multiply.
+fn run_sums(config: &Config, forms: &Forms, limits: &Limits) -> u64 {
+    let matrices = Matrices::new(config, forms, &Chip::HOPPER);
+    matrices.map_or(0, |matrices| matrices.run_sums_bytes(config, limits.step_tokens)) as u64
 }
 
 fn scratch(config: &Config, limits: &Limits) -> u64 {

@@ -281,22 +281,21 @@ impl Shape {
         (1 + usize::from(self.chip.has_both_sides(self.dim))) * Chip::side_bytes(self.dim)
     }
 
-    /// Whether activations of prompts are in squares, for products by warpgroups. Those of coded
-    /// matrices have none yet.
+    /// Whether activations of prompts are in squares, for products by warpgroups.
     pub(crate) fn is_tiled(&self) -> bool {
-        self.chip.has_warpgroups && self.matrices.has_plain_layers()
+        self.chip.has_warpgroups
     }
 
-    /// Which of [`TILED_TOKENS`] is fastest for a product with so many rows and tokens: clusters of
-    /// two blocks each take a share of the tiles.
-    pub(crate) fn tiled_width(&self, rows: usize, n_tokens: usize) -> usize {
+    /// Which of the first `n` of [`TILED_TOKENS`] is fastest for a product with so many rows and
+    /// tokens: clusters of two blocks each take a share of the tiles.
+    pub(crate) fn tiled_width(&self, n: usize, rows: usize, n_tokens: usize) -> usize {
         let pairs = rows.div_ceil(2 * BLOCK_ROWS);
         let cost = |n: usize| {
             let tiles = pairs * n_tokens.div_ceil(n);
             tiles.div_ceil(self.tiled_clusters()) * (n + TILE_COST)
         };
         let costs = TILED_TOKENS.map(cost);
-        (0..costs.len()).min_by_key(|i| costs[*i]).expect("there are kernels")
+        (0..n).min_by_key(|i| costs[*i]).expect("there are kernels")
     }
 
     /// Clusters that are resident at once.
@@ -314,16 +313,16 @@ impl Shape {
         if self.attends_tiled() { 2 * TILE_QUERIES } else { TILE_QUERIES }
     }
 
-    /// Dynamic shared memory of the kernel that attends for prompts: two pages, by warpgroups also
-    /// two in another order and a tile of queries.
+    /// Dynamic shared memory of the kernel that attends for prompts: two pages; by warpgroups
+    /// three, two in another order and a tile of queries.
     pub(crate) fn attend_block_bytes(&self) -> usize {
-        let pages = 2 * 2 * PAGE_ROWS * self.dim * 2;
+        let page = 2 * PAGE_ROWS * self.dim * 2;
         if !self.attends_tiled() {
-            return pages;
+            return 2 * page;
         }
         let in_order = 2 * (self.dim.next_multiple_of(64) + self.dim) * PAGE_ROWS * 2;
         let queries = self.tile_queries() * (self.dim + 8).max(80) * 2;
-        (1 << 10) + pages + in_order + queries
+        (1 << 10) + 3 * page + in_order + queries
     }
 
     /// Shared memory of the kernels for blocks of tokens.

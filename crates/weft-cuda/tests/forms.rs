@@ -27,9 +27,13 @@ const NOISE_OF_MANY: Noise = Noise { sums: 2e-3, ..NOISE };
 
 /// A model whose columns fill runs, units and eighths of rows in part.
 fn model(hidden: usize, intermediate: usize, layers: usize) -> Config {
+    model_of_heads(40, hidden, intermediate, layers)
+}
+
+fn model_of_heads(head_dim: usize, hidden: usize, intermediate: usize, layers: usize) -> Config {
     let json = format!(
         r#"{{"model_type": "qwen3", "hidden_size": {hidden}, "num_hidden_layers": {layers},
-            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 40,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": {head_dim},
             "intermediate_size": {intermediate}, "vocab_size": 397, "rope_theta": 10000.0,
             "max_position_embeddings": 512, "tie_word_embeddings": true}}"#
     );
@@ -163,13 +167,18 @@ fn mixes_match_the_reference() {
     if !gpu_is_there() {
         return;
     }
-    // The second has rows in strips.
-    let configs = [model(300, 600, 2), model(2700, 9000, 2)];
+    // The second has rows in strips. In the third, rows of q, k and v are whole warpgroups.
+    let configs = [model(300, 600, 2), model(2700, 9000, 2), whole_groups()];
     for_each(&configs, |config| {
         for (name, mix) in [("Q4_K_M", like_q4_k_m(config)), ("any", like_none(config))] {
             matches_the_reference(name, config, &mix);
         }
     });
+}
+
+/// Rows of q, k and v are multiples of 64.
+fn whole_groups() -> Config {
+    model_of_heads(64, 1000, 3000, 2)
 }
 
 /// Rows of one eighth and of several strips of it.
@@ -202,6 +211,8 @@ fn mixes_compute_the_same_every_way() {
         ("small Q4_K", small.clone(), uniform(&small, four)),
         ("small int8", small.clone(), uniform(&small, Coded::int(8))),
         ("small any", small.clone(), like_none(&small)),
+        ("groups Q4_K_M", whole_groups(), like_q4_k_m(&whole_groups())),
+        ("groups any", whole_groups(), like_none(&whole_groups())),
     ];
     for_each(&all, |(name, config, weights)| {
         let mut device = device(config, weights, Launches::Persistent);

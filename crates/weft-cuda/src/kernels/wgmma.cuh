@@ -81,6 +81,7 @@ template <int N> __device__ __forceinline__ void hold(float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i]) :: "memory");
 }
+__device__ __forceinline__ void hold_word(u32 &word) { asm volatile("" : "+r"(word)); }
 // What describes an operand in shared memory: rows of 128 bytes (64 columns), eight of them 1024
 // bytes, whose chunks of 16 bytes are swizzled: chunk c of row r lies at c ^ r % 8. `address` is
 // aligned to 1024 bytes, plus 32 bytes for each 16 columns.

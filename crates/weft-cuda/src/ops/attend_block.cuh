@@ -22,8 +22,9 @@ static_assert(sizeof(CutPage) <= 16 * TURNED_STRIDE * 2, "a page's weights fit a
 struct Running {
     float acc[DIM_TILES][4];
     float m[2], l[2], squares[2];
+    __device__ __forceinline__ void clear_weights() { m[0] = m[1] = NEVER, l[0] = l[1] = 0.0f, squares[0] = squares[1] = 0.0f; }
     __device__ __forceinline__ void clear() {
-        m[0] = m[1] = NEVER, l[0] = l[1] = 0.0f, squares[0] = squares[1] = 0.0f;
+        clear_weights();
 #pragma unroll
         for (int t = 0; t < DIM_TILES; ++t)
 #pragma unroll
