@@ -38,6 +38,8 @@ pub(crate) const TILED_TOKENS: [usize; 3] = [64, 128, 192];
 const TILE_COST: usize = 32;
 /// Tokens and columns of a square, in which these kernels read activations (`tiled.cuh`).
 pub(crate) const SQUARE: usize = 64;
+/// Bytes of the weights of a warp's queries on one page, and of what they had before it.
+const CUT_PAGE: usize = 2560;
 /// Less than this is too little to share.
 const LEAST_PAIR_RING: usize = 64 << 10;
 /// Shared memory that a block takes besides its ring, and that the system reserves per block.
@@ -313,16 +315,17 @@ impl Shape {
         if self.attends_tiled() { 2 * TILE_QUERIES } else { TILE_QUERIES }
     }
 
-    /// Dynamic shared memory of the kernel that attends for prompts: two pages; by warpgroups
-    /// three, two in another order and a tile of queries.
+    /// Dynamic shared memory of the kernel that attends for prompts: two pages; by warpgroups also
+    /// two in another order, a tile of queries, and a page of weights for each warp that attends.
     pub(crate) fn attend_block_bytes(&self) -> usize {
-        let page = 2 * PAGE_ROWS * self.dim * 2;
+        let pages = 2 * 2 * PAGE_ROWS * self.dim * 2;
         if !self.attends_tiled() {
-            return 2 * page;
+            return pages;
         }
-        let in_order = 2 * (self.dim.next_multiple_of(64) + self.dim) * PAGE_ROWS * 2;
-        let queries = self.tile_queries() * (self.dim + 8).max(80) * 2;
-        (1 << 10) + 3 * page + in_order + queries
+        let whole = self.dim.next_multiple_of(SQUARE);
+        let in_order = 2 * (whole + self.dim) * PAGE_ROWS * 2;
+        let queries = self.tile_queries() * whole * 2;
+        (1 << 10) + pages + in_order + queries + WARPS * CUT_PAGE
     }
 
     /// Shared memory of the kernels for blocks of tokens.
@@ -331,7 +334,7 @@ impl Shape {
     }
 
     /// The constants of products and attention by warpgroups.
-    fn tiled_constants(&self) -> [(&'static str, usize); 6] {
+    fn tiled_constants(&self) -> [(&'static str, usize); 7] {
         [
             ("TILED", usize::from(self.is_tiled())),
             ("TILED_SHARED", TILED_SHARED),
@@ -339,6 +342,7 @@ impl Shape {
             ("SQUARE", SQUARE),
             ("SEVERAL", SEVERAL),
             ("ATTENDS_TILED", usize::from(self.attends_tiled())),
+            ("ATTEND_BLOCK_SHARED", self.attend_block_bytes()),
         ]
     }
 

@@ -17,6 +17,7 @@ inline u32 fma_pair(u32 a, u32 b, u32 c) {
     const auto upper = [](u32 pair) { return __uint_as_float(pair & 0xffff0000u); };
     return round_pair(fmaf(upper(a << 16), upper(b << 16), upper(c << 16)), fmaf(upper(a), upper(b), upper(c)));
 }
+inline u32 and_or(u32 value, u32 mask, u32 bits) { return value & mask | bits; }
 inline float half_to_float(u16 half) {
     const float magnitude = __uint_as_float((half & 0x7fffu) << 13) * 0x1p112f;
     return half & 0x8000 ? -magnitude : magnitude;

@@ -33,6 +33,7 @@ constexpr int TILED_THREADS = 384;
 constexpr int SQUARE = 64;
 constexpr int SEVERAL = 32;
 constexpr int ATTENDS_TILED = 1;
+constexpr int ATTEND_BLOCK_SHARED = 185344;
 constexpr int HIDDEN_STRIDE = 1024;
 constexpr int HIDDEN_UNITS = 4;
 constexpr int Q_STRIDE = 2048;

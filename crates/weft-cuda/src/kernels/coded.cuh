@@ -59,9 +59,9 @@ template <class F> __device__ __forceinline__ uint4 unpack_bits(const u8 *unit, 
     if constexpr (F::N_BITS == 5) high = unit[F::LOW_BYTES + lane], high |= high << 12;
     if constexpr (F::N_BITS == 6) high = __byte_perm(((const u16 *)(unit + F::LOW_BYTES))[lane], 0, 0x4140);
     const auto pair = [&](int p) {
-        u32 code = low >> (p * 4) & 0x000f000fu | AND_128;
-        if (F::N_BITS == 5) code |= high << (4 - p) & 0x00100010u;
-        if (F::N_BITS == 6) code |= (p < 3 ? high << (4 - 2 * p) : high >> 2) & 0x00300030u;
+        u32 code = and_or(low >> (p * 4), 0x000f000fu, AND_128);
+        if (F::N_BITS == 5) code = and_or(high << (4 - p), 0x00100010u, code);
+        if (F::N_BITS == 6) code = and_or(p < 3 ? high << (4 - 2 * p) : high >> 2, 0x00300030u, code);
         return fma_pair(code, ONES, minus(128 + F::MIDDLE));
     };
     return make_uint4(pair(0), pair(1), pair(2), pair(3));
@@ -85,7 +85,7 @@ template <class F> __device__ __forceinline__ uint4 unpack_table(const u8 *unit,
 // The lower bytes of both halves of a word. Integers are stored with a sign.
 template <class F> __device__ __forceinline__ u32 unpack_bytes(u32 word) {
     if constexpr (F::CODES == FP8) return fma_pair(word << 4 & 0x07f007f0u | word << 8 & 0x80008000u, 0x7b807b80u, 0x80008000u); // times 2^120
-    const u32 signed_code = fma_pair(word & 0x00800080u | AND_128, MINUS_ONES, word & 0x007f007fu | AND_128);
+    const u32 signed_code = fma_pair(and_or(word, 0x00800080u, AND_128), MINUS_ONES, and_or(word, 0x007f007fu, AND_128));
     return F::CODES == UINT8 ? fma_pair(signed_code, ONES, AND_128) : signed_code;
 }
 
@@ -101,11 +101,13 @@ template <class F> __device__ __forceinline__ uint4 unpack(const u8 *unit, int l
 }
 
 // ---- scales and offsets ------------------------------------------------------------------------
+// A byte with a sign as a number: 2^23 and more has an integer in its lower bits, and converting takes four times as long.
+__device__ __forceinline__ float signed_byte(u32 byte) { return __uint_as_float(byte ^ 0x4b000080u) - 8388736.0f; }
 // The number of a row in a run.
 template <Numbers KIND, int RUNS> __device__ __forceinline__ float number_at(const u8 *numbers, int run, int row) {
     const int at = run * 8 + row;
     if constexpr (KIND == F32) return ((const float *)numbers)[at];
-    else if constexpr (KIND == STEPS) return __fmul_rn(half_to_float(((const u16 *)(numbers + RUNS * 8))[row]), (float)((const signed char *)numbers)[at]);
+    else if constexpr (KIND == STEPS) return __fmul_rn(half_to_float(((const u16 *)(numbers + RUNS * 8))[row]), signed_byte(numbers[at]));
     else if constexpr (KIND == F16) return half_to_float(((const u16 *)numbers)[at]);
     else return widen(((const u16 *)numbers)[at]);
 }
@@ -116,7 +118,7 @@ template <Numbers KIND, int RUNS> __device__ __forceinline__ float2 numbers_at(c
     else if constexpr (KIND == STEPS) {
         const u32 units = *(const u32 *)(numbers + RUNS * 8 + row * 2);
         const u32 steps = *(const u16 *)(numbers + at);
-        return make_float2(__fmul_rn(half_to_float((u16)units), (float)(signed char)steps), __fmul_rn(half_to_float((u16)(units >> 16)), (float)(signed char)(steps >> 8)));
+        return make_float2(__fmul_rn(half_to_float((u16)units), signed_byte(steps & 0xff)), __fmul_rn(half_to_float((u16)(units >> 16)), signed_byte(steps >> 8)));
     } else {
         const u32 both = *(const u32 *)((const u16 *)numbers + at);
         if constexpr (KIND == F16) return make_float2(half_to_float((u16)both), half_to_float((u16)(both >> 16)));
@@ -126,7 +128,7 @@ template <Numbers KIND, int RUNS> __device__ __forceinline__ float2 numbers_at(c
 // A zero counts as the minimum -scale * zero.
 template <class F> __device__ __forceinline__ float minimum_at(const u8 *unit, float scale, int run, int row) {
     if constexpr (F::OFFSET == MINIMUM) return number_at<F::SCALE, F::RUNS>(unit + F::OFFSETS, run, row);
-    else return __fmul_rn(-scale, (float)((const signed char *)unit)[F::OFFSETS + run * 8 + row]);
+    else return __fmul_rn(-scale, signed_byte(unit[F::OFFSETS + run * 8 + row]));
 }
 template <class F> __device__ __forceinline__ float2 minimums_at(const u8 *unit, float2 scales, int run, int row) {
     if constexpr (F::OFFSET == MINIMUM) return numbers_at<F::SCALE, F::RUNS>(unit + F::OFFSETS, run, row);
@@ -234,7 +236,7 @@ template <class F> __device__ __forceinline__ uint4 widened(const u8 *unit, int 
         const int run = F::RUNS > 1 ? chunk / 2 : 0;
         const float scale = number_at<F::SCALE, F::RUNS>(unit + F::SCALES, run, row);
         const auto weight = [&](float value) {
-            if constexpr (F::OFFSET == ZERO) return __fmul_rn(scale, value - (float)((const signed char *)unit)[F::OFFSETS + run * 8 + row]);
+            if constexpr (F::OFFSET == ZERO) return __fmul_rn(scale, value - signed_byte(unit[F::OFFSETS + run * 8 + row]));
             else if constexpr (F::OFFSET == MINIMUM) return __fmul_rn(scale, value) + minimum_at<F>(unit, scale, run, row);
             else return __fmul_rn(scale, value);
         };

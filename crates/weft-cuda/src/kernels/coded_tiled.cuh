@@ -13,16 +13,13 @@
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 constexpr int STAGE_UNITS = 4, GROUP_TILES = 8;
-#ifndef BUFFERS
-#define BUFFERS 1
-#endif
+
 template <class W, int TOKENS> struct CodedTiledShape {
     static constexpr int GROUP_BYTES = STAGE_UNITS * GROUP_TILES * W::BYTES; // of a group's rows in a stage
     static constexpr int TOKENS_AT = 2 * GROUP_BYTES, SUMS_AT = TOKENS_AT + STAGE_UNITS * TOKENS * 64;
     static constexpr int SUMS_BYTES = STAGE_UNITS * W::SUMMED_RUNS * TOKENS * 4; // of the input over runs
     static constexpr int STAGE = SUMS_AT + SUMS_BYTES;
-    static constexpr int TOTALS = BUFFERS == 2 ? 2 * 64 * TOKENS * 4 : 0;
-    static constexpr int ROOM = (TILED_SHARED - 1024 - 2 * STAGED_TOKENS * STAGED_STRIDE - TOTALS) / STAGE;
+    static constexpr int ROOM = (TILED_SHARED - 1024 - 2 * STAGED_TOKENS * STAGED_STRIDE) / STAGE;
     static constexpr int STAGES = ROOM < 6 ? ROOM : 6;
     static_assert(STAGES >= 2 && STAGE % 1024 == 0, "a ring");
 };
@@ -103,13 +100,14 @@ template <class F> struct CodedRows {
             }
     }
     // Begins the products of a run: of 32 columns, or of the 16 that two lanes of a quad hold.
-    template <int N> __device__ __forceinline__ void begin(float (&d)[N], u32 tokens, int run, int adds, int lane) const {
+    // `tokens` describes them, as `swizzled` does.
+    template <int N> __device__ __forceinline__ void begin(float (&d)[N], u64 tokens, int run, int adds, int lane) const {
         const u32 mask = F::RUNS > 1 && lane % 4 / 2 != run ? 0 : FULL;
         const auto of = [&](u32 pair) { return F::RUNS > 1 ? pair & mask : pair; };
         const u32 a[8] = {of(upper.x), of(lower.x), of(upper.y), of(lower.y), of(upper.z), of(lower.z), of(upper.w), of(lower.w)};
         products_begin();
-        wgmma(d, a[0], a[1], a[2], a[3], swizzled(tokens), adds);
-        wgmma(d, a[4], a[5], a[6], a[7], swizzled(tokens + 32), 1);
+        wgmma(d, a[0], a[1], a[2], a[3], tokens, adds);
+        wgmma(d, a[4], a[5], a[6], a[7], tokens + 32 / 16, 1);
         products_commit();
     }
     // Adds a run. Tokens' sums lie as `sum_runs` leaves them.
@@ -151,13 +149,14 @@ __device__ __forceinline__ void sum_coded_tile(float (&total)[TOKENS / 2], Reade
 #pragma unroll 1
     for (int left = UNITS * WARPS / STAGE_UNITS; left > 0; --left) {
         const int stage = reader.stage, at = stage * Shape::STAGE;
+        const u64 own_tokens = swizzled(tokens + at);
 #pragma unroll
         for (int unit = 0; unit < STAGE_UNITS; ++unit) {
             CodedRows<F> &now = pairs[unit % 2], &next = pairs[(unit + 1) % 2];
             const bool is_first = (!EVEN || unit == 0) && in_eighth == 0;
 #pragma unroll
             for (int r = 0; r < F::RUNS; ++r) {
-                now.begin(run, tokens + at + unit / 2 * TOKENS * 128 + unit % 2 * 64, r, F::IS_PLAIN && !is_first, lane);
+                now.begin(run, own_tokens + (unit / 2 * TOKENS * 128 + unit % 2 * 64) / 16, r, F::IS_PLAIN && !is_first, lane);
                 if (r == F::RUNS - 1) {
                     if (unit + 1 < STAGE_UNITS) load(next, unit + 1);
                     else if (left > 1) {

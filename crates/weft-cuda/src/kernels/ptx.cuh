@@ -19,6 +19,12 @@ __device__ __forceinline__ u32 fma_pair(u32 a, u32 b, u32 c) {
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(a), "r"(b), "r"(c));
     return pair;
 }
+// value & mask | bits in one instruction, which the compiler does not make of constants.
+__device__ __forceinline__ u32 and_or(u32 value, u32 mask, u32 bits) {
+    u32 result;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(value), "r"(mask), "r"(bits));
+    return result;
+}
 // Of an f16.
 __device__ __forceinline__ float half_to_float(u16 half) {
     float value;
