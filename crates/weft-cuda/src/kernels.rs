@@ -43,8 +43,8 @@ const TILED: &[(&str, &str)] = &files![
 ];
 
 /// Files with the kernels that attend for prompts: by warps, or by warpgroups.
-const ATTEND_BLOCK: (&str, &str) = ("ops/attend_block.cu", include_str!("ops/attend_block.cu"));
-const ATTEND_TILED: (&str, &str) = ("ops/attend_tiled.cu", include_str!("ops/attend_tiled.cu"));
+const ATTEND_BLOCK: &[(&str, &str)] = &files!["ops/attend_block.cu"];
+const ATTEND_TILED: &[(&str, &str)] = &files!["ops/lay_pages.cu", "ops/attend_tiled.cu"];
 
 /// The file with the kernels that run a whole plan.
 const PERSISTENT: (&str, &str) = ("persistent/decode.cu", include_str!("persistent/decode.cu"));
@@ -74,6 +74,7 @@ const HEADERS: &[(&str, &str)] = &files![
     "kernels/wide.cuh",
     "ops/attend.cuh",
     "ops/attend_block.cuh",
+    "ops/attend_pages.cuh",
     "ops/norm_gate_up.cuh",
     "ops/norm_qkv.cuh",
     "persistent/attend.cuh",
@@ -110,12 +111,13 @@ pub fn program(
     let shape = Shape::new(config, forms, chip)?;
     let persistent = with_persistent.then_some(&PERSISTENT);
     let tiled = if shape.is_tiled() { TILED } else { &[] };
-    let attend = if shape.attends_tiled() { &ATTEND_TILED } else { &ATTEND_BLOCK };
-    let kernels = KERNELS.iter().chain([attend]).chain(tiled).chain(persistent);
+    let attend = if shape.attends_tiled() { ATTEND_TILED } else { ATTEND_BLOCK };
+    let kernels = KERNELS.iter().chain(attend).chain(tiled).chain(persistent);
     let included = kernels.map(|(name, _)| *name).chain([LAYOUTS]);
     let source = included.map(|name| format!("#include \"{name}\"\n")).collect();
     let own = |(name, text): &(&str, &str)| ((*name).to_owned(), (*text).to_owned());
-    let all = KERNELS.iter().chain(TILED).chain([&ATTEND_BLOCK, &ATTEND_TILED, &PERSISTENT]);
+    let attend = ATTEND_BLOCK.iter().chain(ATTEND_TILED);
+    let all = KERNELS.iter().chain(TILED).chain(attend).chain([&PERSISTENT]);
     let mut files: Vec<(String, String)> = all.chain(HEADERS).map(own).collect();
     files.push((CONSTANTS.to_owned(), constants::header(config, &shape)));
     files.push((MATRICES.to_owned(), shape.matrices.header()));
@@ -168,6 +170,8 @@ pub(crate) struct Kernels {
     pub(crate) attend: Kernel,
     pub(crate) attend_block: Kernel,
     pub(crate) attend_fold: Kernel,
+    /// Only if warpgroups attend.
+    pub(crate) lay_pages: Option<Kernel>,
     pub(crate) proj_add: Vec<Product>,
     pub(crate) norm_gate_up: Vec<Product>,
     pub(crate) down_add: Vec<Product>,
@@ -280,6 +284,7 @@ impl Kernels {
             attend: module.kernel("attend", shape.attend_bytes())?,
             attend_block: module.kernel(attend_block, shape.attend_block_bytes())?,
             attend_fold: plain("attend_fold")?,
+            lay_pages: shape.attends_tiled().then(|| plain("lay_pages")).transpose()?,
             proj_add: products("proj_add", &matrices.proj)?,
             norm_gate_up: products("norm_gate_up", &matrices.gate_up)?,
             down_add: products("down_add", &matrices.down)?,

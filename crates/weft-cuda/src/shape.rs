@@ -38,6 +38,8 @@ pub(crate) const TILED_TOKENS: [usize; 3] = [64, 128, 192];
 const TILE_COST: usize = 32;
 /// Tokens and columns of a square, in which these kernels read activations (`tiled.cuh`).
 pub(crate) const SQUARE: usize = 64;
+/// Pages that a block of the kernel that attends by warpgroups holds at once.
+const TILED_PAGES: usize = 4;
 /// Bytes of the weights of a warp's queries on one page, and of what they had before it.
 const CUT_PAGE: usize = 2560;
 /// Less than this is too little to share.
@@ -111,6 +113,11 @@ impl Chip {
     fn side_bytes(dim: usize) -> usize {
         SECTION_PAGES * PAGE_ROWS * dim * 2
     }
+}
+
+/// Bytes of a KV head's part of a page as warpgroups read it (`ops/lay_pages.cu`).
+pub(crate) fn laid_bytes(dim: usize) -> usize {
+    (dim.next_multiple_of(SQUARE) + dim) * PAGE_ROWS * 2
 }
 
 /// Columns, padded.
@@ -315,17 +322,14 @@ impl Shape {
         if self.attends_tiled() { 2 * TILE_QUERIES } else { TILE_QUERIES }
     }
 
-    /// Dynamic shared memory of the kernel that attends for prompts: two pages; by warpgroups also
-    /// two in another order, a tile of queries, and a page of weights for each warp that attends.
+    /// Dynamic shared memory of the kernel that attends for prompts: two pages; by warpgroups four,
+    /// a tile of queries, and a page of weights for each warp that attends.
     pub(crate) fn attend_block_bytes(&self) -> usize {
-        let pages = 2 * 2 * PAGE_ROWS * self.dim * 2;
         if !self.attends_tiled() {
-            return pages;
+            return 2 * 2 * PAGE_ROWS * self.dim * 2;
         }
-        let whole = self.dim.next_multiple_of(SQUARE);
-        let in_order = 2 * (whole + self.dim) * PAGE_ROWS * 2;
-        let queries = self.tile_queries() * whole * 2;
-        (1 << 10) + pages + in_order + queries + WARPS * CUT_PAGE
+        let queries = self.tile_queries() * self.dim.next_multiple_of(SQUARE) * 2;
+        (1 << 10) + TILED_PAGES * laid_bytes(self.dim) + queries + WARPS * CUT_PAGE
     }
 
     /// Shared memory of the kernels for blocks of tokens.
@@ -334,7 +338,7 @@ impl Shape {
     }
 
     /// The constants of products and attention by warpgroups.
-    fn tiled_constants(&self) -> [(&'static str, usize); 7] {
+    fn tiled_constants(&self) -> [(&'static str, usize); 9] {
         [
             ("TILED", usize::from(self.is_tiled())),
             ("TILED_SHARED", TILED_SHARED),
@@ -343,6 +347,8 @@ impl Shape {
             ("SEVERAL", SEVERAL),
             ("ATTENDS_TILED", usize::from(self.attends_tiled())),
             ("ATTEND_BLOCK_SHARED", self.attend_block_bytes()),
+            ("LAID_BYTES", laid_bytes(self.dim)),
+            ("TILED_PAGES", TILED_PAGES),
         ]
     }
 

@@ -73,6 +73,9 @@ __device__ __forceinline__ void multiply_coded_block(const u8 *weights, const u1
     static_assert(Copies::STAGE_BYTES <= BLOCK_STAGE, "the ring has room for its stages");
     constexpr int SLABS = WARP_TOKENS / 16;
     u8 *stages = dynamic_shared();
+    // Where other products are by warpgroups, kernels start early.
+    let_next_start();
+    wait_for_previous();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int first_tile = blockIdx.x * BLOCK_TILES;
     const u32 first_token = blockIdx.y * BLOCK_TOKENS;

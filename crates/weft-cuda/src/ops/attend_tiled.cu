@@ -1,34 +1,26 @@
 #include "kernels/wgmma.cuh"
-#include "ops/attend_block.cuh"
+#include "ops/attend_pages.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// A block has two warpgroups that attend, with 64 queries each, and one that brings pages: they
-// arrive in units, and are put into rows that products of warpgroups read (`swizzled`). Each warp
-// of it takes every fourth unit.
-constexpr int RAW_STAGES = 2, PAGE_STAGES = 2; // of pages as they arrive, and in rows
-constexpr int BRINGERS = 4, ATTENDERS = 8;      // warps
-constexpr int KEY_BYTES = (DIM + 63) / 64 * PAGE_ROWS * 128, VALUE_BYTES = DIM * 128;
+// A block has two warpgroups that attend, with 64 queries each, and a warp that brings pages.
+constexpr int PAGE_STAGES = TILED_PAGES, ATTENDERS = 8; // warps
 constexpr int QUERY_BYTES = (DIM + 63) / 64 * 64 * 128; // of a group
-constexpr int KEY_UNITS = PAGE_ROWS / 8 * DIM_UNITS, VALUE_UNITS = DIM_TILES * 2;
 static_assert(TILE_QUERIES == 128 || !ATTENDS_TILED, "two groups of 64 queries");
-constexpr int ATTEND_SHARED = 1024 + PAGE_STAGES * (KEY_BYTES + VALUE_BYTES) + RAW_STAGES * 2 * SIDE_BYTES + 2 * QUERY_BYTES + ATTENDERS * sizeof(CutPage);
+constexpr int ATTEND_SHARED = 1024 + PAGE_STAGES * (KEY_BYTES + VALUE_BYTES) + 2 * QUERY_BYTES + ATTENDERS * sizeof(CutPage);
 static_assert(ATTEND_SHARED <= ATTEND_BLOCK_SHARED || !ATTENDS_TILED, "the host gives as much");
-
 struct PageBarriers {
-    u64 raw_full[RAW_STAGES], raw_empty[RAW_STAGES], keys_full[PAGE_STAGES], keys_empty[PAGE_STAGES], values_full[PAGE_STAGES],
-        values_empty[PAGE_STAGES];
+    u64 keys_full[PAGE_STAGES], keys_empty[PAGE_STAGES], values_full[PAGE_STAGES], values_empty[PAGE_STAGES], partial;
 };
 struct PageMemory {
-    u8 *keys, *values, *raw;
+    u8 *keys, *values;
     u8 *queries; // of both groups
     CutPage *cuts; // of each warp
     __device__ __forceinline__ PageMemory() {
         u8 *memory = dynamic_shared();
         keys = memory + (1024 - shared_address(memory) % 1024) % 1024;
         values = keys + PAGE_STAGES * KEY_BYTES;
-        raw = values + PAGE_STAGES * VALUE_BYTES;
-        queries = raw + RAW_STAGES * 2 * SIDE_BYTES;
+        queries = values + PAGE_STAGES * VALUE_BYTES;
         cuts = (CutPage *)(queries + 2 * QUERY_BYTES);
     }
 };
@@ -57,66 +49,42 @@ struct PageWalk {
     }
 };
 
-// Puts UNITS units, those of a row of ACROSS after one another, into rows of 128 bytes. `to` is where
-// this lane's rows of even and of odd units begin. Several units are read before the first is
-// stored: a load takes long, and nothing else hides it.
-template <int UNITS, int ACROSS, int ACROSS_BYTES, class Change>
-__device__ __forceinline__ void put_units(const uint4 *units, u8 *const (&to)[2], Change change) {
-    constexpr int AT_ONCE = UNITS % 4 == 0 ? 4 : 2;
-    static_assert(UNITS % AT_ONCE == 0, "whole batches");
+// Blanks the rows of a page's values from `n_rows` on: memory that was never written may hold
+// anything, and nothing times NaN is NaN.
+__device__ __forceinline__ void blank_rows(u8 *values, int n_rows, int lane) {
+    for (int d = lane; d < DIM; d += 32)
+        for (int chunk = n_rows / 8; chunk < PAGE_ROWS / 8; ++chunk) {
+            u32 *at = (u32 *)(values + d * 128 + (chunk ^ d % 8) * 16);
 #pragma unroll
-    for (int first = 0; first < UNITS; first += AT_ONCE) {
-        uint4 own[AT_ONCE];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) own[i] = units[(first + i) * UNIT];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) {
-            const int down = (first + i) / ACROSS, across = (first + i) % ACROSS;
-            store_fragments(to[across % 2] + down * 1024 + across / 2 * ACROSS_BYTES, change(own[i], across));
+            for (int i = 0; i < 4; ++i) {
+                const int row = chunk * 8 + i * 2;
+                at[i] &= row + 1 < n_rows ? 0xffffffffu : row < n_rows ? 0xffffu : 0u;
+            }
         }
-    }
 }
 
-// One of the warps that bring pages.
-__device__ __forceinline__ void bring_pages(PageBarriers &at, const PageMemory &memory, PageWalk walk, const u16 *kv, int kv_head, int warp, int lane) {
-    PageWalk ahead = walk;
-    u32 asked = 0;
-    const auto ask = [&] {
-        if (warp != 0 || !ahead.is_there()) return;
-        u64 *barrier = &at.raw_full[asked % RAW_STAGES];
-        expect_copies(barrier, 2 * SIDE_BYTES, lane);
-        copy(memory.raw + asked % RAW_STAGES * 2 * SIDE_BYTES, kv + page_start(ahead.id(), kv_head), 2 * SIDE_BYTES, barrier, lane);
-        ++asked, ahead.next();
-    };
-    for (int i = 0; i < RAW_STAGES; ++i) ask();
-    // Each warp has consecutive units. A lane's row of a fragment, and its chunk of a row.
-    constexpr int OWN_KEYS = KEY_UNITS / BRINGERS, OWN_VALUES = VALUE_UNITS / BRINGERS;
-    static_assert(OWN_KEYS % DIM_UNITS == 0 && OWN_VALUES % 2 == 0, "whole rows of units");
-    const u32 row = lane % 8 * 128, even = (lane / 8 ^ lane % 8) * 16, odd = even ^ 64;
-    const auto same = [](uint4 unit, int) { return unit; };
+// The warp that brings pages, as `lay_pages` left them.
+__device__ __forceinline__ void bring_pages(PageBarriers &at, const PageMemory &memory, PageWalk walk, const u8 *laid, int kv_head, int lane) {
+    u32 partial = 0; // the parity of pages that are not full
     for (u32 i = 0; walk.is_there(); ++i, walk.next()) {
-        const u32 stage = i % PAGE_STAGES, parity = i / PAGE_STAGES % 2, raw = i % RAW_STAGES;
-        const uint4 *units = (const uint4 *)(memory.raw + raw * 2 * SIDE_BYTES) + lane;
-        barrier_wait(&at.raw_full[raw], i / RAW_STAGES % 2);
-        barrier_wait(&at.keys_empty[stage], parity ^ 1);
-        u8 *keys = memory.keys + stage * KEY_BYTES + warp * (OWN_KEYS / DIM_UNITS) * 1024 + row;
-        put_units<OWN_KEYS, DIM_UNITS, PAGE_ROWS * 128>(units + warp * OWN_KEYS * UNIT, {keys + even, keys + odd}, same);
-        before_copies();
-        __syncwarp();
-        if (lane == 0) barrier_arrive(&at.keys_full[stage]);
-        barrier_wait(&at.values_empty[stage], parity ^ 1);
-        u8 *values = memory.values + stage * VALUE_BYTES + warp * (OWN_VALUES / 2) * 1024 + row;
+        const u32 stage = i % PAGE_STAGES, parity = i / PAGE_STAGES % 2;
+        const u8 *from = laid + laid_start(walk.id(), kv_head);
         const int n_rows = walk.n_rows();
-        units += (KEY_UNITS + warp * OWN_VALUES) * UNIT;
-        if (n_rows >= PAGE_ROWS) put_units<OWN_VALUES, 2, 0>(units, {values + even, values + odd}, same);
-        else put_units<OWN_VALUES, 2, 0>(units, {values + even, values + odd}, [&](uint4 unit, int half) { return masked(unit, value_mask(n_rows, half, lane)); });
+        barrier_wait(&at.keys_empty[stage], parity ^ 1);
+        expect_copies(&at.keys_full[stage], KEY_BYTES, lane);
+        copy(memory.keys + stage * KEY_BYTES, from, KEY_BYTES, &at.keys_full[stage], lane);
+        barrier_wait(&at.values_empty[stage], parity ^ 1);
+        u8 *values = memory.values + stage * VALUE_BYTES;
+        u64 *barrier = n_rows < PAGE_ROWS ? &at.partial : &at.values_full[stage];
+        expect_copies(barrier, VALUE_BYTES, lane);
+        copy(values, from + KEY_BYTES, VALUE_BYTES, barrier, lane);
+        if (n_rows >= PAGE_ROWS) continue;
+        barrier_wait(barrier, partial);
+        partial ^= 1;
+        blank_rows(values, n_rows, lane);
         before_copies();
         __syncwarp();
-        if (lane == 0) barrier_arrive(&at.values_full[stage]), barrier_arrive(&at.raw_empty[raw]);
-        if (warp == 0 && ahead.is_there()) {
-            barrier_wait(&at.raw_empty[raw], i / RAW_STAGES % 2);
-            ask();
-        }
+        if (lane == 0) barrier_arrive(&at.values_full[stage]);
     }
 }
 
@@ -401,20 +369,21 @@ struct Attender {
         if (SQUARES && has_cells) leave(state);
         if (gridDim.y > 1) leave_part(state.acc, state.m, state.l, step, tile, end - 1, rows, kv_head, to, lane);
         else fold_section(total, state.acc, state.m, state.l);
+        meet(); // the other group's products have read all pages, too
         keep(total);
     }
 
-    // Puts the sums of all sections into shared memory, where no page arrives any more, and takes
+    // Puts the sums of all sections into shared memory, in the place of pages, and takes
     // them from there: both copies of the code above leave them in one place.
     __device__ __forceinline__ void keep(const Running &total) const {
-        float4 *to = (float4 *)memory.raw + threadIdx.x;
+        float4 *to = (float4 *)memory.keys + threadIdx.x;
 #pragma unroll
         for (int t = 0; t < DIM_TILES; ++t) to[t * ATTENDERS * 32] = make_float4(total.acc[t][0], total.acc[t][1], total.acc[t][2], total.acc[t][3]);
         ((float4 *)&memory.cuts[warp])[lane] = make_float4(total.m[0], total.m[1], total.l[0], total.l[1]);
     }
     __device__ __forceinline__ Running kept() const {
         Running total;
-        const float4 *from = (const float4 *)memory.raw + threadIdx.x;
+        const float4 *from = (const float4 *)memory.keys + threadIdx.x;
 #pragma unroll
         for (int t = 0; t < DIM_TILES; ++t) {
             const float4 acc = from[t * ATTENDERS * 32];
@@ -436,7 +405,7 @@ struct Attender {
 // Rounding   the rotated query once; probabilities once; a once.
 // Moves      keys and values once for 128 queries, mostly from L2: bound by arithmetic.
 extern "C" __global__ void __launch_bounds__(TILED_THREADS, 1)
-attend_tiled(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attended to) {
+attend_tiled(Step step, const float2 *rope, const u16 *q, const u8 *laid, Attended to) {
     let_next_start();
     wait_for_previous();
     __shared__ PageBarriers at;
@@ -451,20 +420,20 @@ attend_tiled(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
     const u32 first = tile.n_sections * blockIdx.y / gridDim.y, end = tile.n_sections * (blockIdx.y + 1) / gridDim.y;
     if (first == end) return;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < RAW_STAGES; ++i) barrier_init(&at.raw_full[i], COPY_ARRIVALS), barrier_init(&at.raw_empty[i], BRINGERS);
+        barrier_init(&at.partial, COPY_ARRIVALS);
         for (int i = 0; i < PAGE_STAGES; ++i) {
-            barrier_init(&at.keys_full[i], BRINGERS), barrier_init(&at.values_full[i], BRINGERS);
+            barrier_init(&at.keys_full[i], COPY_ARRIVALS), barrier_init(&at.values_full[i], COPY_ARRIVALS);
             barrier_init(&at.keys_empty[i], ATTENDERS), barrier_init(&at.values_empty[i], ATTENDERS);
         }
         barriers_made();
     }
     __syncthreads();
     if (group == 2) {
-        leave_registers<56>();
-        bring_pages(at, memory, PageWalk(sections, first, end, last_position), kv, kv_head, warp - ATTENDERS, lane);
+        leave_registers<40>();
+        if (warp == ATTENDERS) bring_pages(at, memory, PageWalk(sections, first, end, last_position), laid, kv_head, lane);
         return;
     }
-    take_registers<224>();
+    take_registers<232>();
     Attender own{step, tile, to, at, memory, sections, kv_head, warp, lane, last_position, {warp * 16 + lane / 4, warp * 16 + lane / 4 + 8}};
     find_positions(own.positions, step, tile, own.rows);
     own.least = __reduce_min_sync(FULL, min(own.positions[0], own.positions[1]));
