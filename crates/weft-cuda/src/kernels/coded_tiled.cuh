@@ -1,10 +1,10 @@
 // The product of a coded matrix with a block of tokens by products of warpgroups (sm_90a).
 //
 // As in `matmul_tiled.cuh`, two warpgroups compute 64 rows x TOKENS tokens each and a third one
-// copies. Rows lie in shared memory as codes; each warp unpacks those of its rows into the registers
-// of the first operand. The products of a run are summed from zero and added to the sums of their
-// eighth as `coded.cuh` says, while those of another run are computed. The sums of all eighths so far
-// lie in shared memory. The tiles of a group have one form.
+// copies. A stage has four units of columns. Rows lie in shared memory as codes; each warp unpacks
+// those of its rows into the registers of the first operand while the product before is computed.
+// The products of a run are summed from zero and added to the sums of their eighth as `coded.cuh`
+// says: while one group adds, the other multiplies. The tiles of a group have one form.
 #pragma once
 
 #include "kernels/coded.cuh"
@@ -12,26 +12,24 @@
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-constexpr int STAGE_UNITS = 2, GROUP_TILES = 8;
-static_assert(STAGE_UNITS == 2, "a stage is a column of squares, and each of four warps copies a unit of a group");
+constexpr int STAGE_UNITS = 4, GROUP_TILES = 8;
 
 template <class W, int TOKENS> struct CodedTiledShape {
     static constexpr int GROUP_BYTES = STAGE_UNITS * GROUP_TILES * W::BYTES; // of a group's rows in a stage
-    static constexpr int TOKENS_AT = (2 * GROUP_BYTES + 1023) / 1024 * 1024, SUMS_AT = TOKENS_AT + STAGE_UNITS * TOKENS * 64;
+    static constexpr int TOKENS_AT = 2 * GROUP_BYTES, SUMS_AT = TOKENS_AT + STAGE_UNITS * TOKENS * 64;
     static constexpr int SUMS_BYTES = STAGE_UNITS * W::SUMMED_RUNS * TOKENS * 4; // of the input over runs
-    static constexpr int STAGE = (SUMS_AT + SUMS_BYTES + 1023) / 1024 * 1024;
-    static constexpr int TOTALS = 64 * TOKENS * 4; // of a group
-    static constexpr int ROOM = (TILED_SHARED - 1024 - 2 * STAGED_TOKENS * STAGED_STRIDE - 2 * TOTALS) / STAGE;
-    static constexpr int STAGES = ROOM < 8 ? ROOM : 8;
-    static_assert(STAGES >= 3, "a ring");
+    static constexpr int STAGE = SUMS_AT + SUMS_BYTES;
+    static constexpr int ROOM = (TILED_SHARED - 1024 - 2 * STAGED_TOKENS * STAGED_STRIDE) / STAGE;
+    static constexpr int STAGES = ROOM < 6 ? ROOM : 6;
+    static_assert(STAGES >= 2 && STAGE % 1024 == 0, "a ring");
 };
 
-// Copies the stages of all tiles: each of four warps a unit of a group's tiles.
+// Copies the stages of all tiles: each of four warps a unit of every tile.
 template <class W, int UNITS, int TOKENS>
 __device__ __forceinline__ void copy_coded_tiles(TiledRing<CodedTiledShape<W, TOKENS>::STAGES> &ring, u8 *stages, const u8 *weights, int n_blocks,
                                                  const u8 *x, const u8 *sums, u32 n_squares, const TileWalk &walk, u32 rank, int warp, int lane) {
     using Shape = CodedTiledShape<W, TOKENS>;
-    constexpr int COLUMNS = UNITS * WARPS / 2;
+    constexpr int COLUMNS = UNITS * WARPS / 2, SQUARES = STAGE_UNITS / 2;
     constexpr int SUMS_BYTES = Shape::SUMS_BYTES / (TOKENS / SQUARE); // of a square of tokens
     TokenCopies<TOKENS> tokens(rank, lane);
     int stage = 0;
@@ -42,30 +40,32 @@ __device__ __forceinline__ void copy_coded_tiles(TiledRing<CodedTiledShape<W, TO
         const int first_tile = min(walk.pair(tile) * 2 + rank, n_blocks - 1u) * 2 * GROUP_TILES;
         const u32 first_square = walk.tokens(tile) * (TOKENS / SQUARE);
         tokens.go_to(x, first_square, n_squares, COLUMNS);
-        for (int k = 0; k < COLUMNS; ++k) {
+        for (int k = 0; k < COLUMNS / SQUARES; ++k) {
             barrier_wait(&ring.empty[stage], parity);
             u8 *to = stages + stage * Shape::STAGE;
             if (warp == 0) {
                 expect_copies(&ring.full[stage], STAGE_UNITS * TOKENS * 64 + Shape::SUMS_BYTES, lane);
                 __syncwarp();
-                tokens.copy(to + Shape::TOKENS_AT, k, &ring.full[stage], lane);
+#pragma unroll
+                for (int i = 0; i < SQUARES; ++i) tokens.copy(to + Shape::TOKENS_AT + i * TOKENS * 128, k * SQUARES + i, &ring.full[stage], lane);
                 if (Shape::SUMS_BYTES > 0 && lane < TOKENS / SQUARE) {
                     const u64 square = min(first_square + lane, n_squares - 1);
-                    copy(to + Shape::SUMS_AT + lane * SUMS_BYTES, sums + (square * COLUMNS + k) * SUMS_BYTES, SUMS_BYTES, &ring.full[stage], 0);
+                    copy(to + Shape::SUMS_AT + lane * SUMS_BYTES, sums + (square * (COLUMNS / SQUARES) + k) * SUMS_BYTES, SUMS_BYTES, &ring.full[stage], 0);
                 }
             }
-            const int unit = warp % 2, group = warp / 2;
-            const u64 place = unit_place<UNITS, W::CODED_BYTES>(k * STAGE_UNITS + unit);
-            W::with(first_tile + group * GROUP_TILES, [&](auto form) INLINED {
-                using F = decltype(form);
-                constexpr int CHUNKS = F::BYTES / 16;
-                constexpr u32 TILE_BYTES = WARPS * UNITS * F::BYTES;
-                const u8 *from = weights + tile_place<W>(first_tile + group * GROUP_TILES, UNITS) + place * F::BYTES;
-                u8 *own = to + group * Shape::GROUP_BYTES + unit * GROUP_TILES * F::BYTES;
+            const u64 place = unit_place<UNITS, W::CODED_BYTES>(k * STAGE_UNITS + warp);
 #pragma unroll
-                for (int i = lane; i < GROUP_TILES * CHUNKS; i += 32)
-                    copy_chunk(own + i * 16, from + i / CHUNKS * TILE_BYTES + i % CHUNKS * 16);
-            });
+            for (int group = 0; group < 2; ++group)
+                W::with(first_tile + group * GROUP_TILES, [&](auto form) INLINED {
+                    using F = decltype(form);
+                    constexpr int CHUNKS = F::BYTES / 16;
+                    constexpr u32 TILE_BYTES = WARPS * UNITS * F::BYTES;
+                    const u8 *from = weights + tile_place<W>(first_tile + group * GROUP_TILES, UNITS) + place * F::BYTES;
+                    u8 *own = to + group * Shape::GROUP_BYTES + warp * GROUP_TILES * F::BYTES;
+#pragma unroll
+                    for (int i = lane; i < GROUP_TILES * CHUNKS; i += 32)
+                        copy_chunk(own + i * 16, from + i / CHUNKS * TILE_BYTES + i % CHUNKS * 16);
+                });
             arrive_after_copies(&ring.full[stage]);
             if (++stage == Shape::STAGES) stage = 0, parity ^= 1;
         }
@@ -88,6 +88,17 @@ template <class F> struct CodedRows {
                     if constexpr (F::HAS_OFFSET) minimums[i][run] = minimum_at<F>(unit, scales[i][run], run, lane / 4);
                 }
     }
+    // Keeps the compiler from unpacking later than here.
+    __device__ __forceinline__ void hold() {
+        hold_word(upper.x), hold_word(upper.y), hold_word(upper.z), hold_word(upper.w);
+        hold_word(lower.x), hold_word(lower.y), hold_word(lower.z), hold_word(lower.w);
+        if constexpr (!F::IS_PLAIN)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                ::hold(scales[i]);
+                if constexpr (F::HAS_OFFSET) ::hold(minimums[i]);
+            }
+    }
     // Begins the products of a run: of 32 columns, or of the 16 that two lanes of a quad hold.
     // `tokens` describes them, as `swizzled` does.
     template <int N> __device__ __forceinline__ void begin(float (&d)[N], u64 tokens, int run, int adds, int lane) const {
@@ -100,9 +111,9 @@ template <class F> struct CodedRows {
         products_commit();
     }
     // Adds a run. Tokens' sums lie as `sum_runs` leaves them.
-    template <int N> __device__ __forceinline__ void add(float (&sum)[N], const float (&of_run)[N], int run, const u8 *input_sums, int sums_stride, int lane) const {
+    template <bool FIRST, int N> __device__ __forceinline__ void add(float (&sum)[N], const float (&of_run)[N], int run, const u8 *input_sums, int sums_stride, int lane) const {
 #pragma unroll
-        for (int i = 0; i < N; ++i) sum[i] = __fmaf_rn(scales[i / 2 % 2][run], of_run[i], sum[i]);
+        for (int i = 0; i < N; ++i) sum[i] = FIRST ? __fmul_rn(scales[i / 2 % 2][run], of_run[i]) : __fmaf_rn(scales[i / 2 % 2][run], of_run[i], sum[i]);
         if constexpr (F::HAS_OFFSET)
 #pragma unroll
             for (int i = 0; i < N / 8; ++i) {
@@ -117,109 +128,69 @@ template <class F> struct CodedRows {
     }
 };
 
-// A thread's sums of all eighths, in shared memory.
-template <int N> struct Totals {
-    float4 *at;
-    __device__ __forceinline__ void clear() const {
-#pragma unroll
-        for (int i = 0; i < N / 4; ++i) at[i * 128] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    }
-    __device__ __forceinline__ void add(const float (&sum)[N]) const {
-#pragma unroll
-        for (int i = 0; i < N / 4; ++i) {
-            const float4 v = at[i * 128];
-            at[i * 128] = make_float4(v.x + sum[i * 4], v.y + sum[i * 4 + 1], v.z + sum[i * 4 + 2], v.w + sum[i * 4 + 3]);
-        }
-    }
-    __device__ __forceinline__ void take(float (&total)[N]) const {
-#pragma unroll
-        for (int i = 0; i < N / 4; ++i) {
-            const float4 v = at[i * 128];
-            total[i * 4] = v.x, total[i * 4 + 1] = v.y, total[i * 4 + 2] = v.z, total[i * 4 + 3] = v.w;
-        }
-    }
-};
-
-// The sums of a group's 64 rows x TOKENS tokens, whose rows have form F. The products of two runs begin
-// together: the second is computed while the first is added.
-template <class W, class F, int UNITS, int TOKENS> struct CodedSums {
+// The sums of a group's 64 rows x TOKENS tokens, whose rows have form F.
+template <class W, class F, int UNITS, int TOKENS>
+__device__ __forceinline__ void sum_coded_tile(float (&total)[TOKENS / 2], Reader<CodedTiledShape<W, TOKENS>::STAGES> &reader, const u8 *stages, int warp, int lane) {
     using Shape = CodedTiledShape<W, TOKENS>;
-    static constexpr int N = TOKENS / 2;
-    Reader<Shape::STAGES> &reader;
-    const Totals<N> &totals;
-    const u8 *rows, *input_sums;
-    u32 tokens;
-    int lane, in_eighth = 0, stage = 0; // the stage that is multiplied
-    float runs[2][N], sum[N];
+    constexpr int N = TOKENS / 2;
+    constexpr bool EVEN = UNITS % STAGE_UNITS == 0; // eighths begin with stages
+    constexpr int SUMS_STRIDE = Shape::SUMS_BYTES / (TOKENS / SQUARE), UNIT_SUMS = W::SUMMED_RUNS * SQUARE * 4;
+    const u8 *rows = stages + warp / 4 * Shape::GROUP_BYTES + warp % 4 * 2 * F::BYTES;
+    const u32 tokens = shared_address(stages) + Shape::TOKENS_AT;
+    const u8 *input_sums = stages + Shape::SUMS_AT;
+    float run[N], sum[N];
     CodedRows<F> pairs[2];
-
-    __device__ __forceinline__ CodedSums(Reader<Shape::STAGES> &reader, const u8 *stages, const Totals<N> &totals, int warp, int lane)
-        : reader(reader), totals(totals), rows(stages + warp / 4 * Shape::GROUP_BYTES + warp % 4 * 2 * F::BYTES), input_sums(stages + Shape::SUMS_AT),
-          tokens(shared_address(stages) + Shape::TOKENS_AT), lane(lane) {}
-    __device__ __forceinline__ void load(int unit) { pairs[unit].load(rows + reader.stage * Shape::STAGE + unit * GROUP_TILES * F::BYTES, lane); }
-    __device__ __forceinline__ void begin(int to, int unit, int run, int adds) {
-        pairs[unit].begin(runs[to], swizzled(tokens + stage * Shape::STAGE) + unit * 64 / 16, run, adds, lane);
-    }
-    __device__ __forceinline__ void add(int from, int unit, int run) {
-        constexpr int SUMS_STRIDE = Shape::SUMS_BYTES / (TOKENS / SQUARE), UNIT_SUMS = W::SUMMED_RUNS * SQUARE * 4;
-        hold(runs[from]);
-        if constexpr (!F::IS_PLAIN) pairs[unit].add(sum, runs[from], run, input_sums + stage * Shape::STAGE + unit * UNIT_SUMS, SUMS_STRIDE, lane);
-    }
-    __device__ __forceinline__ void end_unit() {
-        if (++in_eighth < UNITS) return;
-        in_eighth = 0;
-        totals.add(F::IS_PLAIN ? runs[0] : sum);
-        clear();
-    }
-    __device__ __forceinline__ void clear() {
 #pragma unroll
-        for (int i = 0; i < N; ++i) sum[i] = 0.0f;
-    }
-    // All that was read of the stage is used.
-    __device__ __forceinline__ void release() {
-        if (!F::IS_PLAIN) hold(sum);
-        reader.release(stage, lane);
-    }
-    __device__ __forceinline__ void go_on(bool has_next) {
-        reader.next();
-        if (has_next) reader.await(), load(0);
-    }
-    __device__ __forceinline__ void take_stage(bool has_next) {
-        stage = reader.stage;
-        if constexpr (F::RUNS == 1 && !F::IS_PLAIN) {
-            begin(0, 0, 0, 0), begin(1, 1, 0, 0);
-            products_await<1>();
-            add(0, 0, 0), end_unit();
-            go_on(has_next);
-            products_await<0>();
-            add(1, 1, 0), release(), end_unit();
-        } else {
+    for (int i = 0; i < N; ++i) total[i] = sum[i] = 0.0f;
+    const auto load = [&](CodedRows<F> &pair, int unit) { pair.load(rows + reader.stage * Shape::STAGE + unit * GROUP_TILES * F::BYTES, lane); };
+    reader.await();
+    load(pairs[0], 0);
+    int in_eighth = 0;
+#pragma unroll 1
+    for (int left = UNITS * WARPS / STAGE_UNITS; left > 0; --left) {
+        const int stage = reader.stage, at = stage * Shape::STAGE;
+        const u64 own_tokens = swizzled(tokens + at);
 #pragma unroll
-            for (int unit = 0; unit < STAGE_UNITS; ++unit) {
-                begin(0, unit, 0, F::IS_PLAIN && in_eighth > 0);
-                if (F::RUNS > 1) {
-                    begin(1, unit, F::RUNS - 1, 0);
-                    products_await<1>();
-                    add(0, unit, 0);
+        for (int unit = 0; unit < STAGE_UNITS; ++unit) {
+            CodedRows<F> &now = pairs[unit % 2], &next = pairs[(unit + 1) % 2];
+            const bool is_first = (!EVEN || unit == 0) && in_eighth == 0;
+#pragma unroll
+            for (int r = 0; r < F::RUNS; ++r) {
+                now.begin(run, own_tokens + (unit / 2 * TOKENS * 128 + unit % 2 * 64) / 16, r, F::IS_PLAIN && !is_first, lane);
+                if (r == F::RUNS - 1) {
+                    if (unit + 1 < STAGE_UNITS) load(next, unit + 1);
+                    else if (left > 1) {
+                        reader.next();
+                        reader.await();
+                        load(next, 0);
+                    } else reader.next();
                 }
+                next.hold();
                 products_await<0>();
-                add(F::RUNS - 1, unit, F::RUNS - 1);
-                if (unit == STAGE_UNITS - 1) release(), go_on(has_next);
-                end_unit();
+                ::hold(run);
+                if constexpr (!F::IS_PLAIN) {
+                    const u8 *of_unit = input_sums + at + unit * UNIT_SUMS;
+                    if (EVEN && unit == 0 && r == 0 && in_eighth == 0) now.template add<true>(sum, run, r, of_unit, SUMS_STRIDE, lane);
+                    else now.template add<false>(sum, run, r, of_unit, SUMS_STRIDE, lane);
+                }
+                if (unit == STAGE_UNITS - 1 && r == F::RUNS - 1) {
+                    // All that was read of the stage is used.
+                    if (!F::IS_PLAIN) ::hold(sum);
+                    reader.release(stage, lane);
+                }
+            }
+            ++in_eighth;
+            if ((!EVEN || unit == STAGE_UNITS - 1) && in_eighth == UNITS) {
+                in_eighth = 0;
+#pragma unroll
+                for (int i = 0; i < N; ++i) {
+                    total[i] += F::IS_PLAIN ? run[i] : sum[i];
+                    if (!EVEN) sum[i] = 0.0f;
+                }
             }
         }
-        if (has_next) load(1);
     }
-    __device__ __forceinline__ void sum_tile(float (&total)[N]) {
-        clear();
-        totals.clear();
-        reader.await();
-        load(0), load(1);
-#pragma unroll 1
-        for (int left = UNITS * WARPS / STAGE_UNITS; left > 0; --left) take_stage(left > 1);
-        totals.take(total);
-    }
-};
+}
 
 // Hands the sums of 64 rows x TOKENS tokens to `store(first token, first row, sums, memory for
 // Staged)`. `sums` are those of the input over runs, if W has offsets.
@@ -247,13 +218,11 @@ __device__ __forceinline__ void multiply_coded_tiles(const u8 *weights, int n_bl
         take_registers<232>();
         Reader<Shape::STAGES> reader{ring};
         u8 *staged = stages + Shape::STAGES * Shape::STAGE + group * STAGED_TOKENS * STAGED_STRIDE;
-        u8 *all = stages + Shape::STAGES * Shape::STAGE + 2 * STAGED_TOKENS * STAGED_STRIDE + group * Shape::TOTALS;
-        const Totals<TOKENS / 2> totals{(float4 *)all + threadIdx.x % 128};
         float total[TOKENS / 2];
         for (int tile = walk.first; tile < walk.end; tile += walk.step) {
             const u32 block = walk.pair(tile) * 2 + rank;
             W::with(min(block, n_blocks - 1u) * 16 + group * GROUP_TILES, [&](auto form) INLINED {
-                CodedSums<W, decltype(form), UNITS, TOKENS>(reader, stages, totals, warp, lane).sum_tile(total);
+                sum_coded_tile<W, decltype(form), UNITS, TOKENS>(total, reader, stages, warp, lane);
             });
             if (block >= (u32)n_blocks) continue;
             store(walk.tokens(tile) * TOKENS, block * 128 + group * 64, total, staged);
