@@ -6,7 +6,8 @@
         --save bench/runs/<date>-<machine>-<commit>/peers.json
 
 Every round runs each program once. The file holds the command, the commits, the machine, all
-samples, and a row for each test of each program. `--llama-bench` takes a path to the program and
+samples, and a row for each test of each program. With `--gguf`, weft and llama.cpp read the same
+files, and a row's form is the name of its file; otherwise weft reads bf16. `--llama-bench` takes a path to the program and
 needs numpy (the GGUF files are written here); `--transformers` takes ways, torch.compile's mode
 after a colon, and needs torch and transformers 5; `--megakernel` takes a checkout of
 github.com/AlpinDale/qwen_megakernel and needs nvcc as well. All are optional.
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from peers import turns
@@ -28,7 +30,7 @@ def main() -> None:
     deadline = time.monotonic() + args.seconds
     with tempfile.TemporaryDirectory() as scratch:
         model = args.folder or Path(scratch) / "model"
-        if not (model / "model.safetensors").exists():
+        if not args.gguf and not (model / "model.safetensors").exists():
             export = [args.weft, "bench", "export", "--shape", args.shape, "--out", model]
             subprocess.run(export, check=True)
         tests = Tests(args.prompts, args.tokens, args.depths, args.batches, args.repetitions)
@@ -56,6 +58,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--weft-args", nargs="*", default=[], metavar="WORD", help="more, without --")
     parser.add_argument("--llama-bench", type=Path, help="the program")
     parser.add_argument("--llama-commit", help="if llama-bench was built outside a checkout")
+    parser.add_argument("--gguf", type=Path, nargs="*", default=[], help="files for both")
     parser.add_argument("--forms", nargs="*", default=["bf16", "q8_0", "q4_0"], help="of llama.cpp")
     parser.add_argument("--llama-args", nargs="*", metavar="WORD", help="more, without the first -")
     parser.add_argument("--transformers", nargs="*", default=[], metavar="WAY")
@@ -74,18 +77,26 @@ def arguments() -> argparse.Namespace:
 def commands(args: argparse.Namespace, model: Path, scratch: Path) -> list:
     on_gpu = args.device == "cuda"
     more = flags(args.weft_args) or (["--step-tokens", "4096"] if on_gpu else [])
-    programs: list = [Weft(args.weft, model, args.device, more, scratch)]
-    if args.llama_bench:
-        from peers import gguf  # which needs numpy
+    wefts = {
+        path.stem: Weft(args.weft, path, args.device, more, scratch, form=path.stem)
+        for path in args.gguf
+    }
+    programs: list = [] if wefts else [Weft(args.weft, model, args.device, more, scratch)]
+    if not args.llama_bench:
+        return programs + list(wefts.values())
+    from peers import gguf  # which needs numpy
 
-        more = ["-" + args.llama_args[0], *args.llama_args[1:]] if args.llama_args else (
-            ["-ngl", "99", "-fa", "on"] if on_gpu else ["-ngl", "0"]
-        )
-        for form in args.forms:
-            path = model / f"{form}.gguf"
-            if not path.exists():
-                gguf.write(model, form, path)
-            programs.append(Llama(args.llama_bench, path, form, more, args.llama_commit))
+    more = ["-" + args.llama_args[0], *args.llama_args[1:]] if args.llama_args else (
+        ["-ngl", "99", "-fa", "on"] if on_gpu else ["-ngl", "0"]
+    )
+    files = {path.stem: path for path in args.gguf}
+    for form in files or args.forms:
+        path = files.get(form, model / f"{form}.gguf")
+        if not files and not path.exists():
+            gguf.write(model, form, path)
+        # Both programs on one file, one after the other.
+        programs += [wefts[form]] if form in wefts else []
+        programs.append(Llama(args.llama_bench, path, form, more, args.llama_commit))
     return programs
 
 
@@ -106,16 +117,20 @@ def started(
     if args.megakernel:
         command = [*python, "peers.megakernel_worker", "--checkout", str(args.megakernel)]
         wanted.append(("AlpinDale's megakernel", [*command, "--model", str(model)]))
-    workers: list[Worker] = []
-    problems: list[str] = []
-    for name, command in wanted:
-        seconds = min(args.prepare_seconds, deadline - time.monotonic())
+    seconds = min(args.prepare_seconds, deadline - time.monotonic())
+
+    def start(wish: tuple[str, list[str]]) -> Worker | str:
         try:
-            workers.append(Worker(name, command, tests, seconds))
+            return Worker(*wish, tests, seconds)
         except ProgramError as error:
             print(error, file=sys.stderr, flush=True)
-            problems.append(str(error))
-    return workers, problems
+            return str(error)
+
+    # They load and compile side by side; nothing is measured before all are ready.
+    with ThreadPoolExecutor(max_workers=max(len(wanted), 1)) as pool:
+        tried = list(pool.map(start, wanted))
+    workers = [one for one in tried if isinstance(one, Worker)]
+    return workers, [one for one in tried if isinstance(one, str)]
 
 
 def table(report: dict) -> str:

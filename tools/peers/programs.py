@@ -57,7 +57,7 @@ def commas(numbers: list[int]) -> str:
 
 @dataclass
 class Weft:
-    """`weft bench` on the folder that all others read too."""
+    """`weft bench` on the folder, or the file, that others read too."""
 
     path: Path
     model: Path
@@ -65,6 +65,7 @@ class Weft:
     more: list[str]
     scratch: Path
     name: str = "weft"
+    form: str | None = None  # otherwise what weft says
     about: dict = field(default_factory=dict)
     machine: dict = field(default_factory=dict)
 
@@ -93,7 +94,7 @@ class Weft:
         }
         return [
             rows.row(
-                self.name, run["model"]["dtype"], one["test"], one["batch"], one["depth"],
+                self.name, self.form or run["model"]["dtype"], one["test"], one["batch"], one["depth"],
                 one["n_tokens"], one["samples_us"],
             )
             for one in run["rows"]

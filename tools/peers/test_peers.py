@@ -62,6 +62,13 @@ class Folder(unittest.TestCase):
 
 
 class Turns(Folder):
+    def test_a_file_gives_its_name_to_the_rows_of_both(self) -> None:
+        weft, llama = self.both()
+        weft.form = llama.form = "model-Q4_0"
+        report = self.run_all([weft, llama])
+        self.assertEqual({row["form"] for row in report["rows"]}, {"model-Q4_0"})
+        self.assertEqual([one["form"] for one in report["programs"]], ["model-Q4_0"] * 2)
+
     def test_programs_take_turns_and_one_file_holds_all_samples(self) -> None:
         run = self.run_all(self.both(), rounds=3)
         self.assertEqual((self.folder / "calls").read_text(), "weft llama llama weft weft llama ")

@@ -72,7 +72,7 @@ def written(
         "programs": [
             {
                 "name": one.name,
-                "form": getattr(one, "form", "bf16"),
+                "form": getattr(one, "form", None) or "bf16",
                 **one.about,
                 "command": shlex.join(one.about.get("command", [])),
             }

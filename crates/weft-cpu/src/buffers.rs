@@ -148,7 +148,8 @@ impl RowsOfPage {
     }
 }
 
-/// Keys and values of all pages, bf16 \[layers\]\[pages\]\[kv_heads\]\[64 · stride\].
+/// Keys and values of all pages, bf16 \[pages\]\[layers\]\[kv_heads\]\[64 · stride\]. The layers of a
+/// page lie together, so that a few pages take few huge pages of memory.
 ///
 /// A page's keys are packed like a block of 64 weight rows, \[head_dim/2\]\[64\]\[2\], so that
 /// scores are a matrix product. Its values are stored row by row, \[64\]\[stride\], padded with
@@ -163,7 +164,6 @@ pub(crate) struct Kv {
 #[derive(Clone, Copy)]
 pub(crate) struct KvLayout {
     pub(crate) layers: usize,
-    pages: usize,
     pub(crate) heads: usize,
     pub(crate) head_dim: usize,
     /// Elements of a value row.
@@ -173,8 +173,8 @@ pub(crate) struct KvLayout {
 impl KvLayout {
     /// The offset of a head's page, in keys and in values.
     pub(crate) fn page(&self, layer: u16, page: PageId, head: usize) -> usize {
-        let page = usize::from(layer) * self.pages + page as usize;
-        (page * self.heads + head) * PAGE_ROWS * self.stride
+        let page = page as usize * self.layers + usize::from(layer);
+        (page * self.heads + head) * self.page_len()
     }
 
     /// The page, and the row in it, of a slot.
@@ -193,9 +193,9 @@ impl KvLayout {
         self.head_dim * PAGE_ROWS
     }
 
-    /// Elements of a layer's keys, or of its values.
-    pub(crate) fn layer_len(&self) -> usize {
-        self.pages * self.heads * PAGE_ROWS * self.stride
+    /// Elements of a head's page.
+    pub(crate) fn page_len(&self) -> usize {
+        PAGE_ROWS * self.stride
     }
 
     /// Bytes of a row outside the pages, \[heads\]\[head_dim\].
@@ -214,8 +214,8 @@ impl Kv {
     pub(crate) fn new(config: &Config, pages: usize) -> Self {
         let stride = config.head_dim.next_multiple_of(LINE);
         let (layers, heads, head_dim) = (config.layers, config.kv_heads, config.head_dim);
-        let layout = KvLayout { layers, pages, heads, head_dim, stride };
-        let zeros = || Lines::zeroed(layers * layout.layer_len());
+        let layout = KvLayout { layers, heads, head_dim, stride };
+        let zeros = || Lines::zeroed(pages * layers * heads * layout.page_len());
         Self { k: zeros(), v: zeros(), layout }
     }
 

@@ -57,17 +57,18 @@ pub(crate) fn write(pool: &Pool, kv: &mut Kv, rows: &Rows<'_>, k: &[u8], v: &[u8
     let bytes = rows.len * row_bytes;
     let len = layout.layers * bytes;
     assert!(k.len() == len && v.len() == len, "{} and {} bytes for {len}", k.len(), v.len());
-    for_each_layer(pool, kv, |layer, k_pages, v_pages| {
+    for_each_layer(pool, kv, |layer, page_of| {
+        let bytes_of_layers = usize::from(layer) * bytes;
         for (index, page) in rows.pages[..rows.n_pages()].iter().enumerate() {
             let own = RowsOfPage::new(index, rows.first_row, rows.len);
-            let byte = |row| layer * bytes + row * row_bytes;
+            let byte = |row| bytes_of_layers + row * row_bytes;
             let from = byte(own.rows.start)..byte(own.rows.end);
             for head in 0..layout.heads {
                 let part = layout.head_bytes(head);
-                let start = layout.page(0, *page, head);
-                let keys = &mut k_pages[start..][..layout.key_len()];
+                let [keys, values] = page_of(*page, head);
+                let keys = &mut keys[..layout.key_len()];
                 pack_keys(&k[from.clone()], row_bytes, &part, own.in_page(), keys);
-                let values = v_pages[start..].chunks_exact_mut(layout.stride).skip(own.first);
+                let values = values.chunks_exact_mut(layout.stride).skip(own.first);
                 for (from, to) in v[from.clone()].chunks_exact(row_bytes).zip(values) {
                     bf16::read_le(&from[part.clone()], &mut to[..layout.head_dim]);
                 }
@@ -79,28 +80,37 @@ pub(crate) fn write(pool: &Pool, kv: &mut Kv, rows: &Rows<'_>, k: &[u8], v: &[u8
 /// Copies the first `rows` rows of a page in every layer.
 pub(crate) fn copy_rows(pool: &Pool, kv: &mut Kv, from: PageId, to: PageId, rows: usize) {
     assert!(rows <= PAGE_ROWS, "{rows} rows of a page");
+    if from == to {
+        return;
+    }
     let layout = kv.layout();
-    for_each_layer(pool, kv, |_, k_pages, v_pages| {
+    for_each_layer(pool, kv, |_, page_of| {
         for head in 0..layout.heads {
-            let (from, to) = (layout.page(0, from, head), layout.page(0, to, head));
+            let ([k_from, v_from], [k_to, v_to]) = (page_of(from, head), page_of(to, head));
             // Keys are packed by pairs of elements, and each pair has all rows of the page.
             for pair in (0..layout.key_len()).step_by(2 * PAGE_ROWS) {
-                k_pages.copy_within(from + pair..from + pair + 2 * rows, to + pair);
+                k_to[pair..pair + 2 * rows].copy_from_slice(&k_from[pair..pair + 2 * rows]);
             }
-            v_pages.copy_within(from..from + rows * layout.stride, to);
+            let len = rows * layout.stride;
+            v_to[..len].copy_from_slice(&v_from[..len]);
         }
     });
 }
 
-/// Calls `work(layer, keys, values)` with the pages of each layer. A layer is one item, so that a
-/// page named twice causes no race.
-fn for_each_layer(pool: &Pool, kv: &mut Kv, work: impl Fn(usize, &mut [bf16], &mut [bf16]) + Sync) {
+/// A head's keys and values in one page.
+type PageOf<'a> = &'a dyn Fn(PageId, usize) -> [&'a mut [bf16]; 2];
+
+/// Calls `work(layer, page_of)` for each layer. A layer is one item, so that a page named twice
+/// causes no race; `work` uses no page of a head twice at the same time.
+fn for_each_layer(pool: &Pool, kv: &mut Kv, work: impl Fn(u16, PageOf<'_>) + Sync) {
     let (layout, k, v) = kv.parts();
-    let len = layout.layer_len();
     pool.for_each(layout.layers, |_, layer| {
-        // SAFETY: each item has its own layer.
-        let (k, v) = unsafe { (k.part(layer * len, len), v.part(layer * len, len)) };
-        work(layer, k, v);
+        let layer = layer as u16;
+        work(layer, &|page, head| {
+            let start = layout.page(layer, page, head);
+            // SAFETY: each item has its own layer, and `work` keeps its promise.
+            [&k, &v].map(|pages| unsafe { pages.part(start, layout.page_len()) })
+        });
     });
 }
 

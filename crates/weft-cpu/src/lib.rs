@@ -110,7 +110,7 @@ impl CpuDevice {
         let kv = Kv::new(config, limits.pages);
         let coded = !Forms::of(weights, config).all_plain();
         Ok(Self {
-            weights: ModelWeights::read(config, weights)?,
+            weights: ModelWeights::read(config, weights, threads)?,
             // A query may lie up to a whole context beyond a span's home.
             rope: RopeTable::new(&config.rope, config.head_dim, 2 * limits.positions),
             buffers: Buffers::new(config, &limits),

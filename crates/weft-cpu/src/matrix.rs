@@ -13,6 +13,79 @@ pub(crate) enum Matrix {
     Coded(Box<CodedMatrix>),
 }
 
+/// Two matrices of the same shape that are read together, such as gate and up.
+pub(crate) enum Twins {
+    /// Of one form: blocks of the first and of the second in turn, one stream from memory.
+    Joined {
+        matrix: Matrix,
+        rows: usize,
+    },
+    Apart([Matrix; 2]),
+}
+
+impl Twins {
+    pub(crate) fn read(
+        config: &Config,
+        from: &dyn Weights,
+        tensors: [Tensor; 2],
+    ) -> Result<Self, WeightsError> {
+        let [a, b] = tensors;
+        if from.form(a) != from.form(b) {
+            let [a, b] = tensors.map(|tensor| Matrix::read(config, from, tensor));
+            return Ok(Self::Apart([a?, b?]));
+        }
+        let shape = a.shape(config);
+        let (rows, columns) = (shape[0], shape[1]);
+        let n_blocks = rows.div_ceil(BLOCK_ROWS);
+        let mut matrix = Matrix::zeroed(from.form(a), 2 * n_blocks * BLOCK_ROWS, columns);
+        for (nth, tensor) in tensors.into_iter().enumerate() {
+            matrix.set_rows(from, tensor, |row| {
+                (2 * (row / BLOCK_ROWS) + nth) * BLOCK_ROWS + row % BLOCK_ROWS
+            })?;
+        }
+        Ok(Self::Joined { matrix, rows })
+    }
+
+    fn matrices(&self) -> [&Matrix; 2] {
+        match self {
+            Self::Joined { matrix, .. } => [matrix, matrix],
+            Self::Apart([a, b]) => [a, b],
+        }
+    }
+
+    /// Rows of each.
+    fn rows(&self) -> usize {
+        match self {
+            Self::Joined { rows, .. } => *rows,
+            Self::Apart([a, _]) => a.rows(),
+        }
+    }
+
+    /// Blocks of each.
+    pub(crate) fn n_blocks(&self) -> usize {
+        self.rows().div_ceil(BLOCK_ROWS)
+    }
+
+    /// Rows of a block without padding.
+    pub(crate) fn rows_in(&self, block: usize) -> usize {
+        (self.rows() - block * BLOCK_ROWS).min(BLOCK_ROWS)
+    }
+
+    /// Whether products need the sums of activations.
+    pub(crate) fn needs_sums(&self) -> bool {
+        self.matrices().iter().any(|matrix| matrix.needs_sums())
+    }
+
+    /// A block of each.
+    pub(crate) fn blocks(&self, block: usize) -> [Block<'_>; 2] {
+        let [a, b] = self.matrices();
+        match self {
+            Self::Joined { .. } => [a.block(2 * block), b.block(2 * block + 1)],
+            Self::Apart(_) => [a.block(block), b.block(block)],
+        }
+    }
+}
+
 /// The weights of 64 rows.
 #[derive(Clone, Copy)]
 pub(crate) enum Block<'a> {
@@ -29,17 +102,31 @@ impl Matrix {
         tensor: Tensor,
     ) -> Result<Self, WeightsError> {
         let shape = tensor.shape(config);
-        let (rows, columns) = (shape[0], shape[1]);
-        match from.form(tensor) {
-            Form::Plain => {
-                let mut packed = Packed::zeroed(rows, columns);
-                from.read(tensor, &mut |row, values| packed.set_row(row, values))?;
-                Ok(Self::Plain(packed))
+        let mut matrix = Self::zeroed(from.form(tensor), shape[0], shape[1]);
+        matrix.set_rows(from, tensor, |row| row)?;
+        Ok(matrix)
+    }
+
+    fn zeroed(form: Form, rows: usize, columns: usize) -> Self {
+        match form {
+            Form::Plain => Self::Plain(Packed::zeroed(rows, columns)),
+            Form::Coded(form) => Self::Coded(Box::new(CodedMatrix::zeroed(&form, rows, columns))),
+        }
+    }
+
+    /// Reads a tensor of this form; its row r becomes row `place(r)`.
+    fn set_rows(
+        &mut self,
+        from: &dyn Weights,
+        tensor: Tensor,
+        place: impl Fn(usize) -> usize,
+    ) -> Result<(), WeightsError> {
+        match self {
+            Self::Plain(packed) => {
+                from.read(tensor, &mut |row, values| packed.set_row(place(row), values))
             }
-            Form::Coded(form) => {
-                let mut coded = CodedMatrix::zeroed(&form, rows, columns);
-                from.read_coded(tensor, &mut |row, codes| coded.set_row(row, codes))?;
-                Ok(Self::Coded(Box::new(coded)))
+            Self::Coded(coded) => {
+                from.read_coded(tensor, &mut |row, codes| coded.set_row(place(row), codes))
             }
         }
     }

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle, Thread};
 
 /// Iterations of the spin loop, some tens of microseconds, before a waiting thread gives up its
@@ -40,10 +40,48 @@ struct Worker {
     parked: Arc<AtomicBool>,
 }
 
+/// Items `first..end`, as the upper and the lower half of a word, in a cache line of its own.
+#[repr(align(64))]
+struct Share(AtomicU64);
+
+impl Share {
+    /// The job starts after this, which makes it visible.
+    fn set(&self, first: usize, end: usize) {
+        let [first, end] = [first, end].map(|item| u32::try_from(item).expect("fewer items"));
+        self.0.store(u64::from(first) << 32 | u64::from(end), Ordering::Relaxed);
+    }
+
+    fn take_first(&self) -> Option<usize> {
+        self.take(|first, end| ((first + 1, end), first))
+    }
+
+    fn take_last(&self) -> Option<usize> {
+        self.take(|first, end| ((first, end - 1), end - 1))
+    }
+
+    fn take(&self, split: impl Fn(u64, u64) -> ((u64, u64), u64)) -> Option<usize> {
+        let mut item = None;
+        let left = |share: u64| {
+            let (first, end) = (share >> 32, share & u64::from(u32::MAX));
+            if first >= end {
+                return None;
+            }
+            let ((first, end), taken) = split(first, end);
+            item = Some(taken as usize);
+            Some(first << 32 | end)
+        };
+        // Which thread has an item is all that these words say: items are handed over by the job.
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left).ok()?;
+        item
+    }
+}
+
 /// The worker threads. The thread that calls [`Pool::run`] works too.
 pub(crate) struct Pool {
     shared: Arc<Shared>,
     workers: Vec<Worker>,
+    /// The items of the running job that are still to be done: each thread's share.
+    shares: Vec<Share>,
     /// There is room for one job: a pool can move to another thread, but two threads can never
     /// share it.
     one_caller: PhantomData<Cell<()>>,
@@ -60,7 +98,8 @@ impl Pool {
             stop: AtomicBool::new(false),
         });
         let workers = (1..n_threads).map(|index| Worker::start(index, &shared)).collect();
-        Self { shared, workers, one_caller: PhantomData }
+        let shares = (0..n_threads).map(|_| Share(AtomicU64::new(0))).collect();
+        Self { shared, workers, shares, one_caller: PhantomData }
     }
 
     /// Number of threads, including the caller's.
@@ -70,22 +109,31 @@ impl Pool {
 
     /// Calls `work(thread, item)` once for each item below `n`, on all threads. The assignment of
     /// items to threads is arbitrary, so items must not depend on one another.
+    ///
+    /// Each thread begins with a share of neighbouring items, in order, because neighbours are
+    /// mostly neighbours in memory, and a core that goes on where it stopped reads twice as fast
+    /// as one that jumps every few microseconds. Then it helps the others from their ends.
     pub(crate) fn for_each(&self, n: usize, work: impl Fn(usize, usize) + Sync) {
-        let next = AtomicUsize::new(0);
-        let take_items = |thread| {
-            loop {
-                let item = next.fetch_add(1, Ordering::Relaxed);
-                if item >= n {
-                    break;
-                }
+        if n == 1 || self.workers.is_empty() {
+            (0..n).for_each(|item| work(0, item));
+            return;
+        }
+        let shares = &self.shares[..];
+        let n_threads = shares.len();
+        for (thread, share) in shares.iter().enumerate() {
+            share.set(n * thread / n_threads, n * (thread + 1) / n_threads);
+        }
+        self.run(&|thread| {
+            while let Some(item) = shares[thread].take_first() {
                 work(thread, item);
             }
-        };
-        if n == 1 || self.workers.is_empty() {
-            take_items(0);
-        } else {
-            self.run(&take_items);
-        }
+            for other in 1..n_threads {
+                let share = &shares[(thread + other) % n_threads];
+                while let Some(item) = share.take_last() {
+                    work(thread, item);
+                }
+            }
+        });
     }
 
     /// Runs the job on this thread and on every worker that enters before this thread has finished.

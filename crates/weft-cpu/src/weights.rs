@@ -1,9 +1,12 @@
 //! The weights of the CPU device: matrices in blocks, and vectors as f32.
 
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+
 use weft_core::config::Config;
 use weft_core::weights::{LayerTensor, Tensor, Weights, WeightsError};
 
-use crate::matrix::Matrix;
+use crate::matrix::{Matrix, Twins};
 use crate::pack::read_vector;
 
 pub(crate) struct ModelWeights {
@@ -24,22 +27,49 @@ pub(crate) struct LayerWeights {
     pub(crate) head_norms: Option<[Vec<f32>; 2]>,
     pub(crate) o: Matrix,
     pub(crate) mlp_norm: Vec<f32>,
-    pub(crate) gate: Matrix,
-    pub(crate) up: Matrix,
+    pub(crate) gate_up: Twins,
     pub(crate) down: Matrix,
 }
 
+/// What one thread reads at a time.
+enum Part {
+    Matrix(Matrix),
+    Layer(Box<LayerWeights>),
+}
+
 impl ModelWeights {
-    pub(crate) fn read(config: &Config, from: &dyn Weights) -> Result<Self, WeightsError> {
-        let layers = u16::try_from(config.layers).expect("Config bounds the number of layers");
-        let head = (!config.tied_head).then(|| Matrix::read(config, from, Tensor::Head));
+    /// Reads all weights by `threads` threads: packing takes longer than reading.
+    pub(crate) fn read(
+        config: &Config,
+        from: &dyn Weights,
+        threads: usize,
+    ) -> Result<Self, WeightsError> {
+        let n_layers = u16::try_from(config.layers).expect("Config bounds the number of layers");
+        let matrix = |tensor| Matrix::read(config, from, tensor).map(Part::Matrix);
+        // The largest first.
+        let read_part = |nth: usize| match nth {
+            0 => matrix(Tensor::Embed),
+            1 if !config.tied_head => matrix(Tensor::Head),
+            _ => {
+                let layer = nth - 1 - usize::from(!config.tied_head);
+                let layer = LayerWeights::read(config, from, layer as u16)?;
+                Ok(Part::Layer(Box::new(layer)))
+            }
+        };
+        let n_parts = 1 + usize::from(!config.tied_head) + usize::from(n_layers);
+        let (mut matrices, mut layers) = (Vec::new(), Vec::new());
+        for part in in_parallel(threads, n_parts, read_part)? {
+            match part {
+                Part::Matrix(matrix) => matrices.push(matrix),
+                Part::Layer(layer) => layers.push(*layer),
+            }
+        }
+        let mut matrices = matrices.into_iter();
         Ok(Self {
-            embed: Matrix::read(config, from, Tensor::Embed)?,
-            layers: (0..layers)
-                .map(|layer| LayerWeights::read(config, from, layer))
-                .collect::<Result<_, _>>()?,
+            embed: matrices.next().expect("the first part is the embedding"),
+            head: matrices.next(),
+            layers,
             final_norm: read_vector(from, Tensor::FinalNorm)?,
-            head: head.transpose()?,
         })
     }
 
@@ -66,9 +96,48 @@ impl LayerWeights {
             },
             o: matrix(T::O)?,
             mlp_norm: vector(T::MlpNorm)?,
-            gate: matrix(T::Gate)?,
-            up: matrix(T::Up)?,
+            gate_up: Twins::read(
+                config,
+                from,
+                [T::Gate, T::Up].map(|kind| Tensor::Layer(layer, kind)),
+            )?,
             down: matrix(T::Down)?,
         })
     }
+}
+
+/// `read(0)` to `read(n - 1)`, by several threads. If some fail, the error is that of the first.
+fn in_parallel<T: Send>(
+    threads: usize,
+    n: usize,
+    read: impl Fn(usize) -> Result<T, WeightsError> + Sync,
+) -> Result<Vec<T>, WeightsError> {
+    let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let work = || {
+        let mut done = Vec::new();
+        while !failed.load(Ordering::Relaxed) {
+            let nth = next.fetch_add(1, Ordering::Relaxed);
+            if nth >= n {
+                break;
+            }
+            let part = read(nth);
+            failed.fetch_or(part.is_err(), Ordering::Relaxed);
+            done.push((nth, part));
+        }
+        done
+    };
+    let mut parts = thread::scope(|scope| {
+        let workers: Vec<_> = (1..threads.min(n)).map(|_| scope.spawn(work)).collect();
+        let mut parts = work();
+        for worker in workers {
+            match worker.join() {
+                Ok(done) => parts.extend(done),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        parts
+    });
+    // Parts are begun in order, so those before the first that failed are all there.
+    parts.sort_unstable_by_key(|(nth, _)| *nth);
+    parts.into_iter().map(|(_, part)| part).collect()
 }

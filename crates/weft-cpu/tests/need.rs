@@ -5,7 +5,7 @@ use std::alloc::System;
 use cap::Cap;
 use weft_core::config::Config;
 use weft_core::device::Limits;
-use weft_core::weights::{Forms, RandomWeights};
+use weft_core::weights::{Forms, Quantised, RandomWeights};
 use weft_cpu::{CpuDevice, Options, need};
 
 #[global_allocator]
@@ -39,5 +39,23 @@ fn a_device_takes_what_it_says() {
         drop(device);
         let ratio = took as f64 / said as f64;
         assert!((0.8..1.25).contains(&ratio), "{most}: took {took} bytes and said {said}");
+    }
+}
+
+/// The codes of every form take the room that their file has for them, and a little for steps.
+#[test]
+fn coded_weights_take_what_they_say() {
+    let config = config(4);
+    let limits = Limits { step_tokens: 16, step_outputs: 1, positions: 64, pages: 1 };
+    for form in weft_testing::forms::all() {
+        let weights = Quantised::new(RandomWeights::new(&config, 1), form);
+        let said = need(&config, &Forms::of(&weights, &config), &limits);
+        let before = ALLOCATOR.allocated();
+        let options = Options { threads: 1, ..Options::new(limits).unwrap() };
+        let device = CpuDevice::new(&config, &weights, options).unwrap();
+        let took = (ALLOCATOR.allocated() - before) as u64 - said.kv - said.scratch;
+        drop(device);
+        let ratio = took as f64 / said.weights as f64;
+        assert!((0.98..1.15).contains(&ratio), "{form:?}: took {took} bytes and said {said:?}");
     }
 }

@@ -79,6 +79,7 @@ fn record(device: &CudaDevice, plan: &[Op], key: Key) -> Result<Graph, CudaError
         joined: true,
         chosen: key.chosen,
     };
+    device.kernels.ready_for_tokens(key.chosen)?;
     device.gpu.capture(|| {
         device.clear_shares(&counts)?;
         pass.run(plan).map_err(|(_, error)| error)

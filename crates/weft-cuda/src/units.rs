@@ -99,12 +99,13 @@ impl UnitForm {
                     continue;
                 }
                 let (g, at) = (column / group, run * TILE_ROWS + row);
-                write_number(&mut to[places.scales..], coded, at, &from.scales, g, group);
+                let numbers = &mut to[places.scales..];
+                write_number(numbers, coded, at, 0, &from.scales, g, group);
                 match from.offsets {
                     Offsets::None => {}
-                    Offsets::Zeros(zeros) => to[places.offsets + at] = zeros[g].cast_unsigned(),
+                    Offsets::Zeros(zeros) => to[places.zeros + at] = zeros[g].cast_unsigned(),
                     Offsets::Minimums(minimums) => {
-                        write_number(&mut to[places.offsets..], coded, at, &minimums, g, group);
+                        write_number(numbers, coded, at, 1, &minimums, g, group);
                     }
                 }
             }
@@ -117,10 +118,15 @@ fn runs(coded: &Coded) -> usize {
     COLUMNS / coded.run()
 }
 
+/// Numbers of each row and run: a scale, or a scale and a minimum beside it.
+fn per_row(coded: &Coded) -> usize {
+    if coded.offset == Offset::Minimum { 2 } else { 1 }
+}
+
 /// Where the parts of a unit begin, in bytes.
 struct Places {
     scales: usize,
-    offsets: usize,
+    zeros: usize,
     end: usize,
 }
 
@@ -132,13 +138,9 @@ impl Places {
             Scale::F32 => 4 * TILE_ROWS * runs(coded),
             Scale::Steps => TILE_ROWS * runs(coded) + 2 * TILE_ROWS,
         };
-        let offsets = scales + numbers;
-        let end = match coded.offset {
-            Offset::None => offsets,
-            Offset::Zero => offsets + TILE_ROWS * runs(coded),
-            Offset::Minimum => offsets + numbers,
-        };
-        Self { scales, offsets, end }
+        let zeros = scales + numbers * per_row(coded);
+        let is_zero = coded.offset == Offset::Zero;
+        Self { scales, zeros, end: zeros + if is_zero { TILE_ROWS * runs(coded) } else { 0 } }
     }
 }
 
@@ -169,16 +171,18 @@ fn write_codes(to: &mut [u8], code: Code, lane: usize, codes: &[u8]) {
     to[low_bytes + lane * own..][..own].copy_from_slice(&high.to_le_bytes()[..own]);
 }
 
-/// Writes the scale, or the minimum, of a group.
+/// Writes the scale of a group, which is the first of its row's numbers, or the minimum.
 fn write_number(
     to: &mut [u8],
     coded: &Coded,
-    at: usize,
+    row: usize,
+    which: usize,
     from: &Scales<'_>,
     group: usize,
     width: usize,
 ) {
     let number = from.of(group, width);
+    let at = row * per_row(coded) + which;
     match coded.scale {
         Scale::F16 => to[at * 2..][..2].copy_from_slice(&f16::from_f32(number).to_le_bytes()),
         Scale::Bf16 => to[at * 2..][..2].copy_from_slice(&bf16::from_f32(number).to_le_bytes()),
@@ -186,8 +190,9 @@ fn write_number(
         Scale::Steps => {
             to[at] = from.steps[group].cast_unsigned();
             let unit = f16::from_f32(from.units[group * width / UNIT_COLUMNS]);
-            let units = TILE_ROWS * runs(coded) + at % TILE_ROWS * 2;
-            to[units..][..2].copy_from_slice(&unit.to_le_bytes());
+            let unit_at = TILE_ROWS * runs(coded) * per_row(coded)
+                + (row % TILE_ROWS * per_row(coded) + which) * 2;
+            to[unit_at..][..2].copy_from_slice(&unit.to_le_bytes());
         }
     }
 }

@@ -13,7 +13,8 @@ use super::export::ExportArgs;
 use super::first_token::FirstTokenArgs;
 use super::forced::ForcedArgs;
 use super::generate::GenerateArgs;
-use crate::args::{DeviceKind, Kernels, Quantize};
+use super::start::StartArgs;
+use crate::args::{DeviceArgs, Quantize};
 use crate::size;
 
 #[derive(Args)]
@@ -33,6 +34,8 @@ pub(crate) enum BenchCommand {
     FirstToken(FirstTokenArgs),
     /// Time whole answers, including scheduling, sampling and text
     Generate(GenerateArgs),
+    /// Time a start, part by part: from the process to the first token
+    Start(StartArgs),
     /// Compare two saved runs, test by test
     Compare(CompareArgs),
     /// Plot saved runs
@@ -134,15 +137,8 @@ pub(crate) struct SubjectArgs {
     /// Quantise the weights while loading
     #[arg(long, value_enum, value_name = "FORM")]
     pub(crate) quantize: Option<Quantize>,
-    /// Device
-    #[arg(long, value_enum, default_value_t = DeviceKind::Auto)]
-    pub(crate) device: DeviceKind,
-    /// Kernels
-    #[arg(long, value_enum, default_value_t = Kernels::Auto)]
-    pub(crate) kernels: Kernels,
-    /// Threads of the CPU device (default: all cores)
-    #[arg(short, long, value_name = "N", value_parser = size::parse_threads)]
-    pub(crate) threads: Option<usize>,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
     /// Instruction set: portable, avx2, avx512 or avx512bf16
     #[arg(long, hide = true)]
     pub(crate) isa: Option<Isa>,

@@ -27,19 +27,30 @@ impl Clone for Box<dyn Constraint> {
 pub(super) struct Constrained {
     rule: Box<dyn Constraint>,
     mask: Vec<u32>,
+    /// Whether the mask is that of the next token, or why there is none. `None` if nobody asked.
+    filled: Option<Result<(), String>>,
 }
 
 impl Constrained {
     pub(super) fn new(rule: Box<dyn Constraint>, vocab: usize) -> Self {
-        Self { rule, mask: vec![0; vocab.div_ceil(32)] }
+        Self { rule, mask: vec![0; vocab.div_ceil(32)], filled: None }
+    }
+
+    /// The mask of the next token, computed when it is first asked for.
+    pub(super) fn mask(&mut self) -> Result<&[u32], String> {
+        let Self { rule, mask, filled } = self;
+        let fill = || {
+            mask.fill(0);
+            rule.allow(mask)
+        };
+        filled.get_or_insert_with(fill).clone().map(|()| &self.mask[..])
     }
 
     /// Sets the scores of forbidden tokens to -inf.
     pub(super) fn apply(&mut self, scores: &mut [f32]) -> Result<(), String> {
-        self.mask.fill(0);
-        self.rule.allow(&mut self.mask)?;
+        let mask = self.mask()?;
         for (token, score) in scores.iter_mut().enumerate() {
-            if self.mask[token / 32] >> (token % 32) & 1 == 0 {
+            if mask[token / 32] >> (token % 32) & 1 == 0 {
                 *score = f32::NEG_INFINITY;
             }
         }
@@ -47,6 +58,7 @@ impl Constrained {
     }
 
     pub(super) fn accept(&mut self, token: u32) -> Result<(), String> {
+        self.filled = None;
         self.rule.accept(token)
     }
 }
@@ -98,6 +110,59 @@ mod tests {
             }
             assert_eq!(fork.sample(&logits).unwrap().token, 69, "a copy goes its own way");
         }
+    }
+
+    /// A device reads the mask, chooses and has its token accepted: the sampler goes on as if it had
+    /// chosen itself, and the mask of a token is computed once.
+    #[test]
+    fn a_device_that_chooses_by_the_mask_gives_the_sampler_s_tokens() {
+        #[derive(Clone, Debug)]
+        struct Counted(Recite, std::sync::Arc<std::sync::atomic::AtomicUsize>);
+        impl Constraint for Counted {
+            fn allow(&mut self, mask: &mut [u32]) -> Result<(), String> {
+                self.1.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                self.0.allow(mask)
+            }
+            fn accept(&mut self, token: u32) -> Result<(), String> {
+                self.0.accept(token)
+            }
+            fn boxed_clone(&self) -> Box<dyn Constraint> {
+                Box::new(self.clone())
+            }
+        }
+        let n = std::sync::Arc::default();
+        let mut sampler = Sampler::new(&Sampling::default(), &[], &[], VOCAB).unwrap();
+        let unconstrained = sampler.next_draw().unwrap();
+        sampler.read_mask(|_| panic!("it has none")).unwrap();
+        let text = [69, 32, 31];
+        sampler.constrain(Box::new(Counted(Recite(text.to_vec()), std::sync::Arc::clone(&n))));
+        assert!(sampler.next_draw().unwrap().is_masked && !unconstrained.is_masked);
+        assert!(!sampler.next_draw().unwrap().adjusts);
+        let allowed = |sampler: &Sampler| {
+            let mut tokens = Vec::new();
+            let is_set =
+                |mask: &[u32], token: u32| mask[token as usize / 32] >> (token % 32) & 1 == 1;
+            let read = sampler.read_mask(|mask| {
+                tokens.extend((0..VOCAB as u32).filter(|token| is_set(mask, *token)));
+            });
+            read.map(|()| tokens)
+        };
+        for (i, wanted) in text.into_iter().enumerate() {
+            for _ in 0..2 {
+                assert_eq!(allowed(&sampler).unwrap(), [wanted]);
+            }
+            assert_eq!(n.load(std::sync::atomic::Ordering::Relaxed), i + 1, "computed once");
+            // A choice that a device leaves to the sampler takes the same mask.
+            if i == 1 {
+                assert_eq!(sampler.sample(&[0.0; VOCAB]).unwrap().token, wanted);
+            } else {
+                sampler.accept(wanted).unwrap();
+            }
+        }
+        let over = Err(SamplingError::Constraint("the text is over".into()));
+        assert_eq!(allowed(&sampler), over);
+        assert_eq!(sampler.sample(&[0.0; VOCAB]).map(|_| Vec::new()), over);
+        assert_eq!(sampler.n_generated(), 3);
     }
 
     #[test]

@@ -15,7 +15,6 @@ mod portable;
 
 use half::bf16;
 
-use crate::coded::CodedBlock;
 use crate::isa::Isa;
 use crate::matrix::Block;
 use crate::pack::BLOCK_ROWS;
@@ -68,7 +67,7 @@ impl<'a> Pair<'a> {
         };
         let prepare = |block: Block<'a>, room: &'a mut [bf16]| match block {
             Block::Coded(codes) if coded::must_unpack(isa, n) => {
-                let room = &mut room[..codes.columns() * BLOCK_ROWS];
+                let room = &mut room[..codes.layout.columns() * BLOCK_ROWS];
                 Block::Coded(coded::unpack(isa, &codes, room))
             }
             block => block,
@@ -84,17 +83,13 @@ impl<'a> Pair<'a> {
             [Block::Plain(a), Block::Plain(b)] => {
                 multiply_pair(isa, [a, b], a.len() / BLOCK_ROWS, x, first, n, sums);
             }
-            [Block::Coded(a), Block::Coded(b)] if n <= 2 && CodedBlock::alike(a, b) => {
-                let [sums_a, sums_b] = sums;
-                coded::multiply(isa, [a, b], x, first, n, [sums_a, sums_b]);
-            }
             blocks => {
                 for (block, sums) in blocks.iter().zip(sums) {
                     match block {
                         Block::Plain(block) => {
                             multiply(isa, block, block.len() / BLOCK_ROWS, x, first, n, sums);
                         }
-                        Block::Coded(block) => coded::multiply(isa, [block], x, first, n, [sums]),
+                        Block::Coded(block) => coded::multiply(isa, block, x, first, n, sums),
                     }
                 }
             }

@@ -83,9 +83,9 @@ template <class F> struct CodedRows {
             for (int run = 0; run < F::RUNS; ++run)
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    const u8 *unit = rows + i * F::BYTES;
-                    scales[i][run] = number_at<F::SCALE, F::RUNS>(unit + F::SCALES, run, lane / 4);
-                    if constexpr (F::HAS_OFFSET) minimums[i][run] = minimum_at<F>(unit, scales[i][run], run, lane / 4);
+                    const RowNumbers numbers = row_numbers<F>(rows + i * F::BYTES, run, lane / 4);
+                    scales[i][run] = numbers.scale;
+                    if constexpr (F::HAS_OFFSET) minimums[i][run] = numbers.minimum;
                 }
     }
     // Keeps the compiler from unpacking later than here.

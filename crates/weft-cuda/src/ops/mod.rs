@@ -136,7 +136,10 @@ impl Pass<'_> {
                 Op::NormGateUp { layer } => norm_gate_up::launch(self, layer),
                 Op::DownAdd { layer } => down_add::launch(self, layer),
                 Op::NormHead if self.chosen != Chosen::ByHost => {
-                    norm_head::launch(self).and_then(|()| choose::launch(self))
+                    let masked = choose::take_masks(self);
+                    masked
+                        .and_then(|()| norm_head::launch(self))
+                        .and_then(|()| choose::launch(self))
                 }
                 Op::NormHead => norm_head::launch(self),
             };

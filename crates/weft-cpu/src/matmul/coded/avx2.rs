@@ -14,12 +14,12 @@ use std::arch::x86_64::{
 
 use half::bf16;
 use weft_core::dtype::Element;
-use weft_core::weights::{Scale, UNIT_COLUMNS};
+use weft_core::weights::Scale;
 
 use super::super::Sums;
 use super::super::avx2::load;
 use super::RunSums;
-use crate::coded::{CodedBlock, Kind, NumbersOfBlock, RUN};
+use crate::coded::{CodedBlock, Kind, Numbers, RUN, RunAt};
 use crate::pack::BLOCK_ROWS;
 
 /// Rows of one pass over the block, in two vectors of 8.
@@ -32,22 +32,24 @@ const PAIR: usize = 2 * BLOCK_ROWS;
 pub(super) fn unpack_block(block: &CodedBlock<'_>, to: &mut [bf16]) {
     let kind = block.kind;
     let (runs, _) = to.as_chunks_mut::<{ RUN * BLOCK_ROWS }>();
-    let [low, high] = block.planes(runs.len());
+    let start = block.start();
     let tables = Tables::new(block);
-    for (r, to) in runs.iter_mut().enumerate() {
+    for (run, to) in block.layout.runs().zip(runs) {
         for (pair, to) in to.as_chunks_mut::<PAIR>().0.iter_mut().enumerate() {
             for (part, to) in to.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-                // SAFETY: the run is one of the block's: `planes` checks it.
+                // SAFETY: the run is one of the block's, whose length `start` checked.
                 let words = unsafe {
-                    let low = low.add(r * kind.low_bytes());
-                    let high = high.add(r * kind.high_bytes());
-                    let bytes = || low.add(pair * PAIR + 32 * part);
+                    let codes = start.add(run.codes);
+                    let bytes = || codes.add(Kind::pair_bytes(pair, part));
                     match kind {
                         Kind::Int8 | Kind::Uint8 => {
                             [int8(kind, bytes()), int8(kind, bytes().add(16))]
                         }
                         Kind::Fp8 => [fp8(bytes(), &tables), fp8(bytes().add(16), &tables)],
-                        _ => tables.lookup(kind, low.add(64 * part), high.add(64 * part), pair),
+                        _ => {
+                            let at = |(at, bit): (usize, usize)| (codes.add(at), bit);
+                            tables.lookup(kind, kind.places(pair, part).map(at))
+                        }
                     }
                 };
                 // SAFETY: 32 bf16 are two vectors.
@@ -82,23 +84,17 @@ impl Tables {
     /// 16 rows of a pair of columns: their codes of up to 6 bits as bf16.
     ///
     /// # Safety
-    /// `low` and `high` are those rows' words in the planes of a run, and `pair` < 16.
+    /// `low` and `high` are those rows' words in a run, and the lowest bit in each.
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn lookup(
-        &self,
-        kind: Kind,
-        low: *const u8,
-        high: *const u8,
-        pair: usize,
-    ) -> [__m256i; 2] {
+    unsafe fn lookup(&self, kind: Kind, [low, high]: [(*const u8, usize); 2]) -> [__m256i; 2] {
         // SAFETY: the caller's promise.
         let (nibbles, high) = unsafe {
             let bits = match kind {
-                Kind::Five => bits_of::<1>(high, pair),
-                Kind::Six => bits_of::<2>(high, pair),
+                Kind::Five => bits_of::<1>(high),
+                Kind::Six => bits_of::<2>(high),
                 _ => _mm256_setzero_si256(),
             };
-            (bits_of::<4>(low, pair), bits)
+            (bits_of::<4>(low), bits)
         };
         // A blend looks at bit 7 of each byte.
         let (first, second) = (_mm256_slli_epi16::<7>(high), _mm256_slli_epi16::<6>(high));
@@ -119,24 +115,22 @@ impl Tables {
     }
 }
 
-/// What a plane of `BITS` bits a code has of a pair, for 16 rows, in bytes: in each half of the
-/// vector, 8 of the first 16 codes come before 8 of the others.
+/// `BITS` bits of a pair's codes, for 16 rows, in bytes: in each half of the vector, 8 of the first
+/// 16 codes come before 8 of the others.
 ///
 /// # Safety
-/// `plane` points at those rows' words in a run, and `pair` < 16.
+/// `words` points at those rows' words.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn bits_of<const BITS: usize>(plane: *const u8, pair: usize) -> __m256i {
-    let pairs = 16 / BITS;
-    let shift = _mm_cvtsi32_si128((pair % pairs * BITS) as i32);
+unsafe fn bits_of<const BITS: usize>((words, bit): (*const u8, usize)) -> __m256i {
+    let shift = _mm_cvtsi32_si128(bit as i32);
     let mask = _mm256_set1_epi16((1 << BITS) - 1);
-    let words = |i: usize| {
+    let half = |i: usize| {
         // SAFETY: the caller's promise.
-        let words =
-            unsafe { _mm256_loadu_si256(plane.add(pair / pairs * 2 * PAIR + 32 * i).cast()) };
+        let words = unsafe { _mm256_loadu_si256(words.add(32 * i).cast()) };
         _mm256_and_si256(_mm256_srl_epi16(words, shift), mask)
     };
-    _mm256_packus_epi16(words(0), words(1))
+    _mm256_packus_epi16(half(0), half(1))
 }
 
 /// 16 integers as bf16: as f32, of which the upper halves are exact.
@@ -184,17 +178,17 @@ unsafe fn fp8(at: *const u8, tables: &Tables) -> __m256i {
 
 /// See [`super::Kernel`]; needs unpacked codes.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn multiply<const B: usize, const T: usize>(
-    blocks: [&CodedBlock<'_>; B],
+pub(super) fn multiply<const T: usize>(
+    block: &CodedBlock<'_>,
     x: [&[bf16]; T],
     x_sums: [RunSums<'_>; T],
-    sums: [&mut Sums; B],
+    sums: &mut Sums,
 ) {
-    for (block, sums) in blocks.into_iter().zip(sums) {
-        sums[..T].fill([0.0; BLOCK_ROWS]);
-        for first in (0..BLOCK_ROWS).step_by(ROWS) {
-            for column in (0..x[0].len()).step_by(block.run) {
-                add_run(block, [column, first], x, x_sums, sums);
+    sums[..T].fill([0.0; BLOCK_ROWS]);
+    for first in (0..BLOCK_ROWS).step_by(ROWS) {
+        for (r, at) in block.layout.runs().enumerate() {
+            for column in (r * RUN..(r + 1) * RUN).step_by(block.layout.run) {
+                add_run(block, &at, [column, first], x, x_sums, sums);
             }
         }
     }
@@ -205,13 +199,14 @@ pub(super) fn multiply<const B: usize, const T: usize>(
 #[target_feature(enable = "avx2,fma,f16c")]
 fn add_run<const T: usize>(
     block: &CodedBlock<'_>,
+    at: &RunAt,
     [column, first]: [usize; 2],
     x: [&[bf16]; T],
     x_sums: [RunSums<'_>; T],
     sums: &mut Sums,
 ) {
     let mut acc = [[_mm256_setzero_ps(); 2]; T];
-    let pairs = &block.unpacked[column * BLOCK_ROWS..][..block.run * BLOCK_ROWS];
+    let pairs = &block.unpacked[column * BLOCK_ROWS..][..block.layout.run * BLOCK_ROWS];
     for (p, weights) in pairs.as_chunks::<PAIR>().0.iter().enumerate() {
         let w: [[__m256; 2]; 2] = std::array::from_fn(|v| load(weights, first + 8 * v));
         for t in 0..T {
@@ -223,19 +218,20 @@ fn add_run<const T: usize>(
             }
         }
     }
-    let group = column / block.group;
+    let half = column % RUN / (RUN / 2);
+    let (scales, minimums) = (block.scales(at, half), block.minimums(at, half));
     #[allow(clippy::needless_range_loop, reason = "acc and rows are indexed alike")]
     for v in 0..2 {
         let row = first + 8 * v;
-        let scale = numbers(&block.scales, group, block.group, row);
-        let minimum = block.minimums.map(|m| numbers(&m, group, block.group, row));
+        let scale = numbers(&scales, row);
+        let minimum = minimums.map(|minimums| numbers(&minimums, row));
         for t in 0..T {
             let part: &mut [f32; 8] = sums[t][row..].first_chunk_mut().expect("8 of 64 rows");
             // SAFETY: `part` is 8 f32.
             let mut sum = unsafe { _mm256_loadu_ps(part.as_ptr()) };
             sum = _mm256_fmadd_ps(scale, acc[t][v], sum);
             if let Some(minimum) = minimum {
-                let x_sum = _mm256_set1_ps(x_sums[t].of(column, block.run));
+                let x_sum = _mm256_set1_ps(x_sums[t].of(column, block.layout.run));
                 sum = _mm256_fmadd_ps(minimum, x_sum, sum);
             }
             // SAFETY: as above.
@@ -244,33 +240,31 @@ fn add_run<const T: usize>(
     }
 }
 
-/// The numbers of 8 rows for a group of `width` columns.
+/// The numbers of 8 rows.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn numbers(of: &NumbersOfBlock<'_>, group: usize, width: usize, row: usize) -> __m256 {
-    let at = group * BLOCK_ROWS + row;
-    let halves = |bytes: &[u8], at: usize| {
-        let part = &bytes[2 * at..2 * at + 16];
+fn numbers(of: &Numbers<'_>, row: usize) -> __m256 {
+    let halves = |bytes: &[u8]| {
+        let part = &bytes[2 * row..2 * row + 16];
         // SAFETY: 16 bytes.
         unsafe { _mm_loadu_si128(part.as_ptr().cast()) }
     };
     match of.scale {
-        Scale::F16 => _mm256_cvtph_ps(halves(of.numbers, at)),
+        Scale::F16 => _mm256_cvtph_ps(halves(of.numbers)),
         Scale::Bf16 => {
-            let wide = _mm256_cvtepu16_epi32(halves(of.numbers, at));
+            let wide = _mm256_cvtepu16_epi32(halves(of.numbers));
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
         }
         Scale::F32 => {
-            let part = &of.numbers[4 * at..4 * at + 32];
+            let part = &of.numbers[4 * row..4 * row + 32];
             // SAFETY: 32 bytes.
             unsafe { _mm256_loadu_ps(part.as_ptr().cast()) }
         }
         Scale::Steps => {
-            let part = &of.numbers[at..at + 8];
+            let part = &of.numbers[row..row + 8];
             // SAFETY: 8 bytes.
             let steps = _mm256_cvtepi8_epi32(unsafe { _mm_loadu_si64(part.as_ptr()) });
-            let unit = group * width / UNIT_COLUMNS * BLOCK_ROWS + row;
-            _mm256_mul_ps(_mm256_cvtph_ps(halves(of.units, unit)), _mm256_cvtepi32_ps(steps))
+            _mm256_mul_ps(_mm256_cvtph_ps(halves(of.units)), _mm256_cvtepi32_ps(steps))
         }
     }
 }

@@ -8,11 +8,13 @@ use std::arch::x86_64::{
 
 use half::bf16;
 use weft_core::dtype::Element;
+use weft_core::weights::UNIT_COLUMNS;
 
 use super::super::Sums;
-use super::RunSums;
-use super::unpack512::{VECTORS, numbers, tables, unpack};
-use crate::coded::{CodedBlock, RUN};
+use super::unpack512::{VECTORS, numbers, tables, units, unpack};
+use super::{FIVE, RunSums, SIX, UNPACKED};
+use crate::coded::{CodedBlock, Layout, RUN};
+use crate::pack::BLOCK_ROWS;
 
 macro_rules! kernels {
     ($module:ident, $features:literal, $dot:path) => {
@@ -21,82 +23,90 @@ macro_rules! kernels {
 
             /// See [`super::super::Kernel`].
             #[target_feature(enable = $features)]
-            pub(in super::super) fn multiply<const K: u8, const B: usize, const T: usize>(
-                blocks: [&CodedBlock<'_>; B],
+            pub(in super::super) fn multiply<const K: u8, const T: usize>(
+                block: &CodedBlock<'_>,
                 x: [&[bf16]; T],
                 x_sums: [RunSums<'_>; T],
-                sums: [&mut Sums; B],
+                sums: &mut Sums,
             ) {
-                let CodedBlock { group, run, kind, .. } = *blocks[0];
-                let n_runs = x[0].len() / RUN;
-                for block in blocks {
-                    assert!(block.kind as u8 == K && block.run == run && block.group == group);
-                }
-                let mut tables = [tables::<K>(blocks[0]); B];
-                let mut planes = [blocks[0].planes(n_runs); B];
-                for b in 1..B {
-                    tables[b] = super::tables::<K>(blocks[b]);
-                    planes[b] = blocks[b].planes(n_runs);
-                }
+                let Layout { run, scale, minimum, .. } = *block.layout;
+                assert!(block.kind as u8 == K);
+                let (start, tables) = (block.start(), tables::<K>(block));
                 let x: [&[[bf16; RUN]]; T] = x.map(|x| x.as_chunks().0);
-                let mut total = [[[_mm512_setzero_ps(); VECTORS]; T]; B];
-                // Four pairs at a time; 32 columns are one run or two.
-                let words = run / 8;
-                for r in 0..n_runs {
+                let mut total = [[_mm512_setzero_ps(); VECTORS]; T];
+                let mut of_scales = [_mm512_setzero_ps(); VECTORS];
+                let mut of_minimums = of_scales;
+                for (r, at) in block.layout.runs().enumerate() {
+                    // SAFETY: the places are inside the block, whose length `start` checked.
+                    let (codes, numbers_at) = unsafe {
+                        let codes = match K {
+                            UNPACKED => block.unpacked.as_ptr().add(r * RUN * BLOCK_ROWS).cast(),
+                            _ => start.add(at.codes),
+                        };
+                        // More tokens need the registers, and widen the units of every run.
+                        if T > 2 || r % (UNIT_COLUMNS / RUN) == 0 {
+                            let units_at = start.add(at.units);
+                            of_scales = units(scale, units_at);
+                            if let Some(minimum) = minimum {
+                                let after = block.layout.minimum_units_after();
+                                of_minimums = units(minimum, units_at.add(after));
+                            }
+                        }
+                        (codes, at.numbers.map(|at| start.add(at)))
+                    };
+                    // Four pairs at a time; 32 columns are one run or two.
+                    let words = run / 8;
                     let mut first = 0;
                     while first < 4 {
-                        let mut acc = [[[_mm512_setzero_ps(); VECTORS]; T]; B];
-                        for w in first..first + words {
-                            for b in 0..B {
-                                for v in 0..VECTORS {
-                                    // SAFETY: `planes` checked that the run is one of the block's.
-                                    let pairs = unsafe {
-                                        let low = planes[b][0].add(r * kind.low_bytes());
-                                        let high = planes[b][1].add(r * kind.high_bytes());
-                                        unpack::<K>(low, high, tables[b], w, v)
-                                    };
+                        let mut acc = [[_mm512_setzero_ps(); VECTORS]; T];
+                        // In the order of memory. All bounds but the outermost are constants, so
+                        // that sums stay in registers.
+                        let mut w = first;
+                        while w < first + words {
+                            for v in 0..VECTORS {
+                                for w in w..w + const { at_once(K) } {
+                                    // SAFETY: as above.
+                                    let pairs = unsafe { unpack::<K>(codes, tables, w, v) };
                                     for t in 0..T {
                                         let x = &x[t][r];
                                         for (i, pair) in pairs.into_iter().enumerate() {
                                             let x = [x[8 * w + 2 * i], x[8 * w + 2 * i + 1]];
-                                            acc[b][t][v] = $dot(acc[b][t][v], pair, x);
+                                            acc[t][v] = $dot(acc[t][v], pair, x);
                                         }
                                     }
                                 }
                             }
+                            w += const { at_once(K) };
                         }
-                        let column = r * RUN + 8 * first;
-                        let of_group = column / group;
-                        for b in 0..B {
-                            let scales = &blocks[b].scales;
-                            for v in 0..VECTORS {
-                                // SAFETY: the group is one of the block's.
-                                let scale = unsafe { numbers(scales, of_group, group, v) };
-                                for t in 0..T {
-                                    total[b][t][v] =
-                                        _mm512_fmadd_ps(scale, acc[b][t][v], total[b][t][v]);
-                                }
+                        let numbers_at = numbers_at[first / 2];
+                        for v in 0..VECTORS {
+                            // SAFETY: as above.
+                            let scale = unsafe { numbers(scale, numbers_at, &of_scales, v) };
+                            for t in 0..T {
+                                total[t][v] = _mm512_fmadd_ps(scale, acc[t][v], total[t][v]);
                             }
-                            let Some(minimums) = &blocks[b].minimums else { continue };
+                        }
+                        if let Some(minimum) = minimum {
+                            let after = block.layout.minimums_after();
                             for v in 0..VECTORS {
                                 // SAFETY: as above.
-                                let minimum = unsafe { numbers(minimums, of_group, group, v) };
+                                let minimum = unsafe {
+                                    numbers(minimum, numbers_at.add(after), &of_minimums, v)
+                                };
                                 for t in 0..T {
-                                    let x = _mm512_set1_ps(x_sums[t].of(column, run));
-                                    total[b][t][v] = _mm512_fmadd_ps(minimum, x, total[b][t][v]);
+                                    let x = x_sums[t].of(r * RUN + 8 * first, run);
+                                    let x = _mm512_set1_ps(x);
+                                    total[t][v] = _mm512_fmadd_ps(minimum, x, total[t][v]);
                                 }
                             }
                         }
                         first += words;
                     }
                 }
-                for b in 0..B {
-                    for t in 0..T {
-                        let (parts, _) = sums[b][t].as_chunks_mut::<16>();
-                        for v in 0..VECTORS {
-                            // SAFETY: a part is 16 f32.
-                            unsafe { _mm512_storeu_ps(parts[v].as_mut_ptr(), total[b][t][v]) };
-                        }
+                for (total, sums) in total.iter().zip(sums) {
+                    for (total, part) in total.iter().zip(sums.as_chunks_mut::<16>().0) {
+                        // SAFETY: a part is 16 f32.
+                        unsafe { _mm512_storeu_ps(part.as_mut_ptr(), *total) };
                     }
                 }
             }
@@ -106,6 +116,14 @@ macro_rules! kernels {
 
 kernels!(with_bf16, "avx512f,avx512bw,avx512vl,avx512bf16", dot_bf16);
 kernels!(without_bf16, "avx512f,avx512bw,avx512vl", dot);
+
+/// Fours of pairs of the same rows that are read one after the other.
+const fn at_once(kind: u8) -> usize {
+    match kind {
+        FIVE | SIX => 2,
+        _ => 1,
+    }
+}
 
 /// Adds the products of a pair of columns by one instruction.
 #[inline]

@@ -44,29 +44,27 @@ impl RunSums<'_> {
     }
 }
 
-/// A kernel for `B` blocks of one kind and `T` tokens. Its arguments are the blocks, whose groups
-/// and runs are the same; rows of activations as long as the blocks' columns, and their sums; and
-/// `T` rows of sums to write for each block.
+/// A kernel for `T` tokens. Its arguments are a block, rows of activations as long as the block's
+/// columns, their sums, and `T` rows of sums to write.
 ///
 /// # Safety
 /// The machine supports the instruction set that the kernel was compiled for.
-type Kernel<const B: usize, const T: usize> =
-    unsafe fn([&CodedBlock<'_>; B], [&[bf16]; T], [RunSums<'_>; T], [&mut Sums; B]);
+type Kernel<const T: usize> = unsafe fn(&CodedBlock<'_>, [&[bf16]; T], [RunSums<'_>; T], &mut Sums);
 
 /// The kernel for one kind of codes. More than four tokens are multiplied with unpacked ones.
 #[cfg(target_arch = "x86_64")]
 macro_rules! of_kind {
-    ($module:path, $kind:ident, $b:ident, $t:ident) => {{
+    ($module:path, $kind:ident, $t:ident) => {{
         use $module as kernels;
         match $kind {
-            Kind::Unpacked => kernels::multiply::<UNPACKED, $b, $t>,
+            Kind::Unpacked => kernels::multiply::<UNPACKED, $t>,
             _ if $t > DIRECT_TOKENS => panic!("{} tokens need unpacked codes", $t),
-            Kind::Four => kernels::multiply::<FOUR, $b, $t>,
-            Kind::Five => kernels::multiply::<FIVE, $b, $t>,
-            Kind::Six => kernels::multiply::<SIX, $b, $t>,
-            Kind::Int8 => kernels::multiply::<INT8, $b, $t>,
-            Kind::Uint8 => kernels::multiply::<UINT8, $b, $t>,
-            Kind::Fp8 => kernels::multiply::<FP8, $b, $t>,
+            Kind::Four => kernels::multiply::<FOUR, $t>,
+            Kind::Five => kernels::multiply::<FIVE, $t>,
+            Kind::Six => kernels::multiply::<SIX, $t>,
+            Kind::Int8 => kernels::multiply::<INT8, $t>,
+            Kind::Uint8 => kernels::multiply::<UINT8, $t>,
+            Kind::Fp8 => kernels::multiply::<FP8, $t>,
         }
     }};
 }
@@ -100,51 +98,51 @@ pub(crate) fn unpack<'a>(isa: Isa, block: &CodedBlock<'a>, to: &'a mut [bf16]) -
     }
     #[cfg(not(target_arch = "x86_64"))]
     portable::unpack_block(block, to);
-    CodedBlock { kind: Kind::Unpacked, high: &[], unpacked: to, ..*block }
+    CodedBlock { kind: Kind::Unpacked, unpacked: to, ..*block }
 }
 
-/// The products of `B` blocks and tokens `first..first + n`, at most [`TILE`] of them.
-pub(crate) fn multiply<const B: usize>(
+/// The products of a block and tokens `first..first + n`, at most [`TILE`] of them.
+pub(crate) fn multiply(
     isa: Isa,
-    blocks: [&CodedBlock<'_>; B],
+    block: &CodedBlock<'_>,
     x: Rows<'_>,
     first: usize,
     n: usize,
-    sums: [&mut Sums; B],
+    sums: &mut Sums,
 ) {
     match n {
-        1 => by_tokens::<B, 1>(isa, blocks, x, first, sums),
-        2 => by_tokens::<B, 2>(isa, blocks, x, first, sums),
-        3 => by_tokens::<B, 3>(isa, blocks, x, first, sums),
-        4 => by_tokens::<B, 4>(isa, blocks, x, first, sums),
-        5 => by_tokens::<B, 5>(isa, blocks, x, first, sums),
-        6 => by_tokens::<B, 6>(isa, blocks, x, first, sums),
+        1 => by_tokens::<1>(isa, block, x, first, sums),
+        2 => by_tokens::<2>(isa, block, x, first, sums),
+        3 => by_tokens::<3>(isa, block, x, first, sums),
+        4 => by_tokens::<4>(isa, block, x, first, sums),
+        5 => by_tokens::<5>(isa, block, x, first, sums),
+        6 => by_tokens::<6>(isa, block, x, first, sums),
         _ => panic!("{n} tokens in a tile of {TILE}"),
     }
 }
 
-fn by_tokens<const B: usize, const T: usize>(
+fn by_tokens<const T: usize>(
     isa: Isa,
-    blocks: [&CodedBlock<'_>; B],
+    block: &CodedBlock<'_>,
     x: Rows<'_>,
     first: usize,
-    sums: [&mut Sums; B],
+    sums: &mut Sums,
 ) {
-    let columns = blocks[0].columns();
+    let columns = block.layout.columns();
     let rows = std::array::from_fn(|t| x.row(first + t, columns));
     let x_sums = std::array::from_fn(|t| x.run_sums(first + t));
-    let kernel = kernel::<B, T>(isa, blocks[0].kind);
+    let kernel = kernel::<T>(isa, block.kind);
     // SAFETY: an `Isa` other than `Portable` was checked, see `CpuDevice::new`.
-    unsafe { kernel(blocks, rows, x_sums, sums) };
+    unsafe { kernel(block, rows, x_sums, sums) };
 }
 
-fn kernel<const B: usize, const T: usize>(isa: Isa, kind: Kind) -> Kernel<B, T> {
+fn kernel<const T: usize>(isa: Isa, kind: Kind) -> Kernel<T> {
     #[cfg(target_arch = "x86_64")]
     match isa {
-        Isa::Avx512Bf16 => return of_kind!(avx512::with_bf16, kind, B, T),
-        Isa::Avx512 => return of_kind!(avx512::without_bf16, kind, B, T),
-        Isa::Avx2 => return avx2::multiply::<B, T>,
+        Isa::Avx512Bf16 => return of_kind!(avx512::with_bf16, kind, T),
+        Isa::Avx512 => return of_kind!(avx512::without_bf16, kind, T),
+        Isa::Avx2 => return avx2::multiply::<T>,
         Isa::Portable => {}
     }
-    portable::multiply::<B, T>
+    portable::multiply::<T>
 }

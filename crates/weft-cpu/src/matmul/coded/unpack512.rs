@@ -7,16 +7,16 @@ use std::arch::x86_64::{
     _mm512_cmplt_epu16_mask, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi16,
     _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_loadu_ps,
     _mm512_loadu_si512, _mm512_mask_permutexvar_epi16, _mm512_mul_ps, _mm512_permutex2var_epi16,
-    _mm512_permutexvar_epi16, _mm512_set1_epi16, _mm512_sll_epi16, _mm512_slli_epi16,
-    _mm512_slli_epi32, _mm512_srl_epi16, _mm512_srli_epi16, _mm512_storeu_si512,
+    _mm512_permutexvar_epi16, _mm512_set1_epi16, _mm512_setzero_ps, _mm512_sll_epi16,
+    _mm512_slli_epi16, _mm512_slli_epi32, _mm512_srl_epi16, _mm512_srli_epi16, _mm512_storeu_si512,
     _mm512_ternarylogic_epi32,
 };
 
 use half::bf16;
-use weft_core::weights::{Scale, UNIT_COLUMNS};
+use weft_core::weights::Scale;
 
 use super::{FIVE, FP8, INT8, SIX, UINT8, UNPACKED};
-use crate::coded::{CodedBlock, NumbersOfBlock, RUN};
+use crate::coded::{CodedBlock, Kind, RUN};
 use crate::pack::BLOCK_ROWS;
 
 /// Vectors of 16 rows in a block.
@@ -69,38 +69,36 @@ pub(super) fn tables<const K: u8>(block: &CodedBlock<'_>) -> Tables {
 /// 16 rows of the four pairs from 4w on of a run, as bf16.
 ///
 /// # Safety
-/// `low` and `high` have a whole run of kind `K`, w < 4 and v < 4.
+/// `codes` points at a run of kind `K`, w < 4 and v < 4.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn unpack<const K: u8>(
-    low: *const u8,
-    high: *const u8,
+    codes: *const u8,
     tables: Tables,
     w: usize,
     v: usize,
 ) -> [__m512i; 4] {
     // SAFETY: the caller promises that all these bytes are in the run.
     unsafe {
-        let words = |plane: *const u8, i: usize| {
-            _mm512_loadu_si512(plane.add((i * VECTORS + v) * 64).cast())
-        };
-        let bytes = |i: usize| low.add(((4 * w + i) * VECTORS + v) * 32);
+        let words = |at: usize| _mm512_loadu_si512(codes.add(at).cast());
+        let bytes = |i: usize| codes.add(Kind::pair_bytes(4 * w + i, v));
         match K {
-            UNPACKED => std::array::from_fn(|i| words(low, 4 * w + i)),
+            UNPACKED => std::array::from_fn(|i| words(((4 * w + i) * VECTORS + v) * 64)),
             INT8 | UINT8 => std::array::from_fn(|i| int8::<K>(bytes(i), tables.first)),
             FP8 => std::array::from_fn(|i| fp8(bytes(i), tables.first)),
             FIVE => {
-                let high = _mm512_srl_epi16(words(high, 0), count(4 * w));
-                indices::<1>(words(low, w), high)
-                    .map(|index| _mm512_permutexvar_epi16(index, tables.first))
+                let [(low, _), (high, _)] = Kind::Five.places(4 * w, v);
+                let high = _mm512_srl_epi16(words(high), count(4 * w));
+                indices(words(low), high).map(|index| _mm512_permutexvar_epi16(index, tables.first))
             }
             SIX => {
-                let high = _mm512_srl_epi16(words(high, w / 2), count(8 * (w % 2)));
-                indices::<2>(words(low, w), high)
+                let [(start, _), _] = Kind::Six.places(8 * (w / 2), v);
+                six(w, words(start), words(start + 64), words(start + 128))
                     .map(|index| _mm512_permutex2var_epi16(tables.first, index, tables.second))
             }
             // The table has its 16 entries twice, so bit 4 does not matter.
-            _ => nibbles(words(low, w)).map(|index| _mm512_permutexvar_epi16(index, tables.first)),
+            _ => nibbles(words(Kind::Four.places(4 * w, v)[0].0))
+                .map(|index| _mm512_permutexvar_epi16(index, tables.first)),
         }
     }
 }
@@ -117,20 +115,37 @@ fn nibbles(words: __m512i) -> [__m512i; 4] {
     ]
 }
 
-/// The indices of four pairs: four bits of `low` each, and above them `BITS` bits of `high` each.
-/// Bits above the table's are left as they are.
+/// The indices of four pairs: four bits of `low` each, and above them a bit of `high` each. Bits
+/// above the table's are left as they are.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-fn indices<const BITS: usize>(low: __m512i, high: __m512i) -> [__m512i; 4] {
+fn indices(low: __m512i, high: __m512i) -> [__m512i; 4] {
     let low = nibbles(low);
-    std::array::from_fn(|i| {
-        let high = match BITS * i {
-            bit @ 0..4 => _mm512_sll_epi16(high, count(4 - bit)),
-            bit => _mm512_srl_epi16(high, count(bit - 4)),
-        };
-        // 15 ? low : high
-        _mm512_ternarylogic_epi32::<0xca>(_mm512_set1_epi16(15), low[i], high)
-    })
+    std::array::from_fn(|i| above_four(low[i], _mm512_sll_epi16(high, count(4 - i))))
+}
+
+/// The indices of the first or the last four of eight pairs in three words, see [`Kind::places`].
+/// Bits above six are left as they are.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn six(w: usize, a: __m512i, b: __m512i, c: __m512i) -> [__m512i; 4] {
+    if w % 2 == 0 {
+        return [a, _mm512_srli_epi16::<6>(a), b, _mm512_srli_epi16::<6>(b)];
+    }
+    [
+        c,
+        _mm512_srli_epi16::<6>(c),
+        above_four(_mm512_srli_epi16::<12>(a), _mm512_srli_epi16::<8>(c)),
+        above_four(_mm512_srli_epi16::<12>(b), _mm512_srli_epi16::<10>(c)),
+    ]
+}
+
+/// The lower four bits of `low`, and above them the bits of `high`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn above_four(low: __m512i, high: __m512i) -> __m512i {
+    // 15 ? low : high
+    _mm512_ternarylogic_epi32::<0xca>(_mm512_set1_epi16(15), low, high)
 }
 
 /// A number of bits to shift by.
@@ -176,34 +191,40 @@ unsafe fn fp8(at: *const u8, subnormal: __m512i) -> __m512i {
     _mm512_ternarylogic_epi32::<0xca>(_mm512_set1_epi16(i16::MIN), sign, bits)
 }
 
-/// The numbers of 16 rows for a group of `width` columns.
-///
+/// What steps are multiples of, for the 64 rows of a block. Other numbers have no units.
+pub(super) type Units = [__m512; VECTORS];
+
 /// # Safety
-/// The group is one of the block's, and v < 4.
+/// If the numbers are steps, `at` points at 64 units.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(super) unsafe fn numbers(
-    of: &NumbersOfBlock<'_>,
-    group: usize,
-    width: usize,
-    v: usize,
-) -> __m512 {
-    let at = group * BLOCK_ROWS + 16 * v;
-    // SAFETY: there are 64 numbers for each group, and 64 units for each 256 columns.
+pub(super) unsafe fn units(scale: Scale, at: *const u8) -> Units {
+    if scale != Scale::Steps {
+        return [_mm512_setzero_ps(); VECTORS];
+    }
+    // SAFETY: the caller's promise.
+    std::array::from_fn(|v| unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.add(32 * v).cast())) })
+}
+
+/// The numbers of 16 rows.
+///
+/// # Safety
+/// `at` points at 64 numbers, and v < 4.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(super) unsafe fn numbers(scale: Scale, at: *const u8, units: &Units, v: usize) -> __m512 {
+    // SAFETY: the caller's promise.
     unsafe {
-        let start = of.numbers.as_ptr();
-        match of.scale {
-            Scale::F16 => _mm512_cvtph_ps(_mm256_loadu_si256(start.add(2 * at).cast())),
+        match scale {
+            Scale::F16 => _mm512_cvtph_ps(_mm256_loadu_si256(at.add(32 * v).cast())),
             Scale::Bf16 => {
-                let halves = _mm256_loadu_si256(start.add(2 * at).cast());
+                let halves = _mm256_loadu_si256(at.add(32 * v).cast());
                 _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
             }
-            Scale::F32 => _mm512_loadu_ps(start.add(4 * at).cast()),
+            Scale::F32 => _mm512_loadu_ps(at.add(64 * v).cast()),
             Scale::Steps => {
-                let steps = _mm512_cvtepi8_epi32(_mm_loadu_si128(start.add(at).cast()));
-                let unit = group * width / UNIT_COLUMNS * BLOCK_ROWS + 16 * v;
-                let unit = _mm256_loadu_si256(of.units.as_ptr().add(2 * unit).cast());
-                _mm512_mul_ps(_mm512_cvtph_ps(unit), _mm512_cvtepi32_ps(steps))
+                let steps = _mm512_cvtepi8_epi32(_mm_loadu_si128(at.add(16 * v).cast()));
+                _mm512_mul_ps(units[v], _mm512_cvtepi32_ps(steps))
             }
         }
     }
@@ -213,16 +234,13 @@ pub(super) unsafe fn numbers(
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) fn unpack_block<const K: u8>(block: &CodedBlock<'_>, to: &mut [bf16]) {
     let tables = tables::<K>(block);
-    let (low_bytes, high_bytes) = (block.kind.low_bytes(), block.kind.high_bytes());
     let (runs, _) = to.as_chunks_mut::<{ RUN * BLOCK_ROWS }>();
-    let [low, high] = block.planes(runs.len());
-    for (r, to) in runs.iter_mut().enumerate() {
+    let start = block.start();
+    for (run, to) in block.layout.runs().zip(runs) {
         let (parts, _) = to.as_chunks_mut::<32>();
         for (w, v) in (0..4).flat_map(|w| (0..VECTORS).map(move |v| (w, v))) {
-            // SAFETY: the run is one of the block's, see above.
-            let pairs = unsafe {
-                unpack::<K>(low.add(r * low_bytes), high.add(r * high_bytes), tables, w, v)
-            };
+            // SAFETY: the run is one of the block's, whose length `start` checked.
+            let pairs = unsafe { unpack::<K>(start.add(run.codes), tables, w, v) };
             for (i, pair) in pairs.into_iter().enumerate() {
                 let to = parts[(4 * w + i) * VECTORS + v].as_mut_ptr();
                 // SAFETY: 32 bf16 are 64 bytes.
