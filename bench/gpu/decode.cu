@@ -47,11 +47,9 @@ template <class F> __device__ u8 byte_of(int at, u32 random, float size) {
     else {
         static_assert(F::OFFSET != ZERO, "no zeros");
         if (at < F::SCALES || at >= F::END) return at < F::SCALES ? random : 0;
-        const int steps = F::SCALE == STEPS ? 8 * F::RUNS * F::PER_ROW : 0, number = (at - F::SCALES - steps) / (F::SCALE == F32 ? 4 : 2);
+        const int number = (at - F::SCALES) / (F::SCALE == F32 ? 4 : 2);
         const float middle = number % F::PER_ROW == 1 ? -7.5f : 1.0f; // of minimums, of scales
         const float scale = size / (F::N_BITS == 8 ? 74.0f : F::N_BITS == 6 ? 18.0f : 4.6f) * middle;
-        if (at - F::SCALES < steps) return 20 + random % 20;
-        if (F::SCALE == STEPS) return part(half_of(scale / 30));
         if (F::SCALE == F32) return at % 4 == 0 ? random : __float_as_uint(scale) >> at % 4 * 8;
         return part((F::SCALE == BF16 ? __float_as_uint(scale) >> 16 : half_of(scale)) & 0xfff8 | random % 8);
     }

@@ -55,7 +55,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         ["constants", model, form, n_sms, folder] => {
             write_constants(&config(model)?, form, n_sms.parse()?, folder)
         }
-        _ => Err("`headers`, `check` or `constants` and what they take are wanted, see the source".into()),
+        _ => Err("`headers`, `check` or `constants` and what they take are wanted, see the source"
+            .into()),
     }
 }
 

@@ -110,15 +110,26 @@ impl CudaDevice {
         self.launch_graph(self.in_flight.how(), n)
     }
 
-    /// Computes the masks of the requested step, which runs meanwhile, and hands them to it.
+    /// Computes the masks of the requested step, which runs meanwhile, and hands them to it. A mask
+    /// may take as long as the layers, so several are computed at once.
     pub(crate) fn give_masks(&self, samplers: &[Option<&Sampler>]) {
-        for (sampler, output) in samplers.iter().zip(self.in_flight.outputs()) {
-            if let (Some(sampler), Some(output)) = (sampler, output)
-                && sampler.next_draw().is_some_and(|draw| draw.is_masked)
-            {
-                self.sampling.give_mask(self.in_flight.number(), *output, sampler);
+        let with_output = samplers.iter().zip(self.in_flight.outputs());
+        let is_masked = |sampler: &&Sampler| sampler.next_draw().is_some_and(|draw| draw.is_masked);
+        let masked: Vec<(usize, &Sampler)> = with_output
+            .filter_map(|(sampler, output)| Some(((*output)?, (*sampler).filter(is_masked)?)))
+            .collect();
+        let give = |(output, sampler): &(usize, &Sampler)| {
+            self.sampling.give_mask(self.in_flight.number(), *output, sampler);
+        };
+        let Some((first, others)) = masked.split_first() else { return };
+        std::thread::scope(|scope| {
+            for (_, sampler) in others {
+                // Computed now, and handed over below.
+                scope.spawn(|| sampler.read_mask(|_| {}));
             }
-        }
+            give(first);
+        });
+        others.iter().for_each(give);
     }
 
     /// Waits for a step's tokens or, if it publishes none, for its end.

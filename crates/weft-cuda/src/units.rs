@@ -5,9 +5,7 @@
 //! rows, so that one copy brings all of it. `kernels/coded.cuh` reads what is written here.
 
 use half::{bf16, f16};
-use weft_core::weights::{
-    Code, Coded, CodedRow, Form, Offset, Offsets, Scale, Scales, UNIT_COLUMNS,
-};
+use weft_core::weights::{Code, Coded, CodedRow, Form, Offset, Offsets, Scale, Scales};
 
 use crate::shape::{TILE_ROWS, UNIT_BYTES};
 
@@ -22,15 +20,11 @@ pub(crate) struct UnitForm(Form);
 impl UnitForm {
     pub(crate) const PLAIN: Self = Self(Form::Plain);
 
-    /// Steps whose unit changes within a group are multiplied out.
+    /// Steps are multiplied out: unpacking them takes longer than the bytes that they save.
     pub(crate) fn new(form: Form) -> Self {
         let Form::Coded(coded) = form else { return Self::PLAIN };
         assert!(coded.group.is_multiple_of(16), "groups are a multiple of 16 columns");
-        let in_steps = coded.scale == Scale::Steps && UNIT_COLUMNS.is_multiple_of(coded.group);
-        let scale = match coded.scale {
-            Scale::Steps if !in_steps => Scale::F32,
-            scale => scale,
-        };
+        let scale = if coded.scale == Scale::Steps { Scale::F32 } else { coded.scale };
         Self(Form::Coded(Coded { scale, ..coded }))
     }
 
@@ -65,8 +59,7 @@ impl UnitForm {
         let scale = match coded.scale {
             Scale::F16 => "F16",
             Scale::Bf16 => "BF16",
-            Scale::F32 => "F32",
-            Scale::Steps => "STEPS",
+            Scale::F32 | Scale::Steps => "F32",
         };
         let offset = match coded.offset {
             Offset::None => "NO_OFFSET",
@@ -135,8 +128,7 @@ impl Places {
         let scales = TILE_ROWS * COLUMNS * coded.code.bits() / 8;
         let numbers = match coded.scale {
             Scale::F16 | Scale::Bf16 => 2 * TILE_ROWS * runs(coded),
-            Scale::F32 => 4 * TILE_ROWS * runs(coded),
-            Scale::Steps => TILE_ROWS * runs(coded) + 2 * TILE_ROWS,
+            Scale::F32 | Scale::Steps => 4 * TILE_ROWS * runs(coded),
         };
         let zeros = scales + numbers * per_row(coded);
         let is_zero = coded.offset == Offset::Zero;
@@ -186,14 +178,7 @@ fn write_number(
     match coded.scale {
         Scale::F16 => to[at * 2..][..2].copy_from_slice(&f16::from_f32(number).to_le_bytes()),
         Scale::Bf16 => to[at * 2..][..2].copy_from_slice(&bf16::from_f32(number).to_le_bytes()),
-        Scale::F32 => to[at * 4..][..4].copy_from_slice(&number.to_le_bytes()),
-        Scale::Steps => {
-            to[at] = from.steps[group].cast_unsigned();
-            let unit = f16::from_f32(from.units[group * width / UNIT_COLUMNS]);
-            let unit_at = TILE_ROWS * runs(coded) * per_row(coded)
-                + (row % TILE_ROWS * per_row(coded) + which) * 2;
-            to[unit_at..][..2].copy_from_slice(&unit.to_le_bytes());
-        }
+        Scale::F32 | Scale::Steps => to[at * 4..][..4].copy_from_slice(&number.to_le_bytes()),
     }
 }
 
@@ -227,17 +212,30 @@ mod tests {
         let bytes = |code, group, scale, offset| unit(code, group, scale, offset).bytes();
         assert_eq!(bytes(int(4), 32, Scale::F16, Offset::None), 144);
         assert_eq!(bytes(int(8), 32, Scale::Bf16, Offset::None), 272);
-        assert_eq!(bytes(uint(4), 32, Scale::Steps, Offset::Minimum), 176);
-        assert_eq!(bytes(int(6), 16, Scale::Steps, Offset::None), 224);
+        assert_eq!(bytes(uint(4), 32, Scale::Steps, Offset::Minimum), 192);
+        assert_eq!(bytes(int(6), 16, Scale::Steps, Offset::None), 256);
         assert_eq!(bytes(int(4), 128, Scale::F16, Offset::Zero), 160);
         assert_eq!(UnitForm::PLAIN.bytes(), 512);
     }
 
     #[test]
-    fn steps_of_odd_groups_are_multiplied_out() {
-        let kernel_type = |group| unit(Code::Int { bits: 4 }, group, Scale::Steps, Offset::None);
-        assert!(kernel_type(128).kernel_type().contains("STEPS"));
-        assert!(kernel_type(48).kernel_type().contains("F32"));
+    fn a_minimum_lies_beside_its_scale() {
+        let coded = Coded {
+            code: Code::Uint { bits: 4 },
+            group: 32,
+            scale: Scale::Steps,
+            offset: Offset::Minimum,
+        };
+        let of = |unit, step| Scales { units: unit, steps: step };
+        let row = CodedRow {
+            codes: &[0; 32],
+            scales: of(&[0.5], &[3]),
+            offsets: Offsets::Minimums(of(&[0.25], &[-7])),
+        };
+        let mut to = [0; 192];
+        UnitForm::new(Form::Coded(coded)).write_row(&mut to, |_| 0, 2, &row, 32);
+        assert_eq!(to[128 + 16..][..4], 1.5_f32.to_le_bytes());
+        assert_eq!(to[128 + 20..][..4], (-1.75_f32).to_le_bytes());
     }
 
     #[test]

@@ -96,10 +96,10 @@ impl Rule {
     fn allows(&self, token: u32) -> bool {
         let mixed = token.wrapping_mul(2_654_435_761).wrapping_add(self.last * 31 + self.n) >> 7;
         match self.grammar {
-            Grammar::Sparse => mixed % 97 == 0 || token == 8 + self.n,
+            Grammar::Sparse => mixed.is_multiple_of(97) || token == 8 + self.n,
             // Never one that ends an answer.
             Grammar::Forced => token == 8 + (self.last * 7 + self.n) % (self.vocab - 8),
-            _ => mixed % 7 != 0,
+            _ => !mixed.is_multiple_of(7),
         }
     }
 }
@@ -183,7 +183,7 @@ fn choices_are_the_sampler_s(vocab: usize) {
             });
             let mut lanes: Vec<Sampler> = samplers.collect();
             let mut truths = lanes.clone();
-            let mut next = vec![1, 2, 0];
+            let mut next = [1, 2, 0];
             // The host takes long to rank a large vocabulary.
             for row in 0..if kind < WIDE_KINDS || vocab < 10_000 { 12 } else { 4 } {
                 let works: Vec<Work> = (0..3).map(|lane| work(lane, next[lane], row)).collect();
@@ -230,14 +230,17 @@ const ALONE: [Needs; 1] = [(0, Some(20), Some(Grammar::Dense))];
 const WITH_A_WIDE_ONE: [Needs; 2] = [(4, Some(3), Some(Grammar::Dense)), (1, Some(20), None)];
 const LATE: [Needs; 2] = [(1, Some(4), Some(Grammar::Late)), (0, Some(1), None)];
 
-/// The choices and the attention of answers, and how many choices were left to the host.
+/// The choices of an answer, with the attention of each.
+type Answer = Vec<(Choice, Vec<f32>)>;
+
+/// Answers, and how many choices were left to the host.
 fn answers(
     device: &mut CudaDevice,
     config: &Config,
     needs: &[Needs],
     n_tokens: usize,
     ahead: Option<usize>,
-) -> (Vec<Vec<(Choice, Vec<f32>)>>, usize) {
+) -> (Vec<Answer>, usize) {
     let ops = plan(config);
     let new = |(lane, needs): (usize, &Needs)| sampler(*needs, lane as u64, config.vocab);
     let mut samplers: Vec<Sampler> = needs.iter().enumerate().map(new).collect();

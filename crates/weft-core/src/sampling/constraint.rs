@@ -1,6 +1,7 @@
 //! Constraints on an answer, such as a grammar: a rule that allows some tokens at each step.
 
 use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A rule that an answer follows, token by token.
 pub trait Constraint: Send + fmt::Debug {
@@ -22,44 +23,58 @@ impl Clone for Box<dyn Constraint> {
     }
 }
 
-/// A constraint with the mask that it fills.
+/// A constraint with the mask that it fills. Threads may compute the masks of several at once.
+#[derive(Debug)]
+pub(super) struct Constrained(Mutex<State>);
+
 #[derive(Clone, Debug)]
-pub(super) struct Constrained {
+struct State {
     rule: Box<dyn Constraint>,
     mask: Vec<u32>,
     /// Whether the mask is that of the next token, or why there is none. `None` if nobody asked.
     filled: Option<Result<(), String>>,
 }
 
+impl Clone for Constrained {
+    fn clone(&self) -> Self {
+        Self(Mutex::new(self.state().clone()))
+    }
+}
+
 impl Constrained {
     pub(super) fn new(rule: Box<dyn Constraint>, vocab: usize) -> Self {
-        Self { rule, mask: vec![0; vocab.div_ceil(32)], filled: None }
+        Self(Mutex::new(State { rule, mask: vec![0; vocab.div_ceil(32)], filled: None }))
     }
 
-    /// The mask of the next token, computed when it is first asked for.
-    pub(super) fn mask(&mut self) -> Result<&[u32], String> {
-        let Self { rule, mask, filled } = self;
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Visits the mask of the next token, which is computed when it is first asked for.
+    pub(super) fn read_mask(&self, visit: impl FnOnce(&[u32])) -> Result<(), String> {
+        let State { rule, mask, filled } = &mut *self.state();
         let fill = || {
             mask.fill(0);
             rule.allow(mask)
         };
-        filled.get_or_insert_with(fill).clone().map(|()| &self.mask[..])
+        filled.get_or_insert_with(fill).clone().map(|()| visit(mask))
     }
 
     /// Sets the scores of forbidden tokens to -inf.
-    pub(super) fn apply(&mut self, scores: &mut [f32]) -> Result<(), String> {
-        let mask = self.mask()?;
-        for (token, score) in scores.iter_mut().enumerate() {
-            if mask[token / 32] >> (token % 32) & 1 == 0 {
-                *score = f32::NEG_INFINITY;
+    pub(super) fn apply(&self, scores: &mut [f32]) -> Result<(), String> {
+        self.read_mask(|mask| {
+            for (token, score) in scores.iter_mut().enumerate() {
+                if mask[token / 32] >> (token % 32) & 1 == 0 {
+                    *score = f32::NEG_INFINITY;
+                }
             }
-        }
-        Ok(())
+        })
     }
 
-    pub(super) fn accept(&mut self, token: u32) -> Result<(), String> {
-        self.filled = None;
-        self.rule.accept(token)
+    pub(super) fn accept(&self, token: u32) -> Result<(), String> {
+        let mut state = self.state();
+        state.filled = None;
+        state.rule.accept(token)
     }
 }
 
@@ -159,6 +174,8 @@ mod tests {
                 sampler.accept(wanted).unwrap();
             }
         }
+        fn is_shared<T: Send + Sync>(_: &T) {}
+        is_shared(&sampler);
         let over = Err(SamplingError::Constraint("the text is over".into()));
         assert_eq!(allowed(&sampler), over);
         assert_eq!(sampler.sample(&[0.0; VOCAB]).map(|_| Vec::new()), over);

@@ -1,7 +1,6 @@
 //! Chooses a token from logits. It defines the order of the steps and the draw, and keeps one
 //! request's state between tokens: a counter, and the counts of its penalties.
 
-use std::cell::RefCell;
 use std::collections::HashMap;
 
 use super::{
@@ -78,7 +77,7 @@ pub struct Sampler {
     sums: Sums,
     logprobs: Option<LogprobsReader>,
     /// Its mask is computed when it is first asked for, by a device or here.
-    constraint: Option<RefCell<Constrained>>,
+    constraint: Option<Constrained>,
 }
 
 impl Sampler {
@@ -118,7 +117,7 @@ impl Sampler {
 
     /// Adds a constraint that the answer follows.
     pub fn constrain(&mut self, rule: Box<dyn Constraint>) {
-        self.constraint = Some(RefCell::new(Constrained::new(rule, self.vocab)));
+        self.constraint = Some(Constrained::new(rule, self.vocab));
         self.scores.resize(self.vocab, 0.0);
     }
 
@@ -147,8 +146,8 @@ impl Sampler {
     /// Counts a generated token, for example one that a device chose by [`Sampler::next_draw`]. Fails
     /// if the answer's constraint does not allow it, and then changes nothing.
     pub fn accept(&mut self, token: u32) -> Result<(), SamplingError> {
-        if let Some(constraint) = &mut self.constraint {
-            constraint.get_mut().accept(token).map_err(SamplingError::Constraint)?;
+        if let Some(constraint) = &self.constraint {
+            constraint.accept(token).map_err(SamplingError::Constraint)?;
         }
         self.penalties.record(token);
         self.n_generated += 1;
@@ -160,7 +159,7 @@ impl Sampler {
     /// constraint cannot continue; so does [`Sampler::sample`] then.
     pub fn read_mask(&self, visit: impl FnOnce(&[u32])) -> Result<(), SamplingError> {
         if let Some(constraint) = &self.constraint {
-            visit(constraint.borrow_mut().mask().map_err(SamplingError::Constraint)?);
+            constraint.read_mask(visit).map_err(SamplingError::Constraint)?;
         }
         Ok(())
     }
@@ -260,13 +259,9 @@ impl Sampler {
             }
             *score = f32::NEG_INFINITY;
         }
-        if let Some(constraint) = &mut self.constraint {
+        if let Some(constraint) = &self.constraint {
             bad = bad.or_else(|| bad_logit(&scores, self.n_generated));
-            bad = bad.or(constraint
-                .get_mut()
-                .apply(&mut scores)
-                .map_err(SamplingError::Constraint)
-                .err());
+            bad = bad.or(constraint.apply(&mut scores).map_err(SamplingError::Constraint).err());
         }
         self.scores = scores;
         bad.map_or(Ok(()), Err)

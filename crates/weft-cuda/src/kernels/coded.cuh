@@ -10,7 +10,7 @@
 #include "kernels/base.cuh"
 
 enum Codes { BITS, TABLE, INT8, UINT8, FP8 };
-enum Numbers { BF16, F16, F32, STEPS };
+enum Numbers { BF16, F16, F32 };
 enum Offsets { NO_OFFSET, ZERO, MINIMUM };
 
 struct Plain {
@@ -24,10 +24,8 @@ template <u32 L0_, u32 L1_, u32 L2_, u32 L3_, u32 H0_, u32 H1_, u32 H2_, u32 H3_
 };
 using NoTable = Table<0, 0, 0, 0, 0, 0, 0, 0>;
 
-// Bytes of one number of each row and run; steps have a unit of each row besides.
-constexpr int number_bytes(Numbers kind, int runs) {
-    return kind == F32 ? 32 * runs : kind == STEPS ? 8 * runs + 16 : 16 * runs;
-}
+// Bytes of one number of each row and run.
+constexpr int number_bytes(Numbers kind, int runs) { return (kind == F32 ? 32 : 16) * runs; }
 
 // Codes of BITS bits, less than MIDDLE below zero; RUNS of a unit. It lies as `units.rs` packs it:
 // codes, or four bits of each and then their other bits; scales, each with its minimum where there
@@ -116,7 +114,8 @@ template <class F> __device__ __forceinline__ uint4 unpack(const u8 *unit, int l
 }
 
 // ---- scales and offsets ------------------------------------------------------------------------
-// A byte with a sign as a number: 2^23 and more has an integer in its lower bits, and converting takes four times as long.
+// A byte with a sign as a number. 2^23 and more has an integer in its lower bits; converting takes
+// longer.
 __device__ __forceinline__ float signed_byte(u32 byte) { return __uint_as_float(byte ^ 0x4b000080u) - 8388736.0f; }
 // The scale of a row in a run, times FACTOR, and its minimum. A zero counts as the minimum
 // -scale * zero.
@@ -127,13 +126,7 @@ template <class F> __device__ __forceinline__ RowNumbers row_numbers(const u8 *u
     const u8 *numbers = unit + F::SCALES;
     const int at = run * 8 + row;
     RowNumbers found = {0.0f, 0.0f};
-    if constexpr (F::SCALE == STEPS) {
-        const u8 *units = numbers + F::RUNS * 8 * F::PER_ROW;
-        if constexpr (F::PER_ROW == 2) {
-            const u32 two = ((const u32 *)units)[row], steps = ((const u16 *)numbers)[at];
-            found = {__fmul_rn(half_to_float((u16)two), signed_byte(steps & 0xff)), __fmul_rn(half_to_float((u16)(two >> 16)), signed_byte(steps >> 8))};
-        } else found.scale = __fmul_rn(half_to_float(((const u16 *)units)[row]), signed_byte(numbers[at]));
-    } else if constexpr (F::SCALE == F32) {
+    if constexpr (F::SCALE == F32) {
         if constexpr (F::PER_ROW == 2) found = {((const float2 *)numbers)[at].x, ((const float2 *)numbers)[at].y};
         else found.scale = ((const float *)numbers)[at];
     } else {

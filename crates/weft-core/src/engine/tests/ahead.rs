@@ -198,7 +198,7 @@ struct Rule {
 
 impl Rule {
     fn allows(&self, token: u32) -> bool {
-        (token * 7 + self.last) % 3 == 0
+        (token * 7 + self.last).is_multiple_of(3)
     }
 }
 
