@@ -6,10 +6,10 @@ use weft_core::weights::Forms;
 use crate::compile::Program;
 use crate::driver::Kernel;
 use crate::error::CudaError;
-use crate::matrices::Variants;
+use crate::matrices::{TileForms, Variants};
 use crate::modules::{Modules, WHOLE_PLANS};
 use crate::sampling::Chosen;
-use crate::shape::{Chip, Cut, Shape, TILED_SHARED, TILED_TOKENS};
+use crate::shape::{Chip, Cut, Shape, TILED_SHARED};
 use crate::{constants, layouts};
 
 /// Files and their texts, by the name used in `#include`.
@@ -73,11 +73,13 @@ const TILED: &[(Stage, (&str, &str))] = &kernel_files![
     Prompt: "ops/down_add_tiled.cu",
     Prompt: "ops/proj_add_tiled.cu",
     Prompt: "ops/norm_qkv_tiled.cu",
+    Prompt: "ops/sum_runs.cu",
 ];
 
 /// Files with the kernels that attend for prompts: by warps, or by warpgroups.
 const ATTEND_BLOCK: &[(Stage, (&str, &str))] = &kernel_files![Prompt: "ops/attend_block.cu"];
-const ATTEND_TILED: &[(Stage, (&str, &str))] = &kernel_files![Prompt: "ops/attend_tiled.cu"];
+const ATTEND_TILED: &[(Stage, (&str, &str))] =
+    &kernel_files![Prompt: "ops/attend_tiled.cu", Prompt: "ops/lay_pages.cu"];
 
 /// The file with the kernels that run a whole plan. Each of them is a module.
 const PERSISTENT: (&str, &str) = ("persistent/decode.cu", include_str!("persistent/decode.cu"));
@@ -91,6 +93,7 @@ const HEADERS: &[(&str, &str)] = &files![
     "kernels/base.cuh",
     "kernels/coded.cuh",
     "kernels/coded_block.cuh",
+    "kernels/coded_tiled.cuh",
     "kernels/mask.cuh",
     "kernels/matmul.cuh",
     "kernels/matmul_tiled.cuh",
@@ -111,6 +114,7 @@ const HEADERS: &[(&str, &str)] = &files![
     "kernels/wide.cuh",
     "ops/attend.cuh",
     "ops/attend_block.cuh",
+    "ops/attend_pages.cuh",
     "ops/norm_gate_up.cuh",
     "ops/norm_qkv.cuh",
     "persistent/attend.cuh",
@@ -253,20 +257,26 @@ pub(crate) struct Product {
 pub(crate) enum BlockProduct {
     /// Warps multiply alone.
     Warps(Kernel),
-    /// Four warps multiply together; a kernel for each of [`TILED_TOKENS`].
-    Warpgroups([Kernel; TILED_TOKENS.len()]),
+    /// Four warps multiply together; kernels for the first of
+    /// [`TILED_TOKENS`](crate::shape::TILED_TOKENS), and the runs of a unit over which the input must
+    /// be summed before.
+    Warpgroups { kernels: Vec<Kernel>, summed_runs: usize },
 }
 
 /// The kernels of ops. Products are those of each variant.
 pub(crate) struct Kernels {
     pub(crate) embed: Kernel,
     pub(crate) norm_rows: Kernel,
+    /// Only if warpgroups multiply.
+    pub(crate) sum_runs: Option<Kernel>,
     pub(crate) norm_qkv: Vec<Product>,
     pub(crate) rope_store: Kernel,
     pub(crate) store_values: Kernel,
     pub(crate) attend: Kernel,
     pub(crate) attend_block: Kernel,
     pub(crate) attend_fold: Kernel,
+    /// Only if warpgroups attend.
+    pub(crate) lay_pages: Option<Kernel>,
     pub(crate) proj_add: Vec<Product>,
     pub(crate) norm_gate_up: Vec<Product>,
     pub(crate) down_add: Vec<Product>,
@@ -285,24 +295,26 @@ impl Kernels {
     /// The kernels of modules. They are loaded when they are first used.
     pub(crate) fn of(modules: &Modules, shape: &Shape) -> Self {
         let plain = |file: &str, name: &str| modules.of(file).kernel(name, 0);
-        let block = |name: &str, suffix: &str| {
-            if !shape.is_tiled() {
+        let block = |name: &str, suffix: &str, forms: &TileForms| {
+            if !shape.matrices.is_tiled(forms) {
                 let module = modules.of(&format!("ops/{name}.cu"));
                 let name = format!("{name}_block{suffix}");
                 return BlockProduct::Warps(module.kernel(&name, shape.block_ring_bytes()));
             }
             let module = modules.of(&format!("ops/{name}_tiled.cu"));
-            let tiled = |n: usize| module.kernel(&format!("{name}_tiled_{n}"), TILED_SHARED);
-            BlockProduct::Warpgroups(TILED_TOKENS.map(tiled))
+            let tiled =
+                |n: &usize| module.kernel(&format!("{name}_tiled_{n}{suffix}"), TILED_SHARED);
+            let kernels = forms.tiled_tokens().iter().map(tiled).collect();
+            BlockProduct::Warpgroups { kernels, summed_runs: forms.summed_runs() }
         };
         let products = |name: &str, variants: &Variants| {
             let module = modules.of(&format!("ops/{name}.cu"));
-            let product = |(i, (_, cut)): (usize, &(_, Cut))| {
+            let product = |(i, (forms, cut)): (usize, &(TileForms, Cut))| {
                 let suffix = Variants::suffix(i);
                 let kernel =
                     |kind| module.kernel(&format!("{name}{kind}{suffix}"), cut.ring_bytes());
                 let (eight, sixteen) = (kernel(""), kernel("_sixteen"));
-                Product { eight, sixteen, block: block(name, &suffix) }
+                Product { eight, sixteen, block: block(name, &suffix, forms) }
             };
             variants.all.iter().enumerate().map(product).collect()
         };
@@ -312,12 +324,14 @@ impl Kernels {
         Self {
             embed: plain("ops/embed.cu", "embed"),
             norm_rows: plain("ops/norm_rows.cu", "norm_rows"),
+            sum_runs: shape.is_tiled().then(|| plain("ops/sum_runs.cu", "sum_runs")),
             norm_qkv: products("norm_qkv", &matrices.qkv),
             rope_store: plain("ops/rope_store.cu", "rope_store"),
             store_values: plain("ops/rope_store.cu", "store_values"),
             attend: modules.of("ops/attend.cu").kernel("attend", shape.attend_bytes()),
             attend_block: modules.of(&attend_file).kernel(attend, shape.attend_block_bytes()),
             attend_fold: plain("ops/attend_fold.cu", "attend_fold"),
+            lay_pages: shape.attends_tiled().then(|| plain("ops/lay_pages.cu", "lay_pages")),
             proj_add: products("proj_add", &matrices.proj),
             norm_gate_up: products("norm_gate_up", &matrices.gate_up),
             down_add: products("down_add", &matrices.down),

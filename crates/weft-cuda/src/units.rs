@@ -40,6 +40,11 @@ impl UnitForm {
         self.coded().map_or(UNIT_BYTES, |coded| Places::of(coded).end.next_multiple_of(16))
     }
 
+    /// Runs of a unit if the input is summed over them, for offsets.
+    pub(crate) fn summed_runs(&self) -> usize {
+        self.coded().filter(|coded| coded.offset != Offset::None).map_or(0, runs)
+    }
+
     /// The form as a type of the kernels.
     pub(crate) fn kernel_type(&self) -> String {
         let Some(coded) = self.coded() else { return "Plain".to_owned() };

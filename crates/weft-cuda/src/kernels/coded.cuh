@@ -251,12 +251,18 @@ template <class F> __device__ __forceinline__ uint4 widened(const u8 *unit, int 
 }
 
 // ---- matrices ----------------------------------------------------------------------------------
+// Runs of a unit over which the input is summed, because some form has offsets.
+template <class... Fs> constexpr int summed_runs() {
+    int most = 0;
+    ((most = Fs::HAS_OFFSET && Fs::RUNS > most ? Fs::RUNS : most), ...);
+    return most;
+}
 // Which form a tile of eight rows has, and where it lies. BYTES are those of the largest unit; if
 // not all units are plain, they decide how units of a tile are put into strips.
 template <class F> struct OneForm {
     using Form = F;
     static constexpr bool IS_PLAIN = F::IS_PLAIN, IS_UNIFORM = true;
-    static constexpr int BYTES = F::BYTES, CODED_BYTES = IS_PLAIN ? 0 : BYTES;
+    static constexpr int BYTES = F::BYTES, CODED_BYTES = IS_PLAIN ? 0 : BYTES, SUMMED_RUNS = summed_runs<F>();
     static __device__ __forceinline__ int unit_bytes(int) { return BYTES; }
     // Units of eight rows before a tile, in bytes of one unit a row of units.
     static __device__ __forceinline__ u64 place(int tile) { return (u64)tile * BYTES; }
@@ -266,6 +272,7 @@ template <class F> struct OneForm {
 template <class Q, class K, class V, int FIRST_K, int FIRST_V> struct ThreeForms {
     static constexpr bool IS_PLAIN = false, IS_UNIFORM = false;
     static constexpr int BYTES = Q::BYTES > K::BYTES ? Q::BYTES > V::BYTES ? Q::BYTES : V::BYTES : K::BYTES > V::BYTES ? K::BYTES : V::BYTES, CODED_BYTES = BYTES;
+    static constexpr int SUMMED_RUNS = summed_runs<Q, K, V>();
     static __device__ __forceinline__ int unit_bytes(int tile) { return tile < FIRST_K ? Q::BYTES : tile < FIRST_V ? K::BYTES : V::BYTES; }
     static __device__ __forceinline__ int form_of(int tile) { return (tile >= FIRST_K) + (tile >= FIRST_V); }
     static __device__ __forceinline__ u64 place(int tile) {
@@ -280,7 +287,7 @@ template <class Q, class K, class V, int FIRST_K, int FIRST_V> struct ThreeForms
 // Tiles of gate and up in turn.
 template <class Gate, class Up> struct FormsInTurn {
     static constexpr bool IS_PLAIN = false, IS_UNIFORM = false;
-    static constexpr int BYTES = Gate::BYTES > Up::BYTES ? Gate::BYTES : Up::BYTES, CODED_BYTES = BYTES;
+    static constexpr int BYTES = Gate::BYTES > Up::BYTES ? Gate::BYTES : Up::BYTES, CODED_BYTES = BYTES, SUMMED_RUNS = summed_runs<Gate, Up>();
     static __device__ __forceinline__ int unit_bytes(int tile) { return tile % 2 == 0 ? Gate::BYTES : Up::BYTES; }
     static __device__ __forceinline__ int form_of(int tile) { return tile % 2; }
     static __device__ __forceinline__ u64 place(int tile) { return (u64)(tile / 2) * (Gate::BYTES + Up::BYTES) + (tile % 2 == 0 ? 0 : Gate::BYTES); }
