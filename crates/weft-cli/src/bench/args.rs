@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand, ValueEnum};
+use weft::device::Chosen;
+use weft::memory;
 use weft_core::device::MAX_LANES;
 use weft_cpu::Isa;
 
@@ -15,7 +17,7 @@ use super::forced::ForcedArgs;
 use super::generate::GenerateArgs;
 use super::start::StartArgs;
 use crate::args::{DeviceArgs, Quantize};
-use crate::size;
+use crate::{load, size};
 
 #[derive(Args)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -142,9 +144,9 @@ pub(crate) struct SubjectArgs {
     /// Instruction set: portable, avx2, avx512 or avx512bf16
     #[arg(long, hide = true)]
     pub(crate) isa: Option<Isa>,
-    /// Prompt tokens per step
-    #[arg(long, value_name = "TOKENS", default_value = "128", value_parser = size::parse_count)]
-    pub(crate) step_tokens: usize,
+    /// Prompt tokens per step (default: as many as answers run with on the device)
+    #[arg(long, value_name = "TOKENS", value_parser = size::parse_count)]
+    pub(crate) step_tokens: Option<usize>,
     /// Size of the buffer for measuring the read bandwidth
     #[arg(long, hide = true, value_name = "MIB", default_value = "1024",
           value_parser = size::parse_count)]
@@ -158,6 +160,15 @@ pub(crate) struct SubjectArgs {
     /// Print only the results and errors
     #[arg(short, long)]
     pub(crate) quiet: bool,
+}
+
+impl SubjectArgs {
+    /// Prompt tokens per step, at least one for each lane.
+    pub(crate) fn step_tokens(&self) -> usize {
+        let wanted = || load::wanted_launches(&self.device).ok().flatten();
+        let usual = || memory::step_tokens(wanted().map_or(Chosen::Cpu, Chosen::Cuda));
+        self.step_tokens.unwrap_or_else(usual).max(MAX_LANES)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -96,7 +96,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode, CliError> {
     let positions = most(&args.grid.n_depth).max(1) + args.n_gen;
     subject.check_positions(positions)?;
     let limits = Limits {
-        step_tokens: args.subject.step_tokens.max(MAX_LANES),
+        step_tokens: args.subject.step_tokens(),
         step_outputs: MAX_LANES,
         positions,
         // The pages of the previous answers may still be in use.

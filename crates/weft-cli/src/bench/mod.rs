@@ -155,7 +155,7 @@ fn measured(
     measure: impl FnOnce(&mut Bench<'_>, &mut Findings) -> Result<Vec<Row>, CliError>,
 ) -> Result<Report, CliError> {
     let limits = Limits {
-        step_tokens: args.step_tokens.max(MAX_LANES),
+        step_tokens: args.step_tokens(),
         step_outputs: MAX_LANES,
         positions: rows.iter().copied().max().unwrap_or(1),
         pages: Lanes::pages_for(rows),

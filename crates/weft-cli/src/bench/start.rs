@@ -40,8 +40,6 @@ pub(crate) struct StartArgs {
     warm: bool,
 }
 
-/// Prompt tokens of a step, as a server has them on a GPU.
-const STEP_TOKENS: usize = 2048;
 /// Contexts that fit side by side.
 const CONTEXTS: usize = 4;
 
@@ -70,7 +68,7 @@ pub(crate) fn run(args: &StartArgs) -> Result<ExitCode, CliError> {
     subject.check_positions(args.n_prompt + 2)?;
     let chosen = launches.map_or(Chosen::Cpu, Chosen::Cuda);
     let limits = Limits {
-        step_tokens: STEP_TOKENS,
+        step_tokens: args.subject.step_tokens(),
         step_outputs: MAX_LANES,
         positions: args.ctx_size.max(args.n_prompt + 2),
         pages: CONTEXTS * pages_for(args.ctx_size.max(args.n_prompt + 2)),
