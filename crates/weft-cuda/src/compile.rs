@@ -132,9 +132,10 @@ pub fn compile(program: &Program, arch: &str) -> Result<Compiled, CudaError> {
 static RUNNING: Mutex<(usize, bool)> = Mutex::new((0, false));
 static ENDED: Condvar = Condvar::new();
 
-/// How long the end of the process waits for compilers. They look for the end a few times a second,
-/// but not while they assign the registers of a kernel: up to some seconds.
-const END: Duration = Duration::from_secs(15);
+/// How long the end of the process waits for compilers, at most. They look for the end a few times a
+/// second, but not while they assign the registers of a kernel: up to some seconds, or longer if
+/// other programs need the cores.
+const END: Duration = Duration::from_secs(30);
 
 /// A compiler that runs.
 struct Running;
@@ -166,8 +167,10 @@ unsafe extern "C" {
 /// objects next, and a compiler that still used them would crash.
 extern "C" fn end() {
     let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
-    running.1 = true;
-    let _ = ENDED.wait_timeout_while(running, END, |running| running.0 > 0);
+    // It is registered several times, and waits once.
+    if !std::mem::replace(&mut running.1, true) {
+        let _ = ENDED.wait_timeout_while(running, END, |running| running.0 > 0);
+    }
 }
 
 /// The library calls it while it compiles: whether to stop.
