@@ -360,7 +360,8 @@ impl Kernels {
             (needs.reports, &self.sum_weights),
             (needs.masks, &self.take_masks),
         ];
-        let needed = needed.into_iter().filter_map(|(is_needed, kernel)| is_needed.then_some(kernel));
+        let needed =
+            needed.into_iter().filter_map(|(is_needed, kernel)| is_needed.then_some(kernel));
         let all = [embed, attend, &self.norm_head, &self.choose].into_iter().chain(needed);
         all.chain(products.map(|product| &product.eight)).try_for_each(Kernel::ready)
     }
