@@ -320,11 +320,11 @@ fn drawings_are_those_of_their_runs() {
     };
     let read = |path: &Path| std::fs::read_to_string(path).unwrap();
     for (drawing, runs) in [
-        ("speed.svg", runs(&["2026-11-15-epyc-2c-cc59396/bench.json"])),
+        ("speed.svg", runs(&["2026-11-17-epyc-2c-2f681d6/bench.json"])),
         (
             "first-token.svg",
             runs(&[
-                "2026-11-15-epyc-2c-bb0d228/first-token.json",
+                "2026-11-17-epyc-2c-2f681d6/first-token.json",
                 "2026-11-16-h200-9a0c819/first-token-1.json",
             ]),
         ),

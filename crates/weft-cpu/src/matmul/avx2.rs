@@ -50,10 +50,10 @@ fn multiply_rows<const T: usize, const V: usize>(
             let [even, odd] = x[t][p];
             let x = u32::from(even.to_bits()) | u32::from(odd.to_bits()) << 16;
             let [even, odd] = widen(_mm256_set1_epi32(x.cast_signed()));
-            for v in 0..V {
+            for (v, acc) in acc[t].iter_mut().enumerate() {
                 let w = load(weights, 8 * (first + v));
-                acc[t][v] = _mm256_fmadd_ps(w[0], even, acc[t][v]);
-                acc[t][v] = _mm256_fmadd_ps(w[1], odd, acc[t][v]);
+                *acc = _mm256_fmadd_ps(w[0], even, *acc);
+                *acc = _mm256_fmadd_ps(w[1], odd, *acc);
             }
         }
     }

@@ -103,12 +103,7 @@ macro_rules! kernels {
                         first += words;
                     }
                 }
-                for (total, sums) in total.iter().zip(sums) {
-                    for (total, part) in total.iter().zip(sums.as_chunks_mut::<16>().0) {
-                        // SAFETY: a part is 16 f32.
-                        unsafe { _mm512_storeu_ps(part.as_mut_ptr(), *total) };
-                    }
-                }
+                store(&total, sums);
             }
         }
     };
@@ -116,6 +111,17 @@ macro_rules! kernels {
 
 kernels!(with_bf16, "avx512f,avx512bw,avx512vl,avx512bf16", dot_bf16);
 kernels!(without_bf16, "avx512f,avx512bw,avx512vl", dot);
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn store<const T: usize>(total: &[[__m512; VECTORS]; T], sums: &mut Sums) {
+    for (total, sums) in total.iter().zip(sums) {
+        for (total, part) in total.iter().zip(sums.as_chunks_mut::<16>().0) {
+            // SAFETY: a part is 16 f32.
+            unsafe { _mm512_storeu_ps(part.as_mut_ptr(), *total) };
+        }
+    }
+}
 
 /// Fours of pairs of the same rows that are read one after the other.
 const fn at_once(kind: u8) -> usize {

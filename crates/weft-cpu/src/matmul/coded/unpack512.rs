@@ -129,7 +129,7 @@ fn indices(low: __m512i, high: __m512i) -> [__m512i; 4] {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 fn six(w: usize, a: __m512i, b: __m512i, c: __m512i) -> [__m512i; 4] {
-    if w % 2 == 0 {
+    if w.is_multiple_of(2) {
         return [a, _mm512_srli_epi16::<6>(a), b, _mm512_srli_epi16::<6>(b)];
     }
     [
