@@ -24,7 +24,7 @@ eval:
 
 # Compiles every CUDA kernel for every architecture, without a GPU; decode kernels must not spill.
 kernels:
-	LD_LIBRARY_PATH="$$(tools/nvrtc.sh)" WEFT_REQUIRE_NVRTC=1 cargo test --release -p weft-cuda --test compile
+	LD_LIBRARY_PATH="$$(tools/nvrtc.sh)" WEFT_REQUIRE_NVRTC=1 WEFT_EVERY_KERNEL=1 cargo test --release -p weft-cuda --test compile
 
 # Runs the persistent kernel's source on the CPU, under two orders of blocks and copies; needs g++ on x86-64.
 emulate:

@@ -649,26 +649,70 @@ static Sampling empty_sampling() {
     sampling.bias = guarded<float>(8 * VOCAB), sampling.marks = guarded<u32>(8 * VOCAB);
     sampling.told_tokens = guarded<u64>(TOLD_STEPS * 8), sampling.told_shares = guarded<u64>(TOLD_STEPS * MOST_CELLS);
     sampling.n_cells = MOST_CELLS;
+    sampling.likely = guarded<u32>(8 * N_BEST), sampling.weights = guarded<u64>(8);
+    sampling.told_logits = guarded<u64>(TOLD_STEPS * 8 * REPORT_WORDS);
+    sampling.given_masks = guarded<u64>(8 * MASK_WORDS);
+    sampling.masks = guarded<u32>(8 * MASK_WORDS), sampling.late = guarded<u32>(8);
     return sampling;
 }
+// What a grammar allows after a token.
+static bool is_allowed(int lane, u32 before, u32 token) { return token < USABLE && (token * 7 + before * 5 + lane) % 3 == 0; }
+static const Sampling *host_of;
+static void give_mask(int lane, u32 before, u32 number) {
+    for (u32 word = 0; word < MASK_WORDS; ++word) {
+        u32 bits = 0;
+        for (u32 bit = 0; bit < 32; ++bit) bits |= (u32)is_allowed(lane, before, word * 32 + bit) << bit;
+        ((u64 *)host_of->given_masks)[lane * MASK_WORDS + word] = (u64)number << 32 | bits;
+    }
+}
+// The host: a token that is told leads to the mask of the next step.
+static void host_saw(u64 *at, u64 word) {
+    const u64 place = at - host_of->told_tokens;
+    if (at >= host_of->told_tokens && place < TOLD_STEPS * 8) give_mask(place % 8, (u32)word, (u32)(word >> 32) + 1);
+}
 // Lanes in turn take the best, the best after penalties, and draw among three after penalties.
-static void set_draws(Sampling &sampling, int n_lanes, bool by_draws) {
+// Where all is wanted, three of four lanes have masks, and three report log-probabilities.
+enum Wanted { BEST, DRAWS, ALL };
+static void set_draws(Sampling &sampling, int n_lanes, Wanted wanted) {
+    const bool by_draws = wanted != BEST;
     first_number += TOLD_STEPS + 1;
+    host_of = &sampling, host_sees = host_saw;
     for (int lane = 0; lane < n_lanes; ++lane) {
         const u32 kind = by_draws ? (lane + 1) % 3 : 0;
         Draw &draw = sampling.draws[lane] = {};
         draw.flags = CHOSEN | (kind > 0 ? ADJUSTED : 0) | (kind > 1 ? DRAWN : 0);
+        if (wanted == ALL) draw.flags |= (lane % 4 != 3 ? MASKED : 0) | (lane % 4 != 1 ? REPORTED : 0);
+        draw.n_ranks = std::min(1 + lane * 4, 20);
         draw.vocab = USABLE, draw.top_k = 3, draw.seed = 5 + lane;
         draw.scale = 1.4426950408889634 * 4294967296.0, draw.least_weight = 1, draw.share = 1ull << 32; // temperature 1
         draw.repetition = 1.5f, draw.presence = 2.0f, draw.frequency = 0.5f;
         draw.token_number = draw.share_number = first_number;
         std::fill(sampling.marks + lane * VOCAB, sampling.marks + (lane + 1) * VOCAB, 0);
         sampling.marks[lane * VOCAB + PROMPT_TOKEN] = 1;
+        give_mask(lane, 0, first_number);
     }
 }
 static u32 told(const u64 *words, u32 number) {
     if (*words >> 32 != number) printf("nothing was told\n"), exit(1);
     return (u32)*words;
+}
+// What the last token of a lane tells of log-probabilities, against its logits.
+static void check_report(const Launch &launch, int lane, u32 token, u32 number) {
+    const Draw &draw = launch.sampling.draws[lane];
+    const float *logits = launch.logits + lane * VOCAB;
+    const u64 *words = report_words(launch.sampling, number, lane);
+    std::vector<u64> ranked;
+    for (u32 row = 0; row < USABLE; ++row) ranked.push_back(candidate(score_of(logits[row]), row));
+    std::sort(ranked.rbegin(), ranked.rend());
+    u64 sum = 0;
+    for (const u64 own : ranked) sum += weight_of(LOG_SCALE, (u32)(ranked[0] >> 32), (u32)(own >> 32));
+    if (told(words, number) != __float_as_uint(logits[token])) printf("another logit is told\n"), exit(1);
+    if ((told(words + 1, number) | (u64)told(words + 2, number) << 32) != sum) printf("weights are not what was added up\n"), exit(1);
+    for (u32 rank = 0; rank < draw.n_ranks; ++rank) {
+        const u32 likely = token_of(ranked[rank]);
+        if (told(words + 3 + 2 * rank, number) != likely) printf("rank %u is another token\n", rank), exit(1);
+        if (told(words + 4 + 2 * rank, number) != __float_as_uint(logits[likely] + 0.0f)) printf("rank %u has another logit\n", rank), exit(1);
+    }
 }
 // The last token of every lane against its logits and the tokens before it; its shares of
 // attention.
@@ -686,7 +730,11 @@ static void check_told(const Launch &launch, const Lists &lists, int n_lanes) {
             if (times[row] > 0 || row == PROMPT_TOKEN) logits[row] = logits[row] < 0 ? logits[row] * 1.5f : logits[row] / 1.5f;
             if (times[row] > 0) logits[row] = logits[row] - 0.5f * times[row] - 2.0f;
         }
-        const u32 token = token_of_step(last);
+        const u32 token = token_of_step(last), before = last == first_number ? 0 : token_of_step(last - 1);
+        if (draw.flags & REPORTED) check_report(launch, lane, token, last);
+        for (u32 row = 0; row < USABLE && draw.flags & MASKED; ++row)
+            if (!is_allowed(lane, before, row)) logits[row] = -INFINITY;
+        if (std::isinf(logits[token])) printf("a token is forbidden\n"), exit(1);
         const int n_better = std::count_if(logits.begin(), logits.end(), [&](float logit) { return logit > logits[token]; });
         if (n_better >= (draw.flags & DRAWN ? 3 : 1)) printf("a token is not among the best\n"), exit(1);
         for (u32 cell = lists.partials[lane * 4 + 3]; cell < lists.partials[lane * 4 + 3] + lists.partials[lane * 4 + 2]; ++cell) {
@@ -697,7 +745,23 @@ static void check_told(const Launch &launch, const Lists &lists, int n_lanes) {
         }
     }
     tell("told tokens", sampling.told_tokens, TOLD_STEPS * 8 * 8);
+    tell("told logits", sampling.told_logits, TOLD_STEPS * 8 * REPORT_WORDS * 8);
     tell("marks", sampling.marks, (size_t)n_lanes * VOCAB * 4);
+}
+// A launch whose masks do not come ends when it is asked to, and leaves its tokens to the host.
+static void check_stopped(Launch &launch, int n_lanes) {
+    set_draws(launch.sampling, n_lanes, ALL);
+    first_number += 1; // of no mask
+    for (int lane = 0; lane < n_lanes; ++lane) launch.sampling.draws[lane].token_number += 1, launch.sampling.draws[lane].share_number += 1;
+    launch.mailbox->stop = 1;
+    run(launch);
+    launch.number += launch.n_ops * launch.n_steps;
+    launch.mailbox->stop = 0;
+    for (int lane = 0; lane < n_lanes; ++lane) {
+        const u32 token = told(launch.sampling.told_tokens + first_number % TOLD_STEPS * 8 + lane, first_number);
+        if ((token == DECLINED) != ((launch.sampling.draws[lane].flags & MASKED) != 0)) printf("a token without its mask\n"), exit(1);
+    }
+    if (launch.mailbox->fault) printf("a block waited in vain for a mask\n"), exit(1);
 }
 
 int main(int n_arguments, char **arguments) {
@@ -769,12 +833,13 @@ int main(int n_arguments, char **arguments) {
     dump_all(launch.logits, (size_t)n_lanes * VOCAB);
     if (dump && fclose(dump) != 0) return printf("the dump cannot be written\n"), 1;
     if (n == 1) {
-        for (const Chooses chooses : {CHOOSES_BEST, CHOOSES_BY_DRAWS})
+        for (const Wanted wanted : {BEST, DRAWS, ALL})
             for (const int steps : {1, n_steps}) {
-                set_draws(launch.sampling, n_lanes, chooses == CHOOSES_BY_DRAWS);
-                run_and_tell(ops.size(), steps, chooses);
+                set_draws(launch.sampling, n_lanes, wanted);
+                run_and_tell(ops.size(), steps, wanted == BEST ? CHOOSES_BEST : CHOOSES_BY_DRAWS);
                 check_told(launch, lists, n_lanes);
             }
+        check_stopped(launch, n_lanes);
     }
     for (int i = 0; i < n_lanes * VOCAB; ++i)
         if (!std::isfinite(launch.logits[i])) printf("a logit is not a number\n"), exit(1);

@@ -206,6 +206,28 @@ mod tests {
     }
 
     #[test]
+    fn json_has_the_answer_and_the_reasoning_before_it() {
+        let stats =
+            Stats { prompt_tokens: 4, cached_tokens: 3, generated_tokens: 2, ..Stats::default() };
+        let report = Report { pieces: vec![piece(3, None)], answer_attention: 0.5 };
+        let finished = Finished { reason: FinishReason::Length, stats, report };
+        let parts = Parts { reasoning: "hm".to_owned(), answer: "yes".to_owned() };
+        let origin = Origin::Resident(String::new());
+        let json = Answer { origin, parts, finished, names: BTreeMap::new() }.json();
+        for (key, value) in [
+            ("text", json!("yes")),
+            ("reasoning", json!("hm")),
+            ("finish_reason", json!("length")),
+            ("prompt_tokens", json!(4)),
+            ("cached_tokens", json!(3)),
+            ("generated_tokens", json!(2)),
+        ] {
+            assert_eq!(json[key], value, "{key}");
+        }
+        assert_eq!(json["chunk_report"]["chunks"].as_array().map(Vec::len), Some(1));
+    }
+
+    #[test]
     fn the_stats_line_has_prompt_first_token_speed_and_reason() {
         let stats = Stats {
             prompt_tokens: 412,

@@ -1,7 +1,7 @@
 //! Texts from files and pipes.
 
 use std::fs::File;
-use std::io::{BufRead, ErrorKind, IsTerminal, Read, stdin};
+use std::io::{BufRead, ErrorKind, IsTerminal, Read, Seek, stdin};
 use std::path::Path;
 use std::sync::mpsc;
 use std::thread;
@@ -78,6 +78,8 @@ pub(crate) fn read_stdin() -> Result<String, CliError> {
 pub(crate) enum Piped {
     /// A terminal or `/dev/null`: nobody sends anything.
     Nothing,
+    /// A file that another command reads from.
+    OfALoop,
     /// A pipe or a file without text.
     Empty,
     Text(String),
@@ -90,6 +92,9 @@ pub(crate) enum Piped {
 pub(crate) fn piped(patience: Duration) -> Result<Piped, CliError> {
     if stdin().is_terminal() || is_device() {
         return Ok(Piped::Nothing);
+    }
+    if is_list_of_a_loop() {
+        return Ok(Piped::OfALoop);
     }
     let (begun, has_begun) = mpsc::channel();
     // If the pipe stays silent, this thread ends with the process.
@@ -107,19 +112,40 @@ pub(crate) fn piped(patience: Duration) -> Result<Piped, CliError> {
     Ok(if text.trim().is_empty() { Piped::Empty } else { Piped::Text(text) })
 }
 
+/// What is said if stdin is not read because of [`is_list_of_a_loop`].
+pub(crate) const LEFT_TO_LOOP: &str =
+    "stdin is not read: another command has begun to read that file";
+
+/// Whether stdin is a file that another command reads from, as in `while read`. The shell leaves the
+/// position behind the line that it has read.
+pub(crate) fn is_list_of_a_loop() -> bool {
+    let Some(mut file) = stdin_file() else { return false };
+    let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
+    is_file && file.stream_position().is_ok_and(|position| position > 0)
+}
+
 /// Whether stdin is a device such as `/dev/null`.
 #[cfg(unix)]
 fn is_device() -> bool {
-    use std::os::fd::AsFd;
     use std::os::unix::fs::FileTypeExt;
-    let file = stdin().as_fd().try_clone_to_owned().map(File::from);
-    let metadata = file.and_then(|file| file.metadata());
-    metadata.is_ok_and(|metadata| metadata.file_type().is_char_device())
+    let metadata = stdin_file().and_then(|file| file.metadata().ok());
+    metadata.is_some_and(|metadata| metadata.file_type().is_char_device())
+}
+
+#[cfg(unix)]
+fn stdin_file() -> Option<File> {
+    use std::os::fd::AsFd;
+    stdin().as_fd().try_clone_to_owned().map(File::from).ok()
 }
 
 #[cfg(not(unix))]
 fn is_device() -> bool {
     false
+}
+
+#[cfg(not(unix))]
+fn stdin_file() -> Option<File> {
+    None
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use weft_core::model::Model;
 use weft_core::weights::Forms;
 use weft_cuda::Launches;
 
-use crate::args::{CacheArgs, DeviceKind, Kernels, ModelArgs};
+use crate::args::{CacheArgs, DeviceArgs, DeviceKind, Kernels, ModelArgs};
 use crate::error::CliError;
 use crate::models;
 use crate::size;
@@ -68,7 +68,7 @@ pub(crate) fn load_after(
     cache: &CacheArgs,
     check: impl FnOnce(&Model) -> Result<(), CliError>,
 ) -> Result<Loaded, CliError> {
-    wanted_launches(args.device, args.kernels)?;
+    wanted_launches(&args.device)?;
     let _shown = args.bars().begin();
     let model = open(None, args)?;
     check(&model)?;
@@ -93,15 +93,17 @@ pub(crate) fn load_model(
     cache: &CacheArgs,
 ) -> Result<Loaded, CliError> {
     let start = Instant::now();
-    let launches = wanted_launches(args.device, args.kernels)?;
+    let launches = wanted_launches(&args.device)?;
     let options = match launches {
         Some(launches) => options(args).device(DeviceChoice::Cuda).launches(launches),
-        None if args.kernels == Kernels::Reference => options(args).device(DeviceChoice::Reference),
+        None if args.device.kernels == Kernels::Reference => {
+            options(args).device(DeviceChoice::Reference)
+        }
         None => options(args).device(DeviceChoice::Cpu),
     };
     let mut llm = tiers::keep(with_room(options, cache), cache).load(model)?;
     llm.take_warnings().iter().for_each(|warning| terminal::warn(warning));
-    let no_gpu = args.device == DeviceKind::Auto && launches.is_none();
+    let no_gpu = args.device.kind == DeviceKind::Auto && launches.is_none();
     let no_gpu = if no_gpu && weft_cuda::probe().is_err() { " (no CUDA device)" } else { "" };
     let line = if terminal::is_verbose() {
         describe(&llm, no_gpu, start)
@@ -124,7 +126,7 @@ fn banner(args: &ModelArgs, llm: &Llm, start: Instant) -> String {
     let device = device.split(" (").next().unwrap_or_default();
     let failed = match llm.tested() {
         Tested::Failed(_) => " · SELF-TEST FAILED",
-        Tested::Passed(_) | Tested::NotNeeded => "",
+        Tested::Passed(_) | Tested::Earlier | Tested::NotNeeded => "",
     };
     format!("{name}{form} · {device}{failed} · {:.1} s", start.elapsed().as_secs_f64())
 }
@@ -133,13 +135,15 @@ fn banner(args: &ModelArgs, llm: &Llm, start: Instant) -> String {
 fn describe(llm: &Llm, no_gpu: &str, start: Instant) -> String {
     let tested = match llm.tested() {
         Tested::Passed(passed) => format!(" · self-test {}", size::time_ms(passed.time_ms())),
+        Tested::Earlier => " · self-test passed earlier".to_owned(),
         Tested::Failed(_) => " · SELF-TEST FAILED".to_owned(),
         Tested::NotNeeded => String::new(),
     };
+    let details = llm.device_details().map_or_else(String::new, |text| format!(" ({text})"));
     let MemoryPlan { limits, need, .. } = llm.memory();
     let config = llm.config();
     format!(
-        "{} {} · {}{no_gpu}{tested} · {} of weights + {} of KV + {} of scratch = {}, context {} · \
+        "{} {} · {}{details}{no_gpu}{tested} · {} of weights + {} of KV + {} of scratch = {}, context {} · \
          loaded in {:.1} s",
         config.family,
         size::count(weft_core::weights::parameters(config)),
@@ -159,7 +163,7 @@ fn options(args: &ModelArgs) -> Options {
     if let Some(context) = args.ctx_size {
         options = options.context(context);
     }
-    if let Some(threads) = args.threads {
+    if let Some(threads) = args.device.threads {
         options = options.threads(threads);
     }
     options
@@ -189,19 +193,16 @@ pub(crate) fn memory(
 
 /// How the GPU launches ops. `None` if the flags ask for another device, or if they leave the
 /// choice and there is no GPU.
-pub(crate) fn wanted_launches(
-    device: DeviceKind,
-    kernels: Kernels,
-) -> Result<Option<Launches>, CliError> {
-    let launches = match kernels {
+pub(crate) fn wanted_launches(wanted: &DeviceArgs) -> Result<Option<Launches>, CliError> {
+    let launches = match wanted.kernels {
         Kernels::Reference => return Ok(None),
         Kernels::Ops => Launches::Ops,
         Kernels::Persistent => Launches::Persistent,
         Kernels::Graph => Launches::Graph,
         Kernels::Auto => Launches::Auto,
     };
-    let must = device == DeviceKind::Cuda || kernels != Kernels::Auto;
-    if device == DeviceKind::Cpu {
+    let must = wanted.kind == DeviceKind::Cuda || wanted.kernels != Kernels::Auto;
+    if wanted.kind == DeviceKind::Cpu {
         let message =
             "--kernels persistent, graph and ops need a CUDA device; leave out --device cpu";
         return if must { Err(CliError::Gpu(message.to_owned())) } else { Ok(None) };

@@ -4,13 +4,14 @@ use std::io::IsTerminal;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+use indicatif::{DecimalBytes, ProgressBar, ProgressStyle};
 use weft::{Event, Progress};
 use weft_server::{LoadProgress, LoadStage};
 
 use crate::terminal;
 
-const TEMPLATE: &str = "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
+const TEMPLATE: &str =
+    "{msg} {wide_bar} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}";
 
 /// How often the bar is drawn before it is known how much there is to load.
 const TICK: Duration = Duration::from_millis(100);
@@ -148,10 +149,10 @@ impl Bar {
         if self.is_terminal {
             self.bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
         } else if have_bytes > 0 {
-            let (have, size) = (HumanBytes(have_bytes), HumanBytes(size_bytes));
+            let (have, size) = (DecimalBytes(have_bytes), DecimalBytes(size_bytes));
             self.line(&format!("fetching {file} ({size}, resuming at {have})"));
         } else {
-            self.line(&format!("fetching {file} ({})", HumanBytes(size_bytes)));
+            self.line(&format!("fetching {file} ({})", DecimalBytes(size_bytes)));
         }
     }
 }
@@ -177,7 +178,7 @@ impl Bar {
             Event::Finished { file, size_bytes } => {
                 self.bar.finish_and_clear();
                 if self.is_terminal {
-                    eprintln!("fetched {file} ({})", HumanBytes(size_bytes));
+                    eprintln!("fetched {file} ({})", DecimalBytes(size_bytes));
                 }
             }
             _ => {}

@@ -18,11 +18,17 @@ use crate::args::{Cli, Command};
 use crate::commands::sampling;
 use crate::error::CliError;
 use crate::models;
+use crate::terminal;
 
 /// Commands that must work with a broken config file: they explain or repair it.
 const WITHOUT_FILE: [&str; 3] = ["config", "help", "completions"];
 /// Flags that must work too.
 const HELP: [&str; 4] = ["-h", "--help", "-V", "--version"];
+
+/// The beginning of all variables.
+const PREFIX: &str = "WEFT_";
+/// Variables that are no flags.
+const OTHER_VARIABLES: [&str; 3] = ["WEFT_CONFIG", weft_cpu::ISA_VARIABLE, "WEFT_KERNEL_CACHE"];
 
 /// Parses the command line, the environment and the config file.
 pub(crate) fn parse() -> Result<Cli, CliError> {
@@ -33,7 +39,28 @@ pub(crate) fn parse() -> Result<Cli, CliError> {
             .take_while(|arg| *arg != "--")
             .any(|arg| HELP.iter().any(|help| arg == help));
     let file = if is_free { Vec::new() } else { read_file()? };
+    for (set, near) in misspelt(std::env::vars_os().map(|(name, _)| name)) {
+        terminal::warn(&format!(
+            "{set} is set, but weft has no such variable; did you mean {near}?"
+        ));
+    }
     parse_from(args, &file, &|name| std::env::var_os(name))
+}
+
+/// Variables that are nearly those of a flag, each with the right one. Others, such as those of
+/// scripts around weft, are none of its business.
+fn misspelt(names: impl Iterator<Item = OsString>) -> Vec<(String, String)> {
+    const MOST_MORE_LETTERS: usize = 2;
+    let key = |name: &str| Some(name.strip_prefix(PREFIX)?.to_ascii_lowercase().replace('_', "-"));
+    let mut known: Vec<String> = keys().into_keys().collect();
+    known.extend(OTHER_VARIABLES.into_iter().filter_map(key));
+    let near = |name: String| {
+        let key = key(&name).filter(|key| !known.contains(key))?;
+        let near = models::nearest_of(&key, known.iter().cloned())?;
+        let is_near = near.len().abs_diff(key.len()) <= MOST_MORE_LETTERS;
+        is_near.then(|| (name, variable(&near)))
+    };
+    names.filter_map(|name| name.into_string().ok()).filter_map(near).collect()
 }
 
 /// The settings of the config file; none if there is no file.
@@ -160,7 +187,7 @@ fn is_list(arg: &clap::Arg) -> bool {
 
 /// The environment variable of a flag.
 pub(crate) fn variable(key: &str) -> String {
-    format!("WEFT_{}", key.to_ascii_uppercase().replace('-', "_"))
+    format!("{PREFIX}{}", key.to_ascii_uppercase().replace('-', "_"))
 }
 
 /// Flags that only a command line may set: they say what one call is about. Above all, a line in a

@@ -45,6 +45,10 @@ fn text(name: Option<String>, word: &str, text: String) -> Result<Source, CliErr
 pub(crate) fn piped(quiet: bool) -> Result<Option<Source>, CliError> {
     match input::piped(PATIENCE)? {
         Piped::Nothing => Ok(None),
+        Piped::OfALoop => {
+            terminal::note(quiet, input::LEFT_TO_LOOP);
+            Ok(None)
+        }
         Piped::Empty => Err(CliError::Usage(
             "stdin is empty; check the command that writes to it, or give `</dev/null` to ask \
              without a document"

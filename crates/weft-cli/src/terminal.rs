@@ -93,7 +93,7 @@ pub(crate) fn waiting_bar(what: &'static str) -> ProgressBar {
 
 /// Gives a waiting bar its length in bytes.
 pub(crate) fn show_bytes(bar: &ProgressBar, total: u64) {
-    bar.set_style(bar_style("{bytes}/{total_bytes}"));
+    bar.set_style(bar_style("{decimal_bytes}/{decimal_total_bytes}"));
     bar.set_length(total);
     bar.reset_eta();
 }

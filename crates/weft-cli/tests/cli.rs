@@ -407,6 +407,9 @@ fn show_prints_the_true_shape() {
     assert_eq!(json["parameters"].as_u64(), Some(700 * 32 + 2 * layer + 32));
     assert_eq!(json["kv_bytes_per_token"].as_u64(), Some(2 * 2 * 32 * 4));
     assert_eq!((json["heads"].as_u64(), json["kv_heads"].as_u64()), (Some(4), Some(2)));
+    // Two contexts of 512 tokens, and 32 pages of 64 rows more.
+    assert_eq!(json["kv_page_bytes"].as_u64(), Some((2 * 512 + 32 * 64) * 2 * 2 * 32 * 4));
+    assert!(json["memory_bytes"].as_u64() > json["kv_page_bytes"].as_u64());
     let text = output(weft(&["show", model().to_str().unwrap()])).1;
     assert!(text.contains("4 query, 2 key/value, of 16") && text.contains("memory"), "{text}");
     assert_eq!(json["kv_bytes_per_1k_tokens"].as_u64(), Some(1024 * 2 * 2 * 32 * 4));

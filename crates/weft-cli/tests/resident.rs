@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -65,6 +66,21 @@ impl Home {
             std::thread::sleep(Duration::from_millis(10));
         }
         server
+    }
+}
+
+impl Home {
+    /// Asks a server by HTTP, as any client would.
+    fn get(&self, server: &Server, path: &str) -> Value {
+        let servers: Value = serde_json::from_str(&self.run(&["ps", "--json"]).1).unwrap();
+        let all = servers.as_array().unwrap();
+        let ours = all.iter().find(|found| found["pid"] == server.child.id()).unwrap();
+        let mut stream = TcpStream::connect(ours["address"].as_str().unwrap()).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap()
     }
 }
 
@@ -182,6 +198,13 @@ fn chunks_of_commands_and_of_the_server_are_the_same() {
     let asked = home.run(&["ask", "--context", "nusonix", "--stats", QUESTION]);
     assert!(is_resident(&asked) && asked.1.contains("Vubegok"), "{}{}", asked.1, asked.2);
     assert!(asked.2.contains("cached") && asked.2.contains("nusonix"), "{}", asked.2);
+    // The server pins what a command pins.
+    for command in ["pin", "unpin"] {
+        assert_eq!(home.run(&["chunk", command, "nusonix"]).0, 0);
+        let chunks = home.get(&server, "/v1/chunks");
+        let is_pinned = chunks["data"][0]["pinned"] == true;
+        assert_eq!(is_pinned, command == "pin", "{command}: {chunks}");
+    }
     // Registered by a process that has loaded the model itself.
     home.run(&["chunk", "add", "krogaste.txt", "--name", "ship", "--no-resident"]);
     let asked = home.run(&["ask", "--context", "ship", "Who is the captain of the Krogaste?"]);
@@ -308,7 +331,8 @@ fn ps_lists_servers_and_stop_ends_one() {
     let (code, log) = server.end();
     assert!(code == 0 && log.contains("finishing"), "{code} {log}");
     assert_eq!(fs::read_dir(home.sockets()).unwrap().count(), 1);
-    assert_eq!(home.run(&["stop"]).0, 0);
+    // A name is found in any case.
+    assert_eq!(home.run(&["stop", "Weft-Tiny"]).0, 0);
     other.end();
     assert_eq!(fs::read_dir(home.sockets()).unwrap().count(), 0);
 }

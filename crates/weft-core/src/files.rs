@@ -1,10 +1,14 @@
-//! Reads untrusted files with a limit on their size, and keeps the files of private folders.
+//! Reads untrusted files with a limit on their size, keeps the files of private folders, and writes
+//! files that are seen whole or not at all.
 
-use std::fs::File;
-use std::io::{Read, Result, Write};
-use std::path::Path;
+use std::fs::{self, File};
+use std::hash::{BuildHasher, RandomState};
+use std::io::{Error, ErrorKind, Read, Result, Write};
+use std::path::{Path, PathBuf};
 
-use crate::store::platform::{check_ours, create_private_folder, open_regular, sync_folder};
+use crate::store::platform::{
+    check_ours, create_private_file, create_private_folder, open_regular, sync_folder,
+};
 use crate::store::temp::TempFile;
 
 /// Reads a file of at most `limit` bytes; `None` if it has more. It does not rely on the reported
@@ -41,9 +45,82 @@ pub fn write_private(path: &Path, parts: &[&[u8]]) -> Result<()> {
     sync_folder(folder)
 }
 
+/// A file that is being written. [`NewFile::commit`] gives it its name, so readers see all of it or
+/// what was there before. If it is dropped without that, nothing is left.
+pub struct NewFile {
+    file: File,
+    temporary: PathBuf,
+    path: PathBuf,
+}
+
+impl NewFile {
+    /// Creates a file with the permissions that new files have.
+    pub fn create(path: &Path) -> Result<Self> {
+        Self::new(path, |temporary| File::create_new(temporary))
+    }
+
+    /// Creates a file that only its owner can read.
+    pub fn create_private(path: &Path) -> Result<Self> {
+        Self::new(path, create_private_file)
+    }
+
+    fn new(path: &Path, create: impl Fn(&Path) -> Result<File>) -> Result<Self> {
+        if path.exists() && !path.is_file() {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                "not a file, so weft does not replace it",
+            ));
+        }
+        // A link is followed, so that it stays a link.
+        let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let temporary = beside(&path, "tmp");
+        Ok(Self { file: create(&temporary)?, temporary, path })
+    }
+
+    /// Gives the file its name, after everything that was written is on disk.
+    pub fn commit(self) -> Result<()> {
+        self.file.sync_all()?;
+        fs::rename(&self.temporary, &self.path)?;
+        sync_folder(folder_of(&self.path))
+    }
+}
+
+impl Write for NewFile {
+    fn write(&mut self, bytes: &[u8]) -> Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        // After a commit it does not exist.
+        let _ = fs::remove_file(&self.temporary);
+    }
+}
+
+/// A hidden name beside a path, for what will replace it. Nobody else can guess it, so nobody can
+/// have taken it before.
+pub(crate) fn beside(path: &Path, ending: &str) -> PathBuf {
+    let number = RandomState::new().hash_one(std::process::id());
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    folder_of(path).join(format!(".{name}.{number:016x}.{ending}"))
+}
+
+/// The folder that a path lies in.
+pub(crate) fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    }
+}
+
 #[cfg(all(test, unix))]
 mod tests {
-    use std::fs::{self, Permissions};
+    use std::fs::Permissions;
     use std::os::unix::fs::{PermissionsExt, symlink};
     use std::process::Command;
 
@@ -65,6 +142,30 @@ mod tests {
             assert!(error.to_string().contains("not a file"), "{name}: {error}");
         }
         assert!(open_regular(Path::new("/dev/null")).is_err());
+    }
+
+    #[test]
+    fn a_new_file_is_seen_whole_or_not_at_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let names = || fs::read_dir(folder.path()).unwrap().count();
+        fs::write(path("file"), "old").unwrap();
+        symlink(path("file"), path("link")).unwrap();
+        let mut dropped = NewFile::create(&path("file")).unwrap();
+        dropped.write_all(b"half").unwrap();
+        assert_eq!((fs::read(path("file")).unwrap(), names()), (b"old".to_vec(), 3));
+        drop(dropped);
+        assert_eq!((fs::read(path("file")).unwrap(), names()), (b"old".to_vec(), 2));
+        let mut whole = NewFile::create_private(&path("link")).unwrap();
+        whole.write_all(b"new").unwrap();
+        whole.commit().unwrap();
+        assert_eq!((fs::read(path("file")).unwrap(), names()), (b"new".to_vec(), 2));
+        assert!(path("link").is_symlink());
+        assert_eq!(fs::metadata(path("file")).unwrap().permissions().mode() & 0o777, 0o600);
+        for other in [folder.path(), Path::new("/dev/null")] {
+            let error = NewFile::create(other).err().unwrap();
+            assert!(error.to_string().contains("not a file"), "{error}");
+        }
     }
 
     #[test]

@@ -55,6 +55,15 @@ impl ReasoningStream {
         parts
     }
 
+    /// Splits a complete answer.
+    pub fn split(mut self, text: &str) -> Parts {
+        let mut parts = self.push(text);
+        let rest = self.finish();
+        parts.reasoning.push_str(&rest.reasoning);
+        parts.answer.push_str(&rest.answer);
+        parts
+    }
+
     /// Ends the answer, and returns the text that was held back.
     pub fn finish(&mut self) -> Parts {
         let rest = std::mem::take(&mut self.held);
@@ -132,6 +141,17 @@ mod tests {
         pieces.iter().for_each(|piece| add(stream.push(piece)));
         add(stream.finish());
         (all.reasoning, all.answer)
+    }
+
+    #[test]
+    fn a_complete_answer_has_what_a_stream_would_hold_back() {
+        let split = |prompt: &str, text: &str| {
+            let Parts { reasoning, answer } = ReasoningStream::after(prompt).split(text);
+            (reasoning, answer)
+        };
+        assert_eq!(split("", "<thi"), (String::new(), "<thi".to_owned()));
+        assert_eq!(split("<think>", "hm </thi"), ("hm </thi".to_owned(), String::new()));
+        assert_eq!(split("", "<think>a</think>b"), ("a".to_owned(), "b".to_owned()));
     }
 
     #[test]

@@ -99,7 +99,7 @@ fn decode(
         device.decode(&ops, &Step { lanes: &lanes }, &drawn, AHEAD - 1 - n)?;
         for (lane, sampler) in samplers.iter_mut().enumerate() {
             next[lane] = device.chosen(lane).ok_or("a token was left to the host")?;
-            sampler.accept(next[lane]);
+            sampler.accept(next[lane])?;
         }
         said.extend_from_slice(&next);
     }

@@ -68,7 +68,7 @@ fn answer(
         for (lane, sampler) in samplers.iter_mut().enumerate() {
             next[lane] = match device.chosen(lane) {
                 Some(token) => {
-                    sampler.accept(token);
+                    sampler.accept(token)?;
                     token
                 }
                 None if on_gpu => return Err("the GPU left a token to the host".into()),

@@ -3,12 +3,14 @@
 //!
 //!     cargo run -p weft-cuda --example emulation -- headers '{"model_type": "qwen3", ...}' plain 8 folder
 //!     cargo run -p weft-cuda --example emulation -- check '{"model_type": "qwen3", ...}' plain dump...
+//!     cargo run -p weft-cuda --example emulation -- constants qwen3-8b int4 132 folder
 //!
 //! The model is a named shape, or the text of a config.json; then its forms (see `coded`). `headers`
 //! writes `generated/*.cuh` into a folder, for a GPU of so many multiprocessors, of which each has as
 //! much shared memory as an H100's.
 //! `check` reads dumps of `harness.cpp`: every op, on the inputs that the kernel had, must give what
-//! the reference gives, within the bounds of `tests/parity.rs`.
+//! the reference gives, within the bounds of `tests/parity.rs`. `constants` writes the headers of a
+//! model all of whose matrices are plain, or int4 or int8, for `bench/gpu/decode.cu`.
 
 use std::error::Error;
 use std::path::Path;
@@ -22,9 +24,9 @@ use weft_core::plan::{Op, plan};
 use weft_core::reference::Reference;
 use weft_core::shapes;
 use weft_core::weights::{
-    CodedRow, Form, Forms, LayerTensor, Tensor, TensorShape, Weights, WeightsError,
+    Coded, CodedRow, Form, Forms, LayerTensor, Tensor, TensorShape, Weights, WeightsError,
 };
-use weft_cuda::{Chip, packed_matrices, program};
+use weft_cuda::{Chip, packed_matrices, sources};
 use weft_testing::Work;
 use weft_testing::forms::{self, Mixed};
 use weft_testing::parity::{Noise, assert_close, assert_shares_close};
@@ -50,7 +52,11 @@ fn main() -> Result<(), Box<dyn Error>> {
                 checked.map_err(|error| format!("{path}: {error}").into())
             })
         }
-        _ => Err("`headers` or `check` and what they take are wanted, see the source".into()),
+        ["constants", model, form, n_sms, folder] => {
+            write_constants(&config(model)?, form, n_sms.parse()?, folder)
+        }
+        _ => Err("`headers`, `check` or `constants` and what they take are wanted, see the source"
+            .into()),
     }
 }
 
@@ -79,6 +85,56 @@ fn coded(config: &Config, name: &str) -> Result<Option<Mixed>, Box<dyn Error>> {
     })
 }
 
+/// Weights of one form, without values.
+struct Formed(Form);
+
+impl Weights for Formed {
+    fn read(&self, _: Tensor, _: &mut dyn FnMut(usize, &[f32])) -> Result<(), WeightsError> {
+        Ok(())
+    }
+
+    fn form(&self, tensor: Tensor) -> Form {
+        let config = shapes::config("qwen3-0.6b").expect("it is a named shape");
+        if tensor.shape(&config).len() == 2 { self.0 } else { Form::Plain }
+    }
+
+    fn fingerprint(&self) -> [u8; 32] {
+        [0; 32]
+    }
+}
+
+/// Writes the headers of a model whose matrices have one form.
+fn write_constants(
+    config: &Config,
+    form: &str,
+    n_sms: usize,
+    folder: &str,
+) -> Result<(), Box<dyn Error>> {
+    let form = match form {
+        "plain" => Form::Plain,
+        "int4" => Form::Coded(Coded::int(4)),
+        "int8" => Form::Coded(Coded::int(8)),
+        other => return Err(format!("{other} is none of plain, int4 and int8").into()),
+    };
+    let chip = Chip { n_sms, ..Chip::HOPPER };
+    write_generated(config, &Forms::of(&Formed(form), config), chip, Path::new(folder))
+}
+
+/// Writes `generated/*.cuh`.
+fn write_generated(
+    config: &Config,
+    forms: &Forms,
+    chip: Chip,
+    folder: &Path,
+) -> Result<(), Box<dyn Error>> {
+    let generated = |(name, _): &(String, String)| name.starts_with("generated/");
+    std::fs::create_dir_all(folder.join("generated"))?;
+    for (name, text) in sources(config, forms, chip)?.into_iter().filter(generated) {
+        std::fs::write(folder.join(name), text)?;
+    }
+    Ok(())
+}
+
 /// Writes the headers; for a coded model also its matrices, each after its length.
 fn write_headers(
     config: &Config,
@@ -87,12 +143,8 @@ fn write_headers(
     folder: &str,
 ) -> Result<(), Box<dyn Error>> {
     let (chip, folder) = (Chip { n_sms, has_warpgroups: false, ..Chip::HOPPER }, Path::new(folder));
-    let generated = |(name, _): &(String, String)| name.starts_with("generated/");
-    std::fs::create_dir_all(folder.join("generated"))?;
     let forms = coded.as_ref().map_or_else(Forms::default, |weights| Forms::of(weights, config));
-    for (name, text) in program(config, &forms, chip, true)?.files.into_iter().filter(generated) {
-        std::fs::write(folder.join(name), text)?;
-    }
+    write_generated(config, &forms, chip, folder)?;
     let Some(weights) = coded else { return Ok(()) };
     let matrices = packed_matrices(config, &weights, chip)?;
     let with_length = |bytes: Vec<u8>| [&(bytes.len() as u64).to_le_bytes(), &bytes[..]].concat();

@@ -5,9 +5,10 @@
 
 use weft_core::weights::Forms;
 
-use crate::driver::{self, Launch, Memory};
+use crate::compile_jobs::Job;
+use crate::driver::{self, Launch, Memory, Module};
 use crate::error::CudaError;
-use crate::{compile, kernels};
+use crate::kernels::{self, Stage};
 
 /// Bytes that a block reads at once.
 pub(crate) const READ_PIECE: usize = 16 << 10;
@@ -21,10 +22,10 @@ pub fn read_bandwidth(bytes: usize, passes: usize) -> Result<Vec<f64>, CudaError
     let gpu = driver::open(0)?;
     // The constants of any small model will do: the kernel uses none of them.
     let shape = weft_core::shapes::config("qwen3-0.6b").expect("a named shape");
-    let program = kernels::program(&shape, &Forms::default(), gpu.facts.chip, false)?;
-    let cubin = compile::cubin(&program, &gpu.facts.arch())?;
-    let module = gpu.load(&cubin)?;
-    let kernel = module.kernel("read_memory", 0)?;
+    let modules = kernels::modules(&shape, &Forms::default(), gpu.facts.chip, false)?;
+    let module = modules.into_iter().find(|module| module.stage == Stage::Measurement);
+    let program = module.expect("there is one").program;
+    let kernel = Module::new(&gpu, &Job::new(program, &gpu.facts.arch())?).kernel("read_memory", 0);
     let blocks = gpu.facts.chip.n_sms * BLOCKS_PER_SM;
     let buffer = Memory::new(&gpu, "measuring the bandwidth", bytes.next_multiple_of(READ_PIECE))?;
     let folded = Memory::new(&gpu, "measuring the bandwidth", blocks * THREADS * 4)?;

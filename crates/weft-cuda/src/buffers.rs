@@ -8,7 +8,7 @@ use weft_core::device::{Buffer, Limits};
 
 use crate::driver::{Address, Gpu, Memory};
 use crate::error::CudaError;
-use crate::shape::{SQUARE, Shape, padded};
+use crate::shape::{SQUARE, Shape, laid_bytes, padded};
 use crate::tables::{FEW, SEVERAL, max_cells, max_partials};
 
 /// Rows of activations, bf16 \[tokens\]\[stride\]; columns beyond the width stay zero.
@@ -42,6 +42,11 @@ impl Activations {
 
     pub(crate) fn address(&self) -> Address {
         self.memory.address()
+    }
+
+    /// Columns, padded.
+    pub(crate) fn stride(&self) -> usize {
+        self.stride
     }
 
     /// Where a token's row lies.
@@ -109,6 +114,11 @@ pub(crate) fn sent_row(dim: usize) -> usize {
     dim + dim / 16
 }
 
+/// Bytes of all pages of one layer, as warpgroups read them.
+pub(crate) fn laid_pages(config: &Config, limits: &Limits) -> usize {
+    limits.pages * config.kv_heads * laid_bytes(config.head_dim.next_multiple_of(32))
+}
+
 /// All buffers of a step.
 pub(crate) struct Buffers {
     /// The residual stream.
@@ -120,6 +130,11 @@ pub(crate) struct Buffers {
     pub(crate) v: Activations,
     pub(crate) a: Activations,
     pub(crate) h: Activations,
+    /// Sums of a product's input over the runs of its columns, if some matrix needs them: f32
+    /// \[tokens / 64\]\[unit\]\[run\]\[64\]
+    pub(crate) run_sums: Memory,
+    /// The pages of one layer as warpgroups read them: \[page\]\[KV head\]\[keys, values\]
+    pub(crate) laid: Memory,
     /// f32 \[outputs\]\[vocab\]
     pub(crate) logits: Memory,
     /// Parts of attention that blocks of one launch pass to one another: f32
@@ -165,6 +180,8 @@ impl Buffers {
             v: rows(config.kv_width())?,
             a: multiplied(config.q_width())?,
             h: multiplied(config.intermediate)?,
+            run_sums: scratch(shape.matrices.run_sums_bytes(config, tokens).max(16))?,
+            laid: scratch(if shape.attends_tiled() { laid_pages(config, limits) } else { 16 })?,
             logits: Memory::new(gpu, "logits", limits.step_outputs.max(FEW) * config.vocab * 4)?,
             sent,
             sent_cells,

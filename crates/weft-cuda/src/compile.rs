@@ -5,9 +5,12 @@
 //! to; a cache that cannot be written is not an error. This file does not know what the kernels
 //! compute.
 
-use std::ffi::{CString, c_char};
+use std::ffi::{CString, c_char, c_int, c_void};
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use cudarc::nvrtc::{result, sys};
 use sha2::{Digest, Sha256};
@@ -36,22 +39,23 @@ pub struct Compiled {
 /// says so, because two kernels must round alike.
 const OPTIONS: [&str; 4] = ["-std=c++17", "-fmad=false", "-default-device", "--ptxas-options=-v"];
 
-/// Compiles kernels in parallel on all cores; the machine code is the same. Earlier compilers may
-/// not have this option.
-const SPLIT: &str = "--split-compile=0";
-const SPLITS_SINCE: i32 = 13;
-
-/// All options, for a compiler of a major version.
-fn options(arch: &str, major: i32) -> Vec<String> {
-    let split = (major >= SPLITS_SINCE).then(|| SPLIT.to_owned());
-    std::iter::once(format!("--gpu-architecture={arch}"))
-        .chain(OPTIONS.map(str::to_owned))
-        .chain(split)
-        .collect()
+/// All options.
+fn options(arch: &str) -> Vec<String> {
+    let arch = format!("--gpu-architecture={arch}");
+    std::iter::once(arch).chain(OPTIONS.map(str::to_owned)).collect()
 }
 
-/// Checks that the compiler is installed; the error says how to install it.
+/// The compiler's version; if there is no compiler, the error says how to install it.
 pub(crate) fn version() -> Result<(i32, i32), CudaError> {
+    // Opening and closing a library of this size takes long enough to do it once.
+    static FOUND: OnceLock<(i32, i32)> = OnceLock::new();
+    if let Some(version) = FOUND.get() {
+        return Ok(*version);
+    }
+    find().map(|version| *FOUND.get_or_init(|| version))
+}
+
+fn find() -> Result<(i32, i32), CudaError> {
     let missing = || {
         CudaError::Unavailable(
             "libnvrtc was not found; install the CUDA toolkit, or `pip install nvidia-cuda-nvrtc` \
@@ -89,35 +93,31 @@ fn key(program: &Program, options: &[String], version: (i32, i32)) -> String {
     hex(&hash.finalize())
 }
 
-/// Compiles the program, or takes its cubin from the cache.
-pub(crate) fn cubin(program: &Program, arch: &str) -> Result<Vec<u8>, CudaError> {
-    let version = version()?;
-    let key = key(program, &options(arch, version.0), version);
-    let entry = cache_folder().map(|folder| folder.join(format!("{key}.cubin")));
-    if let Some(cubin) = entry.as_deref().and_then(read_entry) {
-        return Ok(cubin);
-    }
-    let cubin = compile(program, arch)?.cubin;
-    if let Some(entry) = entry {
-        // If it fails, the next start only compiles again.
-        let _ = write_entry(&entry, &cubin);
-    }
-    Ok(cubin)
+/// The name of the cubin of a program for an architecture, by the compiler that is installed.
+pub(crate) fn key_for(program: &Program, arch: &str) -> Result<String, CudaError> {
+    Ok(key(program, &options(arch), version()?))
+}
+
+/// Where the cache has a file.
+pub(crate) fn entry(name: &str) -> Option<PathBuf> {
+    cache_folder().map(|folder| folder.join(name))
 }
 
 /// Compiles for an architecture.
 pub fn compile(program: &Program, arch: &str) -> Result<Compiled, CudaError> {
-    let (major, _) = version()?;
+    version()?;
     let failed = |log: String| CudaError::Compile { arch: arch.to_owned(), log };
     let c_string =
         |text: &str| CString::new(text).map_err(|_| failed("a zero byte in the source".to_owned()));
     let source = c_string(&program.source)?;
     let files = program.files.iter().map(|(name, text)| Ok((c_string(name)?, c_string(text)?)));
     let files: Vec<(CString, CString)> = files.collect::<Result<_, CudaError>>()?;
+    let _running = Running::begin().ok_or_else(|| failed("the process is ending".to_owned()))?;
     let program = create(&source, &files).map_err(|error| failed(error.to_string()))?;
     // SAFETY: the program was just made, and is destroyed once, at the end.
     unsafe {
-        let compiled = result::compile_program(program, &options(arch, major));
+        watch(program);
+        let compiled = result::compile_program(program, &options(arch));
         let report = result::get_program_log(program).unwrap_or_default();
         let report: Vec<u8> = report.iter().map(|c| *c as u8).take_while(|c| *c != 0).collect();
         let report = String::from_utf8_lossy(&report).into_owned();
@@ -125,6 +125,85 @@ pub fn compile(program: &Program, arch: &str) -> Result<Compiled, CudaError> {
         let _ = result::destroy_program(program);
         let cubin = cubin.map_err(|error| failed(format!("{error}: {report}")))?;
         Ok(Compiled { cubin, report })
+    }
+}
+
+/// Compilers that run, and whether the process is ending.
+static RUNNING: Mutex<(usize, bool)> = Mutex::new((0, false));
+static ENDED: Condvar = Condvar::new();
+
+/// How long the end of the process waits for compilers, at most. They look for the end a few times a
+/// second, but not while they assign the registers of a kernel: up to some seconds, or longer if
+/// other programs need the cores.
+const END: Duration = Duration::from_secs(30);
+
+/// A compiler that runs.
+struct Running;
+
+impl Running {
+    /// None if the process is ending.
+    fn begin() -> Option<Self> {
+        let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        if running.1 {
+            return None;
+        }
+        running.0 += 1;
+        Some(Self)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        RUNNING.lock().unwrap_or_else(PoisonError::into_inner).0 -= 1;
+        ENDED.notify_all();
+    }
+}
+
+unsafe extern "C" {
+    fn atexit(call: extern "C" fn()) -> c_int;
+}
+
+/// Runs when the process ends: stops compilers and waits for them. The library takes down its own
+/// objects next, and a compiler that still used them would crash.
+extern "C" fn end() {
+    let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+    // It is registered several times, and waits once.
+    if !std::mem::replace(&mut running.1, true) {
+        let _ = ENDED.wait_timeout_while(running, END, |running| running.0 > 0);
+    }
+}
+
+/// The library calls it while it compiles: whether to stop.
+extern "C" fn stops(_: *mut c_void, _: *mut c_void) -> c_int {
+    end_first();
+    c_int::from(RUNNING.lock().unwrap_or_else(PoisonError::into_inner).1)
+}
+
+/// Makes `end` run before the library takes down the objects that it has made up to now. It makes
+/// most of them in its first compilation, so the first calls of this function count.
+fn end_first() {
+    const CALLS: usize = 256;
+    static CALLED: AtomicUsize = AtomicUsize::new(0);
+    if CALLED.fetch_add(1, Ordering::Relaxed) < CALLS {
+        // SAFETY: the function lives as long as the process, and running it twice does no harm.
+        unsafe { atexit(end) };
+    }
+}
+
+/// Has the library ask `stops` while it compiles. Earlier ones do not ask; then the end of the
+/// process waits until they are done.
+///
+/// # Safety
+/// The program was made and not yet destroyed.
+unsafe fn watch(program: sys::nvrtcProgram) {
+    type Callback = extern "C" fn(*mut c_void, *mut c_void) -> c_int;
+    type Set = unsafe extern "C" fn(sys::nvrtcProgram, Callback, *mut c_void) -> c_int;
+    end_first();
+    // SAFETY: the library's function of that name has this type.
+    unsafe {
+        if let Ok(set) = sys::culib().get::<Set>(b"nvrtcSetFlowCallback\0") {
+            set(program, stops, std::ptr::null_mut());
+        }
     }
 }
 
@@ -173,17 +252,17 @@ fn cache_folder() -> Option<PathBuf> {
 const MAX_ENTRY_BYTES: u64 = 256 << 20;
 
 /// An entry is the hash of the cubin, then the cubin.
-fn read_entry(path: &Path) -> Option<Vec<u8>> {
+pub(crate) fn read_entry(path: &Path) -> Option<Vec<u8>> {
     let entry = read_private(path, MAX_ENTRY_BYTES).ok()??;
     let (hash, cubin) = entry.split_at_checked(32)?;
     (Sha256::digest(cubin).as_slice() == hash).then(|| cubin.to_vec())
 }
 
-fn write_entry(path: &Path, cubin: &[u8]) -> std::io::Result<()> {
+pub(crate) fn write_entry(path: &Path, cubin: &[u8]) -> std::io::Result<()> {
     write_private(path, &[&Sha256::digest(cubin), cubin])
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -196,7 +275,7 @@ mod tests {
         let file = |name: &str, text: &str| (name.to_owned(), text.to_owned());
         let program =
             Program { source: "source".to_owned(), files: vec![file("a", "bc"), file("d", "e")] };
-        let key_of = |program: &Program, arch| key(program, &options(arch, 13), (13, 0));
+        let key_of = |program: &Program, arch| key(program, &options(arch), (13, 0));
         let same = key_of(&program, "sm_90a");
         let with = |source: &str, files: Vec<(String, String)>| {
             key_of(&Program { source: source.to_owned(), files }, "sm_90a")
@@ -208,7 +287,7 @@ mod tests {
             with("source", vec![file("ab", "c"), file("d", "e")]),
             with("source", vec![file("a", "bc")]),
             key_of(&program, "sm_80"),
-            key(&program, &options("sm_90a", 13), (13, 1)),
+            key(&program, &options("sm_90a"), (13, 1)),
         ];
         assert!(others.iter().all(|other| *other != same));
     }

@@ -83,6 +83,7 @@ pub(crate) fn header(config: &Config, shape: &Shape) -> String {
         ("SECTION_PAGES", tables::SECTION_PAGES),
         ("TILE_QUERIES", shape.tile_queries()),
         ("TILE_THREADS", ops::attend::TILE_THREADS),
+        ("LAY_THREADS", ops::attend::LAY_THREADS),
         ("VALUE_TOKENS", ops::rope_store::VALUE_TOKENS),
         ("VALUE_THREADS", ops::rope_store::VALUE_THREADS),
         ("SENT_ROW", buffers::sent_row(shape.dim)),
@@ -93,6 +94,34 @@ pub(crate) fn header(config: &Config, shape: &Shape) -> String {
         ("NOTHING", u32::from_ne_bytes([buffers::NOTHING; 4])),
     ]);
 
+    choosing(&mut to, config);
+
+    persistent_kernel(&mut to, config, shape);
+    to.0
+}
+
+/// The constants of the persistent kernel.
+fn persistent_kernel(to: &mut Header, config: &Config, shape: &Shape) {
+    to.title("The persistent kernel (persistent/).");
+    let memory = SharedMemory::new(config, shape, shape.chip.shared_bytes);
+    to.numbers([
+        ("PORTION_UNITS", persistent::PORTION_UNITS),
+        ("MOST_STAGES", persistent::MOST_STAGES),
+        ("X_UNIT_BYTES", persistent::X_UNIT_BYTES),
+        ("LONG_STAGE_BYTES", memory.stage_bytes()),
+        ("CODED_STRIP", memory.coded_strip()),
+    ]);
+    to.line("u32", "WHOLE_TOKENS", &persistent::WHOLE_TOKENS.to_string());
+    let units: Vec<String> = (1..=tables::FEW).map(|n| memory.x_units(n).to_string()).collect();
+    to.line("u32", &format!("X_UNITS[{}]", tables::FEW), &format!("{{{}}}", units.join(", ")));
+    to.line("u64", "PATIENCE_NS", &format!("{}ull", persistent::PATIENCE.as_nanos()));
+    to.words(&[("NOBODY", persistent::NOBODY)]);
+    to.choices("Chooses", &Chooses::ALL.map(|(name, value)| (name, value as u32)));
+    to.choices("OpKind", &OpKind::ALL.map(|(name, kind)| (name, kind as u32)));
+}
+
+/// Constants of the kernels that choose tokens.
+fn choosing(to: &mut Header, config: &Config) {
     to.title("Choosing tokens (sampling.rs).");
     to.numbers([
         ("SCORE_ROWS", sampling::SCORE_ROWS),
@@ -102,8 +131,12 @@ pub(crate) fn header(config: &Config, shape: &Shape) -> String {
         ("WIDE_THREADS", sampling::WIDE_THREADS),
         ("MOST_WIDE_ROWS", sampling::MOST_WIDE_ROWS),
         ("DIGITS", sampling::DIGITS),
+        ("MASK_WORDS", sampling::n_mask_words(config.vocab)),
+        ("WEIGHT_BLOCKS", sampling::WEIGHT_BLOCKS),
     ]);
     to.line("u32", "TOLD_STEPS", &sampling::TOLD_STEPS.to_string());
+    to.line("u32", "REPORT_WORDS", &sampling::REPORT_WORDS.to_string());
+    to.line("u64", "MASK_PATIENCE_NS", &format!("{}ull", sampling::MASK_PATIENCE.as_nanos()));
     to.words(&[
         ("DECLINED", sampling::DECLINED),
         ("CHOSEN", sampling::CHOSEN),
@@ -111,26 +144,11 @@ pub(crate) fn header(config: &Config, shape: &Shape) -> String {
         ("ADJUSTED", sampling::ADJUSTED),
         ("FOLLOWED", sampling::FOLLOWED),
         ("WIDE", sampling::WIDE),
+        ("MASKED", sampling::MASKED),
+        ("REPORTED", sampling::REPORTED),
         ("RULED_OUT_EARLY", sampling::RULED_OUT_EARLY),
         ("RULED_OUT", sampling::RULED_OUT),
     ]);
-
-    to.title("The persistent kernel (persistent/).");
-    let memory = SharedMemory::new(config, shape, shape.chip.shared_bytes);
-    to.numbers([
-        ("PORTION_UNITS", persistent::PORTION_UNITS),
-        ("MOST_STAGES", persistent::MOST_STAGES),
-        ("X_UNIT_BYTES", persistent::X_UNIT_BYTES),
-        ("LONG_STAGE_BYTES", memory.stage_bytes()),
-    ]);
-    to.line("u32", "WHOLE_TOKENS", &persistent::WHOLE_TOKENS.to_string());
-    let units: Vec<String> = (1..=tables::FEW).map(|n| memory.x_units(n).to_string()).collect();
-    to.line("u32", &format!("X_UNITS[{}]", tables::FEW), &format!("{{{}}}", units.join(", ")));
-    to.line("u64", "PATIENCE_NS", &format!("{}ull", persistent::PATIENCE.as_nanos()));
-    to.words(&[("NOBODY", persistent::NOBODY)]);
-    to.choices("Chooses", &Chooses::ALL.map(|(name, value)| (name, value as u32)));
-    to.choices("OpKind", &OpKind::ALL.map(|(name, kind)| (name, kind as u32)));
-    to.0
 }
 
 #[cfg(test)]

@@ -10,12 +10,11 @@ use weft_core::dtype::Dtype;
 use weft_core::kv::{PAGE_ROWS, PageId, Slot};
 use weft_core::plan::{Op, plan};
 use weft_core::rope::RopeTable;
-use weft_core::sampling::Sampler;
+use weft_core::sampling::{Logprobs, Sampler};
 use weft_core::store::Rows as HostRows;
 use weft_core::weights::{Forms, Weights};
 
 use crate::buffers::Buffers;
-use crate::compile;
 use crate::driver::{self, Gpu, Memory};
 use crate::error::CudaError;
 use crate::graphs::Graphs;
@@ -23,12 +22,14 @@ use crate::in_flight::{Asked, InFlight};
 use crate::kernels::{self, Kernels};
 use crate::kv::{Kv, place};
 use crate::logits::HostLogits;
+use crate::modules::Modules;
 use crate::ops::Pass;
-use crate::persistent::choice::{self, Choice};
-use crate::persistent::{self, Persistent};
+use crate::persistent::choice::Choice;
+use crate::persistent::{self, Coming, Persistent};
 use crate::rows::Mover;
 use crate::sampling::{Chosen, Sampling};
 use crate::shape::{Chip, Shape};
+use crate::start_parts::StartParts;
 use crate::tables::{Counts, Family, GroupCounts, Lists, SplitRule, Tables, max_partials};
 use crate::weights::ModelWeights;
 
@@ -70,7 +71,11 @@ pub struct CudaDevice {
     pub(crate) graphs: Graphs,
     pub(crate) persistent: Option<Persistent>,
     pub(crate) choice: Choice,
+    pub(crate) coming: Coming,
+    /// Steps before the persistent kernel may take over; for tests.
+    pub(crate) delay: usize,
     pub(crate) kernels: Kernels,
+    pub(crate) modules: Modules,
     pub(crate) weights: ModelWeights,
     pub(crate) kv: Kv,
     /// cos and sin: f32 \[2 · positions\]\[head_dim/2\]\[2\]
@@ -89,6 +94,9 @@ pub struct CudaDevice {
     pub(crate) limits: Limits,
     pub(crate) launches: Launches,
     pub(crate) logits: HostLogits,
+    /// Whether a step may have written to pages.
+    pub(crate) has_rows: bool,
+    started: StartParts,
     pub(crate) gpu: Arc<Gpu>,
 }
 
@@ -107,26 +115,33 @@ impl Drop for CudaDevice {
 }
 
 impl CudaDevice {
-    /// Compiles the kernels, copies the weights to the GPU, and allocates all memory that runs will
-    /// need.
+    /// Copies the weights to the GPU while the kernels of tokens are compiled, and allocates all
+    /// memory that runs will need. Other kernels are compiled on, beside the first steps.
     pub fn new(
         config: &Config,
         weights: &dyn Weights,
         options: Options,
     ) -> Result<Self, CudaError> {
+        let mut started = StartParts::begin();
         let Options { limits, launches, chip } = options;
         let gpu = driver::open(0)?;
+        started.end("context");
         let chip = chip.unwrap_or(gpu.facts.chip);
         let forms = Forms::of(weights, config);
         let shape = Shape::new(config, &forms, chip)?;
         let with_persistent = persistent::is_compiled(config, &shape, launches);
-        let program = kernels::program(config, &forms, chip, with_persistent)?;
-        let cubin = compile::cubin(&program, &gpu.facts.arch())?;
-        let rows = limits.step_outputs.max(1);
-        let kernels = Kernels::load(gpu.load(&cubin)?, &shape)?;
+        let sources = kernels::modules(config, &forms, chip, with_persistent)?;
+        let mut modules = Modules::begin(&gpu, sources)?;
+        if launches == Launches::Persistent {
+            modules.begin_persistent();
+        }
+        let kernels = Kernels::of(&modules, &shape);
+        started.end("sources");
         let kv = Kv::new(&gpu, config, shape.dim, limits.pages)?;
+        started.end("pages");
         let plan = plan(config);
         let weights = ModelWeights::read(&gpu, config, weights, &shape)?;
+        started.end("weights");
         let parts = persistent::Parts {
             gpu: &gpu,
             config,
@@ -135,14 +150,13 @@ impl CudaDevice {
             kv: &kv,
             limits: &limits,
         };
-        let mover = Mover::new(&gpu, config, &kernels, &kv)?;
-        let (persistent, choice) = persistent::make(&parts, &kernels, &plan, launches)?;
+        let (persistent, choice) = persistent::make(&parts, &modules, &plan, launches)?;
         let mut device = Self {
             graphs: Graphs::default(),
             persistent,
             choice,
-            kernels,
-            kv,
+            coming: Coming::default(),
+            delay: 0,
             rope: rope_table(&gpu, config, &limits)?,
             buffers: Buffers::new(&gpu, config, &shape, &limits)?,
             few: Tables::new(&gpu, &limits, Family::Few)?,
@@ -151,20 +165,40 @@ impl CudaDevice {
             weights,
             lists: Lists::new(split_rule(config, &shape, &limits)),
             sampling: Sampling::new(&gpu, config, &limits)?,
-            mover,
+            mover: Mover::new(&gpu, config, &kernels, &kv)?,
+            kernels,
+            modules,
+            kv,
             in_flight: InFlight::default(),
             plan,
             config: config.clone(),
-            logits: HostLogits::new(&gpu, rows, config.vocab)?,
+            logits: HostLogits::new(&gpu, limits.step_outputs.max(1), config.vocab)?,
             shape,
             limits,
             launches,
+            has_rows: false,
+            started,
             gpu,
         };
-        if launches == Launches::Auto && device.persistent.is_some() {
-            device.choice = choice::measure(&mut device);
-        }
+        device.started.end("buffers");
+        device.kernels.ready_for_tokens(Chosen::ByHost)?;
+        device.started.end("kernels of tokens");
+        device.expect_persistent();
+        device.started.end("persistent kernel");
         Ok(device)
+    }
+
+    /// A copy of pages, once all that writes to them is done.
+    pub(crate) fn save_pages(&self, pages: &[PageId]) -> Result<Memory, CudaError> {
+        self.mover.order(pages)?;
+        self.gpu.bind();
+        self.kv.save(&self.gpu, pages)
+    }
+
+    /// Puts such a copy back.
+    pub(crate) fn restore_pages(&self, pages: &[PageId], saved: &Memory) -> Result<(), CudaError> {
+        self.gpu.bind();
+        self.kv.restore(&self.gpu, pages, saved)
     }
 
     /// Bytes of the GPU's memory that this device has allocated.
@@ -199,6 +233,7 @@ impl CudaDevice {
         };
         let pass =
             Pass { device: self, step, family, counts, joined: true, chosen: Chosen::ByHost };
+        let _turn = self.gpu.turn()?;
         let graph = self.gpu.capture(|| pass.run(ops).map_err(|(_, error)| error))?;
         let other = Memory::new(&self.gpu, "emptying the cache", COLD_BYTES)?;
         graph.launch()?;
@@ -258,12 +293,32 @@ fn expect<T>(result: Result<T, CudaError>) -> T {
 impl Device for CudaDevice {
     fn describe(&self) -> String {
         let how = match self.launches {
-            Launches::Auto => self.choice.to_string(),
-            Launches::Persistent => "persistent".to_owned(),
-            Launches::Graph => "graph".to_owned(),
-            Launches::Ops => "ops".to_owned(),
+            Launches::Auto if self.choice.is_mostly_persistent() => "persistent",
+            Launches::Persistent => "persistent",
+            Launches::Auto | Launches::Graph => "graph",
+            Launches::Ops => "ops",
         };
-        format!("CUDA ({}, {how}, bf16)", self.gpu.facts.name)
+        format!("CUDA · {} · bf16 · {how}", self.gpu.facts.name)
+    }
+
+    fn details(&self) -> Option<String> {
+        let (all, here) = self.modules.compiled();
+        let modules = format!("{all} modules of kernels, {here} of them compiled now");
+        Some(match (self.launches, self.coming) {
+            (Launches::Auto, Coming::Settled) => format!("{}; {modules}", self.choice),
+            (Launches::Auto, _) => format!("graph until persistent is compiled; {modules}"),
+            _ => modules,
+        })
+    }
+
+    fn started(&self) -> Vec<(&'static str, f64)> {
+        self.started.all.clone()
+    }
+
+    fn warm_up(&mut self) -> Result<(), DeviceError> {
+        self.await_persistent();
+        let ready = self.modules.ready();
+        ready.map_err(|error| self.device_error((self.plan[0], error)))
     }
 
     fn dtype(&self) -> Dtype {
@@ -277,12 +332,15 @@ impl Device for CudaDevice {
     fn run(&mut self, ops: &[Op], step: &Step<'_>) -> Result<(), DeviceError> {
         step.check(&self.config, &self.limits);
         self.gpu.bind();
+        self.before_step(ops);
         self.in_flight.forget();
         self.logits.forget();
         if ops.is_empty() {
             return Ok(());
         }
-        self.run_step(ops, step).map_err(|failed| self.device_error(failed))
+        let done = self.run_step(ops, step).map_err(|failed| self.device_error(failed));
+        self.after_step();
+        done
     }
 
     fn decode(
@@ -295,6 +353,7 @@ impl Device for CudaDevice {
         assert_eq!(samplers.len(), step.lanes.len(), "a sampler or none for each lane");
         step.check(&self.config, &self.limits);
         self.gpu.bind();
+        self.before_step(ops);
         self.logits.forget();
         if ops.is_empty() {
             return Ok(());
@@ -307,7 +366,11 @@ impl Device for CudaDevice {
             Asked::Begun => self.begin_more(ahead),
             Asked::Anew(draws) => self.begin(ops, step, &draws, ahead),
         };
-        let done = launched.and_then(|()| self.wait());
+        let done = launched.and_then(|()| {
+            self.give_masks(samplers);
+            self.wait()
+        });
+        self.after_step();
         done.map_err(|failed| {
             self.in_flight.forget();
             self.device_error(failed)
@@ -316,6 +379,10 @@ impl Device for CudaDevice {
 
     fn chosen(&self, lane: usize) -> Option<u32> {
         self.in_flight.chosen(lane)
+    }
+
+    fn logprobs(&self, lane: usize) -> Option<Logprobs> {
+        self.in_flight.logprobs(&self.gpu, &self.sampling, lane).map(expect)
     }
 
     fn logits(&self, output: usize) -> &[f32] {
@@ -364,6 +431,7 @@ impl Device for CudaDevice {
     fn bring_kv(&mut self, rows: &Rows<'_>, from: Arc<HostRows>) {
         rows.check(&self.limits);
         self.stop();
+        self.has_rows = true;
         expect(self.mover.bring(0..self.config.layers as u16, rows, from));
     }
 
@@ -404,6 +472,7 @@ impl Inspect for CudaDevice {
 
     fn write_kv_row(&mut self, layer: u16, slot: Slot, k: &[f32], v: &[f32]) {
         self.stop();
+        self.has_rows = true;
         expect(self.mover.order(&[place(slot).0]));
         expect(self.kv.write_row(layer, slot, k, v));
     }

@@ -3,7 +3,6 @@
 //! All unsafe calls of the driver are here. A [`Gpu`] exists only if library, driver and GPU were
 //! found; memory frees itself; a launch takes its arguments as typed values.
 
-use std::ffi::{CString, c_void};
 use std::panic::catch_unwind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,8 +11,11 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
 mod memory;
+mod module;
+mod turns;
 
 pub(crate) use self::memory::{Address, Done, Memory, Pinned};
+pub(crate) use self::module::{Argument, Kernel, Launch, Module};
 use crate::error::CudaError;
 use crate::shape::Chip;
 
@@ -35,6 +37,7 @@ pub(crate) struct Gpu {
     pub(crate) facts: GpuFacts,
     /// Bytes of GPU memory that were allocated through this handle.
     taken: AtomicU64,
+    turns: turns::Turns,
 }
 
 /// Facts that a GPU reports about itself.
@@ -59,6 +62,15 @@ impl GpuFacts {
     pub(crate) fn arch(&self) -> String {
         let (major, minor) = self.capability;
         format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" })
+    }
+
+    /// The GPU and its driver, for the names of files whose content depends on both.
+    pub(crate) fn identity(&self) -> String {
+        // CUDA only knows the version that the driver supports; some systems know its build.
+        let build = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
+        let build = build.lines().next().unwrap_or_default();
+        let Self { name, capability, chip, driver_version, .. } = self;
+        format!("{name} {capability:?} {chip:?} {driver_version} {build}")
     }
 }
 
@@ -133,7 +145,8 @@ fn open_device(ordinal: i32) -> Result<Gpu, DriverError> {
     };
     let stream = || result::stream::create(result::stream::StreamKind::NonBlocking);
     let (stream, copies) = (stream()?, stream()?);
-    Ok(Gpu { device, context, stream, copies, facts, taken: AtomicU64::new(0) })
+    let turns = turns::Turns::of(device);
+    Ok(Gpu { device, context, stream, copies, facts, taken: AtomicU64::new(0), turns })
 }
 
 /// Retains the context until the process ends: creating one takes a quarter of a second, and a
@@ -159,6 +172,7 @@ pub(crate) fn failed(call: &'static str) -> impl FnOnce(DriverError) -> CudaErro
 impl Drop for Gpu {
     fn drop(&mut self) {
         self.bind();
+        self.turns.leave();
         // SAFETY: the streams are ours and nobody holds them any more; the context was retained
         // once. A failure at the end leaves nothing to do.
         unsafe {
@@ -211,14 +225,6 @@ impl Gpu {
         result::mem_get_info().map_or(0, |(free, _)| free)
     }
 
-    /// Loads a cubin.
-    pub(crate) fn load(self: &Arc<Self>, image: &[u8]) -> Result<Module, CudaError> {
-        self.bind();
-        // SAFETY: the image is a cubin that the compiler made, whole: the cache checks its hash.
-        let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
-        Ok(Module { gpu: self.clone(), module: module.map_err(failed("loading the kernels"))? })
-    }
-
     /// Records the launches of `work` instead of running them.
     pub(crate) fn capture(
         self: &Arc<Self>,
@@ -262,165 +268,6 @@ impl Gpu {
             let time = event::elapsed(start, end).map_err(failed())?;
             let _ = (event::destroy(start), event::destroy(end));
             Ok(f64::from(time))
-        }
-    }
-}
-
-/// Loaded kernels.
-pub(crate) struct Module {
-    gpu: Arc<Gpu>,
-    module: sys::CUmodule,
-}
-
-// SAFETY: handles of the driver, used with the context bound.
-unsafe impl Send for Module {}
-
-impl Module {
-    /// A kernel by its name, allowed `shared_bytes` of dynamic shared memory.
-    pub(crate) fn kernel(&self, name: &str, shared_bytes: usize) -> Result<Kernel, CudaError> {
-        let c_name = CString::new(name).expect("names of kernels have no zero byte");
-        // SAFETY: the module is loaded.
-        let function = unsafe { result::module::get_function(self.module, c_name) }
-            .map_err(failed("finding a kernel"))?;
-        Kernel { function, shared_bytes: 0 }.with_shared(shared_bytes)
-    }
-}
-
-impl Drop for Module {
-    fn drop(&mut self) {
-        self.gpu.bind();
-        // SAFETY: the module is ours; runs have ended.
-        let _ = unsafe { result::module::unload(self.module) };
-    }
-}
-
-/// One kernel of a module.
-#[derive(Clone, Copy)]
-pub(crate) struct Kernel {
-    function: sys::CUfunction,
-    shared_bytes: usize,
-}
-
-// SAFETY: a handle of the driver; the module that it belongs to is kept beside it.
-unsafe impl Send for Kernel {}
-// SAFETY: launching is thread-safe in the driver.
-unsafe impl Sync for Kernel {}
-
-/// How a kernel is launched.
-#[derive(Clone, Copy)]
-pub(crate) struct Launch {
-    /// Blocks.
-    pub(crate) grid: (usize, usize),
-    /// Threads of a block.
-    pub(crate) threads: usize,
-    /// Whether the kernel may start before the previous kernel has ended; it then waits inside.
-    pub(crate) early: bool,
-    /// Whether all its blocks must run at once: they wait for one another.
-    pub(crate) cooperative: bool,
-}
-
-/// A value that can be a kernel argument.
-///
-/// # Safety
-/// The driver copies as many bytes from its address as the kernel declares, so an implementation is
-/// `repr(C)`, `repr(transparent)` or a number, and its fields are those of the kernel's parameter.
-pub(crate) unsafe trait Argument {}
-// SAFETY: one address.
-unsafe impl Argument for Address {}
-// SAFETY: a number.
-unsafe impl Argument for u32 {}
-// SAFETY: a number.
-unsafe impl Argument for u64 {}
-
-/// The most arguments that a kernel has.
-const MAX_ARGUMENTS: usize = 12;
-
-impl Kernel {
-    /// The kernel with this much dynamic shared memory.
-    pub(crate) fn with_shared(self, shared_bytes: usize) -> Result<Self, CudaError> {
-        use sys::CUfunction_attribute_enum as Attribute;
-        // Kernels of one graph share multiprocessors. A kernel with another split between cache and
-        // shared memory would wait until they are idle, so all kernels use the largest split.
-        let attributes = [
-            (Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes as i32),
-            (Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100),
-        ];
-        for (attribute, value) in attributes {
-            // SAFETY: the function belongs to a loaded module.
-            unsafe { result::function::set_function_attribute(self.function, attribute, value) }
-                .map_err(failed("reserving shared memory"))?;
-        }
-        Ok(Self { shared_bytes, ..self })
-    }
-
-    /// Its static shared memory.
-    pub(crate) fn static_shared_bytes(&self) -> Result<usize, CudaError> {
-        let which = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
-        let mut bytes = 0;
-        // SAFETY: the function belongs to a loaded module; writes one integer.
-        unsafe { sys::cuFuncGetAttribute(&mut bytes, which, self.function) }
-            .result()
-            .map_err(failed("asking for a kernel's shared memory"))?;
-        Ok(bytes as usize)
-    }
-
-    /// Launches for steps. The arguments are those of the kernel's declaration, in its order.
-    pub(crate) fn launch(
-        &self,
-        gpu: &Gpu,
-        launch: Launch,
-        arguments: &[&dyn Argument],
-    ) -> Result<(), CudaError> {
-        self.launch_in(gpu, Stream::Compute, launch, arguments)
-    }
-
-    /// The same in a given stream.
-    pub(crate) fn launch_in(
-        &self,
-        gpu: &Gpu,
-        stream: Stream,
-        launch: Launch,
-        arguments: &[&dyn Argument],
-    ) -> Result<(), CudaError> {
-        let mut pointers = [std::ptr::null_mut(); MAX_ARGUMENTS];
-        assert!(arguments.len() <= MAX_ARGUMENTS, "{} arguments", arguments.len());
-        for (pointer, argument) in pointers.iter_mut().zip(arguments) {
-            *pointer = std::ptr::from_ref(*argument).cast_mut().cast::<c_void>();
-        }
-        use sys::CUlaunchAttributeID_enum as Id;
-        use sys::CUlaunchAttributeValue as Value;
-        let (id, value) = match launch.cooperative {
-            true => (Id::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, Value { cooperative: 1 }),
-            false => (
-                Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-                Value { programmaticStreamSerializationAllowed: 1 },
-            ),
-        };
-        assert!(
-            !(launch.early && launch.cooperative),
-            "a launch cannot be both early and cooperative"
-        );
-        let mut attribute = sys::CUlaunchAttribute { id, pad: [0; 4], value };
-        let config = sys::CUlaunchConfig {
-            gridDimX: launch.grid.0 as u32,
-            gridDimY: launch.grid.1 as u32,
-            gridDimZ: 1,
-            blockDimX: launch.threads as u32,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: self.shared_bytes as u32,
-            hStream: gpu.handle(stream),
-            attrs: &mut attribute,
-            numAttrs: u32::from(launch.early || launch.cooperative),
-        };
-        // SAFETY: the function is loaded; `ops` passes arguments in the order and of the types of
-        // its declaration, and the driver copies them before it returns. The addresses among them
-        // are of buffers of this device, and every index in them was checked by `Step::check`.
-        unsafe {
-            let extra = std::ptr::null_mut();
-            sys::cuLaunchKernelEx(&config, self.function, pointers.as_mut_ptr(), extra)
-                .result()
-                .map_err(failed("a launch"))
         }
     }
 }

@@ -46,3 +46,14 @@ pub enum CudaError {
         reason: String,
     },
 }
+
+impl CudaError {
+    /// An error of the compiler once more, for somebody else who waited for it.
+    pub(crate) fn again(&self) -> Self {
+        match self {
+            Self::Unavailable(reason) => Self::Unavailable(reason.clone()),
+            Self::Compile { arch, log } => Self::Compile { arch: arch.clone(), log: log.clone() },
+            other => Self::Driver { call: "compiling", reason: other.to_string() },
+        }
+    }
+}

@@ -66,6 +66,7 @@ fn record(device: &CudaDevice, plan: &[Op], key: Key) -> Result<Graph, CudaError
         n_outputs: if key.has_outputs { FEW } else { 0 },
         n_items: key.n_items,
         n_tiles: 0,
+        n_sections: 0,
         n_splits: 1,
         n_partials: key.n_items * FEW,
         n_cells: key.n_cells,
@@ -78,6 +79,7 @@ fn record(device: &CudaDevice, plan: &[Op], key: Key) -> Result<Graph, CudaError
         joined: true,
         chosen: key.chosen,
     };
+    device.kernels.ready_for_tokens(key.chosen)?;
     device.gpu.capture(|| {
         device.clear_shares(&counts)?;
         pass.run(plan).map_err(|(_, error)| error)

@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use weft_core::device::{Lane, Outputs, Step};
 use weft_core::kv::PAGE_ROWS;
-use weft_core::sampling::{Draw, Sampler};
+use weft_core::sampling::{Draw, LogprobParts, Logprobs, Sampler};
 
 use crate::driver::Gpu;
 use crate::error::CudaError;
-use crate::sampling::{Chosen, Sampling};
+use crate::sampling::{Chosen, DECLINED, Sampling};
 use crate::tables::{FEW, Family};
 
 /// Graphs that are launched ahead of the awaited one: while the host reads one token, the GPU
@@ -49,6 +49,8 @@ pub(crate) struct InFlight {
     tells_shares: bool,
     /// The output of each lane that draws on the GPU.
     outputs: Vec<Option<usize>>,
+    /// Likeliest tokens that each of these lanes reports.
+    n_logprobs: Vec<Option<usize>>,
     chosen: Vec<Option<u32>>,
 }
 
@@ -68,6 +70,7 @@ impl Default for InFlight {
             how: Chosen::ByHost,
             tells_shares: false,
             outputs: Vec::new(),
+            n_logprobs: Vec::new(),
             chosen: Vec::new(),
         }
     }
@@ -96,6 +99,9 @@ impl InFlight {
         }
         self.forget();
         self.outputs = outputs(step, samplers, is_served);
+        let n_logprobs =
+            |sampler: &Option<&Sampler>| sampler.and_then(Sampler::next_draw)?.n_logprobs;
+        self.n_logprobs = samplers.iter().map(n_logprobs).collect();
         self.number = self.next_number;
         let with_output = samplers.iter().zip(&self.outputs);
         let draws: Vec<_> = with_output
@@ -170,6 +176,37 @@ impl InFlight {
 
     pub(crate) fn chosen(&self, lane: usize) -> Option<u32> {
         self.chosen.get(lane).copied().flatten()
+    }
+
+    /// The output of each lane that draws on the GPU.
+    pub(crate) fn outputs(&self) -> &[Option<usize>] {
+        &self.outputs
+    }
+
+    /// The log-probabilities of the lane's token, if it was chosen and reports them.
+    pub(crate) fn logprobs(
+        &self,
+        gpu: &Gpu,
+        sampling: &Sampling,
+        lane: usize,
+    ) -> Option<Result<Logprobs, CudaError>> {
+        let n_top = self.n_logprobs.get(lane).copied().flatten()?;
+        let output = self.chosen(lane).and(self.outputs[lane])?;
+        let told = |word| spin(gpu, || sampling.report_word(self.number, output, word));
+        let read = || {
+            let weights = u64::from(told(1)?) | u64::from(told(2)?) << 32;
+            let (chosen, max) = (f32::from_bits(told(0)?), f32::from_bits(told(4)?));
+            let mut top = Vec::with_capacity(n_top);
+            for rank in 0..n_top {
+                let token = told(3 + 2 * rank)?;
+                if token == DECLINED {
+                    break;
+                }
+                top.push((token, f32::from_bits(told(4 + 2 * rank)?)));
+            }
+            Ok(Logprobs::from_parts(&LogprobParts { weights, max, chosen, top }))
+        };
+        Some(read())
     }
 
     /// The shares that the lane's last token gave to cells, if the step published them.

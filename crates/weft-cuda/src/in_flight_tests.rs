@@ -1,6 +1,7 @@
 //! Tests which calls find their step started ahead, without a GPU.
 
 use super::*;
+use crate::sampling::Needs;
 use weft_core::device::Span;
 use weft_core::sampling::Sampling as Settings;
 
@@ -17,7 +18,7 @@ struct Asking {
 fn asking(token: u32, row: u32) -> Asking {
     let settings = Settings { temperature: 0.7, top_k: 20, ..Settings::default() };
     let mut sampler = Sampler::new(&settings, &[], &[], 100).unwrap();
-    (0..row).for_each(|_| sampler.accept(1));
+    (0..row).for_each(|_| sampler.accept(1).unwrap());
     let len = row as usize + 1;
     Asking {
         tokens: [token],
@@ -131,7 +132,7 @@ fn a_draw_that_is_not_served_is_the_host_s() {
     let mut in_flight = InFlight::default();
     let mut own = asking(5, 0);
     own.ask(&mut in_flight, 60);
-    assert_eq!(in_flight.how(), Chosen::AmongFew);
+    assert_eq!(in_flight.how(), Chosen::ByGpu(Needs::default()));
     own.sampler = Sampler::new(&Settings::default(), &[], &[], 100).unwrap();
     assert_eq!(own.ask(&mut in_flight, 60), (false, 1));
     assert_eq!(in_flight.how(), Chosen::ByHost);

@@ -4,11 +4,12 @@ use weft_core::config::Config;
 use weft_core::weights::Forms;
 
 use crate::compile::Program;
-use crate::driver::{Kernel, Module};
+use crate::driver::Kernel;
 use crate::error::CudaError;
-use crate::matrices::Variants;
-use crate::shape::{Chip, Cut, Shape, TILED_SHARED, TILED_TOKENS};
-use crate::tables::{Counts, Lists};
+use crate::matrices::{TileForms, Variants};
+use crate::modules::{Modules, WHOLE_PLANS};
+use crate::sampling::Chosen;
+use crate::shape::{Chip, Cut, Shape, TILED_SHARED};
 use crate::{constants, layouts};
 
 /// Files and their texts, by the name used in `#include`.
@@ -16,37 +17,75 @@ macro_rules! files {
     ($($name:literal),* $(,)?) => { [$(($name, include_str!($name))),*] };
 }
 
-/// Files with the kernels of the ops and their helpers.
-const KERNELS: &[(&str, &str)] = &files![
-    "ops/embed.cu",
-    "ops/norm_rows.cu",
-    "ops/norm_qkv.cu",
-    "ops/rope_store.cu",
-    "ops/attend.cu",
-    "ops/attend_fold.cu",
-    "ops/proj_add.cu",
-    "ops/norm_gate_up.cu",
-    "ops/down_add.cu",
-    "ops/norm_head.cu",
-    "kernels/choose.cu",
-    "kernels/rows.cu",
-    "kernels/bandwidth.cu",
+/// Files of kernels, each with its stage.
+macro_rules! kernel_files {
+    ($($stage:ident: $name:literal),* $(,)?) => {
+        [$((Stage::$stage, ($name, include_str!($name)))),*]
+    };
+}
+
+/// When the kernels of a module are needed. Modules are compiled in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    /// By every token.
+    Decode,
+    /// By prompts.
+    Prompt,
+    /// By some steps, or between steps.
+    Rare,
+    /// By no step: they compute what other kernels compute, faster.
+    Persistent,
+    /// By measurements of the GPU.
+    Measurement,
+}
+
+/// Sources that are compiled as one program.
+#[derive(Clone, Debug)]
+pub struct ModuleSource {
+    /// The file of its kernels, or the kernel's name.
+    pub name: String,
+    /// When its kernels are needed.
+    pub stage: Stage,
+    /// What is compiled.
+    pub program: Program,
+}
+
+/// Files with kernels. Each is a module, so that compilers run side by side.
+const KERNELS: &[(Stage, (&str, &str))] = &kernel_files![
+    Decode: "kernels/choose.cu",
+    Decode: "ops/attend.cu",
+    Decode: "ops/norm_qkv.cu",
+    Decode: "ops/norm_gate_up.cu",
+    Decode: "ops/proj_add.cu",
+    Decode: "ops/down_add.cu",
+    Decode: "ops/norm_head.cu",
+    Decode: "ops/embed.cu",
+    Prompt: "ops/rope_store.cu",
+    Prompt: "ops/norm_rows.cu",
+    Prompt: "ops/attend_fold.cu",
+    Rare: "kernels/rows.cu",
+    Measurement: "kernels/bandwidth.cu",
 ];
 
 /// Files with kernels that multiply by warpgroups.
-const TILED: &[(&str, &str)] = &files![
-    "ops/norm_qkv_tiled.cu",
-    "ops/proj_add_tiled.cu",
-    "ops/norm_gate_up_tiled.cu",
-    "ops/down_add_tiled.cu",
+const TILED: &[(Stage, (&str, &str))] = &kernel_files![
+    Prompt: "ops/norm_gate_up_tiled.cu",
+    Prompt: "ops/down_add_tiled.cu",
+    Prompt: "ops/proj_add_tiled.cu",
+    Prompt: "ops/norm_qkv_tiled.cu",
+    Prompt: "ops/sum_runs.cu",
 ];
 
 /// Files with the kernels that attend for prompts: by warps, or by warpgroups.
-const ATTEND_BLOCK: (&str, &str) = ("ops/attend_block.cu", include_str!("ops/attend_block.cu"));
-const ATTEND_TILED: (&str, &str) = ("ops/attend_tiled.cu", include_str!("ops/attend_tiled.cu"));
+const ATTEND_BLOCK: &[(Stage, (&str, &str))] = &kernel_files![Prompt: "ops/attend_block.cu"];
+const ATTEND_TILED: &[(Stage, (&str, &str))] =
+    &kernel_files![Prompt: "ops/attend_tiled.cu", Prompt: "ops/lay_pages.cu"];
 
-/// The file with the kernels that run a whole plan.
+/// The file with the kernels that run a whole plan. Each of them is a module.
 const PERSISTENT: (&str, &str) = ("persistent/decode.cu", include_str!("persistent/decode.cu"));
+
+/// The module that checks the layout of structs, which all modules have from the same files.
+const CHECKS_LAYOUTS: &str = "ops/embed.cu";
 
 /// The files that they include.
 const HEADERS: &[(&str, &str)] = &files![
@@ -54,11 +93,14 @@ const HEADERS: &[(&str, &str)] = &files![
     "kernels/base.cuh",
     "kernels/coded.cuh",
     "kernels/coded_block.cuh",
+    "kernels/coded_tiled.cuh",
+    "kernels/mask.cuh",
     "kernels/matmul.cuh",
     "kernels/matmul_tiled.cuh",
     "kernels/matvec.cuh",
     "kernels/norm.cuh",
     "kernels/ptx.cuh",
+    "kernels/report.cuh",
     "kernels/residual.cuh",
     "kernels/residual_tiled.cuh",
     "kernels/rows.cuh",
@@ -72,6 +114,7 @@ const HEADERS: &[(&str, &str)] = &files![
     "kernels/wide.cuh",
     "ops/attend.cuh",
     "ops/attend_block.cuh",
+    "ops/attend_pages.cuh",
     "ops/norm_gate_up.cuh",
     "ops/norm_qkv.cuh",
     "persistent/attend.cuh",
@@ -97,32 +140,96 @@ const CONSTANTS: &str = "generated/constants.cuh";
 const MATRICES: &str = "generated/matrices.cuh";
 const LAYOUTS: &str = "generated/layouts.cuh";
 
-/// A model's kernels for a GPU. Those that run a whole plan take as long to compile as all others,
-/// so they are compiled only on request.
-pub fn program(
+/// All files that kernels are compiled from, for a model and a GPU.
+pub fn sources(
+    config: &Config,
+    forms: &Forms,
+    chip: Chip,
+) -> Result<Vec<(String, String)>, CudaError> {
+    Ok(files_for(config, &Shape::new(config, forms, chip)?))
+}
+
+fn files_for(config: &Config, shape: &Shape) -> Vec<(String, String)> {
+    let own = |(name, text): &(&str, &str)| ((*name).to_owned(), (*text).to_owned());
+    let kernels = [KERNELS, TILED, ATTEND_BLOCK, ATTEND_TILED].into_iter().flatten();
+    let kernels = kernels.map(|(_, file)| file).chain([&PERSISTENT]);
+    let mut files: Vec<(String, String)> = kernels.chain(HEADERS).map(own).collect();
+    files.push((CONSTANTS.to_owned(), constants::header(config, shape)));
+    files.push((MATRICES.to_owned(), shape.matrices.header()));
+    files.push((LAYOUTS.to_owned(), layouts::header()));
+    files
+}
+
+/// The modules of a model's kernels for a GPU, in the order of their stages. Those that run a whole
+/// plan take several times as long to compile as all others, so they are included on request.
+pub fn modules(
     config: &Config,
     forms: &Forms,
     chip: Chip,
     with_persistent: bool,
-) -> Result<Program, CudaError> {
+) -> Result<Vec<ModuleSource>, CudaError> {
     let shape = Shape::new(config, forms, chip)?;
-    let persistent = with_persistent.then_some(&PERSISTENT);
+    let files = files_for(config, &shape);
     let tiled = if shape.is_tiled() { TILED } else { &[] };
-    let attend = if shape.attends_tiled() { &ATTEND_TILED } else { &ATTEND_BLOCK };
-    let kernels = KERNELS.iter().chain([attend]).chain(tiled).chain(persistent);
-    let included = kernels.map(|(name, _)| *name).chain([LAYOUTS]);
-    let source = included.map(|name| format!("#include \"{name}\"\n")).collect();
-    let own = |(name, text): &(&str, &str)| ((*name).to_owned(), (*text).to_owned());
-    let all = KERNELS.iter().chain(TILED).chain([&ATTEND_BLOCK, &ATTEND_TILED, &PERSISTENT]);
-    let mut files: Vec<(String, String)> = all.chain(HEADERS).map(own).collect();
-    files.push((CONSTANTS.to_owned(), constants::header(config, &shape)));
-    files.push((MATRICES.to_owned(), shape.matrices.header()));
-    files.push((LAYOUTS.to_owned(), layouts::header()));
-    Ok(Program { source, files })
+    let attend = if shape.attends_tiled() { ATTEND_TILED } else { ATTEND_BLOCK };
+    let of_file = |(stage, (name, _)): &(Stage, (&str, &str))| {
+        let checks = if *name == CHECKS_LAYOUTS { include(LAYOUTS) } else { String::new() };
+        let program = with_includes(include(name) + &checks, &files);
+        ModuleSource { name: (*name).to_owned(), stage: *stage, program }
+    };
+    let mut all: Vec<_> = KERNELS.iter().chain(attend).chain(tiled).map(of_file).collect();
+    if with_persistent {
+        all.extend(whole_plans().map(|(name, list)| {
+            let program = with_includes(list + &include(PERSISTENT.0), &files);
+            ModuleSource { name, stage: Stage::Persistent, program }
+        }));
+    }
+    all.sort_by_key(|module| module.stage);
+    Ok(all)
+}
+
+fn include(name: &str) -> String {
+    format!("#include \"{name}\"\n")
+}
+
+/// The name of each kernel that runs a whole plan, and the line that makes `decode.cu` define it
+/// alone.
+fn whole_plans() -> impl Iterator<Item = (String, String)> {
+    WHOLE_PLANS.into_iter().flat_map(|(name, tokens)| {
+        let tokens = tokens.map_or("ANY".to_owned(), |n| n.to_string());
+        [("", false), ("_drawn", true)].map(|(suffix, draws)| {
+            let name = format!("{name}{suffix}");
+            let list = format!("#define WHOLE_PLANS(PLAN) PLAN({name}, {tokens}, {draws})\n");
+            (name, list)
+        })
+    })
+}
+
+/// A program of a source and of the files that it includes, and those that they include.
+fn with_includes(source: String, files: &[(String, String)]) -> Program {
+    let mut names: Vec<&str> = Vec::new();
+    let mut texts = vec![source.as_str()];
+    while let Some(text) = texts.pop() {
+        let lines = text.lines().filter_map(|line| line.strip_prefix("#include \""));
+        for name in lines.filter_map(|rest| rest.split('"').next()) {
+            let (name, text) = files
+                .iter()
+                .find(|(of, _)| of == name)
+                .unwrap_or_else(|| panic!("{name} is included, and nobody has it"));
+            if !names.contains(&name.as_str()) {
+                names.push(name);
+                texts.push(text);
+            }
+        }
+    }
+    names.sort_unstable();
+    let is_used = |(name, _): &&(String, String)| names.binary_search(&name.as_str()).is_ok();
+    let files = files.iter().filter(is_used).cloned().collect();
+    Program { source, files }
 }
 
 /// The kernels that must not spill: a token runs through each of them once per layer.
-pub const DECODE_KERNELS: [&str; 9] = [
+pub const DECODE_KERNELS: [&str; 11] = [
     "embed",
     "norm_qkv",
     "attend",
@@ -132,6 +239,8 @@ pub const DECODE_KERNELS: [&str; 9] = [
     "norm_head",
     "choose",
     "choose_wide",
+    "sum_weights",
+    "take_masks",
 ];
 
 /// The product of a matrix, in one of its variants, with tokens.
@@ -148,141 +257,113 @@ pub(crate) struct Product {
 pub(crate) enum BlockProduct {
     /// Warps multiply alone.
     Warps(Kernel),
-    /// Four warps multiply together; a kernel for each of [`TILED_TOKENS`].
-    Warpgroups([Kernel; TILED_TOKENS.len()]),
+    /// Four warps multiply together; kernels for the first of
+    /// [`TILED_TOKENS`](crate::shape::TILED_TOKENS), and the runs of a unit over which the input must
+    /// be summed before.
+    Warpgroups { kernels: Vec<Kernel>, summed_runs: usize },
 }
 
-/// The kernels, loaded. Products are those of each variant.
+/// The kernels of ops. Products are those of each variant.
 pub(crate) struct Kernels {
     pub(crate) embed: Kernel,
     pub(crate) norm_rows: Kernel,
+    /// Only if warpgroups multiply.
+    pub(crate) sum_runs: Option<Kernel>,
     pub(crate) norm_qkv: Vec<Product>,
     pub(crate) rope_store: Kernel,
     pub(crate) store_values: Kernel,
     pub(crate) attend: Kernel,
     pub(crate) attend_block: Kernel,
     pub(crate) attend_fold: Kernel,
+    /// Only if warpgroups attend.
+    pub(crate) lay_pages: Option<Kernel>,
     pub(crate) proj_add: Vec<Product>,
     pub(crate) norm_gate_up: Vec<Product>,
     pub(crate) down_add: Vec<Product>,
     pub(crate) norm_head: Kernel,
     pub(crate) choose: Kernel,
     pub(crate) choose_wide: Kernel,
+    pub(crate) sum_weights: Kernel,
+    pub(crate) take_masks: Kernel,
     pub(crate) mark_tokens: Kernel,
     pub(crate) put_rows: Kernel,
     pub(crate) get_rows: Kernel,
     pub(crate) copy_rows: Kernel,
-    /// The module that the kernels belong to.
-    module: Module,
-}
-
-/// Kernels that run a whole plan, without `_drawn`, and the number of tokens that each is compiled
-/// for. All of these tokens are outputs, and no section has more queries than there are tokens. The
-/// last kernel takes all other steps.
-pub const WHOLE_PLANS: [(&str, Option<usize>); 4] =
-    [("decode_one", Some(1)), ("decode_two", Some(2)), ("decode_four", Some(4)), ("decode", None)];
-
-/// Which of these kernels runs a step, by the most queries that a section has. A single token need
-/// not be an output; `Persistent::takes` ensures that it does not query a section twice.
-pub(crate) fn plan_for(counts: &Counts, most_queries: usize) -> usize {
-    let Counts { n_tokens, n_outputs, .. } = *counts;
-    let is_plain = n_tokens == 1 || n_outputs == n_tokens && most_queries <= n_tokens;
-    let is_for = |(_, n): &(&str, Option<usize>)| n.is_none_or(|n| n == n_tokens && is_plain);
-    WHOLE_PLANS.iter().position(is_for).expect("the last one takes anything")
-}
-
-/// The two forms of such a kernel: one for greedy tokens or none, one for drawn tokens.
-struct WholePlan {
-    best: Kernel,
-    drawn: Kernel,
-}
-
-/// All kernels that run a whole plan.
-pub(crate) struct WholePlans(Vec<WholePlan>);
-
-impl WholePlans {
-    /// The kernel for the lists of a step.
-    pub(crate) fn of(&self, lists: &Lists, is_drawn: bool) -> &Kernel {
-        let plan = &self.0[plan_for(&lists.counts, lists.most_queries())];
-        if is_drawn { &plan.drawn } else { &plan.best }
-    }
-
-    /// The largest static shared memory of these kernels.
-    pub(crate) fn static_shared_bytes(&self) -> Result<usize, CudaError> {
-        let all = self.0.iter().flat_map(|plan| [&plan.best, &plan.drawn]);
-        let bytes: Result<Vec<usize>, CudaError> = all.map(Kernel::static_shared_bytes).collect();
-        Ok(bytes?.into_iter().max().unwrap_or(0))
-    }
-
-    /// The same kernels with a launch's dynamic shared memory.
-    pub(crate) fn with_shared(self, bytes: usize) -> Result<Self, CudaError> {
-        let with = |plan: WholePlan| -> Result<WholePlan, CudaError> {
-            let (best, drawn) = (plan.best.with_shared(bytes)?, plan.drawn.with_shared(bytes)?);
-            Ok(WholePlan { best, drawn })
-        };
-        self.0.into_iter().map(with).collect::<Result<_, _>>().map(Self)
-    }
 }
 
 impl Kernels {
-    /// Loads the kernels that run all ops. Their shared memory depends on the GPU.
-    pub(crate) fn persistent(&self) -> Result<WholePlans, CudaError> {
-        let plan = |(name, _): (&str, _)| -> Result<WholePlan, CudaError> {
-            let best = self.module.kernel(name, 0)?;
-            let drawn = self.module.kernel(&format!("{name}_drawn"), 0)?;
-            Ok(WholePlan { best, drawn })
-        };
-        WHOLE_PLANS.into_iter().map(plan).collect::<Result<_, _>>().map(WholePlans)
-    }
-
-    pub(crate) fn load(module: Module, shape: &Shape) -> Result<Self, CudaError> {
-        let attend_block = if shape.attends_tiled() { "attend_tiled" } else { "attend_block" };
-        let plain = |name| module.kernel(name, 0);
-        let block = |name: &str, suffix: &str| -> Result<BlockProduct, CudaError> {
-            if !shape.is_tiled() {
-                let kernel =
-                    module.kernel(&format!("{name}_block{suffix}"), shape.block_ring_bytes());
-                return kernel.map(BlockProduct::Warps);
+    /// The kernels of modules. They are loaded when they are first used.
+    pub(crate) fn of(modules: &Modules, shape: &Shape) -> Self {
+        let plain = |file: &str, name: &str| modules.of(file).kernel(name, 0);
+        let block = |name: &str, suffix: &str, forms: &TileForms| {
+            if !shape.matrices.is_tiled(forms) {
+                let module = modules.of(&format!("ops/{name}.cu"));
+                let name = format!("{name}_block{suffix}");
+                return BlockProduct::Warps(module.kernel(&name, shape.block_ring_bytes()));
             }
-            let tiled = |n: usize| module.kernel(&format!("{name}_tiled_{n}"), TILED_SHARED);
-            let [few, more, many] = TILED_TOKENS.map(tiled);
-            Ok(BlockProduct::Warpgroups([few?, more?, many?]))
+            let module = modules.of(&format!("ops/{name}_tiled.cu"));
+            let tiled =
+                |n: &usize| module.kernel(&format!("{name}_tiled_{n}{suffix}"), TILED_SHARED);
+            let kernels = forms.tiled_tokens().iter().map(tiled).collect();
+            BlockProduct::Warpgroups { kernels, summed_runs: forms.summed_runs() }
         };
-        let products = |name: &str, variants: &Variants| -> Result<Vec<Product>, CudaError> {
-            let product = |(i, (_, cut)): (usize, &(_, Cut))| {
+        let products = |name: &str, variants: &Variants| {
+            let module = modules.of(&format!("ops/{name}.cu"));
+            let product = |(i, (forms, cut)): (usize, &(TileForms, Cut))| {
                 let suffix = Variants::suffix(i);
                 let kernel =
                     |kind| module.kernel(&format!("{name}{kind}{suffix}"), cut.ring_bytes());
-                Ok(Product {
-                    eight: kernel("")?,
-                    sixteen: kernel("_sixteen")?,
-                    block: block(name, &suffix)?,
-                })
+                let (eight, sixteen) = (kernel(""), kernel("_sixteen"));
+                Product { eight, sixteen, block: block(name, &suffix, forms) }
             };
             variants.all.iter().enumerate().map(product).collect()
         };
         let matrices = &shape.matrices;
-        Ok(Self {
-            embed: plain("embed")?,
-            norm_rows: plain("norm_rows")?,
-            norm_qkv: products("norm_qkv", &matrices.qkv)?,
-            rope_store: plain("rope_store")?,
-            store_values: plain("store_values")?,
-            attend: module.kernel("attend", shape.attend_bytes())?,
-            attend_block: module.kernel(attend_block, shape.attend_block_bytes())?,
-            attend_fold: plain("attend_fold")?,
-            proj_add: products("proj_add", &matrices.proj)?,
-            norm_gate_up: products("norm_gate_up", &matrices.gate_up)?,
-            down_add: products("down_add", &matrices.down)?,
-            norm_head: module.kernel("norm_head", matrices.head.1.ring_bytes())?,
-            choose: plain("choose")?,
-            choose_wide: plain("choose_wide")?,
-            mark_tokens: plain("mark_tokens")?,
-            put_rows: plain("put_rows")?,
-            get_rows: plain("get_rows")?,
-            copy_rows: plain("copy_rows")?,
-            module,
-        })
+        let attend = if shape.attends_tiled() { "attend_tiled" } else { "attend_block" };
+        let attend_file = format!("ops/{attend}.cu");
+        Self {
+            embed: plain("ops/embed.cu", "embed"),
+            norm_rows: plain("ops/norm_rows.cu", "norm_rows"),
+            sum_runs: shape.is_tiled().then(|| plain("ops/sum_runs.cu", "sum_runs")),
+            norm_qkv: products("norm_qkv", &matrices.qkv),
+            rope_store: plain("ops/rope_store.cu", "rope_store"),
+            store_values: plain("ops/rope_store.cu", "store_values"),
+            attend: modules.of("ops/attend.cu").kernel("attend", shape.attend_bytes()),
+            attend_block: modules.of(&attend_file).kernel(attend, shape.attend_block_bytes()),
+            attend_fold: plain("ops/attend_fold.cu", "attend_fold"),
+            lay_pages: shape.attends_tiled().then(|| plain("ops/lay_pages.cu", "lay_pages")),
+            proj_add: products("proj_add", &matrices.proj),
+            norm_gate_up: products("norm_gate_up", &matrices.gate_up),
+            down_add: products("down_add", &matrices.down),
+            norm_head: modules
+                .of("ops/norm_head.cu")
+                .kernel("norm_head", matrices.head.1.ring_bytes()),
+            choose: plain("kernels/choose.cu", "choose"),
+            choose_wide: plain("kernels/choose.cu", "choose_wide"),
+            sum_weights: plain("kernels/choose.cu", "sum_weights"),
+            take_masks: plain("kernels/choose.cu", "take_masks"),
+            mark_tokens: plain("kernels/choose.cu", "mark_tokens"),
+            put_rows: plain("kernels/rows.cu", "put_rows"),
+            get_rows: plain("kernels/rows.cu", "get_rows"),
+            copy_rows: plain("kernels/rows.cu", "copy_rows"),
+        }
+    }
+
+    /// Waits until the kernels of a token are compiled, and loads them: nothing may be loaded while
+    /// their launches are recorded.
+    pub(crate) fn ready_for_tokens(&self, chosen: Chosen) -> Result<(), CudaError> {
+        let Self { embed, norm_qkv, attend, proj_add, norm_gate_up, down_add, .. } = self;
+        let products = [norm_qkv, proj_add, norm_gate_up, down_add].into_iter().flatten();
+        let needs = chosen.needs();
+        let needed = [
+            (needs.wide, &self.choose_wide),
+            (needs.reports, &self.sum_weights),
+            (needs.masks, &self.take_masks),
+        ];
+        let needed =
+            needed.into_iter().filter_map(|(is_needed, kernel)| is_needed.then_some(kernel));
+        let all = [embed, attend, &self.norm_head, &self.choose].into_iter().chain(needed);
+        all.chain(products.map(|product| &product.eight)).try_for_each(Kernel::ready)
     }
 }
 
@@ -290,9 +371,9 @@ impl Kernels {
 mod tests {
     use super::*;
 
-    fn hopper() -> Program {
+    fn hopper() -> Vec<(String, String)> {
         let config = weft_core::shapes::config("qwen3-0.6b").unwrap();
-        program(&config, &Forms::default(), Chip::HOPPER, true).unwrap()
+        sources(&config, &Forms::default(), Chip::HOPPER).unwrap()
     }
 
     /// Files of this folder that kernels are made from.
@@ -312,9 +393,34 @@ mod tests {
 
     #[test]
     fn the_compiler_gets_every_file() {
-        let mut given: Vec<String> = hopper().files.into_iter().map(|(name, _)| name).collect();
+        let mut given: Vec<String> = hopper().into_iter().map(|(name, _)| name).collect();
         given.sort_unstable();
         assert_eq!(given, on_disk());
+        // Two GPUs have all modules between them, and each file is in one.
+        let config = weft_core::shapes::config("qwen3-0.6b").unwrap();
+        let other = Chip { has_warpgroups: false, ..Chip::HOPPER };
+        let of = |chip| modules(&config, &Forms::default(), chip, true).unwrap();
+        let all: Vec<ModuleSource> = [Chip::HOPPER, other].into_iter().flat_map(of).collect();
+        for name in on_disk() {
+            let has = |module: &ModuleSource| module.program.files.iter().any(|f| f.0 == name);
+            assert!(all.iter().any(has), "{name} is in no module");
+        }
+    }
+
+    #[test]
+    fn a_module_depends_on_the_files_that_it_includes() {
+        let config = weft_core::shapes::config("qwen3-0.6b").unwrap();
+        let all = modules(&config, &Forms::default(), Chip::HOPPER, true).unwrap();
+        let has = |module: &str, file: &str| {
+            let module = all.iter().find(|of| of.name == module).unwrap();
+            module.program.files.iter().any(|(name, _)| name == file)
+        };
+        assert!(has("ops/norm_qkv.cu", "kernels/matvec.cuh"));
+        assert!(has("decode_two_drawn", "persistent/hop.cuh"));
+        assert!(has("decode_two_drawn", "generated/constants.cuh"));
+        assert!(!has("ops/norm_qkv.cu", "persistent/hop.cuh"));
+        assert!(!has("decode_two_drawn", "kernels/wgmma.cuh"));
+        assert!(all.is_sorted_by_key(|module| module.stage));
     }
 
     /// Editors read the copies in `generated/`. `WEFT_WRITE_HEADERS=1` rewrites them.
@@ -322,7 +428,7 @@ mod tests {
     fn generated_headers_in_the_tree_are_what_is_emitted() {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
         let generated = |(name, _): &(String, String)| name.starts_with("generated/");
-        for (name, text) in hopper().files.into_iter().filter(generated) {
+        for (name, text) in hopper().into_iter().filter(generated) {
             if std::env::var("WEFT_WRITE_HEADERS").is_ok_and(|value| value == "1") {
                 std::fs::write(root.join(&name), &text).unwrap();
             }
@@ -333,7 +439,7 @@ mod tests {
 
     #[test]
     fn kernels_use_every_constant() {
-        let files = hopper().files;
+        let files = hopper();
         let (constants, others): (Vec<_>, Vec<_>) =
             files.into_iter().partition(|(name, _)| name == CONSTANTS);
         let uses = |name: &str| {
@@ -345,22 +451,5 @@ mod tests {
         let names = lines.filter_map(|line| line.split([' ', '[']).nth(1));
         let unused: Vec<&str> = names.filter(|name| !uses(name)).collect();
         assert!(unused.is_empty(), "{unused:?}");
-    }
-
-    #[test]
-    fn a_step_has_the_kernel_that_is_made_for_it() {
-        let plan = |n_tokens, n_outputs, most_queries| {
-            WHOLE_PLANS
-                [plan_for(&Counts { n_tokens, n_outputs, ..Counts::default() }, most_queries)]
-            .0
-        };
-        assert_eq!(plan(1, 1, 1), "decode_one");
-        assert_eq!(plan(1, 0, 1), "decode_one");
-        assert_eq!(plan(2, 2, 1), "decode_two");
-        assert_eq!(plan(4, 4, 4), "decode_four");
-        assert_eq!(plan(3, 3, 3), "decode");
-        // Tokens of a prompt, and lanes that contain the same pages twice.
-        assert_eq!(plan(2, 1, 2), "decode");
-        assert_eq!(plan(2, 2, 3), "decode");
     }
 }

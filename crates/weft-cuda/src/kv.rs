@@ -67,6 +67,42 @@ impl Kv {
         (usize::from(layer) * self.pages + page as usize) * self.page_len() * size_of::<bf16>()
     }
 
+    /// Bytes of a page in all layers.
+    fn all_layers_bytes(&self) -> usize {
+        self.layers * self.page_len() * size_of::<bf16>()
+    }
+
+    /// A copy of pages, in the stream of steps.
+    pub(crate) fn save(&self, gpu: &Arc<Gpu>, pages: &[PageId]) -> Result<Memory, CudaError> {
+        let saved = Memory::new(gpu, "KV pages", pages.len() * self.all_layers_bytes())?;
+        self.each_part(pages, |kept, own, bytes| gpu.copy(&saved, kept, &self.memory, own, bytes))?;
+        Ok(saved)
+    }
+
+    /// Puts such a copy back.
+    pub(crate) fn restore(
+        &self,
+        gpu: &Gpu,
+        pages: &[PageId],
+        saved: &Memory,
+    ) -> Result<(), CudaError> {
+        self.each_part(pages, |kept, own, bytes| gpu.copy(&self.memory, own, saved, kept, bytes))
+    }
+
+    /// Calls `copy` with the place of each page of each layer in a copy and here, and its bytes.
+    fn each_part(
+        &self,
+        pages: &[PageId],
+        mut copy: impl FnMut(usize, usize, usize) -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        let bytes = self.page_len() * size_of::<bf16>();
+        let parts =
+            (0..self.layers as u16).flat_map(|layer| pages.iter().map(move |p| (layer, *p)));
+        parts
+            .enumerate()
+            .try_for_each(|(i, (layer, page))| copy(i * bytes, self.start(layer, page), bytes))
+    }
+
     fn read_page(&self, layer: u16, page: PageId) -> Result<Page, CudaError> {
         let mut values = vec![bf16::ZERO; self.page_len()];
         self.memory.read(self.start(layer, page), &mut values)?;

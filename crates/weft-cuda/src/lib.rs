@@ -9,6 +9,7 @@
 mod bandwidth;
 mod buffers;
 mod compile;
+mod compile_jobs;
 mod constants;
 mod device;
 mod driver;
@@ -20,6 +21,7 @@ mod kv;
 mod layouts;
 mod logits;
 mod matrices;
+mod modules;
 mod need;
 mod ops;
 mod pack;
@@ -27,8 +29,10 @@ mod persistent;
 mod rows;
 mod sampling;
 mod shape;
+mod start_parts;
 mod step_launch;
 mod tables;
+mod test_record;
 mod units;
 mod weights;
 
@@ -37,9 +41,11 @@ pub use compile::{Compiled, Program, compile};
 pub use device::{CudaDevice, Launches, Options};
 pub use driver::GpuFacts;
 pub use error::CudaError;
-pub use kernels::{DECODE_KERNELS, WHOLE_PLANS, program};
+pub use kernels::{DECODE_KERNELS, ModuleSource, Stage, modules, sources};
+pub use modules::WHOLE_PLANS;
 pub use need::{need, page_bytes};
 pub use shape::Chip;
+pub use test_record::TestRecord;
 pub use weights::packed_matrices;
 
 /// The GPU that a device would use, if driver, compiler and GPU are all present.

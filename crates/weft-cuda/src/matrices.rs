@@ -9,8 +9,13 @@ use weft_core::config::Config;
 use weft_core::weights::{Forms, LayerTensor, Tensor};
 
 use crate::error::CudaError;
-use crate::shape::{BLOCK_ROWS, COLUMN_STEP, Chip, Cut, TILE_ROWS, WARPS, padded};
-use crate::units::UnitForm;
+use crate::shape::{
+    BLOCK_ROWS, COLUMN_STEP, Chip, Cut, SQUARE, TILE_ROWS, TILED_TOKENS, WARPS, padded,
+};
+use crate::units::{COLUMNS as UNIT_COLUMNS, UnitForm};
+
+/// Tiles of the rows that a warpgroup multiplies.
+const GROUP_TILES: usize = 8;
 
 /// The forms of a matrix's tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +73,35 @@ impl TileForms {
     pub(crate) fn bytes(&self, rows: usize, columns: usize) -> usize {
         let tiles = rows.next_multiple_of(BLOCK_ROWS) / TILE_ROWS;
         self.place(tiles) * (padded(columns) / COLUMN_STEP * WARPS)
+    }
+
+    /// Whether every warpgroup has rows of one form, and the input is summed over runs of one
+    /// length: products by warpgroups need both.
+    pub(crate) fn suits_warpgroups(&self) -> bool {
+        match self {
+            Self::One(_) => true,
+            Self::Three(forms, first) => {
+                let runs = forms.iter().map(UnitForm::summed_runs).filter(|runs| *runs > 0);
+                let (least, most) = (runs.clone().min(), runs.max());
+                first.iter().all(|tile| tile.is_multiple_of(GROUP_TILES)) && least == most
+            }
+            Self::InTurn(_) => false,
+        }
+    }
+
+    /// Runs of a unit over which the input is summed, because some form has offsets.
+    pub(crate) fn summed_runs(&self) -> usize {
+        let most = |forms: &[UnitForm]| forms.iter().map(UnitForm::summed_runs).max().unwrap_or(0);
+        match self {
+            Self::One(form) => form.summed_runs(),
+            Self::Three(forms, _) => most(forms),
+            Self::InTurn(forms) => most(forms),
+        }
+    }
+
+    /// Tokens of a tile of products by warpgroups: a kernel each. Coded rows take registers.
+    pub(crate) fn tiled_tokens(&self) -> &'static [usize] {
+        if self.coded_bytes().is_some() { &TILED_TOKENS[..2] } else { &TILED_TOKENS }
     }
 
     fn kernel_type(&self) -> String {
@@ -129,6 +163,7 @@ pub(crate) struct Matrices {
     pub(crate) down: Variants,
     pub(crate) embed: TileForms,
     pub(crate) head: (TileForms, Cut),
+    has_warpgroups: bool,
 }
 
 impl Matrices {
@@ -170,6 +205,7 @@ impl Matrices {
             }),
             embed,
             head: (head, Cut::held_in_tiles(vocab, hidden, &head, chip, 2)),
+            has_warpgroups: chip.has_warpgroups,
         })
     }
 
@@ -201,10 +237,22 @@ impl Matrices {
         found.expect("all forms after norms are listed")
     }
 
-    /// Whether no matrix of a layer is coded.
-    pub(crate) fn has_plain_layers(&self) -> bool {
-        let matrices = [&self.qkv, &self.proj, &self.gate_up, &self.down];
-        matrices.iter().all(|of| of.all.iter().all(|(forms, _)| forms.coded_bytes().is_none()))
+    /// Whether blocks of tokens are multiplied by warpgroups. If not, by single warps.
+    pub(crate) fn is_tiled(&self, forms: &TileForms) -> bool {
+        self.has_warpgroups && forms.suits_warpgroups()
+    }
+
+    /// Bytes of the sums of so many tokens' input over runs, for the matrix that has most.
+    pub(crate) fn run_sums_bytes(&self, config: &Config, tokens: usize) -> usize {
+        let of = |variants: &Variants, columns: usize| {
+            let forms = variants.all.iter().map(|(forms, _)| forms);
+            let runs = forms.filter(|forms| self.is_tiled(forms)).map(TileForms::summed_runs).max();
+            padded(columns) / UNIT_COLUMNS * runs.unwrap_or(0) * size_of::<f32>()
+        };
+        let Config { hidden, intermediate, .. } = *config;
+        let after_norms = of(&self.qkv, hidden).max(of(&self.gate_up, hidden));
+        let others = of(&self.proj, config.q_width()).max(of(&self.down, intermediate));
+        tokens.next_multiple_of(SQUARE) * after_norms.max(others)
     }
 
     /// What the persistent kernel has to know of a layer: the forms of its matrices after norms, and
@@ -228,6 +276,25 @@ impl Matrices {
         };
         let head = if config.tied_head { 0 } else { self.head.0.bytes(vocab, hidden) };
         (0..config.layers).map(layer).sum::<usize>() + self.embed.bytes(vocab, hidden) + head
+    }
+
+    /// Lists of the variants that single warps multiply with blocks of tokens, and of those that
+    /// warpgroups do: X(suffix, type, tokens) for each kernel.
+    fn block_kernels(&self, name: &str, of: &str, variants: &Variants) -> String {
+        let (mut by_warps, mut by_groups) = (String::new(), String::new());
+        for (i, (forms, _)) in variants.all.iter().enumerate() {
+            let suffix = Variants::suffix(i);
+            if self.is_tiled(forms) {
+                for tokens in forms.tiled_tokens() {
+                    by_groups += &format!(" X({suffix}, {of}{suffix}, {tokens})");
+                }
+            } else {
+                by_warps += &format!(" X({suffix}, {of}{suffix})");
+            }
+        }
+        format!(
+            "#define {name}_BLOCK_MATRICES(X){by_warps}\n#define {name}_TILED_KERNELS(X){by_groups}"
+        )
     }
 
     /// `generated/matrices.cuh`.
@@ -268,6 +335,9 @@ impl Matrices {
         }
         let norms: Vec<_> = self.norm_forms().into_iter().map(|forms| (forms, vec![])).collect();
         list("NORM_FORMS", "NormForms", &norms);
+        for (name, of, variants) in self.by_name() {
+            line(self.block_kernels(name, of, variants));
+        }
         line(described("HeadMatrix", &self.head.0, &self.head.1.constants()));
         line(format!("constexpr u32 HEAD_FORMS = {};", self.norm_forms_of(&self.head.0)));
         line(format!("using EmbeddingMatrix = {};", self.embed.kernel_type()));

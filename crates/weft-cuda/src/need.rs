@@ -5,7 +5,7 @@ use weft_core::device::{Limits, Need};
 use weft_core::kv::PAGE_ROWS;
 use weft_core::weights::Forms;
 
-use crate::buffers::{READ_BEYOND, sent_row};
+use crate::buffers::{READ_BEYOND, laid_pages, sent_row};
 use crate::matrices::Matrices;
 use crate::persistent;
 use crate::rows;
@@ -21,7 +21,7 @@ pub fn need(config: &Config, forms: &Forms, limits: &Limits) -> Need {
     Need {
         weights: weights(config, forms),
         kv: limits.pages as u64 * page_bytes(config),
-        scratch: scratch(config, limits) + DRIVER_BYTES,
+        scratch: scratch(config, limits) + run_sums(config, forms, limits) + DRIVER_BYTES,
     }
 }
 
@@ -41,6 +41,12 @@ fn weights(config: &Config, forms: &Forms) -> u64 {
     (matrices + 2 * (config.layers * vectors + padded(hidden))) as u64
 }
 
+/// Sums of products' input, where warpgroups multiply.
+fn run_sums(config: &Config, forms: &Forms, limits: &Limits) -> u64 {
+    let matrices = Matrices::new(config, forms, &Chip::HOPPER);
+    matrices.map_or(0, |matrices| matrices.run_sums_bytes(config, limits.step_tokens)) as u64
+}
+
 fn scratch(config: &Config, limits: &Limits) -> u64 {
     let (q, kv) = (config.q_width(), config.kv_width());
     let dim = config.head_dim.next_multiple_of(32);
@@ -55,7 +61,9 @@ fn scratch(config: &Config, limits: &Limits) -> u64 {
     let lists = [Family::Few, Family::Many].map(|family| Tables::bytes(limits, family));
     let counts = GroupCounts::BYTES;
     let parts = partials + cells;
-    let own = counts + activations + logits + parts + rotations + lists.iter().sum::<usize>();
+    let laid = laid_pages(config, limits);
+    let own =
+        counts + activations + logits + parts + rotations + lists.iter().sum::<usize>() + laid;
     let whole_plan = persistent::bytes(config, limits);
     (own + whole_plan + Sampling::bytes(config) + rows::bytes(config)) as u64
 }
@@ -80,9 +88,9 @@ mod tests {
         let config = shapes::config("qwen3-0.6b").unwrap();
         let limits = Limits { step_tokens: 2048, step_outputs: 16, positions: 8192, pages: 200 };
         let before = need(&config, &Forms::default(), &limits);
-        // 112 KiB a token.
+        // 112 KiB a token, and 4 more where warpgroups read a layer.
         assert_eq!(before.kv, 200 * 64 * 112 * 1024);
         let more = need(&config, &Forms::default(), &Limits { pages: 300, ..limits });
-        assert_eq!(more.total() - before.total(), 100 * 64 * 112 * 1024);
+        assert_eq!(more.total() - before.total(), 100 * 64 * 116 * 1024);
     }
 }

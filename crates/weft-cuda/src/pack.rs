@@ -4,6 +4,8 @@
 //! columns or in strips ([`unit_place`]), tiles by rows. The same packing serves one token and a
 //! block of them.
 
+use std::ops::Range;
+
 use half::bf16;
 use weft_core::weights::{CodedRow, Form, Tensor, Weights, WeightsError};
 
@@ -47,6 +49,17 @@ impl Packed {
         }
     }
 
+    /// Copies some plain rows of a tensor, the first to row 0.
+    pub(crate) fn read_plain(
+        &mut self,
+        from: &dyn Weights,
+        tensor: Tensor,
+        rows: Range<usize>,
+    ) -> Result<(), WeightsError> {
+        let first = rows.start;
+        from.read_rows(tensor, rows, &mut |i, values| self.set_row(i - first, values))
+    }
+
     fn set_row(&mut self, row: usize, values: &[f32]) {
         let unit_at = self.units_of(row / TILE_ROWS);
         for (chunk, values) in values.chunks(CHUNK).enumerate() {
@@ -78,17 +91,23 @@ impl Packed {
 pub(crate) const LONGEST_STRIP: usize = 12;
 pub(crate) const SHORT_STRIP: usize = 4;
 
-/// Bytes of a strip of coded units, at most: it is a stage of the persistent kernel's ring.
-pub(crate) const STRIP_BYTES: usize = 16 << 10;
+/// Bytes of a strip of coded units, at most: it is a stage of the persistent kernel's ring. Sixteen
+/// units of a warp in four bits, or eight in eight.
+pub(crate) const STRIP_BYTES: usize = 18 << 10;
 
 /// Contiguous units of a warp in a tile whose eighth has `eighth` units. At most `longest` plain
-/// units may be contiguous. If there are coded units, strips are of equal length, and as few as
-/// their largest unit allows.
+/// units may be contiguous. If there are coded units, strips are of equal length if that leaves none
+/// of them half empty, and as few as their largest unit allows.
 pub(crate) fn strip_units(eighth: usize, longest: usize, coded_bytes: Option<usize>) -> usize {
     match coded_bytes {
         None if eighth <= longest => eighth,
         None => SHORT_STRIP,
-        Some(bytes) => eighth.div_ceil(eighth.div_ceil(STRIP_BYTES / (WARPS * bytes))),
+        Some(bytes) => {
+            let most = STRIP_BYTES / (WARPS * bytes);
+            let even = |units: &usize| *units < eighth && eighth.is_multiple_of(*units);
+            let equal = (most / 2 + 1..=most).rev().find(even);
+            equal.unwrap_or(eighth.div_ceil(eighth.div_ceil(most)))
+        }
     }
 }
 
@@ -142,11 +161,35 @@ mod tests {
     }
 
     #[test]
+    fn parts_of_a_matrix_follow_one_another() {
+        let config = weft_core::shapes::config("qwen3-0.6b").unwrap();
+        let config = weft_core::config::Config { vocab: 300, ..config };
+        let weights = weft_core::weights::RandomWeights::new(&config, 3);
+        let (plain, columns) = (TileForms::One(UnitForm::PLAIN), config.hidden);
+        let mut whole = Packed::zeroed(&plain, config.vocab, columns, LONGEST_STRIP);
+        whole.read(&weights, Tensor::Embed, |row| row).unwrap();
+        let parts = [0..128, 128..256, 256..300].map(|rows: Range<usize>| {
+            let mut part = Packed::zeroed(&plain, rows.len(), columns, LONGEST_STRIP);
+            let place = plain.bytes(rows.start, columns);
+            part.read_plain(&weights, Tensor::Embed, rows).unwrap();
+            (place, part.bytes)
+        });
+        let mut joined = Vec::new();
+        for (place, bytes) in parts {
+            assert_eq!(place, joined.len());
+            joined.extend(bytes);
+        }
+        assert!(joined == whole.bytes);
+    }
+
+    #[test]
     fn coded_units_are_in_equal_strips() {
         let strips = |bytes| [4, 12, 16, 48].map(|eighth| strip_units(eighth, 12, bytes));
-        assert_eq!(strips(Some(144)), [4, 12, 8, 12]);
-        assert_eq!(strips(Some(272)), [4, 6, 6, 7]);
+        assert_eq!(strips(Some(144)), [4, 12, 16, 16]);
+        assert_eq!(strips(Some(272)), [4, 6, 8, 8]);
         assert_eq!(strips(Some(512)), [4, 4, 4, 4]);
+        // 68 units have no such part: 14 and then 12.
+        assert_eq!([100, 20, 68].map(|eighth| strip_units(eighth, 12, Some(144))), [10, 10, 14]);
         assert_eq!(strips(None), [4, 12, 4, 4]);
     }
 

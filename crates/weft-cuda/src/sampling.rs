@@ -6,10 +6,11 @@
 //! chosen.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use weft_core::config::Config;
 use weft_core::device::Limits;
-use weft_core::sampling::{Adjustment, Draw, RuledOut, Sampler};
+use weft_core::sampling::{Adjustment, Draw, RuledOut, Sampler, Sampling as Settings};
 
 use crate::driver::{Address, Argument, Gpu, Launch, Memory, Pinned, Stream};
 use crate::error::CudaError;
@@ -33,6 +34,13 @@ pub(crate) const TOLD_STEPS: usize = 64;
 pub(crate) const DECLINED: u32 = u32::MAX;
 /// Rows that share one best score.
 pub(crate) const SCORE_ROWS: usize = 16;
+/// Words that a step publishes for an output whose log-probabilities are reported: the logit of its
+/// token, the two halves of the sum of all weights, and each of the likeliest tokens with its logit.
+pub(crate) const REPORT_WORDS: usize = 3 + 2 * Settings::MAX_LOGPROBS;
+/// Blocks that add up the weights of an output, if they are not those of the persistent kernel.
+pub(crate) const WEIGHT_BLOCKS: usize = 32;
+/// How long the GPU waits for a mask before it leaves the choice to the host.
+pub(crate) const MASK_PATIENCE: Duration = Duration::from_millis(200);
 const THREADS: usize = 256;
 const PARTS_BYTES: usize = FEW * 2 * WIDE_BLOCKS * DIGITS * 8;
 
@@ -41,6 +49,8 @@ pub(crate) const DRAWN: u32 = 2;
 pub(crate) const ADJUSTED: u32 = 4;
 pub(crate) const FOLLOWED: u32 = 8;
 pub(crate) const WIDE: u32 = 16;
+pub(crate) const MASKED: u32 = 32;
+pub(crate) const REPORTED: u32 = 64;
 pub(crate) const RULED_OUT_EARLY: u32 = 1 << 30;
 pub(crate) const RULED_OUT: u32 = 1 << 31;
 
@@ -62,7 +72,8 @@ struct DrawWords {
     seed: u64,
     token_number: u32,
     share_number: u32,
-    gap: u64,
+    n_ranks: u32,
+    gap: u32,
 }
 
 impl DrawWords {
@@ -72,6 +83,8 @@ impl DrawWords {
             | flag(draw.temperature > 0.0, DRAWN)
             | flag(draw.adjusts, ADJUSTED)
             | flag(is_wide(draw), WIDE)
+            | flag(draw.is_masked, MASKED)
+            | flag(draw.n_logprobs.is_some(), REPORTED)
             | flag(followed, FOLLOWED);
         Self {
             flags,
@@ -89,6 +102,8 @@ impl DrawWords {
             seed: draw.seed,
             token_number: number,
             share_number: number,
+            // The likeliest token's logit is always needed.
+            n_ranks: draw.n_logprobs.map_or(0, |n| n.max(1) as u32),
             gap: 0,
         }
     }
@@ -134,6 +149,12 @@ pub(crate) struct SamplingAddresses {
     n_cells: u64,
     parts: Address,
     gates: Address,
+    likely: Address,
+    weights: Address,
+    told_logits: Address,
+    given_masks: Address,
+    masks: Address,
+    late: Address,
 }
 
 // SAFETY: `repr(C)`, with the fields of the kernels' `Sampling`.
@@ -144,11 +165,12 @@ pub(crate) fn layouts() -> [Layout; 3] {
     [
         layout!(DrawWords as "Draw" {
             flags, vocab, top_k, index, repetition, frequency, presence, min_tokens, scale,
-            least_weight, share, seed, token_number, share_number, gap,
+            least_weight, share, seed, token_number, share_number, n_ranks, gap,
         }),
         layout!(AdjustmentWords as "Adjustment" { token, mark, bias, output }),
         layout!(SamplingAddresses as "Sampling" {
-            draws, best, bias, marks, told_tokens, told_shares, n_cells, parts, gates,
+            draws, best, bias, marks, told_tokens, told_shares, n_cells, parts, gates, likely,
+            weights, told_logits, given_masks, masks, late,
         }),
     ]
 }
@@ -159,23 +181,50 @@ pub(crate) enum Chosen {
     /// From logits that it fetches.
     #[default]
     ByHost,
-    /// On the GPU, by one block per output.
-    AmongFew,
-    /// On the GPU, some by many blocks per output.
-    AmongAll,
+    /// On the GPU.
+    ByGpu(Needs),
+}
+
+/// What the draws of a step need besides the kernel that chooses by one block per output.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Needs {
+    /// Many blocks per output, for draws among all ranks.
+    pub(crate) wide: bool,
+    /// Masks from the host.
+    pub(crate) masks: bool,
+    /// Sums for log-probabilities.
+    pub(crate) reports: bool,
 }
 
 impl Chosen {
     /// How a step with these draws chooses its tokens.
     pub(crate) fn by<'a>(draws: impl Iterator<Item = &'a Draw>) -> Self {
-        let how = |draw| if is_wide(draw) { Self::AmongAll } else { Self::AmongFew };
-        draws.map(how).max_by_key(|how| *how == Self::AmongAll).unwrap_or_default()
+        let add = |needs: Needs, draw: &Draw| Needs {
+            wide: needs.wide || is_wide(draw),
+            masks: needs.masks || draw.is_masked,
+            reports: needs.reports || draw.n_logprobs.is_some(),
+        };
+        let all = draws.fold(None, |needs, draw| Some(add(needs.unwrap_or_default(), draw)));
+        all.map_or(Self::ByHost, Self::ByGpu)
+    }
+
+    /// What is needed on the GPU.
+    pub(crate) fn needs(self) -> Needs {
+        match self {
+            Self::ByHost => Needs::default(),
+            Self::ByGpu(needs) => needs,
+        }
     }
 }
 
 /// Best scores of a vocabulary: one for every [`SCORE_ROWS`] rows.
 pub(crate) fn n_best(vocab: usize) -> usize {
     vocab.div_ceil(SCORE_ROWS)
+}
+
+/// Words of a mask: a bit for every token.
+pub(crate) fn n_mask_words(vocab: usize) -> usize {
+    vocab.div_ceil(32)
 }
 
 /// Whether a draw is among more ranks than one block weighs.
@@ -196,9 +245,20 @@ pub(crate) struct Sampling {
     marks: Memory,
     /// `AdjustmentWords` \[FEW · vocab at most\]
     adjustments: Memory,
-    /// \[TOLD_STEPS\]\[FEW\], then \[TOLD_STEPS\]\[cells\]: the step's number in the upper half,
-    /// the value in the lower
+    /// \[TOLD_STEPS\]\[FEW\], then \[TOLD_STEPS\]\[cells\], then
+    /// \[TOLD_STEPS\]\[FEW\]\[REPORT_WORDS\]: the step's number in the upper half, the value in
+    /// the lower
     told: Pinned,
+    /// The best logit of every 16 rows: \[FEW\]\[groups\]
+    likely: Memory,
+    /// u64 \[FEW\]
+    weights: Memory,
+    /// \[FEW\]\[mask words\]: the step's number in the upper half, 32 bits in the lower
+    given_masks: Pinned,
+    /// The same on the GPU, without numbers.
+    masks: Memory,
+    /// \[FEW\]
+    late: Memory,
     /// Sums that blocks that draw together publish to one another: \[FEW\]\[2\]\[blocks\]\[words\]
     parts: Memory,
     /// How often one of them has waited for the others: \[FEW\]
@@ -221,7 +281,12 @@ impl Sampling {
             bias: memory(FEW * vocab * 4)?,
             marks: memory(FEW * vocab * 4)?,
             adjustments: memory(FEW * vocab * size_of::<AdjustmentWords>())?,
-            told: Pinned::new(gpu, TOLD_STEPS * (FEW + n_cells) * 8)?,
+            told: Pinned::new(gpu, TOLD_STEPS * (FEW * (1 + REPORT_WORDS) + n_cells) * 8)?,
+            likely: memory(FEW * groups * 4)?,
+            weights: memory(FEW * 8)?,
+            given_masks: Pinned::new(gpu, FEW * n_mask_words(vocab) * 8)?,
+            masks: memory(FEW * n_mask_words(vocab) * 4)?,
+            late: memory(FEW * 4)?,
             parts: memory(PARTS_BYTES)?,
             gates: memory(FEW * 4)?,
             // Blocks that wait for one another must all be resident.
@@ -236,7 +301,9 @@ impl Sampling {
     pub(crate) fn bytes(config: &Config) -> usize {
         let groups = n_best(config.vocab);
         let of_token = 2 * 4 + size_of::<AdjustmentWords>();
-        FEW * (size_of::<DrawWords>() + groups * 4 + config.vocab * of_token + 4) + PARTS_BYTES
+        let of_output = size_of::<DrawWords>() + 2 * groups * 4 + 8 + 2 * 4;
+        let mask = n_mask_words(config.vocab) * 4;
+        FEW * (of_output + mask + config.vocab * of_token) + PARTS_BYTES
     }
 
     /// Whether the GPU can choose by this draw.
@@ -256,7 +323,18 @@ impl Sampling {
             n_cells: self.n_cells as u64,
             parts: self.parts.address(),
             gates: self.gates.address(),
+            likely: self.likely.address(),
+            weights: self.weights.address(),
+            told_logits: told.offset(self.first_report() * 8),
+            given_masks: self.given_masks.address(),
+            masks: self.masks.address(),
+            late: self.late.address(),
         }
+    }
+
+    /// The first published word of log-probabilities.
+    fn first_report(&self) -> usize {
+        TOLD_STEPS * (FEW + self.n_cells)
     }
 
     /// Copies the draws of a step's outputs to the GPU, in the stream. The next step has the number
@@ -290,6 +368,10 @@ impl Sampling {
             let (list, bias) = (self.adjustments.address(), self.bias.address());
             kernels.mark_tokens.launch(gpu, launch, &[&list, &n, &bias, &self.marks.address()])?;
         }
+        if samplers.iter().any(|(_, _, draw)| draw.n_logprobs.is_some()) {
+            // A launch that failed may have left sums behind.
+            gpu.clear(&self.weights, 0..FEW * 8)?;
+        }
         self.pinned_draws.fill(0, &all);
         gpu.upload(Stream::Compute, &self.draws, &self.pinned_draws, size_of_val(&all))
     }
@@ -300,6 +382,31 @@ impl Sampling {
         let told = self.told.load(number as usize % TOLD_STEPS * FEW + output);
         let token = (told >> 32 == u64::from(number)).then_some(told as u32)?;
         Some((token != DECLINED).then_some(token))
+    }
+
+    /// Writes the mask of an output of step `number` where the step, which may be running, reads it.
+    /// If the sampler has none to give, no token is allowed: the choice is then left to the sampler,
+    /// which says why it cannot go on.
+    pub(crate) fn give_mask(&self, number: u32, output: usize, sampler: &Sampler) {
+        let n_words = n_mask_words(self.vocab);
+        let write = |mask: &[u32]| {
+            let words = mask.iter().copied().chain(std::iter::repeat(0)).take(n_words);
+            for (i, bits) in words.enumerate() {
+                let word = u64::from(number) << 32 | u64::from(bits);
+                self.given_masks.store(output * n_words + i, word);
+            }
+        };
+        if sampler.read_mask(write).is_err() {
+            write(&[]);
+        }
+    }
+
+    /// Word `word` of the log-probabilities that step `number` published for an output, if it has
+    /// arrived: see [`REPORT_WORDS`].
+    pub(crate) fn report_word(&self, number: u32, output: usize, word: usize) -> Option<u32> {
+        let of_step = (number as usize % TOLD_STEPS * FEW + output) * REPORT_WORDS;
+        let told = self.told.load(self.first_report() + of_step + word);
+        (told >> 32 == u64::from(number)).then_some(told as u32)
     }
 
     /// A cell's share of attention, summed over heads, that step `number` published, if it has
@@ -314,7 +421,6 @@ impl Sampling {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weft_core::sampling::Sampling as Settings;
 
     #[test]
     fn what_is_adjusted_reaches_the_kernel_as_marks() {
@@ -327,8 +433,8 @@ mod tests {
             ..Settings::default()
         };
         let mut sampler = Sampler::new(&settings, &[5, 7], &[9], 20).unwrap();
-        sampler.accept(7);
-        sampler.accept(7);
+        sampler.accept(7).unwrap();
+        sampler.accept(7).unwrap();
         let list = sampler.adjustments();
         let of = |token: u32| {
             let words = list.iter().map(|a| AdjustmentWords::new(a, 2)).find(|a| a.token == token);
@@ -351,10 +457,11 @@ mod tests {
             let draws: Vec<Draw> = all.iter().copied().map(draw).collect();
             Chosen::by(draws.iter())
         };
+        let by_gpu = |wide| Chosen::ByGpu(Needs { wide, ..Needs::default() });
         assert_eq!(of(&[]), Chosen::ByHost);
-        assert_eq!(of(&[(0.0, 0), (0.7, 20), (1.0, 128)]), Chosen::AmongFew);
-        assert_eq!(of(&[(0.0, 0), (1.0, 0), (0.7, 20)]), Chosen::AmongAll);
-        assert_eq!(of(&[(1.0, 129)]), Chosen::AmongAll);
+        assert_eq!(of(&[(0.0, 0), (0.7, 20), (1.0, 128)]), by_gpu(false));
+        assert_eq!(of(&[(0.0, 0), (1.0, 0), (0.7, 20)]), by_gpu(true));
+        assert_eq!(of(&[(1.0, 129)]), by_gpu(true));
     }
 
     #[test]
@@ -362,8 +469,26 @@ mod tests {
         let settings = Settings { top_k: 5000, top_p: 0.5, min_p: 0.25, ..Settings::default() };
         let draw = Sampler::new(&settings, &[], &[], 1000).unwrap().next_draw().unwrap();
         let words = DrawWords::new(&draw, 1, true);
-        assert_eq!(words.flags, CHOSEN | DRAWN | FOLLOWED | WIDE);
+        assert_eq!((words.flags, words.n_ranks), (CHOSEN | DRAWN | FOLLOWED | WIDE, 0));
         assert_eq!((words.top_k, words.share, words.least_weight), (1000, 1 << 31, 1 << 38));
         assert_eq!(words.scale, std::f64::consts::LOG2_E * 4_294_967_296.0);
+    }
+
+    #[test]
+    fn what_is_masked_or_reported_is_needed_by_the_step() {
+        let draw = Sampler::new(&Settings::default(), &[], &[], 9).unwrap().next_draw().unwrap();
+        let draw = Draw { temperature: 0.0, ..draw };
+        let masked = Draw { is_masked: true, ..draw };
+        let reported = Draw { n_logprobs: Some(0), ..draw };
+        let needs = |draws: &[Draw]| {
+            let Needs { wide, masks, reports } = Chosen::by(draws.iter()).needs();
+            (wide, masks, reports)
+        };
+        assert_eq!(needs(&[draw, masked]), (false, true, false));
+        assert_eq!(needs(&[reported, draw]), (false, false, true));
+        assert_eq!(needs(&[reported, masked]), (false, true, true));
+        let words = DrawWords::new(&reported, 1, false);
+        assert_eq!((words.flags, words.n_ranks), (CHOSEN | REPORTED, 1), "the first rank at least");
+        assert_eq!(DrawWords::new(&masked, 1, false).flags, CHOSEN | MASKED);
     }
 }

@@ -38,6 +38,10 @@ pub(crate) const TILED_TOKENS: [usize; 3] = [64, 128, 192];
 const TILE_COST: usize = 32;
 /// Tokens and columns of a square, in which these kernels read activations (`tiled.cuh`).
 pub(crate) const SQUARE: usize = 64;
+/// Pages that a block of the kernel that attends by warpgroups holds at once.
+const TILED_PAGES: usize = 4;
+/// Bytes of the weights of a warp's queries on one page, and of what they had before it.
+const CUT_PAGE: usize = 2560;
 /// Less than this is too little to share.
 const LEAST_PAIR_RING: usize = 64 << 10;
 /// Shared memory that a block takes besides its ring, and that the system reserves per block.
@@ -109,6 +113,11 @@ impl Chip {
     fn side_bytes(dim: usize) -> usize {
         SECTION_PAGES * PAGE_ROWS * dim * 2
     }
+}
+
+/// Bytes of a KV head's part of a page as warpgroups read it (`ops/lay_pages.cu`).
+pub(crate) fn laid_bytes(dim: usize) -> usize {
+    (dim.next_multiple_of(SQUARE) + dim) * PAGE_ROWS * 2
 }
 
 /// Columns, padded.
@@ -281,22 +290,21 @@ impl Shape {
         (1 + usize::from(self.chip.has_both_sides(self.dim))) * Chip::side_bytes(self.dim)
     }
 
-    /// Whether activations of prompts are in squares, for products by warpgroups. Those of coded
-    /// matrices have none yet.
+    /// Whether activations of prompts are in squares, for products by warpgroups.
     pub(crate) fn is_tiled(&self) -> bool {
-        self.chip.has_warpgroups && self.matrices.has_plain_layers()
+        self.chip.has_warpgroups
     }
 
-    /// Which of [`TILED_TOKENS`] is fastest for a product with so many rows and tokens: clusters of
-    /// two blocks each take a share of the tiles.
-    pub(crate) fn tiled_width(&self, rows: usize, n_tokens: usize) -> usize {
+    /// Which of the first `n` of [`TILED_TOKENS`] is fastest for a product with so many rows and
+    /// tokens: clusters of two blocks each take a share of the tiles.
+    pub(crate) fn tiled_width(&self, n: usize, rows: usize, n_tokens: usize) -> usize {
         let pairs = rows.div_ceil(2 * BLOCK_ROWS);
         let cost = |n: usize| {
             let tiles = pairs * n_tokens.div_ceil(n);
             tiles.div_ceil(self.tiled_clusters()) * (n + TILE_COST)
         };
         let costs = TILED_TOKENS.map(cost);
-        (0..costs.len()).min_by_key(|i| costs[*i]).expect("there are kernels")
+        (0..n).min_by_key(|i| costs[*i]).expect("there are kernels")
     }
 
     /// Clusters that are resident at once.
@@ -314,16 +322,14 @@ impl Shape {
         if self.attends_tiled() { 2 * TILE_QUERIES } else { TILE_QUERIES }
     }
 
-    /// Dynamic shared memory of the kernel that attends for prompts: two pages, by warpgroups also
-    /// two in another order and a tile of queries.
+    /// Dynamic shared memory of the kernel that attends for prompts: two pages; by warpgroups four,
+    /// a tile of queries, and a page of weights for each warp that attends.
     pub(crate) fn attend_block_bytes(&self) -> usize {
-        let pages = 2 * 2 * PAGE_ROWS * self.dim * 2;
         if !self.attends_tiled() {
-            return pages;
+            return 2 * 2 * PAGE_ROWS * self.dim * 2;
         }
-        let in_order = 2 * (self.dim.next_multiple_of(64) + self.dim) * PAGE_ROWS * 2;
-        let queries = self.tile_queries() * (self.dim + 8).max(80) * 2;
-        (1 << 10) + pages + in_order + queries
+        let queries = self.tile_queries() * self.dim.next_multiple_of(SQUARE) * 2;
+        (1 << 10) + TILED_PAGES * laid_bytes(self.dim) + queries + WARPS * CUT_PAGE
     }
 
     /// Shared memory of the kernels for blocks of tokens.
@@ -332,7 +338,7 @@ impl Shape {
     }
 
     /// The constants of products and attention by warpgroups.
-    fn tiled_constants(&self) -> [(&'static str, usize); 6] {
+    fn tiled_constants(&self) -> [(&'static str, usize); 9] {
         [
             ("TILED", usize::from(self.is_tiled())),
             ("TILED_SHARED", TILED_SHARED),
@@ -340,6 +346,9 @@ impl Shape {
             ("SQUARE", SQUARE),
             ("SEVERAL", SEVERAL),
             ("ATTENDS_TILED", usize::from(self.attends_tiled())),
+            ("ATTEND_BLOCK_SHARED", self.attend_block_bytes()),
+            ("LAID_BYTES", laid_bytes(self.dim)),
+            ("TILED_PAGES", TILED_PAGES),
         ]
     }
 

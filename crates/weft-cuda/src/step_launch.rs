@@ -3,7 +3,9 @@
 //! Steps that are started ahead run as the previous step did: as graphs that wait in the stream, or
 //! inside one launch of the persistent kernel. The caller sees no difference (`in_flight.rs`).
 
-use weft_core::device::Step;
+use std::sync::Arc;
+
+use weft_core::device::{Lane, Outputs, Step};
 use weft_core::plan::Op;
 use weft_core::sampling::{Draw, Sampler};
 
@@ -12,9 +14,10 @@ use crate::device::Launches;
 use crate::error::CudaError;
 use crate::graphs;
 use crate::in_flight::BEYOND;
+use crate::modules::next_plan;
 use crate::ops::Pass;
 use crate::persistent::{self, Chooses, Run};
-use crate::sampling::{Chosen, TOLD_STEPS};
+use crate::sampling::{Chosen, Needs, TOLD_STEPS};
 use crate::tables::Family;
 
 /// An output whose token is chosen on the GPU, its sampler, and the draw.
@@ -32,10 +35,12 @@ enum Way {
 }
 
 impl Way {
-    /// Steps that may be started beyond the requested one.
-    fn most_ahead(self) -> usize {
+    /// Steps that may be started beyond the requested one. A graph that waits for its mask cannot be
+    /// stopped, so none is started before it is requested.
+    fn most_ahead(self, needs: Needs) -> usize {
         match self {
             Self::Ops => 0,
+            Self::Graph if needs.masks => 0,
             Self::Graph => BEYOND,
             Self::Persistent => TOLD_STEPS - 1,
         }
@@ -48,6 +53,8 @@ struct Prepared {
     bytes: usize,
     way: Way,
     chosen: Chosen,
+    /// Outputs of the lists: more than those of the step if its last lane is run several times.
+    n_outputs: usize,
 }
 
 impl CudaDevice {
@@ -70,14 +77,21 @@ impl CudaDevice {
         self.end_launch()?;
         let prepared = self.prepare(ops, step, self.in_flight.how())?;
         let number = self.in_flight.number();
-        let n = self.in_flight.launches_for(ahead.min(prepared.way.most_ahead()));
+        let most_ahead = prepared.way.most_ahead(prepared.chosen.needs());
+        let n = self.in_flight.launches_for(ahead.min(most_ahead));
+        let mut draws = draws.to_vec();
+        let last = draws.last().filter(|draw| draw.0 + 1 == step.n_outputs()).copied();
+        if let Some((_, sampler, draw)) = last {
+            let repeated = step.n_outputs()..prepared.n_outputs;
+            draws.extend(repeated.map(|output| (output, sampler, draw)));
+        }
         let Self { sampling, gpu, kernels, .. } = self;
-        let uploaded = match draws {
+        let uploaded = match draws.as_slice() {
             [] => Ok(()),
             draws => sampling.upload(gpu, kernels, draws, number, n > 1),
         };
         uploaded.map_err(|error| (ops[0], error))?;
-        self.launch(ops, &prepared, Chooses::by(draws, step.n_outputs()), n)
+        self.launch(ops, &prepared, Chooses::by(&draws, prepared.n_outputs), n)
     }
 
     /// Starts steps beyond the requested one, which was started ahead. A launch of the persistent
@@ -86,8 +100,36 @@ impl CudaDevice {
         if self.persistent.as_ref().is_some_and(|kernel| kernel.is_running) {
             return Ok(());
         }
-        let n = self.in_flight.launches_for(ahead.min(BEYOND));
-        if n == 0 { Ok(()) } else { self.launch_graph(self.in_flight.how(), n) }
+        let most_ahead = Way::Graph.most_ahead(self.in_flight.how().needs());
+        let n = self.in_flight.launches_for(ahead.min(most_ahead));
+        if n == 0 {
+            return Ok(());
+        }
+        let gpu = Arc::clone(&self.gpu);
+        let _turn = gpu.turn().map_err(|error| (self.plan[0], error))?;
+        self.launch_graph(self.in_flight.how(), n)
+    }
+
+    /// Computes the masks of the requested step, which runs meanwhile, and hands them to it. A mask
+    /// may take as long as the layers, so several are computed at once.
+    pub(crate) fn give_masks(&self, samplers: &[Option<&Sampler>]) {
+        let with_output = samplers.iter().zip(self.in_flight.outputs());
+        let is_masked = |sampler: &&Sampler| sampler.next_draw().is_some_and(|draw| draw.is_masked);
+        let masked: Vec<(usize, &Sampler)> = with_output
+            .filter_map(|(sampler, output)| Some(((*output)?, (*sampler).filter(is_masked)?)))
+            .collect();
+        let give = |(output, sampler): &(usize, &Sampler)| {
+            self.sampling.give_mask(self.in_flight.number(), *output, sampler);
+        };
+        let Some((first, others)) = masked.split_first() else { return };
+        std::thread::scope(|scope| {
+            for (_, sampler) in others {
+                // Computed now, and handed over below.
+                scope.spawn(|| sampler.read_mask(|_| {}));
+            }
+            give(first);
+        });
+        others.iter().for_each(give);
     }
 
     /// Waits for a step's tokens or, if it publishes none, for its end.
@@ -132,28 +174,49 @@ impl CudaDevice {
         chosen: Chosen,
     ) -> Result<Prepared, (Op, CudaError)> {
         self.mover.order_step(step).map_err(|error| (ops[0], error))?;
-        self.lists.fill(step, self.config.group());
-        let family = Family::of(step.n_tokens());
+        let is_whole = ops == self.plan;
+        // A launch chooses at the plan's end, by one block per output.
+        let is_served = match chosen {
+            Chosen::ByHost => true,
+            Chosen::ByGpu(needs) => is_whole && !needs.wide,
+        };
+        // The host hands out one mask per lane, and none for a lane that is run twice.
+        let pads = is_served && self.persistent.is_some() && !chosen.needs().masks;
+        if let Some(lanes) = repeat_last_lane(step).filter(|_| pads) {
+            let step = Step { lanes: &lanes };
+            if self.has_room_for(lanes.len()) && self.fill_lists(ops, &step).1 {
+                let (family, n_outputs) = (Family::Few, lanes.len());
+                let bytes = self.few.write(&step, &self.lists);
+                return Ok(Prepared { family, bytes, way: Way::Persistent, chosen, n_outputs });
+            }
+        }
+        let (family, is_persistent) = self.fill_lists(ops, step);
         let tables = match family {
             Family::Few => &mut self.few,
             Family::Many => &mut self.many,
         };
         let bytes = tables.write(step, &self.lists);
-        let is_whole = ops == self.plan;
-        // A launch chooses at the plan's end, by one block per output.
-        let is_served = match chosen {
-            Chosen::ByHost => true,
-            Chosen::AmongFew => is_whole,
-            Chosen::AmongAll => false,
-        };
-        let way = if is_served && self.is_persistent(ops, family) {
+        let way = if is_served && is_persistent {
             Way::Persistent
         } else if self.launches != Launches::Ops && family == Family::Few && is_whole {
             Way::Graph
         } else {
             Way::Ops
         };
-        Ok(Prepared { family, bytes, way, chosen })
+        Ok(Prepared { family, bytes, way, chosen, n_outputs: step.n_outputs() })
+    }
+
+    /// Builds the lists of a step. Returns which kernels run it, and whether the persistent kernel
+    /// may.
+    fn fill_lists(&mut self, ops: &[Op], step: &Step<'_>) -> (Family, bool) {
+        self.lists.fill(step, self.config.group());
+        let family = Family::of(step.n_tokens());
+        (family, self.is_persistent(ops, family))
+    }
+
+    /// Whether buffers have room for so many tokens and outputs.
+    fn has_room_for(&self, n: usize) -> bool {
+        n <= self.limits.step_tokens.min(self.limits.step_outputs)
     }
 
     /// Copies a step's lists to the GPU and launches ops on them, and on the `n - 1` steps that
@@ -166,7 +229,9 @@ impl CudaDevice {
         n: usize,
     ) -> Result<(), (Op, CudaError)> {
         let first = |error| (ops[0], error);
-        let Prepared { family, bytes, way, chosen } = *prepared;
+        let gpu = Arc::clone(&self.gpu);
+        let _turn = gpu.turn().map_err(first)?;
+        let Prepared { family, bytes, way, chosen, .. } = *prepared;
         let tables = match family {
             Family::Few => &self.few,
             Family::Many => &self.many,
@@ -194,5 +259,39 @@ impl CudaDevice {
         let launched = graphs::run(self, &plan, chosen, times);
         self.plan = plan;
         launched
+    }
+}
+
+/// The lanes of a step of one token each, as many as the persistent kernel is compiled for: the last
+/// one is run several times, to the same rows and results. That is faster than the kernel for any
+/// number of tokens. None if there is no need, or no such kernel.
+fn repeat_last_lane<'a>(step: &Step<'a>) -> Option<Vec<Lane<'a>>> {
+    let is_one = |lane: &Lane<'_>| lane.tokens.len() == 1 && lane.outputs == Outputs::Last;
+    let last = step.lanes.last().filter(|_| step.lanes.iter().all(is_one))?;
+    let mut lanes = step.lanes.to_vec();
+    lanes.resize(next_plan(lanes.len())?, *last);
+    Some(lanes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn three_lanes_run_as_four() {
+        let lane = Lane {
+            tokens: &[7],
+            positions: &[3],
+            key_positions: &[3],
+            store_at: &[3],
+            spans: &[],
+            marks: &[],
+            outputs: Outputs::Last,
+        };
+        let padded = |lanes: &[Lane<'_>]| repeat_last_lane(&Step { lanes }).map(|all| all.len());
+        let all = [1, 2, 3, 4, 5, 8].map(|n| padded(&vec![lane; n]));
+        assert_eq!(all, [None, None, Some(4), None, None, None]);
+        let silent = Lane { outputs: Outputs::None, ..lane };
+        assert_eq!(padded(&[lane, silent, lane]), None);
     }
 }

@@ -133,6 +133,8 @@ pub(crate) struct Counts {
     pub(crate) n_outputs: usize,
     pub(crate) n_items: usize,
     pub(crate) n_tiles: usize,
+    /// Sections of all lanes.
+    pub(crate) n_sections: usize,
     /// Blocks that share the sections of a tile; if more than one, every token's result is
     /// combined.
     pub(crate) n_splits: usize,
@@ -234,6 +236,7 @@ impl Lists {
         }
         self.counts.n_items = self.items.len();
         self.counts.n_tiles = self.tiles.len();
+        self.counts.n_sections = self.sections.len();
     }
 
     /// The number of queries of each item: zero if a token does not see its own row, several of one

@@ -5,9 +5,7 @@
 //! rows, so that one copy brings all of it. `kernels/coded.cuh` reads what is written here.
 
 use half::{bf16, f16};
-use weft_core::weights::{
-    Code, Coded, CodedRow, Form, Offset, Offsets, Scale, Scales, UNIT_COLUMNS,
-};
+use weft_core::weights::{Code, Coded, CodedRow, Form, Offset, Offsets, Scale, Scales};
 
 use crate::shape::{TILE_ROWS, UNIT_BYTES};
 
@@ -22,15 +20,11 @@ pub(crate) struct UnitForm(Form);
 impl UnitForm {
     pub(crate) const PLAIN: Self = Self(Form::Plain);
 
-    /// Steps whose unit changes within a group are multiplied out.
+    /// Steps are multiplied out: unpacking them takes longer than the bytes that they save.
     pub(crate) fn new(form: Form) -> Self {
         let Form::Coded(coded) = form else { return Self::PLAIN };
         assert!(coded.group.is_multiple_of(16), "groups are a multiple of 16 columns");
-        let in_steps = coded.scale == Scale::Steps && UNIT_COLUMNS.is_multiple_of(coded.group);
-        let scale = match coded.scale {
-            Scale::Steps if !in_steps => Scale::F32,
-            scale => scale,
-        };
+        let scale = if coded.scale == Scale::Steps { Scale::F32 } else { coded.scale };
         Self(Form::Coded(Coded { scale, ..coded }))
     }
 
@@ -44,6 +38,11 @@ impl UnitForm {
     /// Bytes of a unit.
     pub(crate) fn bytes(&self) -> usize {
         self.coded().map_or(UNIT_BYTES, |coded| Places::of(coded).end.next_multiple_of(16))
+    }
+
+    /// Runs of a unit if the input is summed over them, for offsets.
+    pub(crate) fn summed_runs(&self) -> usize {
+        self.coded().filter(|coded| coded.offset != Offset::None).map_or(0, runs)
     }
 
     /// The form as a type of the kernels.
@@ -60,8 +59,7 @@ impl UnitForm {
         let scale = match coded.scale {
             Scale::F16 => "F16",
             Scale::Bf16 => "BF16",
-            Scale::F32 => "F32",
-            Scale::Steps => "STEPS",
+            Scale::F32 | Scale::Steps => "F32",
         };
         let offset = match coded.offset {
             Offset::None => "NO_OFFSET",
@@ -94,12 +92,13 @@ impl UnitForm {
                     continue;
                 }
                 let (g, at) = (column / group, run * TILE_ROWS + row);
-                write_number(&mut to[places.scales..], coded, at, &from.scales, g, group);
+                let numbers = &mut to[places.scales..];
+                write_number(numbers, coded, at, 0, &from.scales, g, group);
                 match from.offsets {
                     Offsets::None => {}
-                    Offsets::Zeros(zeros) => to[places.offsets + at] = zeros[g].cast_unsigned(),
+                    Offsets::Zeros(zeros) => to[places.zeros + at] = zeros[g].cast_unsigned(),
                     Offsets::Minimums(minimums) => {
-                        write_number(&mut to[places.offsets..], coded, at, &minimums, g, group);
+                        write_number(numbers, coded, at, 1, &minimums, g, group);
                     }
                 }
             }
@@ -112,10 +111,15 @@ fn runs(coded: &Coded) -> usize {
     COLUMNS / coded.run()
 }
 
+/// Numbers of each row and run: a scale, or a scale and a minimum beside it.
+fn per_row(coded: &Coded) -> usize {
+    if coded.offset == Offset::Minimum { 2 } else { 1 }
+}
+
 /// Where the parts of a unit begin, in bytes.
 struct Places {
     scales: usize,
-    offsets: usize,
+    zeros: usize,
     end: usize,
 }
 
@@ -124,16 +128,11 @@ impl Places {
         let scales = TILE_ROWS * COLUMNS * coded.code.bits() / 8;
         let numbers = match coded.scale {
             Scale::F16 | Scale::Bf16 => 2 * TILE_ROWS * runs(coded),
-            Scale::F32 => 4 * TILE_ROWS * runs(coded),
-            Scale::Steps => TILE_ROWS * runs(coded) + 2 * TILE_ROWS,
+            Scale::F32 | Scale::Steps => 4 * TILE_ROWS * runs(coded),
         };
-        let offsets = scales + numbers;
-        let end = match coded.offset {
-            Offset::None => offsets,
-            Offset::Zero => offsets + TILE_ROWS * runs(coded),
-            Offset::Minimum => offsets + numbers,
-        };
-        Self { scales, offsets, end }
+        let zeros = scales + numbers * per_row(coded);
+        let is_zero = coded.offset == Offset::Zero;
+        Self { scales, zeros, end: zeros + if is_zero { TILE_ROWS * runs(coded) } else { 0 } }
     }
 }
 
@@ -164,26 +163,22 @@ fn write_codes(to: &mut [u8], code: Code, lane: usize, codes: &[u8]) {
     to[low_bytes + lane * own..][..own].copy_from_slice(&high.to_le_bytes()[..own]);
 }
 
-/// Writes the scale, or the minimum, of a group.
+/// Writes the scale of a group, which is the first of its row's numbers, or the minimum.
 fn write_number(
     to: &mut [u8],
     coded: &Coded,
-    at: usize,
+    row: usize,
+    which: usize,
     from: &Scales<'_>,
     group: usize,
     width: usize,
 ) {
     let number = from.of(group, width);
+    let at = row * per_row(coded) + which;
     match coded.scale {
         Scale::F16 => to[at * 2..][..2].copy_from_slice(&f16::from_f32(number).to_le_bytes()),
         Scale::Bf16 => to[at * 2..][..2].copy_from_slice(&bf16::from_f32(number).to_le_bytes()),
-        Scale::F32 => to[at * 4..][..4].copy_from_slice(&number.to_le_bytes()),
-        Scale::Steps => {
-            to[at] = from.steps[group].cast_unsigned();
-            let unit = f16::from_f32(from.units[group * width / UNIT_COLUMNS]);
-            let units = TILE_ROWS * runs(coded) + at % TILE_ROWS * 2;
-            to[units..][..2].copy_from_slice(&unit.to_le_bytes());
-        }
+        Scale::F32 | Scale::Steps => to[at * 4..][..4].copy_from_slice(&number.to_le_bytes()),
     }
 }
 
@@ -217,17 +212,30 @@ mod tests {
         let bytes = |code, group, scale, offset| unit(code, group, scale, offset).bytes();
         assert_eq!(bytes(int(4), 32, Scale::F16, Offset::None), 144);
         assert_eq!(bytes(int(8), 32, Scale::Bf16, Offset::None), 272);
-        assert_eq!(bytes(uint(4), 32, Scale::Steps, Offset::Minimum), 176);
-        assert_eq!(bytes(int(6), 16, Scale::Steps, Offset::None), 224);
+        assert_eq!(bytes(uint(4), 32, Scale::Steps, Offset::Minimum), 192);
+        assert_eq!(bytes(int(6), 16, Scale::Steps, Offset::None), 256);
         assert_eq!(bytes(int(4), 128, Scale::F16, Offset::Zero), 160);
         assert_eq!(UnitForm::PLAIN.bytes(), 512);
     }
 
     #[test]
-    fn steps_of_odd_groups_are_multiplied_out() {
-        let kernel_type = |group| unit(Code::Int { bits: 4 }, group, Scale::Steps, Offset::None);
-        assert!(kernel_type(128).kernel_type().contains("STEPS"));
-        assert!(kernel_type(48).kernel_type().contains("F32"));
+    fn a_minimum_lies_beside_its_scale() {
+        let coded = Coded {
+            code: Code::Uint { bits: 4 },
+            group: 32,
+            scale: Scale::Steps,
+            offset: Offset::Minimum,
+        };
+        let of = |unit, step| Scales { units: unit, steps: step };
+        let row = CodedRow {
+            codes: &[0; 32],
+            scales: of(&[0.5], &[3]),
+            offsets: Offsets::Minimums(of(&[0.25], &[-7])),
+        };
+        let mut to = [0; 192];
+        UnitForm::new(Form::Coded(coded)).write_row(&mut to, |_| 0, 2, &row, 32);
+        assert_eq!(to[128 + 16..][..4], 1.5_f32.to_le_bytes());
+        assert_eq!(to[128 + 20..][..4], (-1.75_f32).to_le_bytes());
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The weights of the CUDA device: matrices packed, all on the GPU.
 
+use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 
 use weft_core::config::Config;
 use weft_core::weights::{Forms, LayerTensor, Tensor, Weights};
@@ -10,7 +11,8 @@ use crate::driver::{Gpu, Memory};
 use crate::error::CudaError;
 use crate::matrices::{TileForms, Variants};
 use crate::pack::{Packed, gate_row, read_vector};
-use crate::shape::{Chip, Shape, TILE_ROWS};
+use crate::shape::{BLOCK_ROWS, Chip, Shape, TILE_ROWS};
+use crate::units::UnitForm;
 
 pub(crate) struct ModelWeights {
     pub(crate) embed: Memory,
@@ -47,8 +49,8 @@ impl ModelWeights {
         // Packing takes most of the time, so every core does a part. The largest matrices come
         // first.
         std::thread::scope(|scope| {
-            let embed = scope.spawn(|| reader.matrix(Tensor::Embed, embed));
-            let read_head = || reader.matrix(Tensor::Head, head);
+            let embed = scope.spawn(|| reader.large_matrix(Tensor::Embed, embed));
+            let read_head = || reader.large_matrix(Tensor::Head, head);
             let head = (!config.tied_head).then(|| scope.spawn(read_head));
             let layers = reader.layers()?;
             let joined = |thread: Thread<'_>| thread.join().expect("reading weights panicked");
@@ -67,6 +69,10 @@ impl ModelWeights {
 }
 
 type Thread<'s> = std::thread::ScopedJoinHandle<'s, Result<Memory, CudaError>>;
+
+/// Rows of a large matrix that a thread packs at a time: whole blocks, which matrices end with too.
+const PART_ROWS: usize = 32 * BLOCK_ROWS;
+const PLAIN: TileForms = TileForms::One(UnitForm::PLAIN);
 
 /// Threads that pack layers: more would only wait for memory.
 fn n_threads() -> usize {
@@ -110,6 +116,31 @@ impl Reader<'_> {
 
     fn matrix(&self, tensor: Tensor, forms: &TileForms) -> Result<Memory, CudaError> {
         self.upload(&self.packer().matrix(tensor, forms)?)
+    }
+
+    /// The same by several threads, each with some tiles, if the rows can be read one by one.
+    fn large_matrix(&self, tensor: Tensor, forms: &TileForms) -> Result<Memory, CudaError> {
+        let shape = tensor.shape(self.config);
+        let (rows, columns) = (shape[0], shape[1]);
+        let has_parts = self.from.is_shared_by_rows(tensor) && *forms == PLAIN;
+        let part = if has_parts { PART_ROWS } else { rows };
+        let memory = Memory::new(self.gpu, "weights", forms.bytes(rows, columns))?;
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mine = std::iter::from_fn(|| Some(next.fetch_add(part, Ordering::Relaxed)));
+            mine.take_while(|first| *first < rows).try_for_each(|first| {
+                let rows = first..rows.min(first + part);
+                let packed = self.packer().rows(tensor, forms, rows)?;
+                memory.write(forms.bytes(first, columns), &packed)
+            })
+        };
+        let n_threads = if has_parts { n_threads() } else { 1 };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..n_threads).map(|_| scope.spawn(work)).collect();
+            let mut joined = threads.into_iter().map(std::thread::ScopedJoinHandle::join);
+            joined.try_for_each(|done| done.expect("reading weights panicked"))
+        })?;
+        Ok(memory)
     }
 
     fn packer(&self) -> Packer<'_> {
@@ -175,6 +206,22 @@ impl Packer<'_> {
         let shape = tensor.shape(self.config);
         let mut packed = self.zeroed(forms, shape[0], shape[1]);
         packed.read(self.from, tensor, |row| row)?;
+        Ok(packed.bytes)
+    }
+
+    /// Some rows of a matrix, whole blocks unless they are the last, as a matrix of these rows.
+    fn rows(
+        &self,
+        tensor: Tensor,
+        forms: &TileForms,
+        rows: Range<usize>,
+    ) -> Result<Vec<u8>, CudaError> {
+        let shape = tensor.shape(self.config);
+        if rows == (0..shape[0]) {
+            return self.matrix(tensor, forms);
+        }
+        let mut packed = self.zeroed(forms, rows.len(), shape[1]);
+        packed.read_plain(self.from, tensor, rows)?;
         Ok(packed.bytes)
     }
 

@@ -2,12 +2,16 @@
 //! runs through keep all they hold in registers.
 //!
 //! Needs NVRTC on the library path, see `tools/nvrtc.sh`. Without it the tests are skipped;
-//! with `WEFT_REQUIRE_NVRTC=1` they fail.
+//! with `WEFT_REQUIRE_NVRTC=1` they fail. A persistent kernel takes the compiler ten seconds, so
+//! two of the eight stand for all on architectures that they are not tuned for; `make kernels` sets
+//! `WEFT_EVERY_KERNEL=1`, which compiles all eight everywhere.
 
 use weft_core::config::Config;
 use weft_core::shapes;
 use weft_core::weights::{Form, Forms, LayerTensor, Tensor, Weights, WeightsError};
-use weft_cuda::{Chip, CudaError, DECODE_KERNELS, Program, WHOLE_PLANS, compile, program};
+use weft_cuda::{
+    Chip, CudaError, DECODE_KERNELS, Program, Stage, WHOLE_PLANS, compile, modules, sources,
+};
 use weft_testing::{Missing, skip};
 
 /// What the architecture's GPUs have for a block: how matrices are cut depends on it.
@@ -23,14 +27,27 @@ fn chip(arch: &str) -> Chip {
     Chip { n_sms, shared_bytes: shared_kib << 10, has_warpgroups: arch == "sm_90a" }
 }
 
-/// The compiler's report for a shape; none without a compiler.
-fn report(config: &Config, arch: &str, with_persistent: bool) -> Option<String> {
-    compiled(&program(config, &Forms::default(), chip(arch), with_persistent).unwrap(), arch)
+/// The compiler's reports for the modules of a shape, persistent kernels only those of `plans`, side
+/// by side on two cores; none without a compiler.
+fn report(config: &Config, forms: &Forms, arch: &str, plans: &[String]) -> Option<String> {
+    let mut all = modules(config, forms, chip(arch), !plans.is_empty()).unwrap();
+    all.retain(|module| module.stage != Stage::Persistent || plans.contains(&module.name));
+    let (first, second) = all.split_at(all.len() / 2);
+    let compiled_all = |modules: &[weft_cuda::ModuleSource]| -> Option<String> {
+        modules.iter().map(|module| compiled(&module.program, arch)).collect()
+    };
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| compiled_all(second));
+        let first = compiled_all(first)?;
+        Some(first + &second.join().unwrap()?)
+    })
 }
 
-fn plain_program(with_persistent: bool) -> Program {
+/// All files, and a source that includes some of them.
+fn plain_program(source: &str) -> Program {
     let config = shapes::config("qwen3-0.6b").unwrap();
-    program(&config, &Forms::default(), chip("sm_90a"), with_persistent).unwrap()
+    let files = sources(&config, &Forms::default(), chip("sm_90a")).unwrap();
+    Program { source: source.to_owned(), files }
 }
 
 fn compiled(program: &Program, arch: &str) -> Option<String> {
@@ -74,11 +91,21 @@ architectures!(
     sm_120: "sm_120"
 );
 
+/// The persistent kernels that are compiled for an architecture: the one that takes any step and
+/// the one that draws a single token have every part of the others.
+fn whole_plans(arch: &str) -> Vec<String> {
+    let every = arch == "sm_90a" || std::env::var_os("WEFT_EVERY_KERNEL").is_some();
+    let both = |(name, _): &(&str, _)| [name.to_string(), format!("{name}_drawn")];
+    let all = WHOLE_PLANS.iter().flat_map(both);
+    all.filter(|name| every || ["decode", "decode_one_drawn"].contains(&name.as_str())).collect()
+}
+
 fn every_kernel_compiles(arch: &str) {
     let config = shapes::config("qwen3-0.6b").unwrap();
     // The persistent kernels need a block with much shared memory (`persistent/shared_memory.rs`).
     let with_persistent = chip(arch).shared_bytes > 128 << 10;
-    let Some(report) = report(&config, arch, with_persistent) else { return };
+    let plans = if with_persistent { whole_plans(arch) } else { Vec::new() };
+    let Some(report) = report(&config, &Forms::default(), arch, &plans) else { return };
     let spills = spills(&report);
     let bytes_of = |kernel: &str| {
         let found = spills.iter().find(|(name, _)| name == kernel);
@@ -93,8 +120,7 @@ fn every_kernel_compiles(arch: &str) {
         "sm_80" => 120,
         _ => 40,
     };
-    let whole = WHOLE_PLANS.iter().filter(|_| with_persistent);
-    for kernel in whole.flat_map(|(name, _)| [name.to_string(), format!("{name}_drawn")]) {
+    for kernel in plans {
         let bytes = bytes_of(&kernel);
         assert!(bytes <= most, "{arch}: {kernel} spills {bytes} bytes");
     }
@@ -102,9 +128,10 @@ fn every_kernel_compiles(arch: &str) {
 
 #[test]
 fn every_named_shape_compiles() {
-    for name in shapes::NAMES {
+    // The first is compiled for every architecture, above.
+    for name in &shapes::NAMES[1..] {
         let config = shapes::config(name).unwrap();
-        let Some(report) = report(&config, "sm_90a", false) else { return };
+        let Some(report) = report(&config, &Forms::default(), "sm_90a", &[]) else { return };
         let spilled: Vec<_> = { spills(&report).into_iter() }
             .filter(|(kernel, bytes)| *bytes > 0 && DECODE_KERNELS.contains(&kernel.as_str()))
             .collect();
@@ -147,11 +174,15 @@ fn kernels_of_every_form_compile() {
     let mut config = shapes::config("qwen3-0.6b").unwrap();
     config.layers = 5;
     let forms = Forms::of(&Mixed, &config);
-    for arch in ["sm_80", "sm_90a"] {
-        let program = program(&config, &forms, chip(arch), false).unwrap();
-        let Some(report) = compiled(&program, arch) else { return };
+    // Gate and up differ in form, so that single warps multiply both.
+    let by_arch = [
+        ("sm_80", ["norm_qkv", "norm_qkv_block_4", "down_add_sixteen_3"]),
+        ("sm_90a", ["norm_gate_up_block_1", "norm_qkv_tiled_128_4", "down_add_tiled_64_3"]),
+    ];
+    for (arch, kernels) in by_arch {
+        let Some(report) = report(&config, &forms, arch, &[]) else { return };
         let names: Vec<String> = spills(&report).into_iter().map(|(name, _)| name).collect();
-        for kernel in ["norm_qkv", "norm_qkv_block_4", "down_add_sixteen_3"] {
+        for kernel in kernels {
             assert!(names.iter().any(|name| name == kernel), "{arch}: no {kernel}");
         }
     }
@@ -166,7 +197,7 @@ fn every_file_includes_what_it_uses() {
                               #undef __cluster_dims__\n#define __cluster_dims__(...)\n\
                               #undef __grid_constant__\n#define __grid_constant__\n";
     const ONE_KERNEL: &str = "extern \"C\" __attribute__((global)) void nothing() {}\n";
-    let all = plain_program(true);
+    let all = plain_program("");
     for (name, _) in &all.files {
         let source = format!("{NO_KERNELS}#include \"{name}\"\n{ONE_KERNEL}");
         let Some(_) = compiled(&Program { source, ..all.clone() }, "sm_90a") else { return };
@@ -176,7 +207,15 @@ fn every_file_includes_what_it_uses() {
 /// A struct whose fields lie elsewhere than the host thinks is no program.
 #[test]
 fn fields_in_another_order_do_not_compile() {
-    let all = plain_program(false);
+    let config = shapes::config("qwen3-0.6b").unwrap();
+    let all = modules(&config, &Forms::default(), chip("sm_90a"), false).unwrap();
+    // One module of every model checks the layouts.
+    let checks = |module: &&weft_cuda::ModuleSource| {
+        module.program.files.iter().any(|(name, _)| name == "generated/layouts.cuh")
+    };
+    let [module] = all.iter().filter(checks).collect::<Vec<_>>()[..] else { panic!("one") };
+    assert_eq!(module.stage, Stage::Decode);
+    let all = &module.program;
     let breaks = [
         (
             "kernels/section.cuh",
@@ -208,4 +247,29 @@ fn spills_are_read_from_the_report() {
                   ptxas info    : Compiling entry function 'attend' for 'sm_90a'\n\
                   ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n";
     assert_eq!(spills(report), [("embed".to_owned(), 12), ("attend".to_owned(), 0)]);
+}
+
+/// Compilers run on threads that nobody waits for. A process that ends meanwhile must not crash: the
+/// library would take down objects that its compilers still use.
+#[test]
+fn a_process_may_end_while_it_compiles() {
+    const AFTER_MS: &str = "WEFT_TEST_ENDS_AFTER_MS";
+    const NAME: &str = "a_process_may_end_while_it_compiles";
+    let config = shapes::config("qwen3-0.6b").unwrap();
+    let all = modules(&config, &Forms::default(), chip("sm_90a"), true).unwrap();
+    if let Some(ms) = std::env::var(AFTER_MS).ok().and_then(|ms| ms.parse().ok()) {
+        let whole = all.into_iter().filter(|module| module.stage == Stage::Persistent).take(3);
+        for module in whole {
+            std::thread::spawn(move || compile(&module.program, "sm_90a"));
+        }
+        std::thread::sleep(std::time::Duration::from_millis(ms));
+        std::process::exit(0);
+    }
+    let Some(_) = compiled(&all[0].program, "sm_90a") else { return };
+    for ms in [50, 400, 1500, 4000] {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        let ran = child.args(["--exact", NAME, "--nocapture"]).env(AFTER_MS, ms.to_string());
+        let ran = ran.stdout(std::process::Stdio::null()).status().unwrap();
+        assert!(ran.success(), "after {ms} ms: {ran}");
+    }
 }

@@ -307,7 +307,10 @@ fn decode(
                 device.decode(&ops, &step, &drawn, most.saturating_sub(i + 1)).unwrap();
                 let next: Vec<u32> =
                     (0..n_lanes).map(|lane| device.chosen(lane).expect("a token")).collect();
-                samplers.iter_mut().zip(&next).for_each(|(sampler, token)| sampler.accept(*token));
+                samplers
+                    .iter_mut()
+                    .zip(&next)
+                    .for_each(|(sampler, token)| sampler.accept(*token).unwrap());
                 if i == interrupted {
                     device.kv_row(last_layer, now[0].store_at[0]);
                 }

@@ -365,7 +365,7 @@ fn answers(
         for (lane, sampler) in samplers.iter_mut().enumerate() {
             next[lane] = match device.chosen(lane) {
                 Some(token) => {
-                    sampler.accept(token);
+                    sampler.accept(token).unwrap();
                     token
                 }
                 None => sampler.sample(device.logits(lane)).unwrap().token,
@@ -431,7 +431,7 @@ fn begin_in_vain(device: &mut CudaDevice, config: &Config) {
     let other = span(1, 64, 0);
     let sampler = |index: usize| {
         let mut sampler = Sampler::new(&settings(2, 5), &[], &[], config.vocab).unwrap();
-        (0..index).for_each(|_| sampler.accept(0));
+        (0..index).for_each(|_| sampler.accept(0).unwrap());
         sampler
     };
     let decode = |device: &mut CudaDevice, works: &[Work], index: usize, ahead: usize| {

@@ -98,6 +98,10 @@ impl ApiError {
     }
 
     /// The body of the response, or the data of an event in a stream.
+    pub(crate) fn into_message(self) -> String {
+        self.message
+    }
+
     pub(crate) fn json(&self) -> Value {
         let mut error = json!({
             "message": self.message,

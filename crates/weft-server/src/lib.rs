@@ -23,5 +23,6 @@ mod responses;
 mod routes;
 mod worker;
 
+pub use self::grammars::schema_constraint;
 pub use self::http::{AllowedOrigin, LoadProgress, LoadStage, Options, ServeError, Server};
 pub use self::model_info::{Load, LoadError, Loaded};

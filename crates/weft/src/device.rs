@@ -45,6 +45,8 @@ pub enum Chosen {
 pub enum Tested {
     /// The device computes the same results as the reference device.
     Passed(Passed),
+    /// The device passed at an earlier start, with the same kernels, GPU and driver.
+    Earlier,
     /// The device failed for this reason, and weft chose the reference device instead.
     Failed(String),
     /// The reference device needs no test: it defines the results.
@@ -60,17 +62,11 @@ pub(crate) struct DeviceOptions {
 }
 
 impl DeviceOptions {
-    /// Chooses a device and tests it. The fast devices compute in bf16. A float32 model therefore
-    /// runs on the reference device, and keeps its precision.
-    pub(crate) fn choose(&self, config: &Config) -> Result<(Chosen, Tested), Error> {
+    /// Chooses a device. The fast devices compute in bf16. A float32 model therefore runs on the
+    /// reference device, and keeps its precision.
+    pub(crate) fn choose(&self, config: &Config) -> Result<Chosen, Error> {
         let fast = self.fast_device()?;
-        if fast == Chosen::Reference || config.dtype != Dtype::Bf16 {
-            return Ok((Chosen::Reference, Tested::NotNeeded));
-        }
-        Ok(match fast.self_test() {
-            Ok(passed) => (fast, Tested::Passed(passed)),
-            Err(reason) => (Chosen::Reference, Tested::Failed(reason)),
-        })
+        Ok(if config.dtype == Dtype::Bf16 { fast } else { Chosen::Reference })
     }
 
     /// The fastest device that is both allowed and present.
@@ -116,14 +112,36 @@ impl Chosen {
         }
     }
 
-    fn self_test(self) -> Result<Passed, String> {
-        match self {
+    /// Tests the device while `load` loads a model onto it. A GPU is tested once for its kernels
+    /// and its driver; the others at every start. The first result is none if the test failed.
+    ///
+    /// # Errors
+    /// Those of `load`.
+    pub fn test_beside<T>(
+        self,
+        load: impl FnOnce() -> Result<T, Error>,
+    ) -> Result<(Option<T>, Tested), Error> {
+        let tested = match self {
+            Self::Reference => return Ok((Some(load()?), Tested::NotNeeded)),
             #[cfg(feature = "cuda")]
-            Self::Cuda(launches) => self_test::cuda(launches),
+            Self::Cuda(launches) if self_test::cuda_has_passed(launches) => {
+                return Ok((Some(load()?), Tested::Earlier));
+            }
+            #[cfg(feature = "cuda")]
+            Self::Cuda(launches) => std::thread::scope(|scope| {
+                // The test compiles its own kernels; those of the model need not wait for them.
+                let test = scope.spawn(move || self_test::cuda(launches));
+                let loaded = load();
+                let tested = test.join().unwrap_or_else(|_| Err("the self-test panicked".into()));
+                tested.map(|passed| (loaded, passed))
+            }),
             #[cfg(feature = "cpu")]
-            Self::Cpu => self_test::cpu(),
-            Self::Reference => Err("the reference device has no self-test".to_owned()),
-        }
+            Self::Cpu => self_test::cpu().map(|passed| (load(), passed)),
+        };
+        Ok(match tested {
+            Ok((loaded, passed)) => (Some(loaded?), Tested::Passed(passed)),
+            Err(reason) => (None, Tested::Failed(reason)),
+        })
     }
 
     /// Loads a model onto the device. `threads` applies to the CPU; the default is all of its

@@ -4,7 +4,7 @@ use weft_core::chunk::{Kind, Prompt};
 use weft_core::config::Config;
 use weft_core::engine::{Engine, Request};
 use weft_core::model::Model;
-use weft_core::reasoning::{Parts, ReasoningStream};
+use weft_core::reasoning::ReasoningStream;
 use weft_core::sampling::{Sampling, random_seed};
 
 use crate::answer::{Answer, Stream};
@@ -67,11 +67,8 @@ impl Llm {
         let thoughts: Vec<_> =
             requests.iter().map(|request| self.reasoning_after(request)).collect();
         let completions = self.engine.generate_batch(requests)?;
-        let answers = completions.into_iter().zip(thoughts).map(|(completion, mut thought)| {
-            let mut parts = thought.push(&completion.text());
-            let Parts { reasoning, answer } = thought.finish();
-            parts.reasoning.push_str(&reasoning);
-            parts.answer.push_str(&answer);
+        let answers = completions.into_iter().zip(thoughts).map(|(completion, thought)| {
+            let parts = thought.split(&completion.text());
             let finished = completion.ending.map_err(weft_core::engine::GenerateError::from)?;
             Ok(Answer::new(parts, finished))
         });
@@ -114,6 +111,20 @@ impl Llm {
     /// The device's name and properties, as text for a user.
     pub fn device(&self) -> String {
         self.engine.device().describe()
+    }
+
+    /// Measurements behind [`device`](Self::device), and why it says what it says.
+    pub fn device_details(&self) -> Option<String> {
+        self.engine.device().details()
+    }
+
+    /// Waits until answers are as fast as they will be. On a GPU, kernels may still be compiled and
+    /// measured beside the first answers.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`] if the GPU reports an error.
+    pub fn warm_up(&mut self) -> Result<(), Error> {
+        self.engine.warm_up().map_err(|error| Error::Gpu(error.to_string()))
     }
 
     /// The memory that the model uses.

@@ -15,6 +15,16 @@ const CPU_BLOCK_TOKENS: usize = 256;
 #[cfg(feature = "cuda")]
 const GPU_BLOCK_TOKENS: usize = 2048;
 
+/// The prompt tokens that a step of a device takes at most.
+#[must_use]
+pub fn step_tokens(device: Chosen) -> usize {
+    match device {
+        #[cfg(feature = "cuda")]
+        Chosen::Cuda(_) => GPU_BLOCK_TOKENS,
+        _ => CPU_BLOCK_TOKENS,
+    }
+}
+
 /// Each piece of a prompt may leave its last page partly filled.
 const SLACK_PAGES: usize = 32;
 
@@ -69,15 +79,15 @@ impl MemoryPlan {
         free: Option<u64>,
     ) -> Result<Self, Error> {
         let plain_page = |dtype: Dtype| PAGE_ROWS as u64 * config.kv_bytes_per_token(dtype);
-        let (step_tokens, page_bytes) = match device {
+        let page_bytes = match device {
             #[cfg(feature = "cuda")]
-            Chosen::Cuda(_) => (GPU_BLOCK_TOKENS, weft_cuda::page_bytes(config)),
+            Chosen::Cuda(_) => weft_cuda::page_bytes(config),
             #[cfg(feature = "cpu")]
-            Chosen::Cpu => (CPU_BLOCK_TOKENS, plain_page(Dtype::Bf16)),
-            Chosen::Reference => (CPU_BLOCK_TOKENS, plain_page(config.dtype)),
+            Chosen::Cpu => plain_page(Dtype::Bf16),
+            Chosen::Reference => plain_page(config.dtype),
         };
         let limits = Limits {
-            step_tokens,
+            step_tokens: step_tokens(device),
             step_outputs: MAX_LANES + 8,
             positions: room.context,
             pages: pages(room, page_bytes, free)?,

@@ -1,16 +1,18 @@
 //! Opens a model: finds its files, chooses a device, checks the memory and loads the weights.
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use weft_core::config::Config;
+use weft_core::device::Inspect;
 use weft_core::engine::{Engine, Tiers};
 use weft_core::hub::{self, HubEnv, ModelRef};
 use weft_core::model::Model;
 use weft_core::store::Store;
 use weft_core::weights::{Coded, CodedRow, Form, Forms, Tensor, Weights, WeightsError};
 
-use crate::device::{DeviceChoice, DeviceOptions, Tested};
+use crate::device::{Chosen, DeviceChoice, DeviceOptions, Tested};
 use crate::error::Error;
 use crate::llm::Llm;
 use crate::memory::{CONTEXTS, MemoryPlan, Room, default_ram_cache};
@@ -186,20 +188,25 @@ impl Options {
         let config = &model.config;
         let room = self.room(config)?;
         let forms = Forms::of(&*model.weights, config);
-        let (device, tested) = self.device_options.choose(config)?;
+        let chosen = self.device_options.choose(config)?;
+        let load = |chosen: Chosen| -> Result<(MemoryPlan, Box<dyn Inspect>), Error> {
+            let memory = MemoryPlan::new(config, &forms, &room, chosen)?;
+            memory.check_fits()?;
+            let counted = Counted {
+                weights: &*model.weights,
+                config,
+                size_bytes: memory.need.weights,
+                have_bytes: AtomicU64::new(0),
+                progress: &*self.progress,
+            };
+            let device = chosen.make(config, &counted, memory.limits, self.threads)?;
+            Ok((memory, device))
+        };
+        let (loaded, tested) = chosen.test_beside(|| load(chosen))?;
         if let Tested::Failed(reason) = &tested {
             self.progress.report(Event::SelfTestFailed { reason });
         }
-        let memory = MemoryPlan::new(config, &forms, &room, device)?;
-        memory.check_fits()?;
-        let counted = Counted {
-            weights: &*model.weights,
-            config,
-            size_bytes: memory.need.weights,
-            have_bytes: AtomicU64::new(0),
-            progress: &*self.progress,
-        };
-        let device = device.make(config, &counted, memory.limits, self.threads)?;
+        let (memory, device) = loaded.map_or_else(|| load(Chosen::Reference), Ok)?;
         self.progress.report(Event::Loaded);
         let (tiers, warning) = self.tiers();
         let engine = Engine::with_tiers(&model, device, tiers);
@@ -265,6 +272,23 @@ impl Weights for Counted<'_> {
             self.count((values.len() * bytes) as u64);
             visit(row, values);
         })
+    }
+
+    fn read_rows(
+        &self,
+        tensor: Tensor,
+        rows: Range<usize>,
+        visit: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), WeightsError> {
+        let bytes = self.config.dtype.bytes();
+        self.weights.read_rows(tensor, rows, &mut |row, values| {
+            self.count((values.len() * bytes) as u64);
+            visit(row, values);
+        })
+    }
+
+    fn is_shared_by_rows(&self, tensor: Tensor) -> bool {
+        self.weights.is_shared_by_rows(tensor)
     }
 
     fn form(&self, tensor: Tensor) -> Form {

@@ -61,12 +61,36 @@ pub fn cpu() -> Result<Passed, String> {
 #[cfg(feature = "cuda")]
 pub fn cuda(launches: weft_cuda::Launches) -> Result<Passed, String> {
     use weft_cuda::Launches;
+    let is_kept = is_recorded(launches);
     let launches = if launches == Launches::Auto { Launches::Graph } else { launches };
-    run_on(|config, weights, limits| {
+    let passed = run_on(|config, weights, limits| {
         let options = weft_cuda::Options { launches, ..weft_cuda::Options::new(limits) };
         let device = weft_cuda::CudaDevice::new(config, weights, options);
         Ok(Box::new(device.map_err(|error| error.to_string())?))
-    })
+    })?;
+    if let (true, Some(record)) = (is_kept, cuda_record()) {
+        record.keep();
+    }
+    Ok(passed)
+}
+
+/// Whether the CUDA device has passed the test at an earlier start, with this GPU, driver and
+/// kernels. Every start still compares the persistent kernel with the graph.
+#[cfg(feature = "cuda")]
+pub(crate) fn cuda_has_passed(launches: weft_cuda::Launches) -> bool {
+    is_recorded(launches) && cuda_record().is_some_and(|record| record.has_passed())
+}
+
+/// Records are about the ways that most starts use, which are tested as a graph.
+#[cfg(feature = "cuda")]
+fn is_recorded(launches: weft_cuda::Launches) -> bool {
+    matches!(launches, weft_cuda::Launches::Auto | weft_cuda::Launches::Graph)
+}
+
+#[cfg(feature = "cuda")]
+fn cuda_record() -> Option<weft_cuda::TestRecord> {
+    let config = Config::from_json(TEST_MODEL).ok()?;
+    weft_cuda::TestRecord::new(&config, &weft_core::weights::Forms::default()).ok()
 }
 
 /// Tests a device on a small model with random weights. Each op must give the reference's result

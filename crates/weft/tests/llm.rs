@@ -1,9 +1,13 @@
 //! Tests of the front door with the bundled model: ask, stream, chat, and the disk cache.
 #![cfg(feature = "bundled")]
 
+use std::sync::{Arc, Mutex};
+
 use weft::weft_core::chunk::Tier;
 use weft::weft_core::weights::Coded;
-use weft::{DeviceChoice, Document, Error, Llm, Options, Question, Reuse};
+use weft::{
+    DeviceChoice, Document, Error, Event, FinishReason, Llm, Options, Progress, Question, Reuse,
+};
 
 const TOWN: &str = "Piranul has 49 bridges. The river that flows through Piranul is the Gukatror. \
                     On the flag of Piranul there is a cat. Piranul was founded in 1535.";
@@ -33,6 +37,48 @@ fn a_stream_is_the_answer_in_pieces() {
     assert_eq!(pieces.concat(), whole.text);
     let again = stream.finish().unwrap();
     assert_eq!((again.text, again.reason), (whole.text, whole.reason));
+}
+
+#[test]
+fn settings_of_a_question_hold_for_its_answer() {
+    let mut llm = llm();
+    let town = llm.document(TOWN).unwrap();
+    let asked = question("How many bridges does Piranul have?", &town);
+    let whole = llm.ask(asked.clone()).unwrap();
+    assert_eq!(whole.reason, FinishReason::Stop);
+    let short = llm.ask(asked.clone().max_tokens(2)).unwrap();
+    assert_eq!((short.stats.generated_tokens, short.reason), (2, FinishReason::Length));
+    let stopped = llm.ask(asked.clone().stop("49")).unwrap();
+    assert_eq!(Some(&*stopped.text), whole.text.split("49").next());
+    let mut drawn = |seed| llm.ask(asked.clone().temperature(3.0).seed(seed)).unwrap().text;
+    let answers = [1, 1, 2, 3, 4].map(&mut drawn);
+    assert_eq!(answers[0], answers[1], "the same seed");
+    assert!(answers.iter().any(|answer| *answer != answers[0]), "other seeds: {answers:?}");
+}
+
+/// What was reported while a model was loaded: bytes so far and in all.
+#[derive(Clone, Default)]
+struct Loading(Arc<Mutex<Vec<(u64, u64)>>>);
+
+impl Progress for Loading {
+    fn report(&self, event: Event<'_>) {
+        if let Event::Loading { have_bytes, size_bytes } = event {
+            self.0.lock().unwrap().push((have_bytes, size_bytes));
+        }
+    }
+}
+
+#[test]
+fn loading_reports_how_far_it_is() {
+    let loading = Loading::default();
+    let options = Options::new().device(DeviceChoice::Cpu).context(64).progress(loading.clone());
+    let llm = options.load(weft::bundled_model().unwrap()).unwrap();
+    let size = llm.memory().need.weights;
+    let reported = loading.0.lock().unwrap();
+    assert!(reported.len() as u64 >= size >> 21, "every megabyte or so: {reported:?}");
+    assert!(reported.iter().all(|(have, all)| *have <= *all && *all == size), "{reported:?}");
+    let most = reported.iter().map(|(have, _)| *have).max().unwrap();
+    assert!(most > size - (2 << 20), "{most} of {size}");
 }
 
 #[test]

@@ -17,6 +17,8 @@ inline u32 fma_pair(u32 a, u32 b, u32 c) {
     const auto upper = [](u32 pair) { return __uint_as_float(pair & 0xffff0000u); };
     return round_pair(fmaf(upper(a << 16), upper(b << 16), upper(c << 16)), fmaf(upper(a), upper(b), upper(c)));
 }
+inline u32 and_or(u32 value, u32 mask, u32 bits) { return value & mask | bits; }
+inline u32 and_xor(u32 value, u32 mask, u32 bits) { return value & mask ^ bits; }
 inline float half_to_float(u16 half) {
     const float magnitude = __uint_as_float((half & 0x7fffu) << 13) * 0x1p112f;
     return half & 0x8000 ? -magnitude : magnitude;
@@ -43,7 +45,17 @@ inline void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
 template <class T> T load_fresh(const T *at) { return *at; }
 inline void bring_near(const void *, int, int) {}
 template <class T> void store_relaxed(T *at, T word) { *at = word; }
-inline void store_relaxed_system(u64 *at, u64 word) { *at = word; }
+// The host sees what is told to it at once.
+inline void (*host_sees)(u64 *at, u64 word) = nullptr;
+inline void store_relaxed_system(u64 *at, u64 word) {
+    *at = word;
+    if (host_sees) host_sees(at, word);
+}
+inline u64 load_relaxed_system(const u64 *at) {
+    const u64 word = *at;
+    let_others_run();
+    return word;
+}
 template <class T> T load_relaxed(const T *at) {
     const T word = *at;
     let_others_run();
@@ -64,6 +76,7 @@ inline void meet() { meet_at(current->block->arrived[1], current->block->meeting
 inline u32 own_thread() { return threadIdx.x; }
 inline u32 own_block() { return blockIdx.x; }
 inline u64 clock_ns() { return (rounds + 1) * 10'000; }
+inline void rest() { let_others_run(); }
 [[noreturn]] inline void trap() { abort(); }
 
 // ---- shared memory -----------------------------------------------------------------------------

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{DeviceKind, Kernels, ModelArgs, Quantize};
+use super::{DeviceArgs, ModelArgs, Quantize};
 use crate::bench::Format;
 use crate::size;
 
@@ -44,15 +44,8 @@ pub(crate) struct CompareArgs {
     /// Stop after this many windows (default: the whole text)
     #[arg(long, visible_alias = "chunks", value_name = "N", value_parser = size::parse_count)]
     pub(crate) windows: Option<usize>,
-    /// Device
-    #[arg(long, value_enum, default_value_t = DeviceKind::Auto)]
-    pub(crate) device: DeviceKind,
-    /// Kernels
-    #[arg(long, value_enum, default_value_t = Kernels::Auto)]
-    pub(crate) kernels: Kernels,
-    /// Threads of the CPU device (default: all cores)
-    #[arg(short, long, value_name = "N", value_parser = size::parse_threads)]
-    pub(crate) threads: Option<usize>,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
     /// Never use the network
     #[arg(long)]
     pub(crate) offline: bool,
@@ -71,8 +64,6 @@ impl CompareArgs {
             model: Some(name.to_owned()),
             ctx_size: Some(window),
             device: self.device,
-            kernels: self.kernels,
-            threads: self.threads,
             offline: self.offline,
             quiet: self.quiet,
             ..ModelArgs::default()

@@ -3,17 +3,16 @@
 mod cache;
 mod chunk;
 mod compare;
+mod device;
 mod examples;
 mod quantize;
 mod serve;
 
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use weft_core::chunk::{Repair, Reuse};
-use weft_core::weights::Coded;
 
 use crate::bench::BenchArgs;
 use crate::progress::Bars;
@@ -24,8 +23,8 @@ pub(crate) use self::chunk::{
     AddArgs, ChunkArgs, ChunkCommand, ExportArgs, GcArgs, ImportArgs, ListChunksArgs, PinArgs,
     RmArgs, ShowChunkArgs, WarmArgs, WhichArgs,
 };
-
 pub(crate) use self::compare::CompareArgs;
+pub(crate) use self::device::{DeviceArgs, DeviceKind, Kernels, Quantize};
 pub(crate) use self::quantize::QuantizeArgs;
 pub(crate) use self::serve::ServeArgs;
 
@@ -284,6 +283,9 @@ pub(crate) struct UnsetArgs {
 pub(crate) struct DoctorArgs {
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
+    /// Also compile, test and time the GPU's kernels for a model, so that its first start is quick
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) warm: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -307,18 +309,11 @@ pub(crate) struct ModelArgs {
     #[arg(short, long, visible_alias = "max-model-len",
           value_name = "TOKENS", value_parser = size::parse_count)]
     pub(crate) ctx_size: Option<usize>,
-    /// Device
-    #[arg(long, value_enum, default_value_t = DeviceKind::Auto)]
-    pub(crate) device: DeviceKind,
-    /// Kernels
-    #[arg(long, value_enum, default_value_t = Kernels::Auto)]
-    pub(crate) kernels: Kernels,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
     /// Quantise the weights while loading
     #[arg(long, value_enum, value_name = "FORM")]
     pub(crate) quantize: Option<Quantize>,
-    /// Threads of the CPU device (default: all cores)
-    #[arg(short, long, value_name = "N", value_parser = size::parse_threads)]
-    pub(crate) threads: Option<usize>,
     /// Never use the network
     #[arg(long)]
     pub(crate) offline: bool,
@@ -337,59 +332,6 @@ impl ModelArgs {
     /// What is shown while the model is opened.
     pub(crate) fn bars(&self) -> &Bars {
         self.bars.get_or_init(|| Bars::new(self.quiet))
-    }
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum DeviceKind {
-    /// The GPU if there is one, else the CPU
-    #[default]
-    Auto,
-    /// An NVIDIA GPU; an error if there is none
-    Cuda,
-    /// The CPU
-    Cpu,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Kernels {
-    /// The fastest that passes its self-test
-    #[default]
-    Auto,
-    /// One persistent CUDA kernel for many tokens
-    Persistent,
-    /// One CUDA graph per token
-    Graph,
-    /// One launch per op
-    Ops,
-    /// Plain loops that define every op; slow
-    Reference,
-}
-
-/// A form that weights are quantised to while they are loaded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Quantize {
-    /// 8 bits and a scale for each 32 columns
-    Int8,
-    /// 4 bits and a scale for each 32 columns
-    Int4,
-}
-
-impl Quantize {
-    pub(crate) fn form(self) -> Coded {
-        match self {
-            Self::Int8 => Coded::int(8),
-            Self::Int4 => Coded::int(4),
-        }
-    }
-}
-
-impl fmt::Display for Quantize {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Int8 => "int8",
-            Self::Int4 => "int4",
-        })
     }
 }
 

@@ -31,7 +31,7 @@ pub(crate) struct ServeArgs {
     pub(crate) insecure: bool,
     /// Host name or address that clients may use, besides localhost and the address that they
     /// connect to; may be given several times
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = parse_allowed_host)]
     pub(crate) allow_host: Vec<String>,
     /// Origin of a page or a desktop app that may use this server, such as tauri://localhost,
     /// app://obsidian.md, vscode-webview://* or chrome-extension://ID; may be given several times
@@ -53,11 +53,49 @@ pub(crate) struct ServeArgs {
     pub(crate) queue: usize,
 }
 
+/// A name or an address as the `Host` header has it, but without a port: any port is accepted.
+fn parse_allowed_host(text: &str) -> Result<String, String> {
+    let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
+    let is_name = |name: &str| {
+        let is_letter = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        !name.is_empty() && name.chars().all(is_letter)
+    };
+    if bare.parse::<IpAddr>().is_ok() || is_name(bare) {
+        return Ok(bare.to_owned());
+    }
+    Err(format!(
+        "`{text}` is not a host name or an address; give it without a scheme, a port or a path, \
+         such as box.lan or 192.168.1.5"
+    ))
+}
+
 fn parse_host(text: &str) -> Result<IpAddr, String> {
     match text {
         "localhost" => Ok(Ipv4Addr::LOCALHOST.into()),
         _ => text
             .parse()
             .map_err(|_| format!("`{text}` is not an IP address such as 127.0.0.1 or 0.0.0.0")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn allowed_hosts_are_names_and_addresses() {
+        for (given, taken) in [
+            ("box.lan", "box.lan"),
+            ("10.0.0.9", "10.0.0.9"),
+            ("[::1]", "::1"),
+            ("fd00::5", "fd00::5"),
+        ] {
+            assert_eq!(parse_allowed_host(given).as_deref(), Ok(taken));
+        }
+        for wrong in ["http://box.lan", "box.lan:8080", "box.lan/v1", "", "a b", "*.lan", "[box]:1"]
+        {
+            let reason = parse_allowed_host(wrong).unwrap_err();
+            assert!(reason.contains("without a scheme, a port or a path"), "{reason}");
+        }
     }
 }

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand, ValueEnum};
+use weft::device::Chosen;
+use weft::memory;
 use weft_core::device::MAX_LANES;
 use weft_cpu::Isa;
 
@@ -13,8 +15,9 @@ use super::export::ExportArgs;
 use super::first_token::FirstTokenArgs;
 use super::forced::ForcedArgs;
 use super::generate::GenerateArgs;
-use crate::args::{DeviceKind, Kernels, Quantize};
-use crate::size;
+use super::start::StartArgs;
+use crate::args::{DeviceArgs, Quantize};
+use crate::{load, size};
 
 #[derive(Args)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -33,6 +36,8 @@ pub(crate) enum BenchCommand {
     FirstToken(FirstTokenArgs),
     /// Time whole answers, including scheduling, sampling and text
     Generate(GenerateArgs),
+    /// Time a start, part by part: from the process to the first token
+    Start(StartArgs),
     /// Compare two saved runs, test by test
     Compare(CompareArgs),
     /// Plot saved runs
@@ -134,21 +139,14 @@ pub(crate) struct SubjectArgs {
     /// Quantise the weights while loading
     #[arg(long, value_enum, value_name = "FORM")]
     pub(crate) quantize: Option<Quantize>,
-    /// Device
-    #[arg(long, value_enum, default_value_t = DeviceKind::Auto)]
-    pub(crate) device: DeviceKind,
-    /// Kernels
-    #[arg(long, value_enum, default_value_t = Kernels::Auto)]
-    pub(crate) kernels: Kernels,
-    /// Threads of the CPU device (default: all cores)
-    #[arg(short, long, value_name = "N", value_parser = size::parse_threads)]
-    pub(crate) threads: Option<usize>,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
     /// Instruction set: portable, avx2, avx512 or avx512bf16
     #[arg(long, hide = true)]
     pub(crate) isa: Option<Isa>,
-    /// Prompt tokens per step
-    #[arg(long, value_name = "TOKENS", default_value = "128", value_parser = size::parse_count)]
-    pub(crate) step_tokens: usize,
+    /// Prompt tokens per step (default: as many as answers run with on the device)
+    #[arg(long, value_name = "TOKENS", value_parser = size::parse_count)]
+    pub(crate) step_tokens: Option<usize>,
     /// Size of the buffer for measuring the read bandwidth
     #[arg(long, hide = true, value_name = "MIB", default_value = "1024",
           value_parser = size::parse_count)]
@@ -162,6 +160,15 @@ pub(crate) struct SubjectArgs {
     /// Print only the results and errors
     #[arg(short, long)]
     pub(crate) quiet: bool,
+}
+
+impl SubjectArgs {
+    /// Prompt tokens per step, at least one for each lane.
+    pub(crate) fn step_tokens(&self) -> usize {
+        let wanted = || load::wanted_launches(&self.device).ok().flatten();
+        let usual = || memory::step_tokens(wanted().map_or(Chosen::Cpu, Chosen::Cuda));
+        self.step_tokens.unwrap_or_else(usual).max(MAX_LANES)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

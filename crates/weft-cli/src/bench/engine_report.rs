@@ -1,6 +1,7 @@
 //! The common part of all engine benches: the header of a report, and printing.
 
 use serde_json::{Value, json};
+use weft_core::device::Device;
 use weft_core::engine::Engine;
 
 use super::args::{Format, SubjectArgs};
@@ -12,13 +13,19 @@ use crate::error::CliError;
 
 /// A report: model, device and machine, then the bench's own results, an object.
 pub(super) fn report(subject: &Subject, engine: &Engine, figures: Value) -> Value {
+    report_on(subject, engine.device(), figures)
+}
+
+/// The same for a device.
+pub(super) fn report_on(subject: &Subject, device: &dyn Device, figures: Value) -> Value {
     let mut report = json!({
         "weft_version": env!("CARGO_PKG_VERSION"),
         "commit": machine::commit(),
         "date": machine::now(),
         "command": machine::command(),
         "machine": machine::Machine::this(),
-        "device": engine.device().describe(),
+        "device": device.describe(),
+        "device_details": device.details(),
         "model": subject.name,
         "weights": subject.source,
     });

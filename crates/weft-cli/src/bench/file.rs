@@ -1,6 +1,9 @@
 //! Formats and writes result files.
 
+use std::io::Write;
 use std::path::Path;
+
+use weft_core::files::NewFile;
 
 use crate::error::CliError;
 
@@ -23,15 +26,12 @@ pub(crate) fn lists_on_one_line(json: &str) -> String {
     text + "\n"
 }
 
-/// Writes a temporary file and renames it, so that no reader sees a partial file.
+/// Writes a file so that no reader sees a part of it.
 pub(crate) fn write_whole(path: &Path, text: &str) -> Result<(), CliError> {
-    let failed = || CliError::io(path.display().to_string());
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{}.part", std::process::id()));
-    std::fs::write(&beside, text).map_err(failed())?;
-    std::fs::rename(&beside, path).map_err(|error| {
-        // The first error is the one to report.
-        let _ = std::fs::remove_file(&beside);
-        failed()(error)
-    })
+    let write = || {
+        let mut file = NewFile::create(path)?;
+        file.write_all(text.as_bytes())?;
+        file.commit()
+    };
+    write().map_err(CliError::io(path.display().to_string()))
 }

@@ -104,7 +104,7 @@ fn engine(
 ) -> Result<Engine, CliError> {
     let n_pieces = args.n_context.div_ceil(args.chunk) + 2;
     let limits = Limits {
-        step_tokens: args.subject.step_tokens.max(MAX_LANES),
+        step_tokens: args.subject.step_tokens(),
         step_outputs: MAX_LANES,
         positions: n_rows,
         // One spare page per piece, for copies of partly filled pages.

@@ -32,7 +32,7 @@ pub(super) fn run(args: &ForcedArgs) -> Result<ExitCode, CliError> {
     let subject = Subject::find(&args.subject)?;
     let tokens = read_tokens(&args.tokens, subject.config.vocab)?;
     subject.check_positions(tokens.len())?;
-    let step = args.subject.step_tokens.min(tokens.len());
+    let step = args.subject.step_tokens().min(tokens.len());
     let limits = Limits {
         step_tokens: step.max(MAX_LANES),
         step_outputs: step.max(MAX_LANES),

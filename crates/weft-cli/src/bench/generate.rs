@@ -12,7 +12,7 @@ use weft_core::chunk::{Composition, Kind, Piece, Repair};
 use weft_core::device::{Limits, MAX_LANES};
 use weft_core::engine::{Engine, Event, GenerateError, Request, Tiers};
 use weft_core::kv::pages_for;
-use weft_core::sampling::Sampling;
+use weft_core::sampling::{Constraint, Sampling};
 
 use super::args::{GridArgs, SubjectArgs};
 use super::engine_report;
@@ -46,15 +46,48 @@ struct Point {
     chunks: usize,
 }
 
+/// A way of choosing tokens.
+struct Way {
+    name: &'static str,
+    sampling: Sampling,
+    /// What the answer must match.
+    rule: Option<Box<dyn Constraint>>,
+}
+
 /// The ways of choosing a token that are measured.
-fn ways() -> [(&'static str, Sampling); 4] {
+fn ways() -> Result<Vec<Way>, CliError> {
+    let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
     let thinking = Sampling { seed: 1, ..Sampling::thinking() };
-    [
-        ("greedy", Sampling { temperature: 0.0, ..Sampling::default() }),
-        ("thinking", thinking.clone()),
-        ("penalties", Sampling { presence_penalty: 1.5, ..thinking.clone() }),
-        ("logprobs", Sampling { logprobs: Some(0), ..thinking }),
-    ]
+    let penalties = Sampling { presence_penalty: 1.5, ..thinking.clone() };
+    let logprobs = |n| Sampling { logprobs: Some(n), ..thinking.clone() };
+    let rule = Some(schema_rule()?);
+    let way = |name, sampling| Way { name, sampling, rule: None };
+    Ok(vec![
+        way("greedy", greedy.clone()),
+        way("thinking", thinking.clone()),
+        way("penalties", penalties),
+        way("logprobs", logprobs(0)),
+        way("top_logprobs 5", logprobs(5)),
+        Way { name: "schema", sampling: greedy, rule: rule.clone() },
+        Way { name: "schema and top_logprobs 5", sampling: logprobs(5), rule },
+    ])
+}
+
+/// Lists of objects that are longer than any answer.
+fn schema_rule() -> Result<Box<dyn Constraint>, CliError> {
+    let item = json!({
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 40},
+            "kind": {"enum": ["bird", "fish", "mammal"]},
+            "legs": {"type": "integer", "minimum": 0, "maximum": 1000},
+        },
+        "required": ["name", "kind", "legs"],
+    });
+    let schema = json!({"type": "array", "items": item, "minItems": 2000});
+    let model = weft::bundled_model()?;
+    let end = model.stop_ids.first().copied().unwrap_or_default();
+    weft_server::schema_constraint(&model.tokenizer, end, &schema).map_err(CliError::Usage)
 }
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode, CliError> {
@@ -63,7 +96,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode, CliError> {
     let positions = most(&args.grid.n_depth).max(1) + args.n_gen;
     subject.check_positions(positions)?;
     let limits = Limits {
-        step_tokens: args.subject.step_tokens.max(MAX_LANES),
+        step_tokens: args.subject.step_tokens(),
         step_outputs: MAX_LANES,
         positions,
         // The pages of the previous answers may still be in use.
@@ -72,12 +105,14 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode, CliError> {
     let mut engine = subject.engine(&args.subject, limits, Tiers::default())?;
     let mut rows = Vec::new();
     for (depth, batch) in args.grid.points() {
-        for (way, sampling) in ways() {
-            let sampling = Sampling { max_tokens: Some(args.n_gen), ignore_eos: true, ..sampling };
+        for mut way in ways()? {
+            way.sampling.max_tokens = Some(args.n_gen);
+            way.sampling.ignore_eos = true;
             let mut truth = None;
             for chunks in args.chunks.iter().copied() {
                 let point = Point { depth, batch, chunks };
-                let timed = measure(&mut engine, args.grid.repetitions(), point, &sampling)?;
+                let timed = measure(&mut engine, args.grid.repetitions(), point, &way)?;
+                let way = way.name;
                 let same_tokens = timed.same_tokens
                     && *truth.get_or_insert_with(|| timed.answers.clone()) == timed.answers;
                 let spread = Spread::of(&timed.tokens_per_s);
@@ -117,12 +152,12 @@ fn measure(
     engine: &mut Engine,
     repetitions: usize,
     point: Point,
-    sampling: &Sampling,
+    way: &Way,
 ) -> Result<Timed, CliError> {
-    let (answers, _) = answer(engine, point, sampling)?;
+    let (answers, _) = answer(engine, point, way)?;
     let mut timed = Timed { tokens_per_s: Vec::new(), answers, same_tokens: true };
     for _ in 0..repetitions {
-        let (answers, tokens_per_s) = answer(engine, point, sampling)?;
+        let (answers, tokens_per_s) = answer(engine, point, way)?;
         timed.tokens_per_s.push(tokens_per_s);
         timed.same_tokens &= answers == timed.answers;
     }
@@ -133,7 +168,7 @@ fn measure(
 fn answer(
     engine: &mut Engine,
     Point { depth, batch, chunks }: Point,
-    sampling: &Sampling,
+    way: &Way,
 ) -> Result<(Vec<Vec<u32>>, f64), CliError> {
     engine.drop_rows();
     let lanes = (0..batch)
@@ -143,8 +178,10 @@ fn answer(
             let pieces = tokens.chunks(tokens.len().div_ceil(chunks));
             let pieces = pieces.map(|piece| Piece::exact(Kind::Context, piece.to_vec())).collect();
             let prompt = Composition { pieces, repair: Repair::None };
-            let sampling = Sampling { seed: lane as u64, ..sampling.clone() };
-            engine.add(Request::new(prompt, sampling))
+            let sampling = Sampling { seed: lane as u64, ..way.sampling.clone() };
+            let mut request = Request::new(prompt, sampling);
+            request.constraint.clone_from(&way.rule);
+            engine.add(request)
         })
         .collect::<Result<Vec<_>, _>>()?;
     let mut answers = vec![Vec::new(); batch];

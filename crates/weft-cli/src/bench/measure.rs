@@ -172,7 +172,7 @@ impl<'a> Bench<'a> {
                 let Some(token) = device.chosen(lane) else {
                     return Ok(sampler.sample(device.logits(lane))?.token);
                 };
-                sampler.accept(token);
+                sampler.accept(token)?;
                 Ok(token)
             });
             said.push(tokens.collect::<Result<_, GenerateError>>()?);

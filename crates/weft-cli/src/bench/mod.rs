@@ -21,6 +21,7 @@ mod ops;
 mod plot;
 mod plot_first_token;
 mod report;
+mod start;
 mod stats;
 mod subject;
 mod svg;
@@ -52,6 +53,7 @@ pub(crate) fn run(args: BenchArgs) -> Result<ExitCode, CliError> {
         Some(BenchCommand::Ops(args)) => ops::run(args),
         Some(BenchCommand::FirstToken(args)) => first_token::run(&args),
         Some(BenchCommand::Generate(args)) => generate::run(&args),
+        Some(BenchCommand::Start(args)) => start::run(&args),
         Some(BenchCommand::Compare(args)) => compare::run(&args),
         Some(BenchCommand::Plot(args)) => plot::run(&args),
         Some(BenchCommand::Export(args)) => export::run(&args),
@@ -153,7 +155,7 @@ fn measured(
     measure: impl FnOnce(&mut Bench<'_>, &mut Findings) -> Result<Vec<Row>, CliError>,
 ) -> Result<Report, CliError> {
     let limits = Limits {
-        step_tokens: args.step_tokens.max(MAX_LANES),
+        step_tokens: args.step_tokens(),
         step_outputs: MAX_LANES,
         positions: rows.iter().copied().max().unwrap_or(1),
         pages: Lanes::pages_for(rows),
@@ -188,6 +190,7 @@ fn measured(
             dtype: device.dtype().to_string(),
         },
         device: device.describe(),
+        device_details: device.details(),
         threads,
         step_tokens: limits.step_tokens,
         bandwidth,
@@ -201,8 +204,7 @@ fn measured(
 /// Measures the read bandwidth of the device's memory.
 fn bandwidth(args: &SubjectArgs) -> Vec<BandwidthPass> {
     let bytes = args.bandwidth_mib << 20;
-    let on_gpu =
-        load::wanted_launches(args.device, args.kernels).is_ok_and(|found| found.is_some());
+    let on_gpu = load::wanted_launches(&args.device).is_ok_and(|found| found.is_some());
     let passes: Vec<_> = if on_gpu {
         let samples = weft_cuda::read_bandwidth(bytes, BANDWIDTH_PASSES).unwrap_or_default();
         let pass = |bytes_per_s| BandwidthPass { streams: 1, gb_per_s: bytes_per_s / 1e9 };

@@ -54,7 +54,9 @@ impl FirstTokens {
 
     /// The GPU, or the cores that computed.
     fn computer(&self) -> String {
-        let gpu = self.device.strip_prefix("CUDA (").and_then(|rest| rest.split(',').next());
+        // Earlier versions wrote `CUDA (NVIDIA H200, …)`.
+        let gpu = self.device.strip_prefix("CUDA · ").or(self.device.strip_prefix("CUDA ("));
+        let gpu = gpu.and_then(|rest| rest.split([',', '·']).next()).map(str::trim);
         let cpu = self.machine.cpu.as_deref().unwrap_or("CPU");
         gpu.map_or_else(|| format!("{} cores of an {cpu}", self.machine.cores), str::to_owned)
     }

@@ -30,6 +30,9 @@ pub(crate) struct Report {
     pub(crate) machine: Machine,
     pub(crate) model: ModelFacts,
     pub(crate) device: String,
+    /// Measurements behind the device's description, if it has any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) device_details: Option<String>,
     /// Threads of the device.
     pub(crate) threads: usize,
     pub(crate) step_tokens: usize,

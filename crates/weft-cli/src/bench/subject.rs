@@ -123,12 +123,13 @@ impl Subject {
 
     /// Loads the model onto the device that the flags ask for.
     pub(crate) fn open(&self, args: &SubjectArgs, limits: Limits) -> Result<OnDevice, CliError> {
-        let launches = load::wanted_launches(args.device, args.kernels)?;
+        let launches = load::wanted_launches(&args.device)?;
         self.check_fits(args, &limits, launches.is_some())?;
         let start = Instant::now();
         terminal::note(args.quiet, &format!("{} ({}): loading", self.name, self.source));
         let (config, weights) = (&self.config, &*self.weights);
-        let (threads, device): (usize, Box<dyn Inspect>) = match (launches, args.kernels) {
+        let (threads, mut device): (usize, Box<dyn Inspect>) = match (launches, args.device.kernels)
+        {
             (Some(launches), _) => (1, Chosen::Cuda(launches).make(config, weights, limits, None)?),
             (None, Kernels::Reference) => {
                 (1, reference::open(config, weights, limits).map_err(ModelError::from)?)
@@ -141,8 +142,13 @@ impl Subject {
                 (threads, Box::new(device))
             }
         };
+        // What is compiled beside the first steps must not be measured.
+        device.warm_up().map_err(|error| CliError::Gpu(error.to_string()))?;
         let took = start.elapsed().as_secs_f64();
         terminal::note(args.quiet, &format!("{} · loaded in {took:.1} s", device.describe()));
+        if let (true, Some(details)) = (terminal::is_verbose(), device.details()) {
+            terminal::note(args.quiet, &details);
+        }
         Ok(OnDevice { device, threads })
     }
 
@@ -213,5 +219,5 @@ pub(crate) struct OnDevice {
 
 /// Threads that the flags ask for.
 pub(crate) fn threads(args: &SubjectArgs) -> usize {
-    args.threads.unwrap_or_else(weft_cpu::n_cores)
+    args.device.threads.unwrap_or_else(weft_cpu::n_cores)
 }

@@ -1,7 +1,10 @@
 //! `weft config show|set|unset|path`: the config file. These commands work if the file is broken.
 
-use std::path::{Path, PathBuf};
+use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
+
+use weft_core::files::NewFile;
 
 use crate::answer::print;
 use crate::args::{ConfigCommand, SetArgs, UnsetArgs};
@@ -148,20 +151,10 @@ fn write(path: &Path, text: &str) -> std::io::Result<()> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
     }
-    // A link is followed, so that a file in a folder of dotfiles stays there.
-    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let new = PathBuf::from(format!("{}.new-{}", path.display(), std::process::id()));
-    let mut options = std::fs::OpenOptions::new();
-    options.write(true).create_new(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    let written = options.open(&new).and_then(|mut file| {
-        std::io::Write::write_all(&mut file, text.as_bytes())?;
-        file.sync_all()
-    });
-    written.and_then(|()| std::fs::rename(&new, &path)).inspect_err(|_| {
-        let _ = std::fs::remove_file(&new);
-    })
+    // It follows a link, so that a file in a folder of dotfiles stays there.
+    let mut file = NewFile::create_private(path)?;
+    file.write_all(text.as_bytes())?;
+    file.commit()
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! `weft doctor`: checks this machine, and prints what to do about faults.
 
 use std::process::ExitCode;
+use std::time::Instant;
 
 use serde_json::json;
 use weft::memory::available_memory;
@@ -10,9 +11,11 @@ use weft_core::shapes;
 use weft_cuda::Launches;
 
 use crate::answer::print;
-use crate::args::{CacheArgs, DoctorArgs};
+use crate::args::{CacheArgs, DeviceKind, DoctorArgs, ModelArgs};
 use crate::error::CliError;
+use crate::load;
 use crate::size;
+use crate::terminal;
 use crate::tiers::Budget;
 
 /// The result of one check.
@@ -23,7 +26,7 @@ struct Check {
 }
 
 pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, CliError> {
-    let checks = [
+    let mut checks = vec![
         Check { name: "weft", found: Ok(env!("CARGO_PKG_VERSION").to_owned()) },
         Check { name: "cpu", found: Ok(cpu()) },
         Check { name: "memory", found: memory() },
@@ -33,6 +36,9 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, CliError> {
         Check { name: "kept rows", found: kept_rows(&args.cache) },
         Check { name: "self-test", found: self_test::cpu().map(|passed| passed.to_string()) },
     ];
+    if let Some(model) = &args.warm {
+        checks.push(Check { name: "warm", found: warm(model, args) });
+    }
     print(&if args.json { as_json(&checks) } else { as_table(&checks) })?;
     let failed: Vec<_> =
         checks.iter().filter(|check| check.found.is_err()).map(|c| c.name).collect();
@@ -80,6 +86,25 @@ fn gpu() -> Result<String, String> {
             Ok(format!("{}, {memory}, {free} free, sm_{major}{minor}; {passed}", facts.name))
         }
     }
+}
+
+/// Loads a model onto the GPU, and waits until its kernels are compiled, tested and timed. All of
+/// that is kept on disk, and later starts find it.
+fn warm(name: &str, args: &DoctorArgs) -> Result<String, String> {
+    let start = Instant::now();
+    let model = ModelArgs {
+        model: Some(name.to_owned()),
+        device: DeviceKind::Cuda,
+        quiet: args.json,
+        ..ModelArgs::default()
+    };
+    let mut loaded = load::load(&model, &args.cache).map_err(|error| error.to_string())?;
+    terminal::note(args.json, "compiling and timing the remaining kernels");
+    loaded.engine.warm_up().map_err(|error| error.to_string())?;
+    let device = loaded.engine.device();
+    let details = device.details().unwrap_or_default();
+    let took = start.elapsed().as_secs_f64();
+    Ok(format!("{name} on {}: {details}; took {took:.1} s", device.describe()))
 }
 
 #[cfg(target_arch = "x86_64")]

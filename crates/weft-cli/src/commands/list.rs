@@ -103,3 +103,23 @@ fn facts(model: &CachedModel) -> Value {
         "revisions": model.revisions.iter().map(revision).collect::<Vec<_>>(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_is_ready_only_if_nothing_is_missing() {
+        let revision = |gguf: &[&str], missing: &[&str]| {
+            let own = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+            let (gguf, missing) = (own(gguf), own(missing));
+            let (sha, refs, size_bytes) = ("0123456789".to_owned(), Vec::new(), 1);
+            CachedRevision { sha, refs, size_bytes, last_modified: None, gguf, missing }
+        };
+        assert_eq!(state(&revision(&[], &[])), "ready");
+        assert_eq!(state(&revision(&["a.gguf"], &[])), "ready: a.gguf");
+        let incomplete = revision(&[], &["config.json", "model.safetensors"]);
+        assert_eq!(state(&incomplete), "incomplete: config.json, model.safetensors");
+        assert_eq!(name(&incomplete), "01234567");
+    }
+}

@@ -83,3 +83,36 @@ fn time(time: Duration) -> String {
         s => format!("{} days", s / 86_400),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_still_loads_is_listed_as_such() {
+        let facts = |is_ready: bool| Facts {
+            pid: 7,
+            version: String::new(),
+            model: "a model".to_owned(),
+            is_ready,
+            device: "CPU".to_owned(),
+            context: 512,
+            lanes: 8,
+            running: 3,
+            address: "127.0.0.1:8080".to_owned(),
+            resident_bytes: None,
+            kv_bytes: (5, 6),
+            started: 0,
+            has_template: true,
+            shelf: None,
+            identity: Value::Null,
+        };
+        let text = table(&[facts(true), facts(false)]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[1].starts_with("a model ") && lines[1].contains("3 of 8"), "{text}");
+        assert!(lines[2].starts_with("(not ready) ") && !lines[2].contains("a model"), "{text}");
+        let json = super::facts(&facts(false));
+        assert_eq!((&json["ready"], &json["running"]), (&json!(false), &json!(3)));
+        assert_eq!((&json["kv_bytes"], &json["kv_reserved_bytes"]), (&json!(5), &json!(6)));
+    }
+}

@@ -12,7 +12,7 @@ use super::{chat, sampling};
 use crate::answer::Style;
 use crate::args::{ChatArgs, RunArgs};
 use crate::error::CliError;
-use crate::input::{read_file, read_stdin};
+use crate::input::{self, read_file, read_stdin};
 use crate::interrupt;
 use crate::load;
 use crate::models;
@@ -84,10 +84,14 @@ fn prompt(words: &[String], args: &RunArgs) -> Result<Option<String>, CliError> 
     if let Some(path) = &args.file {
         parts.push(read_file(path)?);
     }
-    if !stdin().is_terminal() {
+    let text = words.join(" ");
+    let has_prompt = !text.trim().is_empty() || !parts.is_empty();
+    if has_prompt && input::is_list_of_a_loop() {
+        terminal::note(args.model.quiet, input::LEFT_TO_LOOP);
+    } else if !stdin().is_terminal() {
         parts.push(read_stdin()?);
     }
-    parts.push(words.join(" "));
+    parts.push(text);
     parts.retain(|part| !part.trim().is_empty());
     Ok((!parts.is_empty()).then(|| parts.join("\n\n")))
 }

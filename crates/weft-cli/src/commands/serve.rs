@@ -23,7 +23,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<ExitCode, CliError> {
     model.model = name.or(model.model);
     // A request without a limit is promised a whole context, and there can be one request per lane.
     cache.contexts = Some(MAX_LANES);
-    load::wanted_launches(model.device, model.kernels)?;
+    load::wanted_launches(&model.device)?;
     let mut names = args.served_model_name.into_iter();
     let id = names.next().unwrap_or_else(|| id(model.model.as_deref()));
     let options = Options {
@@ -103,7 +103,7 @@ fn load(id: &str, args: &ModelArgs, cache: &CacheArgs) -> Result<Loaded, CliErro
     let about = resident::Loaded {
         on_gpu: engine.device().kv_family().starts_with("CUDA"),
         has_gpu: weft_cuda::probe().is_ok(),
-        kernels: resident::kernels(args.kernels),
+        kernels: resident::kernels(args.device.kernels),
         context: engine.context(),
         default_context: DEFAULT_CONTEXT.min(model.config.max_positions),
         no_cache: cache.no_cache,

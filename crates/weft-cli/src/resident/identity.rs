@@ -80,7 +80,7 @@ impl Identity {
     /// those that the command would choose itself.
     pub(crate) fn serves(&self, wanted: &Self, model: &ModelArgs, cache: &CacheArgs) -> bool {
         let ours = &self.loaded;
-        let is_device = match model.device {
+        let is_device = match model.device.kind {
             DeviceKind::Auto => ours.on_gpu == ours.has_gpu,
             DeviceKind::Cuda => ours.on_gpu,
             DeviceKind::Cpu => !ours.on_gpu,
@@ -92,7 +92,7 @@ impl Identity {
         let is_size = |given: Option<u64>, ours| given.is_none() || given == ours;
         is_device
             && is_context
-            && kernels(model.kernels) == ours.kernels
+            && kernels(model.device.kernels) == ours.kernels
             && (cache.no_cache || !ours.no_cache)
             && is_size(cache.kv_memory, ours.kv_memory)
             && is_size(cache.ram_cache, ours.ram_cache)
@@ -147,7 +147,7 @@ fn files(path: &Path) -> Vec<(String, u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::Quantize;
+    use crate::args::{DeviceArgs, Quantize};
 
     #[test]
     fn a_server_serves_commands_that_would_load_the_same() {
@@ -167,14 +167,18 @@ mod tests {
             server.serves(&Identity::wanted(model, cache).unwrap(), model, cache)
         };
         assert!(serves(&model(), &cache));
-        assert!(serves(&ModelArgs { device: DeviceKind::Cpu, ..model() }, &cache));
+        let on = |kind, kernels| {
+            let device = DeviceArgs { kind, kernels, threads: None };
+            ModelArgs { device, ..model() }
+        };
+        assert!(serves(&on(DeviceKind::Cpu, Kernels::Auto), &cache));
         assert!(serves(&ModelArgs { ctx_size: Some(8192), ..model() }, &cache));
         assert!(serves(&model(), &CacheArgs { no_cache: true, ..cache.clone() }));
         for other in [
             ModelArgs { model: None, ..model() },
             ModelArgs { ctx_size: Some(4096), ..model() },
-            ModelArgs { device: DeviceKind::Cuda, ..model() },
-            ModelArgs { kernels: Kernels::Reference, ..model() },
+            on(DeviceKind::Cuda, Kernels::Auto),
+            on(DeviceKind::Auto, Kernels::Reference),
             ModelArgs { quantize: Some(Quantize::Int4), ..model() },
         ] {
             assert!(!serves(&other, &cache));

@@ -155,3 +155,47 @@ fn the_readme_lists_the_flags_that_cannot_be_set() {
         assert!(readme.contains(&format!("`--{name}`")), "README.md does not list --{name}");
     }
 }
+
+#[test]
+fn a_misspelt_variable_is_noticed_and_those_of_others_are_not() {
+    let of = |name: &str| misspelt(std::iter::once(OsString::from(name)));
+    let near = |name: &str| of(name).pop().map(|(_, near)| near);
+    assert_eq!(near("WEFT_CTX_SZIE").as_deref(), Some("WEFT_CTX_SIZE"));
+    assert_eq!(near("WEFT_CONTEXT").as_deref(), None);
+    assert_eq!(near("WEFT_THREDS").as_deref(), Some("WEFT_THREADS"));
+    assert_eq!(near("WEFT_CONFG").as_deref(), Some("WEFT_CONFIG"));
+    for other in [
+        "WEFT_CTX_SIZE",
+        "WEFT_CPU_ISA",
+        "WEFT_CONFIG",
+        "WEFT_SKIPPED",
+        "WEFT_TEST_QWEN3",
+        "WEFT_REQUIRE_GPU",
+        "WEFT_TEST_LIMIT_S",
+        "WEFT_BREAK",
+        "WEFT_URL",
+        "WEFT_TINY",
+        "WEFT_COMMIT",
+        "CTX_SZIE",
+        "PATH",
+    ] {
+        assert_eq!(near(other), None, "{other}");
+    }
+}
+
+#[test]
+fn a_switch_on_the_command_line_wins_over_its_opposite_elsewhere() {
+    let thinking = |flag: Option<&str>, file: &str| {
+        let args = ["weft", "run"].into_iter().chain(flag).chain(["hi"]).map(OsString::from);
+        match parse_from(args.collect(), &read(file).unwrap(), &nothing).unwrap().command {
+            Some(Command::Run(run)) => run.prompt.thinking(),
+            _ => panic!("not `run`"),
+        }
+    };
+    assert_eq!(thinking(None, ""), None);
+    for file in ["", "think = true", "no-think = true"] {
+        assert_eq!(thinking(Some("--think"), file), Some(true), "{file}");
+        assert_eq!(thinking(Some("--no-think"), file), Some(false), "{file}");
+    }
+    assert_eq!(thinking(None, "no-think = true"), Some(false));
+}

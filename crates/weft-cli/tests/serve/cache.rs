@@ -1,8 +1,8 @@
 //! The cache of the server: turns of a conversation, chunks, and what survives a restart.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use crate::harness::{ANSWER, QUESTION, Server, chat, document, merged, text};
+use crate::harness::{ANSWER, QUESTION, Server, chat, chat_with, document, merged, text};
 
 fn cached(answer: &Value) -> u64 {
     answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
@@ -107,7 +107,7 @@ fn chunks_are_registered_listed_warmed_pinned_and_deleted() {
     assert_eq!(server.get("/v1/chunks?kind=system").1["data"], json!([]));
     let shown = server.get(&format!("/v1/chunks/{id}")).1;
     assert_eq!((&shown["text"], &shown["name"]), (&json!(document()), &json!("ship")));
-    assert!(shown["source"].is_null());
+    assert!(shown["source"].is_null() && shown["last_used"].is_null());
 
     let asked = about(&[id], json!({}));
     let preview = server.post("/v1/chunks/preview", &asked).1;
@@ -120,6 +120,11 @@ fn chunks_are_registered_listed_warmed_pinned_and_deleted() {
     assert_eq!(preview["cached_tokens"], warmed["tokens"]);
     let answer = server.ask(&asked);
     assert_eq!((text(&answer), cached(&answer)), (ANSWER, warmed["tokens"].as_u64().unwrap()));
+    let used = server.get(&format!("/v1/chunks/{id}")).1;
+    assert!(used["uses"].as_u64() > shown["uses"].as_u64(), "{used}");
+    assert!(used["last_used"].as_u64() >= used["created"].as_u64(), "{used}");
+    let unread = server.post("/v1/chunks/preview", &about(&[&other], json!({}))).1;
+    assert!(unread["estimate_ms"].as_f64().unwrap() > 0.0, "{unread}");
     let report = answer["chunk_report"]["chunks"].as_array().unwrap();
     let of_it = report.iter().find(|piece| piece["id"] == id).unwrap();
     assert_eq!((&of_it["source"], &of_it["kind"]), (&json!("device"), &json!("context")));
@@ -161,6 +166,9 @@ fn chunks_in_the_wrong_place_are_refused() {
         json!({"text": 1}),
         json!({"kind": "king", "text": "x"}),
         json!({"text": "x", "metadata": {"a": 1}}),
+        json!({"text": "x", "metadata": {"a": "b".repeat(1024)}}),
+        json!({"text": "x", "name": "b",
+            "metadata": (0..32).map(|i| (i.to_string(), json!("a"))).collect::<Map<_, _>>()}),
         json!({"text": "word ".repeat(10_000)}),
     ] {
         server.refusal("/v1/chunks", &wrong, 400);
@@ -218,6 +226,15 @@ fn moved_chunks_are_reused_and_answers_verified() {
     assert_eq!(found["exact"], false);
     assert!(found["kl"].as_f64().unwrap() > 0.0);
     server.refusal("/v1/chunks/verify", &json!({"completion": "chatcmpl-unknown"}), 404);
+}
+
+#[test]
+fn an_answer_that_fills_the_context_is_verified_too() {
+    let server = Server::start(&["-c", "64"]);
+    let answer = server.ask(&chat_with(json!({"ignore_eos": true, "max_tokens": 1000})));
+    assert_eq!(answer["usage"]["total_tokens"], 64, "{answer}");
+    let (status, found) = server.post("/v1/chunks/verify", &json!({"completion": answer["id"]}));
+    assert_eq!((status, &found["exact"]), (200, &json!(true)), "{found}");
 }
 
 #[test]

@@ -114,6 +114,8 @@ fn desktop_apps_are_let_in_by_their_origins() {
         let (status, head, _) = get(origin);
         let allowed = header(&head, "access-control-allow-origin");
         assert_eq!((status, allowed), (200, Some(origin)));
+        // Otherwise a cache could give one page the answer that another page was allowed to read.
+        assert_eq!(header(&head, "vary"), Some("Origin"));
         let exposed = header(&head, "access-control-expose-headers").unwrap();
         assert!(exposed.contains("x-request-id"), "{exposed}");
     }

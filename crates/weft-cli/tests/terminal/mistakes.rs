@@ -66,6 +66,13 @@ fn a_question_in_a_loop_leaves_the_list_alone() {
         let (code, stdout, stderr) = shell(home.path(), &line);
         assert_eq!((code, stdout.lines().count()), (0, 3), "{line}: {stdout}{stderr}");
     }
+    // Without a document too, and `run`, if the list is a file.
+    for command in ["ask", "run"] {
+        let line =
+            format!("while read -r f; do weft {command} -q -n 1 \"$f?\" >&2; echo; done <list");
+        let (code, stdout, stderr) = shell(home.path(), &line);
+        assert_eq!((code, stdout.lines().count()), (0, 3), "{line}: {stdout}{stderr}");
+    }
     let both = format!("weft ask -q krogaste.txt - \"{QUESTION}\" <nusonix.txt");
     let (_, stdout, stderr) = shell(home.path(), &both);
     assert_eq!(stdout, ANSWER, "{stderr}");

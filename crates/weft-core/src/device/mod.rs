@@ -17,7 +17,7 @@ use thiserror::Error;
 use crate::dtype::Dtype;
 use crate::kv::PageId;
 use crate::plan::Op;
-use crate::sampling::Sampler;
+use crate::sampling::{Logprobs, Sampler};
 use crate::store::Rows as HostRows;
 
 pub use self::inspect::{Buffer, Inspect, OneToken};
@@ -38,6 +38,23 @@ pub trait Device: Send {
     /// Name and number format, for users: `reference (bf16)`.
     fn describe(&self) -> String;
 
+    /// Measurements behind [`Device::describe`], and why it says what it says, if there is more to
+    /// say.
+    fn details(&self) -> Option<String> {
+        None
+    }
+
+    /// What creating the device took, part by part, in ms. Empty if nobody measured it.
+    fn started(&self) -> Vec<(&'static str, f64)> {
+        Vec::new()
+    }
+
+    /// Waits until steps are as fast as they will be: a device may still compile or measure beside
+    /// its first steps. Steps that were started early are forgotten.
+    fn warm_up(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     /// The format of activations and KV rows.
     fn dtype(&self) -> Dtype;
 
@@ -50,7 +67,8 @@ pub trait Device: Send {
 
     /// Runs the plan on a step like [`Device::run`]. For each lane with a sampler, also chooses the
     /// next token as the sampler would; see [`Device::chosen`]. Each such lane has one row of
-    /// logits.
+    /// logits. The mask of a sampler's constraint depends on the lane's token, and is needed only
+    /// when the logits are there: a device starts the step before it asks for the mask.
     ///
     /// `ahead` is the number of further steps that the device may start early, if every lane has
     /// one token and a sampler. In each of them, every lane runs its chosen token, stored one row
@@ -73,6 +91,13 @@ pub trait Device: Send {
     /// The token that the last [`Device::decode`] chose for a lane. If it is `None`, the caller's
     /// sampler chooses from the logits. If it is `Some`, the logits may no longer be available.
     fn chosen(&self, lane: usize) -> Option<u32> {
+        let _ = lane;
+        None
+    }
+
+    /// The log-probabilities of the token that [`Device::chosen`] returns. A device that chooses for
+    /// a sampler that reports them returns the sampler's.
+    fn logprobs(&self, lane: usize) -> Option<Logprobs> {
         let _ = lane;
         None
     }

@@ -27,7 +27,7 @@ use crate::device::{Device, DeviceError, Lane, MAX_LANES, Step};
 use crate::model::Model;
 use crate::plan::{Op, plan};
 use crate::prompt::Template;
-use crate::sampling::{Logprobs, Sampler, SamplingError};
+use crate::sampling::{Choice, Logprobs, Sampler, SamplingError};
 use crate::tokenizer::Tokenizer;
 
 pub use self::batch::Completion;
@@ -146,8 +146,9 @@ impl Results<'_> {
     }
 
     /// The token that the device chose, if any.
-    fn chosen(&self) -> Option<u32> {
-        self.device.chosen(self.lane)
+    fn chosen(&self) -> Option<Choice> {
+        let token = self.device.chosen(self.lane)?;
+        Some(Choice { token, logprobs: self.device.logprobs(self.lane) })
     }
 
     fn attention(&self) -> Vec<f32> {
@@ -196,6 +197,11 @@ impl Engine {
     /// The device the plan runs on.
     pub fn device(&self) -> &dyn Device {
         &*self.device
+    }
+
+    /// Waits until steps are as fast as they will be, see [`Device::warm_up`].
+    pub fn warm_up(&mut self) -> Result<(), DeviceError> {
+        self.device.warm_up()
     }
 
     /// Maximum length of a context: prompt and answer together.

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::{Event, FinishReason, LaneId, Token};
-use crate::sampling::{Logprobs, Sampler, Sampling, SamplingError, TextStream};
+use crate::sampling::{Choice, Logprobs, Sampler, Sampling, SamplingError, TextStream};
 use crate::tokenizer::Tokenizer;
 
 pub(super) struct OutputProcessor {
@@ -53,22 +53,19 @@ impl OutputProcessor {
     /// chosen it, or it is sampled here from the logits.
     pub(super) fn next<'l>(
         &mut self,
-        chosen: Option<u32>,
+        chosen: Option<Choice>,
         logits: impl FnOnce() -> &'l [f32],
         tokenizer: &Tokenizer,
     ) -> Result<(Option<Token>, Option<FinishReason>), SamplingError> {
         if self.left() == 0 {
             return Ok((None, Some(FinishReason::Length)));
         }
-        let (id, logprobs) = match chosen {
-            Some(token) => {
-                self.sampler.accept(token);
-                (token, None)
+        let Choice { token: id, logprobs } = match chosen {
+            Some(choice) => {
+                self.sampler.accept(choice.token)?;
+                choice
             }
-            None => {
-                let choice = self.sampler.sample(logits())?;
-                (choice.token, choice.logprobs)
-            }
+            None => self.sampler.sample(logits())?,
         };
         self.generated += 1;
         let (text, reason) = self.read_out(id, tokenizer);

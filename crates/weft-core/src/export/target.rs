@@ -1,11 +1,11 @@
 //! Where a model is written: beside the target under a temporary name, which is renamed at the end.
 
 use std::fs;
-use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::path::{Path, PathBuf};
 
 use super::{ExportError, ExportForm};
+use crate::files::{beside, folder_of};
 use crate::model::is_gguf;
 use crate::store::platform::sync_folder;
 use crate::weights::WriteError;
@@ -38,13 +38,10 @@ impl Target {
             }
             _ => {}
         }
-        let Some(name) = to.file_name() else {
+        if to.file_name().is_none() {
             return Err(refuse("it does not name a new file or folder".to_owned()));
-        };
-        let parent = match to.parent() {
-            Some(parent) if parent != Path::new("") => parent,
-            _ => Path::new("."),
-        };
+        }
+        let parent = folder_of(to);
         if !parent.is_dir() {
             return Err(refuse(format!("{} is not a folder; make it first", parent.display())));
         }
@@ -62,11 +59,8 @@ impl Target {
                 return Err(refuse(format!("it is not {what}, so weft does not replace it")));
             }
         }
-        // Nobody else can guess it, so nobody can have taken it before.
-        let number = RandomState::new().hash_one(std::process::id());
-        let beside =
-            |end: &str| parent.join(format!(".{}.{number:016x}.{end}", name.to_string_lossy()));
-        Ok(Self { to: to.to_owned(), temporary: beside("tmp"), replaced: beside("old") })
+        let (temporary, replaced) = (beside(to, "tmp"), beside(to, "old"));
+        Ok(Self { to: to.to_owned(), temporary, replaced })
     }
 
     /// The path to write to.

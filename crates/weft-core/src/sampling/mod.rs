@@ -22,7 +22,7 @@ pub use constraint::Constraint;
 pub use draw::{Adjustment, Draw, RuledOut};
 pub use error::SamplingError;
 pub use generation_config::{GenerationConfig, GenerationConfigError};
-pub use logprobs::Logprobs;
+pub use logprobs::{LogprobParts, Logprobs};
 pub use overrides::Overrides;
 pub use random::{choice_seed, random_seed, uniform};
 pub use sampler::{Choice, Sampler};

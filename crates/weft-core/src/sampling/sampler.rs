@@ -76,6 +76,7 @@ pub struct Sampler {
     candidates: Candidates,
     sums: Sums,
     logprobs: Option<LogprobsReader>,
+    /// Its mask is computed when it is first asked for, by a device or here.
     constraint: Option<Constrained>,
 }
 
@@ -138,27 +139,36 @@ impl Sampler {
             Some(reader) => Some(reader.read(logits, token, self.n_generated)?),
             None => None,
         };
-        if let Some(constraint) = &mut self.constraint {
-            constraint.accept(token).map_err(SamplingError::Constraint)?;
-        }
-        self.accept(token);
+        self.accept(token)?;
         Ok(Choice { token, logprobs })
     }
 
-    /// Counts a generated token that a device chose by [`Sampler::next_draw`].
-    pub fn accept(&mut self, token: u32) {
+    /// Counts a generated token, for example one that a device chose by [`Sampler::next_draw`]. Fails
+    /// if the answer's constraint does not allow it, and then changes nothing.
+    pub fn accept(&mut self, token: u32) -> Result<(), SamplingError> {
+        if let Some(constraint) = &self.constraint {
+            constraint.accept(token).map_err(SamplingError::Constraint)?;
+        }
         self.penalties.record(token);
         self.n_generated += 1;
+        Ok(())
     }
 
-    /// The parameters of the next choice. `None` if numbers do not suffice: if the answer has a
-    /// constraint, if log-probabilities are reported, or if a token has two biases, whose sums
-    /// round one after the other.
+    /// Visits the mask of the next token, if the answer has a constraint: bit `t % 32` of word
+    /// `t / 32` for token `t`. Computing it may take long; it is computed once. Fails if the
+    /// constraint cannot continue; so does [`Sampler::sample`] then.
+    pub fn read_mask(&self, visit: impl FnOnce(&[u32])) -> Result<(), SamplingError> {
+        if let Some(constraint) = &self.constraint {
+            constraint.read_mask(visit).map_err(SamplingError::Constraint)?;
+        }
+        Ok(())
+    }
+
+    /// The parameters of the next choice. `None` if numbers do not suffice: if a token has two
+    /// biases, whose sums round one after the other.
     pub fn next_draw(&self) -> Option<Draw> {
         let Sampling { temperature, top_k, top_p, min_p, seed, min_tokens, .. } = self.settings;
-        let needs_more =
-            self.constraint.is_some() || self.logprobs.is_some() || self.has_double_bias;
-        (!needs_more).then(|| Draw {
+        (!self.has_double_bias).then(|| Draw {
             temperature,
             top_k,
             top_p,
@@ -170,11 +180,14 @@ impl Sampler {
             index: self.n_generated,
             min_tokens,
             vocab: self.vocab,
-            adjusts: self.changes_logits(),
+            adjusts: self.adjusts(),
+            is_masked: self.constraint.is_some(),
+            n_logprobs: self.settings.logprobs,
         })
     }
 
-    /// The tokens whose logits steps 1 to 4 change, each once, in unspecified order.
+    /// The tokens whose logits steps 1 to 4 change, each once, in unspecified order. A constraint is
+    /// not part of them.
     pub fn adjustments(&self) -> Vec<Adjustment> {
         let mut of_token: HashMap<u32, Adjustment> = HashMap::new();
         let mut of = |token: u32, change: &dyn Fn(&mut Adjustment)| {
@@ -210,8 +223,12 @@ impl Sampler {
 
     /// Whether steps 1 to 4 affect the next token. Once false, it stays false.
     fn changes_logits(&self) -> bool {
-        self.constraint.is_some()
-            || !self.settings.logit_bias.is_empty()
+        self.constraint.is_some() || self.adjusts()
+    }
+
+    /// The same, but for the constraint.
+    fn adjusts(&self) -> bool {
+        !self.settings.logit_bias.is_empty()
             || self.penalties.are_on()
             || self.masked().next().is_some()
     }
@@ -242,7 +259,7 @@ impl Sampler {
             }
             *score = f32::NEG_INFINITY;
         }
-        if let Some(constraint) = &mut self.constraint {
+        if let Some(constraint) = &self.constraint {
             bad = bad.or_else(|| bad_logit(&scores, self.n_generated));
             bad = bad.or(constraint.apply(&mut scores).map_err(SamplingError::Constraint).err());
         }

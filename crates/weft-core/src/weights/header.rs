@@ -4,6 +4,7 @@
 //! each length equals shape times format. This module adds two checks: the header must fit the file
 //! before it is read, and the file must be exactly as long as its header says.
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::io::{Cursor, Read, Seek};
 use std::path::Path;
@@ -43,8 +44,9 @@ pub(super) fn open(path: &Path) -> Result<Header, WeightsError> {
 }
 
 /// Reads the header of a file in memory.
-pub(super) fn of_bytes(name: &str, bytes: &'static [u8]) -> Result<Header, WeightsError> {
-    read(name.to_owned(), Box::new(Cursor::new(bytes)), bytes.len() as u64)
+pub(super) fn of_bytes(name: &str, bytes: Cow<'static, [u8]>) -> Result<Header, WeightsError> {
+    let n_bytes = bytes.len() as u64;
+    read(name.to_owned(), Box::new(Cursor::new(bytes)), n_bytes)
 }
 
 fn read(name: String, mut source: Box<dyn Source>, bytes: u64) -> Result<Header, WeightsError> {

@@ -16,6 +16,8 @@ mod safetensors;
 mod shards;
 mod tensor;
 
+use std::ops::Range;
+
 use thiserror::Error;
 
 pub use self::form::{
@@ -43,6 +45,26 @@ pub trait Weights: Sync {
         tensor: Tensor,
         visit: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), WeightsError>;
+
+    /// Like [`Weights::read`], for some rows of a tensor. The default reads all rows.
+    fn read_rows(
+        &self,
+        tensor: Tensor,
+        rows: Range<usize>,
+        visit: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), WeightsError> {
+        self.read(tensor, &mut |row, values| {
+            if rows.contains(&row) {
+                visit(row, values);
+            }
+        })
+    }
+
+    /// Whether [`Weights::read_rows`] reads only the rows that it is asked for, so that several
+    /// threads can share the rows of a tensor.
+    fn is_shared_by_rows(&self, _tensor: Tensor) -> bool {
+        false
+    }
 
     /// The form of a tensor. Vectors are plain.
     fn form(&self, _tensor: Tensor) -> Form {
@@ -72,6 +94,19 @@ impl<W: Weights + ?Sized> Weights for Box<W> {
         visit: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), WeightsError> {
         (**self).read(tensor, visit)
+    }
+
+    fn read_rows(
+        &self,
+        tensor: Tensor,
+        rows: Range<usize>,
+        visit: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), WeightsError> {
+        (**self).read_rows(tensor, rows, visit)
+    }
+
+    fn is_shared_by_rows(&self, tensor: Tensor) -> bool {
+        (**self).is_shared_by_rows(tensor)
     }
 
     fn form(&self, tensor: Tensor) -> Form {

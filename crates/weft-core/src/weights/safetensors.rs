@@ -6,7 +6,9 @@
 //! Memory is allocated only after that. Files are read, never mapped: if a mapped file shrinks, the
 //! process crashes.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Mutex;
 
@@ -49,10 +51,10 @@ impl Safetensors {
     /// Opens one file in memory, named `name` in messages.
     pub fn from_bytes(
         name: &str,
-        bytes: &'static [u8],
+        bytes: impl Into<Cow<'static, [u8]>>,
         config: &Config,
     ) -> Result<Self, WeightsError> {
-        Self::checked(vec![header::of_bytes(name, bytes)?], config)
+        Self::checked(vec![header::of_bytes(name, bytes.into())?], config)
     }
 
     fn checked(headers: Vec<Header>, config: &Config) -> Result<Self, WeightsError> {
@@ -111,14 +113,15 @@ impl Safetensors {
         &self,
         tensor: Tensor,
         part: &Part,
+        rows: Range<usize>,
         visit: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), WeightsError> {
         let row_bytes = part.row_bytes();
         let rows_per_block = (BLOCK_BYTES / row_bytes).clamp(1, part.rows);
         let mut bytes = vec![0; rows_per_block * row_bytes];
         let mut values = vec![0.0; part.columns];
-        for first in (0..part.rows).step_by(rows_per_block) {
-            let n_rows = rows_per_block.min(part.rows - first);
+        for first in rows.clone().step_by(rows_per_block) {
+            let n_rows = rows_per_block.min(rows.end - first);
             let block = &mut bytes[..n_rows * row_bytes];
             self.files.read(part.file, part.start + (first * row_bytes) as u64, block)?;
             for (i, row) in block.chunks_exact(row_bytes).enumerate() {
@@ -138,9 +141,31 @@ impl Weights for Safetensors {
         visit: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), WeightsError> {
         match self.place(tensor) {
-            Place::Plain(part) => self.read_plain(tensor, part, visit),
+            Place::Plain(part) => self.read_plain(tensor, part, 0..part.rows, visit),
             Place::Packed(packed) => packed.read(&self.files, visit),
         }
+    }
+
+    fn read_rows(
+        &self,
+        tensor: Tensor,
+        rows: Range<usize>,
+        visit: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), WeightsError> {
+        match self.place(tensor) {
+            Place::Plain(part) => {
+                self.read_plain(tensor, part, rows.start..rows.end.min(part.rows), visit)
+            }
+            Place::Packed(packed) => packed.read(&self.files, &mut |row, values| {
+                if rows.contains(&row) {
+                    visit(row, values);
+                }
+            }),
+        }
+    }
+
+    fn is_shared_by_rows(&self, tensor: Tensor) -> bool {
+        matches!(self.places.get(&tensor), Some(Place::Plain(_)))
     }
 
     fn form(&self, tensor: Tensor) -> Form {

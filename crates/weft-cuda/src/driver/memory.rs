@@ -69,6 +69,22 @@ impl Gpu {
         }
     }
 
+    /// Copies between places in the GPU's memory, in the stream of steps.
+    pub(crate) fn copy(
+        &self,
+        to: &Memory,
+        to_offset: usize,
+        from: &Memory,
+        from_offset: usize,
+        bytes: usize,
+    ) -> Result<(), CudaError> {
+        let (to, from) = (to.place(to_offset, bytes), from.place(from_offset, bytes));
+        // SAFETY: both ranges were checked; freeing either waits for the copy.
+        unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.stream) }
+            .result()
+            .map_err(failed("copying on the GPU"))
+    }
+
     /// Makes all later work of a stream wait for an event in another.
     pub(crate) fn order(&self, stream: Stream, after: &Done) -> Result<(), CudaError> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
@@ -199,6 +215,13 @@ impl Pinned {
         // SAFETY: inside the memory, as was just checked, and aligned as its start is. Everybody
         // who shares it, here and on the GPU, reads and writes whole pairs at once.
         unsafe { (*self.at.cast::<AtomicU64>().add(index)).load(Ordering::Relaxed) }
+    }
+
+    /// Replaces pair of words `index`, which a kernel may be reading.
+    pub(crate) fn store(&self, index: usize, pair: u64) {
+        assert!((index + 1) * 8 <= self.bytes, "beyond pinned memory");
+        // SAFETY: as for `load`.
+        unsafe { (*self.at.cast::<AtomicU64>().add(index)).store(pair, Ordering::Relaxed) }
     }
 
     /// A word that a running kernel and the host both access.

@@ -83,7 +83,8 @@ static_assert(OFFSET_OF(Draw, share) == 48 && sizeof(Draw::share) == 8, "Draw::s
 static_assert(OFFSET_OF(Draw, seed) == 56 && sizeof(Draw::seed) == 8, "Draw::seed");
 static_assert(OFFSET_OF(Draw, token_number) == 64 && sizeof(Draw::token_number) == 4, "Draw::token_number");
 static_assert(OFFSET_OF(Draw, share_number) == 68 && sizeof(Draw::share_number) == 4, "Draw::share_number");
-static_assert(OFFSET_OF(Draw, gap) == 72 && sizeof(Draw::gap) == 8, "Draw::gap");
+static_assert(OFFSET_OF(Draw, n_ranks) == 72 && sizeof(Draw::n_ranks) == 4, "Draw::n_ranks");
+static_assert(OFFSET_OF(Draw, gap) == 76 && sizeof(Draw::gap) == 4, "Draw::gap");
 
 // The host's `AdjustmentWords`.
 static_assert(sizeof(Adjustment) == 16, "Adjustment");
@@ -93,7 +94,7 @@ static_assert(OFFSET_OF(Adjustment, bias) == 8 && sizeof(Adjustment::bias) == 4,
 static_assert(OFFSET_OF(Adjustment, output) == 12 && sizeof(Adjustment::output) == 4, "Adjustment::output");
 
 // The host's `SamplingAddresses`.
-static_assert(sizeof(Sampling) == 72, "Sampling");
+static_assert(sizeof(Sampling) == 120, "Sampling");
 static_assert(OFFSET_OF(Sampling, draws) == 0 && sizeof(Sampling::draws) == 8, "Sampling::draws");
 static_assert(OFFSET_OF(Sampling, best) == 8 && sizeof(Sampling::best) == 8, "Sampling::best");
 static_assert(OFFSET_OF(Sampling, bias) == 16 && sizeof(Sampling::bias) == 8, "Sampling::bias");
@@ -103,6 +104,12 @@ static_assert(OFFSET_OF(Sampling, told_shares) == 40 && sizeof(Sampling::told_sh
 static_assert(OFFSET_OF(Sampling, n_cells) == 48 && sizeof(Sampling::n_cells) == 8, "Sampling::n_cells");
 static_assert(OFFSET_OF(Sampling, parts) == 56 && sizeof(Sampling::parts) == 8, "Sampling::parts");
 static_assert(OFFSET_OF(Sampling, gates) == 64 && sizeof(Sampling::gates) == 8, "Sampling::gates");
+static_assert(OFFSET_OF(Sampling, likely) == 72 && sizeof(Sampling::likely) == 8, "Sampling::likely");
+static_assert(OFFSET_OF(Sampling, weights) == 80 && sizeof(Sampling::weights) == 8, "Sampling::weights");
+static_assert(OFFSET_OF(Sampling, told_logits) == 88 && sizeof(Sampling::told_logits) == 8, "Sampling::told_logits");
+static_assert(OFFSET_OF(Sampling, given_masks) == 96 && sizeof(Sampling::given_masks) == 8, "Sampling::given_masks");
+static_assert(OFFSET_OF(Sampling, masks) == 104 && sizeof(Sampling::masks) == 8, "Sampling::masks");
+static_assert(OFFSET_OF(Sampling, late) == 112 && sizeof(Sampling::late) == 8, "Sampling::late");
 
 // The host's `Attended`.
 static_assert(sizeof(Attended) == 56, "Attended");
@@ -154,7 +161,7 @@ static_assert(OFFSET_OF(Mailbox, stop) == 0 && sizeof(Mailbox::stop) == 4, "Mail
 static_assert(OFFSET_OF(Mailbox, fault) == 4 && sizeof(Mailbox::fault) == 4, "Mailbox::fault");
 
 // The host's `Arguments`.
-static_assert(sizeof(Launch) == 384, "Launch");
+static_assert(sizeof(Launch) == 432, "Launch");
 static_assert(OFFSET_OF(Launch, step) == 0 && sizeof(Launch::step) == 64, "Launch::step");
 static_assert(OFFSET_OF(Launch, layers) == 64 && sizeof(Launch::layers) == 8, "Launch::layers");
 static_assert(OFFSET_OF(Launch, ops) == 72 && sizeof(Launch::ops) == 8, "Launch::ops");
@@ -176,12 +183,12 @@ static_assert(OFFSET_OF(Launch, plain) == 192 && sizeof(Launch::plain) == 56, "L
 static_assert(OFFSET_OF(Launch, logits) == 248 && sizeof(Launch::logits) == 8, "Launch::logits");
 static_assert(OFFSET_OF(Launch, shares) == 256 && sizeof(Launch::shares) == 8, "Launch::shares");
 static_assert(OFFSET_OF(Launch, other_shares) == 264 && sizeof(Launch::other_shares) == 8, "Launch::other_shares");
-static_assert(OFFSET_OF(Launch, sampling) == 272 && sizeof(Launch::sampling) == 72, "Launch::sampling");
-static_assert(OFFSET_OF(Launch, given_up) == 344 && sizeof(Launch::given_up) == 8, "Launch::given_up");
-static_assert(OFFSET_OF(Launch, mailbox) == 352 && sizeof(Launch::mailbox) == 8, "Launch::mailbox");
-static_assert(OFFSET_OF(Launch, n_ops) == 360 && sizeof(Launch::n_ops) == 4, "Launch::n_ops");
-static_assert(OFFSET_OF(Launch, n_steps) == 364 && sizeof(Launch::n_steps) == 4, "Launch::n_steps");
-static_assert(OFFSET_OF(Launch, number) == 368 && sizeof(Launch::number) == 4, "Launch::number");
-static_assert(OFFSET_OF(Launch, withheld) == 372 && sizeof(Launch::withheld) == 4, "Launch::withheld");
-static_assert(OFFSET_OF(Launch, n_stages) == 376 && sizeof(Launch::n_stages) == 4, "Launch::n_stages");
-static_assert(OFFSET_OF(Launch, chooses) == 380 && sizeof(Launch::chooses) == 4, "Launch::chooses");
+static_assert(OFFSET_OF(Launch, sampling) == 272 && sizeof(Launch::sampling) == 120, "Launch::sampling");
+static_assert(OFFSET_OF(Launch, given_up) == 392 && sizeof(Launch::given_up) == 8, "Launch::given_up");
+static_assert(OFFSET_OF(Launch, mailbox) == 400 && sizeof(Launch::mailbox) == 8, "Launch::mailbox");
+static_assert(OFFSET_OF(Launch, n_ops) == 408 && sizeof(Launch::n_ops) == 4, "Launch::n_ops");
+static_assert(OFFSET_OF(Launch, n_steps) == 412 && sizeof(Launch::n_steps) == 4, "Launch::n_steps");
+static_assert(OFFSET_OF(Launch, number) == 416 && sizeof(Launch::number) == 4, "Launch::number");
+static_assert(OFFSET_OF(Launch, withheld) == 420 && sizeof(Launch::withheld) == 4, "Launch::withheld");
+static_assert(OFFSET_OF(Launch, n_stages) == 424 && sizeof(Launch::n_stages) == 4, "Launch::n_stages");
+static_assert(OFFSET_OF(Launch, chooses) == 428 && sizeof(Launch::chooses) == 4, "Launch::chooses");

@@ -34,6 +34,14 @@ struct NormForms : OneForm<Plain> {
 static_assert(NormForms::BYTES == 512, "units are as large as the host packs them");
 #define NORM_FORMS(X) X(, NormForms)
 
+#define QKV_BLOCK_MATRICES(X)
+#define QKV_TILED_KERNELS(X) X(, QkvMatrix, 64) X(, QkvMatrix, 128) X(, QkvMatrix, 192)
+#define PROJ_BLOCK_MATRICES(X)
+#define PROJ_TILED_KERNELS(X) X(, ProjMatrix, 64) X(, ProjMatrix, 128) X(, ProjMatrix, 192)
+#define GATE_UP_BLOCK_MATRICES(X)
+#define GATE_UP_TILED_KERNELS(X) X(, GateUpMatrix, 64) X(, GateUpMatrix, 128) X(, GateUpMatrix, 192)
+#define DOWN_BLOCK_MATRICES(X)
+#define DOWN_TILED_KERNELS(X) X(, DownMatrix, 64) X(, DownMatrix, 128) X(, DownMatrix, 192)
 struct HeadMatrix : OneForm<Plain> {
     static constexpr int TILES = 2, ALL_TILES = 18992, STAGES = 6, OWN = 72, IN_FLIGHT = 4, CHAINS = 1;
 };

@@ -46,11 +46,16 @@ constexpr int UNIT = UNIT_BYTES / 16;
 // Of a tile's units each of eight warps owns an eighth that follow one another. They lie in that
 // order where an eighth is short; where it is long, in strips: the first few of every warp, then
 // the next few. A strip is copied in one piece.
-// If there are coded units, which are smaller, strips are of equal length, and as few as stages can
-// hold units of `coded_bytes`.
+// If there are coded units, which are smaller, a strip has as many as STRIP_BYTES hold of
+// `coded_bytes`, but strips are of equal length.
 constexpr int equal_parts(int n, int most) { return (n + (n + most - 1) / most - 1) / ((n + most - 1) / most); }
+constexpr int coded_strip_units(int eighth, int most) {
+    for (int units = most; units * 2 > most && units < eighth; --units)
+        if (eighth % units == 0) return units;
+    return equal_parts(eighth, most);
+}
 constexpr int strip_units(int eighth, int coded_bytes = 0) {
-    return coded_bytes > 0 ? equal_parts(eighth, STRIP_BYTES / (8 * coded_bytes)) : eighth <= LONGEST_STRIP ? eighth : SHORT_STRIP;
+    return coded_bytes > 0 ? coded_strip_units(eighth, STRIP_BYTES / (8 * coded_bytes)) : eighth <= LONGEST_STRIP ? eighth : SHORT_STRIP;
 }
 constexpr int strips(int eighth, int coded_bytes = 0) { return (eighth + strip_units(eighth, coded_bytes) - 1) / strip_units(eighth, coded_bytes); }
 // Units of each chain but the last.

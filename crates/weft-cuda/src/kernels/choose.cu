@@ -1,3 +1,5 @@
+#include "kernels/mask.cuh"
+#include "kernels/report.cuh"
 #include "kernels/sampling.cuh"
 #include "kernels/section.cuh"
 #include "kernels/wide.cuh"
@@ -32,9 +34,10 @@ __device__ __forceinline__ void advance(const Step &step, u32 token_index, u32 t
 // Tells the token of an output, and leaves what the next step needs to follow it. All threads of
 // one block call it.
 __device__ __forceinline__ void conclude(const Step &step, const Sampling &sampling, const Draw &draw, u32 output, u32 token_index,
-                                         u32 token) {
+                                         u32 token, const float *logits) {
     Draw &next = sampling.draws[output];
     if (threadIdx.x == 0) {
+        if (draw.flags & REPORTED) tell_logit(sampling, draw.token_number, output, logits, token);
         tell(sampling.told_tokens + draw.token_number % TOLD_STEPS * FEW + output, draw.token_number, token);
         next.token_number = draw.token_number + 1;
     }
@@ -77,9 +80,48 @@ choose(Step step, const float *logits, const float *shares, Sampling sampling) {
         if (threadIdx.x == 0) sampling.draws[output].share_number = draw.share_number + 1;
         return;
     }
+    const float *own = logits + (u64)output * VOCAB;
+    if (draw.flags & REPORTED) tell_likeliest<BestScores>(draw, sampling, output, draw.token_number, own, at);
+    const bool late = is_late(sampling, draw, output, draw.token_number);
+    // What is no number declines in `choose_wide`, and is the same for all of its blocks.
+    if (late && threadIdx.x == 0) sampling.best[(u64)output * N_BEST] = ~0u;
     if (draw.flags & WIDE) return;
-    const u32 token = choose_token(draw, sampling, output, logits + (u64)output * VOCAB, at);
-    conclude(step, sampling, draw, output, token_index, token);
+    const u32 token = late ? DECLINED : choose_token(draw, sampling, output, own, at);
+    conclude(step, sampling, draw, output, token_index, token, own);
+}
+
+// Computes   the sum of the weights of all tokens, for outputs whose log-probabilities are told.
+// Layout     logits: f32 [outputs][VOCAB]; report.cuh tells the rest.
+// Work split block (b, o) has every WEIGHT_BLOCKS-th 256 rows of output o.
+// Rounding   that of weights, which are integers.
+// Moves      the logits once: bound by arithmetic.
+extern "C" __global__ void __launch_bounds__(256)
+sum_weights(Step step, const float *logits, Sampling sampling) {
+    __shared__ Choosing at;
+    const u32 output = blockIdx.y;
+    let_next_start();
+    wait_for_previous();
+    if (output >= n_outputs(step)) return;
+    const Draw draw = load_draw(sampling, output);
+    if ((draw.flags & (CHOSEN | REPORTED)) != (CHOSEN | REPORTED)) return;
+    add_weights<BestScores>(draw, sampling, output, logits + (u64)output * VOCAB, blockIdx.x, WEIGHT_BLOCKS, at);
+}
+
+// Computes   nothing: brings the masks of outputs that have one from the host, before the head.
+// Layout     mask.cuh.
+// Work split block (b, o) has the b-th 256 words of output o.
+// Rounding   none.
+// Moves      the masks once, from the host's memory: bound by latency.
+extern "C" __global__ void __launch_bounds__(256)
+take_masks(Step step, Sampling sampling) {
+    const u32 output = blockIdx.y, word = blockIdx.x * 256 + threadIdx.x;
+    let_next_start();
+    wait_for_previous();
+    if (output >= n_outputs(step)) return;
+    const Draw draw = load_draw(sampling, output);
+    if ((draw.flags & (CHOSEN | MASKED)) != (CHOSEN | MASKED)) return;
+    const u32 end = min(word + 1, (u32)MASK_WORDS);
+    if (!take_mask(sampling, output, draw.token_number, word, end, 1, [] { return false; })) sampling.late[output] = draw.token_number;
 }
 
 // Computes   the tokens of outputs that draw among more ranks than `choose` weighs.
@@ -101,14 +143,15 @@ choose_wide(Step step, const float *logits, Sampling sampling) {
     if ((draw.flags & (CHOSEN | WIDE)) != (CHOSEN | WIDE)) return;
     const u32 top = best_score(sampling, output, at);
     // All blocks find the same.
+    const float *own = logits + (u64)output * VOCAB;
     if (top >= SCORE_OF_INFINITY || top <= SCORE_OF_NOTHING) {
-        if (blockIdx.x == 0) conclude(step, sampling, draw, output, 0, DECLINED);
+        if (blockIdx.x == 0) conclude(step, sampling, draw, output, 0, DECLINED, own);
         return;
     }
-    const WideRows rows(sampling, output, logits + (u64)output * VOCAB, top, draw);
+    const WideRows rows(sampling, output, own, top, draw);
     Meeting meeting = {sampling.parts + output * 2 * WIDE_BLOCKS * DIGITS, sampling.gates + output, 0};
     const u32 token = draw_wide(top, rows, meeting, at);
-    if (token != DECLINED) conclude(step, sampling, draw, output, load_fresh(step.outputs + output), token);
+    if (token != DECLINED) conclude(step, sampling, draw, output, load_fresh(step.outputs + output), token, own);
 }
 
 // Computes   marks and biases of the tokens of a list; all others are zero already.

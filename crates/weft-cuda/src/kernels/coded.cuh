@@ -10,7 +10,7 @@
 #include "kernels/base.cuh"
 
 enum Codes { BITS, TABLE, INT8, UINT8, FP8 };
-enum Numbers { BF16, F16, F32, STEPS };
+enum Numbers { BF16, F16, F32 };
 enum Offsets { NO_OFFSET, ZERO, MINIMUM };
 
 struct Plain {
@@ -24,14 +24,12 @@ template <u32 L0_, u32 L1_, u32 L2_, u32 L3_, u32 H0_, u32 H1_, u32 H2_, u32 H3_
 };
 using NoTable = Table<0, 0, 0, 0, 0, 0, 0, 0>;
 
-// Bytes of one number of each row and run; steps have a unit of each row besides.
-constexpr int number_bytes(Numbers kind, int runs) {
-    return kind == F32 ? 32 * runs : kind == STEPS ? 8 * runs + 16 : 16 * runs;
-}
+// Bytes of one number of each row and run.
+constexpr int number_bytes(Numbers kind, int runs) { return (kind == F32 ? 32 : 16) * runs; }
 
-// Codes of BITS bits, less than MIDDLE below zero; RUNS of a unit. It lies as `form.rs` packs it:
-// codes, or four bits of each and then their other bits; scales; zeros or minimums; up to 16 bytes
-// of nothing.
+// Codes of BITS bits, less than MIDDLE below zero; RUNS of a unit. It lies as `units.rs` packs it:
+// codes, or four bits of each and then their other bits; scales, each with its minimum where there
+// are minimums; zeros; up to 16 bytes of nothing.
 template <Codes CODES_, int N_BITS_, int MIDDLE_, int RUNS_, Numbers SCALE_, Offsets OFFSET_, class Table_> struct Coded {
     using Table = Table_;
     static constexpr Codes CODES = CODES_;
@@ -41,13 +39,23 @@ template <Codes CODES_, int N_BITS_, int MIDDLE_, int RUNS_, Numbers SCALE_, Off
     static constexpr int N_BITS = N_BITS_, MIDDLE = MIDDLE_, RUNS = RUNS_;
     static constexpr int LOW_BYTES = N_BITS == 8 ? 256 : 128;
     static constexpr int SCALES = LOW_BYTES + (N_BITS == 8 ? 0 : (N_BITS - 4) * 32);
-    static constexpr int OFFSETS = SCALES + number_bytes(SCALE, RUNS);
-    static constexpr int END = OFFSETS + (OFFSET == ZERO ? 8 * RUNS : OFFSET == MINIMUM ? number_bytes(SCALE, RUNS) : 0);
+    static constexpr int PER_ROW = OFFSET == MINIMUM ? 2 : 1; // numbers of a row and run
+    static constexpr int ZEROS = SCALES + number_bytes(SCALE, RUNS) * PER_ROW;
+    static constexpr int END = ZEROS + (OFFSET == ZERO ? 8 * RUNS : 0);
     static constexpr int BYTES = (END + 15) / 16 * 16;
+    // Codes come out so much smaller, and scales so much larger: a power of two, which no sum
+    // rounds.
+    static constexpr bool IS_SMALL = CODES == INT8 || CODES == UINT8 || CODES == BITS && N_BITS == 4;
+    static constexpr float FACTOR = IS_SMALL ? 64.0f : 1.0f;
 };
 
 // ---- codes -------------------------------------------------------------------------------------
-constexpr u32 ONES = 0x3f803f80u, MINUS_ONES = 0xbf80bf80u;
+constexpr u32 ONES = 0x3f803f80u;
+// The lower eight bits of a bf16 as a number: an integer times 2^-133, however large it is. So one
+// multiplication makes numbers of codes where they are, those in the upper four bits too.
+constexpr u32 TIMES_2_127 = 0x7f007f00u, TIMES_2_123 = 0x7d007d00u;
+// -n / 64, for the n that there are.
+constexpr u32 minus_64th(int n) { return (n == 0 ? 0x8000u : n == 8 ? 0xbe00u : 0xc000u) * 0x10001u; }
 // A bf16 of 128 to 255 has an integer's lower seven bits in its lower seven. Two of them.
 constexpr u32 AND_128 = 0x43004300u;
 constexpr u32 minus(int from_128_on) { return (0xc300u | (u32)(from_128_on - 128)) * 0x10001u; }
@@ -55,13 +63,19 @@ constexpr u32 minus(int from_128_on) { return (0xc300u | (u32)(from_128_on - 128
 // Codes of 4 to 6 bits: even columns in the lower half of a word, odd ones in the upper.
 template <class F> __device__ __forceinline__ uint4 unpack_bits(const u8 *unit, int lane) {
     const u32 low = ((const u32 *)unit)[lane];
+    if constexpr (F::N_BITS == 4) {
+        static_assert(F::MIDDLE == 0 || F::MIDDLE == 8, "the middle of four bits");
+        const auto lower = [](u32 codes) { return fma_pair(codes & 0x000f000fu, TIMES_2_127, minus_64th(F::MIDDLE)); };
+        const auto upper = [](u32 codes) { return fma_pair(codes & 0x00f000f0u, TIMES_2_123, minus_64th(F::MIDDLE)); };
+        return make_uint4(lower(low), upper(low), lower(low >> 8), upper(low >> 8));
+    }
     u32 high = 0;
     if constexpr (F::N_BITS == 5) high = unit[F::LOW_BYTES + lane], high |= high << 12;
     if constexpr (F::N_BITS == 6) high = __byte_perm(((const u16 *)(unit + F::LOW_BYTES))[lane], 0, 0x4140);
     const auto pair = [&](int p) {
-        u32 code = low >> (p * 4) & 0x000f000fu | AND_128;
-        if (F::N_BITS == 5) code |= high << (4 - p) & 0x00100010u;
-        if (F::N_BITS == 6) code |= (p < 3 ? high << (4 - 2 * p) : high >> 2) & 0x00300030u;
+        u32 code = and_or(low >> (p * 4), 0x000f000fu, AND_128);
+        if (F::N_BITS == 5) code = and_or(high << (4 - p), 0x00100010u, code);
+        if (F::N_BITS == 6) code = and_or(p < 3 ? high << (4 - 2 * p) : high >> 2, 0x00300030u, code);
         return fma_pair(code, ONES, minus(128 + F::MIDDLE));
     };
     return make_uint4(pair(0), pair(1), pair(2), pair(3));
@@ -85,11 +99,10 @@ template <class F> __device__ __forceinline__ uint4 unpack_table(const u8 *unit,
 // The lower bytes of both halves of a word. Integers are stored with a sign.
 template <class F> __device__ __forceinline__ u32 unpack_bytes(u32 word) {
     if constexpr (F::CODES == FP8) return fma_pair(word << 4 & 0x07f007f0u | word << 8 & 0x80008000u, 0x7b807b80u, 0x80008000u); // times 2^120
-    const u32 signed_code = fma_pair(word & 0x00800080u | AND_128, MINUS_ONES, word & 0x007f007fu | AND_128);
-    return F::CODES == UINT8 ? fma_pair(signed_code, ONES, AND_128) : signed_code;
+    return fma_pair(and_xor(word, 0x00ff00ffu, 0x00800080u), TIMES_2_127, minus_64th(F::CODES == UINT8 ? 0 : 128));
 }
 
-// What a lane's eight codes stand for, as bf16.
+// What a lane's eight codes stand for, as bf16, divided by the form's FACTOR.
 template <class F> __device__ __forceinline__ uint4 unpack(const u8 *unit, int lane) {
     if constexpr (F::IS_PLAIN) return ((const uint4 *)unit)[lane];
     else if constexpr (F::CODES == BITS) return unpack_bits<F>(unit, lane);
@@ -101,36 +114,29 @@ template <class F> __device__ __forceinline__ uint4 unpack(const u8 *unit, int l
 }
 
 // ---- scales and offsets ------------------------------------------------------------------------
-// The number of a row in a run.
-template <Numbers KIND, int RUNS> __device__ __forceinline__ float number_at(const u8 *numbers, int run, int row) {
+// A byte with a sign as a number. 2^23 and more has an integer in its lower bits; converting takes
+// longer.
+__device__ __forceinline__ float signed_byte(u32 byte) { return __uint_as_float(byte ^ 0x4b000080u) - 8388736.0f; }
+// The scale of a row in a run, times FACTOR, and its minimum. A zero counts as the minimum
+// -scale * zero.
+struct RowNumbers {
+    float scale, minimum;
+};
+template <class F> __device__ __forceinline__ RowNumbers row_numbers(const u8 *unit, int run, int row) {
+    const u8 *numbers = unit + F::SCALES;
     const int at = run * 8 + row;
-    if constexpr (KIND == F32) return ((const float *)numbers)[at];
-    else if constexpr (KIND == STEPS) return __fmul_rn(half_to_float(((const u16 *)(numbers + RUNS * 8))[row]), (float)((const signed char *)numbers)[at]);
-    else if constexpr (KIND == F16) return half_to_float(((const u16 *)numbers)[at]);
-    else return widen(((const u16 *)numbers)[at]);
-}
-// Those of two rows, of which the first is even.
-template <Numbers KIND, int RUNS> __device__ __forceinline__ float2 numbers_at(const u8 *numbers, int run, int row) {
-    const int at = run * 8 + row;
-    if constexpr (KIND == F32) return *(const float2 *)((const float *)numbers + at);
-    else if constexpr (KIND == STEPS) {
-        const u32 units = *(const u32 *)(numbers + RUNS * 8 + row * 2);
-        const u32 steps = *(const u16 *)(numbers + at);
-        return make_float2(__fmul_rn(half_to_float((u16)units), (float)(signed char)steps), __fmul_rn(half_to_float((u16)(units >> 16)), (float)(signed char)(steps >> 8)));
+    RowNumbers found = {0.0f, 0.0f};
+    if constexpr (F::SCALE == F32) {
+        if constexpr (F::PER_ROW == 2) found = {((const float2 *)numbers)[at].x, ((const float2 *)numbers)[at].y};
+        else found.scale = ((const float *)numbers)[at];
     } else {
-        const u32 both = *(const u32 *)((const u16 *)numbers + at);
-        if constexpr (KIND == F16) return make_float2(half_to_float((u16)both), half_to_float((u16)(both >> 16)));
-        else return make_float2(low(both), high(both));
+        const auto number = [](u16 bits) { return F::SCALE == F16 ? half_to_float(bits) : widen(bits); };
+        if constexpr (F::PER_ROW == 2) found = {number((u16)((const u32 *)numbers)[at]), number((u16)(((const u32 *)numbers)[at] >> 16))};
+        else found.scale = number(((const u16 *)numbers)[at]);
     }
-}
-// A zero counts as the minimum -scale * zero.
-template <class F> __device__ __forceinline__ float minimum_at(const u8 *unit, float scale, int run, int row) {
-    if constexpr (F::OFFSET == MINIMUM) return number_at<F::SCALE, F::RUNS>(unit + F::OFFSETS, run, row);
-    else return __fmul_rn(-scale, (float)((const signed char *)unit)[F::OFFSETS + run * 8 + row]);
-}
-template <class F> __device__ __forceinline__ float2 minimums_at(const u8 *unit, float2 scales, int run, int row) {
-    if constexpr (F::OFFSET == MINIMUM) return numbers_at<F::SCALE, F::RUNS>(unit + F::OFFSETS, run, row);
-    else return make_float2(minimum_at<F>(unit, scales.x, run, row), minimum_at<F>(unit, scales.y, run, row + 1));
+    if constexpr (F::OFFSET == ZERO) found.minimum = __fmul_rn(-found.scale, signed_byte(unit[F::ZEROS + at]));
+    if constexpr (F::IS_SMALL) found.scale = __fmul_rn(found.scale, F::FACTOR);
+    return found;
 }
 
 // ---- products ----------------------------------------------------------------------------------
@@ -163,14 +169,12 @@ template <class F, bool SECOND> __device__ __forceinline__ void add_unit(float (
         for (int run = 0; run < F::RUNS; ++run) {
             float of_run[4] = {};
             mma32(of_run, x.runs[run], codes);
-            const float2 scales = numbers_at<F::SCALE, F::RUNS>(unit + F::SCALES, run, lane % 4 * 2);
+            const RowNumbers rows[2] = {row_numbers<F>(unit, run, lane % 4 * 2), row_numbers<F>(unit, run, lane % 4 * 2 + 1)};
 #pragma unroll
-            for (int e = 0; e < (SECOND ? 4 : 2); ++e) sum[e] = __fmaf_rn(e % 2 == 0 ? scales.x : scales.y, of_run[e], sum[e]);
-            if constexpr (F::HAS_OFFSET) {
-                const float2 minimums = minimums_at<F>(unit, scales, run, lane % 4 * 2);
+            for (int e = 0; e < (SECOND ? 4 : 2); ++e) sum[e] = __fmaf_rn(rows[e % 2].scale, of_run[e], sum[e]);
+            if constexpr (F::HAS_OFFSET)
 #pragma unroll
-                for (int e = 0; e < (SECOND ? 4 : 2); ++e) sum[e] = __fmaf_rn(e % 2 == 0 ? minimums.x : minimums.y, x.sums[run][e], sum[e]);
-            }
+                for (int e = 0; e < (SECOND ? 4 : 2); ++e) sum[e] = __fmaf_rn(rows[e % 2].minimum, x.sums[run][e], sum[e]);
         }
     }
 }
@@ -193,38 +197,41 @@ template <class F> struct ColumnInput {
         }
     }
 };
-// Two coded units as the rows of a product, unpacked, with the scales and minimums of rows g.
-template <class F> struct UnitPair {
-    Interleaved codes;
-    float scales[2][F::RUNS], minimums[2][F::RUNS];
-    __device__ __forceinline__ UnitPair() {}
-    // `lower` may be null.
-    __device__ __forceinline__ UnitPair(const u8 *upper, const u8 *lower, int lane, u32 zero)
-        : codes(unpack<F>(upper, lane), lower ? unpack<F>(lower, lane) : make_uint4(0, 0, 0, 0), zero) {
+// The scales and minimums of rows g of two units of one form.
+template <class F> struct PairNumbers {
+    RowNumbers of[2][F::RUNS];
+    __device__ __forceinline__ PairNumbers(const u8 *upper, const u8 *lower, int lane) {
+        if constexpr (!F::IS_PLAIN)
 #pragma unroll
-        for (int run = 0; run < F::RUNS; ++run)
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const u8 *unit = i == 0 ? upper : lower;
-                scales[i][run] = unit ? number_at<F::SCALE, F::RUNS>(unit + F::SCALES, run, lane / 4) : 0.0f;
-                if constexpr (F::HAS_OFFSET) minimums[i][run] = unit ? minimum_at<F>(unit, scales[i][run], run, lane / 4) : 0.0f;
-            }
+            for (int i = 0; i < 2 * F::RUNS; ++i) of[i % 2][i / 2] = row_numbers<F>(i % 2 == 0 ? upper : lower, i / 2, lane / 4);
     }
-    // What `add_unit` adds: those of rows g of both with tokens 2c and 2c + 1, in lane 4g + c; of
-    // ONE token, only those with even ones.
-    template <bool ONE> __device__ __forceinline__ void add(float (&sum)[4], const ColumnInput<F> &x) const {
+};
+// The codes of two units of one form as the rows of a product. `zero` as for `Interleaved`.
+template <class F> __device__ __forceinline__ Interleaved unpack_pair(const u8 *upper, const u8 *lower, int lane, u32 zero) {
+    return Interleaved(unpack<F>(upper, lane), unpack<F>(lower, lane), F::IS_PLAIN ? zero : 0);
+}
+// What `add_unit` adds, of two units: those of rows g of both with tokens 2c and 2c + 1, in lane
+// 4g + c; of ONE token, only those with even ones.
+template <class F, bool ONE>
+__device__ __forceinline__ void add_pair(float (&sum)[4], const Interleaved &codes, const PairNumbers<F> &numbers, const ColumnInput<F> &x) {
+    if constexpr (F::IS_PLAIN) return mma32(sum, codes, x.runs[0]);
+    else {
 #pragma unroll
         for (int run = 0; run < F::RUNS; ++run) {
             float of_run[4] = {};
             mma32(of_run, codes, x.runs[run]);
 #pragma unroll
-            for (int e = 0; e < 4; e += ONE ? 2 : 1) sum[e] = __fmaf_rn(scales[e / 2][run], of_run[e], sum[e]);
+            for (int e = 0; e < 4; e += ONE ? 2 : 1) sum[e] = __fmaf_rn(numbers.of[e / 2][run].scale, of_run[e], sum[e]);
             if constexpr (F::HAS_OFFSET)
 #pragma unroll
-                for (int e = 0; e < 4; e += ONE ? 2 : 1) sum[e] = __fmaf_rn(minimums[e / 2][run], x.sums[run][e], sum[e]);
+                for (int e = 0; e < 4; e += ONE ? 2 : 1) sum[e] = __fmaf_rn(numbers.of[e / 2][run].minimum, x.sums[run][e], sum[e]);
         }
     }
-};
+}
+template <class F, bool ONE>
+__device__ __forceinline__ void add_pair(float (&sum)[4], const u8 *upper, const u8 *lower, const ColumnInput<F> &x, int lane, u32 zero) {
+    add_pair<F, ONE>(sum, unpack_pair<F>(upper, lower, lane, zero), PairNumbers<F>(upper, lower, lane), x);
+}
 
 // Eight columns of a row of a unit, rounded to bf16.
 template <class F> __device__ __forceinline__ uint4 widened(const u8 *unit, int row, int chunk) {
@@ -232,11 +239,11 @@ template <class F> __device__ __forceinline__ uint4 widened(const u8 *unit, int 
     if constexpr (F::IS_PLAIN) return codes;
     else {
         const int run = F::RUNS > 1 ? chunk / 2 : 0;
-        const float scale = number_at<F::SCALE, F::RUNS>(unit + F::SCALES, run, row);
+        const RowNumbers numbers = row_numbers<F>(unit, run, row);
         const auto weight = [&](float value) {
-            if constexpr (F::OFFSET == ZERO) return __fmul_rn(scale, value - (float)((const signed char *)unit)[F::OFFSETS + run * 8 + row]);
-            else if constexpr (F::OFFSET == MINIMUM) return __fmul_rn(scale, value) + minimum_at<F>(unit, scale, run, row);
-            else return __fmul_rn(scale, value);
+            if constexpr (F::OFFSET == ZERO) return __fmul_rn(numbers.scale, value - signed_byte(unit[F::ZEROS + run * 8 + row]) / F::FACTOR);
+            else if constexpr (F::OFFSET == MINIMUM) return __fmul_rn(numbers.scale, value) + numbers.minimum;
+            else return __fmul_rn(numbers.scale, value);
         };
         const auto pair = [&](u32 values) { return round_pair(weight(low(values)), weight(high(values))); };
         return make_uint4(pair(codes.x), pair(codes.y), pair(codes.z), pair(codes.w));
@@ -244,12 +251,18 @@ template <class F> __device__ __forceinline__ uint4 widened(const u8 *unit, int 
 }
 
 // ---- matrices ----------------------------------------------------------------------------------
+// Runs of a unit over which the input is summed, because some form has offsets.
+template <class... Fs> constexpr int summed_runs() {
+    int most = 0;
+    ((most = Fs::HAS_OFFSET && Fs::RUNS > most ? Fs::RUNS : most), ...);
+    return most;
+}
 // Which form a tile of eight rows has, and where it lies. BYTES are those of the largest unit; if
 // not all units are plain, they decide how units of a tile are put into strips.
 template <class F> struct OneForm {
     using Form = F;
     static constexpr bool IS_PLAIN = F::IS_PLAIN, IS_UNIFORM = true;
-    static constexpr int BYTES = F::BYTES, CODED_BYTES = IS_PLAIN ? 0 : BYTES;
+    static constexpr int BYTES = F::BYTES, CODED_BYTES = IS_PLAIN ? 0 : BYTES, SUMMED_RUNS = summed_runs<F>();
     static __device__ __forceinline__ int unit_bytes(int) { return BYTES; }
     // Units of eight rows before a tile, in bytes of one unit a row of units.
     static __device__ __forceinline__ u64 place(int tile) { return (u64)tile * BYTES; }
@@ -259,7 +272,9 @@ template <class F> struct OneForm {
 template <class Q, class K, class V, int FIRST_K, int FIRST_V> struct ThreeForms {
     static constexpr bool IS_PLAIN = false, IS_UNIFORM = false;
     static constexpr int BYTES = Q::BYTES > K::BYTES ? Q::BYTES > V::BYTES ? Q::BYTES : V::BYTES : K::BYTES > V::BYTES ? K::BYTES : V::BYTES, CODED_BYTES = BYTES;
+    static constexpr int SUMMED_RUNS = summed_runs<Q, K, V>();
     static __device__ __forceinline__ int unit_bytes(int tile) { return tile < FIRST_K ? Q::BYTES : tile < FIRST_V ? K::BYTES : V::BYTES; }
+    static __device__ __forceinline__ int form_of(int tile) { return (tile >= FIRST_K) + (tile >= FIRST_V); }
     static __device__ __forceinline__ u64 place(int tile) {
         return (u64)min(tile, FIRST_K) * Q::BYTES + (u64)max(min(tile, FIRST_V) - FIRST_K, 0) * K::BYTES + (u64)max(tile - FIRST_V, 0) * V::BYTES;
     }
@@ -272,8 +287,9 @@ template <class Q, class K, class V, int FIRST_K, int FIRST_V> struct ThreeForms
 // Tiles of gate and up in turn.
 template <class Gate, class Up> struct FormsInTurn {
     static constexpr bool IS_PLAIN = false, IS_UNIFORM = false;
-    static constexpr int BYTES = Gate::BYTES > Up::BYTES ? Gate::BYTES : Up::BYTES, CODED_BYTES = BYTES;
+    static constexpr int BYTES = Gate::BYTES > Up::BYTES ? Gate::BYTES : Up::BYTES, CODED_BYTES = BYTES, SUMMED_RUNS = summed_runs<Gate, Up>();
     static __device__ __forceinline__ int unit_bytes(int tile) { return tile % 2 == 0 ? Gate::BYTES : Up::BYTES; }
+    static __device__ __forceinline__ int form_of(int tile) { return tile % 2; }
     static __device__ __forceinline__ u64 place(int tile) { return (u64)(tile / 2) * (Gate::BYTES + Up::BYTES) + (tile % 2 == 0 ? 0 : Gate::BYTES); }
     template <class Work> static __device__ __forceinline__ void with(int tile, Work work) {
         if (tile % 2 == 0) work(Gate{});

@@ -8,12 +8,15 @@
 
 #include "kernels/coded.cuh"
 #include "kernels/matmul.cuh"
+#include "kernels/tiled.cuh"
 
 // What a thread copies into every stage. The tokens' part lies in units, [8 rows][2 units][lane],
-// the rows' part too, [tile][2 units], with room for the largest unit of the matrix.
+// the rows' part too, [tile][2 units], with room for the largest unit of the matrix. Where other
+// matrices are multiplied by warpgroups, tokens come in squares (tiled.cuh).
 template <class W, int UNITS> struct CodedCopies {
     static constexpr int TILE_ROOM = 2 * W::BYTES, STAGE_BYTES = HALF_STAGE + BLOCK_TILES * TILE_ROOM;
-    const u16 *tokens[COPIES];
+    static constexpr int TOKENS_STEP = TILED ? SQUARE_BYTES : 64 * 2;
+    const u8 *tokens[COPIES];
     const u8 *weights;
     int first_tile, unit, stage; // the unit and the stage that are next
     u8 *stages, *to_tokens;
@@ -22,9 +25,17 @@ template <class W, int UNITS> struct CodedCopies {
         : weights(weights), first_tile(first_tile), unit(0), stage(0), stages(stages) {
         const int row = threadIdx.x / 8, k = threadIdx.x % 8;
 #pragma unroll
-        for (int i = 0; i < COPIES; ++i)
-            tokens[i] = x + (u64)min(first_token + row + i * (BLOCK_THREADS / 8), n_tokens - 1) * stride + k * 8;
+        for (int i = 0; i < COPIES; ++i) {
+            const u32 token = min(first_token + row + i * (BLOCK_THREADS / 8), n_tokens - 1);
+            tokens[i] = (const u8 *)x + (TILED ? token_row(token, 0, stride) + half_chunk(token, 0, k) : ((u64)token * stride + k * 8) * 2);
+        }
         to_tokens = stages + ((row / 8 * 2 + k / 4) * UNIT + row % 8 * 4 + k % 4) * 16;
+    }
+    // What a lane takes of a unit of tokens. In squares, its columns are a word of each chunk.
+    static __device__ __forceinline__ uint4 token_unit(const uint4 *unit, int lane) {
+        if (!TILED) return unit[lane];
+        const u32 *words = (const u32 *)(unit + lane / 4 * 4) + lane % 4;
+        return make_uint4(words[0], words[4], words[8], words[12]);
     }
     // Begins the copies of what is computed at once after all that were begun before, where there
     // is more.
@@ -39,7 +50,7 @@ template <class W, int UNITS> struct CodedCopies {
 #pragma unroll
         for (int i = 0; i < COPIES; ++i) {
             copy_chunk(to_tokens + stage * STAGE_BYTES + i * (BLOCK_THREADS / 64) * 2 * UNIT_BYTES, tokens[i]);
-            tokens[i] += 64;
+            tokens[i] += TOKENS_STEP;
         }
         constexpr int CHUNKS = W::BYTES / 16;
         const int places[2] = {unit_place<UNITS, W::CODED_BYTES>(unit), unit_place<UNITS, W::CODED_BYTES>(unit + 1)};
@@ -62,6 +73,9 @@ __device__ __forceinline__ void multiply_coded_block(const u8 *weights, const u1
     static_assert(Copies::STAGE_BYTES <= BLOCK_STAGE, "the ring has room for its stages");
     constexpr int SLABS = WARP_TOKENS / 16;
     u8 *stages = dynamic_shared();
+    // Where other products are by warpgroups, kernels start early.
+    let_next_start();
+    wait_for_previous();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int first_tile = blockIdx.x * BLOCK_TILES;
     const u32 first_token = blockIdx.y * BLOCK_TOKENS;
@@ -83,11 +97,12 @@ __device__ __forceinline__ void multiply_coded_block(const u8 *weights, const u1
                 copies.begin_next();
             }
             if (half == 0 && ++stage == BLOCK_STAGES) stage = 0;
-            const uint4 *a = (const uint4 *)(stages + stage * Copies::STAGE_BYTES) + warp_token / 8 * 2 * UNIT + lane;
+            const uint4 *a = (const uint4 *)(stages + stage * Copies::STAGE_BYTES) + warp_token / 8 * 2 * UNIT;
+            const auto tokens_of = [&](int unit) { return Copies::token_unit(a + unit * UNIT, lane); };
             const u8 *b = stages + stage * Copies::STAGE_BYTES + HALF_STAGE + warp_tile * Copies::TILE_ROOM + half * W::BYTES;
             Interleaved slabs[SLABS];
 #pragma unroll
-            for (int i = 0; i < SLABS; ++i) slabs[i] = Interleaved(a[(i * 4 + half) * UNIT], a[(i * 4 + 2 + half) * UNIT], zero);
+            for (int i = 0; i < SLABS; ++i) slabs[i] = Interleaved(tokens_of(i * 4 + half), tokens_of(i * 4 + 2 + half), zero);
             // Tiles of one form share what is made of the input.
             constexpr int SHARED_BY = W::IS_UNIFORM ? WARP_TILES : 1;
 #pragma unroll

@@ -17,7 +17,6 @@ constexpr int STAGE_ROWS_BYTES = 128 * 64 * 2;             // rows' part of a st
 constexpr int STAGED_TOKENS = 64, STAGED_STRIDE = 144;     // of results on their way out; the gap spreads banks
 
 // A product has a kernel for each number of tokens of a tile; the host chooses (ops/mod.rs).
-#define EACH_TILED_WIDTH(KERNEL) KERNEL(64) KERNEL(128) KERNEL(192)
 #define TILED_BOUNDS __cluster_dims__(2, 1, 1) __launch_bounds__(TILED_THREADS, 1)
 
 template <int TOKENS> struct TiledShape {
@@ -39,6 +38,24 @@ template <int STAGES> struct TiledRing {
     u64 full[STAGES], empty[STAGES];
 };
 
+// Copies this block's half of the tokens of a tile to both blocks of its cluster: it is of one square
+// or two. By lanes 0 and 1 of a warp.
+template <int TOKENS> struct TokenCopies {
+    static constexpr u32 HALF = TOKENS * 64, FIRST = HALF < SQUARE_BYTES ? HALF : SQUARE_BYTES;
+    u32 begin, end; // of a square column of the tile's tokens, in bytes
+    const u8 *from;
+    __device__ __forceinline__ TokenCopies(u32 rank, int lane) {
+        const u32 cut = rank == 0 || FIRST == HALF ? FIRST : HALF - FIRST;
+        begin = rank * HALF + (lane == 0 ? 0 : cut), end = rank * HALF + (lane == 0 ? cut : HALF);
+    }
+    __device__ __forceinline__ void go_to(const u8 *x, u32 first_square, u32 n_squares, int columns) {
+        from = x + (u64)min(first_square + begin / SQUARE_BYTES, n_squares - 1) * columns * SQUARE_BYTES + begin % SQUARE_BYTES;
+    }
+    __device__ __forceinline__ void copy(u8 *to, int column, u64 *barrier, int lane) const {
+        if (lane < 2 && begin < end) copy_to_blocks(to + begin, from + (u64)column * SQUARE_BYTES, end - begin, barrier, 3);
+    }
+};
+
 // Copies the stages of all tiles. Rows are small pieces of many places, which bulk copies bring too
 // slowly: each of four warps copies the units of four tiles.
 template <int UNITS, int TOKENS>
@@ -47,26 +64,22 @@ __device__ __forceinline__ void copy_tiles(TiledRing<TiledShape<TOKENS>::STAGES>
     using Shape = TiledShape<TOKENS>;
     constexpr int COLUMNS = UNITS * WARPS / 2;
     constexpr u64 TILE_BYTES = (u64)WARPS * UNITS * UNIT_BYTES;
-    // This block's half of the tokens is of one square or two.
-    constexpr u32 HALF = TOKENS * 64, FIRST = HALF < SQUARE_BYTES ? HALF : SQUARE_BYTES;
-    const u32 cut = rank == 0 || FIRST == HALF ? FIRST : HALF - FIRST;
-    const u32 begin = rank * HALF + (lane == 0 ? 0 : cut), end = rank * HALF + (lane == 0 ? cut : HALF);
+    TokenCopies<TOKENS> tokens(rank, lane);
     int stage = 0;
     u32 parity = 1;
     // Rows do not depend on the kernel before; tokens do, and so does all that is stored later.
     if (warp == 0) wait_for_previous();
     for (int tile = walk.first; tile < walk.end; tile += walk.step) {
-        const u32 block = min(walk.pair(tile) * 2 + rank, n_blocks - 1u), first = walk.tokens(tile) * (TOKENS / SQUARE);
+        const u32 block = min(walk.pair(tile) * 2 + rank, n_blocks - 1u);
         const u8 *rows = weights + ((u64)block * 16 + warp * 4) * TILE_BYTES + lane * 16;
-        const u8 *tokens = x + (u64)min(first + begin / SQUARE_BYTES, n_squares - 1) * COLUMNS * SQUARE_BYTES + begin % SQUARE_BYTES;
+        tokens.go_to(x, walk.tokens(tile) * (TOKENS / SQUARE), n_squares, COLUMNS);
         for (int k = 0; k < COLUMNS; ++k) {
             barrier_wait(&ring.empty[stage], parity);
             u8 *to = stages + stage * Shape::STAGE;
             if (warp == 0) {
                 expect_copies(&ring.full[stage], TOKENS * 128, lane);
                 __syncwarp();
-                if (lane < 2 && begin < end)
-                    copy_to_blocks(to + STAGE_ROWS_BYTES + begin, tokens + (u64)k * SQUARE_BYTES, end - begin, &ring.full[stage], 3);
+                tokens.copy(to + STAGE_ROWS_BYTES, k, &ring.full[stage], lane);
             }
 #pragma unroll
             for (int unit = 0; unit < 2; ++unit) {

@@ -41,6 +41,10 @@ template <class W_, int UNITS_, int HALVES_ = 1> struct Cut {
     static constexpr bool IS_WHOLE = W::IS_PLAIN && !GOES_ROUND && GROUPS == 1 && STRIPS == 1;
     static constexpr int ROOM = MOST_KEPT > HALVES * UNITS ? (MOST_KEPT - HALVES * UNITS) / TILES : 0;
     static constexpr int KEPT = ROOM < UNITS ? ROOM : UNITS;
+    // Whether two coded tiles take the rows of a product, and tokens its columns. Then sums are those
+    // of rows g with tokens 2c and 2c + 1, in lane 4g + c; of tiles of one form, the second's are
+    // beside the first's.
+    static constexpr bool IN_PAIRS = !W::IS_PLAIN && HALVES == 1;
     static_assert(CHAINS == 1 || (IS_WHOLE && TILES == 1), "chains are those of one tile at hand");
     static_assert(IN_FLIGHT <= STAGES && TILES <= STAGES, "the ring holds what is used together");
 };
@@ -186,6 +190,7 @@ __device__ __forceinline__ void multiply_portion(Ring<M> &ring, const u8 *stages
     } else {
         // Tiles of one form share what is made of the input.
         constexpr int SHARED_BY = W::IS_UNIFORM ? N : 1;
+        constexpr bool IS_FULL = M::UNITS % M::STRIP == 0 && M::STRIP % UNITS == 0;
         const u32 zero = unknown_zero();
 #pragma unroll
         for (int from = 0; from < N; from += SHARED_BY)
@@ -193,11 +198,18 @@ __device__ __forceinline__ void multiply_portion(Ring<M> &ring, const u8 *stages
                 using F = decltype(form);
 #pragma unroll
                 for (int u = 0; u < UNITS; ++u) {
-                    if (portion.first + u >= portion.width) break;
-                    const UnitInput<F> input(Interleaved(x[0][u], lower(u), zero), lane);
+                    if (!IS_FULL && portion.first + u >= portion.width) break;
+                    const auto unit = [&](int tile) { return stage[tile] + (first + u) * F::BYTES; };
+                    if constexpr (M::IN_PAIRS) {
+                        const ColumnInput<F> input(x[0][u], lane, zero);
 #pragma unroll
-                    for (int tile = from; tile < from + SHARED_BY; ++tile)
-                        add_unit<F, (M::HALVES > 1)>(sum[tile], input, stage[tile] + (first + u) * F::BYTES, lane);
+                        for (int tile = from; tile < from + SHARED_BY; tile += 2)
+                            add_pair<F, false>(sum[tile], unit(tile), unit(tile + 1 < from + SHARED_BY ? tile + 1 : tile), input, lane, zero);
+                    } else {
+                        const UnitInput<F> input(Interleaved(x[0][u], lower(u), zero), lane);
+#pragma unroll
+                        for (int tile = from; tile < from + SHARED_BY; ++tile) add_unit<F, (M::HALVES > 1)>(sum[tile], input, unit(tile), lane);
+                    }
                 }
             });
     }
@@ -311,8 +323,14 @@ __device__ __forceinline__ void multiply(Ring<M> &ring, const u8 *stages, Sums<M
             // Halves take turns: what was there before must have been read.
             if (M::HALVES > 1 && (half > 0 || group > own.first)) meet();
 #pragma unroll
-            for (int tile = 0; tile < M::TILES; ++tile)
-                *(float2 *)&batch[in_batch % M::BATCH][tile][warp][lane * 2] = make_float2(sum[tile][half * 2], sum[tile][half * 2 + 1]);
+            for (int tile = 0; tile < M::TILES; ++tile) {
+                float *to = batch[in_batch % M::BATCH][tile][warp];
+                const bool is_second = M::W::IS_UNIFORM && tile % 2 == 1;
+                if constexpr (M::IN_PAIRS)
+#pragma unroll
+                    for (int e = 0; e < 2; ++e) to[(lane % 4 * 2 + e) * 8 + lane / 4] = is_second ? sum[tile - is_second][2 + e] : sum[tile][e];
+                else *(float2 *)&to[lane * 2] = make_float2(sum[tile][half * 2], sum[tile][half * 2 + 1]);
+            }
             if ((in_batch + 1) % M::BATCH != 0 && group + 1 < own.end) continue;
             meet();
             const int n_groups = in_batch % M::BATCH + 1;

@@ -19,6 +19,18 @@ __device__ __forceinline__ u32 fma_pair(u32 a, u32 b, u32 c) {
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(a), "r"(b), "r"(c));
     return pair;
 }
+// value & mask | bits in one instruction, which the compiler does not make of constants.
+__device__ __forceinline__ u32 and_or(u32 value, u32 mask, u32 bits) {
+    u32 result;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(value), "r"(mask), "r"(bits));
+    return result;
+}
+// value & mask ^ bits, too.
+__device__ __forceinline__ u32 and_xor(u32 value, u32 mask, u32 bits) {
+    u32 result;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(result) : "r"(value), "r"(mask), "r"(bits));
+    return result;
+}
 // Of an f16.
 __device__ __forceinline__ float half_to_float(u16 half) {
     float value;
@@ -87,9 +99,14 @@ __device__ __forceinline__ void store_relaxed(u64 *at, u64 word) {
 __device__ __forceinline__ void store_relaxed(float *at, float word) {
     asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" :: "l"(at), "f"(word) : "memory");
 }
-// For the host.
+// For the host, and from it.
 __device__ __forceinline__ void store_relaxed_system(u64 *at, u64 word) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" :: "l"(at), "l"(word) : "memory");
+}
+__device__ __forceinline__ u64 load_relaxed_system(const u64 *at) {
+    u64 word;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(word) : "l"(at) : "memory");
+    return word;
 }
 __device__ __forceinline__ u32 load_relaxed(const u32 *at) {
     u32 word;
@@ -140,6 +157,8 @@ __device__ __forceinline__ u64 clock_ns() {
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
     return now;
 }
+// Between two looks at the host's memory, which is far: others need the way there too.
+__device__ __forceinline__ void rest() { asm volatile("nanosleep.u32 500;"); }
 // Ends the launch with an error.
 __device__ __forceinline__ void trap() { asm volatile("trap;"); }
 

@@ -2,16 +2,16 @@
 // `down_add`.
 #pragma once
 
-#include "kernels/matmul_tiled.cuh"
+#include "kernels/coded_tiled.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // x: bf16 [tokens][HIDDEN_STRIDE]. Rows beyond the last are zero, like their weights.
-template <int UNITS, int CHAINS, int TOKENS>
-__device__ __forceinline__ void add_product_tiles(const Step &step, const u8 *weights, const u8 *input, u16 *x) {
+template <class W, int UNITS, int TOKENS>
+__device__ __forceinline__ void add_product_tiles(const Step &step, const u8 *weights, const u8 *input, const u8 *sums, u16 *x) {
     const u32 tokens = n_tokens(step);
-    multiply_tiles<UNITS, CHAINS, TOKENS>(weights, (HIDDEN + BLOCK_ROWS - 1) / BLOCK_ROWS, input, tokens,
-                                          [&](u32 first_token, u32 first_row, const float (&sums)[TOKENS / 2], u8 *memory) {
+    multiply_matrix_tiles<W, UNITS, TOKENS>(weights, (HIDDEN + BLOCK_ROWS - 1) / BLOCK_ROWS, input, sums, tokens,
+                                            [&](u32 first_token, u32 first_row, const float (&sums)[TOKENS / 2], u8 *memory) {
         constexpr int PARTS = TOKENS / STAGED_TOKENS;
         const Staged staged(memory);
         const auto token = [&](int part, int i) { return first_token + part * STAGED_TOKENS + staged.token(i); };

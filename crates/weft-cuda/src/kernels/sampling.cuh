@@ -29,7 +29,8 @@ struct Draw {
     u64 share;        // top_p in units of 2^-32
     u64 seed;
     u32 token_number, share_number; // under which the host waits for the token, and for its shares of attention
-    u64 gap;
+    u32 n_ranks;                    // REPORTED: the likeliest tokens that are told, 1 to 20
+    u32 gap;
 };
 
 // The draws of a step, and what they need.
@@ -43,6 +44,12 @@ struct Sampling {
     u64 n_cells;
     u64 *parts;        // [8][2][WIDE_BLOCKS][DIGITS]: see wide.cuh
     u32 *gates;        // [8]: how often a block has come to a place where all of its output's meet
+    u32 *likely;       // [8][N_BEST]: REPORTED: as `best`, of logits as they come (report.cuh)
+    u64 *weights;      // [8]: REPORTED: the sum of the weights of all tokens
+    u64 *told_logits;  // the host's: [TOLD_STEPS][8][REPORT_WORDS], as `told_tokens`
+    const u64 *given_masks; // the host's: [8][MASK_WORDS], 32 bits and in the upper half the number of their step
+    u32 *masks;        // [8][MASK_WORDS]: MASKED: a bit for every token that may be chosen (mask.cuh)
+    u32 *late;         // [8]: the number of a step whose mask did not come
 };
 
 // A mark: 1 + how often the output has the token, where it was seen at all; and whether it is ruled
@@ -91,17 +98,27 @@ __device__ __forceinline__ float adjusted(const Draw &draw, const Sampling &from
     // A mask must not hide that the model went wrong.
     return out && logit < __uint_as_float(0x7f800000u) ? NEVER : logit;
 }
-__device__ __forceinline__ u32 score_row(const Draw &draw, const Sampling &from, u32 output, u32 row, float logit) {
+// Whether the mask forbids a row.
+__device__ __forceinline__ bool is_forbidden(const Sampling &from, u32 output, u32 row) {
+    return !(load_fresh(from.masks + (u64)output * MASK_WORDS + row / 32) >> row % 32 & 1);
+}
+// The score of a row by some of a draw's flags.
+__device__ __forceinline__ u32 score_row(const Draw &draw, u32 flags, const Sampling &from, u32 output, u32 row, float logit) {
     if (row >= draw.vocab) return 0;
-    return score_of(draw.flags & ADJUSTED ? adjusted(draw, from, output, row, logit) : logit);
+    if (flags & ADJUSTED) logit = adjusted(draw, from, output, row, logit);
+    if (flags & MASKED && logit < __uint_as_float(0x7f800000u) && is_forbidden(from, output, row)) logit = NEVER;
+    return score_of(logit);
+}
+__device__ __forceinline__ u32 score_row(const Draw &draw, const Sampling &from, u32 output, u32 row, float logit) {
+    return score_row(draw, draw.flags, from, output, row, logit);
 }
 
 // Leaves the best of 16 rows behind, of which eight neighbouring lanes hold two each.
-__device__ __forceinline__ void leave_best(const Sampling &to, u32 output, u32 group, u32 best) {
+__device__ __forceinline__ void leave_best(u32 *to, u32 output, u32 group, u32 best) {
     const u32 lanes = 0xffu << (threadIdx.x & 24);
 #pragma unroll
     for (int other = 4; other > 0; other /= 2) best = max(best, __shfl_xor_sync(lanes, best, other));
-    if (threadIdx.x % 8 == 0) to.best[(u64)output * N_BEST + group] = best;
+    if (threadIdx.x % 8 == 0) to[(u64)output * N_BEST + group] = best;
 }
 
 // ---- the draw ----------------------------------------------------------------------------------
@@ -120,9 +137,9 @@ __device__ __forceinline__ u64 random_below(const Draw &draw, u64 total) {
 __device__ __forceinline__ u64 times_rest(u64 q, u32 rest) {
     return (u64)(u32)(q >> 32) * rest + ((u64)(u32)q * rest >> 32);
 }
-__device__ __forceinline__ u64 weight_of(const Draw &draw, u32 top, u32 score) {
+__device__ __forceinline__ u64 weight_of(double scale, u32 top, u32 score) {
     const double below = __dsub_rn((double)logit_of(top), (double)logit_of(score));
-    const double exact = __dmul_rn(below, draw.scale);
+    const double exact = __dmul_rn(below, scale);
     if (exact >= 41.0 * 4294967296.0) return 0;
     const u64 distance = __double2ull_rz(exact);
     const u32 halvings = (u32)(distance >> 32), rest = (u32)distance;
@@ -139,6 +156,7 @@ __device__ __forceinline__ u64 weight_of(const Draw &draw, u32 top, u32 score) {
     const u32 shift = 23 + halvings;
     return (power + (1ull << (shift - 1))) >> shift;
 }
+__device__ __forceinline__ u64 weight_of(const Draw &draw, u32 top, u32 score) { return weight_of(draw.scale, top, score); }
 // The least sum of first ranks that top_p is content with.
 __device__ __forceinline__ u64 border_of(const Draw &draw, u64 total) {
     const u64 whole = __umul64hi(draw.share << 31, total << 1), rest = draw.share * total & 0xffffffffull;
@@ -175,8 +193,8 @@ __device__ __forceinline__ u32 smallest(u32 own, Choosing &at) { return ~largest
 struct BestScores {
     static constexpr int LOADS = (N_BEST + 255) / 256;
     u32 own[LOADS];
-    __device__ __forceinline__ BestScores(const Sampling &from, u32 output) {
-        const u32 *best = from.best + (u64)output * N_BEST;
+    __device__ __forceinline__ BestScores(const u32 *scores, u32 output) {
+        const u32 *best = scores + (u64)output * N_BEST;
 #pragma unroll
         for (int i = 0; i < LOADS; ++i) {
             const int group = threadIdx.x + i * 256;
@@ -200,11 +218,9 @@ __device__ __forceinline__ u32 first_rank(const Draw &draw, const Sampling &from
     return row - own + __ffs(__ballot_sync(FULL, is_top) & 0xffffu) - 1;
 }
 
-// Candidates that hold all of the first `wanted` ranks, in no order; false if there is no room for
-// them.
-template <class Best>
-__device__ __forceinline__ bool gather(const Draw &draw, const Sampling &from, u32 output, const float *logits,
-                                       const Best &best, u32 own_top, u32 wanted, Choosing &at) {
+// Groups that hold all of the first `wanted` ranks, in no order; those beyond MOST_GROUPS are only
+// counted.
+template <class Best> __device__ __forceinline__ void gather_groups(const Best &best, u32 own_top, u32 wanted, Choosing &at) {
     const u32 thread = own_thread();
     at.maxima[thread] = own_top;
     if (thread == 0) at.n_groups = at.n_candidates = 0;
@@ -226,11 +242,15 @@ __device__ __forceinline__ bool gather(const Draw &draw, const Sampling &from, u
         if (place < MOST_GROUPS) at.groups[place] = group;
     });
     meet();
-    if (at.n_groups > MOST_GROUPS) return false;
-    for (u32 i = thread; i < at.n_groups * SCORE_ROWS; i += 256) {
+}
+// The rows of these groups that reach the threshold, scored by some of the draw's flags; false if
+// there is no room for them.
+__device__ __forceinline__ bool gather_rows(const Draw &draw, u32 flags, const Sampling &from, u32 output, const float *logits, Choosing &at) {
+    const u32 threshold = at.threshold;
+    for (u32 i = own_thread(); i < at.n_groups * SCORE_ROWS; i += 256) {
         const u32 row = at.groups[i / SCORE_ROWS] * SCORE_ROWS + i % SCORE_ROWS;
         if (row >= VOCAB) continue;
-        const u32 score = score_row(draw, from, output, row, load_fresh(logits + row));
+        const u32 score = score_row(draw, flags, from, output, row, load_fresh(logits + row));
         if (score < threshold) continue;
         const u32 place = atomicAdd(&at.n_candidates, 1);
         if (place < MOST_CANDIDATES) at.candidates[place] = candidate(score, row);
@@ -238,18 +258,22 @@ __device__ __forceinline__ bool gather(const Draw &draw, const Sampling &from, u
     meet();
     return at.n_candidates <= MOST_CANDIDATES;
 }
-
-// Steps 5 to 10 of the definition for a draw among the first `wanted` ranks.
-__device__ __forceinline__ u32 draw_rank(const Draw &draw, u32 wanted, Choosing &at) {
-    const u32 n = at.n_candidates, rank = own_thread();
-    for (u32 i = rank; i < n; i += 256) {
+// Puts the first `wanted` candidates in order; how many there are.
+__device__ __forceinline__ u32 rank_candidates(u32 wanted, Choosing &at) {
+    const u32 n = at.n_candidates;
+    for (u32 i = own_thread(); i < n; i += 256) {
         const u64 own = at.candidates[i];
         u32 better = 0;
         for (u32 j = 0; j < n; ++j) better += at.candidates[j] > own;
         if (better < wanted) at.ranked[better] = own;
     }
     meet();
-    const u32 n_ranks = min(n, wanted);
+    return min(n, wanted);
+}
+
+// Steps 5 to 10 of the definition for a draw among the first `wanted` ranks.
+__device__ __forceinline__ u32 draw_rank(const Draw &draw, u32 wanted, Choosing &at) {
+    const u32 rank = own_thread(), n_ranks = rank_candidates(wanted, at);
     const u64 weight = rank < n_ranks ? weight_of(draw, at.ranked[0] >> 32, at.ranked[rank] >> 32) : 0;
     at.sums[rank] = weight;
     meet();
@@ -272,13 +296,14 @@ __device__ __forceinline__ u32 draw_rank(const Draw &draw, u32 wanted, Choosing 
 template <class Best = BestScores>
 __device__ __forceinline__ u32 choose_token(const Draw &draw, const Sampling &from, u32 output, const float *logits,
                                             Choosing &at) {
-    const Best best(from, output);
+    const Best best(from.best, output);
     u32 own_top = 0;
     best.each([&](u32, u32 score) { own_top = max(own_top, score); });
     const u32 top = largest(own_top, at);
     if (top >= SCORE_OF_INFINITY || top <= SCORE_OF_NOTHING) return DECLINED;
     if (!(draw.flags & DRAWN)) return first_rank(draw, from, output, logits, best, top, at);
-    if (!gather(draw, from, output, logits, best, own_top, draw.top_k, at)) return DECLINED;
+    gather_groups(best, own_top, draw.top_k, at);
+    if (at.n_groups > MOST_GROUPS || !gather_rows(draw, draw.flags, from, output, logits, at)) return DECLINED;
     return draw_rank(draw, draw.top_k, at);
 }
 

@@ -37,22 +37,29 @@ __device__ __forceinline__ float add_squares(float squares, u32 pair) {
     return __fmaf_rn(low(pair), low(pair), __fmaf_rn(high(pair), high(pair), squares));
 }
 
-// The weights of half a page for one query: four pairs in, rounded; their sum and that of their
-// squares out. Sums are of rounded weights, so that what is divided by them adds up to one.
-template <bool SQUARES>
-__device__ __forceinline__ float2 weigh(const float (&pairs)[8], float m, uint4 &weights) {
+// The sum of a lane's rounded weights of half a page, and of their squares: of rounded ones, so that
+// what is divided by them adds up to one.
+template <bool SQUARES> __device__ __forceinline__ float2 sum_weights(uint4 weights) {
+    const u32 w[4] = {weights.x, weights.y, weights.z, weights.w};
     float sum = 0.0f, squares = 0.0f;
-    u32 w[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        w[i] = round_pair(exp2_of(__fmaf_rn(pairs[2 * i], SCALE_LOG2, -m)), exp2_of(__fmaf_rn(pairs[2 * i + 1], SCALE_LOG2, -m)));
-        const float a = low(w[i]), b = high(w[i]);
-        sum += a;
-        sum += b;
+        sum += low(w[i]);
+        sum += high(w[i]);
         if (SQUARES) squares = add_squares(squares, w[i]);
     }
-    weights = make_uint4(w[0], w[1], w[2], w[3]);
     return make_float2(sum, squares);
+}
+// The weights of half a page for one query: four pairs of scores in; rounded weights and their sums
+// out.
+template <bool SQUARES>
+__device__ __forceinline__ float2 weigh(const float (&pairs)[8], float m, uint4 &weights) {
+    u32 w[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        w[i] = round_pair(exp2_of(__fmaf_rn(pairs[2 * i], SCALE_LOG2, -m)), exp2_of(__fmaf_rn(pairs[2 * i + 1], SCALE_LOG2, -m)));
+    weights = make_uint4(w[0], w[1], w[2], w[3]);
+    return sum_weights<SQUARES>(weights);
 }
 
 // Squares of rows before `cut` and from it on, summed as `weigh` does. It is counted from the

@@ -31,6 +31,21 @@ __device__ __forceinline__ void wgmma(float (&d)[32], u32 a0, u32 a1, u32 a2, u3
         : SUMS(d, 0), SUMS(d, 16)
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(adds));
 }
+// The same with both operands in shared memory, and the first product of a sum, which adds to nothing.
+#define WGMMA_32 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, "
+__device__ __forceinline__ void wgmma(float (&d)[32], u64 a, u64 b) {
+    asm volatile(WGMMA_32 "1, 1, 1, 0, 0;" : SUMS(d, 0), SUMS(d, 16) : "l"(a), "l"(b));
+}
+#define FIRST4(d, i) "=f"(d[i]), "=f"(d[(i) + 1]), "=f"(d[(i) + 2]), "=f"(d[(i) + 3])
+#define FIRST16(d, i) FIRST4(d, i), FIRST4(d, (i) + 4), FIRST4(d, (i) + 8), FIRST4(d, (i) + 12)
+__device__ __forceinline__ void wgmma_first(float (&d)[32], u64 a, u64 b) {
+    asm volatile(WGMMA_32 "0, 1, 1, 0, 0;" : FIRST16(d, 0), FIRST16(d, 16) : "l"(a), "l"(b));
+}
+#undef FIRST16
+#undef FIRST4
+#undef WGMMA_32
 __device__ __forceinline__ void wgmma(float (&d)[48], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int adds) {
     asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %53, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 "
@@ -81,6 +96,8 @@ template <int N> __device__ __forceinline__ void hold(float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i]) :: "memory");
 }
+__device__ __forceinline__ void hold_word(u32 &word) { asm volatile("" : "+r"(word)); }
+__device__ __forceinline__ void hold_words(uint4 &v) { hold_word(v.x), hold_word(v.y), hold_word(v.z), hold_word(v.w); }
 // What describes an operand in shared memory: rows of 128 bytes (64 columns), eight of them 1024
 // bytes, whose chunks of 16 bytes are swizzled: chunk c of row r lies at c ^ r % 8. `address` is
 // aligned to 1024 bytes, plus 32 bytes for each 16 columns.

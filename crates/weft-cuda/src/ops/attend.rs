@@ -6,8 +6,10 @@ use crate::driver::{Address, Argument};
 use crate::error::CudaError;
 use crate::layouts::{Layout, layout};
 use crate::shape::TILED_THREADS;
-use crate::tables::{Family, SEVERAL};
+use crate::tables::{Family, SECTION_PAGES, SEVERAL};
 
+/// Threads of a block that lays a page for warpgroups.
+pub(crate) const LAY_THREADS: usize = 128;
 /// Threads of a block that takes a tile of tokens.
 pub(crate) const TILE_THREADS: usize = 128;
 
@@ -67,8 +69,14 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16, stores: bool) -> Result<(), Cu
         Family::Many => {
             let n_splits = pass.counts.n_splits;
             let grid = (pass.counts.n_tiles * config.kv_heads, n_splits);
-            let (rope, q) = (rope.address(), buffers.q.address());
-            let arguments: &[&dyn Argument] = &[&pass.step, &rope, &q, &kv.layer(layer), &to];
+            let (rope, q, mut pages) = (rope.address(), buffers.q.address(), kv.layer(layer));
+            if let Some(lay) = &kernels.lay_pages {
+                let laid = buffers.laid.address();
+                let grid = (pass.counts.n_sections * SECTION_PAGES, config.kv_heads);
+                pass.launch(lay, grid, LAY_THREADS, &[&pass.step, &pages, &laid])?;
+                pages = laid;
+            }
+            let arguments: &[&dyn Argument] = &[&pass.step, &rope, &q, &pages, &to];
             let threads = if shape.attends_tiled() { TILED_THREADS } else { TILE_THREADS };
             pass.launch(&kernels.attend_block, grid, threads, arguments)?;
             if n_splits == 1 {

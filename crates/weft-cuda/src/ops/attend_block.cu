@@ -168,10 +168,10 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
         }
         if (has_cells) leave();
         if (gridDim.y > 1) {
-            leave_part(state, step, tile, s, rows, kv_head, to, lane);
+            leave_part(state.acc, state.m, state.l, step, tile, s, rows, kv_head, to, lane);
             continue;
         }
-        fold_section(total, state);
+        fold_section(total, state.acc, state.m, state.l);
     }
     if (gridDim.y > 1) return;
     leave_result(total, step, tile, rows, kv_head, to, finals, lane);

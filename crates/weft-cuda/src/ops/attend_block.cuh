@@ -22,8 +22,9 @@ static_assert(sizeof(CutPage) <= 16 * TURNED_STRIDE * 2, "a page's weights fit a
 struct Running {
     float acc[DIM_TILES][4];
     float m[2], l[2], squares[2];
+    __device__ __forceinline__ void clear_weights() { m[0] = m[1] = NEVER, l[0] = l[1] = 0.0f, squares[0] = squares[1] = 0.0f; }
     __device__ __forceinline__ void clear() {
-        m[0] = m[1] = NEVER, l[0] = l[1] = 0.0f, squares[0] = squares[1] = 0.0f;
+        clear_weights();
 #pragma unroll
         for (int t = 0; t < DIM_TILES; ++t)
 #pragma unroll
@@ -76,18 +77,22 @@ __device__ __forceinline__ void mask_eighths(float (&products)[EIGHTHS][4], int 
     }
 }
 
-// The maxima after a page, and what sums from before it shrink by.
-__device__ __forceinline__ void raise_maxima(Running &state, const float (&products)[8][4], float (&shrink)[2]) {
+// The maxima after a page, from those of its lanes' products, and what sums from before it shrink by.
+__device__ __forceinline__ void raise_maxima(Running &state, const float (&tops)[2], float (&shrink)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        float top = NEVER;
-#pragma unroll
-        for (int tile = 0; tile < 8; ++tile)
-            top = fmaxf(top, fmaxf(products[tile][i * 2], products[tile][i * 2 + 1]));
-        const float after = fmaxf(state.m[i], quad_max(top) * SCALE_LOG2);
+        const float after = fmaxf(state.m[i], quad_max(tops[i]) * SCALE_LOG2);
         shrink[i] = exp2_of(state.m[i] - finite(after));
         state.m[i] = after;
     }
+}
+__device__ __forceinline__ void raise_maxima(Running &state, const float (&products)[8][4], float (&shrink)[2]) {
+    float tops[2] = {NEVER, NEVER};
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int tile = 0; tile < 8; ++tile) tops[i] = fmaxf(tops[i], fmaxf(products[tile][i * 2], products[tile][i * 2 + 1]));
+    raise_maxima(state, tops, shrink);
 }
 __device__ __forceinline__ void shrink_sums(Running &state, const float (&shrink)[2]) {
 #pragma unroll
@@ -135,18 +140,17 @@ __device__ __forceinline__ void cut_stretches(Running &state, const CutPage &cut
     }
 }
 
-// Adds a section to those before it.
-__device__ __forceinline__ void fold_section(Running &total, const Running &state) {
+// Adds a section to those before it: its weighted sums, its maxima and its lanes' sums of weights.
+__device__ __forceinline__ void fold_section(Running &total, const float (&acc)[DIM_TILES][4], const float (&m)[2], const float (&l)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const float l = quad_sum(state.l[i]), after = fmaxf(total.m[i], state.m[i]);
-        const Factors factors = fold_factors(total.m[i], state.m[i], after);
+        const float whole = quad_sum(l[i]), after = fmaxf(total.m[i], m[i]);
+        const Factors factors = fold_factors(total.m[i], m[i], after);
 #pragma unroll
         for (int t = 0; t < DIM_TILES; ++t)
 #pragma unroll
-            for (int e = 0; e < 2; ++e)
-                total.acc[t][i * 2 + e] = fold(total.acc[t][i * 2 + e], factors.a, state.acc[t][i * 2 + e], factors.b);
-        total.l[i] = fold(total.l[i], factors.a, l, factors.b);
+            for (int e = 0; e < 2; ++e) total.acc[t][i * 2 + e] = fold(total.acc[t][i * 2 + e], factors.a, acc[t][i * 2 + e], factors.b);
+        total.l[i] = fold(total.l[i], factors.a, whole, factors.b);
         total.m[i] = after;
     }
 }
@@ -158,19 +162,19 @@ __device__ __forceinline__ u16 *place_of(const Step &step, const Attended &to, u
 }
 
 // Leaves what section `s` gives a warp's queries, of those that see it, where `merge` finds it.
-__device__ __forceinline__ void leave_part(const Running &state, const Step &step, const QueryTile &tile, u32 s, const int (&rows)[2],
+__device__ __forceinline__ void leave_part(const float (&acc)[DIM_TILES][4], const float (&m)[2], const float (&own_l)[2], const Step &step, const QueryTile &tile, u32 s, const int (&rows)[2],
                                            int kv_head, const Attended &to, int lane) {
     const int c = lane % 4;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const float l = quad_sum(state.l[i]);
+        const float l = quad_sum(own_l[i]);
         const u32 token = tile.first_token + rows[i] / GROUP;
         if (rows[i] / GROUP >= tile.n_tokens || s >= step.partials[token * 4]) continue;
         const u64 at = (u64)(step.partials[token * 4 + 1] + s) * HEADS + kv_head * GROUP + rows[i] % GROUP;
 #pragma unroll
         for (int t = 0; t < DIM_TILES; ++t)
-            *(float2 *)(to.sums + at * DIM + t * 8 + c * 2) = make_float2(state.acc[t][i * 2], state.acc[t][i * 2 + 1]);
-        if (c == 0) to.weights[at] = make_float2(state.m[i], l);
+            *(float2 *)(to.sums + at * DIM + t * 8 + c * 2) = make_float2(acc[t][i * 2], acc[t][i * 2 + 1]);
+        if (c == 0) to.weights[at] = make_float2(m[i], l);
     }
 }
 

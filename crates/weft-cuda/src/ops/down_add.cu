@@ -18,9 +18,12 @@
     extern "C" __global__ void SIXTEEN_BOUNDS                                                                    \
     down_add_sixteen##SUFFIX(Step step, const u8 *weights, const u16 *h, AddStore to) {                          \
         add_product<Cut<W, INTER_UNITS, 2>>(step, weights, W::ALL_TILES, h, INTER_STRIDE, to);                   \
-    }                                                                                                            \
+    }
+DOWN_MATRICES(DOWN_ADD_KERNELS)
+
+#define DOWN_ADD_BLOCK(SUFFIX, W)                                                                                \
     extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)                                               \
     down_add_block##SUFFIX(Step step, const u8 *weights, const u16 *h, AddStore to) {                            \
         add_product_block<W, INTER_UNITS>(step, weights, h, INTER_STRIDE, to);                                   \
     }
-DOWN_MATRICES(DOWN_ADD_KERNELS)
+DOWN_BLOCK_MATRICES(DOWN_ADD_BLOCK)

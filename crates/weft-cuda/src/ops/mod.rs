@@ -18,8 +18,9 @@ use crate::driver::{Address, Argument, Kernel, Launch};
 use crate::error::CudaError;
 use crate::kernels::{BlockProduct, Product};
 use crate::sampling::Chosen;
-use crate::shape::{BLOCK_ROWS, BLOCK_TOKENS, Cut, TILED_THREADS, WARPS};
+use crate::shape::{BLOCK_ROWS, BLOCK_TOKENS, Cut, SQUARE, TILED_THREADS, WARPS};
 use crate::tables::{Counts, FEW, Family, SEVERAL, SIXTEEN, StepAddresses};
+use crate::units::COLUMNS as UNIT_COLUMNS;
 
 // SAFETY: `repr(C)`, with the fields of the kernels' `Step`.
 unsafe impl Argument for StepAddresses {}
@@ -50,6 +51,13 @@ struct Group {
     len: usize,
     /// The step as kernels for few tokens see it.
     step: StepAddresses,
+}
+
+/// What a matrix is multiplied with and where the product goes, for blocks of tokens.
+struct BlockInput<'a> {
+    matrix: Address,
+    input: &'a Activations,
+    to: &'a dyn Argument,
 }
 
 /// A matrix whose product with some activations is added to the residual stream.
@@ -104,8 +112,9 @@ impl Pass<'_> {
                 self.stream(kernels, group, cut, &[&group.step, matrix, &input, &x])
             });
         }
-        let (input, x) = (input.for_block(), buffers.x.address());
-        self.multiply_block(&kernels.block, config.hidden, &[&self.step, matrix, &input, &x])
+        let x = buffers.x.address();
+        let product = BlockInput { matrix: *matrix, input, to: &x };
+        self.multiply_block(&kernels.block, config.hidden, &product)
     }
 
     /// Launches ops in order. If ops are joined, the second of a pair runs both.
@@ -127,7 +136,10 @@ impl Pass<'_> {
                 Op::NormGateUp { layer } => norm_gate_up::launch(self, layer),
                 Op::DownAdd { layer } => down_add::launch(self, layer),
                 Op::NormHead if self.chosen != Chosen::ByHost => {
-                    norm_head::launch(self).and_then(|()| choose::launch(self))
+                    let masked = choose::take_masks(self);
+                    masked
+                        .and_then(|()| norm_head::launch(self))
+                        .and_then(|()| choose::launch(self))
                 }
                 Op::NormHead => norm_head::launch(self),
             };
@@ -159,20 +171,39 @@ impl Pass<'_> {
         &self,
         kernel: &BlockProduct,
         rows: usize,
-        arguments: &[&dyn Argument],
+        product: &BlockInput<'_>,
     ) -> Result<(), CudaError> {
         let n_tokens = self.counts.n_tokens;
+        let BlockInput { matrix, input, to } = *product;
+        let from = input.for_block();
         match kernel {
             BlockProduct::Warps(kernel) => {
                 let grid = (rows.div_ceil(BLOCK_ROWS), n_tokens.div_ceil(BLOCK_TOKENS));
-                self.launch(kernel, grid, BLOCK_THREADS, arguments)
+                self.launch(kernel, grid, BLOCK_THREADS, &[&self.step, &matrix, &from, to])
             }
-            BlockProduct::Warpgroups(kernels) => {
+            BlockProduct::Warpgroups { kernels, summed_runs } => {
+                if *summed_runs > 0 {
+                    self.sum_runs(input, *summed_runs)?;
+                }
                 let shape = &self.device.shape;
-                let kernel = &kernels[shape.tiled_width(rows, n_tokens)];
+                let kernel = &kernels[shape.tiled_width(kernels.len(), rows, n_tokens)];
+                let sums = self.device.buffers.run_sums.address();
+                let arguments: &[&dyn Argument] = &[&self.step, &matrix, &from, &sums, to];
                 self.launch(kernel, (2 * shape.tiled_clusters(), 1), TILED_THREADS, arguments)
             }
         }
+    }
+
+    /// Sums the input of a product over the runs of its columns, for offsets.
+    fn sum_runs(&self, input: &Activations, runs: usize) -> Result<(), CudaError> {
+        let CudaDevice { kernels, buffers, .. } = self.device;
+        let kernel = kernels.sum_runs.as_ref().expect("warpgroups multiply");
+        let units = input.stride() / UNIT_COLUMNS;
+        let grid = (self.counts.n_tokens.div_ceil(SQUARE), units / WARPS);
+        let (n_units, runs) = (units as u32, runs as u32);
+        let arguments: &[&dyn Argument] =
+            &[&self.step, &input.for_block(), &n_units, &runs, &buffers.run_sums.address()];
+        self.launch(kernel, grid, THREADS, arguments)
     }
 
     /// norm = rms_norm(x), for blocks of tokens.

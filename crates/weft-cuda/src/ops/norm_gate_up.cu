@@ -1,6 +1,7 @@
 #include "generated/matrices.cuh"
 #include "kernels/coded_block.cuh"
 #include "kernels/matvec.cuh"
+#include "kernels/tiled.cuh"
 #include "ops/norm_gate_up.cuh"
 
 template <class M>
@@ -24,7 +25,8 @@ __device__ __forceinline__ void multiply_gate_up_block(const Step &step, const u
             const u32 r = (tile / 2 + pair) * 8 + column;
             const float (&gate)[2] = sums[pair * 2], (&up)[2] = sums[pair * 2 + 1];
             if (r < INTER)
-                *(u32 *)(h + (u64)token * INTER_STRIDE + r) = round_pair(gated(gate[0], up[0]), gated(gate[1], up[1]));
+                *(u32 *)(TILED ? (u16 *)((u8 *)h + tiled_place(token, r, INTER_STRIDE)) : h + (u64)token * INTER_STRIDE + r) =
+                    round_pair(gated(gate[0], up[0]), gated(gate[1], up[1]));
         }
     });
 }
@@ -48,9 +50,12 @@ __device__ __forceinline__ void multiply_gate_up_block(const Step &step, const u
     extern "C" __global__ void SIXTEEN_BOUNDS                                                                    \
     norm_gate_up_sixteen##SUFFIX(Step step, const u8 *weights, const uint4 *norm, const u16 *x, u16 *h) {        \
         multiply_gate_up<Cut<W, HIDDEN_UNITS, 2>>(step, weights, norm, x, h);                                    \
-    }                                                                                                            \
+    }
+GATE_UP_MATRICES(NORM_GATE_UP_KERNELS)
+
+#define NORM_GATE_UP_BLOCK(SUFFIX, W)                                                                            \
     extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)                                               \
     norm_gate_up_block##SUFFIX(Step step, const u8 *weights, const u16 *n, u16 *h) {                             \
         multiply_gate_up_block<W>(step, weights, n, h);                                                          \
     }
-GATE_UP_MATRICES(NORM_GATE_UP_KERNELS)
+GATE_UP_BLOCK_MATRICES(NORM_GATE_UP_BLOCK)

@@ -1,6 +1,6 @@
 //! `norm_gate_up`: n = rms_norm(x); h = silu(n · W_gate) · (n · W_up).
 
-use super::Pass;
+use super::{BlockInput, Pass};
 use crate::CudaDevice;
 use crate::driver::Argument;
 use crate::error::CudaError;
@@ -19,7 +19,7 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
     }
     pass.norm_rows(norm)?;
     let rows = 2 * config.intermediate.next_multiple_of(8);
-    let (n, h) = (buffers.norm.for_block(), buffers.h.for_block());
-    let arguments: &[&dyn Argument] = &[&pass.step, &matrix, &n, &h];
-    pass.multiply_block(&kernels.block, rows, arguments)
+    let h = buffers.h.for_block();
+    let product = BlockInput { matrix, input: &buffers.norm, to: &h };
+    pass.multiply_block(&kernels.block, rows, &product)
 }

@@ -1,14 +1,14 @@
 #include "generated/matrices.cuh"
-#include "kernels/matmul_tiled.cuh"
+#include "kernels/coded_tiled.cuh"
 #include "ops/norm_gate_up.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-template <int TOKENS>
-__device__ __forceinline__ void multiply_gate_up_tiles(const Step &step, const u8 *weights, const u8 *n, u8 *h) {
+template <class W, int TOKENS>
+__device__ __forceinline__ void multiply_gate_up_tiles(const Step &step, const u8 *weights, const u8 *n, const u8 *sums_of_runs, u8 *h) {
     const u32 tokens = n_tokens(step);
-    multiply_tiles<HIDDEN_UNITS, 1, TOKENS>(weights, (GateUpMatrix::ALL_TILES * 8 + BLOCK_ROWS - 1) / BLOCK_ROWS, n, tokens,
-                                            [&](u32 first_token, u32 first_row, const float (&sums)[TOKENS / 2], u8 *memory) {
+    multiply_matrix_tiles<W, HIDDEN_UNITS, TOKENS>(weights, (W::ALL_TILES * 8 + BLOCK_ROWS - 1) / BLOCK_ROWS, n, sums_of_runs, tokens,
+                                                   [&](u32 first_token, u32 first_row, const float (&sums)[TOKENS / 2], u8 *memory) {
         // A warp has a tile of gate and its tile of up: eight columns of h. A group has half a
         // square of them. What is beyond the last column is zero, like its weights.
         const Staged staged(memory);
@@ -45,15 +45,16 @@ __device__ __forceinline__ void multiply_gate_up_tiles(const Step &step, const u
 // Layout     weights: packed in units, tiles of eight gate rows and of eight up rows in turn; n, h:
 //            bf16 in squares (tiled.cuh).
 // Work split a cluster of two blocks owns some tokens x 256 rows at a time, half of them gate and
-//            half of them up (matmul_tiled.cuh).
+//            half of them up (matmul_tiled.cuh,
+//            coded_tiled.cuh).
 // Rounding   h once.
 // Moves      weights and n once from memory, then from L2: bound by arithmetic.
-#define KERNEL(TOKENS) \
+#define KERNEL(SUFFIX, W, TOKENS) \
     extern "C" __global__ void TILED_BOUNDS \
-    norm_gate_up_tiled_##TOKENS(Step step, const u8 *weights, const u8 *n, u8 *h) { \
-        multiply_gate_up_tiles<TOKENS>(step, weights, n, h); \
+    norm_gate_up_tiled_##TOKENS##SUFFIX(Step step, const u8 *weights, const u8 *n, const u8 *sums, u8 *h) { \
+        multiply_gate_up_tiles<W, TOKENS>(step, weights, n, sums, h); \
     }
-EACH_TILED_WIDTH(KERNEL)
+GATE_UP_TILED_KERNELS(KERNEL)
 #undef KERNEL
 
 #endif

@@ -35,6 +35,12 @@ norm_head(Step step, u32 first, const u8 *weights, const uint4 *norm, const u16 
 #pragma unroll
         for (int tile = 0; tile < M::STORED; ++tile)
             best = max(best, score_row(draw, sampling, token, (set * M::STORED + tile) * 8 + row, sums[tile]));
-        if (set < N_BEST) leave_best(sampling, token, set, best);
+        if (set < N_BEST) leave_best(sampling.best, token, set, best);
+        if (!(draw.flags & REPORTED)) return;
+        best = 0;
+#pragma unroll
+        for (int tile = 0; tile < M::STORED; ++tile)
+            best = max(best, score_row(draw, 0, sampling, token, (set * M::STORED + tile) * 8 + row, sums[tile]));
+        if (set < N_BEST) leave_best(sampling.likely, token, set, best);
     });
 }

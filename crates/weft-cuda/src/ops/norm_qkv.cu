@@ -45,9 +45,12 @@ __device__ __forceinline__ void multiply_qkv_block(const Step &step, const u8 *w
     extern "C" __global__ void SIXTEEN_BOUNDS                                                                    \
     norm_qkv_sixteen##SUFFIX(Step step, const u8 *weights, const uint4 *norm, const u16 *x, QkvStore to) {       \
         multiply_qkv<Cut<W, HIDDEN_UNITS, 2>>(step, weights, norm, x, to);                                       \
-    }                                                                                                            \
+    }
+QKV_MATRICES(NORM_QKV_KERNELS)
+
+#define NORM_QKV_BLOCK(SUFFIX, W)                                                                                \
     extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)                                               \
     norm_qkv_block##SUFFIX(Step step, const u8 *weights, const u16 *n, QkvStore to) {                            \
         multiply_qkv_block<W>(step, weights, n, to);                                                             \
     }
-QKV_MATRICES(NORM_QKV_KERNELS)
+QKV_BLOCK_MATRICES(NORM_QKV_BLOCK)

@@ -1,6 +1,6 @@
 //! `norm_qkv`: n = rms_norm(x); q, k, v = n · W (+ bias).
 
-use super::Pass;
+use super::{BlockInput, Pass};
 use crate::CudaDevice;
 use crate::driver::{Address, Argument};
 use crate::error::CudaError;
@@ -43,6 +43,6 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
     }
     pass.norm_rows(norm)?;
     let rows = config.q_width() + 2 * config.kv_width();
-    let arguments: &[&dyn Argument] = &[&pass.step, &matrix, &buffers.norm.for_block(), &to(0)];
-    pass.multiply_block(&kernels.block, rows, arguments)
+    let product = BlockInput { matrix, input: &buffers.norm, to: &to(0) };
+    pass.multiply_block(&kernels.block, rows, &product)
 }

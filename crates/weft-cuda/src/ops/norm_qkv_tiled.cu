@@ -1,13 +1,14 @@
-#include "kernels/matmul_tiled.cuh"
+#include "generated/matrices.cuh"
+#include "kernels/coded_tiled.cuh"
 #include "ops/norm_qkv.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-template <int TOKENS>
-__device__ __forceinline__ void multiply_qkv_tiles(const Step &step, const u8 *weights, const u8 *n, const QkvStore &to) {
+template <class W, int TOKENS>
+__device__ __forceinline__ void multiply_qkv_tiles(const Step &step, const u8 *weights, const u8 *n, const u8 *sums_of_runs, const QkvStore &to) {
     const u32 tokens = n_tokens(step);
-    multiply_tiles<HIDDEN_UNITS, 1, TOKENS>(weights, (QKV_ROWS + BLOCK_ROWS - 1) / BLOCK_ROWS, n, tokens,
-                                            [&](u32 first_token, u32 first_row, const float (&sums)[TOKENS / 2], u8 *memory) {
+    multiply_matrix_tiles<W, HIDDEN_UNITS, TOKENS>(weights, (QKV_ROWS + BLOCK_ROWS - 1) / BLOCK_ROWS, n, sums_of_runs, tokens,
+                                                   [&](u32 first_token, u32 first_row, const float (&sums)[TOKENS / 2], u8 *memory) {
         const Staged staged(memory);
         const u32 upper = min(first_row + staged.warp * 16 + staged.lane / 4, QKV_ROWS - 1u), lower = min(upper + 8, QKV_ROWS - 1u);
 #pragma unroll
@@ -43,15 +44,16 @@ __device__ __forceinline__ void multiply_qkv_tiles(const Step &step, const u8 *w
 // Computes   q, k, v = n * W (+ bias), for blocks of tokens; n is what norm_rows made.
 // Layout     weights: packed in units, rows of q, then k, then v; n: bf16 in squares (tiled.cuh);
 //            q: bf16 [tokens][Q_WIDTH]; k, v: bf16 [tokens][KV_WIDTH].
-// Work split a cluster of two blocks owns some tokens x 256 rows at a time (matmul_tiled.cuh).
+// Work split a cluster of two blocks owns some tokens x 256 rows at a time (matmul_tiled.cuh,
+//            coded_tiled.cuh).
 // Rounding   q, k, v once, after the bias.
 // Moves      weights and n once from memory, then from L2: bound by arithmetic.
-#define KERNEL(TOKENS) \
+#define KERNEL(SUFFIX, W, TOKENS) \
     extern "C" __global__ void TILED_BOUNDS \
-    norm_qkv_tiled_##TOKENS(Step step, const u8 *weights, const u8 *n, QkvStore to) { \
-        multiply_qkv_tiles<TOKENS>(step, weights, n, to); \
+    norm_qkv_tiled_##TOKENS##SUFFIX(Step step, const u8 *weights, const u8 *n, const u8 *sums, QkvStore to) { \
+        multiply_qkv_tiles<W, TOKENS>(step, weights, n, sums, to); \
     }
-EACH_TILED_WIDTH(KERNEL)
+QKV_TILED_KERNELS(KERNEL)
 #undef KERNEL
 
 #endif

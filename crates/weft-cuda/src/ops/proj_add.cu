@@ -17,9 +17,12 @@
     extern "C" __global__ void SIXTEEN_BOUNDS                                                                    \
     proj_add_sixteen##SUFFIX(Step step, const u8 *weights, const u16 *a, AddStore to) {                          \
         add_product<Cut<W, Q_UNITS, 2>>(step, weights, W::ALL_TILES, a, Q_STRIDE, to);                           \
-    }                                                                                                            \
+    }
+PROJ_MATRICES(PROJ_ADD_KERNELS)
+
+#define PROJ_ADD_BLOCK(SUFFIX, W)                                                                                \
     extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)                                               \
     proj_add_block##SUFFIX(Step step, const u8 *weights, const u16 *a, AddStore to) {                            \
         add_product_block<W, Q_UNITS>(step, weights, a, Q_STRIDE, to);                                           \
     }
-PROJ_MATRICES(PROJ_ADD_KERNELS)
+PROJ_BLOCK_MATRICES(PROJ_ADD_BLOCK)

@@ -1,27 +1,30 @@
-//! Measures whether tokens run faster in the persistent kernel or as graphs. The measurement runs
-//! when a device is created, on its model and GPU, and the kernel is used only if both compute the
-//! same bits. The process caches the result.
+//! Decides whether tokens run in the persistent kernel or as graphs: by what was faster on this GPU,
+//! and only if both compute the same bits.
+//!
+//! The times are measured once for a model on a GPU and kept on disk (`record.rs`). The bits are
+//! compared at every start: while the times are measured, or for a few tokens in every kernel.
 
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use weft_core::device::{Device, DeviceError, Lane, Limits, OneToken, Step};
-use weft_core::kv::pages_for;
+use weft_core::kv::{PageId, pages_for};
 use weft_core::plan::plan;
 use weft_core::sampling::{Sampler, Sampling};
 
+use super::record::{self, Record};
 use crate::CudaDevice;
 use crate::device::Launches;
-use crate::kernels::WHOLE_PLANS;
+use crate::error::CudaError;
+use crate::modules::WHOLE_PLANS;
 use crate::tables::{Counts, SECTION_ROWS};
 
 /// Numbers of lanes that are measured: those that kernels are compiled for, and the most that the
 /// general kernel takes.
-const LANES: [usize; WHOLE_PLANS.len()] = [1, 2, 4, 8];
+pub(super) const LANES: [usize; WHOLE_PLANS.len()] = [1, 2, 4, 8];
 /// Rows of each lane. A step is decided by the measured number of rows that is nearest to its mean
 /// rows per token.
-const ROWS: [usize; 4] = [72, 2056, 8008, 32_008];
+pub(super) const ROWS: [usize; 4] = [72, 2056, 8008, 32_008];
 /// From these numbers of rows on, a step is nearer to the second, third and last point.
 const NEARER_ROWS: [usize; 3] = [1024, 5120, 20_480];
 /// Tokens of every lane that are run for a point: they fit in the page of its last row.
@@ -34,10 +37,13 @@ const ALL: Duration = Duration::from_millis(250);
 
 /// One measured point: the time of a token in µs.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Point {
-    graph_us: f64,
-    persistent_us: f64,
+pub(super) struct Point {
+    pub(super) graph_us: f64,
+    pub(super) persistent_us: f64,
 }
+
+/// By lanes, then by rows; none if the device is too small for the point or the time was over.
+pub(super) type Points = [[Option<Point>; ROWS.len()]; LANES.len()];
 
 impl Point {
     fn is_persistent(&self) -> bool {
@@ -48,8 +54,7 @@ impl Point {
 /// The measurements and the decision.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Choice {
-    /// By lanes, then by rows; none if the device is too small for the point or the time was over.
-    points: [[Option<Point>; 4]; 4],
+    points: Points,
     /// Why the persistent kernel is not used at all.
     refused: Option<String>,
 }
@@ -69,6 +74,11 @@ impl Choice {
         let nearest = NEARER_ROWS.iter().filter(|from| rows >= **from).count();
         let measured = of_lanes[..=nearest].iter().rev().find_map(|point| *point);
         self.refused.is_none() && measured.is_some_and(|point| point.is_persistent())
+    }
+
+    /// Whether single tokens of short contexts run in the persistent kernel.
+    pub(crate) fn is_mostly_persistent(&self) -> bool {
+        self.is_persistent(&Counts { n_tokens: 1, n_outputs: 1, ..Counts::default() }, 0)
     }
 }
 
@@ -93,38 +103,56 @@ impl fmt::Display for Choice {
     }
 }
 
-/// The key of a device's measurements: its GPU, model and limits, as text.
-type Key = String;
-static MEASURED: Mutex<Vec<(Key, Choice)>> = Mutex::new(Vec::new());
-
-/// Measures all points that the device has room and time for, once per process.
-pub(crate) fn measure(device: &mut CudaDevice) -> Choice {
-    let CudaDevice { gpu, config, limits, shape, .. } = &*device;
-    let key = format!("{:?} {config:?} {limits:?} {shape:?}", gpu.facts.name);
-    let mut measured = MEASURED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, choice)) = measured.iter().find(|(of, _)| *of == key) {
-        return choice.clone();
-    }
-    let launches = device.launches;
-    let choice = measure_points(device);
+/// Takes the times that are on disk and compares the bits of a few tokens, or measures and keeps
+/// the times.
+pub(crate) fn decide(device: &mut CudaDevice) -> Choice {
+    let (launches, limits) = (device.launches, device.limits());
+    let fits = LANES.map(|lanes| ROWS.map(|rows| fits(&limits, lanes, rows)));
+    let entry = record::entry(device);
+    let kept = entry.as_deref().and_then(record::read).filter(|record| record.serves(&fits));
+    let choice = match &kept {
+        Some(record) => check(device, record.points),
+        None => measure(device),
+    };
     device.launches = launches;
-    measured.push((key, choice.clone()));
+    if let (None, None, Some(entry)) = (&choice.refused, kept, entry) {
+        // If it fails, the next start only measures again.
+        let _ = record::write(&entry, &Record { fits, points: choice.points });
+    }
     choice
 }
 
-fn measure_points(device: &mut CudaDevice) -> Choice {
+/// Removes the times of a device from the disk. For tests.
+pub(crate) fn forget(device: &CudaDevice) {
+    if let Some(entry) = record::entry(device) {
+        let _ = std::fs::remove_file(entry);
+    }
+}
+
+/// Compares the bits of the shortest context in each kernel that the points let run.
+fn check(device: &mut CudaDevice, points: Points) -> Choice {
+    for (lanes, points) in LANES.iter().zip(&points) {
+        if points[0].is_none() || !fits(&device.limits(), *lanes, ROWS[0]) {
+            continue;
+        }
+        if let Err(reason) = compare(device, *lanes, ROWS[0], 1) {
+            return Choice::refuse(reason);
+        }
+    }
+    Choice { points, refused: None }
+}
+
+/// Measures all points that the device has room and time for.
+fn measure(device: &mut CudaDevice) -> Choice {
     let (start, mut choice) = (Instant::now(), Choice::default());
     for (at_rows, rows) in ROWS.iter().enumerate() {
         for (at_lanes, lanes) in LANES.iter().enumerate() {
             if !fits(&device.limits(), *lanes, *rows) || start.elapsed() > ALL {
                 continue;
             }
-            match compare(device, *lanes, *rows) {
-                Ok(Some(measured)) => choice.points[at_lanes][at_rows] = Some(measured),
-                Ok(None) => {
-                    return Choice::refuse("the persistent kernel gave other bits".to_owned());
-                }
-                Err(error) => return Choice::refuse(error.to_string()),
+            match compare(device, *lanes, *rows, RUNS) {
+                Ok(measured) => choice.points[at_lanes][at_rows] = Some(measured),
+                Err(reason) => return Choice::refuse(reason),
             }
         }
     }
@@ -141,17 +169,46 @@ fn fits(limits: &Limits, lanes: usize, rows: usize) -> bool {
         && lanes <= limits.step_tokens.min(limits.step_outputs)
 }
 
-/// Measures one point in both ways; returns none if their tokens or logits differ.
+/// Measures one point in both ways. Without a point, the kernel is refused, for the reason given:
+/// their tokens or logits differ, or something failed. Rows that the device has stay as they are.
 fn compare(
     device: &mut CudaDevice,
     lanes: usize,
     rows: usize,
+    runs: usize,
+) -> Result<Point, String> {
+    let failed = |error: CudaError| error.to_string();
+    // The tokens of a lane are in its last page.
+    let per_lane = pages_for(rows + TOKENS);
+    let pages: Vec<PageId> = (1..=lanes).map(|lane| (lane * per_lane - 1) as PageId).collect();
+    let saved = match device.has_rows {
+        true => Some(device.save_pages(&pages).map_err(failed)?),
+        false => None,
+    };
+    let has_rows = device.has_rows;
+    let compared = compare_ways(device, lanes, rows, runs);
+    device.has_rows = has_rows;
+    if let Some(saved) = &saved {
+        device.restore_pages(&pages, saved).map_err(failed)?;
+    }
+    match compared {
+        Ok(Some(point)) => Ok(point),
+        Ok(None) => Err("the persistent kernel gave other bits".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn compare_ways(
+    device: &mut CudaDevice,
+    lanes: usize,
+    rows: usize,
+    runs: usize,
 ) -> Result<Option<Point>, DeviceError> {
     let mut time = |way| -> Result<_, DeviceError> {
         device.launches = way;
         let start = Instant::now();
         let (mut best_us, mut said) = time_tokens(device, lanes, rows)?;
-        for _ in 1..RUNS {
+        for _ in 1..runs {
             if start.elapsed() < LONG {
                 let (time_us, again) = time_tokens(device, lanes, rows)?;
                 best_us = best_us.min(time_us);
@@ -175,7 +232,7 @@ struct Said {
 
 /// Decodes some tokens of every lane, started ahead like those of an answer. Returns the time of
 /// one in µs, without the launch before the first. The rows of the context are whatever the pages
-/// hold: zeros on a new device.
+/// hold: zeros on a new device, and those of others later.
 fn time_tokens(
     device: &mut CudaDevice,
     lanes: usize,
@@ -198,13 +255,15 @@ fn time_tokens(
         let tokens: Vec<_> = (0..lanes).map(|lane| device.chosen(lane)).collect();
         next = tokens.iter().map(|token| token.unwrap_or_default()).collect();
         said.tokens.push(tokens);
-        sampler.accept(next[0]);
+        sampler.accept(next[0]).expect("it has no constraint");
         if n == 0 {
             first = Instant::now();
         }
     }
     let time_us = first.elapsed().as_secs_f64() * 1e6 / (TOKENS - 1) as f64;
-    let bits = |lane| device.logits(lane).iter().map(|logit: &f32| logit.to_bits()).collect();
+    // Rows that others left may hold what is no number, and then neither do logits.
+    let bits = |logit: &f32| if logit.is_nan() { u32::MAX } else { logit.to_bits() };
+    let bits = |lane| device.logits(lane).iter().map(bits).collect();
     said.logits = (0..lanes).map(bits).collect();
     Ok((time_us, said))
 }
@@ -212,7 +271,7 @@ fn time_tokens(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::plan_for;
+    use crate::modules::plan_for;
 
     fn point(persistent_us: f64) -> Option<Point> {
         Some(Point { graph_us: 100.0, persistent_us })

@@ -1,6 +1,6 @@
 // Products of coded matrices in the persistent kernel: the sums of `matvec.cuh` in their order, so
 // the same bits. A stage holds a strip of a tile; where a warp has few units of each tile, it holds
-// several tiles.
+// several tiles. Two tiles take the rows of a product, tokens its columns.
 #pragma once
 
 #include "kernels/coded.cuh"
@@ -9,17 +9,18 @@
 template <class W, int UNITS> struct CodedStage {
     static constexpr int STRIP = strip_units(UNITS, W::CODED_BYTES), STRIPS = strips(UNITS, W::CODED_BYTES);
     static constexpr int STRIP_ROOM = WARPS * STRIP * W::BYTES;
-    static constexpr int TILES = STRIPS > 1 ? 1 : LONG_STAGE_BYTES / STRIP_ROOM;
-    static_assert(TILES > 0, "a stage holds a strip");
+    // Tiles of a stage: an even number, or one.
+    static constexpr int TILES = STRIPS > 1 || LONG_STAGE_BYTES < 2 * STRIP_ROOM ? 1 : LONG_STAGE_BYTES / STRIP_ROOM / 2 * 2;
+    static_assert(STRIP_ROOM <= LONG_STAGE_BYTES, "a stage holds a strip");
     // Stages on their way at once, instead of `n` full ones.
     static constexpr int in_flight(int n) { return (n * WEIGHT_STAGE_BYTES + TILES * STRIP_ROOM - 1) / (TILES * STRIP_ROOM); }
     // Stages of some tiles.
     static constexpr int stages(int n_tiles) { return (n_tiles + TILES - 1) / TILES; }
 };
 
-// The copying warp: stages in the order `sum_coded_tiles` takes them in. False where the block has
-// left.
-template <class W, int UNITS> __device__ __forceinline__ bool load_coded_tiles(Copier &copier, const u8 *weights, int first_tile, int end_tile, int at_once) {
+// The copying warp, where tiles differ in form: stages in the order the computing warps take them
+// in. False where the block has left.
+template <class W, int UNITS> __device__ __forceinline__ bool load_mixed_tiles(Copier &copier, const u8 *weights, int first_tile, int end_tile, int at_once) {
     using Stage = CodedStage<W, UNITS>;
     for (int group = first_tile; group < end_tile; group += at_once)
         for (int strip = 0; strip < Stage::STRIPS; ++strip) {
@@ -37,103 +38,140 @@ template <class W, int UNITS> __device__ __forceinline__ bool load_coded_tiles(C
     return true;
 }
 
-// This warp's units of each of N tiles, in the stages of a strip.
-template <class W, int N, int UNITS> struct StripUnits {
-    using Stage = CodedStage<W, UNITS>;
-    int width; // units of each
-    const u8 *tiles[N];
-    __device__ __forceinline__ StripUnits(Stages &stages, int strip, int first_tile, int warp, int lane)
-        : width(Stage::STRIPS == 1 ? UNITS : min(Stage::STRIP, UNITS - strip * Stage::STRIP)) {
-        stages.wait_for_all(Stage::stages(N), lane);
+// ---- input that is there first -----------------------------------------------------------------
+// Units of a strip that are computed without a condition between them.
+constexpr int units_together(int strip) {
+    for (int n = 8; n > 4; --n)
+        if (strip % n == 0) return n;
+    return strip < 4 ? strip : 4;
+}
+
+// N units of two tiles, from those at `upper` and `lower` on, with those of the input at `x`.
+template <class F, int N, bool ONE>
+__device__ __forceinline__ void add_pairs(float (&sum)[4], const u8 *upper, const u8 *lower, const uint4 *x, u32 n_tokens, int lane, u32 zero) {
 #pragma unroll
-        for (int tile = 0; tile < N; ++tile) {
-            const int in_stage = first_tile + tile / Stage::TILES * Stage::TILES; // the first of its stage
-            const u32 before = Stage::TILES > 1 ? (u32)(tile_place<W>(first_tile + tile, UNITS) - tile_place<W>(in_stage, UNITS)) : 0;
-            tiles[tile] = stages.at(tile / Stage::TILES) + before + warp * width * W::unit_bytes(first_tile + tile);
+    for (int u = 0; u < N; ++u)
+        add_pair<F, ONE>(sum, upper + u * F::BYTES, lower + u * F::BYTES, ColumnInput<F>(x[u * n_tokens * 4], lane, zero), lane, zero);
+}
+template <class F, int STRIP, bool IS_EVEN, bool ONE>
+__device__ __forceinline__ void add_strip(float (&sum)[4], const u8 *upper, const u8 *lower, const uint4 *x, int width, u32 n_tokens, int lane, u32 zero) {
+    constexpr int N = units_together(STRIP);
+    int u = 0;
+#pragma unroll 1
+    for (; u + N <= width; u += N) add_pairs<F, N, ONE>(sum, upper + u * F::BYTES, lower + u * F::BYTES, x + u * n_tokens * 4, n_tokens, lane, zero);
+    if constexpr (!IS_EVEN)
+#pragma unroll 1
+        for (; u < width; ++u) add_pairs<F, 1, ONE>(sum, upper + u * F::BYTES, lower + u * F::BYTES, x + u * n_tokens * 4, n_tokens, lane, zero);
+}
+
+// Two tiles' sums of a warp where they wait for those of all warps: tokens 2c and 2c + 1 of row g,
+// in lane 4g + c.
+struct PairPlace {
+    float *upper, *lower;
+    u32 n_tokens;
+    int lane;
+    template <class Move> __device__ __forceinline__ void each(Move move) const {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const u32 token = lane % 4 * 2 + e;
+            if (token >= n_tokens) continue;
+            move(upper[token * 8 + lane / 4], lower[token * 8 + lane / 4], e);
         }
     }
 };
 
-// A warp's sums of N tiles from `first_tile` on. Tokens are the rows of a product, which all tiles
-// share. Units are taken four at a time: `input.ready(first, n)` awaits them, `input.at(unit)` is
-// one of them. Up to EARLY units of each tile are unpacked before; then all tiles have one form.
-constexpr int UNITS_AT_ONCE = 4;
-template <class W, int N, int UNITS, int EARLY, class Input>
-__device__ __forceinline__ void sum_coded_tiles(Stages &stages, float (&sum)[N][4], int first_tile, int warp, int lane, Input &input) {
+// A warp's sums of some tiles, a strip of a pair at a time: what a stage holds is given back as
+// soon as it is read. `input.ready(first, n)` awaits some units, `input.from(unit)` is where this
+// lane's part of one lies. `place(tile)` is where sums of a tile wait.
+template <class W, int UNITS, bool ONE, class Input, class Place>
+__device__ __forceinline__ void sum_coded_tiles(Stages &stages, int first_tile, int n_tiles, u32 n_tokens, int warp, int lane, Input &input, Place place) {
     using Stage = CodedStage<W, UNITS>;
+    constexpr bool IS_EVEN = UNITS % Stage::STRIP == 0 && Stage::STRIP % units_together(Stage::STRIP) == 0;
     const u32 zero = unknown_zero();
 #pragma unroll 1
     for (int strip = 0; strip < Stage::STRIPS; ++strip) {
-        const StripUnits<W, N, UNITS> units(stages, strip, first_tile, warp, lane);
-        uint4 early[N][EARLY > 0 ? EARLY : 1];
-        if constexpr (EARLY > 0)
-#pragma unroll
-            for (int i = 0; i < N * EARLY; ++i)
-                early[i / EARLY][i % EARLY] = unpack<typename W::Form>(units.tiles[i / EARLY] + i % EARLY * W::BYTES, lane);
+        const int width = UNITS % Stage::STRIP == 0 ? Stage::STRIP : min(Stage::STRIP, UNITS - strip * Stage::STRIP);
+        input.ready(strip * Stage::STRIP, width);
+        const uint4 *x = input.from(strip * Stage::STRIP);
 #pragma unroll 1
-        for (int first = 0; first < units.width; first += UNITS_AT_ONCE) {
-            input.ready(strip * Stage::STRIP + first, min(UNITS_AT_ONCE, units.width - first));
-#pragma unroll
-            for (int i = 0; i < UNITS_AT_ONCE; ++i) {
-                const int u = first + i;
-                if (u >= units.width) break;
-                const Interleaved x(input.at(strip * Stage::STRIP + u), make_uint4(0, 0, 0, 0), zero);
-                if constexpr (W::IS_UNIFORM) {
-                    using F = typename W::Form;
-                    const UnitInput<F> of_unit(x, lane);
-#pragma unroll
-                    for (int tile = 0; tile < N; ++tile) {
-                        const u8 *unit = units.tiles[tile] + u * F::BYTES;
-                        if (i < EARLY) add_unit<F, false>(sum[tile], of_unit, unit, early[tile][i < EARLY ? i : 0], lane);
-                        else add_unit<F, false>(sum[tile], of_unit, unit, lane);
-                    }
-                } else {
-#pragma unroll
-                    for (int tile = 0; tile < N; ++tile)
-                        W::with(first_tile + tile, [&](auto form) INLINED {
-                            using F = decltype(form);
-                            add_unit<F, false>(sum[tile], UnitInput<F>(x, lane), units.tiles[tile] + u * F::BYTES, lane);
-                        });
+        for (int i = 0; i < n_tiles; i += 2) {
+            const int tile = first_tile + i, n = min(2, n_tiles - i), in_stage = i % Stage::TILES;
+            if (Stage::TILES == 1) stages.wait_for_all(n, lane);
+            else if (in_stage == 0) stages.wait_for_all(1, lane);
+            const u32 before = Stage::TILES == 1 ? 0 : (u32)(tile_place<W>(tile, UNITS) - tile_place<W>(tile - in_stage, UNITS));
+            const u32 after = (u32)(tile_place<W>(tile + 1, UNITS) - tile_place<W>(tile, UNITS));
+            const u8 *upper = stages.at(0) + before + warp * width * W::unit_bytes(tile);
+            // A tile without another is both.
+            const u8 *lower = n == 1 ? upper : (Stage::TILES == 1 ? stages.at(1) : stages.at(0) + before + after) + warp * width * W::unit_bytes(tile + 1);
+            const PairPlace own = {place(i), place(i + n - 1), n_tokens, lane};
+            float sum[4] = {};
+            if (Stage::STRIPS > 1 && strip > 0) own.each([&](float &first, float &second, int e) INLINED { sum[e] = first, sum[2 + e] = second; });
+            if constexpr (W::IS_UNIFORM) add_strip<typename W::Form, Stage::STRIP, IS_EVEN, ONE>(sum, upper, lower, x, width, n_tokens, lane, zero);
+            else {
+                // Two forms: one after the other, each as both.
+                const bool is_one = n == 1 || W::form_of(tile) == W::form_of(tile + 1);
+                const float before_strip[4] = {sum[0], sum[1], sum[2], sum[3]};
+#pragma unroll 1
+                for (int t = is_one ? 1 : 0; t < 2; ++t) {
+                    float of_both[4] = {before_strip[0], before_strip[1], before_strip[2], before_strip[3]};
+                    const u8 *both[2] = {is_one || t == 0 ? upper : lower, t == 0 ? upper : lower};
+                    W::with(is_one ? tile : tile + t, [&](auto form) INLINED {
+                        add_strip<decltype(form), Stage::STRIP, IS_EVEN, ONE>(of_both, both[0], both[1], x, width, n_tokens, lane, zero);
+                    });
+                    if (is_one || t == 0) sum[0] = of_both[0], sum[1] = of_both[1];
+                    sum[2] = of_both[2], sum[3] = of_both[3];
                 }
             }
+            own.each([&](float &first, float &last, int e) INLINED { first = sum[e], last = n == 1 ? sum[e] : sum[2 + e]; });
+            if (Stage::TILES == 1) stages.release(n, lane);
+            else if (in_stage + 2 == Stage::TILES || i + 2 >= n_tiles) stages.release(1, lane);
         }
-        stages.release(Stage::stages(N), lane);
     }
 }
 
-// The same for a few tokens of a narrow model: two tiles take the rows of a product, tokens its
-// columns. As many units as registers can hold are unpacked before the input is awaited.
-constexpr int MOST_HELD_NUMBERS = 64;
-template <class W, int N, int UNITS, bool ONE, class Input>
-__device__ __forceinline__ void sum_held_coded_tiles(Stages &stages, float (&sum)[(N + 1) / 2][4], int first_tile, int warp, int lane, Input &input) {
+// ---- weights that are there first --------------------------------------------------------------
+// The same for a few tokens of a narrow model, whose N tiles have one form. MOST_HELD pairs of units
+// are unpacked before the input is awaited. All strips are taken at once if there is room for their
+// input.
+template <class W, int N, int UNITS, int MOST_HELD, bool ONE, class Input>
+__device__ __forceinline__ void sum_held_coded_tiles(Stages &stages, float (&sum)[(N + 1) / 2][4], int warp, int lane, Input &input, u32 n_tokens) {
     using Stage = CodedStage<W, UNITS>;
     using F = typename W::Form;
-    constexpr int PAIRS = (N + 1) / 2, ALL = PAIRS * Stage::STRIP, FIT = MOST_HELD_NUMBERS / (8 + 2 * F::RUNS * (1 + F::HAS_OFFSET));
-    constexpr int HELD = FIT < ALL ? FIT : ALL;
+    constexpr int PAIRS = (N + 1) / 2;
+    constexpr bool IS_WHOLE = Stage::STRIPS == 1 || PAIRS * UNITS <= LONGEST_STRIP && Stage::stages(N) * Stage::STRIPS <= 4;
+    constexpr int STRIPS = IS_WHOLE ? Stage::STRIPS : 1, AT_ONCE = IS_WHOLE ? UNITS : Stage::STRIP; // strips and units that are taken at once
+    constexpr int ALL = PAIRS * AT_ONCE, HELD = MOST_HELD < ALL ? MOST_HELD : ALL;
     const u32 zero = unknown_zero();
 #pragma unroll 1
-    for (int strip = 0; strip < Stage::STRIPS; ++strip) {
-        const StripUnits<W, N, UNITS> units(stages, strip, first_tile, warp, lane);
-        const auto pair = [&](int i) INLINED {
+    for (int first = 0; first < UNITS; first += AT_ONCE) {
+        const int width = min(Stage::STRIP, UNITS - first); // of a strip, but for the last of several
+        stages.wait_for_all(STRIPS * Stage::stages(N), lane);
+        const u8 *tiles[STRIPS][N];
+#pragma unroll
+        for (int i = 0; i < STRIPS * N; ++i) {
+            const int strip = i / N, tile = i % N, own = STRIPS > 1 && strip == STRIPS - 1 ? UNITS - strip * Stage::STRIP : width;
+            tiles[strip][tile] = stages.at(strip * Stage::stages(N) + tile / Stage::TILES) + (tile % Stage::TILES * (WARPS * UNITS) + warp * own) * F::BYTES;
+        }
+        const auto unit = [&](int i, int second) INLINED {
             const int u = i / PAIRS, tile = i % PAIRS * 2;
-            const u8 *lower = tile + 1 < N ? units.tiles[tile + 1 < N ? tile + 1 : 0] + u * F::BYTES : nullptr;
-            return UnitPair<F>(units.tiles[tile] + u * F::BYTES, lower, lane, zero);
+            return tiles[u / Stage::STRIP][tile + 1 < N ? tile + second : tile] + u % Stage::STRIP * F::BYTES;
         };
-        UnitPair<F> held[HELD];
+        Interleaved held[HELD];
 #pragma unroll
         for (int i = 0; i < HELD; ++i)
-            if (i / PAIRS < units.width) held[i] = pair(i);
-        input.ready(strip * Stage::STRIP, units.width);
+            if (STRIPS > 1 || i / PAIRS < width) held[i] = unpack_pair<F>(unit(i, 0), unit(i, 1), lane, zero);
+        input.ready(first, STRIPS > 1 ? UNITS : width);
+        const uint4 *own = input.from(first);
 #pragma unroll
-        for (int u = 0; u < Stage::STRIP; ++u) {
-            if (u >= units.width) break;
-            const ColumnInput<F> x(input.at(strip * Stage::STRIP + u), lane, zero);
+        for (int u = 0; u < AT_ONCE; ++u) {
+            if (STRIPS == 1 && u >= width) break;
+            const ColumnInput<F> x(own[u * n_tokens * 4], lane, zero);
 #pragma unroll
             for (int i = u * PAIRS; i < (u + 1) * PAIRS; ++i) {
-                if (i < HELD) held[i < HELD ? i : 0].template add<ONE>(sum[i % PAIRS], x);
-                else pair(i).template add<ONE>(sum[i % PAIRS], x);
+                const Interleaved codes = i < HELD ? held[i < HELD ? i : 0] : unpack_pair<F>(unit(i, 0), unit(i, 1), lane, zero);
+                add_pair<F, ONE>(sum[i % PAIRS], codes, PairNumbers<F>(unit(i, 0), unit(i, 1), lane), x);
             }
         }
-        stages.release(Stage::stages(N), lane);
+        stages.release(STRIPS * Stage::stages(N), lane);
     }
 }

@@ -38,6 +38,14 @@ __device__ __forceinline__ void fetch_norms(const LayerAddresses &layer, int lan
     if (QK_NORM) bring_near(layer.q_norm, HEAD_DIM * 2, lane), bring_near(layer.k_norm, HEAD_DIM * 2, lane);
 }
 
+// The copying warp: the weights of a product, after those of its norm.
+__device__ __forceinline__ bool load_product(Copier &copier, const BlockShared &shared, const Launch &launch, const LayerAddresses &layer, OpKind kind) {
+    TileCopies copies = {};
+    const int few = few_in_flight(shared);
+    const bool here = kind == PROJ_ADD || kind == DOWN_ADD ? plan_add(copier, copies, layer, shared.own.hidden, kind, few)
+                                                           : load_norm(copier, copies, launch, layer, shared.own, kind, kind == NORM_HEAD ? MANY_IN_FLIGHT : few);
+    return here && load_tiles(copier, copies);
+}
 __device__ __forceinline__ bool load_op(Copier &copier, const BlockShared &shared, const Launch &launch, u32 op, u32 step,
                                           u32 &n_attended) {
     const LayerAddresses &layer = shared.layers[shared.ops[op] >> 8];
@@ -46,12 +54,9 @@ __device__ __forceinline__ bool load_op(Copier &copier, const BlockShared &share
     case EMBED: return true;
     case ROPE_STORE: if (op + 1 < launch.n_ops) return true; // fall through
     case ATTEND: return load_attend(copier, shared, launch, layer.kv, step, ++n_attended - LAYERS);
-    case PROJ_ADD:
-    case DOWN_ADD: return load_add(copier, layer, shared.own, kind, few_in_flight(shared));
     default:
         if (kind == NORM_QKV) fetch_norms(layer, copier.lane);
-        return kind == NORM_HEAD && shared.n_outputs == 0 ||
-               load_norm_product(copier, launch, layer, shared.own, kind, kind == NORM_HEAD ? MANY_IN_FLIGHT : few_in_flight(shared));
+        return kind == NORM_HEAD && shared.n_outputs == 0 || load_product(copier, shared, launch, layer, kind);
     }
 }
 
@@ -128,12 +133,17 @@ template <u32 TOKENS, bool DRAWS> __device__ __forceinline__ void decode_tokens(
     extern "C" __global__ void __launch_bounds__(RING_THREADS, 1) name(const __grid_constant__ Launch launch) {                                  \
         decode_tokens<tokens, draws>(launch);                                                                                                       \
     }
-WHOLE_PLAN(decode, ANY, false)
-WHOLE_PLAN(decode_one, 1, false)
-WHOLE_PLAN(decode_two, 2, false)
-WHOLE_PLAN(decode_four, 4, false)
-// The same where tokens are drawn.
-WHOLE_PLAN(decode_drawn, ANY, true)
-WHOLE_PLAN(decode_one_drawn, 1, true)
-WHOLE_PLAN(decode_two_drawn, 2, true)
-WHOLE_PLAN(decode_four_drawn, 4, true)
+// The kernels of a program (`modules` in kernels.rs), all of them unless it lists its own: without
+// draws, and the same where tokens are drawn.
+#ifndef WHOLE_PLANS
+#define WHOLE_PLANS(PLAN)                                                                                                                            \
+    PLAN(decode, ANY, false)                                                                                                                         \
+    PLAN(decode_one, 1, false)                                                                                                                       \
+    PLAN(decode_two, 2, false)                                                                                                                       \
+    PLAN(decode_four, 4, false)                                                                                                                      \
+    PLAN(decode_drawn, ANY, true)                                                                                                                    \
+    PLAN(decode_one_drawn, 1, true)                                                                                                                  \
+    PLAN(decode_two_drawn, 2, true)                                                                                                                  \
+    PLAN(decode_four_drawn, 4, true)
+#endif
+WHOLE_PLANS(WHOLE_PLAN)

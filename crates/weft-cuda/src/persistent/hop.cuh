@@ -138,11 +138,15 @@ struct AwaitedRows {
         if (n_pieces == 1) some<1>(stage, piece, first_unit, of_row, n_tokens, watch);
         else if (n_pieces == 2) some<2>(stage, piece, first_unit, of_row, n_tokens, watch);
         else if (n_pieces <= 3) some<3>(stage, piece, first_unit, of_row, n_tokens, watch);
+        else if (has(1, 4)) even<1, 4>(stage, first_unit, lane, watch);
+        else if (has(1, 8)) even<1, 8>(stage, first_unit, lane, watch);
         else if (has(2, 2)) even<2, 2>(stage, first_unit, lane, watch);
         else if (has(2, 3)) even<2, 3>(stage, first_unit, lane, watch);
+        else if (has(2, 4)) even<2, 4>(stage, first_unit, lane, watch);
         else if (has(4, 1)) even<4, 1>(stage, first_unit, lane, watch);
         else if (has(4, 2)) even<4, 2>(stage, first_unit, lane, watch);
         else if (has(4, 3)) even<4, 3>(stage, first_unit, lane, watch);
+        else if (has(4, 4)) even<4, 4>(stage, first_unit, lane, watch);
         else
 #pragma unroll 1
             while (piece.token < n_tokens) piece = some<8>(stage, piece, first_unit, of_row, n_tokens, watch);

@@ -9,6 +9,7 @@
 mod availability;
 pub(crate) mod choice;
 mod memory;
+mod record;
 mod shared_memory;
 
 use std::mem::offset_of;
@@ -23,9 +24,9 @@ use weft_core::plan::Op;
 use crate::CudaDevice;
 use crate::driver::{Address, Argument, Gpu, Launch, Memory, Pinned};
 use crate::error::CudaError;
-use crate::kernels::WholePlans;
 use crate::kv::Kv;
 use crate::layouts::{Layout, layout};
+use crate::modules::WholePlans;
 use crate::ops::RING_THREADS;
 use crate::ops::norm_qkv::QkvStore;
 use crate::sampling::SamplingAddresses;
@@ -33,7 +34,7 @@ use crate::shape::Shape;
 use crate::step_launch::OutputDraw;
 use crate::tables::{Lists, StepAddresses};
 use crate::weights::ModelWeights;
-pub(crate) use availability::{is_compiled, make};
+pub(crate) use availability::{Coming, is_compiled, make};
 use memory::Words;
 pub(crate) use shared_memory::{
     MOST_STAGES, PORTION_UNITS, SharedMemory, WHOLE_TOKENS, X_UNIT_BYTES,
@@ -136,9 +137,9 @@ pub(crate) fn layouts() -> [Layout; 4] {
 
 /// The kernel and all memory that its launches need.
 pub(crate) struct Persistent {
-    kernels: WholePlans,
+    /// None until they are compiled.
+    kernels: Option<(WholePlans, SharedMemory)>,
     n_blocks: usize,
-    shared: SharedMemory,
     words: Words,
     layers: Memory,
     ops: Memory,
@@ -173,7 +174,10 @@ impl Chooses {
 
     /// For a step of some outputs, of which some have draws.
     pub(crate) fn by(draws: &[OutputDraw<'_>], n_outputs: usize) -> Self {
-        let is_best = |(_, _, draw): &OutputDraw<'_>| draw.temperature == 0.0 && !draw.adjusts;
+        let is_best = |(_, _, draw): &OutputDraw<'_>| {
+            let is_plain = !draw.adjusts && !draw.is_masked && draw.n_logprobs.is_none();
+            draw.temperature == 0.0 && is_plain
+        };
         match draws {
             [] => Self::Nothing,
             draws if draws.len() == n_outputs && draws.iter().all(is_best) => Self::Best,
@@ -237,22 +241,9 @@ pub(crate) struct Parts<'a> {
 }
 
 impl Persistent {
-    /// Allocates all memory; returns the reason if the GPU cannot run the kernel.
-    pub(crate) fn new(
-        parts: &Parts<'_>,
-        kernels: WholePlans,
-        plan: &[Op],
-    ) -> Result<Result<Self, String>, CudaError> {
+    /// Allocates all memory.
+    pub(crate) fn new(parts: &Parts<'_>, plan: &[Op]) -> Result<Self, CudaError> {
         let Parts { gpu, config, shape, limits, weights, kv } = *parts;
-        let own_bytes = kernels.static_shared_bytes()?;
-        let free_bytes = shape.chip.shared_bytes.saturating_sub(own_bytes);
-        let shared = SharedMemory::new(config, shape, free_bytes);
-        if let Some(reason) = shared.refusal() {
-            return Ok(Err(reason));
-        }
-        if shape.chip.n_sms < config.kv_heads {
-            return Ok(Err("fewer multiprocessors than KV heads".to_owned()));
-        }
         let codes: Vec<u32> = plan.iter().map(|op| code(*op)).collect();
         let layers: Vec<LayerAddresses> = (0..config.layers)
             .map(|layer| {
@@ -274,9 +265,8 @@ impl Persistent {
             .collect();
         let filled = |bytes: usize| Memory::new(gpu, "the persistent kernel", bytes);
         let persistent = Self {
-            kernels: kernels.with_shared(shared.dynamic_bytes)?,
+            kernels: None,
             n_blocks: shape.chip.n_sms,
-            shared,
             words: Words::new(gpu, config, shape, limits, shape.chip.n_sms)?,
             layers: filled(size_of_val(layers.as_slice()))?,
             ops: filled(size_of_val(codes.as_slice()))?,
@@ -289,7 +279,7 @@ impl Persistent {
         persistent.layers.write(0, &layers)?;
         persistent.ops.write(0, &codes)?;
         persistent.given_up.write(0, &[NOBODY])?;
-        Ok(Ok(persistent))
+        Ok(persistent)
     }
 
     /// Whether a launch can run the lists: some block waits for every item, a single token queries
@@ -299,7 +289,12 @@ impl Persistent {
         lists.queries_of_items().all(|n| n == 1 || n > 1 && counts.n_tokens > 1)
             && counts.n_partials <= self.words.most_partials
             && counts.n_cells <= self.words.most_cells
-            && self.shared.n_stages(counts.n_tokens).is_some()
+            && self.n_stages(counts.n_tokens).is_some()
+    }
+
+    /// Stages of the ring in steps of some tokens; none without kernels, or if they do not fit.
+    fn n_stages(&self, n_tokens: usize) -> Option<usize> {
+        self.kernels.as_ref().and_then(|(_, shared)| shared.n_stages(n_tokens))
     }
 
     /// Makes the first block withhold the results of an op; the launch must detect it. For tests.
@@ -396,7 +391,7 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError>
     persistent.is_running = true;
     let CudaDevice { weights, buffers, rope, few, gpu, sampling, .. } = &*device;
     let persistent = device.persistent.as_ref().expect("as above");
-    let n_stages = persistent.shared.n_stages(device.lists.counts.n_tokens);
+    let n_stages = persistent.n_stages(device.lists.counts.n_tokens);
     let [x, qkv, a, h, part_sums, part_weights, cells, candidates, done, chosen] =
         persistent.words.addresses();
     let arguments = Arguments {
@@ -447,7 +442,8 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError>
         early: false,
         cooperative: true,
     };
-    let kernel = persistent.kernels.of(&device.lists, run.chooses == Chooses::ByDraws);
+    let (kernels, _) = persistent.kernels.as_ref().expect("as above");
+    let kernel = kernels.of(&device.lists, run.chooses == Chooses::ByDraws);
     kernel.launch(gpu, launch, &[&arguments])
 }
 
@@ -479,9 +475,9 @@ mod tests {
         let sampler = |settings: &Sampling| Sampler::new(settings, &[], &[], 50).unwrap();
         let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
         let penalised = Sampling { presence_penalty: 1.0, ..greedy.clone() };
-        let [best, drawn, other] =
-            [&greedy, &Sampling { temperature: 1.0, top_k: 5, ..greedy.clone() }, &penalised]
-                .map(sampler);
+        let reported = Sampling { logprobs: Some(2), ..greedy.clone() };
+        let drawn = Sampling { temperature: 1.0, top_k: 5, ..greedy.clone() };
+        let [best, drawn, other, reported] = [&greedy, &drawn, &penalised, &reported].map(sampler);
         let by = |samplers: &[&Sampler], n_outputs| {
             let draws: Vec<OutputDraw<'_>> =
                 samplers.iter().enumerate().map(|(i, s)| (i, *s, s.next_draw().unwrap())).collect();
@@ -492,5 +488,6 @@ mod tests {
         assert_eq!(by(&[&best], 2), Chooses::ByDraws, "an output that the host chooses for");
         assert_eq!(by(&[&best, &drawn], 2), Chooses::ByDraws);
         assert_eq!(by(&[&other], 1), Chooses::ByDraws);
+        assert_eq!(by(&[&reported], 1), Chooses::ByDraws);
     }
 }

@@ -6,6 +6,8 @@
 // the kernel `choose` does, and hands its token to all.
 #pragma once
 
+#include "kernels/mask.cuh"
+#include "kernels/report.cuh"
 #include "kernels/sampling.cuh"
 #include "persistent/launch.cuh"
 #include "persistent/product.cuh"
@@ -146,24 +148,61 @@ __device__ __forceinline__ u32 take_best(Block &block) {
 struct ReadScores {
     const u32 *best;
     u32 thread;
-    __device__ __forceinline__ ReadScores(const Sampling &from, u32 output) : best(from.best + (u64)output * N_BEST), thread(own_thread()) {}
+    __device__ __forceinline__ ReadScores(const u32 *scores, u32 output) : best(scores + (u64)output * N_BEST), thread(own_thread()) {}
     template <class Visit> __device__ __forceinline__ void each(Visit visit) const {
 #pragma unroll 8
         for (u32 group = thread; group < N_BEST; group += WARPS * 32) visit(group, load_fresh(best + group));
     }
 };
+// Adds this block's part to the sums of weights of outputs that report log-probabilities. Of a sum
+// all blocks' parts must be there before it is told, and before logits change: the block that
+// chooses awaits them. It chooses afterwards, so parts are added while nothing else can be done.
+constexpr u32 ADDED = 1; // beside the number of `done`: and its part is added
+__device__ __forceinline__ void add_own_weights(Block &block) {
+    const Launch &launch = block.launch;
+    u32 n_reported = 0;
+    for (u32 output = 0; output < block.shared.n_outputs; ++output) n_reported += (block.shared.draws[output].flags & REPORTED) != 0;
+    if (n_reported == 0 || !await_done(block, block.number_before(0))) return;
+    for (u32 output = 0; output < block.shared.n_outputs; ++output) {
+        const Draw &draw = block.shared.draws[output];
+        if (!(draw.flags & REPORTED)) continue;
+        add_weights<ReadScores>(draw, launch.sampling, output, launch.logits + (u64)output * VOCAB, own_block(), N_BLOCKS, block.shared.scratch.choosing);
+    }
+    if (block.thread() != 0) return;
+    __threadfence();
+    store_word(launch.done + own_block(), ADDED, block.number);
+}
+// Waits until all parts are added; whether they are.
+__device__ __forceinline__ bool await_added(Block &block, u32 number) {
+    for (u32 from = block.thread(); from < N_BLOCKS; from += WARPS * 32)
+        block.watch.until([&] {
+            const u64 word = load_relaxed(block.launch.done + from);
+            return number_of(word) == number && value_of(word) == ADDED;
+        });
+    __threadfence();
+    return !block.meet_and_ask();
+}
 // Chooses the tokens of this block's outputs from what all blocks left, and hands them to all.
 __device__ __forceinline__ void publish_drawn(Block &block) {
     const Launch &launch = block.launch;
     meet();
     publish_done(block);
+    add_own_weights(block);
     // As in `Block::begin`.
     for (u32 output = own_block(); output < block.shared.n_outputs; output += N_BLOCKS) {
         const Draw &draw = block.shared.draws[output];
         u32 token = DECLINED;
         if (draw.flags & CHOSEN && await_done(block, block.number_before(0))) {
-            token = choose_token<ReadScores>(draw, launch.sampling, output, launch.logits + (u64)output * VOCAB, block.shared.scratch.choosing);
+            const Sampling &sampling = launch.sampling;
+            const float *logits = launch.logits + (u64)output * VOCAB;
+            const u32 number = draw.token_number + block.step;
+            Choosing &choosing = block.shared.scratch.choosing;
+            if (!is_late(sampling, draw, output, number)) token = choose_token<ReadScores>(draw, sampling, output, logits, choosing);
             if (block.thread() == 0) tell_token(block, output, token);
+            if (draw.flags & REPORTED && await_added(block, block.number_before(0))) {
+                if (block.thread() == 0) tell_logit(sampling, number, output, logits, token);
+                tell_likeliest<ReadScores>(draw, sampling, output, number, logits, choosing);
+            }
         }
         if (block.thread() != 0) continue;
         if (token != DECLINED && draw.flags & ADJUSTED) {

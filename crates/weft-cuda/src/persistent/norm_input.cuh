@@ -95,7 +95,7 @@ struct NormInput {
     __device__ __forceinline__ bool holds() const { return block.holds_weights() && block.n_tokens == 1; }
     __device__ __forceinline__ void await_rows() const {
         if (n_rows <= 2) await_kept<1>();
-        else if (n_rows <= 4 && block.holds_weights()) await_kept<2>();
+        else if (n_rows <= 4 && block.fixed) await_kept<2>();
         else await_staged();
         __syncwarp();
     }
@@ -132,9 +132,9 @@ struct NormInput {
     }
     __device__ __forceinline__ uint4 unit(u32 portion, int u) const { return StagedUnits{block.x, n_rows, block.lane}[portion * PORTION_UNITS + u]; }
     __device__ __forceinline__ void next() { awaited = true; }
-    __device__ __forceinline__ bool unpacks_early() const { return block.holds_weights(); }
+    __device__ __forceinline__ bool holds_coded() const { return block.holds_weights(); }
     __device__ __forceinline__ void ready(u32 u, u32) const {
         if (u == 0 && !awaited) await_rows();
     }
-    __device__ __forceinline__ uint4 at(u32 u) const { return StagedUnits{block.x, n_rows, block.lane}[u]; }
+    __device__ __forceinline__ const uint4 *from(u32 u) const { return StagedUnits{block.x, n_rows, block.lane}.from(u); }
 };

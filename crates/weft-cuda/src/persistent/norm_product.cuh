@@ -26,8 +26,8 @@ __device__ __forceinline__ const uint4 *norm_weights(const Launch &launch, const
 }
 
 // ---- loading -----------------------------------------------------------------------------------
-// The copying warp: a norm's weights, then those of its product.
-__device__ __forceinline__ bool load_norm_product(Copier &copier, const Launch &launch, const LayerAddresses &layer, const OwnTiles &all, OpKind kind, int in_flight) {
+// The copying warp: a norm's weights; then what to copy of those of its product.
+__device__ __forceinline__ bool load_norm(Copier &copier, TileCopies &copies, const Launch &launch, const LayerAddresses &layer, const OwnTiles &all, OpKind kind, int in_flight) {
     static_assert(HIDDEN_STRIDE * 2 <= LONG_STAGE_BYTES, "a norm's weights are one stage");
     const TileRange own = norm_tiles(all, kind);
     const uint4 *norm = norm_weights(launch, layer, kind);
@@ -37,7 +37,7 @@ __device__ __forceinline__ bool load_norm_product(Copier &copier, const Launch &
     bool here = pushed;
     if (here)
         with_norm_forms(layer, kind, [&](auto forms) INLINED {
-            here = load_tiles<decltype(forms), HIDDEN_UNITS>(copier, own, norm_matrix(launch, layer, kind), NORM_TILES, in_flight);
+            here = plan_copies<decltype(forms), HIDDEN_UNITS>(copier, copies, norm_matrix(launch, layer, kind), own, NORM_TILES, in_flight);
         });
     return here;
 }
@@ -75,6 +75,7 @@ __device__ __forceinline__ void compute_norm_product(Block &block, OpKind kind) 
     if (kind == NORM_HEAD && block.shared.n_outputs == 0) return;
     const bool chooses = kind == NORM_HEAD && block.launch.chooses != CHOOSES_NOTHING;
     if (blockIdx.x == 0 && chooses) NormHead::begin(block);
+    if (block.draws && chooses) NormHead::take_masks(block);
     const u64 best = multiply_norm(block, kind);
     if (!chooses) return;
     NormHead::end(block, best);

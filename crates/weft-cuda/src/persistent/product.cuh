@@ -8,19 +8,6 @@
 #include "persistent/coded_product.cuh"
 #include "persistent/ring.cuh"
 
-// What a block owns of a matrix: tiles of eight rows, of `n_units` units a warp.
-struct Tiles {
-    const u8 *weights;
-    int first, end;
-    u32 n_units;
-    __device__ __forceinline__ u64 tile_bytes() const { return (u64)WARPS * n_units * UNIT_BYTES; }
-    __device__ __forceinline__ u32 n_portions() const { return (n_units + PORTION_UNITS - 1) / PORTION_UNITS; }
-    // Units of a warp in a portion.
-    __device__ __forceinline__ u32 portion_units(u32 portion) const { return min(n_units - portion * PORTION_UNITS, (u32)PORTION_UNITS); }
-    // Whether what all warps have of a portion lies together (base.cuh).
-    __device__ __forceinline__ bool lies_in_portions() const { return n_units <= PORTION_UNITS || n_units > LONGEST_STRIP; }
-};
-
 // The tiles of a matrix, and how many of them a group that a block cannot divide. Where groups do
 // not come out even, the last blocks have one more: the first attend at any context.
 template <int ROWS, int TOGETHER_> struct Rows8 {
@@ -70,37 +57,56 @@ template <int MOST, class Work> __device__ __forceinline__ void for_count(int n,
     if constexpr (MOST > 1) for_count<MOST - 1>(n, work);
 }
 
+// What the copying warp has to know of a matrix whose tiles have one form.
+struct TileCopies {
+    const u8 *weights;
+    TileRange own;
+    int at_once;                 // tiles that are computed together
+    u32 tile_bytes;
+    int n_strips, tiles;         // of a tile; that a stage holds of one strip
+    u32 strip_bytes, last_bytes; // of a tile's strips, and of its last
+    u32 eighth_bytes;            // of a warp's units of a tile, where strips do not lie together; or zero
+};
+template <class W, int UNITS> __device__ __forceinline__ TileCopies tile_copies(const u8 *weights, const TileRange &own, int at_once) {
+    if constexpr (W::IS_PLAIN) {
+        constexpr int PORTIONS = (UNITS + PORTION_UNITS - 1) / PORTION_UNITS, PORTION = UNITS < PORTION_UNITS ? UNITS : PORTION_UNITS;
+        static_assert(SHORT_STRIP == PORTION_UNITS, "a strip is a portion");
+        constexpr bool LIES_TOGETHER = UNITS <= PORTION_UNITS || UNITS > LONGEST_STRIP;
+        return {weights, own, at_once, WARPS * UNITS * UNIT_BYTES, PORTIONS, 1, WARPS * PORTION * UNIT_BYTES,
+                WARPS * (UNITS - (PORTIONS - 1) * PORTION) * UNIT_BYTES, LIES_TOGETHER ? 0 : UNITS * UNIT_BYTES};
+    } else {
+        using Stage = CodedStage<W, UNITS>;
+        return {weights, own, at_once, WARPS * UNITS * W::BYTES, Stage::STRIPS, Stage::TILES, Stage::STRIP_ROOM,
+                WARPS * (UNITS - (Stage::STRIPS - 1) * Stage::STRIP) * W::BYTES, 0};
+    }
+}
 // The copying warp: stages in the order `multiply_tiles` takes them in. False where the block has
-// left.
-__device__ __forceinline__ bool load_plain_tiles(Copier &copier, const Tiles &own, int at_once) {
-    static_assert(SHORT_STRIP == PORTION_UNITS, "a strip is a portion");
-    const u32 n_portions = own.n_portions();
-    for (int first = own.first; first < own.end; first += at_once) {
-        const int end = min(first + at_once, own.end);
-        for (u32 portion = 0; portion < n_portions; ++portion) {
-            const u32 bytes = own.portion_units(portion) * UNIT_BYTES;
-            for (int tile = first; tile < end; ++tile) {
-                const u8 *from = own.weights + tile * own.tile_bytes();
-                const bool pushed = copier.push(WARPS * bytes, [&](u8 *stage, u64 *full) {
-                    const u32 before = portion * PORTION_UNITS * UNIT_BYTES; // of each warp
-                    if (own.lies_in_portions()) copy(stage, from + WARPS * before, WARPS * bytes, full, copier.lane);
-                    else copy_eight(stage, bytes, from + before, own.n_units * UNIT_BYTES, bytes, full, copier.lane);
+// left. All matrices go through the same few instructions here too.
+__device__ __forceinline__ bool load_tiles(Copier &copier, const TileCopies &copies) {
+    for (int first = copies.own.first; first < copies.own.end; first += copies.at_once) {
+        const int end = min(first + copies.at_once, copies.own.end);
+        for (int strip = 0; strip < copies.n_strips; ++strip)
+            for (int tile = first; tile < end; tile += copies.tiles) {
+                const u8 *from = copies.weights + (u64)tile * copies.tile_bytes;
+                const u32 of_one = strip + 1 < copies.n_strips ? copies.strip_bytes : copies.last_bytes;
+                const u32 bytes = of_one * min(copies.tiles, end - tile);
+                const bool pushed = copier.push(bytes, [&](u8 *stage, u64 *full) {
+                    if (copies.eighth_bytes == 0) copy(stage, from + strip * copies.strip_bytes, bytes, full, copier.lane);
+                    else copy_eight(stage, bytes / WARPS, from + strip * (copies.strip_bytes / WARPS), copies.eighth_bytes, bytes / WARPS, full, copier.lane);
                 });
                 if (!pushed) return false;
             }
-        }
     }
     return true;
 }
-
-// The same for a matrix in any form; `in_flight` full stages are on their way at once.
-template <class W, int UNITS> __device__ __forceinline__ bool load_tiles(Copier &copier, const TileRange &own, const u8 *weights, int at_once, int in_flight) {
+// What to copy of a matrix in any form, with `in_flight` full stages on their way at once. A matrix
+// of several forms is copied here, and leaves nothing. False where the block has left.
+template <class W, int UNITS>
+__device__ __forceinline__ bool plan_copies(Copier &copier, TileCopies &copies, const u8 *weights, const TileRange &own, int at_once, int in_flight) {
     copier.in_flight = in_flight;
-    if constexpr (W::IS_PLAIN) return load_plain_tiles(copier, {weights, own.first, own.end, UNITS}, at_once);
-    else {
-        copier.in_flight = CodedStage<W, UNITS>::in_flight(in_flight);
-        return load_coded_tiles<W, UNITS>(copier, weights, own.first, own.end, at_once);
-    }
+    if constexpr (!W::IS_PLAIN) copier.in_flight = CodedStage<W, UNITS>::in_flight(in_flight);
+    if constexpr (!W::IS_UNIFORM) return load_mixed_tiles<W, UNITS>(copier, weights, own.first, own.end, at_once);
+    else return copies = tile_copies<W, UNITS>(weights, own, at_once), true;
 }
 
 // A warp's units of an input in shared memory, as `AwaitedRows` puts them there.
@@ -111,6 +117,9 @@ struct StagedUnits {
     __device__ __forceinline__ uint4 operator[](u32 unit) const {
         return lane / 4 < n_tokens ? stage[unit * n_tokens * 4 + lane] : make_uint4(0, 0, 0, 0);
     }
+    // Where this lane's part of a unit lies. Lanes of no token have that of another: tokens are
+    // columns of a product, which do not mix.
+    __device__ __forceinline__ const uint4 *from(u32 unit) const { return stage + unit * n_tokens * 4 + min(lane / 4, (int)n_tokens - 1) * 4 + lane % 4; }
 };
 
 // A warp's units of a portion of N tiles, in the stages from `first` on.
@@ -224,36 +233,34 @@ __device__ __forceinline__ void sum_tiles(Stages &stages, WarpSums &sums, u32 fl
         }
 }
 
-// Those of N tiles in any form. So many coded units are unpacked before the input is awaited.
-constexpr int MOST_UNPACKED = 16;
+// Those of N plain tiles.
 template <class W, int N, int UNITS, int CHAINS, class Input>
-__device__ __forceinline__ void sum_any_tiles(Stages &stages, WarpSums &sums, u32 flip, int first_tile, u32 n_tokens, int warp, int lane, Input &input) {
-    if constexpr (W::IS_PLAIN) {
-        if (input.holds()) sum_held_tiles<N, UNITS, CHAINS>(stages, sums, flip, n_tokens, warp, lane, input);
-        else sum_tiles<N, UNITS, CHAINS>(stages, sums, flip, n_tokens, warp, lane, input);
-    } else {
-        if constexpr (W::IS_UNIFORM)
-            if (input.holds()) {
+__device__ __forceinline__ void sum_plain_tiles(Stages &stages, WarpSums &sums, u32 flip, u32 n_tokens, int warp, int lane, Input &input) {
+    if (input.holds()) sum_held_tiles<N, UNITS, CHAINS>(stages, sums, flip, n_tokens, warp, lane, input);
+    else sum_tiles<N, UNITS, CHAINS>(stages, sums, flip, n_tokens, warp, lane, input);
+}
+
+// Those of up to TILES coded tiles, a multiple of TOGETHER. So many pairs of units are unpacked
+// before the input is awaited: of one token, of several.
+constexpr int MOST_UNPACKED = 11, FEW_UNPACKED = 6;
+template <class W, int TILES, int TOGETHER, int UNITS, bool ONE, class Input>
+__device__ __forceinline__ void sum_any_coded_tiles(Stages &stages, WarpSums &sums, u32 flip, int first_tile, int n_tiles, u32 n_tokens, int warp, int lane, Input &input) {
+    if constexpr (W::IS_UNIFORM)
+        if (input.holds_coded())
+            return for_count<TILES / TOGETHER>(n_tiles / TOGETHER, [&](auto n) INLINED {
+                constexpr int N = decltype(n)::VALUE * TOGETHER;
                 float sum[(N + 1) / 2][4] = {};
-                if (n_tokens == 1) sum_held_coded_tiles<W, N, UNITS, true>(stages, sum, first_tile, warp, lane, input);
-                else sum_held_coded_tiles<W, N, UNITS, false>(stages, sum, first_tile, warp, lane, input);
-                return leave_pairs<N, 1>(sums, flip, n_tokens, warp, lane, [&](int tile, int, int e) INLINED { return sum[tile / 2][tile % 2 * 2 + e]; });
-            }
-        using Stage = CodedStage<W, UNITS>;
-        constexpr int FIT = MOST_UNPACKED / N, EARLY = !W::IS_UNIFORM || Stage::STRIPS > 1 || UNITS > UNITS_AT_ONCE ? 0 : FIT < UNITS ? FIT : UNITS;
-        float sum[N][4] = {};
-        if (EARLY > 0 && input.unpacks_early()) sum_coded_tiles<W, N, UNITS, EARLY>(stages, sum, first_tile, warp, lane, input);
-        else sum_coded_tiles<W, N, UNITS, 0>(stages, sum, first_tile, warp, lane, input);
-        if (lane / 4 < n_tokens)
-#pragma unroll
-            for (int tile = 0; tile < N; ++tile) *(float2 *)&sums.of[flip][tile][warp][lane * 2] = make_float2(sum[tile][0], sum[tile][1]);
-    }
+                sum_held_coded_tiles<W, N, UNITS, ONE ? MOST_UNPACKED : FEW_UNPACKED, ONE>(stages, sum, warp, lane, input, n_tokens);
+                leave_pairs<N, 1>(sums, flip, n_tokens, warp, lane, [&](int tile, int, int e) INLINED { return sum[tile / 2][tile % 2 * 2 + e]; });
+            });
+    sum_coded_tiles<W, UNITS, ONE>(stages, first_tile, n_tiles, n_tokens, warp, lane, input, [&](int tile) INLINED { return sums.of[flip][tile][warp]; });
 }
 
 // The computing warps. `input.begin(portion)` is told before a portion of this warp's input is
 // needed, `input.unit(portion, u)` is a unit of it, `input.next()` goes on to other tiles. Coded
-// tiles have `input.ready(first, n)`, which awaits some units, and `input.at(unit)`. Sums go to `store(first of TOGETHER tiles, token, row in the tile, sums, whether there is such a row)`,
-// called by whole warps.
+// tiles have `input.ready(first, n)`, which awaits some units, and `input.from(unit)`, where this
+// lane's part of one lies. Sums go to `store(first of TOGETHER tiles, token, row in the tile, sums,
+// whether there is such a row)`, called by whole warps.
 template <class W, int TILES, int TOGETHER, int UNITS, int CHAINS, class Input, class Store>
 __device__ __forceinline__ void multiply_tiles(Stages &stages, WarpSums &sums, u32 &flip, const TileRange &own, u32 n_tokens, int warp, int lane,
                                                Input input, Store store) {
@@ -266,12 +273,14 @@ __device__ __forceinline__ void multiply_tiles(Stages &stages, WarpSums &sums, u
         // The sums before last were read before the last meeting. The last ones may be in use for a
         // fold (attend.cuh).
         flip ^= 1;
-        const auto sum = [&](auto n) {
-            constexpr int N = decltype(n)::VALUE * TOGETHER;
-            static_assert(N * CHAINS <= MOST_TILES_AT_ONCE, "every chain's sums have a place");
-            sum_any_tiles<W, N, UNITS, CHAINS>(stages, sums, flip, first, n_tokens, warp, lane, input);
-        };
-        for_count<TILES / TOGETHER>(n_groups, sum);
+        if constexpr (W::IS_PLAIN)
+            for_count<TILES / TOGETHER>(n_groups, [&](auto n) {
+                constexpr int N = decltype(n)::VALUE * TOGETHER;
+                static_assert(N * CHAINS <= MOST_TILES_AT_ONCE, "every chain's sums have a place");
+                sum_plain_tiles<W, N, UNITS, CHAINS>(stages, sums, flip, n_tokens, warp, lane, input);
+            });
+        else if (n_tokens == 1) sum_any_coded_tiles<W, TILES, TOGETHER, UNITS, true>(stages, sums, flip, first, n_groups * TOGETHER, n_tokens, warp, lane, input);
+        else sum_any_coded_tiles<W, TILES, TOGETHER, UNITS, false>(stages, sums, flip, first, n_groups * TOGETHER, n_tokens, warp, lane, input);
         meet();
 #pragma unroll 1
         for (u32 i = warp * 32 + lane; i - lane < n_groups << shift; i += WARPS * 32) {

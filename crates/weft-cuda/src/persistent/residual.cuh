@@ -13,12 +13,12 @@ template <class Work> __device__ __forceinline__ void with_proj(u32 variant, Wor
 template <class Work> __device__ __forceinline__ void with_down(u32 variant, Work work) { DOWN_MATRICES(CALL_WITH_MATRIX) }
 
 // ---- loading -----------------------------------------------------------------------------------
-// The copying warp: the weights of either product.
-__device__ __forceinline__ bool load_add(Copier &copier, const LayerAddresses &layer, const OwnTiles &own, OpKind kind, int in_flight) {
+// The copying warp: what to copy of the weights of either product.
+__device__ __forceinline__ bool plan_add(Copier &copier, TileCopies &copies, const LayerAddresses &layer, const TileRange &own, OpKind kind, int in_flight) {
     bool here = true;
     if (kind == PROJ_ADD)
-        with_proj(layer.variants.proj, [&](auto matrix) INLINED { here = load_tiles<decltype(matrix), ProjAdd::UNITS>(copier, own.hidden, layer.o, ADD_TILES, in_flight); });
-    else with_down(layer.variants.down, [&](auto matrix) INLINED { here = load_tiles<decltype(matrix), DownAdd::UNITS>(copier, own.hidden, layer.down, ADD_TILES, in_flight); });
+        with_proj(layer.variants.proj, [&](auto matrix) INLINED { here = plan_copies<decltype(matrix), ProjAdd::UNITS>(copier, copies, layer.o, own, ADD_TILES, in_flight); });
+    else with_down(layer.variants.down, [&](auto matrix) INLINED { here = plan_copies<decltype(matrix), DownAdd::UNITS>(copier, copies, layer.down, own, ADD_TILES, in_flight); });
     return here;
 }
 
@@ -27,7 +27,7 @@ __device__ __forceinline__ bool load_add(Copier &copier, const LayerAddresses &l
 struct AwaitedInput {
     Block &block;
     AwaitedRows rows;
-    u32 n_units, portions_at_once;
+    u32 n_units, units_at_once, portions_at_once;
     u32 first = 0; // unit of those that are there, where tiles are coded
     __device__ __forceinline__ void begin(u32 portion) const {
         if (portion % portions_at_once != 0) return;
@@ -40,15 +40,14 @@ struct AwaitedInput {
     }
     __device__ __forceinline__ bool holds() const { return block.holds_weights(); }
     __device__ __forceinline__ void next() const {}
-    __device__ __forceinline__ bool unpacks_early() const { return block.holds_weights(); }
+    __device__ __forceinline__ bool holds_coded() const { return block.holds_weights(); }
     __device__ __forceinline__ void ready(u32 u, u32 n) {
-        const u32 at_once = portions_at_once * PORTION_UNITS;
-        if (u > 0 && u + n <= first + at_once) return;
+        if (u > 0 && u + n <= first + units_at_once) return;
         first = u;
         __syncwarp();
-        rows.into(block.x, block.warp * n_units + u, min(at_once, n_units - u), block.n_tokens, block.lane, block.watch);
+        rows.into(block.x, block.warp * n_units + u, min(units_at_once, n_units - u), block.n_tokens, block.lane, block.watch);
     }
-    __device__ __forceinline__ uint4 at(u32 u) const { return StagedUnits{block.x, block.n_tokens, block.lane}[u - first]; }
+    __device__ __forceinline__ const uint4 *from(u32 u) const { return StagedUnits{block.x, block.n_tokens, block.lane}.from(u - first); }
 };
 
 // x += input * W, rounded once. The residual stream of a block's own rows stays in its shared
@@ -60,7 +59,8 @@ template <class Op, class W> __device__ __forceinline__ void add_matrix(Block &b
     const int first_row = own.first * 8;
     if (own.first == own.end) return;
     const AwaitedRows rows = Op::input(launch, block.number_before(1));
-    const AwaitedInput input = {block, rows, UNITS, x_units(block.n_tokens) / block.n_tokens / PORTION_UNITS};
+    const u32 at_once = x_units(block.n_tokens) / block.n_tokens;
+    const AwaitedInput input = {block, rows, UNITS, at_once, at_once / PORTION_UNITS};
     multiply_tiles<W, ADD_TILES, 1, UNITS, W::CHAINS>(block.stages, block.shared.scratch.sums, block.flip, own, block.n_tokens, block.warp, block.lane,
                                         input, [&](int tile, u32 token, u32 row, const float (&sum)[1], bool there) {
         const u32 r = tile * 8 + row;

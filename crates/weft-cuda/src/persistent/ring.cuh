@@ -13,10 +13,11 @@
 
 constexpr int FEW_IN_FLIGHT = HIDDEN_UNITS > TWO_BLOCKS_UNITS ? 3 : 2, PAGES_IN_FLIGHT = 3, MANY_IN_FLIGHT = 5;
 // Units, each of one token, that a warp's stage for inputs has room for (shared_memory.rs): a
-// norm's rows, a portion of eight tokens, and all that a warp has of up to four where that is not
-// long.
+// norm's rows, a strip of coded tiles, a portion of eight tokens, and all that a warp has of up to
+// four where that is not long.
 constexpr u32 x_units(u32 n_tokens) {
-    const u32 rows = n_tokens * HIDDEN_UNITS, whole = n_tokens <= WHOLE_TOKENS ? n_tokens * LONGEST_STRIP : 0, portion = 8 * PORTION_UNITS;
+    const u32 portion = 8 * PORTION_UNITS, each = HIDDEN_UNITS > CODED_STRIP ? HIDDEN_UNITS : CODED_STRIP;
+    const u32 rows = n_tokens * each, whole = n_tokens <= WHOLE_TOKENS ? n_tokens * LONGEST_STRIP : 0;
     return rows > whole ? rows > portion ? rows : portion : whole > portion ? whole : portion;
 }
 constexpr bool agrees_with_host() {

@@ -2,6 +2,8 @@
 
 use weft_core::config::Config;
 
+use crate::matrices::Matrices;
+use crate::pack::{STRIP_BYTES, strip_units};
 use crate::shape::{COLUMN_STEP, Shape, UNIT_BYTES, WARPS, padded};
 
 /// Units of a warp in a stage of weights, at most.
@@ -24,22 +26,33 @@ pub(crate) struct SharedMemory {
     stage_bytes: usize,
     hidden_units: usize,
     longest_strip: usize,
+    /// The longest strip of coded tiles whose input is awaited part by part; none if there are none.
+    coded_strip: usize,
 }
 
 impl SharedMemory {
     pub(crate) fn new(config: &Config, shape: &Shape, dynamic_bytes: usize) -> Self {
         let page_side_bytes = weft_core::kv::PAGE_ROWS * shape.dim * 2;
+        let portion_bytes = WARPS * PORTION_UNITS * UNIT_BYTES;
+        let coded = CodedStages::of(config, shape);
         Self {
             dynamic_bytes,
-            stage_bytes: (WARPS * PORTION_UNITS * UNIT_BYTES).max(page_side_bytes),
+            stage_bytes: portion_bytes.max(page_side_bytes).max(coded.bytes),
             hidden_units: padded(config.hidden) / COLUMN_STEP,
             longest_strip: shape.chip.longest_strip(),
+            coded_strip: coded.strip,
         }
     }
 
-    /// Bytes of a stage of the ring: weights of a portion of a tile, or a side of a page.
+    /// Bytes of a stage of the ring: weights of a portion of a tile, a strip of coded tiles, or a
+    /// side of a page.
     pub(crate) fn stage_bytes(&self) -> usize {
         self.stage_bytes
+    }
+
+    /// Units of the longest strip whose input is awaited part by part.
+    pub(crate) fn coded_strip(&self) -> usize {
+        self.coded_strip
     }
 
     /// Why the kernel cannot run, if so. If the weights of norms do not fit a stage, it does not
@@ -57,10 +70,11 @@ impl SharedMemory {
 
     /// Units, each of one token, in a warp's stage for inputs. A norm needs a whole row before any
     /// of it can be multiplied. For other rows there is room for a portion of each of eight tokens,
-    /// or for a warp's whole part of a few tokens.
+    /// for a strip of coded tiles, or for a warp's whole part of a few tokens.
     pub(crate) fn x_units(&self, n_tokens: usize) -> usize {
         let whole = if n_tokens <= WHOLE_TOKENS { n_tokens * self.longest_strip } else { 0 };
-        (self.hidden_units * n_tokens).max(whole).max(PORTION_UNITS * 8)
+        let rows = self.hidden_units.max(self.coded_strip) * n_tokens;
+        rows.max(whole).max(PORTION_UNITS * 8)
     }
 
     /// Stages of the ring in steps of some tokens; none if they do not fit.
@@ -69,6 +83,35 @@ impl SharedMemory {
         let ring_bytes = self.dynamic_bytes.checked_sub(x_bytes)?;
         let n_stages = (ring_bytes / self.stage_bytes).min(MOST_STAGES);
         (n_stages >= FEWEST_STAGES).then_some(n_stages)
+    }
+}
+
+/// What stages hold of coded matrices (`CodedStage` in `coded_product.cuh`).
+struct CodedStages {
+    /// Bytes of the largest.
+    bytes: usize,
+    /// Units of the longest strip of `proj` and `down`.
+    strip: usize,
+}
+
+impl CodedStages {
+    fn of(config: &Config, shape: &Shape) -> Self {
+        let Matrices { qkv, proj, gate_up, down, head, .. } = &shape.matrices;
+        let normed = qkv.all.iter().chain(&gate_up.all).chain([head]);
+        let normed = normed.map(|(forms, _)| (forms, config.hidden, false));
+        let proj = proj.all.iter().map(|(forms, _)| (forms, config.q_width(), true));
+        let down = down.all.iter().map(|(forms, _)| (forms, config.intermediate, true));
+        let mut most = Self { bytes: 0, strip: 0 };
+        for (forms, columns, is_awaited) in normed.chain(proj).chain(down) {
+            let Some(unit_bytes) = forms.coded_bytes() else { continue };
+            let eighth = padded(columns) / COLUMN_STEP;
+            let strip = strip_units(eighth, shape.chip.longest_strip(), Some(unit_bytes));
+            let strip_bytes = WARPS * strip * unit_bytes;
+            let pairs = if strip < eighth { 0 } else { STRIP_BYTES / strip_bytes / 2 };
+            most.bytes = most.bytes.max(strip_bytes * (2 * pairs).max(1));
+            most.strip = most.strip.max(if is_awaited { strip } else { 0 });
+        }
+        most
     }
 }
 

@@ -115,8 +115,8 @@ impl Carrier {
         Ok(Self {
             stages: stages.collect::<Result<_, CudaError>>()?,
             gpu: Arc::clone(gpu),
-            put_rows: kernels.put_rows,
-            get_rows: kernels.get_rows,
+            put_rows: kernels.put_rows.clone(),
+            get_rows: kernels.get_rows.clone(),
             layers: (0..config.layers as u16).map(|layer| kv.layer(layer)).collect(),
             row_bytes: config.kv_width() * 2,
         })

@@ -2,6 +2,7 @@
 # Drives the page in Debian's chromium against the real server. Installs what it needs: chromium and a
 # typeface from Debian, playwright-core (which brings no browser) and axe-core from npm, pinned in
 # package.json. If they cannot be installed, this suite counts as skipped, which CI refuses.
+# `run.sh --install` only installs.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -34,6 +35,8 @@ if ! node -e "require('playwright-core'); require('axe-core')" 2>/dev/null; then
     npm install --no-package-lock --ignore-scripts --no-audit --no-fund --loglevel=error --fetch-retries=1 \
         || skip "playwright-core could not be installed"
 fi
+
+[[ "${1:-}" != --install ]] || exit 0
 
 # The binary that the tests before this were run with.
 (cd ../../../.. && cargo test --locked --workspace --no-run)

@@ -199,6 +199,19 @@ impl Grammars {
     }
 }
 
+/// What makes an answer JSON that matches a schema, for a caller with an engine and no server.
+/// `end` is the token that ends an answer. Fails if the schema cannot be followed.
+pub fn schema_constraint(
+    tokenizer: &Tokenizer,
+    end: u32,
+    schema: &Value,
+) -> Result<Box<dyn Constraint>, String> {
+    let grammars = Grammars::new(tokenizer, end);
+    let rule = Rule::Json(schema.clone());
+    let compiled = grammars.and_then(|grammars| grammars.compile(&rule, "schema"));
+    compiled.map_err(ApiError::into_message)
+}
+
 /// The state of an answer within a grammar.
 struct Follower {
     matcher: Matcher,

@@ -163,3 +163,25 @@ impl Prompt {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_weft_does_not_do_is_refused_by_its_field() {
+        let param = |json: Value| match CompletionRequest::from_json(&json) {
+            Ok(_) => Value::Null,
+            Err(error) => error.json()["error"]["param"].clone(),
+        };
+        assert_eq!(param(json!({"prompt": "a", "n": 2, "best_of": 2, "suffix": ""})), Value::Null);
+        assert_eq!(param(json!({"prompt": "a", "n": 2, "best_of": 3})), "best_of");
+        assert_eq!(param(json!({"prompt": "a", "best_of": 2})), "best_of");
+        assert_eq!(param(json!({"prompt": "a", "suffix": "b"})), "suffix");
+        let prompts = |n: usize| json!({"prompt": vec!["a"; n], "n": 8});
+        assert_eq!(param(prompts(4)), Value::Null);
+        assert_eq!(param(prompts(5)), "prompt");
+    }
+}

@@ -177,3 +177,55 @@ impl Settings {
         sampling.stop_ids = ids.map(|id| id.get() as u32).collect();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::requests::fields;
+
+    fn settings(json: &Value) -> Settings {
+        fields(json).unwrap()
+    }
+
+    #[test]
+    fn the_newest_name_of_a_limit_wins() {
+        let limit = |json: Value| {
+            let mut sampling = Sampling { max_tokens: Some(77), ..Sampling::default() };
+            settings(&json).set_ends(&mut sampling);
+            sampling.max_tokens
+        };
+        assert_eq!(limit(json!({})), Some(77), "the model's own");
+        assert_eq!(limit(json!({"n_predict": 3})), Some(3));
+        assert_eq!(limit(json!({"n_predict": 3, "max_tokens": 2})), Some(2));
+        let all = json!({"n_predict": 3, "max_tokens": 2, "max_completion_tokens": 1});
+        assert_eq!(limit(all), Some(1));
+        assert_eq!(limit(json!({"max_tokens": -1})), None, "as many as fit");
+    }
+
+    #[test]
+    fn a_share_of_nothing_still_has_the_most_likely_token() {
+        let top_p = |json: Value| {
+            let mut sampling = Sampling { top_p: 0.75, ..Sampling::default() };
+            settings(&json).set_numbers(&mut sampling);
+            sampling.top_p
+        };
+        assert_eq!(top_p(json!({})), 0.75);
+        assert_eq!(top_p(json!({"top_p": 0.5})), 0.5);
+        let smallest = top_p(json!({"top_p": 0}));
+        assert!(smallest > 0.0 && smallest < 1e-5, "{smallest}");
+    }
+
+    #[test]
+    fn an_answer_with_a_rule_ends_where_the_rule_ends() {
+        let rule = Rule::Call(Vec::new());
+        for forbidden in [json!({"ignore_eos": true}), json!({"min_tokens": 1})] {
+            let settings = settings(&forbidden);
+            assert!(settings.check_rule(None).is_ok());
+            assert!(settings.check_rule(Some(&rule)).is_err(), "{forbidden}");
+        }
+        let harmless = settings(&json!({"ignore_eos": false, "min_tokens": 0}));
+        assert!(harmless.check_rule(Some(&rule)).is_ok());
+    }
+}

@@ -90,3 +90,49 @@ pub(super) fn reason(finished: &Finished) -> &'static str {
         FinishReason::Stop | FinishReason::Cancelled => "stop",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use weft_core::chunk::Report;
+
+    use super::*;
+
+    fn finished(prompt_tokens: usize, generated_tokens: usize, total_ms: u64) -> Option<Finished> {
+        let stats = Stats {
+            prompt_tokens,
+            cached_tokens: 4,
+            generated_tokens,
+            first_token: Duration::from_millis(100),
+            total: Duration::from_millis(total_ms),
+        };
+        Some(Finished { reason: FinishReason::Stop, stats, report: Report::default() })
+    }
+
+    /// Two prompts with two choices each: a prompt counts once, its answers each.
+    #[test]
+    fn choices_share_their_prompt() {
+        let all = [finished(10, 3, 200), finished(10, 5, 400), finished(20, 1, 100), None];
+        let usage = usage(&all, 2);
+        assert_eq!(usage["prompt_tokens"], 30);
+        assert_eq!(usage["completion_tokens"], 9);
+        assert_eq!(usage["total_tokens"], 39);
+        assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 8);
+    }
+
+    /// The first token of each choice comes from its prompt, so it counts for no speed of decoding.
+    #[test]
+    fn speeds_count_what_was_computed_in_their_time() {
+        let timings = timings(&[finished(10, 3, 300), finished(10, 5, 500)], 2);
+        assert_eq!((&timings["cache_n"], &timings["prompt_n"]), (&json!(4), &json!(6)));
+        assert_eq!(
+            (&timings["prompt_ms"], &timings["predicted_ms"]),
+            (&json!(100.0), &json!(400.0))
+        );
+        assert_eq!(timings["predicted_n"], 8);
+        assert_eq!(timings["prompt_per_second"], 60.0);
+        assert_eq!(timings["predicted_per_second"], 15.0);
+        assert_eq!(timings["predicted_per_token_ms"], 400.0 / 6.0);
+    }
+}

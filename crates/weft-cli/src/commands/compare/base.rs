@@ -2,9 +2,10 @@
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use weft_core::compare::{BaseError, BaseHeader, BaseReader, BaseWriter, Distribution};
+use weft_core::files::NewFile;
 use weft_core::model::Model;
 
 use super::report::Subject;
@@ -61,9 +62,8 @@ fn about(name: &str) -> impl FnOnce(BaseError) -> CliError {
 
 /// A file that is written. It gets its name when it is complete, and is deleted if it never is.
 pub(super) struct Saving {
-    path: PathBuf,
-    beside: PathBuf,
-    writer: Option<BaseWriter<BufWriter<File>>>,
+    name: String,
+    writer: BaseWriter<BufWriter<NewFile>>,
 }
 
 impl Saving {
@@ -73,38 +73,19 @@ impl Saving {
         vocab: usize,
         tokens: &[u32],
     ) -> Result<Self, CliError> {
-        let mut beside = path.as_os_str().to_owned();
-        beside.push(format!(".{}.part", std::process::id()));
-        let (path, beside) = (path.to_owned(), PathBuf::from(beside));
-        let failed = |error| CliError::io(path.display().to_string())(error);
-        if path.is_dir() {
-            return Err(failed(std::io::ErrorKind::IsADirectory.into()));
-        }
-        let file = BufWriter::new(File::create(&beside).map_err(failed)?);
+        let name = path.display().to_string();
+        let file = BufWriter::new(NewFile::create(path).map_err(CliError::io(&name))?);
         let header = BaseHeader { window, vocab, tokens: tokens.to_vec() };
-        let writer = BaseWriter::new(file, &header).map_err(failed)?;
-        Ok(Self { path, beside, writer: Some(writer) })
-    }
-
-    fn failed(&self) -> impl FnOnce(std::io::Error) -> CliError + use<> {
-        CliError::io(self.path.display().to_string())
+        let writer = BaseWriter::new(file, &header).map_err(CliError::io(&name))?;
+        Ok(Self { name, writer })
     }
 
     pub(super) fn write(&mut self, logits: &[f32]) -> Result<(), CliError> {
-        let failed = self.failed();
-        self.writer.as_mut().map_or(Ok(()), |writer| writer.write(logits)).map_err(failed)
+        self.writer.write(logits).map_err(CliError::io(&self.name))
     }
 
-    pub(super) fn finish(mut self) -> Result<(), CliError> {
-        let Some(writer) = self.writer.take() else { return Ok(()) };
-        writer.finish().map_err(self.failed())?;
-        std::fs::rename(&self.beside, &self.path).map_err(self.failed())
-    }
-}
-
-impl Drop for Saving {
-    fn drop(&mut self) {
-        // After `finish` there is nothing to delete.
-        let _ = std::fs::remove_file(&self.beside);
+    pub(super) fn finish(self) -> Result<(), CliError> {
+        let written = self.writer.finish().and_then(|file| Ok(file.into_inner()?));
+        written.and_then(NewFile::commit).map_err(CliError::io(&self.name))
     }
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::wrapped::wrapped;
 use super::*;
 use crate::device::{Outputs, Span};
+use crate::sampling::Constraint;
 
 /// A lane's part of a step, owned.
 #[derive(Clone, PartialEq)]
@@ -54,7 +55,7 @@ impl HeldNode {
 /// The results of a step that was started early.
 struct Begun {
     nodes: Vec<HeldNode>,
-    chosen: Vec<Option<u32>>,
+    chosen: Vec<Option<Choice>>,
     attention: Vec<Vec<f32>>,
 }
 
@@ -78,11 +79,10 @@ impl Ahead {
                 let sampler = sampler.as_mut()?;
                 output += 1;
                 self.n_choices += 1;
-                sampler.next_draw()?;
                 let vocab = sampler.next_draw()?.vocab;
                 let is_left = self.n_choices.is_multiple_of(self.leaves);
                 let logits = &self.device.logits(output - 1)[..vocab];
-                (!is_left).then(|| sampler.sample(logits).unwrap().token)
+                (!is_left).then(|| sampler.sample(logits).unwrap())
             })
             .collect();
         let attention = (0..samplers.len()).map(|lane| self.device.attention(lane)).collect();
@@ -103,7 +103,8 @@ impl Ahead {
             if is_single { step.lanes.iter().map(HeldNode::of).collect() } else { Vec::new() };
         self.begun = vec![self.choose(&mut copies, &nodes)];
         for _ in 0..ahead {
-            let Some(tokens) = self.begun.last().unwrap().chosen.iter().copied().collect() else {
+            let chosen = self.begun.last().unwrap().chosen.iter();
+            let Some(tokens) = chosen.map(|choice| Some(choice.as_ref()?.token)).collect() else {
                 break;
             };
             let tokens: Vec<u32> = tokens;
@@ -143,7 +144,11 @@ impl Device for Ahead {
     }
 
     fn chosen(&self, lane: usize) -> Option<u32> {
-        self.begun.first().and_then(|begun| begun.chosen[lane])
+        self.begun.first().and_then(|begun| Some(begun.chosen[lane].as_ref()?.token))
+    }
+
+    fn logprobs(&self, lane: usize) -> Option<Logprobs> {
+        self.begun.first().and_then(|begun| begun.chosen[lane].as_ref()?.logprobs.clone())
     }
 
     fn logits(&self, output: usize) -> &[f32] {
@@ -173,13 +178,59 @@ fn ahead_engine(leaves: usize) -> (Engine, Arc<AtomicUsize>) {
 /// Settings of several kinds, for answers long enough to fill pages.
 fn settings(kind: u32) -> Sampling {
     let plain = Sampling { max_tokens: Some(100), ignore_eos: true, ..Sampling::default() };
-    match kind % 5 {
+    match kind % 7 {
         0 => Sampling { temperature: 0.0, ..plain },
         1 => Sampling { top_k: 20, seed: 3, repetition_penalty: 1.2, ..plain },
         2 => Sampling { logprobs: Some(2), max_tokens: Some(9), ..plain },
         3 => Sampling { stop: vec!["e".into()], top_k: 40, seed: 8, ..plain },
-        _ => Sampling { presence_penalty: 1.0, logit_bias: vec![(9, 3.0)], seed: 1, ..plain },
+        4 => Sampling { presence_penalty: 1.0, logit_bias: vec![(9, 3.0)], seed: 1, ..plain },
+        // With a constraint.
+        5 => Sampling { temperature: 0.0, ..plain },
+        _ => Sampling { logprobs: Some(3), top_k: 30, seed: 4, presence_penalty: 1.0, ..plain },
     }
+}
+
+/// Allows tokens by the last one.
+#[derive(Clone, Debug)]
+struct Rule {
+    last: u32,
+}
+
+impl Rule {
+    fn allows(&self, token: u32) -> bool {
+        (token * 7 + self.last).is_multiple_of(3)
+    }
+}
+
+impl Constraint for Rule {
+    fn allow(&mut self, mask: &mut [u32]) -> Result<(), String> {
+        for (word, bits) in (0..).zip(mask) {
+            let is_set = |bit: u32| u32::from(self.allows(word * 32 + bit)) << bit;
+            *bits = (0..32).map(is_set).sum();
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, token: u32) -> Result<(), String> {
+        if !self.allows(token) {
+            return Err(format!("{token} is forbidden"));
+        }
+        self.last = token;
+        Ok(())
+    }
+
+    fn boxed_clone(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
+    }
+}
+
+/// A request of some kind.
+fn request(kind: u32) -> Request {
+    let mut request = Request::new(exact(&[kind], kind), settings(kind));
+    if kind >= 5 {
+        request.constraint = Some(Box::new(Rule { last: 0 }));
+    }
+    request
 }
 
 /// The reported parts of an answer: its tokens, how it ended, and its attention.
@@ -203,11 +254,9 @@ fn answers_are_those_of_a_device_that_waits_to_be_asked() {
     for (kinds, leaves) in [(vec![0], 1000), (vec![1], 1000), (vec![0, 1, 4], 1000), (vec![1], 7)]
         .into_iter()
         .chain([(vec![0, 2, 1], 1000), (vec![3, 4, 0, 1], 11), (vec![3, 1], 1000)])
+        .chain([(vec![5], 1000), (vec![6], 9), (vec![6, 2, 5, 1], 1000), (vec![5, 3, 6], 13)])
     {
-        let requests = || -> Vec<Request> {
-            let request = |kind: &u32| Request::new(exact(&[*kind], *kind), settings(*kind));
-            kinds.iter().map(request).collect()
-        };
+        let requests = || kinds.iter().copied().map(request).collect();
         let (mut ours, served) = ahead_engine(leaves);
         let mut theirs = engine();
         assert_eq!(outcomes(&mut ours, requests()), outcomes(&mut theirs, requests()), "{kinds:?}");

@@ -1,0 +1,171 @@
+//! The modules of a device: their compilers, and the kernels that run a whole plan.
+
+use std::sync::Arc;
+
+use crate::compile_jobs::{Job, Jobs};
+use crate::driver::{Gpu, Kernel, Module};
+use crate::error::CudaError;
+use crate::kernels::{ModuleSource, Stage};
+use crate::tables::{Counts, Lists};
+
+/// The modules of a model on a GPU, and their compilers.
+pub(crate) struct Modules {
+    /// By name.
+    all: Vec<(String, Arc<Module>)>,
+    /// Those of the persistent kernels, which begin when they are asked for.
+    persistent: Vec<Arc<Job>>,
+    /// The others, in the order of their stages.
+    others: Vec<Arc<Job>>,
+    jobs: Vec<Jobs>,
+}
+
+impl Modules {
+    /// Begins to compile all modules but the persistent ones.
+    pub(crate) fn begin(gpu: &Arc<Gpu>, sources: Vec<ModuleSource>) -> Result<Self, CudaError> {
+        let (mut all, mut persistent, mut others) = (Vec::new(), Vec::new(), Vec::new());
+        for ModuleSource { name, stage, program } in sources {
+            if stage == Stage::Measurement {
+                continue;
+            }
+            let job = Job::new(program, &gpu.facts.arch())?;
+            all.push((name, Module::new(gpu, &job)));
+            let of = if stage == Stage::Persistent { &mut persistent } else { &mut others };
+            of.push(job);
+        }
+        let jobs = vec![Jobs::begin(others.clone(), n_cores())];
+        Ok(Self { all, persistent, others, jobs })
+    }
+
+    pub(crate) fn of(&self, name: &str) -> &Arc<Module> {
+        let found = self.all.iter().find(|(of, _)| of == name);
+        &found.unwrap_or_else(|| panic!("there is no module {name}")).1
+    }
+
+    /// Takes the persistent kernels from the cache, if it has all of them.
+    pub(crate) fn look_up_persistent(&self) -> bool {
+        self.persistent.iter().all(|job| job.look_up())
+    }
+
+    /// Whether the compilers of the persistent kernels have ended.
+    pub(crate) fn has_persistent(&self) -> bool {
+        self.persistent.iter().all(|job| job.is_done())
+    }
+
+    /// Begins to compile the persistent kernels, beside steps. A thread of the host waits for
+    /// tokens, so one core is left to it.
+    pub(crate) fn begin_persistent(&mut self) {
+        let n_threads = n_cores().saturating_sub(1);
+        self.jobs.push(Jobs::begin(self.persistent.clone(), n_threads));
+    }
+
+    /// Waits for all compilers but those of persistent kernels, and loads what they made.
+    pub(crate) fn ready(&self) -> Result<(), CudaError> {
+        let others = self.all.iter().filter(|(name, _)| name.ends_with(".cu"));
+        others.map(|(_, module)| module).try_for_each(|module| module.ready())
+    }
+
+    /// How many modules are compiled, and how many of them by this process.
+    pub(crate) fn compiled(&self) -> (usize, usize) {
+        let all = || self.others.iter().chain(&self.persistent).filter(|job| job.is_done());
+        (all().count(), all().filter(|job| job.is_compiled()).count())
+    }
+
+    /// What all cubins depend on.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &str> {
+        self.others.iter().chain(&self.persistent).map(|job| job.key())
+    }
+
+    /// Loads the kernels that run all ops. Their shared memory depends on the GPU.
+    pub(crate) fn whole_plans(&self) -> WholePlans {
+        let plan = |(name, _): (&str, _)| {
+            let kernel = |name: &str| self.of(name).kernel(name, 0);
+            WholePlan { best: kernel(name), drawn: kernel(&format!("{name}_drawn")) }
+        };
+        WholePlans(WHOLE_PLANS.into_iter().map(plan).collect())
+    }
+}
+
+fn n_cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Kernels that run a whole plan, without `_drawn`, and the number of tokens that each is compiled
+/// for. All of these tokens are outputs, and no section has more queries than there are tokens. The
+/// last kernel takes all other steps.
+pub const WHOLE_PLANS: [(&str, Option<usize>); 4] =
+    [("decode_one", Some(1)), ("decode_two", Some(2)), ("decode_four", Some(4)), ("decode", None)];
+
+/// Which of these kernels runs a step, by the most queries that a section has. A single token need
+/// not be an output; `Persistent::takes` ensures that it does not query a section twice.
+pub(crate) fn plan_for(counts: &Counts, most_queries: usize) -> usize {
+    let Counts { n_tokens, n_outputs, .. } = *counts;
+    let is_plain = n_tokens == 1 || n_outputs == n_tokens && most_queries <= n_tokens;
+    let is_for = |(_, n): &(&str, Option<usize>)| n.is_none_or(|n| n == n_tokens && is_plain);
+    WHOLE_PLANS.iter().position(is_for).expect("the last one takes anything")
+}
+
+/// The least number of tokens above `n` that has its own kernel, if `n` has none.
+pub(crate) fn next_plan(n: usize) -> Option<usize> {
+    let all = WHOLE_PLANS.iter().filter_map(|(_, tokens)| *tokens);
+    all.clone().find(|tokens| *tokens > n).filter(|_| all.clone().all(|tokens| tokens != n))
+}
+
+/// The two forms of such a kernel: one for greedy tokens or none, one for drawn tokens.
+struct WholePlan {
+    best: Kernel,
+    drawn: Kernel,
+}
+
+/// All kernels that run a whole plan.
+pub(crate) struct WholePlans(Vec<WholePlan>);
+
+impl WholePlans {
+    /// The kernel for the lists of a step.
+    pub(crate) fn of(&self, lists: &Lists, is_drawn: bool) -> &Kernel {
+        let plan = &self.0[plan_for(&lists.counts, lists.most_queries())];
+        if is_drawn { &plan.drawn } else { &plan.best }
+    }
+
+    /// The largest static shared memory of these kernels.
+    pub(crate) fn static_shared_bytes(&self) -> Result<usize, CudaError> {
+        let all = self.0.iter().flat_map(|plan| [&plan.best, &plan.drawn]);
+        let bytes: Result<Vec<usize>, CudaError> = all.map(Kernel::static_shared_bytes).collect();
+        Ok(bytes?.into_iter().max().unwrap_or(0))
+    }
+
+    /// Loads them all.
+    pub(crate) fn ready(&self) -> Result<(), CudaError> {
+        self.0.iter().flat_map(|plan| [&plan.best, &plan.drawn]).try_for_each(Kernel::ready)
+    }
+
+    /// The same kernels with a launch's dynamic shared memory.
+    pub(crate) fn with_shared(&self, bytes: usize) -> Self {
+        let with = |plan: &WholePlan| WholePlan {
+            best: plan.best.with_shared(bytes),
+            drawn: plan.drawn.with_shared(bytes),
+        };
+        Self(self.0.iter().map(with).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_has_the_kernel_that_is_made_for_it() {
+        let plan = |n_tokens, n_outputs, most_queries| {
+            WHOLE_PLANS
+                [plan_for(&Counts { n_tokens, n_outputs, ..Counts::default() }, most_queries)]
+            .0
+        };
+        assert_eq!(plan(1, 1, 1), "decode_one");
+        assert_eq!(plan(1, 0, 1), "decode_one");
+        assert_eq!(plan(2, 2, 1), "decode_two");
+        assert_eq!(plan(4, 4, 4), "decode_four");
+        assert_eq!(plan(3, 3, 3), "decode");
+        // Tokens of a prompt, and lanes that contain the same pages twice.
+        assert_eq!(plan(2, 1, 2), "decode");
+        assert_eq!(plan(2, 2, 3), "decode");
+    }
+}

@@ -1,0 +1,48 @@
+//! Every input of the corpora is read or refused, without a panic. A fault that a fuzzer found is in
+//! them from then on.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use weft_hostile::TARGETS;
+
+/// The longest that an input may take. Fuzz targets have a second; here, others use the machine too.
+const LONGEST: Duration = Duration::from_secs(10);
+
+fn fuzz() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz")
+}
+
+#[test]
+fn every_input_is_read_or_refused() {
+    for (name, target) in TARGETS {
+        let folder = fuzz().join("corpus").join(name);
+        let inputs = fs::read_dir(&folder).unwrap_or_else(|error| panic!("{folder:?}: {error}"));
+        let mut n_inputs = 0;
+        for input in inputs {
+            let path = input.unwrap().path();
+            let start = Instant::now();
+            let bytes = fs::read(&path).unwrap();
+            let result = std::panic::catch_unwind(|| target(&bytes));
+            assert!(result.is_ok(), "{} panicked", path.display());
+            assert!(start.elapsed() < LONGEST, "{} took {:?}", path.display(), start.elapsed());
+            n_inputs += 1;
+        }
+        assert!(n_inputs >= 20, "{name} has {n_inputs} inputs");
+    }
+}
+
+#[test]
+fn every_target_is_built_and_run() {
+    let manifest = fs::read_to_string(fuzz().join("Cargo.toml")).unwrap();
+    let script = fs::read_to_string(fuzz().join("run")).unwrap();
+    let named: Vec<&str> = TARGETS.iter().map(|(name, _)| *name).collect();
+    for name in &named {
+        assert!(manifest.contains(&format!("[[bin]]\nname = \"{name}\"\n")), "no program {name}");
+        let program = fs::read_to_string(fuzz().join(format!("targets/{name}.rs"))).unwrap();
+        assert!(program.contains(&format!("weft_fuzz::{name}(input)")), "{program}");
+    }
+    assert_eq!(manifest.matches("[[bin]]").count(), named.len());
+    assert!(script.contains(&format!("targets=({})", named.join(" "))), "fuzz/run");
+}

@@ -1,0 +1,369 @@
+//! Writes the seeds of all corpora, from the test data of the project: `cargo run --example seeds`.
+
+mod gguf;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+// Its counters, in case that this is built with cargo-fuzz's flags.
+use libfuzzer_sys as _;
+use safetensors::Dtype as Format;
+use safetensors::tensor::TensorView;
+use serde_json::{Value, json};
+use weft_core::chunk::{Chunk, ChunkId, Kind, export};
+use weft_core::config::Config;
+use weft_core::dtype::Dtype;
+use weft_core::store::{Header, KvKey, Put, Rows, Store};
+use weft_core::weights::{Safetensors, Tensor, tensors};
+use weft_fuzz::{CONFIG, FINGERPRINT, PACKED_CONFIG, packed_configs};
+
+/// Merges that are kept of a tokenizer: a seed is small.
+const MERGES: usize = 8;
+
+fn main() {
+    let project = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a folder above");
+    let data = project.join("crates/weft-core/tests");
+    let read = |path: PathBuf| fs::read(&path).unwrap_or_else(|e| panic!("{path:?}: {e}"));
+    for name in ["llama3", "qwen2", "qwen3", "qwen3_yarn"] {
+        write("config", name, &read(data.join("golden").join(name).join("config.json")));
+    }
+    for name in ["chatml", "llama3", "qwen3"] {
+        write("template", name, &read(data.join(format!("prompts/{name}.jinja"))));
+    }
+    write("template", "tiny", &read(project.join("assets/weft-tiny/chat_template.jinja")));
+    let tokenizer = small_tokenizer(&read(data.join("prompts/tokenizer.json")));
+    write("tokenizer", "small", &tokenizer);
+    gguf::seeds(&tokenizer).iter().for_each(|(name, bytes)| write("gguf", name, bytes));
+    let index = data.join("golden/qwen2/model.safetensors.index.json");
+    write("safetensors", "index", &read(index));
+    write("safetensors", "weights", &weights());
+    for (name, sides) in PACKED {
+        let bytes: &'static [u8] = packed(sides).leak();
+        let is_named = |mark: &str| bytes.windows(mark.len()).any(|name| name == mark.as_bytes());
+        let open = |config: Config| Safetensors::from_bytes(name, bytes, &config).err();
+        let named = packed_configs().filter(|(mark, _)| is_named(mark));
+        let refusals: Vec<_> = named.map(|(_, config)| open(config)).collect();
+        assert!(refusals.iter().any(Option::is_none), "{name} is no valid seed: {refusals:?}");
+        write("safetensors", name, bytes);
+    }
+    requests(&read(data.join("prompts/conversations.json")));
+    rows();
+}
+
+fn write(target: &str, name: &str, bytes: &[u8]) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
+    fs::create_dir_all(&folder).expect("a folder for the corpus");
+    fs::write(folder.join(name), bytes).expect("a seed");
+}
+
+/// A tokenizer with its first merges, the tokens that they make, and the first added tokens.
+fn small_tokenizer(json: &[u8]) -> Vec<u8> {
+    let mut json: Value = serde_json::from_slice(json).expect("a tokenizer");
+    let model = json["model"].as_object_mut().expect("a model");
+    let merges = model["merges"].as_array_mut().expect("merges");
+    merges.truncate(MERGES);
+    let made: Vec<String> = merges
+        .iter()
+        .map(|pair| format!("{}{}", pair[0].as_str().unwrap(), pair[1].as_str().unwrap()))
+        .collect();
+    let vocab = model["vocab"].as_object_mut().expect("a vocabulary");
+    vocab.retain(|word, _| word.chars().count() == 1 || made.contains(word));
+    for (id, value) in vocab.values_mut().enumerate() {
+        *value = id.into();
+    }
+    let n = vocab.len();
+    let added = json["added_tokens"].as_array_mut().expect("added tokens");
+    added.truncate(4);
+    for (i, token) in added.iter_mut().enumerate() {
+        token["id"] = (n + i).into();
+    }
+    json.to_string().into_bytes()
+}
+
+/// The weights of [`CONFIG`].
+fn weights() -> Vec<u8> {
+    let config = Config::from_json(CONFIG.as_bytes()).expect("a config");
+    let shapes = tensors(&config);
+    let zeros = vec![0; 2 * shapes.iter().map(|shape| shape.elements()).max().unwrap_or(0)];
+    let views = shapes.iter().map(|shape| {
+        let bytes = &zeros[..2 * shape.elements()];
+        let view = TensorView::new(safetensors::Dtype::BF16, shape.shape.clone(), bytes);
+        (shape.tensor.name(), view.expect("a tensor"))
+    });
+    safetensors::serialize(views, None).expect("a file")
+}
+
+/// A tensor beside a packed matrix of `[n, k]`: its name, format and shape.
+type Side = (&'static str, Format, fn(usize, usize) -> Vec<usize>);
+
+/// Each packed format, and the tensors of its matrices.
+const PACKED: &[(&str, &[Side])] = &[
+    (
+        "fp8_block",
+        &[
+            ("weight", Format::F8_E4M3, |n, k| vec![n, k]),
+            ("weight_scale_inv", Format::BF16, |_, _| vec![1, 1]),
+        ],
+    ),
+    (
+        "fp8_tensor",
+        &[
+            ("weight", Format::F8_E4M3, |n, k| vec![n, k]),
+            ("weight_scale", Format::F32, |_, _| vec![]),
+        ],
+    ),
+    (
+        "modelopt_nvfp4",
+        &[
+            ("weight", Format::U8, |n, k| vec![n, k / 2]),
+            ("weight_scale", Format::F8_E4M3, |n, k| vec![n, k.div_ceil(16)]),
+            ("weight_scale_2", Format::F32, |_, _| vec![]),
+        ],
+    ),
+    (
+        "awq",
+        &[
+            ("qweight", Format::I32, |n, k| vec![k, n / 8]),
+            ("qzeros", Format::I32, |n, k| vec![k.div_ceil(16), n / 8]),
+            ("scales", Format::F16, |n, k| vec![k.div_ceil(16), n]),
+        ],
+    ),
+    (
+        "gptq4",
+        &[
+            ("qweight", Format::I32, |n, k| vec![k / 8, n]),
+            ("qzeros", Format::I32, |n, k| vec![k.div_ceil(16), n / 8]),
+            ("scales", Format::F16, |n, k| vec![k.div_ceil(16), n]),
+            ("g_idx", Format::I32, |_, k| vec![k]),
+        ],
+    ),
+    (
+        "gptq8",
+        &[
+            ("qweight", Format::I32, |n, k| vec![k / 4, n]),
+            ("qzeros", Format::I32, |n, _| vec![1, n / 4]),
+            ("scales", Format::F16, |n, _| vec![1, n]),
+        ],
+    ),
+    (
+        "bnb_int8",
+        &[("weight", Format::I8, |n, k| vec![n, k]), ("SCB", Format::F32, |n, _| vec![n])],
+    ),
+    (
+        "ct_float",
+        &[
+            ("weight", Format::F8_E4M3, |n, k| vec![n, k]),
+            ("weight_scale", Format::BF16, |n, _| vec![n, 1]),
+        ],
+    ),
+    (
+        "ct_int8",
+        &[
+            ("weight", Format::I8, |n, k| vec![n, k]),
+            ("weight_scale", Format::BF16, |_, _| vec![1]),
+        ],
+    ),
+    (
+        "ct_int4",
+        &[
+            ("weight_packed", Format::I32, |n, k| vec![n, k / 8]),
+            ("weight_scale", Format::BF16, |n, k| vec![n, k.div_ceil(16)]),
+            ("weight_zero_point", Format::I32, |n, k| vec![n / 8, k.div_ceil(16)]),
+            ("weight_shape", Format::I64, |_, _| vec![2]),
+        ],
+    ),
+    (
+        "ct_nvfp4",
+        &[
+            ("weight_packed", Format::U8, |n, k| vec![n, k / 2]),
+            ("weight_scale", Format::F8_E4M3, |n, k| vec![n, k.div_ceil(16)]),
+            ("weight_global_scale", Format::F32, |_, _| vec![1]),
+        ],
+    ),
+    (
+        "ct_mxfp4",
+        &[
+            ("weight_packed", Format::U8, |n, k| vec![n, k / 2]),
+            ("weight_scale", Format::U8, |n, k| vec![n, k.div_ceil(32)]),
+        ],
+    ),
+    (
+        "ct_mxfp8",
+        &[
+            ("weight", Format::F8_E4M3, |n, k| vec![n, k]),
+            ("weight_scale", Format::U8, |n, k| vec![n, k.div_ceil(32)]),
+        ],
+    ),
+    (
+        "ct_words8",
+        &[
+            ("weight_packed", Format::I32, |n, k| vec![n, k / 4]),
+            ("weight_scale", Format::BF16, |n, _| vec![n, 1]),
+            ("weight_shape", Format::I64, |_, _| vec![2]),
+        ],
+    ),
+    (
+        "ct_int4_order",
+        &[
+            ("weight_packed", Format::I32, |n, k| vec![n, k / 8]),
+            ("weight_scale", Format::BF16, |n, k| vec![n, k.div_ceil(16)]),
+            ("weight_zero_point", Format::I8, |n, k| vec![n, k.div_ceil(16)]),
+            ("weight_g_idx", Format::I32, |_, k| vec![k]),
+            ("weight_shape", Format::I64, |_, _| vec![2]),
+        ],
+    ),
+    (
+        "bnb_nf4",
+        &[
+            ("weight", Format::U8, |n, k| vec![n * k / 2, 1]),
+            ("weight.absmax", Format::F32, |n, k| vec![(n * k).div_ceil(64)]),
+            ("weight.quant_map", Format::F32, |_, _| vec![16]),
+            (STATE, Format::U8, |n, k| vec![state(n, k).len()]),
+        ],
+    ),
+    (
+        "bnb_nested",
+        &[
+            ("weight", Format::U8, |n, k| vec![n * k / 2, 1]),
+            ("weight.absmax", Format::U8, |n, k| vec![(n * k).div_ceil(64)]),
+            ("weight.nested_absmax", Format::F32, |n, k| vec![(n * k).div_ceil(64 * 4)]),
+            ("weight.nested_quant_map", Format::F32, |_, _| vec![256]),
+            ("weight.quant_map", Format::F32, |_, _| vec![16]),
+            (STATE, Format::U8, |n, k| vec![state(n, k).len()]),
+        ],
+    ),
+];
+
+/// The settings that bitsandbytes stores with a matrix, and their tensor.
+const STATE: &str = "weight.quant_state.bitsandbytes__nf4";
+
+fn state(n: usize, k: usize) -> String {
+    json!({"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [n, k],
+        "nested_blocksize": 4, "nested_offset": 0.25})
+    .to_string()
+}
+
+/// A packed model: every number of a format of floats is small, all others are zero.
+fn packed(sides: &[Side]) -> Vec<u8> {
+    let config = Config::from_json(PACKED_CONFIG.as_bytes()).expect("a config");
+    let mut all = Vec::new();
+    for shape in tensors(&config) {
+        let name = shape.tensor.name();
+        let is_packed = shape.shape.len() == 2 && shape.tensor != Tensor::Embed;
+        let Some(module) = name.strip_suffix(".weight").filter(|_| is_packed) else {
+            let zeros = vec![0; 2 * shape.elements()];
+            all.push((name, Format::BF16, shape.shape, zeros));
+            continue;
+        };
+        let (n, k) = (shape.rows(), shape.row());
+        all.extend(sides.iter().map(|(suffix, format, shape)| {
+            let shape = shape(n, k);
+            let elements: usize = shape.iter().product();
+            let bytes = match format {
+                // The shape of the matrix.
+                Format::I64 => [n, k].iter().flat_map(|n| (*n as u64).to_le_bytes()).collect(),
+                Format::F32 => 0.5_f32.to_le_bytes().repeat(elements),
+                _ if *suffix == STATE => state(n, k).into_bytes(),
+                _ => vec![0; elements * format.bitsize() / 8],
+            };
+            (format!("{module}.{suffix}"), *format, shape, bytes)
+        }));
+    }
+    let views = all.iter().map(|(name, format, shape, bytes)| {
+        (name, TensorView::new(*format, shape.clone(), bytes).expect("a tensor"))
+    });
+    safetensors::serialize(views, None).expect("a file")
+}
+
+/// Chats of the test data's conversations, and one of each kind of question.
+fn requests(conversations: &[u8]) {
+    let conversations: Value = serde_json::from_slice(conversations).expect("conversations");
+    for (name, body) in conversations.as_object().expect("conversations by name") {
+        write("request", name, body.to_string().as_bytes());
+    }
+    let messages = json!([{"role": "user", "content": "Who is the captain?"}]);
+    let schema = json!({"type": "object", "properties": {"name": {"type": "string",
+        "maxLength": 9}, "age": {"type": "integer", "minimum": 1}}, "required": ["name"]});
+    let tool = json!({"type": "function", "function": {"name": "look", "parameters": schema}});
+    let chats = [
+        json!({"model": "tiny", "messages": messages, "temperature": 0.5, "top_p": 0.9, "seed": 1,
+            "stop": ["\n", "x"], "n": 2, "stream": true, "stream_options": {"include_usage": true},
+            "logprobs": true, "top_logprobs": 3, "max_completion_tokens": 9}),
+        json!({"messages": messages, "response_format": {"type": "json_schema",
+            "json_schema": {"name": "a", "schema": schema, "strict": true}}}),
+        json!({"messages": messages, "tools": [tool], "tool_choice": "required"}),
+        json!({"messages": messages, "guided_regex": "[a-f]{2,5}(x|y)*"}),
+        json!({"messages": messages, "guided_choice": ["yes", "no"]}),
+        json!({"messages": messages, "reuse": "anchored", "repair": "link:8",
+            "chat_template_kwargs": {"enable_thinking": false}, "logit_bias": {"5": -100}}),
+        json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "a",
+            "cache_control": {"type": "ephemeral"}}]}, {"role": "assistant", "content": "b"}],
+            "continue_final_message": true}),
+    ];
+    for (i, chat) in chats.iter().enumerate() {
+        write("request", &format!("chat-{i}"), chat.to_string().as_bytes());
+    }
+    let completions = [
+        json!({"prompt": "The captain", "max_tokens": 5, "echo": true, "logprobs": 2}),
+        json!({"prompt": [[1, 2, 3], [4]], "min_p": 0.1, "top_k": 5, "frequency_penalty": 0.5}),
+        json!({"prompt": ["<|im_end|>"], "parse_special": true, "n": 2, "best_of": 2}),
+    ];
+    for (i, completion) in completions.iter().enumerate() {
+        write("request", &format!("completion-{i}"), format!("0{completion}").as_bytes());
+    }
+}
+
+/// A chunk file, and parcels with and without it.
+fn rows() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut store = Store::open(&folder.path().join("store"), 1 << 20).expect("a store");
+    let tokens = vec![5, 6, 7];
+    let key = rows_key(&tokens);
+    for (name, dtype) in [("bf16", Dtype::Bf16), ("f32", Dtype::F32)] {
+        let header = Header {
+            fingerprint: FINGERPRINT.to_owned(),
+            dtype,
+            layers: 2,
+            kv_width: 2,
+            reuse: "exact".to_owned(),
+            parent: KvKey::NOTHING,
+            home_position: 0,
+            tokens: tokens.clone(),
+            prefill_us: 12,
+        };
+        let bytes = vec![1; header.tensor_bytes().expect("a size")];
+        let rows = Rows { k: bytes.clone(), v: bytes };
+        store.remove(&key);
+        assert_eq!(store.put(&key, &header, &rows), Put::Stored);
+        let file = folder.path().join(name);
+        store.export(&key, &file).expect("a chunk file");
+        write("chunk_file", name, &fs::read(&file).expect("a chunk file"));
+    }
+    let chunk = Chunk {
+        id: ChunkId::of(Kind::Context, &tokens),
+        kind: Kind::Context,
+        text: "A text.".to_owned(),
+        tokens,
+        metadata: BTreeMap::from([("name".to_owned(), "a.txt".to_owned())]),
+        created: std::time::UNIX_EPOCH,
+        last_used: None,
+        uses: 1,
+        pinned: false,
+    };
+    for (name, store) in [("rows", Some(&mut store)), ("text", None)] {
+        let file = folder.path().join(name).with_extension("parcel");
+        export(&chunk, store, &file).expect("a parcel");
+        write("parcel", name, &fs::read(&file).expect("a parcel"));
+    }
+}
+
+/// The key that rows of these tokens have, if they attended to nothing.
+fn rows_key(tokens: &[u32]) -> KvKey {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(b"weft kv key 1\0").update(KvKey::NOTHING.as_bytes());
+    for token in tokens {
+        hasher.update(&token.to_le_bytes());
+    }
+    KvKey::from_bytes(*hasher.finalize().as_bytes())
+}
