@@ -237,6 +237,23 @@ mod tests {
     }
 
     #[test]
+    fn registering_again_adds_notes_and_uses_are_counted() {
+        let mut library = Library::default();
+        let id = library.register(chunk(vec![1], Some("a")));
+        let mut again = chunk(vec![1], None);
+        again.metadata.insert("from".to_owned(), "harbour".to_owned());
+        assert_eq!(library.register(again), id);
+        let found = library.get(&id).unwrap();
+        assert_eq!((found.name(), found.metadata["from"].as_str()), (Some("a"), "harbour"));
+        assert_eq!((found.uses, found.last_used), (0, None));
+        let before = SystemTime::now();
+        library.count_use(&id);
+        let found = library.get(&id).unwrap();
+        assert_eq!(found.uses, 1);
+        assert!(found.last_used.is_some_and(|time| time >= before), "{found:?}");
+    }
+
+    #[test]
     fn a_chunk_is_in_tokens_that_hold_all_of_its_own() {
         let chunk = chunk(vec![1, 2], None);
         assert!(chunk.is_in(&[0, 1, 2, 3]) && chunk.is_in(&[1, 2]));

@@ -151,3 +151,23 @@ pub enum RequestError {
     )]
     NoRoom(#[from] OutOfPages),
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chunk::Reuse;
+
+    /// Every row of an echoed prompt has logits, and exact ones: none is cached or moved.
+    #[test]
+    fn an_echo_computes_its_prompt_exactly() {
+        let mut prompt: Composition = vec![1, 2, 3].into();
+        prompt.pieces.iter_mut().for_each(|piece| piece.reuse = Reuse::Isolated);
+        let settled = |echo: bool| {
+            Request::new(prompt.clone(), Sampling { echo, ..Sampling::default() }).settled()
+        };
+        let echoed = settled(true);
+        assert!(!echoed.use_cache && echoed.group.is_none());
+        assert!(echoed.prompt.pieces.iter().all(|piece| piece.reuse == Reuse::Exact));
+        assert!(settled(false).use_cache);
+    }
+}

@@ -238,6 +238,14 @@ mod tests {
     }
 
     #[test]
+    fn text_before_the_end_does_not_match_with_text_after_it() {
+        let mut stream = stream(&["ab"]);
+        assert_eq!(stream.push(b"xa").text, "x");
+        assert_eq!(stream.finish(), "a");
+        assert_eq!(stream.push(b"b"), Piece { text: "b".into(), stopped: None });
+    }
+
+    #[test]
     fn nothing_comes_after_a_stop() {
         let mut stream = stream(&["."]);
         let stopped = Some(0);
