@@ -11,7 +11,7 @@ use weft_core::shapes;
 use weft_cuda::Launches;
 
 use crate::answer::print;
-use crate::args::{CacheArgs, DeviceKind, DoctorArgs, ModelArgs};
+use crate::args::{CacheArgs, DeviceArgs, DeviceKind, DoctorArgs, ModelArgs};
 use crate::error::CliError;
 use crate::load;
 use crate::size;
@@ -94,7 +94,7 @@ fn warm(name: &str, args: &DoctorArgs) -> Result<String, String> {
     let start = Instant::now();
     let model = ModelArgs {
         model: Some(name.to_owned()),
-        device: DeviceKind::Cuda,
+        device: DeviceArgs { kind: DeviceKind::Cuda, ..DeviceArgs::default() },
         quiet: args.json,
         ..ModelArgs::default()
     };
