@@ -324,24 +324,24 @@ static void run(const Launch &launch) {
     run_blocks(thread_main);
 }
 
-static void tell(const char *what, const void *at, size_t bytes) {
+static void print_hash(const char *what, const void *at, size_t bytes) {
     u64 hash = 1469598103934665603ull;
     for (size_t i = 0; i < bytes; ++i) hash = (hash ^ ((const u8 *)at)[i]) * 1099511628211ull;
     printf("  %s %016llx\n", what, hash);
 }
 static const float *last_shares(const Launch &launch) { return launch.n_steps % 2 == 1 ? launch.shares : launch.other_shares; }
-static void tell_all(const Launch &launch, const Lists &lists, const std::vector<LayerAddresses> &layers) {
+static void print_all(const Launch &launch, const Lists &lists, const std::vector<LayerAddresses> &layers) {
     const u32 n = lists.counts[0];
     const PlainBuffers &plain = launch.plain;
-    tell("x", plain.x, n * HIDDEN_STRIDE * 2);
-    tell("q", plain.qkv.q, n * Q_WIDTH * 2);
-    tell("k", plain.qkv.k, n * KV_WIDTH * 2);
-    tell("v", plain.qkv.v, n * KV_WIDTH * 2);
-    tell("a", plain.a, n * Q_STRIDE * 2);
-    tell("h", plain.h, n * INTER_STRIDE * 2);
-    for (const LayerAddresses &layer : layers) tell("kv", layer.kv, KV_VALUES * 2);
-    tell("shares", last_shares(launch), lists.n_cells * HEADS * 4);
-    tell("logits", launch.logits, (size_t)lists.counts[1] * VOCAB * 4);
+    print_hash("x", plain.x, n * HIDDEN_STRIDE * 2);
+    print_hash("q", plain.qkv.q, n * Q_WIDTH * 2);
+    print_hash("k", plain.qkv.k, n * KV_WIDTH * 2);
+    print_hash("v", plain.qkv.v, n * KV_WIDTH * 2);
+    print_hash("a", plain.a, n * Q_STRIDE * 2);
+    print_hash("h", plain.h, n * INTER_STRIDE * 2);
+    for (const LayerAddresses &layer : layers) print_hash("kv", layer.kv, KV_VALUES * 2);
+    print_hash("shares", last_shares(launch), lists.n_cells * HEADS * 4);
+    print_hash("logits", launch.logits, (size_t)lists.counts[1] * VOCAB * 4);
 }
 
 // A row of a layer's pages: its key and its value.
@@ -425,7 +425,7 @@ static void check_attention(const Launch &launch, const Lists &lists) {
         const LanePlace &lane = lists.lanes[i];
         const u32 token = lists.outputs[i];
         const int last = lists.positions[token];
-        std::vector<double> shares(lane.marks.size() + 1), told(shares.size());
+        std::vector<double> shares(lane.marks.size() + 1), published(shares.size());
         for (int head = 0; head < HEADS; ++head) {
             struct Row {
                 double weight;
@@ -456,12 +456,12 @@ static void check_attention(const Launch &launch, const Lists &lists) {
             }
         }
         for (const int stretch : lane.stretches) {
-            for (int head = 0; head < HEADS; ++head) told[stretch] += launch.shares[cell * HEADS + head];
+            for (int head = 0; head < HEADS; ++head) published[stretch] += launch.shares[cell * HEADS + head];
             ++cell;
         }
         for (size_t stretch = 0; stretch < shares.size(); ++stretch)
-            if (!(fabs(told[stretch] - shares[stretch]) <= NOISE * shares[stretch]))
-                printf("lane %zu, stretch %zu: a share of %g instead of %g\n", i, stretch, told[stretch], shares[stretch]), exit(1);
+            if (!(fabs(published[stretch] - shares[stretch]) <= NOISE * shares[stretch]))
+                printf("lane %zu, stretch %zu: a share of %g instead of %g\n", i, stretch, published[stretch], shares[stretch]), exit(1);
     }
 }
 
@@ -642,15 +642,15 @@ static void check_rows() {
 
 // ---- draws -------------------------------------------------------------------------------------
 constexpr u32 USABLE = VOCAB - 3, PROMPT_TOKEN = 7;
-static u32 first_number = 0; // of a launch's steps, as they are told
+static u32 first_number = 0; // of a launch's steps, as they are published
 static Sampling empty_sampling() {
     Sampling sampling = {};
     sampling.draws = guarded<Draw>(8), sampling.best = guarded<u32>(8 * N_BEST);
     sampling.bias = guarded<float>(8 * VOCAB), sampling.marks = guarded<u32>(8 * VOCAB);
-    sampling.told_tokens = guarded<u64>(TOLD_STEPS * 8), sampling.told_shares = guarded<u64>(TOLD_STEPS * MOST_CELLS);
+    sampling.published_tokens = guarded<u64>(PUBLISHED_STEPS * 8), sampling.published_shares = guarded<u64>(PUBLISHED_STEPS * MOST_CELLS);
     sampling.n_cells = MOST_CELLS;
     sampling.likely = guarded<u32>(8 * N_BEST), sampling.weights = guarded<u64>(8);
-    sampling.told_logits = guarded<u64>(TOLD_STEPS * 8 * REPORT_WORDS);
+    sampling.told_logits = guarded<u64>(PUBLISHED_STEPS * 8 * REPORT_WORDS);
     sampling.given_masks = guarded<u64>(8 * MASK_WORDS);
     sampling.masks = guarded<u32>(8 * MASK_WORDS), sampling.late = guarded<u32>(8);
     return sampling;
@@ -665,17 +665,17 @@ static void give_mask(int lane, u32 before, u32 number) {
         ((u64 *)host_of->given_masks)[lane * MASK_WORDS + word] = (u64)number << 32 | bits;
     }
 }
-// The host: a token that is told leads to the mask of the next step.
+// The host: a token that is published leads to the mask of the next step.
 static void host_saw(u64 *at, u64 word) {
-    const u64 place = at - host_of->told_tokens;
-    if (at >= host_of->told_tokens && place < TOLD_STEPS * 8) give_mask(place % 8, (u32)word, (u32)(word >> 32) + 1);
+    const u64 place = at - host_of->published_tokens;
+    if (at >= host_of->published_tokens && place < PUBLISHED_STEPS * 8) give_mask(place % 8, (u32)word, (u32)(word >> 32) + 1);
 }
 // Lanes in turn take the best, the best after penalties, and draw among three after penalties.
 // Where all is wanted, three of four lanes have masks, and three report log-probabilities.
 enum Wanted { BEST, DRAWS, ALL };
 static void set_draws(Sampling &sampling, int n_lanes, Wanted wanted) {
     const bool by_draws = wanted != BEST;
-    first_number += TOLD_STEPS + 1;
+    first_number += PUBLISHED_STEPS + 1;
     host_of = &sampling, host_sees = host_saw;
     for (int lane = 0; lane < n_lanes; ++lane) {
         const u32 kind = by_draws ? (lane + 1) % 3 : 0;
@@ -692,11 +692,11 @@ static void set_draws(Sampling &sampling, int n_lanes, Wanted wanted) {
         give_mask(lane, 0, first_number);
     }
 }
-static u32 told(const u64 *words, u32 number) {
-    if (*words >> 32 != number) printf("nothing was told\n"), exit(1);
+static u32 published(const u64 *words, u32 number) {
+    if (*words >> 32 != number) printf("nothing was published\n"), exit(1);
     return (u32)*words;
 }
-// What the last token of a lane tells of log-probabilities, against its logits.
+// What the last token of a lane reports of log-probabilities, against its logits.
 static void check_report(const Launch &launch, int lane, u32 token, u32 number) {
     const Draw &draw = launch.sampling.draws[lane];
     const float *logits = launch.logits + lane * VOCAB;
@@ -706,17 +706,17 @@ static void check_report(const Launch &launch, int lane, u32 token, u32 number) 
     std::sort(ranked.rbegin(), ranked.rend());
     u64 sum = 0;
     for (const u64 own : ranked) sum += weight_of(LOG_SCALE, (u32)(ranked[0] >> 32), (u32)(own >> 32));
-    if (told(words, number) != __float_as_uint(logits[token])) printf("another logit is told\n"), exit(1);
-    if ((told(words + 1, number) | (u64)told(words + 2, number) << 32) != sum) printf("weights are not what was added up\n"), exit(1);
+    if (published(words, number) != __float_as_uint(logits[token])) printf("another logit is published\n"), exit(1);
+    if ((published(words + 1, number) | (u64)published(words + 2, number) << 32) != sum) printf("weights are not what was added up\n"), exit(1);
     for (u32 rank = 0; rank < draw.n_ranks; ++rank) {
         const u32 likely = token_of(ranked[rank]);
-        if (told(words + 3 + 2 * rank, number) != likely) printf("rank %u is another token\n", rank), exit(1);
-        if (told(words + 4 + 2 * rank, number) != __float_as_uint(logits[likely] + 0.0f)) printf("rank %u has another logit\n", rank), exit(1);
+        if (published(words + 3 + 2 * rank, number) != likely) printf("rank %u is another token\n", rank), exit(1);
+        if (published(words + 4 + 2 * rank, number) != __float_as_uint(logits[likely] + 0.0f)) printf("rank %u has another logit\n", rank), exit(1);
     }
 }
 // The last token of every lane against its logits and the tokens before it; its shares of
 // attention.
-static void check_told(const Launch &launch, const Lists &lists, int n_lanes) {
+static void check_published(const Launch &launch, const Lists &lists, int n_lanes) {
     const Sampling &sampling = launch.sampling;
     const u32 last = first_number + launch.n_steps - 1;
     if (launch.mailbox->fault) printf("a block waited in vain in op %u\n", *launch.given_up), exit(1);
@@ -724,7 +724,7 @@ static void check_told(const Launch &launch, const Lists &lists, int n_lanes) {
         const Draw &draw = sampling.draws[lane];
         std::vector<float> logits(launch.logits + lane * VOCAB, launch.logits + lane * VOCAB + USABLE);
         std::vector<u32> times(USABLE);
-        const auto token_of_step = [&](u32 number) { return told(sampling.told_tokens + number % TOLD_STEPS * 8 + lane, number); };
+        const auto token_of_step = [&](u32 number) { return published(sampling.published_tokens + number % PUBLISHED_STEPS * 8 + lane, number); };
         for (u32 number = first_number; number < last; ++number) times[token_of_step(number)] += 1;
         for (u32 row = 0; row < USABLE && draw.flags & ADJUSTED; ++row) {
             if (times[row] > 0 || row == PROMPT_TOKEN) logits[row] = logits[row] < 0 ? logits[row] * 1.5f : logits[row] / 1.5f;
@@ -740,13 +740,13 @@ static void check_told(const Launch &launch, const Lists &lists, int n_lanes) {
         for (u32 cell = lists.partials[lane * 4 + 3]; cell < lists.partials[lane * 4 + 3] + lists.partials[lane * 4 + 2]; ++cell) {
             float sum = 0;
             for (int head = 0; head < HEADS; ++head) sum += last_shares(launch)[cell * HEADS + head];
-            const u32 share = told(sampling.told_shares + last % TOLD_STEPS * MOST_CELLS + cell, last);
+            const u32 share = published(sampling.published_shares + last % PUBLISHED_STEPS * MOST_CELLS + cell, last);
             if (share != __float_as_uint(sum)) printf("a share is not what was added up\n"), exit(1);
         }
     }
-    tell("told tokens", sampling.told_tokens, TOLD_STEPS * 8 * 8);
-    tell("told logits", sampling.told_logits, TOLD_STEPS * 8 * REPORT_WORDS * 8);
-    tell("marks", sampling.marks, (size_t)n_lanes * VOCAB * 4);
+    print_hash("published tokens", sampling.published_tokens, PUBLISHED_STEPS * 8 * 8);
+    print_hash("published logits", sampling.told_logits, PUBLISHED_STEPS * 8 * REPORT_WORDS * 8);
+    print_hash("marks", sampling.marks, (size_t)n_lanes * VOCAB * 4);
 }
 // A launch whose masks do not come ends when it is asked to, and leaves its tokens to the host.
 static void check_stopped(Launch &launch, int n_lanes) {
@@ -758,7 +758,7 @@ static void check_stopped(Launch &launch, int n_lanes) {
     launch.number += launch.n_ops * launch.n_steps;
     launch.mailbox->stop = 0;
     for (int lane = 0; lane < n_lanes; ++lane) {
-        const u32 token = told(launch.sampling.told_tokens + first_number % TOLD_STEPS * 8 + lane, first_number);
+        const u32 token = published(launch.sampling.published_tokens + first_number % PUBLISHED_STEPS * 8 + lane, first_number);
         if ((token == DECLINED) != ((launch.sampling.draws[lane].flags & MASKED) != 0)) printf("a token without its mask\n"), exit(1);
     }
     if (launch.mailbox->fault) printf("a block waited in vain for a mask\n"), exit(1);
@@ -817,17 +817,17 @@ int main(int n_arguments, char **arguments) {
     launch.withheld = ~0u, launch.n_stages = atoi(arguments[5]);
 
     dump_lanes(lists, layers);
-    const auto run_and_tell = [&](u32 n_ops, u32 steps, Chooses chooses) {
+    const auto run_and_print = [&](u32 n_ops, u32 steps, Chooses chooses) {
         for (int layer = 0; layer < LAYERS; ++layer) std::copy(stored[layer].begin(), stored[layer].end(), layers[layer].kv);
         launch.n_ops = n_ops, launch.n_steps = steps, launch.chooses = chooses;
         run(launch);
         launch.number += n_ops * steps;
         printf("%u ops, %u tokens of a lane\n", n_ops, steps);
-        tell_all(launch, lists, layers);
+        print_all(launch, lists, layers);
         if (n_ops == ATTEND + 1) check_attention(launch, lists), check_few(launch, lists, stored[0]), check_blocks(launch, lists);
     };
     for (u32 n_ops = 1; n_ops <= ops.size(); ++n_ops) {
-        run_and_tell(n_ops, 1, CHOOSES_NOTHING);
+        run_and_print(n_ops, 1, CHOOSES_NOTHING);
         dump_results(launch, lists, layers);
     }
     dump_all(launch.logits, (size_t)n_lanes * VOCAB);
@@ -836,8 +836,8 @@ int main(int n_arguments, char **arguments) {
         for (const Wanted wanted : {BEST, DRAWS, ALL})
             for (const int steps : {1, n_steps}) {
                 set_draws(launch.sampling, n_lanes, wanted);
-                run_and_tell(ops.size(), steps, wanted == BEST ? CHOOSES_BEST : CHOOSES_BY_DRAWS);
-                check_told(launch, lists, n_lanes);
+                run_and_print(ops.size(), steps, wanted == BEST ? CHOOSES_BEST : CHOOSES_BY_DRAWS);
+                check_published(launch, lists, n_lanes);
             }
         check_stopped(launch, n_lanes);
     }

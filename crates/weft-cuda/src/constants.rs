@@ -134,7 +134,7 @@ fn choosing(to: &mut Header, config: &Config) {
         ("MASK_WORDS", sampling::n_mask_words(config.vocab)),
         ("WEIGHT_BLOCKS", sampling::WEIGHT_BLOCKS),
     ]);
-    to.line("u32", "TOLD_STEPS", &sampling::TOLD_STEPS.to_string());
+    to.line("u32", "PUBLISHED_STEPS", &sampling::PUBLISHED_STEPS.to_string());
     to.line("u32", "REPORT_WORDS", &sampling::REPORT_WORDS.to_string());
     to.line("u64", "MASK_PATIENCE_NS", &format!("{}ull", sampling::MASK_PATIENCE.as_nanos()));
     to.words(&[

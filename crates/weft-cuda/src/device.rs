@@ -393,8 +393,8 @@ impl Device for CudaDevice {
     fn attention(&self, lane: usize) -> Vec<f32> {
         let kept = &self.lists.shares[lane];
         let cells = kept.first..kept.first + kept.stretches.len();
-        let told = self.in_flight.shares(&self.gpu, &self.sampling, lane, cells.clone());
-        let cells = expect(told.unwrap_or_else(|| self.cell_shares(cells)));
+        let published = self.in_flight.shares(&self.gpu, &self.sampling, lane, cells.clone());
+        let cells = expect(published.unwrap_or_else(|| self.cell_shares(cells)));
         let mut sums = vec![0.0; kept.n_stretches];
         for (stretch, cell) in kept.stretches.iter().zip(cells) {
             sums[*stretch as usize] += cell;

@@ -46,7 +46,7 @@ pub(crate) struct InFlight {
     /// How the tokens of the last step are chosen.
     how: Chosen,
     /// Whether it also published shares of attention.
-    tells_shares: bool,
+    publishes_shares: bool,
     /// The output of each lane that draws on the GPU.
     outputs: Vec<Option<usize>>,
     /// Likeliest tokens that each of these lanes reports.
@@ -68,7 +68,7 @@ impl Default for InFlight {
             next_number: 1,
             number: 0,
             how: Chosen::ByHost,
-            tells_shares: false,
+            publishes_shares: false,
             outputs: Vec::new(),
             n_logprobs: Vec::new(),
             chosen: Vec::new(),
@@ -81,7 +81,7 @@ impl InFlight {
     pub(crate) fn forget(&mut self) {
         self.expected.clear();
         self.how = Chosen::ByHost;
-        self.tells_shares = false;
+        self.publishes_shares = false;
         self.chosen.clear();
     }
 
@@ -111,7 +111,7 @@ impl InFlight {
             })
             .collect();
         self.how = Chosen::by(draws.iter().map(|(_, _, draw)| draw));
-        self.tells_shares = Family::of(step.n_tokens()) == Family::Few;
+        self.publishes_shares = Family::of(step.n_tokens()) == Family::Few;
         if draws.len() == step.lanes.len() && step.lanes.iter().all(is_followed) {
             let lanes = step.lanes.iter().zip(&draws);
             self.expected =
@@ -165,9 +165,9 @@ impl InFlight {
     pub(crate) fn wait(&mut self, gpu: &Gpu, sampling: &Sampling) -> Result<(), CudaError> {
         self.chosen.clear();
         for output in &self.outputs {
-            let told = |output| sampling.token(self.number, output);
+            let published = |output| sampling.token(self.number, output);
             self.chosen.push(match output {
-                Some(output) => spin(gpu, || told(*output))?,
+                Some(output) => spin(gpu, || published(*output))?,
                 None => None,
             });
         }
@@ -192,17 +192,17 @@ impl InFlight {
     ) -> Option<Result<Logprobs, CudaError>> {
         let n_top = self.n_logprobs.get(lane).copied().flatten()?;
         let output = self.chosen(lane).and(self.outputs[lane])?;
-        let told = |word| spin(gpu, || sampling.report_word(self.number, output, word));
+        let published = |word| spin(gpu, || sampling.report_word(self.number, output, word));
         let read = || {
-            let weights = u64::from(told(1)?) | u64::from(told(2)?) << 32;
-            let (chosen, max) = (f32::from_bits(told(0)?), f32::from_bits(told(4)?));
+            let weights = u64::from(published(1)?) | u64::from(published(2)?) << 32;
+            let (chosen, max) = (f32::from_bits(published(0)?), f32::from_bits(published(4)?));
             let mut top = Vec::with_capacity(n_top);
             for rank in 0..n_top {
-                let token = told(3 + 2 * rank)?;
+                let token = published(3 + 2 * rank)?;
                 if token == DECLINED {
                     break;
                 }
-                top.push((token, f32::from_bits(told(4 + 2 * rank)?)));
+                top.push((token, f32::from_bits(published(4 + 2 * rank)?)));
             }
             Ok(Logprobs::from_parts(&LogprobParts { weights, max, chosen, top }))
         };
@@ -217,9 +217,10 @@ impl InFlight {
         lane: usize,
         cells: std::ops::Range<usize>,
     ) -> Option<Result<Vec<f32>, CudaError>> {
-        let is_told = self.tells_shares && self.outputs.get(lane).copied().flatten().is_some();
-        let told = |cell| spin(gpu, || sampling.share(self.number, cell));
-        is_told.then(|| cells.map(told).collect())
+        let is_published =
+            self.publishes_shares && self.outputs.get(lane).copied().flatten().is_some();
+        let published = |cell| spin(gpu, || sampling.share(self.number, cell));
+        is_published.then(|| cells.map(published).collect())
     }
 }
 

@@ -48,8 +48,8 @@ struct Copy {
     ready: Done,
     /// Its end on the GPU, once it is known.
     over: Done,
-    told: Mutex<Option<Result<(), String>>>,
-    is_told: Condvar,
+    reported: Mutex<Option<Result<(), String>>>,
+    is_reported: Condvar,
 }
 
 impl Copy {
@@ -58,37 +58,37 @@ impl Copy {
             pages: pages.to_vec(),
             ready: Done::new(gpu)?,
             over: Done::new(gpu)?,
-            told: Mutex::new(None),
-            is_told: Condvar::new(),
+            reported: Mutex::new(None),
+            is_reported: Condvar::new(),
         })
     }
 
     /// Reports that the whole copy has been submitted to the GPU, or why it has not.
-    fn tell(&self, result: &Result<(), CudaError>) {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        *told = Some(match result {
+    fn report(&self, result: &Result<(), CudaError>) {
+        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        *reported = Some(match result {
             Ok(()) => Ok(()),
             Err(error) => Err(error.to_string()),
         });
-        self.is_told.notify_all();
+        self.is_reported.notify_all();
     }
 
     /// Waits until the whole copy has been submitted to the GPU.
     fn asked(&self) -> Result<(), CudaError> {
-        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        let told = self.is_told.wait_while(told, |told| told.is_none());
+        let reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        let reported = self.is_reported.wait_while(reported, |reported| reported.is_none());
         let failed = |reason| CudaError::Driver { call: "copying rows", reason };
-        told.unwrap_or_else(PoisonError::into_inner).clone().unwrap_or(Ok(())).map_err(failed)
+        reported.unwrap_or_else(PoisonError::into_inner).clone().unwrap_or(Ok(())).map_err(failed)
     }
 
     fn is_over(&self) -> bool {
-        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
         // A failed copy keeps its error for the caller that waits for it.
-        matches!(*told, Some(Ok(()))) && self.over.is_over()
+        matches!(*reported, Some(Ok(()))) && self.over.is_over()
     }
 
     fn has_failed(&self) -> bool {
-        matches!(*self.told.lock().unwrap_or_else(PoisonError::into_inner), Some(Err(_)))
+        matches!(*self.reported.lock().unwrap_or_else(PoisonError::into_inner), Some(Err(_)))
     }
 
     fn is_at(&self, pages: &[PageId]) -> bool {
@@ -190,7 +190,7 @@ impl Mover {
         let jobs = self.jobs.as_ref().expect("a mover that is not closed");
         if jobs.send(job).is_err() {
             let reason = "its thread has ended".to_owned();
-            copy.tell(&Err(CudaError::Driver { call: "carrying rows", reason }));
+            copy.report(&Err(CudaError::Driver { call: "carrying rows", reason }));
         }
         Ok(copy)
     }

@@ -29,7 +29,7 @@ pub(crate) const MOST_WIDE_ROWS: usize = 62;
 /// value of eight bits of a score.
 pub(crate) const DIGITS: usize = 256;
 /// Steps whose tokens and shares the host may still read.
-pub(crate) const TOLD_STEPS: usize = 64;
+pub(crate) const PUBLISHED_STEPS: usize = 64;
 /// The token that a kernel publishes if it leaves the choice to the host.
 pub(crate) const DECLINED: u32 = u32::MAX;
 /// Rows that share one best score.
@@ -144,8 +144,8 @@ pub(crate) struct SamplingAddresses {
     best: Address,
     bias: Address,
     marks: Address,
-    told_tokens: Address,
-    told_shares: Address,
+    published_tokens: Address,
+    published_shares: Address,
     n_cells: u64,
     parts: Address,
     gates: Address,
@@ -169,7 +169,7 @@ pub(crate) fn layouts() -> [Layout; 3] {
         }),
         layout!(AdjustmentWords as "Adjustment" { token, mark, bias, output }),
         layout!(SamplingAddresses as "Sampling" {
-            draws, best, bias, marks, told_tokens, told_shares, n_cells, parts, gates, likely,
+            draws, best, bias, marks, published_tokens, published_shares, n_cells, parts, gates, likely,
             weights, told_logits, given_masks, masks, late,
         }),
     ]
@@ -245,10 +245,10 @@ pub(crate) struct Sampling {
     marks: Memory,
     /// `AdjustmentWords` \[FEW · vocab at most\]
     adjustments: Memory,
-    /// \[TOLD_STEPS\]\[FEW\], then \[TOLD_STEPS\]\[cells\], then
-    /// \[TOLD_STEPS\]\[FEW\]\[REPORT_WORDS\]: the step's number in the upper half, the value in
+    /// \[PUBLISHED_STEPS\]\[FEW\], then \[PUBLISHED_STEPS\]\[cells\], then
+    /// \[PUBLISHED_STEPS\]\[FEW\]\[REPORT_WORDS\]: the step's number in the upper half, the value in
     /// the lower
-    told: Pinned,
+    published: Pinned,
     /// The best logit of every 16 rows: \[FEW\]\[groups\]
     likely: Memory,
     /// u64 \[FEW\]
@@ -281,7 +281,10 @@ impl Sampling {
             bias: memory(FEW * vocab * 4)?,
             marks: memory(FEW * vocab * 4)?,
             adjustments: memory(FEW * vocab * size_of::<AdjustmentWords>())?,
-            told: Pinned::new(gpu, TOLD_STEPS * (FEW * (1 + REPORT_WORDS) + n_cells) * 8)?,
+            published: Pinned::new(
+                gpu,
+                PUBLISHED_STEPS * (FEW * (1 + REPORT_WORDS) + n_cells) * 8,
+            )?,
             likely: memory(FEW * groups * 4)?,
             weights: memory(FEW * 8)?,
             given_masks: Pinned::new(gpu, FEW * n_mask_words(vocab) * 8)?,
@@ -312,20 +315,20 @@ impl Sampling {
     }
 
     pub(crate) fn addresses(&self) -> SamplingAddresses {
-        let told = self.told.address();
+        let published = self.published.address();
         SamplingAddresses {
             draws: self.draws.address(),
             best: self.best.address(),
             bias: self.bias.address(),
             marks: self.marks.address(),
-            told_tokens: told,
-            told_shares: told.offset(TOLD_STEPS * FEW * 8),
+            published_tokens: published,
+            published_shares: published.offset(PUBLISHED_STEPS * FEW * 8),
             n_cells: self.n_cells as u64,
             parts: self.parts.address(),
             gates: self.gates.address(),
             likely: self.likely.address(),
             weights: self.weights.address(),
-            told_logits: told.offset(self.first_report() * 8),
+            told_logits: published.offset(self.first_report() * 8),
             given_masks: self.given_masks.address(),
             masks: self.masks.address(),
             late: self.late.address(),
@@ -334,7 +337,7 @@ impl Sampling {
 
     /// The first published word of log-probabilities.
     fn first_report(&self) -> usize {
-        TOLD_STEPS * (FEW + self.n_cells)
+        PUBLISHED_STEPS * (FEW + self.n_cells)
     }
 
     /// Copies the draws of a step's outputs to the GPU, in the stream. The next step has the number
@@ -379,8 +382,8 @@ impl Sampling {
     /// The token that step `number` published for an output, if it has arrived; `Some(None)` if the
     /// host must choose.
     pub(crate) fn token(&self, number: u32, output: usize) -> Option<Option<u32>> {
-        let told = self.told.load(number as usize % TOLD_STEPS * FEW + output);
-        let token = (told >> 32 == u64::from(number)).then_some(told as u32)?;
+        let published = self.published.load(number as usize % PUBLISHED_STEPS * FEW + output);
+        let token = (published >> 32 == u64::from(number)).then_some(published as u32)?;
         Some((token != DECLINED).then_some(token))
     }
 
@@ -404,17 +407,17 @@ impl Sampling {
     /// Word `word` of the log-probabilities that step `number` published for an output, if it has
     /// arrived: see [`REPORT_WORDS`].
     pub(crate) fn report_word(&self, number: u32, output: usize, word: usize) -> Option<u32> {
-        let of_step = (number as usize % TOLD_STEPS * FEW + output) * REPORT_WORDS;
-        let told = self.told.load(self.first_report() + of_step + word);
-        (told >> 32 == u64::from(number)).then_some(told as u32)
+        let of_step = (number as usize % PUBLISHED_STEPS * FEW + output) * REPORT_WORDS;
+        let published = self.published.load(self.first_report() + of_step + word);
+        (published >> 32 == u64::from(number)).then_some(published as u32)
     }
 
     /// A cell's share of attention, summed over heads, that step `number` published, if it has
     /// arrived.
     pub(crate) fn share(&self, number: u32, cell: usize) -> Option<f32> {
-        let shares = TOLD_STEPS * FEW + number as usize % TOLD_STEPS * self.n_cells;
-        let told = self.told.load(shares + cell);
-        (told >> 32 == u64::from(number)).then_some(f32::from_bits(told as u32))
+        let shares = PUBLISHED_STEPS * FEW + number as usize % PUBLISHED_STEPS * self.n_cells;
+        let published = self.published.load(shares + cell);
+        (published >> 32 == u64::from(number)).then_some(f32::from_bits(published as u32))
     }
 }
 

@@ -17,7 +17,7 @@ use crate::in_flight::BEYOND;
 use crate::modules::next_plan;
 use crate::ops::Pass;
 use crate::persistent::{self, Chooses, Run};
-use crate::sampling::{Chosen, Needs, TOLD_STEPS};
+use crate::sampling::{Chosen, Needs, PUBLISHED_STEPS};
 use crate::tables::Family;
 
 /// An output whose token is chosen on the GPU, its sampler, and the draw.
@@ -42,7 +42,7 @@ impl Way {
             Self::Ops => 0,
             Self::Graph if needs.masks => 0,
             Self::Graph => BEYOND,
-            Self::Persistent => TOLD_STEPS - 1,
+            Self::Persistent => PUBLISHED_STEPS - 1,
         }
     }
 }

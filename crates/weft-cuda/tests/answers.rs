@@ -122,7 +122,7 @@ fn a_thousand_tokens_are_the_same() {
     the_same_bits_every_way(&drawn());
 }
 
-/// Log-probabilities tell apart what tokens do not.
+/// Log-probabilities show differences that tokens do not.
 #[test]
 fn a_thousand_tokens_have_the_same_log_probabilities() {
     the_same_bits_every_way(&Sampling { logprobs: Some(4), ..drawn() });

@@ -428,9 +428,9 @@ fn the_faster_way_computes_the_same() {
     let config = sizes("small");
     let ops = plan(&config);
     let mut devices = [Launches::Auto, Launches::Graph].map(|way| device(&config, way));
-    let told = devices[0].describe();
-    assert!(told.contains("1× 72 rows"), "{told}");
-    assert_eq!(device(&config, Launches::Auto).describe(), told);
+    let described = devices[0].describe();
+    assert!(described.contains("1× 72 rows"), "{described}");
+    assert_eq!(device(&config, Launches::Auto).describe(), described);
     let works = works(&config, &mut devices, &vec![(vec![(70, 3)], 1); 2], 5, 0);
     let [ours, theirs] = devices.each_mut().map(|device| weft_testing::run(device, &ops, &works));
     assert_eq!(ours, theirs);

@@ -45,7 +45,7 @@ inline void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
 template <class T> T load_fresh(const T *at) { return *at; }
 inline void bring_near(const void *, int, int) {}
 template <class T> void store_relaxed(T *at, T word) { *at = word; }
-// The host sees what is told to it at once.
+// The host sees what is published to it at once.
 inline void (*host_sees)(u64 *at, u64 word) = nullptr;
 inline void store_relaxed_system(u64 *at, u64 word) {
     *at = word;

@@ -224,6 +224,7 @@ pub(crate) mod tests {
                 dtype: "bf16".into(),
             },
             device: "CPU".into(),
+            device_details: None,
             threads: 2,
             step_tokens: 128,
             bandwidth: Bandwidth::new((1 << 30, 2), vec![pass(19.0), pass(18.0), pass(20.0)]),

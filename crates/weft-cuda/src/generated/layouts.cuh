@@ -99,8 +99,8 @@ static_assert(OFFSET_OF(Sampling, draws) == 0 && sizeof(Sampling::draws) == 8, "
 static_assert(OFFSET_OF(Sampling, best) == 8 && sizeof(Sampling::best) == 8, "Sampling::best");
 static_assert(OFFSET_OF(Sampling, bias) == 16 && sizeof(Sampling::bias) == 8, "Sampling::bias");
 static_assert(OFFSET_OF(Sampling, marks) == 24 && sizeof(Sampling::marks) == 8, "Sampling::marks");
-static_assert(OFFSET_OF(Sampling, told_tokens) == 32 && sizeof(Sampling::told_tokens) == 8, "Sampling::told_tokens");
-static_assert(OFFSET_OF(Sampling, told_shares) == 40 && sizeof(Sampling::told_shares) == 8, "Sampling::told_shares");
+static_assert(OFFSET_OF(Sampling, published_tokens) == 32 && sizeof(Sampling::published_tokens) == 8, "Sampling::published_tokens");
+static_assert(OFFSET_OF(Sampling, published_shares) == 40 && sizeof(Sampling::published_shares) == 8, "Sampling::published_shares");
 static_assert(OFFSET_OF(Sampling, n_cells) == 48 && sizeof(Sampling::n_cells) == 8, "Sampling::n_cells");
 static_assert(OFFSET_OF(Sampling, parts) == 56 && sizeof(Sampling::parts) == 8, "Sampling::parts");
 static_assert(OFFSET_OF(Sampling, gates) == 64 && sizeof(Sampling::gates) == 8, "Sampling::gates");

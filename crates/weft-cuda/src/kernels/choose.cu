@@ -31,14 +31,14 @@ __device__ __forceinline__ void advance(const Step &step, u32 token_index, u32 t
     }
 }
 
-// Tells the token of an output, and leaves what the next step needs to follow it. All threads of
+// Publishes the token of an output, and leaves what the next step needs to follow it. All threads of
 // one block call it.
 __device__ __forceinline__ void conclude(const Step &step, const Sampling &sampling, const Draw &draw, u32 output, u32 token_index,
                                          u32 token, const float *logits) {
     Draw &next = sampling.draws[output];
     if (threadIdx.x == 0) {
         if (draw.flags & REPORTED) tell_logit(sampling, draw.token_number, output, logits, token);
-        tell(sampling.told_tokens + draw.token_number % TOLD_STEPS * FEW + output, draw.token_number, token);
+        publish(sampling.published_tokens + draw.token_number % PUBLISHED_STEPS * FEW + output, draw.token_number, token);
         next.token_number = draw.token_number + 1;
     }
     // A lane whose token the host must choose stays where it is: a step that was begun too early
@@ -54,8 +54,8 @@ __device__ __forceinline__ void conclude(const Step &step, const Sampling &sampl
 
 // Computes   the token of each output that has a draw, and what the next step needs to follow it;
 //            but for draws among more ranks than it weighs.
-// Layout     logits: f32 [outputs][VOCAB]; shares: f32 [cells][HEADS]; sampling.cuh tells the rest.
-// Work split block (o, 0) chooses the token of output o and moves its lane on; block (o, 1) tells
+// Layout     logits: f32 [outputs][VOCAB]; shares: f32 [cells][HEADS]; sampling.cuh describes the rest.
+// Work split block (o, 0) chooses the token of output o and moves its lane on; block (o, 1) publishes
 //            the host how the token attended, a thread a cell.
 // Rounding   none of its own; shares are added over heads in their order.
 // Moves      a sixteenth of the logits: bound by latency.
@@ -71,11 +71,11 @@ choose(Step step, const float *logits, const float *shares, Sampling sampling) {
     const u32 token_index = load_fresh(step.outputs + output);
     if (blockIdx.y == 1) {
         const u32 n_cells = load_fresh(step.partials + token_index * 4 + 2), first = load_fresh(step.partials + token_index * 4 + 3);
-        u64 *told = sampling.told_shares + draw.share_number % TOLD_STEPS * sampling.n_cells;
+        u64 *published = sampling.published_shares + draw.share_number % PUBLISHED_STEPS * sampling.n_cells;
         for (u32 cell = first + threadIdx.x; cell < first + n_cells; cell += 256) {
             float sum = 0.0f;
             for (int head = 0; head < HEADS; ++head) sum += load_fresh(shares + (u64)cell * HEADS + head);
-            tell(told + cell, draw.share_number, __float_as_uint(sum));
+            publish(published + cell, draw.share_number, __float_as_uint(sum));
         }
         if (threadIdx.x == 0) sampling.draws[output].share_number = draw.share_number + 1;
         return;
@@ -90,8 +90,8 @@ choose(Step step, const float *logits, const float *shares, Sampling sampling) {
     conclude(step, sampling, draw, output, token_index, token, own);
 }
 
-// Computes   the sum of the weights of all tokens, for outputs whose log-probabilities are told.
-// Layout     logits: f32 [outputs][VOCAB]; report.cuh tells the rest.
+// Computes   the sum of the weights of all tokens, for outputs whose log-probabilities are published.
+// Layout     logits: f32 [outputs][VOCAB]; the rest as in report.cuh.
 // Work split block (b, o) has every WEIGHT_BLOCKS-th 256 rows of output o.
 // Rounding   that of weights, which are integers.
 // Moves      the logits once: bound by arithmetic.
@@ -125,7 +125,7 @@ take_masks(Step step, Sampling sampling) {
 }
 
 // Computes   the tokens of outputs that draw among more ranks than `choose` weighs.
-// Layout     logits: f32 [outputs][VOCAB]; wide.cuh tells the rest.
+// Layout     logits: f32 [outputs][VOCAB]; wide.cuh describes the rest.
 // Work split block (b, o) has the b-th sixteenth of the rows of output o.
 // Rounding   none.
 // Moves      the logits once: bound by the times that blocks wait for one another, five without
@@ -155,7 +155,7 @@ choose_wide(Step step, const float *logits, Sampling sampling) {
 }
 
 // Computes   marks and biases of the tokens of a list; all others are zero already.
-// Layout     list: Adjustment [n]; sampling.cuh tells the rest.
+// Layout     list: Adjustment [n]; sampling.cuh describes the rest.
 // Work split a thread takes an entry.
 // Rounding   none.
 // Moves      the list once: bound by latency.

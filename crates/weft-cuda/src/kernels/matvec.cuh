@@ -405,7 +405,7 @@ template <class M> struct Whole {
 };
 
 // The whole kernel, where the input is a row of activations as it lies in memory.
-// `store.begin(first set, tokens)` is told when memory may be read.
+// `store.begin(first set, tokens)` is called when memory may be read.
 template <class M, class Store>
 __device__ __forceinline__ void multiply_rows(const u8 *weights, int n_tiles, const u16 *x, int stride,
                                               const Step &step, Store store) {
@@ -430,7 +430,7 @@ __device__ __forceinline__ void multiply_rows(const u8 *weights, int n_tiles, co
     else multiply<M, HELD>(ring, stages, sums, held, rows, own, tokens, store);
 }
 
-// The whole kernel, where it is the norm of a row. `row` tells which row token i of `tokens` is.
+// The whole kernel, if it is the norm of a row. `row` returns which row token i of `tokens` is.
 template <class M, class Row, class Store>
 __device__ __forceinline__ void multiply_norms(const u8 *weights, int n_tiles, const u16 *x, const uint4 *norm,
                                                u32 count, bool hurries, Row row, Store store) {

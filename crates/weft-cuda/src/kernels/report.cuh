@@ -3,7 +3,7 @@
 // Logits are taken as they come, without bias, penalties and masks.
 //
 // The sum is that of many blocks, each with some of the rows (`add_weights`). Weights are integers,
-// so it does not matter who adds when. The block that chooses tells it and ranks the likeliest
+// so it does not matter who adds when. The block that chooses publishes it and ranks the likeliest
 // (`tell_likeliest`); unlike a draw, that never declines.
 #pragma once
 
@@ -12,11 +12,11 @@
 constexpr double LOG_SCALE = 1.4426950408889634 * 4294967296.0; // temperature 1
 
 __device__ __forceinline__ u64 *report_words(const Sampling &to, u32 number, u32 output) {
-    return to.told_logits + ((u64)(number % TOLD_STEPS) * FEW + output) * REPORT_WORDS;
+    return to.told_logits + ((u64)(number % PUBLISHED_STEPS) * FEW + output) * REPORT_WORDS;
 }
 // Called by one thread.
 __device__ __forceinline__ void tell_logit(const Sampling &to, u32 number, u32 output, const float *logits, u32 token) {
-    if (token != DECLINED) tell(report_words(to, number, output), number, __float_as_uint(load_fresh(logits + token)));
+    if (token != DECLINED) publish(report_words(to, number, output), number, __float_as_uint(load_fresh(logits + token)));
 }
 
 // Adds up the weights of every `n_parts`-th 256 rows from those of `part` on. The 256 threads of a
@@ -63,7 +63,7 @@ template <class Best> __device__ __forceinline__ void pick_groups(const Best &be
     meet();
 }
 
-// Tells the likeliest tokens and the sum of all weights, which is there and is cleared for the next
+// Publishes the likeliest tokens and the sum of all weights, which is there and is cleared for the next
 // step. The 256 threads of the block that chooses call it.
 template <class Best>
 __device__ __forceinline__ void tell_likeliest(const Draw &draw, const Sampling &sampling, u32 output, u32 number, const float *logits, Choosing &at) {
@@ -79,12 +79,12 @@ __device__ __forceinline__ void tell_likeliest(const Draw &draw, const Sampling 
     if (rank == 0) {
         const u64 sum = load_fresh(sampling.weights + output);
         sampling.weights[output] = 0;
-        tell(to, number, (u32)sum), tell(to + 1, number, (u32)(sum >> 32));
+        publish(to, number, (u32)sum), publish(to + 1, number, (u32)(sum >> 32));
     }
     if (rank < wanted) {
         const u64 own = rank < n_ranks ? at.ranked[rank] : 0;
-        tell(to + 2 + 2 * rank, number, rank < n_ranks ? token_of(own) : DECLINED);
-        tell(to + 3 + 2 * rank, number, __float_as_uint(logit_of((u32)(own >> 32))));
+        publish(to + 2 + 2 * rank, number, rank < n_ranks ? token_of(own) : DECLINED);
+        publish(to + 3 + 2 * rank, number, __float_as_uint(logit_of((u32)(own >> 32))));
     }
     meet();
 }

@@ -29,7 +29,7 @@ struct Draw {
     u64 share;        // top_p in units of 2^-32
     u64 seed;
     u32 token_number, share_number; // under which the host waits for the token, and for its shares of attention
-    u32 n_ranks;                    // REPORTED: the likeliest tokens that are told, 1 to 20
+    u32 n_ranks;                    // REPORTED: the likeliest tokens that are published, 1 to 20
     u32 gap;
 };
 
@@ -39,14 +39,14 @@ struct Sampling {
     u32 *best;         // [8][N_BEST]: the best score of every SCORE_ROWS rows
     const float *bias; // f32 [8][VOCAB]
     u32 *marks;        // [8][VOCAB]: see below
-    u64 *told_tokens;  // the host's: [TOLD_STEPS][8], a token and in the upper half the number of its step
-    u64 *told_shares;  // the host's: [TOLD_STEPS][cells], the same with the share of a cell
+    u64 *published_tokens;  // the host's: [PUBLISHED_STEPS][8], a token and in the upper half the number of its step
+    u64 *published_shares;  // the host's: [PUBLISHED_STEPS][cells], the same with the share of a cell
     u64 n_cells;
     u64 *parts;        // [8][2][WIDE_BLOCKS][DIGITS]: see wide.cuh
     u32 *gates;        // [8]: how often a block has come to a place where all of its output's meet
     u32 *likely;       // [8][N_BEST]: REPORTED: as `best`, of logits as they come (report.cuh)
     u64 *weights;      // [8]: REPORTED: the sum of the weights of all tokens
-    u64 *told_logits;  // the host's: [TOLD_STEPS][8][REPORT_WORDS], as `told_tokens`
+    u64 *told_logits;  // the host's: [PUBLISHED_STEPS][8][REPORT_WORDS], as `published_tokens`
     const u64 *given_masks; // the host's: [8][MASK_WORDS], 32 bits and in the upper half the number of their step
     u32 *masks;        // [8][MASK_WORDS]: MASKED: a bit for every token that may be chosen (mask.cuh)
     u32 *late;         // [8]: the number of a step whose mask did not come
@@ -308,6 +308,6 @@ __device__ __forceinline__ u32 choose_token(const Draw &draw, const Sampling &fr
 }
 
 // A word for the host: the number of the step makes it new, so no order between words is needed.
-__device__ __forceinline__ void tell(u64 *at, u32 number, u32 value) {
+__device__ __forceinline__ void publish(u64 *at, u32 number, u32 value) {
     store_relaxed_system(at, (u64)number << 32 | value);
 }

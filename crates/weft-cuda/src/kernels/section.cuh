@@ -348,7 +348,7 @@ struct Folded {
 };
 
 // Folds one dimension of one head per lane, parts in order: up to FOLDED_AT_ONCE from `first` on,
-// into what is folded already. `parts.weight(part, there)` tells a lane one part's maximum and
+// into what is folded already. `parts.weight(part, there)` gives a lane one part's maximum and
 // weight, `parts.sums(sums, part, last)` LOADS of its dimension from `part` on, none beyond `last`.
 // Where SUMS_FIRST, those of the very first parts are in `sums` already. Where LOADS is zero, only
 // weights are folded.

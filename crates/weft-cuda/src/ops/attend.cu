@@ -16,7 +16,7 @@ __device__ __forceinline__ void ask_early(const Item &item, u32 key_position, co
     }
 }
 
-// The pages of a section in shared memory: keys, then values. Barriers tell when a page is there,
+// The pages of a section in shared memory: keys, then values. Barriers report when a page is there,
 // and when a side is done with.
 struct Pages {
     u64 there[2][SECTION_PAGES], done[2];

@@ -60,18 +60,18 @@ __device__ __forceinline__ bool load_op(Copier &copier, const BlockShared &share
     }
 }
 
-// The copying warp: all stages of all tokens, and what the host is told of attention.
+// The copying warp: all stages of all tokens, and the shares of attention that are published to the host.
 __device__ __forceinline__ void load(BlockShared &shared, const Launch &launch, u8 *ring_memory, int lane) {
     Copier copier = {shared.ring, ring_memory, launch.n_stages, lane};
-    u32 n_attended = 0, n_told = 0;
+    u32 n_attended = 0, n_published = 0;
     bool here = true;
     for (u32 step = 0; step < launch.n_steps && here; ++step)
         for (u32 op = 0; op < launch.n_ops && here; ++op) {
-            if (op == TELLING_OP && step > n_told) here = tell_shares(shared, launch, n_told++, lane);
+            if (op == PUBLISHING_OP && step > n_published) here = publish_shares(shared, launch, n_published++, lane);
             here = here && load_op(copier, shared, launch, op, step, n_attended);
         }
     copier.drain();
-    if (launch.chooses != CHOOSES_NOTHING) tell_last_shares(shared, launch, n_told, lane);
+    if (launch.chooses != CHOOSES_NOTHING) publish_last_shares(shared, launch, n_published, lane);
 }
 
 // The kernel for a number of tokens (`plan_for`), or for any number of several. Where it is known

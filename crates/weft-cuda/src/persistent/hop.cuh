@@ -18,7 +18,7 @@ __device__ __forceinline__ void store_word(u64 *at, u32 value, u32 number) {
 __device__ __forceinline__ u32 number_of(u64 word) { return (u32)(word >> 32); }
 __device__ __forceinline__ u32 value_of(u64 word) { return (u32)word; }
 
-// What the host and a launch tell one another while it runs; in the host's memory.
+// What the host and a launch publish to one another while it runs; in the host's memory.
 struct Mailbox {
     u32 stop;        // host: end after this token
     u32 fault;       // device: a block waited in vain

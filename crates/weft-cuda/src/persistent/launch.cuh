@@ -49,7 +49,7 @@ struct Launch {
     u64 *chosen;                  // words: [8]: the next token
     PlainBuffers plain;
     float *logits;
-    float *shares, *other_shares; // in turn: one step's are told while the next one's are added up
+    float *shares, *other_shares; // in turn: one step's are published while the next one's are added up
     Sampling sampling;
     u32 *given_up;
     Mailbox *mailbox;

@@ -1,4 +1,4 @@
-// The next token in the persistent kernel, and what the host is told of it.
+// The next token in the persistent kernel, and what is published to the host.
 //
 // Two ways lead to the next token. Where it is the best logit of every lane, blocks hand each other
 // their candidates and all find it for themselves: one hop. Where lanes draw, or adjust their
@@ -36,16 +36,17 @@ __device__ __forceinline__ bool await_done(Block &block, u32 number) {
 }
 
 // ---- shares ------------------------------------------------------------------------------------
-// The copying warp tells them: it has time, and others need no instructions for it. A step's are
-// told when the next one's second layer comes, the last one's when the computing warps are done.
-// The step after that adds up shares in the same place: it cannot begin before, because what tells
-// owns rows of the op that follows the telling.
-constexpr u32 TELLING_OP = LAYERS > 1 ? 10 : 4; // of the plan: the second `proj_add`
-constexpr u32 TELLING_BLOCKS = HiddenRows::GROUPS < N_BLOCKS ? HiddenRows::GROUPS : N_BLOCKS; // the last ones
+// The copying warp publishes shares, because it has time, and the computing warps need no
+// instructions for it. It publishes the shares of a step when the second layer of the next step
+// comes, and those of the last step when the computing warps are done. The step after the next adds
+// up shares in the same place. It cannot begin before they are published: the publishing blocks own
+// rows of the op that follows.
+constexpr u32 PUBLISHING_OP = LAYERS > 1 ? 10 : 4; // of the plan: the second `proj_add`
+constexpr u32 PUBLISHING_BLOCKS = HiddenRows::GROUPS < N_BLOCKS ? HiddenRows::GROUPS : N_BLOCKS; // the last ones
 
-// Waits until all blocks are done with a step's head. False where the computing warps have left
-// before; those leave within the bound of their own waits, and what all have done they have told
-// all.
+// Waits until all blocks are done with a step's head. False if the computing warps have left
+// before. They time out on their own waits, and everything they finished has already been
+// published.
 __device__ __forceinline__ bool await_heads(const BlockShared &shared, const Launch &launch, u32 step, int lane) {
     const u32 number = launch.number + (step + 1) * launch.n_ops;
     for (u32 from = lane; from < N_BLOCKS; from += 32)
@@ -54,34 +55,34 @@ __device__ __forceinline__ bool await_heads(const BlockShared &shared, const Lau
     __threadfence();
     return true;
 }
-// Tells the host how the tokens of a step attended: a block for each output, from the last block
-// on. False where the computing warps have left before.
-__device__ __forceinline__ bool tell_shares(const BlockShared &shared, const Launch &launch, u32 step, int lane) {
+// Publishes to the host how the tokens of a step attended: a block for each output, from the last
+// block on. False if the computing warps have left before.
+__device__ __forceinline__ bool publish_shares(const BlockShared &shared, const Launch &launch, u32 step, int lane) {
     const Sampling &to = launch.sampling;
     const float *shares = launch.shares_of(step);
     const u32 from_last = N_BLOCKS - 1 - blockIdx.x;
-    for (u32 output = from_last; output < shared.n_outputs && from_last < TELLING_BLOCKS; output += TELLING_BLOCKS) {
+    for (u32 output = from_last; output < shared.n_outputs && from_last < PUBLISHING_BLOCKS; output += PUBLISHING_BLOCKS) {
         const Draw &draw = shared.draws[output];
         if (!(draw.flags & CHOSEN)) continue;
         if (!__all_sync(FULL, await_heads(shared, launch, step, lane))) return false;
         __syncwarp();
         const u32 n_cells = shared.partials[shared.outputs[output]][2], first = shared.partials[shared.outputs[output]][3];
-        const u32 told = draw.share_number + step;
+        const u32 published = draw.share_number + step;
         for (u32 cell = first + lane; cell < first + n_cells; cell += 32) {
             float sum = 0.0f;
             for (int head = 0; head < HEADS; ++head) sum += load_fresh(shares + (u64)cell * HEADS + head);
-            tell(to.told_shares + told % TOLD_STEPS * to.n_cells + cell, told, __float_as_uint(sum));
+            publish(to.published_shares + published % PUBLISHED_STEPS * to.n_cells + cell, published, __float_as_uint(sum));
         }
     }
     return true;
 }
-__device__ __forceinline__ void tell_last_shares(const BlockShared &shared, const Launch &launch, u32 n_told, int lane) {
+__device__ __forceinline__ void publish_last_shares(const BlockShared &shared, const Launch &launch, u32 n_published, int lane) {
     while (!shared.ring.left) look_again();
-    while (n_told < shared.n_steps) tell_shares(shared, launch, n_told++, lane);
+    while (n_published < shared.n_steps) publish_shares(shared, launch, n_published++, lane);
 }
-__device__ __forceinline__ void tell_token(Block &block, u32 output, u32 token) {
+__device__ __forceinline__ void publish_token(Block &block, u32 output, u32 token) {
     const u32 number = block.shared.draws[output].token_number + block.step;
-    tell(block.launch.sampling.told_tokens + number % TOLD_STEPS * FEW + output, number, token);
+    publish(block.launch.sampling.published_tokens + number % PUBLISHED_STEPS * FEW + output, number, token);
 }
 
 // ---- the best logit ----------------------------------------------------------------------------
@@ -95,9 +96,9 @@ constexpr u64 NO_CANDIDATE = 0x80000000ull;
 __device__ __forceinline__ u64 *candidate_words(const Block &block, u32 output, u32 from) {
     return block.launch.candidates + ((block.step % 2 * FEW + output) * N_BLOCKS + from) * 2;
 }
-// Tells all blocks the best of this one's rows; the first block also whether the host wants to
-// stop. `best` is that of the rows this thread had, all of the same output: eight threads have the
-// rows of one, 1, 2, 4 or 8 outputs take turns.
+// Publishes the best of this block's rows to all blocks; the first block also publishes whether the
+// host wants to stop. `best` is that of the rows this thread had, all of the same output: eight
+// threads have the rows of one, 1, 2, 4 or 8 outputs take turns.
 __device__ __forceinline__ void publish_best(Block &block, u64 best) {
 #pragma unroll
     for (int other = 1; other < 8; other *= 2) best = better(best, __shfl_xor_sync(FULL, best, other));
@@ -139,7 +140,7 @@ __device__ __forceinline__ u32 take_best(Block &block) {
     const u32 top = (u32)(best >> 32);
     const u32 token = top >= SCORE_OF_INFINITY || top <= SCORE_OF_NOTHING ? DECLINED : token_of(best);
     const bool gone = __any_sync(FULL, block.watch.gone); // a lane whose block is missing in the best
-    if (blockIdx.x == 0 && block.lane == 0 && !gone) tell_token(block, block.warp, token);
+    if (blockIdx.x == 0 && block.lane == 0 && !gone) publish_token(block, block.warp, token);
     return token | __shfl_sync(FULL, last, 0);
 }
 
@@ -155,7 +156,7 @@ struct ReadScores {
     }
 };
 // Adds this block's part to the sums of weights of outputs that report log-probabilities. Of a sum
-// all blocks' parts must be there before it is told, and before logits change: the block that
+// all blocks' parts must be there before it is published, and before logits change: the block that
 // chooses awaits them. It chooses afterwards, so parts are added while nothing else can be done.
 constexpr u32 ADDED = 1; // beside the number of `done`: and its part is added
 __device__ __forceinline__ void add_own_weights(Block &block) {
@@ -198,7 +199,7 @@ __device__ __forceinline__ void publish_drawn(Block &block) {
             const u32 number = draw.token_number + block.step;
             Choosing &choosing = block.shared.scratch.choosing;
             if (!is_late(sampling, draw, output, number)) token = choose_token<ReadScores>(draw, sampling, output, logits, choosing);
-            if (block.thread() == 0) tell_token(block, output, token);
+            if (block.thread() == 0) publish_token(block, output, token);
             if (draw.flags & REPORTED && await_added(block, block.number_before(0))) {
                 if (block.thread() == 0) tell_logit(sampling, number, output, logits, token);
                 tell_likeliest<ReadScores>(draw, sampling, output, number, logits, choosing);

@@ -256,7 +256,7 @@ __device__ __forceinline__ void sum_any_coded_tiles(Stages &stages, WarpSums &su
     sum_coded_tiles<W, UNITS, ONE>(stages, first_tile, n_tiles, n_tokens, warp, lane, input, [&](int tile) INLINED { return sums.of[flip][tile][warp]; });
 }
 
-// The computing warps. `input.begin(portion)` is told before a portion of this warp's input is
+// The computing warps. `input.begin(portion)` is called before a portion of this warp's input is
 // needed, `input.unit(portion, u)` is a unit of it, `input.next()` goes on to other tiles. Coded
 // tiles have `input.ready(first, n)`, which awaits some units, and `input.from(unit)`, where this
 // lane's part of one lies. Sums go to `store(first of TOGETHER tiles, token, row in the tile, sums,
@@ -264,7 +264,7 @@ __device__ __forceinline__ void sum_any_coded_tiles(Stages &stages, WarpSums &su
 template <class W, int TILES, int TOGETHER, int UNITS, int CHAINS, class Input, class Store>
 __device__ __forceinline__ void multiply_tiles(Stages &stages, WarpSums &sums, u32 &flip, const TileRange &own, u32 n_tokens, int warp, int lane,
                                                Input input, Store store) {
-    static_assert(TILES / TOGETHER <= 6, "all counts of groups are told apart");
+    static_assert(TILES / TOGETHER <= 6, "each count of groups has its own number");
     // Rows are shared out as if there were 1, 2, 4 or 8 tokens.
     const u32 shift = n_tokens == 1 ? 3 : n_tokens == 2 ? 4 : n_tokens <= 4 ? 5 : 6;
 #pragma unroll 1

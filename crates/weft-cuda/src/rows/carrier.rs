@@ -131,13 +131,13 @@ impl Carrier {
             match way {
                 Way::Out(to, receiver) => {
                     let pieces = pieces(layers, &copy.pages, rows, self.row_bytes);
-                    copy.tell(&guarded(|| self.carry_out(pieces, &copy, to, &receiver)));
+                    copy.report(&guarded(|| self.carry_out(pieces, &copy, to, &receiver)));
                 }
                 Way::In(from) => {
                     let mut batch = vec![Coming { layers, rows, from, copy }];
                     next = self.gather(&mut batch, jobs);
                     let carried = guarded(|| self.carry_in(&batch));
-                    batch.iter().for_each(|job| job.copy.tell(&carried));
+                    batch.iter().for_each(|job| job.copy.report(&carried));
                 }
             }
         }
@@ -357,9 +357,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_waits_is_told_of_a_panic() {
-        let told = guarded(|| panic!("no room"));
-        assert!(matches!(told, Err(CudaError::Driver { .. })));
+    fn a_panic_is_reported_to_whoever_waits() {
+        let reported = guarded(|| panic!("no room"));
+        assert!(matches!(reported, Err(CudaError::Driver { .. })));
         assert!(guarded(|| Ok(())).is_ok());
     }
 
