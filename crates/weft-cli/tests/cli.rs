@@ -484,8 +484,7 @@ fn a_model_is_pulled_listed_and_run_by_its_name() {
 
 #[cfg(unix)]
 #[test]
-fn ctrl_c_ends_the_answer() {
-    // The bundled model needs seconds to fill its context.
+fn ctrl_c_ends_an_answer_of_seconds() {
     let mut child = weft(&["ask", "--ignore-eos", "hello"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -147,7 +147,11 @@ pub fn template(input: &[u8]) {
         if let Ok(rendered) = template.render(conversation) {
             assert_eq!(
                 rendered.text(),
-                rendered.segments().iter().map(|s| s.text()).collect::<String>()
+                rendered
+                    .segments()
+                    .iter()
+                    .map(weft_core::prompt::Segment::text)
+                    .collect::<String>()
             );
         }
     }
