@@ -29,14 +29,14 @@ pub(crate) struct StartArgs {
     /// Tokens of the prompt
     #[arg(short = 'p', long, value_name = "TOKENS", default_value = "32",
           value_parser = size::parse_count)]
-    n_prompt: usize,
+    prompt_tokens: usize,
     /// Length of the context that memory is taken for
     #[arg(short, long, value_name = "TOKENS", default_value = "8192",
           value_parser = size::parse_count)]
     ctx_size: usize,
     /// Then also wait until all kernels are compiled and measured
     #[arg(long)]
-    warm: bool,
+    wait: bool,
 }
 
 /// Contexts that fit side by side.
@@ -64,13 +64,13 @@ pub(crate) fn run(args: &StartArgs) -> Result<ExitCode, CliError> {
     let launches = load::wanted_launches(&args.subject.device)?;
     parts.end("driver, compiler, context");
     let subject = Subject::find(&args.subject)?;
-    subject.check_positions(args.n_prompt + 2)?;
+    subject.check_positions(args.prompt_tokens + 2)?;
     let chosen = launches.map_or(Chosen::Cpu, Chosen::Cuda);
     let limits = Limits {
         step_tokens: args.subject.step_tokens(),
         step_outputs: MAX_LANES,
-        positions: args.ctx_size.max(args.n_prompt + 2),
-        pages: CONTEXTS * pages_for(args.ctx_size.max(args.n_prompt + 2)),
+        positions: args.ctx_size.max(args.prompt_tokens + 2),
+        pages: CONTEXTS * pages_for(args.ctx_size.max(args.prompt_tokens + 2)),
     };
     parts.end("model");
     let make =
@@ -92,10 +92,11 @@ pub(crate) fn run(args: &StartArgs) -> Result<ExitCode, CliError> {
         last.1 = (last.1 - created).max(0.0);
     }
     let failed = |error: DeviceError| CliError::Gpu(error.to_string());
-    let token = first_tokens(&mut *device, &subject, args.n_prompt, &mut parts).map_err(failed)?;
+    let token =
+        first_tokens(&mut *device, &subject, args.prompt_tokens, &mut parts).map_err(failed)?;
     let to_first: f64 =
         { parts.all.iter() }.take_while(|(part, _)| part != SECOND).map(|(_, ms)| ms).sum();
-    if args.warm {
+    if args.wait {
         device.warm_up().map_err(failed)?;
         parts.end("after it: all kernels compiled, tested, measured");
     }
