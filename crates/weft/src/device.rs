@@ -99,6 +99,18 @@ impl DeviceOptions {
     }
 }
 
+/// What was loaded, if the device passed its test.
+#[cfg(any(feature = "cuda", feature = "cpu"))]
+fn after_test<T>(
+    tested: Result<Passed, String>,
+    load: impl FnOnce() -> Result<T, Error>,
+) -> Result<(Option<T>, Tested), Error> {
+    match tested {
+        Ok(passed) => Ok((Some(load()?), Tested::Passed(passed))),
+        Err(reason) => Ok((None, Tested::Failed(reason))),
+    }
+}
+
 impl Chosen {
     /// The free memory of the device, if the system reports it.
     pub(crate) fn free_memory(self) -> Result<Option<u64>, Error> {
@@ -121,11 +133,11 @@ impl Chosen {
         self,
         load: impl FnOnce() -> Result<T, Error>,
     ) -> Result<(Option<T>, Tested), Error> {
-        let tested = match self {
-            Self::Reference => return Ok((Some(load()?), Tested::NotNeeded)),
+        match self {
+            Self::Reference => Ok((Some(load()?), Tested::NotNeeded)),
             #[cfg(feature = "cuda")]
             Self::Cuda(launches) if self_test::cuda_has_passed(launches) => {
-                return Ok((Some(load()?), Tested::Earlier));
+                Ok((Some(load()?), Tested::Earlier))
             }
             #[cfg(feature = "cuda")]
             Self::Cuda(launches) => std::thread::scope(|scope| {
@@ -133,15 +145,11 @@ impl Chosen {
                 let test = scope.spawn(move || self_test::cuda(launches));
                 let loaded = load();
                 let tested = test.join().unwrap_or_else(|_| Err("the self-test panicked".into()));
-                tested.map(|passed| (loaded, passed))
+                after_test(tested, || loaded)
             }),
             #[cfg(feature = "cpu")]
-            Self::Cpu => self_test::cpu().map(|passed| (load(), passed)),
-        };
-        Ok(match tested {
-            Ok((loaded, passed)) => (Some(loaded?), Tested::Passed(passed)),
-            Err(reason) => (None, Tested::Failed(reason)),
-        })
+            Self::Cpu => after_test(self_test::cpu(), load),
+        }
     }
 
     /// Loads a model onto the device. `threads` applies to the CPU; the default is all of its
