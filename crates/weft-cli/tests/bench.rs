@@ -219,6 +219,10 @@ fn tokens_that_follow_one_another_are_timed_too() {
     assert!(followed > 0 && followed == given, "{names:?}");
 }
 
+/// Ways of choosing tokens: best, two samplers, log-probabilities of one and of six tokens, and a
+/// schema without and with them.
+const WAYS: usize = 7;
+
 #[test]
 fn whole_answers_are_timed_by_every_way_of_choosing() {
     let folder = Folder::new();
@@ -229,7 +233,7 @@ fn whole_answers_are_timed_by_every_way_of_choosing() {
     assert_eq!(code, 0, "{stderr}");
     let report: Value = serde_json::from_str(&json).unwrap();
     let rows = report["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 4 * 2 * 2);
+    assert_eq!(rows.len(), WAYS * 2 * 2);
     assert!(rows.iter().all(|row| row["same_tokens"] == true && row["samples"][1].is_number()));
     let (code, _, stderr) = folder.bench(&[&args[..], &["--shape", "small.json"]].concat());
     assert_eq!(code, 2);
@@ -251,7 +255,7 @@ fn answers_behind_chunks_have_the_tokens_of_one_piece() {
     let report: Value = serde_json::from_str(&json).unwrap();
     let rows = report["rows"].as_array().unwrap();
     let chunks: Vec<_> = rows.iter().map(|row| row["chunks"].as_u64().unwrap()).collect();
-    assert_eq!(chunks, [1, 5].repeat(4));
+    assert_eq!(chunks, [1, 5].repeat(WAYS));
     assert!(rows.iter().all(|row| row["same_tokens"] == true));
     let (code, _, stderr) = ask("300", "300");
     assert!(code != 0 && stderr.contains("300 pieces"), "{code}: {stderr}");
