@@ -230,9 +230,9 @@ fn moved_chunks_are_reused_and_answers_verified() {
 
 #[test]
 fn an_answer_that_fills_the_context_is_verified_too() {
-    let server = Server::start(&["-c", "64"]);
+    let server = Server::start(&["-c", "192"]);
     let answer = server.ask(&chat_with(json!({"ignore_eos": true, "max_tokens": 1000})));
-    assert_eq!(answer["usage"]["total_tokens"], 64, "{answer}");
+    assert_eq!(answer["usage"]["total_tokens"], 192, "{answer}");
     let (status, found) = server.post("/v1/chunks/verify", &json!({"completion": answer["id"]}));
     assert_eq!((status, &found["exact"]), (200, &json!(true)), "{found}");
 }
