@@ -126,6 +126,9 @@ fn every_kernel_compiles(arch: &str) {
     }
 }
 
+/// The head may spill two words: it also ranks what log-probabilities report, once per tile.
+const HEAD_SPILLS: usize = 8;
+
 #[test]
 fn every_named_shape_compiles() {
     // The first is compiled for every architecture, above.
@@ -133,7 +136,8 @@ fn every_named_shape_compiles() {
         let config = shapes::config(name).unwrap();
         let Some(report) = report(&config, &Forms::default(), "sm_90a", &[]) else { return };
         let spilled: Vec<_> = { spills(&report).into_iter() }
-            .filter(|(kernel, bytes)| *bytes > 0 && DECODE_KERNELS.contains(&kernel.as_str()))
+            .filter(|(kernel, _)| DECODE_KERNELS.contains(&kernel.as_str()))
+            .filter(|(kernel, bytes)| *bytes > if kernel == "norm_head" { HEAD_SPILLS } else { 0 })
             .collect();
         // Wider inputs than this do not fit into the registers of one warp in eight.
         let holds = config.hidden <= 4096;
