@@ -40,7 +40,7 @@ struct Worker {
     parked: Arc<AtomicBool>,
 }
 
-/// Items `first..end`, as the upper and the lower half of a word, in a cache line of its own.
+/// Items `first..end`, as the upper and the lower half of a word, in its own cache line.
 #[repr(align(64))]
 struct Share(AtomicU64);
 

@@ -4,35 +4,18 @@
 //! Without a GPU each test is skipped; with `WEFT_REQUIRE_GPU=1` it fails.
 
 mod gpu;
+mod large_logits;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
-use gpu::gpu_is_there;
+use large_logits::{LIMITS, config, gpu_alone, head};
 use weft_core::config::Config;
-use weft_core::device::{Device, Lane, Limits, Outputs, Span, Step};
+use weft_core::device::{Device, Lane, Outputs, Span, Step};
 use weft_core::plan::plan;
 use weft_core::sampling::{Sampler, Sampling, SamplingError, uniform};
-use weft_core::weights::{Forms, RandomWeights, Tensor, Weights, WeightsError};
+use weft_core::weights::{Forms, RandomWeights, Weights};
 use weft_cuda::{CudaDevice, Launches, Options};
 use weft_testing::{Work, span, tokens};
-
-const LIMITS: Limits = Limits { step_tokens: 160, step_outputs: 16, positions: 1024, pages: 64 };
-
-/// The GPU for one test, if there is one: blocks of a device wait for one another, so devices of one process take turns.
-fn gpu_alone() -> Option<MutexGuard<'static, ()>> {
-    static ONE: Mutex<()> = Mutex::new(());
-    gpu_is_there().then(|| ONE.lock().unwrap_or_else(PoisonError::into_inner))
-}
-
-fn config(vocab: usize) -> Config {
-    let json = format!(
-        r#"{{"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
-            "intermediate_size": 96, "vocab_size": {vocab}, "rope_theta": 10000.0,
-            "max_position_embeddings": 1024, "tie_word_embeddings": false}}"#
-    );
-    Config::from_json(json.as_bytes()).unwrap()
-}
 
 fn device(config: &Config, weights: &dyn Weights) -> CudaDevice {
     CudaDevice::new(config, weights, Options::new(LIMITS)).unwrap()
@@ -42,37 +25,6 @@ fn device(config: &Config, weights: &dyn Weights) -> CudaDevice {
 fn device_of_all_ways(config: &Config, weights: &dyn Weights) -> CudaDevice {
     let options = Options { launches: Launches::Persistent, ..Options::new(LIMITS) };
     CudaDevice::new(config, weights, options).unwrap()
-}
-
-/// Random weights with a head of larger logits, some rows of which are changed.
-struct Head<F> {
-    random: RandomWeights,
-    change: F,
-}
-
-impl<F: Fn(usize, &mut Vec<f32>) + Send + Sync> Weights for Head<F> {
-    fn read(
-        &self,
-        tensor: Tensor,
-        visit: &mut dyn FnMut(usize, &[f32]),
-    ) -> Result<(), WeightsError> {
-        self.random.read(tensor, &mut |row, values| {
-            if tensor != Tensor::Head {
-                return visit(row, values);
-            }
-            let mut values: Vec<f32> = values.iter().map(|value| value * 12.0).collect();
-            (self.change)(row, &mut values);
-            visit(row, &values);
-        })
-    }
-
-    fn fingerprint(&self) -> [u8; 32] {
-        self.random.fingerprint()
-    }
-}
-
-fn head<F: Fn(usize, &mut Vec<f32>) + Send + Sync>(config: &Config, change: F) -> Head<F> {
-    Head { random: RandomWeights::new(config, 7), change }
 }
 
 /// One lane: a token after `before` rows that are there.
