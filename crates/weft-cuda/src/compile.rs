@@ -29,7 +29,8 @@ pub struct Program {
 
 /// The compiler's output, and its report on registers and spills of each kernel.
 pub struct Compiled {
-    /// The machine code.
+    /// The machine code; for a virtual architecture (`compute_80`) its assembly, ended by a zero,
+    /// which the driver translates when it is loaded.
     pub cubin: Vec<u8>,
     /// The compiler's report; empty if the cubin came from the cache.
     pub report: String,
@@ -121,7 +122,7 @@ pub fn compile(program: &Program, arch: &str) -> Result<Compiled, CudaError> {
         let report = result::get_program_log(program).unwrap_or_default();
         let report: Vec<u8> = report.iter().map(|c| *c as u8).take_while(|c| *c != 0).collect();
         let report = String::from_utf8_lossy(&report).into_owned();
-        let cubin = compiled.and_then(|()| take_cubin(program));
+        let cubin = compiled.and_then(|()| take_code(program, arch.starts_with("compute_")));
         let _ = result::destroy_program(program);
         let cubin = cubin.map_err(|error| failed(format!("{error}: {report}")))?;
         Ok(Compiled { cubin, report })
@@ -227,16 +228,27 @@ fn create(
 
 /// # Safety
 /// The program was compiled and not yet destroyed.
-unsafe fn take_cubin(program: sys::nvrtcProgram) -> Result<Vec<u8>, result::NvrtcError> {
+unsafe fn take_code(
+    program: sys::nvrtcProgram,
+    is_virtual: bool,
+) -> Result<Vec<u8>, result::NvrtcError> {
+    let (size, take) = if is_virtual {
+        (sys::nvrtcGetPTXSize as Size, sys::nvrtcGetPTX as Take)
+    } else {
+        (sys::nvrtcGetCUBINSize as Size, sys::nvrtcGetCUBIN as Take)
+    };
     let mut len = 0;
     // SAFETY: writes one integer; then as many bytes as it said.
     unsafe {
-        sys::nvrtcGetCUBINSize(program, &mut len).result()?;
-        let mut cubin = vec![0_u8; len];
-        sys::nvrtcGetCUBIN(program, cubin.as_mut_ptr().cast()).result()?;
-        Ok(cubin)
+        size(program, &mut len).result()?;
+        let mut code = vec![0_u8; len];
+        take(program, code.as_mut_ptr().cast()).result()?;
+        Ok(code)
     }
 }
+
+type Size = unsafe fn(sys::nvrtcProgram, *mut usize) -> sys::nvrtcResult;
+type Take = unsafe fn(sys::nvrtcProgram, *mut c_char) -> sys::nvrtcResult;
 
 /// `$WEFT_KERNEL_CACHE`, or the system's folder for caches.
 fn cache_folder() -> Option<PathBuf> {

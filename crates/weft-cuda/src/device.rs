@@ -57,12 +57,18 @@ pub struct Options {
     pub launches: Launches,
     /// A smaller GPU to compute like; for tests.
     pub chip: Option<Chip>,
+    /// Another architecture to compile for, like `compute_80`, which the driver translates for its
+    /// GPU; for tests.
+    pub arch: Option<&'static str>,
+    /// Whether persistent kernels may draw tokens. Compiling those takes as long as the others, and
+    /// some tests never draw.
+    pub draws: bool,
 }
 
 impl Options {
     /// The fastest way.
     pub fn new(limits: Limits) -> Self {
-        Self { limits, launches: Launches::default(), chip: None }
+        Self { limits, launches: Launches::default(), chip: None, arch: None, draws: true }
     }
 }
 
@@ -123,15 +129,17 @@ impl CudaDevice {
         options: Options,
     ) -> Result<Self, CudaError> {
         let mut started = StartParts::begin();
-        let Options { limits, launches, chip } = options;
+        let Options { limits, launches, chip, arch, draws } = options;
         let gpu = driver::open(0)?;
         started.end("context");
         let chip = chip.unwrap_or(gpu.facts.chip);
         let forms = Forms::of(weights, config);
         let shape = Shape::new(config, &forms, chip)?;
         let with_persistent = persistent::is_compiled(config, &shape, launches);
-        let sources = kernels::modules(config, &forms, chip, with_persistent)?;
-        let mut modules = Modules::begin(&gpu, sources)?;
+        let mut sources = kernels::modules(config, &forms, chip, with_persistent)?;
+        sources.retain(|source| draws || !source.draws());
+        let arch = arch.map_or_else(|| gpu.facts.arch(), str::to_owned);
+        let mut modules = Modules::begin(&gpu, sources, &arch)?;
         if launches == Launches::Persistent {
             modules.begin_persistent();
         }

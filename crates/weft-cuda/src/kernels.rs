@@ -50,6 +50,16 @@ pub struct ModuleSource {
     pub program: Program,
 }
 
+impl ModuleSource {
+    /// Whether it is a persistent kernel that draws tokens.
+    pub(crate) fn draws(&self) -> bool {
+        self.stage == Stage::Persistent && self.name.ends_with(DRAWN)
+    }
+}
+
+/// The end of the names of persistent kernels that draw tokens.
+pub(crate) const DRAWN: &str = "_drawn";
+
 /// Files with kernels. Each is a module, so that compilers run side by side.
 const KERNELS: &[(Stage, (&str, &str))] = &kernel_files![
     Decode: "kernels/choose.cu",
@@ -197,7 +207,7 @@ fn include(name: &str) -> String {
 fn whole_plans() -> impl Iterator<Item = (String, String)> {
     WHOLE_PLANS.into_iter().flat_map(|(name, tokens)| {
         let tokens = tokens.map_or("ANY".to_owned(), |n| n.to_string());
-        [("", false), ("_drawn", true)].map(|(suffix, draws)| {
+        [("", false), (DRAWN, true)].map(|(suffix, draws)| {
             let name = format!("{name}{suffix}");
             let list = format!("#define WHOLE_PLANS(PLAN) PLAN({name}, {tokens}, {draws})\n");
             (name, list)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::compile_jobs::{Job, Jobs};
 use crate::driver::{Gpu, Kernel, Module};
 use crate::error::CudaError;
-use crate::kernels::{ModuleSource, Stage};
+use crate::kernels::{DRAWN, ModuleSource, Stage};
 use crate::tables::{Counts, Lists};
 
 /// The modules of a model on a GPU, and their compilers.
@@ -21,13 +21,17 @@ pub(crate) struct Modules {
 
 impl Modules {
     /// Begins to compile all modules but the persistent ones.
-    pub(crate) fn begin(gpu: &Arc<Gpu>, sources: Vec<ModuleSource>) -> Result<Self, CudaError> {
+    pub(crate) fn begin(
+        gpu: &Arc<Gpu>,
+        sources: Vec<ModuleSource>,
+        arch: &str,
+    ) -> Result<Self, CudaError> {
         let (mut all, mut persistent, mut others) = (Vec::new(), Vec::new(), Vec::new());
         for ModuleSource { name, stage, program } in sources {
             if stage == Stage::Measurement {
                 continue;
             }
-            let job = Job::new(program, &gpu.facts.arch())?;
+            let job = Job::new(program, arch)?;
             all.push((name, Module::new(gpu, &job)));
             let of = if stage == Stage::Persistent { &mut persistent } else { &mut others };
             of.push(job);
@@ -37,8 +41,11 @@ impl Modules {
     }
 
     pub(crate) fn of(&self, name: &str) -> &Arc<Module> {
-        let found = self.all.iter().find(|(of, _)| of == name);
-        &found.unwrap_or_else(|| panic!("there is no module {name}")).1
+        self.find(name).unwrap_or_else(|| panic!("there is no module {name}"))
+    }
+
+    fn find(&self, name: &str) -> Option<&Arc<Module>> {
+        self.all.iter().find(|(of, _)| of == name).map(|(_, module)| module)
     }
 
     /// Takes the persistent kernels from the cache, if it has all of them.
@@ -78,8 +85,9 @@ impl Modules {
     /// Loads the kernels that run all ops. Their shared memory depends on the GPU.
     pub(crate) fn whole_plans(&self) -> WholePlans {
         let plan = |(name, _): (&str, _)| {
-            let kernel = |name: &str| self.of(name).kernel(name, 0);
-            WholePlan { best: kernel(name), drawn: kernel(&format!("{name}_drawn")) }
+            let drawn = format!("{name}{DRAWN}");
+            let drawn = self.find(&drawn).map(|module| module.kernel(&drawn, 0));
+            WholePlan { best: self.of(name).kernel(name, 0), drawn }
         };
         WholePlans(WHOLE_PLANS.into_iter().map(plan).collect())
     }
@@ -110,10 +118,17 @@ pub(crate) fn next_plan(n: usize) -> Option<usize> {
     all.clone().find(|tokens| *tokens > n).filter(|_| all.clone().all(|tokens| tokens != n))
 }
 
-/// The two forms of such a kernel: one for greedy tokens or none, one for drawn tokens.
+/// The two forms of such a kernel: one for greedy tokens or none, one for drawn tokens, unless the
+/// device is to do without it.
 struct WholePlan {
     best: Kernel,
-    drawn: Kernel,
+    drawn: Option<Kernel>,
+}
+
+impl WholePlan {
+    fn all(&self) -> impl Iterator<Item = &Kernel> {
+        std::iter::once(&self.best).chain(&self.drawn)
+    }
 }
 
 /// All kernels that run a whole plan.
@@ -123,26 +138,27 @@ impl WholePlans {
     /// The kernel for the lists of a step.
     pub(crate) fn of(&self, lists: &Lists, is_drawn: bool) -> &Kernel {
         let plan = &self.0[plan_for(&lists.counts, lists.most_queries())];
-        if is_drawn { &plan.drawn } else { &plan.best }
+        let drawn = || plan.drawn.as_ref().expect("the device was created to draw");
+        if is_drawn { drawn() } else { &plan.best }
     }
 
     /// The largest static shared memory of these kernels.
     pub(crate) fn static_shared_bytes(&self) -> Result<usize, CudaError> {
-        let all = self.0.iter().flat_map(|plan| [&plan.best, &plan.drawn]);
+        let all = self.0.iter().flat_map(WholePlan::all);
         let bytes: Result<Vec<usize>, CudaError> = all.map(Kernel::static_shared_bytes).collect();
         Ok(bytes?.into_iter().max().unwrap_or(0))
     }
 
     /// Loads them all.
     pub(crate) fn ready(&self) -> Result<(), CudaError> {
-        self.0.iter().flat_map(|plan| [&plan.best, &plan.drawn]).try_for_each(Kernel::ready)
+        self.0.iter().flat_map(WholePlan::all).try_for_each(Kernel::ready)
     }
 
     /// The same kernels with a launch's dynamic shared memory.
     pub(crate) fn with_shared(&self, bytes: usize) -> Self {
         let with = |plan: &WholePlan| WholePlan {
             best: plan.best.with_shared(bytes),
-            drawn: plan.drawn.with_shared(bytes),
+            drawn: plan.drawn.as_ref().map(|kernel| kernel.with_shared(bytes)),
         };
         Self(self.0.iter().map(with).collect())
     }

@@ -5,7 +5,6 @@
 
 mod gpu;
 
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use gpu::gpu_is_there;
@@ -19,7 +18,7 @@ use weft_core::shapes;
 use weft_core::tokenizer::Tokenizer;
 use weft_cuda::{CudaDevice, Launches, Options};
 use weft_testing::exact::{Size, answers_are_the_cold_ones};
-use weft_testing::tokens;
+use weft_testing::{in_tree, tokens};
 
 const ANSWER: usize = 1000;
 const LIMITS: Limits =
@@ -27,8 +26,7 @@ const LIMITS: Limits =
 
 /// Qwen3-0.6B's widths in a few layers.
 fn model() -> Model {
-    let file =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../weft-core/tests/prompts/tokenizer.json");
+    let file = in_tree("crates/weft-core/tests/prompts/tokenizer.json");
     let tokenizer = Tokenizer::from_file(file).unwrap();
     let shape = shapes::config("qwen3-0.6b").unwrap();
     let config = Config { layers: 4, vocab: tokenizer.vocab_size() as usize, ..shape };

@@ -4,11 +4,13 @@
 //! Without a GPU each test is skipped; with `WEFT_REQUIRE_GPU=1` it fails.
 
 mod gpu;
+mod like;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use gpu::gpu_is_there;
 use half::bf16;
+use like::options;
 use weft_core::config::Config;
 use weft_core::device::{Device, Inspect};
 use weft_core::plan::plan;
@@ -78,7 +80,8 @@ fn like_none(config: &Config) -> Mixed {
 }
 
 fn device(config: &Config, weights: &dyn Weights, launches: Launches) -> CudaDevice {
-    let options = Options { launches, ..Options::new(LIMITS) };
+    // No test here draws tokens: half of the persistent kernels, and most of the compiler's time.
+    let options = Options { launches, draws: false, ..options(LIMITS) };
     let mut device = CudaDevice::new(config, weights, options).unwrap();
     poison(&mut device, config);
     device

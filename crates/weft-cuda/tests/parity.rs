@@ -4,9 +4,11 @@
 //! Without a GPU each test is skipped; with `WEFT_REQUIRE_GPU=1` it fails.
 
 mod gpu;
+mod like;
 
 use gpu::gpu_is_there;
 use half::bf16;
+use like::{SMALL, options};
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 use weft_core::config::Config;
@@ -21,7 +23,7 @@ use weft_testing::parity::{Layout, Noise, Sizes, compare, copy_rows, shapes, wor
 use weft_testing::{LIMITS, Work, config, config_with, fill, poison, run, span, tokens};
 
 fn device_with(config: &Config, launches: Launches) -> CudaDevice {
-    let options = Options { launches, ..Options::new(LIMITS) };
+    let options = Options { launches, ..options(LIMITS) };
     CudaDevice::new(config, &RandomWeights::new(config, 7), options).unwrap()
 }
 
@@ -172,7 +174,7 @@ fn golden_models_err_no_more_than_transformers() {
     for name in golden::MODELS {
         let golden = Golden::open(name);
         let mut device =
-            CudaDevice::new(&golden.config, &golden.weights(), Options::new(LIMITS)).unwrap();
+            CudaDevice::new(&golden.config, &golden.weights(), options(LIMITS)).unwrap();
         golden::errs_no_more_than_transformers(&golden, &mut device);
     }
 }
@@ -184,9 +186,8 @@ macro_rules! conforms {
             fn $name() {
                 if gpu_is_there() {
                     let make = |config: &Config, limits| -> Box<dyn Inspect> {
-                        let options = Options::new(limits);
                         let weights = RandomWeights::new(config, 7);
-                        Box::new(CudaDevice::new(config, &weights, options).unwrap())
+                        Box::new(CudaDevice::new(config, &weights, options(limits)).unwrap())
                     };
                     conformance::$name(&make $(, $argument)?);
                 }
@@ -376,9 +377,6 @@ fn wide_models_keep_all_of_it() {
     }
 }
 
-/// What a GPU of 82 multiprocessors with 99 KiB of shared memory would run.
-const SMALL: Chip = Chip { n_sms: 82, shared_bytes: 99 << 10, has_warpgroups: false };
-
 /// Less shared memory: shorter rings and strips, keys and values in one place, fewer stages for blocks of tokens.
 #[test]
 fn a_small_gpu_computes_the_same() {
@@ -394,7 +392,7 @@ fn a_small_gpu_computes_the_same() {
     .unwrap();
     keeps_all_of_it(&config, Some(SMALL), WIDE_NOISE);
     let make = |config: &Config, limits| -> Box<dyn Inspect> {
-        let options = Options { chip: Some(SMALL), ..Options::new(limits) };
+        let options = Options { chip: Some(SMALL), ..options(limits) };
         Box::new(CudaDevice::new(config, &RandomWeights::new(config, 7), options).unwrap())
     };
     conformance::a_prompt_cut_anywhere_gives_the_same_bits(&make);
@@ -402,7 +400,8 @@ fn a_small_gpu_computes_the_same() {
 }
 
 fn keeps_all_of_it(config: &Config, chip: Option<Chip>, noise: Noise) {
-    let options = Options { chip, ..Options::new(LIMITS) };
+    let like = options(LIMITS);
+    let options = Options { chip: chip.or(like.chip), ..like };
     let mut ours = CudaDevice::new(config, &RandomWeights::new(config, 7), options).unwrap();
     let mut theirs = reference(config);
     poison(&mut ours, config);

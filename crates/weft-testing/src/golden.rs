@@ -1,6 +1,6 @@
 //! The golden models: a folder each, with the results of transformers and of the definition.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use half::bf16;
 use safetensors::{Dtype, SafeTensors};
@@ -8,7 +8,7 @@ use weft_core::config::Config;
 use weft_core::device::Inspect;
 use weft_core::weights::Safetensors;
 
-use super::{Work, log_softmax, run, span};
+use super::{Work, in_tree, log_softmax, run, span};
 
 pub const MODELS: [&str; 4] = ["qwen3", "qwen3_yarn", "qwen2", "llama3"];
 
@@ -22,8 +22,7 @@ pub struct Golden {
 
 impl Golden {
     pub fn open(name: &str) -> Self {
-        let folder =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../weft-core/tests/golden").join(name);
+        let folder = in_tree("crates/weft-core/tests/golden").join(name);
         let read = |file: &str| std::fs::read(folder.join(file)).unwrap();
         let values = read("golden.safetensors");
         let file = SafeTensors::deserialize(&values).unwrap();

@@ -15,6 +15,7 @@ mod skip;
 pub mod stub;
 
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 
 use weft_core::config::Config;
 use weft_core::device::{Inspect, Lane, Limits, Outputs, Rows, Span, Step};
@@ -24,6 +25,13 @@ use weft_core::plan::{Op, plan};
 
 pub use self::die_with_us::DieWithUs;
 pub use self::skip::{Missing, skip};
+
+/// A file or a folder of the source tree: of the one that `WEFT_TREE` names, or of the one that this
+/// was compiled in. Test programs may run on another machine than they were compiled on.
+pub fn in_tree(path: &str) -> PathBuf {
+    let here = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    std::env::var_os("WEFT_TREE").map_or_else(here, PathBuf::from).join(path)
+}
 
 /// Limits that suffice for every test here.
 pub const LIMITS: Limits =

@@ -2,7 +2,6 @@
 //! demand. Tests and benches of the server use it if they do not need a model.
 
 use std::ops::Range;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -16,7 +15,7 @@ use weft_core::plan::Op;
 
 /// The bundled model: its tokenizer is real, its weights are never read.
 pub fn model() -> Model {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/weft-tiny");
+    let folder = crate::in_tree("assets/weft-tiny");
     Model::open(&folder).expect("the bundled model")
 }
 
