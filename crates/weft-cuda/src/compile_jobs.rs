@@ -1,14 +1,15 @@
 //! Compiles modules on other threads, in the order in which steps need them.
 //!
 //! A [`Job`] is one module: its cubin comes from the cache, from a thread of [`Jobs`], or, if no
-//! thread has begun, from whoever needs it. Threads hold sources and cubins and nothing of a GPU,
+//! thread has begun, from whoever needs it. Devices of one process share the jobs of the same
+//! module. Threads hold sources and cubins and nothing of a GPU,
 //! so a device can be dropped while they run: modules that wait are given up, and a module that a
 //! thread compiles is finished and cached. `compile.rs` ends compilers when the process ends.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 
 use crate::compile::{self, Program};
@@ -36,7 +37,20 @@ impl Job {
     pub(crate) fn new(program: Program, arch: &str) -> Result<Arc<Self>, CudaError> {
         let key = compile::key_for(&program, arch)?;
         let entry = compile::entry(&format!("{key}.cubin"));
-        Ok(Arc::new(Self::waiting(program, arch, key, entry)))
+        Ok(Self::shared(Self::waiting(program, arch, key, entry)))
+    }
+
+    /// The job of this module that a device has already, or this one.
+    fn shared(self) -> Arc<Self> {
+        static ALL: Mutex<BTreeMap<String, Weak<Job>>> = Mutex::new(BTreeMap::new());
+        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(job) = all.get(&self.key).and_then(Weak::upgrade) {
+            return job;
+        }
+        all.retain(|_, job| job.strong_count() > 0);
+        let job = Arc::new(self);
+        all.insert(job.key.clone(), Arc::downgrade(&job));
+        job
     }
 
     fn waiting(program: Program, arch: &str, key: String, entry: Option<PathBuf>) -> Self {
@@ -164,6 +178,20 @@ mod tests {
         for _ in 0..2 {
             assert!(failed.cubin().unwrap_err().to_string().ends_with("a log"), "every time");
         }
+    }
+
+    #[test]
+    fn devices_share_the_jobs_of_the_same_module() {
+        let job = |key: &str| {
+            let program = Program { source: String::new(), files: Vec::new() };
+            Job::waiting(program, "sm_90a", key.to_owned(), None).shared()
+        };
+        let (first, other) = (job("shared"), job("another"));
+        assert!(Arc::ptr_eq(&first, &job("shared")) && !Arc::ptr_eq(&first, &other));
+        *first.state() = State::Done(Ok(Arc::from([1].as_slice())));
+        assert!(job("shared").is_done());
+        drop(first);
+        assert!(!job("shared").is_done(), "nobody has it any more");
     }
 
     #[test]
