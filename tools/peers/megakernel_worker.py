@@ -2,7 +2,8 @@
 
 The checkout stays as it is. Its kernel is compiled for the GPU that is there instead of sm_120a,
 it reads the exported weights, and a repetition begins at the depth that is asked for: what the
-cache holds there does not change the time. It has room for 2,048 tokens and runs one lane.
+cache holds there does not change the time. It has room for 2,048 tokens and runs one lane. Building
+it takes nvcc, g++ and ninja, and about a minute: torch's headers are large.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 import types
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -42,13 +44,24 @@ def main() -> None:
     major, minor = torch.cuda.get_device_capability()
     architecture = f"sm_{major}{minor}a"
     code = load(args.checkout, architecture)
-    with mock.patch("transformers.AutoTokenizer.from_pretrained", return_value=OneToken()):
+    with (
+        mock.patch("transformers.AutoTokenizer.from_pretrained", return_value=OneToken()),
+        mock.patch("transformers.AutoModelForCausalLM.from_pretrained", on_the_gpu()),
+    ):
         weights, tokenizer = code.load_weights(str(args.model), verbose=False)
     decoder = code.Decoder(weights, tokenizer)
     room = code.MAX_SEQ_LEN - args.tests.tokens
     depths = [depth for depth in args.tests.depths if depth < room]
     about = {"commit": commit(args.checkout), "torch": torch.__version__, "architecture": architecture}
     worker.serve(about, lambda: [measure(decoder, depth, args.tests) for depth in depths])
+
+
+def on_the_gpu() -> Callable[..., object]:
+    """How transformers loads a model, without `device_map`, which needs accelerate."""
+    from transformers import AutoModelForCausalLM
+
+    load = AutoModelForCausalLM.from_pretrained
+    return lambda name, device_map, **more: load(name, **more).to(device_map)
 
 
 def commit(checkout: Path) -> str | None:

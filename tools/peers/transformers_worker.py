@@ -61,17 +61,13 @@ def prepare(model: PreTrainedModel, way: str, tests: Tests) -> list[tuple]:
             case "eager":  # begun anew at every turn, because its cache grows
                 make = functools.partial(ways.eager, model, batch)
             case "graph":
-                make = always(ways.graph(model, batch, room))
+                make = ways.graph(model, batch, room)
             case "compiled":
-                make = always(ways.compiled(model, batch, room, mode or "default"))
+                make = ways.compiled(model, batch, room, mode or "default")
             case _:
                 raise SystemExit(f"there is no way {way}: eager, graph, compiled:<mode>")
         prepared.append(("decode", batch, batch, make, tests.tokens))
     return prepared
-
-
-def always(call: Callable[[], object]) -> Callable[[], Callable[[], object]]:
-    return lambda: call
 
 
 def measure(
