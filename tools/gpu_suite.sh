@@ -155,7 +155,7 @@ decode_under_ncu() {
 
 for section in "${sections[@]}"; do
     case "$section" in
-    forms) timed 150 forms ./forms ;;
+    forms) timed 200 forms ./forms ;;
     persistent) timed 110 persistent ./persistent ;;
     parity) timed 100 parity ./parity ;;
     reports | sampling) timed 70 "$section" "./$section" ;;
