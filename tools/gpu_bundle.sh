@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the CUDA device's test programs and `weft`, stripped, into a folder that can be copied to a
 # machine with a GPU, with the files that they read. There, `./gpu_suite.sh OUT` runs all of it, and
-# `WEFT_TREE=. WEFT_REQUIRE_GPU=1 ./parity` one program.
+# `WEFT_TEST_TREE=. WEFT_REQUIRE_GPU=1 ./parity` one program.
 # $PROFILE (release unless given) builds the test programs; a dev build also checks for overflows.
 set -euo pipefail
 cd "$(dirname "$0")/.."

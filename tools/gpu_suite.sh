@@ -23,7 +23,7 @@ if [[ ${#sections[@]} -eq 0 ]]; then
 fi
 in_all="${SECONDS_IN_ALL:-530}"
 export WEFT_REQUIRE_GPU=1
-export WEFT_TREE="${WEFT_TREE:-$here}"
+export WEFT_TEST_TREE="${WEFT_TEST_TREE:-$here}"
 export WEFT_KERNEL_CACHE="${WEFT_KERNEL_CACHE:-/tmp/weft-kernels-$UID}"
 # The driver keeps what it translates from compute_80.
 export CUDA_CACHE_PATH="$WEFT_KERNEL_CACHE/translated" CUDA_CACHE_MAXSIZE=4294967296

@@ -26,11 +26,11 @@ use weft_core::plan::{Op, plan};
 pub use self::die_with_us::DieWithUs;
 pub use self::skip::{Missing, skip};
 
-/// A file or a folder of the source tree: of the one that `WEFT_TREE` names, or of the one that this
+/// A file or a folder of the source tree: of the one that `WEFT_TEST_TREE` names, or of the one that this
 /// was compiled in. Test programs may run on another machine than they were compiled on.
 pub fn in_tree(path: &str) -> PathBuf {
     let here = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    std::env::var_os("WEFT_TREE").map_or_else(here, PathBuf::from).join(path)
+    std::env::var_os("WEFT_TEST_TREE").map_or_else(here, PathBuf::from).join(path)
 }
 
 /// Limits that suffice for every test here.

@@ -173,7 +173,7 @@ fn a_misspelt_variable_is_noticed_and_those_of_others_are_not() {
         "WEFT_REQUIRE_GPU",
         "WEFT_TEST_LIMIT_S",
         "WEFT_TEST_GPU",
-        "WEFT_TREE",
+        "WEFT_TEST_TREE",
         "WEFT_BREAK",
         "WEFT_URL",
         "WEFT_TINY",
