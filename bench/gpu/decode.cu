@@ -154,7 +154,7 @@ static Launch launch_for(const Lists &lists, const std::vector<LayerAddresses> &
     for (Draw &draw : draws) draw.flags = CHOSEN, draw.vocab = VOCAB, draw.share = 1ull << 32, draw.least_weight = 1;
     launch.sampling.draws = uploaded(draws), launch.sampling.best = zeros<u32>(8 * N_BEST);
     launch.sampling.bias = zeros<float>((size_t)8 * VOCAB), launch.sampling.marks = zeros<u32>((size_t)8 * VOCAB);
-    launch.sampling.told_tokens = zeros<u64>(TOLD_STEPS * 8), launch.sampling.told_shares = zeros<u64>(TOLD_STEPS * MOST_PARTS), launch.sampling.n_cells = MOST_PARTS;
+    launch.sampling.published_tokens = zeros<u64>(PUBLISHED_STEPS * 8), launch.sampling.published_shares = zeros<u64>(PUBLISHED_STEPS * MOST_PARTS), launch.sampling.n_cells = MOST_PARTS;
     launch.given_up = uploaded(std::vector<u32>{NOBODY}), launch.mailbox = zeros<Mailbox>(1), launch.withheld = ~0u, launch.chooses = CHOOSES_BEST;
     return launch;
 }

@@ -128,6 +128,14 @@ pub(crate) struct ShapeArgs {
     pub(crate) seed: u64,
 }
 
+/// A kind of GGUF file whose matrices differ in form.
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum Mix {
+    /// Four bits; six in the head, and for values and `down` in half of the layers
+    #[value(name = "q4_k_m")]
+    Q4KM,
+}
+
 /// The model, its device and the output format.
 #[derive(Args)]
 pub(crate) struct SubjectArgs {
@@ -139,6 +147,9 @@ pub(crate) struct SubjectArgs {
     /// Quantise the weights while loading
     #[arg(long, value_enum, value_name = "FORM")]
     pub(crate) quantize: Option<Quantize>,
+    /// Quantise the weights while loading, to the forms of a kind of GGUF file
+    #[arg(long, value_enum, value_name = "KIND", conflicts_with = "quantize")]
+    pub(crate) mix: Option<Mix>,
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
     /// Instruction set: portable, avx2, avx512 or avx512bf16

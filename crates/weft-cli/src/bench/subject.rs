@@ -19,7 +19,7 @@ use weft_core::shapes;
 use weft_core::weights::{Forms, Gguf, Quantised, RandomWeights, Safetensors, Weights};
 use weft_cpu::{CpuDevice, Isa, Options};
 
-use super::args::{ShapeArgs, SubjectArgs};
+use super::args::{Mix, ShapeArgs, SubjectArgs};
 use crate::args::Kernels;
 use crate::error::CliError;
 use crate::load;
@@ -64,11 +64,16 @@ impl Subject {
             (None, Some(model)) => Self::from_model(&models::resolve(model, args.quiet))?,
             _ => Self::of_shape(&args.random)?,
         };
-        Ok(match args.quantize {
-            None => subject,
-            Some(quantize) => Self {
+        Ok(match (args.quantize, args.mix) {
+            (None, None) => subject,
+            (Some(quantize), _) => Self {
                 weights: Box::new(Quantised::new(subject.weights, quantize.form())),
                 source: format!("{}, {quantize}", subject.source),
+                ..subject
+            },
+            (None, Some(Mix::Q4KM)) => Self {
+                weights: Box::new(Quantised::q4_k_m(subject.weights, &subject.config)),
+                source: format!("{}, q4_k_m", subject.source),
                 ..subject
             },
         })

@@ -2,6 +2,8 @@
 
 use half::{bf16, f16};
 
+use crate::config::Config;
+
 use super::{
     Code, Coded, CodedRow, Form, LayerTensor, Offset, Offsets, Scale, Scales, Tensor, UNIT_COLUMNS,
     Weights, WeightsError,
@@ -14,8 +16,41 @@ const MAX_STEP: f32 = 63.0;
 /// matrices that are coded already.
 pub struct Quantised<W> {
     from: W,
-    form: Coded,
+    recipe: Recipe,
     name: String,
+}
+
+/// The forms that matrices are quantised to.
+#[derive(Clone, Copy, Debug)]
+enum Recipe {
+    /// All to one.
+    One(Coded),
+    /// Those of llama.cpp's Q4_K_M.
+    Q4KM { layers: usize, tied_head: bool },
+}
+
+impl Recipe {
+    fn form(self, tensor: Tensor) -> Coded {
+        use LayerTensor as T;
+        let (layers, tied_head) = match self {
+            Self::One(form) => return form,
+            Self::Q4KM { layers, tied_head } => (layers, tied_head),
+        };
+        let is_six = match tensor {
+            Tensor::Head => true,
+            Tensor::Embed => tied_head,
+            Tensor::Layer(layer, T::V | T::Down) => takes_more_bits(layer.into(), layers),
+            _ => false,
+        };
+        if is_six { Coded::Q6_K } else { Coded::Q4_K }
+    }
+}
+
+/// The layers whose values and `down` have six bits: the first and the last eighth, and every third
+/// between them.
+fn takes_more_bits(layer: usize, layers: usize) -> bool {
+    let eighth = layers / 8;
+    layer < eighth || layer >= 7 * layers / 8 || (layer - eighth) % 3 == 2
 }
 
 impl Coded {
@@ -24,12 +59,30 @@ impl Coded {
         let (scale, offset) = (Scale::Bf16, Offset::None);
         Self { code: Code::Int { bits }, group: 32, scale, offset }
     }
+
+    /// GGUF's Q4_K.
+    pub const Q4_K: Self = Self {
+        code: Code::Uint { bits: 4 },
+        group: 32,
+        scale: Scale::Steps,
+        offset: Offset::Minimum,
+    };
+
+    /// GGUF's Q6_K.
+    pub const Q6_K: Self =
+        Self { code: Code::Int { bits: 6 }, group: 16, scale: Scale::Steps, offset: Offset::None };
 }
 
 impl<W: Weights> Quantised<W> {
     /// The weights of `from` in this form.
     pub fn new(from: W, form: Coded) -> Self {
-        Self { from, form, name: format!("{form:?}") }
+        Self { from, recipe: Recipe::One(form), name: format!("{form:?}") }
+    }
+
+    /// The weights of a model's `from` in the mix of forms that llama.cpp calls `Q4_K_M`.
+    pub fn q4_k_m(from: W, config: &Config) -> Self {
+        let recipe = Recipe::Q4KM { layers: config.layers, tied_head: config.tied_head };
+        Self { from, recipe, name: format!("{recipe:?}") }
     }
 }
 
@@ -43,17 +96,18 @@ impl<W: Weights> Weights for Quantised<W> {
             return self.from.read(tensor, visit);
         }
         let mut widened = Vec::new();
-        let values = self.form.code.values();
+        let form = self.recipe.form(tensor);
+        let values = form.code.values();
         self.read_coded(tensor, &mut |row, codes| {
             widened.resize(codes.codes.len(), 0.0);
-            codes.widen(self.form.group, &values, &mut widened);
+            codes.widen(form.group, &values, &mut widened);
             visit(row, &widened);
         })
     }
 
     fn form(&self, tensor: Tensor) -> Form {
         match self.from.form(tensor) {
-            Form::Plain if is_matrix(tensor) => Form::Coded(self.form),
+            Form::Plain if is_matrix(tensor) => Form::Coded(self.recipe.form(tensor)),
             form => form,
         }
     }
@@ -66,7 +120,7 @@ impl<W: Weights> Weights for Quantised<W> {
         if let Form::Coded(_) = self.from.form(tensor) {
             return self.from.read_coded(tensor, visit);
         }
-        let mut quantiser = Quantiser::new(self.form);
+        let mut quantiser = Quantiser::new(self.recipe.form(tensor));
         self.from.read(tensor, &mut |row, values| visit(row, &quantiser.quantise(values)))
     }
 
@@ -209,5 +263,26 @@ impl Numbers {
 
     fn get(&self) -> Scales<'_> {
         Scales { units: &self.units, steps: &self.steps }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn q4_k_m_has_six_bits_where_llama_cpp_has_them() {
+        let of = |tied_head| Recipe::Q4KM { layers: 36, tied_head };
+        let six = |kind| -> Vec<u16> {
+            let is_six = |layer: &u16| of(false).form(Tensor::Layer(*layer, kind)) == Coded::Q6_K;
+            (0..36).filter(is_six).collect()
+        };
+        // Qwen3-8B-Q4_K_M.gguf has these.
+        let more = [0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 30, 31, 32, 33, 34, 35];
+        assert_eq!((six(LayerTensor::V), six(LayerTensor::Down)), (more.to_vec(), more.to_vec()));
+        assert_eq!((six(LayerTensor::Q), six(LayerTensor::Gate)), (vec![], vec![]));
+        let ends = |recipe: Recipe| [Tensor::Embed, Tensor::Head].map(|t| recipe.form(t));
+        assert_eq!(ends(of(false)), [Coded::Q4_K, Coded::Q6_K]);
+        assert_eq!(ends(of(true)), [Coded::Q6_K; 2]);
     }
 }

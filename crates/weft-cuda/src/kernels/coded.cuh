@@ -233,6 +233,23 @@ __device__ __forceinline__ void add_pair(float (&sum)[4], const u8 *upper, const
     add_pair<F, ONE>(sum, unpack_pair<F>(upper, lower, lane, zero), PairNumbers<F>(upper, lower, lane), x);
 }
 
+// The same of one token and one tile, of two units that follow one another: the first has rows g of
+// a product, the second rows g + 8. Even columns of `x` are the input of the first, odd ones that of
+// the second; the other half of the product is of no use.
+template <class F> __device__ __forceinline__ void add_two(float &sum, const u8 *units, const ColumnInput<F> &x, int lane) {
+    const Interleaved codes = unpack_pair<F>(units, units + F::BYTES, lane, 0);
+    const PairNumbers<F> numbers(units, units + F::BYTES, lane);
+    float of_runs[F::RUNS][4] = {};
+#pragma unroll
+    for (int run = 0; run < F::RUNS; ++run) mma32(of_runs[run], codes, x.runs[run]);
+#pragma unroll
+    for (int i = 0; i < 2 * F::RUNS; ++i) {
+        const int unit = i / F::RUNS, run = i % F::RUNS;
+        sum = __fmaf_rn(numbers.of[unit][run].scale, of_runs[run][unit * 3], sum);
+        if constexpr (F::HAS_OFFSET) sum = __fmaf_rn(numbers.of[unit][run].minimum, x.sums[run][unit * 3], sum);
+    }
+}
+
 // Eight columns of a row of a unit, rounded to bf16.
 template <class F> __device__ __forceinline__ uint4 widened(const u8 *unit, int row, int chunk) {
     const uint4 codes = unpack<F>(unit, row * 4 + chunk);

@@ -64,6 +64,21 @@ __device__ __forceinline__ void add_strip(float (&sum)[4], const u8 *upper, cons
         for (; u < width; ++u) add_pairs<F, 1, ONE>(sum, upper + u * F::BYTES, lower + u * F::BYTES, x + u * n_tokens * 4, n_tokens, lane, zero);
 }
 
+// The same of one token and a tile without another: two units at a time, where there are two.
+template <class F, int N> __device__ __forceinline__ void add_twos(float &sum, const u8 *units, const uint4 *x, int lane) {
+#pragma unroll
+    for (int u = 0; u < N; u += 2) add_two<F>(sum, units + u * F::BYTES, ColumnInput<F>(x[u * 4 + lane / 4 % 2 * 4], lane, 0), lane);
+}
+template <class F, int STRIP> __device__ __forceinline__ void add_odd_strip(float (&sum)[4], const u8 *tile, const uint4 *x, int width, int lane, u32 zero) {
+    constexpr int N = STRIP % 10 == 0 ? 10 : STRIP % 8 == 0 ? 8 : STRIP % 6 == 0 ? 6 : STRIP < 4 ? 2 : 4;
+    int u = 0;
+#pragma unroll 1
+    for (; u + N <= width; u += N) add_twos<F, N>(sum[0], tile + u * F::BYTES, x + u * 4, lane);
+#pragma unroll 1
+    for (; u + 2 <= width; u += 2) add_twos<F, 2>(sum[0], tile + u * F::BYTES, x + u * 4, lane);
+    if (u < width) add_pairs<F, 1, true>(sum, tile + u * F::BYTES, tile + u * F::BYTES, x + u * 4, 1, lane, zero);
+}
+
 // Two tiles' sums of a warp where they wait for those of all warps: tokens 2c and 2c + 1 of row g,
 // in lane 4g + c.
 struct PairPlace {
@@ -82,8 +97,9 @@ struct PairPlace {
 
 // A warp's sums of some tiles, a strip of a pair at a time: what a stage holds is given back as
 // soon as it is read. `input.ready(first, n)` awaits some units, `input.from(unit)` is where this
-// lane's part of one lies. `place(tile)` is where sums of a tile wait.
-template <class W, int UNITS, bool ONE, class Input, class Place>
+// lane's part of one lies. `place(tile)` is where sums of a tile wait. Where the blocks with the most
+// tiles have an ODD number, the last tile takes half as long as a pair.
+template <class W, int UNITS, bool ONE, bool ODD, class Input, class Place>
 __device__ __forceinline__ void sum_coded_tiles(Stages &stages, int first_tile, int n_tiles, u32 n_tokens, int warp, int lane, Input &input, Place place) {
     using Stage = CodedStage<W, UNITS>;
     constexpr bool IS_EVEN = UNITS % Stage::STRIP == 0 && Stage::STRIP % units_together(Stage::STRIP) == 0;
@@ -106,8 +122,10 @@ __device__ __forceinline__ void sum_coded_tiles(Stages &stages, int first_tile, 
             const PairPlace own = {place(i), place(i + n - 1), n_tokens, lane};
             float sum[4] = {};
             if (Stage::STRIPS > 1 && strip > 0) own.each([&](float &first, float &second, int e) INLINED { sum[e] = first, sum[2 + e] = second; });
-            if constexpr (W::IS_UNIFORM) add_strip<typename W::Form, Stage::STRIP, IS_EVEN, ONE>(sum, upper, lower, x, width, n_tokens, lane, zero);
-            else {
+            if constexpr (W::IS_UNIFORM) {
+                if (ONE && ODD && n == 1) add_odd_strip<typename W::Form, Stage::STRIP>(sum, upper, x, width, lane, zero);
+                else add_strip<typename W::Form, Stage::STRIP, IS_EVEN, ONE>(sum, upper, lower, x, width, n_tokens, lane, zero);
+            } else {
                 // Two forms: one after the other, each as both.
                 const bool is_one = n == 1 || W::form_of(tile) == W::form_of(tile + 1);
                 const float before_strip[4] = {sum[0], sum[1], sum[2], sum[3]};

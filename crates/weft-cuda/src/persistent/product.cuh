@@ -253,7 +253,8 @@ __device__ __forceinline__ void sum_any_coded_tiles(Stages &stages, WarpSums &su
                 sum_held_coded_tiles<W, N, UNITS, ONE ? MOST_UNPACKED : FEW_UNPACKED, ONE>(stages, sum, warp, lane, input, n_tokens);
                 leave_pairs<N, 1>(sums, flip, n_tokens, warp, lane, [&](int tile, int, int e) INLINED { return sum[tile / 2][tile % 2 * 2 + e]; });
             });
-    sum_coded_tiles<W, UNITS, ONE>(stages, first_tile, n_tiles, n_tokens, warp, lane, input, [&](int tile) INLINED { return sums.of[flip][tile][warp]; });
+    constexpr bool ODD = TOGETHER == 1 && HiddenRows::MOST_TILES % 2 == 1;
+    sum_coded_tiles<W, UNITS, ONE, ODD>(stages, first_tile, n_tiles, n_tokens, warp, lane, input, [&](int tile) INLINED { return sums.of[flip][tile][warp]; });
 }
 
 // The computing warps. `input.begin(portion)` is called before a portion of this warp's input is
