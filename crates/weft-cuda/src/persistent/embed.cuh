@@ -6,16 +6,10 @@
 #include "kernels/base.cuh"
 #include "persistent/launch.cuh"
 
-// Two columns of a row of the embedding, from an even one on. Where nothing is to be unpacked, one
-// load of just these: with chunks of eight columns, the compiler lacks registers in all of a layer.
+// Two columns of a row of the embedding, from an even one on.
 __device__ __forceinline__ u32 embedded_pair(const Launch &launch, u32 row, u32 pair) {
-    if constexpr (EmbeddingMatrix::IS_PLAIN) {
-        const u64 unit = (u64)(row / 8) * (HIDDEN_STRIDE / 32) + unit_place<HIDDEN_UNITS>(pair / 16);
-        return ((const u32 *)launch.embedding)[(unit * UNIT + row % 8 * 4) * 4 + pair % 16];
-    } else {
-        const uint4 chunk = read_chunk<EmbeddingMatrix>(launch.embedding, row, pair / 4);
-        return pair % 4 == 0 ? chunk.x : pair % 4 == 1 ? chunk.y : pair % 4 == 2 ? chunk.z : chunk.w;
-    }
+    const uint4 chunk = read_chunk<EmbeddingMatrix>(launch.embedding, row, pair / 4);
+    return pair % 4 == 0 ? chunk.x : pair % 4 == 1 ? chunk.y : pair % 4 == 2 ? chunk.z : chunk.w;
 }
 
 __device__ __forceinline__ void compute_embed(Block &block) {
