@@ -24,6 +24,7 @@ use weft_core::plan::Op;
 use crate::CudaDevice;
 use crate::driver::{Address, Argument, Gpu, Launch, Memory, Pinned};
 use crate::error::CudaError;
+use crate::in_flight::OutputDraw;
 use crate::kv::Kv;
 use crate::layouts::{Layout, layout};
 use crate::modules::WholePlans;
@@ -31,7 +32,6 @@ use crate::ops::RING_THREADS;
 use crate::ops::norm_qkv::QkvStore;
 use crate::sampling::SamplingAddresses;
 use crate::shape::Shape;
-use crate::step_launch::OutputDraw;
 use crate::tables::{Lists, StepAddresses};
 use crate::weights::ModelWeights;
 pub(crate) use availability::{Coming, is_compiled, make};
@@ -149,8 +149,18 @@ pub(crate) struct Persistent {
     /// wrote it.
     number: u32,
     withheld: u32,
-    /// Whether the end of the last launch has not been awaited yet.
-    pub(crate) is_running: bool,
+    last: LastLaunch,
+}
+
+/// What the host knows of the last launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LastLaunch {
+    /// It has ended.
+    Ended,
+    /// It runs, or nobody has seen yet that it ended. One of a single step ends without being asked.
+    Runs { ends_itself: bool },
+    /// It was asked to end, and other work was launched after it.
+    Passed,
 }
 
 /// How the next token of every lane is chosen.
@@ -174,7 +184,7 @@ impl Chooses {
 
     /// For a step of some outputs, of which some have draws.
     pub(crate) fn by(draws: &[OutputDraw<'_>], n_outputs: usize) -> Self {
-        let is_best = |(_, _, draw): &OutputDraw<'_>| {
+        let is_best = |OutputDraw { draw, .. }: &OutputDraw<'_>| {
             let is_plain = !draw.adjusts && !draw.is_masked && draw.n_logprobs.is_none();
             draw.temperature == 0.0 && is_plain
         };
@@ -274,7 +284,7 @@ impl Persistent {
             mailbox: Pinned::new(gpu, size_of::<Mailbox>())?,
             number: 0,
             withheld: NONE,
-            is_running: false,
+            last: LastLaunch::Ended,
         };
         persistent.layers.write(0, &layers)?;
         persistent.ops.write(0, &codes)?;
@@ -311,9 +321,27 @@ impl Persistent {
         self.stop_word().store(1, Ordering::Relaxed);
     }
 
+    /// Whether the last launch may still publish tokens, and no other work was launched after it.
+    pub(crate) fn is_running(&self) -> bool {
+        matches!(self.last, LastLaunch::Runs { .. })
+    }
+
     /// Whether a launch was requested to stop; it may already have ended.
     pub(crate) fn is_stopped(&self) -> bool {
-        self.is_running && self.stop_word().load(Ordering::Relaxed) != 0
+        self.is_running() && self.stop_word().load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether a block timed out in a launch that has ended.
+    fn check_fault(&self) -> Result<(), Fault> {
+        match self.fault().swap(0, Ordering::Relaxed) {
+            0 => Ok(()),
+            _ => {
+                let mut op = [0_u32];
+                self.given_up.read(0, &mut op)?;
+                self.given_up.write(0, &[NOBODY])?;
+                Err(Fault::Stuck(op[0] as usize))
+            }
+        }
     }
 
     fn fault(&self) -> &AtomicU32 {
@@ -388,7 +416,7 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError>
     let persistent = device.persistent.as_mut().expect("callers ask only where there is one");
     let number = persistent.take_numbers(&device.gpu, run)?;
     persistent.stop_word().store(0, Ordering::Relaxed);
-    persistent.is_running = true;
+    persistent.last = LastLaunch::Runs { ends_itself: run.n_steps == 1 };
     let CudaDevice { weights, buffers, rope, few, gpu, sampling, .. } = &*device;
     let persistent = device.persistent.as_ref().expect("as above");
     let n_stages = persistent.n_stages(device.lists.counts.n_tokens);
@@ -449,19 +477,39 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError>
 
 /// Waits for the end of a launch, if there is one, and checks whether a block timed out.
 pub(crate) fn finish(device: &mut CudaDevice) -> Result<(), Fault> {
-    let Some(persistent) = device.persistent.as_mut().filter(|kernel| kernel.is_running) else {
+    let is_over = |kernel: &Persistent| kernel.last == LastLaunch::Ended;
+    let Some(persistent) = device.persistent.as_mut().filter(|kernel| !is_over(kernel)) else {
         return Ok(());
     };
     device.gpu.synchronize()?;
-    persistent.is_running = false;
-    match persistent.fault().swap(0, Ordering::Relaxed) {
-        0 => Ok(()),
-        _ => {
-            let mut op = [0_u32];
-            persistent.given_up.read(0, &mut op)?;
-            persistent.given_up.write(0, &[NOBODY])?;
-            Err(Fault::Stuck(op[0] as usize))
+    persistent.last = LastLaunch::Ended;
+    persistent.check_fault()
+}
+
+/// Called before other work is launched, after a launch that runs was requested to stop. The GPU
+/// keeps the order, so only another launch of the kernel waits here: it uses the same word to be
+/// stopped by.
+pub(crate) fn make_way(device: &mut CudaDevice, for_kernel: bool) -> Result<(), Fault> {
+    let Some(persistent) = &mut device.persistent else { return Ok(()) };
+    match persistent.last {
+        LastLaunch::Ended | LastLaunch::Passed if !for_kernel => Ok(()),
+        LastLaunch::Ended | LastLaunch::Runs { ends_itself: true } if for_kernel => Ok(()),
+        LastLaunch::Runs { .. } if !for_kernel => {
+            persistent.last = LastLaunch::Passed;
+            Ok(())
         }
+        _ => finish(device),
+    }
+}
+
+/// Called when results of the latest work are there. A launch before it has ended.
+pub(crate) fn finish_passed(device: &mut CudaDevice) -> Result<(), Fault> {
+    match &mut device.persistent {
+        Some(persistent) if persistent.last == LastLaunch::Passed => {
+            persistent.last = LastLaunch::Ended;
+            persistent.check_fault()
+        }
+        _ => Ok(()),
     }
 }
 
@@ -479,9 +527,13 @@ mod tests {
         let drawn = Sampling { temperature: 1.0, top_k: 5, ..greedy.clone() };
         let [best, drawn, other, reported] = [&greedy, &drawn, &penalised, &reported].map(sampler);
         let by = |samplers: &[&Sampler], n_outputs| {
-            let draws: Vec<OutputDraw<'_>> =
-                samplers.iter().enumerate().map(|(i, s)| (i, *s, s.next_draw().unwrap())).collect();
-            Chooses::by(&draws, n_outputs)
+            let draw = |(output, sampler): (usize, &&Sampler)| OutputDraw {
+                output,
+                sampler,
+                drafted: &[],
+                draw: sampler.next_draw().unwrap(),
+            };
+            Chooses::by(&samplers.iter().enumerate().map(draw).collect::<Vec<_>>(), n_outputs)
         };
         assert_eq!(by(&[], 0), Chooses::Nothing);
         assert_eq!(by(&[&best, &best], 2), Chooses::Best);
