@@ -17,7 +17,7 @@ use weft_core::weights::{Forms, Weights};
 use crate::buffers::Buffers;
 use crate::driver::{self, Gpu, Memory};
 use crate::error::CudaError;
-use crate::graphs::Graphs;
+use crate::graphs::{self, Graphs};
 use crate::in_flight::{Asked, InFlight};
 use crate::kernels::{self, Kernels};
 use crate::kv::{Kv, place};
@@ -317,7 +317,13 @@ impl Device for CudaDevice {
 
     fn warm_up(&mut self) -> Result<(), DeviceError> {
         self.await_persistent();
-        let ready = self.modules.ready();
+        let mut ready = self.modules.ready();
+        if self.launches != Launches::Ops {
+            self.gpu.bind();
+            self.stop();
+            self.in_flight.forget();
+            ready = ready.and_then(|()| graphs::prepare_drafts(self));
+        }
         ready.map_err(|error| self.device_error((self.plan[0], error)))
     }
 

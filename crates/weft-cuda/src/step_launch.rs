@@ -295,7 +295,7 @@ impl RepeatedToken {
         let n_tokens = step.n_tokens();
         let last = step.lanes.last().filter(|_| step.n_outputs() == n_tokens)?;
         let n_more = next_plan(n_tokens)? - n_tokens;
-        let longer = |all: &[u32]| [all, &vec![*all.last()?; n_more]].concat().into();
+        let longer = |all: &[u32]| Some([all, &vec![*all.last()?; n_more]].concat());
         Some(Self {
             tokens: longer(last.tokens)?,
             positions: longer(last.positions)?,

@@ -46,6 +46,11 @@ const MARK_WORDS: usize = SECTION_ROWS / 32;
 /// The query's token records no shares of attention.
 pub(crate) const NO_CELL: u16 = u16::MAX;
 
+/// The most queries of an item, if `group` query heads share a KV head.
+pub(crate) fn queries_of_item(group: usize) -> usize {
+    (ITEM_QUERIES / group).min(FEW)
+}
+
 /// Which kernels run a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Family {
@@ -258,7 +263,7 @@ impl Lists {
     }
 
     fn fill_items(&mut self, step: &Step<'_>, group: usize) {
-        let most = (ITEM_QUERIES / group).min(FEW);
+        let most = queries_of_item(group);
         let mut token = 0;
         for (index, lane) in step.lanes.iter().enumerate() {
             for (of_lane, position) in lane.positions.iter().enumerate() {

@@ -8,13 +8,13 @@
 
 mod availability;
 pub(crate) mod choice;
+mod ends;
 mod memory;
 mod record;
 mod shared_memory;
 
-use std::mem::offset_of;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use weft_core::config::Config;
@@ -35,6 +35,8 @@ use crate::shape::Shape;
 use crate::tables::{Lists, StepAddresses};
 use crate::weights::ModelWeights;
 pub(crate) use availability::{Coming, is_compiled, make};
+use ends::LastLaunch;
+pub(crate) use ends::{finish, finish_passed, make_way};
 use memory::Words;
 pub(crate) use shared_memory::{
     MOST_STAGES, PORTION_UNITS, SharedMemory, WHOLE_TOKENS, X_UNIT_BYTES,
@@ -152,17 +154,6 @@ pub(crate) struct Persistent {
     last: LastLaunch,
 }
 
-/// What the host knows of the last launch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LastLaunch {
-    /// It has ended.
-    Ended,
-    /// It runs, or nobody has seen yet that it ended. One of a single step ends without being asked.
-    Runs { ends_itself: bool },
-    /// It was asked to end, and other work was launched after it.
-    Passed,
-}
-
 /// How the next token of every lane is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Chooses {
@@ -204,39 +195,6 @@ pub(crate) struct Run {
     /// Tokens of every lane; more than one only if the launch chooses them.
     pub(crate) n_steps: usize,
     pub(crate) chooses: Chooses,
-}
-
-/// Why a launch ended early.
-pub(crate) enum Fault {
-    /// A block timed out; the first one did so in this op of the plan.
-    Stuck(usize),
-    /// The driver failed.
-    Driver(CudaError),
-}
-
-impl Fault {
-    /// The op of a plan that failed, and why.
-    pub(crate) fn in_plan(self, plan: &[Op]) -> (Op, CudaError) {
-        match self {
-            Self::Driver(error) => (plan[0], error),
-            Self::Stuck(op) => (
-                plan[op],
-                CudaError::Driver {
-                    call: "the persistent kernel",
-                    reason: format!(
-                        "a block waited {} s for another block's results",
-                        PATIENCE.as_secs()
-                    ),
-                },
-            ),
-        }
-    }
-}
-
-impl From<CudaError> for Fault {
-    fn from(error: CudaError) -> Self {
-        Self::Driver(error)
-    }
 }
 
 /// What the kernel is created from.
@@ -310,42 +268,6 @@ impl Persistent {
     /// Makes the first block withhold the results of an op; the launch must detect it. For tests.
     pub(crate) fn withhold(&mut self, op: Option<usize>) {
         self.withheld = op.map_or(NONE, |op| op as u32);
-    }
-
-    fn stop_word(&self) -> &AtomicU32 {
-        self.mailbox.shared_word(offset_of!(Mailbox, stop) / 4)
-    }
-
-    /// Ends a launch after its current token.
-    pub(crate) fn stop(&self) {
-        self.stop_word().store(1, Ordering::Relaxed);
-    }
-
-    /// Whether the last launch may still publish tokens, and no other work was launched after it.
-    pub(crate) fn is_running(&self) -> bool {
-        matches!(self.last, LastLaunch::Runs { .. })
-    }
-
-    /// Whether a launch was requested to stop; it may already have ended.
-    pub(crate) fn is_stopped(&self) -> bool {
-        self.is_running() && self.stop_word().load(Ordering::Relaxed) != 0
-    }
-
-    /// Whether a block timed out in a launch that has ended.
-    fn check_fault(&self) -> Result<(), Fault> {
-        match self.fault().swap(0, Ordering::Relaxed) {
-            0 => Ok(()),
-            _ => {
-                let mut op = [0_u32];
-                self.given_up.read(0, &mut op)?;
-                self.given_up.write(0, &[NOBODY])?;
-                Err(Fault::Stuck(op[0] as usize))
-            }
-        }
-    }
-
-    fn fault(&self) -> &AtomicU32 {
-        self.mailbox.shared_word(offset_of!(Mailbox, fault) / 4)
     }
 
     /// Numbers for the ops of a run. When the numbers restart, all words are cleared, so that none
@@ -473,44 +395,6 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError>
     let (kernels, _) = persistent.kernels.as_ref().expect("as above");
     let kernel = kernels.of(&device.lists, run.chooses == Chooses::ByDraws);
     kernel.launch(gpu, launch, &[&arguments])
-}
-
-/// Waits for the end of a launch, if there is one, and checks whether a block timed out.
-pub(crate) fn finish(device: &mut CudaDevice) -> Result<(), Fault> {
-    let is_over = |kernel: &Persistent| kernel.last == LastLaunch::Ended;
-    let Some(persistent) = device.persistent.as_mut().filter(|kernel| !is_over(kernel)) else {
-        return Ok(());
-    };
-    device.gpu.synchronize()?;
-    persistent.last = LastLaunch::Ended;
-    persistent.check_fault()
-}
-
-/// Called before other work is launched, after a launch that runs was requested to stop. The GPU
-/// keeps the order, so only another launch of the kernel waits here: it uses the same word to be
-/// stopped by.
-pub(crate) fn make_way(device: &mut CudaDevice, for_kernel: bool) -> Result<(), Fault> {
-    let Some(persistent) = &mut device.persistent else { return Ok(()) };
-    match persistent.last {
-        LastLaunch::Ended | LastLaunch::Passed if !for_kernel => Ok(()),
-        LastLaunch::Ended | LastLaunch::Runs { ends_itself: true } if for_kernel => Ok(()),
-        LastLaunch::Runs { .. } if !for_kernel => {
-            persistent.last = LastLaunch::Passed;
-            Ok(())
-        }
-        _ => finish(device),
-    }
-}
-
-/// Called when results of the latest work are there. A launch before it has ended.
-pub(crate) fn finish_passed(device: &mut CudaDevice) -> Result<(), Fault> {
-    match &mut device.persistent {
-        Some(persistent) if persistent.last == LastLaunch::Passed => {
-            persistent.last = LastLaunch::Ended;
-            persistent.check_fault()
-        }
-        _ => Ok(()),
-    }
 }
 
 #[cfg(test)]
