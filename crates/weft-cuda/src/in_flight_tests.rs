@@ -43,8 +43,8 @@ impl Asking {
             marks: &self.marks,
             outputs: Outputs::Last,
         };
-        let asked =
-            in_flight.ask(&Step { lanes: &[lane] }, &[Some(&self.sampler)], |draw| draw.top_k > 0);
+        let (lanes, samplers) = ([lane], [Some(&self.sampler)]);
+        let asked = in_flight.ask(&Step { lanes: &lanes }, &samplers, |draw| draw.top_k > 0);
         (matches!(asked, Asked::Begun), in_flight.launches_for(ahead))
     }
 }

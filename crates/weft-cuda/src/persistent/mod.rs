@@ -411,13 +411,12 @@ mod tests {
         let drawn = Sampling { temperature: 1.0, top_k: 5, ..greedy.clone() };
         let [best, drawn, other, reported] = [&greedy, &drawn, &penalised, &reported].map(sampler);
         let by = |samplers: &[&Sampler], n_outputs| {
-            let draw = |(output, sampler): (usize, &&Sampler)| OutputDraw {
-                output,
-                sampler,
-                drafted: &[],
-                draw: sampler.next_draw().unwrap(),
-            };
-            Chooses::by(&samplers.iter().enumerate().map(draw).collect::<Vec<_>>(), n_outputs)
+            let mut draws = Vec::new();
+            for (output, &sampler) in samplers.iter().enumerate() {
+                let draw = sampler.next_draw().unwrap();
+                draws.push(OutputDraw { output, sampler, drafted: &[], draw });
+            }
+            Chooses::by(&draws, n_outputs)
         };
         assert_eq!(by(&[], 0), Chooses::Nothing);
         assert_eq!(by(&[&best, &best], 2), Chooses::Best);
