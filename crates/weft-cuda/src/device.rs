@@ -377,11 +377,13 @@ impl Device for CudaDevice {
         })
     }
 
-    fn chosen(&self, lane: usize) -> Option<u32> {
-        self.in_flight.chosen(lane)
+    fn chosen(&self, lane: usize, output: usize) -> Option<u32> {
+        // Outputs of a draft are chosen by the host.
+        (output == 0).then(|| self.in_flight.chosen(lane)).flatten()
     }
 
-    fn logprobs(&self, lane: usize) -> Option<Logprobs> {
+    fn logprobs(&self, lane: usize, output: usize) -> Option<Logprobs> {
+        (output == 0).then_some(())?;
         self.in_flight.logprobs(&self.gpu, &self.sampling, lane).map(expect)
     }
 
@@ -390,7 +392,7 @@ impl Device for CudaDevice {
         expect(self.logits.row(output, &self.buffers.logits))
     }
 
-    fn attention(&self, lane: usize) -> Vec<f32> {
+    fn attention(&self, lane: usize, _: usize) -> Vec<f32> {
         let kept = &self.lists.shares[lane];
         let cells = kept.first..kept.first + kept.stretches.len();
         let published = self.in_flight.shares(&self.gpu, &self.sampling, lane, cells.clone());
