@@ -98,7 +98,7 @@ fn decode(
         let drawn: Vec<_> = samplers.iter().map(Some).collect();
         device.decode(&ops, &Step { lanes: &lanes }, &drawn, AHEAD - 1 - n)?;
         for (lane, sampler) in samplers.iter_mut().enumerate() {
-            next[lane] = device.chosen(lane).ok_or("a token was left to the host")?;
+            next[lane] = device.chosen(lane, 0).ok_or("a token was left to the host")?;
             sampler.accept(next[lane])?;
         }
         said.extend_from_slice(&next);

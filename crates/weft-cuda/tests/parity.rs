@@ -145,7 +145,11 @@ fn shares_of_stretches_are_the_same_in_every_kernel() {
                 start += n;
             }
             assert_eq!(start, 500);
-            (logits, device.attention(0), device.kv_row(1, own.slot(499)))
+            (
+                logits,
+                device.attention(0, blocks[blocks.len() - 1] - 1),
+                device.kv_row(1, own.slot(499)),
+            )
         };
         let truth = run(&[160, 160, 160, 20]);
         assert_eq!(truth.1.len(), marks.len() + 1);
@@ -203,6 +207,7 @@ conforms! {
     a_row_repaired_in_a_moved_span_equals_one_there(0.05);
     repaired_rows_see_all_before_them(conformance::Unseen::WeighsNothing);
     lanes_that_share_spans_equal_each_alone();
+    a_draft_gives_the_bits_of_single_steps();
     shares_are_the_lane_s_own();
     the_span_with_the_matching_key_gets_the_share();
     rows_come_out_and_go_in_as_they_are();
@@ -237,7 +242,8 @@ fn a_graph_computes_what_its_ops_do() {
                     works.push(Work::new(&prompt[*n..], *n, Vec::new(), own));
                 }
                 let logits = run(&mut device, &ops, &works);
-                let shares: Vec<_> = (0..works.len()).map(|lane| device.attention(lane)).collect();
+                let of = |(lane, work): (usize, &Work)| device.attention(lane, work.last_output());
+                let shares: Vec<_> = works.iter().enumerate().map(of).collect();
                 let kept: Vec<_> = works.iter().map(|w| device.kv_row(1, w.store_at[0])).collect();
                 (logits, shares, kept)
             });
@@ -263,7 +269,11 @@ fn blocks_of_any_size_give_the_same_bits() {
             let mut device = device(&config);
             poison(&mut device, &config);
             let logits = weft_testing::run_in_blocks(&mut device, &config, &prompt, blocks, &own);
-            (logits, device.attention(0), device.kv_row(1, own.slot(499)))
+            (
+                logits,
+                device.attention(0, blocks[blocks.len() - 1] - 1),
+                device.kv_row(1, own.slot(499)),
+            )
         };
         let truth = run(&[150, 150, 150, 50]);
         assert!(truth.0.iter().flatten().all(|logit| logit.is_finite()));
@@ -289,7 +299,11 @@ fn warpgroups_do_not_show() {
             poison(&mut device, &config);
             let blocks = [150, 33, 117, 150, 50];
             let logits = weft_testing::run_in_blocks(&mut device, &config, &prompt, &blocks, &own);
-            (logits, device.attention(0), device.kv_row(1, own.slot(499)))
+            (
+                logits,
+                device.attention(0, blocks[blocks.len() - 1] - 1),
+                device.kv_row(1, own.slot(499)),
+            )
         });
         assert!(with.0.iter().flatten().all(|logit| logit.is_finite()));
         assert_eq!(with, without, "{family}");
