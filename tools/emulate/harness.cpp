@@ -155,9 +155,16 @@ struct LanePlace {
     int stretch_of(int position) const { return std::upper_bound(marks.begin(), marks.end(), position) - marks.begin(); }
 };
 
+static u32 marks_below(const Item &item, u32 end) {
+    u32 n = 0;
+    for (u32 row = 0; row < end; ++row) n += item.marks[row / 32] >> row % 32 & 1;
+    return n;
+}
 // As tables.rs numbers them.
 static void number_stretches(Item &item) {
     u32 n = 0;
+    item.has_inner = 0;
+    std::fill(item.stretches, item.stretches + 8, 0);
     for (u32 half = 0; half < 8; ++half) {
         const u32 n_own = __popc(item.marks[half]) + (half == item.first / 32);
         if (n_own == 0) continue;
@@ -185,12 +192,14 @@ struct Lists {
     std::vector<LanePlace> lanes;
     int n_pages = 0, n_partials = 0, n_cells = 0;
 
-    // The item of a section that takes a query as tables.rs has it: with room for its heads, and as
-    // many parts as the others or, as they, one. Rows of this step that it reads it stores itself.
-    Item &item_for(std::vector<size_t> &of_section, u32 n_parts) {
+    // The item of a section that takes a query as tables.rs has it: with room for its heads, where
+    // either all queries have one part or none, and in drafts all see the same marks. Rows of this
+    // step that it reads it stores itself.
+    Item &item_for(std::vector<size_t> &of_section, u32 n_parts, u32 seen, bool drafted) {
         const Item last = items[of_section.back()];
         const bool full = last.n_queries == std::min(16 / GROUP, 8);
-        if (last.n_queries > 0 && (full || is_folded(last) != (n_parts > 1))) {
+        const bool differs = drafted && marks_below(last, last.n_rows) != marks_below(last, seen);
+        if (last.n_queries > 0 && (full || differs || is_folded(last) != (n_parts > 1))) {
             of_section.push_back(items.size()), items.push_back(last);
             items.back().n_queries = items.back().n_rows = 0;
         }
@@ -259,7 +268,7 @@ struct Lists {
                 const Span &span = *of[part];
                 const int end = std::min(position + 1, span.position + span.len);
                 const u32 seen = std::min(256, span.row_at(end) - starts[part]);
-                Item &item = item_for(items_of[part], n_parts);
+                Item &item = item_for(items_of[part], n_parts, seen, drafted);
                 item.queries[item.n_queries++] = {(u16)token, (u16)n_parts, (u16)seen, (u16)(reported ? n_cells : NO_CELL),
                                                   (u32)(position + span.home - span.position), n_partials + part};
                 item.n_rows = std::max(item.n_rows, seen);
@@ -274,6 +283,10 @@ struct Lists {
             own.spans.back().len = position + 1 - own.spans.back().position;
             outputs[lanes.size()] = token;
             lanes.push_back(own);
+        }
+        for (size_t index = first_item; index < items.size(); ++index) {
+            for (u32 row = items[index].n_rows; row < 256; ++row) items[index].marks[row / 32] &= ~(1u << row % 32);
+            number_stretches(items[index]);
         }
         // The rows of the step's tokens are in the last span.
         for (u32 token = first_token; token < counts[0]; ++token)

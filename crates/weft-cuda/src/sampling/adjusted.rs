@@ -8,7 +8,7 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use weft_core::sampling::{Adjustment, RuledOut};
+use weft_core::sampling::{Adjustment, Draw, RuledOut};
 
 use super::{RULED_OUT, RULED_OUT_EARLY};
 use crate::driver::{Address, Gpu, Launch, Memory, Pinned, Stream};
@@ -21,6 +21,8 @@ use crate::tables::FEW;
 const THREADS: usize = 256;
 /// Entries that are copied without waiting. Longer lists are rare.
 const PINNED: usize = 4096;
+/// The bits of a mark that count: as the kernels' constant of this name.
+const SEEN: u32 = RULED_OUT_EARLY - 1;
 
 /// An adjustment as kernels read it. They call it `Adjustment`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -57,6 +59,39 @@ impl AdjustmentWords {
     fn none(token: u32, output: usize) -> Self {
         Self { token, mark: 0, bias: 0.0, output: output as u32 }
     }
+}
+
+/// The entries of an output, by token.
+fn list_of(of: &OutputDraw<'_>) -> Vec<AdjustmentWords> {
+    let all = of.sampler.adjustments_after(of.drafted);
+    let mut list: Vec<_> = all.iter().map(|a| AdjustmentWords::new(a, of.output)).collect();
+    list.sort_unstable_by_key(|entry| entry.token);
+    list
+}
+
+/// The same from the entries of the output before it. Those of a draft differ by tokens that are
+/// counted, as the GPU counts them: to list all anew takes longer than a token if there are many.
+fn list_after(
+    of: &OutputDraw<'_>,
+    before: &OutputDraw<'_>,
+    mut list: Vec<AdjustmentWords>,
+) -> Vec<AdjustmentWords> {
+    let more = of.drafted.strip_prefix(before.drafted);
+    let Some(more) = more.filter(|_| std::ptr::eq(of.sampler, before.sampler)) else {
+        return list_of(of);
+    };
+    list.iter_mut().for_each(|entry| entry.output = of.output as u32);
+    let Draw { repetition_penalty, frequency_penalty, presence_penalty, .. } = of.draw;
+    let counts = repetition_penalty != 1.0 || frequency_penalty != 0.0 || presence_penalty != 0.0;
+    for &token in more.iter().filter(|_| counts) {
+        let at = list.binary_search_by_key(&token, |entry| entry.token).unwrap_or_else(|at| {
+            list.insert(at, AdjustmentWords::none(token, of.output));
+            at
+        });
+        let mark = &mut list[at].mark;
+        *mark += if *mark & SEEN == 0 { 2 } else { 1 };
+    }
+    list
 }
 
 /// What the table of an output holds.
@@ -165,14 +200,14 @@ impl Adjusted {
         draws: &[OutputDraw<'_>],
         followed: bool,
     ) -> Result<(), CudaError> {
-        let mut changes = Vec::new();
+        let (mut changes, mut last) = (Vec::new(), None);
         self.held.iter_mut().for_each(|held| held.counts = false);
-        for OutputDraw { output, sampler, drafted, .. } in draws.iter().filter(|of| of.draw.adjusts)
-        {
-            let list = sampler.adjustments_after(drafted);
-            let mut list: Vec<AdjustmentWords> =
-                list.iter().map(|a| AdjustmentWords::new(a, *output)).collect();
-            list.sort_unstable_by_key(|entry| entry.token);
+        for of @ OutputDraw { output, .. } in draws.iter().filter(|of| of.draw.adjusts) {
+            let list = match last {
+                Some((before, list)) => list_after(of, before, list),
+                None => list_of(of),
+            };
+            last = Some((of, list.clone()));
             if self.held[*output].replace(*output, list, &mut changes) {
                 let row = output * self.vocab * 4;
                 for table in [&self.bias, &self.marks] {
@@ -303,5 +338,36 @@ mod tests {
         changes.clear();
         assert!(!held.replace(0, vec![entry(5, 2), entry(7, 2), entry(8, 2)], &mut changes));
         assert_eq!(changes, []);
+    }
+    #[test]
+    fn the_list_of_a_draft_s_output_follows_from_the_one_before() {
+        let penalised = Settings {
+            repetition_penalty: 1.5,
+            logit_bias: vec![(7, -2.0)],
+            stop_ids: vec![3],
+            min_tokens: 6,
+            ..Settings::default()
+        };
+        let plain = Settings { repetition_penalty: 1.0, ..penalised.clone() };
+        for settings in [penalised, plain] {
+            let mut sampler = Sampler::new(&settings, &[5, 7, 11], &[9], 20).unwrap();
+            sampler.accept(7).unwrap();
+            // Tokens that are new, seen, biased, ruled out, and twice in the draft.
+            let drafted = [4, 5, 7, 3, 4];
+            let of = |n: usize| {
+                let (sampler, drafted) = (&sampler, &drafted[..n]);
+                OutputDraw { output: n, sampler, drafted, draw: sampler.draw_after(drafted).unwrap() }
+            };
+            let mut list = list_of(&of(0));
+            for n in 1..=drafted.len() {
+                list = list_after(&of(n), &of(n - 1), list);
+                assert_eq!(list, list_of(&of(n)), "{n} drafted");
+            }
+            // Another lane's list is its own.
+            let other = Sampler::new(&settings, &[1], &[], 20).unwrap();
+            let draw = other.next_draw().unwrap();
+            let other = OutputDraw { output: 6, sampler: &other, drafted: &[], draw };
+            assert_eq!(list_after(&other, &of(5), list), list_of(&other));
+        }
     }
 }
