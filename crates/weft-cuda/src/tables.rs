@@ -98,7 +98,8 @@ impl Section {
     fn n_cells(&self, position: u32) -> usize {
         let seen = u32::from(self.seen_from(position));
         let below = |(first, marks): (u32, &u32)| {
-            let rows = 1_u32.checked_shl(seen.saturating_sub(first)).map_or(u32::MAX, |end| end - 1);
+            let rows =
+                1_u32.checked_shl(seen.saturating_sub(first)).map_or(u32::MAX, |end| end - 1);
             (marks & rows).count_ones() as usize
         };
         let n_marks = match self.n_marks {

@@ -272,11 +272,8 @@ fn a_token_of_a_draft_has_the_cells_that_it_has_alone() {
     let marks = [3, 64, 250, 256, 259, 261];
     let a = [span(0, 262, 0)];
     let positions: Vec<u32> = (255..262).collect();
-    let draft = Lane {
-        outputs: Outputs::All,
-        marks: &marks,
-        ..lane(&[0; 7], &positions, &positions, &a)
-    };
+    let draft =
+        Lane { outputs: Outputs::All, marks: &marks, ..lane(&[0; 7], &positions, &positions, &a) };
     let mut lists = Lists::default();
     for (output, position) in positions.iter().enumerate() {
         lists.fill(&Step { lanes: &[draft] }, 4);

@@ -356,7 +356,12 @@ mod tests {
             let drafted = [4, 5, 7, 3, 4];
             let of = |n: usize| {
                 let (sampler, drafted) = (&sampler, &drafted[..n]);
-                OutputDraw { output: n, sampler, drafted, draw: sampler.draw_after(drafted).unwrap() }
+                OutputDraw {
+                    output: n,
+                    sampler,
+                    drafted,
+                    draw: sampler.draw_after(drafted).unwrap(),
+                }
             };
             let mut list = list_of(&of(0));
             for n in 1..=drafted.len() {
