@@ -11,6 +11,7 @@ use weft_core::plan::Op;
 
 use super::{Mailbox, NOBODY, PATIENCE, Persistent};
 use crate::CudaDevice;
+use crate::driver::Address;
 use crate::error::CudaError;
 
 /// What the host knows of the last launch.
@@ -18,8 +19,8 @@ use crate::error::CudaError;
 pub(super) enum LastLaunch {
     /// It has ended.
     Ended,
-    /// It runs, or nobody has seen yet that it ended. One of a single step ends without being asked.
-    Runs { ends_itself: bool },
+    /// It runs, or nobody has seen yet that it ended.
+    Runs,
     /// It was asked to end, and other work was launched after it.
     Passed,
 }
@@ -58,8 +59,20 @@ impl From<CudaError> for Fault {
 }
 
 impl Persistent {
-    pub(super) fn stop_word(&self) -> &AtomicU32 {
-        self.mailbox.shared_word(offset_of!(Mailbox, stop) / 4)
+    /// Launches take turns with two mailboxes: one that was requested to stop may still read its own
+    /// when the next begins.
+    pub(super) fn take_mailbox(&mut self) -> Address {
+        self.turn ^= 1;
+        self.stop_word().store(0, Ordering::Relaxed);
+        self.mailboxes.address().offset(self.turn * size_of::<Mailbox>())
+    }
+
+    fn stop_word(&self) -> &AtomicU32 {
+        self.word(self.turn, offset_of!(Mailbox, stop))
+    }
+
+    fn word(&self, turn: usize, offset: usize) -> &AtomicU32 {
+        self.mailboxes.shared_word((turn * size_of::<Mailbox>() + offset) / 4)
     }
 
     /// Ends a launch after its current token.
@@ -69,7 +82,7 @@ impl Persistent {
 
     /// Whether the last launch may still publish tokens, and no other work was launched after it.
     pub(crate) fn is_running(&self) -> bool {
-        matches!(self.last, LastLaunch::Runs { .. })
+        self.last == LastLaunch::Runs
     }
 
     /// Whether a launch was requested to stop; it may already have ended.
@@ -79,19 +92,14 @@ impl Persistent {
 
     /// Whether a block timed out in a launch that has ended.
     fn check_fault(&self) -> Result<(), Fault> {
-        match self.fault().swap(0, Ordering::Relaxed) {
-            0 => Ok(()),
-            _ => {
-                let mut op = [0_u32];
-                self.given_up.read(0, &mut op)?;
-                self.given_up.write(0, &[NOBODY])?;
-                Err(Fault::Stuck(op[0] as usize))
-            }
+        let fault = |turn| self.word(turn, offset_of!(Mailbox, fault)).swap(0, Ordering::Relaxed);
+        if [0, 1].map(fault) == [0; 2] {
+            return Ok(());
         }
-    }
-
-    fn fault(&self) -> &AtomicU32 {
-        self.mailbox.shared_word(offset_of!(Mailbox, fault) / 4)
+        let mut op = [0_u32];
+        self.given_up.read(0, &mut op)?;
+        self.given_up.write(0, &[NOBODY])?;
+        Err(Fault::Stuck(op[0] as usize))
     }
 }
 
@@ -106,20 +114,16 @@ pub(crate) fn finish(device: &mut CudaDevice) -> Result<(), Fault> {
     persistent.check_fault()
 }
 
-/// Called before other work is launched, after a launch that runs was requested to stop. The GPU
-/// keeps the order, so only another launch of the kernel waits here: it uses the same word to be
-/// stopped by.
+/// Called before work is launched after a launch that was requested to stop. The GPU keeps the
+/// order, so nobody waits here unless an earlier call has failed.
 pub(crate) fn make_way(device: &mut CudaDevice, for_kernel: bool) -> Result<(), Fault> {
     let Some(persistent) = &mut device.persistent else { return Ok(()) };
     match persistent.last {
-        LastLaunch::Ended | LastLaunch::Passed if !for_kernel => Ok(()),
-        LastLaunch::Ended | LastLaunch::Runs { ends_itself: true } if for_kernel => Ok(()),
-        LastLaunch::Runs { .. } if !for_kernel => {
-            persistent.last = LastLaunch::Passed;
-            Ok(())
-        }
-        _ => finish(device),
+        LastLaunch::Runs if !for_kernel => persistent.last = LastLaunch::Passed,
+        LastLaunch::Passed if for_kernel => return finish(device),
+        _ => {}
     }
+    Ok(())
 }
 
 /// Called when results of the latest work are there. A launch before it has ended.

@@ -14,7 +14,6 @@ mod record;
 mod shared_memory;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use weft_core::config::Config;
@@ -146,7 +145,9 @@ pub(crate) struct Persistent {
     layers: Memory,
     ops: Memory,
     given_up: Memory,
-    mailbox: Pinned,
+    mailboxes: Pinned,
+    /// Which of two mailboxes the last launch has.
+    turn: usize,
     /// The number of the last op of the last launch. Each word carries the number of the op that
     /// wrote it.
     number: u32,
@@ -239,7 +240,8 @@ impl Persistent {
             layers: filled(size_of_val(layers.as_slice()))?,
             ops: filled(size_of_val(codes.as_slice()))?,
             given_up: filled(4)?,
-            mailbox: Pinned::new(gpu, size_of::<Mailbox>())?,
+            mailboxes: Pinned::new(gpu, 2 * size_of::<Mailbox>())?,
+            turn: 0,
             number: 0,
             withheld: NONE,
             last: LastLaunch::Ended,
@@ -333,12 +335,13 @@ fn code(op: Op) -> u32 {
     kind as u32 | u32::from(op.layer().unwrap_or(0)) << 8
 }
 
-/// Launches a run on the lists and draws that are on the GPU. No other launch may be running.
+/// Launches a run on the lists and draws that are on the GPU. A launch that runs was requested to
+/// stop: the GPU begins this one when it has ended.
 pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError> {
     let persistent = device.persistent.as_mut().expect("callers ask only where there is one");
     let number = persistent.take_numbers(&device.gpu, run)?;
-    persistent.stop_word().store(0, Ordering::Relaxed);
-    persistent.last = LastLaunch::Runs { ends_itself: run.n_steps == 1 };
+    let mailbox = persistent.take_mailbox();
+    persistent.last = LastLaunch::Runs;
     let CudaDevice { weights, buffers, rope, few, gpu, sampling, .. } = &*device;
     let persistent = device.persistent.as_ref().expect("as above");
     let n_stages = persistent.n_stages(device.lists.counts.n_tokens);
@@ -378,7 +381,7 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError>
         other_shares: persistent.words.other_shares.address(),
         sampling: sampling.addresses(),
         given_up: persistent.given_up.address(),
-        mailbox: persistent.mailbox.address(),
+        mailbox,
         n_ops: run.n_ops as u32,
         n_steps: run.n_steps as u32,
         number,
