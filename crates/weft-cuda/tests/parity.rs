@@ -122,8 +122,7 @@ fn shares_of_stretches_are_the_same_in_every_kernel() {
         "num_key_value_heads": 32, "head_dim": 10, "intermediate_size": 37, "vocab_size": 101,
         "max_position_embeddings": 512, "rope_theta": 10000.0, "tie_word_embeddings": true}"#;
     let config = Config::from_json(json.as_bytes()).unwrap();
-    let ops = plan(&config);
-    let prompt = tokens(500, 4, config.vocab);
+    let (ops, prompt) = (plan(&config), tokens(500, 4, config.vocab));
     let many: Vec<u32> = (1..=200).map(|i| i * 2).chain(401..=456).collect();
     for (first_row, marks) in [
         (0, vec![]),
@@ -136,8 +135,7 @@ fn shares_of_stretches_are_the_same_in_every_kernel() {
         let run = |blocks: &[usize]| {
             let mut device = device(&config);
             poison(&mut device, &config);
-            let before = Span { first_row: 0, len: first_row, ..own.clone() };
-            fill(&mut device, &config, &before, 9);
+            fill(&mut device, &config, &Span { first_row: 0, len: first_row, ..own.clone() }, 9);
             let (mut start, mut logits) = (0, Vec::new());
             for n in blocks {
                 let block = Work::new(&prompt[start..start + n], start, Vec::new(), own.clone());
@@ -145,11 +143,8 @@ fn shares_of_stretches_are_the_same_in_every_kernel() {
                 start += n;
             }
             assert_eq!(start, 500);
-            (
-                logits,
-                device.attention(0, blocks[blocks.len() - 1] - 1),
-                device.kv_row(1, own.slot(499)),
-            )
+            let attention = device.attention(0, blocks[blocks.len() - 1] - 1);
+            (logits, attention, device.kv_row(1, own.slot(499)))
         };
         let truth = run(&[160, 160, 160, 20]);
         assert_eq!(truth.1.len(), marks.len() + 1);
@@ -263,17 +258,13 @@ fn blocks_of_any_size_give_the_same_bits() {
     }
     for family in ["qwen3", "qwen2"] {
         let config = config(family);
-        let prompt = tokens(500, 4, config.vocab);
-        let own = span(0, 500, 0);
+        let (prompt, own) = (tokens(500, 4, config.vocab), span(0, 500, 0));
         let run = |blocks: &[usize]| {
             let mut device = device(&config);
             poison(&mut device, &config);
             let logits = weft_testing::run_in_blocks(&mut device, &config, &prompt, blocks, &own);
-            (
-                logits,
-                device.attention(0, blocks[blocks.len() - 1] - 1),
-                device.kv_row(1, own.slot(499)),
-            )
+            let attention = device.attention(0, blocks[blocks.len() - 1] - 1);
+            (logits, attention, device.kv_row(1, own.slot(499)))
         };
         let truth = run(&[150, 150, 150, 50]);
         assert!(truth.0.iter().flatten().all(|logit| logit.is_finite()));
@@ -299,11 +290,8 @@ fn warpgroups_do_not_show() {
             poison(&mut device, &config);
             let blocks = [150, 33, 117, 150, 50];
             let logits = weft_testing::run_in_blocks(&mut device, &config, &prompt, &blocks, &own);
-            (
-                logits,
-                device.attention(0, blocks[blocks.len() - 1] - 1),
-                device.kv_row(1, own.slot(499)),
-            )
+            let attention = device.attention(0, blocks[blocks.len() - 1] - 1);
+            (logits, attention, device.kv_row(1, own.slot(499)))
         });
         assert!(with.0.iter().flatten().all(|logit| logit.is_finite()));
         assert_eq!(with, without, "{family}");
@@ -317,8 +305,7 @@ fn sharing_a_span_does_not_show() {
         return;
     }
     let config = config("qwen3");
-    let ops = plan(&config);
-    let shared = span(0, 300, 0);
+    let (ops, shared) = (plan(&config), span(0, 300, 0));
     let document = tokens(300, 3, config.vocab);
     let work = |lane: u32| {
         let placed = Span { position: 5 * lane as usize, ..shared.clone() };
@@ -334,8 +321,7 @@ fn sharing_a_span_does_not_show() {
         }
         device
     };
-    let works: Vec<Work> = (0..8).map(work).collect();
-    let mut device = filled();
+    let (works, mut device): (Vec<Work>, _) = ((0..8).map(work).collect(), filled());
     let together = run(&mut device, &ops, &works);
     let alone: Vec<_> =
         works.iter().flat_map(|w| run(&mut device, &ops, std::slice::from_ref(w))).collect();
