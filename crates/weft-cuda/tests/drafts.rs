@@ -63,7 +63,7 @@ fn sampler(kind: usize, seed: u64) -> Sampler {
         0 => greedy,
         1 => Sampling { top_p: 0.8, ..drawn },
         2 => penalised,
-        3 => Sampling { frequency_penalty: 2.5, presence_penalty: 4.0, ..greedy },
+        3 => Sampling { frequency_penalty: 2.0, presence_penalty: 2.0, ..greedy },
         4 => Sampling { logit_bias: vec![(3, 9.0), (4, -9.0)], logprobs: Some(3), ..drawn },
         5 => Sampling { min_tokens: 9, stop_ids: vec![2, 3, 4], logprobs: Some(0), ..drawn },
         6 => greedy,
