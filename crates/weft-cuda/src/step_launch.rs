@@ -92,15 +92,17 @@ impl CudaDevice {
     }
 
     /// Starts steps beyond the requested one, which was started ahead. A launch of the persistent
-    /// kernel already contains its next steps; if none is wanted, it ends with the requested one.
+    /// kernel already contains its next steps; if none is wanted, it ends with the requested one,
+    /// unless that still waits for its mask: it would no longer.
     pub(crate) fn begin_more(&mut self, ahead: usize) -> Result<(), (Op, CudaError)> {
+        let needs = self.in_flight.how().needs();
         if self.persistent.as_ref().is_some_and(Persistent::is_running) {
-            if ahead == 0 {
+            if ahead == 0 && !needs.masks {
                 self.stop();
             }
             return Ok(());
         }
-        let most_ahead = Way::Graph.most_ahead(self.in_flight.how().needs());
+        let most_ahead = Way::Graph.most_ahead(needs);
         let n = self.in_flight.launches_for(ahead.min(most_ahead));
         if n == 0 {
             return Ok(());

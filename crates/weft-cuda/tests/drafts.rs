@@ -311,7 +311,7 @@ fn a_draft_follows_steps_that_were_begun_ahead() {
     let Some(_gpu) = gpu_alone() else { return };
     let config = config(VOCAB);
     let mut device = device(&config);
-    for (way, kind) in WAYS.into_iter().flat_map(|way| [0, 2].map(|kind| (way, kind))) {
+    for (way, kind) in WAYS.into_iter().flat_map(|way| [0, 2, 6].map(|kind| (way, kind))) {
         device.use_launches(way).unwrap();
         let lanes = asked(&[kind], 10);
         let (truth, _) = one_by_one(&mut device, &config, &lanes);
