@@ -1,8 +1,6 @@
 //! Chooses a token from logits. It defines the order of the steps and the draw, and keeps one
 //! request's state between tokens: a counter, and the counts of its penalties.
 
-use std::collections::HashMap;
-
 use super::{
     Adjustment, Draw, Logprobs, RuledOut, Sampling, SamplingError,
     candidates::Candidates,
@@ -217,7 +215,7 @@ impl Sampler {
         })
     }
 
-    /// The tokens whose logits steps 1 to 4 change, each once, in unspecified order. A constraint is
+    /// The tokens whose logits steps 1 to 4 change, each once, in ascending order. A constraint is
     /// not part of them.
     pub fn adjustments(&self) -> Vec<Adjustment> {
         self.adjustments_after(&[])
@@ -225,17 +223,20 @@ impl Sampler {
 
     /// The same after a draft: `drafted` as if it had been accepted.
     pub fn adjustments_after(&self, drafted: &[u32]) -> Vec<Adjustment> {
-        let mut of_token: HashMap<u32, Adjustment> = HashMap::new();
+        let none = |token| Adjustment { token, bias: 0.0, seen: None, ruled_out: RuledOut::Never };
+        let seen = |(token, count)| Adjustment { seen: Some(count), ..none(token) };
+        // Tokens that were seen are many, and the others few.
+        let mut all: Vec<Adjustment> = self.penalties.seen().map(seen).collect();
+        all.sort_unstable_by_key(|entry| entry.token);
         let mut of = |token: u32, change: &dyn Fn(&mut Adjustment)| {
-            let ruled_out = RuledOut::Never;
-            let none = Adjustment { token, bias: 0.0, seen: None, ruled_out };
-            change(of_token.entry(token).or_insert(none));
+            let at = all.binary_search_by_key(&token, |entry| entry.token).unwrap_or_else(|at| {
+                all.insert(at, none(token));
+                at
+            });
+            change(&mut all[at]);
         };
         for &(token, bias) in &self.settings.logit_bias {
             of(token, &|entry| entry.bias = bias);
-        }
-        for (token, count) in self.penalties.seen() {
-            of(token, &|entry| entry.seen = Some(count));
         }
         for &token in drafted.iter().filter(|_| self.penalties.are_on()) {
             of(token, &|entry| entry.seen = Some(entry.seen.unwrap_or_default() + 1));
@@ -246,7 +247,7 @@ impl Sampler {
                 of(token, &|entry| entry.ruled_out = entry.ruled_out.max(when));
             }
         }
-        of_token.into_values().collect()
+        all
     }
 
     /// Whether this token ends the answer: an end token of the model, or one of the request's

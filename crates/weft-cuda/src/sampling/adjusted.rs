@@ -64,9 +64,7 @@ impl AdjustmentWords {
 /// The entries of an output, by token.
 fn list_of(of: &OutputDraw<'_>) -> Vec<AdjustmentWords> {
     let all = of.sampler.adjustments_after(of.drafted);
-    let mut list: Vec<_> = all.iter().map(|a| AdjustmentWords::new(a, of.output)).collect();
-    list.sort_unstable_by_key(|entry| entry.token);
-    list
+    all.iter().map(|adjustment| AdjustmentWords::new(adjustment, of.output)).collect()
 }
 
 /// The same from the entries of the output before it. Those of a draft differ by tokens that are
