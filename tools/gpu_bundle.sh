@@ -7,8 +7,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 to="${1:-target/gpu}"
 profile="${PROFILE:-release}"
-tests=(parity forms sampling reports persistent copies answers take_over two_devices)
-examples=(op_times decode_times)
+tests=(parity forms sampling reports drafts persistent copies answers take_over two_devices)
+examples=(op_times decode_times draft_times)
 mkdir -p "$to"
 cargo build --release --locked -p weft-cli --bin weft
 install -m 755 target/release/weft "$to/weft"

@@ -137,13 +137,17 @@ static const float2 *rotations() {
 
 // ---- the lists of a step -----------------------------------------------------------------------
 // A lane is one span; or one with marks; or several spans, of which the second is moved and all but
-// the first begin in the middle of a page. Lanes of the last layout have marks too.
+// the first begin in the middle of a page. Lanes of the last layout have marks too. A lane's tokens
+// may be a draft: then all of them are outputs whose attention is reported.
 enum Layout { PLAIN, MARKED, IN_SPANS };
+constexpr int DRAFTED = 4; // beside the layout
 
 struct Span {
     int first_page, first_row, len, position, home;
     int row_at(int position_of_row) const { return first_row + position_of_row - position; }
 };
+// What is reported of one token: the last of a lane, or one of a draft, which has its own place as
+// if it were alone.
 struct LanePlace {
     std::vector<Span> spans;
     std::vector<Section> sections;
@@ -151,9 +155,16 @@ struct LanePlace {
     int stretch_of(int position) const { return std::upper_bound(marks.begin(), marks.end(), position) - marks.begin(); }
 };
 
+static u32 marks_below(const Item &item, u32 end) {
+    u32 n = 0;
+    for (u32 row = 0; row < end; ++row) n += item.marks[row / 32] >> row % 32 & 1;
+    return n;
+}
 // As tables.rs numbers them.
 static void number_stretches(Item &item) {
     u32 n = 0;
+    item.has_inner = 0;
+    std::fill(item.stretches, item.stretches + 8, 0);
     for (u32 half = 0; half < 8; ++half) {
         const u32 n_own = __popc(item.marks[half]) + (half == item.first / 32);
         if (n_own == 0) continue;
@@ -181,8 +192,22 @@ struct Lists {
     std::vector<LanePlace> lanes;
     int n_pages = 0, n_partials = 0, n_cells = 0;
 
+    // The item of a section that takes a query as tables.rs has it: with room for its heads, where
+    // either all queries have one part or none, and in drafts all see the same marks. Rows of this
+    // step that it reads it stores itself.
+    Item &item_for(std::vector<size_t> &of_section, u32 n_parts, u32 seen, bool drafted) {
+        const Item last = items[of_section.back()];
+        const bool full = last.n_queries == std::min(16 / GROUP, 8);
+        const bool differs = drafted && marks_below(last, last.n_rows) != marks_below(last, seen);
+        if (last.n_queries > 0 && (full || differs || is_folded(last) != (n_parts > 1))) {
+            of_section.push_back(items.size()), items.push_back(last);
+            items.back().n_queries = items.back().n_rows = 0;
+        }
+        return items[of_section.back()];
+    }
+
     // A lane with `rows` rows, the last `n` of which are of this step.
-    void add_lane(int rows, int n, int room, Layout layout) {
+    void add_lane(int rows, int n, int room, Layout layout, bool drafted) {
         LanePlace lane;
         const auto add_span = [&](int first_row, int begin, int end, int moved, int more) {
             if (begin < end) lane.spans.push_back({n_pages, first_row, end - begin, begin, begin + moved});
@@ -198,7 +223,7 @@ struct Lists {
             for (const int mark : {1, 2, 31, 37, 63, 64, 65, 130, 131, 192, 256, 300, 511, before})
                 if (mark > 0 && mark < rows && (lane.marks.empty() || lane.marks.back() < mark)) lane.marks.push_back(mark);
         }
-        const u32 first_cell = n_cells, first_token = counts[0];
+        const u32 first_token = counts[0];
         for (int position = before; position < rows; ++position) {
             const u32 token = counts[0]++;
             tokens[token] = (token * 13 + 5) % VOCAB;
@@ -206,6 +231,7 @@ struct Lists {
         }
         const size_t first_item = items.size();
         std::vector<const Span *> of;
+        std::vector<std::vector<size_t>> items_of;
         std::vector<int> starts;
         for (const Span &span : lane.spans)
             for (int start = 0; start < span.first_row + span.len; start += 256) {
@@ -218,7 +244,7 @@ struct Lists {
                     if (row > item.first && row < 256 && mark < span.position + span.len) item.marks[row / 32] |= 1u << row % 32;
                 }
                 number_stretches(item);
-                items.push_back(item), of.push_back(&span), starts.push_back(start);
+                items_of.push_back({items.size()}), items.push_back(item), of.push_back(&span), starts.push_back(start);
             }
         for (size_t i = 0; i < of.size(); ++i) {
             const Item &item = items[first_item + i];
@@ -229,36 +255,47 @@ struct Lists {
             section.n_rows = end - starts[i], section.first = item.first, section.n_marks = item.n_marks;
             lane.sections.push_back(section);
         }
-        // The rows of the step's tokens are in the last span.
         for (u32 token = first_token; token < counts[0]; ++token) {
             const int position = positions[token];
-            const bool last = token + 1 == counts[0];
+            const bool reported = drafted || token + 1 == counts[0];
             u32 n_parts = 0;
             while (n_parts < of.size() && of[n_parts]->position + std::max(0, starts[n_parts] - of[n_parts]->first_row) <= position) ++n_parts;
-            u32 *own = partials + token * 4;
-            own[0] = n_parts, own[1] = n_partials, own[3] = first_cell;
+            LanePlace own = lane;
+            own.sections.resize(n_parts);
+            u32 *partial = partials + token * 4;
+            partial[0] = n_parts, partial[1] = n_partials, partial[3] = n_cells;
             for (u32 part = 0; part < n_parts; ++part) {
-                Item &item = items[first_item + part];
                 const Span &span = *of[part];
                 const int end = std::min(position + 1, span.position + span.len);
                 const u32 seen = std::min(256, span.row_at(end) - starts[part]);
-                item.queries[item.n_queries++] = {(u16)token, (u16)n_parts, (u16)seen, (u16)(last ? n_cells : NO_CELL),
+                Item &item = item_for(items_of[part], n_parts, seen, drafted);
+                item.queries[item.n_queries++] = {(u16)token, (u16)n_parts, (u16)seen, (u16)(reported ? n_cells : NO_CELL),
                                                   (u32)(position + span.home - span.position), n_partials + part};
                 item.n_rows = std::max(item.n_rows, seen);
-                if (last) lane.sections[part].cell = n_cells - first_cell;
-                for (u32 row = item.first; last && row < seen; ++row)
+                own.sections[part].cell = n_cells - partial[3], own.sections[part].n_rows = seen;
+                for (u32 row = item.first; reported && row < seen; ++row)
                     if (row == item.first || item.marks[row / 32] >> row % 32 & 1)
-                        lane.stretches.push_back(lane.stretch_of(span.position + starts[part] + row - span.first_row)), ++n_cells;
+                        own.stretches.push_back(lane.stretch_of(span.position + starts[part] + row - span.first_row)), ++n_cells;
             }
-            const Span &home = lane.spans.back();
-            const int row = home.row_at(position);
-            Item &stored = items[first_item + of.size() - (starts.back() + 256 + 255 - row) / 256];
-            stored.stores[stored.n_stores++] = token << 8 | row % 256;
             n_partials += n_parts;
-            if (last) own[2] = n_cells - first_cell;
+            if (!reported) continue;
+            partial[2] = n_cells - partial[3];
+            own.spans.back().len = position + 1 - own.spans.back().position;
+            outputs[lanes.size()] = token;
+            lanes.push_back(own);
         }
-        outputs[lanes.size()] = counts[0] - 1;
-        lanes.push_back(lane);
+        for (size_t index = first_item; index < items.size(); ++index) {
+            for (u32 row = items[index].n_rows; row < 256; ++row) items[index].marks[row / 32] &= ~(1u << row % 32);
+            number_stretches(items[index]);
+        }
+        // The rows of the step's tokens are in the last span.
+        for (u32 token = first_token; token < counts[0]; ++token)
+            for (size_t section = 0; section < of.size(); ++section) {
+                const int row = lane.spans.back().row_at(positions[token]) - starts[section];
+                for (const size_t index : items_of[section])
+                    if (of[section] == &lane.spans.back() && row >= 0 && row < (int)items[index].n_rows)
+                        items[index].stores[items[index].n_stores++] = token << 8 | row;
+            }
         counts[1] = lanes.size(), counts[2] = items.size();
     }
 };
@@ -768,7 +805,8 @@ int main(int n_arguments, char **arguments) {
     if (n_arguments > 8 && !(dump = fopen(arguments[8], "wb"))) return printf("%s cannot be written\n", arguments[8]), 1;
     const int n_lanes = atoi(arguments[1]), n = atoi(arguments[2]), before = atoi(arguments[3]), n_steps = atoi(arguments[4]);
     const size_t dynamic_bytes = (size_t)atoi(arguments[5]) * LONG_STAGE_BYTES + WARPS * x_units(n_lanes * n) * 64;
-    const Layout layout = (Layout)atoi(arguments[6]);
+    const Layout layout = (Layout)(atoi(arguments[6]) & 3);
+    const bool drafted = atoi(arguments[6]) & DRAFTED;
     schedule.state += 977 * atoi(arguments[7]);
     grid = {N_BLOCKS, 1, 1};
     fibers.resize(N_BLOCKS * 288);
@@ -779,7 +817,8 @@ int main(int n_arguments, char **arguments) {
     for (u32 i = 0; i < fibers.size(); ++i) fibers[i] = {nullptr, aligned_alloc(4096, STACK_BYTES), &blocks[i / 288], i % 288, false};
     check_rows();
     Lists lists;
-    for (int lane = 0; lane < n_lanes; ++lane) lists.add_lane(before + 37 * lane + n, n, n_steps, layout);
+    for (int lane = 0; lane < n_lanes; ++lane) lists.add_lane(before + 37 * lane + n, n, n_steps, layout, drafted);
+    const int n_outputs = lists.counts[1];
     const bool fits = lists.n_pages <= PAGES && lists.n_partials <= MOST_PARTS && lists.n_cells <= MOST_CELLS && lists.counts[0] <= 8;
     if (!fits) return printf("too large\n"), 1;
 
@@ -830,18 +869,18 @@ int main(int n_arguments, char **arguments) {
         run_and_print(n_ops, 1, CHOOSES_NOTHING);
         dump_results(launch, lists, layers);
     }
-    dump_all(launch.logits, (size_t)n_lanes * VOCAB);
+    dump_all(launch.logits, (size_t)n_outputs * VOCAB);
     if (dump && fclose(dump) != 0) return printf("the dump cannot be written\n"), 1;
-    if (n == 1) {
+    if (n == 1 || drafted) {
         for (const Wanted wanted : {BEST, DRAWS, ALL})
             for (const int steps : {1, n_steps}) {
-                set_draws(launch.sampling, n_lanes, wanted);
+                set_draws(launch.sampling, n_outputs, wanted);
                 run_and_print(ops.size(), steps, wanted == BEST ? CHOOSES_BEST : CHOOSES_BY_DRAWS);
-                check_published(launch, lists, n_lanes);
+                check_published(launch, lists, n_outputs);
             }
-        check_stopped(launch, n_lanes);
+        check_stopped(launch, n_outputs);
     }
-    for (int i = 0; i < n_lanes * VOCAB; ++i)
+    for (int i = 0; i < n_outputs * VOCAB; ++i)
         if (!std::isfinite(launch.logits[i])) printf("a logit is not a number\n"), exit(1);
     return launch.mailbox->fault != 0;
 }

@@ -54,6 +54,11 @@ fn lanes_that_share_spans_equal_each_alone() {
 }
 
 #[test]
+fn a_draft_gives_the_bits_of_single_steps() {
+    conformance::a_draft_gives_the_bits_of_single_steps(BF16);
+}
+
+#[test]
 fn shares_are_the_lane_s_own() {
     conformance::shares_are_the_lane_s_own(BF16);
 }

@@ -144,8 +144,8 @@ impl Device for CpuDevice {
 
     fn run(&mut self, ops: &[Op], step: &Step<'_>) -> Result<(), DeviceError> {
         step.check(&self.config, &self.limits);
-        self.lists.fill(step);
         self.shares.start(step);
+        self.lists.fill(step, self.shares.reporting());
         for op in ops {
             match *op {
                 Op::Embed => ops::embed::run(self, step),
@@ -165,8 +165,8 @@ impl Device for CpuDevice {
         &self.logits[output * self.config.vocab..][..self.config.vocab]
     }
 
-    fn attention(&self, lane: usize) -> Vec<f32> {
-        self.shares.of(lane)
+    fn attention(&self, lane: usize, output: usize) -> Vec<f32> {
+        self.shares.of(lane, output)
     }
 
     fn kv_family(&self) -> String {

@@ -2,7 +2,7 @@
 
 use half::bf16;
 use weft_core::config::Config;
-use weft_core::device::{Limits, Step};
+use weft_core::device::{Limits, Reporting, Step};
 use weft_core::kv::Slot;
 
 use crate::coded::RUN;
@@ -56,6 +56,8 @@ pub(crate) struct TokenPlace {
     pub(crate) position: usize,
     pub(crate) key_position: usize,
     pub(crate) slot: Slot,
+    /// The row of shares that reports its attention, if any.
+    pub(crate) share_row: Option<usize>,
 }
 
 /// The step as lists. Their capacity is allocated when the device is created.
@@ -77,13 +79,8 @@ impl Lists {
         }
     }
 
-    /// Whether a token is the last of its lane.
-    pub(crate) fn is_last_of_lane(&self, token: usize) -> bool {
-        self.tokens.get(token + 1).is_none_or(|next| next.lane != self.tokens[token].lane)
-    }
-
     /// Lists a step's tokens.
-    pub(crate) fn fill(&mut self, step: &Step<'_>) {
+    pub(crate) fn fill(&mut self, step: &Step<'_>, reporting: &Reporting) {
         let Self { tokens, outputs, tiles } = self;
         tokens.clear();
         outputs.clear();
@@ -94,6 +91,7 @@ impl Lists {
                 position: lane.positions[i] as usize,
                 key_position: lane.key_positions[i] as usize,
                 slot: lane.store_at[i],
+                share_row: reporting.row_of_token(index, i),
             }));
             let end = tokens.len();
             outputs.extend(end - lane.n_outputs()..end);

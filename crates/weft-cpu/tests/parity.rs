@@ -95,7 +95,7 @@ fn threads_do_not_show() {
         let mut device = device(&config, isa, threads);
         let logits = weft_testing::run_in_blocks(&mut device, &config, &prompt, &[70], &document);
         let after = weft_testing::run(&mut device, &plan(&config), &lanes);
-        let attention: Vec<_> = (0..lanes.len()).map(|lane| device.attention(lane)).collect();
+        let attention: Vec<_> = (0..lanes.len()).map(|lane| device.attention(lane, 0)).collect();
         (logits, after, attention)
     };
     for isa in available() {
@@ -130,6 +130,7 @@ conforms! {
     a_row_repaired_in_a_moved_span_equals_one_there(0.05);
     repaired_rows_see_all_before_them(conformance::Unseen::LeftOut);
     lanes_that_share_spans_equal_each_alone();
+    a_draft_gives_the_bits_of_single_steps();
     shares_are_the_lane_s_own();
     the_span_with_the_matching_key_gets_the_share();
     rows_come_out_and_go_in_as_they_are();

@@ -5,12 +5,15 @@
 //!
 //! The arguments are a named shape, contexts and numbers of lanes. Every lane has rows of its own.
 
+mod prefilled;
+
 use std::time::Instant;
 
+use prefilled::{BLOCK, Failed, median, place, prefill};
 use weft_core::config::Config;
-use weft_core::device::{Device, Lane, Limits, OneToken, Outputs, Span, Step};
+use weft_core::device::{Device, Lane, Limits, OneToken, Step};
 use weft_core::kv::{PAGE_ROWS, pages_for};
-use weft_core::plan::{Op, plan};
+use weft_core::plan::plan;
 use weft_core::sampling::{Sampler, Sampling};
 use weft_core::shapes;
 use weft_core::weights::{Forms, RandomWeights};
@@ -19,51 +22,6 @@ use weft_cuda::{CudaDevice, Launches, Options};
 const ROUNDS: usize = 8;
 /// Tokens of a lane that are decoded, begun ahead: as many as an answer has in one launch.
 const AHEAD: usize = 64;
-const BLOCK: usize = 1024;
-
-type Failed = Box<dyn std::error::Error>;
-
-/// One lane that has `rows` rows, the last of them for the token that is run, and pages for `room` more.
-fn place(lane: usize, rows: usize, room: usize, token: u32) -> OneToken {
-    OneToken::new(lane, pages_for(rows + room), rows, token)
-}
-
-/// Computes the rows of every lane before its token.
-fn prefill(
-    device: &mut CudaDevice,
-    ops: &[Op],
-    places: &[OneToken],
-    vocab: usize,
-) -> Result<(), Failed> {
-    for (lane, place) in places.iter().enumerate() {
-        let whole = &place.lane().spans[0];
-        let rows = whole.len - 1;
-        for start in (0..rows).step_by(BLOCK) {
-            let end = (start + BLOCK).min(rows);
-            let positions: Vec<u32> = (start..end).map(|p| p as u32).collect();
-            let tokens: Vec<u32> =
-                positions.iter().map(|p| (p * 7919 + 31 * lane as u32) % vocab as u32).collect();
-            let slots: Vec<u32> = (start..end).map(|row| whole.slot(row)).collect();
-            let span = Span { len: end, ..whole.clone() };
-            let block = Lane {
-                tokens: &tokens,
-                positions: &positions,
-                key_positions: &positions,
-                store_at: &slots,
-                spans: &[span],
-                marks: &[],
-                outputs: Outputs::None,
-            };
-            device.run(ops, &Step { lanes: &[block] })?;
-        }
-    }
-    Ok(())
-}
-
-fn median(mut samples: Vec<f64>) -> f64 {
-    samples.sort_by(f64::total_cmp);
-    samples[samples.len() / 2]
-}
 
 /// Settings of an answer that is drawn.
 fn drawn() -> Sampling {
@@ -98,7 +56,7 @@ fn decode(
         let drawn: Vec<_> = samplers.iter().map(Some).collect();
         device.decode(&ops, &Step { lanes: &lanes }, &drawn, AHEAD - 1 - n)?;
         for (lane, sampler) in samplers.iter_mut().enumerate() {
-            next[lane] = device.chosen(lane).ok_or("a token was left to the host")?;
+            next[lane] = device.chosen(lane, 0).ok_or("a token was left to the host")?;
             sampler.accept(next[lane])?;
         }
         said.extend_from_slice(&next);

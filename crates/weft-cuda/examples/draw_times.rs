@@ -66,7 +66,7 @@ fn answer(
         let drawn: Vec<_> = samplers.iter().map(|sampler| on_gpu.then_some(sampler)).collect();
         device.decode(ops, &Step { lanes: &lanes }, &drawn, TOKENS)?;
         for (lane, sampler) in samplers.iter_mut().enumerate() {
-            next[lane] = match device.chosen(lane) {
+            next[lane] = match device.chosen(lane, 0) {
                 Some(token) => {
                     sampler.accept(token)?;
                     token

@@ -372,7 +372,11 @@ fn check(config: &Config, coded: Option<Mixed>, mut dump: Dump<'_>) -> Result<()
             let sums = dump.floats(work.marks.len() + 1);
             // A launch adds up the shares of all its layers, a call of the reference those of one.
             if op == (Op::Attend { layer: 0 }) {
-                assert_shares_close(&shares(&sums), &reference.attention(lane), NOISE)?;
+                assert_shares_close(
+                    &shares(&sums),
+                    &reference.attention(lane, work.last_output()),
+                    NOISE,
+                )?;
             }
         }
     }

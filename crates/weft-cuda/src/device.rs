@@ -17,7 +17,7 @@ use weft_core::weights::{Forms, Weights};
 use crate::buffers::Buffers;
 use crate::driver::{self, Gpu, Memory};
 use crate::error::CudaError;
-use crate::graphs::Graphs;
+use crate::graphs::{self, Graphs};
 use crate::in_flight::{Asked, InFlight};
 use crate::kernels::{self, Kernels};
 use crate::kv::{Kv, place};
@@ -325,7 +325,13 @@ impl Device for CudaDevice {
 
     fn warm_up(&mut self) -> Result<(), DeviceError> {
         self.await_persistent();
-        let ready = self.modules.ready();
+        let mut ready = self.modules.ready();
+        if self.launches != Launches::Ops {
+            self.gpu.bind();
+            self.stop();
+            self.in_flight.forget();
+            ready = ready.and_then(|()| graphs::prepare_drafts(self));
+        }
         ready.map_err(|error| self.device_error((self.plan[0], error)))
     }
 
@@ -372,25 +378,27 @@ impl Device for CudaDevice {
         }
         let launched = match self.in_flight.ask(step, samplers, |draw| self.sampling.serves(draw)) {
             Asked::Begun => self.begin_more(ahead),
-            Asked::Anew(draws) => self.begin(ops, step, &draws, ahead),
+            Asked::Anew(draws) => self.begin(ops, step, draws, ahead),
         };
         let done = launched.and_then(|()| {
-            self.give_masks(samplers);
+            self.give_masks(step, samplers);
             self.wait()
         });
         self.after_step();
         done.map_err(|failed| {
             self.in_flight.forget();
+            self.sampling.forget_adjustments();
             self.device_error(failed)
         })
     }
 
-    fn chosen(&self, lane: usize) -> Option<u32> {
-        self.in_flight.chosen(lane)
+    fn chosen(&self, lane: usize, output: usize) -> Option<u32> {
+        self.in_flight.chosen(lane, output)
     }
 
-    fn logprobs(&self, lane: usize) -> Option<Logprobs> {
-        self.in_flight.logprobs(&self.gpu, &self.sampling, lane).map(expect)
+    fn logprobs(&self, lane: usize, output: usize) -> Option<Logprobs> {
+        let (of, from) = ((lane, output), &self.sampling);
+        self.in_flight.logprobs(&self.gpu, from, of).map(expect)
     }
 
     fn logits(&self, output: usize) -> &[f32] {
@@ -398,16 +406,12 @@ impl Device for CudaDevice {
         expect(self.logits.row(output, &self.buffers.logits))
     }
 
-    fn attention(&self, lane: usize) -> Vec<f32> {
-        let kept = &self.lists.shares[lane];
-        let cells = kept.first..kept.first + kept.stretches.len();
-        let published = self.in_flight.shares(&self.gpu, &self.sampling, lane, cells.clone());
+    fn attention(&self, lane: usize, output: usize) -> Vec<f32> {
+        let cells = self.lists.cells_of_output(lane, output);
+        let (of, from) = ((lane, output), &self.sampling);
+        let published = self.in_flight.shares(&self.gpu, from, of, cells.clone());
         let cells = expect(published.unwrap_or_else(|| self.cell_shares(cells)));
-        let mut sums = vec![0.0; kept.n_stretches];
-        for (stretch, cell) in kept.stretches.iter().zip(cells) {
-            sums[*stretch as usize] += cell;
-        }
-        shares(&sums)
+        shares(&self.lists.sum_stretches(lane, &cells))
     }
 
     fn kv_family(&self) -> String {

@@ -288,6 +288,14 @@ impl Graph {
         unsafe { result::graph::launch(self.executable, self.gpu.stream) }
             .map_err(failed("launching a token"))
     }
+
+    /// Copies what it launches to the GPU now, and not before its first launch.
+    pub(crate) fn upload(&self) -> Result<(), CudaError> {
+        // SAFETY: graph and stream are ours.
+        unsafe { sys::cuGraphUpload(self.executable, self.gpu.stream) }
+            .result()
+            .map_err(failed("making a graph"))
+    }
 }
 
 impl Drop for Graph {

@@ -4,9 +4,11 @@
 //! step needs: the same graph is launched again and again, or one launch of the persistent kernel
 //! continues, and the host only reads the published tokens. A call for the step that was started
 //! ahead gets its results; any other call starts over. Unused graphs run to their end before later
-//! work, in stream order; the persistent kernel is stopped. This file tracks the expected steps and
+//! work, in stream order; the persistent kernel is stopped. A lane that verifies a draft has several
+//! outputs, a draw for each; no step follows such a one. This file tracks the expected steps and
 //! launches nothing (`step_launch.rs` does).
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use weft_core::device::{Lane, Outputs, Step};
@@ -47,17 +49,35 @@ pub(crate) struct InFlight {
     how: Chosen,
     /// Whether it also published shares of attention.
     publishes_shares: bool,
-    /// The output of each lane that draws on the GPU.
-    outputs: Vec<Option<usize>>,
-    /// Likeliest tokens that each of these lanes reports.
-    n_logprobs: Vec<Option<usize>>,
+    /// The outputs of each lane that draws on the GPU.
+    outputs: Vec<Option<LaneOutputs>>,
+    /// The tokens of all outputs.
     chosen: Vec<Option<u32>>,
+}
+
+/// The outputs of a lane that draws on the GPU.
+#[derive(Clone, Debug)]
+pub(crate) struct LaneOutputs {
+    /// Among the outputs of the step.
+    pub(crate) of_step: Range<usize>,
+    /// Likeliest tokens that the lane reports.
+    n_logprobs: Option<usize>,
+}
+
+/// An output whose token is chosen on the GPU: as its sampler would after it had accepted the
+/// drafted tokens.
+#[derive(Clone, Copy)]
+pub(crate) struct OutputDraw<'a> {
+    pub(crate) output: usize,
+    pub(crate) sampler: &'a Sampler,
+    pub(crate) drafted: &'a [u32],
+    pub(crate) draw: Draw,
 }
 
 /// Whether a call is for the step that was started ahead or for another one.
 pub(crate) enum Asked<'a> {
     Begun,
-    Anew(Vec<(usize, &'a Sampler, Draw)>),
+    Anew(Vec<OutputDraw<'a>>),
 }
 
 impl Default for InFlight {
@@ -70,7 +90,6 @@ impl Default for InFlight {
             how: Chosen::ByHost,
             publishes_shares: false,
             outputs: Vec::new(),
-            n_logprobs: Vec::new(),
             chosen: Vec::new(),
         }
     }
@@ -88,7 +107,7 @@ impl InFlight {
     /// Records a call of `decode`.
     pub(crate) fn ask<'a>(
         &mut self,
-        step: &Step<'_>,
+        step: &Step<'a>,
         samplers: &[Option<&'a Sampler>],
         is_served: impl Fn(&Draw) -> bool,
     ) -> Asked<'a> {
@@ -98,26 +117,47 @@ impl InFlight {
             return Asked::Begun;
         }
         self.forget();
-        self.outputs = outputs(step, samplers, is_served);
-        let n_logprobs =
-            |sampler: &Option<&Sampler>| sampler.and_then(Sampler::next_draw)?.n_logprobs;
-        self.n_logprobs = samplers.iter().map(n_logprobs).collect();
+        let draws = self.draw_outputs(step, samplers, is_served);
         self.number = self.next_number;
-        let with_output = samplers.iter().zip(&self.outputs);
-        let draws: Vec<_> = with_output
-            .filter_map(|(sampler, output)| {
-                let sampler = (*sampler)?;
-                Some(((*output)?, sampler, sampler.next_draw()?))
-            })
-            .collect();
-        self.how = Chosen::by(draws.iter().map(|(_, _, draw)| draw));
+        self.how = Chosen::by(draws.iter().map(|of| &of.draw));
         self.publishes_shares = Family::of(step.n_tokens()) == Family::Few;
         if draws.len() == step.lanes.len() && step.lanes.iter().all(is_followed) {
             let lanes = step.lanes.iter().zip(&draws);
-            self.expected =
-                lanes.map(|(lane, (_, _, draw))| Expected::after(lane, *draw)).collect();
+            self.expected = lanes.map(|(lane, of)| Expected::after(lane, of.draw)).collect();
         }
         Asked::Anew(draws)
+    }
+
+    /// Finds the outputs whose tokens are chosen on the GPU, and their draws. A lane has all of its
+    /// outputs chosen there or none: they must be among the first, and its sampling settings
+    /// supported by the kernels.
+    fn draw_outputs<'a>(
+        &mut self,
+        step: &Step<'a>,
+        samplers: &[Option<&'a Sampler>],
+        is_served: impl Fn(&Draw) -> bool,
+    ) -> Vec<OutputDraw<'a>> {
+        let (mut first, mut draws) = (0, Vec::with_capacity(FEW));
+        self.outputs.clear();
+        for (lane, sampler) in step.lanes.iter().zip(samplers) {
+            let of_step = first..first + lane.n_outputs();
+            first = of_step.end;
+            let draw_of = |output: usize| {
+                let (sampler, drafted) = ((*sampler)?, drafted(lane, output - of_step.start));
+                let draw = sampler.draw_after(drafted).filter(&is_served)?;
+                Some(OutputDraw { output, sampler, drafted, draw })
+            };
+            let found = draws.len();
+            draws.extend(of_step.clone().map_while(draw_of));
+            let is_whole = draws.len() - found == of_step.len() && of_step.end <= FEW;
+            if !is_whole {
+                draws.truncate(found);
+            }
+            let n_logprobs = draws[found..].first().and_then(|of| of.draw.n_logprobs);
+            let is_chosen = is_whole && !of_step.is_empty();
+            self.outputs.push(is_chosen.then_some(LaneOutputs { of_step, n_logprobs }));
+        }
+        draws
     }
 
     /// Whether steps may follow the requested one.
@@ -151,10 +191,9 @@ impl InFlight {
         let fits = |i: usize| {
             let (lane, expected) = (&step.lanes[i], &self.expected[i]);
             let draw = samplers[i].and_then(Sampler::next_draw);
-            let token = self.chosen.get(i).copied().flatten();
             lane.tokens.len() == 1
-                && lane.outputs == Outputs::Last
-                && token == Some(lane.tokens[0])
+                && lane.n_outputs() == 1
+                && self.chosen(i, 0) == Some(lane.tokens[0])
                 && expected.fits(lane)
                 && draw == Some(expected.draw)
         };
@@ -164,34 +203,46 @@ impl InFlight {
     /// Waits for the tokens of the requested step.
     pub(crate) fn wait(&mut self, gpu: &Gpu, sampling: &Sampling) -> Result<(), CudaError> {
         self.chosen.clear();
-        for output in &self.outputs {
-            let published = |output| sampling.token(self.number, output);
-            self.chosen.push(match output {
-                Some(output) => spin(gpu, || published(*output))?,
-                None => None,
-            });
+        for output in self.outputs.iter().flatten().flat_map(|lane| lane.of_step.clone()) {
+            let token = spin(gpu, || sampling.token(self.number, output))?;
+            self.chosen.resize(output, None);
+            self.chosen.push(token);
         }
         Ok(())
     }
 
-    pub(crate) fn chosen(&self, lane: usize) -> Option<u32> {
-        self.chosen.get(lane).copied().flatten()
+    /// The tokens of all outputs of the step, up to the last that was chosen.
+    pub(crate) fn all_chosen(&self) -> &[Option<u32>] {
+        &self.chosen
     }
 
-    /// The output of each lane that draws on the GPU.
-    pub(crate) fn outputs(&self) -> &[Option<usize>] {
+    /// The token of a lane's output, if it was chosen.
+    pub(crate) fn chosen(&self, lane: usize, output: usize) -> Option<u32> {
+        let (of_step, _) = self.output_of(lane, output)?;
+        self.chosen.get(of_step).copied().flatten()
+    }
+
+    /// An output of a lane that draws on the GPU, among those of the step, and what it reports.
+    fn output_of(&self, lane: usize, output: usize) -> Option<(usize, Option<usize>)> {
+        let LaneOutputs { of_step, n_logprobs } = self.outputs.get(lane)?.as_ref()?;
+        Some((of_step.clone().nth(output)?, *n_logprobs))
+    }
+
+    /// The outputs of each lane that draws on the GPU.
+    pub(crate) fn outputs(&self) -> &[Option<LaneOutputs>] {
         &self.outputs
     }
 
-    /// The log-probabilities of the lane's token, if it was chosen and reports them.
+    /// The log-probabilities of an output's token, if it was chosen and the lane reports them.
     pub(crate) fn logprobs(
         &self,
         gpu: &Gpu,
         sampling: &Sampling,
-        lane: usize,
+        (lane, output): (usize, usize),
     ) -> Option<Result<Logprobs, CudaError>> {
-        let n_top = self.n_logprobs.get(lane).copied().flatten()?;
-        let output = self.chosen(lane).and(self.outputs[lane])?;
+        self.chosen(lane, output)?;
+        let (output, n_top) = self.output_of(lane, output)?;
+        let n_top = n_top?;
         let published = |word| spin(gpu, || sampling.report_word(self.number, output, word));
         let read = || {
             let weights = u64::from(published(1)?) | u64::from(published(2)?) << 32;
@@ -209,16 +260,15 @@ impl InFlight {
         Some(read())
     }
 
-    /// The shares that the lane's last token gave to cells, if the step published them.
+    /// The shares that the token of a lane's output gave to cells, if the step published them.
     pub(crate) fn shares(
         &self,
         gpu: &Gpu,
         sampling: &Sampling,
-        lane: usize,
-        cells: std::ops::Range<usize>,
+        (lane, output): (usize, usize),
+        cells: Range<usize>,
     ) -> Option<Result<Vec<f32>, CudaError>> {
-        let is_published =
-            self.publishes_shares && self.outputs.get(lane).copied().flatten().is_some();
+        let is_published = self.publishes_shares && self.output_of(lane, output).is_some();
         let published = |cell| spin(gpu, || sampling.share(self.number, cell));
         is_published.then(|| cells.map(published).collect())
     }
@@ -270,24 +320,12 @@ fn is_followed(lane: &Lane<'_>) -> bool {
         && last.is_some_and(|span| span.len > 0 && span.slot(span.len - 1) == lane.store_at[0])
 }
 
-/// The output of each lane that draws on the GPU: the lane has one, among the first outputs, and
-/// its sampling settings are supported by the kernels.
-fn outputs(
-    step: &Step<'_>,
-    samplers: &[Option<&Sampler>],
-    is_served: impl Fn(&Draw) -> bool,
-) -> Vec<Option<usize>> {
-    let mut first = 0;
-    let lanes = step.lanes.iter().zip(samplers);
-    lanes
-        .map(|(lane, sampler)| {
-            let output = first;
-            first += lane.n_outputs();
-            let draw = sampler.and_then(Sampler::next_draw)?;
-            let serves = lane.outputs == Outputs::Last && output < FEW && is_served(&draw);
-            serves.then_some(output)
-        })
-        .collect()
+/// The tokens of a lane's draft that its output comes after: none if it has one output.
+pub(crate) fn drafted<'a>(lane: &Lane<'a>, output: usize) -> &'a [u32] {
+    match lane.outputs {
+        Outputs::All => &lane.tokens[1..=output],
+        Outputs::None | Outputs::Last => &[],
+    }
 }
 
 /// Reads until a value is there. A GPU that failed or is idle never publishes one.

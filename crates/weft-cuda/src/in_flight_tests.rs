@@ -43,8 +43,8 @@ impl Asking {
             marks: &self.marks,
             outputs: Outputs::Last,
         };
-        let asked =
-            in_flight.ask(&Step { lanes: &[lane] }, &[Some(&self.sampler)], |draw| draw.top_k > 0);
+        let (lanes, samplers) = ([lane], [Some(&self.sampler)]);
+        let asked = in_flight.ask(&Step { lanes: &lanes }, &samplers, |draw| draw.top_k > 0);
         (matches!(asked, Asked::Begun), in_flight.launches_for(ahead))
     }
 }
@@ -136,4 +136,60 @@ fn a_draw_that_is_not_served_is_the_host_s() {
     own.sampler = Sampler::new(&Settings::default(), &[], &[], 100).unwrap();
     assert_eq!(own.ask(&mut in_flight, 60), (false, 1));
     assert_eq!(in_flight.how(), Chosen::ByHost);
+}
+
+/// Asks for lanes, each with its tokens and a sampler: the output, the drafted tokens and the index
+/// of every draw.
+fn draws_of(
+    in_flight: &mut InFlight,
+    lanes: &[(&[u32], Outputs, &Sampler)],
+) -> Vec<(usize, Vec<u32>, usize)> {
+    let at: Vec<u32> = (0..9).collect();
+    let spans = [Span { pages: vec![0], first_row: 0, len: 9, home_position: 0, position: 0 }];
+    let mut of_step = Vec::new();
+    for &(tokens, outputs, _) in lanes {
+        let (at, spans) = (&at[..tokens.len()], &spans[..]);
+        let (positions, key_positions, store_at) = (at, at, at);
+        let marks = &[];
+        of_step.push(Lane { tokens, positions, key_positions, store_at, spans, marks, outputs });
+    }
+    let samplers: Vec<Option<&Sampler>> = lanes.iter().map(|lane| Some(lane.2)).collect();
+    match in_flight.ask(&Step { lanes: &of_step }, &samplers, |draw| draw.top_k > 0) {
+        Asked::Begun => panic!("it was not begun"),
+        Asked::Anew(draws) => {
+            let of = |of: &OutputDraw<'_>| (of.output, of.drafted.to_vec(), of.draw.index);
+            draws.iter().map(of).collect()
+        }
+    }
+}
+
+#[test]
+fn a_draft_has_a_draw_for_each_output() {
+    let (mut in_flight, sampler) = (InFlight::default(), asking(0, 2).sampler);
+    let lanes = [(&[5, 6, 7][..], Outputs::All, &sampler), (&[9], Outputs::Last, &sampler)];
+    let draws = draws_of(&mut in_flight, &lanes);
+    assert_eq!(draws, [(0, vec![], 2), (1, vec![6], 3), (2, vec![6, 7], 4), (3, vec![], 2)]);
+    assert!(!in_flight.is_followed(), "the next step may begin anywhere in the draft");
+    assert_eq!(in_flight.launches_for(60), 1);
+    in_flight.chosen = vec![Some(6), None, Some(8), Some(1)];
+    let chosen = |lane, output| in_flight.chosen(lane, output);
+    assert_eq!([chosen(0, 0), chosen(0, 1), chosen(0, 2)], [Some(6), None, Some(8)]);
+    assert_eq!([chosen(1, 0), chosen(0, 3), chosen(1, 1)], [Some(1), None, None]);
+}
+
+#[test]
+fn a_lane_has_all_outputs_chosen_or_none() {
+    let mut in_flight = InFlight::default();
+    let (served, other) = (asking(0, 0).sampler, Sampler::new(&Settings::default(), &[], &[], 100));
+    let other = other.unwrap();
+    let lanes = [(&[5, 6][..], Outputs::All, &other), (&[9], Outputs::All, &served)];
+    assert_eq!(draws_of(&mut in_flight, &lanes), [(2, vec![], 0)]);
+    in_flight.chosen = vec![None, None, Some(4)];
+    assert_eq!((in_flight.chosen(0, 0), in_flight.chosen(1, 0)), (None, Some(4)));
+    // The kernels choose for the first eight outputs.
+    let many = [1; 5];
+    let lanes = [(&many[..], Outputs::All, &served), (&many[..4], Outputs::All, &served)];
+    assert_eq!(draws_of(&mut in_flight, &lanes).len(), 5);
+    let silent = [(&many[..], Outputs::None, &served)];
+    assert_eq!(draws_of(&mut in_flight, &silent), []);
 }

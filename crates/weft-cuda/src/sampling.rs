@@ -5,15 +5,19 @@
 //! step, so that one read shows whether it has arrived. `kernels/sampling.cuh` says how a token is
 //! chosen.
 
+mod adjusted;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use weft_core::config::Config;
 use weft_core::device::Limits;
-use weft_core::sampling::{Adjustment, Draw, RuledOut, Sampler, Sampling as Settings};
+use weft_core::sampling::{Draw, Sampler, Sampling as Settings};
 
-use crate::driver::{Address, Argument, Gpu, Launch, Memory, Pinned, Stream};
+use self::adjusted::Adjusted;
+use crate::driver::{Address, Argument, Gpu, Memory, Pinned, Stream};
 use crate::error::CudaError;
+use crate::in_flight::OutputDraw;
 use crate::kernels::Kernels;
 use crate::layouts::{Layout, layout};
 use crate::tables::{FEW, max_cells};
@@ -41,7 +45,6 @@ pub(crate) const REPORT_WORDS: usize = 3 + 2 * Settings::MAX_LOGPROBS;
 pub(crate) const WEIGHT_BLOCKS: usize = 32;
 /// How long the GPU waits for a mask before it leaves the choice to the host.
 pub(crate) const MASK_PATIENCE: Duration = Duration::from_millis(200);
-const THREADS: usize = 256;
 const PARTS_BYTES: usize = FEW * 2 * WIDE_BLOCKS * DIGITS * 8;
 
 pub(crate) const CHOSEN: u32 = 1;
@@ -109,33 +112,6 @@ impl DrawWords {
     }
 }
 
-/// An adjustment as kernels read it.
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct AdjustmentWords {
-    token: u32,
-    mark: u32,
-    bias: f32,
-    output: u32,
-}
-
-impl AdjustmentWords {
-    fn new(adjustment: &Adjustment, output: usize) -> Self {
-        let seen = adjustment.seen.map_or(0, |count| 1 + count);
-        let ruled_out = match adjustment.ruled_out {
-            RuledOut::Never => 0,
-            RuledOut::Early => RULED_OUT_EARLY,
-            RuledOut::Always => RULED_OUT,
-        };
-        Self {
-            token: adjustment.token,
-            mark: seen | ruled_out,
-            bias: adjustment.bias,
-            output: output as u32,
-        }
-    }
-}
-
 /// The kernels' arguments. They call it `Sampling`.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -167,7 +143,7 @@ pub(crate) fn layouts() -> [Layout; 3] {
             flags, vocab, top_k, index, repetition, frequency, presence, min_tokens, scale,
             least_weight, share, seed, token_number, share_number, n_ranks, gap,
         }),
-        layout!(AdjustmentWords as "Adjustment" { token, mark, bias, output }),
+        adjusted::layout(),
         layout!(SamplingAddresses as "Sampling" {
             draws, best, bias, marks, published_tokens, published_shares, n_cells, parts, gates, likely,
             weights, told_logits, given_masks, masks, late,
@@ -239,12 +215,7 @@ pub(crate) struct Sampling {
     pinned_draws: Pinned,
     /// The best score of every 16 rows: \[FEW\]\[groups\]
     best: Memory,
-    /// f32 \[FEW\]\[vocab\]
-    bias: Memory,
-    /// \[FEW\]\[vocab\]
-    marks: Memory,
-    /// `AdjustmentWords` \[FEW · vocab at most\]
-    adjustments: Memory,
+    adjusted: Adjusted,
     /// \[PUBLISHED_STEPS\]\[FEW\], then \[PUBLISHED_STEPS\]\[cells\], then
     /// \[PUBLISHED_STEPS\]\[FEW\]\[REPORT_WORDS\]: the step's number in the upper half, the value in
     /// the lower
@@ -278,9 +249,7 @@ impl Sampling {
             draws: memory(FEW * size_of::<DrawWords>())?,
             pinned_draws: Pinned::new(gpu, FEW * size_of::<DrawWords>())?,
             best: memory(FEW * groups * 4)?,
-            bias: memory(FEW * vocab * 4)?,
-            marks: memory(FEW * vocab * 4)?,
-            adjustments: memory(FEW * vocab * size_of::<AdjustmentWords>())?,
+            adjusted: Adjusted::new(gpu, vocab)?,
             published: Pinned::new(
                 gpu,
                 PUBLISHED_STEPS * (FEW * (1 + REPORT_WORDS) + n_cells) * 8,
@@ -303,10 +272,9 @@ impl Sampling {
     /// Bytes that it takes on the GPU.
     pub(crate) fn bytes(config: &Config) -> usize {
         let groups = n_best(config.vocab);
-        let of_token = 2 * 4 + size_of::<AdjustmentWords>();
         let of_output = size_of::<DrawWords>() + 2 * groups * 4 + 8 + 2 * 4;
         let mask = n_mask_words(config.vocab) * 4;
-        FEW * (of_output + mask + config.vocab * of_token) + PARTS_BYTES
+        FEW * (of_output + mask) + Adjusted::bytes(config.vocab) + PARTS_BYTES
     }
 
     /// Whether the GPU can choose by this draw.
@@ -319,8 +287,8 @@ impl Sampling {
         SamplingAddresses {
             draws: self.draws.address(),
             best: self.best.address(),
-            bias: self.bias.address(),
-            marks: self.marks.address(),
+            bias: self.adjusted.bias(),
+            marks: self.adjusted.marks(),
             published_tokens: published,
             published_shares: published.offset(PUBLISHED_STEPS * FEW * 8),
             n_cells: self.n_cells as u64,
@@ -346,37 +314,32 @@ impl Sampling {
         &mut self,
         gpu: &Gpu,
         kernels: &Kernels,
-        samplers: &[(usize, &Sampler, Draw)],
+        draws: &[OutputDraw<'_>],
         number: u32,
         followed: bool,
     ) -> Result<(), CudaError> {
         let mut all = [DrawWords::default(); FEW];
-        let mut adjustments = Vec::new();
-        for (output, sampler, draw) in samplers {
-            all[*output] = DrawWords::new(draw, number, followed);
-            if draw.adjusts {
-                let list = sampler.adjustments();
-                adjustments.extend(list.iter().map(|a| AdjustmentWords::new(a, *output)));
-                for table in [&self.bias, &self.marks] {
-                    let row = output * self.vocab * 4;
-                    gpu.clear(table, row..row + self.vocab * 4)?;
-                }
-            }
+        for of in draws {
+            all[of.output] = DrawWords::new(&of.draw, number, followed);
         }
-        if !adjustments.is_empty() {
-            self.adjustments.write(0, &adjustments)?;
-            let grid = (adjustments.len().div_ceil(THREADS), 1);
-            let launch = Launch { grid, threads: THREADS, early: false, cooperative: false };
-            let n = adjustments.len() as u32;
-            let (list, bias) = (self.adjustments.address(), self.bias.address());
-            kernels.mark_tokens.launch(gpu, launch, &[&list, &n, &bias, &self.marks.address()])?;
-        }
-        if samplers.iter().any(|(_, _, draw)| draw.n_logprobs.is_some()) {
+        self.adjusted.prepare(gpu, kernels, draws, followed)?;
+        if draws.iter().any(|of| of.draw.n_logprobs.is_some()) {
             // A launch that failed may have left sums behind.
             gpu.clear(&self.weights, 0..FEW * 8)?;
         }
         self.pinned_draws.fill(0, &all);
         gpu.upload(Stream::Compute, &self.draws, &self.pinned_draws, size_of_val(&all))
+    }
+
+    /// Notes that the GPU has chosen a token for an output: it has counted it if scores are
+    /// adjusted.
+    pub(crate) fn chose(&mut self, output: usize, token: u32) {
+        self.adjusted.chose(output, token);
+    }
+
+    /// The tables of adjustments may hold anything: nobody knows how far a launch came.
+    pub(crate) fn forget_adjustments(&mut self) {
+        self.adjusted.forget();
     }
 
     /// The token that step `number` published for an output, if it has arrived; `Some(None)` if the
@@ -387,10 +350,15 @@ impl Sampling {
         Some((token != DECLINED).then_some(token))
     }
 
-    /// Writes the mask of an output of step `number` where the step, which may be running, reads it.
-    /// If the sampler has none to give, no token is allowed: the choice is then left to the sampler,
-    /// which says why it cannot go on.
-    pub(crate) fn give_mask(&self, number: u32, output: usize, sampler: &Sampler) {
+    /// Writes the mask of an output of step `number`, which comes after a draft, where the step,
+    /// which may be running, reads it. If the sampler has none to give, no token is allowed: the
+    /// choice is then left to the sampler, which says why it cannot go on.
+    pub(crate) fn give_mask(
+        &self,
+        number: u32,
+        output: usize,
+        (sampler, drafted): (&Sampler, &[u32]),
+    ) {
         let n_words = n_mask_words(self.vocab);
         let write = |mask: &[u32]| {
             let words = mask.iter().copied().chain(std::iter::repeat(0)).take(n_words);
@@ -399,7 +367,7 @@ impl Sampling {
                 self.given_masks.store(output * n_words + i, word);
             }
         };
-        if sampler.read_mask(write).is_err() {
+        if sampler.read_mask_after(drafted, write).is_err() {
             write(&[]);
         }
     }
@@ -424,31 +392,6 @@ impl Sampling {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_is_adjusted_reaches_the_kernel_as_marks() {
-        let settings = Settings {
-            repetition_penalty: 1.5,
-            logit_bias: vec![(7, -2.0)],
-            stop_ids: vec![3],
-            ignore_eos: true,
-            min_tokens: 4,
-            ..Settings::default()
-        };
-        let mut sampler = Sampler::new(&settings, &[5, 7], &[9], 20).unwrap();
-        sampler.accept(7).unwrap();
-        sampler.accept(7).unwrap();
-        let list = sampler.adjustments();
-        let of = |token: u32| {
-            let words = list.iter().map(|a| AdjustmentWords::new(a, 2)).find(|a| a.token == token);
-            words.map(|a| (a.mark, a.bias, a.output))
-        };
-        assert_eq!(of(5), Some((1, 0.0, 2)), "in the prompt alone");
-        assert_eq!(of(7), Some((3, -2.0, 2)), "twice in the output");
-        assert_eq!(of(3), Some((RULED_OUT_EARLY, 0.0, 2)));
-        assert_eq!(of(9), Some((RULED_OUT, 0.0, 2)));
-        assert_eq!(list.len(), 4);
-    }
 
     #[test]
     fn draws_over_many_ranks_take_many_blocks() {

@@ -3,25 +3,23 @@
 //! Steps that are started ahead run as the previous step did: as graphs that wait in the stream, or
 //! inside one launch of the persistent kernel. The caller sees no difference (`in_flight.rs`).
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use weft_core::device::{Lane, Outputs, Step};
 use weft_core::plan::Op;
-use weft_core::sampling::{Draw, Sampler};
+use weft_core::sampling::Sampler;
 
 use crate::CudaDevice;
 use crate::device::Launches;
 use crate::error::CudaError;
 use crate::graphs;
-use crate::in_flight::BEYOND;
+use crate::in_flight::{BEYOND, OutputDraw, drafted};
 use crate::modules::next_plan;
 use crate::ops::Pass;
-use crate::persistent::{self, Chooses, Run};
+use crate::persistent::{self, Chooses, Persistent, Run};
 use crate::sampling::{Chosen, Needs, PUBLISHED_STEPS};
-use crate::tables::Family;
-
-/// An output whose token is chosen on the GPU, its sampler, and the draw.
-pub(crate) type OutputDraw<'a> = (usize, &'a Sampler, Draw);
+use crate::tables::{FEW, Family};
 
 /// How ops on a step are launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +51,7 @@ struct Prepared {
     bytes: usize,
     way: Way,
     chosen: Chosen,
-    /// Outputs of the lists: more than those of the step if its last lane is run several times.
+    /// Outputs of the lists: more than those of the step if its last token is run several times.
     n_outputs: usize,
 }
 
@@ -71,19 +69,18 @@ impl CudaDevice {
         &mut self,
         ops: &[Op],
         step: &Step<'_>,
-        draws: &[OutputDraw<'_>],
+        mut draws: Vec<OutputDraw<'_>>,
         ahead: usize,
     ) -> Result<(), (Op, CudaError)> {
-        self.end_launch()?;
+        // A launch that runs ends at its current token, while the lists of this step are made.
+        self.stop();
         let prepared = self.prepare(ops, step, self.in_flight.how())?;
         let number = self.in_flight.number();
         let most_ahead = prepared.way.most_ahead(prepared.chosen.needs());
         let n = self.in_flight.launches_for(ahead.min(most_ahead));
-        let mut draws = draws.to_vec();
-        let last = draws.last().filter(|draw| draw.0 + 1 == step.n_outputs()).copied();
-        if let Some((_, sampler, draw)) = last {
+        if let Some(last) = draws.last().filter(|of| of.output + 1 == step.n_outputs()).copied() {
             let repeated = step.n_outputs()..prepared.n_outputs;
-            draws.extend(repeated.map(|output| (output, sampler, draw)));
+            draws.extend(repeated.map(|output| OutputDraw { output, ..last }));
         }
         let Self { sampling, gpu, kernels, .. } = self;
         let uploaded = match draws.as_slice() {
@@ -95,12 +92,17 @@ impl CudaDevice {
     }
 
     /// Starts steps beyond the requested one, which was started ahead. A launch of the persistent
-    /// kernel already contains its next steps.
+    /// kernel already contains its next steps; if none is wanted, it ends with the requested one,
+    /// unless that still waits for its mask: it would no longer.
     pub(crate) fn begin_more(&mut self, ahead: usize) -> Result<(), (Op, CudaError)> {
-        if self.persistent.as_ref().is_some_and(|kernel| kernel.is_running) {
+        let needs = self.in_flight.how().needs();
+        if self.persistent.as_ref().is_some_and(Persistent::is_running) {
+            if ahead == 0 && !needs.masks {
+                self.stop();
+            }
             return Ok(());
         }
-        let most_ahead = Way::Graph.most_ahead(self.in_flight.how().needs());
+        let most_ahead = Way::Graph.most_ahead(needs);
         let n = self.in_flight.launches_for(ahead.min(most_ahead));
         if n == 0 {
             return Ok(());
@@ -111,21 +113,27 @@ impl CudaDevice {
     }
 
     /// Computes the masks of the requested step, which runs meanwhile, and hands them to it. A mask
-    /// may take as long as the layers, so several are computed at once.
-    pub(crate) fn give_masks(&self, samplers: &[Option<&Sampler>]) {
-        let with_output = samplers.iter().zip(self.in_flight.outputs());
+    /// may take as long as the layers, so those of several lanes are computed at once.
+    pub(crate) fn give_masks(&self, step: &Step<'_>, samplers: &[Option<&Sampler>]) {
         let is_masked = |sampler: &&Sampler| sampler.next_draw().is_some_and(|draw| draw.is_masked);
-        let masked: Vec<(usize, &Sampler)> = with_output
-            .filter_map(|(sampler, output)| Some(((*output)?, (*sampler).filter(is_masked)?)))
+        let lanes = step.lanes.iter().zip(samplers).zip(self.in_flight.outputs());
+        let masked: Vec<_> = lanes
+            .filter_map(|((lane, sampler), outputs)| {
+                Some((lane, (*sampler).filter(is_masked)?, outputs.as_ref()?.of_step.clone()))
+            })
             .collect();
-        let give = |(output, sampler): &(usize, &Sampler)| {
-            self.sampling.give_mask(self.in_flight.number(), *output, sampler);
+        let give = |(lane, sampler, outputs): &(&Lane<'_>, &Sampler, Range<usize>)| {
+            for (i, output) in outputs.clone().enumerate() {
+                let after = (*sampler, drafted(lane, i));
+                self.sampling.give_mask(self.in_flight.number(), output, after);
+            }
         };
         let Some((first, others)) = masked.split_first() else { return };
         std::thread::scope(|scope| {
-            for (_, sampler) in others {
-                // Computed now, and handed over below.
-                scope.spawn(|| sampler.read_mask(|_| {}));
+            for (lane, sampler, outputs) in others {
+                // Computed now, with all before it, and handed over below.
+                let whole = drafted(lane, outputs.len() - 1);
+                scope.spawn(|| sampler.read_mask_after(whole, |_| {}));
             }
             give(first);
         });
@@ -137,12 +145,19 @@ impl CudaDevice {
         if self.in_flight.how() == Chosen::ByHost {
             return self.wait_for_end();
         }
-        let Self { in_flight, gpu, sampling, plan, .. } = self;
+        let Self { in_flight, gpu, sampling, plan, lists, .. } = self;
         let last = *plan.last().expect("a plan has ops");
-        in_flight.wait(gpu, sampling).map_err(|error| {
+        if let Err(error) = in_flight.wait(gpu, sampling) {
             // A launch that ended without its tokens may have recorded the reason.
-            self.end_launch().err().unwrap_or((last, error))
-        })
+            return Err(self.end_launch().err().unwrap_or((last, error)));
+        }
+        let chosen = in_flight.all_chosen();
+        let repeated = chosen.last().copied().into_iter().cycle();
+        let n_outputs = lists.counts.n_outputs.min(FEW);
+        for (output, token) in chosen.iter().copied().chain(repeated).take(n_outputs).enumerate() {
+            token.into_iter().for_each(|token| sampling.chose(output, token));
+        }
+        persistent::finish_passed(self).map_err(|fault| fault.in_plan(&self.plan))
     }
 
     /// Stops the persistent kernel and waits until it has ended. Unused graphs run to their end
@@ -180,14 +195,16 @@ impl CudaDevice {
             Chosen::ByHost => true,
             Chosen::ByGpu(needs) => is_whole && !needs.wide,
         };
-        // The host hands out one mask per lane, and none for a lane that is run twice.
+        // The host hands out one mask per output, and none for a token that is run twice.
         let pads = is_served && self.persistent.is_some() && !chosen.needs().masks;
-        if let Some(lanes) = repeat_last_lane(step).filter(|_| pads) {
+        if let Some(longer) = RepeatedToken::of(step).filter(|_| pads) {
+            let lanes = longer.lanes(step);
             let step = Step { lanes: &lanes };
-            if self.has_room_for(lanes.len()) && self.fill_lists(ops, &step).1 {
-                let (family, n_outputs) = (Family::Few, lanes.len());
+            let n_outputs = step.n_outputs();
+            if self.has_room_for(n_outputs) && self.fill_lists(ops, &step).1 {
                 let bytes = self.few.write(&step, &self.lists);
-                return Ok(Prepared { family, bytes, way: Way::Persistent, chosen, n_outputs });
+                let (family, way) = (Family::Few, Way::Persistent);
+                return Ok(Prepared { family, bytes, way, chosen, n_outputs });
             }
         }
         let (family, is_persistent) = self.fill_lists(ops, step);
@@ -232,6 +249,8 @@ impl CudaDevice {
         let gpu = Arc::clone(&self.gpu);
         let _turn = gpu.turn().map_err(first)?;
         let Prepared { family, bytes, way, chosen, .. } = *prepared;
+        persistent::make_way(self, way == Way::Persistent)
+            .map_err(|fault| fault.in_plan(&self.plan))?;
         let tables = match family {
             Family::Few => &self.few,
             Family::Many => &self.many,
@@ -262,15 +281,43 @@ impl CudaDevice {
     }
 }
 
-/// The lanes of a step of one token each, as many as the persistent kernel is compiled for: the last
-/// one is run several times, to the same rows and results. That is faster than the kernel for any
-/// number of tokens. None if there is no need, or no such kernel.
-fn repeat_last_lane<'a>(step: &Step<'a>) -> Option<Vec<Lane<'a>>> {
-    let is_one = |lane: &Lane<'_>| lane.tokens.len() == 1 && lane.outputs == Outputs::Last;
-    let last = step.lanes.last().filter(|_| step.lanes.iter().all(is_one))?;
-    let mut lanes = step.lanes.to_vec();
-    lanes.resize(next_plan(lanes.len())?, *last);
-    Some(lanes)
+/// The last lane of a step whose last token is run several times, to the same row and results, so
+/// that the step has as many tokens as the persistent kernel is compiled for. That is faster than
+/// the kernel for any number of tokens.
+struct RepeatedToken {
+    tokens: Vec<u32>,
+    positions: Vec<u32>,
+    key_positions: Vec<u32>,
+    store_at: Vec<u32>,
+}
+
+impl RepeatedToken {
+    /// None if there is no need or no such kernel, or if a token is no output.
+    fn of(step: &Step<'_>) -> Option<Self> {
+        let n_tokens = step.n_tokens();
+        let last = step.lanes.last().filter(|_| step.n_outputs() == n_tokens)?;
+        let n_more = next_plan(n_tokens)? - n_tokens;
+        let longer = |all: &[u32]| Some([all, &vec![*all.last()?; n_more]].concat());
+        Some(Self {
+            tokens: longer(last.tokens)?,
+            positions: longer(last.positions)?,
+            key_positions: longer(last.key_positions)?,
+            store_at: longer(last.store_at)?,
+        })
+    }
+
+    /// The lanes of the step with this one in the place of the last.
+    fn lanes<'a>(&'a self, step: &Step<'a>) -> Vec<Lane<'a>> {
+        let mut lanes = step.lanes.to_vec();
+        if let Some(last) = lanes.last_mut() {
+            last.tokens = &self.tokens;
+            last.positions = &self.positions;
+            last.key_positions = &self.key_positions;
+            last.store_at = &self.store_at;
+            last.outputs = Outputs::All;
+        }
+        lanes
+    }
 }
 
 #[cfg(test)]
@@ -278,20 +325,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn three_lanes_run_as_four() {
-        let lane = Lane {
-            tokens: &[7],
-            positions: &[3],
-            key_positions: &[3],
-            store_at: &[3],
+    fn three_tokens_run_as_four() {
+        let (tokens, rows) = ([7, 8, 9, 6], [3, 4, 5, 6]);
+        let lane = |n: usize, outputs| Lane {
+            tokens: &tokens[..n],
+            positions: &rows[..n],
+            key_positions: &rows[..n],
+            store_at: &rows[..n],
             spans: &[],
             marks: &[],
-            outputs: Outputs::Last,
+            outputs,
         };
-        let padded = |lanes: &[Lane<'_>]| repeat_last_lane(&Step { lanes }).map(|all| all.len());
-        let all = [1, 2, 3, 4, 5, 8].map(|n| padded(&vec![lane; n]));
-        assert_eq!(all, [None, None, Some(4), None, None, None]);
-        let silent = Lane { outputs: Outputs::None, ..lane };
-        assert_eq!(padded(&[lane, silent, lane]), None);
+        let padded = |lanes: &[Lane<'_>]| {
+            let step = Step { lanes };
+            let longer = RepeatedToken::of(&step)?;
+            let lanes = longer.lanes(&step);
+            Some(lanes.iter().map(|lane| (lane.tokens.to_vec(), lane.store_at.len())).collect())
+        };
+        let one = lane(1, Outputs::Last);
+        let all = [1, 2, 4, 5, 8].map(|n| padded(&vec![one; n]));
+        assert_eq!(all, [const { None::<Vec<_>> }; 5]);
+        let three: Vec<(Vec<u32>, usize)> = vec![(vec![7], 1), (vec![7], 1), (vec![7, 7], 2)];
+        assert_eq!(padded(&[one; 3]), Some(three));
+        let draft = lane(3, Outputs::All);
+        assert_eq!(padded(&[draft]), Some(vec![(vec![7, 8, 9, 9], 4)]));
+        assert_eq!(padded(&[lane(2, Outputs::All), one]).unwrap()[1].0, [7, 7]);
+        let silent = Lane { outputs: Outputs::None, ..one };
+        assert_eq!(padded(&[one, silent, one]), None);
+        assert_eq!(padded(&[lane(3, Outputs::Last)]), None);
     }
 }

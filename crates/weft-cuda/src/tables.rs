@@ -3,23 +3,25 @@
 //! There are two families of kernels: one for steps of up to [`FEW`] tokens, one for more. Both
 //! compute the same bits; which one runs is a matter of speed. Attention is cut into sections of
 //! four pages, the same in both; the intersection of a section and a stretch between two marks is a
-//! cell, and the share of attention that the lane's last token gives to it is recorded. Every index
-//! in the lists was checked by `Step::check`.
+//! cell, and the share of attention that a token gives to it is recorded, for the tokens whose
+//! attention is reported (`Reporting`). Every index in the lists was checked by `Step::check`.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
-use weft_core::device::{Lane, Limits, MAX_LANES, MAX_MARKS, MAX_SPANS, Step};
+use weft_core::device::{Lane, Limits, MAX_LANES, MAX_MARKS, MAX_SPANS, Reporting, Step};
 use weft_core::kv::{PAGE_ROWS, PageId};
 
 use crate::layouts::{Layout, layout};
 
+mod cells;
 mod groups;
 mod item;
 mod memory;
 mod split_kv;
 mod words;
 
+use self::cells::{LaneStretches, TokenCells};
 pub(crate) use self::groups::{GroupCounts, SEVERAL, SIXTEEN};
 use self::item::{Item, Query};
 pub(crate) use self::memory::{StepAddresses, Tables};
@@ -41,8 +43,13 @@ const TOKEN_WORDS: usize = 8;
 pub(crate) const NOWHERE: u32 = u32::MAX;
 /// Words of a bit for each row of a section.
 const MARK_WORDS: usize = SECTION_ROWS / 32;
-/// The query's token records no shares of attention: it is not its lane's last.
+/// The query's token records no shares of attention.
 pub(crate) const NO_CELL: u16 = u16::MAX;
+
+/// The most queries of an item, if `group` query heads share a KV head.
+pub(crate) fn queries_of_item(group: usize) -> usize {
+    (ITEM_QUERIES / group).min(FEW)
+}
 
 /// Which kernels run a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,9 +96,16 @@ impl Section {
 
     /// Its cells for a token at a position that sees some of it.
     fn n_cells(&self, position: u32) -> usize {
-        let seen = usize::from(self.seen_from(position));
-        let marked = |row: &usize| self.marks[row / 32] >> (row % 32) & 1 == 1;
-        let n_marks = if self.n_marks == 0 { 0 } else { (0..seen).filter(marked).count() };
+        let seen = u32::from(self.seen_from(position));
+        let below = |(first, marks): (u32, &u32)| {
+            let rows =
+                1_u32.checked_shl(seen.saturating_sub(first)).map_or(u32::MAX, |end| end - 1);
+            (marks & rows).count_ones() as usize
+        };
+        let n_marks = match self.n_marks {
+            0 => 0,
+            _ => (0..).step_by(32).zip(&self.marks).map(below).sum(),
+        };
         1 + n_marks
     }
 }
@@ -144,14 +158,6 @@ pub(crate) struct Counts {
     pub(crate) n_cells: usize,
 }
 
-/// A lane's shares of attention: the cell of the first, and which stretch each cell is of.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct LaneShares {
-    pub(crate) first: usize,
-    pub(crate) stretches: Vec<u32>,
-    pub(crate) n_stretches: usize,
-}
-
 /// What decides which queries may join an item, and the item before it that has the same pages.
 #[derive(Clone, Copy)]
 struct Open {
@@ -160,6 +166,8 @@ struct Open {
     lane: usize,
     /// How far all of them see, if they all see equally far.
     seen: Option<u16>,
+    /// The cells of each that records shares.
+    n_cells: Option<usize>,
     before: Option<usize>,
 }
 
@@ -182,9 +190,9 @@ pub(crate) fn max_partials(limits: &Limits) -> usize {
     FEW.max(MAX_LANES) * few
 }
 
-/// The most shares of attention that are recorded: those of each lane's last token.
+/// The most shares of attention that are recorded.
 pub(crate) fn max_cells(limits: &Limits) -> usize {
-    MAX_LANES * (lane_sections(limits) + MAX_MARKS)
+    Reporting::MAX_ROWS * (lane_sections(limits) + MAX_MARKS)
 }
 
 /// The lists, and scratch memory to build them.
@@ -201,7 +209,10 @@ pub(crate) struct Lists {
     /// The last item of each set of pages; and for each item, which queries may join it.
     open_items: HashMap<[PageId; SECTION_PAGES], usize>,
     open: Vec<Open>,
-    pub(crate) shares: Vec<LaneShares>,
+    reporting: Reporting,
+    stretches: Vec<LaneStretches>,
+    /// Of the tokens whose attention is reported.
+    cells: Vec<TokenCells>,
     pub(crate) counts: Counts,
 }
 
@@ -219,13 +230,15 @@ impl Lists {
         self.partials.clear();
         self.open_items.clear();
         self.open.clear();
+        self.cells.clear();
+        self.reporting.fill(step);
         self.counts =
             Counts { n_tokens: step.n_tokens(), n_outputs: step.n_outputs(), ..Counts::default() };
         for (index, lane) in step.lanes.iter().enumerate() {
             let first = self.sections.len();
             self.sections.extend(sections(lane));
             self.lanes.push(first..self.sections.len());
-            self.keep_shares(index, lane);
+            self.number_cells(index, lane);
         }
         match Family::of(step.n_tokens()) {
             Family::Few => self.fill_items(step, group),
@@ -250,45 +263,17 @@ impl Lists {
         self.queries_of_items().max().unwrap_or(0) as usize
     }
 
-    /// Numbers the cells of a lane: those of its last token.
-    fn keep_shares(&mut self, index: usize, lane: &Lane<'_>) {
-        if self.shares.len() <= index {
-            self.shares.push(LaneShares::default());
-        }
-        let shares = &mut self.shares[index];
-        shares.first = self.counts.n_cells;
-        shares.n_stretches = lane.marks.len() + 1;
-        shares.stretches.clear();
-        let last = lane.positions.last().copied().unwrap_or_default();
-        let own = &mut self.sections[self.lanes[index].clone()];
-        for section in own.iter_mut().take_while(|section| section.position <= last) {
-            section.cell = short(shares.stretches.len());
-            let first = lane.marks.partition_point(|mark| *mark <= section.position) as u32;
-            shares.stretches.extend(first..first + section.n_cells(last) as u32);
-        }
-        self.counts.n_cells += shares.stretches.len();
-    }
-
-    /// The number of cells of a lane's token, and the first: only the last token has any.
-    fn cells_of(&self, index: usize, lane: &Lane<'_>, position: u32) -> [u32; 2] {
-        let shares = &self.shares[index];
-        match lane.positions.last() == Some(&position) {
-            true => [shares.stretches.len() as u32, shares.first as u32],
-            false => [0, 0],
-        }
-    }
-
     fn fill_items(&mut self, step: &Step<'_>, group: usize) {
-        let most = (ITEM_QUERIES / group).min(FEW);
+        let most = queries_of_item(group);
         let mut token = 0;
         for (index, lane) in step.lanes.iter().enumerate() {
-            for position in lane.positions {
+            for (of_lane, position) in lane.positions.iter().enumerate() {
                 let own = self.lanes[index].clone();
                 let seen =
                     self.sections[own.clone()].iter().take_while(|s| s.position <= *position);
                 let n = seen.count();
                 let first = self.counts.n_partials;
-                let [n_cells, first_cell] = self.cells_of(index, lane, *position);
+                let [n_cells, first_cell] = self.cells_of(index, of_lane);
                 self.partials.push([n as u32, first as u32, n_cells, first_cell]);
                 for (i, section) in own.take(n).enumerate() {
                     let section = self.sections[section];
@@ -301,7 +286,8 @@ impl Lists {
                         rotate_at: section.home + (position - section.position),
                         partial: (first + i) as u32,
                     };
-                    self.add_query(index, &section, query, most);
+                    let n_cells = (n_cells > 0).then(|| section.n_cells(*position));
+                    self.add_query(index, &section, (query, n_cells), most);
                 }
                 self.counts.n_partials += n;
                 token += 1;
@@ -315,8 +301,14 @@ impl Lists {
     /// lane also share it if some see less. Those of different lanes may not: a row that one lane
     /// stores now, and another does not see, would enter the other's sums with a weight of zero,
     /// and zero times infinity is not a number. Kernels rely on this: either all results of an item
-    /// are combined from parts, or none.
-    fn add_query(&mut self, lane: usize, section: &Section, query: Query, most: usize) {
+    /// are combined from parts, or none; and queries that record shares see the same cells.
+    fn add_query(
+        &mut self,
+        lane: usize,
+        section: &Section,
+        (query, n_cells): (Query, Option<usize>),
+        most: usize,
+    ) {
         let mut next = self.open_items.get(&section.pages).copied();
         while let Some(index) = next {
             let (item, open) = (&mut self.items[index], &mut self.open[index]);
@@ -324,14 +316,16 @@ impl Lists {
             let is_folded = |query: &Query| query.n_parts > 1;
             let is_same = (u16::from(item.first), item.marks) == (section.first, section.marks)
                 && is_folded(&item.queries[0]) == is_folded(&query);
-            if joins && is_same && (item.n_queries as usize) < most {
+            let sees_cells = n_cells.is_none() || open.n_cells.is_none_or(|n| Some(n) == n_cells);
+            if joins && is_same && sees_cells && (item.n_queries as usize) < most {
                 open.seen = open.seen.filter(|seen| *seen == query.seen);
+                open.n_cells = open.n_cells.or(n_cells);
                 return item.add(query);
             }
             next = open.before;
         }
         let before = self.open_items.insert(section.pages, self.items.len());
-        self.open.push(Open { lane, seen: Some(query.seen), before });
+        self.open.push(Open { lane, seen: Some(query.seen), n_cells, before });
         let Section { pages, first, marks, .. } = *section;
         let mut item = Item { pages, first: first as u8, marks, ..Item::default() };
         item.add(query);
@@ -374,7 +368,7 @@ impl Lists {
                 let end = (first + most).min(last);
                 let seen = |s: &&Section| s.position <= lane.positions[end - 1];
                 let n = self.sections[own.clone()].iter().take_while(seen).count();
-                let [n_cells, cell] = self.cells_of(index, lane, lane.positions[end - 1]);
+                let [n_cells, cell] = self.cells_of(index, end - 1);
                 self.tiles.push(QueryTile {
                     first_token: (token + first) as u32,
                     n_tokens: (end - first) as u32,

@@ -64,7 +64,7 @@ fn lanes_that_share_a_span_share_its_items() {
     assert_eq!(lists.partials, [[3, 0, 3, 0], [3, 3, 3, 3]]);
     let stores: Vec<_> = lists.items.iter().map(|item| item.n_stores).collect();
     assert_eq!(stores, [0, 0, 1, 1]);
-    assert_eq!(lists.shares[1].stretches, [0, 0, 0]);
+    assert_eq!(lists.stretches[1].of_cells, [0, 0, 0]);
 }
 
 #[test]
@@ -143,13 +143,13 @@ fn marks_cut_sections_into_cells() {
         .map(|item| (item.n_marks, rows_of(&item.marks), item.queries[0].cell))
         .collect();
     assert_eq!(items, [(2, vec![10, 64], 0), (1, vec![44], 3), (0, vec![], 5)]);
-    assert_eq!(lists.shares[0].stretches, [0, 1, 2, 3, 4, 4]);
-    assert_eq!((lists.shares[0].n_stretches, lists.counts.n_cells), (6, 6));
+    assert_eq!(lists.stretches[0].of_cells, [0, 1, 2, 3, 4, 4]);
+    assert_eq!((lists.stretches[0].n_stretches, lists.counts.n_cells), (6, 6));
     assert_eq!(lists.partials, [[3, 0, 6, 0]]);
     // A mark in rows that the last token does not see does not count for it.
     let lanes = [Lane { marks: &marks, ..lane(&[1], &[40], &[40], &a) }];
     lists.fill(&Step { lanes: &lanes }, 2);
-    assert_eq!(lists.shares[0].stretches, [0, 1]);
+    assert_eq!(lists.stretches[0].of_cells, [0, 1]);
     assert_eq!(lists.partials, [[1, 0, 2, 0]]);
 }
 
@@ -211,7 +211,7 @@ fn a_span_begins_anywhere_in_a_page() {
         "position and home are those of the first row that counts"
     );
     assert_eq!(rows_of(&lists.sections[1].marks), [56, 140]);
-    assert_eq!(lists.shares[0].stretches, [0, 1, 2, 3, 3]);
+    assert_eq!(lists.stretches[0].of_cells, [0, 1, 2, 3, 3]);
     let queries: Vec<_> = lists
         .items
         .iter()
@@ -239,6 +239,54 @@ fn only_a_lane_s_last_token_keeps_shares() {
     assert_eq!(cells, [NO_CELL, NO_CELL, 0]);
     let of_cells: Vec<_> = lists.partials.iter().map(|own| own[2]).collect();
     assert_eq!(of_cells, [0, 0, 2]);
+}
+
+#[test]
+fn every_token_of_a_draft_keeps_shares() {
+    // The first section ends before the draft's last two tokens, and a mark lies before its last.
+    let (a, positions) = ([span(0, 258, 0)], [254, 255, 256, 257]);
+    let marks = [100, 200, 257];
+    let of = |outputs| Lane { outputs, marks: &marks, ..lane(&[0; 4], &positions, &positions, &a) };
+    let mut lists = Lists::default();
+    lists.fill(&Step { lanes: &[of(Outputs::All)] }, 2);
+    assert_eq!(lists.partials, [[1, 0, 3, 0], [1, 1, 3, 3], [2, 2, 4, 6], [2, 4, 5, 10]]);
+    assert_eq!(lists.counts.n_cells, 15);
+    assert_eq!(lists.stretches[0].of_cells, [0, 1, 2, 2, 3]);
+    let cells: Vec<_> = (0..4).map(|output| lists.cells_of_output(0, output)).collect();
+    assert_eq!(cells, [0..3, 3..6, 6..10, 10..15]);
+    let items: Vec<_> = lists.items.iter().map(|item| (item.n_queries, item.n_marks)).collect();
+    // Results of one part and of two; then those that see the last mark, and those that do not.
+    assert_eq!(items, [(2, 2), (2, 2), (1, 0), (1, 1)]);
+    let queries = lists.items.iter().flat_map(|item| &item.queries[..item.n_queries as usize]);
+    let cells: Vec<_> = queries.map(|query| (query.token, query.cell)).collect();
+    assert_eq!(cells, [(0, 0), (1, 3), (2, 6), (3, 10), (2, 9), (3, 13)]);
+    assert_eq!(lists.sum_stretches(0, &[1.0, 2.0, 4.0, 8.0]), [1.0, 2.0, 12.0, 0.0]);
+    // The same tokens without a draft.
+    lists.fill(&Step { lanes: &[of(Outputs::Last)] }, 2);
+    assert_eq!(lists.counts.n_cells, 5);
+    assert_eq!((lists.cells_of_output(0, 0), lists.items.len()), (0..5, 3));
+}
+
+#[test]
+fn a_token_of_a_draft_has_the_cells_that_it_has_alone() {
+    let marks = [3, 64, 250, 256, 259, 261];
+    let a = [span(0, 262, 0)];
+    let positions: Vec<u32> = (255..262).collect();
+    let draft =
+        Lane { outputs: Outputs::All, marks: &marks, ..lane(&[0; 7], &positions, &positions, &a) };
+    let mut lists = Lists::default();
+    for (output, position) in positions.iter().enumerate() {
+        lists.fill(&Step { lanes: &[draft] }, 4);
+        let shared = (lists.cells_of_output(0, output).len(), lists.partials[output][0]);
+        let numbers: Vec<f32> = (1..=shared.0).map(|cell| cell as f32).collect();
+        let sums = lists.sum_stretches(0, &numbers);
+        let a = [span(0, *position as usize + 1, 0)];
+        let at = [*position];
+        let alone = Lane { marks: &marks, ..lane(&[0], &at, &at, &a) };
+        lists.fill(&Step { lanes: &[alone] }, 4);
+        assert_eq!((lists.cells_of_output(0, 0).len(), lists.partials[0][0]), shared);
+        assert_eq!(lists.sum_stretches(0, &numbers), sums, "position {position}");
+    }
 }
 
 #[test]

@@ -124,8 +124,7 @@ fn shares_of_stretches_are_the_same_in_every_kernel() {
         "num_key_value_heads": 32, "head_dim": 10, "intermediate_size": 37, "vocab_size": 101,
         "max_position_embeddings": 512, "rope_theta": 10000.0, "tie_word_embeddings": true}"#;
     let config = Config::from_json(json.as_bytes()).unwrap();
-    let ops = plan(&config);
-    let prompt = tokens(500, 4, config.vocab);
+    let (ops, prompt) = (plan(&config), tokens(500, 4, config.vocab));
     let many: Vec<u32> = (1..=200).map(|i| i * 2).chain(401..=456).collect();
     for (first_row, marks) in [
         (0, vec![]),
@@ -138,8 +137,7 @@ fn shares_of_stretches_are_the_same_in_every_kernel() {
         let run = |blocks: &[usize]| {
             let mut device = device(&config);
             poison(&mut device, &config);
-            let before = Span { first_row: 0, len: first_row, ..own.clone() };
-            fill(&mut device, &config, &before, 9);
+            fill(&mut device, &config, &Span { first_row: 0, len: first_row, ..own.clone() }, 9);
             let (mut start, mut logits) = (0, Vec::new());
             for n in blocks {
                 let block = Work::new(&prompt[start..start + n], start, Vec::new(), own.clone());
@@ -147,7 +145,8 @@ fn shares_of_stretches_are_the_same_in_every_kernel() {
                 start += n;
             }
             assert_eq!(start, 500);
-            (logits, device.attention(0), device.kv_row(1, own.slot(499)))
+            let attention = device.attention(0, blocks[blocks.len() - 1] - 1);
+            (logits, attention, device.kv_row(1, own.slot(499)))
         };
         let truth = run(&[160, 160, 160, 20]);
         assert_eq!(truth.1.len(), marks.len() + 1);
@@ -204,6 +203,7 @@ conforms! {
     a_row_repaired_in_a_moved_span_equals_one_there(0.05);
     repaired_rows_see_all_before_them(conformance::Unseen::WeighsNothing);
     lanes_that_share_spans_equal_each_alone();
+    a_draft_gives_the_bits_of_single_steps();
     shares_are_the_lane_s_own();
     the_span_with_the_matching_key_gets_the_share();
     rows_come_out_and_go_in_as_they_are();
@@ -238,7 +238,8 @@ fn a_graph_computes_what_its_ops_do() {
                     works.push(Work::new(&prompt[*n..], *n, Vec::new(), own));
                 }
                 let logits = run(&mut device, &ops, &works);
-                let shares: Vec<_> = (0..works.len()).map(|lane| device.attention(lane)).collect();
+                let of = |(lane, work): (usize, &Work)| device.attention(lane, work.last_output());
+                let shares: Vec<_> = works.iter().enumerate().map(of).collect();
                 let kept: Vec<_> = works.iter().map(|w| device.kv_row(1, w.store_at[0])).collect();
                 (logits, shares, kept)
             });
@@ -258,13 +259,13 @@ fn blocks_of_any_size_give_the_same_bits() {
     }
     for family in ["qwen3", "qwen2"] {
         let config = config(family);
-        let prompt = tokens(500, 4, config.vocab);
-        let own = span(0, 500, 0);
+        let (prompt, own) = (tokens(500, 4, config.vocab), span(0, 500, 0));
         let run = |blocks: &[usize]| {
             let mut device = device(&config);
             poison(&mut device, &config);
             let logits = weft_testing::run_in_blocks(&mut device, &config, &prompt, blocks, &own);
-            (logits, device.attention(0), device.kv_row(1, own.slot(499)))
+            let attention = device.attention(0, blocks[blocks.len() - 1] - 1);
+            (logits, attention, device.kv_row(1, own.slot(499)))
         };
         let truth = run(&[150, 150, 150, 50]);
         assert!(truth.0.iter().flatten().all(|logit| logit.is_finite()));
@@ -290,7 +291,8 @@ fn warpgroups_do_not_show() {
             poison(&mut device, &config);
             let blocks = [150, 33, 117, 150, 50];
             let logits = weft_testing::run_in_blocks(&mut device, &config, &prompt, &blocks, &own);
-            (logits, device.attention(0), device.kv_row(1, own.slot(499)))
+            let attention = device.attention(0, blocks[blocks.len() - 1] - 1);
+            (logits, attention, device.kv_row(1, own.slot(499)))
         });
         assert!(with.0.iter().flatten().all(|logit| logit.is_finite()));
         assert_eq!(with, without, "{family}");
@@ -304,8 +306,7 @@ fn sharing_a_span_does_not_show() {
         return;
     }
     let config = config("qwen3");
-    let ops = plan(&config);
-    let shared = span(0, 300, 0);
+    let (ops, shared) = (plan(&config), span(0, 300, 0));
     let document = tokens(300, 3, config.vocab);
     let work = |lane: u32| {
         let placed = Span { position: 5 * lane as usize, ..shared.clone() };
@@ -321,8 +322,7 @@ fn sharing_a_span_does_not_show() {
         }
         device
     };
-    let works: Vec<Work> = (0..8).map(work).collect();
-    let mut device = filled();
+    let (works, mut device): (Vec<Work>, _) = ((0..8).map(work).collect(), filled());
     let together = run(&mut device, &ops, &works);
     let alone: Vec<_> =
         works.iter().flat_map(|w| run(&mut device, &ops, std::slice::from_ref(w))).collect();

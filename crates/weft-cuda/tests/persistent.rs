@@ -159,7 +159,7 @@ fn written(device: &CudaDevice, op: Op, config: &Config, works: &[Work]) -> Vec<
         Op::RopeStore { layer } => { works.iter().flat_map(|work| &work.store_at) }
             .flat_map(|slot| <[Vec<f32>; 2]>::from(device.kv_row(layer, *slot)))
             .collect(),
-        Op::Attend { .. } => { (0..works.len()).map(|lane| device.attention(lane)) }
+        Op::Attend { .. } => { (0..works.len()).map(|lane| device.attention(lane, 0)) }
             .chain([rows(Buffer::A)])
             .collect(),
         Op::Embed | Op::ProjAdd { .. } | Op::DownAdd { .. } => vec![rows(Buffer::X)],
@@ -306,7 +306,7 @@ fn decode(
                 let drawn: Vec<_> = samplers.iter().map(Some).collect();
                 device.decode(&ops, &step, &drawn, most.saturating_sub(i + 1)).unwrap();
                 let next: Vec<u32> =
-                    (0..n_lanes).map(|lane| device.chosen(lane).expect("a token")).collect();
+                    (0..n_lanes).map(|lane| device.chosen(lane, 0).expect("a token")).collect();
                 samplers
                     .iter_mut()
                     .zip(&next)
@@ -318,7 +318,7 @@ fn decode(
             }
         };
         tokens.push(next);
-        shares.push((0..n_lanes).map(|lane| device.attention(lane)).collect());
+        shares.push((0..n_lanes).map(|lane| device.attention(lane, 0)).collect());
     }
     let slots = works.iter().flat_map(|work| {
         let span = work.spans.last().unwrap();

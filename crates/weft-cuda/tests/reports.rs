@@ -43,6 +43,8 @@ struct Rule {
     vocab: u32,
     last: u32,
     n: u32,
+    /// The last tokens before.
+    past: Vec<u32>,
 }
 
 impl Rule {
@@ -71,7 +73,16 @@ impl Constraint for Rule {
 
     fn accept(&mut self, token: u32) -> Result<(), String> {
         assert!(self.allows(token), "{token} is forbidden");
+        self.past.push(self.last);
         (self.last, self.n) = (token, self.n + 1);
+        Ok(())
+    }
+
+    fn roll_back(&mut self, n: usize) -> Result<(), String> {
+        for _ in 0..n {
+            self.last = self.past.pop().expect("an accepted token");
+            self.n -= 1;
+        }
         Ok(())
     }
 
@@ -99,7 +110,13 @@ fn sampler(
     let prompt = tokens(30, seed as u32, vocab);
     let mut sampler = Sampler::new(&settings, &prompt, &[0, 7], vocab).unwrap();
     if let Some(grammar) = grammar {
-        sampler.constrain(Box::new(Rule { grammar, vocab: vocab as u32, last: 0, n: 0 }));
+        sampler.constrain(Box::new(Rule {
+            grammar,
+            vocab: vocab as u32,
+            last: 0,
+            n: 0,
+            past: Vec::new(),
+        }));
     }
     sampler
 }
@@ -108,7 +125,7 @@ const WIDE_KINDS: usize = 4;
 
 /// The choice that the device made for a lane, if it made one.
 fn choice(device: &CudaDevice, lane: usize) -> Option<Choice> {
-    Some(Choice { token: device.chosen(lane)?, logprobs: device.logprobs(lane) })
+    Some(Choice { token: device.chosen(lane, 0)?, logprobs: device.logprobs(lane, 0) })
 }
 
 /// A lane's token after `row` rows.
@@ -227,7 +244,7 @@ fn answers(
                 }
             };
             next[lane] = choice.token;
-            answers[lane].push((choice, device.attention(lane)));
+            answers[lane].push((choice, device.attention(lane, 0)));
         }
     }
     (answers, n_left)
@@ -294,7 +311,7 @@ fn a_rule_that_cannot_go_on_is_left_to_the_sampler() {
             let works = [work(0, next, row)];
             let lanes = [works[0].lane()];
             device.decode(&ops, &Step { lanes: &lanes }, &[Some(&sampler)], 3 - row).unwrap();
-            match device.chosen(0) {
+            match device.chosen(0, 0) {
                 Some(token) => {
                     sampler.accept(token).unwrap();
                     next = token;

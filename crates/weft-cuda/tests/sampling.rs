@@ -110,7 +110,7 @@ fn compare(
     device.decode(&plan(config), &Step { lanes: &step }, &drawn, 0).unwrap();
     let compared = lanes.iter_mut().enumerate().map(|(lane, sampler)| {
         let truth = sampler.sample(&device.logits(lane)[..usable]).unwrap().token;
-        assert_eq!(device.chosen(lane), Some(truth), "{what}, lane {lane}");
+        assert_eq!(device.chosen(lane, 0), Some(truth), "{what}, lane {lane}");
         truth
     });
     compared.collect()
@@ -221,7 +221,7 @@ fn ties_go_to_the_lower_id() {
         let logits = device.logits(0).to_vec();
         assert_eq!(logits[80], logits[119], "the model has ties");
         let truth = sampler.sample(&logits).unwrap().token;
-        assert_eq!(device.chosen(0), Some(truth), "kind {kind}, seed {seed}");
+        assert_eq!(device.chosen(0, 0), Some(truth), "kind {kind}, seed {seed}");
     }
 }
 
@@ -236,7 +236,7 @@ fn what_is_no_number_is_left_to_the_sampler() {
         let works = [work(1, 0, &span(0, 64, 0))];
         let lanes = [works[0].lane()];
         device.decode(&plan(&config), &Step { lanes: &lanes }, &[Some(sampler)], 0).unwrap();
-        (device.chosen(0), device.logits(0).to_vec())
+        (device.chosen(0, 0), device.logits(0).to_vec())
     };
     let sampler = |kind| Sampler::new(&settings(kind, 1), &[], &[], 20_000).unwrap();
     let ways = [Launches::Graph, Launches::Persistent];
@@ -315,15 +315,15 @@ fn answers(
             device.decode(&ops, &step, &drawn, ahead.min(rows_left.unwrap())).unwrap();
         }
         for (lane, sampler) in samplers.iter_mut().enumerate() {
-            next[lane] = match device.chosen(lane) {
+            next[lane] = match device.chosen(lane, 0) {
                 Some(token) => {
                     sampler.accept(token).unwrap();
                     token
                 }
                 None => sampler.sample(device.logits(lane)).unwrap().token,
             };
-            assert_eq!(device.chosen(lane).is_none(), host);
-            answers[lane].push((next[lane], device.attention(lane)));
+            assert_eq!(device.chosen(lane, 0).is_none(), host);
+            answers[lane].push((next[lane], device.attention(lane, 0)));
         }
     }
     answers
@@ -391,8 +391,8 @@ fn begin_in_vain(device: &mut CudaDevice, config: &Config) {
         let samplers: Vec<Sampler> = works.iter().map(|_| sampler(index)).collect();
         let drawn: Vec<_> = samplers.iter().map(Some).collect();
         device.decode(&ops, &Step { lanes: &lanes }, &drawn, ahead).unwrap();
-        let chosen: Vec<_> = (0..works.len()).map(|lane| device.chosen(lane).unwrap()).collect();
-        (chosen, device.attention(0))
+        let chosen: Vec<_> = (0..works.len()).map(|lane| device.chosen(lane, 0).unwrap()).collect();
+        (chosen, device.attention(0, 0))
     };
     // What each of these gives when nothing was begun before it.
     let begun = [work(1, 0, &own)];
@@ -415,7 +415,7 @@ fn begin_in_vain(device: &mut CudaDevice, config: &Config) {
         decode(device, &begun, 0, 5);
         let lanes = [begun[0].lane()];
         device.run(&ops, &Step { lanes: &lanes }).unwrap();
-        assert_eq!(device.chosen(0), None, "a run chooses nothing");
+        assert_eq!(device.chosen(0, 0), None, "a run chooses nothing");
         assert_eq!(&decode(device, works, 1, 0), truth, "{what}, after a run");
     }
     // Another draw of the same step.

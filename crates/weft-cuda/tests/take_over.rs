@@ -67,8 +67,8 @@ fn decode(
         let lanes: Vec<Lane<'_>> = now.iter().map(Work::lane).collect();
         let drawn: Vec<_> = samplers.iter().map(Some).collect();
         device.decode(&ops, &Step { lanes: &lanes }, &drawn, TOKENS - 1 - n).unwrap();
-        let next: Vec<Option<u32>> = (0..works.len()).map(|lane| device.chosen(lane)).collect();
-        shares.push((0..works.len()).map(|lane| device.attention(lane)).collect());
+        let next: Vec<Option<u32>> = (0..works.len()).map(|lane| device.chosen(lane, 0)).collect();
+        shares.push((0..works.len()).map(|lane| device.attention(lane, 0)).collect());
         for (lane, token) in next.iter().enumerate() {
             let token = token.expect("the device chooses");
             samplers[lane].accept(token).unwrap();

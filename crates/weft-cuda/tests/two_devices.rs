@@ -44,7 +44,7 @@ fn decode(device: &mut CudaDevice, config: &Config, sampling: &Sampling) -> (Vec
         let place = OneToken::new(0, pages_for(rows), rows, next);
         let lanes: [Lane<'_>; 1] = [place.lane()];
         device.decode(&ops, &Step { lanes: &lanes }, &[Some(&sampler)], TOKENS - 1 - n).unwrap();
-        next = device.chosen(0).expect("a token");
+        next = device.chosen(0, 0).expect("a token");
         sampler.accept(next).unwrap();
         tokens.push(next);
     }

@@ -98,6 +98,11 @@ impl Work {
         }
     }
 
+    /// The last of its outputs; 0 if it has none.
+    pub fn last_output(&self) -> usize {
+        self.lane().n_outputs().saturating_sub(1)
+    }
+
     pub fn lane(&self) -> Lane<'_> {
         Lane {
             tokens: &self.tokens,

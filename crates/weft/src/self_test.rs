@@ -181,7 +181,7 @@ fn check_choice(device: &mut dyn Inspect, config: &Config) -> Result<(), String>
             let decoded = device.decode(&plan(config), step, &[Some(&sampler)], 0);
             decoded.map_err(|error| error.to_string())
         })?;
-        let Some(token) = device.chosen(0) else { continue };
+        let Some(token) = device.chosen(0, 0) else { continue };
         let defined = sampler.clone().sample(device.logits(0)).map_err(|e| e.to_string())?;
         if token != defined.token {
             return Err("the device chooses another token than the sampler".to_owned());

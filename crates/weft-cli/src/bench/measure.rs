@@ -169,7 +169,7 @@ impl<'a> Bench<'a> {
                 .step_of(last, position, |step| device.decode(ops, step, &drawn, ahead))
                 .map_err(GenerateError::from)?;
             let tokens = samplers.iter_mut().enumerate().map(|(lane, sampler)| {
-                let Some(token) = device.chosen(lane) else {
+                let Some(token) = device.chosen(lane, 0) else {
                     return Ok(sampler.sample(device.logits(lane))?.token);
                 };
                 sampler.accept(token)?;

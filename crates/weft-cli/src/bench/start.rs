@@ -144,7 +144,7 @@ fn first_tokens(
             outputs: Outputs::Last,
         };
         device.decode(&ops, &Step { lanes: &[lane] }, &[sampler.as_ref()], 0)?;
-        let chosen = device.chosen(0).or_else(|| best(device.logits(0)));
+        let chosen = device.chosen(0, 0).or_else(|| best(device.logits(0)));
         first = first.or(chosen);
         parts.end(if n == 0 { "prompt and first token" } else { SECOND });
     }

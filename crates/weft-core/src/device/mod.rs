@@ -6,6 +6,7 @@
 
 mod inspect;
 mod memory;
+mod reporting;
 mod step;
 
 use std::ops::Range;
@@ -22,10 +23,14 @@ use crate::store::Rows as HostRows;
 
 pub use self::inspect::{Buffer, Inspect, OneToken};
 pub use self::memory::{Limits, Need};
+pub use self::reporting::Reporting;
 pub use self::step::{Lane, Outputs, Rows, Span, Step};
 
 /// Maximum number of lanes in a step.
 pub const MAX_LANES: usize = 8;
+
+/// Maximum number of tokens of a step with drafts, over all lanes.
+pub const MAX_DRAFT: usize = 8;
 
 /// Maximum number of spans of a lane.
 pub const MAX_SPANS: usize = 256;
@@ -66,9 +71,16 @@ pub trait Device: Send {
     fn run(&mut self, ops: &[Op], step: &Step<'_>) -> Result<(), DeviceError>;
 
     /// Runs the plan on a step like [`Device::run`]. For each lane with a sampler, also chooses the
-    /// next token as the sampler would; see [`Device::chosen`]. Each such lane has one row of
-    /// logits. The mask of a sampler's constraint depends on the lane's token, and is needed only
-    /// when the logits are there: a device starts the step before it asks for the mask.
+    /// next token as the sampler would; see [`Device::chosen`]. The mask of a sampler's constraint
+    /// depends on the lane's token, and is needed only when the logits are there: a device starts
+    /// the step before it asks for the mask.
+    ///
+    /// A lane with a sampler has one row of logits, or it verifies a draft: it has several tokens
+    /// and [`Outputs::All`]. Its first token is the answer's last one, and `tokens[1..]` are the
+    /// draft. Output `i` is then chosen as the sampler would choose after it had accepted
+    /// `tokens[1..=i]`: by [`Sampler::draw_after`], [`Sampler::adjustments_after`] and
+    /// [`Sampler::read_mask_after`] of these tokens. A step with a draft has at most [`MAX_DRAFT`]
+    /// tokens in all. Rows of a draft that is not accepted are overwritten before they are read.
     ///
     /// `ahead` is the number of further steps that the device may start early, if every lane has
     /// one token and a sampler. In each of them, every lane runs its chosen token, stored one row
@@ -88,29 +100,34 @@ pub trait Device: Send {
         self.run(ops, step)
     }
 
-    /// The token that the last [`Device::decode`] chose for a lane. If it is `None`, the caller's
-    /// sampler chooses from the logits. If it is `Some`, the logits may no longer be available.
-    fn chosen(&self, lane: usize) -> Option<u32> {
-        let _ = lane;
+    /// The token that the last [`Device::decode`] chose for an output of a lane, counted in the
+    /// lane. If it is `None`, the caller's sampler chooses from the logits. If it is `Some`, the
+    /// logits may no longer be available. After an output of a draft whose token is not the next of
+    /// the draft, nobody reads the lane's further outputs, and they may be anything.
+    fn chosen(&self, lane: usize, output: usize) -> Option<u32> {
+        let _ = (lane, output);
         None
     }
 
     /// The log-probabilities of the token that [`Device::chosen`] returns. A device that chooses for
     /// a sampler that reports them returns the sampler's.
-    fn logprobs(&self, lane: usize) -> Option<Logprobs> {
-        let _ = lane;
+    fn logprobs(&self, lane: usize, output: usize) -> Option<Logprobs> {
+        let _ = (lane, output);
         None
     }
 
     /// Row `output` of the logits of the last run, f32 \[vocab\].
     fn logits(&self, output: usize) -> &[f32];
 
-    /// The attention of a lane's last token in the last run, as one share for each stretch between
-    /// the lane's marks (one more than there are marks). A share is the sum of squared
+    /// The attention of the token of a lane's output in the last run, as one share for each stretch
+    /// between the lane's marks (one more than there are marks). In a step of at most [`MAX_DRAFT`]
+    /// tokens every output has it; in a larger step, the last output of each lane has it, and the
+    /// others must not be asked for ([`Reporting`]). A lane without outputs reports its last token
+    /// as output 0. A share is the sum of squared
     /// probabilities over the stretch's rows and over all heads and layers that ran; all shares sum
     /// to 1. Squares give weight to the few heads that attend to specific rows; most heads spread
     /// their attention over all rows.
-    fn attention(&self, lane: usize) -> Vec<f32>;
+    fn attention(&self, lane: usize, output: usize) -> Vec<f32>;
 
     /// Everything that determines the bits of a KV row besides model and tokens: device, kernels
     /// and number format. Two devices can exchange rows if their families are equal.

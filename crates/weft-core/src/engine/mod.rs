@@ -145,14 +145,14 @@ impl Results<'_> {
         &row[..width.min(row.len())]
     }
 
-    /// The token that the device chose, if any.
-    fn chosen(&self) -> Option<Choice> {
-        let token = self.device.chosen(self.lane)?;
-        Some(Choice { token, logprobs: self.device.logprobs(self.lane) })
+    /// The token that the device chose for an output of the lane, if any.
+    fn chosen(&self, output: usize) -> Option<Choice> {
+        let token = self.device.chosen(self.lane, output)?;
+        Some(Choice { token, logprobs: self.device.logprobs(self.lane, output) })
     }
 
-    fn attention(&self) -> Vec<f32> {
-        self.device.attention(self.lane)
+    fn attention(&self, output: usize) -> Vec<f32> {
+        self.device.attention(self.lane, output)
     }
 }
 
@@ -396,7 +396,7 @@ impl Engine {
         // If the device left one choice to the sampler, it may do so again, and steps started early
         // would be wasted.
         let left_one =
-            (0..lanes.len()).any(|i| samplers[i].is_some() && device.chosen(i).is_none());
+            (0..lanes.len()).any(|i| samplers[i].is_some() && device.chosen(i, 0).is_none());
         self.reach = if left_one { 0 } else { self.reach.saturating_mul(2).saturating_add(1) };
         Ok(())
     }

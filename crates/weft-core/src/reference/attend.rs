@@ -13,11 +13,12 @@ use crate::dtype::Element;
 pub(super) fn run<E: Element>(device: &mut Reference<E>, step: &Step<'_>, layer: u16) {
     let mut t = 0;
     for (index, lane) in step.lanes.iter().enumerate() {
-        for position in lane.positions {
+        for (token, position) in lane.positions.iter().enumerate() {
+            let row = device.reporting.row_of_token(index, token);
             for head in 0..device.config.heads {
                 attend_head(device, lane, layer, t, *position as usize, head);
-                if Some(position) == lane.positions.last() {
-                    add_shares(device, index, lane, *position as usize);
+                if let Some(row) = row {
+                    add_shares(device, row, lane, *position as usize);
                 }
             }
             t += 1;
@@ -26,16 +27,11 @@ pub(super) fn run<E: Element>(device: &mut Reference<E>, step: &Step<'_>, layer:
 }
 
 /// Adds the current head's attention to each stretch.
-fn add_shares<E: Element>(
-    device: &mut Reference<E>,
-    index: usize,
-    lane: &Lane<'_>,
-    position: usize,
-) {
+fn add_shares<E: Element>(device: &mut Reference<E>, row: usize, lane: &Lane<'_>, position: usize) {
     let n_rows = lane.spans.iter().map(|span| span.rows_seen_from(position)).sum();
     let total: f32 = device.scratch.scores[..n_rows].iter().sum();
     let mut probabilities = device.scratch.scores.iter().map(|weight| weight / total);
-    for (share, rows) in device.attention[index].iter_mut().zip(lane.rows_of_stretches(position)) {
+    for (share, rows) in device.attention[row].iter_mut().zip(lane.rows_of_stretches(position)) {
         let own = probabilities.by_ref().take(rows);
         *share += own.map(|probability| probability * probability).sum::<f32>();
     }

@@ -23,7 +23,7 @@ use half::bf16;
 
 use crate::config::Config;
 use crate::device::{
-    Buffer, Device, DeviceError, Inspect, Limits, MAX_LANES, MAX_MARKS, Rows, Step, shares,
+    Buffer, Device, DeviceError, Inspect, Limits, MAX_MARKS, Reporting, Rows, Step, shares,
 };
 use crate::dtype::{Dtype, Element};
 use crate::kv::{PAGE_ROWS, PageId, Slot};
@@ -55,8 +55,10 @@ pub struct Reference<E> {
     buffers: Buffers<E>,
     /// f32 \[step_outputs\]\[vocab\]
     logits: Vec<f32>,
-    /// Attention of each lane's last token to its stretches, summed over heads and layers,
-    /// f32 \[lanes\]\[stretches\].
+    /// The tokens whose attention is reported.
+    reporting: Reporting,
+    /// Their attention to the stretches of their lanes, summed over heads and layers,
+    /// f32 \[reported tokens\]\[stretches\].
     attention: Vec<Vec<f32>>,
     scratch: Scratch,
 }
@@ -178,7 +180,8 @@ impl<E: Element> Reference<E> {
             kv: Kv::new(config, limits.pages),
             buffers: Buffers::new(config, limits.step_tokens),
             logits: vec![0.0; limits.step_outputs * config.vocab],
-            attention: (0..MAX_LANES).map(|_| Vec::with_capacity(MAX_MARKS + 1)).collect(),
+            reporting: Reporting::default(),
+            attention: vec![Vec::with_capacity(MAX_MARKS + 1); Reporting::MAX_ROWS],
             scratch: Scratch::new(config, &limits),
         })
     }
@@ -199,9 +202,10 @@ impl<E: Element> Device for Reference<E> {
 
     fn run(&mut self, ops: &[Op], step: &Step<'_>) -> Result<(), DeviceError> {
         step.check(&self.config, &self.limits);
-        for (shares, lane) in self.attention.iter_mut().zip(step.lanes) {
+        self.reporting.fill(step);
+        for (shares, (lane, _)) in self.attention.iter_mut().zip(self.reporting.tokens()) {
             shares.clear();
-            shares.resize(lane.marks.len() + 1, 0.0);
+            shares.resize(step.lanes[lane].marks.len() + 1, 0.0);
         }
         for op in ops {
             match *op {
@@ -222,8 +226,8 @@ impl<E: Element> Device for Reference<E> {
         &self.logits[output * self.config.vocab..][..self.config.vocab]
     }
 
-    fn attention(&self, lane: usize) -> Vec<f32> {
-        shares(&self.attention[lane])
+    fn attention(&self, lane: usize, output: usize) -> Vec<f32> {
+        shares(&self.attention[self.reporting.row_of_output(lane, output)])
     }
 
     fn kv_family(&self) -> String {

@@ -13,6 +13,9 @@ pub trait Constraint: Send + fmt::Debug {
     /// Advances by a chosen token, which was allowed.
     fn accept(&mut self, token: u32) -> Result<(), String>;
 
+    /// Takes back the last `n` accepted tokens.
+    fn roll_back(&mut self, n: usize) -> Result<(), String>;
+
     /// An independent copy of the rule in the same state.
     fn boxed_clone(&self) -> Box<dyn Constraint>;
 }
@@ -23,15 +26,24 @@ impl Clone for Box<dyn Constraint> {
     }
 }
 
-/// A constraint with the mask that it fills. Threads may compute the masks of several at once.
+/// A constraint with the masks that it fills. Threads may compute the masks of several at once.
 #[derive(Debug)]
 pub(super) struct Constrained(Mutex<State>);
 
 #[derive(Clone, Debug)]
 struct State {
     rule: Box<dyn Constraint>,
-    mask: Vec<u32>,
-    /// Whether the mask is that of the next token, or why there is none. `None` if nobody asked.
+    /// Tokens of a draft that the rule has accepted on trial. The answer may not get them.
+    tried: Vec<u32>,
+    /// The masks after none of these tokens, after the first, and so on; one more than `tried`. All
+    /// but the last are filled. Those beyond are spare.
+    masks: Vec<Mask>,
+}
+
+#[derive(Clone, Debug)]
+struct Mask {
+    words: Vec<u32>,
+    /// Whether the mask is filled, or why it cannot be. `None` if nobody asked.
     filled: Option<Result<(), String>>,
 }
 
@@ -43,7 +55,8 @@ impl Clone for Constrained {
 
 impl Constrained {
     pub(super) fn new(rule: Box<dyn Constraint>, vocab: usize) -> Self {
-        Self(Mutex::new(State { rule, mask: vec![0; vocab.div_ceil(32)], filled: None }))
+        let masks = vec![Mask { words: vec![0; vocab.div_ceil(32)], filled: None }];
+        Self(Mutex::new(State { rule, tried: Vec::new(), masks }))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -52,19 +65,32 @@ impl Constrained {
 
     /// Visits the mask of the next token, which is computed when it is first asked for.
     pub(super) fn read_mask(&self, visit: impl FnOnce(&[u32])) -> Result<(), String> {
-        let State { rule, mask, filled } = &mut *self.state();
-        let fill = || {
-            mask.fill(0);
-            rule.allow(mask)
-        };
-        filled.get_or_insert_with(fill).clone().map(|()| visit(mask))
+        self.read_mask_after(&[], visit)
+    }
+
+    /// Visits the mask of the token after a draft.
+    pub(super) fn read_mask_after(
+        &self,
+        drafted: &[u32],
+        visit: impl FnOnce(&[u32]),
+    ) -> Result<(), String> {
+        let mut state = self.state();
+        state.try_tokens(drafted)?;
+        state.mask(drafted.len()).map(visit)
+    }
+
+    /// The number of tokens of a draft, from its first on, that the rule allows.
+    pub(super) fn n_allowed(&self, drafted: &[u32]) -> usize {
+        let mut state = self.state();
+        let fits = |n: &usize| state.try_tokens(&drafted[..*n]).is_ok();
+        (1..=drafted.len()).take_while(fits).count()
     }
 
     /// Sets the scores of forbidden tokens to -inf.
     pub(super) fn apply(&self, scores: &mut [f32]) -> Result<(), String> {
         self.read_mask(|mask| {
             for (token, score) in scores.iter_mut().enumerate() {
-                if mask[token / 32] >> (token % 32) & 1 == 0 {
+                if !is_set(mask, token) {
                     *score = f32::NEG_INFINITY;
                 }
             }
@@ -72,10 +98,66 @@ impl Constrained {
     }
 
     pub(super) fn accept(&self, token: u32) -> Result<(), String> {
-        let mut state = self.state();
-        state.filled = None;
+        let state = &mut *self.state();
+        if state.tried.first() == Some(&token) {
+            state.tried.remove(0);
+            state.masks.rotate_left(1);
+            let spare = state.masks.last_mut().expect("there is always a mask");
+            spare.filled = None;
+            return Ok(());
+        }
+        state.keep_tried(0)?;
+        state.masks[0].filled = None;
         state.rule.accept(token)
     }
+}
+
+impl State {
+    /// Takes all tried tokens back but the first `n`.
+    fn keep_tried(&mut self, n: usize) -> Result<(), String> {
+        if n < self.tried.len() {
+            self.rule.roll_back(self.tried.len() - n)?;
+            self.tried.truncate(n);
+            self.masks[n + 1..].iter_mut().for_each(|mask| mask.filled = None);
+        }
+        Ok(())
+    }
+
+    /// Makes the tried tokens start with a draft.
+    fn try_tokens(&mut self, drafted: &[u32]) -> Result<(), String> {
+        let common = self.tried.iter().zip(drafted).take_while(|(a, b)| a == b).count();
+        if common == drafted.len() {
+            return Ok(());
+        }
+        self.keep_tried(common)?;
+        for &token in &drafted[common..] {
+            if !is_set(self.mask(self.tried.len())?, token as usize) {
+                return Err(format!("the drafted token {token} is not allowed here"));
+            }
+            self.rule.accept(token)?;
+            self.tried.push(token);
+            if self.masks.len() == self.tried.len() {
+                let words = vec![0; self.masks[0].words.len()];
+                self.masks.push(Mask { words, filled: None });
+            }
+        }
+        Ok(())
+    }
+
+    /// The mask after the first `n` tried tokens. If there are more, it is filled.
+    fn mask(&mut self, n: usize) -> Result<&[u32], String> {
+        let Self { rule, masks, .. } = self;
+        let Mask { words, filled } = &mut masks[n];
+        let fill = || {
+            words.fill(0);
+            rule.allow(words)
+        };
+        filled.get_or_insert_with(fill).clone().map(|()| &words[..])
+    }
+}
+
+fn is_set(mask: &[u32], token: usize) -> bool {
+    mask[token / 32] >> (token % 32) & 1 == 1
 }
 
 #[cfg(test)]
@@ -85,17 +167,26 @@ mod tests {
 
     /// Allows the tokens of a list in order.
     #[derive(Clone, Debug)]
-    struct Recite(Vec<u32>);
+    struct Recite {
+        text: Vec<u32>,
+        at: usize,
+    }
 
     impl Constraint for Recite {
         fn allow(&mut self, mask: &mut [u32]) -> Result<(), String> {
-            let next = self.0.first().ok_or("the text is over")?;
+            let next = self.text.get(self.at).ok_or("the text is over")?;
             mask[*next as usize / 32] |= 1 << (next % 32);
             Ok(())
         }
 
         fn accept(&mut self, token: u32) -> Result<(), String> {
-            assert_eq!(self.0.remove(0), token);
+            assert_eq!(self.text[self.at], token);
+            self.at += 1;
+            Ok(())
+        }
+
+        fn roll_back(&mut self, n: usize) -> Result<(), String> {
+            self.at -= n;
             Ok(())
         }
 
@@ -108,7 +199,7 @@ mod tests {
 
     fn sampler(settings: &Sampling, text: &[u32]) -> Sampler {
         let mut sampler = Sampler::new(settings, &[], &[], VOCAB).unwrap();
-        sampler.constrain(Box::new(Recite(text.to_vec())));
+        sampler.constrain(Box::new(Recite { text: text.to_vec(), at: 0 }));
         sampler
     }
 
@@ -141,6 +232,9 @@ mod tests {
             fn accept(&mut self, token: u32) -> Result<(), String> {
                 self.0.accept(token)
             }
+            fn roll_back(&mut self, n: usize) -> Result<(), String> {
+                self.0.roll_back(n)
+            }
             fn boxed_clone(&self) -> Box<dyn Constraint> {
                 Box::new(self.clone())
             }
@@ -150,15 +244,14 @@ mod tests {
         let unconstrained = sampler.next_draw().unwrap();
         sampler.read_mask(|_| panic!("it has none")).unwrap();
         let text = [69, 32, 31];
-        sampler.constrain(Box::new(Counted(Recite(text.to_vec()), std::sync::Arc::clone(&n))));
+        let recite = Recite { text: text.to_vec(), at: 0 };
+        sampler.constrain(Box::new(Counted(recite, std::sync::Arc::clone(&n))));
         assert!(sampler.next_draw().unwrap().is_masked && !unconstrained.is_masked);
         assert!(!sampler.next_draw().unwrap().adjusts);
         let allowed = |sampler: &Sampler| {
             let mut tokens = Vec::new();
-            let is_set =
-                |mask: &[u32], token: u32| mask[token as usize / 32] >> (token % 32) & 1 == 1;
             let read = sampler.read_mask(|mask| {
-                tokens.extend((0..VOCAB as u32).filter(|token| is_set(mask, *token)));
+                tokens.extend((0..VOCAB as u32).filter(|token| is_set(mask, *token as usize)));
             });
             read.map(|()| tokens)
         };
@@ -180,6 +273,43 @@ mod tests {
         assert_eq!(allowed(&sampler), over);
         assert_eq!(sampler.sample(&[0.0; VOCAB]).map(|_| Vec::new()), over);
         assert_eq!(sampler.n_generated(), 3);
+    }
+
+    /// The masks after a draft are those of the sampler when it gets there, whatever else was looked
+    /// at before, and looking ahead leaves no trace.
+    #[test]
+    fn a_look_ahead_shows_what_will_be_allowed_and_leaves_no_trace() {
+        let text = [69, 32, 31, 5, 6, 7];
+        let allowed = |sampler: &Sampler, drafted: &[u32]| {
+            let mut tokens = Vec::new();
+            let read = sampler.read_mask_after(drafted, |mask| {
+                tokens.extend((0..VOCAB as u32).filter(|token| is_set(mask, *token as usize)));
+            });
+            read.map(|()| tokens)
+        };
+        for seed in 0..50_usize {
+            let mut sampler = sampler(&Sampling::default(), &text);
+            for at in 0..text.len() {
+                for look in 0..4 {
+                    let n = (seed * 7 + at * 3 + look * 5) % (text.len() - at);
+                    assert_eq!(allowed(&sampler, &text[at..at + n]).unwrap(), [text[at + n]]);
+                    let mut wrong = text[at..at + n].to_vec();
+                    wrong.push(68);
+                    assert!(allowed(&sampler, &wrong).is_err(), "a forbidden draft");
+                    assert_eq!(sampler.possible(&wrong), n);
+                    assert_eq!(sampler.possible(&text[at..]), text.len() - at);
+                }
+                if (seed + at).is_multiple_of(2) {
+                    allowed(&sampler, &[]).unwrap();
+                }
+                let logits = [0.0; VOCAB];
+                match (seed + at).is_multiple_of(3) {
+                    true => assert_eq!(sampler.sample(&logits).unwrap().token, text[at]),
+                    false => sampler.accept(text[at]).unwrap(),
+                }
+            }
+            assert!(allowed(&sampler, &[]).is_err());
+        }
     }
 
     #[test]

@@ -1,8 +1,6 @@
 //! Chooses a token from logits. It defines the order of the steps and the draw, and keeps one
 //! request's state between tokens: a counter, and the counts of its penalties.
 
-use std::collections::HashMap;
-
 use super::{
     Adjustment, Draw, Logprobs, RuledOut, Sampling, SamplingError,
     candidates::Candidates,
@@ -164,9 +162,40 @@ impl Sampler {
         Ok(())
     }
 
+    /// The same for the token after a draft: `drafted` as if it had been accepted. Also fails if the
+    /// constraint does not allow one of its tokens. The answer's own state stays as it is.
+    pub fn read_mask_after(
+        &self,
+        drafted: &[u32],
+        visit: impl FnOnce(&[u32]),
+    ) -> Result<(), SamplingError> {
+        if let Some(constraint) = &self.constraint {
+            let read = constraint.read_mask_after(drafted, visit);
+            read.map_err(SamplingError::Constraint)?;
+        }
+        Ok(())
+    }
+
+    /// The number of tokens of a draft, from its first on, that the answer may get: no further than
+    /// its constraint allows, and no end token.
+    pub fn possible(&self, drafted: &[u32]) -> usize {
+        let is_text = |token: &&u32| !self.is_end(**token) && (**token as usize) < self.vocab;
+        let n = drafted.iter().take_while(is_text).count();
+        match &self.constraint {
+            Some(constraint) if n > 0 => constraint.n_allowed(&drafted[..n]),
+            _ => n,
+        }
+    }
+
     /// The parameters of the next choice. `None` if numbers do not suffice: if a token has two
     /// biases, whose sums round one after the other.
     pub fn next_draw(&self) -> Option<Draw> {
+        self.draw_after(&[])
+    }
+
+    /// The parameters of the choice after a draft: `drafted` as if it had been accepted.
+    pub fn draw_after(&self, drafted: &[u32]) -> Option<Draw> {
+        let index = self.n_generated + drafted.len();
         let Sampling { temperature, top_k, top_p, min_p, seed, min_tokens, .. } = self.settings;
         (!self.has_double_bias).then(|| Draw {
             temperature,
@@ -177,29 +206,40 @@ impl Sampler {
             frequency_penalty: self.settings.frequency_penalty,
             presence_penalty: self.settings.presence_penalty,
             seed,
-            index: self.n_generated,
+            index,
             min_tokens,
             vocab: self.vocab,
-            adjusts: self.adjusts(),
+            adjusts: self.adjusts(index),
             is_masked: self.constraint.is_some(),
             n_logprobs: self.settings.logprobs,
         })
     }
 
-    /// The tokens whose logits steps 1 to 4 change, each once, in unspecified order. A constraint is
+    /// The tokens whose logits steps 1 to 4 change, each once, in ascending order. A constraint is
     /// not part of them.
     pub fn adjustments(&self) -> Vec<Adjustment> {
-        let mut of_token: HashMap<u32, Adjustment> = HashMap::new();
+        self.adjustments_after(&[])
+    }
+
+    /// The same after a draft: `drafted` as if it had been accepted.
+    pub fn adjustments_after(&self, drafted: &[u32]) -> Vec<Adjustment> {
+        let none = |token| Adjustment { token, bias: 0.0, seen: None, ruled_out: RuledOut::Never };
+        let seen = |(token, count)| Adjustment { seen: Some(count), ..none(token) };
+        // Tokens that were seen are many, and the others few.
+        let mut all: Vec<Adjustment> = self.penalties.seen().map(seen).collect();
+        all.sort_unstable_by_key(|entry| entry.token);
         let mut of = |token: u32, change: &dyn Fn(&mut Adjustment)| {
-            let ruled_out = RuledOut::Never;
-            let none = Adjustment { token, bias: 0.0, seen: None, ruled_out };
-            change(of_token.entry(token).or_insert(none));
+            let at = all.binary_search_by_key(&token, |entry| entry.token).unwrap_or_else(|at| {
+                all.insert(at, none(token));
+                at
+            });
+            change(&mut all[at]);
         };
         for &(token, bias) in &self.settings.logit_bias {
             of(token, &|entry| entry.bias = bias);
         }
-        for (token, count) in self.penalties.seen() {
-            of(token, &|entry| entry.seen = Some(count));
+        for &token in drafted.iter().filter(|_| self.penalties.are_on()) {
+            of(token, &|entry| entry.seen = Some(entry.seen.unwrap_or_default() + 1));
         }
         let ends = if self.settings.ignore_eos { RuledOut::Always } else { RuledOut::Early };
         for (tokens, when) in [(&self.settings.stop_ids, RuledOut::Early), (&self.ends, ends)] {
@@ -207,7 +247,7 @@ impl Sampler {
                 of(token, &|entry| entry.ruled_out = entry.ruled_out.max(when));
             }
         }
-        of_token.into_values().collect()
+        all
     }
 
     /// Whether this token ends the answer: an end token of the model, or one of the request's
@@ -223,19 +263,19 @@ impl Sampler {
 
     /// Whether steps 1 to 4 affect the next token. Once false, it stays false.
     fn changes_logits(&self) -> bool {
-        self.constraint.is_some() || self.adjusts()
+        self.constraint.is_some() || self.adjusts(self.n_generated)
     }
 
-    /// The same, but for the constraint.
-    fn adjusts(&self) -> bool {
+    /// The same for token `index`, but for the constraint.
+    fn adjusts(&self, index: usize) -> bool {
         !self.settings.logit_bias.is_empty()
             || self.penalties.are_on()
-            || self.masked().next().is_some()
+            || self.masked(index).next().is_some()
     }
 
-    /// The tokens that step 4 masks.
-    fn masked(&self) -> impl Iterator<Item = u32> {
-        let early = self.n_generated < self.settings.min_tokens;
+    /// The tokens that step 4 masks when token `index` is chosen.
+    fn masked(&self, index: usize) -> impl Iterator<Item = u32> {
+        let early = index < self.settings.min_tokens;
         let ends: &[u32] = if early || self.settings.ignore_eos { &self.ends } else { &[] };
         let stop_ids: &[u32] = if early { &self.settings.stop_ids } else { &[] };
         ends.iter().chain(stop_ids).copied()
@@ -250,7 +290,7 @@ impl Sampler {
         }
         self.penalties.apply(&mut scores);
         let mut bad = None;
-        for token in self.masked() {
+        for token in self.masked(self.n_generated) {
             let score = &mut scores[token as usize];
             // A mask must not hide a fault of the model.
             if score.is_nan() || *score == f32::INFINITY {

@@ -42,10 +42,9 @@ pub(crate) fn run(device: &mut CpuDevice, step: &Step<'_>, layer: u16) {
             // SAFETY: each item has its own columns in its tokens' rows.
             let a = unsafe { a.part(token * a_stride + head * width, width) };
             attention.store(i, scratch, a);
-            if lists.is_last_of_lane(*token) {
-                let lane = lists.tokens[*token].lane;
-                // SAFETY: a lane has one last token, and an item is one head of it.
-                let (rows, shares) = unsafe { shares.head(lane, head) };
+            if let Some(row) = lists.tokens[*token].share_row {
+                // SAFETY: each token has its own row, and an item is one head of the token.
+                let (rows, shares) = unsafe { shares.head(row, head) };
                 attention.share(i, scratch, rows, shares);
             }
         }

@@ -252,7 +252,7 @@ fn time_tokens(
         let of_step: Vec<Lane<'_>> = places.iter().map(OneToken::lane).collect();
         let samplers = vec![Some(&sampler); lanes];
         device.decode(&ops, &Step { lanes: &of_step }, &samplers, TOKENS - 1 - n)?;
-        let tokens: Vec<_> = (0..lanes).map(|lane| device.chosen(lane)).collect();
+        let tokens: Vec<_> = (0..lanes).map(|lane| device.chosen(lane, 0)).collect();
         next = tokens.iter().map(|token| token.unwrap_or_default()).collect();
         said.tokens.push(tokens);
         sampler.accept(next[0]).expect("it has no constraint");

@@ -8,13 +8,12 @@
 
 mod availability;
 pub(crate) mod choice;
+mod ends;
 mod memory;
 mod record;
 mod shared_memory;
 
-use std::mem::offset_of;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use weft_core::config::Config;
@@ -24,6 +23,7 @@ use weft_core::plan::Op;
 use crate::CudaDevice;
 use crate::driver::{Address, Argument, Gpu, Launch, Memory, Pinned};
 use crate::error::CudaError;
+use crate::in_flight::OutputDraw;
 use crate::kv::Kv;
 use crate::layouts::{Layout, layout};
 use crate::modules::WholePlans;
@@ -31,10 +31,11 @@ use crate::ops::RING_THREADS;
 use crate::ops::norm_qkv::QkvStore;
 use crate::sampling::SamplingAddresses;
 use crate::shape::Shape;
-use crate::step_launch::OutputDraw;
 use crate::tables::{Lists, StepAddresses};
 use crate::weights::ModelWeights;
 pub(crate) use availability::{Coming, is_compiled, make};
+use ends::LastLaunch;
+pub(crate) use ends::{finish, finish_passed, make_way};
 use memory::Words;
 pub(crate) use shared_memory::{
     MOST_STAGES, PORTION_UNITS, SharedMemory, WHOLE_TOKENS, X_UNIT_BYTES,
@@ -144,13 +145,14 @@ pub(crate) struct Persistent {
     layers: Memory,
     ops: Memory,
     given_up: Memory,
-    mailbox: Pinned,
+    mailboxes: Pinned,
+    /// Which of two mailboxes the last launch has.
+    turn: usize,
     /// The number of the last op of the last launch. Each word carries the number of the op that
     /// wrote it.
     number: u32,
     withheld: u32,
-    /// Whether the end of the last launch has not been awaited yet.
-    pub(crate) is_running: bool,
+    last: LastLaunch,
 }
 
 /// How the next token of every lane is chosen.
@@ -174,7 +176,7 @@ impl Chooses {
 
     /// For a step of some outputs, of which some have draws.
     pub(crate) fn by(draws: &[OutputDraw<'_>], n_outputs: usize) -> Self {
-        let is_best = |(_, _, draw): &OutputDraw<'_>| {
+        let is_best = |OutputDraw { draw, .. }: &OutputDraw<'_>| {
             let is_plain = !draw.adjusts && !draw.is_masked && draw.n_logprobs.is_none();
             draw.temperature == 0.0 && is_plain
         };
@@ -194,39 +196,6 @@ pub(crate) struct Run {
     /// Tokens of every lane; more than one only if the launch chooses them.
     pub(crate) n_steps: usize,
     pub(crate) chooses: Chooses,
-}
-
-/// Why a launch ended early.
-pub(crate) enum Fault {
-    /// A block timed out; the first one did so in this op of the plan.
-    Stuck(usize),
-    /// The driver failed.
-    Driver(CudaError),
-}
-
-impl Fault {
-    /// The op of a plan that failed, and why.
-    pub(crate) fn in_plan(self, plan: &[Op]) -> (Op, CudaError) {
-        match self {
-            Self::Driver(error) => (plan[0], error),
-            Self::Stuck(op) => (
-                plan[op],
-                CudaError::Driver {
-                    call: "the persistent kernel",
-                    reason: format!(
-                        "a block waited {} s for another block's results",
-                        PATIENCE.as_secs()
-                    ),
-                },
-            ),
-        }
-    }
-}
-
-impl From<CudaError> for Fault {
-    fn from(error: CudaError) -> Self {
-        Self::Driver(error)
-    }
 }
 
 /// What the kernel is created from.
@@ -271,10 +240,11 @@ impl Persistent {
             layers: filled(size_of_val(layers.as_slice()))?,
             ops: filled(size_of_val(codes.as_slice()))?,
             given_up: filled(4)?,
-            mailbox: Pinned::new(gpu, size_of::<Mailbox>())?,
+            mailboxes: Pinned::new(gpu, 2 * size_of::<Mailbox>())?,
+            turn: 0,
             number: 0,
             withheld: NONE,
-            is_running: false,
+            last: LastLaunch::Ended,
         };
         persistent.layers.write(0, &layers)?;
         persistent.ops.write(0, &codes)?;
@@ -300,24 +270,6 @@ impl Persistent {
     /// Makes the first block withhold the results of an op; the launch must detect it. For tests.
     pub(crate) fn withhold(&mut self, op: Option<usize>) {
         self.withheld = op.map_or(NONE, |op| op as u32);
-    }
-
-    fn stop_word(&self) -> &AtomicU32 {
-        self.mailbox.shared_word(offset_of!(Mailbox, stop) / 4)
-    }
-
-    /// Ends a launch after its current token.
-    pub(crate) fn stop(&self) {
-        self.stop_word().store(1, Ordering::Relaxed);
-    }
-
-    /// Whether a launch was requested to stop; it may already have ended.
-    pub(crate) fn is_stopped(&self) -> bool {
-        self.is_running && self.stop_word().load(Ordering::Relaxed) != 0
-    }
-
-    fn fault(&self) -> &AtomicU32 {
-        self.mailbox.shared_word(offset_of!(Mailbox, fault) / 4)
     }
 
     /// Numbers for the ops of a run. When the numbers restart, all words are cleared, so that none
@@ -383,12 +335,13 @@ fn code(op: Op) -> u32 {
     kind as u32 | u32::from(op.layer().unwrap_or(0)) << 8
 }
 
-/// Launches a run on the lists and draws that are on the GPU. No other launch may be running.
+/// Launches a run on the lists and draws that are on the GPU. A launch that runs was requested to
+/// stop: the GPU begins this one when it has ended.
 pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError> {
     let persistent = device.persistent.as_mut().expect("callers ask only where there is one");
     let number = persistent.take_numbers(&device.gpu, run)?;
-    persistent.stop_word().store(0, Ordering::Relaxed);
-    persistent.is_running = true;
+    let mailbox = persistent.take_mailbox();
+    persistent.last = LastLaunch::Runs;
     let CudaDevice { weights, buffers, rope, few, gpu, sampling, .. } = &*device;
     let persistent = device.persistent.as_ref().expect("as above");
     let n_stages = persistent.n_stages(device.lists.counts.n_tokens);
@@ -428,7 +381,7 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError>
         other_shares: persistent.words.other_shares.address(),
         sampling: sampling.addresses(),
         given_up: persistent.given_up.address(),
-        mailbox: persistent.mailbox.address(),
+        mailbox,
         n_ops: run.n_ops as u32,
         n_steps: run.n_steps as u32,
         number,
@@ -447,24 +400,6 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError>
     kernel.launch(gpu, launch, &[&arguments])
 }
 
-/// Waits for the end of a launch, if there is one, and checks whether a block timed out.
-pub(crate) fn finish(device: &mut CudaDevice) -> Result<(), Fault> {
-    let Some(persistent) = device.persistent.as_mut().filter(|kernel| kernel.is_running) else {
-        return Ok(());
-    };
-    device.gpu.synchronize()?;
-    persistent.is_running = false;
-    match persistent.fault().swap(0, Ordering::Relaxed) {
-        0 => Ok(()),
-        _ => {
-            let mut op = [0_u32];
-            persistent.given_up.read(0, &mut op)?;
-            persistent.given_up.write(0, &[NOBODY])?;
-            Err(Fault::Stuck(op[0] as usize))
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -479,8 +414,11 @@ mod tests {
         let drawn = Sampling { temperature: 1.0, top_k: 5, ..greedy.clone() };
         let [best, drawn, other, reported] = [&greedy, &drawn, &penalised, &reported].map(sampler);
         let by = |samplers: &[&Sampler], n_outputs| {
-            let draws: Vec<OutputDraw<'_>> =
-                samplers.iter().enumerate().map(|(i, s)| (i, *s, s.next_draw().unwrap())).collect();
+            let mut draws = Vec::new();
+            for (output, &sampler) in samplers.iter().enumerate() {
+                let draw = sampler.next_draw().unwrap();
+                draws.push(OutputDraw { output, sampler, drafted: &[], draw });
+            }
             Chooses::by(&draws, n_outputs)
         };
         assert_eq!(by(&[], 0), Chooses::Nothing);

@@ -38,13 +38,13 @@ impl Lists {
             own.iter().take_while(|section| section.position <= position).count()
         };
         let lanes = step.lanes.iter().enumerate();
-        let parts = lanes.flat_map(|(i, lane)| lane.positions.iter().map(move |p| (i, lane, *p)));
+        let parts = lanes.flat_map(|(i, lane)| (0..).zip(lane.positions).map(move |t| (i, t)));
         let mut n_partials = 0;
         let partials: Vec<[u32; 4]> = parts
-            .map(|(index, lane, position)| {
-                let n = seen(index, position);
+            .map(|(index, (of_lane, position))| {
+                let n = seen(index, *position);
                 n_partials += n;
-                let [n_cells, first_cell] = self.cells_of(index, lane, position);
+                let [n_cells, first_cell] = self.cells_of(index, of_lane);
                 [n as u32, (n_partials - n) as u32, n_cells, first_cell]
             })
             .collect();

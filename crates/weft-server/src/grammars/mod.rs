@@ -179,7 +179,7 @@ impl Grammars {
         param: &'static str,
     ) -> Result<Box<dyn Constraint>, ApiError> {
         let parser = self.parser(rule).map_err(|error| error.param(param))?;
-        Ok(Box::new(Follower { matcher: Matcher::new(Ok(parser)), param }))
+        Ok(Box::new(Follower { matcher: Matcher::new(Ok(parser)), param, past_end: 0 }))
     }
 
     fn parser(&self, rule: &Rule) -> Result<TokenParser, ApiError> {
@@ -217,6 +217,8 @@ struct Follower {
     matcher: Matcher,
     /// The field that the rule comes from.
     param: &'static str,
+    /// Accepted tokens after the grammar's end, which the matcher does not count.
+    past_end: usize,
 }
 
 impl Follower {
@@ -246,13 +248,21 @@ impl Constraint for Follower {
         // Once the grammar has ended, only the token that ends the answer may follow; the grammar
         // does not contain it.
         if self.matcher.is_stopped() {
+            self.past_end += 1;
             return Ok(());
         }
         self.matcher.consume_token(token).map_err(|error| self.refusal(&error))
     }
 
+    fn roll_back(&mut self, n: usize) -> Result<(), String> {
+        let past_end = n.min(self.past_end);
+        self.past_end -= past_end;
+        self.matcher.rollback(n - past_end).map_err(|error| self.refusal(&error))
+    }
+
     fn boxed_clone(&self) -> Box<dyn Constraint> {
-        Box::new(Self { matcher: self.matcher.deep_clone(), param: self.param })
+        let Self { param, past_end, .. } = *self;
+        Box::new(Self { matcher: self.matcher.deep_clone(), param, past_end })
     }
 }
 

@@ -3,6 +3,7 @@
 //! device.
 
 mod checks;
+mod drafts;
 mod kv_rows;
 mod one_span;
 mod repair;
@@ -22,6 +23,7 @@ use super::{
 };
 
 pub use checks::wrong_steps_are_refused;
+pub use drafts::a_draft_gives_the_bits_of_single_steps;
 pub use kv_rows::{
     a_copied_page_is_the_page, rows_come_out_and_go_in_as_they_are,
     rows_copied_elsewhere_give_the_same_bits, where_a_page_is_entered_does_not_show,
@@ -73,7 +75,13 @@ type Results = (Vec<Vec<f32>>, Vec<Vec<f32>>);
 /// Runs the plan on lanes.
 fn results(device: &mut dyn Inspect, config: &Config, works: &[Work]) -> Results {
     let logits = run(device, &plan(config), works);
-    (logits, (0..works.len()).map(|lane| device.attention(lane)).collect())
+    (logits, shares_of_last(device, works))
+}
+
+/// The attention of each lane's last token.
+fn shares_of_last(device: &dyn Inspect, works: &[Work]) -> Vec<Vec<f32>> {
+    let lanes = works.iter().enumerate();
+    lanes.map(|(lane, work)| device.attention(lane, work.last_output())).collect()
 }
 
 /// Cuts of up to 150 tokens: sizes of parts, the last one as large as necessary.

@@ -107,7 +107,7 @@ pub fn the_span_with_the_matching_key_gets_the_share(make: Make<'_>) {
                 for position in [first, second] {
                     expected[work.marks.partition_point(|mark| mark <= position)] += 0.5;
                 }
-                let shares = device.attention(0);
+                let shares = device.attention(0, work.last_output());
                 let close = shares.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-4);
                 let is_all = shares.len() == expected.len();
                 assert!(close && is_all, "{first} and {second}: {shares:?}, not {expected:?}");

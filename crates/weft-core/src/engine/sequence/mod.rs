@@ -353,7 +353,7 @@ impl Sequence {
         let is_next_known = self.step.outputs != Outputs::None && self.is_prompt_done(cache);
         let done = done.and_then(|()| {
             if is_next_known {
-                self.attention.add(&results.attention());
+                self.attention.add(&results.attention(self.n_outputs() - 1));
                 self.choose(results, tokenizer, events)?;
             }
             Ok(())
@@ -381,7 +381,7 @@ impl Sequence {
     ) -> Result<(), SamplingError> {
         let last = self.n_outputs() - 1;
         let (token, reason) =
-            self.output.next(results.chosen(), || results.logits(last), tokenizer)?;
+            self.output.next(results.chosen(last), || results.logits(last), tokenizer)?;
         if let Some(token) = token {
             self.first_token.get_or_insert_with(|| self.started.elapsed());
             self.tokens.push(token.id);

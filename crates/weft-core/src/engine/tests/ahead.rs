@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::wrapped::wrapped;
 use super::*;
-use crate::device::{Outputs, Span};
+use crate::device::{MAX_DRAFT, Outputs, Span};
 use crate::sampling::Constraint;
 
 /// A lane's part of a step, owned.
@@ -55,8 +55,15 @@ impl HeldNode {
 /// The results of a step that was started early.
 struct Begun {
     nodes: Vec<HeldNode>,
-    chosen: Vec<Option<Choice>>,
-    attention: Vec<Vec<f32>>,
+    /// For each lane and output.
+    chosen: Vec<Vec<Option<Choice>>>,
+    attention: Vec<Vec<Vec<f32>>>,
+}
+
+impl Begun {
+    fn choice(&self, lane: usize, output: usize) -> Option<&Choice> {
+        self.chosen[lane].get(output)?.as_ref()
+    }
 }
 
 /// Chooses by copies of the samplers, and runs as many steps early as it may.
@@ -71,22 +78,51 @@ struct Ahead {
 }
 
 impl Ahead {
-    fn choose(&mut self, samplers: &mut [Option<Sampler>], nodes: &[HeldNode]) -> Begun {
-        let mut output = 0;
-        let chosen = samplers
-            .iter_mut()
-            .map(|sampler| {
-                let sampler = sampler.as_mut()?;
-                output += 1;
-                self.n_choices += 1;
-                let vocab = sampler.next_draw()?.vocab;
-                let is_left = self.n_choices.is_multiple_of(self.leaves);
-                let logits = &self.device.logits(output - 1)[..vocab];
-                (!is_left).then(|| sampler.sample(logits).unwrap())
-            })
-            .collect();
-        let attention = (0..samplers.len()).map(|lane| self.device.attention(lane)).collect();
+    fn choose(
+        &mut self,
+        step: &Step<'_>,
+        samplers: &mut [Option<Sampler>],
+        nodes: &[HeldNode],
+    ) -> Begun {
+        let (mut first, mut chosen, mut attention) = (0, Vec::new(), Vec::new());
+        for (index, (lane, sampler)) in step.lanes.iter().zip(samplers).enumerate() {
+            let outputs = 0..lane.n_outputs();
+            let choose = |output| self.choose_one(sampler.as_mut()?, lane, output, first + output);
+            chosen.push(outputs.clone().map(choose).collect());
+            let is_reported =
+                |output: &usize| step.n_tokens() <= MAX_DRAFT || output + 1 == lane.n_outputs();
+            let shares = |output: usize| match is_reported(&output) {
+                true => self.device.attention(index, output),
+                false => Vec::new(),
+            };
+            attention.push(outputs.map(shares).collect());
+            first += lane.n_outputs();
+        }
         Begun { nodes: nodes.to_vec(), chosen, attention }
+    }
+
+    /// Chooses as a copy of the sampler does after the draft's tokens before this output. The
+    /// sampler of a lane without a draft goes on with its choice.
+    fn choose_one(
+        &mut self,
+        sampler: &mut Sampler,
+        lane: &Lane<'_>,
+        output: usize,
+        row: usize,
+    ) -> Option<Choice> {
+        self.n_choices += 1;
+        let mut copy = sampler.clone();
+        let drafted = if lane.n_outputs() > 1 { &lane.tokens[1..=output] } else { &[] };
+        drafted.iter().try_for_each(|token| copy.accept(*token)).ok()?;
+        let logits = &self.device.logits(row)[..copy.next_draw()?.vocab];
+        if self.n_choices.is_multiple_of(self.leaves) {
+            return None;
+        }
+        let choice = copy.sample(logits).unwrap();
+        if lane.n_outputs() == 1 {
+            *sampler = copy;
+        }
+        Some(choice)
     }
 
     fn begin(
@@ -101,17 +137,19 @@ impl Ahead {
         let is_single = step.lanes.iter().all(|lane| lane.tokens.len() == 1);
         let mut nodes: Vec<HeldNode> =
             if is_single { step.lanes.iter().map(HeldNode::of).collect() } else { Vec::new() };
-        self.begun = vec![self.choose(&mut copies, &nodes)];
+        self.begun = vec![self.choose(step, &mut copies, &nodes)];
         for _ in 0..ahead {
             let chosen = self.begun.last().unwrap().chosen.iter();
-            let Some(tokens) = chosen.map(|choice| Some(choice.as_ref()?.token)).collect() else {
+            let Some(tokens) = chosen.map(|choices| Some(choices[0].as_ref()?.token)).collect()
+            else {
                 break;
             };
             let tokens: Vec<u32> = tokens;
             nodes.iter_mut().zip(tokens).for_each(|(held, token)| held.follow(token));
             let lanes: Vec<Lane<'_>> = nodes.iter().map(HeldNode::lane).collect();
-            self.device.run(ops, &Step { lanes: &lanes })?;
-            let begun = self.choose(&mut copies, &nodes);
+            let step = Step { lanes: &lanes };
+            self.device.run(ops, &step)?;
+            let begun = self.choose(&step, &mut copies, &nodes);
             self.begun.push(begun);
         }
         Ok(())
@@ -143,23 +181,23 @@ impl Device for Ahead {
         self.begin(ops, step, samplers, ahead)
     }
 
-    fn chosen(&self, lane: usize) -> Option<u32> {
-        self.begun.first().and_then(|begun| Some(begun.chosen[lane].as_ref()?.token))
+    fn chosen(&self, lane: usize, output: usize) -> Option<u32> {
+        self.begun.first().and_then(|begun| Some(begun.choice(lane, output)?.token))
     }
 
-    fn logprobs(&self, lane: usize) -> Option<Logprobs> {
-        self.begun.first().and_then(|begun| begun.chosen[lane].as_ref()?.logprobs.clone())
+    fn logprobs(&self, lane: usize, output: usize) -> Option<Logprobs> {
+        self.begun.first().and_then(|begun| begun.choice(lane, output)?.logprobs.clone())
     }
 
     fn logits(&self, output: usize) -> &[f32] {
-        let is_left = |begun: &Begun| begun.chosen.iter().any(Option::is_none);
+        let is_left = |begun: &Begun| begun.chosen.iter().flatten().any(Option::is_none);
         assert!(self.begun.first().is_none_or(is_left), "logits that may be gone");
         self.device.logits(output)
     }
 
-    fn attention(&self, lane: usize) -> Vec<f32> {
-        let begun = self.begun.first();
-        begun.map_or_else(|| self.device.attention(lane), |begun| begun.attention[lane].clone())
+    fn attention(&self, lane: usize, output: usize) -> Vec<f32> {
+        let begun = self.begun.first().map(|begun| begun.attention[lane][output].clone());
+        begun.unwrap_or_else(|| self.device.attention(lane, output))
     }
 
     wrapped!();
@@ -191,14 +229,13 @@ fn settings(kind: u32) -> Sampling {
 }
 
 /// Allows tokens by the last one.
-#[derive(Clone, Debug)]
-struct Rule {
-    last: u32,
-}
+#[derive(Clone, Debug, Default)]
+pub(super) struct Rule(Vec<u32>);
 
 impl Rule {
     fn allows(&self, token: u32) -> bool {
-        (token * 7 + self.last).is_multiple_of(3)
+        let last = self.0.last().copied().unwrap_or_default();
+        (token * 7 + last).is_multiple_of(3)
     }
 }
 
@@ -215,7 +252,12 @@ impl Constraint for Rule {
         if !self.allows(token) {
             return Err(format!("{token} is forbidden"));
         }
-        self.last = token;
+        self.0.push(token);
+        Ok(())
+    }
+
+    fn roll_back(&mut self, n: usize) -> Result<(), String> {
+        self.0.truncate(self.0.len() - n);
         Ok(())
     }
 
@@ -228,7 +270,7 @@ impl Constraint for Rule {
 fn request(kind: u32) -> Request {
     let mut request = Request::new(exact(&[kind], kind), settings(kind));
     if kind >= 5 {
-        request.constraint = Some(Box::new(Rule { last: 0 }));
+        request.constraint = Some(Box::new(Rule::default()));
     }
     request
 }

@@ -124,8 +124,8 @@ impl Device for Slow {
         self.device.logits(output)
     }
 
-    fn attention(&self, lane: usize) -> Vec<f32> {
-        self.device.attention(lane)
+    fn attention(&self, lane: usize, output: usize) -> Vec<f32> {
+        self.device.attention(lane, output)
     }
 }
 

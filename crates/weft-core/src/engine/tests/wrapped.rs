@@ -47,8 +47,8 @@ macro_rules! wrapped_results {
             self.device.logits(output)
         }
 
-        fn attention(&self, lane: usize) -> Vec<f32> {
-            self.device.attention(lane)
+        fn attention(&self, lane: usize, output: usize) -> Vec<f32> {
+            self.device.attention(lane, output)
         }
     };
 }
