@@ -4,7 +4,7 @@
 #     ./gpu_suite.sh OUT [SECTION ...]
 #
 # Sections, in this order unless others are given: the test programs forms, persistent, parity,
-# reports, sampling, answers, take_over, two_devices, copies; `small`, the kernels of an older GPU
+# reports, sampling, drafts, answers, take_over, two_devices, copies; `small`, the kernels of an older GPU
 # compiled for compute_80 with a small card's limits; `sanitizers`; `held_out`, the bundled model's
 # questions in bf16, int8 and int4; `ncu`, decoding under the profiler.
 #
@@ -18,7 +18,7 @@ shift
 cd "$here"
 sections=("$@")
 if [[ ${#sections[@]} -eq 0 ]]; then
-    sections=(forms persistent parity reports sampling answers take_over two_devices copies
+    sections=(forms persistent parity reports sampling drafts answers take_over two_devices copies
         small sanitizers held_out ncu)
 fi
 in_all="${SECONDS_IN_ALL:-530}"
