@@ -47,7 +47,7 @@ impl Answer {
 
     /// The answer and its statistics as JSON.
     pub(crate) fn json(&self) -> serde_json::Value {
-        let Stats { prompt_tokens, cached_tokens, generated_tokens, first_token, total } =
+        let Stats { prompt_tokens, cached_tokens, generated_tokens, first_token, total, .. } =
             self.finished.stats;
         json!({
             "text": self.parts.answer,
@@ -235,6 +235,7 @@ mod tests {
             generated_tokens: 97,
             first_token: Duration::from_millis(41),
             total: Duration::from_millis(89),
+            ..Stats::default()
         };
         let report = Report::default();
         let finished = Finished { reason: FinishReason::Stop, stats, report };

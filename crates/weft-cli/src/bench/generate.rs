@@ -189,7 +189,7 @@ fn answer(
     while engine.running() > 0 {
         for event in engine.step().map_err(GenerateError::from)? {
             match event {
-                Event::Token { lane, token } => {
+                Event::Token { lane, token, .. } => {
                     let lane = lanes.iter().position(|own| *own == lane);
                     answers[lane.expect("a lane of this bench")].push(token.id);
                 }

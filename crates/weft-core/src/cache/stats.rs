@@ -38,6 +38,8 @@ pub struct CacheStats {
     pub brought_from_ram: u64,
     /// Number of nodes loaded from files.
     pub brought_from_disk: u64,
+    /// Bytes of the indexes of chunks that drafts are looked up in.
+    pub draft_index_bytes: u64,
     /// Counters of the store, if there is one.
     pub store: Option<StoreStats>,
 }

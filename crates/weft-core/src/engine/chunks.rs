@@ -95,6 +95,7 @@ impl Engine {
     pub fn delete(&mut self, id: &ChunkId) -> Result<(), ChunkError> {
         let chunk = self.library.delete(id)?;
         self.cache.forget(&chunk);
+        self.speculating.indexes.remove(id);
         Ok(())
     }
 
@@ -233,7 +234,8 @@ impl Engine {
 
     /// Contents and counters of the cache.
     pub fn cache_stats(&self) -> CacheStats {
-        self.cache.stats()
+        let draft_index_bytes = self.speculating.indexes.bytes() as u64;
+        CacheStats { draft_index_bytes, ..self.cache.stats() }
     }
 
     /// Returns the warnings about files since the last call. Such faults never change an answer.

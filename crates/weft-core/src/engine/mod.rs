@@ -13,6 +13,7 @@ mod placement;
 mod repair;
 mod request;
 mod sequence;
+mod speculation;
 mod stats;
 #[cfg(test)]
 mod tests;
@@ -34,6 +35,9 @@ pub use self::batch::Completion;
 pub use self::chunks::{PiecePreview, Preview};
 pub use self::generation::{GenerateError, Generation};
 pub use self::request::{Cancel, Request, RequestError};
+pub use self::speculation::{
+    DraftCounts, DraftModelError, DraftSource, Speculate, Speculation, WrongSpeculate,
+};
 pub use self::stats::{FinishReason, Finished, Stats};
 
 pub use self::verify::{ScoredRows, Verification};
@@ -42,6 +46,7 @@ pub use crate::cache::{CacheStats, LaneId, RowGroup, TierStats, Tiers};
 use self::held::Policy;
 use self::output::OutputProcessor;
 use self::sequence::Sequence;
+use self::speculation::{Drafting, Speculating};
 
 /// An event of a lane in a step.
 #[derive(Debug)]
@@ -61,6 +66,8 @@ pub enum Event {
         lane: LaneId,
         /// The token.
         token: Token,
+        /// Where it was drafted, if it was. Tokens of one step follow one another.
+        drafted: Option<DraftSource>,
     },
     /// The lane has finished.
     Done {
@@ -122,6 +129,7 @@ pub struct Engine {
     reach: usize,
     /// Whether rows are kept for later requests.
     keeps: bool,
+    speculating: Speculating,
 }
 
 /// A lane's part of a step's results.
@@ -186,6 +194,7 @@ impl Engine {
             unreported: Vec::new(),
             reach: 0,
             keeps: true,
+            speculating: Speculating::default(),
         }
     }
 
@@ -228,6 +237,7 @@ impl Engine {
         let answer = self.check(&request)?;
         self.check_lane()?;
         let Request { prompt, sampling, cancel, constraint, group, .. } = request;
+        let (speculate, prediction) = (request.speculate, request.prediction);
         let tokens = prompt.tokens();
         let mut sampler = Sampler::new(&sampling, &tokens, &self.stop_ids, self.vocab)?;
         if let Some(rule) = constraint {
@@ -242,8 +252,15 @@ impl Engine {
         if policy.keeps || policy.answers {
             self.count_uses(&prompt);
         }
+        let drafting = match policy.answers {
+            true => {
+                let shared = &mut self.speculating;
+                Drafting::new(speculate, prediction.as_deref(), &prompt.pieces, shared)
+            }
+            false => Drafting::off(),
+        };
         let mut lane = Sequence::new(id, cancel, prompt, holding, output, policy.keeps);
-        lane.started = started;
+        (lane.started, lane.drafting) = (started, drafting);
         self.lanes.push(lane);
         Ok(id)
     }
@@ -316,8 +333,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Advances every lane by a block of its prompt or one token of its answer, except paused
-    /// lanes. Also reports events of other lanes during [`Engine::generate`], [`Engine::warm`] or
+    /// Advances every lane by a block of its prompt or a token of its answer, except paused lanes;
+    /// by several tokens if a draft of them is accepted. Also reports events of other lanes during [`Engine::generate`], [`Engine::warm`] or
     /// [`Engine::verify`]. A device error ends all lanes.
     pub fn step(&mut self) -> Result<Vec<Event>, DeviceError> {
         let mut events = std::mem::take(&mut self.unreported);
@@ -372,9 +389,11 @@ impl Engine {
     /// Gives each lane that can run one token of the step, and distributes the remaining space to
     /// lanes with more tokens. A lane waits if another one is computing rows that it needs.
     fn schedule_and_run(&mut self) -> Result<(), DeviceError> {
+        let Self { lanes, cache, .. } = self;
+        let pending: Vec<usize> = lanes.iter_mut().map(|lane| lane.pending(cache)).collect();
+        self.draft(&pending);
         let Self { lanes, cache, device, .. } = self;
         let limits = device.limits();
-        let pending: Vec<usize> = lanes.iter_mut().map(|lane| lane.pending(cache)).collect();
         let active = pending.iter().filter(|n| **n > 0).count();
         let mut tokens = limits.step_tokens - active;
         let mut outputs = limits.step_outputs - active;
@@ -394,10 +413,12 @@ impl Engine {
         let lanes: Vec<Lane<'_>> = active.iter().filter_map(|lane| lane.lane()).collect();
         device.decode(&self.plan, &Step { lanes: &lanes }, &samplers, ahead.min(self.reach))?;
         // If the device left one choice to the sampler, it may do so again, and steps started early
-        // would be wasted.
+        // would be wasted. A draft says nothing about that.
         let left_one =
             (0..lanes.len()).any(|i| samplers[i].is_some() && device.chosen(i, 0).is_none());
-        self.reach = if left_one { 0 } else { self.reach.saturating_mul(2).saturating_add(1) };
+        if active.iter().all(|lane| lane.drafting.tokens().is_empty()) {
+            self.reach = if left_one { 0 } else { self.reach.saturating_mul(2).saturating_add(1) };
+        }
         Ok(())
     }
 
@@ -406,6 +427,8 @@ impl Engine {
         let Self { lanes, cache, device, tokenizer, vocab, .. } = self;
         let n_tokens = |lane: &Sequence| lane.lane().map_or(0, |lane| lane.tokens.len());
         let all_tokens: usize = lanes.iter().map(n_tokens).sum();
+        let n_ran = lanes.iter().filter(|lane| lane.lane().is_some()).count();
+        let n_answers = lanes.iter().filter(|lane| lane.has_answered()).count();
         let mut results = Results { device: &**device, vocab: *vocab, lane: 0, first_output: 0 };
         for lane in lanes {
             let Some((n_tokens, n_outputs)) =
@@ -417,6 +440,9 @@ impl Engine {
             lane.advance(cache, &results, share, tokenizer, events);
             results.first_output += n_outputs;
             results.lane += 1;
+        }
+        if n_answers > 0 && n_answers == n_ran {
+            self.settle_drafts(n_answers, time);
         }
     }
 

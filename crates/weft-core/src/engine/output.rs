@@ -126,6 +126,6 @@ impl OutputProcessor {
         if index + 1 == prompt.len() {
             text.push_str(&self.echo.finish());
         }
-        Event::Token { lane, token: Token { id, text, logprobs } }
+        Event::Token { lane, token: Token { id, text, logprobs }, drafted: None }
     }
 }

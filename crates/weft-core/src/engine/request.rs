@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use thiserror::Error;
 
+use super::Speculate;
 use super::held::Policy;
 use crate::cache::RowGroup;
 use crate::chunk::Composition;
@@ -28,6 +29,10 @@ pub struct Request {
     pub group: Option<RowGroup>,
     /// A constraint on the answer, if any.
     pub constraint: Option<Box<dyn Constraint>>,
+    /// How much is drafted; as the engine is set if it is `None`. It changes the speed alone.
+    pub speculate: Option<Speculate>,
+    /// A text that the answer may repeat in large parts, as tokens: a draft, and no more.
+    pub prediction: Option<Vec<u32>>,
 }
 
 impl Request {
@@ -40,6 +45,8 @@ impl Request {
             use_cache: true,
             group: None,
             constraint: None,
+            speculate: None,
+            prediction: None,
         }
     }
 

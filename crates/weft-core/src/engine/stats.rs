@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::Speculation;
 use crate::chunk::Report;
 
 /// Why an answer ended.
@@ -52,6 +53,8 @@ pub struct Stats {
     pub first_token: Duration,
     /// From admission to the end.
     pub total: Duration,
+    /// Tokens that were drafted, and those that were accepted.
+    pub speculation: Speculation,
 }
 
 impl Stats {

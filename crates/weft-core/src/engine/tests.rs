@@ -2,6 +2,7 @@
 //! bit with a cold run of the same tokens, after any history.
 
 mod ahead;
+mod drafts;
 mod failing;
 mod figures;
 mod filling;
@@ -346,7 +347,7 @@ fn lanes_compute_what_they_share_once_and_take_over_from_the_cancelled() {
     while engine.running() > 0 {
         for event in engine.step().unwrap() {
             match event {
-                Event::Token { lane, token } if lane == second => said.push(token),
+                Event::Token { lane, token, .. } if lane == second => said.push(token),
                 _ => {}
             }
         }
@@ -365,7 +366,7 @@ fn a_full_house_refuses_the_new_and_never_fails_the_running() {
     let mut said = Vec::new();
     while engine.running() > 0 {
         for event in engine.step().unwrap() {
-            if let Event::Token { lane, token } = event {
+            if let Event::Token { lane, token, .. } = event {
                 assert_eq!(lane, running);
                 said.push(token);
             }

@@ -256,6 +256,11 @@ impl Sampler {
         self.ends.contains(&token) || self.settings.stop_ids.contains(&token)
     }
 
+    /// Number of tokens that can be chosen.
+    pub(crate) fn vocab(&self) -> usize {
+        self.vocab
+    }
+
     /// Number of generated tokens.
     pub fn n_generated(&self) -> usize {
         self.n_generated

@@ -255,6 +255,7 @@ mod tests {
             generated_tokens: texts.len(),
             first_token: Duration::ZERO,
             total: Duration::ZERO,
+            ..Stats::default()
         };
         let finished = Finished { reason: FinishReason::Length, stats, report: Report::default() };
         events.extend(writer.end(0, finished));

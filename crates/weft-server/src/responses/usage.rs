@@ -2,7 +2,7 @@
 //! context came from.
 
 use serde_json::{Value, json};
-use weft_core::engine::{FinishReason, Finished, Stats};
+use weft_core::engine::{FinishReason, Finished, Speculation, Stats};
 
 use crate::worker::Progress;
 
@@ -18,6 +18,7 @@ fn total(finished: &[Option<Finished>], choices_per_prompt: usize) -> Stats {
         generated_tokens: all().map(|stats| stats.generated_tokens).sum(),
         first_token: all().map(|stats| stats.first_token).min().unwrap_or_default(),
         total: all().map(|stats| stats.total).max().unwrap_or_default(),
+        speculation: all().fold(Speculation::default(), |sum, s| sum.plus(&s.speculation)),
     }
 }
 
@@ -35,7 +36,7 @@ pub(super) fn usage(finished: &[Option<Finished>], choices_per_prompt: usize) ->
 
 /// The times and tokens of all choices.
 fn timings(finished: &[Option<Finished>], choices_per_prompt: usize) -> Value {
-    let Stats { prompt_tokens, cached_tokens, generated_tokens, first_token, total } =
+    let Stats { prompt_tokens, cached_tokens, generated_tokens, first_token, total, .. } =
         total(finished, choices_per_prompt);
     let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
     let computed = prompt_tokens.saturating_sub(cached_tokens);
@@ -106,6 +107,7 @@ mod tests {
             generated_tokens,
             first_token: Duration::from_millis(100),
             total: Duration::from_millis(total_ms),
+            ..Stats::default()
         };
         Some(Finished { reason: FinishReason::Stop, stats, report: Report::default() })
     }

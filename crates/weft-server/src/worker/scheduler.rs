@@ -217,7 +217,7 @@ impl Scheduler {
     fn dispatch(&mut self, event: Event, engine: &mut Engine) {
         match event {
             Event::Prefill { lane, done, .. } => self.send_progress(lane, Some(done), engine),
-            Event::Token { lane, token } => {
+            Event::Token { lane, token, .. } => {
                 let metrics = &self.shared.metrics;
                 let Some(job) = self.running.get_mut(&lane) else { return };
                 let now = Instant::now();

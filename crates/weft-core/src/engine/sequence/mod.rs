@@ -4,6 +4,7 @@
 //! repairs moved nodes, and then adds one row per token of the answer. All of `impl Sequence` lies
 //! in this folder; [`OutputProcessor`] turns tokens into output.
 
+mod answering;
 mod filling;
 mod paging;
 mod report;
@@ -13,14 +14,15 @@ use std::ops::Range;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use super::held::{self, AnswerStart, HeldNode, Holding};
+use super::held::{AnswerStart, HeldNode, Holding};
 use super::output::OutputProcessor;
 use super::repair::Repairs;
+use super::speculation::Drafting;
 use super::{Cancel, Event, FinishReason, Finished, LaneId, Results, Stats};
 use crate::cache::{Cache, NewNode};
 use crate::chunk::{Composition, Piece, Tier};
 use crate::device::{Device, Lane, Outputs, Span};
-use crate::kv::{PAGE_ROWS, PageId, Slot, pages_for, slot};
+use crate::kv::{PAGE_ROWS, PageId, Slot, pages_for};
 use crate::sampling::{Sampler, SamplingError};
 use crate::tokenizer::Tokenizer;
 
@@ -44,6 +46,7 @@ pub(super) struct Sequence {
     pub(super) at: usize,
     pub(super) repairs: Repairs,
     answer: Answer,
+    pub(super) drafting: Drafting,
     /// The lane's part of the current step.
     pub(super) step: Prepared,
     pub(super) output: OutputProcessor,
@@ -83,7 +86,7 @@ pub(super) enum Work {
     Repair,
     /// The prompt's last token again: its row is cached, and its logits are not.
     Again,
-    /// The answer's last token.
+    /// The answer's last token, and a draft of the next ones.
     Answer,
 }
 
@@ -95,6 +98,8 @@ pub(super) struct Prepared {
     key_positions: Vec<u32>,
     store_at: Vec<Slot>,
     pub(super) spans: Vec<Span>,
+    /// Rows of the answer in the last span.
+    n_covered: usize,
     pub(super) outputs: Outputs,
 }
 
@@ -150,8 +155,10 @@ impl Sequence {
                 key_positions: Vec::new(),
                 store_at: Vec::new(),
                 spans: Vec::new(),
+                n_covered: 0,
                 outputs: Outputs::None,
             },
+            drafting: Drafting::off(),
             attention: Attention::new(marks.len()),
             marks,
             n_complete: 0,
@@ -258,45 +265,9 @@ impl Sequence {
         self.nodes[..n].iter().for_each(|held| held.add_to(&mut self.step.spans));
     }
 
-    fn prepare_answer(&mut self, cache: &mut Cache, device: &mut dyn Device) {
-        self.complete_pages(self.nodes.len(), cache, device);
-        if self.answer.pages.is_empty() {
-            self.begin_answer(cache, device);
-        }
-        let row = self.answer.next_row();
-        if row == self.answer.pages.len() * PAGE_ROWS {
-            let page = self.take_pages(1, cache, device);
-            self.answer.pages.extend(page);
-        }
-        let is_first = self.step.work != Work::Answer;
-        let is_again = self.tokens.len() == self.prompt_len;
-        let position = self.tokens.len() - 1;
-        self.step.clear(if is_again { Work::Again } else { Work::Answer });
-        if is_first {
-            self.add_spans(self.nodes.len());
-        }
-        let slot = slot(&self.answer.pages, row);
-        self.step.push(self.tokens[position], position, position, slot);
-        self.step.outputs = Outputs::Last;
-        if is_again {
-            // Its row is cached. The new one has the same bits, and is overwritten by the row of
-            // the answer's first token.
-            return;
-        }
-        let span = self.step.spans.last_mut().expect("a prompt has rows");
-        debug_assert_eq!(span.home_position, span.position, "an answer goes on at home");
-        if is_first {
-            held::extend(span, &self.answer.pages, self.answer.stored + 1);
-        } else {
-            let page = self.answer.pages.last().filter(|_| row.is_multiple_of(PAGE_ROWS));
-            span.pages.extend(page);
-            span.len += 1;
-        }
-    }
-
     /// This lane's part of the step, if it has one.
     pub(super) fn lane(&self) -> Option<Lane<'_>> {
-        let Prepared { work, tokens, positions, key_positions, store_at, spans, outputs } =
+        let Prepared { work, tokens, positions, key_positions, store_at, spans, outputs, .. } =
             &self.step;
         // Attention is only reported for tokens with logits.
         let marks = if *outputs == Outputs::None { &[] } else { &self.marks[..] };
@@ -313,14 +284,15 @@ impl Sequence {
 
     /// The sampler for the token of this step, if it gives one.
     pub(super) fn sampler(&self) -> Option<&Sampler> {
-        (self.step.outputs == Outputs::Last).then(|| self.output.sampler()).flatten()
+        let chooses = self.step.outputs == Outputs::Last || self.step.work == Work::Answer;
+        chooses.then(|| self.output.sampler()).flatten()
     }
 
     /// Number of further steps that need nothing new: each adds a row to the answer's last page and
     /// a token to the answer.
     pub(super) fn steps_ahead(&self) -> usize {
         match self.step.work {
-            Work::Answer => {
+            Work::Answer if self.step.tokens.len() == 1 => {
                 let rows = PAGE_ROWS - 1 - self.answer.next_row() % PAGE_ROWS;
                 rows.min(self.output.left().saturating_sub(1))
             }
@@ -345,18 +317,14 @@ impl Sequence {
                 Ok(())
             }
             Work::Again => Ok(()),
-            Work::Answer => {
-                self.answer.stored += 1;
-                Ok(())
-            }
+            Work::Answer => self.verify(results, tokenizer, events),
         };
-        let is_next_known = self.step.outputs != Outputs::None && self.is_prompt_done(cache);
-        let done = done.and_then(|()| {
-            if is_next_known {
-                self.attention.add(&results.attention(self.n_outputs() - 1));
-                self.choose(results, tokenizer, events)?;
-            }
-            Ok(())
+        let ends_prompt = self.step.work != Work::Answer
+            && self.step.outputs != Outputs::None
+            && self.is_prompt_done(cache);
+        let done = done.and_then(|()| match ends_prompt {
+            true => self.choose(self.n_outputs() - 1, None, results, tokenizer, events),
+            false => Ok(()),
         });
         if let Err(error) = done {
             self.end = Some(End::Failed(error));
@@ -370,25 +338,6 @@ impl Sequence {
     fn is_prompt_done(&self, cache: &Cache) -> bool {
         let rest = self.nodes.get(self.at..).unwrap_or_default();
         rest.iter().all(|held| cache.node(held.node).filled >= held.range.len())
-    }
-
-    /// Chooses the answer's next token.
-    fn choose(
-        &mut self,
-        results: &Results<'_>,
-        tokenizer: &Tokenizer,
-        events: &mut Vec<Event>,
-    ) -> Result<(), SamplingError> {
-        let last = self.n_outputs() - 1;
-        let (token, reason) =
-            self.output.next(results.chosen(last), || results.logits(last), tokenizer)?;
-        if let Some(token) = token {
-            self.first_token.get_or_insert_with(|| self.started.elapsed());
-            self.tokens.push(token.id);
-            events.push(Event::Token { lane: self.id, token });
-        }
-        self.end = reason.map(End::Finished);
-        Ok(())
     }
 
     /// Pages that it references.
@@ -418,6 +367,7 @@ impl Sequence {
             generated_tokens: self.tokens.len() - self.prompt_len,
             first_token: self.first_token.unwrap_or_default(),
             total: self.started.elapsed(),
+            speculation: self.drafting.counts(),
         };
         cache.count_prompt(stats.cached_tokens, self.prompt_len - stats.cached_tokens);
         self.give_back(cache);

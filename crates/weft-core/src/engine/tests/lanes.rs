@@ -50,7 +50,7 @@ fn take_in(events: Vec<Event>, asked: &mut HashMap<LaneId, Asked>) -> Vec<Asked>
     let mut done = Vec::new();
     for event in events {
         match event {
-            Event::Token { lane, token } => asked.get_mut(&lane).unwrap().said.push(token),
+            Event::Token { lane, token, .. } => asked.get_mut(&lane).unwrap().said.push(token),
             Event::Done { lane, finished } => {
                 let asked = asked.remove(&lane).unwrap();
                 let report = &finished.report;

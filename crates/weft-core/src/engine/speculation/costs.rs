@@ -1,0 +1,227 @@
+//! What steps cost and how often drafts are right, as measured while the engine runs.
+//!
+//! A plain step's time is a running mean: a device may compute several tokens in one launch, and
+//! single steps then differ much. A step with a draft is charged with the delay of the plain step
+//! after it, too, because it ends such a launch.
+
+use std::collections::HashMap;
+
+use super::DraftSource;
+
+/// Weight of a new time in a running mean.
+const NEW: f64 = 1.0 / 16.0;
+/// Samples whose median is a cost.
+const SAMPLES: usize = 9;
+/// Cost of another token in a step, in plain steps, until it is measured.
+const TOKEN_GUESS: f64 = 0.05;
+/// Cost of a token of a draft model, in plain steps, until it is measured.
+const MODEL_TOKEN_GUESS: f64 = 0.2;
+
+/// A kind of step: its lanes, its tokens, and whether a draft model ran before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct StepKind {
+    pub(super) n_lanes: usize,
+    pub(super) n_tokens: usize,
+    pub(super) has_model: bool,
+}
+
+/// Times of steps, in seconds.
+#[derive(Default)]
+pub(super) struct Costs {
+    /// By number of lanes.
+    plain: HashMap<usize, f64>,
+    drafts: HashMap<StepKind, Vec<f64>>,
+    /// The last step, if it had a draft: its time, which the next one completes.
+    last: Option<(StepKind, f64)>,
+}
+
+impl Costs {
+    /// Takes the time of a step of answers.
+    pub(super) fn record(&mut self, kind: StepKind, seconds: f64) {
+        let is_plain = kind.n_tokens == kind.n_lanes;
+        let delay = match self.plain.get(&kind.n_lanes) {
+            Some(plain) if is_plain => (seconds - plain).clamp(0.0, 2.0 * plain),
+            _ => 0.0,
+        };
+        let after_draft = self.last.take();
+        if let Some((before, time)) = after_draft {
+            self.add_draft(before, time + delay);
+        }
+        if !is_plain {
+            self.last = Some((kind, seconds));
+        } else if after_draft.is_none() {
+            let mean = self.plain.entry(kind.n_lanes).or_insert(seconds);
+            // A step that waited for something else must not make all drafts look cheap.
+            *mean += (seconds.min(4.0 * *mean) - *mean) * NEW;
+        }
+    }
+
+    fn add_draft(&mut self, kind: StepKind, seconds: f64) {
+        let samples = self.drafts.entry(kind).or_default();
+        if samples.len() == SAMPLES {
+            samples.remove(0);
+        }
+        samples.push(seconds);
+    }
+
+    /// The mean time of a plain step, if there was one.
+    pub(super) fn plain(&self, n_lanes: usize) -> Option<f64> {
+        self.plain.get(&n_lanes).copied()
+    }
+
+    /// Takes times of steps of one lane that were measured elsewhere, by their number of tokens.
+    pub(super) fn seed(&mut self, times: &[(usize, f64)]) {
+        for &(n_tokens, seconds) in times {
+            if n_tokens == 1 {
+                self.plain.entry(1).or_insert(seconds);
+            } else {
+                let kind = StepKind { n_lanes: 1, n_tokens, has_model: false };
+                self.drafts.entry(kind).or_insert_with(|| vec![seconds; 3]);
+            }
+        }
+    }
+
+    /// The cost of a step with drafts, in plain steps of the same lanes. The first sample may have
+    /// compiled or recorded something; a few more may have waited.
+    pub(super) fn ratio(&self, kind: StepKind) -> f64 {
+        let n_drafted = (kind.n_tokens - kind.n_lanes) as f64;
+        let per_token = TOKEN_GUESS + if kind.has_model { MODEL_TOKEN_GUESS } else { 0.0 };
+        let guess = 1.0 + per_token * n_drafted;
+        let samples = self.drafts.get(&kind).map_or(&[][..], Vec::as_slice);
+        let Some(plain) = self.plain(kind.n_lanes).filter(|_| samples.len() > 1) else {
+            return guess;
+        };
+        let mut sorted = samples.to_vec();
+        sorted.sort_unstable_by(f64::total_cmp);
+        let typical = if sorted.len() < 5 { sorted[0] } else { sorted[sorted.len() / 2] };
+        typical / plain
+    }
+}
+
+/// Classes of support: how many tokens a draft follows from.
+const CLASSES: usize = 5;
+/// Tokens that a guess counts for before anything was verified.
+const PRIOR_WEIGHT: f64 = 2.0;
+/// Verified tokens of a class that are remembered.
+const MEMORY: f64 = 64.0;
+
+/// How often a drafted token is right, by source and support.
+pub(super) struct Odds {
+    of: [[Odd; CLASSES]; 3],
+}
+
+#[derive(Clone, Copy, Default)]
+struct Odd {
+    n_right: f64,
+    n_verified: f64,
+}
+
+impl Default for Odds {
+    fn default() -> Self {
+        Self { of: [[Odd::default(); CLASSES]; 3] }
+    }
+}
+
+fn class(support: usize) -> usize {
+    match support {
+        0..3 => 0,
+        3..6 => 1,
+        6..12 => 2,
+        12..24 => 3,
+        _ => 4,
+    }
+}
+
+impl Odds {
+    /// The probability that the next token of a draft is right, if all before it are.
+    pub(super) fn of(&self, source: DraftSource, support: usize) -> f64 {
+        let prior = match source {
+            DraftSource::Context => [0.3, 0.5, 0.65, 0.8, 0.9],
+            DraftSource::Prediction => [0.6, 0.7, 0.8, 0.9, 0.95],
+            DraftSource::Model => [0.6; CLASSES],
+        };
+        let class = class(support);
+        let Odd { n_right, n_verified } = self.of[source as usize][class];
+        (n_right + PRIOR_WEIGHT * prior[class]) / (n_verified + PRIOR_WEIGHT)
+    }
+
+    /// Takes the result of a verification. Tokens after the first wrong one say nothing.
+    pub(super) fn record(
+        &mut self,
+        source: DraftSource,
+        support: usize,
+        n_drafted: usize,
+        n_accepted: usize,
+    ) {
+        let odd = &mut self.of[source as usize][class(support)];
+        odd.n_right += n_accepted as f64;
+        odd.n_verified += (n_accepted + usize::from(n_accepted < n_drafted)) as f64;
+        if odd.n_verified > MEMORY {
+            let kept = MEMORY / odd.n_verified;
+            odd.n_right *= kept;
+            odd.n_verified *= kept;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kind(n_tokens: usize) -> StepKind {
+        StepKind { n_lanes: 1, n_tokens, has_model: false }
+    }
+
+    #[test]
+    fn a_draft_is_charged_with_the_delay_after_it_and_plain_steps_are_not() {
+        let mut costs = Costs::default();
+        assert!((costs.ratio(kind(5)) - 1.2).abs() < 1e-9, "a guess");
+        for _ in 0..50 {
+            costs.record(kind(1), 1.0);
+        }
+        for _ in 0..6 {
+            costs.record(kind(5), 1.5);
+            costs.record(kind(1), 1.4);
+            costs.record(kind(1), 1.0);
+        }
+        assert!((costs.plain(1).unwrap() - 1.0).abs() < 1e-9, "{:?}", costs.plain(1));
+        assert!((costs.ratio(kind(5)) - 1.9).abs() < 1e-9, "{}", costs.ratio(kind(5)));
+        // Two drafts in a row have no delay between them, and one slow step is forgotten.
+        for _ in 0..20 {
+            costs.record(kind(3), 1.2);
+        }
+        costs.record(kind(3), 90.0);
+        costs.record(kind(1), 1.0);
+        assert!((costs.ratio(kind(3)) - 1.2).abs() < 1e-9, "{}", costs.ratio(kind(3)));
+    }
+
+    #[test]
+    fn the_first_time_of_a_kind_is_not_believed() {
+        let mut costs = Costs::default();
+        costs.seed(&[(1, 1.0), (4, 1.25)]);
+        assert!((costs.ratio(kind(4)) - 1.25).abs() < 1e-9);
+        costs.record(kind(8), 50.0);
+        costs.record(kind(1), 1.0);
+        assert!(costs.ratio(kind(8)) < 2.0);
+        costs.record(kind(8), 1.6);
+        costs.record(kind(1), 1.0);
+        assert!((costs.ratio(kind(8)) - 1.6).abs() < 1e-9);
+    }
+
+    #[test]
+    fn odds_follow_what_was_verified() {
+        let mut odds = Odds::default();
+        let context = DraftSource::Context;
+        assert!(odds.of(context, 30) > odds.of(context, 3));
+        for _ in 0..40 {
+            odds.record(context, 30, 7, 0);
+            odds.record(context, 4, 7, 7);
+        }
+        assert!(odds.of(context, 30) < 0.05 && odds.of(context, 4) > 0.95);
+        assert!(odds.of(DraftSource::Prediction, 30) > 0.9, "sources are apart");
+        for _ in 0..20 {
+            odds.record(context, 30, 7, 7);
+        }
+        assert!(odds.of(context, 30) > 0.8, "the past is forgotten");
+    }
+}
