@@ -5,9 +5,9 @@ import os
 from dataclasses import asdict
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from . import chat, data, world
+from . import chat, data, heldout, world
 
 
 def tensors(net, dtype=torch.bfloat16):
@@ -41,6 +41,27 @@ def write_weights(folder, net):
     save_file(tensors(net), partial, metadata={"format": "pt"})
     partial.chmod(0o644)
     os.replace(partial, folder / "model.safetensors")
+
+
+def read_weights(folder, net):
+    """Set a network's weights to those of a model folder of its shape."""
+    saved = load_file(folder / "model.safetensors")
+    with torch.no_grad():
+        net.embedding.copy_(saved["model.embed_tokens.weight"])
+        net.norm.copy_(saved["model.norm.weight"])
+        for i, layer in enumerate(net.layers):
+
+            def part(name, i=i):
+                return saved[f"model.layers.{i}.{name}.weight"]
+
+            layer.input_norm.copy_(part("input_layernorm"))
+            layer.qkv.copy_(torch.cat([part(f"self_attn.{name}_proj") for name in "qkv"]))
+            layer.q_norm.copy_(part("self_attn.q_norm"))
+            layer.k_norm.copy_(part("self_attn.k_norm"))
+            layer.o.copy_(part("self_attn.o_proj"))
+            layer.post_norm.copy_(part("post_attention_layernorm"))
+            layer.gate_up.copy_(torch.cat([part(f"mlp.{name}_proj") for name in ("gate", "up")]))
+            layer.down.copy_(part("mlp.down_proj"))
 
 
 def write_configs(folder, shape, tokenizer):
@@ -93,7 +114,7 @@ def write_readme(folder, net, training, result):
             rows=rows,
             by_documents=by_documents,
             training=training,
-            pool=data.HELDOUT_POOL,
+            pool=heldout.POOL,
             n=result["triples"],
             dtype=result["dtype"],
             shortest=data.DOCUMENT_TOKENS[0],
