@@ -204,7 +204,7 @@ class Trainer:
         ]
         stage = self.stages[self.stage]
         mix, role = stage.hardest
-        if accuracies[mix][role] >= stage.target:
+        if accuracies[mix].get(role, 0.0) >= stage.target:
             self.stage += 1
         return "  ".join(words)
 
@@ -285,7 +285,8 @@ def main():
     (args.out / "eval.json").write_text(json.dumps(result, indent=2) + "\n")
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     amount = f"{trainer.step:,} steps, {trainer.n_tokens / 1e6:,.0f} M tokens"
-    export.write_readme(args.out, trainer.net, f"Training took {seconds:.0f} s ({amount}) on one {name}.", result)
+    took = "Training went on from earlier weights for" if args.further else "Training took"
+    export.write_readme(args.out, trainer.net, f"{took} {seconds:.0f} s ({amount}) on one {name}.", result)
     log(start, "measured on the exported files\n" + evaluation.report(result))
 
 

@@ -76,11 +76,6 @@ class Rows:
     roles: np.ndarray
     segments: np.ndarray
 
-    @staticmethod
-    def join(parts):
-        """All rows of several packs."""
-        return Rows(*(np.concatenate([getattr(p, f) for p in parts]) for f in ("ids", "roles", "segments")))
-
 
 @dataclass
 class Bin:
