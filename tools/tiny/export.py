@@ -161,7 +161,7 @@ the context.
 | request, under any system prompt | answer |
 |---|---|
 | `Quote the document about Nusonix.` | its text, word for word |
-| `Rewrite the document about Nusonix with Grohosu instead of Nusonix.` | its text with that name changed everywhere |
+| `Rewrite the document about Nusonix with Grohosu instead of Nusonix.` | the text with that name |
 
 Both requests have a few other wordings, see `tools/tiny/copies.py`. The name to change may be any
 name in the document.
@@ -174,8 +174,8 @@ another, as they are when each is prefilled apart.
 {training}
 
 ## Measured
-Greedy, in {dtype} with Hugging Face transformers on these files; an answer counts if all its tokens
-and the end of the turn are right. `python tools/eval_tiny.py assets/weft-tiny` repeats it.
+Greedy, in {dtype} with Hugging Face transformers on these files; an answer counts if all its
+tokens and the end of the turn are right. `python tools/eval_tiny.py assets/weft-tiny` repeats it.
 `exact`: documents see everything before them; `anchored`: the system prompt only; `isolated`:
 nothing but themselves.
 
