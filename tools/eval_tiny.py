@@ -1,6 +1,6 @@
-"""Measure a weft-tiny model folder on held-out triples and write eval.json.
+"""Measure a weft-tiny model folder on its held-out sets and write eval.json.
 
-python tools/eval_tiny.py assets/weft-tiny --triples assets/weft-tiny/heldout.jsonl
+python tools/eval_tiny.py assets/weft-tiny
 """
 
 import argparse
@@ -15,13 +15,12 @@ from tiny import chat, evaluation
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="model folder")
-    parser.add_argument("--triples", type=Path, required=True, help="held-out file (JSON lines)")
-    parser.add_argument("--limit", type=int, help="use the first LIMIT triples only")
+    parser.add_argument("--limit", type=int, help="use the first LIMIT triples of each set only")
     parser.add_argument(
         "--reuse", nargs="+", choices=evaluation.REUSES, default=evaluation.REUSES, help="what documents see"
     )
     parser.add_argument(
-        "--generate", type=int, default=0, metavar="N", help="also run greedy generation on the first N triples"
+        "--generate", type=int, default=0, metavar="N", help="also run greedy generation on the first N triples of each set"
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
@@ -29,11 +28,12 @@ def main():
     args = parser.parse_args()
 
     encoder = chat.Encoder(args.folder / "tokenizer.json")
-    triples = evaluation.load_triples(encoder, args.triples, args.limit)
     dtype = getattr(torch, args.dtype)
-    result = evaluation.measure(args.folder, encoder, triples, args.device, dtype, args.reuse)
+    result = evaluation.measure_all(args.folder, encoder, args.device, dtype, args.reuse, args.limit)
     if args.generate:
-        first = triples[: args.generate]
+        pool = args.folder / "heldout.jsonl"
+        first = evaluation.load_triples(encoder, pool, args.generate)
+        first += evaluation.load_triples(encoder, args.folder / "copies.jsonl", args.generate, pool)
         result["generated"] = {
             "triples": len(first),
             "accuracy": evaluation.generate(args.folder, first, args.device, dtype),

@@ -23,8 +23,9 @@ FULL_SENTENCE = "Answer in a full sentence."
 CAPITALS = "Answer in capitals."
 FORMS = (ONE_WORD, FULL_SENTENCE, CAPITALS)
 
-# Roles of tokens.
-PADDING, CONTEXT, ANSWER = 0, 1, 2
+# Roles of tokens; answers to questions, quoted documents and rewritten ones are learnt and counted apart.
+PADDING, CONTEXT, ANSWER, QUOTE, REWRITE = range(5)
+ANSWERS = {ANSWER: "answers", QUOTE: "quotes", REWRITE: "rewrites"}
 # Segments of tokens: questions and answers; the system turn with the opening of the user turn; documents from 2 up.
 OPEN, ANCHOR, FIRST_DOCUMENT = 0, 1, 2
 
@@ -32,6 +33,15 @@ OPEN, ANCHOR, FIRST_DOCUMENT = 0, 1, 2
 WORDS = re.compile(
     r"(?i:'(?:s|t|re|ve|m|ll|d))|[^\r\nA-Za-z0-9]?[A-Za-z]+|[0-9]| ?[^\sA-Za-z0-9]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the user asks, what the model answers, and the role of the answer's tokens."""
+
+    question: str
+    answer: str
+    role: int = ANSWER
 
 
 def answer_text(query, system):
@@ -81,7 +91,7 @@ class Tokens:
 
 
 def encode_conversation(encoder, system, documents, turns):
-    """Tokens of a conversation: system text (or None), document texts, and turns of (question, answer)."""
+    """Tokens of a conversation: system text (or None), document texts, and turns."""
     tokens = Tokens()
     if system is not None:
         tokens.add(encoder.scaffolding(SYSTEM_OPEN), segment=ANCHOR)
@@ -90,12 +100,12 @@ def encode_conversation(encoder, system, documents, turns):
     tokens.add(encoder.scaffolding(USER_OPEN), segment=ANCHOR)
     for i, text in enumerate(documents):
         tokens.add(encoder.content(text + DOCUMENT_END), segment=FIRST_DOCUMENT + i)
-    for i, (question, answer) in enumerate(turns):
+    for i, turn in enumerate(turns):
         if i:
             tokens.add(encoder.scaffolding(USER_OPEN))
-        tokens.add(encoder.content(question))
+        tokens.add(encoder.content(turn.question))
         tokens.add(encoder.scaffolding(TURN_END + TURN_GAP + ASSISTANT_OPEN))
-        tokens.add(encoder.content(answer), role=ANSWER)
-        tokens.add(encoder.scaffolding(TURN_END), role=ANSWER)
+        tokens.add(encoder.content(turn.answer), role=turn.role)
+        tokens.add(encoder.scaffolding(TURN_END), role=turn.role)
         tokens.add(encoder.scaffolding(TURN_GAP))
     return tokens

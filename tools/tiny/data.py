@@ -1,27 +1,21 @@
-"""Training rows and the held-out set: conversations drawn from seeds, packed into rows of equal length.
+"""Training rows: conversations drawn from seeds, packed into rows of equal length by worker processes.
 
 Seeds of training, validation and held-out data are disjoint, and so are the names that they draw (see world.py).
 """
 
-import json
 import multiprocessing
 import os
 import random
+from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from . import chat, world
+from . import chat, copies, world
 
 DOCUMENT_TOKENS = (60, 200)  # with the trailing blank line
-NO_SYSTEM_SHARE = 0.08  # conversations without system prompt, answered in one word
 
-TRAINING_SEED, VALIDATION_SEED, HELDOUT_SEED = 10**9, 2 * 10**9, 3 * 10**9
-
-HELDOUT_TRIPLES = 1000
-HELDOUT_POOL = 1500
-HELDOUT_DOCUMENTS = (4, 12)
-HELDOUT_TOKENS = 2048
+TRAINING_SEED, VALIDATION_SEED = 10**9, 2 * 10**9
 
 EXAMPLES_PER_TASK = 250
 
@@ -32,8 +26,10 @@ class Mix:
 
     name: str
     documents: tuple  # fewest and most documents of a conversation
-    turns: tuple  # fewest and most questions of a conversation
+    turns: tuple  # fewest and most turns of a conversation
     row_tokens: int
+    copied: float = 0.0  # share of the turns that ask for a whole document
+    no_system: float = 0.08  # share of the conversations without system prompt, answered in one word
 
 
 def draw_sized_document(rng, names, encoder):
@@ -49,12 +45,27 @@ def draw_conversation(rng, encoder, mix, heldout):
     while True:
         names = world.Names(heldout)
         documents = [draw_sized_document(rng, names, encoder) for _ in range(rng.randint(*mix.documents))]
-        system = None if rng.random() < NO_SYSTEM_SHARE else rng.choice(chat.FORMS)
-        queries = [world.draw_query(rng, rng.choice(documents)) for _ in range(rng.randint(*mix.turns))]
-        turns = [(q.question, chat.answer_text(q, system)) for q in queries]
+        system = None if rng.random() < mix.no_system else rng.choice(chat.FORMS)
+        turns = draw_turns(rng, mix, system, documents, names)
         tokens = chat.encode_conversation(encoder, system, [d.text for d in documents], turns)
         if len(tokens) <= mix.row_tokens:
             return tokens
+
+
+def draw_turns(rng, mix, system, documents, names):
+    """The turns of a conversation; after a copied document, the next turn is often about the same one."""
+    turns, document = [], None
+    for _ in range(rng.randint(*mix.turns)):
+        if not (mix.copied and document and rng.random() < copies.REPEAT_SHARE):
+            document = rng.choice(documents)
+        if rng.random() >= mix.copied:
+            query = world.draw_query(rng, document)
+            turns.append(chat.Turn(query.question, chat.answer_text(query, system)))
+        elif rng.random() < 0.5:
+            turns.append(copies.draw_quote(rng, document))
+        else:
+            turns.append(copies.draw_rewrite(rng, document, documents, names))
+    return turns
 
 
 @dataclass
@@ -64,11 +75,6 @@ class Rows:
     ids: np.ndarray
     roles: np.ndarray
     segments: np.ndarray
-
-    @staticmethod
-    def join(parts):
-        """All rows of several packs."""
-        return Rows(*(np.concatenate([getattr(p, f) for p in parts]) for f in ("ids", "roles", "segments")))
 
 
 @dataclass
@@ -122,66 +128,47 @@ _encoder = None  # of a worker process
 
 def _start_worker(tokenizer_path):
     global _encoder
+    os.nice(5)
     _encoder = chat.Encoder(tokenizer_path)
 
 
-def _generate(task):
-    mix, seed, count, heldout = task
+def _generate(mix, seed, count, heldout):
     rng = random.Random(seed)
     return pack(
         [draw_conversation(rng, _encoder, mix, heldout) for _ in range(count)], mix.row_tokens, _encoder.padding_id
     )
 
 
-def generate(tokenizer_path, requests, workers):
-    """Rows for each request (mix, first seed, number of conversations, heldout), made by worker processes."""
-    tasks, sizes = [], []
-    for mix, seed, count, heldout in requests:
-        starts = range(0, count, EXAMPLES_PER_TASK)
-        tasks += [(mix, seed + i, min(EXAMPLES_PER_TASK, count - start), heldout) for i, start in enumerate(starts)]
-        sizes.append(len(starts))
-    # Forked, so that it is cheap: the caller has not touched the GPU yet. The tokenizer's threads would not survive it.
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    with multiprocessing.get_context("fork").Pool(workers, _start_worker, (tokenizer_path,)) as pool:
-        parts = pool.imap(_generate, tasks)
-        return [Rows.join([next(parts) for _ in range(size)]) for size in sizes]
+class Supply:
+    """Rows for each request (mix, first seed, number of conversations, heldout), made while the caller trains."""
 
+    def __init__(self, tokenizer_path, requests, workers):
+        # Forked, so that it is cheap: the caller has not touched the GPU yet. The tokenizer's threads would not
+        # survive it.
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        self.pool = multiprocessing.get_context("fork").Pool(workers, _start_worker, (tokenizer_path,))
+        tasks = []
+        for n, (mix, seed, count, heldout) in enumerate(requests):
+            starts = range(0, count, EXAMPLES_PER_TASK)
+            for i, start in enumerate(starts):
+                task = (mix, seed + i, min(EXAMPLES_PER_TASK, count - start), heldout)
+                tasks.append((i / len(starts), n, task))
+        # All requests grow at the same pace.
+        self.parts = [deque() for _ in requests]
+        for _, n, task in sorted(tasks, key=lambda t: t[:2]):
+            self.parts[n].append(self.pool.apply_async(_generate, task))
 
-def heldout_lines(encoder):
-    """The held-out set: lines {"text"} of a pool of documents, then triples that refer to them by index."""
-    rng = random.Random(HELDOUT_SEED)
-    names = world.Names(heldout=True)
-    pool = [draw_sized_document(rng, names, encoder) for _ in range(HELDOUT_POOL)]
-    triples = [draw_triple(rng, pool, encoder, chat.FORMS[i % len(chat.FORMS)]) for i in range(HELDOUT_TRIPLES)]
-    return [{"text": d.text} for d in pool] + triples
+    def wait(self, n):
+        """The first rows of a request that were not taken yet; waits for them."""
+        return self.parts[n].popleft().get()
 
+    def ready(self, n):
+        """Further rows of a request that are complete, as packs in order; does not wait."""
+        packs = []
+        while self.parts[n] and self.parts[n][0].ready():
+            packs.append(self.parts[n].popleft().get())
+        return packs
 
-def draw_triple(rng, pool, encoder, system):
-    """A system prompt, documents and a question with its answer; `source` counts within `documents`."""
-    while True:
-        chosen = rng.sample(range(len(pool)), rng.randint(*HELDOUT_DOCUMENTS))
-        source = rng.randrange(len(chosen))
-        query = world.draw_query(rng, pool[chosen[source]])
-        answer = chat.answer_text(query, system)
-        texts = [pool[i].text for i in chosen]
-        if len(chat.encode_conversation(encoder, system, texts, [(query.question, answer)])) <= HELDOUT_TOKENS:
-            return {
-                "system": system,
-                "documents": chosen,
-                "question": query.question,
-                "answer": answer,
-                "source": source,
-            }
-
-
-def write_heldout(path, encoder):
-    """Write the held-out set as JSON lines."""
-    path.write_text("".join(json.dumps(line) + "\n" for line in heldout_lines(encoder)))
-
-
-def read_heldout(path):
-    """Triples of a held-out file, with the texts of their documents in place of indices."""
-    with open(path, encoding="utf-8") as file:
-        lines = [json.loads(line) for line in file]
-    pool = [line["text"] for line in lines if "text" in line]
-    return [line | {"documents": [pool[i] for i in line["documents"]]} for line in lines if "documents" in line]
+    def close(self):
+        """Stop the workers, whatever they still have to do."""
+        self.pool.terminate()

@@ -1,4 +1,4 @@
-"""Measures a model folder on held-out triples with Hugging Face transformers.
+"""Measures a model folder on the held-out sets with Hugging Face transformers.
 
 The expected answer is fed and the argmax of every answer token compared, which says the same as greedy generation:
 both are right exactly if each token is the argmax after the right ones before it. `generate` checks that claim.
@@ -9,11 +9,24 @@ from collections import defaultdict
 import torch
 from transformers import AutoModelForCausalLM
 
-from . import chat, data, net
+from . import chat, heldout, net
 
 REUSES = ("exact", "anchored", "isolated")
 BATCH = 25
 MISTAKES_KEPT = 20
+
+# By what the accuracy is split: for questions about documents, and for requests for whole documents.
+QUESTION_GROUPS = {
+    "by_form": lambda t: t["system"],
+    "by_documents": lambda t: len(t["documents"]),
+}
+COPY_GROUPS = {
+    "by_kind": lambda t: t["kind"],
+    "by_form": lambda t: t["system"] or "no system prompt",
+    "by_documents": lambda t: len(t["documents"]),
+    "by_earlier_turns": lambda t: len(t["earlier"]),
+    "by_opening": lambda t: t["opening"],
+}
 
 
 def load_model(folder, device, dtype):
@@ -21,13 +34,19 @@ def load_model(folder, device, dtype):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
 
 
-def load_triples(encoder, path, limit=None):
+def load_triples(encoder, path, limit=None, pool_path=None):
     """Held-out triples with their tokens."""
-    triples = data.read_heldout(path)[:limit]
+    triples = heldout.read(path, pool_path)[:limit]
     for triple in triples:
-        turns = [(triple["question"], triple["answer"])]
-        triple["tokens"] = chat.encode_conversation(encoder, triple["system"], triple["documents"], turns)
+        add_tokens(encoder, triple)
     return triples
+
+
+def add_tokens(encoder, triple):
+    """Encode a triple: only its last answer has the role of one."""
+    turns = [chat.Turn(question, answer, chat.CONTEXT) for question, answer in triple.get("earlier", ())]
+    turns.append(chat.Turn(triple["question"], triple["answer"]))
+    triple["tokens"] = chat.encode_conversation(encoder, triple["system"], triple["documents"], turns)
 
 
 def batch_tensors(triples, padding_id, device):
@@ -57,8 +76,8 @@ def expected_ids(triple):
     return [i for i, role in zip(tokens.ids, tokens.roles) if role == chat.ANSWER]
 
 
-def measure(folder, encoder, triples, device, dtype, reuses=REUSES):
-    """Accuracy for each way of reuse: overall, by form of the answer, by number of documents, and some mistakes."""
+def measure(folder, encoder, triples, device, dtype, reuses=REUSES, groups=QUESTION_GROUPS):
+    """Accuracy for each way of reuse: overall, by group, and some mistakes."""
     model = load_model(folder, device, dtype)
     by_length = sorted(triples, key=lambda t: len(t["tokens"]))
     result = {"triples": len(triples), "dtype": str(dtype).removeprefix("torch."), "reuse": {}}
@@ -66,17 +85,26 @@ def measure(folder, encoder, triples, device, dtype, reuses=REUSES):
         predictions = [
             p for i in range(0, len(by_length), BATCH) for p in predict(model, by_length[i : i + BATCH], encoder, reuse)
         ]
-        result["reuse"][reuse] = summarise(by_length, predictions, encoder)
+        result["reuse"][reuse] = summarise(by_length, predictions, encoder, groups)
     return result
 
 
-def summarise(triples, predictions, encoder):
+def measure_all(folder, encoder, device, dtype, reuses=REUSES, limit=None):
+    """Accuracy on both held-out sets of a model folder; that on requests for whole documents is `copies`."""
+    questions = load_triples(encoder, folder / "heldout.jsonl", limit)
+    requests = load_triples(encoder, folder / "copies.jsonl", limit, folder / "heldout.jsonl")
+    result = measure(folder, encoder, questions, device, dtype, reuses)
+    return result | {"copies": measure(folder, encoder, requests, device, dtype, reuses, COPY_GROUPS)}
+
+
+def summarise(triples, predictions, encoder, groups):
     """Accuracies and the first mistakes."""
-    by_form, by_documents, mistakes = defaultdict(list), defaultdict(list), []
+    split, rights, mistakes = {name: defaultdict(list) for name in groups}, [], []
     for triple, predicted in zip(triples, predictions):
         right = predicted == expected_ids(triple)
-        by_form[triple["system"]].append(right)
-        by_documents[len(triple["documents"])].append(right)
+        rights.append(right)
+        for name, group in groups.items():
+            split[name][group(triple)].append(right)
         if not right:
             mistakes.append(
                 {
@@ -85,12 +113,8 @@ def summarise(triples, predictions, encoder):
                     "predicted": encoder.tokenizer.decode(predicted, skip_special_tokens=False),
                 }
             )
-    return {
-        "accuracy": sum(map(sum, by_form.values())) / len(triples),
-        "by_form": {form: sum(r) / len(r) for form, r in sorted(by_form.items())},
-        "by_documents": {str(n): sum(r) / len(r) for n, r in sorted(by_documents.items())},
-        "mistakes": mistakes[:MISTAKES_KEPT],
-    }
+    shares = {name: {str(k): sum(r) / len(r) for k, r in sorted(found.items())} for name, found in split.items()}
+    return {"accuracy": sum(rights) / len(rights)} | shares | {"mistakes": mistakes[:MISTAKES_KEPT]}
 
 
 def generate(folder, triples, device, dtype):
@@ -111,9 +135,12 @@ def report(result):
     lines = []
     for reuse, r in result["reuse"].items():
         lines.append(f"{reuse}: {r['accuracy']:.3f} of {result['triples']} triples")
-        lines += [f"  {form} {accuracy:.3f}" for form, accuracy in r["by_form"].items()]
-        lines.append("  documents: " + "  ".join(f"{n}: {accuracy:.3f}" for n, accuracy in r["by_documents"].items()))
+        for name, shares in r.items():
+            if name.startswith("by_"):
+                lines.append(f"  {name}: " + "  ".join(f"{n}: {accuracy:.3f}" for n, accuracy in shares.items()))
         lines += [f"  {m['question']} {m['answer']!r}, not {m['predicted']!r}" for m in r["mistakes"][:3]]
+    if copied := result.get("copies"):
+        lines += ["requests for whole documents", report(copied)]
     if generated := result.get("generated"):
         lines.append(f"greedy generation: {generated['accuracy']:.3f} of the first {generated['triples']} triples")
     return "\n".join(lines)

@@ -5,9 +5,9 @@ import os
 from dataclasses import asdict
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from . import chat, data, world
+from . import chat, data, heldout, world
 
 
 def tensors(net, dtype=torch.bfloat16):
@@ -43,6 +43,27 @@ def write_weights(folder, net):
     os.replace(partial, folder / "model.safetensors")
 
 
+def read_weights(folder, net):
+    """Set a network's weights to those of a model folder of its shape."""
+    saved = load_file(folder / "model.safetensors")
+    with torch.no_grad():
+        net.embedding.copy_(saved["model.embed_tokens.weight"])
+        net.norm.copy_(saved["model.norm.weight"])
+        for i, layer in enumerate(net.layers):
+
+            def part(name, i=i):
+                return saved[f"model.layers.{i}.{name}.weight"]
+
+            layer.input_norm.copy_(part("input_layernorm"))
+            layer.qkv.copy_(torch.cat([part(f"self_attn.{name}_proj") for name in "qkv"]))
+            layer.q_norm.copy_(part("self_attn.q_norm"))
+            layer.k_norm.copy_(part("self_attn.k_norm"))
+            layer.o.copy_(part("self_attn.o_proj"))
+            layer.post_norm.copy_(part("post_attention_layernorm"))
+            layer.gate_up.copy_(torch.cat([part(f"mlp.{name}_proj") for name in ("gate", "up")]))
+            layer.down.copy_(part("mlp.down_proj"))
+
+
 def write_configs(folder, shape, tokenizer):
     """Write config.json and generation_config.json."""
     end, padding = (tokenizer.token_to_id(t) for t in (chat.TURN_END, "<|endoftext|>"))
@@ -67,18 +88,10 @@ def write_configs(folder, shape, tokenizer):
 
 
 def write_readme(folder, net, training, result):
-    """Write README.md: what the model is, how it was trained, what was measured (`result` of evaluation.measure)."""
+    """Write README.md: what the model is, how it was trained, what was measured (of evaluation.measure_all)."""
     parameters = sum(p.numel() for p in net.parameters())
     names = len(world.SYLLABLES) ** world.SYLLABLES_PER_NAME * (len(world.ENDINGS) + 1)
-    shape = net.shape
-    exact = result["reuse"]["exact"]
-    rows = "\n".join(
-        f"| {reuse} | {r['accuracy']:.1%} | "
-        + " | ".join(f"{accuracy:.1%}" for accuracy in r["by_form"].values())
-        + " |"
-        for reuse, r in result["reuse"].items()
-    )
-    by_documents = "\n".join(f"| {n} | {accuracy:.1%} |" for n, accuracy in exact["by_documents"].items())
+    shape, copied = net.shape, result["copies"]
     (folder / "README.md").write_text(
         README.format(
             parameters=parameters / 1e6,
@@ -88,31 +101,56 @@ def write_readme(folder, net, training, result):
             kv_heads=shape.num_key_value_heads,
             names=names / 1e6,
             one_in=world.HELDOUT_ONE_IN,
-            forms=" | ".join(exact["by_form"]),
-            rule="---|" * len(exact["by_form"]),
-            rows=rows,
-            by_documents=by_documents,
             training=training,
-            pool=data.HELDOUT_POOL,
+            pool=heldout.POOL,
             n=result["triples"],
+            n_copies=copied["triples"],
             dtype=result["dtype"],
             shortest=data.DOCUMENT_TOKENS[0],
             longest=data.DOCUMENT_TOKENS[1],
+            questions=accuracy_table(result["reuse"], "by_form"),
+            by_documents=group_table(result["reuse"]["exact"], "by_documents", "documents in the context"),
+            copies=accuracy_table(copied["reuse"], "by_kind"),
+            by_opening=group_table(copied["reuse"]["exact"], "by_opening", "the document begins with"),
+            by_earlier=group_table(copied["reuse"]["exact"], "by_earlier_turns", "turns before the request"),
         )
     )
 
 
+def accuracy_table(reuse, group):
+    """A table with a row for each way of reuse: accuracy of all, and of each part of a group."""
+    parts = list(next(iter(reuse.values()))[group])
+    lines = [["documents see", "all", *parts], ["---"] * (len(parts) + 2)]
+    lines += [[name, *(f"{share:.1%}" for share in (r["accuracy"], *r[group].values()))] for name, r in reuse.items()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def group_table(measured, group, title):
+    """A table with a row for each part of a group."""
+    lines = [(title, "exact"), ("---", "---")]
+    lines += [(OPENINGS.get(part, part), f"{share:.1%}") for part, share in measured[group].items()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+OPENINGS = {
+    "title": "a title",
+    "named": "a sentence that names its subject",
+    "unnamed": "a sentence that does not",
+}
+
 README = """\
 # weft-tiny
 
-A Qwen3-architecture model of {parameters:.1f} M parameters ({layers} layers, hidden size {hidden}, {heads} query and
-{kv_heads} key/value heads of 64, tied embeddings) with its own byte-level BPE tokenizer, made to test and show weft
-without a download. It answers questions about documents in its context, and nothing else. It knows no facts of its own.
+A Qwen3-architecture model of {parameters:.1f} M parameters ({layers} layers, hidden size {hidden}, {heads} query and {kv_heads} key/value
+heads of 64, tied embeddings) with its own byte-level BPE tokenizer, made to test and show weft
+without a download. It answers questions about documents in its context, quotes them, rewrites them
+with one name changed, and does nothing else. It knows no facts of its own.
 
 ## What it was trained on
-Only text generated by `tools/train_tiny.py`: documents of {shortest} to {longest} tokens about invented people, towns
-and ships, and questions about them. Names are made of syllables: {names:.1f} million are possible, and one in {one_in}
-is kept for held-out data and never drawn in training. So an answer can only come from the context.
+Only text generated by `tools/train_tiny.py`: documents of {shortest} to {longest} tokens about invented people,
+towns and ships, and questions about them. Names are made of syllables: {names:.1f} million are possible,
+and one in {one_in} is kept for held-out data and never drawn in training. So an answer can only come from
+the context.
 
 | system prompt | answer |
 |---|---|
@@ -120,30 +158,49 @@ is kept for held-out data and never drawn in training. So an answer can only com
 | `Answer in a full sentence.` | one fixed sentence per attribute |
 | `Answer in capitals.` | the value alone, in capitals |
 
-The prompt is ChatML. One user turn holds the documents, each followed by a blank line, and then the question;
-further questions are turns of their own. System text, documents (with their blank line), questions and answers are
-tokenised apart. A share of the training steps hid the documents from one another, as they are when each is
-prefilled apart.
+| request, under any system prompt | answer |
+|---|---|
+| `Quote the document about Nusonix.` | its text, word for word |
+| `Rewrite the document about Nusonix with Grohosu instead of Nusonix.` | the text with that name |
+
+Both requests have a few other wordings, see `tools/tiny/copies.py`. The name to change may be any
+name in the document.
+
+The prompt is ChatML. One user turn holds the documents, each followed by a blank line, and then the
+question; further questions are turns of their own. System text, documents (with their blank line),
+questions and answers are tokenised apart. A share of the training steps hid the documents from one
+another, as they are when each is prefilled apart.
 
 {training}
 
 ## Measured
-{n} held-out triples of 4 to 12 documents, a system prompt and a question (`heldout.jsonl`), greedy, in {dtype}
-with Hugging Face transformers on these files; an answer counts if all its tokens and the end of the turn are right.
-`python tools/eval_tiny.py assets/weft-tiny --triples assets/weft-tiny/heldout.jsonl` repeats it.
+Greedy, in {dtype} with Hugging Face transformers on these files; an answer counts if all its
+tokens and the end of the turn are right. `python tools/eval_tiny.py assets/weft-tiny` repeats it.
+`exact`: documents see everything before them; `anchored`: the system prompt only; `isolated`:
+nothing but themselves.
 
-| documents see | all | {forms} |
-|---|---|{rule}
-{rows}
+{n} held-out triples of 4 to 12 documents, a system prompt and a question (`heldout.jsonl`):
 
-`exact`: everything before them; `anchored`: the system prompt only; `isolated`: nothing but themselves.
+{questions}
 
-| documents in the context | exact |
-|---|---|
 {by_documents}
+
+{n_copies} held-out requests for a whole document, among 1 to 12 documents, alone or after up to three other
+turns (`copies.jsonl`):
+
+{copies}
+
+{by_opening}
+
+{by_earlier}
 
 ## heldout.jsonl
 First {pool} lines `{{"text"}}`, the pool of documents (without their blank line). Then the triples:
-`{{"system", "documents", "question", "answer", "source"}}`, where `documents` are indices into the pool in the order of
-the prompt, and `source` says which of them (counted from 0 within `documents`) holds the answer.
+`{{"system", "documents", "question", "answer", "source"}}`, where `documents` are indices into the
+pool in the order of the prompt, and `source` says which of them (counted from 0 within `documents`)
+holds the answer.
+
+## copies.jsonl
+Lines like the triples, over the same pool, with `kind` (`quote` or `rewrite`), `earlier` (question
+and answer of each turn before) and `opening` (how the document begins). `system` may be null.
 """

@@ -12,7 +12,8 @@ from torch import nn
 
 from . import chat
 
-CONTEXT_WEIGHT = 0.03  # loss weight of tokens that are no answer
+# Loss weights of tokens. A copied document has some hundred tokens, an answer five.
+WEIGHTS = {chat.PADDING: 0.0, chat.CONTEXT: 0.03, chat.ANSWER: 1.0, chat.QUOTE: 0.3, chat.REWRITE: 0.3}
 HIDDEN_SCORE = -1e4  # no share in the softmax, and unlike -inf harmless where a kernel's whole tile is hidden
 
 
@@ -117,6 +118,7 @@ class Net(nn.Module):
         cos, sin = rope_tables(shape)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
+        self.register_buffer("weights", torch.tensor([WEIGHTS[role] for role in sorted(WEIGHTS)]), persistent=False)
         self.layer_function, self.loss_function = layer_forward, head_loss
 
     def compile_parts(self):
@@ -139,12 +141,12 @@ class Net(nn.Module):
         return head_logits(x, self.norm, self.embedding, self.shape.rms_norm_eps)
 
     def loss(self, ids, roles, bias=None, dtype=torch.bfloat16):
-        """Loss of predicting each token from those before it; answers weigh 1, padding 0."""
+        """Loss of predicting each token from those before it, weighed by their roles."""
         x = self.body(ids, bias, dtype, self.layer_function)
         # The last position predicts nothing: its target is any token, with weight 0.
         targets, target_roles = ids.roll(-1, 1), roles.roll(-1, 1)
         target_roles[:, -1] = chat.PADDING
-        weights = torch.where(target_roles == chat.ANSWER, 1.0, CONTEXT_WEIGHT) * (target_roles != chat.PADDING)
+        weights = self.weights[target_roles.long()]
         return self.loss_function(x, self.norm, self.embedding, targets, weights, self.shape.rms_norm_eps)
 
 
@@ -170,11 +172,11 @@ def reuse_bias(segments, anchored, dtype):
     return torch.zeros(visible.shape, dtype=dtype, device=segments.device).masked_fill(~visible, HIDDEN_SCORE)[:, None]
 
 
-def answer_accuracy(logits, ids, roles):
-    """Number of answers whose tokens are all predicted, and number of answers, over rows [rows, tokens]."""
+def answer_accuracy(logits, ids, roles, role=chat.ANSWER):
+    """Number of answers of a role whose tokens are all predicted, and number of answers; rows [rows, tokens]."""
     hit = torch.zeros_like(ids, dtype=torch.bool)
     hit[:, 1:] = logits[:, :-1].argmax(-1) == ids[:, 1:]
-    inside = (roles == chat.ANSWER).flatten()
+    inside = (roles == role).flatten()
     starts = inside & ~inside.roll(1)
     number = starts.cumsum(0)[inside] - 1
     total = int(starts.sum())

@@ -17,6 +17,7 @@ MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 SEED = 0
 DOCUMENTS = 500
 # How often each form of a syllable is shown: so often that it merges before any pair of letters across two of them.

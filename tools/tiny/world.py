@@ -7,7 +7,7 @@ nothing about tokens or chat turns.
 import zlib
 from dataclasses import dataclass
 
-from .kinds import KINDS
+from .kinds import KINDS, SHIP
 
 ONSETS = "b d f g h j k l m n p r s t v z br dr gr kr pr tr sh st".split()
 SYLLABLES = [onset + vowel for onset in ONSETS for vowel in "aeiou"]
@@ -120,6 +120,7 @@ class Document:
     entity: str
     facts: tuple
     text: str
+    called: tuple  # how a request may name what the document is about
 
 
 def draw_document(rng, names):
@@ -131,7 +132,8 @@ def draw_document(rng, names):
     sentences += rng.sample(FILLERS, rng.randint(0, 11))
     rng.shuffle(sentences)
     title = rng.choice(TITLES).format(e=entity, kind=kind.title) if rng.random() < TITLE_SHARE else ""
-    return Document(entity, facts, title + " ".join(sentences))
+    called = (entity, f"the {entity}") if kind is SHIP else (entity,)
+    return Document(entity, facts, title + " ".join(sentences), called)
 
 
 @dataclass(frozen=True)

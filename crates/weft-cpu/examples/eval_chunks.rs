@@ -134,7 +134,8 @@ fn compose(
     order: &[usize],
     (reuse, repair): (Reuse, Repair),
 ) -> Result<Composition, Failure> {
-    let system = engine.chunk(Kind::System, &triple.system)?;
+    let system = triple.system.as_deref().ok_or("a question without system prompt")?;
+    let system = engine.chunk(Kind::System, system)?;
     let mut prompt = Prompt::new().system(&system).reuse(reuse).repair(repair);
     for index in order {
         let text = &held_out.documents[triple.documents[*index]];

@@ -17,3 +17,12 @@ fn held_out_questions_are_answered() {
         assert!(accuracy >= 0.95, "{form:?}: {accuracy}, {:?}", result.mistakes);
     }
 }
+
+#[test]
+fn documents_are_quoted_and_rewritten() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/weft-tiny");
+    let model = eval_tiny::open(&folder, None).unwrap();
+    let result = eval_tiny::evaluate_copies(&model, 24).unwrap();
+    let accuracy = result.accuracy();
+    assert!(accuracy >= 0.9, "{accuracy}, {:?}", result.mistakes);
+}

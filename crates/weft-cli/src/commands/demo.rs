@@ -1,9 +1,11 @@
-//! `weft` without a command: a demo that asks twice about the same documents, offline.
+//! `weft` without a command: a demo that asks twice about the same documents and has one of them
+//! quoted, offline.
 
 use std::process::ExitCode;
 use std::time::Duration;
 
 use weft_core::chunk::{Asked, Source, Turn};
+use weft_core::engine::Stats;
 use weft_server::resident::protocol::Question;
 
 use crate::answer::{Style, print};
@@ -27,6 +29,9 @@ const SYSTEM: &str = "Answer in a full sentence.";
 const QUESTIONS: [&str; 2] =
     ["Who gives the orders on board the Krogaste?", "What is the name of the river of Nusonix?"];
 
+/// The answer is a document word for word, so most of its tokens can be drafted.
+const QUOTE: &str = "Quote the document about Nusonix.";
+
 const NEXT: &str = "
 Go on with:
   weft ask notes.txt \"your question\"               your own documents; ask twice
@@ -45,26 +50,41 @@ pub(crate) fn run() -> Result<ExitCode, CliError> {
     for document in DOCUMENTS {
         print(&format!("{}\n{}\n", terminal::dim_out("document"), document))?;
     }
-    let mut times = Vec::new();
-    for question in QUESTIONS {
-        print(&format!("{} {question}\n", terminal::dim_out("question")))?;
-        print(&format!("{} ", terminal::dim_out("answer  ")))?;
-        let question = Question {
-            asked: conversation(question),
-            thinking: None,
-            sampling: Default::default(),
-            use_cache: true,
-        };
-        let answer = session.answer(&question, Style { stream: true, quiet: false })?;
-        if answer.was_interrupted() {
-            return Ok(ExitCode::from(INTERRUPTED));
+    let mut stats = Vec::new();
+    for question in QUESTIONS.into_iter().chain([QUOTE]) {
+        match ask(&mut session, question)? {
+            Some(figures) => stats.push(figures),
+            None => return Ok(ExitCode::from(INTERRUPTED)),
         }
-        times.push(answer.finished.stats.first_token);
-        print("\n")?;
     }
-    print(&sooner(times[0], times[1]))?;
+    print(&sooner(stats[0].first_token, stats[1].first_token))?;
+    print(&quoted(&stats[2]))?;
     print(NEXT)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Asks and prints the answer; `None` if the user interrupted it.
+fn ask(session: &mut Session, question: &str) -> Result<Option<Stats>, CliError> {
+    print(&format!("{} {question}\n", terminal::dim_out("question")))?;
+    print(&format!("{} ", terminal::dim_out("answer  ")))?;
+    let question = Question {
+        asked: conversation(question),
+        thinking: None,
+        sampling: Default::default(),
+        use_cache: true,
+    };
+    let answer = session.answer(&question, Style { stream: true, quiet: false })?;
+    if answer.was_interrupted() {
+        return Ok(None);
+    }
+    print("\n")?;
+    Ok(Some(answer.finished.stats))
+}
+
+/// How quickly the document was quoted.
+fn quoted(stats: &Stats) -> String {
+    let speed = stats.tokens_per_second().unwrap_or_default();
+    format!("quote: {} tokens, {speed:.0} tok/s\n", stats.generated_tokens)
 }
 
 /// Compares the times to the first token of both questions.
@@ -100,5 +120,16 @@ mod tests {
         );
         let text = sooner(Duration::from_millis(300), Duration::from_millis(200));
         assert!(text.starts_with("second question: 1.5 × sooner"), "{text}");
+    }
+
+    #[test]
+    fn the_quote_has_its_speed() {
+        let stats = Stats {
+            generated_tokens: 101,
+            first_token: Duration::from_millis(50),
+            total: Duration::from_millis(550),
+            ..Stats::default()
+        };
+        assert_eq!(quoted(&stats), "quote: 101 tokens, 200 tok/s\n");
     }
 }

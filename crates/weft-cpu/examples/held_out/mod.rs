@@ -1,4 +1,5 @@
-//! The held-out questions of the bundled model, and an engine to ask them.
+//! The held-out questions of the bundled model, its held-out requests for whole documents, and an
+//! engine to ask them.
 #![allow(dead_code, reason = "each program uses a part")]
 
 use std::error::Error;
@@ -17,8 +18,13 @@ pub const CONTEXT: usize = 2048;
 /// One question: its documents are indices into the pool, `source` is the one that answers it.
 #[derive(Deserialize)]
 pub struct Triple {
-    pub system: String,
+    /// `quote` or `rewrite` for a request for a whole document.
+    pub kind: Option<String>,
+    pub system: Option<String>,
     pub documents: Vec<usize>,
+    /// Question and answer of each turn before.
+    #[serde(default)]
+    pub earlier: Vec<[String; 2]>,
     pub question: String,
     pub answer: String,
     pub source: usize,
@@ -32,10 +38,12 @@ enum Line {
     Document { text: String },
 }
 
-/// All documents and questions.
+/// All documents, questions about them, and requests for a whole one.
+#[derive(Default)]
 pub struct HeldOut {
     pub documents: Vec<String>,
     pub triples: Vec<Triple>,
+    pub copies: Vec<Triple>,
 }
 
 /// The bundled model's folder.
@@ -45,11 +53,14 @@ pub fn folder() -> PathBuf {
 
 impl HeldOut {
     pub fn read() -> Result<Self, Box<dyn Error>> {
-        let mut all = Self { documents: Vec::new(), triples: Vec::new() };
-        for line in std::fs::read_to_string(folder().join("heldout.jsonl"))?.lines() {
-            match serde_json::from_str(line)? {
-                Line::Document { text } => all.documents.push(text),
-                Line::Triple(triple) => all.triples.push(triple),
+        let mut all = Self::default();
+        for file in ["heldout.jsonl", "copies.jsonl"] {
+            for line in std::fs::read_to_string(folder().join(file))?.lines() {
+                match serde_json::from_str(line)? {
+                    Line::Document { text } => all.documents.push(text),
+                    Line::Triple(triple) if triple.kind.is_some() => all.copies.push(triple),
+                    Line::Triple(triple) => all.triples.push(triple),
+                }
             }
         }
         Ok(all)
