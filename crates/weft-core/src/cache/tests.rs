@@ -344,3 +344,31 @@ fn only_files_of_this_model_that_hold_what_they_are_named_for_are_found() {
     assert_eq!(store.entries().count(), 3);
     assert_eq!(found("model"), 2);
 }
+
+#[test]
+fn a_pin_goes_with_the_rows_to_their_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = small_world(folder.path());
+    let (pinned, _) = world.nth(1).unwrap();
+    world.cache.node_mut(pinned).pinned = true;
+    assert_eq!(world.cache.save(&mut *world.device, |_| true), 2);
+    let key = Cache::key_of(world.cache.node(pinned));
+    let store = world.cache.tiers.store.as_mut().unwrap();
+    assert_eq!(store.entries().count(), 2);
+    store.set_budget(1);
+    assert_eq!(store.entries().map(|(key, _)| *key).collect::<Vec<_>>(), [key]);
+}
+
+#[test]
+fn the_disk_s_bytes_are_those_of_its_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = small_world(folder.path());
+    assert_eq!(world.cache.stats().disk.used_bytes, 0);
+    world.cache.save(&mut *world.device, |_| true);
+    let files = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap());
+    let lengths = files.filter(|file| file.file_name().to_string_lossy().ends_with(".safetensors"));
+    let bytes: u64 = lengths.map(|file| file.metadata().unwrap().len()).sum();
+    let disk = world.cache.stats().disk;
+    assert_eq!((disk.nodes, disk.tokens, disk.used_bytes), (2, 192, bytes));
+    assert!(bytes > 192 * ROW_BYTES, "a file has a header too");
+}
