@@ -49,8 +49,7 @@ impl Record<'_> {
         let _writing = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
         let mut passed = self.read();
         passed.insert(set.to_owned(), hash.to_owned());
-        let lines: String =
-            passed.iter().map(|(set, hash)| format!("{set} {hash}\n")).collect();
+        let lines: String = passed.iter().map(|(set, hash)| format!("{set} {hash}\n")).collect();
         fs::write(self.0, lines).unwrap();
     }
 }
