@@ -113,13 +113,7 @@ fn serve(control: &Arc<Control>) -> SocketAddr {
         server.run(Box::new(move || {
             let model = stub::model();
             let engine = stub::engine(&model, "a", &control);
-            Ok(Loaded {
-                id: "stub".into(),
-                model,
-                engine,
-                shelf: None,
-                identity: Default::default(),
-            })
+            Ok(Loaded::new("stub", model, engine))
         }))
     });
     while !is_up(address) {

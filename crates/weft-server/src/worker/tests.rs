@@ -42,13 +42,7 @@ fn bench_with(limits: Limits) -> Bench {
             loads.fetch_add(1, Ordering::Relaxed);
             let model = stub::model();
             let engine = stub::engine(&model, "a", &control);
-            Ok(Loaded {
-                id: "stub".into(),
-                model,
-                engine,
-                shelf: None,
-                identity: Default::default(),
-            })
+            Ok(Loaded::new("stub", model, engine))
         })
     };
     let metrics = Arc::new(Metrics::default());
