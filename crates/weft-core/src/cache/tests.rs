@@ -435,3 +435,16 @@ fn a_chunk_lies_nowhere_until_all_its_rows_are_computed() {
     world.cache.node_mut(id).filled = 10;
     assert_eq!(world.cache.tier_of(&chunk), Some(Tier::Device));
 }
+
+#[test]
+fn the_mean_cost_is_that_of_a_computed_token() {
+    let mut world = World::new(0, None);
+    assert_eq!(world.cache.mean_cost(), Duration::ZERO);
+    world.add(96, 960);
+    world.add(32, 2240);
+    assert_eq!(world.cache.mean_cost(), Duration::from_micros(25));
+    // Rows that are not computed yet have cost nothing so far.
+    let (second, _) = world.nth(1).unwrap();
+    world.cache.node_mut(second).filled = 31;
+    assert_eq!(world.cache.mean_cost(), Duration::from_micros(10));
+}

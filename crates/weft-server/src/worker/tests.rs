@@ -250,7 +250,7 @@ fn an_output_that_is_no_number_ends_its_request_alone() {
     bench.control.says_nan.store(true, Ordering::Relaxed);
     let (_, ending) = end(&mut bench.submit(5).unwrap());
     assert!(ending.unwrap_err().contains("NaN"));
-    assert_eq!(bench.metric("weft_answers_total{reason=\"failed\"}"), 1);
+    assert_eq!(bench.metric("weft_answers_total{reason=\"error\"}"), 1);
     bench.control.says_nan.store(false, Ordering::Relaxed);
     assert_eq!(end(&mut bench.submit(5).unwrap()), (5, Ok(())));
 }
