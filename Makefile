@@ -1,12 +1,12 @@
 # The developer's habits. Users need only cargo, see README.md.
-.PHONY: check check-all test golden eval kernels emulate gpu gpu-bundle fuzz release
+.PHONY: check check-all test golden eval kernels kernels-all emulate gpu gpu-bundle fuzz release
 
 # What CI runs.
 check:
 	.ci/run
 
-# What CI runs; then the release build's demo, and the emulator on all its models.
-check-all: check emulate
+# What CI runs; then the release build's demo, every kernel, and the emulator on all its models.
+check-all: check kernels-all emulate
 	cargo run --release --locked | grep '^answer   The captain of the Krogaste is Probrosur.$$'
 
 test:
@@ -22,9 +22,13 @@ golden:
 eval:
 	cargo run --release -p weft-cpu --example eval_tiny -- 1000 assets/weft-tiny/eval-cpu.json
 
-# Compiles every CUDA kernel for every architecture, without a GPU; decode kernels must not spill.
+# Compiles the CUDA kernels that changed since they last passed, without a GPU, and records what passes.
 kernels:
-	LD_LIBRARY_PATH="$$(tools/nvrtc.sh)" WEFT_REQUIRE_NVRTC=1 WEFT_EVERY_KERNEL=1 cargo test --release -p weft-cuda --test compile
+	LD_LIBRARY_PATH="$$(tools/nvrtc.sh)" WEFT_REQUIRE_NVRTC=1 WEFT_RECORD_KERNELS=1 cargo test -p weft-cuda --test compile
+
+# Compiles every CUDA kernel for every architecture, whatever the record says; decode kernels must not spill.
+kernels-all:
+	LD_LIBRARY_PATH="$$(tools/nvrtc.sh)" WEFT_REQUIRE_NVRTC=1 WEFT_EVERY_KERNEL=1 cargo test -p weft-cuda --test compile
 
 # Runs the persistent kernel's source on the CPU, under two orders of blocks and copies; needs g++ on x86-64.
 emulate:

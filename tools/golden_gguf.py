@@ -28,27 +28,17 @@ from gguf import GGMLQuantizationType as Type
 from gguf import GGUFWriter, RopeScalingType, TokenType
 from gguf.quants import dequantize, quantize
 
+from peers.gguf import LAYER_NAMES
+from peers.gguf import NAMES as WHOLE_NAMES
+
 ROOT = Path(__file__).parent.parent
 GOLDEN = ROOT / "crates/weft-core/tests/golden"
 TINY = ROOT / "assets/weft-tiny"
 OUT = ROOT / "crates/weft-core/tests/gguf"
 
-NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
+# Names of tensors without their ending.
+WHOLE = {name.removesuffix(".weight"): to.removesuffix(".weight") for name, to in WHOLE_NAMES.items()}
+NAMES = WHOLE | LAYER_NAMES
 
 # Bytes of a block, and the offsets of its f16 scales, of the types that gguf-py cannot write.
 RANDOM_BLOCKS = {

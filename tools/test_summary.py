@@ -11,8 +11,9 @@ import collections
 import re
 import sys
 
-# A GPU is not everywhere, and the tokenizer's file lies outside of the repository.
-ALLOWED = {"no GPU", "no Qwen3 tokenizer"}
+# A GPU is not everywhere, the tokenizer's file lies outside of the repository, and kernels that
+# passed as they are now are not compiled again (crates/weft-cuda/tests/compiled).
+ALLOWED = {"no GPU", "no Qwen3 tokenizer", "kernels unchanged"}
 
 PASSED = [
     re.compile(r"^test result: ok\. (\d+) passed", re.M),

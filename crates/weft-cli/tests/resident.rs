@@ -8,11 +8,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use weft_core::chunk::Asked;
-use weft_server::resident::protocol::{ANSWER, Event, Question};
+use weft_server::resident::protocol::{ANSWER, Event, FACTS, Fault, Question, Refusal};
 use weft_testing::DieWithUs;
 
 const QUESTION: &str = "Who is the ruler of Nusonix?";
@@ -379,4 +381,58 @@ fn only_the_user_can_enter_and_stale_sockets_go() {
     alone.kill().unwrap();
     alone.wait().unwrap();
     assert_eq!(n_sockets, 0);
+}
+
+/// Listens on a socket: says that it is the server whose facts these are, and refuses all questions.
+/// Returns how many it has refused.
+fn refuse_all(path: &Path, facts: String, fault: Fault) -> Arc<AtomicUsize> {
+    let listener = UnixListener::bind(path).unwrap();
+    let n_refused = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&n_refused);
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut line = String::new();
+            BufReader::new(&stream).read_line(&mut line).unwrap();
+            let refusal = Refusal { fault, message: "all lanes are taken".to_owned() };
+            let (status, body) = match line.split(' ').nth(1) {
+                Some(FACTS) => (200, facts.clone()),
+                _ => {
+                    counter.fetch_add(1, Ordering::Relaxed);
+                    (503, serde_json::to_string(&refusal).unwrap())
+                }
+            };
+            // A command that only looks for servers may not read the answer.
+            let _ = write!(stream, "HTTP/1.0 {status} x\r\n\r\n{body}");
+        }
+    });
+    n_refused
+}
+
+#[test]
+fn a_command_loads_the_model_if_the_server_is_busy() {
+    let home = Home::new();
+    let server = home.serve(&[]);
+    let path = home.sockets().join(format!("{}.sock", server.child.id()));
+    let mut stream = UnixStream::connect(&path).unwrap();
+    write!(stream, "GET {FACTS} HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut facts = String::new();
+    stream.read_to_string(&mut facts).unwrap();
+    let facts = facts.split_once("\r\n\r\n").unwrap().1;
+    home.run(&["stop"]);
+    server.end();
+
+    let ask = ["ask", "nusonix.txt", QUESTION];
+    let busy = refuse_all(&path, facts.to_owned(), Fault::Busy);
+    let ran = home.run(&ask);
+    assert!(is_resident(&ran) && busy.load(Ordering::Relaxed) == 1, "{}", ran.2);
+    assert!(ran.0 == 0 && ran.1.contains("Vubegok"), "{}{}", ran.1, ran.2);
+    assert!(ran.2.contains("all lanes are taken; loading the model"), "{}", ran.2);
+
+    // Other refusals are the command's own errors.
+    fs::remove_file(&path).unwrap();
+    let refused = refuse_all(&path, facts.to_owned(), Fault::Request);
+    let ran = home.run(&ask);
+    assert!(ran.0 != 0 && refused.load(Ordering::Relaxed) == 1, "{}{}", ran.1, ran.2);
+    assert!(ran.2.contains("all lanes are taken") && !ran.2.contains("loading"), "{}", ran.2);
 }

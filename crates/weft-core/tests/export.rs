@@ -16,6 +16,7 @@ use std::sync::Mutex;
 use cap::Cap;
 use weft_core::export::{ExportError, ExportForm, export};
 use weft_core::model::{Model, Origin};
+use weft_core::sampling::{GenerationConfig, Sampling};
 use weft_core::weights::{Coded, Form, Quantised, Tensor, Weights, WriteError, tensors};
 
 #[global_allocator]
@@ -101,6 +102,34 @@ fn a_gguf_file_has_the_config_the_words_and_the_template() {
         let again = folder.path().join("again");
         let refused = write(&read, ExportForm::Int4, &again).unwrap_err();
         assert!(matches!(refused, ExportError::Quantised { .. }), "{refused}");
+    }
+}
+
+/// A GGUF file cannot say `do_sample`: a greedy model gets the temperature 0.
+#[test]
+fn a_gguf_file_has_the_settings_of_sampling() {
+    let _alone = ALONE.lock();
+    let folder = tempfile::tempdir().unwrap();
+    let mut model = Model::open(&tiny()).unwrap();
+    for do_sample in [true, false] {
+        model.generation = GenerationConfig {
+            do_sample: Some(do_sample),
+            temperature: Some(0.75),
+            top_k: Some(5),
+            top_p: Some(0.5),
+            min_p: Some(0.25),
+            repetition_penalty: Some(1.5),
+            ..GenerationConfig::default()
+        };
+        let sampling = |generation: &GenerationConfig| {
+            let mut sampling = Sampling::default();
+            generation.apply(&mut sampling);
+            sampling
+        };
+        let to = folder.path().join(format!("{do_sample}.gguf"));
+        write(&model, ExportForm::Q8_0, &to).unwrap();
+        let read = Model::open(&to).unwrap();
+        assert_eq!(sampling(&read.generation), sampling(&model.generation));
     }
 }
 

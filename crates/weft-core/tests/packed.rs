@@ -223,7 +223,7 @@ fn changed(name: &str, change: impl FnOnce(&mut Tensors)) -> tempfile::TempDir {
     copy
 }
 
-/// Early GPTQ and AWQ models say in a file of their own how they are packed.
+/// Early GPTQ and AWQ models say in a separate file how they are packed.
 #[test]
 fn a_file_beside_the_config_may_say_how_weights_are_packed() {
     for (name, file) in [("gptq_v1", "quantize_config.json"), ("awq", "quant_config.json")] {

@@ -95,7 +95,7 @@ fn key(program: &Program, options: &[String], version: (i32, i32)) -> String {
 }
 
 /// The name of the cubin of a program for an architecture, by the compiler that is installed.
-pub(crate) fn key_for(program: &Program, arch: &str) -> Result<String, CudaError> {
+pub fn cubin_name(program: &Program, arch: &str) -> Result<String, CudaError> {
     Ok(key(program, &options(arch), version()?))
 }
 

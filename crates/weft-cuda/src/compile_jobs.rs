@@ -35,7 +35,7 @@ enum State {
 
 impl Job {
     pub(crate) fn new(program: Program, arch: &str) -> Result<Arc<Self>, CudaError> {
-        let key = compile::key_for(&program, arch)?;
+        let key = compile::cubin_name(&program, arch)?;
         let entry = compile::entry(&format!("{key}.cubin"));
         Ok(Self::shared(Self::waiting(program, arch, key, entry)))
     }

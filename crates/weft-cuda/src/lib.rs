@@ -37,7 +37,7 @@ mod units;
 mod weights;
 
 pub use bandwidth::read_bandwidth;
-pub use compile::{Compiled, Program, compile};
+pub use compile::{Compiled, Program, compile, cubin_name};
 pub use device::{CudaDevice, Launches, Options};
 pub use driver::GpuFacts;
 pub use error::CudaError;

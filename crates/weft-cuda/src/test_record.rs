@@ -30,7 +30,7 @@ impl TestRecord {
         let arch = gpu.facts.arch();
         let mut facts = vec![env!("CARGO_PKG_VERSION").to_owned(), gpu.facts.identity()];
         for module in modules(config, forms, gpu.facts.chip, false)? {
-            facts.push(compile::key_for(&module.program, &arch)?);
+            facts.push(compile::cubin_name(&module.program, &arch)?);
         }
         let hash = compile::hex(&Sha256::digest(facts.join("\n")));
         Ok(Self { entry: compile::entry(&format!("{hash}.tested")) })

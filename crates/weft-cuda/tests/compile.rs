@@ -3,16 +3,25 @@
 //!
 //! Needs NVRTC on the library path, see `tools/nvrtc.sh`. Without it the tests are skipped;
 //! with `WEFT_REQUIRE_NVRTC=1` they fail. A persistent kernel takes the compiler ten seconds, so
-//! two of the eight stand for all on architectures that they are not tuned for; `make kernels` sets
-//! `WEFT_EVERY_KERNEL=1`, which compiles all eight everywhere.
+//! two of the eight stand for all on architectures that they are not tuned for, and a set of kernels
+//! that passed as it is now (`compiled/passed.txt`) is not compiled again but counted as skipped.
+//! `make kernels` compiles what has changed and writes the record. `WEFT_EVERY_KERNEL=1` compiles
+//! all eight everywhere, whatever the record says.
+
+mod compiled;
+
+use std::path::Path;
 
 use weft_core::config::Config;
 use weft_core::shapes;
 use weft_core::weights::{Form, Forms, LayerTensor, Tensor, Weights, WeightsError};
 use weft_cuda::{
-    Chip, CudaError, DECODE_KERNELS, Program, Stage, WHOLE_PLANS, compile, modules, sources,
+    Chip, CudaError, DECODE_KERNELS, ModuleSource, Program, Stage, WHOLE_PLANS, compile, modules,
+    sources,
 };
 use weft_testing::{Missing, skip};
+
+use compiled::{Record, every, hash_of};
 
 /// What the architecture's GPUs have for a block: how matrices are cut depends on it.
 fn chip(arch: &str) -> Chip {
@@ -27,20 +36,65 @@ fn chip(arch: &str) -> Chip {
     Chip { n_sms, shared_bytes: shared_kib << 10, has_warpgroups: arch == "sm_90a" }
 }
 
-/// The compiler's reports for the modules of a shape, persistent kernels only those of `plans`, side
-/// by side on two cores; none without a compiler.
-fn report(config: &Config, forms: &Forms, arch: &str, plans: &[String]) -> Option<String> {
-    let mut all = modules(config, forms, chip(arch), !plans.is_empty()).unwrap();
-    all.retain(|module| module.stage != Stage::Persistent || plans.contains(&module.name));
-    let (first, second) = all.split_at(all.len() / 2);
-    let compiled_all = |modules: &[weft_cuda::ModuleSource]| -> Option<String> {
-        modules.iter().map(|module| compiled(&module.program, arch)).collect()
-    };
-    std::thread::scope(|scope| {
-        let second = scope.spawn(|| compiled_all(second));
-        let first = compiled_all(first)?;
-        Some(first + &second.join().unwrap()?)
-    })
+/// The kernels of one shape for one architecture: persistent kernels only those of `plans`.
+struct Set<'a> {
+    name: &'a str,
+    config: &'a Config,
+    forms: &'a Forms,
+    arch: &'a str,
+    plans: &'a [String],
+}
+
+impl Set<'_> {
+    /// Has the test judge what the compiler reports, unless this set passed before as it is now.
+    /// Whether it was compiled.
+    fn check(&self, judge: impl FnOnce(&[(String, usize)])) -> bool {
+        let modules = self.modules();
+        let hash = match hash_of(&modules, self.arch) {
+            Ok(hash) => hash,
+            Err(error) => {
+                skip(Missing::Nvrtc, &error);
+                return true;
+            }
+        };
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/compiled/passed.txt");
+        let (record, line) = (Record(&file), format!("{} {}", self.arch, self.name));
+        if !every() && record.has(&line, &hash) {
+            return false;
+        }
+        judge(&spills(&self.report(&modules)));
+        if !every() && std::env::var_os("WEFT_RECORD_KERNELS").is_some() {
+            record.add(&line, &hash);
+        }
+        true
+    }
+
+    fn modules(&self) -> Vec<ModuleSource> {
+        let (chip, with_plans) = (chip(self.arch), !self.plans.is_empty());
+        let mut all = modules(self.config, self.forms, chip, with_plans).unwrap();
+        all.retain(|module| module.stage != Stage::Persistent || self.plans.contains(&module.name));
+        all
+    }
+
+    /// The compiler's reports, side by side on two cores.
+    fn report(&self, modules: &[ModuleSource]) -> String {
+        let (first, second) = modules.split_at(modules.len() / 2);
+        let compiled_all = |modules: &[ModuleSource]| -> String {
+            let compiled = modules.iter().map(|module| compile(&module.program, self.arch));
+            compiled.map(|compiled| compiled.unwrap().report).collect()
+        };
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| compiled_all(second));
+            compiled_all(first) + &second.join().unwrap()
+        })
+    }
+}
+
+/// Counts a test as skipped if every set of its kernels passed before as it is now.
+fn count(compiled: &[bool]) {
+    if !compiled.contains(&true) {
+        skip(Missing::Change, &"these kernels passed as they are");
+    }
 }
 
 /// All files, and a source that includes some of them.
@@ -94,7 +148,7 @@ architectures!(
 /// The persistent kernels that are compiled for an architecture: the one that takes any step and
 /// the one that draws a single token have every part of the others.
 fn whole_plans(arch: &str) -> Vec<String> {
-    let every = arch == "sm_90a" || std::env::var_os("WEFT_EVERY_KERNEL").is_some();
+    let every = arch == "sm_90a" || every();
     let both = |(name, _): &(&str, _)| [name.to_string(), format!("{name}_drawn")];
     let all = WHOLE_PLANS.iter().flat_map(both);
     all.filter(|name| every || ["decode", "decode_one_drawn"].contains(&name.as_str())).collect()
@@ -105,25 +159,27 @@ fn every_kernel_compiles(arch: &str) {
     // The persistent kernels need a block with much shared memory (`persistent/shared_memory.rs`).
     let with_persistent = chip(arch).shared_bytes > 128 << 10;
     let plans = if with_persistent { whole_plans(arch) } else { Vec::new() };
-    let Some(report) = report(&config, &Forms::default(), arch, &plans) else { return };
-    let spills = spills(&report);
-    let bytes_of = |kernel: &str| {
-        let found = spills.iter().find(|(name, _)| name == kernel);
-        found.unwrap_or_else(|| panic!("{arch}: no report for {kernel}")).1
-    };
-    for kernel in DECODE_KERNELS {
-        assert_eq!(bytes_of(kernel), 0, "{arch}: {kernel} spills");
-    }
-    // The persistent kernel is tuned for sm_90. Elsewhere it may spill some words more.
-    let most = match arch {
-        "sm_90a" => 32,
-        "sm_80" => 120,
-        _ => 40,
-    };
-    for kernel in plans {
-        let bytes = bytes_of(&kernel);
-        assert!(bytes <= most, "{arch}: {kernel} spills {bytes} bytes");
-    }
+    let forms = Forms::default();
+    let set = Set { name: "qwen3-0.6b", config: &config, forms: &forms, arch, plans: &plans };
+    count(&[set.check(|spills| {
+        let bytes_of = |kernel: &str| {
+            let found = spills.iter().find(|(name, _)| name == kernel);
+            found.unwrap_or_else(|| panic!("{arch}: no report for {kernel}")).1
+        };
+        for kernel in DECODE_KERNELS {
+            assert_eq!(bytes_of(kernel), 0, "{arch}: {kernel} spills");
+        }
+        // The persistent kernel is tuned for sm_90. Elsewhere it may spill some words more.
+        let most = match arch {
+            "sm_90a" => 32,
+            "sm_80" => 120,
+            _ => 40,
+        };
+        for kernel in &plans {
+            let bytes = bytes_of(kernel);
+            assert!(bytes <= most, "{arch}: {kernel} spills {bytes} bytes");
+        }
+    })]);
 }
 
 /// The head may spill two words: it also ranks what log-probabilities report, once per tile.
@@ -132,17 +188,23 @@ const HEAD_SPILLS: usize = 8;
 #[test]
 fn every_named_shape_compiles() {
     // The first is compiled for every architecture, above.
-    for name in &shapes::NAMES[1..] {
-        let config = shapes::config(name).unwrap();
-        let Some(report) = report(&config, &Forms::default(), "sm_90a", &[]) else { return };
-        let spilled: Vec<_> = { spills(&report).into_iter() }
+    let compiled: Vec<bool> = shapes::NAMES[1..].iter().map(|name| compiles(name)).collect();
+    count(&compiled);
+}
+
+/// Checks a named shape; whether it was compiled.
+fn compiles(name: &str) -> bool {
+    let config = shapes::config(name).unwrap();
+    let forms = Forms::default();
+    Set { name, config: &config, forms: &forms, arch: "sm_90a", plans: &[] }.check(|spills| {
+        let spilled: Vec<_> = { spills.iter() }
             .filter(|(kernel, _)| DECODE_KERNELS.contains(&kernel.as_str()))
             .filter(|(kernel, bytes)| *bytes > if kernel == "norm_head" { HEAD_SPILLS } else { 0 })
             .collect();
         // Wider inputs than this do not fit into the registers of one warp in eight.
         let holds = config.hidden <= 4096;
         assert!(spilled.is_empty() || !holds, "{name}: {spilled:?}");
-    }
+    })
 }
 
 /// Says which form each tensor has; has no values.
@@ -183,13 +245,40 @@ fn kernels_of_every_form_compile() {
         ("sm_80", ["norm_qkv", "norm_qkv_block_4", "down_add_sixteen_3"]),
         ("sm_90a", ["norm_gate_up_block_1", "norm_qkv_tiled_128_4", "down_add_tiled_64_3"]),
     ];
-    for (arch, kernels) in by_arch {
-        let Some(report) = report(&config, &forms, arch, &[]) else { return };
-        let names: Vec<String> = spills(&report).into_iter().map(|(name, _)| name).collect();
-        for kernel in kernels {
-            assert!(names.iter().any(|name| name == kernel), "{arch}: no {kernel}");
-        }
-    }
+    let compiled = by_arch.map(|(arch, kernels)| {
+        let set = Set { name: "every-form", config: &config, forms: &forms, arch, plans: &[] };
+        set.check(|spills| {
+            for kernel in kernels {
+                assert!(spills.iter().any(|(name, _)| name == kernel), "{arch}: no {kernel}");
+            }
+        })
+    });
+    count(&compiled);
+}
+
+/// A change of a source, of the compiler or of an architecture is no longer what passed.
+#[test]
+fn only_what_passed_as_it_is_now_is_in_the_record() {
+    let config = shapes::config("qwen3-0.6b").unwrap();
+    let mut all = modules(&config, &Forms::default(), chip("sm_90a"), false).unwrap();
+    let hash = match hash_of(&all, "sm_90a") {
+        Ok(hash) => hash,
+        Err(error) => return skip(Missing::Nvrtc, &error),
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("passed.txt");
+    let record = Record(&file);
+    assert!(!record.has("sm_90a a", &hash), "there is no file");
+    record.add("sm_90a b", "2");
+    record.add("sm_90a a", "1");
+    record.add("sm_90a a", &hash);
+    assert!(record.has("sm_90a a", &hash) && record.has("sm_90a b", "2"));
+    assert!(!record.has("sm_90a a", "1") && !record.has("sm_90a b", &hash));
+    assert_eq!(std::fs::read_to_string(&file).unwrap().lines().count(), 2);
+    assert_ne!(hash_of(&all, "sm_80").unwrap(), hash);
+    assert_ne!(hash_of(&all[1..], "sm_90a").unwrap(), hash);
+    all.last_mut().unwrap().program.files[0].1.push(' ');
+    assert_ne!(hash_of(&all, "sm_90a").unwrap(), hash);
 }
 
 /// Editors open one file at a time, so each includes what it uses. Kernels are read as functions
@@ -214,7 +303,7 @@ fn fields_in_another_order_do_not_compile() {
     let config = shapes::config("qwen3-0.6b").unwrap();
     let all = modules(&config, &Forms::default(), chip("sm_90a"), false).unwrap();
     // One module of every model checks the layouts.
-    let checks = |module: &&weft_cuda::ModuleSource| {
+    let checks = |module: &&ModuleSource| {
         module.program.files.iter().any(|(name, _)| name == "generated/layouts.cuh")
     };
     let [module] = all.iter().filter(checks).collect::<Vec<_>>()[..] else { panic!("one") };

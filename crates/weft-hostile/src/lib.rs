@@ -214,8 +214,7 @@ pub fn request(input: &[u8]) {
     let reader = READER.get_or_init(|| {
         let model = stub::model();
         let engine = stub::engine(&model, "a", &Arc::default());
-        let (id, identity) = ("tiny".to_owned(), serde_json::Value::Null);
-        Reader::new(&Loaded { id, model, engine, shelf: None, identity })
+        Reader::new(&Loaded::new("tiny", model, engine))
     });
     match input.strip_prefix(b"0") {
         Some(body) => reader.completion(body),

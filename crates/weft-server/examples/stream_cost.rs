@@ -1,5 +1,5 @@
 //! What streaming costs: a device that computes nothing says 2,000 tokens a second, one client reads
-//! them, and the processor time that the server's own threads took is told as a share of one core.
+//! them, and the processor time that the server's own threads took is reported as a share of one core.
 //! Also what a request's first token takes over the same request to the library. Prints JSON with all
 //! samples; the first number on the command line says how often all of it is measured.
 //!
@@ -113,13 +113,7 @@ fn serve(control: &Arc<Control>) -> SocketAddr {
         server.run(Box::new(move || {
             let model = stub::model();
             let engine = stub::engine(&model, "a", &control);
-            Ok(Loaded {
-                id: "stub".into(),
-                model,
-                engine,
-                shelf: None,
-                identity: Default::default(),
-            })
+            Ok(Loaded::new("stub", model, engine))
         }))
     });
     while !is_up(address) {

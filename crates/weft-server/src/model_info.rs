@@ -33,6 +33,14 @@ pub struct Loaded {
     pub identity: serde_json::Value,
 }
 
+impl Loaded {
+    /// A model that has no shelf, and that other programs do not look for.
+    pub fn new(id: &str, model: Model, engine: Engine) -> Self {
+        let identity = serde_json::Value::Null;
+        Self { id: id.to_owned(), model, engine, shelf: None, identity }
+    }
+}
+
 /// Facts about a loaded model, shared by all requests.
 pub(crate) struct ModelInfo {
     pub(crate) id: String,

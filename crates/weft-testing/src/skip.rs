@@ -19,6 +19,8 @@ pub enum Missing {
     Tokenizer,
     /// The right to mount a disk.
     Mount,
+    /// A reason to run again: what is tested passed before, exactly as it is now.
+    Change,
 }
 
 impl Missing {
@@ -29,6 +31,7 @@ impl Missing {
             Self::Nvrtc => ("no NVRTC", "WEFT_REQUIRE_NVRTC"),
             Self::Tokenizer => ("no Qwen3 tokenizer", "WEFT_REQUIRE_TOKENIZER"),
             Self::Mount => ("no mount", "WEFT_REQUIRE_MOUNT"),
+            Self::Change => ("kernels unchanged", "WEFT_EVERY_KERNEL"),
         }
     }
 }

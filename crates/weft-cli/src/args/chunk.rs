@@ -15,7 +15,7 @@ pub(crate) struct ChunkArgs {
     pub(crate) command: ChunkCommand,
 }
 
-/// IDs may be abbreviated to four digits or more, or be names.
+/// Chunks are named by their name, or by their id or its first four or more digits.
 #[derive(Subcommand)]
 pub(crate) enum ChunkCommand {
     /// Register a text under a name, and print its id

@@ -88,7 +88,7 @@ pub(crate) enum Command {
     /// Write a model with 8 or 4 bits per weight: compressed-tensors or GGUF
     #[command(after_help = examples::QUANTIZE)]
     Quantize(QuantizeArgs),
-    /// Show (alone) and change the settings in config.toml
+    /// Print or change the settings in config.toml
     #[command(after_help = examples::CONFIG)]
     Config(ConfigArgs),
     /// Measure the speed, and compare it with the limits of this machine
@@ -367,8 +367,8 @@ pub(crate) struct SamplingArgs {
     #[arg(short = 'n', long, value_name = "TOKENS", allow_negative_numbers = true,
           value_parser = size::parse_limit)]
     pub(crate) max_tokens: Option<usize>,
-    /// Sampling temperature; 0 always takes the most likely token (default of this and of the next
-    /// six: the model's own)
+    /// Sampling temperature; 0 always takes the most likely token (default of this and the next six
+    /// flags: the model's own)
     #[arg(long, visible_alias = "temp", value_name = "T")]
     pub(crate) temperature: Option<f32>,
     /// Sample from the K most likely tokens (0: from all)
@@ -380,13 +380,13 @@ pub(crate) struct SamplingArgs {
     /// Sample from tokens with at least this share of the largest probability
     #[arg(long, value_name = "P")]
     pub(crate) min_p: Option<f32>,
-    /// Divide the logits of tokens in the prompt or the answer
+    /// Divide the logits of tokens in the prompt or the answer by X (1: off)
     #[arg(long, visible_alias = "repeat-penalty", value_name = "X")]
     pub(crate) repetition_penalty: Option<f32>,
-    /// Lower the logits of tokens in the answer
+    /// Lower the logits of tokens in the answer by X (0: off)
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) presence_penalty: Option<f32>,
-    /// Lower the logits of tokens by their number in the answer
+    /// Lower the logits of tokens by X for each time they occur in the answer (0: off)
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) frequency_penalty: Option<f32>,
     /// Seed of the sampler: the same seed gives the same answer (default: another one each time)

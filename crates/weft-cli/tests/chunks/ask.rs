@@ -102,6 +102,12 @@ fn without_a_cache_nothing_is_read_or_written() {
     let by_variable = home.run_with(&args, ("WEFT_NO_CACHE", "1")).json();
     assert_eq!(by_variable["cached_tokens"], 0);
     assert!(home.run(&args).json()["cached_tokens"].as_u64().unwrap() > 0);
+    // Nor is it written down that a chunk was used.
+    home.chunk(&["add", DOCUMENTS[0], "--name", "n"]).ok();
+    for (more, uses) in [(&["--no-cache"][..], 0), (&[], 1)] {
+        home.ask(&["n"], more);
+        assert_eq!(home.chunk(&["show", "n", "--json"]).json()["uses"], uses, "{more:?}");
+    }
 }
 
 #[test]

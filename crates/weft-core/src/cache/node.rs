@@ -110,12 +110,12 @@ impl Node {
         DeviceRows { pages: &self.pages, first_row: self.lead, len: self.len() }
     }
 
-    /// The fastest tier that holds the rows.
     /// Whether a file has its rows.
     pub(crate) fn is_on_disk(&self) -> bool {
         self.on_disk
     }
 
+    /// The fastest tier that holds the rows.
     pub(crate) fn tier(&self) -> Option<Tier> {
         if !self.pages.is_empty() {
             Some(Tier::Device)

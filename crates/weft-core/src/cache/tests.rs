@@ -2,13 +2,13 @@
 //! use stay where they are, and rows that are loaded equal the rows that were stored.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 
 use super::*;
-use crate::chunk::Tier;
+use crate::chunk::{Kind, Tier};
 use crate::config::Config;
 use crate::device::{Inspect, Limits};
 use crate::kv::{PAGE_ROWS, Slot};
@@ -343,4 +343,108 @@ fn only_files_of_this_model_that_hold_what_they_are_named_for_are_found() {
     store.put(&KvKey::of_rows(&key, &[1]), &entry.header, &rows);
     assert_eq!(store.entries().count(), 3);
     assert_eq!(found("model"), 2);
+}
+
+#[test]
+fn a_pin_goes_with_the_rows_to_their_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = small_world(folder.path());
+    let (pinned, _) = world.nth(1).unwrap();
+    world.cache.node_mut(pinned).pinned = true;
+    assert_eq!(world.cache.save(&mut *world.device, |_| true), 2);
+    let key = Cache::key_of(world.cache.node(pinned));
+    let store = world.cache.tiers.store.as_mut().unwrap();
+    assert_eq!(store.entries().count(), 2);
+    store.set_budget(1);
+    assert_eq!(store.entries().map(|(key, _)| *key).collect::<Vec<_>>(), [key]);
+}
+
+#[test]
+fn the_disk_s_bytes_are_those_of_its_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = small_world(folder.path());
+    assert_eq!(world.cache.stats().disk.used_bytes, 0);
+    world.cache.save(&mut *world.device, |_| true);
+    let files = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap());
+    let lengths = files.filter(|file| file.file_name().to_string_lossy().ends_with(".safetensors"));
+    let bytes: u64 = lengths.map(|file| file.metadata().unwrap().len()).sum();
+    let disk = world.cache.stats().disk;
+    assert_eq!((disk.nodes, disk.tokens, disk.used_bytes), (2, 192, bytes));
+    assert!(bytes > 192 * ROW_BYTES, "a file has a header too");
+}
+
+#[test]
+fn of_equal_matches_the_nearest_is_taken() {
+    let mut world = World::new(1000, None);
+    world.add(100, 10);
+    world.let_go(0);
+    world.cache.demote(Tier::Ram, &mut *world.device);
+    let parent = world.cache.root().key();
+    let (tokens, chunk) = ([vec![1; 50], vec![7; 9]].concat(), None);
+    let new = NewNode { parent, home: 0, tokens, lead: 0, chunk, is_public: true, group: None };
+    world.cache.promise(1, &[]).unwrap();
+    let pages = world.cache.take_pages(1, &mut *world.device);
+    world.cache.adopt(new, pages, Duration::ZERO);
+    let (found, n) = world.cache.longest(&parent, &[1; 50]).unwrap();
+    assert_eq!((n, world.cache.node(found).tier()), (50, Some(Tier::Device)));
+    assert_eq!(world.cache.longest(&parent, &[1; 51]).map(|(_, n)| n), Some(51), "the longer one");
+}
+
+/// A registered document with these tokens.
+fn chunk(tokens: Vec<u32>) -> Chunk {
+    Chunk {
+        id: ChunkId::of(Kind::Context, &tokens),
+        kind: Kind::Context,
+        text: String::new(),
+        tokens,
+        metadata: BTreeMap::new(),
+        created: SystemTime::now(),
+        last_used: None,
+        uses: 0,
+        pinned: false,
+    }
+}
+
+#[test]
+fn files_of_a_chunk_are_pinned_and_unpinned() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = small_world(folder.path());
+    world.cache.save(&mut *world.device, |_| true);
+    let (first, _) = world.nth(0).unwrap();
+    let (key, chunk) =
+        (Cache::key_of(world.cache.node(first)), chunk(world.cache.node(first).tokens.clone()));
+    for pinned in [true, false] {
+        world.cache.pin_files(&chunk, pinned);
+        let store = world.cache.tiers.store.as_ref().unwrap();
+        let n_pinned = store.entries().filter(|(key, _)| store.is_pinned(key)).count();
+        assert_eq!((store.is_pinned(&key), n_pinned), (pinned, usize::from(pinned)));
+    }
+}
+
+#[test]
+fn a_chunk_lies_nowhere_until_all_its_rows_are_computed() {
+    let mut world = World::new(0, None);
+    let chunk = chunk(vec![3; 10]);
+    let (parent, tokens) = (world.cache.root().key(), chunk.tokens.clone());
+    let (lead, is_public, group) = (0, true, None);
+    let new = NewNode { parent, home: 0, tokens, lead, chunk: Some(chunk.id), is_public, group };
+    world.cache.promise(1, &[]).unwrap();
+    let id = world.cache.insert(new, None, LaneId(0), &mut *world.device);
+    world.cache.node_mut(id).filled = 9;
+    assert_eq!(world.cache.tier_of(&chunk), None);
+    world.cache.node_mut(id).filled = 10;
+    assert_eq!(world.cache.tier_of(&chunk), Some(Tier::Device));
+}
+
+#[test]
+fn the_mean_cost_is_that_of_a_computed_token() {
+    let mut world = World::new(0, None);
+    assert_eq!(world.cache.mean_cost(), Duration::ZERO);
+    world.add(96, 960);
+    world.add(32, 2240);
+    assert_eq!(world.cache.mean_cost(), Duration::from_micros(25));
+    // Rows that are not computed yet have cost nothing so far.
+    let (second, _) = world.nth(1).unwrap();
+    world.cache.node_mut(second).filled = 31;
+    assert_eq!(world.cache.mean_cost(), Duration::from_micros(10));
 }

@@ -245,6 +245,24 @@ mod tests {
     }
 
     #[test]
+    fn the_oldest_turns_of_a_long_chat_are_one_piece() {
+        let desk = Desk::new();
+        let turns = (0..Composition::MAX_PIECES).flat_map(|n| {
+            [Message::user(&format!("question {n}")), Message::assistant(&format!("answer {n}"))]
+        });
+        let messages = turns.chain([Message::user("why?")]).collect();
+        let conversation = Conversation::new(messages, None);
+        let (template, tokenizer) = (&desk.template, &desk.tokenizer);
+        let chat = compose_conversation(template, tokenizer, &conversation, []).unwrap();
+        assert_eq!(chat.pieces.len(), Composition::MAX_PIECES);
+        let encoded = template.render(&conversation).unwrap().encode(tokenizer, |_| None).unwrap();
+        assert_eq!(chat.tokens(), encoded.concat(), "nothing is lost");
+        let longest = chat.pieces.iter().map(|piece| piece.tokens.len()).max();
+        assert_eq!(longest, Some(chat.pieces[1].tokens.len()));
+        assert_eq!(chat.pieces.last().unwrap().kind, Kind::Query);
+    }
+
+    #[test]
     fn invalid_prompts_have_distinct_errors() {
         let mut desk = Desk::new();
         let system = desk.add(Kind::System, "be brief");

@@ -151,7 +151,7 @@ fn build(raw: &Raw<'_>) -> Result<Parts, TokenizerError> {
     let merges = merges(&raw.merges()?, &ids, pre.ignore_merges.then_some(&vocab))?;
     let mut splitter = Splitter::default();
     for expression in pre.expressions {
-        splitter.push(expression)?;
+        splitter.push_known(expression)?;
     }
     let forms = if pre.nfc { vec![Form::Nfc] } else { Vec::new() };
     let bos = raw.bos()?.into_iter().collect();

@@ -7,6 +7,9 @@
 //! run of white space becomes one word. Here, the look-ahead is removed from the expression and
 //! done by hand, which is exact for any text and faster.
 
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
 use tokenizers::utils::SysRegex;
 
 use super::TokenizerError;
@@ -21,7 +24,7 @@ const GIVE_BACK: &str = r"|\s+(?!\S)|\s+";
 /// The splitting steps of a tokenizer, in order; each cuts the pieces of the one before it.
 #[derive(Debug, Default)]
 pub(super) struct Splitter {
-    steps: Vec<Step>,
+    steps: Vec<Arc<Step>>,
 }
 
 /// One expression: its matches and the text between them are the pieces.
@@ -38,18 +41,20 @@ enum Step {
 impl Splitter {
     /// Adds a step that cuts at the matches of `pattern`.
     pub(super) fn push(&mut self, pattern: &str) -> Result<(), TokenizerError> {
-        let compile = |pattern: &str| {
-            SysRegex::new(pattern).map_err(|error| {
-                TokenizerError::Inconsistent(format!("pre-tokenizer expression: {error}"))
-            })
+        self.steps.push(Arc::new(Step::new(pattern)?));
+        Ok(())
+    }
+
+    /// The same for an expression of this program. It is compiled once for all tokenizers, because
+    /// that takes longer than all else that makes a small one.
+    pub(super) fn push_known(&mut self, pattern: &'static str) -> Result<(), TokenizerError> {
+        static COMPILED: Mutex<BTreeMap<&str, Arc<Step>>> = Mutex::new(BTreeMap::new());
+        let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+        let step = match compiled.get(pattern) {
+            Some(step) => Arc::clone(step),
+            None => Arc::new(Step::new(pattern)?),
         };
-        let step = match pattern.strip_suffix(GIVE_BACK) {
-            Some(head) if is_blind(head) => Step::GiveBack {
-                all: compile(&format!(r"{head}|\s+"))?,
-                head: compile(&format!(r"\A(?:{head})"))?,
-            },
-            _ => Step::AsWritten(compile(pattern)?),
-        };
+        compiled.insert(pattern, Arc::clone(&step));
         self.steps.push(step);
         Ok(())
     }
@@ -59,7 +64,7 @@ impl Splitter {
         Self::cut(&self.steps, text, each);
     }
 
-    fn cut<'t>(steps: &[Step], text: &'t str, each: &mut dyn FnMut(&'t str)) {
+    fn cut<'t>(steps: &[Arc<Step>], text: &'t str, each: &mut dyn FnMut(&'t str)) {
         if text.is_empty() {
             return;
         }
@@ -69,6 +74,21 @@ impl Splitter {
 }
 
 impl Step {
+    fn new(pattern: &str) -> Result<Self, TokenizerError> {
+        let compile = |pattern: &str| {
+            SysRegex::new(pattern).map_err(|error| {
+                TokenizerError::Inconsistent(format!("pre-tokenizer expression: {error}"))
+            })
+        };
+        Ok(match pattern.strip_suffix(GIVE_BACK) {
+            Some(head) if is_blind(head) => Self::GiveBack {
+                all: compile(&format!(r"{head}|\s+"))?,
+                head: compile(&format!(r"\A(?:{head})"))?,
+            },
+            _ => Self::AsWritten(compile(pattern)?),
+        })
+    }
+
     fn cut<'t>(&self, text: &'t str, each: &mut dyn FnMut(&'t str)) {
         // The search starts at `from`; the text up to `done` has been returned.
         let (mut from, mut done) = (0, 0);
@@ -150,7 +170,7 @@ mod tests {
         ) {
             for pattern in [QWEN, LLAMA, GPT2] {
                 let ours = splitter(pattern);
-                let by_hand = matches!(ours.steps[0], Step::GiveBack { .. });
+                let by_hand = matches!(*ours.steps[0], Step::GiveBack { .. });
                 prop_assert!(by_hand);
                 let plain = Step::AsWritten(SysRegex::new(pattern).unwrap());
                 prop_assert_eq!(words(&ours.steps[0], &text), words(&plain, &text));
@@ -172,8 +192,21 @@ mod tests {
         for pattern in
             [r"^a|\s+(?!\S)|\s+", r"a(?=b)|\s+(?!\S)|\s+", r"\s+", r"[^a]$|\s+(?!\S)|\s+"]
         {
-            assert!(matches!(splitter(pattern).steps[0], Step::AsWritten(_)), "{pattern}");
+            assert!(matches!(*splitter(pattern).steps[0], Step::AsWritten(_)), "{pattern}");
         }
+    }
+
+    #[test]
+    fn a_known_expression_is_compiled_once() {
+        let known = |pattern| {
+            let mut splitter = Splitter::default();
+            splitter.push_known(pattern).unwrap();
+            splitter.steps.remove(0)
+        };
+        let (first, again, other) = (known(QWEN), known(QWEN), known(LLAMA));
+        assert!(Arc::ptr_eq(&first, &again) && !Arc::ptr_eq(&first, &other));
+        assert_eq!(words(&again, "a 123"), ["a", " ", "1", "2", "3"]);
+        assert_eq!(words(&other, "a 123"), ["a", " ", "123"]);
     }
 
     #[test]

@@ -154,13 +154,13 @@ fn files_that_are_not_entries_are_left_alone() {
     let entry = sample(1, 5);
     let (_outer, folder, _) = folder_with(&entry);
     let upper_case = format!("{}.safetensors", entry.key.to_string().to_uppercase());
-    for name in ["README", "model.safetensors", &upper_case] {
+    for name in ["README", "model.safetensors", "notes.tmp", "7-notes.tmp", &upper_case] {
         fs::write(folder.join(name), "mine").unwrap();
     }
     let mut store = Store::open(&folder, AMPLE).unwrap();
     assert_eq!(store.entries().count(), 1);
     assert!(store.take_warnings().is_empty());
-    for name in ["README", "model.safetensors", &upper_case] {
+    for name in ["README", "model.safetensors", "notes.tmp", "7-notes.tmp", &upper_case] {
         assert_eq!(fs::read(folder.join(name)).unwrap(), b"mine");
     }
 }

@@ -11,7 +11,8 @@ use std::time::Duration;
 use weft_core::store::{Put, Store};
 
 use crate::samples::{
-    Random, child, folder_of_child, names, new_folder, open, quarantined, sample,
+    Random, Sample, child, folder_of_child, folder_with, names, new_folder, open, quarantined,
+    sample,
 };
 
 const N_KILLS: u64 = 200;
@@ -190,4 +191,21 @@ fn one_process_sees_what_another_does() {
     assert_eq!((mine.entries().count(), mine.used_bytes()), (0, 0));
     assert!(mine.take_warnings().is_empty());
     assert!(!fs::exists(folder.join("quarantine")).unwrap());
+}
+
+#[test]
+fn a_file_that_another_process_replaced_is_read_again() {
+    let (_outer, folder) = new_folder();
+    let before = sample(1, 5);
+    let mut mine = open(&folder);
+    before.put(&mut mine);
+    // Other rows of another length under the same key.
+    let after = Sample { key: before.key, ..sample(2, 9) };
+    let (_elsewhere, _folder, bytes) = folder_with(&after);
+    fs::write(before.file(&folder), &bytes).unwrap();
+    mine.refresh();
+    let found = mine.find(&before.key).unwrap();
+    assert_eq!((&found.header, found.bytes), (&after.header, bytes.len() as u64));
+    assert_eq!(mine.used_bytes(), bytes.len() as u64);
+    assert!(after.is_served(&mut mine));
 }

@@ -279,6 +279,40 @@ mod tests {
     }
 
     #[test]
+    fn chunks_stand_only_in_messages_of_their_kind() {
+        let chunk = |kind: Kind| Chunk {
+            id: ChunkId::of(kind, &[1]),
+            kind,
+            text: "a text".to_owned(),
+            tokens: vec![1],
+            metadata: BTreeMap::new(),
+            created: std::time::SystemTime::now(),
+            last_used: None,
+            uses: 0,
+            pinned: false,
+        };
+        let kinds = [Kind::System, Kind::Context, Kind::Output];
+        let chunks: BTreeMap<_, _> =
+            kinds.map(chunk).into_iter().map(|chunk| (chunk.id, chunk)).collect();
+        let read = |role: &str, kind: Kind, beside: &str| {
+            let id = ChunkId::of(kind, &[1]).to_string();
+            let mut parts = vec![json!({"type": "chunk", "id": id})];
+            parts.extend((!beside.is_empty()).then(|| json!({"type": "text", "text": beside})));
+            let message = json!({"role": role, "content": parts});
+            serde_json::from_value::<ApiMessage>(message).unwrap().to_message(&chunks)
+        };
+        for kind in [Kind::Context, Kind::Output] {
+            assert!(read("user", kind, "why?").is_ok());
+            assert!(read("system", kind, "").unwrap_err().contains("belong to the user's"));
+            assert!(read("assistant", kind, "").is_err());
+        }
+        assert_eq!(read("system", Kind::System, "").unwrap().content.unwrap().text(), "a text");
+        let beside = read("system", Kind::System, "and more").unwrap_err();
+        assert!(beside.contains("must be the only content"), "{beside}");
+        assert!(read("user", Kind::System, "why?").unwrap_err().contains("system chunks to"));
+    }
+
+    #[test]
     fn what_is_no_message_is_refused_with_what_would_do() {
         for (message, reason) in [
             (json!({}), "role"),

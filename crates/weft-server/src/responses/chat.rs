@@ -233,8 +233,7 @@ mod tests {
     fn answered(texts: &[&str], tools: &ToolMode, streams: bool) -> (Vec<Value>, Value) {
         let model = stub::model();
         let engine = stub::engine(&model, "a", &Arc::default());
-        let (id, identity) = ("stub".to_owned(), Value::Null);
-        let info = ModelInfo::new(&Loaded { id, model, engine, shelf: None, identity });
+        let info = ModelInfo::new(&Loaded::new("stub", model, engine));
         let options = ChatOptions {
             choices: 1,
             prompt_end: "",

@@ -60,3 +60,21 @@ impl Recorder {
         self.app.recent.keep(self.answered);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_latest_answers_are_held() {
+        let recent = Recent::default();
+        for n in 0..=MAX {
+            let prompt = Composition::from(vec![n as u32]);
+            recent.keep(Answered { id: n.to_string(), prompt, tokens: vec![7] });
+        }
+        assert!(recent.find("0").is_none());
+        for n in 1..=MAX {
+            assert_eq!(recent.find(&n.to_string()).unwrap().prompt.tokens(), [n as u32]);
+        }
+    }
+}

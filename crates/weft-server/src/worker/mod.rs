@@ -177,7 +177,7 @@ impl Worker {
     pub(crate) async fn submit(&self, jobs: Vec<Job>) -> Result<JobHandle, ApiError> {
         let n = jobs.len();
         self.take_places(n).await?;
-        // The last event of each job has a place of its own.
+        // The last event of each job has its own place.
         let (channel, events) = mpsc::channel((EVENTS + 1) * n.max(1));
         let jobs: Vec<_> = (0..)
             .zip(jobs)

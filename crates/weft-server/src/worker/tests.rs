@@ -42,13 +42,7 @@ fn bench_with(limits: Limits) -> Bench {
             loads.fetch_add(1, Ordering::Relaxed);
             let model = stub::model();
             let engine = stub::engine(&model, "a", &control);
-            Ok(Loaded {
-                id: "stub".into(),
-                model,
-                engine,
-                shelf: None,
-                identity: Default::default(),
-            })
+            Ok(Loaded::new("stub", model, engine))
         })
     };
     let metrics = Arc::new(Metrics::default());
@@ -256,6 +250,7 @@ fn an_output_that_is_no_number_ends_its_request_alone() {
     bench.control.says_nan.store(true, Ordering::Relaxed);
     let (_, ending) = end(&mut bench.submit(5).unwrap());
     assert!(ending.unwrap_err().contains("NaN"));
+    assert_eq!(bench.metric("weft_answers_total{reason=\"error\"}"), 1);
     bench.control.says_nan.store(false, Ordering::Relaxed);
     assert_eq!(end(&mut bench.submit(5).unwrap()), (5, Ok(())));
 }
@@ -270,6 +265,47 @@ fn the_end_lets_running_answers_finish_and_refuses_new_ones() {
     assert_eq!(end(&mut running), (500, Ok(())));
     bench.thread.join().unwrap();
     assert!(matches!(*bench.worker.phase.borrow(), Phase::Ended));
+}
+
+#[test]
+fn readers_that_are_late_do_not_hold_up_the_end() {
+    let (slow_reader, drain) = (Duration::from_secs(60), Duration::from_millis(200));
+    let bench = bench_with(Limits { slow_reader, drain, ..LIMITS });
+    bench.control.step_us.store(0, Ordering::Relaxed);
+    // Nobody reads. The first is finished: only its last events did not fit. The second is paused.
+    let mut finished = bench.submit(EVENTS).unwrap();
+    bench.until("it is behind", || finished.events.len() == EVENTS);
+    bench.until("it is finished", || bench.metric("weft_lanes_running") == 0);
+    let mut paused = bench.submit(4000).unwrap();
+    bench.until("it is behind too", || paused.events.len() == EVENTS);
+    bench.worker.drain();
+    bench.until("the thread ends", || bench.thread.is_finished());
+    for handle in [&mut finished, &mut paused] {
+        let (n_tokens, ending) = end(handle);
+        assert!(n_tokens < EVENTS && ending.unwrap_err().contains("shutting down"), "{n_tokens}");
+    }
+}
+
+#[test]
+fn a_fault_frees_the_places_of_those_who_wait() {
+    let bench = bench();
+    bench.control.step_us.store(20_000, Ordering::Relaxed);
+    let waiting = || bench.worker.shared.waiting.load(Ordering::Relaxed);
+    let mut handles = Vec::new();
+    for _ in 0..8 {
+        handles.push(bench.submit(4000).unwrap());
+        bench.until("it has a lane", || waiting() == 0);
+    }
+    handles.extend((0..4).map(|_| bench.submit(5).unwrap()));
+    assert_eq!(waiting(), 4);
+    bench.control.fails.store(true, Ordering::Relaxed);
+    for handle in &mut handles {
+        assert!(end(handle).1.unwrap_err().contains("the engine failed"));
+    }
+    bench.until("it is back", || bench.worker.model().is_ok());
+    assert_eq!(waiting(), 0);
+    bench.control.step_us.store(0, Ordering::Relaxed);
+    assert_eq!(end(&mut bench.submit(5).unwrap()), (5, Ok(())));
 }
 
 #[tokio::test]

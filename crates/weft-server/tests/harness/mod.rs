@@ -20,13 +20,7 @@ pub fn serve() -> (SocketAddr, Arc<Control>) {
         server.run(Box::new(move || {
             let model = stub::model();
             let engine = stub::engine(&model, "a", &in_server);
-            Ok(Loaded {
-                id: "stub".into(),
-                model,
-                engine,
-                shelf: None,
-                identity: Default::default(),
-            })
+            Ok(Loaded::new("stub", model, engine))
         }))
     });
     while !get(address, "/health").starts_with("HTTP/1.1 200") {
