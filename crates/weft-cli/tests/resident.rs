@@ -116,7 +116,11 @@ fn is_resident(ran: &Ran) -> bool {
 fn timeless(json: &str) -> Value {
     let mut json: Value = serde_json::from_str(json).unwrap();
     let object = json.as_object_mut().unwrap();
-    object.retain(|key, _| !key.ends_with("_ms") && !key.contains("per_second"));
+    // How much is drafted follows measured times.
+    const DRAFTS: [&str; 3] = ["speculation", "drafted_tokens", "accepted_tokens"];
+    object.retain(|key, _| {
+        !key.ends_with("_ms") && !key.contains("per_second") && !DRAFTS.contains(&key.as_str())
+    });
     let report = object["chunk_report"].as_object_mut().unwrap();
     report.retain(|key, _| key == "chunks" || key == "answer_attention");
     for chunk in report["chunks"].as_array_mut().unwrap() {

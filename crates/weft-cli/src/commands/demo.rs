@@ -54,6 +54,7 @@ pub(crate) fn run() -> Result<ExitCode, CliError> {
             thinking: None,
             sampling: Default::default(),
             use_cache: true,
+            speculate: None,
         };
         let answer = session.answer(&question, Style { stream: true, quiet: false })?;
         if answer.was_interrupted() {
