@@ -85,3 +85,27 @@ pub(crate) fn response_id(prefix: &str) -> String {
 pub(crate) fn seconds_now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn drafted_tokens_are_counted_with_the_next_event_of_their_choice() {
+        let mut accepted = Accepted::new(2, true);
+        for is_drafted in [true, false, true] {
+            accepted.count(1, is_drafted);
+        }
+        let mut events = [json!({}), json!({}), json!({})];
+        accepted.add_to(0, &mut events[0]);
+        accepted.add_to(1, &mut events[1]);
+        accepted.add_to(1, &mut events[2]);
+        assert_eq!(events, [json!({}), json!({"weft": {"accepted": 2}}), json!({})]);
+        let (mut unasked, mut event) = (Accepted::new(1, false), json!({}));
+        unasked.count(0, true);
+        unasked.add_to(0, &mut event);
+        assert_eq!(event, json!({}), "nobody asked");
+    }
+}
