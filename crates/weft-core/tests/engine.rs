@@ -11,6 +11,7 @@ use weft_core::model::Model;
 use weft_core::reference;
 use weft_core::sampling::Sampling;
 use weft_core::tokenizer::Tokenizer;
+use weft_testing::drafts::drafts_change_nothing;
 use weft_testing::exact::{Size, answers_are_the_cold_ones};
 
 const CONTEXT: usize = 200;
@@ -298,6 +299,19 @@ fn an_exact_answer_is_the_cold_one_whatever_is_kept() {
     };
     for seed in 0..4 {
         answers_are_the_cold_ones(&model, &make, &make, size, seed);
+    }
+}
+
+#[test]
+fn drafts_change_nothing_on_the_reference() {
+    let model = model();
+    let limits = Limits { step_tokens: 96, step_outputs: MAX_LANES, positions: 512, pages: 120 };
+    let size = Size { limits, rounds: 8, longest_prompt: 300, longest_answer: 60 };
+    let make = |limits| -> Box<dyn Device> {
+        reference::open(&model.config, &*model.weights, limits).unwrap()
+    };
+    for seed in 0..6 {
+        drafts_change_nothing(&model, &make, size, seed);
     }
 }
 

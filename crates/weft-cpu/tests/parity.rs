@@ -16,6 +16,7 @@ use weft_core::tokenizer::Tokenizer;
 use weft_core::weights::RandomWeights;
 use weft_cpu::{CpuDevice, ISA_VARIABLE, Isa, Options};
 use weft_testing::conformance;
+use weft_testing::drafts;
 use weft_testing::exact::{Size, answers_are_the_cold_ones};
 use weft_testing::golden::{self, Golden};
 use weft_testing::parity::{Layout, Noise, Sizes, compare, shapes, works};
@@ -155,9 +156,8 @@ fn rope_scalings_are_the_reference_s() {
     }
 }
 
-/// Through the whole engine.
-#[test]
-fn an_exact_answer_is_the_cold_one_whatever_is_kept() {
+/// Calls a test with a model and each instruction set's device, through the whole engine.
+fn for_each_engine(test: impl Fn(&Model, Isa, weft_testing::exact::Make<'_>)) {
     let file =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../weft-core/tests/prompts/tokenizer.json");
     let tokenizer = Tokenizer::from_file(file).unwrap();
@@ -170,16 +170,34 @@ fn an_exact_answer_is_the_cold_one_whatever_is_kept() {
     );
     let config = Config::from_json(json.as_bytes()).unwrap();
     let model = Model::random(config, 3, Arc::new(tokenizer));
-    let limits = Limits { step_tokens: 256, step_outputs: MAX_LANES, positions: 1024, pages: 70 };
-    let size = Size { limits, rounds: 8, longest_prompt: 800, longest_answer: 70 };
     for isa in available() {
         let make = |limits| -> Box<dyn Device> {
             let options = Options { limits, threads: 2, isa };
             Box::new(CpuDevice::new(&model.config, &*model.weights, options).unwrap())
         };
-        // More on the path that users have: it takes seconds.
-        for seed in 0..if isa == Isa::detect() { 3 } else { 1 } {
-            answers_are_the_cold_ones(&model, &make, &make, size, seed);
-        }
+        test(&model, isa, &make);
     }
+}
+
+/// More on the path that users have: it takes seconds.
+fn seeds(isa: Isa) -> std::ops::Range<u64> {
+    0..if isa == Isa::detect() { 3 } else { 1 }
+}
+
+#[test]
+fn an_exact_answer_is_the_cold_one_whatever_is_kept() {
+    let limits = Limits { step_tokens: 256, step_outputs: MAX_LANES, positions: 1024, pages: 70 };
+    let size = Size { limits, rounds: 8, longest_prompt: 800, longest_answer: 70 };
+    for_each_engine(|model, isa, make| {
+        seeds(isa).for_each(|seed| answers_are_the_cold_ones(model, make, make, size, seed));
+    });
+}
+
+#[test]
+fn drafts_change_nothing() {
+    let limits = Limits { step_tokens: 256, step_outputs: MAX_LANES, positions: 1024, pages: 160 };
+    let size = Size { limits, rounds: 8, longest_prompt: 600, longest_answer: 90 };
+    for_each_engine(|model, isa, make| {
+        seeds(isa).for_each(|seed| drafts::drafts_change_nothing(model, make, size, seed));
+    });
 }

@@ -18,6 +18,7 @@ use weft_core::sampling::Sampling;
 use weft_core::shapes;
 use weft_core::tokenizer::Tokenizer;
 use weft_cuda::{CudaDevice, Launches, Options};
+use weft_testing::drafts;
 use weft_testing::exact::{Size, answers_are_the_cold_ones};
 use weft_testing::tokens;
 
@@ -143,5 +144,21 @@ fn an_exact_answer_is_the_cold_one_whatever_is_kept() {
     for (seed, launches) in (0..).zip([Launches::Graph, Launches::Persistent, Launches::Auto]) {
         let make = |limits| device(&model, launches, limits);
         answers_are_the_cold_ones(&model, &make, &truth, size, seed);
+    }
+}
+
+/// Answers with drafts, right and wrong, by every kind of launch.
+#[test]
+fn drafts_change_nothing() {
+    if !gpu_is_there() {
+        return;
+    }
+    let _alone = ONE_AT_A_TIME.lock();
+    let model = model();
+    let limits = Limits { step_tokens: 512, step_outputs: MAX_LANES, positions: 1600, pages: 200 };
+    let size = Size { limits, rounds: 8, longest_prompt: 1200, longest_answer: 150 };
+    for (seed, launches) in (0..).zip([Launches::Graph, Launches::Persistent, Launches::Auto]) {
+        let make = |limits| device(&model, launches, limits);
+        drafts::drafts_change_nothing(&model, &make, size, seed);
     }
 }

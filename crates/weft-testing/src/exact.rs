@@ -57,7 +57,7 @@ pub fn answers_are_the_cold_ones(
 }
 
 /// The attention of an answer.
-fn attention(finished: &Finished) -> Vec<f64> {
+pub(crate) fn attention(finished: &Finished) -> Vec<f64> {
     let pieces = finished.report.pieces.iter().map(|piece| piece.attention);
     pieces.chain([finished.report.answer_attention]).collect()
 }
@@ -266,16 +266,16 @@ fn open(model: &Model, make: Make<'_>, size: Size, folder: &tempfile::TempDir) -
 }
 
 /// Random numbers from a seed.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn below(&mut self, n: usize) -> usize {
+    pub(crate) fn below(&mut self, n: usize) -> usize {
         self.0 =
             self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         ((u128::from(self.0) * n as u128) >> 64) as usize
     }
 
-    fn pick<'t, T>(&mut self, from: &'t [T]) -> &'t T {
+    pub(crate) fn pick<'t, T>(&mut self, from: &'t [T]) -> &'t T {
         &from[self.below(from.len())]
     }
 }

@@ -5,6 +5,7 @@
 
 pub mod conformance;
 mod die_with_us;
+pub mod drafts;
 pub mod exact;
 pub mod fake_hub;
 pub mod forms;

@@ -85,6 +85,14 @@ struct Draft {
     n_accepted: usize,
 }
 
+impl Speculating {
+    /// Pages of the draft model that no lane has.
+    #[cfg(test)]
+    pub(super) fn free_draft_pages(&self) -> Option<usize> {
+        self.model.as_ref().map(DraftModel::free_pages)
+    }
+}
+
 impl Drafting {
     /// The drafters for a request, the ones that know most first.
     pub(super) fn new(

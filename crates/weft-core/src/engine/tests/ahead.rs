@@ -203,7 +203,7 @@ impl Device for Ahead {
     wrapped!();
 }
 
-fn ahead_engine(leaves: usize) -> (Engine, Arc<AtomicUsize>) {
+pub(super) fn ahead_engine(leaves: usize) -> (Engine, Arc<AtomicUsize>) {
     let model = model();
     let limits = Limits { step_tokens: 64, step_outputs: 16, positions: CONTEXT, pages: 80 };
     let device = reference::open(&model.config, &*model.weights, limits).unwrap();
@@ -267,7 +267,7 @@ impl Constraint for Rule {
 }
 
 /// A request of some kind.
-fn request(kind: u32) -> Request {
+pub(super) fn request(kind: u32) -> Request {
     let mut request = Request::new(exact(&[kind], kind), settings(kind));
     if kind >= 5 {
         request.constraint = Some(Box::new(Rule::default()));
@@ -276,7 +276,7 @@ fn request(kind: u32) -> Request {
 }
 
 /// The reported parts of an answer: its tokens, how it ended, and its attention.
-fn outcomes(
+pub(super) fn outcomes(
     engine: &mut Engine,
     requests: Vec<Request>,
 ) -> Vec<(Vec<Token>, FinishReason, Vec<f64>)> {
@@ -300,6 +300,7 @@ fn answers_are_those_of_a_device_that_waits_to_be_asked() {
     {
         let requests = || kinds.iter().copied().map(request).collect();
         let (mut ours, served) = ahead_engine(leaves);
+        ours.set_speculation(Speculate::Off);
         let mut theirs = engine();
         assert_eq!(outcomes(&mut ours, requests()), outcomes(&mut theirs, requests()), "{kinds:?}");
         assert!(served.load(Ordering::Relaxed) > 10, "{kinds:?}: steps were begun and used");
@@ -317,6 +318,7 @@ fn answers_are_those_of_a_device_that_waits_to_be_asked() {
 #[test]
 fn tokens_are_reported_one_by_one_and_a_cancel_ends_an_answer_at_once() {
     let (mut engine, served) = ahead_engine(1000);
+    engine.set_speculation(Speculate::Off);
     let prompt = exact(&[1], 0);
     let truth = outcomes(&mut self::engine(), vec![Request::new(prompt.clone(), settings(0))]);
     let request = Request::new(prompt.clone(), settings(0));

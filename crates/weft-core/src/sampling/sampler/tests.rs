@@ -189,3 +189,51 @@ fn sums_over_ranges_choose_what_sums_over_ranks_choose() {
         }
     }
 }
+
+/// What a device is told about a choice after a draft is what the sampler says when it gets there.
+#[test]
+fn a_choice_after_a_draft_is_the_one_that_comes() {
+    let settings = [
+        Sampling {
+            temperature: 0.7,
+            seed: 3,
+            min_tokens: 2,
+            stop_ids: vec![4],
+            ..Sampling::default()
+        },
+        Sampling { repetition_penalty: 1.3, logit_bias: vec![(3, 1.0)], ..Sampling::default() },
+        Sampling {
+            frequency_penalty: 0.5,
+            presence_penalty: 0.1,
+            min_tokens: 3,
+            ..Sampling::default()
+        },
+        Sampling { ignore_eos: true, top_k: 3, ..Sampling::default() },
+    ];
+    let sorted = |mut adjustments: Vec<Adjustment>| {
+        adjustments.sort_unstable_by_key(|adjustment| adjustment.token);
+        adjustments
+    };
+    for settings in settings {
+        let mut sampler = Sampler::new(&settings, &[1, 1, 5], &[0, 6], 8).unwrap();
+        sampler.accept(2).unwrap();
+        let before = (sampler.next_draw(), sorted(sampler.adjustments()));
+        let draft = [3, 3, 1, 7, 3];
+        let ahead: Vec<_> = (0..=draft.len())
+            .map(|n| {
+                (sampler.draw_after(&draft[..n]), sorted(sampler.adjustments_after(&draft[..n])))
+            })
+            .collect();
+        assert_eq!((sampler.next_draw(), sorted(sampler.adjustments())), before, "no trace");
+        for (n, ahead) in ahead.into_iter().enumerate() {
+            assert_eq!(
+                ahead,
+                (sampler.next_draw(), sorted(sampler.adjustments())),
+                "{settings:?} {n}"
+            );
+            draft.get(n).into_iter().for_each(|token| sampler.accept(*token).unwrap());
+        }
+        assert_eq!(sampler.possible(&[3, 1, 6, 2]), 2, "no end token is drafted");
+        assert_eq!(sampler.possible(&[3, 8]), 1, "nor one that does not exist");
+    }
+}
