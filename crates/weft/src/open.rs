@@ -256,37 +256,56 @@ impl Options {
         model: &Model,
         draft: Option<&Model>,
     ) -> Result<OnDevice, Error> {
-        let forms = |model: &Model| Forms::of(&*model.weights, &model.config);
         let room = self.room(&model.config)?;
-        let memory = MemoryPlan::new(&model.config, &forms(model), &room, chosen)?;
+        let forms = Forms::of(&*model.weights, &model.config);
+        let memory = MemoryPlan::new(&model.config, &forms, &room, chosen)?;
         memory.check_fits()?;
+        let beside = |draft: &Model| self.plan_draft(draft, chosen, &room, &memory);
+        let plan = draft.map(beside).transpose()?;
+        let draft_weights = plan.as_ref().map_or(0, |(_, plan)| plan.need.weights);
+        let (size_bytes, have_bytes) = (memory.need.weights + draft_weights, AtomicU64::new(0));
         let make = |model: &Model, chosen: Chosen, memory: &MemoryPlan| {
             let counted = Counted {
                 weights: &*model.weights,
                 config: &model.config,
-                size_bytes: memory.need.weights,
-                have_bytes: AtomicU64::new(0),
+                size_bytes,
+                have_bytes: &have_bytes,
                 progress: &*self.progress,
             };
             chosen.make(&model.config, &counted, memory.limits, self.threads)
         };
-        let Some(draft) = draft else {
-            let device = make(model, chosen, &memory)?;
-            return Ok(OnDevice { memory, device, draft: None });
+        let device = make(model, chosen, &memory)?;
+        let draft = match (draft, plan) {
+            (Some(draft), Some((chosen, plan))) => {
+                let device = make(draft, chosen, &plan)?;
+                Some((plan, device))
+            }
+            _ => None,
         };
-        let draft_chosen = match chosen {
+        Ok(OnDevice { memory, device, draft })
+    }
+
+    /// The device and the memory of a draft model beside a model.
+    fn plan_draft(
+        &self,
+        draft: &Model,
+        chosen: Chosen,
+        room: &Room,
+        memory: &MemoryPlan,
+    ) -> Result<(Chosen, MemoryPlan), Error> {
+        let config = &draft.config;
+        let chosen = match chosen {
             Chosen::Reference => chosen,
-            _ => self.device_options.choose(&draft.config)?,
+            _ => self.device_options.choose(config)?,
         };
         // A draft model with fewer positions drafts the beginning of long contexts alone.
-        let context = room.context.min(draft.config.max_positions);
-        let room = Room { context, kv_memory: None, ..room };
-        let left = memory.free.map(|free| free - memory.need.total());
-        let plan = MemoryPlan::with_free(&draft.config, &forms(draft), &room, draft_chosen, left)?;
-        check_fit_together(&memory, &plan)?;
-        let device = make(model, chosen, &memory)?;
-        let draft_device = make(draft, draft_chosen, &plan)?;
-        Ok(OnDevice { memory, device, draft: Some((plan, draft_device)) })
+        let context = room.context.min(config.max_positions);
+        let room = Room { context, kv_memory: None, ..*room };
+        let left = memory.free.map(|free| free.saturating_sub(memory.need.total()));
+        let forms = Forms::of(&*draft.weights, config);
+        let plan = MemoryPlan::with_free(config, &forms, &room, chosen, left)?;
+        check_fit_together(memory, &plan)?;
+        Ok((chosen, plan))
     }
 
     /// The space for KV rows that these options give a model.
@@ -323,7 +342,7 @@ struct Counted<'a> {
     weights: &'a dyn Weights,
     config: &'a Config,
     size_bytes: u64,
-    have_bytes: AtomicU64,
+    have_bytes: &'a AtomicU64,
     progress: &'a dyn Progress,
 }
 

@@ -42,7 +42,8 @@ pub(crate) fn run(args: ServeArgs) -> Result<ExitCode, CliError> {
     let quiet = model.quiet;
     let server = Server::bind(options, move |text| terminal::note(quiet, text));
     let server = server.map_err(CliError::serve)?;
-    if let Some(name) = model.model.as_deref().filter(|name| !models::is_bundled(Some(name))) {
+    let names = [&model.model, &model.draft].into_iter().flatten();
+    for name in names.filter(|name| !models::is_bundled(Some(name.as_str()))) {
         models::check_name(name, model.offline)?;
     }
     let address = server.address().map_err(CliError::io("the server's address"))?;
