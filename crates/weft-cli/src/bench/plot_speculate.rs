@@ -1,6 +1,6 @@
-//! `weft bench plot` of runs of `weft bench speculate`: tokens per second, in those of plain
-//! decoding, against the share of the drafts that was right, and against the share that was
-//! accepted. A line for each length of drafts; a block for each run and depth.
+//! `weft bench plot` of runs of `weft bench speculate`: tokens per second against the share of the
+//! drafts that was right, and against the share that was accepted, with plain decoding beside. A
+//! line for each length of drafts; a block for each run and depth.
 
 use std::path::Path;
 
@@ -36,7 +36,6 @@ struct Row {
     right_percent: Option<f64>,
     accepted_share: Option<f64>,
     tokens_per_s: Spread,
-    times_plain: Spread,
 }
 
 impl Speculated {
@@ -64,7 +63,12 @@ pub(super) fn drawn(runs: &[Speculated]) -> String {
         runs.iter().flat_map(|run| run.blocks().into_iter().map(move |rows| (run, rows))).collect();
     let block_height = ABOVE + HEIGHT + BELOW;
     let mut svg = Svg::new(WIDTH, TITLE + blocks.len() as f64 * block_height);
-    svg.text((16.0, 28.0), Anchor::Start, "title", "Drafted answers, in speeds of plain ones");
+    svg.text(
+        (16.0, 28.0),
+        Anchor::Start,
+        "title",
+        "Speed of drafted answers; the drafts are oracles",
+    );
     for (i, (run, rows)) in blocks.iter().enumerate() {
         block(&mut svg, run, rows, TITLE + i as f64 * block_height);
     }
@@ -82,46 +86,80 @@ fn block(svg: &mut Svg, run: &Speculated, rows: &[&Row], top: f64) {
     let mut lengths: Vec<&str> = rows.iter().map(|row| row.draft.as_str()).collect();
     lengths.retain(|length| *length != "off");
     lengths.dedup();
-    let fastest = rows.iter().map(|row| row.times_plain.p90).fold(1.0, f64::max);
-    let y_ticks = ticks(fastest);
-    type Share = fn(&Row) -> Option<f64>;
+    let fastest = rows.iter().map(|row| row.tokens_per_s.p90).fold(plain, f64::max);
     let panels: [(&str, Share); 2] = [
         ("% of the draft's tokens right", |row| row.right_percent),
         ("% of the drafted tokens accepted", |row| row.accepted_share.map(|share| 100.0 * share)),
     ];
-    for ((from, to), (label, share)) in PANELS.into_iter().zip(panels) {
-        let bottom = top + ABOVE + HEIGHT;
-        let x = |percent: f64| from + percent / 100.0 * (to - from);
-        let y = |times: f64| bottom - times / y_ticks[y_ticks.len() - 1] * HEIGHT;
-        svg.text((from - 42.0, top + ABOVE - 18.0), Anchor::Start, "small", "× plain decoding");
-        for tick in &y_ticks {
-            let class = if *tick == 0.0 { "axis" } else { "grid" };
-            svg.line((from, y(*tick)), (to, y(*tick)), class);
-            svg.text((from - 7.0, y(*tick) + 4.0), Anchor::End, "small", &tick.to_string());
-        }
-        svg.line((from, y(1.0)), (to, y(1.0)), "floor axis");
-        for tick in ticks(100.0) {
-            svg.line((x(tick), bottom), (x(tick), bottom + 4.0), "axis");
-            svg.text((x(tick), bottom + 18.0), Anchor::Middle, "small", &tick.to_string());
-        }
-        svg.text((f64::midpoint(from, to), bottom + 37.0), Anchor::Middle, "small", label);
+    let bottom = top + ABOVE + HEIGHT;
+    for (x, (label, share)) in PANELS.into_iter().zip(panels) {
+        let panel = Panel { x, bottom, ticks: ticks(fastest) };
+        panel.axes(svg, label, plain);
         for (i, length) in lengths.iter().enumerate() {
-            let class = format!("c{}", i % COLOURS);
-            let mut points: Vec<(f64, &Spread)> = rows
-                .iter()
-                .filter(|row| row.draft == *length)
-                .filter_map(|row| Some((x(share(row)?), &row.times_plain)))
-                .collect();
-            points.sort_by(|a, b| a.0.total_cmp(&b.0));
-            let line: Vec<_> = points.iter().map(|(x, speed)| (*x, y(speed.median))).collect();
-            svg.polyline(&line, &format!("line {class}"));
-            for ((x, speed), point) in points.iter().zip(line) {
-                svg.dot(point, &class);
-                svg.line((*x, y(speed.p10)), (*x, y(speed.p90)), &class);
-            }
+            let of_length = rows.iter().filter(|row| row.draft == *length);
+            panel.line(svg, of_length.copied(), share, &format!("c{}", i % COLOURS));
         }
     }
-    legend(svg, &lengths, top + ABOVE + HEIGHT + 60.0);
+    legend(svg, &lengths, bottom + 60.0);
+}
+
+/// What a panel's x axis shows, in per cent.
+type Share = fn(&Row) -> Option<f64>;
+
+/// One panel: speeds against a share.
+struct Panel {
+    /// From, to.
+    x: (f64, f64),
+    bottom: f64,
+    /// Of the y axis.
+    ticks: Vec<f64>,
+}
+
+impl Panel {
+    fn at(&self, percent: f64, speed: f64) -> (f64, f64) {
+        let (from, to) = self.x;
+        let top = self.ticks[self.ticks.len() - 1];
+        (from + percent / 100.0 * (to - from), self.bottom - speed / top * HEIGHT)
+    }
+
+    /// The axes, and a dashed line for plain decoding.
+    fn axes(&self, svg: &mut Svg, label: &str, plain: f64) {
+        let ((from, to), bottom) = (self.x, self.bottom);
+        let head = (from - 42.0, bottom - HEIGHT - 18.0);
+        svg.text(head, Anchor::Start, "small", "tokens per second; dashed: plain decoding");
+        for tick in &self.ticks {
+            let (_, y) = self.at(0.0, *tick);
+            svg.line((from, y), (to, y), if *tick == 0.0 { "axis" } else { "grid" });
+            svg.text((from - 7.0, y + 4.0), Anchor::End, "small", &tick.to_string());
+        }
+        svg.line(self.at(0.0, plain), self.at(100.0, plain), "floor axis");
+        for tick in ticks(100.0) {
+            let (x, _) = self.at(tick, 0.0);
+            svg.line((x, bottom), (x, bottom + 4.0), "axis");
+            svg.text((x, bottom + 18.0), Anchor::Middle, "small", &tick.to_string());
+        }
+        svg.text((f64::midpoint(from, to), bottom + 37.0), Anchor::Middle, "small", label);
+    }
+
+    /// The speeds of one length of drafts.
+    fn line<'r>(
+        &self,
+        svg: &mut Svg,
+        rows: impl Iterator<Item = &'r Row>,
+        share: Share,
+        class: &str,
+    ) {
+        let point = |row: &'r Row| Some((share(row)?, &row.tokens_per_s));
+        let mut points: Vec<(f64, &Spread)> = rows.filter_map(point).collect();
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let medians: Vec<_> =
+            points.iter().map(|(percent, speed)| self.at(*percent, speed.median)).collect();
+        svg.polyline(&medians, &format!("line {class}"));
+        medians.iter().for_each(|point| svg.dot(*point, class));
+        for (percent, speed) in points {
+            svg.line(self.at(percent, speed.p10), self.at(percent, speed.p90), class);
+        }
+    }
 }
 
 fn legend(svg: &mut Svg, lengths: &[&str], y: f64) {
@@ -151,7 +189,6 @@ mod tests {
             right_percent: right,
             accepted_share: right.map(|right| right / 200.0),
             tokens_per_s: speed(10.0 * times),
-            times_plain: speed(times),
         };
         let mut rows = vec![row("off", None, 1.0)];
         for length in ["4", "auto"] {
