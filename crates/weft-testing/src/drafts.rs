@@ -141,14 +141,15 @@ fn asked(random: &mut Random, size: Size) -> Asked {
 }
 
 fn sampling(random: &mut Random, size: Size) -> Sampling {
+    let max_tokens = 1 + random.below(size.longest_answer);
     let plain = Sampling {
         seed: random.below(1 << 40) as u64,
-        max_tokens: Some(1 + random.below(size.longest_answer)),
+        max_tokens: Some(max_tokens),
         ignore_eos: random.below(4) > 0,
         logprobs: (random.below(3) == 0).then_some(2),
         stop: if random.below(5) == 0 { vec!["e".into(), "th".into()] } else { Vec::new() },
         stop_ids: if random.below(6) == 0 { (0..90).collect() } else { Vec::new() },
-        min_tokens: random.below(12),
+        min_tokens: random.below(12).min(max_tokens),
         ..Sampling::default()
     };
     match random.below(8) {

@@ -29,6 +29,7 @@ use self::model::DraftModel;
 use self::policy::{Account, best_length};
 use self::prediction::Prediction;
 use super::Engine;
+use super::sequence::Sequence;
 
 /// The most that a step is taken to cost, in plain steps.
 const MAX_COST: f64 = 4.0;
@@ -63,6 +64,8 @@ pub(super) struct Speculating {
     odds: Odds,
     pub(super) indexes: context::Indexes,
     model: Option<DraftModel>,
+    /// Steps in which lanes could draft.
+    n_rounds: usize,
 }
 
 /// A lane's part: its drafters and its current draft.
@@ -256,10 +259,14 @@ impl Engine {
         for (lane, _) in lanes.iter_mut().zip(running()).filter(|(_, runs)| *runs) {
             lane.propose(places, n_lanes, speculating);
         }
-        // Lanes share the places: the longest drafts give way.
+        // Lanes share the places: the longest drafts give way, those of other lanes each time.
+        speculating.n_rounds += 1;
+        let (turn, n_all) = (speculating.n_rounds, lanes.len());
         while lanes.iter().map(|lane| lane.drafting.tokens().len()).sum::<usize>() > places {
-            let longest = lanes.iter_mut().max_by_key(|lane| lane.drafting.tokens().len());
-            let Some(lane) = longest else { return };
+            let by_turn = |(index, lane): &(usize, &mut Sequence)| {
+                (lane.drafting.tokens().len(), (index + turn) % n_all)
+            };
+            let Some((_, lane)) = lanes.iter_mut().enumerate().max_by_key(by_turn) else { return };
             lane.drafting.truncate(lane.drafting.tokens().len() - 1);
         }
     }
