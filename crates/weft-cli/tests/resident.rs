@@ -159,6 +159,15 @@ fn a_resident_server_answers_as_a_loaded_model_would() {
     assert!(is_resident(&resident), "{}", resident.2);
     assert_eq!(timeless(&resident.1), timeless(&own.1));
 
+    // The server drafts as the command says.
+    let sentence = ["ask", document, "--system", "Answer in a full sentence.", QUESTION];
+    for (how, drafts) in [("4", true), ("off", false)] {
+        let ran = home.run(&[&sentence[..], &["--speculate", how]].concat());
+        assert!(is_resident(&ran) && ran.2.contains(" drafted") == drafts, "{how}: {}", ran.2);
+    }
+    let ran = home.run(&[&sentence[..], &["--draft", "weft-tiny"]].concat());
+    assert!(!is_resident(&ran) && ran.2.contains("drafts by weft-tiny"), "{}", ran.2);
+
     // Errors have the same words and codes.
     let long = "word ".repeat(20_000);
     home.run(&["chunk", "add", document, "--name", "n"]);
@@ -232,6 +241,7 @@ fn the_progress_of_a_prompt_is_sent() {
         thinking: None,
         sampling: Default::default(),
         use_cache: false,
+        speculate: None,
     };
     let body = serde_json::to_string(&question).unwrap();
     let socket = home.sockets().join(format!("{}.sock", server.child.id()));
