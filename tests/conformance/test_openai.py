@@ -92,6 +92,15 @@ class Chat(unittest.TestCase):
         kept = first.usage.prompt_tokens + first.usage.completion_tokens - 1
         self.assertEqual(second.usage.prompt_tokens_details.cached_tokens, kept)
 
+    def test_a_prediction(self):
+        answer = self.chat(
+            prediction={"type": "content", "content": ANSWER}, extra_body={"speculate": 4}
+        )
+        self.assertEqual(answer.choices[0].message.content, ANSWER)
+        details = answer.usage.completion_tokens_details
+        self.assertGreater(details.accepted_prediction_tokens, 0)
+        self.assertGreaterEqual(details.rejected_prediction_tokens, 0)
+
     def test_logprobs(self):
         for top in (0, 5):
             answer = self.chat(logprobs=True, top_logprobs=top)

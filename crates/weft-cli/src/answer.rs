@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use indicatif::ProgressBar;
 use serde_json::json;
 use weft_core::chunk::{ChunkId, Composition, Report, Tier};
-use weft_core::engine::{FinishReason, Finished, Stats};
+use weft_core::engine::{DraftCounts, FinishReason, Finished, Stats};
 use weft_core::reasoning::{Parts, ReasoningStream};
 
 use crate::error::CliError;
@@ -47,8 +47,14 @@ impl Answer {
 
     /// The answer and its statistics as JSON.
     pub(crate) fn json(&self) -> serde_json::Value {
-        let Stats { prompt_tokens, cached_tokens, generated_tokens, first_token, total, .. } =
-            self.finished.stats;
+        let Stats {
+            prompt_tokens,
+            cached_tokens,
+            generated_tokens,
+            first_token,
+            total,
+            speculation,
+        } = self.finished.stats;
         json!({
             "text": self.parts.answer,
             "reasoning": self.parts.reasoning,
@@ -59,6 +65,9 @@ impl Answer {
             "first_token_ms": first_token.as_secs_f64() * 1e3,
             "total_ms": total.as_secs_f64() * 1e3,
             "tokens_per_second": self.finished.stats.tokens_per_second(),
+            "drafted_tokens": speculation.total().drafted,
+            "accepted_tokens": speculation.total().accepted,
+            "speculation": speculation,
             "chunk_report": self.finished.report.json(),
         })
     }
@@ -149,8 +158,12 @@ pub(crate) fn stats_line(finished: &Finished) -> String {
         saved if saved.as_secs_f64() >= 5e-4 => format!(" (saved {})", size::time(saved)),
         _ => String::new(),
     };
+    let drafted = match stats.speculation.total() {
+        DraftCounts { drafted: 0, .. } => String::new(),
+        DraftCounts { drafted, accepted } => format!(" · {accepted} of {drafted} drafted"),
+    };
     format!(
-        "{} tok prompt{} · first token {}{saved} · {} tok{speed} · {}",
+        "{} tok prompt{} · first token {}{saved} · {} tok{speed}{drafted} · {}",
         stats.prompt_tokens,
         cached(&finished.report),
         size::time(stats.first_token),
@@ -186,6 +199,7 @@ mod tests {
     use std::time::Duration;
 
     use weft_core::chunk::{Kind, PieceReport, Reuse};
+    use weft_core::engine::Speculation;
 
     use super::*;
 
@@ -207,8 +221,15 @@ mod tests {
 
     #[test]
     fn json_has_the_answer_and_the_reasoning_before_it() {
-        let stats =
-            Stats { prompt_tokens: 4, cached_tokens: 3, generated_tokens: 2, ..Stats::default() };
+        let prediction = DraftCounts { drafted: 5, accepted: 1 };
+        let speculation = Speculation { prediction, ..Speculation::default() };
+        let stats = Stats {
+            prompt_tokens: 4,
+            cached_tokens: 3,
+            generated_tokens: 2,
+            speculation,
+            ..Stats::default()
+        };
         let report = Report { pieces: vec![piece(3, None)], answer_attention: 0.5 };
         let finished = Finished { reason: FinishReason::Length, stats, report };
         let parts = Parts { reasoning: "hm".to_owned(), answer: "yes".to_owned() };
@@ -221,9 +242,12 @@ mod tests {
             ("prompt_tokens", json!(4)),
             ("cached_tokens", json!(3)),
             ("generated_tokens", json!(2)),
+            ("drafted_tokens", json!(5)),
+            ("accepted_tokens", json!(1)),
         ] {
             assert_eq!(json[key], value, "{key}");
         }
+        assert_eq!(json["speculation"]["prediction"], json!({"drafted": 5, "accepted": 1}));
         assert_eq!(json["chunk_report"]["chunks"].as_array().map(Vec::len), Some(1));
     }
 
@@ -249,5 +273,11 @@ mod tests {
             "412 tok prompt (279 cached: 200 device, 70 disk, 9 of parts) · first token 41 ms";
         let finished = Finished { report, ..finished };
         assert_eq!(stats_line(&finished), format!("{warm} (saved 210 ms) · {rest}"));
+        let context = DraftCounts { drafted: 40, accepted: 30 };
+        let model = DraftCounts { drafted: 8, accepted: 4 };
+        let stats =
+            Stats { speculation: Speculation { context, model, ..<_>::default() }, ..stats };
+        let line = stats_line(&Finished { stats, report: Report::default(), ..finished });
+        assert!(line.ends_with("2000.0 tok/s · 34 of 48 drafted · stop"), "{line}");
     }
 }

@@ -42,18 +42,23 @@ impl Loaded {
 /// name in the cache without its organisation, a name like `qwen3:0.6b`, or, without a name, the
 /// bundled model. Its weights are quantised when they are read if the user asks for that.
 pub(crate) fn open(name: Option<&str>, args: &ModelArgs) -> Result<Model, CliError> {
-    let model = match name.or(args.model.as_deref()) {
-        Some(name) if !models::is_bundled(Some(name)) => {
-            let name = models::resolve(name, args.quiet);
-            models::check_form(&name)?;
-            options(args).find(&name)?
-        }
-        _ => weft::bundled_model()?,
-    };
+    let model = open_as_it_is(name.or(args.model.as_deref()), args)?;
     Ok(match args.quantize {
         Some(quantize) => model.quantised(quantize.form()).map_err(weft::Error::from)?,
         None => model,
     })
+}
+
+/// The same with the weights in the form of their files.
+fn open_as_it_is(name: Option<&str>, args: &ModelArgs) -> Result<Model, CliError> {
+    match name {
+        Some(name) if !models::is_bundled(Some(name)) => {
+            let name = models::resolve(name, args.quiet);
+            models::check_form(&name)?;
+            Ok(options(args).find(&name)?)
+        }
+        _ => Ok(weft::bundled_model()?),
+    }
 }
 
 /// Opens a model and loads it onto the device that the user asked for.
@@ -101,7 +106,11 @@ pub(crate) fn load_model(
         }
         None => options(args).device(DeviceChoice::Cpu),
     };
-    let mut llm = tiers::keep(with_room(options, cache), cache).load(model)?;
+    let mut options = tiers::keep(with_room(options, cache), cache);
+    if let Some(draft) = &args.draft {
+        options = options.draft_model(open_as_it_is(Some(draft), args)?);
+    }
+    let mut llm = options.load(model)?;
     llm.take_warnings().iter().for_each(|warning| terminal::warn(warning));
     let no_gpu = args.device.kind == DeviceKind::Auto && launches.is_none();
     let no_gpu = if no_gpu && weft_cuda::probe().is_err() { " (no CUDA device)" } else { "" };
@@ -128,7 +137,10 @@ fn banner(args: &ModelArgs, llm: &Llm, start: Instant) -> String {
         Tested::Failed(_) => " · SELF-TEST FAILED",
         Tested::Passed(_) | Tested::Earlier | Tested::NotNeeded => "",
     };
-    format!("{name}{form} · {device}{failed} · {:.1} s", start.elapsed().as_secs_f64())
+    let draft = args.draft.as_deref().map_or_else(String::new, |draft| {
+        format!(" · drafts by {}", models::short_name(Some(draft)))
+    });
+    format!("{name}{form} · {device}{draft}{failed} · {:.1} s", start.elapsed().as_secs_f64())
 }
 
 /// The same with details.
@@ -142,8 +154,11 @@ fn describe(llm: &Llm, no_gpu: &str, start: Instant) -> String {
     let details = llm.device_details().map_or_else(String::new, |text| format!(" ({text})"));
     let MemoryPlan { limits, need, .. } = llm.memory();
     let config = llm.config();
+    let draft = llm.draft_memory().map_or_else(String::new, |draft| {
+        format!(" · draft model {}", size::bytes(draft.need.total()))
+    });
     format!(
-        "{} {} · {}{details}{no_gpu}{tested} · {} of weights + {} of KV + {} of scratch = {}, context {} · \
+        "{} {} · {}{details}{no_gpu}{tested} · {} of weights + {} of KV + {} of scratch = {}, context {}{draft} · \
          loaded in {:.1} s",
         config.family,
         size::count(weft_core::weights::parameters(config)),

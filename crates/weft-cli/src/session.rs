@@ -210,7 +210,7 @@ impl Own {
     }
 
     fn answer(&mut self, question: &Question, style: Style) -> Result<Answer, CliError> {
-        let Question { asked, thinking, sampling, use_cache } = question;
+        let Question { asked, thinking, sampling, use_cache, speculate } = question;
         let names_documents = match asked {
             Asked::Documents { documents, .. } => documents.iter().any(|d| d.word().is_some()),
             Asked::Chat { .. } | Asked::Text(_) => false,
@@ -226,7 +226,8 @@ impl Own {
         let thinks = !matches!(asked, Asked::Text(_)) && model.thinks(*thinking);
         let settings = sampling.over(Sampling::defaults(thinks, &model.generation));
         let prompt = composed.prompt;
-        let request = Request { use_cache: *use_cache, ..Request::new(prompt.clone(), settings) };
+        let (use_cache, speculate) = (*use_cache, *speculate);
+        let request = Request { use_cache, speculate, ..Request::new(prompt.clone(), settings) };
         let _guard = interrupt::ends(&request.cancel);
         let mut printer = Printer::new(style, prompt.len(), &composed.end);
         let bar = printer.bar();

@@ -141,13 +141,22 @@ fn settle(command: &mut Command, flags: &ArgMatches) {
     let prompt = match command {
         Command::Run(args) => {
             args.model_by_flag = by_flag("model");
+            args.model.draft = args.speculate.draft.take();
             &mut args.prompt
         }
         Command::Ask(args) | Command::Verify(args) => {
             args.model_by_flag = by_flag("model");
+            args.model.draft = args.speculate.draft.take();
             &mut args.prompt
         }
-        Command::Chat(args) => &mut args.prompt,
+        Command::Chat(args) => {
+            args.model.draft = args.speculate.draft.take();
+            &mut args.prompt
+        }
+        Command::Serve(args) => {
+            args.model.draft = args.speculate.draft.take();
+            return;
+        }
         _ => return,
     };
     // If two switches contradict each other, the one on the command line wins.

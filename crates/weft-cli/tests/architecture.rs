@@ -68,6 +68,7 @@ fn the_names_are_those_of_the_code() {
             text.contains(&format!("{kind} {name} "))
                 || text.contains(&format!("{kind} {name}<"))
                 || text.contains(&format!("{kind} {name}("))
+                || text.contains(&format!("{kind} {name}:"))
         });
         assert!(is_there, "{file} defines no {name}");
         n_rows += 1;
@@ -93,7 +94,7 @@ fn invariants_have_tests() {
         assert!(tests.contains(&format!("fn {test}()")), "no test is called {test}");
         n_rows += 1;
     }
-    assert_eq!(n_rows, 11);
+    assert_eq!(n_rows, 12);
 }
 
 /// All Rust files below a folder.

@@ -241,6 +241,51 @@ fn whole_answers_are_timed_by_every_way_of_choosing() {
 }
 
 #[test]
+fn drafted_answers_are_timed_beside_plain_ones_and_drawn() {
+    let folder = Folder::new();
+    let config = SHAPE.replace("\"vocab_size\": 256", "\"vocab_size\": 2048");
+    std::fs::write(folder.file("talks.json"), config).unwrap();
+    let args = ["speculate", "--shape", "talks.json", "-n", "40", "--n-wrong", "30", "-d", "3,70"];
+    let more = ["--right", "0,100", "--lengths", "4,auto", "-r", "2", "-q", "--save", "run.json"];
+    let (code, table, stderr) = folder.bench(&[&args[..], &more].concat());
+    assert_eq!(code, 0, "{stderr}");
+    assert!(table.contains("| oracle, 40 tokens | 70 | 4 | 100 % | 100 % |"), "{table}");
+    let run = std::fs::read_to_string(folder.file("run.json")).unwrap();
+    let run: Value = serde_json::from_str(&run).unwrap();
+    let rows = run["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2 * ((1 + 2 * 2) + (1 + 1)), "plain ones, oracles, always wrong");
+    for row in rows {
+        assert_eq!(row["same_tokens"], true, "{row}");
+        let samples = |name: &str| row[name].as_array().unwrap().len();
+        assert_eq!((samples("samples"), samples("samples_times_plain")), (2, 2), "{row}");
+        let times = &row["times_plain"];
+        let at = |name: &str| times[name].as_f64().unwrap();
+        assert!(at("p10") <= at("median") && at("median") <= at("p90"), "{row}");
+        if row["draft"] == "off" {
+            assert_eq!((&row["drafted"], &times["median"]), (&0.into(), &1.0.into()), "{row}");
+        }
+        match (row["draft"].as_str(), row["right_percent"].as_u64()) {
+            (Some("4"), Some(100)) => assert_eq!(row["accepted_share"], 1.0, "{row}"),
+            (Some("4"), Some(0)) => assert_eq!(row["accepted"], 0, "{row}"),
+            _ => {}
+        }
+    }
+    let (code, _, stderr) = folder.bench(&["plot", "run.json", "--out", "run.svg"]);
+    assert_eq!(code, 0, "{stderr}");
+    let svg = std::fs::read_to_string(folder.file("run.svg")).unwrap();
+    assert_eq!(svg.matches("<polyline").count(), 2 * 2 * 2, "depths, panels, lengths");
+    for (wrong, says) in [
+        (["--lengths", "off"], "plain decoding"),
+        (["--lengths", "9"], "1 to 7"),
+        (["--right", "101"], "101"),
+        (["-n", "1"], "one token"),
+    ] {
+        let (code, _, stderr) = folder.bench(&[&["speculate"][..], &wrong].concat());
+        assert!(code == 2 && stderr.contains(says), "{wrong:?}: {stderr}");
+    }
+}
+
+#[test]
 fn answers_behind_chunks_have_the_tokens_of_one_piece() {
     let folder = Folder::new();
     let config = SHAPE.replace("\"vocab_size\": 256", "\"vocab_size\": 2048");
@@ -297,6 +342,7 @@ fn every_saved_run_says_how_it_was_made() {
         &["-p", "8", "-n", "2", "-b", "1", "-r", "1", "--bandwidth-mib", "8"][..],
         &["generate", "-n", "2", "-d", "8", "-b", "1", "-r", "1"],
         &["first-token", "-p", "32", "--chunk", "16", "-n", "4", "-r", "1"],
+        &["speculate", "-n", "8", "--n-wrong", "0", "--right", "100", "--lengths", "2", "-r", "1"],
     ] {
         let args = [bench, &["--shape", "talks.json", "-q", "--save", "run.json"]].concat();
         let (code, _, stderr) = folder.bench(&args);

@@ -118,7 +118,11 @@ fn is_resident(ran: &Ran) -> bool {
 fn timeless(json: &str) -> Value {
     let mut json: Value = serde_json::from_str(json).unwrap();
     let object = json.as_object_mut().unwrap();
-    object.retain(|key, _| !key.ends_with("_ms") && !key.contains("per_second"));
+    // How much is drafted follows measured times.
+    const DRAFTS: [&str; 3] = ["speculation", "drafted_tokens", "accepted_tokens"];
+    object.retain(|key, _| {
+        !key.ends_with("_ms") && !key.contains("per_second") && !DRAFTS.contains(&key.as_str())
+    });
     let report = object["chunk_report"].as_object_mut().unwrap();
     report.retain(|key, _| key == "chunks" || key == "answer_attention");
     for chunk in report["chunks"].as_array_mut().unwrap() {
@@ -156,6 +160,15 @@ fn a_resident_server_answers_as_a_loaded_model_would() {
     let resident = home.run(json);
     assert!(is_resident(&resident), "{}", resident.2);
     assert_eq!(timeless(&resident.1), timeless(&own.1));
+
+    // The server drafts as the command says.
+    let sentence = ["ask", document, "--system", "Answer in a full sentence.", QUESTION];
+    for (how, drafts) in [("4", true), ("off", false)] {
+        let ran = home.run(&[&sentence[..], &["--speculate", how]].concat());
+        assert!(is_resident(&ran) && ran.2.contains(" drafted") == drafts, "{how}: {}", ran.2);
+    }
+    let ran = home.run(&[&sentence[..], &["--draft", "weft-tiny"]].concat());
+    assert!(!is_resident(&ran) && ran.2.contains("drafts by weft-tiny"), "{}", ran.2);
 
     // Errors have the same words and codes.
     let long = "word ".repeat(20_000);
@@ -230,6 +243,7 @@ fn the_progress_of_a_prompt_is_sent() {
         thinking: None,
         sampling: Default::default(),
         use_cache: false,
+        speculate: None,
     };
     let body = serde_json::to_string(&question).unwrap();
     let socket = home.sockets().join(format!("{}.sock", server.child.id()));

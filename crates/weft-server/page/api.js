@@ -64,12 +64,12 @@ export class Api {
   }
 
   /**
-   * Answers a prompt. `on` hears {progress, report} while the prompt is read, then {text} and
-   * {thinking} as they come; the result has what the stream told at its end: id, finish, usage,
+   * Answers a prompt. `on` hears {progress, report} while the prompt is read, then {text} (with
+   * `accepted` if a draft had it) and {thinking} as they come; the result has what the stream told at its end: id, finish, usage,
    * timings, report.
    */
   async chat(prompt, signal, on) {
-    const body = { ...prompt, stream: true, stream_options: { include_usage: true }, return_progress: true };
+    const body = { ...prompt, stream: true, stream_options: { include_usage: true }, return_progress: true, return_accepted: true };
     const response = await this.#send('POST', '/v1/chat/completions', body, signal);
     const end = { id: null, finish: null, usage: null, timings: null, report: null };
     for await (const data of events(response.body, signal)) {
@@ -83,7 +83,7 @@ export class Api {
         continue;
       }
       if (choice?.delta?.reasoning_content) on({ thinking: choice.delta.reasoning_content });
-      if (choice?.delta?.content) on({ text: choice.delta.content });
+      if (choice?.delta?.content) on({ text: choice.delta.content, accepted: event.weft?.accepted > 0 });
       if (choice?.finish_reason) end.finish = choice.finish_reason;
       end.usage = event.usage ?? end.usage;
       end.timings = event.timings ?? end.timings;

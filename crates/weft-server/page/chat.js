@@ -1,6 +1,7 @@
 // The conversation: asks, streams, stops, asks anew. It owns the turns in the store and their views, and
 // which answer is being written. It knows neither the shelf nor how a ribbon is drawn.
 
+import { addRun } from './accepted.js';
 import { count, tokens } from './dom.js';
 import { compose } from './prompt.js';
 import { sums } from './ribbon.js';
@@ -159,7 +160,7 @@ export class Chat extends EventTarget {
       if (!turn.waits) return;
       for (const key of ['waits', 'report', 'progress']) delete turn[key];
     };
-    const hear = ({ text = '', thinking = '', progress = null, report = null }) => {
+    const hear = ({ text = '', thinking = '', accepted = false, progress = null, report = null }) => {
       const now = performance.now();
       endWait();
       if (progress) {
@@ -171,6 +172,7 @@ export class Chat extends EventTarget {
       }
       if (!first) first = now;
       n += 1;
+      if (accepted) addRun(turn.accepted ??= [], turn.text.length, turn.text.length + text.length);
       turn.text += text;
       turn.thinking += thinking;
       turn.live = { tokens: n, ms: now - first };

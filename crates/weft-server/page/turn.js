@@ -2,6 +2,7 @@
 // what it is given and reports what was clicked; it sends nothing and remembers nothing but which
 // details are open.
 
+import { Tint, canTint } from './accepted.js';
 import { copyButton } from './copy.js';
 import { count, fill, h, time, tokens } from './dom.js';
 import { icon } from './icons.js';
@@ -56,7 +57,10 @@ export class AnswerView {
     this.words = h('span', { class: 'summary-words' });
     this.summary = h('button', { type: 'button', class: 'summary', 'aria-expanded': 'false', on: { click: () => this.#toggle() } }, this.words, icon('right'));
     this.verdict = h('div', { class: 'verdict' });
-    this.details = h('div', { class: 'details', hidden: true }, this.ribbon.details, this.verdict);
+    this.drafts = h('div', { class: 'drafts' });
+    this.tint = new Tint();
+    this.isTinted = false;
+    this.details = h('div', { class: 'details', hidden: true }, this.ribbon.details, this.verdict, this.drafts);
     this.ribbon.strip.addEventListener('click', () => this.#toggle());
     // The log is read aloud as it grows; how far the prompt is would be too much of it.
     this.context = h('div', { class: 'context', 'aria-live': 'off' }, this.summary, this.ribbon.strip, this.details);
@@ -77,6 +81,7 @@ export class AnswerView {
     this.node.setAttribute('aria-busy', String(turn.state === 'writing'));
     this.write(turn);
     this.#drawContext(turn);
+    this.#drawDrafts(turn);
     this.#drawTrouble(turn);
     this.#drawFoot(turn);
   }
@@ -84,6 +89,7 @@ export class AnswerView {
   /** Draws what has come of the text. */
   write(turn) {
     drawMarkdown(this.body, turn.text);
+    this.tint.draw(this.body, turn.text, this.isTinted ? turn.accepted ?? [] : []);
     this.thinking.hidden = !turn.thinking;
     if (turn.thinking) {
       this.thinkingText.textContent = turn.thinking;
@@ -140,6 +146,19 @@ export class AnswerView {
   #toggle() {
     this.#open(!this.isOpen);
     if (this.isOpen) this.context.scrollIntoView({ block: 'nearest' });
+  }
+
+  /** How much of the answer was drafted, and the switch of the tint under it. */
+  #drawDrafts(turn) {
+    const { draft_n: drafted = 0, draft_n_accepted: accepted = 0 } = turn.timings ?? {};
+    this.drafts.hidden = drafted === 0;
+    const press = () => {
+      this.isTinted = !this.isTinted;
+      this.write(turn);
+      button.setAttribute('aria-pressed', String(this.isTinted));
+    };
+    const button = h('button', { type: 'button', class: 'verify', 'aria-pressed': String(this.isTinted), title: 'Tint what was drafted and then confirmed; drafts change the speed of an answer and nothing else', text: 'show', on: { click: press } });
+    fill(this.drafts, h('p', { text: `${count(accepted)} of ${tokens(drafted)} drafted ahead were accepted` }), turn.accepted?.length > 0 && canTint() && button);
   }
 
   #drawTrouble(turn) {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use weft_core::chunk::Tier;
-use weft_core::engine::{CacheStats, Engine, FinishReason, Finished, TierStats};
+use weft_core::engine::{CacheStats, DraftSource, Engine, FinishReason, Finished, TierStats};
 use weft_core::store::StoreStats;
 
 /// Upper bounds of the histograms' buckets, in microseconds.
@@ -63,6 +63,9 @@ pub(crate) struct Metrics {
     prompt_tokens: AtomicU64,
     cached_tokens: AtomicU64,
     generated_tokens: AtomicU64,
+    /// By source.
+    drafted_tokens: [AtomicU64; DraftSource::ALL.len()],
+    accepted_tokens: [AtomicU64; DraftSource::ALL.len()],
     saved_us: AtomicU64,
     answers: [AtomicU64; 4],
     hits: [AtomicU64; 3],
@@ -95,6 +98,11 @@ impl Metrics {
         add(&self.prompt_tokens, finished.stats.prompt_tokens as u64);
         add(&self.cached_tokens, finished.stats.cached_tokens as u64);
         add(&self.generated_tokens, finished.stats.generated_tokens as u64);
+        for (index, source) in DraftSource::ALL.into_iter().enumerate() {
+            let counts = finished.stats.speculation.of(source);
+            add(&self.drafted_tokens[index], counts.drafted as u64);
+            add(&self.accepted_tokens[index], counts.accepted as u64);
+        }
         let saved = u64::try_from(finished.report.saved().as_micros()).unwrap_or_default();
         add(&self.saved_us, saved);
         for piece in &finished.report.pieces {
@@ -195,6 +203,17 @@ impl Metrics {
         for (name, help, value) in counters {
             counter(text, name, help, value);
         }
+        let drafts = [
+            ("weft_drafted_tokens_total", "Tokens drafted and verified.", &self.drafted_tokens),
+            ("weft_accepted_tokens_total", "Drafted tokens of answers.", &self.accepted_tokens),
+        ];
+        for (name, help, counts) in drafts {
+            head(text, name, help, "counter");
+            for (source, count) in DraftSource::ALL.iter().zip(counts) {
+                let count = count.load(Ordering::Relaxed);
+                line(text, format_args!("{name}{{source=\"{source}\"}}"), count);
+            }
+        }
         let name = "weft_saved_seconds_total";
         head(text, name, "Time saved by cached rows.", "counter");
         let seconds = self.saved_us.load(Ordering::Relaxed) as f64 / 1e6;
@@ -238,6 +257,9 @@ fn write_cache(text: &mut String, cache: &CacheStats) {
             line(text, format_args!("{name}{{tier=\"{tier}\"}}"), read(stats));
         }
     }
+    let name = "weft_draft_index_bytes";
+    head(text, name, "Bytes of the indexes that drafts are looked up in.", "gauge");
+    line(text, format_args!("{name}"), cache.draft_index_bytes);
     let name = "weft_cache_evictions_total";
     head(text, name, "Times that rows were evicted from a tier.", "counter");
     line(text, format_args!("{name}{{tier=\"device\"}}"), cache.evicted_from_device);

@@ -57,6 +57,7 @@ impl<'l> Chat<'l> {
         let conversation = Conversation::new(self.messages.clone(), self.settings.think);
         let prompt = self.llm.engine.compose_chat(&conversation)?;
         let request = Request::new(prompt, self.llm.sampling(&self.settings));
+        let request = self.llm.drafted(request, &self.settings)?;
         self.llm.run(request)?.finish()
     }
 }

@@ -3,7 +3,7 @@
 use thiserror::Error;
 use weft_core::chunk::ChunkError;
 use weft_core::device::Need;
-use weft_core::engine::{GenerateError, RequestError};
+use weft_core::engine::{DraftModelError, GenerateError, RequestError};
 use weft_core::hub::HubError;
 use weft_core::model::ModelError;
 
@@ -71,6 +71,27 @@ pub enum Error {
         /// Whether the GPU's memory is too small, rather than main memory.
         on_gpu: bool,
     },
+    /// The model fits into memory, and its draft model does not fit beside it.
+    #[error(
+        "the model needs {} and its draft model {} ({} of weights, {} of KV, {} of scratch), and \
+         only {} is free{}; leave out the draft model, choose a smaller one, or shorten the context",
+        in_bytes(need.total()), in_bytes(draft.total()), in_bytes(draft.weights),
+        in_bytes(draft.kv), in_bytes(draft.scratch), in_bytes(*free),
+        if *on_gpu { " on the GPU" } else { "" }
+    )]
+    DraftTooLarge {
+        /// The memory that the model needs.
+        need: Need,
+        /// The memory that the draft model needs.
+        draft: Need,
+        /// Free bytes.
+        free: u64,
+        /// Whether the GPU's memory is too small, rather than main memory.
+        on_gpu: bool,
+    },
+    /// The draft model has another tokenizer.
+    #[error(transparent)]
+    DraftModel(#[from] DraftModelError),
     /// The caller asked for a GPU, and it cannot be used.
     #[error("{0}")]
     Gpu(String),

@@ -43,7 +43,7 @@ pub mod self_test;
 
 pub use weft_core;
 pub use weft_core::chunk::{Repair, Report, Reuse};
-pub use weft_core::engine::{FinishReason, Stats};
+pub use weft_core::engine::{FinishReason, Speculate, Speculation, Stats};
 
 pub use self::answer::{Answer, Stream};
 #[cfg(feature = "bundled")]

@@ -1,6 +1,6 @@
 //! A loaded model: `ask`, `stream`, `chat`, and the documents that questions refer to.
 
-use weft_core::chunk::{Kind, Prompt};
+use weft_core::chunk::{ChunkError, Kind, Prompt};
 use weft_core::config::Config;
 use weft_core::engine::{Engine, Request};
 use weft_core::model::Model;
@@ -19,6 +19,7 @@ pub struct Llm {
     pub(crate) model: Model,
     pub(crate) engine: Engine,
     memory: MemoryPlan,
+    draft_memory: Option<MemoryPlan>,
     tested: Tested,
     warnings: Vec<String>,
 }
@@ -27,11 +28,12 @@ impl Llm {
     pub(crate) fn new(
         model: Model,
         engine: Engine,
-        memory: MemoryPlan,
+        (memory, draft_memory): (MemoryPlan, Option<MemoryPlan>),
         tested: Tested,
         warning: Option<String>,
     ) -> Self {
-        Self { model, engine, memory, tested, warnings: warning.into_iter().collect() }
+        let warnings = warning.into_iter().collect();
+        Self { model, engine, memory, draft_memory, tested, warnings }
     }
 
     /// Answers a question.
@@ -132,6 +134,11 @@ impl Llm {
         &self.memory
     }
 
+    /// The memory that the draft model uses, if there is one.
+    pub fn draft_memory(&self) -> Option<&MemoryPlan> {
+        self.draft_memory.as_ref()
+    }
+
     /// The result of the device's self-test.
     pub fn tested(&self) -> &Tested {
         &self.tested
@@ -161,7 +168,16 @@ impl Llm {
         if let Some(system) = &question.system {
             prompt = prompt.system(&self.engine.chunk(Kind::System, system)?);
         }
-        Ok(self.engine.request(&prompt, self.sampling(question))?)
+        let request = self.engine.request(&prompt, self.sampling(question))?;
+        self.drafted(request, question)
+    }
+
+    /// Adds a question's wishes for its drafts to a request.
+    pub(crate) fn drafted(&self, request: Request, question: &Question) -> Result<Request, Error> {
+        let tokenizer = &self.model.tokenizer;
+        let prediction = question.prediction.as_ref().map(|text| tokenizer.encode_text(text));
+        let prediction = prediction.transpose().map_err(ChunkError::from)?;
+        Ok(Request { speculate: question.speculate, prediction, ..request })
     }
 
     /// The settings of the question override the model's, and these override the family's.

@@ -119,6 +119,22 @@ impl MemoryPlan {
     }
 }
 
+/// Checks that a model and its draft model fit together.
+///
+/// # Errors
+/// [`Error::DraftTooLarge`]
+pub(crate) fn check_fit_together(model: &MemoryPlan, draft: &MemoryPlan) -> Result<(), Error> {
+    match model.free {
+        Some(free) if model.need.total() + draft.need.total() > free => Err(Error::DraftTooLarge {
+            need: model.need,
+            draft: draft.need,
+            free,
+            on_gpu: model.on_gpu,
+        }),
+        _ => Ok(()),
+    }
+}
+
 /// The number of pages: at least one context, so that an answer fits whatever else is cached.
 fn pages(room: &Room, page_bytes: u64, free: Option<u64>) -> Result<usize, Error> {
     let least = pages_for(room.context) + SLACK_PAGES;
@@ -219,6 +235,23 @@ mod tests {
         assert!(refused.contains("12.9 GB is free on the GPU"), "{refused}");
         assert!(refused.contains("16.4 GB of weights"), "{refused}");
         plan("qwen3-32b", 1 << 40).check_fits().unwrap();
+    }
+
+    #[test]
+    fn a_draft_model_is_held_against_what_the_model_leaves() {
+        let config = weft_core::shapes::config("qwen3-0.6b").unwrap();
+        let room = Room { context: 4096, contexts: 1, kv_memory: None };
+        let plan = |free| {
+            let (forms, device) = (Forms::default(), Chosen::Reference);
+            MemoryPlan::with_free(&config, &forms, &room, device, Some(free)).unwrap()
+        };
+        let model = plan(16 << 30);
+        check_fit_together(&model, &plan(8 << 30)).unwrap();
+        let total = model.need.total();
+        let tight = MemoryPlan { free: Some(total + total / 2), ..model };
+        tight.check_fits().unwrap();
+        let refused = check_fit_together(&tight, &plan(total / 2)).unwrap_err().to_string();
+        assert!(refused.contains("draft model") && refused.contains("is free"), "{refused}");
     }
 
     #[test]

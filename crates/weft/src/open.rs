@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use weft_core::config::Config;
 use weft_core::device::Inspect;
-use weft_core::engine::{Engine, Tiers};
+use weft_core::engine::{Engine, Speculate, Tiers, check_draft_tokenizer};
 use weft_core::hub::{self, HubEnv, ModelRef};
 use weft_core::model::Model;
 use weft_core::store::Store;
@@ -15,7 +15,7 @@ use weft_core::weights::{Coded, CodedRow, Form, Forms, Tensor, Weights, WeightsE
 use crate::device::{Chosen, DeviceChoice, DeviceOptions, Tested};
 use crate::error::Error;
 use crate::llm::Llm;
-use crate::memory::{CONTEXTS, MemoryPlan, Room, default_ram_cache};
+use crate::memory::{CONTEXTS, MemoryPlan, Room, check_fit_together, default_ram_cache};
 use crate::progress::{Event, Progress, Silent};
 
 /// Default length of the context: enough for a long document, and small enough for any machine.
@@ -47,7 +47,22 @@ pub struct Options {
     quantize: Option<Coded>,
     ram_cache: Option<u64>,
     disk_cache: Option<(PathBuf, u64)>,
+    speculate: Speculate,
+    draft: Option<Draft>,
     progress: Box<dyn Progress>,
+}
+
+/// The draft model, by its name or opened.
+enum Draft {
+    Name(String),
+    Model(Box<Model>),
+}
+
+/// The models on their devices.
+struct OnDevice {
+    memory: MemoryPlan,
+    device: Box<dyn Inspect>,
+    draft: Option<(MemoryPlan, Box<dyn Inspect>)>,
 }
 
 impl Default for Options {
@@ -74,6 +89,8 @@ impl Options {
             quantize: None,
             ram_cache: None,
             disk_cache: None,
+            speculate: Speculate::Auto,
+            draft: None,
             progress: Box::new(Silent),
         }
     }
@@ -142,6 +159,26 @@ impl Options {
         self
     }
 
+    /// Sets how much answers are drafted, if a question does not say. Drafts change the speed of an
+    /// answer and nothing else.
+    pub fn speculate(mut self, speculate: Speculate) -> Self {
+        self.speculate = speculate;
+        self
+    }
+
+    /// Sets a small model with the same tokenizer that drafts answers: a folder, a GGUF file, or a
+    /// name on the hub. It runs on the same device, and its memory is planned with the model's.
+    pub fn draft(mut self, name: impl Into<String>) -> Self {
+        self.draft = Some(Draft::Name(name.into()));
+        self
+    }
+
+    /// The same with an opened model.
+    pub fn draft_model(mut self, model: Model) -> Self {
+        self.draft = Some(Draft::Model(Box::new(model)));
+        self
+    }
+
     /// Sets the receiver of progress reports about downloading and loading.
     pub fn progress(mut self, progress: impl Progress + 'static) -> Self {
         self.progress = Box::new(progress);
@@ -180,37 +217,95 @@ impl Options {
     ///
     /// # Errors
     /// See [`Error`].
-    pub fn load(self, model: Model) -> Result<Llm, Error> {
+    pub fn load(mut self, model: Model) -> Result<Llm, Error> {
+        let draft = match self.draft.take() {
+            None => None,
+            Some(Draft::Name(name)) => Some(self.find(&name)?),
+            Some(Draft::Model(model)) => Some(*model),
+        };
+        if let Some(draft) = &draft {
+            check_draft_tokenizer(&draft.tokenizer, &model.tokenizer)?;
+        }
         let model = match self.quantize {
             Some(form) => model.quantised(form)?,
             None => model,
         };
-        let config = &model.config;
-        let room = self.room(config)?;
-        let forms = Forms::of(&*model.weights, config);
-        let chosen = self.device_options.choose(config)?;
-        let load = |chosen: Chosen| -> Result<(MemoryPlan, Box<dyn Inspect>), Error> {
-            let memory = MemoryPlan::new(config, &forms, &room, chosen)?;
-            memory.check_fits()?;
-            let counted = Counted {
-                weights: &*model.weights,
-                config,
-                size_bytes: memory.need.weights,
-                have_bytes: AtomicU64::new(0),
-                progress: &*self.progress,
-            };
-            let device = chosen.make(config, &counted, memory.limits, self.threads)?;
-            Ok((memory, device))
-        };
+        let chosen = self.device_options.choose(&model.config)?;
+        let load = |chosen| self.load_onto(chosen, &model, draft.as_ref());
         let (loaded, tested) = chosen.test_beside(|| load(chosen))?;
         if let Tested::Failed(reason) = &tested {
             self.progress.report(Event::SelfTestFailed { reason });
         }
-        let (memory, device) = loaded.map_or_else(|| load(Chosen::Reference), Ok)?;
+        let OnDevice { memory, device, draft: draft_device } =
+            loaded.map_or_else(|| load(Chosen::Reference), Ok)?;
         self.progress.report(Event::Loaded);
         let (tiers, warning) = self.tiers();
-        let engine = Engine::with_tiers(&model, device, tiers);
-        Ok(Llm::new(model, engine, memory, tested, warning))
+        let mut engine = Engine::with_tiers(&model, device, tiers);
+        engine.set_speculation(self.speculate);
+        let (draft_memory, draft_device) = draft_device.unzip();
+        if let (Some(draft), Some(device)) = (&draft, draft_device) {
+            engine.set_draft_model(draft, device)?;
+        }
+        Ok(Llm::new(model, engine, (memory, draft_memory), tested, warning))
+    }
+
+    /// Plans the memory of both models, then loads them.
+    fn load_onto(
+        &self,
+        chosen: Chosen,
+        model: &Model,
+        draft: Option<&Model>,
+    ) -> Result<OnDevice, Error> {
+        let room = self.room(&model.config)?;
+        let forms = Forms::of(&*model.weights, &model.config);
+        let memory = MemoryPlan::new(&model.config, &forms, &room, chosen)?;
+        memory.check_fits()?;
+        let beside = |draft: &Model| self.plan_draft(draft, chosen, &room, &memory);
+        let plan = draft.map(beside).transpose()?;
+        let draft_weights = plan.as_ref().map_or(0, |(_, plan)| plan.need.weights);
+        let (size_bytes, have_bytes) = (memory.need.weights + draft_weights, AtomicU64::new(0));
+        let make = |model: &Model, chosen: Chosen, memory: &MemoryPlan| {
+            let counted = Counted {
+                weights: &*model.weights,
+                config: &model.config,
+                size_bytes,
+                have_bytes: &have_bytes,
+                progress: &*self.progress,
+            };
+            chosen.make(&model.config, &counted, memory.limits, self.threads)
+        };
+        let device = make(model, chosen, &memory)?;
+        let draft = match (draft, plan) {
+            (Some(draft), Some((chosen, plan))) => {
+                let device = make(draft, chosen, &plan)?;
+                Some((plan, device))
+            }
+            _ => None,
+        };
+        Ok(OnDevice { memory, device, draft })
+    }
+
+    /// The device and the memory of a draft model beside a model.
+    fn plan_draft(
+        &self,
+        draft: &Model,
+        chosen: Chosen,
+        room: &Room,
+        memory: &MemoryPlan,
+    ) -> Result<(Chosen, MemoryPlan), Error> {
+        let config = &draft.config;
+        let chosen = match chosen {
+            Chosen::Reference => chosen,
+            _ => self.device_options.choose(config)?,
+        };
+        // A draft model with fewer positions drafts the beginning of long contexts alone.
+        let context = room.context.min(config.max_positions);
+        let room = Room { context, kv_memory: None, ..*room };
+        let left = memory.free.map(|free| free.saturating_sub(memory.need.total()));
+        let forms = Forms::of(&*draft.weights, config);
+        let plan = MemoryPlan::with_free(config, &forms, &room, chosen, left)?;
+        check_fit_together(memory, &plan)?;
+        Ok((chosen, plan))
     }
 
     /// The space for KV rows that these options give a model.
@@ -247,7 +342,7 @@ struct Counted<'a> {
     weights: &'a dyn Weights,
     config: &'a Config,
     size_bytes: u64,
-    have_bytes: AtomicU64,
+    have_bytes: &'a AtomicU64,
     progress: &'a dyn Progress,
 }
 

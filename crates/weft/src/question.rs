@@ -1,6 +1,7 @@
 //! Questions, the documents that they refer to, and the options of an answer.
 
 use weft_core::chunk::{ChunkId, Repair, Reuse};
+use weft_core::engine::Speculate;
 
 /// A registered document. Its KV rows are computed once, and later questions reuse them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,6 +31,8 @@ pub struct Question {
     pub(crate) seed: Option<u64>,
     pub(crate) max_tokens: Option<usize>,
     pub(crate) stop: Vec<String>,
+    pub(crate) speculate: Option<Speculate>,
+    pub(crate) prediction: Option<String>,
 }
 
 impl Question {
@@ -89,6 +92,19 @@ impl Question {
     /// Sets the maximum number of generated tokens, reasoning included.
     pub fn max_tokens(mut self, tokens: usize) -> Self {
         self.max_tokens = Some(tokens);
+        self
+    }
+
+    /// Sets how much the answer is drafted. This changes its speed and nothing else.
+    pub fn speculate(mut self, speculate: Speculate) -> Self {
+        self.speculate = Some(speculate);
+        self
+    }
+
+    /// Sets a text that the answer will repeat in large parts, such as a file that is to be edited.
+    /// The answer stays the same, and comes sooner.
+    pub fn prediction(mut self, text: impl Into<String>) -> Self {
+        self.prediction = Some(text.into());
         self
     }
 

@@ -7,6 +7,7 @@ use weft::weft_core::chunk::Tier;
 use weft::weft_core::weights::Coded;
 use weft::{
     DeviceChoice, Document, Error, Event, FinishReason, Llm, Options, Progress, Question, Reuse,
+    Speculate,
 };
 
 const TOWN: &str = "Piranul has 49 bridges. The river that flows through Piranul is the Gukatror. \
@@ -172,6 +173,49 @@ fn a_folder_that_cannot_be_used_is_a_warning() {
     let warnings = llm.take_warnings();
     assert!(warnings[0].contains("not saved on disk"), "{warnings:?}");
     assert!(llm.take_warnings().is_empty());
+}
+
+#[test]
+fn drafts_change_the_speed_alone() {
+    let options = Options::new().device(DeviceChoice::Cpu).context(512);
+    let mut llm =
+        options.speculate(Speculate::Fixed(4)).load(weft::bundled_model().unwrap()).unwrap();
+    let town = llm.document(TOWN).unwrap();
+    let asked = question("How many bridges does Piranul have?", &town);
+    let plain = llm.ask(asked.clone().speculate(Speculate::Off)).unwrap();
+    assert_eq!(plain.stats.speculation.total().drafted, 0);
+    let drafted = llm.ask(asked.clone()).unwrap();
+    assert!(drafted.stats.speculation.context.drafted > 0, "{:?}", drafted.stats);
+    let predicted = llm.ask(asked.prediction(&plain.text)).unwrap();
+    assert!(predicted.stats.speculation.prediction.accepted > 1, "{:?}", predicted.stats);
+    for answer in [drafted, predicted] {
+        assert_eq!((answer.text, answer.reason), (plain.text.clone(), plain.reason));
+    }
+    let settings = Question::default().temperature(0.0).prediction("Nothing like it.");
+    let mut chat = llm.chat().settings(settings);
+    let said = chat.say(&format!("{TOWN}\n\nWhen was Piranul founded?")).unwrap();
+    assert!(said.stats.speculation.prediction.drafted > 0, "{:?}", said.stats);
+}
+
+#[test]
+fn a_draft_model_drafts_if_its_tokens_are_the_model_s() {
+    let options = || Options::new().device(DeviceChoice::Cpu).context(512);
+    let bundled = || weft::bundled_model().unwrap();
+    let drafting = options().draft_model(bundled()).speculate(Speculate::Fixed(4));
+    let mut llm = drafting.load(bundled()).unwrap();
+    assert!(llm.draft_memory().is_some_and(|memory| memory.need == llm.memory().need));
+    let town = llm.document(TOWN).unwrap();
+    let asked = question("How many bridges does Piranul have?", &town);
+    let plain = llm.ask(asked.clone().speculate(Speculate::Off)).unwrap();
+    let drafted = llm.ask(asked).unwrap();
+    assert_eq!(drafted.text, plain.text);
+    let counts = drafted.stats.speculation.model;
+    assert!(counts.drafted > 0 && counts.accepted == counts.drafted, "{counts:?}");
+    let other = options().draft_model(weft_testing::stub::model()).load(bundled()).err().unwrap();
+    assert!(matches!(other, Error::DraftModel(_)), "{other}");
+    assert!(other.to_string().contains("tokenizer"), "{other}");
+    let absent = options().draft("./no/such/folder").load(bundled()).err().unwrap();
+    assert!(absent.to_string().contains("no/such/folder"), "{absent}");
 }
 
 #[test]

@@ -77,6 +77,7 @@ pub(super) const BENCH: &str = help! {
     "weft bench                                      a short run, random weights"
     "weft bench -m qwen3:0.6b -d 0,4096 -b 1,2,4,8 -r 5"
     "weft bench first-token --save run.json"
+    "weft bench speculate --save run.json && weft bench plot run.json --out run.svg"
 };
 pub(super) const DOCTOR: &str = help! { "weft doctor" };
 pub(super) const COMPLETIONS: &str =

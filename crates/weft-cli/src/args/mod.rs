@@ -7,6 +7,7 @@ mod device;
 mod examples;
 mod quantize;
 mod serve;
+mod speculate;
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -27,6 +28,7 @@ pub(crate) use self::compare::CompareArgs;
 pub(crate) use self::device::{DeviceArgs, DeviceKind, Kernels, Quantize};
 pub(crate) use self::quantize::QuantizeArgs;
 pub(crate) use self::serve::ServeArgs;
+pub(crate) use self::speculate::SpeculateArgs;
 
 /// The whole command line.
 #[derive(Parser)]
@@ -137,6 +139,8 @@ pub(crate) struct AskArgs {
     pub(crate) prompt: PromptArgs,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) speculate: SpeculateArgs,
     /// Print the answer and its statistics as JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -159,6 +163,8 @@ pub(crate) struct RunArgs {
     pub(crate) prompt: PromptArgs,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) speculate: SpeculateArgs,
     /// Read the prompt, or a text before it, from a file
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
@@ -186,6 +192,8 @@ pub(crate) struct ChatArgs {
     pub(crate) prompt: PromptArgs,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) speculate: SpeculateArgs,
 }
 
 #[derive(Args)]
@@ -323,6 +331,9 @@ pub(crate) struct ModelArgs {
     /// Print only the answer and errors
     #[arg(short, long)]
     pub(crate) quiet: bool,
+    /// The model that drafts its answers, for commands that answer
+    #[arg(skip)]
+    pub(crate) draft: Option<String>,
     /// What is shown while the model is opened; made when it is first needed
     #[arg(skip)]
     pub(crate) bars: OnceLock<Bars>,

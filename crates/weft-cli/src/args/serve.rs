@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use clap::Args;
 use weft_server::AllowedOrigin;
 
-use super::{CacheArgs, ModelArgs};
+use super::{CacheArgs, ModelArgs, SpeculateArgs};
 use crate::size;
 
 #[derive(Args)]
@@ -17,6 +17,8 @@ pub(crate) struct ServeArgs {
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
+    #[command(flatten)]
+    pub(crate) speculate: SpeculateArgs,
     /// Address to listen on; other than loopback addresses need --api-key
     #[arg(long, value_name = "ADDRESS", value_parser = parse_host, default_value = "127.0.0.1")]
     pub(crate) host: IpAddr,

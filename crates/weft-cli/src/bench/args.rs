@@ -15,6 +15,7 @@ use super::export::ExportArgs;
 use super::first_token::FirstTokenArgs;
 use super::forced::ForcedArgs;
 use super::generate::GenerateArgs;
+use super::speculate::SpeculateArgs;
 use super::start::StartArgs;
 use crate::args::{DeviceArgs, Quantize};
 use crate::{load, size};
@@ -36,6 +37,8 @@ pub(crate) enum BenchCommand {
     FirstToken(FirstTokenArgs),
     /// Time whole answers, including scheduling, sampling and text
     Generate(GenerateArgs),
+    /// Time drafted answers beside plain ones, by the share of the drafts that is right
+    Speculate(SpeculateArgs),
     /// Time a start, part by part: from the process to the first token
     Start(StartArgs),
     /// Compare two saved runs, test by test
@@ -212,7 +215,7 @@ pub(crate) struct PlotArgs {
     pub(crate) out: PathBuf,
 }
 
-fn count_or_zero(text: &str) -> Result<usize, String> {
+pub(super) fn count_or_zero(text: &str) -> Result<usize, String> {
     if text == "0" { Ok(0) } else { size::parse_count(text) }
 }
 

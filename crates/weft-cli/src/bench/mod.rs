@@ -20,7 +20,9 @@ mod measure;
 mod ops;
 mod plot;
 mod plot_first_token;
+mod plot_speculate;
 mod report;
+mod speculate;
 mod start;
 mod stats;
 mod subject;
@@ -53,6 +55,7 @@ pub(crate) fn run(args: BenchArgs) -> Result<ExitCode, CliError> {
         Some(BenchCommand::Ops(args)) => ops::run(args),
         Some(BenchCommand::FirstToken(args)) => first_token::run(&args),
         Some(BenchCommand::Generate(args)) => generate::run(&args),
+        Some(BenchCommand::Speculate(args)) => speculate::run(&args),
         Some(BenchCommand::Start(args)) => start::run(&args),
         Some(BenchCommand::Compare(args)) => compare::run(&args),
         Some(BenchCommand::Plot(args)) => plot::run(&args),

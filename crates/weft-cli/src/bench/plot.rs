@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use super::args::PlotArgs;
 use super::file::write_whole;
 use super::plot_first_token::{self, FirstTokens};
+use super::plot_speculate::{self, Speculated};
 use super::report::{Kind, Report, Row};
 use super::svg::{Anchor, COLOURS, Svg, binary_ticks, ticks};
 use super::table::short;
@@ -28,6 +29,11 @@ pub(super) fn run(args: &PlotArgs) -> Result<ExitCode, CliError> {
     let first_tokens = args.runs.iter().map(|path| FirstTokens::read(path));
     if let Some(runs) = first_tokens.collect::<Result<Option<Vec<_>>, _>>()? {
         write_whole(&args.out, &plot_first_token::drawn(&runs))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let speculated = args.runs.iter().map(|path| Speculated::read(path));
+    if let Some(runs) = speculated.collect::<Result<Option<Vec<_>>, _>>()? {
+        write_whole(&args.out, &plot_speculate::drawn(&runs))?;
         return Ok(ExitCode::SUCCESS);
     }
     let runs = args.runs.iter().map(|path| Report::read(path)).collect::<Result<Vec<_>, _>>()?;

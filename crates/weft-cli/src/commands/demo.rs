@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use weft_core::chunk::{Asked, Source, Turn};
-use weft_core::engine::Stats;
+use weft_core::engine::{DraftCounts, Stats};
 use weft_server::resident::protocol::Question;
 
 use crate::answer::{Style, print};
@@ -72,6 +72,7 @@ fn ask(session: &mut Session, question: &str) -> Result<Option<Stats>, CliError>
         thinking: None,
         sampling: Default::default(),
         use_cache: true,
+        speculate: None,
     };
     let answer = session.answer(&question, Style { stream: true, quiet: false })?;
     if answer.was_interrupted() {
@@ -81,10 +82,17 @@ fn ask(session: &mut Session, question: &str) -> Result<Option<Stats>, CliError>
     Ok(Some(answer.finished.stats))
 }
 
-/// How quickly the document was quoted.
+/// How quickly the document was quoted, and how much of it was drafted from the documents.
 fn quoted(stats: &Stats) -> String {
     let speed = stats.tokens_per_second().unwrap_or_default();
-    format!("quote: {} tokens, {speed:.0} tok/s\n", stats.generated_tokens)
+    let drafts = match stats.speculation.total() {
+        DraftCounts { accepted: 0, .. } => String::new(),
+        DraftCounts { accepted, .. } => format!(
+            ";\n{accepted} of them were drafted from the documents and checked several at a time.\n\
+             Drafts change no token: `--speculate off` gives the same answer, more slowly"
+        ),
+    };
+    format!("quote: {} tokens, {speed:.0} tok/s{drafts}.\n", stats.generated_tokens)
 }
 
 /// Compares the times to the first token of both questions.
@@ -109,6 +117,8 @@ fn conversation(question: &str) -> Asked {
 
 #[cfg(test)]
 mod tests {
+    use weft_core::engine::Speculation;
+
     use super::*;
 
     #[test]
@@ -130,6 +140,10 @@ mod tests {
             total: Duration::from_millis(550),
             ..Stats::default()
         };
-        assert_eq!(quoted(&stats), "quote: 101 tokens, 200 tok/s\n");
+        assert_eq!(quoted(&stats), "quote: 101 tokens, 200 tok/s.\n");
+        let context = DraftCounts { drafted: 98, accepted: 84 };
+        let speculation = Speculation { context, ..Speculation::default() };
+        let text = quoted(&Stats { speculation, ..stats });
+        assert!(text.contains("\n84 of them were drafted from the documents"), "{text}");
     }
 }

@@ -45,6 +45,7 @@ pub(crate) fn run(mut args: RunArgs) -> Result<ExitCode, CliError> {
         thinking: args.prompt.thinking(),
         sampling: sampling::overrides(&args.sampling),
         use_cache: !args.cache.no_cache,
+        speculate: args.speculate.speculate,
     };
     let answer = session.answer(&question, style)?;
     session.print_warnings();
@@ -108,5 +109,6 @@ fn chat_instead(args: RunArgs) -> Result<ExitCode, CliError> {
         cache: args.cache,
         prompt: args.prompt,
         sampling: args.sampling,
+        speculate: args.speculate,
     })
 }

@@ -7,6 +7,7 @@ use std::process::{ExitCode, Stdio};
 use weft::DEFAULT_CONTEXT;
 use weft_core::chunk::Which;
 use weft_core::device::MAX_LANES;
+use weft_core::engine::Speculate;
 use weft_server::{Loaded, Options, ServeError, Server};
 
 use crate::args::{CacheArgs, ModelArgs, ServeArgs};
@@ -19,7 +20,8 @@ use crate::terminal;
 use crate::tiers::RegisteredChunks;
 
 pub(crate) fn run(args: ServeArgs) -> Result<ExitCode, CliError> {
-    let ServeArgs { name, mut model, mut cache, .. } = args;
+    let ServeArgs { name, mut model, mut cache, speculate, .. } = args;
+    let speculate = speculate.speculate.unwrap_or_default();
     model.model = name.or(model.model);
     // A request without a limit is promised a whole context, and there can be one request per lane.
     cache.contexts = Some(MAX_LANES);
@@ -40,7 +42,8 @@ pub(crate) fn run(args: ServeArgs) -> Result<ExitCode, CliError> {
     let quiet = model.quiet;
     let server = Server::bind(options, move |text| terminal::note(quiet, text));
     let server = server.map_err(CliError::serve)?;
-    if let Some(name) = model.model.as_deref().filter(|name| !models::is_bundled(Some(name))) {
+    let names = [&model.model, &model.draft].into_iter().flatten();
+    for name in names.filter(|name| !models::is_bundled(Some(name.as_str()))) {
         models::check_name(name, model.offline)?;
     }
     let address = server.address().map_err(CliError::io("the server's address"))?;
@@ -52,7 +55,9 @@ pub(crate) fn run(args: ServeArgs) -> Result<ExitCode, CliError> {
         open_page(&page);
     }
     model.bars = Bars::reporting_to(quiet, server.progress()).into();
-    server.run(Box::new(move || Ok(load(&id, &model, &cache)?))).map_err(CliError::serve)?;
+    server
+        .run(Box::new(move || Ok(load(&id, &model, &cache, speculate)?)))
+        .map_err(CliError::serve)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -82,8 +87,14 @@ fn open_page(url: &str) {
     }
 }
 
-fn load(id: &str, args: &ModelArgs, cache: &CacheArgs) -> Result<Loaded, CliError> {
+fn load(
+    id: &str,
+    args: &ModelArgs,
+    cache: &CacheArgs,
+    speculate: Speculate,
+) -> Result<Loaded, CliError> {
     let load::Loaded { model, mut engine } = load::load(args, cache)?;
+    engine.set_speculation(speculate);
     load::introduce(args, args.quiet);
     let registered = RegisteredChunks::open(cache, &model.tokenizer);
     let shelf = match registered {

@@ -26,6 +26,8 @@ pub(crate) struct Identity {
     isa: Option<String>,
     /// What the weights are quantised to while loading.
     quantize: Option<String>,
+    /// The draft model's folder or GGUF file.
+    draft: Option<PathBuf>,
     /// Only a server knows these.
     #[serde(default)]
     loaded: Loaded,
@@ -51,13 +53,7 @@ impl Identity {
     /// What a command with these flags would load; `None` if its files are not here.
     pub(crate) fn wanted(model: &ModelArgs, cache: &CacheArgs) -> Option<Self> {
         let name = model.model.as_deref().filter(|name| !models::is_bundled(Some(name)));
-        let path = match name {
-            None => None,
-            Some(name) => {
-                let reference = ModelRef::parse(&models::full_name(name)).ok()?;
-                Some(full_path(&hub::resolve(&reference, &HubEnv::from_env().ok()?).ok()?)?)
-            }
-        };
+        let path = name.map(found).transpose().ok()?;
         Some(Self {
             version: env!("WEFT_VERSION").to_owned(),
             files: path.as_deref().map_or_else(Vec::new, files),
@@ -66,6 +62,7 @@ impl Identity {
             chunk_dir: chunk_folder(cache).ok().map(absolute),
             isa: std::env::var(weft_cpu::ISA_VARIABLE).ok(),
             quantize: model.quantize.map(|form| form.to_string()),
+            draft: model.draft.as_deref().map(found).transpose().ok()?,
             loaded: Loaded::default(),
         })
     }
@@ -101,11 +98,20 @@ impl Identity {
                 == (&wanted.version, &wanted.path, &wanted.files)
             && (&self.cache_dir, &self.chunk_dir) == (&wanted.cache_dir, &wanted.chunk_dir)
             && (&self.isa, &self.quantize) == (&wanted.isa, &wanted.quantize)
+            // A draft model changes the speed alone, so a server may have one of its own.
+            && (wanted.draft.is_none() || self.draft == wanted.draft)
     }
 }
 
 pub(crate) fn kernels(kernels: Kernels) -> String {
     format!("{kernels:?}")
+}
+
+/// The folder or the file of a model that is here.
+fn found(name: &str) -> Result<PathBuf, ()> {
+    let reference = ModelRef::parse(&models::full_name(name)).map_err(drop)?;
+    let path = hub::resolve(&reference, &HubEnv::from_env().map_err(drop)?).map_err(drop)?;
+    full_path(&path).ok_or(())
 }
 
 fn absolute(path: PathBuf) -> PathBuf {
@@ -180,6 +186,7 @@ mod tests {
             on(DeviceKind::Cuda, Kernels::Auto),
             on(DeviceKind::Auto, Kernels::Reference),
             ModelArgs { quantize: Some(Quantize::Int4), ..model() },
+            ModelArgs { draft: Some(name.clone()), ..model() },
         ] {
             assert!(!serves(&other, &cache));
         }

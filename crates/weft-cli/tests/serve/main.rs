@@ -3,6 +3,7 @@
 
 mod answers;
 mod cache;
+mod drafts;
 mod end;
 mod harness;
 mod load;

@@ -2,6 +2,7 @@
 #![cfg(unix)]
 
 mod chat;
+mod drafts;
 mod mistakes;
 mod models;
 

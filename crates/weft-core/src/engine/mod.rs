@@ -37,6 +37,7 @@ pub use self::generation::{GenerateError, Generation};
 pub use self::request::{Cancel, Request, RequestError};
 pub use self::speculation::{
     DraftCounts, DraftModelError, DraftSource, Speculate, Speculation, WrongSpeculate,
+    check_draft_tokenizer,
 };
 pub use self::stats::{FinishReason, Finished, Stats};
 

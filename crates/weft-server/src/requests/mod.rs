@@ -7,6 +7,7 @@
 
 mod chat;
 mod completion;
+mod drafts;
 mod json;
 mod messages;
 mod numbers;

@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer};
+use weft_core::engine::Speculate;
 use weft_core::sampling::{Sampling, random_seed};
 
+use super::drafts::{ApiSpeculate, Prediction};
 use super::numbers::{Bounded, Count, Limit, Seed, TokenId};
 use crate::api_error::ApiError;
 use crate::grammars::Rule;
@@ -48,6 +50,11 @@ pub(crate) struct Settings {
     cache_prompt: Option<bool>,
     /// Whether a stream says how far its prompt is; llama.cpp's name.
     return_progress: Option<bool>,
+    /// How much is drafted.
+    speculate: Option<ApiSpeculate>,
+    prediction: Option<Prediction>,
+    /// Whether events of a stream say how many of their tokens were drafted.
+    return_accepted: Option<bool>,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
@@ -101,6 +108,24 @@ impl Settings {
     /// Whether events with the progress of the prompt come before the first token.
     pub(crate) fn sends_progress(&self) -> bool {
         self.streams() && self.return_progress.unwrap_or(false)
+    }
+
+    /// How much is drafted; as the server is set if it is `None`.
+    pub(crate) fn speculate(&self) -> Option<Speculate> {
+        self.speculate.map(|speculate| speculate.0)
+    }
+
+    /// The tokens of the client's draft. More than the context holds cannot be of use.
+    pub(crate) fn prediction(&self, model: &ModelInfo) -> Result<Option<Vec<u32>>, ApiError> {
+        let Some(prediction) = &self.prediction else { return Ok(None) };
+        let mut tokens = model.tokenizer.encode_text(&prediction.text())?;
+        tokens.truncate(model.context);
+        Ok(Some(tokens))
+    }
+
+    /// Whether events of a stream say how many of their tokens were drafted.
+    pub(crate) fn sends_accepted(&self) -> bool {
+        self.return_accepted.unwrap_or(false)
     }
 
     pub(crate) fn uses_cache(&self) -> bool {

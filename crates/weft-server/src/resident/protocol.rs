@@ -11,7 +11,7 @@ use weft_core::chunk::{
     AskError, Asked, ChunkError, ChunkId, Composition, Kind, Library, Prompt, Reuse, Source,
     compose_prompt,
 };
-use weft_core::engine::{Finished, Preview};
+use weft_core::engine::{Finished, Preview, Speculate};
 use weft_core::prompt::Template;
 use weft_core::sampling::Overrides;
 use weft_core::tokenizer::Tokenizer;
@@ -79,6 +79,8 @@ pub struct Question {
     pub sampling: Overrides,
     /// Whether cached rows are used, and new ones cached.
     pub use_cache: bool,
+    /// How much is drafted; as the server is set if it is `None`.
+    pub speculate: Option<Speculate>,
 }
 
 /// What happens to a question.

@@ -8,7 +8,7 @@ use weft_core::engine::{Finished, Token};
 use super::choice::{Choice, Delta, ToolMode};
 use super::tool_calls::{Beginning, CallDelta};
 use super::usage::{add_costs, add_progress, add_usage, reason, usage};
-use super::{FINGERPRINT, ResponseWriter, logprobs, response_id, seconds_now};
+use super::{Accepted, FINGERPRINT, ResponseWriter, logprobs, response_id, seconds_now};
 use crate::model_info::ModelInfo;
 use crate::worker::Progress;
 
@@ -22,6 +22,7 @@ pub(crate) struct ChatWriter {
     has_logprobs: bool,
     streams: bool,
     includes_usage: bool,
+    accepted: Accepted,
 }
 
 struct ChoiceState {
@@ -39,6 +40,8 @@ pub(crate) struct ChatOptions<'a> {
     pub(crate) streams: bool,
     /// Whether a stream ends with its usage.
     pub(crate) includes_usage: bool,
+    /// Whether events say how many of their tokens were drafted.
+    pub(crate) sends_accepted: bool,
 }
 
 impl ChatWriter {
@@ -56,6 +59,7 @@ impl ChatWriter {
             has_logprobs: options.has_logprobs,
             streams: options.streams,
             includes_usage: options.includes_usage,
+            accepted: Accepted::new(options.choices, options.sends_accepted),
         }
     }
 
@@ -101,7 +105,9 @@ impl ChatWriter {
             true => logprobs::of_chat(&delta.logprobs),
             false => Value::Null,
         };
-        Some(self.event(index, delta_json(delta), entries, None))
+        let mut event = self.event(index, delta_json(delta), entries, None);
+        self.accepted.add_to(index, &mut event);
+        Some(event)
     }
 
     fn message(&self, index: usize, collected: Delta) -> Value {
@@ -173,7 +179,8 @@ impl ResponseWriter for ChatWriter {
         event
     }
 
-    fn token(&mut self, choice: usize, token: Token) -> Option<Value> {
+    fn token(&mut self, choice: usize, token: Token, is_drafted: bool) -> Option<Value> {
+        self.accepted.count(choice, is_drafted);
         let delta = self.choices[choice].choice.push(&token, &self.model.tokenizer);
         self.write(choice, delta)
     }
@@ -241,12 +248,13 @@ mod tests {
             has_logprobs: false,
             streams,
             includes_usage: false,
+            sends_accepted: false,
         };
         let mut writer = ChatWriter::new(Arc::new(info), &options);
         let mut events = Vec::new();
         for text in texts {
             let token = Token { id: 1, text: (*text).to_owned(), logprobs: None };
-            events.extend(writer.token(0, token));
+            events.extend(writer.token(0, token, false));
         }
         let stats = Stats {
             prompt_tokens: 1,

@@ -17,9 +17,9 @@ pub(crate) async fn complete(
         // The channel closes early only if the engine has failed.
         let ChoiceEvent { choice, event } = handle.events.recv().await.ok_or(JobError::Fault)?;
         match event {
-            JobEvent::Token(token) => {
+            JobEvent::Token { token, is_drafted } => {
                 recorder.record(choice, token.id);
-                writer.token(choice, token);
+                writer.token(choice, token, is_drafted);
             }
             JobEvent::Done(finished) => {
                 writer.end(choice, *finished);

@@ -7,7 +7,7 @@ use weft_core::engine::{Finished, Token};
 
 use super::logprobs::{Entry, Pending};
 use super::usage::{add_costs, add_progress, add_usage, reason, usage};
-use super::{FINGERPRINT, ResponseWriter, logprobs, response_id, seconds_now};
+use super::{Accepted, FINGERPRINT, ResponseWriter, logprobs, response_id, seconds_now};
 use crate::model_info::ModelInfo;
 use crate::worker::Progress;
 
@@ -23,6 +23,7 @@ pub(crate) struct CompletionWriter {
     echoes: bool,
     streams: bool,
     includes_usage: bool,
+    accepted: Accepted,
 }
 
 #[derive(Default)]
@@ -43,6 +44,8 @@ pub(crate) struct CompletionOptions {
     pub(crate) streams: bool,
     /// Whether a stream ends with its usage.
     pub(crate) includes_usage: bool,
+    /// Whether events say how many of their tokens were drafted.
+    pub(crate) sends_accepted: bool,
 }
 
 impl CompletionWriter {
@@ -58,6 +61,7 @@ impl CompletionWriter {
             echoes: options.echoes,
             streams: options.streams,
             includes_usage: options.includes_usage,
+            accepted: Accepted::new(options.choices, options.sends_accepted),
         }
     }
 
@@ -109,7 +113,8 @@ impl ResponseWriter for CompletionWriter {
         event
     }
 
-    fn token(&mut self, choice: usize, token: Token) -> Option<Value> {
+    fn token(&mut self, choice: usize, token: Token, is_drafted: bool) -> Option<Value> {
+        self.accepted.count(choice, is_drafted);
         let choice_text = &mut self.choices[choice];
         let is_first = !std::mem::replace(&mut choice_text.has_begun, true);
         let entries = match is_first && self.echoes && self.has_logprobs {
@@ -124,7 +129,9 @@ impl ResponseWriter for CompletionWriter {
         if token.text.is_empty() && entries.is_empty() {
             return None;
         }
-        Some(self.event(self.choice(choice, &token.text, &entries, None)))
+        let mut event = self.event(self.choice(choice, &token.text, &entries, None));
+        self.accepted.add_to(choice, &mut event);
+        Some(event)
     }
 
     fn end(&mut self, choice: usize, finished: Finished) -> Vec<Value> {

@@ -37,7 +37,7 @@ pub(crate) trait ResponseWriter: Send + 'static {
     fn progress(&self, choice: usize, progress: &Progress) -> Value;
 
     /// Takes a choice's token; returns the event that a stream sends now, if any.
-    fn token(&mut self, choice: usize, token: Token) -> Option<Value>;
+    fn token(&mut self, choice: usize, token: Token, is_drafted: bool) -> Option<Value>;
 
     /// Takes the end of a choice; returns the events that a stream sends now.
     fn end(&mut self, choice: usize, finished: Finished) -> Vec<Value>;
@@ -47,6 +47,30 @@ pub(crate) trait ResponseWriter: Send + 'static {
 
     /// The complete response, after all choices have ended.
     fn into_response(self) -> Value;
+}
+
+/// Counts the drafted tokens of each choice since its last event, if the client wants to know.
+struct Accepted(Option<Vec<usize>>);
+
+impl Accepted {
+    fn new(choices: usize, is_wanted: bool) -> Self {
+        Self(is_wanted.then(|| vec![0; choices]))
+    }
+
+    fn count(&mut self, choice: usize, is_drafted: bool) {
+        if let Self(Some(counts)) = self {
+            counts[choice] += usize::from(is_drafted);
+        }
+    }
+
+    /// Adds the number to the choice's event, unless it is 0. OpenAI's clients ignore the field.
+    fn add_to(&mut self, choice: usize, event: &mut Value) {
+        let counts = self.0.iter_mut();
+        let n = counts.map(|counts| std::mem::take(&mut counts[choice])).sum::<usize>();
+        if n > 0 {
+            event["weft"] = serde_json::json!({"accepted": n});
+        }
+    }
 }
 
 /// Names the program that answered: another version may answer the same request differently.
@@ -60,4 +84,28 @@ pub(crate) fn response_id(prefix: &str) -> String {
 /// Seconds since 1970.
 pub(crate) fn seconds_now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn drafted_tokens_are_counted_with_the_next_event_of_their_choice() {
+        let mut accepted = Accepted::new(2, true);
+        for is_drafted in [true, false, true] {
+            accepted.count(1, is_drafted);
+        }
+        let mut events = [json!({}), json!({}), json!({})];
+        accepted.add_to(0, &mut events[0]);
+        accepted.add_to(1, &mut events[1]);
+        accepted.add_to(1, &mut events[2]);
+        assert_eq!(events, [json!({}), json!({"weft": {"accepted": 2}}), json!({})]);
+        let (mut unasked, mut event) = (Accepted::new(1, false), json!({}));
+        unasked.count(0, true);
+        unasked.add_to(0, &mut event);
+        assert_eq!(event, json!({}), "nobody asked");
+    }
 }

@@ -106,10 +106,10 @@ impl<W: ResponseWriter> EventStream<W> {
             JobEvent::Progress(progress) => {
                 write(&mut self.bytes, &self.writer.progress(choice, &progress));
             }
-            JobEvent::Token(token) => {
+            JobEvent::Token { token, is_drafted } => {
                 self.last_write.get_or_insert_with(Instant::now);
                 self.recorder.iter_mut().for_each(|recorder| recorder.record(choice, token.id));
-                let event = self.writer.token(choice, token);
+                let event = self.writer.token(choice, token, is_drafted);
                 event.iter().for_each(|event| write(&mut self.bytes, event));
             }
             JobEvent::Done(finished) => {

@@ -2,7 +2,7 @@
 //! context came from.
 
 use serde_json::{Value, json};
-use weft_core::engine::{FinishReason, Finished, Speculation, Stats};
+use weft_core::engine::{DraftCounts, FinishReason, Finished, Speculation, Stats};
 
 use crate::worker::Progress;
 
@@ -24,19 +24,25 @@ fn total(finished: &[Option<Finished>], choices_per_prompt: usize) -> Stats {
 
 /// The tokens of all choices.
 pub(super) fn usage(finished: &[Option<Finished>], choices_per_prompt: usize) -> Value {
-    let Stats { prompt_tokens, cached_tokens, generated_tokens, .. } =
+    let Stats { prompt_tokens, cached_tokens, generated_tokens, speculation, .. } =
         total(finished, choices_per_prompt);
+    let DraftCounts { drafted, accepted } = speculation.prediction;
     json!({
         "prompt_tokens": prompt_tokens,
         "completion_tokens": generated_tokens,
         "total_tokens": prompt_tokens + generated_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        // Only what the client predicted counts, as with OpenAI; `timings` counts all drafts.
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
+        },
     })
 }
 
 /// The times and tokens of all choices.
 fn timings(finished: &[Option<Finished>], choices_per_prompt: usize) -> Value {
-    let Stats { prompt_tokens, cached_tokens, generated_tokens, first_token, total, .. } =
+    let Stats { prompt_tokens, cached_tokens, generated_tokens, first_token, total, speculation } =
         total(finished, choices_per_prompt);
     let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
     let computed = prompt_tokens.saturating_sub(cached_tokens);
@@ -45,7 +51,7 @@ fn timings(finished: &[Option<Finished>], choices_per_prompt: usize) -> Value {
     let decoded = generated_tokens.saturating_sub(finished.len());
     let per = |time: f64, n: usize| if n > 0 { time / n as f64 } else { 0.0 };
     let rate = |n: usize, time: f64| if time > 0.0 { n as f64 * 1e3 / time } else { 0.0 };
-    json!({
+    let mut timings = json!({
         "cache_n": cached_tokens,
         "prompt_n": computed,
         "prompt_ms": ms(first_token),
@@ -55,7 +61,15 @@ fn timings(finished: &[Option<Finished>], choices_per_prompt: usize) -> Value {
         "predicted_ms": decode_ms,
         "predicted_per_token_ms": per(decode_ms, decoded),
         "predicted_per_second": rate(decoded, decode_ms),
-    })
+    });
+    // llama.cpp's names; like there, they are missing if nothing was drafted.
+    let DraftCounts { drafted, accepted } = speculation.total();
+    if drafted > 0 {
+        timings["draft_n"] = drafted.into();
+        timings["draft_n_accepted"] = accepted.into();
+        timings["draft_sources"] = json!(speculation);
+    }
+    timings
 }
 
 /// Adds the timings of choices, and where the context of the first came from.
@@ -121,6 +135,33 @@ mod tests {
         assert_eq!(usage["completion_tokens"], 9);
         assert_eq!(usage["total_tokens"], 39);
         assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 8);
+    }
+
+    /// What was drafted adds up over choices; the usage counts the client's prediction alone.
+    #[test]
+    fn drafts_are_counted_by_source() {
+        let drafted = |context: (usize, usize), prediction: (usize, usize)| {
+            let counts = |(drafted, accepted)| DraftCounts { drafted, accepted };
+            let (context, prediction) = (counts(context), counts(prediction));
+            let speculation = Speculation { context, prediction, ..Speculation::default() };
+            finished(10, 8, 200).map(|finished| Finished {
+                stats: Stats { speculation, ..finished.stats },
+                ..finished
+            })
+        };
+        let all = [drafted((4, 3), (7, 5)), drafted((0, 0), (3, 1))];
+        let details = &usage(&all, 2)["completion_tokens_details"];
+        assert_eq!(details["accepted_prediction_tokens"], 6);
+        assert_eq!(details["rejected_prediction_tokens"], 4);
+        let with_drafts = timings(&all, 2);
+        assert_eq!(
+            (&with_drafts["draft_n"], &with_drafts["draft_n_accepted"]),
+            (&json!(14), &json!(9))
+        );
+        let of_context = &with_drafts["draft_sources"]["context"];
+        assert_eq!(of_context, &json!({"drafted": 4, "accepted": 3}));
+        let without = timings(&[finished(10, 3, 300)], 1);
+        assert!(without.get("draft_n").is_none(), "{without}");
     }
 
     /// The first token of each choice comes from its prompt, so it counts for no speed of decoding.

@@ -31,13 +31,14 @@ pub(super) async fn create(
     let (choices, streams) = (settings.choices(), settings.streams());
     let (use_cache, includes_usage) = (settings.uses_cache(), settings.includes_usage());
     let sends_progress = settings.sends_progress();
+    let (speculate, sends_accepted) = (settings.speculate(), settings.sends_accepted());
     let (rule, rule_param) = (body.value.rule(), body.value.rule_param());
     let tools = match &rule {
         Some(Rule::Call(_)) => ToolMode::Required(body.value.only_tool()),
         _ if body.value.tools().0.is_empty() => ToolMode::None,
         _ => ToolMode::Auto,
     };
-    let prompt = compose(&app, &model, body).await?;
+    let (prompt, prediction) = compose(&app, &model, body).await?;
     let constraint = compile_rule(&model, rule, rule_param).await?;
     let options = ChatOptions {
         choices,
@@ -46,10 +47,12 @@ pub(super) async fn create(
         has_logprobs: sampling.logprobs.is_some(),
         streams,
         includes_usage,
+        sends_accepted,
     };
     let writer = ChatWriter::new(Arc::clone(&model), &options);
     let recorder = Recorder::new(&app, writer.id(), prompt.clone());
-    let request = Request { use_cache, constraint, ..Request::new(prompt, sampling) };
+    let request =
+        Request { use_cache, constraint, speculate, prediction, ..Request::new(prompt, sampling) };
     let handle = app.worker.submit(answer_jobs(request, choices, sends_progress)).await?;
     Ok(substitute.mark(match streams {
         true => stream(handle, writer, recorder).await?,
@@ -81,17 +84,19 @@ pub(super) async fn compile_rule(
     }
 }
 
-/// The prompt of a chat, with its chunks.
+/// The prompt of a chat, with its chunks, and the client's draft of the answer.
 pub(super) async fn compose(
     app: &Arc<App>,
     model: &Arc<ModelInfo>,
     body: Body<ChatRequest>,
-) -> Result<Composition, ApiError> {
+) -> Result<(Composition, Option<Vec<u32>>), ApiError> {
     let Body { value: request, bytes, share: _share } = body;
     let chunks = find_chunks(app, request.chunk_ids()).await?;
     let bytes = bytes + chunks.values().map(|chunk| chunk.text.len()).sum::<usize>();
     let model = Arc::clone(model);
-    off_thread(bytes, move || request.compose(&model, &chunks)).await
+    let compose =
+        move || Ok((request.compose(&model, &chunks)?, request.settings.prediction(&model)?));
+    off_thread(bytes, compose).await
 }
 
 /// The registered chunks that a request names.

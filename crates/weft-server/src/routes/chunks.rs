@@ -270,7 +270,7 @@ pub(super) async fn preview(
     body: Body<ChatRequest>,
 ) -> Result<Json<Value>, ApiError> {
     let model = app.worker.model()?;
-    let prompt = compose(&app, &model, body).await?;
+    let (prompt, _) = compose(&app, &model, body).await?;
     let preview = app.worker.call(move |engine| engine.preview(&prompt)).await?;
     Ok(Json(preview_json(&preview)))
 }
@@ -370,7 +370,7 @@ pub(super) async fn wait_until_done(
             JobEvent::Done(_) => return Ok(rows),
             JobEvent::Cancelled(_) => return Err(JobError::Ended.into()),
             JobEvent::Failed(error) => return Err(error.into()),
-            JobEvent::Admitted | JobEvent::Progress(_) | JobEvent::Token(_) => {}
+            JobEvent::Admitted | JobEvent::Progress(_) | JobEvent::Token { .. } => {}
         }
     }
 }

@@ -26,9 +26,12 @@ pub(super) async fn create(
     let sampling = request.sampling(&model)?;
     let compose = {
         let model = Arc::clone(&model);
-        move || Ok((request.compose(&model)?, request))
+        move || {
+            let prediction = request.settings.prediction(&model)?;
+            Ok((request.compose(&model)?, prediction, request))
+        }
     };
-    let (prompts, request) = off_thread(bytes, compose).await?;
+    let (prompts, prediction, request) = off_thread(bytes, compose).await?;
     drop(share);
     let constraint = compile_rule(&model, request.rule(), request.rule_param()).await?;
     let settings = &request.settings;
@@ -40,6 +43,7 @@ pub(super) async fn create(
         echoes: request.echoes(),
         streams: settings.streams(),
         includes_usage: settings.includes_usage(),
+        sends_accepted: settings.sends_accepted(),
     };
     let writer = CompletionWriter::new(model, options);
     let recorder = Recorder::new(&app, writer.id(), prompts[0].clone());
@@ -49,6 +53,8 @@ pub(super) async fn create(
             let request = Request {
                 use_cache: settings.uses_cache(),
                 constraint: constraint.clone(),
+                speculate: settings.speculate(),
+                prediction: prediction.clone(),
                 ..Request::new(prompt.clone(), sampling.clone())
             };
             answer_jobs(request, per_prompt, settings.sends_progress())

@@ -33,10 +33,11 @@ macro_rules! files {
 }
 
 /// All files, by path. A test compares this list with the folder.
-pub(super) static FILES: [File; 30] = files![
+pub(super) static FILES: [File; 31] = files![
     "/" HTML "index.html",
     "/style.css" CSS "style.css",
     "/icon.svg" SVG "icon.svg",
+    "/accepted.js" SCRIPT "accepted.js",
     "/api.js" SCRIPT "api.js",
     "/app.js" SCRIPT "app.js",
     "/chat.js" SCRIPT "chat.js",

@@ -136,7 +136,7 @@ async fn answer(
 ) -> Result<Response, Refused> {
     let model = app.worker.model()?;
     let library = named(&app, &model, question.asked.chunk_words()).await?;
-    let Question { asked, thinking, sampling, use_cache } = question;
+    let Question { asked, thinking, sampling, use_cache, speculate } = question;
     let is_text = matches!(asked, weft_core::chunk::Asked::Text(_));
     let sampling = sampling.over(model.sampling(if is_text { Some(false) } else { thinking }));
     let Composed { prompt, end, names, .. } = blocking(move || {
@@ -146,7 +146,7 @@ async fn answer(
     let id = response_id("resident");
     let recorder = Recorder::new(&app, &id, prompt.clone());
     let prompt_tokens = prompt.len();
-    let request = Request { use_cache, ..Request::new(prompt, sampling) };
+    let request = Request { use_cache, speculate, ..Request::new(prompt, sampling) };
     app.resident.add(&id, request.cancel.clone());
     let running = Running { app: Arc::clone(&app), id: id.clone() };
     let job = Job::Answer { request: Box::new(request), sends_progress: true };
@@ -194,7 +194,7 @@ impl AnswerStream {
             let Ok(event) = received else { return (b"\n".to_vec(), false) };
             let event = event.map(|event| event.event);
             return match event.unwrap_or_else(|| self.gone()) {
-                JobEvent::Token(token) => {
+                JobEvent::Token { token, .. } => {
                     self.recorder.iter_mut().for_each(|recorder| recorder.record(0, token.id));
                     (line(&Event::Text(token.text)), false)
                 }

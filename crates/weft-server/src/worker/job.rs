@@ -31,7 +31,11 @@ pub(crate) enum JobEvent {
     /// Another block of its prompt was run.
     Progress(Box<Progress>),
     /// A token was generated.
-    Token(Token),
+    Token {
+        token: Token,
+        /// Whether a draft had it.
+        is_drafted: bool,
+    },
     /// It is done.
     Done(Box<Finished>),
     /// It was cancelled.

@@ -217,7 +217,7 @@ impl Scheduler {
     fn dispatch(&mut self, event: Event, engine: &mut Engine) {
         match event {
             Event::Prefill { lane, done, .. } => self.send_progress(lane, Some(done), engine),
-            Event::Token { lane, token, .. } => {
+            Event::Token { lane, token, drafted } => {
                 let metrics = &self.shared.metrics;
                 let Some(job) = self.running.get_mut(&lane) else { return };
                 let now = Instant::now();
@@ -225,7 +225,7 @@ impl Scheduler {
                     None => metrics.first_token.observe(now - job.since),
                     Some(last) => metrics.token.observe(now - last),
                 }
-                job.events.send(JobEvent::Token(token));
+                job.events.send(JobEvent::Token { token, is_drafted: drafted.is_some() });
             }
             Event::Done { lane, finished } => {
                 self.save_new_chunks(&finished.report, engine);

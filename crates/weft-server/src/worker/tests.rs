@@ -91,7 +91,7 @@ fn end(handle: &mut JobHandle) -> (usize, Result<(), String>) {
     let mut n_tokens = 0;
     while let Some(ChoiceEvent { event, .. }) = handle.events.blocking_recv() {
         match event {
-            JobEvent::Token(_) => n_tokens += 1,
+            JobEvent::Token { .. } => n_tokens += 1,
             JobEvent::Done(_) => return (n_tokens, Ok(())),
             JobEvent::Cancelled(_) => return (n_tokens, Err(JobError::Ended.to_string())),
             JobEvent::Failed(error) => return (n_tokens, Err(error.to_string())),

@@ -110,6 +110,7 @@ impl Asked {
             thinking: args.prompt.thinking(),
             sampling: sampling::overrides(&args.sampling),
             use_cache: !args.cache.no_cache,
+            speculate: args.speculate.speculate,
         }
     }
 }

@@ -253,6 +253,7 @@ impl Chat {
             thinking: self.thinking,
             sampling: sampling::overrides(&self.args.sampling),
             use_cache: !self.args.cache.no_cache,
+            speculate: self.args.speculate.speculate,
         };
         let style = Style { stream: true, quiet: self.args.model.quiet };
         self.session.answer(&question, style)

@@ -20,7 +20,7 @@ use crate::device::{Device, MAX_DRAFT};
 use crate::model::Model;
 use crate::sampling::Sampler;
 
-pub use self::model::DraftModelError;
+pub use self::model::{DraftModelError, check_draft_tokenizer};
 pub use self::request::{DraftCounts, DraftSource, Speculate, Speculation, WrongSpeculate};
 
 use self::context::Context;
@@ -239,7 +239,7 @@ impl Engine {
         model: &Model,
         device: Box<dyn Device>,
     ) -> Result<(), DraftModelError> {
-        model::check_tokenizers(&model.tokenizer, &self.tokenizer)?;
+        check_draft_tokenizer(&model.tokenizer, &self.tokenizer)?;
         self.speculating.model = Some(DraftModel::new(model, device));
         Ok(())
     }

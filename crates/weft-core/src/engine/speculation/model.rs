@@ -42,11 +42,11 @@ pub enum DraftModelError {
     },
 }
 
-/// Checks that two tokenizers have the same tokens.
-pub(super) fn check_tokenizers(
-    draft: &Tokenizer,
-    model: &Tokenizer,
-) -> Result<(), DraftModelError> {
+/// Checks that a draft model's tokenizer has the tokens of the model's, before either is loaded.
+///
+/// # Errors
+/// The first difference.
+pub fn check_draft_tokenizer(draft: &Tokenizer, model: &Tokenizer) -> Result<(), DraftModelError> {
     let sizes = (draft.vocab_size(), model.vocab_size());
     if sizes.0 != sizes.1 {
         return Err(DraftModelError::OtherSize { draft: sizes.0, model: sizes.1 });
