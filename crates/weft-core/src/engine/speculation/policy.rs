@@ -115,7 +115,7 @@ mod tests {
                 account.pass(1);
             }
             assert!(lost < 0.02 * HORIZON as f64, "{lost} at {cost}");
-            assert!(n_drafts >= 4, "it tries now and then");
+            assert!((4..20).contains(&n_drafts), "it tries now and then, and waits: {n_drafts}");
         }
     }
 
