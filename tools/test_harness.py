@@ -62,6 +62,8 @@ Ran 3 tests in 0.100s
         last, refused = test_summary.summary(self.LOG, "no GPU\ta\nno GPU\tb\n")
         self.assertEqual((last, refused), ("ran 10, skipped 2 (no GPU: 2)", []))
         self.assertEqual(test_summary.summary(self.LOG, "")[0], "ran 12, skipped 0")
+        last, refused = test_summary.summary(self.LOG, "kernels unchanged\tsm_80\n")
+        self.assertEqual((last, refused), ("ran 11, skipped 1 (kernels unchanged: 1)", []))
 
     def test_other_skips_are_refused_and_named(self):
         last, refused = test_summary.summary(self.LOG, "no NVRTC\ta\nno clients\t\n")
