@@ -32,7 +32,7 @@ use crate::store::Store;
 
 const CONTEXT: usize = 700;
 
-fn model() -> Model {
+pub(in crate::engine) fn model() -> Model {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/prompts/tokenizer.json");
     let tokenizer = Tokenizer::from_file(file).unwrap();
     let json = format!(
@@ -58,7 +58,7 @@ fn engine() -> Engine {
 }
 
 /// `n` tokens of plain text from a seed.
-fn tokens(n: usize, seed: u32) -> Vec<u32> {
+pub(in crate::engine) fn tokens(n: usize, seed: u32) -> Vec<u32> {
     (0..n as u32).map(|i| (i * 7 + seed * 31 + (i * i * seed) % 13) % 256).collect()
 }
 

@@ -369,6 +369,47 @@ mod tests {
         assert!(!follows(&rule, &call("second", "{\"at\": \"Rom\"}")));
     }
 
+    /// Tokens that are taken back leave no trace, from any place, also across the end.
+    #[test]
+    fn what_is_taken_back_was_never_said() {
+        let tokenizer = tokenizer();
+        let end = tokenizer.id_of(END).unwrap();
+        let grammars = Grammars::new(&tokenizer, end).unwrap();
+        let schema = json!({"type": "object", "properties": {"name": {"type": "string"},
+            "age": {"type": "integer"}}, "required": ["name", "age"]});
+        let rule = Rule::Json(schema);
+        let mut tokens = tokenizer.encode_text("{\"name\": \"Ann Lee\", \"age\": 712}").unwrap();
+        tokens.push(end);
+        let mask = |follower: &mut dyn Constraint| {
+            let mut mask = vec![0; tokenizer.vocab_size().div_ceil(32) as usize];
+            follower.allow(&mut mask).map(|()| mask)
+        };
+        let mut plain = grammars.compile(&rule, "x").unwrap();
+        let masks: Vec<_> = tokens
+            .iter()
+            .map(|token| {
+                let now = mask(&mut *plain).unwrap();
+                plain.accept(*token).unwrap();
+                now
+            })
+            .collect();
+        let mut follower = grammars.compile(&rule, "x").unwrap();
+        for at in 0..tokens.len() {
+            for n in [1, 3, 8, tokens.len()] {
+                let ahead = &tokens[at..tokens.len().min(at + n)];
+                for (i, token) in ahead.iter().enumerate() {
+                    if i % 2 == 0 {
+                        assert_eq!(mask(&mut *follower).as_ref(), Ok(&masks[at + i]));
+                    }
+                    follower.accept(*token).unwrap();
+                }
+                follower.roll_back(ahead.len()).unwrap();
+                assert_eq!(mask(&mut *follower).as_ref(), Ok(&masks[at]), "{n} from {at}");
+            }
+            follower.accept(tokens[at]).unwrap();
+        }
+    }
+
     #[test]
     fn what_is_no_schema_is_refused() {
         let tokenizer = tokenizer();

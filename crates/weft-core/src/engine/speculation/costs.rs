@@ -103,7 +103,9 @@ const CLASSES: usize = 5;
 /// Tokens that a guess counts for before anything was verified.
 const PRIOR_WEIGHT: f64 = 2.0;
 /// Verified tokens of a class that are remembered.
-const MEMORY: f64 = 64.0;
+const MEMORY: f64 = 32.0;
+/// The share of it that a new request begins with: its text may be of another kind.
+const FADING: f64 = 0.8;
 
 /// How often a drafted token is right, by source and support.
 pub(super) struct Odds {
@@ -143,6 +145,14 @@ impl Odds {
         let class = class(support);
         let Odd { n_right, n_verified } = self.of[source as usize][class];
         (n_right + PRIOR_WEIGHT * prior[class]) / (n_verified + PRIOR_WEIGHT)
+    }
+
+    /// Forgets a little.
+    pub(super) fn fade(&mut self) {
+        for odd in self.of.as_flattened_mut() {
+            odd.n_right *= FADING;
+            odd.n_verified *= FADING;
+        }
     }
 
     /// Takes the result of a verification. Tokens after the first wrong one say nothing.
@@ -217,11 +227,13 @@ mod tests {
             odds.record(context, 30, 7, 0);
             odds.record(context, 4, 7, 7);
         }
-        assert!(odds.of(context, 30) < 0.05 && odds.of(context, 4) > 0.95);
+        assert!(odds.of(context, 30) < 0.06 && odds.of(context, 4) > 0.95);
         assert!(odds.of(DraftSource::Prediction, 30) > 0.9, "sources are apart");
         for _ in 0..20 {
             odds.record(context, 30, 7, 7);
         }
         assert!(odds.of(context, 30) > 0.8, "the past is forgotten");
+        (0..60).for_each(|_| odds.fade());
+        assert!((odds.of(context, 4) - 0.5).abs() < 0.01, "back to the first guess");
     }
 }

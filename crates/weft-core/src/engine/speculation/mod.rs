@@ -107,6 +107,7 @@ impl Drafting {
         let mode = speculate.unwrap_or(shared.default);
         let mut drafters: Vec<Box<dyn Drafter>> = Vec::new();
         if mode != Speculate::Off {
+            shared.odds.fade();
             if let Some(tokens) = prediction {
                 drafters.push(Box::new(Prediction::new(tokens)));
             }
@@ -178,7 +179,8 @@ impl Drafting {
                     let n_tokens = n_lanes + n;
                     shared.costs.ratio(StepKind { n_lanes, n_tokens, has_model })
                 };
-                let best = best_length(shared.odds.of(source, support), max, n_lanes, ratio);
+                let odds = self.account.hope(shared.odds.of(source, support));
+                let best = best_length(odds, max, n_lanes, ratio);
                 let pays = |n: usize| self.account.affords((ratio(n) - 1.0) * n_lanes as f64);
                 match self.mode {
                     Speculate::Auto => best.filter(|(n, _)| pays(*n)),
@@ -193,11 +195,12 @@ impl Drafting {
             };
             let mut guess = Vec::new();
             let support = drafter.draft(&text, max, &mut guess);
+            let chosen = length(support, guess.len()).filter(|(_, gain)| *gain > best_gain);
+            let Some((n, gain)) = chosen else { continue };
+            guess.truncate(n);
             guess.truncate(sampler.possible(&guess));
-            let chosen = length(support, guess.len()).filter(|(n, _)| *n > 0);
-            if let Some((n, gain)) = chosen.filter(|(_, gain)| *gain > best_gain) {
+            if !guess.is_empty() {
                 best_gain = gain;
-                guess.truncate(n);
                 self.draft = Draft { tokens: guess, source, support, n_accepted: 0 };
             }
         }

@@ -208,3 +208,41 @@ impl Drop for ModelDrafter {
         self.model.shared().pages.give_back(self.pages.drain(..));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Limits;
+    use crate::engine::tests::{model, tokens};
+    use crate::reference;
+    use crate::sampling::Sampling;
+
+    /// Whatever was drafted and run before, a draft is that of a lane that begins with the text.
+    #[test]
+    fn rows_of_rejected_tokens_do_not_show() {
+        let model = model();
+        let limits = Limits { step_tokens: 16, step_outputs: 8, positions: 200, pages: 8 };
+        let device = reference::open(&model.config, &*model.weights, limits).unwrap();
+        let shared = DraftModel::new(&model, device);
+        let settings = Sampling { temperature: 0.0, ..Sampling::default() };
+        let sampler = Sampler::new(&settings, &[], &[], 256).unwrap();
+        let mut lane = shared.drafter();
+        let mut text = tokens(61, 1);
+        for round in 0..6 {
+            let draft = |drafter: &mut ModelDrafter| {
+                let text = Text { tokens: &text, prompt_len: 61, sampler: &sampler };
+                let mut draft = Vec::new();
+                drafter.draft(&text, 5, &mut draft);
+                draft
+            };
+            let drafted = draft(&mut lane);
+            assert_eq!(drafted, draft(&mut shared.drafter()), "round {round}");
+            assert_eq!(drafted.len(), 5);
+            // Some of it is accepted, and another token comes.
+            text.extend(&drafted[..round % 5]);
+            text.push(drafted[round % 5] ^ 1);
+        }
+        drop(lane);
+        assert_eq!(shared.free_pages(), 8);
+    }
+}

@@ -16,6 +16,8 @@ const INCOME: f64 = 0.008;
 const MOST: f64 = 8.0;
 /// The smallest gain that a draft is made for.
 const LEAST_GAIN: f64 = 1.03;
+/// The smallest odds that a lane without losses counts with.
+const LEAST_HOPE: f64 = 0.3;
 /// Tokens that a lane waits after one failure, and the number of times that this doubles.
 const FIRST_WAIT: usize = 1;
 const MAX_DOUBLINGS: u32 = 6;
@@ -42,6 +44,12 @@ impl Account {
     /// Whether it can pay for a draft that fails.
     pub(super) fn affords(&self, loss: f64) -> bool {
         self.balance >= loss
+    }
+
+    /// The odds to count with. A lane that has not lost anything tries again what has failed
+    /// before: the text may be another one now.
+    pub(super) fn hope(&self, odds: f64) -> f64 {
+        if self.balance >= CREDIT { odds.max(LEAST_HOPE) } else { odds }
     }
 
     /// Counts tokens of the answer.
@@ -115,8 +123,18 @@ mod tests {
                 account.pass(1);
             }
             assert!(lost < 0.02 * HORIZON as f64, "{lost} at {cost}");
-            assert!(n_drafts >= 4, "it tries now and then");
+            assert!((4..20).contains(&n_drafts), "it tries now and then, and waits: {n_drafts}");
         }
+    }
+
+    #[test]
+    fn what_failed_before_is_tried_again_as_long_as_nothing_is_lost() {
+        let mut account = Account::default();
+        assert!(account.hope(0.01) > 0.2 && account.hope(0.9) == 0.9);
+        account.settle(0, 0.5);
+        assert!(account.hope(0.01) < 0.02);
+        account.pass(70);
+        assert!(account.hope(0.01) > 0.2, "losses are made up for with time");
     }
 
     #[test]
