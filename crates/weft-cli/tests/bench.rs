@@ -245,15 +245,16 @@ fn drafted_answers_are_timed_beside_plain_ones_and_drawn() {
     let folder = Folder::new();
     let config = SHAPE.replace("\"vocab_size\": 256", "\"vocab_size\": 2048");
     std::fs::write(folder.file("talks.json"), config).unwrap();
-    let args = ["speculate", "--shape", "talks.json", "-n", "40", "--n-wrong", "30", "-d", "3,70"];
-    let more = ["--right", "0,100", "--lengths", "4,auto", "-r", "2", "-q", "--save", "run.json"];
+    let args = ["speculate", "--shape", "talks.json", "-n", "99", "--n-wrong", "30", "-d", "3,70"];
+    let more =
+        ["--right", "0,75,100", "--lengths", "4,auto", "-r", "2", "-q", "--save", "run.json"];
     let (code, table, stderr) = folder.bench(&[&args[..], &more].concat());
     assert_eq!(code, 0, "{stderr}");
-    assert!(table.contains("| oracle, 40 tokens | 70 | 4 | 100 % | 100 % |"), "{table}");
+    assert!(table.contains("| oracle, 99 tokens | 70 | 4 | 100 % | 100 % |"), "{table}");
     let run = std::fs::read_to_string(folder.file("run.json")).unwrap();
     let run: Value = serde_json::from_str(&run).unwrap();
     let rows = run["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 2 * ((1 + 2 * 2) + (1 + 1)), "plain ones, oracles, always wrong");
+    assert_eq!(rows.len(), 2 * ((1 + 2 * 3) + (1 + 1)), "plain ones, oracles, always wrong");
     for row in rows {
         assert_eq!(row["same_tokens"], true, "{row}");
         let samples = |name: &str| row[name].as_array().unwrap().len();
@@ -264,8 +265,11 @@ fn drafted_answers_are_timed_beside_plain_ones_and_drawn() {
         if row["draft"] == "off" {
             assert_eq!((&row["drafted"], &times["median"]), (&0.into(), &1.0.into()), "{row}");
         }
+        let share = || row["accepted_share"].as_f64().unwrap();
         match (row["draft"].as_str(), row["right_percent"].as_u64()) {
-            (Some("4"), Some(100)) => assert_eq!(row["accepted_share"], 1.0, "{row}"),
+            (Some("4"), Some(100)) => assert_eq!(share(), 1.0, "{row}"),
+            // The first wrong token ends a draft: 0.75 + 0.75² + 0.75³ + 0.75⁴ of four.
+            (Some("4"), Some(75)) => assert!((share() - 0.51).abs() < 0.2, "{row}"),
             (Some("4"), Some(0)) => assert_eq!(row["accepted"], 0, "{row}"),
             _ => {}
         }

@@ -4,6 +4,8 @@
 use std::sync::{Arc, Mutex};
 
 use weft::weft_core::chunk::Tier;
+use weft::weft_core::model::Model;
+use weft::weft_core::tokenizer::Tokenizer;
 use weft::weft_core::weights::Coded;
 use weft::{
     DeviceChoice, Document, Error, Event, FinishReason, Llm, Options, Progress, Question, Reuse,
@@ -211,7 +213,10 @@ fn a_draft_model_drafts_if_its_tokens_are_the_model_s() {
     assert_eq!(drafted.text, plain.text);
     let counts = drafted.stats.speculation.model;
     assert!(counts.drafted > 0 && counts.accepted == counts.drafted, "{counts:?}");
-    let other = options().draft_model(weft_testing::stub::model()).load(bundled()).err().unwrap();
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../weft-core/tests/prompts/tokenizer.json");
+    let tokenizer = Arc::new(Tokenizer::from_file(file).unwrap());
+    let other = options().draft_model(Model { tokenizer, ..bundled() }).load(bundled());
+    let other = other.err().expect("its tokens are other ones");
     assert!(matches!(other, Error::DraftModel(_)), "{other}");
     assert!(other.to_string().contains("tokenizer"), "{other}");
     let absent = options().draft("./no/such/folder").load(bundled()).err().unwrap();

@@ -1,9 +1,9 @@
 //! `weft bench speculate`: the speed of drafted answers beside plain ones.
 //!
-//! The drafts are oracles: a first, greedy answer is the prediction of the next ones, with a share
-//! of its tokens replaced by wrong ones. This measures the mechanism, not how well texts can be
-//! guessed. Plain and drafted answers take turns, every answer must have the same tokens, and one
-//! more row has `auto` on a text of which no draft is ever right.
+//! The drafts are oracles: a first answer is the prediction of the next ones, with a share of its
+//! tokens replaced by wrong ones. This measures the mechanism, not how well texts can be guessed.
+//! Plain and drafted answers take turns, every answer must have the same tokens, and one more row
+//! has `auto` on a text of which no draft is ever right.
 
 use std::process::ExitCode;
 
@@ -45,6 +45,10 @@ pub(crate) struct SpeculateArgs {
     /// Lengths of drafts: 1 to 7 tokens, or auto
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "1,2,4,7,auto")]
     lengths: Vec<Speculate>,
+    /// Sampling temperature. Random weights repeat themselves at 0, and drafts with wrong tokens then
+    /// slip to other places of the text
+    #[arg(long, value_name = "T", default_value = "1")]
+    temperature: f32,
     /// Number of repetitions of each answer
     #[arg(short, long, value_name = "N", default_value = "5", value_parser = size::parse_count)]
     repetitions: usize,
@@ -128,6 +132,7 @@ pub(super) fn run(args: &SpeculateArgs) -> Result<ExitCode, CliError> {
     let figures = json!({
         "answer_tokens": args.n_gen,
         "wrong_answer_tokens": args.n_wrong,
+        "temperature": args.temperature,
         "rows": rows,
     });
     let report = engine_report::report(&subject, &bench.engine, figures);
@@ -141,7 +146,7 @@ pub(super) fn run(args: &SpeculateArgs) -> Result<ExitCode, CliError> {
 impl Bench<'_> {
     /// Answers with drafts of every length and quality, beside plain ones.
     fn oracles(&mut self, depth: usize) -> Result<Vec<Value>, CliError> {
-        let text = self.text(depth, sampling(self.args.n_gen, 0.0))?;
+        let text = self.text(depth, sampling(self.args.n_gen, self.args.temperature))?;
         let args = self.args;
         let lengths = args.lengths.iter();
         let pairs = lengths.flat_map(|length| args.right.iter().map(move |right| (length, right)));
@@ -153,8 +158,7 @@ impl Bench<'_> {
 
     /// Answers of `auto` on a text that nothing foretells, with a prediction that is always wrong.
     fn always_wrong(&mut self, depth: usize) -> Result<Vec<Value>, CliError> {
-        // Drawn from the whole vocabulary, so that the text does not repeat itself.
-        let text = self.text(depth, sampling(self.args.n_wrong, 1.0))?;
+        let text = self.text(depth, sampling(self.args.n_wrong, self.args.temperature))?;
         let mut cases = [self.case(&text, Speculate::Auto, 0)];
         let plain = self.take_turns(&text, &mut cases)?;
         Ok(rows("always wrong", &text, &plain, &cases))

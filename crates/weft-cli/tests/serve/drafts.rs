@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{Server, chat_with, document, joined, text};
+use crate::harness::{Server, chat_with, document, joined, merged, text};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -14,9 +14,7 @@ fn quoting(more: Value) -> Value {
     let question = format!("{}\n\nWho is the captain of the Krogaste?", document());
     let system = json!({"role": "system", "content": "Answer in a full sentence."});
     let messages = json!([system, {"role": "user", "content": question}]);
-    let mut body = chat_with(json!({"messages": messages, "temperature": 0}));
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    body
+    merged(chat_with(json!({"messages": messages, "temperature": 0})), more)
 }
 
 fn drafted(answer: &Value) -> (u64, u64) {
@@ -80,9 +78,7 @@ fn drafts_are_reported_and_change_nothing_else() {
 fn completions_take_drafts_too() {
     let server = Server::start(&[]);
     let body = |more: Value| {
-        let mut body = json!({"prompt": document(), "max_tokens": 12, "temperature": 0});
-        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        body
+        merged(json!({"prompt": document(), "max_tokens": 12, "temperature": 0}), more)
     };
     let ask = |more: Value| server.post(COMPLETIONS, &body(more)).1;
     let plain = ask(json!({"speculate": "off"}));
