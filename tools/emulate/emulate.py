@@ -35,6 +35,11 @@ CODED = dict(hidden_size=300, num_attention_heads=4, num_key_value_heads=2, head
 NARROW = dict(CODED, intermediate_size=600)
 FORMS = {"int4": "1", "int8": "0", "mixed": "mixed", "fp8": "13", "table": "15"}
 MODELS |= {name: ("qwen3", CODED if name == "mixed" else NARROW, 6) for name in FORMS}
+# Inputs that a warp does not hold, and blocks with 23 tiles of `proj` and `down`: the last has no
+# other to be multiplied with. Two runs a unit, with minimums; an odd number of units in `down`.
+ALONE = dict(CODED, hidden_size=1096, intermediate_size=1100)
+FORMS |= {"alone": "7"}
+MODELS |= {"alone": ("qwen3", ALONE, 6)}
 # How a lane's rows lie: one span; one with marks inside sections; spans that begin in the middle of
 # a page, with marks. Tokens of a lane may be a draft, all of which are outputs.
 PLAIN, MARKED, IN_SPANS = range(3)

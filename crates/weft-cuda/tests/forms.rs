@@ -203,6 +203,13 @@ fn wide() -> Config {
     model(1300, 3700, 2)
 }
 
+/// A model that gives each block of an H100 or H200 one tile of `o` and of `down`, and whose input
+/// does not fit into a warp's registers: a tile without another is multiplied two units at a time.
+/// Rows of `down` are fifteen units of a warp, those of `o` one.
+fn one_tile() -> Config {
+    model(1050, 3700, 2)
+}
+
 #[test]
 fn every_way_computes_the_same() {
     if !gpu_is_there() {
@@ -226,6 +233,7 @@ fn mixes_compute_the_same_every_way() {
         ("Q4_K_M", wide(), like_q4_k_m(&wide())),
         ("int4", wide(), uniform(&wide(), Coded::int(4))),
         ("any", small.clone(), like_none(&small)),
+        ("one tile", one_tile(), uniform(&one_tile(), Coded { group: 16, ..k_quants()[0] })),
     ];
     for_each(&all, |(name, config, weights)| {
         let mut device = device(config, weights, Launches::Persistent);
