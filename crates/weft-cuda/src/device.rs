@@ -30,7 +30,7 @@ use crate::rows::Mover;
 use crate::sampling::{Chosen, Sampling};
 use crate::shape::{Chip, Shape};
 use crate::start_parts::StartParts;
-use crate::tables::{Counts, Family, GroupCounts, Lists, SplitRule, Tables, max_partials};
+use crate::tables::{Counts, Family, GroupCounts, Lists, SplitRule, TILES_TO_LAY, Tables};
 use crate::weights::ModelWeights;
 
 /// How the ops of a step are launched.
@@ -63,12 +63,15 @@ pub struct Options {
     /// Whether persistent kernels may draw tokens. Compiling those takes as long as the others, and
     /// some tests never draw.
     pub draws: bool,
+    /// Tiles that must see a section on average for its pages to be laid; for tests.
+    pub tiles_to_lay: usize,
 }
 
 impl Options {
     /// The fastest way.
     pub fn new(limits: Limits) -> Self {
-        Self { limits, launches: Launches::default(), chip: None, arch: None, draws: true }
+        let launches = Launches::default();
+        Self { limits, launches, chip: None, arch: None, draws: true, tiles_to_lay: TILES_TO_LAY }
     }
 }
 
@@ -129,7 +132,7 @@ impl CudaDevice {
         options: Options,
     ) -> Result<Self, CudaError> {
         let mut started = StartParts::begin();
-        let Options { limits, launches, chip, arch, draws } = options;
+        let Options { limits, launches, chip, arch, draws, tiles_to_lay } = options;
         let gpu = driver::open(0)?;
         started.end("context");
         let chip = chip.unwrap_or(gpu.facts.chip);
@@ -171,7 +174,7 @@ impl CudaDevice {
             many: Tables::new(&gpu, &limits, Family::Many)?,
             group_counts: GroupCounts::new(&gpu)?,
             weights,
-            lists: Lists::new(split_rule(config, &shape, &limits)),
+            lists: Lists::new(SplitRule::new(config, &shape, &limits, tiles_to_lay)),
             sampling: Sampling::new(&gpu, config, &limits)?,
             mover: Mover::new(&gpu, config, &kernels, &kv)?,
             kernels,
@@ -264,18 +267,6 @@ impl CudaDevice {
 
     pub(crate) fn device_error(&self, (op, error): (Op, CudaError)) -> DeviceError {
         DeviceError { device: self.describe(), op: op.to_string(), reason: error.to_string() }
-    }
-}
-
-fn split_rule(config: &Config, shape: &Shape, limits: &Limits) -> SplitRule {
-    // Two blocks share a multiprocessor, unless two warpgroups of a block attend.
-    let at_once = shape.chip.n_sms * if shape.attends_tiled() { 1 } else { 2 };
-    let tile_queries = Some(shape.tile_queries());
-    SplitRule {
-        kv_heads: config.kv_heads,
-        at_once,
-        most_partials: max_partials(limits),
-        tile_queries,
     }
 }
 

@@ -90,6 +90,7 @@ fn record(device: &CudaDevice, plan: &[Op], key: Key) -> Result<Graph, CudaError
         n_items: key.n_items,
         n_tiles: 0,
         n_sections: 0,
+        lays_pages: false,
         n_splits: 1,
         n_partials: key.n_items * FEW,
         n_cells: key.n_cells,

@@ -88,8 +88,11 @@ const TILED: &[(Stage, (&str, &str))] = &kernel_files![
 
 /// Files with the kernels that attend for prompts: by warps, or by warpgroups.
 const ATTEND_BLOCK: &[(Stage, (&str, &str))] = &kernel_files![Prompt: "ops/attend_block.cu"];
-const ATTEND_TILED: &[(Stage, (&str, &str))] =
-    &kernel_files![Prompt: "ops/attend_tiled.cu", Prompt: "ops/lay_pages.cu"];
+const ATTEND_TILED: &[(Stage, (&str, &str))] = &kernel_files![
+    Prompt: "ops/attend_tiled.cu",
+    Prompt: "ops/attend_units.cu",
+    Prompt: "ops/lay_pages.cu",
+];
 
 /// The file with the kernels that run a whole plan. Each of them is a module.
 const PERSISTENT: (&str, &str) = ("persistent/decode.cu", include_str!("persistent/decode.cu"));
@@ -125,6 +128,8 @@ const HEADERS: &[(&str, &str)] = &files![
     "ops/attend.cuh",
     "ops/attend_block.cuh",
     "ops/attend_pages.cuh",
+    "ops/attend_ring.cuh",
+    "ops/attend_tiled.cuh",
     "ops/norm_gate_up.cuh",
     "ops/norm_qkv.cuh",
     "persistent/attend.cuh",
@@ -253,6 +258,14 @@ pub const DECODE_KERNELS: [&str; 11] = [
     "take_masks",
 ];
 
+/// What only warpgroups that attend need.
+pub(crate) struct PageKernels {
+    /// Lays the pages of a step.
+    pub(crate) lay: Kernel,
+    /// Attends to pages that are not laid.
+    pub(crate) attend_units: Kernel,
+}
+
 /// The product of a matrix, in one of its variants, with tokens.
 pub(crate) struct Product {
     /// With up to eight that the matrix is streamed past.
@@ -285,8 +298,8 @@ pub(crate) struct Kernels {
     pub(crate) attend: Kernel,
     pub(crate) attend_block: Kernel,
     pub(crate) attend_fold: Kernel,
-    /// Only if warpgroups attend.
-    pub(crate) lay_pages: Option<Kernel>,
+    /// Only if warpgroups attend: what lays pages, and what attends to pages that are not laid.
+    pub(crate) pages: Option<PageKernels>,
     pub(crate) proj_add: Vec<Product>,
     pub(crate) norm_gate_up: Vec<Product>,
     pub(crate) down_add: Vec<Product>,
@@ -341,7 +354,12 @@ impl Kernels {
             attend: modules.of("ops/attend.cu").kernel("attend", shape.attend_bytes()),
             attend_block: modules.of(&attend_file).kernel(attend, shape.attend_block_bytes()),
             attend_fold: plain("ops/attend_fold.cu", "attend_fold"),
-            lay_pages: shape.attends_tiled().then(|| plain("ops/lay_pages.cu", "lay_pages")),
+            pages: shape.attends_tiled().then(|| PageKernels {
+                lay: plain("ops/lay_pages.cu", "lay_pages"),
+                attend_units: modules
+                    .of("ops/attend_units.cu")
+                    .kernel("attend_units", shape.attend_block_bytes()),
+            }),
             proj_add: products("proj_add", &matrices.proj),
             norm_gate_up: products("norm_gate_up", &matrices.gate_up),
             down_add: products("down_add", &matrices.down),

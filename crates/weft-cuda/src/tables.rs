@@ -25,7 +25,7 @@ use self::cells::{LaneStretches, TokenCells};
 pub(crate) use self::groups::{GroupCounts, SEVERAL, SIXTEEN};
 use self::item::{Item, Query};
 pub(crate) use self::memory::{StepAddresses, Tables};
-pub(crate) use self::split_kv::SplitRule;
+pub(crate) use self::split_kv::{SplitRule, TILES_TO_LAY};
 use self::words::{Words, words};
 
 /// The most tokens that the kernels for few tokens take.
@@ -149,6 +149,8 @@ pub(crate) struct Counts {
     pub(crate) n_tiles: usize,
     /// Sections of all lanes.
     pub(crate) n_sections: usize,
+    /// Whether pages are laid before warpgroups attend to them.
+    pub(crate) lays_pages: bool,
     /// Blocks that share the sections of a tile; if more than one, every token's result is
     /// combined.
     pub(crate) n_splits: usize,
@@ -250,6 +252,7 @@ impl Lists {
         self.counts.n_items = self.items.len();
         self.counts.n_tiles = self.tiles.len();
         self.counts.n_sections = self.sections.len();
+        self.counts.lays_pages = self.lays_pages();
     }
 
     /// The number of queries of each item: zero if a token does not see its own row, several of one

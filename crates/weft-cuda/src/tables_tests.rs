@@ -324,7 +324,8 @@ fn a_few_tokens_behind_a_long_context_are_shared_out_by_sections() {
     let tokens = vec![0; 32];
     let a = [span(0, 2032, 0)];
     let lanes = [lane(&tokens, &positions, &positions, &a)];
-    let split = SplitRule { kv_heads: 8, at_once: 264, most_partials: 1000, tile_queries: None };
+    let split =
+        SplitRule { kv_heads: 8, at_once: 264, most_partials: 1000, ..SplitRule::default() };
     let mut lists = Lists::new(split);
     lists.fill(&Step { lanes: &lanes }, 2);
     // One tile of 8 KV heads, and 8 sections.
@@ -338,4 +339,28 @@ fn a_few_tokens_behind_a_long_context_are_shared_out_by_sections() {
         lists.fill(&Step { lanes: &lanes }, 2);
         assert_eq!((lists.counts.n_splits, lists.counts.n_cells), (1, 8));
     }
+}
+
+#[test]
+fn pages_are_laid_if_many_tiles_see_them() {
+    let lays = |before: usize, n: usize, n_lanes: usize| {
+        let positions: Vec<u32> = (before..before + n).map(|p| p as u32).collect();
+        let tokens = vec![0; n];
+        let spans: Vec<_> =
+            (0..n_lanes).map(|i| [span(200 * i as PageId, before + n, 0)]).collect();
+        let lanes: Vec<_> =
+            spans.iter().map(|own| lane(&tokens, &positions, &positions, own)).collect();
+        let split = SplitRule {
+            tile_queries: Some(128),
+            tiles_to_lay: TILES_TO_LAY,
+            ..SplitRule::default()
+        };
+        let mut lists = Lists::new(split);
+        lists.fill(&Step { lanes: &lanes }, 2);
+        lists.counts.lays_pages
+    };
+    // A tile has 64 tokens. A prompt's own sections are seen by half of its tiles.
+    assert!(!lays(0, 512, 1) && !lays(8192, 512, 1));
+    assert!(lays(0, 2048, 1) && lays(8192, 2048, 1));
+    assert!(!lays(1024, 512, 4), "tiles of other lanes see other pages");
 }

@@ -274,7 +274,7 @@ fn blocks_of_any_size_give_the_same_bits() {
     }
 }
 
-/// Prompts run through other kernels where warpgroups multiply; the bits are the same.
+/// Prompts take other kernels where warpgroups multiply, or where pages are laid: the same bits.
 #[test]
 fn warpgroups_do_not_show() {
     if !gpu_is_there() {
@@ -284,18 +284,19 @@ fn warpgroups_do_not_show() {
     for family in ["qwen3", "qwen2", "llama"] {
         let config = config(family);
         let (prompt, own) = (tokens(500, 4, config.vocab), span(0, 500, 0));
-        let [with, without] = [chip, Chip { has_warpgroups: false, ..chip }].map(|chip| {
-            let options = Options { chip: Some(chip), ..Options::new(LIMITS) };
+        let with = Options { chip: Some(chip), ..Options::new(LIMITS) };
+        let without = Some(Chip { has_warpgroups: false, ..chip });
+        let ways = [with, Options { tiles_to_lay: 0, ..with }, Options { chip: without, ..with }];
+        let [with, laid, without] = ways.map(|options| {
             let weights = RandomWeights::new(&config, 7);
             let mut device = CudaDevice::new(&config, &weights, options).unwrap();
             poison(&mut device, &config);
             let blocks = [150, 33, 117, 150, 50];
             let logits = weft_testing::run_in_blocks(&mut device, &config, &prompt, &blocks, &own);
-            let attention = device.attention(0, blocks[blocks.len() - 1] - 1);
-            (logits, attention, device.kv_row(1, own.slot(499)))
+            (logits, device.attention(0, blocks[4] - 1), device.kv_row(1, own.slot(499)))
         });
         assert!(with.0.iter().flatten().all(|logit| logit.is_finite()));
-        assert_eq!(with, without, "{family}");
+        assert_eq!([&with; 2], [&laid, &without], "{family}");
     }
 }
 

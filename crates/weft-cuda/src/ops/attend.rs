@@ -70,15 +70,20 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16, stores: bool) -> Result<(), Cu
             let n_splits = pass.counts.n_splits;
             let grid = (pass.counts.n_tiles * config.kv_heads, n_splits);
             let (rope, q, mut pages) = (rope.address(), buffers.q.address(), kv.layer(layer));
-            if let Some(lay) = &kernels.lay_pages {
-                let laid = buffers.laid.address();
-                let grid = (pass.counts.n_sections * SECTION_PAGES, config.kv_heads);
-                pass.launch(lay, grid, LAY_THREADS, &[&pass.step, &pages, &laid])?;
-                pages = laid;
+            let mut kernel = &kernels.attend_block;
+            match &kernels.pages {
+                Some(of_pages) if pass.counts.lays_pages => {
+                    let laid = buffers.laid.address();
+                    let grid = (pass.counts.n_sections * SECTION_PAGES, config.kv_heads);
+                    pass.launch(&of_pages.lay, grid, LAY_THREADS, &[&pass.step, &pages, &laid])?;
+                    pages = laid;
+                }
+                Some(of_pages) => kernel = &of_pages.attend_units,
+                None => (),
             }
             let arguments: &[&dyn Argument] = &[&pass.step, &rope, &q, &pages, &to];
             let threads = if shape.attends_tiled() { TILED_THREADS } else { TILE_THREADS };
-            pass.launch(&kernels.attend_block, grid, threads, arguments)?;
+            pass.launch(kernel, grid, threads, arguments)?;
             if n_splits == 1 {
                 return Ok(());
             }

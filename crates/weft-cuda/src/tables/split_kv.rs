@@ -1,8 +1,10 @@
 //! Blocks that share the sections of a tile, and where each token's parts of the result go.
 
-use weft_core::device::Step;
+use weft_core::config::Config;
+use weft_core::device::{Limits, Step};
 
-use super::Lists;
+use super::{Lists, max_partials};
+use crate::shape::Shape;
 
 /// When blocks share the sections of a tile: if there are so few tiles that most of the GPU would
 /// be idle.
@@ -15,9 +17,32 @@ pub(crate) struct SplitRule {
     pub(crate) most_partials: usize,
     /// Rows of a tile of queries; [`TILE_QUERIES`](super::TILE_QUERIES) if none are named.
     pub(crate) tile_queries: Option<usize>,
+    /// Tiles that must see a section, on average, for pages to be laid.
+    pub(crate) tiles_to_lay: usize,
 }
 
+/// If this many tiles see a section, laying its pages once takes less time than rearranging them in
+/// every block.
+pub(crate) const TILES_TO_LAY: usize = 10;
+
 impl SplitRule {
+    pub(crate) fn new(
+        config: &Config,
+        shape: &Shape,
+        limits: &Limits,
+        tiles_to_lay: usize,
+    ) -> Self {
+        // Two blocks share a multiprocessor, unless two warpgroups of a block attend.
+        let at_once = shape.chip.n_sms * if shape.attends_tiled() { 1 } else { 2 };
+        Self {
+            kv_heads: config.kv_heads,
+            at_once,
+            most_partials: max_partials(limits),
+            tile_queries: Some(shape.tile_queries()),
+            tiles_to_lay,
+        }
+    }
+
     /// Blocks that share each of `n_tiles` tiles, of which the longest has `n_sections` sections.
     fn splits(&self, n_tiles: usize, n_sections: usize, n_partials: usize) -> usize {
         let blocks = n_tiles * self.kv_heads;
@@ -30,6 +55,12 @@ impl SplitRule {
 }
 
 impl Lists {
+    /// Whether the pages of a step are laid before warpgroups attend to them.
+    pub(super) fn lays_pages(&self) -> bool {
+        let n_seen: usize = self.tiles.iter().map(|tile| tile.n_sections as usize).sum();
+        n_seen >= self.split.tiles_to_lay * self.sections.len()
+    }
+
     /// Gives every token of a step parts to combine if that is faster: one for each section that it
     /// sees.
     pub(super) fn split_tiles(&mut self, step: &Step<'_>) {

@@ -1,0 +1,366 @@
+// Attention of a block of tokens by products of warpgroups (sm_90a), for two kernels: `attend_tiled`
+// has pages that `lay_pages` laid, `attend_units` pages in units. They differ in what brings pages
+// (`attend_ring.cuh`), and in nothing that computes.
+#pragma once
+
+#include "ops/attend_ring.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// A warp's 16 queries from row `first` of the tile on, rotated for a section that is `moved` from its
+// home, as products read them: rows of 64 dimensions, which lie as those of keys do.
+__device__ __forceinline__ void turn_queries_in_rows(u8 *queries, int first, const Step &step, const QueryTile &tile, const float2 *rope, const u16 *q,
+                                                     int kv_head, int moved, int lane) {
+    for (int r = 0; r < 16; ++r) {
+        const u32 row = first + r, token = row / GROUP;
+        u8 *to = queries + row / 64 * QUERY_BYTES + row % 64 * 128;
+        const auto put = [&](int d, u16 value) {
+            *(u16 *)(to + d / 64 * (64 * 128) + half_chunk(row, d / 32 % 2, d % 8 / 2) + d % 32 / 8 * 4 + d % 2 * 2) = value;
+        };
+        for (int d = lane; d < DIM; d += 32)
+            if (token >= tile.n_tokens || d >= HEAD_DIM) put(d, 0);
+        if (token >= tile.n_tokens) continue;
+        const u32 t = tile.first_token + token;
+        Head head = load_head(q + (u64)t * Q_WIDTH + (kv_head * GROUP + row % GROUP) * HEAD_DIM, lane);
+        rotate_head(head, load_turn(rope, max((int)step.positions[t] + moved, 0), lane));
+        each_dimension(head, lane, put);
+    }
+}
+
+// Which rows of a page one of a lane's queries sees: of each eighth the lane has two.
+struct AllRows {
+    __device__ __forceinline__ bool has(int, int) const { return true; }
+};
+struct SeenRows {
+    u32 before, n;
+    __device__ __forceinline__ SeenRows(int seen, int first, int lane) : before(lane % 4 * 2 - first), n(max(seen, first) - first) {}
+    __device__ __forceinline__ bool has(int eighth, int e) const { return before + eighth * 8 + e < n; } // rows before `first` wrap round
+    __device__ __forceinline__ uint4 mask(int half) const {
+        const auto pair = [&](int i) { return (has(half * 4 + i, 0) ? 0xffffu : 0u) | (has(half * 4 + i, 1) ? 0xffff0000u : 0u); };
+        return make_uint4(pair(0), pair(1), pair(2), pair(3));
+    }
+};
+template <class Rows> __device__ __forceinline__ float top_of(const float (&products)[8][4], int i, const Rows &rows) {
+    float top = NEVER;
+#pragma unroll
+    for (int eighth = 0; eighth < 8; ++eighth)
+        top = fmaxf(top, fmaxf(score(products[eighth][i * 2], rows.has(eighth, 0)), score(products[eighth][i * 2 + 1], rows.has(eighth, 1))));
+    return top;
+}
+
+// Weights of half a page for one of a lane's queries, rounded.
+__device__ __forceinline__ uint4 round_half(const float (*eighths)[4], int i) {
+    const auto pair = [&](int e) { return round_pair(eighths[e][i * 2], eighths[e][i * 2 + 1]); };
+    return make_uint4(pair(0), pair(1), pair(2), pair(3));
+}
+
+// The scores of a page begin.
+__device__ __forceinline__ void begin_scores(float (&products)[8][4], u32 queries, u32 keys) {
+    float (&sums)[32] = *(float (*)[32])products;
+    const u64 a = swizzled(queries), b = swizzled(keys);
+    products_begin();
+#pragma unroll
+    for (int i = 0; i < DIM / 16; ++i) {
+        const int at = i % 4 * 32;
+        const u64 from = a + (i / 4 * (64 * 128) + at) / 16, with = b + (i / 4 * (PAGE_ROWS * 128) + at) / 16;
+        if (i == 0) wgmma_first(sums, from, with);
+        else wgmma(sums, from, with);
+    }
+    products_commit();
+}
+// And the weighted sums of its values, by weights of half a page each, upper and lower. Those of a
+// section's first page do not add to anything.
+__device__ __forceinline__ void begin_values(Running &state, const uint4 (&weights)[2][2], u32 values, int adds) {
+    float (&sums)[DIM / 2] = *(float (*)[DIM / 2])state.acc;
+    const u64 at = swizzled(values);
+    products_begin();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const uint4 a = weights[half][0], b = weights[half][1];
+        wgmma(sums, a.x, b.x, a.y, b.y, at + half * 4, half > 0 || adds);
+        wgmma(sums, a.z, b.z, a.w, b.w, at + half * 4 + 2, 1);
+    }
+    products_commit();
+}
+
+// What a group must know of a section: all but its pages. It is read one section ahead.
+struct SectionView {
+    u32 position, home;
+    u16 n_rows, first, n_marks, cell;
+    __device__ __forceinline__ explicit SectionView(const SectionHead &head)
+        : position(head.position), home(head.home), n_rows(head.n_rows), first(head.first), n_marks(head.n_marks), cell(head.cell) {}
+    __device__ __forceinline__ int moved() const { return (int)home - (int)position; }
+    // The position that row 0 would have, and pages up to a position.
+    __device__ __forceinline__ int begin() const { return (int)position - first; }
+    __device__ __forceinline__ int pages_to(int last) const { return (min(last + 1 - begin(), (int)n_rows) + PAGE_ROWS - 1) / PAGE_ROWS; }
+};
+
+// The last page's weights, by halves, upper and lower; what the sums before it shrank by; its marks.
+struct Weighed {
+    uint4 weights[2][2];
+    float shrink[2];
+    u64 marks;
+    __device__ __forceinline__ void clear() {
+        weights[0][0] = weights[0][1] = weights[1][0] = weights[1][1] = make_uint4(0, 0, 0, 0);
+        shrink[0] = shrink[1] = 0.0f, marks = 0;
+    }
+};
+
+// A warp's part of what its group attends to.
+//
+// A group goes through the pages of all sections in order. While it computes the weights of a page
+// from its scores, the weighted sums of the page before run; while it sums the weights, the scores
+// of the next page do. Both groups take all pages of the tile, seen or not.
+struct Attender {
+    const Step &step;
+    const QueryTile &tile;
+    const Attended &to;
+    PageBarriers &at;
+    const PageMemory &memory;
+    const Section *sections;
+    int kv_head, warp, lane, last_position;
+    int rows[2], positions[2];
+    int least;      // of the warp's positions
+    bool has_cells; // whether this warp has any of the lane's last token
+    u32 taken;      // pages so far
+    u32 cell;       // the next that is left
+
+    __device__ __forceinline__ u32 stage(u32 page) const { return page % PAGE_STAGES; }
+    __device__ __forceinline__ void await(u64 (&full)[PAGE_STAGES], u32 page) const { barrier_wait(&full[stage(page)], page / PAGE_STAGES % 2); }
+    __device__ __forceinline__ void release(u64 (&empty)[PAGE_STAGES], u32 page) const {
+        if (lane == 0) barrier_arrive(&empty[stage(page)]);
+    }
+    __device__ __forceinline__ u32 queries() const { return shared_address(memory.queries) + warp / 4 * QUERY_BYTES; }
+    __device__ __forceinline__ u32 keys(u32 page) const { return shared_address(memory.keys) + stage(page) * KEY_BYTES; }
+    __device__ __forceinline__ u32 values(u32 page) const { return shared_address(memory.values) + stage(page) * VALUE_BYTES; }
+    __device__ __forceinline__ void leave(Running &state) {
+        leave_cell(state, tile, cell++, rows, kv_head, to, lane), state.squares[0] = state.squares[1] = 0.0f;
+    }
+    // All warps of the group turn their queries, which no product reads.
+    __device__ __forceinline__ void turn(int moved, const float2 *rope, const u16 *q) const {
+        meet_group(warp / 4);
+        turn_queries_in_rows(memory.queries, warp * 16, step, tile, rope, q, kv_head, moved, lane);
+        before_copies();
+        meet_group(warp / 4);
+    }
+
+    // The marks inside a page; a stretch that ends with the page before is left.
+    __device__ __forceinline__ u64 take_marks(Running &state, CutPage &cut, const SectionView &section, const u32 *all_marks, int page) {
+        const int most = min(last_position + 1 - section.begin(), (int)section.n_rows);
+        u64 marks = 0;
+        if (has_cells && section.n_marks > 0) marks = all_marks[page * 2] | (u64)all_marks[page * 2 + 1] << 32;
+        if (most < (page + 1) * PAGE_ROWS) marks &= (1ull << (most - page * PAGE_ROWS)) - 1;
+        if (marks & 1) leave(state);
+        marks &= ~1ull;
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+            if (marks != 0) cut.before[i][0][lane] = state.m[i], cut.before[i][1][lane] = state.squares[i];
+        return marks;
+    }
+
+    // Adds up the weights of the page before, while its weighted sums run.
+    template <bool SQUARES> __device__ __forceinline__ void settle(Running &state, const Weighed &last) {
+        float2 sums[2][2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) sums[half][i] = sum_weights<SQUARES>(last.weights[half][i]);
+        add_weights<SQUARES>(state, last.shrink, sums);
+        if (SQUARES && last.marks != 0) {
+            CutPage &cut = memory.cuts[warp];
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+                for (int i = 0; i < 2; ++i) cut.weights[half][i][lane] = last.weights[half][i];
+            cut_stretches(state, cut, last.marks, lane, [&] { leave(state); });
+        }
+    }
+
+    // One page, whose scores are there. `finish_page` is called when the weighted sums of the page
+    // before are there, and `go_on` before the scores of the next page begin.
+    template <bool SQUARES, bool FIRST, class Finish, class GoOn>
+    __device__ __forceinline__ void take_page(Running &state, float (&products)[8][4], Weighed &last, const SectionView &section, const u32 *all_marks,
+                                              int page, Finish finish, GoOn go_on) {
+        if (SQUARES) last.marks = take_marks(state, memory.cuts[warp], section, all_marks, page);
+        const int first = FIRST ? section.first : 0, begin = section.begin();
+        // Scores that are not seen stay as they are: sums still run, and the compiler must not touch
+        // what products leave. They count for nothing in the maxima, and have no weights.
+        const bool is_cut = first > 0 || min(least + 1 - begin, (int)section.n_rows) < (page + 1) * PAGE_ROWS;
+        const auto seen = [&](int i) { return SeenRows(min(positions[i] + 1 - begin, (int)section.n_rows) - page * PAGE_ROWS, first, lane); };
+        float tops[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) tops[i] = is_cut ? top_of(products, i, seen(i)) : top_of(products, i, AllRows());
+        raise_maxima(state, tops, last.shrink);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const float m = finite(state.m[i]);
+#pragma unroll
+            for (int tile = 0; tile < 8; ++tile)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) products[tile][i * 2 + e] = exp2_of(__fmaf_rn(products[tile][i * 2 + e], SCALE_LOG2, -m));
+        }
+        products_await<0>();
+        hold(*(float (*)[DIM / 2])state.acc);
+        finish();
+        if (!FIRST) shrink_sums(state, last.shrink);
+        uint4 (&weights)[2][2] = last.weights;
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) weights[half][i] = round_half(products + half * 4, i);
+        if (is_cut)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+                for (int i = 0; i < 2; ++i) weights[half][i] = masked(weights[half][i], seen(i).mask(half));
+        go_on();
+        await(at.values_full, taken);
+        hold(*(float (*)[DIM / 2])state.acc);
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) hold_words(weights[half][i]);
+        begin_scores(products, queries(), keys(taken + 1));
+        begin_values(state, weights, values(taken), !FIRST);
+        products_await<1>();
+        hold(*(float (*)[32])products);
+        release(at.keys_empty, taken + 1);
+        ++taken;
+    }
+
+    // Sections `s` to `end` of the tile, folded into `total`, or left in parts if blocks share them.
+    template <bool SQUARES>
+    __device__ __forceinline__ void take_sections(u32 s, const u32 end, const float2 *rope, const u16 *q) {
+        Running state, total;
+        Weighed last;
+        total.clear();
+        last.clear();
+        float products[8][4];
+        SectionView next(sections[s]);
+        int turned_by = next.moved();
+        turn(turned_by, rope, q);
+        await(at.keys_full, 0);
+        // Sums must be in their registers before products run.
+        state.clear();
+        hold(*(float (*)[DIM / 2])state.acc);
+        hold(*(float (*)[DIM / 2])total.acc);
+        begin_scores(products, queries(), keys(0));
+        products_await<0>();
+        hold(*(float (*)[32])products);
+        release(at.keys_empty, 0);
+        for (const u32 first = s; s < end; ++s) {
+            const SectionView section = next;
+            const u32 *marks = sections[s].marks;
+            const int n_pages = section.pages_to(last_position);
+            const bool is_last = s + 1 == end;
+            if (!is_last) next = SectionView(sections[s + 1]);
+            const auto begin_section = [&] {
+                if (is_last) return;
+                if (next.moved() != turned_by) turn(turned_by = next.moved(), rope, q);
+                await(at.keys_full, taken + 1);
+            };
+            settle<SQUARES>(state, last);
+            if (SQUARES && has_cells && s > first) leave(state);
+            cell = tile.cell + section.cell;
+            const float m[2] = {state.m[0], state.m[1]}, l[2] = {state.l[0], state.l[1]};
+            state.clear_weights();
+            take_page<SQUARES, true>(state, products, last, section, marks, 0, [&] {
+                if (s == first) return;
+                release(at.values_empty, taken - 1);
+                if (gridDim.y > 1) leave_part(state.acc, m, l, step, tile, s - 1, rows, kv_head, to, lane);
+                else fold_section(total, state.acc, m, l);
+            }, [&] {
+                if (n_pages == 1) begin_section();
+                else await(at.keys_full, taken + 1);
+            });
+#pragma unroll 1
+            for (int page = 1; page < n_pages; ++page) {
+                settle<SQUARES>(state, last);
+                take_page<SQUARES, false>(state, products, last, section, marks, page, [&] { release(at.values_empty, taken - 1); }, [&] {
+                    if (page + 1 == n_pages) begin_section();
+                    else await(at.keys_full, taken + 1);
+                });
+            }
+        }
+        products_await<0>();
+        hold(*(float (*)[DIM / 2])state.acc);
+        settle<SQUARES>(state, last);
+        if (SQUARES && has_cells) leave(state);
+        if (gridDim.y > 1) leave_part(state.acc, state.m, state.l, step, tile, end - 1, rows, kv_head, to, lane);
+        else fold_section(total, state.acc, state.m, state.l);
+        meet(); // the other group's products have read all pages, too
+        keep(total);
+    }
+
+    // Puts the sums of all sections into shared memory, in the place of pages, and takes
+    // them from there: both copies of the code above leave them in one place.
+    __device__ __forceinline__ void keep(const Running &total) const {
+        float4 *to = (float4 *)memory.keys + threadIdx.x;
+#pragma unroll
+        for (int t = 0; t < DIM_TILES; ++t) to[t * ATTENDERS * 32] = make_float4(total.acc[t][0], total.acc[t][1], total.acc[t][2], total.acc[t][3]);
+        ((float4 *)&memory.cuts[warp])[lane] = make_float4(total.m[0], total.m[1], total.l[0], total.l[1]);
+    }
+    __device__ __forceinline__ Running kept() const {
+        Running total;
+        const float4 *from = (const float4 *)memory.keys + threadIdx.x;
+#pragma unroll
+        for (int t = 0; t < DIM_TILES; ++t) {
+            const float4 acc = from[t * ATTENDERS * 32];
+            total.acc[t][0] = acc.x, total.acc[t][1] = acc.y, total.acc[t][2] = acc.z, total.acc[t][3] = acc.w;
+        }
+        const float4 weights = ((const float4 *)&memory.cuts[warp])[lane];
+        total.m[0] = weights.x, total.m[1] = weights.y, total.l[0] = weights.z, total.l[1] = weights.w;
+        return total;
+    }
+};
+
+// What both kernels do. `pages` are those of a layer, laid or in units.
+__device__ __forceinline__ void attend_tile(const Step &step, const float2 *rope, const u16 *q, const u8 *pages, const Attended &to) {
+    let_next_start();
+    wait_for_previous();
+    __shared__ PageBarriers at;
+    __shared__ float finals[TILE_QUERIES][2];
+    const PageMemory memory;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = warp / 4;
+    const int kv_head = blockIdx.x % KV_HEADS;
+    // The last tiles of a prompt see most: they start first.
+    const QueryTile tile = ((const QueryTile *)step.attention)[n_tiles(step) - 1 - blockIdx.x / KV_HEADS];
+    const Section *sections = (const Section *)(step.attention + n_tiles(step) * (sizeof(QueryTile) / 4)) + tile.first_section;
+    const int last_position = step.positions[tile.first_token + tile.n_tokens - 1];
+    const u32 first = tile.n_sections * blockIdx.y / gridDim.y, end = tile.n_sections * (blockIdx.y + 1) / gridDim.y;
+    if (first == end) return;
+    if (threadIdx.x == 0) {
+        if constexpr (PAGES_LAID) barrier_init(at.partial(), COPY_ARRIVALS);
+        else
+            for (int i = 0; i < RAW_STAGES; ++i) barrier_init(at.raw_full(i), COPY_ARRIVALS), barrier_init(at.raw_empty(i), BRINGERS);
+        for (int i = 0; i < PAGE_STAGES; ++i) {
+            const int arrivals = PAGES_LAID ? COPY_ARRIVALS : BRINGERS;
+            barrier_init(&at.keys_full[i], arrivals), barrier_init(&at.values_full[i], arrivals);
+            barrier_init(&at.keys_empty[i], ATTENDERS), barrier_init(&at.values_empty[i], ATTENDERS);
+        }
+        barriers_made();
+    }
+    __syncthreads();
+    if (group == 2) {
+        leave_registers<PAGES_LAID ? 40 : 56>();
+        if constexpr (!PAGES_LAID) bring_units(at, memory, PageWalk(sections, first, end, last_position), (const u16 *)pages, kv_head, warp - ATTENDERS, lane);
+        else if (warp == ATTENDERS) bring_laid(at, memory, PageWalk(sections, first, end, last_position), pages, kv_head, lane);
+        return;
+    }
+    take_registers<PAGES_LAID ? 232 : 224>();
+    Attender own{step, tile, to, at, memory, sections, kv_head, warp, lane, last_position, {warp * 16 + lane / 4, warp * 16 + lane / 4 + 8}};
+    find_positions(own.positions, step, tile, own.rows);
+    own.least = __reduce_min_sync(FULL, min(own.positions[0], own.positions[1]));
+    own.has_cells = tile.cell != NOWHERE && (int)(tile.n_tokens - 1) * GROUP < warp * 16 + 16 && (int)tile.n_tokens * GROUP > warp * 16;
+    own.taken = 0;
+    if (tile.cell == NOWHERE) own.take_sections<false>(first, end, rope, q);
+    else own.take_sections<true>(first, end, rope, q);
+    if (gridDim.y > 1) return;
+    leave_result(own.kept(), step, tile, own.rows, kv_head, to, finals, lane);
+    if (tile.cell == NOWHERE) return;
+    __threadfence_block();
+    meet();
+    add_shares(tile, kv_head, to, finals, ATTENDERS * 32);
+}
+
+#endif
