@@ -237,7 +237,8 @@ fn coded_persistent_kernels_keep_what_they_hold() {
         let config = shapes::config(shape).unwrap();
         let forms = Forms::of(&Int4, &config);
         let name = format!("{shape}, int4, one lane");
-        let set = Set { name: &name, config: &config, forms: &forms, arch: "sm_90a", plans: &plans };
+        let set =
+            Set { name: &name, config: &config, forms: &forms, arch: "sm_90a", plans: &plans };
         let modules = set.modules().into_iter().filter(|module| module.stage == Stage::Persistent);
         set.check_modules(&modules.collect::<Vec<_>>(), |spills| {
             let most = spills.iter().map(|(_, bytes)| *bytes).max().expect("a report");

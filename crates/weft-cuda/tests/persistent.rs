@@ -428,9 +428,14 @@ fn the_faster_way_computes_the_same() {
     let config = sizes("small");
     let ops = plan(&config);
     let mut devices = [Launches::Auto, Launches::Graph].map(|way| device(&config, way));
-    let described = devices[0].describe();
-    assert!(described.contains("1× 72 rows"), "{described}");
-    assert_eq!(device(&config, Launches::Auto).describe(), described);
+    let measured = |device: &mut CudaDevice| {
+        device.warm_up().unwrap();
+        let details = device.details().unwrap();
+        details.split(';').next().unwrap_or_default().to_owned()
+    };
+    let first = measured(&mut devices[0]);
+    assert!(first.contains("1× 72 rows"), "{first}");
+    assert_eq!(measured(&mut device(&config, Launches::Auto)), first);
     let works = works(&config, &mut devices, &vec![(vec![(70, 3)], 1); 2], 5, 0);
     let [ours, theirs] = devices.each_mut().map(|device| weft_testing::run(device, &ops, &works));
     assert_eq!(ours, theirs);
