@@ -53,6 +53,7 @@ CASES += [(1, 1, 290, 6, 10, IN_SPANS), (2, 1, 900, 3, 10, IN_SPANS), (4, 2, 60,
 CASES += [(1, 2, 30, 1, 10, PLAIN | DRAFTED), (1, 4, 62, 1, 10, MARKED | DRAFTED), (2, 2, 253, 1, 8, IN_SPANS | DRAFTED)]
 CASES += [(1, 8, 250, 1, 11, MARKED | DRAFTED), (2, 3, 600, 1, 10, PLAIN | DRAFTED), (1, 4, 900, 1, 10, IN_SPANS | DRAFTED)]
 CODED_CASES = [(1, 1, 60, 2, 10, PLAIN), (2, 1, 60, 2, 10, PLAIN), (4, 1, 60, 2, 10, PLAIN), (3, 2, 60, 1, 8, PLAIN)]
+ALONE_CASES = [(1, 1, 60, 1, 10, PLAIN)]
 SPARE_CASES = [(2, 1, 250, 8, 10, PLAIN), (3, 1, 200, 8, 9, PLAIN), (8, 1, 5, 3, 16, PLAIN), (2, 1, 600, 6, 10, MARKED)]
 
 
@@ -133,7 +134,8 @@ def main():
         for model in arguments.models:
             here = build(pathlib.Path(folder), model, None)
             there = build(pathlib.Path(folder), model, arguments.against) if arguments.against else None
-            cases = SPARE_CASES if model == "spare" else CODED_CASES if model in FORMS else CASES
+            own = {"spare": SPARE_CASES, "alone": ALONE_CASES}
+            cases = own.get(model, CODED_CASES if model in FORMS else CASES)
             with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
                 jobs = [pool.submit(check, model, case, here, there, pathlib.Path(folder)) for case in cases]
                 for case, job in zip(cases, jobs):
