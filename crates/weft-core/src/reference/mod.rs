@@ -181,7 +181,9 @@ impl<E: Element> Reference<E> {
             buffers: Buffers::new(config, limits.step_tokens),
             logits: vec![0.0; limits.step_outputs * config.vocab],
             reporting: Reporting::default(),
-            attention: vec![Vec::with_capacity(MAX_MARKS + 1); Reporting::MAX_ROWS],
+            attention: (0..Reporting::MAX_ROWS)
+                .map(|_| Vec::with_capacity(MAX_MARKS + 1))
+                .collect(),
             scratch: Scratch::new(config, &limits),
         })
     }
