@@ -193,6 +193,11 @@ fn drafts_change_the_speed_alone() {
     for answer in [drafted, predicted] {
         assert_eq!((answer.text, answer.reason), (plain.text.clone(), plain.reason));
     }
+    let off = Options::new().device(DeviceChoice::Cpu).context(512).speculate(Speculate::Off);
+    let mut off = off.load(weft::bundled_model().unwrap()).unwrap();
+    let town = off.document(TOWN).unwrap();
+    let asked = question("How many bridges does Piranul have?", &town).prediction(&plain.text);
+    assert_eq!(off.ask(asked).unwrap().stats.speculation.total().drafted, 0);
     let settings = Question::default().temperature(0.0).prediction("Nothing like it.");
     let mut chat = llm.chat().settings(settings);
     let said = chat.say(&format!("{TOWN}\n\nWhen was Piranul founded?")).unwrap();

@@ -84,6 +84,8 @@ fn completions_take_drafts_too() {
     let plain = ask(json!({"speculate": "off"}));
     let said = plain["choices"][0]["text"].as_str().unwrap();
     let prediction = json!({"type": "content", "content": said});
+    let off = ask(json!({"speculate": "off", "prediction": prediction}));
+    assert_eq!(drafted(&off), (0, 0), "{off}");
     let predicted = ask(json!({"speculate": 4, "prediction": prediction, "logprobs": 2}));
     assert_eq!(predicted["choices"][0]["text"], said);
     assert!(drafted(&predicted).0 > 0, "{predicted}");
