@@ -158,11 +158,8 @@ __device__ __forceinline__ void sum_coded_tile(float (&total)[TOKENS / 2], Reade
             for (int r = 0; r < F::RUNS; ++r) {
                 now.begin(run, own_tokens + (unit / 2 * TOKENS * 128 + unit % 2 * 64) / 16, r, F::IS_PLAIN && !is_first, lane);
                 if (r == F::RUNS - 1) {
-                    if (unit + 1 < STAGE_UNITS) {
-                        // Always so, but the compiler cannot know. If it did, it would unpack after
-                        // the products.
-                        if (stage < Shape::STAGES) load(next, unit + 1);
-                    } else if (left > 1) {
+                    if (unit + 1 < STAGE_UNITS) load(next, unit + 1);
+                    else if (left > 1) {
                         reader.next();
                         reader.await();
                         load(next, 0);
