@@ -88,8 +88,8 @@ fn quoted(stats: &Stats) -> String {
     let drafts = match stats.speculation.total() {
         DraftCounts { accepted: 0, .. } => String::new(),
         DraftCounts { accepted, .. } => format!(
-            ";\n{accepted} of them were drafted from the documents and checked several at a time.\n\
-             Drafts change no token: `--speculate off` gives the same answer, more slowly"
+            "; {accepted} of them were drafted from the documents and\n\
+             checked several at a time. The answer is the same with `--speculate off`"
         ),
     };
     format!("quote: {} tokens, {speed:.0} tok/s{drafts}.\n", stats.generated_tokens)
@@ -144,6 +144,6 @@ mod tests {
         let context = DraftCounts { drafted: 98, accepted: 84 };
         let speculation = Speculation { context, ..Speculation::default() };
         let text = quoted(&Stats { speculation, ..stats });
-        assert!(text.contains("\n84 of them were drafted from the documents"), "{text}");
+        assert!(text.contains("; 84 of them were drafted from the documents and\n"), "{text}");
     }
 }

@@ -61,7 +61,7 @@ fn a_file_that_is_no_toml_says_where() {
 }
 
 /// Values of which every flag takes at least one.
-const VALUES: [&str; 15] = [
+const VALUES: [&str; 16] = [
     "true",
     "1",
     "0.5",
@@ -74,6 +74,7 @@ const VALUES: [&str; 15] = [
     "json",
     "avx2",
     "int8",
+    "q4_k_m",
     "127.0.0.1",
     "some/text",
     "tauri://localhost",

@@ -4,5 +4,6 @@
 mod ask;
 mod chat;
 mod commands;
+mod demo;
 mod faults;
 mod home;

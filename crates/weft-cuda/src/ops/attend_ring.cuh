@@ -1,7 +1,11 @@
 // What brings pages to the warpgroups of a block that attend (sm_90a): the ring in shared memory and
 // the warps that fill it. Pages come as `lay_pages` laid them if PAGES_LAID, or in units, which the
-// block itself puts into rows. The kernel's file says which before it includes this one.
+// block itself puts into rows. A kernel's file defines PAGES_LAID before it includes this one.
 #pragma once
+
+#ifndef PAGES_LAID
+#define PAGES_LAID true
+#endif
 
 #include "kernels/wgmma.cuh"
 #include "ops/attend_pages.cuh"

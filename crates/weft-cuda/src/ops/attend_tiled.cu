@@ -1,4 +1,4 @@
-constexpr bool PAGES_LAID = true;
+#define PAGES_LAID true
 #include "ops/attend_tiled.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

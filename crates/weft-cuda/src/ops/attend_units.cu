@@ -1,4 +1,4 @@
-constexpr bool PAGES_LAID = false;
+#define PAGES_LAID false
 #include "ops/attend_tiled.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
