@@ -20,7 +20,7 @@ golden:
 
 # Answers the bundled model's 1,000 held-out questions on this machine's CPU.
 eval:
-	cargo run --release -p weft-cpu --example eval_tiny -- 1000 assets/weft-tiny/eval-cpu.json
+	cargo run --release -p weft-cpu --example eval_tiny -- 1000 target/eval-cpu.json
 
 # Compiles the CUDA kernels that changed since they last passed, without a GPU, and records what passes.
 kernels:
