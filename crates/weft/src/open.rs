@@ -294,10 +294,8 @@ impl Options {
         memory: &MemoryPlan,
     ) -> Result<(Chosen, MemoryPlan), Error> {
         let config = &draft.config;
-        let chosen = match chosen {
-            Chosen::Reference => chosen,
-            _ => self.device_options.choose(config)?,
-        };
+        let is_reference = matches!(chosen, Chosen::Reference);
+        let chosen = if is_reference { chosen } else { self.device_options.choose(config)? };
         // A draft model with fewer positions drafts the beginning of long contexts alone.
         let context = room.context.min(config.max_positions);
         let room = Room { context, kv_memory: None, ..*room };
