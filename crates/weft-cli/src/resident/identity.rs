@@ -98,7 +98,7 @@ impl Identity {
                 == (&wanted.version, &wanted.path, &wanted.files)
             && (&self.cache_dir, &self.chunk_dir) == (&wanted.cache_dir, &wanted.chunk_dir)
             && (&self.isa, &self.quantize) == (&wanted.isa, &wanted.quantize)
-            // A draft model changes the speed alone, so a server may have one of its own.
+            // A draft model changes the speed alone: a command without one takes any server.
             && (wanted.draft.is_none() || self.draft == wanted.draft)
     }
 }

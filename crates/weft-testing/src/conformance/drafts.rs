@@ -13,7 +13,7 @@ use crate::{Work, config, fill, fill_before, run, span_from, tokens};
 /// Up to eight lanes of two spans, each of two pages or three.
 const WIDE: Limits = Limits { pages: 56, ..LIMITS };
 
-/// A lane with an old span, rows of its own, and a draft after them.
+/// A lane with an old span, its own rows, and a draft after them.
 #[derive(Clone, Debug)]
 struct Drafting {
     n_old: usize,

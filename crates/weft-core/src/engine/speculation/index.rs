@@ -11,7 +11,7 @@ pub(super) const SHORT: usize = 3;
 const LONG: usize = 10;
 /// Places that a look-up compares at most, in each chain.
 const MAX_PLACES: usize = 24;
-/// Longest match that is told from longer ones.
+/// Matches of this many tokens and longer ones count as equally long.
 const MAX_MATCH: usize = 64;
 /// Places for each bucket of a chain on average, at most.
 const LOAD: usize = 4;

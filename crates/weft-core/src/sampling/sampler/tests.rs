@@ -190,7 +190,7 @@ fn sums_over_ranges_choose_what_sums_over_ranks_choose() {
     }
 }
 
-/// What a device is told about a choice after a draft is what the sampler says when it gets there.
+/// What a device reads about a choice after a draft is what the sampler says when it gets there.
 #[test]
 fn a_choice_after_a_draft_is_the_one_that_comes() {
     let settings = [
