@@ -123,7 +123,7 @@ held_out() {
     for form in bf16 int8 int4; do
         words="--device cuda"
         [[ $form != bf16 ]] && words+=" --quantize $form"
-        timed 60 "held out: $form" python3 tools/answer_held_out.py --weft ./weft --serve "$words" \
+        timed 60 "held out: $form" python3 tools/answer_held_out.py --weft "$here/weft" --serve "$words" \
             --machine "$(machine)" --commit "$commit" --save "$out/answers-$form.json"
     done
     for form in bf16 int8 int4; do
