@@ -10,7 +10,7 @@ use axum::http::{HeaderMap, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use crate::api_error::ApiError;
 use crate::app::{App, off_thread};
@@ -28,7 +28,7 @@ const STALL: Duration = Duration::from_secs(10);
 const BUDGET_BYTES: usize = 64 << 20;
 /// A body of up to this many bytes takes no share of the budget, so large ones cannot delay it.
 const FREE_BYTES: usize = 16 << 10;
-/// How long a body waits for its share, all its waits together.
+/// How long a body waits for its share.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Bytes of one permit.
 const UNIT: usize = 1 << 10;
@@ -44,37 +44,28 @@ impl Default for BodyBudget {
 
 /// A body's share of the budget; returned when it is dropped.
 #[derive(Default)]
-pub(crate) struct Share {
-    permit: Option<OwnedSemaphorePermit>,
-    /// How long it has waited.
-    waited: Duration,
-}
+pub(crate) struct Share(Option<OwnedSemaphorePermit>);
 
 impl Share {
-    /// Takes as much as a body of this size needs. Clients that wait get their turns in order.
-    async fn grow(&mut self, bytes: usize, budget: &BodyBudget) -> Result<(), ApiError> {
-        let held = self.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
-        let wanted = if bytes <= FREE_BYTES { 0 } else { bytes.div_ceil(UNIT) };
-        let Some(more) = u32::try_from(wanted).ok().and_then(|n| n.checked_sub(held as u32)) else {
-            return Ok(());
-        };
-        if more == 0 {
-            return Ok(());
-        }
-        let start = Instant::now();
-        let left = PATIENCE.saturating_sub(self.waited);
-        let taken = timeout(left, Arc::clone(&budget.0).acquire_many_owned(more)).await;
-        self.waited += start.elapsed();
-        let Ok(Ok(taken)) = taken else {
+    /// Waits for as much as a body of this size needs, in the order of the requests. All of it is
+    /// taken at once: bodies that each held a part and waited for the rest would wait for each other.
+    async fn take(bytes: usize, budget: &BodyBudget) -> Result<Self, ApiError> {
+        let units = bytes.min(MAX_BYTES).div_ceil(UNIT) as u32;
+        let taken = timeout(PATIENCE, Arc::clone(&budget.0).acquire_many_owned(units)).await;
+        let Ok(Ok(permit)) = taken else {
             return Err(ApiError::unavailable(
                 "the bodies of other requests take all memory for bodies; try again in a second",
             ));
         };
-        match &mut self.permit {
-            Some(share) => share.merge(taken),
-            none => *none = Some(taken),
+        Ok(Self(Some(permit)))
+    }
+
+    /// Returns what a body of this size does not need.
+    fn shrink(&mut self, bytes: usize) {
+        if let Some(permit) = &mut self.0 {
+            let excess = permit.num_permits().saturating_sub(bytes.div_ceil(UNIT));
+            drop(permit.split(excess));
         }
-        Ok(())
     }
 }
 
@@ -94,11 +85,12 @@ impl<T: FromJson> FromRequest<Arc<App>> for Body<T> {
             check_type(request.headers())?;
         }
         check_encoding(request.headers())?;
-        if announced_bytes(request.headers()) > MAX_BYTES as u64 {
+        let announced = announced_bytes(request.headers());
+        if announced.is_some_and(|bytes| bytes > MAX_BYTES as u64) {
             return Err(refuse(too_large(), request.into_body()));
         }
-        let mut share = Share::default();
-        let mut bytes = read(request.into_body(), &mut share, &app.body_budget).await?;
+        let most = announced.map_or(MAX_BYTES, |bytes| bytes as usize);
+        let (mut bytes, share) = read(request.into_body(), most, &app.body_budget).await?;
         if T::EMPTY_IS_FINE && bytes.is_empty() {
             bytes.extend_from_slice(b"{}");
         }
@@ -128,10 +120,9 @@ fn check_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
     Err(ApiError::refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
 }
 
-/// The size that a request announces; 0 if it announces none.
-fn announced_bytes(headers: &HeaderMap) -> u64 {
-    let given = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok());
-    given.and_then(|given| given.parse().ok()).unwrap_or(0)
+/// The size that a request announces, if it announces one.
+fn announced_bytes(headers: &HeaderMap) -> Option<u64> {
+    headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
 fn too_large() -> ApiError {
@@ -139,12 +130,13 @@ fn too_large() -> ApiError {
     ApiError::refused(StatusCode::PAYLOAD_TOO_LARGE, message)
 }
 
+/// Reads a body of at most `most` bytes.
 async fn read(
     body: body::Body,
-    share: &mut Share,
+    most: usize,
     budget: &BodyBudget,
-) -> Result<Vec<u8>, ApiError> {
-    timeout(TIMEOUT, read_limited(body, share, budget)).await.map_err(|_| late())?
+) -> Result<(Vec<u8>, Share), ApiError> {
+    timeout(TIMEOUT, read_limited(body, most, budget)).await.map_err(|_| late())?
 }
 
 fn late() -> ApiError {
@@ -153,23 +145,29 @@ fn late() -> ApiError {
 
 async fn read_limited(
     mut body: body::Body,
-    share: &mut Share,
+    most: usize,
     budget: &BodyBudget,
-) -> Result<Vec<u8>, ApiError> {
+) -> Result<(Vec<u8>, Share), ApiError> {
     let mut bytes = Vec::new();
+    let mut share = Share::default();
     while let Some(frame) = timeout(STALL, body.frame()).await.map_err(|_| late())? {
         let frame =
             frame.map_err(|_| ApiError::invalid("the connection closed before the body ended"))?;
         let Some(data) = frame.data_ref() else { continue };
-        if bytes.len() + data.len() > MAX_BYTES {
+        let n = bytes.len() + data.len();
+        if n > MAX_BYTES {
             return Err(refuse(too_large(), body));
         }
-        if let Err(error) = share.grow(bytes.len() + data.len(), budget).await {
-            return Err(refuse(error, body));
+        if n > FREE_BYTES && share.0.is_none() {
+            share = match Share::take(most, budget).await {
+                Ok(share) => share,
+                Err(error) => return Err(refuse(error, body)),
+            };
         }
         bytes.extend_from_slice(data);
     }
-    Ok(bytes)
+    share.shrink(bytes.len());
+    Ok((bytes, share))
 }
 
 /// Refuses a body. Its rest is read and discarded while the answer is sent: a client whose bytes
@@ -187,4 +185,48 @@ pub(crate) fn parse<T: FromJson>(bytes: &[u8]) -> Result<T, ApiError> {
     let json: Value = serde_json::from_slice(bytes)
         .map_err(|error| ApiError::invalid(format!("the body is not valid JSON: {error}")))?;
     T::from_json(&json)
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::StreamExt;
+
+    use super::*;
+
+    /// 16 MiB in frames of 64 KiB, between which other tasks run.
+    fn large() -> body::Body {
+        let frames = futures_util::stream::iter(0..256);
+        body::Body::from_stream(frames.then(|_| async {
+            tokio::task::yield_now().await;
+            Ok::<_, std::convert::Infallible>(vec![b' '; 64 << 10])
+        }))
+    }
+
+    #[tokio::test]
+    async fn large_bodies_that_arrive_side_by_side_do_not_wait_for_each_other() {
+        let budget = Arc::new(BodyBudget::default());
+        let readers: Vec<_> = (0..6)
+            .map(|_| {
+                let budget = Arc::clone(&budget);
+                tokio::spawn(async move { read(large(), MAX_BYTES, &budget).await.map(drop) })
+            })
+            .collect();
+        for reader in readers {
+            assert!(reader.await.unwrap().is_ok());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_keeps_the_share_of_its_size() {
+        let budget = BodyBudget::default();
+        let body = || body::Body::from(vec![b' '; 1 << 20]);
+        // Sizes that were not announced count as the largest one until the body has ended.
+        let mut held = Vec::new();
+        for _ in 0..20 {
+            held.push(read(body(), MAX_BYTES, &budget).await.map(|(_, share)| share).unwrap());
+        }
+        assert_eq!(budget.0.available_permits(), (44 << 20) / UNIT);
+        drop(held);
+        assert_eq!(budget.0.available_permits(), BUDGET_BYTES / UNIT);
+    }
 }
