@@ -18,6 +18,7 @@ pub(crate) mod put;
 mod quarantine;
 mod read;
 mod reason;
+mod signing;
 mod stats;
 pub(crate) mod temp;
 mod transfer;
@@ -37,6 +38,7 @@ pub use index::Entry;
 pub use key::{KeyError, KvKey};
 pub use put::Put;
 pub use reason::Reason;
+pub use signing::{Signature, SigningKey};
 pub use stats::StoreStats;
 
 use index::{Index, file_of};

@@ -71,6 +71,23 @@ pub(crate) fn check_ours(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Refuses a file that other users can read or write.
+pub(super) fn check_secret(file: &File) -> io::Result<()> {
+    #[cfg(unix)]
+    {
+        let mode = std::os::unix::fs::MetadataExt::mode(&file.metadata()?) & 0o777;
+        if mode & 0o077 != 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                format!("other users can read it (mode {mode:04o}); run `chmod 600` on it"),
+            ));
+        }
+    }
+    #[cfg(not(unix))]
+    let _ = file;
+    Ok(())
+}
+
 /// Whether users other than the owner may enter or list a folder.
 pub(super) fn is_open_to_others(folder: &Path) -> io::Result<bool> {
     let permissions = fs::metadata(folder)?.permissions();
