@@ -248,13 +248,16 @@ fn drafted_answers_are_timed_beside_plain_ones_and_drawn() {
     let args = ["speculate", "--shape", "talks.json", "-n", "99", "--n-wrong", "30", "-d", "3,70"];
     let more =
         ["--right", "0,75,100", "--lengths", "4,auto", "-r", "2", "-q", "--save", "run.json"];
-    let (code, table, stderr) = folder.bench(&[&args[..], &more].concat());
+    let draft = ["--draft", "talks.json"];
+    let (code, table, stderr) = folder.bench(&[&args[..], &more, &draft].concat());
     assert_eq!(code, 0, "{stderr}");
     assert!(table.contains("| oracle, 99 tokens | 70 | 4 | 100 % | 100 % |"), "{table}");
     let run = std::fs::read_to_string(folder.file("run.json")).unwrap();
     let run: Value = serde_json::from_str(&run).unwrap();
     let rows = run["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 2 * ((1 + 2 * 3) + (1 + 1)), "plain ones, oracles, always wrong");
+    let n_rows = (1 + 2 * 3) + (1 + 1) + (1 + 2);
+    assert_eq!(rows.len(), 2 * n_rows, "plain ones, oracles, always wrong, draft model");
+    assert_eq!(run["draft_model"], "talks.json");
     for row in rows {
         assert_eq!(row["same_tokens"], true, "{row}");
         let samples = |name: &str| row[name].as_array().unwrap().len();
@@ -271,6 +274,10 @@ fn drafted_answers_are_timed_beside_plain_ones_and_drawn() {
             // The first wrong token ends a draft: 0.75 + 0.75² + 0.75³ + 0.75⁴ of four.
             (Some("4"), Some(75)) => assert!((share() - 0.51).abs() < 0.2, "{row}"),
             (Some("4"), Some(0)) => assert_eq!(row["accepted"], 0, "{row}"),
+            (Some("4"), None) => {
+                assert_eq!(row["text"], "draft model", "{row}");
+                assert!(row["drafted"].as_u64().unwrap() > 0 && share() < 0.5, "{row}");
+            }
             _ => {}
         }
     }

@@ -3,9 +3,11 @@
 //! The drafts are oracles: a first answer is the prediction of the next ones, with a share of its
 //! tokens replaced by wrong ones. This measures the mechanism, not how well texts can be guessed.
 //! Plain and drafted answers take turns, every answer must have the same tokens, and one more row
-//! has `auto` on a text of which no draft is ever right.
+//! has `auto` on a text of which no draft is ever right. A draft model with random weights shows the
+//! same for a source whose drafts cost time.
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::Args;
 use serde_json::{Value, json};
@@ -13,15 +15,19 @@ use weft_core::chunk::Composition;
 use weft_core::device::{Limits, MAX_LANES};
 use weft_core::engine::{DraftCounts, Engine, Request, Speculate, Tiers};
 use weft_core::kv::pages_for;
+use weft_core::model::Model;
 use weft_core::sampling::Sampling;
 
-use super::args::{SubjectArgs, count_or_zero};
+use super::args::{ShapeArgs, SubjectArgs, count_or_zero};
 use super::engine_report;
 use super::stats::Spread;
 use super::subject::Subject;
 use crate::error::CliError;
 use crate::size;
 use crate::terminal;
+
+/// Seed of the draft model's weights: other than the default of the model's.
+const DRAFT_SEED: u64 = 2;
 
 #[derive(Args)]
 pub(crate) struct SpeculateArgs {
@@ -49,6 +55,10 @@ pub(crate) struct SpeculateArgs {
     /// slip to other places of the text
     #[arg(long, value_name = "T", default_value = "1")]
     temperature: f32,
+    /// Also time answers whose drafts come from a draft model: random weights of this shape, which
+    /// are hardly ever right
+    #[arg(long, value_name = "SHAPE")]
+    draft: Option<String>,
     /// Number of repetitions of each answer
     #[arg(short, long, value_name = "N", default_value = "5", value_parser = size::parse_count)]
     repetitions: usize,
@@ -71,9 +81,8 @@ struct Text {
 /// One way to answer: how much is drafted, and from what.
 struct Case {
     length: Speculate,
-    /// Per cent of the draft's tokens that are right.
-    right: u32,
-    prediction: Vec<u32>,
+    /// A text with this per cent of right tokens. `None` if a draft model drafts.
+    prediction: Option<(u32, Vec<u32>)>,
     timed: Timed,
 }
 
@@ -128,11 +137,18 @@ pub(super) fn run(args: &SpeculateArgs) -> Result<ExitCode, CliError> {
             rows.extend(bench.always_wrong(*depth)?);
         }
     }
+    if let Some(shape) = &args.draft {
+        bench.add_draft_model(shape, limits)?;
+        for depth in &args.n_depth {
+            rows.extend(bench.drafted_by_model(*depth)?);
+        }
+    }
     let has_same_tokens = rows.iter().all(|row| row["same_tokens"] == json!(true));
     let figures = json!({
         "answer_tokens": args.n_gen,
         "wrong_answer_tokens": args.n_wrong,
         "temperature": args.temperature,
+        "draft_model": args.draft,
         "rows": rows,
     });
     let report = engine_report::report(&subject, &bench.engine, figures);
@@ -164,6 +180,33 @@ impl Bench<'_> {
         Ok(rows("always wrong", &text, &plain, &cases))
     }
 
+    /// Loads a draft model onto a device of its own.
+    fn add_draft_model(&mut self, shape: &str, limits: Limits) -> Result<(), CliError> {
+        let random = ShapeArgs { shape: Some(shape.to_owned()), seed: DRAFT_SEED };
+        let subject = Subject::of_shape(&random)?;
+        subject.check_positions(limits.positions)?;
+        let device = subject.open(&self.args.subject, limits)?.device;
+        let tokenizer = Arc::clone(&weft::bundled_model()?.tokenizer);
+        let model = Model::random(subject.config, DRAFT_SEED, tokenizer);
+        self.engine.set_draft_model(&model, device).expect("both have the same tokenizer");
+        Ok(())
+    }
+
+    /// Answers with drafts of the draft model.
+    fn drafted_by_model(&mut self, depth: usize) -> Result<Vec<Value>, CliError> {
+        let SpeculateArgs { n_gen, n_wrong, temperature, .. } = self.args;
+        let n_tokens = if *n_wrong > 0 { *n_wrong } else { *n_gen };
+        let text = self.text(depth, sampling(n_tokens, *temperature))?;
+        let case = |length: &Speculate| Case {
+            length: *length,
+            prediction: None,
+            timed: Timed::default(),
+        };
+        let mut cases: Vec<Case> = self.args.lengths.iter().map(case).collect();
+        let plain = self.take_turns(&text, &mut cases)?;
+        Ok(rows("draft model", &text, &plain, &cases))
+    }
+
     /// The plain answer, which all others must repeat.
     fn text(&mut self, depth: usize, sampling: Sampling) -> Result<Text, CliError> {
         let mut text = Text { depth, sampling, tokens: Vec::new() };
@@ -172,8 +215,8 @@ impl Bench<'_> {
     }
 
     fn case(&self, text: &Text, length: Speculate, right: u32) -> Case {
-        let prediction = corrupted(&text.tokens, right, self.vocab);
-        Case { length, right, prediction, timed: Timed::default() }
+        let prediction = Some((right, corrupted(&text.tokens, right, self.vocab)));
+        Case { length, prediction, timed: Timed::default() }
     }
 
     /// Times plain answers and those of all cases in turn. The first turn warms up and is not
@@ -185,7 +228,8 @@ impl Bench<'_> {
             let speed = found.tokens_per_s;
             plain.take(&found, speed, text, turn > 0);
             for Case { length, prediction, timed, .. } in &mut *cases {
-                let found = self.answer(text, *length, Some(prediction))?;
+                let predicted = prediction.as_ref().map(|(_, tokens)| &tokens[..]);
+                let found = self.answer(text, *length, predicted)?;
                 timed.take(&found, speed, text, turn > 0);
             }
             let line = format!("d{}: plain {speed:.1} tok/s", text.depth);
@@ -269,7 +313,10 @@ fn rows(name: &str, text: &Text, plain: &Timed, cases: &[Case]) -> Vec<Value> {
             "samples": timed.tokens_per_s, "samples_times_plain": timed.times_plain,
         })
     };
-    let of_case = |case: &Case| row(case.length.to_string(), Some(case.right), &case.timed);
+    let of_case = |case: &Case| {
+        let right = case.prediction.as_ref().map(|(right, _)| *right);
+        row(case.length.to_string(), right, &case.timed)
+    };
     [row("off".to_owned(), None, plain)].into_iter().chain(cases.iter().map(of_case)).collect()
 }
 

@@ -69,18 +69,6 @@ impl Costs {
         self.plain.get(&n_lanes).copied()
     }
 
-    /// Takes times of steps of one lane that were measured elsewhere, by their number of tokens.
-    pub(super) fn seed(&mut self, times: &[(usize, f64)]) {
-        for &(n_tokens, seconds) in times {
-            if n_tokens == 1 {
-                self.plain.entry(1).or_insert(seconds);
-            } else {
-                let kind = StepKind { n_lanes: 1, n_tokens, has_model: false };
-                self.drafts.entry(kind).or_insert_with(|| vec![seconds; 3]);
-            }
-        }
-    }
-
     /// The cost of a step with drafts, in plain steps of the same lanes. The first sample may have
     /// compiled or recorded something; a few more may have waited.
     pub(super) fn ratio(&self, kind: StepKind) -> f64 {
@@ -208,8 +196,7 @@ mod tests {
     #[test]
     fn the_first_time_of_a_kind_is_not_believed() {
         let mut costs = Costs::default();
-        costs.seed(&[(1, 1.0), (4, 1.25)]);
-        assert!((costs.ratio(kind(4)) - 1.25).abs() < 1e-9);
+        costs.record(kind(1), 1.0);
         costs.record(kind(8), 50.0);
         costs.record(kind(1), 1.0);
         assert!(costs.ratio(kind(8)) < 2.0);

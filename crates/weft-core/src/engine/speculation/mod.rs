@@ -228,13 +228,6 @@ impl Engine {
         self.speculating.default = speculate;
     }
 
-    /// Takes times of steps of one lane, by their number of tokens, so that the first drafts are as
-    /// long as they should be. The engine measures by itself as it runs.
-    pub fn seed_step_times(&mut self, times: &[(usize, Duration)]) {
-        let seconds = |(n, time): &(usize, Duration)| (*n, time.as_secs_f64());
-        self.speculating.costs.seed(&times.iter().map(seconds).collect::<Vec<_>>());
-    }
-
     /// Lets a second model, on its own device, draft for requests that are added from now on. Its
     /// tokenizer must be the same.
     pub fn set_draft_model(
