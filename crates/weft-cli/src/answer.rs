@@ -216,6 +216,7 @@ mod tests {
             attention: 0.0,
             time: Duration::ZERO,
             saved: Duration::from_millis(70),
+            choice: None,
         }
     }
 

@@ -167,6 +167,7 @@ mod tests {
             attention: 0.25,
             time: Duration::from_micros(1_234_567),
             saved: Duration::from_secs(12),
+            choice: None,
         }
     }
 

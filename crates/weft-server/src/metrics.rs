@@ -257,6 +257,18 @@ fn write_cache(text: &mut String, cache: &CacheStats) {
             line(text, format_args!("{name}{{tier=\"{tier}\"}}"), read(stats));
         }
     }
+    let counters = [
+        ("weft_rows_unfiled_total", "Rows lost as too many waited for the disk.", cache.unfiled),
+        (
+            "weft_rows_computed_again_total",
+            "Rows computed although a file had them, because that is faster.",
+            cache.computed_again,
+        ),
+    ];
+    for (name, help, count) in counters {
+        head(text, name, help, "counter");
+        line(text, format_args!("{name}"), count);
+    }
     let name = "weft_draft_index_bytes";
     head(text, name, "Bytes of the indexes that drafts are looked up in.", "gauge");
     line(text, format_args!("{name}"), cache.draft_index_bytes);

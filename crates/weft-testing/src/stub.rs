@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use weft_core::device::{Device, DeviceError, Limits, Rows, Step};
 use weft_core::dtype::Dtype;
-use weft_core::engine::Engine;
+use weft_core::engine::{Engine, Tiers};
 use weft_core::kv::PageId;
 use weft_core::model::Model;
 use weft_core::plan::Op;
@@ -44,12 +44,17 @@ pub struct Stub {
 
 /// An engine on a stub whose answers repeat the token `says`.
 pub fn engine(model: &Model, says: &str, control: &Arc<Control>) -> Engine {
+    engine_with(model, says, control, Tiers::default())
+}
+
+/// The same, with tiers.
+pub fn engine_with(model: &Model, says: &str, control: &Arc<Control>, tiers: Tiers) -> Engine {
     let mut logits = vec![0.0; model.config.vocab];
     logits[model.tokenizer.id_of(says).expect("a token") as usize] = 20.0;
     let nan = vec![f32::NAN; model.config.vocab];
     let control = Arc::clone(control);
     let stub = Stub { control, logits, nan, spans: Vec::new(), next: Instant::now() };
-    Engine::new(model, Box::new(stub))
+    Engine::with_tiers(model, Box::new(stub), tiers)
 }
 
 impl Device for Stub {

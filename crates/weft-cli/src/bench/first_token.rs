@@ -135,6 +135,7 @@ fn ask(
     logprobs: Option<usize>,
 ) -> Result<(Token, Duration), CliError> {
     engine.drop_rows();
+    engine.always_fetch(true);
     if let Some(tier) = tier {
         engine.warm(prompt)?;
         engine.demote(tier);

@@ -238,10 +238,14 @@ fn an_answer_that_fills_the_context_is_verified_too() {
 }
 
 #[test]
-fn what_was_answered_survives_a_kill_at_once() {
+fn what_was_warmed_survives_a_kill_at_once() {
     let server = Server::start(&[]);
     let asked = register(&server, "context", &document());
     server.ask(&about(&[&asked], json!({})));
+    // Its rows are being filed behind the answer; this promises that they are.
+    let (status, again) = server.post(&format!("/v1/chunks/{asked}/warm"), &json!({}));
+    assert_eq!((status, &again["computed_tokens"]), (200, &json!(0)), "{again}");
+    assert_eq!(again["saved"], true, "{again}");
     let warmed = register(&server, "context", "A document that is computed ahead.");
     let (status, _) = server.post(&format!("/v1/chunks/{warmed}/warm"), &json!({}));
     assert_eq!(status, 200);
@@ -253,6 +257,15 @@ fn what_was_answered_survives_a_kill_at_once() {
     let source = |id: &str| server.get(&format!("/v1/chunks/{id}")).1["source"].clone();
     assert_eq!((source(&asked), source(&warmed)), (json!("disk"), json!("disk")));
     assert_eq!(server.get(&format!("/v1/chunks/{registered}")).0, 200);
+}
+
+/// Number of files of rows in a folder and the folders in it.
+fn n_row_files(folder: &std::path::Path) -> usize {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let is_rows = |path: &std::path::PathBuf| path.extension().is_some_and(|e| e == "safetensors");
+    entries
+        .map(|path| if path.is_dir() { n_row_files(&path) } else { usize::from(is_rows(&path)) })
+        .sum()
 }
 
 /// Whether a chunk has a file, from which the next server restores it.
@@ -288,6 +301,8 @@ fn chunks_and_their_rows_survive_a_kill_and_an_orderly_end() {
     server.delete(&format!("/v1/chunks/{gone}"));
     let asked = about(&[&id], json!({}));
     let first = server.ask(&asked);
+    // An answer does not wait for its files, and they do not wait for anything else.
+    server.until("its rows are filed", || n_row_files(server.folder.path()) > 0);
     server.signal("-KILL");
     let (code, folder) = server.wait();
     assert_eq!(code, None);

@@ -5,33 +5,43 @@
 //! when others need the space. Rows that a lane reads are never moved, and pages promised to a lane
 //! are always available. The cache knows tokens and pages, but not requests.
 
+mod chunks;
+mod files;
+mod filing;
 mod group;
+mod news;
 mod node;
 mod prefix;
+mod reading;
+mod speeds;
 mod stats;
 #[cfg(test)]
 mod tests;
 mod tiers;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
 
-use crate::chunk::{Chunk, ChunkId, Tier};
+use crate::chunk::ChunkId;
 use crate::config::Config;
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::kv::{OutOfPages, PageId, PagePool, pages_for};
 use crate::store::{KvKey, Store};
 
+use self::files::Files;
+pub use self::filing::Saving;
 pub(crate) use self::group::GroupId;
 pub use self::group::RowGroup;
 use self::group::Waiting;
+use self::news::Newsroom;
 pub use self::node::LaneId;
 use self::node::Worth;
 pub(crate) use self::node::{Node, NodeId};
 pub(crate) use self::prefix::Prefix;
+pub(crate) use self::reading::Brought;
+use self::speeds::Speeds;
 pub use self::stats::{CacheStats, TierStats};
-pub(crate) use self::tiers::Gone;
 
 /// A shorter match at the start of a node is not worth copying a page for.
 const LEAST_PARTIAL_MATCH: usize = 32;
@@ -81,8 +91,15 @@ pub(crate) struct Cache {
     children: HashMap<KvKey, Vec<NodeId>>,
     groups: HashMap<GroupId, Waiting>,
     next: u64,
-    tiers: Tiers,
+    /// Bytes of main memory for rows, and those in use.
+    ram_bytes: u64,
     ram_used: u64,
+    files: Option<Files>,
+    /// Nodes whose rows have to be handed to the files.
+    to_file: VecDeque<NodeId>,
+    news: Newsroom,
+    speeds: Speeds,
+    warnings: Vec<String>,
     /// Counts uses.
     clock: u64,
     /// The worth of the node that was evicted last.
@@ -123,14 +140,33 @@ impl Cache {
             children: HashMap::new(),
             groups: HashMap::new(),
             next: 0,
-            tiers,
+            ram_bytes: tiers.ram_bytes,
             ram_used: 0,
+            files: None,
+            to_file: VecDeque::new(),
+            news: Newsroom::default(),
+            speeds: Speeds::default(),
+            warnings: Vec::new(),
             clock: 0,
             worth: 0.0,
             stats: CacheStats::default(),
         };
-        cache.find_files();
+        if let Some(store) = tiers.store {
+            cache.find_files(&store);
+            cache.start_files(store);
+        }
         cache
+    }
+
+    fn start_files(&mut self, store: Store) {
+        match Files::start(store, self.news.to.clone()) {
+            Ok(files) => self.files = Some(files),
+            Err(error) => {
+                self.warnings.push(format!("files of rows are not used: no thread: {error}"));
+                self.nodes.clear();
+                self.children.clear();
+            }
+        }
     }
 
     pub(crate) fn shape(&self) -> RowShape {
@@ -195,11 +231,13 @@ impl Cache {
     }
 
     /// Pages that are promised and not yet taken.
+    #[cfg(test)]
     pub(crate) fn n_promised(&self) -> usize {
         self.promised
     }
 
     /// Whether a node still exists.
+    #[cfg(test)]
     pub(crate) fn has(&self, id: NodeId) -> bool {
         self.nodes.contains_key(&id)
     }
@@ -306,6 +344,10 @@ impl Cache {
             filled,
             filler,
             ram: None,
+            filing: None,
+            reading: None,
+            read_time: Duration::ZERO,
+            kept_cost: None,
             on_disk: false,
             is_public,
             group,
@@ -342,6 +384,10 @@ impl Cache {
             return;
         }
         let node = self.node(id);
+        if node.on_disk && !node.is_filled() {
+            self.leave_to_file(id);
+            return;
+        }
         if node.filled == 0 || !(node.is_public || self.is_awaited(node)) {
             self.drop_node(id);
             return;
@@ -360,6 +406,9 @@ impl Cache {
     }
 
     fn drop_node(&mut self, id: NodeId) {
+        if self.nodes.contains_key(&id) {
+            self.stop_filing(id);
+        }
         let Some(node) = self.nodes.remove(&id) else { return };
         if node.ram.is_some() {
             self.ram_used -= self.shape.node_bytes(&node);
@@ -378,82 +427,6 @@ impl Cache {
         KvKey::of_rows(&node.parent, &node.tokens)
     }
 
-    /// Pins or unpins the rows of a chunk. Refused if pages promised to lanes would no longer be
-    /// available.
-    pub(crate) fn pin(&mut self, chunk: &ChunkId, pinned: bool) -> Result<(), OutOfPages> {
-        let is_of_chunk = |node: &Node| node.chunk.as_ref() == Some(chunk);
-        let nodes = self.nodes.iter().filter(|(_, node)| is_of_chunk(node));
-        let ids: Vec<NodeId> = nodes.map(|(id, _)| *id).collect();
-        if pinned {
-            self.check_promise(0, &ids)?;
-        }
-        ids.iter().for_each(|id| self.node_mut(*id).pinned = pinned);
-        Ok(())
-    }
-
-    /// Pins or unpins the files of a chunk. Files of earlier processes are found by their tokens.
-    pub(crate) fn pin_files(&mut self, chunk: &Chunk, pinned: bool) {
-        let Some(store) = &mut self.tiers.store else { return };
-        for node in self.nodes.values().filter(|node| node.on_disk && chunk.is_in(&node.tokens)) {
-            let key = Self::key_of(node);
-            if pinned {
-                store.pin(&key);
-            } else {
-                store.unpin(&key);
-            }
-        }
-    }
-
-    /// The fastest tier that holds rows of a chunk. Files of earlier processes are found by their
-    /// tokens.
-    pub(crate) fn tier_of(&self, chunk: &Chunk) -> Option<Tier> {
-        let is_its = |node: &&Node| match node.chunk {
-            Some(id) => id == chunk.id,
-            None => node.on_disk && chunk.is_in(&node.tokens),
-        };
-        let filled = self.nodes.values().filter(|node| node.is_filled());
-        filled.filter(is_its).filter_map(Node::tier).min()
-    }
-
-    /// Removes all rows of a chunk from every tier. Rows that a lane reads stay until it has
-    /// finished.
-    pub(crate) fn forget(&mut self, chunk: &Chunk) {
-        // A node may hold a part of the chunk, if another text starts in the same way.
-        let is_of = |node: &Node| node.chunk == Some(chunk.id) || chunk.is_in(&node.tokens);
-        let ids: Vec<NodeId> =
-            self.nodes.iter().filter(|(_, node)| is_of(node)).map(|(id, _)| *id).collect();
-        for id in ids {
-            self.forget_node(id);
-        }
-    }
-
-    /// Removes everything that no lane reads.
-    pub(crate) fn clear(&mut self) {
-        let ids: Vec<NodeId> = self.nodes.keys().copied().collect();
-        for id in ids {
-            self.forget_node(id);
-        }
-    }
-
-    fn forget_node(&mut self, id: NodeId) {
-        let node = &self.nodes[&id];
-        let (key, on_disk) = (Self::key_of(node), node.on_disk);
-        if let Some(store) = self.tiers.store.as_mut().filter(|_| on_disk) {
-            store.remove(&key);
-        }
-        let node = self.node_mut(id);
-        node.on_disk = false;
-        if node.users == 0 {
-            self.drop_node(id);
-        } else if node.is_public {
-            node.is_public = false;
-            let parent = node.parent;
-            if let Some(siblings) = self.children.get_mut(&parent) {
-                siblings.retain(|sibling| *sibling != id);
-            }
-        }
-    }
-
     /// Panics unless all reference counts and totals are correct.
     #[cfg(test)]
     pub(crate) fn check(&self, elsewhere: &[PageId]) {
@@ -468,7 +441,7 @@ impl Cache {
         let in_ram = self.nodes.values().filter(|n| n.ram.is_some());
         let ram: u64 = in_ram.map(|n| self.shape.node_bytes(n)).sum();
         assert_eq!(ram, self.ram_used);
-        assert!(ram <= self.tiers.ram_bytes);
+        assert!(ram <= self.ram_bytes);
         let free = self.free_or_evictable(&[]);
         assert!(free >= self.promised, "{} promised of {free}", self.promised);
         let public = self.nodes.values().filter(|n| n.is_found()).count();

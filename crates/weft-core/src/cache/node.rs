@@ -5,6 +5,8 @@ use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use super::GroupId;
+use super::filing::Filing;
+use super::news::Reading;
 use crate::chunk::{ChunkId, Tier};
 use crate::device::Rows as DeviceRows;
 use crate::kv::{PageId, pages_for};
@@ -42,6 +44,14 @@ pub(crate) struct Node {
     pub(crate) filler: Option<LaneId>,
     /// A copy in main memory.
     pub(super) ram: Option<InRam>,
+    /// How far its rows are on their way to a file.
+    pub(super) filing: Option<Filing>,
+    /// Set while its rows come from elsewhere; it has pages, and counts as empty.
+    pub(super) reading: Option<Reading>,
+    /// The time that this took the last time.
+    pub(crate) read_time: Duration,
+    /// What its rows once cost, while they are computed again though a file has them.
+    pub(super) kept_cost: Option<Duration>,
     /// Whether there is a file.
     pub(super) on_disk: bool,
     /// Whether all later requests can find it.
@@ -115,15 +125,28 @@ impl Node {
         self.on_disk
     }
 
+    /// Whether a file has its rows, or will have them before the next command to the files.
+    pub(super) fn is_filed_soon(&self) -> bool {
+        self.on_disk || matches!(self.filing, Some(Filing::Queued(_)))
+    }
+
     /// The fastest tier that holds the rows.
     pub(crate) fn tier(&self) -> Option<Tier> {
-        if !self.pages.is_empty() {
+        let is_leaving = matches!(self.filing, Some(Filing::Coming(_) | Filing::Queued(_)));
+        if let Some(reading) = &self.reading {
+            Some(reading.tier)
+        } else if !self.pages.is_empty() {
             Some(Tier::Device)
-        } else if self.ram.is_some() {
+        } else if self.ram.is_some() || is_leaving {
             Some(Tier::Ram)
         } else {
             self.on_disk.then_some(Tier::Disk)
         }
+    }
+
+    /// The tier that its rows are coming from.
+    pub(crate) fn awaits(&self) -> Option<Tier> {
+        self.reading.as_ref().map(|reading| reading.tier)
     }
 
     /// Whether its pages may be evicted.

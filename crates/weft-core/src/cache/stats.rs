@@ -34,10 +34,14 @@ pub struct CacheStats {
     pub evicted_from_ram: u64,
     /// Number of nodes lost because no tier had room.
     pub dropped: u64,
+    /// Number of nodes that were not filed because too many rows waited for the disk.
+    pub unfiled: u64,
     /// Number of nodes loaded from main memory.
     pub brought_from_ram: u64,
     /// Number of nodes loaded from files.
     pub brought_from_disk: u64,
+    /// Number of nodes that were computed although a file had them, because that is faster.
+    pub computed_again: u64,
     /// Bytes of the indexes of chunks that drafts are looked up in.
     pub draft_index_bytes: u64,
     /// Counters of the store, if there is one.

@@ -1,30 +1,26 @@
-//! Moves rows between the device's pages, main memory and disk.
+//! Moves rows down: out of the device's pages, to main memory, to files.
 //!
-//! Down: the node with the smallest worth goes first, to the next tier that has room. Up: nodes are
-//! loaded as a whole. Copies between pages and main memory are started here and run beside steps;
-//! readers wait for them. A damaged file counts as absent.
+//! The node with the smallest worth goes first, to the next tier that has room. Copies from pages to
+//! main memory are started here and run beside steps; readers wait for them. `filing.rs` takes rows
+//! to files, and `reading.rs` brings rows back up.
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use super::node::{InRam, received};
-use super::{Begin, Cache, CacheStats, Node, NodeId, TierStats, Worth};
+use super::filing::Filing;
+use super::node::InRam;
+use super::{Cache, CacheStats, Node, NodeId, TierStats, Worth};
 use crate::chunk::Tier;
 use crate::device::{Device, MAX_LANES};
-use crate::store::{Header, KvKey, Put, Rows, Store, StoreStats};
-
-/// Rows could not be loaded and have to be computed.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Gone;
+use crate::store::{KvKey, Rows, Store};
 
 /// Number of pages that are freed before lanes take them, one for each lane.
 const SPARE_PAGES: usize = MAX_LANES;
 
 impl Cache {
     /// Adds nodes for the files that fit this model and device.
-    pub(super) fn find_files(&mut self) {
-        let Some(store) = &self.tiers.store else { return };
+    pub(super) fn find_files(&mut self, store: &Store) {
         let found: Vec<_> = store
             .entries()
             .filter(|(key, entry)| {
@@ -47,6 +43,10 @@ impl Cache {
                 filled,
                 filler: None,
                 ram: None,
+                filing: None,
+                reading: None,
+                read_time: Duration::ZERO,
+                kept_cost: None,
                 on_disk: true,
                 is_public: true,
                 group: None,
@@ -58,48 +58,7 @@ impl Cache {
         }
     }
 
-    /// Starts to copy a node's rows into the device's pages, promised ones if the node has none.
-    /// Returns the tier that held the rows, and the time to start the copy.
-    pub(crate) fn bring(
-        &mut self,
-        id: NodeId,
-        begin: Begin,
-        device: &mut dyn Device,
-    ) -> Result<(Tier, Duration), Gone> {
-        let start = Instant::now();
-        let tier = self.nodes.get(&id).and_then(Node::tier).ok_or(Gone)?;
-        if tier != Tier::Device {
-            let rows = match self.node_mut(id).ram.take() {
-                Some(ram) => ram.rows(),
-                None => Arc::new(self.read_file(id)?),
-            };
-            let pages = self.take_pages_from(begin, self.node(id).len(), device);
-            let node = self.node_mut(id);
-            node.pages = pages;
-            node.lead = begin.lead;
-            node.has_lead = begin.lead == 0;
-            device.bring_kv(&node.rows(), Arc::clone(&rows));
-            if tier == Tier::Ram {
-                node.ram = Some(InRam::There(rows));
-                self.stats.brought_from_ram += 1;
-            } else {
-                self.stats.brought_from_disk += 1;
-            }
-        }
-        Ok((tier, start.elapsed()))
-    }
-
-    fn read_file(&mut self, id: NodeId) -> Result<Rows, Gone> {
-        let (key, header) = self.filed(id);
-        let rows = self.tiers.store.as_mut().and_then(|store| store.get(&key, &header));
-        if rows.is_none() {
-            self.node_mut(id).on_disk = false;
-            self.drop_node(id);
-        }
-        rows.ok_or(Gone)
-    }
-
-    /// Moves all unused nodes down to a tier, and waits for the copies.
+    /// Moves all unused nodes down to a tier, and waits for the copies and the files.
     pub(crate) fn demote(&mut self, tier: Tier, device: &mut dyn Device) {
         if tier == Tier::Disk {
             self.save(device, |_| true);
@@ -119,6 +78,7 @@ impl Cache {
         for node in self.nodes.values_mut() {
             node.ram = node.ram.take().map(|ram| InRam::There(ram.rows()));
         }
+        self.flush(device);
     }
 
     /// Frees the pages of the node with the smallest worth.
@@ -132,7 +92,7 @@ impl Cache {
     pub(crate) fn evict_ahead(&mut self, device: &mut dyn Device) {
         let is_short = self.pool.free() < self.promised.min(SPARE_PAGES);
         if is_short
-            && self.tiers.ram_bytes > 0
+            && self.ram_bytes > 0
             && let Some(victim) = self.least(Node::is_evictable)
         {
             self.evict(victim, true, device);
@@ -149,27 +109,50 @@ impl Cache {
         }
         let pages = std::mem::take(&mut self.node_mut(id).pages);
         self.pool.give_back(pages);
+        self.drop_if_nowhere(id);
+    }
+
+    /// Drops a node that is in no tier any more.
+    pub(super) fn drop_if_nowhere(&mut self, id: NodeId) {
         if self.node(id).tier().is_none() {
             self.stats.dropped += 1;
             self.drop_node(id);
         }
     }
 
-    /// Moves rows to main memory, or else to a file, or else drops them.
+    /// Moves rows to main memory, or else to a file, or else drops them. Rows that are being copied
+    /// out for a file are not copied again.
     fn keep_below(&mut self, id: NodeId, device: &mut dyn Device) {
+        if let Some(Filing::Coming(_)) = self.node(id).filing {
+            return;
+        }
         let needed = self.shape.node_bytes(self.node(id));
         if self.make_room_in_ram(needed) {
             self.ram_used += needed;
-            let coming = self.send(id, device);
-            self.node_mut(id).ram = Some(InRam::Coming(coming));
-        } else if self.tiers.store.is_some() {
-            let rows = received(&self.send(id, device));
-            self.put_on_disk(id, &rows);
+            let ram = match &self.node(id).filing {
+                Some(Filing::Queued(rows)) => InRam::There(Arc::clone(rows)),
+                _ => InRam::Coming(self.send(id, device)),
+            };
+            self.node_mut(id).ram = Some(ram);
+        } else if !self.is_filed_or_queued(id) {
+            if self.has_room(needed) {
+                let coming = InRam::Coming(self.send(id, device));
+                self.file_leaving(id, coming);
+            } else if self.files.is_some() {
+                self.stop_filing(id);
+                self.stats.unfiled += 1;
+            }
         }
     }
 
+    /// Whether a file has the rows, or will soon.
+    fn is_filed_or_queued(&self, id: NodeId) -> bool {
+        let node = self.node(id);
+        node.on_disk || matches!(node.filing, Some(Filing::Coming(_) | Filing::Queued(_)))
+    }
+
     /// Starts to copy a node's rows out of its pages.
-    fn send(&self, id: NodeId, device: &mut dyn Device) -> Receiver<Rows> {
+    pub(super) fn send(&self, id: NodeId, device: &mut dyn Device) -> Receiver<Rows> {
         let node = self.node(id);
         let room = || vec![0; self.shape.bytes(self.shape.layers, node.len())];
         let layers = 0..self.shape.layers as u16;
@@ -178,10 +161,10 @@ impl Cache {
 
     /// Evicts from main memory until there is room. Returns false if that is impossible.
     fn make_room_in_ram(&mut self, needed: u64) -> bool {
-        if needed > self.tiers.ram_bytes {
+        if needed > self.ram_bytes {
             return false;
         }
-        while self.ram_used + needed > self.tiers.ram_bytes {
+        while self.ram_used + needed > self.ram_bytes {
             // A lane is about to load these rows, and they are in no other tier.
             let is_in_use = |node: &Node| node.users > 0 && node.pages.is_empty();
             let may_go = |node: &Node| node.ram.is_some() && !node.pinned && !is_in_use(node);
@@ -195,70 +178,10 @@ impl Cache {
         let Some(ram) = self.node_mut(id).ram.take() else { return };
         self.ram_used -= self.shape.node_bytes(self.node(id));
         self.stats.evicted_from_ram += 1;
-        if self.node(id).pages.is_empty() && !self.node(id).on_disk {
-            self.put_on_disk(id, &ram.rows());
+        if self.node(id).pages.is_empty() && !self.is_filed_or_queued(id) {
+            self.file_leaving(id, ram);
         }
-        if self.node(id).tier().is_none() {
-            self.stats.dropped += 1;
-            self.drop_node(id);
-        }
-    }
-
-    fn put_on_disk(&mut self, id: NodeId, rows: &Rows) -> bool {
-        if self.node(id).on_disk {
-            return true;
-        }
-        let (key, header) = self.filed(id);
-        let pinned = self.node(id).pinned;
-        let Some(store) = &mut self.tiers.store else { return false };
-        if pinned {
-            store.pin(&key);
-        }
-        let put = store.put(&key, &header, rows);
-        let is_there = matches!(put, Put::Stored | Put::Present);
-        self.node_mut(id).on_disk = is_there;
-        is_there
-    }
-
-    /// Writes the rows of nodes to files, and keeps the nodes where they are. Returns the number of
-    /// nodes with a file.
-    pub(crate) fn save(&mut self, device: &mut dyn Device, which: impl Fn(&Node) -> bool) -> usize {
-        let is_chosen = |node: &Node| node.is_public && node.is_filled() && which(node);
-        let ids: Vec<NodeId> =
-            self.nodes.iter().filter(|(_, node)| is_chosen(node)).map(|(id, _)| *id).collect();
-        ids.into_iter().filter(|id| self.save_node(*id, device)).count()
-    }
-
-    fn save_node(&mut self, id: NodeId, device: &mut dyn Device) -> bool {
-        if self.node(id).on_disk {
-            return true;
-        }
-        let Some(ram) = self.node_mut(id).ram.take() else {
-            let rows = received(&self.send(id, device));
-            return self.put_on_disk(id, &rows);
-        };
-        let rows = ram.rows();
-        self.node_mut(id).ram = Some(InRam::There(Arc::clone(&rows)));
-        self.put_on_disk(id, &rows)
-    }
-
-    /// The key and header of a node's file.
-    fn filed(&self, id: NodeId) -> (KvKey, Header) {
-        let node = self.node(id);
-        let header = Header {
-            fingerprint: self.fingerprint.clone(),
-            dtype: self.shape.dtype,
-            layers: self.shape.layers,
-            kv_width: self.shape.kv_width,
-            // Rows are exact for the context that they attended to. Only a prompt uses them
-            // approximately.
-            reuse: "exact".to_owned(),
-            parent: node.parent,
-            home_position: node.home,
-            tokens: node.tokens.clone(),
-            prefill_us: u64::try_from(node.cost.as_micros()).unwrap_or(u64::MAX),
-        };
-        (Self::key_of(node), header)
+        self.drop_if_nowhere(id);
     }
 
     /// The node with the smallest worth; of equal ones the least recently used.
@@ -283,14 +206,15 @@ impl Cache {
         let mut device =
             tier(&|node| !node.pages.is_empty(), self.pool.total() as u64 * page_bytes);
         device.used_bytes = (self.pool.total() - self.pool.free()) as u64 * page_bytes;
-        let store = self.tiers.store.as_ref();
-        let mut disk = tier(&|node| node.on_disk, store.map_or(0, Store::budget_bytes));
-        disk.used_bytes = store.map_or(0, Store::used_bytes);
+        let seen = self.files.as_ref().map(|files| files.seen());
+        let mut disk =
+            tier(&|node| node.on_disk, seen.as_ref().map_or(0, |seen| seen.budget_bytes));
+        disk.used_bytes = seen.as_ref().map_or(0, |seen| seen.used_bytes);
         CacheStats {
             device,
-            ram: tier(&|node| node.ram.is_some(), self.tiers.ram_bytes),
+            ram: tier(&|node| node.ram.is_some(), self.ram_bytes),
             disk,
-            store: store.map(|store| -> StoreStats { store.stats().clone() }),
+            store: seen.map(|seen| seen.stats.clone()),
             ..self.stats.clone()
         }
     }
@@ -302,7 +226,11 @@ impl Cache {
 
     /// Returns the warnings about files since the last call.
     pub(crate) fn take_warnings(&mut self) -> Vec<String> {
-        self.tiers.store.as_mut().map(Store::take_warnings).unwrap_or_default()
+        let mut warnings = std::mem::take(&mut self.warnings);
+        if let Some(files) = &self.files {
+            warnings.append(&mut files.seen().warnings);
+        }
+        warnings
     }
 
     /// Mean computing time per token, as an estimate for rows that were computed by decoding.

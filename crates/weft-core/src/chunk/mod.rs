@@ -27,7 +27,7 @@ pub use self::composition::{Composition, Piece};
 pub use self::library::{Chunk, Library, Which};
 pub use self::parcel::{Exported, Imported, Parcel, export};
 pub use self::prompt::{ChunkError, Prompt};
-pub use self::report::{PieceReport, Report, Tier};
+pub use self::report::{Choice, PieceReport, Report, Tier};
 pub use self::reuse::{ParseError, Repair, Reuse};
 pub use self::shelf::{Shelf, Shelved};
 

@@ -29,6 +29,22 @@ impl fmt::Display for Tier {
     }
 }
 
+/// The expected times of the two ways to get rows that are kept outside of memory. The shorter one
+/// was chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Choice {
+    /// To fetch them.
+    pub fetch: Duration,
+    /// To compute them.
+    pub compute: Duration,
+}
+
+impl Choice {
+    fn json(self) -> Value {
+        json!({"fetch_ms": milliseconds(self.fetch), "compute_ms": milliseconds(self.compute)})
+    }
+}
+
 /// One piece of the context.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PieceReport {
@@ -55,6 +71,8 @@ pub struct PieceReport {
     pub time: Duration,
     /// Time that was once spent on computing its cached tokens.
     pub saved: Duration,
+    /// Why rows that are kept in files were fetched or computed, if both times were known.
+    pub choice: Option<Choice>,
 }
 
 impl PieceReport {
@@ -64,7 +82,7 @@ impl PieceReport {
     }
 
     fn json(&self) -> Value {
-        json!({
+        let mut json = json!({
             "id": self.chunk.map(|id| id.to_string()),
             "kind": self.kind.name(),
             "level": self.kind.level(),
@@ -76,7 +94,11 @@ impl PieceReport {
             "repaired_tokens": self.repaired_tokens,
             "attention": self.attention,
             "ms": milliseconds(self.time),
-        })
+        });
+        if let Some(choice) = self.choice {
+            json["choice"] = choice.json();
+        }
+        json
     }
 }
 
@@ -141,7 +163,20 @@ mod tests {
             attention: 0.25,
             time: Duration::from_millis(time_ms),
             saved: Duration::from_millis(saved_ms),
+            choice: None,
         }
+    }
+
+    #[test]
+    fn a_choice_is_reported_with_both_times() {
+        let times = Choice { fetch: Duration::from_millis(9), compute: Duration::from_millis(3) };
+        let pieces = vec![PieceReport { choice: Some(times), ..piece(None, 3, 0) }];
+        let json = Report { pieces, answer_attention: 0.0 }.json();
+        let chunk = &json["chunks"][0];
+        assert_eq!(chunk["source"], "computed");
+        assert_eq!(chunk["choice"], json!({"fetch_ms": 9.0, "compute_ms": 3.0}));
+        let json = Report { pieces: vec![piece(None, 3, 0)], answer_attention: 0.0 }.json();
+        assert!(json["chunks"][0].get("choice").is_none());
     }
 
     #[test]

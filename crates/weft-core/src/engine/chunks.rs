@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::held::Policy;
 use super::placement::{Placement, PlannedNode};
-use super::{CacheStats, Cancel, Engine, GenerateError, LaneId, Request, RequestError};
+use super::{CacheStats, Cancel, Engine, GenerateError, LaneId, Request, RequestError, Saving};
 use crate::chunk::{
     Chunk, ChunkError, ChunkId, Composition, Kind, Library, Prompt, Tier, Which,
     compose_conversation, compose_prompt,
@@ -221,9 +221,43 @@ impl Engine {
     }
 
     /// Writes cached rows to files, those of registered chunks or all; returns the number of nodes
-    /// with a file.
+    /// with a file. Waits until the files are on disk, where they survive a crash; no lane runs
+    /// meanwhile.
     pub fn save(&mut self, all: bool) -> usize {
         self.cache.save(&mut *self.device, |node| all || node.chunk.is_some())
+    }
+
+    /// Starts to write cached rows to files, and waits for nothing. Lanes go on.
+    pub fn begin_save(&mut self, all: bool) -> Saving {
+        self.cache.begin_save(&mut *self.device, |node| all || node.chunk.is_some())
+    }
+
+    /// Whether some of these rows are still on their way to files. Afterwards they are on disk, or
+    /// could not be written ([`Engine::is_saved`]). Calls to [`Engine::step`] or
+    /// [`Engine::tend_files`] make progress.
+    pub fn is_saving(&self, saving: &Saving) -> bool {
+        self.cache.is_saving(saving)
+    }
+
+    /// Fetches rows from files even if computing them is faster, for measurements. Without this, the
+    /// faster way is chosen for each piece.
+    pub fn always_fetch(&mut self, always: bool) {
+        self.cache.always_fetch(always);
+    }
+
+    /// Whether any rows are on their way to files.
+    pub fn is_filing(&self) -> bool {
+        self.cache.is_filing()
+    }
+
+    /// Hands rows to the threads that write files, if no step does. Waits for nothing.
+    pub fn tend_files(&mut self) {
+        self.cache.tend(&mut *self.device);
+    }
+
+    /// Number of cached nodes with a file, of registered chunks or all.
+    pub fn n_saved(&self, all: bool) -> usize {
+        self.cache.n_filed(|node| all || node.chunk.is_some())
     }
 
     /// Moves all rows that no lane reads down to a tier, if the tier has room. This frees the

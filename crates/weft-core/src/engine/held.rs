@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::LaneId;
 use super::placement::{Placement, PlannedNode};
-use crate::cache::{Begin, Cache, Gone, GroupId, NewNode, NodeId};
-use crate::chunk::{Composition, Repair, Reuse, Tier};
+use crate::cache::{Begin, Brought, Cache, GroupId, NewNode, Node, NodeId};
+use crate::chunk::{Choice, Composition, Repair, Reuse, Tier};
 use crate::device::{Device, Span};
 use crate::kv::{OutOfPages, PAGE_ROWS, PageId, Slot, pages_for, slot};
 use crate::store::KvKey;
@@ -29,6 +29,10 @@ pub(super) struct HeldNode {
     /// The tier that held the rows. `None` if this lane computes them, or waits for a lane that
     /// does.
     pub(super) source: Option<Tier>,
+    /// The tier that the rows are coming from, until they have come.
+    pub(super) awaits: Option<Tier>,
+    /// Why the rows come from a file, or are computed although there is one.
+    pub(super) choice: Option<Choice>,
     /// This lane's time for computing, loading or repairing it.
     pub(super) time: Duration,
     /// Time that was once spent on computing its cached rows.
@@ -41,6 +45,11 @@ pub(super) struct HeldNode {
 impl HeldNode {
     pub(super) fn is_moved(&self) -> bool {
         self.range.start != self.home
+    }
+
+    /// Counts the time that its cached rows once took.
+    pub(super) fn count_saved(&mut self, kept: &Node) {
+        self.saved = kept.cost.mul_f64(self.range.len() as f64 / kept.len() as f64);
     }
 
     /// The page of its last row.
@@ -191,36 +200,21 @@ pub(super) fn take(
     policy: Policy,
     answer: usize,
 ) -> Result<Holding, OutOfPages> {
-    // A file may turn out to be damaged. Its rows are then computed like any other missing ones.
-    loop {
-        let (placement, need) = fit(cache, prompt, policy, answer)?;
-        let found = placement.found();
-        cache.promise(need.prompt + need.later, &found)?;
-        found.iter().for_each(|id| cache.hold(*id));
-        let promised = cache.n_promised();
-        let Placement { nodes, end, answer_lead } = placement;
-        let tokens = prompt.tokens();
-        let mut maker =
-            Maker { cache, device, lane, policy, tokens, nodes: Vec::new(), open: None };
-        if nodes.into_iter().try_for_each(|planned| maker.add(planned)).is_ok() {
-            let begin = Begin { lead: answer_lead, page: maker.open };
-            let answer = AnswerStart { parent: end, begin };
-            return Ok(Holding { nodes: maker.nodes, answer, promised: need.later });
-        }
-        let nodes = maker.nodes;
-        let taken = promised - cache.n_promised();
-        cache.release_promise(need.prompt + need.later - taken);
-        // New nodes have no rows yet and are removed. Rows that were loaded stay for others.
-        let new = nodes.iter().map(|held| held.node).filter(|id| !found.contains(id));
-        for id in new.chain(found.iter().copied()).filter(|id| cache.has(*id)).collect::<Vec<_>>() {
-            cache.let_go(id);
-        }
-        nodes.into_iter().for_each(|held| cache.give_back_pages(held.pages));
-    }
+    let (placement, need) = fit(cache, prompt, policy, answer)?;
+    let found = placement.found();
+    cache.promise(need.prompt + need.later, &found)?;
+    found.iter().for_each(|id| cache.hold(*id));
+    let Placement { nodes, end, answer_lead } = placement;
+    let tokens = prompt.tokens();
+    let mut maker = Maker { cache, device, lane, policy, tokens, nodes: Vec::new(), open: None };
+    nodes.into_iter().for_each(|planned| maker.add(planned));
+    let begin = Begin { lead: answer_lead, page: maker.open };
+    let answer = AnswerStart { parent: end, begin };
+    Ok(Holding { nodes: maker.nodes, answer, promised: need.later })
 }
 
-/// Makes the nodes of a prompt, one after the other. While the rows of one are copied to the
-/// device, the file of the next is read.
+/// Makes the nodes of a prompt, one after the other. Rows that are not on the device are on their
+/// way when this is done.
 struct Maker<'a> {
     cache: &'a mut Cache,
     device: &'a mut dyn Device,
@@ -233,17 +227,16 @@ struct Maker<'a> {
 }
 
 impl Maker<'_> {
-    fn add(&mut self, planned: PlannedNode) -> Result<(), Gone> {
+    fn add(&mut self, planned: PlannedNode) {
         let begin = Begin { lead: planned.lead, page: self.open.filter(|_| !planned.is_moved()) };
-        let bring = |id| self.cache.bring(id, begin, self.device);
-        let brought = planned.found.map(bring).transpose()?;
+        let brought =
+            planned.found.map(|id| self.cache.bring(id, planned.range.len(), begin, self.device));
         let node = planned.found.unwrap_or_else(|| self.insert(&planned, begin.page));
         let held = self.hold(planned, node, brought);
-        let is_new = brought.is_none_or(|(tier, _)| tier != Tier::Device);
+        let is_new = brought.is_none_or(|brought| brought.is_new);
         let is_whole = self.cache.node(held.node).len() == held.range.len();
         self.open = (is_new && is_whole).then(|| held.last_page());
         self.nodes.push(held);
-        Ok(())
     }
 
     fn insert(&mut self, planned: &PlannedNode, begins_in: Option<PageId>) -> NodeId {
@@ -261,33 +254,32 @@ impl Maker<'_> {
         id
     }
 
-    fn hold(
-        &mut self,
-        planned: PlannedNode,
-        node: NodeId,
-        brought: Option<(Tier, Duration)>,
-    ) -> HeldNode {
+    fn hold(&mut self, planned: PlannedNode, node: NodeId, brought: Option<Brought>) -> HeldNode {
         let PlannedNode { range, chunk, home, sees, lead, .. } = planned;
         let kept = self.cache.node_mut(node);
         debug_assert_eq!(kept.lead, lead, "the parent determines where rows start in a page");
         kept.chunk = kept.chunk.or(chunk);
         let pages = kept.pages[..pages_for(lead + range.len())].to_vec();
-        let share = range.len() as f64 / kept.len() as f64;
         let is_ready = brought.is_some() && kept.filled >= range.len();
-        let saved = if is_ready { kept.cost.mul_f64(share) } else { Duration::ZERO };
-        self.cache.hold_pages(&pages);
-        HeldNode {
+        let mut held = HeldNode {
             node,
             pages,
-            source: brought.filter(|_| is_ready).map(|(tier, _)| tier),
-            time: brought.map_or(Duration::ZERO, |(_, time)| time),
-            saved,
+            source: brought.filter(|_| is_ready).map(|brought| brought.tier),
+            awaits: kept.awaits(),
+            choice: brought.and_then(|brought| brought.choice),
+            time: brought.map_or(Duration::ZERO, |brought| brought.time),
+            saved: Duration::ZERO,
             range,
             home,
             sees,
             lead,
             computed: 0,
             repaired: 0,
+        };
+        if is_ready {
+            held.count_saved(kept);
         }
+        self.cache.hold_pages(&held.pages);
+        held
     }
 }

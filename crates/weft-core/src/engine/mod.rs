@@ -42,12 +42,15 @@ pub use self::speculation::{
 pub use self::stats::{FinishReason, Finished, Stats};
 
 pub use self::verify::{ScoredRows, Verification};
-pub use crate::cache::{CacheStats, LaneId, RowGroup, TierStats, Tiers};
+pub use crate::cache::{CacheStats, LaneId, RowGroup, Saving, TierStats, Tiers};
 
 use self::held::Policy;
 use self::output::OutputProcessor;
 use self::sequence::Sequence;
 use self::speculation::{Drafting, Speculating};
+
+/// How long a step without work waits for rows from elsewhere. Its caller may have other work.
+const NEWS_WAIT: Duration = Duration::from_millis(5);
 
 /// An event of a lane in a step.
 #[derive(Debug)]
@@ -343,6 +346,7 @@ impl Engine {
         if self.lanes.is_empty() {
             return Ok(events);
         }
+        self.cache.tend(&mut *self.device);
         self.await_copies();
         self.cache.evict_ahead(&mut *self.device);
         let start = Instant::now();
@@ -363,10 +367,14 @@ impl Engine {
         Ok(mine)
     }
 
-    /// Lets lanes with unsettled pages wait. If no other lane can run, waits for the first of them.
+    /// Lets lanes wait whose rows have not come or are not settled. If no other lane can run, waits
+    /// for the first copy, or a moment for rows from elsewhere.
     pub(in crate::engine) fn await_copies(&mut self) {
         let Self { lanes, device, cache, .. } = self;
-        lanes.iter_mut().for_each(|lane| lane.check_settled(&**device));
+        lanes.iter_mut().for_each(|lane| {
+            lane.check_arrived(cache);
+            lane.check_settled(&**device);
+        });
         // A lane may also wait for one that waits.
         if lanes.iter_mut().any(|lane| lane.pending(cache) > 0) {
             return;
@@ -374,6 +382,9 @@ impl Engine {
         let waits = |lane: &&mut Sequence| !lane.paused && lane.settling.is_some();
         if let Some(lane) = lanes.iter_mut().find(waits) {
             lane.settle(&mut **device);
+        } else if lanes.iter().any(|lane| !lane.paused && lane.is_awaiting()) {
+            cache.wait_for_news(NEWS_WAIT, &mut **device);
+            lanes.iter_mut().for_each(|lane| lane.check_arrived(cache));
         }
     }
 

@@ -11,7 +11,7 @@
 use std::ops::Range;
 
 use crate::cache::{Cache, GroupId, NodeId, Prefix};
-use crate::chunk::{ChunkId, Composition, Kind, Piece, Reuse, Tier};
+use crate::chunk::{ChunkId, Composition, Kind, Piece, Reuse};
 use crate::kv::{PAGE_ROWS, pages_for};
 use crate::store::KvKey;
 
@@ -106,7 +106,7 @@ impl Placement {
             let (rows, is_new) = match planned.found.map(|id| (id, cache.node(id))) {
                 None => (planned.range.len(), true),
                 Some((id, node)) => {
-                    let is_below = node.tier() != Some(Tier::Device) && !brought.contains(&id);
+                    let is_below = node.pages.is_empty() && !brought.contains(&id);
                     brought.extend(is_below.then_some(id));
                     (node.len(), is_below)
                 }

@@ -5,6 +5,7 @@ mod ahead;
 mod drafts;
 mod failing;
 mod figures;
+mod files;
 mod filling;
 mod groups;
 mod lanes;
@@ -50,7 +51,10 @@ fn engine_with(pages: usize, tiers: Tiers) -> Engine {
     let model = model();
     let limits = Limits { step_tokens: 64, step_outputs: 16, positions: CONTEXT, pages };
     let device = reference::open(&model.config, &*model.weights, limits).unwrap();
-    Engine::with_tiers(&model, device, tiers)
+    let mut engine = Engine::with_tiers(&model, device, tiers);
+    // Which is faster depends on the machine.
+    engine.always_fetch(true);
+    engine
 }
 
 fn engine() -> Engine {

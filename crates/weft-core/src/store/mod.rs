@@ -10,6 +10,7 @@ mod checksum;
 mod error;
 mod evict;
 mod format;
+mod group;
 mod header;
 mod index;
 mod key;
@@ -17,6 +18,7 @@ pub(crate) mod platform;
 pub(crate) mod put;
 mod quarantine;
 mod read;
+mod reader;
 mod reason;
 mod signing;
 mod stats;
@@ -30,13 +32,15 @@ use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 pub use error::StoreError;
 pub use header::{Header, Rows};
 pub use index::Entry;
 pub use key::{KeyError, KvKey};
-pub use put::Put;
+pub use put::{NewEntry, Put};
+pub use reader::{Io, Reader, WasRead};
 pub use reason::Reason;
 pub use signing::{Signature, SigningKey};
 pub use stats::StoreStats;
@@ -56,6 +60,7 @@ pub struct Store {
     stats: StoreStats,
     warnings: Warnings,
     write_bytes: WriteBytes,
+    reader: Reader,
     /// When the disk was last found full. After a while, writing is tried again.
     full_since: Option<Instant>,
 }
@@ -82,6 +87,7 @@ impl Store {
             stats: StoreStats::default(),
             warnings: Warnings::default(),
             write_bytes: put::write_bytes(),
+            reader: Reader::new(folder),
             full_since: None,
         };
         store.scan().map_err(|source| StoreError::List { folder: at(), source })?;
@@ -126,25 +132,35 @@ impl Store {
     /// Reads the rows of a key, if they match `expected` and every byte is as it was written.
     /// Anything else is a miss; a damaged file is moved to quarantine.
     pub fn get(&mut self, key: &KvKey, expected: &Header) -> Option<Rows> {
-        match self.read(key, expected) {
-            Ok((opened, rows)) => {
+        let (rows, was_read) = self.reader.read(key, expected);
+        self.note(was_read);
+        rows
+    }
+
+    /// Calls a function before each file is read or written, on the thread that does so. Tests of
+    /// slow disks wait in it.
+    pub fn set_before_io(&mut self, before: impl Fn(Io) + Send + Sync + 'static) {
+        self.reader.before = Arc::new(before);
+    }
+
+    /// Reads rows without the store; [`note`](Self::note) takes the results.
+    pub fn reader(&self) -> Reader {
+        self.reader.clone()
+    }
+
+    /// Counts what was read elsewhere, and moves a damaged file to quarantine.
+    pub fn note(&mut self, was_read: WasRead) {
+        let WasRead { key, result } = was_read;
+        match result {
+            Ok(opened) => {
                 self.stats.hits += 1;
                 self.touch(opened);
-                Some(rows)
             }
             Err(reason) => {
                 self.stats.misses += 1;
-                self.refuse(key, &reason);
-                None
+                self.refuse(&key, &reason);
             }
         }
-    }
-
-    /// Opens the file even if the index has no entry: another process may have written it.
-    fn read(&self, key: &KvKey, expected: &Header) -> Result<(Opened, Rows), Reason> {
-        let opened = index::open_expected(&self.folder, key, expected)?;
-        let rows = read::rows(&opened)?;
-        Ok((opened, rows))
     }
 
     /// Records that an entry was used now.

@@ -1,18 +1,17 @@
-//! Writes an entry: makes room, writes a temporary file, then renames it.
+//! The results of storing rows, and the steps of it: whether rows are there already, a temporary
+//! file, eviction, what a failure turns off. `group.rs` puts the steps together.
 //!
-//! A reader sees a complete file or none, even after a power failure: the content is on disk before
-//! the file gets its name. Failures do not affect the caller's answer, so they are outcomes, not
-//! errors.
+//! Failures do not affect the caller's answer, so they are outcomes, not errors.
 
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::index::{self, file_of};
+use super::index;
 use super::reason::Reason;
 use super::temp::TempFile;
-use super::{Header, KvKey, Rows, Store, evict, format, platform};
+use super::{Header, Io, KvKey, Rows, Store, evict};
 
 /// The result of storing rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,40 +69,29 @@ pub(super) fn write_bytes() -> WriteBytes {
     Box::new(File::write_all)
 }
 
+/// Rows to store.
+#[derive(Clone, Copy)]
+pub struct NewEntry<'a> {
+    /// The key to store them under.
+    pub key: &'a KvKey,
+    /// Their description.
+    pub header: &'a Header,
+    /// The rows.
+    pub rows: &'a Rows,
+}
+
 impl Store {
     /// Stores rows under a key, and evicts others if the budget requires it. Rows are immutable: if
-    /// the key is already stored, its rows stay.
+    /// the key is already stored, its rows stay. They are on disk when this returns.
     ///
     /// # Panics
     /// If the length of `k` or `v` differs from the header's.
     pub fn put(&mut self, key: &KvKey, header: &Header, rows: &Rows) -> Put {
-        let tensor_bytes = header.tensor_bytes();
-        assert_eq!(Some(rows.k.len()), tensor_bytes, "bytes of k");
-        assert_eq!(Some(rows.v.len()), tensor_bytes, "bytes of v");
-        if self.is_off() {
-            return Put::Off;
-        }
-        if self.is_present(key, header) {
-            return Put::Present;
-        }
-        let payload_checksum = format::hash_rows(rows).to_string();
-        let head = format::encode(key, header, &payload_checksum);
-        let head_bytes = head.as_ref().map_or(format::HEADER_LIMIT, |head| head.len() as u64);
-        let bytes = head_bytes + 2 * rows.k.len() as u64;
-        let Some(head) = head.filter(|_| bytes <= self.budget_bytes) else {
-            return Put::TooLarge { bytes, budget_bytes: self.budget_bytes };
-        };
-        if let Err(pinned_bytes) = self.make_room(bytes) {
-            return Put::NoRoom { bytes, pinned_bytes };
-        }
-        match self.write_evicting(key, &[&head, &rows.k, &rows.v]) {
-            Ok(()) => self.stored(key),
-            Err(error) => self.turn_off(&error),
-        }
+        self.put_all(&[NewEntry { key, header, rows }])[0]
     }
 
     /// Whether writing is off. After a full disk it is tried again from time to time.
-    fn is_off(&mut self) -> bool {
+    pub(super) fn is_off(&mut self) -> bool {
         if self.full_since.is_some_and(|since| since.elapsed() >= RETRY) {
             self.turn_on();
         }
@@ -117,7 +105,7 @@ impl Store {
     }
 
     /// Whether the file exists with a valid header and the same content.
-    fn is_present(&mut self, key: &KvKey, header: &Header) -> bool {
+    pub(super) fn is_present(&mut self, key: &KvKey, header: &Header) -> bool {
         match index::open_expected(&self.folder, key, header) {
             Ok(opened) => {
                 self.touch(opened);
@@ -131,19 +119,6 @@ impl Store {
         }
     }
 
-    /// Evicts until `bytes` fit the budget. If that is impossible, evicts nothing and returns the
-    /// pinned bytes.
-    fn make_room(&mut self, bytes: u64) -> Result<(), u64> {
-        // Files of other processes count too.
-        self.refresh();
-        let pinned_bytes = self.pinned_bytes();
-        if pinned_bytes + bytes > self.budget_bytes {
-            return Err(pinned_bytes);
-        }
-        self.evict((self.used_bytes() + bytes).saturating_sub(self.budget_bytes));
-        Ok(())
-    }
-
     /// Evicts entries of `bytes` in total, or all that are not pinned.
     pub(super) fn evict(&mut self, bytes: u64) {
         let unpinned = self.index.iter().filter(|(key, _)| !self.pins.contains(key));
@@ -154,19 +129,9 @@ impl Store {
         }
     }
 
-    /// Writes a file. If the disk is full, evicts as much as needed and tries once more.
-    fn write_evicting(&mut self, key: &KvKey, parts: &[&[u8]]) -> io::Result<()> {
-        let result = self.write(key, parts);
-        match result {
-            Err(error) if is_disk_full(&error) => {
-                self.evict(parts.iter().map(|part| part.len() as u64).sum());
-                self.write(key, parts)
-            }
-            result => result,
-        }
-    }
-
-    fn write(&mut self, key: &KvKey, parts: &[&[u8]]) -> io::Result<()> {
+    /// Writes a temporary file. It is not on disk yet.
+    pub(super) fn write_temp(&mut self, parts: &[&[u8]]) -> io::Result<TempFile> {
+        (self.reader.before)(Io::Write);
         let mut temp = TempFile::create(&self.folder)?;
         for part in parts {
             (self.write_bytes)(&mut temp.file, part)?;
@@ -174,13 +139,11 @@ impl Store {
         // The kernel's own timestamp is coarse: an entry that was read a moment before could look
         // newer.
         temp.file.set_modified(SystemTime::now())?;
-        temp.file.sync_all()?;
-        temp.rename(&file_of(&self.folder, key))?;
-        platform::sync_folder(&self.folder)
+        Ok(temp)
     }
 
     /// Indexes the new file, as another process would see it.
-    fn stored(&mut self, key: &KvKey) -> Put {
+    pub(super) fn stored(&mut self, key: &KvKey) -> Put {
         self.stats.stored += 1;
         match index::open(&self.folder, key) {
             Ok(opened) => {
@@ -193,7 +156,7 @@ impl Store {
         Put::Stored
     }
 
-    fn turn_off(&mut self, error: &io::Error) -> Put {
+    pub(super) fn turn_off(&mut self, error: &io::Error) -> Put {
         self.stats.failed_writes += 1;
         self.stats.disk_is_full = is_disk_full(error);
         let what_next = if self.stats.disk_is_full {

@@ -119,6 +119,43 @@ fn another_failure_evicts_nothing() {
     assert!((1..=3).all(|n| is_served(&mut store, n)));
 }
 
+/// Stores samples as one group.
+fn put_all(store: &mut Store, samples: impl IntoIterator<Item = u8>) -> Vec<Put> {
+    let samples: Vec<_> = samples.into_iter().map(sample).collect();
+    let entries: Vec<_> =
+        samples.iter().map(|(key, header, rows)| NewEntry { key, header, rows }).collect();
+    store.put_all(&entries)
+}
+
+#[test]
+fn a_group_has_the_results_of_its_entries_one_by_one() {
+    let (folder, mut store) = failing(0, ErrorKind::Other);
+    let budget = 4 * store.used_bytes() / 3;
+    store.set_budget(budget);
+    let mut expected = vec![Put::Present];
+    expected.extend([Put::Stored; 4]);
+    assert_eq!(put_all(&mut store, 3..=7), expected);
+    assert!(store.used_bytes() <= budget);
+    assert_eq!((store.stats().stored, store.stats().evicted), (7, 3));
+    // As another process sees it.
+    let mut store = Store::open(&folder.path().join("chunks"), budget).unwrap();
+    let served: Vec<u8> = (1..=7).filter(|n| is_served(&mut store, *n)).collect();
+    assert_eq!(served, [4, 5, 6, 7]);
+    assert_eq!(names(&folder.path().join("chunks"), ".tmp"), [""; 0]);
+}
+
+#[test]
+fn a_full_disk_costs_a_group_no_more_than_it_must() {
+    for kind in FULL {
+        let (_folder, mut store) = failing(1, kind);
+        assert_eq!(put_all(&mut store, 4..=6), [Put::Stored; 3], "{kind:?}");
+        assert!((4..=6).all(|n| is_served(&mut store, n)));
+        let (_folder, mut store) = failing(usize::MAX, kind);
+        assert_eq!(put_all(&mut store, 4..=6), [Put::Off; 3], "{kind:?}");
+        assert_eq!(store.take_warnings().len(), 1);
+    }
+}
+
 /// File systems use a clock of milliseconds. An entry must not look older than one that was read
 /// before it was written.
 #[test]

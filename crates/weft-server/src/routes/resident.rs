@@ -279,7 +279,7 @@ async fn warm(State(app): State<Arc<App>>, Json(warm): Json<Warm>) -> Answered<W
     }
     let mut handle = app.worker.submit(vec![Job::Warm(composition)]).await?;
     wait_until_done(&mut handle).await?;
-    let files = app.worker.call(|engine| engine.save(false)).await?;
+    let files = app.worker.call(|engine| engine.n_saved(false)).await?;
     Ok(Json(Warmed::new(&before, files)))
 }
 

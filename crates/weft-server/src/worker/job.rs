@@ -15,7 +15,7 @@ use crate::api_error::ApiError;
 pub(crate) enum Job {
     /// Answer a prompt; the progress of the prompt is sent if the client asked for it.
     Answer { request: Box<Request>, sends_progress: bool },
-    /// Compute a prompt's rows ahead.
+    /// Compute a prompt's rows ahead, and file those of its chunks.
     Warm(Composition),
     /// Compute the logits that an answer's tokens were drawn from.
     Score { prompt: Composition, answer: Vec<u32>, use_cache: bool },
@@ -110,6 +110,11 @@ impl QueuedJob {
     /// Whether it writes an answer; other jobs only compute rows.
     pub(super) fn is_answer(&self) -> bool {
         matches!(self.job, Job::Answer { .. })
+    }
+
+    /// Whether it promises that its rows are in files when it is done.
+    pub(super) fn is_warm(&self) -> bool {
+        matches!(self.job, Job::Warm(_))
     }
 
     pub(super) fn sends_progress(&self) -> bool {

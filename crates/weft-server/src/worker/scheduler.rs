@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use weft_core::chunk::{PieceReport, Report};
 use weft_core::device::DeviceError;
-use weft_core::engine::{Cancel, Engine, Event, FinishReason, Finished, LaneId, Stats};
+use weft_core::engine::{Cancel, Engine, Event, FinishReason, Finished, LaneId, Saving, Stats};
 
 use super::event_sender::{EventSender, Reader};
 use super::job::{Admission, JobError, JobEvent, Progress, QueuedJob};
@@ -21,12 +21,20 @@ const PAUSED_WAIT: Duration = Duration::from_millis(5);
 struct RunningJob {
     events: EventSender,
     is_answer: bool,
+    is_warm: bool,
     sends_progress: bool,
     cancel: Cancel,
     since: Instant,
     admitted: Instant,
     last_token: Option<Instant>,
     paused: bool,
+}
+
+/// A job that has computed rows and promises that they are in files when it is done.
+struct SavingJob {
+    saving: Saving,
+    events: EventSender,
+    last: JobEvent,
 }
 
 /// The state of the engine's thread beside the engine itself. It outlives an engine that fails.
@@ -37,6 +45,10 @@ pub(super) struct Scheduler {
     running: HashMap<LaneId, RunningJob>,
     /// Senders of finished jobs whose readers have not caught up yet.
     closing: Vec<EventSender>,
+    /// Jobs that are done when their rows are in files.
+    saving: Vec<SavingJob>,
+    /// Whether rows were on their way to files after the last step.
+    was_filing: bool,
     /// Whether a lane has become free or a job has arrived since the last attempt to admit jobs.
     may_admit: bool,
     /// When a shutdown was requested.
@@ -51,6 +63,8 @@ impl Scheduler {
             queue: VecDeque::new(),
             running: HashMap::new(),
             closing: Vec::new(),
+            saving: Vec::new(),
+            was_filing: false,
             may_admit: false,
             draining: None,
         }
@@ -70,12 +84,44 @@ impl Scheduler {
                 self.publish(engine);
                 events.into_iter().for_each(|event| self.dispatch(event, engine));
             }
+            engine.tend_files();
+            self.end_saved(engine);
             self.publish(engine);
             self.log_warnings(engine);
             if self.draining.is_some() && self.is_idle() {
-                engine.save(true);
-                self.log_warnings(engine);
+                self.save_all(engine);
                 return Ok(());
+            }
+        }
+    }
+
+    /// Files all rows before the thread ends, as long as a shutdown may take.
+    fn save_all(&self, engine: &mut Engine) {
+        let saving = engine.begin_save(true);
+        let start = Instant::now();
+        let has_time = || start.elapsed() <= self.shared.limits.drain;
+        while engine.is_saving(&saving) && has_time() {
+            std::thread::sleep(PAUSED_WAIT);
+            engine.tend_files();
+        }
+        if engine.is_saving(&saving) {
+            (self.shared.log)("the disk is too slow: some rows were not written before the end");
+        }
+        self.log_warnings(engine);
+    }
+
+    /// Ends the jobs whose rows are in files, or could not be written.
+    fn end_saved(&mut self, engine: &mut Engine) {
+        let is_over = |job: &mut SavingJob| !engine.is_saving(&job.saving);
+        let over: Vec<SavingJob> = self.saving.extract_if(.., is_over).collect();
+        let was_filing = std::mem::replace(&mut self.was_filing, engine.is_filing());
+        if !over.is_empty() || was_filing && !self.was_filing {
+            // A client that reads the end of the job finds its files in the metrics.
+            self.shared.metrics.set_cache(engine);
+        }
+        for SavingJob { mut events, last, .. } in over {
+            if let Reader::Behind(_) = events.send(last) {
+                self.closing.push(events);
             }
         }
     }
@@ -86,12 +132,16 @@ impl Scheduler {
     }
 
     fn is_idle(&self) -> bool {
-        self.queue.is_empty() && self.running.is_empty() && self.closing.is_empty()
+        self.queue.is_empty()
+            && self.running.is_empty()
+            && self.closing.is_empty()
+            && self.saving.is_empty()
     }
 
     /// Handles the commands that have arrived; waits for one if there is nothing else to do.
     fn receive(&mut self, engine: &mut Engine) {
-        let mut next = if engine.has_work() { self.commands.try_recv().ok() } else { self.wait() };
+        let has_work = engine.has_work();
+        let mut next = if has_work { self.commands.try_recv().ok() } else { self.wait(engine) };
         while let Some(command) = next {
             self.handle(command, engine);
             next = self.commands.try_recv().ok();
@@ -99,8 +149,8 @@ impl Scheduler {
         self.drop_cancelled();
     }
 
-    fn wait(&self) -> Option<Command> {
-        if !self.is_idle() || self.draining.is_some() {
+    fn wait(&self, engine: &Engine) -> Option<Command> {
+        if !self.is_idle() || self.draining.is_some() || engine.is_filing() {
             return self.commands.recv_timeout(PAUSED_WAIT).ok();
         }
         // If the worker's handle is gone, no more commands can arrive.
@@ -154,6 +204,7 @@ impl Scheduler {
                     job.events.send(JobEvent::Admitted);
                     let job = RunningJob {
                         is_answer: job.is_answer(),
+                        is_warm: job.is_warm(),
                         sends_progress: job.sends_progress(),
                         events: job.events,
                         cancel: job.cancel,
@@ -229,6 +280,7 @@ impl Scheduler {
             }
             Event::Done { lane, finished } => {
                 self.save_new_chunks(&finished.report, engine);
+                let is_warm = self.running.get(&lane).is_some_and(|job| job.is_warm);
                 if self.running.get(&lane).is_some_and(|job| job.is_answer) {
                     self.shared.metrics.count_answer(&finished);
                 }
@@ -236,7 +288,11 @@ impl Scheduler {
                     FinishReason::Cancelled => JobEvent::Cancelled(Box::new(finished)),
                     _ => JobEvent::Done(Box::new(finished)),
                 };
-                self.end(lane, last);
+                if is_warm {
+                    self.end_when_saved(lane, last, engine);
+                } else {
+                    self.end(lane, last);
+                }
             }
             Event::Failed { lane, error } => {
                 self.shared.metrics.count_failure();
@@ -257,14 +313,20 @@ impl Scheduler {
         }
     }
 
-    /// Saves the rows of chunks that a job had to compute. A client that reads the end of the job
-    /// can rely on them, however this process ends.
+    /// Starts to file the rows of chunks that a job had to compute. Nobody waits for that.
     fn save_new_chunks(&self, report: &Report, engine: &mut Engine) {
         let is_new = |piece: &PieceReport| piece.chunk.is_some() && piece.source.is_none();
         if report.pieces.iter().any(is_new) {
-            engine.save(false);
-            self.shared.metrics.set_cache(engine);
+            engine.begin_save(false);
         }
+    }
+
+    /// Sends a job's last event when the rows of chunks are in files: a client that reads it can
+    /// rely on them, however this process ends. Its lane is free.
+    fn end_when_saved(&mut self, lane: LaneId, last: JobEvent, engine: &mut Engine) {
+        self.may_admit = true;
+        let Some(RunningJob { events, .. }) = self.running.remove(&lane) else { return };
+        self.saving.push(SavingJob { saving: engine.begin_save(false), events, last });
     }
 
     /// Sends a job's last event. Its lane is free; its reader may have to catch up.
@@ -281,7 +343,8 @@ impl Scheduler {
     /// Fails all jobs, queued and running, because the engine has failed.
     pub(super) fn fail_all(&mut self) {
         self.closing.clear();
-        let running = self.running.drain().map(|(_, job)| job.events);
+        let saving = self.saving.drain(..).map(|job| job.events);
+        let running = self.running.drain().map(|(_, job)| job.events).chain(saving);
         let queued = self.queue.drain(..).map(|job| job.events);
         let n_queued = queued.len();
         for mut events in running.chain(queued) {

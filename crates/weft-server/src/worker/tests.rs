@@ -1,13 +1,14 @@
 //! The engine's thread on a device that computes nothing and fails on demand.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use weft_core::chunk::{Composition, Kind};
-use weft_core::engine::Request;
+use weft_core::chunk::{ChunkId, Composition, Kind, Piece, Repair};
+use weft_core::engine::{Request, Tiers};
 use weft_core::sampling::Sampling;
+use weft_core::store::Store;
 
 use super::*;
 use crate::model_info::Loaded;
@@ -33,6 +34,11 @@ fn bench() -> Bench {
 }
 
 fn bench_with(limits: Limits) -> Bench {
+    bench_on(limits, Tiers::default)
+}
+
+/// With tiers for each engine that is loaded.
+fn bench_on(limits: Limits, tiers: impl Fn() -> Tiers + Send + 'static) -> Bench {
     let control = Arc::new(Control::default());
     control.step_us.store(200, Ordering::Relaxed);
     let loads = Arc::new(AtomicUsize::new(0));
@@ -41,7 +47,7 @@ fn bench_with(limits: Limits) -> Bench {
         Box::new(move || {
             loads.fetch_add(1, Ordering::Relaxed);
             let model = stub::model();
-            let engine = stub::engine(&model, "a", &control);
+            let engine = stub::engine_with(&model, "a", &control, tiers());
             Ok(Loaded::new("stub", model, engine))
         })
     };
@@ -316,4 +322,59 @@ async fn calls_run_between_steps_and_a_panic_in_one_is_reported() {
     let failed = bench.worker.call(|_| -> usize { panic!("a call panics") }).await;
     assert!(failed.unwrap_err().json().to_string().contains("the engine failed"));
     bench.until("it is back", || bench.worker.model().is_ok());
+}
+
+/// A disk that stalls while it is told to.
+fn stalling(folder: &std::path::Path) -> (Arc<AtomicBool>, impl Fn() -> Tiers + Send + 'static) {
+    let (stalls, folder) = (Arc::new(AtomicBool::new(true)), folder.to_owned());
+    let own = Arc::clone(&stalls);
+    let open = move || {
+        let mut store = Store::open(&folder, 1 << 30).unwrap();
+        let own = Arc::clone(&own);
+        store.set_before_io(move |_| {
+            while own.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        Tiers { ram_bytes: 0, store: Some(store) }
+    };
+    (stalls, open)
+}
+
+fn warm() -> Job {
+    let tokens = vec![5, 6, 7, 8];
+    let chunk = Some(ChunkId::of(Kind::Context, &tokens));
+    let piece = Piece { chunk, ..Piece::exact(Kind::Context, tokens) };
+    Job::Warm(Composition { pieces: vec![piece], repair: Repair::None })
+}
+
+#[test]
+fn rows_are_warm_when_their_files_are_on_disk_and_answers_go_on_until_then() {
+    let folder = tempfile::tempdir().unwrap();
+    let n_files = || Store::open(folder.path(), 1 << 30).unwrap().entries().count();
+    let (stalls, open) = stalling(folder.path());
+    let bench = bench_on(LIMITS, open);
+    let mut warmed = bench.submit_job(warm()).unwrap();
+    for _ in 0..3 {
+        assert_eq!(end(&mut bench.submit(50).unwrap()), (50, Ok(())));
+    }
+    while let Ok(ChoiceEvent { event, .. }) = warmed.events.try_recv() {
+        assert!(matches!(event, JobEvent::Admitted), "{event:?}");
+    }
+    assert_eq!(n_files(), 0);
+    stalls.store(false, Ordering::Relaxed);
+    assert_eq!(end(&mut warmed), (0, Ok(())));
+    assert_eq!(n_files(), 1);
+}
+
+#[test]
+fn a_disk_that_stalls_holds_up_the_end_as_long_as_readers_may() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_stalls, open) = stalling(folder.path());
+    let bench = bench_on(Limits { drain: Duration::from_millis(100), ..LIMITS }, open);
+    let mut warmed = bench.submit_job(warm()).unwrap();
+    bench.until("it is being saved", || bench.control.steps.load(Ordering::Relaxed) > 0);
+    bench.worker.drain();
+    bench.until("the thread ends", || bench.thread.is_finished());
+    assert!(end(&mut warmed).1.is_err());
 }

@@ -15,10 +15,10 @@ use crate::tokenizer::Tokenizer;
 
 impl Sequence {
     /// Number of tokens that this lane can compute now; 0 if another lane computes the current
-    /// node.
+    /// node, or its rows are on their way.
     pub(super) fn fillable(&self, cache: &mut Cache) -> usize {
         let first = cache.node_mut(self.nodes[self.at].node);
-        if *first.filler.get_or_insert(self.id) != self.id {
+        if first.awaits().is_some() || *first.filler.get_or_insert(self.id) != self.id {
             return 0;
         }
         let left = |index: usize| {
@@ -39,7 +39,8 @@ impl Sequence {
             let is_own = node.filler.is_none_or(|filler| filler == self.id);
             let held = &self.nodes[index];
             let needs_copy = held.lead > 0 && held.pages[0] != self.nodes[index - 1].last_page();
-            let can_follow = is_own && node.filled == 0 && !needs_copy;
+            let is_empty = node.filled == 0 && node.awaits().is_none();
+            let can_follow = is_own && is_empty && !needs_copy;
             sees_all(index) && can_follow && !self.repairs.is_due(index)
         };
         // If logits of the prompt are requested, nodes run one by one, because they are assigned by
@@ -92,6 +93,7 @@ impl Sequence {
         events: &mut Vec<Event>,
     ) -> Result<(), SamplingError> {
         let n_tokens = self.step.tokens.len();
+        cache.count_computed(n_tokens, time);
         let (mut left, mut done) = (n_tokens, 0);
         for held in &mut self.nodes[self.at..] {
             if left == 0 {

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use super::Sequence;
-use crate::chunk::{PieceReport, Report, Tier};
+use crate::chunk::{Choice, PieceReport, Report, Tier};
+
+/// The choice of no rows.
+const NOTHING: Choice = Choice { fetch: Duration::ZERO, compute: Duration::ZERO };
 
 /// The attention of an answer's tokens to each piece of the prompt, and to the answer itself.
 pub(super) struct Attention {
@@ -59,6 +62,7 @@ impl Sequence {
                 attention: self.attention.of(index),
                 time: Duration::ZERO,
                 saved: Duration::ZERO,
+                choice: None,
             };
             for held in &self.nodes {
                 let common = Self::overlap(held, &range);
@@ -66,13 +70,19 @@ impl Sequence {
                     continue;
                 }
                 let share = common as f64 / held.range.len() as f64;
-                report.cached_tokens += if held.source.is_some() { common } else { 0 };
+                let source = held.source.or(held.awaits);
+                report.cached_tokens += if source.is_some() { common } else { 0 };
                 // The slowest of several; computing is the slowest.
-                report.source = report.source.zip(held.source).map(|(a, b)| a.max(b));
+                report.source = report.source.zip(source).map(|(a, b)| a.max(b));
                 report.shift = held.range.start as i64 - held.home as i64;
                 report.repaired_tokens += held.repaired;
                 report.time += held.time.mul_f64(share);
                 report.saved += held.saved.mul_f64(share);
+                if let Some(choice) = held.choice {
+                    let sum = report.choice.get_or_insert(NOTHING);
+                    sum.fetch += choice.fetch.mul_f64(share);
+                    sum.compute += choice.compute.mul_f64(share);
+                }
             }
             pieces.push(report);
         }

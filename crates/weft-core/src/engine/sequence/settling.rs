@@ -1,11 +1,13 @@
-//! Waits for copies of a new lane's pages, while other lanes run.
+//! Waits for the rows of a lane, while other lanes run.
 //!
 //! A device orders steps and copies by itself: a step waits for copies of its pages. But all lanes
-//! of the step would wait with it, so a new lane joins only when its pages are settled.
+//! of the step would wait with it, so a lane joins only when its pages are settled. Rows from a file
+//! come later: until then, the lane computes what it can without them.
 
 use std::time::Instant;
 
 use super::Sequence;
+use crate::cache::Cache;
 use crate::chunk::Tier;
 use crate::device::Device;
 use crate::engine::held::HeldNode;
@@ -25,6 +27,34 @@ impl Settling {
 }
 
 impl Sequence {
+    /// Notes which rows have come since the last step. Copies of them to the device have just
+    /// begun.
+    pub(in crate::engine) fn check_arrived(&mut self, cache: &Cache) {
+        let mut has_come = false;
+        for held in self.nodes.iter_mut().filter(|held| held.awaits.is_some()) {
+            let node = cache.node(held.node);
+            if node.awaits().is_some() {
+                continue;
+            }
+            let tier = held.awaits.take();
+            held.time += node.read_time;
+            // Otherwise there were none, and this lane or another one computes them.
+            if node.filled >= held.range.len() {
+                held.source = tier;
+                held.count_saved(node);
+                has_come = true;
+            }
+        }
+        if has_come {
+            self.settling = Some(Settling::new(&self.nodes));
+        }
+    }
+
+    /// Whether rows are on their way to it.
+    pub(in crate::engine) fn is_awaiting(&self) -> bool {
+        self.nodes.iter().any(|held| held.awaits.is_some())
+    }
+
     /// Starts the lane if its pages are settled.
     pub(in crate::engine) fn check_settled(&mut self, device: &dyn Device) {
         if self.settling.as_ref().is_some_and(|wait| device.is_settled(&wait.pages)) {

@@ -213,5 +213,6 @@ fn a_damaged_file_among_others_costs_its_rows_and_no_page() {
     let (said, finished) = ask(&mut engine, &prompt);
     assert_eq!(said, cold(&prompt));
     assert_eq!(sources(&finished)[2], None);
+    engine.save(true);
     assert_eq!(engine.cache_stats().store.unwrap().quarantined, 1);
 }

@@ -1,0 +1,105 @@
+//! What the cache hears from threads outside: files that were written, rows that have come.
+//!
+//! This is the border for everything that holds rows elsewhere, such as files. A node whose rows
+//! are elsewhere gives out an [`Awaited`]; whoever fetches the rows delivers them by it, or says
+//! that there are none, from any thread and at any time. The engine picks news up between steps.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use super::NodeId;
+use crate::chunk::Tier;
+use crate::store::Rows;
+
+/// One message to the cache.
+pub(super) enum News {
+    /// A node's rows have left the queue of rows to file.
+    Filed {
+        node: NodeId,
+        bytes: u64,
+        /// Whether they are in a file now, safe from a crash.
+        is_on_disk: bool,
+    },
+    /// Rows that a node awaited have come, or cannot come.
+    Arrived(Arrival),
+}
+
+/// The end of waiting for rows.
+pub(super) struct Arrival {
+    pub(super) node: NodeId,
+    pub(super) ticket: Weak<()>,
+    pub(super) rows: Option<Rows>,
+    /// The time to fetch them.
+    pub(super) time: Duration,
+}
+
+/// The channel on which news comes.
+pub(super) struct Newsroom {
+    pub(super) to: Sender<News>,
+    pub(super) from: Receiver<News>,
+}
+
+impl Default for Newsroom {
+    fn default() -> Self {
+        let (to, from) = channel();
+        Self { to, from }
+    }
+}
+
+/// A node's wait for rows from elsewhere. If it is dropped, nobody wants them any more.
+#[derive(Debug)]
+pub(super) struct Reading {
+    ticket: Arc<()>,
+    /// Where they come from.
+    pub(super) tier: Tier,
+}
+
+impl Reading {
+    /// Starts to wait for the rows of a node.
+    pub(super) fn new(node: NodeId, tier: Tier, news: &Newsroom) -> (Self, Awaited) {
+        let ticket = Arc::new(());
+        let awaited = Awaited { node, ticket: Arc::downgrade(&ticket), to: Some(news.to.clone()) };
+        (Self { ticket, tier }, awaited)
+    }
+
+    /// Whether it was this wait that has ended.
+    pub(super) fn is_ended_by(&self, arrival: &Arrival) -> bool {
+        Weak::ptr_eq(&Arc::downgrade(&self.ticket), &arrival.ticket)
+    }
+}
+
+/// The promise to deliver the rows of one node. If it is dropped, there are none, and the rows are
+/// computed.
+pub(crate) struct Awaited {
+    node: NodeId,
+    ticket: Weak<()>,
+    /// `None` once delivered.
+    to: Option<Sender<News>>,
+}
+
+impl Awaited {
+    /// Whether a lane still waits for the rows.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.ticket.strong_count() > 0
+    }
+
+    /// Hands over the rows, or reports that there are none. `time` is the time to fetch them.
+    pub(crate) fn deliver(mut self, rows: Option<Rows>, time: Duration) {
+        self.send(rows, time);
+    }
+
+    fn send(&mut self, rows: Option<Rows>, time: Duration) {
+        let (node, ticket) = (self.node, self.ticket.clone());
+        if let Some(to) = self.to.take() {
+            // The engine may be gone.
+            let _ = to.send(News::Arrived(Arrival { node, ticket, rows, time }));
+        }
+    }
+}
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        self.send(None, Duration::ZERO);
+    }
+}

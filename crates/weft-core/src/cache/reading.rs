@@ -1,0 +1,174 @@
+//! Brings rows to the device's pages: at once from main memory, later from a file.
+//!
+//! A node whose rows come from elsewhere has its pages from the start and counts as empty until the
+//! rows have come. If they do not come, it stays empty, and a lane that holds it computes it like
+//! any other. Two lanes that need the same rows wait for the same read. If the last of them goes,
+//! the pages are given back and the rows stay where they are. If computing rows is faster than
+//! fetching them, the node is empty from the start.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::filing::Filing;
+use super::news::{Arrival, Reading};
+use super::node::{InRam, received};
+use super::{Begin, Cache, NodeId};
+use crate::chunk::{Choice, Tier};
+use crate::device::Device;
+use crate::store::Rows;
+
+/// How rows came to the device's pages.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Brought {
+    /// The tier that held them.
+    pub(crate) tier: Tier,
+    /// Whether pages were taken for them now.
+    pub(crate) is_new: bool,
+    /// The time that it took up to now.
+    pub(crate) time: Duration,
+    /// What was expected of fetching and of computing them, if both are known.
+    pub(crate) choice: Option<Choice>,
+}
+
+impl Cache {
+    /// Starts to bring a node's rows into the device's pages, promised ones if the node has none. The
+    /// lane needs the first `n_tokens` of them.
+    pub(crate) fn bring(
+        &mut self,
+        id: NodeId,
+        n_tokens: usize,
+        begin: Begin,
+        device: &mut dyn Device,
+    ) -> Brought {
+        let start = Instant::now();
+        let tier = self.node(id).tier().expect("rows that were found are in a tier");
+        let is_new = self.node(id).pages.is_empty();
+        let mut choice = None;
+        if is_new {
+            let rows = self.rows_in_memory(id);
+            let pages = self.take_pages_from(begin, self.node(id).len(), device);
+            let node = self.node_mut(id);
+            node.pages = pages;
+            node.lead = begin.lead;
+            node.has_lead = begin.lead == 0;
+            match rows {
+                Some(rows) => {
+                    device.bring_kv(&node.rows(), rows);
+                    self.stats.brought_from_ram += 1;
+                }
+                None => {
+                    choice = self.compare(id, n_tokens);
+                    if self.speeds.fetches(choice) {
+                        self.begin_reading(id);
+                    } else {
+                        self.compute_again(id);
+                    }
+                }
+            }
+        }
+        Brought { tier, is_new, time: start.elapsed(), choice }
+    }
+
+    /// The rows in main memory, after waiting for the device's copy.
+    fn rows_in_memory(&mut self, id: NodeId) -> Option<Arc<Rows>> {
+        let node = self.node_mut(id);
+        if let Some(ram) = node.ram.take() {
+            let rows = ram.rows();
+            node.ram = Some(InRam::There(Arc::clone(&rows)));
+            return Some(rows);
+        }
+        match node.filing.take() {
+            Some(Filing::Coming(coming)) => {
+                let rows = Arc::new(received(&coming));
+                self.queue(id, Arc::clone(&rows));
+                Some(rows)
+            }
+            Some(Filing::Queued(rows)) => {
+                node.filing = Some(Filing::Queued(Arc::clone(&rows)));
+                Some(rows)
+            }
+            filing => {
+                node.filing = filing;
+                None
+            }
+        }
+    }
+
+    /// The expected times to fetch a node's rows and to compute the first `n_tokens` of them.
+    fn compare(&self, id: NodeId, n_tokens: usize) -> Option<Choice> {
+        let node = self.node(id);
+        let cost = node.cost.mul_f64(n_tokens as f64 / node.len() as f64);
+        self.speeds.compare(self.shape.node_bytes(node), n_tokens, cost)
+    }
+
+    /// Fetches whatever is kept, even if computing it is faster.
+    pub(crate) fn always_fetch(&mut self, always: bool) {
+        self.speeds.always_fetch(always);
+    }
+
+    /// Counts tokens of a prompt that a lane has computed.
+    pub(crate) fn count_computed(&mut self, tokens: usize, time: Duration) {
+        self.speeds.count_computed(tokens, time);
+    }
+
+    /// Counts a read as if it had been made.
+    #[cfg(test)]
+    pub(crate) fn count_read(&mut self, bytes: u64, time: Duration) {
+        self.speeds.count_read(bytes, time);
+    }
+
+    /// Lets a lane compute rows that a file has.
+    fn compute_again(&mut self, id: NodeId) {
+        self.stats.computed_again += 1;
+        let node = self.node_mut(id);
+        node.filled = 0;
+        node.kept_cost = Some(std::mem::take(&mut node.cost));
+    }
+
+    /// Asks for the rows of a node's file.
+    fn begin_reading(&mut self, id: NodeId) {
+        let (reading, awaited) = Reading::new(id, Tier::Disk, &self.news);
+        let file = self.file_of(id);
+        let node = self.node_mut(id);
+        node.reading = Some(reading);
+        node.filled = 0;
+        if let Some(files) = &self.files {
+            files.read(file, awaited);
+        }
+    }
+
+    /// Takes rows that have come. If there are none, the node is empty.
+    pub(super) fn arrived(&mut self, arrival: Arrival, device: &mut dyn Device) {
+        let bytes = |rows: &Rows| rows.k.len() as u64 + rows.v.len() as u64;
+        let Some(node) = self.nodes.get_mut(&arrival.node) else { return };
+        if !node.reading.as_ref().is_some_and(|reading| reading.is_ended_by(&arrival)) {
+            return;
+        }
+        node.reading = None;
+        node.read_time = arrival.time;
+        let expected = self.shape.node_bytes(node);
+        match arrival.rows.filter(|rows| bytes(rows) == expected) {
+            Some(rows) => {
+                self.speeds.count_read(expected, arrival.time);
+                node.filled = node.len();
+                device.bring_kv(&node.rows(), Arc::new(rows));
+                self.stats.brought_from_disk += 1;
+            }
+            None => {
+                node.on_disk = false;
+                node.cost = Duration::ZERO;
+            }
+        }
+    }
+
+    /// Gives back the pages of a node that is not filled and has a file, once no lane holds it. Its
+    /// rows stay in the file.
+    pub(super) fn leave_to_file(&mut self, id: NodeId) {
+        let node = self.node_mut(id);
+        node.reading = None;
+        node.filled = node.len();
+        node.cost = node.kept_cost.take().unwrap_or(node.cost);
+        let pages = std::mem::take(&mut node.pages);
+        self.give_back_pages(pages);
+    }
+}

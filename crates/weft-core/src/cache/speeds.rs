@@ -1,0 +1,155 @@
+//! Which is faster: to fetch a node's rows from a file, or to compute them? Both are measured.
+//!
+//! Rows have the same bits either way, so only time depends on the choice. Without measurements the
+//! rows are fetched. A tier that was found slower is tried again now and then: a disk may have been
+//! busy with something else.
+
+use std::time::Duration;
+
+use crate::chunk::Choice;
+
+/// How much each sample counts after the next one.
+const FADE: f64 = 0.9;
+
+/// Reads that must be measured before one is left out.
+const FEWEST_READS: u32 = 4;
+
+/// Tokens that must be computed before computing is chosen.
+const FEWEST_TOKENS: f64 = 64.0;
+
+/// After so many reads that were left out, one is made to measure again.
+const TRY_AGAIN: u32 = 16;
+
+/// Measured speeds.
+#[derive(Debug, Default)]
+pub(super) struct Speeds {
+    reads: Line,
+    n_reads: u32,
+    /// Tokens of prompts that were computed, and the seconds that they took. Old ones fade.
+    tokens: f64,
+    seconds: f64,
+    /// Reads left out since the last one.
+    n_left_out: u32,
+    /// Whether to fetch whatever is kept.
+    always_fetches: bool,
+}
+
+impl Speeds {
+    /// Counts a read of rows.
+    pub(super) fn count_read(&mut self, bytes: u64, time: Duration) {
+        self.reads.add(bytes as f64, time.as_secs_f64());
+        self.n_reads = self.n_reads.saturating_add(1);
+    }
+
+    /// Counts computed tokens of a prompt.
+    pub(super) fn count_computed(&mut self, tokens: usize, time: Duration) {
+        // Large steps tell more than small ones.
+        let fade = FADE.powf(tokens as f64 / FEWEST_TOKENS);
+        self.tokens = self.tokens * fade + tokens as f64;
+        self.seconds = self.seconds * fade + time.as_secs_f64();
+    }
+
+    pub(super) fn always_fetch(&mut self, always: bool) {
+        self.always_fetches = always;
+    }
+
+    /// The expected time to fetch `bytes`, and to compute `tokens` that once took `cost`. `None` if
+    /// one of them is unknown.
+    pub(super) fn compare(&self, bytes: u64, tokens: usize, cost: Duration) -> Option<Choice> {
+        if self.n_reads < FEWEST_READS || self.tokens < FEWEST_TOKENS {
+            return None;
+        }
+        let computed = tokens as f64 * self.seconds / self.tokens;
+        let compute = Duration::from_secs_f64(computed);
+        // Rows that were computed alone, or beside others, may have taken longer than they need.
+        let compute = if cost.is_zero() { compute } else { compute.min(cost) };
+        let fetch = Duration::from_secs_f64(self.reads.at(bytes as f64));
+        Some(Choice { fetch, compute })
+    }
+
+    /// Whether to fetch, after a comparison.
+    pub(super) fn fetches(&mut self, choice: Option<Choice>) -> bool {
+        let is_slower = choice.is_some_and(|choice| choice.fetch > choice.compute);
+        let leaves_out = is_slower && !self.always_fetches && self.n_left_out < TRY_AGAIN;
+        self.n_left_out = if leaves_out { self.n_left_out + 1 } else { 0 };
+        !leaves_out
+    }
+}
+
+/// A straight line through measured points, by least squares. Old points fade.
+#[derive(Debug, Default)]
+struct Line {
+    n: f64,
+    x: f64,
+    y: f64,
+    xx: f64,
+    xy: f64,
+}
+
+impl Line {
+    fn add(&mut self, x: f64, y: f64) {
+        for sum in [&mut self.n, &mut self.x, &mut self.y, &mut self.xx, &mut self.xy] {
+            *sum *= FADE;
+        }
+        self.n += 1.0;
+        self.x += x;
+        self.y += y;
+        self.xx += x * x;
+        self.xy += x * y;
+    }
+
+    /// The height at `x`. If all points are about as far out, they say nothing about a slope, and
+    /// the line goes through the origin.
+    fn at(&self, x: f64) -> f64 {
+        let spread = self.n * self.xx - self.x * self.x;
+        if spread < 0.01 * self.n * self.xx {
+            return if self.x > 0.0 { self.y / self.x * x } else { 0.0 };
+        }
+        let slope = ((self.n * self.xy - self.x * self.y) / spread).max(0.0);
+        let start = ((self.y - slope * self.x) / self.n).max(0.0);
+        start + slope * x
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn a_line_has_a_start_and_a_slope() {
+        let mut line = Line::default();
+        (1..20).for_each(|n| line.add(f64::from(n * 10), 5.0 + f64::from(n)));
+        assert!((line.at(500.0) - 55.0).abs() < 1e-6, "{line:?}");
+        let mut line = Line::default();
+        (0..9).for_each(|_| line.add(10.0, 2.0));
+        assert!((line.at(30.0) - 6.0).abs() < 1e-9, "{line:?}");
+        let mut falling = Line::default();
+        (1..9).for_each(|n| falling.add(f64::from(n), 9.0 - f64::from(n)));
+        assert!(falling.at(100.0) >= 0.0);
+    }
+
+    #[test]
+    fn rows_are_fetched_unless_computing_was_measured_to_be_faster() {
+        let mut speeds = Speeds::default();
+        let compare = |speeds: &Speeds| speeds.compare(1000, 100, Duration::ZERO);
+        speeds.count_computed(100, 10 * MS);
+        (0..3).for_each(|_| speeds.count_read(1000, 90 * MS));
+        assert_eq!(compare(&speeds), None);
+        speeds.count_read(1000, 90 * MS);
+        let choice = compare(&speeds).unwrap();
+        assert!(choice.fetch > choice.compute, "{choice:?}");
+        assert!(choice.compute.abs_diff(10 * MS) < MS / 100, "{choice:?}");
+        let fetched = (0..34).filter(|_| speeds.fetches(Some(choice))).count();
+        assert_eq!(fetched, 2, "one of seventeen, to measure again");
+        speeds.always_fetch(true);
+        assert!((0..34).all(|_| speeds.fetches(Some(choice))));
+        speeds.always_fetch(false);
+        (0..80).for_each(|_| speeds.count_read(1000, MS));
+        let choice = compare(&speeds).unwrap();
+        assert!(choice.fetch < choice.compute && speeds.fetches(Some(choice)), "{choice:?}");
+        // It once took less than a token takes on average.
+        assert_eq!(speeds.compare(1000, 100, MS / 2).unwrap().compute, MS / 2);
+    }
+}
