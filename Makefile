@@ -16,6 +16,7 @@ test:
 golden:
 	python3 tools/golden.py
 	python3 tools/golden_prompts.py
+	python3 tools/golden_retrieval.py
 	python3 tools/golden_gguf.py
 
 # Answers the bundled model's 1,000 held-out questions on this machine's CPU.

@@ -43,6 +43,33 @@ class Start(unittest.TestCase):
             client("wrong").models.list()
 
 
+class Embeddings(unittest.TestCase):
+    def embed(self, texts, **more):
+        return client().embeddings.create(model="weft-tiny", input=texts, **more)
+
+    def test_vectors(self):
+        texts = ["Piranul has 49 bridges.", "A cat.", "x"]
+        answer = self.embed(texts)  # the client asks for base64 and decodes it
+        vectors = [item.embedding for item in answer.data]
+        self.assertEqual([item.index for item in answer.data], [0, 1, 2])
+        self.assertEqual(answer.usage.prompt_tokens, answer.usage.total_tokens)
+        plain = self.embed(texts, encoding_format="float")
+        for vector, item in zip(vectors, plain.data):
+            self.assertEqual(len(vector), 256)
+            self.assertAlmostEqual(sum(x * x for x in vector), 1, places=5)
+            for a, b in zip(vector, item.embedding):
+                self.assertAlmostEqual(a, b, places=7)
+        self.assertEqual(self.embed(texts[1]).data[0].embedding, vectors[1])
+        short = self.embed(texts[1], dimensions=8).data[0].embedding
+        self.assertEqual(len(short), 8)
+        self.assertAlmostEqual(short[0] / short[1], vectors[1][0] / vectors[1][1], places=4)
+
+    def test_refusals(self):
+        for texts, more in [("", {}), ([], {}), ("a", {"dimensions": 257}), ([10**6], {})]:
+            with self.assertRaises(openai.BadRequestError):
+                self.embed(texts, **more)
+
+
 class Chat(unittest.TestCase):
     def chat(self, messages=None, **more):
         more.setdefault("model", "weft-tiny")

@@ -56,6 +56,7 @@ fn run(cli: Cli) -> Result<ExitCode, CliError> {
         Command::Chat(args) => commands::chat::run(args),
         Command::Ps(args) => commands::ps::run(&args),
         Command::Stop(args) => commands::stop::run(&args),
+        Command::Embed(args) => commands::embed::run(*args),
         Command::Serve(args) => commands::serve::run(*args),
         Command::Show(args) => commands::show::run(&args),
         Command::List(args) => commands::list::run(&args),

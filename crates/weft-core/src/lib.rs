@@ -24,6 +24,7 @@ pub mod plan;
 pub mod prompt;
 pub mod reasoning;
 pub mod reference;
+pub mod retrieval;
 pub mod rope;
 pub mod sampling;
 pub mod shapes;

@@ -272,6 +272,12 @@ fn a_llama_tokenizer_begins_texts_and_takes_whole_words() {
     assert_eq!(tokenizer(&file).bos(), [1978]);
     file.set("tokenizer.ggml.add_bos_token", 7, &[0]);
     assert!(tokenizer(&file).bos().is_empty());
+    // As Qwen3-Embedding's files.
+    assert!(tokenizer(&file).eos().is_empty());
+    file.set_u32("tokenizer.ggml.eos_token_id", 1980);
+    assert!(tokenizer(&file).eos().is_empty());
+    file.set("tokenizer.ggml.add_eos_token", 7, &[1]);
+    assert_eq!(tokenizer(&file).eos(), [1980]);
 }
 
 #[test]

@@ -271,6 +271,11 @@ fn tokenizers_that_weft_cannot_run_are_refused() {
         f.set_u32("tokenizer.ggml.bos_token_id", u32::MAX);
     };
     refused(&bos, &["4294967295, which is not a token"]);
+    let eos = |f: &mut GgufFile| {
+        f.set("tokenizer.ggml.add_eos_token", 7, &[1]);
+        f.set_u32("tokenizer.ggml.eos_token_id", u32::MAX);
+    };
+    refused(&eos, &["eos_token_id", "4294967295, which is not a token"]);
 }
 
 #[test]

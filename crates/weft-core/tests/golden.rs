@@ -2,10 +2,11 @@
 //! op with the bit-level definition; see `golden/README.md` for the files.
 
 use half::bf16;
-use weft_core::device::{Buffer, Inspect};
+use weft_core::device::{Buffer, Device, Inspect, Step};
 use weft_core::dtype::Element;
 use weft_core::plan::{Op, plan};
 use weft_core::reference::Reference;
+use weft_core::retrieval::{Reranker, embedding};
 use weft_core::rope::frequencies;
 use weft_testing::golden::{Golden, MODELS, errs_no_more_than_transformers};
 use weft_testing::{LIMITS, run};
@@ -138,6 +139,57 @@ fn bf16_errs_no_more_than_transformers() {
     for name in MODELS {
         let golden = Golden::open(name);
         errs_no_more_than_transformers(&golden, &mut device::<bf16>(&golden));
+    }
+}
+
+/// The embedding and the relevance of prompts of several lengths.
+fn read<E: Element>(golden: &Golden) -> (Vec<Vec<f32>>, Vec<f32>) {
+    let retrieval = golden.retrieval();
+    let ops = plan(&golden.config);
+    let one = |n: &usize| {
+        let mut device = device::<E>(golden);
+        let work = golden.work_of(*n);
+        let logits = run(&mut device, &ops, std::slice::from_ref(&work)).remove(0);
+        let lanes = [work.lane()];
+        let states = device.states(&ops[..ops.len() - 1], &Step { lanes: &lanes }).unwrap();
+        let score = Reranker::score(&retrieval.answers.map(|token| logits[token]));
+        (embedding(&states[0], None), score)
+    };
+    retrieval.lengths.iter().map(one).unzip()
+}
+
+/// In float32 to the noise of sums; in bf16 as far from float32 as transformers' own bf16.
+#[test]
+fn embeddings_and_relevance_match_transformers() {
+    for name in MODELS {
+        let golden = Golden::open(name);
+        let retrieval = golden.retrieval();
+        let [f32_embeddings, bf16_embeddings] =
+            ["f32.embeddings", "bf16.embeddings"].map(|name| retrieval.of_transformers(name));
+        let f32_scores = retrieval.of_transformers("f32.relevance");
+        let (embeddings, scores) = read::<f32>(&golden);
+        for (ours, theirs) in embeddings.iter().zip(f32_embeddings.chunks(golden.config.hidden)) {
+            assert_f32(&format!("{name} embedding"), ours, theirs);
+        }
+        assert_f32(&format!("{name} relevance"), &scores, &f32_scores);
+
+        let (embeddings, scores) = read::<bf16>(&golden);
+        let distance = |a: &[f32], b: &[f32]| {
+            a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>().sqrt()
+        };
+        let (mut ours, mut theirs) = (0.0, 0.0);
+        let exact = f32_embeddings.chunks(golden.config.hidden);
+        let half = bf16_embeddings.chunks(golden.config.hidden);
+        for ((exact, half), own) in exact.zip(half).zip(&embeddings) {
+            ours += distance(own, exact);
+            theirs += distance(half, exact);
+        }
+        println!("{name}: embeddings are off by {ours:.4}, transformers' by {theirs:.4}");
+        assert!(ours <= 1.5 * theirs, "{name}: {ours} against {theirs}");
+        let half = distance(&retrieval.of_transformers("bf16.relevance"), &f32_scores);
+        let own = distance(&scores, &f32_scores);
+        println!("{name}: relevance is off by {own:.4}, transformers' by {half:.4}");
+        assert!(own <= 1.5 * half + 0.01, "{name}: {own} against {half}");
     }
 }
 

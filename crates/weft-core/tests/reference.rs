@@ -104,6 +104,11 @@ fn wrong_steps_are_refused() {
     conformance::wrong_steps_are_refused(BF16);
 }
 
+#[test]
+fn states_show_neither_cuts_nor_neighbours() {
+    conformance::states_show_neither_cuts_nor_neighbours(BF16);
+}
+
 /// Devices are compared with the reference; this checks the reference itself.
 #[test]
 fn the_epsilon_of_a_config_is_used() {

@@ -161,6 +161,11 @@ impl Device for CpuDevice {
         Ok(())
     }
 
+    fn states(&mut self, ops: &[Op], step: &Step<'_>) -> Result<Vec<Vec<f32>>, DeviceError> {
+        self.run(ops, step)?;
+        Ok(ops::norm_head::states(self, step))
+    }
+
     fn logits(&self, output: usize) -> &[f32] {
         &self.logits[output * self.config.vocab..][..self.config.vocab]
     }

@@ -140,6 +140,7 @@ conforms! {
     a_copied_page_is_the_page();
     pages_that_lanes_share_in_part();
     a_context_in_one_span_shows_no_cut();
+    states_show_neither_cuts_nor_neighbours();
     wrong_steps_are_refused();
 }
 

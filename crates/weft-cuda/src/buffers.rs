@@ -78,6 +78,14 @@ impl Activations {
         Ok(rows.map(|value| value.to_f32()).collect())
     }
 
+    /// A token's row, of a buffer that is never in squares.
+    pub(crate) fn read_row(&self, token: usize) -> Result<Vec<bf16>, CudaError> {
+        assert!(self.squares.is_none() && token < self.tokens, "row {token}");
+        let mut row = vec![bf16::ZERO; self.width];
+        self.memory.read(token * self.stride * size_of::<bf16>(), &mut row)?;
+        Ok(row)
+    }
+
     pub(crate) fn write(&self, values: &[f32]) -> Result<(), CudaError> {
         let mut rows = vec![bf16::ZERO; self.tokens * self.stride];
         for (to, from) in rows.chunks_exact_mut(self.stride).zip(values.chunks(self.width)) {

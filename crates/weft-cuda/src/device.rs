@@ -392,6 +392,11 @@ impl Device for CudaDevice {
         self.in_flight.logprobs(&self.gpu, from, of).map(expect)
     }
 
+    fn states(&mut self, ops: &[Op], step: &Step<'_>) -> Result<Vec<Vec<f32>>, DeviceError> {
+        self.run(ops, step)?;
+        self.read_states(step).map_err(|error| self.device_error((self.plan[0], error)))
+    }
+
     fn logits(&self, output: usize) -> &[f32] {
         self.stop();
         expect(self.logits.row(output, &self.buffers.logits))

@@ -30,6 +30,7 @@ mod rows;
 mod sampling;
 mod shape;
 mod start_parts;
+mod states;
 mod step_launch;
 mod tables;
 mod test_record;

@@ -1,7 +1,6 @@
 //! The CUDA device against the reference, op by op; what every device must keep; and the two families
-//! of kernels and the two ways of launching against one another, bit for bit.
-//!
-//! Without a GPU each test is skipped; with `WEFT_REQUIRE_GPU=1` it fails.
+//! of kernels and the two ways of launching against one another, bit for bit. Without a GPU each test
+//! is skipped; with `WEFT_REQUIRE_GPU=1` it fails.
 
 mod gpu;
 mod like;
@@ -211,6 +210,7 @@ conforms! {
     a_copied_page_is_the_page();
     pages_that_lanes_share_in_part();
     a_context_in_one_span_shows_no_cut();
+    states_show_neither_cuts_nor_neighbours();
     wrong_steps_are_refused();
 }
 

@@ -169,6 +169,9 @@ impl From<SamplingError> for ApiError {
             _ => None,
         };
         match (&error, param) {
+            (SamplingError::NotFinite { .. }, _) => {
+                Self::fault(format!("the model failed on this text: {error}"))
+            }
             (SamplingError::BadLogit { .. } | SamplingError::NoCandidate { .. }, _) => {
                 Self::fault(format!("the model's output cannot be sampled: {error}"))
             }

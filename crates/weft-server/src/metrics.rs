@@ -68,6 +68,7 @@ pub(crate) struct Metrics {
     accepted_tokens: [AtomicU64; DraftSource::ALL.len()],
     saved_us: AtomicU64,
     answers: [AtomicU64; 4],
+    readings: AtomicU64,
     hits: [AtomicU64; 3],
     computed_pieces: AtomicU64,
     faults: AtomicU64,
@@ -95,14 +96,26 @@ impl Metrics {
             FinishReason::Cancelled => 2,
         };
         add(&self.answers[index], 1);
-        add(&self.prompt_tokens, finished.stats.prompt_tokens as u64);
-        add(&self.cached_tokens, finished.stats.cached_tokens as u64);
+        self.count_prompt(finished);
         add(&self.generated_tokens, finished.stats.generated_tokens as u64);
         for (index, source) in DraftSource::ALL.into_iter().enumerate() {
             let counts = finished.stats.speculation.of(source);
             add(&self.drafted_tokens[index], counts.drafted as u64);
             add(&self.accepted_tokens[index], counts.accepted as u64);
         }
+    }
+
+    /// Counts a text that was embedded or a document that was ranked.
+    pub(crate) fn count_reading(&self, finished: &Finished) {
+        if finished.reason != FinishReason::Cancelled {
+            add(&self.readings, 1);
+        }
+        self.count_prompt(finished);
+    }
+
+    fn count_prompt(&self, finished: &Finished) {
+        add(&self.prompt_tokens, finished.stats.prompt_tokens as u64);
+        add(&self.cached_tokens, finished.stats.cached_tokens as u64);
         let saved = u64::try_from(finished.report.saved().as_micros()).unwrap_or_default();
         add(&self.saved_us, saved);
         for piece in &finished.report.pieces {
@@ -172,6 +185,8 @@ impl Metrics {
             let count = count.load(Ordering::Relaxed);
             line(text, format_args!("{name}{{reason=\"{reason}\"}}"), count);
         }
+        let help = "Texts embedded and documents ranked.";
+        counter(text, "weft_readings_total", help, &self.readings);
         let help = "Engine faults; after each, the engine was loaded again or stayed down.";
         counter(text, "weft_engine_faults_total", help, &self.faults);
     }

@@ -7,6 +7,7 @@ use weft_core::chunk::Shelf;
 use weft_core::engine::Engine;
 use weft_core::model::Model;
 use weft_core::prompt::Template;
+use weft_core::retrieval::{RerankError, Reranker};
 use weft_core::sampling::{Constraint, GenerationConfig, Sampling};
 use weft_core::tokenizer::Tokenizer;
 
@@ -52,6 +53,8 @@ pub(crate) struct ModelInfo {
     pub(crate) created: u64,
     pub(crate) device: String,
     pub(crate) parameters: u64,
+    /// Values of an embedding.
+    pub(crate) hidden: usize,
     pub(crate) shelf: Option<Shelf>,
     #[cfg_attr(not(unix), expect(dead_code, reason = "there is no socket"))]
     pub(crate) identity: serde_json::Value,
@@ -59,6 +62,7 @@ pub(crate) struct ModelInfo {
     /// The token that ends an answer, if the model has one.
     end: Option<u32>,
     grammars: OnceLock<Result<Grammars, ApiError>>,
+    reranker: OnceLock<Result<Reranker, RerankError>>,
     pub(crate) turns: Turns,
 }
 
@@ -74,6 +78,8 @@ impl ModelInfo {
             created: crate::responses::seconds_now(),
             device: engine.device().describe(),
             parameters: weft_core::weights::parameters(&model.config),
+            hidden: model.config.hidden,
+            reranker: OnceLock::new(),
             shelf: shelf.clone(),
             identity: identity.clone(),
             can_think: model.thinks(None),
@@ -114,6 +120,13 @@ impl ModelInfo {
             Grammars::new(&self.tokenizer, end)
         });
         grammars.as_ref().map_err(Clone::clone)?.compile(rule, param)
+    }
+
+    /// The prompt that ranks documents, or why the model cannot rank them. The first use searches
+    /// the vocabulary.
+    pub(crate) fn reranker(&self) -> Result<&Reranker, ApiError> {
+        let made = self.reranker.get_or_init(|| Reranker::new(&self.tokenizer));
+        made.as_ref().map_err(|error| ApiError::invalid(error.to_string()).param("model"))
     }
 
     /// Refuses a prompt that leaves no room for an answer.

@@ -5,12 +5,26 @@ use std::path::PathBuf;
 use half::bf16;
 use safetensors::{Dtype, SafeTensors};
 use weft_core::config::Config;
-use weft_core::device::Inspect;
+use weft_core::device::{Inspect, Outputs};
 use weft_core::weights::Safetensors;
 
 use super::{Work, in_tree, log_softmax, run, span};
 
 pub const MODELS: [&str; 4] = ["qwen3", "qwen3_yarn", "qwen2", "llama3"];
+
+/// Embeddings and relevance of the first tokens of a prompt.
+pub struct Retrieval {
+    pub lengths: Vec<usize>,
+    /// The tokens that count as no and as yes.
+    pub answers: [usize; 2],
+    file: Vec<u8>,
+}
+
+impl Retrieval {
+    pub fn of_transformers(&self, name: &str) -> Vec<f32> {
+        tensor(&self.file, name)
+    }
+}
 
 pub struct Golden {
     pub config: Config,
@@ -52,6 +66,24 @@ impl Golden {
     /// The result of the bit-level definition.
     pub fn of_definition(&self, name: &str) -> Vec<f32> {
         tensor(&self.ops, &format!("def.{name}"))
+    }
+
+    /// The first tokens of the prompt, a number of them.
+    pub fn work_of(&self, n: usize) -> Work {
+        let work = Work::new(&self.tokens[..n], 0, Vec::new(), span(2, n, 0));
+        Work { outputs: Outputs::Last, ..work }
+    }
+
+    /// What transformers reads of the first tokens of the prompt.
+    pub fn retrieval(&self) -> Retrieval {
+        let file = std::fs::read(self.folder.join("retrieval.safetensors")).unwrap();
+        let numbers = |name: &str| {
+            let file = SafeTensors::deserialize(&file).unwrap();
+            let data = file.tensor(name).unwrap().data().as_chunks::<4>().0.to_vec();
+            data.into_iter().map(|bytes| u32::from_le_bytes(bytes) as usize).collect::<Vec<_>>()
+        };
+        let (lengths, answers) = (numbers("lengths"), numbers("answers"));
+        Retrieval { lengths, answers: [answers[0], answers[1]], file }
     }
 
     /// The keys and the values on the device for the prompt.

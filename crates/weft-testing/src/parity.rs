@@ -90,6 +90,11 @@ pub fn compare(
     for output in 0..step.n_outputs() {
         assert_close("logits", ours.logits(output), theirs.logits(output), noise.sums)?;
     }
+    // Both have the same x now.
+    let (ours, theirs) = (ours.states(&[], &step).unwrap(), theirs.states(&[], &step).unwrap());
+    for (ours, theirs) in ours.iter().zip(&theirs) {
+        assert_close("states", ours, theirs, noise.sums)?;
+    }
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use weft_core::device::{Device, DeviceError, Limits, Rows, Step};
+use weft_core::device::{Device, DeviceError, Lane, Limits, Rows, Step};
 use weft_core::dtype::Dtype;
 use weft_core::engine::{Engine, Tiers};
 use weft_core::kv::PageId;
@@ -38,6 +38,7 @@ pub struct Stub {
     control: Arc<Control>,
     logits: Vec<f32>,
     nan: Vec<f32>,
+    hidden: usize,
     spans: Vec<usize>,
     next: Instant,
 }
@@ -52,8 +53,8 @@ pub fn engine_with(model: &Model, says: &str, control: &Arc<Control>, tiers: Tie
     let mut logits = vec![0.0; model.config.vocab];
     logits[model.tokenizer.id_of(says).expect("a token") as usize] = 20.0;
     let nan = vec![f32::NAN; model.config.vocab];
-    let control = Arc::clone(control);
-    let stub = Stub { control, logits, nan, spans: Vec::new(), next: Instant::now() };
+    let (control, hidden) = (Arc::clone(control), model.config.hidden);
+    let stub = Stub { control, logits, nan, hidden, spans: Vec::new(), next: Instant::now() };
     Engine::with_tiers(model, Box::new(stub), tiers)
 }
 
@@ -87,6 +88,19 @@ impl Device for Stub {
         self.next = (self.next + time).max(Instant::now().checked_sub(time).expect("late enough"));
         std::thread::sleep(self.next.saturating_duration_since(Instant::now()));
         Ok(())
+    }
+
+    /// The last token, then ones: enough to see which text a state belongs to.
+    fn states(&mut self, ops: &[Op], step: &Step<'_>) -> Result<Vec<Vec<f32>>, DeviceError> {
+        self.run(ops, step)?;
+        let says_nan = self.control.says_nan.load(Ordering::Relaxed);
+        let state = |lane: &Lane<'_>| {
+            let last = lane.tokens.last().map_or(0.0, |token| *token as f32);
+            let mut state = vec![if says_nan { f32::NAN } else { 1.0 }; self.hidden];
+            state[0] = last;
+            state
+        };
+        Ok(step.lanes.iter().map(state).collect())
     }
 
     fn logits(&self, _: usize) -> &[f32] {

@@ -6,6 +6,7 @@ use weft_core::device::Need;
 use weft_core::engine::{DraftModelError, GenerateError, RequestError};
 use weft_core::hub::HubError;
 use weft_core::model::ModelError;
+use weft_core::retrieval::RerankError;
 
 use crate::memory::in_bytes;
 
@@ -105,6 +106,9 @@ pub enum Error {
     /// A question is invalid, or does not fit the context.
     #[error(transparent)]
     Request(#[from] RequestError),
+    /// The model cannot rank documents.
+    #[error(transparent)]
+    Rerank(#[from] RerankError),
     /// [`Stream::finish`](crate::Stream::finish) was called after the stream had returned an error.
     #[error("the answer is incomplete: its stream has already returned an error; ask again")]
     BrokenOff,

@@ -15,7 +15,8 @@
 //!
 //! [`open`] takes a folder or a name on the Hugging Face hub, and returns an [`Llm`]. Its methods
 //! are [`ask`](Llm::ask), [`stream`](Llm::stream), [`chat`](Llm::chat), and
-//! [`ask_all`](Llm::ask_all) for several questions at once. [`Options`] sets the device, the length
+//! [`ask_all`](Llm::ask_all) for several questions at once; [`embed`](Llm::embed) and
+//! [`rerank`](Llm::rerank) serve search. [`Options`] sets the device, the length
 //! of the context, and the memory and the folder for KV rows.
 //!
 //! A KV row holds the keys and values of one token. weft computes the rows of a document with the
@@ -39,11 +40,13 @@ mod progress;
 #[cfg(feature = "hub")]
 pub mod pull;
 mod question;
+mod retrieval;
 pub mod self_test;
 
 pub use weft_core;
 pub use weft_core::chunk::{Repair, Report, Reuse};
 pub use weft_core::engine::{FinishReason, Speculate, Speculation, Stats};
+pub use weft_core::retrieval::embedding;
 
 pub use self::answer::{Answer, Stream};
 #[cfg(feature = "bundled")]

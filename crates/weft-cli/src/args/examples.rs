@@ -63,6 +63,10 @@ pub(super) const SHOW: &str = help! { "weft show qwen3:0.6b --ctx-size 32k" };
 pub(super) const LIST: &str = help! { "weft list --json" };
 pub(super) const PULL: &str = help! { "weft pull qwen3:0.6b" "weft pull Qwen/Qwen3-0.6B@main" };
 pub(super) const RM: &str = help! { "weft rm qwen3:0.6b" "weft rm -y Qwen/Qwen3-0.6B" };
+pub(super) const EMBED: &str = help! {
+    "weft embed -m Qwen/Qwen3-Embedding-0.6B \"Piranul has 49 bridges.\" \"A cat sleeps.\""
+    "weft embed -m Qwen/Qwen3-Embedding-0.6B --dimensions 256 <lines.txt >vectors.jsonl"
+};
 pub(super) const QUANTIZE: &str = help! {
     "weft quantize qwen3:0.6b -o qwen3-int4              a folder, for vLLM and transformers too"
     "weft quantize qwen3:0.6b -o qwen3.gguf --form q4_0  a file, for llama.cpp too"

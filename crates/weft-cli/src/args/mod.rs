@@ -4,6 +4,7 @@ mod cache;
 mod chunk;
 mod compare;
 mod device;
+mod embed;
 mod examples;
 mod quantize;
 mod serve;
@@ -26,6 +27,7 @@ pub(crate) use self::chunk::{
 };
 pub(crate) use self::compare::CompareArgs;
 pub(crate) use self::device::{DeviceArgs, DeviceKind, Kernels, Quantize};
+pub(crate) use self::embed::EmbedArgs;
 pub(crate) use self::quantize::QuantizeArgs;
 pub(crate) use self::serve::ServeArgs;
 pub(crate) use self::speculate::SpeculateArgs;
@@ -66,6 +68,9 @@ pub(crate) enum Command {
     /// Manage chunks, texts that are computed once: register, list, warm, pin, remove, export
     #[command(after_help = examples::CHUNK)]
     Chunk(Box<ChunkArgs>),
+    /// Print the embeddings of texts, one list of numbers per line
+    #[command(after_help = examples::EMBED)]
+    Embed(Box<EmbedArgs>),
     /// Serve OpenAI's API over HTTP, and a chat page
     #[command(after_help = examples::SERVE)]
     Serve(Box<ServeArgs>),

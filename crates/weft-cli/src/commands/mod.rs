@@ -8,6 +8,7 @@ pub(crate) mod completions;
 pub(crate) mod config;
 pub(crate) mod demo;
 pub(crate) mod doctor;
+pub(crate) mod embed;
 pub(crate) mod list;
 pub(crate) mod ps;
 pub(crate) mod pull;

@@ -7,6 +7,7 @@ mod drafts;
 mod end;
 mod harness;
 mod load;
+mod retrieval;
 mod rules;
 mod start;
 mod streams;

@@ -116,6 +116,19 @@ pub trait Device: Send {
         None
     }
 
+    /// Runs `ops`, which are the plan without its head, on a step, and returns the state of each
+    /// lane's last token: RMSNorm of x after the last layer, as the head would read it, f32
+    /// \[hidden\]. Like logits, a state has the same bits alone and beside other lanes, and however
+    /// its prompt was cut.
+    ///
+    /// The default reports an error: a device that only measures or counts has no states.
+    fn states(&mut self, ops: &[Op], step: &Step<'_>) -> Result<Vec<Vec<f32>>, DeviceError> {
+        let _ = step;
+        let op = ops.last().map_or_else(String::new, Op::to_string);
+        let reason = "this device reports no states".to_owned();
+        Err(DeviceError { device: self.describe(), op, reason })
+    }
+
     /// Row `output` of the logits of the last run, f32 \[vocab\].
     fn logits(&self, output: usize) -> &[f32];
 

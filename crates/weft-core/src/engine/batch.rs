@@ -10,6 +10,8 @@ use crate::sampling::SamplingError;
 pub struct Completion {
     /// Its tokens.
     pub tokens: Vec<Token>,
+    /// What was read, if the request reads instead of answering; otherwise empty.
+    pub values: Vec<f32>,
     /// How it ended, or why it failed.
     pub ending: Result<Finished, SamplingError>,
 }
@@ -46,6 +48,7 @@ impl Engine {
         running: &mut HashMap<LaneId, usize>,
     ) -> Result<Vec<Completion>, GenerateError> {
         let mut tokens: Vec<Vec<Token>> = requests.iter().map(|_| Vec::new()).collect();
+        let mut values: Vec<Vec<f32>> = requests.iter().map(|_| Vec::new()).collect();
         let mut endings: Vec<_> = requests.iter().map(|_| None).collect();
         let mut waiting: VecDeque<_> = requests.into_iter().enumerate().collect();
         while !(waiting.is_empty() && running.is_empty()) {
@@ -54,6 +57,7 @@ impl Engine {
                 let index = running[&event.lane()];
                 match event {
                     Event::Token { token, .. } => tokens[index].push(token),
+                    Event::Read { values: read, .. } => values[index] = read,
                     Event::Done { lane, finished } => {
                         running.remove(&lane);
                         endings[index] = Some(Ok(finished));
@@ -67,8 +71,8 @@ impl Engine {
             }
         }
         let endings = endings.into_iter().map(|ending| ending.expect("no lane is left"));
-        let completion = |(tokens, ending)| Completion { tokens, ending };
-        Ok(tokens.into_iter().zip(endings).map(completion).collect())
+        let completion = |((tokens, values), ending)| Completion { tokens, values, ending };
+        Ok(tokens.into_iter().zip(values).zip(endings).map(completion).collect())
     }
 
     /// Admits waiting requests until one does not fit beside the running ones.

@@ -65,6 +65,8 @@ impl<'e> Generation<'e> {
                         self.finished = Some(finished);
                         self.over = true;
                     }
+                    // A request that reads has no tokens.
+                    Event::Read { .. } => {}
                     Event::Failed { error, .. } => return Err(error.into()),
                 }
             }

@@ -137,8 +137,9 @@ impl Need {
 pub(super) struct Policy {
     /// Number of prompt tokens that are looked up.
     pub(super) limit: usize,
-    /// Whether computed rows are cached.
+    /// Whether computed rows are cached, and the position that they end before.
     pub(super) keeps: bool,
+    pub(super) keeps_until: usize,
     /// Whether the prompt is answered, or only run.
     pub(super) answers: bool,
     /// The requests that share rows with this one; with all others if there is none.
@@ -146,9 +147,9 @@ pub(super) struct Policy {
 }
 
 impl Policy {
-    pub(super) const WARM: Self =
-        Self { limit: usize::MAX, keeps: true, answers: true, group: None };
-    pub(super) const COLD: Self = Self { limit: 0, keeps: false, answers: true, group: None };
+    pub(super) const WARM: Self = Self { limit: usize::MAX, keeps: true, ..Self::COLD };
+    pub(super) const COLD: Self =
+        Self { limit: 0, keeps: false, keeps_until: usize::MAX, answers: true, group: None };
 
     /// Without the cache, except for rows of the same group.
     pub(super) const fn of_group(group: GroupId) -> Self {
@@ -246,7 +247,7 @@ impl Maker<'_> {
             tokens: self.tokens[planned.range.clone()].to_vec(),
             lead: planned.lead,
             chunk: planned.chunk,
-            is_public: self.policy.keeps,
+            is_public: self.policy.keeps && planned.range.end <= self.policy.keeps_until,
             group: self.policy.group,
         };
         let id = self.cache.insert(new, begins_in, self.lane, self.device);

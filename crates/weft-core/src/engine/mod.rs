@@ -10,6 +10,7 @@ mod generation;
 mod held;
 mod output;
 mod placement;
+mod reading;
 mod repair;
 mod request;
 mod sequence;
@@ -34,6 +35,7 @@ use crate::tokenizer::Tokenizer;
 pub use self::batch::Completion;
 pub use self::chunks::{PiecePreview, Preview};
 pub use self::generation::{GenerateError, Generation};
+pub use self::reading::Reading;
 pub use self::request::{Cancel, Request, RequestError};
 pub use self::speculation::{
     DraftCounts, DraftModelError, DraftSource, Speculate, Speculation, WrongSpeculate,
@@ -73,6 +75,13 @@ pub enum Event {
         /// Where it was drafted, if it was. Tokens of one step follow one another.
         drafted: Option<DraftSource>,
     },
+    /// The prompt's last token was read, as the request asked. The lane ends with this step.
+    Read {
+        /// The lane.
+        lane: LaneId,
+        /// The state, or the logits in the order of the request.
+        values: Vec<f32>,
+    },
     /// The lane has finished.
     Done {
         /// The lane.
@@ -95,6 +104,7 @@ impl Event {
         match self {
             Self::Prefill { lane, .. }
             | Self::Token { lane, .. }
+            | Self::Read { lane, .. }
             | Self::Done { lane, .. }
             | Self::Failed { lane, .. } => *lane,
         }
@@ -133,6 +143,8 @@ pub struct Engine {
     reach: usize,
     /// Whether rows are kept for later requests.
     keeps: bool,
+    /// The states of the lanes that read them in this step, in lane order.
+    states: Vec<Vec<f32>>,
     speculating: Speculating,
 }
 
@@ -143,6 +155,8 @@ struct Results<'a> {
     vocab: usize,
     lane: usize,
     first_output: usize,
+    /// The state of the lane's last token, if the lane reads it.
+    state: Option<&'a [f32]>,
 }
 
 impl Results<'_> {
@@ -198,6 +212,7 @@ impl Engine {
             unreported: Vec::new(),
             reach: 0,
             keeps: true,
+            states: Vec::new(),
             speculating: Speculating::default(),
         }
     }
@@ -240,7 +255,7 @@ impl Engine {
         let started = Instant::now();
         let answer = self.check(&request)?;
         self.check_lane()?;
-        let Request { prompt, sampling, cancel, constraint, group, .. } = request;
+        let Request { prompt, sampling, cancel, constraint, group, reading, .. } = request;
         let (speculate, prediction) = (request.speculate, request.prediction);
         let tokens = prompt.tokens();
         let mut sampler = Sampler::new(&sampling, &tokens, &self.stop_ids, self.vocab)?;
@@ -264,7 +279,7 @@ impl Engine {
             false => Drafting::off(),
         };
         let mut lane = Sequence::new(id, cancel, prompt, holding, output, policy.keeps);
-        (lane.started, lane.drafting) = (started, drafting);
+        (lane.started, lane.drafting, lane.reading) = (started, drafting, reading);
         self.lanes.push(lane);
         Ok(id)
     }
@@ -416,7 +431,10 @@ impl Engine {
             tokens -= extra;
             outputs -= if lane.wants_all_outputs() { extra } else { 0 };
         }
-        let active: Vec<&Sequence> = lanes.iter().filter(|lane| lane.lane().is_some()).collect();
+        self.run_states()?;
+        let Self { lanes, device, .. } = self;
+        let is_active = |lane: &&Sequence| lane.lane().is_some() && !lane.reads_state();
+        let active: Vec<&Sequence> = lanes.iter().filter(is_active).collect();
         if active.is_empty() {
             return Ok(());
         }
@@ -436,12 +454,13 @@ impl Engine {
 
     /// Reads the step's results. The logits of all lanes are consecutive, in lane order.
     fn advance(&mut self, time: Duration, events: &mut Vec<Event>) {
-        let Self { lanes, cache, device, tokenizer, vocab, .. } = self;
+        let Self { lanes, cache, device, tokenizer, vocab, states, .. } = self;
         let n_tokens = |lane: &Sequence| lane.lane().map_or(0, |lane| lane.tokens.len());
         let all_tokens: usize = lanes.iter().map(n_tokens).sum();
         let n_ran = lanes.iter().filter(|lane| lane.lane().is_some()).count();
         let n_answers = lanes.iter().filter(|lane| lane.has_answered()).count();
-        let mut results = Results { device: &**device, vocab: *vocab, lane: 0, first_output: 0 };
+        let (device, vocab, mut states) = (&**device, *vocab, states.iter());
+        let mut results = Results { device, vocab, lane: 0, first_output: 0, state: None };
         for lane in lanes {
             let Some((n_tokens, n_outputs)) =
                 lane.lane().map(|lane| (lane.tokens.len(), lane.n_outputs()))
@@ -449,9 +468,11 @@ impl Engine {
                 continue;
             };
             let share = time.mul_f64(n_tokens as f64 / all_tokens as f64);
+            let reads_state = lane.reads_state();
+            results.state = if reads_state { states.next().map(Vec::as_slice) } else { None };
             lane.advance(cache, &results, share, tokenizer, events);
             results.first_output += n_outputs;
-            results.lane += 1;
+            results.lane += usize::from(!reads_state);
         }
         if n_answers > 0 && n_answers == n_ran {
             self.settle_drafts(n_answers, time);

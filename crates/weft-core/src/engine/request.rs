@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use thiserror::Error;
 
-use super::Speculate;
 use super::held::Policy;
+use super::{Reading, Speculate};
 use crate::cache::RowGroup;
 use crate::chunk::Composition;
 use crate::kv::OutOfPages;
@@ -33,6 +33,8 @@ pub struct Request {
     pub speculate: Option<Speculate>,
     /// A text that the answer may repeat in large parts, as tokens: a draft, and no more.
     pub prediction: Option<Vec<u32>>,
+    /// What is read of the prompt's last token instead of an answer, if anything.
+    pub reading: Option<Reading>,
 }
 
 impl Request {
@@ -47,6 +49,7 @@ impl Request {
             constraint: None,
             speculate: None,
             prediction: None,
+            reading: None,
         }
     }
 
@@ -57,19 +60,26 @@ impl Request {
 
     /// The request as it runs.
     pub(super) fn settled(self) -> Self {
-        if self.sampling.echo {
+        if self.sampling.echo && self.reading.is_none() {
             // Cached rows carry no logits, and rows computed on another device may differ in the
             // last bits.
             return Self { prompt: self.prompt.exact(), group: None, ..self.cold() };
         }
-        Self { prompt: self.prompt.answered(), ..self }
+        let echo = self.sampling.echo && self.reading.is_none();
+        let sampling = Sampling { echo, ..self.sampling };
+        Self { prompt: self.prompt.answered(), sampling, ..self }
     }
 
     pub(super) fn policy(&self, use_cache: bool) -> Policy {
-        match &self.group {
+        let policy = match &self.group {
             _ if use_cache => Policy::WARM,
             Some(group) => Policy::of_group(group.id()),
             None => Policy::COLD,
+        };
+        let last = self.prompt.pieces.last().map_or(0, |piece| piece.tokens.len());
+        match self.reading {
+            Some(_) => Policy { answers: false, keeps_until: self.prompt.len() - last, ..policy },
+            None => policy,
         }
     }
 
@@ -82,6 +92,13 @@ impl Request {
         let mut pieces = self.prompt.pieces.iter();
         let unknown = |token: &&u32| **token as usize >= vocab;
         if let Some(token) = pieces.by_ref().find_map(|piece| piece.tokens.iter().find(unknown)) {
+            return Err(RequestError::UnknownToken { token: *token, vocab });
+        }
+        let read = match &self.reading {
+            Some(Reading::Logits(tokens)) => &tokens[..],
+            _ => &[],
+        };
+        if let Some(token) = read.iter().find(unknown) {
             return Err(RequestError::UnknownToken { token: *token, vocab });
         }
         if tokens >= context {

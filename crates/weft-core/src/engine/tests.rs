@@ -10,6 +10,7 @@ mod filling;
 mod groups;
 mod lanes;
 mod pages;
+mod reading;
 mod repairs;
 mod settling;
 mod wrapped;

@@ -70,7 +70,17 @@ fn describe_tokenizer(
     metadata.numbers(&key("token_type"), &tables.types);
     metadata.texts(&key("merges"), &tables.merges);
     metadata.flag(&key("add_bos_token"), !model.tokenizer.bos().is_empty());
-    let eos = files.special("eos", model).or(model.config.eos_ids.first().copied());
+    let eos = match model.tokenizer.eos() {
+        [] => files.special("eos", model).or(model.config.eos_ids.first().copied()),
+        [id] => {
+            metadata.flag(&key("add_eos_token"), true);
+            Some(*id)
+        }
+        ids => {
+            let what = format!("texts end with {} tokens", ids.len());
+            return Err(ExportError::NotInGguf(what));
+        }
+    };
     let others = ends(model, eos);
     for (name, id) in [
         ("bos", bos),

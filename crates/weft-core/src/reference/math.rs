@@ -46,7 +46,7 @@ pub(super) fn round<E: Element>(from: &[f32], to: &mut [E]) {
 
 /// RMSNorm of one row. It rounds twice, as in the models' training: the normalised value to `E`,
 /// then its product with the weight to `E`.
-pub(super) fn rms_norm<E: Element>(x: &[E], weight: &[E], eps: f32, out: &mut [f32]) {
+pub fn rms_norm<E: Element>(x: &[E], weight: &[E], eps: f32, out: &mut [f32]) {
     widen(x, out);
     let mean = dot(out, x) / x.len() as f32;
     let scale = 1.0 / (mean + eps).sqrt();

@@ -33,6 +33,8 @@ use crate::weights::{Weights, WeightsError};
 
 use self::weights::ModelWeights;
 
+pub use self::math::rms_norm;
+
 /// Creates a reference device that computes in the model's own number format.
 pub fn open(
     config: &Config,
@@ -222,6 +224,11 @@ impl<E: Element> Device for Reference<E> {
             }
         }
         Ok(())
+    }
+
+    fn states(&mut self, ops: &[Op], step: &Step<'_>) -> Result<Vec<Vec<f32>>, DeviceError> {
+        self.run(ops, step)?;
+        Ok(norm_head::states(self, step))
     }
 
     fn logits(&self, output: usize) -> &[f32] {

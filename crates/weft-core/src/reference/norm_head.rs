@@ -1,4 +1,5 @@
-//! `norm_head`: logits = rms_norm(x) · W_head, for the tokens that need logits.
+//! `norm_head`: logits = rms_norm(x) · W_head, for the tokens that need logits; and the norm alone,
+//! for the tokens whose state is asked for.
 //!
 //! Rounding: the norm as RMSNorm rounds; logits never.
 
@@ -22,4 +23,18 @@ pub(super) fn run<E: Element>(device: &mut Reference<E>, step: &Step<'_>) {
             project(weights.head(), norm, |i, value| logits[i] = value);
         }
     }
+}
+
+/// rms_norm(x) of each lane's last token.
+pub(super) fn states<E: Element>(device: &Reference<E>, step: &Step<'_>) -> Vec<Vec<f32>> {
+    let Reference { config, buffers, weights, .. } = device;
+    let mut end = 0;
+    let state = |n_tokens: usize| {
+        end += n_tokens;
+        let x = &buffers.x[(end - 1) * config.hidden..][..config.hidden];
+        let mut norm = vec![0.0; config.hidden];
+        rms_norm(x, &weights.final_norm, config.norm_eps, &mut norm);
+        norm
+    };
+    step.lanes.iter().map(|lane| lane.tokens.len()).map(state).collect()
 }

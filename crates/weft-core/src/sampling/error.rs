@@ -88,6 +88,14 @@ pub enum SamplingError {
         /// NaN or +inf.
         value: f32,
     },
+    /// A state or a logit that a request reads is NaN or infinite.
+    #[error("value {index} of the model's output is {value}: it must be finite")]
+    NotFinite {
+        /// Which value, from 0.
+        index: usize,
+        /// NaN or an infinity.
+        value: f32,
+    },
     /// The constraint cannot continue.
     #[error("the answer cannot satisfy its constraint any further: {0}")]
     Constraint(String),

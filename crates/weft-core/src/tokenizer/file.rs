@@ -31,6 +31,7 @@ pub(super) struct Parts {
     pub(super) forms: Vec<Form>,
     pub(super) splitter: Splitter,
     pub(super) bos: Vec<u32>,
+    pub(super) eos: Vec<u32>,
 }
 
 /// The kind of tokenizer. It is read first, because the vocabularies of other kinds have other
@@ -126,14 +127,17 @@ pub(super) fn parse(json: &[u8]) -> Result<Parts, TokenizerError> {
     let added = Added::new(added_tokens)?;
     let (arena, spans) = table(&model.vocab, &added)?;
     let merges = merges(&model.merges, &ids, model.ignore_merges.then_some(&model.vocab))?;
-    let bos = file.post_processor.map_or(Ok(Vec::new()), |processor| bos(&processor, &spans))?;
+    let (mut bos, mut eos) = (Vec::new(), Vec::new());
+    if let Some(processor) = &file.post_processor {
+        around(processor, &spans, &mut bos, &mut eos)?;
+    }
     let mut forms = Vec::new();
     normal_forms(file.normalizer.as_ref(), &mut forms)?;
     let mut splitter = Splitter::default();
     for expression in expressions(file.pre_tokenizer.as_ref())? {
         splitter.push(&expression)?;
     }
-    Ok(Parts { arena, spans, merges, added, forms, splitter, bos })
+    Ok(Parts { arena, spans, merges, added, forms, splitter, bos, eos })
 }
 
 fn unsupported(what: String) -> TokenizerError {
@@ -225,26 +229,35 @@ pub(super) fn merges(
     Ok(Merges::new(table.into_iter(), byte_ids, whole))
 }
 
-/// The ids that a template post-processor inserts before the text.
-fn bos(processor: &Component, spans: &[(u32, u32)]) -> Result<Vec<u32>, TokenizerError> {
-    let mut bos = Vec::new();
+/// The tokens that a post-processor writes before a text and after it.
+fn around(
+    processor: &Component,
+    spans: &[(u32, u32)],
+    bos: &mut Vec<u32>,
+    eos: &mut Vec<u32>,
+) -> Result<(), TokenizerError> {
     for part in &processor.processors {
-        bos.extend(self::bos(part, spans)?);
+        around(part, spans, bos, eos)?;
     }
     if processor.kind != "TemplateProcessing" {
-        return Ok(bos);
+        return Ok(());
     }
+    let mut is_after = false;
     for piece in processor.single.as_array().into_iter().flatten() {
-        let Some(name) = piece["SpecialToken"]["id"].as_str() else { break };
+        let Some(name) = piece["SpecialToken"]["id"].as_str() else {
+            is_after = true;
+            continue;
+        };
         for id in processor.special_tokens[name]["ids"].as_array().into_iter().flatten() {
             let id = id.as_u64().and_then(|id| u32::try_from(id).ok());
             let id = id.filter(|&id| spans.get(id as usize).is_some_and(|span| span.0 < span.1));
-            bos.push(id.ok_or_else(|| {
+            let to = if is_after { &mut *eos } else { &mut *bos };
+            to.push(id.ok_or_else(|| {
                 inconsistent(format!("its post-processor's token {name:?} has no id"))
             })?);
         }
     }
-    Ok(bos)
+    Ok(())
 }
 
 pub(super) fn normal_forms(

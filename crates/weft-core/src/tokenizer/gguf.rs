@@ -113,16 +113,26 @@ impl<'m> Raw<'m> {
     /// The token that texts begin with.
     pub(super) fn bos(&self) -> Result<Option<u32>, TokenizerError> {
         let wanted = self.metadata.flag("tokenizer.ggml.add_bos_token").map_err(wrong)?;
-        if !wanted.unwrap_or(self.pre.add_bos) {
-            return Ok(None);
+        match wanted.unwrap_or(self.pre.add_bos) {
+            true => self.token("tokenizer.ggml.bos_token_id").map(Some),
+            false => Ok(None),
         }
-        let key = "tokenizer.ggml.bos_token_id";
+    }
+
+    /// The token that texts to embed end with.
+    pub(super) fn eos(&self) -> Result<Option<u32>, TokenizerError> {
+        match self.metadata.flag("tokenizer.ggml.add_eos_token").map_err(wrong)? {
+            Some(true) => self.token("tokenizer.ggml.eos_token_id").map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// The token that a key of the metadata names.
+    fn token(&self, key: &str) -> Result<u32, TokenizerError> {
         let id = self.metadata.count(key).map_err(wrong)?.ok_or_else(|| absent(key))?;
         let known = usize::try_from(id).ok().and_then(|id| Some((id, *self.types.get(id)?)));
         match known {
-            Some((id, kind)) if kind != UNUSED && !self.tokens[id].is_empty() => {
-                Ok(Some(id as u32))
-            }
+            Some((id, kind)) if kind != UNUSED && !self.tokens[id].is_empty() => Ok(id as u32),
             _ => Err(TokenizerError::Gguf(format!("`{key}` is {id}, which is not a token"))),
         }
     }
@@ -155,7 +165,8 @@ fn build(raw: &Raw<'_>) -> Result<Parts, TokenizerError> {
     }
     let forms = if pre.nfc { vec![Form::Nfc] } else { Vec::new() };
     let bos = raw.bos()?.into_iter().collect();
-    Ok(Parts { arena, spans, merges, added, forms, splitter, bos })
+    let eos = raw.eos()?.into_iter().collect();
+    Ok(Parts { arena, spans, merges, added, forms, splitter, bos, eos })
 }
 
 fn merge<'a>(pair: &'a str) -> Result<Merge<'a>, TokenizerError> {

@@ -134,9 +134,12 @@ pub(crate) fn to_json(metadata: &Metadata) -> Result<Value, TokenizerError> {
         "added_tokens": added,
         "normalizer": raw.pre.nfc.then(|| json!({ "type": "NFC" })),
         "pre_tokenizer": { "type": "Sequence", "pretokenizers": steps },
-        "post_processor": match raw.bos()? {
-            Some(id) => begins_with(id, raw.tokens[id as usize]),
-            None => bytes.clone(),
+        "post_processor": match (raw.bos()?, raw.eos()?) {
+            (None, None) => bytes.clone(),
+            (bos, eos) => {
+                let token = |id: u32| (id, raw.tokens[id as usize]);
+                writes_around(bos.map(token), eos.map(token))
+            }
         },
         "decoder": bytes,
         "model": {
@@ -147,16 +150,23 @@ pub(crate) fn to_json(metadata: &Metadata) -> Result<Value, TokenizerError> {
     }))
 }
 
-/// The step that writes a token before every text.
-fn begins_with(id: u32, token: &str) -> Value {
-    let first = json!({ "SpecialToken": { "id": token, "type_id": 0 } });
-    let text = |id: &str, kind: u32| json!({ "Sequence": { "id": id, "type_id": kind } });
+/// The step that writes a token before every text, or after it, or both.
+fn writes_around(bos: Option<(u32, &str)>, eos: Option<(u32, &str)>) -> Value {
+    let token = |of: &(u32, &str)| json!({ "SpecialToken": { "id": of.1, "type_id": 0 } });
+    let around = |id: &str, kind: u32| {
+        let text = json!({ "Sequence": { "id": id, "type_id": kind } });
+        let (before, after) = (bos.as_ref().map(token), eos.as_ref().map(token));
+        before.into_iter().chain([text]).chain(after).collect::<Vec<_>>()
+    };
     let mut special = Map::new();
-    special.insert(token.to_owned(), json!({ "id": token, "ids": [id], "tokens": [token] }));
+    for (id, token) in bos.into_iter().chain(eos) {
+        special.insert(token.to_owned(), json!({ "id": token, "ids": [id], "tokens": [token] }));
+    }
+    let pair = [around("A", 0), around("B", 1)].concat();
     json!({
         "type": "TemplateProcessing",
-        "single": [first, text("A", 0)],
-        "pair": [first, text("A", 0), first, text("B", 1)],
+        "single": around("A", 0),
+        "pair": pair,
         "special_tokens": special,
     })
 }

@@ -91,6 +91,7 @@ pub struct Tokenizer {
     forms: Vec<Form>,
     splitter: Splitter,
     bos: Vec<u32>,
+    eos: Vec<u32>,
 }
 
 impl Tokenizer {
@@ -116,8 +117,8 @@ impl Tokenizer {
     }
 
     fn of_parts(parts: Parts) -> Self {
-        let Parts { arena, spans, merges, added, forms, splitter, bos } = parts;
-        Self { arena, spans, merges, added, forms, splitter, bos }
+        let Parts { arena, spans, merges, added, forms, splitter, bos, eos } = parts;
+        Self { arena, spans, merges, added, forms, splitter, bos, eos }
     }
 
     /// Encodes `text` as data: no added token is recognised, special or not.
@@ -156,6 +157,20 @@ impl Tokenizer {
     /// none).
     pub fn bos(&self) -> &[u32] {
         &self.bos
+    }
+
+    /// The ids that the post-processor writes after a text (Qwen3-Embedding: `<|endoftext|>`; most
+    /// models: none).
+    pub fn eos(&self) -> &[u32] {
+        &self.eos
+    }
+
+    /// Encodes a text that is read as a whole, such as one to embed: as data, between
+    /// [`Tokenizer::bos`] and [`Tokenizer::eos`].
+    pub fn encode_whole(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        let mut ids = self.encode_with_bos(text)?;
+        ids.extend(&self.eos);
+        Ok(ids)
     }
 
     /// The exact bytes of a token, which may be incomplete UTF-8. `None` for an id without a token

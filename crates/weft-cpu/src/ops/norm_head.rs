@@ -1,4 +1,7 @@
-//! `norm_head`: logits = rms_norm(x) · W_head, for the tokens that need logits.
+//! `norm_head`: logits = rms_norm(x) · W_head, for the tokens that need logits; and the norm alone,
+//! for the tokens whose state is asked for.
+
+use weft_core::device::Step;
 
 use super::{n_pairs, products, rms_norms};
 use crate::CpuDevice;
@@ -25,4 +28,19 @@ pub(crate) fn run(device: &mut CpuDevice) {
             unsafe { logits.part(start, sums.len()) }.copy_from_slice(sums);
         });
     });
+}
+
+/// rms_norm(x) of each lane's last token.
+pub(crate) fn states(device: &mut CpuDevice, step: &Step<'_>) -> Vec<Vec<f32>> {
+    let CpuDevice { config, pool, isa, weights, buffers, .. } = device;
+    let mut end = 0;
+    let mut last = |n_tokens: usize| {
+        end += n_tokens;
+        end - 1
+    };
+    let tokens: Vec<usize> = step.lanes.iter().map(|lane| last(lane.tokens.len())).collect();
+    let from = (&buffers.x, weights.final_norm.as_slice(), config.norm_eps);
+    rms_norms(pool, *isa, from, &mut buffers.norm, tokens.len(), |i| tokens[i]);
+    let row = |i| buffers.norm.row(i)[..config.hidden].iter().map(|value| value.to_f32()).collect();
+    (0..tokens.len()).map(row).collect()
 }

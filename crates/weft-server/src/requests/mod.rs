@@ -8,15 +8,19 @@
 mod chat;
 mod completion;
 mod drafts;
+mod embeddings;
 mod json;
 mod messages;
 mod numbers;
 mod output_format;
+mod rerank;
 mod settings;
 mod tools;
 mod unsupported;
 
 pub(crate) use self::chat::ChatRequest;
 pub(crate) use self::completion::CompletionRequest;
+pub(crate) use self::embeddings::{EmbeddingsRequest, EncodingFormat};
 pub(crate) use self::json::{FromJson, fields};
 pub(crate) use self::numbers::{Parsed, TokenId};
+pub(crate) use self::rerank::RerankRequest;

@@ -27,7 +27,7 @@ pub(crate) async fn complete(
             }
             JobEvent::Cancelled(_) => return Err(JobError::Ended.into()),
             JobEvent::Failed(error) => return Err(error.into()),
-            JobEvent::Admitted | JobEvent::Progress(_) | JobEvent::Rows(_) => {}
+            JobEvent::Admitted | JobEvent::Progress(_) | JobEvent::Rows(_) | JobEvent::Read(_) => {}
         }
     }
     recorder.keep();

@@ -122,7 +122,7 @@ impl<W: ResponseWriter> EventStream<W> {
             }
             JobEvent::Cancelled(_) => self.fail(JobError::Ended),
             JobEvent::Failed(error) => self.fail(error),
-            JobEvent::Admitted | JobEvent::Rows(_) => {}
+            JobEvent::Admitted | JobEvent::Rows(_) | JobEvent::Read(_) => {}
         }
     }
 

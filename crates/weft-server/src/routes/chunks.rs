@@ -370,7 +370,10 @@ pub(super) async fn wait_until_done(
             JobEvent::Done(_) => return Ok(rows),
             JobEvent::Cancelled(_) => return Err(JobError::Ended.into()),
             JobEvent::Failed(error) => return Err(error.into()),
-            JobEvent::Admitted | JobEvent::Progress(_) | JobEvent::Token { .. } => {}
+            JobEvent::Admitted
+            | JobEvent::Progress(_)
+            | JobEvent::Token { .. }
+            | JobEvent::Read(_) => {}
         }
     }
 }

@@ -3,10 +3,13 @@
 mod chat;
 mod chunks;
 mod completions;
+mod embeddings;
 mod health;
 mod models;
 mod openapi;
 mod page;
+mod readings;
+mod rerank;
 #[cfg(unix)]
 mod resident;
 mod tokens;
@@ -37,6 +40,9 @@ fn api() -> Routes {
         ("/v1/models/{*id}", get(models::show)),
         ("/v1/chat/completions", post(chat::create)),
         ("/v1/completions", post(completions::create)),
+        ("/v1/embeddings", post(embeddings::create)),
+        ("/v1/rerank", post(rerank::create)),
+        ("/v2/rerank", post(rerank::create)),
         ("/tokenize", post(tokens::tokenize)),
         ("/detokenize", post(tokens::detokenize)),
         ("/apply-template", post(tokens::apply_template)),
@@ -50,8 +56,14 @@ fn api() -> Routes {
 }
 
 /// Routes that also work without `/v1`: many clients are given an address without it.
-const WITHOUT_VERSION: [&str; 4] =
-    ["/v1/models", "/v1/models/{*id}", "/v1/chat/completions", "/v1/completions"];
+const WITHOUT_VERSION: [&str; 6] = [
+    "/v1/models",
+    "/v1/models/{*id}",
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/rerank",
+];
 
 /// The whole server.
 pub(crate) fn router(app: Arc<App>) -> Router {

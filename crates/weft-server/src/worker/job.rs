@@ -17,6 +17,8 @@ pub(crate) enum Job {
     Answer { request: Box<Request>, sends_progress: bool },
     /// Compute a prompt's rows ahead, and file those of its chunks.
     Warm(Composition),
+    /// Read the last token of a prompt.
+    Read(Box<Request>),
     /// Compute the logits that an answer's tokens were drawn from.
     Score { prompt: Composition, answer: Vec<u32>, use_cache: bool },
 }
@@ -36,6 +38,8 @@ pub(crate) enum JobEvent {
         /// Whether a draft had it.
         is_drafted: bool,
     },
+    /// What a job reads.
+    Read(Vec<f32>),
     /// It is done.
     Done(Box<Finished>),
     /// It was cancelled.
@@ -101,7 +105,7 @@ pub(super) enum Admission {
 impl QueuedJob {
     pub(super) fn new(job: Job, events: EventSender) -> Self {
         let cancel = match &job {
-            Job::Answer { request, .. } => request.cancel.clone(),
+            Job::Answer { request, .. } | Job::Read(request) => request.cancel.clone(),
             Job::Warm(_) | Job::Score { .. } => Cancel::default(),
         };
         Self { job, events, cancel, since: Instant::now() }
@@ -117,6 +121,11 @@ impl QueuedJob {
         matches!(self.job, Job::Warm(_))
     }
 
+    /// Whether it reads a prompt.
+    pub(super) fn is_reading(&self) -> bool {
+        matches!(self.job, Job::Read(_))
+    }
+
     pub(super) fn sends_progress(&self) -> bool {
         matches!(self.job, Job::Answer { sends_progress: true, .. })
     }
@@ -124,7 +133,7 @@ impl QueuedJob {
     pub(super) fn admit(&mut self, engine: &mut Engine) -> Admission {
         let lane = match &mut self.job {
             // Checked before the request is copied: most attempts find no room.
-            Job::Answer { request, .. } => match engine.check_room(request) {
+            Job::Answer { request, .. } | Job::Read(request) => match engine.check_room(request) {
                 Ok(()) => engine.add((**request).clone()).map(Some),
                 Err(error) => Err(error),
             },

@@ -29,6 +29,7 @@ use crate::model_info::{Load, LoadError, ModelInfo};
 
 pub(crate) use self::event_sender::ChoiceEvent;
 pub(crate) use self::job::{Job, JobError, JobEvent, Progress};
+pub(crate) use self::scheduler::MAX_READINGS;
 
 /// Events that a request may be behind before its lane is paused.
 const EVENTS: usize = 256;
@@ -173,10 +174,21 @@ impl Worker {
         (self.shared.log)(text);
     }
 
-    /// Queues jobs, each for its own lane.
+    /// Queues jobs, each for its own lane. If the queue is full, they are refused.
     pub(crate) async fn submit(&self, jobs: Vec<Job>) -> Result<JobHandle, ApiError> {
+        self.take_places(jobs.len(), QUEUE_WAIT).await?;
+        self.enqueue(jobs)
+    }
+
+    /// Queues a job of a request that others were queued for before. If the queue is full, it waits
+    /// for a place, as long as it takes.
+    pub(crate) async fn submit_next(&self, job: Job) -> Result<JobHandle, ApiError> {
+        self.take_places(1, Duration::MAX).await?;
+        self.enqueue(vec![job])
+    }
+
+    fn enqueue(&self, jobs: Vec<Job>) -> Result<JobHandle, ApiError> {
         let n = jobs.len();
-        self.take_places(n).await?;
         // The last event of each job has its own place.
         let (channel, events) = mpsc::channel((EVENTS + 1) * n.max(1));
         let jobs: Vec<_> = (0..)
@@ -194,8 +206,8 @@ impl Worker {
     }
 
     /// Takes places in the queue. Places of clients that have just gone are freed within a step, so
-    /// a full queue is tried for a moment before the request is refused.
-    async fn take_places(&self, n: usize) -> Result<(), ApiError> {
+    /// a full queue is tried for some time before the request is refused.
+    async fn take_places(&self, n: usize, patience: Duration) -> Result<(), ApiError> {
         let start = Instant::now();
         loop {
             let before = self.shared.waiting.fetch_add(n, Ordering::Relaxed);
@@ -203,7 +215,10 @@ impl Worker {
                 return Ok(());
             }
             self.shared.waiting.fetch_sub(n, Ordering::Relaxed);
-            if start.elapsed() > QUEUE_WAIT {
+            if self.shared.draining.load(Ordering::Relaxed) {
+                return Err(ApiError::unavailable("the server is shutting down"));
+            }
+            if start.elapsed() > patience {
                 return Err(ApiError::too_busy(before));
             }
             tokio::time::sleep(QUEUE_WAIT / 20).await;

@@ -7,7 +7,7 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use weft_core::chunk::{PieceReport, Report};
-use weft_core::device::DeviceError;
+use weft_core::device::{DeviceError, MAX_LANES};
 use weft_core::engine::{Cancel, Engine, Event, FinishReason, Finished, LaneId, Saving, Stats};
 
 use super::event_sender::{EventSender, Reader};
@@ -17,11 +17,16 @@ use super::{Command, Shared};
 /// How often paused lanes are checked if nothing else happens.
 const PAUSED_WAIT: Duration = Duration::from_millis(5);
 
+/// Lanes that may read at a time. Many texts can wait to be read, and the lane that is left answers
+/// others meanwhile.
+pub(crate) const MAX_READINGS: usize = MAX_LANES - 1;
+
 /// A job that has a lane.
 struct RunningJob {
     events: EventSender,
     is_answer: bool,
     is_warm: bool,
+    is_reading: bool,
     sends_progress: bool,
     cancel: Cancel,
     since: Instant,
@@ -181,16 +186,33 @@ impl Scheduler {
         self.shared.waiting.fetch_sub(n, Ordering::Relaxed);
     }
 
-    /// Gives lanes to queued jobs, in order, until one does not fit beside the running ones.
+    /// Lanes that read now.
+    fn n_readings(&self) -> usize {
+        self.running.values().filter(|job| job.is_reading).count()
+    }
+
+    /// Whether a queued job would take a lane if one were free.
+    fn is_lane_wanted(&self) -> bool {
+        let may_read = self.n_readings() < MAX_READINGS;
+        self.queue.iter().any(|job| may_read || !job.is_reading())
+    }
+
+    /// Gives lanes to queued jobs, in order, until one does not fit beside the running ones. Jobs
+    /// that read are passed over while as many as may do so run.
     fn admit(&mut self, engine: &mut Engine) {
         if !std::mem::take(&mut self.may_admit) {
             return;
         }
+        let mut passed = VecDeque::new();
         while let Some(mut job) = self.queue.pop_front() {
+            if job.is_reading() && self.n_readings() >= MAX_READINGS {
+                passed.push_back(job);
+                continue;
+            }
             match job.admit(engine) {
                 Admission::NoRoom => {
                     self.queue.push_front(job);
-                    return;
+                    break;
                 }
                 Admission::Refused(error) => {
                     job.events.send(JobEvent::Failed(error.into()));
@@ -205,6 +227,7 @@ impl Scheduler {
                     let job = RunningJob {
                         is_answer: job.is_answer(),
                         is_warm: job.is_warm(),
+                        is_reading: job.is_reading(),
                         sends_progress: job.sends_progress(),
                         events: job.events,
                         cancel: job.cancel,
@@ -219,6 +242,8 @@ impl Scheduler {
             }
             self.free_places(1);
         }
+        passed.append(&mut self.queue);
+        self.queue = passed;
     }
 
     /// Pauses lanes whose readers are behind, resumes those whose readers have caught up, and
@@ -251,7 +276,7 @@ impl Scheduler {
             }
         }
         // Jobs that are still queued need a lane: the slowest reader gives way, one at a time.
-        if let Some((_, lane)) = slowest.filter(|_| !self.queue.is_empty() && !is_one_ending) {
+        if let Some((_, lane)) = slowest.filter(|_| self.is_lane_wanted() && !is_one_ending) {
             self.running.get(&lane).iter().for_each(|job| job.cancel.cancel());
         }
         self.closing.retain_mut(|events| match events.flush() {
@@ -278,11 +303,18 @@ impl Scheduler {
                 }
                 job.events.send(JobEvent::Token { token, is_drafted: drafted.is_some() });
             }
+            Event::Read { lane, values } => {
+                if let Some(job) = self.running.get_mut(&lane) {
+                    job.events.send(JobEvent::Read(values));
+                }
+            }
             Event::Done { lane, finished } => {
                 self.save_new_chunks(&finished.report, engine);
                 let is_warm = self.running.get(&lane).is_some_and(|job| job.is_warm);
-                if self.running.get(&lane).is_some_and(|job| job.is_answer) {
-                    self.shared.metrics.count_answer(&finished);
+                match self.running.get(&lane) {
+                    Some(job) if job.is_answer => self.shared.metrics.count_answer(&finished),
+                    Some(job) if job.is_reading => self.shared.metrics.count_reading(&finished),
+                    _ => {}
                 }
                 let last = match finished.reason {
                     FinishReason::Cancelled => JobEvent::Cancelled(Box::new(finished)),

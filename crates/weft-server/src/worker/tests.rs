@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use weft_core::chunk::{ChunkId, Composition, Kind, Piece, Repair};
-use weft_core::engine::{Request, Tiers};
+use weft_core::engine::{Reading, Request, Tiers};
 use weft_core::sampling::Sampling;
 use weft_core::store::Store;
 
@@ -92,6 +92,11 @@ fn answer(max_tokens: usize) -> Job {
     Job::Answer { request, sends_progress: false }
 }
 
+/// A job that reads a prompt of so many tokens.
+fn reading(n_tokens: usize) -> Job {
+    Job::Read(Box::new(Request::read(vec![5; n_tokens], Reading::State)))
+}
+
 /// How a handle ends, and how many tokens came before.
 fn end(handle: &mut JobHandle) -> (usize, Result<(), String>) {
     let mut n_tokens = 0;
@@ -101,7 +106,7 @@ fn end(handle: &mut JobHandle) -> (usize, Result<(), String>) {
             JobEvent::Done(_) => return (n_tokens, Ok(())),
             JobEvent::Cancelled(_) => return (n_tokens, Err(JobError::Ended.to_string())),
             JobEvent::Failed(error) => return (n_tokens, Err(error.to_string())),
-            JobEvent::Admitted | JobEvent::Progress(_) | JobEvent::Rows(_) => {}
+            JobEvent::Admitted | JobEvent::Progress(_) | JobEvent::Rows(_) | JobEvent::Read(_) => {}
         }
     }
     (n_tokens, Err("closed".to_owned()))
@@ -377,4 +382,67 @@ fn a_disk_that_stalls_holds_up_the_end_as_long_as_readers_may() {
     bench.worker.drain();
     bench.until("the thread ends", || bench.thread.is_finished());
     assert!(end(&mut warmed).1.is_err());
+}
+
+#[test]
+fn readings_leave_a_lane_to_answers() {
+    let bench = bench();
+    bench.control.step_us.store(20_000, Ordering::Relaxed);
+    let is_admitted = || bench.worker.shared.waiting.load(Ordering::Relaxed) == 0;
+    let mut readings = Vec::new();
+    for _ in 0..MAX_READINGS {
+        // Sixteen steps each.
+        readings.push(bench.submit_job(reading(4000)).unwrap());
+        bench.until("it has a lane", is_admitted);
+    }
+    let mut passed = bench.submit_job(reading(3)).unwrap();
+    // It waits behind the reading, and goes first.
+    let mut answer = bench.submit(2).unwrap();
+    assert_eq!(end(&mut answer), (2, Ok(())));
+    assert_eq!(bench.worker.shared.waiting.load(Ordering::Relaxed), 1);
+    assert_eq!(bench.metric("weft_readings_total"), 0, "none has ended before the answer");
+    for handle in readings.iter_mut().chain([&mut passed]) {
+        let mut values = Vec::new();
+        loop {
+            match handle.events.blocking_recv().unwrap().event {
+                JobEvent::Read(read) => values = read,
+                JobEvent::Done(finished) => {
+                    assert_eq!(finished.stats.generated_tokens, 0);
+                    break;
+                }
+                JobEvent::Admitted => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!((values.len(), values[0]), (stub::model().config.hidden, 5.0));
+    }
+    bench.until("all are counted", || bench.metric("weft_readings_total") == 8);
+    assert_eq!(bench.metric("weft_answers_total{reason=\"length\"}"), 1);
+}
+
+#[tokio::test]
+async fn the_next_job_of_a_request_waits_for_a_place() {
+    let bench = bench();
+    bench.control.step_us.store(5_000, Ordering::Relaxed);
+    let endless: Vec<Job> = (0..8).map(|_| answer(4000)).collect();
+    let running = bench.worker.submit(endless).await.unwrap();
+    bench.until("all lanes are taken", || bench.metric("weft_lanes_running") == 8);
+    let mut waiting = Vec::new();
+    for _ in 0..LIMITS.queue {
+        waiting.push(bench.worker.submit(vec![answer(1)]).await.unwrap());
+    }
+    assert!(bench.worker.submit(vec![reading(3)]).await.is_err(), "the queue is full");
+    let next = bench.worker.submit_next(reading(3));
+    let mut next = std::pin::pin!(next);
+    let soon = Duration::from_millis(50);
+    assert!(tokio::time::timeout(soon, &mut next).await.is_err(), "it waits");
+    drop(running);
+    let mut handle = next.await.unwrap();
+    loop {
+        match handle.events.recv().await.unwrap().event {
+            JobEvent::Done(_) => break,
+            JobEvent::Failed(error) => panic!("{error}"),
+            _ => {}
+        }
+    }
 }

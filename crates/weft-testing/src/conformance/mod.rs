@@ -9,6 +9,7 @@ mod one_span;
 mod repair;
 mod shares;
 mod sharing;
+mod states;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
@@ -34,6 +35,7 @@ pub use repair::{
 };
 pub use shares::{shares_are_the_lane_s_own, the_span_with_the_matching_key_gets_the_share};
 pub use sharing::lanes_that_share_spans_equal_each_alone;
+pub use states::states_show_neither_cuts_nor_neighbours;
 
 /// Creates a device for a model, with these limits.
 pub type Make<'m> = &'m dyn Fn(&Config, Limits) -> Box<dyn Inspect>;

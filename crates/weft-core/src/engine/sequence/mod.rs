@@ -7,6 +7,7 @@
 mod answering;
 mod filling;
 mod paging;
+mod reading;
 mod report;
 mod settling;
 
@@ -18,7 +19,7 @@ use super::held::{AnswerStart, HeldNode, Holding};
 use super::output::OutputProcessor;
 use super::repair::Repairs;
 use super::speculation::Drafting;
-use super::{Cancel, Event, FinishReason, Finished, LaneId, Results, Stats};
+use super::{Cancel, Event, FinishReason, Finished, LaneId, Reading, Results, Stats};
 use crate::cache::{Cache, NewNode};
 use crate::chunk::{Composition, Piece, Tier};
 use crate::device::{Device, Lane, Outputs, Span};
@@ -52,6 +53,8 @@ pub(super) struct Sequence {
     pub(super) output: OutputProcessor,
     attention: Attention,
     pub(super) scores: Option<Scores>,
+    /// What it reads instead of answering, if it does.
+    pub(super) reading: Option<Reading>,
     /// Copies that it waits for before it starts.
     pub(super) settling: Option<Settling>,
     /// Whether it is paused for a slow reader.
@@ -166,6 +169,7 @@ impl Sequence {
             nodes,
             output,
             scores: None,
+            reading: None,
             paused: false,
             end: None,
             started: Instant::now(),
@@ -269,8 +273,9 @@ impl Sequence {
     pub(super) fn lane(&self) -> Option<Lane<'_>> {
         let Prepared { work, tokens, positions, key_positions, store_at, spans, outputs, .. } =
             &self.step;
+        let outputs = if self.reads_state() { Outputs::None } else { *outputs };
         // Attention is only reported for tokens with logits.
-        let marks = if *outputs == Outputs::None { &[] } else { &self.marks[..] };
+        let marks = if outputs == Outputs::None { &[] } else { &self.marks[..] };
         (*work != Work::Wait).then_some(Lane {
             tokens,
             positions,
@@ -278,7 +283,7 @@ impl Sequence {
             store_at,
             spans,
             marks,
-            outputs: *outputs,
+            outputs,
         })
     }
 
@@ -322,9 +327,11 @@ impl Sequence {
         let ends_prompt = self.step.work != Work::Answer
             && self.step.outputs != Outputs::None
             && self.is_prompt_done(cache);
-        let done = done.and_then(|()| match ends_prompt {
-            true => self.choose(self.n_outputs() - 1, None, results, tokenizer, events),
-            false => Ok(()),
+        let reading = self.reading.clone();
+        let done = done.and_then(|()| match (ends_prompt, &reading) {
+            (true, Some(reading)) => self.read(reading, results, events),
+            (true, None) => self.choose(self.n_outputs() - 1, None, results, tokenizer, events),
+            (false, _) => Ok(()),
         });
         if let Err(error) = done {
             self.end = Some(End::Failed(error));

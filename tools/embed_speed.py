@@ -1,0 +1,129 @@
+"""Measures embeddings over HTTP: texts in one request, beside the same texts one by one.
+
+    weft bench export --shape qwen3-0.6b --out m && cp tokenizer.json chat_template.jinja m
+    python3 tools/embed_speed.py --weft target/release/weft --model m \
+        --commit "$(git rev-parse HEAD)" --machine "2 vCPUs of an EPYC" --save embed.json
+
+Starts a server. Each round embeds new texts of a number of words, first in one request, then each
+in its own, or the other way round, so that a slow moment of the machine meets both. Rows of texts
+are not kept, so nothing is cached. Both ways must give the same vectors. Needs Python's standard
+library only.
+"""
+
+import argparse
+import http.client
+import json
+import random
+import shlex
+import socket
+import statistics
+import subprocess
+import sys
+import time
+
+WORDS = "the a of town river bridge cat ship captain flag stone green seven old house sea".split()
+
+
+def texts_of(n_texts: int, n_words: int, seed: int) -> list[str]:
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(WORDS, k=n_words)) for _ in range(n_texts)]
+
+
+class Server:
+    def __init__(self, command: list[str]):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        command = [*command, "--port", str(self.port)]
+        self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        self.connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
+        for _ in range(6000):
+            try:
+                if self.request("GET", "/health")[0] == 200:
+                    return
+            except OSError:
+                self.connection.close()
+            if self.process.poll() is not None:
+                sys.exit("the server ended")
+            time.sleep(0.1)
+        sys.exit("the server did not start")
+
+    def request(self, method: str, path: str, body: dict | None = None) -> tuple[int, bytes]:
+        headers = {"Content-Type": "application/json"}
+        self.connection.request(method, path, body and json.dumps(body), headers)
+        response = self.connection.getresponse()
+        return response.status, response.read()
+
+    def embed(self, texts: list[str] | str) -> tuple[list[str], int]:
+        body = {"input": texts, "encoding_format": "base64"}
+        status, answer = self.request("POST", "/v1/embeddings", body)
+        if status != 200:
+            sys.exit(f"{status}: {answer.decode()}")
+        answer = json.loads(answer)
+        return [item["embedding"] for item in answer["data"]], answer["usage"]["prompt_tokens"]
+
+
+def measure(server: Server, n_texts: int, n_words: int, rounds: int) -> dict:
+    batch_s, single_s, n_tokens = [], [], []
+    for round_ in range(rounds):
+        texts = texts_of(n_texts, n_words, round_ * 1000 + n_words)
+        vectors = {}
+
+        def batch() -> None:
+            start = time.monotonic()
+            vectors["batch"], tokens = server.embed(texts)
+            batch_s.append(time.monotonic() - start)
+            n_tokens.append(tokens / n_texts)
+
+        def single() -> None:
+            start = time.monotonic()
+            vectors["single"] = [server.embed(text)[0][0] for text in texts]
+            single_s.append(time.monotonic() - start)
+
+        for way in (batch, single) if round_ % 2 == 0 else (single, batch):
+            way()
+        if vectors["batch"] != vectors["single"]:
+            sys.exit("the vectors differ")
+    ratio = statistics.median(single_s) / statistics.median(batch_s)
+    return {
+        "words": n_words, "tokens": statistics.mean(n_tokens), "texts": n_texts,
+        "batch_s": batch_s, "single_s": single_s, "ratio": round(ratio, 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--weft", required=True)
+    parser.add_argument("--model", default=None)
+    parser.add_argument("--args", default="", help="further arguments of weft serve")
+    parser.add_argument("--texts", type=int, default=64)
+    parser.add_argument("--words", default="4,10,25")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--commit", default="")
+    parser.add_argument("--machine", default="")
+    parser.add_argument("--save")
+    args = parser.parse_args()
+    model = [args.model] if args.model else []
+    server = Server([args.weft, "serve", *model, *shlex.split(args.args)])
+    try:
+        server.embed(texts_of(8, 10, 1))  # the first step of each size takes memory
+        rows = [
+            measure(server, args.texts, int(words), args.rounds) for words in args.words.split(",")
+        ]
+    finally:
+        server.process.terminate()
+        server.process.wait()
+    for row in rows:
+        print({name: row[name] for name in ("words", "tokens", "ratio")}, row)
+    if args.save:
+        result = {
+            "command": shlex.join(["python3", *sys.argv]), "commit": args.commit,
+            "machine": args.machine, "rows": rows,
+        }
+        with open(args.save, "w") as file:
+            json.dump(result, file, indent=1)
+            file.write("\n")
+
+
+if __name__ == "__main__":
+    main()
