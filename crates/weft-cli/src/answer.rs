@@ -232,7 +232,7 @@ mod tests {
             ..Stats::default()
         };
         let report = Report { pieces: vec![piece(3, None)], answer_attention: 0.5 };
-        let finished = Finished { reason: FinishReason::Length, stats, report };
+        let finished = Finished { reason: FinishReason::Length, stats, report, stop: None };
         let parts = Parts { reasoning: "hm".to_owned(), answer: "yes".to_owned() };
         let origin = Origin::Resident(String::new());
         let json = Answer { origin, parts, finished, names: BTreeMap::new() }.json();
@@ -263,7 +263,7 @@ mod tests {
             ..Stats::default()
         };
         let report = Report::default();
-        let finished = Finished { reason: FinishReason::Stop, stats, report };
+        let finished = Finished { reason: FinishReason::Stop, stats, report, stop: None };
         let rest = "97 tok · 2000.0 tok/s · stop";
         let cold = format!("412 tok prompt · first token 41 ms · {rest}");
         assert_eq!(stats_line(&finished), cold);

@@ -149,7 +149,8 @@ fn an_end_token_ends_the_answer_and_is_no_text() {
     let mut engine = engine();
     let mut generation = engine.generate(Request::new(prompt(10, 1), sampling)).unwrap();
     let tokens: Vec<Token> = generation.by_ref().map(Result::unwrap).collect();
-    assert_eq!(generation.finished().unwrap().reason, FinishReason::Stop);
+    let finished = generation.finished().unwrap();
+    assert_eq!((finished.reason, finished.stop), (FinishReason::Stop, None));
     assert_eq!(ids(&tokens), ids(&free[..=first]));
     assert_eq!(text(&tokens), text(&free[..first]));
 }
@@ -164,7 +165,8 @@ fn a_stop_string_is_cut_and_never_leaked() {
     let end = whole.ceil_char_boundary(middle + 2);
     let stop = &whole[start..end];
     let expected = &whole[..whole.find(stop).unwrap()];
-    let sampling = Sampling { stop: vec![stop.to_owned()], ..drawn(8, 30) };
+    let stops = vec!["\u{1}never\u{1}".to_owned(), stop.to_owned()];
+    let sampling = Sampling { stop: stops, ..drawn(8, 30) };
     let mut engine = engine();
     let mut generation = engine.generate(Request::new(prompt(10, 4), sampling)).unwrap();
     let mut so_far = String::new();
@@ -173,7 +175,8 @@ fn a_stop_string_is_cut_and_never_leaked() {
         assert!(expected.starts_with(&so_far), "`{so_far}` leaks what `{expected}` does not have");
     }
     assert_eq!(so_far, expected);
-    assert_eq!(generation.finished().unwrap().reason, FinishReason::Stop);
+    let finished = generation.finished().unwrap();
+    assert_eq!((finished.reason, finished.stop), (FinishReason::Stop, Some(1)), "the second");
 }
 
 /// A request that draws one token again and again.

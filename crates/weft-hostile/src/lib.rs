@@ -208,7 +208,8 @@ pub fn parcel(input: &[u8]) {
     }
 }
 
-/// The body of a chat, or (if it begins with `0`) of a completion.
+/// The body of a chat, or by its first character: of a completion (`0`), of Anthropic's Messages
+/// (`1`), of OpenAI's Responses (`2`), of Ollama's routes (`3`).
 pub fn request(input: &[u8]) {
     static READER: OnceLock<Reader> = OnceLock::new();
     let reader = READER.get_or_init(|| {
@@ -216,9 +217,12 @@ pub fn request(input: &[u8]) {
         let engine = stub::engine(&model, "a", &Arc::default());
         Reader::new(&Loaded::new("tiny", model, engine))
     });
-    match input.strip_prefix(b"0") {
-        Some(body) => reader.completion(body),
-        None => reader.chat(input),
+    match input {
+        [b'0', body @ ..] => reader.completion(body),
+        [b'1', body @ ..] => reader.messages(body),
+        [b'2', body @ ..] => reader.responses(body),
+        [b'3', body @ ..] => reader.ollama(body),
+        body => reader.chat(body),
     };
 }
 

@@ -1,4 +1,4 @@
-//! Refusals and failures in the form that OpenAI's clients read.
+//! Refusals and failures, in the form that OpenAI's clients read unless a dialect has its own.
 //!
 //! Every message says what is wrong, with which value, and what would be accepted. Clients must not
 //! see paths or addresses of the machine, so file errors become one general sentence.
@@ -97,11 +97,24 @@ impl ApiError {
         Self { param: Some(param.into()), ..self }
     }
 
-    /// The body of the response, or the data of an event in a stream.
     pub(crate) fn into_message(self) -> String {
         self.message
     }
 
+    pub(crate) fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// Tokens of the prompt and of the context, if the prompt is too long.
+    pub(crate) fn lengths(&self) -> Option<(usize, usize)> {
+        self.lengths
+    }
+
+    /// The body of the response, or the data of an event in a stream, in OpenAI's form.
     pub(crate) fn json(&self) -> Value {
         let mut error = json!({
             "message": self.message,
@@ -129,8 +142,10 @@ fn shortened(mut message: String) -> String {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let body = self.json();
-        self.with_body(body)
+        let mut response = self.with_body(self.json());
+        // `guard` writes it again in the form of the route's dialect.
+        response.extensions_mut().insert(self);
+        response
     }
 }
 

@@ -7,6 +7,7 @@ use tokio::sync::{Mutex, Semaphore};
 
 use crate::api_error::ApiError;
 use crate::chunk_update::ChunkLock;
+use crate::dialects;
 use crate::http::{BodyBudget, LoadProgress, Options};
 use crate::metrics::Metrics;
 use crate::responses::Recent;
@@ -33,6 +34,7 @@ pub(crate) struct App {
     pub(crate) other_names: Mutex<BTreeSet<String>>,
     /// The latest answers, each of which can be verified.
     pub(crate) recent: Recent,
+    pub(crate) dialects: dialects::State,
     pub(crate) chunk_lock: ChunkLock,
     pub(crate) body_budget: BodyBudget,
     /// Held while a verification runs.

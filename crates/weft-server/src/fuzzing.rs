@@ -5,10 +5,14 @@
 use std::collections::BTreeMap;
 
 use crate::api_error::ApiError;
+use crate::dialects::{
+    CompletionRequest, CountRequest, MessagesRequest, OllamaChat, OllamaGenerate, OpenAiChat,
+    ResponsesRequest,
+};
 use crate::grammars::Rule;
 use crate::http::parse;
 use crate::model_info::{Loaded, ModelInfo};
-use crate::requests::{ChatRequest, CompletionRequest};
+use crate::requests::ChatRequest;
 
 /// Reads bodies for one model.
 pub struct Reader(ModelInfo);
@@ -22,12 +26,51 @@ impl Reader {
     /// Reads the body of a chat. False if it is refused.
     pub fn chat(&self, body: &[u8]) -> bool {
         let read = || -> Result<(), ApiError> {
-            let request: ChatRequest = parse(body)?;
-            request.compose(&self.0, &BTreeMap::new())?;
-            request.sampling(&self.0)?;
-            self.follow(request.rule().as_ref())
+            let OpenAiChat(request) = parse(body)?;
+            self.answer(&request)
         };
         read().is_ok()
+    }
+
+    /// Reads the body of Anthropic's Messages. False if it is refused.
+    pub fn messages(&self, body: &[u8]) -> bool {
+        let read = || -> Result<(), ApiError> {
+            let CountRequest(counted) = parse(body)?;
+            counted.prompt(&self.0, &BTreeMap::new())?;
+            let request: MessagesRequest = parse(body)?;
+            self.answer(&request.chat)
+        };
+        read().is_ok()
+    }
+
+    /// Reads the body of OpenAI's Responses. False if it is refused.
+    pub fn responses(&self, body: &[u8]) -> bool {
+        let read = || -> Result<(), ApiError> {
+            let request: ResponsesRequest = parse(body)?;
+            self.answer(&request.chat(&[])?)
+        };
+        read().is_ok()
+    }
+
+    /// Reads a body of Ollama's, as a chat and as a text. False if both are refused.
+    pub fn ollama(&self, body: &[u8]) -> bool {
+        let chat = || -> Result<(), ApiError> {
+            let OllamaChat(request) = parse(body)?;
+            self.answer(&request.chat)
+        };
+        let text = || -> Result<(), ApiError> {
+            let OllamaGenerate(request) = parse(body)?;
+            self.answer(&request.chat)
+        };
+        let (chat, text) = (chat(), text());
+        chat.is_ok() || text.is_ok()
+    }
+
+    /// Does what is done for a chat of any dialect before the engine gets it.
+    fn answer(&self, request: &ChatRequest) -> Result<(), ApiError> {
+        request.compose(&self.0, &BTreeMap::new())?;
+        request.sampling(&self.0)?;
+        self.follow(request.rule().as_ref())
     }
 
     /// Reads the body of a completion. False if it is refused.

@@ -1,15 +1,18 @@
-//! weft over HTTP: the routes that OpenAI's clients know, chunks, metrics and a page.
+//! weft over HTTP: the routes that clients of OpenAI, Anthropic and Ollama know, chunks, metrics and
+//! a page.
 //!
 //! The engine lives in its own thread (`worker`) and never waits for a socket. Requests are parsed
-//! and checked first (`requests`) and become jobs for that thread. Its events are written as a
-//! response, complete or streamed (`responses`). The crate prints nothing and depends on no device:
-//! the caller passes a function that loads the engine and one that takes log lines.
+//! by their dialect (`dialects`) into types that check them (`requests`) and become jobs for that
+//! thread. Its events are written as a response, complete or streamed (`responses`). The crate
+//! prints nothing and depends on no device: the caller passes a function that loads the engine and
+//! one that takes log lines.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod api_error;
 mod app;
 mod chunk_update;
+mod dialects;
 #[doc(hidden)]
 pub mod fuzzing;
 mod grammars;

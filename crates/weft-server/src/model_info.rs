@@ -4,6 +4,7 @@ use std::error::Error;
 use std::sync::{Arc, OnceLock};
 
 use weft_core::chunk::Shelf;
+use weft_core::config::Config;
 use weft_core::engine::Engine;
 use weft_core::model::Model;
 use weft_core::prompt::Template;
@@ -12,7 +13,7 @@ use weft_core::sampling::{Constraint, GenerationConfig, Sampling};
 use weft_core::tokenizer::Tokenizer;
 
 use crate::api_error::ApiError;
-use crate::grammars::{Grammars, Rule, Turns};
+use crate::grammars::{Grammars, Rule, ThinkingLimit, Turns};
 
 /// Why the engine could not be loaded.
 pub type LoadError = Box<dyn Error + Send + Sync>;
@@ -58,6 +59,7 @@ pub(crate) struct ModelInfo {
     pub(crate) shelf: Option<Shelf>,
     #[cfg_attr(not(unix), expect(dead_code, reason = "there is no socket"))]
     pub(crate) identity: serde_json::Value,
+    pub(crate) shape: Config,
     can_think: bool,
     /// The token that ends an answer, if the model has one.
     end: Option<u32>,
@@ -82,11 +84,19 @@ impl ModelInfo {
             reranker: OnceLock::new(),
             shelf: shelf.clone(),
             identity: identity.clone(),
+            shape: model.config.clone(),
             can_think: model.thinks(None),
             end: chat_end(model),
             grammars: OnceLock::new(),
             turns: Turns::default(),
         }
+    }
+
+    /// Whether the model can think before it answers: it has the tokens, and its template knows
+    /// about them.
+    pub(crate) fn can_think(&self) -> bool {
+        let knows = |template: &Arc<Template>| template.source().contains("think");
+        self.can_think && self.template.as_ref().is_some_and(knows)
     }
 
     /// Number of tokens that can be given and drawn.
@@ -127,6 +137,12 @@ impl ModelInfo {
     pub(crate) fn reranker(&self) -> Result<&Reranker, ApiError> {
         let made = self.reranker.get_or_init(|| Reranker::new(&self.tokenizer));
         made.as_ref().map_err(|error| ApiError::invalid(error.to_string()).param("model"))
+    }
+
+    /// What closes a thought after `n` tokens, in the answer to a prompt with this end.
+    pub(crate) fn thinking_limit(&self, n: usize, prompt_end: &str) -> Option<Box<dyn Constraint>> {
+        let limit = ThinkingLimit::new(&self.tokenizer, n, prompt_end)?;
+        Some(Box::new(limit))
     }
 
     /// Refuses a prompt that leaves no room for an answer.

@@ -25,7 +25,7 @@ pub struct Answer {
 
 impl Answer {
     pub(crate) fn new(parts: Parts, finished: Finished) -> Self {
-        let Finished { reason, stats, report } = finished;
+        let Finished { reason, stats, report, .. } = finished;
         Self { text: parts.answer, reasoning: parts.reasoning, reason, stats, report }
     }
 }

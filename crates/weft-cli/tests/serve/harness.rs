@@ -150,6 +150,11 @@ impl Server {
         for field in ["message", "type", "param", "code"] {
             assert!(error.contains_key(field), "{answer}");
         }
+        self.check_secrets(answer);
+    }
+
+    /// An answer reveals nothing about the machine.
+    pub fn check_secrets(&self, answer: &Value) {
         let text = answer.to_string();
         let folder = self.folder.path().to_string_lossy().into_owned();
         for secret in [&folder, "0x", ".rs:", "/home", "/root"] {
@@ -225,6 +230,24 @@ impl Server {
         data.into_iter().map(|data| serde_json::from_str(data).unwrap()).collect()
     }
 
+    /// The named events of a stream: each has its name as its type.
+    pub fn named_events(&self, path: &str, body: &Value) -> Vec<Value> {
+        let body = merged(body.clone(), json!({"stream": true}));
+        let (status, head, bytes) = self.send("POST", path, &JSON, body.to_string().as_bytes());
+        let text = String::from_utf8(bytes).unwrap();
+        assert_eq!(status, 200, "{text}");
+        assert!(head.to_lowercase().contains("content-type: text/event-stream"), "{head}");
+        let events =
+            text.split("\n\n").filter(|event| !event.is_empty() && !event.starts_with(':'));
+        let read = |event: &str| {
+            let (name, data) = event.split_once('\n').unwrap_or_else(|| panic!("{event}"));
+            let data: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
+            assert_eq!(name.strip_prefix("event: "), data["type"].as_str(), "{event}");
+            data
+        };
+        events.map(read).collect()
+    }
+
     pub fn metrics(&self) -> String {
         let (status, _, body) = self.send("GET", "/metrics", &[], b"");
         assert_eq!(status, 200);
@@ -241,6 +264,11 @@ impl Server {
     /// Everything that the server has printed.
     pub fn log(&self) -> String {
         self.log.lock().unwrap().join("\n")
+    }
+
+    /// Answers that were cancelled.
+    pub fn cancelled(&self) -> f64 {
+        self.metric("weft_answers_total{reason=\"cancelled\"}")
     }
 
     pub fn is_idle(&self) -> bool {

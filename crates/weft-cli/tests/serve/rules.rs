@@ -196,7 +196,7 @@ fn thoughts_are_separated_from_the_answer() {
 }
 
 /// The bundled model with Qwen3's template, which can switch thinking on and off.
-fn thinking_model() -> tempfile::TempDir {
+pub fn thinking_model() -> tempfile::TempDir {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let folder = tempfile::tempdir().unwrap();
     for name in ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"] {

@@ -52,9 +52,10 @@ fn any_name_is_answered_by_the_one_model_and_strict_names_are_not() {
     }
     let completion = json!({"prompt": "x", "max_tokens": 1, "model": "davinci"});
     assert_eq!(server.post("/v1/completions", &completion).0, 200);
+    // What the server prints arrives a moment later.
+    server.until("the second name is logged", || server.log().contains("davinci"));
     let log = server.log();
     assert_eq!(log.matches("gpt-4\\n").count(), 1, "once: {log}");
-    assert!(log.contains("davinci"), "{log}");
     for its_own in [json!({"model": "weft-tiny"}), json!({})] {
         let (status, head, _) = ask(&server, its_own);
         assert_eq!((status, header(&head, "x-weft-model")), (200, None));
@@ -149,7 +150,12 @@ fn a_key_is_wanted_everywhere_but_at_the_door() {
         ] {
             let (status, _, body) = server.send(method, path, &headers, b"");
             assert_eq!(status, 401, "{method} {path} {headers:?}");
-            server.check_error(&serde_json::from_slice(&body).unwrap());
+            let body: Value = serde_json::from_slice(&body).unwrap();
+            // Other dialects have their own form, which their tests check.
+            match path.starts_with("/api/") || path.starts_with("/v1/messages") {
+                true => server.check_secrets(&body),
+                false => server.check_error(&body),
+            }
         }
     }
     for headers in [[("Authorization", "Bearer secret")], [("X-Api-Key", "secret")]] {

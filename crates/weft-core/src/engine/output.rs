@@ -39,6 +39,11 @@ impl OutputProcessor {
         self.sampling.echo && self.sampling.logprobs.is_some()
     }
 
+    /// Which stop string ended the answer, if one did.
+    pub(super) fn stopped(&self) -> Option<usize> {
+        self.text.stopped()
+    }
+
     /// The sampler of the next token, if there is one.
     pub(super) fn sampler(&self) -> Option<&Sampler> {
         (self.left() > 0).then_some(&self.sampler)

@@ -38,6 +38,9 @@ pub struct Finished {
     pub stats: Stats,
     /// Where its context came from.
     pub report: Report,
+    /// Which of the request's stop strings ended it, if one did.
+    #[serde(default)]
+    pub stop: Option<usize>,
 }
 
 /// Times and token counts of an answer.

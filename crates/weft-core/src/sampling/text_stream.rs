@@ -48,6 +48,11 @@ impl TextStream {
         Piece { text, stopped: self.stopped }
     }
 
+    /// Which stop string ended the text, if one did.
+    pub fn stopped(&self) -> Option<usize> {
+        self.stopped
+    }
+
     /// Ends the stream, and returns the text that was held back, with U+FFFD for an incomplete
     /// character. Empty if a stop string was found.
     pub fn finish(&mut self) -> String {

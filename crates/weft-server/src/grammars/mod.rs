@@ -8,6 +8,7 @@
 mod bounds;
 mod dialect;
 mod refusals;
+mod thinking;
 mod turns;
 
 use std::fmt;
@@ -22,6 +23,7 @@ use weft_core::tokenizer::Tokenizer;
 
 use crate::api_error::ApiError;
 
+pub(crate) use self::thinking::ThinkingLimit;
 pub(crate) use self::turns::{Turns, compile};
 
 /// The stack of a thread that compiles. A schema within the bounds takes a tenth of it at most, and

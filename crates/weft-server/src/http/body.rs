@@ -76,6 +76,14 @@ pub(crate) struct Body<T> {
     pub(crate) share: Share,
 }
 
+impl<T> Body<T> {
+    /// The same body as another type.
+    pub(crate) fn map<U>(self, change: impl FnOnce(T) -> U) -> Body<U> {
+        let Self { value, bytes, share } = self;
+        Body { value: change(value), bytes, share }
+    }
+}
+
 impl<T: FromJson> FromRequest<Arc<App>> for Body<T> {
     type Rejection = ApiError;
 

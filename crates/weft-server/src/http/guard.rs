@@ -12,6 +12,7 @@ use super::request_id::{X_REQUEST_ID, request_id};
 use super::{HEADER_BYTES, Options, hosts};
 use crate::api_error::ApiError;
 use crate::app::App;
+use crate::dialects;
 use crate::routes;
 
 const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE, OPTIONS");
@@ -33,6 +34,7 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: N
         .map_or_else(|| "other".to_owned(), |path| path.as_str().to_owned());
     let origin = request.headers().get(header::ORIGIN).cloned();
     let id = request_id(request.headers());
+    let path = request.uri().path().to_owned();
     let mut response = match check(&app.options, &request) {
         Err(error) => error.into_response(),
         // A preflight request: the browser asks, without the key, whether it may send the real one.
@@ -42,6 +44,12 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: N
             Ok(()) => with_origin(next.run(request).await, origin),
         },
     };
+    // Errors have the form that the clients of the path read.
+    if let Some(error) = response.extensions_mut().remove::<ApiError>() {
+        let body = dialects::error_body(&path, &error).to_string();
+        response.headers_mut().remove(header::CONTENT_LENGTH);
+        *response.body_mut() = body.into();
+    }
     response.headers_mut().insert(X_REQUEST_ID, id);
     app.metrics.count_request(&route, response.status().as_u16());
     response

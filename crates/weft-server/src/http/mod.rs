@@ -30,6 +30,7 @@ use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 
 use crate::app::App;
 use crate::chunk_update::ChunkLock;
+use crate::dialects;
 use crate::metrics::Metrics;
 use crate::model_info::{Load, LoadError};
 use crate::responses::Recent;
@@ -157,6 +158,7 @@ impl Server {
             progress: self.progress,
             other_names: Mutex::default(),
             recent: Recent::default(),
+            dialects: dialects::State::default(),
             chunk_lock: ChunkLock::default(),
             body_budget: BodyBudget::default(),
             verifying: Mutex::default(),

@@ -1,20 +1,18 @@
-//! The body of a chat: messages, tools, and settings of the answer.
+//! A chat as the reader of any dialect leaves it: messages, tools, and settings of the answer.
+//!
+//! Readers fill in what their dialect can say. What must hold for every chat is checked here, once,
+//! and here the chat becomes a prompt and settings of the engine.
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
 use serde_json::{Map, Value};
 use weft_core::chunk::{Chunk, ChunkId, Composition, Repair, Reuse, compose_conversation};
 use weft_core::prompt::Conversation;
 use weft_core::sampling::Sampling;
 
-use super::json::{FromJson, fields};
-use super::messages::{ApiMessage, to_messages};
-use super::numbers::{Bounded, Parsed};
-use super::output_format::OutputFormat;
+use super::messages::{ChatMessage, to_messages};
 use super::settings::Settings;
 use super::tools::{ToolChoice, Tools};
-use super::unsupported;
 use crate::api_error::ApiError;
 use crate::grammars::Rule;
 use crate::model_info::ModelInfo;
@@ -23,62 +21,55 @@ use crate::model_info::ModelInfo;
 const MAX_MESSAGES: usize = 4096;
 
 /// A chat.
+#[derive(Debug, Default)]
 pub(crate) struct ChatRequest {
     pub(crate) settings: Settings,
-    format: OutputFormat,
-    chat: Chat,
-}
-
-#[derive(Debug, Deserialize)]
-struct Chat {
-    messages: Vec<ApiMessage>,
-    tools: Option<Tools>,
-    tool_choice: Option<ToolChoice>,
-    logprobs: Option<bool>,
-    top_logprobs: Option<Bounded<0, 20>>,
-    add_generation_prompt: Option<bool>,
-    continue_final_message: Option<bool>,
-    chat_template_kwargs: Option<Map<String, Value>>,
-    reuse: Option<Parsed<Reuse>>,
-    repair: Option<Parsed<Repair>>,
-}
-
-impl FromJson for ChatRequest {
-    fn from_json(json: &Value) -> Result<Self, ApiError> {
-        unsupported::refuse(json)?;
-        let request = Self { settings: fields(json)?, format: fields(json)?, chat: fields(json)? };
-        request.check()?;
-        Ok(request)
-    }
+    pub(crate) messages: Vec<ChatMessage>,
+    /// A prompt to be continued without the template, instead of messages.
+    pub(crate) raw_prompt: Option<String>,
+    pub(crate) tools: Tools,
+    pub(crate) tool_choice: ToolChoice,
+    /// Whether the answer ends with its first call.
+    pub(crate) calls_once: bool,
+    /// The rule of the answer's format, and the field that it comes from.
+    pub(crate) format: Option<(&'static str, Rule)>,
+    /// Whether the model thinks first; the template decides if it is `None`.
+    pub(crate) thinking: Option<bool>,
+    /// The most tokens that the model thinks.
+    pub(crate) thinking_tokens: Option<usize>,
+    /// Log-probabilities of each token and of this many others.
+    pub(crate) logprobs: Option<usize>,
+    /// Whether the answer begins its own turn; by default it does unless it continues the last one.
+    pub(crate) begins_turn: Option<bool>,
+    /// Whether the answer continues the last message.
+    pub(crate) continues: bool,
+    /// Further variables for the template.
+    pub(crate) template_values: Map<String, Value>,
+    pub(crate) reuse: Reuse,
+    pub(crate) repair: Repair,
 }
 
 impl ChatRequest {
-    fn check(&self) -> Result<(), ApiError> {
-        self.settings.check()?;
-        self.format.check()?;
-        let chat = &self.chat;
-        if chat.messages.len() > MAX_MESSAGES {
-            let n = chat.messages.len();
+    /// Checks the parts against one another. Every reader calls it last.
+    pub(crate) fn checked(self) -> Result<Self, ApiError> {
+        if self.messages.len() > MAX_MESSAGES {
+            let n = self.messages.len();
             let message = format!("there are {n} messages, and the limit is {MAX_MESSAGES}");
             return Err(ApiError::invalid(message).param("messages"));
         }
-        if chat.top_logprobs.is_some_and(|n| n.count() > 0) && !chat.logprobs.unwrap_or(false) {
-            let message = "top_logprobs needs logprobs to be true";
-            return Err(ApiError::invalid(message).param("top_logprobs"));
-        }
-        chat.tools.as_ref().map_or(Ok(()), Tools::check)?;
+        self.tools.check()?;
         self.settings.check_rule(self.rule().as_ref())?;
         self.check_ending()?;
-        match &chat.tool_choice {
-            Some(ToolChoice::Named(name)) if self.tools().find(name).is_none() => {
+        match &self.tool_choice {
+            ToolChoice::Named(name) if self.tools().find(name).is_none() => {
                 let message = format!("tool_choice names {name:?}, which is not among the tools");
                 Err(ApiError::invalid(message).param("tool_choice"))
             }
-            Some(ToolChoice::Required) if self.tools().0.is_empty() => {
-                let message = "tool_choice is \"required\" and there are no tools";
+            ToolChoice::Required if self.tools().0.is_empty() => {
+                let message = "tool_choice requires a call and there are no tools";
                 Err(ApiError::invalid(message).param("tool_choice"))
             }
-            _ => self.thinking().map(drop),
+            _ => Ok(self),
         }
     }
 
@@ -86,76 +77,60 @@ impl ChatRequest {
     fn check_ending(&self) -> Result<(), ApiError> {
         let refused =
             |message: &str| Err(ApiError::invalid(message).param("continue_final_message"));
-        match (self.continues(), self.chat.add_generation_prompt) {
+        match (self.continues, self.begins_turn) {
             (true, Some(true)) => {
                 refused("continue_final_message and add_generation_prompt cannot both be true")
             }
             (true, _) if self.rule().is_some() => refused(
-                "continue_final_message cannot be combined with an output format or a \
+                "an answer that continues the last message cannot have an output format or a \
                  required tool, which applies from the first token of the answer",
             ),
             _ => Ok(()),
         }
     }
 
-    fn continues(&self) -> bool {
-        self.chat.continue_final_message.unwrap_or(false)
-    }
-
     /// The tools that the model may call.
     pub(crate) fn tools(&self) -> &Tools {
         static NONE: Tools = Tools(Vec::new());
-        match (&self.chat.tool_choice, &self.chat.tools) {
-            (Some(ToolChoice::None), _) | (_, None) => &NONE,
-            (_, Some(tools)) => tools,
-        }
+        if self.tool_choice == ToolChoice::None { &NONE } else { &self.tools }
     }
 
     /// The tool that a required call names, if it can be no other.
     pub(crate) fn only_tool(&self) -> Option<String> {
-        match &self.chat.tool_choice {
-            Some(ToolChoice::Named(name)) => Some(name.clone()),
+        match &self.tool_choice {
+            ToolChoice::Named(name) => Some(name.clone()),
             _ => self.tools().only_name(),
         }
     }
 
     /// The chunks that the messages are made of.
     pub(crate) fn chunk_ids(&self) -> Vec<ChunkId> {
-        self.chat.messages.iter().flat_map(ApiMessage::chunk_ids).collect()
+        self.messages.iter().flat_map(ChatMessage::chunk_ids).collect()
     }
 
     /// The rule that the answer must follow, if there is one. A required tool takes precedence.
     pub(crate) fn rule(&self) -> Option<Rule> {
         let tools = self.tools();
-        match &self.chat.tool_choice {
-            Some(ToolChoice::Required) => Some(Rule::Call(tools.0.clone())),
-            Some(ToolChoice::Named(name)) => {
+        match &self.tool_choice {
+            ToolChoice::Required => Some(Rule::Call(tools.0.clone())),
+            ToolChoice::Named(name) => {
                 Some(Rule::Call(tools.find(name).into_iter().cloned().collect()))
             }
-            _ => self.format.rule(),
+            _ => self.format.as_ref().map(|(_, rule)| rule.clone()),
         }
     }
 
     /// The field that the rule comes from.
     pub(crate) fn rule_param(&self) -> &'static str {
-        match &self.chat.tool_choice {
-            Some(ToolChoice::Required | ToolChoice::Named(_)) => "tools",
-            _ => self.format.param(),
+        match &self.tool_choice {
+            ToolChoice::Required | ToolChoice::Named(_) => "tools",
+            _ => self.format.as_ref().map_or("response_format", |(param, _)| param),
         }
     }
 
-    fn thinking(&self) -> Result<Option<bool>, ApiError> {
-        let kwargs = self.chat.chat_template_kwargs.as_ref();
-        match kwargs.and_then(|kwargs| kwargs.get("enable_thinking")) {
-            // Rules do not cover thinking.
-            _ if self.rule().is_some() => Ok(Some(false)),
-            None | Some(Value::Null) => Ok(None),
-            Some(Value::Bool(thinking)) => Ok(Some(*thinking)),
-            Some(_) => {
-                let param = "chat_template_kwargs.enable_thinking";
-                Err(ApiError::invalid(format!("{param} must be true or false")).param(param))
-            }
-        }
+    /// Whether the model thinks first. Rules do not cover thinking.
+    fn thinks(&self) -> Option<bool> {
+        if self.rule().is_some() { Some(false) } else { self.thinking }
     }
 
     /// The conversation as the template takes it.
@@ -164,41 +139,51 @@ impl ChatRequest {
         chunks: &BTreeMap<ChunkId, Chunk>,
     ) -> Result<Conversation, ApiError> {
         Ok(Conversation {
-            messages: to_messages(&self.chat.messages, chunks)?,
+            messages: to_messages(&self.messages, chunks)?,
             tools: self.tools().0.clone(),
-            add_generation_prompt: self.chat.add_generation_prompt.unwrap_or(!self.continues()),
-            continue_last: self.continues(),
-            enable_thinking: self.thinking()?,
-            extra: self.chat.chat_template_kwargs.clone().unwrap_or_default(),
+            add_generation_prompt: self.begins_turn.unwrap_or(!self.continues),
+            continue_last: self.continues,
+            enable_thinking: self.thinks(),
+            extra: self.template_values.clone(),
         })
     }
 
-    /// The prompt that the engine runs. Chunks are reused as the request says; turns always
-    /// exactly.
+    /// The prompt that the engine runs; it leaves room for an answer.
     pub(crate) fn compose(
         &self,
         model: &ModelInfo,
         chunks: &BTreeMap<ChunkId, Chunk>,
     ) -> Result<Composition, ApiError> {
+        let prompt = self.prompt(model, chunks)?;
+        model.check_length(prompt.len())?;
+        Ok(prompt)
+    }
+
+    /// The prompt, of any length. Chunks are reused as the request says; turns always exactly.
+    pub(crate) fn prompt(
+        &self,
+        model: &ModelInfo,
+        chunks: &BTreeMap<ChunkId, Chunk>,
+    ) -> Result<Composition, ApiError> {
+        if let Some(text) = &self.raw_prompt {
+            let tokens = model.tokenizer.encode_markup(text)?;
+            return Ok([model.tokenizer.bos(), &tokens].concat().into());
+        }
         let conversation = self.conversation(chunks)?;
         let template = model.template()?;
         let mut prompt =
             compose_conversation(template, &model.tokenizer, &conversation, chunks.values())?;
-        let reuse = self.chat.reuse.unwrap_or_default().0;
         for piece in prompt.pieces.iter_mut().filter(|piece| piece.kind.level() == 1) {
             if piece.chunk.is_some() {
-                piece.reuse = reuse;
+                piece.reuse = self.reuse;
             }
         }
-        prompt.repair = self.chat.repair.unwrap_or_default().0;
-        model.check_length(prompt.len())?;
+        prompt.repair = self.repair;
         Ok(prompt)
     }
 
     /// How the answer is sampled; checked.
     pub(crate) fn sampling(&self, model: &ModelInfo) -> Result<Sampling, ApiError> {
-        let logprobs = self.chat.logprobs.unwrap_or(false);
-        let top = logprobs.then(|| self.chat.top_logprobs.map_or(0, Bounded::count));
-        self.settings.sampling(model, self.thinking()?, top, false)
+        self.settings.sampling(model, self.thinks(), self.logprobs, false)
     }
 }

@@ -1,6 +1,11 @@
 //! From JSON to types, with errors that name the field.
 
+use std::fmt;
+use std::marker::PhantomData;
+
 use serde::Deserialize;
+use serde::de::value::SeqAccessDeserializer;
+use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde_json::Value;
 
 use crate::api_error::ApiError;
@@ -38,6 +43,37 @@ pub(crate) fn fields<'j, T: Deserialize<'j>>(json: &'j Value) -> Result<T, ApiEr
             None => ApiError::invalid(inner),
         }
     })
+}
+
+/// A text, or a list: the content of messages in most dialects.
+#[derive(Clone, Debug)]
+pub(crate) enum TextOr<T> {
+    Text(String),
+    List(Vec<T>),
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for TextOr<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TextOrVisitor<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for TextOrVisitor<T> {
+            type Value = TextOr<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or a list")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
+                Ok(TextOr::Text(text.to_owned()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Self::Value, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(list)).map(TextOr::List)
+            }
+        }
+
+        deserializer.deserialize_any(TextOrVisitor(PhantomData))
+    }
 }
 
 /// The field that serde did not find.

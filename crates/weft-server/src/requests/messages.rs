@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer};
-use serde_json::Value;
+use serde_json::{Value, json};
 use weft_core::chunk::{Chunk, ChunkId, Kind};
 use weft_core::prompt::{Content, Message, Part};
 
@@ -16,7 +16,7 @@ use crate::api_error::ApiError;
 /// Who wrote a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Role {
+pub(crate) enum Role {
     /// A developer's message is a system message: models do not know the difference.
     #[serde(alias = "developer")]
     System,
@@ -40,28 +40,36 @@ impl Role {
 /// A message.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(expecting = "a message: an object with role and content")]
-pub(crate) struct ApiMessage {
-    role: Role,
-    content: Option<ApiContent>,
-    reasoning_content: Option<String>,
-    tool_calls: Option<Vec<Value>>,
-    name: Option<String>,
-    tool_call_id: Option<String>,
+pub(crate) struct ChatMessage {
+    pub(crate) role: Role,
+    pub(crate) content: Option<ChatContent>,
+    pub(crate) reasoning_content: Option<String>,
+    /// Calls in OpenAI's form; [`tool_call`] makes one.
+    pub(crate) tool_calls: Option<Vec<Value>>,
+    pub(crate) name: Option<String>,
+    pub(crate) tool_call_id: Option<String>,
 }
 
+/// The content of a message.
 #[derive(Clone, Debug)]
-enum ApiContent {
+pub(crate) enum ChatContent {
     Text(String),
-    Parts(Vec<ApiPart>),
+    Parts(Vec<ChatPart>),
 }
 
+/// A part of a content.
 #[derive(Clone, Debug)]
-enum ApiPart {
+pub(crate) enum ChatPart {
     Text { text: String, ends_piece: bool },
     Chunk(ChunkId),
 }
 
-impl<'de> Deserialize<'de> for ApiContent {
+/// A call of a tool. The arguments are an object, or the JSON of one.
+pub(crate) fn tool_call(id: &str, name: &str, arguments: Value) -> Value {
+    json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+}
+
+impl<'de> Deserialize<'de> for ChatContent {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         match Value::deserialize(deserializer)? {
             Value::String(text) => Ok(Self::Text(text)),
@@ -74,7 +82,7 @@ impl<'de> Deserialize<'de> for ApiContent {
     }
 }
 
-fn read_part(part: &Value) -> Result<ApiPart, String> {
+fn read_part(part: &Value) -> Result<ChatPart, String> {
     let kind = part.get("type").and_then(Value::as_str);
     let field = |name: &str| {
         let text = part.get(name).and_then(Value::as_str);
@@ -83,10 +91,10 @@ fn read_part(part: &Value) -> Result<ApiPart, String> {
     match kind {
         Some("text") => {
             let ends_piece = part.get("cache_control").is_some_and(|mark| !mark.is_null());
-            Ok(ApiPart::Text { text: field("text")?.to_owned(), ends_piece })
+            Ok(ChatPart::Text { text: field("text")?.to_owned(), ends_piece })
         }
         Some("chunk") => {
-            field("id")?.parse().map(ApiPart::Chunk).map_err(|error| error.to_string())
+            field("id")?.parse().map(ChatPart::Chunk).map_err(|error| error.to_string())
         }
         Some(other) => {
             Err(format!("parts of type {other:?} are not supported, only text and chunk"))
@@ -95,24 +103,46 @@ fn read_part(part: &Value) -> Result<ApiPart, String> {
     }
 }
 
-impl ApiMessage {
+impl ChatMessage {
+    /// A message with this content and nothing else.
+    pub(crate) fn new(role: Role, content: Option<ChatContent>) -> Self {
+        Self {
+            role,
+            content,
+            reasoning_content: None,
+            tool_calls: None,
+            name: None,
+            tool_call_id: None,
+        }
+    }
+
+    /// A message of one text.
+    pub(crate) fn text(role: Role, text: impl Into<String>) -> Self {
+        Self::new(role, Some(ChatContent::Text(text.into())))
+    }
+
+    /// Whether an answer can continue this message: the assistant wrote text, and called nothing.
+    pub(crate) fn is_continuable(&self) -> bool {
+        self.role == Role::Assistant && self.content.is_some() && self.tool_calls.is_none()
+    }
+
     /// The chunks in this message.
     pub(crate) fn chunk_ids(&self) -> impl Iterator<Item = ChunkId> {
         let parts = match &self.content {
-            Some(ApiContent::Parts(parts)) => &parts[..],
+            Some(ChatContent::Parts(parts)) => &parts[..],
             _ => &[],
         };
         parts.iter().filter_map(|part| match part {
-            ApiPart::Chunk(id) => Some(*id),
-            ApiPart::Text { .. } => None,
+            ChatPart::Chunk(id) => Some(*id),
+            ChatPart::Text { .. } => None,
         })
     }
 
     fn to_message(&self, chunks: &BTreeMap<ChunkId, Chunk>) -> Result<Message, String> {
         let content = match &self.content {
             None => None,
-            Some(ApiContent::Text(text)) => Some(Content::Text(text.clone())),
-            Some(ApiContent::Parts(parts)) => Some(self.content(parts, chunks)?),
+            Some(ChatContent::Text(text)) => Some(Content::Text(text.clone())),
+            Some(ChatContent::Parts(parts)) => Some(self.content(parts, chunks)?),
         };
         let speaks = content.is_some() || self.tool_calls.as_ref().is_some_and(|c| !c.is_empty());
         if !speaks {
@@ -130,14 +160,14 @@ impl ApiMessage {
 
     fn content(
         &self,
-        parts: &[ApiPart],
+        parts: &[ChatPart],
         chunks: &BTreeMap<ChunkId, Chunk>,
     ) -> Result<Content, String> {
-        let is_plain = |part: &ApiPart| matches!(part, ApiPart::Text { ends_piece: false, .. });
+        let is_plain = |part: &ChatPart| matches!(part, ChatPart::Text { ends_piece: false, .. });
         if parts.iter().all(is_plain) {
             let texts = parts.iter().map(|part| match part {
-                ApiPart::Text { text, .. } => Part::Text { text: text.clone() },
-                ApiPart::Chunk(_) => unreachable!("all parts are texts"),
+                ChatPart::Text { text, .. } => Part::Text { text: text.clone() },
+                ChatPart::Chunk(_) => unreachable!("all parts are texts"),
             });
             return Ok(Content::Parts(texts.collect()));
         }
@@ -153,7 +183,7 @@ impl ApiMessage {
     /// templates that join parts themselves.
     fn pieces(
         &self,
-        parts: &[ApiPart],
+        parts: &[ChatPart],
         chunks: &BTreeMap<ChunkId, Chunk>,
     ) -> Result<Vec<String>, String> {
         let mut pieces: Vec<String> = Vec::new();
@@ -161,13 +191,13 @@ impl ApiMessage {
         let mut after_text = false;
         for part in parts {
             match part {
-                ApiPart::Chunk(id) => {
+                ChatPart::Chunk(id) => {
                     let chunk = chunks.get(id).ok_or_else(|| format!("there is no chunk {id}"))?;
                     self.check_place(chunk, parts.len())?;
                     pieces.push(chunk.in_prompt());
                     (open, after_text) = (false, false);
                 }
-                ApiPart::Text { text, ends_piece } => {
+                ChatPart::Text { text, ends_piece } => {
                     if after_text && let Some(last) = pieces.last_mut() {
                         last.push('\n');
                     }
@@ -216,15 +246,15 @@ fn opened(call: &Value) -> Value {
 
 /// All messages, with their chunks' texts put in.
 pub(crate) fn to_messages(
-    messages: &[ApiMessage],
+    messages: &[ChatMessage],
     chunks: &BTreeMap<ChunkId, Chunk>,
 ) -> Result<Vec<Message>, ApiError> {
     if messages.is_empty() {
         return Err(ApiError::invalid("messages is empty; give at least one").param("messages"));
     }
-    let asks_nothing = |message: &ApiMessage| {
-        matches!(&message.content, Some(ApiContent::Parts(parts))
-            if matches!(parts.last(), Some(ApiPart::Chunk(_))))
+    let asks_nothing = |message: &ChatMessage| {
+        matches!(&message.content, Some(ChatContent::Parts(parts))
+            if matches!(parts.last(), Some(ChatPart::Chunk(_))))
     };
     if messages.last().is_some_and(asks_nothing) {
         let message = "the last message ends with a chunk; add the question as text after it";
@@ -247,12 +277,12 @@ mod tests {
     use super::*;
 
     fn read(message: Value) -> Message {
-        let message: ApiMessage = serde_json::from_value(message).unwrap();
+        let message: ChatMessage = serde_json::from_value(message).unwrap();
         message.to_message(&BTreeMap::new()).unwrap()
     }
 
     fn refusal(message: Value) -> String {
-        match serde_json::from_value::<ApiMessage>(message) {
+        match serde_json::from_value::<ChatMessage>(message) {
             Err(error) => error.to_string(),
             Ok(message) => message.to_message(&BTreeMap::new()).unwrap_err(),
         }
@@ -299,7 +329,7 @@ mod tests {
             let mut parts = vec![json!({"type": "chunk", "id": id})];
             parts.extend((!beside.is_empty()).then(|| json!({"type": "text", "text": beside})));
             let message = json!({"role": role, "content": parts});
-            serde_json::from_value::<ApiMessage>(message).unwrap().to_message(&chunks)
+            serde_json::from_value::<ChatMessage>(message).unwrap().to_message(&chunks)
         };
         for kind in [Kind::Context, Kind::Output] {
             assert!(read("user", kind, "why?").is_ok());

@@ -1,4 +1,4 @@
-//! Request bodies, parsed into types that hold only valid values.
+//! Requests in types that hold only valid values: what the readers of all dialects fill in.
 //!
 //! Every range and limit is checked here, before anything is allocated for a request: numbers by
 //! newtypes, sampling by weft-core's own check. Unknown fields are ignored, because clients written
@@ -6,7 +6,6 @@
 //! here depends on the engine.
 
 mod chat;
-mod completion;
 mod drafts;
 mod embeddings;
 mod json;
@@ -16,11 +15,14 @@ mod output_format;
 mod rerank;
 mod settings;
 mod tools;
-mod unsupported;
+pub(crate) mod unsupported;
 
 pub(crate) use self::chat::ChatRequest;
-pub(crate) use self::completion::CompletionRequest;
 pub(crate) use self::embeddings::{EmbeddingsRequest, EncodingFormat};
-pub(crate) use self::json::{FromJson, fields};
-pub(crate) use self::numbers::{Parsed, TokenId};
+pub(crate) use self::json::{FromJson, TextOr, fields};
+pub(crate) use self::messages::{ChatContent, ChatMessage, ChatPart, Role, tool_call};
+pub(crate) use self::numbers::{Bounded, Count, Parsed, TokenId};
+pub(crate) use self::output_format::OutputFormat;
 pub(crate) use self::rerank::RerankRequest;
+pub(crate) use self::settings::Settings;
+pub(crate) use self::tools::{ToolChoice, Tools};

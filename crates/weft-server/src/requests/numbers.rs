@@ -11,6 +11,11 @@ use serde::de::{self, Deserializer, Visitor};
 pub(crate) struct Bounded<const MIN: i64, const MAX: i64>(i64);
 
 impl<const MIN: i64, const MAX: i64> Bounded<MIN, MAX> {
+    /// The number of the range that is nearest to a count.
+    pub(super) fn nearest(n: usize) -> Self {
+        Self(i64::try_from(n).unwrap_or(MAX).clamp(MIN, MAX))
+    }
+
     pub(crate) fn get(self) -> i64 {
         self.0
     }
@@ -69,6 +74,10 @@ pub(crate) type Count = Bounded<0, { u32::MAX as i64 }>;
 
 /// A number of tokens, or -1 for as many as there is room for.
 pub(crate) type Limit = Bounded<-1, { u32::MAX as i64 }>;
+
+impl Limit {
+    pub(super) const UNLIMITED: Self = Self(-1);
+}
 
 /// A token's id. Whether the model has it is checked later.
 pub(crate) type TokenId = Bounded<0, { u32::MAX as i64 }>;

@@ -5,6 +5,7 @@ use serde::Deserialize;
 use serde::de::{self, Deserializer};
 use serde_json::{Value, json};
 
+use super::json::fields;
 use crate::api_error::ApiError;
 use crate::grammars::Rule;
 
@@ -20,6 +21,13 @@ pub(crate) struct OutputFormat {
 }
 
 impl OutputFormat {
+    /// The rule that the fields of a body set, and the field that it comes from.
+    pub(crate) fn rule_of(json: &Value) -> Result<Option<(&'static str, Rule)>, ApiError> {
+        let format: Self = fields(json)?;
+        format.check()?;
+        Ok(format.rule().map(|rule| (format.param(), rule)))
+    }
+
     pub(crate) fn check(&self) -> Result<(), ApiError> {
         let mut fields = self.rules().map(|(field, _)| field);
         match (fields.next(), fields.next()) {

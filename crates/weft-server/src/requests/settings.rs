@@ -100,6 +100,40 @@ impl Settings {
         self.stream_options.and_then(|options| options.include_usage).unwrap_or(false)
     }
 
+    /// Sets whether the answer is streamed.
+    pub(crate) fn set_streams(&mut self, streams: bool) {
+        self.stream = Some(streams);
+    }
+
+    /// Sets the most tokens of the answer; other names of the limit have no effect then.
+    pub(crate) fn set_max_tokens(&mut self, n: usize) {
+        self.max_completion_tokens = Some(Limit::nearest(n));
+    }
+
+    /// Lets the answer have as many tokens as fit.
+    pub(crate) fn set_unlimited(&mut self) {
+        self.max_completion_tokens = Some(Limit::UNLIMITED);
+    }
+
+    /// Sets the texts that end the answer.
+    pub(crate) fn set_stops(&mut self, stops: Vec<String>) {
+        self.stop = Some(Stops::Many(stops));
+    }
+
+    /// Makes a stream report how far its prompt is, which its writer needs.
+    pub(crate) fn want_progress(&mut self) {
+        self.return_progress = Some(true);
+    }
+
+    /// Refuses several answers, for dialects that have room for one.
+    pub(crate) fn check_single(&self) -> Result<(), ApiError> {
+        if self.choices() > 1 {
+            let message = "this route gives one answer, so n must be 1; send several requests";
+            return Err(ApiError::invalid(message).param("n"));
+        }
+        Ok(())
+    }
+
     /// Answers to one prompt.
     pub(crate) fn choices(&self) -> usize {
         self.n.map_or(1, Bounded::count)

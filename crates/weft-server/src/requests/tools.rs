@@ -16,10 +16,7 @@ pub(crate) struct Tools(pub(crate) Vec<Value>);
 impl<'de> Deserialize<'de> for Tools {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let tools = Vec::<Value>::deserialize(deserializer)?;
-        if tools.len() > MAX_TOOLS {
-            let message = format!("there are {} tools, and the limit is {MAX_TOOLS}", tools.len());
-            return Err(de::Error::custom(message));
-        }
+        check_number(&tools).map_err(de::Error::custom)?;
         for tool in &tools {
             if name_of(tool).is_none_or(str::is_empty) {
                 let message =
@@ -28,6 +25,13 @@ impl<'de> Deserialize<'de> for Tools {
             }
         }
         Ok(Self(tools))
+    }
+}
+
+fn check_number(tools: &[Value]) -> Result<(), String> {
+    match tools.len() {
+        n if n > MAX_TOOLS => Err(format!("there are {n} tools, and the limit is {MAX_TOOLS}")),
+        _ => Ok(()),
     }
 }
 
@@ -56,6 +60,12 @@ impl Tools {
             }
         }
         Ok(())
+    }
+
+    /// The same tools, if there are not too many.
+    pub(crate) fn limited(self) -> Result<Self, ApiError> {
+        check_number(&self.0).map_err(|error| ApiError::invalid(error).param("tools"))?;
+        Ok(self)
     }
 
     /// The tool of this name.

@@ -38,7 +38,7 @@ const RULES: &str =
 const SAMPLERS: &str = "use temperature, top_k, top_p, min_p and the penalties";
 
 /// Refuses a body with a field that would change the answer and is not supported.
-pub(super) fn refuse(body: &Value) -> Result<(), ApiError> {
+pub(crate) fn refuse(body: &Value) -> Result<(), ApiError> {
     for (field, changes_nothing, instead) in FIELDS {
         let value = body.get(field).filter(|value| !value.is_null());
         if value.is_some_and(|value| !changes_nothing(value)) {

@@ -9,15 +9,15 @@ use super::tool_calls::{CallDelta, ToolCallStream, append};
 
 /// The parts of a choice that became certain.
 #[derive(Debug, Default)]
-pub(super) struct Delta {
-    pub(super) reasoning: String,
-    pub(super) content: String,
-    pub(super) calls: Vec<CallDelta>,
-    pub(super) logprobs: Vec<Entry>,
+pub(crate) struct Delta {
+    pub(crate) reasoning: String,
+    pub(crate) content: String,
+    pub(crate) calls: Vec<CallDelta>,
+    pub(crate) logprobs: Vec<Entry>,
 }
 
 impl Delta {
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.reasoning.is_empty()
             && self.content.is_empty()
             && self.calls.is_empty()
@@ -25,7 +25,7 @@ impl Delta {
     }
 
     /// Appends a later delta.
-    pub(super) fn append(&mut self, later: Self) {
+    pub(crate) fn append(&mut self, later: Self) {
         self.reasoning.push_str(&later.reasoning);
         self.content.push_str(&later.content);
         append(&mut self.calls, later.calls);
@@ -43,15 +43,17 @@ pub(crate) enum ToolMode {
 }
 
 /// Splits the text of a choice.
-pub(super) struct Choice {
+pub(crate) struct Choice {
     reasoning: ReasoningStream,
     calls: Option<ToolCallStream>,
     logprobs: Pending,
+    /// Whether it ends with its first call.
+    calls_once: bool,
 }
 
 impl Choice {
     /// `prompt_end` shows whether the prompt has already opened a thought.
-    pub(super) fn new(prompt_end: &str, tools: &ToolMode) -> Self {
+    pub(crate) fn new(prompt_end: &str, tools: &ToolMode) -> Self {
         Self {
             reasoning: ReasoningStream::after(prompt_end),
             calls: match tools {
@@ -60,22 +62,45 @@ impl Choice {
                 ToolMode::Required(only) => Some(ToolCallStream::required(only.clone())),
             },
             logprobs: Pending::default(),
+            calls_once: false,
         }
     }
 
+    /// The same for an answer that ends with its first call.
+    pub(crate) fn ending_with_a_call(mut self, calls_once: bool) -> Self {
+        self.calls_once = calls_once;
+        self
+    }
+
+    /// Whether nothing more is wanted: the one call is complete.
+    pub(crate) fn is_over(&self) -> bool {
+        self.calls_once && self.has_complete_calls()
+    }
+
+    /// The number of calls that are complete; those come first.
+    pub(crate) fn n_complete_calls(&self) -> usize {
+        self.calls.as_ref().map_or(0, ToolCallStream::n_complete)
+    }
+
     /// Whether it calls tools and no call was cut off.
-    pub(super) fn has_complete_calls(&self) -> bool {
+    pub(crate) fn has_complete_calls(&self) -> bool {
         self.calls.as_ref().is_some_and(ToolCallStream::has_complete_calls)
     }
 
-    pub(super) fn push(&mut self, token: &Token, tokenizer: &Tokenizer) -> Delta {
+    pub(crate) fn push(&mut self, token: &Token, tokenizer: &Tokenizer) -> Delta {
+        if self.is_over() {
+            return Delta::default();
+        }
         let parts = self.reasoning.push(&token.text);
         let logprobs = self.logprobs.push(token, tokenizer);
         self.split(parts, logprobs)
     }
 
     /// Returns the text that was held back.
-    pub(super) fn finish(&mut self) -> Delta {
+    pub(crate) fn finish(&mut self) -> Delta {
+        if self.is_over() {
+            return Delta::default();
+        }
         let parts = self.reasoning.finish();
         let mut delta = self.split(parts, Vec::new());
         if let Some(calls) = &mut self.calls {

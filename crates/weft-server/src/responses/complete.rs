@@ -20,8 +20,15 @@ pub(crate) async fn complete(
             JobEvent::Token { token, is_drafted } => {
                 recorder.record(choice, token.id);
                 writer.token(choice, token, is_drafted);
+                if writer.is_over(choice) {
+                    handle.cancel(choice);
+                }
             }
             JobEvent::Done(finished) => {
+                writer.end(choice, *finished);
+                left -= 1;
+            }
+            JobEvent::Cancelled(finished) if writer.is_over(choice) => {
                 writer.end(choice, *finished);
                 left -= 1;
             }

@@ -12,7 +12,7 @@ use weft_core::tokenizer::Tokenizer;
 
 /// One token's log-probability, and the most likely tokens in its place.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Entry {
+pub(crate) struct Entry {
     bytes: Vec<u8>,
     /// None for the first token of an echoed prompt, which nothing predicted.
     logprob: Option<f32>,
@@ -24,7 +24,7 @@ pub(super) struct Entry {
 
 /// Entries that wait for their text.
 #[derive(Default)]
-pub(super) struct Pending {
+pub(crate) struct Pending {
     entries: VecDeque<Entry>,
     /// Bytes of all tokens so far, characters that begin in them, and bytes of the text that was
     /// sent.
@@ -36,7 +36,7 @@ pub(super) struct Pending {
 impl Pending {
     /// Takes a token; returns the entries whose text has begun to be sent. Tokens without text (the
     /// end of an answer) have no entry.
-    pub(super) fn push(&mut self, token: &Token, tokenizer: &Tokenizer) -> Vec<Entry> {
+    pub(crate) fn push(&mut self, token: &Token, tokenizer: &Tokenizer) -> Vec<Entry> {
         self.text_bytes += token.text.len();
         let bytes = tokenizer.token_bytes(token.id).unwrap_or_default();
         if let Some(logprobs) = &token.logprobs
@@ -53,7 +53,7 @@ impl Pending {
     }
 
     /// The first token of an echoed prompt: nothing predicted it.
-    pub(super) fn push_unpredicted(&mut self, token: &Token, tokenizer: &Tokenizer) -> Vec<Entry> {
+    pub(crate) fn push_unpredicted(&mut self, token: &Token, tokenizer: &Tokenizer) -> Vec<Entry> {
         self.add(tokenizer.token_bytes(token.id).unwrap_or_default(), None, Vec::new());
         self.push(token, tokenizer)
     }
@@ -105,12 +105,12 @@ fn token_text(bytes: &[u8]) -> String {
 }
 
 /// The format of chats.
-pub(super) fn of_chat(entries: &[Entry]) -> Value {
+pub(crate) fn of_chat(entries: &[Entry]) -> Value {
     json!({"content": entries.iter().map(Entry::json).collect::<Vec<_>>(), "refusal": null})
 }
 
 /// The format of completions. The chosen token is among the most likely ones or is added to them.
-pub(super) fn of_completion(entries: &[Entry]) -> Value {
+pub(crate) fn of_completion(entries: &[Entry]) -> Value {
     let top = |entry: &Entry| {
         let Some(chosen) = entry.logprob else { return Value::Null };
         let mut all = Map::from_iter([(entry.token(), json!(chosen))]);

@@ -1,13 +1,12 @@
 //! From a job's events to what clients read: complete responses and streams.
 //!
-//! A [`ResponseWriter`] knows the JSON of one route. Complete responses and streams give the same
+//! A [`ResponseWriter`] knows the JSON of one route of one dialect. Complete responses and streams give the same
 //! events to the same writer, so that the pieces of a stream, joined, are the complete response.
 
-mod chat;
 mod choice;
 mod complete;
-mod completion;
-mod logprobs;
+pub(crate) mod logprobs;
+mod parts;
 mod recent;
 mod stream;
 mod tool_calls;
@@ -19,52 +18,72 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::Value;
 use weft_core::engine::{Finished, Token};
 
+use crate::api_error::ApiError;
 use crate::worker::Progress;
 
-pub(crate) use self::chat::{ChatOptions, ChatWriter};
-pub(crate) use self::choice::ToolMode;
+pub(crate) use self::choice::{Choice, Delta, ToolMode};
 pub(crate) use self::complete::complete;
-pub(crate) use self::completion::{CompletionOptions, CompletionWriter};
+pub(crate) use self::parts::{Part, PartEvent, PartStream};
 pub(crate) use self::recent::{Recent, Recorder};
-pub(crate) use self::stream::stream;
+pub(crate) use self::stream::{Framing, stream};
+pub(crate) use self::tool_calls::{Beginning, CallDelta};
+pub(crate) use self::usage::{add_costs, add_progress, add_usage, reason, usage};
 
-/// Writes a response of several choices as JSON.
+/// Writes a response of one or several choices as the JSON of a dialect.
 pub(crate) trait ResponseWriter: Send + 'static {
+    /// How the events of a stream are sent.
+    const FRAMING: Framing;
+
+    /// The id of the response, by which its answer can be verified.
+    fn id(&self) -> &str;
+
     /// The first events of a stream.
     fn start(&mut self) -> Vec<Value>;
 
-    /// The event that says how far a choice's prompt is.
-    fn progress(&self, choice: usize, progress: &Progress) -> Value;
+    /// The events that say how far a choice's prompt is; sent if the client asked for them.
+    fn progress(&mut self, choice: usize, progress: &Progress) -> Vec<Value>;
 
-    /// Takes a choice's token; returns the event that a stream sends now, if any.
-    fn token(&mut self, choice: usize, token: Token, is_drafted: bool) -> Option<Value>;
+    /// The events that keep a silent connection alive. If there are none, the framing has its own
+    /// way.
+    fn waiting(&mut self) -> Vec<Value> {
+        Vec::new()
+    }
+
+    /// Takes a choice's token; returns the events that a stream sends now.
+    fn token(&mut self, choice: usize, token: Token, is_drafted: bool) -> Vec<Value>;
+
+    /// Whether a choice needs no further token: its lane can be freed.
+    fn is_over(&self, choice: usize) -> bool;
 
     /// Takes the end of a choice; returns the events that a stream sends now.
     fn end(&mut self, choice: usize, finished: Finished) -> Vec<Value>;
 
-    /// The last event of a stream, if the client asked for the usage.
-    fn usage(&self) -> Option<Value>;
+    /// The last events of a stream, after all choices have ended.
+    fn close(&mut self) -> Vec<Value>;
+
+    /// The last events of a stream that fails.
+    fn fail(&mut self, error: &ApiError) -> Vec<Value>;
 
     /// The complete response, after all choices have ended.
     fn into_response(self) -> Value;
 }
 
 /// Counts the drafted tokens of each choice since its last event, if the client wants to know.
-struct Accepted(Option<Vec<usize>>);
+pub(crate) struct Accepted(Option<Vec<usize>>);
 
 impl Accepted {
-    fn new(choices: usize, is_wanted: bool) -> Self {
+    pub(crate) fn new(choices: usize, is_wanted: bool) -> Self {
         Self(is_wanted.then(|| vec![0; choices]))
     }
 
-    fn count(&mut self, choice: usize, is_drafted: bool) {
+    pub(crate) fn count(&mut self, choice: usize, is_drafted: bool) {
         if let Self(Some(counts)) = self {
             counts[choice] += usize::from(is_drafted);
         }
     }
 
     /// Adds the number to the choice's event, unless it is 0. OpenAI's clients ignore the field.
-    fn add_to(&mut self, choice: usize, event: &mut Value) {
+    pub(crate) fn add_to(&mut self, choice: usize, event: &mut Value) {
         let counts = self.0.iter_mut();
         let n = counts.map(|counts| std::mem::take(&mut counts[choice])).sum::<usize>();
         if n > 0 {
@@ -74,7 +93,7 @@ impl Accepted {
 }
 
 /// Names the program that answered: another version may answer the same request differently.
-const FINGERPRINT: &str = concat!("build-", env!("CARGO_PKG_VERSION"));
+pub(crate) const FINGERPRINT: &str = concat!("build-", env!("CARGO_PKG_VERSION"));
 
 /// The id of a response.
 pub(crate) fn response_id(prefix: &str) -> String {

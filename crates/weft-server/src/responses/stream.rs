@@ -1,4 +1,4 @@
-//! A response that is sent while it is written: server-sent events.
+//! A response that is sent while it is written: server-sent events, or lines of JSON.
 //!
 //! Events that are ready together are sent in one write, and after the first token there is a short
 //! pause between writes: otherwise each token of a fast model would wake two threads and cost a
@@ -13,6 +13,7 @@ use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::unfold;
 use serde_json::Value;
+use weft_core::engine::Finished;
 
 use super::{Recorder, ResponseWriter};
 use crate::api_error::ApiError;
@@ -27,6 +28,58 @@ const ADMISSION: Duration = Duration::from_secs(2);
 const GATHER: Duration = Duration::from_millis(2);
 /// Bytes that are collected before they are sent.
 const WRITE_BYTES: usize = 16 << 10;
+
+/// How the events of a stream are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Framing {
+    /// Server-sent events, of which the last is `[DONE]`.
+    Data,
+    /// Server-sent events, each named by its field `type`.
+    Named,
+    /// JSON, one object per line.
+    Lines,
+}
+
+impl Framing {
+    const fn content_type(self) -> &'static str {
+        match self {
+            Self::Data | Self::Named => "text/event-stream",
+            Self::Lines => "application/x-ndjson",
+        }
+    }
+
+    fn write(self, bytes: &mut Vec<u8>, events: &[Value]) {
+        for event in events {
+            if self == Self::Named {
+                let name = event["type"].as_str().unwrap_or_default();
+                bytes.extend_from_slice(b"event: ");
+                bytes.extend_from_slice(name.as_bytes());
+                bytes.push(b'\n');
+            }
+            if self != Self::Lines {
+                bytes.extend_from_slice(b"data: ");
+            }
+            // Writing to memory cannot fail, and a Value is always JSON.
+            let _ = serde_json::to_writer(&mut *bytes, event);
+            bytes.extend_from_slice(if self == Self::Lines { b"\n" } else { b"\n\n" });
+        }
+    }
+
+    /// What keeps a connection alive. Lines have nothing that their readers would skip.
+    const fn comment(self) -> &'static [u8] {
+        match self {
+            Self::Data | Self::Named => b": still working\n\n",
+            Self::Lines => b"",
+        }
+    }
+
+    const fn end(self) -> &'static [u8] {
+        match self {
+            Self::Data => b"data: [DONE]\n\n",
+            Self::Named | Self::Lines => b"",
+        }
+    }
+}
 
 /// A stream that is being sent.
 struct EventStream<W> {
@@ -52,7 +105,7 @@ pub(crate) async fn stream<W: ResponseWriter>(
         return Err(error.into());
     }
     let mut bytes = Vec::new();
-    writer.start().iter().for_each(|event| write(&mut bytes, event));
+    W::FRAMING.write(&mut bytes, &writer.start());
     let stream = EventStream {
         left: handle.n_jobs(),
         handle,
@@ -68,7 +121,7 @@ pub(crate) async fn stream<W: ResponseWriter>(
     });
     let mut response = Body::from_stream(body).into_response();
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(W::FRAMING.content_type()));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     Ok(response)
 }
@@ -87,7 +140,7 @@ impl<W: ResponseWriter> EventStream<W> {
         while self.bytes.is_empty() && !self.is_over {
             match tokio::time::timeout(KEEP_ALIVE, self.handle.events.recv()).await {
                 Ok(event) => self.write_event(event),
-                Err(_) => self.bytes.extend_from_slice(b": still working\n\n"),
+                Err(_) => self.keep_alive(),
             }
         }
         while !self.is_over && self.bytes.len() < WRITE_BYTES {
@@ -104,21 +157,21 @@ impl<W: ResponseWriter> EventStream<W> {
         let Some(ChoiceEvent { choice, event }) = event else { return self.fail(JobError::Fault) };
         match event {
             JobEvent::Progress(progress) => {
-                write(&mut self.bytes, &self.writer.progress(choice, &progress));
+                let events = self.writer.progress(choice, &progress);
+                self.write(&events);
             }
             JobEvent::Token { token, is_drafted } => {
                 self.last_write.get_or_insert_with(Instant::now);
                 self.recorder.iter_mut().for_each(|recorder| recorder.record(choice, token.id));
-                let event = self.writer.token(choice, token, is_drafted);
-                event.iter().for_each(|event| write(&mut self.bytes, event));
-            }
-            JobEvent::Done(finished) => {
-                let events = self.writer.end(choice, *finished);
-                events.iter().for_each(|event| write(&mut self.bytes, event));
-                self.left -= 1;
-                if self.left == 0 {
-                    self.finish();
+                let events = self.writer.token(choice, token, is_drafted);
+                self.write(&events);
+                if self.writer.is_over(choice) {
+                    self.handle.cancel(choice);
                 }
+            }
+            JobEvent::Done(finished) => self.end_choice(choice, *finished),
+            JobEvent::Cancelled(finished) if self.writer.is_over(choice) => {
+                self.end_choice(choice, *finished);
             }
             JobEvent::Cancelled(_) => self.fail(JobError::Ended),
             JobEvent::Failed(error) => self.fail(error),
@@ -126,27 +179,43 @@ impl<W: ResponseWriter> EventStream<W> {
         }
     }
 
+    fn write(&mut self, events: &[Value]) {
+        W::FRAMING.write(&mut self.bytes, events);
+    }
+
+    fn keep_alive(&mut self) {
+        let events = self.writer.waiting();
+        self.write(&events);
+        if events.is_empty() {
+            self.bytes.extend_from_slice(W::FRAMING.comment());
+        }
+    }
+
+    fn end_choice(&mut self, choice: usize, finished: Finished) {
+        let events = self.writer.end(choice, finished);
+        self.write(&events);
+        self.left -= 1;
+        if self.left == 0 {
+            self.finish();
+        }
+    }
+
     fn fail(&mut self, error: JobError) {
-        write(&mut self.bytes, &ApiError::from(error).json());
+        let events = self.writer.fail(&error.into());
+        self.write(&events);
         self.end();
     }
 
     fn finish(&mut self) {
-        self.writer.usage().iter().for_each(|event| write(&mut self.bytes, event));
+        let events = self.writer.close();
+        self.write(&events);
         // Recorded before the client reads the end of the answer and can ask to verify it.
         self.recorder.take().into_iter().for_each(Recorder::keep);
         self.end();
     }
 
     fn end(&mut self) {
-        self.bytes.extend_from_slice(b"data: [DONE]\n\n");
+        self.bytes.extend_from_slice(W::FRAMING.end());
         self.is_over = true;
     }
-}
-
-fn write(bytes: &mut Vec<u8>, event: &Value) {
-    bytes.extend_from_slice(b"data: ");
-    // Writing to memory cannot fail, and a Value is always JSON.
-    let _ = serde_json::to_writer(&mut *bytes, event);
-    bytes.extend_from_slice(b"\n\n");
 }

@@ -14,18 +14,18 @@ const CLOSE: &str = "</tool_call>";
 
 /// A part of a call: its beginning, more of its arguments, or both.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct CallDelta {
+pub(crate) struct CallDelta {
     /// Which call of the choice.
-    pub(super) index: usize,
-    pub(super) beginning: Option<Beginning>,
+    pub(crate) index: usize,
+    pub(crate) beginning: Option<Beginning>,
     /// More of the JSON of an object.
-    pub(super) arguments: String,
+    pub(crate) arguments: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Beginning {
-    pub(super) id: String,
-    pub(super) name: String,
+pub(crate) struct Beginning {
+    pub(crate) id: String,
+    pub(crate) name: String,
 }
 
 /// Appends later parts of calls.
@@ -95,6 +95,11 @@ impl ToolCallStream {
             State::Call => format!("{}{OPEN}{rest}", self.gap),
             State::Arguments(_) | State::Rest => String::new(),
         }
+    }
+
+    /// The number of calls that are complete.
+    pub(super) fn n_complete(&self) -> usize {
+        self.n_complete
     }
 
     /// Whether there are calls and none was cut off.

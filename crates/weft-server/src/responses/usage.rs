@@ -23,7 +23,7 @@ fn total(finished: &[Option<Finished>], choices_per_prompt: usize) -> Stats {
 }
 
 /// The tokens of all choices.
-pub(super) fn usage(finished: &[Option<Finished>], choices_per_prompt: usize) -> Value {
+pub(crate) fn usage(finished: &[Option<Finished>], choices_per_prompt: usize) -> Value {
     let Stats { prompt_tokens, cached_tokens, generated_tokens, speculation, .. } =
         total(finished, choices_per_prompt);
     let DraftCounts { drafted, accepted } = speculation.prediction;
@@ -73,7 +73,7 @@ fn timings(finished: &[Option<Finished>], choices_per_prompt: usize) -> Value {
 }
 
 /// Adds the timings of choices, and where the context of the first came from.
-pub(super) fn add_costs(answer: &mut Value, finished: &[Option<Finished>], per_prompt: usize) {
+pub(crate) fn add_costs(answer: &mut Value, finished: &[Option<Finished>], per_prompt: usize) {
     answer["timings"] = timings(finished, per_prompt);
     if let Some(Some(first)) = finished.first() {
         answer["chunk_report"] = first.report.json();
@@ -81,7 +81,7 @@ pub(super) fn add_costs(answer: &mut Value, finished: &[Option<Finished>], per_p
 }
 
 /// Adds how far the prompt is, in llama.cpp's form, and where its context came from so far.
-pub(super) fn add_progress(event: &mut Value, progress: &Progress) {
+pub(crate) fn add_progress(event: &mut Value, progress: &Progress) {
     let Progress { processed, time, report } = progress;
     event["prompt_progress"] = json!({
         "total": report.pieces.iter().map(|piece| piece.tokens).sum::<usize>(),
@@ -93,13 +93,13 @@ pub(super) fn add_progress(event: &mut Value, progress: &Progress) {
 }
 
 /// Adds the usage and timings of all choices to the last event of a stream, as llama.cpp does.
-pub(super) fn add_usage(event: &mut Value, finished: &[Option<Finished>], per_prompt: usize) {
+pub(crate) fn add_usage(event: &mut Value, finished: &[Option<Finished>], per_prompt: usize) {
     event["usage"] = usage(finished, per_prompt);
     event["timings"] = timings(finished, per_prompt);
 }
 
 /// Why an answer ended, in OpenAI's words.
-pub(super) fn reason(finished: &Finished) -> &'static str {
+pub(crate) fn reason(finished: &Finished) -> &'static str {
     match finished.reason {
         FinishReason::Length => "length",
         FinishReason::Stop | FinishReason::Cancelled => "stop",
@@ -123,7 +123,7 @@ mod tests {
             total: Duration::from_millis(total_ms),
             ..Stats::default()
         };
-        Some(Finished { reason: FinishReason::Stop, stats, report: Report::default() })
+        Some(Finished { reason: FinishReason::Stop, stats, report: Report::default(), stop: None })
     }
 
     /// Two prompts with two choices each: a prompt counts once, its answers each.

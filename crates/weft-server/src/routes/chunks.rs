@@ -13,12 +13,13 @@ use weft_core::chunk::{Chunk, ChunkId, Kind, Prompt, Reuse, Tier, Which};
 use weft_core::engine::{Engine, Preview, TierStats, Verification};
 use weft_core::store::StoreStats;
 
-use super::chat::compose;
 use crate::api_error::ApiError;
 use crate::app::{App, SLOW, off_thread};
 use crate::chunk_update::{FileChange, update_chunks};
+use crate::dialects::OpenAiChat;
+use crate::dialects::answer::compose;
 use crate::http::{Body, PathParam};
-use crate::requests::{ChatRequest, FromJson, Parsed, fields};
+use crate::requests::{FromJson, Parsed, fields};
 use crate::worker::{Job, JobError, JobEvent, JobHandle};
 
 /// The most metadata entries of a chunk, and the most bytes of one.
@@ -267,10 +268,10 @@ fn unsaved(store: Option<&StoreStats>) -> &'static str {
 /// Reports which rows of a chat are cached.
 pub(super) async fn preview(
     State(app): State<Arc<App>>,
-    body: Body<ChatRequest>,
+    body: Body<OpenAiChat>,
 ) -> Result<Json<Value>, ApiError> {
     let model = app.worker.model()?;
-    let (prompt, _) = compose(&app, &model, body).await?;
+    let (prompt, _) = compose(&app, &model, body.map(|OpenAiChat(chat)| chat)).await?;
     let preview = app.worker.call(move |engine| engine.preview(&prompt)).await?;
     Ok(Json(preview_json(&preview)))
 }

@@ -1,8 +1,6 @@
 //! One file per family of routes; each handler combines a few steps of the other modules.
 
-mod chat;
 mod chunks;
-mod completions;
 mod embeddings;
 mod health;
 mod models;
@@ -23,23 +21,23 @@ use axum::routing::{MethodRouter, get, post};
 
 use crate::api_error::ApiError;
 use crate::app::App;
+use crate::dialects;
 use crate::http::guard;
 
+pub(crate) use self::models::Substitute;
 #[cfg(unix)]
 pub(crate) use self::resident::router as resident_router;
 
-type Routes = Vec<(&'static str, MethodRouter<Arc<App>>)>;
+pub(crate) type Routes = Vec<(&'static str, MethodRouter<Arc<App>>)>;
 
 /// All routes of the API. The document that describes them is tested against this list.
 fn api() -> Routes {
-    vec![
+    let mut routes = vec![
         ("/health", get(health::health)),
         ("/metrics", get(health::metrics)),
         ("/openapi.json", get(openapi::document)),
         ("/v1/models", get(models::list)),
         ("/v1/models/{*id}", get(models::show)),
-        ("/v1/chat/completions", post(chat::create)),
-        ("/v1/completions", post(completions::create)),
         ("/v1/embeddings", post(embeddings::create)),
         ("/v1/rerank", post(rerank::create)),
         ("/v2/rerank", post(rerank::create)),
@@ -52,15 +50,18 @@ fn api() -> Routes {
         ("/v1/chunks/{id}", get(chunks::show).delete(chunks::delete)),
         ("/v1/chunks/{id}/warm", post(chunks::warm)),
         ("/v1/chunks/{id}/pin", post(chunks::pin)),
-    ]
+    ];
+    routes.extend(dialects::routes());
+    routes
 }
 
 /// Routes that also work without `/v1`: many clients are given an address without it.
-const WITHOUT_VERSION: [&str; 6] = [
+const WITHOUT_VERSION: [&str; 7] = [
     "/v1/models",
     "/v1/models/{*id}",
     "/v1/chat/completions",
     "/v1/completions",
+    "/v1/responses",
     "/v1/embeddings",
     "/v1/rerank",
 ];

@@ -40,12 +40,12 @@ fn is_its_name(app: &App, model: &ModelInfo, name: &str) -> bool {
 }
 
 /// Marks a response whose request named another model than the one that answers.
-pub(super) struct Substitute(Option<HeaderValue>);
+pub(crate) struct Substitute(Option<HeaderValue>);
 
 impl Substitute {
     /// Checks the model that a request names. The one model answers to any name, unless names are
     /// strict.
-    pub(super) async fn check(
+    pub(crate) async fn check(
         app: &App,
         model: &ModelInfo,
         asked: Option<&str>,
@@ -60,7 +60,7 @@ impl Substitute {
         Ok(Self(HeaderValue::from_bytes(model.id.as_bytes()).ok()))
     }
 
-    pub(super) fn mark(self, mut response: Response) -> Response {
+    pub(crate) fn mark(self, mut response: Response) -> Response {
         self.0.map(|id| response.headers_mut().insert("x-weft-model", id));
         response
     }

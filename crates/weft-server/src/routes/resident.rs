@@ -216,7 +216,8 @@ impl AnswerStream {
             return JobEvent::Failed(JobError::Fault);
         }
         let (reason, stats) = (FinishReason::Cancelled, Stats::default());
-        JobEvent::Cancelled(Box::new(Finished { reason, stats, report: Default::default() }))
+        let report = Default::default();
+        JobEvent::Cancelled(Box::new(Finished { reason, stats, report, stop: None }))
     }
 }
 

@@ -8,9 +8,10 @@ use axum::extract::State;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::chat::find_chunks;
 use crate::api_error::ApiError;
 use crate::app::{App, off_thread};
+use crate::dialects::OpenAiChat;
+use crate::dialects::answer::find_chunks;
 use crate::http::Body;
 use crate::model_info::ModelInfo;
 use crate::requests::{ChatRequest, FromJson, TokenId, fields};
@@ -50,7 +51,7 @@ pub(super) struct Tokenize {
 impl FromJson for Tokenize {
     fn from_json(json: &Value) -> Result<Self, ApiError> {
         let input = match json.get("messages") {
-            Some(_) => TokenizeInput::Chat(Box::new(ChatRequest::from_json(json)?)),
+            Some(_) => TokenizeInput::Chat(Box::new(OpenAiChat::from_json(json)?.0)),
             None => TokenizeInput::Text(fields(json)?),
         };
         Ok(Self { input, options: fields(json)? })
@@ -156,10 +157,10 @@ pub(super) async fn detokenize(
 
 pub(super) async fn apply_template(
     State(app): State<Arc<App>>,
-    body: Body<ChatRequest>,
+    body: Body<OpenAiChat>,
 ) -> Result<Json<Value>, ApiError> {
     let model = app.worker.model()?;
-    let Body { value: request, bytes, share: _share } = body;
+    let Body { value: OpenAiChat(request), bytes, share: _share } = body;
     let chunks = find_chunks(&app, request.chunk_ids()).await?;
     off_thread(bytes, move || {
         let rendered = model.template()?.render(&request.conversation(&chunks)?)?;

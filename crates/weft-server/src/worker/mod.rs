@@ -104,6 +104,11 @@ impl JobHandle {
     pub(crate) fn n_jobs(&self) -> usize {
         self.cancels.len()
     }
+
+    /// Ends the job of one choice, whose last event follows.
+    pub(crate) fn cancel(&self, choice: usize) {
+        self.cancels.iter().skip(choice).take(1).for_each(Cancel::cancel);
+    }
 }
 
 impl Drop for JobHandle {

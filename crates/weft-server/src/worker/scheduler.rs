@@ -219,7 +219,8 @@ impl Scheduler {
                 }
                 Admission::NothingToDo => {
                     let (stats, report) = (Stats::default(), Report::default());
-                    let finished = Finished { reason: FinishReason::Stop, stats, report };
+                    let finished =
+                        Finished { reason: FinishReason::Stop, stats, report, stop: None };
                     job.events.send(JobEvent::Done(Box::new(finished)));
                 }
                 Admission::Admitted(lane) => {

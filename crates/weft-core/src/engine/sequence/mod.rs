@@ -378,10 +378,10 @@ impl Sequence {
         };
         cache.count_prompt(stats.cached_tokens, self.prompt_len - stats.cached_tokens);
         self.give_back(cache);
-        let lane = self.id;
+        let (lane, stop) = (self.id, self.output.stopped());
         let done = |reason| Event::Done {
             lane,
-            finished: Finished { reason, stats, report: report.clone() },
+            finished: Finished { reason, stats, report: report.clone(), stop },
         };
         match self.end {
             Some(End::Failed(error)) => Event::Failed { lane, error },

@@ -5,10 +5,13 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use weft_core::engine::{Finished, Token};
 
-use super::logprobs::{Entry, Pending};
-use super::usage::{add_costs, add_progress, add_usage, reason, usage};
-use super::{Accepted, FINGERPRINT, ResponseWriter, logprobs, response_id, seconds_now};
+use crate::api_error::ApiError;
 use crate::model_info::ModelInfo;
+use crate::responses::logprobs::{self, Entry, Pending};
+use crate::responses::{
+    Accepted, FINGERPRINT, Framing, ResponseWriter, add_costs, add_progress, add_usage, reason,
+    response_id, seconds_now, usage,
+};
 use crate::worker::Progress;
 
 /// Writes a completion.
@@ -65,11 +68,6 @@ impl CompletionWriter {
         }
     }
 
-    /// The response's id.
-    pub(crate) fn id(&self) -> &str {
-        &self.id
-    }
-
     fn envelope(&self, choices: Value) -> Value {
         let mut envelope = json!({
             "id": self.id,
@@ -103,17 +101,23 @@ impl CompletionWriter {
 }
 
 impl ResponseWriter for CompletionWriter {
+    const FRAMING: Framing = Framing::Data;
+
+    fn id(&self) -> &str {
+        &self.id
+    }
+
     fn start(&mut self) -> Vec<Value> {
         Vec::new()
     }
 
-    fn progress(&self, choice: usize, progress: &Progress) -> Value {
+    fn progress(&mut self, choice: usize, progress: &Progress) -> Vec<Value> {
         let mut event = self.event(self.choice(choice, "", &[], None));
         add_progress(&mut event, progress);
-        event
+        vec![event]
     }
 
-    fn token(&mut self, choice: usize, token: Token, is_drafted: bool) -> Option<Value> {
+    fn token(&mut self, choice: usize, token: Token, is_drafted: bool) -> Vec<Value> {
         self.accepted.count(choice, is_drafted);
         let choice_text = &mut self.choices[choice];
         let is_first = !std::mem::replace(&mut choice_text.has_begun, true);
@@ -124,14 +128,18 @@ impl ResponseWriter for CompletionWriter {
         if !self.streams {
             choice_text.text.push_str(&token.text);
             choice_text.entries.extend(entries);
-            return None;
+            return Vec::new();
         }
         if token.text.is_empty() && entries.is_empty() {
-            return None;
+            return Vec::new();
         }
         let mut event = self.event(self.choice(choice, &token.text, &entries, None));
         self.accepted.add_to(choice, &mut event);
-        Some(event)
+        vec![event]
+    }
+
+    fn is_over(&self, _: usize) -> bool {
+        false
     }
 
     fn end(&mut self, choice: usize, finished: Finished) -> Vec<Value> {
@@ -147,13 +155,17 @@ impl ResponseWriter for CompletionWriter {
         events
     }
 
-    fn usage(&self) -> Option<Value> {
+    fn close(&mut self) -> Vec<Value> {
         if !self.includes_usage {
-            return None;
+            return Vec::new();
         }
         let mut event = self.envelope(json!([]));
         add_usage(&mut event, &self.finished, self.choices_per_prompt);
-        Some(event)
+        vec![event]
+    }
+
+    fn fail(&mut self, error: &ApiError) -> Vec<Value> {
+        vec![error.json()]
     }
 
     fn into_response(self) -> Value {

@@ -1,4 +1,4 @@
-//! `POST /v1/completions`: texts continued.
+//! `POST /v1/chat/completions`: a conversation answered. `POST /v1/completions`: texts continued.
 
 use std::sync::Arc;
 
@@ -7,15 +7,31 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use weft_core::engine::Request;
 
-use super::chat::{answer_jobs, compile_rule};
-use super::models::Substitute;
+use super::chat_request::OpenAiChat;
+use super::chat_writer::{ChatOptions, ChatWriter};
+use super::completion_request::CompletionRequest;
+use super::completion_writer::{CompletionOptions, CompletionWriter};
 use crate::api_error::ApiError;
 use crate::app::{App, off_thread};
+use crate::dialects::answer::{answer, answer_jobs, compile_rule};
 use crate::http::Body;
-use crate::requests::CompletionRequest;
-use crate::responses::{CompletionOptions, CompletionWriter, Recorder, complete, stream};
+use crate::responses::{Recorder, ResponseWriter, complete, stream};
+use crate::routes::Substitute;
 
-pub(super) async fn create(
+pub(super) async fn chat(
+    State(app): State<Arc<App>>,
+    body: Body<OpenAiChat>,
+) -> Result<Response, ApiError> {
+    let body = body.map(|OpenAiChat(chat)| chat);
+    let settings = &body.value.settings;
+    let options = ChatOptions {
+        includes_usage: settings.includes_usage(),
+        sends_accepted: settings.sends_accepted(),
+    };
+    answer(&app, body, |answering| ChatWriter::new(answering, options)).await
+}
+
+pub(super) async fn complete_texts(
     State(app): State<Arc<App>>,
     body: Body<CompletionRequest>,
 ) -> Result<Response, ApiError> {

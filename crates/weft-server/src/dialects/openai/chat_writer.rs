@@ -5,11 +5,13 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use weft_core::engine::{Finished, Token};
 
-use super::choice::{Choice, Delta, ToolMode};
-use super::tool_calls::{Beginning, CallDelta};
-use super::usage::{add_costs, add_progress, add_usage, reason, usage};
-use super::{Accepted, FINGERPRINT, ResponseWriter, logprobs, response_id, seconds_now};
+use crate::api_error::ApiError;
+use crate::dialects::answer::Answering;
 use crate::model_info::ModelInfo;
+use crate::responses::{
+    Accepted, Beginning, CallDelta, Choice, Delta, FINGERPRINT, Framing, ResponseWriter, add_costs,
+    add_progress, add_usage, logprobs, reason, response_id, seconds_now, usage,
+};
 use crate::worker::Progress;
 
 /// Writes the answer to a chat.
@@ -32,12 +34,8 @@ struct ChoiceState {
 }
 
 /// How a chat's answer is written.
-pub(crate) struct ChatOptions<'a> {
-    pub(crate) choices: usize,
-    pub(crate) prompt_end: &'a str,
-    pub(crate) tools: ToolMode,
-    pub(crate) has_logprobs: bool,
-    pub(crate) streams: bool,
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ChatOptions {
     /// Whether a stream ends with its usage.
     pub(crate) includes_usage: bool,
     /// Whether events say how many of their tokens were drafted.
@@ -45,27 +43,20 @@ pub(crate) struct ChatOptions<'a> {
 }
 
 impl ChatWriter {
-    pub(crate) fn new(model: Arc<ModelInfo>, options: &ChatOptions<'_>) -> Self {
-        let state = || ChoiceState {
-            choice: Choice::new(options.prompt_end, &options.tools),
-            collected: Delta::default(),
-        };
+    pub(crate) fn new(answering: Answering, options: ChatOptions) -> Self {
+        let state = || ChoiceState { choice: answering.choice(), collected: Delta::default() };
+        let n = answering.choices;
         Self {
-            model,
             id: response_id("chatcmpl"),
             created: seconds_now(),
-            choices: (0..options.choices).map(|_| state()).collect(),
-            finished: vec![None; options.choices],
-            has_logprobs: options.has_logprobs,
-            streams: options.streams,
+            choices: (0..n).map(|_| state()).collect(),
+            finished: vec![None; n],
+            has_logprobs: answering.sampling.logprobs.is_some(),
+            streams: answering.streams,
             includes_usage: options.includes_usage,
-            accepted: Accepted::new(options.choices, options.sends_accepted),
+            accepted: Accepted::new(n, options.sends_accepted),
+            model: answering.model,
         }
-    }
-
-    /// The response's id.
-    pub(crate) fn id(&self) -> &str {
-        &self.id
     }
 
     fn envelope(&self, object: &str, choices: Value) -> Value {
@@ -168,21 +159,31 @@ fn delta_json(delta: Delta) -> Value {
 }
 
 impl ResponseWriter for ChatWriter {
+    const FRAMING: Framing = Framing::Data;
+
+    fn id(&self) -> &str {
+        &self.id
+    }
+
     fn start(&mut self) -> Vec<Value> {
         let delta = || json!({"role": "assistant", "content": null});
         (0..self.choices.len()).map(|index| self.event(index, delta(), Value::Null, None)).collect()
     }
 
-    fn progress(&self, choice: usize, progress: &Progress) -> Value {
+    fn progress(&mut self, choice: usize, progress: &Progress) -> Vec<Value> {
         let mut event = self.event(choice, json!({}), Value::Null, None);
         add_progress(&mut event, progress);
-        event
+        vec![event]
     }
 
-    fn token(&mut self, choice: usize, token: Token, is_drafted: bool) -> Option<Value> {
+    fn token(&mut self, choice: usize, token: Token, is_drafted: bool) -> Vec<Value> {
         self.accepted.count(choice, is_drafted);
         let delta = self.choices[choice].choice.push(&token, &self.model.tokenizer);
-        self.write(choice, delta)
+        self.write(choice, delta).into_iter().collect()
+    }
+
+    fn is_over(&self, choice: usize) -> bool {
+        self.choices[choice].choice.is_over()
     }
 
     fn end(&mut self, choice: usize, finished: Finished) -> Vec<Value> {
@@ -198,13 +199,17 @@ impl ResponseWriter for ChatWriter {
         events
     }
 
-    fn usage(&self) -> Option<Value> {
+    fn close(&mut self) -> Vec<Value> {
         if !self.includes_usage {
-            return None;
+            return Vec::new();
         }
         let mut event = self.envelope("chat.completion.chunk", json!([]));
         add_usage(&mut event, &self.finished, self.choices.len());
-        Some(event)
+        vec![event]
+    }
+
+    fn fail(&mut self, error: &ApiError) -> Vec<Value> {
+        vec![error.json()]
     }
 
     fn into_response(mut self) -> Value {
@@ -235,22 +240,16 @@ mod tests {
 
     use super::*;
     use crate::model_info::Loaded;
+    use crate::responses::ToolMode;
 
     /// The events of a stream, or the whole answer, of a model that writes some texts and ends.
     fn answered(texts: &[&str], tools: &ToolMode, streams: bool) -> (Vec<Value>, Value) {
         let model = stub::model();
         let engine = stub::engine(&model, "a", &Arc::default());
         let info = ModelInfo::new(&Loaded::new("stub", model, engine));
-        let options = ChatOptions {
-            choices: 1,
-            prompt_end: "",
-            tools: tools.clone(),
-            has_logprobs: false,
-            streams,
-            includes_usage: false,
-            sends_accepted: false,
-        };
-        let mut writer = ChatWriter::new(Arc::new(info), &options);
+        let options = ChatOptions { includes_usage: false, sends_accepted: false };
+        let answering = Answering::of_test(Arc::new(info), tools.clone(), streams);
+        let mut writer = ChatWriter::new(answering, options);
         let mut events = Vec::new();
         for text in texts {
             let token = Token { id: 1, text: (*text).to_owned(), logprobs: None };
@@ -264,7 +263,8 @@ mod tests {
             total: Duration::ZERO,
             ..Stats::default()
         };
-        let finished = Finished { reason: FinishReason::Length, stats, report: Report::default() };
+        let finished =
+            Finished { reason: FinishReason::Length, stats, report: Report::default(), stop: None };
         events.extend(writer.end(0, finished));
         (events, writer.into_response())
     }

@@ -5,14 +5,12 @@ use serde_json::Value;
 use weft_core::chunk::Composition;
 use weft_core::sampling::Sampling;
 
-use super::json::{FromJson, fields};
-use super::numbers::{Bounded, Count, TokenId};
-use super::output_format::OutputFormat;
-use super::settings::Settings;
-use super::unsupported;
 use crate::api_error::ApiError;
 use crate::grammars::Rule;
 use crate::model_info::ModelInfo;
+use crate::requests::{
+    Bounded, Count, FromJson, OutputFormat, Settings, TokenId, fields, unsupported,
+};
 
 /// The most answers of one request, over all its prompts.
 const MAX_ANSWERS: usize = 32;

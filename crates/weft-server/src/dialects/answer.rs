@@ -1,0 +1,162 @@
+//! From a chat of any dialect to its answer: what all of them share between their reader and their
+//! writer.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use weft_core::chunk::{Chunk, ChunkId, Composition};
+use weft_core::engine::{Cancel, Request, RowGroup};
+use weft_core::sampling::{Constraint, Sampling};
+
+use crate::api_error::ApiError;
+use crate::app::{App, off_thread};
+use crate::grammars::{self, Rule};
+use crate::http::Body;
+use crate::model_info::ModelInfo;
+use crate::requests::ChatRequest;
+use crate::responses::{Choice, Recorder, ResponseWriter, ToolMode, complete, stream};
+use crate::routes::Substitute;
+use crate::worker::Job;
+
+/// What a writer needs to know about the answer that it writes.
+pub(crate) struct Answering {
+    pub(crate) model: Arc<ModelInfo>,
+    pub(crate) sampling: Sampling,
+    pub(crate) choices: usize,
+    pub(crate) streams: bool,
+    /// Tokens of the prompt.
+    pub(crate) prompt_tokens: usize,
+    prompt_end: String,
+    tools: ToolMode,
+    calls_once: bool,
+}
+
+impl Answering {
+    /// Splits the text of a choice into thinking, answer and calls.
+    pub(crate) fn choice(&self) -> Choice {
+        Choice::new(&self.prompt_end, &self.tools).ending_with_a_call(self.calls_once)
+    }
+
+    /// One answer to a prompt of three tokens.
+    #[cfg(test)]
+    pub(super) fn of_test(model: Arc<ModelInfo>, tools: ToolMode, streams: bool) -> Self {
+        let (prompt_end, sampling) = (String::new(), Sampling::default());
+        let (choices, prompt_tokens, calls_once) = (1, 3, false);
+        Self { model, sampling, choices, streams, prompt_tokens, prompt_end, tools, calls_once }
+    }
+}
+
+/// Answers a chat, whole or streamed, with the writer that is made for it.
+pub(crate) async fn answer<W: ResponseWriter>(
+    app: &Arc<App>,
+    body: Body<ChatRequest>,
+    writer: impl FnOnce(Answering) -> W,
+) -> Result<Response, ApiError> {
+    let model = app.worker.model()?;
+    let chat = &body.value;
+    let settings = &chat.settings;
+    let substitute = Substitute::check(app, &model, settings.model.as_deref()).await?;
+    let sampling = chat.sampling(&model)?;
+    let (choices, streams) = (settings.choices(), settings.streams());
+    let (use_cache, speculate) = (settings.uses_cache(), settings.speculate());
+    let sends_progress = settings.sends_progress();
+    let (rule, rule_param) = (chat.rule(), chat.rule_param());
+    let (calls_once, thinking_tokens) = (chat.calls_once, chat.thinking_tokens);
+    let tools = match &rule {
+        Some(Rule::Call(_)) => ToolMode::Required(chat.only_tool()),
+        _ if chat.tools().0.is_empty() => ToolMode::None,
+        _ => ToolMode::Auto,
+    };
+    let (prompt, prediction) = compose(app, &model, body).await?;
+    let prompt_end = prompt.end_text(&model.tokenizer);
+    let constraint = match compile_rule(&model, rule, rule_param).await? {
+        None => thinking_tokens.and_then(|n| model.thinking_limit(n, &prompt_end)),
+        rule => rule,
+    };
+    let prompt_tokens = prompt.len();
+    let writer = writer(Answering {
+        model,
+        sampling: sampling.clone(),
+        choices,
+        streams,
+        prompt_tokens,
+        prompt_end,
+        tools,
+        calls_once,
+    });
+    let recorder = Recorder::new(app, writer.id(), prompt.clone());
+    let request =
+        Request { use_cache, constraint, speculate, prediction, ..Request::new(prompt, sampling) };
+    let handle = app.worker.submit(answer_jobs(request, choices, sends_progress)).await?;
+    Ok(substitute.mark(match streams {
+        true => stream(handle, writer, recorder).await?,
+        false => Json(complete(handle, writer, recorder).await?).into_response(),
+    }))
+}
+
+/// The number of tokens of a chat's prompt, which may be longer than the context.
+pub(crate) async fn count_tokens(
+    app: &Arc<App>,
+    body: Body<ChatRequest>,
+) -> Result<usize, ApiError> {
+    let model = app.worker.model()?;
+    let Body { value: request, bytes, share: _share } = body;
+    let chunks = find_chunks(app, request.chunk_ids()).await?;
+    off_thread(bytes, move || Ok(request.prompt(&model, &chunks)?.len())).await
+}
+
+/// One job per choice: the same request with different seeds. Without the cache, the choices still
+/// share the rows of their prompt.
+pub(crate) fn answer_jobs(request: Request, choices: usize, sends_progress: bool) -> Vec<Job> {
+    let request = Request { group: (choices > 1).then(RowGroup::default), ..request };
+    let answer = |sampling| {
+        let cancel = Cancel::default();
+        let request = Box::new(Request { sampling, cancel, ..request.clone() });
+        Job::Answer { request, sends_progress }
+    };
+    request.sampling.samples(choices).map(answer).collect()
+}
+
+/// Compiles a rule for the answer, if there is one. `param` is the field that it comes from.
+pub(crate) async fn compile_rule(
+    model: &Arc<ModelInfo>,
+    rule: Option<Rule>,
+    param: &'static str,
+) -> Result<Option<Box<dyn Constraint>>, ApiError> {
+    match rule {
+        Some(rule) => grammars::compile(Arc::clone(model), rule, param).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+/// The prompt of a chat, with its chunks, and the client's draft of the answer.
+pub(crate) async fn compose(
+    app: &Arc<App>,
+    model: &Arc<ModelInfo>,
+    body: Body<ChatRequest>,
+) -> Result<(Composition, Option<Vec<u32>>), ApiError> {
+    let Body { value: request, bytes, share: _share } = body;
+    let chunks = find_chunks(app, request.chunk_ids()).await?;
+    let bytes = bytes + chunks.values().map(|chunk| chunk.text.len()).sum::<usize>();
+    let model = Arc::clone(model);
+    let compose =
+        move || Ok((request.compose(&model, &chunks)?, request.settings.prediction(&model)?));
+    off_thread(bytes, compose).await
+}
+
+/// The registered chunks that a request names.
+pub(crate) async fn find_chunks(
+    app: &Arc<App>,
+    ids: Vec<ChunkId>,
+) -> Result<BTreeMap<ChunkId, Chunk>, ApiError> {
+    if ids.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let find = move |engine: &mut weft_core::engine::Engine| {
+        let chunk = |id: ChunkId| Ok((id, engine.library().get(&id)?.clone()));
+        ids.into_iter().map(chunk).collect::<Result<_, ApiError>>()
+    };
+    app.worker.call(find).await?
+}

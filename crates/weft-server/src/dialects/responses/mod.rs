@@ -1,0 +1,166 @@
+//! OpenAI's Responses: `POST /v1/responses`, and those that are kept.
+
+mod items;
+mod request;
+mod store;
+mod writer;
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use self::store::Stored;
+use self::writer::{Keeping, ResponsesWriter};
+use super::Dialect;
+use super::answer::answer;
+use crate::api_error::ApiError;
+use crate::app::{App, off_thread};
+use crate::http::{Body, PathParam};
+
+pub(crate) use self::request::ResponsesRequest;
+pub(super) use self::store::Store;
+
+/// Responses.
+pub(super) const RESPONSES: Dialect = Dialect {
+    prefixes: &["/v1/responses", "/responses"],
+    routes: || {
+        vec![
+            ("/v1/responses", post(create)),
+            ("/v1/responses/{id}", get(show).delete(delete)),
+            ("/v1/responses/{id}/input_items", get(input_items)),
+        ]
+    },
+    error: ApiError::json,
+};
+
+async fn create(
+    State(app): State<Arc<App>>,
+    body: Body<ResponsesRequest>,
+) -> Result<Response, ApiError> {
+    let Body { value: mut request, bytes, share } = body;
+    let store = Arc::clone(&app.dialects.responses);
+    let previous = match &request.previous {
+        Some(id) => Some(store.find(id).ok_or_else(|| unknown_previous(id))?),
+        None => None,
+    };
+    let bytes = bytes + previous.as_ref().map_or(0, |stored| stored.bytes());
+    let echo = request.echo.take();
+    let read = move || {
+        let earlier = previous.as_deref().map(history).transpose()?.unwrap_or_default();
+        let items = request.store.then(|| {
+            let json = |items: &[Value]| Value::from(items).to_string();
+            (json(&earlier), json(&request.input))
+        });
+        Ok((request.chat(&earlier)?, items))
+    };
+    let (chat, items) = off_thread(bytes, read).await?;
+    let keeping = Keeping { store, items, echo };
+    let body = Body { value: chat, bytes, share };
+    answer(&app, body, |answering| ResponsesWriter::new(answering, keeping)).await
+}
+
+/// The items of a response and of everything before it.
+fn history(stored: &Stored) -> Result<Vec<Value>, ApiError> {
+    let broken = |_| ApiError::fault("a kept response cannot be read");
+    let mut items: Vec<Value> = serde_json::from_str(&stored.earlier).map_err(broken)?;
+    items.extend(serde_json::from_str::<Vec<Value>>(&stored.input).map_err(broken)?);
+    let mut response: Value = serde_json::from_str(&stored.response).map_err(broken)?;
+    if let Value::Array(output) = response["output"].take() {
+        items.extend(output);
+    }
+    Ok(items)
+}
+
+fn unknown_previous(id: &str) -> ApiError {
+    let message = format!(
+        "Previous response with id {id:?} not found: responses with store are held in memory for \
+         an hour, as long as there is room; send the whole conversation as input"
+    );
+    ApiError::invalid(message).code("previous_response_not_found").param("previous_response_id")
+}
+
+fn find(app: &App, id: &str) -> Result<Arc<Stored>, ApiError> {
+    app.dialects.responses.find(id).ok_or_else(|| unknown(id))
+}
+
+fn unknown(id: &str) -> ApiError {
+    let message = format!("Response with id {id:?} not found: it was never kept, or is no longer");
+    ApiError::not_found(message).code("response_not_found")
+}
+
+async fn show(
+    State(app): State<Arc<App>>,
+    PathParam(id): PathParam<String>,
+) -> Result<Response, ApiError> {
+    let json = [(header::CONTENT_TYPE, "application/json")];
+    Ok((json, find(&app, &id)?.response.clone()).into_response())
+}
+
+async fn delete(
+    State(app): State<Arc<App>>,
+    PathParam(id): PathParam<String>,
+) -> Result<Json<Value>, ApiError> {
+    match app.dialects.responses.remove(&id) {
+        true => Ok(Json(json!({"id": id, "object": "response", "deleted": true}))),
+        false => Err(unknown(&id)),
+    }
+}
+
+/// Which of the items are listed.
+#[derive(Deserialize)]
+struct Listing {
+    limit: Option<String>,
+    order: Option<Order>,
+    after: Option<String>,
+}
+
+#[derive(Clone, Copy, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+enum Order {
+    Asc,
+    #[default]
+    Desc,
+}
+
+async fn input_items(
+    State(app): State<Arc<App>>,
+    PathParam(id): PathParam<String>,
+    listing: Result<Query<Listing>, QueryRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let refused = |what: &str| Err(ApiError::invalid(what));
+    let Ok(Query(listing)) = listing else {
+        return refused("order must be asc or desc, and after the id of an item");
+    };
+    let limit = listing.limit.as_deref().map_or(Some(20), |limit| limit.parse().ok());
+    let Some(limit) = limit.filter(|limit| (1..=100).contains(limit)) else {
+        return refused("limit must be a whole number from 1 to 100");
+    };
+    let stored = find(&app, &id)?;
+    off_thread(stored.input.len(), move || {
+        let broken = |_| ApiError::fault("a kept response cannot be read");
+        let mut items: Vec<Value> = serde_json::from_str(&stored.input).map_err(broken)?;
+        if listing.order.unwrap_or_default() == Order::Desc {
+            items.reverse();
+        }
+        let skipped = match &listing.after {
+            Some(after) => {
+                items.iter().position(|item| item["id"] == **after).map_or(0, |at| at + 1)
+            }
+            None => 0,
+        };
+        let has_more = items.len() > skipped + limit;
+        let data: Vec<Value> = items.into_iter().skip(skipped).take(limit).collect();
+        let id_of = |item: Option<&Value>| item.map(|item| item["id"].clone());
+        let (first, last) = (id_of(data.first()), id_of(data.last()));
+        Ok(Json(json!({"object": "list", "data": data, "first_id": first, "last_id": last,
+            "has_more": has_more})))
+    })
+    .await
+}
