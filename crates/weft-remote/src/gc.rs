@@ -157,7 +157,6 @@ impl Bucket {
         let path = self.names.clock();
         self.put(&path, "\n".into(), PutMode::Overwrite).await?;
         let meta = self.store.head(&path).await.map_err(miss)?;
-        self.delete_object(&path).await?;
         Ok(meta.last_modified.into())
     }
 }

@@ -123,6 +123,11 @@ impl Names {
         self.below(&["uses".to_owned(), chunk.to_string(), fingerprint_hash(fingerprint)])
     }
 
+    /// The folder of the uses of a chunk in any rows.
+    pub(crate) fn all_uses(&self, chunk: &ChunkId) -> Path {
+        self.below(&["uses".to_owned(), chunk.to_string()])
+    }
+
     /// The folder of a tokenizer's chunks.
     pub(crate) fn shelf(&self, vocabulary: &str) -> Path {
         self.below(&["names", vocabulary])

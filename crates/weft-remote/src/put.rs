@@ -62,6 +62,8 @@ impl Bucket {
             Ok(found) if !anew && header.mismatch(&found.header).is_none() => {
                 return Ok(Written::Present);
             }
+            // Another version of weft can use what is there.
+            Err(miss @ Miss::Version { .. }) => return Err(miss),
             Err(miss) if miss.is_failure() => return Err(miss),
             Err(Miss::Absent) => true,
             // A manifest that nobody can use is replaced.

@@ -31,6 +31,9 @@ use crate::url::{self, RemoteError, Times};
 const THREADS: usize = 2;
 const REQUESTS_AT_ONCE: usize = 64;
 
+/// For one request, which has at most a part of an object.
+const REQUEST: Duration = Duration::from_secs(60);
+
 /// Damaged entries that are remembered, to be written again.
 const MOST_DAMAGED: usize = 1 << 12;
 
@@ -104,7 +107,7 @@ impl Remote {
     pub fn open(url: &str, trust: Trust, limits: Limits) -> Result<Self, RemoteError> {
         let times = Times {
             connect: limits.fetch.min(Duration::from_secs(3)),
-            request: limits.write,
+            request: limits.write.min(REQUEST),
             retries: limits.fetch,
         };
         let (store, prefix) = url::open(url, times)?;

@@ -150,6 +150,16 @@ impl Remote {
         self.wait_for(self.bucket().pull_chunk(vocabulary, label))
     }
 
+    /// Whether any model's rows of a chunk are in the store.
+    ///
+    /// # Errors
+    /// If the store cannot be listed.
+    pub fn has_rows(&self, chunk: &ChunkId) -> Result<bool, Miss> {
+        let folder = self.bucket().names.all_uses(chunk);
+        let mut listed = self.bucket().store.list(Some(&folder));
+        Ok(self.wait_for(listed.try_next()).map_err(miss)?.is_some())
+    }
+
     /// The rows that hold a chunk and fit a model on a device, one after the other. Each has at
     /// most `limit` bytes. `take` gets the rows, or why they are not used.
     ///

@@ -6,6 +6,7 @@ mod compare;
 mod device;
 mod examples;
 mod quantize;
+mod remote;
 mod serve;
 mod speculate;
 
@@ -27,6 +28,7 @@ pub(crate) use self::chunk::{
 pub(crate) use self::compare::CompareArgs;
 pub(crate) use self::device::{DeviceArgs, DeviceKind, Kernels, Quantize};
 pub(crate) use self::quantize::QuantizeArgs;
+pub(crate) use self::remote::{PullChunksArgs, PushArgs, RemoteArgs, RemoteTrustArgs, ThereArgs};
 pub(crate) use self::serve::ServeArgs;
 pub(crate) use self::speculate::SpeculateArgs;
 

@@ -218,3 +218,23 @@ fn a_manifest_that_promises_much_takes_no_memory() {
     assert_eq!(fetch(&remote, &wanted), None);
     assert_eq!(reasons(&remote.stats()), [("length", 1)]);
 }
+
+#[test]
+fn what_a_later_version_wrote_is_neither_read_nor_replaced() {
+    let store = Faulty::new();
+    let wanted = header(&[1, 2, 3]);
+    let remote = open_as(&store, Trust::Anyone, limits());
+    store_rows(&remote, &wanted);
+    let manifest = store.paths().pop().unwrap();
+    let text = String::from_utf8(store.bytes(&manifest)).unwrap();
+    let body = text.lines().next().unwrap().replace("\"version\":1", "\"version\":2");
+    let seal = format!("{{\"blake3\":\"{}\"}}", blake3::hash(body.as_bytes()));
+    let later = format!("{body}\n{seal}\n").into_bytes();
+    store.write(&manifest, later.clone());
+    let remote = open_as(&store, Trust::Anyone, limits());
+    assert_eq!(fetch(&remote, &wanted), None);
+    assert_eq!(reasons(&remote.stats()), [("version", 1)]);
+    store_rows(&remote, &wanted);
+    assert_eq!(remote.stats().count_failed("version"), 1);
+    assert_eq!(store.bytes(&manifest), later);
+}
