@@ -59,6 +59,12 @@ pub(crate) enum CliError {
     /// A resident server refused.
     #[error("{}", .0.message)]
     Resident(Refusal),
+    /// The remote store, or the flags that name it, cannot be used.
+    #[error(transparent)]
+    Remote(#[from] weft_remote::RemoteError),
+    /// The remote store did not do what was asked of it.
+    #[error("{what}: {source}")]
+    RemoteStore { what: String, source: weft_remote::Miss },
     /// The machine failed a check.
     #[error("{0}")]
     Unhealthy(String),
@@ -141,6 +147,7 @@ impl CliError {
         ExitCode::from(match self {
             Self::Usage(_)
             | Self::NoSource(_)
+            | Self::Remote(_)
             | Self::Chunk(ChunkError::NotFound { .. } | ChunkError::Unknown { .. })
             | Self::Export(ExportError::Target { .. }) => 2,
             Self::Hub(error) => hub_code(error),

@@ -180,6 +180,8 @@ fn layered(arg: clap::Arg, file: &[Setting], lookup: Lookup<'_>) -> clap::Arg {
     let counts = |value: &OsString| !value.is_empty() || key == "api-key";
     let set = lookup(&variable(&key)).filter(counts);
     match set.map(|value| vec![value]).or_else(in_file) {
+        // Such a flag selects something by being there; only its value comes from elsewhere.
+        Some(values) if is_value_optional(&arg) => arg.default_missing_values_os(values),
         Some(values) => arg.required(false).default_values(values),
         None => arg,
     }
@@ -187,6 +189,11 @@ fn layered(arg: clap::Arg, file: &[Setting], lookup: Lookup<'_>) -> clap::Arg {
 
 fn is_switch(arg: &clap::Arg) -> bool {
     matches!(arg.get_action(), ArgAction::SetTrue)
+}
+
+/// Whether a flag may stand without its value.
+fn is_value_optional(arg: &clap::Arg) -> bool {
+    arg.get_num_args().is_some_and(|range| (range.min_values(), range.max_values()) == (0, 1))
 }
 
 /// Whether a flag may be given several times, or takes a list.
@@ -201,7 +208,7 @@ pub(crate) fn variable(key: &str) -> String {
 
 /// Flags that only a command line may set: they say what one call is about. Above all, a line in a
 /// file must never select what is deleted, or agree to it.
-pub(crate) const OF_ONE_CALL: [&str; 19] = [
+pub(crate) const OF_ONE_CALL: [&str; 20] = [
     "help",
     "version",
     "all",
@@ -211,6 +218,7 @@ pub(crate) const OF_ONE_CALL: [&str; 19] = [
     "meta",
     "name",
     "other-models",
+    "max-size",
     "file",
     "out",
     "text",

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use weft_core::chunk::{Kind, Reuse};
 
-use super::{CacheArgs, ModelArgs};
+use super::{CacheArgs, ModelArgs, PullChunksArgs, PushArgs, ThereArgs};
 use crate::size;
 
 #[derive(Args)]
@@ -36,6 +36,10 @@ pub(crate) enum ChunkCommand {
     Export(ExportArgs),
     /// Register a chunk from a file of `export`, with the KV rows that fit this machine
     Import(ImportArgs),
+    /// Store chunks and their KV rows where other machines find them
+    Push(PushArgs),
+    /// Register chunks that another machine has pushed, with the KV rows that fit this machine
+    Pull(PullChunksArgs),
     /// Clean the folder of KV rows: damaged files, leftovers, rows beyond the size limit
     Gc(GcArgs),
 }
@@ -81,6 +85,8 @@ pub(crate) struct ListChunksArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) there: ThereArgs,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     #[command(flatten)]
@@ -176,8 +182,16 @@ pub(crate) struct ImportArgs {
 #[derive(Args)]
 pub(crate) struct GcArgs {
     /// Remove the KV rows of all other models and devices
-    #[arg(long)]
+    #[arg(long, conflicts_with = "remote")]
     pub(crate) other_models: bool,
+    /// Delete KV rows that were stored remotely at least this long ago (like 12h, 7d or 2w)
+    #[arg(long, value_name = "AGE", value_parser = size::parse_age, requires = "remote")]
+    pub(crate) older_than: Option<Duration>,
+    /// Delete the oldest KV rows in the remote store until this size is left (like 100g)
+    #[arg(long, value_name = "SIZE", value_parser = size::parse_bytes, requires = "remote")]
+    pub(crate) max_size: Option<u64>,
+    #[command(flatten)]
+    pub(crate) there: ThereArgs,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     #[command(flatten)]

@@ -48,6 +48,7 @@ pub(super) const CHUNK: &str = help! {
     "weft chunk add handbook.txt        then: weft ask --context handbook \"Who signs?\""
     "weft chunk warm handbook           compute it before somebody waits for it"
     "weft chunk rm --older-than 30d"
+    "weft chunk push handbook --remote s3://team/weft --remote-key team.key"
 };
 pub(super) const SERVE: &str = help! {
     "weft serve qwen3:0.6b --open"

@@ -7,6 +7,7 @@ mod device;
 mod embed;
 mod examples;
 mod quantize;
+mod remote;
 mod serve;
 mod speculate;
 
@@ -29,6 +30,7 @@ pub(crate) use self::compare::CompareArgs;
 pub(crate) use self::device::{DeviceArgs, DeviceKind, Kernels, Quantize};
 pub(crate) use self::embed::EmbedArgs;
 pub(crate) use self::quantize::QuantizeArgs;
+pub(crate) use self::remote::{PullChunksArgs, PushArgs, RemoteArgs, RemoteTrustArgs, ThereArgs};
 pub(crate) use self::serve::ServeArgs;
 pub(crate) use self::speculate::SpeculateArgs;
 

@@ -92,8 +92,13 @@ fn each_command(
     }
 }
 
-/// A command's flags after all sources were added, without anything else on the command line.
-fn flags_of(words: &[&str], file: &[Setting], lookup: Lookup<'_>) -> ArgMatches {
+/// A command's flags after all sources were added, with at most one flag on the command line.
+fn flags_of(
+    words: &[&str],
+    flag: Option<&str>,
+    file: &[Setting],
+    lookup: Lookup<'_>,
+) -> ArgMatches {
     let mut command = Cli::command();
     command.build();
     let mut command = layer(command, file, lookup);
@@ -102,7 +107,7 @@ fn flags_of(words: &[&str], file: &[Setting], lookup: Lookup<'_>) -> ArgMatches 
     }
     let command = command.mut_args(|arg| arg.required(false)).subcommand_required(false);
     let command = command.arg_required_else_help(false);
-    command.try_get_matches_from([*words.last().unwrap()]).unwrap()
+    command.try_get_matches_from([*words.last().unwrap()].into_iter().chain(flag)).unwrap()
 }
 
 #[test]
@@ -120,9 +125,17 @@ fn every_flag_can_be_set_in_the_environment_and_in_the_file() {
                 if is_switch(arg) { matches.get_flag(id) } else { raw.join(",") == value }
             };
             let in_file = [(key.clone(), vec![value.to_owned()])];
-            assert!(is_set(&flags_of(words, &in_file, &nothing)), "{words:?} --{key} in the file");
             let lookup = |name: &str| (name == variable(&key)).then(|| value.into());
-            assert!(is_set(&flags_of(words, &[], &lookup)), "{words:?} {}", variable(&key));
+            // A flag whose value is optional takes its value from elsewhere, not its presence.
+            let flag = is_value_optional(arg).then(|| format!("--{key}"));
+            if flag.is_some() {
+                assert!(!is_set(&flags_of(words, None, &in_file, &nothing)), "{words:?} --{key}");
+            }
+            let flag = flag.as_deref();
+            let is_in_file = is_set(&flags_of(words, flag, &in_file, &nothing));
+            assert!(is_in_file, "{words:?} --{key} in the file");
+            let is_in_environment = is_set(&flags_of(words, flag, &[], &lookup));
+            assert!(is_in_environment, "{words:?} {}", variable(&key));
             n_flags += 1;
         }
     });

@@ -1,4 +1,4 @@
-//! A chunk as JSON, as the shelf and parcels write it.
+//! A chunk as JSON, as the shelf, parcels and the remote tier write it.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -55,6 +55,23 @@ impl Card {
             uses: self.uses,
             pinned: self.pinned,
         })
+    }
+}
+
+impl Chunk {
+    /// The chunk as JSON.
+    pub fn to_json(&self) -> Vec<u8> {
+        serde_json::to_vec(&Card::of(self)).expect("texts and numbers become JSON")
+    }
+
+    /// Reads the output of [`to_json`](Self::to_json).
+    ///
+    /// # Errors
+    /// Why the JSON does not describe a chunk: its form, or an id that is not the one of its
+    /// tokens. Whether the tokens are those of the text, only a tokenizer can say.
+    pub fn from_json(json: &[u8]) -> Result<Self, String> {
+        let card: Card = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+        card.chunk()
     }
 }
 

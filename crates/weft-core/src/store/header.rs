@@ -48,8 +48,8 @@ impl Header {
         (bytes < usize::MAX / 4).then_some(bytes)
     }
 
-    /// The first field in which `found` differs from `self`.
-    pub(super) fn mismatch(&self, found: &Self) -> Option<Reason> {
+    /// The first field in which `found` differs from `self`. `prefill_us` may differ.
+    pub fn mismatch(&self, found: &Self) -> Option<Reason> {
         let differs = |field, expected: String, found: String| {
             (expected != found).then_some(Reason::Mismatch { field, expected, found })
         };

@@ -2,7 +2,7 @@
 
 use weft_core::store::{KvKey, Store};
 
-use super::{print_warnings, rows_of};
+use super::{print_warnings, remote, rows_of};
 use crate::answer::print;
 use crate::args::{CacheArgs, GcArgs};
 use crate::error::CliError;
@@ -11,6 +11,9 @@ use crate::size;
 use crate::tiers::{Budget, RegisteredChunks};
 
 pub(super) fn run(args: &GcArgs) -> Result<(), CliError> {
+    if args.there.remote.is_some() {
+        return remote::gc(args);
+    }
     let budget = Budget::new(&args.cache);
     let folder = budget.folder.clone().unwrap_or_default();
     let Some(mut store) = budget.open_store().map_err(CliError::Unhealthy)? else {

@@ -5,6 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 use weft_core::chunk::Chunk;
 
+use super::remote;
 use crate::answer::print;
 use crate::args::ListChunksArgs;
 use crate::commands::list::age;
@@ -12,9 +13,12 @@ use crate::error::CliError;
 use crate::terminal;
 
 /// Digits of an id in tables.
-const ID_DIGITS: usize = 12;
+pub(super) const ID_DIGITS: usize = 12;
 
 pub(super) fn run(args: &ListChunksArgs) -> Result<(), CliError> {
+    if args.there.remote.is_some() {
+        return remote::list(args);
+    }
     let (registered, _) = super::registered(&args.model, &args.cache)?;
     let chunks = registered.library.list(&super::which(&args.which));
     if args.json {

@@ -1,12 +1,13 @@
 //! `weft chunk …`: the registered chunks and their cached rows.
 //!
-//! Only `warm`, `import` of rows and `gc --other-models` need a device. The other commands read the
-//! model's tokenizer, the shelf and the headers of row files.
+//! Only `warm`, `import` and `pull` of rows and `gc --other-models` need a device. The other commands
+//! read the model's tokenizer, the shelf and the headers of row files.
 
 mod add;
 mod gc;
 mod list;
 mod pin;
+mod remote;
 mod rm;
 mod show;
 mod transfer;
@@ -36,6 +37,8 @@ pub(crate) fn run(command: ChunkCommand) -> Result<ExitCode, CliError> {
         ChunkCommand::Rm(args) => rm::run(&args),
         ChunkCommand::Export(args) => transfer::export(&args),
         ChunkCommand::Import(args) => transfer::import(&args),
+        ChunkCommand::Push(args) => remote::push(&args),
+        ChunkCommand::Pull(args) => remote::pull(&args),
         ChunkCommand::Gc(args) => gc::run(&args),
     }?;
     Ok(ExitCode::SUCCESS)

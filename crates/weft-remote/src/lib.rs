@@ -1,0 +1,35 @@
+//! The remote tier: KV rows and registered chunks in an object store that several machines share.
+//!
+//! The object store is the distributed system: this crate has no protocol of its own and elects no
+//! leader. Objects are immutable and named by content; a manifest, written last, makes rows exist.
+//! What comes back is checked against the manifest, the key and, with a key, the signature. A
+//! failing or lying store is a counted miss, never an error of a request (docs/store.md).
+//!
+//! The crate knows neither engine nor device: rows are bytes, as in `weft_core::store`.
+
+#![forbid(unsafe_code)]
+
+mod absent;
+mod breaker;
+mod gc;
+mod get;
+mod http;
+mod manifest;
+mod miss;
+mod names;
+mod put;
+mod seal;
+mod service;
+mod shelf;
+mod stats;
+mod url;
+
+pub use breaker::BreakerState;
+pub use gc::{Sweep, Swept};
+pub use miss::Miss;
+pub use put::Written;
+pub use seal::Trust;
+pub use service::{Limits, Remote};
+pub use shelf::{Label, Labels, Pulled};
+pub use stats::{Latency, RemoteStats};
+pub use url::RemoteError;

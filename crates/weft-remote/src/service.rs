@@ -1,0 +1,406 @@
+//! The remote tier as a service with its own threads: fetches that nobody waits for in vain, and
+//! writes behind the answers.
+//!
+//! A fetch is answered in any case, within its limit on time. Nothing here waits for the store on
+//! the caller's thread, except the calls that say so.
+
+use std::collections::HashSet;
+use std::future::Future;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use object_store::ObjectStore;
+use object_store::path::Path;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::Semaphore;
+use weft_core::store::{Header, KvKey, Rows};
+
+use crate::absent::Absent;
+use crate::breaker::Breaker;
+use crate::get::Bucket;
+use crate::miss::Miss;
+use crate::names::Names;
+use crate::put::Written;
+use crate::seal::Trust;
+use crate::stats::{RemoteStats, Warnings};
+use crate::url::{self, RemoteError, Times};
+
+/// Threads that check what arrives. Requests have their own, up to `REQUESTS_AT_ONCE`.
+const THREADS: usize = 2;
+const REQUESTS_AT_ONCE: usize = 64;
+
+/// For one request, which has at most a part of an object.
+const REQUEST: Duration = Duration::from_secs(60);
+
+/// Damaged entries that are remembered, to be written again.
+const MOST_DAMAGED: usize = 1 << 12;
+
+/// Limits of the service.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// For a fetch, from the call to the answer.
+    pub fetch: Duration,
+    /// For writing one entry.
+    pub write: Duration,
+    /// Fetches that run at once.
+    pub fetches_at_once: usize,
+    /// Fetches that wait for their turn.
+    pub fetches_waiting: usize,
+    /// Bytes of the rows that wait to be written.
+    pub queue_bytes: u64,
+    /// Entries that are written at once.
+    pub writes_at_once: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            fetch: Duration::from_secs(5),
+            write: Duration::from_secs(60),
+            fetches_at_once: 8,
+            fetches_waiting: 256,
+            queue_bytes: 256 << 20,
+            writes_at_once: 2,
+        }
+    }
+}
+
+/// The remote tier.
+#[derive(Debug)]
+pub struct Remote {
+    shared: Arc<Shared>,
+    /// Taken when the service is dropped.
+    runtime: Option<Runtime>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    bucket: Bucket,
+    limits: Limits,
+    state: Mutex<State>,
+    /// Signalled when an entry leaves the queue.
+    left_queue: Condvar,
+    fetches: Semaphore,
+    n_fetches: AtomicUsize,
+    writes: Semaphore,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    stats: RemoteStats,
+    reads: Breaker,
+    writes: Breaker,
+    absent: Absent,
+    /// Entries that a reader could not use; the next writer replaces them.
+    damaged: HashSet<KvKey>,
+    warnings: Warnings,
+    is_closed: bool,
+}
+
+impl Remote {
+    /// Opens the store of a URL. Nothing is asked of it yet.
+    ///
+    /// # Errors
+    /// If the URL or the settings in the environment are wrong, or no thread can be started.
+    pub fn open(url: &str, trust: Trust, limits: Limits) -> Result<Self, RemoteError> {
+        let times = Times {
+            connect: limits.fetch.min(Duration::from_secs(3)),
+            request: limits.write.min(REQUEST),
+            retries: limits.fetch,
+        };
+        let (store, prefix) = url::open(url, times)?;
+        Self::with_store(store, prefix.as_ref(), trust, limits)
+    }
+
+    /// The same for any store.
+    ///
+    /// # Errors
+    /// If no thread can be started, or the prefix cannot name objects.
+    pub fn with_store(
+        store: Arc<dyn ObjectStore>,
+        prefix: &str,
+        trust: Trust,
+        limits: Limits,
+    ) -> Result<Self, RemoteError> {
+        let prefix = Path::parse(prefix).map_err(|error| RemoteError::Url {
+            url: prefix.to_owned(),
+            reason: error.to_string(),
+        })?;
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .max_blocking_threads(REQUESTS_AT_ONCE)
+            .thread_name("weft-remote")
+            .enable_time()
+            .build()
+            .map_err(RemoteError::Threads)?;
+        let shared = Shared {
+            bucket: Bucket { store, names: Names::new(prefix), trust },
+            fetches: Semaphore::new(limits.fetches_at_once.max(1)),
+            n_fetches: AtomicUsize::new(0),
+            writes: Semaphore::new(limits.writes_at_once.max(1)),
+            limits,
+            state: Mutex::default(),
+            left_queue: Condvar::new(),
+        };
+        Ok(Self { shared: Arc::new(shared), runtime: Some(runtime) })
+    }
+
+    /// Asks for the rows of a key that `expected` describes. Returns at once; the answer comes
+    /// within the limit on time. A miss is `None`, and counted.
+    pub fn fetch(&self, key: &KvKey, expected: &Header) -> Receiver<Option<Rows>> {
+        let (sender, receiver) = sync_channel(1);
+        let begun = Instant::now();
+        if let Err(miss) = self.shared.admit(key, begun) {
+            self.shared.state().count_miss(&miss);
+            // The channel has room for one answer, and the receiver is here.
+            let _ = sender.send(None);
+            return receiver;
+        }
+        let shared = Arc::clone(&self.shared);
+        let (key, expected) = (*key, expected.clone());
+        self.runtime().spawn(async move { shared.fetch(&key, &expected, begun, &sender).await });
+        receiver
+    }
+
+    /// Queues rows to be written behind the caller's back. Returns whether they are queued; if the
+    /// queue is full, or the store has failed, they are dropped and counted.
+    pub fn put(&self, key: &KvKey, header: &Header, rows: Arc<Rows>) -> bool {
+        let bytes = (rows.k.len() + rows.v.len()) as u64;
+        if !self.shared.enqueue(bytes) {
+            return false;
+        }
+        let shared = Arc::clone(&self.shared);
+        let (key, header) = (*key, header.clone());
+        self.runtime().spawn(async move {
+            shared.write(&key, &header, &rows).await;
+            // Before the queue has room again, so that its limit is one on memory.
+            drop(rows);
+            shared.dequeue(bytes);
+        });
+        true
+    }
+
+    /// Waits until everything that was queued is written or has failed, at most for `limit`.
+    /// Returns the number of entries that are left.
+    pub fn flush(&self, limit: Duration) -> usize {
+        let state = self.shared.state();
+        let waited = self
+            .shared
+            .left_queue
+            .wait_timeout_while(state, limit, |state| state.stats.queued.0 > 0);
+        waited.unwrap_or_else(PoisonError::into_inner).0.stats.queued.0
+    }
+
+    /// Takes no more, and flushes. What is left after `limit` is dropped and counted. Returns the
+    /// final counts.
+    pub fn close(self, limit: Duration) -> RemoteStats {
+        self.shared.state().is_closed = true;
+        let n_left = self.flush(limit);
+        self.shared.state().stats.dropped += n_left as u64;
+        self.stats()
+    }
+
+    /// Counts since it was opened.
+    pub fn stats(&self) -> RemoteStats {
+        let state = self.shared.state();
+        RemoteStats {
+            read_breaker: state.reads.state(),
+            write_breaker: state.writes.state(),
+            n_opened: state.reads.n_opened + state.writes.n_opened,
+            ..state.stats.clone()
+        }
+    }
+
+    /// Warnings for the user, each kind once.
+    pub fn take_warnings(&self) -> Vec<String> {
+        self.shared.state().warnings.take()
+    }
+
+    /// Its store, for calls that wait.
+    pub(crate) fn bucket(&self) -> &Bucket {
+        &self.shared.bucket
+    }
+
+    /// Runs a call that waits on the caller's thread.
+    pub(crate) fn wait_for<T>(&self, call: impl Future<Output = T>) -> T {
+        self.runtime().block_on(call)
+    }
+
+    fn runtime(&self) -> &Runtime {
+        self.runtime.as_ref().expect("it is taken only at the end")
+    }
+}
+
+impl Drop for Remote {
+    /// Requests that run are given up; the process does not wait for a store.
+    fn drop(&mut self) {
+        self.shared.state().is_closed = true;
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Decides without the store whether to ask it.
+    fn admit(&self, key: &KvKey, now: Instant) -> Result<(), Miss> {
+        if matches!(self.bucket.trust, Trust::Nobody) {
+            return Err(Miss::Untrusted);
+        }
+        let mut state = self.state();
+        if state.is_closed {
+            return Err(Miss::Closed);
+        }
+        if state.absent.has(key, now) {
+            return Err(Miss::RecentlyAbsent);
+        }
+        let most = self.limits.fetches_at_once + self.limits.fetches_waiting;
+        if self.n_fetches.load(Ordering::Relaxed) >= most {
+            return Err(Miss::Busy);
+        }
+        if !state.reads.admits(now) {
+            return Err(Miss::BreakerOpen);
+        }
+        self.n_fetches.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    async fn fetch(
+        &self,
+        key: &KvKey,
+        expected: &Header,
+        begun: Instant,
+        sender: &SyncSender<Option<Rows>>,
+    ) {
+        let limit = self.limits.fetch;
+        let until = tokio::time::Instant::from_std(begun + limit);
+        let rows = match tokio::time::timeout_at(until, self.fetches.acquire()).await {
+            // It was never this fetch's turn; that says nothing about the store.
+            Err(_) | Ok(Err(_)) => Err(Miss::Busy),
+            Ok(Ok(_turn)) => {
+                let rows = self.bucket.rows(key, expected);
+                let timeout = Miss::Timeout { seconds: limit.as_secs_f64() };
+                tokio::time::timeout_at(until, rows).await.unwrap_or(Err(timeout))
+            }
+        };
+        self.n_fetches.fetch_sub(1, Ordering::Relaxed);
+        let rows = self.state().count_fetch(key, rows, begun);
+        // A caller that does not wait any more has dropped the receiver.
+        let _ = sender.send(rows);
+    }
+
+    /// Makes room in the queue, or counts what is dropped.
+    fn enqueue(&self, bytes: u64) -> bool {
+        let mut state = self.state();
+        let (n, queued_bytes) = state.stats.queued;
+        let fits = queued_bytes + bytes <= self.limits.queue_bytes;
+        if state.is_closed || !fits || state.writes.refuses(Instant::now()) {
+            state.stats.dropped += 1;
+            return false;
+        }
+        state.stats.queued = (n + 1, queued_bytes + bytes);
+        true
+    }
+
+    fn dequeue(&self, bytes: u64) {
+        let mut state = self.state();
+        let (n, queued_bytes) = state.stats.queued;
+        state.stats.queued = (n - 1, queued_bytes - bytes);
+        drop(state);
+        self.left_queue.notify_all();
+    }
+
+    async fn write(&self, key: &KvKey, header: &Header, rows: &Arc<Rows>) {
+        let Ok(_turn) = self.writes.acquire().await else { return };
+        let begun = Instant::now();
+        let anew = {
+            let mut state = self.state();
+            if !state.writes.admits(begun) {
+                state.stats.dropped += 1;
+                return;
+            }
+            state.damaged.contains(key)
+        };
+        let timeout = Miss::Timeout { seconds: self.limits.write.as_secs_f64() };
+        let written = self.bucket.put_rows(key, header, rows, anew);
+        let written = tokio::time::timeout(self.limits.write, written).await;
+        self.state().count_write(key, written.unwrap_or(Err(timeout)), begun);
+    }
+}
+
+impl State {
+    fn count_miss(&mut self, miss: &Miss) {
+        self.stats.misses += 1;
+        *self.stats.reasons.entry(miss.name()).or_default() += 1;
+        self.warnings.add("rows are not fetched from", miss);
+    }
+
+    /// Counts a fetch that the breaker let through.
+    fn count_fetch(
+        &mut self,
+        key: &KvKey,
+        rows: Result<Rows, Miss>,
+        begun: Instant,
+    ) -> Option<Rows> {
+        let now = Instant::now();
+        match rows {
+            Ok(rows) => {
+                self.reads.succeeded();
+                self.stats.hits += 1;
+                self.stats.read_bytes += (rows.k.len() + rows.v.len()) as u64;
+                self.stats.reads.add(now - begun);
+                Some(rows)
+            }
+            Err(miss) => {
+                match &miss {
+                    Miss::Busy => self.reads.gave_up(),
+                    miss if miss.is_failure() => self.reads.failed(miss.is_silence(), now),
+                    _ => {
+                        // The store answered; it does not have rows that can be used.
+                        self.reads.succeeded();
+                        self.absent.add(key, now);
+                    }
+                }
+                if miss.is_damage() && self.damaged.len() < MOST_DAMAGED {
+                    self.damaged.insert(*key);
+                }
+                self.count_miss(&miss);
+                None
+            }
+        }
+    }
+
+    fn count_write(&mut self, key: &KvKey, written: Result<Written, Miss>, begun: Instant) {
+        let now = Instant::now();
+        match written {
+            Ok(written) => {
+                self.writes.succeeded();
+                self.damaged.remove(key);
+                self.absent.remove(key);
+                self.stats.writes.add(now - begun);
+                match written {
+                    Written::New { bytes } => {
+                        self.stats.stored += 1;
+                        self.stats.written_bytes += bytes;
+                    }
+                    Written::Present => self.stats.present += 1,
+                }
+            }
+            Err(miss) => {
+                if miss.is_failure() {
+                    self.writes.failed(miss.is_silence(), now);
+                } else {
+                    self.writes.gave_up();
+                }
+                *self.stats.failed_writes.entry(miss.name()).or_default() += 1;
+                self.warnings.add("rows are not written to", &miss);
+            }
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! What the service promises: rows come back as they were, writes are behind and bounded, a store
+//! that fails is left alone.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::TryRecvError;
+use std::time::Duration;
+
+use weft_core::store::{Header, KvKey, Rows};
+use weft_remote::{BreakerState, Limits, Trust};
+
+use super::faulty::{Faulty, denied, full, reset, server_error};
+use super::*;
+
+#[test]
+fn rows_come_back_on_another_machine_as_they_were() {
+    let store = Faulty::new();
+    let here = open(&store);
+    let wanted: Vec<Header> = (1..6).map(|n| header(&vec![n; n as usize])).collect();
+    wanted.iter().for_each(|header| store_rows(&here, header));
+    let there = open(&store);
+    for header in &wanted {
+        assert_eq!(fetch(&there, header).as_ref(), Some(&*rows(header)));
+    }
+    assert_eq!(fetch(&there, &header(&[99])), None);
+    let stats = there.stats();
+    assert_eq!((stats.hits, stats.misses, stats.reads.count), (5, 1, 5));
+    assert_eq!(reasons(&stats), [("absent", 1)]);
+    assert_eq!((here.stats().stored, here.stats().present), (5, 0));
+    store_rows(&there, &wanted[0]);
+    assert_eq!((there.stats().stored, there.stats().present), (0, 1));
+}
+
+#[test]
+fn long_rows_travel_in_parts_and_in_ranges() {
+    let store = Faulty::new();
+    let remote = open(&store);
+    // 20 MB: more than one part, and a layer is more than one range.
+    let long = Header { layers: 2, kv_width: 5_000, ..header(&[7; 501]) };
+    store_rows(&remote, &long);
+    let before = store.reads();
+    assert!(fetch(&remote, &long).as_ref() == Some(&*rows(&long)));
+    assert_eq!(store.reads() - before, 4, "a manifest and three ranges");
+    assert_eq!(remote.stats().read_bytes, 2 * 2 * 5_000 * 501 * 2);
+}
+
+#[test]
+fn the_manifest_is_written_last_and_without_it_there_are_no_rows() {
+    let store = Faulty::new();
+    let header = header(&[1, 2]);
+    store_rows(&open(&store), &header);
+    let paths = store.paths();
+    let [rows_path, manifest] = &paths[..] else { panic!("{paths:?}") };
+    assert!(manifest.as_ref().ends_with("/manifest"), "{manifest}");
+    assert!(rows_path.as_ref().starts_with("team/kv/rows/"), "{rows_path}");
+    let other = Faulty::new();
+    other.write(rows_path, store.bytes(rows_path));
+    let remote = open(&other);
+    assert_eq!(fetch(&remote, &header), None);
+    assert_eq!(reasons(&remote.stats()), [("absent", 1)]);
+}
+
+#[test]
+fn a_store_that_ignores_conditions_is_as_good() {
+    let store = Faulty::new();
+    store.ignores_create.store(true, Ordering::SeqCst);
+    let (one, two) = (open(&store), open(&store));
+    let header = header(&[1, 2]);
+    store.is_slow.store(true, Ordering::SeqCst);
+    // Both find no manifest, then both write.
+    assert!(one.put(&key(&header), &header, rows(&header)));
+    assert!(two.put(&key(&header), &header, rows(&header)));
+    while store.reads() < 2 {
+        std::thread::yield_now();
+    }
+    store.gate.add_permits(1000);
+    assert_eq!((one.flush(LONG), two.flush(LONG)), (0, 0));
+    assert_eq!(store.paths().len(), 2);
+    assert_eq!(fetch(&open(&store), &header).as_ref(), Some(&*rows(&header)));
+}
+
+#[test]
+fn an_absence_is_remembered_until_somebody_here_stores_the_rows() {
+    let store = Faulty::new();
+    let remote = open(&store);
+    let header = header(&[1, 2]);
+    (0..10).for_each(|_| assert_eq!(fetch(&remote, &header), None));
+    assert_eq!(store.reads(), 1);
+    assert_eq!(reasons(&remote.stats()), [("absent", 1), ("recently_absent", 9)]);
+    store_rows(&remote, &header);
+    assert!(fetch(&remote, &header).is_some());
+}
+
+#[test]
+fn the_queue_is_bounded_in_bytes_and_what_does_not_fit_is_dropped() {
+    let store = Faulty::new();
+    let header = header(&[1, 2]);
+    let bytes = 2 * header.tensor_bytes().unwrap() as u64;
+    let remote =
+        open_as(&store, Trust::Key(KEY), Limits { queue_bytes: 2 * bytes + 1, ..limits() });
+    store.is_slow.store(true, Ordering::SeqCst);
+    let put = |n: u32| {
+        let header = super::header(&[n, n]);
+        remote.put(&key(&header), &header, rows(&header))
+    };
+    assert_eq!([1, 2, 3, 4].map(put), [true, true, false, false]);
+    assert_eq!((remote.stats().queued, remote.stats().dropped), ((2, 2 * bytes), 2));
+    store.gate.add_permits(1000);
+    assert_eq!(remote.flush(LONG), 0);
+    assert_eq!((remote.stats().queued, remote.stats().stored), ((0, 0), 2));
+    assert!(put(3));
+    assert_eq!(remote.close(LONG).stored, 3);
+}
+
+#[test]
+fn closing_ends_within_its_limit_and_counts_what_is_lost() {
+    let store = Faulty::new();
+    let remote = open(&store);
+    let header = header(&[1, 2]);
+    store.is_slow.store(true, Ordering::SeqCst);
+    assert!(remote.put(&key(&header), &header, rows(&header)));
+    let answer = remote.fetch(&key(&header), &header);
+    let stats = remote.close(Duration::from_millis(1));
+    assert_eq!((stats.dropped, stats.stored), (1, 0));
+    // A fetch that nobody will answer ends too.
+    assert!(answer.recv_timeout(LONG).is_err());
+}
+
+#[test]
+fn one_timeout_opens_the_breaker_and_then_nothing_is_asked() {
+    let store = Faulty::new();
+    let limits = Limits { fetch: Duration::from_millis(20), ..limits() };
+    let remote = open_as(&store, Trust::Key(KEY), limits);
+    store.is_slow.store(true, Ordering::SeqCst);
+    assert_eq!(fetch(&remote, &header(&[1])), None);
+    assert_eq!((store.reads(), remote.stats().read_breaker), (1, BreakerState::Open));
+    for n in 2..1000 {
+        let header = header(&[n]);
+        // The answer is there when the call returns.
+        assert_eq!(remote.fetch(&key(&header), &header).try_recv(), Ok(None));
+    }
+    assert_eq!(store.reads(), 1);
+    let stats = remote.stats();
+    assert_eq!(reasons(&stats), [("breaker_open", 998), ("timeout", 1)]);
+    assert_eq!((stats.n_opened, remote.take_warnings().len()), (1, 1));
+    assert_eq!(remote.take_warnings(), Vec::<String>::new());
+    assert_eq!(stats.write_breaker, BreakerState::Closed, "writes have their own");
+}
+
+#[test]
+fn failing_answers_open_the_breaker_after_a_few_and_each_is_counted() {
+    for (error, reason) in
+        [(server_error as fn() -> _, "failed"), (reset, "failed"), (denied, "denied")]
+    {
+        let store = Faulty::new();
+        let remote = open(&store);
+        *store.refuses_reads.lock().unwrap() = Some(error);
+        (0..5).for_each(|n| assert_eq!(fetch(&remote, &header(&[n])), None));
+        let stats = remote.stats();
+        assert_eq!((stats.count(reason), stats.count("breaker_open")), (3, 2), "{stats:?}");
+        let warnings = remote.take_warnings();
+        assert!(
+            warnings.len() == 1 && warnings[0].contains("rows are not fetched"),
+            "{warnings:?}"
+        );
+    }
+}
+
+#[test]
+fn a_full_bucket_stops_writing_and_not_reading() {
+    let store = Faulty::new();
+    let remote = open(&store);
+    store_rows(&remote, &header(&[1]));
+    *store.refuses_writes.lock().unwrap() = Some(full);
+    for n in 2..7 {
+        let header = header(&[n]);
+        remote.put(&key(&header), &header, rows(&header));
+        assert_eq!(remote.flush(LONG), 0);
+    }
+    let stats = remote.stats();
+    assert_eq!((stats.stored, stats.count_failed("failed"), stats.dropped), (1, 3, 2));
+    assert_eq!(stats.write_breaker, BreakerState::Open);
+    assert!(fetch(&remote, &header(&[1])).is_some());
+    assert_eq!(fetch(&remote, &header(&[2])), None);
+    assert!(remote.take_warnings()[0].contains("the bucket is full"));
+}
+
+#[test]
+fn a_slow_fetch_delays_no_other_and_too_many_are_refused() {
+    let store = Faulty::new();
+    let remote = open(&store);
+    store_rows(&remote, &header(&[1]));
+    let remote = open_as(
+        &store,
+        Trust::Key(KEY),
+        Limits { fetches_at_once: 2, fetches_waiting: 1, ..limits() },
+    );
+    store.is_slow.store(true, Ordering::SeqCst);
+    let fetch = |n: u32| remote.fetch(&key(&header(&[n])), &header(&[n]));
+    let (one, two, waits) = (fetch(1), fetch(2), fetch(3));
+    assert_eq!(fetch(4).try_recv(), Ok(None));
+    assert_eq!(remote.stats().count("busy"), 1);
+    assert_eq!(one.try_recv(), Err(TryRecvError::Empty));
+    store.gate.add_permits(1000);
+    assert!(one.recv_timeout(LONG).unwrap().is_some());
+    assert_eq!(two.recv_timeout(LONG).unwrap(), None);
+    assert_eq!(waits.recv_timeout(LONG).unwrap(), None);
+}
+
+#[test]
+fn rows_that_do_not_fit_their_header_or_key_are_not_written() {
+    let store = Faulty::new();
+    let remote = open(&store);
+    let header = header(&[1, 2]);
+    let short = Arc::new(Rows { k: vec![0; 3], v: vec![0; 3] });
+    remote.put(&key(&header), &header, short);
+    remote.put(&KvKey::from_bytes([5; 32]), &header, rows(&header));
+    assert_eq!(remote.flush(LONG), 0);
+    assert_eq!(store.paths(), []);
+    let stats = remote.stats();
+    assert_eq!((stats.count_failed("form"), stats.count_failed("key")), (1, 1));
+}

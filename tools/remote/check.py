@@ -1,0 +1,203 @@
+#!/usr/bin/env python3
+"""Runs the remote tier against a real server, directly and through a proxy with faults.
+
+    check.py s3s-fs [--bin PATH] [--weft PATH] [--exercise PATH] [--flips N]
+    check.py URL …      for a server that runs (AWS_ENDPOINT and credentials in the environment)
+
+No wrong row may come back, every failure must be counted, and `weft chunk push` and `pull` must
+carry a chunk from one home folder to another. Prints one line of JSON for each case; exits with 1
+if something does not hold.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+from proxy import Proxy
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+failed = []
+
+
+def check(case, holds, facts):
+    print(json.dumps({"case": case, "holds": holds, **facts}), flush=True)
+    if not holds:
+        failed.append(case)
+
+
+@contextlib.contextmanager
+def s3s(binary):
+    """An s3s-fs server with an empty bucket `shelf`, and the environment that reaches it."""
+    with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+        free.close()
+        (pathlib.Path(folder) / "shelf").mkdir()
+        keys = ["--access-key", "weft", "--secret-key", "weft-secret"]
+        command = [binary, "--host", "127.0.0.1", "--port", str(port), *keys, folder]
+        server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            wait_for(port)
+            yield {
+                "AWS_ENDPOINT": f"http://127.0.0.1:{port}",
+                "AWS_ALLOW_HTTP": "true",
+                "AWS_REGION": "us-east-1",
+                "AWS_ACCESS_KEY_ID": "weft",
+                "AWS_SECRET_ACCESS_KEY": "weft-secret",
+            }, "s3://shelf/kv"
+        finally:
+            server.kill()
+            server.wait()
+
+
+def wait_for(port):
+    for _ in range(600):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.1)
+    sys.exit(f"nothing listens on port {port}")
+
+
+class Exercise:
+    def __init__(self, binary, url, environment):
+        self.binary, self.url, self.environment = binary, url, environment
+
+    def __call__(self, what, first, count, **environment):
+        command = [self.binary, what, self.url, str(first), str(count)]
+        env = {**os.environ, **self.environment, **environment}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
+        if done.returncode:
+            return {"crashed": done.stderr[-2000:], "right": 0, "wrong": -1}
+        return json.loads(done.stdout)
+
+
+def direct(exercise):
+    wrote = exercise("write", 0, 40)
+    check("write", wrote["stats"]["stored"] == 40 and wrote["left"] == 0, wrote)
+    again = exercise("write", 0, 40)
+    check("write again", again["stats"]["present"] == 40, again)
+    read = exercise("read", 0, 40)
+    check("read by another process", (read["right"], read["wrong"]) == (40, 0), read)
+    missing = exercise("read", 1000, 20)
+    check("absent", missing["stats"]["reasons"] == {"absent": 20}, missing)
+
+
+def through_proxy(exercise, environment, flips):
+    host, port = environment["AWS_ENDPOINT"].removeprefix("http://").split(":")
+    proxy = Proxy((host, int(port)))
+    through = {"AWS_ENDPOINT": f"http://127.0.0.1:{proxy.port}"}
+    read = exercise("read", 0, 40, **through)
+    check("proxy without faults", (read["right"], read["wrong"]) == (40, 0), read)
+    for fault, share in [("latency", 1), ("reset", 0.2), ("500", 0.2), ("truncate", 0.2)]:
+        proxy.fault, proxy.share, proxy.done = fault, share, 0
+        read = exercise("read", 0, 40, **through)
+        counted = read["right"] + read["stats"]["misses"] == 40
+        read["faults"] = proxy.done
+        check(f"read with {fault}", read["wrong"] == 0 and counted and proxy.done > 0, read)
+        wrote = exercise("write", 2000 + 100 * len(fault), 10, **through)
+        stats = wrote["stats"]
+        ended = stats["stored"] + stats["dropped"] + sum(stats["failed_writes"].values())
+        check(f"write with {fault}", ended == 10 and wrote["left"] == 0, wrote)
+    # Often enough a manifest comes through, and the bit is one of the rows.
+    proxy.fault, proxy.share, proxy.done = "flip", 0.3, 0
+    facts = {"flipped": 0, "right": 0, "wrong": 0, "reasons": {}}
+    while proxy.done < flips:
+        read = exercise("read", 0, 40, **through)
+        facts["right"] += read["right"]
+        facts["wrong"] += read["wrong"]
+        for reason, count in read["stats"]["reasons"].items():
+            facts["reasons"][reason] = facts["reasons"].get(reason, 0) + count
+    facts["flipped"] = proxy.done
+    check("flipped bits", facts["wrong"] == 0 and len(facts["reasons"]) > 1, facts)
+    proxy.fault = "silence"
+    silent = exercise("read", 0, 40, **through)
+    stats = silent["stats"]
+    holds = silent["wrong"] == 0 and stats["reasons"].get("breaker_open", 0) >= 30
+    check("a store that is silent", holds, silent)
+    proxy.fault = None
+    wrote = exercise("write", 3000, 10)
+    read = exercise("read", 3000, 10, **through)
+    check("a store that is back", (read["right"], read["wrong"]) == (10, 0), {**wrote, **read})
+
+
+def credentials(exercise):
+    read = exercise("read", 0, 10, AWS_SECRET_ACCESS_KEY="wrong")
+    reasons = read["stats"]["reasons"]
+    check("wrong credentials", read["right"] == 0 and reasons.get("denied", 0) >= 3, read)
+
+
+def gone(exercise):
+    read = exercise("read", 0, 1000, AWS_ENDPOINT="http://127.0.0.1:9")
+    stats = read["stats"]
+    holds = read["right"] == 0 and stats["misses"] == 1000 and read["median_ms"] < 0.1
+    check("no server", holds, read)
+
+
+def commands(weft, url, environment):
+    """Two home folders; a document travels from one to the other."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = pathlib.Path(folder)
+        (root / "team.key").write_text("5" * 64)
+        (root / "team.key").chmod(0o600)
+        demo = (ROOT / "assets/demo/nusonix.txt").read_text()
+
+        def run(home, *args):
+            home = root / home
+            home.mkdir(exist_ok=True)
+            (home / "nusonix.txt").write_text(demo)
+            env = {**environment, "HOME": str(home), "HF_HUB_OFFLINE": "1"}
+            env |= {"WEFT_REMOTE": url, "WEFT_REMOTE_KEY": str(root / "team.key")}
+            done = subprocess.run([weft, *args], cwd=home, env=env, capture_output=True, text=True)
+            if done.returncode:
+                failed.append(args)
+                print(json.dumps({"case": args, "holds": False, "stderr": done.stderr}))
+            return done.stdout
+
+        ask = ("ask", "-q", "--json", "--context", "nusonix", "Who is the ruler of Nusonix?")
+        run("here", "chunk", "add", "nusonix.txt")
+        first = json.loads(run("here", *ask))
+        run("here", "chunk", "push", "nusonix")
+        listed = run("there", "chunk", "list", "--remote")
+        check("list --remote", "nusonix" in listed, {"stdout": listed})
+        run("there", "chunk", "pull", "nusonix")
+        second = json.loads(run("there", *ask))
+        source = second["chunk_report"]["chunks"][1]["source"]
+        facts = {"answers": [first["text"], second["text"]], "source": source}
+        check("push and pull", first["text"] == second["text"] and source == "disk", facts)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("server")
+    parser.add_argument("--bin", default="s3s-fs")
+    parser.add_argument("--weft", default=str(ROOT / "target/debug/weft"))
+    parser.add_argument("--exercise", default=str(ROOT / "target/debug/examples/exercise"))
+    parser.add_argument("--flips", type=int, default=1000)
+    args = parser.parse_args()
+    if args.server == "s3s-fs":
+        server = s3s(args.bin)
+    else:
+        names = [name for name in os.environ if name.startswith("AWS_")]
+        server = contextlib.nullcontext(({n: os.environ[n] for n in names}, args.server))
+    with server as (environment, url):
+        exercise = Exercise(args.exercise, url, environment)
+        direct(exercise)
+        through_proxy(exercise, environment, args.flips)
+        credentials(exercise)
+        gone(exercise)
+        if args.weft != "none":
+            commands(args.weft, url, environment)
+        swept = exercise("delete", 0, 0)
+        check("gc", (swept.get("deleted") or 0) >= 50, swept)
+    print(f"{len(failed)} failed" if failed else "all hold")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
