@@ -1,5 +1,5 @@
-//! weft over HTTP: the routes that clients of OpenAI, Anthropic and Ollama know, chunks, metrics and
-//! a page.
+//! weft over HTTP: the routes that clients of OpenAI, Anthropic and Ollama know, chunks, metrics
+//! and a page.
 //!
 //! The engine lives in its own thread (`worker`) and never waits for a socket. Requests are parsed
 //! by their dialect (`dialects`) into types that check them (`requests`) and become jobs for that

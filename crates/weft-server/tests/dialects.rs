@@ -109,7 +109,7 @@ fn rules_are_refused_with_their_field() {
     let huge = json!({"const": "x".repeat(200_000)});
     let format = json!({"type": "json_schema", "name": "s", "schema": huge});
     for (path, more, form) in [
-        ("/v1/messages", json!({"output_config": {"format": format}}), "{\"error\":{\"message\":"),
+        ("/v1/messages", json!({"output_config": {"format": format}}), "\"type\":\"error\""),
         ("/v1/responses", json!({"text": {"format": format}}), "\"param\":\"text.format\""),
         ("/api/chat", json!({"format": huge}), "{\"error\":\""),
     ] {

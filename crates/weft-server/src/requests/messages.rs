@@ -66,7 +66,9 @@ pub(crate) enum ChatPart {
 
 /// A call of a tool. The arguments are an object, or the JSON of one.
 pub(crate) fn tool_call(id: &str, name: &str, arguments: Value) -> Value {
-    json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+    let mut call = json!({"id": id, "type": "function", "function": {"name": name}});
+    call["function"]["arguments"] = arguments;
+    call
 }
 
 impl<'de> Deserialize<'de> for ChatContent {

@@ -10,8 +10,8 @@ use super::blocks::{ApiMessage, TextBlock, to_chat, to_system};
 use crate::api_error::ApiError;
 use crate::grammars::Rule;
 use crate::requests::{
-    Bounded, ChatRequest, Count, FromJson, OutputFormat, Settings, TextOr, ToolChoice, Tools,
-    fields, unsupported,
+    Bounded, ChatMessage, ChatRequest, Count, FromJson, OutputFormat, Settings, TextOr, ToolChoice,
+    Tools, fields, unsupported,
 };
 
 /// A request for a message.
@@ -90,7 +90,8 @@ impl FromJson for MessagesRequest {
         {
             let (budget, n) = (budget_tokens.count(), n.count());
             let message = format!(
-                "max_tokens is {n} and must be greater than thinking.budget_tokens, which is {budget}"
+                "max_tokens is {n} and must be greater than thinking.budget_tokens, which is \
+                 {budget}"
             );
             return Err(ApiError::invalid(message).param("thinking.budget_tokens"));
         }
@@ -141,7 +142,7 @@ fn read(json: &Value, fields: Fields) -> Result<ChatRequest, ApiError> {
         };
         messages.extend(to_chat(message).map_err(refused)?);
     }
-    let continues = messages[n_system..].last().is_some_and(|last| last.is_continuable());
+    let continues = messages[n_system..].last().is_some_and(ChatMessage::is_continuable);
     let format = fields.output_config.and_then(|config| config.format).or(fields.output_format);
     let format = format.map(|Format::JsonSchema { schema }| ("output_config", Rule::Json(schema)));
     let request = ChatRequest {

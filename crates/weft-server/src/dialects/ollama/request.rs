@@ -110,7 +110,7 @@ impl FromJson for OllamaChat {
         let ChatFields { messages, tools } = fields(json)?;
         let messages = messages.unwrap_or_default();
         let read = messages.into_iter().enumerate().map(|(index, message)| {
-            message.to_chat().map_err(|reason| {
+            message.into_chat().map_err(|reason| {
                 let param = format!("messages[{index}]");
                 ApiError::invalid(format!("{param}: {reason}")).param(param)
             })
@@ -226,7 +226,7 @@ fn format(json: &Value, format: Option<Value>) -> Result<Option<(&'static str, R
 }
 
 impl ApiMessage {
-    fn to_chat(self) -> Result<ChatMessage, String> {
+    fn into_chat(self) -> Result<ChatMessage, String> {
         if self.images.is_some_and(|images| !images.is_empty()) {
             return Err("images are not supported: this model reads text".to_owned());
         }

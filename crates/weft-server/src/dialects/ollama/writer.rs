@@ -83,8 +83,8 @@ impl OllamaWriter {
         answer
     }
 
-    /// Collects a delta; returns what a stream sends. Calls are sent when they are complete, or when
-    /// the answer is over.
+    /// Collects a delta; returns what a stream sends. Calls are sent when they are complete, or
+    /// when the answer is over.
     fn write(&mut self, mut delta: Delta, is_over: bool) -> Vec<Value> {
         if !self.streams {
             self.collected.append(delta);

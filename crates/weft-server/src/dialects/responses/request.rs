@@ -116,7 +116,7 @@ impl FromJson for ResponsesRequest {
             wants("message.output_text.logprobs") || top_logprobs.is_some_and(|n| n > 0);
         let format = match read.text.as_ref().and_then(|text| text.format.as_ref()) {
             None | Some(Format::Text {}) => OutputFormat::rule_of(json)?,
-            Some(Format::JsonObject {}) => Some(Rule::Json(json!({"type": "object"}))).map(in_text),
+            Some(Format::JsonObject {}) => Some(in_text(Rule::Json(json!({"type": "object"})))),
             Some(Format::JsonSchema { schema }) => Some(in_text(Rule::Json(schema.clone()))),
         };
         let store = read.store.unwrap_or(true);
@@ -227,7 +227,8 @@ fn tools(tools: Vec<Value>) -> Result<Vec<Value>, ApiError> {
             kind => {
                 let kind = kind.unwrap_or("null").to_owned();
                 return refused(format!(
-                    "tools of type {kind:?} are not supported, only functions, which the client runs"
+                    "tools of type {kind:?} are not supported, only functions, which the client \
+                     runs"
                 ));
             }
         }

@@ -182,7 +182,7 @@ impl ResponsesWriter {
         for event in events {
             match event {
                 PartEvent::Begun(part) => self.begin(part, &mut sent),
-                PartEvent::More(text) => sent.extend(self.extend(text)),
+                PartEvent::More(text) => sent.extend(self.extend(&text)),
                 PartEvent::Ended => self.end_item(&mut sent),
             }
         }
@@ -213,9 +213,9 @@ impl ResponsesWriter {
         }
     }
 
-    fn extend(&mut self, text: String) -> Option<Value> {
+    fn extend(&mut self, text: &str) -> Option<Value> {
         let item = self.output.last_mut()?;
-        item.text.push_str(&text);
+        item.text.push_str(text);
         let kind = match item.part {
             Part::Thinking => "reasoning_text.delta",
             Part::Text => "output_text.delta",
