@@ -39,7 +39,8 @@ pub struct Stub {
     logits: Vec<f32>,
     nan: Vec<f32>,
     hidden: usize,
-    spans: Vec<usize>,
+    /// Stretches of each lane of the last step.
+    stretches: Vec<usize>,
     next: Instant,
 }
 
@@ -54,7 +55,7 @@ pub fn engine_with(model: &Model, says: &str, control: &Arc<Control>, tiers: Tie
     logits[model.tokenizer.id_of(says).expect("a token") as usize] = 20.0;
     let nan = vec![f32::NAN; model.config.vocab];
     let (control, hidden) = (Arc::clone(control), model.config.hidden);
-    let stub = Stub { control, logits, nan, hidden, spans: Vec::new(), next: Instant::now() };
+    let stub = Stub { control, logits, nan, hidden, stretches: Vec::new(), next: Instant::now() };
     Engine::with_tiers(model, Box::new(stub), tiers)
 }
 
@@ -82,7 +83,7 @@ impl Device for Stub {
                 reason: "the test asks for a failure".to_owned(),
             });
         }
-        self.spans = step.lanes.iter().map(|lane| lane.spans.len()).collect();
+        self.stretches = step.lanes.iter().map(|lane| lane.marks.len() + 1).collect();
         let time = Duration::from_micros(self.control.step_us.load(Ordering::Relaxed));
         // A steady pace: the next steps make up for a long sleep.
         self.next = (self.next + time).max(Instant::now().checked_sub(time).expect("late enough"));
@@ -108,7 +109,7 @@ impl Device for Stub {
     }
 
     fn attention(&self, lane: usize, _: usize) -> Vec<f32> {
-        vec![1.0 / self.spans[lane] as f32; self.spans[lane]]
+        vec![1.0 / self.stretches[lane] as f32; self.stretches[lane]]
     }
 
     fn kv_family(&self) -> String {
