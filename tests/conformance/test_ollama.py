@@ -66,6 +66,12 @@ class Ollama(unittest.TestCase):
         answer = client().chat("weft-tiny", turns, tools=[weather], options=options)
         self.assertGreater(answer.eval_count, 0)
 
+    def test_vectors(self):
+        found = client().embed("weft-tiny", ["A ship.", "Its captain."], dimensions=4)
+        self.assertEqual([len(vector) for vector in found.embeddings], [4, 4])
+        one = client().embeddings("weft-tiny", "A ship.").embedding
+        self.assertAlmostEqual(sum(value * value for value in one), 1, places=5)
+
     def test_refusals(self):
         with self.assertRaises(ollama.ResponseError) as caught:
             client("wrong").list()

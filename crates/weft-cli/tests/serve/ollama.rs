@@ -166,6 +166,35 @@ fn thinking_is_switched_and_a_model_says_what_it_can() {
 }
 
 #[test]
+fn vectors_are_those_of_openai_s_route() {
+    let server = Server::start(&[]);
+    let texts = json!(["A ship.", "Its captain."]);
+    let body = json!({"model": "weft-tiny:latest", "input": texts, "dimensions": 5});
+    let theirs = server.post("/v1/embeddings", &merged(body.clone(), json!({"model": null}))).1;
+    let (status, ours) = server.post("/api/embed", &body);
+    assert_eq!((status, &ours["model"]), (200, &json!("weft-tiny")), "{ours}");
+    assert_eq!(ours["prompt_eval_count"], theirs["usage"]["prompt_tokens"]);
+    assert!(ours["total_duration"].is_u64() && ours["load_duration"].is_u64(), "{ours}");
+    for (index, vector) in theirs["data"].as_array().unwrap().iter().enumerate() {
+        assert_eq!(ours["embeddings"][index], vector["embedding"]);
+    }
+    // Earlier clients send one text.
+    let body = json!({"model": "weft-tiny", "prompt": "A ship.", "dimensions": 5});
+    let one = server.post("/api/embeddings", &body).1;
+    assert_eq!(one["embedding"], theirs["data"][0]["embedding"]);
+    for (path, body) in [
+        ("/api/embed", json!({"model": "m"})),
+        ("/api/embed", json!({"model": "m", "input": ""})),
+        ("/api/embeddings", json!({"model": "m", "input": "x"})),
+        ("/api/embeddings", json!({"model": "m", "prompt": ["x"]})),
+    ] {
+        let (status, answer) = server.post(path, &body);
+        assert_eq!(status, 400, "{body}: {answer}");
+        assert!(answer["error"].is_string(), "{answer}");
+    }
+}
+
+#[test]
 fn refusals_have_ollama_s_form() {
     let server = Server::start(&["--api-key", "secret", "--strict-model"]);
     let refused = |path: &str, body: &Value, wanted: u16, words: &str| {

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use serde::Serialize;
 use weft_core::engine::Reading;
 use weft_core::retrieval::embedding;
@@ -14,6 +16,7 @@ use super::readings::{ReadUsage, read_all};
 use crate::api_error::ApiError;
 use crate::app::{App, SLOW, off_thread};
 use crate::http::Body;
+use crate::model_info::ModelInfo;
 use crate::requests::{EmbeddingsRequest, EncodingFormat};
 
 /// The response. Its vectors are written as they are, because a tree of JSON values would take
@@ -40,18 +43,27 @@ enum Vector {
     Base64(String),
 }
 
-/// Responses with more values than this are written on a blocking thread.
+/// More values than this are written on a blocking thread.
 const MANY_VALUES: usize = 1 << 16;
 
-pub(super) async fn create(
-    State(app): State<Arc<App>>,
+/// The vectors of a request's texts.
+pub(crate) struct Embedded {
+    pub(crate) model: Arc<ModelInfo>,
+    pub(crate) substitute: Substitute,
+    pub(crate) usage: ReadUsage,
+    states: Vec<Vec<f32>>,
+    dimensions: Option<usize>,
+}
+
+/// Embeds the texts of a request.
+pub(crate) async fn embed(
+    app: &Arc<App>,
     body: Body<EmbeddingsRequest>,
-) -> Result<Response, ApiError> {
+) -> Result<Embedded, ApiError> {
     let model = app.worker.model()?;
     let Body { value: request, bytes, share } = body;
-    let substitute = Substitute::check(&app, &model, request.model.as_deref()).await?;
+    let substitute = Substitute::check(app, &model, request.model.as_deref()).await?;
     let dimensions = request.dimensions(&model)?;
-    let format = request.encoding_format();
     let compose = {
         let model = Arc::clone(&model);
         move || request.compose(&model)
@@ -59,41 +71,49 @@ pub(super) async fn create(
     let prompts = off_thread(bytes, compose).await?;
     drop(share);
     let (states, usage) = read_all(&app.worker, prompts, &Reading::State).await?;
-    let work = if states.len() * model.hidden > MANY_VALUES { SLOW } else { 0 };
-    let write = move || {
-        let vector = |state: &Vec<f32>| {
-            let values = embedding(state, dimensions);
-            match format {
-                EncodingFormat::Float => Vector::Float(values),
-                EncodingFormat::Base64 => Vector::Base64(base64(&values)),
-            }
+    Ok(Embedded { model, substitute, usage, states, dimensions })
+}
+
+impl Embedded {
+    /// Writes the vectors as a response.
+    pub(crate) async fn respond<T: Serialize>(
+        self,
+        body: impl FnOnce(Vec<Vec<f32>>, &ModelInfo, ReadUsage) -> T + Send + 'static,
+    ) -> Result<Response, ApiError> {
+        let Self { model, substitute, usage, states, dimensions } = self;
+        let work = if states.len() * model.hidden > MANY_VALUES { SLOW } else { 0 };
+        let write = move || {
+            let vectors = states.iter().map(|state| embedding(state, dimensions)).collect();
+            Ok(Json(body(vectors, &model, usage)).into_response())
         };
-        let data = states.iter().enumerate().map(|(index, state)| Embedding {
+        Ok(substitute.mark(off_thread(work, write).await?))
+    }
+}
+
+pub(super) async fn create(
+    State(app): State<Arc<App>>,
+    body: Body<EmbeddingsRequest>,
+) -> Result<Response, ApiError> {
+    let format = body.value.encoding_format();
+    let vector = move |values: Vec<f32>| match format {
+        EncodingFormat::Float => Vector::Float(values),
+        EncodingFormat::Base64 => Vector::Base64(base64(&values)),
+    };
+    let write = move |vectors: Vec<Vec<f32>>, model: &ModelInfo, usage| {
+        let data = vectors.into_iter().enumerate().map(|(index, values)| Embedding {
             object: "embedding",
             index,
-            embedding: vector(state),
+            embedding: vector(values),
         });
-        let (data, model) = (data.collect(), model.id.clone());
-        Ok(Json(Embeddings { object: "list", data, model, usage }).into_response())
+        Embeddings { object: "list", data: data.collect(), model: model.id.clone(), usage }
     };
-    Ok(substitute.mark(off_thread(work, write).await?))
+    embed(&app, body).await?.respond(write).await
 }
 
 /// The values' bytes, little endian, in base64 with padding.
 fn base64(values: &[f32]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for group in bytes.chunks(3) {
-        let bits = group.iter().fold(0_u32, |bits, byte| bits << 8 | u32::from(*byte));
-        let bits = bits << (8 * (3 - group.len()));
-        for digit in 0..4 {
-            let index = (bits >> (18 - 6 * digit)) & 63;
-            let is_padding = digit > group.len();
-            text.push(if is_padding { '=' } else { char::from(DIGITS[index as usize]) });
-        }
-    }
-    text
+    BASE64_STANDARD.encode(bytes)
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ use crate::app::App;
 use crate::dialects;
 use crate::http::guard;
 
+pub(crate) use self::embeddings::embed;
 pub(crate) use self::models::Substitute;
 #[cfg(unix)]
 pub(crate) use self::resident::router as resident_router;

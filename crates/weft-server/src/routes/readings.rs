@@ -16,8 +16,8 @@ const AT_ONCE: usize = 2 * MAX_READINGS;
 
 /// The tokens of a request that reads.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-pub(super) struct ReadUsage {
-    prompt_tokens: usize,
+pub(crate) struct ReadUsage {
+    pub(crate) prompt_tokens: usize,
     total_tokens: usize,
     prompt_tokens_details: CachedTokens,
 }

@@ -1,5 +1,6 @@
-//! Ollama's API, the part that clients need: chats and texts, and the model that is served.
+//! Ollama's API, the part that clients need: chats, texts and vectors, and the model that is served.
 
+mod embed;
 mod request;
 mod time;
 mod writer;
@@ -37,6 +38,8 @@ pub(super) const OLLAMA: Dialect = Dialect {
         vec![
             ("/api/chat", post(chat)),
             ("/api/generate", post(generate)),
+            ("/api/embed", post(embed::embed)),
+            ("/api/embeddings", post(embed::embed_one)),
             ("/api/tags", get(tags)),
             ("/api/show", post(show)),
             ("/api/ps", get(ps)),
