@@ -3,8 +3,8 @@
     python3 tools/file_cost.py --weft target/release/weft --runs 3 \
         --commit "$(git rev-parse HEAD)" --machine "2 vCPUs of an AMD EPYC" --save file-cost.json
 
-Each client asks about documents that nobody has asked about before: it registers some, then asks one
-question about them. With `--no-cache` no rows are kept; otherwise the rows of every document are
+Documents are registered first; then each client asks questions about documents that nobody has asked
+about before. With `--no-cache` no rows are kept; otherwise the rows of every document are
 filed. The servers run in turn, so that a slow moment of the machine meets all of them. `--before`
 names an older program to measure beside this one. A sample is the answers of all clients per second
 of one run. Needs Python's standard library only.
@@ -52,17 +52,20 @@ def post(connection: http.client.HTTPConnection, path: str, body: dict) -> dict:
     return answer
 
 
-def ask_all(port: int, client: int, args: argparse.Namespace) -> None:
+def question(port: int, n: int, args: argparse.Namespace) -> dict:
+    """Registers new documents, and returns a question about them."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-    for question in range(args.questions):
-        first = (client * args.questions + question) * args.documents
-        texts = [document(first + i) for i in range(args.documents)]
-        parts = []
-        for text in texts:
-            chunk = post(connection, "/v1/chunks", {"kind": "context", "text": text})
-            parts.append({"type": "chunk", "id": chunk["id"]})
-        parts.append({"type": "text", "text": "When was it built?"})
-        body = {"messages": [{"role": "user", "content": parts}], "temperature": 0, "max_tokens": args.tokens}
+    parts = []
+    for text in [document(n * args.documents + i) for i in range(args.documents)]:
+        chunk = post(connection, "/v1/chunks", {"kind": "context", "text": text})
+        parts.append({"type": "chunk", "id": chunk["id"]})
+    parts.append({"type": "text", "text": "When was it built?"})
+    return {"messages": [{"role": "user", "content": parts}], "temperature": 0, "max_tokens": args.tokens}
+
+
+def ask_all(port: int, questions: list[dict]) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+    for body in questions:
         post(connection, "/v1/chat/completions", body)
 
 
@@ -83,7 +86,10 @@ def run(weft: str, more: list[str], args: argparse.Namespace) -> float:
                 except OSError:
                     pass
                 time.sleep(0.1)
-            clients = [threading.Thread(target=ask_all, args=(port, n, args)) for n in range(args.clients)]
+            asked = [question(port, n, args) for n in range(args.clients * args.questions)]
+            clients = [
+                threading.Thread(target=ask_all, args=(port, asked[n :: args.clients])) for n in range(args.clients)
+            ]
             start = time.perf_counter()
             for client in clients:
                 client.start()

@@ -24,8 +24,9 @@ struct Group<'a> {
     written: Vec<Written>,
     /// Bytes of `written`.
     bytes: u64,
-    /// Whether the index has the files of other processes.
+    /// Whether the index has the files of other processes, and their times of last use.
     is_fresh: bool,
+    has_times: bool,
 }
 
 /// A temporary file with all bytes of an entry, not synced yet.
@@ -45,7 +46,8 @@ impl Store {
     /// If the length of `k` or `v` of an entry differs from its header's.
     pub fn put_all(&mut self, entries: &[NewEntry<'_>]) -> Vec<Put> {
         let puts = vec![Put::Off; entries.len()];
-        let mut group = Group { entries, puts, written: Vec::new(), bytes: 0, is_fresh: false };
+        let (written, bytes) = (Vec::new(), 0);
+        let mut group = Group { entries, puts, written, bytes, is_fresh: false, has_times: false };
         for index in 0..entries.len() {
             if let Err(put) = self.add_to(&mut group, index) {
                 group.puts[index] = put;
@@ -95,18 +97,30 @@ impl Store {
     fn make_room(&mut self, group: &mut Group<'_>, bytes: u64) -> Result<(), Put> {
         // Files of other processes count too.
         if !std::mem::replace(&mut group.is_fresh, true) {
+            self.find_changes();
+        }
+        if self.missing(group, bytes) == 0 {
+            return Ok(());
+        }
+        // Which entries go depends on their last use by any process.
+        if !std::mem::replace(&mut group.has_times, true) {
             self.refresh();
         }
-        if self.used_bytes() + group.bytes + bytes > self.budget_bytes {
-            // Entries of the group may have to go too.
+        if self.missing(group, bytes) > self.used_bytes() - self.pinned_bytes() {
+            // Entries of the group have to go too.
             self.commit(group);
         }
         let pinned_bytes = self.pinned_bytes();
         if pinned_bytes + bytes > self.budget_bytes {
             return Err(Put::NoRoom { bytes, pinned_bytes });
         }
-        self.evict((self.used_bytes() + group.bytes + bytes).saturating_sub(self.budget_bytes));
+        self.evict(self.missing(group, bytes));
         Ok(())
+    }
+
+    /// Bytes that have to go so that `bytes` fit the budget beside the group.
+    fn missing(&self, group: &Group<'_>, bytes: u64) -> u64 {
+        (self.used_bytes() + group.bytes + bytes).saturating_sub(self.budget_bytes)
     }
 
     /// Syncs the group's temporary files and gives them their names.

@@ -106,10 +106,16 @@ impl Store {
     }
 
     fn reindex(&mut self) -> io::Result<()> {
-        for (key, reason) in self.index.refresh(&self.folder)? {
-            self.refuse(&key, &reason);
-        }
+        let refused = self.index.refresh(&self.folder)?;
+        refused.iter().for_each(|(key, reason)| self.refuse(key, reason));
         Ok(())
+    }
+
+    /// Updates the index with files that other processes added or removed.
+    fn find_changes(&mut self) {
+        // What is wrong with the folder is reported when it is written to.
+        let refused = self.index.find_changes(&self.folder).unwrap_or_default();
+        refused.iter().for_each(|(key, reason)| self.refuse(key, reason));
     }
 
     /// The entry of a key, from the index. Its rows may still turn out to be damaged.

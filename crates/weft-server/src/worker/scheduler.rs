@@ -115,8 +115,14 @@ impl Scheduler {
         self.log_warnings(engine);
     }
 
-    /// Ends the jobs whose rows are in files, or could not be written.
+    /// Ends the jobs whose rows are in files, or could not be written. A disk that stalls does not
+    /// hold up a shutdown for ever.
     fn end_saved(&mut self, engine: &mut Engine) {
+        if self.is_out_of_time() {
+            for SavingJob { mut events, .. } in self.saving.drain(..) {
+                events.end_with(JobEvent::Failed(JobError::Ended));
+            }
+        }
         let is_over = |job: &mut SavingJob| !engine.is_saving(&job.saving);
         let over: Vec<SavingJob> = self.saving.extract_if(.., is_over).collect();
         let was_filing = std::mem::replace(&mut self.was_filing, engine.is_filing());
@@ -134,6 +140,11 @@ impl Scheduler {
     /// Reports damaged files, and rows that could not be written.
     fn log_warnings(&self, engine: &mut Engine) {
         engine.take_warnings().iter().for_each(|warning| (self.shared.log)(warning));
+    }
+
+    /// Whether a shutdown has taken as long as it may.
+    fn is_out_of_time(&self) -> bool {
+        self.draining.is_some_and(|since| since.elapsed() > self.shared.limits.drain)
     }
 
     fn is_idle(&self) -> bool {
@@ -251,7 +262,7 @@ impl Scheduler {
     /// cancels jobs whose readers are gone or too slow.
     fn check_readers(&mut self, engine: &mut Engine) {
         let limits = &self.shared.limits;
-        let is_out_of_time = self.draining.is_some_and(|since| since.elapsed() > limits.drain);
+        let is_out_of_time = self.is_out_of_time();
         // The lane whose reader is behind for the longest time, and whether one is ending already.
         let (mut slowest, mut is_one_ending) = (None, false);
         for (lane, job) in &mut self.running {
