@@ -322,7 +322,10 @@ fn dialects(schema: &Value) {
     let ollama_tool = json!({"type": "function", "function": {"name": "look",
         "parameters": schema}});
     let bodies = [
-        ("messages-0", '1', json!({"model": "tiny", "max_tokens": 9, "stream": true,
+        (
+            "messages-0",
+            '1',
+            json!({"model": "tiny", "max_tokens": 9, "stream": true,
             "system": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}],
             "messages": [{"role": "user", "content": [{"type": "text", "text": "b"}]},
                 {"role": "assistant", "content": [{"type": "thinking", "thinking": "c"},
@@ -330,15 +333,27 @@ fn dialects(schema: &Value) {
                 {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "d",
                     "is_error": true, "content": [{"type": "text", "text": "f"}]}]}],
             "tools": [tool], "tool_choice": {"type": "any", "disable_parallel_tool_use": true},
-            "stop_sequences": ["\n"], "metadata": {"user_id": "u"}})),
-        ("messages-1", '1', json!({"model": "tiny", "max_tokens": 9, "system": "a",
+            "stop_sequences": ["\n"], "metadata": {"user_id": "u"}}),
+        ),
+        (
+            "messages-1",
+            '1',
+            json!({"model": "tiny", "max_tokens": 9, "system": "a",
             "messages": [{"role": "user", "content": [{"type": "document", "title": "t",
                 "source": {"type": "text", "data": "b"}}]}, {"role": "assistant", "content": "c"}],
-            "thinking": {"type": "enabled", "budget_tokens": 5}})),
-        ("messages-2", '1', json!({"model": "tiny", "max_tokens": 9,
+            "thinking": {"type": "enabled", "budget_tokens": 5}}),
+        ),
+        (
+            "messages-2",
+            '1',
+            json!({"model": "tiny", "max_tokens": 9,
             "messages": [{"role": "user", "content": "b"}],
-            "output_config": {"format": {"type": "json_schema", "schema": schema}}})),
-        ("responses-0", '2', json!({"model": "tiny", "instructions": "a", "input": [
+            "output_config": {"format": {"type": "json_schema", "schema": schema}}}),
+        ),
+        (
+            "responses-0",
+            '2',
+            json!({"model": "tiny", "instructions": "a", "input": [
                 {"role": "developer", "content": "b"},
                 {"type": "message", "role": "user", "content": [
                     {"type": "input_text", "text": "c"}]},
@@ -348,18 +363,31 @@ fn dialects(schema: &Value) {
                 {"type": "function_call_output", "call_id": "e", "output": "f"}],
             "tools": [function], "tool_choice": {"type": "function", "name": "look"},
             "max_output_tokens": 5, "reasoning": {"effort": "low"}, "metadata": {"a": "b"},
-            "include": ["message.output_text.logprobs"], "truncation": "auto"})),
-        ("responses-1", '2', json!({"model": "tiny", "input": "a", "store": false,
-            "text": {"format": {"type": "json_schema", "name": "s", "schema": schema}}})),
-        ("ollama-0", '3', json!({"model": "tiny:latest", "messages": [
+            "include": ["message.output_text.logprobs"], "truncation": "auto"}),
+        ),
+        (
+            "responses-1",
+            '2',
+            json!({"model": "tiny", "input": "a", "store": false,
+            "text": {"format": {"type": "json_schema", "name": "s", "schema": schema}}}),
+        ),
+        (
+            "ollama-0",
+            '3',
+            json!({"model": "tiny:latest", "messages": [
                 {"role": "user", "content": "a"},
                 {"role": "assistant", "content": "", "thinking": "b", "tool_calls": [
                     {"function": {"name": "look", "arguments": {"name": "c"}}}]},
                 {"role": "tool", "tool_name": "look", "content": "d"}],
             "tools": [ollama_tool], "think": "low", "keep_alive": 0, "options": {"num_predict": -2,
-                "temperature": 0.5, "stop": ["x"], "num_ctx": 99, "repeat_penalty": 1.1}})),
-        ("ollama-1", '3', json!({"model": "tiny", "prompt": "a<|im_end|>", "raw": true,
-            "format": schema, "stream": false})),
+                "temperature": 0.5, "stop": ["x"], "num_ctx": 99, "repeat_penalty": 1.1}}),
+        ),
+        (
+            "ollama-1",
+            '3',
+            json!({"model": "tiny", "prompt": "a<|im_end|>", "raw": true,
+            "format": schema, "stream": false}),
+        ),
         ("ollama-2", '3', json!({"model": "tiny", "prompt": "a", "system": "b", "format": "json"})),
     ];
     for (name, first, body) in bodies {

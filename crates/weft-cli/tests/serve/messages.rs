@@ -279,22 +279,12 @@ fn a_thought_ends_with_its_budget() {
     assert!(prompt(json!({})) > prompt(thinks), "without thinking, an empty thought is written");
 }
 
-#[test]
-fn refusals_have_anthropic_s_form() {
-    let server = Server::start(&["--api-key", "secret", "--strict-model"]);
-    let refused = |body: &Value, status: u16, kind: &str, words: &str| {
-        let (given, answer) = server.post(PATH, body);
-        assert_eq!((given, &answer["type"]), (status, &json!("error")), "{body}: {answer}");
-        assert_eq!(answer["error"]["type"], kind, "{answer}");
-        let message = answer["error"]["message"].as_str().unwrap();
-        assert!(message.contains(words), "{words}: {message}");
-        server.check_secrets(&answer);
-    };
-    let invalid = "invalid_request_error";
+/// Fields that make a request wrong, each with words of its refusal.
+fn wrong_fields() -> Vec<(Value, &'static str)> {
     let image = json!([{"type": "image", "source": {"type": "base64", "data": "x"}}]);
     let turn = |content: Value| json!({"messages": [{"role": "user", "content": content}]});
     let used = json!([{"type": "tool_use", "id": "a", "name": "f", "input": {}}]);
-    for (more, words) in [
+    vec![
         (json!({"max_tokens": null}), "max_tokens is missing"),
         (json!({"max_tokens": 0}), "at least 1"),
         (json!({"messages": []}), "at least one message"),
@@ -328,12 +318,33 @@ fn refusals_have_anthropic_s_form() {
         (json!({"stop_sequences": [""]}), "stop"),
         (json!({"output_config": {"format": {"type": "json_schema", "schema": {"type": 1}}}}), ""),
         (turn(json!("word ".repeat(20_000))), "prompt is too long: "),
-    ] {
+    ]
+}
+
+#[test]
+fn refusals_have_anthropic_s_form() {
+    let server = Server::start(&["--api-key", "secret", "--strict-model"]);
+    let refused = |body: &Value, status: u16, kind: &str, words: &str| {
+        let (given, answer) = server.post(PATH, body);
+        assert_eq!((given, &answer["type"]), (status, &json!("error")), "{body}: {answer}");
+        assert_eq!(answer["error"]["type"], kind, "{answer}");
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.contains(words), "{words}: {message}");
+        server.check_secrets(&answer);
+    };
+    let invalid = "invalid_request_error";
+    for (more, words) in wrong_fields() {
         refused(&asked(more.clone()), 400, invalid, words);
         let streamed = merged(asked(more), json!({"stream": true}));
         refused(&streamed, 400, invalid, words);
     }
     refused(&asked(json!({"model": "claude"})), 404, "not_found_error", "claude");
+}
+
+#[test]
+fn what_does_not_get_in_has_anthropic_s_form_too() {
+    let server = Server::start(&["--api-key", "secret"]);
+    let invalid = "invalid_request_error";
     let error = |method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]| {
         let (status, head, body) = server.send(method, path, headers, body);
         assert!(head.to_lowercase().contains("x-request-id: "), "{head}");
