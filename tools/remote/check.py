@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Runs the remote tier against a real server, directly and through a proxy with faults.
 
+    check.py stub       a server of S3's protocol in this process
     check.py s3s-fs [--bin PATH] [--weft PATH] [--exercise PATH] [--flips N]
     check.py URL …      for a server that runs (AWS_ENDPOINT and credentials in the environment)
 
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 
+import stub
 from proxy import Proxy
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -32,6 +34,16 @@ def check(case, holds, facts):
         failed.append(case)
 
 
+def environment_of(port):
+    return {
+        "AWS_ENDPOINT": f"http://127.0.0.1:{port}",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": stub.ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": "weft-secret",
+    }
+
+
 @contextlib.contextmanager
 def s3s(binary):
     """An s3s-fs server with an empty bucket `shelf`, and the environment that reaches it."""
@@ -39,18 +51,12 @@ def s3s(binary):
         port = free.getsockname()[1]
         free.close()
         (pathlib.Path(folder) / "shelf").mkdir()
-        keys = ["--access-key", "weft", "--secret-key", "weft-secret"]
+        keys = ["--access-key", stub.ACCESS_KEY, "--secret-key", "weft-secret"]
         command = [binary, "--host", "127.0.0.1", "--port", str(port), *keys, folder]
         server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             wait_for(port)
-            yield {
-                "AWS_ENDPOINT": f"http://127.0.0.1:{port}",
-                "AWS_ALLOW_HTTP": "true",
-                "AWS_REGION": "us-east-1",
-                "AWS_ACCESS_KEY_ID": "weft",
-                "AWS_SECRET_ACCESS_KEY": "weft-secret",
-            }, "s3://shelf/kv"
+            yield environment_of(port), "s3://shelf/kv"
         finally:
             server.kill()
             server.wait()
@@ -127,7 +133,7 @@ def through_proxy(exercise, environment, flips):
 
 
 def credentials(exercise):
-    read = exercise("read", 0, 10, AWS_SECRET_ACCESS_KEY="wrong")
+    read = exercise("read", 0, 10, AWS_ACCESS_KEY_ID="x", AWS_SECRET_ACCESS_KEY="y")
     reasons = read["stats"]["reasons"]
     check("wrong credentials", read["right"] == 0 and reasons.get("denied", 0) >= 3, read)
 
@@ -180,7 +186,9 @@ def main():
     parser.add_argument("--exercise", default=str(ROOT / "target/debug/examples/exercise"))
     parser.add_argument("--flips", type=int, default=1000)
     args = parser.parse_args()
-    if args.server == "s3s-fs":
+    if args.server == "stub":
+        server = contextlib.nullcontext((environment_of(stub.start()), "s3://shelf/kv"))
+    elif args.server == "s3s-fs":
         server = s3s(args.bin)
     else:
         names = [name for name in os.environ if name.startswith("AWS_")]
