@@ -49,6 +49,7 @@ pub(super) const CHUNK: &str = help! {
     "weft chunk warm handbook           compute it before somebody waits for it"
     "weft chunk rm --older-than 30d"
     "weft chunk push handbook --remote s3://team/weft --remote-key team.key"
+    "weft chunk export handbook handbook.chunk --key team.key    see `weft chunk key`"
 };
 pub(super) const SERVE: &str = help! {
     "weft serve qwen3:0.6b --open"

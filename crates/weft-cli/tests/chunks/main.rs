@@ -7,4 +7,5 @@ mod commands;
 mod demo;
 mod faults;
 mod home;
+mod parcels;
 mod remote;

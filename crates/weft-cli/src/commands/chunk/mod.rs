@@ -5,6 +5,7 @@
 
 mod add;
 mod gc;
+mod key;
 mod list;
 mod pin;
 mod remote;
@@ -39,6 +40,7 @@ pub(crate) fn run(command: ChunkCommand) -> Result<ExitCode, CliError> {
         ChunkCommand::Import(args) => transfer::import(&args),
         ChunkCommand::Push(args) => remote::push(&args),
         ChunkCommand::Pull(args) => remote::pull(&args),
+        ChunkCommand::Key(args) => key::run(&args),
         ChunkCommand::Gc(args) => gc::run(&args),
     }?;
     Ok(ExitCode::SUCCESS)
