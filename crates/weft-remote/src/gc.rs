@@ -20,7 +20,7 @@ use crate::service::Remote;
 /// A leftover of this age belongs to no writer any more.
 const LEFTOVER_AGE: Duration = Duration::from_secs(60 * 60);
 
-/// Objects that are deleted at once.
+/// Entries that are deleted at once.
 const DELETES_AT_ONCE: usize = 16;
 
 /// Which rows to delete.
@@ -89,26 +89,32 @@ impl Bucket {
         let (mut complete, partial): (Vec<_>, Vec<_>) =
             entries.into_values().partition(Entry::is_complete);
         let mut swept = Swept::default();
+        let mut victims: Vec<&Entry> = Vec::new();
         for entry in partial.iter().filter(|entry| age(entry) >= LEFTOVER_AGE) {
             swept.leftovers.0 += entry.objects().count();
             swept.leftovers.1 += entry.bytes();
-            self.delete(entry).await?;
+            victims.push(entry);
         }
         complete.sort_by_key(Entry::stored);
         let mut left_bytes: u64 = complete.iter().map(Entry::bytes).sum();
         for entry in &complete {
             let is_old = which.older_than.is_some_and(|limit| age(entry) >= limit);
             let is_over = which.max_bytes.is_some_and(|limit| left_bytes > limit);
-            if is_old || is_over {
-                self.delete(entry).await?;
+            let counted = if is_old || is_over {
                 left_bytes -= entry.bytes();
-                swept.deleted.0 += 1;
-                swept.deleted.1 += entry.bytes();
+                victims.push(entry);
+                &mut swept.deleted
             } else {
-                swept.left.0 += 1;
-                swept.left.1 += entry.bytes();
-            }
+                &mut swept.left
+            };
+            counted.0 += 1;
+            counted.1 += entry.bytes();
         }
+        stream::iter(victims)
+            .map(|entry| self.delete(entry))
+            .buffer_unordered(DELETES_AT_ONCE)
+            .try_collect::<()>()
+            .await?;
         Ok(swept)
     }
 
@@ -137,12 +143,10 @@ impl Bucket {
         if let Some(manifest) = &entry.manifest {
             self.delete_object(&manifest.location).await?;
         }
-        let others = entry.rows.iter().chain(&entry.uses).map(|meta| &meta.location);
-        stream::iter(others)
-            .map(|path| self.delete_object(path))
-            .buffer_unordered(DELETES_AT_ONCE)
-            .try_collect::<()>()
-            .await
+        for meta in entry.rows.iter().chain(&entry.uses) {
+            self.delete_object(&meta.location).await?;
+        }
+        Ok(())
     }
 
     async fn delete_object(&self, path: &Path) -> Result<(), Miss> {
