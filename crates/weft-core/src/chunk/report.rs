@@ -30,7 +30,7 @@ impl fmt::Display for Tier {
 }
 
 /// The expected times of the two ways to get rows that are kept outside of memory. The shorter one
-/// was chosen.
+/// is chosen, except now and then to measure again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Choice {
     /// To fetch them.
