@@ -185,7 +185,7 @@ pub(crate) fn is_timeout(error: &object_store::Error) -> bool {
 
 /// Stores answer with pages of XML; the beginning is enough for a message.
 pub(crate) fn first_line(error: &dyn std::fmt::Display) -> String {
-    const MOST: usize = 300;
+    const MOST: usize = 500;
     let text = error.to_string();
     let line = text.lines().next().unwrap_or_default();
     match line.char_indices().nth(MOST) {

@@ -17,11 +17,11 @@ pub(crate) const MANIFEST: &str = "manifest";
 /// The last part of a label's name.
 pub(crate) const LABEL: &str = "label";
 
-/// Digits of a fingerprint's hash in names. The manifest holds the whole fingerprint.
-const FINGERPRINT_DIGITS: usize = 32;
-
-/// Digits of a vocabulary's name at most.
-const VOCABULARY_DIGITS: usize = 64;
+/// Digits in names. Manifests and labels hold the whole keys, hashes and fingerprints and are
+/// checked, so two that begin alike cost a miss. Some servers turn a whole name into a file's, so
+/// names are short.
+const GROUP_DIGITS: usize = 16;
+const HASH_DIGITS: usize = 32;
 
 /// All names below a prefix.
 #[derive(Clone, Debug)]
@@ -32,11 +32,10 @@ pub(crate) struct Names {
 /// The place of rows: what their name says.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Place {
-    /// The hash of the fingerprint, in hex.
-    pub(crate) fingerprint: String,
-    pub(crate) reuse: String,
-    pub(crate) parent: KvKey,
-    pub(crate) key: KvKey,
+    fingerprint: String,
+    reuse: String,
+    parent: String,
+    key: String,
 }
 
 impl Place {
@@ -45,26 +44,28 @@ impl Place {
         is_word(&header.reuse).then(|| Self {
             fingerprint: fingerprint_hash(&header.fingerprint),
             reuse: header.reuse.clone(),
-            parent: header.parent,
-            key: *key,
+            parent: begin(&header.parent, GROUP_DIGITS),
+            key: begin(key, HASH_DIGITS),
         })
     }
 
     fn parts(&self) -> [String; 4] {
         let Self { fingerprint, reuse, parent, key } = self;
-        [fingerprint.clone(), reuse.clone(), parent.to_string(), key.to_string()]
+        [fingerprint.clone(), reuse.clone(), parent.clone(), key.clone()]
     }
 
     /// Reads the output of [`parts`](Self::parts).
     fn parse(parts: &[String]) -> Option<Self> {
         let [fingerprint, reuse, parent, key] = parts else { return None };
-        let is_hash = fingerprint.len() == FINGERPRINT_DIGITS && is_hex(fingerprint);
-        (is_hash && is_word(reuse)).then_some(())?;
-        Some(Self {
+        let is_place = is_hex(fingerprint, GROUP_DIGITS)
+            && is_word(reuse)
+            && is_hex(parent, GROUP_DIGITS)
+            && is_hex(key, HASH_DIGITS);
+        is_place.then(|| Self {
             fingerprint: fingerprint.clone(),
             reuse: reuse.clone(),
-            parent: parent.parse().ok()?,
-            key: key.parse().ok()?,
+            parent: parent.clone(),
+            key: key.clone(),
         })
     }
 }
@@ -103,7 +104,7 @@ impl Names {
     }
 
     pub(crate) fn rows(&self, place: &Place, hash: &blake3::Hash) -> Path {
-        self.rows_folder(place).join(hash.to_string())
+        self.rows_folder(place).join(begin(hash, HASH_DIGITS))
     }
 
     fn rows_folder(&self, place: &Place) -> Path {
@@ -138,14 +139,14 @@ impl Names {
     }
 
     pub(crate) fn card(&self, vocabulary: &str, chunk: &ChunkId, hash: &blake3::Hash) -> Path {
-        self.below(&["names", vocabulary, &chunk.to_string(), &hash.to_string()])
+        self.below(&["names", vocabulary, &chunk.to_string(), &begin(hash, HASH_DIGITS)])
     }
 
     /// What an object is, from its name. `None` if weft did not name it.
     pub(crate) fn parse(&self, path: &Path) -> Option<Named> {
         let parts: Vec<String> =
             path.prefix_match(&self.prefix)?.map(|part| part.as_ref().to_owned()).collect();
-        let is_hash = |text: &str| text.len() == 64 && is_hex(text);
+        let is_hash = |text: &str| is_hex(text, HASH_DIGITS);
         let (kind, rest) = parts.split_first()?;
         match (kind.as_str(), rest) {
             ("rows", [place @ .., last]) => {
@@ -161,7 +162,7 @@ impl Names {
             }
             ("names", [vocabulary, chunk, last]) => {
                 let (vocabulary, chunk) = (vocabulary.clone(), chunk.parse().ok()?);
-                let is_name = is_hex(&vocabulary) && vocabulary.len() <= VOCABULARY_DIGITS;
+                let is_name = is_hex(&vocabulary, GROUP_DIGITS);
                 match last.as_str() {
                     _ if !is_name => None,
                     LABEL => Some(Named::Label { vocabulary, chunk }),
@@ -175,11 +176,18 @@ impl Names {
 
 /// The hash of a fingerprint, as names have it.
 pub(crate) fn fingerprint_hash(fingerprint: &str) -> String {
-    blake3::hash(fingerprint.as_bytes()).to_hex()[..FINGERPRINT_DIGITS].to_owned()
+    begin(&blake3::hash(fingerprint.as_bytes()), GROUP_DIGITS)
 }
 
-fn is_hex(text: &str) -> bool {
-    !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
+/// The first digits of a key or a hash.
+fn begin(hash: &impl ToString, digits: usize) -> String {
+    let mut text = hash.to_string();
+    text.truncate(digits);
+    text
+}
+
+fn is_hex(text: &str, digits: usize) -> bool {
+    text.len() == digits && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
 }
 
 /// Kinds of reuse are short words.
@@ -197,8 +205,8 @@ mod tests {
         Place {
             fingerprint: fingerprint_hash("a model"),
             reuse: "exact".to_owned(),
-            parent: KvKey::NOTHING,
-            key: KvKey::from_bytes([7; 32]),
+            parent: begin(&KvKey::NOTHING, GROUP_DIGITS),
+            key: begin(&KvKey::from_bytes([7; 32]), HASH_DIGITS),
         }
     }
 
@@ -218,6 +226,8 @@ mod tests {
         assert_eq!(read(&names.label(&vocabulary, &chunk)), Some(label));
         let card = Named::Card { vocabulary: vocabulary.clone(), chunk };
         assert_eq!(read(&names.card(&vocabulary, &chunk, &hash)), Some(card));
+        // In base64, as a part of a file's name.
+        assert!([names.rows(&place, &hash), used].iter().all(|path| path.as_ref().len() < 150));
         for other in [
             "team/kv",
             "team/kv/rows/x",
