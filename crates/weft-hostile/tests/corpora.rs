@@ -57,7 +57,7 @@ fn a_seed_of_parcels_has_rows_that_are_stored() {
     let parcel = Parcel::open(&fuzz().join("corpus/parcel/rows")).unwrap();
     let (kind, text) = (parcel.kind(), parcel.text());
     let chunk = Chunk::new(parcel_tokenizer(), kind, text, Default::default()).unwrap();
-    let parcel = parcel.signed_by(Some(&KEY)).ok().expect("signed");
+    let parcel = parcel.signed_by(Some(&KEY)).expect("signed");
     let imported = parcel.import_rows(&mut store, &parcel_homes(&chunk), FINGERPRINT).unwrap();
     assert_eq!((imported.files, imported.refused.len()), (1, 0), "{:?}", imported.refused);
 }

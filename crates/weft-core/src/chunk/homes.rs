@@ -45,15 +45,15 @@ impl Homes {
         for thinking in [None, Some(true), Some(false)] {
             let prompt = Prompt::new().query(QUERY).thinking(thinking);
             if chunk.kind == Kind::System {
-                homes.add(template, tokenizer, &[chunk], prompt.system(&chunk.id), chunk);
+                homes.add(template, tokenizer, &[chunk], &prompt.system(&chunk.id), chunk);
                 continue;
             }
             let prompt = prompt.context(&chunk.id);
-            homes.add(template, tokenizer, &[chunk], prompt.clone(), chunk);
+            homes.add(template, tokenizer, &[chunk], &prompt, chunk);
             let systems = Which { kind: Some(Kind::System), ..Which::default() };
             for system in library.list(&systems) {
                 let prompt = prompt.clone().system(&system.id);
-                homes.add(template, tokenizer, &[chunk, system], prompt, chunk);
+                homes.add(template, tokenizer, &[chunk, system], &prompt, chunk);
             }
         }
         homes
@@ -64,12 +64,12 @@ impl Homes {
         template: &Template,
         tokenizer: &Tokenizer,
         chunks: &[&Chunk],
-        prompt: Prompt,
+        prompt: &Prompt,
         chunk: &Chunk,
     ) {
         let mut library = Library::default();
         chunks.iter().for_each(|chunk| library.restore((*chunk).clone()));
-        let Ok(composition) = compose_prompt(template, tokenizer, &library, &prompt) else {
+        let Ok(composition) = compose_prompt(template, tokenizer, &library, prompt) else {
             return;
         };
         let is_it = |piece: &super::Piece| piece.chunk == Some(chunk.id);

@@ -100,7 +100,7 @@ impl Desk {
     /// Imports rows into an empty store, and returns how many it has then.
     fn import(&self, path: &Path, key: &SigningKey) -> (usize, Vec<String>) {
         let mut to = self.store("to");
-        let parcel = Parcel::open(path).unwrap().signed_by(Some(key)).ok().expect("signed");
+        let parcel = Parcel::open(path).unwrap().signed_by(Some(key)).expect("signed");
         let imported = parcel.import_rows(&mut to, &self.homes(&self.chunk), MODEL).unwrap();
         let keys: Vec<KvKey> = to.entries().map(|(key, _)| *key).collect();
         assert_eq!(keys.len(), imported.files);
@@ -187,7 +187,7 @@ fn an_export_has_the_rows_at_homes_alone() {
     assert_eq!(desk.import(&path, &KEY), (1, vec![]));
     let other = Store::open(&desk.folder.path().join("other"), 1 << 20).unwrap();
     assert_eq!(other.entries().count(), 0);
-    let parcel = Parcel::open(&path).unwrap().signed_by(Some(&KEY)).ok().expect("signed");
+    let parcel = Parcel::open(&path).unwrap().signed_by(Some(&KEY)).expect("signed");
     let mut other = other;
     let imported = parcel.import_rows(&mut other, &homes, "another model").unwrap();
     assert!(imported.refused[0].contains("another model"), "{:?}", imported.refused);
