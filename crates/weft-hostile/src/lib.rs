@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use tempfile::TempDir;
-use weft_core::chunk::Parcel;
+use weft_core::chunk::{Chunk, Homes, Library, Parcel};
 use weft_core::config::Config;
 use weft_core::device::{Limits, Need};
 use weft_core::dtype::Dtype;
@@ -20,7 +20,7 @@ use weft_core::plan::plan;
 use weft_core::prompt::{Conversation, Message, Template};
 use weft_core::rope::RopeTable;
 use weft_core::sampling::GenerationConfig;
-use weft_core::store::Store;
+use weft_core::store::{SigningKey, Store};
 use weft_core::tokenizer::Tokenizer;
 use weft_core::weights::{
     Form, Forms, Gguf, Safetensors, Weights, parameters, shards_of_index, tensors,
@@ -48,6 +48,9 @@ pub const TARGETS: [Target; 8] = [
 
 /// The model that chunk files of the corpora belong to.
 pub const FINGERPRINT: &str = "a model";
+
+/// The key that signs the parcels of the corpora.
+pub const KEY: SigningKey = SigningKey::from_bytes([7; 32]);
 
 /// The bytes that a store may hold.
 const BUDGET_BYTES: u64 = 1 << 20;
@@ -193,19 +196,45 @@ pub fn chunk_file(input: &[u8]) {
     }
 }
 
-/// An exported chunk: as it is, and with its checksums made right.
+/// An exported chunk: as it is, and with its checksums and signatures made right. Whatever is
+/// stored are rows of the chunk itself.
 pub fn parcel(input: &[u8]) {
     static SCENE: OnceLock<Mutex<Scene>> = OnceLock::new();
     let mut scene = lock(SCENE.get_or_init(Scene::new));
     for bytes in [Some(input.to_vec()), seal::parcel(input)].into_iter().flatten() {
         scene.read(&bytes, |path, store| {
             let Ok(mut parcel) = Parcel::open(path) else { return };
-            let _: (_, &BTreeMap<_, _>) = (parcel.kind(), parcel.metadata());
-            if parcel.has_rows().expect("a file that can be read") {
-                let _ = parcel.import_rows(store, FINGERPRINT);
+            let (kind, metadata): (_, &BTreeMap<_, _>) = (parcel.kind(), parcel.metadata());
+            let chunk = Chunk::new(parcel_tokenizer(), kind, parcel.text(), metadata.clone());
+            let Ok(chunk) = chunk else { return };
+            let has_rows = parcel.has_rows().expect("a file that can be read");
+            let Ok(parcel) = parcel.signed_by(Some(&KEY)) else { return };
+            let homes = parcel_homes(&chunk);
+            if has_rows {
+                let _ = parcel.import_rows(store, &homes, FINGERPRINT);
             }
+            assert!(store.entries().all(|(_, entry)| homes.have(&entry.header)));
         });
     }
+}
+
+/// The tokenizer of parcels' texts.
+pub fn parcel_tokenizer() -> &'static Tokenizer {
+    &of_parcels().0
+}
+
+/// The homes of a parcel's chunk.
+pub fn parcel_homes(chunk: &Chunk) -> Homes {
+    let (tokenizer, template) = of_parcels();
+    Homes::new(template, tokenizer, &Library::default(), chunk)
+}
+
+fn of_parcels() -> &'static (Arc<Tokenizer>, Arc<Template>) {
+    static BUNDLED: OnceLock<(Arc<Tokenizer>, Arc<Template>)> = OnceLock::new();
+    BUNDLED.get_or_init(|| {
+        let model = stub::model();
+        (model.tokenizer, model.template.expect("a chat model"))
+    })
 }
 
 /// The body of a chat, or (if it begins with `0`) of a completion.

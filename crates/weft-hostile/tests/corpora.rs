@@ -5,7 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use weft_hostile::TARGETS;
+use weft_core::chunk::{Chunk, Parcel};
+use weft_core::store::Store;
+use weft_hostile::{FINGERPRINT, KEY, TARGETS, parcel_homes, parcel_tokenizer};
 
 /// The longest that an input may take. Fuzz targets have a second; here, others use the machine too.
 const LONGEST: Duration = Duration::from_secs(10);
@@ -45,4 +47,17 @@ fn every_target_is_built_and_run() {
     }
     assert_eq!(manifest.matches("[[bin]]").count(), named.len());
     assert!(script.contains(&format!("targets=({})", named.join(" "))), "fuzz/run");
+}
+
+/// Otherwise the target would never come to the rows of a parcel.
+#[test]
+fn a_seed_of_parcels_has_rows_that_are_stored() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut store = Store::open(folder.path(), 1 << 20).unwrap();
+    let parcel = Parcel::open(&fuzz().join("corpus/parcel/rows")).unwrap();
+    let (kind, text) = (parcel.kind(), parcel.text());
+    let chunk = Chunk::new(parcel_tokenizer(), kind, text, Default::default()).unwrap();
+    let parcel = parcel.signed_by(Some(&KEY)).expect("signed");
+    let imported = parcel.import_rows(&mut store, &parcel_homes(&chunk), FINGERPRINT).unwrap();
+    assert_eq!((imported.files, imported.refused.len()), (1, 0), "{:?}", imported.refused);
 }

@@ -11,12 +11,14 @@ use libfuzzer_sys as _;
 use safetensors::Dtype as Format;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
-use weft_core::chunk::{Chunk, ChunkId, Kind, export};
+use weft_core::chunk::{Chunk, Kind, SignedRows, export};
 use weft_core::config::Config;
 use weft_core::dtype::Dtype;
 use weft_core::store::{Header, KvKey, Put, Rows, Store};
 use weft_core::weights::{Safetensors, Tensor, tensors};
-use weft_fuzz::{CONFIG, FINGERPRINT, PACKED_CONFIG, packed_configs};
+use weft_fuzz::{
+    CONFIG, FINGERPRINT, KEY, PACKED_CONFIG, packed_configs, parcel_homes, parcel_tokenizer,
+};
 
 /// Merges that are kept of a tokenizer: a seed is small.
 const MERGES: usize = 8;
@@ -318,8 +320,15 @@ fn requests(conversations: &[u8]) {
 fn rows() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut store = Store::open(&folder.path().join("store"), 1 << 20).expect("a store");
-    let tokens = vec![5, 6, 7];
-    let key = rows_key(&tokens);
+    let metadata = BTreeMap::from([("name".to_owned(), "a.txt".to_owned())]);
+    let chunk = Chunk::new(parcel_tokenizer(), Kind::Context, "A text.", metadata);
+    let chunk = Chunk { created: std::time::UNIX_EPOCH, uses: 1, ..chunk.expect("a chunk") };
+    let root = blake3::Hasher::new()
+        .update(b"weft kv rows 1\0")
+        .update(FINGERPRINT.as_bytes())
+        .finalize();
+    let parent = KvKey::from_bytes(*root.as_bytes());
+    let key = KvKey::of_rows(&parent, &chunk.tokens);
     for (name, dtype) in [("bf16", Dtype::Bf16), ("f32", Dtype::F32)] {
         let header = Header {
             fingerprint: FINGERPRINT.to_owned(),
@@ -327,9 +336,9 @@ fn rows() {
             layers: 2,
             kv_width: 2,
             reuse: "exact".to_owned(),
-            parent: KvKey::NOTHING,
+            parent,
             home_position: 0,
-            tokens: tokens.clone(),
+            tokens: chunk.tokens.clone(),
             prefill_us: 12,
         };
         let bytes = vec![1; header.tensor_bytes().expect("a size")];
@@ -340,30 +349,12 @@ fn rows() {
         store.export(&key, &file).expect("a chunk file");
         write("chunk_file", name, &fs::read(&file).expect("a chunk file"));
     }
-    let chunk = Chunk {
-        id: ChunkId::of(Kind::Context, &tokens),
-        kind: Kind::Context,
-        text: "A text.".to_owned(),
-        tokens,
-        metadata: BTreeMap::from([("name".to_owned(), "a.txt".to_owned())]),
-        created: std::time::UNIX_EPOCH,
-        last_used: None,
-        uses: 1,
-        pinned: false,
-    };
-    for (name, store) in [("rows", Some(&mut store)), ("text", None)] {
+    let homes = parcel_homes(&chunk);
+    let signed = SignedRows { store: &mut store, homes: &homes, key: &KEY };
+    for (name, rows) in [("rows", Some(signed)), ("text", None)] {
         let file = folder.path().join(name).with_extension("parcel");
-        export(&chunk, store, &file).expect("a parcel");
+        let files = usize::from(rows.is_some());
+        assert_eq!(export(&chunk, rows, &file).expect("a parcel").files, files);
         write("parcel", name, &fs::read(&file).expect("a parcel"));
     }
-}
-
-/// The key that rows of these tokens have, if they attended to nothing.
-fn rows_key(tokens: &[u32]) -> KvKey {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(b"weft kv key 1\0").update(KvKey::NOTHING.as_bytes());
-    for token in tokens {
-        hasher.update(&token.to_le_bytes());
-    }
-    KvKey::from_bytes(*hasher.finalize().as_bytes())
 }

@@ -32,10 +32,12 @@ pub(crate) enum ChunkCommand {
     Unpin(PinArgs),
     /// Delete chunks and their KV rows
     Rm(RmArgs),
-    /// Write a chunk and its KV rows to a file for another machine
+    /// Write a chunk to a file for another machine, with --key its KV rows too
     Export(ExportArgs),
-    /// Register a chunk from a file of `export`, with the KV rows that fit this machine
+    /// Register a chunk from a file of `export`, with --key the KV rows that fit this machine too
     Import(ImportArgs),
+    /// Write a new key to a file; people who share it accept each other's KV rows
+    Key(KeyArgs),
     /// Clean the folder of KV rows: damaged files, leftovers, rows beyond the size limit
     Gc(GcArgs),
 }
@@ -154,6 +156,8 @@ pub(crate) struct ExportArgs {
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
     #[command(flatten)]
+    pub(crate) trust: TrustArgs,
+    #[command(flatten)]
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
@@ -168,9 +172,31 @@ pub(crate) struct ImportArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
     #[command(flatten)]
+    pub(crate) trust: TrustArgs,
+    #[command(flatten)]
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
+}
+
+/// Whose KV rows are accepted, and after what.
+#[derive(Args)]
+pub(crate) struct TrustArgs {
+    /// File with the key that signs KV rows (see `weft chunk key`); without it, only the text is
+    /// exported and imported
+    #[arg(long, value_name = "FILE")]
+    pub(crate) key: Option<PathBuf>,
+    /// System prompt before the chunk, beside those that are registered: a text, `@FILE`, or a
+    /// registered system chunk
+    #[arg(long, value_name = "TEXT|@FILE|ID")]
+    pub(crate) system: Option<String>,
+}
+
+#[derive(Args)]
+pub(crate) struct KeyArgs {
+    /// The new file
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
 }
 
 #[derive(Args)]

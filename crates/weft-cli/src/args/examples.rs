@@ -48,6 +48,7 @@ pub(super) const CHUNK: &str = help! {
     "weft chunk add handbook.txt        then: weft ask --context handbook \"Who signs?\""
     "weft chunk warm handbook           compute it before somebody waits for it"
     "weft chunk rm --older-than 30d"
+    "weft chunk export handbook handbook.chunk --key team.key    see `weft chunk key`"
 };
 pub(super) const SERVE: &str = help! {
     "weft serve qwen3:0.6b --open"

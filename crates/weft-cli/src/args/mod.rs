@@ -21,8 +21,8 @@ use crate::size;
 
 pub(crate) use self::cache::CacheArgs;
 pub(crate) use self::chunk::{
-    AddArgs, ChunkArgs, ChunkCommand, ExportArgs, GcArgs, ImportArgs, ListChunksArgs, PinArgs,
-    RmArgs, ShowChunkArgs, WarmArgs, WhichArgs,
+    AddArgs, ChunkArgs, ChunkCommand, ExportArgs, GcArgs, ImportArgs, KeyArgs, ListChunksArgs,
+    PinArgs, RmArgs, ShowChunkArgs, TrustArgs, WarmArgs, WhichArgs,
 };
 pub(crate) use self::compare::CompareArgs;
 pub(crate) use self::device::{DeviceArgs, DeviceKind, Kernels, Quantize};

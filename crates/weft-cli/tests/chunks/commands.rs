@@ -156,59 +156,6 @@ fn nothing_is_removed_by_a_slip() {
 }
 
 #[test]
-fn a_parcel_carries_text_notes_and_rows() {
-    let (home, other) = (stocked(), Home::new());
-    let before = home.ask(&["nusonix.txt"], &[]);
-    let parcel = other.file("nusonix.chunk");
-    let path = parcel.to_str().unwrap();
-    home.chunk(&["export", "nusonix", path]).ok();
-    let exists = home.chunk(&["export", "nusonix", path]);
-    assert_eq!(exists.code, 1, "no file is overwritten");
-    other.chunk(&["import", path]).ok();
-    let shown = other.chunk(&["show", "nusonix", "--json"]).json();
-    assert_eq!(
-        (&shown["metadata"]["of"], &shown["rows_on_disk"]["files"]),
-        (&"demo".into(), &1.into())
-    );
-    let after = other.ask(&["nusonix"], &[]);
-    assert_eq!(after["text"], before["text"]);
-    assert_eq!(sources(&after), ["computed", "disk", "computed"], "its own rows, not the system's");
-    // Here, another text has the name.
-    other.chunk(&["rm", "--all"]).ok();
-    other.chunk(&["add", "kehujax.txt", "--name", "nusonix"]).ok();
-    let taken = other.chunk(&["import", path]);
-    assert_eq!(taken.code, 2);
-    assert!(taken.stderr.contains("--name"), "{}", taken.stderr);
-    other.chunk(&["import", path, "--name", "town"]).ok();
-    assert_eq!(names(&other, &[]), ["nusonix", "town"]);
-}
-
-#[test]
-fn rows_of_another_device_are_refused_and_the_text_is_not() {
-    let (home, other) = (stocked(), Home::new());
-    home.ask(&["nusonix.txt"], &[]);
-    let parcel = other.file("nusonix.chunk");
-    home.chunk(&["export", "nusonix", parcel.to_str().unwrap()]).ok();
-    // The reference device rounds differently, so its rows do not fit.
-    let args = ["import", parcel.to_str().unwrap(), "--kernels", "reference"];
-    let imported = other.chunk(&args).ok();
-    assert!(imported.stderr.contains("another model"), "{}", imported.stderr);
-    assert_eq!((names(&other, &[]), other.rows().len()), (vec!["nusonix".to_owned()], 0));
-    // A flipped bit in the rows is detected, and only the rows are lost.
-    let mut bytes = std::fs::read(&parcel).unwrap();
-    let last = bytes.len() - 7;
-    bytes[last] ^= 1;
-    other.chunk(&["rm", "--all"]).ok();
-    std::fs::write(&parcel, &bytes).unwrap();
-    let damaged = other.chunk(&["import", parcel.to_str().unwrap()]).ok();
-    assert!(damaged.stderr.contains("checksum"), "{}", damaged.stderr);
-    assert_eq!((names(&other, &[]).len(), other.rows().len()), (1, 0));
-    let text = String::from_utf8_lossy(&bytes[..60]).replace("weft-chunk", "weft-other");
-    std::fs::write(&parcel, text).unwrap();
-    assert_eq!(other.chunk(&["import", parcel.to_str().unwrap()]).code, 1);
-}
-
-#[test]
 fn errors_name_what_is_wrong_and_what_to_do() {
     let home = stocked();
     home.write("empty.txt", " \n");

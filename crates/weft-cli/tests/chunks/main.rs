@@ -7,3 +7,4 @@ mod commands;
 mod demo;
 mod faults;
 mod home;
+mod parcels;

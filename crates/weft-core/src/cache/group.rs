@@ -5,7 +5,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use super::{Cache, Node, NodeId, Prefix};
+use super::{Cache, Node, NodeId};
+use crate::store::Prefix;
 
 /// Requests that share the rows of their prompts even without the cache. The rows stay as long as a
 /// request of the group runs or holds a clone of this.

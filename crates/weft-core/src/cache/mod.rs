@@ -7,7 +7,6 @@
 
 mod group;
 mod node;
-mod prefix;
 mod stats;
 #[cfg(test)]
 mod tests;
@@ -21,7 +20,7 @@ use crate::config::Config;
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::kv::{OutOfPages, PageId, PagePool, pages_for};
-use crate::store::{KvKey, Store};
+use crate::store::{KvKey, Prefix, Store};
 
 pub(crate) use self::group::GroupId;
 pub use self::group::RowGroup;
@@ -29,7 +28,6 @@ use self::group::Waiting;
 pub use self::node::LaneId;
 use self::node::Worth;
 pub(crate) use self::node::{Node, NodeId};
-pub(crate) use self::prefix::Prefix;
 pub use self::stats::{CacheStats, TierStats};
 pub(crate) use self::tiers::Gone;
 

@@ -10,10 +10,10 @@
 
 use std::ops::Range;
 
-use crate::cache::{Cache, GroupId, NodeId, Prefix};
+use crate::cache::{Cache, GroupId, NodeId};
 use crate::chunk::{ChunkId, Composition, Kind, Piece, Reuse, Tier};
 use crate::kv::{PAGE_ROWS, pages_for};
-use crate::store::KvKey;
+use crate::store::{KvKey, Prefix};
 
 /// Tokens of the prompt whose rows are one cache node: an existing one or a new one.
 #[derive(Debug)]

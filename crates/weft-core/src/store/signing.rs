@@ -28,6 +28,16 @@ impl SigningKey {
         Self(bytes)
     }
 
+    /// A new key, from the system's source of random numbers.
+    ///
+    /// # Errors
+    /// If the system gives none.
+    pub fn random() -> io::Result<Self> {
+        let mut bytes = [0; 32];
+        getrandom::fill(&mut bytes).map_err(io::Error::other)?;
+        Ok(Self(bytes))
+    }
+
     /// Reads a key from a file of 64 hex digits that only its owner can read.
     ///
     /// # Errors
@@ -79,9 +89,11 @@ impl fmt::Debug for SigningKey {
 }
 
 impl Signature {
-    /// Reads a signature of 64 hex digits.
+    /// Reads a signature of 64 lower-case hex digits.
     pub fn parse(text: &str) -> Option<Self> {
-        blake3::Hash::from_hex(text).ok().map(Self)
+        let signature = blake3::Hash::from_hex(text).ok()?;
+        // One signature has one spelling.
+        (!text.bytes().any(|byte| byte.is_ascii_uppercase())).then_some(Self(signature))
     }
 }
 
@@ -112,6 +124,14 @@ mod tests {
         assert!(!SigningKey::from_bytes([8; 32]).has_signed(&[b"ab", b"c"], &signature));
         assert_eq!(Signature::parse(&signature.to_string()), Some(signature));
         assert_eq!(Signature::parse("abc"), None);
+        assert_eq!(Signature::parse(&signature.to_string().to_uppercase()), None);
+    }
+
+    #[test]
+    fn random_keys_differ() {
+        let keys = [SigningKey::random().unwrap(), SigningKey::random().unwrap()];
+        assert_ne!(keys[0].0, keys[1].0);
+        assert_ne!(keys[0].0, [0; 32]);
     }
 
     #[test]

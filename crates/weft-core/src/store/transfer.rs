@@ -32,6 +32,17 @@ impl Store {
         })
     }
 
+    /// The key and header of a file that is to be imported. Nothing is proven about its rows, and
+    /// nothing is stored.
+    ///
+    /// # Errors
+    /// If the file's header or length is wrong.
+    pub fn peek(path: &Path) -> Result<(KvKey, Header), StoreError> {
+        let refused = |reason| StoreError::Refused { path: path.to_owned(), reason };
+        let decoded = read::header(path).map_err(refused)?.decoded;
+        Ok((decoded.key, decoded.header))
+    }
+
     /// Stores the entry in a file, and returns its key and header. The caller compares the key with
     /// the one computed from the header, and removes the entry if they differ.
     ///

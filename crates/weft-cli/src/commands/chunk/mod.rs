@@ -5,6 +5,7 @@
 
 mod add;
 mod gc;
+mod key;
 mod list;
 mod pin;
 mod rm;
@@ -36,6 +37,7 @@ pub(crate) fn run(command: ChunkCommand) -> Result<ExitCode, CliError> {
         ChunkCommand::Rm(args) => rm::run(&args),
         ChunkCommand::Export(args) => transfer::export(&args),
         ChunkCommand::Import(args) => transfer::import(&args),
+        ChunkCommand::Key(args) => key::run(&args),
         ChunkCommand::Gc(args) => gc::run(&args),
     }?;
     Ok(ExitCode::SUCCESS)
