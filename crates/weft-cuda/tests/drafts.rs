@@ -10,9 +10,9 @@ use large_logits::{LIMITS, config, gpu_alone, head};
 use weft_core::config::Config;
 use weft_core::device::{Device, Inspect, Lane, Outputs, Span, Step};
 use weft_core::plan::plan;
-use weft_core::sampling::{Constraint, Logprobs, Sampler, Sampling, uniform};
+use weft_core::sampling::{Logprobs, Sampler, Sampling, uniform};
 use weft_cuda::{CudaDevice, Launches, Options};
-use weft_testing::{Work, fill, poison, span, tokens};
+use weft_testing::{Rule, Work, fill, poison, span, tokens};
 
 const VOCAB: usize = 5003;
 /// Tokens of every answer.
@@ -21,36 +21,8 @@ const N: usize = 45;
 const MOST: usize = 8;
 
 /// Allows two of three tokens, by the last one.
-#[derive(Clone, Debug)]
-struct Rule(Vec<u32>);
-
-impl Rule {
-    fn allows(&self, token: u32) -> bool {
-        let last = self.0.last().copied().unwrap_or_default();
-        !(token.wrapping_mul(2_654_435_761).wrapping_add(last * 31) >> 7).is_multiple_of(3)
-    }
-}
-
-impl Constraint for Rule {
-    fn allow(&mut self, mask: &mut [u32]) -> Result<(), String> {
-        let allowed = (0..VOCAB as u32).filter(|token| self.allows(*token));
-        allowed.for_each(|token| mask[token as usize / 32] |= 1 << (token % 32));
-        Ok(())
-    }
-
-    fn accept(&mut self, token: u32) -> Result<(), String> {
-        self.0.push(token);
-        Ok(())
-    }
-
-    fn roll_back(&mut self, n: usize) -> Result<(), String> {
-        self.0.truncate(self.0.len() - n);
-        Ok(())
-    }
-
-    fn boxed_clone(&self) -> Box<dyn Constraint> {
-        Box::new(self.clone())
-    }
+fn two_of_three(token: u32, last: u32, _: u32) -> bool {
+    !(token.wrapping_mul(2_654_435_761).wrapping_add(last * 31) >> 7).is_multiple_of(3)
 }
 
 /// Samplers of every kind: greedy, drawn, with penalties, biases, a least length, log-probabilities,
@@ -74,7 +46,7 @@ fn sampler(kind: usize, seed: u64) -> Sampler {
     let prompt = tokens(30, seed as u32, VOCAB);
     let mut sampler = Sampler::new(&settings, &prompt, &[0, 7], VOCAB).unwrap();
     if [6, 7].contains(&(kind % KINDS)) {
-        sampler.constrain(Box::new(Rule(Vec::new())));
+        sampler.constrain(Box::new(Rule::new(VOCAB, two_of_three)));
     }
     sampler
 }

@@ -7,7 +7,10 @@ use weft_core::model::Model;
 use weft_core::sampling::{Constraint, Sampling};
 
 use super::exact::{Make, Random, Size, attention};
-use super::tokens;
+use super::{Rule, tokens};
+
+/// More tokens than any vocabulary has.
+const ANY: usize = u32::MAX as usize;
 
 /// A request, and how it is drafted the second time.
 struct Asked {
@@ -75,10 +78,16 @@ pub fn drafts_change_nothing(model: &Model, make: Make<'_>, size: Size, seed: u6
     assert!(context.accepted > 0, "{all:?}");
 }
 
+/// Allows one of three tokens, by the last one and their number.
+fn one_of_three(token: u32, last: u32, n_tokens: u32) -> bool {
+    (token * 7 + last + n_tokens).is_multiple_of(3)
+}
+
 impl Asked {
     fn request(&self) -> Request {
         let mut request = Request::new(self.prompt.clone(), self.sampling.clone());
-        request.constraint = self.has_rule.then(|| Box::<Rule>::default() as Box<dyn Constraint>);
+        let rule = || Box::new(Rule::new(ANY, one_of_three)) as Box<dyn Constraint>;
+        request.constraint = self.has_rule.then(rule);
         request
     }
 
@@ -180,43 +189,5 @@ fn sampling(random: &mut Random, size: Size) -> Sampling {
             logit_bias: vec![(7, 2.0), (90, -3.0)],
             ..plain
         },
-    }
-}
-
-/// A grammar of sorts: the last token and the number of tokens say what may come next.
-#[derive(Clone, Debug, Default)]
-struct Rule(Vec<u32>);
-
-impl Rule {
-    fn allows(&self, token: u32) -> bool {
-        let last = self.0.last().copied().unwrap_or_default();
-        (token * 7 + last + self.0.len() as u32).is_multiple_of(3)
-    }
-}
-
-impl Constraint for Rule {
-    fn allow(&mut self, mask: &mut [u32]) -> Result<(), String> {
-        for (word, bits) in (0..).zip(mask) {
-            let bit = |bit: u32| u32::from(self.allows(word * 32 + bit)) << bit;
-            *bits = (0..32).map(bit).sum();
-        }
-        Ok(())
-    }
-
-    fn accept(&mut self, token: u32) -> Result<(), String> {
-        if !self.allows(token) {
-            return Err(format!("{token} is forbidden"));
-        }
-        self.0.push(token);
-        Ok(())
-    }
-
-    fn roll_back(&mut self, n: usize) -> Result<(), String> {
-        self.0.truncate(self.0.len() - n);
-        Ok(())
-    }
-
-    fn boxed_clone(&self) -> Box<dyn Constraint> {
-        Box::new(self.clone())
     }
 }

@@ -12,6 +12,7 @@ pub mod forms;
 pub mod gguf;
 pub mod golden;
 pub mod parity;
+mod rule;
 mod skip;
 pub mod stub;
 
@@ -25,6 +26,7 @@ use weft_core::kv::{PAGE_ROWS, PageId, Slot, pages_for};
 use weft_core::plan::{Op, plan};
 
 pub use self::die_with_us::DieWithUs;
+pub use self::rule::{Allows, Rule};
 pub use self::skip::{Missing, skip};
 
 /// A file or a folder of the source tree: of the one that `WEFT_TEST_TREE` names, or of the one that this
