@@ -114,6 +114,9 @@ mod tests {
         let composed = compose(all.clone());
         for (composition, passage) in composed.iter().zip(&all) {
             assert_eq!(composition.tokens(), passage.tokens);
+            // Its rows are not kept, so it is never a shared piece.
+            let last = composition.pieces.last();
+            assert!(last.is_none_or(|piece| piece.kind == Kind::Query), "{composition:?}");
         }
         let lengths = |composition: &Composition| {
             composition.pieces.iter().map(|piece| piece.tokens.len()).collect()
