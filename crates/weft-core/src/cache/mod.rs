@@ -6,12 +6,12 @@
 //! are always available. The cache knows tokens and pages, but not requests.
 
 mod chunks;
+mod fetching;
 mod files;
 mod filing;
 mod group;
 mod news;
 mod node;
-mod reading;
 mod speeds;
 mod stats;
 #[cfg(test)]
@@ -28,6 +28,7 @@ use crate::dtype::Dtype;
 use crate::kv::{OutOfPages, PageId, PagePool, pages_for};
 use crate::store::{KvKey, Prefix, Store};
 
+pub(crate) use self::fetching::Brought;
 use self::files::Files;
 pub use self::filing::Saving;
 pub(crate) use self::group::GroupId;
@@ -37,7 +38,6 @@ use self::news::Newsroom;
 pub use self::node::LaneId;
 use self::node::Worth;
 pub(crate) use self::node::{Node, NodeId};
-pub(crate) use self::reading::Brought;
 use self::speeds::Speeds;
 pub use self::stats::{CacheStats, TierStats};
 
@@ -343,7 +343,7 @@ impl Cache {
             filler,
             ram: None,
             filing: None,
-            reading: None,
+            fetching: None,
             read_time: Duration::ZERO,
             kept_cost: None,
             on_disk: false,

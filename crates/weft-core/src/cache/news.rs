@@ -49,13 +49,13 @@ impl Default for Newsroom {
 
 /// A node's wait for rows from elsewhere. If it is dropped, nobody wants them any more.
 #[derive(Debug)]
-pub(super) struct Reading {
+pub(super) struct Fetching {
     ticket: Arc<()>,
     /// Where they come from.
     pub(super) tier: Tier,
 }
 
-impl Reading {
+impl Fetching {
     /// Starts to wait for the rows of a node.
     pub(super) fn new(node: NodeId, tier: Tier, news: &Newsroom) -> (Self, Awaited) {
         let ticket = Arc::new(());

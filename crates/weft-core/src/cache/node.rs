@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::GroupId;
 use super::filing::Filing;
-use super::news::Reading;
+use super::news::Fetching;
 use crate::chunk::{ChunkId, Tier};
 use crate::device::Rows as DeviceRows;
 use crate::kv::{PageId, pages_for};
@@ -47,7 +47,7 @@ pub(crate) struct Node {
     /// How far its rows are on their way to a file.
     pub(super) filing: Option<Filing>,
     /// Set while its rows come from elsewhere; it has pages, and counts as empty.
-    pub(super) reading: Option<Reading>,
+    pub(super) fetching: Option<Fetching>,
     /// The time that this took the last time.
     pub(crate) read_time: Duration,
     /// What its rows once cost, while they are computed again though a file has them.
@@ -133,8 +133,8 @@ impl Node {
     /// The fastest tier that holds the rows.
     pub(crate) fn tier(&self) -> Option<Tier> {
         let is_leaving = matches!(self.filing, Some(Filing::Coming(_) | Filing::Queued(_)));
-        if let Some(reading) = &self.reading {
-            Some(reading.tier)
+        if let Some(fetching) = &self.fetching {
+            Some(fetching.tier)
         } else if !self.pages.is_empty() {
             Some(Tier::Device)
         } else if self.ram.is_some() || is_leaving {
@@ -146,7 +146,7 @@ impl Node {
 
     /// The tier that its rows are coming from.
     pub(crate) fn awaits(&self) -> Option<Tier> {
-        self.reading.as_ref().map(|reading| reading.tier)
+        self.fetching.as_ref().map(|fetching| fetching.tier)
     }
 
     /// Whether its pages may be evicted.

@@ -2,7 +2,7 @@
 //!
 //! The node with the smallest worth goes first, to the next tier that has room. Copies from pages to
 //! main memory are started here and run beside steps; readers wait for them. `filing.rs` takes rows
-//! to files, and `reading.rs` brings rows back up.
+//! to files, and `fetching.rs` brings rows back up.
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -44,7 +44,7 @@ impl Cache {
                 filler: None,
                 ram: None,
                 filing: None,
-                reading: None,
+                fetching: None,
                 read_time: Duration::ZERO,
                 kept_cost: None,
                 on_disk: true,

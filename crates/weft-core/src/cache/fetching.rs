@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::filing::Filing;
-use super::news::{Arrival, Reading};
+use super::news::{Arrival, Fetching};
 use super::node::{InRam, received};
 use super::{Begin, Cache, NodeId};
 use crate::chunk::{Choice, Tier};
@@ -59,7 +59,7 @@ impl Cache {
                 None => {
                     choice = self.compare(id, n_tokens);
                     if self.speeds.fetches(choice) {
-                        self.begin_reading(id);
+                        self.begin_fetching(id);
                     } else {
                         self.compute_again(id);
                     }
@@ -126,11 +126,11 @@ impl Cache {
     }
 
     /// Asks for the rows of a node's file.
-    fn begin_reading(&mut self, id: NodeId) {
-        let (reading, awaited) = Reading::new(id, Tier::Disk, &self.news);
+    fn begin_fetching(&mut self, id: NodeId) {
+        let (fetching, awaited) = Fetching::new(id, Tier::Disk, &self.news);
         let file = self.file_of(id);
         let node = self.node_mut(id);
-        node.reading = Some(reading);
+        node.fetching = Some(fetching);
         node.filled = 0;
         if let Some(files) = &self.files {
             files.read(file, awaited);
@@ -141,10 +141,10 @@ impl Cache {
     pub(super) fn arrived(&mut self, arrival: Arrival, device: &mut dyn Device) {
         let bytes = |rows: &Rows| rows.k.len() as u64 + rows.v.len() as u64;
         let Some(node) = self.nodes.get_mut(&arrival.node) else { return };
-        if !node.reading.as_ref().is_some_and(|reading| reading.is_ended_by(&arrival)) {
+        if !node.fetching.as_ref().is_some_and(|fetching| fetching.is_ended_by(&arrival)) {
             return;
         }
-        node.reading = None;
+        node.fetching = None;
         node.read_time = arrival.time;
         let expected = self.shape.node_bytes(node);
         match arrival.rows.filter(|rows| bytes(rows) == expected) {
@@ -165,7 +165,7 @@ impl Cache {
     /// rows stay in the file.
     pub(super) fn leave_to_file(&mut self, id: NodeId) {
         let node = self.node_mut(id);
-        node.reading = None;
+        node.fetching = None;
         node.filled = node.len();
         node.cost = node.kept_cost.take().unwrap_or(node.cost);
         let pages = std::mem::take(&mut node.pages);
