@@ -137,10 +137,16 @@ impl<W: ResponseWriter> EventStream<W> {
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;
         }
+        // Events that write nothing, such as progress that nobody asked for, do not count.
+        let soon = || tokio::time::Instant::now() + KEEP_ALIVE;
+        let mut deadline = soon();
         while self.bytes.is_empty() && !self.is_over {
-            match tokio::time::timeout(KEEP_ALIVE, self.handle.events.recv()).await {
+            match tokio::time::timeout_at(deadline, self.handle.events.recv()).await {
                 Ok(event) => self.write_event(event),
-                Err(_) => self.keep_alive(),
+                Err(_) => {
+                    self.keep_alive();
+                    deadline = soon();
+                }
             }
         }
         while !self.is_over && self.bytes.len() < WRITE_BYTES {
