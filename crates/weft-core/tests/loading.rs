@@ -410,7 +410,7 @@ fn shards_are_checked_as_one() {
 #[test]
 fn a_folder_without_weights_says_what_it_lacks() {
     let folder = copy("qwen3");
-    for file in ["model.safetensors", "golden.safetensors", "ops.safetensors"] {
+    for file in ["model", "golden", "ops", "retrieval"].map(|name| format!("{name}.safetensors")) {
         fs::remove_file(folder.path().join(file)).unwrap();
     }
     assert_refused(folder.path(), &["no safetensors files"]);

@@ -6,6 +6,7 @@
 
 mod batch;
 mod chunks;
+mod event;
 mod generation;
 mod held;
 mod output;
@@ -29,11 +30,12 @@ use crate::device::{Device, DeviceError, Lane, MAX_LANES, Step};
 use crate::model::Model;
 use crate::plan::{Op, plan};
 use crate::prompt::Template;
-use crate::sampling::{Choice, Logprobs, Sampler, SamplingError};
+use crate::sampling::{Choice, Sampler};
 use crate::tokenizer::Tokenizer;
 
 pub use self::batch::Completion;
 pub use self::chunks::{PiecePreview, Preview};
+pub use self::event::{Event, Token};
 pub use self::generation::{GenerateError, Generation};
 pub use self::reading::Reading;
 pub use self::request::{Cancel, Request, RequestError};
@@ -42,7 +44,6 @@ pub use self::speculation::{
     check_draft_tokenizer,
 };
 pub use self::stats::{FinishReason, Finished, Stats};
-
 pub use self::verify::{ScoredRows, Verification};
 pub use crate::cache::{CacheStats, LaneId, RowGroup, Saving, TierStats, Tiers};
 
@@ -53,75 +54,6 @@ use self::speculation::{Drafting, Speculating};
 
 /// How long a step without work waits for rows from elsewhere. Its caller may have other work.
 const NEWS_WAIT: Duration = Duration::from_millis(5);
-
-/// An event of a lane in a step.
-#[derive(Debug)]
-pub enum Event {
-    /// Another block of the prompt was run.
-    Prefill {
-        /// The lane.
-        lane: LaneId,
-        /// Prompt tokens run up to now.
-        done: usize,
-        /// Prompt tokens in all.
-        total: usize,
-    },
-    /// A token was generated (or, with echo, taken from the prompt).
-    Token {
-        /// The lane.
-        lane: LaneId,
-        /// The token.
-        token: Token,
-        /// Where it was drafted, if it was. Tokens of one step follow one another.
-        drafted: Option<DraftSource>,
-    },
-    /// The prompt's last token was read, as the request asked. The lane ends with this step.
-    Read {
-        /// The lane.
-        lane: LaneId,
-        /// The state, or the logits in the order of the request.
-        values: Vec<f32>,
-    },
-    /// The lane has finished.
-    Done {
-        /// The lane.
-        lane: LaneId,
-        /// Why, with its times and counts.
-        finished: Finished,
-    },
-    /// The lane failed.
-    Failed {
-        /// The lane.
-        lane: LaneId,
-        /// Why.
-        error: SamplingError,
-    },
-}
-
-impl Event {
-    /// The lane of the event.
-    pub fn lane(&self) -> LaneId {
-        match self {
-            Self::Prefill { lane, .. }
-            | Self::Token { lane, .. }
-            | Self::Read { lane, .. }
-            | Self::Done { lane, .. }
-            | Self::Failed { lane, .. } => *lane,
-        }
-    }
-}
-
-/// A token of an answer.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Token {
-    /// Its id.
-    pub id: u32,
-    /// The text that this token completes: whole characters, never part of a stop string. Empty
-    /// while text is held back; the last token releases the rest.
-    pub text: String,
-    /// Log-probabilities, if the request asks for them.
-    pub logprobs: Option<Logprobs>,
-}
 
 /// A model on a device, its running lanes, and the cached rows.
 pub struct Engine {

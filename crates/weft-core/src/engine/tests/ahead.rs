@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::wrapped::wrapped;
 use super::*;
 use crate::device::{MAX_DRAFT, Outputs, Span};
-use crate::sampling::Constraint;
+use crate::sampling::{Constraint, Logprobs};
 
 /// A lane's part of a step, owned.
 #[derive(Clone, PartialEq)]
