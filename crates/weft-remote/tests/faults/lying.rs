@@ -196,6 +196,17 @@ fn rows_that_were_found_damaged_are_written_again() {
     assert_eq!(fetch(&remote, &wanted).as_ref(), Some(&*rows(&wanted)));
 }
 
+/// Changes a word of the only manifest, and seals it again. Returns where it lies, and its bytes.
+fn forge_manifest(store: &Faulty, from: &str, to: &str) -> (Path, Vec<u8>) {
+    let path = store.paths().pop().unwrap();
+    let text = String::from_utf8(store.bytes(&path)).unwrap();
+    let body = text.lines().next().unwrap().replace(from, to);
+    let seal = format!("{{\"blake3\":\"{}\"}}", blake3::hash(body.as_bytes()));
+    let forged = format!("{body}\n{seal}\n").into_bytes();
+    store.write(&path, forged.clone());
+    (path, forged)
+}
+
 #[test]
 fn a_manifest_that_promises_much_takes_no_memory() {
     // Signed, consistent, and about a terabyte of rows.
@@ -203,12 +214,7 @@ fn a_manifest_that_promises_much_takes_no_memory() {
     let wanted = header(&[1, 2, 3]);
     let remote = open_as(&store, Trust::Anyone, limits());
     store_rows(&remote, &wanted);
-    let manifest = store.paths().pop().unwrap();
-    let text = String::from_utf8(store.bytes(&manifest)).unwrap();
-    let body = text.lines().next().unwrap();
-    let body = body.replace("\"kv_width\":64", "\"kv_width\":64000000000");
-    let seal = format!("{{\"blake3\":\"{}\"}}", blake3::hash(body.as_bytes()));
-    store.write(&manifest, format!("{body}\n{seal}\n").into_bytes());
+    forge_manifest(&store, "\"kv_width\":64", "\"kv_width\":64000000000");
     let remote = open_as(&store, Trust::Anyone, limits());
     assert_eq!(fetch(&remote, &wanted), None);
     assert_eq!(reasons(&remote.stats()), [("layers_x_width", 1)]);
@@ -225,12 +231,7 @@ fn what_a_later_version_wrote_is_neither_read_nor_replaced() {
     let wanted = header(&[1, 2, 3]);
     let remote = open_as(&store, Trust::Anyone, limits());
     store_rows(&remote, &wanted);
-    let manifest = store.paths().pop().unwrap();
-    let text = String::from_utf8(store.bytes(&manifest)).unwrap();
-    let body = text.lines().next().unwrap().replace("\"version\":1", "\"version\":2");
-    let seal = format!("{{\"blake3\":\"{}\"}}", blake3::hash(body.as_bytes()));
-    let later = format!("{body}\n{seal}\n").into_bytes();
-    store.write(&manifest, later.clone());
+    let (manifest, later) = forge_manifest(&store, "\"version\":1", "\"version\":2");
     let remote = open_as(&store, Trust::Anyone, limits());
     assert_eq!(fetch(&remote, &wanted), None);
     assert_eq!(reasons(&remote.stats()), [("version", 1)]);

@@ -49,8 +49,15 @@ impl PartStream {
         events
     }
 
+    /// The events of the last delta, which ends the part that is open.
+    pub(crate) fn push_last(&mut self, delta: Delta) -> Vec<PartEvent> {
+        let mut events = self.push(delta);
+        events.extend(self.finish());
+        events
+    }
+
     /// Ends the part that is open, if one is.
-    pub(crate) fn finish(&mut self) -> Option<PartEvent> {
+    fn finish(&mut self) -> Option<PartEvent> {
         self.open.take().map(|_| PartEvent::Ended)
     }
 

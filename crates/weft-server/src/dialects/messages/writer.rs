@@ -213,9 +213,7 @@ impl ResponseWriter for MessageWriter {
     }
 
     fn end(&mut self, _: usize, finished: Finished) -> Vec<Value> {
-        let delta = self.choice.finish();
-        let mut events = self.parts.push(delta);
-        events.extend(self.parts.finish());
+        let events = self.parts.push_last(self.choice.finish());
         let mut sent: Vec<Value> =
             if self.streams { self.begin() } else { None }.into_iter().collect();
         sent.extend(self.write(events));

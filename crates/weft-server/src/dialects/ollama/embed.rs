@@ -8,6 +8,7 @@ use axum::response::Response;
 use serde::Serialize;
 use serde_json::Value;
 
+use super::untagged;
 use crate::api_error::ApiError;
 use crate::app::App;
 use crate::http::Body;
@@ -23,8 +24,7 @@ pub(crate) struct OllamaEmbedOne(EmbeddingsRequest);
 impl FromJson for OllamaEmbed {
     fn from_json(json: &Value) -> Result<Self, ApiError> {
         let mut request = EmbeddingsRequest::from_json(json)?;
-        // Names may have a tag, which is `latest` if nothing else is said.
-        request.model = request.model.map(|name| name.trim_end_matches(":latest").to_owned());
+        request.model = request.model.map(|name| untagged(&name).to_owned());
         Ok(Self(request))
     }
 }

@@ -53,6 +53,11 @@ fn error_json(error: &ApiError) -> Value {
     json!({"error": error.message()})
 }
 
+/// A model's name without the tag that clients add if the user names none.
+fn untagged(name: &str) -> &str {
+    name.trim_end_matches(":latest")
+}
+
 async fn chat(State(app): State<Arc<App>>, body: Body<OllamaChat>) -> Result<Response, ApiError> {
     respond(app, body.map(|OllamaChat(request)| request), Form::Message).await
 }
@@ -164,7 +169,7 @@ impl FromJson for Show {
 
 async fn show(State(app): State<Arc<App>>, body: Body<Show>) -> Result<Response, ApiError> {
     let model = app.worker.model()?;
-    let asked = body.value.model.trim_end_matches(":latest");
+    let asked = untagged(&body.value.model);
     let substitute = Substitute::check(&app, &model, Some(asked)).await?;
     Ok(substitute.mark(Json(described(&model)).into_response()))
 }

@@ -5,6 +5,7 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::untagged;
 use crate::api_error::ApiError;
 use crate::grammars::Rule;
 use crate::requests::{
@@ -165,8 +166,7 @@ impl OllamaRequest {
         unsupported::refuse(json)?;
         let read: Common = fields(json)?;
         let mut settings = settings(read.options.as_ref())?;
-        // Names may have a tag, which is `latest` if nothing else is said.
-        settings.model = Some(read.model.trim_end_matches(":latest").to_owned());
+        settings.model = Some(untagged(&read.model).to_owned());
         settings.set_streams(read.stream.unwrap_or(true));
         let (thinking, needs_thinking) = match read.think {
             None => (None, false),

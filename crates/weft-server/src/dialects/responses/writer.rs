@@ -303,9 +303,7 @@ impl ResponseWriter for ResponsesWriter {
     }
 
     fn end(&mut self, _: usize, finished: Finished) -> Vec<Value> {
-        let delta = self.choice.finish();
-        let mut events = self.parts.push(delta);
-        events.extend(self.parts.finish());
+        let events = self.parts.push_last(self.choice.finish());
         self.finished = Some(finished);
         self.write(events)
     }
